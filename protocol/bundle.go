@@ -1,0 +1,200 @@
+package protocol
+
+import (
+	"crypto/ed25519"
+	"crypto/x509"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// Role names of a trust bundle (DESIGN §7).
+const (
+	RoleRoot    = "root"
+	RoleState   = "state"
+	RoleLease   = "lease"
+	RoleCatalog = "catalog"
+	RoleRelease = "release"
+	RoleNodeCA  = "node-ca"
+	RoleHubCA   = "hub-ca"
+)
+
+// FingerprintPrefix starts a root fingerprint, which goes on with the root's key id.
+const FingerprintPrefix = "sha256:"
+
+// Bundle is a verified trust bundle. Its zero value trusts nobody.
+type Bundle struct {
+	message  *TrustBundle
+	envelope *Envelope
+	roles    map[string]*Role
+	revoked  map[string]bool
+}
+
+// Fingerprint is what an operator compares and writes into cloud-init.
+func Fingerprint(root ed25519.PublicKey) string { return FingerprintPrefix + KeyID(root) }
+
+// VerifyBundle accepts a bundle that is signed by its own root role, one key of which has the fingerprint. This is the one
+// place where trust comes from outside: the fingerprint reached the node by another way than the bundle.
+func VerifyBundle(env *Envelope, rootFingerprint string) (Bundle, error) {
+	b, err := parseBundle(env)
+	if err != nil {
+		return Bundle{}, err
+	}
+	want := strings.TrimPrefix(strings.ToLower(strings.TrimSpace(rootFingerprint)), FingerprintPrefix)
+	for _, k := range b.roles[RoleRoot].GetKeys() {
+		if k.GetKeyId() == want && !b.revoked[want] {
+			return b, nil
+		}
+	}
+	return Bundle{}, Refuse(RefusalSignature, "no root key of the trust bundle has the fingerprint that was given")
+}
+
+// Succeed accepts the next bundle: a higher version, of the same trust domain and no older epoch, signed by the old and by
+// the new root role.
+func (b Bundle) Succeed(env *Envelope) (Bundle, error) {
+	if b.message == nil {
+		return Bundle{}, Refuse(RefusalSignature, "there is no trust bundle to succeed")
+	}
+	next, err := parseBundle(env)
+	if err != nil {
+		return Bundle{}, err
+	}
+	switch {
+	case next.Version() <= b.Version():
+		return Bundle{}, Refuse(RefusalOlder, "trust bundle %d is not newer than %d", next.Version(), b.Version())
+	case next.TrustDomain() != b.TrustDomain():
+		return Bundle{}, Refuse(RefusalMalformed, "the trust domain never changes")
+	case next.Epoch() < b.Epoch():
+		return Bundle{}, Refuse(RefusalEpoch, "epoch %d is older than %d", next.Epoch(), b.Epoch())
+	}
+	if err := b.signed(env, RoleRoot); err != nil {
+		return Bundle{}, err
+	}
+	return next, nil
+}
+
+func parseBundle(env *Envelope) (Bundle, error) {
+	if err := checkShape(env, PayloadBundle, MaxBundleBytes); err != nil {
+		return Bundle{}, err
+	}
+	m := &TrustBundle{}
+	if err := proto.Unmarshal(env.GetPayload(), m); err != nil {
+		return Bundle{}, &RefusalError{Reason: RefusalMalformed, Detail: "the trust bundle cannot be read", Err: err}
+	}
+	b := Bundle{message: m, envelope: env, roles: map[string]*Role{}, revoked: map[string]bool{}}
+	for _, id := range m.GetRevokedKeyIds() {
+		b.revoked[id] = true
+	}
+	for _, r := range m.GetRoles() {
+		if err := checkRole(r); err != nil {
+			return Bundle{}, err
+		}
+		if b.roles[r.GetName()] != nil {
+			return Bundle{}, Refuse(RefusalMalformed, "role %q stands twice in the trust bundle", r.GetName())
+		}
+		b.roles[r.GetName()] = r
+	}
+	if m.GetTrustDomain() == "" || m.GetVersion() == 0 {
+		return Bundle{}, Refuse(RefusalMalformed, "the trust bundle has no trust domain or no version")
+	}
+	// Signed by its own root too: a bundle that only the old root signed could lock everyone out.
+	if err := b.signed(env, RoleRoot); err != nil {
+		return Bundle{}, err
+	}
+	return b, nil
+}
+
+func checkRole(r *Role) error {
+	isCA := r.GetName() == RoleNodeCA || r.GetName() == RoleHubCA
+	if !isCA && (r.GetThreshold() == 0 || int(r.GetThreshold()) > len(r.GetKeys())) {
+		return Refuse(RefusalMalformed, "role %q has a threshold of %d for %d keys", r.GetName(), r.GetThreshold(), len(r.GetKeys()))
+	}
+	seen := map[string]bool{}
+	for _, k := range r.GetKeys() {
+		if seen[k.GetKeyId()] {
+			return Refuse(RefusalMalformed, "role %q names a key twice", r.GetName())
+		}
+		seen[k.GetKeyId()] = true
+		if isCA {
+			if _, err := x509.ParseCertificate(k.GetCertificate()); err != nil {
+				return &RefusalError{Reason: RefusalMalformed, Detail: "role " + r.GetName() + " holds a certificate that cannot be read", Err: err}
+			}
+			continue
+		}
+		// The id is derived, never chosen: otherwise a key could pass under the id of another one.
+		if len(k.GetEd25519()) != ed25519.PublicKeySize || KeyID(k.GetEd25519()) != k.GetKeyId() {
+			return Refuse(RefusalMalformed, "role %q holds a key that is not its id", r.GetName())
+		}
+	}
+	return nil
+}
+
+// signed reports whether the role's threshold of keys signed the envelope.
+func (b Bundle) signed(env *Envelope, role string) error {
+	r := b.roles[role]
+	if r == nil {
+		return Refuse(RefusalSignature, "the trust bundle has no role %q", role)
+	}
+	ids, sawRevoked := signedBy(env, r.GetKeys(), b.revoked)
+	if len(ids) >= int(r.GetThreshold()) && len(ids) > 0 {
+		return nil
+	}
+	if sawRevoked {
+		return Refuse(RefusalKeyRevoked, "the document is signed by a key of role %q that was revoked", role)
+	}
+	return Refuse(RefusalSignature, "the document is not signed by role %q of trust bundle %d", role, b.Version())
+}
+
+// Valid reports whether this is a verified bundle and not the zero value.
+func (b Bundle) Valid() bool { return b.message != nil }
+
+// Envelope returns the signed bytes, for storing and passing on.
+func (b Bundle) Envelope() *Envelope { return b.envelope }
+
+// Version returns the bundle's number.
+func (b Bundle) Version() uint64 { return b.message.GetVersion() }
+
+// Epoch returns the epoch whose documents count.
+func (b Bundle) Epoch() uint64 { return b.message.GetEpoch() }
+
+// TrustDomain returns the SPIFFE trust domain.
+func (b Bundle) TrustDomain() string { return b.message.GetTrustDomain() }
+
+// Revoked reports whether the key was revoked.
+func (b Bundle) Revoked(keyID string) bool { return b.revoked[keyID] }
+
+// Keys returns the keys of a role that are not revoked.
+func (b Bundle) Keys(role string) []*PublicKey {
+	var keys []*PublicKey
+	for _, k := range b.roles[role].GetKeys() {
+		if !b.revoked[k.GetKeyId()] {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+// Message returns a copy of the bundle's content.
+func (b Bundle) Message() *TrustBundle {
+	if b.message == nil {
+		return nil
+	}
+	m, _ := proto.Clone(b.message).(*TrustBundle)
+	return m
+}
+
+// NodeCAs returns the authorities that vouch for nodes.
+func (b Bundle) NodeCAs() *x509.CertPool { return b.pool(RoleNodeCA) }
+
+// HubCAs returns the authorities that vouch for hubs.
+func (b Bundle) HubCAs() *x509.CertPool { return b.pool(RoleHubCA) }
+
+func (b Bundle) pool(role string) *x509.CertPool {
+	pool := x509.NewCertPool()
+	for _, k := range b.Keys(role) {
+		if cert, err := x509.ParseCertificate(k.GetCertificate()); err == nil {
+			pool.AddCert(cert)
+		}
+	}
+	return pool
+}

@@ -1,0 +1,214 @@
+package protocol
+
+import (
+	"crypto/ed25519"
+	"crypto/sha256"
+	"crypto/subtle"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// Verified is a document whose signature and address were checked. Only this package makes one; its zero value is refused by
+// everyone who takes one.
+type Verified[T proto.Message] struct {
+	message  T
+	envelope *Envelope
+	ok       bool
+}
+
+// OK reports whether this came from a Verify function.
+func (v Verified[T]) OK() bool { return v.ok }
+
+// Message returns the content. Callers do not change it.
+func (v Verified[T]) Message() T { return v.message }
+
+// Envelope returns the signed bytes, for storing and passing on.
+func (v Verified[T]) Envelope() *Envelope { return v.envelope }
+
+// Digest returns the SHA-256 of the signed payload: two documents are the same when their digests are.
+func (v Verified[T]) Digest() [32]byte { return sha256.Sum256(v.envelope.GetPayload()) }
+
+// NodeIdentity is who a node is: its id and the SHA-256 of its raw Ed25519 public key.
+type NodeIdentity struct {
+	ID        string
+	KeySHA256 [32]byte
+}
+
+// NewNodeIdentity derives the identity of a node.
+func NewNodeIdentity(id string, pub ed25519.PublicKey) NodeIdentity {
+	return NodeIdentity{ID: id, KeySHA256: sha256.Sum256(pub)}
+}
+
+// VerifyState checks that a desired state is signed by the state role of the bundle and meant for this node. Order
+// (generation, same generation) is checked where the accepted one is stored.
+func VerifyState(env *Envelope, b Bundle, me NodeIdentity) (Verified[*DesiredState], error) {
+	m := &DesiredState{}
+	v, err := verify(env, PayloadState, MaxEnvelopeBytes, b, RoleState, m)
+	if err != nil {
+		return Verified[*DesiredState]{}, err
+	}
+	switch {
+	case m.GetNodeId() != me.ID || subtle.ConstantTimeCompare(m.GetNodeKeySha256(), me.KeySHA256[:]) != 1:
+		return Verified[*DesiredState]{}, Refuse(RefusalWrongNode, "the desired state is for another node or another key of it")
+	case m.GetMinBundleVersion() > b.Version():
+		return Verified[*DesiredState]{}, Refuse(RefusalBundleOld, "the desired state needs trust bundle %d, this node has %d", m.GetMinBundleVersion(), b.Version())
+	case m.GetEpoch() != b.Epoch():
+		return Verified[*DesiredState]{}, Refuse(RefusalEpoch, "the desired state is of epoch %d, the trust bundle of %d", m.GetEpoch(), b.Epoch())
+	case m.GetGeneration() == 0:
+		return Verified[*DesiredState]{}, Refuse(RefusalMalformed, "generations start at 1")
+	case len(m.GetParts()) > MaxParts:
+		return Verified[*DesiredState]{}, Refuse(RefusalTooLarge, "the desired state has over %d parts", MaxParts)
+	}
+	seen := map[string]bool{}
+	for _, p := range m.GetParts() {
+		if p.GetId() == "" || len(p.GetSha256()) != sha256.Size || seen[p.GetId()] {
+			return Verified[*DesiredState]{}, Refuse(RefusalMalformed, "a part has no id, no digest, or stands twice")
+		}
+		if p.GetSizeBytes() > MaxWorkloadBytes {
+			return Verified[*DesiredState]{}, Refuse(RefusalTooLarge, "a part has over %d bytes", MaxWorkloadBytes)
+		}
+		seen[p.GetId()] = true
+	}
+	return v, nil
+}
+
+// VerifyPart checks a Workload document against the state that names it.
+func VerifyPart(state Verified[*DesiredState], part []byte) (*Workload, error) {
+	if !state.OK() {
+		return nil, Refuse(RefusalSignature, "the desired state was not verified")
+	}
+	if len(part) > MaxWorkloadBytes {
+		return nil, Refuse(RefusalTooLarge, "a part has over %d bytes", MaxWorkloadBytes)
+	}
+	sum := sha256.Sum256(part)
+	for _, ref := range state.Message().GetParts() {
+		if subtle.ConstantTimeCompare(ref.GetSha256(), sum[:]) != 1 {
+			continue
+		}
+		w := &Workload{}
+		if err := proto.Unmarshal(part, w); err != nil {
+			return nil, &RefusalError{Reason: RefusalMalformed, Detail: "a part cannot be read", Err: err}
+		}
+		if w.GetId() != ref.GetId() {
+			return nil, Refuse(RefusalMalformed, "a part is not the workload that its reference names")
+		}
+		if w.GetFallback().GetFallback() != nil {
+			return nil, Refuse(RefusalMalformed, "a fallback has no fallback of its own")
+		}
+		return w, nil
+	}
+	return nil, Refuse(RefusalPartDigest, "a part has a digest that the desired state does not name")
+}
+
+// VerifyLeases checks that a batch of leases is signed by the lease role and meant for this node.
+func VerifyLeases(env *Envelope, b Bundle, me NodeIdentity) (Verified[*LeaseBatch], error) {
+	m := &LeaseBatch{}
+	v, err := verify(env, PayloadLeases, MaxEnvelopeBytes, b, RoleLease, m)
+	if err != nil {
+		return Verified[*LeaseBatch]{}, err
+	}
+	switch {
+	case m.GetNodeId() != me.ID:
+		return Verified[*LeaseBatch]{}, Refuse(RefusalWrongNode, "the leases are for another node")
+	case m.GetEpoch() != b.Epoch():
+		return Verified[*LeaseBatch]{}, Refuse(RefusalEpoch, "the leases are of epoch %d, the trust bundle of %d", m.GetEpoch(), b.Epoch())
+	case len(m.GetLeases()) > MaxLeases:
+		return Verified[*LeaseBatch]{}, Refuse(RefusalTooLarge, "the batch has over %d leases", MaxLeases)
+	}
+	return v, nil
+}
+
+// VerifySegment checks that a usage segment is signed by the node's own key. Whose segment it is and its place in the chain
+// are checked where the chain is stored.
+func VerifySegment(env *Envelope, node ed25519.PublicKey) (Verified[*UsageSegment], error) {
+	if err := checkShape(env, PayloadSegment, MaxSegmentBytes); err != nil {
+		return Verified[*UsageSegment]{}, err
+	}
+	key := &PublicKey{KeyId: KeyID(node), Ed25519: node}
+	if ids, _ := signedBy(env, []*PublicKey{key}, nil); len(ids) != 1 {
+		return Verified[*UsageSegment]{}, Refuse(RefusalSignature, "the usage segment is not signed by the node's key")
+	}
+	m := &UsageSegment{}
+	if err := proto.Unmarshal(env.GetPayload(), m); err != nil {
+		return Verified[*UsageSegment]{}, &RefusalError{Reason: RefusalMalformed, Detail: "the usage segment cannot be read", Err: err}
+	}
+	if len(m.GetRecords()) > MaxSegmentRecords {
+		return Verified[*UsageSegment]{}, Refuse(RefusalTooLarge, "the usage segment has over %d records", MaxSegmentRecords)
+	}
+	return Verified[*UsageSegment]{message: m, envelope: env, ok: true}, nil
+}
+
+// VerifyDelegation checks that the catalog role let the publisher sign.
+func VerifyDelegation(env *Envelope, b Bundle, now time.Time) (Verified[*Delegation], error) {
+	m := &Delegation{}
+	v, err := verify(env, PayloadDelegation, MaxManifestBytes, b, RoleCatalog, m)
+	if err != nil {
+		return Verified[*Delegation]{}, err
+	}
+	k := m.GetPublisher()
+	switch {
+	case len(k.GetEd25519()) != ed25519.PublicKeySize || KeyID(k.GetEd25519()) != k.GetKeyId():
+		return Verified[*Delegation]{}, Refuse(RefusalMalformed, "the delegation's publisher key is not its id")
+	case len(m.GetRepositoryPrefixes()) == 0:
+		return Verified[*Delegation]{}, Refuse(RefusalMalformed, "the delegation names no repository prefix")
+	case b.Revoked(k.GetKeyId()):
+		return Verified[*Delegation]{}, Refuse(RefusalKeyRevoked, "the publisher's key was revoked")
+	case m.GetExpiresAt() != nil && now.After(m.GetExpiresAt().AsTime()):
+		return Verified[*Delegation]{}, Refuse(RefusalExpired, "the publisher's delegation has expired")
+	}
+	for _, p := range m.GetRepositoryPrefixes() {
+		if len(p) < 2 || p[len(p)-1] != '/' || p[0] == '/' {
+			return Verified[*Delegation]{}, Refuse(RefusalMalformed, "a repository prefix does not end in a slash or starts with one")
+		}
+	}
+	return v, nil
+}
+
+// Publisher is who signed a manifest and for which repositories.
+type Publisher struct {
+	KeyID string
+	// OrgSlug is empty for platform apps.
+	OrgSlug            string
+	RepositoryPrefixes []string
+}
+
+// VerifyPublisher checks a manifest's envelope. With a delegation the publisher that it names must have signed; without one,
+// the catalog role itself, which may speak for every repository.
+func VerifyPublisher(env, delegation *Envelope, b Bundle, now time.Time) ([]byte, Publisher, error) {
+	if err := checkShape(env, PayloadManifest, MaxManifestBytes); err != nil {
+		return nil, Publisher{}, err
+	}
+	if delegation == nil {
+		if err := b.signed(env, RoleCatalog); err != nil {
+			return nil, Publisher{}, err
+		}
+		return env.GetPayload(), Publisher{KeyID: env.GetSignatures()[0].GetKeyId(), RepositoryPrefixes: []string{"apps/", "org/"}}, nil
+	}
+	d, err := VerifyDelegation(delegation, b, now)
+	if err != nil {
+		return nil, Publisher{}, err
+	}
+	m := d.Message()
+	if ids, _ := signedBy(env, []*PublicKey{m.GetPublisher()}, b.revoked); len(ids) != 1 {
+		return nil, Publisher{}, Refuse(RefusalSignature, "the manifest is not signed by the publisher that the delegation names")
+	}
+	return env.GetPayload(), Publisher{KeyID: m.GetPublisher().GetKeyId(), OrgSlug: m.GetOrgSlug(), RepositoryPrefixes: m.GetRepositoryPrefixes()}, nil
+}
+
+func verify[T proto.Message](env *Envelope, payloadType string, maxBytes int, b Bundle, role string, m T) (Verified[T], error) {
+	if err := checkShape(env, payloadType, maxBytes); err != nil {
+		return Verified[T]{}, err
+	}
+	if !b.Valid() {
+		return Verified[T]{}, Refuse(RefusalSignature, "there is no trust bundle")
+	}
+	// The signature comes before the first byte is decoded: a decoder never sees what a stranger wrote.
+	if err := b.signed(env, role); err != nil {
+		return Verified[T]{}, err
+	}
+	if err := proto.Unmarshal(env.GetPayload(), m); err != nil {
+		return Verified[T]{}, &RefusalError{Reason: RefusalMalformed, Detail: "the document cannot be read", Err: err}
+	}
+	return Verified[T]{message: m, envelope: env, ok: true}, nil
+}

@@ -1,0 +1,18 @@
+package protocol
+
+// Version is the protocol that this build speaks best. Hello, usage upload and release fetch of version 1 are served for
+// ever.
+//
+// History:
+//
+//	1  2026-11-20  first version: hello, desired state, leases, bundle, report, usage, fetch, logs tunnel.
+const Version = 1
+
+// ALPN is the application protocol of a session (RFC 7301).
+const ALPN = "gpuaas/1"
+
+// Features that a workload may need; an agent lists those that it has in Hello.
+const (
+	// FeatureSingleService: one container a workload.
+	FeatureSingleService = "single_service"
+)
