@@ -53,8 +53,7 @@ func RefusalOf(err error) string {
 	if err == nil {
 		return ""
 	}
-	var r *RefusalError
-	if errors.As(err, &r) {
+	if r, ok := errors.AsType[*RefusalError](err); ok {
 		return r.Reason
 	}
 	return RefusalMalformed
@@ -62,8 +61,7 @@ func RefusalOf(err error) string {
 
 // RefusalDetail returns the public detail of err.
 func RefusalDetail(err error) string {
-	var r *RefusalError
-	if errors.As(err, &r) {
+	if r, ok := errors.AsType[*RefusalError](err); ok {
 		return r.Detail
 	}
 	if err == nil {

@@ -109,8 +109,7 @@ func (e *Error) Unwrap() error { return e.Cause }
 
 // As finds the fault in err's chain. An error that holds none is Internal, with a public text that tells nothing.
 func As(err error) *Error {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e
 	}
 	return New(Internal, "internal", "Something went wrong on our side; the correlation id finds it in the log.", err)

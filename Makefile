@@ -1,0 +1,93 @@
+# `make` alone lists the targets. Everything runs from a fresh clone; what is missing is installed first (make deps).
+SHELL      := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+BIN        := $(CURDIR)/bin
+TOOLS      := $(CURDIR)/.cache/tools
+GO         := go
+APP        ?= demo
+VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS    := -s -w -X main.version=$(VERSION)
+BINARIES   := gpuaas-hub gpuaas-agent gpuaas
+
+GOLANGCI_VERSION := v2.15.0
+PROTOC_GEN_GO    := v1.36.12
+
+export PATH := $(TOOLS):$(PATH)
+export CGO_ENABLED ?= 0
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.PHONY: deps
+deps: ## install only the binaries that are missing (root; Debian 12)
+	@deploy/deps.sh run
+
+.PHONY: build
+build: $(addprefix $(BIN)/,$(BINARIES)) ## build the three programs into bin/
+
+$(BIN)/gpuaas-hub: FORCE
+	@$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./hub/cmd/gpuaas-hub
+$(BIN)/gpuaas-agent: FORCE
+	@$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./agent/cmd/gpuaas-agent
+$(BIN)/gpuaas: FORCE
+	@$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./pkg/cmd/gpuaas
+FORCE:
+
+.PHONY: demo
+demo: deps build ## bring up a hub and a node that run, meter and bill a real app (APP=demo or jupyter)
+	@$(GO) run ./deploy/demo up --bin $(BIN) --app $(APP)
+
+.PHONY: demo-down
+demo-down: ## take the demo down; nothing is left but the build cache
+	@$(GO) run ./deploy/demo down
+
+.PHONY: check
+check: tools ## format, vet, linters, room rules, generated files
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'gofmt would change these'; exit 1; }
+	@$(GO) vet ./...
+	@golangci-lint run ./...
+
+.PHONY: generate
+generate: tools ## write the generated files anew
+	@deploy/deps.sh generate
+	@protoc --go_out=. --go_opt=paths=source_relative protocol/messages.proto
+	@$(GO) generate ./...
+
+.PHONY: generate-check
+generate-check: ## fail if generated files are not what make generate writes
+	@$(MAKE) --no-print-directory generate
+	@git diff --exit-code --stat -- '*.gen.go' '*.pb.go' || { echo 'generated files are not up to date: run make generate and commit'; exit 1; }
+
+.PHONY: test
+test: deps check unit e2e ## every check: linters, unit, property, integration, end to end
+
+.PHONY: unit
+unit: ## unit, property and integration tests
+	@$(GO) test $$($(GO) list ./... | grep -v '/e2e$$')
+
+.PHONY: e2e
+e2e: build ## end to end, with the real binaries
+	@$(GO) test -timeout 20m ./e2e
+
+.PHONY: race
+race: ## the unit tests under the race detector
+	@CGO_ENABLED=1 $(GO) test -race $$($(GO) list ./... | grep -v '/e2e')
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME (default 20s) each
+	@deploy/fuzz.sh $${FUZZTIME:-20s}
+
+.PHONY: tools
+tools: $(TOOLS)/golangci-lint $(TOOLS)/protoc-gen-go
+$(TOOLS)/golangci-lint:
+	@echo 'installing golangci-lint $(GOLANGCI_VERSION)'
+	@GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+$(TOOLS)/protoc-gen-go:
+	@GOBIN=$(TOOLS) $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@$(PROTOC_GEN_GO)
+
+.PHONY: clean
+clean: ## remove what the build made
+	@rm -rf $(BIN)

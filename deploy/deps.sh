@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Installs what is missing on a Debian 12 machine, and only that: a binary that is there, from whatever vendor, stays.
+#   deps.sh run        what the demo and the tests need
+#   deps.sh generate   what `make generate` needs
+set -euo pipefail
+
+declare -A run=(
+  [containerd]=containerd [runc]=runc [iptables]=iptables [nft]=nftables [ip]=iproute2 [nsenter]=util-linux
+  [mmdebstrap]=mmdebstrap [chromium]=chromium [jq]=jq [ps]=procps [mount]=mount [curl]=curl [gcc]=gcc
+)
+declare -A generate=([protoc]=protobuf-compiler)
+
+missing=()
+PATH=$PATH:/usr/sbin:/sbin
+case "${1:-run}" in
+  run)
+    for b in "${!run[@]}"; do command -v "$b" >/dev/null || missing+=("${run[$b]}"); done
+    compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || command -v postgres >/dev/null || missing+=(postgresql)
+    [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] || missing+=(containernetworking-plugins)
+    ;;
+  generate)
+    for b in "${!generate[@]}"; do command -v "$b" >/dev/null || missing+=("${generate[$b]}"); done
+    [ -e /usr/include/google/protobuf/timestamp.proto ] || missing+=(libprotobuf-dev)
+    ;;
+  *) echo "usage: deps.sh run|generate" >&2; exit 2 ;;
+esac
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+if [ "$(id -u)" != 0 ]; then
+  echo "missing: ${missing[*]}; run this as root, or install them yourself" >&2
+  exit 1
+fi
+echo "installing: ${missing[*]}"
+# Debian's postgresql would start a cluster of its own on 5432.
+if printf '%s\n' "${missing[@]}" | grep -qx postgresql && [ ! -e /etc/postgresql-common/createcluster.conf ]; then
+  mkdir -p /etc/postgresql-common
+  echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
