@@ -1,0 +1,230 @@
+// Package link carries streams of messages between a hub and a node over QUIC with TLS 1.3 and certificates on both sides.
+// It owns framing, keepalive, windows and stream caps, and is the only user of quic-go. What the messages mean is not its
+// business.
+package link
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/quic-go/quic-go"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Limits of one connection. They bound what one authenticated peer can make the other side hold.
+const (
+	// KeepAlive and IdleTimeout: a dead peer is noticed within IdleTimeout, a NAT binding is refreshed every KeepAlive.
+	KeepAlive   = 15 * time.Second
+	IdleTimeout = 45 * time.Second
+	// HandshakeTimeout bounds a dial.
+	HandshakeTimeout = 10 * time.Second
+	// MaxPeerStreams is how many streams the peer may have open; it waits in Open beyond that.
+	MaxPeerStreams = 32
+	// StreamWindowBytes is what a stream may hold unread.
+	streamWindowInitialBytes = 64 << 10
+	StreamWindowBytes        = 256 << 10
+	// The connection's window holds every stream's, so that streams that nobody reads cannot starve the others.
+	connWindowBytes = MaxPeerStreams * StreamWindowBytes
+	// headerTimeout is how long a new stream may take to send its header.
+	headerTimeout = 10 * time.Second
+	// maxReasonBytes bounds what is shown to the peer on close.
+	maxReasonBytes = 256
+)
+
+// Codes that a connection is closed with. They are for logs; whoever lost a connection dials again whatever the code.
+const (
+	CodeOK          uint64 = 0
+	CodeProtocol    uint64 = 1
+	CodeSuperseded  uint64 = 2
+	CodeBanned      uint64 = 3
+	CodeShutdown    uint64 = 4
+	CodeUnavailable uint64 = 5
+)
+
+// streamCanceled is the code of a stream whose reader or writer has lost interest.
+const streamCanceled quic.StreamErrorCode = 1
+
+// ErrClosed is what Accept and Open return once the connection or the listener is closed.
+var ErrClosed = errors.New("link: closed")
+
+// Conn is one connection to an authenticated peer. All methods may be called at the same time.
+type Conn struct {
+	qc       *quic.Conn
+	accepted chan acceptedStream
+}
+
+type acceptedStream struct {
+	stream *Stream
+	header *protocol.StreamHeader
+}
+
+// Dial connects to addr (host:port, UDP). tlsConf comes from ClientTLS.
+func Dial(ctx context.Context, addr string, tlsConf *tls.Config) (*Conn, error) {
+	qc, err := quic.DialAddr(ctx, addr, tlsConf, config())
+	if err != nil {
+		return nil, fmt.Errorf("link: dial %s: %w", addr, err)
+	}
+	return newConn(qc), nil //nolint:contextcheck // a connection outlives the call that made it
+}
+
+// Listener takes connections on one UDP port.
+type Listener struct {
+	ql        *quic.Listener
+	transport *quic.Transport
+	socket    *net.UDPConn
+}
+
+// Listen takes connections on addr (host:port, UDP; port 0 for any). tlsConf comes from ServerTLS.
+func Listen(addr string, tlsConf *tls.Config) (*Listener, error) {
+	udp, err := net.ResolveUDPAddr("udp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("link: listen on %s (UDP): %w", addr, err)
+	}
+	socket, err := net.ListenUDP("udp", udp)
+	if err != nil {
+		return nil, fmt.Errorf("link: listen on %s (UDP): %w", addr, err)
+	}
+	transport := &quic.Transport{Conn: socket}
+	ql, err := transport.Listen(tlsConf, config())
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("link: listen on %s (UDP): %w", addr, err), transport.Close(), socket.Close())
+	}
+	return &Listener{ql: ql, transport: transport, socket: socket}, nil
+}
+
+// Accept returns the next connection whose peer is authenticated. Call it in a loop that does nothing else: the queue behind
+// it is short, and dials beyond it are refused.
+func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
+	qc, err := l.ql.Accept(ctx)
+	if err != nil {
+		if errors.Is(err, quic.ErrServerClosed) {
+			return nil, ErrClosed
+		}
+		return nil, fmt.Errorf("link: accept: %w", err)
+	}
+	return newConn(qc), nil //nolint:contextcheck // a connection outlives the call that made it
+}
+
+// Addr is the address that it listens on.
+func (l *Listener) Addr() net.Addr { return l.ql.Addr() }
+
+// Close stops listening and frees the port. Close accepted connections first: their peers would notice only after
+// IdleTimeout.
+func (l *Listener) Close() error {
+	return errors.Join(l.ql.Close(), l.transport.Close(), l.socket.Close())
+}
+
+func newConn(qc *quic.Conn) *Conn {
+	c := &Conn{qc: qc, accepted: make(chan acceptedStream)}
+	go c.acceptLoop()
+	return c
+}
+
+// acceptLoop reads each new stream's header on its own goroutine (at most MaxPeerStreams of them): a stream whose header
+// does not come must not keep the next one waiting.
+func (c *Conn) acceptLoop() {
+	for {
+		qs, err := c.qc.AcceptStream(c.qc.Context())
+		if err != nil {
+			return
+		}
+		go c.readHeader(newStream(qs))
+	}
+}
+
+func (c *Conn) readHeader(s *Stream) {
+	header := new(protocol.StreamHeader)
+	_ = s.SetReadDeadline(time.Now().Add(headerTimeout))
+	if err := s.Receive(header, protocol.MaxHeaderBytes); err != nil {
+		s.Abort()
+		return
+	}
+	_ = s.SetReadDeadline(time.Time{})
+	s.prioritise(header.GetKind())
+	select {
+	case c.accepted <- acceptedStream{s, header}:
+	case <-c.qc.Context().Done():
+	}
+}
+
+// Open opens a stream and sends its header. It waits while the peer's MaxPeerStreams are in use.
+func (c *Conn) Open(ctx context.Context, header *protocol.StreamHeader) (*Stream, error) {
+	qs, err := c.qc.OpenStreamSync(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("link: open stream: %w", err)
+	}
+	s := newStream(qs)
+	s.prioritise(header.GetKind())
+	if err := s.Send(header); err != nil {
+		s.Abort()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Accept returns the next stream that the peer opened, with its header.
+func (c *Conn) Accept(ctx context.Context) (*Stream, *protocol.StreamHeader, error) {
+	select {
+	case a := <-c.accepted:
+		return a.stream, a.header, nil
+	case <-c.qc.Context().Done():
+		return nil, nil, fmt.Errorf("%w: %w", ErrClosed, context.Cause(c.qc.Context())) //nolint:contextcheck // the connection's own context holds the reason
+	case <-ctx.Done():
+		return nil, nil, ctx.Err()
+	}
+}
+
+// PeerCertificates is the chain that the peer showed and that was verified, its own certificate first.
+func (c *Conn) PeerCertificates() []*x509.Certificate {
+	return c.qc.ConnectionState().TLS.PeerCertificates
+}
+
+// RemoteAddr is the peer's address; it may change while a connection lives.
+func (c *Conn) RemoteAddr() net.Addr { return c.qc.RemoteAddr() }
+
+// LocalAddr is the own address.
+func (c *Conn) LocalAddr() net.Addr { return c.qc.LocalAddr() }
+
+// Close ends the connection and all its streams; the peer sees code and reason. What was sent and not yet received may be
+// lost.
+func (c *Conn) Close(code uint64, reason string) error {
+	if len(reason) > maxReasonBytes {
+		reason = reason[:maxReasonBytes]
+	}
+	return c.qc.CloseWithError(quic.ApplicationErrorCode(code), reason)
+}
+
+// Done is closed when the connection is.
+func (c *Conn) Done() <-chan struct{} { return c.qc.Context().Done() }
+
+// Err says why the connection ended; nil while it lives.
+func (c *Conn) Err() error { return context.Cause(c.qc.Context()) }
+
+// CloseCode returns the code that the connection was closed with by either side's Close.
+func CloseCode(err error) (code uint64, ok bool) {
+	if app, is := errors.AsType[*quic.ApplicationError](err); is {
+		return uint64(app.ErrorCode), true
+	}
+	return 0, false
+}
+
+func config() *quic.Config {
+	return &quic.Config{
+		HandshakeIdleTimeout:           HandshakeTimeout / 2, // quic-go gives up after twice this
+		MaxIdleTimeout:                 IdleTimeout,
+		KeepAlivePeriod:                KeepAlive,
+		InitialStreamReceiveWindow:     streamWindowInitialBytes,
+		MaxStreamReceiveWindow:         StreamWindowBytes,
+		InitialConnectionReceiveWindow: connWindowBytes,
+		MaxConnectionReceiveWindow:     connWindowBytes,
+		MaxIncomingStreams:             MaxPeerStreams,
+		MaxIncomingUniStreams:          -1,
+		Allow0RTT:                      false, // a replayed first flight must not reach a handler
+	}
+}

@@ -1,0 +1,105 @@
+package link
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Peer says whom the other side must prove to be.
+type Peer struct {
+	// Roots returns the authorities of the moment. It is asked at every handshake, because trust bundles rotate.
+	Roots func() *x509.CertPool
+	// TrustDomain and Kind (protocol.KindHub or KindNode) must be those of the peer's SPIFFE id.
+	TrustDomain string
+	Kind        string
+	// Now is the time that validity is judged by. A node passes its time floor, so that one whose clock says 1970 can still
+	// dial.
+	Now func() time.Time
+	// Allow, when set, has the last word: it sees the id from the peer's verified certificate.
+	Allow func(id string) error
+}
+
+// Certificate returns the own certificate and key of the moment; it is asked at every handshake, because they are renewed.
+type Certificate func() (*tls.Certificate, error)
+
+// ClientTLS is for Dial. The server is known by its SPIFFE id, not by a host name, so any address leads to it.
+func ClientTLS(own Certificate, peer Peer) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		NextProtos: []string{protocol.ALPN},
+		Time:       peer.Now,
+		// The chain, its validity and the SPIFFE id are verified in VerifyConnection; Go's own check needs a host name.
+		InsecureSkipVerify: true, //nolint:gosec // replaced by peer.verify, which does more
+		VerifyConnection:   peer.verifier(x509.ExtKeyUsageServerAuth),
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return own()
+		},
+	}
+}
+
+// ServerTLS is for Listen.
+func ServerTLS(own Certificate, peer Peer) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		NextProtos: []string{protocol.ALPN},
+		Time:       peer.Now,
+		// The certificate is required here and verified in VerifyConnection, against the roots of the moment.
+		ClientAuth:       tls.RequireAnyClientCert,
+		VerifyConnection: peer.verifier(x509.ExtKeyUsageClientAuth),
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			return own()
+		},
+		// A resumed session would skip the roots and revocations of the moment.
+		SessionTicketsDisabled: true,
+	}
+}
+
+func (p Peer) verifier(usage x509.ExtKeyUsage) func(tls.ConnectionState) error {
+	return func(state tls.ConnectionState) error {
+		if state.NegotiatedProtocol != protocol.ALPN {
+			return fmt.Errorf("link: peer does not speak %s", protocol.ALPN)
+		}
+		_, err := p.Verify(state.PeerCertificates, usage)
+		return err
+	}
+}
+
+// Verify checks a chain (the peer's own certificate first) and returns the id in the peer's SPIFFE id.
+func (p Peer) Verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) (id string, err error) {
+	if len(chain) == 0 {
+		return "", errors.New("link: peer showed no certificate")
+	}
+	roots := p.Roots()
+	if roots == nil {
+		// A nil pool would mean the system's authorities.
+		return "", errors.New("link: no authority is known for the peer")
+	}
+	intermediates := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		intermediates.AddCert(c)
+	}
+	_, err = chain[0].Verify(x509.VerifyOptions{
+		Roots:         roots,
+		Intermediates: intermediates,
+		CurrentTime:   p.Now(),
+		KeyUsages:     []x509.ExtKeyUsage{usage},
+	})
+	if err != nil {
+		return "", fmt.Errorf("link: peer's certificate: %w", err)
+	}
+	id, err = protocol.PeerID(chain[0], p.TrustDomain, p.Kind)
+	if err != nil {
+		return "", fmt.Errorf("link: peer's identity: %w", err)
+	}
+	if p.Allow != nil {
+		if err := p.Allow(id); err != nil {
+			return "", fmt.Errorf("link: peer %s: %w", id, err)
+		}
+	}
+	return id, nil
+}
