@@ -1,0 +1,281 @@
+package plan
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// MaxServicesPerMember bounds the containers of one workload. A state over this limit, or over those of package protocol, is
+// a violation, so that it never reaches a node that would have to refuse it.
+const MaxServicesPerMember = 32
+
+// Rule names what a violation broke.
+type Rule string
+
+// The rules that Check holds a state against.
+const (
+	RuleWrongNode            Rule = "wrong_node"
+	RuleBanned               Rule = "banned_node_runs_nothing"
+	RuleDuplicateMember      Rule = "duplicate_member"
+	RuleOrder                Rule = "parts_not_sorted"
+	RuleMemberMissing        Rule = "member_missing"
+	RuleMemberUnknown        Rule = "member_unknown"
+	RuleBytes                Rule = "bytes_differ_from_workload"
+	RuleRevision             Rule = "revision_missing"
+	RuleEnvelope             Rule = "manifest_envelope_missing"
+	RuleServices             Rule = "services_malformed"
+	RuleImageDigest          Rule = "image_without_digest"
+	RuleAllocationUnknown    Rule = "allocation_unknown"
+	RuleAllocationForeign    Rule = "allocation_of_another_project"
+	RuleAllocationFull       Rule = "allocation_overfull"
+	RuleAcceleratorUnknown   Rule = "accelerator_unknown"
+	RuleAcceleratorClaims    Rule = "accelerator_claimed_twice"
+	RuleAcceleratorShared    Rule = "accelerator_given_twice"
+	RuleAcceleratorUnclaimed Rule = "accelerator_not_in_allocation"
+	RuleTooMany              Rule = "too_many"
+	RuleTooLarge             Rule = "too_large"
+)
+
+// Violation is one broken rule; ID is the member, allocation or accelerator that broke it.
+type Violation struct {
+	Rule Rule
+	ID   string
+}
+
+// Violations is the error that Check returns: all of them, in a fixed order.
+type Violations []Violation
+
+// Error lists the violations.
+func (v Violations) Error() string {
+	lines := make([]string, 0, len(v))
+	for _, x := range v {
+		lines = append(lines, fmt.Sprintf("%s %s", x.Rule, x.ID))
+	}
+	return "the planned state breaks " + strings.Join(lines, ", ")
+}
+
+// Check holds a compiled state against the snapshot it came from, by other means than Compile used. A state that fails must
+// not be signed: the node stays with what it has.
+//
+// Law 14 is checked here a second time, after the unique index on active claims: one accelerator has one claim and one
+// member, every accelerator is the node's own, and a member is there once and fits into its allocation.
+func Check(snap Snapshot, state NodeState) error {
+	c := checker{snap: snap, state: state}
+	c.wholeState()
+	c.claims()
+	c.parts()
+	c.room()
+	if len(c.found) > 0 {
+		return c.found
+	}
+	return nil
+}
+
+type checker struct {
+	snap  Snapshot
+	state NodeState
+	found Violations
+}
+
+func (c *checker) report(rule Rule, id string) {
+	c.found = append(c.found, Violation{Rule: rule, ID: id})
+}
+
+func (c *checker) wholeState() {
+	if c.state.NodeID == "" || c.state.NodeID != c.snap.Node.ID {
+		c.report(RuleWrongNode, c.state.NodeID)
+	}
+	if c.snap.Node.Banned && len(c.state.Parts) > 0 {
+		c.report(RuleBanned, c.state.NodeID)
+	}
+	if len(c.state.Parts) > protocol.MaxParts {
+		c.report(RuleTooMany, c.state.NodeID)
+	}
+	for i := 1; i < len(c.state.Parts); i++ {
+		if c.state.Parts[i].ID < c.state.Parts[i-1].ID {
+			c.report(RuleOrder, c.state.Parts[i].ID)
+		}
+	}
+	if c.snap.Node.Banned {
+		return
+	}
+	want := map[string]bool{}
+	for _, m := range c.snap.Members {
+		if want[m.ID] {
+			c.report(RuleDuplicateMember, m.ID)
+		}
+		want[m.ID] = true
+	}
+	have := map[string]bool{}
+	for _, p := range c.state.Parts {
+		if have[p.ID] {
+			c.report(RuleDuplicateMember, p.ID)
+		}
+		if !want[p.ID] {
+			c.report(RuleMemberUnknown, p.ID)
+		}
+		have[p.ID] = true
+	}
+	for _, m := range c.snap.Members {
+		if !have[m.ID] {
+			c.report(RuleMemberMissing, m.ID)
+		}
+	}
+}
+
+// claims checks that every allocation is on this node and that its accelerators exist and are its alone.
+func (c *checker) claims() {
+	exists := map[string]bool{}
+	for _, id := range c.snap.Node.AcceleratorIDs {
+		exists[id] = true
+	}
+	claimed := map[string]bool{}
+	for _, a := range c.snap.Allocations {
+		if a.NodeID != c.snap.Node.ID {
+			c.report(RuleWrongNode, a.ID)
+		}
+		for _, id := range a.AcceleratorIDs {
+			if !exists[id] {
+				c.report(RuleAcceleratorUnknown, id)
+			}
+			if claimed[id] {
+				c.report(RuleAcceleratorClaims, id)
+			}
+			claimed[id] = true
+		}
+	}
+}
+
+func (c *checker) parts() {
+	for _, p := range c.state.Parts {
+		w := p.Workload
+		if !partIsItsBytes(p) {
+			c.report(RuleBytes, p.ID)
+		}
+		if len(p.Bytes) > protocol.MaxWorkloadBytes {
+			c.report(RuleTooLarge, p.ID)
+		}
+		if w.GetRevision() == 0 {
+			c.report(RuleRevision, p.ID)
+		}
+		if len(w.GetManifest().GetPayload()) == 0 || len(w.GetManifest().GetSignatures()) == 0 {
+			c.report(RuleEnvelope, p.ID)
+		}
+		if d := w.GetDelegation(); d != nil && (len(d.GetPayload()) == 0 || len(d.GetSignatures()) == 0) {
+			c.report(RuleEnvelope, p.ID)
+		}
+		c.services(p.ID, w.GetServices())
+	}
+}
+
+func (c *checker) services(memberID string, services []*protocol.Service) {
+	if len(services) == 0 {
+		c.report(RuleServices, memberID)
+	}
+	if len(services) > MaxServicesPerMember {
+		c.report(RuleTooMany, memberID)
+	}
+	names := map[string]bool{}
+	for _, s := range services {
+		if s.GetName() == "" || names[s.GetName()] {
+			c.report(RuleServices, memberID)
+		}
+		names[s.GetName()] = true
+		if !pinned(s.GetImage()) {
+			c.report(RuleImageDigest, memberID)
+		}
+		if s.GetResources().GetCpuMillis() == 0 || s.GetResources().GetMemoryBytes() == 0 {
+			c.report(RuleServices, memberID)
+		}
+	}
+}
+
+func partIsItsBytes(p Part) bool {
+	if p.Workload == nil || p.Workload.GetId() != p.ID || p.SHA256 != sha256.Sum256(p.Bytes) {
+		return false
+	}
+	w := &protocol.Workload{}
+	return proto.Unmarshal(p.Bytes, w) == nil && proto.Equal(w, p.Workload)
+}
+
+// pinned reports whether an image is named by a repository and the digest of its manifest.
+func pinned(image string) bool {
+	repository, digest, ok := strings.Cut(image, "@sha256:")
+	return ok && repository != "" && len(digest) == sha256.Size*2 && strings.Trim(digest, "0123456789abcdef") == ""
+}
+
+// room checks that what the members of an allocation may take together is in it, and no accelerator is given to two of them.
+func (c *checker) room() {
+	allocations := map[string]*usage{}
+	for _, a := range c.snap.Allocations {
+		if allocations[a.ID] != nil {
+			c.report(RuleAllocationUnknown, a.ID)
+		}
+		allocations[a.ID] = newUsage(a)
+	}
+	given := map[string]bool{}
+	for _, p := range c.state.Parts {
+		w := p.Workload
+		u := allocations[w.GetAllocationId()]
+		if u == nil {
+			c.report(RuleAllocationUnknown, p.ID)
+			continue
+		}
+		if u.allocation.OrgID != w.GetOrgId() || u.allocation.ProjectID != w.GetProjectId() {
+			c.report(RuleAllocationForeign, p.ID)
+		}
+		for _, s := range w.GetServices() {
+			u.add(s.GetResources())
+			for _, id := range s.GetResources().GetAcceleratorIds() {
+				if !u.accelerators[id] {
+					c.report(RuleAcceleratorUnclaimed, id)
+				}
+				if given[id] {
+					c.report(RuleAcceleratorShared, id)
+				}
+				given[id] = true
+			}
+		}
+	}
+	for _, a := range c.snap.Allocations {
+		if allocations[a.ID].overfull() {
+			c.report(RuleAllocationFull, a.ID)
+		}
+	}
+}
+
+type usage struct {
+	allocation   Allocation
+	accelerators map[string]bool
+	cpuMillis    uint64
+	memoryBytes  uint64
+	overflowed   bool
+}
+
+func newUsage(a Allocation) *usage {
+	u := &usage{allocation: a, accelerators: map[string]bool{}}
+	for _, id := range a.AcceleratorIDs {
+		u.accelerators[id] = true
+	}
+	return u
+}
+
+func (u *usage) add(r *protocol.Resources) {
+	u.cpuMillis += uint64(r.GetCpuMillis())
+	before := u.memoryBytes
+	u.memoryBytes += r.GetMemoryBytes()
+	u.overflowed = u.overflowed || u.memoryBytes < before
+}
+
+func (u *usage) overfull() bool {
+	return u.overflowed || exceeds(u.cpuMillis, u.allocation.CPUMillis) || exceeds(u.memoryBytes, u.allocation.MemoryBytes)
+}
+
+func exceeds(used uint64, have int64) bool {
+	return have < 0 && used > 0 || have >= 0 && used > uint64(have)
+}

@@ -1,0 +1,110 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Need is what something asks for of a node or an allocation.
+type Need struct {
+	CPUMillis    int64
+	MemoryBytes  int64
+	Accelerators int
+	// AcceleratorModel and AcceleratorVendor narrow the choice; empty: any.
+	AcceleratorModel  string
+	AcceleratorVendor string
+	// Whole asks for everything on an otherwise empty node (baremetal); the quantities are then lower bounds.
+	Whole bool
+}
+
+// Room is what a node or an allocation has left.
+type Room struct {
+	// ID of the node or the allocation.
+	ID string
+	// Usable is false for what must not get anything new: a node that is not online, an allocation that is not active.
+	Usable bool
+	// Empty is true where nothing has been given yet.
+	Empty        bool
+	CPUMillis    int64
+	MemoryBytes  int64
+	Accelerators []Accelerator
+}
+
+// Accelerator is one that is free.
+type Accelerator struct {
+	ID     string
+	Vendor string
+	Model  string
+	// Healthy is false for one that must not be given to anyone new.
+	Healthy bool
+}
+
+// Choice is a place and the accelerators taken from it, sorted.
+type Choice struct {
+	ID             string
+	AcceleratorIDs []string
+}
+
+// Fit gives the accelerators that would be taken from the room, or false when the need does not fit.
+func Fit(need Need, room Room) (Choice, bool) {
+	if !room.Usable || need.Whole && !room.Empty {
+		return Choice{}, false
+	}
+	if need.CPUMillis > room.CPUMillis || need.MemoryBytes > room.MemoryBytes {
+		return Choice{}, false
+	}
+	var ids []string
+	for _, a := range room.Accelerators {
+		if a.Healthy && matches(need.AcceleratorModel, a.Model) && matches(need.AcceleratorVendor, a.Vendor) {
+			ids = append(ids, a.ID)
+		}
+	}
+	slices.Sort(ids)
+	if len(ids) < need.Accelerators {
+		return Choice{}, false
+	}
+	if need.Whole {
+		// Everything on the node, the unhealthy too: nobody else may get them, and they may recover.
+		return Choice{ID: room.ID, AcceleratorIDs: allIDs(room.Accelerators)}, true
+	}
+	return Choice{ID: room.ID, AcceleratorIDs: ids[:need.Accelerators:need.Accelerators]}, true
+}
+
+// Fitting gives every room that the need fits into, the tightest first, so that large gaps stay for large needs; equals in
+// the order of their ids.
+func Fitting(need Need, rooms []Room) []Choice {
+	type candidate struct {
+		choice Choice
+		room   Room
+	}
+	var fits []candidate
+	for _, r := range rooms {
+		if c, ok := Fit(need, r); ok {
+			fits = append(fits, candidate{c, r})
+		}
+	}
+	slices.SortFunc(fits, func(a, b candidate) int {
+		return cmp.Or(
+			cmp.Compare(len(a.room.Accelerators), len(b.room.Accelerators)),
+			cmp.Compare(a.room.CPUMillis, b.room.CPUMillis),
+			cmp.Compare(a.room.MemoryBytes, b.room.MemoryBytes),
+			cmp.Compare(a.room.ID, b.room.ID),
+		)
+	})
+	choices := make([]Choice, 0, len(fits))
+	for _, f := range fits {
+		choices = append(choices, f.choice)
+	}
+	return choices
+}
+
+func matches(want, have string) bool { return want == "" || want == have }
+
+func allIDs(accelerators []Accelerator) []string {
+	ids := make([]string, 0, len(accelerators))
+	for _, a := range accelerators {
+		ids = append(ids, a.ID)
+	}
+	slices.Sort(ids)
+	return ids
+}

@@ -1,0 +1,91 @@
+package plan_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gpuaas/gpuaas/hub/plan"
+)
+
+func TestPlacement(t *testing.T) {
+	gpu := func(id string) plan.Accelerator {
+		return plan.Accelerator{ID: id, Vendor: "nvidia", Model: "H200", Healthy: true}
+	}
+	room := plan.Room{
+		ID: "r", Usable: true, CPUMillis: 4000, MemoryBytes: 8 << 30,
+		Accelerators: []plan.Accelerator{gpu("GPU-2"), gpu("GPU-1"), {ID: "GPU-0", Vendor: "nvidia", Model: "H200"}},
+	}
+	empty := room
+	empty.Empty = true
+	cases := []struct {
+		name string
+		need plan.Need
+		room plan.Room
+		want []string
+		fits bool
+	}{
+		{"a CPU node gives a slice with no accelerators", plan.Need{CPUMillis: 1000, MemoryBytes: 1 << 30}, plan.Room{ID: "r", Usable: true, CPUMillis: 1000, MemoryBytes: 1 << 30}, nil, true},
+		{"the lowest healthy accelerators are taken", plan.Need{Accelerators: 1}, room, []string{"GPU-1"}, true},
+		{"an unhealthy one is not given", plan.Need{Accelerators: 3}, room, nil, false},
+		{"another model does not match", plan.Need{Accelerators: 1, AcceleratorModel: "MI300X"}, room, nil, false},
+		{"another vendor does not match", plan.Need{Accelerators: 1, AcceleratorVendor: "amd"}, room, nil, false},
+		{"too much CPU", plan.Need{CPUMillis: 4001}, room, nil, false},
+		{"too much memory", plan.Need{MemoryBytes: 8<<30 + 1}, room, nil, false},
+		{"not usable", plan.Need{}, plan.Room{ID: "r", CPUMillis: 1}, nil, false},
+		{"bare metal needs an empty node", plan.Need{Whole: true}, room, nil, false},
+		{"bare metal takes every accelerator", plan.Need{Whole: true}, empty, []string{"GPU-0", "GPU-1", "GPU-2"}, true},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			got, fits := plan.Fit(c.need, c.room)
+			require.Equal(t, c.fits, fits)
+			require.ElementsMatch(t, c.want, got.AcceleratorIDs)
+		})
+	}
+}
+
+func TestPlacementTakesTheTightestRoomAndNeverMoreThanItHas(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		rooms := make([]plan.Room, rapid.IntRange(0, 6).Draw(t, "rooms"))
+		for i := range rooms {
+			rooms[i] = plan.Room{
+				ID: fmt.Sprintf("room-%d", i), Usable: rapid.Bool().Draw(t, "usable"), Empty: rapid.Bool().Draw(t, "empty"),
+				CPUMillis:   rapid.Int64Range(0, 8).Draw(t, "cpu") * 1000,
+				MemoryBytes: rapid.Int64Range(0, 8).Draw(t, "memory") << 30,
+			}
+			for j := range rapid.IntRange(0, 4).Draw(t, "accelerators") {
+				rooms[i].Accelerators = append(rooms[i].Accelerators, plan.Accelerator{
+					ID: fmt.Sprintf("GPU-%d-%d", i, j), Model: rapid.SampledFrom([]string{"H200", "MI300X"}).Draw(t, "model"), Healthy: rapid.Bool().Draw(t, "healthy"),
+				})
+			}
+		}
+		need := plan.Need{
+			CPUMillis: rapid.Int64Range(0, 8).Draw(t, "needCPU") * 1000, MemoryBytes: rapid.Int64Range(0, 8).Draw(t, "needMemory") << 30,
+			Accelerators: rapid.IntRange(0, 4).Draw(t, "needAccelerators"), AcceleratorModel: rapid.SampledFrom([]string{"", "H200"}).Draw(t, "needModel"),
+			Whole: rapid.Bool().Draw(t, "whole"),
+		}
+		choices := plan.Fitting(need, rooms)
+		byID := map[string]plan.Room{}
+		for _, r := range rooms {
+			byID[r.ID] = r
+		}
+		last := -1
+		for _, c := range choices {
+			r := byID[c.ID]
+			require.True(t, r.Usable)
+			require.LessOrEqual(t, need.CPUMillis, r.CPUMillis)
+			require.LessOrEqual(t, need.MemoryBytes, r.MemoryBytes)
+			require.GreaterOrEqual(t, len(r.Accelerators), last, "a tighter room came later")
+			last = len(r.Accelerators)
+			if need.Whole {
+				require.Len(t, c.AcceleratorIDs, len(r.Accelerators))
+			} else {
+				require.Len(t, c.AcceleratorIDs, need.Accelerators)
+			}
+		}
+		require.Equal(t, choices, plan.Fitting(need, rapid.Permutation(rooms).Draw(t, "shuffled")))
+	})
+}

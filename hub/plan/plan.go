@@ -1,0 +1,183 @@
+// Package plan decides, purely: which node and which allocation something is placed on, and what one node is to run. It owns
+// the translation from a snapshot of the hub's rows to the documents that are signed, and the check that stands between the
+// two. It takes no context, clock, database or key, and it knows nothing of generations, leases or signatures.
+package plan
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Snapshot is everything that the state of one node follows from, read in one transaction. The order of its lists does not
+// matter.
+type Snapshot struct {
+	Node        Node
+	Allocations []Allocation
+	// Members that are to be on the node; one that is being decommissioned is not among them.
+	Members []Member
+}
+
+// Node is what the hub knows of the node itself.
+type Node struct {
+	ID string
+	// AcceleratorIDs of every accelerator that was ever reported and not retired, healthy or not: a device that fell off
+	// the bus must not freeze the state of the whole node.
+	AcceleratorIDs []string
+	// Banned nodes get an empty state.
+	Banned bool
+}
+
+// Allocation is capacity held on the node by one project.
+type Allocation struct {
+	ID             string
+	NodeID         string
+	OrgID          string
+	ProjectID      string
+	CPUMillis      int64
+	MemoryBytes    int64
+	AcceleratorIDs []string
+}
+
+// Member is one app instance's part on the node, at the revision that is wanted. Its fields are frozen when the revision is
+// made, so that a newer hub does not compile other bytes, and with them other containers, from the same rows.
+type Member struct {
+	ID            string
+	InstanceID    string
+	AllocationID  string
+	OrgID         string
+	OrgSlug       string
+	ProjectID     string
+	AppSlug       string
+	AppVersion    string
+	Revision      uint64
+	CorrelationID string
+	// ManifestEnvelope and DelegationEnvelope are protocol.Envelope in protobuf; the second is empty where the catalog key
+	// itself signed.
+	ManifestEnvelope   []byte
+	DelegationEnvelope []byte
+	ParametersJSON     string
+	// Services keep their order, which is the manifest's.
+	Services []*protocol.Service
+	Features []string
+	// Stopped keeps ports, volumes and leases, and no container.
+	Stopped          bool
+	ReadinessTimeout time.Duration
+}
+
+// NodeState is what one node is to run, ready to be named by a protocol.DesiredState.
+type NodeState struct {
+	NodeID string
+	// Parts are sorted by ID.
+	Parts []Part
+}
+
+// Part is one workload with the very bytes that are hashed, stored and sent.
+type Part struct {
+	ID       string
+	Workload *protocol.Workload
+	Bytes    []byte
+	SHA256   [sha256.Size]byte
+}
+
+// Refs names the parts for a protocol.DesiredState, in their order.
+func (s NodeState) Refs() []*protocol.PartRef {
+	refs := make([]*protocol.PartRef, 0, len(s.Parts))
+	for _, p := range s.Parts {
+		refs = append(refs, &protocol.PartRef{Id: p.ID, Sha256: p.SHA256[:], SizeBytes: uint64(len(p.Bytes))})
+	}
+	return refs
+}
+
+// SameAs reports whether both states name the same parts, so that no new generation is due.
+func (s NodeState) SameAs(other NodeState) bool {
+	return s.NodeID == other.NodeID && slices.EqualFunc(s.Parts, other.Parts, func(a, b Part) bool {
+		return a.ID == b.ID && a.SHA256 == b.SHA256
+	})
+}
+
+// Compile turns a snapshot into the state of its node. Equal snapshots give equal bytes, whatever the order of their lists.
+// It only translates: Check says whether the result may be signed.
+func Compile(snap Snapshot) (NodeState, error) {
+	state := NodeState{NodeID: snap.Node.ID}
+	if snap.Node.Banned {
+		return state, nil
+	}
+	members := slices.Clone(snap.Members)
+	slices.SortStableFunc(members, func(a, b Member) int { return cmp.Compare(a.ID, b.ID) })
+	for _, m := range members {
+		part, err := compileMember(m)
+		if err != nil {
+			return NodeState{}, err
+		}
+		state.Parts = append(state.Parts, part)
+	}
+	return state, nil
+}
+
+func compileMember(m Member) (Part, error) {
+	manifest, err := envelope(m.ManifestEnvelope)
+	if err != nil {
+		return Part{}, fmt.Errorf("member %s: manifest envelope: %w", m.ID, err)
+	}
+	delegation, err := envelope(m.DelegationEnvelope)
+	if err != nil {
+		return Part{}, fmt.Errorf("member %s: delegation envelope: %w", m.ID, err)
+	}
+	w := &protocol.Workload{
+		Id:                      m.ID,
+		InstanceId:              m.InstanceID,
+		AllocationId:            m.AllocationID,
+		OrgId:                   m.OrgID,
+		OrgSlug:                 m.OrgSlug,
+		ProjectId:               m.ProjectID,
+		AppSlug:                 m.AppSlug,
+		AppVersion:              m.AppVersion,
+		Revision:                m.Revision,
+		CorrelationId:           m.CorrelationID,
+		Manifest:                manifest,
+		Delegation:              delegation,
+		Services:                m.Services,
+		Features:                sortedUnique(m.Features),
+		Stopped:                 m.Stopped,
+		ReadinessTimeoutSeconds: wholeSeconds(m.ReadinessTimeout),
+		ParametersJson:          m.ParametersJSON,
+	}
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(w)
+	if err != nil {
+		return Part{}, fmt.Errorf("member %s: %w", m.ID, err)
+	}
+	return Part{ID: m.ID, Workload: w, Bytes: data, SHA256: sha256.Sum256(data)}, nil
+}
+
+// envelope gives nil for no bytes: an absent delegation is an absent field, not an empty one.
+func envelope(data []byte) (*protocol.Envelope, error) {
+	if len(data) == 0 {
+		return nil, nil
+	}
+	env := &protocol.Envelope{}
+	if err := proto.Unmarshal(data, env); err != nil {
+		return nil, err
+	}
+	return env, nil
+}
+
+func sortedUnique(in []string) []string {
+	out := slices.Clone(in)
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// wholeSeconds rounds up: a timeout is never shorter than asked for.
+func wholeSeconds(d time.Duration) uint32 {
+	if d <= 0 {
+		return 0
+	}
+	return uint32(min((d+time.Second-1)/time.Second, 1<<32-1)) //nolint:gosec // bounded by min
+}

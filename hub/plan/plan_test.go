@@ -1,0 +1,204 @@
+package plan_test
+
+import (
+	"encoding/hex"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files") //nolint:gochecknoglobals // a flag has to be one
+
+func TestCompileGivesEqualBytesForAnyOrderOfTheSnapshot(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		snap := validSnapshot(t)
+		shuffled := snap
+		shuffled.Members = rapid.Permutation(snap.Members).Draw(t, "members")
+		shuffled.Allocations = rapid.Permutation(snap.Allocations).Draw(t, "allocations")
+
+		first, err := plan.Compile(snap)
+		require.NoError(t, err)
+		second, err := plan.Compile(shuffled)
+		require.NoError(t, err)
+
+		require.True(t, first.SameAs(second))
+		for i := range first.Parts {
+			require.Equal(t, first.Parts[i].Bytes, second.Parts[i].Bytes)
+		}
+	})
+}
+
+func TestCheckPassesWhatCompileMakesOfAValidSnapshot(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		snap := validSnapshot(t)
+		state, err := plan.Compile(snap)
+		require.NoError(t, err)
+		require.NoError(t, plan.Check(snap, state))
+		require.Len(t, state.Parts, len(snap.Members))
+		for i, ref := range state.Refs() {
+			require.Equal(t, state.Parts[i].ID, ref.GetId())
+			require.Equal(t, uint64(len(state.Parts[i].Bytes)), ref.GetSizeBytes())
+		}
+	})
+}
+
+func TestCompileDoesNotChangeTheSnapshot(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		snap := validSnapshot(t)
+		before := make([]string, 0, len(snap.Members))
+		for _, m := range snap.Members {
+			before = append(before, fmt.Sprint(m.ID, m.Features))
+		}
+		_, err := plan.Compile(snap)
+		require.NoError(t, err)
+		for i, m := range snap.Members {
+			require.Equal(t, before[i], fmt.Sprint(m.ID, m.Features))
+		}
+	})
+}
+
+func TestABannedNodeGetsAnEmptyState(t *testing.T) {
+	snap := goldenSnapshot()
+	snap.Node.Banned = true
+	state, err := plan.Compile(snap)
+	require.NoError(t, err)
+	require.Empty(t, state.Parts)
+	require.NoError(t, plan.Check(snap, state))
+}
+
+func TestCompileRefusesEnvelopeBytesThatAreNotOne(t *testing.T) {
+	snap := goldenSnapshot()
+	snap.Members[0].ManifestEnvelope = []byte{0xff, 0xff}
+	_, err := plan.Compile(snap)
+	require.ErrorContains(t, err, "manifest envelope")
+}
+
+// TestLaw14OneAcceleratorOneClaimOneMemberOneCopy: each way to break a valid snapshot is found, under its own name.
+func TestLaw14OneAcceleratorOneClaimOneMemberOneCopy(t *testing.T) {
+	cases := map[plan.Rule]func(*plan.Snapshot){
+		plan.RuleAcceleratorClaims: func(s *plan.Snapshot) {
+			s.Allocations[1].AcceleratorIDs = append(s.Allocations[1].AcceleratorIDs, s.Allocations[0].AcceleratorIDs[0])
+		},
+		plan.RuleAcceleratorShared: func(s *plan.Snapshot) {
+			r := s.Members[1].Services[0].GetResources()
+			r.AcceleratorIds = append(r.AcceleratorIds, s.Members[0].Services[0].GetResources().GetAcceleratorIds()[0])
+		},
+		plan.RuleAcceleratorUnknown: func(s *plan.Snapshot) { s.Node.AcceleratorIDs = s.Node.AcceleratorIDs[1:] },
+		plan.RuleAcceleratorUnclaimed: func(s *plan.Snapshot) {
+			s.Members[0].Services[0].Resources.AcceleratorIds = []string{"GPU-03"}
+		},
+		plan.RuleAllocationFull:    func(s *plan.Snapshot) { s.Members[0].Services[0].Resources.CpuMillis = 8001 },
+		plan.RuleAllocationUnknown: func(s *plan.Snapshot) { s.Members[0].AllocationID = "gone" },
+		plan.RuleAllocationForeign: func(s *plan.Snapshot) { s.Members[0].ProjectID = "another" },
+		plan.RuleDuplicateMember:   func(s *plan.Snapshot) { s.Members = append(s.Members, s.Members[0]) },
+		plan.RuleWrongNode:         func(s *plan.Snapshot) { s.Allocations[0].NodeID = "node-2" },
+		plan.RuleRevision:          func(s *plan.Snapshot) { s.Members[0].Revision = 0 },
+		plan.RuleEnvelope:          func(s *plan.Snapshot) { s.Members[0].ManifestEnvelope = nil },
+		plan.RuleServices:          func(s *plan.Snapshot) { s.Members[0].Services = nil },
+		plan.RuleImageDigest:       func(s *plan.Snapshot) { s.Members[0].Services[0].Image = "apps/demo/runtime:latest" },
+		plan.RuleTooLarge:          func(s *plan.Snapshot) { s.Members[0].ParametersJSON = strings.Repeat("x", 1<<20) },
+	}
+	for rule, spoil := range cases {
+		t.Run(string(rule), func(t *testing.T) {
+			snap := goldenSnapshot()
+			spoil(&snap)
+			state, err := plan.Compile(snap)
+			require.NoError(t, err)
+			var violations plan.Violations
+			require.ErrorAs(t, plan.Check(snap, state), &violations)
+			rules := make([]plan.Rule, 0, len(violations))
+			for _, v := range violations {
+				rules = append(rules, v.Rule)
+			}
+			require.Contains(t, rules, rule, violations.Error())
+		})
+	}
+}
+
+func TestCheckFindsAStateThatIsNotTheSnapshots(t *testing.T) {
+	cases := map[plan.Rule]func(*plan.NodeState){
+		plan.RuleWrongNode:     func(s *plan.NodeState) { s.NodeID = "node-2" },
+		plan.RuleMemberMissing: func(s *plan.NodeState) { s.Parts = s.Parts[1:] },
+		plan.RuleMemberUnknown: func(s *plan.NodeState) { s.Parts[0].ID = "a-stranger" },
+		plan.RuleOrder:         func(s *plan.NodeState) { s.Parts[0], s.Parts[1] = s.Parts[1], s.Parts[0] },
+		plan.RuleBytes:         func(s *plan.NodeState) { s.Parts[0].Bytes[10] ^= 1 },
+	}
+	for rule, spoil := range cases {
+		t.Run(string(rule), func(t *testing.T) {
+			snap := goldenSnapshot()
+			state, err := plan.Compile(snap)
+			require.NoError(t, err)
+			spoil(&state)
+			require.ErrorContains(t, plan.Check(snap, state), string(rule))
+		})
+	}
+}
+
+func TestMemoryThatOverflowsDoesNotFit(t *testing.T) {
+	snap := goldenSnapshot()
+	snap.Members[0].Services[0].Resources.MemoryBytes = 1<<64 - 1
+	snap.Members[1].Services[0].Resources.MemoryBytes = 2
+	state, err := plan.Compile(snap)
+	require.NoError(t, err)
+	require.ErrorContains(t, plan.Check(snap, state), string(plan.RuleAllocationFull))
+}
+
+// TestCompiledStateIsTheGoldenOne guards the bytes: other bytes for the same rows would make every node replace what it runs.
+func TestCompiledStateIsTheGoldenOne(t *testing.T) {
+	state, err := plan.Compile(goldenSnapshot())
+	require.NoError(t, err)
+	var got strings.Builder
+	for _, p := range state.Parts {
+		// protojson varies its white space on purpose; one space everywhere makes it comparable.
+		text := strings.Join(strings.Fields(protojson.Format(p.Workload)), " ")
+		fmt.Fprintf(&got, "%s\n%s\n%s\n", p.ID, hex.EncodeToString(p.SHA256[:]), text)
+	}
+	path := filepath.Join("testdata", "state.golden")
+	if *update {
+		require.NoError(t, os.WriteFile(path, []byte(got.String()), 0o600))
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, string(want), got.String())
+}
+
+func goldenSnapshot() plan.Snapshot {
+	member := func(id string, accelerators ...string) plan.Member {
+		return plan.Member{
+			ID: id, InstanceID: "instance-" + id, AllocationID: "allocation-1", OrgID: "org-1", OrgSlug: "acme", ProjectID: "project-1",
+			AppSlug: "demo", AppVersion: "1.0.0", Revision: 1, CorrelationID: "correlation-1", ParametersJSON: `{"greeting":"hello"}`,
+			ManifestEnvelope: signed("manifest"), DelegationEnvelope: signed("delegation"), Features: []string{"logs", "exec", "logs"},
+			ReadinessTimeout: 1500 * time.Millisecond,
+			Services: []*protocol.Service{
+				service("sidecar", 500, 1<<20, nil),
+				proto.CloneOf(service("app", 1000, 1<<30, accelerators)),
+			},
+		}
+	}
+	s := plan.Snapshot{
+		Node: plan.Node{ID: "node-1", AcceleratorIDs: []string{"GPU-00", "GPU-01", "GPU-02", "GPU-03"}},
+		Allocations: []plan.Allocation{
+			{ID: "allocation-1", NodeID: "node-1", OrgID: "org-1", ProjectID: "project-1", CPUMillis: 8000, MemoryBytes: 16 << 30, AcceleratorIDs: []string{"GPU-00", "GPU-01"}},
+			{ID: "allocation-2", NodeID: "node-1", OrgID: "org-2", ProjectID: "project-2", CPUMillis: 8000, MemoryBytes: 16 << 30, AcceleratorIDs: []string{"GPU-02"}},
+		},
+		Members: []plan.Member{member("member-2", "GPU-01"), member("member-1", "GPU-00")},
+	}
+	// The cases above spoil the first service of a member; it is the one with the accelerator.
+	for i := range s.Members {
+		svc := s.Members[i].Services
+		svc[0], svc[1] = svc[1], svc[0]
+	}
+	return s
+}
