@@ -179,5 +179,5 @@ func wholeSeconds(d time.Duration) uint32 {
 	if d <= 0 {
 		return 0
 	}
-	return uint32(min((d+time.Second-1)/time.Second, 1<<32-1)) //nolint:gosec // bounded by min
+	return uint32(min((d+time.Second-1)/time.Second, 1<<32-1))
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden files") //nolint:gochecknoglobals // a flag has to be one
+var update = flag.Bool("update", false, "rewrite the golden files")
 
 func TestCompileGivesEqualBytesForAnyOrderOfTheSnapshot(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
