@@ -1,0 +1,155 @@
+// Package db is the hub's one way to its database: the pool, serializable transactions with their retry, ids and migrations.
+// It speaks to CockroachDB and to PostgreSQL and hides which one it is. It owns no table but goose's own two; slices own theirs.
+package db
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Tx is what a slice may do inside the transaction that a command opened. It cannot commit, roll back or nest.
+type Tx interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Engine is the kind of database behind a DB.
+type Engine string
+
+// The engines that the hub runs on.
+const (
+	PostgreSQL  Engine = "postgresql"
+	CockroachDB Engine = "cockroachdb"
+)
+
+const (
+	// defaultMaxConns bounds the pool of one hub process; pool_max_conns in the URL overrides it. Whoever finds the pool
+	// empty waits until a connection is free or the caller's context ends.
+	defaultMaxConns = 24
+	// connectTimeout bounds one attempt to reach the database.
+	connectTimeout = 10 * time.Second
+	// idleInTransaction is when the database itself ends a transaction that its client left open.
+	idleInTransaction = 60 * time.Second
+)
+
+// DB is a pool of connections to one database. It is safe for concurrent use.
+type DB struct {
+	pool   *pgxpool.Pool
+	engine Engine
+	// beforeCommit is nil outside tests, which break the connection there.
+	beforeCommit func(pgx.Tx)
+}
+
+// Open connects and finds out which engine answers. The URL is of libpq's form; pgxpool's own parameters are understood.
+func Open(ctx context.Context, url string) (*DB, error) {
+	conf, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		// The parser's text holds the URL with its password masked; it still belongs to the log, not to a caller.
+		return nil, fault.New(fault.Unprocessable, "database_url_invalid", "The database URL cannot be read; expected postgres://user@host:port/name.", err)
+	}
+	if !strings.Contains(url, "pool_max_conns") {
+		conf.MaxConns = defaultMaxConns
+	}
+	if conf.ConnConfig.ConnectTimeout == 0 {
+		conf.ConnConfig.ConnectTimeout = connectTimeout
+	}
+	params := conf.ConnConfig.RuntimeParams
+	setDefault(params, "application_name", "gpuaas-hub")
+	setDefault(params, "timezone", "UTC")
+	setDefault(params, "idle_in_transaction_session_timeout", fmt.Sprintf("%d", idleInTransaction.Milliseconds()))
+	conf.AfterConnect = useUTC
+
+	pool, err := pgxpool.NewWithConfig(ctx, conf)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	d := &DB{pool: pool}
+	var version string
+	if err := pool.QueryRow(ctx, `SELECT version()`).Scan(&version); err != nil {
+		pool.Close()
+		return nil, unavailable(err)
+	}
+	switch {
+	case strings.HasPrefix(version, "CockroachDB"):
+		d.engine = CockroachDB
+	case strings.HasPrefix(version, "PostgreSQL"):
+		d.engine = PostgreSQL
+	default:
+		pool.Close()
+		return nil, fault.New(fault.Unprocessable, "database_unsupported", "The database is neither CockroachDB nor PostgreSQL.", fmt.Errorf("version() says %q", version))
+	}
+	return d, nil
+}
+
+// Engine says which kind of database this is.
+func (d *DB) Engine() Engine { return d.engine }
+
+// Close waits for running transactions and closes the pool.
+func (d *DB) Close() { d.pool.Close() }
+
+// Ping proves that a statement goes through.
+func (d *DB) Ping(ctx context.Context) error {
+	if err := d.pool.Ping(ctx); err != nil {
+		return unavailable(err)
+	}
+	return nil
+}
+
+// NewID makes a UUIDv7: unique without asking the database, and roughly in order of creation.
+func NewID() string {
+	id, err := uuid.NewV7()
+	if err != nil {
+		// Only a kernel without randomness gets here; no id made then would be safe.
+		panic(err)
+	}
+	return id.String()
+}
+
+// IsID reports whether s is an id in the canonical form that NewID gives. Check before an id from outside reaches SQL: a
+// malformed one is an absent resource, not a database error.
+func IsID(s string) bool {
+	return len(s) == 36 && uuid.Validate(s) == nil && strings.ToLower(s) == s
+}
+
+// IsNoRows reports that QueryRow found nothing.
+func IsNoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
+
+// IsUniqueViolation reports that a row already exists. On PostgreSQL the transaction is lost with it: prefer
+// INSERT ... ON CONFLICT DO NOTHING where the command wants to go on.
+func IsUniqueViolation(err error) bool { return sqlState(err) == "23505" }
+
+func setDefault(m map[string]string, key, value string) {
+	if _, ok := m[key]; !ok {
+		m[key] = value
+	}
+}
+
+// useUTC makes a scanned TIMESTAMPTZ carry UTC instead of the process's zone, so that times compare and print alike everywhere.
+func useUTC(_ context.Context, conn *pgx.Conn) error {
+	conn.TypeMap().RegisterType(&pgtype.Type{Name: "timestamptz", OID: pgtype.TimestamptzOID, Codec: &pgtype.TimestamptzCodec{ScanLocation: time.UTC}})
+	return nil
+}
+
+func unavailable(cause error) *fault.Error {
+	return fault.New(fault.Unavailable, "database_unavailable", "The database does not answer; try again in a moment.", cause).After(time.Second)
+}
+
+func sqlState(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}

@@ -1,0 +1,128 @@
+// Package dbtest gives a test a fresh, migrated database on a real private PostgreSQL: one server per test process, under
+// /tmp, gone with the process. It is for tests only.
+package dbtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
+)
+
+// template is the migrated database that each test's own is copied from.
+const template = "gpuaas_template"
+
+type server struct {
+	*managed.Server
+	next atomic.Int64
+	// leash ends the janitor when this process ends, whatever ends it.
+	leash io.WriteCloser
+}
+
+//nolint:gochecknoglobals // one server per test process; a test has no other place to share it
+var start = sync.OnceValues(startServer)
+
+// New returns an open database that has every migration and belongs to this test alone.
+func New(t testing.TB) *db.DB {
+	t.Helper()
+	d, err := db.Open(t.Context(), URL(t))
+	if err != nil {
+		t.Fatalf("open test database: %v", err)
+	}
+	t.Cleanup(d.Close)
+	return d
+}
+
+// URL is New for a test that opens the database itself.
+func URL(t testing.TB) string {
+	t.Helper()
+	return copyOf(t, template)
+}
+
+// EmptyURL is a database without any table, for tests of migration itself.
+func EmptyURL(t testing.TB) string {
+	t.Helper()
+	return copyOf(t, "template0")
+}
+
+func copyOf(t testing.TB, from string) string {
+	t.Helper()
+	s, err := start()
+	if err != nil {
+		t.Fatalf("start PostgreSQL for tests: %v", err)
+	}
+	name := "test_" + strconv.FormatInt(s.next.Add(1), 10)
+	if err := s.admin(t.Context(), "CREATE DATABASE "+name+" TEMPLATE "+from); err != nil {
+		t.Fatalf("make test database: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := s.admin(context.Background(), "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
+			t.Errorf("drop test database: %v", err)
+		}
+	})
+	return s.URLFor(name)
+}
+
+func startServer() (_ *server, err error) {
+	ctx := context.Background()
+	dir, err := os.MkdirTemp("/tmp", "gpuaas-dbtest-")
+	if err != nil {
+		return nil, err
+	}
+	s := &server{}
+	if s.leash, err = startJanitor(dir); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	// The directory may be thrown away at any time, so nothing in it needs to survive a power cut.
+	settings := map[string]string{"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "shared_buffers": "32MB", "max_wal_size": "256MB", "autovacuum": "off"}
+	if s.Server, err = managed.Start(ctx, managed.Config{Dir: dir, Settings: settings}); err != nil {
+		return nil, errors.Join(err, s.leash.Close())
+	}
+	if err := s.admin(ctx, "CREATE DATABASE "+template+" TEMPLATE template0"); err != nil {
+		return nil, err
+	}
+	d, err := db.Open(ctx, s.URLFor(template))
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close() // a database with a connection cannot be copied
+	return s, db.Migrate(ctx, d)
+}
+
+// startJanitor starts a shell that does nothing until this process is gone, then stops the server and removes the
+// directory: a test binary has no hook at its end that also runs after a panic or a kill.
+func startJanitor(dir string) (io.WriteCloser, error) {
+	const script = `read -r _; pid=$(head -n1 "$1/data/postmaster.pid" 2>/dev/null) && kill -QUIT "$pid" 2>/dev/null
+while [ -n "$pid" ] && readlink "/proc/$pid/cwd" >/dev/null; do sleep 0.05; done; rm -rf -- "$1"`
+	cmd := exec.Command("/bin/sh", "-c", script, "sh", filepath.Clean(dir)) //nolint:noctx // must outlive every context
+	leash, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start janitor: %w", err)
+	}
+	return leash, nil
+}
+
+func (s *server) admin(ctx context.Context, statement string) error {
+	conn, err := pgx.Connect(ctx, s.URLFor("postgres"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	_, err = conn.Exec(ctx, statement)
+	return err
+}

@@ -1,0 +1,111 @@
+package managed
+
+import (
+	"errors"
+	"os"
+	"os/user"
+	"strconv"
+	"syscall"
+)
+
+// account is who runs the server. same means the hub's own user.
+type account struct {
+	name     string
+	uid, gid uint32
+	same     bool
+}
+
+// unprivileged finds the server's user: the hub's own unless that is root, whom PostgreSQL refuses.
+func unprivileged(wanted string) (account, error) {
+	if os.Geteuid() != 0 {
+		me, err := user.Current()
+		if err != nil {
+			return account{}, refuse("database_user", "The hub's own user cannot be found.", err)
+		}
+		if wanted != "" && wanted != me.Username {
+			return account{}, refuse("database_user", "Only root can run the database as another user: leave the database user empty.", nil)
+		}
+		return describe(me, true)
+	}
+	names := []string{"gpuaas-hub", "gpuaas", "postgres"}
+	if wanted != "" {
+		names = []string{wanted}
+	}
+	for _, name := range names {
+		u, err := user.Lookup(name)
+		if err != nil {
+			var unknown user.UnknownUserError
+			if errors.As(err, &unknown) {
+				continue
+			}
+			return account{}, refuse("database_user", "The user "+name+" cannot be looked up.", err)
+		}
+		if u.Uid == "0" {
+			return account{}, refuse("database_user", "PostgreSQL refuses to run as root: name an unprivileged user.", nil)
+		}
+		return describe(u, false)
+	}
+	return account{}, refuse("database_user", "PostgreSQL refuses to run as root and none of these users exists: "+join(names)+". Install Debian's package postgresql, or make one with: useradd --system gpuaas-hub", nil)
+}
+
+func describe(u *user.User, same bool) (account, error) {
+	uid, err := strconv.ParseUint(u.Uid, 10, 32)
+	if err != nil {
+		return account{}, refuse("database_user", "The number of user "+u.Username+" cannot be read.", err)
+	}
+	gid, err := strconv.ParseUint(u.Gid, 10, 32)
+	if err != nil {
+		return account{}, refuse("database_user", "The group of user "+u.Username+" cannot be read.", err)
+	}
+	return account{name: u.Username, uid: uint32(uid), gid: uint32(gid), same: same}, nil
+}
+
+// mayEnter says whether the mode bits let the user pass through dir. Access lists are not looked at; they can only make
+// the server's own error come later.
+func (a account) mayEnter(dir string) (bool, error) {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return false, err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return true, nil
+	}
+	mode := info.Mode().Perm()
+	switch {
+	case st.Uid == a.uid:
+		return mode&0o100 != 0, nil
+	case st.Gid == a.gid:
+		return mode&0o010 != 0, nil
+	}
+	return mode&0o001 != 0, nil
+}
+
+// own gives a path to the server's user.
+func (a account) own(path string) error {
+	if a.same {
+		return nil
+	}
+	return os.Chown(path, int(a.uid), int(a.gid))
+}
+
+// attributes makes a child run as the server's user and die with the hub. The signal is PostgreSQL's fast shutdown: its
+// backends end cleanly, where a killed postmaster would leave them to notice by themselves.
+func (a account) attributes() *syscall.SysProcAttr {
+	attr := &syscall.SysProcAttr{Pdeathsig: syscall.SIGINT, Setpgid: true}
+	if !a.same {
+		attr.Credential = &syscall.Credential{Uid: a.uid, Gid: a.gid, Groups: []uint32{}}
+	}
+	return attr
+}
+
+func join(names []string) string {
+	out := ""
+	for i, n := range names {
+		if i > 0 {
+			out += ", "
+		}
+		out += n
+	}
+	return out
+}

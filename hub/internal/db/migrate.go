@@ -1,0 +1,72 @@
+package db
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/lock"
+)
+
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+const (
+	// Two hubs that start together take turns; a hub that died while it migrated blocks the others for the lease at most.
+	migrationLease     = 30 * time.Second
+	migrationHeartbeat = 5 * time.Second
+	migrationLockPoll  = 200 * time.Millisecond
+	// migrationLockTries × migrationLockPoll = five minutes of waiting for another hub's migrations.
+	migrationLockTries = 1500
+)
+
+// Migrations is the embedded SQL, for tests that read it.
+func Migrations() fs.FS {
+	sub, err := fs.Sub(migrations, "migrations")
+	if err != nil {
+		panic(err) // the directory is compiled in
+	}
+	return sub
+}
+
+// Migrate brings the schema up to what this program knows. It is safe when several hubs do it at once: the lock is a row
+// with a lease, because session locks do not exist on CockroachDB. Migrations run outside transactions, one statement
+// each, and are written so that one cut short can run again.
+func Migrate(ctx context.Context, d *DB) error {
+	quiet := slog.New(slog.DiscardHandler)
+	locker, err := lock.NewPostgresTableLocker(
+		lock.WithTableLeaseDuration(migrationLease),
+		lock.WithTableHeartbeatInterval(migrationHeartbeat),
+		lock.WithTableLockTimeout(migrationLockPoll, migrationLockTries),
+		lock.WithTableLogger(quiet),
+	)
+	if err != nil {
+		return fmt.Errorf("migration lock: %w", err)
+	}
+	sqlDB := stdlib.OpenDBFromPool(d.pool)
+	defer func() { _ = sqlDB.Close() }() // closes the wrapper, not the pool
+	provider, err := goose.NewProvider(goose.DialectPostgres, sqlDB, Migrations(),
+		goose.WithLocker(locker),
+		goose.WithSlog(quiet),
+		goose.WithDisableGlobalRegistry(true),
+		// Numbers are given out in ranges by slice: a new file of one slice has a lower number than an old file of another.
+		goose.WithAllowOutofOrder(true),
+	)
+	if err != nil {
+		return fmt.Errorf("read migrations: %w", err)
+	}
+	if _, err := provider.Up(ctx); err != nil {
+		var partial *goose.PartialError
+		if errors.As(err, &partial) && partial.Failed != nil {
+			return fmt.Errorf("migration %s: %w", partial.Failed.Source.Path, partial.Err)
+		}
+		return fmt.Errorf("migrate: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,243 @@
+package db
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/cockroachdb/cockroach-go/v2/crdb"
+	crdbpgx "github.com/cockroachdb/cockroach-go/v2/crdb/crdbpgxv5"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	// maxConflicts bounds how often one transaction starts afresh after losing to another; then the caller gets "busy" (503).
+	maxConflicts = 50
+	// maxLostConnections bounds fresh starts after the connection broke before COMMIT, when nothing can have been written.
+	maxLostConnections = 3
+	// The pause before the nth fresh start is random below min(backoffCap, backoffBase<<n).
+	backoffBase = 2 * time.Millisecond
+	backoffCap  = 250 * time.Millisecond
+	// commitTimeout bounds COMMIT and ROLLBACK, which go on when the caller has gone: ending them half-way would leave the
+	// outcome unknown.
+	commitTimeout = 10 * time.Second
+)
+
+// ErrAmbiguousCommit is in the chain of the fault that RunTx returns when the connection broke during COMMIT: the
+// transaction may or may not have happened. Doing it again is right only under the same key.
+var ErrAmbiguousCommit = errors.New("db: outcome of the commit is unknown")
+
+// RunTx runs fn in one SERIALIZABLE transaction and commits it. It starts afresh when the database asks for it, so fn must
+// have no effect outside tx. An error of fn rolls back and is returned as it is.
+func RunTx[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, error) {
+	return run(ctx, d, pgx.TxOptions{IsoLevel: pgx.Serializable, AccessMode: pgx.ReadWrite}, fn)
+}
+
+// ReadTx runs fn over one consistent snapshot that fn cannot change. On PostgreSQL it is REPEATABLE READ, so that a listing
+// never makes a writer start afresh.
+func ReadTx[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, error) {
+	opts := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	if d.engine == CockroachDB {
+		opts.IsoLevel = pgx.Serializable
+	}
+	return run(ctx, d, opts, fn)
+}
+
+func run[T any](ctx context.Context, d *DB, opts pgx.TxOptions, fn func(tx Tx) (T, error)) (T, error) {
+	var out, zero T
+	body := func(tx Tx) (err error) {
+		out, err = fn(tx)
+		return err
+	}
+	conflicts, lost := 0, 0
+	for {
+		res := d.once(ctx, opts, body)
+		switch res.outcome {
+		case committed:
+			return out, nil
+		case failed:
+			return zero, res.err
+		case unknown:
+			if opts.AccessMode == pgx.ReadWrite {
+				return zero, ambiguous(res.err)
+			}
+			fallthrough
+		case lostConnection:
+			if lost++; lost > maxLostConnections {
+				return zero, unavailable(res.err)
+			}
+		case conflict:
+			if conflicts++; conflicts > maxConflicts {
+				return zero, busy(res.err)
+			}
+		}
+		if err := pause(ctx, conflicts+lost); err != nil {
+			return zero, fault.New(fault.Unavailable, "cancelled", "The request ended before it could be done.", err)
+		}
+	}
+}
+
+// outcome is how one attempt ended.
+type outcome uint8
+
+const (
+	committed outcome = iota
+	// failed: rolled back for good.
+	failed
+	// conflict: rolled back; a fresh start may succeed.
+	conflict
+	// lostConnection: broken before COMMIT was sent; nothing was written.
+	lostConnection
+	// unknown: broken after COMMIT was sent.
+	unknown
+)
+
+type result struct {
+	outcome outcome
+	err     error
+}
+
+func (d *DB) once(ctx context.Context, opts pgx.TxOptions, body func(Tx) error) result {
+	if d.engine == CockroachDB {
+		return d.onceCockroach(ctx, opts, body)
+	}
+	return d.oncePostgres(ctx, opts, body)
+}
+
+// oncePostgres never hands COMMIT to a library: crdbpgx ignores its error, and on PostgreSQL that is where a serialization
+// failure shows, so that a write would be lost in silence.
+func (d *DB) oncePostgres(ctx context.Context, opts pgx.TxOptions, body func(Tx) error) result {
+	tx, err := d.pool.BeginTx(ctx, opts)
+	if err != nil {
+		return beginFailed(ctx, err)
+	}
+	open := true
+	defer func() {
+		if open {
+			rollback(ctx, tx)
+		}
+	}()
+
+	w := &watchedTx{tx: tx}
+	err = body(w)
+	// The watched error goes first: a slice that turned a serialization failure into "not found" must not hide it.
+	if w.conflict != nil {
+		return result{conflict, w.conflict}
+	}
+	if err != nil {
+		switch {
+		case isConflict(err):
+			return result{conflict, err}
+		case tx.Conn().IsClosed() && ctx.Err() == nil:
+			return result{lostConnection, err}
+		}
+		return result{failed, err}
+	}
+
+	if d.beforeCommit != nil {
+		d.beforeCommit(tx)
+	}
+	open = false
+	commitCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
+	defer cancel()
+	return committing(tx.Commit(commitCtx))
+}
+
+func (d *DB) onceCockroach(ctx context.Context, opts pgx.TxOptions, body func(Tx) error) result {
+	err := crdbpgx.ExecuteTx(crdb.WithMaxRetries(ctx, maxConflicts), d.pool, opts, func(tx pgx.Tx) error {
+		w := &watchedTx{tx: tx}
+		err := body(w)
+		if w.conflict != nil {
+			return w.conflict
+		}
+		return err
+	})
+	var (
+		doubtful *crdb.AmbiguousCommitError
+		tooMany  *crdb.MaxRetriesExceededError
+	)
+	switch {
+	case err == nil:
+		return result{outcome: committed}
+	case errors.As(err, &doubtful):
+		return committing(doubtful.Unwrap())
+	case errors.As(err, &tooMany):
+		return result{failed, busy(err)}
+	case isConflict(err):
+		return result{conflict, err}
+	case isConnectionLoss(err) && ctx.Err() == nil:
+		return result{lostConnection, err}
+	}
+	return result{failed, err}
+}
+
+// committing judges what COMMIT answered.
+func committing(err error) result {
+	switch state := sqlState(err); {
+	case err == nil:
+		return result{outcome: committed}
+	case isConflict(err):
+		return result{conflict, err}
+	case errors.Is(err, pgx.ErrTxCommitRollback):
+		// A statement failed, fn went on as if it had not, and the database rolled back.
+		return result{failed, err}
+	case state != "" && state != "40003" && !strings.HasPrefix(state, "57P") && !strings.HasPrefix(state, "08"):
+		return result{failed, err}
+	}
+	// No answer, 40003 (CockroachDB: maybe committed), or a shutdown that may have come just after the commit.
+	return result{unknown, err}
+}
+
+func beginFailed(ctx context.Context, err error) result {
+	if ctx.Err() != nil {
+		return result{failed, fault.New(fault.Unavailable, "cancelled", "The request ended before it could be done.", err)}
+	}
+	return result{lostConnection, err}
+}
+
+func rollback(ctx context.Context, tx pgx.Tx) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
+	defer cancel()
+	// A rollback that fails has a broken connection, which pgx throws away; the database rolls back by itself.
+	_ = tx.Rollback(ctx)
+}
+
+func isConflict(err error) bool {
+	state := sqlState(err)
+	return state == "40001" || state == "40P01"
+}
+
+func isConnectionLoss(err error) bool {
+	state := sqlState(err)
+	if state != "" {
+		return strings.HasPrefix(state, "57P") || strings.HasPrefix(state, "08")
+	}
+	var known *fault.Error
+	return err != nil && !errors.As(err, &known) && errIsNetwork(err)
+}
+
+func ambiguous(cause error) *fault.Error {
+	return fault.New(fault.Unavailable, "commit_ambiguous",
+		"The database broke off while saving; it is not known whether the change was made. Send the same request again with the same X-Idempotency-Key.",
+		errors.Join(ErrAmbiguousCommit, cause)).After(time.Second)
+}
+
+func busy(cause error) *fault.Error {
+	return fault.New(fault.Unavailable, "database_busy", "Too many changes at the same place at once; try again in a moment.", cause).After(time.Second)
+}
+
+func pause(ctx context.Context, n int) error {
+	limit := min(backoffCap, backoffBase<<min(n, 10))
+	t := time.NewTimer(rand.N(limit)) //nolint:gosec // spreads retries, keeps no secret
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}

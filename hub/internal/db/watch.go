@@ -1,0 +1,69 @@
+package db
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// watchedTx remembers that the database asked for a fresh start, whatever the caller makes of the error.
+type watchedTx struct {
+	tx       pgx.Tx
+	conflict error
+}
+
+func (w *watchedTx) note(err error) error {
+	if err != nil && w.conflict == nil && isConflict(err) {
+		w.conflict = err
+	}
+	return err
+}
+
+func (w *watchedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	tag, err := w.tx.Exec(ctx, sql, args...)
+	return tag, w.note(err)
+}
+
+func (w *watchedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	rows, err := w.tx.Query(ctx, sql, args...) //nolint:sqlclosecheck // the caller closes it
+	if rows == nil {
+		return nil, w.note(err)
+	}
+	return watchedRows{rows, w}, w.note(err)
+}
+
+func (w *watchedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return watchedRow{w.tx.QueryRow(ctx, sql, args...), w}
+}
+
+type watchedRow struct {
+	row pgx.Row
+	w   *watchedTx
+}
+
+func (r watchedRow) Scan(dest ...any) error { return r.w.note(r.row.Scan(dest...)) }
+
+type watchedRows struct {
+	pgx.Rows
+	w *watchedTx
+}
+
+func (r watchedRows) Err() error             { return r.w.note(r.Rows.Err()) }
+func (r watchedRows) Scan(dest ...any) error { return r.w.note(r.Rows.Scan(dest...)) }
+func (r watchedRows) Next() bool {
+	ok := r.Rows.Next()
+	if !ok {
+		_ = r.w.note(r.Rows.Err())
+	}
+	return ok
+}
+
+func errIsNetwork(err error) bool {
+	var network net.Error
+	var connect *pgconn.ConnectError
+	return errors.As(err, &connect) || errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
+}
