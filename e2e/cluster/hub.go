@@ -1,0 +1,114 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Hub is a hub with its private PostgreSQL.
+type Hub struct {
+	*Process
+	Config HubConfig
+	Ready  HubReady
+	// RootFingerprint is what a node compares the trust bundle with.
+	RootFingerprint string
+}
+
+// HubConfig says where a hub lives. Ports may be 0.
+type HubConfig struct {
+	Bin string
+	// Dir holds data/, keys/ and logs/; a private PostgreSQL cannot work below /root.
+	Dir              string
+	Listen           string
+	SessionListen    string
+	AdvertiseAPI     string
+	AdvertiseSession string
+	NetNS            string
+	ExtraArgs        []string
+	Env              []string
+}
+
+// HubReady is the line that gpuaas-hub prints when it serves.
+type HubReady struct {
+	Ready       bool   `json:"ready"`
+	APIURL      string `json:"api_url"`
+	SessionAddr string `json:"session_addr"`
+	CAFile      string `json:"ca_file"`
+	TokenFile   string `json:"token_file"`
+}
+
+// DataDir is the hub's data directory.
+func (c HubConfig) DataDir() string { return filepath.Join(c.Dir, "data") }
+
+// KeyDir holds the offline keys.
+func (c HubConfig) KeyDir() string { return filepath.Join(c.Dir, "keys") }
+
+// PassphraseFile opens the offline keys.
+func (c HubConfig) PassphraseFile() string { return filepath.Join(c.Dir, "keys", "passphrase") }
+
+func (c HubConfig) binary() string { return filepath.Join(c.Bin, "gpuaas-hub") }
+
+// InitHub runs `gpuaas-hub init` and returns the root fingerprint.
+func InitHub(ctx context.Context, c HubConfig, passphrase, trustDomain string) (string, error) {
+	if err := os.MkdirAll(c.KeyDir(), 0o700); err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(c.PassphraseFile(), []byte(passphrase), 0o600); err != nil {
+		return "", err
+	}
+	out, err := run(ctx, c.binary(), "init", "--data-dir", c.DataDir(), "--key-dir", c.KeyDir(),
+		"--passphrase-file", c.PassphraseFile(), "--trust-domain", trustDomain, "-o", "json")
+	if err != nil {
+		return "", err
+	}
+	var printed struct {
+		RootFingerprint string `json:"root_fingerprint"`
+	}
+	if err := json.Unmarshal(out, &printed); err != nil {
+		return "", fmt.Errorf("gpuaas-hub init printed %q: %w", out, err)
+	}
+	return printed.RootFingerprint, nil
+}
+
+// StartHub runs `gpuaas-hub serve` and waits until it serves.
+func StartHub(ctx context.Context, c HubConfig) (*Hub, error) {
+	args := []string{"serve", "--data-dir", c.DataDir(), "--listen", c.Listen, "--session-listen", c.SessionListen}
+	if c.AdvertiseAPI != "" {
+		args = append(args, "--advertise-api", c.AdvertiseAPI)
+	}
+	if c.AdvertiseSession != "" {
+		args = append(args, "--advertise-session", c.AdvertiseSession)
+	}
+	h := &Hub{Config: c}
+	var err error
+	h.Process, err = start(ctx, command{
+		name: "hub", path: c.binary(), args: append(args, c.ExtraArgs...), env: c.Env, netns: c.NetNS,
+		logDir: filepath.Join(c.Dir, "logs"), ready: &h.Ready,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// Delegate lets the publisher whose public key is in the file sign for the org's repositories.
+func Delegate(ctx context.Context, c HubConfig, publicKeyFile, orgSlug, prefix string) ([]byte, error) {
+	return run(ctx, c.binary(), "trust", "delegate", "--key-dir", c.KeyDir(), "--passphrase-file", c.PassphraseFile(),
+		"--publisher", publicKeyFile, "--org", orgSlug, "--prefix", prefix)
+}
+
+func run(ctx context.Context, path string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, path, args...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w: %s", filepath.Base(path), args[0], err, strings.TrimSpace(stderr.String()))
+	}
+	return out, nil
+}
