@@ -1,0 +1,13 @@
+// Package api holds the contract: openapi.yaml for REST, asyncapi.yaml for events. It owns no behaviour; httpapi checks every
+// request against it and serves it.
+package api
+
+import _ "embed"
+
+//go:generate go run github.com/oapi-codegen/oapi-codegen/v2/cmd/oapi-codegen@v2.8.2 -config server.codegen.yaml openapi.yaml
+//go:generate go run github.com/oapi-codegen/oapi-codegen/v2/cmd/oapi-codegen@v2.8.2 -config client.codegen.yaml openapi.yaml
+
+// OpenAPI is openapi.yaml as written.
+//
+//go:embed openapi.yaml
+var OpenAPI []byte
