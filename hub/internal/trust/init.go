@@ -1,0 +1,216 @@
+package trust
+
+import (
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"encoding/pem"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Names of the files in the offline directory.
+const (
+	RootKeyFile    = "root.age"
+	CatalogKeyFile = "catalog.age"
+)
+
+// MinPassphraseBytes is the shortest passphrase that guards an offline key.
+const MinPassphraseBytes = 8
+
+// InitOptions says where the first keys go.
+type InitOptions struct {
+	DataDir string
+	// OfflineDir takes the root and the catalog key. It must not be inside DataDir.
+	OfflineDir  string
+	TrustDomain string
+	Passphrase  string
+	Now         time.Time
+	// ScryptWorkFactor is log2 of the work for one guess of the passphrase; 0 takes age's default.
+	ScryptWorkFactor int
+}
+
+// InitResult is what an operator has to note.
+type InitResult struct {
+	HubID           string
+	RootFingerprint string
+	RootKeyFile     string
+	CatalogKeyFile  string
+	CatalogKeyID    string
+	CAFile          string
+}
+
+// A trust domain is a DNS name in lower case (SPIFFE ID, section 2.1); the name constraints of the authorities need the dot.
+var trustDomainForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+$`)
+
+func (o InitOptions) check() error {
+	if !trustDomainForm.MatchString(o.TrustDomain) || len(o.TrustDomain) > 253 {
+		return fault.New(fault.Malformed, "trust_domain_invalid", "The trust domain must be a lower-case DNS name with a dot, like gpuaas.internal.", nil)
+	}
+	if len(o.Passphrase) < MinPassphraseBytes {
+		return fault.New(fault.Malformed, "passphrase_short", fmt.Sprintf("The passphrase needs at least %d bytes.", MinPassphraseBytes), nil)
+	}
+	in, err := inside(o.OfflineDir, o.DataDir)
+	if err != nil {
+		return fault.New(fault.Malformed, "offline_dir_unusable", "The directory "+o.OfflineDir+" cannot be used.", err)
+	}
+	if in {
+		return fault.New(fault.Malformed, "offline_dir_inside", "The directory for the root and catalog keys must not be inside the data directory.", nil)
+	}
+	for _, path := range []string{
+		filepath.Join(o.DataDir, trustDirName, hubIDFile), filepath.Join(o.OfflineDir, RootKeyFile), filepath.Join(o.OfflineDir, CatalogKeyFile),
+	} {
+		if _, err := os.Lstat(path); err == nil {
+			return fault.New(fault.Conflict, "already_initialised", path+" exists already: init never overwrites keys. Choose other directories, or remove these by hand if nothing depends on them.", nil)
+		}
+	}
+	return nil
+}
+
+// Init makes all keys and trust bundle 1. The root key exists in memory only until the bundle is signed and the key is
+// written, encrypted.
+func Init(o InitOptions) (InitResult, error) {
+	if err := o.check(); err != nil {
+		return InitResult{}, err
+	}
+	dir := filepath.Join(o.DataDir, trustDirName)
+	for _, d := range []string{o.DataDir, dir, o.OfflineDir} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return InitResult{}, fault.New(fault.Internal, "directory_unwritable", "The directory "+d+" cannot be made: create it, or run init as a user who may.", err)
+		}
+	}
+	result, err := makeKeys(o, dir)
+	if err != nil {
+		return InitResult{}, fault.New(fault.Internal, "keys_not_written", "The keys could not be written: check free space and permissions of "+o.DataDir+" and "+o.OfflineDir+", remove what was written, and run init again.", err)
+	}
+	return result, nil
+}
+
+func makeKeys(o InitOptions, dir string) (InitResult, error) {
+	_, root, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return InitResult{}, err
+	}
+	defer clear(root)
+	_, catalog, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return InitResult{}, err
+	}
+	defer clear(catalog)
+
+	roles := []*protocol.Role{edRole(protocol.RoleRoot, root), edRole(protocol.RoleCatalog, catalog)}
+	for _, role := range []string{protocol.RoleState, protocol.RoleLease, protocol.RoleNodeCA, protocol.RoleHubCA} {
+		r, err := newOnlineRole(dir, role, o.TrustDomain, o.Now)
+		if err != nil {
+			return InitResult{}, err
+		}
+		roles = append(roles, r)
+	}
+	_, token, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return InitResult{}, err
+	}
+	if err := writeKey(filepath.Join(dir, roleToken+".key"), token); err != nil {
+		return InitResult{}, err
+	}
+
+	bundle := &protocol.TrustBundle{TrustDomain: o.TrustDomain, Version: 1, Epoch: 1, Roles: roles, IssuedAt: timestamppb.New(o.Now)}
+	env, err := protocol.SignMessage(protocol.PayloadBundle, bundle, protocol.NewEd25519Signer(root))
+	if err != nil {
+		return InitResult{}, err
+	}
+	if err := writeBundle(dir, env, 1); err != nil {
+		return InitResult{}, err
+	}
+	if err := writeCA(o.DataDir, bundle); err != nil {
+		return InitResult{}, err
+	}
+
+	rootFile, catalogFile := filepath.Join(o.OfflineDir, RootKeyFile), filepath.Join(o.OfflineDir, CatalogKeyFile)
+	if err := writeOffline(rootFile, protocol.RoleRoot, root, o.Passphrase, o.ScryptWorkFactor); err != nil {
+		return InitResult{}, err
+	}
+	if err := writeOffline(catalogFile, protocol.RoleCatalog, catalog, o.Passphrase, o.ScryptWorkFactor); err != nil {
+		return InitResult{}, err
+	}
+	pub, _ := root.Public().(ed25519.PublicKey)
+	fingerprint := protocol.Fingerprint(pub)
+	if err := writeNew(filepath.Join(dir, rootFingerprintFile), []byte(fingerprint+"\n"), 0o644); err != nil {
+		return InitResult{}, err
+	}
+	id, err := uuid.NewV7()
+	if err != nil {
+		return InitResult{}, err
+	}
+	// Last: whoever finds the hub id finds everything else.
+	if err := writeNew(filepath.Join(dir, hubIDFile), []byte(id.String()+"\n"), 0o644); err != nil {
+		return InitResult{}, err
+	}
+	return InitResult{
+		HubID: id.String(), RootFingerprint: fingerprint, RootKeyFile: rootFile, CatalogKeyFile: catalogFile,
+		CatalogKeyID: roles[1].GetKeys()[0].GetKeyId(), CAFile: filepath.Join(o.DataDir, CAFile),
+	}, nil
+}
+
+func edRole(name string, key ed25519.PrivateKey) *protocol.Role {
+	pub, _ := key.Public().(ed25519.PublicKey)
+	return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{KeyId: protocol.KeyID(pub), Ed25519: pub}}}
+}
+
+// newOnlineRole makes a key or an authority and writes it to the trust directory.
+func newOnlineRole(dir, role, trustDomain string, now time.Time) (*protocol.Role, error) {
+	if role != protocol.RoleNodeCA && role != protocol.RoleHubCA {
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		if err != nil {
+			return nil, err
+		}
+		r := edRole(role, key)
+		return r, writeKey(keyPath(dir, role, r.GetKeys()[0].GetKeyId()), key)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	cert, keyID, err := newAuthority(key, role, trustDomain, now)
+	if err != nil {
+		return nil, err
+	}
+	return &protocol.Role{Name: role, Threshold: 1, Keys: []*protocol.PublicKey{{KeyId: keyID, Certificate: cert}}},
+		writeKey(keyPath(dir, role, keyID), key)
+}
+
+// writeCA replaces the file that clients of the REST API verify the hub by.
+func writeCA(dataDir string, bundle *protocol.TrustBundle) error {
+	var data []byte
+	for _, r := range bundle.GetRoles() {
+		if r.GetName() != protocol.RoleHubCA {
+			continue
+		}
+		for _, k := range r.GetKeys() {
+			if slices.Contains(bundle.GetRevokedKeyIds(), k.GetKeyId()) {
+				continue
+			}
+			data = append(data, pem.EncodeToMemory(&pem.Block{Type: pemCertificate, Bytes: k.GetCertificate()})...)
+		}
+	}
+	path := filepath.Join(dataDir, CAFile)
+	next := path + ".next"
+	if err := os.Remove(next); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	if err := writeNew(next, data, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(next, path)
+}

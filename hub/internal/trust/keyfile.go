@@ -1,0 +1,251 @@
+package trust
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"filippo.io/age"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	pemPrivateKey = "PRIVATE KEY"
+	// pemOfflineKey is what an offline key file holds once decrypted: a PKCS #8 key and the role it is for.
+	pemOfflineKey = "GPUAAS OFFLINE KEY"
+	headerRole    = "Role"
+	// sealedPrefix starts every age file that a passphrase opens (age-encryption.org/v1, scrypt recipient).
+	sealedPrefix = "age-encryption.org/v1\n-> scrypt "
+	// maxKeyFileBytes is far above any key file; what is longer is none.
+	maxKeyFileBytes = 64 << 10
+)
+
+// writeNew writes a file that must not exist, synced, so that a power cut right after init does not lose the only copy.
+func writeNew(path string, data []byte, mode fs.FileMode) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+func encodeKey(key crypto.PrivateKey) ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: pemPrivateKey, Bytes: der}), nil
+}
+
+func writeKey(path string, key crypto.PrivateKey) error {
+	data, err := encodeKey(key)
+	if err != nil {
+		return err
+	}
+	return writeNew(path, data, 0o600)
+}
+
+func readSigner(path string) (crypto.Signer, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("%s is readable by others (%v): chmod 600 it, and replace the key if it may have been read", path, info.Mode().Perm())
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(data)
+	if block == nil || block.Type != pemPrivateKey {
+		return nil, fmt.Errorf("%s is not a PKCS #8 key in PEM", path)
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	signer, ok := key.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("%s cannot sign", path)
+	}
+	return signer, nil
+}
+
+func readEd25519(path string) (ed25519.PrivateKey, error) {
+	signer, err := readSigner(path)
+	if err != nil {
+		return nil, err
+	}
+	key, ok := signer.(ed25519.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("%s is not an Ed25519 key", path)
+	}
+	return key, nil
+}
+
+// writeOffline encrypts a key with the passphrase, as a file that the age tool reads too.
+func writeOffline(path, role string, key ed25519.PrivateKey, passphrase string, workFactor int) error {
+	recipient, err := age.NewScryptRecipient(passphrase)
+	if err != nil {
+		return err
+	}
+	if workFactor > 0 {
+		recipient.SetWorkFactor(workFactor)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return err
+	}
+	var sealed bytes.Buffer
+	w, err := age.Encrypt(&sealed, recipient)
+	if err != nil {
+		return err
+	}
+	if err := pem.Encode(w, &pem.Block{Type: pemOfflineKey, Headers: map[string]string{headerRole: role}, Bytes: der}); err != nil {
+		return err
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	return writeNew(path, sealed.Bytes(), 0o600)
+}
+
+// readOffline decrypts a root or catalog key.
+func readOffline(path, role, passphrase string) (ed25519.PrivateKey, error) {
+	damaged := func(cause error) error {
+		return fault.New(fault.Malformed, "key_file_damaged", path+" is not a key file that `gpuaas-hub init` wrote, or it is damaged: take another copy.", cause)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fault.New(fault.Malformed, "key_file_unreadable", "The key file "+path+" cannot be read.", err)
+	}
+	identity, err := age.NewScryptIdentity(passphrase)
+	if err != nil {
+		return nil, fault.New(fault.Malformed, "passphrase_empty", "The passphrase is empty.", err)
+	}
+	r, err := age.Decrypt(bytes.NewReader(data), identity)
+	if err != nil {
+		if _, wrong := errors.AsType[*age.NoIdentityMatchError](err); wrong {
+			return nil, fault.New(fault.Malformed, "passphrase_wrong", "The passphrase does not open "+path+".", err)
+		}
+		return nil, damaged(err)
+	}
+	plain, err := io.ReadAll(io.LimitReader(r, maxKeyFileBytes))
+	if err != nil {
+		return nil, damaged(err)
+	}
+	defer clear(plain)
+	block, _ := pem.Decode(plain)
+	if block == nil || block.Type != pemOfflineKey {
+		return nil, damaged(nil)
+	}
+	if block.Headers[headerRole] != role {
+		return nil, fault.New(fault.Malformed, "key_file_wrong", path+" is not the "+role+" key.", nil)
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	key, ok := parsed.(ed25519.PrivateKey)
+	if err != nil || !ok {
+		return nil, damaged(err)
+	}
+	return key, nil
+}
+
+// isOffline reports whether data is an offline key: as written, in age's armour, or decrypted and left lying about.
+func isOffline(data []byte) bool {
+	// 30 bytes of the prefix are 40 characters of base64, whatever comes next.
+	return bytes.HasPrefix(data, []byte(sealedPrefix)) ||
+		bytes.Contains(data, []byte(base64.StdEncoding.EncodeToString([]byte(sealedPrefix[:30])))) ||
+		bytes.Contains(data, []byte("-----BEGIN "+pemOfflineKey+"-----"))
+}
+
+// findOffline returns the path of an offline key below dir. Directories of the database and the registry are not searched:
+// they hold files by the hundred thousand, none of which an operator puts there.
+func findOffline(dir string) (string, error) {
+	found := ""
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			// The database's directory belongs to another user.
+			if entry != nil && entry.IsDir() && errors.Is(err, fs.ErrPermission) && path != dir {
+				return fs.SkipDir
+			}
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			return err
+		}
+		if entry.IsDir() && path != dir && (entry.Name() == "postgres" || entry.Name() == "registry") {
+			return fs.SkipDir
+		}
+		// A symbolic link into the data directory is as good as a copy: follow it.
+		info, err := os.Stat(path)
+		if err != nil || !info.Mode().IsRegular() || info.Size() > maxKeyFileBytes {
+			return nil //nolint:nilerr // gone since, or a dangling link
+		}
+		data, err := os.ReadFile(path) //nolint:gosec // G122: only looked at, and links are to be followed
+		if err != nil {
+			return nil //nolint:nilerr // not ours to read, so not ours to lose
+		}
+		if isOffline(data) {
+			found = path
+			return fs.SkipAll
+		}
+		return nil
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return found, err
+}
+
+// inside reports whether path lies in dir, symbolic links resolved as far as they exist.
+func inside(path, dir string) (bool, error) {
+	p, err := resolve(path)
+	if err != nil {
+		return false, err
+	}
+	d, err := resolve(dir)
+	if err != nil {
+		return false, err
+	}
+	rel, err := filepath.Rel(d, p)
+	if err != nil {
+		return false, err
+	}
+	return filepath.IsLocal(rel), nil
+}
+
+func resolve(path string) (string, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	for rest := ""; ; {
+		real, err := filepath.EvalSymlinks(abs)
+		if err == nil {
+			return filepath.Join(real, rest), nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) || abs == filepath.Dir(abs) {
+			return "", err
+		}
+		rest = filepath.Join(filepath.Base(abs), rest)
+		abs = filepath.Dir(abs)
+	}
+}

@@ -1,0 +1,193 @@
+package trust
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// What an operator does offline, with a key that the hub does not have.
+
+// DelegateOptions says which publisher may sign for what.
+type DelegateOptions struct {
+	CatalogKeyFile string
+	Passphrase     string
+	// PublisherPEM is the publisher's Ed25519 public key (PKIX in PEM).
+	PublisherPEM []byte
+	// OrgSlug is empty for platform apps.
+	OrgSlug  string
+	Prefixes []string
+	Now      time.Time
+	// TTL of the delegation; 0 for one that does not expire.
+	TTL time.Duration
+}
+
+// Delegate signs a delegation with the catalog key.
+func Delegate(o DelegateOptions) (*protocol.Envelope, error) {
+	block, _ := pem.Decode(o.PublisherPEM)
+	if block == nil {
+		return nil, fault.New(fault.Malformed, "publisher_key_invalid", "The publisher's public key is not in PEM.", nil)
+	}
+	parsed, err := x509.ParsePKIXPublicKey(block.Bytes)
+	pub, ok := parsed.(ed25519.PublicKey)
+	if err != nil || !ok {
+		return nil, fault.New(fault.Malformed, "publisher_key_invalid", "The publisher's public key is not an Ed25519 key.", err)
+	}
+	if err := checkPrefixes(o.OrgSlug, o.Prefixes); err != nil {
+		return nil, err
+	}
+	catalog, err := readOffline(o.CatalogKeyFile, protocol.RoleCatalog, o.Passphrase)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(catalog)
+	d := &protocol.Delegation{
+		Publisher:          &protocol.PublicKey{KeyId: protocol.KeyID(pub), Ed25519: pub},
+		OrgSlug:            o.OrgSlug,
+		RepositoryPrefixes: o.Prefixes,
+		IssuedAt:           timestamppb.New(o.Now),
+	}
+	if o.TTL > 0 {
+		d.ExpiresAt = timestamppb.New(o.Now.Add(o.TTL))
+	}
+	return protocol.SignMessage(protocol.PayloadDelegation, d, protocol.NewEd25519Signer(catalog))
+}
+
+// checkPrefixes keeps an org's publisher inside that org's part of the registry.
+func checkPrefixes(orgSlug string, prefixes []string) error {
+	root := "apps/"
+	if orgSlug != "" {
+		root = "org/" + orgSlug + "/"
+	}
+	if len(prefixes) == 0 {
+		return fault.New(fault.Malformed, "prefix_missing", "Name at least one repository prefix, like "+root+".", nil)
+	}
+	for _, p := range prefixes {
+		if !strings.HasPrefix(p, root) || !strings.HasSuffix(p, "/") {
+			return fault.New(fault.Malformed, "prefix_invalid", fmt.Sprintf("The repository prefix %q must start with %s and end in a slash.", p, root), nil)
+		}
+	}
+	return nil
+}
+
+// RevokeOptions says which key no longer counts.
+type RevokeOptions struct {
+	DataDir     string
+	RootKeyFile string
+	Passphrase  string
+	KeyID       string
+	Now         time.Time
+	// CatalogKeyFile is where a new catalog key goes when the catalog key is the revoked one; empty otherwise.
+	CatalogKeyFile   string
+	ScryptWorkFactor int
+}
+
+// Revoke signs the next trust bundle: the key is on its revocation list, and a key of one of the hub's roles is replaced by a
+// new one. A running hub notices by itself.
+func Revoke(o RevokeOptions) (protocol.Bundle, error) {
+	dir := filepath.Join(o.DataDir, trustDirName)
+	fingerprint, err := readLine(filepath.Join(dir, rootFingerprintFile))
+	if err != nil {
+		return protocol.Bundle{}, unreadable(dir, err)
+	}
+	bundle, err := newestBundle(dir, fingerprint)
+	if err != nil {
+		return protocol.Bundle{}, unreadable(dir, err)
+	}
+	if len(o.KeyID) != len(protocol.KeyID(make([]byte, ed25519.PublicKeySize))) {
+		return protocol.Bundle{}, fault.New(fault.Malformed, "key_id_invalid", "A key id is 64 hex digits; `gpuaas-hub trust show` lists those in use.", nil)
+	}
+	if bundle.Revoked(o.KeyID) {
+		return protocol.Bundle{}, fault.New(fault.Conflict, "key_revoked_already", "This key was revoked already.", nil)
+	}
+	root, err := readOffline(o.RootKeyFile, protocol.RoleRoot, o.Passphrase)
+	if err != nil {
+		return protocol.Bundle{}, err
+	}
+	defer clear(root)
+	next, retired, err := o.successor(dir, bundle)
+	if err != nil {
+		return protocol.Bundle{}, err
+	}
+	env, err := protocol.SignMessage(protocol.PayloadBundle, next, protocol.NewEd25519Signer(root))
+	if err != nil {
+		return protocol.Bundle{}, err
+	}
+	// Checked before it is written: a bundle that nodes refuse must never reach the disk.
+	succeeded, err := bundle.Succeed(env)
+	if err != nil {
+		return protocol.Bundle{}, fault.New(fault.Malformed, "root_key_wrong", "The root key in "+o.RootKeyFile+" is not the one of this hub's trust bundle.", err)
+	}
+	if err := writeBundle(dir, env, next.GetVersion()); err != nil {
+		return protocol.Bundle{}, fault.New(fault.Internal, "bundle_not_written", "The new trust bundle could not be written to "+dir+".", err)
+	}
+	if err := writeCA(o.DataDir, next); err != nil {
+		return protocol.Bundle{}, fault.New(fault.Internal, "ca_not_written", "The file "+CAFile+" could not be replaced in "+o.DataDir+".", err)
+	}
+	if retired != "" {
+		if err := os.Remove(retired); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return succeeded, fault.New(fault.Internal, "revoked_key_kept", "The key is revoked, but its file "+retired+" could not be removed.", err)
+		}
+	}
+	return succeeded, nil
+}
+
+// successor builds the next bundle and returns the file of the key that it makes useless.
+func (o RevokeOptions) successor(dir string, bundle protocol.Bundle) (next *protocol.TrustBundle, retired string, err error) {
+	next = bundle.Message()
+	next.Version++
+	next.IssuedAt = timestamppb.New(o.Now)
+	next.RevokedKeyIds = append(next.RevokedKeyIds, o.KeyID)
+	for i, role := range next.GetRoles() {
+		if !slices.ContainsFunc(role.GetKeys(), func(k *protocol.PublicKey) bool { return k.GetKeyId() == o.KeyID }) {
+			continue
+		}
+		var fresh *protocol.Role
+		switch role.GetName() {
+		case protocol.RoleRoot:
+			return nil, "", fault.New(fault.Unprocessable, "root_key_irrevocable", "The only root key cannot revoke itself: start a new trust domain.", nil)
+		case protocol.RoleCatalog:
+			fresh, err = o.newCatalog()
+		default:
+			fresh, err = newOnlineRole(dir, role.GetName(), next.GetTrustDomain(), o.Now)
+			retired = keyPath(dir, role.GetName(), o.KeyID)
+		}
+		if err != nil {
+			return nil, "", err
+		}
+		// The revoked key stays listed beside the new one, so that a node can tell "revoked" from "unknown".
+		next.Roles[i].Keys = append(next.Roles[i].Keys, fresh.GetKeys()...)
+	}
+	return next, retired, nil
+}
+
+func (o RevokeOptions) newCatalog() (*protocol.Role, error) {
+	if o.CatalogKeyFile == "" {
+		return nil, fault.New(fault.Malformed, "catalog_key_file_missing", "Say with --catalog-key-file where the new catalog key goes.", nil)
+	}
+	if in, err := inside(o.CatalogKeyFile, o.DataDir); err != nil || in {
+		return nil, fault.New(fault.Malformed, "offline_dir_inside", "The catalog key must not be inside the data directory.", err)
+	}
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(key)
+	if err := writeOffline(o.CatalogKeyFile, protocol.RoleCatalog, key, o.Passphrase, o.ScryptWorkFactor); err != nil {
+		return nil, fault.New(fault.Internal, "catalog_key_not_written", "The new catalog key could not be written to "+o.CatalogKeyFile+": the file must not exist yet.", err)
+	}
+	return edRole(protocol.RoleCatalog, key), nil
+}

@@ -1,0 +1,253 @@
+// Package trust owns the hub's keys, certificates and trust bundles: making them, opening them, rotating and revoking them.
+// It does not own the nodes that the certificates are for, and it never holds the root key longer than one signature.
+//
+// Layout of the data directory (private files are 0600, directories 0700):
+//
+//	trust/hub-id                 this hub's id
+//	trust/root-fingerprint       what operators write into cloud-init
+//	trust/bundle-000001.json     the signed trust bundles, DSSE JSON
+//	trust/state-<key id>.key     online keys: state, lease, token (Ed25519, PKCS #8)
+//	trust/node-ca-<key id>.key   the two certificate authorities (ECDSA P-256, PKCS #8), each with its .crt beside it
+//	trust/hub-ca-<key id>.key
+//	ca.pem                       the hub-ca certificate, for clients of the REST API
+//
+// Root and catalog keys lie elsewhere, encrypted with a passphrase, in a directory that must not be inside the data directory.
+package trust
+
+import (
+	"crypto"
+	"crypto/ed25519"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// roleToken signs access tokens of the REST API and the registry. Nodes never see them, so it is not in the trust bundle.
+const roleToken = "token"
+
+const (
+	trustDirName        = "trust"
+	hubIDFile           = "hub-id"
+	rootFingerprintFile = "root-fingerprint"
+	// CAFile is the name of the hub-ca certificate in the data directory.
+	CAFile = "ca.pem"
+)
+
+// Keys is what a running hub holds: the newest trust bundle and the online keys that it names.
+type Keys struct {
+	dir         string
+	hubID       string
+	fingerprint string
+
+	mu  sync.RWMutex
+	set keySet
+}
+
+// keySet is replaced as a whole, so that a reader never mixes a new bundle with an old key.
+type keySet struct {
+	bundle protocol.Bundle
+	state  ed25519.PrivateKey
+	lease  ed25519.PrivateKey
+	token  ed25519.PrivateKey
+	nodeCA authority
+	hubCA  authority
+}
+
+type authority struct {
+	key         crypto.Signer
+	certificate *x509.Certificate
+}
+
+// Open reads the keys of a data directory. It refuses when the root key lies inside, because then a stolen hub would be a
+// stolen root.
+func Open(dataDir string) (*Keys, error) {
+	if path, err := findOffline(dataDir); err != nil {
+		return nil, fault.New(fault.Internal, "data_dir_unreadable", "The data directory "+dataDir+" cannot be searched: run the hub as its owner.", err).Lasting()
+	} else if path != "" {
+		return nil, fault.New(fault.Internal, "root_key_in_data_dir",
+			"The root or catalog key lies inside the data directory ("+path+"). Move it to another machine or at least to another directory, then start again.", nil).Lasting()
+	}
+	dir := filepath.Join(dataDir, trustDirName)
+	k := &Keys{dir: dir}
+	var err error
+	if k.hubID, err = readLine(filepath.Join(dir, hubIDFile)); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fault.New(fault.Internal, "not_initialised", "There are no keys in "+dir+": run `gpuaas-hub init` first.", err).Lasting()
+		}
+		return nil, unreadable(dir, err)
+	}
+	if k.fingerprint, err = readLine(filepath.Join(dir, rootFingerprintFile)); err != nil {
+		return nil, unreadable(dir, err)
+	}
+	if _, err := k.Reload(); err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+func unreadable(dir string, err error) error {
+	return fault.New(fault.Internal, "keys_unreadable", "The keys in "+dir+" cannot be read: check owner and permissions, or restore them from a backup.", err).Lasting()
+}
+
+// Reload reads the bundle and the keys again and reports whether they changed. Another process (`gpuaas-hub trust revoke`)
+// may have written them.
+func (k *Keys) Reload() (changed bool, err error) {
+	bundle, err := newestBundle(k.dir, k.fingerprint)
+	if err != nil {
+		return false, unreadable(k.dir, err)
+	}
+	next := keySet{bundle: bundle}
+	if next.token, err = readToken(k.dir); err != nil {
+		return false, unreadable(k.dir, err)
+	}
+	if next.state, err = onlineKey(k.dir, bundle, protocol.RoleState); err != nil {
+		return false, unreadable(k.dir, err)
+	}
+	if next.lease, err = onlineKey(k.dir, bundle, protocol.RoleLease); err != nil {
+		return false, unreadable(k.dir, err)
+	}
+	if next.nodeCA, err = onlineAuthority(k.dir, bundle, protocol.RoleNodeCA); err != nil {
+		return false, unreadable(k.dir, err)
+	}
+	if next.hubCA, err = onlineAuthority(k.dir, bundle, protocol.RoleHubCA); err != nil {
+		return false, unreadable(k.dir, err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.set.bundle.Valid() && k.set.bundle.Version() >= bundle.Version() {
+		return false, nil
+	}
+	k.set = next
+	return true, nil
+}
+
+func (k *Keys) current() keySet {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	return k.set
+}
+
+// HubID is this hub's id, in its SPIFFE id.
+func (k *Keys) HubID() string { return k.hubID }
+
+// RootFingerprint is what a node is given to trust this hub.
+func (k *Keys) RootFingerprint() string { return k.fingerprint }
+
+// Bundle is the newest trust bundle.
+func (k *Keys) Bundle() protocol.Bundle { return k.current().bundle }
+
+// TrustDomain is the SPIFFE trust domain.
+func (k *Keys) TrustDomain() string { return k.current().bundle.TrustDomain() }
+
+// State signs desired states.
+func (k *Keys) State() protocol.Signer { return protocol.NewEd25519Signer(k.current().state) }
+
+// Lease signs leases.
+func (k *Keys) Lease() protocol.Signer { return protocol.NewEd25519Signer(k.current().lease) }
+
+// Token signs access tokens.
+func (k *Keys) Token() ed25519.PrivateKey { return k.current().token }
+
+func newestBundle(dir, fingerprint string) (protocol.Bundle, error) {
+	paths, err := filepath.Glob(filepath.Join(dir, "bundle-*.json"))
+	if err != nil {
+		return protocol.Bundle{}, err
+	}
+	if len(paths) == 0 {
+		return protocol.Bundle{}, fmt.Errorf("no trust bundle in %s", dir)
+	}
+	// The names are zero-padded, and Glob sorts them. The whole line of succession is verified: a bundle that was put here by
+	// hand and not signed by its predecessor's root would be refused by every node.
+	var bundle protocol.Bundle
+	for i, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return protocol.Bundle{}, err
+		}
+		env, err := protocol.EnvelopeFromJSON(data)
+		if err != nil {
+			return protocol.Bundle{}, fmt.Errorf("%s: %w", path, err)
+		}
+		if i == 0 {
+			bundle, err = protocol.VerifyBundle(env, fingerprint)
+		} else {
+			bundle, err = bundle.Succeed(env)
+		}
+		if err != nil {
+			return protocol.Bundle{}, fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	return bundle, nil
+}
+
+func writeBundle(dir string, env *protocol.Envelope, version uint64) error {
+	data, err := protocol.EnvelopeToJSON(env)
+	if err != nil {
+		return err
+	}
+	return writeNew(filepath.Join(dir, fmt.Sprintf("bundle-%06d.json", version)), data, 0o644)
+}
+
+func onlineKey(dir string, bundle protocol.Bundle, role string) (ed25519.PrivateKey, error) {
+	for _, pub := range bundle.Keys(role) {
+		key, err := readEd25519(keyPath(dir, role, pub.GetKeyId()))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if own, _ := key.Public().(ed25519.PublicKey); protocol.KeyID(own) == pub.GetKeyId() {
+			return key, nil
+		}
+	}
+	return nil, fmt.Errorf("no key of role %q that the trust bundle names is in %s", role, dir)
+}
+
+func onlineAuthority(dir string, bundle protocol.Bundle, role string) (authority, error) {
+	for _, pub := range bundle.Keys(role) {
+		key, err := readSigner(keyPath(dir, role, pub.GetKeyId()))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return authority{}, err
+		}
+		cert, err := x509.ParseCertificate(pub.GetCertificate())
+		if err != nil {
+			return authority{}, err
+		}
+		if own, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool }); ok && own.Equal(cert.PublicKey) {
+			return authority{key: key, certificate: cert}, nil
+		}
+	}
+	return authority{}, fmt.Errorf("no key of authority %q that the trust bundle names is in %s", role, dir)
+}
+
+func readToken(dir string) (ed25519.PrivateKey, error) {
+	return readEd25519(filepath.Join(dir, roleToken+".key"))
+}
+
+func readLine(path string) (string, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimSpace(string(data)), nil
+}
+
+// keyPath shortens the key id: 16 hex digits tell the few keys of one role apart.
+func keyPath(dir, role, keyID string) string {
+	if len(keyID) > 16 {
+		keyID = keyID[:16]
+	}
+	return filepath.Join(dir, role+"-"+keyID+".key")
+}
