@@ -1,0 +1,154 @@
+// Package leftover photographs a machine and says what changed between two photographs: processes, mounts, network
+// namespaces, links, routes, firewall rules, sysctls, cgroups, containerd's objects and files. Tests hold it against
+// everything that promises to clean up. It only looks; it never removes anything.
+package leftover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Kind is what sort of thing an item is.
+type Kind string
+
+// The kinds that a snapshot holds.
+const (
+	Process    Kind = "process"
+	Mount      Kind = "mount"
+	NetNS      Kind = "netns"
+	Link       Kind = "link"
+	Route      Kind = "route"
+	Firewall   Kind = "firewall"
+	Sysctl     Kind = "sysctl"
+	Cgroup     Kind = "cgroup"
+	Containerd Kind = "containerd"
+	File       Kind = "file"
+)
+
+// Scope says where to look. The zero value looks at the whole machine, but at no containerd.
+type Scope struct {
+	// ContainerdAddress is the path of a containerd socket. A socket that does not exist holds no objects; one that does
+	// not answer is an error.
+	ContainerdAddress string
+	// NetNS are paths of further network namespaces whose links, routes, rules and sysctls count, like /run/netns/hub. One
+	// that is gone holds nothing.
+	NetNS []string
+	// Files are the trees to walk; empty means /run, /var, /tmp and /etc.
+	Files []string
+	// IgnoreFiles are path prefixes that are not looked at, in addition to the package's own list of noise.
+	IgnoreFiles []string
+	// Contains keeps only items whose text holds one of these; empty keeps all. For tests that share a machine with others:
+	// they name everything they make with one unique word.
+	Contains []string
+	// KeepImages accepts new images, their content and committed snapshots: cached images may stay (law 9).
+	KeepImages bool
+}
+
+// Snapshot is what was there: per kind, an item's identity and its state.
+type Snapshot struct {
+	Items map[Kind]map[string]string `json:"items"`
+	scope Scope
+}
+
+// Take photographs what scope covers. What it cannot read is an error, so that a snapshot never claims too little.
+func Take(scope Scope) (Snapshot, error) {
+	s := Snapshot{Items: map[Kind]map[string]string{}, scope: scope}
+	var errs []error
+	for _, look := range []func(*Snapshot) error{
+		takeProcesses, takeMounts, takeNetNamespaces, takeNetwork, takeCgroups, takeContainerd, takeFiles,
+	} {
+		errs = append(errs, look(&s))
+	}
+	return s, errors.Join(errs...)
+}
+
+func (s *Snapshot) add(kind Kind, id, state string) {
+	if !s.scope.covers(id, state) {
+		return
+	}
+	if s.Items[kind] == nil {
+		s.Items[kind] = map[string]string{}
+	}
+	s.Items[kind][id] = state
+}
+
+func (c Scope) covers(texts ...string) bool {
+	if len(c.Contains) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(c.Contains, func(word string) bool {
+		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(text, word) })
+	})
+}
+
+// Diff lists what differs, sorted, one line each. A process or network namespace that has ended meanwhile is no difference:
+// it is not left over.
+func Diff(before, after Snapshot) []string {
+	var out []string
+	for _, kind := range []Kind{Process, Mount, NetNS, Link, Route, Firewall, Sysctl, Cgroup, Containerd, File} {
+		was, is := before.Items[kind], after.Items[kind]
+		for id, state := range is {
+			old, had := was[id]
+			switch {
+			case !had && kind == Sysctl:
+				// A link that came brings sysctls of its own; the link is reported.
+			case !had:
+				out = append(out, fmt.Sprintf("%s new: %s %s", kind, id, state))
+			case old != state && kind != Process:
+				out = append(out, fmt.Sprintf("%s changed: %s from %q to %q", kind, id, old, state))
+			}
+		}
+		for id, state := range was {
+			if _, has := is[id]; !has && kind != Process && kind != NetNS && kind != Sysctl {
+				out = append(out, fmt.Sprintf("%s gone: %s %s", kind, id, state))
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// settleWithin bounds how long Guard waits for the kernel, which removes network namespaces and cgroups in its own time.
+const settleWithin = 15 * time.Second
+
+// Guard photographs now and again after everything else that the test cleans up, and fails the test on any difference. Call
+// it first: clean-ups run in the opposite order.
+func Guard(t testing.TB, scope Scope) {
+	t.Helper()
+	before, err := Take(scope)
+	if err != nil {
+		t.Fatalf("photograph the machine before the test: %v", err)
+	}
+	t.Cleanup(func() {
+		if left := waitForNothing(before, scope); len(left) > 0 {
+			t.Errorf("the test left %d things behind:\n  %s", len(left), strings.Join(left, "\n  "))
+		}
+	})
+}
+
+func waitForNothing(before Snapshot, scope Scope) []string {
+	ctx, cancel := context.WithTimeout(context.Background(), settleWithin)
+	defer cancel()
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		after, err := Take(scope)
+		left := Diff(before, after)
+		if err != nil {
+			left = append(left, "cannot look: "+err.Error())
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return left
+		case <-tick.C:
+		}
+	}
+}
