@@ -1,0 +1,353 @@
+// Package meter turns what the agent observes of its containers into usage records. It is pure: State, observation and time
+// go in, State and records come out. It owns where an interval starts, grows and ends; it does not store, number, seal or
+// send anything (agent/spool, agent/internal/state), and it does not look at containers itself (agent/internal/runtime).
+//
+// The caller keeps to one order, which is what makes usage survive a kill at any moment:
+//
+//  1. Open, then make State durable, then start the container.
+//  2. On every beat: list all containers, Beat, then make State and the records durable in one write.
+//  3. Observe an exit through Beat before the container is removed from the runtime.
+//  4. When nothing of a member is left on the node: Close, same single write.
+//
+// Where the truth is unknown, the shorter time is billed.
+package meter
+
+import (
+	"math"
+	"math/bits"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// PendingFor is how long an interval may wait for its container to come up. A start that never happened is forgotten then;
+// a container that shows up even later is measured from when it is first seen.
+const PendingFor = time.Hour
+
+// DefaultCutEvery is how often a running interval is cut into records when nothing else cuts it.
+const DefaultCutEvery = 30 * time.Second
+
+// State is everything the meter remembers between two calls. It is plain data: store it as JSON.
+type State struct {
+	// Intervals are open, ordered by run id.
+	Intervals []Interval `json:"intervals,omitempty"`
+	// Members are those with time already cut, ordered by member id.
+	Members []Member `json:"members,omitempty"`
+}
+
+// Interval is one start of one container, from before it is up until its end has been cut.
+type Interval struct {
+	RunID    string `json:"run_id"`
+	MemberID string `json:"member_id"`
+	Revision uint64 `json:"revision"`
+	LeaseNo  uint64 `json:"lease_no"`
+	// OpenedAt is when the intent was made durable; the container cannot have run before.
+	OpenedAt time.Time `json:"opened_at"`
+	// StartedAt is zero until the container has been seen up.
+	StartedAt time.Time `json:"started_at,omitzero"`
+	// CutAt is the end of the last record, and so the start of the next.
+	CutAt time.Time `json:"cut_at,omitzero"`
+	// Until is the last beat that saw the container up.
+	Until time.Time `json:"until,omitzero"`
+
+	// CPUMicros is the container's own counter at the last sample, CPUCutMicros what of it is already in records.
+	CPUMicros    int64 `json:"cpu_micros"`
+	CPUCutMicros int64 `json:"cpu_cut_micros"`
+	// MemoryBytes is the last sample; MemoryByteSeconds and the rest (in byte-microseconds, below one byte-second) have
+	// gathered since the last cut.
+	MemoryBytes       int64 `json:"memory_bytes"`
+	MemoryByteSeconds int64 `json:"memory_byte_seconds"`
+	MemoryRest        int64 `json:"memory_rest"`
+}
+
+// Member remembers up to when a member's running time is in records, over all its containers: a second of a member counts
+// once, however many containers it has and whatever the clock does.
+type Member struct {
+	ID       string    `json:"id"`
+	Revision uint64    `json:"revision"`
+	LeaseNo  uint64    `json:"lease_no"`
+	Until    time.Time `json:"until"`
+}
+
+// Intent is a start about to happen.
+type Intent struct {
+	// RunID names this one start of one container and is never used for another.
+	RunID    string
+	MemberID string
+	Revision uint64
+	LeaseNo  uint64
+}
+
+// Run is what the runtime says of one container now.
+type Run struct {
+	RunID    string
+	MemberID string
+	Revision uint64
+	// LeaseNo is the member's present lease. A new one cuts the interval, so that each record has one lease's prices.
+	LeaseNo uint64
+	// StartedAt is the runtime's own, zero when it does not know.
+	StartedAt time.Time
+	// Up says that the container's process lives, paused or not. Where the runtime cannot tell, there is no observation.
+	Up bool
+	// ExitedAt is the runtime's own exit time; zero while it is up, and when the exit was not seen (power cut).
+	ExitedAt time.Time
+	// CPUMicros counts processor time since the container's start, MemoryBytes is held now; Sampled says both are known.
+	CPUMicros   int64
+	MemoryBytes int64
+	Sampled     bool
+}
+
+// Observation is one complete look at the node. A look that failed is no observation: no beat then, and nothing is lost,
+// because the next one extends all that still runs.
+type Observation struct {
+	// At is the agent's clock when the listing began.
+	At time.Time
+	// Runs are all containers of this agent, up or not.
+	Runs []Run
+	// CutEvery bounds the length of a record; DefaultCutEvery when zero.
+	CutEvery time.Duration
+}
+
+// Open notes that a container is about to be started. Opening the same run again changes nothing.
+func Open(s State, in Intent, now time.Time) State {
+	s = s.clone()
+	if s.interval(in.RunID) != nil {
+		return s
+	}
+	s.insert(Interval{
+		RunID: in.RunID, MemberID: in.MemberID, Revision: in.Revision, LeaseNo: in.LeaseNo, OpenedAt: micros(now),
+	})
+	return s
+}
+
+// Cancel forgets a start that failed before its container was ever up. It does nothing to an interval that has begun.
+func Cancel(s State, runID string) State {
+	s = s.clone()
+	s.Intervals = slices.DeleteFunc(s.Intervals, func(iv Interval) bool {
+		return iv.RunID == runID && iv.StartedAt.IsZero()
+	})
+	return s
+}
+
+// Beat takes one observation in: intervals whose container is up grow, those that are due are cut, those whose container
+// has ended are cut for the last time.
+func Beat(s State, o Observation) (State, []*protocol.UsageRecord) {
+	s = s.clone()
+	now := micros(o.At)
+	cutEvery := o.CutEvery
+	if cutEvery <= 0 {
+		cutEvery = DefaultCutEvery
+	}
+	seen := make(map[string]Run, len(o.Runs))
+	for _, r := range o.Runs {
+		seen[r.RunID] = r
+	}
+	var gone, due []string
+	for i := range s.Intervals {
+		iv := &s.Intervals[i]
+		r, ok := seen[iv.RunID]
+		switch ended := iv.observe(r, ok, now); {
+		case ended:
+			gone = append(gone, iv.RunID)
+			due = append(due, iv.MemberID)
+		case ok && r.LeaseNo != 0 && iv.LeaseNo != r.LeaseNo, iv.Until.Sub(iv.CutAt) >= cutEvery:
+			due = append(due, iv.MemberID)
+		}
+	}
+	records := s.cutMembers(due)
+	s.Intervals = slices.DeleteFunc(s.Intervals, func(iv Interval) bool { return slices.Contains(gone, iv.RunID) })
+	for i := range s.Intervals {
+		iv := &s.Intervals[i]
+		if r, ok := seen[iv.RunID]; ok && r.LeaseNo != 0 {
+			iv.LeaseNo = r.LeaseNo
+		}
+	}
+	s.adopt(o.Runs, gone, now)
+	return s, records
+}
+
+// Close ends everything of one member that has left the node, and returns its last records. The very last one is marked
+// final: it has no length and no quantity, and tells the hub that it has seen all of this member. The caller has made sure
+// that no container of the member is up; one whose exit no beat has seen ends at its last beat.
+func Close(s State, memberID string, now time.Time) (State, []*protocol.UsageRecord) {
+	s = s.clone()
+	last := Member{ID: memberID}
+	for _, iv := range s.Intervals {
+		if iv.MemberID == memberID {
+			last.Revision, last.LeaseNo = max(last.Revision, iv.Revision), max(last.LeaseNo, iv.LeaseNo)
+		}
+	}
+	records := s.cutMembers([]string{memberID})
+	s.Intervals = slices.DeleteFunc(s.Intervals, func(iv Interval) bool { return iv.MemberID == memberID })
+	if m := s.member(memberID); m != nil {
+		last.Until = m.Until
+		last.Revision, last.LeaseNo = max(last.Revision, m.Revision), max(last.LeaseNo, m.LeaseNo)
+	}
+	s.Members = slices.DeleteFunc(s.Members, func(m Member) bool { return m.ID == memberID })
+	if last.Until.IsZero() {
+		last.Until = micros(now)
+	}
+	return s, append(records, &protocol.UsageRecord{
+		MemberId: memberID, Revision: last.Revision, LeaseNo: last.LeaseNo, Meter: protocol.MeterSessionSeconds,
+		StartedAt: timestamppb.New(last.Until), EndedAt: timestamppb.New(last.Until), Final: true,
+	})
+}
+
+// observe takes in what the runtime says of this interval's container; ok is false when the runtime no longer knows it.
+// It reports whether the interval has ended.
+func (iv *Interval) observe(r Run, ok bool, now time.Time) (ended bool) {
+	started := micros(r.StartedAt)
+	switch {
+	case iv.StartedAt.IsZero() && (!ok || !r.Up && r.ExitedAt.IsZero()):
+		// Not up yet: the start is still under way, or the daemon died in it.
+		return now.Sub(iv.OpenedAt) > PendingFor
+	case !ok:
+		// Vanished: it ran at least until its last beat, and nobody can tell how much longer.
+		return true
+	case !iv.StartedAt.IsZero() && started.After(iv.Until):
+		// The same id has been started anew behind the meter's back. When the old process ended is unknown.
+		return true
+	case !r.Up:
+		iv.exit(r, started)
+		return true
+	}
+	if iv.StartedAt.IsZero() {
+		if started.IsZero() {
+			started = now
+		}
+		iv.begin(started)
+	}
+	if r.Sampled {
+		iv.sample(r, now)
+	}
+	iv.extend(now)
+	return false
+}
+
+// exit ends the interval at the runtime's own exit time, and at the last beat where the runtime does not know it.
+func (iv *Interval) exit(r Run, started time.Time) {
+	exited := micros(r.ExitedAt)
+	if iv.StartedAt.IsZero() {
+		if started.IsZero() {
+			return
+		}
+		iv.begin(started)
+	}
+	if exited.IsZero() {
+		return
+	}
+	// It may lie before the last beat (the clock was set back in between), but what has been cut stays cut.
+	iv.Until = later(exited, iv.CutAt)
+}
+
+func (iv *Interval) begin(started time.Time) {
+	iv.StartedAt = later(started, iv.OpenedAt)
+	iv.CutAt, iv.Until = iv.StartedAt, iv.StartedAt
+}
+
+// extend never shortens: with a clock that was set back, an interval waits for it to catch up.
+func (iv *Interval) extend(to time.Time) { iv.Until = later(iv.Until, to) }
+
+// sample adds memory for the time since the last beat, at the lower of the two samples, and takes over the counter.
+func (iv *Interval) sample(r Run, now time.Time) {
+	if held := min(iv.MemoryBytes, r.MemoryBytes); now.After(iv.Until) && held > 0 {
+		iv.addMemory(held, now.Sub(iv.Until).Microseconds())
+	}
+	iv.MemoryBytes = max(r.MemoryBytes, 0)
+	iv.CPUMicros = max(iv.CPUMicros, r.CPUMicros)
+}
+
+func (iv *Interval) addMemory(bytes, micros int64) {
+	hi, lo := bits.Mul64(uint64(bytes), uint64(micros))
+	lo, carry := bits.Add64(lo, uint64(iv.MemoryRest), 0)
+	const microsPerSecond = 1_000_000
+	if hi+carry >= microsPerSecond {
+		iv.MemoryByteSeconds = math.MaxInt64
+		return
+	}
+	q, rest := bits.Div64(hi+carry, lo, microsPerSecond)
+	iv.MemoryRest = int64(rest)
+	if sum := uint64(iv.MemoryByteSeconds) + q; q <= math.MaxInt64 && sum <= math.MaxInt64 {
+		iv.MemoryByteSeconds = int64(sum)
+		return
+	}
+	iv.MemoryByteSeconds = math.MaxInt64
+}
+
+// adopt opens an interval for a container that is up and was never announced (its store was lost). What it ran before may
+// have been billed already, so it counts from now.
+func (s *State) adopt(runs []Run, ended []string, now time.Time) {
+	for _, r := range runs {
+		if !r.Up || s.interval(r.RunID) != nil {
+			continue
+		}
+		from := now
+		if slices.Contains(ended, r.RunID) && !r.StartedAt.IsZero() {
+			from = micros(r.StartedAt)
+		}
+		iv := Interval{RunID: r.RunID, MemberID: r.MemberID, Revision: r.Revision, LeaseNo: r.LeaseNo, OpenedAt: from}
+		iv.begin(from)
+		iv.extend(now)
+		if r.Sampled {
+			iv.MemoryBytes, iv.CPUMicros = max(r.MemoryBytes, 0), max(r.CPUMicros, 0)
+			if from.Equal(now) {
+				iv.CPUCutMicros = iv.CPUMicros
+			}
+		}
+		s.insert(iv)
+	}
+}
+
+// cutMembers cuts all intervals of the given members, earliest first. Cutting a member's intervals together makes its
+// running time one line without gap or overlap, however its containers' lives cross.
+func (s *State) cutMembers(ids []string) []*protocol.UsageRecord {
+	var due []*Interval
+	for i := range s.Intervals {
+		if slices.Contains(ids, s.Intervals[i].MemberID) {
+			due = append(due, &s.Intervals[i])
+		}
+	}
+	slices.SortStableFunc(due, func(a, b *Interval) int { return a.CutAt.Compare(b.CutAt) })
+	var records []*protocol.UsageRecord
+	for _, iv := range due {
+		records = append(records, s.cut(iv)...)
+	}
+	return records
+}
+
+func (s *State) cut(iv *Interval) []*protocol.UsageRecord {
+	if !iv.Until.After(iv.CutAt) {
+		return nil
+	}
+	record := func(meter string, from time.Time, quantity int64) *protocol.UsageRecord {
+		return &protocol.UsageRecord{
+			MemberId: iv.MemberID, Revision: iv.Revision, LeaseNo: iv.LeaseNo, RunId: iv.RunID, Meter: meter, Quantity: quantity,
+			StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(iv.Until),
+		}
+	}
+	records := make([]*protocol.UsageRecord, 0, 3)
+	m := s.memberMark(iv)
+	if from := later(iv.CutAt, m.Until); iv.Until.After(from) {
+		records = append(records, record(protocol.MeterSessionSeconds, from, iv.Until.Sub(from).Microseconds()))
+		m.Until = iv.Until
+	}
+	records = append(records,
+		record(protocol.MeterCPUSeconds, iv.CutAt, iv.CPUMicros-iv.CPUCutMicros),
+		record(protocol.MeterMemoryByteSeconds, iv.CutAt, iv.MemoryByteSeconds))
+	iv.CutAt, iv.CPUCutMicros, iv.MemoryByteSeconds = iv.Until, iv.CPUMicros, 0
+	return records
+}
+
+func (s *State) memberMark(iv *Interval) *Member {
+	m := s.member(iv.MemberID)
+	if m == nil {
+		at, _ := slices.BinarySearchFunc(s.Members, iv.MemberID, func(m Member, id string) int { return compare(m.ID, id) })
+		s.Members = slices.Insert(s.Members, at, Member{ID: iv.MemberID})
+		m = &s.Members[at]
+	}
+	m.Revision, m.LeaseNo = max(m.Revision, iv.Revision), max(m.LeaseNo, iv.LeaseNo)
+	return m
+}

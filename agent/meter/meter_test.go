@@ -1,0 +1,194 @@
+package meter_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+
+func at(seconds float64) time.Time { return noon.Add(time.Duration(seconds * float64(time.Second))) }
+
+func up(run string, started, cpu float64) meter.Run {
+	return meter.Run{
+		RunID: run, MemberID: "m1", Revision: 1, LeaseNo: 1, StartedAt: at(started), Up: true,
+		CPUMicros: int64(cpu * 1e6), MemoryBytes: 1000, Sampled: true,
+	}
+}
+
+func exited(run string, started, ended float64) meter.Run {
+	return meter.Run{RunID: run, MemberID: "m1", Revision: 1, LeaseNo: 1, StartedAt: at(started), ExitedAt: at(ended)}
+}
+
+func look(now float64, runs ...meter.Run) meter.Observation {
+	return meter.Observation{At: at(now), Runs: runs, CutEvery: 30 * time.Second}
+}
+
+func opened() meter.State {
+	return meter.Open(meter.State{}, meter.Intent{RunID: "r1", MemberID: "m1", Revision: 1, LeaseNo: 1}, at(0))
+}
+
+// line is a record as the tests read it: meter, seconds since noon, base units.
+type line struct {
+	meter    string
+	from, to float64
+	quantity int64
+}
+
+func lines(records []*protocol.UsageRecord) []line {
+	out := []line{}
+	for _, r := range records {
+		out = append(out, line{
+			r.GetMeter(), r.GetStartedAt().AsTime().Sub(noon).Seconds(), r.GetEndedAt().AsTime().Sub(noon).Seconds(), r.GetQuantity(),
+		})
+	}
+	return out
+}
+
+func TestIntervalIsCutContiguouslyAndEndsAtContainerdsExitTime(t *testing.T) {
+	s := opened()
+	s, got := meter.Beat(s, look(1, up("r1", 0.5, 0)))
+	require.Empty(t, got)
+	s, got = meter.Beat(s, look(11, up("r1", 0.5, 3)))
+	require.Empty(t, got)
+	s, got = meter.Beat(s, look(31, up("r1", 0.5, 4)))
+	require.Equal(t, []line{
+		{protocol.MeterSessionSeconds, 0.5, 31, 30_500_000},
+		{protocol.MeterCPUSeconds, 0.5, 31, 4_000_000},
+		{protocol.MeterMemoryByteSeconds, 0.5, 31, 30_000},
+	}, lines(got))
+	// The exit lies a moment after the listing began; it is the runtime's word that counts.
+	s, got = meter.Beat(s, look(41, exited("r1", 0.5, 41.25)))
+	require.Equal(t, []line{
+		{protocol.MeterSessionSeconds, 31, 41.25, 10_250_000},
+		{protocol.MeterCPUSeconds, 31, 41.25, 0},
+		{protocol.MeterMemoryByteSeconds, 31, 41.25, 0},
+	}, lines(got))
+	s, got = meter.Beat(s, look(51, exited("r1", 0.5, 41.25)))
+	require.Empty(t, got, "an exit is billed once")
+
+	s, got = meter.Close(s, "m1", at(60))
+	require.Len(t, got, 1)
+	require.True(t, got[0].GetFinal())
+	require.Equal(t, []line{{protocol.MeterSessionSeconds, 41.25, 41.25, 0}}, lines(got))
+	require.Equal(t, meter.State{Intervals: []meter.Interval{}, Members: []meter.Member{}}, s)
+}
+
+func TestAgentAwayWhileTheContainerRunsLosesNothing(t *testing.T) {
+	s, _ := meter.Beat(opened(), look(1, up("r1", 0.5, 0)))
+	_, got := meter.Beat(restart(t, s), look(500, up("r1", 0.5, 77)))
+	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 500, 499_500_000}, lines(got)[0])
+	require.Equal(t, line{protocol.MeterCPUSeconds, 0.5, 500, 77_000_000}, lines(got)[1])
+}
+
+func TestContainerThatDiedWhileTheAgentWasAwayEndsAtItsExitTime(t *testing.T) {
+	s, _ := meter.Beat(opened(), look(1, up("r1", 0.5, 0)))
+	_, got := meter.Beat(restart(t, s), look(500, exited("r1", 0.5, 123)))
+	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 123, 122_500_000}, lines(got)[0])
+}
+
+func TestDaemonKilledBetweenOpenAndFirstBeatLosesNothing(t *testing.T) {
+	_, got := meter.Beat(restart(t, opened()), look(500, exited("r1", 0.5, 123)))
+	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 123, 122_500_000}, lines(got)[0])
+}
+
+func TestPowerCutEndsAtTheLastBeat(t *testing.T) {
+	s, _ := meter.Beat(opened(), look(1, up("r1", 0.5, 0)))
+	s, _ = meter.Beat(s, look(11, up("r1", 0.5, 2)))
+	for name, run := range map[string][]meter.Run{
+		"container gone":         nil,
+		"exit time never noted":  {{RunID: "r1", MemberID: "m1", StartedAt: at(0.5)}},
+		"started anew unnoticed": {up("r1", 100, 0)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, got := meter.Beat(restart(t, s), look(130, run...))
+			require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 11, 10_500_000}, lines(got)[0])
+			require.Len(t, got, 3)
+		})
+	}
+}
+
+func TestStartUnderWayWaitsAndAnEventualFailureIsForgotten(t *testing.T) {
+	s, got := meter.Beat(opened(), look(1, meter.Run{RunID: "r1", MemberID: "m1"}))
+	require.Empty(t, got)
+	require.Len(t, s.Intervals, 1, "created, not started yet")
+	s, got = meter.Beat(s, look(2))
+	require.Empty(t, got)
+	require.Len(t, s.Intervals, 1, "not created yet")
+	require.Empty(t, meter.Cancel(s, "r1").Intervals)
+	s, got = meter.Beat(s, look(meter.PendingFor.Seconds()+1))
+	require.Empty(t, got)
+	require.Empty(t, s.Intervals)
+}
+
+func TestCancelLeavesAnIntervalThatHasBegun(t *testing.T) {
+	s, _ := meter.Beat(opened(), look(1, up("r1", 0.5, 0)))
+	require.Len(t, meter.Cancel(s, "r1").Intervals, 1)
+}
+
+func TestContainerOfALostStoreCountsFromWhenItIsSeen(t *testing.T) {
+	s, got := meter.Beat(meter.State{}, look(100, up("r1", 0.5, 90)))
+	require.Empty(t, got)
+	_, got = meter.Beat(s, look(130, up("r1", 0.5, 95)))
+	require.Equal(t, []line{
+		{protocol.MeterSessionSeconds, 100, 130, 30_000_000},
+		{protocol.MeterCPUSeconds, 100, 130, 5_000_000},
+		{protocol.MeterMemoryByteSeconds, 100, 130, 30_000},
+	}, lines(got))
+}
+
+func TestNewLeaseCutsTheInterval(t *testing.T) {
+	s, _ := meter.Beat(opened(), look(1, up("r1", 0.5, 0)))
+	renewed := up("r1", 0.5, 1)
+	renewed.LeaseNo = 2
+	s, got := meter.Beat(s, look(11, renewed))
+	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 11, 10_500_000}, lines(got)[0])
+	require.EqualValues(t, 1, got[0].GetLeaseNo())
+	renewed.ExitedAt, renewed.Up = at(15), false
+	_, got = meter.Beat(s, look(21, renewed))
+	require.Equal(t, line{protocol.MeterSessionSeconds, 11, 15, 4_000_000}, lines(got)[0])
+	require.EqualValues(t, 2, got[0].GetLeaseNo())
+}
+
+func TestSecondContainerOfAMemberAddsNoSessionTime(t *testing.T) {
+	s := meter.Open(opened(), meter.Intent{RunID: "r2", MemberID: "m1", Revision: 1, LeaseNo: 1}, at(0))
+	s, _ = meter.Beat(s, look(10, up("r1", 0, 1), up("r2", 5, 1)))
+	_, got := meter.Beat(s, look(25, up("r1", 0, 1), exited("r2", 5, 20)))
+	var session int64
+	for _, r := range got {
+		if r.GetMeter() == protocol.MeterSessionSeconds {
+			session += r.GetQuantity()
+		}
+	}
+	require.EqualValues(t, 25_000_000, session)
+}
+
+func TestMemoryOfATerabyteDoesNotOverflow(t *testing.T) {
+	r := up("r1", 0, 0)
+	r.MemoryBytes = 1 << 40
+	s, _ := meter.Beat(opened(), meter.Observation{At: at(0), Runs: []meter.Run{r}})
+	_, got := meter.Beat(s, meter.Observation{At: at(86_400.5), Runs: []meter.Run{r}})
+	require.EqualValues(t, int64(1<<40)*86_400+1<<39, got[2].GetQuantity())
+}
+
+func TestCloseOfAMemberThatNeverRanSaysSo(t *testing.T) {
+	_, got := meter.Close(opened(), "m1", at(9))
+	require.Equal(t, []line{{protocol.MeterSessionSeconds, 9, 9, 0}}, lines(got))
+	require.True(t, got[0].GetFinal())
+}
+
+// restart gives the state as the next process reads it.
+func restart(t testing.TB, s meter.State) meter.State {
+	t.Helper()
+	b, err := json.Marshal(s)
+	require.NoError(t, err)
+	var back meter.State
+	require.NoError(t, json.Unmarshal(b, &back))
+	return back
+}

@@ -1,0 +1,11 @@
+package protocol
+
+// Meters that a node measures for a member, with the base unit of UsageRecord.quantity.
+const (
+	// MeterSessionSeconds is the time a member ran, in microseconds.
+	MeterSessionSeconds = "session_seconds"
+	// MeterCPUSeconds is processor time, in microseconds.
+	MeterCPUSeconds = "cpu_seconds"
+	// MeterMemoryByteSeconds is memory held over time, in byte-seconds.
+	MeterMemoryByteSeconds = "memory_byte_seconds"
+)
