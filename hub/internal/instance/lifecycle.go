@@ -1,0 +1,287 @@
+package instance
+
+import (
+	"slices"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Status is where an app instance is in its life (DESIGN §11).
+type Status string
+
+// The statuses of the contract.
+const (
+	Requested       Status = "requested"
+	Deploying       Status = "deploying"
+	Running         Status = "running"
+	Upgrading       Status = "upgrading"
+	RollingBack     Status = "rolling_back"
+	Stopping        Status = "stopping"
+	Stopped         Status = "stopped"
+	Decommissioning Status = "decommissioning"
+	Decommissioned  Status = "decommissioned"
+	Failed          Status = "failed"
+)
+
+// Health says how well a running instance does; a failure of a part of it shows here and not in the status.
+type Health string
+
+// The healths of the contract.
+const (
+	HealthUnknown   Health = "unknown"
+	HealthHealthy   Health = "healthy"
+	HealthDegraded  Health = "degraded"
+	HealthUnhealthy Health = "unhealthy"
+)
+
+// MemberStatus is what the node last said of a member. Empty: it said nothing yet.
+type MemberStatus string
+
+// The member statuses of the contract.
+const (
+	MemberPending  MemberStatus = "pending"
+	MemberStarting MemberStatus = "starting"
+	MemberReady    MemberStatus = "ready"
+	MemberDegraded MemberStatus = "degraded"
+	MemberFailed   MemberStatus = "failed"
+	MemberStopping MemberStatus = "stopping"
+	MemberStopped  MemberStatus = "stopped"
+	MemberRemoved  MemberStatus = "removed"
+)
+
+// Reason is why an instance or a member is where it is; empty when all is well.
+type Reason string
+
+// The reasons: the closed list of the contract.
+const (
+	ReasonImagePullFailed       Reason = "image_pull_failed"
+	ReasonImageSignatureInvalid Reason = "image_signature_invalid"
+	ReasonManifestNotAdmitted   Reason = "manifest_not_admitted"
+	ReasonInsufficientCapacity  Reason = "insufficient_capacity"
+	ReasonPlacementRequired     Reason = "placement_required"
+	ReasonReadinessTimeout      Reason = "readiness_timeout"
+	ReasonCrashLoop             Reason = "crash_loop"
+	ReasonOutOfMemory           Reason = "out_of_memory"
+	ReasonDeviceFault           Reason = "device_fault"
+	ReasonLeaseEnded            Reason = "lease_ended"
+	ReasonOwnerRefused          Reason = "owner_refused"
+	ReasonNodeUnreachable       Reason = "node_unreachable"
+	ReasonNodeLost              Reason = "node_lost"
+	ReasonFeatureMissing        Reason = "feature_missing"
+	ReasonInternal              Reason = "internal"
+)
+
+// Reasons lists the closed list in the order of the documentation.
+func Reasons() []Reason {
+	return []Reason{
+		ReasonImagePullFailed, ReasonImageSignatureInvalid, ReasonManifestNotAdmitted, ReasonInsufficientCapacity,
+		ReasonPlacementRequired, ReasonReadinessTimeout, ReasonCrashLoop, ReasonOutOfMemory, ReasonDeviceFault, ReasonLeaseEnded,
+		ReasonOwnerRefused, ReasonNodeUnreachable, ReasonNodeLost, ReasonFeatureMissing, ReasonInternal,
+	}
+}
+
+// knownReason keeps the list closed: what a newer node says beyond it is internal here, its text stays in the detail.
+func knownReason(code string) Reason {
+	r := Reason(code)
+	if r == "" || slices.Contains(Reasons(), r) {
+		return r
+	}
+	return ReasonInternal
+}
+
+// Lifecycle is the part of an instance that transitions change.
+type Lifecycle struct {
+	Status Status
+	Health Health
+	Reason Reason
+}
+
+// Step is one transition; each becomes one event.
+type Step struct {
+	From   Status
+	To     Status
+	Reason Reason
+}
+
+// MemberState is what is known of one member when its instance is looked at.
+type MemberState struct {
+	// Status is empty while the node has said nothing about the wanted revision.
+	Status MemberStatus
+	Reason Reason
+	// Unreachable is true while the hub has no contact with the node.
+	Unreachable bool
+	// Gone is true when the node proved that nothing of the member is left.
+	Gone bool
+}
+
+// CanBecome reports whether the lifecycle of DESIGN §11 has this edge.
+func (s Status) CanBecome(next Status) bool {
+	switch s {
+	case Requested:
+		return next == Deploying || next == Decommissioning || next == Failed
+	case Deploying:
+		return next == Running || next == Decommissioning || next == Failed
+	case Running:
+		return next == Upgrading || next == RollingBack || next == Stopping || next == Decommissioning || next == Failed
+	case Upgrading:
+		return next == Running || next == RollingBack || next == Decommissioning || next == Failed
+	case RollingBack:
+		return next == Running || next == Decommissioning || next == Failed
+	case Stopping:
+		return next == Stopped || next == Decommissioning || next == Failed
+	case Stopped:
+		return next == Deploying || next == Decommissioning || next == Failed
+	case Failed:
+		return next == Upgrading || next == RollingBack || next == Decommissioning
+	case Decommissioning:
+		return next == Decommissioned
+	case Decommissioned:
+		return false
+	}
+	return false
+}
+
+// Ended reports whether nothing can happen to the instance any more.
+func (s Status) Ended() bool { return s == Decommissioned }
+
+// Wanted reports whether a node is to hold the members of an instance in this status, and whether without their containers.
+// A failed instance is held stopped: what gave up is not tried for ever at the tenant's cost, and its port and logs stay
+// until it is decommissioned.
+func (s Status) Wanted() (held, stopped bool) {
+	switch s {
+	case Decommissioning, Decommissioned:
+		return false, false
+	case Failed, Stopping, Stopped:
+		return true, true
+	default:
+		return true, false
+	}
+}
+
+// Decommission asks for the end. It is open in every live state.
+func Decommission(l Lifecycle) (Lifecycle, Step, error) {
+	if !l.Status.CanBecome(Decommissioning) {
+		return l, Step{}, fault.New(fault.Conflict, "instance_"+string(l.Status),
+			"The app instance is already "+string(l.Status)+"; there is nothing left to decommission.", nil)
+	}
+	step := Step{From: l.Status, To: Decommissioning}
+	return Lifecycle{Status: Decommissioning, Health: HealthUnknown}, step, nil
+}
+
+// Observe moves an instance on by what is known of its members now. It may take several steps at once, because a fast start
+// is over before it was ever reported half-way. Observing the same again changes nothing.
+func Observe(l Lifecycle, members []MemberState) (Lifecycle, []Step) {
+	var steps []Step
+	for {
+		next := observeOnce(l, members)
+		if next.Status == l.Status {
+			return next, steps
+		}
+		steps = append(steps, Step{From: l.Status, To: next.Status, Reason: next.Reason})
+		l = next
+	}
+}
+
+func observeOnce(l Lifecycle, members []MemberState) Lifecycle {
+	n := count(members)
+	switch l.Status {
+	case Requested:
+		if n.seen > 0 {
+			return Lifecycle{Status: Deploying, Health: HealthUnknown}
+		}
+		return Lifecycle{Status: Requested, Health: HealthUnknown, Reason: n.reason}
+	case Deploying:
+		return observeDeploying(n)
+	case Running:
+		return Lifecycle{Status: Running, Health: n.health(), Reason: n.reason}
+	case Decommissioning:
+		if n.gone == len(members) {
+			return Lifecycle{Status: Decommissioned, Health: HealthUnknown}
+		}
+		l.Reason = ""
+		if n.unreachable > 0 {
+			l.Reason = ReasonNodeUnreachable
+		}
+		return l
+	default:
+		return l
+	}
+}
+
+// observeDeploying waits for the last member before it decides: one that fails while another serves is a matter of health.
+func observeDeploying(n counts) Lifecycle {
+	switch {
+	case n.waiting > 0 || n.total == 0:
+		return Lifecycle{Status: Deploying, Health: HealthUnknown, Reason: n.reason}
+	case n.serving > 0:
+		return Lifecycle{Status: Running, Health: n.health(), Reason: n.reason}
+	default:
+		reason := n.reason
+		if reason == "" {
+			reason = ReasonInternal
+		}
+		return Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: reason}
+	}
+}
+
+type counts struct {
+	total, seen, ready, serving, waiting, unreachable, gone int
+	// reason of the first member that has one.
+	reason Reason
+}
+
+func count(members []MemberState) counts {
+	n := counts{total: len(members)}
+	for _, m := range members {
+		reason := m.Reason
+		if m.Unreachable {
+			n.unreachable++
+			reason = ReasonNodeUnreachable
+		}
+		if n.reason == "" {
+			n.reason = reason
+		}
+		if m.Gone {
+			n.gone++
+		}
+		if m.Status != "" {
+			n.seen++
+		}
+		switch {
+		case m.Unreachable:
+			// What it said last may no longer be so.
+			n.waiting++
+		case m.Status == MemberReady:
+			n.ready++
+			n.serving++
+		case m.Status == MemberDegraded:
+			n.serving++
+		case m.Status != MemberFailed:
+			n.waiting++
+		}
+	}
+	return n
+}
+
+func (n counts) health() Health {
+	switch {
+	case n.ready == n.total:
+		return HealthHealthy
+	case n.serving > 0:
+		return HealthDegraded
+	case n.unreachable == n.total:
+		return HealthUnknown
+	default:
+		return HealthUnhealthy
+	}
+}
+
+// EventType names the event of a step, as the contract does; the first event of an instance has no From.
+func (s Step) EventType() string {
+	switch s.To {
+	case Decommissioning:
+		return "apps.instance.decommission_requested"
+	default:
+		return "apps.instance." + string(s.To)
+	}
+}
