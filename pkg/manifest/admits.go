@@ -1,0 +1,125 @@
+package manifest
+
+import (
+	"crypto/sha256"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Admits reports whether the publisher's manifest allows this workload: nil, or a fault that names what deviates. It lowers
+// the manifest again with the workload's own parameters and shape, and wants exactly those services; so whoever holds only
+// the hub's online keys can neither change an image, a command, an environment, a port or a user, nor leave the resource
+// bounds, nor add a service. A fallback carries a manifest of its own and is asked about separately.
+func Admits(v Verified, w *protocol.Workload) error {
+	if !v.ok {
+		return notAdmitted("/manifest", "the manifest was not verified")
+	}
+	if err := v.identifies(w); err != nil {
+		return err
+	}
+	if len(w.GetServices()) != 1 {
+		return notAdmitted("/services", "there must be exactly the services of the manifest")
+	}
+	got := w.GetServices()[0]
+	if got == nil {
+		return notAdmitted("/services/0", "is missing")
+	}
+	params, err := v.manifest.CheckParameters([]byte(w.GetParametersJson()))
+	if err != nil {
+		return because(err)
+	}
+	shape, err := v.manifest.shapeOf(got)
+	if err != nil {
+		return err
+	}
+	want, err := Lower(v.manifest, params, shape)
+	if err != nil {
+		return because(err)
+	}
+	return compare(want[0], got)
+}
+
+func (v Verified) identifies(w *protocol.Workload) error {
+	m := v.manifest
+	switch {
+	case w == nil:
+		return notAdmitted("", "the workload is missing")
+	case sha256.Sum256(w.GetManifest().GetPayload()) != v.digest:
+		return notAdmitted("/manifest", "the workload carries another manifest than the verified one")
+	case w.GetAppSlug() != m.App.Slug:
+		return notAdmitted("/app_slug", "differs from the manifest")
+	case w.GetAppVersion() != m.Version.Version:
+		return notAdmitted("/app_version", "differs from the manifest")
+	case v.publisher.OrgSlug != "" && w.GetOrgSlug() != v.publisher.OrgSlug:
+		return notAdmitted("/org_slug", "the publisher may only publish for its own org")
+	case w.GetReadinessTimeoutSeconds() != m.Version.RuntimeProfile.ReadinessTimeoutSeconds:
+		return notAdmitted("/readiness_timeout_seconds", "differs from the manifest")
+	}
+	return nil
+}
+
+// shapeOf reads the choices that a workload leaves open. Absent limits are refused: absent means unlimited to a runtime.
+func (m Manifest) shapeOf(s *protocol.Service) (Shape, error) {
+	r := s.GetResources()
+	if r.GetCpuMillis() == 0 || r.GetMemoryBytes() == 0 || r.GetPids() == 0 {
+		return Shape{}, notAdmitted("/services/0/resources", "must set limits for CPU, memory and processes")
+	}
+	ids := slices.Clone(r.GetAcceleratorIds())
+	slices.Sort(ids)
+	if len(slices.Compact(ids)) != len(r.GetAcceleratorIds()) || slices.Contains(ids, "") {
+		return Shape{}, notAdmitted("/services/0/resources/accelerator_ids", "holds an id twice or an empty one")
+	}
+	for _, v := range m.Version.RuntimeProfile.ImageVariants {
+		if v.Name == s.GetImageVariant() {
+			return Shape{
+				CPUMillis: r.GetCpuMillis(), MemoryBytes: r.GetMemoryBytes(),
+				AcceleratorVendor: v.Accelerator, AcceleratorIDs: r.GetAcceleratorIds(),
+			}, nil
+		}
+	}
+	return Shape{}, notAdmitted("/services/0/image_variant", "is not in the manifest")
+}
+
+// compare names the first part that differs; the whole is compared at the end, so that a field which this list does not
+// know yet is refused too.
+func compare(want, got *protocol.Service) error {
+	parts := []struct {
+		pointer string
+		same    bool
+	}{
+		{"name", want.GetName() == got.GetName()},
+		{"image", want.GetImage() == got.GetImage()},
+		{"command", slices.Equal(want.GetCommand(), got.GetCommand())},
+		{"env", slices.EqualFunc(want.GetEnv(), got.GetEnv(), func(a, b *protocol.EnvVar) bool { return proto.Equal(a, b) })},
+		{"ports", slices.EqualFunc(want.GetPorts(), got.GetPorts(), func(a, b *protocol.Port) bool { return proto.Equal(a, b) })},
+		{"resources", proto.Equal(want.GetResources(), got.GetResources())},
+		{"readiness", proto.Equal(want.GetReadiness(), got.GetReadiness())},
+		{"scratch", slices.EqualFunc(want.GetScratch(), got.GetScratch(), func(a, b *protocol.Scratch) bool { return proto.Equal(a, b) })},
+		{"stop_grace_seconds", want.GetStopGraceSeconds() == got.GetStopGraceSeconds()},
+		{"user", want.GetUser() == got.GetUser()},
+		{"read_only_root", want.GetReadOnlyRoot() == got.GetReadOnlyRoot()},
+		{"working_dir", want.GetWorkingDir() == got.GetWorkingDir()},
+		{"", proto.Equal(want, got)},
+	}
+	for _, p := range parts {
+		if !p.same {
+			return notAdmitted("/services/0/"+p.pointer, "differs from what the manifest allows")
+		}
+	}
+	return nil
+}
+
+func notAdmitted(pointer, reason string) error {
+	return invalid(fault.Forbidden, CodeNotAdmitted, "The publisher's manifest does not allow this workload.", []fault.Field{{Pointer: pointer, Reason: reason}})
+}
+
+// because keeps the fields of a fault from the shared rules under the code of a refusal.
+func because(err error) error {
+	f := fault.New(fault.Forbidden, CodeNotAdmitted, "The publisher's manifest does not allow this workload.", err).Lasting()
+	f.Fields = fault.As(err).Fields
+	return f
+}

@@ -1,0 +1,187 @@
+package manifest
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Shape is the part of an allocation that one member gets. Zero CPU or memory means the manifest's default.
+type Shape struct {
+	CPUMillis   uint32
+	MemoryBytes uint64
+	// AcceleratorVendor is none (or empty), nvidia or amd; it chooses the image variant.
+	AcceleratorVendor string
+	// AcceleratorIDs are the stable ids of the accelerators claimed for the member.
+	AcceleratorIDs []string
+}
+
+const mebibyte = 1 << 20
+
+// Lower turns a manifest, the tenant's parameters and a shape into the services that a node runs. The same input gives the
+// same services everywhere: Admits relies on it.
+func Lower(m Manifest, params map[string]any, shape Shape) ([]*protocol.Service, error) {
+	p := m.Version.RuntimeProfile
+	if p.Kind != RuntimeLaunchableOCI {
+		return nil, fault.New(fault.Unprocessable, CodeInvalid, "Only launchable_oci apps can be run.", nil).
+			At("/version/runtime_profile/kind", "is not supported").Lasting()
+	}
+	values, err := m.resolveParameters(params)
+	if err != nil {
+		return nil, err
+	}
+	variant, err := m.variantFor(shape)
+	if err != nil {
+		return nil, err
+	}
+	cpu, err := within(p.Resources.CPUMillis, uint64(shape.CPUMillis), 1, "cpu_millis")
+	if err != nil {
+		return nil, err
+	}
+	memory, err := within(p.Resources.MemoryMiB, shape.MemoryBytes, mebibyte, "memory_bytes")
+	if err != nil {
+		return nil, err
+	}
+	command, err := p.command(values)
+	if err != nil {
+		return nil, err
+	}
+	env, err := p.environment(values)
+	if err != nil {
+		return nil, err
+	}
+	s := &protocol.Service{
+		Name:         ServiceName,
+		Image:        variant.ImageRef,
+		ImageVariant: variant.Name,
+		Command:      command,
+		Env:          env,
+		Resources: &protocol.Resources{
+			CpuMillis:      clampUint32(cpu),
+			MemoryBytes:    memory,
+			Pids:           p.Resources.PidsMax,
+			AcceleratorIds: slices.Clone(shape.AcceleratorIDs),
+		},
+		Readiness: &protocol.Probe{
+			Kind: p.Readiness.Kind, Port: p.Readiness.Port, Path: p.Readiness.Path, Command: slices.Clone(p.Readiness.Command),
+			PeriodMillis: p.Readiness.PeriodMillis, TimeoutMillis: p.Readiness.TimeoutMillis,
+		},
+		StopGraceSeconds: p.stopGrace(),
+		User:             p.User,
+		ReadOnlyRoot:     p.ReadOnlyRoot,
+		WorkingDir:       p.WorkingDir,
+	}
+	for _, port := range p.Ports {
+		s.Ports = append(s.Ports, &protocol.Port{Name: port.Name, ContainerPort: port.Container, Protocol: port.Protocol, Expose: port.Expose})
+	}
+	for _, dir := range p.Scratch {
+		s.Scratch = append(s.Scratch, &protocol.Scratch{Path: dir.Path, SizeBytes: dir.SizeMiB * mebibyte})
+	}
+	return []*protocol.Service{s}, nil
+}
+
+func (p RuntimeProfile) stopGrace() uint32 {
+	if p.StopGraceSeconds == nil {
+		return DefaultStopGraceSeconds
+	}
+	return *p.StopGraceSeconds
+}
+
+func shapeRefused(pointer, reason string) error {
+	return fault.New(fault.Unprocessable, CodeShapeRefused, "The version does not run on this capacity.", nil).At(pointer, reason).Lasting()
+}
+
+// variantFor never falls back to another kind of accelerator: the tenant would pay for one that the image cannot use.
+func (m Manifest) variantFor(shape Shape) (Variant, error) {
+	vendor := shape.AcceleratorVendor
+	if vendor == "" {
+		vendor = AcceleratorNone
+	}
+	switch {
+	case vendor == AcceleratorNone && len(shape.AcceleratorIDs) > 0:
+		return Variant{}, shapeRefused("accelerator_vendor", "accelerators were given without their vendor")
+	case vendor != AcceleratorNone && len(shape.AcceleratorIDs) == 0:
+		return Variant{}, shapeRefused("accelerator_count", "a vendor was given without accelerators")
+	case len(shape.AcceleratorIDs) < m.Version.Compatibility.MinGPUCount:
+		return Variant{}, shapeRefused("accelerator_count", fmt.Sprintf("the version needs at least %d", m.Version.Compatibility.MinGPUCount))
+	case !slices.Contains(m.Version.Compatibility.SupportedAccelerators, vendor):
+		return Variant{}, shapeRefused("accelerator_vendor", "the version supports "+strings.Join(m.Version.Compatibility.SupportedAccelerators, ", "))
+	}
+	for _, v := range m.Version.RuntimeProfile.ImageVariants {
+		if v.Accelerator == vendor {
+			return v, nil
+		}
+	}
+	return Variant{}, shapeRefused("accelerator_vendor", "the version has no image for it")
+}
+
+// within checks value against the range, whose numbers count units of the value's base unit.
+func within(r Range, value, unit uint64, pointer string) (uint64, error) {
+	if value == 0 {
+		return r.Default * unit, nil
+	}
+	if value < r.Min*unit || value > r.Max*unit {
+		return 0, shapeRefused(pointer, fmt.Sprintf("must lie between %d and %d", r.Min*unit, r.Max*unit))
+	}
+	return value, nil
+}
+
+func clampUint32(v uint64) uint32 {
+	if v > math.MaxUint32 {
+		return math.MaxUint32
+	}
+	return uint32(v)
+}
+
+func (p RuntimeProfile) command(values map[string]any) ([]string, error) {
+	var out []string
+	for _, a := range p.Command {
+		if a.Parameter == "" {
+			out = append(out, a.Text)
+			continue
+		}
+		v, given := values[a.Parameter]
+		if !given || v == nil {
+			continue
+		}
+		text, ok := scalarText(v)
+		if !ok {
+			return nil, parameterRefused(a.Parameter, "cannot be an argument")
+		}
+		// Without a prefix the value stands alone, and a leading dash would make an option of it.
+		if a.Prefix == "" && strings.HasPrefix(text, "-") {
+			return nil, parameterRefused(a.Parameter, "must not start with a dash")
+		}
+		out = append(out, a.Prefix+text)
+	}
+	return out, nil
+}
+
+func (p RuntimeProfile) environment(values map[string]any) ([]*protocol.EnvVar, error) {
+	var out []*protocol.EnvVar
+	for _, e := range p.Env {
+		if e.Value != nil {
+			out = append(out, &protocol.EnvVar{Name: e.Name, Value: *e.Value})
+			continue
+		}
+		v, given := values[e.Parameter]
+		if !given || v == nil {
+			continue
+		}
+		text, ok := scalarText(v)
+		if !ok {
+			return nil, parameterRefused(e.Parameter, "cannot be an environment variable")
+		}
+		out = append(out, &protocol.EnvVar{Name: e.Name, Value: text})
+	}
+	return out, nil
+}
+
+func parameterRefused(name, reason string) error {
+	return invalid(fault.Unprocessable, CodeParametersInvalid, "The parameters do not follow the version's schema.",
+		[]fault.Field{{Pointer: "/parameters/" + escapePointer(name), Reason: reason}})
+}

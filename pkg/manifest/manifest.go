@@ -1,0 +1,171 @@
+// Package manifest is the app manifest, version 1: the signed document that describes an app and one release of it. It
+// parses, validates, signs, verifies and lowers a manifest, and decides whether a workload is what its publisher allowed
+// (Admits). Hub, node, command line and app teams share it. It is pure: no clock, no I/O, no logger; it knows no
+// catalogue, no registry and no node.
+package manifest
+
+// Limits of a manifest and of what a tenant passes to it.
+const (
+	// MaxDocumentBytes is the size of a manifest document; a larger one is refused before it is parsed.
+	MaxDocumentBytes = 256 << 10
+	// MaxParametersBytes is the size of the parameters or of the config of one instance, as JSON.
+	MaxParametersBytes = 64 << 10
+	// MaxDepth is how deep a document may nest; a deeper one is refused.
+	MaxDepth = 32
+	// MaxFields is how many bad fields one fault names; the rest is left out.
+	MaxFields = 32
+)
+
+// ServiceName is the name of the one service of a launchable_oci app.
+const ServiceName = "main"
+
+// Values of Variant.Accelerator.
+const (
+	AcceleratorNone   = "none"
+	AcceleratorNVIDIA = "nvidia"
+	AcceleratorAMD    = "amd"
+)
+
+// What an absent field means.
+const (
+	DefaultPidsMax                 = 1024
+	DefaultStopGraceSeconds        = 10
+	DefaultReadinessTimeoutSeconds = 120
+	DefaultProbePeriodMillis       = 250
+	DefaultProbeTimeoutMillis      = 2000
+)
+
+// RuntimeLaunchableOCI is the one runtime backend that version 1 can lower.
+const RuntimeLaunchableOCI = "launchable_oci"
+
+// Manifest is one parsed and valid document. Only Parse makes a useful one.
+type Manifest struct {
+	App     App     `json:"app"`
+	Version Version `json:"version"`
+}
+
+// App is the layer that stays the same over the versions.
+type App struct {
+	Slug           string         `json:"slug"`
+	DisplayName    string         `json:"display_name"`
+	Description    string         `json:"description,omitempty"`
+	Category       string         `json:"category,omitempty"`
+	RuntimeBackend string         `json:"runtime_backend"`
+	SupportedModes SupportedModes `json:"supported_modes,omitzero"`
+}
+
+// SupportedModes lists how the app may be operated; Parse fills an absent list with the narrowest mode.
+type SupportedModes struct {
+	OperatingModes     []string `json:"operating_modes,omitempty"`
+	ControlPlaneScopes []string `json:"control_plane_scopes,omitempty"`
+}
+
+// Version is the layer of one release.
+type Version struct {
+	Version        string         `json:"version"`
+	RuntimeBackend string         `json:"runtime_backend,omitempty"`
+	Notes          string         `json:"notes,omitempty"`
+	Compatibility  Compatibility  `json:"compatibility,omitzero"`
+	RuntimeProfile RuntimeProfile `json:"runtime_profile"`
+	// Parameters is a JSON Schema of type object: what a tenant may choose per instance.
+	Parameters map[string]any `json:"parameters,omitempty"`
+	// ConfigSchema is a JSON Schema for an instance's config; without one the config must be empty.
+	ConfigSchema map[string]any `json:"config_schema,omitempty"`
+	Metering     Metering       `json:"metering,omitzero"`
+	UI           UI             `json:"ui,omitzero"`
+}
+
+// Compatibility says which capacity can run the version.
+type Compatibility struct {
+	RequiresCapacityShape []string `json:"requires_capacity_shape,omitempty"`
+	MinGPUCount           int      `json:"min_gpu_count,omitempty"`
+	RequiresExclusiveNode bool     `json:"requires_exclusive_node,omitempty"`
+	SupportedAccelerators []string `json:"supported_accelerators,omitempty"`
+}
+
+// RuntimeProfile describes the one container of a launchable_oci app.
+type RuntimeProfile struct {
+	Kind          string     `json:"kind"`
+	ImageVariants []Variant  `json:"image_variants"`
+	Command       []Argument `json:"command,omitempty"`
+	Env           []EnvVar   `json:"env,omitempty"`
+	Ports         []Port     `json:"ports,omitempty"`
+	Resources     Resources  `json:"resources"`
+	Readiness     Probe      `json:"readiness"`
+	// ReadinessTimeoutSeconds bounds the time from start to ready.
+	ReadinessTimeoutSeconds uint32 `json:"readiness_timeout_seconds,omitempty"`
+	// StopGraceSeconds lies between the polite signal and the kill. Nil: DefaultStopGraceSeconds.
+	StopGraceSeconds *uint32   `json:"stop_grace_seconds,omitempty"`
+	Scratch          []Scratch `json:"scratch,omitempty"`
+	// User is uid:gid inside the container's user namespace; empty: as the image says.
+	User         string `json:"user,omitempty"`
+	ReadOnlyRoot bool   `json:"read_only_root,omitempty"`
+	WorkingDir   string `json:"working_dir,omitempty"`
+}
+
+// Variant is the image for one kind of accelerator.
+type Variant struct {
+	Name        string `json:"name"`
+	Accelerator string `json:"accelerator"`
+	// ImageRef is <repository>@sha256:<hex>; the registry's host is the hub's and is not part of it.
+	ImageRef string `json:"image_ref"`
+}
+
+// EnvVar is a fixed value, or the value of a parameter; one of the two is set. A parameter without a value leaves it out.
+type EnvVar struct {
+	Name      string  `json:"name"`
+	Value     *string `json:"value,omitempty"`
+	Parameter string  `json:"parameter,omitempty"`
+}
+
+// Port is one that the app listens on.
+type Port struct {
+	Name      string `json:"name"`
+	Container uint32 `json:"container"`
+	// Protocol is http or tcp; Parse fills http.
+	Protocol string `json:"protocol,omitempty"`
+	// Expose is private (the node's 127.0.0.1 only); Parse fills it.
+	Expose string `json:"expose,omitempty"`
+}
+
+// Resources are the bounds within which an instance may choose.
+type Resources struct {
+	CPUMillis Range  `json:"cpu_millis"`
+	MemoryMiB Range  `json:"memory_mib"`
+	PidsMax   uint32 `json:"pids_max,omitempty"`
+}
+
+// Range is min ≤ default ≤ max.
+type Range struct {
+	Min     uint64 `json:"min"`
+	Default uint64 `json:"default"`
+	Max     uint64 `json:"max"`
+}
+
+// Probe decides when the app is ready.
+type Probe struct {
+	Kind          string   `json:"kind"`
+	Port          string   `json:"port,omitempty"`
+	Path          string   `json:"path,omitempty"`
+	Command       []string `json:"command,omitempty"`
+	PeriodMillis  uint32   `json:"period_millis,omitempty"`
+	TimeoutMillis uint32   `json:"timeout_millis,omitempty"`
+}
+
+// Scratch is a tmpfs directory that lives as long as the container.
+type Scratch struct {
+	Path    string `json:"path"`
+	SizeMiB uint64 `json:"size_mib"`
+}
+
+// Metering says what the platform counts for the app beside the allocation.
+type Metering struct {
+	Kind string `json:"kind"`
+}
+
+// UI says how the app's own interface is shown.
+type UI struct {
+	ExtensionKind string `json:"extension_kind"`
+	Port          string `json:"port,omitempty"`
+	Path          string `json:"path,omitempty"`
+}

@@ -1,0 +1,287 @@
+package manifest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Codes of the faults of this package.
+const (
+	CodeMalformed         = "manifest_malformed"
+	CodeInvalid           = "manifest_invalid"
+	CodeTooLarge          = "manifest_too_large"
+	CodeParametersInvalid = "parameters_invalid"
+	CodeConfigInvalid     = "config_invalid"
+	CodeShapeRefused      = "shape_refused"
+	CodeNotAdmitted       = "manifest_not_admitted"
+)
+
+// Parse reads a manifest document (YAML or JSON) and validates it. The fault of a bad one names the fields by JSON pointer
+// and never echoes a value. Anchors, aliases, merge keys, several documents and duplicate keys are refused: what a reviewer
+// reads is what runs.
+func Parse(doc []byte) (Manifest, error) {
+	if len(doc) > MaxDocumentBytes {
+		return Manifest{}, fault.New(fault.TooLarge, CodeTooLarge,
+			fmt.Sprintf("The manifest has %d bytes; the limit is %d.", len(doc), MaxDocumentBytes), nil).Lasting()
+	}
+	tree, err := parseTree(doc)
+	if err != nil {
+		return Manifest{}, err
+	}
+	if err := refuseFlatSample(tree); err != nil {
+		return Manifest{}, err
+	}
+	if fields := checkSchema(manifestSchema(), tree); len(fields) > 0 {
+		return Manifest{}, invalid(fault.Malformed, CodeMalformed, "The manifest does not follow the schema of version 1.", fields)
+	}
+	m, err := decode(tree)
+	if err != nil {
+		return Manifest{}, err
+	}
+	m.fillDefaults()
+	if err := m.Validate(); err != nil {
+		return Manifest{}, err
+	}
+	return m, nil
+}
+
+func invalid(kind fault.Kind, code, public string, fields []fault.Field) error {
+	f := fault.New(kind, code, public, nil).Lasting()
+	if len(fields) > MaxFields {
+		fields = fields[:MaxFields]
+	}
+	f.Fields = fields
+	return f
+}
+
+func malformed(pointer, reason, hint string) error {
+	return invalid(fault.Malformed, CodeMalformed, "The manifest cannot be read.", []fault.Field{{Pointer: pointer, Reason: reason, Hint: hint}})
+}
+
+// flatSampleKeys are top-level keys of the one-layer sample that an older page shows.
+func refuseFlatSample(tree any) error {
+	top, ok := tree.(map[string]any)
+	if !ok {
+		return malformed("", "must be a mapping with the keys app and version", "")
+	}
+	if _, layered := top["app"]; layered {
+		return nil
+	}
+	for _, key := range []string{"slug", "artifact_ref", "artifact_kind", "runtime_profile", "display_name"} {
+		if _, flat := top[key]; flat {
+			return malformed("/"+key, "a manifest has two layers and this key is not one of them",
+				"put slug, display_name, description, category, runtime_backend and supported_modes below app:, and version, compatibility, runtime_profile, parameters, metering and ui below version:")
+		}
+	}
+	return nil
+}
+
+func decode(tree any) (Manifest, error) {
+	data, err := json.Marshal(tree)
+	if err != nil {
+		return Manifest{}, fmt.Errorf("encode the manifest tree: %w", err)
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	var m Manifest
+	if err := dec.Decode(&m); err != nil {
+		return Manifest{}, fault.New(fault.Malformed, CodeMalformed, "The manifest cannot be read.", err).Lasting()
+	}
+	return m, nil
+}
+
+func (m *Manifest) fillDefaults() {
+	if len(m.App.SupportedModes.OperatingModes) == 0 {
+		m.App.SupportedModes.OperatingModes = []string{"tenant_dedicated"}
+	}
+	if len(m.App.SupportedModes.ControlPlaneScopes) == 0 {
+		m.App.SupportedModes.ControlPlaneScopes = []string{"project"}
+	}
+	v := &m.Version
+	if v.RuntimeBackend == "" {
+		v.RuntimeBackend = m.App.RuntimeBackend
+	}
+	if len(v.Compatibility.RequiresCapacityShape) == 0 {
+		v.Compatibility.RequiresCapacityShape = []string{"baremetal", "gpu_slice"}
+	}
+	p := &v.RuntimeProfile
+	if len(v.Compatibility.SupportedAccelerators) == 0 {
+		for _, variant := range p.ImageVariants {
+			v.Compatibility.SupportedAccelerators = append(v.Compatibility.SupportedAccelerators, variant.Accelerator)
+		}
+	}
+	if v.Metering.Kind == "" {
+		v.Metering.Kind = "session_seconds"
+	}
+	if v.UI.ExtensionKind == "" {
+		v.UI.ExtensionKind = "none"
+	}
+	for i := range p.Ports {
+		orElse(&p.Ports[i].Protocol, "http")
+		orElse(&p.Ports[i].Expose, "private")
+	}
+	orElse(&p.Resources.PidsMax, DefaultPidsMax)
+	orElse(&p.ReadinessTimeoutSeconds, DefaultReadinessTimeoutSeconds)
+	orElse(&p.Readiness.PeriodMillis, DefaultProbePeriodMillis)
+	orElse(&p.Readiness.TimeoutMillis, DefaultProbeTimeoutMillis)
+	if p.StopGraceSeconds == nil {
+		grace := uint32(DefaultStopGraceSeconds)
+		p.StopGraceSeconds = &grace
+	}
+}
+
+func orElse[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// parseTree turns one YAML or JSON document into maps, slices, strings, bools, nil, int64 and float64.
+func parseTree(doc []byte) (any, error) {
+	if !utf8.Valid(doc) {
+		return nil, malformed("", "must be UTF-8", "")
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(doc))
+	var root yaml.Node
+	if err := dec.Decode(&root); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil, malformed("", "is empty", "")
+		}
+		return nil, fault.New(fault.Malformed, CodeMalformed, "The manifest is neither YAML nor JSON.", err).At("", lineOf(err)).Lasting()
+	}
+	var more yaml.Node
+	if err := dec.Decode(&more); !errors.Is(err, io.EOF) {
+		return nil, malformed("", "must be one document", "")
+	}
+	if len(root.Content) != 1 {
+		return nil, malformed("", "is empty", "")
+	}
+	return nodeValue(root.Content[0], "", 0)
+}
+
+// lineOf keeps the line number of a YAML error and drops the rest, which may quote the document.
+func lineOf(err error) string {
+	text := err.Error()
+	at := strings.Index(text, "line ")
+	if at < 0 {
+		return "syntax error"
+	}
+	digits := text[at+len("line "):]
+	end := 0
+	for end < len(digits) && digits[end] >= '0' && digits[end] <= '9' {
+		end++
+	}
+	return "syntax error at line " + digits[:end]
+}
+
+func nodeValue(n *yaml.Node, pointer string, depth int) (any, error) {
+	if depth > MaxDepth {
+		return nil, malformed(pointer, fmt.Sprintf("nests deeper than %d", MaxDepth), "")
+	}
+	if n.Anchor != "" || n.Kind == yaml.AliasNode {
+		return nil, malformed(pointer, "anchors and aliases are not allowed", "write the value out")
+	}
+	switch n.Kind {
+	case yaml.MappingNode:
+		return mappingValue(n, pointer, depth)
+	case yaml.SequenceNode:
+		if n.ShortTag() != "!!seq" {
+			return nil, malformed(pointer, "has a tag that is not allowed", "")
+		}
+		items := make([]any, 0, len(n.Content))
+		for i, c := range n.Content {
+			v, err := nodeValue(c, pointer+"/"+strconv.Itoa(i), depth+1)
+			if err != nil {
+				return nil, err
+			}
+			items = append(items, v)
+		}
+		return items, nil
+	case yaml.ScalarNode:
+		return scalarValue(n, pointer)
+	case yaml.DocumentNode, yaml.AliasNode:
+	}
+	return nil, malformed(pointer, "is not a value", "")
+}
+
+func mappingValue(n *yaml.Node, pointer string, depth int) (any, error) {
+	if n.ShortTag() != "!!map" {
+		return nil, malformed(pointer, "has a tag that is not allowed", "")
+	}
+	out := make(map[string]any, len(n.Content)/2)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key := n.Content[i]
+		if key.Kind != yaml.ScalarNode || key.ShortTag() != "!!str" || key.Anchor != "" {
+			return nil, malformed(pointer, "keys must be plain strings", "")
+		}
+		child := pointer + "/" + escapePointer(key.Value)
+		if _, twice := out[key.Value]; twice {
+			return nil, malformed(child, "this key stands twice", "")
+		}
+		v, err := nodeValue(n.Content[i+1], child, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		out[key.Value] = v
+	}
+	return out, nil
+}
+
+func scalarValue(n *yaml.Node, pointer string) (any, error) {
+	switch n.ShortTag() {
+	case "!!str", "!!timestamp":
+		return n.Value, nil
+	case "!!null":
+		return nil, nil
+	case "!!bool":
+		return n.Value == "true" || n.Value == "True" || n.Value == "TRUE", nil
+	case "!!int":
+		i, err := strconv.ParseInt(n.Value, 10, 64)
+		if err != nil {
+			return nil, malformed(pointer, "must be a decimal integer of at most 64 bits", "quote it if it is meant as text")
+		}
+		return i, nil
+	case "!!float":
+		f, err := strconv.ParseFloat(n.Value, 64)
+		if err != nil || math.IsInf(f, 0) || math.IsNaN(f) {
+			return nil, malformed(pointer, "must be a finite decimal number", "quote it if it is meant as text")
+		}
+		return f, nil
+	}
+	return nil, malformed(pointer, "has a tag that is not allowed", "")
+}
+
+// escapePointer escapes one step of an RFC 6901 pointer.
+func escapePointer(step string) string {
+	return strings.NewReplacer("~", "~0", "/", "~1").Replace(step)
+}
+
+// JSON returns the manifest with every default filled in, as the API shows it.
+func (m Manifest) JSON() ([]byte, error) {
+	data, err := json.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("encode the manifest: %w", err)
+	}
+	return data, nil
+}
+
+// FromJSON reads what JSON wrote, from a trusted place such as the hub's own rows. Documents of others go through Parse.
+func FromJSON(data []byte) (Manifest, error) {
+	var m Manifest
+	if err := json.Unmarshal(data, &m); err != nil {
+		return Manifest{}, fmt.Errorf("decode a stored manifest: %w", err)
+	}
+	return m, nil
+}

@@ -1,0 +1,304 @@
+package manifest
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// maxUserID is the highest uid and gid inside a container: a node maps 65536 of them.
+const maxUserID = 65535
+
+type findings struct{ fields []fault.Field }
+
+func (f *findings) add(pointer, reason string) { f.hint(pointer, reason, "") }
+
+func (f *findings) hint(pointer, reason, hint string) {
+	f.fields = append(f.fields, fault.Field{Pointer: pointer, Reason: reason, Hint: hint})
+}
+
+// Validate checks what a JSON Schema cannot say. The fault names each bad field.
+func (m Manifest) Validate() error {
+	f := &findings{}
+	m.checkBackend(f)
+	m.checkVariants(f)
+	m.checkCompatibility(f)
+	m.checkProfile(f)
+	m.checkSchemas(f)
+	m.checkBindings(f)
+	m.checkUI(f)
+	if len(f.fields) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(f.fields, func(a, b fault.Field) int { return strings.Compare(a.Pointer, b.Pointer) })
+	return invalid(fault.Unprocessable, CodeInvalid, "The manifest contradicts itself or asks for what version 1 cannot give.", f.fields)
+}
+
+func (m Manifest) checkBackend(f *findings) {
+	if m.App.RuntimeBackend != RuntimeLaunchableOCI {
+		f.add("/app/runtime_backend", "only launchable_oci can be run for now")
+	}
+	if m.Version.RuntimeBackend != "" && m.Version.RuntimeBackend != m.App.RuntimeBackend {
+		f.add("/version/runtime_backend", "differs from /app/runtime_backend")
+	}
+}
+
+func (m Manifest) checkVariants(f *findings) {
+	names, accelerators := map[string]bool{}, map[string]bool{}
+	for i, v := range m.Version.RuntimeProfile.ImageVariants {
+		at := fmt.Sprintf("/version/runtime_profile/image_variants/%d", i)
+		if names[v.Name] {
+			f.add(at+"/name", "stands twice")
+		}
+		if accelerators[v.Accelerator] {
+			f.add(at+"/accelerator", "another variant serves this accelerator already")
+		}
+		names[v.Name], accelerators[v.Accelerator] = true, true
+		// org/<org>/<app>/<artifact> or apps/<app>/<artifact>: the app is always the last but one.
+		steps := strings.Split(RepositoryOf(v.ImageRef), "/")
+		if len(steps) < 3 || steps[len(steps)-2] != m.App.Slug {
+			f.hint(at+"/image_ref", "is not a repository of this app", "org/<org-slug>/"+m.App.Slug+"/<artifact-name> or apps/"+m.App.Slug+"/<artifact-name>")
+		}
+	}
+}
+
+// RepositoryOf returns what stands before the digest of an image reference.
+func RepositoryOf(imageRef string) string {
+	repository, _, _ := strings.Cut(imageRef, "@")
+	return repository
+}
+
+// DigestOf returns the sha256:<hex> of an image reference.
+func DigestOf(imageRef string) string {
+	_, digest, _ := strings.Cut(imageRef, "@")
+	return digest
+}
+
+func (m Manifest) checkCompatibility(f *findings) {
+	c := m.Version.Compatibility
+	for i, a := range c.SupportedAccelerators {
+		if !slices.ContainsFunc(m.Version.RuntimeProfile.ImageVariants, func(v Variant) bool { return v.Accelerator == a }) {
+			f.add(fmt.Sprintf("/version/compatibility/supported_accelerators/%d", i), "no image variant serves it")
+		}
+	}
+	if c.MinGPUCount > 0 && slices.Contains(c.SupportedAccelerators, AcceleratorNone) {
+		f.add("/version/compatibility/min_gpu_count", "must be 0 while the accelerator none is supported")
+	}
+	if c.MinGPUCount == 0 && !slices.Contains(c.SupportedAccelerators, AcceleratorNone) {
+		f.add("/version/compatibility/min_gpu_count", "must be at least 1 where every variant needs an accelerator")
+	}
+}
+
+func (m Manifest) checkProfile(f *findings) {
+	const at = "/version/runtime_profile"
+	p := m.Version.RuntimeProfile
+	checkRange(f, at+"/resources/cpu_millis", p.Resources.CPUMillis)
+	checkRange(f, at+"/resources/memory_mib", p.Resources.MemoryMiB)
+	names, numbers := map[string]bool{}, map[uint32]bool{}
+	for i, port := range p.Ports {
+		if names[port.Name] {
+			f.add(fmt.Sprintf("%s/ports/%d/name", at, i), "stands twice")
+		}
+		if numbers[port.Container] {
+			f.add(fmt.Sprintf("%s/ports/%d/container", at, i), "stands twice")
+		}
+		names[port.Name], numbers[port.Container] = true, true
+	}
+	checkProbe(f, at+"/readiness", p.Readiness, names)
+	checkScratch(f, at+"/scratch", p)
+	if p.User != "" {
+		checkUser(f, at+"/user", p.User)
+	}
+	if p.WorkingDir != "" && path.Clean(p.WorkingDir) != p.WorkingDir {
+		f.add(at+"/working_dir", "must be a clean absolute path")
+	}
+}
+
+func checkRange(f *findings, at string, r Range) {
+	if r.Min > r.Default || r.Default > r.Max {
+		f.add(at, "must be min ≤ default ≤ max")
+	}
+}
+
+func checkProbe(f *findings, at string, p Probe, ports map[string]bool) {
+	needsPort := p.Kind == "http" || p.Kind == "tcp"
+	switch {
+	case needsPort && !ports[p.Port]:
+		f.add(at+"/port", "must name a port of the profile")
+	case !needsPort && p.Port != "":
+		f.add(at+"/port", "belongs to http and tcp probes only")
+	}
+	if (p.Kind == "http") != (p.Path != "") {
+		f.add(at+"/path", "belongs to http probes, which need it")
+	}
+	if (p.Kind == "exec") != (len(p.Command) > 0) {
+		f.add(at+"/command", "belongs to exec probes, which need it")
+	}
+}
+
+func checkScratch(f *findings, at string, p RuntimeProfile) {
+	var total uint64
+	for i, s := range p.Scratch {
+		here := fmt.Sprintf("%s/%d/path", at, i)
+		if path.Clean(s.Path) != s.Path || s.Path == "/" {
+			f.add(here, "must be a clean absolute path below the root")
+		}
+		for _, kernel := range []string{"/proc", "/sys", "/dev", "/run/gpuaas"} {
+			if s.Path == kernel || strings.HasPrefix(s.Path, kernel+"/") {
+				f.add(here, "is the platform's own")
+			}
+		}
+		for j, other := range p.Scratch {
+			if i != j && (s.Path == other.Path && i > j || strings.HasPrefix(s.Path, other.Path+"/")) {
+				f.add(here, "lies in another scratch directory")
+			}
+		}
+		total += s.SizeMiB
+	}
+	// tmpfs pages count against the container's memory: more of them than memory can only end in an OOM kill.
+	if total > p.Resources.MemoryMiB.Max {
+		f.add(at, "is larger in all than the memory that an instance can have")
+	}
+}
+
+func checkUser(f *findings, at, user string) {
+	uid, gid, _ := strings.Cut(user, ":")
+	for _, id := range []string{uid, gid} {
+		if n, err := strconv.Atoi(id); err != nil || n > maxUserID {
+			f.add(at, "must be uid:gid, each at most "+strconv.Itoa(maxUserID))
+			return
+		}
+	}
+}
+
+func (m Manifest) checkUI(f *findings) {
+	ui := m.Version.UI
+	if ui.ExtensionKind != "embedded" {
+		if ui.Port != "" || ui.Path != "" {
+			f.add("/version/ui", "port and path belong to the kind embedded")
+		}
+		return
+	}
+	i := slices.IndexFunc(m.Version.RuntimeProfile.Ports, func(p Port) bool { return p.Name == ui.Port })
+	if i < 0 || m.Version.RuntimeProfile.Ports[i].Protocol != "http" {
+		f.add("/version/ui/port", "must name an http port of the profile")
+	}
+}
+
+// checkSchemas makes sure that the two embedded schemas compile, stay within the document and close their top level.
+func (m Manifest) checkSchemas(f *findings) {
+	for _, s := range []struct {
+		pointer string
+		schema  map[string]any
+	}{{"/version/parameters", m.Version.Parameters}, {"/version/config_schema", m.Version.ConfigSchema}} {
+		if s.schema == nil {
+			continue
+		}
+		before := len(f.fields)
+		checkReferences(f, s.pointer, s.schema)
+		if s.schema["type"] != "object" {
+			f.add(s.pointer+"/type", "must be object")
+		}
+		if s.schema["additionalProperties"] != false {
+			f.hint(s.pointer+"/additionalProperties", "must be false", "a misspelt key would otherwise pass unnoticed")
+		}
+		if len(f.fields) > before {
+			continue
+		}
+		if _, err := compileSchema(s.schema); err != nil {
+			f.add(s.pointer, "is not a JSON Schema of draft 2020-12")
+		}
+	}
+}
+
+func checkReferences(f *findings, at string, v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		for key, child := range v {
+			here := at + "/" + escapePointer(key)
+			if text, ok := child.(string); ok {
+				switch key {
+				case "$ref", "$dynamicRef":
+					if !strings.HasPrefix(text, "#") {
+						f.add(here, "must stay within the document")
+					}
+				case "$id", "$schema":
+					f.add(here, "is not allowed")
+				}
+			}
+			checkReferences(f, here, child)
+		}
+	case []any:
+		for i, child := range v {
+			checkReferences(f, at+"/"+strconv.Itoa(i), child)
+		}
+	}
+}
+
+// checkBindings makes sure that whatever goes into the command or the environment is a declared scalar and no secret.
+func (m Manifest) checkBindings(f *findings) {
+	p := m.Version.RuntimeProfile
+	schemas := m.parameterSchemas()
+	for i, a := range p.Command {
+		at := fmt.Sprintf("/version/runtime_profile/command/%d", i)
+		if a.Parameter != "" {
+			if i == 0 {
+				f.add(at, "the program itself cannot be a parameter")
+			}
+			checkBinding(f, at+"/parameter", schemas, a.Parameter)
+		}
+	}
+	seen := map[string]bool{}
+	for i, e := range p.Env {
+		at := fmt.Sprintf("/version/runtime_profile/env/%d", i)
+		if seen[e.Name] {
+			f.add(at+"/name", "stands twice")
+		}
+		seen[e.Name] = true
+		if strings.HasPrefix(e.Name, "GPUAAS_") || strings.HasPrefix(e.Name, "LD_") {
+			f.add(at+"/name", "is reserved")
+		}
+		if e.Parameter != "" {
+			checkBinding(f, at+"/parameter", schemas, e.Parameter)
+		}
+	}
+	for name, s := range schemas {
+		at := "/version/parameters/properties/" + escapePointer(name)
+		if s["writeOnly"] == true {
+			f.hint(at+"/writeOnly", "secrets are not parameters: parameters are kept in plain text",
+				"let the app take a hash of the secret")
+		}
+		checkDefault(f, at, s)
+	}
+}
+
+func checkBinding(f *findings, at string, schemas map[string]map[string]any, name string) {
+	s, declared := schemas[name]
+	if !declared {
+		f.add(at, "is not declared in /version/parameters/properties")
+		return
+	}
+	switch s["type"] {
+	case "string", "integer", "number", "boolean":
+	default:
+		f.add(at, "must have the type string, integer, number or boolean")
+	}
+}
+
+func checkDefault(f *findings, at string, schema map[string]any) {
+	v, has := schema["default"]
+	if !has {
+		return
+	}
+	// A reference would point out of the property's own schema; the whole schema checks such a default at the first use.
+	if _, refers := schema["$ref"]; refers {
+		return
+	}
+	if compiled, err := compileSchema(schema); err == nil && len(checkSchema(compiled, v)) > 0 {
+		f.add(at+"/default", "does not follow its own schema")
+	}
+}

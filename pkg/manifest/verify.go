@@ -1,0 +1,79 @@
+package manifest
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Verified is a valid manifest whose publisher was checked. Only Verify makes one; Admits refuses its zero value.
+type Verified struct {
+	manifest  Manifest
+	publisher protocol.Publisher
+	digest    [sha256.Size]byte
+	ok        bool
+}
+
+// OK reports whether this came from Verify.
+func (v Verified) OK() bool { return v.ok }
+
+// Manifest returns the document. Callers do not change it.
+func (v Verified) Manifest() Manifest { return v.manifest }
+
+// Publisher returns who signed it and for which repositories.
+func (v Verified) Publisher() protocol.Publisher { return v.publisher }
+
+// Digest returns the SHA-256 of the signed document.
+func (v Verified) Digest() [sha256.Size]byte { return v.digest }
+
+// Sign validates a document and wraps its very bytes in an envelope signed by the publisher.
+func Sign(doc []byte, signer protocol.Signer) (*protocol.Envelope, error) {
+	if _, err := Parse(doc); err != nil {
+		return nil, err
+	}
+	env, err := protocol.Sign(protocol.PayloadManifest, doc, signer)
+	if err != nil {
+		return nil, fmt.Errorf("sign the manifest: %w", err)
+	}
+	return env, nil
+}
+
+// Verify checks the publisher's signature first and parses afterwards: no stranger's document reaches the parser. Every
+// image of the manifest must lie below a prefix that was delegated to the publisher. The error is a *fault.Error, or a
+// protocol refusal.
+func Verify(env, delegation *protocol.Envelope, b protocol.Bundle, now time.Time) (Verified, error) {
+	doc, publisher, err := protocol.VerifyPublisher(env, delegation, b, now)
+	if err != nil {
+		return Verified{}, err
+	}
+	m, err := Parse(doc)
+	if err != nil {
+		return Verified{}, err
+	}
+	var fields []fault.Field
+	for i, variant := range m.Version.RuntimeProfile.ImageVariants {
+		if !belowPrefix(variant.ImageRef, publisher.RepositoryPrefixes) {
+			fields = append(fields, fault.Field{
+				Pointer: fmt.Sprintf("/version/runtime_profile/image_variants/%d/image_ref", i),
+				Reason:  "lies outside the repositories that were delegated to the publisher",
+				Hint:    "the delegation covers " + strings.Join(publisher.RepositoryPrefixes, ", "),
+			})
+		}
+	}
+	if len(fields) > 0 {
+		return Verified{}, invalid(fault.Unprocessable, CodeInvalid, "The publisher may not speak for every image of this manifest.", fields)
+	}
+	return Verified{manifest: m, publisher: publisher, digest: sha256.Sum256(doc), ok: true}, nil
+}
+
+func belowPrefix(imageRef string, prefixes []string) bool {
+	repository, _, _ := strings.Cut(imageRef, "@")
+	return slices.ContainsFunc(prefixes, func(prefix string) bool {
+		return strings.HasSuffix(prefix, "/") && strings.HasPrefix(repository, prefix)
+	})
+}
