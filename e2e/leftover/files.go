@@ -115,7 +115,7 @@ func (s *Snapshot) addFile(path string, d fs.DirEntry) {
 		target, _ := os.Readlink(path)
 		state += " to " + target
 	case strings.HasPrefix(path, "/etc/") && info.Mode().IsRegular() && info.Size() <= maxHashedBytes:
-		data, err := os.ReadFile(path) //nolint:gosec // looking is the point
+		data, err := os.ReadFile(path)
 		if err != nil {
 			return
 		}

@@ -221,7 +221,7 @@ func command(name string, args ...string) ([]byte, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, path, args...).Output() //nolint:gosec // fixed names and arguments of this package
+	out, err := exec.CommandContext(ctx, path, args...).Output()
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", name, err)
 	}
@@ -243,7 +243,7 @@ func takeSysctls(s *Snapshot, where string) error {
 			if err != nil || d.IsDir() || noisySysctl(path) {
 				return err
 			}
-			value, err := os.ReadFile(path) //nolint:gosec // a path under /proc/sys
+			value, err := os.ReadFile(path)
 			if err != nil {
 				// Write-only and unset ones, and links that went meanwhile, cannot be read; they have no state to compare.
 				return nil //nolint:nilerr // see above
