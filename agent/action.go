@@ -1,0 +1,124 @@
+package agent
+
+import "time"
+
+// Action is one step for the executor, which makes no choices of its own. The set is closed.
+//
+//sumtype:decl
+type Action interface {
+	// about is the member that it is about; empty for a container that bears none.
+	about() string
+	// order sorts releases before acquisitions, and each kind within.
+	order() int
+}
+
+// CancelPull ends an image pull that is no longer wanted.
+type CancelPull struct{ MemberID string }
+
+// StopContainer ends a container's process: SIGTERM, Grace, SIGKILL.
+type StopContainer struct {
+	MemberID    string
+	ContainerID string
+	Service     string
+	Grace       time.Duration
+	// Why is for the log: left_state, replaced, stopped, refused, lease_ended, duplicate.
+	Why string
+}
+
+// RecordExit makes a container's exit and its usage durable.
+type RecordExit struct {
+	MemberID    string
+	ContainerID string
+	Service     string
+	Revision    uint64
+	RunID       string
+	// Unasked says that the exit was not asked for and counts as a failure.
+	Unasked bool
+}
+
+// RemoveContainer removes a container whose exit is durable, or that never ran, with its snapshot.
+type RemoveContainer struct {
+	MemberID    string
+	ContainerID string
+	RunID       string
+}
+
+// RemoveNetwork takes a member's namespace, address, port mappings and rules away.
+type RemoveNetwork struct{ MemberID string }
+
+// RetireMember closes a member of which nothing is left: last usage record, ports, scratch, logs, proof.
+type RetireMember struct {
+	MemberID   string
+	InstanceID string
+}
+
+// FetchPart gets a document that the state names.
+type FetchPart struct {
+	MemberID string
+	SHA256   [32]byte
+}
+
+// PullImage makes an image ready for containers.
+type PullImage struct {
+	MemberID string
+	Revision uint64
+	Image    string
+}
+
+// SetupNetwork makes a member's network attachment with its published ports.
+type SetupNetwork struct {
+	MemberID string
+	Revision uint64
+	Workload Workload
+}
+
+// StartContainer creates and starts the container of one service.
+type StartContainer struct {
+	MemberID string
+	Revision uint64
+	LeaseNo  uint64
+	Workload Workload
+	Service  Service
+}
+
+// The order of kinds.
+const (
+	orderCancelPull = iota
+	orderStop
+	orderRecord
+	orderRemoveContainer
+	orderRemoveNetwork
+	orderRetire
+	orderFetch
+	orderPull
+	orderNetwork
+	orderStart
+)
+
+func (a CancelPull) about() string      { return a.MemberID }
+func (a StopContainer) about() string   { return a.MemberID }
+func (a RecordExit) about() string      { return a.MemberID }
+func (a RemoveContainer) about() string { return a.MemberID }
+func (a RemoveNetwork) about() string   { return a.MemberID }
+func (a RetireMember) about() string    { return a.MemberID }
+func (a FetchPart) about() string       { return a.MemberID }
+func (a PullImage) about() string       { return a.MemberID }
+func (a SetupNetwork) about() string    { return a.MemberID }
+func (a StartContainer) about() string  { return a.MemberID }
+
+func (CancelPull) order() int      { return orderCancelPull }
+func (StopContainer) order() int   { return orderStop }
+func (RecordExit) order() int      { return orderRecord }
+func (RemoveContainer) order() int { return orderRemoveContainer }
+func (RemoveNetwork) order() int   { return orderRemoveNetwork }
+func (RetireMember) order() int    { return orderRetire }
+func (FetchPart) order() int       { return orderFetch }
+func (PullImage) order() int       { return orderPull }
+func (SetupNetwork) order() int    { return orderNetwork }
+func (StartContainer) order() int  { return orderStart }
+
+// Releases reports whether the action gives something back rather than taking it.
+func Releases(a Action) bool { return a.order() <= orderRetire }
+
+// MemberOf returns the member that the action is about; empty for a container that bears no member.
+func MemberOf(a Action) string { return a.about() }

@@ -1,0 +1,214 @@
+// Package agent decides what a node does next: Diff compares what the hub signed, the leases and what is on the machine, and
+// returns actions; Statuses says the same to the hub. It is pure: no I/O, no clock. It does not execute anything
+// (agent/internal/reconcile) and remembers nothing (agent/internal/state).
+package agent
+
+import (
+	"time"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Desired is the accepted desired state, ready to compare.
+type Desired struct {
+	Epoch      uint64
+	Generation uint64
+	// Workloads are those whose documents the node holds, ordered by member id.
+	Workloads []Workload
+	// Missing names members whose documents are not here yet. What runs of them stays as it is.
+	Missing []MissingPart
+}
+
+// MissingPart is a document that the state names and the node has yet to fetch.
+type MissingPart struct {
+	MemberID string
+	SHA256   [32]byte
+}
+
+// Workload is what runs for one member.
+type Workload struct {
+	MemberID      string
+	InstanceID    string
+	Revision      uint64
+	CorrelationID string
+	// Stopped keeps the member's place (ports, volumes, lease) with nothing running.
+	Stopped bool
+	// Refused is set when the node must not run this workload at all; the reason is a status_reason of the contract.
+	Refused string
+	// RefusedDetail is for people.
+	RefusedDetail string
+	// ReadinessTimeout of zero means DefaultReadinessTimeout.
+	ReadinessTimeout time.Duration
+	Services         []Service
+}
+
+// Service is one container of a workload.
+type Service struct {
+	Name string
+	// Image is <repository>@sha256:<hex>.
+	Image string
+	// SpecDigest changes whenever anything about the container must.
+	SpecDigest string
+	// StopGrace is how long the process has between SIGTERM and SIGKILL; zero means DefaultStopGrace.
+	StopGrace      time.Duration
+	AcceleratorIDs []string
+	// Spec is what the executor starts; Diff passes it through unread.
+	Spec *protocol.Service
+}
+
+// Lease is the newest lease of a member.
+type Lease struct {
+	MemberID  string
+	No        uint64
+	ExpiresAt time.Time
+	// Exhausted says that its cap is spent.
+	Exhausted bool
+	// RunsUnbilled is the end policy run_unbilled, allowed by the owner of this node.
+	RunsUnbilled bool
+}
+
+// Covers reports whether the member may run at this time.
+func (l Lease) Covers(now time.Time) bool {
+	if l.No == 0 {
+		return false
+	}
+	return l.RunsUnbilled || (!l.Exhausted && now.Before(l.ExpiresAt))
+}
+
+// Leases holds the newest lease of each member.
+type Leases map[string]Lease
+
+// ContainerStatus is what the runtime says of a container.
+type ContainerStatus string
+
+// The statuses.
+const (
+	// Created has no process yet: its start was cut short.
+	Created ContainerStatus = "created"
+	Running ContainerStatus = "running"
+	Exited  ContainerStatus = "exited"
+	// Unknown is neither: the runtime could not tell. It is left alone until it can.
+	Unknown ContainerStatus = "unknown"
+)
+
+// Container is one container on the machine that belongs to this agent.
+type Container struct {
+	ID         string
+	MemberID   string
+	InstanceID string
+	Service    string
+	Revision   uint64
+	SpecDigest string
+	// RunID names this one start of it.
+	RunID     string
+	Status    ContainerStatus
+	StartedAt time.Time
+	ExitedAt  time.Time
+	ExitCode  int32
+	// ExitRecorded says that exit code and usage are durable, so that the container may be removed.
+	ExitRecorded   bool
+	AcceleratorIDs []string
+	// ReadyAt is when its readiness probe first succeeded in this run; zero while it has not.
+	ReadyAt time.Time
+	// Failing says that the probe has failed lately after it had succeeded.
+	Failing bool
+}
+
+// Network is a member's network attachment.
+type Network struct {
+	MemberID string
+	// Revision is the one it was made for. An attachment whose making was cut short has revision 0.
+	Revision uint64
+}
+
+// Member is what the node remembers of a member besides its containers.
+type Member struct {
+	ID         string
+	InstanceID string
+	// CorrelationID is the one of the last workload seen for it.
+	CorrelationID string
+	// Failures counts failed starts and early exits of FailedRevision in a row.
+	Failures       uint32
+	FailedRevision uint64
+	// RetryAt is when the next start may be tried.
+	RetryAt time.Time
+	// Reason and Detail say why the last try failed.
+	Reason string
+	Detail string
+	// GaveUp says that trying FailedRevision again cannot help (a wrong digest, a bad signature).
+	GaveUp bool
+	// Restarts counts containers started again after an exit, of the present revision.
+	Restarts  uint32
+	ExitedAt  time.Time
+	ExitCode  int32
+	Endpoints []*protocol.PublishedEndpoint
+	// Removal is set once nothing of the member is left.
+	Removal *protocol.RemovalProof
+}
+
+// Observed is one complete look at the machine and the store.
+type Observed struct {
+	Containers []Container
+	Networks   []Network
+	Members    map[string]Member
+	// Images are those pulled, unpacked and ready for a container.
+	Images map[string]bool
+	// Busy are members with an action under way, which the look may show half done.
+	Busy map[string]Work
+}
+
+// Work is a set of kinds of action.
+type Work struct {
+	// Pulling is an image pull; it may take minutes and can be cancelled.
+	Pulling bool
+	// Other is anything else; it ends by itself.
+	Other bool
+}
+
+// Limits and times of restarts.
+const (
+	// CrashLoopAfter failures in a row a revision counts as failed. It is still tried, at BackoffMax.
+	CrashLoopAfter = 5
+	// BackoffMin is the pause after the first failure; it doubles up to BackoffMax.
+	BackoffMin = time.Second
+	BackoffMax = 5 * time.Minute
+	// SettledAfter is the running time after which an exit counts as the first failure again.
+	SettledAfter = 10 * time.Minute
+	// DefaultReadinessTimeout and DefaultStopGrace stand for values that a manifest leaves out.
+	DefaultReadinessTimeout = 5 * time.Minute
+	DefaultStopGrace        = 10 * time.Second
+)
+
+// Backoff is the pause after this many failures in a row.
+func Backoff(failures uint32) time.Duration {
+	if failures == 0 {
+		return 0
+	}
+	pause := BackoffMin
+	for range failures - 1 {
+		if pause *= 2; pause >= BackoffMax {
+			return BackoffMax
+		}
+	}
+	return pause
+}
+
+// Failed returns the member after another failed try of the revision. ran is how long the container was up, zero when it
+// never was.
+func (m Member) Failed(revision uint64, reason, detail string, permanent bool, ran time.Duration, now time.Time) Member {
+	if m.FailedRevision != revision || ran >= SettledAfter {
+		m.Failures = 0
+	}
+	if m.FailedRevision != revision {
+		m.GaveUp = false
+	}
+	m.FailedRevision = revision
+	m.Failures++
+	m.Reason, m.Detail = reason, detail
+	m.GaveUp = m.GaveUp || permanent
+	m.RetryAt = now.Add(Backoff(m.Failures))
+	if permanent {
+		m.RetryAt = now.Add(BackoffMax)
+	}
+	return m
+}

@@ -1,0 +1,188 @@
+package agent
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// The statuses of a member and the reasons of this package, as the contract names them.
+const (
+	StatusPending  = "pending"
+	StatusStarting = "starting"
+	StatusReady    = "ready"
+	StatusDegraded = "degraded"
+	StatusFailed   = "failed"
+	StatusStopping = "stopping"
+	StatusStopped  = "stopped"
+	StatusRemoved  = "removed"
+
+	ReasonLeaseEnded       = "lease_ended"
+	ReasonReadinessTimeout = "readiness_timeout"
+	ReasonCrashLoop        = "crash_loop"
+	ReasonOutOfMemory      = "out_of_memory"
+	ReasonImagePullFailed  = "image_pull_failed"
+	ReasonInternal         = "internal"
+)
+
+// Statuses is what the node reports, one for each member that it knows, sorted by member id.
+func Statuses(desired Desired, leases Leases, observed Observed, now time.Time) []*protocol.WorkloadStatus {
+	d := differ{desired: desired, leases: leases, observed: observed, now: now}
+	d.index()
+	statuses := make([]*protocol.WorkloadStatus, 0, len(d.workloads))
+	for _, id := range d.memberIDs() {
+		statuses = append(statuses, d.status(id))
+	}
+	return statuses
+}
+
+func (d *differ) status(id string) *protocol.WorkloadStatus {
+	m, cs := d.observed.Members[id], d.containers[id]
+	w, wanted := d.workloads[id]
+	s := &protocol.WorkloadStatus{
+		MemberId: id, InstanceId: m.InstanceID, CorrelationId: m.CorrelationID, Restarts: m.Restarts,
+		Endpoints: m.Endpoints, ExitedAt: stamp(m.ExitedAt), ExitCode: m.ExitCode,
+	}
+	_, attached := d.networks[id]
+	empty := len(cs) == 0 && !attached
+	_, waits := d.missing[id]
+	switch {
+	case waits && !wanted:
+		s.Status = StatusPending
+		if len(cs) > 0 {
+			d.running(s, Workload{MemberID: id, Revision: cs[0].Revision}, m)
+		}
+	case !wanted && m.Removal != nil && empty:
+		s.Status, s.Removal, s.Endpoints = StatusRemoved, m.Removal, nil
+	case !wanted:
+		s.Status = StatusStopping
+	default:
+		s.InstanceId, s.Revision, s.CorrelationId = w.InstanceID, w.Revision, w.CorrelationID
+		d.wantedStatus(s, w, m, empty)
+	}
+	return s
+}
+
+func (d *differ) wantedStatus(s *protocol.WorkloadStatus, w Workload, m Member, empty bool) {
+	why := d.whyNot(w, true)
+	if why == "lease_ended" && d.leases[w.MemberID].No > 0 {
+		s.Reason = ReasonLeaseEnded
+	}
+	switch {
+	case why == "refused":
+		s.Status, s.Reason, s.Detail = StatusFailed, w.Refused, w.RefusedDetail
+	case why != "" && !empty:
+		s.Status = StatusStopping
+	case why == "stopped":
+		s.Status = StatusStopped
+	case why == "lease_ended" && d.leases[w.MemberID].No == 0:
+		// Its first lease is on the way.
+		s.Status = StatusPending
+	case why == "lease_ended":
+		s.Status = StatusStopped
+	default:
+		d.running(s, w, m)
+	}
+}
+
+// running derives the status of a workload that may run from its containers: it is ready when every service is.
+func (d *differ) running(s *protocol.WorkloadStatus, w Workload, m Member) {
+	var ready, failing, up int
+	late := false
+	for _, c := range d.containers[w.MemberID] {
+		if c.Revision != w.Revision || c.Status != Running {
+			continue
+		}
+		up++
+		if s.GetStartedAt() == nil || c.StartedAt.Before(s.GetStartedAt().AsTime()) {
+			s.StartedAt = stamp(c.StartedAt)
+		}
+		switch {
+		case c.ReadyAt.IsZero():
+			late = late || !d.now.Before(c.StartedAt.Add(readinessTimeout(w)))
+			continue
+		case c.Failing:
+			failing++
+		}
+		ready++
+		if s.GetReadyAt() == nil || c.ReadyAt.After(s.GetReadyAt().AsTime()) {
+			s.ReadyAt = stamp(c.ReadyAt)
+		}
+	}
+	failedThis := m.Failures > 0 && m.FailedRevision == w.Revision && up < max(len(w.Services), 1)
+	switch {
+	case up > 0 && ready >= max(len(w.Services), 1) && failing == 0:
+		s.Status = StatusReady
+	case up > 0 && ready >= max(len(w.Services), 1):
+		s.Status = StatusDegraded
+	case failedThis && (m.GaveUp || m.Failures >= CrashLoopAfter):
+		s.Status, s.Reason, s.Detail = StatusFailed, m.Reason, m.Detail
+	case failedThis:
+		s.Status, s.Reason, s.Detail = StatusStarting, m.Reason, m.Detail
+	case late:
+		s.Status, s.Reason = StatusFailed, ReasonReadinessTimeout
+	default:
+		s.Status = StatusStarting
+	}
+	if s.Status != StatusReady && s.Status != StatusDegraded {
+		s.ReadyAt = nil
+	}
+}
+
+func readinessTimeout(w Workload) time.Duration {
+	if w.ReadinessTimeout > 0 {
+		return w.ReadinessTimeout
+	}
+	return DefaultReadinessTimeout
+}
+
+func stamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+// NextChange is when Diff or Statuses may answer otherwise although nothing was observed: a pause ends, a lease or a
+// readiness timeout runs out. It is zero when time alone changes nothing.
+func NextChange(desired Desired, leases Leases, observed Observed, now time.Time) time.Time {
+	var next time.Time
+	consider := func(t time.Time) {
+		if t.After(now) && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
+	}
+	for _, w := range desired.Workloads {
+		if l, leased := leases[w.MemberID]; leased && !l.RunsUnbilled {
+			consider(l.ExpiresAt)
+		}
+		if m, known := observed.Members[w.MemberID]; known && m.FailedRevision == w.Revision {
+			consider(m.RetryAt)
+		}
+		for _, c := range observed.Containers {
+			if c.MemberID == w.MemberID && c.Status == Running && c.ReadyAt.IsZero() {
+				consider(c.StartedAt.Add(readinessTimeout(w)))
+			}
+		}
+	}
+	return next
+}
+
+// KnownMembers are all members that the look shows anything of, sorted.
+func (o Observed) KnownMembers() []string {
+	ids := make(map[string]bool)
+	for _, c := range o.Containers {
+		ids[c.MemberID] = true
+	}
+	for _, n := range o.Networks {
+		ids[n.MemberID] = true
+	}
+	for id := range o.Members {
+		ids[id] = true
+	}
+	return slices.Sorted(maps.Keys(ids))
+}
