@@ -174,7 +174,7 @@ func TestMemoryOfATerabyteDoesNotOverflow(t *testing.T) {
 	r.MemoryBytes = 1 << 40
 	s, _ := meter.Beat(opened(), meter.Observation{At: at(0), Runs: []meter.Run{r}})
 	_, got := meter.Beat(s, meter.Observation{At: at(86_400.5), Runs: []meter.Run{r}})
-	require.EqualValues(t, int64(1<<40)*86_400+1<<39, got[2].GetQuantity())
+	require.Equal(t, int64(1<<40)*86_400+1<<39, got[2].GetQuantity())
 }
 
 func TestCloseOfAMemberThatNeverRanSaysSo(t *testing.T) {

@@ -1,0 +1,172 @@
+// Package spool decides how measured usage waits for the hub: records become segments that are numbered, chained by hash
+// and bounded; acknowledgements become what may be sent next and what may be forgotten. It is pure. It does not measure
+// (agent/meter), sign (protocol), keep (agent/internal/state) or send (agent/internal/uplink).
+//
+// Numbers and chain belong to one incarnation of the node's store. What the hub has not acknowledged is never forgotten:
+// a full spool refuses new work (Full), it does not drop.
+package spool
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const (
+	// MaxSegmentRecords bounds one segment; more records go into the next.
+	MaxSegmentRecords = protocol.MaxSegmentRecords
+	// MaxPayloadBytes bounds one segment's payload, with room for what fields around the records take.
+	MaxPayloadBytes = protocol.MaxSegmentBytes - 4096
+	// MaxUnsentBytes is how much unacknowledged usage a node keeps before it refuses new leases: about a year of one
+	// member's records, a month of a busy node's.
+	MaxUnsentBytes = 512 << 20
+)
+
+// Chain is the end of what has been sealed. It is plain data: store it as JSON, in the same write as the segment.
+type Chain struct {
+	NodeID      string `json:"node_id"`
+	Incarnation string `json:"incarnation"`
+	// Number is the last segment's; 0 before the first.
+	Number uint64 `json:"number"`
+	// Sequence is the last record's; 0 before the first.
+	Sequence uint64 `json:"sequence"`
+	// SHA256 is of the last segment's payload; empty before the first.
+	SHA256 []byte `json:"sha256,omitempty"`
+}
+
+// Sealed is one segment and the very bytes that are signed, kept and sent. They are never encoded again: the chain is over
+// bytes, and an encoder may change its mind.
+type Sealed struct {
+	Segment *protocol.UsageSegment
+	Payload []byte
+}
+
+// Seal puts as many of the waiting records into the next segment as fit, and numbers them. It returns the segment, the chain
+// after it, and the records that still wait. With no record there is nothing to seal: the chain comes back as it was.
+func Seal(c Chain, waiting []*protocol.UsageRecord, now time.Time) (Sealed, Chain, []*protocol.UsageRecord, error) {
+	if len(waiting) == 0 {
+		return Sealed{}, c, nil, nil
+	}
+	if c.NodeID == "" || c.Incarnation == "" {
+		return Sealed{}, c, waiting, fmt.Errorf("seal: the chain has no node or no incarnation")
+	}
+	seg := &protocol.UsageSegment{
+		NodeId: c.NodeID, Incarnation: c.Incarnation, Number: c.Number + 1, PreviousSha256: c.SHA256, SealedAt: timestamppb.New(now),
+	}
+	next := c
+	size := proto.Size(seg)
+	for _, r := range waiting {
+		r := proto.CloneOf(r)
+		r.Sequence = next.Sequence + 1
+		// Tag and length of one record take at most four bytes at this size limit.
+		size += proto.Size(r) + 4
+		if len(seg.Records) == MaxSegmentRecords || size > MaxPayloadBytes {
+			break
+		}
+		seg.Records = append(seg.Records, r)
+		next.Sequence++
+	}
+	if len(seg.Records) == 0 {
+		return Sealed{}, c, waiting, fmt.Errorf("seal: one record has over %d bytes", MaxPayloadBytes)
+	}
+	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(seg)
+	if err != nil {
+		return Sealed{}, c, waiting, fmt.Errorf("seal segment %d: %w", seg.GetNumber(), err)
+	}
+	next.Number, next.SHA256 = seg.GetNumber(), digest(payload)
+	return Sealed{Segment: seg, Payload: payload}, next, waiting[len(seg.Records):], nil
+}
+
+// Follow checks that payload is the segment right after the chain, and returns the chain after it. It checks no signature.
+func Follow(c Chain, payload []byte) (*protocol.UsageSegment, Chain, error) {
+	seg := &protocol.UsageSegment{}
+	if err := proto.Unmarshal(payload, seg); err != nil {
+		return nil, c, fmt.Errorf("segment after %d: %w", c.Number, err)
+	}
+	switch {
+	case seg.GetNodeId() != c.NodeID || seg.GetIncarnation() != c.Incarnation:
+		return nil, c, fmt.Errorf("segment %d is of another node or incarnation", seg.GetNumber())
+	case seg.GetNumber() != c.Number+1:
+		return nil, c, fmt.Errorf("segment %d does not follow %d", seg.GetNumber(), c.Number)
+	case !bytes.Equal(seg.GetPreviousSha256(), c.SHA256):
+		return nil, c, fmt.Errorf("segment %d names another predecessor", seg.GetNumber())
+	case len(seg.GetRecords()) == 0 || len(seg.GetRecords()) > MaxSegmentRecords:
+		return nil, c, fmt.Errorf("segment %d has %d records", seg.GetNumber(), len(seg.GetRecords()))
+	}
+	for _, r := range seg.GetRecords() {
+		c.Sequence++
+		if r.GetSequence() != c.Sequence {
+			return nil, c, fmt.Errorf("segment %d: record %d where %d was due", seg.GetNumber(), r.GetSequence(), c.Sequence)
+		}
+	}
+	c.Number, c.SHA256 = seg.GetNumber(), digest(payload)
+	return seg, c, nil
+}
+
+// Marks are how far the hub has come with this incarnation's segments. Plain data, stored as JSON.
+type Marks struct {
+	// Posted: the hub has billed all segments up to here.
+	Posted uint64 `json:"posted"`
+	// Archived: they are in a verified backup of the hub, too. Never above Posted.
+	Archived uint64 `json:"archived"`
+}
+
+// Acknowledge takes in what the hub says. Marks only grow, so that a late or repeated acknowledgement does no harm. One of
+// another incarnation says nothing about this chain and changes nothing.
+//
+// It fails when the hub knows more segments than were ever sealed here: this store is older than the hub's record, and must
+// take a new incarnation (Reincarnate) before anything else is sealed.
+func Acknowledge(m Marks, c Chain, incarnation string, posted, archived uint64) (Marks, error) {
+	if incarnation != c.Incarnation {
+		return m, nil
+	}
+	if posted > c.Number {
+		return m, fmt.Errorf("the hub has posted segment %d, this store has sealed %d: the store is behind", posted, c.Number)
+	}
+	m.Posted = max(m.Posted, posted)
+	m.Archived = max(m.Archived, min(archived, m.Posted))
+	return m, nil
+}
+
+// Next is the segment to send when inFlight segments after Posted are under way; ok is false when there is nothing to send or
+// the window is full. After a reconnect inFlight is 0, and everything not posted is sent again: the hub bills it once.
+func Next(m Marks, c Chain, inFlight, window uint64) (number uint64, ok bool) {
+	number = m.Posted + inFlight + 1
+	return number, inFlight < window && number <= c.Number
+}
+
+// Prunable is the last segment that may be forgotten; 0 for none.
+func Prunable(m Marks) uint64 { return m.Archived }
+
+// Full says that no new lease may be accepted, because usage of it might find no room.
+func Full(unsentBytes int64) bool { return unsentBytes >= MaxUnsentBytes }
+
+// Reincarnate starts a new chain under a fresh random incarnation. kept are the old chain's segments in order that the hub
+// had not posted, waiting the records not sealed yet; their records, which the caller stores as waiting, are sealed again
+// under the new name. Where the hub does know some of that time under the old name, it bills it once.
+func Reincarnate(c Chain, incarnation string, m Marks, kept []*protocol.UsageSegment, waiting []*protocol.UsageRecord) (Chain, []*protocol.UsageRecord) {
+	var again []*protocol.UsageRecord
+	for _, seg := range kept {
+		if seg.GetNumber() <= m.Posted {
+			continue
+		}
+		again = append(again, seg.GetRecords()...)
+	}
+	again = append(again, waiting...)
+	for i := range again {
+		again[i] = proto.CloneOf(again[i])
+		again[i].Sequence = 0
+	}
+	return Chain{NodeID: c.NodeID, Incarnation: incarnation}, again
+}
+
+func digest(payload []byte) []byte {
+	sum := sha256.Sum256(payload)
+	return sum[:]
+}
