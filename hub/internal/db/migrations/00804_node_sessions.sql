@@ -1,0 +1,15 @@
+-- Which connection of a node counts. report_counter guards against late reports: lower loses.
+-- +goose NO TRANSACTION
+-- +goose Up
+CREATE TABLE IF NOT EXISTS node_sessions (
+    node_id         UUID PRIMARY KEY,
+    session_no      INT8 NOT NULL,
+    replica_id      TEXT NOT NULL,
+    report_counter  INT8 NOT NULL,
+    connected_at    TIMESTAMPTZ NOT NULL,
+    seen_at         TIMESTAMPTZ NOT NULL,
+    disconnected_at TIMESTAMPTZ
+);
+
+-- +goose Down
+DROP TABLE IF EXISTS node_sessions;

@@ -1,0 +1,80 @@
+package event
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
+)
+
+// Outcomes of an audited action.
+const (
+	Done   = "done"
+	Denied = "denied"
+	Failed = "failed"
+)
+
+// AuditRow says who did, or tried to do, what to which resource.
+type AuditRow struct {
+	// ID is made by Audit where it is empty.
+	ID string
+	// ActorType is user, service_account, node or system; ActorID is empty for system and for a caller nobody knows.
+	ActorType, ActorID string
+	// Action is the permission key or the operation, like apps.instance.create.
+	Action                   string
+	ResourceType, ResourceID string
+	// OrgID and ProjectID are empty for platform resources.
+	OrgID, ProjectID string
+	CorrelationID    string
+	// Outcome is Done where it is empty.
+	Outcome string
+	// Reason is the fault's code for what was denied or failed.
+	Reason string
+	// Before and After are the resource's states; nil where there was none.
+	Before, After any
+	At            time.Time
+}
+
+// Audit writes one row of the trail. What looks like a secret is redacted.
+func Audit(ctx context.Context, tx db.Tx, row AuditRow) error {
+	if row.ActorType == "" || row.Action == "" || row.At.IsZero() {
+		return fmt.Errorf("audit row %q: actor, action and time are required", row.Action)
+	}
+	if row.ID == "" {
+		row.ID = db.NewID()
+	}
+	if row.Outcome == "" {
+		row.Outcome = Done
+	}
+	before, err := state(row.Before)
+	if err != nil {
+		return fmt.Errorf("audit row %q: before: %w", row.Action, err)
+	}
+	after, err := state(row.After)
+	if err != nil {
+		return fmt.Errorf("audit row %q: after: %w", row.Action, err)
+	}
+	return insertAudit(ctx, tx, row, before, after)
+}
+
+// AuditOf lists the trail of one resource, oldest first, at most limit rows (MaxPage).
+func AuditOf(ctx context.Context, tx db.Tx, resourceType, resourceID string, limit int) ([]AuditRow, error) {
+	return selectAudit(ctx, tx, resourceType, resourceID, page(limit))
+}
+
+func state(v any) (json.RawMessage, error) {
+	if v == nil {
+		return nil, nil
+	}
+	raw, err := telemetry.Redact(v)
+	if err != nil {
+		return nil, err
+	}
+	if len(raw) > maxStateBytes {
+		return json.Marshal(map[string]int{"omitted_bytes": len(raw)})
+	}
+	return raw, nil
+}

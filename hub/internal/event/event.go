@@ -1,0 +1,147 @@
+// Package event owns what is told about changes: the outbox of events, the sequencer that gives committed events their dense
+// position, and the audit trail. A row is written in the transaction of the change itself, never beside it. Who receives
+// events, and when, is not its business.
+package event
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
+)
+
+const (
+	// maxDataBytes bounds an event's own data; larger belongs into the resource.
+	maxDataBytes = 64 << 10
+	// maxStateBytes bounds each of before and after of an audit row; a larger one is replaced by its size.
+	maxStateBytes = 256 << 10
+	// MaxPage bounds a listing.
+	MaxPage = 200
+)
+
+// Event is one change that others may want to know of.
+type Event struct {
+	// ID is made by Append where it is empty.
+	ID string
+	// Type is dotted, like apps.instance.running.
+	Type string
+	// Subject is the id of the resource that changed.
+	Subject string
+	// ResourceVersion is that of the resource's row after the change.
+	ResourceVersion int64
+	// OrgID and ProjectID are empty for platform resources.
+	OrgID, ProjectID string
+	CorrelationID    string
+	TraceID          string
+	// Data is an object with the event's own members (from, to, reason, requested_by, …).
+	Data any
+	At   time.Time
+	// Pos is dense over all events, in an order that every reader sees alike; 0 until the sequencer has been.
+	Pos int64
+}
+
+// Append writes e to the outbox. Secrets in Data are refused by name, not by luck: fields that look like one are redacted.
+func Append(ctx context.Context, tx db.Tx, e Event) error {
+	if e.Type == "" || e.Subject == "" || e.At.IsZero() {
+		return fmt.Errorf("event %q of %q: type, subject and time are required", e.Type, e.Subject)
+	}
+	if e.ID == "" {
+		e.ID = db.NewID()
+	}
+	data := json.RawMessage(`{}`)
+	if e.Data != nil {
+		var err error
+		if data, err = telemetry.Redact(e.Data); err != nil {
+			return fmt.Errorf("event %s: %w", e.Type, err)
+		}
+		if len(data) == 0 || data[0] != '{' {
+			return fmt.Errorf("event %s: data is no object", e.Type)
+		}
+	}
+	if len(data) > maxDataBytes {
+		return fmt.Errorf("event %s: data of %d bytes is over the limit of %d", e.Type, len(data), maxDataBytes)
+	}
+	return insertEvent(ctx, tx, e, data)
+}
+
+// SubjectQuery asks for the events of one resource.
+type SubjectQuery struct {
+	// OrgID empty means: the subject was checked by the caller.
+	OrgID   string
+	Subject string
+	// After is the Cursor of the last event already seen; empty starts at the first.
+	After string
+	// Limit is at most MaxPage; 0 means MaxPage.
+	Limit int
+}
+
+// BySubject lists the events of one resource, oldest first, at once after their commit (it does not wait for the sequencer).
+func BySubject(ctx context.Context, tx db.Tx, q SubjectQuery) ([]Event, error) {
+	afterVersion, afterID := int64(-1), ""
+	if q.After != "" {
+		var err error
+		if afterVersion, afterID, err = parseCursor(q.After); err != nil {
+			return nil, err
+		}
+	}
+	return selectBySubject(ctx, tx, q.OrgID, q.Subject, afterVersion, afterID, page(q.Limit))
+}
+
+// After lists sequenced events with a position above pos, in order. orgID empty means all orgs.
+func After(ctx context.Context, tx db.Tx, orgID string, pos int64, limit int) ([]Event, error) {
+	return selectAfterPos(ctx, tx, orgID, pos, page(limit))
+}
+
+func page(limit int) int {
+	if limit <= 0 || limit > MaxPage {
+		return MaxPage
+	}
+	return limit
+}
+
+// Cursor marks e's place in the listing of its subject.
+func (e Event) Cursor() string { return strconv.FormatInt(e.ResourceVersion, 10) + "." + e.ID }
+
+func parseCursor(s string) (version int64, id string, err error) {
+	bad := fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).At("query/cursor", "not a cursor of this listing").Lasting()
+	for i := range len(s) {
+		if s[i] != '.' {
+			continue
+		}
+		version, err := strconv.ParseInt(s[:i], 10, 64)
+		if err != nil || version < 0 || !db.IsID(s[i+1:]) {
+			return 0, "", bad
+		}
+		return version, s[i+1:], nil
+	}
+	return 0, "", bad
+}
+
+// order puts events that are to be numbered into their order: by id, which follows the time they were made, but within one
+// subject by the resource's version, because clocks of two hubs may disagree and versions cannot.
+func order(events []Event) []Event {
+	slices.SortStableFunc(events, func(a, b Event) int { return cmp.Compare(a.ID, b.ID) })
+	slots := map[string][]int{}
+	for i, e := range events {
+		slots[e.Subject] = append(slots[e.Subject], i)
+	}
+	out := slices.Clone(events)
+	for _, at := range slots {
+		own := make([]Event, len(at))
+		for i, slot := range at {
+			own[i] = events[slot]
+		}
+		slices.SortStableFunc(own, func(a, b Event) int { return cmp.Compare(a.ResourceVersion, b.ResourceVersion) })
+		for i, slot := range at {
+			out[slot] = own[i]
+		}
+	}
+	return out
+}

@@ -1,0 +1,234 @@
+package event_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+func at(seconds int) time.Time { return time.Unix(1_800_000_000+int64(seconds), 0).UTC() }
+
+func appendEvents(t *testing.T, d *db.DB, events ...event.Event) {
+	t.Helper()
+	_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
+		for _, e := range events {
+			if err := event.Append(t.Context(), tx, e); err != nil {
+				return struct{}{}, err
+			}
+		}
+		return struct{}{}, nil
+	})
+	require.NoError(t, err)
+}
+
+func after(t *testing.T, d *db.DB, orgID string, pos int64) []event.Event {
+	t.Helper()
+	events, err := db.ReadTx(t.Context(), d, func(tx db.Tx) ([]event.Event, error) {
+		return event.After(t.Context(), tx, orgID, pos, 0)
+	})
+	require.NoError(t, err)
+	return events
+}
+
+func TestEventAndAuditRowVanishWithTheirTransaction(t *testing.T) {
+	d := dbtest.New(t)
+	broken := errors.New("the command failed after telling")
+	_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
+		require.NoError(t, event.Append(t.Context(), tx, event.Event{Type: "apps.instance.requested", Subject: "i", ResourceVersion: 1, At: at(0)}))
+		require.NoError(t, event.Audit(t.Context(), tx, event.AuditRow{ActorType: "user", Action: "apps.instance.create", ResourceType: "app_instance", ResourceID: "i", At: at(0)}))
+		return struct{}{}, broken
+	})
+	require.ErrorIs(t, err, broken)
+
+	_, err = db.ReadTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
+		events, err := event.BySubject(t.Context(), tx, event.SubjectQuery{Subject: "i"})
+		require.NoError(t, err)
+		require.Empty(t, events)
+		rows, err := event.AuditOf(t.Context(), tx, "app_instance", "i", 0)
+		require.NoError(t, err)
+		require.Empty(t, rows)
+		return struct{}{}, nil
+	})
+	require.NoError(t, err)
+}
+
+func TestEventsOfASubjectAreListedByVersionAndByPage(t *testing.T) {
+	d := dbtest.New(t)
+	org, other := db.NewID(), db.NewID()
+	appendEvents(
+		t, d,
+		event.Event{Type: "b", Subject: "i", ResourceVersion: 2, OrgID: org, At: at(2)},
+		event.Event{Type: "a", Subject: "i", ResourceVersion: 1, OrgID: org, At: at(1)},
+		event.Event{Type: "c1", Subject: "i", ResourceVersion: 3, OrgID: org, At: at(3)},
+		event.Event{Type: "c2", Subject: "i", ResourceVersion: 3, OrgID: org, At: at(3)},
+		event.Event{Type: "x", Subject: "j", ResourceVersion: 1, OrgID: org, At: at(4)},
+	)
+	list := func(q event.SubjectQuery) []string {
+		events, err := db.ReadTx(t.Context(), d, func(tx db.Tx) ([]event.Event, error) { return event.BySubject(t.Context(), tx, q) })
+		require.NoError(t, err)
+		var types []string
+		for _, e := range events {
+			types = append(types, e.Type)
+		}
+		return types
+	}
+	require.Equal(t, []string{"a", "b", "c1", "c2"}, list(event.SubjectQuery{Subject: "i", OrgID: org}))
+	require.Empty(t, list(event.SubjectQuery{Subject: "i", OrgID: other}), "another org's events do not exist")
+
+	var seen []string
+	cursor := ""
+	for {
+		page, err := db.ReadTx(t.Context(), d, func(tx db.Tx) ([]event.Event, error) {
+			return event.BySubject(t.Context(), tx, event.SubjectQuery{Subject: "i", After: cursor, Limit: 1})
+		})
+		require.NoError(t, err)
+		if len(page) == 0 {
+			break
+		}
+		seen = append(seen, page[0].Type)
+		cursor = page[0].Cursor()
+	}
+	require.Equal(t, []string{"a", "b", "c1", "c2"}, seen)
+
+	for _, bad := range []string{"x", "1.", ".", "-1." + db.NewID(), "1.not-an-id", "9999999999999999999999." + db.NewID()} {
+		_, err := db.ReadTx(t.Context(), d, func(tx db.Tx) ([]event.Event, error) {
+			return event.BySubject(t.Context(), tx, event.SubjectQuery{Subject: "i", After: bad})
+		})
+		require.True(t, fault.Is(err, fault.Malformed), "cursor %q: %v", bad, err)
+	}
+}
+
+func TestAuditRedactsSecretsAndKeepsNumbers(t *testing.T) {
+	d := dbtest.New(t)
+	_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, event.Audit(t.Context(), tx, event.AuditRow{
+			ActorType: "user", ActorID: "u", Action: "iam.service_account.create", ResourceType: "service_account", ResourceID: "s", At: at(0),
+			After: map[string]any{"name": "ci", "nanos": int64(9007199254740993), "key": map[string]any{"private_key_pem": "-----BEGIN"}},
+		})
+	})
+	require.NoError(t, err)
+	rows, err := db.ReadTx(t.Context(), d, func(tx db.Tx) ([]event.AuditRow, error) {
+		return event.AuditOf(t.Context(), tx, "service_account", "s", 0)
+	})
+	require.NoError(t, err)
+	require.Len(t, rows, 1)
+	require.Equal(t, event.Done, rows[0].Outcome)
+	require.Nil(t, rows[0].Before)
+	text, err := json.Marshal(rows[0].After)
+	require.NoError(t, err)
+	require.NotContains(t, string(text), "BEGIN")
+	require.Contains(t, string(text), "9007199254740993")
+}
+
+func TestPositionsAreDenseAndFollowVersions(t *testing.T) {
+	d := dbtest.New(t)
+	org := db.NewID()
+	// The clock of the hub that wrote version 2 was behind: its id is the lower one.
+	early, late := db.NewID(), db.NewID()
+	appendEvents(
+		t, d,
+		event.Event{ID: late, Type: "first", Subject: "i", ResourceVersion: 1, OrgID: org, At: at(1)},
+		event.Event{ID: early, Type: "second", Subject: "i", ResourceVersion: 2, OrgID: org, At: at(0)},
+		event.Event{Type: "other", Subject: "j", ResourceVersion: 1, At: at(2)},
+	)
+	seq := &event.Sequencer{DB: d, Holder: "hub-1", Now: func() time.Time { return at(0) }}
+	n, err := seq.Pass(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+	all := after(t, d, "", 0)
+	require.Len(t, all, 3)
+	for i, e := range all {
+		require.Equal(t, int64(i+1), e.Pos)
+	}
+	require.Equal(t, []string{"first", "second", "other"}, []string{all[0].Type, all[1].Type, all[2].Type})
+	require.Len(t, after(t, d, org, 1), 1)
+}
+
+func TestOnlyTheHolderNumbersUntilItsLeaseEnds(t *testing.T) {
+	d := dbtest.New(t)
+	now := at(0)
+	one := &event.Sequencer{DB: d, Holder: "hub-1", Now: func() time.Time { return now }}
+	two := &event.Sequencer{DB: d, Holder: "hub-2", Now: func() time.Time { return now }}
+	pass := func(s *event.Sequencer) int {
+		n, err := s.Pass(t.Context())
+		require.NoError(t, err)
+		return n
+	}
+	appendEvents(t, d, event.Event{Type: "a", Subject: "i", ResourceVersion: 1, At: now})
+	require.Equal(t, 1, pass(one))
+	appendEvents(t, d, event.Event{Type: "b", Subject: "i", ResourceVersion: 2, At: now})
+	require.Zero(t, pass(two), "the lease is another's")
+	now = now.Add(time.Minute)
+	require.Equal(t, 1, pass(two), "the holder fell silent")
+	appendEvents(t, d, event.Event{Type: "c", Subject: "i", ResourceVersion: 3, At: now})
+	require.Zero(t, pass(one), "and lost its lease")
+}
+
+func TestNumbersStayDenseWhileManyWrite(t *testing.T) {
+	d := dbtest.New(t)
+	const writers, each = 6, 15
+	ctx, cancel := context.WithCancel(t.Context())
+	var sequencing, writing sync.WaitGroup
+	for _, holder := range []string{"hub-1", "hub-2"} {
+		sequencing.Go(func() {
+			s := &event.Sequencer{DB: d, Holder: holder, Now: func() time.Time { return at(0) }}
+			for ctx.Err() == nil {
+				if _, err := s.Pass(ctx); err != nil && ctx.Err() == nil {
+					t.Errorf("%s: %v", holder, err)
+				}
+			}
+		})
+	}
+	for w := range writers {
+		writing.Go(func() {
+			for i := range each {
+				_, err := db.RunTx(ctx, d, func(tx db.Tx) (struct{}, error) {
+					return struct{}{}, event.Append(ctx, tx, event.Event{Type: "t", Subject: string(rune('a' + w)), ResourceVersion: int64(i + 1), At: at(i)})
+				})
+				if err != nil {
+					t.Errorf("writer %d: %v", w, err)
+				}
+			}
+		})
+	}
+	writing.Wait()
+	cancel()
+	sequencing.Wait()
+	last := &event.Sequencer{DB: d, Holder: "hub-1", Now: func() time.Time { return at(3600) }}
+	_, err := last.Pass(t.Context())
+	require.NoError(t, err)
+
+	all := after(t, d, "", 0)
+	require.Len(t, all, writers*each)
+	version := map[string]int64{}
+	for i, e := range all {
+		require.Equal(t, int64(i+1), e.Pos)
+		require.Equal(t, version[e.Subject]+1, e.ResourceVersion, "the versions of one subject are numbered in order")
+		version[e.Subject]++
+	}
+}
+
+func TestCloudEventHoldsWhatTheContractNames(t *testing.T) {
+	org, project, id := db.NewID(), db.NewID(), db.NewID()
+	e := event.Event{
+		ID: id, Type: "apps.instance.running", Subject: "i", ResourceVersion: 4, OrgID: org, ProjectID: project, CorrelationID: "c", TraceID: "t",
+		Data: map[string]any{"from": "deploying", "to": "running", "event_id": "forged"}, At: at(1),
+	}
+	ce, err := e.CloudEvent()
+	require.NoError(t, err)
+	raw, err := json.Marshal(ce)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"specversion":"1.0","id":"`+id+`","source":"urn:gpuaas:hub","type":"apps.instance.running","subject":"i","time":"2027-01-15T08:00:01Z",
+		"datacontenttype":"application/json","resourceversion":4,
+		"data":{"event_id":"`+id+`","correlation_id":"c","trace_id":"t","org_id":"`+org+`","project_id":"`+project+`","from":"deploying","to":"running"}}`, string(raw))
+}

@@ -1,0 +1,68 @@
+package event
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+)
+
+const (
+	// sequencerLease is how long a hub that fell silent blocks the numbering for the others.
+	sequencerLease = 15 * time.Second
+	// sequencerBatch bounds one transaction of the sequencer.
+	sequencerBatch = 500
+)
+
+// Sequencer numbers committed events. Any number of hubs may run one; a lease row lets one of them work.
+type Sequencer struct {
+	DB *db.DB
+	// Holder is this hub's id.
+	Holder string
+	Now    func() time.Time
+}
+
+// Pass numbers what is committed and has no number yet, and returns how many. It returns 0 while another hub holds the lease.
+func (s *Sequencer) Pass(ctx context.Context) (int, error) {
+	total := 0
+	for {
+		n, err := s.batch(ctx)
+		total += n
+		if err != nil || n < sequencerBatch {
+			return total, err
+		}
+	}
+}
+
+func (s *Sequencer) batch(ctx context.Context) (int, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (int, error) {
+		now := s.Now()
+		l, err := selectLease(ctx, tx)
+		if err != nil {
+			return 0, err
+		}
+		if l.holder != "" && l.holder != s.Holder && l.until.After(now) {
+			return 0, nil
+		}
+		events, err := selectUnsequenced(ctx, tx, sequencerBatch)
+		if err != nil {
+			return 0, err
+		}
+		// An idle hub renews its lease when half of it is gone, not at every look.
+		if len(events) == 0 && l.holder == s.Holder && l.until.Sub(now) > sequencerLease/2 {
+			return 0, nil
+		}
+		if len(events) > 0 {
+			ids, positions := make([]string, len(events)), make([]int64, len(events))
+			for i, e := range order(events) {
+				l.lastPos++
+				ids[i], positions[i] = e.ID, l.lastPos
+			}
+			if err := setPositions(ctx, tx, ids, positions); err != nil {
+				return 0, err
+			}
+		}
+		l.holder, l.until = s.Holder, now.Add(sequencerLease)
+		return len(events), saveLease(ctx, tx, l)
+	})
+}
