@@ -3,6 +3,8 @@ package plan
 import (
 	"cmp"
 	"slices"
+
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 )
 
 // Need is what something asks for of a node or an allocation.
@@ -15,6 +17,8 @@ type Need struct {
 	AcceleratorVendor string
 	// Whole asks for everything on an otherwise empty node (baremetal); the quantities are then lower bounds.
 	Whole bool
+	// Shapes are the capacity shapes that will do; none: any.
+	Shapes []string
 }
 
 // Room is what a node or an allocation has left.
@@ -24,7 +28,9 @@ type Room struct {
 	// Usable is false for what must not get anything new: a node that is not online, an allocation that is not active.
 	Usable bool
 	// Empty is true where nothing has been given yet.
-	Empty        bool
+	Empty bool
+	// Shape of an allocation; empty for a node.
+	Shape        string
 	CPUMillis    int64
 	MemoryBytes  int64
 	Accelerators []Accelerator
@@ -39,15 +45,55 @@ type Accelerator struct {
 	Healthy bool
 }
 
-// Choice is a place and the accelerators taken from it, sorted.
+// Choice is a place, what is taken from it, and its accelerators, sorted.
 type Choice struct {
 	ID             string
+	Need           Need
 	AcceleratorIDs []string
+}
+
+// Needs gives what an instance of a version may take, in the order of preference: with an accelerator of a vendor that the
+// version has an image for, and without one where it can do so. CPU and memory are the version's defaults.
+func Needs(m manifest.Manifest) []Need {
+	c, r := m.Version.Compatibility, m.Version.RuntimeProfile.Resources
+	base := Need{CPUMillis: int64(r.CPUMillis.Default), MemoryBytes: int64(r.MemoryMiB.Default) << 20, Shapes: c.RequiresCapacityShape}
+	if c.RequiresExclusiveNode {
+		base.Shapes = []string{ShapeBaremetal}
+	}
+	var needs []Need
+	for _, vendor := range c.SupportedAccelerators {
+		if vendor == manifest.AcceleratorNone {
+			continue
+		}
+		need := base
+		need.AcceleratorVendor, need.Accelerators = vendor, max(1, c.MinGPUCount)
+		needs = append(needs, need)
+	}
+	if c.MinGPUCount == 0 && slices.Contains(c.SupportedAccelerators, manifest.AcceleratorNone) {
+		needs = append(needs, base)
+	}
+	return needs
+}
+
+// The shapes that capacity is sold in.
+const (
+	ShapeBaremetal = "baremetal"
+	ShapeGPUSlice  = "gpu_slice"
+)
+
+// FirstFit gives the choice for the first need that fits into the room.
+func FirstFit(needs []Need, room Room) (Choice, bool) {
+	for _, need := range needs {
+		if c, ok := Fit(need, room); ok {
+			return c, true
+		}
+	}
+	return Choice{}, false
 }
 
 // Fit gives the accelerators that would be taken from the room, or false when the need does not fit.
 func Fit(need Need, room Room) (Choice, bool) {
-	if !room.Usable || need.Whole && !room.Empty {
+	if !room.Usable || need.Whole && !room.Empty || len(need.Shapes) > 0 && !slices.Contains(need.Shapes, room.Shape) {
 		return Choice{}, false
 	}
 	if need.CPUMillis > room.CPUMillis || need.MemoryBytes > room.MemoryBytes {
@@ -65,9 +111,9 @@ func Fit(need Need, room Room) (Choice, bool) {
 	}
 	if need.Whole {
 		// Everything on the node, the unhealthy too: nobody else may get them, and they may recover.
-		return Choice{ID: room.ID, AcceleratorIDs: allIDs(room.Accelerators)}, true
+		return Choice{ID: room.ID, Need: need, AcceleratorIDs: allIDs(room.Accelerators)}, true
 	}
-	return Choice{ID: room.ID, AcceleratorIDs: ids[:need.Accelerators:need.Accelerators]}, true
+	return Choice{ID: room.ID, Need: need, AcceleratorIDs: ids[:need.Accelerators:need.Accelerators]}, true
 }
 
 // Fitting gives every room that the need fits into, the tightest first, so that large gaps stay for large needs; equals in

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 )
 
 func TestPlacement(t *testing.T) {
@@ -45,6 +46,33 @@ func TestPlacement(t *testing.T) {
 			require.ElementsMatch(t, c.want, got.AcceleratorIDs)
 		})
 	}
+}
+
+func TestNeedsPreferAnAcceleratorAndKeepToTheVersionsShapes(t *testing.T) {
+	version := func(minimum int, exclusive bool, accelerators ...string) manifest.Manifest {
+		var m manifest.Manifest
+		m.Version.Compatibility = manifest.Compatibility{MinGPUCount: minimum, RequiresExclusiveNode: exclusive, SupportedAccelerators: accelerators}
+		m.Version.RuntimeProfile.Resources = manifest.Resources{CPUMillis: manifest.Range{Default: 500}, MemoryMiB: manifest.Range{Default: 64}}
+		return m
+	}
+	cpuOnly := plan.Room{ID: "cpu", Usable: true, Shape: plan.ShapeGPUSlice, CPUMillis: 500, MemoryBytes: 64 << 20}
+	withGPU := cpuOnly
+	withGPU.Accelerators = []plan.Accelerator{{ID: "GPU-1", Vendor: "nvidia", Healthy: true}}
+
+	both := plan.Needs(version(0, false, "none", "nvidia"))
+	got, ok := plan.FirstFit(both, withGPU)
+	require.True(t, ok)
+	require.Equal(t, []string{"GPU-1"}, got.AcceleratorIDs)
+	require.Equal(t, "nvidia", got.Need.AcceleratorVendor)
+	got, ok = plan.FirstFit(both, cpuOnly)
+	require.True(t, ok)
+	require.Empty(t, got.AcceleratorIDs)
+	require.Empty(t, got.Need.AcceleratorVendor)
+
+	_, ok = plan.FirstFit(plan.Needs(version(2, false, "none", "nvidia")), withGPU)
+	require.False(t, ok, "it needs two")
+	_, ok = plan.FirstFit(plan.Needs(version(0, true, "none")), cpuOnly)
+	require.False(t, ok, "it needs a node of its own")
 }
 
 func TestPlacementTakesTheTightestRoomAndNeverMoreThanItHas(t *testing.T) {
