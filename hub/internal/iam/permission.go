@@ -1,0 +1,129 @@
+package iam
+
+import "slices"
+
+// Permission is a key of the contract.
+type Permission = string
+
+// The permission keys.
+const (
+	InstanceRead     Permission = "apps.instance.read"
+	InstanceCreate   Permission = "apps.instance.create"
+	InstanceUpgrade  Permission = "apps.instance.upgrade"
+	InstanceRollback Permission = "apps.instance.rollback"
+	InstanceStop     Permission = "apps.instance.stop"
+	InstanceStart    Permission = "apps.instance.start"
+	InstanceDelete   Permission = "apps.instance.delete"
+	InstanceLogs     Permission = "apps.instance.logs"
+	InstanceExec     Permission = "apps.instance.exec"
+
+	// ArtifactPublish asks for a publish intent and registers what was pushed; ArtifactManage verifies, revokes, retires.
+	ArtifactRead    Permission = "apps.artifact.read"
+	ArtifactPublish Permission = "apps.artifact.publish"
+	ArtifactManage  Permission = "apps.artifact.manage"
+
+	EntitlementRead  Permission = "apps.entitlement.read"
+	EntitlementWrite Permission = "apps.entitlement.write"
+
+	// CatalogManage registers manifests, publishes and deprecates versions.
+	CatalogRead   Permission = "apps.catalog.read"
+	CatalogManage Permission = "apps.catalog.manage"
+
+	AllocationRead    Permission = "capacity.allocation.read"
+	AllocationCreate  Permission = "capacity.allocation.create"
+	AllocationRelease Permission = "capacity.allocation.release"
+
+	UsageRead   Permission = "billing.usage.read"
+	LedgerRead  Permission = "billing.ledger.read"
+	WalletRead  Permission = "billing.wallet.read"
+	PriceRead   Permission = "billing.price.read"
+	PriceWrite  Permission = "billing.price.write"
+	CreditGrant Permission = "billing.credit.grant"
+
+	OrgRead             Permission = "iam.org.read"
+	OrgCreate           Permission = "iam.org.create"
+	ProjectRead         Permission = "iam.project.read"
+	ProjectCreate       Permission = "iam.project.create"
+	UserRead            Permission = "iam.user.read"
+	UserWrite           Permission = "iam.user.write"
+	ServiceAccountRead  Permission = "iam.service_account.read"
+	ServiceAccountWrite Permission = "iam.service_account.write"
+
+	NodeRead       Permission = "fleet.node.read"
+	NodeWrite      Permission = "fleet.node.write"
+	JoinTokenRead  Permission = "fleet.join_token.read"
+	JoinTokenWrite Permission = "fleet.join_token.write"
+	PublisherRead  Permission = "fleet.publisher.read"
+	PublisherWrite Permission = "fleet.publisher.write"
+
+	AuditRead Permission = "audit.read"
+)
+
+// Role is a named set of permissions.
+type Role string
+
+// The roles. PlatformAdmin is a property of a user, not a role that an org can give.
+const (
+	OrgAdmin     Role = "org_admin"
+	OrgMember    Role = "org_member"
+	OrgBilling   Role = "org_billing"
+	ProjectAdmin Role = "project_admin"
+	AppOperator  Role = "app_operator"
+	AppPublisher Role = "app_publisher"
+	Viewer       Role = "viewer"
+)
+
+// Permissions lists, sorted, what the role may; nothing for a role that does not exist.
+func (r Role) Permissions() []Permission {
+	var out []Permission
+	switch r {
+	case OrgAdmin:
+		out = append(projectAdmin(), ProjectCreate, UserRead, LedgerRead, WalletRead, AuditRead)
+	case OrgMember:
+		out = append(operator(), AllocationCreate, AllocationRelease, ArtifactPublish, LedgerRead, WalletRead)
+	case OrgBilling:
+		out = append(viewer(), LedgerRead, WalletRead)
+	case ProjectAdmin:
+		out = projectAdmin()
+	case AppOperator:
+		out = operator()
+	case AppPublisher:
+		out = append(viewer(), ArtifactPublish)
+	case Viewer:
+		out = viewer()
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+func (r Role) has(p Permission) bool {
+	_, found := slices.BinarySearch(r.Permissions(), p)
+	return found
+}
+
+// ForUser reports whether an org's user may hold the role in the whole org.
+func (r Role) ForUser() bool { return r == OrgAdmin || r == OrgMember || r == OrgBilling }
+
+// ForServiceAccount reports whether a service account may hold the role: none of these can change who may do what.
+func (r Role) ForServiceAccount() bool { return r == AppOperator || r == AppPublisher || r == Viewer }
+
+func viewer() []Permission {
+	return []Permission{
+		InstanceRead, InstanceLogs, ArtifactRead, EntitlementRead, CatalogRead, AllocationRead, UsageRead, PriceRead, OrgRead, ProjectRead,
+	}
+}
+
+func operator() []Permission {
+	return append(viewer(), InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete, InstanceExec)
+}
+
+func projectAdmin() []Permission {
+	return append(operator(), ArtifactPublish, ArtifactManage, EntitlementWrite, AllocationCreate, AllocationRelease, ServiceAccountRead, ServiceAccountWrite)
+}
+
+func allPermissions() []Permission {
+	out := append(Role(OrgAdmin).Permissions(), CatalogManage, PriceWrite, CreditGrant, OrgCreate, UserWrite,
+		NodeRead, NodeWrite, JoinTokenRead, JoinTokenWrite, PublisherRead, PublisherWrite)
+	slices.Sort(out)
+	return slices.Compact(out)
+}
