@@ -85,9 +85,13 @@ func Init(o InitOptions) (InitResult, error) {
 		return InitResult{}, err
 	}
 	dir := filepath.Join(o.DataDir, trustDirName)
-	for _, d := range []string{o.DataDir, dir, o.OfflineDir} {
-		if err := os.MkdirAll(d, 0o700); err != nil {
-			return InitResult{}, fault.New(fault.Internal, "directory_unwritable", "The directory "+d+" cannot be made: create it, or run init as a user who may.", err)
+	// Others may pass through the data directory, but not look into it: the private PostgreSQL runs as a user of its own.
+	for _, d := range []struct {
+		path string
+		mode os.FileMode
+	}{{o.DataDir, 0o711}, {dir, 0o700}, {o.OfflineDir, 0o700}} {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
+			return InitResult{}, fault.New(fault.Internal, "directory_unwritable", "The directory "+d.path+" cannot be made: create it, or run init as a user who may.", err)
 		}
 	}
 	result, err := makeKeys(o, dir)

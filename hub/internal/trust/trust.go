@@ -1,7 +1,7 @@
 // Package trust owns the hub's keys, certificates and trust bundles: making them, opening them, rotating and revoking them.
 // It does not own the nodes that the certificates are for, and it never holds the root key longer than one signature.
 //
-// Layout of the data directory (private files are 0600, directories 0700):
+// Layout of the data directory (private files are 0600 and lie in a directory of mode 0700):
 //
 //	trust/hub-id                 this hub's id
 //	trust/root-fingerprint       what operators write into cloud-init

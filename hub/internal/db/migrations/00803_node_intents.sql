@@ -2,9 +2,8 @@
 -- +goose NO TRANSACTION
 -- +goose Up
 CREATE TABLE IF NOT EXISTS node_intents (
-    node_id    UUID PRIMARY KEY,
-    rev        INT8 NOT NULL,
-    updated_at TIMESTAMPTZ NOT NULL
+    node_id UUID PRIMARY KEY,
+    rev     INT8 NOT NULL
 );
 
 -- +goose Down

@@ -1,0 +1,142 @@
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// defaultSite returns the id of the default site, which is made with its first use. newID is taken when it is new.
+func defaultSite(ctx context.Context, tx db.Tx, newID string, now time.Time) (id string, err error) {
+	if _, err := tx.Exec(ctx, `INSERT INTO sites (id, slug, name, created_at) VALUES ($1, $2, $3, $4) ON CONFLICT (slug) DO NOTHING`,
+		newID, DefaultSite, "Default", now); err != nil {
+		return "", err
+	}
+	err = tx.QueryRow(ctx, `SELECT id FROM sites WHERE slug = $1`, DefaultSite).Scan(&id)
+	return id, err
+}
+
+// NewToken is what a join token is made from.
+type NewToken struct {
+	ID          string
+	Secret      string
+	Description string
+	CreatedBy   string
+	// TTL of 0 means DefaultTokenTTL.
+	TTL time.Duration
+}
+
+// CreateToken stores a join token for the default site.
+func CreateToken(ctx context.Context, tx db.Tx, in NewToken, now time.Time) (JoinToken, error) {
+	if in.TTL == 0 {
+		in.TTL = DefaultTokenTTL
+	}
+	if in.TTL < MinTokenTTL || in.TTL > MaxTokenTTL {
+		return JoinToken{}, fault.New(fault.Unprocessable, "expiry_out_of_range", fmt.Sprintf("A join token lives between %s and %s.", MinTokenTTL, MaxTokenTTL), nil).At("/expires_in_seconds", "out of range")
+	}
+	// The token's id serves as the site's when the site is new: ids of different tables never meet.
+	site, err := defaultSite(ctx, tx, in.ID, now)
+	if err != nil {
+		return JoinToken{}, err
+	}
+	t := JoinToken{ID: in.ID, SiteID: site, Description: in.Description, CreatedBy: in.CreatedBy, CreatedAt: now, ExpiresAt: now.Add(in.TTL)}
+	_, err = tx.Exec(ctx, `INSERT INTO join_tokens (id, secret_sha256, site_id, description, created_by, created_at, expires_at) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
+		t.ID, secretDigest(in.Secret), t.SiteID, t.Description, t.CreatedBy, t.CreatedAt, t.ExpiresAt)
+	return t, err
+}
+
+const tokenColumns = `id, site_id, description, created_by, created_at, expires_at, used_at, COALESCE(node_id::TEXT, '')` //nolint:gosec // G101: names of columns
+
+func scanToken(row pgx.Row) (JoinToken, error) {
+	var (
+		t    JoinToken
+		used *time.Time
+	)
+	err := row.Scan(&t.ID, &t.SiteID, &t.Description, &t.CreatedBy, &t.CreatedAt, &t.ExpiresAt, &used, &t.NodeID)
+	t.UsedAt = value(used)
+	return t, err
+}
+
+// ListTokens returns up to limit tokens with an id above after, in the order of their ids.
+func ListTokens(ctx context.Context, tx db.Tx, after string, limit int) ([]JoinToken, error) {
+	if after == "" {
+		after = nilID
+	}
+	rows, err := tx.Query(ctx, `SELECT `+tokenColumns+` FROM join_tokens WHERE id > $1 ORDER BY id LIMIT $2`, after, limit)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (JoinToken, error) { return scanToken(row) })
+}
+
+// Enrolment is a node that asks to be let in.
+type Enrolment struct {
+	// NodeID is taken when the node is new.
+	NodeID   string
+	Secret   string
+	Hostname string
+	// PublicKey is from a certificate request whose signature was checked.
+	PublicKey            ed25519.PublicKey
+	CertificateExpiresAt time.Time
+}
+
+// Enrol uses up a join token. The same token with the same key gives the same node again, so that an answer that was lost
+// costs nothing; enrolled is false then.
+func Enrol(ctx context.Context, tx db.Tx, in Enrolment, now time.Time) (n Node, enrolled bool, err error) {
+	t, err := scanToken(tx.QueryRow(ctx, `SELECT `+tokenColumns+` FROM join_tokens WHERE secret_sha256 = $1 FOR UPDATE`, secretDigest(in.Secret)))
+	if db.IsNoRows(err) {
+		return Node{}, false, tokenFault()
+	}
+	if err != nil {
+		return Node{}, false, err
+	}
+	if !now.Before(t.ExpiresAt) {
+		return Node{}, false, tokenFault()
+	}
+	if t.NodeID != "" {
+		n, err := again(ctx, tx, t.NodeID, in, now)
+		return n, false, err
+	}
+	known := false
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM nodes WHERE public_key = $1)`, []byte(in.PublicKey)).Scan(&known); err != nil {
+		return Node{}, false, err
+	}
+	if known {
+		return Node{}, false, fault.New(fault.Conflict, "node_key_in_use", "A node with this key is enrolled already: renew its certificate, or make a new key.", nil).At("/csr_pem", "its key is another node's").Lasting()
+	}
+	if _, err := tx.Exec(ctx, `INSERT INTO nodes (id, site_id, hostname, public_key, resource_version, certificate_expires_at, features, facts, conditions, created_at, updated_at)
+		VALUES ($1, $2, $3, $4, 1, $5, '[]', '{}', '[]', $6, $6)`,
+		in.NodeID, t.SiteID, in.Hostname, []byte(in.PublicKey), in.CertificateExpiresAt, now); err != nil {
+		return Node{}, false, err
+	}
+	if _, err := tx.Exec(ctx, `UPDATE join_tokens SET used_at = $2, node_id = $3 WHERE id = $1`, t.ID, now, in.NodeID); err != nil {
+		return Node{}, false, err
+	}
+	// A first revision, so that the node gets a first generation, empty as it may be.
+	if _, err := Touch(ctx, tx, in.NodeID); err != nil {
+		return Node{}, false, err
+	}
+	n, err = Get(ctx, tx, in.NodeID)
+	return n, true, err
+}
+
+func again(ctx context.Context, tx db.Tx, nodeID string, in Enrolment, now time.Time) (Node, error) {
+	n, err := Get(ctx, tx, nodeID)
+	if err != nil {
+		return Node{}, err
+	}
+	if !bytes.Equal(n.PublicKey, in.PublicKey) {
+		return Node{}, tokenFault()
+	}
+	if n.IsBanned() {
+		return Node{}, bannedFault()
+	}
+	return CertificateIssued(ctx, tx, nodeID, in.CertificateExpiresAt, now)
+}

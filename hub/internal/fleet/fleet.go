@@ -1,0 +1,201 @@
+// Package fleet owns the nodes as the hub knows them: sites, join tokens, enrolment, facts, what a node may still do (drain,
+// ban), which of its connections counts, what it accepted and refused, and the revision of what is wanted of it. It does not
+// own what runs there (instance), what is promised there (capacity), or the keys that certificates are signed with (trust).
+package fleet
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"strings"
+	"time"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const (
+	// OnlineWindow is how long a node counts as online after it was last heard: three reports.
+	OnlineWindow = 90 * time.Second
+	// DefaultTokenTTL is how long a join token lives when nothing is said.
+	DefaultTokenTTL = 24 * time.Hour
+	// MinTokenTTL bounds it from below.
+	MinTokenTTL = time.Minute
+	// MaxTokenTTL bounds it from above.
+	MaxTokenTTL = 30 * 24 * time.Hour
+	// MaxRefusals is how many refusals of one node are kept; older ones go.
+	MaxRefusals = 20
+	// MaxConditions and maxTextBytes bound what a node can make the hub store; longer lists and texts are cut.
+	MaxConditions = 64
+	maxTextBytes  = 512
+	// maxGeneration keeps numbers that a node names far from the end of the column.
+	maxGeneration = 1 << 62
+)
+
+// DefaultSite is the slug of the site that nodes join when nothing else is said.
+const DefaultSite = "default"
+
+// Status says what a node may be used for.
+type Status string
+
+// The statuses of a node.
+const (
+	Online   Status = "online"
+	Offline  Status = "offline"
+	Draining Status = "draining"
+	Banned   Status = "banned"
+)
+
+// Node is one machine of the mesh.
+type Node struct {
+	ID                   string
+	SiteID               string
+	Hostname             string
+	PublicKey            ed25519.PublicKey
+	ResourceVersion      int64
+	Draining             bool
+	BannedAt             time.Time
+	BanReason            string
+	CertificateExpiresAt time.Time
+	// Incarnation is of the store that the node said hello with last.
+	Incarnation        string
+	AcceptedEpoch      uint64
+	AcceptedGeneration uint64
+	BundleVersion      uint64
+	AgentVersion       string
+	ProtocolVersion    uint32
+	Features           []string
+	Facts              *protocol.NodeFacts
+	Conditions         []string
+	CreatedAt          time.Time
+	UpdatedAt          time.Time
+	// SessionNo is of the newest connection; 0 before the first.
+	SessionNo uint64
+	// LastSeenAt is zero before the first connection.
+	LastSeenAt     time.Time
+	DisconnectedAt time.Time
+}
+
+// Identity is what documents for this node are addressed to.
+func (n Node) Identity() protocol.NodeIdentity { return protocol.NewNodeIdentity(n.ID, n.PublicKey) }
+
+// IsBanned reports whether the node is shut out for good.
+func (n Node) IsBanned() bool { return !n.BannedAt.IsZero() }
+
+// Connected reports whether the node has been heard within OnlineWindow on a connection that is still open.
+func (n Node) Connected(now time.Time) bool {
+	return n.SessionNo > 0 && n.DisconnectedAt.IsZero() && now.Sub(n.LastSeenAt) < OnlineWindow
+}
+
+// Status is the strongest of what is true of the node.
+func (n Node) Status(now time.Time) Status {
+	switch {
+	case n.IsBanned():
+		return Banned
+	case n.Draining:
+		return Draining
+	case n.Connected(now):
+		return Online
+	default:
+		return Offline
+	}
+}
+
+// JoinToken lets one node in, once.
+type JoinToken struct {
+	ID          string
+	SiteID      string
+	Description string
+	CreatedBy   string
+	CreatedAt   time.Time
+	ExpiresAt   time.Time
+	UsedAt      time.Time
+	// NodeID is the node that it let in; empty while unused.
+	NodeID string
+}
+
+// Status of the token: open, used or expired.
+func (t JoinToken) Status(now time.Time) string {
+	switch {
+	case !t.UsedAt.IsZero():
+		return "used"
+	case now.Before(t.ExpiresAt):
+		return "open"
+	default:
+		return "expired"
+	}
+}
+
+// joinTokenPrefix lets secret scanners and people recognise a token.
+const joinTokenPrefix = "gpuaas-join-" //nolint:gosec // G101: the public part of a token
+
+// NewJoinSecret makes the secret of a join token: 256 random bits, so that its plain digest can be stored.
+func NewJoinSecret() (string, error) {
+	raw := make([]byte, 32)
+	if _, err := rand.Read(raw); err != nil {
+		return "", err
+	}
+	return joinTokenPrefix + base64.RawURLEncoding.EncodeToString(raw), nil
+}
+
+func secretDigest(secret string) []byte {
+	sum := sha256.Sum256([]byte(secret))
+	return sum[:]
+}
+
+// Refusal is a document that a node did not take.
+type Refusal struct {
+	Document   string
+	Epoch      uint64
+	Generation uint64
+	// Reason is one of protocol's Refusal… constants.
+	Reason string
+	Detail string
+	At     time.Time
+}
+
+// RenewalMessage is what a node signs to prove that it holds its key: without this, whoever recorded a certificate request
+// could have it signed again. The time is signed as it was sent and is not compared with the hub's clock: a node whose clock
+// says 1970 must be able to renew, and a replayed request yields a certificate for nothing but the node's own key.
+func RenewalMessage(nodeID, csrPEM, issuedAt string) []byte {
+	return []byte(nodeID + "\n" + csrPEM + "\n" + issuedAt)
+}
+
+// MayRenew decides whether a node gets a new certificate: never when banned, and only by proof of the key it enrolled with.
+func MayRenew(n Node, csrKey ed25519.PublicKey, message, signature []byte) error {
+	if n.IsBanned() {
+		return bannedFault()
+	}
+	if !bytes.Equal(n.PublicKey, csrKey) || !ed25519.Verify(n.PublicKey, message, signature) {
+		return fault.New(fault.Unauthenticated, "proof_invalid", "The request is not signed by the key that the node enrolled with.", nil).At("/signature", "does not verify")
+	}
+	return nil
+}
+
+func bannedFault() error {
+	return fault.New(fault.Forbidden, "node_banned", "This node is banned. It may return as a new node, with a new key and a new join token.", nil).Lasting()
+}
+
+func notFound() error {
+	return fault.New(fault.NotFound, "node_not_found", "There is no such node.", nil)
+}
+
+// tokenFault is one answer for every token that cannot be used, so that trying tokens tells nothing.
+func tokenFault() error {
+	return fault.New(fault.Unauthenticated, "join_token_invalid", "The join token is unknown, expired, or was used by another node. Make a new one.", nil).At("/join_token", "cannot be used").Lasting()
+}
+
+// cut bounds a text that a node sent, and drops what the database cannot store as text.
+func cut(s string) string {
+	return strings.ToValidUTF8(strings.ReplaceAll(s[:min(len(s), maxTextBytes)], "\x00", ""), "")
+}
+
+func bounded(list []string) []string {
+	out := make([]string, 0, min(len(list), MaxConditions))
+	for _, s := range list[:min(len(list), MaxConditions)] {
+		out = append(out, cut(s))
+	}
+	return out
+}

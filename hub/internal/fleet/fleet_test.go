@@ -1,0 +1,266 @@
+package fleet_test
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+var now = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+
+// do runs one transaction.
+func do[T any](t *testing.T, d *db.DB, fn func(ctx context.Context, tx db.Tx) (T, error)) (T, error) {
+	t.Helper()
+	return db.RunTx(t.Context(), d, func(tx db.Tx) (T, error) { return fn(t.Context(), tx) })
+}
+
+func must[T any](t *testing.T, d *db.DB, fn func(ctx context.Context, tx db.Tx) (T, error)) T {
+	t.Helper()
+	out, err := do(t, d, fn)
+	require.NoError(t, err)
+	return out
+}
+
+func token(t *testing.T, d *db.DB) string {
+	t.Helper()
+	secret, err := fleet.NewJoinSecret()
+	require.NoError(t, err)
+	must(t, d, func(ctx context.Context, tx db.Tx) (fleet.JoinToken, error) {
+		return fleet.CreateToken(ctx, tx, fleet.NewToken{ID: db.NewID(), Secret: secret, CreatedBy: "admin"}, now)
+	})
+	return secret
+}
+
+func key(t *testing.T) (ed25519.PublicKey, ed25519.PrivateKey) {
+	t.Helper()
+	pub, priv, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	return pub, priv
+}
+
+func enrol(t *testing.T, d *db.DB, secret string, pub ed25519.PublicKey, at time.Time) (fleet.Node, bool, error) {
+	t.Helper()
+	type result struct {
+		n   fleet.Node
+		new bool
+	}
+	r, err := do(t, d, func(ctx context.Context, tx db.Tx) (result, error) {
+		n, fresh, err := fleet.Enrol(ctx, tx, fleet.Enrolment{NodeID: db.NewID(), Secret: secret, Hostname: "gpu-1", PublicKey: pub, CertificateExpiresAt: at.Add(time.Hour)}, at)
+		return result{n, fresh}, err
+	})
+	return r.n, r.new, err
+}
+
+func node(t *testing.T, d *db.DB) fleet.Node {
+	t.Helper()
+	pub, _ := key(t)
+	n, fresh, err := enrol(t, d, token(t, d), pub, now)
+	require.NoError(t, err)
+	require.True(t, fresh)
+	return n
+}
+
+func codeOf(t *testing.T, err error) string {
+	t.Helper()
+	require.Error(t, err)
+	return fault.As(err).Code
+}
+
+func TestJoinTokenLetsOneNodeInOnce(t *testing.T) {
+	d := dbtest.New(t)
+	secret := token(t, d)
+	pub, _ := key(t)
+	first, fresh, err := enrol(t, d, secret, pub, now)
+	require.NoError(t, err)
+	require.True(t, fresh)
+	require.Equal(t, fleet.Offline, first.Status(now))
+
+	again, fresh, err := enrol(t, d, secret, pub, now.Add(time.Minute))
+	require.NoError(t, err, "an answer that was lost can be asked for again")
+	require.False(t, fresh)
+	require.Equal(t, first.ID, again.ID)
+
+	other, _ := key(t)
+	_, _, err = enrol(t, d, secret, other, now)
+	require.Equal(t, "join_token_invalid", codeOf(t, err))
+
+	list := must(t, d, func(ctx context.Context, tx db.Tx) ([]fleet.JoinToken, error) {
+		return fleet.ListTokens(ctx, tx, "", 10)
+	})
+	require.Len(t, list, 1)
+	require.Equal(t, "used", list[0].Status(now))
+	require.Equal(t, first.ID, list[0].NodeID)
+}
+
+func TestEnrolmentIsRefused(t *testing.T) {
+	d := dbtest.New(t)
+	pub, _ := key(t)
+	_, _, err := enrol(t, d, "gpuaas-join-unknown", pub, now)
+	require.Equal(t, "join_token_invalid", codeOf(t, err), "unknown")
+	_, _, err = enrol(t, d, token(t, d), pub, now.Add(fleet.DefaultTokenTTL))
+	require.Equal(t, "join_token_invalid", codeOf(t, err), "expired")
+
+	_, _, err = enrol(t, d, token(t, d), pub, now)
+	require.NoError(t, err)
+	second := token(t, d)
+	_, _, err = enrol(t, d, second, pub, now)
+	require.Equal(t, "node_key_in_use", codeOf(t, err), "one key is one node")
+	other, _ := key(t)
+	_, fresh, err := enrol(t, d, second, other, now)
+	require.NoError(t, err, "a refused enrolment does not use the token up")
+	require.True(t, fresh)
+}
+
+func TestRenewalNeedsTheKeyAndNoBan(t *testing.T) {
+	pub, priv := key(t)
+	n := fleet.Node{ID: "n1", PublicKey: pub}
+	message := fleet.RenewalMessage("n1", "csr", "1970-01-01T00:00:00Z")
+	require.NoError(t, fleet.MayRenew(n, pub, message, ed25519.Sign(priv, message)))
+	other, otherPriv := key(t)
+	require.Equal(t, "proof_invalid", codeOf(t, fleet.MayRenew(n, pub, message, ed25519.Sign(otherPriv, message))))
+	require.Equal(t, "proof_invalid", codeOf(t, fleet.MayRenew(n, other, message, ed25519.Sign(priv, message))), "another key in the request")
+	require.Equal(t, "proof_invalid", codeOf(t, fleet.MayRenew(n, pub, message, nil)))
+	n.BannedAt = now
+	require.Equal(t, "node_banned", codeOf(t, fleet.MayRenew(n, pub, message, ed25519.Sign(priv, message))))
+}
+
+func connect(t *testing.T, d *db.DB, id string, hello *protocol.Hello, posted uint64, at time.Time) (fleet.Connected, error) {
+	t.Helper()
+	return do(t, d, func(ctx context.Context, tx db.Tx) (fleet.Connected, error) {
+		return fleet.Connect(ctx, tx, fleet.Connection{NodeID: id, ReplicaID: "r1", Hello: hello, PostedSegment: posted}, at)
+	})
+}
+
+func TestStatusFollowsTheConnection(t *testing.T) {
+	d := dbtest.New(t)
+	n := node(t, d)
+	c, err := connect(t, d, n.ID, &protocol.Hello{Incarnation: "i1", Facts: &protocol.NodeFacts{Hostname: "real-name", CpuCores: 8}}, 0, now)
+	require.NoError(t, err)
+	require.Equal(t, uint64(1), c.SessionNo)
+	require.Equal(t, "real-name", c.Node.Hostname)
+	require.Equal(t, fleet.Online, c.Node.Status(now))
+	require.Equal(t, fleet.Offline, c.Node.Status(now.Add(fleet.OnlineWindow)), "silence")
+	require.Len(t, placeable(t, d, now), 1)
+	require.Empty(t, placeable(t, d, now.Add(fleet.OnlineWindow)))
+
+	ended := must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) { return fleet.Disconnect(ctx, tx, n.ID, 1, now) })
+	require.True(t, ended)
+	require.Empty(t, placeable(t, d, now))
+
+	_, err = connect(t, d, n.ID, &protocol.Hello{Incarnation: "i1"}, 0, now)
+	require.NoError(t, err)
+	ended = must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) { return fleet.Disconnect(ctx, tx, n.ID, 1, now) })
+	require.False(t, ended, "the end of an older connection says nothing about the newer one")
+	require.Len(t, placeable(t, d, now), 1)
+
+	must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
+		_, done, err := fleet.Drain(ctx, tx, n.ID, now)
+		return done, err
+	})
+	require.Empty(t, placeable(t, d, now), "nothing new on a draining node")
+}
+
+func placeable(t *testing.T, d *db.DB, at time.Time) []fleet.Node {
+	t.Helper()
+	return must(t, d, func(ctx context.Context, tx db.Tx) ([]fleet.Node, error) { return fleet.ForPlacement(ctx, tx, at) })
+}
+
+func TestBannedNodeCannotConnect(t *testing.T) {
+	d := dbtest.New(t)
+	n := node(t, d)
+	banned := must(t, d, func(ctx context.Context, tx db.Tx) (fleet.Node, error) {
+		n, done, err := fleet.Ban(ctx, tx, n.ID, "stolen", now)
+		require.True(t, done)
+		return n, err
+	})
+	require.Equal(t, fleet.Banned, banned.Status(now))
+	_, err := connect(t, d, n.ID, &protocol.Hello{}, 0, now)
+	require.Equal(t, "node_banned", codeOf(t, err))
+	ids := must(t, d, fleet.IDs)
+	require.Empty(t, ids)
+}
+
+func TestLaw02HubNoticesAStoreThatFellBehind(t *testing.T) {
+	d := dbtest.New(t)
+	n := node(t, d)
+	say := func(incarnation string, generation, lastSegment, posted uint64) bool {
+		c, err := connect(t, d, n.ID, &protocol.Hello{Incarnation: incarnation, Epoch: 1, Generation: generation, LastSegment: lastSegment}, posted, now)
+		require.NoError(t, err)
+		return c.Behind
+	}
+	require.False(t, say("i1", 0, 0, 0), "a new store")
+	must(t, d, func(ctx context.Context, tx db.Tx) (int, error) {
+		return 0, fleet.Accepted(ctx, tx, n.ID, fleet.DocumentState, 1, 7)
+	})
+	require.False(t, say("i1", 7, 3, 3), "as the hub remembers it")
+	require.True(t, say("i1", 7, 2, 3), "usage that the hub has is unknown to the node")
+	must(t, d, func(ctx context.Context, tx db.Tx) (int, error) {
+		return 0, fleet.Accepted(ctx, tx, n.ID, fleet.DocumentState, 1, 8)
+	})
+	require.True(t, say("i1", 7, 3, 3), "an acceptance that the hub saw is unknown to the node")
+	require.False(t, say("i2", 0, 0, 0), "a new incarnation owes nothing")
+}
+
+func TestLateReportsLose(t *testing.T) {
+	d := dbtest.New(t)
+	n := node(t, d)
+	_, err := connect(t, d, n.ID, &protocol.Hello{}, 0, now)
+	require.NoError(t, err)
+	report := func(session, counter uint64) bool {
+		return must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
+			return fleet.Observe(ctx, tx, fleet.Report{NodeID: n.ID, SessionNo: session, Counter: counter, Conditions: []string{"x"}}, now)
+		})
+	}
+	require.True(t, report(1, 1))
+	require.True(t, report(1, 3))
+	require.False(t, report(1, 3), "the same again")
+	require.False(t, report(1, 2), "overtaken")
+	_, err = connect(t, d, n.ID, &protocol.Hello{}, 0, now)
+	require.NoError(t, err)
+	require.False(t, report(1, 9), "of an older connection")
+	require.True(t, report(2, 1))
+}
+
+func TestRefusalsAreKeptOnceAndBounded(t *testing.T) {
+	d := dbtest.New(t)
+	n := node(t, d)
+	refuse := func(generation uint64, at time.Time) bool {
+		return must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
+			return fleet.Refused(ctx, tx, n.ID, db.NewID(), fleet.Refusal{
+				Document: fleet.DocumentState, Generation: generation, Reason: protocol.RefusalOlder, Detail: strings.Repeat("é", 600), At: at,
+			})
+		})
+	}
+	require.True(t, refuse(1, now))
+	require.False(t, refuse(1, now.Add(time.Minute)), "the same again is no news")
+	for g := range uint64(30) {
+		require.True(t, refuse(g+2, now.Add(time.Hour+time.Duration(g)*time.Second)))
+	}
+	list := must(t, d, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) {
+		return fleet.Refusals(ctx, tx, n.ID, 100)
+	})
+	require.Len(t, list, fleet.MaxRefusals)
+	require.Equal(t, uint64(31), list[0].Generation)
+	require.LessOrEqual(t, len(list[0].Detail), 512)
+}
+
+func TestTouchCountsUp(t *testing.T) {
+	d := dbtest.New(t)
+	n := node(t, d)
+	rev := must(t, d, func(ctx context.Context, tx db.Tx) (int64, error) { return fleet.Touch(ctx, tx, n.ID) })
+	require.Equal(t, int64(2), rev, "enrolment is the first")
+	require.Equal(t, rev, must(t, d, func(ctx context.Context, tx db.Tx) (int64, error) { return fleet.Rev(ctx, tx, n.ID) }))
+	_, err := do(t, d, func(ctx context.Context, tx db.Tx) (fleet.Node, error) { return fleet.Get(ctx, tx, "no-id") })
+	require.Equal(t, "node_not_found", codeOf(t, err))
+}

@@ -1,0 +1,168 @@
+package fleet
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Connection is a node that said hello.
+type Connection struct {
+	NodeID    string
+	ReplicaID string
+	Hello     *protocol.Hello
+	// PostedSegment is the highest usage segment of the hello's incarnation that the hub has.
+	PostedSegment uint64
+}
+
+// Connected is what the hub answers from.
+type Connected struct {
+	Node      Node
+	SessionNo uint64
+	// Behind is set when the node's store remembers less than the hub has seen from the same incarnation: a disk was
+	// restored, or lost what it had acknowledged. The node must take a new incarnation.
+	Behind bool
+}
+
+// Connect makes this connection the one that counts and stores what the hello says.
+func Connect(ctx context.Context, tx db.Tx, c Connection, now time.Time) (Connected, error) {
+	n, err := Get(ctx, tx, c.NodeID)
+	if err != nil {
+		return Connected{}, err
+	}
+	if n.IsBanned() {
+		return Connected{}, bannedFault()
+	}
+	out := Connected{Behind: behind(n, c)}
+	err = tx.QueryRow(ctx, `INSERT INTO node_sessions (node_id, session_no, replica_id, report_counter, connected_at, seen_at) VALUES ($1, 1, $2, 0, $3, $3)
+		ON CONFLICT (node_id) DO UPDATE SET session_no = node_sessions.session_no + 1, replica_id = excluded.replica_id, report_counter = 0,
+			connected_at = excluded.connected_at, seen_at = excluded.seen_at, disconnected_at = NULL
+		RETURNING session_no`, c.NodeID, c.ReplicaID, now).Scan(&out.SessionNo)
+	if err != nil {
+		return Connected{}, err
+	}
+	facts := c.Hello.GetFacts()
+	if facts == nil {
+		facts = &protocol.NodeFacts{}
+	}
+	encoded, err := protojson.Marshal(facts)
+	if err != nil {
+		return Connected{}, err
+	}
+	hostname := n.Hostname
+	if facts.GetHostname() != "" {
+		hostname = cut(facts.GetHostname())
+	}
+	if _, err := tx.Exec(ctx, `UPDATE nodes SET hostname = $2, incarnation = $3, accepted_epoch = $4, accepted_generation = $5, bundle_version = $6,
+			agent_version = $7, protocol_version = $8, features = $9, facts = $10, conditions = $11, resource_version = resource_version + 1, updated_at = $12
+		WHERE id = $1`,
+		c.NodeID, hostname, cut(c.Hello.GetIncarnation()), min(c.Hello.GetEpoch(), maxGeneration), min(c.Hello.GetGeneration(), maxGeneration),
+		min(c.Hello.GetBundleVersion(), maxGeneration), cut(c.Hello.GetAgentVersion()), c.Hello.GetProtocolVersion(),
+		bounded(c.Hello.GetFeatures()), string(encoded), bounded(facts.GetConditions()), now); err != nil {
+		return Connected{}, err
+	}
+	out.Node, err = Get(ctx, tx, c.NodeID)
+	return out, err
+}
+
+func behind(n Node, c Connection) bool {
+	h := c.Hello
+	if h.GetIncarnation() == "" || h.GetIncarnation() != n.Incarnation {
+		// A new store owes the hub nothing.
+		return h.GetLastSegment() < c.PostedSegment
+	}
+	older := h.GetEpoch() < n.AcceptedEpoch || h.GetEpoch() == n.AcceptedEpoch && h.GetGeneration() < n.AcceptedGeneration
+	return older || h.GetLastSegment() < c.PostedSegment
+}
+
+// Disconnect notes the end of a connection, unless a newer one has replaced it.
+func Disconnect(ctx context.Context, tx db.Tx, nodeID string, sessionNo uint64, now time.Time) (ended bool, err error) {
+	tag, err := tx.Exec(ctx, `UPDATE node_sessions SET disconnected_at = $3 WHERE node_id = $1 AND session_no = $2 AND disconnected_at IS NULL`, nodeID, sessionNo, now)
+	return tag.RowsAffected() == 1, err
+}
+
+// Report is the part of a node's report that is about the node.
+type Report struct {
+	NodeID     string
+	SessionNo  uint64
+	Counter    uint64
+	Epoch      uint64
+	Generation uint64
+	Conditions []string
+}
+
+// Observe stores a report's facts and keeps the node online. It returns false for a report that lost: of an older connection,
+// or with a counter that is not higher.
+func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (fresh bool, err error) {
+	tag, err := tx.Exec(ctx, `UPDATE node_sessions SET report_counter = $3, seen_at = $4 WHERE node_id = $1 AND session_no = $2 AND report_counter < $3`,
+		r.NodeID, r.SessionNo, min(r.Counter, maxGeneration), now)
+	if err != nil || tag.RowsAffected() == 0 {
+		return false, err
+	}
+	// Only what changed: a quiet fleet writes one small row a report and nothing else.
+	_, err = tx.Exec(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`, r.NodeID, bounded(r.Conditions), now)
+	return true, err
+}
+
+// Accepted notes that a node has a document on its disk. document is state, leases or bundle; generation is the bundle's
+// version for a bundle.
+func Accepted(ctx context.Context, tx db.Tx, nodeID, document string, epoch, generation uint64) error {
+	epoch, generation = min(epoch, maxGeneration), min(generation, maxGeneration)
+	var err error
+	switch document {
+	case DocumentState:
+		_, err = tx.Exec(ctx, `UPDATE nodes SET accepted_epoch = $2, accepted_generation = $3 WHERE id = $1
+			AND (accepted_epoch < $2 OR (accepted_epoch = $2 AND accepted_generation < $3))`, nodeID, epoch, generation)
+	case DocumentBundle:
+		_, err = tx.Exec(ctx, `UPDATE nodes SET bundle_version = $2 WHERE id = $1 AND bundle_version < $2`, nodeID, generation)
+	}
+	return err
+}
+
+// The documents that a node accepts or refuses.
+const (
+	DocumentState  = "state"
+	DocumentLeases = "leases"
+	DocumentBundle = "bundle"
+)
+
+// Refused stores a refusal. When it repeats the newest one only that one's time moves, and news is false: a node that is
+// offered the same document again and again must fill neither the table nor the event stream.
+func Refused(ctx context.Context, tx db.Tx, nodeID, newID string, r Refusal) (news bool, err error) {
+	r.Epoch, r.Generation = min(r.Epoch, maxGeneration), min(r.Generation, maxGeneration)
+	r.Document, r.Reason, r.Detail = cut(r.Document), cut(r.Reason), cut(r.Detail)
+	last, err := Refusals(ctx, tx, nodeID, 1)
+	if err != nil {
+		return false, err
+	}
+	if len(last) == 1 && last[0].Document == r.Document && last[0].Epoch == r.Epoch && last[0].Generation == r.Generation && last[0].Reason == r.Reason {
+		_, err := tx.Exec(ctx, `UPDATE node_refusals SET at = $2, detail = $3 WHERE node_id = $1
+			AND id = (SELECT id FROM node_refusals WHERE node_id = $1 ORDER BY at DESC, id DESC LIMIT 1)`, nodeID, r.At, r.Detail)
+		return false, err
+	}
+	if _, err := tx.Exec(ctx, `INSERT INTO node_refusals (node_id, id, document, epoch, generation, reason, detail, at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
+		nodeID, newID, r.Document, r.Epoch, r.Generation, r.Reason, r.Detail, r.At); err != nil {
+		return false, err
+	}
+	_, err = tx.Exec(ctx, `DELETE FROM node_refusals WHERE node_id = $1 AND id NOT IN
+		(SELECT id FROM node_refusals WHERE node_id = $1 ORDER BY at DESC, id DESC LIMIT $2)`, nodeID, MaxRefusals)
+	return true, err
+}
+
+// Refusals returns the newest refusals of a node, newest first.
+func Refusals(ctx context.Context, tx db.Tx, nodeID string, limit int) ([]Refusal, error) {
+	rows, err := tx.Query(ctx, `SELECT document, epoch, generation, reason, detail, at FROM node_refusals WHERE node_id = $1 ORDER BY at DESC, id DESC LIMIT $2`, nodeID, limit)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Refusal, error) {
+		var r Refusal
+		err := row.Scan(&r.Document, &r.Epoch, &r.Generation, &r.Reason, &r.Detail, &r.At)
+		return r, err
+	})
+}

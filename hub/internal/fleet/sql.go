@@ -1,0 +1,149 @@
+package fleet
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const nodeColumns = `n.id, n.site_id, n.hostname, n.public_key, n.resource_version, n.draining, n.banned_at, n.ban_reason,
+	n.certificate_expires_at, n.incarnation, n.accepted_epoch, n.accepted_generation, n.bundle_version, n.agent_version,
+	n.protocol_version, n.features, n.facts, n.conditions, n.created_at, n.updated_at,
+	COALESCE(s.session_no, 0), s.seen_at, s.disconnected_at`
+
+const nodeFrom = ` FROM nodes n LEFT JOIN node_sessions s ON s.node_id = n.id `
+
+func scanNode(row pgx.Row) (Node, error) {
+	var (
+		n                              Node
+		bannedAt, seenAt, disconnected *time.Time
+		facts                          []byte
+	)
+	err := row.Scan(&n.ID, &n.SiteID, &n.Hostname, &n.PublicKey, &n.ResourceVersion, &n.Draining, &bannedAt, &n.BanReason,
+		&n.CertificateExpiresAt, &n.Incarnation, &n.AcceptedEpoch, &n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion,
+		&n.ProtocolVersion, &n.Features, &facts, &n.Conditions, &n.CreatedAt, &n.UpdatedAt,
+		&n.SessionNo, &seenAt, &disconnected)
+	if err != nil {
+		return Node{}, err
+	}
+	n.BannedAt, n.LastSeenAt, n.DisconnectedAt = value(bannedAt), value(seenAt), value(disconnected)
+	n.Facts = &protocol.NodeFacts{}
+	// Written by another release, perhaps: a field it does not know must not make the node unreadable.
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(facts, n.Facts); err != nil {
+		return Node{}, err
+	}
+	return n, nil
+}
+
+func value(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return *t
+}
+
+// Get returns a node, banned or not.
+func Get(ctx context.Context, tx db.Tx, nodeID string) (Node, error) {
+	if !db.IsID(nodeID) {
+		return Node{}, notFound()
+	}
+	n, err := scanNode(tx.QueryRow(ctx, `SELECT `+nodeColumns+nodeFrom+`WHERE n.id = $1`, nodeID))
+	if db.IsNoRows(err) {
+		return Node{}, notFound()
+	}
+	return n, err
+}
+
+// List returns up to limit nodes with an id above after, in the order of their ids.
+func List(ctx context.Context, tx db.Tx, after string, limit int) ([]Node, error) {
+	if after == "" {
+		after = nilID
+	}
+	rows, err := tx.Query(ctx, `SELECT `+nodeColumns+nodeFrom+`WHERE n.id > $1 ORDER BY n.id LIMIT $2`, after, limit)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Node, error) { return scanNode(row) })
+}
+
+// nilID is below every id that is given out.
+const nilID = "00000000-0000-0000-0000-000000000000"
+
+// ForPlacement returns the nodes that may take something new at now, in the order of their ids.
+func ForPlacement(ctx context.Context, tx db.Tx, now time.Time) ([]Node, error) {
+	rows, err := tx.Query(ctx, `SELECT `+nodeColumns+nodeFrom+`
+		WHERE n.banned_at IS NULL AND NOT n.draining AND s.disconnected_at IS NULL AND s.seen_at > $1 ORDER BY n.id`, now.Add(-OnlineWindow))
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Node, error) { return scanNode(row) })
+}
+
+// IDs returns the ids of all nodes that are not banned, for periodic passes.
+func IDs(ctx context.Context, tx db.Tx) ([]string, error) {
+	rows, err := tx.Query(ctx, `SELECT id FROM nodes WHERE banned_at IS NULL ORDER BY id`)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// Touch says that something wanted of the node has changed, and returns the new revision.
+func Touch(ctx context.Context, tx db.Tx, nodeID string) (rev int64, err error) {
+	err = tx.QueryRow(ctx, `INSERT INTO node_intents (node_id, rev) VALUES ($1, 1)
+		ON CONFLICT (node_id) DO UPDATE SET rev = node_intents.rev + 1 RETURNING rev`, nodeID).Scan(&rev)
+	return rev, err
+}
+
+// Rev returns the revision of what is wanted of the node; 0 when nothing ever was.
+func Rev(ctx context.Context, tx db.Tx, nodeID string) (rev int64, err error) {
+	err = tx.QueryRow(ctx, `SELECT rev FROM node_intents WHERE node_id = $1`, nodeID).Scan(&rev)
+	if db.IsNoRows(err) {
+		return 0, nil
+	}
+	return rev, err
+}
+
+// Drain stops new placements on the node; drained is false when it was draining already.
+func Drain(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (n Node, drained bool, err error) {
+	n, err = Get(ctx, tx, nodeID)
+	if err != nil || n.Draining || n.IsBanned() {
+		return n, false, err
+	}
+	n.Draining, n.UpdatedAt = true, now
+	n.ResourceVersion++
+	_, err = tx.Exec(ctx, `UPDATE nodes SET draining = true, resource_version = $2, updated_at = $3 WHERE id = $1`, nodeID, n.ResourceVersion, now)
+	return n, true, err
+}
+
+// Ban shuts the node out for good; banned is false when it was banned already.
+func Ban(ctx context.Context, tx db.Tx, nodeID, reason string, now time.Time) (n Node, banned bool, err error) {
+	n, err = Get(ctx, tx, nodeID)
+	if err != nil || n.IsBanned() {
+		return n, false, err
+	}
+	n.BannedAt, n.BanReason, n.UpdatedAt = now, cut(reason), now
+	n.ResourceVersion++
+	_, err = tx.Exec(ctx, `UPDATE nodes SET banned_at = $3, ban_reason = $4, resource_version = $2, updated_at = $3 WHERE id = $1`,
+		nodeID, n.ResourceVersion, now, n.BanReason)
+	return n, true, err
+}
+
+// NextVersion takes the number of the node's next event.
+func NextVersion(ctx context.Context, tx db.Tx, nodeID string) (version int64, err error) {
+	err = tx.QueryRow(ctx, `UPDATE nodes SET resource_version = resource_version + 1 WHERE id = $1 RETURNING resource_version`, nodeID).Scan(&version)
+	return version, err
+}
+
+// CertificateIssued notes until when the node can connect.
+func CertificateIssued(ctx context.Context, tx db.Tx, nodeID string, expiresAt, now time.Time) (n Node, err error) {
+	if _, err := tx.Exec(ctx, `UPDATE nodes SET certificate_expires_at = $2, resource_version = resource_version + 1, updated_at = $3 WHERE id = $1`, nodeID, expiresAt, now); err != nil {
+		return Node{}, err
+	}
+	return Get(ctx, tx, nodeID)
+}
