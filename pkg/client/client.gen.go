@@ -1374,12 +1374,14 @@ type Node struct {
 	Hostname   string `json:"hostname"`
 
 	// ID UUIDv7 in lower case.
-	ID          ID         `json:"id"`
-	Kernel      string     `json:"kernel,omitempty,omitzero"`
+	ID     ID     `json:"id"`
+	Kernel string `json:"kernel,omitempty,omitzero"`
+
+	// LastRefusal A document that the node refused; it changed nothing there.
+	LastRefusal Refusal    `json:"last_refusal,omitempty,omitzero"`
 	LastSeenAt  time.Time  `json:"last_seen_at,omitempty,omitzero"`
 	MemoryMib   int64      `json:"memory_mib,omitempty,omitzero"`
 	Os          string     `json:"os,omitempty,omitzero"`
-	Refusals    []Refusal  `json:"refusals,omitempty,omitzero"`
 	RuncVersion string     `json:"runc_version,omitempty,omitzero"`
 	Status      NodeStatus `json:"status"`
 }
@@ -2446,7 +2448,7 @@ type ClientInterface interface {
 	// Corresponds with GET /admin/nodes (the `ListNodes` operationId).
 	ListNodes(ctx context.Context, params *ListNodesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// GetNode One node, with what it refused
+	// GetNode One node, with what it refused last
 	//
 	// Corresponds with GET /admin/nodes/{node_id} (the `GetNode` operationId).
 	GetNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -3010,7 +3012,7 @@ func (c *Client) ListNodes(ctx context.Context, params *ListNodesParams, reqEdit
 	return c.Client.Do(req)
 }
 
-// GetNode One node, with what it refused
+// GetNode One node, with what it refused last
 //
 // Corresponds with GET /admin/nodes/{node_id} (the `GetNode` operationId).
 func (c *Client) GetNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -6885,7 +6887,7 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /admin/nodes (the `ListNodes` operationId).
 	ListNodesWithResponse(ctx context.Context, params *ListNodesParams, reqEditors ...RequestEditorFn) (*ListNodesResponse, error)
 
-	// GetNodeWithResponse One node, with what it refused
+	// GetNodeWithResponse One node, with what it refused last
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -10064,7 +10066,7 @@ func (c *ClientWithResponses) ListNodesWithResponse(ctx context.Context, params 
 	return ParseListNodesResponse(rsp)
 }
 
-// GetNodeWithResponse One node, with what it refused
+// GetNodeWithResponse One node, with what it refused last
 //
 // Returns a wrapper object for the known response body format(s).
 //

@@ -1372,12 +1372,14 @@ type Node struct {
 	Hostname   string `json:"hostname"`
 
 	// ID UUIDv7 in lower case.
-	ID          ID         `json:"id"`
-	Kernel      string     `json:"kernel,omitempty,omitzero"`
+	ID     ID     `json:"id"`
+	Kernel string `json:"kernel,omitempty,omitzero"`
+
+	// LastRefusal A document that the node refused; it changed nothing there.
+	LastRefusal Refusal    `json:"last_refusal,omitempty,omitzero"`
 	LastSeenAt  time.Time  `json:"last_seen_at,omitempty,omitzero"`
 	MemoryMib   int64      `json:"memory_mib,omitempty,omitzero"`
 	Os          string     `json:"os,omitempty,omitzero"`
-	Refusals    []Refusal  `json:"refusals,omitempty,omitzero"`
 	RuncVersion string     `json:"runc_version,omitempty,omitzero"`
 	Status      NodeStatus `json:"status"`
 }
@@ -2331,7 +2333,7 @@ type ServerInterface interface {
 	// ListNodes Nodes of the mesh
 	// (GET /admin/nodes)
 	ListNodes(c *gin.Context, params ListNodesParams)
-	// GetNode One node, with what it refused
+	// GetNode One node, with what it refused last
 	// (GET /admin/nodes/{node_id})
 	GetNode(c *gin.Context, nodeID NodeID)
 	// BanNode Shut a compromised node out for good; it may return under a new id only
@@ -6402,7 +6404,7 @@ type StrictServerInterface interface {
 	// ListNodes Nodes of the mesh
 	// (GET /admin/nodes)
 	ListNodes(ctx context.Context, request ListNodesRequestObject) (ListNodesResponseObject, error)
-	// GetNode One node, with what it refused
+	// GetNode One node, with what it refused last
 	// (GET /admin/nodes/{node_id})
 	GetNode(ctx context.Context, request GetNodeRequestObject) (GetNodeResponseObject, error)
 	// BanNode Shut a compromised node out for good; it may return under a new id only

@@ -2,6 +2,8 @@
 // commands and slices, and turns a fault into a problem document in one place. It decides nothing about resources.
 package httpapi
 
+import "context"
+
 // Server answers the operations of the contract. Its methods are in handlers_<slice>.go, one file a slice; each slice adds
 // the commands it needs to its own section here. The program that wires the hub fills the fields.
 type Server struct {
@@ -9,8 +11,8 @@ type Server struct {
 
 	// Version is the hub's own, for healthz.
 	Version string
-	// Ready says why the hub cannot serve, or nil.
-	Ready func() error
+	// Ready says why the hub cannot serve, or nil; a nil func is always ready.
+	Ready func(ctx context.Context) error
 
 	// ---- iam
 

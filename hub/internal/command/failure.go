@@ -1,0 +1,42 @@
+package command
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+)
+
+// Failure is a request that was refused or went wrong; it changed nothing but the audit trail.
+type Failure struct {
+	// Operation is the operation id of the contract.
+	Operation string
+	// Code is the fault's.
+	Code string
+	// Denied tells a refusal of the caller from a request that failed.
+	Denied bool
+}
+
+// FailureAudit writes failures into the audit trail.
+type FailureAudit struct {
+	DB *db.DB
+}
+
+// AuditFailure adds the row in a transaction of its own: the one of the request is rolled back.
+func (a *FailureAudit) AuditFailure(ctx context.Context, m Meta, f Failure) error {
+	row := event.AuditRow{
+		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: f.Operation, ResourceType: "operation", ResourceID: m.Route,
+		OrgID: m.Principal.OrgID, ProjectID: m.Principal.ProjectID, CorrelationID: m.CorrelationID,
+		Outcome: event.Failed, Reason: f.Code, At: m.Now,
+	}
+	if f.Denied {
+		row.Outcome = event.Denied
+	}
+	if row.ActorType == "" {
+		row.ActorType = "anonymous"
+	}
+	_, err := db.RunTx(ctx, a.DB, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, event.Audit(ctx, tx, row)
+	})
+	return err
+}

@@ -1,0 +1,58 @@
+package httpapi
+
+import (
+	"context"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// call is one request on its way: what the middlewares found out about it.
+type call struct {
+	op            *operation
+	correlationID string
+	traceID       string
+	remoteIP      string
+	principal     iam.Principal
+	bodyHash      []byte
+	at            time.Time
+	// failure is the code of the fault that ended it; empty when all went well.
+	failure string
+}
+
+type callKey struct{}
+
+func withCall(c *gin.Context, call *call) {
+	c.Request = c.Request.WithContext(context.WithValue(c.Request.Context(), callKey{}, call))
+}
+
+func callOf(ctx context.Context) *call {
+	if c, ok := ctx.Value(callKey{}).(*call); ok {
+		return c
+	}
+	return &call{}
+}
+
+// metaFrom gives a handler what it passes to a command.
+func metaFrom(ctx context.Context) command.Meta {
+	c := callOf(ctx)
+	m := command.Meta{
+		Principal: c.principal, CorrelationID: c.correlationID, TraceID: c.traceID, BodyHash: c.bodyHash, Now: c.at,
+	}
+	if c.op != nil {
+		m.Route = c.op.route()
+	}
+	if g, ok := ctx.(*gin.Context); ok {
+		if c.op != nil && c.op.needsKey {
+			m.IdempotencyKey = g.GetHeader(idempotencyKeyHeader)
+		}
+		m.OnReplay = func() { g.Header("Idempotency-Replayed", "true") }
+	}
+	return m
+}
+
+// principalOf gives a handler who calls; its zero value is nobody.
+func principalOf(ctx context.Context) iam.Principal { return callOf(ctx).principal }

@@ -1,0 +1,244 @@
+package httpapi
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gin-gonic/gin"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// maxProblemFields bounds the errors of one problem; more are cut, the caller sees them after mending these.
+const maxProblemFields = 32
+
+// check holds a request against its operation and leaves the body readable again. It gives the body's bytes.
+func check(c *gin.Context, o *operation) ([]byte, error) {
+	fields := checkParameters(c, o)
+	body, err := readBody(c, o)
+	if err != nil {
+		return nil, err
+	}
+	bodyFields, err := checkBody(c.Request, o, body)
+	if err != nil {
+		return nil, err
+	}
+	return body, invalid(append(fields, bodyFields...))
+}
+
+// invalid makes the one fault for all that is wrong, or nil.
+func invalid(fields []fault.Field) error {
+	if len(fields) == 0 {
+		return nil
+	}
+	if len(fields) > maxProblemFields {
+		fields = fields[:maxProblemFields]
+	}
+	f := fault.New(fault.Malformed, "invalid_request", "The request is not what the contract asks for; see errors for the places.", nil).Lasting()
+	f.Fields = fields
+	return f
+}
+
+func readBody(c *gin.Context, o *operation) ([]byte, error) {
+	body, err := io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, o.maxBodyBytes))
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return nil, fault.New(fault.TooLarge, "body_too_large", fmt.Sprintf("The body is larger than the %d bytes that this operation takes.", o.maxBodyBytes), nil).
+			At("", fmt.Sprintf("is larger than %d bytes", o.maxBodyBytes)).Lasting()
+	case err != nil:
+		return nil, fault.New(fault.Malformed, "body_incomplete", "The body did not arrive completely; send the request again.", err)
+	}
+	c.Request.Body = io.NopCloser(bytes.NewReader(body))
+	c.Request.ContentLength = int64(len(body))
+	return body, nil
+}
+
+func checkBody(r *http.Request, o *operation, body []byte) ([]fault.Field, error) {
+	text := bytes.TrimSpace(body)
+	if o.body == nil {
+		if len(text) == 0 || bytes.Equal(text, []byte("{}")) {
+			return nil, nil
+		}
+		return []fault.Field{{Reason: "this operation takes no body"}}, nil
+	}
+	if len(text) == 0 {
+		return nil, fault.New(fault.Malformed, "body_missing", "This operation needs a JSON body.", nil).At("", "is missing").Lasting()
+	}
+	if media, params, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" || !isUTF8(params) {
+		return nil, fault.New(fault.Malformed, "content_type_unsupported", "Send the body as JSON.", nil).
+			AtHint("header/Content-Type", "is not application/json in UTF-8", "Content-Type: application/json").Lasting()
+	}
+	if f := strictJSON(body); f != nil {
+		return nil, fault.New(fault.Malformed, "body_not_json", "The body is not the strict JSON that this API takes.", nil).
+			AtHint(f.Pointer, f.Reason, f.Hint).Lasting()
+	}
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(body))
+	if err != nil {
+		return nil, fault.New(fault.Malformed, "body_not_json", "The body is not JSON.", err).At("", "is not JSON").Lasting()
+	}
+	return schemaFields("", o.body.Validate(value)), nil
+}
+
+func isUTF8(params map[string]string) bool {
+	charset, ok := params["charset"]
+	return !ok || strings.EqualFold(charset, "utf-8")
+}
+
+func checkParameters(c *gin.Context, o *operation) []fault.Field {
+	query, err := url.ParseQuery(c.Request.URL.RawQuery)
+	if err != nil {
+		return []fault.Field{{Pointer: "query", Reason: "is not a well-formed query string"}}
+	}
+	var fields []fault.Field
+	for _, p := range o.params {
+		var values []string
+		switch p.in {
+		case "path":
+			values = []string{c.Param(p.name)}
+		case "query":
+			values = query[p.name]
+			delete(query, p.name)
+		case "header":
+			values = c.Request.Header.Values(p.name)
+		}
+		fields = append(fields, p.check(values)...)
+	}
+	var unknown []string
+	for name := range query {
+		unknown = append(unknown, name)
+	}
+	slices.Sort(unknown)
+	for _, name := range unknown {
+		fields = append(fields, fault.Field{Pointer: "query/" + escapePointer(strings.ToValidUTF8(name, "")), Reason: "is not a parameter of this operation"})
+	}
+	return fields
+}
+
+func (p parameter) check(values []string) []fault.Field {
+	at := p.in + "/" + p.name
+	switch {
+	case len(values) == 0 && p.required:
+		return []fault.Field{{Pointer: at, Reason: "is missing"}}
+	case len(values) == 0:
+		return nil
+	case len(values) > 1:
+		return []fault.Field{{Pointer: at, Reason: "is given more than once"}}
+	}
+	var value any = values[0]
+	switch p.kind {
+	case "integer":
+		if _, err := strconv.ParseInt(values[0], 10, 64); err != nil {
+			return []fault.Field{{Pointer: at, Reason: "is not a whole number"}}
+		}
+		value = json.Number(values[0])
+	case "boolean":
+		if values[0] != "true" && values[0] != "false" {
+			return []fault.Field{{Pointer: at, Reason: "is neither true nor false"}}
+		}
+		value = values[0] == "true"
+	}
+	return schemaFields(at, p.schema.Validate(value))
+}
+
+// schemaFields turns a validation error into places and reasons in this API's own words: the library's would quote values.
+func schemaFields(base string, err error) []fault.Field {
+	var bad *jsonschema.ValidationError
+	if !errors.As(err, &bad) {
+		return nil
+	}
+	var fields []fault.Field
+	collect(base, bad, &fields)
+	slices.SortStableFunc(fields, func(a, b fault.Field) int { return strings.Compare(a.Pointer, b.Pointer) })
+	return slices.Compact(fields)
+}
+
+func collect(base string, e *jsonschema.ValidationError, out *[]fault.Field) {
+	if len(e.Causes) > 0 {
+		for _, cause := range e.Causes {
+			collect(base, cause, out)
+		}
+		return
+	}
+	at := base
+	for _, token := range e.InstanceLocation {
+		at += "/" + escapePointer(token)
+	}
+	switch k := e.ErrorKind.(type) {
+	case *kind.Required:
+		for _, name := range k.Missing {
+			*out = append(*out, fault.Field{Pointer: at + "/" + escapePointer(name), Reason: "is missing"})
+		}
+	case *kind.AdditionalProperties:
+		for _, name := range k.Properties {
+			*out = append(*out, fault.Field{Pointer: at + "/" + escapePointer(name), Reason: "is not a known key"})
+		}
+	default:
+		reason, hint := explain(e.ErrorKind)
+		*out = append(*out, fault.Field{Pointer: at, Reason: reason, Hint: hint})
+	}
+}
+
+func explain(k jsonschema.ErrorKind) (reason, hint string) {
+	switch k := k.(type) {
+	case *kind.Type:
+		return "is not of type " + strings.Join(k.Want, " or "), ""
+	case *kind.Enum:
+		return "is not one of the allowed values", "one of " + joinValues(k.Want)
+	case *kind.Pattern:
+		return "does not have the required form", "must match " + k.Want
+	case *kind.MinLength:
+		return fmt.Sprintf("is shorter than %d characters", k.Want), ""
+	case *kind.MaxLength:
+		return fmt.Sprintf("is longer than %d characters", k.Want), ""
+	case *kind.Minimum:
+		return "is less than " + k.Want.RatString(), ""
+	case *kind.Maximum:
+		return "is more than " + k.Want.RatString(), ""
+	case *kind.MinItems:
+		return fmt.Sprintf("has fewer than %d items", k.Want), ""
+	case *kind.MaxItems:
+		return fmt.Sprintf("has more than %d items", k.Want), ""
+	case *kind.MaxProperties:
+		return fmt.Sprintf("has more than %d keys", k.Want), ""
+	case *kind.Format:
+		if k.Want == "date-time" {
+			return "is not an RFC 3339 time", "like 2026-01-31T12:00:00Z"
+		}
+		return "is not a valid " + k.Want, ""
+	default:
+		return "is not what the contract asks for", ""
+	}
+}
+
+func joinValues(values []any) string {
+	words := make([]string, len(values))
+	for i, v := range values {
+		words[i] = fmt.Sprint(v)
+	}
+	return strings.Join(words, ", ")
+}
+
+// requestHash is what makes two requests on one route the same one. Whitespace in the body does not count.
+func requestHash(r *http.Request, body []byte) []byte {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\n%s\n", r.URL.Path, r.URL.RawQuery)
+	var compact bytes.Buffer
+	if json.Compact(&compact, body) == nil {
+		body = compact.Bytes()
+	}
+	h.Write(body)
+	return h.Sum(nil)
+}

@@ -1,0 +1,147 @@
+package httpapi
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/gin-gonic/gin/binding"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	hubapi "github.com/gpuaas/gpuaas/hub/api"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Config is what the REST face needs beside the Server's commands.
+type Config struct {
+	Authenticator Authenticator
+	Auditor       Auditor
+	// Registry serves /v2/ (image pushes and pulls, and their tokens); it does its own authentication. May be nil.
+	Registry http.Handler
+	Log      *slog.Logger
+	Now      func() time.Time
+	// RequestsPerSecond and Burst bound each caller; zero means the defaults.
+	RequestsPerSecond float64
+	Burst             int
+}
+
+const (
+	defaultRequestsPerSecond = 50
+	defaultBurst             = 200
+	// Callers without a credential (health, tokens, enrolment, wrong credentials), for each address.
+	visitorsPerSecond = 20
+	visitorsBurst     = 200
+)
+
+type api struct {
+	conf     Config
+	contract *contract
+	callers  *limiter
+	visitors *limiter
+	tracer   trace.Tracer
+	duration metric.Float64Histogram
+}
+
+// NewHandler makes the hub's HTTPS face: the operations of the contract below /api/v1, and the registry below /v2/.
+func NewHandler(s *Server, conf Config) (http.Handler, error) {
+	if conf.Authenticator == nil || conf.Auditor == nil || conf.Log == nil || conf.Now == nil {
+		return nil, errors.New("httpapi: Authenticator, Auditor, Log and Now are required")
+	}
+	if conf.RequestsPerSecond == 0 {
+		conf.RequestsPerSecond, conf.Burst = defaultRequestsPerSecond, defaultBurst
+	}
+	contract, err := loadContract(hubapi.OpenAPI)
+	if err != nil {
+		return nil, err
+	}
+	duration, err := otel.Meter("gpuaas/httpapi").Float64Histogram("http.server.request.duration", metric.WithUnit("s"),
+		metric.WithDescription("Time from the request's header to the end of the answer."))
+	if err != nil {
+		return nil, fmt.Errorf("request metric: %w", err)
+	}
+	a := &api{
+		conf: conf, contract: contract, tracer: otel.Tracer("gpuaas/httpapi"), duration: duration,
+		callers:  newLimiter(conf.RequestsPerSecond, conf.Burst),
+		visitors: newLimiter(visitorsPerSecond, visitorsBurst),
+	}
+	engine := a.engine(s)
+	if conf.Registry == nil {
+		return engine, nil
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v2" || strings.HasPrefix(r.URL.Path, "/v2/") {
+			conf.Registry.ServeHTTP(w, r)
+			return
+		}
+		engine.ServeHTTP(w, r)
+	}), nil
+}
+
+func (a *api) engine(s *Server) *gin.Engine {
+	gin.SetMode(gin.ReleaseMode)
+	// The contract is checked before; gin's own struct validator would only add texts that quote values.
+	binding.Validator = nil
+	e := gin.New()
+	e.ContextWithFallback = true
+	e.HandleMethodNotAllowed = true
+	e.RedirectTrailingSlash = false
+	e.RedirectFixedPath = false
+	// No proxy in front is believed about who the client is: anyone can write X-Forwarded-For.
+	e.ForwardedByClientIP = false
+	e.Use(a.observe, securityHeaders)
+	e.NoRoute(func(c *gin.Context) {
+		a.fail(c, fault.New(fault.NotFound, "route_not_found", "There is no such path; openapi.yaml lists them all.", nil).Lasting())
+	})
+	e.NoMethod(func(c *gin.Context) { a.methodNotAllowed(c) })
+
+	strict := NewStrictHandlerWithOptions(s, nil, StrictGinServerOptions{
+		RequestErrorHandlerFunc: func(c *gin.Context, err error) {
+			a.fail(c, fault.New(fault.Malformed, "invalid_request", "The body is not what the contract asks for.", err).At("", "has a value of the wrong type").Lasting())
+		},
+		HandlerErrorFunc: a.fail,
+		ResponseErrorHandlerFunc: func(c *gin.Context, err error) {
+			a.conf.Log.InfoContext(c.Request.Context(), "answer not delivered", slog.Any("error", err), slog.String("correlation_id", callOf(c.Request.Context()).correlationID))
+		},
+	})
+	options := GinServerOptions{ErrorHandler: func(c *gin.Context, err error, _ int) {
+		a.fail(c, fault.New(fault.Malformed, "invalid_request", "A parameter is not what the contract asks for.", err).Lasting())
+	}}
+	RegisterHandlersWithOptions(e.Group(basePath, a.admit), strict, options)
+
+	// What probes look for at the root.
+	wrapper := ServerInterfaceWrapper{Handler: strict, ErrorHandler: options.ErrorHandler}
+	e.GET("/healthz", wrapper.GetHealth)
+	e.GET("/readyz", wrapper.GetReadiness)
+	e.GET("/openapi.yaml", wrapper.GetOpenAPI)
+	return e
+}
+
+func (a *api) methodNotAllowed(c *gin.Context) {
+	state := callOf(c.Request.Context())
+	state.failure = "method_not_allowed"
+	c.Abort()
+	h := c.Writer.Header()
+	h.Set("Content-Type", "application/problem+json")
+	c.JSON(http.StatusMethodNotAllowed, Problem{
+		Type: problemType + state.failure, Title: http.StatusText(http.StatusMethodNotAllowed), Status: http.StatusMethodNotAllowed,
+		Code: state.failure, Detail: "This path does not take this method; the Allow header lists those it takes.", CorrelationID: state.correlationID,
+	})
+}
+
+// securityHeaders tell browsers to treat answers as data and nothing else.
+func securityHeaders(c *gin.Context) {
+	h := c.Writer.Header()
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Strict-Transport-Security", "max-age=31536000")
+	// Answers are for one caller at one moment, and some hold a secret once.
+	h.Set("Cache-Control", "no-store")
+	c.Next()
+}

@@ -1,0 +1,113 @@
+package httpapi
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// maxRequestIDBytes bounds X-Request-ID; a longer one is replaced.
+const maxRequestIDBytes = 128
+
+// observe gives every request its correlation id, span, metric and one line in the log, whatever becomes of it.
+func (a *api) observe(c *gin.Context) {
+	start := a.conf.Now()
+	state := &call{correlationID: requestID(c.Request.Header), at: start.UTC().Truncate(time.Microsecond), remoteIP: c.RemoteIP()}
+	state.op = a.contract.operations[c.Request.Method+" "+c.FullPath()]
+	route := "unmatched"
+	if state.op != nil {
+		route = state.op.template
+	}
+	ctx := propagation.TraceContext{}.Extract(c.Request.Context(), propagation.HeaderCarrier(c.Request.Header))
+	ctx, span := a.tracer.Start(ctx, c.Request.Method+" "+route, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(
+		attribute.String("http.request.method", methodLabel(c.Request.Method)),
+		attribute.String("http.route", route),
+		attribute.String("gpuaas.correlation_id", state.correlationID),
+	))
+	defer span.End()
+	if sc := span.SpanContext(); sc.HasTraceID() {
+		state.traceID = sc.TraceID().String()
+	}
+	c.Request = c.Request.WithContext(ctx)
+	withCall(c, state)
+	c.Header(requestIDHeader, state.correlationID)
+
+	a.guarded(c)
+
+	status, took := c.Writer.Status(), a.conf.Now().Sub(start)
+	span.SetAttributes(attribute.Int("http.response.status_code", status))
+	if status >= http.StatusInternalServerError {
+		span.SetStatus(codes.Error, state.failure)
+	}
+	a.duration.Record(ctx, took.Seconds(), metric.WithAttributes(
+		attribute.String("http.request.method", methodLabel(c.Request.Method)),
+		attribute.String("http.route", route),
+		attribute.Int("http.response.status_code", status),
+	))
+	a.conf.Log.LogAttrs(ctx, levelOf(status), "request",
+		slog.String("method", methodLabel(c.Request.Method)), slog.String("route", route), slog.Int("status", status),
+		slog.String("code", state.failure), slog.Int64("duration_us", took.Microseconds()), slog.Int("response_bytes", max(0, c.Writer.Size())),
+		slog.String("correlation_id", state.correlationID), slog.String("trace_id", state.traceID),
+		slog.String("principal_type", state.principal.Type), slog.String("principal_id", state.principal.ID),
+		slog.String("org_id", state.principal.OrgID), slog.String("remote_ip", state.remoteIP))
+}
+
+// guarded runs the rest and turns a panic into a 500 that tells nothing.
+func (a *api) guarded(c *gin.Context) {
+	defer func() {
+		if p := recover(); p != nil {
+			if p == http.ErrAbortHandler { //nolint:errorlint // the documented sentinel, compared as net/http does
+				panic(p)
+			}
+			a.conf.Log.ErrorContext(c.Request.Context(), "panic", slog.String("panic", fmt.Sprint(p)), slog.String("stack", string(debug.Stack())),
+				slog.String("correlation_id", callOf(c.Request.Context()).correlationID))
+			a.fail(c, fault.New(fault.Internal, "internal", "Something went wrong on our side; the correlation id finds it in the log.", nil))
+		}
+	}()
+	c.Next()
+}
+
+// requestID takes the caller's id where it is harmless to repeat in logs and headers, and makes one otherwise.
+func requestID(h http.Header) string {
+	id := h.Get(requestIDHeader)
+	if id == "" || len(id) > maxRequestIDBytes {
+		return db.NewID()
+	}
+	for _, r := range []byte(id) {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '.', r == '_', r == '-':
+		default:
+			return db.NewID()
+		}
+	}
+	return id
+}
+
+// methodLabel keeps metric labels and log lines bounded: the method is the caller's text.
+func methodLabel(method string) string {
+	switch method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
+		return method
+	default:
+		return "other"
+	}
+}
+
+func levelOf(status int) slog.Level {
+	if status >= http.StatusInternalServerError && status != http.StatusServiceUnavailable {
+		return slog.LevelError
+	}
+	return slog.LevelInfo
+}

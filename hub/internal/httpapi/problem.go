@@ -1,0 +1,72 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"math"
+	"net/http"
+	"strconv"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// problemType is the prefix of a problem's type; the code follows.
+const problemType = "urn:gpuaas:problem:"
+
+// writeProblem is the one translation of a fault into HTTP (RFC 9457). The cause is never in it.
+func writeProblem(c *gin.Context, f *fault.Error, correlationID string) {
+	status := statusOf(f.Kind)
+	p := Problem{
+		Type: problemType + f.Code, Title: http.StatusText(status), Status: int32(status),
+		Code: f.Code, Detail: f.Public, CorrelationID: correlationID,
+	}
+	for _, field := range f.Fields {
+		p.Errors = append(p.Errors, ProblemField{Pointer: field.Pointer, Reason: field.Reason, Hint: field.Hint})
+	}
+	h := c.Writer.Header()
+	h.Del("Content-Length")
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Cache-Control", "no-store")
+	switch f.Kind {
+	case fault.Unauthenticated:
+		h.Set("WWW-Authenticate", `Bearer realm="gpuaas"`)
+	case fault.RateLimited, fault.Unavailable:
+		// Both always say when to come back (contract); one second is the least that the header can say.
+		seconds := max(1, int64(math.Ceil(f.RetryAfter.Seconds())))
+		h.Set("Retry-After", strconv.FormatInt(seconds, 10))
+	default:
+	}
+	c.Writer.WriteHeader(status)
+	// The header is out; a caller that hung up is nobody's error.
+	_ = json.NewEncoder(c.Writer).Encode(p)
+}
+
+func statusOf(k fault.Kind) int {
+	switch k {
+	case fault.Malformed:
+		return http.StatusBadRequest
+	case fault.Unauthenticated:
+		return http.StatusUnauthorized
+	case fault.Forbidden:
+		return http.StatusForbidden
+	case fault.NotFound:
+		return http.StatusNotFound
+	case fault.Conflict:
+		return http.StatusConflict
+	case fault.PreconditionFailed:
+		return http.StatusPreconditionFailed
+	case fault.TooLarge:
+		return http.StatusRequestEntityTooLarge
+	case fault.Unprocessable:
+		return http.StatusUnprocessableEntity
+	case fault.RateLimited:
+		return http.StatusTooManyRequests
+	case fault.Unavailable:
+		return http.StatusServiceUnavailable
+	case fault.Internal:
+		return http.StatusInternalServerError
+	default:
+		return http.StatusInternalServerError
+	}
+}
