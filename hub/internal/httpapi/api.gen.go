@@ -1432,8 +1432,10 @@ type NodeList struct {
 
 // NodeRenew defines model for NodeRenew.
 type NodeRenew struct {
-	CsrPem   string    `json:"csr_pem"`
-	IssuedAt time.Time `json:"issued_at"`
+	CsrPem string `json:"csr_pem"`
+
+	// IssuedAt Signed as the very text that is sent
+	IssuedAt string `json:"issued_at"`
 
 	// NodeID UUIDv7 in lower case.
 	NodeID ID `json:"node_id"`
