@@ -5,6 +5,7 @@ CREATE TABLE IF NOT EXISTS instance_members (
   instance_id UUID NOT NULL,
   allocation_id UUID NOT NULL,
   node_id UUID NOT NULL,
+  role TEXT NOT NULL,
   status TEXT NOT NULL,
   status_reason TEXT NOT NULL,
   detail TEXT NOT NULL,

@@ -1,0 +1,175 @@
+// Package capacity owns what nodes have and who holds it: accelerators, SKUs, allocations, claims, and what the members of app
+// instances take of an allocation. It does not know instances, prices or nodes beyond their ids; sizes of nodes are
+// arguments.
+package capacity
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Shape is how capacity is sold: a whole node, or a part of one.
+type Shape string
+
+// The shapes of the contract.
+const (
+	Baremetal Shape = plan.ShapeBaremetal
+	GPUSlice  Shape = plan.ShapeGPUSlice
+)
+
+// Status of an allocation.
+type Status string
+
+// The statuses of the contract.
+const (
+	Pending   Status = "pending"
+	Active    Status = "active"
+	Releasing Status = "releasing"
+	Released  Status = "released"
+	NodeLost  Status = "node_lost"
+)
+
+// Health of an accelerator that may be given to someone new, and of one that the last report did not name.
+const (
+	HealthOK      = "ok"
+	HealthMissing = "missing"
+)
+
+const (
+	millisPerCore = 1000
+	mebibyte      = 1 << 20
+)
+
+// Actor is who asked for something.
+type Actor struct {
+	Type string
+	ID   string
+}
+
+// Allocation is capacity that a project holds on a node.
+type Allocation struct {
+	ID               string
+	OrgID            string
+	ProjectID        string
+	NodeID           string
+	SKU              string
+	Shape            Shape
+	AcceleratorCount int
+	AcceleratorModel string
+	// AcceleratorIDs are the claimed ones, sorted; they stay readable after the release.
+	AcceleratorIDs []string
+	CPUCores       int64
+	MemoryMiB      int64
+	// FreeCPUMillis and FreeMemoryBytes are what the members in it have left.
+	FreeCPUMillis   int64
+	FreeMemoryBytes int64
+	Status          Status
+	RequestedBy     Actor
+	CorrelationID   string
+	ResourceVersion int64
+	CreatedAt       time.Time
+	UpdatedAt       time.Time
+	ActivatedAt     time.Time
+	ReleasedAt      time.Time
+}
+
+// EventType names the event of the allocation's latest status.
+func (a Allocation) EventType() string { return "capacity.allocation." + string(a.Status) }
+
+// NewAllocation is what a project asks for.
+type NewAllocation struct {
+	ID        string
+	OrgID     string
+	ProjectID string
+	// NodeID is empty where the hub chooses.
+	NodeID           string
+	SKU              string
+	Shape            Shape
+	AcceleratorCount int
+	AcceleratorModel string
+	CPUCores         int64
+	MemoryMiB        int64
+	RequestedBy      Actor
+	CorrelationID    string
+}
+
+// Node is a candidate: its size, and whether it may get anything new.
+type Node struct {
+	ID          string
+	CPUCores    int64
+	MemoryBytes int64
+	Usable      bool
+}
+
+// SKU is what is sold under one name.
+type SKU struct {
+	Slug             string
+	Shape            Shape
+	AcceleratorModel string
+	AcceleratorCount int
+	CPUCores         int64
+	MemoryMiB        int64
+}
+
+// asSKU checks that what was asked for piece by piece is what the SKU says: a price belongs to the SKU's shape.
+func (n NewAllocation) asSKU(s SKU) error {
+	f := fault.New(fault.Unprocessable, "sku_mismatch", "The shape asked for is not the one of the SKU; leave the SKU out or ask for its shape.", nil).Lasting()
+	for _, field := range []struct {
+		pointer string
+		same    bool
+		want    any
+	}{
+		{"/capacity_shape", n.Shape == s.Shape, s.Shape},
+		{"/accelerator_count", n.AcceleratorCount == s.AcceleratorCount, s.AcceleratorCount},
+		{"/accelerator_model", n.AcceleratorModel == "" || n.AcceleratorModel == s.AcceleratorModel, s.AcceleratorModel},
+		{"/cpu_cores", n.CPUCores == s.CPUCores, s.CPUCores},
+		{"/memory_mib", n.MemoryMiB == s.MemoryMiB, s.MemoryMiB},
+	} {
+		if !field.same {
+			f = f.AtHint(field.pointer, "differs from the SKU", fmt.Sprintf("the SKU has %v", field.want))
+		}
+	}
+	if len(f.Fields) > 0 {
+		return f
+	}
+	return nil
+}
+
+func (n NewAllocation) need() plan.Need {
+	return plan.Need{
+		CPUMillis: n.CPUCores * millisPerCore, MemoryBytes: n.MemoryMiB * mebibyte, Accelerators: n.AcceleratorCount,
+		AcceleratorModel: n.AcceleratorModel, Whole: n.Shape == Baremetal,
+	}
+}
+
+// place chooses a node and gives the allocation as it is to be stored.
+func (n NewAllocation) place(nodes []Node, rooms []plan.Room, now time.Time) (Allocation, error) {
+	choices := plan.Fitting(n.need(), rooms)
+	if len(choices) == 0 {
+		return Allocation{}, fault.New(fault.Conflict, "insufficient_capacity",
+			"No node that may get new work has this much free; ask for less, name no node, or try again later.", nil)
+	}
+	chosen := choices[0]
+	a := Allocation{
+		ID: n.ID, OrgID: n.OrgID, ProjectID: n.ProjectID, NodeID: chosen.ID, SKU: n.SKU, Shape: n.Shape,
+		AcceleratorCount: len(chosen.AcceleratorIDs), AcceleratorModel: n.AcceleratorModel, AcceleratorIDs: chosen.AcceleratorIDs,
+		CPUCores: n.CPUCores, MemoryMiB: n.MemoryMiB, Status: Active, RequestedBy: n.RequestedBy, CorrelationID: n.CorrelationID,
+		ResourceVersion: 1, CreatedAt: now, UpdatedAt: now, ActivatedAt: now,
+	}
+	if n.Shape == Baremetal {
+		for _, node := range nodes {
+			if node.ID == chosen.ID {
+				a.CPUCores, a.MemoryMiB = node.CPUCores, node.MemoryBytes/mebibyte
+			}
+		}
+	}
+	a.FreeCPUMillis, a.FreeMemoryBytes = a.CPUCores*millisPerCore, a.MemoryMiB*mebibyte
+	return a, nil
+}
+
+func errNotFound() error {
+	return fault.New(fault.NotFound, "not_found", "There is no such allocation in this project.", nil)
+}

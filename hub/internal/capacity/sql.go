@@ -1,0 +1,214 @@
+package capacity
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+func skuBySlug(ctx context.Context, tx db.Tx, slug string) (SKU, error) {
+	s := SKU{Slug: slug}
+	err := tx.QueryRow(ctx, `SELECT capacity_shape, accelerator_model, accelerator_count, cpu_cores, memory_mib FROM skus WHERE slug = $1`, slug).
+		Scan(&s.Shape, &s.AcceleratorModel, &s.AcceleratorCount, &s.CPUCores, &s.MemoryMiB)
+	if db.IsNoRows(err) {
+		return SKU{}, fault.New(fault.Unprocessable, "sku_unknown", "There is no such SKU; leave it out to ask for a shape.", nil).At("/sku", "names no SKU").Lasting()
+	}
+	return s, err
+}
+
+func insertAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
+	_, err := tx.Exec(ctx, `INSERT INTO allocations (id, org_id, project_id, node_id, sku, capacity_shape, accelerator_count, accelerator_model,
+			cpu_cores, memory_mib, status, requested_by_type, requested_by_id, correlation_id, resource_version, created_at, updated_at, activated_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)`,
+		a.ID, a.OrgID, a.ProjectID, a.NodeID, a.SKU, string(a.Shape), a.AcceleratorCount, a.AcceleratorModel,
+		a.CPUCores, a.MemoryMiB, string(a.Status), a.RequestedBy.Type, a.RequestedBy.ID, a.CorrelationID, a.ResourceVersion, a.CreatedAt, a.UpdatedAt, a.ActivatedAt)
+	return err
+}
+
+func updateAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
+	var released *time.Time
+	if !a.ReleasedAt.IsZero() {
+		released = &a.ReleasedAt
+	}
+	_, err := tx.Exec(ctx, `UPDATE allocations SET status = $2, resource_version = $3, updated_at = $4, released_at = $5 WHERE id = $1`,
+		a.ID, string(a.Status), a.ResourceVersion, a.UpdatedAt, released)
+	return err
+}
+
+// insertClaim relies on the unique index on active claims (law 14): what placement overlooked fails here.
+func insertClaim(ctx context.Context, tx db.Tx, a Allocation, acceleratorID string, now time.Time) error {
+	tag, err := tx.Exec(ctx, `INSERT INTO claims (allocation_id, node_id, accelerator_id, claimed_at) VALUES ($1, $2, $3, $4)
+		ON CONFLICT DO NOTHING`, a.ID, a.NodeID, acceleratorID, now)
+	if err == nil && tag.RowsAffected() == 0 {
+		return fault.New(fault.Conflict, "insufficient_capacity", "An accelerator was claimed by someone else just now; try again.", nil)
+	}
+	return err
+}
+
+func endClaims(ctx context.Context, tx db.Tx, allocationID string, now time.Time) error {
+	_, err := tx.Exec(ctx, `UPDATE claims SET released_at = $2 WHERE allocation_id = $1 AND released_at IS NULL`, allocationID, now)
+	return err
+}
+
+func insertReservation(ctx context.Context, tx db.Tx, r Reservation, now time.Time) error {
+	_, err := tx.Exec(ctx, `INSERT INTO reservations (member_id, allocation_id, cpu_millis, memory_bytes, reserved_at) VALUES ($1, $2, $3, $4, $5)`,
+		r.MemberID, r.AllocationID, r.Choice.Need.CPUMillis, r.Choice.Need.MemoryBytes, now)
+	return err
+}
+
+func insertReservedAccelerator(ctx context.Context, tx db.Tx, r Reservation, id string) error {
+	tag, err := tx.Exec(ctx, `INSERT INTO reserved_accelerators (member_id, allocation_id, node_id, accelerator_id) VALUES ($1, $2, $3, $4)
+		ON CONFLICT DO NOTHING`, r.MemberID, r.AllocationID, r.NodeID, id)
+	if err == nil && tag.RowsAffected() == 0 {
+		return fault.New(fault.Conflict, "insufficient_capacity", "An accelerator was taken by another instance just now; try again.", nil)
+	}
+	return err
+}
+
+func endReservation(ctx context.Context, tx db.Tx, memberID string, now time.Time) (allocationID string, freed bool, err error) {
+	err = tx.QueryRow(ctx, `UPDATE reservations SET freed_at = $2 WHERE member_id = $1 AND freed_at IS NULL RETURNING allocation_id`, memberID, now).Scan(&allocationID)
+	if db.IsNoRows(err) {
+		return "", false, nil
+	}
+	if err != nil {
+		return "", false, err
+	}
+	_, err = tx.Exec(ctx, `UPDATE reserved_accelerators SET freed_at = $2 WHERE member_id = $1 AND freed_at IS NULL`, memberID, now)
+	return allocationID, true, err
+}
+
+func heldReservations(ctx context.Context, tx db.Tx, allocationID string) (n int, err error) {
+	err = tx.QueryRow(ctx, `SELECT count(*) FROM reservations WHERE allocation_id = $1 AND freed_at IS NULL`, allocationID).Scan(&n)
+	return n, err
+}
+
+func selectAllocations(ctx context.Context, tx db.Tx, where string, args ...any) ([]Allocation, error) {
+	rows, err := tx.Query(ctx, `SELECT a.id, a.org_id, a.project_id, a.node_id, a.sku, a.capacity_shape, a.accelerator_count, a.accelerator_model,
+			a.cpu_cores, a.memory_mib, a.status, a.requested_by_type, a.requested_by_id, a.correlation_id, a.resource_version,
+			a.created_at, a.updated_at, a.activated_at, a.released_at,
+			(SELECT coalesce(sum(r.cpu_millis), 0)::INT8 FROM reservations r WHERE r.allocation_id = a.id AND r.freed_at IS NULL),
+			(SELECT coalesce(sum(r.memory_bytes), 0)::INT8 FROM reservations r WHERE r.allocation_id = a.id AND r.freed_at IS NULL),
+			ARRAY(SELECT c.accelerator_id FROM claims c WHERE c.allocation_id = a.id ORDER BY c.accelerator_id)
+		FROM allocations a `+where, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Allocation, error) {
+		var (
+			a                   Allocation
+			activated, released *time.Time
+			cpu, memory         int64
+		)
+		err := row.Scan(&a.ID, &a.OrgID, &a.ProjectID, &a.NodeID, &a.SKU, &a.Shape, &a.AcceleratorCount, &a.AcceleratorModel,
+			&a.CPUCores, &a.MemoryMiB, &a.Status, &a.RequestedBy.Type, &a.RequestedBy.ID, &a.CorrelationID, &a.ResourceVersion,
+			&a.CreatedAt, &a.UpdatedAt, &activated, &released, &cpu, &memory, &a.AcceleratorIDs)
+		if activated != nil {
+			a.ActivatedAt = *activated
+		}
+		if released != nil {
+			a.ReleasedAt = *released
+		}
+		a.FreeCPUMillis, a.FreeMemoryBytes = a.CPUCores*millisPerCore-cpu, a.MemoryMiB*mebibyte-memory
+		return a, err
+	})
+}
+
+type held struct {
+	allocations            int
+	cpuMillis, memoryBytes int64
+}
+
+func heldByNode(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]held, error) {
+	rows, err := tx.Query(ctx, `SELECT node_id, count(*), sum(cpu_cores)::INT8, sum(memory_mib)::INT8 FROM allocations
+		WHERE node_id = ANY($1) AND released_at IS NULL GROUP BY node_id`, nodeIDs)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]held{}
+	var (
+		nodeID        string
+		n             int
+		cores, memory int64
+	)
+	_, err = pgx.ForEachRow(rows, []any{&nodeID, &n, &cores, &memory}, func() error {
+		out[nodeID] = held{allocations: n, cpuMillis: cores * millisPerCore, memoryBytes: memory * mebibyte}
+		return nil
+	})
+	return out, err
+}
+
+func selectAccelerators(ctx context.Context, tx db.Tx, nodeID string) (map[string]accelerator, error) {
+	rows, err := tx.Query(ctx, `SELECT id, vendor, model, memory_bytes, health FROM accelerators WHERE node_id = $1`, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]accelerator{}
+	var a accelerator
+	_, err = pgx.ForEachRow(rows, []any{&a.ID, &a.Vendor, &a.Model, &a.MemoryBytes, &a.Health}, func() error {
+		out[a.ID] = a
+		return nil
+	})
+	return out, err
+}
+
+func upsertAccelerator(ctx context.Context, tx db.Tx, nodeID string, a accelerator) error {
+	_, err := tx.Exec(ctx, `INSERT INTO accelerators (node_id, id, vendor, model, memory_bytes, health, first_seen_at, updated_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $7)
+		ON CONFLICT (node_id, id) DO UPDATE SET vendor = excluded.vendor, model = excluded.model, memory_bytes = excluded.memory_bytes,
+			health = excluded.health, updated_at = excluded.updated_at`,
+		nodeID, a.ID, a.Vendor, a.Model, a.MemoryBytes, a.Health, a.at)
+	return err
+}
+
+func acceleratorIDs(ctx context.Context, tx db.Tx, nodeID string) ([]string, error) {
+	rows, err := tx.Query(ctx, `SELECT id FROM accelerators WHERE node_id = $1 ORDER BY id`, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+func unclaimedAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string][]plan.Accelerator, error) {
+	return collectAccelerators(ctx, tx, `SELECT g.node_id, g.id, g.vendor, g.model, g.health FROM accelerators g
+		WHERE g.node_id = ANY($1) AND NOT EXISTS (
+			SELECT 1 FROM claims c WHERE c.node_id = g.node_id AND c.accelerator_id = g.id AND c.released_at IS NULL)
+		ORDER BY g.node_id, g.id`, nodeIDs)
+}
+
+func freeAccelerators(ctx context.Context, tx db.Tx, allocationID string) ([]plan.Accelerator, error) {
+	byNode, err := collectAccelerators(ctx, tx, `SELECT g.node_id, g.id, g.vendor, g.model, g.health
+		FROM claims c JOIN accelerators g ON g.node_id = c.node_id AND g.id = c.accelerator_id
+		WHERE c.allocation_id = $1 AND c.released_at IS NULL AND NOT EXISTS (
+			SELECT 1 FROM reserved_accelerators r WHERE r.node_id = g.node_id AND r.accelerator_id = g.id AND r.freed_at IS NULL)
+		ORDER BY g.id`, allocationID)
+	for _, list := range byNode {
+		return list, err // an allocation is on one node
+	}
+	return nil, err
+}
+
+func collectAccelerators(ctx context.Context, tx db.Tx, sql string, args ...any) (map[string][]plan.Accelerator, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string][]plan.Accelerator{}
+	var (
+		nodeID string
+		a      accelerator
+	)
+	_, err = pgx.ForEachRow(rows, []any{&nodeID, &a.ID, &a.Vendor, &a.Model, &a.Health}, func() error {
+		out[nodeID] = append(out[nodeID], a.free())
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read accelerators: %w", err)
+	}
+	return out, nil
+}

@@ -1,0 +1,323 @@
+package instance
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// RoleNode is the role of the one member of an app without a control plane of its own.
+const RoleNode = "node"
+
+// What a node may say about one member; what is over it is cut off.
+const (
+	maxDetailBytes   = 2 << 10
+	maxEndpoints     = 64
+	maxEndpointBytes = 255
+)
+
+// Actor is who asked for something.
+type Actor struct {
+	Type string `json:"type"`
+	ID   string `json:"id"`
+}
+
+// HintResult says what became of a hint in the request.
+type HintResult struct {
+	Field     string `json:"field"`
+	Requested string `json:"requested"`
+	Effective string `json:"effective"`
+	Reason    string `json:"reason"`
+}
+
+// Endpoint is where a member can be reached, as its node published it.
+type Endpoint struct {
+	Name     string `json:"name"`
+	Protocol string `json:"protocol"`
+	Host     string `json:"host"`
+	Port     uint32 `json:"port"`
+}
+
+// URL is the endpoint's address: on the node's own loopback, for a private one.
+func (e Endpoint) URL() string { return fmt.Sprintf("%s://%s:%d", e.Protocol, e.Host, e.Port) }
+
+// Modes are the effective ones, decided by the server.
+type Modes struct {
+	OperatingMode      string
+	ControlPlaneScope  string
+	RuntimeBackend     string
+	TenantBoundaryMode string
+}
+
+// Instance is a project's running app.
+type Instance struct {
+	ID          string
+	OrgID       string
+	OrgSlug     string
+	ProjectID   string
+	AppSlug     string
+	DisplayName string
+	Lifecycle   Lifecycle
+	Modes       Modes
+	// Revision is the wanted one; Version is its app version, PreviousVersion that of the revision before.
+	Revision        int64
+	Version         string
+	PreviousVersion string
+	ParametersJSON  string
+	ConfigJSON      string
+	// PlacementAllocationIDs are those that the request named.
+	PlacementAllocationIDs []string
+	HintResults            []HintResult
+	Members                []Member
+	// RequestedBy and CorrelationID are of the request that made the instance; those of the latest are in Operation.
+	RequestedBy     Actor
+	CorrelationID   string
+	Operation       Operation
+	ResourceVersion int64
+	CreatedAt       time.Time
+	UpdatedAt       time.Time
+	ActivatedAt     time.Time
+}
+
+// Member is an instance's part on one allocation.
+type Member struct {
+	ID           string
+	InstanceID   string
+	AllocationID string
+	NodeID       string
+	Role         string
+	// Status is pending while the node has said nothing.
+	Status           MemberStatus
+	Reason           Reason
+	Detail           string
+	ObservedRevision int64
+	Unreachable      bool
+	Endpoints        []Endpoint
+	Restarts         int64
+	ExitCode         int64
+	StartedAt        time.Time
+	ReadyAt          time.Time
+	ExitedAt         time.Time
+	// Gone is set with RemovedAt: the node's proof was complete.
+	Gone      bool
+	RemovedAt time.Time
+}
+
+// state is what the lifecycle looks at: what is said about an older revision says nothing about the wanted one.
+func (m Member) state(wanted int64) MemberState {
+	s := MemberState{Unreachable: m.Unreachable, Gone: m.Gone}
+	if m.ObservedRevision == wanted {
+		s.Status, s.Reason = m.Status, m.Reason
+	}
+	return s
+}
+
+func (i Instance) memberStates() []MemberState {
+	states := make([]MemberState, 0, len(i.Members))
+	for _, m := range i.Members {
+		states = append(states, m.state(i.Revision))
+	}
+	return states
+}
+
+// Change is what one look at an instance changed; the caller records one event for each step, numbered from FirstVersion.
+type Change struct {
+	Instance Instance
+	Steps    []Step
+	// FirstVersion is the resource version of the first step.
+	FirstVersion int64
+	// WantedChanged is true when the nodes have to be told: what they are to hold is another.
+	WantedChanged bool
+	// Removed are the members that were proved gone by this look.
+	Removed []Removal
+}
+
+// Removal is one member of which nothing is left.
+type Removal struct {
+	Member Member
+	// Proof is nil where no node ever held the member.
+	Proof *protocol.RemovalProof
+}
+
+// NewInstance is an app instance that is to be, with its first revision and its members placed.
+type NewInstance struct {
+	ID                     string
+	OrgID                  string
+	OrgSlug                string
+	ProjectID              string
+	AppSlug                string
+	DisplayName            string
+	Modes                  Modes
+	ConfigJSON             string
+	PlacementAllocationIDs []string
+	HintResults            []HintResult
+	RequestedBy            Actor
+	CorrelationID          string
+	OperationID            string
+	Revision               NewRevision
+	Members                []NewMember
+}
+
+// NewRevision is what every member runs at one revision.
+type NewRevision struct {
+	AppVersion         string
+	ParametersJSON     string
+	ManifestEnvelope   []byte
+	DelegationEnvelope []byte
+	Features           []string
+	ReadinessTimeout   time.Duration
+}
+
+// NewMember is one member with the services that its share of the allocation gives it.
+type NewMember struct {
+	ID           string
+	AllocationID string
+	NodeID       string
+	Services     []*protocol.Service
+}
+
+// Create writes an instance in status requested.
+func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change, error) {
+	i := Instance{
+		ID: n.ID, OrgID: n.OrgID, OrgSlug: n.OrgSlug, ProjectID: n.ProjectID, AppSlug: n.AppSlug, DisplayName: n.DisplayName,
+		Lifecycle: Lifecycle{Status: Requested, Health: HealthUnknown}, Modes: n.Modes,
+		Revision: 1, Version: n.Revision.AppVersion, ParametersJSON: n.Revision.ParametersJSON, ConfigJSON: n.ConfigJSON,
+		PlacementAllocationIDs: n.PlacementAllocationIDs, HintResults: n.HintResults,
+		RequestedBy: n.RequestedBy, CorrelationID: n.CorrelationID, ResourceVersion: 1,
+		Operation: Operation{Kind: operationDeploy, By: n.RequestedBy, CorrelationID: n.CorrelationID}, CreatedAt: now, UpdatedAt: now,
+	}
+	if err := insertInstance(ctx, tx, i); err != nil {
+		return Change{}, err
+	}
+	if err := insertRevision(ctx, tx, i, n.Revision, now); err != nil {
+		return Change{}, err
+	}
+	for _, m := range n.Members {
+		member := Member{ID: m.ID, InstanceID: i.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: RoleNode, Status: MemberPending}
+		if err := insertMember(ctx, tx, member, i.Revision, m.Services, now); err != nil {
+			return Change{}, err
+		}
+		i.Members = append(i.Members, member)
+	}
+	op := operation{ID: n.OperationID, InstanceID: i.ID, Kind: operationDeploy, Revision: i.Revision, By: n.RequestedBy, CorrelationID: n.CorrelationID}
+	if err := insertOperation(ctx, tx, op, now); err != nil {
+		return Change{}, err
+	}
+	return Change{Instance: i, Steps: []Step{{To: Requested}}, FirstVersion: 1, WantedChanged: true}, nil
+}
+
+// Get gives an instance of the project; another project's answers like none.
+func Get(ctx context.Context, tx db.Tx, projectID, id string) (Instance, error) {
+	if !db.IsID(id) {
+		return Instance{}, errNotFound()
+	}
+	list, err := selectInstances(ctx, tx, `WHERE i.project_id = $1 AND i.id = $2`, projectID, id)
+	if err != nil {
+		return Instance{}, err
+	}
+	if len(list) == 0 {
+		return Instance{}, errNotFound()
+	}
+	return list[0], nil
+}
+
+// Filter narrows a list; After is the id that the page before ended with.
+type Filter struct {
+	ProjectID string
+	Status    Status
+	AppSlug   string
+	After     string
+	Limit     int
+}
+
+// List gives a page of a project's instances, the newest first.
+func List(ctx context.Context, tx db.Tx, f Filter) ([]Instance, error) {
+	where, args := `WHERE i.project_id = $1`, []any{f.ProjectID}
+	and := func(condition string, value any) {
+		args = append(args, value)
+		where += fmt.Sprintf(` AND %s $%d`, condition, len(args))
+	}
+	if f.Status != "" {
+		and(`i.status =`, string(f.Status))
+	}
+	if f.AppSlug != "" {
+		and(`i.app_slug =`, f.AppSlug)
+	}
+	if f.After != "" {
+		and(`i.id <`, f.After)
+	}
+	args = append(args, f.Limit)
+	return selectInstances(ctx, tx, where+fmt.Sprintf(` ORDER BY i.id DESC LIMIT $%d`, len(args)), args...)
+}
+
+// Ask is who asks for an action, and under which operation it is kept.
+type Ask struct {
+	OperationID   string
+	By            Actor
+	CorrelationID string
+}
+
+// AskDecommission begins the end of an instance: its nodes are to hold it no more. It is over when they have proved that.
+func AskDecommission(ctx context.Context, tx db.Tx, i Instance, ask Ask, now time.Time) (Change, error) {
+	next, step, err := Decommission(i.Lifecycle)
+	if err != nil {
+		return Change{}, err
+	}
+	if err := endOperations(ctx, tx, i.ID, operationAbandoned, "", now); err != nil {
+		return Change{}, err
+	}
+	op := operation{ID: ask.OperationID, InstanceID: i.ID, Kind: operationDecommission, Revision: i.Revision, By: ask.By, CorrelationID: ask.CorrelationID}
+	if err := insertOperation(ctx, tx, op, now); err != nil {
+		return Change{}, err
+	}
+	i.Operation = Operation{Kind: op.Kind, By: ask.By, CorrelationID: ask.CorrelationID}
+	// A node that is out of reach already is said so at once, not only when it is lost again.
+	after, more := Observe(next, i.memberStates())
+	return saveSteps(ctx, tx, i, after, append([]Step{step}, more...), now)
+}
+
+// saveSteps stores a lifecycle with the steps that led there.
+func saveSteps(ctx context.Context, tx db.Tx, i Instance, next Lifecycle, steps []Step, now time.Time) (Change, error) {
+	heldBefore, stoppedBefore := i.Lifecycle.Status.Wanted()
+	held, stopped := next.Status.Wanted()
+	c := Change{Steps: steps, FirstVersion: i.ResourceVersion + 1, WantedChanged: held != heldBefore || stopped != stoppedBefore}
+	if next == i.Lifecycle && len(steps) == 0 {
+		c.Instance = i
+		return c, nil
+	}
+	i.Lifecycle, i.UpdatedAt = next, now
+	i.ResourceVersion += int64(len(steps))
+	for _, s := range steps {
+		if s.To == Running && i.ActivatedAt.IsZero() {
+			i.ActivatedAt = now
+		}
+		if outcome, over := operationOutcome(s); over {
+			if err := endOperations(ctx, tx, i.ID, outcome, s.Reason, now); err != nil {
+				return Change{}, err
+			}
+		}
+	}
+	c.Instance = i
+	return c, updateInstance(ctx, tx, i)
+}
+
+// LiveIn counts the instances in an allocation that nobody has asked to end.
+func LiveIn(ctx context.Context, tx db.Tx, allocationID string) (n int, err error) {
+	err = tx.QueryRow(ctx, `SELECT count(*) FROM instance_members m JOIN app_instances i ON i.id = m.instance_id
+		WHERE m.allocation_id = $1 AND m.removed_at IS NULL AND i.status NOT IN ('decommissioning', 'decommissioned')`, allocationID).Scan(&n)
+	return n, err
+}
+
+// SnapshotFor gives what a node is to hold, for the compiler.
+func SnapshotFor(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Member, error) {
+	return selectWanted(ctx, tx, nodeID)
+}
+
+func errNotFound() error {
+	return fault.New(fault.NotFound, "not_found", "There is no such app instance in this project.", nil)
+}

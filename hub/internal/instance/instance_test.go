@@ -1,0 +1,287 @@
+package instance_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// world is one instance on one node in a real database.
+type world struct {
+	t       *testing.T
+	d       *db.DB
+	now     time.Time
+	node    string
+	project string
+	id      string
+	member  string
+	counter uint64
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{t: t, d: dbtest.New(t), now: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), node: db.NewID(), project: db.NewID(), id: db.NewID(), member: db.NewID()}
+	w.do(func(ctx context.Context, tx db.Tx) {
+		c, err := instance.Create(ctx, tx, instance.NewInstance{
+			ID: w.id, OrgID: db.NewID(), OrgSlug: "acme", ProjectID: w.project, AppSlug: "demo", DisplayName: "first",
+			Modes:      instance.Modes{OperatingMode: "tenant_dedicated", ControlPlaneScope: "project", RuntimeBackend: "launchable_oci", TenantBoundaryMode: "project_isolated"},
+			ConfigJSON: "{}", RequestedBy: instance.Actor{Type: "service_account", ID: "sa"}, CorrelationID: "corr-create", OperationID: db.NewID(),
+			HintResults: []instance.HintResult{{Field: "operating_mode", Requested: "platform_managed", Effective: "tenant_dedicated", Reason: "policy"}},
+			Revision: instance.NewRevision{
+				AppVersion: "1.0.0", ParametersJSON: `{"a":1}`, ManifestEnvelope: []byte{1}, Features: []string{"logs"}, ReadinessTimeout: time.Minute,
+			},
+			Members: []instance.NewMember{{ID: w.member, AllocationID: db.NewID(), NodeID: w.node, Services: []*protocol.Service{{Name: "main", Image: "x"}}}},
+		}, w.now)
+		require.NoError(t, err)
+		require.Equal(t, "apps.instance.requested", c.Steps[0].EventType())
+	})
+	return w
+}
+
+func (w *world) do(fn func(context.Context, db.Tx)) {
+	w.t.Helper()
+	w.now = w.now.Add(time.Second)
+	_, err := db.RunTx(w.t.Context(), w.d, func(tx db.Tx) (struct{}, error) {
+		fn(w.t.Context(), tx)
+		return struct{}{}, nil
+	})
+	require.NoError(w.t, err)
+}
+
+func (w *world) get() (i instance.Instance) {
+	w.t.Helper()
+	w.do(func(ctx context.Context, tx db.Tx) {
+		var err error
+		i, err = instance.Get(ctx, tx, w.project, w.id)
+		require.NoError(w.t, err)
+	})
+	return i
+}
+
+func (w *world) report(generation uint64, statuses ...*protocol.WorkloadStatus) (changes []instance.Change) {
+	w.t.Helper()
+	w.counter++
+	return w.reportAs(instance.Report{NodeID: w.node, SessionNo: 1, Counter: w.counter, Epoch: 1, Generation: generation, Statuses: statuses})
+}
+
+func (w *world) reportAs(r instance.Report) (changes []instance.Change) {
+	w.t.Helper()
+	w.do(func(ctx context.Context, tx db.Tx) {
+		var err error
+		changes, err = instance.ApplyReport(ctx, tx, r, w.now)
+		require.NoError(w.t, err)
+	})
+	return changes
+}
+
+func (w *world) says(status string) *protocol.WorkloadStatus {
+	return &protocol.WorkloadStatus{MemberId: w.member, InstanceId: w.id, Revision: 1, Status: status}
+}
+
+func (w *world) decommission() (c instance.Change) {
+	w.t.Helper()
+	i := w.get()
+	w.do(func(ctx context.Context, tx db.Tx) {
+		var err error
+		c, err = instance.AskDecommission(ctx, tx, i, instance.Ask{OperationID: db.NewID(), By: instance.Actor{Type: "user", ID: "u"}, CorrelationID: "corr-end"}, w.now)
+		require.NoError(w.t, err)
+	})
+	return c
+}
+
+func (w *world) wanted() int {
+	n := 0
+	w.do(func(ctx context.Context, tx db.Tx) {
+		list, err := instance.SnapshotFor(ctx, tx, w.node)
+		require.NoError(w.t, err)
+		n = len(list)
+	})
+	return n
+}
+
+func fullProof(w *world) *protocol.RemovalProof {
+	return &protocol.RemovalProof{At: timestamppb.New(w.now), Absent: protocol.RemovalKinds(), LastUsageSequence: 7, Incarnation: "inc"}
+}
+
+func TestReportsDriveAnInstanceToRunning(t *testing.T) {
+	w := newWorld(t)
+	require.Equal(t, instance.Requested, w.get().Lifecycle.Status)
+	require.Equal(t, 1, w.wanted())
+
+	changes := w.report(1, w.says("starting"))
+	require.Equal(t, []instance.Step{{From: instance.Requested, To: instance.Deploying}}, changes[0].Steps)
+	require.Equal(t, int64(2), changes[0].FirstVersion)
+	require.Equal(t, "corr-create", changes[0].Instance.Operation.CorrelationID)
+
+	ready := w.says("ready")
+	ready.Endpoints = []*protocol.PublishedEndpoint{{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20001}}
+	ready.StartedAt = timestamppb.New(w.now)
+	changes = w.report(1, ready)
+	require.Equal(t, []instance.Step{{From: instance.Deploying, To: instance.Running}}, changes[0].Steps)
+	require.False(t, changes[0].WantedChanged)
+
+	i := w.get()
+	require.Equal(t, instance.Lifecycle{Status: instance.Running, Health: instance.HealthHealthy}, i.Lifecycle)
+	require.Equal(t, "http://127.0.0.1:20001", i.Members[0].Endpoints[0].URL())
+	require.Equal(t, int64(3), i.ResourceVersion)
+	require.False(t, i.ActivatedAt.IsZero())
+	require.Equal(t, "1.0.0", i.Version)
+	require.Empty(t, i.PreviousVersion)
+	require.Equal(t, "platform_managed", i.HintResults[0].Requested)
+	require.Empty(t, w.report(1, ready), "the same again changes nothing")
+}
+
+func TestAnOlderReportLoses(t *testing.T) {
+	w := newWorld(t)
+	w.reportAs(instance.Report{NodeID: w.node, SessionNo: 2, Counter: 5, Statuses: []*protocol.WorkloadStatus{w.says("ready")}})
+	for _, r := range []instance.Report{
+		{SessionNo: 2, Counter: 4}, {SessionNo: 2, Counter: 5}, {SessionNo: 1, Counter: 99},
+	} {
+		r.NodeID, r.Statuses = w.node, []*protocol.WorkloadStatus{w.says("degraded")}
+		require.Empty(t, w.reportAs(r))
+	}
+	require.Equal(t, instance.HealthHealthy, w.get().Lifecycle.Health)
+	w.reportAs(instance.Report{NodeID: w.node, SessionNo: 3, Counter: 1, Statuses: []*protocol.WorkloadStatus{w.says("degraded")}})
+	require.Equal(t, instance.HealthDegraded, w.get().Lifecycle.Health)
+}
+
+func TestWhatANodeSaysOfAnotherNodesMemberIsNotHeard(t *testing.T) {
+	w := newWorld(t)
+	require.Empty(t, w.reportAs(instance.Report{NodeID: db.NewID(), SessionNo: 1, Counter: 1, Statuses: []*protocol.WorkloadStatus{w.says("ready")}}))
+	require.Equal(t, instance.Requested, w.get().Lifecycle.Status)
+}
+
+func TestAFailedDeploymentIsHeldStopped(t *testing.T) {
+	w := newWorld(t)
+	failed := w.says("failed")
+	failed.Reason, failed.Detail = "readiness_timeout", "no answer\x00 on /"+strings.Repeat("é", 4000)
+	changes := w.report(1, failed)
+	require.True(t, changes[0].WantedChanged)
+	i := w.get()
+	require.Equal(t, instance.Lifecycle{Status: instance.Failed, Health: instance.HealthUnhealthy, Reason: instance.ReasonReadinessTimeout}, i.Lifecycle)
+	require.LessOrEqual(t, len(i.Members[0].Detail), 2<<10)
+	w.do(func(ctx context.Context, tx db.Tx) {
+		list, err := instance.SnapshotFor(ctx, tx, w.node)
+		require.NoError(t, err)
+		require.True(t, list[0].Stopped)
+	})
+}
+
+// TestLaw09DecommissionEndsOnlyOnTheNodesProof: neither silence nor a word nor half a proof ends it.
+func TestLaw09DecommissionEndsOnlyOnTheNodesProof(t *testing.T) {
+	w := newWorld(t)
+	w.report(1, w.says("ready"))
+	c := w.decommission()
+	require.True(t, c.WantedChanged)
+	require.Equal(t, instance.Decommissioning, c.Instance.Lifecycle.Status)
+	require.Equal(t, 0, w.wanted())
+	w.dispatched(2)
+
+	w.report(2)
+	half := w.says("removed")
+	half.Removal = fullProof(w)
+	half.Removal.Absent = half.Removal.Absent[1:]
+	w.report(2, half)
+	w.report(2, w.says("removed"))
+	require.Equal(t, instance.Decommissioning, w.get().Lifecycle.Status)
+
+	whole := w.says("removed")
+	whole.Removal = fullProof(w)
+	changes := w.report(2, whole)
+	require.Equal(t, []instance.Step{{From: instance.Decommissioning, To: instance.Decommissioned}}, changes[0].Steps)
+	require.Len(t, changes[0].Removed, 1)
+	require.Equal(t, uint64(7), changes[0].Removed[0].Proof.GetLastUsageSequence())
+	require.Equal(t, "corr-end", changes[0].Instance.Operation.CorrelationID)
+	require.Equal(t, instance.Actor{Type: "user", ID: "u"}, changes[0].Instance.Operation.By)
+	require.Equal(t, "corr-create", changes[0].Instance.CorrelationID)
+	require.Empty(t, w.report(2, whole), "it ends once")
+	require.Empty(t, w.get().Members[0].Endpoints)
+}
+
+func (w *world) dispatched(generation uint64, members ...string) {
+	w.t.Helper()
+	w.do(func(ctx context.Context, tx db.Tx) {
+		require.NoError(w.t, instance.NoteDispatched(ctx, tx, w.node, 1, generation, append([]string{}, members...), w.now))
+	})
+}
+
+func TestAMemberThatNoNodeEverHadNeedsNoProof(t *testing.T) {
+	w := newWorld(t)
+	w.dispatched(4, w.member)
+	w.decommission()
+	w.dispatched(5)
+	w.dispatched(6)
+	require.Empty(t, w.report(4), "the state with the member may still arrive")
+	changes := w.report(5)
+	require.Equal(t, instance.Decommissioned, changes[0].Instance.Lifecycle.Status)
+	require.Nil(t, changes[0].Removed[0].Proof)
+}
+
+func TestAProofForAMemberThatIsWantedDoesNotEndIt(t *testing.T) {
+	w := newWorld(t)
+	removed := w.says("removed")
+	removed.Removal = fullProof(w)
+	w.report(1, removed)
+	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status)
+	require.Equal(t, 1, w.wanted())
+}
+
+func TestAnUnreachableNodeShowsAndAReportEndsIt(t *testing.T) {
+	w := newWorld(t)
+	w.report(1, w.says("ready"))
+	w.reachable(false)
+	require.Equal(t, instance.Lifecycle{Status: instance.Running, Health: instance.HealthUnknown, Reason: instance.ReasonNodeUnreachable}, w.get().Lifecycle)
+	c := w.decommission()
+	require.Equal(t, instance.ReasonNodeUnreachable, c.Instance.Lifecycle.Reason)
+	w.report(1, w.says("stopping"))
+	require.Equal(t, instance.Lifecycle{Status: instance.Decommissioning, Health: instance.HealthUnknown}, w.get().Lifecycle)
+}
+
+func (w *world) reachable(yes bool) {
+	w.t.Helper()
+	w.do(func(ctx context.Context, tx db.Tx) {
+		_, err := instance.SetReachable(ctx, tx, w.node, yes, w.now)
+		require.NoError(w.t, err)
+	})
+}
+
+func TestAnotherProjectsInstanceAnswersLikeNone(t *testing.T) {
+	w := newWorld(t)
+	w.do(func(ctx context.Context, tx db.Tx) {
+		for _, at := range [][2]string{{db.NewID(), w.id}, {w.project, db.NewID()}, {w.project, "no-id"}} {
+			_, err := instance.Get(ctx, tx, at[0], at[1])
+			require.True(t, fault.Is(err, fault.NotFound))
+			require.NotContains(t, fault.As(err).Public, w.id)
+		}
+	})
+}
+
+func TestListPages(t *testing.T) {
+	w := newWorld(t)
+	w.do(func(ctx context.Context, tx db.Tx) {
+		page, err := instance.List(ctx, tx, instance.Filter{ProjectID: w.project, Status: instance.Requested, AppSlug: "demo", Limit: 10})
+		require.NoError(t, err)
+		require.Len(t, page, 1)
+		page, err = instance.List(ctx, tx, instance.Filter{ProjectID: w.project, After: w.id, Limit: 10})
+		require.NoError(t, err)
+		require.Empty(t, page)
+		live, err := instance.LiveIn(ctx, tx, w.get0(ctx, tx).Members[0].AllocationID)
+		require.NoError(t, err)
+		require.Equal(t, 1, live)
+	})
+}
+
+func (w *world) get0(ctx context.Context, tx db.Tx) instance.Instance {
+	i, err := instance.Get(ctx, tx, w.project, w.id)
+	require.NoError(w.t, err)
+	return i
+}

@@ -1,0 +1,63 @@
+package instance
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+)
+
+// Operation is the latest thing that was asked of an instance: what nodes report goes on under its correlation id.
+type Operation struct {
+	Kind          string
+	By            Actor
+	CorrelationID string
+}
+
+// An operation is one thing that was asked of an instance, from the asking to its outcome.
+type operation struct {
+	ID            string
+	InstanceID    string
+	Kind          string
+	Revision      int64
+	By            Actor
+	CorrelationID string
+}
+
+const (
+	operationDeploy       = "deploy"
+	operationDecommission = "decommission"
+)
+
+const (
+	operationSucceeded = "succeeded"
+	operationFailed    = "failed"
+	// operationAbandoned: something else was asked for before it was over.
+	operationAbandoned = "abandoned"
+)
+
+// operationOutcome says how a step ends the operation that is under way, if it does.
+func operationOutcome(s Step) (outcome string, over bool) {
+	switch s.To {
+	case Running, Decommissioned:
+		return operationSucceeded, true
+	case Failed:
+		return operationFailed, true
+	default:
+		return "", false
+	}
+}
+
+func insertOperation(ctx context.Context, tx db.Tx, op operation, now time.Time) error {
+	_, err := tx.Exec(ctx, `INSERT INTO instance_operations (id, instance_id, kind, revision, status, reason,
+			requested_by_type, requested_by_id, correlation_id, started_at)
+		VALUES ($1, $2, $3, $4, 'running', '', $5, $6, $7, $8)`,
+		op.ID, op.InstanceID, op.Kind, op.Revision, op.By.Type, op.By.ID, op.CorrelationID, now)
+	return err
+}
+
+func endOperations(ctx context.Context, tx db.Tx, instanceID, outcome string, reason Reason, now time.Time) error {
+	_, err := tx.Exec(ctx, `UPDATE instance_operations SET status = $2, reason = $3, ended_at = $4
+		WHERE instance_id = $1 AND ended_at IS NULL`, instanceID, outcome, string(reason), now)
+	return err
+}

@@ -1,0 +1,176 @@
+package instance
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Report is the whole observed state of one node. Of two reports the one with the lower (SessionNo, Counter) loses.
+type Report struct {
+	NodeID    string
+	SessionNo uint64
+	Counter   uint64
+	// Epoch and Generation name the signed state that the node had accepted when it looked.
+	Epoch      uint64
+	Generation uint64
+	Statuses   []*protocol.WorkloadStatus
+}
+
+// ApplyReport takes over what a node says about its members and moves their instances on. An old report changes nothing.
+//
+// A member leaves only on the node's complete proof; the one exception is a member that the node never had: when it reports on
+// a state without the member and says nothing of it, and never did, then there is nothing to prove.
+func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) ([]Change, error) {
+	newer, err := advanceReport(ctx, tx, r, now)
+	if err != nil || !newer {
+		return nil, err
+	}
+	members, err := selectMembersOf(ctx, tx, r.NodeID)
+	if err != nil {
+		return nil, err
+	}
+	said := map[string]*protocol.WorkloadStatus{}
+	for _, s := range r.Statuses {
+		said[s.GetMemberId()] = s
+	}
+	var (
+		touched []string
+		removed = map[string][]Removal{}
+	)
+	for _, m := range members {
+		next, removal := m.hear(said[m.ID], r, now)
+		if !m.differs(next) {
+			continue
+		}
+		if err := updateMember(ctx, tx, next, removal, now); err != nil {
+			return nil, err
+		}
+		touched = append(touched, m.InstanceID)
+		if removal != nil {
+			removed[m.InstanceID] = append(removed[m.InstanceID], *removal)
+		}
+	}
+	return lookAgain(ctx, tx, touched, removed, now)
+}
+
+// SetReachable records whether the hub has contact with a node. Losing it ends nothing; it only shows.
+func SetReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, now time.Time) ([]Change, error) {
+	touched, err := updateReachable(ctx, tx, nodeID, reachable, now)
+	if err != nil {
+		return nil, err
+	}
+	return lookAgain(ctx, tx, touched, nil, now)
+}
+
+// NoteDispatched is called in the transaction that saves a new signed state of a node, with the members that are in it. For
+// each unwanted member it remembers the first state that is without it.
+func NoteDispatched(ctx context.Context, tx db.Tx, nodeID string, epoch, generation uint64, memberIDs []string, now time.Time) error {
+	_, err := tx.Exec(ctx, `UPDATE instance_members SET absent_epoch = $3, absent_generation = $4, updated_at = $5
+		WHERE node_id = $1 AND removed_at IS NULL AND absent_generation IS NULL AND NOT (id = ANY($2::UUID[]))
+			AND instance_id IN (SELECT id FROM app_instances WHERE status = 'decommissioning')`,
+		nodeID, memberIDs, int64(epoch), int64(generation), now)
+	return err
+}
+
+// lookAgain applies the lifecycle to instances whose members changed, in the order of their ids.
+func lookAgain(ctx context.Context, tx db.Tx, instanceIDs []string, removed map[string][]Removal, now time.Time) ([]Change, error) {
+	slices.Sort(instanceIDs)
+	instanceIDs = slices.Compact(instanceIDs)
+	if len(instanceIDs) == 0 {
+		return nil, nil
+	}
+	instances, err := selectInstances(ctx, tx, `WHERE i.id = ANY($1::UUID[]) ORDER BY i.id`, instanceIDs)
+	if err != nil {
+		return nil, err
+	}
+	var changes []Change
+	for _, i := range instances {
+		next, steps := Observe(i.Lifecycle, i.memberStates())
+		c, err := saveSteps(ctx, tx, i, next, steps, now)
+		if err != nil {
+			return nil, err
+		}
+		c.Removed = removed[i.ID]
+		changes = append(changes, c)
+	}
+	return changes, nil
+}
+
+// heldMember is a member with what decides about its end.
+type heldMember struct {
+	Member
+	// wanted is false once its instance is being decommissioned.
+	wanted           bool
+	absentEpoch      uint64
+	absentGeneration uint64
+}
+
+// hear gives the member as it is after the node's word, or its silence.
+func (m heldMember) hear(s *protocol.WorkloadStatus, r Report, now time.Time) (Member, *Removal) {
+	next := m.Member
+	// A report is contact.
+	next.Unreachable = false
+	if s == nil {
+		if !m.wanted && m.neverThere(r) {
+			return gone(next, nil, now)
+		}
+		return next, nil
+	}
+	if !m.wanted && s.GetStatus() == string(MemberRemoved) && s.GetRemoval().Complete() {
+		return gone(next, s.GetRemoval(), now)
+	}
+	if int64(s.GetRevision()) < m.ObservedRevision {
+		return next, nil
+	}
+	next.ObservedRevision = int64(s.GetRevision())
+	next.Status, next.Reason = knownMemberStatus(s.GetStatus()), knownReason(s.GetReason())
+	next.Detail = cut(s.GetDetail(), maxDetailBytes)
+	next.Restarts, next.ExitCode = int64(s.GetRestarts()), int64(s.GetExitCode())
+	next.StartedAt, next.ReadyAt, next.ExitedAt = instant(s.GetStartedAt()), instant(s.GetReadyAt()), instant(s.GetExitedAt())
+	next.Endpoints = published(s.GetEndpoints())
+	return next, nil
+}
+
+func published(reported []*protocol.PublishedEndpoint) []Endpoint {
+	var out []Endpoint
+	for _, e := range reported[:min(len(reported), maxEndpoints)] {
+		out = append(out, Endpoint{
+			Name: cut(e.GetName(), maxEndpointBytes), Protocol: cut(e.GetProtocol(), maxEndpointBytes), Host: cut(e.GetHost(), maxEndpointBytes), Port: e.GetPort(),
+		})
+	}
+	return out
+}
+
+// neverThere: the node looked while it held a state without the member, and never had a word about it, then or before.
+func (m heldMember) neverThere(r Report) bool {
+	if m.ObservedRevision != 0 || m.absentGeneration == 0 {
+		return false
+	}
+	return r.Epoch > m.absentEpoch || r.Epoch == m.absentEpoch && r.Generation >= m.absentGeneration
+}
+
+func gone(m Member, proof *protocol.RemovalProof, now time.Time) (Member, *Removal) {
+	m.Status, m.Gone, m.RemovedAt, m.Endpoints = MemberRemoved, true, now, nil
+	return m, &Removal{Member: m, Proof: proof}
+}
+
+func knownMemberStatus(s string) MemberStatus {
+	switch m := MemberStatus(s); m {
+	case MemberPending, MemberStarting, MemberReady, MemberDegraded, MemberFailed, MemberStopping, MemberStopped, MemberRemoved:
+		return m
+	default:
+		// A word of a newer node: it works on the member, and that is all that is known.
+		return MemberPending
+	}
+}
+
+func (m Member) differs(n Member) bool {
+	return m.Status != n.Status || m.Reason != n.Reason || m.Detail != n.Detail || m.ObservedRevision != n.ObservedRevision ||
+		m.Unreachable != n.Unreachable || m.Restarts != n.Restarts || m.ExitCode != n.ExitCode || m.Gone != n.Gone ||
+		!m.StartedAt.Equal(n.StartedAt) || !m.ReadyAt.Equal(n.ReadyAt) || !m.ExitedAt.Equal(n.ExitedAt) ||
+		!slices.Equal(m.Endpoints, n.Endpoints)
+}

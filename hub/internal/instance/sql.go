@@ -1,0 +1,300 @@
+package instance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func insertInstance(ctx context.Context, tx db.Tx, i Instance) error {
+	placement, err := json.Marshal(orEmpty(i.PlacementAllocationIDs))
+	if err != nil {
+		return err
+	}
+	hints, err := json.Marshal(orEmpty(i.HintResults))
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, `INSERT INTO app_instances (id, org_id, org_slug, project_id, app_slug, display_name, status, status_reason, health,
+			operating_mode, control_plane_scope, runtime_backend, tenant_boundary_mode, revision, placement_allocation_ids, config, hint_results,
+			requested_by_type, requested_by_id, correlation_id, resource_version, created_at, updated_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)`,
+		i.ID, i.OrgID, i.OrgSlug, i.ProjectID, i.AppSlug, i.DisplayName, string(i.Lifecycle.Status), string(i.Lifecycle.Reason), string(i.Lifecycle.Health),
+		i.Modes.OperatingMode, i.Modes.ControlPlaneScope, i.Modes.RuntimeBackend, i.Modes.TenantBoundaryMode, i.Revision, placement, i.ConfigJSON, hints,
+		i.RequestedBy.Type, i.RequestedBy.ID, i.CorrelationID, i.ResourceVersion, i.CreatedAt, i.UpdatedAt)
+	return err
+}
+
+func updateInstance(ctx context.Context, tx db.Tx, i Instance) error {
+	_, err := tx.Exec(ctx, `UPDATE app_instances SET status = $2, status_reason = $3, health = $4, revision = $5, correlation_id = $6,
+			resource_version = $7, updated_at = $8, activated_at = $9 WHERE id = $1`,
+		i.ID, string(i.Lifecycle.Status), string(i.Lifecycle.Reason), string(i.Lifecycle.Health), i.Revision, i.CorrelationID,
+		i.ResourceVersion, i.UpdatedAt, nullable(i.ActivatedAt))
+	return err
+}
+
+func insertRevision(ctx context.Context, tx db.Tx, i Instance, r NewRevision, now time.Time) error {
+	features, err := json.Marshal(orEmpty(r.Features))
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, `INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, manifest_envelope, delegation_envelope,
+			features, readiness_timeout_ms, correlation_id, created_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`,
+		i.ID, i.Revision, r.AppVersion, r.ParametersJSON, r.ManifestEnvelope, orEmpty(r.DelegationEnvelope), features, r.ReadinessTimeout.Milliseconds(), i.CorrelationID, now)
+	return err
+}
+
+func insertMember(ctx context.Context, tx db.Tx, m Member, revision int64, services []*protocol.Service, now time.Time) error {
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(&protocol.Workload{Services: services})
+	if err != nil {
+		return fmt.Errorf("member %s: services: %w", m.ID, err)
+	}
+	if _, err := tx.Exec(ctx, `INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
+			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
+		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, false, '[]', 0, 0, $7, $7)`,
+		m.ID, m.InstanceID, m.AllocationID, m.NodeID, m.Role, string(m.Status), now); err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, `INSERT INTO member_revisions (member_id, revision, services) VALUES ($1, $2, $3)`, m.ID, revision, data)
+	return err
+}
+
+func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now time.Time) error {
+	endpoints, err := json.Marshal(orEmpty(m.Endpoints))
+	if err != nil {
+		return err
+	}
+	var proof []byte
+	if removal != nil && removal.Proof != nil {
+		if proof, err = proto.Marshal(removal.Proof); err != nil {
+			return err
+		}
+	}
+	_, err = tx.Exec(ctx, `UPDATE instance_members SET status = $2, status_reason = $3, detail = $4, observed_revision = $5, unreachable = $6,
+			endpoints = $7, restarts = $8, exit_code = $9, started_at = $10, ready_at = $11, exited_at = $12,
+			removal_proof = $13, removed_at = $14, updated_at = $15 WHERE id = $1`,
+		m.ID, string(m.Status), string(m.Reason), m.Detail, m.ObservedRevision, m.Unreachable,
+		endpoints, m.Restarts, m.ExitCode, nullable(m.StartedAt), nullable(m.ReadyAt), nullable(m.ExitedAt),
+		proof, nullable(m.RemovedAt), now)
+	return err
+}
+
+func updateReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, now time.Time) ([]string, error) {
+	rows, err := tx.Query(ctx, `UPDATE instance_members SET unreachable = $2, updated_at = $3
+		WHERE node_id = $1 AND removed_at IS NULL AND unreachable <> $2 RETURNING instance_id`, nodeID, !reachable, now)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// advanceReport reports whether r is newer than every report before, and remembers it if so.
+func advanceReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (bool, error) {
+	tag, err := tx.Exec(ctx, `INSERT INTO instance_reports (node_id, session_no, counter, reported_at) VALUES ($1, $2, $3, $4)
+		ON CONFLICT (node_id) DO UPDATE SET session_no = excluded.session_no, counter = excluded.counter, reported_at = excluded.reported_at
+		WHERE instance_reports.session_no < excluded.session_no
+			OR (instance_reports.session_no = excluded.session_no AND instance_reports.counter < excluded.counter)`,
+		r.NodeID, int64(r.SessionNo), int64(r.Counter), now)
+	return err == nil && tag.RowsAffected() == 1, err
+}
+
+const memberColumns = `m.id, m.instance_id, m.allocation_id, m.node_id, m.role, m.status, m.status_reason, m.detail, m.observed_revision,
+	m.unreachable, m.endpoints, m.restarts, m.exit_code, m.started_at, m.ready_at, m.exited_at, m.removed_at`
+
+// scanMember reads memberColumns and whatever more the query selects after them.
+func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
+	var (
+		endpoints                       []byte
+		started, ready, exited, removed *time.Time
+	)
+	into := append([]any{
+		&m.ID, &m.InstanceID, &m.AllocationID, &m.NodeID, &m.Role, &m.Status, &m.Reason, &m.Detail, &m.ObservedRevision,
+		&m.Unreachable, &endpoints, &m.Restarts, &m.ExitCode, &started, &ready, &exited, &removed,
+	}, more...)
+	if err := row.Scan(into...); err != nil {
+		return err
+	}
+	m.StartedAt, m.ReadyAt, m.ExitedAt, m.RemovedAt = orZero(started), orZero(ready), orZero(exited), orZero(removed)
+	m.Gone = removed != nil
+	if err := json.Unmarshal(endpoints, &m.Endpoints); err != nil {
+		return fmt.Errorf("member %s: endpoints: %w", m.ID, err)
+	}
+	if len(m.Endpoints) == 0 {
+		m.Endpoints = nil
+	}
+	return nil
+}
+
+func selectMembersOf(ctx context.Context, tx db.Tx, nodeID string) ([]heldMember, error) {
+	rows, err := tx.Query(ctx, `SELECT `+memberColumns+`, i.status <> 'decommissioning', coalesce(m.absent_epoch, 0), coalesce(m.absent_generation, 0)
+		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id
+		WHERE m.node_id = $1 AND m.removed_at IS NULL ORDER BY m.id`, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (heldMember, error) {
+		var (
+			h                 heldMember
+			epoch, generation int64
+		)
+		err := scanMember(row, &h.Member, &h.wanted, &epoch, &generation)
+		h.absentEpoch, h.absentGeneration = uint64(epoch), uint64(generation)
+		return h, err
+	})
+}
+
+func selectInstances(ctx context.Context, tx db.Tx, where string, args ...any) ([]Instance, error) {
+	rows, err := tx.Query(ctx, `SELECT i.id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.display_name, i.status, i.status_reason, i.health,
+			i.operating_mode, i.control_plane_scope, i.runtime_backend, i.tenant_boundary_mode, i.revision, i.placement_allocation_ids, i.config,
+			i.hint_results, i.requested_by_type, i.requested_by_id, i.correlation_id, i.resource_version, i.created_at, i.updated_at, i.activated_at,
+			r.app_version, r.parameters,
+			coalesce((SELECT p.app_version FROM instance_revisions p WHERE p.instance_id = i.id AND p.revision = i.revision - 1), ''),
+			o.kind, o.requested_by_type, o.requested_by_id, o.correlation_id
+		FROM app_instances i
+		JOIN instance_revisions r ON r.instance_id = i.id AND r.revision = i.revision
+		JOIN instance_operations o ON o.id = (SELECT l.id FROM instance_operations l WHERE l.instance_id = i.id ORDER BY l.id DESC LIMIT 1) `+where, args...)
+	if err != nil {
+		return nil, err
+	}
+	list, err := pgx.CollectRows(rows, scanInstance)
+	if err != nil || len(list) == 0 {
+		return nil, err
+	}
+	return list, addMembers(ctx, tx, list)
+}
+
+func scanInstance(row pgx.CollectableRow) (Instance, error) {
+	var (
+		i                Instance
+		placement, hints []byte
+		activated        *time.Time
+	)
+	if err := row.Scan(&i.ID, &i.OrgID, &i.OrgSlug, &i.ProjectID, &i.AppSlug, &i.DisplayName, &i.Lifecycle.Status, &i.Lifecycle.Reason, &i.Lifecycle.Health,
+		&i.Modes.OperatingMode, &i.Modes.ControlPlaneScope, &i.Modes.RuntimeBackend, &i.Modes.TenantBoundaryMode, &i.Revision, &placement, &i.ConfigJSON,
+		&hints, &i.RequestedBy.Type, &i.RequestedBy.ID, &i.CorrelationID, &i.ResourceVersion, &i.CreatedAt, &i.UpdatedAt, &activated,
+		&i.Version, &i.ParametersJSON, &i.PreviousVersion,
+		&i.Operation.Kind, &i.Operation.By.Type, &i.Operation.By.ID, &i.Operation.CorrelationID); err != nil {
+		return Instance{}, err
+	}
+	i.ActivatedAt = orZero(activated)
+	if err := json.Unmarshal(placement, &i.PlacementAllocationIDs); err != nil {
+		return Instance{}, fmt.Errorf("instance %s: placement: %w", i.ID, err)
+	}
+	if err := json.Unmarshal(hints, &i.HintResults); err != nil {
+		return Instance{}, fmt.Errorf("instance %s: hints: %w", i.ID, err)
+	}
+	return i, nil
+}
+
+func addMembers(ctx context.Context, tx db.Tx, list []Instance) error {
+	ids, at := make([]string, len(list)), map[string]int{}
+	for n, i := range list {
+		ids[n], at[i.ID] = i.ID, n
+	}
+	rows, err := tx.Query(ctx, `SELECT `+memberColumns+` FROM instance_members m WHERE m.instance_id = ANY($1::UUID[]) ORDER BY m.id`, ids)
+	if err != nil {
+		return err
+	}
+	members, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (m Member, err error) {
+		err = scanMember(row, &m)
+		return m, err
+	})
+	for _, m := range members {
+		n := at[m.InstanceID]
+		list[n].Members = append(list[n].Members, m)
+	}
+	return err
+}
+
+func selectWanted(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Member, error) {
+	rows, err := tx.Query(ctx, `SELECT m.id, m.instance_id, m.allocation_id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.status,
+			r.app_version, r.revision, r.correlation_id, r.manifest_envelope, r.delegation_envelope, r.parameters, r.features, r.readiness_timeout_ms, s.services
+		FROM instance_members m
+		JOIN app_instances i ON i.id = m.instance_id
+		JOIN instance_revisions r ON r.instance_id = i.id AND r.revision = i.revision
+		JOIN member_revisions s ON s.member_id = m.id AND s.revision = i.revision
+		WHERE m.node_id = $1 AND m.removed_at IS NULL AND i.status NOT IN ('decommissioning', 'decommissioned')
+		ORDER BY m.id`, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, scanWanted)
+}
+
+func scanWanted(row pgx.CollectableRow) (plan.Member, error) {
+	var (
+		m                  plan.Member
+		status             Status
+		features, services []byte
+		revision, timeout  int64
+	)
+	if err := row.Scan(&m.ID, &m.InstanceID, &m.AllocationID, &m.OrgID, &m.OrgSlug, &m.ProjectID, &m.AppSlug, &status,
+		&m.AppVersion, &revision, &m.CorrelationID, &m.ManifestEnvelope, &m.DelegationEnvelope, &m.ParametersJSON, &features, &timeout, &services); err != nil {
+		return plan.Member{}, err
+	}
+	_, m.Stopped = status.Wanted()
+	m.Revision, m.ReadinessTimeout = uint64(revision), time.Duration(timeout)*time.Millisecond
+	if err := json.Unmarshal(features, &m.Features); err != nil {
+		return plan.Member{}, fmt.Errorf("member %s: features: %w", m.ID, err)
+	}
+	w := &protocol.Workload{}
+	if err := proto.Unmarshal(services, w); err != nil {
+		return plan.Member{}, fmt.Errorf("member %s: services: %w", m.ID, err)
+	}
+	m.Services = w.GetServices()
+	return m, nil
+}
+
+func orEmpty[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
+
+func nullable(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+func orZero(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return *t
+}
+
+// instant gives a node's time in what the database keeps, so that reading it back compares equal.
+func instant(t *timestamppb.Timestamp) time.Time {
+	if t == nil || !t.IsValid() {
+		return time.Time{}
+	}
+	return t.AsTime().Truncate(time.Microsecond)
+}
+
+// cut shortens a node's text to what the database takes: valid UTF-8 without NUL.
+func cut(s string, maxBytes int) string {
+	s = strings.ReplaceAll(strings.ToValidUTF8(s, "?"), "\x00", "?")
+	if len(s) <= maxBytes {
+		return s
+	}
+	s = s[:maxBytes]
+	for !utf8.ValidString(s) {
+		s = s[:len(s)-1]
+	}
+	return s
+}
