@@ -1,0 +1,272 @@
+package iam
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/subtle"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	// AccessTokenLifetime is that of a service account's token.
+	AccessTokenLifetime = 900 * time.Second
+	// Audience is that of access tokens and of assertions.
+	Audience = "gpuaas"
+	// maxAssertionLife bounds how far ahead an assertion may expire, and with it how long its jti is remembered.
+	maxAssertionLife = 5 * time.Minute
+	// clockSkew is what the clock of whoever signs an assertion may be off.
+	clockSkew = 30 * time.Second
+	maxJTI    = 128
+	// accessType is RFC 9068's: an assertion can never pass as an access token, nor the other way round.
+	accessType = "at+jwt"
+)
+
+// Sealer keeps the hub's own signing key; package secret has one.
+type Sealer interface {
+	Seal(plaintext, aad []byte) ([]byte, error)
+	Open(sealed, aad []byte) ([]byte, error)
+}
+
+// Proof is what a service account shows to get a token: the private key itself, or an assertion signed with it.
+type Proof struct {
+	ServiceAccountID, KeyID string
+	PrivateKeyPEM           string
+	Assertion               string
+}
+
+// AccessToken is a minted token.
+type AccessToken struct {
+	Text      string
+	ExpiresAt time.Time
+	// Account and KeyID say for whom and by which proof, for the audit trail.
+	Account ServiceAccount
+	KeyID   string
+}
+
+type accessClaims struct {
+	jwt.RegisteredClaims
+	// KeyID is the service account's key that proved it: when that key is revoked, the token ends with it.
+	KeyID string `json:"sak"`
+}
+
+// Mint exchanges a proof for an access token. A wrong proof is Unauthenticated without saying what was wrong: an account
+// that does not exist and a key that does not fit answer alike. tokenID is a fresh id.
+func Mint(ctx context.Context, tx db.Tx, proof Proof, sealer Sealer, tokenID string, now time.Time) (AccessToken, error) {
+	if err := proof.check(); err != nil {
+		return AccessToken{}, err
+	}
+	keyID := proof.KeyID
+	if proof.Assertion != "" {
+		var err error
+		if keyID, err = headerKeyID(proof.Assertion); err != nil {
+			return AccessToken{}, wrongProof(err)
+		}
+	}
+	if !db.IsID(keyID) {
+		return AccessToken{}, wrongProof(errors.New("key id is no id"))
+	}
+	sa, public, err := selectLiveKey(ctx, tx, proof.ServiceAccountID, keyID)
+	if err != nil {
+		if fault.Is(err, fault.NotFound) {
+			return AccessToken{}, wrongProof(err)
+		}
+		return AccessToken{}, err
+	}
+	if proof.Assertion != "" {
+		err = checkAssertion(ctx, tx, proof, public, now)
+	} else {
+		err = checkPrivateKey(proof.PrivateKeyPEM, public)
+	}
+	if err != nil {
+		return AccessToken{}, err
+	}
+	kid, private, err := signingKey(ctx, tx, sealer)
+	if err != nil {
+		return AccessToken{}, err
+	}
+	out := AccessToken{ExpiresAt: now.Add(AccessTokenLifetime).Truncate(time.Second), Account: sa, KeyID: keyID}
+	token := jwt.NewWithClaims(jwt.SigningMethodEdDSA, accessClaims{
+		RegisteredClaims: jwt.RegisteredClaims{
+			Subject: sa.ID, Audience: jwt.ClaimStrings{Audience}, ID: tokenID,
+			IssuedAt: jwt.NewNumericDate(now), ExpiresAt: jwt.NewNumericDate(out.ExpiresAt),
+		},
+		KeyID: keyID,
+	})
+	token.Header["kid"], token.Header["typ"] = kid, accessType
+	if out.Text, err = token.SignedString(private); err != nil {
+		return AccessToken{}, fmt.Errorf("sign access token: %w", err)
+	}
+	return out, nil
+}
+
+// Authenticate finds out who presents the token of an Authorization header (without "Bearer "). Every bad token is
+// Unauthenticated alike.
+func Authenticate(ctx context.Context, tx db.Tx, token string, now time.Time) (Principal, error) {
+	if strings.HasPrefix(token, userTokenPrefix) {
+		return selectUserByToken(ctx, tx, hashToken(token), now)
+	}
+	kid, err := headerKeyID(token)
+	if err != nil {
+		return Principal{}, unauthenticated(err)
+	}
+	if !db.IsID(kid) {
+		return Principal{}, unauthenticated(errors.New("key id is no id"))
+	}
+	public, err := selectSigningPublic(ctx, tx, kid)
+	if fault.Is(err, fault.NotFound) {
+		return Principal{}, unauthenticated(err)
+	}
+	if err != nil {
+		return Principal{}, err
+	}
+	var claims accessClaims
+	parsed, err := jwt.ParseWithClaims(token, &claims, func(*jwt.Token) (any, error) { return public, nil },
+		jwt.WithValidMethods([]string{"EdDSA"}), jwt.WithAudience(Audience), jwt.WithExpirationRequired(), jwt.WithTimeFunc(func() time.Time { return now }))
+	if err != nil {
+		return Principal{}, unauthenticated(err)
+	}
+	if parsed.Header["typ"] != accessType {
+		return Principal{}, unauthenticated(errors.New("not an access token"))
+	}
+	if !db.IsID(claims.Subject) || !db.IsID(claims.KeyID) {
+		return Principal{}, unauthenticated(errors.New("access token without subject or key"))
+	}
+	sa, _, err := selectLiveKey(ctx, tx, claims.Subject, claims.KeyID)
+	if fault.Is(err, fault.NotFound) {
+		return Principal{}, unauthenticated(err)
+	}
+	if err != nil {
+		return Principal{}, err
+	}
+	return Principal{
+		Type: TypeServiceAccount, ID: sa.ID, Name: sa.Name, OrgID: sa.OrgID, ProjectID: sa.ProjectID,
+		Bindings: []Binding{{Role: sa.Role, ProjectID: sa.ProjectID}},
+	}, nil
+}
+
+// EnsureSigningKey makes the hub's key for access tokens if there is none, and proves that it can be opened.
+func EnsureSigningKey(ctx context.Context, tx db.Tx, sealer Sealer, id string, now time.Time) error {
+	_, _, err := signingKey(ctx, tx, sealer)
+	if !fault.Is(err, fault.NotFound) {
+		return err
+	}
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return fmt.Errorf("make token key: %w", err)
+	}
+	sealed, err := sealer.Seal(private.Seed(), signingAAD(id))
+	if err != nil {
+		return fmt.Errorf("seal token key: %w", err)
+	}
+	return insertSigningKey(ctx, tx, id, public, sealed, now)
+}
+
+func signingKey(ctx context.Context, tx db.Tx, sealer Sealer) (kid string, _ ed25519.PrivateKey, _ error) {
+	kid, sealed, err := selectSigningKey(ctx, tx)
+	if err != nil {
+		return "", nil, err
+	}
+	seed, err := sealer.Open(sealed, signingAAD(kid))
+	if err != nil || len(seed) != ed25519.SeedSize {
+		return "", nil, fault.New(fault.Internal, "token_key_sealed", "The key for access tokens cannot be opened: restore the hub's key file that belongs to this database.", err)
+	}
+	return kid, ed25519.NewKeyFromSeed(seed), nil
+}
+
+func signingAAD(kid string) []byte { return []byte("iam_signing_key\x00" + kid) }
+
+func (p Proof) check() error {
+	bad := fault.New(fault.Unprocessable, "invalid", "Send key_id with private_key_pem, or an assertion.", nil).Lasting()
+	switch {
+	case p.Assertion == "" && p.PrivateKeyPEM == "":
+		return bad.At("/private_key_pem", "is required where there is no assertion")
+	case p.Assertion != "" && p.PrivateKeyPEM != "":
+		return bad.At("/assertion", "is one proof too many beside private_key_pem")
+	case p.PrivateKeyPEM != "" && p.KeyID == "":
+		return bad.At("/key_id", "is required beside private_key_pem")
+	case !db.IsID(p.ServiceAccountID):
+		return bad.At("/service_account_id", "is no id")
+	}
+	return nil
+}
+
+// checkPrivateKey compares public halves: the private one is neither kept nor logged.
+func checkPrivateKey(text string, public ed25519.PublicKey) error {
+	unreadable := fault.New(fault.Unprocessable, "private_key_unreadable", "The private key cannot be read.", nil).
+		AtHint("/private_key_pem", "is no Ed25519 key in PKCS #8 PEM", `build the body with: jq -n --arg pem "$(cat key.pem)" '{private_key_pem: $pem}'`).Lasting()
+	block, rest := pem.Decode([]byte(text))
+	if block == nil || block.Type != "PRIVATE KEY" || strings.TrimSpace(string(rest)) != "" {
+		return unreadable
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return unreadable
+	}
+	private, ok := parsed.(ed25519.PrivateKey)
+	if !ok {
+		return unreadable
+	}
+	own, ok := private.Public().(ed25519.PublicKey)
+	if !ok || subtle.ConstantTimeCompare(own, public) != 1 {
+		return wrongProof(errors.New("private key does not fit"))
+	}
+	return nil
+}
+
+// headerKeyID reads which key a JWT claims to be signed with; nothing is verified yet.
+func headerKeyID(text string) (string, error) {
+	token, _, err := jwt.NewParser().ParseUnverified(text, &jwt.RegisteredClaims{})
+	if err != nil {
+		return "", err
+	}
+	kid, _ := token.Header["kid"].(string)
+	return kid, nil
+}
+
+// checkAssertion follows RFC 7523 §3: signature, issuer and subject, audience, a short life, and a jti that is used once.
+func checkAssertion(ctx context.Context, tx db.Tx, proof Proof, public ed25519.PublicKey, now time.Time) error {
+	var claims jwt.RegisteredClaims
+	token, err := jwt.ParseWithClaims(proof.Assertion, &claims, func(*jwt.Token) (any, error) { return public, nil },
+		jwt.WithValidMethods([]string{"EdDSA"}), jwt.WithAudience(Audience), jwt.WithIssuer(proof.ServiceAccountID), jwt.WithSubject(proof.ServiceAccountID),
+		jwt.WithExpirationRequired(), jwt.WithIssuedAt(), jwt.WithLeeway(clockSkew), jwt.WithTimeFunc(func() time.Time { return now }))
+	switch {
+	case err != nil:
+		return wrongProof(err)
+	case token.Header["typ"] == accessType:
+		return wrongProof(errors.New("an access token is no assertion"))
+	case claims.ExpiresAt.Sub(now) > maxAssertionLife+clockSkew:
+		return wrongProof(errors.New("assertion lives too long"))
+	case claims.ID == "" || len(claims.ID) > maxJTI:
+		return wrongProof(errors.New("assertion without a jti of at most 128 bytes"))
+	}
+	fresh, err := insertAssertion(ctx, tx, proof.ServiceAccountID, claims.ID, claims.ExpiresAt.Add(clockSkew), now)
+	if err != nil {
+		return err
+	}
+	if !fresh {
+		return wrongProof(errors.New("assertion was used before"))
+	}
+	return nil
+}
+
+func wrongProof(cause error) *fault.Error {
+	return fault.New(fault.Unauthenticated, "credentials_invalid",
+		"The service account, its key or the assertion is not valid: check the ids, that the account is active and the key current, and for an assertion its claims and your clock.", cause).Lasting()
+}
+
+func unauthenticated(cause error) *fault.Error {
+	e := ErrUnauthenticated()
+	e.Cause = cause
+	return e
+}

@@ -1,0 +1,179 @@
+package iam
+
+import (
+	"context"
+	"regexp"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	// MaxPage bounds a listing.
+	MaxPage = 200
+	// maxProjectsPerOrg and its like answer 409 limit_reached when full.
+	maxProjectsPerOrg            = 1000
+	maxServiceAccountsPerProject = 200
+	maxLiveTokensPerUser         = 50
+	maxSlug                      = 63
+	maxName                      = 128
+)
+
+// Org is a tenant.
+type Org struct {
+	ID, Slug, DisplayName string
+	CreatedAt             time.Time
+}
+
+// Project is a part of an org that holds app instances, allocations and service accounts.
+type Project struct {
+	ID, OrgID, OrgSlug, Slug, DisplayName string
+	CreatedAt                             time.Time
+}
+
+// Page is a piece of a listing in order of id.
+type Page struct {
+	// After is the id of the last item already seen; empty starts at the first.
+	After string
+	// Limit is at most MaxPage; 0 means MaxPage.
+	Limit int
+}
+
+func (p Page) check() (Page, error) {
+	if p.After != "" && !db.IsID(p.After) {
+		return p, fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).At("query/cursor", "not a cursor of this listing").Lasting()
+	}
+	if p.Limit <= 0 || p.Limit > MaxPage {
+		p.Limit = MaxPage
+	}
+	return p, nil
+}
+
+// CreateOrg makes an org.
+func CreateOrg(ctx context.Context, tx db.Tx, o Org) error {
+	if err := checkNames(o.Slug, o.DisplayName, "/display_name"); err != nil {
+		return err
+	}
+	made, err := insertOrg(ctx, tx, o)
+	if err == nil && !made {
+		err = taken("org", "/slug")
+	}
+	return err
+}
+
+// GetOrg finds an org.
+func GetOrg(ctx context.Context, tx db.Tx, id string) (Org, error) {
+	if !db.IsID(id) {
+		return Org{}, ErrNotFound()
+	}
+	return selectOrg(ctx, tx, id)
+}
+
+// ListOrgs lists what p may see: every org for a platform admin, otherwise the own one.
+func ListOrgs(ctx context.Context, tx db.Tx, p Principal, page Page) ([]Org, error) {
+	page, err := page.check()
+	if err != nil {
+		return nil, err
+	}
+	if !p.PlatformAdmin && p.OrgID == "" {
+		return nil, nil
+	}
+	only := p.OrgID
+	if p.PlatformAdmin {
+		only = ""
+	}
+	return selectOrgs(ctx, tx, only, page)
+}
+
+// CreateProject makes a project in an org that exists.
+func CreateProject(ctx context.Context, tx db.Tx, p Project) (Project, error) {
+	if err := checkNames(p.Slug, p.DisplayName, "/display_name"); err != nil {
+		return Project{}, err
+	}
+	org, err := GetOrg(ctx, tx, p.OrgID)
+	if err != nil {
+		return Project{}, err
+	}
+	p.OrgSlug = org.Slug
+	if err := below(ctx, tx, countProjects, p.OrgID, maxProjectsPerOrg, "projects in the org"); err != nil {
+		return Project{}, err
+	}
+	made, err := insertProject(ctx, tx, p)
+	if err == nil && !made {
+		err = taken("project of this org", "/slug")
+	}
+	return p, err
+}
+
+// GetProject finds a project, whoever asks. Commands on behalf of a principal use InProject.
+func GetProject(ctx context.Context, tx db.Tx, id string) (Project, error) {
+	if !db.IsID(id) {
+		return Project{}, ErrNotFound()
+	}
+	return selectProject(ctx, tx, id)
+}
+
+// InProject finds the project and decides whether p may do permission in it. It is the first step of every operation on a
+// project's resources: another org's project is NotFound like an absent one.
+func InProject(ctx context.Context, tx db.Tx, p Principal, permission Permission, projectID string) (Project, error) {
+	project, err := GetProject(ctx, tx, projectID)
+	if err != nil {
+		return Project{}, err
+	}
+	return project, Authorize(p, permission, project.OrgID, project.ID)
+}
+
+// ListProjects lists what p may see, of one org where orgID is not empty.
+func ListProjects(ctx context.Context, tx db.Tx, p Principal, orgID string, page Page) ([]Project, error) {
+	page, err := page.check()
+	if err != nil {
+		return nil, err
+	}
+	visible := projectFilter{orgID: orgID}
+	switch {
+	case p.PlatformAdmin && p.Type == TypeUser:
+	case p.OrgID == "" || (orgID != "" && orgID != p.OrgID):
+		return nil, nil
+	default:
+		visible.orgID = p.OrgID
+		visible.some = true
+		for _, b := range p.Bindings {
+			if b.ProjectID == "" && p.Type == TypeUser {
+				visible.some = false
+			}
+			if b.ProjectID != "" {
+				visible.ids = append(visible.ids, b.ProjectID)
+			}
+		}
+	}
+	return selectProjects(ctx, tx, visible, page)
+}
+
+func slugPattern() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`) }
+
+func checkNames(slug, name, namePointer string) error {
+	bad := fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).Lasting()
+	if len(slug) > maxSlug || !slugPattern().MatchString(slug) {
+		return bad.AtHint("/slug", "is no slug", "lower-case letters, digits and inner hyphens, at most 63")
+	}
+	if n := len([]rune(name)); n == 0 || n > maxName {
+		return bad.AtHint(namePointer, "is empty or too long", "1 to 128 characters")
+	}
+	return nil
+}
+
+func taken(what, pointer string) *fault.Error {
+	return fault.New(fault.Conflict, "already_exists", "There is already a "+what+" of this name.", nil).At(pointer, "is taken").Lasting()
+}
+
+func below(ctx context.Context, tx db.Tx, count func(context.Context, db.Tx, string) (int, error), id string, limit int, what string) error {
+	n, err := count(ctx, tx, id)
+	if err != nil {
+		return err
+	}
+	if n >= limit {
+		return fault.New(fault.Conflict, "limit_reached", "There are too many "+what+" already; remove one first.", nil)
+	}
+	return nil
+}

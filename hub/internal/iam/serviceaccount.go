@@ -1,0 +1,134 @@
+package iam
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// States of a service account. A deleted one is not listed any more; its row stays, because events and audit rows name it.
+const (
+	StatusActive   = "active"
+	StatusDisabled = "disabled"
+)
+
+// KeyAlgorithm is that of every service-account key.
+const KeyAlgorithm = "Ed25519"
+
+const maxDescription = 2048
+
+// ServiceAccount is a program's identity, bound to one project.
+type ServiceAccount struct {
+	ID, OrgID, ProjectID    string
+	Name, Slug, Description string
+	Role                    Role
+	Status                  string
+	CreatedAt               time.Time
+}
+
+// Key is a service account's key pair at the moment it is made. The hub keeps the public half only.
+type Key struct {
+	ID string
+	// PrivateKeyPEM is PKCS #8; it exists in the answer that makes it and nowhere else.
+	PrivateKeyPEM string
+	Public        ed25519.PublicKey
+	CreatedAt     time.Time
+}
+
+// NewKey makes a key pair.
+func NewKey(id string, now time.Time) (Key, error) {
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return Key{}, fmt.Errorf("make service-account key: %w", err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		return Key{}, fmt.Errorf("encode service-account key: %w", err)
+	}
+	text := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+	return Key{ID: id, PrivateKeyPEM: string(text), Public: public, CreatedAt: now}, nil
+}
+
+// CreateServiceAccount makes an active account with its first key.
+func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key Key) (ServiceAccount, error) {
+	if err := checkNames(sa.Slug, sa.Name, "/name"); err != nil {
+		return ServiceAccount{}, err
+	}
+	bad := fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).Lasting()
+	if len([]rune(sa.Description)) > maxDescription {
+		return ServiceAccount{}, bad.AtHint("/description", "is too long", "at most 2048 characters")
+	}
+	if sa.Role == "" {
+		sa.Role = AppOperator
+	}
+	if !sa.Role.ForServiceAccount() {
+		return ServiceAccount{}, bad.AtHint("/role", "is no role of a service account", "app_operator, app_publisher or viewer")
+	}
+	sa.Status = StatusActive
+	if err := below(ctx, tx, countServiceAccounts, sa.ProjectID, maxServiceAccountsPerProject, "service accounts in the project"); err != nil {
+		return ServiceAccount{}, err
+	}
+	made, err := insertServiceAccount(ctx, tx, sa)
+	if err != nil {
+		return ServiceAccount{}, err
+	}
+	if !made {
+		return ServiceAccount{}, taken("service account of this project", "/slug")
+	}
+	return sa, insertKey(ctx, tx, sa.ID, key)
+}
+
+// GetServiceAccount finds an account of the project.
+func GetServiceAccount(ctx context.Context, tx db.Tx, projectID, id string) (ServiceAccount, error) {
+	if !db.IsID(id) {
+		return ServiceAccount{}, ErrNotFound()
+	}
+	sa, err := selectServiceAccount(ctx, tx, id)
+	if err == nil && sa.ProjectID != projectID {
+		err = ErrNotFound()
+	}
+	return sa, err
+}
+
+// ListServiceAccounts lists the accounts of a project.
+func ListServiceAccounts(ctx context.Context, tx db.Tx, projectID string, page Page) ([]ServiceAccount, error) {
+	page, err := page.check()
+	if err != nil {
+		return nil, err
+	}
+	return selectServiceAccounts(ctx, tx, projectID, page)
+}
+
+// DisableServiceAccount stops the account: neither its keys nor tokens already given out count any more. Disabling twice is
+// no error.
+func DisableServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, now time.Time) (ServiceAccount, error) {
+	sa.Status = StatusDisabled
+	return sa, updateServiceAccountStatus(ctx, tx, sa.ID, StatusDisabled, now)
+}
+
+// RotateKey gives the account a new key and revokes every older one at once, with the tokens minted by them: a key is
+// rotated because it may be known to others.
+func RotateKey(ctx context.Context, tx db.Tx, sa ServiceAccount, key Key) error {
+	if sa.Status != StatusActive {
+		return fault.New(fault.Conflict, "service_account_disabled", "The service account is disabled.", nil).Lasting()
+	}
+	if err := revokeKeys(ctx, tx, sa.ID, key.CreatedAt); err != nil {
+		return err
+	}
+	return insertKey(ctx, tx, sa.ID, key)
+}
+
+// DeleteServiceAccount removes the account; its slug is free again.
+func DeleteServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, now time.Time) error {
+	if err := revokeKeys(ctx, tx, sa.ID, now); err != nil {
+		return err
+	}
+	return markDeleted(ctx, tx, sa.ID, now)
+}
