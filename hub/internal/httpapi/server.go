@@ -22,5 +22,7 @@ type Server struct {
 
 	// ---- fleet, trust
 
+	Fleet Fleet
+
 	// ---- ledger
 }

@@ -1,0 +1,41 @@
+package command
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// BanNode shuts a compromised node out for good.
+type BanNode struct {
+	DB *db.DB
+	// Kick ends the node's connection; called after the commit.
+	Kick func(nodeID string)
+}
+
+// Do bans the node. Banning a banned node changes nothing; its first reason stays.
+func (c *BanNode) Do(ctx context.Context, m Meta, nodeID, reason string) error {
+	if err := iam.Authorize(m.Principal, iam.NodeWrite, "", ""); err != nil {
+		return err
+	}
+	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (string, error) {
+		return Idempotent(ctx, tx, m, func() (string, error) {
+			node, banned, err := fleet.Ban(ctx, tx, nodeID, reason, m.Now)
+			if err != nil || !banned {
+				return nodeID, err
+			}
+			// Counted although nobody will collect it: a state that was compiled before the ban must not be saved after it.
+			if _, err := fleet.Touch(ctx, tx, nodeID); err != nil {
+				return "", err
+			}
+			return nodeID, m.recordNode(ctx, tx, nodeChange{event: "fleet.node.banned", action: iam.NodeWrite, node: node, reason: reason})
+		})
+	})
+	if err != nil {
+		return err
+	}
+	c.Kick(nodeID)
+	return nil
+}

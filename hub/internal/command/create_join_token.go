@@ -1,0 +1,60 @@
+package command
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// CreateJoinToken makes a one-time token that lets a node in.
+type CreateJoinToken struct {
+	DB     *db.DB
+	Sealer Sealer
+}
+
+// CreateJoinTokenInput is what the caller may choose.
+type CreateJoinTokenInput struct {
+	Description string
+	// TTL of 0 means fleet.DefaultTokenTTL.
+	TTL time.Duration
+}
+
+// CreatedJoinToken holds the secret, which is shown this once.
+type CreatedJoinToken struct {
+	Token  fleet.JoinToken
+	Secret string
+}
+
+// Do makes the token.
+func (c *CreateJoinToken) Do(ctx context.Context, m Meta, in CreateJoinTokenInput) (CreatedJoinToken, error) {
+	if err := iam.Authorize(m.Principal, iam.JoinTokenWrite, "", ""); err != nil {
+		return CreatedJoinToken{}, err
+	}
+	secret, err := fleet.NewJoinSecret()
+	if err != nil {
+		return CreatedJoinToken{}, err
+	}
+	id := db.NewID()
+	return db.RunTx(ctx, c.DB, func(tx db.Tx) (CreatedJoinToken, error) {
+		return IdempotentSealed(ctx, tx, m, c.Sealer, func() (CreatedJoinToken, error) {
+			t, err := fleet.CreateToken(ctx, tx, fleet.NewToken{ID: id, Secret: secret, Description: in.Description, CreatedBy: m.Principal.ID, TTL: in.TTL}, m.Now)
+			if err != nil {
+				return CreatedJoinToken{}, err
+			}
+			data := map[string]any{"expires_at": t.ExpiresAt, "description": t.Description}
+			if err := event.Append(ctx, tx, event.Event{
+				Type: "fleet.join_token.created", Subject: t.ID, ResourceVersion: 1, CorrelationID: m.CorrelationID, TraceID: m.TraceID, Data: data, At: m.Now,
+			}); err != nil {
+				return CreatedJoinToken{}, err
+			}
+			return CreatedJoinToken{Token: t, Secret: secret}, event.Audit(ctx, tx, event.AuditRow{
+				ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: iam.JoinTokenWrite, ResourceType: resourceJoinToken, ResourceID: t.ID,
+				CorrelationID: m.CorrelationID, After: data, At: m.Now,
+			})
+		})
+	})
+}

@@ -1,0 +1,38 @@
+package command
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// DrainNode stops new placements on a node; what runs there goes on.
+type DrainNode struct {
+	DB *db.DB
+}
+
+// Do drains the node. Draining a draining node changes nothing.
+func (c *DrainNode) Do(ctx context.Context, m Meta, nodeID string) error {
+	if err := iam.Authorize(m.Principal, iam.NodeWrite, "", ""); err != nil {
+		return err
+	}
+	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (string, error) {
+		return Idempotent(ctx, tx, m, func() (string, error) {
+			node, drained, err := fleet.Drain(ctx, tx, nodeID, m.Now)
+			if err != nil {
+				return "", err
+			}
+			if node.IsBanned() {
+				return "", fault.New(fault.Conflict, "node_banned", "The node is banned; there is nothing to drain.", nil)
+			}
+			if !drained {
+				return nodeID, nil
+			}
+			return nodeID, m.recordNode(ctx, tx, nodeChange{event: "fleet.node.draining", action: iam.NodeWrite, node: node})
+		})
+	})
+	return err
+}

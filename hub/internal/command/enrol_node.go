@@ -1,0 +1,65 @@
+package command
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// EnrolNode lets a node in with a join token and gives it its first certificate.
+type EnrolNode struct {
+	DB   *db.DB
+	Keys *trust.Keys
+	// CertificateTTL of each node certificate.
+	CertificateTTL time.Duration
+}
+
+// EnrolNodeInput is what the node sends.
+type EnrolNodeInput struct {
+	JoinToken string
+	CSRPEM    string
+	Hostname  string
+}
+
+// NodeCredentials are what a node connects with.
+type NodeCredentials struct {
+	NodeID      string
+	Certificate trust.NodeCertificate
+	Bundle      *protocol.Envelope
+	HubID       string
+}
+
+// Do enrols the node. The join token is the caller's credential: there is no principal.
+func (c *EnrolNode) Do(ctx context.Context, m Meta, in EnrolNodeInput) (NodeCredentials, error) {
+	csr, pub, err := trust.ParseNodeCSR(in.CSRPEM)
+	if err != nil {
+		return NodeCredentials{}, err
+	}
+	newID := db.NewID()
+	node, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (fleet.Node, error) {
+		node, enrolled, err := fleet.Enrol(ctx, tx, fleet.Enrolment{
+			NodeID: newID, Secret: in.JoinToken, Hostname: in.Hostname, PublicKey: pub, CertificateExpiresAt: m.Now.Add(c.CertificateTTL),
+		}, m.Now)
+		if err != nil {
+			return fleet.Node{}, err
+		}
+		change := nodeChange{event: "fleet.node.enrolled", action: "fleet.node.enrol", node: node}
+		if !enrolled {
+			change.event, change.action = eventRenewed, actionRenew
+		}
+		return node, m.recordNode(ctx, tx, change)
+	})
+	if err != nil {
+		return NodeCredentials{}, err
+	}
+	// After the commit: a certificate is of no use to a node that is not in the books.
+	certificate, err := c.Keys.IssueNodeCertificate(csr, node.ID, c.CertificateTTL, m.Now)
+	if err != nil {
+		return NodeCredentials{}, err
+	}
+	return NodeCredentials{NodeID: node.ID, Certificate: certificate, Bundle: c.Keys.Bundle().Envelope(), HubID: c.Keys.HubID()}, nil
+}

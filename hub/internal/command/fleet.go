@@ -1,0 +1,44 @@
+package command
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+const (
+	resourceNode      = "node"
+	resourceJoinToken = "join_token"
+)
+
+// nodeChange is the event and the audit row of one change of a node.
+type nodeChange struct {
+	event  string
+	action string
+	// node is as it is after the change.
+	node   fleet.Node
+	reason string
+}
+
+func (m Meta) recordNode(ctx context.Context, tx db.Tx, c nodeChange) error {
+	actorType, actorID := m.Principal.Type, m.Principal.ID
+	if actorID == "" {
+		actorType, actorID = iam.TypeNode, c.node.ID
+	}
+	data := map[string]any{"hostname": c.node.Hostname, "status": string(c.node.Status(m.Now)), "requested_by": map[string]string{"type": actorType, "id": actorID}}
+	if c.reason != "" {
+		data["reason"] = c.reason
+	}
+	if err := event.Append(ctx, tx, event.Event{
+		Type: c.event, Subject: c.node.ID, ResourceVersion: c.node.ResourceVersion, CorrelationID: m.CorrelationID, TraceID: m.TraceID, Data: data, At: m.Now,
+	}); err != nil {
+		return err
+	}
+	return event.Audit(ctx, tx, event.AuditRow{
+		ActorType: actorType, ActorID: actorID, Action: c.action, ResourceType: resourceNode, ResourceID: c.node.ID,
+		CorrelationID: m.CorrelationID, Reason: c.reason, After: data, At: m.Now,
+	})
+}

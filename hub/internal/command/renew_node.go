@@ -1,0 +1,61 @@
+package command
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
+)
+
+const (
+	eventRenewed = "fleet.node.certificate_renewed"
+	actionRenew  = "fleet.node.renew"
+)
+
+// RenewNode gives a node a new certificate by proof of its key, also when the last one has expired.
+type RenewNode struct {
+	DB             *db.DB
+	Keys           *trust.Keys
+	CertificateTTL time.Duration
+}
+
+// RenewNodeInput is what the node sends.
+type RenewNodeInput struct {
+	NodeID string
+	CSRPEM string
+	// IssuedAt is the very text that was signed.
+	IssuedAt  string
+	Signature []byte
+}
+
+// Do renews. The signature is the caller's credential: there is no principal.
+func (c *RenewNode) Do(ctx context.Context, m Meta, in RenewNodeInput) (NodeCredentials, error) {
+	csr, pub, err := trust.ParseNodeCSR(in.CSRPEM)
+	if err != nil {
+		return NodeCredentials{}, err
+	}
+	_, err = db.RunTx(ctx, c.DB, func(tx db.Tx) (fleet.Node, error) {
+		node, err := fleet.Get(ctx, tx, in.NodeID)
+		if err != nil {
+			return fleet.Node{}, err
+		}
+		if err := fleet.MayRenew(node, pub, fleet.RenewalMessage(in.NodeID, in.CSRPEM, in.IssuedAt), in.Signature); err != nil {
+			return fleet.Node{}, err
+		}
+		node, err = fleet.CertificateIssued(ctx, tx, in.NodeID, m.Now.Add(c.CertificateTTL), m.Now)
+		if err != nil {
+			return fleet.Node{}, err
+		}
+		return node, m.recordNode(ctx, tx, nodeChange{event: eventRenewed, action: actionRenew, node: node})
+	})
+	if err != nil {
+		return NodeCredentials{}, err
+	}
+	certificate, err := c.Keys.IssueNodeCertificate(csr, in.NodeID, c.CertificateTTL, m.Now)
+	if err != nil {
+		return NodeCredentials{}, err
+	}
+	return NodeCredentials{NodeID: in.NodeID, Certificate: certificate, Bundle: c.Keys.Bundle().Envelope(), HubID: c.Keys.HubID()}, nil
+}

@@ -1,0 +1,245 @@
+package httpapi
+
+import (
+	"context"
+	"encoding/base64"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Fleet is what the operations on nodes need.
+type Fleet struct {
+	DB              *db.DB
+	Keys            *trust.Keys
+	CreateJoinToken *command.CreateJoinToken
+	EnrolNode       *command.EnrolNode
+	RenewNode       *command.RenewNode
+	DrainNode       *command.DrainNode
+	BanNode         *command.BanNode
+	// Generation returns the newest generation made for a node; 0 for none.
+	Generation func(ctx context.Context, tx db.Tx, nodeID string) (uint64, error)
+	// SessionAddr is host:port of the QUIC listener and RegistryHost that of the registry, as nodes reach them.
+	SessionAddr  string
+	RegistryHost string
+}
+
+// ListNodes lists the nodes of the mesh.
+func (s *Server) ListNodes(ctx context.Context, r ListNodesRequestObject) (ListNodesResponseObject, error) {
+	if err := iam.Authorize(principalOf(ctx), iam.NodeRead, "", ""); err != nil {
+		return nil, err
+	}
+	after, err := cursorID(r.Params.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	now := metaFrom(ctx).Now
+	list, err := db.ReadTx(ctx, s.Fleet.DB, func(tx db.Tx) (NodeList, error) {
+		out := NodeList{Items: []Node{}}
+		for limit := limitOf(r.Params.Limit); ; {
+			page, err := fleet.List(ctx, tx, after, maxPage)
+			if err != nil {
+				return NodeList{}, err
+			}
+			for _, n := range page {
+				if r.Params.Status != "" && string(n.Status(now)) != string(r.Params.Status) {
+					continue
+				}
+				if len(out.Items) == limit {
+					out.NextCursor = out.Items[limit-1].ID
+					return out, nil
+				}
+				node, err := s.nodeView(ctx, tx, n, now)
+				if err != nil {
+					return NodeList{}, err
+				}
+				out.Items = append(out.Items, node)
+			}
+			if len(page) < maxPage {
+				return out, nil
+			}
+			after = page[len(page)-1].ID
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return ListNodes200JSONResponse(list), nil
+}
+
+// GetNode gives one node, with what it refused.
+func (s *Server) GetNode(ctx context.Context, r GetNodeRequestObject) (GetNodeResponseObject, error) {
+	if err := iam.Authorize(principalOf(ctx), iam.NodeRead, "", ""); err != nil {
+		return nil, err
+	}
+	node, err := s.node(ctx, r.NodeID)
+	if err != nil {
+		return nil, err
+	}
+	return GetNode200JSONResponse(node), nil
+}
+
+// DrainNode stops new placements on a node.
+func (s *Server) DrainNode(ctx context.Context, r DrainNodeRequestObject) (DrainNodeResponseObject, error) {
+	if err := s.Fleet.DrainNode.Do(ctx, metaFrom(ctx), r.NodeID); err != nil {
+		return nil, err
+	}
+	node, err := s.node(ctx, r.NodeID)
+	if err != nil {
+		return nil, err
+	}
+	return DrainNode200JSONResponse(node), nil
+}
+
+// BanNode shuts a node out for good.
+func (s *Server) BanNode(ctx context.Context, r BanNodeRequestObject) (BanNodeResponseObject, error) {
+	if err := s.Fleet.BanNode.Do(ctx, metaFrom(ctx), r.NodeID, r.Body.Reason); err != nil {
+		return nil, err
+	}
+	node, err := s.node(ctx, r.NodeID)
+	if err != nil {
+		return nil, err
+	}
+	return BanNode200JSONResponse(node), nil
+}
+
+func (s *Server) node(ctx context.Context, nodeID string) (Node, error) {
+	now := metaFrom(ctx).Now
+	return db.ReadTx(ctx, s.Fleet.DB, func(tx db.Tx) (Node, error) {
+		n, err := fleet.Get(ctx, tx, nodeID)
+		if err != nil {
+			return Node{}, err
+		}
+		return s.nodeView(ctx, tx, n, now)
+	})
+}
+
+func (s *Server) nodeView(ctx context.Context, tx db.Tx, n fleet.Node, now time.Time) (Node, error) {
+	generation, err := s.Fleet.Generation(ctx, tx, n.ID)
+	if err != nil {
+		return Node{}, err
+	}
+	refusals, err := fleet.Refusals(ctx, tx, n.ID, 1)
+	if err != nil {
+		return Node{}, err
+	}
+	facts := n.Facts
+	out := Node{
+		ID: n.ID, Hostname: n.Hostname, Status: NodeStatus(n.Status(now)), Conditions: n.Conditions, Accelerators: []NodeAccelerator{},
+		AgentVersion: n.AgentVersion, Os: facts.GetOs(), Kernel: facts.GetKernel(), Architecture: facts.GetArchitecture(),
+		ContainerdVersion: facts.GetContainerdVersion(), RuncVersion: facts.GetRuncVersion(),
+		CPUCores: int32(facts.GetCpuCores()), MemoryMib: int64(facts.GetMemoryBytes() >> 20),
+		Generation: int64(generation), AcceptedGeneration: int64(n.AcceptedGeneration), BanReason: n.BanReason,
+		CertificateExpiresAt: n.CertificateExpiresAt, LastSeenAt: n.LastSeenAt, CreatedAt: n.CreatedAt,
+	}
+	for _, a := range facts.GetAccelerators() {
+		out.Accelerators = append(out.Accelerators, NodeAccelerator{
+			ID: a.GetId(), Vendor: a.GetVendor(), Model: a.GetModel(), MemoryMib: int64(a.GetMemoryBytes() >> 20), Health: a.GetHealth(),
+		})
+	}
+	for _, last := range refusals {
+		out.LastRefusal = Refusal{
+			Document: RefusalDocument(last.Document), Epoch: int64(last.Epoch), Generation: int64(last.Generation),
+			Reason: last.Reason, Detail: last.Detail, At: last.At,
+		}
+	}
+	return out, nil
+}
+
+// ListJoinTokens lists join tokens without their secrets.
+func (s *Server) ListJoinTokens(ctx context.Context, r ListJoinTokensRequestObject) (ListJoinTokensResponseObject, error) {
+	if err := iam.Authorize(principalOf(ctx), iam.JoinTokenRead, "", ""); err != nil {
+		return nil, err
+	}
+	after, err := cursorID(r.Params.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	limit, now := limitOf(r.Params.Limit), metaFrom(ctx).Now
+	tokens, err := db.ReadTx(ctx, s.Fleet.DB, func(tx db.Tx) ([]fleet.JoinToken, error) {
+		return fleet.ListTokens(ctx, tx, after, limit+1)
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := JoinTokenList{Items: []JoinToken{}}
+	for i, t := range tokens {
+		if i == limit {
+			out.NextCursor = out.Items[limit-1].ID
+			break
+		}
+		out.Items = append(out.Items, s.joinTokenView(t, now))
+	}
+	return ListJoinTokens200JSONResponse(out), nil
+}
+
+// CreateJoinToken makes a one-time join token.
+func (s *Server) CreateJoinToken(ctx context.Context, r CreateJoinTokenRequestObject) (CreateJoinTokenResponseObject, error) {
+	m := metaFrom(ctx)
+	created, err := s.Fleet.CreateJoinToken.Do(ctx, m, command.CreateJoinTokenInput{
+		Description: r.Body.Description, TTL: time.Duration(r.Body.ExpiresInSeconds) * time.Second,
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := s.joinTokenView(created.Token, m.Now)
+	out.Token = created.Secret
+	return CreateJoinToken201JSONResponse(out), nil
+}
+
+func (s *Server) joinTokenView(t fleet.JoinToken, now time.Time) JoinToken {
+	return JoinToken{
+		ID: t.ID, RootFingerprint: s.Fleet.Keys.RootFingerprint(), Description: t.Description, Status: JoinTokenStatus(t.Status(now)),
+		NodeID: t.NodeID, ExpiresAt: t.ExpiresAt, CreatedAt: t.CreatedAt,
+	}
+}
+
+// GetTrustBundle gives the newest trust bundle to whoever asks: it proves itself by its signature.
+func (s *Server) GetTrustBundle(context.Context, GetTrustBundleRequestObject) (GetTrustBundleResponseObject, error) {
+	return GetTrustBundle200JSONResponse(envelopeView(s.Fleet.Keys.Bundle().Envelope())), nil
+}
+
+// EnrollNode lets a node in with a join token.
+func (s *Server) EnrollNode(ctx context.Context, r EnrollNodeRequestObject) (EnrollNodeResponseObject, error) {
+	credentials, err := s.Fleet.EnrolNode.Do(ctx, metaFrom(ctx), command.EnrolNodeInput{JoinToken: r.Body.JoinToken, CSRPEM: r.Body.CsrPem, Hostname: r.Body.Hostname})
+	if err != nil {
+		return nil, err
+	}
+	return EnrollNode201JSONResponse(s.credentialsView(credentials)), nil
+}
+
+// RenewNode gives a node a new certificate.
+func (s *Server) RenewNode(ctx context.Context, r RenewNodeRequestObject) (RenewNodeResponseObject, error) {
+	signature, err := base64.StdEncoding.DecodeString(r.Body.Signature)
+	if err != nil {
+		return nil, fault.New(fault.Malformed, "signature_encoding", "The signature is not standard base64.", err).At("/signature", "not standard base64")
+	}
+	credentials, err := s.Fleet.RenewNode.Do(ctx, metaFrom(ctx), command.RenewNodeInput{
+		NodeID: r.Body.NodeID, CSRPEM: r.Body.CsrPem, IssuedAt: r.Body.IssuedAt, Signature: signature,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return RenewNode200JSONResponse(s.credentialsView(credentials)), nil
+}
+
+func (s *Server) credentialsView(c command.NodeCredentials) NodeCredentials {
+	return NodeCredentials{
+		NodeID: c.NodeID, CertificatePem: c.Certificate.CertificatePEM, Chain: []string{c.Certificate.ChainPEM}, HubID: c.HubID,
+		TrustBundle: envelopeView(c.Bundle), SessionAddr: s.Fleet.SessionAddr, RegistryHost: s.Fleet.RegistryHost,
+	}
+}
+
+func envelopeView(env *protocol.Envelope) SignedEnvelope {
+	out := SignedEnvelope{PayloadType: env.GetPayloadType(), Payload: base64.StdEncoding.EncodeToString(env.GetPayload()), Signatures: []EnvelopeSignature{}}
+	for _, sig := range env.GetSignatures() {
+		out.Signatures = append(out.Signatures, EnvelopeSignature{Keyid: sig.GetKeyId(), Sig: base64.StdEncoding.EncodeToString(sig.GetSignature())})
+	}
+	return out
+}

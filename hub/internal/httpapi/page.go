@@ -1,0 +1,27 @@
+package httpapi
+
+import (
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	defaultPage = 50
+	maxPage     = 200
+)
+
+// limitOf gives the page size that was asked for. The contract's check has refused what is out of range.
+func limitOf(limit Limit) int {
+	if limit <= 0 {
+		return defaultPage
+	}
+	return min(int(limit), maxPage)
+}
+
+// cursorID reads the cursor of a listing that goes by id.
+func cursorID(cursor string) (after string, err error) {
+	if cursor != "" && !db.IsID(cursor) {
+		return "", fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).At("query/cursor", "not a cursor of this listing").Lasting()
+	}
+	return cursor, nil
+}
