@@ -1,0 +1,245 @@
+package state
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Member is what the store remembers of a member.
+type Member struct {
+	agent.Member
+	// Ports are the host ports that the node chose; kept from the first start until the member is retired.
+	Ports []HostPort `json:",omitempty"`
+	// NetworkRevision is the workload revision that the member's network was made for, written before it is made.
+	NetworkRevision uint64 `json:",omitempty"`
+	// NetworkReady says that making it was finished.
+	NetworkReady bool   `json:",omitempty"`
+	NetNSPath    string `json:",omitempty"`
+	IP           string `json:",omitempty"`
+	// Reported says that the hub has acknowledged a report that held Removal.
+	Reported bool `json:",omitempty"`
+}
+
+// HostPort is a published port: Host on the node's 127.0.0.1 leads to Container inside.
+type HostPort struct {
+	Name      string
+	Protocol  string
+	Host      uint16
+	Container uint16
+}
+
+// Run is one start of one container in the journal, from before the container exists until after it is gone.
+type Run struct {
+	ID         string
+	MemberID   string
+	InstanceID string
+	Service    string
+	Revision   uint64
+	LeaseNo    uint64
+	OpenedAt   time.Time
+	// StartedAt is the container's start on the agent's clock; zero until it was seen up.
+	StartedAt time.Time `json:",omitzero"`
+	// ReadyAt is when the readiness probe first succeeded.
+	ReadyAt time.Time `json:",omitzero"`
+	// ExitedAt and ExitCode are durable when ExitRecorded.
+	ExitRecorded bool      `json:",omitempty"`
+	ExitedAt     time.Time `json:",omitzero"`
+	ExitCode     int32     `json:",omitempty"`
+}
+
+// Members returns all members, removed ones too.
+func (s *Store) Members() map[string]Member {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.d.members)
+}
+
+// Runs returns the journal by run id.
+func (s *Store) Runs() map[string]Run {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.d.runs)
+}
+
+// Leases returns the newest lease of each member. Callers do not change them.
+func (s *Store) Leases() map[string]*protocol.Lease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.d.leases)
+}
+
+// UpdateMember changes what is remembered of a member; an unknown one is made. change must not keep what it is given.
+func (s *Store) UpdateMember(id string, change func(*Member)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.d.members[id]
+	m.ID = id
+	m.Ports = slices.Clone(m.Ports)
+	change(&m)
+	return s.write(func(b *batch) { b.json(preMember+id, m) }, func(d *data) { d.members[id] = m })
+}
+
+// AssignPorts gives each wanted port of a member a host port and makes the choice durable. A port that the member has
+// already keeps its number; one that it no longer wants is given up. free reports whether nobody on the machine has it.
+func (s *Store) AssignPorts(memberID string, want []*protocol.Port, from, to uint16, free func(uint16) bool) ([]HostPort, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	taken := make(map[uint16]bool)
+	for id, other := range s.d.members {
+		if id == memberID {
+			continue
+		}
+		for _, p := range other.Ports {
+			taken[p.Host] = true
+		}
+	}
+	m := s.d.members[memberID]
+	m.ID = memberID
+	ports := make([]HostPort, 0, len(want))
+	for _, w := range want {
+		p := HostPort{Name: w.GetName(), Protocol: w.GetProtocol(), Container: uint16(w.GetContainerPort())}
+		if i := slices.IndexFunc(m.Ports, func(old HostPort) bool { return old.Name == p.Name }); i >= 0 {
+			p.Host = m.Ports[i].Host
+		}
+		ports = append(ports, p)
+		taken[p.Host] = true
+	}
+	next := int(from)
+	for i := range ports {
+		for ports[i].Host == 0 {
+			if next > int(to) {
+				return nil, fault.New(fault.Unavailable, "ports_exhausted",
+					fmt.Sprintf("No port between %d and %d is free. Give the agent a wider --port-range.", from, to), nil)
+			}
+			if p := uint16(next); !taken[p] && free(p) {
+				ports[i].Host = p
+			}
+			next++
+		}
+	}
+	if slices.Equal(ports, m.Ports) {
+		return ports, nil
+	}
+	m.Ports = ports
+	return slices.Clone(ports), s.write(func(b *batch) { b.json(preMember+memberID, m) }, func(d *data) { d.members[memberID] = m })
+}
+
+// OpenRun writes down that a container is about to be started, and opens its usage interval, before it is.
+func (s *Store) OpenRun(r Run) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	metered := meter.Open(s.d.meter, meter.Intent{RunID: r.ID, MemberID: r.MemberID, Revision: r.Revision, LeaseNo: r.LeaseNo}, r.OpenedAt)
+	return s.write(func(b *batch) { b.json(preRun+r.ID, r); b.json(keyMeter, metered) },
+		func(d *data) { d.runs[r.ID] = r; d.meter = metered })
+}
+
+// UpdateRun changes a run in the journal; one that is not there stays absent.
+func (s *Store) UpdateRun(id string, change func(*Run)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, known := s.d.runs[id]
+	if !known {
+		return nil
+	}
+	change(&r)
+	return s.write(func(b *batch) { b.json(preRun+id, r) }, func(d *data) { d.runs[id] = r })
+}
+
+// CloseRun forgets a run whose container is gone. Of a container that never came up, the interval is forgotten too.
+func (s *Store) CloseRun(id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	metered := meter.Cancel(s.d.meter, id)
+	return s.write(func(b *batch) { b.delete(preRun + id); b.json(keyMeter, metered) },
+		func(d *data) { delete(d.runs, id); d.meter = metered })
+}
+
+// AcknowledgeRemovals notes that the hub has these members' proofs. The oldest of many are forgotten then.
+func (s *Store) AcknowledgeRemovals(ids []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changed := make(map[string]Member)
+	for _, id := range ids {
+		if m, known := s.d.members[id]; known && m.Removal != nil && !m.Reported {
+			m.Reported = true
+			changed[id] = m
+		}
+	}
+	if len(changed) == 0 {
+		return nil
+	}
+	forgotten := s.surplusTombstones()
+	return s.write(func(b *batch) {
+		for id, m := range changed {
+			b.json(preMember+id, m)
+		}
+		for _, id := range forgotten {
+			b.delete(preMember + id)
+		}
+	}, func(d *data) {
+		maps.Copy(d.members, changed)
+		for _, id := range forgotten {
+			delete(d.members, id)
+		}
+	})
+}
+
+func (s *Store) surplusTombstones() []string {
+	var old []Member
+	for _, m := range s.d.members {
+		if m.Removal != nil && m.Reported {
+			old = append(old, m)
+		}
+	}
+	if len(old) <= MaxTombstones {
+		return nil
+	}
+	slices.SortFunc(old, func(a, b Member) int { return a.Removal.GetAt().AsTime().Compare(b.Removal.GetAt().AsTime()) })
+	ids := make([]string, 0, len(old)-MaxTombstones)
+	for _, m := range old[:len(old)-MaxTombstones] {
+		ids = append(ids, m.ID)
+	}
+	return ids
+}
+
+// Retire closes a member of which nothing is left: its last usage record is sealed and its proof stored in one transaction;
+// lease, ports and counters are given up.
+func (s *Store) Retire(memberID string, absent []string, now time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, known := s.d.members[memberID]
+	if !known || old.Removal != nil {
+		return nil
+	}
+	metered, records := meter.Close(s.d.meter, memberID, now)
+	sealed, err := s.seal(records, now)
+	if err != nil {
+		return err
+	}
+	m := Member{Member: agent.Member{
+		ID: memberID, InstanceID: old.InstanceID, CorrelationID: old.CorrelationID, ExitedAt: old.ExitedAt, ExitCode: old.ExitCode,
+		Removal: &protocol.RemovalProof{
+			At: timestamp(now), Absent: absent, LastUsageSequence: sealed.chain.Sequence, Incarnation: s.d.meta.Incarnation,
+		},
+	}}
+	return s.write(func(b *batch) {
+		sealed.fill(b)
+		b.json(keyMeter, metered)
+		b.json(preMember+memberID, m)
+		b.delete(preLease + memberID)
+		b.delete(preConsumed + memberID)
+	}, func(d *data) {
+		sealed.apply(d)
+		d.meter = metered
+		d.members[memberID] = m
+		delete(d.leases, memberID)
+		delete(d.consumed, memberID)
+	})
+}

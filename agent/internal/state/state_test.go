@@ -1,0 +1,388 @@
+package state_test
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+
+// mesh signs what a hub would.
+type mesh struct {
+	t                  testing.TB
+	root, state, lease ed25519.PrivateKey
+	node               ed25519.PrivateKey
+	bundle             protocol.Bundle
+	epoch              uint64
+}
+
+const nodeID = "node-1"
+
+func newMesh(t testing.TB) *mesh {
+	t.Helper()
+	key := func() ed25519.PrivateKey {
+		_, k, err := ed25519.GenerateKey(rand.Reader)
+		require.NoError(t, err)
+		return k
+	}
+	m := &mesh{t: t, root: key(), state: key(), lease: key(), node: key(), epoch: 1}
+	env := m.bundleEnvelope(1)
+	b, err := protocol.VerifyBundle(env, protocol.Fingerprint(pub(m.root)))
+	require.NoError(t, err)
+	m.bundle = b
+	return m
+}
+
+func pub(k ed25519.PrivateKey) ed25519.PublicKey { return k.Public().(ed25519.PublicKey) }
+
+func (m *mesh) bundleEnvelope(version uint64) *protocol.Envelope {
+	role := func(name string, k ed25519.PrivateKey) *protocol.Role {
+		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{KeyId: protocol.KeyID(pub(k)), Ed25519: pub(k)}}}
+	}
+	env, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
+		TrustDomain: "mesh.example", Version: version, Epoch: m.epoch, IssuedAt: timestamppb.New(noon),
+		Roles: []*protocol.Role{role("root", m.root), role("state", m.state), role("lease", m.lease)},
+	}, protocol.NewEd25519Signer(m.root))
+	require.NoError(m.t, err)
+	return env
+}
+
+func (m *mesh) identity() protocol.NodeIdentity { return protocol.NewNodeIdentity(nodeID, pub(m.node)) }
+
+func workload(member string, revision uint64) *protocol.Workload {
+	return &protocol.Workload{Id: member, InstanceId: "i-" + member, Revision: revision, CorrelationId: "corr"}
+}
+
+// desired signs a state that names the workloads, and returns their documents.
+func (m *mesh) desired(generation uint64, ws ...*protocol.Workload) (protocol.Verified[*protocol.DesiredState], [][]byte) {
+	m.t.Helper()
+	me := m.identity()
+	d := &protocol.DesiredState{
+		NodeId: nodeID, NodeKeySha256: me.KeySHA256[:], Epoch: m.epoch, Generation: generation, IssuedAt: timestamppb.New(noon),
+	}
+	var parts [][]byte
+	for _, w := range ws {
+		raw, err := proto.Marshal(w)
+		require.NoError(m.t, err)
+		sum := sha256.Sum256(raw)
+		d.Parts = append(d.Parts, &protocol.PartRef{Id: w.GetId(), Sha256: sum[:], SizeBytes: uint64(len(raw))})
+		parts = append(parts, raw)
+	}
+	env, err := protocol.SignMessage(protocol.PayloadState, d, protocol.NewEd25519Signer(m.state))
+	require.NoError(m.t, err)
+	v, err := protocol.VerifyState(env, m.bundle, me)
+	require.NoError(m.t, err)
+	return v, parts
+}
+
+func (m *mesh) leases(incarnation string, ls ...*protocol.Lease) protocol.Verified[*protocol.LeaseBatch] {
+	m.t.Helper()
+	env, err := protocol.SignMessage(protocol.PayloadLeases,
+		&protocol.LeaseBatch{NodeId: nodeID, Incarnation: incarnation, Epoch: m.epoch, Leases: ls}, protocol.NewEd25519Signer(m.lease))
+	require.NoError(m.t, err)
+	v, err := protocol.VerifyLeases(env, m.bundle, m.identity())
+	require.NoError(m.t, err)
+	return v
+}
+
+func lease(member string, no uint64) *protocol.Lease {
+	return &protocol.Lease{MemberId: member, LeaseNo: no, ExpiresAt: timestamppb.New(noon.Add(time.Hour * time.Duration(no)))}
+}
+
+func open(t testing.TB, dir string, m *mesh) *state.Store {
+	t.Helper()
+	s, err := state.Open(dir, state.Options{MinFreeBytes: 1})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	require.NoError(t, s.Identify(nodeID, protocol.NewEd25519Signer(m.node)))
+	if !s.Bundle().Valid() {
+		require.NoError(t, s.InitBundle(m.bundle))
+	}
+	return s
+}
+
+func woken(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestLaw02StateNeverGoesBackwards(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	wake := s.Subscribe()
+	v, parts := m.desired(5, workload("a", 1))
+	require.NoError(t, s.AcceptState(v, parts))
+	require.True(t, woken(wake))
+
+	older, _ := m.desired(4, workload("a", 1))
+	other, _ := m.desired(5, workload("a", 2))
+	for reason, refused := range map[string]protocol.Verified[*protocol.DesiredState]{
+		protocol.RefusalOlder: older, protocol.RefusalConflict: other, protocol.RefusalSignature: {},
+	} {
+		require.Equal(t, reason, protocol.RefusalOf(s.AcceptState(refused, nil)))
+		require.False(t, woken(wake), "a refused state wakes nobody")
+		require.EqualValues(t, 5, s.Accepted().Generation)
+	}
+
+	require.NoError(t, s.AcceptState(v, parts), "the same again is no contradiction")
+	require.NoError(t, s.Close())
+
+	s = open(t, dir, m)
+	require.Equal(t, protocol.RefusalOlder, protocol.RefusalOf(s.AcceptState(older, nil)), "after a restart too")
+	digest := v.Digest()
+	require.Equal(t, digest[:], s.Accepted().SHA256)
+	require.EqualValues(t, 1, s.Accepted().Parts[0].Workload.GetRevision())
+}
+
+func TestNewEpochRestartsTheOrderAndTheOldOneIsOver(t *testing.T) {
+	m := newMesh(t)
+	s := open(t, t.TempDir(), m)
+	v, parts := m.desired(5, workload("a", 1))
+	require.NoError(t, s.AcceptState(v, parts))
+	m.epoch = 2
+	next, err := m.bundle.Succeed(m.bundleEnvelope(2))
+	require.NoError(t, err)
+	m.bundle = next
+	require.NoError(t, s.AcceptBundle(next.Envelope()))
+	fresh, _ := m.desired(1)
+	require.NoError(t, s.AcceptState(fresh, nil))
+	require.Equal(t, protocol.RefusalEpoch, protocol.RefusalOf(s.AcceptState(v, parts)))
+}
+
+func TestPartsComeWithTheStateOrLater(t *testing.T) {
+	m := newMesh(t)
+	s := open(t, t.TempDir(), m)
+	v, parts := m.desired(1, workload("a", 1), workload("b", 1))
+	require.NoError(t, s.AcceptState(v, parts[:1]))
+	require.NotNil(t, s.Accepted().Parts[0].Workload)
+	require.Nil(t, s.Accepted().Parts[1].Workload)
+
+	stranger, err := proto.Marshal(workload("c", 1))
+	require.NoError(t, err)
+	require.Equal(t, protocol.RefusalPartDigest, protocol.RefusalOf(s.AcceptState(v, [][]byte{stranger})))
+	require.Equal(t, protocol.RefusalUnknownPart, protocol.RefusalOf(s.AcceptPart(stranger)))
+	require.NoError(t, s.AcceptPart(parts[1]))
+	require.NotNil(t, s.Accepted().Parts[1].Workload)
+
+	sum := s.Accepted().Parts[1].SHA256Hex()
+	require.NoError(t, s.SetVerdict(sum, state.Verdict{Admitted: true}))
+	require.True(t, s.Accepted().Parts[1].Verdict.Admitted)
+
+	next, _ := m.desired(2, workload("a", 1))
+	require.NoError(t, s.AcceptState(next, nil))
+	require.Len(t, s.Accepted().Parts, 1)
+	require.NotNil(t, s.Accepted().Parts[0].Workload, "an unchanged document is not sent again")
+	require.Contains(t, s.Members(), "b", "a member that has left is remembered until it is retired")
+}
+
+func TestOnlyHigherLeasesAreTaken(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	inc := s.Incarnation()
+	require.NoError(t, s.AcceptLeases(m.leases(inc, lease("a", 3), lease("b", 1))))
+	require.NoError(t, s.AcceptLeases(m.leases(inc, lease("a", 2), lease("b", 2))), "old news is no error")
+	require.Equal(t, protocol.RefusalWrongNode, protocol.RefusalOf(s.AcceptLeases(m.leases("another-life", lease("a", 9)))))
+	require.Equal(t, protocol.RefusalMalformed, protocol.RefusalOf(s.AcceptLeases(m.leases(inc, &protocol.Lease{MemberId: "a", LeaseNo: 9}))))
+	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(s.AcceptLeases(protocol.Verified[*protocol.LeaseBatch]{})))
+	require.NoError(t, s.Close())
+	s = open(t, dir, m)
+	require.EqualValues(t, 3, s.Leases()["a"].GetLeaseNo())
+	require.EqualValues(t, 2, s.Leases()["b"].GetLeaseNo())
+	require.Equal(t, inc, s.Incarnation())
+}
+
+func TestBundleOnlySucceeds(t *testing.T) {
+	m := newMesh(t)
+	s := open(t, t.TempDir(), m)
+	require.NoError(t, s.AcceptBundle(m.bundle.Envelope()), "the same again is fine")
+	require.NoError(t, s.AcceptBundle(m.bundleEnvelope(2)))
+	require.Equal(t, protocol.RefusalOlder, protocol.RefusalOf(s.AcceptBundle(m.bundle.Envelope())))
+	stranger := newMesh(t)
+	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(s.AcceptBundle(stranger.bundleEnvelope(3))))
+	require.EqualValues(t, 2, s.Bundle().Version())
+	require.Error(t, s.InitBundle(protocol.Bundle{}))
+}
+
+func TestPortsStayWithTheirMember(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	web := []*protocol.Port{{Name: "http", ContainerPort: 8080, Protocol: "http"}, {Name: "ssh", ContainerPort: 22, Protocol: "tcp"}}
+	free := func(p uint16) bool { return p != 20001 }
+	a, err := s.AssignPorts("a", web, 20000, 20004, free)
+	require.NoError(t, err)
+	require.Equal(t, []uint16{20000, 20002}, []uint16{a[0].Host, a[1].Host})
+	b, err := s.AssignPorts("b", web[:1], 20000, 20004, free)
+	require.NoError(t, err)
+	require.EqualValues(t, 20003, b[0].Host)
+	require.NoError(t, s.Close())
+
+	s = open(t, dir, m)
+	again, err := s.AssignPorts("a", web, 20000, 20004, func(uint16) bool { return false })
+	require.NoError(t, err)
+	require.Equal(t, a, again, "its own ports are not free, because it has them")
+	_, err = s.AssignPorts("c", web, 20000, 20004, free)
+	require.True(t, fault.Is(err, fault.Unavailable))
+	require.NoError(t, s.Retire("a", nil, noon))
+	c, err := s.AssignPorts("c", web, 20000, 20004, free)
+	require.NoError(t, err)
+	require.Equal(t, a, c, "what the retired member had is free again")
+}
+
+// use makes a container of a run up for the given seconds after noon, one beat each ten seconds.
+func use(t testing.TB, s *state.Store, member, run string, seconds int) {
+	t.Helper()
+	require.NoError(t, s.OpenRun(state.Run{ID: run, MemberID: member, OpenedAt: noon}))
+	for at := 0; at <= seconds; at += 10 {
+		beat(t, s, noon.Add(time.Duration(at)*time.Second), meter.Run{RunID: run, MemberID: member, StartedAt: noon, Up: true})
+	}
+}
+
+func beat(t testing.TB, s *state.Store, at time.Time, runs ...meter.Run) {
+	t.Helper()
+	require.NoError(t, s.Beat(meter.Observation{At: at, Runs: runs}, state.Stamp{At: at}))
+}
+
+// sealedSeconds walks the chain of this incarnation as a hub would.
+func sealedSeconds(t testing.TB, s *state.Store, m *mesh) (seconds float64, last *protocol.UsageRecord) {
+	t.Helper()
+	chain := spool.Chain{NodeID: nodeID, Incarnation: s.Incarnation()}
+	for inFlight := uint64(0); ; inFlight++ {
+		_, env, err := s.Segment(inFlight, 1<<20)
+		require.NoError(t, err)
+		if env == nil {
+			return seconds, last
+		}
+		_, err = protocol.VerifySegment(env, pub(m.node))
+		require.NoError(t, err)
+		seg, next, err := spool.Follow(chain, env.GetPayload())
+		require.NoError(t, err)
+		chain = next
+		for _, r := range seg.GetRecords() {
+			last = r
+			if r.GetMeter() == protocol.MeterSessionSeconds {
+				seconds += float64(r.GetQuantity()) / 1e6
+			}
+		}
+	}
+}
+
+func TestUsageIsChainedAndPrunedWhenArchived(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	use(t, s, "a", "r1", 120)
+	seconds, _ := sealedSeconds(t, s, m)
+	require.InDelta(t, 120, seconds, 0)
+	require.EqualValues(t, 120_000_000, s.Consumed("a")[protocol.MeterSessionSeconds])
+	require.Positive(t, s.Spool().UnsentBytes)
+
+	require.NoError(t, s.AcknowledgeUsage(s.Incarnation(), 2, 1))
+	require.NoError(t, s.AcknowledgeUsage("another-life", 99, 99))
+	require.Error(t, s.AcknowledgeUsage(s.Incarnation(), 99, 99), "the hub cannot know more than was sealed")
+	number, env, err := s.Segment(0, 8)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, number)
+	require.NotNil(t, env)
+	require.NoError(t, s.Close())
+
+	s = open(t, dir, m)
+	require.Equal(t, spool.Marks{Posted: 2, Archived: 1}, s.Spool().Marks)
+	before := s.Spool().UnsentBytes
+	require.NoError(t, s.AcknowledgeUsage(s.Incarnation(), s.Spool().LastSegment, s.Spool().LastSegment))
+	require.Positive(t, before)
+	require.Zero(t, s.Spool().UnsentBytes)
+	_, env, err = s.Segment(0, 8)
+	require.NoError(t, err)
+	require.Nil(t, env)
+}
+
+func TestRetiringClosesUsageWithAFinalRecordAndAProof(t *testing.T) {
+	m := newMesh(t)
+	s := open(t, t.TempDir(), m)
+	v, parts := m.desired(1, workload("a", 1))
+	require.NoError(t, s.AcceptState(v, parts))
+	require.NoError(t, s.AcceptLeases(m.leases(s.Incarnation(), lease("a", 1))))
+	use(t, s, "a", "r1", 45)
+	beat(t, s, noon.Add(50*time.Second), meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, ExitedAt: noon.Add(47 * time.Second)})
+	require.True(t, s.Measured("r1"))
+	require.NoError(t, s.CloseRun("r1"))
+	require.NoError(t, s.Retire("a", protocol.RemovalKinds(), noon.Add(time.Minute)))
+
+	seconds, last := sealedSeconds(t, s, m)
+	require.InDelta(t, 47, seconds, 0)
+	require.True(t, last.GetFinal())
+	proof := s.Members()["a"].Removal
+	require.True(t, proof.Complete())
+	require.Equal(t, last.GetSequence(), proof.GetLastUsageSequence())
+	require.Equal(t, s.Incarnation(), proof.GetIncarnation())
+	require.Empty(t, s.Leases())
+	require.Empty(t, s.Consumed("a"))
+	require.NoError(t, s.AcknowledgeRemovals([]string{"a", "unknown"}))
+	require.True(t, s.Members()["a"].Reported)
+}
+
+func TestNewIncarnationKeepsUnsentUsageAndNothingElseTwice(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	old := s.Incarnation()
+	use(t, s, "a", "r1", 120)
+	require.NoError(t, s.AcknowledgeUsage(old, 1, 0))
+	require.NoError(t, s.TakeNewIncarnation(noon.Add(time.Hour)))
+	require.NotEqual(t, old, s.Incarnation())
+	seconds, _ := sealedSeconds(t, s, m)
+	require.InDelta(t, 90, seconds, 0, "the first thirty seconds were posted under the old name")
+	require.EqualValues(t, 120_000_000, s.Consumed("a")[protocol.MeterSessionSeconds])
+	require.NoError(t, s.Close())
+	s = open(t, dir, m)
+	seconds, _ = sealedSeconds(t, s, m)
+	require.InDelta(t, 90, seconds, 0)
+	beat(t, s, noon.Add(160*time.Second), meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, Up: true})
+	seconds, _ = sealedSeconds(t, s, m)
+	require.InDelta(t, 130, seconds, 0)
+}
+
+func TestStateOfAnotherNodeIsNotTouched(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	require.True(t, fault.Is(s.Identify("node-2", nil), fault.Conflict))
+	require.Equal(t, nodeID, s.NodeID())
+}
+
+func TestSecondOpenerIsTurnedAway(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	open(t, dir, m)
+	_, err := state.Open(dir, state.Options{MinFreeBytes: 1})
+	require.True(t, fault.Is(err, fault.Unavailable))
+	require.ErrorContains(t, err, "stop that one first")
+}
+
+func TestManyDocumentsFitOneTransaction(t *testing.T) {
+	m := newMesh(t)
+	s := open(t, t.TempDir(), m)
+	var ws []*protocol.Workload
+	for i := range protocol.MaxParts {
+		w := workload(fmt.Sprintf("member-%04d", i), 1)
+		w.ParametersJson = string(make([]byte, 400))
+		ws = append(ws, w)
+	}
+	v, parts := m.desired(1, ws...)
+	require.NoError(t, s.AcceptState(v, parts))
+	require.Len(t, s.Accepted().Parts, protocol.MaxParts)
+}

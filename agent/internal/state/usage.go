@@ -1,0 +1,297 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dgraph-io/badger/v4"
+	"github.com/google/uuid"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// sealing is what one write adds to the spool.
+type sealing struct {
+	s        *Store
+	chain    spool.Chain
+	segments []signed
+	consumed map[string]map[string]int64
+}
+
+type signed struct {
+	number uint64
+	raw    []byte
+}
+
+// seal turns records into signed segments after the present chain, without writing anything yet.
+func (s *Store) seal(records []*protocol.UsageRecord, now time.Time) (sealing, error) {
+	out := sealing{s: s, chain: s.d.chain, consumed: map[string]map[string]int64{}}
+	for _, r := range records {
+		totals, started := out.consumed[r.GetMemberId()]
+		if !started {
+			totals = maps.Clone(s.d.consumed[r.GetMemberId()])
+			if totals == nil {
+				totals = map[string]int64{}
+			}
+			out.consumed[r.GetMemberId()] = totals
+		}
+		totals[r.GetMeter()] += r.GetQuantity()
+	}
+	if len(records) > 0 && s.node.signer == nil {
+		return sealing{}, errors.New("state: usage cannot be sealed before the node is identified")
+	}
+	for len(records) > 0 {
+		var sealed spool.Sealed
+		var err error
+		if sealed, out.chain, records, err = spool.Seal(out.chain, records, now); err != nil {
+			return sealing{}, err
+		}
+		env, err := protocol.Sign(protocol.PayloadSegment, sealed.Payload, s.node.signer)
+		if err != nil {
+			return sealing{}, err
+		}
+		raw, err := proto.Marshal(env)
+		if err != nil {
+			return sealing{}, err
+		}
+		out.segments = append(out.segments, signed{sealed.Segment.GetNumber(), raw})
+	}
+	return out, nil
+}
+
+func (x sealing) fill(b *batch) {
+	if len(x.segments) == 0 {
+		return
+	}
+	b.json(keyChain, x.chain)
+	for _, seg := range x.segments {
+		b.raw(segmentKey(x.chain.Incarnation, seg.number), seg.raw)
+	}
+	for id, totals := range x.consumed {
+		b.json(preConsumed+id, totals)
+	}
+}
+
+func (x sealing) apply(d *data) {
+	d.chain = x.chain
+	for _, seg := range x.segments {
+		d.sizes[seg.number] = int64(len(seg.raw))
+		d.unsent += int64(len(seg.raw))
+	}
+	maps.Copy(d.consumed, x.consumed)
+}
+
+// Beat takes one observation of all containers into the meter, and writes what it says in one transaction: open intervals,
+// sealed records and the time. A beat that cannot be written changes nothing; the next one makes up for it.
+func (s *Store) Beat(o meter.Observation, stamp Stamp) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	metered, records := meter.Beat(s.d.meter, o)
+	sealed, err := s.seal(records, o.At)
+	if err != nil {
+		return err
+	}
+	return s.write(func(b *batch) {
+		sealed.fill(b)
+		b.json(keyMeter, metered)
+		b.json(keyStamp, stamp)
+	}, func(d *data) {
+		sealed.apply(d)
+		d.meter, d.stamp = metered, stamp
+	})
+}
+
+// Measured reports whether the run's interval has ended and its records are sealed, or never began.
+func (s *Store) Measured(runID string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !slices.ContainsFunc(s.d.meter.Intervals, func(iv meter.Interval) bool {
+		return iv.RunID == runID && !iv.StartedAt.IsZero()
+	})
+}
+
+// Consumed returns what a member has used, in base units by meter, as far as it is sealed.
+func (s *Store) Consumed(memberID string) map[string]int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.d.consumed[memberID])
+}
+
+// Segment returns the signed segment of this incarnation to send next, when inFlight of at most window segments after the
+// last posted one are under way. It is nil when there is none.
+func (s *Store) Segment(inFlight, window uint64) (number uint64, env *protocol.Envelope, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	number, ok := spool.Next(s.d.marks, s.d.chain, inFlight, window)
+	if !ok {
+		return 0, nil, nil
+	}
+	env, err = s.segment(number)
+	return number, env, err
+}
+
+func (s *Store) segment(number uint64) (*protocol.Envelope, error) {
+	if s.closed {
+		return nil, errors.New("state: closed")
+	}
+	env := &protocol.Envelope{}
+	err := s.db.View(func(tx *badger.Txn) error {
+		item, err := tx.Get([]byte(segmentKey(s.d.chain.Incarnation, number)))
+		if err != nil {
+			return err
+		}
+		return item.Value(func(raw []byte) error { return proto.Unmarshal(raw, env) })
+	})
+	if err != nil {
+		return nil, fmt.Errorf("state: segment %d: %w", number, err)
+	}
+	return env, nil
+}
+
+// SpoolState is how the usage of this incarnation stands.
+type SpoolState struct {
+	Incarnation  string
+	LastSegment  uint64
+	LastSequence uint64
+	Marks        spool.Marks
+	UnsentBytes  int64
+}
+
+// Spool says how the usage of this incarnation stands.
+func (s *Store) Spool() SpoolState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return SpoolState{s.d.meta.Incarnation, s.d.chain.Number, s.d.chain.Sequence, s.d.marks, s.d.unsent}
+}
+
+// AcknowledgeUsage takes in how far the hub has come, and forgets what is archived. It fails, and changes nothing, when the
+// hub has posted what this store never sealed: then TakeNewIncarnation is due.
+func (s *Store) AcknowledgeUsage(incarnation string, posted, archived uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	marks, err := spool.Acknowledge(s.d.marks, s.d.chain, incarnation, posted, archived)
+	if err != nil || marks == s.d.marks {
+		return err
+	}
+	var pruned []uint64
+	var posting int64
+	for number, size := range s.d.sizes {
+		if number > s.d.marks.Posted && number <= marks.Posted {
+			posting += size
+		}
+		if number <= spool.Prunable(marks) {
+			pruned = append(pruned, number)
+		}
+	}
+	return s.write(func(b *batch) {
+		b.json(keyMarks, marks)
+		for _, number := range pruned {
+			b.delete(segmentKey(s.d.chain.Incarnation, number))
+		}
+	}, func(d *data) {
+		d.marks = marks
+		d.unsent -= posting
+		for _, number := range pruned {
+			delete(d.sizes, number)
+		}
+	})
+}
+
+// TakeNewIncarnation gives the store a new random name, because the hub knows more of the old one than this disk does.
+// Usage that the hub has not posted is sealed again under the new name. Leases stay; what runs goes on.
+func (s *Store) TakeNewIncarnation(now time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var kept []*protocol.UsageSegment
+	for number := s.d.marks.Posted + 1; number <= s.d.chain.Number; number++ {
+		env, err := s.segment(number)
+		if err != nil {
+			return err
+		}
+		seg := &protocol.UsageSegment{}
+		if err := proto.Unmarshal(env.GetPayload(), seg); err != nil {
+			return fmt.Errorf("state: segment %d: %w", number, err)
+		}
+		kept = append(kept, seg)
+	}
+	m := s.d.meta
+	m.Incarnation = uuid.NewString()
+	chain, records := spool.Reincarnate(s.d.chain, m.Incarnation, s.d.marks, kept, nil)
+	before := s.d
+	s.d.chain = chain
+	sealed, err := s.seal(records, now)
+	s.d.chain = before.chain
+	if err != nil {
+		return err
+	}
+	// The records are in the totals already.
+	sealed.consumed = nil
+	// The new segments first, one by one: nobody reads them until meta names their incarnation.
+	for _, seg := range sealed.segments {
+		if err := s.write(func(b *batch) { b.raw(segmentKey(m.Incarnation, seg.number), seg.raw) }, func(*data) {}); err != nil {
+			return err
+		}
+	}
+	err = s.write(func(b *batch) {
+		b.json(keyMeta, m)
+		b.json(keyChain, sealed.chain)
+		b.json(keyMarks, spool.Marks{})
+	}, func(d *data) {
+		d.meta, d.chain, d.marks = m, sealed.chain, spool.Marks{}
+		d.sizes, d.unsent = map[uint64]int64{}, 0
+		for _, seg := range sealed.segments {
+			d.sizes[seg.number] = int64(len(seg.raw))
+			d.unsent += int64(len(seg.raw))
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return s.tidy()
+}
+
+// tidy counts what is unsent and removes the segments of incarnations that this store no longer has.
+func (s *Store) tidy() error {
+	s.d.unsent = 0
+	for number, size := range s.d.sizes {
+		if number > s.d.marks.Posted {
+			s.d.unsent += size
+		}
+	}
+	var stale []string
+	err := s.db.View(func(tx *badger.Txn) error {
+		it := tx.NewIterator(badger.IteratorOptions{Prefix: []byte(preSegment)})
+		defer it.Close()
+		for it.Rewind(); it.Valid(); it.Next() {
+			if key := string(it.Item().KeyCopy(nil)); !strings.HasPrefix(key, preSegment+s.d.meta.Incarnation+"/") {
+				stale = append(stale, key)
+			}
+		}
+		return nil
+	})
+	if err != nil || len(stale) == 0 {
+		return err
+	}
+	const atOnce = 1000
+	for chunk := range slices.Chunk(stale, atOnce) {
+		err := s.write(func(b *batch) {
+			for _, key := range chunk {
+				b.delete(key)
+			}
+		}, func(*data) {})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func timestamp(t time.Time) *timestamppb.Timestamp { return timestamppb.New(t) }
