@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -45,9 +46,7 @@ func (m Manifest) CheckConfig(raw []byte) (map[string]any, error) {
 // resolveParameters validates the parameters and adds the schema's defaults.
 func (m Manifest) resolveParameters(params map[string]any) (map[string]any, error) {
 	all := make(map[string]any, len(params))
-	for name, v := range params {
-		all[name] = v
-	}
+	maps.Copy(all, params)
 	for name, property := range m.parameterSchemas() {
 		if _, given := all[name]; given {
 			continue

@@ -69,7 +69,7 @@ func malformed(pointer, reason, hint string) error {
 	return invalid(fault.Malformed, CodeMalformed, "The manifest cannot be read.", []fault.Field{{Pointer: pointer, Reason: reason, Hint: hint}})
 }
 
-// flatSampleKeys are top-level keys of the one-layer sample that an older page shows.
+// refuseFlatSample tells the writer of a one-layer manifest, as an older page shows it, where the keys go.
 func refuseFlatSample(tree any) error {
 	top, ok := tree.(map[string]any)
 	if !ok {
@@ -173,12 +173,10 @@ func parseTree(doc []byte) (any, error) {
 
 // lineOf keeps the line number of a YAML error and drops the rest, which may quote the document.
 func lineOf(err error) string {
-	text := err.Error()
-	at := strings.Index(text, "line ")
-	if at < 0 {
+	_, digits, found := strings.Cut(err.Error(), "line ")
+	if !found {
 		return "syntax error"
 	}
-	digits := text[at+len("line "):]
 	end := 0
 	for end < len(digits) && digits[end] >= '0' && digits[end] <= '9' {
 		end++

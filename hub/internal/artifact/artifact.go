@@ -1,0 +1,281 @@
+// Package artifact owns what is shipped: publish intents, artifacts with their digests and the evidence that makes them
+// trusted, and the OCI registry that holds the bytes. Which keys may sign for a repository is told to it; apps and versions
+// are the catalogue's.
+package artifact
+
+import (
+	"context"
+	"crypto/ed25519"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/imagesign"
+)
+
+const (
+	// MaxPage bounds a listing.
+	MaxPage = 200
+	// IntentLifetime is how long the credentials of a publish intent get tokens.
+	IntentLifetime = time.Hour
+)
+
+// KindOCI is the one kind of artifact that is served so far.
+const KindOCI = "oci"
+
+// Status of an artifact.
+type Status string
+
+// The statuses. Only an active artifact may be named by an active version.
+const (
+	Registered Status = "registered"
+	Active     Status = "active"
+	Deprecated Status = "deprecated"
+	Retired    Status = "retired"
+	Revoked    Status = "revoked"
+)
+
+// TrustState says what is known about an artifact's signature.
+type TrustState string
+
+// The trust states.
+const (
+	// Unverified has no signature.
+	Unverified TrustState = "unverified"
+	// Verified is signed by a publisher who may speak for the repository.
+	Verified TrustState = "verified"
+	// Rejected has signatures, none of which counts.
+	Rejected TrustState = "rejected"
+	// TrustRevoked was verified by a key that has been revoked since.
+	TrustRevoked TrustState = "revoked"
+)
+
+// Codes of the faults of this slice.
+const (
+	CodeNotVerified = "artifact_not_verified"
+	CodeNotPushed   = "artifact_not_pushed"
+	CodeUnsupported = "artifact_unsupported"
+	CodeIntentEnded = "publish_intent_ended"
+)
+
+// Actor is who asked.
+type Actor struct{ Type, ID string }
+
+// Intent lets one project push to one repository for a while.
+type Intent struct {
+	ID, OrgID, ProjectID string
+	AppSlug, AppVersion  string
+	ArtifactName         string
+	ArtifactKind         string
+	Channel              string
+	Repository, Tag      string
+	CreatedBy            Actor
+	CreatedAt, ExpiresAt time.Time
+}
+
+// Evidence is one reason to trust an artifact.
+type Evidence struct {
+	// Kind is signature or provenance.
+	Kind string `json:"kind"`
+	// KeyID is the publisher's.
+	KeyID string `json:"key_id"`
+	// Digest is that of the evidence itself: of the signed payload.
+	Digest     string    `json:"digest,omitempty"`
+	VerifiedAt time.Time `json:"verified_at"`
+}
+
+// Artifact is one registered digest.
+type Artifact struct {
+	ID, OrgID, ProjectID string
+	AppSlug, AppVersion  string
+	ArtifactName         string
+	ArtifactKind         string
+	Repository           string
+	// Digest is sha256:<hex> of the image's manifest or index.
+	Digest    string
+	MediaType string
+	// SizeBytes counts manifests, configs and layers, each as often as it is named.
+	SizeBytes int64
+	// Platforms are os/architecture[/variant].
+	Platforms       []string
+	Status          Status
+	TrustState      TrustState
+	Channel         string
+	Evidence        []Evidence
+	ResourceVersion int64
+	CreatedBy       Actor
+	CreatedAt       time.Time
+	UpdatedAt       time.Time
+}
+
+// Repository is where an app's artifact lies; orgSlug is empty for apps of the platform.
+func Repository(orgSlug, appSlug, artifactName string) string {
+	if orgSlug == "" {
+		return "apps/" + appSlug + "/" + artifactName
+	}
+	return "org/" + orgSlug + "/" + appSlug + "/" + artifactName
+}
+
+// OrgSlugOf returns the org to which a repository belongs; empty for one of the platform. ok is false for a name that no
+// artifact can have.
+func OrgSlugOf(repository string) (orgSlug string, ok bool) {
+	steps := strings.Split(repository, "/")
+	switch {
+	case len(steps) == 4 && steps[0] == "org":
+		return steps[1], true
+	case len(steps) == 3 && steps[0] == "apps":
+		return "", true
+	}
+	return "", false
+}
+
+// tagOf makes a version a tag: a plus sign may stand in the one and not in the other.
+func tagOf(version, channel string) string {
+	return strings.ReplaceAll(version, "+", "_") + "-" + channel
+}
+
+// NewIntent makes an intent without keeping it.
+func NewIntent(i Intent, now time.Time) Intent {
+	i.Tag = tagOf(i.AppVersion, i.Channel)
+	i.CreatedAt, i.ExpiresAt = now, now.Add(IntentLifetime)
+	return i
+}
+
+// AddIntent keeps an intent.
+func AddIntent(ctx context.Context, tx db.Tx, i Intent) error { return insertIntent(ctx, tx, i) }
+
+// CheckIntentOpen reports, as a fault, that an intent does not exist or has ended.
+func CheckIntentOpen(ctx context.Context, tx db.Tx, id string, now time.Time) error {
+	ended := fault.New(fault.Unauthenticated, CodeIntentEnded, "The publish intent has ended; ask for a new one.", nil).Lasting()
+	if !db.IsID(id) {
+		return ended
+	}
+	i, found, err := selectIntent(ctx, tx, id)
+	if err != nil {
+		return err
+	}
+	if !found || now.After(i.ExpiresAt) {
+		return ended
+	}
+	return nil
+}
+
+// SignerKey is a publisher who may sign for the repository in question.
+type SignerKey struct {
+	KeyID string
+	Key   ed25519.PublicKey
+}
+
+// Judge decides what an image's signatures are worth. Keys that the trust bundle has revoked are not among signers.
+func Judge(img Image, repository, digest string, signers []SignerKey, now time.Time) (TrustState, []Evidence) {
+	if len(img.Signatures) == 0 {
+		return Unverified, []Evidence{}
+	}
+	evidence := []Evidence{}
+	for _, s := range img.Signatures {
+		for _, k := range signers {
+			if imagesign.Check(k.Key, s.Payload, s.Signature, repository, digest) != nil {
+				continue
+			}
+			e := Evidence{Kind: "signature", KeyID: k.KeyID, Digest: s.PayloadDigest, VerifiedAt: now}
+			if !slices.ContainsFunc(evidence, func(old Evidence) bool { return old.KeyID == e.KeyID }) {
+				evidence = append(evidence, e)
+			}
+		}
+	}
+	if len(evidence) == 0 {
+		return Rejected, evidence
+	}
+	return Verified, evidence
+}
+
+// Register keeps a digest with what was found out about it. Registering the same digest for the same version again takes
+// the new findings, so that a signature which was pushed late counts; it never makes a revoked one good.
+func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before *Artifact, after Artifact, err error) {
+	old, found, err := selectOne(ctx, tx, a.Repository, a.Digest, a.AppVersion)
+	if err != nil {
+		return nil, Artifact{}, err
+	}
+	a.CreatedAt, a.UpdatedAt, a.Status, a.ResourceVersion = now, now, Registered, 1
+	if !found {
+		return nil, a, insertArtifact(ctx, tx, a)
+	}
+	if old.ProjectID != a.ProjectID {
+		return nil, Artifact{}, fault.New(fault.Conflict, "artifact_exists", "Another project has registered this digest for this version.", nil).
+			At("/digest", "is registered already").Lasting()
+	}
+	if old.Status == Revoked || old.TrustState == TrustRevoked {
+		return nil, Artifact{}, fault.New(fault.Conflict, "artifact_revoked", "This artifact was revoked; push and register another one.", nil).
+			At("/digest", "was revoked").Lasting()
+	}
+	a.ID, a.CreatedAt, a.CreatedBy, a.Status, a.ResourceVersion = old.ID, old.CreatedAt, old.CreatedBy, old.Status, old.ResourceVersion+1
+	return &old, a, updateArtifact(ctx, tx, a)
+}
+
+// Promotion is one artifact that became active.
+type Promotion struct{ Before, After Artifact }
+
+// Activate makes the artifacts behind image references (repository@digest) active for a version, or says which of them are
+// not verified. It returns those that changed.
+func Activate(ctx context.Context, tx db.Tx, appVersion string, refs []string, now time.Time) ([]Promotion, error) {
+	refused := fault.New(fault.Conflict, CodeNotVerified,
+		"The version names images that are not registered and verified; push, sign and register them first.", nil).Lasting()
+	var out []Promotion
+	for i, ref := range refs {
+		repository, digest, _ := strings.Cut(ref, "@")
+		a, found, err := selectOne(ctx, tx, repository, digest, appVersion)
+		if err != nil {
+			return nil, err
+		}
+		pointer := fmt.Sprintf("/version/runtime_profile/image_variants/%d/image_ref", i)
+		switch {
+		case !found:
+			refused = refused.At(pointer, "is not registered for this version")
+		case a.TrustState != Verified:
+			refused = refused.At(pointer, "is "+string(a.TrustState))
+		case a.Status != Registered && a.Status != Active:
+			refused = refused.At(pointer, "is "+string(a.Status))
+		case a.Status == Registered:
+			next := a
+			next.Status, next.UpdatedAt, next.ResourceVersion = Active, now, a.ResourceVersion+1
+			if err := updateArtifact(ctx, tx, next); err != nil {
+				return nil, err
+			}
+			out = append(out, Promotion{Before: a, After: next})
+		}
+	}
+	if len(refused.Fields) > 0 {
+		return nil, refused
+	}
+	return out, nil
+}
+
+// Filter says which artifacts a listing shows.
+type Filter struct {
+	ProjectID string
+	// AppSlug empty means all apps.
+	AppSlug string
+	// After is the id of the last artifact of the page before.
+	After string
+	Limit int
+}
+
+// List returns a project's artifacts in the order of their registration.
+func List(ctx context.Context, tx db.Tx, f Filter) ([]Artifact, error) {
+	if f.After != "" && !db.IsID(f.After) {
+		return nil, fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).
+			At("query/cursor", "not a cursor of this listing").Lasting()
+	}
+	if f.Limit <= 0 || f.Limit > MaxPage {
+		f.Limit = MaxPage
+	}
+	return selectArtifacts(ctx, tx, f)
+}
+
+// OfVersion returns every artifact of a version, whichever project registered it.
+func OfVersion(ctx context.Context, tx db.Tx, appSlug, appVersion string) ([]Artifact, error) {
+	return selectOfVersion(ctx, tx, appSlug, appVersion)
+}

@@ -1,0 +1,247 @@
+package artifact
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/distribution/distribution/v3"
+	"github.com/distribution/distribution/v3/configuration"
+	"github.com/distribution/distribution/v3/registry/auth"
+	"github.com/distribution/distribution/v3/registry/handlers"
+	"github.com/distribution/distribution/v3/registry/storage"
+	"github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	// MaxUploadBytes bounds the body of one request to the registry; a longer one breaks off. Clients upload a layer in one.
+	MaxUploadBytes = 64 << 30
+	// maxStorageThreads bounds concurrent file operations; more wait.
+	maxStorageThreads = 64
+	// accessName is under which the access control is known to the distribution library.
+	accessName = "gpuaas"
+)
+
+// RegistryConfig wires a Registry.
+type RegistryConfig struct {
+	// Dir holds the blobs; it is made when it is missing.
+	Dir string
+	// Host is host:port under which clients reach the registry.
+	Host string
+	// SigningKey signs credentials and tokens.
+	SigningKey ed25519.PrivateKey
+	// TrustDomain is that of the nodes' certificates. The HTTPS server must verify client certificates that are given
+	// (tls.VerifyClientCertIfGiven) against the node authority.
+	TrustDomain string
+	// IntentOpen reports as a fault that a publish intent has ended (CheckIntentOpen in a read transaction).
+	IntentOpen func(ctx context.Context, intentID string) error
+	// Authenticate finds out who a person's or service account's access token belongs to; the subject is for the log.
+	Authenticate func(ctx context.Context, accessToken string) (subject string, err error)
+	// MayPull reports as a fault that the token's owner may not read the repository.
+	MayPull func(ctx context.Context, accessToken, repository string) error
+	Now     func() time.Time
+	Log     *slog.Logger
+}
+
+// Registry is the OCI registry at /v2/: push with the credentials of a publish intent, pull with a node's credential or with
+// the permission to read artifacts. It stores; whether an image is trusted is decided when it is registered.
+type Registry struct {
+	conf    RegistryConfig
+	log     *slog.Logger
+	tokens  issuerOfTokens
+	app     *handlers.App
+	driver  driver.StorageDriver
+	content distribution.Namespace
+}
+
+//nolint:gochecknoglobals // the library keeps its own global list of access controls and refuses a second entry
+var registerAccess = sync.OnceValue(func() error {
+	return auth.Register(accessName, func(options map[string]any) (auth.AccessController, error) {
+		r, ok := options["registry"].(*Registry)
+		if !ok {
+			return nil, errors.New("the access control needs its registry")
+		}
+		return r, nil
+	})
+})
+
+// OpenRegistry opens the blobs below the directory. Close the context to end it.
+func OpenRegistry(ctx context.Context, conf RegistryConfig) (r *Registry, err error) {
+	if conf.Log == nil {
+		conf.Log = slog.New(slog.DiscardHandler)
+	}
+	dir, err := filepath.Abs(conf.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("registry directory: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fault.New(fault.Unavailable, "registry_unavailable", "The registry's directory cannot be made; check the hub's data directory.", err)
+	}
+	if err := registerAccess(); err != nil {
+		return nil, fmt.Errorf("register the access control: %w", err)
+	}
+	quiet(conf.Log)
+	r = &Registry{conf: conf, log: conf.Log, tokens: issuerOfTokens{key: conf.SigningKey, now: conf.Now}}
+	r.driver = filesystem.New(filesystem.DriverParameters{RootDirectory: dir, MaxThreads: maxStorageThreads})
+	if r.content, err = storage.NewRegistry(ctx, r.driver); err != nil {
+		return nil, fmt.Errorf("open the registry's content: %w", err)
+	}
+	secret, err := hkdf.Key(sha256.New, conf.SigningKey.Seed(), nil, "gpuaas registry upload state", sha256.Size)
+	if err != nil {
+		return nil, fmt.Errorf("derive the registry's secret: %w", err)
+	}
+	// The library panics where others return an error.
+	defer func() {
+		if p := recover(); p != nil {
+			r, err = nil, fmt.Errorf("open the registry: %v", p)
+		}
+	}()
+	c := &configuration.Configuration{
+		Storage: configuration.Storage{
+			"filesystem": configuration.Parameters{"rootdirectory": dir, "maxthreads": maxStorageThreads},
+			"redirect":   configuration.Parameters{"disable": true},
+			// PurgeUploads does it, where a caller can end it.
+			"maintenance": configuration.Parameters{"uploadpurging": map[any]any{"enabled": false}},
+		},
+		Auth: configuration.Auth{accessName: configuration.Parameters{"registry": r}},
+	}
+	c.HTTP.Secret = hex.EncodeToString(secret)
+	c.HTTP.RelativeURLs = true
+	r.app = handlers.NewApp(ctx, c)
+	return r, nil
+}
+
+// quiet keeps the library's logger, which is global, out of the hub's own output.
+func quiet(log *slog.Logger) {
+	logrus.SetOutput(io.Discard)
+	logrus.SetLevel(logrus.ErrorLevel)
+	logrus.StandardLogger().ReplaceHooks(logrus.LevelHooks{logrus.ErrorLevel: []logrus.Hook{logHook{log}}})
+}
+
+// logHook passes messages on without their fields, which quote requests.
+type logHook struct{ log *slog.Logger }
+
+// Levels is part of logrus.Hook.
+func (logHook) Levels() []logrus.Level { return []logrus.Level{logrus.ErrorLevel} }
+
+// Fire is part of logrus.Hook.
+func (h logHook) Fire(e *logrus.Entry) error {
+	// Every 401 and 404 is an error to the library; here they are an ordinary day.
+	h.log.Debug("registry", "message", e.Message)
+	return nil
+}
+
+// Host is host:port under which clients reach the registry.
+func (r *Registry) Host() string { return r.conf.Host }
+
+// ServeHTTP serves /v2/ and the token endpoint.
+func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if req.URL.Path == TokenPath {
+		r.serveToken(w, req)
+		return
+	}
+	req.Body = http.MaxBytesReader(w, req.Body, MaxUploadBytes)
+	r.app.ServeHTTP(w, req)
+}
+
+// Authorized is how the distribution library asks whether a request may do what it wants to.
+func (r *Registry) Authorized(req *http.Request, access ...auth.Access) (*auth.Grant, error) {
+	challenge := challenge{realm: realmOf(req), access: access}
+	scheme, token, _ := strings.Cut(req.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") || token == "" {
+		return nil, challenge
+	}
+	c, err := r.tokens.read(audienceAccess, token)
+	if err != nil {
+		challenge.code = "invalid_token"
+		return nil, challenge
+	}
+	if c.NodeID != "" && !r.showsNode(req.TLS, c.NodeID) {
+		challenge.code = "invalid_token"
+		return nil, challenge
+	}
+	g := &auth.Grant{User: auth.UserInfo{Name: c.Subject}}
+	for _, a := range access {
+		if a.Type != "repository" || !slices.ContainsFunc(c.Grants, func(held grant) bool {
+			return held.Repository == a.Name && slices.Contains(held.Actions, a.Action)
+		}) {
+			challenge.code = "insufficient_scope"
+			return nil, challenge
+		}
+		g.Resources = append(g.Resources, a.Resource)
+	}
+	return g, nil
+}
+
+// realmOf names the token endpoint by the host that the client itself called.
+func realmOf(req *http.Request) string {
+	scheme := "https"
+	if req.TLS == nil {
+		scheme = "http"
+	}
+	return scheme + "://" + req.Host + TokenPath
+}
+
+// challenge is a 401 that tells the client where to get which token.
+type challenge struct {
+	realm  string
+	access []auth.Access
+	code   string
+}
+
+// Error is part of auth.Challenge.
+func (challenge) Error() string { return "the registry wants a token" }
+
+// SetHeaders is part of auth.Challenge (RFC 6750, distribution token specification).
+func (c challenge) SetHeaders(_ *http.Request, w http.ResponseWriter) {
+	header := fmt.Sprintf("Bearer realm=%q,service=%q", c.realm, audienceAccess)
+	actions := map[string][]string{}
+	var names []string
+	for _, a := range c.access {
+		if a.Type != "repository" {
+			continue
+		}
+		if actions[a.Name] == nil {
+			names = append(names, a.Name)
+		}
+		actions[a.Name] = append(actions[a.Name], a.Action)
+	}
+	var scopes []string
+	for _, name := range names {
+		scopes = append(scopes, "repository:"+name+":"+strings.Join(actions[name], ","))
+	}
+	if len(scopes) > 0 {
+		header += fmt.Sprintf(",scope=%q", strings.Join(scopes, " "))
+	}
+	if c.code != "" {
+		header += fmt.Sprintf(",error=%q", c.code)
+	}
+	w.Header().Set("WWW-Authenticate", header)
+}
+
+// PurgeUploads removes uploads that were begun before olderThan and never finished. It says how many files went.
+func (r *Registry) PurgeUploads(ctx context.Context, olderThan time.Time) (int, error) {
+	deleted, errs := storage.PurgeUploads(ctx, r.driver, olderThan, true)
+	// There is nothing to purge before the first upload.
+	errs = slices.DeleteFunc(errs, func(err error) bool {
+		return errors.As(err, new(driver.PathNotFoundError))
+	})
+	return len(deleted), errors.Join(errs...)
+}

@@ -1,0 +1,164 @@
+package catalog
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Want is a wish to run an app. The modes are hints.
+type Want struct {
+	AppSlug, Version                 string
+	OrgID, ProjectID                 string
+	OperatingMode, ControlPlaneScope string
+	ParametersJSON, ConfigJSON       []byte
+	// Now, where set, refuses a version whose publisher's delegation has ended: the node would refuse it as well.
+	Now time.Time
+	// Revoked, where set, says whether the trust bundle has revoked a key.
+	Revoked func(keyID string) bool
+}
+
+// Hint says what became of a requested mode.
+type Hint struct {
+	Field, Requested, Effective, Reason string
+}
+
+// Resolved is what the server decided.
+type Resolved struct {
+	App     App
+	Version Version
+	// Parameters are the tenant's, checked; defaults are added where the services are lowered.
+	Parameters map[string]any
+	Config     map[string]any
+	// ManifestEnvelope and DelegationEnvelope are protobuf; the latter is empty where a catalog key signed directly.
+	ManifestEnvelope   []byte
+	DelegationEnvelope []byte
+
+	OperatingMode      string
+	ControlPlaneScope  string
+	RuntimeBackend     string
+	TenantBoundaryMode string
+	HintResults        []Hint
+	// MaxAccelerators is 0 for no limit.
+	MaxAccelerators int
+}
+
+// Resolve decides what runs: the project must be entitled to the app, the version active and allowed, parameters and config
+// valid; modes are the requested ones where app and policy allow them, else the first that both do.
+func Resolve(ctx context.Context, tx db.Tx, w Want) (Resolved, error) {
+	a, err := selectApp(ctx, tx, w.AppSlug)
+	if fault.Is(err, fault.NotFound) || err == nil && !a.VisibleTo(w.OrgID) {
+		return Resolved{}, unknown("/app_slug", "names no app of the catalogue")
+	}
+	if err != nil {
+		return Resolved{}, err
+	}
+	e, err := selectEntitlement(ctx, tx, w.ProjectID, w.AppSlug)
+	if err != nil && !fault.Is(err, fault.NotFound) {
+		return Resolved{}, err
+	}
+	if err != nil || !e.Enabled {
+		return Resolved{}, fault.New(fault.Forbidden, CodeNotEntitled, "The project is not entitled to this app; ask an org admin for an entitlement.", nil).
+			At("/app_slug", "the project has no entitlement to it").Lasting()
+	}
+	v, err := selectVersion(ctx, tx, w.AppSlug, w.Version)
+	if fault.Is(err, fault.NotFound) {
+		return Resolved{}, unknown("/version", "names no version of the app")
+	}
+	if err != nil {
+		return Resolved{}, err
+	}
+	if v.Status != Active {
+		return Resolved{}, conflict(CodeVersionNotActive, "Only active versions can be launched; this one is "+string(v.Status)+".").
+			At("/version", "is not active")
+	}
+	if len(e.Policy.AllowedVersions) > 0 && !slices.Contains(e.Policy.AllowedVersions, v.Version) {
+		return Resolved{}, policyRefused("/version", "the project's entitlement does not allow this version")
+	}
+	out := Resolved{
+		App: a, Version: v, ManifestEnvelope: v.ManifestEnvelope, RuntimeBackend: v.Manifest.Version.RuntimeBackend,
+		MaxAccelerators: e.Policy.MaxAccelerators,
+	}
+	if out.DelegationEnvelope, err = delegationOf(ctx, tx, v, w); err != nil {
+		return Resolved{}, err
+	}
+	if out.Parameters, err = v.Manifest.CheckParameters(w.ParametersJSON); err != nil {
+		return Resolved{}, err
+	}
+	if out.Config, err = v.Manifest.CheckConfig(w.ConfigJSON); err != nil {
+		return Resolved{}, err
+	}
+	return out, out.decideModes(w, e.Policy)
+}
+
+func (r *Resolved) decideModes(w Want, p Policy) error {
+	modes := r.Version.Manifest.App.SupportedModes
+	var err error
+	if r.OperatingMode, err = r.choose("operating_mode", w.OperatingMode, modes.OperatingModes, p.AllowedOperatingModes); err != nil {
+		return err
+	}
+	if r.ControlPlaneScope, err = r.choose("control_plane_scope", w.ControlPlaneScope, modes.ControlPlaneScopes, p.AllowedControlPlaneScopes); err != nil {
+		return err
+	}
+	switch r.ControlPlaneScope {
+	case "platform":
+		r.TenantBoundaryMode = "platform_shared"
+	case "tenant":
+		r.TenantBoundaryMode = "tenant_shared"
+	default:
+		r.TenantBoundaryMode = "project_isolated"
+	}
+	return nil
+}
+
+func (r *Resolved) choose(field, requested string, supported, allowed []string) (string, error) {
+	may := func(mode string) bool { return len(allowed) == 0 || slices.Contains(allowed, mode) }
+	i := slices.IndexFunc(supported, may)
+	if i < 0 {
+		return "", policyRefused("/"+field, "the project's entitlement allows none that the app supports")
+	}
+	if requested == "" {
+		return supported[i], nil
+	}
+	h := Hint{Field: field, Requested: requested, Effective: requested, Reason: "as_requested"}
+	switch {
+	case !slices.Contains(supported, requested):
+		h.Effective, h.Reason = supported[i], "not_supported_by_app"
+	case !may(requested):
+		h.Effective, h.Reason = supported[i], "not_allowed_by_policy"
+	}
+	r.HintResults = append(r.HintResults, h)
+	return h.Effective, nil
+}
+
+// delegationOf returns the newest delegation under which the version was signed: a renewed one serves versions that were
+// registered under the old one.
+func delegationOf(ctx context.Context, tx db.Tx, v Version, w Want) ([]byte, error) {
+	if w.Revoked != nil && w.Revoked(v.PublisherKeyID) {
+		return nil, conflict(CodePublisherInvalid, "The key that signed this version was revoked; the publisher has to sign a new one.").
+			At("/version", "was signed by a revoked key")
+	}
+	if !v.Delegated {
+		return nil, nil
+	}
+	p, found, err := selectPublisher(ctx, tx, v.PublisherKeyID, v.PublisherOrgSlug)
+	if err != nil {
+		return nil, err
+	}
+	if !found || !w.Now.IsZero() && p.Expired(w.Now) {
+		return nil, conflict(CodePublisherInvalid, "The delegation of this version's publisher has ended; a platform admin has to renew it.").
+			At("/version", "has a publisher without a valid delegation")
+	}
+	return p.DelegationEnvelope, nil
+}
+
+func unknown(pointer, reason string) error {
+	return fault.New(fault.Unprocessable, "reference_unknown", "The request names something that does not exist.", nil).At(pointer, reason).Lasting()
+}
+
+func policyRefused(pointer, reason string) error {
+	return fault.New(fault.Forbidden, CodePolicyRefused, "The project's entitlement does not allow this.", nil).At(pointer, reason).Lasting()
+}
