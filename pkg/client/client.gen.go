@@ -1378,10 +1378,13 @@ type Node struct {
 	Kernel string `json:"kernel,omitempty,omitzero"`
 
 	// LastRefusal A document that the node refused; it changed nothing there.
-	LastRefusal Refusal    `json:"last_refusal,omitempty,omitzero"`
-	LastSeenAt  time.Time  `json:"last_seen_at,omitempty,omitzero"`
-	MemoryMib   int64      `json:"memory_mib,omitempty,omitzero"`
-	Os          string     `json:"os,omitempty,omitzero"`
+	LastRefusal Refusal   `json:"last_refusal,omitempty,omitzero"`
+	LastSeenAt  time.Time `json:"last_seen_at,omitempty,omitzero"`
+	MemoryMib   int64     `json:"memory_mib,omitempty,omitzero"`
+	Os          string    `json:"os,omitempty,omitzero"`
+
+	// Refusals Newest first
+	Refusals    []Refusal  `json:"refusals,omitempty,omitzero"`
 	RuncVersion string     `json:"runc_version,omitempty,omitzero"`
 	Status      NodeStatus `json:"status"`
 }
@@ -2450,7 +2453,7 @@ type ClientInterface interface {
 	// Corresponds with GET /admin/nodes (the `ListNodes` operationId).
 	ListNodes(ctx context.Context, params *ListNodesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// GetNode One node, with what it refused last
+	// GetNode One node, with what it refused
 	//
 	// Corresponds with GET /admin/nodes/{node_id} (the `GetNode` operationId).
 	GetNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -3014,7 +3017,7 @@ func (c *Client) ListNodes(ctx context.Context, params *ListNodesParams, reqEdit
 	return c.Client.Do(req)
 }
 
-// GetNode One node, with what it refused last
+// GetNode One node, with what it refused
 //
 // Corresponds with GET /admin/nodes/{node_id} (the `GetNode` operationId).
 func (c *Client) GetNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -6889,7 +6892,7 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /admin/nodes (the `ListNodes` operationId).
 	ListNodesWithResponse(ctx context.Context, params *ListNodesParams, reqEditors ...RequestEditorFn) (*ListNodesResponse, error)
 
-	// GetNodeWithResponse One node, with what it refused last
+	// GetNodeWithResponse One node, with what it refused
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -10068,7 +10071,7 @@ func (c *ClientWithResponses) ListNodesWithResponse(ctx context.Context, params 
 	return ParseListNodesResponse(rsp)
 }
 
-// GetNodeWithResponse One node, with what it refused last
+// GetNodeWithResponse One node, with what it refused
 //
 // Returns a wrapper object for the known response body format(s).
 //

@@ -1376,10 +1376,13 @@ type Node struct {
 	Kernel string `json:"kernel,omitempty,omitzero"`
 
 	// LastRefusal A document that the node refused; it changed nothing there.
-	LastRefusal Refusal    `json:"last_refusal,omitempty,omitzero"`
-	LastSeenAt  time.Time  `json:"last_seen_at,omitempty,omitzero"`
-	MemoryMib   int64      `json:"memory_mib,omitempty,omitzero"`
-	Os          string     `json:"os,omitempty,omitzero"`
+	LastRefusal Refusal   `json:"last_refusal,omitempty,omitzero"`
+	LastSeenAt  time.Time `json:"last_seen_at,omitempty,omitzero"`
+	MemoryMib   int64     `json:"memory_mib,omitempty,omitzero"`
+	Os          string    `json:"os,omitempty,omitzero"`
+
+	// Refusals Newest first
+	Refusals    []Refusal  `json:"refusals,omitempty,omitzero"`
 	RuncVersion string     `json:"runc_version,omitempty,omitzero"`
 	Status      NodeStatus `json:"status"`
 }
@@ -2335,7 +2338,7 @@ type ServerInterface interface {
 	// ListNodes Nodes of the mesh
 	// (GET /admin/nodes)
 	ListNodes(c *gin.Context, params ListNodesParams)
-	// GetNode One node, with what it refused last
+	// GetNode One node, with what it refused
 	// (GET /admin/nodes/{node_id})
 	GetNode(c *gin.Context, nodeID NodeID)
 	// BanNode Shut a compromised node out for good; it may return under a new id only
@@ -6406,7 +6409,7 @@ type StrictServerInterface interface {
 	// ListNodes Nodes of the mesh
 	// (GET /admin/nodes)
 	ListNodes(ctx context.Context, request ListNodesRequestObject) (ListNodesResponseObject, error)
-	// GetNode One node, with what it refused last
+	// GetNode One node, with what it refused
 	// (GET /admin/nodes/{node_id})
 	GetNode(ctx context.Context, request GetNodeRequestObject) (GetNodeResponseObject, error)
 	// BanNode Shut a compromised node out for good; it may return under a new id only

@@ -49,7 +49,7 @@ type api struct {
 }
 
 // NewHandler makes the hub's HTTPS face: the operations of the contract below /api/v1, and the registry below /v2/.
-func NewHandler(s *Server, conf Config) (http.Handler, error) {
+func NewHandler(s StrictServerInterface, conf Config) (http.Handler, error) {
 	if conf.Authenticator == nil || conf.Auditor == nil || conf.Log == nil || conf.Now == nil {
 		return nil, errors.New("httpapi: Authenticator, Auditor, Log and Now are required")
 	}
@@ -83,7 +83,7 @@ func NewHandler(s *Server, conf Config) (http.Handler, error) {
 	}), nil
 }
 
-func (a *api) engine(s *Server) *gin.Engine {
+func (a *api) engine(s StrictServerInterface) *gin.Engine {
 	gin.SetMode(gin.ReleaseMode)
 	// The contract is checked before; gin's own struct validator would only add texts that quote values.
 	binding.Validator = nil

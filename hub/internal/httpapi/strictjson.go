@@ -48,7 +48,7 @@ type scanner struct {
 func (s scanner) value(at string, depth int) *fault.Field {
 	tok, err := s.d.Token()
 	if err != nil {
-		return s.syntax(at, err)
+		return s.syntax(at)
 	}
 	switch tok := tok.(type) {
 	case json.Delim:
@@ -76,11 +76,11 @@ func (s scanner) object(at string, depth int) *fault.Field {
 	for s.d.More() {
 		tok, err := s.d.Token()
 		if err != nil {
-			return s.syntax(at, err)
+			return s.syntax(at)
 		}
 		key, ok := tok.(string)
 		if !ok {
-			return s.syntax(at, nil)
+			return s.syntax(at)
 		}
 		child := at + "/" + escapePointer(key)
 		if strings.ContainsRune(key, 0) {
@@ -95,7 +95,7 @@ func (s scanner) object(at string, depth int) *fault.Field {
 		}
 	}
 	if _, err := s.d.Token(); err != nil {
-		return s.syntax(at, err)
+		return s.syntax(at)
 	}
 	return nil
 }
@@ -107,22 +107,22 @@ func (s scanner) array(at string, depth int) *fault.Field {
 		}
 	}
 	if _, err := s.d.Token(); err != nil {
-		return s.syntax(at, err)
+		return s.syntax(at)
 	}
 	return nil
 }
 
 // syntax says where the text stops being JSON. The decoder's own words quote the text and are not used.
-func (s scanner) syntax(at string, err error) *fault.Field {
-	offset := s.d.InputOffset()
+func (s scanner) syntax(at string) *fault.Field {
+	// Only a pass over the whole text tells the place: the token stream counts from its last token.
 	var bad *json.SyntaxError
-	if errors.As(err, &bad) {
-		offset = bad.Offset
+	if !errors.As(json.Unmarshal(s.body, new(any)), &bad) || bad.Offset < 1 || bad.Offset > int64(len(s.body)) {
+		return &fault.Field{Pointer: at, Reason: "is not JSON"}
 	}
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+	offset := bad.Offset
+	if bad.Offset == int64(len(s.body)) && strings.Contains(bad.Error(), "unexpected end") {
 		return &fault.Field{Pointer: at, Reason: "ends before the JSON value is complete"}
 	}
-	offset = min(max(offset, 1), int64(len(s.body)))
 	before := s.body[:offset-1]
 	line := 1 + bytes.Count(before, []byte{'\n'})
 	column := len(before) - (bytes.LastIndexByte(before, '\n') + 1) + 1

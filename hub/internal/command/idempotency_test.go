@@ -1,0 +1,170 @@
+package command_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/secret"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+type answer struct {
+	ID     string
+	Secret string
+}
+
+func meta(key, body string) command.Meta {
+	sum := sha256.Sum256([]byte(body))
+	return command.Meta{
+		Principal: iam.Principal{Type: iam.TypeUser, ID: "0192f0c0-0000-7000-8000-000000000001"},
+		Route:     "POST /things", IdempotencyKey: key, BodyHash: sum[:], Now: time.Unix(1_800_000_000, 0).UTC(), CorrelationID: "c-1",
+	}
+}
+
+func once(ctx context.Context, d *db.DB, m command.Meta, fn func() (answer, error)) (answer, error) {
+	return db.RunTx(ctx, d, func(tx db.Tx) (answer, error) { return command.Idempotent(ctx, tx, m, fn) })
+}
+
+func TestSameKeyGivesTheFirstAnswerAgainWithoutASecondEffect(t *testing.T) {
+	d := dbtest.New(t)
+	effects, replays := 0, 0
+	m := meta("k", "body")
+	m.OnReplay = func() { replays++ }
+	do := func() (answer, error) { effects++; return answer{ID: db.NewID()}, nil }
+
+	first, err := once(t.Context(), d, m, do)
+	require.NoError(t, err)
+	require.Zero(t, replays)
+	m.Now = m.Now.Add(command.IdempotencyWindow)
+	second, err := once(t.Context(), d, m, do)
+	require.NoError(t, err)
+	require.Equal(t, first, second)
+	require.Equal(t, 1, effects)
+	require.Equal(t, 1, replays)
+}
+
+func TestKeyIsOneForEachRouteAndCaller(t *testing.T) {
+	d := dbtest.New(t)
+	effects := 0
+	do := func() (answer, error) { effects++; return answer{}, nil }
+	mine := meta("k", "body")
+	otherRoute, otherCaller, noKey := mine, mine, mine
+	otherRoute.Route = "POST /others"
+	otherCaller.Principal.ID = "0192f0c0-0000-7000-8000-000000000002"
+	noKey.IdempotencyKey = ""
+	for _, m := range []command.Meta{mine, otherRoute, otherCaller, noKey, noKey} {
+		_, err := once(t.Context(), d, m, do)
+		require.NoError(t, err)
+	}
+	require.Equal(t, 5, effects)
+}
+
+func TestSameKeyWithAnotherBodyIsRefused(t *testing.T) {
+	d := dbtest.New(t)
+	do := func() (answer, error) { return answer{}, nil }
+	_, err := once(t.Context(), d, meta("k", "one"), do)
+	require.NoError(t, err)
+	_, err = once(t.Context(), d, meta("k", "two"), func() (answer, error) {
+		t.Error("the effect of a refused request happened")
+		return answer{}, nil
+	})
+	require.True(t, fault.Is(err, fault.Unprocessable), err)
+	require.Equal(t, "header/X-Idempotency-Key", fault.As(err).Fields[0].Pointer)
+}
+
+func TestFailureKeepsTheKeyFree(t *testing.T) {
+	d := dbtest.New(t)
+	_, err := once(t.Context(), d, meta("k", "body"), func() (answer, error) { return answer{}, errors.New("no room") })
+	require.Error(t, err)
+	got, err := once(t.Context(), d, meta("k", "another body"), func() (answer, error) { return answer{ID: "made"}, nil })
+	require.NoError(t, err)
+	require.Equal(t, "made", got.ID)
+}
+
+func TestDuplicatesInFlightHaveOneEffect(t *testing.T) {
+	d := dbtest.New(t)
+	const callers = 8
+	var committed atomic.Int64
+	answers := make([]answer, callers)
+	var wg sync.WaitGroup
+	for i := range callers {
+		wg.Go(func() {
+			m := meta("k", "body")
+			replayed := false
+			m.OnReplay = func() { replayed = true }
+			got, err := once(t.Context(), d, m, func() (answer, error) { return answer{ID: db.NewID()}, nil })
+			if err != nil {
+				t.Error(err)
+			}
+			if !replayed {
+				committed.Add(1)
+			}
+			answers[i] = got
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, 1, committed.Load())
+	for _, a := range answers {
+		require.Equal(t, answers[0], a)
+	}
+}
+
+func TestOldKeysAreFreeAgainAndPurged(t *testing.T) {
+	d := dbtest.New(t)
+	effects := 0
+	do := func() (answer, error) { effects++; return answer{}, nil }
+	m := meta("k", "body")
+	_, err := once(t.Context(), d, m, do)
+	require.NoError(t, err)
+
+	late := meta("k", "another body")
+	late.Now = m.Now.Add(command.IdempotencyWindow + time.Second)
+	_, err = once(t.Context(), d, late, do)
+	require.NoError(t, err)
+	require.Equal(t, 2, effects)
+
+	n, err := command.PurgeIdempotency(t.Context(), d, late.Now.Add(command.IdempotencyWindow))
+	require.NoError(t, err)
+	require.Zero(t, n)
+	n, err = command.PurgeIdempotency(t.Context(), d, late.Now.Add(command.IdempotencyWindow+time.Second))
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+}
+
+func TestLaw11ShownOnceSecretIsReplayedFromSealedStorage(t *testing.T) {
+	d := dbtest.New(t)
+	ctx := t.Context()
+	kek, err := secret.NewKEK(make([]byte, 32))
+	require.NoError(t, err)
+	sealer := secret.NewSealer(kek)
+	do := func() (answer, error) {
+		return db.RunTx(ctx, d, func(tx db.Tx) (answer, error) {
+			return command.IdempotentSealed(ctx, tx, meta("k", "body"), sealer, func() (answer, error) {
+				return answer{ID: db.NewID(), Secret: "shown-once"}, nil
+			})
+		})
+	}
+	first, err := do()
+	require.NoError(t, err)
+	second, err := do()
+	require.NoError(t, err)
+	require.Equal(t, first, second)
+
+	stored, err := db.ReadTx(ctx, d, func(tx db.Tx) (out []byte, err error) {
+		err = tx.QueryRow(ctx, `SELECT response FROM idempotency`).Scan(&out)
+		return out, err
+	})
+	require.NoError(t, err)
+	require.NotContains(t, string(stored), "shown-once")
+}

@@ -1,0 +1,135 @@
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	goodToken = "good-token"
+	someID    = "0192f0c0-0000-7000-8000-000000000001"
+)
+
+// door is a handler under test with what it wrote down.
+type door struct {
+	http.Handler
+	mu     sync.Mutex
+	audits []command.Failure
+	metas  []command.Meta
+	log    strings.Builder
+	now    time.Time
+}
+
+func (d *door) Authenticate(_ context.Context, bearer string, _ time.Time) (iam.Principal, error) {
+	if bearer != goodToken {
+		return iam.Principal{}, fault.New(fault.Unauthenticated, "token_invalid", "The token does not count.", nil)
+	}
+	return iam.Principal{Type: iam.TypeUser, ID: someID, OrgID: someID}, nil
+}
+
+func (d *door) AuditFailure(_ context.Context, m command.Meta, f command.Failure) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.audits = append(d.audits, f)
+	d.metas = append(d.metas, m)
+	return nil
+}
+
+func (d *door) Write(p []byte) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.log.Write(p)
+}
+
+func newDoor(t *testing.T, s StrictServerInterface, change ...func(*Config)) *door {
+	t.Helper()
+	d := &door{now: time.Unix(1_800_000_000, 0).UTC()}
+	conf := Config{
+		Authenticator: d, Auditor: d, Log: slog.New(slog.NewJSONHandler(d, nil)), Now: func() time.Time { return d.now },
+		RequestsPerSecond: 1e6, Burst: 1e6,
+	}
+	for _, f := range change {
+		f(&conf)
+	}
+	h, err := NewHandler(s, conf)
+	require.NoError(t, err)
+	d.Handler = h
+	return d
+}
+
+// ask is one request; zero fields mean a well-formed one.
+type ask struct {
+	method, path, body string
+	header             http.Header
+}
+
+func (d *door) do(t *testing.T, a ask) *http.Response {
+	t.Helper()
+	var body io.Reader = http.NoBody
+	if a.body != "" {
+		body = strings.NewReader(a.body)
+	}
+	r := httptest.NewRequest(a.method, a.path, body)
+	r.Header.Set("Authorization", "Bearer "+goodToken)
+	r.Header.Set("X-Idempotency-Key", "key-1")
+	r.Header.Set("X-Request-ID", "req-1")
+	if a.body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	for name, values := range a.header {
+		r.Header.Del(name)
+		for _, v := range values {
+			r.Header.Add(name, v)
+		}
+	}
+	w := httptest.NewRecorder()
+	d.ServeHTTP(w, r)
+	return w.Result()
+}
+
+// problem asserts that the answer is a well-made problem document and gives it.
+func problem(t *testing.T, res *http.Response, status int) Problem {
+	t.Helper()
+	text, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	require.NoError(t, res.Body.Close())
+	require.Equal(t, status, res.StatusCode, string(text))
+	require.Equal(t, "application/problem+json", res.Header.Get("Content-Type"))
+	var p Problem
+	d := json.NewDecoder(strings.NewReader(string(text)))
+	d.DisallowUnknownFields()
+	require.NoError(t, d.Decode(&p), string(text))
+	require.EqualValues(t, status, p.Status)
+	require.Equal(t, problemType+p.Code, p.Type)
+	require.NotEmpty(t, p.Code)
+	require.NotEmpty(t, p.Title)
+	require.NotEmpty(t, p.Detail)
+	require.Equal(t, res.Header.Get("X-Request-ID"), p.CorrelationID)
+	return p
+}
+
+// steps is a clock that moves on with every look, so that a test of many requests is never over its rate.
+func steps(start time.Time) func() time.Time {
+	var mu sync.Mutex
+	now := start
+	return func() time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		now = now.Add(time.Second)
+		return now
+	}
+}
