@@ -53,8 +53,9 @@ type Choice struct {
 }
 
 // Needs gives what an instance of a version may take, in the order of preference: with an accelerator of a vendor that the
-// version has an image for, and without one where it can do so. CPU and memory are the version's defaults.
-func Needs(m manifest.Manifest) []Need {
+// version has an image for, and without one where it can do so. CPU and memory are the version's defaults. A need for more
+// accelerators than maxAccelerators is left out; 0 is no limit.
+func Needs(m manifest.Manifest, maxAccelerators int) []Need {
 	c, r := m.Version.Compatibility, m.Version.RuntimeProfile.Resources
 	base := Need{CPUMillis: int64(r.CPUMillis.Default), MemoryBytes: int64(r.MemoryMiB.Default) << 20, Shapes: c.RequiresCapacityShape}
 	if c.RequiresExclusiveNode {
@@ -62,11 +63,12 @@ func Needs(m manifest.Manifest) []Need {
 	}
 	var needs []Need
 	for _, vendor := range c.SupportedAccelerators {
-		if vendor == manifest.AcceleratorNone {
+		count := max(1, c.MinGPUCount)
+		if vendor == manifest.AcceleratorNone || maxAccelerators > 0 && count > maxAccelerators {
 			continue
 		}
 		need := base
-		need.AcceleratorVendor, need.Accelerators = vendor, max(1, c.MinGPUCount)
+		need.AcceleratorVendor, need.Accelerators = vendor, count
 		needs = append(needs, need)
 	}
 	if c.MinGPUCount == 0 && slices.Contains(c.SupportedAccelerators, manifest.AcceleratorNone) {

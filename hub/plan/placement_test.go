@@ -59,7 +59,7 @@ func TestNeedsPreferAnAcceleratorAndKeepToTheVersionsShapes(t *testing.T) {
 	withGPU := cpuOnly
 	withGPU.Accelerators = []plan.Accelerator{{ID: "GPU-1", Vendor: "nvidia", Healthy: true}}
 
-	both := plan.Needs(version(0, false, "none", "nvidia"))
+	both := plan.Needs(version(0, false, "none", "nvidia"), 0)
 	got, ok := plan.FirstFit(both, withGPU)
 	require.True(t, ok)
 	require.Equal(t, []string{"GPU-1"}, got.AcceleratorIDs)
@@ -69,10 +69,11 @@ func TestNeedsPreferAnAcceleratorAndKeepToTheVersionsShapes(t *testing.T) {
 	require.Empty(t, got.AcceleratorIDs)
 	require.Empty(t, got.Need.AcceleratorVendor)
 
-	_, ok = plan.FirstFit(plan.Needs(version(2, false, "none", "nvidia")), withGPU)
+	_, ok = plan.FirstFit(plan.Needs(version(2, false, "none", "nvidia"), 0), withGPU)
 	require.False(t, ok, "it needs two")
-	_, ok = plan.FirstFit(plan.Needs(version(0, true, "none")), cpuOnly)
+	_, ok = plan.FirstFit(plan.Needs(version(0, true, "none"), 0), cpuOnly)
 	require.False(t, ok, "it needs a node of its own")
+	require.Empty(t, plan.Needs(version(2, false, "nvidia"), 1), "it may not have two")
 }
 
 func TestPlacementTakesTheTightestRoomAndNeverMoreThanItHas(t *testing.T) {

@@ -225,7 +225,7 @@ func Choose(needs []plan.Need, rooms []Room, named bool) (Room, plan.Choice, err
 		return at, found, nil
 	case named:
 		return Room{}, plan.Choice{}, fault.New(fault.Conflict, "insufficient_capacity",
-			"The named allocation is not active or has not enough left for this version.", nil).At("/placement_intent/allocation_ids", "has no room")
+			"The named allocation is not active, its node takes nothing new, or it has not enough left for this version.", nil).At("/placement_intent/allocation_ids", "has no room")
 	case fits == 0:
 		return Room{}, plan.Choice{}, placementRequired("No active allocation of this project has room for this version; create one.")
 	default:
