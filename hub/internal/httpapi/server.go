@@ -16,6 +16,8 @@ type Server struct {
 
 	// ---- iam
 
+	IAM IAM
+
 	// ---- catalog, artifact
 
 	// ---- capacity, instance

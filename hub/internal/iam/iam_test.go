@@ -214,14 +214,16 @@ func TestRotatedDisabledAndDeletedEndTokensAtOnce(t *testing.T) {
 		"rotated": func(t *testing.T, w world, tx db.Tx) error {
 			key, err := iam.NewKey(db.NewID(), start())
 			require.NoError(t, err)
-			return iam.RotateKey(t.Context(), tx, w.sa, key)
+			_, err = iam.RotateKey(t.Context(), tx, w.sa, key)
+			return err
 		},
 		"disabled": func(t *testing.T, w world, tx db.Tx) error {
 			_, err := iam.DisableServiceAccount(t.Context(), tx, w.sa, start())
 			return err
 		},
 		"deleted": func(t *testing.T, w world, tx db.Tx) error {
-			return iam.DeleteServiceAccount(t.Context(), tx, w.sa, start())
+			_, err := iam.DeleteServiceAccount(t.Context(), tx, w.sa, start())
+			return err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -333,7 +335,8 @@ func TestNamesAreCheckedAndTaken(t *testing.T) {
 	}
 	// A deleted account's slug is free again.
 	must(t, w.d, func(tx db.Tx) (int, error) {
-		require.NoError(t, iam.DeleteServiceAccount(t.Context(), tx, w.sa, start()))
+		_, err := iam.DeleteServiceAccount(t.Context(), tx, w.sa, start())
+		require.NoError(t, err)
 		key, err := iam.NewKey(db.NewID(), start())
 		require.NoError(t, err)
 		_, err = iam.CreateServiceAccount(t.Context(), tx, iam.ServiceAccount{ID: db.NewID(), OrgID: w.org.ID, ProjectID: w.project.ID, Name: "CI", Slug: "ci", CreatedAt: start()}, key)

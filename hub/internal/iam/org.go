@@ -36,7 +36,7 @@ type Project struct {
 type Page struct {
 	// After is the id of the last item already seen; empty starts at the first.
 	After string
-	// Limit is at most MaxPage; 0 means MaxPage.
+	// Limit is at most MaxPage+1 (one more than a page tells whether there is a next); 0 means MaxPage.
 	Limit int
 }
 
@@ -44,9 +44,10 @@ func (p Page) check() (Page, error) {
 	if p.After != "" && !db.IsID(p.After) {
 		return p, fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).At("query/cursor", "not a cursor of this listing").Lasting()
 	}
-	if p.Limit <= 0 || p.Limit > MaxPage {
+	if p.Limit <= 0 {
 		p.Limit = MaxPage
 	}
+	p.Limit = min(p.Limit, MaxPage+1)
 	return p, nil
 }
 

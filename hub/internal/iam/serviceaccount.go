@@ -30,7 +30,9 @@ type ServiceAccount struct {
 	Name, Slug, Description string
 	Role                    Role
 	Status                  string
-	CreatedAt               time.Time
+	// ResourceVersion counts the changes of the account, its making included.
+	ResourceVersion int64
+	CreatedAt       time.Time
 }
 
 // Key is a service account's key pair at the moment it is made. The hub keeps the public half only.
@@ -71,7 +73,7 @@ func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key 
 	if !sa.Role.ForServiceAccount() {
 		return ServiceAccount{}, bad.AtHint("/role", "is no role of a service account", "app_operator, app_publisher or viewer")
 	}
-	sa.Status = StatusActive
+	sa.Status, sa.ResourceVersion = StatusActive, 1
 	if err := below(ctx, tx, countServiceAccounts, sa.ProjectID, maxServiceAccountsPerProject, "service accounts in the project"); err != nil {
 		return ServiceAccount{}, err
 	}
@@ -109,26 +111,37 @@ func ListServiceAccounts(ctx context.Context, tx db.Tx, projectID string, page P
 // DisableServiceAccount stops the account: neither its keys nor tokens already given out count any more. Disabling twice is
 // no error.
 func DisableServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, now time.Time) (ServiceAccount, error) {
-	sa.Status = StatusDisabled
-	return sa, updateServiceAccountStatus(ctx, tx, sa.ID, StatusDisabled, now)
+	if sa.Status == StatusDisabled {
+		return sa, nil
+	}
+	version, err := updateServiceAccount(ctx, tx, sa.ID, StatusDisabled, now)
+	sa.Status, sa.ResourceVersion = StatusDisabled, version
+	return sa, err
 }
 
 // RotateKey gives the account a new key and revokes every older one at once, with the tokens minted by them: a key is
 // rotated because it may be known to others.
-func RotateKey(ctx context.Context, tx db.Tx, sa ServiceAccount, key Key) error {
+func RotateKey(ctx context.Context, tx db.Tx, sa ServiceAccount, key Key) (ServiceAccount, error) {
 	if sa.Status != StatusActive {
-		return fault.New(fault.Conflict, "service_account_disabled", "The service account is disabled.", nil).Lasting()
+		return sa, fault.New(fault.Conflict, "service_account_disabled", "The service account is disabled.", nil).Lasting()
 	}
 	if err := revokeKeys(ctx, tx, sa.ID, key.CreatedAt); err != nil {
-		return err
+		return sa, err
 	}
-	return insertKey(ctx, tx, sa.ID, key)
+	if err := insertKey(ctx, tx, sa.ID, key); err != nil {
+		return sa, err
+	}
+	version, err := updateServiceAccount(ctx, tx, sa.ID, sa.Status, key.CreatedAt)
+	sa.ResourceVersion = version
+	return sa, err
 }
 
 // DeleteServiceAccount removes the account; its slug is free again.
-func DeleteServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, now time.Time) error {
+func DeleteServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, now time.Time) (ServiceAccount, error) {
 	if err := revokeKeys(ctx, tx, sa.ID, now); err != nil {
-		return err
+		return sa, err
 	}
-	return markDeleted(ctx, tx, sa.ID, now)
+	version, err := markDeleted(ctx, tx, sa.ID, now)
+	sa.Status, sa.ResourceVersion = StatusDisabled, version
+	return sa, err
 }

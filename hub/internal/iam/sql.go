@@ -188,10 +188,10 @@ func insertServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount) (mad
 		sa.ID, sa.OrgID, sa.ProjectID, sa.Slug, sa.Name, sa.Description, string(sa.Role), sa.Status, sa.CreatedAt))
 }
 
-const serviceAccountColumns = `s.id, s.org_id, s.project_id, s.slug, s.name, s.description, s.role, s.status, s.created_at`
+const serviceAccountColumns = `s.id, s.org_id, s.project_id, s.slug, s.name, s.description, s.role, s.status, s.resource_version, s.created_at`
 
 func (sa *ServiceAccount) fields() []any {
-	return []any{&sa.ID, &sa.OrgID, &sa.ProjectID, &sa.Slug, &sa.Name, &sa.Description, &sa.Role, &sa.Status, &sa.CreatedAt}
+	return []any{&sa.ID, &sa.OrgID, &sa.ProjectID, &sa.Slug, &sa.Name, &sa.Description, &sa.Role, &sa.Status, &sa.ResourceVersion, &sa.CreatedAt}
 }
 
 func selectServiceAccount(ctx context.Context, tx db.Tx, id string) (ServiceAccount, error) {
@@ -219,14 +219,18 @@ func countServiceAccounts(ctx context.Context, tx db.Tx, projectID string) (n in
 	return n, err
 }
 
-func updateServiceAccountStatus(ctx context.Context, tx db.Tx, id, status string, now time.Time) error {
-	_, err := tx.Exec(ctx, `UPDATE service_accounts SET status = $2, updated_at = $3, resource_version = resource_version + 1 WHERE id = $1`, id, status, now)
-	return err
+func updateServiceAccount(ctx context.Context, tx db.Tx, id, status string, now time.Time) (version int64, err error) {
+	err = tx.QueryRow(ctx, `
+		UPDATE service_accounts SET status = $2, updated_at = $3, resource_version = resource_version + 1
+		WHERE id = $1 RETURNING resource_version`, id, status, now).Scan(&version)
+	return version, err
 }
 
-func markDeleted(ctx context.Context, tx db.Tx, id string, now time.Time) error {
-	_, err := tx.Exec(ctx, `UPDATE service_accounts SET status = 'disabled', deleted_at = $2, updated_at = $2, resource_version = resource_version + 1 WHERE id = $1`, id, now)
-	return err
+func markDeleted(ctx context.Context, tx db.Tx, id string, now time.Time) (version int64, err error) {
+	err = tx.QueryRow(ctx, `
+		UPDATE service_accounts SET status = 'disabled', deleted_at = $2, updated_at = $2, resource_version = resource_version + 1
+		WHERE id = $1 RETURNING resource_version`, id, now).Scan(&version)
+	return version, err
 }
 
 func insertKey(ctx context.Context, tx db.Tx, serviceAccountID string, key Key) error {

@@ -1,0 +1,57 @@
+package command
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// CreateUserToken makes a personal token.
+type CreateUserToken struct {
+	DB     *db.DB
+	Sealer Sealer
+}
+
+// CreateUserTokenInput is what the caller chooses.
+type CreateUserTokenInput struct {
+	UserID, Description string
+	// Lifetime of 0 means iam.DefaultTokenLifetime.
+	Lifetime time.Duration
+}
+
+// CreatedUserToken holds the token's text, which is shown this once.
+type CreatedUserToken struct {
+	Token iam.UserToken
+	Text  string
+}
+
+// Do makes the token.
+func (c *CreateUserToken) Do(ctx context.Context, m Meta, in CreateUserTokenInput) (CreatedUserToken, error) {
+	if err := iam.Authorize(m.Principal, iam.UserWrite, "", ""); err != nil {
+		return CreatedUserToken{}, err
+	}
+	if in.Lifetime == 0 {
+		in.Lifetime = iam.DefaultTokenLifetime
+	}
+	made := CreatedUserToken{
+		Token: iam.UserToken{ID: db.NewID(), UserID: in.UserID, Description: in.Description, CreatedAt: m.Now, ExpiresAt: m.Now.Add(in.Lifetime)},
+		Text:  iam.NewUserToken(),
+	}
+	return db.RunTx(ctx, c.DB, func(tx db.Tx) (CreatedUserToken, error) {
+		return IdempotentSealed(ctx, tx, m, c.Sealer, func() (CreatedUserToken, error) {
+			user, err := iam.GetUser(ctx, tx, in.UserID)
+			if err != nil {
+				return CreatedUserToken{}, err
+			}
+			if err := iam.CreateUserToken(ctx, tx, made.Token, made.Text); err != nil {
+				return CreatedUserToken{}, err
+			}
+			return made, m.recordIAM(ctx, tx, iamChange{
+				event: "iam.user_token.created", action: iam.UserWrite, resourceType: resourceUserToken, resourceID: made.Token.ID, version: 1, orgID: user.OrgID,
+				after: map[string]any{"user_id": user.ID, "description": in.Description, "expires_at": made.Token.ExpiresAt},
+			})
+		})
+	})
+}

@@ -1,0 +1,232 @@
+package httpapi
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// IAM is what the operations of package iam need.
+type IAM struct {
+	DB                   *db.DB
+	CreateOrg            *command.CreateOrg
+	CreateProject        *command.CreateProject
+	CreateUser           *command.CreateUser
+	CreateUserToken      *command.CreateUserToken
+	CreateServiceAccount *command.CreateServiceAccount
+	MintToken            *command.MintToken
+}
+
+// NewIAM makes IAM's commands.
+func NewIAM(d *db.DB, sealer command.Sealer) IAM {
+	return IAM{
+		DB:                   d,
+		CreateOrg:            &command.CreateOrg{DB: d},
+		CreateProject:        &command.CreateProject{DB: d},
+		CreateUser:           &command.CreateUser{DB: d},
+		CreateUserToken:      &command.CreateUserToken{DB: d, Sealer: sealer},
+		CreateServiceAccount: &command.CreateServiceAccount{DB: d, Sealer: sealer},
+		MintToken:            &command.MintToken{DB: d, Sealer: sealer},
+	}
+}
+
+// MintServiceAccountToken exchanges a service account's key for a short-lived token.
+func (s *Server) MintServiceAccountToken(ctx context.Context, r MintServiceAccountTokenRequestObject) (MintServiceAccountTokenResponseObject, error) {
+	m := metaFrom(ctx)
+	token, err := s.IAM.MintToken.Do(ctx, m, iam.Proof{
+		ServiceAccountID: r.Body.ServiceAccountID, KeyID: r.Body.KeyID, PrivateKeyPEM: r.Body.PrivateKeyPem, Assertion: r.Body.Assertion,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return MintServiceAccountToken200JSONResponse{
+		AccessToken: token.Text, TokenType: TokenTokenTypeBearer, ExpiresAt: token.ExpiresAt, ExpiresIn: int64(iam.AccessTokenLifetime / time.Second),
+	}, nil
+}
+
+// Whoami says who the token stands for.
+func (s *Server) Whoami(ctx context.Context, _ WhoamiRequestObject) (WhoamiResponseObject, error) {
+	p := principalOf(ctx)
+	return Whoami200JSONResponse{
+		Type: WhoamiType(p.Type), ID: p.ID, DisplayName: p.Name, OrgID: p.OrgID, ProjectID: p.ProjectID,
+		PlatformAdmin: p.PlatformAdmin, Permissions: p.Permissions(),
+	}, nil
+}
+
+// ListOrgs lists the orgs that the caller may see.
+func (s *Server) ListOrgs(ctx context.Context, r ListOrgsRequestObject) (ListOrgsResponseObject, error) {
+	p := principalOf(ctx)
+	if err := iam.Authorize(p, iam.OrgRead, "", ""); err != nil {
+		return nil, err
+	}
+	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit, func(tx db.Tx, page iam.Page) ([]iam.Org, error) {
+		return iam.ListOrgs(ctx, tx, p, page)
+	}, orgView, func(v Org) string { return v.ID })
+	if err != nil {
+		return nil, err
+	}
+	return ListOrgs200JSONResponse{Items: items, NextCursor: next}, nil
+}
+
+// CreateOrg makes an org.
+func (s *Server) CreateOrg(ctx context.Context, r CreateOrgRequestObject) (CreateOrgResponseObject, error) {
+	org, err := s.IAM.CreateOrg.Do(ctx, metaFrom(ctx), command.CreateOrgInput{Slug: r.Body.Slug, DisplayName: r.Body.DisplayName})
+	if err != nil {
+		return nil, err
+	}
+	return CreateOrg201JSONResponse(orgView(org)), nil
+}
+
+// ListProjects lists the projects that the caller may see.
+func (s *Server) ListProjects(ctx context.Context, r ListProjectsRequestObject) (ListProjectsResponseObject, error) {
+	p := principalOf(ctx)
+	if err := iam.Authorize(p, iam.ProjectRead, "", ""); err != nil {
+		return nil, err
+	}
+	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit, func(tx db.Tx, page iam.Page) ([]iam.Project, error) {
+		return iam.ListProjects(ctx, tx, p, r.Params.OrgID, page)
+	}, projectView, func(v Project) string { return v.ID })
+	if err != nil {
+		return nil, err
+	}
+	return ListProjects200JSONResponse{Items: items, NextCursor: next}, nil
+}
+
+// CreateProject makes a project.
+func (s *Server) CreateProject(ctx context.Context, r CreateProjectRequestObject) (CreateProjectResponseObject, error) {
+	project, err := s.IAM.CreateProject.Do(ctx, metaFrom(ctx), command.CreateProjectInput{OrgID: r.Body.OrgID, Slug: r.Body.Slug, DisplayName: r.Body.DisplayName})
+	if err != nil {
+		return nil, err
+	}
+	return CreateProject201JSONResponse(projectView(project)), nil
+}
+
+// GetProject gives one project.
+func (s *Server) GetProject(ctx context.Context, r GetProjectRequestObject) (GetProjectResponseObject, error) {
+	project, err := db.ReadTx(ctx, s.IAM.DB, func(tx db.Tx) (iam.Project, error) {
+		return iam.InProject(ctx, tx, principalOf(ctx), iam.ProjectRead, r.ProjectID)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return GetProject200JSONResponse(projectView(project)), nil
+}
+
+// ListUsers lists users.
+func (s *Server) ListUsers(ctx context.Context, r ListUsersRequestObject) (ListUsersResponseObject, error) {
+	if err := iam.Authorize(principalOf(ctx), iam.UserWrite, "", ""); err != nil {
+		return nil, err
+	}
+	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit, func(tx db.Tx, page iam.Page) ([]iam.User, error) {
+		return iam.ListUsers(ctx, tx, r.Params.OrgID, page)
+	}, userView, func(v User) string { return v.ID })
+	if err != nil {
+		return nil, err
+	}
+	return ListUsers200JSONResponse{Items: items, NextCursor: next}, nil
+}
+
+// CreateUser makes a user.
+func (s *Server) CreateUser(ctx context.Context, r CreateUserRequestObject) (CreateUserResponseObject, error) {
+	in := command.CreateUserInput{OrgID: r.Body.OrgID, Email: r.Body.Email, DisplayName: r.Body.DisplayName, PlatformAdmin: r.Body.PlatformAdmin}
+	for _, role := range r.Body.Roles {
+		in.Roles = append(in.Roles, iam.Role(role))
+	}
+	user, err := s.IAM.CreateUser.Do(ctx, metaFrom(ctx), in)
+	if err != nil {
+		return nil, err
+	}
+	return CreateUser201JSONResponse(userView(user)), nil
+}
+
+// CreateUserToken makes a personal token.
+func (s *Server) CreateUserToken(ctx context.Context, r CreateUserTokenRequestObject) (CreateUserTokenResponseObject, error) {
+	made, err := s.IAM.CreateUserToken.Do(ctx, metaFrom(ctx), command.CreateUserTokenInput{
+		UserID: r.UserID, Description: r.Body.Description, Lifetime: time.Duration(r.Body.ExpiresInSeconds) * time.Second,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return CreateUserToken201JSONResponse{
+		ID: made.Token.ID, UserID: made.Token.UserID, Token: made.Text, ExpiresAt: made.Token.ExpiresAt, CreatedAt: made.Token.CreatedAt,
+	}, nil
+}
+
+// ListServiceAccounts lists a project's service accounts, without keys.
+func (s *Server) ListServiceAccounts(ctx context.Context, r ListServiceAccountsRequestObject) (ListServiceAccountsResponseObject, error) {
+	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit, func(tx db.Tx, page iam.Page) ([]iam.ServiceAccount, error) {
+		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.ServiceAccountRead, r.ProjectID)
+		if err != nil {
+			return nil, err
+		}
+		return iam.ListServiceAccounts(ctx, tx, project.ID, page)
+	}, serviceAccountView, func(v ServiceAccount) string { return v.ID })
+	if err != nil {
+		return nil, err
+	}
+	return ListServiceAccounts200JSONResponse{Items: items, NextCursor: next}, nil
+}
+
+// CreateServiceAccount makes a service account; the answer holds its private key.
+func (s *Server) CreateServiceAccount(ctx context.Context, r CreateServiceAccountRequestObject) (CreateServiceAccountResponseObject, error) {
+	made, err := s.IAM.CreateServiceAccount.Do(ctx, metaFrom(ctx), command.CreateServiceAccountInput{
+		ProjectID: r.ProjectID, Name: r.Body.Name, Slug: r.Body.Slug, Description: r.Body.Description, Role: iam.Role(r.Body.Role),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return CreateServiceAccount201JSONResponse(withKey(made)), nil
+}
+
+// list reads one page: one item more than asked for tells whether there is a next.
+func list[T, V any](ctx context.Context, d *db.DB, cursor Cursor, limit Limit, read func(db.Tx, iam.Page) ([]T, error), view func(T) V, id func(V) string) ([]V, string, error) {
+	after, err := cursorID(cursor)
+	if err != nil {
+		return nil, "", err
+	}
+	n := limitOf(limit)
+	found, err := db.ReadTx(ctx, d, func(tx db.Tx) ([]T, error) { return read(tx, iam.Page{After: after, Limit: n + 1}) })
+	if err != nil {
+		return nil, "", err
+	}
+	views := make([]V, 0, min(len(found), n))
+	for _, item := range found[:min(len(found), n)] {
+		views = append(views, view(item))
+	}
+	if len(found) <= n {
+		return views, "", nil
+	}
+	return views, id(views[n-1]), nil
+}
+
+func orgView(o iam.Org) Org {
+	return Org{ID: o.ID, Slug: o.Slug, DisplayName: o.DisplayName, CreatedAt: o.CreatedAt}
+}
+
+func projectView(p iam.Project) Project {
+	return Project{ID: p.ID, OrgID: p.OrgID, Slug: p.Slug, DisplayName: p.DisplayName, CreatedAt: p.CreatedAt}
+}
+
+func userView(u iam.User) User {
+	out := User{ID: u.ID, OrgID: u.OrgID, Email: u.Email, DisplayName: u.DisplayName, PlatformAdmin: u.PlatformAdmin, Roles: []UserRole{}, CreatedAt: u.CreatedAt}
+	for _, r := range u.Roles {
+		out.Roles = append(out.Roles, UserRole(r))
+	}
+	return out
+}
+
+func serviceAccountView(sa iam.ServiceAccount) ServiceAccount {
+	return ServiceAccount{
+		ID: sa.ID, ProjectID: sa.ProjectID, Name: sa.Name, Slug: sa.Slug, Description: sa.Description,
+		Role: ServiceAccountRole(sa.Role), Status: ServiceAccountStatus(sa.Status), CreatedAt: sa.CreatedAt,
+	}
+}
+
+func withKey(made command.ServiceAccountWithKey) ServiceAccount {
+	out := serviceAccountView(made.Account)
+	out.Key = ServiceAccountKey{KeyID: made.Key.ID, PrivateKeyPem: made.Key.PrivateKeyPEM, Algorithm: iam.KeyAlgorithm, CreatedAt: made.Key.CreatedAt}
+	return out
+}
