@@ -19,6 +19,8 @@ import (
 const (
 	// OnlineWindow is how long a node counts as online after it was last heard: three reports.
 	OnlineWindow = 90 * time.Second
+	// ReconnectGrace is how long a node may take to come back before others are told: an agent's restart is no outage.
+	ReconnectGrace = 30 * time.Second
 	// DefaultTokenTTL is how long a join token lives when nothing is said.
 	DefaultTokenTTL = 24 * time.Hour
 	// MinTokenTTL bounds it from below.

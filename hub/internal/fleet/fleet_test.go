@@ -218,9 +218,9 @@ func TestLateReportsLose(t *testing.T) {
 	_, err := connect(t, d, n.ID, &protocol.Hello{}, 0, now)
 	require.NoError(t, err)
 	report := func(session, counter uint64) bool {
-		return must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
+		return must(t, d, func(ctx context.Context, tx db.Tx) (fleet.Observed, error) {
 			return fleet.Observe(ctx, tx, fleet.Report{NodeID: n.ID, SessionNo: session, Counter: counter, Conditions: []string{"x"}}, now)
-		})
+		}).Fresh
 	}
 	require.True(t, report(1, 1))
 	require.True(t, report(1, 3))
@@ -263,4 +263,31 @@ func TestTouchCountsUp(t *testing.T) {
 	require.Equal(t, rev, must(t, d, func(ctx context.Context, tx db.Tx) (int64, error) { return fleet.Rev(ctx, tx, n.ID) }))
 	_, err := do(t, d, func(ctx context.Context, tx db.Tx) (fleet.Node, error) { return fleet.Get(ctx, tx, "no-id") })
 	require.Equal(t, "node_not_found", codeOf(t, err))
+}
+
+func TestSilenceIsToldOnceAndEndsWithTheNextWord(t *testing.T) {
+	d := dbtest.New(t)
+	n := node(t, d)
+	c, err := connect(t, d, n.ID, &protocol.Hello{}, 0, now)
+	require.NoError(t, err)
+	require.True(t, c.CameBack, "the first contact")
+	silent := func(at time.Time) []string {
+		return must(t, d, func(ctx context.Context, tx db.Tx) ([]string, error) { return fleet.Silent(ctx, tx, at) })
+	}
+	tell := func(at time.Time) bool {
+		return must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) { return fleet.SetUnreachable(ctx, tx, n.ID, at) })
+	}
+	require.Empty(t, silent(now.Add(fleet.OnlineWindow-1)))
+	require.Equal(t, []string{n.ID}, silent(now.Add(fleet.OnlineWindow)))
+	require.True(t, tell(now.Add(fleet.OnlineWindow)))
+	require.False(t, tell(now.Add(fleet.OnlineWindow)))
+	require.Empty(t, silent(now.Add(time.Hour)))
+
+	back := must(t, d, func(ctx context.Context, tx db.Tx) (fleet.Observed, error) {
+		return fleet.Observe(ctx, tx, fleet.Report{NodeID: n.ID, SessionNo: 1, Counter: 1}, now.Add(time.Hour))
+	})
+	require.Equal(t, fleet.Observed{Fresh: true, CameBack: true}, back)
+	must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) { return fleet.Disconnect(ctx, tx, n.ID, 1, now.Add(time.Hour)) })
+	require.Empty(t, silent(now.Add(time.Hour+fleet.ReconnectGrace-1)), "an agent's restart is no outage")
+	require.Len(t, silent(now.Add(time.Hour+fleet.ReconnectGrace)), 1)
 }

@@ -27,6 +27,8 @@ type Connected struct {
 	// Behind is set when the node's store remembers less than the hub has seen from the same incarnation: a disk was
 	// restored, or lost what it had acknowledged. The node must take a new incarnation.
 	Behind bool
+	// CameBack is set when the node counted as unreachable until now.
+	CameBack bool
 }
 
 // Connect makes this connection the one that counts and stores what the hello says.
@@ -39,9 +41,13 @@ func Connect(ctx context.Context, tx db.Tx, c Connection, now time.Time) (Connec
 		return Connected{}, bannedFault()
 	}
 	out := Connected{Behind: behind(n, c)}
-	err = tx.QueryRow(ctx, `INSERT INTO node_sessions (node_id, session_no, replica_id, report_counter, connected_at, seen_at) VALUES ($1, 1, $2, 0, $3, $3)
+	if out.CameBack, err = reachable(ctx, tx, c.NodeID); err != nil {
+		return Connected{}, err
+	}
+	out.CameBack = !out.CameBack
+	err = tx.QueryRow(ctx, `INSERT INTO node_sessions (node_id, session_no, replica_id, report_counter, connected_at, seen_at, reachable) VALUES ($1, 1, $2, 0, $3, $3, true)
 		ON CONFLICT (node_id) DO UPDATE SET session_no = node_sessions.session_no + 1, replica_id = excluded.replica_id, report_counter = 0,
-			connected_at = excluded.connected_at, seen_at = excluded.seen_at, disconnected_at = NULL
+			connected_at = excluded.connected_at, seen_at = excluded.seen_at, disconnected_at = NULL, reachable = true
 		RETURNING session_no`, c.NodeID, c.ReplicaID, now).Scan(&out.SessionNo)
 	if err != nil {
 		return Connected{}, err
@@ -96,17 +102,54 @@ type Report struct {
 	Conditions []string
 }
 
-// Observe stores a report's facts and keeps the node online. It returns false for a report that lost: of an older connection,
-// or with a counter that is not higher.
-func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (fresh bool, err error) {
-	tag, err := tx.Exec(ctx, `UPDATE node_sessions SET report_counter = $3, seen_at = $4 WHERE node_id = $1 AND session_no = $2 AND report_counter < $3`,
+func reachable(ctx context.Context, tx db.Tx, nodeID string) (is bool, err error) {
+	err = tx.QueryRow(ctx, `SELECT reachable FROM node_sessions WHERE node_id = $1`, nodeID).Scan(&is)
+	if db.IsNoRows(err) {
+		return false, nil
+	}
+	return is, err
+}
+
+// Observed says what a report was.
+type Observed struct {
+	// Fresh is false for a report that lost: of an older connection, or with a counter that is not higher.
+	Fresh bool
+	// CameBack is set when the node counted as unreachable until now.
+	CameBack bool
+}
+
+// Observe stores a report's facts and keeps the node online.
+func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, error) {
+	before, err := reachable(ctx, tx, r.NodeID)
+	if err != nil {
+		return Observed{}, err
+	}
+	tag, err := tx.Exec(ctx, `UPDATE node_sessions SET report_counter = $3, seen_at = $4, reachable = true WHERE node_id = $1 AND session_no = $2 AND report_counter < $3`,
 		r.NodeID, r.SessionNo, min(r.Counter, maxGeneration), now)
 	if err != nil || tag.RowsAffected() == 0 {
-		return false, err
+		return Observed{}, err
 	}
 	// Only what changed: a quiet fleet writes one small row a report and nothing else.
 	_, err = tx.Exec(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`, r.NodeID, bounded(r.Conditions), now)
-	return true, err
+	return Observed{Fresh: true, CameBack: !before}, err
+}
+
+// Silent returns the nodes that count as reachable although nothing was heard of them for OnlineWindow, or their connection
+// ended ReconnectGrace ago.
+func Silent(ctx context.Context, tx db.Tx, now time.Time) ([]string, error) {
+	rows, err := tx.Query(ctx, `SELECT node_id FROM node_sessions WHERE reachable AND (seen_at <= $1 OR disconnected_at <= $2) ORDER BY node_id`,
+		now.Add(-OnlineWindow), now.Add(-ReconnectGrace))
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// SetUnreachable notes that others are told of a node's silence; false when it has spoken meanwhile.
+func SetUnreachable(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (bool, error) {
+	tag, err := tx.Exec(ctx, `UPDATE node_sessions SET reachable = false WHERE node_id = $1 AND reachable AND (seen_at <= $2 OR disconnected_at <= $3)`,
+		nodeID, now.Add(-OnlineWindow), now.Add(-ReconnectGrace))
+	return tag.RowsAffected() == 1, err
 }
 
 // Accepted notes that a node has a document on its disk. document is state, leases or bundle; generation is the bundle's

@@ -1,4 +1,5 @@
--- Which connection of a node counts. report_counter guards against late reports: lower loses.
+-- Which connection of a node counts. report_counter guards against late reports: lower loses. reachable is what others were
+-- told last; it follows silence and contact with some patience.
 -- +goose NO TRANSACTION
 -- +goose Up
 CREATE TABLE IF NOT EXISTS node_sessions (
@@ -8,6 +9,7 @@ CREATE TABLE IF NOT EXISTS node_sessions (
     report_counter  INT8 NOT NULL,
     connected_at    TIMESTAMPTZ NOT NULL,
     seen_at         TIMESTAMPTZ NOT NULL,
+    reachable       BOOL NOT NULL,
     disconnected_at TIMESTAMPTZ
 );
 
