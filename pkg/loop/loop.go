@@ -1,0 +1,110 @@
+// Package loop drives work that looks at the whole state each time: at once when woken, and periodically anyway, because a
+// wake-up may be lost. It owns when a pass runs; what a pass does belongs to its owner.
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime/debug"
+	"time"
+)
+
+const (
+	// defaultJitter spreads periodic passes of many processes that started together.
+	defaultJitter = 0.2
+	// The pause after a failed pass doubles from firstRetry up to the period; a wake-up does not cut it short, or a
+	// dependency that is down would be asked without pause.
+	firstRetry = 250 * time.Millisecond
+)
+
+// Pass looks at everything there is to do and does it.
+type Pass func(ctx context.Context) error
+
+// Loop runs one pass at a time.
+type Loop struct {
+	name  string
+	every time.Duration
+	pass  Pass
+	log   *slog.Logger
+	// random gives a number in [0,1).
+	random func() float64
+	wake   chan struct{}
+}
+
+// New makes a loop whose pass runs at the latest every so often (± 20 %). log may be nil.
+func New(name string, every time.Duration, pass Pass, log *slog.Logger) *Loop {
+	if every <= 0 {
+		panic("loop " + name + ": the period must be positive")
+	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Loop{name: name, every: every, pass: pass, log: log, random: rand.Float64, wake: make(chan struct{}, 1)}
+}
+
+// Wake asks for a pass soon. It carries no data and never blocks: wake-ups that come while a pass runs become one pass after
+// it, so that nothing that happened before a wake-up is missed.
+func (l *Loop) Wake() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run passes until ctx ends, the first time at once, and returns nil then. A failing or panicking pass is logged and tried
+// again; it never ends the loop.
+func (l *Loop) Run(ctx context.Context) error {
+	failures := 0
+	for ctx.Err() == nil {
+		err := l.once(ctx)
+		switch {
+		case err == nil:
+			failures = 0
+		case ctx.Err() != nil:
+			return nil
+		default:
+			failures++
+			l.log.ErrorContext(ctx, "pass failed", slog.String("loop", l.name), slog.Any("error", err), slog.Int("failures", failures))
+		}
+		if !l.rest(ctx, failures) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// rest waits for the next pass and reports whether there is one.
+func (l *Loop) rest(ctx context.Context, failures int) bool {
+	wake := l.wake
+	delay := l.spread(l.every)
+	if failures > 0 {
+		wake = nil
+		delay = l.spread(min(l.every, firstRetry<<min(failures-1, 20)))
+	}
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-wake:
+		return true
+	case <-timer.C:
+		return true
+	}
+}
+
+func (l *Loop) spread(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (1 - defaultJitter + 2*defaultJitter*l.random()))
+}
+
+func (l *Loop) once(ctx context.Context) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = errors.Join(fmt.Errorf("panic: %v", r), fmt.Errorf("%s", debug.Stack()))
+		}
+	}()
+	return l.pass(ctx)
+}
