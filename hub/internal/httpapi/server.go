@@ -22,6 +22,9 @@ type Server struct {
 
 	// ---- capacity, instance
 
+	Capacity  Capacity
+	Instances Instances
+
 	// ---- fleet, trust
 
 	Fleet Fleet

@@ -174,6 +174,10 @@ func TestAFailedDeploymentIsHeldStopped(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, list[0].Stopped)
 	})
+	w.report(2, w.says("stopped"))
+	require.Equal(t, instance.MemberStopped, w.get().Members[0].Status)
+	require.Contains(t, w.get().Members[0].Detail, "no answer", "why it failed stays readable")
+	require.Equal(t, instance.Failed, w.get().Lifecycle.Status)
 }
 
 // TestLaw09DecommissionEndsOnlyOnTheNodesProof: neither silence nor a word nor half a proof ends it.
@@ -187,6 +191,8 @@ func TestLaw09DecommissionEndsOnlyOnTheNodesProof(t *testing.T) {
 	w.dispatched(2)
 
 	w.report(2)
+	w.report(2, &protocol.WorkloadStatus{MemberId: w.member, Status: "stopping"})
+	require.Equal(t, instance.MemberStopping, w.get().Members[0].Status)
 	half := w.says("removed")
 	half.Removal = fullProof(w)
 	half.Removal.Absent = half.Removal.Absent[1:]

@@ -123,12 +123,16 @@ func (m heldMember) hear(s *protocol.WorkloadStatus, r Report, now time.Time) (M
 	if !m.wanted && s.GetStatus() == string(MemberRemoved) && s.GetRemoval().Complete() {
 		return gone(next, s.GetRemoval(), now)
 	}
-	if int64(s.GetRevision()) < m.ObservedRevision {
+	// A member that has left the state has no revision any more; what is left of it is still worth showing.
+	if m.wanted && int64(s.GetRevision()) < m.ObservedRevision {
 		return next, nil
 	}
-	next.ObservedRevision = int64(s.GetRevision())
-	next.Status, next.Reason = knownMemberStatus(s.GetStatus()), knownReason(s.GetReason())
-	next.Detail = cut(s.GetDetail(), maxDetailBytes)
+	next.ObservedRevision = max(m.ObservedRevision, int64(s.GetRevision()))
+	next.Status = knownMemberStatus(s.GetStatus())
+	// What was stopped because it failed says nothing more of the failure; the tenant still wants to read it.
+	if next.Status != MemberStopped || s.GetReason() != "" {
+		next.Reason, next.Detail = knownReason(s.GetReason()), cut(s.GetDetail(), maxDetailBytes)
+	}
 	next.Restarts, next.ExitCode = int64(s.GetRestarts()), int64(s.GetExitCode())
 	next.StartedAt, next.ReadyAt, next.ExitedAt = instant(s.GetStartedAt()), instant(s.GetReadyAt()), instant(s.GetExitedAt())
 	next.Endpoints = published(s.GetEndpoints())
@@ -147,7 +151,7 @@ func published(reported []*protocol.PublishedEndpoint) []Endpoint {
 
 // neverThere: the node looked while it held a state without the member, and never had a word about it, then or before.
 func (m heldMember) neverThere(r Report) bool {
-	if m.ObservedRevision != 0 || m.absentGeneration == 0 {
+	if m.ObservedRevision != 0 || m.Status != MemberPending || m.absentGeneration == 0 {
 		return false
 	}
 	return r.Epoch > m.absentEpoch || r.Epoch == m.absentEpoch && r.Generation >= m.absentGeneration

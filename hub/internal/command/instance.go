@@ -1,0 +1,107 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+)
+
+const (
+	resourceInstance   = "app_instance"
+	resourceAllocation = "allocation"
+)
+
+// recordInstance writes an event for each step of a change and an audit row for all of it; a change without a step writes none.
+func (m Meta) recordInstance(ctx context.Context, tx db.Tx, action string, c instance.Change) error {
+	i := c.Instance
+	for n, step := range c.Steps {
+		data := map[string]any{"to": string(step.To), "requested_by": i.Operation.By}
+		if step.From != "" {
+			data["from"] = string(step.From)
+		}
+		if step.Reason != "" {
+			data["reason"] = string(step.Reason)
+		}
+		if err := event.Append(ctx, tx, event.Event{
+			Type: step.EventType(), Subject: i.ID, ResourceVersion: c.FirstVersion + int64(n), OrgID: i.OrgID, ProjectID: i.ProjectID,
+			CorrelationID: m.CorrelationID, TraceID: m.TraceID, Data: data, At: m.Now,
+		}); err != nil {
+			return err
+		}
+	}
+	if len(c.Steps) == 0 {
+		return nil
+	}
+	row := event.AuditRow{
+		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: action, ResourceType: resourceInstance, ResourceID: i.ID,
+		OrgID: i.OrgID, ProjectID: i.ProjectID, CorrelationID: m.CorrelationID, Reason: string(i.Lifecycle.Reason),
+		After: map[string]any{"status": i.Lifecycle.Status, "revision": i.Revision, "version": i.Version}, At: m.Now,
+	}
+	if from := c.Steps[0].From; from != "" {
+		row.Before = map[string]any{"status": from}
+	}
+	return event.Audit(ctx, tx, row)
+}
+
+// recordAllocation writes the event and the audit row of an allocation's latest status.
+func (m Meta) recordAllocation(ctx context.Context, tx db.Tx, action string, before capacity.Status, a capacity.Allocation) error {
+	data := map[string]any{
+		"to": string(a.Status), "requested_by": map[string]string{"type": a.RequestedBy.Type, "id": a.RequestedBy.ID},
+		"node_id": a.NodeID, "capacity_shape": string(a.Shape), "accelerator_count": a.AcceleratorCount,
+	}
+	row := event.AuditRow{
+		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: action, ResourceType: resourceAllocation, ResourceID: a.ID,
+		OrgID: a.OrgID, ProjectID: a.ProjectID, CorrelationID: m.CorrelationID, After: map[string]any{"status": a.Status, "node_id": a.NodeID}, At: m.Now,
+	}
+	if before != "" {
+		data["from"] = string(before)
+		row.Before = map[string]any{"status": before}
+	}
+	if err := event.Append(ctx, tx, event.Event{
+		Type: a.EventType(), Subject: a.ID, ResourceVersion: a.ResourceVersion, OrgID: a.OrgID, ProjectID: a.ProjectID,
+		CorrelationID: m.CorrelationID, TraceID: m.TraceID, Data: data, At: m.Now,
+	}); err != nil {
+		return err
+	}
+	return event.Audit(ctx, tx, row)
+}
+
+// touchNodes says to the dispatcher that the nodes of an instance are to hold something else, and returns them.
+func touchNodes(ctx context.Context, tx db.Tx, c instance.Change) ([]string, error) {
+	if !c.WantedChanged {
+		return nil, nil
+	}
+	var nodes []string
+	for _, m := range c.Instance.Members {
+		if !m.Gone {
+			nodes = append(nodes, m.NodeID)
+		}
+	}
+	slices.Sort(nodes)
+	nodes = slices.Compact(nodes)
+	for _, id := range nodes {
+		if _, err := fleet.Touch(ctx, tx, id); err != nil {
+			return nil, fmt.Errorf("touch node %s: %w", id, err)
+		}
+	}
+	return nodes, nil
+}
+
+// instanceResult is what the transaction of a command on an instance gives: the answer, and whom to wake after the commit.
+type instanceResult struct {
+	Instance instance.Instance
+	Nodes    []string
+}
+
+func (r instanceResult) poke(poke func(nodeID string)) instance.Instance {
+	for _, id := range r.Nodes {
+		poke(id)
+	}
+	return r.Instance
+}

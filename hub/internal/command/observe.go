@@ -1,0 +1,112 @@
+package command
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// The audit actions of what happens without anyone asking.
+const (
+	actionReport  = "fleet.node.report"
+	actionContact = "fleet.node.contact"
+)
+
+// Report is the whole observed state of one node.
+type Report struct {
+	NodeID       string
+	SessionNo    uint64
+	Counter      uint64
+	Epoch        uint64
+	Generation   uint64
+	Statuses     []*protocol.WorkloadStatus
+	Accelerators []*protocol.Accelerator
+}
+
+// Observed is what a report led to.
+type Observed struct {
+	// TouchedNodes are to hold something else now; wake their dispatchers after the commit.
+	TouchedNodes []string
+}
+
+// Observe takes over a node's report, in the caller's transaction: inventory, members, the steps of their instances, and for
+// what was proved gone the room and the bill.
+func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, error) {
+	if err := capacity.ApplyInventory(ctx, tx, r.NodeID, r.Accelerators, now); err != nil {
+		return Observed{}, err
+	}
+	changes, err := instance.ApplyReport(ctx, tx, instance.Report{
+		NodeID: r.NodeID, SessionNo: r.SessionNo, Counter: r.Counter, Epoch: r.Epoch, Generation: r.Generation, Statuses: r.Statuses,
+	}, now)
+	if err != nil {
+		return Observed{}, err
+	}
+	return follow(ctx, tx, r.NodeID, actionReport, changes, now)
+}
+
+// NodeReachable records, in the caller's transaction, that contact with a node was lost or is back. Nothing ends by it.
+func NodeReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, now time.Time) error {
+	changes, err := instance.SetReachable(ctx, tx, nodeID, reachable, now)
+	if err != nil {
+		return err
+	}
+	_, err = follow(ctx, tx, nodeID, actionContact, changes, now)
+	return err
+}
+
+// follow does for each change what the other slices have to do with it.
+func follow(ctx context.Context, tx db.Tx, nodeID, action string, changes []instance.Change, now time.Time) (Observed, error) {
+	var out Observed
+	for _, c := range changes {
+		// A report has no request of its own: it goes on under the id of what was asked of the instance last.
+		m := Meta{Principal: iam.Principal{Type: iam.TypeNode, ID: nodeID}, CorrelationID: c.Instance.Operation.CorrelationID, Now: now}
+		for _, removal := range c.Removed {
+			if err := m.settleRemoval(ctx, tx, action, removal); err != nil {
+				return Observed{}, err
+			}
+		}
+		nodes, err := touchNodes(ctx, tx, c)
+		if err != nil {
+			return Observed{}, err
+		}
+		out.TouchedNodes = append(out.TouchedNodes, nodes...)
+		if err := m.recordInstance(ctx, tx, action, c); err != nil {
+			return Observed{}, err
+		}
+	}
+	slices.Sort(out.TouchedNodes)
+	out.TouchedNodes = slices.Compact(out.TouchedNodes)
+	return out, nil
+}
+
+// settleRemoval frees the room of a member of which nothing is left, and closes its bill; the allocation follows when it was
+// only waiting for that.
+func (m Meta) settleRemoval(ctx context.Context, tx db.Tx, action string, r instance.Removal) error {
+	released, err := capacity.Free(ctx, tx, r.Member.ID, m.Now)
+	if err != nil {
+		return err
+	}
+	if released != nil {
+		if err := ledger.CloseSubject(ctx, tx, released.ID, m.Now, m.Now); err != nil {
+			return err
+		}
+		if err := m.recordAllocation(ctx, tx, action, capacity.Releasing, *released); err != nil {
+			return err
+		}
+	}
+	if r.Proof != nil {
+		return ledger.CloseSubject(ctx, tx, r.Member.ID, r.Proof.GetAt().AsTime(), m.Now)
+	}
+	// No node ever had it, so no final record will come.
+	if err := ledger.CloseSubject(ctx, tx, r.Member.ID, m.Now, m.Now); err != nil {
+		return err
+	}
+	return ledger.SettleSubject(ctx, tx, r.Member.ID, m.Now)
+}

@@ -1,0 +1,71 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// placed is a member with its place and what it runs there.
+type placed struct {
+	id       string
+	room     capacity.Room
+	choice   plan.Choice
+	services []*protocol.Service
+}
+
+// place finds room for one member, takes it, and lowers the manifest to what that room gives.
+func place(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in CreateInstanceInput, w wanted) (placed, error) {
+	needs := plan.Needs(w.Version.Manifest, w.MaxAccelerators)
+	if len(needs) == 0 {
+		return placed{}, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The version needs more accelerators than the project's entitlement allows.", nil).
+			At("/version", "needs more accelerators than are allowed").Lasting()
+	}
+	rooms, err := capacity.Rooms(ctx, tx, project.ID, in.AllocationIDs)
+	if err != nil {
+		return placed{}, err
+	}
+	for i := range rooms {
+		node, err := fleet.Get(ctx, tx, rooms[i].NodeID)
+		if err != nil {
+			return placed{}, fmt.Errorf("node of allocation %s: %w", rooms[i].ID, err)
+		}
+		// An offline node may get an instance: it starts when the node is back. A draining one gets nothing new.
+		if s := node.Status(m.Now); s == fleet.Draining || s == fleet.Banned {
+			rooms[i].Usable = false
+		}
+	}
+	p := placed{id: db.NewID()}
+	if p.room, p.choice, err = capacity.Choose(needs, rooms, len(in.AllocationIDs) > 0); err != nil {
+		return placed{}, err
+	}
+	if err := capacity.Reserve(ctx, tx, capacity.Reservation{
+		MemberID: p.id, AllocationID: p.room.ID, NodeID: p.room.NodeID, Choice: p.choice,
+	}, m.Now); err != nil {
+		return placed{}, err
+	}
+	p.services, err = manifest.Lower(w.Version.Manifest, w.Parameters, manifest.Shape{
+		CPUMillis: uint32(min(p.choice.Need.CPUMillis, math.MaxUint32)), MemoryBytes: uint64(p.choice.Need.MemoryBytes),
+		AcceleratorVendor: p.choice.Need.AcceleratorVendor, AcceleratorIDs: p.choice.AcceleratorIDs,
+	})
+	if err != nil {
+		return placed{}, err
+	}
+	for _, s := range p.services {
+		if err := artifact.CheckRunnable(ctx, tx, w.Version.Version, s.GetImage()); err != nil {
+			return placed{}, err
+		}
+	}
+	return p, nil
+}

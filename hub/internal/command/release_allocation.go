@@ -1,0 +1,48 @@
+package command
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+)
+
+// ReleaseAllocation gives capacity back.
+type ReleaseAllocation struct {
+	DB *db.DB
+}
+
+// Do answers with the allocation, released or, while something still has to be removed from the node, releasing.
+func (c *ReleaseAllocation) Do(ctx context.Context, m Meta, projectID, allocationID string) (capacity.Allocation, error) {
+	return db.RunTx(ctx, c.DB, func(tx db.Tx) (capacity.Allocation, error) { return c.do(ctx, tx, m, projectID, allocationID) })
+}
+
+func (c *ReleaseAllocation) do(ctx context.Context, tx db.Tx, m Meta, projectID, allocationID string) (capacity.Allocation, error) {
+	project, err := iam.InProject(ctx, tx, m.Principal, iam.AllocationRelease, projectID)
+	if err != nil {
+		return capacity.Allocation{}, err
+	}
+	return Idempotent(ctx, tx, m, func() (capacity.Allocation, error) {
+		before, err := capacity.Get(ctx, tx, project.ID, allocationID)
+		if err != nil {
+			return capacity.Allocation{}, err
+		}
+		live, err := instance.LiveIn(ctx, tx, before.ID)
+		if err != nil {
+			return capacity.Allocation{}, err
+		}
+		after, err := capacity.Release(ctx, tx, before, live, m.Now)
+		if err != nil {
+			return capacity.Allocation{}, err
+		}
+		if after.Status == capacity.Released {
+			if err := ledger.CloseSubject(ctx, tx, after.ID, m.Now, m.Now); err != nil {
+				return capacity.Allocation{}, err
+			}
+		}
+		return after, m.recordAllocation(ctx, tx, iam.AllocationRelease, before.Status, after)
+	})
+}

@@ -1,0 +1,93 @@
+package httpapi
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// Capacity is what the operations on allocations need.
+type Capacity struct {
+	DB                *db.DB
+	CreateAllocation  *command.CreateAllocation
+	ReleaseAllocation *command.ReleaseAllocation
+}
+
+// ListAllocations lists a project's allocations, the newest first.
+func (s *Server) ListAllocations(ctx context.Context, r ListAllocationsRequestObject) (ListAllocationsResponseObject, error) {
+	after, err := cursorID(r.Params.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	limit := limitOf(r.Params.Limit)
+	list, err := db.ReadTx(ctx, s.Capacity.DB, func(tx db.Tx) ([]capacity.Allocation, error) {
+		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.AllocationRead, r.ProjectID)
+		if err != nil {
+			return nil, err
+		}
+		return capacity.List(ctx, tx, capacity.Filter{ProjectID: project.ID, Status: capacity.Status(r.Params.Status), After: after, Limit: limit + 1})
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := AllocationList{Items: []Allocation{}}
+	for n, a := range list {
+		if n == limit {
+			out.NextCursor = out.Items[limit-1].ID
+			break
+		}
+		out.Items = append(out.Items, allocationView(a))
+	}
+	return ListAllocations200JSONResponse(out), nil
+}
+
+// GetAllocation gives one allocation.
+func (s *Server) GetAllocation(ctx context.Context, r GetAllocationRequestObject) (GetAllocationResponseObject, error) {
+	a, err := db.ReadTx(ctx, s.Capacity.DB, func(tx db.Tx) (capacity.Allocation, error) {
+		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.AllocationRead, r.ProjectID)
+		if err != nil {
+			return capacity.Allocation{}, err
+		}
+		return capacity.Get(ctx, tx, project.ID, r.AllocationID)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return GetAllocation200JSONResponse(allocationView(a)), nil
+}
+
+// CreateAllocation holds capacity.
+func (s *Server) CreateAllocation(ctx context.Context, r CreateAllocationRequestObject) (CreateAllocationResponseObject, error) {
+	a, err := s.Capacity.CreateAllocation.Do(ctx, metaFrom(ctx), command.CreateAllocationInput{
+		ProjectID: r.ProjectID, NodeID: r.Body.NodeID, SKU: r.Body.Sku, Shape: capacity.Shape(r.Body.CapacityShape),
+		AcceleratorCount: int(r.Body.AcceleratorCount), AcceleratorModel: r.Body.AcceleratorModel,
+		CPUCores: int64(r.Body.CPUCores), MemoryMiB: r.Body.MemoryMib,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return CreateAllocation201JSONResponse(allocationView(a)), nil
+}
+
+// ReleaseAllocation gives capacity back.
+func (s *Server) ReleaseAllocation(ctx context.Context, r ReleaseAllocationRequestObject) (ReleaseAllocationResponseObject, error) {
+	a, err := s.Capacity.ReleaseAllocation.Do(ctx, metaFrom(ctx), r.ProjectID, r.AllocationID)
+	if err != nil {
+		return nil, err
+	}
+	return ReleaseAllocation202JSONResponse(allocationView(a)), nil
+}
+
+func allocationView(a capacity.Allocation) Allocation {
+	return Allocation{
+		ID: a.ID, OrgID: a.OrgID, ProjectID: a.ProjectID, NodeID: a.NodeID, Sku: a.SKU, CapacityShape: CapacityShape(a.Shape),
+		AcceleratorCount: int32(a.AcceleratorCount), AcceleratorModel: a.AcceleratorModel, AcceleratorIds: append([]string{}, a.AcceleratorIDs...),
+		CPUCores: int32(a.CPUCores), MemoryMib: a.MemoryMiB,
+		FreeCPUCores: strconv.FormatFloat(float64(a.FreeCPUMillis)/1000, 'f', -1, 64), FreeMemoryMib: a.FreeMemoryBytes >> 20,
+		Status: AllocationStatus(a.Status), CorrelationID: a.CorrelationID, CreatedAt: a.CreatedAt, UpdatedAt: a.UpdatedAt, ReleasedAt: a.ReleasedAt,
+	}
+}

@@ -1,0 +1,230 @@
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// defaultTailLines is how much of a log is shown when nothing is said.
+const defaultTailLines = 200
+
+// LogSource fetches what a member writes, from the node that runs it.
+type LogSource interface {
+	Logs(ctx context.Context, nodeID string, r *protocol.LogsRequest) (io.ReadCloser, error)
+}
+
+// Instances is what the operations on app instances need.
+type Instances struct {
+	DB                   *db.DB
+	CreateInstance       *command.CreateInstance
+	DecommissionInstance *command.DecommissionInstance
+	Logs                 LogSource
+}
+
+// ListAppInstances lists a project's instances, the newest first.
+func (s *Server) ListAppInstances(ctx context.Context, r ListAppInstancesRequestObject) (ListAppInstancesResponseObject, error) {
+	after, err := cursorID(r.Params.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	limit := limitOf(r.Params.Limit)
+	list, err := db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) ([]instance.Instance, error) {
+		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.InstanceRead, r.ProjectID)
+		if err != nil {
+			return nil, err
+		}
+		return instance.List(ctx, tx, instance.Filter{
+			ProjectID: project.ID, Status: instance.Status(r.Params.Status), AppSlug: r.Params.AppSlug, After: after, Limit: limit + 1,
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := AppInstanceList{Items: []AppInstance{}}
+	for n, i := range list {
+		if n == limit {
+			out.NextCursor = out.Items[limit-1].ID
+			break
+		}
+		view, err := instanceView(i)
+		if err != nil {
+			return nil, err
+		}
+		out.Items = append(out.Items, view)
+	}
+	return ListAppInstances200JSONResponse(out), nil
+}
+
+// GetAppInstance gives one instance.
+func (s *Server) GetAppInstance(ctx context.Context, r GetAppInstanceRequestObject) (GetAppInstanceResponseObject, error) {
+	i, err := s.instance(ctx, iam.InstanceRead, r.ProjectID, r.AppInstanceID)
+	if err != nil {
+		return nil, err
+	}
+	view, err := instanceView(i)
+	return GetAppInstance200JSONResponse(view), err
+}
+
+// CreateAppInstance deploys an app.
+func (s *Server) CreateAppInstance(ctx context.Context, r CreateAppInstanceRequestObject) (CreateAppInstanceResponseObject, error) {
+	i, err := s.Instances.CreateInstance.Do(ctx, metaFrom(ctx), command.CreateInstanceInput{
+		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, Version: r.Body.Version, DisplayName: r.Body.DisplayName,
+		OperatingMode: string(r.Body.OperatingMode), ControlPlaneScope: string(r.Body.ControlPlaneScope),
+		AllocationIDs: r.Body.PlacementIntent.AllocationIds, Parameters: r.Body.Parameters, Config: r.Body.Config,
+	})
+	if err != nil {
+		return nil, err
+	}
+	view, err := instanceView(i)
+	return CreateAppInstance201JSONResponse(view), err
+}
+
+// DecommissionAppInstance begins the end of an instance.
+func (s *Server) DecommissionAppInstance(ctx context.Context, r DecommissionAppInstanceRequestObject) (DecommissionAppInstanceResponseObject, error) {
+	i, err := s.Instances.DecommissionInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
+	if err != nil {
+		return nil, err
+	}
+	view, err := instanceView(i)
+	return DecommissionAppInstance202JSONResponse(view), err
+}
+
+// ListAppInstanceEvents tells what happened to an instance, the oldest first.
+func (s *Server) ListAppInstanceEvents(ctx context.Context, r ListAppInstanceEventsRequestObject) (ListAppInstanceEventsResponseObject, error) {
+	limit := min(limitOf(r.Params.Limit), event.MaxPage-1)
+	list, err := db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) ([]event.Event, error) {
+		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.InstanceRead, r.ProjectID)
+		if err != nil {
+			return nil, err
+		}
+		i, err := instance.Get(ctx, tx, project.ID, r.AppInstanceID)
+		if err != nil {
+			return nil, err
+		}
+		return event.BySubject(ctx, tx, event.SubjectQuery{OrgID: i.OrgID, Subject: i.ID, After: r.Params.Cursor, Limit: limit + 1})
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := EventList{Items: []Event{}}
+	for n, e := range list {
+		if n == limit {
+			out.NextCursor = list[limit-1].Cursor()
+			break
+		}
+		view, err := eventView(e)
+		if err != nil {
+			return nil, err
+		}
+		out.Items = append(out.Items, view)
+	}
+	return ListAppInstanceEvents200JSONResponse(out), nil
+}
+
+// GetAppInstanceLogs streams what the app wrote, straight from the node.
+func (s *Server) GetAppInstanceLogs(ctx context.Context, r GetAppInstanceLogsRequestObject) (GetAppInstanceLogsResponseObject, error) {
+	i, err := s.instance(ctx, iam.InstanceLogs, r.ProjectID, r.AppInstanceID)
+	if err != nil {
+		return nil, err
+	}
+	member, err := memberOf(i, r.Params.MemberID)
+	if err != nil {
+		return nil, err
+	}
+	tail := r.Params.TailLines
+	if tail == 0 {
+		tail = defaultTailLines
+	}
+	source, err := s.Instances.Logs.Logs(ctx, member.NodeID, &protocol.LogsRequest{
+		MemberId: member.ID, Service: r.Params.Service, TailLines: uint32(tail), Follow: r.Params.Follow,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return logStream{source: source}, nil
+}
+
+func (s *Server) instance(ctx context.Context, permission iam.Permission, projectID, id string) (instance.Instance, error) {
+	return db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) (instance.Instance, error) {
+		project, err := iam.InProject(ctx, tx, principalOf(ctx), permission, projectID)
+		if err != nil {
+			return instance.Instance{}, err
+		}
+		return instance.Get(ctx, tx, project.ID, id)
+	})
+}
+
+// memberOf finds the named member, or the first; one of which nothing is left has no logs.
+func memberOf(i instance.Instance, id string) (instance.Member, error) {
+	for _, m := range i.Members {
+		if id != "" && m.ID != id {
+			continue
+		}
+		if m.Gone {
+			return instance.Member{}, fault.New(fault.Conflict, "member_removed", "The instance was removed from its node, its logs with it.", nil)
+		}
+		return m, nil
+	}
+	return instance.Member{}, fault.New(fault.Unprocessable, "member_unknown", "The instance has no such member.", nil).At("query/member_id", "names no member of the instance")
+}
+
+func instanceView(i instance.Instance) (AppInstance, error) {
+	out := AppInstance{
+		ID: i.ID, OrgID: i.OrgID, ProjectID: i.ProjectID, AppSlug: i.AppSlug, Version: i.Version, DisplayName: i.DisplayName,
+		OperatingMode: OperatingMode(i.Modes.OperatingMode), ControlPlaneScope: ControlPlaneScope(i.Modes.ControlPlaneScope),
+		RuntimeBackend: RuntimeBackend(i.Modes.RuntimeBackend), TenantBoundaryMode: TenantBoundaryMode(i.Modes.TenantBoundaryMode),
+		PlacementIntent: PlacementIntent{AllocationIds: i.PlacementAllocationIDs},
+		Status:          AppInstanceStatus(i.Lifecycle.Status), StatusReason: StatusReason(i.Lifecycle.Reason), Health: AppInstanceHealth(i.Lifecycle.Health),
+		Revision: i.Revision, PreviousVersion: i.PreviousVersion, HintResults: []HintResult{}, Endpoints: []Endpoint{}, Members: []Member{},
+		RequestedBy:   RequestedBy{Type: RequestedByType(i.RequestedBy.Type), ID: i.RequestedBy.ID},
+		CorrelationID: i.CorrelationID, CreatedAt: i.CreatedAt, UpdatedAt: i.UpdatedAt, ActivatedAt: i.ActivatedAt,
+	}
+	for _, h := range i.HintResults {
+		out.HintResults = append(out.HintResults, HintResult{Field: h.Field, Requested: h.Requested, Effective: h.Effective, Reason: h.Reason})
+	}
+	for _, m := range i.Members {
+		out.Members = append(out.Members, memberView(m))
+		for _, e := range m.Endpoints {
+			out.Endpoints = append(out.Endpoints, Endpoint{Name: e.Name, URL: e.URL(), NodeID: m.NodeID, Access: EndpointAccess("private")})
+		}
+	}
+	if err := json.Unmarshal([]byte(i.ParametersJSON), &out.Parameters); err != nil {
+		return AppInstance{}, fmt.Errorf("parameters of instance %s: %w", i.ID, err)
+	}
+	if err := json.Unmarshal([]byte(i.ConfigJSON), &out.Config); err != nil {
+		return AppInstance{}, fmt.Errorf("config of instance %s: %w", i.ID, err)
+	}
+	return out, nil
+}
+
+func memberView(m instance.Member) Member {
+	return Member{
+		ID: m.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: m.Role, Status: MemberStatus(m.Status), StatusReason: StatusReason(m.Reason),
+		Detail: m.Detail, Restarts: int32(m.Restarts), ExitCode: int32(m.ExitCode), StartedAt: m.StartedAt, ReadyAt: m.ReadyAt,
+	}
+}
+
+func eventView(e event.Event) (Event, error) {
+	ce, err := e.CloudEvent()
+	if err != nil {
+		return Event{}, err
+	}
+	out := Event{
+		ID: ce.ID, Source: ce.Source, Specversion: EventSpecversion(ce.SpecVersion), Type: ce.Type, Subject: ce.Subject, Time: ce.Time,
+		Datacontenttype: EventDatacontenttype(ce.DataContentType), Resourceversion: ce.ResourceVersion,
+	}
+	if err := json.Unmarshal(ce.Data, &out.Data); err != nil {
+		return Event{}, fmt.Errorf("data of event %s: %w", e.ID, err)
+	}
+	return out, nil
+}
