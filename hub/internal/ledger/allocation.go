@@ -1,0 +1,180 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/rating"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	// allocationHold is how far ahead an allocation's hold reaches.
+	allocationHold = time.Hour
+	// AllocationNotice is how much paid time an allocation has left, at most, when it is called exhausted.
+	AllocationNotice = 10 * time.Minute
+)
+
+// openAllocation places the first hold of an allocation, where its time has a price.
+func openAllocation(ctx context.Context, tx db.Tx, s subject) error {
+	prices, err := allocationPrices(ctx, tx, &s, s.OpenedAt)
+	if err != nil {
+		return err
+	}
+	need, err := aheadCost(prices, s.OpenedAt, allocationHold)
+	if err != nil {
+		return err
+	}
+	if _, err := place(ctx, tx, s, hold{}, need, "allocation:"+s.ID+":opened", s.OpenedAt); err != nil {
+		return err
+	}
+	return setAccrued(ctx, tx, s)
+}
+
+// AccrueAllocations measures and bills the time of open allocations up to now, a bounded number a call, those longest ago
+// first, and keeps their holds ahead. It returns allocations whose wallet no longer covers the next AllocationNotice: whoever
+// calls must release them, because what they use beyond their hold is written off.
+func AccrueAllocations(ctx context.Context, tx db.Tx, now time.Time) (exhausted []string, err error) {
+	now = now.UTC().Truncate(time.Microsecond)
+	due, err := dueAllocations(ctx, tx, now, passLimit)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range due {
+		if s, err = accrueAllocation(ctx, tx, s, now, now, true); err != nil {
+			return nil, err
+		}
+		prices, err := allocationPrices(ctx, tx, &s, now)
+		if err != nil && !fault.Is(err, fault.Conflict) {
+			return nil, err
+		}
+		h, _, err := holdOf(ctx, tx, s.ID)
+		if err != nil {
+			return nil, err
+		}
+		need, err := aheadCost(prices, now, AllocationNotice)
+		if err != nil {
+			return nil, err
+		}
+		if h.balance() < need {
+			exhausted = append(exhausted, s.ID)
+		}
+	}
+	return exhausted, nil
+}
+
+// accrueAllocation bills an allocation's time from where it was left to a moment; with ahead it then fills the hold up for the
+// next allocationHold, as far as the wallet goes.
+func accrueAllocation(ctx context.Context, tx db.Tx, s subject, until, now time.Time, ahead bool) (subject, error) {
+	prices, err := allocationPrices(ctx, tx, &s, now)
+	if err != nil && !fault.Is(err, fault.Conflict) {
+		return s, err
+	}
+	h, _, err := holdOf(ctx, tx, s.ID)
+	if err != nil {
+		return s, err
+	}
+	if span := (rating.Interval{From: s.accruedUntil, To: until}); span.Length() > 0 {
+		if h, err = postAllocation(ctx, tx, s, h, prices, span, now); err != nil {
+			return s, err
+		}
+		s.accruedUntil = until
+	}
+	if err := setAccrued(ctx, tx, s); err != nil || !ahead {
+		return s, err
+	}
+	need, err := aheadCost(prices, now, allocationHold)
+	if err != nil {
+		return s, err
+	}
+	wallet, err := walletBalance(ctx, tx, s.OrgID, s.currency)
+	if err != nil {
+		return s, err
+	}
+	if lack := min(need-h.balance(), wallet); lack > 0 {
+		_, err = place(ctx, tx, s, h, lack, fmt.Sprintf("allocation:%s:%d", s.ID, s.accruedUntil.UnixMicro()), now)
+	}
+	return s, err
+}
+
+func postAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices []rating.Price, span rating.Interval, now time.Time) (hold, error) {
+	accruals, err := accrualsOf(ctx, tx, []string{s.ID}, span.From.Truncate(time.Hour))
+	if err != nil {
+		return h, err
+	}
+	byID := map[string]rating.Price{}
+	for _, p := range prices {
+		byID[p.ID] = p
+	}
+	changed, first := map[accrualKey]rating.Accrual{}, ""
+	for _, part := range rating.Split(span, span.Length(), prices) {
+		price, ok := byID[part.PriceID]
+		if !ok {
+			continue
+		}
+		k := accrualKey{s.ID, MeterAllocationSeconds, price.ID, part.Hour}
+		next, d, err := rating.Accrue(accruals[k], price, part.Quantity, h.balance())
+		if err != nil {
+			return h, err
+		}
+		h.posted += d.CollectedNanos
+		accruals[k], changed[k] = next, next
+		key := fmt.Sprintf("usage:%s:%s:%s:%d", s.ID, MeterAllocationSeconds, price.ID, part.From.UnixMicro())
+		postings, err := postDelta(key, s, h, price, k, d, now)
+		if err != nil {
+			return h, err
+		}
+		if err := insertPostings(ctx, tx, postings...); err != nil {
+			return h, err
+		}
+		if first == "" && len(postings) > 0 {
+			first = postings[0].ID
+		}
+	}
+	if h.id != "" {
+		if err := updateHold(ctx, tx, h); err != nil {
+			return h, err
+		}
+	}
+	if err := upsertAccruals(ctx, tx, changed); err != nil {
+		return h, err
+	}
+	row := usageRow{
+		subject: s, source: SourceAllocation, accepted: span.Length(),
+		record: record{meter: MeterAllocationSeconds, quantity: span.Length(), span: span, postingID: first},
+	}
+	return h, insertUsage(ctx, tx, []usageRow{row}, s.NodeID, "", now)
+}
+
+// allocationPrices is the schedule of the allocation's time, in its currency, which is settled here. A conflict means that it
+// has prices in other currencies only: a new allocation is refused then, one that is open goes on without a charge.
+func allocationPrices(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]rating.Price, error) {
+	rows, err := pricesOf(ctx, tx, []string{MeterAllocationSeconds})
+	if err != nil {
+		return nil, err
+	}
+	if s.currency == "" {
+		if s.currency, err = currencyOf(ctx, tx, *s, []string{MeterAllocationSeconds}, rows, now); err != nil {
+			return nil, err
+		}
+	}
+	return schedule(rows, MeterAllocationSeconds, "", s.SKU, s.currency), nil
+}
+
+// aheadCost is what a stretch from now on costs at most.
+func aheadCost(prices []rating.Price, now time.Time, ahead time.Duration) (int64, error) {
+	var sum int64
+	span := rating.Interval{From: now, To: now.Add(ahead)}
+	for _, part := range rating.Split(span, span.Length(), prices) {
+		if p, ok := at(prices, part.From); ok {
+			cost, err := rating.ChargeUp(p.Nanos, p.PerQuantity, part.Quantity)
+			if err != nil {
+				return 0, err
+			}
+			sum += cost
+		}
+	}
+	return sum, nil
+}

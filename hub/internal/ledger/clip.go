@@ -1,0 +1,166 @@
+package ledger
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/rating"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Why usage is in suspense and not on a bill.
+const (
+	SuspenseUnknownSubject = "unknown_subject"
+	SuspenseWrongNode      = "wrong_node"
+	SuspenseMalformed      = "malformed"
+	SuspenseBeyondElapsed  = "beyond_elapsed"
+	SuspenseBeyondLimit    = "beyond_limit"
+	SuspenseOutsideClaim   = "outside_claim"
+	SuspenseOutsideLease   = "outside_lease"
+	SuspenseAlreadyBilled  = "already_billed"
+	SuspenseOutOfRange     = "out_of_range"
+)
+
+const (
+	// maxClockSkew is how far a node's clock may be ahead of the hub's before its time counts as not elapsed yet. The same
+	// stretch arrives only once, so the allowance is not gained with each record.
+	maxClockSkew = 2 * time.Minute
+	// cpuSlack is one scheduling period by which a container may overrun its processor limit, per record.
+	cpuSlack = 200 * time.Millisecond
+)
+
+// record is a usage record as the node sent it, in the ledger's types.
+type record struct {
+	sequence  int64
+	memberID  string
+	meter     string
+	quantity  int64
+	span      rating.Interval
+	runID     string
+	leaseNo   int64
+	revision  int64
+	final     bool
+	postingID string
+}
+
+// bounds are what a record is held against.
+type bounds struct {
+	now     time.Time
+	claim   rating.Interval
+	leased  []rating.Interval
+	covered []rating.Interval
+}
+
+// piece is a part of a record: accepted where reason is empty.
+type piece struct {
+	span     rating.Interval
+	quantity int64
+	reason   string
+}
+
+// clip divides a record into what is billed and what is not: claim ∩ lease ∩ elapsed time, and nothing twice. The pieces'
+// quantities sum to the record's.
+func clip(r record, s Subject, b bounds) []piece {
+	if reason := malformed(r); reason != "" {
+		return []piece{{r.span, r.quantity, reason}}
+	}
+	var pieces []piece
+	quantity := r.quantity
+	if most, reason := ceiling(r, s); quantity > most {
+		pieces = append(pieces, piece{r.span, quantity - most, reason})
+		quantity = most
+	}
+	parts := []piece{{span: r.span}}
+	for _, step := range []struct {
+		allowed []rating.Interval
+		reason  string
+	}{
+		{[]rating.Interval{{To: b.now.Add(maxClockSkew)}}, SuspenseBeyondElapsed},
+		{[]rating.Interval{b.claim}, SuspenseOutsideClaim},
+		{b.leased, SuspenseOutsideLease},
+	} {
+		parts = narrow(parts, step.allowed, step.reason)
+	}
+	parts = exclude(parts, b.covered, SuspenseAlreadyBilled)
+	slices.SortFunc(parts, func(a, b piece) int { return a.span.From.Compare(b.span.From) })
+	spans := make([]rating.Interval, len(parts))
+	for i, p := range parts {
+		spans[i] = p.span
+	}
+	for i, q := range rating.Divide(quantity, spans) {
+		parts[i].quantity = q
+	}
+	return append(pieces, parts...)
+}
+
+func malformed(r record) string {
+	switch {
+	case r.quantity < 0, r.span.From.IsZero(), !r.span.To.After(r.span.From):
+		return SuspenseMalformed
+	case r.meter == "":
+		return SuspenseMalformed
+	}
+	return ""
+}
+
+// ceiling is the largest quantity that the record's length and the subject's limits allow.
+func ceiling(r record, s Subject) (int64, string) {
+	length := r.span.Length()
+	switch {
+	case r.meter == protocol.MeterSessionSeconds:
+		return length, SuspenseBeyondElapsed
+	case r.meter == protocol.MeterCPUSeconds && s.CPUMillis > 0:
+		length += cpuSlack.Microseconds()
+	case r.meter == protocol.MeterMemoryByteSeconds && s.MemoryBytes > 0:
+	default:
+		return r.quantity, ""
+	}
+	most, ok := mostOf(s, r.meter, length)
+	if !ok {
+		return r.quantity, ""
+	}
+	return most, SuspenseBeyondLimit
+}
+
+func narrow(parts []piece, allowed []rating.Interval, reason string) []piece {
+	var out []piece
+	for _, p := range parts {
+		if p.reason != "" {
+			out = append(out, p)
+			continue
+		}
+		inside := rating.Intersect(p.span, allowed)
+		for _, i := range inside {
+			out = append(out, piece{span: i})
+		}
+		for _, i := range rating.Subtract(p.span, inside) {
+			out = append(out, piece{span: i, reason: reason})
+		}
+	}
+	return out
+}
+
+func exclude(parts []piece, covered []rating.Interval, reason string) []piece {
+	var out []piece
+	for _, p := range parts {
+		if p.reason != "" {
+			out = append(out, p)
+			continue
+		}
+		for _, i := range rating.Intersect(p.span, covered) {
+			out = append(out, piece{span: i, reason: reason})
+		}
+		for _, i := range rating.Subtract(p.span, covered) {
+			out = append(out, piece{span: i})
+		}
+	}
+	return out
+}
+
+// coverageRun is under which run a meter's covered time is kept: a member's running time counts once, over all its containers.
+func coverageRun(meter, runID string) string {
+	if meter == protocol.MeterSessionSeconds {
+		return ""
+	}
+	return runID
+}

@@ -1,0 +1,245 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"slices"
+	"sort"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/rating"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const (
+	// MinLease is the shortest lease that is worth its messages; a wallet that affords less gets none.
+	MinLease = 15 * time.Minute
+	// MaxLease bounds how long a node may spend without asking again.
+	MaxLease = 7 * 24 * time.Hour
+	// holdMargin is held beyond a lease's end: what the last beats and a slow stop may take.
+	holdMargin = 10 * time.Minute
+	// renewalsLimit bounds one answer of DueForRenewal; the next pass has the rest.
+	renewalsLimit = 5000
+
+	endPolicyStop = "stop"
+)
+
+// LeaseRequest asks for a member's next lease.
+type LeaseRequest struct {
+	SubjectID string
+	NodeID    string
+	Now       time.Time
+	// Duration is cut to MaxLease, and to what the wallet affords.
+	Duration time.Duration
+	AppSlug  string
+}
+
+// lease is the row.
+type lease struct {
+	subjectID string
+	no        int64
+	nodeID    string
+	holdID    string
+	currency  string
+	cap       int64
+	issuedAt  time.Time
+	expiresAt time.Time
+	endPolicy string
+	prices    []frozen
+}
+
+func (l lease) window() rating.Interval { return rating.Interval{From: l.issuedAt, To: l.expiresAt} }
+
+func (l lease) message() *protocol.Lease {
+	out := &protocol.Lease{
+		MemberId: l.subjectID, LeaseNo: uint64(l.no), HoldId: l.holdID, CapNanos: l.cap, Currency: l.currency, EndPolicy: l.endPolicy,
+		ExpiresAt: timestamppb.New(l.expiresAt), DurationSeconds: uint64(l.expiresAt.Sub(l.issuedAt) / time.Second),
+	}
+	for _, p := range l.prices {
+		out.Prices = append(out.Prices, &protocol.FrozenPrice{Meter: p.Meter, PriceId: p.PriceID, PriceNanos: p.Nanos, PerQuantity: p.PerQuantity})
+	}
+	return out
+}
+
+// IssueLease gives a member its next lease: today's prices, frozen, and a hold in the wallet that covers the whole of it and
+// what the member may have spent and not yet reported. A wallet that does not cover the wish gets a shorter lease; one that
+// does not cover MinLease, or no longer than the lease that runs, gets insufficient_funds and changes nothing.
+func IssueLease(ctx context.Context, tx db.Tx, r LeaseRequest) (*protocol.Lease, error) {
+	now := r.Now.UTC().Truncate(time.Microsecond)
+	s, err := lockSubject(ctx, tx, r.SubjectID)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case s.Kind != Member:
+		return nil, fault.New(fault.Internal, "subject_kind", "Only a member has leases.", nil)
+	case !s.closedAt.IsZero():
+		return nil, fault.New(fault.Conflict, "subject_closed", "The member is gone; it gets no further lease.", nil)
+	case s.NodeID != r.NodeID:
+		return nil, fault.New(fault.Conflict, "wrong_node", "The member belongs to another node.", nil)
+	}
+	if s.AppSlug == "" {
+		s.AppSlug = r.AppSlug
+	}
+	prices, err := freeze(ctx, tx, &s, now)
+	if err != nil {
+		return nil, err
+	}
+	h, _, err := holdOf(ctx, tx, s.ID)
+	if err != nil {
+		return nil, err
+	}
+	unreported, last, err := unreportedLength(ctx, tx, s, now)
+	if err != nil {
+		return nil, err
+	}
+	available, err := walletBalance(ctx, tx, s.OrgID, s.currency)
+	if err != nil {
+		return nil, err
+	}
+	wish := min(max(r.Duration, MinLease), MaxLease).Truncate(time.Second)
+	duration, topUp := affordable(s, prices, h.balance(), available, unreported, wish)
+	l := lease{
+		subjectID: s.ID, no: s.leaseNo + 1, nodeID: s.NodeID, currency: s.currency, issuedAt: now, expiresAt: now.Add(duration),
+		endPolicy: endPolicyStop, prices: prices,
+	}
+	if duration < MinLease || duration < wish && !l.expiresAt.After(last) {
+		return nil, insufficientFunds()
+	}
+	if h, err = place(ctx, tx, s, h, topUp, fmt.Sprintf("lease:%s:%d", s.ID, l.no), now); err != nil {
+		return nil, err
+	}
+	l.holdID, l.cap = h.id, h.placed
+	if err := insertLease(ctx, tx, l); err != nil {
+		return nil, err
+	}
+	s.leaseNo = l.no
+	return l.message(), setLeased(ctx, tx, s, renewAt(l))
+}
+
+// LeasesFor are the latest leases of all open members of a node, in order of member id: the node's next batch.
+func LeasesFor(ctx context.Context, tx db.Tx, nodeID string) ([]*protocol.Lease, error) {
+	rows, err := latestLeases(ctx, tx, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]*protocol.Lease, len(rows))
+	for i, l := range rows {
+		out[i] = l.message()
+	}
+	return out, nil
+}
+
+// DueForRenewal are the open members whose lease is past its half-life, give or take a fifth, those that are due longest
+// first. One that has run out is due, too: with new credit its workload starts again.
+func DueForRenewal(ctx context.Context, tx db.Tx, now time.Time) ([]string, error) {
+	return dueSubjects(ctx, tx, now, renewalsLimit)
+}
+
+// renewAt spreads renewals by the member's id, so that members made together do not renew together for ever.
+func renewAt(l lease) time.Time {
+	h := fnv.New32a()
+	_, _ = fmt.Fprintf(h, "%s/%d", l.subjectID, l.no)
+	share := 40 + int64(h.Sum32()%21)
+	return l.issuedAt.Add(l.expiresAt.Sub(l.issuedAt) / 100 * time.Duration(share))
+}
+
+// freeze looks up what the member's meters cost now, and settles its currency.
+func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]frozen, error) {
+	rows, err := pricesOf(ctx, tx, append(nodeMeters(), MeterAllocationSeconds))
+	if err != nil {
+		return nil, err
+	}
+	if s.currency, err = currencyOf(ctx, tx, *s, nodeMeters(), rows, now); err != nil {
+		return nil, err
+	}
+	// Where the allocation itself is paid for, its time, processor and memory are; only what an app asks for itself is added.
+	if p, ok := at(schedule(rows, MeterAllocationSeconds, "", s.SKU, s.currency), now); ok && p.Nanos > 0 {
+		rows = slices.DeleteFunc(rows, func(p Price) bool { return p.AppSlug == "" })
+	}
+	var out []frozen
+	for _, meter := range nodeMeters() {
+		if p, ok := at(schedule(rows, meter, s.AppSlug, s.SKU, s.currency), now); ok {
+			out = append(out, frozen{Meter: meter, PriceID: p.ID, Nanos: p.Nanos, PerQuantity: p.PerQuantity, HostBasisPoints: p.HostBasisPoints})
+		}
+	}
+	return out, nil
+}
+
+// unreportedLength is the leased time of which the node may still bring usage, in microseconds, and when the last lease ends.
+func unreportedLength(ctx context.Context, tx db.Tx, s subject, now time.Time) (int64, time.Time, error) {
+	covered, err := coveredUntil(ctx, tx, s.ID, protocol.MeterSessionSeconds)
+	if err != nil {
+		return 0, time.Time{}, err
+	}
+	since := latest(s.OpenedAt, covered)
+	before, err := leasesOf(ctx, tx, []string{s.ID}, since)
+	if err != nil {
+		return 0, time.Time{}, err
+	}
+	var windows []rating.Interval
+	var last time.Time
+	for _, l := range before {
+		windows = append(windows, l.window())
+		last = latest(last, l.expiresAt)
+	}
+	unreported := rating.Intersect(rating.Interval{From: since, To: now}, rating.Union(windows))
+	return rating.TotalLength(unreported), last, nil
+}
+
+// affordable is the longest lease up to the wish that wallet and hold cover, in whole seconds, and what the hold lacks for it.
+func affordable(s subject, prices []frozen, held, wallet, unreported int64, wish time.Duration) (time.Duration, int64) {
+	lacks := func(d time.Duration) int64 {
+		cost, ok := costOf(s, prices, unreported+(d+holdMargin).Microseconds())
+		if !ok {
+			return math.MaxInt64
+		}
+		return max(cost-held, 0)
+	}
+	if need := lacks(wish); need <= wallet {
+		return wish, need
+	}
+	longest := sort.Search(int(wish/time.Second), func(seconds int) bool {
+		return lacks(time.Duration(seconds+1)*time.Second) > wallet
+	})
+	duration := time.Duration(longest) * time.Second
+	return duration, lacks(duration)
+}
+
+// costOf is the most that so many microseconds of running can cost; ok is false when it is out of range.
+func costOf(s subject, prices []frozen, micros int64) (nanos int64, ok bool) {
+	for _, p := range prices {
+		limit, ok := mostOf(s.Subject, p.Meter, micros)
+		if !ok {
+			return 0, false
+		}
+		cost, err := rating.ChargeUp(p.Nanos, p.PerQuantity, limit)
+		if err != nil || nanos > math.MaxInt64-cost {
+			return 0, false
+		}
+		nanos += cost
+	}
+	return nanos, true
+}
+
+// mostOf is the largest quantity of a meter that a member can use in so many microseconds. Zero where its limit is unknown.
+func mostOf(s Subject, meter string, micros int64) (int64, bool) {
+	switch meter {
+	case protocol.MeterSessionSeconds:
+		return micros, true
+	case protocol.MeterCPUSeconds:
+		q, err := rating.ChargeUp(s.CPUMillis, 1000, micros)
+		return q, err == nil
+	case protocol.MeterMemoryByteSeconds:
+		q, err := rating.ChargeUp(s.MemoryBytes, 1_000_000, micros)
+		return q, err == nil
+	default:
+		return 0, true
+	}
+}

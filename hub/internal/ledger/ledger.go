@@ -1,0 +1,206 @@
+// Package ledger owns what is billed and what it costs: subjects, usage, accruals, prices, wallets, holds, leases and the
+// double-entry journal. It does not measure (a node does, for members), sign leases (dispatch), place workloads, or decide
+// who may see a bill (iam).
+//
+// Invariants, each with a test: the legs of every posting sum to zero per currency; journal, usage, suspense and price rows
+// never change; a posting's key is unique; a wallet moves only when a hold opens, grows or closes and when credit is
+// granted; what is collected never exceeds the hold, the rest is written off in the open; a record is posted once, by its
+// (node, incarnation, sequence), and a stretch of a subject's time is posted once, whatever the node calls it.
+package ledger
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/rating"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Kinds of subjects.
+const (
+	// Member is the part of an app instance on one allocation; its node measures it, within leases.
+	Member = "member"
+	// Allocation is held capacity; the hub measures it, from claim to release.
+	Allocation = "allocation"
+)
+
+// MeterAllocationSeconds is measured by the hub itself, in microseconds; a node's meters are in protocol.
+const MeterAllocationSeconds = "allocation_seconds"
+
+// Where a usage record comes from.
+const (
+	SourceAllocation = "allocation"
+	SourceAppRuntime = "app_runtime"
+)
+
+// StaleAfter is how long after its last lease a closed member's hold waits for the node's final record. Then the node is
+// taken for gone, and what it may still bring is written off.
+const StaleAfter = 30 * 24 * time.Hour
+
+// Subject is what is billed. All of it is frozen when it is made.
+type Subject struct {
+	// ID is the member's or the allocation's.
+	ID                string
+	Kind              string
+	OrgID             string
+	ProjectID         string
+	AppInstanceID     string
+	AppSlug           string
+	AllocationID      string
+	NodeID            string
+	SKU               string
+	OperatingMode     string
+	ControlPlaneScope string
+	RuntimeBackend    string
+	CorrelationID     string
+	// CPUMillis and MemoryBytes are a member's limits: they bound what can be measured, and size the hold where
+	// processor time or memory has a price. Zero means unknown: nothing is held for it then.
+	CPUMillis   int64
+	MemoryBytes int64
+	OpenedAt    time.Time
+}
+
+// subject is the row, with how far it has come.
+type subject struct {
+	Subject
+	currency     string
+	leaseNo      int64
+	accruedUntil time.Time
+	closedAt     time.Time
+	settledAt    time.Time
+	final        finalMark
+}
+
+// finalMark is the record after which nothing of a member follows.
+type finalMark struct {
+	incarnation string
+	sequence    int64
+}
+
+// claim is when the subject may be billed.
+func (s subject) claim() rating.Interval { return rating.Span(s.OpenedAt, s.closedAt) }
+
+// OpenSubject starts billing of a member or an allocation. For an allocation that has a price it places the first hold, and
+// fails with insufficient_funds when the wallet does not cover it. Opening the same subject again changes nothing.
+func OpenSubject(ctx context.Context, tx db.Tx, s Subject) error {
+	if s.Kind != Member && s.Kind != Allocation {
+		return fault.New(fault.Internal, "subject_kind", "A subject is a member or an allocation.", nil)
+	}
+	s.OpenedAt = s.OpenedAt.UTC().Truncate(time.Microsecond)
+	if s.Kind == Allocation && s.AllocationID == "" {
+		s.AllocationID = s.ID
+	}
+	made, err := insertSubject(ctx, tx, s)
+	if err != nil || !made || s.Kind == Member {
+		return err
+	}
+	return openAllocation(ctx, tx, subject{Subject: s, accruedUntil: s.OpenedAt})
+}
+
+// CloseSubject ends the claim at a moment: later usage goes to suspense. The rest of the hold goes back to the wallet at once
+// for an allocation and for a member that never had a lease. Any other member's waits for the node's final record, which may
+// be in its spool still, or for StaleAfter. Closing again changes nothing.
+func CloseSubject(ctx context.Context, tx db.Tx, subjectID string, at, now time.Time) error {
+	s, err := lockSubject(ctx, tx, subjectID)
+	if err != nil {
+		return err
+	}
+	if !s.closedAt.IsZero() {
+		return nil
+	}
+	s.closedAt = latest(s.OpenedAt, at.UTC().Truncate(time.Microsecond))
+	if s.Kind == Allocation {
+		if s, err = accrueAllocation(ctx, tx, s, s.closedAt, now, false); err != nil {
+			return err
+		}
+	}
+	if err := setClosed(ctx, tx, s); err != nil {
+		return err
+	}
+	if s.Kind == Allocation || s.leaseNo == 0 {
+		return settle(ctx, tx, s, now)
+	}
+	return settleFinal(ctx, tx, s, now)
+}
+
+// SettleSubject gives the rest of a closed member's hold back although no final record has come. It is for a member of which
+// the hub knows that its node never had it, or can never speak of it again; usage that comes all the same is written off.
+func SettleSubject(ctx context.Context, tx db.Tx, subjectID string, now time.Time) error {
+	s, err := lockSubject(ctx, tx, subjectID)
+	if err != nil {
+		return err
+	}
+	if s.closedAt.IsZero() {
+		return fault.New(fault.Conflict, "subject_open", "The subject is still open; close it first.", nil)
+	}
+	return settle(ctx, tx, s, now)
+}
+
+// ReleaseStale settles closed members whose node has said nothing final for StaleAfter, and returns how many there were. It
+// is a periodic pass.
+func ReleaseStale(ctx context.Context, tx db.Tx, now time.Time) (int, error) {
+	ids, err := staleSubjects(ctx, tx, now.Add(-StaleAfter), passLimit)
+	if err != nil {
+		return 0, err
+	}
+	for _, id := range ids {
+		if err := SettleSubject(ctx, tx, id, now); err != nil {
+			return 0, err
+		}
+	}
+	return len(ids), nil
+}
+
+// passLimit bounds what one transaction of a periodic pass takes on; the next pass goes on from there.
+const passLimit = 500
+
+// settleFinal settles a closed member once its node's records are here up to the final one.
+func settleFinal(ctx context.Context, tx db.Tx, s subject, now time.Time) error {
+	if s.closedAt.IsZero() || s.final.incarnation == "" {
+		return nil
+	}
+	ranges, err := sequences(ctx, tx, s.NodeID, s.final.incarnation)
+	if err != nil {
+		return err
+	}
+	if len(ranges) == 0 || ranges[0].from != 1 || ranges[0].to < s.final.sequence {
+		return nil
+	}
+	return settle(ctx, tx, s, now)
+}
+
+// settle gives what is left of the hold back to the wallet.
+func settle(ctx context.Context, tx db.Tx, s subject, now time.Time) error {
+	if !s.settledAt.IsZero() {
+		return nil
+	}
+	if err := setSettled(ctx, tx, s.ID, now); err != nil {
+		return err
+	}
+	h, ok, err := holdOf(ctx, tx, s.ID)
+	if err != nil || !ok || h.balance() == 0 {
+		return err
+	}
+	rest := h.balance()
+	h.released += rest
+	if err := updateHold(ctx, tx, h); err != nil {
+		return err
+	}
+	if err := moveWallet(ctx, tx, s.OrgID, h.currency, rest, now); err != nil {
+		return err
+	}
+	p, err := NewPosting("hold_closed:"+h.id,
+		Leg{holdAccount(h.id), h.currency, -rest}, Leg{walletAccount(s.OrgID), h.currency, rest})
+	if err != nil {
+		return err
+	}
+	return insertPostings(ctx, tx, p.of(HoldClosed, s, now))
+}
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,240 @@
+package ledger
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	// MaxPage bounds a listing.
+	MaxPage = 200
+	// DefaultPage is a listing's length where nobody says.
+	DefaultPage = 50
+)
+
+// Filter narrows a listing of usage or of postings. Whoever lists has checked that the caller may see all that the filter
+// lets through; empty fields let everything through.
+type Filter struct {
+	OrgID         string
+	ProjectID     string
+	AppInstanceID string
+	// UsageSource and Meter are for usage, Kind for postings.
+	UsageSource string
+	Meter       string
+	Kind        string
+	// From and To bound the beginning of usage, or when a posting was made: [From, To).
+	From, To time.Time
+	// Before is the cursor of the page before; Limit is cut to MaxPage, DefaultPage when zero.
+	Before string
+	Limit  int
+}
+
+// UsageRecord is accepted usage with what its subject was made with.
+type UsageRecord struct {
+	ID                string
+	OrgID             string
+	ProjectID         string
+	AppInstanceID     string
+	AppSlug           string
+	AllocationID      string
+	NodeID            string
+	UsageSource       string
+	Meter             string
+	Quantity          int64
+	OperatingMode     string
+	ControlPlaneScope string
+	RuntimeBackend    string
+	StartedAt         time.Time
+	EndedAt           time.Time
+	CorrelationID     string
+	PostingID         string
+	RunID             string
+	LeaseNo           int64
+}
+
+// ListUsage gives usage, newest first, and the cursor of the next page, empty at the end.
+func ListUsage(ctx context.Context, tx db.Tx, f Filter) ([]UsageRecord, string, error) {
+	if err := f.check(); err != nil {
+		return nil, "", err
+	}
+	var w conditions
+	w.ids("u.", f)
+	w.text("u.usage_source", f.UsageSource)
+	w.text("u.meter", f.Meter)
+	w.span("u.started_at", f)
+	rows, err := collect(ctx, tx, scanUsage, `SELECT u.id, u.org_id, u.project_id, coalesce(u.app_instance_id::text, ''), s.app_slug,
+			coalesce(s.allocation_id::text, ''), u.node_id, u.usage_source, u.meter, u.quantity, s.operating_mode, s.control_plane_scope,
+			s.runtime_backend, u.started_at, u.ended_at, s.correlation_id, coalesce(u.posting_id::text, ''), u.run_id, u.lease_no
+		FROM usage_records u JOIN subjects s ON s.id = u.subject_id`+w.where()+` ORDER BY u.id DESC LIMIT `+w.arg(f.limit()+1), w.args...)
+	if err != nil {
+		return nil, "", err
+	}
+	rows, next := page(rows, f.limit(), func(r UsageRecord) string { return r.ID })
+	return rows, next, nil
+}
+
+// ListPostings gives the journal, newest first, and the cursor of the next page, empty at the end.
+func ListPostings(ctx context.Context, tx db.Tx, f Filter) ([]Posting, string, error) {
+	if err := f.check(); err != nil {
+		return nil, "", err
+	}
+	var w conditions
+	w.ids("", f)
+	w.text("kind", f.Kind)
+	w.span("created_at", f)
+	rows, err := collect(ctx, tx, scanPosting, `SELECT id, key, kind, subject_kind, subject_id, org_id, coalesce(project_id::text, ''),
+			coalesce(app_instance_id::text, ''), meter, coalesce(price_id::text, ''), period_from, period_to, coalesce(corrects::text, ''),
+			description, correlation_id, created_at
+		FROM postings`+w.where()+` ORDER BY id DESC LIMIT `+w.arg(f.limit()+1), w.args...)
+	if err != nil {
+		return nil, "", err
+	}
+	rows, next := page(rows, f.limit(), func(p Posting) string { return p.ID })
+	return rows, next, withLegs(ctx, tx, rows)
+}
+
+// ListPrices gives the price book of a meter, or all of it, newest first, and the cursor of the next page.
+func ListPrices(ctx context.Context, tx db.Tx, meter, before string, limit int) ([]Price, string, error) {
+	f := Filter{Before: before, Limit: limit}
+	if err := f.check(); err != nil {
+		return nil, "", err
+	}
+	var w conditions
+	w.text("meter", meter)
+	w.ids("p.", f)
+	rows, err := collect(ctx, tx, func(row pgx.Row) (p Price, err error) {
+		var to *time.Time
+		err = row.Scan(&p.ID, &p.Meter, &p.AppSlug, &p.SKU, &p.Currency, &p.Nanos, &p.Per, &p.PerQuantity, &p.HostBasisPoints, &p.From, &p.CreatedAt, &to)
+		if to != nil {
+			p.To = *to
+		}
+		return p, err
+	}, `SELECT `+priceColumns+`, (SELECT min(n.from_at) FROM prices n WHERE n.meter = p.meter AND n.app_slug = p.app_slug AND n.sku = p.sku
+			AND n.currency = p.currency AND n.from_at > p.from_at)
+		FROM prices p`+w.where()+` ORDER BY p.id DESC LIMIT `+w.arg(f.limit()+1), w.args...)
+	if err != nil {
+		return nil, "", err
+	}
+	rows, next := page(rows, f.limit(), func(p Price) string { return p.ID })
+	return rows, next, nil
+}
+
+// conditions holds only what is asked for: with a condition that may be empty the database could not choose an index.
+type conditions struct {
+	parts []string
+	args  []any
+}
+
+func (c *conditions) arg(v any) string {
+	c.args = append(c.args, v)
+	return "$" + strconv.Itoa(len(c.args))
+}
+
+func (c *conditions) text(column, value string) {
+	if value != "" {
+		c.parts = append(c.parts, column+" = "+c.arg(value))
+	}
+}
+
+func (c *conditions) ids(table string, f Filter) {
+	c.text(table+"org_id", f.OrgID)
+	c.text(table+"project_id", f.ProjectID)
+	c.text(table+"app_instance_id", f.AppInstanceID)
+	if f.Before != "" {
+		c.parts = append(c.parts, table+"id < "+c.arg(f.Before))
+	}
+}
+
+func (c *conditions) span(column string, f Filter) {
+	if !f.From.IsZero() {
+		c.parts = append(c.parts, column+" >= "+c.arg(f.From))
+	}
+	if !f.To.IsZero() {
+		c.parts = append(c.parts, column+" < "+c.arg(f.To))
+	}
+}
+
+func (c *conditions) where() string {
+	if len(c.parts) == 0 {
+		return ""
+	}
+	return " WHERE " + strings.Join(c.parts, " AND ")
+}
+
+func (f Filter) limit() int {
+	if f.Limit <= 0 {
+		return DefaultPage
+	}
+	return min(f.Limit, MaxPage)
+}
+
+func (f Filter) check() error {
+	for _, id := range []string{f.OrgID, f.ProjectID, f.AppInstanceID} {
+		if id != "" && !db.IsID(id) {
+			return fault.New(fault.Malformed, "id_invalid", "An id of the filter is not an id.", nil)
+		}
+	}
+	if f.Before != "" && !db.IsID(f.Before) {
+		return fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).
+			AtHint("cursor", "is not a cursor", "leave it out to start at the newest")
+	}
+	return nil
+}
+
+// page cuts the one row too many that says that there is more.
+func page[T any](rows []T, limit int, id func(T) string) ([]T, string) {
+	if len(rows) <= limit {
+		return rows, ""
+	}
+	return rows[:limit], id(rows[limit-1])
+}
+
+func scanUsage(row pgx.Row) (UsageRecord, error) {
+	var u UsageRecord
+	err := row.Scan(&u.ID, &u.OrgID, &u.ProjectID, &u.AppInstanceID, &u.AppSlug, &u.AllocationID, &u.NodeID, &u.UsageSource, &u.Meter, &u.Quantity,
+		&u.OperatingMode, &u.ControlPlaneScope, &u.RuntimeBackend, &u.StartedAt, &u.EndedAt, &u.CorrelationID, &u.PostingID, &u.RunID, &u.LeaseNo)
+	return u, err
+}
+
+func scanPosting(row pgx.Row) (Posting, error) {
+	var p Posting
+	var from, to *time.Time
+	err := row.Scan(&p.ID, &p.Key, &p.Kind, &p.SubjectKind, &p.SubjectID, &p.OrgID, &p.ProjectID, &p.AppInstanceID, &p.Meter, &p.PriceID,
+		&from, &to, &p.Corrects, &p.Description, &p.CorrelationID, &p.CreatedAt)
+	if from != nil && to != nil {
+		p.PeriodFrom, p.PeriodTo = *from, *to
+	}
+	return p, err
+}
+
+type legRow struct {
+	postingID string
+	leg       Leg
+}
+
+func withLegs(ctx context.Context, tx db.Tx, postings []Posting) error {
+	ids := make([]string, len(postings))
+	for i, p := range postings {
+		ids[i] = p.ID
+	}
+	legs, err := collect(ctx, tx, func(row pgx.Row) (l legRow, err error) {
+		err = row.Scan(&l.postingID, &l.leg.Account, &l.leg.Currency, &l.leg.Nanos)
+		return l, err
+	}, `SELECT posting_id, account, currency, amount_nanos FROM entries WHERE posting_id = ANY($1::uuid[]) ORDER BY posting_id, leg`, ids)
+	if err != nil {
+		return err
+	}
+	for _, l := range legs {
+		i := slices.Index(ids, l.postingID)
+		postings[i].Legs = append(postings[i].Legs, l.leg)
+	}
+	return nil
+}

@@ -1,0 +1,257 @@
+package ledger
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// ---- subjects
+
+const subjectColumns = `id, kind, org_id, project_id, coalesce(app_instance_id::text, ''), app_slug, coalesce(allocation_id::text, ''), node_id, sku,
+	operating_mode, control_plane_scope, runtime_backend, correlation_id, cpu_millis, memory_bytes, opened_at, currency, lease_no,
+	accrued_until, closed_at, settled_at, coalesce(final_incarnation, ''), coalesce(final_sequence, 0)`
+
+func scanSubject(row pgx.Row) (subject, error) {
+	var s subject
+	var closed, settled *time.Time
+	err := row.Scan(&s.ID, &s.Kind, &s.OrgID, &s.ProjectID, &s.AppInstanceID, &s.AppSlug, &s.AllocationID, &s.NodeID, &s.SKU,
+		&s.OperatingMode, &s.ControlPlaneScope, &s.RuntimeBackend, &s.CorrelationID, &s.CPUMillis, &s.MemoryBytes, &s.OpenedAt, &s.currency, &s.leaseNo,
+		&s.accruedUntil, &closed, &settled, &s.final.incarnation, &s.final.sequence)
+	if closed != nil {
+		s.closedAt = *closed
+	}
+	if settled != nil {
+		s.settledAt = *settled
+	}
+	return s, err
+}
+
+// collect reads all rows of a query.
+func collect[T any](ctx context.Context, tx db.Tx, scan func(pgx.Row) (T, error), sql string, args ...any) ([]T, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (T, error) { return scan(row) })
+}
+
+func insertSubject(ctx context.Context, tx db.Tx, s Subject) (made bool, err error) {
+	tag, err := tx.Exec(ctx, `INSERT INTO subjects (id, kind, org_id, project_id, app_instance_id, app_slug, allocation_id, node_id, sku,
+			operating_mode, control_plane_scope, runtime_backend, correlation_id, cpu_millis, memory_bytes, opened_at, currency, lease_no, accrued_until)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, '', 0, $16) ON CONFLICT (id) DO NOTHING`,
+		s.ID, s.Kind, s.OrgID, s.ProjectID, orNull(s.AppInstanceID), s.AppSlug, orNull(s.AllocationID), s.NodeID, s.SKU,
+		s.OperatingMode, s.ControlPlaneScope, s.RuntimeBackend, s.CorrelationID, s.CPUMillis, s.MemoryBytes, s.OpenedAt)
+	return tag.RowsAffected() == 1, err
+}
+
+// orNull keeps "no id" out of id columns.
+func orNull(id string) any {
+	if id == "" {
+		return nil
+	}
+	return id
+}
+
+func lockSubject(ctx context.Context, tx db.Tx, id string) (subject, error) {
+	s, err := scanSubject(tx.QueryRow(ctx, `SELECT `+subjectColumns+` FROM subjects WHERE id = $1 FOR UPDATE`, id))
+	if db.IsNoRows(err) {
+		return s, fault.New(fault.NotFound, "subject_not_found", "Nothing of this id is billed.", err)
+	}
+	return s, err
+}
+
+func subjectsByID(ctx context.Context, tx db.Tx, ids []string) (map[string]subject, error) {
+	rows, err := collect(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects WHERE id = ANY($1::uuid[])`, ids)
+	out := make(map[string]subject, len(rows))
+	for _, s := range rows {
+		out[s.ID] = s
+	}
+	return out, err
+}
+
+func unsettledSubjects(ctx context.Context, tx db.Tx, nodeID string) ([]subject, error) {
+	return collect(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects
+		WHERE node_id = $1 AND settled_at IS NULL AND closed_at IS NOT NULL AND final_incarnation IS NOT NULL ORDER BY id`, nodeID)
+}
+
+func dueAllocations(ctx context.Context, tx db.Tx, now time.Time, limit int) ([]subject, error) {
+	return collect(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects
+		WHERE kind = 'allocation' AND closed_at IS NULL AND accrued_until < $1 ORDER BY accrued_until, id LIMIT $2`, now, limit)
+}
+
+func scanID(row pgx.Row) (id string, err error) {
+	err = row.Scan(&id)
+	return id, err
+}
+
+func dueSubjects(ctx context.Context, tx db.Tx, now time.Time, limit int) ([]string, error) {
+	return collect(ctx, tx, scanID,
+		`SELECT id FROM subjects WHERE closed_at IS NULL AND renew_at <= $1 ORDER BY renew_at, id LIMIT $2`, now, limit)
+}
+
+func staleSubjects(ctx context.Context, tx db.Tx, before time.Time, limit int) ([]string, error) {
+	return collect(ctx, tx, scanID,
+		`SELECT s.id FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
+		WHERE s.settled_at IS NULL AND s.closed_at < $1 AND l.expires_at < $1 ORDER BY s.id LIMIT $2`, before, limit)
+}
+
+func setClosed(ctx context.Context, tx db.Tx, s subject) error {
+	_, err := tx.Exec(ctx, `UPDATE subjects SET closed_at = $2 WHERE id = $1`, s.ID, s.closedAt)
+	return err
+}
+
+func setSettled(ctx context.Context, tx db.Tx, id string, now time.Time) error {
+	_, err := tx.Exec(ctx, `UPDATE subjects SET settled_at = $2 WHERE id = $1`, id, now)
+	return err
+}
+
+func setFinal(ctx context.Context, tx db.Tx, id string, f finalMark) error {
+	_, err := tx.Exec(ctx, `UPDATE subjects SET final_incarnation = $2, final_sequence = $3 WHERE id = $1`, id, f.incarnation, f.sequence)
+	return err
+}
+
+func setAccrued(ctx context.Context, tx db.Tx, s subject) error {
+	_, err := tx.Exec(ctx, `UPDATE subjects SET accrued_until = $2, currency = $3 WHERE id = $1`, s.ID, s.accruedUntil, s.currency)
+	return err
+}
+
+func setLeased(ctx context.Context, tx db.Tx, s subject, renewAt time.Time) error {
+	_, err := tx.Exec(ctx, `UPDATE subjects SET lease_no = $2, renew_at = $3, currency = $4 WHERE id = $1`, s.ID, s.leaseNo, renewAt, s.currency)
+	return err
+}
+
+// ---- prices
+
+func scanPrice(row pgx.Row) (Price, error) {
+	var p Price
+	err := row.Scan(&p.ID, &p.Meter, &p.AppSlug, &p.SKU, &p.Currency, &p.Nanos, &p.Per, &p.PerQuantity, &p.HostBasisPoints, &p.From, &p.CreatedAt)
+	return p, err
+}
+
+const priceColumns = `id, meter, app_slug, sku, currency, nanos, per, per_quantity, host_basis_points, from_at, created_at`
+
+func insertPrice(ctx context.Context, tx db.Tx, p Price) (made bool, err error) {
+	tag, err := tx.Exec(ctx, `INSERT INTO prices (`+priceColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+		ON CONFLICT (meter, app_slug, sku, currency, from_at) DO NOTHING`,
+		p.ID, p.Meter, p.AppSlug, p.SKU, p.Currency, p.Nanos, p.Per, p.PerQuantity, p.HostBasisPoints, p.From, p.CreatedAt)
+	return tag.RowsAffected() == 1, err
+}
+
+func pricesOf(ctx context.Context, tx db.Tx, meters []string) ([]Price, error) {
+	return collect(ctx, tx, scanPrice, `SELECT `+priceColumns+` FROM prices WHERE meter = ANY($1::text[]) ORDER BY from_at, id`, meters)
+}
+
+// ---- wallets and holds
+
+func walletBalance(ctx context.Context, tx db.Tx, orgID, currency string) (nanos int64, err error) {
+	err = tx.QueryRow(ctx, `SELECT balance_nanos FROM wallets WHERE org_id = $1 AND currency = $2 FOR UPDATE`, orgID, currency).Scan(&nanos)
+	if db.IsNoRows(err) {
+		return 0, nil
+	}
+	return nanos, err
+}
+
+func upsertWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int64, now time.Time) error {
+	_, err := tx.Exec(ctx, `INSERT INTO wallets (org_id, currency, balance_nanos, created_at) VALUES ($1, $2, $3, $4)
+		ON CONFLICT (org_id, currency) DO UPDATE SET balance_nanos = excluded.balance_nanos`, orgID, currency, nanos, now)
+	return err
+}
+
+func oldestWallet(ctx context.Context, tx db.Tx, orgID string) (currency string, err error) {
+	err = tx.QueryRow(ctx, `SELECT currency FROM wallets WHERE org_id = $1 ORDER BY created_at, currency LIMIT 1`, orgID).Scan(&currency)
+	if db.IsNoRows(err) {
+		return "", nil
+	}
+	return currency, err
+}
+
+func balances(ctx context.Context, tx db.Tx, orgID string) ([]Balance, error) {
+	return collect(ctx, tx, func(row pgx.Row) (b Balance, err error) {
+		err = row.Scan(&b.Currency, &b.AvailableNanos, &b.HeldNanos)
+		return b, err
+	}, `SELECT w.currency, w.balance_nanos, coalesce((SELECT sum(h.placed_nanos - h.posted_nanos - h.released_nanos) FROM holds h
+			WHERE h.org_id = w.org_id AND h.currency = w.currency), 0)::int8
+		FROM wallets w WHERE w.org_id = $1 ORDER BY w.currency`, orgID)
+}
+
+func scanHold(row pgx.Row) (hold, error) {
+	var h hold
+	err := row.Scan(&h.id, &h.subjectID, &h.orgID, &h.currency, &h.placed, &h.posted, &h.released)
+	return h, err
+}
+
+const holdColumns = `id, subject_id, org_id, currency, placed_nanos, posted_nanos, released_nanos`
+
+func holdOf(ctx context.Context, tx db.Tx, subjectID string) (hold, bool, error) {
+	h, err := scanHold(tx.QueryRow(ctx, `SELECT `+holdColumns+` FROM holds WHERE subject_id = $1 FOR UPDATE`, subjectID))
+	if db.IsNoRows(err) {
+		return hold{}, false, nil
+	}
+	return h, err == nil, err
+}
+
+func holdsOf(ctx context.Context, tx db.Tx, subjectIDs []string) (map[string]hold, error) {
+	rows, err := collect(ctx, tx, scanHold, `SELECT `+holdColumns+` FROM holds WHERE subject_id = ANY($1::uuid[])`, subjectIDs)
+	out := make(map[string]hold, len(rows))
+	for _, h := range rows {
+		out[h.subjectID] = h
+	}
+	return out, err
+}
+
+func insertHold(ctx context.Context, tx db.Tx, h hold) error {
+	_, err := tx.Exec(ctx, `INSERT INTO holds (`+holdColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
+		h.id, h.subjectID, h.orgID, h.currency, h.placed, h.posted, h.released)
+	return err
+}
+
+func updateHold(ctx context.Context, tx db.Tx, h hold) error {
+	_, err := tx.Exec(ctx, `UPDATE holds SET currency = $2, placed_nanos = $3, posted_nanos = $4, released_nanos = $5 WHERE id = $1`,
+		h.id, h.currency, h.placed, h.posted, h.released)
+	return err
+}
+
+// ---- leases
+
+func scanLease(row pgx.Row) (lease, error) {
+	var l lease
+	var prices []byte
+	if err := row.Scan(&l.subjectID, &l.no, &l.nodeID, &l.holdID, &l.currency, &l.cap, &l.issuedAt, &l.expiresAt, &l.endPolicy, &prices); err != nil {
+		return l, err
+	}
+	if err := json.Unmarshal(prices, &l.prices); err != nil {
+		return l, fmt.Errorf("prices of lease %d of %s: %w", l.no, l.subjectID, err)
+	}
+	return l, nil
+}
+
+const leaseColumns = `subject_id, lease_no, node_id, hold_id, currency, cap_nanos, issued_at, expires_at, end_policy, prices`
+
+func insertLease(ctx context.Context, tx db.Tx, l lease) error {
+	prices, err := json.Marshal(append([]frozen{}, l.prices...))
+	if err != nil {
+		return fmt.Errorf("prices of lease %d of %s: %w", l.no, l.subjectID, err)
+	}
+	_, err = tx.Exec(ctx, `INSERT INTO leases (`+leaseColumns+`, duration_seconds) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`,
+		l.subjectID, l.no, l.nodeID, l.holdID, l.currency, l.cap, l.issuedAt, l.expiresAt, l.endPolicy, prices, int64(l.expiresAt.Sub(l.issuedAt)/time.Second))
+	return err
+}
+
+// leasesOf are the subjects' leases that end after a moment, in order.
+func leasesOf(ctx context.Context, tx db.Tx, subjectIDs []string, after time.Time) ([]lease, error) {
+	return collect(ctx, tx, scanLease, `SELECT `+leaseColumns+` FROM leases
+		WHERE subject_id = ANY($1::uuid[]) AND expires_at > $2 ORDER BY subject_id, lease_no`, subjectIDs, after)
+}
+
+func latestLeases(ctx context.Context, tx db.Tx, nodeID string) ([]lease, error) {
+	return collect(ctx, tx, scanLease, `SELECT l.subject_id, l.lease_no, l.node_id, l.hold_id, l.currency, l.cap_nanos, l.issued_at, l.expires_at, l.end_policy, l.prices
+		FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
+		WHERE s.node_id = $1 AND s.settled_at IS NULL AND s.closed_at IS NULL AND s.kind = 'member' ORDER BY l.subject_id`, nodeID)
+}

@@ -1,0 +1,218 @@
+package ledger_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func TestUsageDrawsOnTheHoldAndPaysTheHost(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, HostBasisPoints: 7000}, "3.6")
+	s := w.member()
+	l := w.lease(s, 24*time.Hour)
+	require.EqualValues(t, 1, l.GetLeaseNo())
+	require.Equal(t, "EUR", l.GetCurrency())
+	require.Len(t, l.GetPrices(), 1)
+	// 24 h and 10 min at 3.6 an hour.
+	available, held := w.wallet()
+	require.Equal(t, "913", available)
+	require.Equal(t, "87", held)
+	require.Equal(t, "87", ledger.FormatNanos(l.GetCapNanos()))
+
+	w.now = at(61)
+	require.True(t, w.post(w.session(s, 1, 31), w.session(s, 31, 61)))
+	require.Equal(t, map[string]string{
+		"platform:credit": "-1000", "wallet:" + w.org: "913", "hold:" + l.GetHoldId(): "86.94", "platform:revenue": "0.018", "host:" + w.node: "0.042",
+	}, w.accounts())
+
+	records, next, err := list(w, ledger.Filter{OrgID: w.org, AppInstanceID: s.AppInstanceID, UsageSource: ledger.SourceAppRuntime})
+	require.NoError(t, err)
+	require.Empty(t, next)
+	require.Len(t, records, 2)
+	require.EqualValues(t, 30_000_000, records[0].Quantity)
+	require.NotEmpty(t, records[0].PostingID)
+	require.Equal(t, "demo", records[0].AppSlug)
+
+	w.close(s, at(61))
+	_, held = w.wallet()
+	require.Equal(t, "86.94", held, "the node may still bring usage")
+	w.post(w.final(s, 61))
+	available, held = w.wallet()
+	require.Equal(t, "999.94", available)
+	require.Equal(t, "0", held)
+	w.checkInvariants()
+}
+
+func list(w *world, f ledger.Filter) (records []ledger.UsageRecord, next string, err error) {
+	_, err = run(w, func(ctx context.Context, tx db.Tx) (struct{}, error) {
+		records, next, err = ledger.ListUsage(ctx, tx, f)
+		return struct{}{}, err
+	})
+	return records, next, err
+}
+
+func TestUsageBeyondClaimLeaseAndElapsedTimeIsInSuspense(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s, other := w.member(), w.member()
+	w.lease(s, time.Hour)
+	foreign := w.subject(ledger.Member)
+	foreign.NodeID = db.NewID()
+	foreign, err := w.open(foreign)
+	require.NoError(t, err)
+
+	w.now = at(3500)
+	records := []*protocol.UsageRecord{
+		w.session(s, -10, 10),                            // 10 s before the claim
+		w.session(s, 5, 20),                              // 5 s billed already
+		w.session(s, 60, 50),                             // backwards
+		w.session(s, 100, 110),                           // made 15 s longer than its length below
+		w.session(s, 3490, 3640),                         // 20 s beyond now and the clocks' allowance, 20 s more beyond the lease
+		w.session(other, 0, 10),                          // no lease
+		w.session(foreign, 0, 10),                        // another node's
+		w.session(ledger.Subject{ID: db.NewID()}, 0, 10), // nobody's
+		w.session(ledger.Subject{ID: "x'; DROP"}, 0, 10), // not even an id
+	}
+	records[3].Quantity = 25_000_000
+	w.post(records...)
+	require.Equal(t, []suspended{
+		{ledger.SuspenseOutsideClaim, 10_000_000},
+		{ledger.SuspenseAlreadyBilled, 5_000_000},
+		{ledger.SuspenseMalformed, -10_000_000},
+		{ledger.SuspenseBeyondElapsed, 15_000_000},
+		{ledger.SuspenseOutsideLease, 20_000_000},
+		{ledger.SuspenseBeyondElapsed, 20_000_000},
+		{ledger.SuspenseOutsideLease, 10_000_000},
+		{ledger.SuspenseWrongNode, 10_000_000},
+		{ledger.SuspenseUnknownSubject, 10_000_000},
+		{ledger.SuspenseUnknownSubject, 10_000_000},
+	}, w.suspense())
+	require.EqualValues(t, 10+10+10+110, number(w, `SELECT sum(quantity)::int8 / 1000000 FROM usage_records`))
+	w.checkInvariants()
+}
+
+func TestUsageAfterTheClaimIsInSuspense(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s := w.member()
+	w.lease(s, time.Hour)
+	w.now = at(100)
+	w.close(s, at(50))
+	w.post(w.session(s, 40, 60))
+	require.Equal(t, []suspended{{ledger.SuspenseOutsideClaim, 10_000_000}}, w.suspense())
+}
+
+func TestAnotherIncarnationBillsNoSecondAgain(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s := w.member()
+	w.lease(s, time.Hour)
+	w.now = at(200)
+	w.post(w.session(s, 0, 100))
+	must(w, func(ctx context.Context, tx db.Tx) (bool, error) {
+		return ledger.PostUsage(ctx, tx, w.node, "i2", &protocol.UsageSegment{Records: []*protocol.UsageRecord{
+			record(1, s, protocol.MeterSessionSeconds, 50, 150, 100_000_000),
+		}}, w.now)
+	})
+	require.EqualValues(t, 150_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_records`))
+	require.Equal(t, []suspended{{ledger.SuspenseAlreadyBilled, 50_000_000}}, w.suspense())
+}
+
+func TestBrokenNumberingIsRefusedForGood(t *testing.T) {
+	w := newWorld(t)
+	s := w.member()
+	_, err := run(w, func(ctx context.Context, tx db.Tx) (bool, error) {
+		return ledger.PostUsage(ctx, tx, w.node, incarnation, &protocol.UsageSegment{Records: []*protocol.UsageRecord{
+			record(1, s, protocol.MeterSessionSeconds, 0, 1, 1e6), record(3, s, protocol.MeterSessionSeconds, 1, 2, 1e6),
+		}}, w.now)
+	})
+	require.Equal(t, "segment_numbering", faultCode(err))
+}
+
+func TestProcessorAndMemoryAreBoundByTheMembersLimits(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	w.price(ledger.Price{Meter: protocol.MeterCPUSeconds}, "3.6")
+	w.price(ledger.Price{Meter: protocol.MeterMemoryByteSeconds}, "0.36")
+	s := w.subject(ledger.Member)
+	s.CPUMillis, s.MemoryBytes = 2000, 4<<30
+	s, err := w.open(s)
+	require.NoError(t, err)
+	w.lease(s, 50*time.Minute)
+	_, held := w.wallet()
+	require.Equal(t, "8.64", held, "an hour of two cores at 3.6 and of four GiB at 0.36")
+	w.now = at(10)
+	w.post(
+		record(1, s, protocol.MeterCPUSeconds, 0, 10, 30_000_000),
+		record(2, s, protocol.MeterMemoryByteSeconds, 0, 10, 4<<30*20),
+	)
+	require.Equal(t, []suspended{
+		{ledger.SuspenseBeyondLimit, 30_000_000 - 20_400_000},
+		{ledger.SuspenseBeyondLimit, 4 << 30 * 10},
+	}, w.suspense())
+	w.checkInvariants()
+}
+
+func TestUnpricedUsageIsRecordedAndFree(t *testing.T) {
+	w := newWorld(t)
+	s := w.member()
+	l := w.lease(s, time.Hour)
+	require.Empty(t, l.GetPrices())
+	w.now = at(10)
+	require.True(t, w.post(w.session(s, 0, 10)))
+	require.EqualValues(t, 1, number(w, `SELECT count(*) FROM usage_records WHERE posting_id IS NULL`))
+	require.Empty(t, w.accounts())
+}
+
+func TestListingsPageAndFilter(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	a, b := w.member(), w.member()
+	w.lease(a, time.Hour)
+	w.lease(b, time.Hour)
+	w.now = at(100)
+	for i := range 5 {
+		w.post(w.session(a, float64(i), float64(i+1)), w.session(b, float64(i), float64(i+1)))
+	}
+	var seen []string
+	f := ledger.Filter{OrgID: w.org, AppInstanceID: a.AppInstanceID, Meter: protocol.MeterSessionSeconds, Limit: 2}
+	for {
+		rows, next, err := list(w, f)
+		require.NoError(t, err)
+		for _, r := range rows {
+			seen = append(seen, r.StartedAt.Format("05"))
+		}
+		if f.Before = next; next == "" {
+			break
+		}
+	}
+	require.Equal(t, []string{"04", "03", "02", "01", "00"}, seen)
+	rows, _, err := list(w, ledger.Filter{ProjectID: w.proj, From: at(1), To: at(3)})
+	require.NoError(t, err)
+	require.Len(t, rows, 4)
+	rows, _, err = list(w, ledger.Filter{OrgID: db.NewID()})
+	require.NoError(t, err)
+	require.Empty(t, rows)
+	_, _, err = list(w, ledger.Filter{Before: "nonsense"})
+	require.Equal(t, "cursor_invalid", faultCode(err))
+
+	postings := must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Posting, error) {
+		p, _, err := ledger.ListPostings(ctx, tx, ledger.Filter{OrgID: w.org, AppInstanceID: a.AppInstanceID, Kind: ledger.Usage})
+		return p, err
+	})
+	require.Len(t, postings, 5)
+	require.Len(t, postings[0].Legs, 2)
+	require.Equal(t, noon, postings[0].PeriodFrom)
+}

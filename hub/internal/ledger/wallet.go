@@ -1,0 +1,117 @@
+package ledger
+
+import (
+	"context"
+	"math"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Grant is money that the platform puts into an org's wallet.
+type Grant struct {
+	OrgID         string
+	Currency      string
+	Nanos         int64
+	Description   string
+	CorrelationID string
+	// Key makes the grant repeatable: the same key grants once.
+	Key string
+}
+
+// GrantCredit posts the grant. The org's first grant opens its wallet.
+func GrantCredit(ctx context.Context, tx db.Tx, g Grant, now time.Time) (Posting, error) {
+	if g.Nanos <= 0 {
+		return Posting{}, fault.New(fault.Unprocessable, "amount_invalid", "A credit must be above zero.", nil).At("/amount", "is not above zero")
+	}
+	p, err := NewPosting("credit:"+g.Key,
+		Leg{walletAccount(g.OrgID), g.Currency, g.Nanos}, Leg{accountCredit, g.Currency, -g.Nanos})
+	if err != nil {
+		return Posting{}, err
+	}
+	p.Kind, p.SubjectKind, p.SubjectID, p.OrgID = Credit, "org", g.OrgID, g.OrgID
+	p.Description, p.CorrelationID, p.CreatedAt = g.Description, g.CorrelationID, now.UTC().Truncate(time.Microsecond)
+	if err := moveWallet(ctx, tx, g.OrgID, g.Currency, g.Nanos, p.CreatedAt); err != nil {
+		return Posting{}, err
+	}
+	return p, insertPostings(ctx, tx, p)
+}
+
+// Balance is one currency of an org's wallet.
+type Balance struct {
+	Currency       string
+	AvailableNanos int64
+	HeldNanos      int64
+}
+
+// Wallet says what the org can still spend, and what its open holds keep. Currencies come in order.
+func Wallet(ctx context.Context, tx db.Tx, orgID string) ([]Balance, error) {
+	return balances(ctx, tx, orgID)
+}
+
+// hold keeps money of a wallet for one subject.
+type hold struct {
+	id        string
+	subjectID string
+	orgID     string
+	currency  string
+	placed    int64
+	posted    int64
+	released  int64
+}
+
+func (h hold) balance() int64 { return h.placed - h.posted - h.released }
+
+// moveWallet adds nanos, which may be negative, to a wallet. It fails rather than go below zero.
+func moveWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int64, now time.Time) error {
+	have, err := walletBalance(ctx, tx, orgID, currency)
+	if err != nil {
+		return err
+	}
+	switch {
+	case nanos < 0 && have < -nanos:
+		return insufficientFunds()
+	case nanos > 0 && have > math.MaxInt64-nanos:
+		return fault.New(fault.Unprocessable, "amount_invalid", "The wallet cannot hold that much.", nil).At("/amount", "is too large")
+	}
+	return upsertWallet(ctx, tx, orgID, currency, have+nanos, now)
+}
+
+func insufficientFunds() *fault.Error {
+	return fault.New(fault.Conflict, "insufficient_funds", "The org's wallet does not cover this; ask for credit, or release what is no longer needed.", nil)
+}
+
+// place moves nanos from the wallet into the subject's hold, making the hold where there is none. The key names the reason.
+func place(ctx context.Context, tx db.Tx, s subject, h hold, nanos int64, key string, now time.Time) (hold, error) {
+	kind := HoldExtended
+	if h.id == "" {
+		kind = HoldOpened
+		h = hold{id: db.NewID(), subjectID: s.ID, orgID: s.OrgID, currency: s.currency}
+		if err := insertHold(ctx, tx, h); err != nil {
+			return h, err
+		}
+	}
+	if nanos == 0 {
+		return h, nil
+	}
+	if h.placed == 0 {
+		// Opened while nothing had a price: only now is it known what the subject is charged in.
+		kind, h.currency = HoldOpened, s.currency
+	}
+	if h.placed > math.MaxInt64-nanos {
+		return h, insufficientFunds()
+	}
+	if err := moveWallet(ctx, tx, s.OrgID, h.currency, -nanos, now); err != nil {
+		return h, err
+	}
+	h.placed += nanos
+	if err := updateHold(ctx, tx, h); err != nil {
+		return h, err
+	}
+	p, err := NewPosting(key, Leg{walletAccount(s.OrgID), h.currency, -nanos}, Leg{holdAccount(h.id), h.currency, nanos})
+	if err != nil {
+		return h, err
+	}
+	return h, insertPostings(ctx, tx, p.of(kind, s, now))
+}
