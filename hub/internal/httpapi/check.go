@@ -172,10 +172,12 @@ func collect(base string, e *jsonschema.ValidationError, out *[]fault.Field) {
 		}
 		return
 	}
-	at := base
+	var pointer strings.Builder
+	pointer.WriteString(base)
 	for _, token := range e.InstanceLocation {
-		at += "/" + escapePointer(token)
+		pointer.WriteString("/" + escapePointer(token))
 	}
+	at := pointer.String()
 	switch k := e.ErrorKind.(type) {
 	case *kind.Required:
 		for _, name := range k.Missing {

@@ -235,7 +235,8 @@ func served(t *testing.T, s StrictServerInterface, nodeCAs *x509.CertPool) (addr
 	conf := TLSConfig(func() (*tls.Certificate, error) { return &cert, nil }, func() *x509.CertPool { return nodeCAs })
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- Serve(ctx, listener, newDoor(t, s), conf, slog.New(slog.DiscardHandler)) }()
+	handler := newDoor(t, s)
+	go func() { done <- Serve(ctx, listener, handler, conf, slog.New(slog.DiscardHandler)) }()
 	stop = func() error { cancel(); return <-done }
 	t.Cleanup(cancel)
 	return listener.Addr().String(), authority, stop

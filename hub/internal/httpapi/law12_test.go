@@ -79,7 +79,7 @@ func TestLaw12BadInputIsAClearErrorOnEveryOperation(t *testing.T) {
 
 func refuses(t *testing.T, d *door, op *operation, bad badInput) {
 	d.audits = nil
-	bad.ask.method = op.method
+	bad.method = op.method
 	res := d.do(t, bad.ask)
 	text, err := io.ReadAll(res.Body)
 	require.NoError(t, err)

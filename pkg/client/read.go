@@ -1,0 +1,54 @@
+package client
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"net/http"
+)
+
+// maxAnswerBytes bounds a JSON answer; a page of 200 items is far below.
+const maxAnswerBytes = 64 << 20
+
+// PageSize is the limit that All's callers do well to ask for: the largest that the contract allows.
+const PageSize = 200
+
+// Read decodes the answer of an operation: client.Read[client.Node](hub.GetNode(ctx, id)).
+func Read[T any](res *http.Response, err error) (T, error) {
+	var out T
+	if err != nil {
+		return out, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	if err := json.NewDecoder(io.LimitReader(res.Body, maxAnswerBytes)).Decode(&out); err != nil {
+		return out, fmt.Errorf("the hub's answer is not what the contract says (correlation id %s): %w", res.Header.Get(requestIDHeader), err)
+	}
+	return out, nil
+}
+
+// Replayed tells whether an answer is an earlier one, given again for the same idempotency key.
+func Replayed(res *http.Response) bool { return res.Header.Get("Idempotency-Replayed") == "true" }
+
+// All walks through every page. page asks for one, with the cursor it is given, and returns items and the next cursor.
+func All[T any](page func(cursor string) ([]T, string, error)) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		var zero T
+		for cursor := ""; ; {
+			items, next, err := page(cursor)
+			if err != nil {
+				yield(zero, err)
+				return
+			}
+			for _, item := range items {
+				if !yield(item, nil) {
+					return
+				}
+			}
+			if next == "" || next == cursor {
+				return
+			}
+			cursor = next
+		}
+	}
+}

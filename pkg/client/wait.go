@@ -1,0 +1,86 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+const (
+	// While a change is fresh it is looked for often, then ever more slowly up to maxPoll.
+	firstPoll = 100 * time.Millisecond
+	eagerTime = 15 * time.Second
+	maxPoll   = 2 * time.Second
+)
+
+// InstanceError says that an instance ended somewhere else than where it was waited for.
+type InstanceError struct {
+	Instance AppInstance
+	Wanted   AppInstanceStatus
+}
+
+func (e *InstanceError) Error() string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "app instance %s is %s instead of %s", e.Instance.ID, e.Instance.Status, e.Wanted)
+	if e.Instance.StatusReason != "" {
+		text.WriteString(": " + string(e.Instance.StatusReason))
+	}
+	for _, m := range e.Instance.Members {
+		if m.Detail != "" {
+			text.WriteString("; " + m.Detail)
+		}
+	}
+	text.WriteString("; correlation id " + e.Instance.CorrelationID)
+	return text.String()
+}
+
+// WaitInstance watches an instance until it has the wanted status, and tells onChange (may be nil) about every change on the
+// way. It returns an *InstanceError when the status can no longer be reached, and the context's error when that ends first.
+func (h *Hub) WaitInstance(ctx context.Context, projectID, id string, want AppInstanceStatus, onChange func(AppInstance)) (AppInstance, error) {
+	var last AppInstance
+	err := h.Watch(ctx, projectID, id, func(i AppInstance) (bool, error) {
+		if onChange != nil && (i.Status != last.Status || i.StatusReason != last.StatusReason || i.Health != last.Health) {
+			onChange(i)
+		}
+		last = i
+		switch {
+		case i.Status == want:
+			return true, nil
+		case i.Status == AppInstanceStatusDecommissioned,
+			i.Status == AppInstanceStatusFailed && want != AppInstanceStatusDecommissioned,
+			i.Status == AppInstanceStatusDecommissioning && want != AppInstanceStatusDecommissioned:
+			return true, &InstanceError{Instance: i, Wanted: want}
+		}
+		return false, nil
+	})
+	if err != nil && ctx.Err() != nil && last.ID != "" {
+		err = errors.Join(fmt.Errorf("app instance %s is still %s", last.ID, last.Status), err)
+	}
+	return last, err
+}
+
+// Watch looks at an instance again and again until see says that it has seen enough.
+func (h *Hub) Watch(ctx context.Context, projectID, id string, see func(AppInstance) (enough bool, err error)) error {
+	start, pause := time.Now(), firstPoll
+	for {
+		i, err := Read[AppInstance](h.GetAppInstance(ctx, projectID, id))
+		if err != nil {
+			return err
+		}
+		if enough, err := see(i); enough || err != nil {
+			return err
+		}
+		if time.Since(start) > eagerTime {
+			pause = min(maxPoll, pause+pause/2)
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		case <-timer.C:
+		}
+	}
+}
