@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// MaxPage bounds a listing.
-	MaxPage = 200
+	// MaxPage bounds a listing: a page of the API and one more, by which its reader sees that there is another page.
+	MaxPage = 201
 	// IntentLifetime is how long the credentials of a publish intent get tokens.
 	IntentLifetime = time.Hour
 )

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 )
 
-// MaxPage bounds a listing.
-const MaxPage = 200
+// MaxPage bounds a listing: a page of the API and one more, by which its reader sees that there is another page.
+const MaxPage = 201
 
 // Status of a version. Only active versions can be launched.
 type Status string
@@ -72,11 +72,12 @@ type Version struct {
 	Version string
 	Status  Status
 	// Manifest is the document's content with its defaults.
-	Manifest manifest.Manifest
+	Manifest manifest.Manifest `json:"-"`
 	// ManifestJSON is the same as JSON.
 	ManifestJSON []byte
-	// ManifestEnvelope is the protobuf of the envelope that the publisher signed.
-	ManifestEnvelope []byte
+	// ManifestEnvelope is the protobuf of the envelope that the publisher signed. It and Manifest are left out of an answer
+	// that is kept for replays.
+	ManifestEnvelope []byte `json:"-"`
 	ManifestSHA256   []byte
 	PublisherKeyID   string
 	// PublisherOrgSlug is that of the delegation; Delegated is false where a catalog key signed directly.
@@ -96,7 +97,6 @@ type Publisher struct {
 	PublicKey          []byte
 	RepositoryPrefixes []string
 	IssuedAt           time.Time
-	// ExpiresAt is zero for a delegation without end.
 	ExpiresAt          time.Time
 	DelegationEnvelope []byte
 	ResourceVersion    int64
@@ -104,7 +104,7 @@ type Publisher struct {
 
 // Expired reports whether the delegation has ended.
 func (p Publisher) Expired(now time.Time) bool {
-	return !p.ExpiresAt.IsZero() && now.After(p.ExpiresAt)
+	return now.After(p.ExpiresAt)
 }
 
 // Policy narrows what a project may do with an app; an empty list leaves the app's own choice.

@@ -29,9 +29,10 @@ func AddPublisher(ctx context.Context, tx db.Tx, d protocol.Verified[*protocol.D
 		RepositoryPrefixes: m.GetRepositoryPrefixes(), IssuedAt: m.GetIssuedAt().AsTime().Truncate(time.Microsecond),
 		DelegationEnvelope: envelope, ResourceVersion: 1,
 	}
-	if m.GetExpiresAt() != nil {
-		p.ExpiresAt = m.GetExpiresAt().AsTime().Truncate(time.Microsecond)
+	if m.GetExpiresAt() == nil {
+		return Publisher{}, conflict(CodePublisherInvalid, "The delegation has no end; sign one that expires.").At("/delegation", "has no expires_at")
 	}
+	p.ExpiresAt = m.GetExpiresAt().AsTime().Truncate(time.Microsecond)
 	if err := checkPrefixes(p); err != nil {
 		return Publisher{}, err
 	}

@@ -175,7 +175,7 @@ func upsertPublisher(ctx context.Context, tx db.Tx, p Publisher, now time.Time) 
 		ON CONFLICT (key_id, org_slug) DO UPDATE SET public_key = excluded.public_key, repository_prefixes = excluded.repository_prefixes,
 			issued_at = excluded.issued_at, expires_at = excluded.expires_at, delegation_envelope = excluded.delegation_envelope,
 			resource_version = excluded.resource_version, updated_at = excluded.updated_at`,
-		p.KeyID, p.OrgSlug, p.PublicKey, json.RawMessage(prefixes), p.IssuedAt, nullTime(p.ExpiresAt), p.DelegationEnvelope, p.ResourceVersion, now)
+		p.KeyID, p.OrgSlug, p.PublicKey, json.RawMessage(prefixes), p.IssuedAt, p.ExpiresAt, p.DelegationEnvelope, p.ResourceVersion, now)
 	return err
 }
 
@@ -185,13 +185,11 @@ func scanPublisher(row pgx.CollectableRow) (Publisher, error) {
 	var (
 		p        Publisher
 		prefixes []byte
-		expires  *time.Time
 	)
-	err := row.Scan(&p.KeyID, &p.OrgSlug, &p.PublicKey, &prefixes, &p.IssuedAt, &expires, &p.DelegationEnvelope, &p.ResourceVersion)
+	err := row.Scan(&p.KeyID, &p.OrgSlug, &p.PublicKey, &prefixes, &p.IssuedAt, &p.ExpiresAt, &p.DelegationEnvelope, &p.ResourceVersion)
 	if err != nil {
 		return Publisher{}, err
 	}
-	p.ExpiresAt = timeOf(expires)
 	return p, json.Unmarshal(prefixes, &p.RepositoryPrefixes)
 }
 

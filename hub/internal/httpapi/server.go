@@ -20,6 +20,9 @@ type Server struct {
 
 	// ---- catalog, artifact
 
+	Catalog   Catalog
+	Artifacts Artifacts
+
 	// ---- capacity, instance
 
 	Capacity  Capacity

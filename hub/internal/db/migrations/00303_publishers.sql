@@ -8,8 +8,7 @@ CREATE TABLE IF NOT EXISTS publishers (
   public_key BYTEA NOT NULL,
   repository_prefixes JSONB NOT NULL,
   issued_at TIMESTAMPTZ NOT NULL,
-  -- NULL: until it is revoked.
-  expires_at TIMESTAMPTZ,
+  expires_at TIMESTAMPTZ NOT NULL,
   delegation_envelope BYTEA NOT NULL,
   resource_version INT8 NOT NULL,
   created_at TIMESTAMPTZ NOT NULL,

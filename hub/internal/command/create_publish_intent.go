@@ -1,0 +1,119 @@
+package command
+
+import (
+	"context"
+	"crypto/ed25519"
+
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// CreatePublishIntent says where to push, and gives credentials for it.
+type CreatePublishIntent struct {
+	DB       *db.DB
+	Registry *artifact.Registry
+	Bundle   func() protocol.Bundle
+	Sealer   Sealer
+}
+
+// PublishIntentInput is what the caller wants to push.
+type PublishIntentInput struct {
+	ProjectID, AppSlug, AppVersion string
+	ArtifactName, ArtifactKind     string
+	Channel                        string
+}
+
+// CreatedPublishIntent holds the password, which is shown this once.
+type CreatedPublishIntent struct {
+	Intent             artifact.Intent
+	Username, Password string
+	// SigningKeyID is the publisher's whose signature counts; empty where none or several may sign.
+	SigningKeyID string
+}
+
+// Do reserves the slug where it is new, and makes the intent.
+func (c *CreatePublishIntent) Do(ctx context.Context, m Meta, in PublishIntentInput) (CreatedPublishIntent, error) {
+	if err := onlyOCI(in.ArtifactKind); err != nil {
+		return CreatedPublishIntent{}, err
+	}
+	id := db.NewID()
+	return db.RunTx(ctx, c.DB, func(tx db.Tx) (CreatedPublishIntent, error) {
+		project, err := iam.InProject(ctx, tx, m.Principal, iam.ArtifactPublish, in.ProjectID)
+		if err != nil {
+			return CreatedPublishIntent{}, err
+		}
+		return IdempotentSealed(ctx, tx, m, c.Sealer, func() (CreatedPublishIntent, error) {
+			orgSlug, err := publisherOrg(ctx, tx, m, project, in.AppSlug)
+			if err != nil {
+				return CreatedPublishIntent{}, err
+			}
+			intent := artifact.NewIntent(artifact.Intent{
+				ID: id, OrgID: project.OrgID, ProjectID: project.ID, AppSlug: in.AppSlug, AppVersion: in.AppVersion, ArtifactName: in.ArtifactName,
+				ArtifactKind: artifact.KindOCI, Channel: in.Channel, Repository: artifact.Repository(orgSlug, in.AppSlug, in.ArtifactName),
+				CreatedBy: artifact.Actor{Type: m.Principal.Type, ID: m.Principal.ID},
+			}, m.Now)
+			if err := artifact.AddIntent(ctx, tx, intent); err != nil {
+				return CreatedPublishIntent{}, err
+			}
+			out := CreatedPublishIntent{Intent: intent}
+			if out.Username, out.Password, err = c.Registry.IntentCredential(intent); err != nil {
+				return CreatedPublishIntent{}, err
+			}
+			keys, err := signersOf(ctx, tx, intent.Repository, c.Bundle(), m)
+			if err != nil {
+				return CreatedPublishIntent{}, err
+			}
+			if len(keys) == 1 {
+				out.SigningKeyID = keys[0].KeyID
+			}
+			told := map[string]any{
+				"app_slug": intent.AppSlug, "app_version": intent.AppVersion, "artifact_name": intent.ArtifactName,
+				"repository": intent.Repository, "expires_at": intent.ExpiresAt,
+			}
+			return out, m.recordShipping(ctx, tx, shipChange{
+				event: "apps.artifact.publish_requested", action: iam.ArtifactPublish, resourceType: resourcePublishIntent, resourceID: intent.ID,
+				version: 1, orgID: project.OrgID, projectID: project.ID, data: told, after: told,
+			})
+		})
+	})
+}
+
+func onlyOCI(kind string) error {
+	if kind == "" || kind == artifact.KindOCI {
+		return nil
+	}
+	return fault.New(fault.Unprocessable, artifact.CodeUnsupported, "Only OCI artifacts are served so far.", nil).At("/artifact_kind", "must be oci").Lasting()
+}
+
+// publisherOrg reserves the slug for the project's org and returns the org's slug; empty for an app of the platform, for
+// which only a platform admin publishes.
+func publisherOrg(ctx context.Context, tx db.Tx, m Meta, project iam.Project, appSlug string) (string, error) {
+	app, err := catalog.GetApp(ctx, tx, appSlug)
+	if err != nil && !fault.Is(err, fault.NotFound) {
+		return "", err
+	}
+	if err == nil && app.OrgID == "" && m.Principal.PlatformAdmin {
+		return "", nil
+	}
+	_, _, err = catalog.Reserve(ctx, tx, appSlug, project.OrgID, m.Now)
+	return project.OrgSlug, err
+}
+
+// signersOf lists the keys whose signature under an image of the repository counts now.
+func signersOf(ctx context.Context, tx db.Tx, repository string, b protocol.Bundle, m Meta) ([]artifact.SignerKey, error) {
+	publishers, err := catalog.PublishersOf(ctx, tx, repository, m.Now)
+	if err != nil {
+		return nil, err
+	}
+	var out []artifact.SignerKey
+	for _, p := range publishers {
+		if !b.Revoked(p.KeyID) {
+			out = append(out, artifact.SignerKey{KeyID: p.KeyID, Key: ed25519.PublicKey(p.PublicKey)})
+		}
+	}
+	return out, nil
+}

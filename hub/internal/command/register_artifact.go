@@ -1,0 +1,123 @@
+package command
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// RegisterArtifact takes note of a pushed digest and judges its signatures.
+type RegisterArtifact struct {
+	DB       *db.DB
+	Registry *artifact.Registry
+	Bundle   func() protocol.Bundle
+}
+
+// RegisterArtifactInput names what was pushed.
+type RegisterArtifactInput struct {
+	ProjectID, AppSlug, AppVersion string
+	ArtifactName, ArtifactKind     string
+	Digest                         string
+	// Repository and MediaType, where given, must be what they are.
+	Repository, MediaType string
+	// Channel empty means dev.
+	Channel string
+}
+
+// Do looks the digest up in the registry and keeps what it finds.
+func (c *RegisterArtifact) Do(ctx context.Context, m Meta, in RegisterArtifactInput) (artifact.Artifact, error) {
+	if err := onlyOCI(in.ArtifactKind); err != nil {
+		return artifact.Artifact{}, err
+	}
+	if in.Channel == "" {
+		in.Channel = "dev"
+	}
+	repository, err := db.ReadTx(ctx, c.DB, func(tx db.Tx) (string, error) {
+		_, repository, err := in.place(ctx, tx, m)
+		return repository, err
+	})
+	if err != nil {
+		return artifact.Artifact{}, err
+	}
+	// Before the transaction: reading the registry may take longer than rows should be held.
+	image, err := c.Registry.Inspect(ctx, repository, in.Digest)
+	if err != nil {
+		return artifact.Artifact{}, err
+	}
+	if in.MediaType != "" && in.MediaType != image.MediaType {
+		return artifact.Artifact{}, fault.New(fault.Unprocessable, artifact.CodeUnsupported, "The pushed manifest has another media type.", nil).
+			AtHint("/media_type", "is not that of the digest", image.MediaType).Lasting()
+	}
+	id := db.NewID()
+	return db.RunTx(ctx, c.DB, func(tx db.Tx) (artifact.Artifact, error) {
+		project, repository, err := in.place(ctx, tx, m)
+		if err != nil {
+			return artifact.Artifact{}, err
+		}
+		return Idempotent(ctx, tx, m, func() (artifact.Artifact, error) {
+			keys, err := signersOf(ctx, tx, repository, c.Bundle(), m)
+			if err != nil {
+				return artifact.Artifact{}, err
+			}
+			a := artifact.Artifact{
+				ID: id, OrgID: project.OrgID, ProjectID: project.ID, AppSlug: in.AppSlug, AppVersion: in.AppVersion, ArtifactName: in.ArtifactName,
+				ArtifactKind: artifact.KindOCI, Repository: repository, Digest: in.Digest, MediaType: image.MediaType, SizeBytes: image.SizeBytes,
+				Platforms: image.Platforms, Channel: in.Channel, CreatedBy: artifact.Actor{Type: m.Principal.Type, ID: m.Principal.ID},
+			}
+			a.TrustState, a.Evidence = artifact.Judge(image, repository, in.Digest, keys, m.Now)
+			before, after, err := artifact.Register(ctx, tx, a, m.Now)
+			if err != nil {
+				return artifact.Artifact{}, err
+			}
+			return after, m.recordArtifact(ctx, tx, "apps.artifact.registered", iam.ArtifactPublish, before, after)
+		})
+	})
+}
+
+// place finds the project and the repository that the app's artifact has there.
+func (in RegisterArtifactInput) place(ctx context.Context, tx db.Tx, m Meta) (iam.Project, string, error) {
+	project, err := iam.InProject(ctx, tx, m.Principal, iam.ArtifactPublish, in.ProjectID)
+	if err != nil {
+		return iam.Project{}, "", err
+	}
+	app, err := catalog.GetApp(ctx, tx, in.AppSlug)
+	if err != nil && !fault.Is(err, fault.NotFound) {
+		return iam.Project{}, "", err
+	}
+	orgSlug := project.OrgSlug
+	switch {
+	case err == nil && app.OrgID == "" && m.Principal.PlatformAdmin:
+		orgSlug = ""
+	case err != nil || app.OrgID != project.OrgID:
+		return iam.Project{}, "", fault.New(fault.Unprocessable, "reference_unknown", "Ask for a publish intent for this app first.", nil).
+			At("/app_slug", "is no app of this org").Lasting()
+	}
+	repository := artifact.Repository(orgSlug, in.AppSlug, in.ArtifactName)
+	if in.Repository != "" && in.Repository != repository {
+		return iam.Project{}, "", fault.New(fault.Unprocessable, "repository_wrong", "The artifact lies in another repository.", nil).
+			AtHint("/repository", "is not the repository of this app's artifact", repository).Lasting()
+	}
+	return project, repository, nil
+}
+
+func (m Meta) recordArtifact(ctx context.Context, tx db.Tx, eventType, action string, before *artifact.Artifact, after artifact.Artifact) error {
+	told := func(a artifact.Artifact) map[string]any {
+		return map[string]any{
+			"app_slug": a.AppSlug, "app_version": a.AppVersion, "artifact_name": a.ArtifactName, "repository": a.Repository,
+			"digest": a.Digest, "status": a.Status, "trust_state": a.TrustState,
+		}
+	}
+	change := shipChange{
+		event: eventType, action: action, resourceType: resourceArtifact, resourceID: after.ID, version: after.ResourceVersion,
+		orgID: after.OrgID, projectID: after.ProjectID, data: told(after), after: told(after),
+	}
+	if before != nil {
+		change.before = told(*before)
+	}
+	return m.recordShipping(ctx, tx, change)
+}

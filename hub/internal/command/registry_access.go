@@ -1,0 +1,55 @@
+package command
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// RegistryAccess answers the registry's questions about people and intents. It changes nothing.
+type RegistryAccess struct {
+	DB  *db.DB
+	Now func() time.Time
+}
+
+// IntentOpen reports as a fault that a publish intent has ended.
+func (a *RegistryAccess) IntentOpen(ctx context.Context, intentID string) error {
+	_, err := db.ReadTx(ctx, a.DB, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, artifact.CheckIntentOpen(ctx, tx, intentID, a.Now())
+	})
+	return err
+}
+
+// Authenticate finds out whose access token this is.
+func (a *RegistryAccess) Authenticate(ctx context.Context, accessToken string) (subject string, err error) {
+	p, err := a.principal(ctx, accessToken)
+	return p.Type + ":" + p.ID, err
+}
+
+// MayPull reports as a fault that the token's owner may not read the repository.
+func (a *RegistryAccess) MayPull(ctx context.Context, accessToken, repository string) error {
+	p, err := a.principal(ctx, accessToken)
+	if err != nil {
+		return err
+	}
+	orgSlug, ok := artifact.OrgSlugOf(repository)
+	if !ok {
+		return iam.ErrNotFound()
+	}
+	if orgSlug == "" {
+		return iam.Authorize(p, iam.ArtifactRead, "", "")
+	}
+	org, err := db.ReadTx(ctx, a.DB, func(tx db.Tx) (iam.Org, error) { return iam.GetOrgBySlug(ctx, tx, orgSlug) })
+	if err != nil {
+		return err
+	}
+	// Repositories belong to the org; a service account reads them by its role in its own project.
+	return iam.Authorize(p, iam.ArtifactRead, org.ID, p.ProjectID)
+}
+
+func (a *RegistryAccess) principal(ctx context.Context, accessToken string) (iam.Principal, error) {
+	return db.ReadTx(ctx, a.DB, func(tx db.Tx) (iam.Principal, error) { return iam.Authenticate(ctx, tx, accessToken, a.Now()) })
+}

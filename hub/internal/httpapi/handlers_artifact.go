@@ -1,0 +1,96 @@
+package httpapi
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// Artifacts is what the operations on artifacts need.
+type Artifacts struct {
+	DB                  *db.DB
+	Registry            *artifact.Registry
+	CreatePublishIntent *command.CreatePublishIntent
+	RegisterArtifact    *command.RegisterArtifact
+}
+
+// GetRegistry says where images are pushed and pulled.
+func (s *Server) GetRegistry(ctx context.Context, _ GetRegistryRequestObject) (GetRegistryResponseObject, error) {
+	if err := iam.Authorize(principalOf(ctx), iam.CatalogRead, "", ""); err != nil {
+		return nil, err
+	}
+	return GetRegistry200JSONResponse(Registry{
+		RegistryHost: s.Artifacts.Registry.Host(), NamespaceMode: RegistryNamespaceModeOrgOwned, DigestOnly: true, ProjectPrivateRepositories: false,
+	}), nil
+}
+
+// CreatePublishIntent says where to push and with which credentials.
+func (s *Server) CreatePublishIntent(ctx context.Context, r CreatePublishIntentRequestObject) (CreatePublishIntentResponseObject, error) {
+	made, err := s.Artifacts.CreatePublishIntent.Do(ctx, metaFrom(ctx), command.PublishIntentInput{
+		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, AppVersion: r.Body.AppVersion, ArtifactName: r.Body.ArtifactName,
+		ArtifactKind: string(r.Body.ArtifactKind), Channel: string(r.Body.Channel),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return CreatePublishIntent201JSONResponse(PublishIntent{
+		IntentID: made.Intent.ID, Repository: made.Intent.Repository, Tag: made.Intent.Tag, RegistryHost: s.Artifacts.Registry.Host(),
+		Credentials:       RegistryCredentials{Username: made.Username, Password: made.Password, ExpiresAt: made.Intent.ExpiresAt},
+		SignatureRequired: true, SignatureScheme: PublishIntentSignatureSchemeCosignSimpleSigningEd25519, SigningKeyID: made.SigningKeyID,
+	}), nil
+}
+
+// RegisterArtifact takes note of a pushed digest and checks its signature.
+func (s *Server) RegisterArtifact(ctx context.Context, r RegisterArtifactRequestObject) (RegisterArtifactResponseObject, error) {
+	a, err := s.Artifacts.RegisterArtifact.Do(ctx, metaFrom(ctx), command.RegisterArtifactInput{
+		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, AppVersion: r.Body.AppVersion, ArtifactName: r.Body.ArtifactName,
+		ArtifactKind: string(r.Body.ArtifactKind), Digest: r.Body.Digest, Repository: r.Body.Repository, MediaType: r.Body.MediaType,
+		Channel: string(r.Body.Channel),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return RegisterArtifact201JSONResponse(artifactView(a)), nil
+}
+
+// ListArtifacts lists a project's artifacts.
+func (s *Server) ListArtifacts(ctx context.Context, r ListArtifactsRequestObject) (ListArtifactsResponseObject, error) {
+	limit := limitOf(r.Params.Limit)
+	artifacts, err := db.ReadTx(ctx, s.Artifacts.DB, func(tx db.Tx) ([]artifact.Artifact, error) {
+		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.ArtifactRead, r.ProjectID)
+		if err != nil {
+			return nil, err
+		}
+		return artifact.List(ctx, tx, artifact.Filter{ProjectID: project.ID, AppSlug: r.Params.AppSlug, After: r.Params.Cursor, Limit: limit + 1})
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := ArtifactList{Items: []Artifact{}}
+	for i, a := range artifacts {
+		if i == limit {
+			out.NextCursor = out.Items[limit-1].ID
+			break
+		}
+		out.Items = append(out.Items, artifactView(a))
+	}
+	return ListArtifacts200JSONResponse(out), nil
+}
+
+func artifactView(a artifact.Artifact) Artifact {
+	out := Artifact{
+		ID: a.ID, AppSlug: a.AppSlug, AppVersion: a.AppVersion, ArtifactName: a.ArtifactName, ArtifactKind: ArtifactKind(a.ArtifactKind),
+		Repository: a.Repository, Digest: a.Digest, MediaType: a.MediaType, SizeBytes: a.SizeBytes, Platforms: a.Platforms,
+		Status: ArtifactStatus(a.Status), TrustState: ArtifactTrustState(a.TrustState), Channel: Channel(a.Channel), Evidence: []Evidence{}, CreatedAt: a.CreatedAt,
+	}
+	if out.Platforms == nil {
+		out.Platforms = []string{}
+	}
+	for _, e := range a.Evidence {
+		out.Evidence = append(out.Evidence, Evidence{Kind: EvidenceKind(e.Kind), KeyID: e.KeyID, Digest: e.Digest, VerifiedAt: e.VerifiedAt})
+	}
+	return out
+}
