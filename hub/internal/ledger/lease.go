@@ -136,9 +136,16 @@ func LeasesFor(ctx context.Context, tx db.Tx, nodeID string) ([]*protocol.Lease,
 	return out, nil
 }
 
+// Due is a member whose next lease is due.
+type Due struct {
+	SubjectID string
+	NodeID    string
+	AppSlug   string
+}
+
 // DueForRenewal are the open members whose lease is past its half-life, give or take a fifth, those that are due longest
 // first. One that has run out is due, too: with new credit its workload starts again.
-func DueForRenewal(ctx context.Context, tx db.Tx, now time.Time) ([]string, error) {
+func DueForRenewal(ctx context.Context, tx db.Tx, now time.Time) ([]Due, error) {
 	return dueSubjects(ctx, tx, now, renewalsLimit)
 }
 

@@ -8,7 +8,6 @@ CREATE TABLE IF NOT EXISTS node_states (
     generation     INT8 NOT NULL,
     rev            INT8 NOT NULL,
     key_id         TEXT NOT NULL,
-    bundle_version INT8 NOT NULL,
     payload_sha256 BYTEA NOT NULL,
     envelope       BYTEA NOT NULL,
     created_at     TIMESTAMPTZ NOT NULL,

@@ -1,0 +1,180 @@
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// maxTries bounds how often a node is compiled again because its intent moved on meanwhile; the next pass has the rest.
+const maxTries = 8
+
+// errMoved says that the intent is no longer the one that was compiled.
+var errMoved = errors.New("the intent of the node has moved on")
+
+// seen is what one transaction saw of a node.
+type seen struct {
+	node fleet.Node
+	rev  int64
+	snap plan.Snapshot
+	head head
+	// parts of the newest state, to tell whether anything changed.
+	parts []*protocol.PartRef
+}
+
+func look(ctx context.Context, tx db.Tx, nodeID string) (s seen, err error) {
+	if s.node, err = fleet.Get(ctx, tx, nodeID); err != nil {
+		return seen{}, err
+	}
+	if s.rev, err = fleet.Rev(ctx, tx, nodeID); err != nil {
+		return seen{}, err
+	}
+	s.snap.Node = plan.Node{ID: nodeID, Banned: s.node.IsBanned()}
+	if s.snap.Allocations, s.snap.Node.AcceleratorIDs, err = capacity.SnapshotFor(ctx, tx, nodeID); err != nil {
+		return seen{}, err
+	}
+	if s.snap.Members, err = instance.SnapshotFor(ctx, tx, nodeID); err != nil {
+		return seen{}, err
+	}
+	d, err := load(ctx, tx, nodeID)
+	if db.IsNoRows(err) {
+		s.head = head{nodeID: nodeID}
+		return s, nil
+	}
+	if err != nil {
+		return seen{}, err
+	}
+	s.head, s.parts = d.head, d.state.GetParts()
+	return s, nil
+}
+
+// bring makes the node's newest state say what is wanted, and gives it a generation of at least floor. It returns the newest
+// state's head.
+func (d *Dispatcher) bring(ctx context.Context, nodeID string, floor uint64) (head, error) {
+	for range maxTries {
+		h, err := d.bringOnce(ctx, nodeID, floor)
+		if !errors.Is(err, errMoved) {
+			return h, err
+		}
+	}
+	return head{}, fmt.Errorf("node %s: %w %d times", nodeID, errMoved, maxTries)
+}
+
+func (d *Dispatcher) bringOnce(ctx context.Context, nodeID string, floor uint64) (head, error) {
+	s, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) (seen, error) { return look(ctx, tx, nodeID) })
+	if err != nil {
+		return head{}, err
+	}
+	state, err := plan.Compile(s.snap)
+	if err != nil {
+		return head{}, fmt.Errorf("compile node %s: %w", nodeID, err)
+	}
+	if err := plan.Check(s.snap, state); err != nil {
+		return head{}, fmt.Errorf("compiled state of node %s is not signed: %w", nodeID, err)
+	}
+	bundle, signer := d.Keys.Bundle(), d.Keys.State()
+	if s.node.AcceptedEpoch == bundle.Epoch() && s.node.AcceptedGeneration > s.head.generation {
+		// The node holds more than this hub remembers having made: a restored hub must go on above it (law 2).
+		floor = max(floor, s.node.AcceptedGeneration+1)
+	}
+	if s.head.generation >= floor && s.head.epoch == bundle.Epoch() && s.head.keyID == signer.KeyID() && samePartRefs(s.parts, state.Refs()) {
+		return d.confirm(ctx, s)
+	}
+	next := head{
+		nodeID: nodeID, epoch: bundle.Epoch(), generation: max(s.head.generation+1, floor), rev: s.rev, keyID: signer.KeyID(),
+	}
+	if s.head.epoch < bundle.Epoch() {
+		// Order is (epoch, generation): a new epoch starts anew.
+		next.generation = max(1, floor)
+	}
+	return d.sign(ctx, s, state, next, signer)
+}
+
+func samePartRefs(a, b []*protocol.PartRef) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i].GetId() != b[i].GetId() || !bytes.Equal(a[i].GetSha256(), b[i].GetSha256()) {
+			return false
+		}
+	}
+	return true
+}
+
+func (d *Dispatcher) confirm(ctx context.Context, s seen) (head, error) {
+	if s.head.rev == s.rev {
+		return s.head, nil
+	}
+	return db.RunTx(ctx, d.DB, func(tx db.Tx) (head, error) {
+		if err := unmoved(ctx, tx, s); err != nil {
+			return head{}, err
+		}
+		h := s.head
+		h.rev = s.rev
+		return h, confirm(ctx, tx, s.head, s.rev)
+	})
+}
+
+// unmoved fails when the intent, or the newest state, is no longer what was looked at.
+func unmoved(ctx context.Context, tx db.Tx, s seen) error {
+	rev, err := fleet.Rev(ctx, tx, s.node.ID)
+	if err != nil {
+		return err
+	}
+	h, err := newest(ctx, tx, s.node.ID)
+	if err != nil {
+		return err
+	}
+	if rev != s.rev || h.generation != s.head.generation || h.epoch != s.head.epoch {
+		return errMoved
+	}
+	return nil
+}
+
+func (d *Dispatcher) sign(ctx context.Context, s seen, state plan.NodeState, next head, signer protocol.Signer) (head, error) {
+	now := d.Now()
+	me := s.node.Identity()
+	env, err := protocol.SignMessage(protocol.PayloadState, &protocol.DesiredState{
+		NodeId: me.ID, NodeKeySha256: me.KeySHA256[:], Epoch: next.epoch, Generation: next.generation, IssuedAt: timestamppb.New(now),
+		MinBundleVersion: d.Keys.Bundle().Version(), Parts: state.Refs(),
+	}, signer)
+	if err != nil {
+		return head{}, err
+	}
+	// What a node would refuse must not become its newest state.
+	if _, err := protocol.VerifyState(env, d.Keys.Bundle(), me); err != nil {
+		return head{}, fmt.Errorf("signed state of node %s does not verify: %w", next.nodeID, err)
+	}
+	sum := sha256.Sum256(env.GetPayload())
+	next.sha256 = sum[:]
+	encoded, err := proto.Marshal(env)
+	if err != nil {
+		return head{}, err
+	}
+	members := make([]string, 0, len(state.Parts))
+	for _, p := range state.Parts {
+		members = append(members, p.ID)
+	}
+	return db.RunTx(ctx, d.DB, func(tx db.Tx) (head, error) {
+		if err := unmoved(ctx, tx, s); err != nil {
+			return head{}, err
+		}
+		if err := insert(ctx, tx, next, encoded, state, now); err != nil {
+			return head{}, err
+		}
+		return next, instance.NoteDispatched(ctx, tx, next.nodeID, next.epoch, next.generation, members, now)
+	})
+}

@@ -1,0 +1,293 @@
+// Package dispatch brings to each node what is wanted of it: it compiles, checks, signs and saves desired states, renews and
+// signs leases, and sends what a connected node does not hold yet. What is wanted is the slices' business, what a state looks
+// like is package plan's, and the connections are session's.
+//
+// It is driven by wake-ups that carry no data and by a periodic pass; losing a wake-up costs a delay, nothing else.
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/session"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const (
+	// workers bounds how many nodes are brought up to date at once.
+	workers = 8
+	// DefaultLease is how long a lease runs when nothing else is configured.
+	DefaultLease = 7 * 24 * time.Hour
+)
+
+// Keys are the hub's signing keys and its newest bundle.
+type Keys interface {
+	Bundle() protocol.Bundle
+	State() protocol.Signer
+	Lease() protocol.Signer
+	// Reload reads them again and reports whether they changed.
+	Reload() (bool, error)
+}
+
+// Link is what dispatch needs of the live connections.
+type Link interface {
+	Nodes() []string
+	Held(nodeID string) (session.Held, bool)
+	PushState(nodeID string, m *protocol.PushState, generation uint64, sha256 []byte)
+	PushLeases(nodeID string, m *protocol.PushLeases, sha256 []byte)
+	PushBundle(nodeID string, m *protocol.PushBundle)
+}
+
+// Dispatcher brings nodes up to date.
+type Dispatcher struct {
+	DB   *db.DB
+	Keys Keys
+	Link Link
+	// LeaseDuration of each lease; a thin wallet shortens it.
+	LeaseDuration time.Duration
+	Now           func() time.Time
+	Log           *slog.Logger
+	// Wake starts a pass soon.
+	Wake func()
+
+	mu sync.Mutex
+	// woken are the nodes to look at in the next pass, with the lowest generation that will do. Only a hint: the periodic
+	// pass looks at all.
+	woken map[string]uint64
+}
+
+// Poke says that something about the node may have changed.
+func (d *Dispatcher) Poke(nodeID string) { d.Raise(nodeID, 0) }
+
+// Raise says that the node must get a generation of at least floor: it holds one that this hub does not know of.
+func (d *Dispatcher) Raise(nodeID string, floor uint64) {
+	d.mu.Lock()
+	if d.woken == nil {
+		d.woken = map[string]uint64{}
+	}
+	d.woken[nodeID] = max(d.woken[nodeID], floor)
+	d.mu.Unlock()
+	d.Wake()
+}
+
+func (d *Dispatcher) takeWoken() map[string]uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	woken := d.woken
+	d.woken = nil
+	return woken
+}
+
+// Woken looks at the nodes that were poked.
+func (d *Dispatcher) Woken(ctx context.Context) error { return d.each(ctx, d.takeWoken()) }
+
+// Resync looks at everything: the keys, nodes whose state is not what is wanted, connected nodes that lack something, leases
+// that are due.
+func (d *Dispatcher) Resync(ctx context.Context) error {
+	changed, err := d.Keys.Reload()
+	if err != nil {
+		// The keys of the moment go on working.
+		d.Log.ErrorContext(ctx, "keys cannot be read again", slog.Any("error", err))
+	}
+	if changed {
+		d.Log.InfoContext(ctx, "new trust bundle", slog.Uint64("version", d.Keys.Bundle().Version()))
+	}
+	renewErr := d.renew(ctx)
+	nodes, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) ([]string, error) {
+		return pending(ctx, tx, d.Keys.State().KeyID())
+	})
+	if err != nil {
+		return errors.Join(renewErr, err)
+	}
+	all := d.takeWoken()
+	if all == nil {
+		all = map[string]uint64{}
+	}
+	for _, id := range slices.Concat(nodes, d.Link.Nodes()) {
+		all[id] = max(all[id], 0)
+	}
+	return errors.Join(renewErr, d.each(ctx, all))
+}
+
+// each brings nodes up to date. One node's trouble is logged and does not stop the others; the next pass tries again.
+func (d *Dispatcher) each(ctx context.Context, nodes map[string]uint64) error {
+	var group errgroup.Group
+	group.SetLimit(workers)
+	for id, floor := range nodes {
+		group.Go(func() error {
+			if err := d.node(ctx, id, floor); err != nil && ctx.Err() == nil {
+				d.Log.WarnContext(ctx, "node not brought up to date", slog.String("node_id", id), slog.Any("error", err))
+			}
+			return nil
+		})
+	}
+	_ = group.Wait()
+	return ctx.Err()
+}
+
+// node makes the state of one node say what is wanted and sends what the node lacks.
+func (d *Dispatcher) node(ctx context.Context, nodeID string, floor uint64) error {
+	held, connected := d.Link.Held(nodeID)
+	if connected {
+		floor = max(floor, d.floor(ctx, nodeID, held))
+	}
+	h, err := d.bring(ctx, nodeID, floor)
+	if fault.Is(err, fault.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !connected {
+		return nil
+	}
+	if bundle := d.Keys.Bundle(); held.BundleVersion < bundle.Version() {
+		d.Link.PushBundle(nodeID, &protocol.PushBundle{Envelope: bundle.Envelope()})
+	}
+	if held.Epoch != h.epoch || held.Generation != h.generation || !bytes.Equal(held.StateSHA256, h.sha256) {
+		if err := d.pushState(ctx, nodeID); err != nil {
+			return err
+		}
+	}
+	return d.pushLeases(ctx, nodeID, held)
+}
+
+// floor is above a state that the node holds under a number which here stands for another content.
+func (d *Dispatcher) floor(ctx context.Context, nodeID string, held session.Held) uint64 {
+	if held.Generation == 0 || held.Epoch != d.Keys.Bundle().Epoch() || len(held.StateSHA256) == 0 {
+		return 0
+	}
+	h, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) (head, error) { return newest(ctx, tx, nodeID) })
+	if err == nil && h.epoch == held.Epoch && h.generation == held.Generation && !bytes.Equal(h.sha256, held.StateSHA256) {
+		return held.Generation + 1
+	}
+	return 0
+}
+
+func (d *Dispatcher) pushState(ctx context.Context, nodeID string) error {
+	var m *protocol.PushState
+	doc, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) (document, error) {
+		doc, err := load(ctx, tx, nodeID)
+		if err != nil {
+			return document{}, err
+		}
+		m = &protocol.PushState{Envelope: doc.envelope}
+		m.Parts, err = parts(ctx, tx, doc, protocol.MaxPushPartsBytes)
+		return doc, err
+	})
+	if err != nil {
+		return err
+	}
+	d.Link.PushState(nodeID, m, doc.generation, doc.sha256)
+	return nil
+}
+
+// pushLeases sends the node's leases when they are not the ones that were sent last on this connection.
+func (d *Dispatcher) pushLeases(ctx context.Context, nodeID string, held session.Held) error {
+	leases, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) ([]*protocol.Lease, error) { return ledger.LeasesFor(ctx, tx, nodeID) })
+	if err != nil {
+		return err
+	}
+	signer, bundle := d.Keys.Lease(), d.Keys.Bundle()
+	batch := &protocol.LeaseBatch{NodeId: nodeID, Incarnation: held.Incarnation, Epoch: bundle.Epoch(), Leases: leases}
+	content, err := proto.MarshalOptions{Deterministic: true}.Marshal(batch)
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(append(content, signer.KeyID()...))
+	if bytes.Equal(sum[:], held.LeasesSHA256) || len(leases) == 0 && len(held.LeasesSHA256) == 0 {
+		return nil
+	}
+	batch.IssuedAt = timestamppb.New(d.Now())
+	env, err := protocol.SignMessage(protocol.PayloadLeases, batch, signer)
+	if err != nil {
+		return err
+	}
+	d.Link.PushLeases(nodeID, &protocol.PushLeases{Envelope: env}, sum[:])
+	return nil
+}
+
+// renew gives due members their next lease, each in a transaction of its own: one empty wallet is no reason for others.
+func (d *Dispatcher) renew(ctx context.Context) error {
+	now := d.Now()
+	due, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) ([]ledger.Due, error) { return ledger.DueForRenewal(ctx, tx, now) })
+	if err != nil {
+		return err
+	}
+	for _, s := range due {
+		_, err := db.RunTx(ctx, d.DB, func(tx db.Tx) (*protocol.Lease, error) {
+			return ledger.IssueLease(ctx, tx, ledger.LeaseRequest{SubjectID: s.SubjectID, NodeID: s.NodeID, AppSlug: s.AppSlug, Now: now, Duration: d.LeaseDuration})
+		})
+		switch {
+		case err == nil:
+			d.Poke(s.NodeID)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		default:
+			d.Log.WarnContext(ctx, "lease not renewed", slog.String("subject_id", s.SubjectID), slog.String("node_id", s.NodeID), slog.Any("error", err))
+		}
+	}
+	return nil
+}
+
+// Part returns a part of one of the node's newest states.
+func (d *Dispatcher) Part(ctx context.Context, nodeID string, digest []byte) ([]byte, error) {
+	if len(digest) != sha256.Size {
+		return nil, protocol.Refuse(protocol.RefusalMalformed, "a digest has %d bytes", sha256.Size)
+	}
+	data, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) ([]byte, error) { return part(ctx, tx, nodeID, digest) })
+	if db.IsNoRows(err) {
+		return nil, protocol.Refuse(protocol.RefusalUnknownPart, "no state of this node names the part %s", hex.EncodeToString(digest))
+	}
+	return data, err
+}
+
+// MayPull reports whether the node's newest state needs an image of the repository.
+func (d *Dispatcher) MayPull(ctx context.Context, nodeID, repository string) (bool, error) {
+	return db.ReadTx(ctx, d.DB, func(tx db.Tx) (bool, error) {
+		doc, err := load(ctx, tx, nodeID)
+		if db.IsNoRows(err) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		for _, ref := range doc.state.GetParts() {
+			data, err := part(ctx, tx, nodeID, ref.GetSha256())
+			if err != nil {
+				return false, err
+			}
+			w := &protocol.Workload{}
+			if err := proto.Unmarshal(data, w); err != nil {
+				return false, fmt.Errorf("part %s of node %s: %w", ref.GetId(), nodeID, err)
+			}
+			if needs(w, repository) || needs(w.GetFallback(), repository) {
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+}
+
+func needs(w *protocol.Workload, repository string) bool {
+	return slices.ContainsFunc(w.GetServices(), func(s *protocol.Service) bool {
+		name, _, _ := strings.Cut(s.GetImage(), "@")
+		return name == repository
+	})
+}

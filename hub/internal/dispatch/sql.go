@@ -1,0 +1,153 @@
+package dispatch
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// keepStates is how many states of a node, and the parts that they name, are kept: a node may fetch a part of the state
+// before the newest.
+const keepStates = 4
+
+// head is the newest state of a node, without its documents.
+type head struct {
+	nodeID     string
+	epoch      uint64
+	generation uint64
+	rev        int64
+	keyID      string
+	sha256     []byte
+}
+
+const headColumns = `node_id, epoch, generation, rev, key_id, payload_sha256`
+
+func scanHead(row pgx.Row) (h head, err error) {
+	err = row.Scan(&h.nodeID, &h.epoch, &h.generation, &h.rev, &h.keyID, &h.sha256)
+	return h, err
+}
+
+// newest returns the node's newest state; its generation is 0 when there is none.
+func newest(ctx context.Context, tx db.Tx, nodeID string) (head, error) {
+	h, err := scanHead(tx.QueryRow(ctx, `SELECT `+headColumns+` FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC LIMIT 1`, nodeID))
+	if db.IsNoRows(err) {
+		return head{nodeID: nodeID}, nil
+	}
+	return h, err
+}
+
+// Newest returns the number of the node's newest state; 0 when there is none.
+func Newest(ctx context.Context, tx db.Tx, nodeID string) (uint64, error) {
+	h, err := newest(ctx, tx, nodeID)
+	return h.generation, err
+}
+
+// pending returns the nodes whose newest state does not say what is wanted, or is not signed by the key of the moment.
+func pending(ctx context.Context, tx db.Tx, keyID string) ([]string, error) {
+	rows, err := tx.Query(ctx, `SELECT n.id FROM nodes n JOIN node_intents i ON i.node_id = n.id
+		WHERE n.banned_at IS NULL AND NOT EXISTS (SELECT 1 FROM node_states s WHERE s.node_id = n.id AND s.rev = i.rev AND s.key_id = $1)
+		ORDER BY n.id`, keyID)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// document is a state as it is sent: the bytes that were read back, never those that were about to be written.
+type document struct {
+	head
+	envelope *protocol.Envelope
+	state    *protocol.DesiredState
+}
+
+func load(ctx context.Context, tx db.Tx, nodeID string) (document, error) {
+	var (
+		d    = document{envelope: &protocol.Envelope{}, state: &protocol.DesiredState{}}
+		data []byte
+	)
+	err := tx.QueryRow(ctx, `SELECT `+headColumns+`, envelope FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC LIMIT 1`, nodeID).
+		Scan(&d.nodeID, &d.epoch, &d.generation, &d.rev, &d.keyID, &d.sha256, &data)
+	if err != nil {
+		return document{}, err
+	}
+	if err := proto.Unmarshal(data, d.envelope); err != nil {
+		return document{}, fmt.Errorf("state %d of node %s: %w", d.generation, nodeID, err)
+	}
+	if err := proto.Unmarshal(d.envelope.GetPayload(), d.state); err != nil {
+		return document{}, fmt.Errorf("state %d of node %s: %w", d.generation, nodeID, err)
+	}
+	return d, nil
+}
+
+// parts returns the parts that a state names, as far as they fit into maxBytes, in the order of the state.
+func parts(ctx context.Context, tx db.Tx, d document, maxBytes int) ([][]byte, error) {
+	var (
+		digests [][]byte
+		total   uint64
+	)
+	for _, ref := range d.state.GetParts() {
+		if total+ref.GetSizeBytes() > uint64(maxBytes) {
+			continue
+		}
+		total += ref.GetSizeBytes()
+		digests = append(digests, ref.GetSha256())
+	}
+	if len(digests) == 0 {
+		return nil, nil
+	}
+	rows, err := tx.Query(ctx, `SELECT data FROM node_state_parts WHERE node_id = $1 AND sha256 = ANY($2)`, d.nodeID, digests)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[[]byte])
+}
+
+func part(ctx context.Context, tx db.Tx, nodeID string, sha256 []byte) (data []byte, err error) {
+	err = tx.QueryRow(ctx, `SELECT data FROM node_state_parts WHERE node_id = $1 AND sha256 = $2`, nodeID, sha256).Scan(&data)
+	return data, err
+}
+
+func insert(ctx context.Context, tx db.Tx, h head, envelope []byte, state plan.NodeState, now time.Time) error {
+	if _, err := tx.Exec(ctx, `INSERT INTO node_states (`+headColumns+`, envelope, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
+		h.nodeID, h.epoch, h.generation, h.rev, h.keyID, h.sha256, envelope, now); err != nil {
+		return err
+	}
+	for _, p := range state.Parts {
+		if _, err := tx.Exec(ctx, `INSERT INTO node_state_parts (node_id, sha256, epoch, generation, data) VALUES ($1, $2, $3, $4, $5)
+			ON CONFLICT (node_id, sha256) DO UPDATE SET epoch = excluded.epoch, generation = excluded.generation`,
+			h.nodeID, p.SHA256[:], h.epoch, h.generation, p.Bytes); err != nil {
+			return err
+		}
+	}
+	return prune(ctx, tx, h.nodeID)
+}
+
+func prune(ctx context.Context, tx db.Tx, nodeID string) error {
+	var epoch, generation int64
+	err := tx.QueryRow(ctx, `SELECT epoch, generation FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC OFFSET $2 LIMIT 1`, nodeID, keepStates-1).Scan(&epoch, &generation)
+	if db.IsNoRows(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, table := range []string{"node_states", "node_state_parts"} {
+		if _, err := tx.Exec(ctx, `DELETE FROM `+table+` WHERE node_id = $1 AND (epoch < $2 OR (epoch = $2 AND generation < $3))`, nodeID, epoch, generation); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// confirm notes that a newer intent compiles to the same content.
+func confirm(ctx context.Context, tx db.Tx, h head, rev int64) error {
+	_, err := tx.Exec(ctx, `UPDATE node_states SET rev = $4 WHERE node_id = $1 AND epoch = $2 AND generation = $3`, h.nodeID, h.epoch, h.generation, rev)
+	return err
+}

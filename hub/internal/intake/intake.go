@@ -1,0 +1,228 @@
+// Package intake takes what nodes say, each message in one transaction over the slices: hello, observed state, accepted and
+// refused documents, usage. It acknowledges only what is committed. It holds no connection (session does) and no rule of a
+// slice; its own table is how far the usage of each node's store is posted.
+package intake
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/session"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const (
+	// maxIncarnationBytes bounds the name of a node's store.
+	maxIncarnationBytes = 128
+	// maxNumber keeps numbers that a node names far from the end of a column.
+	maxNumber      = 1 << 62
+	actionContact  = "fleet.node.contact"
+	actionDocument = "fleet.node.document"
+)
+
+// Intake takes what nodes say. It implements session.Intake.
+type Intake struct {
+	DB *db.DB
+	// ReplicaID is of this hub process.
+	ReplicaID string
+	// Poke wakes dispatch for a node; Raise asks for a generation of at least floor.
+	Poke  func(nodeID string)
+	Raise func(nodeID string, floor uint64)
+	Now   func() time.Time
+	Log   *slog.Logger
+}
+
+// Hello opens a session: from here on this connection of the node counts.
+func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.Hello) (session.Opened, error) {
+	if !validIncarnation(hello.GetIncarnation()) {
+		return session.Opened{}, fault.New(fault.Malformed, "incarnation_invalid", "The hello names no incarnation of its store.", nil)
+	}
+	now := i.Now().Truncate(time.Microsecond)
+	type opened struct {
+		fleet.Connected
+		posted uint64
+	}
+	o, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (opened, error) {
+		node, err := fleet.Get(ctx, tx, peer.NodeID)
+		if err != nil {
+			return opened{}, err
+		}
+		if !bytes.Equal(node.PublicKey, peer.Key) {
+			return opened{}, fault.New(fault.Unauthenticated, "node_key_unknown", "The certificate is not for the key that the node enrolled with.", nil)
+		}
+		m, err := markOf(ctx, tx, peer.NodeID, hello.GetIncarnation())
+		if err != nil {
+			return opened{}, err
+		}
+		c, err := fleet.Connect(ctx, tx, fleet.Connection{NodeID: peer.NodeID, ReplicaID: i.ReplicaID, Hello: hello, PostedSegment: m.number}, now)
+		if err != nil {
+			return opened{}, err
+		}
+		if err := capacity.ApplyInventory(ctx, tx, peer.NodeID, hello.GetFacts().GetAccelerators(), now); err != nil {
+			return opened{}, err
+		}
+		if c.CameBack {
+			if err := reachable(ctx, tx, peer.NodeID, true, now); err != nil {
+				return opened{}, err
+			}
+		}
+		return opened{c, m.number}, nil
+	})
+	if err != nil {
+		return session.Opened{}, err
+	}
+	return session.Opened{SessionNo: o.SessionNo, Welcome: &protocol.Welcome{
+		ProtocolVersion: min(protocol.Version, hello.GetProtocolVersion()), HubTime: timestamppb.New(i.Now()), SessionNo: o.SessionNo, NewIncarnation: o.Behind,
+		// Without a backup what is posted counts as archived (DESIGN §10).
+		PostedSegment: o.posted, ArchivedSegment: o.posted,
+	}}, nil
+}
+
+// reachable tells the slices and everyone else that contact with a node was lost or is back.
+func reachable(ctx context.Context, tx db.Tx, nodeID string, is bool, now time.Time) error {
+	if err := command.NodeReachable(ctx, tx, nodeID, is, now); err != nil {
+		return err
+	}
+	typ := "fleet.node.online"
+	if !is {
+		typ = "fleet.node.offline"
+	}
+	return nodeEvent(ctx, tx, nodeID, typ, actionContact, nil, now)
+}
+
+// nodeEvent appends an event about a node and its audit row.
+func nodeEvent(ctx context.Context, tx db.Tx, nodeID, typ, action string, data map[string]any, now time.Time) error {
+	version, err := fleet.NextVersion(ctx, tx, nodeID)
+	if err != nil {
+		return err
+	}
+	if err := event.Append(ctx, tx, event.Event{Type: typ, Subject: nodeID, ResourceVersion: version, Data: data, At: now}); err != nil {
+		return err
+	}
+	reason, _ := data["reason"].(string)
+	return event.Audit(ctx, tx, event.AuditRow{
+		ActorType: iam.TypeNode, ActorID: nodeID, Action: action, ResourceType: "node", ResourceID: nodeID, Reason: reason, After: data, At: now,
+	})
+}
+
+// Report takes a node's observed state. A report that lost against a newer one is acknowledged and changes nothing.
+func (i *Intake) Report(ctx context.Context, nodeID string, sessionNo uint64, r *protocol.Report) error {
+	now := i.Now().Truncate(time.Microsecond)
+	observed, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (command.Observed, error) {
+		o, err := fleet.Observe(ctx, tx, fleet.Report{
+			NodeID: nodeID, SessionNo: sessionNo, Counter: r.GetCounter(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Conditions: r.GetConditions(),
+		}, now)
+		if err != nil || !o.Fresh {
+			return command.Observed{}, err
+		}
+		if o.CameBack {
+			if err := reachable(ctx, tx, nodeID, true, now); err != nil {
+				return command.Observed{}, err
+			}
+		}
+		return command.Observe(ctx, tx, command.Report{
+			NodeID: nodeID, SessionNo: sessionNo, Counter: r.GetCounter(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(),
+			Statuses: r.GetWorkloads(), Accelerators: r.GetAccelerators(),
+		}, now)
+	})
+	if err != nil {
+		return err
+	}
+	for _, id := range observed.TouchedNodes {
+		i.Poke(id)
+	}
+	return nil
+}
+
+// Accepted takes the news that a document is on the node's disk.
+func (i *Intake) Accepted(ctx context.Context, nodeID string, a *protocol.Accepted) error {
+	_, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, fleet.Accepted(ctx, tx, nodeID, a.GetDocument(), a.GetEpoch(), a.GetGeneration())
+	})
+	return err
+}
+
+// Refused takes the news that a node refused a document: it is shown to admins, as an event and on the node.
+func (i *Intake) Refused(ctx context.Context, nodeID string, r *protocol.Refused) error {
+	if err := i.refused(ctx, nodeID, fleet.Refusal{
+		Document: r.GetDocument(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Reason: r.GetReason(), Detail: r.GetDetail(),
+	}); err != nil {
+		return err
+	}
+	contradicts := r.GetReason() == protocol.RefusalOlder || r.GetReason() == protocol.RefusalConflict
+	if r.GetDocument() == fleet.DocumentState && contradicts && r.GetGeneration() < maxNumber {
+		// The number that was refused is taken on the node: whatever is newest here must be above it.
+		i.Raise(nodeID, r.GetGeneration()+1)
+	}
+	return nil
+}
+
+func (i *Intake) refused(ctx context.Context, nodeID string, r fleet.Refusal) error {
+	now := i.Now().Truncate(time.Microsecond)
+	r.At = now
+	id := db.NewID()
+	_, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (bool, error) {
+		news, err := fleet.Refused(ctx, tx, nodeID, id, r)
+		if err != nil || !news {
+			return false, err
+		}
+		return true, nodeEvent(ctx, tx, nodeID, "fleet.node.document_refused", actionDocument, map[string]any{
+			"document": r.Document, "epoch": r.Epoch, "generation": r.Generation, "reason": r.Reason, "detail": r.Detail,
+		}, now)
+	})
+	if err == nil {
+		i.Log.WarnContext(ctx, "document refused", slog.String("node_id", nodeID), slog.String("document", r.Document),
+			slog.Uint64("generation", r.Generation), slog.String("reason", r.Reason))
+	}
+	return err
+}
+
+// Gone takes the end of a connection. Others are told when the node stays away (Sweep).
+func (i *Intake) Gone(ctx context.Context, nodeID string, sessionNo uint64) error {
+	_, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (bool, error) { return fleet.Disconnect(ctx, tx, nodeID, sessionNo, i.Now()) })
+	return err
+}
+
+// Sweep tells of nodes that have been silent for too long.
+func (i *Intake) Sweep(ctx context.Context) error {
+	now := i.Now().Truncate(time.Microsecond)
+	silent, err := db.ReadTx(ctx, i.DB, func(tx db.Tx) ([]string, error) { return fleet.Silent(ctx, tx, now) })
+	if err != nil {
+		return err
+	}
+	for _, id := range silent {
+		if _, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (bool, error) {
+			still, err := fleet.SetUnreachable(ctx, tx, id, now)
+			if err != nil || !still {
+				return false, err
+			}
+			return true, reachable(ctx, tx, id, false, now)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func validIncarnation(s string) bool {
+	if s == "" || len(s) > maxIncarnationBytes {
+		return false
+	}
+	for _, c := range s {
+		if c <= ' ' || c > '~' {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,324 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
+)
+
+// connection is one node's session.
+type connection struct {
+	server  *Server
+	peer    Peer
+	conn    *link.Conn
+	control *link.Stream
+	out     *outbox
+	log     *slog.Logger
+	tunnels chan struct{}
+
+	mu   sync.Mutex
+	held Held
+	// What was pushed last; it becomes held when the node accepts it.
+	pushedGeneration uint64
+	pushedSHA256     []byte
+}
+
+// end closes the connection after a farewell that the node may or may not get.
+func (c *connection) end(code uint64, reason string) {
+	c.out.put(func(o *outbox) { o.goodbye = &protocol.Goodbye{Reason: reason} })
+	// The farewell needs a writer that is not stuck; the close does not wait for it.
+	go func() {
+		t := time.NewTimer(time.Second)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-c.conn.Done():
+		}
+		_ = c.conn.Close(code, reason)
+	}()
+}
+
+// run works until the connection ends and says why.
+func (c *connection) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(ctx, func() { _ = c.conn.Close(link.CodeProtocol, fmt.Sprint(context.Cause(ctx))) })
+	defer stop()
+	var streams sync.WaitGroup
+	streams.Go(func() { cancel(c.write(ctx)) })
+	streams.Go(func() { cancel(c.read(ctx)) })
+	streams.Go(func() { cancel(c.accept(ctx, &streams)) })
+	<-ctx.Done()
+	_ = c.conn.Close(link.CodeOK, "")
+	streams.Wait()
+	return context.Cause(ctx)
+}
+
+// write sends what the outbox holds.
+func (c *connection) write(ctx context.Context) error {
+	for {
+		m := c.out.take()
+		if m == nil {
+			select {
+			case <-c.out.wake:
+				continue
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-c.conn.Done():
+				return c.conn.Err()
+			}
+		}
+		if err := c.send(ctx, m); err != nil {
+			return err
+		}
+		if m.GetGoodbye() != nil {
+			_ = c.control.CloseWrite()
+			return errors.New(m.GetGoodbye().GetReason())
+		}
+	}
+}
+
+func (c *connection) send(ctx context.Context, m *protocol.HubMessage) error {
+	if m.GetPushState() != nil {
+		t := time.NewTimer(pushWait)
+		defer t.Stop()
+		select {
+		case c.server.pushes <- struct{}{}:
+			defer func() { <-c.server.pushes }()
+		case <-t.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	_ = c.control.SetWriteDeadline(time.Now().Add(writeTimeout))
+	return c.control.Send(m)
+}
+
+// read takes what the node says on the control stream.
+func (c *connection) read(ctx context.Context) error {
+	for {
+		m := &protocol.NodeMessage{}
+		if err := c.control.Receive(m, protocol.MaxControlBytes); err != nil {
+			return err
+		}
+		var err error
+		switch {
+		case m.GetReport() != nil:
+			err = c.report(ctx, m.GetReport())
+		case m.GetAccepted() != nil:
+			err = c.accepted(ctx, m.GetAccepted())
+		case m.GetRefused() != nil:
+			err = c.server.Intake.Refused(ctx, c.peer.NodeID, m.GetRefused())
+		case m.GetHello() != nil:
+			return errors.New("a second hello")
+		default:
+			// A message of a newer protocol: the rest of the session stays useful.
+			c.log.InfoContext(ctx, "unknown message ignored")
+		}
+		if err != nil {
+			// Not the node's fault: it reports again by itself, and it learns of what was lost from the missing answer.
+			c.log.WarnContext(ctx, "message not taken in", slog.Any("error", err))
+		}
+	}
+}
+
+func (c *connection) report(ctx context.Context, r *protocol.Report) error {
+	if err := c.server.Intake.Report(ctx, c.peer.NodeID, c.held.SessionNo, r); err != nil {
+		return err
+	}
+	c.out.put(func(o *outbox) { o.ack = &protocol.ReportAck{Counter: r.GetCounter()} })
+	return nil
+}
+
+func (c *connection) accepted(ctx context.Context, a *protocol.Accepted) error {
+	c.mu.Lock()
+	switch a.GetDocument() {
+	case documentState:
+		c.held.Epoch, c.held.Generation, c.held.StateSHA256 = a.GetEpoch(), a.GetGeneration(), nil
+		if c.pushedGeneration == a.GetGeneration() {
+			c.held.StateSHA256 = c.pushedSHA256
+		}
+	case documentBundle:
+		c.held.BundleVersion = a.GetGeneration()
+	}
+	c.mu.Unlock()
+	return c.server.Intake.Accepted(ctx, c.peer.NodeID, a)
+}
+
+const (
+	documentState  = "state"
+	documentBundle = "bundle"
+)
+
+// accept starts the streams that the node opens. Each kind has its own places, so that one kind cannot use up another's.
+func (c *connection) accept(ctx context.Context, running *sync.WaitGroup) error {
+	usage, fetches := make(chan struct{}, maxUsageStreams), make(chan struct{}, maxFetches)
+	for {
+		stream, header, err := c.conn.Accept(ctx)
+		if err != nil {
+			return err
+		}
+		places, serve := fetches, c.fetch
+		switch header.GetKind() {
+		case protocol.StreamHeader_KIND_USAGE:
+			places, serve = usage, c.usage
+		case protocol.StreamHeader_KIND_FETCH:
+		default:
+			stream.Abort()
+			continue
+		}
+		select {
+		case places <- struct{}{}:
+		default:
+			stream.Abort()
+			continue
+		}
+		running.Go(func() {
+			defer func() { <-places }()
+			serve(ctx, stream)
+		})
+	}
+}
+
+// usage takes segments and acknowledges each, in order.
+func (c *connection) usage(ctx context.Context, stream *link.Stream) {
+	defer func() { _ = stream.Close() }()
+	for {
+		upload := &protocol.UsageUpload{}
+		if err := stream.Receive(upload, protocol.MaxSegmentBytes+segmentEnvelopeBytes); err != nil {
+			if !errors.Is(err, io.EOF) {
+				c.log.InfoContext(ctx, "usage stream ended", slog.Any("error", err))
+			}
+			return
+		}
+		ack := c.server.Intake.Usage(ctx, c.peer, upload)
+		_ = stream.SetWriteDeadline(time.Now().Add(writeTimeout))
+		if err := stream.Send(ack); err != nil {
+			return
+		}
+	}
+}
+
+// fetch answers one request.
+func (c *connection) fetch(ctx context.Context, stream *link.Stream) {
+	defer func() { _ = stream.Close() }()
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+	defer cancel()
+	_ = stream.SetDeadline(time.Now().Add(fetchTimeout))
+	request := &protocol.FetchRequest{}
+	if err := stream.Receive(request, protocol.MaxHeaderBytes); err != nil {
+		return
+	}
+	response, err := c.answer(ctx, request)
+	if err != nil {
+		c.log.InfoContext(ctx, "fetch refused", slog.Any("error", err))
+		response = &protocol.FetchResponse{Refused: refusalOf(err)}
+	}
+	_ = stream.Send(response)
+}
+
+// refusalOf tells a passing trouble from a refusal.
+func refusalOf(err error) string {
+	if r, ok := errors.AsType[*protocol.RefusalError](err); ok {
+		return r.Reason
+	}
+	return protocol.RefusalUnavailable
+}
+
+func (c *connection) answer(ctx context.Context, request *protocol.FetchRequest) (*protocol.FetchResponse, error) {
+	switch r := request.GetRequest().(type) {
+	case *protocol.FetchRequest_PartSha256:
+		part, err := c.server.Documents.Part(ctx, c.peer.NodeID, r.PartSha256)
+		return &protocol.FetchResponse{Part: part}, err
+	case *protocol.FetchRequest_Bundle:
+		return &protocol.FetchResponse{Bundle: c.server.Bundle().Envelope()}, nil
+	case *protocol.FetchRequest_PullCredential:
+		repository := r.PullCredential.GetRepository()
+		assigned, err := c.server.Documents.MayPull(ctx, c.peer.NodeID, repository)
+		if err != nil {
+			return nil, err
+		}
+		if !assigned {
+			return nil, protocol.Refuse(protocol.RefusalNotAssigned, "no workload of this node needs the repository")
+		}
+		credential, err := c.server.Credentials.PullCredential(ctx, c.peer.NodeID, c.peer.Certificate, repository)
+		return &protocol.FetchResponse{PullCredential: credential}, err
+	default:
+		return nil, protocol.Refuse(protocol.RefusalMalformed, "the request is unknown")
+	}
+}
+
+// Logs opens a stream of a member's log on the node that runs it. The caller closes it.
+func (s *Server) Logs(ctx context.Context, nodeID string, request *protocol.LogsRequest) (io.ReadCloser, error) {
+	return s.tunnel(ctx, nodeID, &protocol.TunnelRequest{Request: &protocol.TunnelRequest_Logs{Logs: request}})
+}
+
+func unreachable(cause error) error {
+	return fault.New(fault.Unavailable, "node_unreachable", "The node is not connected now; try again later.", cause).After(10 * time.Second)
+}
+
+func (s *Server) tunnel(ctx context.Context, nodeID string, request *protocol.TunnelRequest) (io.ReadCloser, error) {
+	c := s.of(nodeID)
+	if c == nil {
+		return nil, unreachable(nil)
+	}
+	select {
+	case c.tunnels <- struct{}{}:
+	default:
+		return nil, fault.New(fault.RateLimited, "tunnels_busy", fmt.Sprintf("%d streams to this node are open already; close one.", maxTunnels), nil).After(10 * time.Second)
+	}
+	free := sync.OnceFunc(func() { <-c.tunnels })
+	opening, cancel := context.WithTimeout(ctx, tunnelAnswerTimeout)
+	defer cancel()
+	stream, err := c.conn.Open(opening, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_TUNNEL})
+	if err != nil {
+		free()
+		return nil, unreachable(err)
+	}
+	// From here on the caller's end ends the stream, whatever it is waiting in.
+	stop := context.AfterFunc(ctx, stream.Abort)
+	t := &tunnel{stream: stream, release: func() { stop(); free() }}
+	answer := &protocol.TunnelResponse{}
+	_ = stream.SetDeadline(time.Now().Add(tunnelAnswerTimeout))
+	err = stream.Send(request)
+	if err == nil {
+		err = stream.Receive(answer, protocol.MaxHeaderBytes)
+	}
+	if err != nil {
+		_ = t.Close()
+		return nil, unreachable(err)
+	}
+	if answer.GetRefused() != "" {
+		_ = t.Close()
+		return nil, fault.New(fault.Conflict, "node_refused", "The node has nothing to show: "+answer.GetRefused()+".", nil)
+	}
+	_ = stream.SetDeadline(time.Time{})
+	return t, nil
+}
+
+// tunnel gives its place back when it is closed.
+type tunnel struct {
+	stream  *link.Stream
+	release func()
+	once    sync.Once
+}
+
+// Read implements io.Reader.
+func (t *tunnel) Read(p []byte) (int, error) { return t.stream.Read(p) }
+
+// Close implements io.Closer.
+func (t *tunnel) Close() error {
+	t.once.Do(func() {
+		t.stream.Abort()
+		t.release()
+	})
+	return nil
+}

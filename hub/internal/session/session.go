@@ -1,0 +1,367 @@
+// Package session owns the live connections of nodes: who is connected, the control stream with its bounded outbox, and the
+// streams beside it for usage, fetches and tunnels. It decides nothing: what a node says goes to intake, what a node is to
+// hear comes from dispatch, and no slow stream or node delays another.
+package session
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
+)
+
+const (
+	// helloTimeout bounds how long a connection may stay without a hello.
+	helloTimeout = 15 * time.Second
+	// writeTimeout bounds one message down the control stream: a node that does not read is dropped and dials again.
+	writeTimeout = 60 * time.Second
+	// fetchTimeout bounds one fetch, from its request to the last byte of its answer.
+	fetchTimeout = 60 * time.Second
+	// tunnelAnswerTimeout bounds how long a node may take to answer a tunnel request.
+	tunnelAnswerTimeout = 15 * time.Second
+	// maxUsageStreams, maxFetches and maxTunnels bound one connection; streams beyond are aborted, tunnels beyond refused.
+	maxUsageStreams = 2
+	maxFetches      = 16
+	maxTunnels      = 8
+	// maxHandshakes bounds connections that have not said hello; those beyond wait for a place until helloTimeout.
+	maxHandshakes = 256
+	// maxParallelPushes spreads a fan-out: uncapped, a push to thousands takes longer for all of them. A writer that waits for
+	// its place longer than pushWait goes on without one, so that nodes that do not read cannot hold up the others.
+	maxParallelPushes = 64
+	pushWait          = time.Second
+	// segmentEnvelopeBytes is what the envelope of a usage segment may add to its payload.
+	segmentEnvelopeBytes = 16 << 10
+)
+
+// Opened is what intake answers to a hello.
+type Opened struct {
+	SessionNo uint64
+	Welcome   *protocol.Welcome
+}
+
+// Peer is the node at the other end, from its certificate.
+type Peer struct {
+	NodeID      string
+	Key         ed25519.PublicKey
+	Certificate *x509.Certificate
+}
+
+// Intake takes what nodes say.
+type Intake interface {
+	Hello(ctx context.Context, peer Peer, hello *protocol.Hello) (Opened, error)
+	Report(ctx context.Context, nodeID string, sessionNo uint64, report *protocol.Report) error
+	Accepted(ctx context.Context, nodeID string, accepted *protocol.Accepted) error
+	Refused(ctx context.Context, nodeID string, refused *protocol.Refused) error
+	Usage(ctx context.Context, peer Peer, upload *protocol.UsageUpload) *protocol.UsageAck
+	Gone(ctx context.Context, nodeID string, sessionNo uint64) error
+}
+
+// Documents gives what nodes fetch. Its errors carry a refusal reason.
+type Documents interface {
+	// Part returns the part of one of the node's newest states.
+	Part(ctx context.Context, nodeID string, sha256 []byte) ([]byte, error)
+	// MayPull reports whether the node's newest state needs an image of the repository.
+	MayPull(ctx context.Context, nodeID, repository string) (bool, error)
+}
+
+// Credentials gives short-lived credentials for the registry that work only together with the node's certificate.
+type Credentials interface {
+	PullCredential(ctx context.Context, nodeID string, certificate *x509.Certificate, repository string) (*protocol.PullCredential, error)
+}
+
+// Options are what a Server needs.
+type Options struct {
+	Intake      Intake
+	Documents   Documents
+	Credentials Credentials
+	// Bundle returns the newest trust bundle.
+	Bundle func() protocol.Bundle
+	// Certificate returns the hub's own.
+	Certificate link.Certificate
+	// Connected is called when a node's connection counts; dispatch looks what the node lacks.
+	Connected func(nodeID string)
+	Now       func() time.Time
+	Log       *slog.Logger
+}
+
+// Server holds the connections of this hub process.
+type Server struct {
+	Options
+
+	handshakes chan struct{}
+	pushes     chan struct{}
+
+	mu    sync.Mutex
+	nodes map[string]*connection
+	ended sync.WaitGroup
+}
+
+// NewServer makes a server without connections.
+func NewServer(o Options) *Server {
+	return &Server{Options: o, handshakes: make(chan struct{}, maxHandshakes), pushes: make(chan struct{}, maxParallelPushes), nodes: map[string]*connection{}}
+}
+
+// TLS is for link.Listen: nodes show a certificate of the node authority of the moment.
+func (s *Server) TLS() *tls.Config {
+	return link.ServerTLS(s.Certificate, link.Peer{
+		Roots:       func() *x509.CertPool { return s.Bundle().NodeCAs() },
+		TrustDomain: s.Bundle().TrustDomain(), Kind: protocol.KindNode, Now: s.Now,
+	})
+}
+
+// Serve takes connections until ctx ends, then says goodbye to all and waits for them.
+func (s *Server) Serve(ctx context.Context, listener *link.Listener) error {
+	var failed error
+	for {
+		conn, err := listener.Accept(ctx)
+		if err != nil {
+			if ctx.Err() == nil && !errors.Is(err, link.ErrClosed) {
+				failed = err
+			}
+			break
+		}
+		s.ended.Go(func() { s.serve(ctx, conn) })
+	}
+	_ = listener.Close()
+	for _, c := range s.connections() {
+		c.end(link.CodeShutdown, "the hub is shutting down")
+	}
+	s.ended.Wait()
+	return failed
+}
+
+func (s *Server) connections() []*connection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.nodes))
+}
+
+// Nodes returns the ids of the connected nodes, sorted.
+func (s *Server) Nodes() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.nodes))
+}
+
+func (s *Server) of(nodeID string) *connection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.nodes[nodeID]
+}
+
+// Kick ends a node's connection because it was banned.
+func (s *Server) Kick(nodeID string) {
+	if c := s.of(nodeID); c != nil {
+		c.end(link.CodeBanned, "node_banned")
+	}
+}
+
+// Held is what a connected node is known to hold.
+type Held struct {
+	SessionNo     uint64
+	Incarnation   string
+	Epoch         uint64
+	Generation    uint64
+	StateSHA256   []byte
+	BundleVersion uint64
+	// LeasesSHA256 is of the leases that were pushed last on this connection.
+	LeasesSHA256 []byte
+}
+
+// Held returns what the node holds; ok is false when it is not connected here.
+func (s *Server) Held(nodeID string) (held Held, ok bool) {
+	c := s.of(nodeID)
+	if c == nil {
+		return Held{}, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.held, true
+}
+
+// PushState sends a state, unless the node is gone.
+func (s *Server) PushState(nodeID string, m *protocol.PushState, generation uint64, sha256 []byte) {
+	if c := s.of(nodeID); c != nil {
+		c.mu.Lock()
+		c.pushedGeneration, c.pushedSHA256 = generation, sha256
+		c.mu.Unlock()
+		c.out.put(func(o *outbox) { o.state = m })
+	}
+}
+
+// PushLeases sends a batch of leases, unless the node is gone. sha256 is of its content without its time.
+func (s *Server) PushLeases(nodeID string, m *protocol.PushLeases, sha256 []byte) {
+	if c := s.of(nodeID); c != nil {
+		c.mu.Lock()
+		c.held.LeasesSHA256 = sha256
+		c.mu.Unlock()
+		c.out.put(func(o *outbox) { o.leases = m })
+	}
+}
+
+// PushBundle sends a trust bundle, unless the node is gone.
+func (s *Server) PushBundle(nodeID string, m *protocol.PushBundle) {
+	if c := s.of(nodeID); c != nil {
+		c.out.put(func(o *outbox) { o.bundle = m })
+	}
+}
+
+// peerOf reads the identity that TLS verified.
+func (s *Server) peerOf(conn *link.Conn) (Peer, error) {
+	chain := conn.PeerCertificates()
+	if len(chain) == 0 {
+		return Peer{}, errors.New("no certificate")
+	}
+	id, err := protocol.PeerID(chain[0], s.Bundle().TrustDomain(), protocol.KindNode)
+	if err != nil {
+		return Peer{}, err
+	}
+	key, ok := chain[0].PublicKey.(ed25519.PublicKey)
+	if !ok {
+		return Peer{}, fmt.Errorf("the certificate of node %s holds no Ed25519 key", id)
+	}
+	return Peer{NodeID: id, Key: key, Certificate: chain[0]}, nil
+}
+
+// serve runs one connection from its first stream to its end.
+func (s *Server) serve(ctx context.Context, conn *link.Conn) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// Whatever ends first, the connection or the server, ends everything that works for it.
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close(link.CodeShutdown, "the hub is shutting down") })
+	defer stop()
+	defer func() { _ = conn.Close(link.CodeOK, "") }()
+
+	peer, err := s.peerOf(conn)
+	if err != nil {
+		s.Log.WarnContext(ctx, "node without identity", slog.Any("error", err), slog.String("address", conn.RemoteAddr().String()))
+		_ = conn.Close(link.CodeProtocol, "no usable certificate")
+		return
+	}
+	log := s.Log.With(slog.String("node_id", peer.NodeID))
+	c, err := s.open(ctx, conn, peer, log)
+	if err != nil {
+		log.InfoContext(ctx, "session not opened", slog.Any("error", err), slog.String("address", conn.RemoteAddr().String()))
+		return
+	}
+	if !s.register(c) {
+		_ = conn.Close(link.CodeSuperseded, "a newer connection of this node is open")
+		return
+	}
+	log.InfoContext(ctx, "node connected", slog.Uint64("session_no", c.held.SessionNo), slog.String("address", conn.RemoteAddr().String()))
+	s.Connected(peer.NodeID)
+	err = c.run(ctx)
+	s.unregister(c)
+	log.InfoContext(ctx, "node disconnected", slog.Uint64("session_no", c.held.SessionNo), slog.Any("reason", err))
+	// The server's context may have ended; the row must still say that the node is gone.
+	gone, cancelGone := context.WithTimeout(context.WithoutCancel(ctx), helloTimeout)
+	defer cancelGone()
+	if err := s.Intake.Gone(gone, peer.NodeID, c.held.SessionNo); err != nil {
+		log.WarnContext(gone, "end of session not recorded", slog.Any("error", err))
+	}
+}
+
+// open waits for the hello and answers it.
+func (s *Server) open(ctx context.Context, conn *link.Conn, peer Peer, log *slog.Logger) (*connection, error) {
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	select {
+	case s.handshakes <- struct{}{}:
+		defer func() { <-s.handshakes }()
+	case <-ctx.Done():
+		_ = conn.Close(link.CodeUnavailable, "too many nodes at once: dial again")
+		return nil, ctx.Err()
+	}
+	stream, header, err := conn.Accept(ctx)
+	if err != nil {
+		_ = conn.Close(link.CodeProtocol, "no hello")
+		return nil, err
+	}
+	if header.GetKind() != protocol.StreamHeader_KIND_CONTROL {
+		_ = conn.Close(link.CodeProtocol, "the first stream must be the control stream")
+		return nil, errors.New("first stream is not control")
+	}
+	deadline, _ := ctx.Deadline()
+	_ = stream.SetDeadline(deadline)
+	first := &protocol.NodeMessage{}
+	if err := stream.Receive(first, protocol.MaxControlBytes); err != nil {
+		_ = conn.Close(link.CodeProtocol, "no hello")
+		return nil, err
+	}
+	hello := first.GetHello()
+	if hello == nil || hello.GetProtocolVersion() == 0 {
+		_ = conn.Close(link.CodeProtocol, "the first message must be hello")
+		return nil, errors.New("first message is not hello")
+	}
+	opened, err := s.Intake.Hello(ctx, peer, hello)
+	if err != nil {
+		s.refuse(conn, stream, err)
+		return nil, err
+	}
+	c := &connection{
+		server: s, peer: peer, conn: conn, control: stream, out: newOutbox(), log: log, tunnels: make(chan struct{}, maxTunnels),
+		held: Held{
+			SessionNo: opened.SessionNo, Incarnation: hello.GetIncarnation(), Epoch: hello.GetEpoch(), Generation: hello.GetGeneration(),
+			StateSHA256: hello.GetStateSha256(), BundleVersion: hello.GetBundleVersion(),
+		},
+	}
+	if err := stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: opened.Welcome}}); err != nil {
+		return nil, err
+	}
+	_ = stream.SetDeadline(time.Time{})
+	return c, nil
+}
+
+// refuse tells the node why it is not let in and gives it a moment to read that.
+func (s *Server) refuse(conn *link.Conn, stream *link.Stream, err error) {
+	f := fault.As(err)
+	code := link.CodeUnavailable
+	switch f.Kind {
+	case fault.Forbidden:
+		code = link.CodeBanned
+	case fault.Malformed, fault.Unprocessable, fault.NotFound, fault.Unauthenticated:
+		code = link.CodeProtocol
+	default:
+	}
+	if stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_Goodbye{Goodbye: &protocol.Goodbye{Reason: f.Code}}}) == nil {
+		_ = stream.CloseWrite()
+		// The node closes when it has read the farewell; closing first could outrun it. The stream's deadline bounds the wait.
+		_ = stream.Receive(&protocol.NodeMessage{}, protocol.MaxControlBytes)
+	}
+	_ = conn.Close(code, f.Code)
+}
+
+// register makes c the connection of its node, and ends an older one.
+func (s *Server) register(c *connection) bool {
+	s.mu.Lock()
+	older := s.nodes[c.peer.NodeID]
+	if older != nil && older.held.SessionNo > c.held.SessionNo {
+		s.mu.Unlock()
+		return false
+	}
+	s.nodes[c.peer.NodeID] = c
+	s.mu.Unlock()
+	if older != nil {
+		older.end(link.CodeSuperseded, "a newer connection of this node is open")
+	}
+	return true
+}
+
+func (s *Server) unregister(c *connection) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.nodes[c.peer.NodeID] == c {
+		delete(s.nodes, c.peer.NodeID)
+	}
+}
