@@ -1,0 +1,164 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+)
+
+// TestLaw08DataEventAndAuditAreOneTransaction breaks every statement of every command on capacity and instances, one at a
+// time: nothing at all must be left of it, and no error may be swallowed on the way. Unbroken, the change has its event and
+// its audit row.
+func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
+	type step struct {
+		name string
+		// prepare brings the world to where the command can run.
+		prepare func(w *world) func(ctx context.Context, tx db.Tx) error
+		subject string
+	}
+	steps := []step{
+		{"create allocation", func(w *world) func(context.Context, db.Tx) error {
+			m := w.meta("k")
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := (&CreateAllocation{}).do(ctx, tx, m, w.allocationInput())
+				return err
+			}
+		}, "allocation"},
+		{"release allocation", func(w *world) func(context.Context, db.Tx) error {
+			a, m := w.allocation(), w.meta("k")
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := (&ReleaseAllocation{}).do(ctx, tx, m, w.project.ID, a.ID)
+				return err
+			}
+		}, "allocation"},
+		{"create instance", func(w *world) func(context.Context, db.Tx) error {
+			w.allocation()
+			m := w.meta("k")
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := w.createInstance().do(ctx, tx, m, w.instanceInput())
+				return err
+			}
+		}, "app_instance"},
+		{"decommission instance", func(w *world) func(context.Context, db.Tx) error {
+			w.allocation()
+			i, m := w.instance(), w.meta("k")
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := w.decommissionInstance().do(ctx, tx, m, w.project.ID, i.ID)
+				return err
+			}
+		}, "app_instance"},
+		{"first report", func(w *world) func(context.Context, db.Tx) error {
+			w.allocation()
+			r := w.nodeReport(1, w.says(w.instance(), "ready"))
+			r.Counter = 1
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := Observe(ctx, tx, r, w.now)
+				return err
+			}
+		}, "app_instance"},
+		{"last report", func(w *world) func(context.Context, db.Tx) error {
+			a, i := w.allocation(), w.instance()
+			w.decommissioned(i)
+			_, err := (&ReleaseAllocation{DB: w.d}).Do(w.t.Context(), w.meta("release"), w.project.ID, a.ID)
+			require.NoError(w.t, err)
+			r := w.nodeReport(2, w.removed(i))
+			r.Counter = 1
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := Observe(ctx, tx, r, w.now)
+				return err
+			}
+		}, "app_instance"},
+	}
+	for _, s := range steps {
+		t.Run(s.name, func(t *testing.T) {
+			w := newWorld(t)
+			run := s.prepare(w)
+			before := w.contents()
+			statements := w.brokenAt(0, run, false)
+			require.Equal(t, before, w.contents(), "counting rolls back")
+			for n := 1; n <= statements; n++ {
+				w.brokenAt(n, run, false)
+			}
+			require.Equal(t, before, w.contents(), "nothing is left of %d broken attempts", statements)
+
+			w.brokenAt(0, run, true)
+			after := w.contents()
+			require.NotEqual(t, before["events"], after["events"])
+			require.NotEqual(t, before["audit_rows"], after["audit_rows"])
+			require.NotEmpty(t, after["audit_rows"])
+			table := map[string]string{"allocation": "allocations", "app_instance": "app_instances"}[s.subject]
+			require.NotEqual(t, before[table], after[table])
+		})
+	}
+}
+
+func (w *world) decommissioned(i instance.Instance) {
+	w.t.Helper()
+	_, err := w.decommissionInstance().Do(w.t.Context(), w.meta("end"), w.project.ID, i.ID)
+	require.NoError(w.t, err)
+}
+
+// brokenAt runs with its nth statement failing and checks that the failure came out; with n = 0 nothing fails, and keep says
+// whether to commit. It returns how many statements there were.
+func (w *world) brokenAt(n int, run func(context.Context, db.Tx) error, keep bool) int {
+	w.t.Helper()
+	rolledBack := errors.New("rolled back")
+	seen := 0
+	_, err := db.RunTx(w.t.Context(), w.d, func(tx db.Tx) (struct{}, error) {
+		b := &breakingTx{Tx: tx, n: n}
+		err := run(w.t.Context(), b)
+		seen = b.seen
+		if err == nil && !keep && n == 0 {
+			err = rolledBack
+		}
+		return struct{}{}, err
+	})
+	switch {
+	case n > 0:
+		require.ErrorIs(w.t, err, errInjected, "statement %d", n)
+	case keep:
+		require.NoError(w.t, err)
+	default:
+		require.ErrorIs(w.t, err, rolledBack)
+	}
+	return seen
+}
+
+// TestLaw10AnotherOrgsResourcesAnswerAsIfAbsent compares the answers to a foreign id and to one that never was, word for word.
+func TestLaw10AnotherOrgsResourcesAnswerAsIfAbsent(t *testing.T) {
+	w := newWorld(t)
+	a, i := w.allocation(), w.instance()
+	own, outsider := w.tenant("other")
+	m := w.meta("k")
+	m.Principal = outsider
+	for _, project := range []string{w.project.ID, own.ID} {
+		foreign := []error{
+			second(w.decommissionInstance().Do(t.Context(), m, project, i.ID)),
+			second((&ReleaseAllocation{DB: w.d}).Do(t.Context(), m, project, a.ID)),
+		}
+		absent := []error{
+			second(w.decommissionInstance().Do(t.Context(), m, project, db.NewID())),
+			second((&ReleaseAllocation{DB: w.d}).Do(t.Context(), m, project, db.NewID())),
+		}
+		for n := range foreign {
+			require.Error(t, foreign[n])
+			require.Equal(t, absent[n].Error(), foreign[n].Error())
+		}
+	}
+	require.Equal(t, instance.Requested, w.get(i.ID).Lifecycle.Status)
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		got, err := capacity.Get(ctx, tx, w.project.ID, a.ID)
+		require.Equal(t, capacity.Active, got.Status)
+		return err
+	})
+	require.WithinDuration(t, w.now, i.CreatedAt, time.Minute)
+}
+
+func second[T any](_ T, err error) error { return err }
