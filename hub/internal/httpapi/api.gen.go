@@ -1561,7 +1561,7 @@ type Price struct {
 	// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
-	// Per unit: one base unit of an app's own meter
+	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
 	Per PriceUnit `json:"per"`
 
 	// Price Decimal number, not negative, with at most nine digits after the point.
@@ -1589,7 +1589,7 @@ type PriceCreate struct {
 	// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
-	// Per unit: one base unit of an app's own meter
+	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
 	Per PriceUnit `json:"per"`
 
 	// Price Decimal number, not negative, with at most nine digits after the point.
@@ -1605,7 +1605,7 @@ type PriceList struct {
 	NextCursor string  `json:"next_cursor,omitempty,omitzero"`
 }
 
-// PriceUnit unit: one base unit of an app's own meter
+// PriceUnit unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
 type PriceUnit string
 
 // Problem RFC 9457 problem details.

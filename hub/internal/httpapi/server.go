@@ -33,4 +33,6 @@ type Server struct {
 	Fleet Fleet
 
 	// ---- ledger
+
+	Billing Billing
 }
