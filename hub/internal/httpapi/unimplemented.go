@@ -149,22 +149,6 @@ func (Unimplemented) GetProject(context.Context, GetProjectRequestObject) (GetPr
 	return nil, notYet()
 }
 
-func (Unimplemented) ListAllocations(context.Context, ListAllocationsRequestObject) (ListAllocationsResponseObject, error) {
-	return nil, notYet()
-}
-
-func (Unimplemented) CreateAllocation(context.Context, CreateAllocationRequestObject) (CreateAllocationResponseObject, error) {
-	return nil, notYet()
-}
-
-func (Unimplemented) GetAllocation(context.Context, GetAllocationRequestObject) (GetAllocationResponseObject, error) {
-	return nil, notYet()
-}
-
-func (Unimplemented) ReleaseAllocation(context.Context, ReleaseAllocationRequestObject) (ReleaseAllocationResponseObject, error) {
-	return nil, notYet()
-}
-
 func (Unimplemented) ListArtifacts(context.Context, ListArtifactsRequestObject) (ListArtifactsResponseObject, error) {
 	return nil, notYet()
 }
@@ -174,30 +158,6 @@ func (Unimplemented) RegisterArtifact(context.Context, RegisterArtifactRequestOb
 }
 
 func (Unimplemented) CreatePublishIntent(context.Context, CreatePublishIntentRequestObject) (CreatePublishIntentResponseObject, error) {
-	return nil, notYet()
-}
-
-func (Unimplemented) ListAppInstances(context.Context, ListAppInstancesRequestObject) (ListAppInstancesResponseObject, error) {
-	return nil, notYet()
-}
-
-func (Unimplemented) CreateAppInstance(context.Context, CreateAppInstanceRequestObject) (CreateAppInstanceResponseObject, error) {
-	return nil, notYet()
-}
-
-func (Unimplemented) GetAppInstance(context.Context, GetAppInstanceRequestObject) (GetAppInstanceResponseObject, error) {
-	return nil, notYet()
-}
-
-func (Unimplemented) DecommissionAppInstance(context.Context, DecommissionAppInstanceRequestObject) (DecommissionAppInstanceResponseObject, error) {
-	return nil, notYet()
-}
-
-func (Unimplemented) ListAppInstanceEvents(context.Context, ListAppInstanceEventsRequestObject) (ListAppInstanceEventsResponseObject, error) {
-	return nil, notYet()
-}
-
-func (Unimplemented) GetAppInstanceLogs(context.Context, GetAppInstanceLogsRequestObject) (GetAppInstanceLogsResponseObject, error) {
 	return nil, notYet()
 }
 
