@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -51,7 +52,7 @@ func Start(t testing.TB) *Daemon {
 		t.Skip("containerd needs root")
 	}
 	sweep(t)
-	dir, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", namePrefix, os.Getpid()))
+	dir, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", namePrefix, os.Getpid())) //nolint:usetesting // short, and swept by later runs
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +127,7 @@ func (d *Daemon) Start(ctx context.Context) error {
 		// The daemon dies with the thread that started it, so this one is kept until the daemon has ended: a test process
 		// that is killed leaves no daemon.
 		runtime.LockOSThread()
-		cmd := exec.Command("containerd", "--config", filepath.Join(d.Dir, "config.toml"))
+		cmd := exec.Command("containerd", "--log-level", "warn", "--config", filepath.Join(d.Dir, "config.toml"))
 		cmd.Stdout, cmd.Stderr = logFile, logFile
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 		err := cmd.Start()
@@ -361,8 +362,8 @@ func (d *Daemon) unmountAll() error {
 		}
 	}
 	var errs []error
-	for i := len(points) - 1; i >= 0; i-- {
-		errs = append(errs, unix.Unmount(points[i], unix.MNT_DETACH))
+	for _, point := range slices.Backward(points) {
+		errs = append(errs, unix.Unmount(point, unix.MNT_DETACH))
 	}
 	return errors.Join(errs...)
 }

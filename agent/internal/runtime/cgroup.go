@@ -1,0 +1,112 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const cgroupRoot = "/sys/fs/cgroup"
+
+func (r *Runtime) cgroupPath(id string) string { return filepath.Join(r.cfg.CgroupParent, id) }
+
+// cgroupDirs are the directories of a cgroup path that exist: one in every hierarchy of version 1, one in version 2.
+func (r *Runtime) cgroupDirs(path string) []string {
+	if r.host.cgroupV2 {
+		if _, err := os.Stat(cgroupRoot + path); err != nil {
+			return nil
+		}
+		return []string{cgroupRoot + path}
+	}
+	dirs, _ := filepath.Glob(cgroupRoot + "/*" + path)
+	return dirs
+}
+
+// oomKilled reads whether the kernel killed a process in the container's cgroup. The cgroup stays until the task is deleted.
+func (r *Runtime) oomKilled(id string) bool {
+	file := "memory/" + r.cgroupPath(id) + "/memory.oom_control"
+	if r.host.cgroupV2 {
+		file = r.cgroupPath(id) + "/memory.events"
+	}
+	data, err := os.ReadFile(filepath.Join(cgroupRoot, file))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); len(f) == 2 && f[0] == "oom_kill" {
+			n, _ := strconv.Atoi(f[1])
+			return n > 0
+		}
+	}
+	return false
+}
+
+// cgroupWait bounds how long killed processes may take to leave their cgroup.
+const cgroupWait = 10 * time.Second
+
+// removeCgroup kills whatever is still in the container's cgroup and removes it, then the parent when it is empty.
+func (r *Runtime) removeCgroup(ctx context.Context, id string) error {
+	limit, cancel := context.WithTimeout(ctx, cgroupWait)
+	defer cancel()
+	for {
+		left, err := r.tryRemoveCgroup(id)
+		if left == 0 {
+			return r.removeEmptyCgroup(r.cfg.CgroupParent)
+		}
+		select {
+		case <-limit.Done():
+			return errors.Join(err, limit.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// tryRemoveCgroup tells how many directories it could not remove.
+func (r *Runtime) tryRemoveCgroup(id string) (left int, err error) {
+	for _, dir := range r.cgroupDirs(r.cgroupPath(id)) {
+		// A container with a cgroup namespace may have made children.
+		var all []string
+		_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				all = append(all, path)
+			}
+			return nil
+		})
+		for _, one := range slices.Backward(all) {
+			procs, _ := os.ReadFile(filepath.Join(one, "cgroup.procs"))
+			for pid := range strings.FieldsSeq(string(procs)) {
+				if n, err := strconv.Atoi(pid); err == nil && n > 1 {
+					_ = unix.Kill(n, unix.SIGKILL)
+				}
+			}
+			if e := unix.Rmdir(one); e != nil && !errors.Is(e, unix.ENOENT) {
+				left++
+				err = e
+			}
+		}
+	}
+	return left, err
+}
+
+// removeEmptyCgroup removes a parent that holds nothing any more; one that holds something stays.
+func (r *Runtime) removeEmptyCgroup(path string) error {
+	if !r.parents.TryLock() {
+		return nil // a container is being made below it
+	}
+	defer r.parents.Unlock()
+	for ; path != "/"; path = filepath.Dir(path) {
+		for _, dir := range r.cgroupDirs(path) {
+			if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.ENOENT) {
+				return err
+			}
+		}
+	}
+	return nil
+}

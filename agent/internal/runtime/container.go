@@ -1,0 +1,306 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	runcoptions "github.com/containerd/containerd/api/types/runc/options"
+	tasktypes "github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// runcRuntime is containerd's runtime plugin; its shim is the parent of a container and outlives containerd.
+const runcRuntime = "io.containerd.runc.v2"
+
+// Run is a started container.
+type Run struct {
+	ContainerID string
+	PID         uint32
+	StartedAt   time.Time
+}
+
+// State is how far a container is.
+type State string
+
+// The states of a container.
+const (
+	// StateCreated: made, not started; a crash came between.
+	StateCreated State = "created"
+	StateRunning State = "running"
+	// StateExited: ended, and its exit code and time are known as long as the container is not removed.
+	StateExited State = "exited"
+	// StateLost: ended, nobody knows when or how: the machine restarted or the shim was killed.
+	StateLost State = "lost"
+	// StateUnknown: its shim does not answer now. It may run; look again.
+	StateUnknown State = "unknown"
+)
+
+// Container is what is there of one run.
+type Container struct {
+	ID         string
+	MemberID   string
+	InstanceID string
+	Service    string
+	Revision   uint64
+	SpecDigest string
+	// Labels are the caller's own.
+	Labels map[string]string
+	// Image is its name, <repository>@<digest>.
+	Image     string
+	State     State
+	PID       uint32
+	CreatedAt time.Time
+	// StartedAt is zero for a container that never started.
+	StartedAt time.Time
+	// ExitedAt and ExitCode mean something in StateExited only. 128+n is death by signal n.
+	ExitedAt time.Time
+	ExitCode uint32
+	// OOMKilled is set when the kernel ended one of its processes for want of memory.
+	OOMKilled bool
+	// UserNamespace is false where the host could not give one.
+	UserNamespace bool
+}
+
+// BuildSpec is the OCI spec that Start would use: the same bytes for the same run on the same host.
+func (r *Runtime) BuildSpec(ctx context.Context, spec Spec) (*specs.Spec, error) {
+	s, _, _, err := r.buildSpec(r.ns(ctx), spec)
+	return s, err
+}
+
+func (r *Runtime) buildSpec(ctx context.Context, spec Spec) (*specs.Spec, client.Image, string, error) {
+	if err := spec.check(r.host); err != nil {
+		return nil, nil, "", err
+	}
+	ref, err := ParseImage(spec.Service.GetImage())
+	if err != nil {
+		return nil, nil, "", err
+	}
+	image, err := r.readyImage(ctx, ref.name())
+	if errdefs.IsNotFound(err) {
+		return nil, nil, "", fault.New(fault.NotFound, "image_missing", "The image "+ref.name()+" is not on this node yet.", err)
+	}
+	if err != nil {
+		return nil, nil, "", fmt.Errorf("look for image %s: %w", ref.name(), err)
+	}
+	config, err := imageConfig(ctx, image)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	who := spec.Service.GetUser()
+	if who == "" {
+		who = config.User
+	}
+	usr, err := r.resolveUser(ctx, image, who)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	s, err := buildSpec(specInput{
+		spec: spec, image: config, user: usr, host: r.host, files: r.files(spec.ID), cgroup: r.cgroupPath(spec.ID), uidMap: r.uidMap(),
+	})
+	return s, image, config.StopSignal, err
+}
+
+// Start makes and starts the container of this run. A run that is up already is returned as it is; one that a crash left half
+// made is made again; one that has ended is a conflict.
+func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
+	ctx = r.ns(ctx)
+	ociSpec, image, stopSignal, err := r.buildSpec(ctx, spec)
+	if err != nil {
+		return Run{}, err
+	}
+	switch had, err := r.Get(ctx, spec.ID); {
+	case fault.Is(err, fault.NotFound):
+		// What a crash before the container's record may have left, a snapshot or files, is in the way.
+		if err := r.removeTraces(ctx, spec.ID); err != nil {
+			return Run{}, err
+		}
+	case err != nil:
+		return Run{}, err
+	case had.State == StateRunning:
+		return Run{ContainerID: had.ID, PID: had.PID, StartedAt: had.StartedAt}, nil
+	case had.State == StateUnknown:
+		return Run{}, fault.New(fault.Unavailable, "container_unknown", "The container does not answer at the moment.", nil)
+	case had.State == StateExited, had.State == StateLost && !had.StartedAt.IsZero():
+		return Run{}, fault.New(fault.Conflict, "run_ended", "This run has ended; a new one needs an id of its own.", nil).Lasting()
+	default:
+		if err := r.Remove(ctx, spec.ID); err != nil {
+			return Run{}, err
+		}
+	}
+	run, err := r.start(ctx, spec, ociSpec, image, stopSignal)
+	if err != nil {
+		clean, cancel := r.detached(ctx)
+		defer cancel()
+		if e := r.Remove(clean, spec.ID); e != nil {
+			r.cfg.Log.Warn("cannot clean up after a failed start", "container", spec.ID, "cause", e)
+		}
+		return Run{}, startFault(err)
+	}
+	return run, nil
+}
+
+func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, image client.Image, stopSignal string) (Run, error) {
+	if err := r.prepareFiles(spec); err != nil {
+		return Run{}, err
+	}
+	snapshotOpts := []snapshots.Opt{snapshots.WithLabels(map[string]string{labelMember: spec.MemberID})}
+	options := &runcoptions.Options{Root: r.cfg.RuncRoot}
+	if r.host.userNamespaces {
+		snapshotOpts = append(snapshotOpts, r.remapOption())
+		options.IoUid, options.IoGid = r.cfg.UIDMapBase, r.cfg.UIDMapBase
+	}
+	container, err := r.client.NewContainer(ctx, spec.ID,
+		client.WithSnapshotter(r.cfg.Snapshotter),
+		client.WithNewSnapshot(spec.ID, image, mergeLabels(snapshotOpts)),
+		client.WithContainerLabels(spec.labels(r.host, r.uidMap(), stopSignal)),
+		client.WithRuntime(runcRuntime, options),
+		client.WithSpec(ociSpec),
+	)
+	if err != nil {
+		return Run{}, fmt.Errorf("make container: %w", err)
+	}
+	r.parents.RLock()
+	task, err := container.NewTask(ctx, cio.LogFile(r.logPath(spec.ID)))
+	r.parents.RUnlock()
+	if err != nil {
+		return Run{}, fmt.Errorf("make task: %w", err)
+	}
+	if err := task.Start(ctx); err != nil {
+		return Run{}, fmt.Errorf("start task: %w", err)
+	}
+	run := Run{ContainerID: spec.ID, PID: task.Pid(), StartedAt: time.Now()}
+	return run, r.noteStart(spec.ID, run.StartedAt)
+}
+
+// mergeLabels makes one option of several that each set labels: snapshots.WithLabels replaces what was there.
+func mergeLabels(opts []snapshots.Opt) snapshots.Opt {
+	return func(info *snapshots.Info) error {
+		all := map[string]string{}
+		for _, opt := range opts {
+			one := snapshots.Info{}
+			if err := opt(&one); err != nil {
+				return err
+			}
+			maps.Copy(all, one.Labels)
+		}
+		info.Labels = all
+		return nil
+	}
+}
+
+func startFault(err error) error {
+	if _, known := errors.AsType[*fault.Error](err); known {
+		return err
+	}
+	text := err.Error()
+	switch {
+	case strings.Contains(text, "executable file not found"), strings.Contains(text, "no such file or directory") && strings.Contains(text, "exec"):
+		return fault.New(fault.Unprocessable, "bad_command", "The command is not in the image.", err).Lasting()
+	case strings.Contains(text, "no space left on device"):
+		return fault.New(fault.Unavailable, "disk_full", "The node's disk is full: free space where containerd keeps its data.", err)
+	}
+	return fault.New(fault.Unavailable, "start_failed", "The container could not be started.", err)
+}
+
+// List tells what is there of every run in the agent's containerd namespace, ordered by id.
+func (r *Runtime) List(ctx context.Context) ([]Container, error) {
+	ctx = r.ns(ctx)
+	records, err := r.client.ContainerService().List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list containers: %w", err)
+	}
+	listed, err := r.client.TaskService().List(ctx, &tasks.ListTasksRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("list tasks: %w", errgrpc.ToNative(err))
+	}
+	byID := map[string]*tasktypes.Process{}
+	for _, p := range listed.GetTasks() {
+		byID[p.GetID()] = p
+	}
+	out := make([]Container, 0, len(records))
+	for _, record := range records {
+		process := byID[record.ID]
+		c, err := r.describe(ctx, record, process)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, c)
+	}
+	slices.SortFunc(out, func(a, b Container) int { return strings.Compare(a.ID, b.ID) })
+	return out, nil
+}
+
+// Get tells what is there of one run; fault NotFound when nothing is.
+func (r *Runtime) Get(ctx context.Context, id string) (Container, error) {
+	ctx = r.ns(ctx)
+	record, err := r.client.ContainerService().Get(ctx, id)
+	if errdefs.IsNotFound(err) {
+		return Container{}, fault.New(fault.NotFound, "container_missing", "There is no such container on this node.", err)
+	}
+	if err != nil {
+		return Container{}, fmt.Errorf("look for container %s: %w", id, err)
+	}
+	return r.describe(ctx, record, nil)
+}
+
+func (r *Runtime) describe(ctx context.Context, record containers.Container, process *tasktypes.Process) (Container, error) {
+	revision, _ := strconv.ParseUint(record.Labels[labelRevision], 10, 64)
+	c := Container{
+		ID: record.ID, MemberID: record.Labels[labelMember], InstanceID: record.Labels[labelInstance], Service: record.Labels[labelService],
+		Revision: revision, SpecDigest: record.Labels[labelSpecDigest], Image: record.Image, CreatedAt: record.CreatedAt,
+		Labels: map[string]string{}, StartedAt: r.startedAt(record.ID), UserNamespace: record.Labels[labelUserNS] != "none",
+	}
+	for name, value := range record.Labels {
+		if !strings.HasPrefix(name, labelPrefix) {
+			c.Labels[name] = value
+		}
+	}
+	if process == nil {
+		// containerd leaves tasks out of its list whose shim does not answer: only a clear "not found" means that it is gone.
+		response, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: record.ID})
+		err = errgrpc.ToNative(err)
+		switch {
+		case errdefs.IsNotFound(err):
+			c.State = StateLost
+			return c, nil
+		case ctx.Err() != nil:
+			return Container{}, ctx.Err()
+		case err != nil:
+			c.State = StateUnknown
+			return c, nil //nolint:nilerr // that is what unknown says
+		}
+		process = response.GetProcess()
+	}
+	c.PID = process.GetPid()
+	switch process.GetStatus() {
+	case tasktypes.Status_CREATED:
+		c.State = StateCreated
+	case tasktypes.Status_STOPPED:
+		c.State, c.ExitCode, c.ExitedAt = StateExited, process.GetExitStatus(), process.GetExitedAt().AsTime()
+		c.OOMKilled = r.oomKilled(record.ID)
+	case tasktypes.Status_RUNNING, tasktypes.Status_PAUSED, tasktypes.Status_PAUSING:
+		c.State = StateRunning
+		if c.StartedAt.IsZero() {
+			// A crash came between the start and the note of it.
+			c.StartedAt = processStart(c.PID)
+		}
+	default:
+		c.State = StateUnknown
+	}
+	return c, nil
+}

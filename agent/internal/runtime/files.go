@@ -1,0 +1,170 @@
+package runtime
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"golang.org/x/sys/unix"
+)
+
+// tempMounts is where containerd's client mounts snapshots for a moment; a crash may leave one there.
+const tempMounts = ".mnt"
+
+// useOwnTempMounts keeps those mounts out of the shared /tmp, and removes what an earlier process has left.
+func useOwnTempMounts(cfg Config) error {
+	dir := filepath.Join(cfg.StateDir, tempMounts)
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return directoryFault(dir, err)
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if err := unmountAll(path); err != nil {
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+		if err := os.Remove(path); err != nil {
+			return directoryFault(path, err)
+		}
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return directoryFault(dir, err)
+	}
+	return mount.SetTempMountLocation(dir)
+}
+
+func (r *Runtime) files(id string) files {
+	dir := filepath.Join(r.cfg.StateDir, id)
+	return files{
+		dir: dir, hosts: filepath.Join(dir, "hosts"), hostname: filepath.Join(dir, "hostname"),
+		resolvConf: filepath.Join(dir, "resolv.conf"),
+	}
+}
+
+// prepareFiles writes what is bound into the container.
+func (r *Runtime) prepareFiles(spec Spec) error {
+	f := r.files(spec.ID)
+	if err := os.MkdirAll(f.dir, 0o711); err != nil { //nolint:gosec // a remapped container's root must walk through it
+		return directoryFault(f.dir, err)
+	}
+	name := spec.hostname()
+	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+	if spec.IP != "" {
+		hosts += spec.IP + "\t" + name + "\n"
+	}
+	for path, text := range map[string]string{f.hosts: hosts, f.hostname: name + "\n", f.resolvConf: resolvConf(r.cfg.ResolvConf)} {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil { //nolint:gosec // read inside the container
+			return directoryFault(path, err)
+		}
+	}
+	return nil
+}
+
+// resolvedStub and resolvedConf: systemd-resolved answers on an address that a container cannot reach; the second file names
+// the real servers.
+const resolvedConf = "/run/systemd/resolve/resolv.conf"
+
+// resolvConf is the host's resolver configuration without servers on a loopback address.
+func resolvConf(path string) string {
+	for _, p := range []string{path, resolvedConf} {
+		data, err := os.ReadFile(p)
+		if err != nil {
+			continue
+		}
+		var keep []string
+		servers := 0
+		for line := range strings.Lines(string(data)) {
+			f := strings.Fields(line)
+			if len(f) == 0 || strings.HasPrefix(f[0], "#") || strings.HasPrefix(f[0], ";") {
+				continue
+			}
+			if f[0] == "nameserver" {
+				if len(f) < 2 {
+					continue
+				}
+				if addr, err := netip.ParseAddr(f[1]); err != nil || addr.IsLoopback() {
+					continue
+				}
+				servers++
+			}
+			keep = append(keep, strings.Join(f, " "))
+		}
+		if servers > 0 {
+			return strings.Join(keep, "\n") + "\n"
+		}
+	}
+	return ""
+}
+
+// unmountAll unmounts everything that is mounted on path.
+func unmountAll(path string) error {
+	for {
+		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		switch {
+		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}
+
+func (r *Runtime) removeFiles(id string) error {
+	f := r.files(id)
+	if !below(f.dir, r.cfg.StateDir) {
+		return fmt.Errorf("refuse to remove %s", f.dir)
+	}
+	return os.RemoveAll(f.dir)
+}
+
+// noteStart keeps the time of the start beside the container's files: containerd does not tell it afterwards. The note need
+// not be synced: a crash of the machine ends the container as well.
+func (r *Runtime) noteStart(id string, at time.Time) error {
+	path := filepath.Join(r.files(id).dir, "started")
+	if err := os.WriteFile(path+".new", strconv.AppendInt(nil, at.UnixNano(), 10), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+func (r *Runtime) startedAt(id string) time.Time {
+	data, err := os.ReadFile(filepath.Join(r.files(id).dir, "started"))
+	if err != nil {
+		return time.Time{}
+	}
+	nanos, err := strconv.ParseInt(string(data), 10, 64)
+	if err != nil {
+		return time.Time{}
+	}
+	return time.Unix(0, nanos)
+}
+
+// ticksPerSecond is the kernel's USER_HZ, which is 100 on every architecture that containerd serves (proc_pid_stat(5)).
+const ticksPerSecond = 100
+
+// processStart reads when a process was made: a moment before the container's own start. Zero when it is gone.
+func processStart(pid uint32) time.Time {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return time.Time{}
+	}
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 20 {
+		return time.Time{}
+	}
+	ticks, err := strconv.ParseInt(fields[19], 10, 64)
+	var now unix.Timespec
+	if err != nil || unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
+		return time.Time{}
+	}
+	sinceStart := time.Duration(now.Nano()) - time.Duration(ticks)*time.Second/ticksPerSecond
+	return time.Now().Add(-sinceStart)
+}

@@ -1,0 +1,135 @@
+package runtime_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	runcoptions "github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+)
+
+func (f *fixture) ns() context.Context {
+	return namespaces.WithNamespace(f.t.Context(), f.cfg.Namespace)
+}
+
+// makeContainer does the first steps of Start the way a crash in the middle would leave them.
+func (f *fixture) makeContainer(spec runtime.Spec, withTask bool) {
+	f.t.Helper()
+	c := f.daemon.Client(f.t)
+	image, err := c.GetImage(f.ns(), spec.Service.Image)
+	require.NoError(f.t, err)
+	oci, err := f.rt.BuildSpec(f.t.Context(), spec)
+	require.NoError(f.t, err)
+	// The files that Start would have bound are not there: this container is only half made.
+	var keep []specs.Mount
+	for _, m := range oci.Mounts {
+		if m.Type != "bind" {
+			keep = append(keep, m)
+		}
+	}
+	oci.Mounts = keep
+	ids := []specs.LinuxIDMapping{{HostID: runtime.DefaultUIDMapBase, Size: runtime.DefaultUIDMapSize}}
+	container, err := c.NewContainer(f.ns(), spec.ID, client.WithSnapshotter("overlayfs"), client.WithNewSnapshot(spec.ID, image, client.WithUserNSRemapperLabels(ids, ids)),
+		client.WithContainerLabels(map[string]string{"gpuaas.member": spec.MemberID}),
+		client.WithRuntime("io.containerd.runc.v2", &runcoptions.Options{Root: f.cfg.RuncRoot}), client.WithSpec(oci))
+	require.NoError(f.t, err)
+	if withTask {
+		_, err := container.NewTask(f.ns(), cio.NullIO)
+		require.NoError(f.t, err)
+	}
+}
+
+// collectGarbage makes containerd collect garbage and waits until it has.
+func (f *fixture) collectGarbage() {
+	f.t.Helper()
+	service := f.daemon.Client(f.t).LeasesService()
+	l, err := service.Create(f.ns(), leases.WithRandomID())
+	require.NoError(f.t, err)
+	require.NoError(f.t, service.Delete(f.ns(), l, leases.SynchronousDelete))
+}
+
+func (f *fixture) snapshots() []string {
+	f.t.Helper()
+	f.collectGarbage()
+	var names []string
+	require.NoError(f.t, f.daemon.Client(f.t).SnapshotService("overlayfs").Walk(f.ns(), func(_ context.Context, info snapshots.Info) error {
+		names = append(names, info.Name)
+		return nil
+	}))
+	return names
+}
+
+// lookSnapshots are the views through which images are looked into.
+func (f *fixture) lookSnapshots() []string {
+	return slices.DeleteFunc(f.snapshots(), func(name string) bool { return !strings.HasPrefix(name, "look-") })
+}
+
+// cgroupFile reads a limit of a container, under its name in cgroup version 1 or 2.
+func (f *fixture) cgroupFile(controller, id, nameV1, nameV2 string) string {
+	f.t.Helper()
+	path := filepath.Join("/sys/fs/cgroup", controller, f.cfg.CgroupParent, id, nameV1)
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		path = filepath.Join("/sys/fs/cgroup", f.cfg.CgroupParent, id, nameV2)
+	}
+	data, err := os.ReadFile(path)
+	require.NoError(f.t, err)
+	first, _, _ := strings.Cut(strings.TrimSpace(string(data)), " ")
+	return first
+}
+
+func (f *fixture) cgroupProcesses(id string) string {
+	f.t.Helper()
+	var n string
+	require.Eventually(f.t, func() bool {
+		data, err := os.ReadFile(filepath.Join("/sys/fs/cgroup/pids", f.cfg.CgroupParent, id, "cgroup.procs"))
+		if err != nil {
+			data, err = os.ReadFile(filepath.Join("/sys/fs/cgroup", f.cfg.CgroupParent, id, "cgroup.procs"))
+		}
+		require.NoError(f.t, err)
+		n = strconv.Itoa(len(strings.Fields(string(data))))
+		return n == "1"
+	}, time.Minute, 10*time.Millisecond)
+	return n
+}
+
+// pidOf reads a container's first process from its bundle, without containerd.
+func (f *fixture) pidOf(id string) int {
+	f.t.Helper()
+	data, err := os.ReadFile(filepath.Join(f.daemon.Dir, "state/io.containerd.runtime.v2.task", f.cfg.Namespace, id, "init.pid"))
+	require.NoError(f.t, err)
+	pid, err := strconv.Atoi(string(data))
+	require.NoError(f.t, err)
+	return pid
+}
+
+func processAlive(pid uint32) error { return unix.Kill(int(pid), 0) }
+
+func killProcess(pid int) error { return unix.Kill(pid, unix.SIGKILL) }
+
+func waitGone(pid int) error {
+	deadline := time.Now().Add(time.Minute)
+	for time.Now().Before(deadline) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil || strings.Contains(string(stat), ") Z ") {
+			return nil //nolint:nilerr // it is gone
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	return errors.New("the process does not end")
+}

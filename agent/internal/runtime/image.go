@@ -1,0 +1,440 @@
+package runtime
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	remoteserrors "github.com/containerd/containerd/v2/core/remotes/errors"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Limits of a pull.
+const (
+	pullTimeout       = 60 * time.Minute
+	pullDialTimeout   = 15 * time.Second
+	pullHeaderTimeout = 30 * time.Second
+	parallelDownloads = 3
+	// leaseDuration ends the lease of a pull that nobody ends: the agent's crash, for good.
+	leaseDuration = 2 * pullTimeout
+	// unpackedFactor is how much larger than its compressed layers an image is assumed to be, twice over with the copy for
+	// the user namespace, when the free space is looked at beforehand.
+	unpackedFactor = 4
+)
+
+// ImageRef names one image by digest. The host is where it is pulled from now; it is no part of the image's name, so a hub
+// that moves does not make nodes pull again.
+type ImageRef struct {
+	RegistryHost string
+	Repository   string
+	// Digest is sha256:<hex>.
+	Digest string
+}
+
+// repositoryPattern is the path of a repository (OCI distribution specification).
+var repositoryPattern = regexp.MustCompile(`^[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*$`)
+
+// ParseImage reads <repository>@sha256:<hex>, as a Service names its image.
+func ParseImage(name string) (ImageRef, error) {
+	repository, dgst, ok := strings.Cut(name, "@")
+	ref := ImageRef{Repository: repository, Digest: dgst}
+	if !ok || ref.check() != nil {
+		return ImageRef{}, badSpec("The image is not named as repository@sha256:digest.")
+	}
+	return ref, nil
+}
+
+func (i ImageRef) check() error {
+	d := digest.Digest(i.Digest)
+	if d.Validate() != nil || d.Algorithm() != digest.SHA256 || !repositoryPattern.MatchString(i.Repository) || len(i.Repository) > 255 {
+		return badSpec("The image is not named as repository@sha256:digest.")
+	}
+	return nil
+}
+
+func (i ImageRef) name() string { return i.Repository + "@" + i.Digest }
+
+// Credentials gives user and password for pulling from one repository. It is asked when the registry wants them.
+type Credentials func(ctx context.Context, repository string) (user, password string, err error)
+
+// EnsureImage makes the image ready to start from: pulled, every byte checked against its digest, unpacked, and copied into
+// the containers' user ids. It does nothing when that is so already; it then needs no registry.
+func (r *Runtime) EnsureImage(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *tls.Config) error {
+	if err := ref.check(); err != nil {
+		return err
+	}
+	// Several members may start from one image at once: one pull serves them all. It has its own time limit, so that the
+	// first caller's leaving does not fail the others.
+	done := r.pulls.DoChan(ref.name(), func() (any, error) {
+		pull, cancel := context.WithTimeout(context.WithoutCancel(r.ns(ctx)), pullTimeout)
+		defer cancel()
+		return nil, r.ensureImage(pull, ref, creds, tlsConf)
+	})
+	select {
+	case res := <-done:
+		return res.Err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// HasImage reports whether a container can start from the image without any pull.
+func (r *Runtime) HasImage(ctx context.Context, ref ImageRef) (bool, error) {
+	if err := ref.check(); err != nil {
+		return false, err
+	}
+	_, err := r.readyImage(r.ns(ctx), ref.name())
+	switch {
+	case err == nil:
+		return true, nil
+	case errdefs.IsNotFound(err):
+		return false, nil
+	}
+	return false, fmt.Errorf("look for image %s: %w", ref.name(), err)
+}
+
+// readyImage finds an image that is whole, unpacked and remapped; otherwise its error is errdefs' not found.
+func (r *Runtime) readyImage(ctx context.Context, name string) (client.Image, error) {
+	image, err := r.client.GetImage(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	unpacked, err := image.IsUnpacked(ctx, r.cfg.Snapshotter)
+	if err != nil {
+		return nil, err
+	}
+	if !unpacked {
+		return nil, fmt.Errorf("image is not unpacked: %w", errdefs.ErrNotFound)
+	}
+	if _, err := r.remapped(ctx, image); err != nil {
+		return nil, err
+	}
+	return image, nil
+}
+
+// remapped finds the copy of an image in the containers' user ids, by the reference that its configuration holds.
+func (r *Runtime) remapped(ctx context.Context, image client.Image) (string, error) {
+	if !r.host.userNamespaces {
+		return "", nil
+	}
+	config, err := image.Config(ctx)
+	if err != nil {
+		return "", err
+	}
+	info, err := r.client.ContentStore().Info(ctx, config.Digest)
+	if err != nil {
+		return "", err
+	}
+	key := info.Labels[r.remapLabel()]
+	if key == "" {
+		return "", fmt.Errorf("image is not remapped: %w", errdefs.ErrNotFound)
+	}
+	_, err = r.client.SnapshotService(r.cfg.Snapshotter).Stat(ctx, key)
+	return key, err
+}
+
+// remapLabel on an image's configuration keeps containerd from collecting the remapped copy as garbage, as long as the image
+// is there.
+func (r *Runtime) remapLabel() string {
+	return fmt.Sprintf("containerd.io/gc.ref.snapshot.%s/%d-%d", r.cfg.Snapshotter, r.cfg.UIDMapBase, r.cfg.UIDMapSize)
+}
+
+func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *tls.Config) (err error) {
+	if _, err := r.readyImage(ctx, ref.name()); err == nil {
+		return nil
+	} else if !errdefs.IsNotFound(err) {
+		return pullFault(ref, err)
+	}
+	// Without a lease, the garbage collection that any deletion starts would take what has been fetched so far.
+	lease, err := r.client.LeasesService().Create(ctx, leases.WithRandomID(), leases.WithExpiration(leaseDuration),
+		leases.WithLabels(map[string]string{labelLease: ref.Digest}))
+	if err != nil {
+		return pullFault(ref, err)
+	}
+	defer func() {
+		end, cancel := r.detached(ctx)
+		defer cancel()
+		var opts []leases.DeleteOpt
+		if err != nil {
+			// A half-made remapped copy blocks the next attempt: it must be gone when this returns.
+			opts = append(opts, leases.SynchronousDelete)
+		}
+		if e := r.client.LeasesService().Delete(end, lease, opts...); e != nil && !errdefs.IsNotFound(e) {
+			r.cfg.Log.Warn("cannot end the lease of a pull; it expires", "cause", e)
+		}
+	}()
+	image, err := r.pull(leases.WithLease(ctx, lease.ID), ref, creds, tlsConf)
+	if err != nil {
+		return pullFault(ref, err)
+	}
+	if err := r.remap(leases.WithLease(ctx, lease.ID), image); err != nil {
+		return pullFault(ref, err)
+	}
+	return nil
+}
+
+func (r *Runtime) pull(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *tls.Config) (client.Image, error) {
+	resolver, transport := newResolver(ctx, ref, creds, tlsConf)
+	defer transport.CloseIdleConnections()
+	return r.client.Pull(ctx, ref.RegistryHost+"/"+ref.name(),
+		client.WithResolver(resolver),
+		client.WithPullUnpack,
+		client.WithPullSnapshotter(r.cfg.Snapshotter),
+		client.WithMaxConcurrentDownloads(parallelDownloads),
+		client.WithImageHandlerWrapper(r.sizeGuard),
+	)
+}
+
+// errImageTooLarge and errDiskFull stop a pull before its layers are fetched.
+var (
+	errImageTooLarge = errors.New("image is larger than this node allows")
+	errDiskFull      = errors.New("not enough free space for the image")
+)
+
+// sizeGuard looks at the sizes that a manifest declares before any layer is fetched. The sizes are binding: a layer that is
+// longer or shorter fails its digest.
+func (r *Runtime) sizeGuard(next images.Handler) images.Handler {
+	return images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		children, err := next.Handle(ctx, desc)
+		if err != nil || !images.IsManifestType(desc.MediaType) {
+			return children, err
+		}
+		var total int64
+		for _, c := range children {
+			if c.Size < 0 || c.Size > r.cfg.MaxImageBytes {
+				return nil, errImageTooLarge
+			}
+			total += c.Size
+		}
+		if total > r.cfg.MaxImageBytes {
+			return nil, errImageTooLarge
+		}
+		if free, ok := freeBytes(r.host.contentRoot); ok && free < unpackedFactor*total {
+			return nil, errDiskFull
+		}
+		return children, nil
+	})
+}
+
+func freeBytes(dir string) (int64, bool) {
+	var st unix.Statfs_t
+	if unix.Statfs(dir, &st) != nil {
+		return 0, false
+	}
+	return int64(st.Bavail) * st.Bsize, true
+}
+
+// hostless lets the image be stored under a name without the registry's host.
+type hostless struct {
+	remotes.Resolver
+	host, name string
+}
+
+func (h hostless) Resolve(ctx context.Context, ref string) (string, ocispec.Descriptor, error) {
+	_, desc, err := h.Resolver.Resolve(ctx, ref)
+	return h.name, desc, err
+}
+
+func (h hostless) Fetcher(ctx context.Context, name string) (remotes.Fetcher, error) {
+	return h.Resolver.Fetcher(ctx, h.host+"/"+name)
+}
+
+func newResolver(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *tls.Config) (remotes.Resolver, *http.Transport) {
+	transport := &http.Transport{
+		TLSClientConfig:       tlsConf,
+		TLSHandshakeTimeout:   pullDialTimeout,
+		ResponseHeaderTimeout: pullHeaderTimeout,
+		IdleConnTimeout:       pullHeaderTimeout,
+		MaxIdleConnsPerHost:   parallelDownloads,
+		ForceAttemptHTTP2:     true,
+		Proxy:                 http.ProxyFromEnvironment,
+	}
+	web := &http.Client{Transport: transport, CheckRedirect: onlyHTTPS}
+	authorizer := docker.NewDockerAuthorizer(docker.WithAuthClient(web), docker.WithAuthCreds(func(string) (string, string, error) {
+		if creds == nil {
+			return "", "", nil
+		}
+		return creds(ctx, ref.Repository)
+	}))
+	hosts := func(host string) ([]docker.RegistryHost, error) {
+		return []docker.RegistryHost{{
+			Client: web, Authorizer: authorizer, Host: host, Scheme: "https", Path: "/v2",
+			Capabilities: docker.HostCapabilityPull | docker.HostCapabilityResolve,
+		}}, nil
+	}
+	return hostless{Resolver: docker.NewResolver(docker.ResolverOptions{Hosts: hosts}), host: ref.RegistryHost, name: ref.name()}, transport
+}
+
+// maxRedirects is how often a registry may send a pull elsewhere, as object stores do.
+const maxRedirects = 5
+
+func onlyHTTPS(req *http.Request, via []*http.Request) error {
+	if req.URL.Scheme != "https" || len(via) > maxRedirects {
+		return errors.New("the registry redirects too often or to plain HTTP")
+	}
+	return nil
+}
+
+// remap makes the image's copy in the containers' user ids. containerd's client does it as a part of making a container's
+// snapshot, so one is made and thrown away.
+func (r *Runtime) remap(ctx context.Context, image client.Image) error {
+	if !r.host.userNamespaces {
+		return nil
+	}
+	key := "remap-" + image.Target().Digest.Encoded()
+	service := r.client.SnapshotService(r.cfg.Snapshotter)
+	if err := service.Remove(ctx, key); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	if err := client.WithNewSnapshot(key, image, r.remapOption())(ctx, r.client, &containers.Container{Snapshotter: r.cfg.Snapshotter}); err != nil {
+		return err
+	}
+	info, err := service.Stat(ctx, key)
+	if err != nil {
+		return err
+	}
+	if err := service.Remove(ctx, key); err != nil {
+		return err
+	}
+	config, err := image.Config(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = r.client.ContentStore().Update(ctx,
+		content.Info{Digest: config.Digest, Labels: map[string]string{r.remapLabel(): info.Parent}}, "labels."+r.remapLabel())
+	return err
+}
+
+func (r *Runtime) uidMap() specs.LinuxIDMapping {
+	return specs.LinuxIDMapping{ContainerID: 0, HostID: r.cfg.UIDMapBase, Size: r.cfg.UIDMapSize}
+}
+
+func (r *Runtime) remapOption() snapshots.Opt {
+	m := []specs.LinuxIDMapping{r.uidMap()}
+	return client.WithUserNSRemapperLabels(m, m)
+}
+
+// pullFault says what went wrong with an image. Wrong content is final; most else may pass.
+func pullFault(ref ImageRef, err error) error {
+	if _, known := errors.AsType[*fault.Error](err); known {
+		return err
+	}
+	say := func(kind fault.Kind, code, public string) *fault.Error {
+		return fault.New(kind, code, fmt.Sprintf("The image %s %s", ref.name(), public), err)
+	}
+	var status remoteserrors.ErrUnexpectedStatus
+	switch text := err.Error(); {
+	case errors.Is(err, errImageTooLarge):
+		return say(fault.TooLarge, "image_pull_failed", "is larger than this node allows.").Lasting()
+	case errors.Is(err, errDiskFull), errors.Is(err, unix.ENOSPC), strings.Contains(text, "no space left on device"):
+		return say(fault.Unavailable, "image_pull_failed", "does not fit on this node's disk: free space where containerd keeps its data.")
+	case strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "wrong diff id"), strings.Contains(text, "failed size validation"), strings.Contains(text, "unexpected commit size"):
+		return say(fault.Unprocessable, "image_digest_mismatch", "is not what its digest says.").Lasting()
+	case errors.Is(err, docker.ErrInvalidAuthorization), errors.As(err, &status) && (status.StatusCode == http.StatusUnauthorized || status.StatusCode == http.StatusForbidden):
+		return say(fault.Unavailable, "image_pull_failed", "may not be pulled with this node's credentials.")
+	case errdefs.IsNotFound(err):
+		return say(fault.NotFound, "image_pull_failed", "is not in the registry.")
+	}
+	return say(fault.Unavailable, "image_pull_failed", "could not be pulled.")
+}
+
+// Image is one cached image.
+type Image struct {
+	Name      string
+	Digest    string
+	SizeBytes int64
+	CreatedAt time.Time
+	// InUse is set while a container was made from it.
+	InUse bool
+}
+
+// Images lists what is cached.
+func (r *Runtime) Images(ctx context.Context) ([]Image, error) {
+	ctx = r.ns(ctx)
+	all, err := r.client.ListImages(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	used, err := r.usedImages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []Image
+	for _, i := range all {
+		// An image whose content is incomplete has no size; it is still listed, so that it can be removed.
+		size, _ := i.Size(ctx)
+		out = append(out, Image{Name: i.Name(), Digest: i.Target().Digest.String(), SizeBytes: size, CreatedAt: i.Metadata().CreatedAt, InUse: used[i.Name()]})
+	}
+	slices.SortFunc(out, func(a, b Image) int { return strings.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+func (r *Runtime) usedImages(ctx context.Context) (map[string]bool, error) {
+	all, err := r.client.ContainerService().List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list containers: %w", err)
+	}
+	used := map[string]bool{}
+	for _, c := range all {
+		used[c.Image] = true
+	}
+	return used, nil
+}
+
+// RemoveUnusedImages removes every cached image that no container was made from and that is not to be kept, with its content
+// and its unpacked and remapped copies.
+func (r *Runtime) RemoveUnusedImages(ctx context.Context, keep ...ImageRef) error {
+	all, err := r.Images(ctx)
+	if err != nil {
+		return err
+	}
+	for _, i := range all {
+		if i.InUse || slices.ContainsFunc(keep, func(k ImageRef) bool { return k.name() == i.Name }) {
+			continue
+		}
+		err := r.client.ImageService().Delete(r.ns(ctx), i.Name, images.SynchronousDelete())
+		if err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("remove image %s: %w", i.Name, err)
+		}
+	}
+	return nil
+}
+
+// imageConfig reads what the image says about running it, and the digest that this reading can be remembered by.
+func imageConfig(ctx context.Context, image client.Image) (ocispec.ImageConfig, error) {
+	spec, err := image.Spec(ctx)
+	if err != nil {
+		return ocispec.ImageConfig{}, fmt.Errorf("read the image's configuration: %w", err)
+	}
+	return spec.Config, nil
+}
+
+// rootSnapshot is the unpacked image itself, not remapped: for looking into it.
+func rootSnapshot(ctx context.Context, image client.Image) (string, error) {
+	diffs, err := image.RootFS(ctx)
+	if err != nil {
+		return "", err
+	}
+	return identity.ChainID(diffs).String(), nil
+}

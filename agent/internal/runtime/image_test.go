@@ -1,0 +1,160 @@
+package runtime_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+func TestImageIsPulledOnceVerifiedAndKept(t *testing.T) {
+	f := newFixture(t)
+	image := f.registry.push("org/acme/"+f.word, appImage(t))
+	ref, err := runtime.ParseImage(image)
+	require.NoError(t, err)
+	has, err := f.rt.HasImage(t.Context(), ref)
+	require.NoError(t, err)
+	require.False(t, has)
+	require.NoError(t, f.ensure(image))
+	require.Positive(t, f.registry.pulls.Load())
+
+	// Garbage collection takes neither the image nor its remapped copy, and a second time needs no registry.
+	f.collectGarbage()
+	f.registry.server.Close()
+	require.NoError(t, f.ensure(image))
+	has, err = f.rt.HasImage(t.Context(), ref)
+	require.NoError(t, err)
+	require.True(t, has)
+	spec := f.spec(image, "wait")
+	f.start(spec)
+	list, err := f.rt.Images(t.Context())
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	require.Equal(t, []any{image, true}, []any{list[0].Name, list[0].InUse})
+	require.Positive(t, list[0].SizeBytes)
+
+	// Unused ones go only when asked for, with everything of theirs.
+	require.NoError(t, f.rt.RemoveUnusedImages(t.Context()))
+	require.NoError(t, f.rt.Stop(t.Context(), spec.ID, 0))
+	require.NoError(t, f.rt.Remove(t.Context(), spec.ID))
+	require.NoError(t, f.rt.RemoveUnusedImages(t.Context(), ref))
+	has, err = f.rt.HasImage(t.Context(), ref)
+	require.NoError(t, err)
+	require.True(t, has)
+	require.NoError(t, f.rt.RemoveUnusedImages(t.Context()))
+	require.Empty(t, f.snapshots())
+}
+
+func TestManyMembersShareOnePull(t *testing.T) {
+	f := newFixture(t)
+	image := f.registry.push("org/acme/"+f.word, appImage(t))
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			ref, _ := runtime.ParseImage(image)
+			ref.RegistryHost = f.registry.host
+			if err := f.rt.EnsureImage(t.Context(), ref, f.registry.credentials, f.registry.tls); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	// One manifest by HEAD and GET, one configuration, one layer.
+	require.LessOrEqual(t, f.registry.pulls.Load(), int64(6))
+}
+
+func TestImageThatIsNotItsDigestIsRefused(t *testing.T) {
+	f := newFixture(t)
+	image := f.registry.push("org/acme/"+f.word, appImage(t))
+	f.registry.corrupt.Store(true)
+	err := f.ensure(image)
+	require.Equal(t, "image_digest_mismatch", fault.As(err).Code)
+	require.True(t, fault.IsPermanent(err))
+	f.registry.corrupt.Store(false)
+	require.NoError(t, f.ensure(image), "and nothing of the wrong bytes is kept")
+}
+
+func TestPullFailuresSayWhy(t *testing.T) {
+	f := newFixture(t, func(c *runtime.Config) { c.MaxImageBytes = 1 << 20 })
+	image := f.registry.push("org/acme/"+f.word, appImage(t))
+	ref, err := runtime.ParseImage(image)
+	require.NoError(t, err)
+	ref.RegistryHost = f.registry.host
+	ensure := func(ref runtime.ImageRef, creds runtime.Credentials) error {
+		return f.rt.EnsureImage(t.Context(), ref, creds, f.registry.tls)
+	}
+	require.ErrorContains(t, ensure(ref, f.registry.credentials), "larger than this node allows")
+	require.ErrorContains(t, ensure(ref, nil), "may not be pulled with this node's credentials")
+	wrong := func(context.Context, string) (string, string, error) { return testUser, "wrong", nil }
+	require.ErrorContains(t, ensure(ref, wrong), "may not be pulled with this node's credentials")
+	denied := func(context.Context, string) (string, string, error) {
+		return "", "", fault.New(fault.Unavailable, "no_credential", "The hub gives no credential now.", nil)
+	}
+	require.Equal(t, "no_credential", fault.As(ensure(ref, denied)).Code)
+	none := ref
+	none.Digest = "sha256:" + zeros
+	err = ensure(none, f.registry.credentials)
+	require.True(t, fault.Is(err, fault.NotFound), err)
+	gone := ref
+	gone.RegistryHost = "127.0.0.1:1"
+	require.ErrorContains(t, ensure(gone, f.registry.credentials), "could not be pulled")
+	require.ErrorContains(t, f.rt.EnsureImage(t.Context(), ref, f.registry.credentials, nil), "could not be pulled", "an unknown certificate")
+	for _, bad := range []string{"", "x", "a/b:latest", "a/b@sha256:123", "../b@sha256:" + zeros, "A/b@sha256:" + zeros} {
+		_, err := runtime.ParseImage(bad)
+		require.Error(t, err, bad)
+	}
+	require.Empty(t, f.snapshots())
+}
+
+// TestPullThatWasCutOffIsMadeGood cuts a pull in the middle of a layer, as a crash would, with its lease still there.
+func TestPullThatWasCutOffIsMadeGood(t *testing.T) {
+	f := newFixture(t)
+	image := f.registry.push("org/acme/"+f.word, appImage(t))
+	ref, err := runtime.ParseImage(image)
+	require.NoError(t, err)
+	c := f.daemon.Client(t)
+	lease, err := c.LeasesService().Create(f.ns(), leases.WithRandomID(), leases.WithExpiration(time.Hour), leases.WithLabels(map[string]string{"gpuaas.pull": ref.Digest}))
+	require.NoError(t, err)
+	_, err = c.SnapshotService("overlayfs").Prepare(leases.WithLease(f.ns(), lease.ID), "half-made", "")
+	require.NoError(t, err)
+	require.NoError(t, f.rt.Close())
+	f.rt = f.open()
+	require.Empty(t, f.snapshots())
+	left, err := c.LeasesService().List(f.ns())
+	require.NoError(t, err)
+	require.Empty(t, left)
+	require.NoError(t, f.ensure(image))
+}
+
+func TestLeavingCallerDoesNotCutThePull(t *testing.T) {
+	f := newFixture(t)
+	image := f.registry.push("org/acme/"+f.word, appImage(t))
+	held := make(chan struct{})
+	f.registry.hold.Store(&held)
+	ctx, cancel := context.WithCancel(t.Context())
+	ref, err := runtime.ParseImage(image)
+	require.NoError(t, err)
+	ref.RegistryHost = f.registry.host
+	first := make(chan error, 1)
+	go func() { first <- f.rt.EnsureImage(ctx, ref, f.registry.credentials, f.registry.tls) }()
+	<-f.registry.holding
+	cancel()
+	require.ErrorIs(t, <-first, context.Canceled)
+	close(held)
+	require.NoError(t, f.ensure(image))
+}
+
+func TestUserNamesOfImageAreItsOwn(t *testing.T) {
+	f := newFixture(t)
+	image := f.image(func(c *v1.Config) { c.User = "jovyan" })
+	in := seen(t, f, f.spec(image, "look"))
+	require.EqualValues(t, 1000, in["uid"])
+	require.Empty(t, f.lookSnapshots(), "looking into the image leaves nothing")
+}

@@ -1,0 +1,231 @@
+package runtime
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	logSuffix     = ".log"
+	rotatedSuffix = ".log.1"
+	// MaxTailLines bounds LogOptions.TailLines.
+	MaxTailLines = 10_000
+	// followEvery is how often a followed log is looked at.
+	followEvery = 250 * time.Millisecond
+	logBlock    = 64 << 10
+)
+
+func (r *Runtime) logPath(id string) string { return filepath.Join(r.cfg.LogDir, id+logSuffix) }
+func (r *Runtime) rotatedPath(id string) string {
+	return filepath.Join(r.cfg.LogDir, id+rotatedSuffix)
+}
+
+func (r *Runtime) removeLogs(id string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, path := range []string{r.logPath(id), r.rotatedPath(id), r.rotatedPath(id) + ".new"} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove log: %w", err)
+		}
+	}
+	return nil
+}
+
+// RotateLogs bounds the disk that logs take: a log over the limit is copied beside itself, replacing the copy before, and cut
+// to nothing. The shim that writes it appends, so it goes on at the new end; what it writes between copy and cut is lost.
+// Call it often: between two calls a log may grow without limit.
+func (r *Runtime) RotateLogs(ctx context.Context) error {
+	entries, err := os.ReadDir(r.cfg.LogDir)
+	if err != nil {
+		return fmt.Errorf("list logs: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		id, isLog := strings.CutSuffix(e.Name(), logSuffix)
+		if info, err := e.Info(); !isLog || err != nil || info.Size() <= r.cfg.MaxLogBytes {
+			continue
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		errs = append(errs, r.rotate(id))
+	}
+	return errors.Join(errs...)
+}
+
+func (r *Runtime) rotate(id string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	log, err := os.OpenFile(r.logPath(id), os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open log: %w", err)
+	}
+	defer func() { _ = log.Close() }()
+	size, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	// After a burst only the newest part is kept.
+	if _, err := log.Seek(max(0, size-r.cfg.MaxLogBytes), io.SeekStart); err != nil {
+		return err
+	}
+	fresh := r.rotatedPath(id) + ".new"
+	copied, err := os.OpenFile(fresh, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("rotate log: %w", err)
+	}
+	_, err = io.CopyN(copied, log, 2*r.cfg.MaxLogBytes)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	if err = errors.Join(err, copied.Close()); err == nil {
+		err = os.Rename(fresh, r.rotatedPath(id))
+	}
+	// Cut it even when the disk is too full for a copy: bounding the log comes first.
+	return errors.Join(err, log.Truncate(0))
+}
+
+// LogOptions says which part of a log is wanted.
+type LogOptions struct {
+	// TailLines is how many of the last lines come first; 0 means all that is kept, at most MaxTailLines.
+	TailLines int
+	// Follow goes on with what is written, until the container has ended or the reader is closed.
+	Follow bool
+}
+
+// Logs reads what the container wrote to its standard output and error, in the order it was written.
+func (r *Runtime) Logs(ctx context.Context, id string, opts LogOptions) (io.ReadCloser, error) {
+	if !idPattern.MatchString(id) {
+		return nil, badSpec("The run has no usable id.")
+	}
+	if opts.TailLines <= 0 || opts.TailLines > MaxTailLines {
+		opts.TailLines = MaxTailLines
+	}
+	log, err := os.Open(r.logPath(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fault.New(fault.NotFound, "log_missing", "There is no log of this container on the node.", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open log: %w", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	pr, pw := io.Pipe()
+	go func() {
+		defer func() { _ = log.Close() }()
+		pw.CloseWithError(r.copyLog(ctx, pw, log, id, opts))
+	}()
+	return &logReader{PipeReader: pr, cancel: cancel}, nil
+}
+
+// logReader ends the copying when it is closed.
+type logReader struct {
+	*io.PipeReader
+	cancel context.CancelFunc
+}
+
+func (l *logReader) Close() error {
+	l.cancel()
+	return l.PipeReader.Close()
+}
+
+func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id string, opts LogOptions) error {
+	at, lines, err := tail(log, opts.TailLines)
+	if err != nil {
+		return err
+	}
+	if lines < opts.TailLines {
+		if err := copyRotated(w, r.rotatedPath(id), opts.TailLines-lines); err != nil {
+			return err
+		}
+	}
+	for {
+		// Looked at before reading: what it wrote before its end is then read after it.
+		running := opts.Follow && r.isRunning(ctx, id)
+		info, err := log.Stat()
+		if err != nil {
+			return err
+		}
+		if info.Size() < at {
+			at = 0 // rotated
+		}
+		n, err := io.Copy(w, io.NewSectionReader(log, at, info.Size()-at))
+		at += n
+		if err != nil || !running {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(followEvery):
+		}
+	}
+}
+
+func (r *Runtime) isRunning(ctx context.Context, id string) bool {
+	c, err := r.Get(ctx, id)
+	return err == nil && (c.State == StateRunning || c.State == StateUnknown)
+}
+
+func copyRotated(w io.Writer, path string, lines int) error {
+	old, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = old.Close() }()
+	at, _, err := tail(old, lines)
+	if err != nil {
+		return err
+	}
+	if _, err := old.Seek(at, io.SeekStart); err != nil {
+		return err
+	}
+	_, err = io.Copy(w, old)
+	return err
+}
+
+// tail finds where the last n lines begin, and how many lines there are from there on.
+func tail(f *os.File, n int) (offset int64, lines int, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return 0, 0, err
+	}
+	end := info.Size()
+	block := make([]byte, logBlock)
+	for pos := end; pos > 0; {
+		size := min(int64(len(block)), pos)
+		pos -= size
+		part := block[:size]
+		if _, err := f.ReadAt(part, pos); err != nil && !errors.Is(err, io.EOF) {
+			return 0, 0, err
+		}
+		for i := bytes.LastIndexByte(part, '\n'); i >= 0; i = bytes.LastIndexByte(part[:i], '\n') {
+			at := pos + int64(i) + 1
+			if at == end {
+				continue // the end of the last line begins no line
+			}
+			if lines++; lines == n {
+				return at, lines, nil
+			}
+		}
+	}
+	if end > 0 {
+		lines++ // the first line begins without a line end before it
+	}
+	return 0, lines, nil
+}

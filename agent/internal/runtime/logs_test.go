@@ -1,0 +1,98 @@
+package runtime_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+)
+
+func TestLogTailAndFollow(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "lines-exit", "5000")
+	f.start(spec)
+	follow, err := f.rt.Logs(t.Context(), spec.ID, runtime.LogOptions{Follow: true})
+	require.NoError(t, err)
+	all, err := io.ReadAll(follow)
+	require.NoError(t, err, "following ends with the container")
+	require.Equal(t, 5000, bytes.Count(all, []byte("\n")))
+	some, err := f.rt.Logs(t.Context(), spec.ID, runtime.LogOptions{TailLines: 3})
+	require.NoError(t, err)
+	last, err := io.ReadAll(some)
+	require.NoError(t, err)
+	require.Equal(t, "line 4997\nline 4998\nline 4999\n", string(last))
+	_, err = f.rt.Logs(t.Context(), "none.at.all", runtime.LogOptions{})
+	require.ErrorContains(t, err, "log_missing")
+	_, err = f.rt.Logs(t.Context(), "../../etc/passwd", runtime.LogOptions{})
+	require.Error(t, err)
+}
+
+func TestLogsAreBoundedWhileTheContainerWrites(t *testing.T) {
+	f := newFixture(t, func(c *runtime.Config) { c.MaxLogBytes = 64 << 10 })
+	spec := f.spec(f.image(), "lines", "20000")
+	f.start(spec)
+	for done := false; !done; done = strings.HasSuffix(f.log(spec.ID), "done\n") {
+		require.NoError(t, f.rt.RotateLogs(t.Context()))
+	}
+	require.NoError(t, f.rt.RotateLogs(t.Context()))
+	var total int64
+	for _, suffix := range []string{".log", ".log.1"} {
+		info, err := os.Stat(filepath.Join(f.cfg.LogDir, spec.ID+suffix))
+		require.NoError(t, err)
+		total += info.Size()
+	}
+	require.LessOrEqual(t, total, 4*f.cfg.MaxLogBytes)
+	require.True(t, strings.HasSuffix(f.log(spec.ID), "line 19999\ndone\n"), "the newest lines are kept")
+	reader, err := f.rt.Logs(t.Context(), spec.ID, runtime.LogOptions{TailLines: 2500})
+	require.NoError(t, err)
+	lines, err := io.ReadAll(reader)
+	require.NoError(t, err)
+	require.Equal(t, 2500, bytes.Count(lines, []byte("\n")), "the tail reaches into the rotated file")
+	require.NoError(t, f.rt.Remove(t.Context(), spec.ID))
+	left, err := filepath.Glob(f.cfg.LogDir + "/*")
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+func TestEventsWakeAfterInterruption(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "wait")
+	wake := f.rt.Events(t.Context())
+	<-wake // once at the beginning
+	f.start(spec)
+	<-wake
+	f.waitForLog(spec.ID, "ready")
+	require.NoError(t, f.daemon.Kill9())
+	require.NoError(t, f.daemon.Start(t.Context()))
+	// Whatever happened meanwhile was not replayed: the reader is woken all the same, and sees later events again.
+	f.wait(spec.ID, runtime.StateRunning)
+	require.NoError(t, f.rt.Stop(t.Context(), spec.ID, 0))
+	for {
+		<-wake
+		if c, err := f.rt.Get(t.Context(), spec.ID); err == nil && c.State == runtime.StateExited {
+			break
+		}
+	}
+}
+
+func TestPurgeLeavesNothing(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "wait")
+	f.start(spec)
+	v, err := f.rt.Version(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []bool{true, true}, []bool{strings.Contains(v.Containerd, "."), strings.Contains(v.Runc, ".")}, fmt.Sprint(v))
+	require.NoError(t, f.rt.Purge(t.Context()))
+	namespaces, err := f.daemon.Client(t).NamespaceService().List(t.Context())
+	require.NoError(t, err)
+	require.NotContains(t, namespaces, f.word)
+	require.NoDirExists(t, f.cfg.StateDir)
+	require.NoDirExists(t, f.cfg.LogDir)
+}

@@ -1,0 +1,262 @@
+// Package runtime runs containers on this node: images, containers, tasks, logs, exec. It is the only user of containerd.
+// It owns what lies under its state, log and runc directories, the containerd namespace it is given and the cgroup parent.
+// It decides nothing: what runs, when and for how long is told to it, and containers outlive it.
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sync/singleflight"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Defaults of Config.
+const (
+	DefaultAddress     = "/run/containerd/containerd.sock"
+	DefaultNamespace   = "gpuaas"
+	DefaultSnapshotter = "overlayfs"
+	DefaultStateDir    = "/run/gpuaas-agent/containers"
+	DefaultLogDir      = "/var/lib/gpuaas-agent/logs"
+	DefaultRuncRoot    = "/run/gpuaas-agent/runc"
+	DefaultCgroup      = "/gpuaas"
+	// DefaultUIDMapBase is the first host user id of the one range that all containers of a node are mapped to.
+	DefaultUIDMapBase = 100000
+	DefaultUIDMapSize = 65536
+	// DefaultMaxLogBytes bounds one log file; a rotated one of the same size stays beside it.
+	DefaultMaxLogBytes = 16 << 20
+	// DefaultMaxImageBytes bounds the compressed size of one image.
+	DefaultMaxImageBytes = 64 << 30
+)
+
+// Limits of single calls to containerd.
+const (
+	openTimeout    = 10 * time.Second
+	cleanupTimeout = 60 * time.Second
+	// killWait bounds how long a killed process may take to end: one that hangs in the kernel does not go at all.
+	killWait = 30 * time.Second
+)
+
+// Config says where everything is. Zero values take the defaults above.
+type Config struct {
+	// Address is the path of containerd's socket.
+	Address string
+	// Namespace is the containerd namespace that belongs to this agent alone.
+	Namespace   string
+	Snapshotter string
+	// StateDir holds the files that are bound into containers. User-namespaced containers must be able to walk to it, so it
+	// and every directory above it are world-executable. It does not have to outlive a reboot.
+	StateDir string
+	// LogDir holds the containers' logs.
+	LogDir string
+	// RuncRoot is runc's own state directory; it must not outlive a reboot.
+	RuncRoot string
+	// CgroupParent is the absolute cgroup path below which every container has its cgroup.
+	CgroupParent string
+	UIDMapBase   uint32
+	UIDMapSize   uint32
+	MaxLogBytes  int64
+	// MaxImageBytes refuses larger images before a layer is fetched.
+	MaxImageBytes int64
+	// ResolvConf is the host's resolver configuration.
+	ResolvConf string
+	// NoUserNamespaces runs containers in the host's user namespace; it is reported as a condition.
+	NoUserNamespaces bool
+	Log              *slog.Logger
+}
+
+func (c Config) withDefaults() Config {
+	set := func(s *string, def string) {
+		if *s == "" {
+			*s = def
+		}
+	}
+	set(&c.Address, DefaultAddress)
+	set(&c.Namespace, DefaultNamespace)
+	set(&c.Snapshotter, DefaultSnapshotter)
+	set(&c.StateDir, DefaultStateDir)
+	set(&c.LogDir, DefaultLogDir)
+	set(&c.RuncRoot, DefaultRuncRoot)
+	set(&c.CgroupParent, DefaultCgroup)
+	set(&c.ResolvConf, "/etc/resolv.conf")
+	if c.UIDMapBase == 0 {
+		c.UIDMapBase = DefaultUIDMapBase
+	}
+	if c.UIDMapSize == 0 {
+		c.UIDMapSize = DefaultUIDMapSize
+	}
+	if c.MaxLogBytes == 0 {
+		c.MaxLogBytes = DefaultMaxLogBytes
+	}
+	if c.MaxImageBytes == 0 {
+		c.MaxImageBytes = DefaultMaxImageBytes
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Runtime is the connection to one containerd. Its methods may be called at the same time.
+type Runtime struct {
+	cfg    Config
+	client *client.Client
+	host   hostSupport
+	pulls  singleflight.Group
+
+	// parents is held for reading while a cgroup is made below the parent, and for writing while the empty parent goes.
+	parents sync.RWMutex
+
+	mu    sync.Mutex
+	users map[string]user // by image digest and user as written; bounded by maxCachedUsers
+}
+
+// Open connects to containerd, looks at what the host can give, and removes what pulls that were cut off have left.
+func Open(ctx context.Context, cfg Config) (*Runtime, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{cfg.StateDir, cfg.RuncRoot} {
+		if err := os.MkdirAll(dir, 0o711); err != nil { //nolint:gosec // remapped containers walk through it
+			return nil, directoryFault(dir, err)
+		}
+	}
+	if err := os.MkdirAll(cfg.LogDir, 0o700); err != nil {
+		return nil, directoryFault(cfg.LogDir, err)
+	}
+	if err := useOwnTempMounts(cfg); err != nil {
+		return nil, err
+	}
+	c, err := client.New(cfg.Address, client.WithDefaultNamespace(cfg.Namespace), client.WithTimeout(openTimeout))
+	if err != nil {
+		return nil, unavailable(cfg.Address, err)
+	}
+	r := &Runtime{cfg: cfg, client: c, users: map[string]user{}}
+	ask, cancel := context.WithTimeout(r.ns(ctx), openTimeout)
+	defer cancel()
+	if _, err := c.Version(ask); err != nil {
+		_ = c.Close()
+		return nil, unavailable(cfg.Address, err)
+	}
+	if r.host, err = lookAtHost(ask, c, cfg); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	if err := r.dropStaleLeases(ask); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (c Config) check() error {
+	for name, path := range map[string]string{"state": c.StateDir, "log": c.LogDir, "runc": c.RuncRoot, "cgroup": c.CgroupParent} {
+		if !filepath.IsAbs(path) || path == "/" {
+			return fault.New(fault.Unprocessable, "bad_configuration", fmt.Sprintf("The runtime's %s path must be absolute and not /.", name), nil).Lasting()
+		}
+	}
+	if c.UIDMapSize < 65536 {
+		return fault.New(fault.Unprocessable, "bad_configuration", "The range of user ids for containers must hold at least 65536.", nil).Lasting()
+	}
+	return nil
+}
+
+func directoryFault(dir string, err error) error {
+	return fault.New(fault.Unavailable, "directory_unusable", fmt.Sprintf("The agent cannot make its directory %s: run it as root and free space on that disk.", dir), err)
+}
+
+func unavailable(address string, err error) error {
+	return fault.New(fault.Unavailable, "containerd_unavailable",
+		fmt.Sprintf("containerd does not answer on %s: install it (apt-get install containerd), start it (systemctl start containerd), or name its socket with --containerd-address.", address), err)
+}
+
+// Close ends the connection. Containers go on.
+func (r *Runtime) Close() error { return r.client.Close() }
+
+// UserNamespaces reports whether containers get user namespaces, and the range of host ids that theirs must map.
+func (r *Runtime) UserNamespaces() (available bool, base, size uint32) {
+	return r.host.userNamespaces, r.cfg.UIDMapBase, r.cfg.UIDMapSize
+}
+
+// Conditions are what this host cannot give to containers, as words for the node's facts.
+func (r *Runtime) Conditions() []string { return r.host.conditions() }
+
+// ns puts the agent's containerd namespace into the context.
+func (r *Runtime) ns(ctx context.Context) context.Context {
+	return namespaces.WithNamespace(ctx, r.cfg.Namespace)
+}
+
+// detached gives a clean-up the time to finish although the caller's context has ended.
+func (r *Runtime) detached(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(r.ns(ctx)), cleanupTimeout)
+}
+
+// labelLease marks the leases that hold an image while it is pulled.
+const labelLease = "gpuaas.pull"
+
+// dropStaleLeases ends leases of pulls that a crash has cut off, and with them what they had fetched so far.
+func (r *Runtime) dropStaleLeases(ctx context.Context) error {
+	stale, err := r.client.LeasesService().List(ctx, `labels."`+labelLease+`"`)
+	if err != nil {
+		return fmt.Errorf("list leases: %w", err)
+	}
+	for i, l := range stale {
+		var opts []leases.DeleteOpt
+		if i == len(stale)-1 {
+			opts = append(opts, leases.SynchronousDelete)
+		}
+		if err := r.client.LeasesService().Delete(ctx, l, opts...); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("end the lease of a pull that was cut off: %w", err)
+		}
+	}
+	return nil
+}
+
+// Version is what this node runs containers with.
+type Version struct {
+	Containerd, Runc string
+}
+
+// Purge removes everything of this agent's containerd namespace, images too, and its own directories. For uninstalling.
+func (r *Runtime) Purge(ctx context.Context) error {
+	all, err := r.List(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, c := range all {
+		errs = append(errs, r.Stop(ctx, c.ID, 0), r.Remove(ctx, c.ID))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := r.RemoveUnusedImages(ctx); err != nil {
+		return err
+	}
+	if err := r.removeStraySnapshots(r.ns(ctx)); err != nil {
+		return err
+	}
+	if err := r.client.NamespaceService().Delete(r.ns(ctx), r.cfg.Namespace); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("delete containerd's namespace %s: %w", r.cfg.Namespace, err)
+	}
+	for _, dir := range []string{r.cfg.StateDir, r.cfg.LogDir, r.cfg.RuncRoot} {
+		errs = append(errs, os.RemoveAll(dir))
+	}
+	return errors.Join(append(errs, r.removeEmptyCgroup(r.cfg.CgroupParent))...)
+}
+
+// below reports whether path lies below dir.
+func below(path, dir string) bool { return strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/") }

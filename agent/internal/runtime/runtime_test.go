@@ -1,0 +1,375 @@
+package runtime_test
+
+import (
+	"encoding/json"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func TestContainerRunsStopsAndLeavesNothing(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "wait", "7")
+	before := time.Now()
+	run := f.start(spec)
+	require.Equal(t, spec.ID, run.ContainerID)
+	require.WithinRange(t, run.StartedAt, before, time.Now())
+	c := f.wait(spec.ID, runtime.StateRunning)
+	require.Equal(t, run.PID, c.PID)
+	require.True(t, c.StartedAt.Equal(run.StartedAt))
+	require.Equal(t, []any{spec.MemberID, spec.InstanceID, "app", uint64(3), "sha256:abc", map[string]string{"who": "test"}, spec.Service.Image},
+		[]any{c.MemberID, c.InstanceID, c.Service, c.Revision, c.SpecDigest, c.Labels, c.Image})
+	f.waitForLog(spec.ID, "ready")
+	require.NoError(t, f.rt.Stop(t.Context(), spec.ID, time.Minute))
+	c = f.wait(spec.ID, runtime.StateExited)
+	require.Equal(t, uint32(7), c.ExitCode)
+	require.WithinRange(t, c.ExitedAt, run.StartedAt, time.Now())
+	left, err := f.rt.Leftovers(t.Context(), spec.MemberID)
+	require.NoError(t, err)
+	require.NotEmpty(t, left)
+	require.NoError(t, f.rt.Remove(t.Context(), spec.ID))
+	require.NoError(t, f.rt.Remove(t.Context(), spec.ID))
+	left, err = f.rt.Leftovers(t.Context(), spec.MemberID)
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// seen is what the app saw inside.
+func seen(t *testing.T, f *fixture, spec runtime.Spec) map[string]any {
+	t.Helper()
+	f.start(spec)
+	f.wait(spec.ID, runtime.StateExited)
+	var out map[string]any
+	require.NoError(t, json.Unmarshal([]byte(f.log(spec.ID)), &out))
+	return out
+}
+
+func TestContainerIsConfined(t *testing.T) {
+	f := newFixture(t)
+	require.NotContains(t, f.rt.Conditions(), runtime.ConditionNoUserNamespaces)
+	spec := f.spec(f.image(), "look")
+	spec.IP = "10.9.8.7"
+	spec.Service.ReadOnlyRoot = true
+	spec.Service.Scratch = []*protocol.Scratch{{Path: "/scratch", SizeBytes: 1 << 20}}
+	spec.Service.Env = []*protocol.EnvVar{{Name: "BOTH", Value: "manifest"}, {Name: "OWN", Value: "x=y"}}
+	in := seen(t, f, spec)
+	t.Log(in)
+
+	require.EqualValues(t, 0, in["uid"])
+	require.EqualValues(t, 1, in["pid"])
+	require.Contains(t, in["uid_map"], "100000      65536")
+	require.Contains(t, in["status"], "NoNewPrivs:\t1")
+	require.Contains(t, in["status"], "Seccomp:\t2")
+	require.Contains(t, in["status"], "CapBnd:\t00000000000004eb")
+	require.Contains(t, in["status"], "CapEff:\t00000000000004eb")
+	require.Equal(t, "500", in["oom"])
+	require.Equal(t, []any{"lo"}, in["links"])
+	require.Subset(t, []any{"core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"}, in["devices"])
+	require.Equal(t, "nameserver 192.0.2.53\nsearch example.org", in["resolv"])
+	require.Contains(t, in["hosts"], "10.9.8.7\tapp-")
+	require.Equal(t, "/home", in["cwd"])
+	require.Equal(t, []any{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "FROM=image", "BOTH=manifest", "OWN=x=y", "HOME=/"}, in["env"])
+	require.EqualValues(t, 1<<20, in["scratch_bytes"])
+	require.Equal(t, "ok", in["write_scratch"])
+	require.Equal(t, "ok", in["listen80"])
+	for _, refused := range []string{"write_root", "write_sys", "write_proc", "mount", "mknod", "unshare"} {
+		require.NotEqual(t, "ok", in[refused], refused)
+	}
+	require.NotEmpty(t, in["cgroups"])
+}
+
+func TestUserIsWhoTheManifestOrTheImageSays(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "look")
+	for who, want := range map[string][]any{
+		"":           {0., 0., []any{0.}},
+		"jovyan":     {1000., 100., []any{100., 200.}},
+		"jovyan:lab": {1000., 200., []any{200.}},
+		"1234:5678":  {1234., 5678., []any{5678.}},
+		"1000":       {1000., 100., []any{100., 200.}},
+	} {
+		t.Run(who, func(t *testing.T) {
+			spec.ID, spec.Service.User = spec.MemberID+".app."+time.Now().Format("150405.000000000")[7:], who
+			in := seen(t, f, spec)
+			require.Equal(t, want[:2], []any{in["uid"], in["gid"]}) //nolint:testifylint // the order is right
+			if who != "" {
+				require.Contains(t, in["status"], "CapEff:\t0000000000000000")
+				require.Contains(t, in["status"], "CapBnd:\t0000000000000000")
+			}
+		})
+	}
+	spec.ID, spec.Service.User = spec.MemberID+".app.x", "nobody-knows"
+	_, err := f.rt.Start(t.Context(), spec)
+	require.ErrorContains(t, err, "does not know the user")
+	spec.Service.User = "70000:0"
+	_, err = f.rt.Start(t.Context(), spec)
+	require.ErrorContains(t, err, "below 65536")
+	spec.Service.User, spec.UserNSPath = "", ""
+	_, err = f.rt.Start(t.Context(), spec)
+	require.ErrorContains(t, err, "needs a user namespace")
+}
+
+func TestWithoutUserNamespacesItRunsAndSaysSo(t *testing.T) {
+	f := newFixture(t, func(c *runtime.Config) { c.NoUserNamespaces = true })
+	require.Contains(t, f.rt.Conditions(), runtime.ConditionNoUserNamespaces)
+	spec := f.spec(f.image(), "look")
+	in := seen(t, f, spec)
+	require.Contains(t, in["uid_map"], "4294967295")
+	require.Equal(t, []any{"lo"}, in["links"])
+	require.NotEqual(t, "ok", in["write_sys"])
+	code, err := f.rt.Exec(t.Context(), f.startWaiting(spec.Service.Image), []string{"/app", "exit", "4"}, time.Minute)
+	require.NoError(t, err)
+	require.Equal(t, 4, code)
+	c, err := f.rt.Get(t.Context(), spec.ID)
+	require.NoError(t, err)
+	require.False(t, c.UserNamespace)
+}
+
+func TestSameRunHasSameSpecToTheByte(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "wait")
+	one, err := f.rt.BuildSpec(t.Context(), spec)
+	require.NoError(t, err)
+	two, err := f.open().BuildSpec(t.Context(), spec)
+	require.NoError(t, err)
+	a, err := json.Marshal(one)
+	require.NoError(t, err)
+	b, err := json.Marshal(two)
+	require.NoError(t, err)
+	require.Equal(t, string(a), string(b))
+	f.start(spec)
+	c, err := f.daemon.Client(t).ContainerService().Get(f.ns(), spec.ID)
+	require.NoError(t, err)
+	require.JSONEq(t, string(a), string(c.Spec.GetValue()))
+	require.Equal(t, string(a), string(c.Spec.GetValue()))
+}
+
+func TestLimitsAreEnforced(t *testing.T) {
+	f := newFixture(t)
+	image := f.image()
+	spec := f.spec(image, "eat", "200")
+	f.start(spec)
+	c := f.wait(spec.ID, runtime.StateExited)
+	require.Equal(t, uint32(137), c.ExitCode)
+	require.True(t, c.OOMKilled)
+
+	spec = f.spec(image, "wait")
+	f.start(spec)
+	require.Equal(t, "50000", f.cgroupFile("cpu", spec.ID, "cpu.cfs_quota_us", "cpu.max"))
+	require.Equal(t, "64", f.cgroupFile("pids", spec.ID, "pids.max", "pids.max"))
+	require.Equal(t, "67108864", f.cgroupFile("memory", spec.ID, "memory.limit_in_bytes", "memory.max"))
+
+	spec = f.spec(image, "exit", "0")
+	f.start(spec)
+	c = f.wait(spec.ID, runtime.StateExited)
+	require.False(t, c.OOMKilled)
+	require.Zero(t, c.ExitCode)
+}
+
+func TestStopKillsAfterTheGrace(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "stubborn")
+	f.start(spec)
+	f.waitForLog(spec.ID, "ready")
+	require.NoError(t, f.rt.Stop(t.Context(), spec.ID, 300*time.Millisecond))
+	require.Equal(t, uint32(137), f.wait(spec.ID, runtime.StateExited).ExitCode)
+	require.NoError(t, f.rt.Stop(t.Context(), spec.ID, time.Hour), "a stopped container is stopped")
+	require.NoError(t, f.rt.Stop(t.Context(), "none.at.all", time.Hour))
+}
+
+func TestContainerOutlivesAgentAndContainerd(t *testing.T) {
+	f := newFixture(t)
+	image := f.image()
+	spec, other := f.spec(image, "wait", "3"), f.spec(image, "exit-when", "/tmp/go", "4")
+	run, _ := f.start(spec), f.start(other)
+	f.waitForLog(spec.ID, "ready")
+
+	// The agent is gone: nothing but containerd knows.
+	require.NoError(t, f.rt.Close())
+	require.NoError(t, f.daemon.Kill9())
+	require.NoError(t, processAlive(run.PID))
+	require.NoError(t, f.daemon.Start(t.Context()))
+	f.rt = f.open()
+	c, err := f.rt.Get(t.Context(), spec.ID)
+	require.NoError(t, err)
+	require.Equal(t, runtime.StateRunning, c.State)
+	require.Equal(t, run.PID, c.PID)
+	require.True(t, c.StartedAt.Equal(run.StartedAt))
+
+	// One ends while neither runs: its exit code and time are there afterwards.
+	code, err := f.rt.Exec(t.Context(), other.ID, []string{"/app", "exit", "0"}, time.Minute)
+	require.NoError(t, err)
+	require.Zero(t, code)
+	before := time.Now()
+	require.NoError(t, f.rt.Close())
+	require.NoError(t, f.daemon.Kill9())
+	c2 := f.pidOf(other.ID)
+	require.NoError(t, killProcess(c2))
+	require.NoError(t, waitGone(c2))
+	ended := time.Now()
+	require.NoError(t, f.daemon.Start(t.Context()))
+	f.rt = f.open()
+	c, err = f.rt.Get(t.Context(), other.ID)
+	require.NoError(t, err)
+	require.Equal(t, runtime.StateExited, c.State)
+	require.Equal(t, uint32(137), c.ExitCode)
+	require.WithinRange(t, c.ExitedAt, before, ended.Add(time.Second), "the shim's time, not that of the reattach")
+	require.NoError(t, f.rt.Stop(t.Context(), spec.ID, time.Minute))
+	require.Equal(t, uint32(3), f.wait(spec.ID, runtime.StateExited).ExitCode)
+}
+
+func TestStopWaitsThroughARestartOfContainerd(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "stubborn")
+	f.start(spec)
+	f.waitForLog(spec.ID, "ready")
+	done := make(chan error, 1)
+	go func() { done <- f.rt.Stop(t.Context(), spec.ID, 2*time.Second) }()
+	require.NoError(t, f.daemon.Kill9())
+	require.NoError(t, f.daemon.Start(t.Context()))
+	if err := <-done; err != nil {
+		// The very first question may have met the gap; the caller asks again.
+		require.NoError(t, f.rt.Stop(t.Context(), spec.ID, 0))
+	}
+	require.Equal(t, uint32(137), f.wait(spec.ID, runtime.StateExited).ExitCode)
+}
+
+func TestKilledShimMakesTheRunLost(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "wait")
+	run := f.start(spec)
+	for _, shim := range f.daemon.Shims() {
+		require.NoError(t, killProcess(shim))
+	}
+	c := f.wait(spec.ID, runtime.StateLost)
+	require.False(t, c.StartedAt.IsZero())
+	require.NoError(t, waitGone(int(run.PID)))
+	_, err := f.rt.Start(t.Context(), spec)
+	require.ErrorContains(t, err, "run_ended")
+	require.NoError(t, f.rt.Remove(t.Context(), spec.ID))
+	left, err := f.rt.Leftovers(t.Context(), spec.MemberID)
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+func TestStartOfARunningRunChangesNothing(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "wait")
+	one := f.start(spec)
+	two := f.start(spec)
+	require.Equal(t, one.PID, two.PID)
+	require.True(t, one.StartedAt.Equal(two.StartedAt))
+	require.NoError(t, f.rt.Stop(t.Context(), spec.ID, time.Minute))
+	_, err := f.rt.Start(t.Context(), spec)
+	require.ErrorContains(t, err, "run_ended")
+}
+
+func TestHalfMadeRunIsMadeAgain(t *testing.T) {
+	f := newFixture(t)
+	image := f.image()
+	for name, halve := range map[string]func(spec runtime.Spec){
+		"only the files": func(spec runtime.Spec) {
+			require.NoError(t, os.MkdirAll(f.cfg.StateDir+"/"+spec.ID+"/sys", 0o711))
+		},
+		"container without task": func(spec runtime.Spec) { f.makeContainer(spec, false) },
+		"task not started":       func(spec runtime.Spec) { f.makeContainer(spec, true) },
+		"snapshot without container": func(spec runtime.Spec) {
+			f.makeContainer(spec, false)
+			require.NoError(t, f.daemon.Client(t).ContainerService().Delete(f.ns(), spec.ID))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := f.spec(image, "wait", "5")
+			halve(spec)
+			f.start(spec)
+			f.waitForLog(spec.ID, "ready")
+			require.NoError(t, f.rt.Stop(t.Context(), spec.ID, time.Minute))
+			require.Equal(t, uint32(5), f.wait(spec.ID, runtime.StateExited).ExitCode)
+			require.NoError(t, f.rt.RemoveMember(t.Context(), spec.MemberID))
+			left, err := f.rt.Leftovers(t.Context(), spec.MemberID)
+			require.NoError(t, err)
+			require.Empty(t, left)
+		})
+	}
+}
+
+func TestFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
+	f := newFixture(t)
+	image := f.image()
+	for name, c := range map[string]struct {
+		change func(*runtime.Spec)
+		want   string
+	}{
+		"no such command":   {func(s *runtime.Spec) { s.Service.Command = []string{"/nothing"} }, "bad_command"},
+		"no such image":     {func(s *runtime.Spec) { s.Service.Image = "org/acme/none@sha256:" + zeros }, "image_missing"},
+		"no network":        {func(s *runtime.Spec) { s.NetNSPath = "/nowhere" }, "start_failed"},
+		"accelerators":      {func(s *runtime.Spec) { s.Service.Resources.AcceleratorIds = []string{"gpu-1"} }, "feature_missing"},
+		"foreign id":        {func(s *runtime.Spec) { s.ID = "other.1" }, "bad_workload"},
+		"scratch over proc": {func(s *runtime.Spec) { s.Service.Scratch = []*protocol.Scratch{{Path: "/proc/x", SizeBytes: 1}} }, "bad_workload"},
+		"no memory limit":   {func(s *runtime.Spec) { s.Service.Resources.MemoryBytes = 0 }, "bad_workload"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := f.spec(image, "wait")
+			c.change(&spec)
+			_, err := f.rt.Start(t.Context(), spec)
+			require.ErrorContains(t, err, c.want)
+			left, err := f.rt.Leftovers(t.Context(), spec.MemberID)
+			require.NoError(t, err)
+			require.Empty(t, left)
+		})
+	}
+}
+
+const zeros = "0000000000000000000000000000000000000000000000000000000000000000"
+
+func TestProbesRunInsideTheContainer(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "wait")
+	f.start(spec)
+	code, err := f.rt.Exec(t.Context(), spec.ID, []string{"/app", "exit", "12"}, time.Minute)
+	require.NoError(t, err)
+	require.Equal(t, 12, code)
+	_, err = f.rt.Exec(t.Context(), spec.ID, []string{"/app", "hang"}, 300*time.Millisecond)
+	require.ErrorIs(t, err, runtime.ErrExecTimeout)
+	_, err = f.rt.Exec(t.Context(), spec.ID, []string{"/nothing"}, time.Minute)
+	require.Error(t, err)
+	_, err = f.rt.Exec(t.Context(), "none.at.all", []string{"/app"}, time.Minute)
+	require.ErrorContains(t, err, "container_missing")
+	require.Equal(t, "1", f.cgroupProcesses(spec.ID), "no probe's process is left")
+}
+
+func TestUseIsMeasured(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "spin")
+	f.start(spec)
+	f.waitForLog(spec.ID, "ready")
+	var last runtime.Stats
+	require.Eventually(t, func() bool {
+		s, err := f.rt.Stats(t.Context(), spec.ID)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, s.CPUUsageMicros, last.CPUUsageMicros)
+		last = s
+		return s.CPUUsageMicros > 200_000 && s.MemoryBytes > 0 && s.Pids > 0
+	}, time.Minute, 20*time.Millisecond)
+	all, err := f.rt.AllStats(t.Context())
+	require.NoError(t, err)
+	require.Contains(t, all, spec.ID)
+	require.NoError(t, f.rt.Stop(t.Context(), spec.ID, 0))
+	require.NoError(t, f.rt.Remove(t.Context(), spec.ID))
+	_, err = f.rt.Stats(t.Context(), spec.ID)
+	require.ErrorContains(t, err, "container_missing")
+}
+
+func TestWithoutContainerdTheErrorSaysWhatToDo(t *testing.T) {
+	dir := t.TempDir()
+	_, err := runtime.Open(t.Context(), runtime.Config{
+		Address: dir + "/none.sock", StateDir: dir + "/a", LogDir: dir + "/b", RuncRoot: dir + "/c",
+	})
+	require.ErrorContains(t, err, "containerd_unavailable")
+	require.ErrorContains(t, err, "systemctl start containerd")
+}

@@ -1,0 +1,333 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/moby/sys/signal"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Stop ends the container's processes: the image's stop signal first (SIGTERM where it names none), and after the grace, a
+// kill of all of them. It returns when they have ended. The container stays, so that exit code and time can be made durable.
+// A container that is not there or has ended is no error.
+func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) error {
+	ctx = r.ns(ctx)
+	c, err := r.Get(ctx, id)
+	switch {
+	case fault.Is(err, fault.NotFound):
+		return nil
+	case err != nil:
+		return err
+	case c.State == StateExited, c.State == StateLost:
+		return nil
+	}
+	if c.State == StateRunning && grace > 0 {
+		if err := r.signal(ctx, id, r.stopSignal(ctx, id), false); err != nil {
+			return err
+		}
+		ended, err := r.awaitExit(ctx, id, grace)
+		if ended || err != nil {
+			return err
+		}
+	}
+	if err := r.signal(ctx, id, syscall.SIGKILL, true); err != nil {
+		return err
+	}
+	ended, err := r.awaitExit(ctx, id, killWait)
+	if err == nil && !ended {
+		err = fault.New(fault.Unavailable, "stop_failed", "A process of the container does not end although it was killed: it hangs in the kernel.", nil)
+	}
+	return err
+}
+
+func (r *Runtime) stopSignal(ctx context.Context, id string) syscall.Signal {
+	record, err := r.client.ContainerService().Get(ctx, id)
+	if err == nil && record.Labels[labelStopSignal] != "" {
+		if sig, err := signal.ParseSignal(record.Labels[labelStopSignal]); err == nil {
+			return sig
+		}
+	}
+	return syscall.SIGTERM
+}
+
+func (r *Runtime) signal(ctx context.Context, id string, sig syscall.Signal, all bool) error {
+	_, err := r.client.TaskService().Kill(ctx, &tasks.KillRequest{ContainerID: id, Signal: uint32(sig), All: all})
+	if err = errgrpc.ToNative(err); err == nil || errdefs.IsNotFound(err) || strings.Contains(err.Error(), "process already finished") {
+		return nil
+	}
+	return fmt.Errorf("send %v to container %s: %w", sig, id, err)
+}
+
+// pollExit is how often an exit is looked for while containerd itself cannot tell, because it is being restarted.
+const pollExit = 200 * time.Millisecond
+
+// awaitExit waits until the container has ended, through restarts of containerd.
+func (r *Runtime) awaitExit(ctx context.Context, id string, within time.Duration) (ended bool, err error) {
+	limit, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for {
+		c, err := r.Get(limit, id)
+		if fault.Is(err, fault.NotFound) || err == nil && (c.State == StateExited || c.State == StateLost) {
+			return true, nil
+		}
+		if err == nil {
+			// Returns when the process ends, or when the connection does.
+			if _, err = r.client.TaskService().Wait(limit, &tasks.WaitRequest{ContainerID: id}); err == nil {
+				continue
+			}
+		}
+		select {
+		case <-limit.Done():
+			return false, ctx.Err()
+		case <-time.After(pollExit):
+		}
+	}
+}
+
+// Remove takes away everything of the run: processes, task, container, snapshot, log, bound files, cgroup. What is not there
+// is no error, so it can be repeated from any half-way state.
+func (r *Runtime) Remove(ctx context.Context, id string) error {
+	ctx = r.ns(ctx)
+	if !idPattern.MatchString(id) {
+		return badSpec("The run has no usable id.")
+	}
+	container, err := r.client.LoadContainer(ctx, id)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("load container %s: %w", id, err)
+	}
+	if err := r.deleteTask(ctx, id); err != nil {
+		return fmt.Errorf("delete task of container %s: %w", id, err)
+	}
+	if container != nil {
+		if err := container.Delete(ctx, client.WithSnapshotCleanup); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("delete container %s: %w", id, err)
+		}
+	}
+	return r.removeTraces(ctx, id)
+}
+
+// deleteWait bounds how long a task may refuse to be deleted, for instance while containerd finds out that its shim is dead.
+const deleteWait = 20 * time.Second
+
+func (r *Runtime) deleteTask(ctx context.Context, id string) error {
+	limit, cancel := context.WithTimeout(ctx, deleteWait+2*killWait)
+	defer cancel()
+	deadline := time.Now().Add(deleteWait)
+	var ready sync.Once
+	for {
+		wait := pollExit
+		_, err := r.client.TaskService().Delete(limit, &tasks.DeleteTaskRequest{ContainerID: id})
+		err = errgrpc.ToNative(err)
+		if err == nil || errdefs.IsNotFound(err) {
+			return nil
+		}
+		// Mostly it still runs: containerd 1.6 has no error code of its own for that.
+		if e := r.signal(limit, id, syscall.SIGKILL, true); e == nil {
+			if ended, e := r.awaitExit(limit, id, killWait); ended && e == nil {
+				ready.Do(func() { wait = 0 })
+			}
+		}
+		if time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-limit.Done():
+			return errors.Join(err, limit.Err())
+		case <-time.After(wait):
+		}
+	}
+}
+
+// removeTraces removes what may be left of a run that containerd no longer knows.
+func (r *Runtime) removeTraces(ctx context.Context, id string) error {
+	if err := r.client.SnapshotService(r.cfg.Snapshotter).Remove(ctx, id); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("remove snapshot of container %s: %w", id, err)
+	}
+	if err := r.removeCgroup(ctx, id); err != nil {
+		return fmt.Errorf("remove cgroup of container %s: %w", id, err)
+	}
+	if err := os.RemoveAll(r.runcState(id)); err != nil {
+		return err
+	}
+	if err := r.removeFiles(id); err != nil {
+		return fmt.Errorf("remove files of container %s: %w", id, err)
+	}
+	return r.removeLogs(id)
+}
+
+func (r *Runtime) runcState(id string) string {
+	return filepath.Join(r.cfg.RuncRoot, r.cfg.Namespace, id)
+}
+
+// RemoveMember removes every run of a member, whatever state a crash has left it in.
+func (r *Runtime) RemoveMember(ctx context.Context, memberID string) error {
+	traces, err := r.traces(r.ns(ctx), memberID)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, id := range traces.ids() {
+		errs = append(errs, r.Remove(ctx, id))
+	}
+	return errors.Join(errs...)
+}
+
+// Leftovers lists what is still there of a member, as "<kind> <what>" with the kinds of package protocol. It looks; it does
+// not trust what was done before. An empty list is the runtime's part of a removal proof.
+func (r *Runtime) Leftovers(ctx context.Context, memberID string) ([]string, error) {
+	t, err := r.traces(r.ns(ctx), memberID)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for kind, ids := range t {
+		for id := range ids {
+			out = append(out, kind+" "+id)
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// traces are run ids by the kind of thing that was found of them.
+type traces map[string]map[string]bool
+
+func (t traces) add(kind, id string) {
+	if t[kind] == nil {
+		t[kind] = map[string]bool{}
+	}
+	t[kind][id] = true
+}
+
+func (t traces) ids() []string {
+	var ids []string
+	for _, found := range t {
+		for id := range found {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+func (r *Runtime) traces(ctx context.Context, memberID string) (traces, error) {
+	if !idPattern.MatchString(memberID) {
+		return nil, badSpec("The member has no usable id.")
+	}
+	prefix, found := memberID+".", traces{}
+	records, err := r.client.ContainerService().List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list containers: %w", err)
+	}
+	for _, c := range records {
+		if strings.HasPrefix(c.ID, prefix) || c.Labels[labelMember] == memberID {
+			found.add(protocol.AbsentContainer, c.ID)
+		}
+	}
+	running, err := r.client.TaskService().List(ctx, &tasks.ListTasksRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("list tasks: %w", errgrpc.ToNative(err))
+	}
+	for _, p := range running.GetTasks() {
+		if strings.HasPrefix(p.GetID(), prefix) {
+			found.add(protocol.AbsentProcess, p.GetID())
+		}
+	}
+	err = r.client.SnapshotService(r.cfg.Snapshotter).Walk(ctx, func(_ context.Context, info snapshots.Info) error {
+		if strings.HasPrefix(info.Name, prefix) {
+			found.add(protocol.AbsentSnapshot, info.Name)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list snapshots: %w", err)
+	}
+	return found, r.tracesOnDisk(prefix, found)
+}
+
+func (r *Runtime) tracesOnDisk(prefix string, found traces) error {
+	for _, dir := range r.cgroupDirs(r.cfg.CgroupParent) {
+		names, err := namesIn(dir, prefix)
+		if err != nil {
+			return err
+		}
+		for _, id := range names {
+			found.add(protocol.AbsentCgroup, id)
+			if procs, err := os.ReadFile(filepath.Join(dir, id, "cgroup.procs")); err == nil && len(procs) > 0 {
+				found.add(protocol.AbsentProcess, id)
+			}
+		}
+	}
+	for _, place := range []struct{ dir, kind, suffix string }{
+		{r.cfg.StateDir, protocol.AbsentScratch, ""},
+		{filepath.Join(r.cfg.RuncRoot, r.cfg.Namespace), protocol.AbsentContainer, ""},
+		{r.cfg.LogDir, protocol.AbsentLog, logSuffix},
+	} {
+		names, err := namesIn(place.dir, prefix)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if place.suffix != "" {
+				name, _, _ = strings.Cut(name, place.suffix)
+			}
+			found.add(place.kind, name)
+		}
+	}
+	return nil
+}
+
+func namesIn(dir, prefix string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), prefix) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// removeStraySnapshots removes the snapshots that no image holds any more, children first.
+func (r *Runtime) removeStraySnapshots(ctx context.Context) error {
+	service := r.client.SnapshotService(r.cfg.Snapshotter)
+	for {
+		var all []string
+		if err := service.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
+			all = append(all, info.Name)
+			return nil
+		}); err != nil {
+			return fmt.Errorf("list snapshots: %w", err)
+		}
+		removed := 0
+		for _, name := range all {
+			if err := service.Remove(ctx, name); err == nil {
+				removed++
+			} else if !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
+				return fmt.Errorf("remove snapshot %s: %w", name, err)
+			}
+		}
+		if len(all) == 0 || removed == 0 {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,246 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	cgroup1 "github.com/containerd/cgroups/v3/cgroup1/stats"
+	cgroup2 "github.com/containerd/cgroups/v3/cgroup2/stats"
+	"github.com/containerd/containerd/api/events"
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/v2/client"
+	coreevents "github.com/containerd/containerd/v2/core/events"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/typeurl/v2"
+	"github.com/google/uuid"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Reconnecting to containerd's event stream.
+const (
+	eventsBackoff    = 200 * time.Millisecond
+	eventsMaxBackoff = 5 * time.Second
+)
+
+// Events wakes the reader whenever a container may have changed, and after every interruption of containerd's event stream,
+// because containerd does not replay. A wake-up carries nothing: whoever is woken lists. The channel is never closed.
+func (r *Runtime) Events(ctx context.Context) <-chan struct{} {
+	wake := make(chan struct{}, 1)
+	poke := func() {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	}
+	go func() {
+		wait := eventsBackoff
+		for {
+			started := time.Now()
+			r.listen(r.ns(ctx), poke)
+			if time.Since(started) > eventsMaxBackoff {
+				wait = eventsBackoff
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+			}
+			wait = min(2*wait, eventsMaxBackoff)
+		}
+	}()
+	return wake
+}
+
+// listen pokes for each relevant event until the stream breaks.
+func (r *Runtime) listen(ctx context.Context, poke func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, errs := r.client.Subscribe(ctx, `namespace==`+r.cfg.Namespace+`,topic~="^/(tasks|containers)/"`)
+	// Subscribed first, poked afterwards: what happened in between is seen by whoever is woken now.
+	poke()
+	for {
+		select {
+		case e := <-stream:
+			if relevant(e) {
+				poke()
+			}
+		case err := <-errs:
+			r.cfg.Log.Debug("containerd's events are interrupted", "cause", err)
+			poke()
+			return
+		}
+	}
+}
+
+// relevant drops the events of exec processes: every probe makes four of them.
+func relevant(e *coreevents.Envelope) bool {
+	if e == nil {
+		return true
+	}
+	decoded, err := typeurl.UnmarshalAny(e.Event)
+	if err != nil {
+		return true
+	}
+	switch d := decoded.(type) {
+	case *events.TaskExit:
+		return d.GetID() == d.GetContainerID()
+	case *events.TaskExecAdded, *events.TaskExecStarted:
+		return false
+	case *events.TaskDelete:
+		return d.GetID() == "" || d.GetID() == d.GetContainerID()
+	}
+	return true
+}
+
+// Stats is what a container has used and uses.
+type Stats struct {
+	// CPUUsageMicros is CPU time since the container was made, in microseconds, of all cores together.
+	CPUUsageMicros uint64
+	// MemoryBytes is memory in use now, without file cache that the kernel can drop at once.
+	MemoryBytes uint64
+	Pids        uint64
+}
+
+// Stats reads one running container's use; fault NotFound when it does not run.
+func (r *Runtime) Stats(ctx context.Context, id string) (Stats, error) {
+	if !idPattern.MatchString(id) {
+		return Stats{}, badSpec("The run has no usable id.")
+	}
+	all, err := r.metrics(ctx, "id=="+id)
+	if err != nil {
+		return Stats{}, err
+	}
+	s, ok := all[id]
+	if !ok {
+		return Stats{}, fault.New(fault.NotFound, "container_missing", "The container does not run.", nil)
+	}
+	return s, nil
+}
+
+// AllStats reads the use of every running container, by id, with one question.
+func (r *Runtime) AllStats(ctx context.Context) (map[string]Stats, error) { return r.metrics(ctx) }
+
+func (r *Runtime) metrics(ctx context.Context, filters ...string) (map[string]Stats, error) {
+	response, err := r.client.TaskService().Metrics(r.ns(ctx), &tasks.MetricsRequest{Filters: filters})
+	if err != nil {
+		return nil, fmt.Errorf("read metrics: %w", errgrpc.ToNative(err))
+	}
+	out := map[string]Stats{}
+	for _, m := range response.GetMetrics() {
+		decoded, err := typeurl.UnmarshalAny(m.GetData())
+		if err != nil {
+			return nil, fmt.Errorf("decode metrics of %s: %w", m.GetID(), err)
+		}
+		s, err := statsOf(decoded)
+		if err != nil {
+			return nil, err
+		}
+		out[m.GetID()] = s
+	}
+	return out, nil
+}
+
+// statsOf reads either version's metrics: which one arrives depends on how the host is booted.
+func statsOf(metrics any) (Stats, error) {
+	switch m := metrics.(type) {
+	case *cgroup1.Metrics:
+		return Stats{
+			CPUUsageMicros: m.GetCPU().GetUsage().GetTotal() / 1000,
+			MemoryBytes:    minus(m.GetMemory().GetUsage().GetUsage(), m.GetMemory().GetTotalInactiveFile()),
+			Pids:           m.GetPids().GetCurrent(),
+		}, nil
+	case *cgroup2.Metrics:
+		return Stats{
+			CPUUsageMicros: m.GetCPU().GetUsageUsec(),
+			MemoryBytes:    minus(m.GetMemory().GetUsage(), m.GetMemory().GetInactiveFile()),
+			Pids:           m.GetPids().GetCurrent(),
+		}, nil
+	}
+	return Stats{}, fmt.Errorf("metrics of unknown type %T", metrics)
+}
+
+func minus(a, b uint64) uint64 {
+	if b > a {
+		return 0
+	}
+	return a - b
+}
+
+// ErrExecTimeout is returned by Exec for a command that was killed because it took too long.
+var ErrExecTimeout = errors.New("the command took too long")
+
+// Exec runs a command inside the container, as the container's user and with its limits, and returns its exit code. Its
+// output is thrown away. It is for probes; a command that takes longer than timeout is killed.
+func (r *Runtime) Exec(ctx context.Context, id string, argv []string, timeout time.Duration) (int, error) {
+	ctx = r.ns(ctx)
+	if len(argv) == 0 {
+		return 0, badSpec("The probe names no command.")
+	}
+	container, err := r.client.LoadContainer(ctx, id)
+	if err != nil {
+		return 0, notRunning(err)
+	}
+	spec, err := container.Spec(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("read the container's spec: %w", err)
+	}
+	task, err := container.Task(ctx, nil)
+	if err != nil {
+		return 0, notRunning(err)
+	}
+	process := *spec.Process
+	process.Args, process.Terminal = argv, false
+	p, err := task.Exec(ctx, "exec-"+uuid.NewString(), &process, cio.NullIO)
+	if err != nil {
+		return 0, notRunning(err)
+	}
+	defer func() {
+		end, cancel := r.detached(ctx)
+		defer cancel()
+		if _, err := p.Delete(end, client.WithProcessKill); err != nil && !errdefs.IsNotFound(err) {
+			r.cfg.Log.Warn("cannot delete a finished command", "container", id, "cause", err)
+		}
+	}()
+	return await(ctx, p, timeout)
+}
+
+func await(ctx context.Context, p client.Process, timeout time.Duration) (int, error) {
+	limit, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	exit, err := p.Wait(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("watch the command: %w", err)
+	}
+	if err := p.Start(limit); err != nil {
+		return 0, startFault(err)
+	}
+	select {
+	case status := <-exit:
+		code, _, err := status.Result()
+		p.IO().Wait()
+		return int(code), err
+	case <-limit.Done():
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), killWait)
+		defer cancel()
+		if err := p.Kill(end, syscall.SIGKILL); err != nil && !errdefs.IsNotFound(err) {
+			return 0, fmt.Errorf("kill the command: %w", err)
+		}
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
+		return 0, ErrExecTimeout
+	}
+}
+
+func notRunning(err error) error {
+	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) {
+		return fault.New(fault.NotFound, "container_missing", "The container does not run.", err)
+	}
+	return fmt.Errorf("run a command in the container: %w", err)
+}

@@ -1,0 +1,143 @@
+// Command app is what the runtime's tests run in containers.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	switch os.Args[1] {
+	case "wait": // until SIGTERM, then exit with the given code
+		term := make(chan os.Signal, 1)
+		signal.Notify(term, syscall.SIGTERM)
+		fmt.Println("ready")
+		<-term
+		os.Exit(number(2))
+	case "stubborn":
+		signal.Ignore(syscall.SIGTERM)
+		fmt.Println("ready")
+		forever()
+	case "exit":
+		os.Exit(number(2))
+	case "exit-when": // a file appears
+		for {
+			if _, err := os.Stat(os.Args[2]); err == nil {
+				os.Exit(number(3))
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	case "touch":
+		check(os.WriteFile(os.Args[2], nil, 0o600))
+	case "lines": // number of lines, then wait
+		for i := range number(2) {
+			fmt.Println("line", i)
+		}
+		fmt.Println("done")
+		forever()
+	case "lines-exit":
+		for i := range number(2) {
+			fmt.Println("line", i)
+		}
+	case "eat": // megabytes
+		var all [][]byte
+		for range number(2) {
+			b := make([]byte, 1<<20)
+			for i := range b {
+				b[i] = 1
+			}
+			all = append(all, b)
+		}
+		fmt.Println(len(all))
+	case "spin":
+		fmt.Println("ready")
+		for {
+		}
+	case "serve":
+		check(http.ListenAndServe(os.Args[2], http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") })))
+	case "hang":
+		forever()
+	case "look":
+		look()
+	}
+}
+
+func forever() {
+	for {
+		time.Sleep(time.Hour)
+	}
+}
+
+func number(i int) int {
+	if len(os.Args) <= i {
+		return 0
+	}
+	n, err := strconv.Atoi(os.Args[i])
+	check(err)
+	return n
+}
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(99)
+	}
+}
+
+func read(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	return strings.TrimSpace(string(b))
+}
+
+func names(dir string) []string {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return []string{"error: " + err.Error()}
+	}
+	all := []string{}
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return all
+}
+
+func try(err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	return "ok"
+}
+
+// look prints what a container sees, as one line of JSON.
+func look() {
+	host, _ := os.Hostname()
+	var tmp syscall.Statfs_t
+	_ = syscall.Statfs("/scratch", &tmp)
+	_, listenErr := net.Listen("tcp", ":80")
+	groups, _ := os.Getgroups()
+	out := map[string]any{
+		"uid": os.Getuid(), "gid": os.Getgid(), "groups": groups, "pid": os.Getpid(), "hostname": host, "env": os.Environ(), "args": os.Args, "cwd": try(nil),
+		"status": read("/proc/self/status"), "uid_map": read("/proc/self/uid_map"), "oom": read("/proc/self/oom_score_adj"),
+		"links": names("/sys/class/net"), "devices": names("/dev"), "cgroups": names("/sys/fs/cgroup"), "resolv": read("/etc/resolv.conf"), "hosts": read("/etc/hosts"),
+		"write_root": try(os.WriteFile("/new", nil, 0o600)), "write_scratch": try(os.WriteFile("/scratch/new", nil, 0o600)),
+		"write_sys": try(os.WriteFile("/sys/class/net/lo/mtu", []byte("1000"), 0o600)), "write_proc": try(os.WriteFile("/proc/sys/kernel/hostname", []byte("x"), 0o600)),
+		"mount": try(syscall.Mount("none", "/tmp", "tmpfs", 0, "")), "mknod": try(syscall.Mknod("/scratch/dev", syscall.S_IFBLK|0o600, 8<<8)),
+		"unshare": try(syscall.Unshare(syscall.CLONE_NEWUSER)), "scratch_bytes": int64(tmp.Blocks) * tmp.Bsize, "listen80": try(listenErr),
+		"kcore": read("/proc/kcore"),
+	}
+	if wd, err := os.Getwd(); err == nil {
+		out["cwd"] = wd
+	}
+	check(json.NewEncoder(os.Stdout).Encode(out))
+}

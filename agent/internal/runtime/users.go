@@ -1,0 +1,146 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
+	mobyuser "github.com/moby/sys/user"
+)
+
+// maxCachedUsers bounds the memory of resolved users; it is emptied when full.
+const maxCachedUsers = 256
+
+// maxUserFileBytes bounds how much of an image's /etc/passwd and /etc/group is read.
+const maxUserFileBytes = 1 << 20
+
+// resolveUser turns what a manifest or image says ("", "1000", "1000:100", "jovyan", "jovyan:users") into ids, with the help
+// of the image's own /etc/passwd and /etc/group.
+func (r *Runtime) resolveUser(ctx context.Context, image client.Image, who string) (user, error) {
+	if u, ok := numericUser(who); ok {
+		return u, r.checkUser(u)
+	}
+	key := image.Target().Digest.String() + " " + who
+	r.mu.Lock()
+	u, ok := r.users[key]
+	r.mu.Unlock()
+	if ok {
+		return u, nil
+	}
+	u, err := r.lookUpUser(ctx, image, who)
+	if err != nil {
+		return user{}, err
+	}
+	if err := r.checkUser(u); err != nil {
+		return user{}, err
+	}
+	r.mu.Lock()
+	if len(r.users) >= maxCachedUsers {
+		clear(r.users)
+	}
+	r.users[key] = u
+	r.mu.Unlock()
+	return u, nil
+}
+
+// numericUser needs no look into the image.
+func numericUser(who string) (user, bool) {
+	uid, gid, both := strings.Cut(who, ":")
+	u, err1 := strconv.ParseUint(uid, 10, 31)
+	g, err2 := strconv.ParseUint(gid, 10, 31)
+	return user{uid: uint32(u), gid: uint32(g)}, both && err1 == nil && err2 == nil
+}
+
+func (r *Runtime) checkUser(u user) error {
+	for _, id := range append([]uint32{u.uid, u.gid}, u.groups...) {
+		if r.host.userNamespaces && id >= r.cfg.UIDMapSize {
+			return badSpec(fmt.Sprintf("User and group ids in a container must be below %d.", r.cfg.UIDMapSize))
+		}
+	}
+	return nil
+}
+
+func (r *Runtime) lookUpUser(ctx context.Context, image client.Image, who string) (user, error) {
+	parent, err := rootSnapshot(ctx, image)
+	if err != nil {
+		return user{}, err
+	}
+	ctx, done, err := r.client.WithLease(ctx)
+	if err != nil {
+		return user{}, fmt.Errorf("lease: %w", err)
+	}
+	defer func() {
+		end, cancel := r.detached(ctx)
+		defer cancel()
+		_ = done(end)
+	}()
+	service := r.client.SnapshotService(r.cfg.Snapshotter)
+	key := "look-" + image.Target().Digest.Encoded() + "-" + strconv.Itoa(os.Getpid())
+	mounts, err := service.View(ctx, key, parent)
+	if errdefs.IsAlreadyExists(err) {
+		mounts, err = service.Mounts(ctx, key)
+	}
+	if err != nil {
+		return user{}, fmt.Errorf("look into the image: %w", err)
+	}
+	defer func() {
+		end, cancel := r.detached(ctx)
+		defer cancel()
+		_ = service.Remove(end, key)
+	}()
+	var exec *mobyuser.ExecUser
+	err = mount.WithReadonlyTempMount(ctx, mounts, func(root string) error {
+		exec, err = execUser(root, who)
+		return err
+	})
+	if err != nil {
+		return user{}, err
+	}
+	u := user{uid: uint32(exec.Uid), gid: uint32(exec.Gid)}
+	for _, g := range exec.Sgids {
+		u.groups = append(u.groups, uint32(g))
+	}
+	return u, nil
+}
+
+func execUser(root, who string) (*mobyuser.ExecUser, error) {
+	// os.Root does not follow links out of the image: its passwd must not be the host's.
+	dir, err := os.OpenRoot(root)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }()
+	open := func(name string) (io.Reader, func(), error) {
+		f, err := dir.Open(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			return strings.NewReader(""), func() {}, nil
+		}
+		if err != nil {
+			return nil, nil, badSpec("The image's /" + name + " cannot be read.")
+		}
+		return io.LimitReader(f, maxUserFileBytes), func() { _ = f.Close() }, nil
+	}
+	passwd, closePasswd, err := open("etc/passwd")
+	if err != nil {
+		return nil, err
+	}
+	defer closePasswd()
+	group, closeGroup, err := open("etc/group")
+	if err != nil {
+		return nil, err
+	}
+	defer closeGroup()
+	found, err := mobyuser.GetExecUser(who, &mobyuser.ExecUser{}, passwd, group)
+	if err != nil {
+		return nil, badSpec("The image does not know the user that the service or the image itself names.")
+	}
+	return found, nil
+}
