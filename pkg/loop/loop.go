@@ -64,7 +64,7 @@ func (l *Loop) Run(ctx context.Context) error {
 		case err == nil:
 			failures = 0
 		case ctx.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // ended from outside, which is no failure of the pass
 		default:
 			failures++
 			l.log.ErrorContext(ctx, "pass failed", slog.String("loop", l.name), slog.Any("error", err), slog.Int("failures", failures))

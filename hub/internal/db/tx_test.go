@@ -1,32 +1,346 @@
 package db_test
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-func TestOpenFindsTheEngine(t *testing.T) {
-	d := dbtest.New(t)
-	require.Equal(t, db.PostgreSQL, d.Engine())
-	_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (int, error) {
-		var id *string
-		var ids []string
-		a, b := db.NewID(), db.NewID()
-		_, err := tx.Exec(t.Context(), `CREATE TABLE x (id UUID PRIMARY KEY, o UUID)`)
-		require.NoError(t, err)
-		_, err = tx.Exec(t.Context(), `INSERT INTO x VALUES ($1, NULL), ($2, $1)`, a, b)
-		require.NoError(t, err)
-		require.NoError(t, tx.QueryRow(t.Context(), `SELECT o FROM x WHERE id = $1`, b).Scan(&id))
-		require.Equal(t, a, *id)
-		require.NoError(t, tx.QueryRow(t.Context(), `SELECT o FROM x WHERE id = $1`, a).Scan(&id))
-		require.Nil(t, id)
-		require.NoError(t, tx.QueryRow(t.Context(), `SELECT array_agg(id) FROM x WHERE id = ANY($1)`, []string{a, b}).Scan(&ids))
-		require.Len(t, ids, 2)
-		return 0, nil
+type none = struct{}
+
+// onBothEngines runs the same promises against PostgreSQL and, where its program is there, CockroachDB.
+func onBothEngines(t *testing.T, test func(t *testing.T, d *db.DB)) {
+	t.Helper()
+	t.Run("postgresql", func(t *testing.T) { test(t, dbtest.New(t)) })
+	t.Run("cockroachdb", func(t *testing.T) { test(t, cockroach(t)) })
+}
+
+// cockroach starts a CockroachDB in memory and migrates it.
+func cockroach(t *testing.T) *db.DB {
+	t.Helper()
+	program, err := exec.LookPath("cockroach")
+	if err != nil {
+		t.Skip("no cockroach program on the PATH: what CockroachDB promises is not tested here")
+	}
+	urlFile := t.TempDir() + "/url"
+	cmd := exec.Command(program, "start-single-node", "--insecure", "--store=type=mem,size=640MiB", "--listen-addr=127.0.0.1:0", "--http-addr=127.0.0.1:0", "--listening-url-file="+urlFile)
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	var d *db.DB
+	require.Eventually(t, func() bool {
+		url, err := os.ReadFile(urlFile)
+		if err != nil || len(url) == 0 {
+			return false
+		}
+		d, err = db.Open(t.Context(), string(url))
+		return err == nil
+	}, time.Minute, 50*time.Millisecond, "CockroachDB answers")
+	t.Cleanup(d.Close)
+	require.NoError(t, db.Migrate(t.Context(), d))
+	return d
+}
+
+func do(t *testing.T, d *db.DB, sql string, args ...any) {
+	t.Helper()
+	_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
+		_, err := tx.Exec(t.Context(), sql, args...)
+		return none{}, err
 	})
 	require.NoError(t, err)
+}
+
+func number(t *testing.T, d *db.DB, sql string, args ...any) int {
+	t.Helper()
+	n, err := db.ReadTx(t.Context(), d, func(tx db.Tx) (n int, err error) {
+		err = tx.QueryRow(t.Context(), sql, args...).Scan(&n)
+		return n, err
+	})
+	require.NoError(t, err)
+	return n
+}
+
+// TestNeitherEngineLosesAWrite is the proof behind RunTx: every increment that RunTx reported as done is in the sum, although
+// all of them read, think and write the same row at the same time.
+func TestNeitherEngineLosesAWrite(t *testing.T) {
+	onBothEngines(t, func(t *testing.T, d *db.DB) {
+		do(t, d, `CREATE TABLE counters (id INT8 PRIMARY KEY, n INT8 NOT NULL)`)
+		do(t, d, `INSERT INTO counters VALUES (1, 0), (2, 0)`)
+		const workers, each = 8, 25
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		reported := 0
+		for w := range workers {
+			wg.Go(func() {
+				for range each {
+					_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
+						// Read one row, write the other: a blind UPDATE would be right at any isolation level.
+						var n int
+						if err := tx.QueryRow(t.Context(), `SELECT n FROM counters WHERE id = $1`, 1+w%2).Scan(&n); err != nil {
+							return none{}, err
+						}
+						var other int
+						if err := tx.QueryRow(t.Context(), `SELECT n FROM counters WHERE id = $1`, 2-w%2).Scan(&other); err != nil {
+							return none{}, err
+						}
+						_, err := tx.Exec(t.Context(), `UPDATE counters SET n = $2 WHERE id = $1`, 1+w%2, n+1)
+						return none{}, err
+					})
+					switch {
+					case err == nil:
+						mu.Lock()
+						reported++
+						mu.Unlock()
+					case !fault.Is(err, fault.Unavailable):
+						t.Errorf("worker %d: %v", w, err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		require.Positive(t, reported)
+		require.Equal(t, reported, number(t, d, `SELECT SUM(n)::INT8 FROM counters`))
+	})
+}
+
+// TestConflictThatShowsAtCommitIsTriedAgain is the case that a library for the other engine drops in silence.
+func TestConflictThatShowsAtCommitIsTriedAgain(t *testing.T) {
+	onBothEngines(t, func(t *testing.T, d *db.DB) {
+		do(t, d, `CREATE TABLE duty (doctor TEXT PRIMARY KEY, present BOOL NOT NULL)`)
+		do(t, d, `INSERT INTO duty VALUES ('a', true), ('b', true)`)
+		leave := func(who string, during func(attempt int)) (attempts int, gone bool) {
+			gone, err := db.RunTx(t.Context(), d, func(tx db.Tx) (bool, error) {
+				attempts++
+				var present int
+				if err := tx.QueryRow(t.Context(), `SELECT count(*) FROM duty WHERE present`).Scan(&present); err != nil {
+					return false, err
+				}
+				during(attempts)
+				if present < 2 {
+					return false, nil
+				}
+				_, err := tx.Exec(t.Context(), `UPDATE duty SET present = false WHERE doctor = $1`, who)
+				return true, err
+			})
+			require.NoError(t, err)
+			return attempts, gone
+		}
+		attempts, gone := leave("a", func(attempt int) {
+			if attempt == 1 {
+				_, other := leave("b", func(int) {})
+				require.True(t, other)
+			}
+		})
+		require.Equal(t, 2, attempts)
+		require.False(t, gone, "b went first, so a stays")
+		require.Equal(t, 1, number(t, d, `SELECT count(*) FROM duty WHERE present`))
+	})
+}
+
+func TestConflictThatTheCallerHidIsStillTriedAgain(t *testing.T) {
+	d := dbtest.New(t)
+	do(t, d, `CREATE TABLE counters (id INT8 PRIMARY KEY, n INT8 NOT NULL)`)
+	do(t, d, `INSERT INTO counters VALUES (1, 0)`)
+	for name, hide := range map[string]error{"as success": nil, "as absent": fault.New(fault.NotFound, "not_found", "no", nil)} {
+		attempts := 0
+		_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
+			attempts++
+			var n int
+			require.NoError(t, tx.QueryRow(t.Context(), `SELECT n FROM counters WHERE id = 1`).Scan(&n))
+			if attempts == 1 {
+				do(t, d, `UPDATE counters SET n = n + 1 WHERE id = 1`)
+			}
+			if _, err := tx.Exec(t.Context(), `UPDATE counters SET n = $1 WHERE id = 1`, n+1); err != nil {
+				return none{}, hide
+			}
+			return none{}, nil
+		})
+		require.NoError(t, err, name)
+		require.Equal(t, 2, attempts, name)
+	}
+	require.Equal(t, 4, number(t, d, `SELECT n FROM counters`))
+}
+
+func TestCommitWithoutAnAnswerIsAmbiguousAndNotRepeated(t *testing.T) {
+	d := dbtest.New(t)
+	do(t, d, `CREATE TABLE rows (id UUID PRIMARY KEY)`)
+	d.BreakCommitOnce(t.Context())
+	attempts := 0
+	_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
+		attempts++
+		_, err := tx.Exec(t.Context(), `INSERT INTO rows VALUES ($1)`, db.NewID())
+		return none{}, err
+	})
+	require.ErrorIs(t, err, db.ErrAmbiguousCommit)
+	require.Equal(t, "commit_ambiguous", fault.As(err).Code)
+	require.Equal(t, 1, attempts, "only the caller knows whether doing it again is right")
+	do(t, d, `INSERT INTO rows VALUES ($1)`, db.NewID())
+}
+
+func TestLookIsRepeatedWhenItsCommitHasNoAnswer(t *testing.T) {
+	d := dbtest.New(t)
+	d.BreakCommitOnce(t.Context())
+	require.Equal(t, 1, number(t, d, `SELECT 1`))
+}
+
+func TestConnectionLostBeforeCommitIsTriedAgain(t *testing.T) {
+	d := dbtest.New(t)
+	do(t, d, `CREATE TABLE rows (id UUID PRIMARY KEY)`)
+	attempts := 0
+	_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
+		attempts++
+		if attempts == 1 {
+			_, err := tx.Exec(t.Context(), `SELECT pg_terminate_backend(pg_backend_pid())`)
+			return none{}, err
+		}
+		_, err := tx.Exec(t.Context(), `INSERT INTO rows VALUES ($1)`, db.NewID())
+		return none{}, err
+	})
+	require.NoError(t, err)
+	require.Equal(t, 2, attempts)
+	require.Equal(t, 1, number(t, d, `SELECT count(*) FROM rows`))
+}
+
+func TestErrorOrPanicLeavesNothingBehind(t *testing.T) {
+	onBothEngines(t, func(t *testing.T, d *db.DB) {
+		do(t, d, `CREATE TABLE rows (id UUID PRIMARY KEY)`)
+		wrong := errors.New("wrong")
+		_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
+			_, err := tx.Exec(t.Context(), `INSERT INTO rows VALUES ($1)`, db.NewID())
+			require.NoError(t, err)
+			return none{}, wrong
+		})
+		require.Equal(t, wrong, err, "the caller's own error comes back as it is")
+		for range 40 { // more often than the pool has connections
+			require.Panics(t, func() {
+				_, _ = db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
+					_, err := tx.Exec(t.Context(), `INSERT INTO rows VALUES ($1)`, db.NewID())
+					require.NoError(t, err)
+					panic("boom")
+				})
+			})
+		}
+		require.Zero(t, number(t, d, `SELECT count(*) FROM rows`))
+	})
+}
+
+func TestStatementThatFailedUnnoticedFailsTheTransaction(t *testing.T) {
+	d := dbtest.New(t)
+	do(t, d, `CREATE TABLE rows (id INT8 PRIMARY KEY)`)
+	_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
+		_, _ = tx.Exec(t.Context(), `INSERT INTO rows VALUES (1), (1)`)
+		return none{}, nil
+	})
+	require.Error(t, err)
+	require.Zero(t, number(t, d, `SELECT count(*) FROM rows`))
+	do(t, d, `INSERT INTO rows VALUES (1)`)
+	_, err = db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
+		_, err := tx.Exec(t.Context(), `INSERT INTO rows VALUES (1)`)
+		return none{}, err
+	})
+	require.True(t, db.IsUniqueViolation(err))
+}
+
+func TestReadTxCannotWriteAndSeesOneMoment(t *testing.T) {
+	onBothEngines(t, func(t *testing.T, d *db.DB) {
+		do(t, d, `CREATE TABLE rows (id UUID PRIMARY KEY)`)
+		_, err := db.ReadTx(t.Context(), d, func(tx db.Tx) (none, error) {
+			_, err := tx.Exec(t.Context(), `INSERT INTO rows VALUES ($1)`, db.NewID())
+			return none{}, err
+		})
+		require.ErrorContains(t, err, "read-only")
+		_, err = db.ReadTx(t.Context(), d, func(tx db.Tx) (none, error) {
+			var before, after int
+			require.NoError(t, tx.QueryRow(t.Context(), `SELECT count(*) FROM rows`).Scan(&before))
+			do(t, d, `INSERT INTO rows VALUES ($1)`, db.NewID())
+			require.NoError(t, tx.QueryRow(t.Context(), `SELECT count(*) FROM rows`).Scan(&after))
+			require.Equal(t, before, after)
+			return none{}, nil
+		})
+		require.NoError(t, err)
+	})
+}
+
+func TestEndlessConflictEndsAsBusy(t *testing.T) {
+	d := dbtest.New(t)
+	do(t, d, `CREATE TABLE counters (id INT8 PRIMARY KEY, n INT8 NOT NULL)`)
+	do(t, d, `INSERT INTO counters VALUES (1, 0)`)
+	_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
+		var n int
+		require.NoError(t, tx.QueryRow(t.Context(), `SELECT n FROM counters`).Scan(&n))
+		do(t, d, `UPDATE counters SET n = n + 1`)
+		_, err := tx.Exec(t.Context(), `UPDATE counters SET n = $1`, n+1)
+		return none{}, err
+	})
+	require.Equal(t, "database_busy", fault.As(err).Code)
+	require.Positive(t, fault.As(err).RetryAfter)
+}
+
+func TestCancelledRequestEndsItsTransaction(t *testing.T) {
+	d := dbtest.New(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := db.RunTx(ctx, d, func(tx db.Tx) (none, error) {
+		cancel()
+		_, err := tx.Exec(ctx, `SELECT 1`)
+		return none{}, err
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = db.RunTx(ctx, d, func(db.Tx) (none, error) { return none{}, nil })
+	require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
+}
+
+func TestIDsAndTimesComeBackAsTheyWent(t *testing.T) {
+	onBothEngines(t, func(t *testing.T, d *db.DB) {
+		do(t, d, `CREATE TABLE rows (id UUID PRIMARY KEY, other UUID, at TIMESTAMPTZ)`)
+		a, b := db.NewID(), db.NewID()
+		require.True(t, db.IsID(a))
+		require.Less(t, a, b, "ids follow the order of their making")
+		at := time.Date(2026, 11, 20, 11, 0, 0, 123456000, time.FixedZone("x", 3600))
+		do(t, d, `INSERT INTO rows VALUES ($1, NULL, $3), ($2, $1, NULL)`, a, b, at)
+		_, err := db.ReadTx(t.Context(), d, func(tx db.Tx) (none, error) {
+			var other *string
+			var when time.Time
+			require.NoError(t, tx.QueryRow(t.Context(), `SELECT other FROM rows WHERE id = $1`, b).Scan(&other))
+			require.Equal(t, a, *other)
+			require.NoError(t, tx.QueryRow(t.Context(), `SELECT other, at FROM rows WHERE id = $1`, a).Scan(&other, &when))
+			require.Nil(t, other)
+			require.Equal(t, at.UTC(), when)
+			var ids []string
+			require.NoError(t, tx.QueryRow(t.Context(), `SELECT array_agg(id ORDER BY id) FROM rows WHERE id = ANY($1)`, []string{b, a}).Scan(&ids))
+			require.Equal(t, []string{a, b}, ids)
+			return none{}, nil
+		})
+		require.NoError(t, err)
+	})
+	for _, bad := range []string{"", "x", "0192F0C0-0000-7000-8000-000000000001", "{0192f0c0-0000-7000-8000-000000000001}", "urn:uuid:0192f0c0-0000-7000-8000-000000000001", "0192f0c0000070008000000000000001"} {
+		require.False(t, db.IsID(bad), bad)
+	}
+}
+
+func TestOpenSaysWhatIsWrong(t *testing.T) {
+	for url, code := range map[string]string{
+		"postgres://user:hush@%zz":                        "database_url_invalid",
+		"postgres://user:hush@127.0.0.1:1/x?sslmode=bad":  "database_url_invalid",
+		"postgres://user:hush@127.0.0.1:1/x":              "database_unavailable",
+		fmt.Sprintf("postgres:///x?host=%s", t.TempDir()): "database_unavailable",
+	} {
+		_, err := db.Open(t.Context(), url)
+		require.Equal(t, code, fault.As(err).Code, url)
+		require.NotContains(t, err.Error(), "hush")
+	}
 }

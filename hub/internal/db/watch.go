@@ -29,7 +29,7 @@ func (w *watchedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 }
 
 func (w *watchedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	rows, err := w.tx.Query(ctx, sql, args...) //nolint:sqlclosecheck // the caller closes it
+	rows, err := w.tx.Query(ctx, sql, args...)
 	if rows == nil {
 		return nil, w.note(err)
 	}
@@ -63,7 +63,7 @@ func (r watchedRows) Next() bool {
 }
 
 func errIsNetwork(err error) bool {
-	var network net.Error
-	var connect *pgconn.ConnectError
-	return errors.As(err, &connect) || errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
+	_, connect := errors.AsType[*pgconn.ConnectError](err)
+	_, network := errors.AsType[net.Error](err)
+	return connect || network || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
 }

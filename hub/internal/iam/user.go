@@ -16,7 +16,7 @@ import (
 
 const (
 	// userTokenPrefix lets secret scanners and people recognise a leaked token.
-	userTokenPrefix = "gpuaas_ut_"
+	userTokenPrefix = "gpuaas_ut_" //nolint:gosec // a prefix, not a token
 	// userTokenBytes of randomness make guessing hopeless, so that a plain SHA-256 suffices as what is stored.
 	userTokenBytes = 32
 

@@ -128,7 +128,7 @@ func (k localKEK) ID() [8]byte { return k.id }
 func (k localKEK) Wrap(dataKey []byte) ([]byte, error) {
 	nonce := make([]byte, k.aead.NonceSize(), wrappedLen)
 	mustRandom(nonce)
-	return k.aead.Seal(nonce, nonce, dataKey, k.id[:]), nil
+	return k.aead.Seal(nonce, nonce, dataKey, k.id[:]), nil //nolint:gosec // the nonce was filled with random bytes above
 }
 
 func (k localKEK) Unwrap(wrapped []byte) ([]byte, error) {

@@ -68,7 +68,7 @@ func copyOf(t testing.TB, from string) string {
 		t.Fatalf("make test database: %v", err)
 	}
 	t.Cleanup(func() {
-		if err := s.admin(context.Background(), "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
+		if err := s.admin(context.WithoutCancel(t.Context()), "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
 			t.Errorf("drop test database: %v", err)
 		}
 	})
@@ -76,7 +76,7 @@ func copyOf(t testing.TB, from string) string {
 }
 
 func startServer() (_ *server, err error) {
-	ctx := context.Background()
+	ctx := context.Background() //nolint:forbidigo // the server outlives the test that happens to start it
 	dir, err := os.MkdirTemp("/tmp", "gpuaas-dbtest-")
 	if err != nil {
 		return nil, err

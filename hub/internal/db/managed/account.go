@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/user"
 	"strconv"
+	"strings"
 	"syscall"
 )
 
@@ -34,8 +35,7 @@ func unprivileged(wanted string) (account, error) {
 	for _, name := range names {
 		u, err := user.Lookup(name)
 		if err != nil {
-			var unknown user.UnknownUserError
-			if errors.As(err, &unknown) {
+			if _, unknown := errors.AsType[user.UnknownUserError](err); unknown {
 				continue
 			}
 			return account{}, refuse("database_user", "The user "+name+" cannot be looked up.", err)
@@ -45,7 +45,7 @@ func unprivileged(wanted string) (account, error) {
 		}
 		return describe(u, false)
 	}
-	return account{}, refuse("database_user", "PostgreSQL refuses to run as root and none of these users exists: "+join(names)+". Install Debian's package postgresql, or make one with: useradd --system gpuaas-hub", nil)
+	return account{}, refuse("database_user", "PostgreSQL refuses to run as root and none of these users exists: "+strings.Join(names, ", ")+". Install Debian's package postgresql, or make one with: useradd --system gpuaas-hub", nil)
 }
 
 func describe(u *user.User, same bool) (account, error) {
@@ -97,15 +97,4 @@ func (a account) attributes() *syscall.SysProcAttr {
 		attr.Credential = &syscall.Credential{Uid: a.uid, Gid: a.gid, Groups: []uint32{}}
 	}
 	return attr
-}
-
-func join(names []string) string {
-	out := ""
-	for i, n := range names {
-		if i > 0 {
-			out += ", "
-		}
-		out += n
-	}
-	return out
 }

@@ -287,8 +287,7 @@ func refuse(code, public string, cause error) *fault.Error {
 
 // reason is the system's own words, without the path that the text around it already names.
 func reason(err error) string {
-	var pathErr *os.PathError
-	if errors.As(err, &pathErr) {
+	if pathErr, ok := errors.AsType[*os.PathError](err); ok {
 		return pathErr.Err.Error()
 	}
 	return err.Error()

@@ -65,7 +65,7 @@ func (s *Server) create(ctx context.Context) error {
 	if s.conf.Settings["fsync"] == "off" {
 		args = append(args, "--no-sync")
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, "initdb"), args...) //nolint:gosec // the path is the operator's
+	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, "initdb"), args...)
 	cmd.Dir = s.layout.root
 	cmd.Env = childEnv()
 	cmd.SysProcAttr = s.user.attributes()
@@ -103,7 +103,7 @@ func (s *Server) writeSynced(name, content string) error {
 // configure writes who may connect and how the server runs. Peer authentication: the kernel says which user is at the other
 // end of the socket, so there is no password to keep.
 func (s *Server) configure() error {
-	settings := map[string]string{
+	settings := map[string]string{ //nolint:gosec // password_encryption names a method
 		"listen_addresses":               "",
 		"unix_socket_directories":        s.layout.socket,
 		"unix_socket_permissions":        "0700",
@@ -180,7 +180,7 @@ func binaryMajor(dir string) (int, bool) {
 		return 0, false
 	}
 	// No shell, no arguments from outside: the directory is the operator's or the system's.
-	out, err := exec.Command(filepath.Join(dir, "postgres"), "--version").Output() //nolint:gosec,noctx // answers at once
+	out, err := exec.Command(filepath.Join(dir, "postgres"), "--version").Output() //nolint:noctx // answers at once
 	if err != nil {
 		return 0, false
 	}

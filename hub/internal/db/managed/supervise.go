@@ -53,7 +53,7 @@ func (s *Server) supervise(started chan<- error) {
 }
 
 func (s *Server) spawn() (*exec.Cmd, error) {
-	cmd := exec.Command(filepath.Join(s.bin, "postgres"), "-D", s.layout.data) //nolint:gosec,noctx // its life is the supervisor's business
+	cmd := exec.Command(filepath.Join(s.bin, "postgres"), "-D", s.layout.data) //nolint:noctx // its life is the supervisor's business
 	cmd.Dir = s.layout.data
 	cmd.Env = childEnv()
 	cmd.SysProcAttr = s.user.attributes()

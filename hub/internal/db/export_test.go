@@ -1,0 +1,15 @@
+package db
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// BreakCommitOnce makes the database end the connection of the next transaction just before its COMMIT is sent.
+func (d *DB) BreakCommitOnce(ctx context.Context) {
+	d.beforeCommit = func(tx pgx.Tx) {
+		d.beforeCommit = nil
+		_, _ = d.pool.Exec(ctx, `SELECT pg_terminate_backend($1)`, tx.Conn().PgConn().PID())
+	}
+}
