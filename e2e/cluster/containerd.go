@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -137,8 +138,8 @@ func mountsBelow(dirs ...string) []string {
 	}
 	var found []string
 	lines := strings.Split(string(data), "\n")
-	for i := len(lines) - 1; i >= 0; i-- {
-		f := strings.Fields(lines[i])
+	for _, line := range slices.Backward(lines) {
+		f := strings.Fields(line)
 		if len(f) < 5 {
 			continue
 		}

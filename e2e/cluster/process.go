@@ -66,7 +66,7 @@ func start(ctx context.Context, c command) (*Process, error) {
 		// nsenter, not ip netns exec: that one mounts /sys anew and hides the cgroups.
 		path, args = "nsenter", append([]string{"--net=" + c.netns, "--", c.path}, c.args...)
 	}
-	cmd := exec.Command(path, args...) //nolint:noctx // the program outlives the caller on purpose
+	cmd := exec.Command(path, args...)
 	cmd.Env = append(os.Environ(), c.env...)
 	cmd.Stderr = logFile
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

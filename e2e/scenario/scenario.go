@@ -1,0 +1,232 @@
+// Package scenario is what people and programs do with a hub, one step each, through the public API and the programs alone: a
+// platform admin sets up an org, an app team ships a version, an operator runs it. It serves the demo and the end-to-end tests.
+package scenario
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+// Tenant is an org with a project and money in its wallet, as its platform admin sees it.
+type Tenant struct {
+	// Admin may do everything.
+	Admin   *client.Hub
+	Org     client.Org
+	Project client.Project
+
+	hub cluster.HubConfig
+	url string
+	ca  string
+	dir string
+}
+
+// Admin opens the hub with the token that it keeps in its file.
+func Admin(ready cluster.HubReady) (*client.Hub, error) {
+	token, err := os.ReadFile(ready.TokenFile)
+	if err != nil {
+		return nil, err
+	}
+	return client.Open(client.Config{URL: ready.APIURL, CAFile: ready.CAFile, Credential: client.BearerToken(strings.TrimSpace(string(token)))})
+}
+
+// NewTenant makes an org, a project and a credit. Dir receives the tenant's key files.
+func NewTenant(ctx context.Context, h *cluster.Hub, dir, orgSlug, credit string) (*Tenant, error) {
+	admin, err := Admin(h.Ready)
+	if err != nil {
+		return nil, err
+	}
+	t := &Tenant{Admin: admin, hub: h.Config, url: h.Ready.APIURL, ca: h.Ready.CAFile, dir: dir}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if t.Org, err = client.Read[client.Org](admin.CreateOrg(ctx, client.OrgCreate{Slug: orgSlug, DisplayName: orgSlug})); err != nil {
+		return nil, fmt.Errorf("create org: %w", err)
+	}
+	t.Project, err = client.Read[client.Project](admin.CreateProject(ctx, client.ProjectCreate{OrgID: t.Org.ID, Slug: "main", DisplayName: "Main"}))
+	if err != nil {
+		return nil, fmt.Errorf("create project: %w", err)
+	}
+	if credit == "" {
+		return t, nil
+	}
+	if _, err := client.Read[client.Posting](admin.GrantCredit(ctx, client.CreditGrant{OrgID: t.Org.ID, Amount: credit, Currency: Currency, Description: "start"})); err != nil {
+		return nil, fmt.Errorf("grant credit: %w", err)
+	}
+	return t, nil
+}
+
+// Currency of all prices and wallets here.
+const Currency = "USD"
+
+// JoinToken makes a one-time token for a node.
+func JoinToken(ctx context.Context, admin *client.Hub) (string, error) {
+	t, err := client.Read[client.JoinToken](admin.CreateJoinToken(ctx, client.JoinTokenCreate{}))
+	return t.Token, err
+}
+
+// AwaitNode waits until the node is online.
+func AwaitNode(ctx context.Context, admin *client.Hub, nodeID string) (client.Node, error) {
+	return await(ctx, func() (client.Node, bool, error) {
+		n, err := client.Read[client.Node](admin.GetNode(ctx, nodeID))
+		return n, err == nil && n.Status == client.NodeStatusOnline, err
+	})
+}
+
+// ServiceAccount makes a service account in the project and opens the hub as it: its token is minted with its key.
+func (t *Tenant) ServiceAccount(ctx context.Context, slug string, role client.ServiceAccountRole) (*client.Hub, error) {
+	sa, err := client.Read[client.ServiceAccount](t.Admin.CreateServiceAccount(ctx, t.Project.ID, client.ServiceAccountCreate{Name: slug, Slug: slug, Role: role}))
+	if err != nil {
+		return nil, fmt.Errorf("create service account: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(t.dir, slug+".pem"), []byte(sa.Key.PrivateKeyPem), 0o600); err != nil {
+		return nil, err
+	}
+	conf := client.Config{URL: t.url, CAFile: t.ca}
+	conf.Credential, err = client.NewServiceAccountCredential(conf, sa.ID, sa.Key.KeyID, []byte(sa.Key.PrivateKeyPem))
+	if err != nil {
+		return nil, err
+	}
+	return client.Open(conf)
+}
+
+// Price sets the price of the app's running time, in USD an hour.
+func (t *Tenant) Price(ctx context.Context, appSlug, perHour string) error {
+	_, err := client.Read[client.Price](t.Admin.CreatePrice(ctx, client.PriceCreate{
+		Meter: "session_seconds", AppSlug: appSlug, Currency: Currency, Price: perHour, Per: client.PriceUnitHour,
+	}))
+	return err
+}
+
+// Entitle lets the project run the app.
+func (t *Tenant) Entitle(ctx context.Context, appSlug string) error {
+	_, err := client.Read[client.Entitlement](t.Admin.PutEntitlement(ctx, t.Project.ID, appSlug, client.EntitlementPut{
+		Enabled: true, PolicyOverrides: client.PolicyOverrides{AllowedOperatingModes: []client.OperatingMode{client.OperatingModeTenantDedicated}},
+	}))
+	return err
+}
+
+// Allocate takes a slice without accelerators on the node and waits until it is active.
+func (t *Tenant) Allocate(ctx context.Context, as *client.Hub, nodeID string, cores int32, memoryMiB int64) (client.Allocation, error) {
+	a, err := client.Read[client.Allocation](as.CreateAllocation(ctx, t.Project.ID, client.AllocationCreate{
+		NodeID: nodeID, CapacityShape: client.CapacityShapeGpuSlice, CPUCores: cores, MemoryMib: memoryMiB,
+	}))
+	if err != nil {
+		return a, fmt.Errorf("create allocation: %w", err)
+	}
+	return await(ctx, func() (client.Allocation, bool, error) {
+		a, err := client.Read[client.Allocation](as.GetAllocation(ctx, t.Project.ID, a.ID))
+		return a, err == nil && a.Status == client.AllocationStatusActive, err
+	})
+}
+
+// Launch creates an instance and waits until a watching client sees it running; took is the time between the two.
+func (t *Tenant) Launch(ctx context.Context, as *client.Hub, in client.AppInstanceCreate, onChange func(client.AppInstance)) (i client.AppInstance, took time.Duration, err error) {
+	start := time.Now()
+	i, err = client.Read[client.AppInstance](as.CreateAppInstance(ctx, t.Project.ID, in))
+	if err != nil {
+		return i, 0, fmt.Errorf("create app instance: %w", err)
+	}
+	i, err = as.WaitInstance(ctx, t.Project.ID, i.ID, client.AppInstanceStatusRunning, onChange)
+	return i, time.Since(start), err
+}
+
+// Decommission ends an instance and waits for the node's proof.
+func (t *Tenant) Decommission(ctx context.Context, as *client.Hub, id string) (client.AppInstance, error) {
+	if _, err := client.Read[client.AppInstance](as.DecommissionAppInstance(ctx, t.Project.ID, id)); err != nil {
+		return client.AppInstance{}, fmt.Errorf("decommission: %w", err)
+	}
+	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusDecommissioned, nil)
+}
+
+// Usage lists all usage records of the instance.
+func (t *Tenant) Usage(ctx context.Context, instanceID string) ([]client.UsageRecord, error) {
+	return collect(func(cursor string) ([]client.UsageRecord, string, error) {
+		l, err := client.Read[client.UsageRecordList](t.Admin.ListUsage(ctx, &client.ListUsageParams{AppInstanceID: instanceID, Limit: client.PageSize, Cursor: cursor}))
+		return l.Items, l.NextCursor, err
+	})
+}
+
+// Postings lists all postings of the instance.
+func (t *Tenant) Postings(ctx context.Context, instanceID string) ([]client.Posting, error) {
+	return collect(func(cursor string) ([]client.Posting, string, error) {
+		l, err := client.Read[client.PostingList](t.Admin.ListLedger(ctx, &client.ListLedgerParams{AppInstanceID: instanceID, Limit: client.PageSize, Cursor: cursor}))
+		return l.Items, l.NextCursor, err
+	})
+}
+
+// Events lists all events of the instance.
+func (t *Tenant) Events(ctx context.Context, as *client.Hub, instanceID string) ([]client.Event, error) {
+	return collect(func(cursor string) ([]client.Event, string, error) {
+		l, err := client.Read[client.EventList](as.ListAppInstanceEvents(ctx, t.Project.ID, instanceID, &client.ListAppInstanceEventsParams{Limit: client.PageSize, Cursor: cursor}))
+		return l.Items, l.NextCursor, err
+	})
+}
+
+// maxBody bounds what is read of an app's answer.
+const maxBody = 1 << 20
+
+// Get fetches a URL of a node's private endpoint and returns the body; the caller stands on the node.
+func Get(ctx context.Context, url string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = res.Body.Close() }()
+	body, err := io.ReadAll(io.LimitReader(res.Body, maxBody))
+	if err != nil {
+		return "", err
+	}
+	if res.StatusCode != http.StatusOK {
+		return string(body), fmt.Errorf("%s answered %s", url, res.Status)
+	}
+	return string(body), nil
+}
+
+// NewID makes an idempotency key or a correlation id.
+func NewID() string { return uuid.NewString() }
+
+func collect[T any](page func(cursor string) ([]T, string, error)) ([]T, error) {
+	var all []T
+	for item, err := range client.All(page) {
+		if err != nil {
+			return all, err
+		}
+		all = append(all, item)
+	}
+	return all, nil
+}
+
+// await looks until it sees what it waits for; an error of the look itself is kept for the report, not fatal: a hub may be
+// restarting.
+func await[T any](ctx context.Context, look func() (T, bool, error)) (T, error) {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		v, ok, err := look()
+		if ok {
+			return v, nil
+		}
+		select {
+		case <-ctx.Done():
+			seen, _ := json.Marshal(v)
+			return v, fmt.Errorf("%w; last seen: %s; last error: %w", ctx.Err(), seen, err)
+		case <-tick.C:
+		}
+	}
+}
