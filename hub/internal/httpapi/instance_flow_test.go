@@ -1,0 +1,235 @@
+package httpapi
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// theater is a house that also has a node, with the operations on capacity and instances.
+type theater struct {
+	*house
+	node  string
+	asked []*protocol.LogsRequest
+}
+
+func (s *theater) Logs(_ context.Context, nodeID string, r *protocol.LogsRequest) (io.ReadCloser, error) {
+	if nodeID != s.node {
+		return nil, fault.New(fault.Unavailable, "node_unreachable", "The node is not connected.", nil)
+	}
+	s.asked = append(s.asked, r)
+	return io.NopCloser(strings.NewReader("one\ntwo\n")), nil
+}
+
+// open swaps the operations on people for those on instances; make tenants before.
+func (s *theater) open(t *testing.T) {
+	t.Helper()
+	pub, _, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	secret, err := fleet.NewJoinSecret()
+	require.NoError(t, err)
+	s.tx(t, func(ctx context.Context, tx db.Tx) error {
+		now := s.clock()
+		if _, err := fleet.CreateToken(ctx, tx, fleet.NewToken{ID: db.NewID(), Secret: secret, CreatedBy: "admin"}, now); err != nil {
+			return err
+		}
+		n, _, err := fleet.Enrol(ctx, tx, fleet.Enrolment{NodeID: db.NewID(), Secret: secret, Hostname: "n1", PublicKey: pub, CertificateExpiresAt: now.Add(time.Hour)}, now)
+		if err != nil {
+			return err
+		}
+		s.node = n.ID
+		_, err = fleet.Connect(ctx, tx, fleet.Connection{NodeID: n.ID, ReplicaID: "r", Hello: &protocol.Hello{
+			Incarnation: "i", Facts: &protocol.NodeFacts{Hostname: "n1", CpuCores: 8, MemoryBytes: 16 << 30},
+		}}, now)
+		return err
+	})
+	poke := func(string) {}
+	s.Handler, err = NewHandler(&Server{
+		Capacity: Capacity{DB: s.d, CreateAllocation: &command.CreateAllocation{DB: s.d}, ReleaseAllocation: &command.ReleaseAllocation{DB: s.d}},
+		Instances: Instances{
+			DB: s.d, Logs: s,
+			CreateInstance:       &command.CreateInstance{DB: s.d, LeaseDuration: time.Hour, Revoked: func(string) bool { return false }, Poke: poke},
+			DecommissionInstance: &command.DecommissionInstance{DB: s.d, Poke: poke},
+		},
+	}, Config{
+		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.FailureAudit{DB: s.d},
+		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
+	})
+	require.NoError(t, err)
+}
+
+func (s *theater) tx(t *testing.T, fn func(context.Context, db.Tx) error) {
+	t.Helper()
+	_, err := db.RunTx(t.Context(), s.d, func(tx db.Tx) (struct{}, error) { return struct{}{}, fn(t.Context(), tx) })
+	require.NoError(t, err)
+}
+
+// instance puts a running one into the project, as the commands and a node would have.
+func (s *theater) instance(t *testing.T, orgID, projectID, allocationID string) instance.Instance {
+	t.Helper()
+	id, member := db.NewID(), db.NewID()
+	s.tx(t, func(ctx context.Context, tx db.Tx) error {
+		now := s.clock()
+		if _, err := instance.Create(ctx, tx, instance.NewInstance{
+			ID: id, OrgID: orgID, OrgSlug: "acme", ProjectID: projectID, AppSlug: "demo", DisplayName: "First",
+			Modes:      instance.Modes{OperatingMode: "tenant_dedicated", ControlPlaneScope: "project", RuntimeBackend: "launchable_oci", TenantBoundaryMode: "project_isolated"},
+			ConfigJSON: `{"a":"b"}`, RequestedBy: instance.Actor{Type: "user", ID: db.NewID()}, CorrelationID: "c", OperationID: db.NewID(),
+			HintResults: []instance.HintResult{{Field: "operating_mode", Requested: "platform_managed", Effective: "tenant_dedicated", Reason: "not_supported_by_app"}},
+			Revision:    instance.NewRevision{AppVersion: "1.0.0", ParametersJSON: `{"n":1}`, ManifestEnvelope: []byte{1}},
+			Members:     []instance.NewMember{{ID: member, AllocationID: allocationID, NodeID: s.node}},
+		}, now); err != nil {
+			return err
+		}
+		if err := event.Append(ctx, tx, event.Event{Type: "apps.instance.requested", Subject: id, ResourceVersion: 1, OrgID: orgID, ProjectID: projectID, CorrelationID: "c", At: now}); err != nil {
+			return err
+		}
+		_, err := command.Observe(ctx, tx, command.Report{NodeID: s.node, SessionNo: 1, Counter: 1, Statuses: []*protocol.WorkloadStatus{{
+			MemberId: member, Revision: 1, Status: "ready", Endpoints: []*protocol.PublishedEndpoint{{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20000}},
+		}}}, now)
+		return err
+	})
+	var i instance.Instance
+	s.tx(t, func(ctx context.Context, tx db.Tx) (err error) {
+		i, err = instance.Get(ctx, tx, projectID, id)
+		return err
+	})
+	return i
+}
+
+func items(a answer) []map[string]any {
+	list, _ := a.body["items"].([]any)
+	out := make([]map[string]any, 0, len(list))
+	for _, item := range list {
+		m, _ := item.(map[string]any)
+		out = append(out, m)
+	}
+	return out
+}
+
+const sliceBody = `{"capacity_shape":"gpu_slice","accelerator_count":0,"cpu_cores":2,"memory_mib":1024}`
+
+func TestAllocationsOverREST(t *testing.T) {
+	s := &theater{house: newHouse(t)}
+	_, projectID, boss := s.tenant(t, "acme")
+	s.open(t)
+	path := "/projects/" + projectID + "/allocations"
+
+	made := s.must(t, boss, "POST", path, "k1", sliceBody, 201)
+	require.Equal(t, "active", made.text("status"))
+	require.Equal(t, s.node, made.text("node_id"))
+	require.Equal(t, "2", made.text("free_cpu_cores"))
+	require.Equal(t, "flow-k1", made.text("correlation_id"))
+	again := s.must(t, boss, "POST", path, "k1", sliceBody, 201)
+	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
+	require.JSONEq(t, made.raw, again.raw)
+
+	got := s.must(t, boss, "GET", path+"/"+made.text("id"), "", "", 200)
+	require.JSONEq(t, made.raw, got.raw)
+	second := s.must(t, boss, "POST", path, "k2", sliceBody, 201)
+	page := s.must(t, boss, "GET", path+"?limit=1", "", "", 200)
+	require.Equal(t, second.text("id"), items(page)[0]["id"])
+	rest := s.must(t, boss, "GET", path+"?limit=1&cursor="+page.text("next_cursor"), "", "", 200)
+	require.Equal(t, made.text("id"), items(rest)[0]["id"])
+	require.Empty(t, rest.text("next_cursor"))
+
+	released := s.must(t, boss, "POST", path+"/"+made.text("id")+"/release", "k3", "", 202)
+	require.Equal(t, "released", released.text("status"))
+	require.Equal(t, 409, s.ask(t, boss, "POST", path+"/"+made.text("id")+"/release", "k4", "").status)
+	require.Len(t, items(s.must(t, boss, "GET", path+"?status=active", "", "", 200)), 1)
+	require.Equal(t, 409, s.ask(t, boss, "POST", path, "k5", `{"capacity_shape":"gpu_slice","accelerator_count":1,"cpu_cores":1,"memory_mib":64}`).status)
+}
+
+func TestInstancesOverREST(t *testing.T) {
+	s := &theater{house: newHouse(t)}
+	orgID, projectID, boss := s.tenant(t, "acme")
+	s.open(t)
+	allocation := s.must(t, boss, "POST", "/projects/"+projectID+"/allocations", "k1", sliceBody, 201).text("id")
+	i := s.instance(t, orgID, projectID, allocation)
+	path := "/projects/" + projectID + "/app-instances"
+
+	got := s.must(t, boss, "GET", path+"/"+i.ID, "", "", 200)
+	require.Equal(t, "running", got.text("status"))
+	require.Equal(t, "healthy", got.text("health"))
+	require.NotContains(t, got.body, "status_reason", "absent when all is well")
+	require.Equal(t, "1.0.0", got.text("version"))
+	require.Equal(t, map[string]any{"n": 1.0}, got.body["parameters"])
+	require.Contains(t, got.raw, `"url":"http://127.0.0.1:20000"`)
+	require.Contains(t, got.raw, `"reason":"not_supported_by_app"`)
+	require.Len(t, items(s.must(t, boss, "GET", path+"?status=running&app_slug=demo", "", "", 200)), 1)
+	require.Empty(t, items(s.must(t, boss, "GET", path+"?status=failed", "", "", 200)))
+
+	logs := httptest.NewRequest("GET", "/api/v1"+path+"/"+i.ID+"/logs?tail_lines=5&follow=true", nil)
+	logs.Header.Set("Authorization", "Bearer "+boss)
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, logs)
+	require.Equal(t, "one\ntwo\n", w.Body.String())
+	require.Equal(t, uint32(5), s.asked[0].GetTailLines())
+	require.True(t, s.asked[0].GetFollow())
+	require.Equal(t, 422, s.ask(t, boss, "GET", path+"/"+i.ID+"/logs?member_id="+db.NewID(), "", "").status)
+
+	ended := s.must(t, boss, "POST", path+"/"+i.ID+"/decommission", "k2", "", 202)
+	require.Equal(t, "decommissioning", ended.text("status"))
+	require.Equal(t, 409, s.ask(t, boss, "POST", path+"/"+i.ID+"/decommission", "k3", "").status)
+	events := s.must(t, boss, "GET", path+"/"+i.ID+"/events?limit=3", "", "", 200)
+	more := s.must(t, boss, "GET", path+"/"+i.ID+"/events?cursor="+events.text("next_cursor"), "", "", 200)
+	var types []string
+	for _, e := range append(items(events), items(more)...) {
+		types = append(types, fmt.Sprint(e["type"]))
+	}
+	require.Equal(t, []string{"apps.instance.requested", "apps.instance.deploying", "apps.instance.running", "apps.instance.decommission_requested"}, types)
+	require.Contains(t, more.raw, `"correlation_id":"flow-k2"`)
+	require.Contains(t, more.raw, `"from":"running"`)
+}
+
+// TestLaw10AnotherOrgsInstanceAnswersLikeAnAbsentOne: on every operation, byte for byte, whichever project is named.
+func TestLaw10AnotherOrgsInstanceAnswersLikeAnAbsentOne(t *testing.T) {
+	s := &theater{house: newHouse(t)}
+	orgID, projectID, boss := s.tenant(t, "acme")
+	_, own, stranger := s.tenant(t, "other")
+	s.open(t)
+	allocation := s.must(t, boss, "POST", "/projects/"+projectID+"/allocations", "k1", sliceBody, 201).text("id")
+	i := s.instance(t, orgID, projectID, allocation)
+
+	operations := []struct{ method, path, id, key string }{
+		{"GET", "/app-instances/%s", i.ID, ""},
+		{"GET", "/app-instances/%s/events", i.ID, ""},
+		{"GET", "/app-instances/%s/logs", i.ID, ""},
+		{"POST", "/app-instances/%s/decommission", i.ID, "k2"},
+		{"GET", "/allocations/%s", allocation, ""},
+		{"POST", "/allocations/%s/release", allocation, "k3"},
+	}
+	for _, project := range []string{projectID, own} {
+		for _, o := range operations {
+			foreign := s.ask(t, stranger, o.method, "/projects/"+project+fmt.Sprintf(o.path, o.id), o.key, "")
+			nothing := s.ask(t, stranger, o.method, "/projects/"+project+fmt.Sprintf(o.path, db.NewID()), o.key, "")
+			require.Equal(t, 404, foreign.status, foreign.raw)
+			require.JSONEq(t, nothing.raw, foreign.raw)
+		}
+	}
+	for _, list := range []string{"/app-instances", "/allocations"} {
+		require.Equal(t, 404, s.ask(t, stranger, "GET", "/projects/"+projectID+list, "", "").status)
+		require.Empty(t, items(s.must(t, stranger, "GET", "/projects/"+own+list, "", "", 200)))
+	}
+	require.Equal(t, 404, s.ask(t, stranger, "POST", "/projects/"+projectID+"/allocations", "k4", sliceBody).status)
+	foreign := s.ask(t, stranger, "POST", "/projects/"+own+"/app-instances", "k5",
+		`{"app_slug":"demo","version":"1.0.0","display_name":"x","placement_intent":{"allocation_ids":["`+allocation+`"]}}`)
+	require.Equal(t, 422, foreign.status, "the app is looked up first, and says the same whatever the allocation")
+	require.Equal(t, "running", s.must(t, boss, "GET", "/projects/"+projectID+"/app-instances/"+i.ID, "", "", 200).text("status"))
+}
