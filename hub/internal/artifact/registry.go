@@ -238,10 +238,10 @@ func (c challenge) SetHeaders(_ *http.Request, w http.ResponseWriter) {
 
 // PurgeUploads removes uploads that were begun before olderThan and never finished. It says how many files went.
 func (r *Registry) PurgeUploads(ctx context.Context, olderThan time.Time) (int, error) {
+	if _, err := r.driver.Stat(ctx, "/docker/registry/v2/repositories"); errors.As(err, new(driver.PathNotFoundError)) {
+		// Nothing was pushed yet.
+		return 0, nil
+	}
 	deleted, errs := storage.PurgeUploads(ctx, r.driver, olderThan, true)
-	// There is nothing to purge before the first upload.
-	errs = slices.DeleteFunc(errs, func(err error) bool {
-		return errors.As(err, new(driver.PathNotFoundError))
-	})
 	return len(deleted), errors.Join(errs...)
 }

@@ -34,7 +34,7 @@ const (
 
 	issuer = "gpuaas-hub"
 	// Audiences keep a credential from being used as a token, and either as anything else signed with the same key.
-	audienceCredential = "gpuaas-registry-credential"
+	audienceCredential = "gpuaas-registry-credential" //nolint:gosec // an audience, not a credential
 	audienceAccess     = "gpuaas-registry"
 
 	actionPull = "pull"
@@ -122,7 +122,7 @@ func readTokenRequest(w http.ResponseWriter, r *http.Request) (tokenRequest, err
 	} else {
 		t.username, t.password, _ = r.BasicAuth()
 	}
-	for _, scope := range strings.Fields(strings.Join(r.Form["scope"], " ")) {
+	for _, scope := range strings.FieldsSeq(strings.Join(r.Form["scope"], " ")) {
 		kind, rest, _ := strings.Cut(scope, ":")
 		at := strings.LastIndexByte(rest, ':')
 		if kind != "repository" || at < 0 || len(t.wanted) == maxScopes {

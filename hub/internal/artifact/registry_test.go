@@ -1,0 +1,398 @@
+package artifact_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/pkg/appkit"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const (
+	repository  = "org/acme/demo/runtime"
+	trustDomain = "gpuaas.test"
+	nodeID      = "0192f0c0-0000-7000-8000-00000000000a"
+	otherNodeID = "0192f0c0-0000-7000-8000-00000000000b"
+	goodToken   = "good"
+)
+
+// bench is a registry behind real TLS, with an authority for nodes.
+type bench struct {
+	registry *artifact.Registry
+	server   *httptest.Server
+	host     string
+	caFile   string
+	nodeCA   tls.Certificate
+	now      atomic.Pointer[time.Time]
+	ended    atomic.Bool
+	mayPull  atomic.Pointer[string]
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(nil)
+	require.NoError(t, err)
+	b := &bench{nodeCA: authority(t)}
+	b.at(time.Now())
+	b.server = httptest.NewUnstartedServer(nil)
+	b.host = b.server.Listener.Addr().String()
+	ctx, cancel := context.WithCancel(t.Context())
+	b.registry, err = artifact.OpenRegistry(ctx, artifact.RegistryConfig{
+		Dir: filepath.Join(t.TempDir(), "registry"), Host: b.host, SigningKey: key, TrustDomain: trustDomain,
+		Now: func() time.Time { return *b.now.Load() },
+		IntentOpen: func(context.Context, string) error {
+			if b.ended.Load() {
+				return fault.New(fault.Unauthenticated, "ended", "ended", nil)
+			}
+			return nil
+		},
+		Authenticate: func(_ context.Context, token string) (string, error) {
+			if token != goodToken {
+				return "", fault.New(fault.Unauthenticated, "unauthenticated", "no", nil)
+			}
+			return "user:1", nil
+		},
+		MayPull: func(_ context.Context, _, repo string) error {
+			if allowed := b.mayPull.Load(); allowed == nil || *allowed != repo {
+				return fault.New(fault.NotFound, "not_found", "no", nil)
+			}
+			return nil
+		},
+	})
+	require.NoError(t, err)
+	pool := x509.NewCertPool()
+	pool.AddCert(b.nodeCA.Leaf)
+	b.server.Config.Handler = b.registry
+	b.server.TLS = &tls.Config{ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool, MinVersion: tls.VersionTLS12}
+	b.server.StartTLS()
+	t.Cleanup(func() {
+		b.server.Close()
+		cancel()
+	})
+	b.caFile = filepath.Join(t.TempDir(), "ca.pem")
+	require.NoError(t, os.WriteFile(b.caFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b.server.Certificate().Raw}), 0o600))
+	return b
+}
+
+func (b *bench) at(now time.Time) { b.now.Store(&now) }
+
+func authority(t *testing.T) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "nodes"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	require.NoError(t, err)
+	leaf, err := x509.ParseCertificate(der)
+	require.NoError(t, err)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
+}
+
+// client shows the certificate of a node, or none.
+func (b *bench) client(t *testing.T, node string) *http.Client {
+	t.Helper()
+	pool := x509.NewCertPool()
+	pool.AddCert(b.server.Certificate())
+	conf := &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	if node != "" {
+		_, key, err := ed25519.GenerateKey(nil)
+		require.NoError(t, err)
+		template := &x509.Certificate{
+			SerialNumber: big.NewInt(2), URIs: []*url.URL{protocol.NodeSPIFFE(trustDomain, node)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
+		}
+		der, err := x509.CreateCertificate(rand.Reader, template, b.nodeCA.Leaf, key.Public(), b.nodeCA.PrivateKey)
+		require.NoError(t, err)
+		conf.Certificates = []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}
+	}
+	transport := &http.Transport{TLSClientConfig: conf}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+func (b *bench) intent(t *testing.T, repo string) appkit.Target {
+	t.Helper()
+	i := artifact.NewIntent(artifact.Intent{ID: "0192f0c0-0000-7000-8000-000000000001", AppVersion: "1.0.0+build", Channel: "dev", Repository: repo}, *b.now.Load())
+	username, password, err := b.registry.IntentCredential(i)
+	require.NoError(t, err)
+	return appkit.Target{RegistryHost: b.host, Repository: repo, Tag: i.Tag, Username: username, Password: password, CAFile: b.caFile}
+}
+
+func newSigner(t *testing.T) (protocol.Signer, artifact.SignerKey) {
+	t.Helper()
+	pub, key, err := ed25519.GenerateKey(nil)
+	require.NoError(t, err)
+	return protocol.NewEd25519Signer(key), artifact.SignerKey{KeyID: protocol.KeyID(pub), Key: pub}
+}
+
+func image(t *testing.T, content string) v1.Image {
+	t.Helper()
+	img, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Content: []byte(content), Mode: 0o755}}, appkit.ImageConfig{Architecture: "amd64"})
+	require.NoError(t, err)
+	return img
+}
+
+// token asks for one and returns it with the status.
+func token(t *testing.T, c *http.Client, host, user, password, scope string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+host+"/v2/token?service=x&scope="+url.QueryEscape(scope), nil)
+	require.NoError(t, err)
+	req.SetBasicAuth(user, password)
+	res, err := c.Do(req)
+	require.NoError(t, err)
+	defer res.Body.Close()
+	var body struct {
+		Token string `json:"token"`
+	}
+	_ = json.NewDecoder(res.Body).Decode(&body)
+	return res.StatusCode, body.Token
+}
+
+func get(t *testing.T, c *http.Client, url, bearer string) int {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	require.NoError(t, err)
+	req.Header.Set("Accept", "application/vnd.oci.image.manifest.v1+json")
+	if bearer != "" {
+		req.Header.Set("Authorization", "Bearer "+bearer)
+	}
+	res, err := c.Do(req)
+	require.NoError(t, err)
+	defer res.Body.Close()
+	_, err = io.Copy(io.Discard, res.Body)
+	require.NoError(t, err)
+	return res.StatusCode
+}
+
+func TestPushedImageIsInspectedAndItsSignatureJudged(t *testing.T) {
+	b := newBench(t)
+	signer, key := newSigner(t)
+	_, stranger := newSigner(t)
+	var last int64
+	pushed, err := appkit.Push(t.Context(), image(t, "one"), b.intent(t, repository), signer, func(done, _ int64) { last = done })
+	require.NoError(t, err)
+	require.Positive(t, last)
+
+	img, err := b.registry.Inspect(t.Context(), repository, pushed.Digest)
+	require.NoError(t, err)
+	require.Equal(t, pushed.MediaType, img.MediaType)
+	require.Equal(t, []string{"linux/amd64"}, img.Platforms)
+	require.Positive(t, img.SizeBytes)
+	require.Len(t, img.Signatures, 1)
+
+	now := *b.now.Load()
+	state, evidence := artifact.Judge(img, repository, pushed.Digest, []artifact.SignerKey{stranger, key}, now)
+	require.Equal(t, artifact.Verified, state)
+	require.Equal(t, key.KeyID, evidence[0].KeyID)
+	state, evidence = artifact.Judge(img, repository, pushed.Digest, []artifact.SignerKey{stranger}, now)
+	require.Equal(t, artifact.Rejected, state)
+	require.Empty(t, evidence)
+	state, _ = artifact.Judge(img, "org/evil/demo/runtime", pushed.Digest, []artifact.SignerKey{key}, now)
+	require.Equal(t, artifact.Rejected, state)
+	img.Signatures = nil
+	state, _ = artifact.Judge(img, repository, pushed.Digest, []artifact.SignerKey{key}, now)
+	require.Equal(t, artifact.Unverified, state)
+
+	_, err = b.registry.Inspect(t.Context(), repository, "sha256:"+strings.Repeat("0", 64))
+	require.Equal(t, artifact.CodeNotPushed, fault.As(err).Code)
+	_, err = b.registry.Inspect(t.Context(), "org/acme/demo/other", pushed.Digest)
+	require.Equal(t, artifact.CodeNotPushed, fault.As(err).Code)
+	_, err = b.registry.Inspect(t.Context(), repository, "latest")
+	require.True(t, fault.Is(err, fault.Malformed))
+}
+
+func TestIntentCredentialPushesToItsOneRepositoryWhileItIsOpen(t *testing.T) {
+	b := newBench(t)
+	signer, _ := newSigner(t)
+	target := b.intent(t, repository)
+
+	elsewhere := target
+	elsewhere.Repository = "org/acme/demo/other"
+	_, err := appkit.Push(t.Context(), image(t, "x"), elsewhere, signer, nil)
+	require.Equal(t, "push_refused", fault.As(err).Code)
+	wrong := target
+	wrong.Password += "x"
+	_, err = appkit.Push(t.Context(), image(t, "x"), wrong, signer, nil)
+	require.Equal(t, "push_refused", fault.As(err).Code)
+	stolenName := target
+	stolenName.Username = "intent-0192f0c0-0000-7000-8000-000000000002"
+	_, err = appkit.Push(t.Context(), image(t, "x"), stolenName, signer, nil)
+	require.Equal(t, "push_refused", fault.As(err).Code)
+
+	b.ended.Store(true)
+	_, err = appkit.Push(t.Context(), image(t, "x"), target, signer, nil)
+	require.Equal(t, "push_refused", fault.As(err).Code)
+	b.ended.Store(false)
+	b.at(time.Now().Add(artifact.IntentLifetime + time.Minute))
+	_, err = appkit.Push(t.Context(), image(t, "x"), target, signer, nil)
+	require.Equal(t, "push_refused", fault.As(err).Code)
+	b.at(time.Now())
+	_, err = appkit.Push(t.Context(), image(t, "x"), target, signer, nil)
+	require.NoError(t, err)
+}
+
+func TestLayerOfAnotherRepositoryIsNotMounted(t *testing.T) {
+	b := newBench(t)
+	signer, _ := newSigner(t)
+	secret := image(t, "secret of another org")
+	_, err := appkit.Push(t.Context(), secret, b.intent(t, "org/other/app/runtime"), signer, nil)
+	require.NoError(t, err)
+	layers, err := secret.Layers()
+	require.NoError(t, err)
+	digest, err := layers[0].Digest()
+	require.NoError(t, err)
+
+	mine := b.intent(t, repository)
+	c := b.client(t, "")
+	status, tok := token(t, c, b.host, mine.Username, mine.Password, "repository:"+repository+":pull,push repository:org/other/app/runtime:pull")
+	require.Equal(t, http.StatusOK, status)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+		"https://"+b.host+"/v2/"+repository+"/blobs/uploads/?mount="+digest.String()+"&from=org/other/app/runtime", nil)
+	require.NoError(t, err)
+	req.Header.Set("Authorization", "Bearer "+tok)
+	res, err := c.Do(req)
+	require.NoError(t, err)
+	defer res.Body.Close()
+	require.Equal(t, http.StatusUnauthorized, res.StatusCode)
+}
+
+func TestNodeCredentialWorksOnThatNodesConnectionOnly(t *testing.T) {
+	b := newBench(t)
+	signer, _ := newSigner(t)
+	pushed, err := appkit.Push(t.Context(), image(t, "x"), b.intent(t, repository), signer, nil)
+	require.NoError(t, err)
+	credential, err := b.registry.NodeCredential(nodeID, repository, *b.now.Load())
+	require.NoError(t, err)
+	require.Equal(t, b.host, credential.GetRegistryHost())
+	user, password := credential.GetUsername(), credential.GetPassword()
+	url := "https://" + b.host + "/v2/" + repository + "/manifests/" + pushed.Digest
+	scope := "repository:" + repository + ":pull,push"
+
+	node := b.client(t, nodeID)
+	status, tok := token(t, node, b.host, user, password, scope)
+	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, http.StatusOK, get(t, node, url, tok))
+	for name, thief := range map[string]*http.Client{"no certificate": b.client(t, ""), "another node": b.client(t, otherNodeID)} {
+		t.Run(name, func(t *testing.T) {
+			status, _ := token(t, thief, b.host, user, password, scope)
+			require.Equal(t, http.StatusUnauthorized, status)
+			require.Equal(t, http.StatusUnauthorized, get(t, thief, url, tok))
+		})
+	}
+	t.Run("another repository", func(t *testing.T) {
+		_, tok := token(t, node, b.host, user, password, "repository:org/acme/demo/other:pull")
+		require.Equal(t, http.StatusUnauthorized, get(t, node, strings.Replace(url, "runtime", "other", 1), tok))
+	})
+	t.Run("push", func(t *testing.T) {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+b.host+"/v2/"+repository+"/blobs/uploads/", nil)
+		require.NoError(t, err)
+		req.Header.Set("Authorization", "Bearer "+tok)
+		res, err := node.Do(req)
+		require.NoError(t, err)
+		defer res.Body.Close()
+		require.Equal(t, http.StatusUnauthorized, res.StatusCode)
+	})
+	t.Run("the credential is no token", func(t *testing.T) {
+		require.Equal(t, http.StatusUnauthorized, get(t, node, url, password))
+	})
+	t.Run("later", func(t *testing.T) {
+		b.at(time.Now().Add(20 * time.Minute))
+		defer b.at(time.Now())
+		status, _ := token(t, node, b.host, user, password, scope)
+		require.Equal(t, http.StatusUnauthorized, status)
+		require.Equal(t, http.StatusUnauthorized, get(t, node, url, tok))
+	})
+}
+
+func TestNodeTokenByOAuthForm(t *testing.T) {
+	b := newBench(t)
+	credential, err := b.registry.NodeCredential(nodeID, repository, *b.now.Load())
+	require.NoError(t, err)
+	form := url.Values{
+		"grant_type": {"password"}, "username": {credential.GetUsername()}, "password": {credential.GetPassword()},
+		"scope": {"repository:" + repository + ":pull"}, "service": {"x"},
+	}
+	res, err := b.client(t, nodeID).PostForm("https://"+b.host+artifact.TokenPath, form)
+	require.NoError(t, err)
+	defer res.Body.Close()
+	require.Equal(t, http.StatusOK, res.StatusCode)
+	form.Set("grant_type", "refresh_token")
+	res, err = b.client(t, nodeID).PostForm("https://"+b.host+artifact.TokenPath, form)
+	require.NoError(t, err)
+	defer res.Body.Close()
+	require.Equal(t, http.StatusBadRequest, res.StatusCode)
+}
+
+func TestPeoplePullWhatTheyMayRead(t *testing.T) {
+	b := newBench(t)
+	signer, _ := newSigner(t)
+	pushed, err := appkit.Push(t.Context(), image(t, "x"), b.intent(t, repository), signer, nil)
+	require.NoError(t, err)
+	allowed := repository
+	b.mayPull.Store(&allowed)
+	c := b.client(t, "")
+	url := "https://" + b.host + "/v2/" + repository + "/manifests/" + pushed.Digest
+
+	status, tok := token(t, c, b.host, "someone", goodToken, "repository:"+repository+":pull,push")
+	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, http.StatusOK, get(t, c, url, tok))
+	require.Equal(t, http.StatusUnauthorized, get(t, c, url, ""))
+	require.Equal(t, http.StatusUnauthorized, get(t, c, "https://"+b.host+"/v2/_catalog", tok))
+	status, _ = token(t, c, b.host, "someone", "bad", "repository:"+repository+":pull")
+	require.Equal(t, http.StatusUnauthorized, status)
+	none := "org/other/app/runtime"
+	b.mayPull.Store(&none)
+	_, tok = token(t, c, b.host, "someone", goodToken, "repository:"+repository+":pull")
+	require.Equal(t, http.StatusUnauthorized, get(t, c, url, tok))
+}
+
+func TestUnfinishedUploadsArePurged(t *testing.T) {
+	b := newBench(t)
+	n, err := b.registry.PurgeUploads(t.Context(), time.Now())
+	require.NoError(t, err)
+	require.Zero(t, n)
+	mine := b.intent(t, repository)
+	c := b.client(t, "")
+	_, tok := token(t, c, b.host, mine.Username, mine.Password, "repository:"+repository+":pull,push")
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+b.host+"/v2/"+repository+"/blobs/uploads/", nil)
+	require.NoError(t, err)
+	req.Header.Set("Authorization", "Bearer "+tok)
+	res, err := c.Do(req)
+	require.NoError(t, err)
+	defer res.Body.Close()
+	require.Equal(t, http.StatusAccepted, res.StatusCode)
+	require.True(t, strings.HasPrefix(res.Header.Get("Location"), "/v2/"), res.Header.Get("Location"))
+	n, err = b.registry.PurgeUploads(t.Context(), time.Now().Add(-time.Hour))
+	require.NoError(t, err)
+	require.Zero(t, n)
+	n, err = b.registry.PurgeUploads(t.Context(), time.Now().Add(time.Hour))
+	require.NoError(t, err)
+	require.Positive(t, n)
+}
