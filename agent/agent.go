@@ -167,8 +167,10 @@ type Work struct {
 
 // Limits and times of restarts.
 const (
-	// CrashLoopAfter failures in a row a revision counts as failed. It is still tried, at BackoffMax.
+	// CrashLoopAfter early exits in a row a revision counts as failed. It is still tried, at BackoffMax.
 	CrashLoopAfter = 5
+	// GiveUpAfter is the same for starts that never came to a running container: a registry may be away for some minutes.
+	GiveUpAfter = 9
 	// BackoffMin is the pause after the first failure; it doubles up to BackoffMax.
 	BackoffMin = time.Second
 	BackoffMax = 5 * time.Minute
@@ -191,6 +193,14 @@ func Backoff(failures uint32) time.Duration {
 		}
 	}
 	return pause
+}
+
+// gaveUp reports whether the failures of the revision are enough to call it failed.
+func (m Member) gaveUp() bool {
+	if m.Reason == ReasonCrashLoop || m.Reason == ReasonOutOfMemory {
+		return m.Failures >= CrashLoopAfter
+	}
+	return m.GaveUp || m.Failures >= GiveUpAfter
 }
 
 // Failed returns the member after another failed try of the revision. ran is how long the container was up, zero when it

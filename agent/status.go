@@ -119,7 +119,7 @@ func (d *differ) running(s *protocol.WorkloadStatus, w Workload, m Member) {
 		s.Status = StatusReady
 	case up > 0 && ready >= max(len(w.Services), 1):
 		s.Status = StatusDegraded
-	case failedThis && (m.GaveUp || m.Failures >= CrashLoopAfter):
+	case failedThis && m.gaveUp():
 		s.Status, s.Reason, s.Detail = StatusFailed, m.Reason, m.Detail
 	case failedThis:
 		s.Status, s.Reason, s.Detail = StatusStarting, m.Reason, m.Detail

@@ -287,6 +287,19 @@ func TestCloseCodeReachesThePeer(t *testing.T) {
 	require.ErrorIs(t, err, link.ErrClosed)
 }
 
+func TestSilentSenderLearnsThatNobodyReads(t *testing.T) {
+	s := newSetup(t)
+	node, hub := s.connect(t)
+	up, down := s.open(t, node, hub, protocol.StreamHeader_KIND_TUNNEL)
+	select {
+	case <-up.Done():
+		t.Fatal("the peer reads still")
+	default:
+	}
+	require.NoError(t, down.Close())
+	<-up.Done()
+}
+
 func TestListenerCloseEndsAccept(t *testing.T) {
 	s := newSetup(t)
 	errs := make(chan error, 1)

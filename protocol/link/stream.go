@@ -86,6 +86,9 @@ func (s *Stream) Abort() {
 	s.qs.CancelWrite(streamCanceled)
 }
 
+// Done is closed when nothing more can be sent: the peer has stopped reading, or the stream or its connection is closed.
+func (s *Stream) Done() <-chan struct{} { return s.qs.Context().Done() }
+
 // SetDeadline bounds reads and writes; the zero time lifts the bound.
 func (s *Stream) SetDeadline(t time.Time) error { return s.qs.SetDeadline(t) }
 

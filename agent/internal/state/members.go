@@ -46,6 +46,8 @@ type Run struct {
 	OpenedAt   time.Time
 	// StartedAt is the container's start on the agent's clock; zero until it was seen up.
 	StartedAt time.Time `json:",omitzero"`
+	// StopAsked says that this agent has asked it to end, so that its exit is no failure.
+	StopAsked bool `json:",omitempty"`
 	// ReadyAt is when the readiness probe first succeeded.
 	ReadyAt time.Time `json:",omitzero"`
 	// ExitedAt and ExitCode are durable when ExitRecorded.
@@ -138,6 +140,17 @@ func (s *Store) OpenRun(r Run) error {
 	metered := meter.Open(s.d.meter, meter.Intent{RunID: r.ID, MemberID: r.MemberID, Revision: r.Revision, LeaseNo: r.LeaseNo}, r.OpenedAt)
 	return s.write(func(b *batch) { b.json(preRun+r.ID, r); b.json(keyMeter, metered) },
 		func(d *data) { d.runs[r.ID] = r; d.meter = metered })
+}
+
+// AdoptRun puts a container into the journal that is there and that the journal does not know: the store was lost. The
+// meter counts it from when it is first seen.
+func (s *Store) AdoptRun(r Run) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, known := s.d.runs[r.ID]; known {
+		return nil
+	}
+	return s.write(func(b *batch) { b.json(preRun+r.ID, r) }, func(d *data) { d.runs[r.ID] = r })
 }
 
 // UpdateRun changes a run in the journal; one that is not there stays absent.

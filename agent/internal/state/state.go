@@ -72,11 +72,13 @@ type Store struct {
 	dir     string
 	minFree uint64
 
-	mu     sync.Mutex
-	node   identity
-	d      data
-	subs   []chan struct{}
-	closed bool
+	mu   sync.Mutex
+	node identity
+	d    data
+	subs []chan struct{}
+	// usageSubs are those of SubscribeUsage.
+	usageSubs []chan struct{}
+	closed    bool
 }
 
 type identity struct {
@@ -210,8 +212,10 @@ func (s *Store) Subscribe() <-chan struct{} {
 	return c
 }
 
-func (s *Store) wake() {
-	for _, c := range s.subs {
+func (s *Store) wake() { signal(s.subs) }
+
+func signal(subs []chan struct{}) {
+	for _, c := range subs {
 		select {
 		case c <- struct{}{}:
 		default:

@@ -87,6 +87,9 @@ func (x sealing) apply(d *data) {
 		d.unsent += int64(len(seg.raw))
 	}
 	maps.Copy(d.consumed, x.consumed)
+	if len(x.segments) > 0 {
+		signal(x.s.usageSubs)
+	}
 }
 
 // Beat takes one observation of all containers into the meter, and writes what it says in one transaction: open intervals,
@@ -125,17 +128,23 @@ func (s *Store) Consumed(memberID string) map[string]int64 {
 	return maps.Clone(s.d.consumed[memberID])
 }
 
-// Segment returns the signed segment of this incarnation to send next, when inFlight of at most window segments after the
-// last posted one are under way. It is nil when there is none.
-func (s *Store) Segment(inFlight, window uint64) (number uint64, env *protocol.Envelope, err error) {
+// Segment returns a signed segment of this incarnation; nil when it is not sealed yet.
+func (s *Store) Segment(number uint64) (*protocol.Envelope, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	number, ok := spool.Next(s.d.marks, s.d.chain, inFlight, window)
-	if !ok {
-		return 0, nil, nil
+	if number > s.d.chain.Number {
+		return nil, nil
 	}
-	env, err = s.segment(number)
-	return number, env, err
+	return s.segment(number)
+}
+
+// SubscribeUsage returns a channel that is signalled when a segment was sealed.
+func (s *Store) SubscribeUsage() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := make(chan struct{}, 1)
+	s.usageSubs = append(s.usageSubs, c)
+	return c
 }
 
 func (s *Store) segment(number uint64) (*protocol.Envelope, error) {
