@@ -122,7 +122,7 @@ func readTokenRequest(w http.ResponseWriter, r *http.Request) (tokenRequest, err
 	} else {
 		t.username, t.password, _ = r.BasicAuth()
 	}
-	for _, scope := range strings.FieldsSeq(strings.Join(r.Form["scope"], " ")) {
+	for scope := range strings.FieldsSeq(strings.Join(r.Form["scope"], " ")) {
 		kind, rest, _ := strings.Cut(scope, ":")
 		at := strings.LastIndexByte(rest, ':')
 		if kind != "repository" || at < 0 || len(t.wanted) == maxScopes {
