@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -114,7 +115,7 @@ func (w *world) lease(s ledger.Subject, d time.Duration) *protocol.Lease {
 // session is a record of running time, from and to in seconds after noon.
 func (w *world) session(s ledger.Subject, from, to float64) *protocol.UsageRecord {
 	w.seq++
-	return record(w.seq, s, protocol.MeterSessionSeconds, from, to, int64((to-from)*1e6))
+	return record(w.seq, s, protocol.MeterSessionSeconds, from, to, at(to).Sub(at(from)).Microseconds())
 }
 
 func record(seq uint64, s ledger.Subject, meter string, from, to float64, quantity int64) *protocol.UsageRecord {
@@ -130,7 +131,10 @@ func (w *world) final(s ledger.Subject, when float64) *protocol.UsageRecord {
 	return r
 }
 
-func at(seconds float64) time.Time { return noon.Add(time.Duration(seconds * float64(time.Second))) }
+// at is a moment after noon, in whole microseconds.
+func at(seconds float64) time.Time {
+	return noon.Add(time.Duration(math.Round(seconds*1e6)) * time.Microsecond)
+}
 
 func (w *world) post(records ...*protocol.UsageRecord) bool {
 	w.t.Helper()

@@ -65,6 +65,13 @@ func insertSuspense(ctx context.Context, tx db.Tx, rows []suspenseRow, nodeID, i
 	return err
 }
 
+// takeTurn makes two transactions that bill one node conflict here and now.
+func takeTurn(ctx context.Context, tx db.Tx, nodeID string) error {
+	_, err := tx.Exec(ctx, `INSERT INTO usage_nodes (node_id, segments) VALUES ($1, 1)
+		ON CONFLICT (node_id) DO UPDATE SET segments = usage_nodes.segments + 1`, nodeID)
+	return err
+}
+
 func sequences(ctx context.Context, tx db.Tx, nodeID, incarnation string) ([]sequenceRange, error) {
 	return collect(ctx, tx, func(row pgx.Row) (r sequenceRange, err error) {
 		err = row.Scan(&r.from, &r.to)

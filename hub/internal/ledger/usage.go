@@ -25,6 +25,9 @@ func PostUsage(ctx context.Context, tx db.Tx, nodeID, incarnation string, seg *p
 	if err != nil {
 		return false, err
 	}
+	if err := takeTurn(ctx, tx, nodeID); err != nil {
+		return false, err
+	}
 	done, err := sequences(ctx, tx, nodeID, incarnation)
 	if err != nil {
 		return false, err

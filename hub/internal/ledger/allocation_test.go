@@ -1,0 +1,103 @@
+package ledger_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+)
+
+func (w *world) accrue() []string {
+	w.t.Helper()
+	return must(w, func(ctx context.Context, tx db.Tx) ([]string, error) { return ledger.AccrueAllocations(ctx, tx, w.now) })
+}
+
+func TestAllocationIsBilledFromClaimToRelease(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	w.price(ledger.Price{Meter: ledger.MeterAllocationSeconds, SKU: "cpu-small", HostBasisPoints: 8000}, "3.6")
+	s, err := w.open(w.subject(ledger.Allocation))
+	require.NoError(t, err)
+	_, held := w.wallet()
+	require.Equal(t, "3.6", held, "an hour ahead")
+
+	w.now = at(1000)
+	w.price(ledger.Price{Meter: ledger.MeterAllocationSeconds, SKU: "cpu-small", HostBasisPoints: 8000, From: at(4000)}, "7.2")
+	for _, seconds := range []float64{1000, 2500, 3700, 5000} {
+		w.now = at(seconds)
+		require.Empty(t, w.accrue())
+		w.checkBill()
+	}
+	_, held = w.wallet()
+	require.Equal(t, "7.2", held, "an hour ahead at the new price")
+	w.now = at(6000)
+	w.close(s, at(5500))
+	available, held := w.wallet()
+	require.Equal(t, "0", held)
+	require.Equal(t, "93", available, "4000 s at 3.6 and 1500 s at 7.2")
+	require.Equal(t, "5.6", w.accounts()["host:"+w.node])
+	require.EqualValues(t, 5500_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_records WHERE usage_source = 'allocation'`))
+	require.Empty(t, w.accrue(), "released")
+	w.close(s, at(9000))
+	w.checkBill()
+}
+
+func TestAllocationWithoutAPriceIsMeasuredAndFree(t *testing.T) {
+	w := newWorld(t)
+	s, err := w.open(w.subject(ledger.Allocation))
+	require.NoError(t, err)
+	w.now = at(60)
+	require.Empty(t, w.accrue())
+	w.close(s, at(90))
+	require.EqualValues(t, 90_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_records`))
+	require.Empty(t, w.accounts())
+}
+
+func TestAllocationNeedsAnHourInTheWallet(t *testing.T) {
+	w := newWorld(t)
+	w.price(ledger.Price{Meter: ledger.MeterAllocationSeconds}, "3.6")
+	w.credit("3.5")
+	s, err := w.open(w.subject(ledger.Allocation))
+	require.Equal(t, "insufficient_funds", faultCode(err))
+	require.Zero(t, number(w, `SELECT count(*) FROM subjects WHERE id = $1`, s.ID))
+}
+
+// TestLaw07ExhaustedAllocationIsNamedAndWrittenOff: it is named while there is time to release it; what it takes beyond its
+// hold is nobody's debt.
+func TestLaw07ExhaustedAllocationIsNamedAndWrittenOff(t *testing.T) {
+	w := newWorld(t)
+	w.price(ledger.Price{Meter: ledger.MeterAllocationSeconds}, "3.6")
+	w.credit("3.6")
+	s, err := w.open(w.subject(ledger.Allocation))
+	require.NoError(t, err)
+	w.now = at(2900)
+	require.Empty(t, w.accrue())
+	w.now = at(3100)
+	require.Equal(t, []string{s.ID}, w.accrue())
+	w.now = at(4600)
+	require.Equal(t, []string{s.ID}, w.accrue())
+	w.close(s, w.now)
+	available, held := w.wallet()
+	require.Equal(t, "0", available)
+	require.Equal(t, "0", held)
+	require.Equal(t, "-1", w.accounts()["platform:write_off"])
+	w.checkBill()
+}
+
+func TestOpeningAgainChangesNothing(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	w.price(ledger.Price{Meter: ledger.MeterAllocationSeconds}, "3.6")
+	s, err := w.open(w.subject(ledger.Allocation))
+	require.NoError(t, err)
+	w.now = at(time.Minute.Seconds())
+	_, err = w.open(s)
+	require.NoError(t, err)
+	_, held := w.wallet()
+	require.Equal(t, "3.6", held)
+	w.checkInvariants()
+}

@@ -1,0 +1,383 @@
+package ledger_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/rating"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// run of one member, cut into segments of records.
+type stream struct {
+	subject  ledger.Subject
+	segments [][]*protocol.UsageRecord
+	from, to float64
+}
+
+// streams gives each member its own running time from noon on, cut at random into records and segments. Numbers run over all
+// of them, as one node gives them out.
+func streams(w *world, rng *rand.Rand, members int) []stream {
+	out := make([]stream, members)
+	for i := range out {
+		s := w.subject(ledger.Member)
+		s.CPUMillis, s.MemoryBytes = 4000, 8<<30
+		s, err := w.open(s)
+		require.NoError(w.t, err)
+		w.lease(s, 24*time.Hour)
+		st := stream{subject: s, from: 1, to: 1}
+		for range 4 {
+			var seg []*protocol.UsageRecord
+			for range 1 + rng.IntN(4) {
+				next := st.to + float64(1+rng.IntN(1_500_000_000))/1e6
+				seg = append(seg, w.session(s, st.to, next))
+				w.seq++
+				seg = append(seg, record(w.seq, s, protocol.MeterCPUSeconds, st.to, next, int64((next-st.to)*1e6*rng.Float64())))
+				w.seq++
+				seg = append(seg, record(w.seq, s, protocol.MeterMemoryByteSeconds, st.to, next, int64((next-st.to)*float64(8<<30)*rng.Float64())))
+				st.to = next
+			}
+			st.segments = append(st.segments, seg)
+		}
+		out[i] = st
+	}
+	return out
+}
+
+func priced(w *world) {
+	w.credit("100000")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, HostBasisPoints: 7000}, "1.234567891")
+	w.price(ledger.Price{Meter: protocol.MeterCPUSeconds, HostBasisPoints: 3333}, "0.017")
+	w.price(ledger.Price{Meter: protocol.MeterMemoryByteSeconds, HostBasisPoints: 0}, "0.003")
+	w.price(ledger.Price{Meter: "unrelated", Per: "unit"}, "99")
+}
+
+// checkBill recomputes every charge from the usage rows and the price book, and holds the journal against it.
+func (w *world) checkBill() {
+	w.t.Helper()
+	w.checkInvariants()
+	type row struct {
+		subject, meter, price string
+		hour                  time.Time
+		quantity, nanos, per  int64
+		collected, writtenOff int64
+	}
+	rows := query(w, `SELECT a.subject_id, a.meter, a.price_id, a.hour, a.quantity, p.nanos, p.per_quantity,
+			coalesce((SELECT -sum(e.amount_nanos) FROM postings q JOIN entries e ON e.posting_id = q.id WHERE q.subject_id = a.subject_id AND q.meter = a.meter
+				AND q.price_id = a.price_id AND q.period_from = a.hour AND q.kind = 'usage' AND e.account LIKE 'hold:%'), 0)::int8,
+			coalesce((SELECT -sum(e.amount_nanos) FROM postings q JOIN entries e ON e.posting_id = q.id WHERE q.subject_id = a.subject_id AND q.meter = a.meter
+				AND q.price_id = a.price_id AND q.period_from = a.hour AND q.kind = 'write_off' AND e.account = 'platform:write_off'), 0)::int8
+		FROM accruals a JOIN prices p ON p.id = a.price_id`, func(scan func(...any) error) (r row, err error) {
+		err = scan(&r.subject, &r.meter, &r.price, &r.hour, &r.quantity, &r.nanos, &r.per, &r.collected, &r.writtenOff)
+		return r, err
+	})
+	for _, r := range rows {
+		want, err := rating.Charge(r.nanos, r.per, r.quantity)
+		require.NoError(w.t, err)
+		require.Equal(w.t, want, r.collected+r.writtenOff, "%s in %s: debit is not price × quantity", r.meter, r.hour)
+	}
+	require.Zero(w.t, number(w, `SELECT count(*) FROM (
+		SELECT subject_id, meter, sum(quantity) AS q FROM usage_records WHERE meter IN (SELECT meter FROM prices) GROUP BY subject_id, meter) u
+		FULL JOIN (SELECT subject_id, meter, sum(quantity) AS q FROM accruals GROUP BY subject_id, meter) a USING (subject_id, meter)
+		WHERE coalesce(u.q, 0) <> coalesce(a.q, 0)`), "usage and accruals differ")
+}
+
+// TestLaw05ASecondIsPostedOnce sends the same segments repeatedly, out of order, cut differently and from several connections
+// at once: all hours, all accounts come out as if each had come once.
+func TestLaw05ASecondIsPostedOnce(t *testing.T) {
+	for seed := range uint64(3) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 5))
+			w := newWorld(t)
+			priced(w)
+			all := streams(w, rng, 3)
+			w.now = noon.Add(23 * time.Hour)
+			var segments [][]*protocol.UsageRecord
+			for _, st := range all {
+				segments = append(segments, st.segments...)
+				segments = append(segments, st.segments[rng.IntN(len(st.segments))])
+			}
+			rng.Shuffle(len(segments), func(i, j int) { segments[i], segments[j] = segments[j], segments[i] })
+
+			var wg sync.WaitGroup
+			work := make(chan []*protocol.UsageRecord)
+			errs := make(chan error, len(segments))
+			for range 4 {
+				wg.Go(func() {
+					for seg := range work {
+						_, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (bool, error) {
+							return ledger.PostUsage(t.Context(), tx, w.node, incarnation, &protocol.UsageSegment{Records: seg}, w.now)
+						})
+						errs <- err
+					}
+				})
+			}
+			for _, seg := range segments {
+				work <- seg
+			}
+			close(work)
+			wg.Wait()
+			close(errs)
+			for err := range errs {
+				require.NoError(t, err)
+			}
+			for _, seg := range segments {
+				require.False(t, w.post(seg...), "a replay posts nothing")
+			}
+			for _, st := range all {
+				require.Equal(t, at(st.to).Sub(at(st.from)).Microseconds(), number(w,
+					`SELECT sum(quantity)::int8 FROM accruals WHERE subject_id = $1 AND meter = 'session_seconds'`, st.subject.ID))
+			}
+			require.Empty(t, w.suspense())
+			require.EqualValues(t, 1, number(w, `SELECT count(*) FROM usage_sequences`), "posted numbers are one joined range")
+			w.checkBill()
+		})
+	}
+}
+
+// TestLaw05CuttingDoesNotChangeTheBill bills the same hours once in one record and once in a thousand.
+func TestLaw05CuttingDoesNotChangeTheBill(t *testing.T) {
+	bill := func(pieces int) (total, host int64) {
+		w := newWorld(t)
+		priced(w)
+		s := w.member()
+		w.lease(s, 24*time.Hour)
+		w.now = noon.Add(3 * time.Hour)
+		var seg []*protocol.UsageRecord
+		const length = 9999.9
+		for i := range pieces {
+			seg = append(seg, w.session(s, float64(int(length*1e6)*i/pieces)/1e6, float64(int(length*1e6)*(i+1)/pieces)/1e6))
+		}
+		for len(seg) > 0 {
+			n := min(len(seg), 97)
+			w.post(seg[:n]...)
+			seg = seg[n:]
+		}
+		w.checkBill()
+		return number(w, `SELECT sum(collected_nanos)::int8 FROM accruals`), number(w, `SELECT sum(host_nanos)::int8 FROM accruals`)
+	}
+	one, oneHost := bill(1)
+	many, manyHost := bill(1000)
+	require.Equal(t, one, many)
+	require.Equal(t, oneHost, manyHost)
+	require.Positive(t, one)
+}
+
+// TestLaw05NoSecondOfAMemberIsPostedTwice gives overlapping records of other runs, numbers and incarnations: running time is
+// their union.
+func TestLaw05NoSecondOfAMemberIsPostedTwice(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	w := newWorld(t)
+	priced(w)
+	s := w.member()
+	w.lease(s, 24*time.Hour)
+	w.now = noon.Add(time.Hour)
+	var spans []rating.Interval
+	for i := range 60 {
+		from := rng.IntN(3000)
+		to := from + 1 + rng.IntN(120)
+		r := record(uint64(i/2+1), s, protocol.MeterSessionSeconds, float64(from), float64(to), int64(to-from)*1e6)
+		r.RunId = fmt.Sprint("run", rng.IntN(5))
+		spans = append(spans, rating.Interval{From: at(float64(from)), To: at(float64(to))})
+		must(w, func(ctx context.Context, tx db.Tx) (bool, error) {
+			return ledger.PostUsage(ctx, tx, w.node, fmt.Sprint("i", i%2), &protocol.UsageSegment{Records: []*protocol.UsageRecord{r}}, w.now)
+		})
+	}
+	union := rating.TotalLength(rating.Union(spans))
+	require.Equal(t, union, number(w, `SELECT sum(quantity)::int8 FROM usage_records`))
+	total := int64(0)
+	for _, i := range spans {
+		total += i.Length()
+	}
+	require.Equal(t, total-union, number(w, `SELECT sum(quantity)::int8 FROM suspense_records WHERE reason = 'already_billed'`))
+	w.checkBill()
+}
+
+// TestLaw06EveryPostingSumsToZero refuses unbalanced postings where they are built.
+func TestLaw06EveryPostingSumsToZero(t *testing.T) {
+	for name, legs := range map[string][]ledger.Leg{
+		"not zero":       {{"a", "EUR", 1}, {"b", "EUR", -2}},
+		"two currencies": {{"a", "EUR", 1}, {"b", "USD", -1}},
+		"one leg":        {{"a", "EUR", 0}},
+		"empty leg":      {{"a", "EUR", 1}, {"b", "EUR", -1}, {"c", "EUR", 0}},
+		"no account":     {{"a", "EUR", 1}, {"", "EUR", -1}},
+		"no currency":    {{"a", "", 1}, {"b", "", -1}},
+		"wraps around":   {{"a", "EUR", 1 << 62}, {"b", "EUR", 1 << 62}, {"c", "EUR", 1 << 62}, {"d", "EUR", 1 << 62}},
+		"none":           nil,
+	} {
+		_, err := ledger.NewPosting("k", legs...)
+		require.Error(t, err, name)
+	}
+	_, err := ledger.NewPosting("", ledger.Leg{Account: "a", Currency: "EUR", Nanos: 1}, ledger.Leg{Account: "b", Currency: "EUR", Nanos: -1})
+	require.Error(t, err)
+	p, err := ledger.NewPosting("k", ledger.Leg{Account: "a", Currency: "EUR", Nanos: 3}, ledger.Leg{Account: "b", Currency: "EUR", Nanos: -2}, ledger.Leg{Account: "c", Currency: "EUR", Nanos: -1})
+	require.NoError(t, err)
+	require.NotEmpty(t, p.ID)
+}
+
+// TestLaw06PostedRowsNeverChange reads every SQL statement of the hub: none updates or deletes a row of the journal, of
+// usage, of suspense or of the price book.
+func TestLaw06PostedRowsNeverChange(t *testing.T) {
+	change := regexp.MustCompile(`(?is)\b(UPDATE|DELETE\s+FROM|TRUNCATE(\s+TABLE)?)\s+(ONLY\s+)?"?(postings|entries|usage_records|suspense_records|prices)\b`)
+	upsert := regexp.MustCompile("(?is)INSERT\\s+INTO\\s+(postings|entries|usage_records|suspense_records|prices)\\b[^`]*DO\\s+UPDATE")
+	seen := 0
+	require.NoError(t, filepath.WalkDir("../..", func(path string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() || strings.HasSuffix(path, "_test.go") || !slices.Contains([]string{".go", ".sql"}, filepath.Ext(path)) {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.Empty(t, change.FindString(string(text)), path)
+		require.Empty(t, upsert.FindString(string(text)), path)
+		seen++
+		return nil
+	}))
+	require.Greater(t, seen, 20)
+}
+
+// TestLaw06RowsAreTheSameAfterMoreIsPosted compares all earlier rows of the books after later work.
+func TestLaw06RowsAreTheSameAfterMoreIsPosted(t *testing.T) {
+	w := newWorld(t)
+	priced(w)
+	st := streams(w, rand.New(rand.NewPCG(9, 9)), 2)
+	w.now = noon.Add(23 * time.Hour)
+	for _, s := range st {
+		w.post(s.segments[0]...)
+	}
+	rows := func(until time.Time) []string {
+		return query(w, `SELECT p.id::text || p.key || p.kind || p.created_at::text || e.leg::text || e.account || e.amount_nanos::text
+			FROM postings p JOIN entries e ON e.posting_id = p.id WHERE p.created_at <= $1 ORDER BY p.id, e.leg`, func(scan func(...any) error) (s string, err error) {
+			err = scan(&s)
+			return s, err
+		}, until)
+	}
+	first := w.now
+	before := rows(first)
+	w.now = w.now.Add(time.Minute)
+	for _, s := range st {
+		for _, seg := range s.segments {
+			w.post(seg...)
+		}
+		w.close(s.subject, w.now)
+		w.post(w.final(s.subject, 80_000))
+	}
+	require.Equal(t, before, rows(first))
+	require.Greater(t, len(rows(w.now)), len(before))
+	require.Zero(t, number(w, `SELECT count(*) FROM subjects WHERE settled_at IS NULL`))
+	_, held := w.wallet()
+	require.Equal(t, "0", held)
+	w.checkBill()
+}
+
+// TestLaw06AKeyPostsOnce lets the database itself refuse the second posting under one key.
+func TestLaw06AKeyPostsOnce(t *testing.T) {
+	w := newWorld(t)
+	grant := func() error {
+		return do(w, func(ctx context.Context, tx db.Tx) error {
+			_, err := ledger.GrantCredit(ctx, tx, ledger.Grant{OrgID: w.org, Currency: "EUR", Nanos: 5, Description: "d", Key: "same"}, w.now)
+			return err
+		})
+	}
+	require.NoError(t, grant())
+	require.True(t, db.IsUniqueViolation(grant()))
+	available, _ := w.wallet()
+	require.Equal(t, "0.000000005", available)
+	w.checkInvariants()
+}
+
+// TestLaw07UsageNeverTakesAWalletBelowZero lets nodes report far more than was held, and members open at once against a
+// wallet that covers one: no account of a tenant goes below zero, and what is not paid is written off in the open.
+func TestLaw07UsageNeverTakesAWalletBelowZero(t *testing.T) {
+	w := newWorld(t)
+	w.credit("5")
+	w.price(ledger.Price{Meter: protocol.MeterCPUSeconds, HostBasisPoints: 5000}, "36")
+	s := w.subject(ledger.Member) // its limit is unknown: nothing is held for processor time
+	s, err := w.open(s)
+	require.NoError(t, err)
+	w.lease(s, time.Hour)
+	w.now = at(1000)
+	w.post(record(1, s, protocol.MeterCPUSeconds, 0, 1000, 1_000_000_000))
+	available, held := w.wallet()
+	require.Equal(t, "5", available)
+	require.Equal(t, "0", held)
+	require.Equal(t, map[string]string{
+		"platform:credit": "-5", "wallet:" + w.org: "5", "platform:revenue": "10", "platform:write_off": "-10",
+	}, w.accounts(), "the host has no share of what nobody paid")
+	w.checkBill()
+}
+
+// TestLaw07LateUsageIsWrittenOff: the hold is gone, the wallet is not touched.
+func TestLaw07LateUsageIsWrittenOff(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, HostBasisPoints: 7000}, "3.6")
+	s := w.member()
+	w.lease(s, time.Hour)
+	w.now = at(3600)
+	w.close(s, at(1800))
+	w.now = noon.Add(time.Hour + ledger.StaleAfter)
+	stale := func() int {
+		return must(w, func(ctx context.Context, tx db.Tx) (int, error) { return ledger.ReleaseStale(ctx, tx, w.now) })
+	}
+	require.Zero(t, stale(), "not yet")
+	w.now = w.now.Add(time.Second)
+	require.Equal(t, 1, stale())
+	require.Zero(t, stale())
+	available, _ := w.wallet()
+	require.Equal(t, "100", available)
+
+	w.post(w.session(s, 0, 100))
+	require.Equal(t, "0.1", w.accounts()["platform:revenue"])
+	require.Equal(t, "-0.1", w.accounts()["platform:write_off"])
+	available, _ = w.wallet()
+	require.Equal(t, "100", available)
+	w.checkBill()
+}
+
+// TestLaw07ConcurrentHoldsNeverOverdraw opens many leases at once against one wallet.
+func TestLaw07ConcurrentHoldsNeverOverdraw(t *testing.T) {
+	w := newWorld(t)
+	w.credit("10")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	var members []ledger.Subject
+	for range 8 {
+		members = append(members, w.member())
+	}
+	granted := make(chan bool, len(members))
+	var wg sync.WaitGroup
+	for _, s := range members {
+		wg.Go(func() {
+			_, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (*protocol.Lease, error) {
+				return ledger.IssueLease(t.Context(), tx, ledger.LeaseRequest{SubjectID: s.ID, NodeID: s.NodeID, Now: w.now, Duration: 50 * time.Minute})
+			})
+			if code := faultCode(err); code != "" && code != "insufficient_funds" {
+				t.Error(err)
+			}
+			granted <- err == nil
+		})
+	}
+	wg.Wait()
+	close(granted)
+	n := 0
+	for ok := range granted {
+		if ok {
+			n++
+		}
+	}
+	// Two full leases at 3.6, and a shortened one from what is left.
+	require.Equal(t, 3, n)
+	w.checkInvariants()
+}

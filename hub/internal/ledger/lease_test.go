@@ -1,0 +1,207 @@
+package ledger_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func TestThinWalletShortensTheLease(t *testing.T) {
+	w := newWorld(t)
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s := w.member()
+	_, err := w.tryLease(s, time.Hour)
+	require.Equal(t, "insufficient_funds", faultCode(err))
+	w.credit("1.4")
+	_, err = w.tryLease(s, time.Hour)
+	require.Equal(t, "insufficient_funds", faultCode(err), "1.5 is needed for the shortest lease")
+	w.credit("0.4")
+	l := w.lease(s, time.Hour)
+	require.EqualValues(t, 20*60, l.GetDurationSeconds())
+	require.Equal(t, at(20*60), l.GetExpiresAt().AsTime())
+	available, held := w.wallet()
+	require.Equal(t, "0", available)
+	require.Equal(t, "1.8", held)
+	_, err = w.tryLease(s, time.Hour)
+	require.Equal(t, "insufficient_funds", faultCode(err), "no longer than the one that runs")
+	w.checkInvariants()
+}
+
+func TestRenewalTopsTheHoldUpAndKeepsWhatMayStillBeReported(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s := w.member()
+	first := w.lease(s, time.Hour)
+	w.now = at(1800)
+	w.post(w.session(s, 0, 1000))
+	second := w.lease(s, time.Hour)
+	require.Equal(t, first.GetHoldId(), second.GetHoldId())
+	require.EqualValues(t, 2, second.GetLeaseNo())
+	// 1000 s are paid, 800 s may still come, then an hour and ten minutes.
+	_, held := w.wallet()
+	require.Equal(t, "5", held)
+	require.Equal(t, "6", ledger.FormatNanos(second.GetCapNanos()), "cumulative")
+	w.checkInvariants()
+}
+
+func TestLeaseFreezesThePrice(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, From: w.now}, "3.6")
+	s := w.member()
+	w.lease(s, time.Hour)
+	w.now = at(10)
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "7.2")
+	w.now = at(200)
+	w.post(w.session(s, 0, 100))
+	require.Equal(t, "0.1", w.accounts()["platform:revenue"])
+	renewed := w.lease(s, time.Hour)
+	require.Equal(t, "7.2", ledger.FormatNanos(renewed.GetPrices()[0].GetPriceNanos()))
+	w.now = at(400)
+	before, after := w.session(s, 100, 200), w.session(s, 200, 300)
+	after.LeaseNo = 2
+	w.post(before, after)
+	require.Equal(t, "0.4", w.accounts()["platform:revenue"])
+	w.checkInvariants()
+}
+
+func TestParticularPriceGoesFirst(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	meter := protocol.MeterSessionSeconds
+	w.price(ledger.Price{Meter: meter}, "1")
+	w.price(ledger.Price{Meter: meter, SKU: "cpu-small"}, "2")
+	price := func() string {
+		s := w.member()
+		return ledger.FormatNanos(w.lease(s, time.Hour).GetPrices()[0].GetPriceNanos())
+	}
+	require.Equal(t, "2", price())
+	w.price(ledger.Price{Meter: meter, AppSlug: "demo"}, "3")
+	require.Equal(t, "3", price())
+	w.price(ledger.Price{Meter: meter, AppSlug: "demo", SKU: "cpu-small"}, "4")
+	require.Equal(t, "4", price())
+	w.price(ledger.Price{Meter: meter, AppSlug: "other", SKU: "cpu-small"}, "5")
+	require.Equal(t, "4", price())
+}
+
+func TestNothingIsFreeForWantOfAPriceInTheWalletsCurrency(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, Currency: "USD"}, "1")
+	_, err := w.tryLease(w.member(), time.Hour)
+	require.Equal(t, "price_currency_missing", faultCode(err))
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, Currency: "EUR"}, "1")
+	require.Equal(t, "EUR", w.lease(w.member(), time.Hour).GetCurrency())
+}
+
+func TestPaidAllocationPaysForItsMembersTime(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "1")
+	w.price(ledger.Price{Meter: ledger.MeterAllocationSeconds, SKU: "cpu-small"}, "1")
+	require.Empty(t, w.lease(w.member(), time.Hour).GetPrices(), "never both for the same thing")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, AppSlug: "demo"}, "5")
+	require.Len(t, w.lease(w.member(), time.Hour).GetPrices(), 1, "the app's own price is for something else")
+}
+
+func TestRenewalIsDueAroundHalfLife(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.member(), w.member()
+	w.lease(a, 100*time.Minute)
+	w.lease(b, 100*time.Minute)
+	due := func() (ids []string) {
+		for _, d := range must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Due, error) { return ledger.DueForRenewal(ctx, tx, w.now) }) {
+			require.Equal(t, w.node, d.NodeID)
+			ids = append(ids, d.SubjectID)
+		}
+		return ids
+	}
+	w.now = noon.Add(39 * time.Minute)
+	require.Empty(t, due())
+	w.now = noon.Add(61 * time.Minute)
+	require.ElementsMatch(t, []string{a.ID, b.ID}, due())
+	w.lease(a, 100*time.Minute)
+	require.Equal(t, []string{b.ID}, due())
+	w.close(b, w.now)
+	require.Empty(t, due())
+}
+
+func TestNodesBatchHasTheLatestLeaseOfEachOpenMember(t *testing.T) {
+	w := newWorld(t)
+	a, b, gone := w.member(), w.member(), w.member()
+	w.member() // never leased
+	w.lease(a, time.Hour)
+	want := []*protocol.Lease{w.lease(a, 2*time.Hour), w.lease(b, time.Hour)}
+	w.lease(gone, time.Hour)
+	w.close(gone, w.now)
+	if b.ID < a.ID {
+		want[0], want[1] = want[1], want[0]
+	}
+	got := must(w, func(ctx context.Context, tx db.Tx) ([]*protocol.Lease, error) {
+		return ledger.LeasesFor(ctx, tx, w.node)
+	})
+	require.Len(t, got, 2)
+	for i := range want {
+		require.Equal(t, want[i].String(), got[i].String())
+	}
+}
+
+func TestLeaseIsRefusedToTheGoneAndToOtherNodes(t *testing.T) {
+	w := newWorld(t)
+	s := w.member()
+	_, err := run(w, func(ctx context.Context, tx db.Tx) (*protocol.Lease, error) {
+		return ledger.IssueLease(ctx, tx, ledger.LeaseRequest{SubjectID: s.ID, NodeID: db.NewID(), Now: w.now, Duration: time.Hour})
+	})
+	require.Equal(t, "wrong_node", faultCode(err))
+	w.close(s, w.now)
+	_, err = w.tryLease(s, time.Hour)
+	require.Equal(t, "subject_closed", faultCode(err))
+	_, err = w.tryLease(ledger.Subject{ID: db.NewID()}, time.Hour)
+	require.Equal(t, "subject_not_found", faultCode(err))
+}
+
+func TestHoldOfAMemberThatNeverRanComesBack(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s := w.member()
+	w.lease(s, time.Hour)
+	settle := func() error {
+		return do(w, func(ctx context.Context, tx db.Tx) error { return ledger.SettleSubject(ctx, tx, s.ID, w.now) })
+	}
+	require.Equal(t, "subject_open", faultCode(settle()))
+	w.close(s, w.now)
+	w.close(s, w.now.Add(time.Hour))
+	require.NoError(t, settle())
+	require.NoError(t, settle())
+	available, held := w.wallet()
+	require.Equal(t, "100", available)
+	require.Equal(t, "0", held)
+	w.checkInvariants()
+}
+
+func TestFinalRecordFreesTheHoldOnlyWhenNothingIsMissingBeforeIt(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s := w.member()
+	w.lease(s, time.Hour)
+	w.now = at(100)
+	first, last := w.session(s, 0, 50), w.final(s, 50)
+	w.post(last)
+	w.close(s, at(50))
+	_, held := w.wallet()
+	require.Equal(t, "4.2", held)
+	w.post(first)
+	available, held := w.wallet()
+	require.Equal(t, "99.95", available)
+	require.Equal(t, "0", held)
+	w.checkInvariants()
+}
