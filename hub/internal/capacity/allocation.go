@@ -64,6 +64,18 @@ func Get(ctx context.Context, tx db.Tx, projectID, id string) (Allocation, error
 	return list[0], nil
 }
 
+// GetAny gives an allocation, whosever it is; commands on behalf of a principal use Get.
+func GetAny(ctx context.Context, tx db.Tx, id string) (Allocation, error) {
+	list, err := selectAllocations(ctx, tx, `WHERE a.id = $1`, id)
+	if err == nil && len(list) == 0 {
+		err = errNotFound()
+	}
+	if err != nil {
+		return Allocation{}, err
+	}
+	return list[0], nil
+}
+
 // Filter narrows a list; After is the id that the page before ended with.
 type Filter struct {
 	ProjectID string
@@ -145,16 +157,15 @@ func Free(ctx context.Context, tx db.Tx, memberID string, now time.Time) (*Alloc
 	if err != nil || !freed {
 		return nil, err
 	}
-	list, err := selectAllocations(ctx, tx, `WHERE a.id = $1`, allocationID)
-	if err != nil || len(list) == 0 || list[0].Status != Releasing {
+	a, err := GetAny(ctx, tx, allocationID)
+	if err != nil || a.Status != Releasing {
 		return nil, err
 	}
 	held, err := heldReservations(ctx, tx, allocationID)
 	if err != nil || held > 0 {
 		return nil, err
 	}
-	a, err := release(ctx, tx, list[0], now)
-	if err != nil {
+	if a, err = release(ctx, tx, a, now); err != nil {
 		return nil, err
 	}
 	return &a, nil

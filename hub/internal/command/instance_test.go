@@ -211,3 +211,20 @@ func TestADrainingNodeGetsNoNewInstance(t *testing.T) {
 	_, err = (&CreateAllocation{DB: w.d}).Do(t.Context(), w.meta("k2"), alloc)
 	require.Equal(t, "insufficient_capacity", fault.As(err).Code)
 }
+
+func TestAnAllocationThatIsNotPaidEndsWithWhatRunsInIt(t *testing.T) {
+	w := newWorld(t)
+	a := w.allocation()
+	i := w.instance()
+	w.report(1, w.says(i, "ready"))
+	w.poked = nil
+	unpaid := &ReleaseUnpaid{DB: w.d, Poke: func(nodeID string) { w.poked = append(w.poked, nodeID) }}
+	require.NoError(t, unpaid.Do(t.Context(), a.ID, "corr-unpaid", w.now))
+	require.Equal(t, []string{w.node}, w.poked)
+	require.NoError(t, unpaid.Do(t.Context(), a.ID, "corr-unpaid", w.now), "again changes nothing")
+	require.Len(t, w.poked, 1)
+	require.Equal(t, instance.Decommissioning, w.get(i.ID).Lifecycle.Status)
+	w.report(2, w.removed(i))
+	require.Equal(t, instance.Decommissioned, w.get(i.ID).Lifecycle.Status)
+	require.Equal(t, []string{"capacity.allocation.active", "capacity.allocation.releasing", "capacity.allocation.released"}, w.eventTypes(a.ID))
+}

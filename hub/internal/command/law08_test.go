@@ -54,6 +54,14 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 				return err
 			}
 		}, "app_instance"},
+		{"release unpaid", func(w *world) func(context.Context, db.Tx) error {
+			a := w.allocation()
+			w.instance()
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := (&ReleaseUnpaid{}).do(ctx, tx, a.ID, "corr", w.now)
+				return err
+			}
+		}, "app_instance"},
 		{"first report", func(w *world) func(context.Context, db.Tx) error {
 			w.allocation()
 			r := w.nodeReport(1, w.says(w.instance(), "ready"))

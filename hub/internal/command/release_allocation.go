@@ -34,15 +34,20 @@ func (c *ReleaseAllocation) do(ctx context.Context, tx db.Tx, m Meta, projectID,
 		if err != nil {
 			return capacity.Allocation{}, err
 		}
-		after, err := capacity.Release(ctx, tx, before, live, m.Now)
-		if err != nil {
+		return m.release(ctx, tx, before, len(live))
+	})
+}
+
+// release gives an allocation back and ends its bill once it is free.
+func (m Meta) release(ctx context.Context, tx db.Tx, before capacity.Allocation, live int) (capacity.Allocation, error) {
+	after, err := capacity.Release(ctx, tx, before, live, m.Now)
+	if err != nil {
+		return capacity.Allocation{}, err
+	}
+	if after.Status == capacity.Released {
+		if err := ledger.CloseSubject(ctx, tx, after.ID, m.Now, m.Now); err != nil {
 			return capacity.Allocation{}, err
 		}
-		if after.Status == capacity.Released {
-			if err := ledger.CloseSubject(ctx, tx, after.ID, m.Now, m.Now); err != nil {
-				return capacity.Allocation{}, err
-			}
-		}
-		return after, m.recordAllocation(ctx, tx, iam.AllocationRelease, before.Status, after)
-	})
+	}
+	return after, m.recordAllocation(ctx, tx, iam.AllocationRelease, before.Status, after)
 }

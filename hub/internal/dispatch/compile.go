@@ -124,6 +124,14 @@ func (d *Dispatcher) confirm(ctx context.Context, s seen) (head, error) {
 		}
 		h := s.head
 		h.rev = s.rev
+		// A member that came and went between two compilations was in no state: this one is the first without it.
+		members := make([]string, 0, len(s.parts))
+		for _, p := range s.parts {
+			members = append(members, p.GetId())
+		}
+		if err := instance.NoteDispatched(ctx, tx, h.nodeID, h.epoch, h.generation, members, d.Now()); err != nil {
+			return head{}, err
+		}
 		return h, confirm(ctx, tx, s.head, s.rev)
 	})
 }

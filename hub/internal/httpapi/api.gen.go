@@ -620,6 +620,7 @@ func (e RegistryNamespaceMode) Valid() bool {
 // Defines values for RequestedByType.
 const (
 	RequestedByTypeServiceAccount RequestedByType = "service_account"
+	RequestedByTypeSystem         RequestedByType = "system"
 	RequestedByTypeUser           RequestedByType = "user"
 )
 
@@ -627,6 +628,8 @@ const (
 func (e RequestedByType) Valid() bool {
 	switch e {
 	case RequestedByTypeServiceAccount:
+		return true
+	case RequestedByTypeSystem:
 		return true
 	case RequestedByTypeUser:
 		return true
@@ -1763,11 +1766,13 @@ type RepositoryName = string
 // RequestedBy defines model for RequestedBy.
 type RequestedBy struct {
 	// ID UUIDv7 in lower case.
-	ID   ID              `json:"id"`
+	ID ID `json:"id,omitempty,omitzero"`
+
+	// Type system: nobody asked, the hub did it by a rule; no id then
 	Type RequestedByType `json:"type"`
 }
 
-// RequestedByType defines model for RequestedBy.Type.
+// RequestedByType system: nobody asked, the hub did it by a rule; no id then
 type RequestedByType string
 
 // RuntimeBackend defines model for RuntimeBackend.

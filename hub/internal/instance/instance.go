@@ -24,7 +24,7 @@ const (
 // Actor is who asked for something.
 type Actor struct {
 	Type string `json:"type"`
-	ID   string `json:"id"`
+	ID   string `json:"id,omitempty"`
 }
 
 // HintResult says what became of a hint in the request.
@@ -260,6 +260,8 @@ type Ask struct {
 	OperationID   string
 	By            Actor
 	CorrelationID string
+	// Reason is empty for what a person or program asked for.
+	Reason Reason
 }
 
 // AskDecommission begins the end of an instance: its nodes are to hold it no more. It is over when they have proved that.
@@ -268,6 +270,7 @@ func AskDecommission(ctx context.Context, tx db.Tx, i Instance, ask Ask, now tim
 	if err != nil {
 		return Change{}, err
 	}
+	step.Reason = ask.Reason
 	if err := endOperations(ctx, tx, i.ID, operationAbandoned, "", now); err != nil {
 		return Change{}, err
 	}
@@ -306,11 +309,10 @@ func saveSteps(ctx context.Context, tx db.Tx, i Instance, next Lifecycle, steps 
 	return c, updateInstance(ctx, tx, i)
 }
 
-// LiveIn counts the instances in an allocation that nobody has asked to end.
-func LiveIn(ctx context.Context, tx db.Tx, allocationID string) (n int, err error) {
-	err = tx.QueryRow(ctx, `SELECT count(*) FROM instance_members m JOIN app_instances i ON i.id = m.instance_id
-		WHERE m.allocation_id = $1 AND m.removed_at IS NULL AND i.status NOT IN ('decommissioning', 'decommissioned')`, allocationID).Scan(&n)
-	return n, err
+// LiveIn gives the instances in an allocation that nobody has asked to end.
+func LiveIn(ctx context.Context, tx db.Tx, allocationID string) ([]Instance, error) {
+	return selectInstances(ctx, tx, `WHERE i.status NOT IN ('decommissioning', 'decommissioned') AND i.id IN (
+		SELECT m.instance_id FROM instance_members m WHERE m.allocation_id = $1 AND m.removed_at IS NULL) ORDER BY i.id`, allocationID)
 }
 
 // SnapshotFor gives what a node is to hold, for the compiler.

@@ -282,7 +282,7 @@ func TestListPages(t *testing.T) {
 		require.Empty(t, page)
 		live, err := instance.LiveIn(ctx, tx, w.get0(ctx, tx).Members[0].AllocationID)
 		require.NoError(t, err)
-		require.Equal(t, 1, live)
+		require.Len(t, live, 1)
 	})
 }
 

@@ -1,0 +1,63 @@
+package command
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+)
+
+// ReleaseUnpaid ends an allocation whose wallet does not cover it any more: its instances are decommissioned, and it is
+// released when the node has proved that. What it used beyond its hold would be written off, for nobody's benefit.
+type ReleaseUnpaid struct {
+	DB *db.DB
+	// Poke wakes the dispatcher of a node.
+	Poke func(nodeID string)
+}
+
+// Do ends the allocation. One that is ending already stays as it is.
+func (c *ReleaseUnpaid) Do(ctx context.Context, allocationID, correlationID string, now time.Time) error {
+	nodes, err := db.RunTx(ctx, c.DB, func(tx db.Tx) ([]string, error) { return c.do(ctx, tx, allocationID, correlationID, now) })
+	if err != nil {
+		return err
+	}
+	for _, id := range nodes {
+		c.Poke(id)
+	}
+	return nil
+}
+
+func (c *ReleaseUnpaid) do(ctx context.Context, tx db.Tx, allocationID, correlationID string, now time.Time) ([]string, error) {
+	m := Meta{Principal: iam.Principal{Type: actorSystem}, CorrelationID: correlationID, Now: now}
+	a, err := capacity.GetAny(ctx, tx, allocationID)
+	if err != nil || a.Status != capacity.Active {
+		return nil, err
+	}
+	live, err := instance.LiveIn(ctx, tx, a.ID)
+	if err != nil {
+		return nil, err
+	}
+	var touched []string
+	for _, i := range live {
+		ask := instance.Ask{
+			OperationID: db.NewID(), By: instance.Actor{Type: actorSystem}, CorrelationID: correlationID, Reason: instance.ReasonLeaseEnded,
+		}
+		change, err := instance.AskDecommission(ctx, tx, i, ask, now)
+		if err != nil {
+			return nil, err
+		}
+		nodes, err := touchNodes(ctx, tx, change)
+		if err != nil {
+			return nil, err
+		}
+		touched = append(touched, nodes...)
+		if err := m.recordInstance(ctx, tx, iam.InstanceDelete, change); err != nil {
+			return nil, err
+		}
+	}
+	_, err = m.release(ctx, tx, a, 0)
+	return touched, err
+}
