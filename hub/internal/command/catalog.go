@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"errors"
+	"maps"
 
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -33,9 +34,7 @@ type shipChange struct {
 
 func (m Meta) recordShipping(ctx context.Context, tx db.Tx, c shipChange) error {
 	data := map[string]any{"requested_by": map[string]string{"type": m.Principal.Type, "id": m.Principal.ID}}
-	for key, v := range c.data {
-		data[key] = v
-	}
+	maps.Copy(data, c.data)
 	if err := event.Append(ctx, tx, event.Event{
 		Type: c.event, Subject: c.resourceID, ResourceVersion: c.version, OrgID: c.orgID, ProjectID: c.projectID,
 		CorrelationID: m.CorrelationID, TraceID: m.TraceID, Data: data, At: m.Now,
@@ -64,8 +63,7 @@ func (m Meta) recordVersion(ctx context.Context, tx db.Tx, eventType, action, or
 // refusedDocument tells whoever hands in a signed document why it does not count. pointer is the document's place in the
 // body; fields of a fault are places inside the document.
 func refusedDocument(err error, code, pointer string) error {
-	var f *fault.Error
-	if errors.As(err, &f) {
+	if f, ok := errors.AsType[*fault.Error](err); ok {
 		out := *f
 		out.Fields = nil
 		for _, field := range f.Fields {

@@ -7,6 +7,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Artifacts is what the operations on artifacts need.
@@ -15,6 +16,16 @@ type Artifacts struct {
 	Registry            *artifact.Registry
 	CreatePublishIntent *command.CreatePublishIntent
 	RegisterArtifact    *command.RegisterArtifact
+}
+
+// NewArtifacts makes the commands on artifacts. bundle gives the newest trust bundle.
+func NewArtifacts(d *db.DB, registry *artifact.Registry, bundle func() protocol.Bundle, sealer command.Sealer) Artifacts {
+	return Artifacts{
+		DB:                  d,
+		Registry:            registry,
+		CreatePublishIntent: &command.CreatePublishIntent{DB: d, Registry: registry, Bundle: bundle, Sealer: sealer},
+		RegisterArtifact:    &command.RegisterArtifact{DB: d, Registry: registry, Bundle: bundle},
+	}
 }
 
 // GetRegistry says where images are pushed and pulled.

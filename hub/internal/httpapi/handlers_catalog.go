@@ -26,6 +26,19 @@ type Catalog struct {
 	PutEntitlement      *command.PutEntitlement
 }
 
+// NewCatalog makes the catalogue's commands. bundle gives the newest trust bundle.
+func NewCatalog(d *db.DB, bundle func() protocol.Bundle) Catalog {
+	return Catalog{
+		DB:                  d,
+		Bundle:              bundle,
+		RegisterManifest:    &command.RegisterManifest{DB: d, Bundle: bundle},
+		PublishAppVersion:   &command.PublishAppVersion{DB: d},
+		DeprecateAppVersion: &command.DeprecateAppVersion{DB: d},
+		RegisterPublisher:   &command.RegisterPublisher{DB: d, Bundle: bundle},
+		PutEntitlement:      &command.PutEntitlement{DB: d},
+	}
+}
+
 // ListApps lists the catalogue, or what one project may launch.
 func (s *Server) ListApps(ctx context.Context, r ListAppsRequestObject) (ListAppsResponseObject, error) {
 	p, limit := principalOf(ctx), limitOf(r.Params.Limit)
