@@ -2053,6 +2053,9 @@ type NodeID = ID
 // ProjectID UUIDv7 in lower case.
 type ProjectID = ID
 
+// ServiceAccountID UUIDv7 in lower case.
+type ServiceAccountID = ID
+
 // To defines model for To.
 type To = time.Time
 
@@ -2846,6 +2849,21 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/service-accounts (the `CreateServiceAccount` operationId).
 	CreateServiceAccount(ctx context.Context, projectID ProjectID, body CreateServiceAccountJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DeleteServiceAccount Remove a service account; its keys and tokens end at once
+	//
+	// Corresponds with DELETE /projects/{project_id}/service-accounts/{service_account_id} (the `DeleteServiceAccount` operationId).
+	DeleteServiceAccount(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DisableServiceAccount Stop a service account; its keys and tokens end at once
+	//
+	// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/disable (the `DisableServiceAccount` operationId).
+	DisableServiceAccount(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RotateServiceAccountKey Give a service account a new key; older keys and their tokens end at once
+	//
+	// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
+	RotateServiceAccountKey(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetReadiness Can this process serve requests now
 	//
@@ -4011,6 +4029,51 @@ func (c *Client) CreateServiceAccountWithBody(ctx context.Context, projectID Pro
 // Corresponds with POST /projects/{project_id}/service-accounts (the `CreateServiceAccount` operationId).
 func (c *Client) CreateServiceAccount(ctx context.Context, projectID ProjectID, body CreateServiceAccountJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewCreateServiceAccountRequest(c.Server, projectID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DeleteServiceAccount Remove a service account; its keys and tokens end at once
+//
+// Corresponds with DELETE /projects/{project_id}/service-accounts/{service_account_id} (the `DeleteServiceAccount` operationId).
+func (c *Client) DeleteServiceAccount(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDeleteServiceAccountRequest(c.Server, projectID, serviceAccountID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DisableServiceAccount Stop a service account; its keys and tokens end at once
+//
+// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/disable (the `DisableServiceAccount` operationId).
+func (c *Client) DisableServiceAccount(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDisableServiceAccountRequest(c.Server, projectID, serviceAccountID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RotateServiceAccountKey Give a service account a new key; older keys and their tokens end at once
+//
+// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
+func (c *Client) RotateServiceAccountKey(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRotateServiceAccountKeyRequest(c.Server, projectID, serviceAccountID)
 	if err != nil {
 		return nil, err
 	}
@@ -6729,6 +6792,129 @@ func NewCreateServiceAccountRequestWithBody(server string, projectID ProjectID, 
 	return req, nil
 }
 
+// NewDeleteServiceAccountRequest constructs an http.Request for the DeleteServiceAccount method
+func NewDeleteServiceAccountRequest(server string, projectID ProjectID, serviceAccountID ServiceAccountID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "service_account_id", serviceAccountID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/service-accounts/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewDisableServiceAccountRequest constructs an http.Request for the DisableServiceAccount method
+func NewDisableServiceAccountRequest(server string, projectID ProjectID, serviceAccountID ServiceAccountID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "service_account_id", serviceAccountID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/service-accounts/%s/disable", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRotateServiceAccountKeyRequest constructs an http.Request for the RotateServiceAccountKey method
+func NewRotateServiceAccountKeyRequest(server string, projectID ProjectID, serviceAccountID ServiceAccountID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "service_account_id", serviceAccountID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/service-accounts/%s/rotate-key", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 // NewGetReadinessRequest constructs an http.Request for the GetReadiness method
 func NewGetReadinessRequest(server string) (*http.Request, error) {
 	var err error
@@ -7343,6 +7529,27 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/service-accounts (the `CreateServiceAccount` operationId).
 	CreateServiceAccountWithResponse(ctx context.Context, projectID ProjectID, body CreateServiceAccountJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateServiceAccountResponse, error)
+
+	// DeleteServiceAccountWithResponse Remove a service account; its keys and tokens end at once
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /projects/{project_id}/service-accounts/{service_account_id} (the `DeleteServiceAccount` operationId).
+	DeleteServiceAccountWithResponse(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*DeleteServiceAccountResponse, error)
+
+	// DisableServiceAccountWithResponse Stop a service account; its keys and tokens end at once
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/disable (the `DisableServiceAccount` operationId).
+	DisableServiceAccountWithResponse(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*DisableServiceAccountResponse, error)
+
+	// RotateServiceAccountKeyWithResponse Give a service account a new key; older keys and their tokens end at once
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
+	RotateServiceAccountKeyWithResponse(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*RotateServiceAccountKeyResponse, error)
 
 	// GetReadinessWithResponse Can this process serve requests now
 	//
@@ -9850,6 +10057,143 @@ func (r CreateServiceAccountResponse) ContentType() string {
 	return ""
 }
 
+type DeleteServiceAccountResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r DeleteServiceAccountResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DeleteServiceAccountResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DeleteServiceAccountResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DeleteServiceAccountResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DeleteServiceAccountResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type DisableServiceAccountResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *ServiceAccount
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r DisableServiceAccountResponse) GetJSON200() *ServiceAccount {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r DisableServiceAccountResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DisableServiceAccountResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DisableServiceAccountResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DisableServiceAccountResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DisableServiceAccountResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RotateServiceAccountKeyResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *ServiceAccount
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r RotateServiceAccountKeyResponse) GetJSON201() *ServiceAccount {
+	return r.JSON201
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RotateServiceAccountKeyResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RotateServiceAccountKeyResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RotateServiceAccountKeyResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RotateServiceAccountKeyResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RotateServiceAccountKeyResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type GetReadinessResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -10887,6 +11231,45 @@ func (c *ClientWithResponses) CreateServiceAccountWithResponse(ctx context.Conte
 		return nil, err
 	}
 	return ParseCreateServiceAccountResponse(rsp)
+}
+
+// DeleteServiceAccountWithResponse Remove a service account; its keys and tokens end at once
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /projects/{project_id}/service-accounts/{service_account_id} (the `DeleteServiceAccount` operationId).
+func (c *ClientWithResponses) DeleteServiceAccountWithResponse(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*DeleteServiceAccountResponse, error) {
+	rsp, err := c.DeleteServiceAccount(ctx, projectID, serviceAccountID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDeleteServiceAccountResponse(rsp)
+}
+
+// DisableServiceAccountWithResponse Stop a service account; its keys and tokens end at once
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/disable (the `DisableServiceAccount` operationId).
+func (c *ClientWithResponses) DisableServiceAccountWithResponse(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*DisableServiceAccountResponse, error) {
+	rsp, err := c.DisableServiceAccount(ctx, projectID, serviceAccountID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDisableServiceAccountResponse(rsp)
+}
+
+// RotateServiceAccountKeyWithResponse Give a service account a new key; older keys and their tokens end at once
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
+func (c *ClientWithResponses) RotateServiceAccountKeyWithResponse(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*RotateServiceAccountKeyResponse, error) {
+	rsp, err := c.RotateServiceAccountKey(ctx, projectID, serviceAccountID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRotateServiceAccountKeyResponse(rsp)
 }
 
 // GetReadinessWithResponse Can this process serve requests now
@@ -12602,6 +12985,101 @@ func ParseCreateServiceAccountResponse(rsp *http.Response) (*CreateServiceAccoun
 	}
 
 	response := &CreateServiceAccountResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest ServiceAccount
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseDeleteServiceAccountResponse parses an HTTP response from a DeleteServiceAccountWithResponse call
+func ParseDeleteServiceAccountResponse(rsp *http.Response) (*DeleteServiceAccountResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DeleteServiceAccountResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseDisableServiceAccountResponse parses an HTTP response from a DisableServiceAccountWithResponse call
+func ParseDisableServiceAccountResponse(rsp *http.Response) (*DisableServiceAccountResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DisableServiceAccountResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest ServiceAccount
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRotateServiceAccountKeyResponse parses an HTTP response from a RotateServiceAccountKeyWithResponse call
+func ParseRotateServiceAccountKeyResponse(rsp *http.Response) (*RotateServiceAccountKeyResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RotateServiceAccountKeyResponse{
 		Body:         bodyBytes,
 		HTTPResponse: rsp,
 	}

@@ -2051,6 +2051,9 @@ type NodeID = ID
 // ProjectID UUIDv7 in lower case.
 type ProjectID = ID
 
+// ServiceAccountID UUIDv7 in lower case.
+type ServiceAccountID = ID
+
 // To defines model for To.
 type To = time.Time
 
@@ -2478,6 +2481,15 @@ type ServerInterface interface {
 	// CreateServiceAccount Make a service account; its private key is in this answer only
 	// (POST /projects/{project_id}/service-accounts)
 	CreateServiceAccount(c *gin.Context, projectID ProjectID)
+	// DeleteServiceAccount Remove a service account; its keys and tokens end at once
+	// (DELETE /projects/{project_id}/service-accounts/{service_account_id})
+	DeleteServiceAccount(c *gin.Context, projectID ProjectID, serviceAccountID ServiceAccountID)
+	// DisableServiceAccount Stop a service account; its keys and tokens end at once
+	// (POST /projects/{project_id}/service-accounts/{service_account_id}/disable)
+	DisableServiceAccount(c *gin.Context, projectID ProjectID, serviceAccountID ServiceAccountID)
+	// RotateServiceAccountKey Give a service account a new key; older keys and their tokens end at once
+	// (POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key)
+	RotateServiceAccountKey(c *gin.Context, projectID ProjectID, serviceAccountID ServiceAccountID)
 	// GetReadiness Can this process serve requests now
 	// (GET /readyz)
 	GetReadiness(c *gin.Context)
@@ -4151,6 +4163,108 @@ func (siw *ServerInterfaceWrapper) CreateServiceAccount(c *gin.Context) {
 	siw.Handler.CreateServiceAccount(c, projectID)
 }
 
+// DeleteServiceAccount operation middleware
+func (siw *ServerInterfaceWrapper) DeleteServiceAccount(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "service_account_id" -------------
+	var serviceAccountID ServiceAccountID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "service_account_id", c.Param("service_account_id"), &serviceAccountID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter service_account_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DeleteServiceAccount(c, projectID, serviceAccountID)
+}
+
+// DisableServiceAccount operation middleware
+func (siw *ServerInterfaceWrapper) DisableServiceAccount(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "service_account_id" -------------
+	var serviceAccountID ServiceAccountID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "service_account_id", c.Param("service_account_id"), &serviceAccountID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter service_account_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DisableServiceAccount(c, projectID, serviceAccountID)
+}
+
+// RotateServiceAccountKey operation middleware
+func (siw *ServerInterfaceWrapper) RotateServiceAccountKey(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "service_account_id" -------------
+	var serviceAccountID ServiceAccountID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "service_account_id", c.Param("service_account_id"), &serviceAccountID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter service_account_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RotateServiceAccountKey(c, projectID, serviceAccountID)
+}
+
 // GetReadiness operation middleware
 func (siw *ServerInterfaceWrapper) GetReadiness(c *gin.Context) {
 
@@ -4256,6 +4370,9 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.PUT(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.PutEntitlement)
 	router.GET(options.BaseURL+"/projects/:project_id/service-accounts", wrapper.ListServiceAccounts)
 	router.POST(options.BaseURL+"/projects/:project_id/service-accounts", wrapper.CreateServiceAccount)
+	router.DELETE(options.BaseURL+"/projects/:project_id/service-accounts/:service_account_id", wrapper.DeleteServiceAccount)
+	router.POST(options.BaseURL+"/projects/:project_id/service-accounts/:service_account_id/disable", wrapper.DisableServiceAccount)
+	router.POST(options.BaseURL+"/projects/:project_id/service-accounts/:service_account_id/rotate-key", wrapper.RotateServiceAccountKey)
 	router.GET(options.BaseURL+"/readyz", wrapper.GetReadiness)
 	router.GET(options.BaseURL+"/trust/bundle", wrapper.GetTrustBundle)
 }
@@ -6315,6 +6432,120 @@ func (response CreateServiceAccountdefaultApplicationProblemPlusJSONResponse) Vi
 	return err
 }
 
+type DeleteServiceAccountRequestObject struct {
+	ProjectID        ProjectID        `json:"project_id"`
+	ServiceAccountID ServiceAccountID `json:"service_account_id"`
+}
+
+type DeleteServiceAccountResponseObject interface {
+	VisitDeleteServiceAccountResponse(w http.ResponseWriter) error
+}
+
+type DeleteServiceAccount204Response struct {
+}
+
+func (response DeleteServiceAccount204Response) VisitDeleteServiceAccountResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DeleteServiceAccountdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response DeleteServiceAccountdefaultApplicationProblemPlusJSONResponse) VisitDeleteServiceAccountResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DisableServiceAccountRequestObject struct {
+	ProjectID        ProjectID        `json:"project_id"`
+	ServiceAccountID ServiceAccountID `json:"service_account_id"`
+}
+
+type DisableServiceAccountResponseObject interface {
+	VisitDisableServiceAccountResponse(w http.ResponseWriter) error
+}
+
+type DisableServiceAccount200JSONResponse ServiceAccount
+
+func (response DisableServiceAccount200JSONResponse) VisitDisableServiceAccountResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DisableServiceAccountdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response DisableServiceAccountdefaultApplicationProblemPlusJSONResponse) VisitDisableServiceAccountResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RotateServiceAccountKeyRequestObject struct {
+	ProjectID        ProjectID        `json:"project_id"`
+	ServiceAccountID ServiceAccountID `json:"service_account_id"`
+}
+
+type RotateServiceAccountKeyResponseObject interface {
+	VisitRotateServiceAccountKeyResponse(w http.ResponseWriter) error
+}
+
+type RotateServiceAccountKey201JSONResponse ServiceAccount
+
+func (response RotateServiceAccountKey201JSONResponse) VisitRotateServiceAccountKeyResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RotateServiceAccountKeydefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RotateServiceAccountKeydefaultApplicationProblemPlusJSONResponse) VisitRotateServiceAccountKeyResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type GetReadinessRequestObject struct {
 }
 
@@ -6549,6 +6780,15 @@ type StrictServerInterface interface {
 	// CreateServiceAccount Make a service account; its private key is in this answer only
 	// (POST /projects/{project_id}/service-accounts)
 	CreateServiceAccount(ctx context.Context, request CreateServiceAccountRequestObject) (CreateServiceAccountResponseObject, error)
+	// DeleteServiceAccount Remove a service account; its keys and tokens end at once
+	// (DELETE /projects/{project_id}/service-accounts/{service_account_id})
+	DeleteServiceAccount(ctx context.Context, request DeleteServiceAccountRequestObject) (DeleteServiceAccountResponseObject, error)
+	// DisableServiceAccount Stop a service account; its keys and tokens end at once
+	// (POST /projects/{project_id}/service-accounts/{service_account_id}/disable)
+	DisableServiceAccount(ctx context.Context, request DisableServiceAccountRequestObject) (DisableServiceAccountResponseObject, error)
+	// RotateServiceAccountKey Give a service account a new key; older keys and their tokens end at once
+	// (POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key)
+	RotateServiceAccountKey(ctx context.Context, request RotateServiceAccountKeyRequestObject) (RotateServiceAccountKeyResponseObject, error)
 	// GetReadiness Can this process serve requests now
 	// (GET /readyz)
 	GetReadiness(ctx context.Context, request GetReadinessRequestObject) (GetReadinessResponseObject, error)
@@ -8289,6 +8529,87 @@ func (sh *strictHandler) CreateServiceAccount(ctx *gin.Context, projectID Projec
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(CreateServiceAccountResponseObject); ok {
 		if err := validResponse.VisitCreateServiceAccountResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DeleteServiceAccount operation middleware
+func (sh *strictHandler) DeleteServiceAccount(ctx *gin.Context, projectID ProjectID, serviceAccountID ServiceAccountID) {
+	var request DeleteServiceAccountRequestObject
+
+	request.ProjectID = projectID
+	request.ServiceAccountID = serviceAccountID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteServiceAccount(ctx, request.(DeleteServiceAccountRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteServiceAccount")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(DeleteServiceAccountResponseObject); ok {
+		if err := validResponse.VisitDeleteServiceAccountResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DisableServiceAccount operation middleware
+func (sh *strictHandler) DisableServiceAccount(ctx *gin.Context, projectID ProjectID, serviceAccountID ServiceAccountID) {
+	var request DisableServiceAccountRequestObject
+
+	request.ProjectID = projectID
+	request.ServiceAccountID = serviceAccountID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.DisableServiceAccount(ctx, request.(DisableServiceAccountRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DisableServiceAccount")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(DisableServiceAccountResponseObject); ok {
+		if err := validResponse.VisitDisableServiceAccountResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RotateServiceAccountKey operation middleware
+func (sh *strictHandler) RotateServiceAccountKey(ctx *gin.Context, projectID ProjectID, serviceAccountID ServiceAccountID) {
+	var request RotateServiceAccountKeyRequestObject
+
+	request.ProjectID = projectID
+	request.ServiceAccountID = serviceAccountID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RotateServiceAccountKey(ctx, request.(RotateServiceAccountKeyRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RotateServiceAccountKey")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RotateServiceAccountKeyResponseObject); ok {
+		if err := validResponse.VisitRotateServiceAccountKeyResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -17,7 +17,12 @@ type IAM struct {
 	CreateUser           *command.CreateUser
 	CreateUserToken      *command.CreateUserToken
 	CreateServiceAccount *command.CreateServiceAccount
-	MintToken            *command.MintToken
+
+	DisableServiceAccount   *command.DisableServiceAccount
+	RotateServiceAccountKey *command.RotateServiceAccountKey
+	DeleteServiceAccount    *command.DeleteServiceAccount
+
+	MintToken *command.MintToken
 }
 
 // NewIAM makes IAM's commands.
@@ -29,7 +34,12 @@ func NewIAM(d *db.DB, sealer command.Sealer) IAM {
 		CreateUser:           &command.CreateUser{DB: d},
 		CreateUserToken:      &command.CreateUserToken{DB: d, Sealer: sealer},
 		CreateServiceAccount: &command.CreateServiceAccount{DB: d, Sealer: sealer},
-		MintToken:            &command.MintToken{DB: d, Sealer: sealer},
+
+		DisableServiceAccount:   &command.DisableServiceAccount{DB: d},
+		RotateServiceAccountKey: &command.RotateServiceAccountKey{DB: d, Sealer: sealer},
+		DeleteServiceAccount:    &command.DeleteServiceAccount{DB: d},
+
+		MintToken: &command.MintToken{DB: d, Sealer: sealer},
 	}
 }
 
@@ -179,6 +189,32 @@ func (s *Server) CreateServiceAccount(ctx context.Context, r CreateServiceAccoun
 		return nil, err
 	}
 	return CreateServiceAccount201JSONResponse(withKey(made)), nil
+}
+
+// DisableServiceAccount stops a service account.
+func (s *Server) DisableServiceAccount(ctx context.Context, r DisableServiceAccountRequestObject) (DisableServiceAccountResponseObject, error) {
+	sa, err := s.IAM.DisableServiceAccount.Do(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID)
+	if err != nil {
+		return nil, err
+	}
+	return DisableServiceAccount200JSONResponse(serviceAccountView(sa)), nil
+}
+
+// RotateServiceAccountKey gives a service account a new key; the answer holds it.
+func (s *Server) RotateServiceAccountKey(ctx context.Context, r RotateServiceAccountKeyRequestObject) (RotateServiceAccountKeyResponseObject, error) {
+	made, err := s.IAM.RotateServiceAccountKey.Do(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID)
+	if err != nil {
+		return nil, err
+	}
+	return RotateServiceAccountKey201JSONResponse(withKey(made)), nil
+}
+
+// DeleteServiceAccount removes a service account.
+func (s *Server) DeleteServiceAccount(ctx context.Context, r DeleteServiceAccountRequestObject) (DeleteServiceAccountResponseObject, error) {
+	if err := s.IAM.DeleteServiceAccount.Do(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID); err != nil {
+		return nil, err
+	}
+	return DeleteServiceAccount204Response{}, nil
 }
 
 // list reads one page: one item more than asked for tells whether there is a next.

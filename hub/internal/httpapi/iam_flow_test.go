@@ -171,6 +171,40 @@ func TestServiceAccountFromBirthToToken(t *testing.T) {
 	require.Equal(t, 401, h.ask(t, robot, "GET", "/auth/whoami", "", "").status, "expired")
 }
 
+func TestServiceAccountIsRotatedDisabledAndDeleted(t *testing.T) {
+	h := newHouse(t)
+	_, projectID, boss := h.tenant(t, "acme")
+	path := "/projects/" + projectID + "/service-accounts"
+	sa := h.must(t, boss, "POST", path, "k1", `{"name":"CI","slug":"ci"}`, 201)
+	path += "/" + sa.text("id")
+	mint := func(sa answer) int {
+		return h.ask(t, "", "POST", "/auth/service-account/token", "", mintBody(sa)).status
+	}
+
+	rotated := h.must(t, boss, "POST", path+"/rotate-key", "k2", "", 201)
+	require.JSONEq(t, rotated.raw, h.must(t, boss, "POST", path+"/rotate-key", "k2", "", 201).raw)
+	require.Equal(t, 401, mint(sa), "the old key")
+	require.Equal(t, 200, mint(rotated))
+
+	require.Equal(t, "disabled", h.must(t, boss, "POST", path+"/disable", "k3", "", 200).text("status"))
+	h.must(t, boss, "POST", path+"/disable", "k4", "", 200)
+	require.Equal(t, 401, mint(rotated))
+	require.Equal(t, "service_account_disabled", h.must(t, boss, "POST", path+"/rotate-key", "k5", "", 409).text("code"))
+
+	h.must(t, boss, "DELETE", path, "", "", 204)
+	h.must(t, boss, "DELETE", path, "", "", 404)
+	require.Empty(t, h.must(t, boss, "GET", "/projects/"+projectID+"/service-accounts", "", "", 200).body["items"])
+
+	types, err := db.ReadTx(t.Context(), h.d, func(tx db.Tx) ([]string, error) {
+		var types []string
+		return types, tx.QueryRow(t.Context(), `SELECT array_agg(type || ' ' || resource_version ORDER BY resource_version) FROM events WHERE subject = $1`, sa.text("id")).Scan(&types)
+	})
+	require.NoError(t, err)
+	require.Equal(t, []string{
+		"iam.service_account.created 1", "iam.service_account.key_rotated 2", "iam.service_account.disabled 3", "iam.service_account.deleted 4",
+	}, types)
+}
+
 func TestAnotherOrgsResourcesAnswerLikeAbsentOnes(t *testing.T) {
 	h := newHouse(t)
 	_, projectID, boss := h.tenant(t, "acme")

@@ -42,7 +42,7 @@ func fast() map[string]string {
 // directory is under /tmp itself: what the testing package makes may be closed to the database's user.
 func directory(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "gpuaas-managed-")
+	dir, err := os.MkdirTemp("/tmp", "gpuaas-managed-") //nolint:usetesting // see above
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	return dir
