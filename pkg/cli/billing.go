@@ -1,0 +1,203 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+// timeFlag reads RFC 3339, or a time span back from now such as 24h.
+type timeFlag struct{ at *time.Time }
+
+func (f timeFlag) String() string {
+	if f.at == nil {
+		return ""
+	}
+	return stamp(*f.at)
+}
+
+// Set fits pflag.Value.
+func (f timeFlag) Set(text string) error {
+	if ago, err := time.ParseDuration(text); err == nil {
+		*f.at = time.Now().Add(-ago).UTC()
+		return nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return fmt.Errorf("neither a time like 2026-01-31T12:00:00Z nor a span like 24h")
+	}
+	*f.at = at.UTC()
+	return nil
+}
+
+// Type fits pflag.Value.
+func (timeFlag) Type() string { return "time" }
+
+var _ pflag.Value = timeFlag{}
+
+func (a *app) usageCommand() *cobra.Command {
+	var (
+		p                client.ListUsageParams
+		instance, source string
+	)
+	columns := []column[client.UsageRecord]{
+		{"METER", func(u client.UsageRecord) string { return u.Meter }},
+		{"QUANTITY", func(u client.UsageRecord) string { return u.Quantity + " " + u.UsageUnit }},
+		{"SOURCE", func(u client.UsageRecord) string { return string(u.UsageSource) }},
+		{"APP", func(u client.UsageRecord) string { return u.AppSlug }},
+		{"INSTANCE", func(u client.UsageRecord) string { return u.AppInstanceID }},
+		{"FROM", func(u client.UsageRecord) string { return stamp(u.StartedAt) }},
+		{"TO", func(u client.UsageRecord) string { return stamp(u.EndedAt) }},
+		{"POSTING", func(u client.UsageRecord) string { return u.PostingID }},
+	}
+	c := listing(a, "usage", "Measured usage, newest first", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) (_ []client.UsageRecord, _ string, err error) {
+		p.Cursor, p.Limit, p.UsageSource = cursor, client.PageSize, client.UsageSource(source)
+		if p.ProjectID, p.AppInstanceID, err = s.billed(ctx, instance); err != nil {
+			return nil, "", err
+		}
+		l, err := client.Read[client.UsageRecordList](s.hub.ListUsage(ctx, &p, s.editors()...))
+		return l.Items, l.NextCursor, err
+	})
+	f := c.Flags()
+	f.StringVar(&instance, "instance", "", "only of this app instance, by id or display name")
+	f.StringVar(&source, "source", "", "allocation or app_runtime")
+	f.StringVar(&p.Meter, "meter", "", "only this meter")
+	f.Var(timeFlag{&p.From}, "from", "only what ended after this time (RFC 3339, or a span back from now)")
+	f.Var(timeFlag{&p.To}, "to", "only what started before this time")
+	return c
+}
+
+// billed narrows a billing question: to a project where one is named, and to an instance of it.
+func (s *session) billed(ctx context.Context, instance string) (project, id string, err error) {
+	if s.project != "" || s.context.Project != "" || instance != "" && !isID(instance) {
+		if project, err = s.projectID(ctx); err != nil {
+			return "", "", err
+		}
+	}
+	if instance != "" {
+		id, err = s.instanceID(ctx, project, instance)
+	}
+	return project, id, err
+}
+
+func postingColumns() []column[client.Posting] {
+	return []column[client.Posting]{
+		{"AT", func(p client.Posting) string { return stamp(p.CreatedAt) }},
+		{"KIND", func(p client.Posting) string { return string(p.Kind) }},
+		{"SUBJECT", func(p client.Posting) string { return string(p.Subject.Kind) + " " + p.Subject.ID }},
+		{"ENTRIES", func(p client.Posting) string {
+			legs := make([]string, len(p.Entries))
+			for i, e := range p.Entries {
+				legs[i] = fmt.Sprintf("%s %s %s", e.Account, e.Amount, e.Currency)
+			}
+			return strings.Join(legs, "; ")
+		}},
+		{"POSTING", func(p client.Posting) string { return p.PostingID }},
+	}
+}
+
+func (a *app) ledgerCommand() *cobra.Command {
+	var (
+		p              client.ListLedgerParams
+		instance, kind string
+	)
+	c := listing(a, "ledger", "Postings, newest first; the entries of each sum to zero", cobra.NoArgs, postingColumns(),
+		func(ctx context.Context, s *session, _ []string, cursor string) (_ []client.Posting, _ string, err error) {
+			p.Cursor, p.Limit, p.Kind = cursor, client.PageSize, client.PostingKind(kind)
+			if p.ProjectID, p.AppInstanceID, err = s.billed(ctx, instance); err != nil {
+				return nil, "", err
+			}
+			l, err := client.Read[client.PostingList](s.hub.ListLedger(ctx, &p, s.editors()...))
+			return l.Items, l.NextCursor, err
+		})
+	f := c.Flags()
+	f.StringVar(&instance, "instance", "", "only of this app instance, by id or display name")
+	f.StringVar(&kind, "kind", "", "only postings of this kind")
+	f.Var(timeFlag{&p.From}, "from", "only after this time (RFC 3339, or a span back from now)")
+	f.Var(timeFlag{&p.To}, "to", "only before this time")
+	return c
+}
+
+func (a *app) walletCommand() *cobra.Command {
+	var org string
+	c := a.action("wallet", "What the org can still spend, and what is held", cobra.NoArgs, func(ctx context.Context, s *session, _ []string) error {
+		id, err := s.orgID(ctx, org)
+		if err != nil {
+			return err
+		}
+		w, err := client.Read[client.Wallet](s.hub.GetWallet(ctx, &client.GetWalletParams{OrgID: id}, s.editors()...))
+		if err != nil {
+			return err
+		}
+		s.progress.stop()
+		if s.output != "table" {
+			return encode(s.env.Stdout, s.output, w)
+		}
+		return table(s.env.Stdout, w.Balances, []column[client.WalletBalance]{
+			{"CURRENCY", func(b client.WalletBalance) string { return b.Currency }},
+			{"AVAILABLE", func(b client.WalletBalance) string { return b.Available }},
+			{"HELD", func(b client.WalletBalance) string { return b.Held }},
+		})
+	})
+	c.Flags().StringVar(&org, "org", "", "org, by id or slug; your own where absent")
+	return c
+}
+
+func (a *app) creditsCommand() *cobra.Command {
+	var description string
+	grant := a.action("grant ORG AMOUNT CURRENCY", "Put money into an org's wallet", cobra.ExactArgs(3), func(ctx context.Context, s *session, args []string) error {
+		org, err := s.orgID(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		p, err := client.Read[client.Posting](s.hub.GrantCredit(ctx, client.CreditGrant{OrgID: org, Amount: args[1], Currency: args[2], Description: description}, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, p, postingColumns())
+	})
+	grant.Flags().StringVar(&description, "description", "credit", "why")
+	return group("credits", "Money for orgs (platform admin)", grant)
+}
+
+func (a *app) pricesCommand() *cobra.Command {
+	columns := []column[client.Price]{
+		{"METER", func(p client.Price) string { return p.Meter }},
+		{"PRICE", func(p client.Price) string { return fmt.Sprintf("%s %s per %s", p.Price, p.Currency, p.Per) }},
+		{"APP", func(p client.Price) string { return p.AppSlug }},
+		{"SKU", func(p client.Price) string { return p.Sku }},
+		{"HOST SHARE", func(p client.Price) string { return fmt.Sprintf("%d%%", p.HostSharePercent) }},
+		{"FROM", func(p client.Price) string { return stamp(p.From) }},
+		{"TO", func(p client.Price) string { return stamp(p.To) }},
+		{"ID", func(p client.Price) string { return p.ID }},
+	}
+	var (
+		body client.PriceCreate
+		per  string
+	)
+	create := a.action("create METER PRICE CURRENCY", "Add a price; it ends the one before it", cobra.ExactArgs(3), func(ctx context.Context, s *session, args []string) error {
+		body.Meter, body.Price, body.Currency, body.Per = args[0], args[1], args[2], client.PriceUnit(per)
+		p, err := client.Read[client.Price](s.hub.CreatePrice(ctx, body, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, p, columns)
+	})
+	f := create.Flags()
+	f.StringVar(&per, "per", string(client.PriceUnitHour), "second, minute, hour, or unit for an app's own meter")
+	f.StringVar(&body.AppSlug, "app", "", "only for this app")
+	f.StringVar(&body.Sku, "sku", "", "only for this SKU")
+	f.Int32Var(&body.HostSharePercent, "host-share", 0, "percent that the node's owner gets")
+	f.Var(timeFlag{&body.From}, "from", "when it begins; now where absent")
+	return group("prices", "The price book (platform admin)", create,
+		listing(a, "list", "Prices", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Price, string, error) {
+			l, err := client.Read[client.PriceList](s.hub.ListPrices(ctx, &client.ListPricesParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			return l.Items, l.NextCursor, err
+		}))
+}

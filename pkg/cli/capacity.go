@@ -1,0 +1,165 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+func (a *app) allocationsCommand() *cobra.Command {
+	columns := []column[client.Allocation]{
+		{"ID", func(l client.Allocation) string { return l.ID }},
+		{"STATUS", func(l client.Allocation) string { return string(l.Status) }},
+		{"NODE", func(l client.Allocation) string { return l.NodeID }},
+		{"SHAPE", func(l client.Allocation) string { return string(l.CapacityShape) }},
+		{"ACCELERATORS", func(l client.Allocation) string { return fmt.Sprintf("%d %s", l.AcceleratorCount, l.AcceleratorModel) }},
+		{"CPU", func(l client.Allocation) string { return fmt.Sprintf("%d (%s free)", l.CPUCores, l.FreeCPUCores) }},
+		{"MEMORY MIB", func(l client.Allocation) string { return fmt.Sprintf("%d (%d free)", l.MemoryMib, l.FreeMemoryMib) }},
+		{"CREATED", func(l client.Allocation) string { return stamp(l.CreatedAt) }},
+	}
+	var (
+		body              client.AllocationCreate
+		node, shape, only string
+	)
+	create := a.action("create", "Hold capacity on a node", cobra.NoArgs, func(ctx context.Context, s *session, _ []string) error {
+		project, err := s.projectID(ctx)
+		if err != nil {
+			return err
+		}
+		if node != "" {
+			if body.NodeID, err = s.nodeID(ctx, node); err != nil {
+				return err
+			}
+		}
+		body.CapacityShape = client.CapacityShape(shape)
+		l, err := client.Read[client.Allocation](s.hub.CreateAllocation(ctx, project, body, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, l, columns)
+	})
+	f := create.Flags()
+	f.StringVar(&node, "node", "", "node, by id or host name; the hub chooses where absent")
+	f.StringVar(&body.Sku, "sku", "", "SKU of the price book")
+	f.StringVar(&shape, "shape", string(client.CapacityShapeGpuSlice), "gpu_slice or baremetal")
+	f.Int32Var(&body.AcceleratorCount, "accelerators", 0, "how many accelerators")
+	f.StringVar(&body.AcceleratorModel, "accelerator-model", "", "only accelerators of this model")
+	f.Int32Var(&body.CPUCores, "cpu", 1, "CPU cores")
+	f.Int64Var(&body.MemoryMib, "memory-mib", 512, "memory in MiB")
+
+	list := listing(a, "list", "Allocations of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Allocation, string, error) {
+		project, err := s.projectID(ctx)
+		if err != nil {
+			return nil, "", err
+		}
+		l, err := client.Read[client.AllocationList](s.hub.ListAllocations(ctx, project, &client.ListAllocationsParams{
+			Cursor: cursor, Limit: client.PageSize, Status: client.AllocationStatus(only),
+		}, s.editors()...))
+		return l.Items, l.NextCursor, err
+	})
+	list.Flags().StringVar(&only, "status", "", "only those with this status")
+	one := func(verb, short string, call func(ctx context.Context, s *session, project, id string) (client.Allocation, error)) *cobra.Command {
+		return a.action(verb+" ALLOCATION_ID", short, cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+			project, err := s.projectID(ctx)
+			if err != nil {
+				return err
+			}
+			l, err := call(ctx, s, project, args[0])
+			if err != nil {
+				return err
+			}
+			return show(s, l, columns)
+		})
+	}
+	return group("allocations", "Capacity held by the project", create, list,
+		one("get", "One allocation", func(ctx context.Context, s *session, project, id string) (client.Allocation, error) {
+			return client.Read[client.Allocation](s.hub.GetAllocation(ctx, project, id, s.editors()...))
+		}),
+		one("release", "Give capacity back", func(ctx context.Context, s *session, project, id string) (client.Allocation, error) {
+			return client.Read[client.Allocation](s.hub.ReleaseAllocation(ctx, project, id, s.editors()...))
+		}))
+}
+
+func (a *app) nodesCommand() *cobra.Command {
+	columns := []column[client.Node]{
+		{"HOST", func(n client.Node) string { return n.Hostname }},
+		{"STATUS", func(n client.Node) string { return string(n.Status) }},
+		{"CPU", func(n client.Node) string { return strconv.Itoa(int(n.CPUCores)) }},
+		{"MEMORY MIB", func(n client.Node) string { return strconv.FormatInt(n.MemoryMib, 10) }},
+		{"ACCELERATORS", func(n client.Node) string { return strconv.Itoa(len(n.Accelerators)) }},
+		{"AGENT", func(n client.Node) string { return n.AgentVersion }},
+		{"LAST SEEN", func(n client.Node) string { return stamp(n.LastSeenAt) }},
+		{"REFUSED", func(n client.Node) string { return n.LastRefusal.Reason }},
+		{"CONDITIONS", func(n client.Node) string { return words(n.Conditions) }},
+		{"ID", func(n client.Node) string { return n.ID }},
+	}
+	one := func(verb, short string, call func(ctx context.Context, s *session, id string) (client.Node, error)) *cobra.Command {
+		return a.action(verb+" NODE", short, cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+			id, err := s.nodeID(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			n, err := call(ctx, s, id)
+			if err != nil {
+				return err
+			}
+			return show(s, n, columns)
+		})
+	}
+	var status, reason string
+	list := listing(a, "list", "Nodes of the mesh", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Node, string, error) {
+		l, err := client.Read[client.NodeList](s.hub.ListNodes(ctx, &client.ListNodesParams{Cursor: cursor, Limit: client.PageSize, Status: client.NodeStatus(status)}, s.editors()...))
+		return l.Items, l.NextCursor, err
+	})
+	list.Flags().StringVar(&status, "status", "", "only those with this status")
+	ban := one("ban", "Shut a compromised node out for good", func(ctx context.Context, s *session, id string) (client.Node, error) {
+		return client.Read[client.Node](s.hub.BanNode(ctx, id, client.NodeBan{Reason: reason}, s.editors()...))
+	})
+	ban.Flags().StringVar(&reason, "reason", "", "why (required)")
+	return group("nodes", "Nodes of the mesh (platform admin)", list, ban,
+		one("get", "One node", func(ctx context.Context, s *session, id string) (client.Node, error) {
+			return client.Read[client.Node](s.hub.GetNode(ctx, id, s.editors()...))
+		}),
+		one("drain", "Place nothing new on a node", func(ctx context.Context, s *session, id string) (client.Node, error) {
+			return client.Read[client.Node](s.hub.DrainNode(ctx, id, s.editors()...))
+		}))
+}
+
+func (a *app) joinTokensCommand() *cobra.Command {
+	columns := []column[client.JoinToken]{
+		{"ID", func(t client.JoinToken) string { return t.ID }},
+		{"STATUS", func(t client.JoinToken) string { return string(t.Status) }},
+		{"DESCRIPTION", func(t client.JoinToken) string { return t.Description }},
+		{"NODE", func(t client.JoinToken) string { return t.NodeID }},
+		{"EXPIRES", func(t client.JoinToken) string { return stamp(t.ExpiresAt) }},
+	}
+	var description, save string
+	create := a.action("create", "Make a one-time join token; it is shown once", cobra.NoArgs, func(ctx context.Context, s *session, _ []string) error {
+		t, err := client.Read[client.JoinToken](s.hub.CreateJoinToken(ctx, client.JoinTokenCreate{Description: description}, s.editors()...))
+		if err != nil {
+			return err
+		}
+		shown := append([]column[client.JoinToken]{
+			{"TOKEN", func(t client.JoinToken) string { return t.Token }},
+			{"ROOT FINGERPRINT", func(t client.JoinToken) string { return t.RootFingerprint }},
+		}, columns...)
+		if save != "" {
+			if err := writePrivate(save, []byte(t.Token+"\n")); err != nil {
+				return err
+			}
+			t.Token, shown = "", shown[1:]
+		}
+		return show(s, t, shown)
+	})
+	create.Flags().StringVar(&description, "description", "", "which node it is for")
+	create.Flags().StringVar(&save, "save", "", "write the token to this file (mode 0600) instead of showing it")
+	return group("join-tokens", "Tokens with which nodes join (platform admin)", create,
+		listing(a, "list", "Join tokens", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.JoinToken, string, error) {
+			l, err := client.Read[client.JoinTokenList](s.hub.ListJoinTokens(ctx, &client.ListJoinTokensParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			return l.Items, l.NextCursor, err
+		}))
+}

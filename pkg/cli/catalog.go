@@ -1,0 +1,284 @@
+package cli
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/gpuaas/pkg/client"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func versionColumns() []column[client.AppVersion] {
+	return []column[client.AppVersion]{
+		{"APP", func(v client.AppVersion) string { return v.AppSlug }},
+		{"VERSION", func(v client.AppVersion) string { return v.Version }},
+		{"STATUS", func(v client.AppVersion) string { return string(v.Status) }},
+		{"PUBLISHED", func(v client.AppVersion) string { return stamp(v.PublishedAt) }},
+		{"PUBLISHER KEY", func(v client.AppVersion) string { return v.PublisherKeyID[:min(12, len(v.PublisherKeyID))] }},
+	}
+}
+
+func (a *app) appsCommand() *cobra.Command {
+	columns := []column[client.App]{
+		{"SLUG", func(p client.App) string { return p.Slug }},
+		{"NAME", func(p client.App) string { return p.DisplayName }},
+		{"CATEGORY", func(p client.App) string { return p.Category }},
+		{"BACKEND", func(p client.App) string { return string(p.RuntimeBackend) }},
+		{"LATEST", func(p client.App) string { return p.LatestVersion }},
+	}
+	var entitled bool
+	list := listing(a, "list", "Apps of the catalogue", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) (_ []client.App, _ string, err error) {
+		p := client.ListAppsParams{Cursor: cursor, Limit: client.PageSize}
+		if entitled {
+			if p.ProjectID, err = s.projectID(ctx); err != nil {
+				return nil, "", err
+			}
+		}
+		l, err := client.Read[client.AppList](s.hub.ListApps(ctx, &p, s.editors()...))
+		return l.Items, l.NextCursor, err
+	})
+	list.Flags().BoolVar(&entitled, "entitled", false, "only those that the project may launch")
+	return group("apps", "Apps of the catalogue", list,
+		listing(a, "versions APP", "Versions of an app, newest first", cobra.ExactArgs(1), versionColumns(),
+			func(ctx context.Context, s *session, args []string, cursor string) ([]client.AppVersion, string, error) {
+				l, err := client.Read[client.AppVersionList](s.hub.ListAppVersions(ctx, args[0], &client.ListAppVersionsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+				return l.Items, l.NextCursor, err
+			}),
+		a.action("registry", "Where images are pushed and pulled", cobra.NoArgs, func(ctx context.Context, s *session, _ []string) error {
+			r, err := client.Read[client.Registry](s.hub.GetRegistry(ctx, s.editors()...))
+			if err != nil {
+				return err
+			}
+			return show(s, r, []column[client.Registry]{
+				{"HOST", func(r client.Registry) string { return r.RegistryHost }},
+				{"NAMESPACES", func(r client.Registry) string { return string(r.NamespaceMode) }},
+				{"DIGEST ONLY", func(r client.Registry) string { return fmt.Sprint(r.DigestOnly) }},
+			})
+		}))
+}
+
+func (a *app) versionsCommand() *cobra.Command {
+	one := func(verb, short string, call func(ctx context.Context, s *session, app, version string) (client.AppVersion, error)) *cobra.Command {
+		return a.action(verb+" APP VERSION", short, cobra.ExactArgs(2), func(ctx context.Context, s *session, args []string) error {
+			v, err := call(ctx, s, args[0], args[1])
+			if err != nil {
+				return err
+			}
+			return show(s, v, versionColumns())
+		})
+	}
+	return group("versions", "Publish and deprecate app versions (platform admin)",
+		one("publish", "Make a version launchable", func(ctx context.Context, s *session, app, version string) (client.AppVersion, error) {
+			return client.Read[client.AppVersion](s.hub.PublishAppVersion(ctx, app, version, s.editors()...))
+		}),
+		one("deprecate", "Close a version for new instances", func(ctx context.Context, s *session, app, version string) (client.AppVersion, error) {
+			return client.Read[client.AppVersion](s.hub.DeprecateAppVersion(ctx, app, version, s.editors()...))
+		}))
+}
+
+func (a *app) manifestsCommand() *cobra.Command {
+	var keyFile, signKeyFile string
+	register := a.action("register FILE", "Register a signed manifest, or sign one and register it", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+		envelope, err := s.manifestEnvelope(args[0], keyFile)
+		if err != nil {
+			return err
+		}
+		v, err := client.Read[client.AppVersion](s.hub.RegisterManifest(ctx, client.ManifestRegister{ManifestEnvelope: envelope}, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, v, versionColumns())
+	})
+	register.Flags().StringVar(&keyFile, "key", "", "publisher's private key (PEM): FILE is the manifest itself and is signed now")
+	sign := &cobra.Command{
+		Use: "sign FILE", Short: "Check a manifest and sign it; nothing leaves this machine",
+		Args: checked(cobra.ExactArgs(1)),
+		RunE: func(_ *cobra.Command, args []string) error {
+			text, err := a.signManifest(args[0], signKeyFile)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(a.env.Stdout, string(text))
+			return err
+		},
+	}
+	sign.Flags().StringVar(&signKeyFile, "key", "", "publisher's private key (PEM)")
+	return group("manifests", "App manifests", register, sign)
+}
+
+func (s *session) manifestEnvelope(path, keyFile string) (client.SignedEnvelope, error) {
+	if keyFile == "" {
+		return readEnvelope(s.app, path)
+	}
+	text, err := s.signManifest(path, keyFile)
+	if err != nil {
+		return client.SignedEnvelope{}, err
+	}
+	var envelope client.SignedEnvelope
+	return envelope, json.Unmarshal(text, &envelope)
+}
+
+func (a *app) signManifest(path, keyFile string) ([]byte, error) {
+	doc, err := readInput(a.env.Stdin, path)
+	if err != nil {
+		return nil, usage(err)
+	}
+	key, err := readPrivateKey(keyFile)
+	if err != nil {
+		return nil, err
+	}
+	envelope, err := manifest.Sign(doc, protocol.NewEd25519Signer(key))
+	if err != nil {
+		return nil, err
+	}
+	return protocol.EnvelopeToJSON(envelope)
+}
+
+func readEnvelope(a *app, path string) (client.SignedEnvelope, error) {
+	var envelope client.SignedEnvelope
+	text, err := readInput(a.env.Stdin, path)
+	if err != nil {
+		return envelope, usage(err)
+	}
+	if err := json.Unmarshal(text, &envelope); err != nil || envelope.PayloadType == "" {
+		return envelope, usage(fmt.Errorf("%s is not a signed envelope (DSSE in JSON)", path))
+	}
+	return envelope, nil
+}
+
+func readPrivateKey(path string) (ed25519.PrivateKey, error) {
+	if path == "" {
+		return nil, usage(errors.New("--key is missing: the publisher's private key; gpuaas publishers keygen makes one"))
+	}
+	text, err := readSecretFile(path)
+	if err != nil {
+		return nil, usage(err)
+	}
+	block, _ := pem.Decode([]byte(text))
+	if block == nil {
+		return nil, usage(fmt.Errorf("%s is not PEM", path))
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	key, ok := parsed.(ed25519.PrivateKey)
+	if err != nil || !ok {
+		return nil, usage(fmt.Errorf("%s is not an Ed25519 private key in PKCS #8", path))
+	}
+	return key, nil
+}
+
+func (a *app) publishersCommand() *cobra.Command {
+	columns := []column[client.Publisher]{
+		{"KEY", func(p client.Publisher) string { return p.KeyID }},
+		{"ORG", func(p client.Publisher) string { return p.OrgSlug }},
+		{"REPOSITORIES", func(p client.Publisher) string { return words(p.RepositoryPrefixes) }},
+		{"STATUS", func(p client.Publisher) string { return string(p.Status) }},
+		{"EXPIRES", func(p client.Publisher) string { return stamp(p.ExpiresAt) }},
+	}
+	return group("publishers", "Who may sign manifests and images",
+		a.keygenCommand(),
+		a.action("register DELEGATION_FILE", "Hand in what gpuaas-hub trust delegate wrote", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+			delegation, err := readEnvelope(s.app, args[0])
+			if err != nil {
+				return err
+			}
+			p, err := client.Read[client.Publisher](s.hub.RegisterPublisher(ctx, client.PublisherRegister{Delegation: delegation}, s.editors()...))
+			if err != nil {
+				return err
+			}
+			return show(s, p, columns)
+		}),
+		listing(a, "list", "Publishers", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Publisher, string, error) {
+			l, err := client.Read[client.PublisherList](s.hub.ListPublishers(ctx, &client.ListPublishersParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			return l.Items, l.NextCursor, err
+		}))
+}
+
+func (a *app) keygenCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "keygen PRIVATE.pem PUBLIC.pem", Short: "Make a publisher's key; nothing leaves this machine",
+		Args: checked(cobra.ExactArgs(2)),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if _, err := os.Lstat(args[0]); err == nil {
+				return usage(fmt.Errorf("%s exists; a key is never overwritten", args[0]))
+			}
+			public, private, err := ed25519.GenerateKey(nil)
+			if err != nil {
+				return err
+			}
+			privateDER, err := x509.MarshalPKCS8PrivateKey(private)
+			if err != nil {
+				return err
+			}
+			publicDER, err := x509.MarshalPKIXPublicKey(public)
+			if err != nil {
+				return err
+			}
+			if err := writePrivate(args[0], pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: privateDER})); err != nil {
+				return err
+			}
+			if err := os.WriteFile(args[1], pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: publicDER}), 0o644); err != nil { //nolint:gosec // a public key
+				return err
+			}
+			_, err = fmt.Fprintln(a.env.Stdout, protocol.KeyID(public))
+			return err
+		},
+	}
+}
+
+func (a *app) entitlementsCommand() *cobra.Command {
+	columns := []column[client.Entitlement]{
+		{"APP", func(e client.Entitlement) string { return e.AppSlug }},
+		{"ENABLED", func(e client.Entitlement) string { return fmt.Sprint(e.Enabled) }},
+		{"VERSIONS", func(e client.Entitlement) string { return words(e.PolicyOverrides.AllowedVersions) }},
+		{"MODES", func(e client.Entitlement) string { return words(e.PolicyOverrides.AllowedOperatingModes) }},
+		{"SCOPES", func(e client.Entitlement) string { return words(e.PolicyOverrides.AllowedControlPlaneScopes) }},
+		{"UPDATED", func(e client.Entitlement) string { return stamp(e.UpdatedAt) }},
+	}
+	var (
+		disable                 bool
+		modes, scopes, versions []string
+		accelerators            int32
+	)
+	set := a.action("set APP", "Grant, narrow or withdraw an app for the project", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+		project, err := s.projectID(ctx)
+		if err != nil {
+			return err
+		}
+		body := client.EntitlementPut{Enabled: !disable, PolicyOverrides: client.PolicyOverrides{AllowedVersions: versions, MaxAccelerators: accelerators}}
+		for _, m := range modes {
+			body.PolicyOverrides.AllowedOperatingModes = append(body.PolicyOverrides.AllowedOperatingModes, client.OperatingMode(m))
+		}
+		for _, c := range scopes {
+			body.PolicyOverrides.AllowedControlPlaneScopes = append(body.PolicyOverrides.AllowedControlPlaneScopes, client.ControlPlaneScope(c))
+		}
+		e, err := client.Read[client.Entitlement](s.hub.PutEntitlement(ctx, project, args[0], body, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, e, columns)
+	})
+	f := set.Flags()
+	f.BoolVar(&disable, "disable", false, "withdraw it")
+	f.StringSliceVar(&modes, "operating-mode", nil, "only these modes")
+	f.StringSliceVar(&scopes, "control-plane-scope", nil, "only these scopes")
+	f.StringSliceVar(&versions, "version", nil, "only these versions")
+	f.Int32Var(&accelerators, "max-accelerators", 0, "at most so many accelerators; 0 means no limit")
+	return group("entitlements", "What the project may launch", set,
+		listing(a, "list", "Entitlements of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Entitlement, string, error) {
+			project, err := s.projectID(ctx)
+			if err != nil {
+				return nil, "", err
+			}
+			l, err := client.Read[client.EntitlementList](s.hub.ListEntitlements(ctx, project, &client.ListEntitlementsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			return l.Items, l.NextCursor, err
+		}))
+}

@@ -1,0 +1,270 @@
+// Package cli is the gpuaas command: it turns words into calls of pkg/client and answers into tables, JSON or YAML. It knows
+// several hubs, keeps their credentials in one 0600 file, says what it waits for, and ends with a documented exit code. It
+// holds no rule of the platform.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+// Env is everything the command takes from its surroundings.
+type Env struct {
+	Stdin  io.Reader
+	Stdout io.Writer
+	Stderr io.Writer
+	Getenv func(string) string
+	// StderrIsTerminal lets progress rewrite its line.
+	StderrIsTerminal bool
+	// ReadSecret asks for a secret without showing it; nil where nobody can be asked.
+	ReadSecret func(prompt string) (string, error)
+	Version    string
+}
+
+// app is one run of the command.
+type app struct {
+	env Env
+	// flags
+	configPath, contextName, project, output, key, requestID string
+	timeout                                                  time.Duration
+}
+
+// Main runs the command and returns its exit code.
+func Main(ctx context.Context, env Env, args []string) int {
+	a := &app{env: env}
+	root := a.root() //nolint:contextcheck // cobra hands the context to each command itself
+	root.SetArgs(args)
+	root.SetIn(env.Stdin)
+	root.SetOut(env.Stdout)
+	root.SetErr(env.Stderr)
+	err := root.ExecuteContext(ctx)
+	if err != nil {
+		fmt.Fprintln(env.Stderr, "gpuaas: "+err.Error())
+	}
+	return exitCode(err)
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Args:  cobra.ArbitraryArgs,
+		RunE:  helpOrUnknown,
+		Use:   "gpuaas",
+		Short: "Run apps on a mesh of GPU nodes",
+		Long: `Run apps on a mesh of GPU nodes.
+
+Start with "gpuaas login". Credentials of all hubs are in ` + "`~/.config/gpuaas/config.yaml`" + ` (mode 0600; GPUAAS_CONFIG moves it).
+Without a file, GPUAAS_URL, GPUAAS_CA_FILE and GPUAAS_TOKEN or GPUAAS_TOKEN_FILE do the same for one hub.`,
+		Version:           a.env.Version,
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		DisableAutoGenTag: true,
+		PersistentPreRunE: func(*cobra.Command, []string) error { return checkOutput(a.output) },
+	}
+	f := root.PersistentFlags()
+	f.StringVar(&a.configPath, "config", a.getenv("GPUAAS_CONFIG"), "file with contexts and credentials (GPUAAS_CONFIG)")
+	f.StringVar(&a.contextName, "context", a.getenv("GPUAAS_CONTEXT"), "context to use instead of the current one (GPUAAS_CONTEXT)")
+	f.StringVarP(&a.project, "project", "p", a.getenv("GPUAAS_PROJECT"), "project, by id or slug (GPUAAS_PROJECT)")
+	f.StringVarP(&a.output, "output", "o", "table", "table, json or yaml")
+	f.StringVar(&a.key, "idempotency-key", "", "makes repeating this very command harmless")
+	f.StringVar(&a.requestID, "request-id", "", "correlation id of the request")
+	f.DurationVar(&a.timeout, "timeout", 0, "give up after this time; 0 waits as long as it takes")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = root.RegisterFlagCompletionFunc("context", a.completeContexts)
+	root.AddCommand(
+		a.loginCommand(), a.contextCommand(), a.whoamiCommand(),
+		a.appsCommand(), a.projectsCommand(), a.serviceAccountsCommand(), a.allocationsCommand(), a.instancesCommand(),
+		a.nodesCommand(), a.usageCommand(), a.ledgerCommand(), a.walletCommand(),
+		a.orgsCommand(), a.usersCommand(), a.joinTokensCommand(), a.pricesCommand(), a.creditsCommand(), a.publishersCommand(),
+		a.manifestsCommand(), a.versionsCommand(), a.entitlementsCommand(), a.artifactsCommand(),
+		exitCodesTopic(),
+	)
+	return root
+}
+
+func (a *app) getenv(name string) string { return a.env.Getenv(name) }
+
+// group is a command that only holds others.
+func group(use, short string, commands ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{
+		Use: use, Short: short, Args: cobra.ArbitraryArgs, RunE: helpOrUnknown,
+	}
+	c.AddCommand(commands...)
+	return c
+}
+
+func helpOrUnknown(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return cmd.Help()
+	}
+	text := fmt.Sprintf("there is no command %q; %s --help lists them", strings.TrimSpace(cmd.CommandPath()+" "+args[0]), cmd.CommandPath())
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		text += "; did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return usage(errors.New(text))
+}
+
+// action is a leaf: it opens the session, keeps people informed, and bounds the time.
+func (a *app) action(use, short string, args cobra.PositionalArgs, run func(ctx context.Context, s *session, args []string) error) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Short: short,
+		Args: checked(args),
+		RunE: func(cmd *cobra.Command, given []string) error {
+			ctx, cancel := a.bounded(cmd.Context())
+			defer cancel()
+			p := newProgress(a.env.Stderr, a.env.StderrIsTerminal, strings.ToLower(cmd.Short[:1])+cmd.Short[1:])
+			defer p.stop()
+			s, err := a.open(p)
+			if err != nil {
+				return err
+			}
+			defer s.hub.Close()
+			return run(ctx, s, given)
+		},
+	}
+}
+
+// bounded ends with --timeout.
+func (a *app) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if a.timeout > 0 {
+		return context.WithTimeout(ctx, a.timeout)
+	}
+	return context.WithCancel(ctx)
+}
+
+// checked turns a wrong number of arguments into an error that shows the right use.
+func checked(args cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, given []string) error {
+		if err := args(cmd, given); err != nil {
+			return usage(fmt.Errorf("%w; use: %s", err, cmd.UseLine()))
+		}
+		return nil
+	}
+}
+
+// listing is a leaf that shows every page of a list.
+func listing[T any](a *app, use, short string, args cobra.PositionalArgs, columns []column[T],
+	page func(ctx context.Context, s *session, args []string, cursor string) ([]T, string, error),
+) *cobra.Command {
+	return a.action(use, short, args, func(ctx context.Context, s *session, given []string) error {
+		items := []T{}
+		for item, err := range client.All(func(cursor string) ([]T, string, error) { return page(ctx, s, given, cursor) }) {
+			if err != nil {
+				return err
+			}
+			items = append(items, item)
+		}
+		return showList(s, items, columns)
+	})
+}
+
+// session is an open connection as somebody.
+type session struct {
+	*app
+	hub      *client.Hub
+	conf     client.Config
+	context  hubContext
+	progress *progress
+}
+
+// editors carry the flags that belong to the request itself.
+func (s *session) editors() []client.RequestEditorFn {
+	var out []client.RequestEditorFn
+	if s.key != "" {
+		out = append(out, client.WithIdempotencyKey(s.key))
+	}
+	if s.requestID != "" {
+		out = append(out, client.WithRequestID(s.requestID))
+	}
+	return out
+}
+
+// open finds out which hub and who, and connects.
+func (a *app) open(p *progress) (*session, error) {
+	c, err := a.currentContext()
+	if err != nil {
+		return nil, err
+	}
+	conf := client.Config{
+		URL: c.URL, CAPEM: []byte(c.CAPEM), UserAgent: "gpuaas/" + a.env.Version,
+		OnRetry: func(attempt int, wait time.Duration, cause error) {
+			p.note(fmt.Sprintf("the hub did not answer (attempt %d), next in %s: %s", attempt, wait.Round(100*time.Millisecond), firstLine(cause)))
+		},
+	}
+	if conf.Credential, err = c.credential(conf); err != nil {
+		return nil, err
+	}
+	hub, err := client.Open(conf)
+	if err != nil {
+		return nil, usage(err)
+	}
+	return &session{app: a, hub: hub, conf: conf, context: c, progress: p}, nil
+}
+
+// currentContext is the one of the flags, of the file, or of the environment.
+func (a *app) currentContext() (hubContext, error) {
+	if url := a.getenv("GPUAAS_URL"); url != "" && a.contextName == "" {
+		return a.environmentContext(url)
+	}
+	store, err := loadStore(a.storePath())
+	if err != nil {
+		return hubContext{}, err
+	}
+	name := a.contextName
+	if name == "" {
+		name = store.CurrentContext
+	}
+	if name == "" {
+		return hubContext{}, usage(errors.New("no hub yet; log in with: gpuaas login --url https://HOST:PORT --ca-file CA.pem --token-file FILE"))
+	}
+	c, ok := store.Contexts[name]
+	if !ok {
+		return hubContext{}, usage(fmt.Errorf("there is no context %q; gpuaas context list shows them", name))
+	}
+	return c, nil
+}
+
+func (a *app) environmentContext(url string) (hubContext, error) {
+	c := hubContext{URL: url, Token: a.getenv("GPUAAS_TOKEN")}
+	for name, into := range map[string]*string{"GPUAAS_CA_FILE": &c.CAPEM, "GPUAAS_TOKEN_FILE": &c.Token} {
+		path := a.getenv(name)
+		if path == "" {
+			continue
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return c, usage(fmt.Errorf("%s: %w", name, err))
+		}
+		*into = strings.TrimSpace(string(text))
+	}
+	return c, nil
+}
+
+func (a *app) storePath() string {
+	if a.configPath != "" {
+		return a.configPath
+	}
+	base := a.getenv("XDG_CONFIG_HOME")
+	if base == "" {
+		base = filepath.Join(a.getenv("HOME"), ".config")
+	}
+	return filepath.Join(base, "gpuaas", "config.yaml")
+}
+
+func firstLine(err error) string {
+	if err == nil {
+		return ""
+	}
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}

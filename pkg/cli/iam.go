@@ -1,0 +1,208 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+func (a *app) orgsCommand() *cobra.Command {
+	columns := []column[client.Org]{
+		{"SLUG", func(o client.Org) string { return o.Slug }},
+		{"NAME", func(o client.Org) string { return o.DisplayName }},
+		{"ID", func(o client.Org) string { return o.ID }},
+		{"CREATED", func(o client.Org) string { return stamp(o.CreatedAt) }},
+	}
+	var name string
+	create := a.action("create SLUG", "Make an org", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+		org, err := client.Read[client.Org](s.hub.CreateOrg(ctx, client.OrgCreate{Slug: args[0], DisplayName: or(name, args[0])}, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, org, columns)
+	})
+	create.Flags().StringVar(&name, "name", "", "display name; the slug where absent")
+	return group("orgs", "Orgs (platform admin)", create,
+		listing(a, "list", "Orgs you may see", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Org, string, error) {
+			l, err := client.Read[client.OrgList](s.hub.ListOrgs(ctx, &client.ListOrgsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			return l.Items, l.NextCursor, err
+		}))
+}
+
+func (a *app) projectsCommand() *cobra.Command {
+	columns := []column[client.Project]{
+		{"SLUG", func(p client.Project) string { return p.Slug }},
+		{"NAME", func(p client.Project) string { return p.DisplayName }},
+		{"ID", func(p client.Project) string { return p.ID }},
+		{"ORG", func(p client.Project) string { return p.OrgID }},
+		{"CREATED", func(p client.Project) string { return stamp(p.CreatedAt) }},
+	}
+	var name, org string
+	create := a.action("create SLUG", "Make a project", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+		orgID, err := s.orgID(ctx, org)
+		if err != nil {
+			return err
+		}
+		p, err := client.Read[client.Project](s.hub.CreateProject(ctx, client.ProjectCreate{OrgID: orgID, Slug: args[0], DisplayName: or(name, args[0])}, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, p, columns)
+	})
+	create.Flags().StringVar(&name, "name", "", "display name; the slug where absent")
+	create.Flags().StringVar(&org, "org", "", "org, by id or slug; your own where absent")
+	return group("projects", "Projects", create,
+		listing(a, "list", "Projects you may see", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Project, string, error) {
+			return s.projects(ctx)(cursor)
+		}),
+		a.action("get", "The project of --project", cobra.NoArgs, func(ctx context.Context, s *session, _ []string) error {
+			id, err := s.projectID(ctx)
+			if err != nil {
+				return err
+			}
+			p, err := client.Read[client.Project](s.hub.GetProject(ctx, id, s.editors()...))
+			if err != nil {
+				return err
+			}
+			return show(s, p, columns)
+		}))
+}
+
+func (a *app) serviceAccountsCommand() *cobra.Command {
+	columns := []column[client.ServiceAccount]{
+		{"SLUG", func(sa client.ServiceAccount) string { return sa.Slug }},
+		{"NAME", func(sa client.ServiceAccount) string { return sa.Name }},
+		{"ROLE", func(sa client.ServiceAccount) string { return string(sa.Role) }},
+		{"STATUS", func(sa client.ServiceAccount) string { return string(sa.Status) }},
+		{"ID", func(sa client.ServiceAccount) string { return sa.ID }},
+		{"CREATED", func(sa client.ServiceAccount) string { return stamp(sa.CreatedAt) }},
+	}
+	return group("sa", "Service accounts: identities for programs", a.createServiceAccountCommand(columns),
+		listing(a, "list", "Service accounts of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.ServiceAccount, string, error) {
+			project, err := s.projectID(ctx)
+			if err != nil {
+				return nil, "", err
+			}
+			l, err := client.Read[client.ServiceAccountList](s.hub.ListServiceAccounts(ctx, project, &client.ListServiceAccountsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			return l.Items, l.NextCursor, err
+		}),
+		a.action("token FILE", "Mint a short-lived token with the file of sa create --save", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+			account, err := readServiceAccount(args[0])
+			if err != nil {
+				return err
+			}
+			credential, err := client.NewServiceAccountCredential(s.conf, account.ID, account.KeyID, []byte(account.PrivateKeyPEM))
+			if err != nil {
+				return usage(err)
+			}
+			token, err := credential.Bearer(ctx)
+			if err != nil {
+				return err
+			}
+			s.progress.stop()
+			_, err = fmt.Fprintln(s.env.Stdout, token)
+			return err
+		}))
+}
+
+func (a *app) createServiceAccountCommand(columns []column[client.ServiceAccount]) *cobra.Command {
+	var name, description, role, save string
+	c := a.action("create SLUG", "Make a service account; its key is shown once", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+		project, err := s.projectID(ctx)
+		if err != nil {
+			return err
+		}
+		sa, err := client.Read[client.ServiceAccount](s.hub.CreateServiceAccount(ctx, project, client.ServiceAccountCreate{
+			Name: or(name, args[0]), Slug: args[0], Description: description, Role: client.ServiceAccountRole(role),
+		}, s.editors()...))
+		if err != nil {
+			return err
+		}
+		if save != "" {
+			text, err := json.MarshalIndent(sa, "", "  ")
+			if err != nil {
+				return err
+			}
+			if err := writePrivate(save, append(text, '\n')); err != nil {
+				return err
+			}
+			sa.Key = client.ServiceAccountKey{}
+		}
+		if s.output == "table" && save == "" {
+			// A table has no place for a key, and without it the account is of no use.
+			s.progress.stop()
+			return encode(s.env.Stdout, "json", sa)
+		}
+		return show(s, sa, columns)
+	})
+	f := c.Flags()
+	f.StringVar(&name, "name", "", "name; the slug where absent")
+	f.StringVar(&description, "description", "", "what it is for")
+	f.StringVar(&role, "role", "", "app_operator (default), app_publisher or viewer")
+	f.StringVar(&save, "save", "", "write the account with its key to this file (mode 0600) instead of showing the key")
+	return c
+}
+
+func (a *app) usersCommand() *cobra.Command {
+	columns := []column[client.User]{
+		{"EMAIL", func(u client.User) string { return u.Email }},
+		{"NAME", func(u client.User) string { return u.DisplayName }},
+		{"ROLES", func(u client.User) string { return words(u.Roles) }},
+		{"PLATFORM ADMIN", func(u client.User) string { return fmt.Sprint(u.PlatformAdmin) }},
+		{"ORG", func(u client.User) string { return u.OrgID }},
+		{"ID", func(u client.User) string { return u.ID }},
+	}
+	var (
+		name, org string
+		roles     []string
+		admin     bool
+		life      time.Duration
+	)
+	create := a.action("create EMAIL", "Make a user", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+		orgID, err := s.orgID(ctx, org)
+		if err != nil {
+			return err
+		}
+		body := client.UserCreate{OrgID: orgID, Email: args[0], DisplayName: or(name, args[0]), PlatformAdmin: admin}
+		for _, r := range roles {
+			body.Roles = append(body.Roles, client.UserRole(r))
+		}
+		u, err := client.Read[client.User](s.hub.CreateUser(ctx, body, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, u, columns)
+	})
+	create.Flags().StringVar(&name, "name", "", "display name; the address where absent")
+	create.Flags().StringVar(&org, "org", "", "org, by id or slug")
+	create.Flags().StringSliceVar(&roles, "role", nil, "org_admin, org_member or org_billing; may be given again")
+	create.Flags().BoolVar(&admin, "platform-admin", false, "may do everything in every org")
+	token := a.action("token USER_ID", "Make a personal token for a user; it is shown once", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+		t, err := client.Read[client.UserToken](s.hub.CreateUserToken(ctx, args[0], client.UserTokenCreate{ExpiresInSeconds: int64(life.Seconds())}, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, t, []column[client.UserToken]{
+			{"TOKEN", func(t client.UserToken) string { return t.Token }},
+			{"EXPIRES", func(t client.UserToken) string { return stamp(t.ExpiresAt) }},
+		})
+	})
+	token.Flags().DurationVar(&life, "life", 0, "how long it is good for; the hub's default where absent")
+	return group("users", "Users (platform admin)", create, token,
+		listing(a, "list", "Users", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.User, string, error) {
+			l, err := client.Read[client.UserList](s.hub.ListUsers(ctx, &client.ListUsersParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			return l.Items, l.NextCursor, err
+		}))
+}
+
+func or(value, otherwise string) string {
+	if value != "" {
+		return value
+	}
+	return otherwise
+}

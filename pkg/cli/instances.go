@@ -1,0 +1,273 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+func instanceColumns() []column[client.AppInstance] {
+	return []column[client.AppInstance]{
+		{"NAME", func(i client.AppInstance) string { return i.DisplayName }},
+		{"APP", func(i client.AppInstance) string { return i.AppSlug + " " + i.Version }},
+		{"STATUS", statusOf},
+		{"HEALTH", func(i client.AppInstance) string { return string(i.Health) }},
+		{"ENDPOINT", func(i client.AppInstance) string {
+			urls := make([]string, len(i.Endpoints))
+			for n, e := range i.Endpoints {
+				urls[n] = e.URL
+			}
+			return strings.Join(urls, " ")
+		}},
+		{"ID", func(i client.AppInstance) string { return i.ID }},
+		{"CREATED", func(i client.AppInstance) string { return stamp(i.CreatedAt) }},
+	}
+}
+
+func statusOf(i client.AppInstance) string {
+	if i.StatusReason != "" {
+		return string(i.Status) + " (" + string(i.StatusReason) + ")"
+	}
+	return string(i.Status)
+}
+
+func (a *app) instancesCommand() *cobra.Command {
+	var status, slug string
+	list := listing(a, "list", "App instances of the project", cobra.NoArgs, instanceColumns(),
+		func(ctx context.Context, s *session, _ []string, cursor string) ([]client.AppInstance, string, error) {
+			project, err := s.projectID(ctx)
+			if err != nil {
+				return nil, "", err
+			}
+			l, err := client.Read[client.AppInstanceList](s.hub.ListAppInstances(ctx, project, &client.ListAppInstancesParams{
+				Cursor: cursor, Limit: client.PageSize, Status: client.AppInstanceStatus(status), AppSlug: slug,
+			}, s.editors()...))
+			return l.Items, l.NextCursor, err
+		})
+	list.Flags().StringVar(&status, "status", "", "only those with this status")
+	list.Flags().StringVar(&slug, "app", "", "only those of this app")
+	get := a.instanceAction("get", "One app instance", func(ctx context.Context, s *session, project, id string) error {
+		i, err := client.Read[client.AppInstance](s.hub.GetAppInstance(ctx, project, id, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, i, instanceColumns())
+	})
+	return group("instances", "App instances: create, watch, look into, decommission",
+		a.createInstanceCommand(), list, get, a.watchCommand(), a.decommissionCommand(), a.eventsCommand(), a.logsCommand())
+}
+
+// instanceAction is a leaf about one app instance, by id or display name.
+func (a *app) instanceAction(verb, short string, run func(ctx context.Context, s *session, project, id string) error) *cobra.Command {
+	return a.action(verb+" INSTANCE", short, cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+		project, err := s.projectID(ctx)
+		if err != nil {
+			return err
+		}
+		id, err := s.instanceID(ctx, project, args[0])
+		if err != nil {
+			return err
+		}
+		return run(ctx, s, project, id)
+	})
+}
+
+func (a *app) createInstanceCommand() *cobra.Command {
+	var (
+		body                   client.AppInstanceCreate
+		mode, scope            string
+		params                 []string
+		paramsFile, configFile string
+		allocations            []string
+		wait                   bool
+	)
+	c := a.action("create APP", "Deploy an app", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) (err error) {
+		body.AppSlug = args[0]
+		body.DisplayName = or(body.DisplayName, args[0])
+		body.OperatingMode, body.ControlPlaneScope = client.OperatingMode(mode), client.ControlPlaneScope(scope)
+		body.PlacementIntent.AllocationIds = allocations
+		if body.Parameters, err = parameters(s.env.Stdin, paramsFile, params); err != nil {
+			return err
+		}
+		if body.Config, err = parameters(s.env.Stdin, configFile, nil); err != nil {
+			return err
+		}
+		project, err := s.projectID(ctx)
+		if err != nil {
+			return err
+		}
+		if body.Version == "" {
+			if body.Version, err = s.latestVersion(ctx, args[0]); err != nil {
+				return err
+			}
+		}
+		i, err := client.Read[client.AppInstance](s.hub.CreateAppInstance(ctx, project, body, s.editors()...))
+		if err != nil {
+			return err
+		}
+		for _, h := range i.HintResults {
+			if h.Requested != h.Effective {
+				s.progress.note(fmt.Sprintf("%s is %s, not %s: %s", h.Field, h.Effective, h.Requested, h.Reason))
+			}
+		}
+		if wait {
+			if i, err = s.waitFor(ctx, project, i.ID, client.AppInstanceStatusRunning); err != nil {
+				return err
+			}
+		}
+		return show(s, i, instanceColumns())
+	})
+	f := c.Flags()
+	f.StringVar(&body.Version, "version", "", "version; the newest active one where absent")
+	f.StringVar(&body.DisplayName, "name", "", "display name; the app's slug where absent")
+	f.StringVar(&mode, "operating-mode", "", "hint: tenant_dedicated or platform_managed")
+	f.StringVar(&scope, "control-plane-scope", "", "hint: project, tenant or platform")
+	f.StringSliceVar(&allocations, "allocation", nil, "id of the allocation to run on; the only one with room where absent")
+	f.StringArrayVar(&params, "param", nil, "launch parameter NAME=VALUE; VALUE is JSON, or else text; may be given again")
+	f.StringVar(&paramsFile, "params-file", "", "JSON object with launch parameters; - for stdin")
+	f.StringVar(&configFile, "config-file", "", "JSON object with the app's config; - for stdin")
+	f.BoolVar(&wait, "wait", false, "wait until it is running")
+	return c
+}
+
+func (s *session) latestVersion(ctx context.Context, slug string) (string, error) {
+	for app, err := range client.All(func(cursor string) ([]client.App, string, error) {
+		l, err := client.Read[client.AppList](s.hub.ListApps(ctx, &client.ListAppsParams{Cursor: cursor, Limit: client.PageSize}))
+		return l.Items, l.NextCursor, err
+	}) {
+		if err != nil {
+			return "", err
+		}
+		if app.Slug == slug && app.LatestVersion != "" {
+			return app.LatestVersion, nil
+		}
+	}
+	return "", &client.Problem{Status: 404, Code: "not_found", Detail: fmt.Sprintf("There is no app %q with an active version; gpuaas apps list shows what there is.", slug)}
+}
+
+// parameters merges a JSON file with NAME=VALUE pairs, which win.
+func parameters(stdin io.Reader, path string, pairs []string) (map[string]any, error) {
+	var out map[string]any
+	if path != "" {
+		text, err := readInput(stdin, path)
+		if err != nil {
+			return nil, usage(err)
+		}
+		if err := json.Unmarshal(text, &out); err != nil {
+			return nil, usage(fmt.Errorf("%s is not a JSON object", path))
+		}
+	}
+	for _, pair := range pairs {
+		name, text, ok := strings.Cut(pair, "=")
+		if !ok || name == "" {
+			return nil, usage(errors.New("--param must look like NAME=VALUE"))
+		}
+		if out == nil {
+			out = map[string]any{}
+		}
+		var value any
+		if json.Unmarshal([]byte(text), &value) != nil {
+			value = text
+		}
+		out[name] = value
+	}
+	return out, nil
+}
+
+func readInput(stdin io.Reader, path string) ([]byte, error) {
+	if path == "-" {
+		return io.ReadAll(stdin)
+	}
+	return os.ReadFile(path)
+}
+
+// waitFor watches an instance and says each change.
+func (s *session) waitFor(ctx context.Context, project, id string, want client.AppInstanceStatus) (client.AppInstance, error) {
+	return s.hub.WaitInstance(ctx, project, id, want, func(i client.AppInstance) { s.progress.note(statusOf(i)) })
+}
+
+func (a *app) watchCommand() *cobra.Command {
+	until := string(client.AppInstanceStatusRunning)
+	c := a.instanceAction("watch", "Follow an app instance until it has a status", func(ctx context.Context, s *session, project, id string) error {
+		if !client.AppInstanceStatus(until).Valid() {
+			return usage(errors.New("--until is no status of an app instance"))
+		}
+		i, err := s.waitFor(ctx, project, id, client.AppInstanceStatus(until))
+		if err != nil {
+			return err
+		}
+		return show(s, i, instanceColumns())
+	})
+	c.Flags().StringVar(&until, "until", until, "status to wait for")
+	return c
+}
+
+func (a *app) decommissionCommand() *cobra.Command {
+	var wait bool
+	c := a.instanceAction("decommission", "Stop an app instance and remove all of it", func(ctx context.Context, s *session, project, id string) error {
+		i, err := client.Read[client.AppInstance](s.hub.DecommissionAppInstance(ctx, project, id, s.editors()...))
+		if err != nil {
+			return err
+		}
+		if wait {
+			if i, err = s.waitFor(ctx, project, id, client.AppInstanceStatusDecommissioned); err != nil {
+				return err
+			}
+		}
+		return show(s, i, instanceColumns())
+	})
+	c.Flags().BoolVar(&wait, "wait", false, "wait until the node has proven that nothing is left")
+	return c
+}
+
+func (a *app) eventsCommand() *cobra.Command {
+	columns := []column[client.Event]{
+		{"TIME", func(e client.Event) string { return stamp(e.Time) }},
+		{"TYPE", func(e client.Event) string { return e.Type }},
+		{"FROM", func(e client.Event) string { return e.Data.From }},
+		{"TO", func(e client.Event) string { return e.Data.To }},
+		{"REASON", func(e client.Event) string { return e.Data.Reason }},
+		{"CORRELATION ID", func(e client.Event) string { return e.Data.CorrelationID }},
+	}
+	return listing(a, "events INSTANCE", "What happened to an app instance, oldest first", cobra.ExactArgs(1), columns,
+		func(ctx context.Context, s *session, args []string, cursor string) ([]client.Event, string, error) {
+			project, err := s.projectID(ctx)
+			if err != nil {
+				return nil, "", err
+			}
+			id, err := s.instanceID(ctx, project, args[0])
+			if err != nil {
+				return nil, "", err
+			}
+			l, err := client.Read[client.EventList](s.hub.ListAppInstanceEvents(ctx, project, id, &client.ListAppInstanceEventsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			return l.Items, l.NextCursor, err
+		})
+}
+
+func (a *app) logsCommand() *cobra.Command {
+	var p client.GetAppInstanceLogsParams
+	c := a.instanceAction("logs", "What an app instance wrote", func(ctx context.Context, s *session, project, id string) error {
+		res, err := s.hub.GetAppInstanceLogs(ctx, project, id, &p, s.editors()...)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = res.Body.Close() }()
+		s.progress.stop()
+		_, err = io.Copy(s.env.Stdout, res.Body)
+		return err
+	})
+	f := c.Flags()
+	f.BoolVarP(&p.Follow, "follow", "f", false, "go on as more is written")
+	f.Int32VarP(&p.TailLines, "tail", "n", 0, "last lines only; the hub's default where absent")
+	f.StringVar(&p.Service, "service", "", "service of the app; the first where absent")
+	f.StringVar(&p.MemberID, "member", "", "member of the app instance; the first where absent")
+	return c
+}
