@@ -60,8 +60,8 @@ func recordsOf(seg *protocol.UsageSegment) ([]record, error) {
 	out := make([]record, len(seg.GetRecords()))
 	for i, r := range seg.GetRecords() {
 		out[i] = record{
-			sequence: int64(r.GetSequence()), memberID: r.GetMemberId(), meter: r.GetMeter(), quantity: r.GetQuantity(),
-			runID: r.GetRunId(), leaseNo: int64(r.GetLeaseNo()), revision: int64(r.GetRevision()), final: r.GetFinal(),
+			sequence: int64(r.GetSequence()), memberID: name(r.GetMemberId()), meter: name(r.GetMeter()), quantity: r.GetQuantity(),
+			runID: name(r.GetRunId()), leaseNo: int64(r.GetLeaseNo()), revision: int64(r.GetRevision()), final: r.GetFinal(),
 			span: rating.Interval{From: when(r.GetStartedAt()), To: when(r.GetEndedAt())},
 		}
 		if out[i].sequence <= 0 || i > 0 && out[i].sequence != out[i-1].sequence+1 {
@@ -70,6 +70,18 @@ func recordsOf(seg *protocol.UsageSegment) ([]record, error) {
 		}
 	}
 	return out, nil
+}
+
+// maxNameBytes bounds ids and names in a record; a longer one is cut, so that it can be written down at all.
+const maxNameBytes = 128
+
+// name makes a node's text fit for the database, which takes no NUL.
+func name(s string) string {
+	s = strings.ReplaceAll(strings.ToValidUTF8(s, ""), "\x00", "")
+	if len(s) > maxNameBytes {
+		s = strings.ToValidUTF8(s[:maxNameBytes], "")
+	}
+	return s
 }
 
 // when reads a wire time; what cannot be a time of usage becomes the zero time, which is malformed.

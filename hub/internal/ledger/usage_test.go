@@ -2,10 +2,14 @@ package ledger_test
 
 import (
 	"context"
+	"math"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"pgregory.net/rapid"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -215,4 +219,46 @@ func TestListingsPageAndFilter(t *testing.T) {
 	require.Len(t, postings, 5)
 	require.Len(t, postings[0].Legs, 2)
 	require.Equal(t, noon, postings[0].PeriodFrom)
+}
+
+// TestNothingANodeSaysBlocksItsUsage posts records with extreme and nonsensical values: each segment is taken, the good record
+// behind them is billed, and the books stay balanced.
+func TestNothingANodeSaysBlocksItsUsage(t *testing.T) {
+	w := newWorld(t)
+	priced(w)
+	s := w.subject(ledger.Member) // no limits: nothing but the arithmetic stops a quantity
+	s, err := w.open(s)
+	require.NoError(t, err)
+	w.lease(s, 24*time.Hour)
+	w.now = noon.Add(20 * time.Hour)
+	rapid.Check(t, func(rt *rapid.T) {
+		pick := func(label string, extremes ...int64) int64 {
+			return rapid.OneOf(rapid.SampledFrom(extremes), rapid.Int64()).Draw(rt, label)
+		}
+		text := rapid.OneOf(rapid.SampledFrom([]string{"", "\x00", s.ID, protocol.MeterSessionSeconds, protocol.MeterMemoryByteSeconds, strings.Repeat("é", 900)}), rapid.String())
+		stamp := func(label string) *timestamppb.Timestamp {
+			if rapid.Bool().Draw(rt, label+" absent") {
+				return nil
+			}
+			return &timestamppb.Timestamp{
+				Seconds: pick(label, noon.Unix(), noon.Unix()+60, 0, math.MaxInt64, math.MinInt64), Nanos: int32(pick(label+" nanos", 0, 1, 999_999_999, -1)),
+			}
+		}
+		var records []*protocol.UsageRecord
+		for range rapid.IntRange(1, 6).Draw(rt, "records") {
+			w.seq++
+			records = append(records, &protocol.UsageRecord{
+				Sequence: w.seq, MemberId: rapid.OneOf(rapid.Just(s.ID), text).Draw(rt, "member"), Meter: text.Draw(rt, "meter"), RunId: text.Draw(rt, "run"),
+				Quantity: pick("quantity", 0, 1, -1, math.MaxInt64, math.MinInt64), LeaseNo: uint64(pick("lease", 0, 1)), Revision: uint64(pick("revision", 1)),
+				StartedAt: stamp("start"), EndedAt: stamp("end"), Final: rapid.Bool().Draw(rt, "final"),
+			})
+		}
+		if !w.post(records...) {
+			rt.Fatal("not posted")
+		}
+	})
+	good := record(w.seq+1, s, protocol.MeterSessionSeconds, 60_000, 60_010, 10_000_000)
+	require.True(t, w.post(good))
+	require.EqualValues(t, 1, number(w, `SELECT count(*) FROM usage_records WHERE sequence = $1 AND quantity = 10000000`, int64(w.seq+1)))
+	w.checkInvariants()
 }
