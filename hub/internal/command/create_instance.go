@@ -138,7 +138,9 @@ func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput,
 			AppVersion: w.Version.Version, ParametersJSON: w.parametersJSON, ManifestEnvelope: w.ManifestEnvelope, DelegationEnvelope: w.DelegationEnvelope,
 			ReadinessTimeout: time.Duration(w.Version.Manifest.Version.RuntimeProfile.ReadinessTimeoutSeconds) * time.Second,
 		},
-		Members: []instance.NewMember{{ID: member.id, AllocationID: member.room.ID, NodeID: member.room.NodeID, Services: member.services}},
+		Members: []instance.NewMember{{
+			ID: member.id, AllocationID: member.room.ID, NodeID: member.room.NodeID, Unreachable: member.unreachable, Services: member.services,
+		}},
 	}
 	for _, h := range w.HintResults {
 		n.HintResults = append(n.HintResults, instance.HintResult(h))

@@ -228,3 +228,16 @@ func TestAnAllocationThatIsNotPaidEndsWithWhatRunsInIt(t *testing.T) {
 	require.Equal(t, instance.Decommissioned, w.get(i.ID).Lifecycle.Status)
 	require.Equal(t, []string{"capacity.allocation.active", "capacity.allocation.releasing", "capacity.allocation.released"}, w.eventTypes(a.ID))
 }
+
+func TestAnInstanceForANodeOutOfReachSaysSoAndWaits(t *testing.T) {
+	w := newWorld(t)
+	w.allocation()
+	w.now = w.now.Add(fleet.OnlineWindow)
+	i := w.instance()
+	require.Equal(t, instance.Lifecycle{Status: instance.Requested, Health: instance.HealthUnknown, Reason: instance.ReasonNodeUnreachable}, i.Lifecycle)
+	ended, err := w.decommissionInstance().Do(t.Context(), w.meta("end"), w.project.ID, i.ID)
+	require.NoError(t, err)
+	require.Equal(t, instance.ReasonNodeUnreachable, ended.Lifecycle.Reason)
+	w.report(1, w.says(i, "stopping"))
+	require.Empty(t, w.get(i.ID).Lifecycle.Reason, "contact")
+}

@@ -23,6 +23,8 @@ type placed struct {
 	room     capacity.Room
 	choice   plan.Choice
 	services []*protocol.Service
+	// unreachable: the node has to come back before it hears of the member.
+	unreachable bool
 }
 
 // place finds room for one member, takes it, and lowers the manifest to what that room gives.
@@ -36,6 +38,7 @@ func place(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in Create
 	if err != nil {
 		return placed{}, err
 	}
+	offline := map[string]bool{}
 	for i := range rooms {
 		node, err := fleet.Get(ctx, tx, rooms[i].NodeID)
 		if err != nil {
@@ -45,11 +48,13 @@ func place(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in Create
 		if s := node.Status(m.Now); s == fleet.Draining || s == fleet.Banned {
 			rooms[i].Usable = false
 		}
+		offline[node.ID] = !node.Connected(m.Now)
 	}
 	p := placed{id: db.NewID()}
 	if p.room, p.choice, err = capacity.Choose(needs, rooms, len(in.AllocationIDs) > 0); err != nil {
 		return placed{}, err
 	}
+	p.unreachable = offline[p.room.NodeID]
 	if err := capacity.Reserve(ctx, tx, capacity.Reservation{
 		MemberID: p.id, AllocationID: p.room.ID, NodeID: p.room.NodeID, Choice: p.choice,
 	}, m.Now); err != nil {

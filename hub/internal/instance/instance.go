@@ -178,7 +178,9 @@ type NewMember struct {
 	ID           string
 	AllocationID string
 	NodeID       string
-	Services     []*protocol.Service
+	// Unreachable is true where the node is out of reach right now.
+	Unreachable bool
+	Services    []*protocol.Service
 }
 
 // Create writes an instance in status requested.
@@ -191,18 +193,22 @@ func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change
 		RequestedBy: n.RequestedBy, CorrelationID: n.CorrelationID, ResourceVersion: 1,
 		Operation: Operation{Kind: operationDeploy, By: n.RequestedBy, CorrelationID: n.CorrelationID}, CreatedAt: now, UpdatedAt: now,
 	}
+	for _, m := range n.Members {
+		member := Member{
+			ID: m.ID, InstanceID: i.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: RoleNode, Status: MemberPending, Unreachable: m.Unreachable,
+		}
+		if err := insertMember(ctx, tx, member, i.Revision, m.Services, now); err != nil {
+			return Change{}, err
+		}
+		i.Members = append(i.Members, member)
+	}
+	// No node has said anything yet, so this can only add why that may take a while.
+	i.Lifecycle, _ = Observe(i.Lifecycle, i.memberStates())
 	if err := insertInstance(ctx, tx, i); err != nil {
 		return Change{}, err
 	}
 	if err := insertRevision(ctx, tx, i, n.Revision, now); err != nil {
 		return Change{}, err
-	}
-	for _, m := range n.Members {
-		member := Member{ID: m.ID, InstanceID: i.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: RoleNode, Status: MemberPending}
-		if err := insertMember(ctx, tx, member, i.Revision, m.Services, now); err != nil {
-			return Change{}, err
-		}
-		i.Members = append(i.Members, member)
 	}
 	op := operation{ID: n.OperationID, InstanceID: i.ID, Kind: operationDeploy, Revision: i.Revision, By: n.RequestedBy, CorrelationID: n.CorrelationID}
 	if err := insertOperation(ctx, tx, op, now); err != nil {

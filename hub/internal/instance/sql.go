@@ -63,8 +63,8 @@ func insertMember(ctx context.Context, tx db.Tx, m Member, revision int64, servi
 	}
 	if _, err := tx.Exec(ctx, `INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
 			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
-		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, false, '[]', 0, 0, $7, $7)`,
-		m.ID, m.InstanceID, m.AllocationID, m.NodeID, m.Role, string(m.Status), now); err != nil {
+		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, $7, '[]', 0, 0, $8, $8)`,
+		m.ID, m.InstanceID, m.AllocationID, m.NodeID, m.Role, string(m.Status), m.Unreachable, now); err != nil {
 		return err
 	}
 	_, err = tx.Exec(ctx, `INSERT INTO member_revisions (member_id, revision, services) VALUES ($1, $2, $3)`, m.ID, revision, data)
