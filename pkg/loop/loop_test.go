@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,24 +29,25 @@ func start(t *testing.T, l *loop.Loop) (stop func()) {
 
 func TestPassRunsAtOnceAndThenPeriodically(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		passes := 0
-		stop := start(t, loop.New("x", time.Minute, func(context.Context) error { passes++; return nil }, nil))
+		var passes atomic.Int64
+		stop := start(t, loop.New("x", time.Minute, func(context.Context) error { passes.Add(1); return nil }, nil))
 		synctest.Wait()
-		require.Equal(t, 1, passes)
+		require.EqualValues(t, 1, passes.Load())
 		time.Sleep(47 * time.Second)
 		synctest.Wait()
-		require.Equal(t, 1, passes, "not before 80 %% of the period")
+		require.EqualValues(t, 1, passes.Load(), "not before 80 %% of the period")
 		time.Sleep(26 * time.Second)
 		synctest.Wait()
-		require.Equal(t, 2, passes, "and not after 120 %%")
+		require.EqualValues(t, 2, passes.Load(), "and not after 120 %%")
 		stop()
 	})
 }
 
 func TestWakeUpsDuringAPassBecomeOnePassAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		passes, gate := 0, make(chan struct{})
-		l := loop.New("x", time.Hour, func(context.Context) error { passes++; <-gate; return nil }, nil)
+		var passes atomic.Int64
+		gate := make(chan struct{})
+		l := loop.New("x", time.Hour, func(context.Context) error { passes.Add(1); <-gate; return nil }, nil)
 		stop := start(t, l)
 		synctest.Wait()
 		for range 10 {
@@ -53,10 +55,10 @@ func TestWakeUpsDuringAPassBecomeOnePassAfterIt(t *testing.T) {
 		}
 		gate <- struct{}{}
 		synctest.Wait()
-		require.Equal(t, 2, passes)
+		require.EqualValues(t, 2, passes.Load())
 		gate <- struct{}{}
 		synctest.Wait()
-		require.Equal(t, 2, passes, "ten wake-ups are one pass")
+		require.EqualValues(t, 2, passes.Load(), "ten wake-ups are one pass")
 		stop()
 	})
 }
@@ -64,10 +66,11 @@ func TestWakeUpsDuringAPassBecomeOnePassAfterIt(t *testing.T) {
 func TestFailingPassBacksOffWhateverWakesIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
-		passes, broken := 0, true
+		var passes atomic.Int64
+		var healed atomic.Bool
 		l := loop.New("x", 10*time.Second, func(context.Context) error {
-			passes++
-			if broken {
+			passes.Add(1)
+			if !healed.Load() {
 				return errors.New("down")
 			}
 			return nil
@@ -78,17 +81,17 @@ func TestFailingPassBacksOffWhateverWakesIt(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		synctest.Wait()
-		require.Less(t, passes, 20, "0.25 s, 0.5 s, … 10 s")
-		require.Greater(t, passes, 8)
+		require.Less(t, passes.Load(), int64(20), "0.25 s, 0.5 s, … 10 s")
+		require.Greater(t, passes.Load(), int64(8))
 		require.Contains(t, log.String(), "down")
 
-		broken = false
+		healed.Store(true)
 		time.Sleep(13 * time.Second)
 		synctest.Wait()
-		before := passes
+		before := passes.Load()
 		l.Wake()
 		synctest.Wait()
-		require.Equal(t, before+1, passes, "healed: awake at once again")
+		require.Equal(t, before+1, passes.Load(), "healed: awake at once again")
 		stop()
 	})
 }
@@ -96,17 +99,17 @@ func TestFailingPassBacksOffWhateverWakesIt(t *testing.T) {
 func TestPanickingPassDoesNotEndTheLoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
-		passes := 0
+		var passes atomic.Int64
 		stop := start(t, loop.New("x", time.Second, func(context.Context) error {
-			passes++
-			if passes == 1 {
+			passes.Add(1)
+			if passes.Load() == 1 {
 				panic("boom")
 			}
 			return nil
 		}, slog.New(slog.NewTextHandler(&log, nil))))
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
-		require.Greater(t, passes, 2)
+		require.Greater(t, passes.Load(), int64(2))
 		require.Contains(t, log.String(), "boom")
 		stop()
 	})
