@@ -1201,7 +1201,10 @@ type Event struct {
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
 
-	// Resourceversion Number of this event for its subject: 1, 2, 3 …
+	// Pos Place in the one order of all events; absent until it has one
+	Pos int64 `json:"pos,omitempty,omitzero"`
+
+	// Resourceversion Version of the subject after the change; grows with every event of it
 	Resourceversion int64            `json:"resourceversion"`
 	Source          string           `json:"source"`
 	Specversion     EventSpecversion `json:"specversion"`
