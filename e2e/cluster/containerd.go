@@ -30,6 +30,28 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1.b
   address = %q
 `
 
+// SystemContainerd is the socket of the machine's own containerd.
+const SystemContainerd = "/run/containerd/containerd.sock"
+
+// Serves reports whether somebody listens on the Unix socket.
+func Serves(ctx context.Context, socket string) bool {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return false
+	}
+	return conn.Close() == nil
+}
+
+// PluginDir is where this machine keeps its CNI plugins.
+func PluginDir() string {
+	for _, d := range []string{"/usr/lib/cni", "/opt/cni/bin"} {
+		if _, err := os.Stat(filepath.Join(d, "bridge")); err == nil {
+			return d
+		}
+	}
+	return "/usr/lib/cni"
+}
+
 // StartContainerd starts a containerd of its own and waits until its socket answers. Dir and runDir are kept when they exist,
 // so that it also restarts one that was killed.
 func StartContainerd(ctx context.Context, dir, runDir string) (*Containerd, error) {
@@ -79,6 +101,16 @@ func (c *Containerd) awaitSocket(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// Restart starts a daemon that was stopped or killed again in place.
+func (c *Containerd) Restart(ctx context.Context) error {
+	again, err := StartContainerd(ctx, c.Dir, c.RunDir)
+	if err != nil {
+		return err
+	}
+	c.Process = again.Process
+	return nil
 }
 
 // Remove ends the daemon and what it started — shims outlive it on purpose — and takes its mounts and directories away.

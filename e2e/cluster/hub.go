@@ -55,6 +55,10 @@ func (c HubConfig) binary() string { return filepath.Join(c.Bin, "gpuaas-hub") }
 
 // InitHub runs `gpuaas-hub init` and returns the root fingerprint.
 func InitHub(ctx context.Context, c HubConfig, passphrase, trustDomain string) (string, error) {
+	// 0711: the private PostgreSQL runs as a user of its own, who passes through.
+	if err := os.MkdirAll(c.Dir, 0o711); err != nil {
+		return "", err
+	}
 	if err := os.MkdirAll(c.KeyDir(), 0o700); err != nil {
 		return "", err
 	}

@@ -182,3 +182,20 @@ func freePort() (int32, error) {
 	}
 	return int32(addr.Port), nil
 }
+
+// Find returns the id of the running container of an app instance.
+func Find(ctx context.Context, address, namespace, instanceID string) (string, error) {
+	cl, err := client.New(address, client.WithDefaultNamespace(namespace))
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = cl.Close() }()
+	list, err := cl.Containers(namespaces.WithNamespace(ctx, namespace), fmt.Sprintf("labels.%q==%q", "gpuaas.instance", instanceID))
+	if err != nil {
+		return "", err
+	}
+	if len(list) != 1 {
+		return "", fmt.Errorf("instance %s has %d containers, not one", instanceID, len(list))
+	}
+	return list[0].ID(), nil
+}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/big"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -229,4 +230,38 @@ func await[T any](ctx context.Context, look func() (T, bool, error)) (T, error) 
 		case <-tick.C:
 		}
 	}
+}
+
+// AwaitDebit waits until the instance's usage has cost something, and returns all its postings.
+func (t *Tenant) AwaitDebit(ctx context.Context, instanceID string) ([]client.Posting, error) {
+	return await(ctx, func() ([]client.Posting, bool, error) {
+		postings, err := t.Postings(ctx, instanceID)
+		for _, p := range postings {
+			if p.Kind != client.PostingKindUsage {
+				continue
+			}
+			for _, e := range p.Entries {
+				if amount, ok := new(big.Rat).SetString(e.Amount); ok && amount.Sign() != 0 {
+					return postings, true, nil
+				}
+			}
+		}
+		return postings, false, err
+	})
+}
+
+// Sums adds the entries of a posting for each currency.
+func Sums(p client.Posting) (map[string]*big.Rat, error) {
+	sums := map[string]*big.Rat{}
+	for _, e := range p.Entries {
+		amount, ok := new(big.Rat).SetString(e.Amount)
+		if !ok {
+			return nil, fmt.Errorf("posting %s: %q is no amount", p.PostingID, e.Amount)
+		}
+		if sums[e.Currency] == nil {
+			sums[e.Currency] = new(big.Rat)
+		}
+		sums[e.Currency].Add(sums[e.Currency], amount)
+	}
+	return sums, nil
 }

@@ -1,0 +1,90 @@
+package e2e_test
+
+import (
+	"math/big"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+// beat is the agents' beat in these tests: how far the bill may be from the truth, in the tenant's favour.
+const beat = time.Second
+
+// Law 9, and the whole way: create, running, metered, billed, decommissioned.
+func TestLaw09DecommissionLeavesNothingAndTheBillIsTheTruth(t *testing.T) {
+	w := platform(t)
+	scope := leftover.Scope{ContainerdAddress: w.containerd.Address(), KeepImages: true, IgnoreFiles: []string{w.dir}}
+	// A first instance brings the cached image and the bridge's first start; what it leaves is the state to return to.
+	first := w.launch("first")
+	w.decommission(first)
+
+	before, err := leftover.Take(scope)
+	require.NoError(t, err)
+	containers := w.listen(w.agent.Config.ContainerdNamespace)
+	second := w.launch("second")
+	w.answers(second)
+	_, err = w.tenant.AwaitDebit(w.ctx, second.ID)
+	require.NoError(t, err)
+	ended := w.decommission(second)
+	require.Equal(t, client.AppInstanceStatusDecommissioned, ended.Status)
+
+	w.eventually("nothing is left on the node", func() error {
+		after, err := leftover.Take(scope)
+		if err != nil {
+			return err
+		}
+		return differs(leftover.Diff(before, after))
+	})
+
+	// The hold is returned only after the node's last record is posted: then the bill is final.
+	var postings []client.Posting
+	w.eventually("the bill is final", func() (err error) {
+		postings, err = w.tenant.Postings(w.ctx, second.ID)
+		return orMissing(err, hasKind(postings, client.PostingKindHoldClosed))
+	})
+	ran := containers.running(t)
+	usage, err := w.tenant.Usage(w.ctx, second.ID)
+	require.NoError(t, err)
+	seconds := requireContiguous(t, usage, "session_seconds")
+	requireWithinBeat(t, ran, seconds)
+	paid := debit(t, postings)
+	require.Equal(t, 1, paid.Sign())
+	// 3.60 an hour is a tenth of a cent a second, rounded to a billionth once.
+	want := new(big.Rat).Mul(seconds, big.NewRat(1, 1000))
+	off := new(big.Rat).Sub(paid, want)
+	require.LessOrEqual(t, off.Abs(off).Cmp(big.NewRat(1, 1_000_000_000)), 0, "paid %s for %s s", paid.FloatString(9), seconds.FloatString(6))
+
+	events, err := w.tenant.Events(w.ctx, w.operator, second.ID)
+	require.NoError(t, err)
+	var types []string
+	for _, e := range events {
+		types = append(types, e.Type)
+		require.NotEmpty(t, e.Data.CorrelationID)
+	}
+	require.Equal(t, []string{
+		"apps.instance.requested", "apps.instance.deploying", "apps.instance.running",
+		"apps.instance.decommission_requested", "apps.instance.decommissioned",
+	}, types)
+}
+
+// requireWithinBeat holds billed seconds against the time that containerd saw: never more, and less by one beat at most.
+func requireWithinBeat(t *testing.T, ran time.Duration, seconds *big.Rat) {
+	t.Helper()
+	truth := big.NewRat(ran.Microseconds(), 1_000_000)
+	// Containerd's start event is written some milliseconds after the process has started.
+	slack := big.NewRat(250, 1000)
+	least := new(big.Rat).Sub(truth, big.NewRat(beat.Microseconds(), 1_000_000))
+	require.GreaterOrEqual(t, seconds.Cmp(new(big.Rat).Sub(least, slack)), 0, "billed %s s of %s", seconds.FloatString(3), ran)
+	require.LessOrEqual(t, seconds.Cmp(new(big.Rat).Add(truth, slack)), 0, "billed %s s of %s", seconds.FloatString(3), ran)
+}
+
+func (w *world) decommission(i client.AppInstance) client.AppInstance {
+	w.t.Helper()
+	ended, err := w.tenant.Decommission(w.ctx, w.operator, i.ID)
+	require.NoError(w.t, err)
+	return ended
+}

@@ -1,0 +1,136 @@
+package e2e_test
+
+import (
+	"context"
+	"math/big"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/api/events"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/typeurl/v2"
+	"github.com/stretchr/testify/require"
+
+	api "github.com/gpuaas/gpuaas/pkg/client"
+
+	"github.com/gpuaas/gpuaas/e2e/scenario"
+)
+
+// truth listens to containerd itself: when tasks started and when they exited, by container id.
+type truth struct {
+	mu      sync.Mutex
+	started map[string]time.Time
+	exited  map[string]time.Time
+}
+
+func (w *world) listen(namespace string) *truth {
+	w.t.Helper()
+	cl, err := client.New(w.containerd.Address(), client.WithDefaultNamespace(namespace))
+	require.NoError(w.t, err)
+	ctx, cancel := context.WithCancel(w.ctx)
+	tr := &truth{started: map[string]time.Time{}, exited: map[string]time.Time{}}
+	messages, _ := cl.EventService().Subscribe(ctx, `namespace==`+namespace)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case m := <-messages:
+				if m == nil || m.Event == nil {
+					continue
+				}
+				e, err := typeurl.UnmarshalAny(m.Event)
+				if err != nil {
+					continue
+				}
+				tr.mu.Lock()
+				switch e := e.(type) {
+				case *events.TaskStart:
+					tr.started[e.ContainerID] = m.Timestamp
+				case *events.TaskExit:
+					if e.ID == e.ContainerID {
+						tr.exited[e.ContainerID] = e.ExitedAt.AsTime()
+					}
+				}
+				tr.mu.Unlock()
+			}
+		}
+	}()
+	w.t.Cleanup(func() {
+		cancel()
+		<-done
+		_ = cl.Close()
+	})
+	return tr
+}
+
+// running is how long containers ran in all, by containerd's clock; every one must have exited.
+func (tr *truth) running(t *testing.T) (total time.Duration) {
+	t.Helper()
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	require.NotEmpty(t, tr.started)
+	for id, start := range tr.started {
+		require.Contains(t, tr.exited, id, "the container has not exited")
+		total += tr.exited[id].Sub(start)
+	}
+	return total
+}
+
+// debit is what usage took from the tenant, as a positive amount.
+func debit(t *testing.T, postings []api.Posting) *big.Rat {
+	t.Helper()
+	total := new(big.Rat)
+	for _, p := range postings {
+		sums, err := scenario.Sums(p)
+		require.NoError(t, err)
+		for currency, sum := range sums {
+			require.Zero(t, sum.Sign(), "posting %s is off by %s %s", p.PostingID, sum.RatString(), currency)
+		}
+		if p.Kind != api.PostingKindUsage {
+			continue
+		}
+		for _, e := range p.Entries {
+			amount, ok := new(big.Rat).SetString(e.Amount)
+			require.True(t, ok)
+			if amount.Sign() > 0 {
+				total.Add(total, amount)
+			}
+		}
+	}
+	return total
+}
+
+// requireContiguous asserts that one meter's records neither overlap nor leave a gap within one container run.
+func requireContiguous(t *testing.T, records []api.UsageRecord, meter string) (total *big.Rat) {
+	t.Helper()
+	total = new(big.Rat)
+	var mine []api.UsageRecord
+	for _, r := range records {
+		if r.Meter == meter {
+			mine = append(mine, r)
+		}
+	}
+	sortByStart(mine)
+	require.NotEmpty(t, mine)
+	for i, r := range mine {
+		q, ok := new(big.Rat).SetString(r.Quantity)
+		require.True(t, ok)
+		total.Add(total, q)
+		if i > 0 {
+			require.True(t, mine[i-1].EndedAt.Equal(r.StartedAt), "usage from %s follows usage to %s", r.StartedAt, mine[i-1].EndedAt)
+		}
+	}
+	return total
+}
+
+func sortByStart(records []api.UsageRecord) {
+	for i := range records {
+		for j := i; j > 0 && records[j].StartedAt.Before(records[j-1].StartedAt); j-- {
+			records[j], records[j-1] = records[j-1], records[j]
+		}
+	}
+}

@@ -1,0 +1,287 @@
+package e2e_test
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/pkg/appkit"
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+const (
+	trustDomain = "e2e.gpuaas.internal"
+	// testLimit bounds one test; it is never reached by one that passes.
+	testLimit = 5 * time.Minute
+	// pricePerHour makes a second cost a tenth of a cent.
+	pricePerHour = "3.60"
+	appSlug      = "hello"
+)
+
+// source is the root of the tree: the tests run in e2e/.
+func source(t testing.TB) string {
+	t.Helper()
+	dir, err := filepath.Abs("..")
+	require.NoError(t, err)
+	return dir
+}
+
+// binaries are what `make build` made; make e2e builds them first.
+func binaries(t testing.TB) string {
+	t.Helper()
+	bin := filepath.Join(source(t), "bin")
+	for _, b := range []string{"gpuaas-hub", "gpuaas-agent", "gpuaas"} {
+		require.FileExists(t, filepath.Join(bin, b), "run make build first")
+	}
+	return bin
+}
+
+// worlds counts what stands beside each other in this process, so that no two share a name, a network or a port.
+var worlds atomic.Int32
+
+// world is a hub, a containerd and a node of one test's own; all of it is gone when the test ends.
+type world struct {
+	t          *testing.T
+	ctx        context.Context
+	number     int
+	dir, run   string
+	containerd *cluster.Containerd
+	hub        *cluster.Hub
+	agent      *cluster.Agent
+	agents     []*cluster.Agent
+	tenant     *scenario.Tenant
+	publisher  *scenario.Publisher
+	operator   *client.Hub
+	allocation client.Allocation
+}
+
+// newWorld makes the directories and the photograph that everything must look like again at the end.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("containers and network namespaces need root")
+	}
+	binaries(t)
+	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
+	w := &world{t: t, ctx: ctx, number: int(worlds.Add(1))}
+	leftover.Guard(t, leftover.Scope{})
+	t.Cleanup(cancel)
+	var err error
+	// Below /tmp, where an unprivileged PostgreSQL can work, and not t.TempDir, whose parents only the owner may pass.
+	w.dir, err = os.MkdirTemp("/tmp", "gpuaas-e2e-")
+	require.NoError(t, err)
+	require.NoError(t, os.Chmod(w.dir, 0o711)) //nolint:gosec // the database's own user passes through
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(w.dir)) })
+	w.run = filepath.Join("/run", filepath.Base(w.dir))
+	require.NoError(t, os.MkdirAll(w.run, 0o711)) //nolint:gosec // containers' users pass through
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(w.run)) })
+	t.Cleanup(func() {
+		if t.Failed() {
+			w.showLogs()
+		}
+	})
+	return w
+}
+
+func (w *world) showLogs() {
+	logs, _ := filepath.Glob(filepath.Join(w.dir, "*", "logs", "*.log"))
+	for _, l := range logs {
+		p := cluster.Process{LogPath: l}
+		w.t.Logf("%s:\n%s", l, p.LogTail(40))
+	}
+}
+
+func (w *world) startContainerd() {
+	w.t.Helper()
+	var err error
+	w.containerd, err = cluster.StartContainerd(w.ctx, filepath.Join(w.dir, "containerd"), filepath.Join(w.run, "containerd"))
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() { require.NoError(w.t, w.containerd.Remove()) })
+}
+
+// hubConfig is a hub on loopback with ports of its own choice.
+func (w *world) hubConfig() cluster.HubConfig {
+	return cluster.HubConfig{Bin: binaries(w.t), Dir: filepath.Join(w.dir, "hub"), Listen: "127.0.0.1:0", SessionListen: "127.0.0.1:0"}
+}
+
+func (w *world) startHub(c cluster.HubConfig) {
+	w.t.Helper()
+	require.NoError(w.t, os.MkdirAll(c.Dir, 0o711)) //nolint:gosec // the database's own user passes through
+	fingerprint, err := cluster.InitHub(w.ctx, c, rand.Text(), trustDomain)
+	require.NoError(w.t, err)
+	w.hub, err = cluster.StartHub(w.ctx, c)
+	require.NoError(w.t, err)
+	w.hub.RootFingerprint = fingerprint
+	w.t.Cleanup(func() { require.NoError(w.t, w.hub.Stop()) })
+}
+
+// restartHub starts the hub anew on the same addresses; it must have been stopped or killed.
+func (w *world) restartHub() {
+	w.t.Helper()
+	c, fingerprint := w.hub.Config, w.hub.RootFingerprint
+	c.Listen = strings.TrimPrefix(w.hub.Ready.APIURL, "https://")
+	c.SessionListen = w.hub.Ready.SessionAddr
+	var err error
+	w.hub, err = cluster.StartHub(w.ctx, c)
+	require.NoError(w.t, err)
+	w.hub.RootFingerprint = fingerprint
+}
+
+// agentConfig is a node with names of its own.
+func (w *world) agentConfig(name string) cluster.AgentConfig {
+	n := w.number*10 + len(w.agents)
+	return cluster.AgentConfig{
+		Bin: binaries(w.t), Dir: filepath.Join(w.dir, name), RunDir: filepath.Join(w.run, name),
+		APIURL: w.hub.Ready.APIURL, RootFingerprint: w.hub.RootFingerprint,
+		ContainerdAddress: w.containerd.Address(), ContainerdNamespace: fmt.Sprintf("e2e-%d-%s", w.number, name),
+		Bridge: fmt.Sprintf("gpe%d", n), PodCIDR: fmt.Sprintf("10.%d.%d.0/24", 220+n/250, n%250),
+		PortRange: fmt.Sprintf("%d-%d", 22000+n*20, 22000+n*20+19), CgroupParent: fmt.Sprintf("/gpuaas-e2e-%d-%s", w.number, name),
+		ExtraArgs: []string{"--beat", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval", "5s"},
+	}
+}
+
+// startAgent enrols a node and waits until the hub sees it. At the end the agent uninstalls itself.
+func (w *world) startAgent(c cluster.AgentConfig) *cluster.Agent {
+	w.t.Helper()
+	token, err := scenario.JoinToken(w.ctx, w.admin())
+	require.NoError(w.t, err)
+	withToken := c
+	withToken.JoinToken = token
+	a, err := cluster.StartAgent(w.ctx, withToken)
+	require.NoError(w.t, err)
+	w.agents = append(w.agents, a)
+	w.t.Cleanup(func() {
+		require.NoError(w.t, a.Stop())
+		require.NoError(w.t, cluster.Uninstall(context.WithoutCancel(w.ctx), c))
+	})
+	_, err = scenario.AwaitNode(w.ctx, w.admin(), a.Ready.NodeID)
+	require.NoError(w.t, err)
+	return a
+}
+
+// restartAgent starts the agent anew in place; it must have been stopped or killed.
+func (w *world) restartAgent(a *cluster.Agent) {
+	w.t.Helper()
+	again, err := cluster.StartAgent(w.ctx, a.Config)
+	require.NoError(w.t, err)
+	a.Process, a.Ready = again.Process, again.Ready
+}
+
+func (w *world) admin() *client.Hub {
+	w.t.Helper()
+	if w.tenant != nil {
+		return w.tenant.Admin
+	}
+	admin, err := scenario.Admin(w.hub.Ready)
+	require.NoError(w.t, err)
+	return admin
+}
+
+// platform is everything up to an entitled app and an allocation on one node.
+func platform(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.startContainerd()
+	w.startHub(w.hubConfig())
+	w.newTenant("acme")
+	w.agent = w.startAgent(w.agentConfig("node"))
+	w.shipApp()
+	w.allocate(w.agent)
+	return w
+}
+
+func (w *world) newTenant(slug string) {
+	w.t.Helper()
+	var err error
+	w.tenant, err = scenario.NewTenant(w.ctx, w.hub, filepath.Join(w.dir, "tenant-"+slug), slug, "1000")
+	require.NoError(w.t, err)
+	w.operator, err = w.tenant.ServiceAccount(w.ctx, "operator", client.ServiceAccountRoleAppOperator)
+	require.NoError(w.t, err)
+}
+
+func (w *world) shipApp() {
+	w.t.Helper()
+	var err error
+	w.publisher, err = w.tenant.NewPublisher(w.ctx)
+	require.NoError(w.t, err)
+	_, err = w.tenant.Ship(w.ctx, w.publisher, w.release("1.0.0"))
+	require.NoError(w.t, err)
+	require.NoError(w.t, w.tenant.Entitle(w.ctx, appSlug))
+	require.NoError(w.t, w.tenant.Price(w.ctx, appSlug, pricePerHour))
+}
+
+func (w *world) release(version string) scenario.Release {
+	w.t.Helper()
+	template, err := os.ReadFile(filepath.Join(source(w.t), "deploy/demo/app/manifest.yaml"))
+	require.NoError(w.t, err)
+	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: demoBinary(w.t), Mode: 0o755}},
+		appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
+	require.NoError(w.t, err)
+	return scenario.Release{AppSlug: appSlug, Version: version, Image: image, Template: template}
+}
+
+// demoBinary builds the demo's app once for the process.
+func demoBinary(t testing.TB) string {
+	t.Helper()
+	out := filepath.Join(source(t), "bin", "demo-app")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", out, "./deploy/demo/app")
+	build.Dir, build.Env = source(t), append(os.Environ(), "CGO_ENABLED=0")
+	text, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	return out
+}
+
+func (w *world) allocate(a *cluster.Agent) {
+	w.t.Helper()
+	var err error
+	w.allocation, err = w.tenant.Allocate(w.ctx, w.tenant.Admin, a.Ready.NodeID, 1, 512)
+	require.NoError(w.t, err)
+}
+
+// launch runs the app and waits until it is running.
+func (w *world) launch(name string) client.AppInstance {
+	w.t.Helper()
+	i, _, err := w.tenant.Launch(w.ctx, w.operator, client.AppInstanceCreate{
+		AppSlug: appSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{AllocationIds: []string{w.allocation.ID}},
+	}, nil)
+	require.NoError(w.t, err)
+	require.NotEmpty(w.t, i.Endpoints)
+	return i
+}
+
+// answers fetches the app's front page.
+func (w *world) answers(i client.AppInstance) {
+	w.t.Helper()
+	_, err := scenario.Get(w.ctx, i.Endpoints[0].URL+"/")
+	require.NoError(w.t, err)
+}
+
+// eventually waits until look returns no error; the test's limit is the bound.
+func (w *world) eventually(what string, look func() error) {
+	w.t.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := look()
+		if err == nil {
+			return
+		}
+		select {
+		case <-w.ctx.Done():
+			w.t.Fatalf("%s: %v", what, err)
+		case <-tick.C:
+		}
+	}
+}
