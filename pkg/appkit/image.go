@@ -102,23 +102,40 @@ func addParents(w *tar.Writer, file string, made map[string]bool) error {
 	return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir[1:] + "/", Mode: 0o755, ModTime: epoch(), Format: tar.FormatPAX})
 }
 
-// ImageFromTar makes an image of one layer from a root file system's tar, such as mmdebstrap writes. Device nodes, extended
-// attributes, times and names of owners are left out. The compressed layer is kept in workDir for as long as the image is
-// used.
+// ImageFromTar makes an image of one layer from a root file system's tar, such as mmdebstrap writes. The compressed layer is
+// kept in workDir for as long as the image is used.
 func ImageFromTar(tarPath, workDir string, c ImageConfig) (v1.Image, error) {
+	layerPath := filepath.Join(workDir, "layer.tar.gz")
+	if err := CompressLayer(tarPath, layerPath); err != nil {
+		return nil, err
+	}
+	return ImageFromLayer(layerPath, c)
+}
+
+// CompressLayer makes a layer of a root file system's tar. Device nodes, extended attributes, times and names of owners are
+// left out. The layer is there as a whole or not at all.
+func CompressLayer(tarPath, layerPath string) error {
 	in, err := os.Open(tarPath)
 	if err != nil {
-		return nil, fmt.Errorf("root file system: %w", err)
+		return fmt.Errorf("root file system: %w", err)
 	}
 	defer func() { _ = in.Close() }() // opened for reading
-	layerPath := filepath.Join(workDir, "layer.tar.gz")
-	out, err := os.Create(layerPath)
+	out, err := os.CreateTemp(filepath.Dir(layerPath), ".layer-*")
 	if err != nil {
-		return nil, fmt.Errorf("image layer: %w", err)
+		return fmt.Errorf("image layer: %w", err)
 	}
+	defer func() { _ = os.Remove(out.Name()) }() // gone already when it was renamed
 	if err := errors.Join(compressTar(in, out), out.Close()); err != nil {
-		return nil, fmt.Errorf("image layer: %w", err)
+		return fmt.Errorf("image layer: %w", err)
 	}
+	if err := os.Rename(out.Name(), layerPath); err != nil {
+		return fmt.Errorf("image layer: %w", err)
+	}
+	return nil
+}
+
+// ImageFromLayer makes an image of a compressed layer, which must stay where it is for as long as the image is used.
+func ImageFromLayer(layerPath string, c ImageConfig) (v1.Image, error) {
 	layer, err := tarball.LayerFromFile(layerPath, tarball.WithMediaType(types.OCILayer))
 	if err != nil {
 		return nil, fmt.Errorf("image layer: %w", err)

@@ -33,6 +33,8 @@ type Target struct {
 	Username, Password string
 	// CAFile holds the authority of the registry's certificate; empty means the system's.
 	CAFile string
+	// CAPEM is the same as text; it counts where CAFile is empty.
+	CAPEM []byte
 }
 
 // Pushed is what to register.
@@ -50,7 +52,7 @@ func Push(ctx context.Context, img v1.Image, t Target, signer protocol.Signer, p
 	if err != nil {
 		return Pushed{}, fault.New(fault.Malformed, "repository_malformed", "The repository name cannot be used.", err).Lasting()
 	}
-	base, err := httpsOnly(t.CAFile)
+	base, err := httpsOnly(t.CAFile, t.CAPEM)
 	if err != nil {
 		return Pushed{}, err
 	}
@@ -145,17 +147,20 @@ func (t transportOf) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.Transport.RoundTrip(r)
 }
 
-func httpsOnly(caFile string) (transportOf, error) {
+func httpsOnly(caFile string, text []byte) (transportOf, error) {
 	base, ok := http.DefaultTransport.(*http.Transport)
 	if !ok {
 		return transportOf{}, errors.New("the default transport was replaced")
 	}
 	out := base.Clone()
 	out.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+	var err error
 	if caFile != "" {
-		pem, err := os.ReadFile(caFile)
+		text, err = os.ReadFile(caFile)
+	}
+	if caFile != "" || len(text) > 0 {
 		pool := x509.NewCertPool()
-		if err != nil || !pool.AppendCertsFromPEM(pem) {
+		if err != nil || !pool.AppendCertsFromPEM(text) {
 			return transportOf{}, fault.New(fault.Unprocessable, "ca_unreadable", "The CA file holds no certificate: "+caFile, err).Lasting()
 		}
 		out.TLSClientConfig.RootCAs = pool

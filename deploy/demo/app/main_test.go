@@ -1,0 +1,70 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func ask(t *testing.T, a *app, method, path string) (int, string) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	a.handler().ServeHTTP(w, httptest.NewRequest(method, path, nil))
+	body, err := io.ReadAll(w.Body)
+	require.NoError(t, err)
+	return w.Code, strings.TrimSpace(string(body))
+}
+
+func env(values map[string]string) func(string) string {
+	return func(name string) string { return values[name] }
+}
+
+func TestAppGreetsAndSaysWhoItIs(t *testing.T) {
+	a, err := newApp(env(map[string]string{"GREETING": "hi"}), time.Now())
+	require.NoError(t, err)
+	code, body := ask(t, a, "GET", "/")
+	require.Equal(t, http.StatusOK, code)
+	require.Equal(t, "hi", body)
+	_, body = ask(t, a, "GET", "/whoami")
+	require.Contains(t, body, `"uid":`)
+	code, _ = ask(t, a, "GET", "/nowhere")
+	require.Equal(t, http.StatusNotFound, code)
+}
+
+func TestAppIsReadyWhenItWasTold(t *testing.T) {
+	now := time.Now()
+	late, err := newApp(env(map[string]string{"READY_AFTER_MILLIS": "3600000"}), now)
+	require.NoError(t, err)
+	code, _ := ask(t, late, "GET", "/healthz")
+	require.Equal(t, http.StatusServiceUnavailable, code)
+	past, err := newApp(env(map[string]string{"READY_AFTER_MILLIS": "1000"}), now.Add(-time.Hour))
+	require.NoError(t, err)
+	code, _ = ask(t, past, "GET", "/healthz")
+	require.Equal(t, http.StatusOK, code)
+	_, err = newApp(env(map[string]string{"READY_AFTER_MILLIS": "x"}), now)
+	require.Error(t, err)
+}
+
+func TestAppLeavesWithTheCodeThatWasAskedFor(t *testing.T) {
+	a, err := newApp(env(nil), time.Now())
+	require.NoError(t, err)
+	for _, bad := range []string{"/exit", "/exit?code=x", "/exit?code=300"} {
+		code, _ := ask(t, a, "POST", bad)
+		require.Equal(t, http.StatusBadRequest, code)
+	}
+	code, _ := ask(t, a, "POST", "/exit?code=3")
+	require.Equal(t, http.StatusOK, code)
+	require.Equal(t, 3, <-a.exit)
+	for _, bad := range []string{"/slow?for=x", "/slow?for=-1s"} {
+		code, _ := ask(t, a, "GET", bad)
+		require.Equal(t, http.StatusBadRequest, code)
+	}
+	code, body := ask(t, a, "POST", "/allocate?mib=2")
+	require.Equal(t, http.StatusOK, code)
+	require.Equal(t, "2 MiB held", body)
+}
