@@ -107,6 +107,9 @@ func nodeEvent(ctx context.Context, tx db.Tx, nodeID, typ, action string, data m
 	if err != nil {
 		return err
 	}
+	if data == nil {
+		data = map[string]any{}
+	}
 	if err := event.Append(ctx, tx, event.Event{Type: typ, Subject: nodeID, ResourceVersion: version, Data: data, At: now}); err != nil {
 		return err
 	}

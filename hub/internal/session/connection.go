@@ -73,7 +73,7 @@ func (c *connection) write(ctx context.Context) error {
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-c.conn.Done():
-				return c.conn.Err()
+				return link.ErrClosed
 			}
 		}
 		if err := c.send(ctx, m); err != nil {
@@ -249,7 +249,7 @@ func (c *connection) answer(ctx context.Context, request *protocol.FetchRequest)
 		if !assigned {
 			return nil, protocol.Refuse(protocol.RefusalNotAssigned, "no workload of this node needs the repository")
 		}
-		credential, err := c.server.Credentials.PullCredential(ctx, c.peer.NodeID, c.peer.Certificate, repository)
+		credential, err := c.server.Credentials.NodeCredential(c.peer.NodeID, repository, c.server.Now())
 		return &protocol.FetchResponse{PullCredential: credential}, err
 	default:
 		return nil, protocol.Refuse(protocol.RefusalMalformed, "the request is unknown")

@@ -52,9 +52,8 @@ type Opened struct {
 
 // Peer is the node at the other end, from its certificate.
 type Peer struct {
-	NodeID      string
-	Key         ed25519.PublicKey
-	Certificate *x509.Certificate
+	NodeID string
+	Key    ed25519.PublicKey
 }
 
 // Intake takes what nodes say.
@@ -75,9 +74,9 @@ type Documents interface {
 	MayPull(ctx context.Context, nodeID, repository string) (bool, error)
 }
 
-// Credentials gives short-lived credentials for the registry that work only together with the node's certificate.
+// Credentials gives short-lived credentials for the registry that work only on connections that show the node's certificate.
 type Credentials interface {
-	PullCredential(ctx context.Context, nodeID string, certificate *x509.Certificate, repository string) (*protocol.PullCredential, error)
+	NodeCredential(nodeID, repository string, now time.Time) (*protocol.PullCredential, error)
 }
 
 // Options are what a Server needs.
@@ -231,7 +230,7 @@ func (s *Server) peerOf(conn *link.Conn) (Peer, error) {
 	if !ok {
 		return Peer{}, fmt.Errorf("the certificate of node %s holds no Ed25519 key", id)
 	}
-	return Peer{NodeID: id, Key: key, Certificate: chain[0]}, nil
+	return Peer{NodeID: id, Key: key}, nil
 }
 
 // serve runs one connection from its first stream to its end.
