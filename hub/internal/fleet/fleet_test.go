@@ -287,7 +287,9 @@ func TestSilenceIsToldOnceAndEndsWithTheNextWord(t *testing.T) {
 		return fleet.Observe(ctx, tx, fleet.Report{NodeID: n.ID, SessionNo: 1, Counter: 1}, now.Add(time.Hour))
 	})
 	require.Equal(t, fleet.Observed{Fresh: true, CameBack: true}, back)
-	must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) { return fleet.Disconnect(ctx, tx, n.ID, 1, now.Add(time.Hour)) })
+	must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
+		return fleet.Disconnect(ctx, tx, n.ID, 1, now.Add(time.Hour))
+	})
 	require.Empty(t, silent(now.Add(time.Hour+fleet.ReconnectGrace-1)), "an agent's restart is no outage")
 	require.Len(t, silent(now.Add(time.Hour+fleet.ReconnectGrace)), 1)
 }

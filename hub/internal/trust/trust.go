@@ -25,6 +25,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -250,4 +251,16 @@ func keyPath(dir, role, keyID string) string {
 		keyID = keyID[:16]
 	}
 	return filepath.Join(dir, role+"-"+keyID+".key")
+}
+
+// AuthorityExpiry returns when the certificate of an authority ends; ok is false for a role that is none.
+func (k *Keys) AuthorityExpiry(role string) (end time.Time, ok bool) {
+	set := k.current()
+	switch role {
+	case protocol.RoleNodeCA:
+		return set.nodeCA.certificate.NotAfter, true
+	case protocol.RoleHubCA:
+		return set.hubCA.certificate.NotAfter, true
+	}
+	return time.Time{}, false
 }

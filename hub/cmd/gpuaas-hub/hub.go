@@ -1,0 +1,361 @@
+package main
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
+	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/httpapi"
+	"github.com/gpuaas/gpuaas/hub/internal/intake"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/secret"
+	"github.com/gpuaas/gpuaas/hub/internal/session"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/loop"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
+	"github.com/gpuaas/gpuaas/protocol/link"
+)
+
+type logger = *slog.Logger
+
+const (
+	sweepEvery    = 10 * time.Second
+	sequenceEvery = time.Second
+	accrueEvery   = time.Minute
+	tidyEvery     = time.Hour
+	// uploadsKept is how long an unfinished upload to the registry stays.
+	uploadsKept  = 24 * time.Hour
+	closeTimeout = 10 * time.Second
+)
+
+// hub is the wired program.
+type hub struct {
+	conf config
+	log  logger
+	// closers run in reverse order.
+	closers []func() error
+
+	keys      *trust.Keys
+	db        *db.DB
+	sealer    *secret.Sealer
+	telemetry *telemetry.Telemetry
+	registry  *artifact.Registry
+
+	api         net.Listener
+	sessions    *link.Listener
+	metrics     net.Listener
+	apiAddr     string
+	sessionAddr string
+	certificate *trust.Server
+
+	session    *session.Server
+	dispatcher *dispatch.Dispatcher
+	intake     *intake.Intake
+	handler    http.Handler
+
+	resync, poked *loop.Loop
+}
+
+func (h *hub) onClose(fn func() error) { h.closers = append(h.closers, fn) }
+
+func (h *hub) close() error {
+	var all error
+	for _, fn := range slices.Backward(h.closers) {
+		all = errors.Join(all, fn())
+	}
+	return all
+}
+
+// open checks the machine, opens everything and wires it. What it opened before a failure it closes.
+func open(ctx context.Context, c config, log logger, stdout io.Writer) (h *hub, err error) {
+	h = &hub{conf: c, log: log}
+	// A name of its own: a failing return sets h to nil before this runs.
+	opened := h
+	defer func() {
+		if err != nil {
+			_ = opened.close()
+		}
+	}()
+	lock, err := checkDataDir(c.dataDir)
+	if err != nil {
+		return nil, err
+	}
+	h.onClose(lock.Close)
+	if h.keys, err = trust.Open(c.dataDir); err != nil {
+		return nil, err
+	}
+	if err := checkClock(h.keys, time.Now()); err != nil {
+		return nil, err
+	}
+	for _, step := range []func(context.Context) error{h.openTelemetry, h.listen, h.openDatabase} {
+		if err := step(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := h.bootstrap(ctx, stdout); err != nil {
+		return nil, err
+	}
+	return h, h.wire(ctx)
+}
+
+func (h *hub) openTelemetry(ctx context.Context) (err error) {
+	h.telemetry, err = telemetry.Start(ctx, telemetry.Config{
+		Service: "gpuaas-hub", Version: version(), Instance: h.keys.HubID(), OTLPEndpoint: h.conf.otlpEndpoint, SampleRatio: 1, Log: h.log,
+	})
+	if err != nil {
+		return err
+	}
+	h.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		return h.telemetry.Close(ctx)
+	})
+	return nil
+}
+
+// listen takes the ports first: a taken one is told at once, not after the database has started.
+func (h *hub) listen(ctx context.Context) (err error) {
+	if h.api, err = listenTCP(ctx, "listen", h.conf.listen); err != nil {
+		return err
+	}
+	h.onClose(func() error { return ignoreClosed(h.api.Close()) })
+	if h.apiAddr, err = advertised(h.conf.advertiseAPI, h.api.Addr()); err != nil {
+		return err
+	}
+	if h.conf.metricsListen != "" {
+		if h.metrics, err = listenTCP(ctx, "metrics-listen", h.conf.metricsListen); err != nil {
+			return err
+		}
+		h.onClose(func() error { return ignoreClosed(h.metrics.Close()) })
+	}
+	h.certificate = &trust.Server{Keys: h.keys, Names: h.names(), TTL: h.conf.serverLifetime, Now: time.Now}
+	h.session = session.NewServer(session.Options{
+		Bundle: h.keys.Bundle, Certificate: h.certificate.Certificate, Now: time.Now, Log: h.log,
+	})
+	if h.sessions, err = link.Listen(h.conf.sessionListen, h.session.TLS()); err != nil {
+		return listenTrouble("session-listen", h.conf.sessionListen, "UDP", err)
+	}
+	h.onClose(func() error { return ignoreClosed(h.sessions.Close()) })
+	h.sessionAddr, err = advertised(h.conf.advertiseSession, h.sessions.Addr())
+	return err
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// names are what clients may call the hub.
+func (h *hub) names() []string {
+	names := slices.Concat(h.conf.tlsNames, []string{"localhost", "127.0.0.1", "::1"})
+	if own, err := os.Hostname(); err == nil {
+		names = append(names, own)
+	}
+	for _, addr := range []string{h.apiAddr, h.conf.advertiseSession, h.conf.listen} {
+		host, _, err := net.SplitHostPort(addr)
+		if ip := net.ParseIP(host); err == nil && host != "" && (ip == nil || !ip.IsUnspecified()) {
+			names = append(names, host)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func (h *hub) openDatabase(ctx context.Context) (err error) {
+	h.db, err = openDatabase(ctx, h.conf, h.log, h.onClose)
+	return err
+}
+
+// openDatabase opens the operator's database, or a private one, and brings its schema up to date.
+func openDatabase(ctx context.Context, c config, log logger, onClose func(func() error)) (*db.DB, error) {
+	url, err := c.databaseURL()
+	if err != nil {
+		return nil, err
+	}
+	if url == "" {
+		server, err := managed.Start(ctx, managed.Config{Dir: filepath.Join(c.dataDir, "postgres"), BinDir: c.postgresBinDir, Log: log})
+		if err != nil {
+			return nil, err
+		}
+		onClose(server.Close)
+		url = server.URL()
+	}
+	d, err := db.Open(ctx, url)
+	if err != nil {
+		return nil, err
+	}
+	onClose(func() error { d.Close(); return nil })
+	return d, db.Migrate(ctx, d)
+}
+
+// bootstrap makes the first admin. The token is on the disk before it counts, so that a crash in between loses nothing.
+func (h *hub) bootstrap(ctx context.Context, stdout io.Writer) error {
+	kek, err := secret.LoadKEK(filepath.Join(h.conf.dataDir, "kek.key"))
+	if err != nil {
+		return err
+	}
+	h.sealer = secret.NewSealer(kek)
+	token, made, err := withTokenFile(h.conf.tokenFile(), func(token string) (bool, error) {
+		return (&command.Bootstrap{DB: h.db, Sealer: h.sealer}).Do(ctx, token, time.Now())
+	})
+	if made {
+		showToken(stdout, token, h.conf.tokenFile())
+	}
+	return err
+}
+
+// wire connects the rooms.
+func (h *hub) wire(ctx context.Context) (err error) {
+	access := &command.RegistryAccess{DB: h.db, Now: time.Now}
+	h.registry, err = artifact.OpenRegistry(ctx, artifact.RegistryConfig{
+		Dir: filepath.Join(h.conf.dataDir, "registry"), Host: h.apiAddr, SigningKey: h.keys.Token(), TrustDomain: h.keys.TrustDomain(),
+		IntentOpen: access.IntentOpen, Authenticate: access.Authenticate, MayPull: access.MayPull, Now: time.Now, Log: h.log,
+	})
+	if err != nil {
+		return err
+	}
+	h.dispatcher = &dispatch.Dispatcher{DB: h.db, Keys: h.keys, Link: h.session, LeaseDuration: h.conf.leaseDuration, Now: time.Now, Log: h.log}
+	h.poked = loop.New("dispatch", h.conf.resync, h.dispatcher.Woken, h.log)
+	h.resync = loop.New("resync", h.conf.resync, h.dispatcher.Resync, h.log)
+	h.dispatcher.Wake = h.poked.Wake
+	h.intake = &intake.Intake{
+		DB: h.db, ReplicaID: h.keys.HubID(), Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise, Now: time.Now, Log: h.log,
+	}
+	h.session.Intake, h.session.Documents, h.session.Credentials, h.session.Connected = h.intake, h.dispatcher, h.registry, h.dispatcher.Poke
+	h.handler, err = httpapi.NewHandler(h.server(), httpapi.Config{ //nolint:contextcheck // each request brings its own
+		Authenticator: httpapi.TokenAuthenticator{DB: h.db}, Auditor: &command.FailureAudit{DB: h.db}, Registry: h.registry, Log: h.log, Now: time.Now,
+	})
+	return err
+}
+
+// server gives the REST face its commands.
+func (h *hub) server() *httpapi.Server {
+	d, bundle, poke := h.db, h.keys.Bundle, h.dispatcher.Poke
+	return &httpapi.Server{
+		Version: version(),
+		Ready:   d.Ping,
+		IAM:     httpapi.NewIAM(d, h.sealer),
+		Catalog: httpapi.Catalog{
+			DB: d, Bundle: bundle, RegisterManifest: &command.RegisterManifest{DB: d, Bundle: bundle}, PublishAppVersion: &command.PublishAppVersion{DB: d},
+			DeprecateAppVersion: &command.DeprecateAppVersion{DB: d}, RegisterPublisher: &command.RegisterPublisher{DB: d, Bundle: bundle},
+			PutEntitlement: &command.PutEntitlement{DB: d},
+		},
+		Artifacts: httpapi.Artifacts{
+			DB: d, Registry: h.registry,
+			CreatePublishIntent: &command.CreatePublishIntent{DB: d, Registry: h.registry, Bundle: bundle, Sealer: h.sealer},
+			RegisterArtifact:    &command.RegisterArtifact{DB: d, Registry: h.registry, Bundle: bundle},
+		},
+		Capacity: httpapi.Capacity{DB: d, CreateAllocation: &command.CreateAllocation{DB: d}, ReleaseAllocation: &command.ReleaseAllocation{DB: d}},
+		Instances: httpapi.Instances{
+			DB: d, Logs: h.session, DecommissionInstance: &command.DecommissionInstance{DB: d, Poke: poke},
+			CreateInstance: &command.CreateInstance{
+				DB: d, LeaseDuration: h.conf.leaseDuration, Poke: poke, Revoked: func(keyID string) bool { return bundle().Revoked(keyID) },
+			},
+		},
+		Fleet: httpapi.Fleet{
+			DB: d, Keys: h.keys, SessionAddr: h.sessionAddr, RegistryHost: h.registry.Host(), Generation: dispatch.Newest,
+			CreateJoinToken: &command.CreateJoinToken{DB: d, Sealer: h.sealer},
+			EnrolNode:       &command.EnrolNode{DB: d, Keys: h.keys, CertificateTTL: h.conf.certificateLifetime},
+			RenewNode:       &command.RenewNode{DB: d, Keys: h.keys, CertificateTTL: h.conf.certificateLifetime},
+			DrainNode:       &command.DrainNode{DB: d},
+			BanNode:         &command.BanNode{DB: d, Kick: h.session.Kick},
+		},
+		Billing: httpapi.NewBilling(d),
+	}
+}
+
+// loops are what works by itself.
+func (h *hub) loops() []*loop.Loop {
+	sequencer := &event.Sequencer{DB: h.db, Holder: h.keys.HubID(), Now: time.Now}
+	return []*loop.Loop{
+		h.poked, h.resync,
+		loop.New("sweep", min(sweepEvery, h.conf.resync), h.intake.Sweep, h.log),
+		loop.New("sequencer", sequenceEvery, func(ctx context.Context) error { _, err := sequencer.Pass(ctx); return err }, h.log),
+		loop.New("accrue", accrueEvery, h.accrue, h.log),
+		loop.New("tidy", tidyEvery, h.tidy, h.log),
+	}
+}
+
+func (h *hub) accrue(ctx context.Context) error {
+	exhausted, err := db.RunTx(ctx, h.db, func(tx db.Tx) ([]string, error) { return ledger.AccrueAllocations(ctx, tx, time.Now()) })
+	for _, id := range exhausted {
+		h.log.WarnContext(ctx, "the wallet no longer covers the allocation", slog.String("allocation_id", id))
+	}
+	return err
+}
+
+func (h *hub) tidy(ctx context.Context) error {
+	now := time.Now()
+	_, purgeErr := command.PurgeIdempotency(ctx, h.db, now)
+	_, uploadErr := h.registry.PurgeUploads(ctx, now.Add(-uploadsKept))
+	_, staleErr := db.RunTx(ctx, h.db, func(tx db.Tx) (int, error) { return ledger.ReleaseStale(ctx, tx, now) })
+	return errors.Join(purgeErr, uploadErr, staleErr)
+}
+
+// run serves until ctx ends, then lets go in order: requests, sessions, loops.
+func (h *hub) run(ctx context.Context, stdout io.Writer, hangup <-chan os.Signal) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		return httpapi.Serve(ctx, h.api, h.handler, httpapi.TLSConfig(h.certificate.Certificate, func() *x509.CertPool { return h.keys.Bundle().NodeCAs() }), h.log)
+	})
+	group.Go(func() error { return h.session.Serve(ctx, h.sessions) })
+	for _, l := range h.loops() {
+		group.Go(func() error { return l.Run(ctx) })
+	}
+	line := ready{
+		Ready: true, APIURL: "https://" + h.apiAddr, SessionAddr: h.sessionAddr, CAFile: filepath.Join(h.conf.dataDir, trust.CAFile),
+		TokenFile: h.conf.tokenFile(), RootFingerprint: h.keys.RootFingerprint(),
+	}
+	if h.metrics != nil {
+		line.MetricsURL = fmt.Sprintf("http://%s/metrics", h.metrics.Addr())
+		group.Go(func() error { return h.serveMetrics(ctx) })
+	}
+	group.Go(func() error {
+		for {
+			select {
+			case <-hangup:
+				h.resync.Wake()
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	})
+	if err := line.print(stdout); err != nil {
+		return fmt.Errorf("print the ready line: %w", err)
+	}
+	h.log.InfoContext(ctx, "serving", slog.String("api_url", line.APIURL), slog.String("session_addr", line.SessionAddr), slog.String("version", version()))
+	err := group.Wait()
+	h.log.InfoContext(context.WithoutCancel(ctx), "stopped", slog.Any("error", err))
+	return err
+}
+
+func (h *hub) serveMetrics(ctx context.Context) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", h.telemetry.Handler())
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: closeTimeout}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	if err := server.Serve(h.metrics); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve metrics: %w", err)
+	}
+	return nil
+}

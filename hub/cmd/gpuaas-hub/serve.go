@@ -1,0 +1,205 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
+)
+
+// config is what `serve` can be told.
+type config struct {
+	dataDir             string
+	listen              string
+	sessionListen       string
+	advertiseAPI        string
+	advertiseSession    string
+	tlsNames            []string
+	databaseURLFile     string
+	postgresBinDir      string
+	leaseDuration       time.Duration
+	certificateLifetime time.Duration
+	serverLifetime      time.Duration
+	resync              time.Duration
+	metricsListen       string
+	otlpEndpoint        string
+	logLevel            string
+	logFormat           string
+}
+
+func newServe() *cobra.Command {
+	var c config
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the hub (the default)",
+		Long: `Runs the hub until SIGTERM. Without --database-url-file it starts a private PostgreSQL below the data directory. When it
+serves it prints one JSON line on standard output; logs go to standard error. SIGHUP makes it look at keys and nodes at once.
+
+Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FOO_BAR.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := c.check(); err != nil {
+				return err
+			}
+			log, err := telemetry.NewLogger(cmd.ErrOrStderr(), telemetry.LogConfig{Format: c.logFormat, Level: c.logLevel})
+			if err != nil {
+				return fault.New(fault.Malformed, "log_flags_invalid", "--log-format is json or text, --log-level is debug, info, warn or error.", err)
+			}
+			hangup := make(chan os.Signal, 1)
+			signal.Notify(hangup, syscall.SIGHUP)
+			defer signal.Stop(hangup)
+			return serve(cmd.Context(), c, log, cmd.OutOrStdout(), hangup)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
+	f.StringVar(&c.listen, "listen", "127.0.0.1:8443", "HOST:PORT of the REST API and the registry (HTTPS)")
+	f.StringVar(&c.sessionListen, "session-listen", "127.0.0.1:8443", "HOST:PORT for the sessions of nodes (QUIC, UDP)")
+	f.StringVar(&c.advertiseAPI, "advertise-api", "", "HOST:PORT under which clients and nodes reach the API (default: --listen)")
+	f.StringVar(&c.advertiseSession, "advertise-session", "", "HOST:PORT under which nodes reach --session-listen (default: --session-listen)")
+	f.StringSliceVar(&c.tlsNames, "tls-name", nil, "further DNS name or IP address in the HTTPS certificate (repeatable)")
+	f.StringVar(&c.databaseURLFile, "database-url-file", "", "file with the URL of a PostgreSQL or CockroachDB database (default: a private PostgreSQL)")
+	f.StringVar(&c.postgresBinDir, "postgres-bin-dir", "", "directory with initdb and postgres (default: looked for)")
+	f.DurationVar(&c.leaseDuration, "lease-duration", dispatch.DefaultLease, "how long a node may run a workload without hearing from the hub, 15m to 168h")
+	f.DurationVar(&c.certificateLifetime, "certificate-lifetime", 24*time.Hour, "lifetime of node certificates, 1m to 168h")
+	f.DurationVar(&c.serverLifetime, "server-certificate-lifetime", 30*24*time.Hour, "lifetime of the hub's own certificate, 24h to 2160h")
+	f.DurationVar(&c.resync, "resync", 30*time.Second, "how often everything is looked at without being asked to")
+	f.StringVar(&c.metricsListen, "metrics-listen", "", "loopback HOST:PORT for Prometheus at /metrics (default: off)")
+	f.StringVar(&c.otlpEndpoint, "otlp-endpoint", "", "URL of an OTLP/HTTP collector for traces (default: off)")
+	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&c.logFormat, "log-format", "json", "json or text")
+	return cmd
+}
+
+func (c config) check() error {
+	bad := func(flag, reason string) error {
+		return fault.New(fault.Malformed, "flag_invalid", fmt.Sprintf("--%s %s.", flag, reason), nil)
+	}
+	for flag, addr := range map[string]string{"listen": c.listen, "session-listen": c.sessionListen, "advertise-api": c.advertiseAPI, "advertise-session": c.advertiseSession, "metrics-listen": c.metricsListen} {
+		if addr == "" && flag != "listen" && flag != "session-listen" {
+			continue
+		}
+		if _, port, err := net.SplitHostPort(addr); err != nil || !isPort(port) {
+			return bad(flag, "needs HOST:PORT, like 127.0.0.1:8443")
+		}
+	}
+	switch {
+	case c.leaseDuration < 15*time.Minute || c.leaseDuration > 7*24*time.Hour:
+		return bad("lease-duration", "must be between 15m and 168h")
+	case c.certificateLifetime < time.Minute || c.certificateLifetime > 7*24*time.Hour:
+		return bad("certificate-lifetime", "must be between 1m and 168h")
+	case c.serverLifetime < 24*time.Hour || c.serverLifetime > 90*24*time.Hour:
+		return bad("server-certificate-lifetime", "must be between 24h and 2160h")
+	case c.resync < 100*time.Millisecond || c.resync > time.Hour:
+		return bad("resync", "must be between 100ms and 1h")
+	}
+	if c.metricsListen != "" {
+		host, _, _ := net.SplitHostPort(c.metricsListen)
+		if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+			return bad("metrics-listen", "must be a loopback address: metrics are served without authentication")
+		}
+	}
+	return nil
+}
+
+func isPort(s string) bool {
+	n, err := strconv.Atoi(s)
+	return err == nil && n >= 0 && n <= 65535
+}
+
+// databaseURL reads the file; empty means a private database.
+func (c config) databaseURL() (string, error) {
+	if c.databaseURLFile == "" {
+		return "", nil
+	}
+	data, err := os.ReadFile(c.databaseURLFile)
+	if err != nil {
+		return "", fault.New(fault.Malformed, "database_url_unreadable", "The file "+c.databaseURLFile+" with the database URL cannot be read.", err)
+	}
+	url := strings.TrimSpace(string(data))
+	if url == "" {
+		return "", fault.New(fault.Malformed, "database_url_empty", "The file "+c.databaseURLFile+" is empty; it should hold postgres://user:password@host:port/name.", nil)
+	}
+	return url, nil
+}
+
+// advertised is how others reach a listener: as the operator says, otherwise as it listens.
+func advertised(flag string, listener net.Addr) (string, error) {
+	_, realPort, err := net.SplitHostPort(listener.String())
+	if err != nil {
+		return "", err
+	}
+	if flag != "" {
+		host, port, err := net.SplitHostPort(flag)
+		if err != nil {
+			return "", err
+		}
+		if port == "0" {
+			port = realPort
+		}
+		return net.JoinHostPort(host, port), nil
+	}
+	host, _, err := net.SplitHostPort(listener.String())
+	if err != nil {
+		return "", err
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		if host, err = os.Hostname(); err != nil {
+			return "", err
+		}
+	}
+	return net.JoinHostPort(host, realPort), nil
+}
+
+// ready is the line that says: the hub serves.
+type ready struct {
+	Ready           bool   `json:"ready"`
+	APIURL          string `json:"api_url"`
+	SessionAddr     string `json:"session_addr"`
+	CAFile          string `json:"ca_file"`
+	TokenFile       string `json:"token_file"`
+	RootFingerprint string `json:"root_fingerprint"`
+	MetricsURL      string `json:"metrics_url,omitempty"`
+}
+
+func (r ready) print(w io.Writer) error { return json.NewEncoder(w).Encode(r) }
+
+// tokenFile holds the first admin's token.
+func (c config) tokenFile() string { return filepath.Join(c.dataDir, "admin-token") }
+
+// showToken prints the admin token, once, when it was made. Not into the journal: what is printed there is kept.
+func showToken(w io.Writer, token, file string) {
+	if os.Getenv("JOURNAL_STREAM") != "" {
+		_, _ = fmt.Fprintf(w, "The admin token is in %s.\n", file)
+		return
+	}
+	_, _ = fmt.Fprintf(w, "The admin token (shown this once, kept in %s):\n%s\n", file, token)
+}
+
+// serve runs the hub until ctx ends.
+func serve(ctx context.Context, c config, log logger, stdout io.Writer, hangup <-chan os.Signal) (err error) {
+	h, err := open(ctx, c, log, stdout)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closeErr := h.close(); err == nil {
+			err = closeErr
+		}
+	}()
+	return h.run(ctx, stdout, hangup)
+}
