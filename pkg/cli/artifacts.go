@@ -2,29 +2,17 @@ package cli
 
 import (
 	"context"
-	"crypto/ed25519"
-	"crypto/tls"
-	"crypto/x509"
-	"encoding/base64"
-	"errors"
 	"fmt"
-	"net/http"
 	"os"
 
-	"github.com/google/go-containerregistry/pkg/authn"
-	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
-	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
-	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/spf13/cobra"
 
+	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
-	"github.com/gpuaas/gpuaas/pkg/imagesign"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 func artifactColumns() []column[client.Artifact] {
@@ -57,7 +45,7 @@ func (a *app) pushCommand() *cobra.Command {
 	intent := client.PublishIntentCreate{ArtifactName: "runtime"}
 	var keyFile, channel string
 	c := a.action("push APP VERSION IMAGE", "Push an image, sign it and register its digest", cobra.ExactArgs(3), func(ctx context.Context, s *session, args []string) error {
-		key, err := readPrivateKey(keyFile)
+		key, err := publisherKey(keyFile)
 		if err != nil {
 			return err
 		}
@@ -87,64 +75,26 @@ in cosign's form; the manifest then names the image as REPOSITORY@DIGEST.`
 	return c
 }
 
-// push goes the way of every publisher: intent, registry, signature, registration.
-func (s *session) push(ctx context.Context, project string, want client.PublishIntentCreate, image v1.Image, key ed25519.PrivateKey) (client.Artifact, error) {
+// push goes the way of every publisher: intent, registry with signature, registration.
+func (s *session) push(ctx context.Context, project string, want client.PublishIntentCreate, image v1.Image, signer protocol.Signer) (client.Artifact, error) {
 	intent, err := client.Read[client.PublishIntent](s.hub.CreatePublishIntent(ctx, project, want))
 	if err != nil {
 		return client.Artifact{}, err
 	}
-	digest, err := image.Digest()
-	if err != nil {
-		return client.Artifact{}, fmt.Errorf("read the image: %w", err)
+	target := appkit.Target{
+		RegistryHost: intent.RegistryHost, Repository: intent.Repository, Tag: intent.Tag, CAPEM: s.conf.CAPEM,
+		Username: intent.Credentials.Username, Password: intent.Credentials.Password,
 	}
-	media, err := image.MediaType()
-	if err != nil {
-		return client.Artifact{}, fmt.Errorf("read the image: %w", err)
-	}
-	transport, err := s.registryTransport()
+	pushed, err := appkit.Push(ctx, image, target, signer, func(done, total int64) {
+		s.progress.now(fmt.Sprintf("pushing the image, %d of %d MiB", done>>20, total>>20))
+	})
 	if err != nil {
 		return client.Artifact{}, err
-	}
-	repository, err := name.NewRepository(intent.RegistryHost + "/" + intent.Repository)
-	if err != nil {
-		return client.Artifact{}, fmt.Errorf("the hub named a repository that cannot be used: %w", err)
-	}
-	options := []remote.Option{
-		remote.WithContext(ctx), remote.WithTransport(transport),
-		remote.WithAuth(&authn.Basic{Username: intent.Credentials.Username, Password: intent.Credentials.Password}),
-	}
-	s.progress.note("pushing " + digest.String())
-	if err := remote.Write(repository.Tag(or(intent.Tag, "latest")), image, options...); err != nil {
-		return client.Artifact{}, fmt.Errorf("push to the registry: %w", err)
-	}
-	signature, err := signatureImage(intent.Repository, digest.String(), key)
-	if err != nil {
-		return client.Artifact{}, err
-	}
-	if err := remote.Write(repository.Tag(imagesign.Tag(digest.String())), signature, options...); err != nil {
-		return client.Artifact{}, fmt.Errorf("push the signature: %w", err)
 	}
 	return client.Read[client.Artifact](s.hub.RegisterArtifact(ctx, project, client.ArtifactRegister{
 		AppSlug: want.AppSlug, AppVersion: want.AppVersion, ArtifactName: want.ArtifactName, ArtifactKind: client.ArtifactKindOci,
-		Repository: intent.Repository, Digest: digest.String(), Tag: intent.Tag, MediaType: string(media), Channel: want.Channel,
+		Repository: pushed.Repository, Digest: pushed.Digest, Tag: intent.Tag, MediaType: pushed.MediaType, Channel: want.Channel,
 	}, s.editors()...))
-}
-
-// signatureImage is cosign's .sig image: one layer, the payload, with the signature as its annotation.
-func signatureImage(repository, digest string, key ed25519.PrivateKey) (v1.Image, error) {
-	payload, err := imagesign.Payload(repository, digest)
-	if err != nil {
-		return nil, err
-	}
-	layer := static.NewLayer(payload, imagesign.MediaTypePayload)
-	image, err := mutate.Append(mutate.MediaType(empty.Image, types.OCIManifestSchema1), mutate.Addendum{
-		Layer:       layer,
-		Annotations: map[string]string{imagesign.AnnotationSignature: base64.StdEncoding.EncodeToString(ed25519.Sign(key, payload))},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("make the signature image: %w", err)
-	}
-	return mutate.ConfigMediaType(image, types.OCIConfigJSON), nil
 }
 
 // openImage reads a docker-save file or an OCI layout.
@@ -172,19 +122,4 @@ func openImage(path string) (v1.Image, error) {
 		return nil, usage(fmt.Errorf("%s holds %d images instead of one", path, len(list.Manifests)))
 	}
 	return index.Image(list.Manifests[0].Digest)
-}
-
-// registryTransport trusts the hub's authority, as the API client does: the registry is on the same port.
-func (s *session) registryTransport() (http.RoundTripper, error) {
-	base, ok := http.DefaultTransport.(*http.Transport)
-	if !ok {
-		return nil, errors.New("no HTTP transport")
-	}
-	t := base.Clone()
-	t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
-	if len(s.conf.CAPEM) > 0 {
-		t.TLSClientConfig.RootCAs = x509.NewCertPool()
-		t.TLSClientConfig.RootCAs.AppendCertsFromPEM(s.conf.CAPEM)
-	}
-	return t, nil
 }

@@ -2,18 +2,14 @@ package cli
 
 import (
 	"context"
-	"crypto/ed25519"
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
-	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -132,15 +128,11 @@ func (a *app) signManifest(path, keyFile string) ([]byte, error) {
 	if err != nil {
 		return nil, usage(err)
 	}
-	key, err := readPrivateKey(keyFile)
+	signer, err := publisherKey(keyFile)
 	if err != nil {
 		return nil, err
 	}
-	envelope, err := manifest.Sign(doc, protocol.NewEd25519Signer(key))
-	if err != nil {
-		return nil, err
-	}
-	return protocol.EnvelopeToJSON(envelope)
+	return appkit.SignManifest(doc, signer)
 }
 
 func readEnvelope(a *app, path string) (client.SignedEnvelope, error) {
@@ -155,24 +147,11 @@ func readEnvelope(a *app, path string) (client.SignedEnvelope, error) {
 	return envelope, nil
 }
 
-func readPrivateKey(path string) (ed25519.PrivateKey, error) {
+func publisherKey(path string) (protocol.Signer, error) {
 	if path == "" {
 		return nil, usage(errors.New("--key is missing: the publisher's private key; gpuaas publishers keygen makes one"))
 	}
-	text, err := readSecretFile(path)
-	if err != nil {
-		return nil, usage(err)
-	}
-	block, _ := pem.Decode([]byte(text))
-	if block == nil {
-		return nil, usage(fmt.Errorf("%s is not PEM", path))
-	}
-	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	key, ok := parsed.(ed25519.PrivateKey)
-	if err != nil || !ok {
-		return nil, usage(fmt.Errorf("%s is not an Ed25519 private key in PKCS #8", path))
-	}
-	return key, nil
+	return appkit.LoadKey(path)
 }
 
 func (a *app) publishersCommand() *cobra.Command {
@@ -207,28 +186,11 @@ func (a *app) keygenCommand() *cobra.Command {
 		Use: "keygen PRIVATE.pem PUBLIC.pem", Short: "Make a publisher's key; nothing leaves this machine",
 		Args: checked(cobra.ExactArgs(2)),
 		RunE: func(_ *cobra.Command, args []string) error {
-			if _, err := os.Lstat(args[0]); err == nil {
-				return usage(fmt.Errorf("%s exists; a key is never overwritten", args[0]))
-			}
-			public, private, err := ed25519.GenerateKey(nil)
+			signer, err := appkit.GenerateKey(args[0], args[1])
 			if err != nil {
 				return err
 			}
-			privateDER, err := x509.MarshalPKCS8PrivateKey(private)
-			if err != nil {
-				return err
-			}
-			publicDER, err := x509.MarshalPKIXPublicKey(public)
-			if err != nil {
-				return err
-			}
-			if err := writePrivate(args[0], pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: privateDER})); err != nil {
-				return err
-			}
-			if err := os.WriteFile(args[1], pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: publicDER}), 0o644); err != nil { //nolint:gosec // a public key
-				return err
-			}
-			_, err = fmt.Fprintln(a.env.Stdout, protocol.KeyID(public))
+			_, err = fmt.Fprintln(a.env.Stdout, signer.KeyID())
 			return err
 		},
 	}

@@ -49,7 +49,7 @@ func Main(ctx context.Context, env Env, args []string) int {
 	root.SetErr(env.Stderr)
 	err := root.ExecuteContext(ctx)
 	if err != nil {
-		fmt.Fprintln(env.Stderr, "gpuaas: "+err.Error())
+		fmt.Fprintln(env.Stderr, "gpuaas: "+describe(err))
 	}
 	return exitCode(err)
 }

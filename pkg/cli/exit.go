@@ -3,11 +3,14 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/gpuaas/pkg/client"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 // Exit codes. They are part of the command's contract: scripts rely on them.
@@ -71,6 +74,9 @@ func exitCode(err error) int {
 	if p, ok := errors.AsType[*client.Problem](err); ok {
 		return problemCode(int(p.Status))
 	}
+	if f, ok := errors.AsType[*fault.Error](err); ok {
+		return faultCode(f.Kind)
+	}
 	if _, ok := errors.AsType[*client.CredentialError](err); ok {
 		return exitCredential
 	}
@@ -101,4 +107,44 @@ func problemCode(status int) int {
 	default:
 		return exitInvalid
 	}
+}
+
+// faultCode is for what this machine's own checks refuse: a manifest, a key, an image.
+func faultCode(k fault.Kind) int {
+	switch k {
+	case fault.Malformed, fault.Unprocessable, fault.TooLarge:
+		return exitInvalid
+	case fault.Conflict, fault.PreconditionFailed:
+		return exitConflict
+	case fault.NotFound:
+		return exitNotFound
+	case fault.Unauthenticated:
+		return exitCredential
+	case fault.Forbidden:
+		return exitForbidden
+	case fault.Unavailable, fault.RateLimited:
+		return exitUnavailable
+	default:
+		return exitFailed
+	}
+}
+
+// describe is what a person reads about an error.
+func describe(err error) string {
+	f, ok := errors.AsType[*fault.Error](err)
+	if !ok {
+		return err.Error()
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s (%s)", f.Public, f.Code)
+	for _, field := range f.Fields {
+		fmt.Fprintf(&text, "; %s %s", field.Pointer, field.Reason)
+		if field.Hint != "" {
+			fmt.Fprintf(&text, " (%s)", field.Hint)
+		}
+	}
+	if f.Cause != nil {
+		fmt.Fprintf(&text, ": %v", f.Cause)
+	}
+	return text.String()
 }

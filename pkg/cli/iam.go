@@ -82,7 +82,21 @@ func (a *app) serviceAccountsCommand() *cobra.Command {
 		{"ID", func(sa client.ServiceAccount) string { return sa.ID }},
 		{"CREATED", func(sa client.ServiceAccount) string { return stamp(sa.CreatedAt) }},
 	}
-	return group("sa", "Service accounts: identities for programs", a.createServiceAccountCommand(columns),
+	return group("sa", "Service accounts: identities for programs", a.createServiceAccountCommand(columns), a.rotateKeyCommand(columns),
+		a.oneServiceAccount("disable", "Refuse a service account from now on", func(ctx context.Context, s *session, project, id string) error {
+			sa, err := client.Read[client.ServiceAccount](s.hub.DisableServiceAccount(ctx, project, id, s.editors()...))
+			if err != nil {
+				return err
+			}
+			return show(s, sa, columns)
+		}),
+		a.oneServiceAccount("delete", "Remove a service account for good", func(ctx context.Context, s *session, project, id string) error {
+			res, err := s.hub.DeleteServiceAccount(ctx, project, id, s.editors()...)
+			if err != nil {
+				return err
+			}
+			return res.Body.Close()
+		}),
 		listing(a, "list", "Service accounts of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.ServiceAccount, string, error) {
 			project, err := s.projectID(ctx)
 			if err != nil {
@@ -123,28 +137,68 @@ func (a *app) createServiceAccountCommand(columns []column[client.ServiceAccount
 		if err != nil {
 			return err
 		}
-		if save != "" {
-			text, err := json.MarshalIndent(sa, "", "  ")
-			if err != nil {
-				return err
-			}
-			if err := writePrivate(save, append(text, '\n')); err != nil {
-				return err
-			}
-			sa.Key = client.ServiceAccountKey{}
-		}
-		if s.output == "table" && save == "" {
-			// A table has no place for a key, and without it the account is of no use.
-			s.progress.stop()
-			return encode(s.env.Stdout, "json", sa)
-		}
-		return show(s, sa, columns)
+		return s.showKeyOnce(sa, save, columns)
 	})
 	f := c.Flags()
 	f.StringVar(&name, "name", "", "name; the slug where absent")
 	f.StringVar(&description, "description", "", "what it is for")
 	f.StringVar(&role, "role", "", "app_operator (default), app_publisher or viewer")
 	f.StringVar(&save, "save", "", "write the account with its key to this file (mode 0600) instead of showing the key")
+	return c
+}
+
+// showKeyOnce saves or shows an account with the key that is in no later answer.
+func (s *session) showKeyOnce(sa client.ServiceAccount, save string, columns []column[client.ServiceAccount]) error {
+	if save != "" {
+		text, err := json.MarshalIndent(sa, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := writePrivate(save, append(text, '\n')); err != nil {
+			return fmt.Errorf("the account has a new key, but it could not be saved; make another with gpuaas sa rotate-key %s: %w", sa.ID, err)
+		}
+		sa.Key = client.ServiceAccountKey{}
+		return show(s, sa, columns)
+	}
+	if s.output == "table" {
+		// A table has no place for a key, and without it the account is of no use.
+		s.progress.stop()
+		return encode(s.env.Stdout, "json", sa)
+	}
+	return show(s, sa, columns)
+}
+
+// oneServiceAccount is a leaf about one account, by id or slug.
+func (a *app) oneServiceAccount(verb, short string, run func(ctx context.Context, s *session, project, id string) error) *cobra.Command {
+	return a.action(verb+" ACCOUNT", short, cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+		project, err := s.projectID(ctx)
+		if err != nil {
+			return err
+		}
+		id := args[0]
+		if !isID(id) {
+			id, err = only(id, "service account", func(cursor string) ([]client.ServiceAccount, string, error) {
+				l, err := client.Read[client.ServiceAccountList](s.hub.ListServiceAccounts(ctx, project, &client.ListServiceAccountsParams{Cursor: cursor, Limit: client.PageSize}))
+				return l.Items, l.NextCursor, err
+			}, func(sa client.ServiceAccount) (string, bool) { return sa.ID, sa.Slug == args[0] })
+			if err != nil {
+				return err
+			}
+		}
+		return run(ctx, s, project, id)
+	})
+}
+
+func (a *app) rotateKeyCommand(columns []column[client.ServiceAccount]) *cobra.Command {
+	var save string
+	c := a.oneServiceAccount("rotate-key", "Replace the key of a service account; the new one is shown once", func(ctx context.Context, s *session, project, id string) error {
+		sa, err := client.Read[client.ServiceAccount](s.hub.RotateServiceAccountKey(ctx, project, id, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return s.showKeyOnce(sa, save, columns)
+	})
+	c.Flags().StringVar(&save, "save", "", "write the account with its key to this file (mode 0600) instead of showing the key")
 	return c
 }
 

@@ -69,6 +69,13 @@ func (p *progress) draw() {
 	fmt.Fprintf(p.out, "… %s (%s)\n", p.what, took)
 }
 
+// now changes what is being waited for.
+func (p *progress) now(what string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.what = what
+}
+
 // note writes a line that stays, such as a change of status, with the time since the start.
 func (p *progress) note(text string) {
 	p.mu.Lock()

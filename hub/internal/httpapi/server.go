@@ -7,8 +7,6 @@ import "context"
 // Server answers the operations of the contract. Its methods are in handlers_<slice>.go, one file a slice; each slice adds
 // the commands it needs to its own section here. The program that wires the hub fills the fields.
 type Server struct {
-	Unimplemented
-
 	// Version is the hub's own, for healthz.
 	Version string
 	// Ready says why the hub cannot serve, or nil; a nil func is always ready.
@@ -36,3 +34,5 @@ type Server struct {
 
 	Billing Billing
 }
+
+var _ StrictServerInterface = (*Server)(nil)
