@@ -106,9 +106,13 @@ func writeImage(tag name.Tag, img v1.Image, options []remote.Option, progress fu
 	if err == nil {
 		return nil
 	}
-	var refused *transport.Error
-	if errors.As(err, &refused) && (refused.StatusCode == http.StatusUnauthorized || refused.StatusCode == http.StatusForbidden) {
-		return fault.New(fault.Forbidden, "push_refused", "The registry refuses the push; ask for a new publish intent.", err).Lasting()
+	if answer, ok := errors.AsType[*transport.Error](err); ok {
+		switch {
+		case answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden:
+			return fault.New(fault.Forbidden, "push_refused", "The registry refuses the push; ask for a new publish intent.", err).Lasting()
+		case answer.StatusCode >= http.StatusInternalServerError:
+			return fault.New(fault.Unavailable, "push_not_stored", "The registry could not store the image; its disk may be full, the hub's log says more.", err)
+		}
 	}
 	return fault.New(fault.Unavailable, "push_failed", "The image could not be pushed; check the registry's address and the CA file.", err)
 }

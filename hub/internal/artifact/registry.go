@@ -135,15 +135,18 @@ func quiet(log *slog.Logger) {
 	logrus.StandardLogger().ReplaceHooks(logrus.LevelHooks{logrus.ErrorLevel: []logrus.Hook{logHook{log}}})
 }
 
-// logHook passes messages on without their fields, which quote requests.
+// logHook passes on what went wrong on this side, such as a full disk. Fields that quote the request stay out.
 type logHook struct{ log *slog.Logger }
 
 // Levels is part of logrus.Hook.
 func (logHook) Levels() []logrus.Level { return []logrus.Level{logrus.ErrorLevel} }
 
-// Fire is part of logrus.Hook.
+// Fire is part of logrus.Hook. Every 401 and 404 is an error to the library; here they are an ordinary day.
 func (h logHook) Fire(e *logrus.Entry) error {
-	// Every 401 and 404 is an error to the library; here they are an ordinary day.
+	if code, failed := e.Data["err.code"]; failed && fmt.Sprint(code) == "unknown" {
+		h.log.Error("registry failed", "detail", fmt.Sprint(e.Data["err.detail"]))
+		return nil
+	}
 	h.log.Debug("registry", "message", e.Message)
 	return nil
 }

@@ -1,6 +1,7 @@
 package artifact_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -12,6 +13,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"io"
+	"log/slog"
 	"math/big"
 	"net/http"
 	"net/http/httptest"
@@ -47,6 +49,8 @@ type bench struct {
 	host     string
 	caFile   string
 	nodeCA   tls.Certificate
+	dir      string
+	log      *bytes.Buffer
 	now      atomic.Pointer[time.Time]
 	ended    atomic.Bool
 	mayPull  atomic.Pointer[string]
@@ -56,14 +60,14 @@ func newBench(t *testing.T) *bench {
 	t.Helper()
 	_, key, err := ed25519.GenerateKey(nil)
 	require.NoError(t, err)
-	b := &bench{nodeCA: authority(t)}
+	b := &bench{nodeCA: authority(t), dir: filepath.Join(t.TempDir(), "registry"), log: &bytes.Buffer{}}
 	b.at(time.Now())
 	b.server = httptest.NewUnstartedServer(nil)
 	b.host = b.server.Listener.Addr().String()
 	ctx, cancel := context.WithCancel(t.Context())
 	b.registry, err = artifact.OpenRegistry(ctx, artifact.RegistryConfig{
-		Dir: filepath.Join(t.TempDir(), "registry"), Host: b.host, SigningKey: key, TrustDomain: trustDomain,
-		Now: func() time.Time { return *b.now.Load() },
+		Dir: b.dir, Host: b.host, SigningKey: key, TrustDomain: trustDomain,
+		Now: func() time.Time { return *b.now.Load() }, Log: slog.New(slog.NewTextHandler(b.log, nil)),
 		IntentOpen: func(context.Context, string) error {
 			if b.ended.Load() {
 				return fault.New(fault.Unauthenticated, "ended", "ended", nil)
@@ -395,4 +399,16 @@ func TestUnfinishedUploadsArePurged(t *testing.T) {
 	n, err = b.registry.PurgeUploads(t.Context(), time.Now().Add(time.Hour))
 	require.NoError(t, err)
 	require.Positive(t, n)
+}
+
+func TestStorageFailureIsToldAndLogged(t *testing.T) {
+	b := newBench(t)
+	signer, _ := newSigner(t)
+	// A file where a directory has to be fails like a full disk does, for root too.
+	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "docker"), nil, 0o600))
+	_, err := appkit.Push(t.Context(), image(t, "x"), b.intent(t, repository), signer, nil)
+	require.Equal(t, "push_not_stored", fault.As(err).Code)
+	b.server.Close()
+	require.Contains(t, b.log.String(), "not a directory")
+	require.NotContains(t, b.log.String(), "eyJ")
 }
