@@ -55,7 +55,9 @@ var ErrClosed = errors.New("link: closed")
 
 // Conn is one connection to an authenticated peer. All methods may be called at the same time.
 type Conn struct {
-	qc       *quic.Conn
+	qc *quic.Conn
+	// life is the connection's own context; its cause is why the connection ended.
+	life     context.Context
 	accepted chan acceptedStream
 }
 
@@ -70,7 +72,7 @@ func Dial(ctx context.Context, addr string, tlsConf *tls.Config) (*Conn, error) 
 	if err != nil {
 		return nil, fmt.Errorf("link: dial %s: %w", addr, err)
 	}
-	return newConn(qc), nil //nolint:contextcheck // a connection outlives the call that made it
+	return newConn(qc), nil
 }
 
 // Listener takes connections on one UDP port.
@@ -108,7 +110,7 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 		}
 		return nil, fmt.Errorf("link: accept: %w", err)
 	}
-	return newConn(qc), nil //nolint:contextcheck // a connection outlives the call that made it
+	return newConn(qc), nil
 }
 
 // Addr is the address that it listens on.
@@ -121,7 +123,7 @@ func (l *Listener) Close() error {
 }
 
 func newConn(qc *quic.Conn) *Conn {
-	c := &Conn{qc: qc, accepted: make(chan acceptedStream)}
+	c := &Conn{qc: qc, life: qc.Context(), accepted: make(chan acceptedStream)}
 	go c.acceptLoop()
 	return c
 }
@@ -130,7 +132,7 @@ func newConn(qc *quic.Conn) *Conn {
 // does not come must not keep the next one waiting.
 func (c *Conn) acceptLoop() {
 	for {
-		qs, err := c.qc.AcceptStream(c.qc.Context())
+		qs, err := c.qc.AcceptStream(c.life)
 		if err != nil {
 			return
 		}
@@ -149,7 +151,7 @@ func (c *Conn) readHeader(s *Stream) {
 	s.prioritise(header.GetKind())
 	select {
 	case c.accepted <- acceptedStream{s, header}:
-	case <-c.qc.Context().Done():
+	case <-c.life.Done():
 	}
 }
 
@@ -173,8 +175,8 @@ func (c *Conn) Accept(ctx context.Context) (*Stream, *protocol.StreamHeader, err
 	select {
 	case a := <-c.accepted:
 		return a.stream, a.header, nil
-	case <-c.qc.Context().Done():
-		return nil, nil, fmt.Errorf("%w: %w", ErrClosed, context.Cause(c.qc.Context())) //nolint:contextcheck // the connection's own context holds the reason
+	case <-c.life.Done():
+		return nil, nil, fmt.Errorf("%w: %w", ErrClosed, context.Cause(c.life))
 	case <-ctx.Done():
 		return nil, nil, ctx.Err()
 	}
@@ -201,10 +203,10 @@ func (c *Conn) Close(code uint64, reason string) error {
 }
 
 // Done is closed when the connection is.
-func (c *Conn) Done() <-chan struct{} { return c.qc.Context().Done() }
+func (c *Conn) Done() <-chan struct{} { return c.life.Done() }
 
 // Err says why the connection ended; nil while it lives.
-func (c *Conn) Err() error { return context.Cause(c.qc.Context()) }
+func (c *Conn) Err() error { return context.Cause(c.life) }
 
 // CloseCode returns the code that the connection was closed with by either side's Close.
 func CloseCode(err error) (code uint64, ok bool) {

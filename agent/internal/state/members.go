@@ -22,6 +22,7 @@ type Member struct {
 	// NetworkReady says that making it was finished.
 	NetworkReady bool   `json:",omitempty"`
 	NetNSPath    string `json:",omitempty"`
+	UserNSPath   string `json:",omitempty"`
 	IP           string `json:",omitempty"`
 	// Reported says that the hub has acknowledged a report that held Removal.
 	Reported bool `json:",omitempty"`

@@ -1,0 +1,381 @@
+// Package local is the agent's Unix socket: what the owner of the machine may see and do without any hub. It shows and passes
+// on; it decides nothing. Who may open the socket is up to its file mode.
+package local
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const (
+	// readTimeout bounds a request's arrival; answers may take as long as a followed log.
+	readTimeout = 10 * time.Second
+	// maxDocumentBytes bounds what apply takes: an envelope and its parts in base64.
+	maxDocumentBytes = 16 << 20
+	// maxTailLines bounds how much of a log is read back.
+	maxTailLines = 100_000
+	shutdownWait = 2 * time.Second
+)
+
+// Status is the node at a glance.
+type Status struct {
+	NodeID        string           `json:"node_id"`
+	AgentVersion  string           `json:"agent_version"`
+	Incarnation   string           `json:"incarnation"`
+	TrustDomain   string           `json:"trust_domain"`
+	BundleVersion uint64           `json:"bundle_version"`
+	Epoch         uint64           `json:"epoch"`
+	Generation    uint64           `json:"generation"`
+	Time          time.Time        `json:"time"`
+	TimeTrusted   bool             `json:"time_trusted"`
+	Conditions    []string         `json:"conditions"`
+	Hub           uplink.Status    `json:"hub"`
+	Usage         state.SpoolState `json:"usage"`
+	Workloads     int              `json:"workloads"`
+}
+
+// Workload is one member as it stands.
+type Workload struct {
+	MemberID    string     `json:"member_id"`
+	InstanceID  string     `json:"instance_id"`
+	Revision    uint64     `json:"revision"`
+	Status      string     `json:"status"`
+	Reason      string     `json:"reason,omitempty"`
+	Detail      string     `json:"detail,omitempty"`
+	Restarts    uint32     `json:"restarts"`
+	StartedAt   time.Time  `json:"started_at,omitzero"`
+	ReadyAt     time.Time  `json:"ready_at,omitzero"`
+	LeaseNo     uint64     `json:"lease_no,omitempty"`
+	LeaseEnds   time.Time  `json:"lease_ends,omitzero"`
+	Endpoints   []Endpoint `json:"endpoints,omitempty"`
+	RunIDs      []string   `json:"run_ids,omitempty"`
+	AppSlug     string     `json:"app_slug,omitempty"`
+	AppVersion  string     `json:"app_version,omitempty"`
+	ImageDigest []string   `json:"images,omitempty"`
+}
+
+// Endpoint is a published port on this machine.
+type Endpoint struct {
+	Name string `json:"name"`
+	URL  string `json:"url"`
+}
+
+// Check is one thing that verify looked at.
+type Check struct {
+	// Subject is a document or a member.
+	Subject string `json:"subject"`
+	What    string `json:"what"`
+	OK      bool   `json:"ok"`
+	Detail  string `json:"detail,omitempty"`
+}
+
+// Document is what apply takes: a DSSE envelope and, for a desired state, its parts.
+type Document struct {
+	Envelope json.RawMessage `json:"envelope"`
+	Parts    [][]byte        `json:"parts,omitempty"`
+}
+
+// Applied is what apply answers when the document was accepted.
+type Applied struct {
+	Document   string `json:"document"`
+	Epoch      uint64 `json:"epoch"`
+	Generation uint64 `json:"generation"`
+}
+
+// problem is the answer when something did not work.
+type problem struct {
+	Code   string `json:"code"`
+	Detail string `json:"detail"`
+}
+
+// Reconciler is what observes; agent/internal/reconcile has it.
+type Reconciler interface {
+	Report() reconcile.Report
+}
+
+// Uplink accepts documents and knows how the session stands; agent/internal/uplink has it.
+type Uplink interface {
+	Status() uplink.Status
+	AcceptState(ctx context.Context, env *protocol.Envelope, parts [][]byte) (*protocol.Accepted, error)
+	AcceptLeases(env *protocol.Envelope) (*protocol.Accepted, error)
+	AcceptBundle(env *protocol.Envelope) (*protocol.Accepted, error)
+}
+
+// Server answers on the socket.
+type Server struct {
+	AgentVersion string
+	Store        *state.Store
+	Clock        *state.Clock
+	Reconciler   Reconciler
+	Uplink       Uplink
+	Logs         uplink.Logs
+	// Node is who this node is in signed documents.
+	Node func() protocol.NodeIdentity
+	Log  *slog.Logger
+}
+
+// Listen makes the socket with this mode. Whatever lies at the path is replaced: the caller holds the lock of the data
+// directory, so no other agent listens there.
+func Listen(ctx context.Context, path string, mode os.FileMode) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil { //nolint:gosec // containers' files below the run directory need the way
+		return nil, unusable(path, err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, unusable(path, err)
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, unusable(path, err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		return nil, errors.Join(unusable(path, err), l.Close())
+	}
+	return l, nil
+}
+
+func unusable(path string, err error) error {
+	return fault.New(fault.Unavailable, "socket_unusable", fmt.Sprintf("The socket %s cannot be made: %v.", path, err), err)
+}
+
+// Serve answers until ctx ends.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	server := &http.Server{
+		Handler: s.handler(), ReadHeaderTimeout: readTimeout, ReadTimeout: readTimeout,
+		BaseContext: func(net.Listener) context.Context { return ctx },
+	}
+	stopped := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownWait)
+		defer cancel()
+		if err := server.Shutdown(last); err != nil {
+			stopped <- server.Close()
+			return
+		}
+		stopped <- nil
+	})
+	err := server.Serve(l)
+	if stop() {
+		return err // it ended by itself
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		err = nil
+	}
+	return errors.Join(err, <-stopped)
+}
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.status(), nil) })
+	mux.HandleFunc("GET /v1/workloads", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.workloads(), nil) })
+	mux.HandleFunc("GET /v1/verify", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.verify(), nil) })
+	mux.HandleFunc("GET /v1/logs/{member}", s.logs)
+	mux.HandleFunc("POST /v1/apply", s.apply)
+	return mux
+}
+
+func (s *Server) answer(w http.ResponseWriter, body any, err error) {
+	w.Header().Set("Content-Type", "application/json")
+	if err != nil {
+		w.WriteHeader(statusOf(err))
+		body = problemOf(err)
+	}
+	if err := json.NewEncoder(w).Encode(body); err != nil {
+		s.Log.Debug("cannot answer on the local socket", "error", err)
+	}
+}
+
+func problemOf(err error) problem {
+	if r, is := errors.AsType[*protocol.RefusalError](err); is {
+		return problem{r.Reason, r.Detail}
+	}
+	f := fault.As(err)
+	return problem{f.Code, f.Public}
+}
+
+func statusOf(err error) int {
+	if _, is := errors.AsType[*protocol.RefusalError](err); is {
+		return http.StatusConflict
+	}
+	switch fault.As(err).Kind {
+	case fault.NotFound:
+		return http.StatusNotFound
+	case fault.Malformed:
+		return http.StatusBadRequest
+	case fault.TooLarge:
+		return http.StatusRequestEntityTooLarge
+	case fault.Unavailable:
+		return http.StatusServiceUnavailable
+	default:
+		return http.StatusInternalServerError
+	}
+}
+
+func (s *Server) status() Status {
+	accepted, bundle, report := s.Store.Accepted(), s.Store.Bundle(), s.Reconciler.Report()
+	return Status{
+		NodeID: s.Store.NodeID(), AgentVersion: s.AgentVersion, Incarnation: s.Store.Incarnation(),
+		TrustDomain: bundle.TrustDomain(), BundleVersion: bundle.Version(), Epoch: accepted.Epoch, Generation: accepted.Generation,
+		Time: s.Clock.Now(), TimeTrusted: s.Clock.Trusted(), Conditions: append([]string{}, report.Conditions...),
+		Hub: s.Uplink.Status(), Usage: s.Store.Spool(), Workloads: len(accepted.Parts),
+	}
+}
+
+func (s *Server) workloads() []Workload {
+	leases, runs := s.Store.Leases(), s.Store.Runs()
+	documents := make(map[string]*protocol.Workload)
+	for _, p := range s.Store.Accepted().Parts {
+		documents[p.MemberID] = p.Workload
+	}
+	out := []Workload{}
+	for _, x := range s.Reconciler.Report().Workloads {
+		w := Workload{
+			MemberID: x.GetMemberId(), InstanceID: x.GetInstanceId(), Revision: x.GetRevision(), Status: x.GetStatus(),
+			Reason: x.GetReason(), Detail: x.GetDetail(), Restarts: x.GetRestarts(), LeaseNo: leases[x.GetMemberId()].GetLeaseNo(),
+			AppSlug: documents[x.GetMemberId()].GetAppSlug(), AppVersion: documents[x.GetMemberId()].GetAppVersion(),
+		}
+		if t := x.GetStartedAt(); t != nil {
+			w.StartedAt = t.AsTime()
+		}
+		if t := x.GetReadyAt(); t != nil {
+			w.ReadyAt = t.AsTime()
+		}
+		if l := leases[x.GetMemberId()]; l != nil {
+			w.LeaseEnds = l.GetExpiresAt().AsTime()
+		}
+		for _, e := range x.GetEndpoints() {
+			w.Endpoints = append(w.Endpoints, Endpoint{
+				Name: e.GetName(), URL: e.GetProtocol() + "://" + net.JoinHostPort(e.GetHost(), strconv.Itoa(int(e.GetPort()))),
+			})
+		}
+		for _, svc := range documents[x.GetMemberId()].GetServices() {
+			w.ImageDigest = append(w.ImageDigest, svc.GetImage())
+		}
+		for id, run := range runs {
+			if run.MemberID == w.MemberID {
+				w.RunIDs = append(w.RunIDs, id)
+			}
+		}
+		out = append(out, w)
+	}
+	return out
+}
+
+// verify looks anew at the signatures and digests of all that was accepted. What fails here goes on running, because it was
+// good when it was accepted; the owner sees why it would not be accepted again.
+func (s *Server) verify() []Check {
+	checks := []Check{}
+	note := func(subject, what string, err error) {
+		c := Check{Subject: subject, What: what, OK: err == nil}
+		if err != nil {
+			c.Detail = problemOf(err).Code + ": " + problemOf(err).Detail
+		}
+		checks = append(checks, c)
+	}
+	bundle := s.Store.Bundle()
+	var err error
+	if !bundle.Valid() {
+		err = protocol.Refuse(protocol.RefusalSignature, "there is no trust bundle")
+	}
+	note("trust bundle", "is signed by its root", err)
+	if env, _ := s.Store.Envelopes(); env != nil {
+		_, err := protocol.VerifyState(env, bundle, s.Node())
+		note("desired state", "is signed and for this node", err)
+	}
+	for _, p := range s.Store.Accepted().Parts {
+		if p.Workload == nil {
+			note(p.MemberID, "document is here", fault.New(fault.NotFound, "document_missing", "The document has not come yet.", nil))
+			continue
+		}
+		v := reconcile.Judge(p.Workload, bundle, s.Clock.Now())
+		var err error
+		if !v.Admitted {
+			err = protocol.Refuse(v.Reason, "%s", v.Detail)
+		}
+		note(p.MemberID, "is admitted by its publisher's manifest", err)
+	}
+	return checks
+}
+
+func (s *Server) logs(w http.ResponseWriter, req *http.Request) {
+	q := req.URL.Query()
+	tail, err := strconv.Atoi(q.Get("tail"))
+	if err != nil || tail < 0 || tail > maxTailLines {
+		tail = maxTailLines
+	}
+	run, err := uplink.NewestRun(s.Store, req.PathValue("member"), q.Get("service"))
+	if err != nil {
+		s.answer(w, nil, err)
+		return
+	}
+	source, err := s.Logs(req.Context(), run.ID, tail, q.Get("follow") == "true")
+	if err != nil {
+		s.answer(w, nil, err)
+		return
+	}
+	defer func() { _ = source.Close() }()
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = io.Copy(flushing{w}, source)
+}
+
+// flushing sends each piece of a followed log at once.
+type flushing struct{ w http.ResponseWriter }
+
+func (f flushing) Write(p []byte) (int, error) {
+	n, err := f.w.Write(p)
+	if err == nil {
+		err = http.NewResponseController(f.w).Flush()
+	}
+	return n, err
+}
+
+func (s *Server) apply(w http.ResponseWriter, req *http.Request) {
+	accepted, err := s.accept(req)
+	if err != nil {
+		s.answer(w, nil, err)
+		return
+	}
+	s.answer(w, Applied{Document: accepted.GetDocument(), Epoch: accepted.GetEpoch(), Generation: accepted.GetGeneration()}, nil)
+}
+
+func (s *Server) accept(req *http.Request) (*protocol.Accepted, error) {
+	raw, err := io.ReadAll(io.LimitReader(req.Body, maxDocumentBytes+1))
+	if err != nil {
+		return nil, fault.New(fault.Malformed, "unreadable", "The document could not be read.", err)
+	}
+	if len(raw) > maxDocumentBytes {
+		return nil, protocol.Refuse(protocol.RefusalTooLarge, "the document has over %d bytes", maxDocumentBytes)
+	}
+	var d Document
+	if err := json.Unmarshal(raw, &d); err != nil {
+		return nil, protocol.Refuse(protocol.RefusalMalformed, "the document is not JSON")
+	}
+	env, err := protocol.EnvelopeFromJSON(d.Envelope)
+	if err != nil {
+		return nil, err
+	}
+	switch env.GetPayloadType() {
+	case protocol.PayloadLeases:
+		return s.Uplink.AcceptLeases(env)
+	case protocol.PayloadBundle:
+		return s.Uplink.AcceptBundle(env)
+	default:
+		// Whatever else it is, it is refused as a desired state, and the hub hears of it.
+		return s.Uplink.AcceptState(req.Context(), env, d.Parts)
+	}
+}

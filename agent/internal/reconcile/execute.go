@@ -1,0 +1,385 @@
+package reconcile
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/network"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// loopback is where endpoints are published: on this machine only.
+const loopback = "127.0.0.1"
+
+// start executes an action beside the others. Until it has ended its member counts as busy, and Diff leaves it alone.
+func (r *Reconciler) start(ctx context.Context, a agent.Action) {
+	id := agent.MemberOf(a)
+	if _, is := a.(agent.CancelPull); is {
+		r.cancelPulls(id)
+		return
+	}
+	_, pulling := a.(agent.PullImage)
+	doing, cancel := context.WithCancel(ctx)
+	r.begin(id, pulling, cancel)
+	r.running.Go(func() {
+		defer r.Wake()
+		defer r.end(id, pulling)
+		defer cancel()
+		slots := r.actions
+		if pulling {
+			slots = r.pulls
+		}
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+		case <-doing.Done():
+			return
+		}
+		err := r.execute(doing, a)
+		if err == nil || doing.Err() != nil {
+			return
+		}
+		r.failed(ctx, a, err)
+	})
+}
+
+func (r *Reconciler) begin(id string, pulling bool, cancel context.CancelFunc) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w := r.busy[id]
+	if w == nil {
+		w = &work{}
+		r.busy[id] = w
+	}
+	if !pulling {
+		w.other++
+		return
+	}
+	w.pulling++
+	w.cancelPulls = append(w.cancelPulls, cancel)
+}
+
+func (r *Reconciler) end(id string, pulling bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w := r.busy[id]
+	if pulling {
+		w.pulling--
+	} else {
+		w.other--
+	}
+	if w.pulling == 0 {
+		w.cancelPulls = nil
+	}
+	if w.pulling == 0 && w.other == 0 {
+		delete(r.busy, id)
+	}
+}
+
+func (r *Reconciler) cancelPulls(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if w := r.busy[id]; w != nil {
+		for _, cancel := range w.cancelPulls {
+			cancel()
+		}
+	}
+}
+
+// failed remembers why an action did not work. What takes is tried again by its member's backoff; what gives back is tried
+// again after a pause, for ever.
+func (r *Reconciler) failed(ctx context.Context, a agent.Action, err error) {
+	id := agent.MemberOf(a)
+	r.log.WarnContext(ctx, "action failed", "action", fmt.Sprintf("%T", a), "member", id, "error", err)
+	revision, counts := revisionOf(a)
+	if !counts || isWaiting(err) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.hold[id] = r.clock.Now().Add(releaseRetry)
+		return
+	}
+	now := r.clock.Now()
+	storeErr := r.store.UpdateMember(id, func(m *state.Member) {
+		m.Member = m.Failed(revision, reasonOf(a, err), fault.As(err).Public, fault.IsPermanent(err), 0, now)
+	})
+	if storeErr != nil {
+		r.log.ErrorContext(ctx, "cannot keep a failure", "member", id, "error", storeErr)
+	}
+}
+
+// errWaiting marks what is no failure of the workload: the hub or the disk is away.
+var errWaiting = errors.New("waiting for the hub")
+
+func isWaiting(err error) bool {
+	f, is := errors.AsType[*fault.Error](err)
+	return errors.Is(err, errWaiting) || is && f.Code == "disk_full"
+}
+
+func revisionOf(a agent.Action) (revision uint64, acquires bool) {
+	switch a := a.(type) {
+	case agent.PullImage:
+		return a.Revision, true
+	case agent.SetupNetwork:
+		return a.Revision, true
+	case agent.StartContainer:
+		return a.Revision, true
+	case agent.CancelPull, agent.StopContainer, agent.RecordExit, agent.RemoveContainer, agent.RemoveNetwork, agent.RetireMember, agent.FetchPart:
+		return 0, false
+	}
+	return 0, false
+}
+
+// reasonOf keeps to the contract's closed list.
+func reasonOf(a agent.Action, err error) string {
+	if code := fault.As(err).Code; code == "feature_missing" || code == "insufficient_capacity" || code == "device_fault" {
+		return code
+	}
+	if _, is := a.(agent.PullImage); is {
+		return agent.ReasonImagePullFailed
+	}
+	return agent.ReasonInternal
+}
+
+func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
+	switch a := a.(type) {
+	case agent.CancelPull:
+		return nil // done in start
+	case agent.StopContainer:
+		return r.stop(ctx, a)
+	case agent.RecordExit:
+		return r.recordExit(ctx, a)
+	case agent.RemoveContainer:
+		return r.removeContainer(ctx, a)
+	case agent.RemoveNetwork:
+		return r.removeNetwork(ctx, a.MemberID)
+	case agent.RetireMember:
+		return r.retire(ctx, a)
+	case agent.FetchPart:
+		return r.fetch(ctx, a)
+	case agent.PullImage:
+		return r.pull(ctx, a)
+	case agent.SetupNetwork:
+		return r.setupNetwork(ctx, a)
+	case agent.StartContainer:
+		return r.startContainer(ctx, a)
+	}
+	return fmt.Errorf("reconcile: unknown action %T", a)
+}
+
+func (r *Reconciler) stop(ctx context.Context, a agent.StopContainer) error {
+	r.log.InfoContext(ctx, "stopping", "member", a.MemberID, "container", a.ContainerID, "why", a.Why)
+	if err := r.store.UpdateRun(a.ContainerID, func(run *state.Run) { run.StopAsked = true }); err != nil {
+		return err
+	}
+	return r.runtime.Stop(ctx, a.ContainerID, a.Grace)
+}
+
+// recordExit makes exit and usage durable, in this order: usage that is sealed twice would be billed twice, an exit that is
+// noted twice is only noted twice.
+func (r *Reconciler) recordExit(ctx context.Context, a agent.RecordExit) error {
+	containers, err := r.beat(ctx)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(containers, func(c runtime.Container) bool { return c.ID == a.ContainerID })
+	if i < 0 {
+		return nil // gone meanwhile; the beat has closed its usage
+	}
+	c := containers[i]
+	if statusOf(c.State) != agent.Exited || !r.store.Measured(c.ID) {
+		return nil
+	}
+	run := r.store.Runs()[c.ID]
+	exited := r.clock.FromMachine(c.ExitedAt)
+	now := r.clock.Now()
+	err = r.store.UpdateMember(a.MemberID, func(m *state.Member) {
+		m.ExitedAt, m.ExitCode = exited, int32(c.ExitCode)
+		if !a.Unasked || run.StopAsked {
+			return
+		}
+		m.Restarts++
+		if c.State == runtime.StateLost {
+			return // the machine's doing, not the workload's: it starts again at once
+		}
+		reason, detail := agent.ReasonCrashLoop, "the container exited with code "+strconv.FormatUint(uint64(c.ExitCode), 10)
+		if c.OOMKilled {
+			reason, detail = agent.ReasonOutOfMemory, "the container used more memory than it may"
+		}
+		m.Member = m.Failed(a.Revision, reason, detail, false, exited.Sub(run.StartedAt), now)
+	})
+	if err != nil {
+		return err
+	}
+	return r.store.UpdateRun(c.ID, func(run *state.Run) {
+		run.ExitRecorded, run.ExitedAt, run.ExitCode = true, exited, int32(c.ExitCode)
+	})
+}
+
+func (r *Reconciler) removeContainer(ctx context.Context, a agent.RemoveContainer) error {
+	if err := r.runtime.Remove(ctx, a.ContainerID); err != nil {
+		return err
+	}
+	return r.store.CloseRun(a.ContainerID)
+}
+
+func (r *Reconciler) removeNetwork(ctx context.Context, memberID string) error {
+	if err := r.network.Remove(ctx, memberID); err != nil {
+		return err
+	}
+	return r.store.UpdateMember(memberID, func(m *state.Member) {
+		m.NetworkRevision, m.NetworkReady, m.NetNSPath, m.UserNSPath, m.IP = 0, false, "", "", ""
+	})
+}
+
+// retire looks whether anything of the member is left, rather than trusting what was done, and only then gives the proof.
+func (r *Reconciler) retire(ctx context.Context, a agent.RetireMember) error {
+	if err := r.runtime.RemoveMember(ctx, a.MemberID); err != nil {
+		return err
+	}
+	if err := r.network.Remove(ctx, a.MemberID); err != nil {
+		return err
+	}
+	left, err := r.runtime.Leftovers(ctx, a.MemberID)
+	if err != nil {
+		return err
+	}
+	more, err := r.network.Leftovers(ctx, a.MemberID)
+	if err != nil {
+		return err
+	}
+	if left = append(left, more...); len(left) > 0 {
+		return fmt.Errorf("still there of member %s: %v", a.MemberID, left)
+	}
+	// One more look for the meter: whatever of the member it still holds open ends here.
+	if _, err := r.beat(ctx); err != nil {
+		return err
+	}
+	return r.store.Retire(a.MemberID, protocol.RemovalKinds(), r.clock.Now())
+}
+
+func (r *Reconciler) fetch(ctx context.Context, a agent.FetchPart) error {
+	raw, err := r.hub.Part(ctx, a.SHA256)
+	if err != nil {
+		return err
+	}
+	return r.store.AcceptPart(raw)
+}
+
+func (r *Reconciler) pull(ctx context.Context, a agent.PullImage) error {
+	ref, err := runtime.ParseImage(a.Image)
+	if err != nil {
+		return err
+	}
+	credential, err := r.hub.PullCredential(ctx, ref.Repository)
+	if err != nil {
+		return waitIfAway(err)
+	}
+	tlsConf, err := r.hub.RegistryTLS()
+	if err != nil {
+		return waitIfAway(err)
+	}
+	ref.RegistryHost = credential.GetRegistryHost()
+	creds := func(ctx context.Context, repository string) (string, string, error) {
+		// A long pull outlives its first credential.
+		if !r.clock.Now().Before(credential.GetExpiresAt().AsTime().Add(-time.Minute)) {
+			fresh, err := r.hub.PullCredential(ctx, repository)
+			if err != nil {
+				return "", "", err
+			}
+			credential = fresh
+		}
+		return credential.GetUsername(), credential.GetPassword(), nil
+	}
+	return r.runtime.EnsureImage(ctx, ref, creds, tlsConf)
+}
+
+func waitIfAway(err error) error {
+	if fault.Is(err, fault.Unavailable) {
+		return fmt.Errorf("%w: %w", errWaiting, err)
+	}
+	return err
+}
+
+// setupNetwork writes the intent down before anything exists: an attachment whose making was cut short is seen as revision
+// 0 and made anew.
+func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork) error {
+	var want []*protocol.Port
+	for _, s := range a.Workload.Services {
+		want = append(want, s.Spec.GetPorts()...)
+	}
+	ports, err := r.store.AssignPorts(a.MemberID, want, r.cfg.PortFrom, r.cfg.PortTo, portFree)
+	if err != nil {
+		return err
+	}
+	if err := r.store.UpdateMember(a.MemberID, func(m *state.Member) { m.NetworkRevision, m.NetworkReady = a.Revision, false }); err != nil {
+		return err
+	}
+	mappings := make([]network.PortMapping, 0, len(ports))
+	endpoints := make([]*protocol.PublishedEndpoint, 0, len(ports))
+	for _, p := range ports {
+		// http and tcp alike are TCP to the network.
+		mappings = append(mappings, network.PortMapping{HostPort: p.Host, ContainerPort: p.Container, Protocol: "tcp"})
+		endpoints = append(endpoints, &protocol.PublishedEndpoint{Name: p.Name, Protocol: p.Protocol, Host: loopback, Port: uint32(p.Host)})
+	}
+	attachment, err := r.network.Setup(ctx, a.MemberID, mappings)
+	if err != nil {
+		return err
+	}
+	return r.store.UpdateMember(a.MemberID, func(m *state.Member) {
+		m.NetworkReady, m.Endpoints = true, endpoints
+		m.NetNSPath, m.UserNSPath, m.IP = attachment.NetNSPath, attachment.UserNSPath, attachment.IP
+	})
+}
+
+// portFree reports whether a listener on this machine, or a published port of someone else's that listens, has the port.
+func portFree(port uint16) bool {
+	l, err := net.Listen("tcp4", ":"+strconv.Itoa(int(port))) //nolint:noctx // it is closed at once
+	if err != nil {
+		return false
+	}
+	return l.Close() == nil
+}
+
+// startContainer opens run and usage interval durably before the container exists, so that nothing ever runs that the store
+// does not know.
+func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer) error {
+	m := r.store.Members()[a.MemberID]
+	run := state.Run{
+		ID: runID(a.MemberID), MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Service: a.Service.Name, Revision: a.Revision,
+		LeaseNo: a.LeaseNo, OpenedAt: r.clock.Now(),
+	}
+	if err := r.store.OpenRun(run); err != nil {
+		return err
+	}
+	r.log.InfoContext(ctx, "starting", "member", a.MemberID, "run", run.ID, "image", a.Service.Image, "correlation_id", a.Workload.CorrelationID)
+	started, err := r.runtime.Start(ctx, runtime.Spec{
+		ID: run.ID, MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Revision: a.Revision, SpecDigest: a.Service.SpecDigest,
+		Service: a.Service.Spec, NetNSPath: m.NetNSPath, UserNSPath: m.UserNSPath, IP: m.IP,
+	})
+	if err != nil {
+		// What is half made is removed now or, if this fails too, as a container cut short.
+		if removeErr := r.runtime.Remove(context.WithoutCancel(ctx), run.ID); removeErr != nil {
+			return errors.Join(err, removeErr)
+		}
+		return errors.Join(err, r.store.CloseRun(run.ID))
+	}
+	return r.store.UpdateRun(run.ID, func(run *state.Run) { run.StartedAt = r.clock.FromMachine(started.StartedAt) })
+}
+
+// runID is never used twice, and begins with the member, by which the runtime finds leftovers.
+func runID(memberID string) string {
+	var random [6]byte
+	_, _ = rand.Read(random[:]) // never fails
+	return memberID + "." + hex.EncodeToString(random[:])
+}

@@ -1,0 +1,346 @@
+package reconcile
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"math/big"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Features lists what a workload may need and this agent has.
+func Features() []string { return []string{protocol.FeatureSingleService} }
+
+// endRunUnbilled is the end policy of a lease that lets its member go on without pay.
+const endRunUnbilled = "run_unbilled"
+
+// look is everything that a decision needs.
+type look struct {
+	desired  agent.Desired
+	leases   agent.Leases
+	observed agent.Observed
+	members  map[string]state.Member
+}
+
+func (r *Reconciler) look(ctx context.Context) (look, error) {
+	// Busy first: what ends after this is seen as still under way, never the other way round.
+	busy := r.busyMembers(r.clock.Now())
+	containers, err := r.runtime.List(ctx)
+	if err != nil {
+		return look{}, fmt.Errorf("list containers: %w", err)
+	}
+	attached, err := r.network.List(ctx)
+	if err != nil {
+		return look{}, fmt.Errorf("list networks: %w", err)
+	}
+	if err := r.adopt(containers, attached); err != nil {
+		return look{}, err
+	}
+	l := look{desired: r.desired(), leases: r.leases(), members: r.store.Members()}
+	l.observed = agent.Observed{
+		Containers: r.containers(containers), Networks: networks(attached, l.members),
+		Members: make(map[string]agent.Member, len(l.members)), Busy: busy,
+	}
+	for id, m := range l.members {
+		l.observed.Members[id] = m.Member
+	}
+	l.observed.Images, err = r.images(ctx, l)
+	if err != nil {
+		return look{}, err
+	}
+	return l, r.sweep(containers, busy)
+}
+
+func (r *Reconciler) busyMembers(now time.Time) map[string]agent.Work {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	busy := make(map[string]agent.Work, len(r.busy))
+	for id, w := range r.busy {
+		busy[id] = agent.Work{Pulling: w.pulling > 0, Other: w.other > 0}
+	}
+	for id, until := range r.hold {
+		if until.After(now) {
+			w := busy[id]
+			w.Other = true
+			busy[id] = w
+		}
+	}
+	return busy
+}
+
+// adopt puts what is on the machine and unknown to the store into it, so that its removal is journalled and proven too.
+func (r *Reconciler) adopt(containers []runtime.Container, attached []string) error {
+	runs, members := r.store.Runs(), r.store.Members()
+	for _, c := range containers {
+		if _, known := runs[c.ID]; !known {
+			run := state.Run{
+				ID: c.ID, MemberID: c.MemberID, InstanceID: c.InstanceID, Service: c.Service, Revision: c.Revision,
+				StartedAt: r.clock.FromMachine(c.StartedAt),
+			}
+			if err := r.store.AdoptRun(run); err != nil {
+				return err
+			}
+		}
+		if _, known := members[c.MemberID]; known || c.MemberID == "" {
+			continue
+		}
+		if err := r.store.UpdateMember(c.MemberID, func(m *state.Member) { m.InstanceID = c.InstanceID }); err != nil {
+			return err
+		}
+		members = r.store.Members()
+	}
+	for _, id := range attached {
+		if _, known := members[id]; !known {
+			if err := r.store.UpdateMember(id, func(*state.Member) {}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// sweep forgets journalled runs whose container is gone and whose usage is sealed.
+func (r *Reconciler) sweep(containers []runtime.Container, busy map[string]agent.Work) error {
+	there := make(map[string]bool, len(containers))
+	for _, c := range containers {
+		there[c.ID] = true
+	}
+	for id, run := range r.store.Runs() {
+		if there[id] || busy[run.MemberID].Other || !r.store.Measured(id) {
+			continue
+		}
+		if err := r.store.CloseRun(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// containers joins what the runtime sees with what the journal knows.
+func (r *Reconciler) containers(seen []runtime.Container) []agent.Container {
+	runs := r.store.Runs()
+	out := make([]agent.Container, 0, len(seen))
+	for _, c := range seen {
+		run := runs[c.ID]
+		x := agent.Container{
+			ID: c.ID, MemberID: c.MemberID, InstanceID: c.InstanceID, Service: c.Service, Revision: c.Revision,
+			SpecDigest: c.SpecDigest, RunID: c.ID, Status: statusOf(c.State), StartedAt: run.StartedAt, ExitedAt: run.ExitedAt,
+			ExitCode: run.ExitCode, ExitRecorded: run.ExitRecorded, ReadyAt: run.ReadyAt, Failing: r.failing(c.ID),
+		}
+		if x.StartedAt.IsZero() {
+			x.StartedAt = r.clock.FromMachine(c.StartedAt)
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+func statusOf(s runtime.State) agent.ContainerStatus {
+	switch s {
+	case runtime.StateCreated:
+		return agent.Created
+	case runtime.StateRunning:
+		return agent.Running
+	case runtime.StateExited, runtime.StateLost:
+		return agent.Exited
+	case runtime.StateUnknown:
+		return agent.Unknown
+	}
+	return agent.Unknown
+}
+
+func networks(attached []string, members map[string]state.Member) []agent.Network {
+	out := make([]agent.Network, 0, len(attached))
+	for _, id := range attached {
+		n := agent.Network{MemberID: id}
+		if m := members[id]; m.NetworkReady {
+			n.Revision = m.NetworkRevision
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// images asks only for those that a container may be started from.
+func (r *Reconciler) images(ctx context.Context, l look) (map[string]bool, error) {
+	have := make(map[string]bool)
+	up := make(map[string]bool)
+	for _, c := range l.observed.Containers {
+		up[c.MemberID+"/"+c.Service] = true
+	}
+	for _, w := range l.desired.Workloads {
+		for _, s := range w.Services {
+			if _, asked := have[s.Image]; asked || up[w.MemberID+"/"+s.Name] || w.Stopped || w.Refused != "" {
+				continue
+			}
+			ref, err := runtime.ParseImage(s.Image)
+			if err != nil {
+				continue // pulling says what is wrong with it
+			}
+			ok, err := r.runtime.HasImage(ctx, ref)
+			if err != nil {
+				return nil, fmt.Errorf("look for image %s: %w", s.Image, err)
+			}
+			have[s.Image] = ok
+		}
+	}
+	return have, nil
+}
+
+// desired is the accepted state with the verdicts on its documents.
+func (r *Reconciler) desired() agent.Desired {
+	accepted := r.store.Accepted()
+	d := agent.Desired{Epoch: accepted.Epoch, Generation: accepted.Generation}
+	for _, p := range accepted.Parts {
+		if p.Workload == nil {
+			d.Missing = append(d.Missing, agent.MissingPart{MemberID: p.MemberID, SHA256: p.SHA256})
+			continue
+		}
+		d.Workloads = append(d.Workloads, workloadOf(p))
+	}
+	return d
+}
+
+func workloadOf(p state.Part) agent.Workload {
+	w := agent.Workload{
+		MemberID: p.MemberID, InstanceID: p.Workload.GetInstanceId(), Revision: p.Workload.GetRevision(),
+		CorrelationID: p.Workload.GetCorrelationId(), Stopped: p.Workload.GetStopped(),
+		ReadinessTimeout: time.Duration(p.Workload.GetReadinessTimeoutSeconds()) * time.Second,
+	}
+	switch {
+	case p.Verdict == nil:
+		// Nothing is started on a document that nobody has judged.
+		w.Refused, w.RefusedDetail = string(agent.ReasonInternal), "the document was not checked yet"
+	case !p.Verdict.Admitted:
+		w.Refused, w.RefusedDetail = p.Verdict.Reason, p.Verdict.Detail
+	}
+	for _, s := range p.Workload.GetServices() {
+		w.Services = append(w.Services, agent.Service{
+			Name: s.GetName(), Image: s.GetImage(), SpecDigest: specDigest(s), Spec: s,
+			StopGrace:      time.Duration(s.GetStopGraceSeconds()) * time.Second,
+			AcceleratorIDs: s.GetResources().GetAcceleratorIds(),
+		})
+	}
+	return w
+}
+
+// specDigest changes whenever anything about the container must.
+func specDigest(s *protocol.Service) string {
+	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(s)
+	if err != nil {
+		return "" // only for invalid UTF-8, which decoding has refused
+	}
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:])
+}
+
+func (r *Reconciler) leases() agent.Leases {
+	out := make(agent.Leases)
+	for id, l := range r.store.Leases() {
+		spent := Spent(l, r.store.Consumed(id))
+		out[id] = agent.Lease{
+			MemberID: id, No: l.GetLeaseNo(), ExpiresAt: l.GetExpiresAt().AsTime(),
+			Exhausted:    spent.Sign() > 0 && spent.Cmp(big.NewInt(l.GetCapNanos())) >= 0,
+			RunsUnbilled: r.cfg.AllowUnbilled && l.GetEndPolicy() == endRunUnbilled,
+		}
+	}
+	return out
+}
+
+// Spent is what a member's usage costs at the lease's frozen prices, in billionths, rounded up.
+func Spent(l *protocol.Lease, used map[string]int64) *big.Int {
+	total := new(big.Int)
+	for _, p := range l.GetPrices() {
+		if p.GetPerQuantity() <= 0 {
+			continue
+		}
+		cost := new(big.Int).Mul(big.NewInt(used[p.GetMeter()]), big.NewInt(p.GetPriceNanos()))
+		quotient, rest := new(big.Int).QuoRem(cost, big.NewInt(p.GetPerQuantity()), new(big.Int))
+		if rest.Sign() > 0 {
+			quotient.Add(quotient, big.NewInt(1))
+		}
+		total.Add(total, quotient)
+	}
+	return total
+}
+
+// judge checks the documents that have come and remembers the verdicts. An admission stands; a refusal is looked at again
+// under a newer trust bundle.
+func (r *Reconciler) judge(ctx context.Context) {
+	bundle := r.store.Bundle()
+	for _, p := range r.store.Accepted().Parts {
+		if p.Workload == nil || (p.Verdict != nil && (p.Verdict.Admitted || p.Verdict.BundleVersion == bundle.Version())) {
+			continue
+		}
+		v := Judge(p.Workload, bundle, r.clock.Now())
+		if err := r.store.SetVerdict(p.SHA256Hex(), v); err != nil {
+			r.log.ErrorContext(ctx, "cannot keep a verdict", "member", p.MemberID, "error", err)
+			continue
+		}
+		if !v.Admitted {
+			r.log.WarnContext(ctx, "workload refused", "member", p.MemberID, "reason", v.Reason, "detail", v.Detail,
+				"correlation_id", p.Workload.GetCorrelationId())
+		}
+	}
+}
+
+// Judge decides whether the publisher's signed manifest admits this very workload on this agent.
+func Judge(w *protocol.Workload, bundle protocol.Bundle, now time.Time) state.Verdict {
+	refuse := func(reason, detail string) state.Verdict {
+		return state.Verdict{Reason: reason, Detail: detail, BundleVersion: bundle.Version()}
+	}
+	for _, f := range w.GetFeatures() {
+		if !slices.Contains(Features(), f) {
+			return refuse("feature_missing", "this agent lacks the feature "+f)
+		}
+	}
+	delegation := w.GetDelegation()
+	verified, err := manifest.Verify(w.GetManifest(), delegation, bundle, now)
+	if err == nil {
+		err = manifest.Admits(verified, w)
+	}
+	if err != nil {
+		return refuse("manifest_not_admitted", publicText(err))
+	}
+	return state.Verdict{Admitted: true, BundleVersion: bundle.Version()}
+}
+
+// publicText is what may be shown of an error.
+func publicText(err error) string {
+	if protocol.RefusalOf(err) != protocol.RefusalMalformed {
+		return protocol.RefusalOf(err) + ": " + protocol.RefusalDetail(err)
+	}
+	f := fault.As(err)
+	text := []string{f.Public}
+	for _, field := range f.Fields {
+		text = append(text, field.Pointer+" "+field.Reason+".")
+	}
+	return strings.Join(text, " ")
+}
+
+func (r *Reconciler) conditions() []string {
+	seen := make(map[string]bool)
+	for c := range r.trouble {
+		seen[c] = true
+	}
+	for _, c := range r.runtime.Conditions() {
+		seen[c] = true
+	}
+	if !r.clock.Trusted() {
+		seen["clock_untrusted"] = true
+	}
+	return slices.Sorted(maps.Keys(seen))
+}

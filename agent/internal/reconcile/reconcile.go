@@ -1,0 +1,310 @@
+// Package reconcile makes the machine what the store says: it looks at containers and networks, asks agent.Diff what to do,
+// executes that, probes what runs, and beats the meter. It makes no decisions of its own, and keeps nothing that must
+// outlive it: that is in agent/internal/state.
+package reconcile
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/network"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/loop"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Runtime is what is needed of containers; agent/internal/runtime has it.
+type Runtime interface {
+	EnsureImage(ctx context.Context, ref runtime.ImageRef, creds runtime.Credentials, tlsConf *tls.Config) error
+	HasImage(ctx context.Context, ref runtime.ImageRef) (bool, error)
+	Start(ctx context.Context, spec runtime.Spec) (runtime.Run, error)
+	List(ctx context.Context) ([]runtime.Container, error)
+	Events(ctx context.Context) <-chan struct{}
+	Stop(ctx context.Context, id string, grace time.Duration) error
+	Remove(ctx context.Context, id string) error
+	RemoveMember(ctx context.Context, memberID string) error
+	Leftovers(ctx context.Context, memberID string) ([]string, error)
+	Stats(ctx context.Context, id string) (runtime.Stats, error)
+	RotateLogs(ctx context.Context) error
+	Exec(ctx context.Context, id string, argv []string, timeout time.Duration) (code int, err error)
+	Conditions() []string
+}
+
+// Network is what is needed of networks; agent/internal/network has it.
+type Network interface {
+	Setup(ctx context.Context, memberID string, ports []network.PortMapping) (network.Attachment, error)
+	Remove(ctx context.Context, memberID string) error
+	List(ctx context.Context) ([]string, error)
+	Leftovers(ctx context.Context, memberID string) ([]string, error)
+}
+
+// Hub is what only a hub can give. Without one every call fails with a fault of kind Unavailable; nothing waits for it.
+type Hub interface {
+	// PullCredential lets this node pull from one repository for a while.
+	PullCredential(ctx context.Context, repository string) (*protocol.PullCredential, error)
+	// RegistryTLS verifies the registry and shows this node's certificate.
+	RegistryTLS() (*tls.Config, error)
+	// Part fetches a document by its digest.
+	Part(ctx context.Context, sha256 [32]byte) ([]byte, error)
+}
+
+// Limits of what is done at the same time.
+const (
+	// maxPulls bounds image pulls: they compete for one uplink and one disk.
+	maxPulls = 3
+	// maxActions bounds everything else.
+	maxActions = 16
+	// releaseRetry is the pause after a release that failed.
+	releaseRetry = 5 * time.Second
+)
+
+// Defaults of Config.
+const (
+	DefaultBeat          = 10 * time.Second
+	DefaultUsageInterval = 30 * time.Second
+	DefaultResync        = 30 * time.Second
+)
+
+// Config says how often and where. Zero values take the defaults.
+type Config struct {
+	Beat          time.Duration
+	UsageInterval time.Duration
+	Resync        time.Duration
+	// PortFrom and PortTo bound the host ports that this node publishes on.
+	PortFrom, PortTo uint16
+	// AllowUnbilled is the owner's permission for leases that end with run_unbilled.
+	AllowUnbilled bool
+	Log           *slog.Logger
+}
+
+// Report is what one pass found.
+type Report struct {
+	// Passes counts complete looks; nothing is known before the first.
+	Passes     uint64
+	Epoch      uint64
+	Generation uint64
+	Workloads  []*protocol.WorkloadStatus
+	Conditions []string
+}
+
+// Reconciler is the loop. Make one with New, then call Run once.
+type Reconciler struct {
+	cfg     Config
+	store   *state.Store
+	clock   *state.Clock
+	runtime Runtime
+	network Network
+	hub     Hub
+	log     *slog.Logger
+
+	loop *loop.Loop
+	// alarm is touched by passes only.
+	alarm   *time.Timer
+	pulls   chan struct{}
+	actions chan struct{}
+	// beating orders beats, so that the meter never sees an older look after a newer one.
+	beating sync.Mutex
+	running sync.WaitGroup
+
+	mu      sync.Mutex
+	busy    map[string]*work
+	hold    map[string]time.Time
+	probers map[string]*prober
+	report  Report
+	trouble map[string]string
+	subs    []chan struct{}
+}
+
+// work is what is under way for one member.
+type work struct {
+	other   int
+	pulling int
+	// cancelPulls ends the pulls; set while there are any.
+	cancelPulls []context.CancelFunc
+}
+
+// New makes a reconciler.
+func New(cfg Config, store *state.Store, clock *state.Clock, rt Runtime, nw Network, hub Hub) *Reconciler {
+	set := func(d *time.Duration, def time.Duration) {
+		if *d <= 0 {
+			*d = def
+		}
+	}
+	set(&cfg.Beat, DefaultBeat)
+	set(&cfg.UsageInterval, DefaultUsageInterval)
+	set(&cfg.Resync, DefaultResync)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	r := &Reconciler{
+		cfg: cfg, store: store, clock: clock, runtime: rt, network: nw, hub: hub, log: cfg.Log,
+		pulls: make(chan struct{}, maxPulls), actions: make(chan struct{}, maxActions),
+		busy: map[string]*work{}, hold: map[string]time.Time{}, probers: map[string]*prober{}, trouble: map[string]string{},
+	}
+	r.loop = loop.New("reconcile", cfg.Resync, r.pass, cfg.Log)
+	return r
+}
+
+// Subscribe returns a channel that is signalled when the report has changed.
+func (r *Reconciler) Subscribe() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := make(chan struct{}, 1)
+	r.subs = append(r.subs, c)
+	return c
+}
+
+// Report is what the last pass found. Callers do not change it.
+func (r *Reconciler) Report() Report {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.report
+}
+
+// Run works until ctx ends, then waits for what is under way to stop. Containers go on running.
+func (r *Reconciler) Run(ctx context.Context) error {
+	changed, events := r.store.Subscribe(), r.runtime.Events(ctx)
+	r.running.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+			case <-events:
+			}
+			r.Wake()
+		}
+	})
+	r.running.Go(func() { r.beatLoop(ctx) })
+	err := r.loop.Run(ctx)
+	r.running.Wait()
+	return err
+}
+
+// Wake asks for a pass soon. It carries nothing.
+func (r *Reconciler) Wake() { r.loop.Wake() }
+
+// pass looks, decides and starts what is to be done.
+func (r *Reconciler) pass(ctx context.Context) error {
+	r.judge(ctx)
+	look, err := r.look(ctx)
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // the agent is being stopped
+	}
+	r.note("containerd_unavailable", err)
+	if err != nil {
+		r.publish(Report{}, false)
+		return fmt.Errorf("look at the machine: %w", err)
+	}
+	now := r.clock.Now()
+	for _, a := range agent.Diff(look.desired, look.leases, look.observed, now) {
+		r.start(ctx, a)
+	}
+	r.probe(ctx, look)
+	r.publish(Report{
+		Epoch: look.desired.Epoch, Generation: look.desired.Generation,
+		Workloads: agent.Statuses(look.desired, look.leases, look.observed, now),
+	}, true)
+	r.comeBack(soonest(agent.NextChange(look.desired, look.leases, look.observed, now), r.nextRelease(now)), now)
+	return nil
+}
+
+// comeBack sets the alarm for when time alone changes what is to be done.
+func (r *Reconciler) comeBack(at, now time.Time) {
+	if r.alarm != nil {
+		r.alarm.Stop()
+		r.alarm = nil
+	}
+	if !at.IsZero() {
+		r.alarm = time.AfterFunc(max(at.Sub(now), 0), r.Wake)
+	}
+}
+
+// publish keeps the report and tells the subscribers when it says something new. With fresh false, only conditions are new.
+func (r *Reconciler) publish(report Report, fresh bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !fresh {
+		report = r.report
+	}
+	if fresh {
+		report.Passes = r.report.Passes + 1
+	}
+	report.Conditions = r.conditions()
+	same := r.report.Passes > 0 && report.Epoch == r.report.Epoch && report.Generation == r.report.Generation &&
+		equalStatuses(report.Workloads, r.report.Workloads) && equalStrings(report.Conditions, r.report.Conditions)
+	r.report = report
+	if same {
+		return
+	}
+	for _, c := range r.subs {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// note remembers a trouble of the node as a condition until err is nil again.
+func (r *Reconciler) note(condition string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil {
+		delete(r.trouble, condition)
+		return
+	}
+	r.trouble[condition] = err.Error()
+}
+
+func (r *Reconciler) nextRelease(now time.Time) time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var next time.Time
+	for id, at := range r.hold {
+		if !at.After(now) {
+			delete(r.hold, id)
+			continue
+		}
+		next = soonest(next, at)
+	}
+	return next
+}
+
+func soonest(a, b time.Time) time.Time {
+	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
+		return b
+	}
+	return a
+}
+
+func equalStatuses(a, b []*protocol.WorkloadStatus) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if !proto.Equal(a[i], b[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+func equalStrings(a, b []string) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}

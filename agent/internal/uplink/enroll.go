@@ -1,0 +1,305 @@
+package uplink
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
+)
+
+const (
+	// apiTimeout bounds one call of the hub's API.
+	apiTimeout = 20 * time.Second
+	// maxAnswerBytes bounds its answer.
+	maxAnswerBytes = 2 << 20
+	// renewRetryMin and renewRetryMax bound the pause between attempts to renew.
+	renewRetryMin = 10 * time.Second
+	renewRetryMax = 10 * time.Minute
+)
+
+// Enrolment is what an operator gives a new node.
+type Enrolment struct {
+	APIURL          string
+	RootFingerprint string
+	JoinToken       string
+	Hostname        string
+}
+
+// Enroll joins the mesh: it gets the trust bundle, compares its root with the fingerprint, and only then shows the join
+// token. The same token with the same key gives the same node id, so an answer that was lost costs nothing.
+func Enroll(ctx context.Context, e Enrolment, creds *Credentials, store *state.Store, clock *state.Clock) error {
+	if err := e.check(); err != nil {
+		return err
+	}
+	bundle, err := fetchBundle(ctx, e.APIURL, e.RootFingerprint)
+	if err != nil {
+		return err
+	}
+	if err := store.InitBundle(bundle); err != nil {
+		return fault.New(fault.Conflict, "trust_bundle_conflict",
+			"The data directory holds a trust bundle that the hub's does not continue. Give this agent an empty data directory.", err).Lasting()
+	}
+	csr, err := creds.request(e.Hostname)
+	if err != nil {
+		return err
+	}
+	answer := nodeCredentials{}
+	api := api{base: e.APIURL, tls: hubTLS(store, clock, nil)}
+	body := map[string]string{"join_token": e.JoinToken, "csr_pem": csr, "hostname": e.Hostname}
+	if err := api.call(ctx, http.MethodPost, "/api/v1/nodes/enroll", body, &answer); err != nil {
+		return err
+	}
+	id := Identity{
+		NodeID: answer.NodeID, HubID: answer.HubID, APIURL: e.APIURL, SessionAddr: answer.SessionAddr,
+		RegistryHost: answer.RegistryHost, RootFingerprint: e.RootFingerprint,
+	}
+	return creds.save(id, answer.chain())
+}
+
+func (e Enrolment) check() error {
+	missing := func(what, flag string) error {
+		return fault.New(fault.Malformed, "enrolment_incomplete", fmt.Sprintf("This node is not enrolled and has no %s. Give it with %s.", what, flag), nil).Lasting()
+	}
+	switch {
+	case e.APIURL == "":
+		return missing("address of a hub", "--api-url")
+	case !strings.HasPrefix(e.APIURL, "https://"):
+		return fault.New(fault.Malformed, "api_url_invalid", "The hub's address must begin with https://.", nil).Lasting()
+	case e.RootFingerprint == "":
+		return missing("root fingerprint", "--root-fingerprint")
+	case e.JoinToken == "":
+		return missing("join token", "--join-token-file")
+	}
+	return nil
+}
+
+// fetchBundle needs no authenticated connection: whoever answers must show a bundle that the fingerprint's key signed.
+func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle, error) {
+	var raw json.RawMessage
+	//nolint:gosec // nothing of the connection is trusted, and nothing secret is sent
+	open := api{base: base, tls: &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true}}
+	if err := open.call(ctx, http.MethodGet, "/api/v1/trust/bundle", nil, &raw); err != nil {
+		return protocol.Bundle{}, err
+	}
+	env, err := protocol.EnvelopeFromJSON(raw)
+	if err != nil {
+		return protocol.Bundle{}, fault.New(fault.Malformed, "trust_bundle_invalid", "What answers at "+base+" shows no trust bundle.", err).Lasting()
+	}
+	b, err := protocol.VerifyBundle(env, fingerprint)
+	if err != nil {
+		return protocol.Bundle{}, fault.New(fault.Forbidden, "root_fingerprint_mismatch", fmt.Sprintf(
+			"The hub at %s is not rooted in %s. Compare the fingerprint with the one that gpuaas-hub init printed; if it is right, something else answers at that address.",
+			base, fingerprint), err).Lasting()
+	}
+	return b, nil
+}
+
+// hubTLS verifies a hub by its SPIFFE id under the bundle of the moment, whatever name or address led to it. own may be nil.
+func hubTLS(store *state.Store, clock *state.Clock, own link.Certificate) *tls.Config {
+	peer := hubPeer(store, clock)
+	conf := &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		Time:               clock.Now,
+		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection checks chain, validity and identity; Go's own check needs a host name
+		VerifyConnection: func(state tls.ConnectionState) error {
+			p := peer
+			p.TrustDomain = store.Bundle().TrustDomain()
+			_, err := p.Verify(state.PeerCertificates, x509.ExtKeyUsageServerAuth)
+			return err
+		},
+	}
+	if own != nil {
+		conf.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own() }
+	}
+	return conf
+}
+
+func hubPeer(store *state.Store, clock *state.Clock) link.Peer {
+	return link.Peer{
+		Roots:       func() *x509.CertPool { return store.Bundle().HubCAs() },
+		TrustDomain: store.Bundle().TrustDomain(), Kind: protocol.KindHub, Now: clock.Now,
+	}
+}
+
+// api makes one kind of call: JSON in, JSON out.
+type api struct {
+	base string
+	tls  *tls.Config
+}
+
+func (a api) call(ctx context.Context, method, path string, in, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	var body io.Reader
+	if in != nil {
+		raw, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(raw)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(a.base, "/")+path, body)
+	if err != nil {
+		return fault.New(fault.Malformed, "api_url_invalid", "The hub's address "+a.base+" is not a URL.", err).Lasting()
+	}
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	transport := &http.Transport{TLSClientConfig: a.tls, Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true}
+	defer transport.CloseIdleConnections()
+	resp, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		return unreachable(a.base, err)
+	}
+	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswerBytes))
+	err = errors.Join(err, resp.Body.Close())
+	switch {
+	case err != nil:
+		return unreachable(a.base, err)
+	case resp.StatusCode >= http.StatusBadRequest:
+		return problem(resp.StatusCode, raw)
+	}
+	if err := json.Unmarshal(raw, out); err != nil {
+		return fault.New(fault.Internal, "hub_answer_invalid", "What answers at "+a.base+" is not a hub.", err)
+	}
+	return nil
+}
+
+func unreachable(base string, err error) error {
+	var unknown x509.UnknownAuthorityError
+	var invalid x509.CertificateInvalidError
+	switch {
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return fault.New(fault.Unavailable, "hub_certificate_expired",
+			"The hub's certificate is not valid at this machine's time. Set the clock (and see that it keeps time), then try again.", err)
+	case errors.As(err, &unknown):
+		return fault.New(fault.Unavailable, "hub_not_trusted", "What answers at "+base+" does not belong to this mesh.", err)
+	}
+	return fault.New(fault.Unavailable, "hub_unreachable", "The hub at "+base+" does not answer. Check the address, and that this machine may reach it.", err)
+}
+
+// problem turns the hub's answer (RFC 9457) into a fault of the same meaning.
+func problem(status int, raw []byte) error {
+	var p struct {
+		Code   string `json:"code"`
+		Detail string `json:"detail"`
+	}
+	if err := json.Unmarshal(raw, &p); err != nil || p.Code == "" {
+		p.Code, p.Detail = "hub_error", fmt.Sprintf("The hub answered with HTTP status %d.", status)
+	}
+	kind := fault.Unavailable
+	switch {
+	case status == http.StatusUnauthorized:
+		kind = fault.Unauthenticated
+	case status == http.StatusForbidden:
+		kind = fault.Forbidden
+	case status == http.StatusTooManyRequests:
+		kind = fault.RateLimited
+	case status < http.StatusInternalServerError:
+		kind = fault.Conflict
+	}
+	f := fault.New(kind, p.Code, p.Detail, nil)
+	if status < http.StatusInternalServerError && status != http.StatusTooManyRequests {
+		return f.Lasting()
+	}
+	return f
+}
+
+type nodeCredentials struct {
+	NodeID         string   `json:"node_id"`
+	CertificatePEM string   `json:"certificate_pem"`
+	Chain          []string `json:"chain"`
+	SessionAddr    string   `json:"session_addr"`
+	RegistryHost   string   `json:"registry_host"`
+	HubID          string   `json:"hub_id"`
+}
+
+func (n nodeCredentials) chain() []byte {
+	return []byte(strings.Join(append([]string{strings.TrimSpace(n.CertificatePEM)}, n.Chain...), "\n"))
+}
+
+// renewer keeps the certificate fresh.
+type renewer struct {
+	creds  *Credentials
+	store  *state.Store
+	clock  *state.Clock
+	apiURL string
+	log    *slog.Logger
+}
+
+// dueIn is the time until half of the certificate's life is over.
+func (r renewer) dueIn() time.Duration {
+	cert, err := r.creds.Certificate()
+	if err != nil {
+		return 0
+	}
+	half := cert.Leaf.NotBefore.Add(cert.Leaf.NotAfter.Sub(cert.Leaf.NotBefore) / 2)
+	return max(half.Sub(r.clock.Now()), 0)
+}
+
+// run renews at half-life until ctx ends. It works after expiry too: the proof is the node's key, not the certificate.
+func (r renewer) run(ctx context.Context) {
+	retry := renewRetryMin
+	for {
+		wait := min(r.dueIn(), time.Hour) // looked at again, because the clock may have been set meanwhile
+		if wait == 0 {
+			err := r.renew(ctx)
+			if err == nil {
+				retry = renewRetryMin
+				continue
+			}
+			if ctx.Err() == nil {
+				r.log.WarnContext(ctx, "cannot renew the certificate", "error", err, "retry_in", retry.String())
+			}
+			wait = jitter(retry)
+			retry = min(2*retry, renewRetryMax)
+		}
+		if !pause(ctx, wait) {
+			return
+		}
+	}
+}
+
+func (r renewer) renew(ctx context.Context) error {
+	id := r.creds.Identity()
+	csr, err := r.creds.request(id.NodeID)
+	if err != nil {
+		return err
+	}
+	issued := r.clock.Now().Format(time.RFC3339)
+	signature, err := r.creds.Signer().Sign([]byte(id.NodeID + "\n" + csr + "\n" + issued))
+	if err != nil {
+		return err
+	}
+	body := map[string]string{
+		"node_id": id.NodeID, "csr_pem": csr, "issued_at": issued, "signature": base64.StdEncoding.EncodeToString(signature),
+	}
+	var answer nodeCredentials
+	hub := api{base: r.apiURL, tls: hubTLS(r.store, r.clock, nil)}
+	if err := hub.call(ctx, http.MethodPost, "/api/v1/nodes/renew", body, &answer); err != nil {
+		return err
+	}
+	id.SessionAddr, id.RegistryHost, id.APIURL = answer.SessionAddr, answer.RegistryHost, r.apiURL
+	if err := r.creds.save(id, answer.chain()); err != nil {
+		return err
+	}
+	cert, err := r.creds.Certificate()
+	if err == nil {
+		r.log.InfoContext(ctx, "certificate renewed", "expires_at", cert.Leaf.NotAfter)
+	}
+	return err
+}

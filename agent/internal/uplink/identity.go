@@ -1,0 +1,242 @@
+package uplink
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// The files of a node's identity, all 0600, below the data directory.
+const (
+	keyFile         = "node.key"      // Ed25519 private key, PKCS #8 PEM; made here, never leaves
+	certificateFile = "node.crt"      // the short-lived certificate and its chain, PEM
+	identityFile    = "identity.json" // what the hub said at enrolment
+)
+
+const (
+	pemPrivateKey  = "PRIVATE KEY"
+	pemCertificate = "CERTIFICATE"
+	pemRequest     = "CERTIFICATE REQUEST"
+)
+
+// Identity is what the hub said at enrolment.
+type Identity struct {
+	NodeID          string `json:"node_id"`
+	HubID           string `json:"hub_id"`
+	APIURL          string `json:"api_url"`
+	SessionAddr     string `json:"session_addr"`
+	RegistryHost    string `json:"registry_host"`
+	RootFingerprint string `json:"root_fingerprint"`
+}
+
+// Credentials are the node's key, certificate and identity on disk. The key is made at the first call and stays for ever;
+// the certificate is renewed.
+type Credentials struct {
+	dir string
+	key ed25519.PrivateKey
+
+	mu       sync.Mutex
+	identity Identity
+	cert     *tls.Certificate
+}
+
+// OpenCredentials reads what is in dir and makes the key if there is none.
+func OpenCredentials(dir string) (*Credentials, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, unusable(dir, err)
+	}
+	c := &Credentials{dir: dir}
+	var err error
+	if c.key, err = readOrMakeKey(filepath.Join(dir, keyFile)); err != nil {
+		return nil, err
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, identityFile))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return c, nil
+	case err != nil:
+		return nil, unusable(dir, err)
+	}
+	if err := json.Unmarshal(raw, &c.identity); err != nil {
+		return nil, unusable(dir, fmt.Errorf("%s: %w", identityFile, err))
+	}
+	chain, err := os.ReadFile(filepath.Join(dir, certificateFile))
+	if err != nil {
+		return nil, unusable(dir, err)
+	}
+	c.cert, err = c.parse(chain)
+	if err != nil {
+		return nil, unusable(dir, fmt.Errorf("%s: %w", certificateFile, err))
+	}
+	return c, nil
+}
+
+func unusable(dir string, err error) error {
+	return fault.New(fault.Unavailable, "identity_unusable", fmt.Sprintf("The node's identity in %s cannot be used: %v.", dir, err), err)
+}
+
+func readOrMakeKey(path string) (ed25519.PrivateKey, error) {
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return makeKey(path)
+	}
+	if err != nil {
+		return nil, unusable(filepath.Dir(path), err)
+	}
+	block, _ := pem.Decode(raw)
+	if block == nil || block.Type != pemPrivateKey {
+		return nil, unusable(filepath.Dir(path), errors.New(keyFile+" is not a PEM private key"))
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, unusable(filepath.Dir(path), err)
+	}
+	key, is := parsed.(ed25519.PrivateKey)
+	if !is {
+		return nil, unusable(filepath.Dir(path), errors.New(keyFile+" is not an Ed25519 key"))
+	}
+	return key, nil
+}
+
+func makeKey(path string) (ed25519.PrivateKey, error) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return key, writeFile(path, pem.EncodeToMemory(&pem.Block{Type: pemPrivateKey, Bytes: der}))
+}
+
+// writeFile replaces a file in one step and syncs it: after a crash there is the old one or the new one.
+func writeFile(path string, data []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // 0600
+	if err != nil {
+		return unusable(filepath.Dir(path), err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(unusable(filepath.Dir(path), err), os.Remove(f.Name()))
+		}
+	}()
+	if _, err := f.Write(data); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// Enrolled reports whether a hub has taken this node in.
+func (c *Credentials) Enrolled() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.identity.NodeID != "" && c.cert != nil
+}
+
+// Identity returns what the hub said at enrolment; the zero value before it.
+func (c *Credentials) Identity() Identity {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.identity
+}
+
+// Node is who the node is in signed documents.
+func (c *Credentials) Node() protocol.NodeIdentity {
+	return protocol.NewNodeIdentity(c.Identity().NodeID, c.public())
+}
+
+// Signer signs with the node's key.
+func (c *Credentials) Signer() protocol.Signer { return protocol.NewEd25519Signer(c.key) }
+
+func (c *Credentials) public() ed25519.PublicKey {
+	pub, _ := c.key.Public().(ed25519.PublicKey)
+	return pub
+}
+
+// Certificate is the certificate of the moment with its key.
+func (c *Credentials) Certificate() (*tls.Certificate, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cert == nil {
+		return nil, errors.New("this node has no certificate yet")
+	}
+	return c.cert, nil
+}
+
+// request is a PKCS #10 request by the node's key.
+func (c *Credentials) request(hostname string) (string, error) {
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: hostname}}, c.key)
+	if err != nil {
+		return "", err
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: pemRequest, Bytes: der})), nil
+}
+
+// save stores what the hub gave: the certificate first, because the identity says that there is one.
+func (c *Credentials) save(id Identity, chain []byte) error {
+	cert, err := c.parse(chain)
+	if err != nil {
+		return fault.New(fault.Internal, "certificate_invalid", "The hub answered with a certificate that this node cannot use.", err)
+	}
+	raw, err := json.MarshalIndent(id, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := writeFile(filepath.Join(c.dir, certificateFile), chain); err != nil {
+		return err
+	}
+	if err := writeFile(filepath.Join(c.dir, identityFile), append(raw, '\n')); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.identity, c.cert = id, cert
+	return nil
+}
+
+func (c *Credentials) parse(chain []byte) (*tls.Certificate, error) {
+	cert := &tls.Certificate{PrivateKey: c.key}
+	for block, rest := pem.Decode(chain); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type == pemCertificate {
+			cert.Certificate = append(cert.Certificate, block.Bytes)
+		}
+	}
+	if len(cert.Certificate) == 0 {
+		return nil, errors.New("there is no certificate")
+	}
+	leaf, err := x509.ParseCertificate(cert.Certificate[0])
+	if err != nil {
+		return nil, err
+	}
+	pub, is := leaf.PublicKey.(ed25519.PublicKey)
+	if !is || !bytes.Equal(pub, c.public()) {
+		return nil, errors.New("the certificate is for another key")
+	}
+	cert.Leaf = leaf
+	return cert, nil
+}

@@ -1,0 +1,295 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
+)
+
+const (
+	// usageWindow is how many segments may be under way to the hub.
+	usageWindow = 8
+	// ackTimeout bounds the wait for one acknowledgement.
+	ackTimeout = time.Minute
+	// DefaultUsageRetry is the pause after a segment that the hub could not take now, usageRefusedRetry after one that it will
+	// not.
+	DefaultUsageRetry = 5 * time.Second
+	usageRefusedRetry = 5 * time.Minute
+	// refusedForNow is the one refusal that passes by itself.
+	refusedForNow = "unavailable"
+	// maxLogLines bounds what a tunnel reads back.
+	maxLogLines = 10_000
+)
+
+// upload sends the sealed segments in order and takes one acknowledgement for each. After a reconnect it starts from the
+// first segment that the hub has not posted; the hub bills each once.
+func (s *session) upload(ctx context.Context) error {
+	stream, err := s.conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_USAGE})
+	if err != nil {
+		return err
+	}
+	defer stream.Abort()
+	next, underWay := s.u.store.Spool().Marks.Posted+1, 0
+	for {
+		for underWay < usageWindow {
+			env, err := s.u.store.Segment(next)
+			if err != nil {
+				return err
+			}
+			if env == nil {
+				break
+			}
+			if err := sendWithin(stream, &protocol.UsageUpload{Segment: env}); err != nil {
+				return err
+			}
+			next++
+			underWay++
+		}
+		if underWay == 0 {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-s.conn.Done():
+				return s.conn.Err()
+			case <-s.u.sealed:
+			}
+			continue
+		}
+		refused, err := s.takeAck(stream)
+		if err != nil {
+			return err
+		}
+		underWay--
+		if refused == "" {
+			continue
+		}
+		// What follows a refused segment is refused too; start again from it.
+		for ; underWay > 0; underWay-- {
+			if _, err := s.takeAck(stream); err != nil {
+				return err
+			}
+		}
+		wait := usageRefusedRetry
+		if refused == refusedForNow {
+			wait = s.u.cfg.UsageRetry
+		}
+		s.u.log.WarnContext(ctx, "usage segment refused", "reason", refused, "after", s.u.store.Spool().Marks.Posted, "retry_in", wait.String())
+		if !pause(ctx, wait) {
+			return ctx.Err()
+		}
+		next = s.u.store.Spool().Marks.Posted + 1
+	}
+}
+
+func (s *session) takeAck(stream *link.Stream) (refused string, err error) {
+	if err := stream.SetReadDeadline(time.Now().Add(ackTimeout)); err != nil {
+		return "", err
+	}
+	ack := &protocol.UsageAck{}
+	if err := stream.Receive(ack, protocol.MaxHeaderBytes); err != nil {
+		return "", fmt.Errorf("usage: %w", err)
+	}
+	if err := s.u.store.AcknowledgeUsage(ack.GetIncarnation(), ack.GetPostedSegment(), ack.GetArchivedSegment()); err != nil {
+		return "", err
+	}
+	return ack.GetRefused(), nil
+}
+
+func sendWithin(stream *link.Stream, m *protocol.UsageUpload) error {
+	if err := stream.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
+		return err
+	}
+	return stream.Send(m)
+}
+
+// PullCredential asks the hub to let this node pull from one repository.
+func (u *Uplink) PullCredential(ctx context.Context, repository string) (*protocol.PullCredential, error) {
+	answer, err := u.fetch(ctx, &protocol.FetchRequest{
+		Request: &protocol.FetchRequest_PullCredential{PullCredential: &protocol.PullCredentialRequest{Repository: repository}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if answer.GetPullCredential() == nil {
+		return nil, fault.New(fault.Unavailable, "pull_credential_missing", "The hub gives no credential for the image.", nil)
+	}
+	return answer.GetPullCredential(), nil
+}
+
+// Part fetches one document of the accepted state.
+func (u *Uplink) Part(ctx context.Context, sha256 [32]byte) ([]byte, error) {
+	answer, err := u.fetch(ctx, &protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: sha256[:]}})
+	if err != nil {
+		return nil, err
+	}
+	return answer.GetPart(), nil
+}
+
+// refreshBundle fetches the newest trust bundle and stores it.
+func (u *Uplink) refreshBundle(ctx context.Context) error {
+	answer, err := u.fetch(ctx, &protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}})
+	if err != nil {
+		return err
+	}
+	return u.store.AcceptBundle(answer.GetBundle())
+}
+
+// fetch makes one request on a stream of its own.
+func (u *Uplink) fetch(ctx context.Context, request *protocol.FetchRequest) (*protocol.FetchResponse, error) {
+	u.mu.Lock()
+	conn := u.conn
+	u.mu.Unlock()
+	if conn == nil {
+		return nil, away()
+	}
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+	defer cancel()
+	stream, err := conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_FETCH})
+	if err != nil {
+		return nil, lost(err)
+	}
+	defer stream.Abort()
+	defer context.AfterFunc(ctx, stream.Abort)()
+	if err := stream.Send(request); err != nil {
+		return nil, lost(err)
+	}
+	if err := stream.CloseWrite(); err != nil {
+		return nil, lost(err)
+	}
+	answer := &protocol.FetchResponse{}
+	if err := stream.Receive(answer, protocol.MaxFetchBytes); err != nil {
+		return nil, lost(err)
+	}
+	switch reason := answer.GetRefused(); reason {
+	case "":
+		return answer, nil
+	case protocol.RefusalUnavailable:
+		return nil, fault.New(fault.Unavailable, reason, "The hub cannot answer at the moment.", nil)
+	default:
+		return nil, fault.New(fault.Forbidden, reason, "The hub refuses: "+reason+".", nil)
+	}
+}
+
+func lost(err error) error {
+	return fault.New(fault.Unavailable, "hub_away", "The session to the hub was lost.", err)
+}
+
+// serveTunnels takes the streams that the hub opens.
+func (s *session) serveTunnels(ctx context.Context) error {
+	var tunnels sync.WaitGroup
+	defer tunnels.Wait()
+	for {
+		stream, header, err := s.conn.Accept(ctx)
+		if err != nil {
+			return err
+		}
+		tunnels.Go(func() {
+			if header.GetKind() != protocol.StreamHeader_KIND_TUNNEL {
+				stream.Abort()
+				return
+			}
+			s.tunnel(ctx, stream)
+		})
+	}
+}
+
+func (s *session) tunnel(ctx context.Context, stream *link.Stream) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(ctx, stream.Abort)()
+	_ = stream.SetDeadline(time.Now().Add(sendTimeout))
+	request := &protocol.TunnelRequest{}
+	if err := stream.Receive(request, protocol.MaxHeaderBytes); err != nil {
+		stream.Abort()
+		return
+	}
+	logs := request.GetLogs()
+	if logs == nil || s.u.cfg.Logs == nil {
+		refuseTunnel(stream, protocol.RefusalFeature)
+		return
+	}
+	source, err := s.u.openLogs(ctx, logs)
+	if err != nil {
+		reason := protocol.RefusalUnavailable
+		if fault.Is(err, fault.NotFound) {
+			reason = protocol.RefusalNotAssigned
+		}
+		refuseTunnel(stream, reason)
+		return
+	}
+	if err := stream.Send(&protocol.TunnelResponse{}); err != nil {
+		_ = source.Close()
+		stream.Abort()
+		return
+	}
+	_ = stream.SetDeadline(time.Time{})
+	// A log that is followed may be silent for hours, while its reader has long gone.
+	copied := make(chan struct{})
+	defer close(copied)
+	go func() {
+		select {
+		case <-stream.Done():
+			cancel()
+		case <-copied:
+		}
+	}()
+	_, err = io.Copy(stream, source)
+	_ = source.Close()
+	if err != nil && !errors.Is(err, io.EOF) {
+		stream.Abort()
+		return
+	}
+	_ = stream.Close()
+}
+
+func refuseTunnel(stream *link.Stream, reason string) {
+	_ = stream.Send(&protocol.TunnelResponse{Refused: reason})
+	_ = stream.Close()
+}
+
+// openLogs finds the newest run of the member's service.
+func (u *Uplink) openLogs(ctx context.Context, r *protocol.LogsRequest) (io.ReadCloser, error) {
+	run, err := NewestRun(u.store, r.GetMemberId(), r.GetService())
+	if err != nil {
+		return nil, err
+	}
+	lines := min(int(r.GetTailLines()), maxLogLines)
+	return u.cfg.Logs(ctx, run.ID, lines, r.GetFollow())
+}
+
+// NewestRun is the run whose log is asked for: the last one of the member, or of one service of it.
+func NewestRun(store *state.Store, memberID, service string) (state.Run, error) {
+	var newest state.Run
+	for _, run := range store.Runs() {
+		if run.MemberID == memberID && (service == "" || run.Service == service) && !run.OpenedAt.Before(newest.OpenedAt) {
+			newest = run
+		}
+	}
+	if newest.ID == "" {
+		return state.Run{}, fault.New(fault.NotFound, "no_container", "This node has no container of the workload.", nil)
+	}
+	return newest, nil
+}
+
+// refusalOf is the reason code of err for the hub.
+func refusalOf(err error) string {
+	if _, is := errors.AsType[*protocol.RefusalError](err); !is {
+		return protocol.RefusalUnavailable // the disk, not the document
+	}
+	return protocol.RefusalOf(err)
+}
+
+func refusalDetail(err error) string {
+	if _, is := errors.AsType[*protocol.RefusalError](err); !is {
+		return fault.As(err).Public
+	}
+	return protocol.RefusalDetail(err)
+}

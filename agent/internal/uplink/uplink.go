@@ -1,0 +1,468 @@
+// Package uplink is the node's side of the session to a hub: it enrols, keeps the certificate fresh, dials, verifies and
+// accepts what is pushed, reports what is observed, uploads usage, fetches documents and serves tunnels. It decides nothing
+// about workloads, and nothing waits for it: without a hub everything else goes on.
+package uplink
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
+)
+
+// Times of a session.
+const (
+	// DefaultReportInterval is the pause between reports when nothing changes.
+	DefaultReportInterval = 30 * time.Second
+	// dialRetryMin and dialRetryMax bound the pause between dials; each is spread over half of itself.
+	dialRetryMin = 500 * time.Millisecond
+	dialRetryMax = 30 * time.Second
+	// settled is how long a session lasts before the next dial starts from dialRetryMin again.
+	settled = time.Minute
+	// helloTimeout bounds the exchange of hello and welcome, sendTimeout one message, fetchTimeout one document.
+	helloTimeout = 15 * time.Second
+	sendTimeout  = 30 * time.Second
+	fetchTimeout = 30 * time.Second
+	// reportPause lets a burst of changes become one report.
+	reportPause = 20 * time.Millisecond
+	// lastWords is how long a refusal may take to reach the hub before the connection is closed.
+	lastWords = 2 * time.Second
+	// tombstoneReports is how long after its removal a member that the hub has acknowledged is reported to a new session.
+	tombstoneReports = 24 * time.Hour
+)
+
+// Reconciler is what observes; agent/internal/reconcile has it.
+type Reconciler interface {
+	Report() reconcile.Report
+	Subscribe() <-chan struct{}
+}
+
+// Logs reads the log of one container run.
+type Logs func(ctx context.Context, runID string, tailLines int, follow bool) (io.ReadCloser, error)
+
+// Config is how the session behaves. Zero values take the defaults.
+type Config struct {
+	AgentVersion   string
+	ReportInterval time.Duration
+	// UsageRetry is the pause after a segment that the hub could not take now.
+	UsageRetry time.Duration
+	// APIURL is the hub's API, for renewals; SessionAddr overrides the address from enrolment when set.
+	APIURL      string
+	SessionAddr string
+	// Facts are gathered for each hello.
+	Facts func(ctx context.Context) *protocol.NodeFacts
+	Logs  Logs
+	Log   *slog.Logger
+}
+
+// Uplink holds at most one session. Make one with New, then call Run once.
+type Uplink struct {
+	cfg   Config
+	creds *Credentials
+	store *state.Store
+	clock *state.Clock
+	log   *slog.Logger
+
+	mu   sync.Mutex
+	conn *link.Conn
+	// refusals wait for the control stream; bounded by maxRefusals.
+	refusals []*protocol.Refused
+	refused  chan struct{}
+	status   Status
+
+	// observed and sealed say that there is something new to report or to upload; one session at a time listens.
+	observed, sealed <-chan struct{}
+}
+
+// maxRefusals bounds what is kept of refusals while there is no session; the oldest go first.
+const maxRefusals = 64
+
+// Status is how the session stands, for the owner of the machine.
+type Status struct {
+	Connected   bool      `json:"connected"`
+	HubAddr     string    `json:"hub_addr"`
+	Since       time.Time `json:"since,omitzero"`
+	LastError   string    `json:"last_error,omitempty"`
+	LastRefusal string    `json:"last_refusal,omitempty"`
+}
+
+// New makes an uplink.
+func New(cfg Config, creds *Credentials, store *state.Store, clock *state.Clock) *Uplink {
+	if cfg.ReportInterval <= 0 {
+		cfg.ReportInterval = DefaultReportInterval
+	}
+	if cfg.UsageRetry <= 0 {
+		cfg.UsageRetry = DefaultUsageRetry
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Uplink{cfg: cfg, creds: creds, store: store, clock: clock, log: cfg.Log, refused: make(chan struct{}, 1)}
+}
+
+// Run holds a session whenever a hub answers, until ctx ends.
+func (u *Uplink) Run(ctx context.Context, observer Reconciler) error {
+	u.observed, u.sealed = observer.Subscribe(), u.store.SubscribeUsage()
+	var renewing sync.WaitGroup
+	defer renewing.Wait()
+	renewing.Go(func() {
+		apiURL := u.cfg.APIURL
+		if apiURL == "" {
+			apiURL = u.creds.Identity().APIURL
+		}
+		renewer{creds: u.creds, store: u.store, clock: u.clock, apiURL: apiURL, log: u.log}.run(ctx)
+	})
+	retry := dialRetryMin
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := u.session(ctx, observer)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if time.Since(began) > settled || errors.Is(err, errDialAgain) {
+			retry = dialRetryMin
+		}
+		u.disconnected(err)
+		u.log.InfoContext(ctx, "no session", "hub", u.addr(), "error", err, "retry_in", retry.String())
+		if !pause(ctx, jitter(retry)) {
+			return nil
+		}
+		retry = min(2*retry, dialRetryMax)
+	}
+	return nil
+}
+
+// errDialAgain ends a session for a reason that the next one does away with.
+var errDialAgain = errors.New("dialling again under a new incarnation")
+
+func (u *Uplink) addr() string {
+	if u.cfg.SessionAddr != "" {
+		return u.cfg.SessionAddr
+	}
+	return u.creds.Identity().SessionAddr
+}
+
+// session dials, greets and serves until the connection ends.
+func (u *Uplink) session(ctx context.Context, observer Reconciler) error {
+	conn, err := u.dial(ctx)
+	if err != nil {
+		return err
+	}
+	s := &session{u: u, conn: conn, observer: observer, sent: map[uint64][]string{}, first: true}
+	ctx, cancel := context.WithCancel(ctx)
+	code, reason := link.CodeOK, "the agent is stopping"
+	var workers sync.WaitGroup
+	defer func() {
+		cancel()
+		_ = conn.Close(code, reason)
+		workers.Wait()
+	}()
+	if err := s.greet(ctx); err != nil {
+		return err
+	}
+	u.connected(conn)
+	ended := make(chan error, 4)
+	for _, work := range []func(context.Context) error{s.receive, s.report, s.upload, s.serveTunnels} {
+		workers.Go(func() { ended <- work(ctx) })
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case err := <-ended:
+		code, reason = link.CodeProtocol, "the session cannot go on"
+		if connErr := conn.Err(); connErr != nil {
+			return connErr
+		}
+		return err
+	}
+}
+
+func (u *Uplink) dial(ctx context.Context) (*link.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, link.HandshakeTimeout)
+	defer cancel()
+	return link.Dial(ctx, u.addr(), link.ClientTLS(u.creds.Certificate, hubPeer(u.store, u.clock)))
+}
+
+func (u *Uplink) connected(conn *link.Conn) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.conn = conn
+	u.status = Status{Connected: true, HubAddr: u.addr(), Since: u.clock.Now(), LastRefusal: u.status.LastRefusal}
+	u.log.Info("session open", "hub", u.status.HubAddr)
+}
+
+func (u *Uplink) disconnected(err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.conn = nil
+	if u.status.Connected || u.status.Since.IsZero() {
+		u.status.Since = u.clock.Now()
+	}
+	u.status.Connected, u.status.HubAddr, u.status.LastError = false, u.addr(), ""
+	if err != nil {
+		u.status.LastError = err.Error()
+	}
+}
+
+// Status says how the session stands.
+func (u *Uplink) Status() Status {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.status
+}
+
+// session is one connection after its dial.
+type session struct {
+	u        *Uplink
+	conn     *link.Conn
+	control  *link.Stream
+	observer Reconciler
+
+	mu      sync.Mutex
+	counter uint64
+	// sent are the removed members in each report that the hub has not acknowledged.
+	sent  map[uint64][]string
+	first bool
+}
+
+// greet exchanges hello and welcome.
+func (s *session) greet(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	var err error
+	s.control, err = s.conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_CONTROL})
+	if err != nil {
+		return err
+	}
+	if err := s.control.SetDeadline(time.Now().Add(helloTimeout)); err != nil {
+		return err
+	}
+	if err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Hello{Hello: s.hello(ctx)}}); err != nil {
+		return err
+	}
+	answer := &protocol.HubMessage{}
+	if err := s.control.Receive(answer, protocol.MaxControlBytes); err != nil {
+		return err
+	}
+	if bye := answer.GetGoodbye(); bye != nil {
+		return fmt.Errorf("the hub refuses the session: %s", bye.GetReason())
+	}
+	welcome := answer.GetWelcome()
+	if welcome == nil {
+		return errors.New("the hub does not answer the hello")
+	}
+	if t := welcome.GetHubTime(); t != nil {
+		s.u.clock.Sync(t.AsTime())
+	}
+	behind := welcome.GetNewIncarnation()
+	if !behind {
+		// A hub that has posted what was never sealed here knows more than this store, too.
+		behind = s.u.store.AcknowledgeUsage(s.u.store.Incarnation(), welcome.GetPostedSegment(), welcome.GetArchivedSegment()) != nil
+	}
+	if behind {
+		if err := s.u.store.TakeNewIncarnation(s.u.clock.Now()); err != nil {
+			return err
+		}
+		s.u.log.WarnContext(ctx, "this store is behind the hub's record: it takes a new incarnation", "incarnation", s.u.store.Incarnation())
+		return errDialAgain
+	}
+	return s.control.SetDeadline(time.Time{})
+}
+
+func (s *session) hello(ctx context.Context) *protocol.Hello {
+	accepted, usage := s.u.store.Accepted(), s.u.store.Spool()
+	h := &protocol.Hello{
+		ProtocolVersion: protocol.Version, AgentVersion: s.u.cfg.AgentVersion, Incarnation: usage.Incarnation,
+		Epoch: accepted.Epoch, Generation: accepted.Generation, StateSha256: accepted.SHA256,
+		BundleVersion: s.u.store.Bundle().Version(), LastSegment: usage.LastSegment, Features: reconcile.Features(),
+	}
+	if s.u.cfg.Facts != nil {
+		h.Facts = s.u.cfg.Facts(ctx)
+	}
+	return h
+}
+
+func (s *session) send(m *protocol.NodeMessage) error {
+	if err := s.control.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
+		return err
+	}
+	return s.control.Send(m)
+}
+
+// receive takes what the hub sends, one message after the other: order is part of its meaning.
+func (s *session) receive(ctx context.Context) error {
+	for {
+		m := &protocol.HubMessage{}
+		err := s.control.Receive(m, protocol.MaxControlBytes)
+		if errors.Is(err, link.ErrTooLarge) {
+			return s.refuseTooLarge(ctx, err)
+		}
+		if err != nil {
+			return err
+		}
+		switch x := m.GetMessage().(type) {
+		case *protocol.HubMessage_PushState:
+			err = s.answer(s.u.AcceptState(ctx, x.PushState.GetEnvelope(), x.PushState.GetParts()))
+		case *protocol.HubMessage_PushLeases:
+			err = s.answer(s.u.AcceptLeases(x.PushLeases.GetEnvelope()))
+		case *protocol.HubMessage_PushBundle:
+			err = s.answer(s.u.AcceptBundle(x.PushBundle.GetEnvelope()))
+		case *protocol.HubMessage_ReportAck:
+			err = s.acknowledged(x.ReportAck.GetCounter())
+		case *protocol.HubMessage_Goodbye:
+			return fmt.Errorf("the hub ends the session: %s", x.Goodbye.GetReason())
+		case *protocol.HubMessage_Welcome, nil:
+			// A message of a newer hub that this agent does not know is no reason to part.
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *session) answer(a *protocol.Accepted, _ error) error {
+	if a == nil {
+		return nil // the refusal is queued
+	}
+	return s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Accepted{Accepted: a}})
+}
+
+// refuseTooLarge tells the hub why before the connection goes: the stream cannot be read any further.
+func (s *session) refuseTooLarge(ctx context.Context, cause error) error {
+	s.u.noteRefusal("state", nil, protocol.Refuse(protocol.RefusalTooLarge, "a message has over %d bytes", protocol.MaxControlBytes))
+	s.sendRefusals()
+	_ = s.control.CloseWrite()
+	pause(ctx, lastWords)
+	return cause
+}
+
+// sendRefusals empties the queue; what cannot be sent stays for the next session.
+func (s *session) sendRefusals() bool {
+	for {
+		s.u.mu.Lock()
+		if len(s.u.refusals) == 0 {
+			s.u.mu.Unlock()
+			return true
+		}
+		r := s.u.refusals[0]
+		s.u.mu.Unlock()
+		if err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Refused{Refused: r}}); err != nil {
+			return false
+		}
+		s.u.mu.Lock()
+		if len(s.u.refusals) > 0 && s.u.refusals[0] == r {
+			s.u.refusals = s.u.refusals[1:]
+		}
+		s.u.mu.Unlock()
+	}
+}
+
+// report sends the observed state on change and every interval, and refusals as they come.
+func (s *session) report(ctx context.Context) error {
+	ticker := time.NewTicker(s.u.cfg.ReportInterval)
+	defer ticker.Stop()
+	for {
+		if !s.sendRefusals() {
+			return errors.New("the control stream is closed")
+		}
+		if r := s.observer.Report(); r.Passes > 0 {
+			if err := s.sendReport(r); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		case <-s.u.observed:
+			if !pause(ctx, reportPause) {
+				return ctx.Err()
+			}
+		case <-s.u.refused:
+		}
+	}
+}
+
+func (s *session) sendReport(r reconcile.Report) error {
+	now := s.u.clock.Now()
+	members := s.u.store.Members()
+	s.mu.Lock()
+	s.counter++
+	out := &protocol.Report{Counter: s.counter, At: timestamppb.New(now), Epoch: r.Epoch, Generation: r.Generation, Conditions: r.Conditions}
+	var removed []string
+	for _, w := range r.Workloads {
+		if w.GetRemoval() != nil {
+			old := now.Sub(w.GetRemoval().GetAt().AsTime()) > tombstoneReports
+			if members[w.GetMemberId()].Reported && (!s.first || old) {
+				continue
+			}
+			removed = append(removed, w.GetMemberId())
+		}
+		out.Workloads = append(out.Workloads, w)
+	}
+	s.first = false
+	if len(removed) > 0 {
+		s.sent[s.counter] = removed
+	}
+	s.mu.Unlock()
+	return s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: out}})
+}
+
+// acknowledged notes that the hub has stored a report: the proofs in it need no repeating.
+func (s *session) acknowledged(counter uint64) error {
+	s.mu.Lock()
+	ids := s.sent[counter]
+	for c := range s.sent {
+		if c <= counter {
+			delete(s.sent, c)
+		}
+	}
+	s.mu.Unlock()
+	if len(ids) == 0 {
+		return nil
+	}
+	return s.u.store.AcknowledgeRemovals(ids)
+}
+
+// pause waits and reports whether ctx still lives.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// jitter spreads the dials of many nodes that lost the same hub.
+func jitter(d time.Duration) time.Duration {
+	return d/2 + time.Duration(rand.Int64N(int64(d/2)+1)) //nolint:gosec // not a secret
+}
+
+// away is the answer to whoever needs a hub when there is none.
+func away() error {
+	return fault.New(fault.Unavailable, "hub_away", "There is no session to a hub at the moment.", nil)
+}
+
+// RegistryTLS verifies the registry as a hub and shows this node's certificate, without which a pull credential is void.
+func (u *Uplink) RegistryTLS() (*tls.Config, error) {
+	if !u.creds.Enrolled() {
+		return nil, away()
+	}
+	return hubTLS(u.store, u.clock, u.creds.Certificate), nil
+}

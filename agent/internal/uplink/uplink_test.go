@@ -1,0 +1,500 @@
+package uplink_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// testNode is the side under test, with real disk and real time.
+type testNode struct {
+	t     testing.TB
+	dir   string
+	creds *uplink.Credentials
+	store *state.Store
+	clock *state.Clock
+	up    *uplink.Uplink
+	seen  *observer
+	stop  func()
+}
+
+// observer stands for the reconciler: it says what it is told to.
+type observer struct {
+	mu      sync.Mutex
+	report  reconcile.Report
+	changed chan struct{}
+}
+
+func (o *observer) Report() reconcile.Report {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.report
+}
+
+func (o *observer) Subscribe() <-chan struct{} { return o.changed }
+
+func (o *observer) set(r reconcile.Report) {
+	o.mu.Lock()
+	r.Passes = 1
+	o.report = r
+	o.mu.Unlock()
+	select {
+	case o.changed <- struct{}{}:
+	default:
+	}
+}
+
+func openNode(t testing.TB) *testNode {
+	t.Helper()
+	n := &testNode{t: t, dir: t.TempDir(), seen: &observer{changed: make(chan struct{}, 1)}, stop: func() {}}
+	var err error
+	n.creds, err = uplink.OpenCredentials(n.dir)
+	require.NoError(t, err)
+	n.store, err = state.Open(filepath.Join(n.dir, "state"), state.Options{MinFreeBytes: 1})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		n.stop()
+		require.NoError(t, n.store.Close())
+	})
+	source, err := state.MachineTime()
+	require.NoError(t, err)
+	n.clock = state.NewClock(n.store, source, time.Time{})
+	return n
+}
+
+func (n *testNode) enroll(h *testHub) error {
+	return uplink.Enroll(n.t.Context(), uplink.Enrolment{
+		APIURL: h.api.URL, RootFingerprint: h.fingerprint(), JoinToken: joinToken, Hostname: "node-one",
+	}, n.creds, n.store, n.clock)
+}
+
+func (n *testNode) run(cfg uplink.Config) {
+	n.t.Helper()
+	require.NoError(n.t, n.store.Identify(n.creds.Identity().NodeID, n.creds.Signer()))
+	n.up = uplink.New(cfg, n.creds, n.store, n.clock)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.up.Run(ctx, n.seen) }()
+	n.stop = sync.OnceFunc(func() {
+		cancel()
+		require.NoError(n.t, <-done)
+	})
+}
+
+// start is a node with an open session.
+func start(t testing.TB) (*testHub, *testNode, *hubSession) {
+	t.Helper()
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	n.run(uplink.Config{AgentVersion: "test"})
+	return h, n, h.next()
+}
+
+func TestEnrolmentMakesAKeyThatStaysOnTheNode(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.False(t, n.creds.Enrolled())
+	require.NoError(t, n.enroll(h))
+	require.True(t, n.creds.Enrolled())
+	for _, name := range []string{"node.key", "node.crt", "identity.json"} {
+		info, err := os.Stat(filepath.Join(n.dir, name))
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o600), info.Mode().Perm(), name)
+	}
+	again, err := uplink.OpenCredentials(n.dir)
+	require.NoError(t, err)
+	require.Equal(t, n.creds.Identity(), again.Identity())
+	require.Equal(t, n.creds.Node(), again.Node())
+	require.Equal(t, nodeID, again.Identity().NodeID)
+	require.NoError(t, n.enroll(h), "an answer that was lost costs nothing: the same key gets the same id")
+}
+
+func TestEnrolmentSaysWhatIsWrong(t *testing.T) {
+	h := newHub(t)
+	good := uplink.Enrolment{APIURL: h.api.URL, RootFingerprint: h.fingerprint(), JoinToken: joinToken, Hostname: "n"}
+	taken := openNode(t)
+	require.NoError(t, taken.enroll(h))
+	for name, c := range map[string]struct {
+		change func(*uplink.Enrolment)
+		code   string
+		says   string
+		lasts  bool
+	}{
+		"wrong fingerprint": {func(e *uplink.Enrolment) { e.RootFingerprint = "sha256:" + strings.Repeat("0", 64) }, "root_fingerprint_mismatch", "Compare the fingerprint", true},
+		"used token":        {func(*uplink.Enrolment) {}, "join_token_invalid", "Make a new one", true},
+		"nobody there":      {func(e *uplink.Enrolment) { e.APIURL = "https://127.0.0.1:1" }, "hub_unreachable", "Check the address", false},
+		"no token":          {func(e *uplink.Enrolment) { e.JoinToken = "" }, "enrolment_incomplete", "--join-token-file", true},
+		"plain http":        {func(e *uplink.Enrolment) { e.APIURL = "http://hub" }, "api_url_invalid", "https://", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, e := openNode(t), good
+			c.change(&e)
+			err := uplink.Enroll(t.Context(), e, n.creds, n.store, n.clock)
+			require.Equal(t, c.code, fault.As(err).Code)
+			require.Contains(t, fault.As(err).Public, c.says)
+			require.Equal(t, c.lasts, fault.IsPermanent(err))
+			require.False(t, n.creds.Enrolled())
+		})
+	}
+}
+
+func TestHelloTellsWhereTheNodeStands(t *testing.T) {
+	h, n, s := start(t)
+	require.Equal(t, n.store.Incarnation(), s.hello.GetIncarnation())
+	require.Equal(t, "test", s.hello.GetAgentVersion())
+	require.EqualValues(t, 1, s.hello.GetBundleVersion())
+	require.Zero(t, s.hello.GetGeneration())
+	env, parts := h.desired(h.state, nil, &protocol.Workload{Id: "m1"})
+	s.pushState(env, parts...)
+	require.EqualValues(t, 1, s.accepted().GetGeneration())
+
+	require.NoError(t, s.conn.Close(0, "the hub restarts"))
+	s = h.next()
+	require.EqualValues(t, 1, s.hello.GetGeneration())
+	require.Equal(t, n.store.Accepted().SHA256, s.hello.GetStateSha256())
+}
+
+func TestLaw01OnlyWhatIsSignedForThisNodeIsAccepted(t *testing.T) {
+	h, n, s := start(t)
+	env, parts := h.desired(h.state, func(d *protocol.DesiredState) { d.Generation = 5 }, &protocol.Workload{Id: "m1"})
+	s.pushState(env, parts...)
+	require.EqualValues(t, 5, s.accepted().GetGeneration())
+
+	next := func(change func(*protocol.DesiredState)) *protocol.Envelope {
+		env, _ := h.desired(h.state, func(d *protocol.DesiredState) {
+			d.Generation = 6
+			if change != nil {
+				change(d)
+			}
+		})
+		return env
+	}
+	forged, _ := h.desired(newKey(t), func(d *protocol.DesiredState) { d.Generation = 6 })
+	tampered := next(nil)
+	tampered.Payload = append([]byte{}, tampered.GetPayload()...)
+	tampered.Payload[len(tampered.GetPayload())-1] ^= 1
+	huge := next(nil)
+	huge.Payload = make([]byte, protocol.MaxEnvelopeBytes+1)
+	stranger := sha256.Sum256([]byte("another key"))
+	for _, c := range []struct {
+		name, reason string
+		env          *protocol.Envelope
+	}{
+		{"forged", protocol.RefusalSignature, forged},
+		{"tampered", protocol.RefusalSignature, tampered},
+		{"signed by the wrong role", protocol.RefusalSignature, func() *protocol.Envelope { e, _ := h.desired(h.lease, nil); return e }()},
+		{"for another node", protocol.RefusalWrongNode, next(func(d *protocol.DesiredState) { d.NodeId = "other" })},
+		{"for an earlier key of this node", protocol.RefusalWrongNode, next(func(d *protocol.DesiredState) { d.NodeKeySha256 = stranger[:] })},
+		{"older", protocol.RefusalOlder, next(func(d *protocol.DesiredState) { d.Generation = 4 })},
+		{"same generation, other content", protocol.RefusalConflict, next(func(d *protocol.DesiredState) { d.Generation = 5 })},
+		{"of an unknown epoch", protocol.RefusalEpoch, next(func(d *protocol.DesiredState) { d.Epoch = 9 })},
+		{"oversized", protocol.RefusalTooLarge, huge},
+		{"needs a newer trust bundle", protocol.RefusalBundleOld, next(func(d *protocol.DesiredState) { d.MinBundleVersion = 7 })},
+		{"empty", protocol.RefusalMalformed, nil},
+	} {
+		h.mu.Lock()
+		h.fetches = func(*protocol.FetchRequest) *protocol.FetchResponse {
+			return &protocol.FetchResponse{Refused: protocol.RefusalUnavailable}
+		}
+		h.mu.Unlock()
+		s.pushState(c.env)
+		require.Equal(t, c.reason, s.refused().GetReason(), c.name)
+		require.EqualValues(t, 5, n.store.Accepted().Generation, c.name)
+	}
+	require.Contains(t, n.up.Status().LastRefusal, protocol.RefusalMalformed)
+
+	// A revoked key signs in vain, and the next bundle comes first.
+	h.version, h.revoked = 2, []string{protocol.KeyID(pub(h.state))}
+	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_PushBundle{PushBundle: &protocol.PushBundle{Envelope: h.bundleEnvelope()}}})
+	require.Equal(t, "bundle", s.accepted().GetDocument())
+	s.pushState(next(nil))
+	require.Equal(t, protocol.RefusalKeyRevoked, s.refused().GetReason())
+}
+
+func TestStateThatNeedsANewerBundleFetchesIt(t *testing.T) {
+	h, n, s := start(t)
+	h.mu.Lock()
+	h.version = 2
+	newer := h.bundleEnvelope()
+	h.fetches = func(r *protocol.FetchRequest) *protocol.FetchResponse {
+		if !r.GetBundle() {
+			return &protocol.FetchResponse{Refused: protocol.RefusalUnknownPart}
+		}
+		return &protocol.FetchResponse{Bundle: newer}
+	}
+	h.mu.Unlock()
+	env, _ := h.desired(h.state, func(d *protocol.DesiredState) { d.MinBundleVersion = 2 })
+	s.pushState(env)
+	require.EqualValues(t, 1, s.accepted().GetGeneration())
+	require.EqualValues(t, 2, n.store.Bundle().Version())
+}
+
+func TestMessageAboveItsLimitIsRefusedAndTheNextSessionIsThere(t *testing.T) {
+	h, n, s := start(t)
+	env, _ := h.desired(h.state, nil)
+	go func() {
+		// Only its length is read.
+		_ = s.control.Send(&protocol.HubMessage{Message: &protocol.HubMessage_PushState{PushState: &protocol.PushState{
+			Envelope: env, Parts: [][]byte{make([]byte, protocol.MaxControlBytes)},
+		}}})
+	}()
+	require.Equal(t, protocol.RefusalTooLarge, s.refused().GetReason())
+	s = h.next()
+	s.pushState(env)
+	require.EqualValues(t, 1, s.accepted().GetGeneration())
+	require.EqualValues(t, 1, n.store.Accepted().Generation)
+}
+
+func TestRemovalIsReportedUntilTheHubHasIt(t *testing.T) {
+	h, n, s := start(t)
+	env, parts := h.desired(h.state, nil, &protocol.Workload{Id: "m1"})
+	s.pushState(env, parts...)
+	s.accepted()
+	require.NoError(t, n.store.Retire("m1", protocol.RemovalKinds(), n.clock.Now()))
+	gone := &protocol.WorkloadStatus{MemberId: "m1", Status: "removed", Removal: n.store.Members()["m1"].Removal}
+	other := &protocol.WorkloadStatus{MemberId: "m2", Status: "ready"}
+	n.seen.set(reconcile.Report{Epoch: 1, Generation: 1, Workloads: []*protocol.WorkloadStatus{gone, other}})
+	report := func(s *hubSession) *protocol.Report {
+		var r *protocol.Report
+		s.until(func(m *protocol.NodeMessage) bool { r = m.GetReport(); return r != nil })
+		return r
+	}
+	first := report(s)
+	require.Len(t, first.GetWorkloads(), 2)
+	n.seen.set(reconcile.Report{Epoch: 1, Generation: 2, Workloads: []*protocol.WorkloadStatus{gone, other}})
+	second := report(s)
+	require.Len(t, second.GetWorkloads(), 2, "not acknowledged yet")
+	require.Greater(t, second.GetCounter(), first.GetCounter())
+
+	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_ReportAck{ReportAck: &protocol.ReportAck{Counter: second.GetCounter()}}})
+	require.Eventually(t, func() bool { return n.store.Members()["m1"].Reported }, 20*time.Second, time.Millisecond)
+	n.seen.set(reconcile.Report{Epoch: 1, Generation: 3, Workloads: []*protocol.WorkloadStatus{gone, other}})
+	require.Len(t, report(s).GetWorkloads(), 1)
+
+	require.NoError(t, s.conn.Close(0, "restored from a backup"))
+	require.Len(t, report(h.next()).GetWorkloads(), 2, "a hub that was restored hears of it again")
+}
+
+// use seals so many segments.
+func (n *testNode) use(segments int) {
+	n.t.Helper()
+	at := n.clock.Now()
+	require.NoError(n.t, n.store.OpenRun(state.Run{ID: fmt.Sprintf("m1.%d", at.UnixNano()), MemberID: "m1", OpenedAt: at}))
+	var run string
+	for id := range n.store.Runs() {
+		run = id
+	}
+	for range segments + 1 {
+		r := meter.Run{RunID: run, MemberID: "m1", StartedAt: n.clock.Now(), Up: true}
+		require.NoError(n.t, n.store.Beat(meter.Observation{At: at, Runs: []meter.Run{r}, CutEvery: time.Second}, state.Stamp{}))
+		at = at.Add(10 * time.Second)
+	}
+	at = at.Add(time.Second)
+	require.NoError(n.t, n.store.Beat(meter.Observation{At: at}, state.Stamp{}))
+	require.NoError(n.t, n.store.CloseRun(run))
+}
+
+// takeUsage takes one segment a call and answers as decide says; nil takes all.
+func takeUsage(t testing.TB, s *hubSession) func(decide func(number uint64) (refuse string, posted uint64)) uint64 {
+	t.Helper()
+	stream := <-s.usage
+	return func(decide func(uint64) (string, uint64)) uint64 {
+		t.Helper()
+		m := &protocol.UsageUpload{}
+		require.NoError(t, stream.SetDeadline(time.Now().Add(30*time.Second)))
+		require.NoError(t, stream.Receive(m, protocol.MaxSegmentBytes+protocol.MaxHeaderBytes))
+		number := segmentNumber(t, m.GetSegment())
+		ack := &protocol.UsageAck{Incarnation: s.hello.GetIncarnation(), PostedSegment: number}
+		if decide != nil {
+			ack.Refused, ack.PostedSegment = decide(number)
+		}
+		require.NoError(t, stream.Send(ack))
+		return number
+	}
+}
+
+func segmentNumber(t testing.TB, env *protocol.Envelope) uint64 {
+	t.Helper()
+	seg := &protocol.UsageSegment{}
+	require.NoError(t, proto.Unmarshal(env.GetPayload(), seg))
+	return seg.GetNumber()
+}
+
+func TestUsageGoesUpInOrderAndOnceAcrossSessions(t *testing.T) {
+	h, n, s := start(t)
+	take := takeUsage(t, s)
+	n.use(20)
+	last := n.store.Spool().LastSegment
+	require.Greater(t, last, uint64(12))
+	for want := uint64(1); want <= 10; want++ {
+		require.Equal(t, want, take(nil))
+	}
+	require.Eventually(t, func() bool { return n.store.Spool().Marks.Posted == 10 }, 20*time.Second, time.Millisecond)
+	require.NoError(t, s.conn.Close(0, "the hub restarts"))
+	s = h.next()
+	take = takeUsage(t, s)
+	for want := uint64(11); want <= last; want++ {
+		require.Equal(t, want, take(nil))
+	}
+	require.Eventually(t, func() bool { return n.store.Spool().UnsentBytes == 0 }, 20*time.Second, time.Millisecond)
+	n.use(1)
+	require.Equal(t, last+1, take(nil), "new usage goes up as it is sealed")
+}
+
+func TestUsageThatTheHubCannotTakeNowIsSentAgain(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	n.run(uplink.Config{UsageRetry: time.Millisecond})
+	take := takeUsage(t, h.next())
+	n.use(5)
+	last := n.store.Spool().LastSegment
+	posted, refusals := uint64(0), 0
+	for posted < last {
+		take(func(number uint64) (string, uint64) {
+			if number != posted+1 || refusals < 3 && number == 2 {
+				refusals++
+				return "unavailable", posted
+			}
+			posted = number
+			return "", posted
+		})
+	}
+	require.GreaterOrEqual(t, refusals, 3)
+	require.Eventually(t, func() bool { return n.store.Spool().Marks.Posted == last }, 20*time.Second, time.Millisecond)
+}
+
+func TestStoreThatIsBehindTakesANewIncarnationAndDialsAgain(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	old := n.store.Incarnation()
+	h.welcome = func(hello *protocol.Hello) *protocol.HubMessage {
+		return &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: &protocol.Welcome{
+			HubTime: timestamppb.Now(), NewIncarnation: hello.GetIncarnation() == old,
+		}}}
+	}
+	n.run(uplink.Config{})
+	require.Equal(t, old, h.next().hello.GetIncarnation())
+	s := h.next()
+	require.NotEqual(t, old, s.hello.GetIncarnation())
+	require.Equal(t, n.store.Incarnation(), s.hello.GetIncarnation())
+}
+
+func TestHubThatHasPostedMoreThanWasSealedMakesANewIncarnation(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	old := n.store.Incarnation()
+	h.welcome = func(hello *protocol.Hello) *protocol.HubMessage {
+		w := &protocol.Welcome{HubTime: timestamppb.Now()}
+		if hello.GetIncarnation() == old {
+			w.PostedSegment = 7
+		}
+		return &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: w}}
+	}
+	n.run(uplink.Config{})
+	h.next()
+	require.NotEqual(t, old, h.next().hello.GetIncarnation())
+}
+
+func TestFetchesUseTheSessionAndFailAtOnceWithoutOne(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	n.up = uplink.New(uplink.Config{}, n.creds, n.store, n.clock)
+	_, err := n.up.PullCredential(t.Context(), "org/acme/web/app")
+	require.True(t, fault.Is(err, fault.Unavailable))
+
+	h.fetches = func(r *protocol.FetchRequest) *protocol.FetchResponse {
+		if p := r.GetPullCredential(); p != nil {
+			return &protocol.FetchResponse{PullCredential: &protocol.PullCredential{RegistryHost: "registry.example", Username: p.GetRepository()}}
+		}
+		return &protocol.FetchResponse{Refused: protocol.RefusalUnknownPart}
+	}
+	n.run(uplink.Config{})
+	h.next()
+	require.Eventually(t, func() bool { return n.up.Status().Connected }, 20*time.Second, time.Millisecond)
+	c, err := n.up.PullCredential(t.Context(), "org/acme/web/app")
+	require.NoError(t, err)
+	require.Equal(t, "org/acme/web/app", c.GetUsername())
+	_, err = n.up.Part(t.Context(), [32]byte{})
+	require.Equal(t, protocol.RefusalUnknownPart, fault.As(err).Code)
+}
+
+func TestLogsComeThroughATunnelAndEndWithTheirReader(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	closed := make(chan struct{})
+	logs := func(ctx context.Context, runID string, tail int, follow bool) (io.ReadCloser, error) {
+		if !follow {
+			return io.NopCloser(strings.NewReader(fmt.Sprintf("%s %d", runID, tail))), nil
+		}
+		pr, pw := io.Pipe()
+		context.AfterFunc(ctx, func() {
+			_ = pw.CloseWithError(errors.New("no reader"))
+			close(closed)
+		})
+		go func() { _, _ = io.WriteString(pw, "first line\n") }()
+		return pr, nil
+	}
+	n.run(uplink.Config{Logs: logs})
+	require.NoError(t, n.store.OpenRun(state.Run{ID: "m1.1", MemberID: "m1", Service: "main", OpenedAt: n.clock.Now()}))
+	s := h.next()
+	tunnel := func(r *protocol.LogsRequest) (io.ReadCloser, string) {
+		stream, err := s.conn.Open(t.Context(), &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_TUNNEL})
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(&protocol.TunnelRequest{Request: &protocol.TunnelRequest_Logs{Logs: r}}))
+		answer := &protocol.TunnelResponse{}
+		require.NoError(t, stream.Receive(answer, protocol.MaxHeaderBytes))
+		return stream, answer.GetRefused()
+	}
+	_, refused := tunnel(&protocol.LogsRequest{MemberId: "someone-else"})
+	require.Equal(t, protocol.RefusalNotAssigned, refused)
+
+	stream, refused := tunnel(&protocol.LogsRequest{MemberId: "m1", TailLines: 5})
+	require.Empty(t, refused)
+	all, err := io.ReadAll(stream)
+	require.NoError(t, err)
+	require.Equal(t, "m1.1 5", string(all))
+
+	stream, _ = tunnel(&protocol.LogsRequest{MemberId: "m1", Follow: true})
+	line := make([]byte, len("first line\n"))
+	_, err = io.ReadFull(stream, line)
+	require.NoError(t, err)
+	require.NoError(t, stream.Close())
+	<-closed
+}
+
+func TestCertificateIsRenewedAlsoAfterItHasExpired(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	h.lifetime = -time.Hour
+	require.NoError(t, n.enroll(h))
+	h.mu.Lock()
+	h.lifetime = time.Hour
+	h.mu.Unlock()
+	n.run(uplink.Config{})
+	h.next()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	require.Equal(t, 1, h.renewals)
+	again, err := uplink.OpenCredentials(n.dir)
+	require.NoError(t, err)
+	cert, err := again.Certificate()
+	require.NoError(t, err)
+	require.True(t, cert.Leaf.NotAfter.After(time.Now()))
+}
