@@ -176,7 +176,7 @@ func (c *Conn) Accept(ctx context.Context) (*Stream, *protocol.StreamHeader, err
 	case a := <-c.accepted:
 		return a.stream, a.header, nil
 	case <-c.life.Done():
-		return nil, nil, fmt.Errorf("%w: %w", ErrClosed, context.Cause(c.life))
+		return nil, nil, fmt.Errorf("%w: %w", ErrClosed, c.Err())
 	case <-ctx.Done():
 		return nil, nil, ctx.Err()
 	}
