@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuaas/gpuaas/e2e/cluster"
+)
+
+// config is what a demo is made from.
+type config struct {
+	Dir, RunDir, Bin, Source string
+	App                      string
+	Listen                   string
+	Bridge, PodCIDR          string
+	PortRange                string
+}
+
+func defaults() *config {
+	return &config{
+		Dir: "/var/lib/gpuaas-demo", RunDir: "/run/gpuaas-demo", Bin: "bin", Source: ".", App: "demo",
+		Listen: "127.0.0.1:0", Bridge: "gpuaas-demo0", PodCIDR: "10.213.0.0/24", PortRange: "21000-21999",
+	}
+}
+
+// state is what `down` needs to know, written before anything of it exists or right after.
+type state struct {
+	Config        config
+	Agent         cluster.AgentConfig
+	OwnContainerd bool
+	Processes     []process
+}
+
+// process names one process for ever: a pid that was given anew has other start ticks.
+type process struct {
+	Name       string
+	PID        int
+	StartTicks uint64
+}
+
+func stateFile(dir string) string { return filepath.Join(dir, "demo.json") }
+
+func (s *state) save() error {
+	data, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	tmp := stateFile(s.Config.Dir) + ".new"
+	if err := os.WriteFile(tmp, data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, stateFile(s.Config.Dir))
+}
+
+func (s *state) started(p *cluster.Process) error {
+	ticks, err := cluster.StartTicks(p.PID)
+	if err != nil {
+		return fmt.Errorf("%s is gone: %w\n%s", p.Name, err, p.LogTail(10))
+	}
+	s.Processes = append(s.Processes, process{Name: p.Name, PID: p.PID, StartTicks: ticks})
+	return s.save()
+}
+
+func (s *state) end(name string) error {
+	for _, p := range s.Processes {
+		if p.Name == name {
+			if err := cluster.EndProcess(p.PID, p.StartTicks, 30*time.Second); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// down removes everything that a demo in dir made. Without one it does nothing.
+func down(ctx context.Context, dir string) error {
+	data, err := os.ReadFile(stateFile(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var s state
+	if err := json.Unmarshal(data, &s); err != nil {
+		return fmt.Errorf("%s cannot be read: %w", stateFile(dir), err)
+	}
+	if err := s.end("agent"); err != nil {
+		return err
+	}
+	containerdDir, containerdRun := s.containerdDirs()
+	if s.Agent.ContainerdAddress != "" {
+		if err := s.uninstall(ctx, containerdDir, containerdRun); err != nil {
+			return err
+		}
+	}
+	if err := s.end("hub"); err != nil {
+		return err
+	}
+	if s.OwnContainerd {
+		if err := s.end("containerd"); err != nil {
+			return err
+		}
+		cluster.RemoveContainerd(containerdDir, containerdRun)
+	}
+	// The state file goes last: a `down` that was interrupted is run again.
+	if err := os.RemoveAll(s.Config.RunDir); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Name() != filepath.Base(stateFile(dir)) {
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return os.RemoveAll(dir)
+}
+
+// uninstall has the agent remove what it made. It needs containerd, which may have been killed meanwhile.
+func (s *state) uninstall(ctx context.Context, containerdDir, containerdRun string) error {
+	if _, err := os.Stat(s.Agent.DataDir()); errors.Is(err, fs.ErrNotExist) {
+		return nil // the agent never started
+	}
+	if s.OwnContainerd && !s.running("containerd") {
+		d, err := cluster.StartContainerd(ctx, containerdDir, containerdRun)
+		if err != nil {
+			return err
+		}
+		if err := s.started(d.Process); err != nil {
+			return err
+		}
+	}
+	return cluster.Uninstall(ctx, s.Agent)
+}
+
+func (s *state) running(name string) bool {
+	for _, p := range s.Processes {
+		ticks, err := cluster.StartTicks(p.PID)
+		if p.Name == name && err == nil && ticks == p.StartTicks {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *state) containerdDirs() (dir, run string) {
+	return filepath.Join(s.Config.Dir, "containerd"), filepath.Join(s.Config.RunDir, "containerd")
+}

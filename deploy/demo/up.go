@@ -1,0 +1,341 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/e2e/floor"
+	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+const (
+	orgSlug     = "demo"
+	trustDomain = "demo.gpuaas.internal"
+	// pricePerHour of the app's running time, in USD.
+	pricePerHour = "3.60"
+	credit       = "2000"
+	floorRounds  = 5
+	// upLimit bounds the whole demo after the programs are built; an image may have to be made first.
+	upLimit = 15 * time.Minute
+)
+
+// summary is the last line of the demo.
+type summary struct {
+	InstanceID   string  `json:"instance_id"`
+	Status       string  `json:"status"`
+	EndpointURL  string  `json:"endpoint_url"`
+	AppVersion   string  `json:"app_version"`
+	LaunchMillis float64 `json:"launch_ms"`
+	FloorMillis  float64 `json:"floor_ms"`
+	UsageRecords int     `json:"usage_records"`
+	LedgerZero   bool    `json:"ledger_zero"`
+	HubPID       int     `json:"hub_pid"`
+	AgentPID     int     `json:"agent_pid"`
+	APIURL       string  `json:"api_url"`
+	CAFile       string  `json:"ca_file"`
+	TokenFile    string  `json:"token_file"`
+}
+
+// demo is one run of `up`.
+type demo struct {
+	conf   *config
+	state  *state
+	hub    *cluster.Hub
+	agent  *cluster.Agent
+	tenant *scenario.Tenant
+	app    app
+	// operator is the service account that runs the app.
+	operator   *client.Hub
+	allocation client.Allocation
+	instance   client.AppInstance
+	out        summary
+}
+
+func up(ctx context.Context, c *config) error {
+	ctx, cancel := context.WithTimeout(ctx, upLimit)
+	defer cancel()
+	var err error
+	for _, p := range []*string{&c.Bin, &c.Source, &c.Dir, &c.RunDir} {
+		if *p, err = filepath.Abs(*p); err != nil {
+			return err
+		}
+	}
+	// 0711: the database's own user must be able to pass.
+	if err := os.MkdirAll(c.Dir, 0o711); err != nil {
+		return err
+	}
+	d := &demo{conf: c, state: &state{Config: *c}}
+	if err := d.state.save(); err != nil {
+		return err
+	}
+	steps := []struct {
+		what string
+		do   func(context.Context) (string, error)
+	}{
+		{"hub", d.startHub},
+		{"node", d.startNode},
+		{"app image", d.loadApp},
+		{"ship", d.ship},
+		{"run", d.run},
+		{"call", d.call},
+		{"meter and bill", d.bill},
+		{"launch again, against its floor", d.launchAgain},
+	}
+	for i, step := range steps {
+		start := time.Now()
+		fmt.Printf("%d/%d %s …\n", i+1, len(steps), step.what)
+		said, err := step.do(ctx)
+		if err != nil {
+			return fmt.Errorf("%s: %w\nlogs are in %s; `make demo-down` removes everything", step.what, err, c.Dir)
+		}
+		fmt.Printf("    %s  (%.1f s)\n", said, time.Since(start).Seconds())
+	}
+	d.explain()
+	line, err := json.Marshal(d.out)
+	if err != nil {
+		return err
+	}
+	fmt.Println(string(line))
+	return nil
+}
+
+func (d *demo) startHub(ctx context.Context) (string, error) {
+	passphrase := rand.Text()
+	conf := cluster.HubConfig{Bin: d.conf.Bin, Dir: filepath.Join(d.conf.Dir, "hub"), Listen: d.conf.Listen, SessionListen: d.conf.Listen}
+	fingerprint, err := cluster.InitHub(ctx, conf, passphrase, trustDomain)
+	if err != nil {
+		return "", err
+	}
+	d.hub, err = cluster.StartHub(ctx, conf)
+	if err != nil {
+		return "", err
+	}
+	d.hub.RootFingerprint = fingerprint
+	d.out.HubPID, d.out.APIURL, d.out.CAFile, d.out.TokenFile = d.hub.PID, d.hub.Ready.APIURL, d.hub.Ready.CAFile, d.hub.Ready.TokenFile
+	return "serves at " + d.hub.Ready.APIURL + ", root " + fingerprint[:19] + "…", d.state.started(d.hub.Process)
+}
+
+func (d *demo) startNode(ctx context.Context) (string, error) {
+	address, err := d.containerd(ctx)
+	if err != nil {
+		return "", err
+	}
+	d.tenant, err = scenario.NewTenant(ctx, d.hub, filepath.Join(d.conf.Dir, "tenant"), orgSlug, credit)
+	if err != nil {
+		return "", err
+	}
+	token, err := scenario.JoinToken(ctx, d.tenant.Admin)
+	if err != nil {
+		return "", err
+	}
+	d.state.Agent = cluster.AgentConfig{
+		Bin: d.conf.Bin, Dir: filepath.Join(d.conf.Dir, "agent"), RunDir: filepath.Join(d.conf.RunDir, "agent"),
+		APIURL: d.hub.Ready.APIURL, RootFingerprint: d.hub.RootFingerprint,
+		ContainerdAddress: address, ContainerdNamespace: "gpuaas-demo", CgroupParent: "/gpuaas-demo",
+		Bridge: d.conf.Bridge, PodCIDR: d.conf.PodCIDR, PortRange: d.conf.PortRange,
+		// So that nobody has to wait half a minute for the first usage.
+		ExtraArgs: []string{"--beat", "2s", "--usage-interval", "4s"},
+	}
+	if err := d.state.save(); err != nil {
+		return "", err
+	}
+	withToken := d.state.Agent
+	withToken.JoinToken = token
+	if d.agent, err = cluster.StartAgent(ctx, withToken); err != nil {
+		return "", err
+	}
+	d.out.AgentPID = d.agent.PID
+	if err := d.state.started(d.agent.Process); err != nil {
+		return "", err
+	}
+	n, err := scenario.AwaitNode(ctx, d.tenant.Admin, d.agent.Ready.NodeID)
+	return fmt.Sprintf("%s is online as %s", n.Hostname, n.ID), err
+}
+
+// containerd returns the socket of the machine's containerd, or of one that it starts where none serves.
+func (d *demo) containerd(ctx context.Context) (string, error) {
+	if cluster.Serves(ctx, cluster.SystemContainerd) {
+		return cluster.SystemContainerd, nil
+	}
+	d.state.OwnContainerd = true
+	if err := d.state.save(); err != nil {
+		return "", err
+	}
+	c, err := cluster.StartContainerd(ctx, filepath.Join(d.conf.Dir, "containerd"), filepath.Join(d.conf.RunDir, "containerd"))
+	if err != nil {
+		return "", err
+	}
+	return c.Address(), d.state.started(c.Process)
+}
+
+func (d *demo) loadApp(ctx context.Context) (said string, err error) {
+	d.app, err = loadApp(ctx, d.conf, d.conf.App)
+	return d.app.Description, err
+}
+
+func (d *demo) ship(ctx context.Context) (string, error) {
+	p, err := d.tenant.NewPublisher(ctx)
+	if err != nil {
+		return "", err
+	}
+	if _, err := d.tenant.Ship(ctx, p, d.app.Release); err != nil {
+		return "", err
+	}
+	if err := d.tenant.Entitle(ctx, d.app.Release.AppSlug); err != nil {
+		return "", err
+	}
+	if err := d.tenant.Price(ctx, d.app.Release.AppSlug, pricePerHour); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s %s is signed, active and entitled at %s %s an hour", d.app.Release.AppSlug, d.app.Release.Version, pricePerHour, scenario.Currency), nil
+}
+
+func (d *demo) run(ctx context.Context) (string, error) {
+	var err error
+	if d.operator, err = d.tenant.ServiceAccount(ctx, "operator", client.ServiceAccountRoleAppOperator); err != nil {
+		return "", err
+	}
+	if d.allocation, err = d.tenant.Allocate(ctx, d.tenant.Admin, d.agent.Ready.NodeID, d.app.AllocationCores, d.app.AllocationMiB); err != nil {
+		return "", err
+	}
+	var took time.Duration
+	d.instance, took, err = d.launch(ctx, "first")
+	if err != nil {
+		return "", err
+	}
+	d.out.InstanceID, d.out.Status, d.out.AppVersion = d.instance.ID, string(d.instance.Status), d.instance.Version
+	return fmt.Sprintf("%s after %d ms, the image pulled and unpacked on the way", d.instance.Status, took.Milliseconds()), nil
+}
+
+func (d *demo) launch(ctx context.Context, name string) (client.AppInstance, time.Duration, error) {
+	return d.tenant.Launch(ctx, d.operator, client.AppInstanceCreate{
+		AppSlug: d.app.Release.AppSlug, Version: d.app.Release.Version, DisplayName: name, Parameters: d.app.Parameters,
+		PlacementIntent: client.PlacementIntent{AllocationIds: []string{d.allocation.ID}},
+	}, func(i client.AppInstance) { fmt.Printf("      %s\n", i.Status) })
+}
+
+func (d *demo) call(ctx context.Context) (string, error) {
+	if len(d.instance.Endpoints) == 0 {
+		return "", fmt.Errorf("instance %s has no endpoint", d.instance.ID)
+	}
+	d.out.EndpointURL = d.instance.Endpoints[0].URL
+	body, err := scenario.Get(ctx, d.out.EndpointURL+d.app.ProbePath)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s answers %q", d.out.EndpointURL, firstLine(body)), nil
+}
+
+func (d *demo) bill(ctx context.Context) (string, error) {
+	events, err := d.tenant.Events(ctx, d.operator, d.instance.ID)
+	if err != nil {
+		return "", err
+	}
+	for _, e := range events {
+		fmt.Printf("      event   %s  %s\n", e.Time.Format(time.RFC3339), e.Type)
+	}
+	postings, err := d.tenant.AwaitDebit(ctx, d.instance.ID)
+	if err != nil {
+		return "", err
+	}
+	usage, err := d.tenant.Usage(ctx, d.instance.ID)
+	if err != nil {
+		return "", err
+	}
+	for _, u := range usage {
+		fmt.Printf("      usage   %s  %s %s\n", u.EndedAt.Format(time.RFC3339), u.Quantity, u.Meter)
+	}
+	d.out.UsageRecords, d.out.LedgerZero = len(usage), len(postings) > 0
+	for _, p := range postings {
+		sums, err := scenario.Sums(p)
+		if err != nil {
+			return "", err
+		}
+		for _, sum := range sums {
+			d.out.LedgerZero = d.out.LedgerZero && sum.Sign() == 0
+		}
+		for _, e := range p.Entries {
+			fmt.Printf("      ledger  %-8s %14s %s  %s\n", p.Kind, e.Amount, e.Currency, e.Account)
+		}
+	}
+	if !d.out.LedgerZero {
+		return "", fmt.Errorf("the postings do not sum to zero")
+	}
+	return fmt.Sprintf("%d usage records, %d postings, each sums to zero", len(usage), len(postings)), nil
+}
+
+func (d *demo) launchAgain(ctx context.Context) (string, error) {
+	second, took, err := d.launch(ctx, "second")
+	if err != nil {
+		return "", err
+	}
+	d.out.LaunchMillis = millis(took)
+	container, err := floor.Find(ctx, d.state.Agent.ContainerdAddress, d.state.Agent.ContainerdNamespace, second.ID)
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp(d.conf.RunDir, "floor-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	var totals []time.Duration
+	for i := range floorRounds {
+		p, err := floor.Measure(ctx, floor.Config{
+			Address: d.state.Agent.ContainerdAddress, Namespace: d.state.Agent.ContainerdNamespace, ContainerID: container,
+			Conflist:  filepath.Join(d.state.Agent.RunDir, "cni", d.conf.Bridge+".conflist"),
+			PluginDir: cluster.PluginDir(), Dir: dir, ContainerPort: d.app.ContainerPort,
+		}, i)
+		if err != nil {
+			return "", fmt.Errorf("floor: %w", err)
+		}
+		totals = append(totals, p.Total())
+	}
+	slices.Sort(totals)
+	d.out.FloorMillis = millis(totals[len(totals)/2])
+	if _, err := d.tenant.Decommission(ctx, d.operator, second.ID); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%.0f ms from POST to running, floor %.0f ms; the second instance is decommissioned again", d.out.LaunchMillis, d.out.FloorMillis), nil
+}
+
+func (d *demo) explain() {
+	cli := filepath.Join(d.conf.Bin, "gpuaas")
+	fmt.Printf(`
+It runs on. To look further:
+  %[1]s login demo --url %[2]s --ca-file %[3]s --token-file %[4]s
+  %[1]s instances list --project %[5]s
+  %[1]s instances logs %[6]s --project %[5]s
+  %[1]s usage --instance %[6]s
+  %[1]s ledger --instance %[6]s
+  %[1]s nodes list
+  %[7]s workloads --local-socket %[8]s
+  curl %[9]s
+  make demo-down
+
+`, cli, d.out.APIURL, d.out.CAFile, d.out.TokenFile, d.tenant.Project.ID, d.instance.ID,
+		filepath.Join(d.conf.Bin, "gpuaas-agent"), d.state.Agent.LocalSocket(), d.out.EndpointURL)
+}
+
+func millis(d time.Duration) float64 {
+	f, _ := new(big.Rat).SetFrac64(d.Microseconds(), 1000).Float64()
+	return f
+}
+
+func firstLine(s string) string {
+	for i, r := range s {
+		if r == '\n' || i > 80 {
+			return s[:i]
+		}
+	}
+	return s
+}

@@ -1,0 +1,59 @@
+package e2e_test
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+
+	"github.com/stretchr/testify/require"
+)
+
+// network is a bridge in the test's own namespace with a host behind each of its ports: hub and far. The test itself, and what
+// it starts without a namespace, stands on the bridge as here.
+type network struct {
+	w      *world
+	prefix string
+	names  []string
+}
+
+func (w *world) newNetwork() *network {
+	w.t.Helper()
+	n := &network{w: w, prefix: fmt.Sprintf("gpx%d", w.number), names: []string{"hub", "far"}}
+	bridge := n.prefix + "br"
+	n.ip("link", "add", bridge, "type", "bridge")
+	w.t.Cleanup(func() { n.ip("link", "del", bridge) })
+	n.ip("addr", "add", n.addressOf(1)+"/24", "dev", bridge)
+	n.ip("link", "set", bridge, "up")
+	for i, name := range n.names {
+		ns, outside := n.prefix+name, fmt.Sprintf("%sv%d", n.prefix, i)
+		n.ip("netns", "add", ns)
+		w.t.Cleanup(func() { n.ip("netns", "del", ns) })
+		n.ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", ns)
+		n.ip("link", "set", outside, "master", bridge, "up")
+		n.ip("-n", ns, "addr", "add", n.addressOf(i+2)+"/24", "dev", "eth0")
+		n.ip("-n", ns, "link", "set", "eth0", "up")
+		n.ip("-n", ns, "link", "set", "lo", "up")
+		n.ip("-n", ns, "route", "add", "default", "via", n.addressOf(1))
+	}
+	return n
+}
+
+func (n *network) addressOf(host int) string { return fmt.Sprintf("10.219.%d.%d", n.w.number, host) }
+
+func (n *network) address(name string) string {
+	for i, have := range n.names {
+		if have == name {
+			return n.addressOf(i + 2)
+		}
+	}
+	n.w.t.Fatalf("there is no host %q", name)
+	return ""
+}
+
+func (n *network) path(name string) string { return "/run/netns/" + n.prefix + name }
+
+func (n *network) ip(args ...string) {
+	n.w.t.Helper()
+	out, err := exec.Command("ip", args...).CombinedOutput()
+	require.NoError(n.w.t, err, "ip %s: %s", strings.Join(args, " "), out)
+}
