@@ -74,9 +74,10 @@ func NewHandler(s StrictServerInterface, conf Config) (http.Handler, error) {
 	if conf.Registry == nil {
 		return engine, nil
 	}
+	registry := a.beside("/v2/", conf.Registry)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v2" || strings.HasPrefix(r.URL.Path, "/v2/") {
-			conf.Registry.ServeHTTP(w, r)
+			registry.ServeHTTP(w, r)
 			return
 		}
 		engine.ServeHTTP(w, r)

@@ -15,6 +15,7 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
 	"testing"
@@ -224,6 +225,20 @@ func TestRegistryIsServedBesideTheAPI(t *testing.T) {
 		require.NoError(t, res.Body.Close())
 		require.Equal(t, status, res.StatusCode, path)
 	}
+}
+
+func TestRegistryRequestsAreSeenAndItsPanicsEndOneAnswer(t *testing.T) {
+	d := newDoor(t, desk{}, func(c *Config) {
+		c.Registry = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(marker) })
+	})
+	server := httptest.NewServer(d)
+	t.Cleanup(server.Close)
+	for range 2 {
+		_, err := http.Get(server.URL + "/v2/")
+		require.Error(t, err, "a broken answer must not look whole")
+	}
+	require.Equal(t, 2, strings.Count(d.text(), `"panic":"`+marker))
+	require.Equal(t, 2, strings.Count(d.text(), `"route":"/v2/","status":500`))
 }
 
 // served starts the handler on a port of its own and gives its address and the authority of its certificate.

@@ -55,6 +55,12 @@ func (d *door) Write(p []byte) (int, error) {
 	return d.log.Write(p)
 }
 
+func (d *door) text() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.log.String()
+}
+
 func newDoor(t *testing.T, s StrictServerInterface, change ...func(*Config)) *door {
 	t.Helper()
 	d := &door{now: time.Unix(1_800_000_000, 0).UTC()}

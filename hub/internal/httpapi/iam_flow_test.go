@@ -69,6 +69,7 @@ func newHouse(t *testing.T) *house {
 		Log: slog.New(slog.NewJSONHandler(h.log, nil)), Now: h.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)
+	h.Handler = conforms(t, h.Handler)
 	return h
 }
 

@@ -73,6 +73,7 @@ func (s *theater) open(t *testing.T) {
 		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)
+	s.Handler = conforms(t, s.Handler)
 }
 
 func (s *theater) tx(t *testing.T, fn func(context.Context, db.Tx) error) {

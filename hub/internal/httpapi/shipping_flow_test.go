@@ -73,6 +73,7 @@ func newYard(t *testing.T) *yard {
 		Log: slog.New(slog.NewJSONHandler(y.log, nil)), Now: y.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)
+	y.Handler = conforms(t, y.Handler)
 	server.Config.Handler = y
 	server.StartTLS()
 	t.Cleanup(func() {
