@@ -32,6 +32,8 @@ const (
 
 // Scope says where to look. The zero value looks at the whole machine, but at no containerd.
 type Scope struct {
+	// Kinds restricts what is looked at; empty means all.
+	Kinds []Kind
 	// ContainerdAddress is the path of a containerd socket. A socket that does not exist holds no objects; one that does
 	// not answer is an error.
 	ContainerdAddress string
@@ -68,7 +70,7 @@ func Take(scope Scope) (Snapshot, error) {
 }
 
 func (s *Snapshot) add(kind Kind, id, state string) {
-	if !s.scope.covers(id, state) {
+	if len(s.scope.Kinds) > 0 && !slices.Contains(s.scope.Kinds, kind) || !s.scope.covers(id, state) {
 		return
 	}
 	if s.Items[kind] == nil {

@@ -32,26 +32,42 @@ func takeNetwork(s *Snapshot) error {
 	return nil
 }
 
-// inNetNS runs fn on a thread of its own that is thrown away with the namespace.
+// inNetNS runs fn on a thread inside the namespace, and brings the thread back. A thread that cannot be brought back is never
+// used again.
 func inNetNS(path string, fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		// Never unlocked: the runtime ends the thread together with the goroutine, and no other code meets the namespace.
 		runtime.LockOSThread()
-		ns, err := netns.GetFromPath(path)
-		if err != nil {
-			done <- err
-			return
+		err := func() error {
+			home, err := netns.GetFromPath("/proc/thread-self/ns/net")
+			if err != nil {
+				return err
+			}
+			defer func() { _ = home.Close() }()
+			ns, err := netns.GetFromPath(path)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = ns.Close() }()
+			if err := netns.Set(ns); err != nil {
+				return err
+			}
+			err = fn()
+			if e := netns.Set(home); e != nil {
+				return errors.Join(err, errAway, e)
+			}
+			return err
+		}()
+		if !errors.Is(err, errAway) {
+			runtime.UnlockOSThread()
 		}
-		defer func() { _ = ns.Close() }()
-		if err := netns.Set(ns); err != nil {
-			done <- err
-			return
-		}
-		done <- fn()
+		done <- err
 	}()
 	return <-done
 }
+
+// errAway: the thread could not return to its own network namespace.
+var errAway = errors.New("cannot return to the own network namespace")
 
 func takeOneNetwork(s *Snapshot, where string) error {
 	return errors.Join(takeLinks(s, where), takeRoutes(s, where), takeFirewall(s, where), takeSysctls(s, where))

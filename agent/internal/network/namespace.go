@@ -1,0 +1,210 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// cleanupTimeout bounds the clean-up after a failed Setup.
+const cleanupTimeout = 60 * time.Second
+
+func (n *Network) netnsPath(memberID string) string { return filepath.Join(n.nsDir(), memberID+".net") }
+
+func (n *Network) usernsPath(memberID string) string {
+	return filepath.Join(n.nsDir(), memberID+".user")
+}
+
+// makeNamespaces makes the member's network namespace, and the user namespace that owns it, and mounts both so that they stay.
+// They come from a child that does nothing but wait: a user namespace's map can only be written from outside it.
+func (n *Network) makeNamespaces(ctx context.Context, memberID string) error {
+	holder := exec.CommandContext(ctx, "cat")
+	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	paths := map[string]string{"net": n.netnsPath(memberID)}
+	if n.cfg.UIDMapSize > 0 {
+		ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(n.cfg.UIDMapBase), Size: int(n.cfg.UIDMapSize)}}
+		holder.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		holder.SysProcAttr.UidMappings, holder.SysProcAttr.GidMappings = ids, ids
+		paths["user"] = n.usernsPath(memberID)
+	}
+	// The child ends with this pipe, so also when the agent dies.
+	stdin, err := holder.StdinPipe()
+	if err != nil {
+		return err
+	}
+	if err := holder.Start(); err != nil {
+		return fmt.Errorf("make namespaces: %w", err)
+	}
+	defer func() {
+		_ = stdin.Close()
+		_ = holder.Wait()
+	}()
+	for kind, path := range paths {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			return err
+		}
+		if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/%s", holder.Process.Pid, kind), path, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("keep the %s namespace: %w", kind, err)
+		}
+	}
+	return inNetNS(paths["net"], prepareInside)
+}
+
+// prepareInside brings the loopback link up and lets the member's processes use low ports, which concern nobody but the member.
+func prepareInside() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("bring up the loopback link: %w", err)
+	}
+	return os.WriteFile("/proc/sys/net/ipv4/ip_unprivileged_port_start", []byte("0"), 0)
+}
+
+// inNetNS runs fn on a thread inside the namespace, and brings the thread back. A thread that cannot be brought back is never
+// used again.
+func inNetNS(path string, fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		err := func() error {
+			home, err := netns.GetFromPath("/proc/thread-self/ns/net")
+			if err != nil {
+				return err
+			}
+			defer func() { _ = home.Close() }()
+			ns, err := netns.GetFromPath(path)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = ns.Close() }()
+			if err := netns.Set(ns); err != nil {
+				return fmt.Errorf("enter network namespace: %w", err)
+			}
+			err = fn()
+			if e := netns.Set(home); e != nil {
+				return errors.Join(err, errAway, e)
+			}
+			return err
+		}()
+		if !errors.Is(err, errAway) {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// errAway: the thread could not return to its own network namespace.
+var errAway = errors.New("cannot return to the own network namespace")
+
+// hasNamespace reports whether the member's network namespace is mounted, and not only the file it was mounted on.
+func (n *Network) hasNamespace(memberID string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(n.netnsPath(memberID), &st) == nil && st.Type == unix.NSFS_MAGIC
+}
+
+// stands looks whether a network that was ready still is: its namespaces, its address, its link on the bridge.
+func (n *Network) stands(memberID string, r record) bool {
+	if !n.hasNamespace(memberID) {
+		return false
+	}
+	host, err := netlink.LinkByName(r.HostLink)
+	if err != nil {
+		return false
+	}
+	bridge, err := netlink.LinkByName(n.cfg.Bridge)
+	if err != nil || host.Attrs().MasterIndex != bridge.Attrs().Index {
+		return false
+	}
+	err = inNetNS(n.netnsPath(memberID), func() error {
+		link, err := netlink.LinkByName(memberLink)
+		if err != nil {
+			return err
+		}
+		addrs, err := netlink.AddrList(link, netlink.FAMILY_V4)
+		if err != nil {
+			return err
+		}
+		for _, a := range addrs {
+			if a.IP.String() == r.IP {
+				return nil
+			}
+		}
+		return errors.New("the address is gone")
+	})
+	return err == nil
+}
+
+func (n *Network) removeNamespaces(memberID string) error {
+	for _, path := range []string{n.netnsPath(memberID), n.usernsPath(memberID)} {
+		for {
+			err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+				break
+			}
+			if err != nil {
+				return fmt.Errorf("unmount %s: %w", path, err)
+			}
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return n.removeCachedResults(memberID)
+}
+
+// isolatePort keeps a bridge port from reaching any other isolated port: neighbours do not meet below IP either.
+func isolatePort(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("find link %s: %w", name, err)
+	}
+	if err := netlink.LinkSetIsolated(link, true); err != nil {
+		return fmt.Errorf("isolate link %s: %w", name, err)
+	}
+	return nil
+}
+
+// removeLink removes a link if it is there.
+func removeLink(name string) error {
+	if name == "" {
+		return nil
+	}
+	link, err := netlink.LinkByName(name)
+	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove link %s: %w", name, err)
+	}
+	return nil
+}
+
+func defaultRouteLink() (index int, ok bool) {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return 0, false
+	}
+	for _, r := range routes {
+		if (r.Dst == nil || r.Dst.IP.IsUnspecified()) && r.LinkIndex > 0 {
+			return r.LinkIndex, true
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,521 @@
+// Package network gives each member a network of its own on this node: namespaces, an address behind a bridge, published ports
+// on the node's 127.0.0.1, and walls to its neighbours and to the host. It uses CNI's bridge and portmap plugins. It owns its
+// bridge, its firewall table and its state directory; what it shares with other users of CNI it leaves as it found it. It
+// knows nothing of containers, and the networks outlive the agent.
+package network
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	cni "github.com/containerd/go-cni"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Defaults of Config.
+const (
+	DefaultBridge   = "gpuaas0"
+	DefaultCIDR     = "10.88.0.0/16"
+	DefaultStateDir = "/run/gpuaas-agent/cni"
+	// DefaultSharedDir is where the agents of one machine agree about what they share.
+	DefaultSharedDir = "/run/gpuaas-network"
+)
+
+// maxPorts bounds the published ports of one member.
+const maxPorts = 32
+
+// publishedOn is the only host address that ports are published on.
+const publishedOn = "127.0.0.1"
+
+// Config says which network this agent owns. Zero values take the defaults.
+type Config struct {
+	// Bridge is the link that this agent makes and removes; at most 15 characters.
+	Bridge string
+	// CIDR is the IPv4 network of the members; its first address is the bridge's.
+	CIDR string
+	// PluginDirs hold the CNI plugins bridge, host-local and portmap.
+	PluginDirs []string
+	// StateDir remembers what was made. It need not outlive a reboot; when it does, what it says is recognised as old.
+	StateDir string
+	// SharedDir is the same for all agents of one machine.
+	SharedDir string
+	// UIDMapBase and UIDMapSize are the host ids of the members' user namespaces; a size of 0 means none are made.
+	UIDMapBase, UIDMapSize uint32
+	Log                    *slog.Logger
+}
+
+func (c Config) withDefaults() Config {
+	set := func(s *string, def string) {
+		if *s == "" {
+			*s = def
+		}
+	}
+	set(&c.Bridge, DefaultBridge)
+	set(&c.CIDR, DefaultCIDR)
+	set(&c.StateDir, DefaultStateDir)
+	set(&c.SharedDir, DefaultSharedDir)
+	if len(c.PluginDirs) == 0 {
+		c.PluginDirs = []string{"/usr/lib/cni", "/opt/cni/bin"}
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// bridgePattern keeps a name harmless in a firewall script; the kernel allows 15 characters.
+var bridgePattern = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_.-]{0,14}$`)
+
+func (c Config) check() error {
+	prefix, err := netip.ParsePrefix(c.CIDR)
+	switch {
+	case !bridgePattern.MatchString(c.Bridge):
+		return badNetwork("The bridge's name must have 1 to 15 letters, digits, dots, dashes or underscores.")
+	case err != nil || !prefix.Addr().Is4() || prefix.Masked() != prefix || prefix.Bits() > 29:
+		return badNetwork("The members' network must be an IPv4 network like 10.88.0.0/16, with room for members.")
+	case !filepath.IsAbs(c.StateDir) || !filepath.IsAbs(c.SharedDir):
+		return badNetwork("The network's directories must be absolute paths.")
+	}
+	for _, plugin := range []string{"bridge", "host-local", "portmap"} {
+		if !slices.ContainsFunc(c.PluginDirs, func(dir string) bool {
+			info, err := os.Stat(filepath.Join(dir, plugin))
+			return err == nil && info.Mode().IsRegular()
+		}) {
+			return fault.New(fault.Unavailable, "cni_plugin_missing", fmt.Sprintf("The CNI plugin %s is not in %s: install it (apt-get install containernetworking-plugins) or name its directory with --cni-plugin-dir.",
+				plugin, strings.Join(c.PluginDirs, " or ")), nil)
+		}
+	}
+	return nil
+}
+
+func badNetwork(public string) error {
+	return fault.New(fault.Unprocessable, "bad_network", public, nil).Lasting()
+}
+
+// PortMapping publishes a member's port on the node's 127.0.0.1.
+type PortMapping struct {
+	HostPort      uint16 `json:"host_port"`
+	ContainerPort uint16 `json:"container_port"`
+	// Protocol is tcp or udp.
+	Protocol string `json:"protocol"`
+}
+
+// Attachment is a member's network.
+type Attachment struct {
+	NetNSPath string
+	// UserNSPath owns the network namespace; empty where none are made.
+	UserNSPath string
+	// IP is the member's address on the bridge.
+	IP string
+}
+
+// Network is this agent's network. Its methods may be called at the same time.
+type Network struct {
+	cfg    Config
+	cni    cni.CNI
+	bootID string
+
+	// use is held for reading while one member comes or goes, and for writing while what all share is made or removed.
+	use   sync.RWMutex
+	ready bool
+
+	mu    sync.Mutex
+	locks map[string]*memberLock
+}
+
+// memberLock lets only one call at a time work on a member; it is forgotten with its last user.
+type memberLock struct {
+	sync.Mutex
+	users int
+}
+
+// Open prepares to make networks. It touches nothing but its state directory: the first member brings the bridge.
+func Open(_ context.Context, cfg Config) (*Network, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, fmt.Errorf("read the boot id: %w", err)
+	}
+	n := &Network{cfg: cfg, bootID: strings.TrimSpace(string(boot)), locks: map[string]*memberLock{}}
+	if err := n.forgetEarlierBoot(); err != nil {
+		return nil, err
+	}
+	if err := n.makeDirs(); err != nil {
+		return nil, err
+	}
+	conf, err := n.conflist()
+	if err != nil {
+		return nil, err
+	}
+	if n.cni, err = cni.New(cni.WithPluginDir(cfg.PluginDirs), cni.WithInterfacePrefix("eth"), cni.WithConfListBytes(conf)); err != nil {
+		return nil, fmt.Errorf("prepare CNI: %w", err)
+	}
+	return n, nil
+}
+
+func (n *Network) nsDir() string      { return filepath.Join(n.cfg.StateDir, "ns") }
+func (n *Network) ipamDir() string    { return filepath.Join(n.cfg.StateDir, "ipam") }
+func (n *Network) membersDir() string { return filepath.Join(n.cfg.StateDir, "members") }
+
+// ConflistPath is where the network's CNI configuration lies, for whoever wants to make the same network.
+func (n *Network) ConflistPath() string {
+	return filepath.Join(n.cfg.StateDir, n.cfg.Bridge+".conflist")
+}
+
+func (n *Network) makeDirs() error {
+	for _, dir := range []string{n.nsDir(), n.ipamDir(), n.membersDir()} {
+		if err := os.MkdirAll(dir, 0o711); err != nil { //nolint:gosec // remapped containers walk to their namespaces
+			return fault.New(fault.Unavailable, "directory_unusable", fmt.Sprintf("The agent cannot make its directory %s: run it as root and free space on that disk.", dir), err)
+		}
+	}
+	return nil
+}
+
+// conflist writes the CNI configuration and returns it. Masquerading and the walls are not the plugins' business but the
+// firewall table's: one table for all members, instead of chains for each.
+func (n *Network) conflist() ([]byte, error) {
+	conf := map[string]any{
+		"cniVersion": "1.0.0",
+		"name":       n.cfg.Bridge,
+		"plugins": []map[string]any{
+			{
+				"type": "bridge", "bridge": n.cfg.Bridge, "isGateway": true, "ipMasq": false, "hairpinMode": false, "mtu": egressMTU(),
+				"ipam": map[string]any{
+					"type": "host-local", "dataDir": n.ipamDir(), "ranges": [][]map[string]any{{{"subnet": n.cfg.CIDR}}}, "routes": []map[string]any{{"dst": "0.0.0.0/0"}},
+				},
+			},
+			{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}, "snat": true},
+		},
+	}
+	data, err := json.MarshalIndent(conf, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(n.ConflistPath(), data, 0o644); err != nil { //nolint:gosec // no secret in it
+		return nil, fmt.Errorf("write the network's configuration: %w", err)
+	}
+	return data, nil
+}
+
+// lock keeps other calls away from this member.
+func (n *Network) lock(memberID string) (unlock func()) {
+	n.mu.Lock()
+	l := n.locks[memberID]
+	if l == nil {
+		l = &memberLock{}
+		n.locks[memberID] = l
+	}
+	l.users++
+	n.mu.Unlock()
+	l.Lock()
+	return func() {
+		l.Unlock()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if l.users--; l.users == 0 {
+			delete(n.locks, memberID)
+		}
+	}
+}
+
+// memberPattern is CNI's own rule for container ids.
+var memberPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$`)
+
+func checkMember(memberID string) error {
+	if !memberPattern.MatchString(memberID) {
+		return badNetwork("The member has no usable id.")
+	}
+	return nil
+}
+
+func checkPorts(ports []PortMapping) error {
+	if len(ports) > maxPorts {
+		return badNetwork(fmt.Sprintf("A member may publish %d ports.", maxPorts))
+	}
+	for i, p := range ports {
+		if p.HostPort == 0 || p.ContainerPort == 0 || p.Protocol != "tcp" && p.Protocol != "udp" {
+			return badNetwork("A published port needs a host port, a container port, and tcp or udp.")
+		}
+		if slices.ContainsFunc(ports[:i], func(q PortMapping) bool { return q.HostPort == p.HostPort && q.Protocol == p.Protocol }) {
+			return badNetwork("A host port is published twice.")
+		}
+	}
+	return nil
+}
+
+// Setup gives the member its network and publishes its ports. Repeated with the same ports it returns what is there; whatever
+// a crash has left half made, and a network with other ports, is made anew.
+func (n *Network) Setup(ctx context.Context, memberID string, ports []PortMapping) (Attachment, error) {
+	if err := errors.Join(checkMember(memberID), checkPorts(ports)); err != nil {
+		return Attachment{}, err
+	}
+	a, err := n.setup(ctx, memberID, ports)
+	if err != nil {
+		// A first member that failed must not leave the bridge behind.
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
+		if e := n.Close(clean); e != nil {
+			n.cfg.Log.Warn("cannot clean up after a failed network", "member", memberID, "cause", e)
+		}
+	}
+	return a, err
+}
+
+func (n *Network) setup(ctx context.Context, memberID string, ports []PortMapping) (Attachment, error) {
+	defer n.lock(memberID)()
+	release, err := n.share(ctx)
+	if err != nil {
+		return Attachment{}, err
+	}
+	defer release()
+	if r, err := n.readRecord(memberID); err == nil && r.Ready && slices.Equal(r.Ports, ports) && n.stands(memberID, r) {
+		return n.attachment(memberID, r.IP), nil
+	}
+	if err := n.taken(ctx, memberID, ports); err != nil {
+		return Attachment{}, err
+	}
+	if err := n.detach(ctx, memberID); err != nil {
+		return Attachment{}, err
+	}
+	a, err := n.attach(ctx, memberID, ports)
+	if err != nil {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
+		if e := n.detach(clean, memberID); e != nil {
+			n.cfg.Log.Warn("cannot clean up after a failed network", "member", memberID, "cause", e)
+		}
+		return Attachment{}, setupFault(err)
+	}
+	return a, nil
+}
+
+// share makes what all members need and keeps it there until release is called.
+func (n *Network) share(ctx context.Context) (release func(), err error) {
+	for {
+		n.use.RLock()
+		if n.ready {
+			return n.use.RUnlock, nil
+		}
+		n.use.RUnlock()
+		n.use.Lock()
+		if !n.ready {
+			if err := n.makeShared(ctx); err != nil {
+				n.use.Unlock()
+				return nil, err
+			}
+			n.ready = true
+		}
+		n.use.Unlock()
+	}
+}
+
+// taken refuses a host port that another member has: the later rule would never see a packet.
+func (n *Network) taken(ctx context.Context, memberID string, ports []PortMapping) error {
+	members, err := n.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, other := range members {
+		r, err := n.readRecord(other)
+		if other == memberID || err != nil {
+			continue
+		}
+		for _, p := range ports {
+			if slices.ContainsFunc(r.Ports, func(q PortMapping) bool { return q.HostPort == p.HostPort && q.Protocol == p.Protocol }) {
+				return fault.New(fault.Conflict, "port_taken", fmt.Sprintf("Port %d of this node is published for another member.", p.HostPort), nil)
+			}
+		}
+	}
+	return nil
+}
+
+func setupFault(err error) error {
+	if _, known := errors.AsType[*fault.Error](err); known {
+		return err
+	}
+	switch text := err.Error(); {
+	case strings.Contains(text, "no IP addresses available"):
+		return fault.New(fault.Unavailable, "network_full", "The node's network for members has no free address: remove members or take a larger --pod-cidr.", err)
+	case strings.Contains(text, "iptables"):
+		return fault.New(fault.Unavailable, "firewall_failed", "The node cannot publish ports: install iptables (apt-get install iptables), and look for a firewall that refuses changes.", err)
+	}
+	return fault.New(fault.Unavailable, "network_failed", "The node could not make the member's network.", err)
+}
+
+func (n *Network) attachment(memberID, ip string) Attachment {
+	a := Attachment{NetNSPath: n.netnsPath(memberID), IP: ip}
+	if n.cfg.UIDMapSize > 0 {
+		a.UserNSPath = n.usernsPath(memberID)
+	}
+	return a
+}
+
+// attach makes a member's network from nothing.
+func (n *Network) attach(ctx context.Context, memberID string, ports []PortMapping) (Attachment, error) {
+	// Known before it is made: whatever is there of a member after a crash is found through its record.
+	r := record{BootID: n.bootID, Ports: ports}
+	if err := n.writeRecord(memberID, r); err != nil {
+		return Attachment{}, err
+	}
+	if err := n.makeNamespaces(ctx, memberID); err != nil {
+		return Attachment{}, err
+	}
+	result, err := n.cni.Setup(ctx, memberID, n.netnsPath(memberID), portOption(ports))
+	if err != nil {
+		return Attachment{}, err
+	}
+	inside := result.Interfaces[memberLink]
+	if inside == nil || len(inside.IPConfigs) == 0 {
+		return Attachment{}, errors.New("the CNI plugins gave no address")
+	}
+	for name, link := range result.Interfaces {
+		if link.Sandbox == "" && name != n.cfg.Bridge {
+			if err := isolatePort(name); err != nil {
+				return Attachment{}, err
+			}
+			r.HostLink = name
+		}
+	}
+	if r.HostLink == "" {
+		return Attachment{}, errors.New("the CNI plugins named no link on the host")
+	}
+	r.Ready, r.IP = true, inside.IPConfigs[0].IP.String()
+	return n.attachment(memberID, r.IP), n.writeRecord(memberID, r)
+}
+
+// memberLink is the name of the link inside.
+const memberLink = "eth0"
+
+func portOption(ports []PortMapping) cni.NamespaceOpts {
+	var all []cni.PortMapping
+	for _, p := range ports {
+		all = append(all, cni.PortMapping{HostPort: int32(p.HostPort), ContainerPort: int32(p.ContainerPort), Protocol: p.Protocol, HostIP: publishedOn})
+	}
+	return cni.WithCapabilityPortMap(all)
+}
+
+// Remove takes the member's network away, from whatever half-way state. The last member takes bridge, firewall table, shared
+// chains and changed sysctls along. A member that is not there is no error.
+func (n *Network) Remove(ctx context.Context, memberID string) error {
+	if err := checkMember(memberID); err != nil {
+		return err
+	}
+	err := func() error {
+		defer n.lock(memberID)()
+		n.use.RLock()
+		defer n.use.RUnlock()
+		return n.detach(ctx, memberID)
+	}()
+	if err != nil {
+		return err
+	}
+	return n.Close(ctx)
+}
+
+// detach removes everything of one member.
+func (n *Network) detach(ctx context.Context, memberID string) error {
+	r, err := n.readRecord(memberID)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		// Nothing is made without a record; only files without meaning can be there.
+		return n.removeNamespaces(memberID)
+	case err != nil:
+		return fmt.Errorf("read what is known of member %s: %w", memberID, err)
+	}
+	path := ""
+	if n.hasNamespace(memberID) {
+		path = n.netnsPath(memberID)
+	}
+	if err := n.cni.Remove(ctx, memberID, path, portOption(r.Ports)); err != nil {
+		return fmt.Errorf("remove the network of member %s: %w", memberID, err)
+	}
+	if err := removeLink(r.HostLink); err != nil {
+		return err
+	}
+	if err := n.removeNamespaces(memberID); err != nil {
+		return err
+	}
+	if err := os.Remove(n.recordPath(memberID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// List names every member that has a network or a part of one, in order.
+func (n *Network) List(_ context.Context) ([]string, error) {
+	entries, err := os.ReadDir(n.membersDir())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list members' networks: %w", err)
+	}
+	var members []string
+	for _, e := range entries {
+		if id, ok := strings.CutSuffix(e.Name(), recordSuffix); ok {
+			members = append(members, id)
+		}
+	}
+	return members, nil
+}
+
+// Close removes what all members share, when there is no member any more; otherwise it does nothing. The next Setup makes it
+// again.
+func (n *Network) Close(ctx context.Context) error {
+	members, err := n.List(ctx)
+	if err != nil || len(members) > 0 {
+		return err
+	}
+	n.use.Lock()
+	defer n.use.Unlock()
+	if members, err = n.List(ctx); err != nil || len(members) > 0 {
+		return err
+	}
+	n.ready = false
+	return n.removeShared(ctx)
+}
+
+// Purge removes every member's network and everything else of this agent's, its state directory too. For uninstalling.
+func (n *Network) Purge(ctx context.Context) error {
+	members, err := n.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, id := range members {
+		if err := n.Remove(ctx, id); err != nil {
+			return err
+		}
+	}
+	if err := n.Close(ctx); err != nil {
+		return err
+	}
+	return os.RemoveAll(n.cfg.StateDir)
+}
+
+// egressMTU is the packet size of the link that the default route leaves by; members use the same, so that nothing is cut on
+// the way. 1500 where there is no default route.
+func egressMTU() int {
+	const ethernet = 1500
+	index, ok := defaultRouteLink()
+	if !ok {
+		return ethernet
+	}
+	link, err := net.InterfaceByIndex(index)
+	if err != nil {
+		return ethernet
+	}
+	return link.MTU
+}

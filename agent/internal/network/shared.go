@@ -1,0 +1,159 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// commandTimeout bounds one call of a firewall command, which may wait for others to finish theirs.
+const commandTimeout = 30 * time.Second
+
+// table is the name of this agent's own firewall table.
+func (n *Network) table() string {
+	return "gpuaas_" + strings.NewReplacer("-", "_", ".", "_").Replace(n.cfg.Bridge)
+}
+
+// makeShared makes what all members need: the bridge, forwarding between links, and the firewall table. The walls stand before
+// the first member comes.
+func (n *Network) makeShared(ctx context.Context) error {
+	if err := n.makeDirs(); err != nil {
+		return err
+	}
+	if err := n.overlapping(); err != nil {
+		return err
+	}
+	if _, err := run(ctx, n.rules(), "nft", "-f", "-"); err != nil {
+		return fault.New(fault.Unavailable, "firewall_failed", "The node cannot make its firewall table: install nftables (apt-get install nftables).", err)
+	}
+	if err := n.makeBridge(); err != nil {
+		return err
+	}
+	return n.agree(func(a *agreement) error {
+		// What was there before is on disk before anything of it is changed.
+		if err := a.join(ctx, n.cfg.Bridge); err != nil {
+			return err
+		}
+		return writeSysctl(ipForward, "1")
+	})
+}
+
+// makeBridge makes the bridge without an address; the first member's plugin gives it one.
+func (n *Network) makeBridge() error {
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: n.cfg.Bridge, MTU: egressMTU()}}
+	if err := netlink.LinkAdd(bridge); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fault.New(fault.Unavailable, "network_failed", "The node cannot make the bridge "+n.cfg.Bridge+": the bridge kernel module may be missing.", err)
+	}
+	link, err := netlink.LinkByName(n.cfg.Bridge)
+	if err != nil {
+		return err
+	}
+	if link.Type() != "bridge" {
+		return fault.New(fault.Conflict, "network_overlaps", "The link "+n.cfg.Bridge+" is there already and is no bridge: choose another name with --bridge.", nil)
+	}
+	return netlink.LinkSetUp(link)
+}
+
+// overlapping refuses a network that the machine already uses for something else: members could not be told from it.
+func (n *Network) overlapping() error {
+	own, err := netlink.ParseIPNet(n.cfg.CIDR)
+	if err != nil {
+		return err
+	}
+	addrs, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	ownIndex := 0
+	if bridge, err := netlink.LinkByName(n.cfg.Bridge); err == nil {
+		ownIndex = bridge.Attrs().Index
+	}
+	for _, a := range addrs {
+		if a.LinkIndex != ownIndex && (own.Contains(a.IP) || a.Contains(own.IP)) {
+			return fault.New(fault.Conflict, "network_overlaps", fmt.Sprintf("The members' network %s overlaps with %s, which this machine uses: choose another with --pod-cidr.", n.cfg.CIDR, a.IPNet), nil)
+		}
+	}
+	return nil
+}
+
+// rules is the firewall table. It replaces itself, so that it is right whatever was there.
+//
+//   - to a member: only answers, and what the node itself sends (published ports arrive that way)
+//   - between members, of this agent or another: nothing (law 10)
+//   - from a member to the host: nothing but answers
+//   - from a member to 127.0.0.0/8 of the host (the kernel would let it pass because portmap needs route_localnet) and to
+//     link-local addresses, where clouds keep the host's own credentials: nothing
+//   - from a member to elsewhere: everything, with the node's address
+func (n *Network) rules() string {
+	return fmt.Sprintf(`table inet %[1]s
+delete table inet %[1]s
+table inet %[1]s {
+	chain prerouting {
+		type filter hook prerouting priority -300; policy accept;
+		iifname "%[2]s" ip daddr { 127.0.0.0/8, 169.254.0.0/16 } drop
+	}
+	chain input {
+		type filter hook input priority -10; policy accept;
+		iifname "%[2]s" ct state established,related accept
+		iifname "%[2]s" drop
+	}
+	chain forward {
+		type filter hook forward priority -10; policy accept;
+		oifname "%[2]s" ct state established,related accept
+		oifname "%[2]s" drop
+		iifname "%[2]s" ip saddr != %[3]s drop
+		iifname "%[2]s" meta nfproto ipv6 drop
+	}
+	chain postrouting {
+		type nat hook postrouting priority 100; policy accept;
+		ip saddr %[3]s oifname != "%[2]s" masquerade
+	}
+}
+`, n.table(), n.cfg.Bridge, n.cfg.CIDR)
+}
+
+// removeShared removes what all members shared. It finds everything by name, so it also works after a crash.
+func (n *Network) removeShared(ctx context.Context) error {
+	if err := removeLink(n.cfg.Bridge); err != nil {
+		return err
+	}
+	if err := n.agree(func(a *agreement) error { return a.leave(ctx, n.cfg.Bridge) }); err != nil {
+		return err
+	}
+	if _, err := run(ctx, fmt.Sprintf("table inet %[1]s\ndelete table inet %[1]s\n", n.table()), "nft", "-f", "-"); err != nil {
+		return fmt.Errorf("remove the firewall table: %w", err)
+	}
+	// host-local keeps the last address it gave, to give another next time: that is a file too.
+	return os.RemoveAll(n.ipamDir())
+}
+
+// run runs one of the host's commands. Firewall commands lie where not every user's PATH looks.
+func run(ctx context.Context, stdin, name string, args ...string) ([]byte, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		if path, err = exec.LookPath(filepath.Join("/usr/sbin", name)); err != nil {
+			return nil, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(errOut.String()))
+	}
+	return out.Bytes(), nil
+}
