@@ -286,7 +286,7 @@ func TestNoOneShipsIntoAnotherOrg(t *testing.T) {
 	forged := strings.Replace(y.delegate(t, "acme", "org/acme/"), `"payload": "`, `"payload": "AAAA`, 1)
 	y.must(t, y.admin, "POST", "/admin/publishers", "p3", forged, 422)
 
-	sa := y.must(t, y.boss, "POST", "/projects/"+y.projectID+"/service-accounts", "sa", `{"name":"CI","slug":"ci","role":"app_publisher"}`, 201)
+	sa := y.must(t, y.boss, "POST", "/projects/"+y.projectID+"/service-accounts", "sa", `{"name":"CI","slug":"ci"}`, 201)
 	token := y.must(t, "", "POST", "/auth/service-account/token", "", mintBody(sa), 200).text("access_token")
 	y.must(t, token, "POST", "/projects/"+y.projectID+"/app-artifacts/publish-intents", "i4", intent, 201)
 	y.must(t, token, "PUT", "/projects/"+y.projectID+"/apps/entitlements/demo", "", `{"enabled":true}`, 403)

@@ -80,7 +80,7 @@ func (r Role) Permissions() []Permission {
 	case OrgAdmin:
 		out = append(projectAdmin(), ProjectCreate, UserRead, LedgerRead, WalletRead, AuditRead)
 	case OrgMember:
-		out = append(operator(), AllocationCreate, AllocationRelease, ArtifactPublish, LedgerRead, WalletRead)
+		out = append(operator(), AllocationCreate, AllocationRelease, LedgerRead, WalletRead)
 	case OrgBilling:
 		out = append(viewer(), LedgerRead, WalletRead)
 	case ProjectAdmin:
@@ -114,11 +114,11 @@ func viewer() []Permission {
 }
 
 func operator() []Permission {
-	return append(viewer(), InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete, InstanceExec)
+	return append(viewer(), InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete, InstanceExec, ArtifactPublish)
 }
 
 func projectAdmin() []Permission {
-	return append(operator(), ArtifactPublish, ArtifactManage, EntitlementWrite, AllocationCreate, AllocationRelease, ServiceAccountRead, ServiceAccountWrite)
+	return append(operator(), ArtifactManage, EntitlementWrite, AllocationCreate, AllocationRelease, ServiceAccountRead, ServiceAccountWrite)
 }
 
 func allPermissions() []Permission {
