@@ -251,20 +251,12 @@ func (h *hub) wire(ctx context.Context) (err error) {
 func (h *hub) server() *httpapi.Server {
 	d, bundle, poke := h.db, h.keys.Bundle, h.dispatcher.Poke
 	return &httpapi.Server{
-		Version: version(),
-		Ready:   d.Ping,
-		IAM:     httpapi.NewIAM(d, h.sealer),
-		Catalog: httpapi.Catalog{
-			DB: d, Bundle: bundle, RegisterManifest: &command.RegisterManifest{DB: d, Bundle: bundle}, PublishAppVersion: &command.PublishAppVersion{DB: d},
-			DeprecateAppVersion: &command.DeprecateAppVersion{DB: d}, RegisterPublisher: &command.RegisterPublisher{DB: d, Bundle: bundle},
-			PutEntitlement: &command.PutEntitlement{DB: d},
-		},
-		Artifacts: httpapi.Artifacts{
-			DB: d, Registry: h.registry,
-			CreatePublishIntent: &command.CreatePublishIntent{DB: d, Registry: h.registry, Bundle: bundle, Sealer: h.sealer},
-			RegisterArtifact:    &command.RegisterArtifact{DB: d, Registry: h.registry, Bundle: bundle},
-		},
-		Capacity: httpapi.Capacity{DB: d, CreateAllocation: &command.CreateAllocation{DB: d}, ReleaseAllocation: &command.ReleaseAllocation{DB: d}},
+		Version:   version(),
+		Ready:     d.Ping,
+		IAM:       httpapi.NewIAM(d, h.sealer),
+		Catalog:   httpapi.NewCatalog(d, bundle),
+		Artifacts: httpapi.NewArtifacts(d, h.registry, bundle, h.sealer),
+		Capacity:  httpapi.Capacity{DB: d, CreateAllocation: &command.CreateAllocation{DB: d}, ReleaseAllocation: &command.ReleaseAllocation{DB: d}},
 		Instances: httpapi.Instances{
 			DB: d, Logs: h.session, DecommissionInstance: &command.DecommissionInstance{DB: d, Poke: poke},
 			CreateInstance: &command.CreateInstance{
@@ -296,9 +288,12 @@ func (h *hub) loops() []*loop.Loop {
 }
 
 func (h *hub) accrue(ctx context.Context) error {
-	exhausted, err := db.RunTx(ctx, h.db, func(tx db.Tx) ([]string, error) { return ledger.AccrueAllocations(ctx, tx, time.Now()) })
+	now := time.Now()
+	exhausted, err := db.RunTx(ctx, h.db, func(tx db.Tx) ([]string, error) { return ledger.AccrueAllocations(ctx, tx, now) })
+	release := &command.ReleaseUnpaid{DB: h.db, Poke: h.dispatcher.Poke}
 	for _, id := range exhausted {
 		h.log.WarnContext(ctx, "the wallet no longer covers the allocation", slog.String("allocation_id", id))
+		err = errors.Join(err, release.Do(ctx, id, db.NewID(), now))
 	}
 	return err
 }

@@ -33,6 +33,9 @@ func newTrustDelegate() *cobra.Command {
 POST /api/v1/admin/publishers. It needs no hub and no network.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if expires <= 0 {
+				return fault.New(fault.Malformed, "flag_invalid", "--expires must be longer than nothing: a delegation without an end is not taken.", nil)
+			}
 			pub, err := os.ReadFile(publisher)
 			if err != nil {
 				return fault.New(fault.Malformed, "publisher_key_unreadable", "The publisher's public key "+publisher+" cannot be read.", err)
@@ -61,7 +64,7 @@ POST /api/v1/admin/publishers. It needs no hub and no network.`,
 	cmd.Flags().StringVar(&publisher, "publisher", "", "the publisher's Ed25519 public key, PEM")
 	cmd.Flags().StringVar(&org, "org", "", "slug of the org; empty for platform apps")
 	cmd.Flags().StringArrayVar(&prefixes, "prefix", nil, "repository prefix, like org/acme/ (repeatable)")
-	cmd.Flags().DurationVar(&expires, "expires", 365*24*time.Hour, "how long the delegation is valid; 0: until revoked")
+	cmd.Flags().DurationVar(&expires, "expires", 365*24*time.Hour, "how long the delegation is valid")
 	_ = cmd.MarkFlagRequired("publisher")
 	_ = cmd.MarkFlagRequired("prefix")
 	return cmd

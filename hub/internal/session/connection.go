@@ -31,12 +31,15 @@ type connection struct {
 	pushedSHA256     []byte
 }
 
-// end closes the connection after a farewell that the node may or may not get.
+// farewellTime is how long a node has to read why it is cut off.
+const farewellTime = time.Second
+
+// end says goodbye and closes the connection when the node has closed it, or a moment later.
 func (c *connection) end(code uint64, reason string) {
 	c.out.put(func(o *outbox) { o.goodbye = &protocol.Goodbye{Reason: reason} })
-	// The farewell needs a writer that is not stuck; the close does not wait for it.
+	// Not in the writer: that one may be stuck.
 	go func() {
-		t := time.NewTimer(time.Second)
+		t := time.NewTimer(farewellTime)
 		defer t.Stop()
 		select {
 		case <-t.C:
@@ -50,14 +53,12 @@ func (c *connection) end(code uint64, reason string) {
 func (c *connection) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stop := context.AfterFunc(ctx, func() { _ = c.conn.Close(link.CodeProtocol, fmt.Sprint(context.Cause(ctx))) })
-	defer stop()
 	var streams sync.WaitGroup
 	streams.Go(func() { cancel(c.write(ctx)) })
 	streams.Go(func() { cancel(c.read(ctx)) })
 	streams.Go(func() { cancel(c.accept(ctx, &streams)) })
 	<-ctx.Done()
-	_ = c.conn.Close(link.CodeOK, "")
+	_ = c.conn.Close(link.CodeProtocol, fmt.Sprint(context.Cause(ctx)))
 	streams.Wait()
 	return context.Cause(ctx)
 }
@@ -81,6 +82,7 @@ func (c *connection) write(ctx context.Context) error {
 		}
 		if m.GetGoodbye() != nil {
 			_ = c.control.CloseWrite()
+			<-c.conn.Done()
 			return errors.New(m.GetGoodbye().GetReason())
 		}
 	}

@@ -132,11 +132,12 @@ func (s *Server) Serve(ctx context.Context, listener *link.Listener) error {
 		}
 		s.ended.Go(func() { s.serve(ctx, conn) })
 	}
-	_ = listener.Close()
 	for _, c := range s.connections() {
-		c.end(link.CodeShutdown, "the hub is shutting down")
+		c.end(link.CodeShutdown, shuttingDown)
 	}
 	s.ended.Wait()
+	// Last: the socket carries the farewells.
+	_ = listener.Close()
 	return failed
 }
 
@@ -235,11 +236,6 @@ func (s *Server) peerOf(conn *link.Conn) (Peer, error) {
 
 // serve runs one connection from its first stream to its end.
 func (s *Server) serve(ctx context.Context, conn *link.Conn) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	// Whatever ends first, the connection or the server, ends everything that works for it.
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close(link.CodeShutdown, "the hub is shutting down") })
-	defer stop()
 	defer func() { _ = conn.Close(link.CodeOK, "") }()
 
 	peer, err := s.peerOf(conn)
@@ -259,17 +255,25 @@ func (s *Server) serve(ctx context.Context, conn *link.Conn) {
 		return
 	}
 	log.InfoContext(ctx, "node connected", slog.Uint64("session_no", c.held.SessionNo), slog.String("address", conn.RemoteAddr().String()))
-	s.Connected(peer.NodeID)
+	if ctx.Err() != nil {
+		// Serve has said goodbye to all that it knew of.
+		c.end(link.CodeShutdown, shuttingDown)
+	} else {
+		s.Connected(peer.NodeID)
+	}
+	// From here on the connection's own end is what counts: a hub that stops still says goodbye, and takes what it was told.
+	ctx = context.WithoutCancel(ctx)
 	err = c.run(ctx)
 	s.unregister(c)
 	log.InfoContext(ctx, "node disconnected", slog.Uint64("session_no", c.held.SessionNo), slog.Any("reason", err))
-	// The server's context may have ended; the row must still say that the node is gone.
-	gone, cancelGone := context.WithTimeout(context.WithoutCancel(ctx), helloTimeout)
-	defer cancelGone()
-	if err := s.Intake.Gone(gone, peer.NodeID, c.held.SessionNo); err != nil {
-		log.WarnContext(gone, "end of session not recorded", slog.Any("error", err))
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	if err := s.Intake.Gone(ctx, peer.NodeID, c.held.SessionNo); err != nil {
+		log.WarnContext(ctx, "end of session not recorded", slog.Any("error", err))
 	}
 }
+
+const shuttingDown = "the hub is shutting down"
 
 // open waits for the hello and answers it.
 func (s *Server) open(ctx context.Context, conn *link.Conn, peer Peer, log *slog.Logger) (*connection, error) {

@@ -1,0 +1,450 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
+)
+
+// cli runs the program's own command line and gives what it printed.
+func cli(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	root := newRoot()
+	var out bytes.Buffer
+	root.SetOut(&out)
+	root.SetErr(t.Output())
+	root.SetArgs(withDefault(args))
+	err := root.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+type home struct{ dir, data, keys, passphrase, fingerprint string }
+
+// newHome makes a hub's keys in a directory that the unprivileged database can pass through.
+func newHome(t *testing.T) home {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "gpuaas-hub-test-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	require.NoError(t, os.Chmod(dir, 0o711))
+	h := home{dir: dir, data: filepath.Join(dir, "data"), keys: filepath.Join(dir, "keys"), passphrase: filepath.Join(dir, "passphrase")}
+	require.NoError(t, os.WriteFile(h.passphrase, []byte("correct horse\n"), 0o600))
+	printed, err := cli(t, "init", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase, "--trust-domain", "gpuaas.test", "-o", "json")
+	require.NoError(t, err)
+	var made map[string]string
+	require.NoError(t, json.Unmarshal([]byte(printed), &made))
+	require.Equal(t, "gpuaas.test", made["trust_domain"])
+	h.fingerprint = made["root_fingerprint"]
+	return h
+}
+
+// running is a hub that serves.
+type running struct {
+	ready   ready
+	printed string
+	stop    context.CancelFunc
+	ended   chan error
+	hangup  chan os.Signal
+}
+
+func start(t *testing.T, h home) *running {
+	t.Helper()
+	c := config{
+		dataDir: h.data, listen: "127.0.0.1:0", sessionListen: "127.0.0.1:0", metricsListen: "127.0.0.1:0", leaseDuration: time.Hour,
+		certificateLifetime: time.Hour, serverLifetime: 24 * time.Hour, resync: 30 * time.Second,
+	}
+	require.NoError(t, c.check())
+	ctx, stop := context.WithCancel(context.Background())
+	r := &running{stop: stop, ended: make(chan error, 1), hangup: make(chan os.Signal, 1)}
+	out, in := io.Pipe()
+	go func() {
+		err := serve(ctx, c, slog.New(slog.NewTextHandler(t.Output(), nil)), in, r.hangup)
+		_ = in.CloseWithError(io.EOF)
+		r.ended <- err
+	}()
+	lines := bufio.NewScanner(out)
+	for lines.Scan() {
+		if !strings.HasPrefix(lines.Text(), "{") {
+			r.printed += lines.Text() + "\n"
+			continue
+		}
+		require.NoError(t, json.Unmarshal(lines.Bytes(), &r.ready))
+		break
+	}
+	if !r.ready.Ready {
+		require.NoError(t, <-r.ended)
+		require.FailNow(t, "the hub ended")
+	}
+	return r
+}
+
+func (r *running) end(t *testing.T) {
+	t.Helper()
+	r.stop()
+	require.NoError(t, <-r.ended)
+}
+
+// api calls the hub as a client with its CA and, when a token is given, with it.
+func (r *running) api(t *testing.T, method, path, token, body string) (int, map[string]any) {
+	t.Helper()
+	ca, err := os.ReadFile(r.ready.CAFile)
+	require.NoError(t, err)
+	pool := x509.NewCertPool()
+	require.True(t, pool.AppendCertsFromPEM(ca))
+	transport := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool}}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(t.Context(), method, r.ready.APIURL+"/api/v1"+path, strings.NewReader(body))
+	require.NoError(t, err)
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	if body != "" {
+		request.Header.Set("Content-Type", "application/json")
+	}
+	request.Header.Set("X-Idempotency-Key", db.NewID())
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	require.NoError(t, err)
+	defer func() { _ = response.Body.Close() }()
+	data, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	var out map[string]any
+	require.NoError(t, json.Unmarshal(data, &out), "%s", data)
+	return response.StatusCode, out
+}
+
+func readToken(t *testing.T, r *running) string {
+	t.Helper()
+	info, err := os.Stat(r.ready.TokenFile)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	text, err := os.ReadFile(r.ready.TokenFile)
+	require.NoError(t, err)
+	return strings.TrimSpace(string(text))
+}
+
+func csr(t *testing.T, key any) string {
+	t.Helper()
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	require.NoError(t, err)
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
+}
+
+func marshal(t *testing.T, v any) string {
+	t.Helper()
+	text, err := json.Marshal(v)
+	require.NoError(t, err)
+	return string(text)
+}
+
+func TestANodeJoinsARealHub(t *testing.T) {
+	h := newHome(t)
+	hub := start(t, h)
+	token := readToken(t, hub)
+	require.Contains(t, hub.printed, token, "the admin token is printed once")
+	require.Equal(t, h.fingerprint, hub.ready.RootFingerprint)
+	status, health := hub.api(t, http.MethodGet, "/healthz", "", "")
+	require.Equal(t, http.StatusOK, status, "%v", health)
+
+	// What a node does: check the bundle against the fingerprint, enrol, dial.
+	status, envelope := hub.api(t, http.MethodGet, "/trust/bundle", "", "")
+	require.Equal(t, http.StatusOK, status)
+	env, err := protocol.EnvelopeFromJSON([]byte(marshal(t, envelope)))
+	require.NoError(t, err)
+	bundle, err := protocol.VerifyBundle(env, h.fingerprint)
+	require.NoError(t, err)
+
+	status, join := hub.api(t, http.MethodPost, "/admin/join-tokens", token, `{"description":"first"}`)
+	require.Equal(t, http.StatusCreated, status, "%v", join)
+	require.Equal(t, h.fingerprint, join["root_fingerprint"])
+	pub, key, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	body := marshal(t, map[string]any{"join_token": join["token"], "csr_pem": csr(t, key), "hostname": "gpu-1"})
+	status, credentials := hub.api(t, http.MethodPost, "/nodes/enroll", "", body)
+	require.Equal(t, http.StatusCreated, status, "%v", credentials)
+	nodeID, _ := credentials["node_id"].(string)
+	require.Equal(t, hub.ready.SessionAddr, credentials["session_addr"])
+	status, again := hub.api(t, http.MethodPost, "/nodes/enroll", "", body)
+	require.Equal(t, http.StatusCreated, status)
+	require.Equal(t, nodeID, again["node_id"], "a lost answer can be asked for again")
+
+	pemText, _ := credentials["certificate_pem"].(string)
+	block, _ := pem.Decode([]byte(pemText))
+	conn, err := link.Dial(t.Context(), hub.ready.SessionAddr, link.ClientTLS(
+		func() (*tls.Certificate, error) {
+			return &tls.Certificate{Certificate: [][]byte{block.Bytes}, PrivateKey: key}, nil
+		},
+		link.Peer{Roots: bundle.HubCAs, TrustDomain: "gpuaas.test", Kind: protocol.KindHub, Now: time.Now},
+	))
+	require.NoError(t, err)
+	control, err := conn.Open(t.Context(), &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_CONTROL})
+	require.NoError(t, err)
+	require.NoError(t, control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Hello{Hello: &protocol.Hello{ProtocolVersion: 1, Incarnation: "i1", BundleVersion: 1}}}))
+	welcome, push := &protocol.HubMessage{}, &protocol.HubMessage{}
+	require.NoError(t, control.Receive(welcome, protocol.MaxControlBytes))
+	require.NotNil(t, welcome.GetWelcome())
+	require.NoError(t, control.Receive(push, protocol.MaxControlBytes))
+	_, err = protocol.VerifyState(push.GetPushState().GetEnvelope(), bundle, protocol.NewNodeIdentity(nodeID, pub))
+	require.NoError(t, err)
+
+	status, node := hub.api(t, http.MethodGet, "/admin/nodes/"+nodeID, token, "")
+	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, "online", node["status"], "%v", node)
+	require.InDelta(t, 1, node["generation"], 0)
+
+	// A revoked state key: the running hub is told by a signal and passes the new bundle on.
+	printed, err := cli(t, "trust", "show", "--data-dir", h.data, "-o", "json")
+	require.NoError(t, err)
+	var shown struct {
+		Keys []shownKey `json:"keys"`
+	}
+	require.NoError(t, json.Unmarshal([]byte(printed), &shown))
+	for _, k := range shown.Keys {
+		if k.Role == protocol.RoleState {
+			_, err := cli(t, "trust", "revoke", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase, "--key-id", k.KeyID)
+			require.NoError(t, err)
+		}
+	}
+	hub.hangup <- syscall.SIGHUP
+	for {
+		m := &protocol.HubMessage{}
+		require.NoError(t, control.Receive(m, protocol.MaxControlBytes))
+		if m.GetPushBundle() != nil {
+			_, err = bundle.Succeed(m.GetPushBundle().GetEnvelope())
+			require.NoError(t, err)
+			break
+		}
+	}
+
+	response, err := http.Get(hub.ready.MetricsURL) //nolint:noctx // loopback
+	require.NoError(t, err)
+	metrics, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Contains(t, string(metrics), "go_goroutines")
+
+	hub.end(t)
+	<-conn.Done()
+	code, _ := link.CloseCode(conn.Err())
+	require.Equal(t, link.CodeShutdown, code, "an orderly stop says goodbye")
+
+	// The second start keeps everything and prints no token.
+	hub = start(t, h)
+	require.Equal(t, token, readToken(t, hub))
+	require.Empty(t, hub.printed)
+	status, nodes := hub.api(t, http.MethodGet, "/admin/nodes", token, "")
+	require.Equal(t, http.StatusOK, status)
+	require.Len(t, nodes["items"], 1)
+	status, _ = hub.api(t, http.MethodPost, "/admin/nodes/"+nodeID+"/ban", token, `{"reason":"stolen"}`)
+	require.Equal(t, http.StatusOK, status)
+	issued := "2026-11-20T12:00:00Z"
+	request := csr(t, key)
+	status, problem := hub.api(t, http.MethodPost, "/nodes/renew", "", marshal(t, map[string]any{
+		"node_id": nodeID, "csr_pem": request, "issued_at": issued, "signature": ed25519.Sign(key, []byte(nodeID+"\n"+request+"\n"+issued)),
+	}))
+	require.Equal(t, http.StatusForbidden, status)
+	require.Equal(t, "node_banned", problem["code"])
+	_, err = cli(t, "admin-token", "--data-dir", h.data)
+	require.Equal(t, "data_dir_in_use", fault.As(err).Code)
+	hub.end(t)
+
+	// A lost token is replaced by whoever has the machine.
+	_, err = cli(t, "admin-token", "--data-dir", h.data)
+	require.NoError(t, err)
+	hub = start(t, h)
+	status, _ = hub.api(t, http.MethodGet, "/admin/nodes", token, "")
+	require.Equal(t, http.StatusUnauthorized, status, "the lost one no longer counts")
+	status, _ = hub.api(t, http.MethodGet, "/admin/nodes", readToken(t, hub), "")
+	require.Equal(t, http.StatusOK, status)
+	hub.end(t)
+}
+
+func TestStartSaysWhatIsWrongAndWhatToDo(t *testing.T) {
+	h := newHome(t)
+	tcp, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test's own port
+	require.NoError(t, err)
+	defer func() { _ = tcp.Close() }()
+	udp, err := net.ListenPacket("udp", "127.0.0.1:0") //nolint:noctx // a test's own port
+	require.NoError(t, err)
+	defer func() { _ = udp.Close() }()
+	free := []string{"--listen", "127.0.0.1:0", "--session-listen", "127.0.0.1:0"}
+	for name, c := range map[string]struct {
+		args       []string
+		code, says string
+	}{
+		"TCP port taken":   {[]string{"--data-dir", h.data, "--listen", tcp.Addr().String(), "--session-listen", "127.0.0.1:0"}, "listen_failed", "--listen"},
+		"UDP port taken":   {[]string{"--data-dir", h.data, "--listen", "127.0.0.1:0", "--session-listen", udp.LocalAddr().String()}, "listen_failed", "--session-listen"},
+		"foreign address":  {[]string{"--data-dir", h.data, "--listen", "192.0.2.1:8443", "--session-listen", "127.0.0.1:0"}, "listen_failed", "--advertise-api"},
+		"no data dir":      {append([]string{"--data-dir", filepath.Join(h.dir, "none")}, free...), "data_dir_missing", "gpuaas-hub init"},
+		"no PostgreSQL":    {append([]string{"--data-dir", h.data, "--postgres-bin-dir", filepath.Join(h.dir, "none")}, free...), "", "initdb"},
+		"no database file": {append([]string{"--data-dir", h.data, "--database-url-file", filepath.Join(h.dir, "none")}, free...), "database_url_unreadable", "cannot be read"},
+		"bad address":      {[]string{"--data-dir", h.data, "--listen", "8443"}, "flag_invalid", "HOST:PORT"},
+		"open metrics":     {append([]string{"--data-dir", h.data, "--metrics-listen", "0.0.0.0:9"}, free...), "flag_invalid", "loopback"},
+		"long lease":       {append([]string{"--data-dir", h.data, "--lease-duration", "1000h"}, free...), "flag_invalid", "168h"},
+		"log level":        {append([]string{"--data-dir", h.data, "--log-level", "loud"}, free...), "log_flags_invalid", "--log-level"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := cli(t, c.args...)
+			require.Error(t, err)
+			f := fault.As(err)
+			if c.code != "" {
+				require.Equal(t, c.code, f.Code, "%v", err)
+			}
+			require.Contains(t, f.Public, c.says)
+			var shown strings.Builder
+			complain(&shown, err)
+			require.Contains(t, shown.String(), "gpuaas-hub: ")
+		})
+	}
+}
+
+func TestRootKeyInsideStopsTheStart(t *testing.T) {
+	h := newHome(t)
+	data, err := os.ReadFile(filepath.Join(h.keys, trust.RootKeyFile))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(h.data, "copy"), data, 0o600))
+	_, err = cli(t, "serve", "--data-dir", h.data, "--listen", "127.0.0.1:0", "--session-listen", "127.0.0.1:0")
+	require.Equal(t, "root_key_in_data_dir", fault.As(err).Code)
+}
+
+func TestTwoHubsDoNotShareADataDirectory(t *testing.T) {
+	dir := t.TempDir()
+	lock, err := checkDataDir(dir)
+	require.NoError(t, err)
+	_, err = checkDataDir(dir)
+	require.Equal(t, "data_dir_in_use", fault.As(err).Code)
+	require.NoError(t, lock.Close())
+	lock, err = checkDataDir(dir)
+	require.NoError(t, err)
+	require.NoError(t, lock.Close())
+}
+
+// mount gives a small file system of the test's own.
+func mount(t *testing.T, options string) string {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, syscall.Mount("tmpfs", dir, "tmpfs", 0, options), "these tests run as root (make test)")
+	t.Cleanup(func() { require.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
+	return dir
+}
+
+func TestFullDiskIsSaidAtTheStart(t *testing.T) {
+	dir := mount(t, "size=1m")
+	_, err := checkDataDir(dir)
+	require.Equal(t, "disk_full", fault.As(err).Code)
+	require.Contains(t, fault.As(err).Public, "Free some space")
+}
+
+func TestUnwritableDirectoryIsSaidAtTheStart(t *testing.T) {
+	dir := mount(t, "size=1m")
+	require.NoError(t, syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	_, err := checkDataDir(dir)
+	require.Equal(t, "data_dir_unwritable", fault.As(err).Code)
+}
+
+func TestWrongClockIsSaidAtTheStart(t *testing.T) {
+	h := newHome(t)
+	keys, err := trust.Open(h.data)
+	require.NoError(t, err)
+	require.NoError(t, checkClock(keys, time.Now()))
+	err = checkClock(keys, time.Unix(0, 0))
+	require.Equal(t, "clock_wrong", fault.As(err).Code)
+	require.Contains(t, fault.As(err).Public, "timedatectl")
+	err = checkClock(keys, time.Now().AddDate(30, 0, 0))
+	require.Equal(t, "clock_or_authority", fault.As(err).Code)
+}
+
+func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
+	env := map[string]string{"GPUAAS_HUB_DATA_DIR": "/from/env", "GPUAAS_HUB_RESYNC": "5s", "GPUAAS_HUB_TLS_NAME": "a.example,b.example"}
+	lookup := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
+	cmd := newServe()
+	require.NoError(t, cmd.Flags().Parse([]string{"--data-dir", "/from/flag"}))
+	require.NoError(t, fromEnvironment(cmd.Flags(), lookup))
+	require.Equal(t, "/from/flag", cmd.Flag("data-dir").Value.String(), "the command line wins")
+	require.Equal(t, "5s", cmd.Flag("resync").Value.String())
+	require.Equal(t, "[a.example,b.example]", cmd.Flag("tls-name").Value.String())
+	env["GPUAAS_HUB_RESYNC"] = "soon"
+	err := fromEnvironment(newServe().Flags(), lookup)
+	require.Contains(t, fault.As(err).Public, "GPUAAS_HUB_RESYNC")
+}
+
+func TestServeIsTheDefault(t *testing.T) {
+	require.Equal(t, []string{"serve"}, withDefault(nil))
+	require.Equal(t, []string{"serve", "--data-dir", "x"}, withDefault([]string{"--data-dir", "x"}))
+	require.Equal(t, []string{"--help"}, withDefault([]string{"--help"}))
+	require.Equal(t, []string{"init"}, withDefault([]string{"init"}))
+}
+
+func TestATokenIsNotLostInACrash(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "admin-token")
+	crash := os.ErrProcessDone
+	var first string
+	// Before it counts: the next start uses the same one.
+	_, _, err := withTokenFile(path, func(token string) (bool, error) { first = token; return false, crash })
+	require.ErrorIs(t, err, crash)
+	token, made, err := withTokenFile(path, func(token string) (bool, error) {
+		require.Equal(t, first, token)
+		return true, nil
+	})
+	require.NoError(t, err)
+	require.True(t, made)
+	require.Equal(t, first, token)
+
+	// After it counts, before the move: the next start, where nothing is made any more, still moves it.
+	require.NoError(t, os.Rename(path, path+".new"))
+	_, made, err = withTokenFile(path, func(string) (bool, error) { return false, nil })
+	require.NoError(t, err)
+	require.False(t, made)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, first, strings.TrimSpace(string(text)))
+
+	// An ordinary later start leaves the file alone.
+	_, _, err = withTokenFile(path, func(string) (bool, error) { return false, nil })
+	require.NoError(t, err)
+	require.NoFileExists(t, path+".new")
+	text, err = os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, first, strings.TrimSpace(string(text)))
+}
+
+func TestAdvertisedAddresses(t *testing.T) {
+	at := func(s string) net.Addr { a, err := net.ResolveTCPAddr("tcp", s); require.NoError(t, err); return a }
+	for _, c := range []struct{ flag, listens, want string }{
+		{"", "127.0.0.1:8443", "127.0.0.1:8443"},
+		{"hub.example:443", "0.0.0.0:8443", "hub.example:443"},
+		{"10.0.0.1:0", "0.0.0.0:8443", "10.0.0.1:8443"},
+	} {
+		got, err := advertised(c.flag, at(c.listens))
+		require.NoError(t, err)
+		require.Equal(t, c.want, got)
+	}
+	own, err := os.Hostname()
+	require.NoError(t, err)
+	got, err := advertised("", at("0.0.0.0:1"))
+	require.NoError(t, err)
+	require.Equal(t, own+":1", got)
+}
