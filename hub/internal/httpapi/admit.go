@@ -111,7 +111,7 @@ func (a *api) fail(c *gin.Context, err error) {
 			level = slog.LevelError
 		}
 		a.conf.Log.LogAttrs(ctx, level, "request failed", slog.String("code", f.Code), slog.Any("error", err),
-			slog.String("correlation_id", state.correlationID), slog.String("trace_id", state.traceID))
+			slog.String("correlation_id", state.correlationID))
 	}
 	a.audit(ctx, state, f)
 	if c.Writer.Written() {

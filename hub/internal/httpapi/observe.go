@@ -59,7 +59,7 @@ func (a *api) observe(c *gin.Context) {
 	a.conf.Log.LogAttrs(ctx, levelOf(status), "request",
 		slog.String("method", methodLabel(c.Request.Method)), slog.String("route", route), slog.Int("status", status),
 		slog.String("code", state.failure), slog.Int64("duration_us", took.Microseconds()), slog.Int("response_bytes", max(0, c.Writer.Size())),
-		slog.String("correlation_id", state.correlationID), slog.String("trace_id", state.traceID),
+		slog.String("correlation_id", state.correlationID),
 		slog.String("principal_type", state.principal.Type), slog.String("principal_id", state.principal.ID),
 		slog.String("org_id", state.principal.OrgID), slog.String("remote_ip", state.remoteIP))
 }
