@@ -131,18 +131,24 @@ func checkRole(r *Role) error {
 
 // signed reports whether the role's threshold of keys signed the envelope.
 func (b Bundle) signed(env *Envelope, role string) error {
+	_, err := b.signers(env, role)
+	return err
+}
+
+// signers returns the keys of the role that signed the envelope; fewer than the threshold are an error.
+func (b Bundle) signers(env *Envelope, role string) ([]string, error) {
 	r := b.roles[role]
 	if r == nil {
-		return Refuse(RefusalSignature, "the trust bundle has no role %q", role)
+		return nil, Refuse(RefusalSignature, "the trust bundle has no role %q", role)
 	}
 	ids, sawRevoked := signedBy(env, r.GetKeys(), b.revoked)
 	if len(ids) >= int(r.GetThreshold()) && len(ids) > 0 {
-		return nil
+		return ids, nil
 	}
 	if sawRevoked {
-		return Refuse(RefusalKeyRevoked, "the document is signed by a key of role %q that was revoked", role)
+		return nil, Refuse(RefusalKeyRevoked, "the document is signed by a key of role %q that was revoked", role)
 	}
-	return Refuse(RefusalSignature, "the document is not signed by role %q of trust bundle %d", role, b.Version())
+	return nil, Refuse(RefusalSignature, "the document is not signed by role %q of trust bundle %d", role, b.Version())
 }
 
 // Valid reports whether this is a verified bundle and not the zero value.

@@ -180,10 +180,11 @@ func VerifyPublisher(env, delegation *Envelope, b Bundle, now time.Time) ([]byte
 		return nil, Publisher{}, err
 	}
 	if delegation == nil {
-		if err := b.signed(env, RoleCatalog); err != nil {
+		ids, err := b.signers(env, RoleCatalog)
+		if err != nil {
 			return nil, Publisher{}, err
 		}
-		return env.GetPayload(), Publisher{KeyID: env.GetSignatures()[0].GetKeyId(), RepositoryPrefixes: []string{"apps/", "org/"}}, nil
+		return env.GetPayload(), Publisher{KeyID: ids[0], RepositoryPrefixes: []string{"apps/", "org/"}}, nil
 	}
 	d, err := VerifyDelegation(delegation, b, now)
 	if err != nil {
