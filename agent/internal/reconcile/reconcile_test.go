@@ -1,0 +1,287 @@
+package reconcile_test
+
+import (
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func TestWorkloadRunsIsMeasuredAndLeavesNothing(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.workload(`{"greeting":"Good day"}`)
+	f.push(w)
+	ready := f.untilStatus(w.GetId(), agent.StatusReady)
+	require.Equal(t, "Good day\n", get(t, url(ready, "/")))
+	require.Equal(t, "127.0.0.1", ready.GetEndpoints()[0].GetHost())
+	require.Equal(t, "corr-1", ready.GetCorrelationId())
+	require.NotNil(t, ready.GetReadyAt())
+	c := f.container(w.GetId())
+
+	f.push()
+	removed := f.untilStatus(w.GetId(), agent.StatusRemoved)
+	require.True(t, removed.GetRemoval().Complete())
+	left, err := f.rt.Leftovers(f.ctx(), w.GetId())
+	require.NoError(t, err)
+	require.Empty(t, left)
+	attached, err := f.nw.List(f.ctx())
+	require.NoError(t, err)
+	require.Empty(t, attached)
+	require.Empty(t, f.store.Runs())
+	require.Empty(t, f.store.Leases())
+
+	member := f.store.Members()[w.GetId()]
+	seconds, final := f.measured(w.GetId())
+	require.True(t, final)
+	require.InDelta(t, member.ExitedAt.Sub(c.StartedAt).Seconds(), seconds.Seconds(), 0.1, "usage is the container's own running time")
+	require.Equal(t, f.store.Spool().LastSequence, removed.GetRemoval().GetLastUsageSequence())
+}
+
+func TestLaw04RestartOfTheAgentLeavesTheProcessAlone(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	before := f.untilStatus(w.GetId(), agent.StatusReady)
+	pid := f.container(w.GetId()).PID
+	f.restart()
+	after := f.untilStatus(w.GetId(), agent.StatusReady)
+	require.Equal(t, pid, f.container(w.GetId()).PID)
+	require.True(t, proto.Equal(before.GetReadyAt(), after.GetReadyAt()), "it was ready all the time")
+	require.True(t, proto.Equal(before.GetEndpoints()[0], after.GetEndpoints()[0]))
+	require.Zero(t, after.GetRestarts())
+	f.push()
+	f.untilStatus(w.GetId(), agent.StatusRemoved)
+	f.measured(w.GetId())
+}
+
+func TestLaw03LeasedWorkloadStartsAgainWithoutAHub(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	endpoint := f.untilStatus(w.GetId(), agent.StatusReady).GetEndpoints()[0]
+	f.hub.away.Store(true)
+	f.stop()
+	// As after a power cut: no process, no network, and nothing of them in /run.
+	f.coldBoot(w.GetId())
+	f.start()
+	again := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool { return s.GetStatus() == agent.StatusReady })
+	require.True(t, proto.Equal(endpoint, again.GetEndpoints()[0]), "under the same port")
+	get(t, url(again, "/"))
+}
+
+// coldBoot removes every container and network behind the agent's back.
+func (f *fixture) coldBoot(memberID string) {
+	f.t.Helper()
+	rt, err := runtime.Open(f.ctx(), f.rtCfg)
+	require.NoError(f.t, err)
+	require.NoError(f.t, rt.RemoveMember(f.ctx(), memberID))
+	require.NoError(f.t, rt.Close())
+	require.NoError(f.t, f.nw.Remove(f.ctx(), memberID))
+}
+
+func TestLaw01WhatThePublisherDidNotSignIsNotStarted(t *testing.T) {
+	f := newFixture(t)
+	good := f.hub.workload(`{}`)
+	other := f.hub.workload(`{}`)
+	other.Services[0].Command = []string{"/app", "--mine-bitcoin"}
+	unsigned := f.hub.workload(`{}`)
+	unsigned.Manifest.Signatures[0].Signature[0] ^= 1
+	lacking := f.hub.workload(`{}`)
+	lacking.Features = append(lacking.Features, "time_travel")
+	f.push(good, other, unsigned, lacking)
+	f.untilStatus(good.GetId(), agent.StatusReady)
+	for w, reason := range map[*protocol.Workload]string{other: "manifest_not_admitted", unsigned: "manifest_not_admitted", lacking: "feature_missing"} {
+		s := f.untilStatus(w.GetId(), agent.StatusFailed)
+		require.Equal(t, reason, s.GetReason())
+		require.NotEmpty(t, s.GetDetail())
+	}
+	all, err := f.rt.List(f.ctx())
+	require.NoError(t, err)
+	require.Len(t, all, 1)
+}
+
+func TestCrashIsRestartedUnderTheSamePortAndCounted(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	first := f.untilStatus(w.GetId(), agent.StatusReady)
+	_, err := http.Post(url(first, "/exit?code=7"), "", nil)
+	_ = err // it may die before it answers
+	again := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
+		return s.GetStatus() == agent.StatusReady && s.GetRestarts() == 1
+	})
+	require.EqualValues(t, 7, again.GetExitCode())
+	require.Equal(t, first.GetEndpoints()[0].GetPort(), again.GetEndpoints()[0].GetPort())
+	f.push()
+	f.untilStatus(w.GetId(), agent.StatusRemoved)
+	_, final := f.measured(w.GetId())
+	require.True(t, final)
+}
+
+func TestUpgradeReplacesTheContainerAndStopKeepsThePort(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.workload(`{"greeting":"one"}`)
+	f.push(w)
+	one := f.untilStatus(w.GetId(), agent.StatusReady)
+	next := f.hub.workload(`{"greeting":"two"}`)
+	next.Id, next.InstanceId, next.Revision = w.GetId(), w.GetInstanceId(), 2
+	f.push(next)
+	two := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
+		return s.GetStatus() == agent.StatusReady && s.GetRevision() == 2
+	})
+	require.Equal(t, "two\n", get(t, url(two, "/")))
+	require.Equal(t, one.GetEndpoints()[0].GetPort(), two.GetEndpoints()[0].GetPort())
+	require.Zero(t, two.GetRestarts(), "a replacement is no failure")
+
+	next.Stopped, next.Revision = true, 3
+	f.push(next)
+	stopped := f.untilStatus(w.GetId(), agent.StatusStopped)
+	require.Equal(t, two.GetEndpoints()[0].GetPort(), stopped.GetEndpoints()[0].GetPort())
+	all, err := f.rt.List(f.ctx())
+	require.NoError(t, err)
+	require.Empty(t, all)
+}
+
+func TestLeaseEndsAndItsRenewalStartsAgain(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.workload(`{}`)
+	v, parts := f.hub.desired(w)
+	require.NoError(t, f.store.AcceptState(v, parts))
+	f.untilStatus(w.GetId(), agent.StatusPending)
+	f.lease(f.hub.newLease(w.GetId(), time.Hour))
+	f.untilStatus(w.GetId(), agent.StatusReady)
+	ended := f.hub.newLease(w.GetId(), 0)
+	f.lease(ended)
+	require.Equal(t, "lease_ended", f.untilStatus(w.GetId(), agent.StatusStopped).GetReason())
+	f.lease(f.hub.newLease(w.GetId(), time.Hour))
+	f.untilStatus(w.GetId(), agent.StatusReady)
+
+	spent := f.hub.newLease(w.GetId(), time.Hour)
+	spent.CapNanos = 1
+	f.lease(spent)
+	require.Equal(t, "lease_ended", f.untilStatus(w.GetId(), agent.StatusStopped).GetReason())
+}
+
+func TestAppThatIsNotReadyInTimeFails(t *testing.T) {
+	f := newFixture(t)
+	f.hub.readyWithin = "1"
+	w := f.hub.workload(`{"ready_after_millis":3600000}`)
+	f.push(w)
+	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
+		return s.GetStatus() == agent.StatusStarting && s.GetStartedAt() != nil
+	})
+	require.Equal(t, "readiness_timeout", f.untilStatus(w.GetId(), agent.StatusFailed).GetReason())
+}
+
+func TestMissingDocumentIsFetchedAndOneSlowPullDelaysNoOther(t *testing.T) {
+	f := newFixture(t)
+	f.hub.withheld = true
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	f.untilStatus(w.GetId(), agent.StatusReady)
+
+	// A registry that holds an image back for ever; another workload starts meanwhile, and the first can be taken away.
+	f.hub.withheld = false
+	m := "sha256:" + strings.Repeat("ab", 32)
+	repository, _, _ := strings.Cut(f.hub.image, "@")
+	good := f.hub.image
+	f.hub.image = repository + "@" + m
+	slow := f.hub.workload(`{}`)
+	f.hub.image = good
+	second := f.hub.workload(`{}`)
+	f.push(w, slow, second)
+	f.untilStatus(second.GetId(), agent.StatusReady)
+	s := f.until(slow.GetId(), func(s *protocol.WorkloadStatus) bool { return s.GetReason() == agent.ReasonImagePullFailed })
+	require.Equal(t, agent.StatusStarting, s.GetStatus(), "it is tried again for a while")
+	f.push(w, second)
+	f.untilStatus(slow.GetId(), agent.StatusRemoved)
+}
+
+func TestWithoutAHubAPullWaitsAndIsNoFailure(t *testing.T) {
+	f := newFixture(t)
+	f.hub.away.Store(true)
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	require.Eventually(t, func() bool { return f.hub.pulls.Load() > 0 }, 30*time.Second, time.Millisecond)
+	require.Zero(t, f.store.Members()[w.GetId()].Failures)
+	f.hub.away.Store(false)
+	f.untilStatus(w.GetId(), agent.StatusReady)
+}
+
+func TestContainersOfAnotherLifeAreTakenAway(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	f.untilStatus(w.GetId(), agent.StatusReady)
+	f.stop()
+	require.NoError(t, os.RemoveAll(f.dir+"/state"))
+	f.start()
+	removed := f.untilStatus(w.GetId(), agent.StatusRemoved)
+	require.True(t, removed.GetRemoval().Complete())
+	_, final := f.measured(w.GetId())
+	require.True(t, final)
+}
+
+func TestContainerdThatDiesAndComesBackLosesNothing(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	ready := f.untilStatus(w.GetId(), agent.StatusReady)
+	pid := f.container(w.GetId()).PID
+	require.NoError(t, f.daemon.Kill9())
+	f.re.Wake()
+	changed := f.re.Subscribe()
+	for !contains(f.re.Report().Conditions, "containerd_unavailable") {
+		select {
+		case <-changed:
+		case <-time.After(time.Minute):
+			t.Fatal("nobody notices that containerd is gone")
+		}
+	}
+	get(t, url(ready, "/"))
+	require.NoError(t, f.daemon.Start(f.ctx()))
+	for contains(f.re.Report().Conditions, "containerd_unavailable") {
+		select {
+		case <-changed:
+		case <-time.After(time.Minute):
+			t.Fatal("nobody notices that containerd is back")
+		}
+	}
+	require.Equal(t, pid, f.container(w.GetId()).PID)
+	require.NoError(t, unix.Kill(int(pid), unix.SIGKILL))
+	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
+		return s.GetRestarts() == 1 && s.GetStatus() == agent.StatusReady
+	})
+}
+
+func contains(list []string, want string) bool {
+	for _, x := range list {
+		if x == want {
+			return true
+		}
+	}
+	return false
+}
+
+func TestSpentRoundsUpAndDoesNotOverflow(t *testing.T) {
+	l := &protocol.Lease{ExpiresAt: timestamppb.Now(), Prices: []*protocol.FrozenPrice{
+		{Meter: "a", PriceNanos: 10, PerQuantity: 3}, {Meter: "b", PriceNanos: 1 << 62, PerQuantity: 1}, {Meter: "free", PriceNanos: 5},
+	}}
+	require.Equal(t, "4", spent(l, map[string]int64{"a": 1}))
+	require.Equal(t, "0", spent(l, map[string]int64{"free": 1 << 60}))
+	require.Equal(t, strconv.FormatUint(1<<63, 10), spent(l, map[string]int64{"b": 2}))
+}
+
+func spent(l *protocol.Lease, used map[string]int64) string { return reconcile.Spent(l, used).String() }
