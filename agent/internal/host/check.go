@@ -1,0 +1,176 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Limits of the checks.
+const (
+	// MinFreeBytes and MinFreeFiles are what the agent's directories need: below that, unsent usage could not be kept.
+	MinFreeBytes = 256 << 20
+	MinFreeFiles = 1024
+	dialTimeout  = 5 * time.Second
+	// clockSlack is how far a clock may lie behind a time that has certainly passed.
+	clockSlack = time.Minute
+)
+
+// Requirements are what a node needs of its machine.
+type Requirements struct {
+	// DataDir and RunDir are the agent's directories; they are there already.
+	DataDir, RunDir string
+	// ContainerdAddress is the path of containerd's socket.
+	ContainerdAddress string
+	// PluginDirs hold the CNI plugins.
+	PluginDirs []string
+	// MinFreeBytes overrides the constant of that name.
+	MinFreeBytes uint64
+}
+
+// Check looks for everything that a node needs and names all that is missing, each with what to do. Everything it names is
+// fatal: an agent that starts without it would fail later, on somebody's workload.
+func Check(ctx context.Context, want Requirements) error {
+	var missing []error
+	if os.Geteuid() != 0 {
+		missing = append(missing, fault.New(fault.Forbidden, "not_root", "The agent must run as root: it makes containers and networks.", nil))
+	}
+	missing = append(missing, binaries(), plugins(want.PluginDirs), kernelFeatures(Config{}), containerd(ctx, want.ContainerdAddress))
+	limit := want.MinFreeBytes
+	if limit == 0 {
+		limit = MinFreeBytes
+	}
+	for _, dir := range []string{want.DataDir, want.RunDir} {
+		missing = append(missing, space(dir, limit))
+	}
+	return together(missing)
+}
+
+// together makes one fault of several: the first one's code, everyone's text.
+func together(all []error) error {
+	all = slices.DeleteFunc(all, func(err error) bool { return err == nil })
+	if len(all) == 0 {
+		return nil
+	}
+	first := *fault.As(all[0])
+	var texts []string
+	for _, err := range all {
+		texts = append(texts, fault.As(err).Public)
+	}
+	first.Public, first.Cause = strings.Join(texts, "\n"), errors.Join(all...)
+	return &first
+}
+
+func unavailable(code, public string, cause error) error {
+	return fault.New(fault.Unavailable, code, public, cause)
+}
+
+func binaries() error {
+	var absent []string
+	for name, debianPackage := range map[string]string{"runc": "runc", "iptables": "iptables", "ip6tables": "iptables", "nft": "nftables", "containerd-shim-runc-v2": "containerd"} {
+		if _, err := exec.LookPath(name); err == nil {
+			continue
+		}
+		if _, err := exec.LookPath(filepath.Join("/usr/sbin", name)); err != nil && !slices.Contains(absent, debianPackage) {
+			absent = append(absent, debianPackage)
+		}
+	}
+	if len(absent) == 0 {
+		return nil
+	}
+	slices.Sort(absent)
+	return unavailable("binary_missing", "Programs that a node needs are missing: apt-get install "+strings.Join(absent, " "), nil)
+}
+
+func plugins(dirs []string) error {
+	for _, name := range []string{"bridge", "host-local", "portmap"} {
+		if !slices.ContainsFunc(dirs, func(dir string) bool {
+			_, err := exec.LookPath(filepath.Join(dir, name))
+			return err == nil
+		}) {
+			return unavailable("cni_plugin_missing", fmt.Sprintf("The CNI plugin %s is not in %s: apt-get install containernetworking-plugins, or name its directory with --cni-plugin-dir.",
+				name, strings.Join(dirs, " or ")), nil)
+		}
+	}
+	return nil
+}
+
+// kernelFeatures looks for the overlay file system and for the cgroup controllers that limits need.
+func kernelFeatures(cfg Config) error {
+	systems, err := cfg.read("proc/filesystems")
+	if err != nil {
+		return unavailable("kernel_feature_missing", "/proc is not mounted.", err)
+	}
+	if !strings.Contains(systems, "\toverlay\n") {
+		return unavailable("kernel_feature_missing", "The kernel has no overlay file system: modprobe overlay, and add it to /etc/modules-load.d.", nil)
+	}
+	controllers, err := cfg.read("sys/fs/cgroup/cgroup.controllers")
+	if err != nil {
+		// Version 1: one mounted hierarchy for each.
+		for _, name := range []string{"cpu", "memory", "pids"} {
+			if _, err := os.Stat(filepath.Join("/", cfg.Root, "sys/fs/cgroup", name)); err == nil {
+				controllers += " " + name
+			}
+		}
+	}
+	for _, name := range []string{"cpu", "memory", "pids"} {
+		if !slices.Contains(strings.Fields(controllers), name) {
+			return unavailable("kernel_feature_missing", fmt.Sprintf("The cgroup controller %s is not available, so limits could not be enforced: mount cgroups, or boot with cgroup_enable=%s.", name, name), nil)
+		}
+	}
+	return nil
+}
+
+func containerd(ctx context.Context, address string) error {
+	const what = "apt-get install containerd and systemctl start containerd, or name another socket with --containerd-address."
+	if _, err := os.Stat(address); err != nil {
+		return unavailable("containerd_unavailable", fmt.Sprintf("There is no containerd socket at %s: %s", address, what), err)
+	}
+	dialer := net.Dialer{Timeout: dialTimeout}
+	conn, err := dialer.DialContext(ctx, "unix", address)
+	if err != nil {
+		return unavailable("containerd_unavailable", fmt.Sprintf("containerd does not answer at %s: %s", address, what), err)
+	}
+	return conn.Close()
+}
+
+// space looks whether the directory's file system has room and can be written.
+func space(dir string, limit uint64) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return unavailable("directory_unusable", fmt.Sprintf("The directory %s cannot be looked at.", dir), err)
+	}
+	if free := st.Bavail * uint64(st.Bsize); free < limit {
+		return unavailable("disk_full", fmt.Sprintf("The disk of %s has %d MiB free; a node needs %d MiB: free space there, or put the directory elsewhere.", dir, free>>20, limit>>20), nil)
+	}
+	// A file system that does not count files says 0 of 0.
+	if st.Files > 0 && st.Ffree < MinFreeFiles {
+		return unavailable("disk_full", fmt.Sprintf("The disk of %s has no free inodes: remove files there, or put the directory elsewhere.", dir), nil)
+	}
+	probe, err := os.CreateTemp(dir, ".writable-")
+	if err != nil {
+		return unavailable("directory_unusable", fmt.Sprintf("The directory %s cannot be written: it may be mounted read-only, or its disk may be full.", dir), err)
+	}
+	return errors.Join(probe.Close(), os.Remove(probe.Name()))
+}
+
+// CheckClock tells that the machine's clock is behind a time that has certainly passed, such as the newest signed document's
+// or the program's own build. It is no reason to stop: the node goes by the later time until a hub tells it the right one.
+func CheckClock(now, passed time.Time) error {
+	if now.Add(clockSlack).After(passed) {
+		return nil
+	}
+	return unavailable("clock_wrong", fmt.Sprintf("This machine's clock says %s, but it is at least %s: set it (timedatectl set-ntp true, or date -s) and look after its battery.",
+		now.UTC().Format(time.RFC3339), passed.UTC().Format(time.RFC3339)), nil)
+}

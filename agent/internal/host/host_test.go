@@ -1,0 +1,125 @@
+package host_test
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/internal/host"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// machine writes files of a made-up machine.
+func machine(t *testing.T, files map[string]string) host.Config {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(root, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	}
+	return host.Config{Root: root}
+}
+
+func TestFactsOfThisMachine(t *testing.T) {
+	f, err := host.Facts(t.Context(), host.Config{})
+	require.NoError(t, err)
+	require.NotEmpty(t, f.GetHostname())
+	require.NotEmpty(t, f.GetOs())
+	require.NotEmpty(t, f.GetKernel())
+	require.NotEmpty(t, f.GetArchitecture())
+	require.Positive(t, f.GetCpuCores())
+	require.Greater(t, f.GetMemoryBytes(), uint64(64<<20))
+	require.True(t, f.GetBootTime().AsTime().Before(time.Now()))
+}
+
+func TestFactsAreReadFromTheirSources(t *testing.T) {
+	f, err := host.Facts(t.Context(), machine(t, map[string]string{
+		"etc/os-release":                   "NAME=x\nPRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\n",
+		"proc/meminfo":                     "MemTotal:       16384 kB\nMemFree: 1 kB\n",
+		"proc/stat":                        "cpu 1 2\nbtime 1700000000\n",
+		"sys/fs/cgroup/cgroup.controllers": "cpu memory pids",
+	}))
+	require.NoError(t, err)
+	require.Equal(t, "Debian GNU/Linux 12 (bookworm)", f.GetOs())
+	require.Equal(t, uint64(16<<20), f.GetMemoryBytes())
+	require.Equal(t, int64(1700000000), f.GetBootTime().AsTime().Unix())
+	require.Empty(t, f.GetConditions())
+	f, err = host.Facts(t.Context(), machine(t, nil))
+	require.ErrorContains(t, err, "memory")
+	require.NotEmpty(t, f.GetKernel(), "what can be read is there all the same")
+	require.Equal(t, []string{host.ConditionCgroupV1}, f.GetConditions())
+}
+
+func TestOldRuncIsReported(t *testing.T) {
+	for version, old := range map[string]bool{
+		"1.1.5+ds1": true, "1.1.15": true, "1.2.7": true, "1.2.8": false, "1.3.0": true, "1.3.3": false, "1.4.0-rc.3": false, "2.0.0": false, "": true, "x": true,
+	} {
+		require.Equal(t, old, len(host.RuncConditions(version)) == 1, version)
+	}
+}
+
+// requirements of a machine that has everything.
+func requirements(t *testing.T) host.Requirements {
+	t.Helper()
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "s")
+	l, err := net.Listen("unix", socket)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return host.Requirements{DataDir: dir, RunDir: dir, ContainerdAddress: socket, PluginDirs: []string{"/usr/lib/cni", "/opt/cni/bin"}}
+}
+
+func TestEverythingThatIsMissingIsNamedWithWhatToDo(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("a node's agent is root")
+	}
+	require.NoError(t, host.Check(t.Context(), requirements(t)))
+	for code, c := range map[string]struct {
+		change func(*host.Requirements)
+		advice string
+	}{
+		"containerd_unavailable": {func(r *host.Requirements) { r.ContainerdAddress += "x" }, "apt-get install containerd"},
+		"cni_plugin_missing":     {func(r *host.Requirements) { r.PluginDirs = []string{r.DataDir} }, "apt-get install containernetworking-plugins"},
+		"disk_full":              {func(r *host.Requirements) { r.MinFreeBytes = 1 << 60 }, "free space"},
+		"directory_unusable":     {func(r *host.Requirements) { r.RunDir += "/none" }, "cannot be looked at"},
+	} {
+		t.Run(code, func(t *testing.T) {
+			r := requirements(t)
+			c.change(&r)
+			err := host.Check(t.Context(), r)
+			require.Equal(t, code, fault.As(err).Code)
+			require.Contains(t, fault.As(err).Public, c.advice)
+		})
+	}
+	all := requirements(t)
+	all.ContainerdAddress, all.PluginDirs, all.MinFreeBytes = "/none", nil, 1<<60
+	require.Len(t, strings.Split(fault.As(host.Check(t.Context(), all)).Public, "\n"), 4, "containerd, plugins, and two directories")
+	t.Setenv("PATH", t.TempDir())
+	if _, err := os.Stat("/usr/sbin/containerd-shim-runc-v2"); err != nil {
+		err := host.Check(t.Context(), requirements(t))
+		require.Equal(t, "binary_missing", fault.As(err).Code)
+		require.Contains(t, fault.As(err).Public, "apt-get install containerd")
+	}
+}
+
+func TestSocketThatNobodyAnswersIsNoContainerd(t *testing.T) {
+	r := requirements(t)
+	r.ContainerdAddress = filepath.Join(r.DataDir, "dead")
+	require.NoError(t, os.WriteFile(r.ContainerdAddress, nil, 0o600))
+	require.ErrorContains(t, host.Check(t.Context(), r), "does not answer")
+}
+
+func TestClockBehindWhatHasPassedIsToldNotFatal(t *testing.T) {
+	passed := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+	require.NoError(t, host.CheckClock(passed, passed))
+	require.NoError(t, host.CheckClock(passed.Add(-30*time.Second), passed))
+	err := host.CheckClock(time.Unix(0, 0), passed)
+	require.Equal(t, "clock_wrong", fault.As(err).Code)
+	require.Contains(t, fault.As(err).Public, "timedatectl set-ntp true")
+}
