@@ -39,9 +39,7 @@ func TestLaw12BadInputChangesNoRow(t *testing.T) {
 			if bad.body != "" {
 				r.Header.Set("Content-Type", "application/json")
 			}
-			for name, values := range bad.header {
-				r.Header[name] = values
-			}
+			maps.Copy(r.Header, bad.header)
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)
 			require.Equal(t, bad.status, w.Code, "%s, %s: %s", op.id, bad.name, w.Body)
