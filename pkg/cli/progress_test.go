@@ -31,10 +31,10 @@ func TestProgressIsQuietForASecondAndThenSaysWhat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out lockedBuffer
 		p := newProgress(&out, false, "deploy an app")
-		time.Sleep(quietTime - 1)
+		time.Sleep(quietTime - time.Millisecond)
 		synctest.Wait()
 		require.Empty(t, out.String())
-		time.Sleep(1)
+		time.Sleep(time.Millisecond)
 		synctest.Wait()
 		require.Equal(t, "… deploy an app (1s)\n", out.String())
 		p.now("pushing")
