@@ -47,7 +47,7 @@ type home struct{ dir, data, keys, passphrase, fingerprint string }
 // newHome makes a hub's keys in a directory that the unprivileged database can pass through.
 func newHome(t *testing.T) home {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "gpuaas-hub-test-")
+	dir, err := os.MkdirTemp("/tmp", "gpuaas-hub-test-") //nolint:usetesting // what is above t.TempDir() lets nobody else pass
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	require.NoError(t, os.Chmod(dir, 0o711))
@@ -239,7 +239,7 @@ func TestANodeJoinsARealHub(t *testing.T) {
 		}
 	}
 
-	response, err := http.Get(hub.ready.MetricsURL) //nolint:noctx // loopback
+	response, err := http.Get(hub.ready.MetricsURL)
 	require.NoError(t, err)
 	metrics, err := io.ReadAll(response.Body)
 	require.NoError(t, err)
@@ -284,10 +284,10 @@ func TestANodeJoinsARealHub(t *testing.T) {
 
 func TestStartSaysWhatIsWrongAndWhatToDo(t *testing.T) {
 	h := newHome(t)
-	tcp, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test's own port
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer func() { _ = tcp.Close() }()
-	udp, err := net.ListenPacket("udp", "127.0.0.1:0") //nolint:noctx // a test's own port
+	udp, err := net.ListenPacket("udp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer func() { _ = udp.Close() }()
 	free := []string{"--listen", "127.0.0.1:0", "--session-listen", "127.0.0.1:0"}

@@ -60,6 +60,34 @@ func look(ctx context.Context, tx db.Tx, nodeID string) (s seen, err error) {
 	return s, nil
 }
 
+// settled reports, without compiling anything, that the node's newest state is what is wanted: most nodes, most of the time.
+func (d *Dispatcher) settled(ctx context.Context, nodeID string, floor uint64) (h head, is bool, err error) {
+	_, err = db.ReadTx(ctx, d.DB, func(tx db.Tx) (struct{}, error) {
+		n, err := fleet.Get(ctx, tx, nodeID)
+		if err != nil {
+			return struct{}{}, err
+		}
+		rev, err := fleet.Rev(ctx, tx, nodeID)
+		if err != nil {
+			return struct{}{}, err
+		}
+		h, err = newest(ctx, tx, nodeID)
+		is = h.rev == rev && h.generation >= d.above(n, h, floor) && h.generation > 0 &&
+			h.epoch == d.Keys.Bundle().Epoch() && h.keyID == d.Keys.State().KeyID()
+		return struct{}{}, err
+	})
+	return h, is, err
+}
+
+// above is the lowest generation that will do. A node that holds more than this hub remembers having made is brought on above
+// that (law 2): the hub was restored.
+func (d *Dispatcher) above(n fleet.Node, h head, floor uint64) uint64 {
+	if n.AcceptedEpoch == d.Keys.Bundle().Epoch() && n.AcceptedGeneration > h.generation {
+		return max(floor, n.AcceptedGeneration+1)
+	}
+	return floor
+}
+
 // bring makes the node's newest state say what is wanted, and gives it a generation of at least floor. It returns the newest
 // state's head.
 func (d *Dispatcher) bring(ctx context.Context, nodeID string, floor uint64) (head, error) {
@@ -85,11 +113,8 @@ func (d *Dispatcher) bringOnce(ctx context.Context, nodeID string, floor uint64)
 		return head{}, fmt.Errorf("compiled state of node %s is not signed: %w", nodeID, err)
 	}
 	bundle, signer := d.Keys.Bundle(), d.Keys.State()
-	if s.node.AcceptedEpoch == bundle.Epoch() && s.node.AcceptedGeneration > s.head.generation {
-		// The node holds more than this hub remembers having made: a restored hub must go on above it (law 2).
-		floor = max(floor, s.node.AcceptedGeneration+1)
-	}
-	if s.head.generation >= floor && s.head.epoch == bundle.Epoch() && s.head.keyID == signer.KeyID() && samePartRefs(s.parts, state.Refs()) {
+	floor = d.above(s.node, s.head, floor)
+	if s.head.generation >= floor && s.head.generation > 0 && s.head.epoch == bundle.Epoch() && s.head.keyID == signer.KeyID() && samePartRefs(s.parts, state.Refs()) {
 		return d.confirm(ctx, s)
 	}
 	next := head{

@@ -147,7 +147,10 @@ func (d *Dispatcher) node(ctx context.Context, nodeID string, floor uint64) erro
 	if connected {
 		floor = max(floor, d.floor(ctx, nodeID, held))
 	}
-	h, err := d.bring(ctx, nodeID, floor)
+	h, settled, err := d.settled(ctx, nodeID, floor)
+	if err == nil && !settled {
+		h, err = d.bring(ctx, nodeID, floor)
+	}
 	if fault.Is(err, fault.NotFound) {
 		return nil
 	}

@@ -586,6 +586,7 @@ const (
 	RefusalDocumentBundle RefusalDocument = "bundle"
 	RefusalDocumentLeases RefusalDocument = "leases"
 	RefusalDocumentState  RefusalDocument = "state"
+	RefusalDocumentUsage  RefusalDocument = "usage"
 )
 
 // Valid indicates whether the value is a known member of the RefusalDocument enum.
@@ -596,6 +597,8 @@ func (e RefusalDocument) Valid() bool {
 	case RefusalDocumentLeases:
 		return true
 	case RefusalDocumentState:
+		return true
+	case RefusalDocumentUsage:
 		return true
 	default:
 		return false
@@ -1381,7 +1384,7 @@ type Node struct {
 	ID     ID     `json:"id"`
 	Kernel string `json:"kernel,omitempty,omitzero"`
 
-	// LastRefusal A document that the node refused; it changed nothing there.
+	// LastRefusal A document that the node refused, or a segment of its usage that the hub refused; it changed nothing. A segment's number is its generation.
 	LastRefusal Refusal   `json:"last_refusal,omitempty,omitzero"`
 	LastSeenAt  time.Time `json:"last_seen_at,omitempty,omitzero"`
 	MemoryMib   int64     `json:"memory_mib,omitempty,omitzero"`
@@ -1732,7 +1735,7 @@ type PublisherRegister struct {
 // Quantity Decimal number in usage_unit.
 type Quantity = string
 
-// Refusal A document that the node refused; it changed nothing there.
+// Refusal A document that the node refused, or a segment of its usage that the hub refused; it changed nothing. A segment's number is its generation.
 type Refusal struct {
 	At         time.Time       `json:"at"`
 	Detail     string          `json:"detail,omitempty,omitzero"`

@@ -34,8 +34,9 @@ const (
 // Intake takes what nodes say. It implements session.Intake.
 type Intake struct {
 	DB *db.DB
-	// ReplicaID is of this hub process.
+	// ReplicaID is of this hub process, Started when it began to listen: before that no node could be heard.
 	ReplicaID string
+	Started   time.Time
 	// Poke wakes dispatch for a node; Raise asks for a generation of at least floor.
 	Poke  func(nodeID string)
 	Raise func(nodeID string, floor uint64)
@@ -197,9 +198,12 @@ func (i *Intake) Gone(ctx context.Context, nodeID string, sessionNo uint64) erro
 	return err
 }
 
-// Sweep tells of nodes that have been silent for too long.
+// Sweep tells of nodes that have been silent for too long. A hub that was away first gives them time to come back.
 func (i *Intake) Sweep(ctx context.Context) error {
 	now := i.Now().Truncate(time.Microsecond)
+	if now.Sub(i.Started) < fleet.OnlineWindow {
+		return nil
+	}
 	silent, err := db.ReadTx(ctx, i.DB, func(tx db.Tx) ([]string, error) { return fleet.Silent(ctx, tx, now) })
 	if err != nil {
 		return err

@@ -1,0 +1,106 @@
+package session_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func TestConcurrentCommandsEndInOneStateWithAllOfThem(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	h.launch()
+	l.state(1)
+	const more = 6
+	var started sync.WaitGroup
+	for range more {
+		started.Go(func() { h.launch() })
+	}
+	started.Wait()
+	state, _ := l.state(1 + more)
+	l.report(state.GetGeneration())
+	require.NoError(t, h.dispatcher.Resync(t.Context()))
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM node_states s JOIN node_intents i ON i.node_id = s.node_id AND i.rev = s.rev
+		WHERE s.node_id = $1 AND s.generation = $2`, n.id, state.GetGeneration()), "the newest state is compiled from the newest intent")
+}
+
+func TestOnlyTheNewestStatesAndTheirPartsAreKept(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	for range 4 {
+		i := h.launch()
+		l.state(1)
+		h.decommission(i.ID)
+		l.state(0)
+	}
+	require.LessOrEqual(t, count(h, `SELECT count(*) FROM node_states WHERE node_id = $1`, n.id), 4)
+	require.LessOrEqual(t, count(h, `SELECT count(*) FROM node_state_parts WHERE node_id = $1`, n.id), 2)
+}
+
+func TestLeasesAreRenewedAtHalfLifeAndPushed(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	_, member, first := running(t, h, l)
+	h.forward(40 * time.Minute)
+	require.NoError(t, h.dispatcher.Resync(t.Context()))
+	second := next(l, func(m *protocol.HubMessage) (*protocol.Lease, bool) {
+		if m.GetPushLeases() == nil {
+			return nil, false
+		}
+		v, err := protocol.VerifyLeases(m.GetPushLeases().GetEnvelope(), n.bundle, n.me)
+		require.NoError(t, err)
+		return v.Message().GetLeases()[0], v.Message().GetLeases()[0].GetLeaseNo() > first.GetLeaseNo()
+	})
+	require.Equal(t, member, second.GetMemberId())
+	require.True(t, second.GetExpiresAt().AsTime().After(first.GetExpiresAt().AsTime()))
+	require.GreaterOrEqual(t, second.GetCapNanos(), first.GetCapNanos(), "caps are cumulative")
+}
+
+func TestAnEmptyWalletRenewsNothingAndStopsNothing(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	_, _, first := running(t, h, l)
+	tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
+		_, err := tx.Exec(ctx, `UPDATE wallets SET balance_nanos = 0`)
+		return 0, err
+	})
+	h.forward(50 * time.Minute)
+	require.NoError(t, h.dispatcher.Resync(t.Context()), "one empty wallet is no trouble of the pass")
+	leases := tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.Lease, error) { return ledger.LeasesFor(ctx, tx, n.id) })
+	require.Equal(t, first.GetLeaseNo(), leases[0].GetLeaseNo())
+	state, _ := n.connect(hello("i2")).state(1)
+	require.Len(t, state.GetParts(), 1, "the workload stays wanted; its lease ends it")
+}
+
+func TestAHubThatWasAwayGivesNodesTimeToComeBack(t *testing.T) {
+	h := newHub(t)
+	n := h.enrol()
+	n.connect(hello("i1")).state(0)
+	h.forward(time.Hour)
+	h.intake.Started = h.now()
+	require.NoError(t, h.intake.Sweep(t.Context()))
+	require.Equal(t, 0, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.offline'`))
+	h.forward(fleet.OnlineWindow)
+	require.NoError(t, h.intake.Sweep(t.Context()))
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.offline'`))
+}
