@@ -2,7 +2,6 @@ package reconcile
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
@@ -41,9 +40,9 @@ func (r *Reconciler) beat(ctx context.Context) ([]runtime.Container, error) {
 	r.beating.Lock()
 	defer r.beating.Unlock()
 	at := r.clock.Now()
-	containers, err := r.runtime.List(ctx)
+	containers, err := r.list(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list containers: %w", err)
+		return nil, err
 	}
 	leases, journal := r.store.Leases(), r.store.Runs()
 	o := meter.Observation{At: at, CutEvery: r.cfg.UsageInterval}

@@ -38,9 +38,9 @@ type look struct {
 func (r *Reconciler) look(ctx context.Context) (look, error) {
 	// Busy first: what ends after this is seen as still under way, never the other way round.
 	busy := r.busyMembers(r.clock.Now())
-	containers, err := r.runtime.List(ctx)
+	containers, err := r.list(ctx)
 	if err != nil {
-		return look{}, fmt.Errorf("list containers: %w", err)
+		return look{}, err
 	}
 	attached, err := r.network.List(ctx)
 	if err != nil {
@@ -62,6 +62,15 @@ func (r *Reconciler) look(ctx context.Context) (look, error) {
 		return look{}, err
 	}
 	return l, r.sweep(containers, busy)
+}
+
+// list returns this agent's containers. One without a member was not made by it, and is left to whoever made it.
+func (r *Reconciler) list(ctx context.Context) ([]runtime.Container, error) {
+	all, err := r.runtime.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list containers: %w", err)
+	}
+	return slices.DeleteFunc(all, func(c runtime.Container) bool { return c.MemberID == "" }), nil
 }
 
 func (r *Reconciler) busyMembers(now time.Time) map[string]agent.Work {
@@ -94,7 +103,7 @@ func (r *Reconciler) adopt(containers []runtime.Container, attached []string) er
 				return err
 			}
 		}
-		if _, known := members[c.MemberID]; known || c.MemberID == "" {
+		if _, known := members[c.MemberID]; known {
 			continue
 		}
 		if err := r.store.UpdateMember(c.MemberID, func(m *state.Member) { m.InstanceID = c.InstanceID }); err != nil {
