@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/big"
 	"os"
@@ -288,17 +289,24 @@ func (d *demo) launchAgain(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
+	bench, err := floor.New(ctx, floor.Config{
+		Address: d.state.Agent.ContainerdAddress, Namespace: d.state.Agent.ContainerdNamespace, ContainerID: container,
+		Conflist:  filepath.Join(d.state.Agent.RunDir, "cni", d.conf.Bridge+".conflist"),
+		PluginDir: cluster.PluginDir(), Dir: dir, ContainerPort: d.app.ContainerPort,
+	})
+	if err != nil {
+		return "", fmt.Errorf("floor: %w", err)
+	}
 	var totals []time.Duration
-	for i := range floorRounds {
-		p, err := floor.Measure(ctx, floor.Config{
-			Address: d.state.Agent.ContainerdAddress, Namespace: d.state.Agent.ContainerdNamespace, ContainerID: container,
-			Conflist:  filepath.Join(d.state.Agent.RunDir, "cni", d.conf.Bridge+".conflist"),
-			PluginDir: cluster.PluginDir(), Dir: dir, ContainerPort: d.app.ContainerPort,
-		}, i)
-		if err != nil {
-			return "", fmt.Errorf("floor: %w", err)
+	for range floorRounds {
+		var p floor.Parts
+		if p, err = bench.Measure(ctx); err != nil {
+			break
 		}
 		totals = append(totals, p.Total())
+	}
+	if err := errors.Join(err, bench.Close(ctx)); err != nil {
+		return "", fmt.Errorf("floor: %w", err)
 	}
 	slices.Sort(totals)
 	d.out.FloorMillis = millis(totals[len(totals)/2])

@@ -4,16 +4,21 @@ package floor
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"runtime"
 	"syscall"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/images/archive"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/oci"
@@ -43,39 +48,101 @@ type Config struct {
 	ContainerPort int32
 }
 
+// namespace is containerd's namespace for measuring: an agent removes from its own what it does not know.
+const namespace = "gpuaas-floor"
+
+// Bench launches one container's image and spec again and again.
+type Bench struct {
+	conf  Config
+	cl    *client.Client
+	image client.Image
+	spec  *oci.Spec
+	round int
+}
+
+// New copies the running container's image and spec into a namespace of its own, and launches it once without counting: the
+// first start under a uid mapping copies the image.
+func New(ctx context.Context, c Config) (*Bench, error) {
+	cl, err := client.New(c.Address)
+	if err != nil {
+		return nil, err
+	}
+	b := &Bench{conf: c, cl: cl}
+	if err := b.load(ctx); err != nil {
+		return nil, errors.Join(err, b.Close(ctx))
+	}
+	if _, err := b.Measure(ctx); err != nil {
+		return nil, errors.Join(err, b.Close(ctx))
+	}
+	return b, nil
+}
+
+func (b *Bench) load(ctx context.Context) error {
+	theirs := namespaces.WithNamespace(ctx, b.conf.Namespace)
+	model, err := b.cl.LoadContainer(theirs, b.conf.ContainerID)
+	if err != nil {
+		return fmt.Errorf("load %s: %w", b.conf.ContainerID, err)
+	}
+	if b.spec, err = model.Spec(theirs); err != nil {
+		return err
+	}
+	image, err := model.Image(theirs)
+	if err != nil {
+		return err
+	}
+	pr, pw := io.Pipe()
+	go func() {
+		pw.CloseWithError(b.cl.Export(theirs, pw, archive.WithImage(b.cl.ImageService(), image.Name())))
+	}()
+	ours := namespaces.WithNamespace(ctx, namespace)
+	imported, err := b.cl.Import(ours, pr)
+	if err != nil {
+		return fmt.Errorf("copy the image: %w", err)
+	}
+	b.image = client.NewImage(b.cl, imported[0])
+	return b.image.Unpack(ours, "overlayfs")
+}
+
+// Close removes what the measuring left in containerd.
+func (b *Bench) Close(ctx context.Context) error {
+	defer func() { _ = b.cl.Close() }()
+	ctx = namespaces.WithNamespace(ctx, namespace)
+	var errs []error
+	if b.image != nil {
+		errs = append(errs, b.cl.ImageService().Delete(ctx, b.image.Name(), images.SynchronousDelete()))
+	}
+	store := b.cl.SnapshotService("overlayfs")
+	for range maxDepth { // children before parents
+		var left []string
+		if err := store.Walk(ctx, func(_ context.Context, i snapshots.Info) error {
+			left = append(left, i.Name)
+			return nil
+		}); err != nil || len(left) == 0 {
+			errs = append(errs, err)
+			break
+		}
+		for _, name := range left {
+			_ = store.Remove(ctx, name) // a parent goes in a later pass
+		}
+	}
+	errs = append(errs, b.cl.NamespaceService().Delete(ctx, namespace))
+	return errors.Join(errs...)
+}
+
+// maxDepth bounds how deep snapshots lie upon each other.
+const maxDepth = 130
+
 // Measure launches the container once more and removes it again.
-func Measure(ctx context.Context, c Config, round int) (p Parts, err error) {
-	cl, err := client.New(c.Address, client.WithDefaultNamespace(c.Namespace))
+func (b *Bench) Measure(ctx context.Context) (p Parts, err error) {
+	ctx = namespaces.WithNamespace(ctx, namespace)
+	b.round++
+	id := fmt.Sprintf("floor-%d-%d", os.Getpid(), b.round)
+	ns, err := b.newNamespaces(filepath.Join(b.conf.Dir, id))
 	if err != nil {
 		return Parts{}, err
 	}
-	defer func() { _ = cl.Close() }()
-	ctx = namespaces.WithNamespace(ctx, c.Namespace)
-
-	model, err := cl.LoadContainer(ctx, c.ContainerID)
-	if err != nil {
-		return Parts{}, fmt.Errorf("load %s: %w", c.ContainerID, err)
-	}
-	info, err := model.Info(ctx)
-	if err != nil {
-		return Parts{}, err
-	}
-	spec, err := model.Spec(ctx)
-	if err != nil {
-		return Parts{}, err
-	}
-	snapshot, err := cl.SnapshotService(info.Snapshotter).Stat(ctx, info.SnapshotKey)
-	if err != nil {
-		return Parts{}, err
-	}
-	id := fmt.Sprintf("floor-%d-%d", os.Getpid(), round)
-	netns, closeNS, err := newNetNS(filepath.Join(c.Dir, id))
-	if err != nil {
-		return Parts{}, err
-	}
-	defer closeNS()
-
-	plugins, err := cni.New(cni.WithPluginDir([]string{c.PluginDir}), cni.WithMinNetworkCount(1), cni.WithConfListFile(c.Conflist))
+	defer ns.close()
+	plugins, err := cni.New(cni.WithPluginDir([]string{b.conf.PluginDir}), cni.WithMinNetworkCount(1), cni.WithConfListFile(b.conf.Conflist))
 	if err != nil {
 		return Parts{}, err
 	}
@@ -83,22 +150,26 @@ func Measure(ctx context.Context, c Config, round int) (p Parts, err error) {
 	if err != nil {
 		return Parts{}, err
 	}
-	mapping := cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: port, ContainerPort: c.ContainerPort, Protocol: "tcp", HostIP: "127.0.0.1"}})
+	mapping := cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: port, ContainerPort: b.conf.ContainerPort, Protocol: "tcp", HostIP: "127.0.0.1"}})
 	start := time.Now()
-	if _, err := plugins.Setup(ctx, id, netns, mapping); err != nil {
+	if _, err := plugins.Setup(ctx, id, ns.net, mapping); err != nil {
 		return Parts{}, fmt.Errorf("network: %w", err)
 	}
 	p.Network = time.Since(start)
-	defer func() { _ = plugins.Remove(ctx, id, netns, mapping) }()
+	defer func() { err = errors.Join(err, plugins.Remove(ctx, id, ns.net, mapping)) }()
 
+	snapshotOpts := []snapshots.Opt{}
+	if maps := b.spec.Linux.UIDMappings; len(maps) == 1 {
+		snapshotOpts = append(snapshotOpts, client.WithRemapperLabels(maps[0].ContainerID, maps[0].HostID, maps[0].ContainerID, maps[0].HostID, maps[0].Size))
+	}
 	start = time.Now()
-	container, err := cl.NewContainer(ctx, id, withSnapshotOf(cl, info, snapshot.Parent, id), client.WithRuntime(info.Runtime.Name, nil),
-		client.WithSpec(spec, inNetNS(netns), ownCgroup(id)))
+	container, err := b.cl.NewContainer(ctx, id, client.WithSnapshotter("overlayfs"), client.WithNewSnapshot(id, b.image, snapshotOpts...),
+		client.WithRuntime("io.containerd.runc.v2", nil), client.WithSpec(b.spec, ns.join, ownCgroup(id)))
 	if err != nil {
 		return Parts{}, fmt.Errorf("container: %w", err)
 	}
 	p.NewContainer = time.Since(start)
-	defer func() { _ = container.Delete(ctx, client.WithSnapshotCleanup) }()
+	defer func() { err = errors.Join(err, container.Delete(ctx, client.WithSnapshotCleanup)) }()
 
 	start = time.Now()
 	task, err := container.NewTask(ctx, cio.NullIO)
@@ -116,28 +187,6 @@ func Measure(ctx context.Context, c Config, round int) (p Parts, err error) {
 	return p, nil
 }
 
-// withSnapshotOf prepares a writable snapshot on the very parent that the model container stands on, remapped ids included.
-func withSnapshotOf(cl *client.Client, info containers.Container, parent, id string) client.NewContainerOpts {
-	return func(ctx context.Context, _ *client.Client, c *containers.Container) error {
-		if _, err := cl.SnapshotService(info.Snapshotter).Prepare(ctx, id, parent); err != nil {
-			return err
-		}
-		c.Snapshotter, c.SnapshotKey, c.Image = info.Snapshotter, id, info.Image
-		return nil
-	}
-}
-
-func inNetNS(path string) oci.SpecOpts {
-	return func(_ context.Context, _ oci.Client, _ *containers.Container, s *specs.Spec) error {
-		for i, ns := range s.Linux.Namespaces {
-			if ns.Type == specs.NetworkNamespace {
-				s.Linux.Namespaces[i].Path = path
-			}
-		}
-		return nil
-	}
-}
-
 func ownCgroup(id string) oci.SpecOpts {
 	return func(_ context.Context, _ oci.Client, _ *containers.Container, s *specs.Spec) error {
 		s.Linux.CgroupsPath = filepath.Join(filepath.Dir(s.Linux.CgroupsPath), id)
@@ -145,29 +194,70 @@ func ownCgroup(id string) oci.SpecOpts {
 	}
 }
 
-// newNetNS makes a network namespace that a file keeps alive.
-func newNetNS(path string) (string, func(), error) {
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		return "", nil, err
-	}
-	done := make(chan error, 1)
-	go func() {
-		// The thread is not unlocked: it ends with the goroutine, and no other goroutine ever runs in its namespace.
-		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- err
-			return
+// namespaces that files keep alive: of the network, and of users where the spec has one, which then owns the network's.
+type kept struct{ net, user string }
+
+func (b *Bench) newNamespaces(path string) (kept, error) {
+	k := kept{net: path + ".net"}
+	holder := exec.Command("cat") // it waits until its input ends
+	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	if len(b.spec.Linux.UIDMappings) > 0 {
+		k.user = path + ".user"
+		holder.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		for _, m := range b.spec.Linux.UIDMappings {
+			id := syscall.SysProcIDMap{ContainerID: int(m.ContainerID), HostID: int(m.HostID), Size: int(m.Size)}
+			holder.SysProcAttr.UidMappings = append(holder.SysProcAttr.UidMappings, id)
+			holder.SysProcAttr.GidMappings = append(holder.SysProcAttr.GidMappings, id)
 		}
-		done <- unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND, "")
-	}()
-	if err := <-done; err != nil {
-		_ = os.Remove(path)
-		return "", nil, fmt.Errorf("network namespace: %w", err)
 	}
-	return path, func() {
-		_ = unix.Unmount(path, syscall.MNT_DETACH)
-		_ = os.Remove(path)
-	}, nil
+	stdin, err := holder.StdinPipe()
+	if err != nil {
+		return kept{}, err
+	}
+	if err := holder.Start(); err != nil {
+		return kept{}, fmt.Errorf("namespaces: %w", err)
+	}
+	defer func() {
+		_ = stdin.Close()
+		_ = holder.Wait()
+	}()
+	for name, file := range map[string]string{"net": k.net, "user": k.user} {
+		if file == "" {
+			continue
+		}
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			k.close()
+			return kept{}, err
+		}
+		if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/%s", holder.Process.Pid, name), file, "", unix.MS_BIND, ""); err != nil {
+			k.close()
+			return kept{}, fmt.Errorf("keep the %s namespace: %w", name, err)
+		}
+	}
+	return k, nil
+}
+
+func (k kept) close() {
+	for _, file := range []string{k.net, k.user} {
+		if file != "" {
+			_ = unix.Unmount(file, unix.MNT_DETACH)
+			_ = os.Remove(file)
+		}
+	}
+}
+
+// join points the spec at the namespaces; nothing else in it differs from the container's.
+func (k kept) join(_ context.Context, _ oci.Client, _ *containers.Container, s *specs.Spec) error {
+	for i, ns := range s.Linux.Namespaces {
+		switch ns.Type {
+		case specs.NetworkNamespace:
+			s.Linux.Namespaces[i].Path = k.net
+		case specs.UserNamespace:
+			s.Linux.Namespaces[i].Path = k.user
+		default:
+		}
+	}
+	return nil
 }
 
 func freePort() (int32, error) {

@@ -5,6 +5,7 @@ package scenario
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -27,6 +28,9 @@ type Tenant struct {
 	Org     client.Org
 	Project client.Project
 
+	// credentials of the service accounts, by the connection that uses them.
+	credentials map[*client.Hub]client.Credential
+
 	hub cluster.HubConfig
 	url string
 	ca  string
@@ -48,7 +52,7 @@ func NewTenant(ctx context.Context, h *cluster.Hub, dir, orgSlug, credit string)
 	if err != nil {
 		return nil, err
 	}
-	t := &Tenant{Admin: admin, hub: h.Config, url: h.Ready.APIURL, ca: h.Ready.CAFile, dir: dir}
+	t := &Tenant{Admin: admin, credentials: map[*client.Hub]client.Credential{}, hub: h.Config, url: h.Ready.APIURL, ca: h.Ready.CAFile, dir: dir}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -99,7 +103,20 @@ func (t *Tenant) ServiceAccount(ctx context.Context, slug string, role client.Se
 	if err != nil {
 		return nil, err
 	}
-	return client.Open(conf)
+	hub, err := client.Open(conf)
+	if err == nil {
+		t.credentials[hub] = conf.Credential
+	}
+	return hub, err
+}
+
+// AccessToken is what the service account calls with right now.
+func (t *Tenant) AccessToken(ctx context.Context, as *client.Hub) (string, error) {
+	c := t.credentials[as]
+	if c == nil {
+		return "", errors.New("this connection is no service account's")
+	}
+	return c.Bearer(ctx)
 }
 
 // Price sets the price of the app's running time, in USD an hour.

@@ -110,4 +110,3 @@ func (t *Tenant) Publish(ctx context.Context, p *Publisher, appSlug, version str
 	}
 	return nil
 }
-
