@@ -20,22 +20,23 @@ func (c *BanNode) Do(ctx context.Context, m Meta, nodeID, reason string) error {
 	if err := iam.Authorize(m.Principal, iam.NodeWrite, "", ""); err != nil {
 		return err
 	}
-	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (string, error) {
-		return Idempotent(ctx, tx, m, func() (string, error) {
-			node, banned, err := fleet.Ban(ctx, tx, nodeID, reason, m.Now)
-			if err != nil || !banned {
-				return nodeID, err
-			}
-			// Counted although nobody will collect it: a state that was compiled before the ban must not be saved after it.
-			if _, err := fleet.Touch(ctx, tx, nodeID); err != nil {
-				return "", err
-			}
-			return nodeID, m.recordNode(ctx, tx, nodeChange{event: "fleet.node.banned", action: iam.NodeWrite, node: node, reason: reason})
-		})
-	})
-	if err != nil {
+	if _, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (string, error) { return c.do(ctx, tx, m, nodeID, reason) }); err != nil {
 		return err
 	}
 	c.Kick(nodeID)
 	return nil
+}
+
+func (c *BanNode) do(ctx context.Context, tx db.Tx, m Meta, nodeID, reason string) (string, error) {
+	return Idempotent(ctx, tx, m, func() (string, error) {
+		node, banned, err := fleet.Ban(ctx, tx, nodeID, reason, m.Now)
+		if err != nil || !banned {
+			return nodeID, err
+		}
+		// Counted although nobody will collect it: a state that was compiled before the ban must not be saved after it.
+		if _, err := fleet.Touch(ctx, tx, nodeID); err != nil {
+			return "", err
+		}
+		return nodeID, m.recordNode(ctx, tx, nodeChange{event: "fleet.node.banned", action: iam.NodeWrite, node: node, reason: reason})
+	})
 }

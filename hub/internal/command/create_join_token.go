@@ -40,21 +40,25 @@ func (c *CreateJoinToken) Do(ctx context.Context, m Meta, in CreateJoinTokenInpu
 	}
 	id := db.NewID()
 	return db.RunTx(ctx, c.DB, func(tx db.Tx) (CreatedJoinToken, error) {
-		return IdempotentSealed(ctx, tx, m, c.Sealer, func() (CreatedJoinToken, error) {
-			t, err := fleet.CreateToken(ctx, tx, fleet.NewToken{ID: id, Secret: secret, Description: in.Description, CreatedBy: m.Principal.ID, TTL: in.TTL}, m.Now)
-			if err != nil {
-				return CreatedJoinToken{}, err
-			}
-			data := map[string]any{"expires_at": t.ExpiresAt, "description": t.Description}
-			if err := event.Append(ctx, tx, event.Event{
-				Type: "fleet.join_token.created", Subject: t.ID, ResourceVersion: 1, CorrelationID: m.CorrelationID, TraceID: m.TraceID, Data: data, At: m.Now,
-			}); err != nil {
-				return CreatedJoinToken{}, err
-			}
-			return CreatedJoinToken{Token: t, Secret: secret}, event.Audit(ctx, tx, event.AuditRow{
-				ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: iam.JoinTokenWrite, ResourceType: resourceJoinToken, ResourceID: t.ID,
-				CorrelationID: m.CorrelationID, After: data, At: m.Now,
-			})
+		return c.do(ctx, tx, m, fleet.NewToken{ID: id, Secret: secret, Description: in.Description, CreatedBy: m.Principal.ID, TTL: in.TTL})
+	})
+}
+
+func (c *CreateJoinToken) do(ctx context.Context, tx db.Tx, m Meta, in fleet.NewToken) (CreatedJoinToken, error) {
+	return IdempotentSealed(ctx, tx, m, c.Sealer, func() (CreatedJoinToken, error) {
+		t, err := fleet.CreateToken(ctx, tx, in, m.Now)
+		if err != nil {
+			return CreatedJoinToken{}, err
+		}
+		data := map[string]any{"expires_at": t.ExpiresAt, "description": t.Description}
+		if err := event.Append(ctx, tx, event.Event{
+			Type: "fleet.join_token.created", Subject: t.ID, ResourceVersion: 1, CorrelationID: m.CorrelationID, TraceID: m.TraceID, Data: data, At: m.Now,
+		}); err != nil {
+			return CreatedJoinToken{}, err
+		}
+		return CreatedJoinToken{Token: t, Secret: in.Secret}, event.Audit(ctx, tx, event.AuditRow{
+			ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: iam.JoinTokenWrite, ResourceType: resourceJoinToken, ResourceID: t.ID,
+			CorrelationID: m.CorrelationID, After: data, At: m.Now,
 		})
 	})
 }

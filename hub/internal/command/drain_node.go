@@ -19,20 +19,22 @@ func (c *DrainNode) Do(ctx context.Context, m Meta, nodeID string) error {
 	if err := iam.Authorize(m.Principal, iam.NodeWrite, "", ""); err != nil {
 		return err
 	}
-	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (string, error) {
-		return Idempotent(ctx, tx, m, func() (string, error) {
-			node, drained, err := fleet.Drain(ctx, tx, nodeID, m.Now)
-			if err != nil {
-				return "", err
-			}
-			if node.IsBanned() {
-				return "", fault.New(fault.Conflict, "node_banned", "The node is banned; there is nothing to drain.", nil)
-			}
-			if !drained {
-				return nodeID, nil
-			}
-			return nodeID, m.recordNode(ctx, tx, nodeChange{event: "fleet.node.draining", action: iam.NodeWrite, node: node})
-		})
-	})
+	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (string, error) { return c.do(ctx, tx, m, nodeID) })
 	return err
+}
+
+func (c *DrainNode) do(ctx context.Context, tx db.Tx, m Meta, nodeID string) (string, error) {
+	return Idempotent(ctx, tx, m, func() (string, error) {
+		node, drained, err := fleet.Drain(ctx, tx, nodeID, m.Now)
+		if err != nil {
+			return "", err
+		}
+		if node.IsBanned() {
+			return "", fault.New(fault.Conflict, "node_banned", "The node is banned; there is nothing to drain.", nil)
+		}
+		if !drained {
+			return nodeID, nil
+		}
+		return nodeID, m.recordNode(ctx, tx, nodeChange{event: "fleet.node.draining", action: iam.NodeWrite, node: node})
+	})
 }

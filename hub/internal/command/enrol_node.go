@@ -39,20 +39,10 @@ func (c *EnrolNode) Do(ctx context.Context, m Meta, in EnrolNodeInput) (NodeCred
 	if err != nil {
 		return NodeCredentials{}, err
 	}
-	newID := db.NewID()
-	node, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (fleet.Node, error) {
-		node, enrolled, err := fleet.Enrol(ctx, tx, fleet.Enrolment{
-			NodeID: newID, Secret: in.JoinToken, Hostname: in.Hostname, PublicKey: pub, CertificateExpiresAt: m.Now.Add(c.CertificateTTL),
-		}, m.Now)
-		if err != nil {
-			return fleet.Node{}, err
-		}
-		change := nodeChange{event: "fleet.node.enrolled", action: "fleet.node.enrol", node: node}
-		if !enrolled {
-			change.event, change.action = eventRenewed, actionRenew
-		}
-		return node, m.recordNode(ctx, tx, change)
-	})
+	enrolment := fleet.Enrolment{
+		NodeID: db.NewID(), Secret: in.JoinToken, Hostname: in.Hostname, PublicKey: pub, CertificateExpiresAt: m.Now.Add(c.CertificateTTL),
+	}
+	node, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (fleet.Node, error) { return c.do(ctx, tx, m, enrolment) })
 	if err != nil {
 		return NodeCredentials{}, err
 	}
@@ -62,4 +52,16 @@ func (c *EnrolNode) Do(ctx context.Context, m Meta, in EnrolNodeInput) (NodeCred
 		return NodeCredentials{}, err
 	}
 	return NodeCredentials{NodeID: node.ID, Certificate: certificate, Bundle: c.Keys.Bundle().Envelope(), HubID: c.Keys.HubID()}, nil
+}
+
+func (c *EnrolNode) do(ctx context.Context, tx db.Tx, m Meta, in fleet.Enrolment) (fleet.Node, error) {
+	node, enrolled, err := fleet.Enrol(ctx, tx, in, m.Now)
+	if err != nil {
+		return fleet.Node{}, err
+	}
+	change := nodeChange{event: "fleet.node.enrolled", action: "fleet.node.enrol", node: node}
+	if !enrolled {
+		change.event, change.action = eventRenewed, actionRenew
+	}
+	return node, m.recordNode(ctx, tx, change)
 }

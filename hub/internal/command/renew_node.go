@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"crypto/ed25519"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -36,21 +37,7 @@ func (c *RenewNode) Do(ctx context.Context, m Meta, in RenewNodeInput) (NodeCred
 	if err != nil {
 		return NodeCredentials{}, err
 	}
-	_, err = db.RunTx(ctx, c.DB, func(tx db.Tx) (fleet.Node, error) {
-		node, err := fleet.Get(ctx, tx, in.NodeID)
-		if err != nil {
-			return fleet.Node{}, err
-		}
-		if err := fleet.MayRenew(node, pub, fleet.RenewalMessage(in.NodeID, in.CSRPEM, in.IssuedAt), in.Signature); err != nil {
-			return fleet.Node{}, err
-		}
-		node, err = fleet.CertificateIssued(ctx, tx, in.NodeID, m.Now.Add(c.CertificateTTL), m.Now)
-		if err != nil {
-			return fleet.Node{}, err
-		}
-		return node, m.recordNode(ctx, tx, nodeChange{event: eventRenewed, action: actionRenew, node: node})
-	})
-	if err != nil {
+	if _, err = db.RunTx(ctx, c.DB, func(tx db.Tx) (fleet.Node, error) { return c.do(ctx, tx, m, in, pub) }); err != nil {
 		return NodeCredentials{}, err
 	}
 	certificate, err := c.Keys.IssueNodeCertificate(csr, in.NodeID, c.CertificateTTL, m.Now)
@@ -58,4 +45,19 @@ func (c *RenewNode) Do(ctx context.Context, m Meta, in RenewNodeInput) (NodeCred
 		return NodeCredentials{}, err
 	}
 	return NodeCredentials{NodeID: in.NodeID, Certificate: certificate, Bundle: c.Keys.Bundle().Envelope(), HubID: c.Keys.HubID()}, nil
+}
+
+func (c *RenewNode) do(ctx context.Context, tx db.Tx, m Meta, in RenewNodeInput, pub ed25519.PublicKey) (fleet.Node, error) {
+	node, err := fleet.Get(ctx, tx, in.NodeID)
+	if err != nil {
+		return fleet.Node{}, err
+	}
+	if err := fleet.MayRenew(node, pub, fleet.RenewalMessage(in.NodeID, in.CSRPEM, in.IssuedAt), in.Signature); err != nil {
+		return fleet.Node{}, err
+	}
+	node, err = fleet.CertificateIssued(ctx, tx, in.NodeID, m.Now.Add(c.CertificateTTL), m.Now)
+	if err != nil {
+		return fleet.Node{}, err
+	}
+	return node, m.recordNode(ctx, tx, nodeChange{event: eventRenewed, action: actionRenew, node: node})
 }
