@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -47,6 +48,11 @@ func TestMain(m *testing.M) {
 	}
 	// libcni keeps results under /var/lib; these tests have their own.
 	if err := unix.Mount("none", "/var/lib", "tmpfs", 0, ""); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	// A new network namespace begins with the machine's own setting.
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
@@ -328,6 +334,28 @@ func TestTwoAgentsShareAndTheLastRestores(t *testing.T) {
 	require.NoError(t, other.n.Purge(ctxOf(t)))
 	require.Equal(t, "0", forwarding())
 	require.NoDirExists(t, f.cfg.SharedDir)
+}
+
+// TestMembersReachOutWhereTheHostForwardsNothing is a host with Docker or ufw.
+func TestMembersReachOutWhereTheHostForwardsNothing(t *testing.T) {
+	f := newFixture(t)
+	sh(t, "iptables -w -P FORWARD DROP")
+	t.Cleanup(func() { sh(t, "iptables -w -P FORWARD ACCEPT && iptables -w -X; nft delete table ip filter") })
+	serve(t, f.outside, ":9000")
+	before := sh(t, "iptables-save -t filter | grep -v '^#'")
+	a := f.setup("m1", tcp(21001, 8080))
+	_, err := call(t, a.NetNSPath, outsideIP+":9000", reachable)
+	require.NoError(t, err)
+	b := f.setup("m2", tcp(21002, 8080))
+	serve(t, b.NetNSPath, ":8080")
+	_, err = call(t, a.NetNSPath, b.IP+":8080", unreachable)
+	require.Error(t, err, "neighbours do not meet all the same")
+	f.n = f.open()
+	f.setup("m2", tcp(21002, 8080))
+	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
+	require.NoError(t, f.n.Remove(ctxOf(t), "m2"))
+	strip := func(s string) string { return regexp.MustCompile(`\[\d+:\d+\]`).ReplaceAllString(s, "") }
+	require.Equal(t, strip(before), strip(sh(t, "iptables-save -t filter | grep -v '^#'")))
 }
 
 func TestSetupIsRepeatable(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,6 +39,9 @@ func (n *Network) makeShared(ctx context.Context) error {
 		return fault.New(fault.Unavailable, "firewall_failed", "The node cannot make its firewall table: install nftables (apt-get install nftables).", err)
 	}
 	if err := n.makeBridge(); err != nil {
+		return err
+	}
+	if err := n.openForward(ctx); err != nil {
 		return err
 	}
 	return n.agree(func(a *agreement) error {
@@ -123,9 +127,52 @@ table inet %[1]s {
 `, n.table(), n.cfg.Bridge, n.cfg.CIDR)
 }
 
+// forwardComment marks the rules that this agent adds to iptables' own forward chain.
+func (n *Network) forwardComment() string { return "gpuaas " + n.cfg.Bridge }
+
+// openForward lets members out where another firewall on this host (Docker's, ufw) forwards nothing by default: an accept in
+// the own table does not overrule a drop in another.
+func (n *Network) openForward(ctx context.Context) error {
+	rules, err := run(ctx, "", "iptables-save", "-t", "filter")
+	if err != nil || !bytes.Contains(rules, []byte(":FORWARD DROP")) || bytes.Contains(rules, []byte(n.forwardComment())) {
+		return err
+	}
+	for _, match := range [][]string{{"-i", n.cfg.Bridge}, {"-o", n.cfg.Bridge, "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"}} {
+		args := slices.Concat([]string{"-w", "30", "-I", "FORWARD"}, match, []string{"-m", "comment", "--comment", n.forwardComment(), "-j", "ACCEPT"})
+		if _, err := run(ctx, "", "iptables", args...); err != nil {
+			return fmt.Errorf("let members out through the host's firewall: %w", err)
+		}
+	}
+	return nil
+}
+
+// closeForward takes those rules away, in one transaction.
+func (n *Network) closeForward(ctx context.Context) error {
+	rules, err := run(ctx, "", "iptables-save", "-t", "filter")
+	if err != nil {
+		return fmt.Errorf("read the host's firewall: %w", err)
+	}
+	var remove []string
+	for line := range strings.Lines(string(rules)) {
+		if rule, ok := strings.CutPrefix(strings.TrimSpace(line), "-A FORWARD "); ok && strings.Contains(rule, `"`+n.forwardComment()+`"`) {
+			remove = append(remove, "-D FORWARD "+rule)
+		}
+	}
+	if len(remove) == 0 {
+		return nil
+	}
+	if _, err := run(ctx, "*filter\n"+strings.Join(remove, "\n")+"\nCOMMIT\n", "iptables-restore", "--noflush", "-w", "30"); err != nil {
+		return fmt.Errorf("remove the rules that let members out: %w", err)
+	}
+	return nil
+}
+
 // removeShared removes what all members shared. It finds everything by name, so it also works after a crash.
 func (n *Network) removeShared(ctx context.Context) error {
 	if err := removeLink(n.cfg.Bridge); err != nil {
+		return err
+	}
+	if err := n.closeForward(ctx); err != nil {
 		return err
 	}
 	if err := n.agree(func(a *agreement) error { return a.leave(ctx, n.cfg.Bridge) }); err != nil {

@@ -13,19 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const cgroupRoot = "/sys/fs/cgroup"
-
 func (r *Runtime) cgroupPath(id string) string { return filepath.Join(r.cfg.CgroupParent, id) }
 
 // cgroupDirs are the directories of a cgroup path that exist: one in every hierarchy of version 1, one in version 2.
 func (r *Runtime) cgroupDirs(path string) []string {
 	if r.host.cgroupV2 {
-		if _, err := os.Stat(cgroupRoot + path); err != nil {
+		if _, err := os.Stat(r.host.cgroupRoot + path); err != nil {
 			return nil
 		}
-		return []string{cgroupRoot + path}
+		return []string{r.host.cgroupRoot + path}
 	}
-	dirs, _ := filepath.Glob(cgroupRoot + "/*" + path)
+	dirs, _ := filepath.Glob(r.host.cgroupRoot + "/*" + path)
 	return dirs
 }
 
@@ -35,7 +33,7 @@ func (r *Runtime) oomKilled(id string) bool {
 	if r.host.cgroupV2 {
 		file = r.cgroupPath(id) + "/memory.events"
 	}
-	data, err := os.ReadFile(filepath.Join(cgroupRoot, file))
+	data, err := os.ReadFile(filepath.Join(r.host.cgroupRoot, file))
 	if err != nil {
 		return false
 	}

@@ -133,3 +133,8 @@ func waitGone(pid int) error {
 	}
 	return errors.New("the process does not end")
 }
+
+func median(all []time.Duration) time.Duration {
+	slices.Sort(all)
+	return all[len(all)/2]
+}

@@ -19,6 +19,8 @@ type hostSupport struct {
 	seccomp        bool
 	swapLimit      bool
 	cgroupV2       bool
+	// cgroupRoot is where the hierarchies are mounted.
+	cgroupRoot string
 	// contentRoot is where containerd keeps unpacked images.
 	contentRoot string
 }
@@ -60,11 +62,11 @@ func lookAtHost(ctx context.Context, c *client.Client, cfg Config) (hostSupport,
 		return hostSupport{}, fault.New(fault.Unavailable, "snapshotter_unavailable",
 			fmt.Sprintf("containerd cannot use its snapshotter %s: look for it in `ctr plugins ls`; the overlay kernel module may be missing.", cfg.Snapshotter), nil)
 	}
-	h := hostSupport{seccomp: hasSeccomp(), contentRoot: root}
-	_, err = os.Stat("/sys/fs/cgroup/cgroup.controllers")
+	h := hostSupport{seccomp: hasSeccomp(), contentRoot: root, cgroupRoot: "/sys/fs/cgroup"}
+	_, err = os.Stat(h.cgroupRoot + "/cgroup.controllers")
 	h.cgroupV2 = err == nil
 	h.swapLimit = h.cgroupV2
-	if _, err := os.Stat("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"); err == nil {
+	if _, err := os.Stat(h.cgroupRoot + "/memory/memory.memsw.limit_in_bytes"); err == nil {
 		h.swapLimit = true
 	}
 	if !cfg.NoUserNamespaces {
