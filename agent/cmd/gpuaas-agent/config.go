@@ -1,0 +1,162 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuaas/gpuaas/agent/internal/host"
+	"github.com/gpuaas/gpuaas/agent/internal/network"
+	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	defaultDataDir = "/var/lib/gpuaas-agent"
+	defaultRunDir  = "/run/gpuaas-agent"
+	defaultSocket  = defaultRunDir + "/agent.sock"
+	// runDirMode lets containers in user namespaces walk to the files that are bound into them.
+	runDirMode = 0o711
+)
+
+// config is what flags and environment say.
+type config struct {
+	dataDir, runDir string
+	localSocket     string
+	socketMode      string
+
+	apiURL, rootFingerprint, joinTokenFile, sessionAddr string
+
+	containerdAddress, containerdNamespace, snapshotter string
+	cgroupParent                                        string
+	uidMapBase, uidMapSize                              uint32
+	noUserNamespaces                                    bool
+
+	cniPluginDirs   []string
+	bridge, podCIDR string
+	portRange       string
+
+	beat, usageInterval, reportInterval, resync time.Duration
+	allowUnbilled                               bool
+
+	logLevel string
+}
+
+// machineFlags say where on the machine everything is; uninstall needs them too.
+func (c *config) machineFlags(f *pflag.FlagSet) {
+	f.StringVar(&c.dataDir, "data-dir", defaultDataDir, "directory of everything that must outlive a reboot: keys, state, usage, logs")
+	f.StringVar(&c.runDir, "run-dir", defaultRunDir, "directory of what a reboot may empty: socket, networks, files bound into containers")
+	f.StringVar(&c.localSocket, "local-socket", "", "Unix socket of the local commands (default <run-dir>/agent.sock)")
+	f.StringVar(&c.socketMode, "local-socket-mode", "0600", "file mode of the socket: 0600, or 0660 to let its group in")
+	f.StringVar(&c.containerdAddress, "containerd-address", runtime.DefaultAddress, "socket of containerd")
+	f.StringVar(&c.containerdNamespace, "containerd-namespace", runtime.DefaultNamespace, "containerd namespace that belongs to this agent alone")
+	f.StringVar(&c.snapshotter, "snapshotter", runtime.DefaultSnapshotter, "containerd snapshotter")
+	f.StringVar(&c.cgroupParent, "cgroup-parent", runtime.DefaultCgroup, "cgroup that holds all containers")
+	f.Uint32Var(&c.uidMapBase, "uid-map-base", runtime.DefaultUIDMapBase, "first user id of the range that containers run in")
+	f.Uint32Var(&c.uidMapSize, "uid-map-size", runtime.DefaultUIDMapSize, "size of that range")
+	f.BoolVar(&c.noUserNamespaces, "no-user-namespaces", false, "run containers in the host's user namespace (reported as a condition)")
+	f.StringSliceVar(&c.cniPluginDirs, "cni-plugin-dir", []string{"/usr/lib/cni", "/opt/cni/bin"}, "directories with the CNI plugins bridge, portmap, host-local")
+	f.StringVar(&c.bridge, "bridge", "gpuaas0", "network bridge of the containers; at most 15 characters")
+	f.StringVar(&c.podCIDR, "pod-cidr", "10.88.0.0/16", "addresses of the containers")
+	f.StringVar(&c.portRange, "port-range", "20000-29999", "ports of 127.0.0.1 on which endpoints are published")
+	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
+}
+
+// enrolmentFlags are needed until the node is enrolled.
+func (c *config) enrolmentFlags(f *pflag.FlagSet) {
+	f.StringVar(&c.apiURL, "api-url", "", "address of the hub's API, https://host:port")
+	f.StringVar(&c.rootFingerprint, "root-fingerprint", "", "root fingerprint that gpuaas-hub init printed, sha256:…")
+	f.StringVar(&c.joinTokenFile, "join-token-file", "", "file with the one-time join token")
+}
+
+func (c *config) runFlags(f *pflag.FlagSet) {
+	c.machineFlags(f)
+	c.enrolmentFlags(f)
+	f.StringVar(&c.sessionAddr, "session-addr", "", "host:port (UDP) of the hub's sessions (default: what the hub said at enrolment)")
+	f.DurationVar(&c.beat, "beat", reconcile.DefaultBeat, "how often usage is measured and made durable; a power cut loses at most this much")
+	f.DurationVar(&c.usageInterval, "usage-interval", reconcile.DefaultUsageInterval, "longest time in one usage record")
+	f.DurationVar(&c.reportInterval, "report-interval", uplink.DefaultReportInterval, "how often the node reports when nothing changes")
+	f.DurationVar(&c.resync, "resync", reconcile.DefaultResync, "how often everything is looked at without being asked to")
+	f.BoolVar(&c.allowUnbilled, "allow-run-unbilled", false, "let workloads whose lease says so go on without pay when it ends")
+}
+
+func (c *config) socket() string {
+	if c.localSocket != "" {
+		return c.localSocket
+	}
+	return filepath.Join(c.runDir, "agent.sock")
+}
+
+func (c *config) mode() (os.FileMode, error) {
+	m, err := strconv.ParseUint(c.socketMode, 8, 32)
+	if err != nil || (m != 0o600 && m != 0o660) {
+		return 0, fault.New(fault.Malformed, "flag_invalid", "--local-socket-mode must be 0600 or 0660.", err)
+	}
+	return os.FileMode(m), nil
+}
+
+func (c *config) ports() (from, to uint16, err error) {
+	first, last, ok := strings.Cut(c.portRange, "-")
+	a, errA := strconv.ParseUint(first, 10, 16)
+	b, errB := strconv.ParseUint(last, 10, 16)
+	if !ok || errA != nil || errB != nil || a == 0 || a > b {
+		return 0, 0, fault.New(fault.Malformed, "flag_invalid", "--port-range must look like 20000-29999.", nil)
+	}
+	return uint16(a), uint16(b), nil
+}
+
+func (c *config) logger() (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(c.logLevel)); err != nil {
+		return nil, fault.New(fault.Malformed, "flag_invalid", "--log-level must be debug, info, warn or error.", err)
+	}
+	return slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})), nil
+}
+
+func (c *config) runtimeConfig(log *slog.Logger) runtime.Config {
+	return runtime.Config{
+		Address: c.containerdAddress, Namespace: c.containerdNamespace, Snapshotter: c.snapshotter,
+		StateDir: filepath.Join(c.runDir, "containers"), LogDir: filepath.Join(c.dataDir, "logs"), RuncRoot: filepath.Join(c.runDir, "runc"),
+		CgroupParent: c.cgroupParent, UIDMapBase: c.uidMapBase, UIDMapSize: c.uidMapSize, NoUserNamespaces: c.noUserNamespaces, Log: log,
+	}
+}
+
+func (c *config) networkConfig(rt *runtime.Runtime, log *slog.Logger) network.Config {
+	n := network.Config{
+		Bridge: c.bridge, CIDR: c.podCIDR, PluginDirs: c.cniPluginDirs, StateDir: filepath.Join(c.runDir, "cni"),
+		Log: log,
+	}
+	if available, base, size := rt.UserNamespaces(); available {
+		n.UIDMapBase, n.UIDMapSize = base, size
+	}
+	return n
+}
+
+func (c *config) requirements() host.Requirements {
+	return host.Requirements{
+		DataDir: c.dataDir, RunDir: c.runDir, ContainerdAddress: c.containerdAddress, PluginDirs: c.cniPluginDirs,
+	}
+}
+
+// directories makes the two directories, with the modes that their contents need.
+func (c *config) directories() error {
+	for dir, mode := range map[string]os.FileMode{c.dataDir: 0o700, c.runDir: runDirMode} {
+		err := os.MkdirAll(dir, mode)
+		if err == nil {
+			err = os.Chmod(dir, mode)
+		}
+		if err != nil {
+			return fault.New(fault.Internal, "directory_unusable",
+				fmt.Sprintf("The directory %s cannot be made or opened: run the agent as root, or give it another one with --data-dir and --run-dir.", dir), err)
+		}
+	}
+	return nil
+}

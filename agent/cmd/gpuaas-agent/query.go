@@ -1,0 +1,233 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/gpuaas/agent/internal/local"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// maxApplyBytes bounds a document that apply reads.
+const maxApplyBytes = 12 << 20
+
+// query is a command that asks the running agent.
+type query struct {
+	socket string
+	output string
+}
+
+func (q *query) command(use, short string, do func(ctx context.Context, c *local.Client, args []string, out io.Writer) error) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short, Args: cobra.ExactArgs(strings.Count(use, " ")),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client := local.NewClient(q.socket)
+			defer client.Close()
+			return do(cmd.Context(), client, args, cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&q.socket, "local-socket", defaultSocket, "Unix socket of the running agent")
+	cmd.Flags().StringVarP(&q.output, "output", "o", "table", "table or json")
+	return cmd
+}
+
+// show prints value as JSON, or as the table that rows makes.
+func (q *query) show(out io.Writer, value any, rows func(w io.Writer)) error {
+	switch q.output {
+	case "json":
+		enc := json.NewEncoder(out)
+		enc.SetIndent("", "  ")
+		return enc.Encode(value)
+	case "table":
+		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		rows(w)
+		return w.Flush()
+	}
+	return fault.New(fault.Malformed, "flag_invalid", "--output must be table or json.", nil)
+}
+
+func newStatus() *cobra.Command {
+	q := &query{}
+	return q.command("status", "Show how the node stands", func(ctx context.Context, c *local.Client, _ []string, out io.Writer) error {
+		s, err := c.Status(ctx)
+		if err != nil {
+			return err
+		}
+		return q.show(out, s, func(w io.Writer) {
+			hub := "no session since " + ago(s.Time, s.Hub.Since)
+			if s.Hub.Connected {
+				hub = "connected to " + s.Hub.HubAddr
+			}
+			row(w, "Node", s.NodeID)
+			row(w, "Agent", s.AgentVersion)
+			row(w, "Hub", hub)
+			if s.Hub.LastError != "" {
+				row(w, "Last error", s.Hub.LastError)
+			}
+			if s.Hub.LastRefusal != "" {
+				row(w, "Last refusal", s.Hub.LastRefusal)
+			}
+			row(w, "State", fmt.Sprintf("epoch %d, generation %d, %d workloads", s.Epoch, s.Generation, s.Workloads))
+			row(w, "Trust", fmt.Sprintf("%s, bundle %d", s.TrustDomain, s.BundleVersion))
+			row(w, "Usage", fmt.Sprintf("%d segments sealed, %d posted, %d bytes unsent", s.Usage.LastSegment, s.Usage.Marks.Posted, s.Usage.UnsentBytes))
+			row(w, "Conditions", orNone(strings.Join(s.Conditions, ", ")))
+		})
+	})
+}
+
+func newWorkloads() *cobra.Command {
+	q := &query{}
+	return q.command("workloads", "Show what runs on the node", func(ctx context.Context, c *local.Client, _ []string, out io.Writer) error {
+		list, err := c.Workloads(ctx)
+		if err != nil {
+			return err
+		}
+		return q.show(out, list, func(w io.Writer) {
+			row(w, "MEMBER", "APP", "STATUS", "REASON", "RESTARTS", "ENDPOINTS")
+			for _, x := range list {
+				var urls []string
+				for _, e := range x.Endpoints {
+					urls = append(urls, e.URL)
+				}
+				row(w, x.MemberID, orNone(strings.TrimSpace(x.AppSlug+" "+x.AppVersion)), x.Status, orNone(x.Reason), fmt.Sprint(x.Restarts), orNone(strings.Join(urls, " ")))
+			}
+		})
+	})
+}
+
+func newVerify() *cobra.Command {
+	q := &query{}
+	return q.command("verify", "Check all signatures and digests again", func(ctx context.Context, c *local.Client, _ []string, out io.Writer) error {
+		checks, err := c.Verify(ctx)
+		if err != nil {
+			return err
+		}
+		bad := 0
+		for _, x := range checks {
+			if !x.OK {
+				bad++
+			}
+		}
+		err = q.show(out, checks, func(w io.Writer) {
+			for _, x := range checks {
+				verdict := "ok"
+				if !x.OK {
+					verdict = "FAILED"
+				}
+				row(w, verdict, x.Subject, x.What, x.Detail)
+			}
+		})
+		if err == nil && bad > 0 {
+			err = fault.New(fault.Conflict, "verify_failed", fmt.Sprintf("%d of %d checks failed.", bad, len(checks)), nil)
+		}
+		return err
+	})
+}
+
+func newLogs() *cobra.Command {
+	q := &query{}
+	var service string
+	var tail int
+	var follow bool
+	cmd := q.command("logs MEMBER", "Show the log of a workload", func(ctx context.Context, c *local.Client, args []string, out io.Writer) error {
+		log, err := c.Logs(ctx, local.LogsQuery{MemberID: args[0], Service: service, TailLines: tail, Follow: follow})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = log.Close() }()
+		if _, err := io.Copy(out, log); err != nil && ctx.Err() == nil {
+			return err
+		}
+		return nil
+	})
+	cmd.Flags().StringVar(&service, "service", "", "one service of the workload (default: the newest container)")
+	cmd.Flags().IntVar(&tail, "tail", 100, "how many of the last lines")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what is written")
+	return cmd
+}
+
+func newApply() *cobra.Command {
+	q := &query{}
+	cmd := q.command("apply FILE", "Hand a signed document to the node, as a hub would", func(ctx context.Context, c *local.Client, args []string, out io.Writer) error {
+		d, err := readDocument(args[0])
+		if err != nil {
+			return err
+		}
+		applied, err := c.Apply(ctx, d)
+		if err != nil {
+			return err
+		}
+		return q.show(out, applied, func(w io.Writer) {
+			row(w, "accepted", applied.Document, fmt.Sprintf("epoch %d, generation %d", applied.Epoch, applied.Generation))
+		})
+	})
+	cmd.Long = `Takes a desired state, leases or a trust bundle as a DSSE envelope in JSON. The parts of a desired state lie beside it, each in
+FILE.parts/<sha256 in hex>. The node checks it as if the hub had sent it, and tells the hub of a refusal.`
+	return cmd
+}
+
+func readDocument(path string) (local.Document, error) {
+	raw, err := readBounded(path, maxApplyBytes)
+	if err != nil {
+		return local.Document{}, err
+	}
+	if !json.Valid(raw) {
+		return local.Document{}, protocol.Refuse(protocol.RefusalMalformed, "%s is not JSON", path)
+	}
+	d := local.Document{Envelope: raw}
+	entries, err := os.ReadDir(path + ".parts")
+	if err != nil && !os.IsNotExist(err) {
+		return local.Document{}, err
+	}
+	for _, e := range entries {
+		if sum, err := hex.DecodeString(e.Name()); err != nil || len(sum) != 32 {
+			continue
+		}
+		part, err := readBounded(filepath.Join(path+".parts", e.Name()), protocol.MaxWorkloadBytes+1)
+		if err != nil {
+			return local.Document{}, err
+		}
+		d.Parts = append(d.Parts, part)
+	}
+	return d, nil
+}
+
+func readBounded(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	raw, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(raw)) > limit {
+		err = protocol.Refuse(protocol.RefusalTooLarge, "%s has over %d bytes", path, limit)
+	}
+	return raw, err
+}
+
+func row(w io.Writer, cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) }
+
+func orNone(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func ago(now, then time.Time) string {
+	if then.IsZero() {
+		return "the start"
+	}
+	return now.Sub(then).Round(time.Second).String() + " ago"
+}

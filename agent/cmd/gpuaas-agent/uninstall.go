@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/gpuaas/agent/internal/network"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+func newUninstall() *cobra.Command {
+	var c config
+	cmd := &cobra.Command{
+		Use:   "uninstall",
+		Short: "Remove everything that this agent made on the machine: containers, images, networks, rules, files, keys",
+		Long: `Removes every container, snapshot, image, network, rule, changed sysctl and file of this agent, its key and usage too. Give it
+the flags that the agent ran with. Usage that no hub has yet is lost, so decommission the node first.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.uninstall(cmd.Context()) },
+	}
+	c.runFlags(cmd.Flags())
+	return cmd
+}
+
+// uninstall works on from whatever an earlier one has left; it may be repeated.
+func (c *config) uninstall(ctx context.Context) error {
+	log, err := c.logger()
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(c.dataDir); errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(c.runDir); errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+	}
+	if err := c.directories(); err != nil {
+		return err
+	}
+	lock, err := lockDataDir(c.dataDir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	rt, err := runtime.Open(ctx, c.runtimeConfig(log))
+	if err != nil {
+		return err
+	}
+	purgeErr := rt.Purge(ctx)
+	nw, err := network.Open(ctx, c.networkConfig(rt, log))
+	if err == nil {
+		err = nw.Purge(ctx)
+	}
+	if err := errors.Join(purgeErr, err, rt.Close()); err != nil {
+		return fault.New(fault.Internal, "uninstall_incomplete", "Not everything could be removed; the data directory stays, so that uninstall can be run again.", err)
+	}
+	return c.removeDirectories()
+}
+
+// removeDirectories empties the two directories, and removes them where the parent allows it: systemd may own them.
+func (c *config) removeDirectories() error {
+	for _, dir := range []string{c.runDir, c.dataDir} {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+				return fault.New(fault.Internal, "uninstall_incomplete", fmt.Sprintf("%s cannot be removed.", filepath.Join(dir, e.Name())), err)
+			}
+		}
+		if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
