@@ -46,7 +46,9 @@ func (r *Reconciler) start(ctx context.Context, a agent.Action) {
 		case <-doing.Done():
 			return
 		}
+		began := time.Now()
 		err := r.execute(doing, a)
+		r.log.DebugContext(ctx, "action", "action", fmt.Sprintf("%T", a), "member", id, "took", time.Since(began), "error", err)
 		if err == nil || doing.Err() != nil {
 			return
 		}

@@ -68,7 +68,7 @@ var fixtures atomic.Int64
 
 // fixture is a node with a real containerd, real networks and a real disk; only the hub is a stand-in that signs.
 type fixture struct {
-	t      *testing.T
+	t      testing.TB
 	word   string
 	dir    string
 	daemon *containerdtest.Daemon
@@ -85,7 +85,7 @@ type fixture struct {
 	stop  func()
 }
 
-func newFixture(t *testing.T) *fixture {
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("containers need root")
@@ -133,7 +133,7 @@ func (f *fixture) start() {
 	require.NoError(f.t, err)
 	f.re = reconcile.New(reconcile.Config{
 		Beat: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second, PortFrom: f.from, PortTo: f.from + 9,
-		Log: slog.New(slog.NewTextHandler(f.t.Output(), nil)),
+		Log: slog.New(slog.NewTextHandler(f.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}, f.store, f.clock, f.rt, f.nw, f.hub)
 	ctx, cancel := context.WithCancel(f.ctx())
 	done := make(chan error, 1)
@@ -225,7 +225,7 @@ func url(w *protocol.WorkloadStatus, path string) string {
 	return fmt.Sprintf("http://%s:%d%s", e.GetHost(), e.GetPort(), path)
 }
 
-func get(t *testing.T, url string) string {
+func get(t testing.TB, url string) string {
 	t.Helper()
 	resp, err := http.Get(url)
 	require.NoError(t, err)
@@ -262,7 +262,7 @@ func (f *fixture) measured(memberID string) (total time.Duration, final bool) {
 
 // hub signs, and has a registry.
 type hub struct {
-	t                             *testing.T
+	t                             testing.TB
 	root, state, lease, cat, node ed25519.PrivateKey
 	bundle                        protocol.Bundle
 	registry                      *httptest.Server
@@ -279,7 +279,7 @@ type hub struct {
 	readyWithin string
 }
 
-func newHub(t *testing.T, word string) *hub {
+func newHub(t testing.TB, word string) *hub {
 	t.Helper()
 	key := func() ed25519.PrivateKey {
 		_, k, err := ed25519.GenerateKey(rand.Reader)
