@@ -233,13 +233,13 @@ func (h *hub) wire(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	h.dispatcher = &dispatch.Dispatcher{DB: h.db, Keys: h.keys, Link: h.session, LeaseDuration: h.conf.leaseDuration, Now: time.Now, Log: h.log}
+	h.dispatcher = dispatch.New(&dispatch.Dispatcher{DB: h.db, Keys: h.keys, Link: h.session, LeaseDuration: h.conf.leaseDuration, Now: time.Now, Log: h.log})
 	h.poked = loop.New("dispatch", h.conf.resync, h.dispatcher.Woken, h.log)
 	h.resync = loop.New("resync", h.conf.resync, h.dispatcher.Resync, h.log)
 	h.dispatcher.Wake = h.poked.Wake
-	h.intake = &intake.Intake{
+	h.intake = intake.New(&intake.Intake{
 		DB: h.db, ReplicaID: h.keys.HubID(), Started: time.Now(), Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise, Now: time.Now, Log: h.log,
-	}
+	})
 	h.session.Intake, h.session.Documents, h.session.Credentials, h.session.Connected = h.intake, h.dispatcher, h.registry, h.dispatcher.Poke
 	h.handler, err = httpapi.NewHandler(h.server(), httpapi.Config{ //nolint:contextcheck // each request brings its own
 		Authenticator: httpapi.TokenAuthenticator{DB: h.db}, Auditor: &command.FailureAudit{DB: h.db}, Registry: h.registry, Log: h.log, Now: time.Now,

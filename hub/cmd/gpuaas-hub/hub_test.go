@@ -245,6 +245,7 @@ func TestANodeJoinsARealHub(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
 	require.Contains(t, string(metrics), "go_goroutines")
+	require.Contains(t, string(metrics), "gpuaas_sessions 1")
 
 	hub.end(t)
 	<-conn.Done()

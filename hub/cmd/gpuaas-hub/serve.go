@@ -55,6 +55,12 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 			if err := c.check(); err != nil {
 				return err
 			}
+			// Absolute, because the ready line names files for programs with another working directory.
+			dir, err := filepath.Abs(c.dataDir)
+			if err != nil {
+				return err
+			}
+			c.dataDir = dir
 			log, err := telemetry.NewLogger(cmd.ErrOrStderr(), telemetry.LogConfig{Format: c.logFormat, Level: c.logLevel})
 			if err != nil {
 				return fault.New(fault.Malformed, "log_flags_invalid", "--log-format is json or text, --log-level is debug, info, warn or error.", err)

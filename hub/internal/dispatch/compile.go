@@ -201,7 +201,7 @@ func (d *Dispatcher) sign(ctx context.Context, s seen, state plan.NodeState, nex
 	for _, p := range state.Parts {
 		members = append(members, p.ID)
 	}
-	return db.RunTx(ctx, d.DB, func(tx db.Tx) (head, error) {
+	h, err := db.RunTx(ctx, d.DB, func(tx db.Tx) (head, error) {
 		if err := unmoved(ctx, tx, s); err != nil {
 			return head{}, err
 		}
@@ -210,4 +210,8 @@ func (d *Dispatcher) sign(ctx context.Context, s seen, state plan.NodeState, nex
 		}
 		return next, instance.NoteDispatched(ctx, tx, next.nodeID, next.epoch, next.generation, members, now)
 	})
+	if err == nil {
+		d.signed.Add(ctx, 1)
+	}
+	return h, err
 }

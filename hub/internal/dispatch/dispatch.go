@@ -18,6 +18,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -70,6 +72,18 @@ type Dispatcher struct {
 	// woken are the nodes to look at in the next pass, with the lowest generation that will do. Only a hint: the periodic
 	// pass looks at all.
 	woken map[string]uint64
+
+	signed, renewed, notRenewed metric.Int64Counter
+}
+
+// New completes a dispatcher of which the exported fields are set; Wake may be set later.
+func New(d *Dispatcher) *Dispatcher {
+	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
+	meter := otel.Meter("gpuaas/dispatch")
+	d.signed, _ = meter.Int64Counter("gpuaas.states.signed", metric.WithDescription("Desired states that were signed and saved."))
+	d.renewed, _ = meter.Int64Counter("gpuaas.leases.renewed", metric.WithDescription("Leases that were renewed."))
+	d.notRenewed, _ = meter.Int64Counter("gpuaas.leases.not_renewed", metric.WithDescription("Leases that were due and could not be renewed, mostly for lack of money."))
+	return d
 }
 
 // Poke says that something about the node may have changed.
@@ -239,10 +253,12 @@ func (d *Dispatcher) renew(ctx context.Context) error {
 		})
 		switch {
 		case err == nil:
+			d.renewed.Add(ctx, 1)
 			d.Poke(s.NodeID)
 		case ctx.Err() != nil:
 			return ctx.Err()
 		default:
+			d.notRenewed.Add(ctx, 1)
 			d.Log.WarnContext(ctx, "lease not renewed", slog.String("subject_id", s.SubjectID), slog.String("node_id", s.NodeID), slog.Any("error", err))
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
@@ -42,6 +44,17 @@ type Intake struct {
 	Raise func(nodeID string, floor uint64)
 	Now   func() time.Time
 	Log   *slog.Logger
+
+	reports, segments metric.Int64Counter
+}
+
+// New completes an intake of which the exported fields are set.
+func New(i *Intake) *Intake {
+	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
+	meter := otel.Meter("gpuaas/intake")
+	i.reports, _ = meter.Int64Counter("gpuaas.reports", metric.WithDescription("Reports of nodes that were taken in."))
+	i.segments, _ = meter.Int64Counter("gpuaas.usage.segments", metric.WithDescription("Usage segments, by what became of them: posted, or the reason of their refusal."))
+	return i
 }
 
 // Hello opens a session: from here on this connection of the node counts.
@@ -143,6 +156,7 @@ func (i *Intake) Report(ctx context.Context, nodeID string, sessionNo uint64, r 
 	if err != nil {
 		return err
 	}
+	i.reports.Add(ctx, 1)
 	for _, id := range observed.TouchedNodes {
 		i.Poke(id)
 	}

@@ -9,6 +9,9 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -46,9 +49,11 @@ func (i *Intake) Usage(ctx context.Context, peer session.Peer, upload *protocol.
 	}
 	if err == nil {
 		ack.PostedSegment, ack.ArchivedSegment = reached.number, reached.number
+		i.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "posted")))
 		return ack
 	}
 	ack.Refused = reasonOf(err)
+	i.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", ack.GetRefused())))
 	if ack.Refused == protocol.RefusalUnavailable {
 		i.Log.WarnContext(ctx, "usage not posted", slog.String("node_id", peer.NodeID), slog.Any("error", err))
 		return ack

@@ -16,6 +16,9 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
+
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -104,11 +107,23 @@ type Server struct {
 	mu    sync.Mutex
 	nodes map[string]*connection
 	ended sync.WaitGroup
+
+	opened, refused metric.Int64Counter
 }
 
 // NewServer makes a server without connections.
 func NewServer(o Options) *Server {
-	return &Server{Options: o, handshakes: make(chan struct{}, maxHandshakes), pushes: make(chan struct{}, maxParallelPushes), nodes: map[string]*connection{}}
+	s := &Server{Options: o, handshakes: make(chan struct{}, maxHandshakes), pushes: make(chan struct{}, maxParallelPushes), nodes: map[string]*connection{}}
+	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
+	meter := otel.Meter("gpuaas/session")
+	s.opened, _ = meter.Int64Counter("gpuaas.sessions.opened", metric.WithDescription("Sessions that nodes opened."))
+	s.refused, _ = meter.Int64Counter("gpuaas.sessions.refused", metric.WithDescription("Connections that were not let in."))
+	_, _ = meter.Int64ObservableGauge("gpuaas.sessions", metric.WithDescription("Nodes connected to this hub."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			o.Observe(int64(len(s.Nodes())))
+			return nil
+		}))
+	return s
 }
 
 // TLS is for link.Listen: nodes show a certificate of the node authority of the moment.
@@ -247,6 +262,7 @@ func (s *Server) serve(ctx context.Context, conn *link.Conn) {
 	log := s.Log.With(slog.String("node_id", peer.NodeID))
 	c, err := s.open(ctx, conn, peer, log)
 	if err != nil {
+		s.refused.Add(ctx, 1)
 		log.InfoContext(ctx, "session not opened", slog.Any("error", err), slog.String("address", conn.RemoteAddr().String()))
 		return
 	}
@@ -254,6 +270,7 @@ func (s *Server) serve(ctx context.Context, conn *link.Conn) {
 		_ = conn.Close(link.CodeSuperseded, "a newer connection of this node is open")
 		return
 	}
+	s.opened.Add(ctx, 1)
 	log.InfoContext(ctx, "node connected", slog.Uint64("session_no", c.held.SessionNo), slog.String("address", conn.RemoteAddr().String()))
 	if ctx.Err() != nil {
 		// Serve has said goodbye to all that it knew of.

@@ -113,11 +113,11 @@ func newHub(t *testing.T) *hub {
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	certificate := &trust.Server{Keys: h.keys, TTL: 24 * time.Hour, Now: time.Now}
 	h.server = session.NewServer(session.Options{Bundle: h.keys.Bundle, Certificate: certificate.Certificate, Now: time.Now, Log: log})
-	h.dispatcher = &dispatch.Dispatcher{DB: h.d, Keys: h.keys, Link: h.server, LeaseDuration: time.Hour, Now: h.now, Log: log}
+	h.dispatcher = dispatch.New(&dispatch.Dispatcher{DB: h.d, Keys: h.keys, Link: h.server, LeaseDuration: time.Hour, Now: h.now, Log: log})
 	poked := loop.New("dispatch", time.Hour, h.dispatcher.Woken, log)
 	h.resync = loop.New("resync", time.Hour, h.dispatcher.Resync, log)
 	h.dispatcher.Wake = poked.Wake
-	h.intake = &intake.Intake{DB: h.d, ReplicaID: "r1", Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise, Now: h.now, Log: log}
+	h.intake = intake.New(&intake.Intake{DB: h.d, ReplicaID: "r1", Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise, Now: h.now, Log: log})
 	h.server.Intake, h.server.Documents, h.server.Credentials, h.server.Connected = h.intake, h.dispatcher, credentials{}, h.dispatcher.Poke
 	h.listener, err = link.Listen("127.0.0.1:0", h.server.TLS())
 	require.NoError(t, err)
