@@ -148,6 +148,7 @@ func Open(_ context.Context, cfg Config) (*Network, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
+	quietLockChecker()
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return nil, fmt.Errorf("read the boot id: %w", err)
