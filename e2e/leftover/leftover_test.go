@@ -60,8 +60,9 @@ func TestEveryKindOfRemainderIsNoticed(t *testing.T) {
 			return func() { require.NoError(t, netlink.LinkDel(link)) }
 		},
 		leftover.Firewall: func(t *testing.T, _ *leftover.Scope) func() {
-			run(t, "iptables", "-w", "-t", "nat", "-N", word())
-			return func() { run(t, "iptables", "-w", "-t", "nat", "-X", word()) }
+			run(t, "nft", "add", "table", "inet", word())
+			run(t, "nft", "add", "chain", "inet", word(), "empty")
+			return func() { run(t, "nft", "delete", "table", "inet", word()) }
 		},
 		leftover.Cgroup: func(t *testing.T, _ *leftover.Scope) func() {
 			dir := firstCgroup(t) + "/" + word()
