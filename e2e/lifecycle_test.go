@@ -17,7 +17,9 @@ const beat = time.Second
 // Law 9, and the whole way: create, running, metered, billed, decommissioned.
 func TestLaw09DecommissionLeavesNothingAndTheBillIsTheTruth(t *testing.T) {
 	w := platform(t)
-	scope := leftover.Scope{ContainerdAddress: w.containerd.Address(), KeepImages: true, IgnoreFiles: []string{w.dir}}
+	scope := w.scope()
+	scope.ContainerdAddress, scope.KeepImages = w.containerd.Address(), true
+	scope.IgnoreFiles = []string{w.dir} // databases, logs and the image store grow
 	// A first instance brings the cached image and the bridge's first start; what it leaves is the state to return to.
 	first := w.launch("first")
 	w.decommission(first)

@@ -12,9 +12,8 @@ import (
 	"github.com/containerd/typeurl/v2"
 	"github.com/stretchr/testify/require"
 
-	api "github.com/gpuaas/gpuaas/pkg/client"
-
 	"github.com/gpuaas/gpuaas/e2e/scenario"
+	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
 // truth listens to containerd itself: when tasks started and when they exited, by container id.

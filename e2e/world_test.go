@@ -76,16 +76,15 @@ func newWorld(t *testing.T) *world {
 	binaries(t)
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	w := &world{t: t, ctx: ctx, number: int(worlds.Add(1))}
-	leftover.Guard(t, leftover.Scope{})
-	t.Cleanup(cancel)
-	var err error
 	// Below /tmp, where an unprivileged PostgreSQL can work, and not t.TempDir, whose parents only the owner may pass.
-	w.dir, err = os.MkdirTemp("/tmp", "gpuaas-e2e-")
-	require.NoError(t, err)
-	require.NoError(t, os.Chmod(w.dir, 0o711)) //nolint:gosec // the database's own user passes through
+	w.dir = filepath.Join("/tmp", fmt.Sprintf("gpuaas-e2e-%d-%d", os.Getpid(), w.number))
+	leftover.Guard(t, w.scope())
+	t.Cleanup(cancel)
+	require.NoError(t, os.Mkdir(w.dir, 0o711))
+	require.NoError(t, os.Chmod(w.dir, 0o711))
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(w.dir)) })
 	w.run = filepath.Join("/run", filepath.Base(w.dir))
-	require.NoError(t, os.MkdirAll(w.run, 0o711)) //nolint:gosec // containers' users pass through
+	require.NoError(t, os.MkdirAll(w.run, 0o711))
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(w.run)) })
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -93,6 +92,14 @@ func newWorld(t *testing.T) *world {
 		}
 	})
 	return w
+}
+
+// scope is the whole machine; where others work on it at the same time, what bears this world's names.
+func (w *world) scope() leftover.Scope {
+	if os.Getenv("GPUAAS_E2E_SHARED_MACHINE") == "" {
+		return leftover.Scope{}
+	}
+	return leftover.Scope{Contains: []string{filepath.Base(w.dir), fmt.Sprintf("gpe%d", w.number), fmt.Sprintf("gpuaas-e2e-%d-", w.number), fmt.Sprintf("10.220.%d", w.number)}}
 }
 
 func (w *world) showLogs() {
@@ -118,7 +125,7 @@ func (w *world) hubConfig() cluster.HubConfig {
 
 func (w *world) startHub(c cluster.HubConfig) {
 	w.t.Helper()
-	require.NoError(w.t, os.MkdirAll(c.Dir, 0o711)) //nolint:gosec // the database's own user passes through
+	require.NoError(w.t, os.MkdirAll(c.Dir, 0o711))
 	fingerprint, err := cluster.InitHub(w.ctx, c, rand.Text(), trustDomain)
 	require.NoError(w.t, err)
 	w.hub, err = cluster.StartHub(w.ctx, c)
