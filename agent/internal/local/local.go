@@ -115,6 +115,7 @@ type Uplink interface {
 	AcceptState(ctx context.Context, env *protocol.Envelope, parts [][]byte) (*protocol.Accepted, error)
 	AcceptLeases(env *protocol.Envelope) (*protocol.Accepted, error)
 	AcceptBundle(env *protocol.Envelope) (*protocol.Accepted, error)
+	NoteRefusal(err error)
 }
 
 // Server answers on the socket.
@@ -354,19 +355,9 @@ func (s *Server) apply(w http.ResponseWriter, req *http.Request) {
 }
 
 func (s *Server) accept(req *http.Request) (*protocol.Accepted, error) {
-	raw, err := io.ReadAll(io.LimitReader(req.Body, maxDocumentBytes+1))
+	d, env, err := readDocument(req)
 	if err != nil {
-		return nil, fault.New(fault.Malformed, "unreadable", "The document could not be read.", err)
-	}
-	if len(raw) > maxDocumentBytes {
-		return nil, protocol.Refuse(protocol.RefusalTooLarge, "the document has over %d bytes", maxDocumentBytes)
-	}
-	var d Document
-	if err := json.Unmarshal(raw, &d); err != nil {
-		return nil, protocol.Refuse(protocol.RefusalMalformed, "the document is not JSON")
-	}
-	env, err := protocol.EnvelopeFromJSON(d.Envelope)
-	if err != nil {
+		s.Uplink.NoteRefusal(err)
 		return nil, err
 	}
 	switch env.GetPayloadType() {
@@ -378,4 +369,20 @@ func (s *Server) accept(req *http.Request) (*protocol.Accepted, error) {
 		// Whatever else it is, it is refused as a desired state, and the hub hears of it.
 		return s.Uplink.AcceptState(req.Context(), env, d.Parts)
 	}
+}
+
+func readDocument(req *http.Request) (Document, *protocol.Envelope, error) {
+	var d Document
+	raw, err := io.ReadAll(io.LimitReader(req.Body, maxDocumentBytes+1))
+	if err != nil {
+		return d, nil, fault.New(fault.Malformed, "unreadable", "The document could not be read.", err)
+	}
+	if len(raw) > maxDocumentBytes {
+		return d, nil, protocol.Refuse(protocol.RefusalTooLarge, "the document has over %d bytes", maxDocumentBytes)
+	}
+	if err := json.Unmarshal(raw, &d); err != nil {
+		return d, nil, protocol.Refuse(protocol.RefusalMalformed, "the document is not JSON")
+	}
+	env, err := protocol.EnvelopeFromJSON(d.Envelope)
+	return d, env, err
 }

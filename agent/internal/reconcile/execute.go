@@ -361,7 +361,7 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer)
 		ID: runID(a.MemberID), MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Service: a.Service.Name, Revision: a.Revision,
 		LeaseNo: a.LeaseNo, OpenedAt: r.clock.Now(),
 	}
-	if err := r.store.OpenRun(run); err != nil {
+	if wanted, err := r.store.OpenWantedRun(run); err != nil || !wanted {
 		return err
 	}
 	r.log.InfoContext(ctx, "starting", "member", a.MemberID, "run", run.ID, "image", a.Service.Image, "correlation_id", a.Workload.CorrelationID)

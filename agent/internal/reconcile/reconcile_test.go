@@ -3,6 +3,7 @@ package reconcile_test
 import (
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -243,7 +244,7 @@ func TestContainerdThatDiesAndComesBackLosesNothing(t *testing.T) {
 	require.NoError(t, f.daemon.Kill9())
 	f.re.Wake()
 	changed := f.re.Subscribe()
-	for !contains(f.re.Report().Conditions, "containerd_unavailable") {
+	for !slices.Contains(f.re.Report().Conditions, "containerd_unavailable") {
 		select {
 		case <-changed:
 		case <-time.After(time.Minute):
@@ -252,7 +253,7 @@ func TestContainerdThatDiesAndComesBackLosesNothing(t *testing.T) {
 	}
 	get(t, url(ready, "/"))
 	require.NoError(t, f.daemon.Start(f.ctx()))
-	for contains(f.re.Report().Conditions, "containerd_unavailable") {
+	for slices.Contains(f.re.Report().Conditions, "containerd_unavailable") {
 		select {
 		case <-changed:
 		case <-time.After(time.Minute):
@@ -264,15 +265,6 @@ func TestContainerdThatDiesAndComesBackLosesNothing(t *testing.T) {
 	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
 		return s.GetRestarts() == 1 && s.GetStatus() == agent.StatusReady
 	})
-}
-
-func contains(list []string, want string) bool {
-	for _, x := range list {
-		if x == want {
-			return true
-		}
-	}
-	return false
 }
 
 func TestSpentRoundsUpAndDoesNotOverflow(t *testing.T) {

@@ -138,6 +138,24 @@ func (s *Store) AssignPorts(memberID string, want []*protocol.Port, from, to uin
 func (s *Store) OpenRun(r Run) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.openRun(r)
+}
+
+// OpenWantedRun is OpenRun if the accepted state, as it is at this very moment, still wants the run; otherwise it changes
+// nothing. Between the decision to start and the start, a newer state may have come.
+func (s *Store) OpenWantedRun(r Run) (wanted bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	wanted = slices.ContainsFunc(s.accepted().Parts, func(p Part) bool {
+		return p.MemberID == r.MemberID && p.Workload.GetRevision() == r.Revision && !p.Workload.GetStopped() && p.Verdict != nil && p.Verdict.Admitted
+	})
+	if !wanted {
+		return false, nil
+	}
+	return true, s.openRun(r)
+}
+
+func (s *Store) openRun(r Run) error {
 	metered := meter.Open(s.d.meter, meter.Intent{RunID: r.ID, MemberID: r.MemberID, Revision: r.Revision, LeaseNo: r.LeaseNo}, r.OpenedAt)
 	return s.write(func(b *batch) { b.json(preRun+r.ID, r); b.json(keyMeter, metered) },
 		func(d *data) { d.runs[r.ID] = r; d.meter = metered })

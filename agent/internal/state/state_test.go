@@ -193,6 +193,34 @@ func TestPartsComeWithTheStateOrLater(t *testing.T) {
 	require.Contains(t, s.Members(), "b", "a member that has left is remembered until it is retired")
 }
 
+func TestLaw01RunIsOpenedOnlyWhileTheAcceptedStateWantsIt(t *testing.T) {
+	m := newMesh(t)
+	s := open(t, t.TempDir(), m)
+	run := state.Run{ID: "a.1", MemberID: "a", Revision: 2, OpenedAt: noon}
+	wanted := func() bool {
+		t.Helper()
+		ok, err := s.OpenWantedRun(run)
+		require.NoError(t, err)
+		require.Equal(t, ok, len(s.Runs()) == 1)
+		return ok
+	}
+	require.False(t, wanted(), "there is no state")
+	v, parts := m.desired(1, workload("a", 2))
+	require.NoError(t, s.AcceptState(v, parts))
+	require.False(t, wanted(), "nobody has judged the document")
+	require.NoError(t, s.SetVerdict(s.Accepted().Parts[0].SHA256Hex(), state.Verdict{Reason: "manifest_not_admitted"}))
+	require.False(t, wanted())
+	require.NoError(t, s.SetVerdict(s.Accepted().Parts[0].SHA256Hex(), state.Verdict{Admitted: true}))
+	run.Revision = 1
+	require.False(t, wanted(), "another revision")
+	run.Revision = 2
+	require.True(t, wanted())
+	require.NoError(t, s.CloseRun(run.ID))
+	gone, _ := m.desired(2)
+	require.NoError(t, s.AcceptState(gone, nil))
+	require.False(t, wanted(), "it has left the state")
+}
+
 func TestOnlyHigherLeasesAreTaken(t *testing.T) {
 	m, dir := newMesh(t), t.TempDir()
 	s := open(t, dir, m)

@@ -54,6 +54,9 @@ func (u *Uplink) AcceptBundle(env *protocol.Envelope) (*protocol.Accepted, error
 	return &protocol.Accepted{Document: documentBundle, Epoch: b.Epoch(), Generation: b.Version()}, nil
 }
 
+// NoteRefusal reports a document to the hub that was refused before it could be verified.
+func (u *Uplink) NoteRefusal(err error) { u.noteRefusal(documentState, nil, err) }
+
 // noteRefusal queues a refusal for the hub and keeps it for the owner. state may be nil.
 func (u *Uplink) noteRefusal(document string, state *protocol.DesiredState, err error) {
 	r := &protocol.Refused{

@@ -109,6 +109,18 @@ func newHub(t testing.TB) *testHub {
 	return h
 }
 
+func (h *testHub) setWelcome(welcome func(*protocol.Hello) *protocol.HubMessage) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.welcome = welcome
+}
+
+func (h *testHub) setFetches(answer func(*protocol.FetchRequest) *protocol.FetchResponse) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.fetches = answer
+}
+
 func (h *testHub) fingerprint() string { return protocol.Fingerprint(pub(h.root)) }
 
 func (h *testHub) bundleEnvelope() *protocol.Envelope {

@@ -210,11 +210,9 @@ func TestLaw01OnlyWhatIsSignedForThisNodeIsAccepted(t *testing.T) {
 		{"needs a newer trust bundle", protocol.RefusalBundleOld, next(func(d *protocol.DesiredState) { d.MinBundleVersion = 7 })},
 		{"empty", protocol.RefusalMalformed, nil},
 	} {
-		h.mu.Lock()
-		h.fetches = func(*protocol.FetchRequest) *protocol.FetchResponse {
+		h.setFetches(func(*protocol.FetchRequest) *protocol.FetchResponse {
 			return &protocol.FetchResponse{Refused: protocol.RefusalUnavailable}
-		}
-		h.mu.Unlock()
+		})
 		s.pushState(c.env)
 		require.Equal(t, c.reason, s.refused().GetReason(), c.name)
 		require.EqualValues(t, 5, n.store.Accepted().Generation, c.name)
@@ -231,16 +229,14 @@ func TestLaw01OnlyWhatIsSignedForThisNodeIsAccepted(t *testing.T) {
 
 func TestStateThatNeedsANewerBundleFetchesIt(t *testing.T) {
 	h, n, s := start(t)
-	h.mu.Lock()
 	h.version = 2
 	newer := h.bundleEnvelope()
-	h.fetches = func(r *protocol.FetchRequest) *protocol.FetchResponse {
+	h.setFetches(func(r *protocol.FetchRequest) *protocol.FetchResponse {
 		if !r.GetBundle() {
 			return &protocol.FetchResponse{Refused: protocol.RefusalUnknownPart}
 		}
 		return &protocol.FetchResponse{Bundle: newer}
-	}
-	h.mu.Unlock()
+	})
 	env, _ := h.desired(h.state, func(d *protocol.DesiredState) { d.MinBundleVersion = 2 })
 	s.pushState(env)
 	require.EqualValues(t, 1, s.accepted().GetGeneration())
@@ -385,11 +381,11 @@ func TestStoreThatIsBehindTakesANewIncarnationAndDialsAgain(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	require.NoError(t, n.enroll(h))
 	old := n.store.Incarnation()
-	h.welcome = func(hello *protocol.Hello) *protocol.HubMessage {
+	h.setWelcome(func(hello *protocol.Hello) *protocol.HubMessage {
 		return &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: &protocol.Welcome{
 			HubTime: timestamppb.Now(), NewIncarnation: hello.GetIncarnation() == old,
 		}}}
-	}
+	})
 	n.run(uplink.Config{})
 	require.Equal(t, old, h.next().hello.GetIncarnation())
 	s := h.next()
@@ -401,13 +397,13 @@ func TestHubThatHasPostedMoreThanWasSealedMakesANewIncarnation(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	require.NoError(t, n.enroll(h))
 	old := n.store.Incarnation()
-	h.welcome = func(hello *protocol.Hello) *protocol.HubMessage {
+	h.setWelcome(func(hello *protocol.Hello) *protocol.HubMessage {
 		w := &protocol.Welcome{HubTime: timestamppb.Now()}
 		if hello.GetIncarnation() == old {
 			w.PostedSegment = 7
 		}
 		return &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: w}}
-	}
+	})
 	n.run(uplink.Config{})
 	h.next()
 	require.NotEqual(t, old, h.next().hello.GetIncarnation())
@@ -420,12 +416,12 @@ func TestFetchesUseTheSessionAndFailAtOnceWithoutOne(t *testing.T) {
 	_, err := n.up.PullCredential(t.Context(), "org/acme/web/app")
 	require.True(t, fault.Is(err, fault.Unavailable))
 
-	h.fetches = func(r *protocol.FetchRequest) *protocol.FetchResponse {
+	h.setFetches(func(r *protocol.FetchRequest) *protocol.FetchResponse {
 		if p := r.GetPullCredential(); p != nil {
 			return &protocol.FetchResponse{PullCredential: &protocol.PullCredential{RegistryHost: "registry.example", Username: p.GetRepository()}}
 		}
 		return &protocol.FetchResponse{Refused: protocol.RefusalUnknownPart}
-	}
+	})
 	n.run(uplink.Config{})
 	h.next()
 	require.Eventually(t, func() bool { return n.up.Status().Connected }, 20*time.Second, time.Millisecond)
@@ -482,7 +478,9 @@ func TestLogsComeThroughATunnelAndEndWithTheirReader(t *testing.T) {
 
 func TestCertificateIsRenewedAlsoAfterItHasExpired(t *testing.T) {
 	h, n := newHub(t), openNode(t)
+	h.mu.Lock()
 	h.lifetime = -time.Hour
+	h.mu.Unlock()
 	require.NoError(t, n.enroll(h))
 	h.mu.Lock()
 	h.lifetime = time.Hour

@@ -1,0 +1,210 @@
+package local_test
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/agent/internal/local"
+	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+type observer struct{ report reconcile.Report }
+
+func (o *observer) Report() reconcile.Report { return o.report }
+
+// fixture is a server on a real socket over a real store, and a client of it.
+type fixture struct {
+	t      *testing.T
+	client *local.Client
+	store  *state.Store
+	creds  *uplink.Credentials
+	seen   *observer
+	socket string
+	root   ed25519.PrivateKey
+	signer ed25519.PrivateKey
+}
+
+func newFixture(t *testing.T, logs uplink.Logs) *fixture {
+	t.Helper()
+	dir := t.TempDir()
+	f := &fixture{t: t, seen: &observer{}, socket: filepath.Join(dir, "run", "agent.sock")}
+	var err error
+	f.creds, err = uplink.OpenCredentials(dir)
+	require.NoError(t, err)
+	f.store, err = state.Open(filepath.Join(dir, "state"), state.Options{MinFreeBytes: 1})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.store.Close()) })
+	_, f.root, err = ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	_, f.signer, err = ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	f.trust()
+	source, err := state.MachineTime()
+	require.NoError(t, err)
+	clock := state.NewClock(f.store, source, time.Time{})
+	server := &local.Server{
+		AgentVersion: "test", Store: f.store, Clock: clock, Reconciler: f.seen, Uplink: uplink.New(uplink.Config{}, f.creds, f.store, clock),
+		Logs: logs, Node: f.creds.Node, Log: slog.New(slog.DiscardHandler),
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	l, err := local.Listen(ctx, f.socket, 0o660)
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(ctx, l) }()
+	f.client = local.NewClient(f.socket)
+	t.Cleanup(func() {
+		f.client.Close()
+		cancel()
+		require.NoError(t, <-done)
+	})
+	return f
+}
+
+func (f *fixture) trust() {
+	role := func(name string, k ed25519.PrivateKey) *protocol.Role {
+		pub := k.Public().(ed25519.PublicKey)
+		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{KeyId: protocol.KeyID(pub), Ed25519: pub}}}
+	}
+	env, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
+		TrustDomain: "mesh.example", Version: 1, Epoch: 1, IssuedAt: timestamppb.Now(), Roles: []*protocol.Role{role("root", f.root), role("state", f.signer)},
+	}, protocol.NewEd25519Signer(f.root))
+	require.NoError(f.t, err)
+	b, err := protocol.VerifyBundle(env, protocol.Fingerprint(f.root.Public().(ed25519.PublicKey)))
+	require.NoError(f.t, err)
+	require.NoError(f.t, f.store.InitBundle(b))
+}
+
+// state is a document with one workload, signed by the key, as apply takes it.
+func (f *fixture) state(signer ed25519.PrivateKey, generation uint64) local.Document {
+	f.t.Helper()
+	part, err := proto.Marshal(&protocol.Workload{Id: "m1", AppSlug: "hello", AppVersion: "1.0.0", Revision: 1})
+	require.NoError(f.t, err)
+	sum := sha256.Sum256(part)
+	me := f.creds.Node()
+	env, err := protocol.SignMessage(protocol.PayloadState, &protocol.DesiredState{
+		NodeId: me.ID, NodeKeySha256: me.KeySHA256[:], Epoch: 1, Generation: generation,
+		Parts: []*protocol.PartRef{{Id: "m1", Sha256: sum[:]}},
+	}, protocol.NewEd25519Signer(signer))
+	require.NoError(f.t, err)
+	raw, err := protocol.EnvelopeToJSON(env)
+	require.NoError(f.t, err)
+	return local.Document{Envelope: raw, Parts: [][]byte{part}}
+}
+
+func TestSocketBelongsToItsOwner(t *testing.T) {
+	f := newFixture(t, nil)
+	info, err := os.Stat(f.socket)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o660), info.Mode().Perm())
+}
+
+func TestStatusAndWorkloadsShowWhatIsKnown(t *testing.T) {
+	f := newFixture(t, nil)
+	_, err := f.client.Apply(t.Context(), f.state(f.signer, 7))
+	require.NoError(t, err)
+	require.NoError(t, f.store.OpenRun(state.Run{ID: "m1.1", MemberID: "m1", OpenedAt: time.Now()}))
+	f.seen.report = reconcile.Report{Conditions: []string{"cgroup_v1"}, Workloads: []*protocol.WorkloadStatus{{
+		MemberId: "m1", Status: "ready", Endpoints: []*protocol.PublishedEndpoint{{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20000}},
+	}}}
+	s, err := f.client.Status(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 7, s.Generation)
+	require.Equal(t, "mesh.example", s.TrustDomain)
+	require.Equal(t, []string{"cgroup_v1"}, s.Conditions)
+	require.False(t, s.Hub.Connected)
+	list, err := f.client.Workloads(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []local.Endpoint{{Name: "http", URL: "http://127.0.0.1:20000"}}, list[0].Endpoints)
+	require.Equal(t, []string{"m1.1"}, list[0].RunIDs)
+	require.Equal(t, "hello", list[0].AppSlug)
+}
+
+func TestApplyGoesTheSameWayAsAHubsPush(t *testing.T) {
+	f := newFixture(t, nil)
+	applied, err := f.client.Apply(t.Context(), f.state(f.signer, 3))
+	require.NoError(t, err)
+	require.Equal(t, local.Applied{Document: "state", Epoch: 1, Generation: 3}, applied)
+
+	bundle, err := protocol.EnvelopeToJSON(f.store.Bundle().Envelope())
+	require.NoError(t, err)
+	huge := `{"payloadType":"x","payload":"` + strings.Repeat("A", 9<<20) + `"}`
+	for name, c := range map[string]struct {
+		document local.Document
+		code     string
+	}{
+		"older":               {f.state(f.signer, 2), protocol.RefusalOlder},
+		"forged":              {f.state(f.root, 4), protocol.RefusalSignature},
+		"oversized":           {local.Document{Envelope: []byte(huge)}, protocol.RefusalTooLarge},
+		"no envelope":         {local.Document{Envelope: []byte(`"text"`)}, protocol.RefusalMalformed},
+		"the part is another": {local.Document{Envelope: f.state(f.signer, 4).Envelope, Parts: [][]byte{[]byte("x")}}, protocol.RefusalPartDigest},
+		"the bundle it has":   {local.Document{Envelope: bundle}, ""},
+	} {
+		_, err := f.client.Apply(t.Context(), c.document)
+		if c.code == "" {
+			require.NoError(t, err, name)
+			continue
+		}
+		require.Equal(t, c.code, fault.As(err).Code, name)
+		require.EqualValues(t, 3, f.store.Accepted().Generation, name)
+		s, err := f.client.Status(t.Context())
+		require.NoError(t, err)
+		require.Contains(t, s.Hub.LastRefusal, c.code, name)
+	}
+}
+
+func TestVerifyNamesWhatWouldNotBeAcceptedAgain(t *testing.T) {
+	f := newFixture(t, nil)
+	_, err := f.client.Apply(t.Context(), f.state(f.signer, 1))
+	require.NoError(t, err)
+	checks, err := f.client.Verify(t.Context())
+	require.NoError(t, err)
+	verdicts := map[string]bool{}
+	for _, c := range checks {
+		verdicts[c.Subject] = c.OK
+	}
+	require.Equal(t, map[string]bool{"trust bundle": true, "desired state": true, "m1": false}, verdicts, "m1 has no publisher's manifest")
+}
+
+func TestLogsStream(t *testing.T) {
+	logs := func(_ context.Context, runID string, _ int, follow bool) (io.ReadCloser, error) {
+		if follow {
+			return nil, errors.New("not now")
+		}
+		return io.NopCloser(strings.NewReader("log of " + runID)), nil
+	}
+	f := newFixture(t, logs)
+	require.NoError(t, f.store.OpenRun(state.Run{ID: "m1.1", MemberID: "m1", OpenedAt: time.Now()}))
+	r, err := f.client.Logs(t.Context(), local.LogsQuery{MemberID: "m1"})
+	require.NoError(t, err)
+	all, err := io.ReadAll(r)
+	require.NoError(t, err)
+	require.NoError(t, r.Close())
+	require.Equal(t, "log of m1.1", string(all))
+	_, err = f.client.Logs(t.Context(), local.LogsQuery{MemberID: "m1", Follow: true})
+	require.True(t, fault.Is(err, fault.Internal))
+	_, err = f.client.Logs(t.Context(), local.LogsQuery{MemberID: "other"})
+	require.True(t, fault.Is(err, fault.NotFound))
+}
+
+func TestClientSaysWhenNoAgentIsThere(t *testing.T) {
+	_, err := local.NewClient(filepath.Join(t.TempDir(), "none.sock")).Status(t.Context())
+	require.Equal(t, "agent_away", fault.As(err).Code)
+}
