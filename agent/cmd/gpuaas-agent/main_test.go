@@ -1,0 +1,130 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/e2e/containerdtest"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// execute runs the command in this process, with directories of its own.
+func execute(t *testing.T, args ...string) (out string, err error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	root := newRoot()
+	var stdout bytes.Buffer
+	root.SetOut(&stdout)
+	root.SetErr(&stdout)
+	root.SetArgs(withDefault(args))
+	err = root.ExecuteContext(ctx)
+	return stdout.String(), err
+}
+
+func directories(t *testing.T) []string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "gpuaas-agent-cmd-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	return []string{"--data-dir", filepath.Join(dir, "data"), "--run-dir", filepath.Join(dir, "run"), "--log-level", "error"}
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("the agent runs as root")
+	}
+}
+
+func TestBadFlagsAreNamed(t *testing.T) {
+	for _, c := range []struct {
+		says string
+		args []string
+	}{
+		{"--port-range", []string{"run", "--port-range", "20000"}},
+		{"--port-range", []string{"run", "--port-range", "29999-20000"}},
+		{"--local-socket-mode", []string{"run", "--local-socket-mode", "0666"}},
+		{"--log-level", []string{"run", "--log-level", "loud"}},
+		{"--output", []string{"workloads", "-o", "xml", "--local-socket", "/nonexistent"}},
+	} {
+		_, err := execute(t, append(c.args, directories(t)[:4]...)...)
+		if c.args[0] == "workloads" {
+			_, err = execute(t, c.args...)
+			require.Equal(t, "agent_away", fault.As(err).Code)
+			continue
+		}
+		require.ErrorContains(t, err, c.says)
+	}
+}
+
+func TestEnvironmentSetsWhatTheCommandLineDoesNot(t *testing.T) {
+	t.Setenv("GPUAAS_AGENT_PORT_RANGE", "broken")
+	_, err := execute(t, append([]string{"run"}, directories(t)...)...)
+	require.ErrorContains(t, err, "--port-range")
+	t.Setenv("GPUAAS_AGENT_BEAT", "often")
+	_, err = execute(t, append([]string{"run"}, directories(t)...)...)
+	require.ErrorContains(t, err, "GPUAAS_AGENT_BEAT")
+}
+
+func TestStartUpTroublesSayWhatToDo(t *testing.T) {
+	needRoot(t)
+	daemon := containerdtest.Start(t)
+	for name, c := range map[string]struct {
+		code, says string
+		args       []string
+	}{
+		"no containerd":   {"containerd_unavailable", "containerd", []string{"--containerd-address", "/nonexistent/containerd.sock"}},
+		"missing plugins": {"cni_plugin_missing", "containernetworking-plugins", []string{"--containerd-address", daemon.Address, "--cni-plugin-dir", t.TempDir()}},
+		"not enrolled":    {"enrolment_incomplete", "--api-url", []string{"--containerd-address", daemon.Address}},
+		"no join token": {"enrolment_incomplete", "--join-token-file", []string{
+			"--containerd-address", daemon.Address, "--api-url", "https://127.0.0.1:1", "--root-fingerprint", "sha256:00",
+		}},
+		"join token missing": {"join_token_unreadable", "/nonexistent/token", []string{
+			"--containerd-address", daemon.Address, "--api-url", "https://127.0.0.1:1", "--root-fingerprint", "sha256:00", "--join-token-file", "/nonexistent/token",
+		}},
+		"data directory is a file": {"directory_unusable", "--data-dir", []string{"--data-dir", "/proc/version"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := append([]string{"run"}, directories(t)...)
+			_, err := execute(t, append(args, c.args...)...)
+			require.Error(t, err)
+			require.Equal(t, c.code, fault.As(err).Code, err)
+			require.Contains(t, fault.As(err).Public, c.says)
+		})
+	}
+}
+
+func TestOneAgentForEachDataDirectory(t *testing.T) {
+	dirs := directories(t)
+	require.NoError(t, os.MkdirAll(dirs[1], 0o700))
+	lock, err := lockDataDir(dirs[1])
+	require.NoError(t, err)
+	defer func() { require.NoError(t, lock.Close()) }()
+	for _, verb := range []string{"run", "enroll", "uninstall"} {
+		args := append([]string{verb}, dirs...)
+		_, err := execute(t, args...)
+		require.Equal(t, "data_dir_in_use", fault.As(err).Code, verb)
+	}
+}
+
+func TestUninstallOfNothingIsDone(t *testing.T) {
+	_, err := execute(t, append([]string{"uninstall"}, directories(t)...)...)
+	require.NoError(t, err)
+}
+
+func TestFullDiskIsToldAtOnce(t *testing.T) {
+	needRoot(t)
+	dirs := directories(t)
+	require.NoError(t, os.MkdirAll(dirs[1], 0o700))
+	mountSmall(t, dirs[1])
+	_, err := execute(t, append([]string{"enroll"}, dirs...)...)
+	require.Equal(t, "disk_full", fault.As(err).Code)
+	require.Contains(t, fault.As(err).Public, "Free some space")
+}
