@@ -30,9 +30,7 @@ func execute(t *testing.T, args ...string) (out string, err error) {
 
 func directories(t *testing.T) []string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "gpuaas-agent-cmd-")
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	dir := t.TempDir()
 	return []string{"--data-dir", filepath.Join(dir, "data"), "--run-dir", filepath.Join(dir, "run"), "--log-level", "error"}
 }
 
