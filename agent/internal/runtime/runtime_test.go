@@ -86,6 +86,8 @@ func TestContainerIsConfined(t *testing.T) {
 func TestUserIsWhoTheManifestOrTheImageSays(t *testing.T) {
 	f := newFixture(t)
 	spec := f.spec(f.image(), "look")
+	// The image has a /scratch that only root may write to.
+	spec.Service.Scratch = []*protocol.Scratch{{Path: "/scratch", SizeBytes: 1 << 20}}
 	for who, want := range map[string][]any{
 		"":           {0., 0., []any{0.}},
 		"jovyan":     {1000., 100., []any{100., 200.}},
@@ -97,6 +99,7 @@ func TestUserIsWhoTheManifestOrTheImageSays(t *testing.T) {
 			spec.ID, spec.Service.User = spec.MemberID+".app."+time.Now().Format("150405.000000000")[7:], who
 			in := seen(t, f, spec)
 			require.Equal(t, want[:2], []any{in["uid"], in["gid"]}) //nolint:testifylint // the order is right
+			require.Equal(t, "ok", in["write_scratch"])
 			if who != "" {
 				require.Contains(t, in["status"], "CapEff:\t0000000000000000")
 				require.Contains(t, in["status"], "CapBnd:\t0000000000000000")

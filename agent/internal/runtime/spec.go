@@ -213,9 +213,13 @@ func mounts(in specInput) ([]specs.Mount, error) {
 			return nil, badSpec("A scratch directory needs a size and an absolute, clean path of its own that is not part of the system.")
 		}
 		seen[dst] = true
+		// It belongs to the service's user: where the image has a directory of that path, runc gives the mount that one's mode.
 		all = append(all, specs.Mount{
 			Destination: dst, Type: "tmpfs", Source: "tmpfs",
-			Options: []string{"nosuid", "nodev", "mode=1777", fmt.Sprintf("size=%d", one.GetSizeBytes())},
+			Options: []string{
+				"nosuid", "nodev", "mode=1777", fmt.Sprintf("uid=%d", in.user.uid), fmt.Sprintf("gid=%d", in.user.gid),
+				fmt.Sprintf("size=%d", one.GetSizeBytes()),
+			},
 		})
 	}
 	return all, nil
