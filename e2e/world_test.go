@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -75,7 +76,7 @@ func newWorld(t *testing.T) *world {
 	}
 	binaries(t)
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
-	w := &world{t: t, ctx: ctx, number: int(worlds.Add(1))}
+	w := &world{t: t, ctx: ctx, number: int(worlds.Add(1)) + apart()}
 	// Below /tmp, where an unprivileged PostgreSQL can work, and not t.TempDir, whose parents only the owner may pass.
 	w.dir = filepath.Join("/tmp", fmt.Sprintf("gpuaas-e2e-%d-%d", os.Getpid(), w.number))
 	leftover.Guard(t, w.scope())
@@ -92,6 +93,15 @@ func newWorld(t *testing.T) *world {
 		}
 	})
 	return w
+}
+
+// apart keeps the names of two processes with these tests away from each other: each is given another small number.
+func apart() int {
+	n, err := strconv.Atoi(os.Getenv("GPUAAS_E2E_SHARED_MACHINE"))
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // scope is the whole machine; where others work on it at the same time, what bears this world's names.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -62,7 +63,7 @@ func (c *config) uninstall(ctx context.Context) error {
 	return c.removeDirectories()
 }
 
-// removeDirectories empties the two directories, and removes them where the parent allows it: systemd may own them.
+// removeDirectories empties the two directories, and removes them unless they are mounted there by somebody else.
 func (c *config) removeDirectories() error {
 	for _, dir := range []string{c.runDir, c.dataDir} {
 		entries, err := os.ReadDir(dir)
@@ -74,7 +75,7 @@ func (c *config) removeDirectories() error {
 				return fault.New(fault.Internal, "uninstall_incomplete", fmt.Sprintf("%s cannot be removed.", filepath.Join(dir, e.Name())), err)
 			}
 		}
-		if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.EBUSY) {
 			return err
 		}
 	}

@@ -22,6 +22,8 @@ const (
 	// The pause before the nth fresh start is random below min(backoffCap, backoffBase<<n).
 	backoffBase = 2 * time.Millisecond
 	backoffCap  = 250 * time.Millisecond
+	// diskFullRetry is when to ask again after the database's disk was full.
+	diskFullRetry = 30 * time.Second
 	// commitTimeout bounds COMMIT and ROLLBACK, which go on when the caller has gone: ending them half-way would leave the
 	// outcome unknown.
 	commitTimeout = 10 * time.Second
@@ -60,7 +62,7 @@ func run[T any](ctx context.Context, d *DB, opts pgx.TxOptions, fn func(tx Tx) (
 		case committed:
 			return out, nil
 		case failed:
-			return zero, res.err
+			return zero, orDiskFull(res.err)
 		case unknown:
 			if opts.AccessMode == pgx.ReadWrite {
 				return zero, ambiguous(res.err)
@@ -224,6 +226,15 @@ func ambiguous(cause error) *fault.Error {
 	return fault.New(fault.Unavailable, "commit_ambiguous",
 		"The database broke off while saving; it is not known whether the change was made. Send the same request again with the same X-Idempotency-Key.",
 		errors.Join(ErrAmbiguousCommit, cause)).After(time.Second)
+}
+
+// orDiskFull tells the database's want of space from a mistake: whoever waits until there is room may try again.
+func orDiskFull(err error) error {
+	if sqlState(err) != "53100" {
+		return err
+	}
+	return fault.New(fault.Unavailable, "database_disk_full",
+		"The hub's database has no disk space left; nothing was changed. Try again when the hub's operator has freed some.", err).After(diskFullRetry)
 }
 
 func busy(cause error) *fault.Error {

@@ -61,8 +61,10 @@ type Server struct {
 	conf   Config
 	layout layout
 	bin    string
-	user   account
-	lock   *os.File
+	// recorded is the major version that the directory was made for; 0 for a new one.
+	recorded int
+	user     account
+	lock     *os.File
 
 	stop    chan struct{}
 	stopped chan struct{}
@@ -93,6 +95,13 @@ func Start(ctx context.Context, conf Config) (_ *Server, err error) {
 		return nil, refuse("database_path_too_long", fmt.Sprintf("The path of the database's socket is %d bytes long, at most %d are possible: choose a shorter data directory than %s.", n, socketPathLimit, root), nil)
 	}
 	if s.user, err = unprivileged(conf.User); err != nil {
+		return nil, err
+	}
+	// Before anything is made: a machine without PostgreSQL is left as it is.
+	if s.recorded, err = s.recordedMajor(); err != nil {
+		return nil, err
+	}
+	if s.bin, err = findBinaries(s.conf.BinDir, s.recorded); err != nil {
 		return nil, err
 	}
 	if err := s.makeRoot(); err != nil {

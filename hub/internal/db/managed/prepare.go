@@ -13,16 +13,9 @@ import (
 	"strings"
 )
 
-// prepare finds the binaries, makes the data directory if it is new, and writes the settings, which follow this program's
-// version and not the one that made the directory.
+// prepare makes the data directory if it is new, and writes the settings, which follow this program's version and not the
+// one that made the directory.
 func (s *Server) prepare(ctx context.Context) error {
-	recorded, err := s.recordedMajor()
-	if err != nil {
-		return err
-	}
-	if s.bin, err = findBinaries(s.conf.BinDir, recorded); err != nil {
-		return err
-	}
 	for _, dir := range []string{s.layout.data, s.layout.socket} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return refuse("database_directory", "The directory "+dir+" cannot be made: "+reason(err)+".", err)
@@ -31,7 +24,7 @@ func (s *Server) prepare(ctx context.Context) error {
 			return refuse("database_directory", "The directory "+dir+" cannot be given to user "+s.user.name+": "+reason(err)+".", err)
 		}
 	}
-	if recorded == 0 {
+	if s.recorded == 0 {
 		if err := s.create(ctx); err != nil {
 			return err
 		}

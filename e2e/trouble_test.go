@@ -1,0 +1,339 @@
+package e2e_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/e2e/scenario"
+)
+
+// What is wrong with a machine is said at the start, with what to do, and nothing is changed: once it is set right, the very
+// same directories and tokens work.
+
+// photograph knows every file below the directories: mode and content. Lock files are left out: they are empty, and each
+// start makes them.
+func photograph(t *testing.T, dirs ...string) map[string]string {
+	t.Helper()
+	seen := map[string]string{}
+	for _, dir := range dirs {
+		require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.Name() == "lock" {
+				return err
+			}
+			info, err := d.Info()
+			if err != nil {
+				return err
+			}
+			sum := ""
+			if d.Type().IsRegular() {
+				data, err := os.ReadFile(path)
+				if err != nil {
+					return err
+				}
+				digest := sha256.Sum256(data)
+				sum = hex.EncodeToString(digest[:])
+			}
+			seen[path] = info.Mode().String() + " " + sum
+			return nil
+		}))
+	}
+	return seen
+}
+
+// smallDisk mounts a file system of that many MiB over dir.
+func (w *world) smallDisk(dir string, mib int) {
+	w.t.Helper()
+	require.NoError(w.t, os.MkdirAll(dir, 0o711))
+	require.NoError(w.t, syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm,mode=711", mib)))
+	w.t.Cleanup(func() { require.NoError(w.t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
+}
+
+// fill leaves that many bytes of the directory's file system; removing the file that it returns gives the rest back.
+func (w *world) fill(dir string, leave uint64) string {
+	w.t.Helper()
+	path := filepath.Join(dir, "ballast")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	require.NoError(w.t, err)
+	var st syscall.Statfs_t
+	require.NoError(w.t, syscall.Statfs(dir, &st))
+	free := st.Bavail * uint64(st.Bsize)
+	require.Greater(w.t, free, leave)
+	require.NoError(w.t, syscall.Fallocate(int(f.Fd()), 0, 0, int64(free-leave)))
+	require.NoError(w.t, f.Close())
+	return path
+}
+
+// trouble is one thing that is wrong.
+type trouble struct {
+	name string
+	// hide are the files and directories of this machine that are not there.
+	hide []string
+	// says are words of the message: what is wrong, and what to do.
+	says []string
+}
+
+func (tr trouble) requireSaid(t *testing.T, e cluster.Ended, err error) {
+	t.Helper()
+	require.NoError(t, err)
+	require.NotZero(t, e.ExitCode, e.Said)
+	require.NotEqual(t, -1, e.ExitCode, "a signal ended it: %s", e.Said)
+	require.NotContains(t, e.Said, "panic")
+	require.NotContains(t, e.Said, "goroutine ")
+	for _, words := range tr.says {
+		require.Contains(t, e.Said, words)
+	}
+}
+
+func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
+	w := newWorld(t)
+	w.startHub(w.hubConfig())
+	good := w.hubConfig()
+	good.Dir = filepath.Join(w.dir, "second")
+	_, err := cluster.InitHub(w.ctx, good, "passphrase", trustDomain)
+	require.NoError(t, err)
+	taken := strings.TrimPrefix(w.hub.Ready.APIURL, "https://")
+	at := func(dir string) cluster.HubConfig {
+		c := good
+		c.Dir = filepath.Join(w.dir, dir)
+		return c
+	}
+	for _, c := range []struct {
+		trouble
+		change func(t *testing.T, c *cluster.HubConfig)
+	}{
+		{trouble{name: "taken TCP port", says: []string{taken, "taken by another program", "ss -ltnp", "--listen"}}, func(_ *testing.T, c *cluster.HubConfig) { c.Listen = taken }},
+		{
+			trouble{name: "taken UDP port", says: []string{"taken by another program", "ss -lunp", "--session-listen"}},
+			func(_ *testing.T, c *cluster.HubConfig) { c.SessionListen = w.hub.Ready.SessionAddr },
+		},
+		{trouble{name: "taken metrics port", says: []string{"taken by another program", "--metrics-listen"}}, func(_ *testing.T, c *cluster.HubConfig) {
+			c.ExtraArgs = []string{"--metrics-listen", taken}
+		}},
+		{trouble{name: "another machine's address", says: []string{"No interface of this machine has the address", "--listen"}}, func(_ *testing.T, c *cluster.HubConfig) { c.Listen = "192.0.2.1:8443" }},
+		{trouble{name: "no PostgreSQL", hide: []string{"/usr/lib/postgresql"}, says: []string{"PostgreSQL is not installed", "apt-get install postgresql"}}, nil},
+		{trouble{name: "never initialised", says: []string{"There is no data directory", "gpuaas-hub init"}}, func(_ *testing.T, c *cluster.HubConfig) { *c = at("nowhere") }},
+		{trouble{name: "data directory in use", says: []string{"Another gpuaas-hub works on the data directory", "stop it"}}, func(_ *testing.T, c *cluster.HubConfig) { c.Dir = w.hub.Config.Dir }},
+		{trouble{name: "full disk", says: []string{"is full", "Free some space"}}, func(t *testing.T, c *cluster.HubConfig) {
+			*c = at("small")
+			w.smallDisk(c.DataDir(), 8)
+			_, err := cluster.InitHub(w.ctx, *c, "passphrase", trustDomain)
+			require.NoError(t, err)
+		}},
+		{trouble{name: "not one byte free", says: []string{"is full", "Free some space"}}, func(t *testing.T, c *cluster.HubConfig) {
+			*c = at("none")
+			w.smallDisk(c.DataDir(), 1)
+			_, err := cluster.InitHub(w.ctx, *c, "passphrase", trustDomain)
+			require.NoError(t, err)
+			w.fill(c.DataDir(), 0)
+		}},
+		{trouble{name: "another engine's data", says: []string{"made by another engine"}}, func(t *testing.T, c *cluster.HubConfig) {
+			*c = w.initialised(t, "engine", "cockroachdb 25\n")
+		}},
+		{trouble{name: "another PostgreSQL's data", says: []string{"made by PostgreSQL 99", "apt-get install postgresql-99"}}, func(t *testing.T, c *cluster.HubConfig) {
+			*c = w.initialised(t, "newer", "postgresql 99\n")
+		}},
+		{trouble{name: "database that does not answer", says: []string{"database", "does not answer"}}, func(t *testing.T, c *cluster.HubConfig) {
+			file := filepath.Join(w.dir, "database-url")
+			require.NoError(t, os.WriteFile(file, []byte("postgres://nobody@"+closedPort(t)+"/none\n"), 0o600))
+			c.ExtraArgs = []string{"--database-url-file", file}
+		}},
+		{trouble{name: "a flag that cannot be", says: []string{"--lease-duration must be between"}}, func(_ *testing.T, c *cluster.HubConfig) {
+			c.ExtraArgs = []string{"--lease-duration", "1s"}
+		}},
+		{trouble{name: "root key in the data directory", says: []string{"lies inside the data directory", "Move it"}}, func(t *testing.T, c *cluster.HubConfig) {
+			*c = w.initialised(t, "careless", "")
+			keys, err := filepath.Glob(filepath.Join(c.KeyDir(), "root*"))
+			require.NoError(t, err)
+			require.Len(t, keys, 1)
+			require.NoError(t, os.Rename(keys[0], filepath.Join(c.DataDir(), filepath.Base(keys[0]))))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			conf := good
+			if c.change != nil {
+				c.change(t, &conf)
+			}
+			if _, err := os.Stat(conf.DataDir()); err != nil || conf.Dir == w.hub.Config.Dir {
+				e, err := cluster.TryHub(w.ctx, conf, c.hide...)
+				c.requireSaid(t, e, err)
+				return
+			}
+			before := photograph(t, conf.DataDir(), conf.KeyDir())
+			e, err := cluster.TryHub(w.ctx, conf, c.hide...)
+			c.requireSaid(t, e, err)
+			require.Equal(t, before, photograph(t, conf.DataDir(), conf.KeyDir()))
+		})
+	}
+	// The first hub noticed nothing, and the second one starts where nothing is wrong.
+	_, err = scenario.JoinToken(w.ctx, w.admin())
+	require.NoError(t, err)
+	second, err := cluster.StartHub(w.ctx, good)
+	require.NoError(t, err)
+	require.NoError(t, second.Stop())
+}
+
+// initialised is a hub's directory of its own; engine is what the file says of who made its database, where there is one.
+func (w *world) initialised(t *testing.T, name, engine string) cluster.HubConfig {
+	t.Helper()
+	c := w.hubConfig()
+	c.Dir = filepath.Join(w.dir, name)
+	_, err := cluster.InitHub(w.ctx, c, "passphrase", trustDomain)
+	require.NoError(t, err)
+	if engine != "" {
+		root := filepath.Join(c.DataDir(), "postgres")
+		require.NoError(t, os.Mkdir(root, 0o711))
+		require.NoError(t, os.WriteFile(filepath.Join(root, "engine"), []byte(engine), 0o600))
+	}
+	return c
+}
+
+// closedPort is an address where nobody listens.
+func closedPort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	return l.Addr().String()
+}
+
+func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
+	w := newWorld(t)
+	w.startContainerd()
+	w.startHub(w.hubConfig())
+	running := w.startAgent(w.agentConfig("running"))
+	good := w.agentConfig("node")
+	token, err := scenario.JoinToken(w.ctx, w.admin())
+	require.NoError(t, err)
+	good.JoinToken = token
+	usedToken, err := os.ReadFile(filepath.Join(running.Config.Dir, "join-token"))
+	require.NoError(t, err)
+	expired, err := scenario.JoinToken(w.ctx, w.admin())
+	require.NoError(t, err)
+	w.expire(expired)
+
+	for _, c := range []struct {
+		trouble
+		change func(t *testing.T, c *cluster.AgentConfig)
+	}{
+		{trouble{name: "no containerd", says: []string{"There is no containerd socket", "apt-get install containerd", "--containerd-address"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+			c.ContainerdAddress = filepath.Join(w.dir, "nobody.sock")
+		}},
+		{trouble{name: "containerd that is dead", says: []string{"containerd does not answer", "systemctl start containerd"}}, func(t *testing.T, c *cluster.AgentConfig) {
+			c.ContainerdAddress = filepath.Join(w.dir, "dead.sock")
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: c.ContainerdAddress, Net: "unix"})
+			require.NoError(t, err)
+			l.SetUnlinkOnClose(false)
+			require.NoError(t, l.Close())
+		}},
+		{trouble{name: "no CNI plugins", hide: []string{cluster.PluginDir()}, says: []string{"CNI plugin", "apt-get install containernetworking-plugins", "--cni-plugin-dir"}}, nil},
+		{trouble{name: "no iptables", hide: []string{"/usr/sbin/iptables"}, says: []string{"apt-get install iptables"}}, nil},
+		{trouble{name: "no runc and no nft", hide: []string{"/usr/sbin/runc", "/usr/sbin/nft"}, says: []string{"apt-get install nftables runc"}}, nil},
+		{trouble{name: "small disk", says: []string{"MiB free", "a node needs 256 MiB"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+			c.Dir = filepath.Join(w.dir, "small")
+			w.smallDisk(c.DataDir(), 200)
+		}},
+		{trouble{name: "full disk", says: []string{"Free some space"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+			c.Dir = filepath.Join(w.dir, "full")
+			w.smallDisk(c.DataDir(), 20)
+		}},
+		{trouble{name: "not one byte free", says: []string{"space"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+			c.Dir = filepath.Join(w.dir, "none")
+			w.smallDisk(c.DataDir(), 1)
+			w.fill(c.DataDir(), 0)
+		}},
+		{trouble{name: "wrong root fingerprint", says: []string{"is not rooted in", "Compare the fingerprint", "gpuaas-hub init"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+			c.RootFingerprint = "sha256:" + strings.Repeat("0", 64)
+		}},
+		{trouble{name: "used join token", says: []string{"was used by another node", "Make a new one"}}, func(_ *testing.T, c *cluster.AgentConfig) { c.JoinToken = string(usedToken) }},
+		{trouble{name: "expired join token", says: []string{"expired", "Make a new one"}}, func(_ *testing.T, c *cluster.AgentConfig) { c.JoinToken = expired }},
+		{trouble{name: "no address of a hub", says: []string{"--api-url"}}, func(_ *testing.T, c *cluster.AgentConfig) { c.APIURL = "" }},
+		{trouble{name: "address without TLS", says: []string{"https://"}}, func(_ *testing.T, c *cluster.AgentConfig) { c.APIURL = "http://127.0.0.1:1" }},
+		{trouble{name: "data directory in use", says: []string{"Another gpuaas-agent works on the data directory", "stop it first"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+			c.Dir, c.RunDir = running.Config.Dir, running.Config.RunDir
+			c.JoinToken = ""
+		}},
+		{trouble{name: "a flag that cannot be", says: []string{"--port-range must look like"}}, func(_ *testing.T, c *cluster.AgentConfig) { c.PortRange = "9-1" }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			conf := good
+			if c.change != nil {
+				c.change(t, &conf)
+			}
+			machine, rows := w.machine(), w.rows()
+			e, err := cluster.TryAgent(w.ctx, conf, c.hide...)
+			c.requireSaid(t, e, err)
+			require.Empty(t, leftover.Diff(machine, w.machine()))
+			require.Equal(t, rows, w.rows())
+		})
+	}
+	// Set right, the same directory and the same token work: no attempt has used them up.
+	a, err := cluster.StartAgent(w.ctx, good)
+	require.NoError(t, err)
+	w.t.Cleanup(func() {
+		require.NoError(t, a.Stop())
+		require.NoError(t, cluster.Uninstall(context.WithoutCancel(w.ctx), good))
+	})
+	_, err = scenario.AwaitNode(w.ctx, w.admin(), a.Ready.NodeID)
+	require.NoError(t, err)
+	require.NotEqual(t, running.Ready.NodeID, a.Ready.NodeID)
+}
+
+// expire makes a join token's time pass.
+func (w *world) expire(token string) {
+	w.t.Helper()
+	digest := sha256.Sum256([]byte(token))
+	tag, err := w.database().Exec(w.ctx, `UPDATE join_tokens SET expires_at = created_at WHERE secret_sha256 = $1`, digest[:])
+	require.NoError(w.t, err)
+	require.EqualValues(w.t, 1, tag.RowsAffected())
+}
+
+// machine is what a node changes on its machine, files aside.
+func (w *world) machine() leftover.Snapshot {
+	w.t.Helper()
+	s := w.scope()
+	s.Kinds = []leftover.Kind{leftover.Process, leftover.NetNS, leftover.Link, leftover.Route, leftover.Firewall, leftover.Cgroup, leftover.Containerd}
+	s.ContainerdAddress, s.Files = w.containerd.Address(), []string{filepath.Join(w.dir, "hub", "keys")}
+	snapshot, err := leftover.Take(s)
+	require.NoError(w.t, err)
+	return snapshot
+}
+
+// moving are the tables that change by themselves while a hub serves and a node is connected, and the audit trail, which has
+// a row for each refusal.
+func moving() []string {
+	return []string{"audit_rows", "node_sessions", "event_sequencer", "instance_reports"}
+}
+
+// rows is the content of every other table of the hub.
+func (w *world) rows() map[string]string {
+	w.t.Helper()
+	db := w.database()
+	var names []string
+	require.NoError(w.t, db.QueryRow(w.ctx, `SELECT array_agg(table_name::text) FROM information_schema.tables WHERE table_schema = 'public' AND NOT table_name = ANY($1)`, moving()).Scan(&names))
+	require.NotEmpty(w.t, names)
+	content := map[string]string{}
+	for _, name := range names {
+		var count int
+		var hash string
+		// The name comes from the catalogue of the database itself.
+		// An event's place in the sequence is written a moment after the event.
+		sql := fmt.Sprintf(`SELECT count(*), coalesce(md5(string_agg(md5(t::text), '' ORDER BY md5(t::text))), '') FROM (SELECT to_jsonb(r) - 'pos' FROM %q r) t`, name)
+		require.NoError(w.t, db.QueryRow(w.ctx, sql).Scan(&count, &hash))
+		content[name] = fmt.Sprintf("%d rows %s", count, hash)
+	}
+	require.NoError(w.t, db.Close(w.ctx))
+	return content
+}
