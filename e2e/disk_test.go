@@ -1,0 +1,134 @@
+package e2e_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+const conditionDiskFull = "disk_full"
+
+// nodeConditions are those that the node itself shows its owner.
+func (w *world) nodeConditions() ([]string, error) {
+	out, err := exec.Command(filepath.Join(binaries(w.t), "gpuaas-agent"), "status", "-o", "json", "--local-socket", w.agent.Ready.LocalSocket).Output()
+	if err != nil {
+		return nil, err
+	}
+	var status struct {
+		Conditions []string `json:"conditions"`
+	}
+	return status.Conditions, json.Unmarshal(out, &status)
+}
+
+// The node's disk becomes full while an app runs: the app goes on, the owner and the hub see why nothing is written, and
+// every second is on the bill once there is room again.
+func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
+	w := newWorld(t)
+	w.startContainerd()
+	w.startHub(w.hubConfig())
+	w.newTenant("acme")
+	conf := w.agentConfig("node")
+	w.smallDisk(conf.DataDir(), 400)
+	w.agent = w.startAgent(conf)
+	w.shipApp()
+	w.allocate(w.agent)
+	containers := w.listen(conf.ContainerdNamespace)
+	i := w.launch("app")
+	pid := w.pidOf(i)
+
+	ballast := w.fill(conf.DataDir(), 8<<20)
+	w.eventually("the node says that its disk is full", func() error {
+		conditions, err := w.nodeConditions()
+		return orMissing(err, slices.Contains(conditions, conditionDiskFull))
+	})
+	w.eventually("the hub shows it", func() error {
+		n, err := client.Read[client.Node](w.tenant.Admin.GetNode(w.ctx, w.agent.Ready.NodeID))
+		return orMissing(err, slices.Contains(n.Conditions, conditionDiskFull))
+	})
+	w.answers(i)
+	require.Equal(t, pid, w.pidOf(i))
+
+	require.NoError(t, os.Remove(ballast))
+	w.eventually("the node has room again", func() error {
+		conditions, err := w.nodeConditions()
+		return orMissing(err, !slices.Contains(conditions, conditionDiskFull))
+	})
+	w.answers(i)
+	require.Equal(t, pid, w.pidOf(i))
+	w.decommission(i)
+	var postings []client.Posting
+	w.eventually("the bill is final", func() (err error) {
+		postings, err = w.tenant.Postings(w.ctx, i.ID)
+		return orMissing(err, hasKind(postings, client.PostingKindHoldClosed))
+	})
+	usage, err := w.tenant.Usage(w.ctx, i.ID)
+	require.NoError(t, err)
+	requireWithinBeat(t, containers.running(t), requireContiguous(t, usage, "session_seconds"))
+}
+
+// The hub's disk becomes full: it says so and takes nothing it cannot keep; what it has answered is there afterwards, and it
+// works on by itself once there is room.
+func TestHubWhoseDiskBecomesFullLosesNothing(t *testing.T) {
+	w := newWorld(t)
+	w.startContainerd()
+	conf := w.hubConfig()
+	w.smallDisk(conf.DataDir(), 512)
+	w.startHub(conf)
+	w.newTenant("acme")
+	w.agent = w.startAgent(w.agentConfig("node"))
+	w.shipApp()
+	w.allocate(w.agent)
+	containers := w.listen(w.agent.Config.ContainerdNamespace)
+	i := w.launch("app")
+	pid := w.pidOf(i)
+
+	ballast := w.fill(conf.DataDir(), 0)
+	// Plain requests: the SDK would wait and try again.
+	plain := w.plain()
+	create := func() answer {
+		return w.ask(plain, http.MethodPost, "/admin/join-tokens", `{}`, map[string]string{"X-Idempotency-Key": scenario.NewID()})
+	}
+	var kept []string
+	var refused answer
+	w.eventually("the hub refuses for want of space", func() error {
+		if refused = create(); refused.status != http.StatusCreated {
+			return nil
+		}
+		var token client.JoinToken
+		require.NoError(t, json.Unmarshal(refused.body, &token))
+		kept = append(kept, token.ID)
+		return errMissing
+	})
+	require.Equal(t, http.StatusServiceUnavailable, refused.status, "%s", refused.body)
+	require.Equal(t, "database_disk_full", refused.problem.Code)
+	require.NotEmpty(t, refused.problem.CorrelationID)
+	require.NotEmpty(t, refused.header.Get("Retry-After"))
+	w.answers(i)
+	require.Equal(t, pid, w.pidOf(i))
+
+	require.NoError(t, os.Remove(ballast))
+	w.eventually("the hub works again", func() error { return orMissing(nil, create().status == http.StatusCreated) })
+	tokens, err := client.Read[client.JoinTokenList](w.tenant.Admin.ListJoinTokens(w.ctx, &client.ListJoinTokensParams{Limit: client.PageSize}))
+	require.NoError(t, err)
+	for _, id := range kept {
+		require.True(t, slices.ContainsFunc(tokens.Items, func(j client.JoinToken) bool { return j.ID == id }), "%s was answered and is lost", id)
+	}
+	w.decommission(i)
+	var postings []client.Posting
+	w.eventually("the bill is final", func() (err error) {
+		postings, err = w.tenant.Postings(w.ctx, i.ID)
+		return orMissing(err, hasKind(postings, client.PostingKindHoldClosed))
+	})
+	usage, err := w.tenant.Usage(w.ctx, i.ID)
+	require.NoError(t, err)
+	requireWithinBeat(t, containers.running(t), requireContiguous(t, usage, "session_seconds"))
+}
