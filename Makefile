@@ -7,8 +7,7 @@ BIN        := $(CURDIR)/bin
 TOOLS      := $(CURDIR)/.cache/tools
 GO         := go
 APP        ?= demo
-VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-LDFLAGS    := -s -w -X main.version=$(VERSION)
+LDFLAGS    := -s -w
 BINARIES   := gpuaas-hub gpuaas-agent gpuaas
 
 GOLANGCI_VERSION := v2.15.0
@@ -29,11 +28,11 @@ deps: ## install only the binaries that are missing (root; Debian 12)
 build: $(addprefix $(BIN)/,$(BINARIES)) ## build the three programs into bin/
 
 $(BIN)/gpuaas-hub: FORCE
-	@$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./hub/cmd/gpuaas-hub
+	@$(GO) build -trimpath -buildvcs=auto -ldflags '$(LDFLAGS)' -o $@ ./hub/cmd/gpuaas-hub
 $(BIN)/gpuaas-agent: FORCE
-	@$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./agent/cmd/gpuaas-agent
+	@$(GO) build -trimpath -buildvcs=auto -ldflags '$(LDFLAGS)' -o $@ ./agent/cmd/gpuaas-agent
 $(BIN)/gpuaas: FORCE
-	@$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./pkg/cmd/gpuaas
+	@$(GO) build -trimpath -buildvcs=auto -ldflags '$(LDFLAGS)' -o $@ ./pkg/cmd/gpuaas
 FORCE:
 
 .PHONY: demo
