@@ -20,7 +20,7 @@ import (
 func keyFiles() []string {
 	return []string{
 		"hub/data/admin-token", "hub/data/kek.key", "hub/data/trust/*.key", "hub/keys/passphrase", "hub/keys/*.age",
-		"node/data/node.key", "node/data/sealing.key", "node/join-token",
+		"node/data/node.key", "node/join-token",
 		"tenant-acme/*.pem", "tenant-acme/publisher.key",
 	}
 }
