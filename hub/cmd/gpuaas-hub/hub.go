@@ -28,6 +28,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/internal/session"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -117,7 +118,7 @@ func open(ctx context.Context, c config, log logger, stdout io.Writer) (h *hub, 
 
 func (h *hub) openTelemetry(ctx context.Context) (err error) {
 	h.telemetry, err = telemetry.Start(ctx, telemetry.Config{
-		Service: "gpuaas-hub", Version: version(), Instance: h.keys.HubID(), OTLPEndpoint: h.conf.otlpEndpoint, SampleRatio: 1, Log: h.log,
+		Service: "gpuaas-hub", Version: daemon.Version(), Instance: h.keys.HubID(), OTLPEndpoint: h.conf.otlpEndpoint, SampleRatio: 1, Log: h.log,
 	})
 	if err != nil {
 		return err
@@ -251,7 +252,7 @@ func (h *hub) wire(ctx context.Context) (err error) {
 func (h *hub) server() *httpapi.Server {
 	d, bundle, poke := h.db, h.keys.Bundle, h.dispatcher.Poke
 	return &httpapi.Server{
-		Version:   version(),
+		Version:   daemon.Version(),
 		Ready:     d.Ping,
 		IAM:       httpapi.NewIAM(d, h.sealer),
 		Catalog:   httpapi.NewCatalog(d, bundle),
@@ -337,7 +338,7 @@ func (h *hub) run(ctx context.Context, stdout io.Writer, hangup <-chan os.Signal
 	if err := line.print(stdout); err != nil {
 		return fmt.Errorf("print the ready line: %w", err)
 	}
-	h.log.InfoContext(ctx, "serving", slog.String("api_url", line.APIURL), slog.String("session_addr", line.SessionAddr), slog.String("version", version()))
+	h.log.InfoContext(ctx, "serving", slog.String("api_url", line.APIURL), slog.String("session_addr", line.SessionAddr), slog.String("version", daemon.Version()))
 	err := group.Wait()
 	h.log.InfoContext(context.WithoutCancel(ctx), "stopped", slog.Any("error", err))
 	return err
