@@ -72,6 +72,7 @@ func (d *demo) up(app string) demoLine {
 	require.True(d.w.t, line.LedgerZero)
 	require.Positive(d.w.t, line.LaunchMillis)
 	require.Positive(d.w.t, line.FloorMillis)
+	d.w.runPrinted(out)
 	for _, file := range []string{line.CAFile, line.TokenFile} {
 		require.FileExists(d.w.t, file)
 	}

@@ -320,7 +320,7 @@ func (d *demo) explain() {
 	cli := filepath.Join(d.conf.Bin, "gpuaas")
 	fmt.Printf(`
 It runs on. To look further:
-  %[1]s login demo --url %[2]s --ca-file %[3]s --token-file %[4]s
+  %[1]s login --name demo --url %[2]s --ca-file %[3]s --token-file %[4]s
   %[1]s instances list --project %[5]s
   %[1]s instances logs %[6]s --project %[5]s
   %[1]s usage --instance %[6]s
