@@ -305,7 +305,7 @@ func (w *world) machine() leftover.Snapshot {
 	w.t.Helper()
 	s := w.scope()
 	s.Kinds = []leftover.Kind{leftover.Process, leftover.NetNS, leftover.Link, leftover.Route, leftover.Firewall, leftover.Cgroup, leftover.Containerd}
-	s.ContainerdAddress, s.Files = w.containerd.Address(), []string{filepath.Join(w.dir, "hub", "keys")}
+	s.ContainerdAddress, s.Files = w.containerd.Address, []string{filepath.Join(w.dir, "hub", "keys")}
 	snapshot, err := leftover.Take(s)
 	require.NoError(w.t, err)
 	return snapshot

@@ -122,7 +122,7 @@ func (d *demo) startHub(ctx context.Context) (string, error) {
 	}
 	d.hub.RootFingerprint = fingerprint
 	d.out.HubPID, d.out.APIURL, d.out.CAFile, d.out.TokenFile = d.hub.PID, d.hub.Ready.APIURL, d.hub.Ready.CAFile, d.hub.Ready.TokenFile
-	return "serves at " + d.hub.Ready.APIURL + ", root " + fingerprint[:19] + "…", d.state.started(d.hub.Process)
+	return "serves at " + d.hub.Ready.APIURL + ", root " + fingerprint[:19] + "…", d.state.started("hub", d.hub.PID)
 }
 
 func (d *demo) startNode(ctx context.Context) (string, error) {
@@ -155,7 +155,7 @@ func (d *demo) startNode(ctx context.Context) (string, error) {
 		return "", err
 	}
 	d.out.AgentPID = d.agent.PID
-	if err := d.state.started(d.agent.Process); err != nil {
+	if err := d.state.started("agent", d.agent.PID); err != nil {
 		return "", err
 	}
 	n, err := scenario.AwaitNode(ctx, d.tenant.Admin, d.agent.Ready.NodeID)
@@ -171,11 +171,11 @@ func (d *demo) containerd(ctx context.Context) (string, error) {
 	if err := d.state.save(); err != nil {
 		return "", err
 	}
-	c, err := cluster.StartContainerd(ctx, filepath.Join(d.conf.Dir, "containerd"), filepath.Join(d.conf.RunDir, "containerd"))
+	c, err := cluster.StartContainerd(ctx, d.state.containerdDir())
 	if err != nil {
 		return "", err
 	}
-	return c.Address(), d.state.started(c.Process)
+	return c.Address, d.state.started("containerd", c.PID())
 }
 
 func (d *demo) loadApp(ctx context.Context) (said string, err error) {
