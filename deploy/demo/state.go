@@ -20,12 +20,14 @@ type config struct {
 	Listen                   string
 	Bridge, PodCIDR          string
 	PortRange                string
+	// Containerd is used where it serves; elsewhere the demo starts one of its own.
+	Containerd string
 }
 
 func defaults() *config {
 	return &config{
 		Dir: "/var/lib/gpuaas-demo", RunDir: "/run/gpuaas-demo", Bin: "bin", Source: ".", App: "demo",
-		Listen: "127.0.0.1:0", Bridge: "gpuaas-demo0", PodCIDR: "10.213.0.0/24", PortRange: "21000-21999",
+		Listen: "127.0.0.1:0", Bridge: "gpuaas-demo0", PodCIDR: "10.213.0.0/24", PortRange: "21000-21999", Containerd: cluster.SystemContainerd,
 	}
 }
 

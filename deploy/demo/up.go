@@ -164,8 +164,8 @@ func (d *demo) startNode(ctx context.Context) (string, error) {
 
 // containerd returns the socket of the machine's containerd, or of one that it starts where none serves.
 func (d *demo) containerd(ctx context.Context) (string, error) {
-	if cluster.Serves(ctx, cluster.SystemContainerd) {
-		return cluster.SystemContainerd, nil
+	if cluster.Serves(ctx, d.conf.Containerd) {
+		return d.conf.Containerd, nil
 	}
 	d.state.OwnContainerd = true
 	if err := d.state.save(); err != nil {
