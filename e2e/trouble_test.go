@@ -149,13 +149,13 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 			require.NoError(t, err)
 			w.fill(c.DataDir(), 0)
 		}},
-		{trouble{name: "another engine's data", says: []string{"made by another engine"}}, func(t *testing.T, c *cluster.HubConfig) {
+		{trouble{name: "another engine's data", says: []string{"made by another engine", "give this one another --data-dir"}}, func(t *testing.T, c *cluster.HubConfig) {
 			*c = w.initialised(t, "engine", "cockroachdb 25\n")
 		}},
 		{trouble{name: "another PostgreSQL's data", says: []string{"made by PostgreSQL 99", "apt-get install postgresql-99"}}, func(t *testing.T, c *cluster.HubConfig) {
 			*c = w.initialised(t, "newer", "postgresql 99\n")
 		}},
-		{trouble{name: "database that does not answer", says: []string{"database", "does not answer"}}, func(t *testing.T, c *cluster.HubConfig) {
+		{trouble{name: "database that does not answer", says: []string{"database-url", "does not answer: check that it runs"}}, func(t *testing.T, c *cluster.HubConfig) {
 			file := filepath.Join(w.dir, "database-url")
 			require.NoError(t, os.WriteFile(file, []byte("postgres://nobody@"+closedPort(t)+"/none\n"), 0o600))
 			c.ExtraArgs = []string{"--database-url-file", file}
@@ -305,7 +305,7 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 			c.Dir = filepath.Join(w.dir, "full")
 			w.smallDisk(c.DataDir(), 20)
 		}},
-		{trouble{name: "not one byte free", says: []string{"space"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+		{trouble{name: "not one byte free", says: []string{"is full: free some space", "--data-dir"}}, func(_ *testing.T, c *cluster.AgentConfig) {
 			c.Dir = filepath.Join(w.dir, "none")
 			w.smallDisk(c.DataDir(), 1)
 			w.fill(c.DataDir(), 0)

@@ -29,6 +29,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/session"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/daemon"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -201,6 +202,9 @@ func openDatabase(ctx context.Context, c config, log logger, onClose func(func()
 		url = server.URL()
 	}
 	d, err := db.Open(ctx, url)
+	if c.databaseURLFile != "" && fault.Is(err, fault.Unavailable) {
+		err = fault.New(fault.Unavailable, "database_unavailable", "The database that "+c.databaseURLFile+" names does not answer: check that it runs, that this machine reaches it, and that the URL is right.", err)
+	}
 	if err != nil {
 		return nil, err
 	}
