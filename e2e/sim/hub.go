@@ -75,6 +75,9 @@ type nodeRow struct {
 	host                              int64
 	// waits is set from a restore until the node has brought what it has.
 	waits bool
+	// owes is the segment up to which a restored hub has to have the node's usage before it counts its money again.
+	owes   uint64
+	owesIn string
 }
 
 // head is the newest signed state of a node.
@@ -99,6 +102,7 @@ type memberRow struct {
 	wanted, stopped          bool
 	status                   string
 	observedRevision         uint64
+	observedIn               string
 	deployed, gone           bool
 	absentEpoch              uint64
 	absentGeneration         uint64
@@ -204,6 +208,9 @@ func (r *nodeRow) member(id string) *memberRow {
 	}
 	return nil
 }
+
+// behind reports whether the rows are not yet what they were before a restore.
+func (r *nodeRow) behind() bool { return r.waits || r.owesIn != "" && r.mark(r.owesIn).number < r.owes }
 
 func (r *nodeRow) part(sum [sha256.Size]byte) []byte {
 	for i, ref := range r.head.refs {
@@ -449,9 +456,6 @@ func (h *hub) start() {
 // takeBackup is a verified backup: what was posted before is archived. The rows themselves are copied only when they will be
 // needed.
 func (h *hub) takeBackup(keep bool) {
-	if !h.up {
-		return
-	}
 	for i := range h.rows.nodes {
 		for _, m := range h.rows.nodes[i].marks {
 			m.archived = m.number
@@ -475,7 +479,7 @@ func (h *hub) restore() {
 
 // adopt takes what a node brings to a restored hub: a newer signed state beats older rows, and so do its leases.
 func (h *hub) adopt(row *nodeRow, g greeting) {
-	row.waits = false
+	row.waits, row.owes, row.owesIn = false, g.lastSegment, g.incarnation
 	newer := g.epoch > row.head.epoch || g.epoch == row.head.epoch && g.generation > row.head.generation
 	if newer && len(g.parts) == len(g.state.GetParts()) {
 		h.adoptState(row, g)

@@ -115,8 +115,12 @@ func (h *hub) hello(i, attempt int, g greeting) {
 	row.sessionNo++
 	row.reportCounter = 0
 	row.incarnation, row.acceptedEpoch, row.acceptedGeneration = g.incarnation, g.epoch, g.generation
-	if row.waits {
+	switch {
+	case row.waits:
 		h.adopt(row, g)
+	case row.behind() && g.incarnation != row.owesIn:
+		// It has sealed what it owes again, under its new name.
+		row.owes, row.owesIn = g.lastSegment, g.incarnation
 	}
 	h.sessions[i] = &session{no: row.sessionNo, attempt: attempt, incarnation: g.incarnation, epoch: g.epoch, generation: g.generation, digest: g.digest}
 	answer := welcome{
@@ -177,9 +181,11 @@ func (h *hub) report(i, attempt int, r statusReport) {
 func (h *hub) hear(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus, r statusReport) {
 	beyond := m.absentGeneration != 0 && (r.epoch > m.absentEpoch || r.epoch == m.absentEpoch && r.generation >= m.absentGeneration)
 	switch {
-	case s == nil && !m.wanted && beyond && (m.observedRevision == 0 || m.adoptedGone):
-		// The node never had it, or the state that it brought to a restored hub shows that it was through with it.
+	case s == nil && !m.wanted && beyond && (m.observedRevision == 0 || m.adoptedGone || m.observedIn != row.incarnation && !h.w.breaks(BreakSilence)):
+		// The node never had it; or the state that it brought to a restored hub shows that it was through with it; or its disk
+		// has forgotten it, and whatever of it were still on the machine would have been found.
 		h.removed(row, m, h.w.now)
+		h.settle(m)
 		return
 	case s == nil:
 		return
@@ -189,6 +195,7 @@ func (h *hub) hear(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus, r sta
 	case m.wanted && s.GetRevision() < m.observedRevision:
 		return
 	}
+	m.observedIn = row.incarnation
 	m.observedRevision, m.status = max(m.observedRevision, s.GetRevision()), s.GetStatus()
 	if m.observedRevision != m.revision {
 		return

@@ -202,7 +202,7 @@ func (t *truth) stopping(n *node, a agent.StopContainer) {
 			t.w.fail(law, "%s was stopped on %s although lease %d covers it until %s", a.MemberID, n.id, lease.GetLeaseNo(), lease.GetExpiresAt().AsTime())
 		}
 		if !m.thin && n.up.no != 0 && t.w.hub.up && t.w.now-n.up.since > 30*minute && !n.clockFaulty {
-			t.w.fail(law, "%s was stopped on %s for its lease, while the hub was there to renew it", a.MemberID, n.id)
+			t.w.fail(law, "%s was stopped on %s: its lease %d ended, while the hub was there to renew it (%s)", a.MemberID, n.id, lease.GetLeaseNo(), t.hubSays(n, a.MemberID))
 		}
 	default:
 		t.w.fail(law, "%s was stopped on %s: %s", a.MemberID, n.id, a.Why)
@@ -401,4 +401,15 @@ func (t *truth) sameStatus(n *node, m *memberRow, stuck func(string, ...any)) {
 	if m.subject.openedAt.Before(time.Unix(0, math.MaxInt64)) {
 		stuck("%s is wanted and unknown on the node", m.id)
 	}
+}
+
+func (t *truth) hubSays(n *node, memberID string) string {
+	m := t.w.hub.rows.nodes[n.i].member(memberID)
+	if m == nil {
+		return "the hub does not know it"
+	}
+	l := m.subject.lease()
+	used := instant(n.store.consumed[memberID][protocol.MeterSessionSeconds]).dur()
+	return fmt.Sprintf("the hub has lease %d until %s for %s, used %s, billed %s, suspended %s, leases lost %t", l.no, l.expiresAt.Format(time.RFC3339),
+		instant(rating.Affords(price().Nanos, price().PerQuantity, l.cap)).dur(), used, instant(m.subject.billed).dur(), instant(m.subject.suspended).dur(), m.subject.lostLeases)
 }

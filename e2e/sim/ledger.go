@@ -119,6 +119,14 @@ func (h *hub) issueLease(m *memberRow) bool {
 	}
 	h.place(m, lacks(duration))
 	l.cap = s.placed
+	if !h.w.breaks(BreakCap) {
+		// The node counts what it measured; what of that the hub put into suspense must not use up the lease.
+		suspended, err := rating.ChargeUp(price().Nanos, price().PerQuantity, s.suspended)
+		if err != nil {
+			return false
+		}
+		l.cap += suspended
+	}
 	s.leases = append(s.leases, l)
 	h.w.result.Leases++
 	h.w.truth.leased(m, l)
@@ -156,7 +164,7 @@ func (h *hub) renewAt(node int, memberID string, no uint64, at instant) {
 		if h.life != life || !h.up || m == nil || !m.subject.closedAt.IsZero() || m.subject.lease().no != no {
 			return
 		}
-		if h.rows.nodes[node].waits || !h.issueLease(m) {
+		if h.rows.nodes[node].behind() || !h.issueLease(m) {
 			h.renewAt(node, memberID, no, h.w.now+10*minute)
 			return
 		}

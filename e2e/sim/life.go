@@ -59,10 +59,11 @@ func (w *World) heal() {
 	w.healing = true
 	w.hub.start()
 	for _, n := range w.nodes {
-		n.up.cutUp, n.up.cutDown, n.up.rough, n.rtcDead = false, false, false, false
+		n.up.cutUp, n.up.cutDown, n.rtcDead = false, false, false
 		w.after(w.upTo(second), n.i, "healed", func() {
 			n.powerOn()
 			n.startAgent()
+			n.up.smooth()
 			n.up.unpark()
 			n.stir()
 		})
@@ -203,7 +204,7 @@ func (w *World) cutFor(n *node, up, down bool, length instant) {
 
 func (w *World) roughen(n *node) {
 	n.up.rough = true
-	w.after(w.between(minute, 2*hour), n.i, "network smooth", func() { n.up.rough = false })
+	w.after(w.between(minute, 2*hour), n.i, "network smooth", n.up.smooth)
 }
 
 func (w *World) killAgent(n *node) {

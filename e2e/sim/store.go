@@ -382,6 +382,11 @@ func (c *clock) at(t instant) time.Time {
 func (c *clock) sync(hub time.Time) {
 	c.anchor = stamp{at: hub, bootID: c.n.bootID, sinceBoot: c.n.sinceBoot(c.n.w.now), synced: true}
 	c.behind = false
+	if c.floor.After(hub) && !c.n.w.breaks(BreakClock) {
+		// The last stamp was written by a clock that ran ahead. To stand still until the world has caught up would count no
+		// time, and take every lease for ended.
+		c.floor = hub
+	}
 }
 
 func (c *clock) stamp(t instant) stamp {

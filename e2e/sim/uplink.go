@@ -117,6 +117,14 @@ func (u *uplink) dial(wait instant) {
 	})
 }
 
+// smooth ends a rough network: what is still under way on the old connection is sent anew on the next one.
+func (u *uplink) smooth() {
+	if u.rough && u.n.agentUp {
+		u.redial()
+	}
+	u.rough = false
+}
+
 // unpark dials after the network or the hub has come back, spread as the backoff would have it.
 func (u *uplink) unpark() {
 	if u.parked && u.reachable() {
@@ -308,7 +316,7 @@ func (u *uplink) watch() {
 		return
 	}
 	u.watched = true
-	u.n.w.after(ackTimeout, u.n.i, "ack timeout", func() {
+	u.n.w.after(ackTimeout, -1, "ack timeout", func() {
 		u.watched = false
 		switch waits := u.no != 0 && u.sentTo > u.n.store.marks.Posted; {
 		case waits && u.n.w.now-u.progress >= ackTimeout:

@@ -55,6 +55,10 @@ const (
 	BreakClip Breakage = "clip"
 	// BreakClock bills the time that a clock leaps forward.
 	BreakClock Breakage = "clock"
+	// BreakCap caps a lease at what is held, as if the node did not count what is in suspense.
+	BreakCap Breakage = "cap"
+	// BreakSilence waits for ever for the proof of a node whose disk has forgotten the member.
+	BreakSilence Breakage = "silence"
 	// BreakBalance forgets the host's leg of a posting.
 	BreakBalance Breakage = "balance"
 	// BreakRetry never sends a state a second time.
