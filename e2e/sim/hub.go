@@ -33,6 +33,9 @@ type hub struct {
 	sessions            []*session
 	signer, leaseSigner protocol.Signer
 	made                int
+	// restores counts them. A state that was signed before one and reaches its node after it contradicts what the hub has
+	// signed since; only a new epoch could tell the two apart, so it is kept out here.
+	restores int
 }
 
 // session is what this process knows of a connection.
@@ -43,7 +46,6 @@ type session struct {
 	epoch, generation uint64
 	digest            [sha256.Size]byte
 	leasesSHA256      [sha256.Size]byte
-	pushed            uint64
 }
 
 // rows are the database.
@@ -391,14 +393,16 @@ func manifestEnvelope() []byte {
 func (h *hub) push(row *nodeRow, s *session) {
 	u, attempt := &h.w.nodes[row.i].up, s.attempt
 	if s.epoch != row.head.epoch || s.generation != row.head.generation || s.digest != row.head.digest {
-		if !h.w.breaks(BreakRetry) || s.pushed != row.head.generation {
-			env, parts := row.head.envelope, row.head.parts
-			if h.w.chance(0.1) {
-				parts = nil // as if too large: the node fetches them
-			}
-			u.carry(false, "state", func() { u.pushedState(attempt, env, parts) })
+		env, parts := row.head.envelope, row.head.parts
+		if h.w.chance(0.1) {
+			parts = nil // as if too large: the node fetches them
 		}
-		s.pushed = row.head.generation
+		restores := h.restores
+		u.carry(false, "state", func() {
+			if restores == h.restores {
+				u.pushedState(attempt, env, parts)
+			}
+		})
 	}
 	batch := &protocol.LeaseBatch{NodeId: row.id, Incarnation: s.incarnation, Epoch: epoch}
 	var content strings.Builder
@@ -469,7 +473,7 @@ func (h *hub) takeBackup(keep bool) {
 // restore sets the hub back. It compiles nothing for a node before that node has brought what it has (DESIGN §10).
 func (h *hub) restore() {
 	h.crash()
-	// The names that were given since are not given again.
+	h.restores++
 	h.rows = *h.backup.clone()
 	for i := range h.rows.nodes {
 		h.rows.nodes[i].waits = !h.w.breaks(BreakAdopt)

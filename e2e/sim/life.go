@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/plan"
@@ -17,7 +18,8 @@ func (w *World) planLife() {
 	}
 	if w.cfg.Faults > 0 {
 		w.again(instant(float64(day)/(w.cfg.Faults*float64(w.cfg.Nodes))), "fault", w.fault)
-		w.again(day/2, "hub fault", w.hubFault)
+		// Each brings all nodes back at once, which is what a large world spends its time on.
+		w.again(day/2*instant(1+w.cfg.Nodes/250), "hub fault", w.hubFault)
 	}
 	heals := max(1, w.cfg.Days/3)
 	for k := 1; k <= heals; k++ {
@@ -91,6 +93,14 @@ func (w *World) command() {
 			live.accelerators = nil
 		}
 		w.hub.touch(live.node)
+		if w.chance(0.5) {
+			// Something else in its place, as soon as there is room.
+			w.after(w.upTo(30*second), -1, "instead", func() {
+				if w.hub.up && !w.healing {
+					w.createOn([]int{live.node}, max(1, len(w.hub.rows.nodes[live.node].accelerators)))
+				}
+			})
+		}
 	case dice < 9:
 		live.revision++
 		w.truth.members[live.id].revision = live.revision
@@ -120,11 +130,15 @@ func (w *World) liveMember() *memberRow {
 }
 
 func (w *World) create() {
-	need := plan.Need{CPUMillis: int64(500 * (1 + w.rng.IntN(6))), MemoryBytes: int64(1+w.rng.IntN(8)) << 30, Accelerators: w.rng.IntN(3)}
 	var candidates []int
 	for range 6 {
 		candidates = append(candidates, w.rng.IntN(len(w.nodes)))
 	}
+	w.createOn(unique(candidates), w.rng.IntN(3))
+}
+
+func (w *World) createOn(candidates []int, accelerators int) {
+	need := plan.Need{CPUMillis: int64(500 * (1 + w.rng.IntN(6))), MemoryBytes: int64(1+w.rng.IntN(8)) << 30, Accelerators: accelerators}
 	mood := 0.0
 	if w.chance(0.25) {
 		mood = w.rng.Float64()
@@ -133,7 +147,7 @@ func (w *World) create() {
 	if w.chance(0.2) {
 		services = 2
 	}
-	if m := w.hub.create(unique(candidates), w.rng.IntN(orgs), need, services); m != nil {
+	if m := w.hub.create(candidates, w.rng.IntN(orgs), need, services); m != nil {
 		w.truth.asked(m, mood)
 	}
 }
@@ -166,10 +180,20 @@ func (w *World) fault() {
 		name string
 		do   func(*node)
 	}{
-		{"network cut", w.cut}, {"network rough", w.roughen}, {"agent killed", w.killAgent}, {"power cut", w.cutPower},
-		{"clock set", w.setClock}, {"shim killed", w.killShim}, {"disk put back", w.putDiskBack}, {"writes lost", w.loseWrites},
+		{"network cut", w.cut},
+		{"network rough", w.roughen},
+		{"agent killed", w.killAgent},
+		{"power cut", w.cutPower},
+		{"old state replayed", w.replayState},
+		{"clock set", w.setClock},
+		{"shim killed", w.killShim},
+		{"disk put back", w.putDiskBack},
+		{"writes lost", w.loseWrites},
 	}
 	kind := kinds[w.rng.IntN(len(kinds))]
+	if len(w.cfg.Kinds) > 0 && !slices.Contains(w.cfg.Kinds, kind.name) {
+		return
+	}
 	w.result.Faults[kind.name]++
 	// At the node, so that its beat is made up for first.
 	w.after(0, n.i, kind.name, func() { kind.do(n) })
@@ -232,6 +256,20 @@ func (w *World) cutPower(n *node) {
 				w.truth.coldBoot(n)
 			}
 		})
+	})
+}
+
+// replayState brings today's state once more, some day, by whatever way.
+func (w *World) replayState(n *node) {
+	env, parts := w.hub.rows.nodes[n.i].head.envelope, w.hub.rows.nodes[n.i].head.parts
+	if env == nil {
+		return
+	}
+	restores := w.hub.restores
+	w.after(w.long(day), n.i, "replay", func() {
+		if n.agentUp && !w.healing && restores == w.hub.restores {
+			n.up.pushedState(n.up.attempt, env, parts)
+		}
 	})
 }
 

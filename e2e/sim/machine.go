@@ -60,8 +60,6 @@ type node struct {
 	lives int
 
 	store *store
-	// image is a copy of the disk, for a day when it is put back.
-	image *store
 
 	agentUp bool
 	// life is of the agent's process: what a dead one began does not end.

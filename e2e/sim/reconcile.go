@@ -356,7 +356,7 @@ func (n *node) beat(t instant) {
 		journal := n.store.runs[c.id]
 		run := meter.Run{
 			RunID: c.id, MemberID: c.memberID, Revision: c.revision, LeaseNo: n.store.leases[c.memberID].GetLeaseNo(),
-			StartedAt: journal.startedAt, ExitedAt: n.clock.fromMachine(c.exitedRTC), Up: c.status == agent.Running,
+			StartedAt: journal.startedAt, ExitedAt: n.clock.exited(c.exitedRTC), Up: c.status == agent.Running,
 		}
 		if run.StartedAt.IsZero() {
 			run.StartedAt = n.clock.fromMachine(c.startedRTC)

@@ -338,6 +338,8 @@ type stamp struct {
 	bootID    int
 	sinceBoot time.Duration
 	synced    bool
+	// offset is what the machine's own clock was behind the node's.
+	offset time.Duration
 }
 
 // clock is the node's time, as agent/internal/state.Clock tells it: what a hub last said, carried on by the counter since boot.
@@ -390,7 +392,18 @@ func (c *clock) sync(hub time.Time) {
 }
 
 func (c *clock) stamp(t instant) stamp {
-	return stamp{at: c.at(t), bootID: c.n.bootID, sinceBoot: c.n.sinceBoot(t), synced: c.anchor.synced}
+	return stamp{at: c.at(t), bootID: c.n.bootID, sinceBoot: c.n.sinceBoot(t), synced: c.anchor.synced, offset: c.offset()}
+}
+
+func (c *clock) offset() time.Duration { return c.now().Sub(c.n.rtc(c.n.w.now)) }
+
+// exited converts the time of an exit that no beat has seen yet. Where the machine's clock was set since the last beat, nobody
+// can tell any more what it meant, and the exit counts as unseen.
+func (c *clock) exited(t time.Time) time.Time {
+	if moved := c.offset() - c.n.store.stamp.offset; moved.Abs() > 10*time.Millisecond && !c.n.w.breaks(BreakClock) {
+		return time.Time{}
+	}
+	return c.fromMachine(t)
 }
 
 // fromMachine converts a time of the machine's own clock.
@@ -398,7 +411,7 @@ func (c *clock) fromMachine(t time.Time) time.Time {
 	if t.IsZero() {
 		return t
 	}
-	return t.Add(c.now().Sub(c.n.rtc(c.n.w.now)))
+	return t.Add(c.offset())
 }
 
 func later(a, b time.Time) time.Time {

@@ -92,6 +92,9 @@ func (u *uplink) redial() {
 		u.retry = dialRetryMin
 	}
 	u.drop()
+	if u.n.w.breaks(BreakRedial) {
+		return
+	}
 	u.dial(u.retry/2 + u.n.w.upTo(u.retry/2+1))
 	u.retry = min(2*u.retry, dialRetryMax)
 }
@@ -245,6 +248,7 @@ func (n *node) syncClock(hub time.Time) {
 	case leap > 0:
 		n.w.truth.allow(n, min(leap, rebaseOver))
 	}
+	n.beat(n.w.now)
 	n.clockFaulty = false
 }
 

@@ -7,6 +7,7 @@ import (
 	"hash"
 	"hash/fnv"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/gpuaas/gpuaas/protocol"
@@ -26,6 +27,8 @@ type Config struct {
 	// Backup is how often the hub is backed up, Restores how often in all it is set back to its last backup.
 	Backup   time.Duration
 	Restores int
+	// Kinds of faults at nodes; none: all.
+	Kinds []string
 	// Break makes the model break a law on purpose, so that the checker can be checked.
 	Break Breakage
 }
@@ -61,8 +64,8 @@ const (
 	BreakSilence Breakage = "silence"
 	// BreakBalance forgets the host's leg of a posting.
 	BreakBalance Breakage = "balance"
-	// BreakRetry never sends a state a second time.
-	BreakRetry Breakage = "retry"
+	// BreakRedial dials once only.
+	BreakRedial Breakage = "redial"
 )
 
 // Result is what a simulation was.
@@ -92,11 +95,8 @@ type Violation struct {
 
 // Error says what broke and how to see it again.
 func (v *Violation) Error() string {
-	s := fmt.Sprintf("law %d: %s (at %s)\nseed %d; replay: go test ./e2e/sim -run TestSimulation -seed %d\nthe last events:\n", v.Law, v.What, v.At.Format(time.RFC3339Nano), v.Seed, v.Seed)
-	for _, line := range v.Trace {
-		s += "  " + line + "\n"
-	}
-	return s
+	return fmt.Sprintf("law %d: %s (at %s)\nseed %d; replay: go test ./e2e/sim -run TestSimulation -seed %d\nthe last events:\n  %s",
+		v.Law, v.What, v.At.Format(time.RFC3339Nano), v.Seed, v.Seed, strings.Join(v.Trace, "\n  "))
 }
 
 // instant is true time, in microseconds since the world began. Nobody in the world can read it but the hub.
@@ -109,12 +109,11 @@ const (
 	day            = 24 * hour
 )
 
-func span(d time.Duration) instant      { return instant(d.Microseconds()) }
-func (t instant) dur() time.Duration    { return time.Duration(t) * time.Microsecond }
-func (t instant) time() time.Time       { return genesis().Add(t.dur()) }
-func since(t time.Time) instant         { return span(t.Sub(genesis())) }
-func genesis() time.Time                { return time.Date(2031, 3, 1, 0, 0, 0, 0, time.UTC) }
-func (t instant) before(o instant) bool { return t < o }
+func span(d time.Duration) instant   { return instant(d.Microseconds()) }
+func (t instant) dur() time.Duration { return time.Duration(t) * time.Microsecond }
+func (t instant) time() time.Time    { return genesis().Add(t.dur()) }
+func since(t time.Time) instant      { return span(t.Sub(genesis())) }
+func genesis() time.Time             { return time.Date(2031, 3, 1, 0, 0, 0, 0, time.UTC) }
 
 // event is something that happens; node is -1 where it happens to no node's machine.
 type event struct {
