@@ -331,7 +331,7 @@ It runs on. To look further:
   make demo-down
 
 `, cli, d.out.APIURL, d.out.CAFile, d.out.TokenFile, d.tenant.Project.ID, d.instance.ID,
-		filepath.Join(d.conf.Bin, "gpuaas-agent"), d.state.Agent.LocalSocket(), d.out.EndpointURL)
+		filepath.Join(d.conf.Bin, "gpuaas-agent"), d.state.Agent.LocalSocket(), d.out.EndpointURL+d.app.ProbePath)
 }
 
 func millis(d time.Duration) float64 {

@@ -33,6 +33,9 @@ func takeProcesses(s *Snapshot) error {
 		if !ok || pid == 2 || fields[1] == "2" {
 			continue
 		}
+		if fields[0] == "Z" && fields[1] == "1" {
+			continue // it has ended; init has only not looked yet
+		}
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		cgroup, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 		text := strings.TrimSpace(string(bytes.ReplaceAll(cmdline, []byte{0}, []byte{' '})))
