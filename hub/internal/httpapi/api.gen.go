@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -981,11 +982,15 @@ type AppInstance struct {
 	OrgID           ID                     `json:"org_id"`
 	Parameters      map[string]interface{} `json:"parameters"`
 	PlacementIntent PlacementIntent        `json:"placement_intent"`
-	PreviousVersion string                 `json:"previous_version,omitempty,omitzero"`
+
+	// PreviousVersion What a rollback without a target goes back to
+	PreviousVersion string `json:"previous_version,omitempty,omitzero"`
 
 	// ProjectID UUIDv7 in lower case.
-	ProjectID      ID                `json:"project_id"`
-	RequestedBy    RequestedBy       `json:"requested_by"`
+	ProjectID   ID          `json:"project_id"`
+	RequestedBy RequestedBy `json:"requested_by"`
+
+	// Revision Grows with upgrade, rollback and start; where a node leaves a failed upgrade by itself it is the earlier one again
 	Revision       int64             `json:"revision"`
 	RuntimeBackend RuntimeBackend    `json:"runtime_backend"`
 	Status         AppInstanceStatus `json:"status"`
@@ -995,6 +1000,12 @@ type AppInstance struct {
 	TenantBoundaryMode TenantBoundaryMode `json:"tenant_boundary_mode"`
 	UpdatedAt          time.Time          `json:"updated_at"`
 	Version            VersionName        `json:"version"`
+}
+
+// AppInstanceChange defines model for AppInstanceChange.
+type AppInstanceChange struct {
+	Config      map[string]interface{} `json:"config,omitempty,omitzero"`
+	DisplayName DisplayName            `json:"display_name,omitempty,omitzero"`
 }
 
 // AppInstanceCreate defines model for AppInstanceCreate.
@@ -1021,8 +1032,18 @@ type AppInstanceList struct {
 	NextCursor string        `json:"next_cursor,omitempty,omitzero"`
 }
 
+// AppInstanceRollback defines model for AppInstanceRollback.
+type AppInstanceRollback struct {
+	TargetVersion VersionName `json:"target_version,omitempty,omitzero"`
+}
+
 // AppInstanceStatus defines model for AppInstanceStatus.
 type AppInstanceStatus string
+
+// AppInstanceUpgrade defines model for AppInstanceUpgrade.
+type AppInstanceUpgrade struct {
+	TargetVersion VersionName `json:"target_version"`
+}
 
 // AppList defines model for AppList.
 type AppList struct {
@@ -2322,6 +2343,15 @@ type CreatePublishIntentJSONRequestBody = PublishIntentCreate
 // CreateAppInstanceJSONRequestBody defines body for CreateAppInstance for application/json ContentType.
 type CreateAppInstanceJSONRequestBody = AppInstanceCreate
 
+// ChangeAppInstanceJSONRequestBody defines body for ChangeAppInstance for application/json ContentType.
+type ChangeAppInstanceJSONRequestBody = AppInstanceChange
+
+// RollbackAppInstanceJSONRequestBody defines body for RollbackAppInstance for application/json ContentType.
+type RollbackAppInstanceJSONRequestBody = AppInstanceRollback
+
+// UpgradeAppInstanceJSONRequestBody defines body for UpgradeAppInstance for application/json ContentType.
+type UpgradeAppInstanceJSONRequestBody = AppInstanceUpgrade
+
 // PutEntitlementJSONRequestBody defines body for PutEntitlement for application/json ContentType.
 type PutEntitlementJSONRequestBody = EntitlementPut
 
@@ -2462,6 +2492,9 @@ type ServerInterface interface {
 	// GetAppInstance One app instance
 	// (GET /projects/{project_id}/app-instances/{app_instance_id})
 	GetAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// ChangeAppInstance Rename the instance or change its config, without a new version
+	// (PATCH /projects/{project_id}/app-instances/{app_instance_id})
+	ChangeAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
 	// DecommissionAppInstance Stop the app and remove all of it; final on the node's own proof
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/decommission)
 	DecommissionAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
@@ -2471,6 +2504,18 @@ type ServerInterface interface {
 	// GetAppInstanceLogs What the app wrote to stdout and stderr, straight from the node
 	// (GET /projects/{project_id}/app-instances/{app_instance_id}/logs)
 	GetAppInstanceLogs(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params GetAppInstanceLogsParams)
+	// RollbackAppInstance Go back to a version that the instance has been running
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/rollback)
+	RollbackAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// StartAppInstance Run a stopped instance again, where it was
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/start)
+	StartAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// StopAppInstance End the containers; allocation, revision and ports stay
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/stop)
+	StopAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// UpgradeAppInstance Bring the instance to another version, in its place
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade)
+	UpgradeAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
 	// ListEntitlements What the project may launch
 	// (GET /projects/{project_id}/apps/entitlements)
 	ListEntitlements(c *gin.Context, projectID ProjectID, params ListEntitlementsParams)
@@ -2514,7 +2559,6 @@ type MiddlewareFunc func(c *gin.Context)
 
 // DeprecateAppVersion operation middleware
 func (siw *ServerInterfaceWrapper) DeprecateAppVersion(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -2548,7 +2592,6 @@ func (siw *ServerInterfaceWrapper) DeprecateAppVersion(c *gin.Context) {
 
 // PublishAppVersion operation middleware
 func (siw *ServerInterfaceWrapper) PublishAppVersion(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -2582,7 +2625,6 @@ func (siw *ServerInterfaceWrapper) PublishAppVersion(c *gin.Context) {
 
 // RegisterManifest operation middleware
 func (siw *ServerInterfaceWrapper) RegisterManifest(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -2595,7 +2637,6 @@ func (siw *ServerInterfaceWrapper) RegisterManifest(c *gin.Context) {
 
 // GrantCredit operation middleware
 func (siw *ServerInterfaceWrapper) GrantCredit(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -2608,7 +2649,6 @@ func (siw *ServerInterfaceWrapper) GrantCredit(c *gin.Context) {
 
 // ListJoinTokens operation middleware
 func (siw *ServerInterfaceWrapper) ListJoinTokens(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -2643,7 +2683,6 @@ func (siw *ServerInterfaceWrapper) ListJoinTokens(c *gin.Context) {
 
 // CreateJoinToken operation middleware
 func (siw *ServerInterfaceWrapper) CreateJoinToken(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -2656,7 +2695,6 @@ func (siw *ServerInterfaceWrapper) CreateJoinToken(c *gin.Context) {
 
 // ListNodes operation middleware
 func (siw *ServerInterfaceWrapper) ListNodes(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -2699,7 +2737,6 @@ func (siw *ServerInterfaceWrapper) ListNodes(c *gin.Context) {
 
 // GetNode operation middleware
 func (siw *ServerInterfaceWrapper) GetNode(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -2724,7 +2761,6 @@ func (siw *ServerInterfaceWrapper) GetNode(c *gin.Context) {
 
 // BanNode operation middleware
 func (siw *ServerInterfaceWrapper) BanNode(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -2749,7 +2785,6 @@ func (siw *ServerInterfaceWrapper) BanNode(c *gin.Context) {
 
 // DrainNode operation middleware
 func (siw *ServerInterfaceWrapper) DrainNode(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -2774,7 +2809,6 @@ func (siw *ServerInterfaceWrapper) DrainNode(c *gin.Context) {
 
 // ListPrices operation middleware
 func (siw *ServerInterfaceWrapper) ListPrices(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -2817,7 +2851,6 @@ func (siw *ServerInterfaceWrapper) ListPrices(c *gin.Context) {
 
 // CreatePrice operation middleware
 func (siw *ServerInterfaceWrapper) CreatePrice(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -2830,7 +2863,6 @@ func (siw *ServerInterfaceWrapper) CreatePrice(c *gin.Context) {
 
 // ListPublishers operation middleware
 func (siw *ServerInterfaceWrapper) ListPublishers(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -2865,7 +2897,6 @@ func (siw *ServerInterfaceWrapper) ListPublishers(c *gin.Context) {
 
 // RegisterPublisher operation middleware
 func (siw *ServerInterfaceWrapper) RegisterPublisher(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -2878,7 +2909,6 @@ func (siw *ServerInterfaceWrapper) RegisterPublisher(c *gin.Context) {
 
 // ListUsers operation middleware
 func (siw *ServerInterfaceWrapper) ListUsers(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -2921,7 +2951,6 @@ func (siw *ServerInterfaceWrapper) ListUsers(c *gin.Context) {
 
 // CreateUser operation middleware
 func (siw *ServerInterfaceWrapper) CreateUser(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -2934,7 +2963,6 @@ func (siw *ServerInterfaceWrapper) CreateUser(c *gin.Context) {
 
 // CreateUserToken operation middleware
 func (siw *ServerInterfaceWrapper) CreateUserToken(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -2959,7 +2987,6 @@ func (siw *ServerInterfaceWrapper) CreateUserToken(c *gin.Context) {
 
 // ListApps operation middleware
 func (siw *ServerInterfaceWrapper) ListApps(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3002,7 +3029,6 @@ func (siw *ServerInterfaceWrapper) ListApps(c *gin.Context) {
 
 // ListAppVersions operation middleware
 func (siw *ServerInterfaceWrapper) ListAppVersions(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3046,7 +3072,6 @@ func (siw *ServerInterfaceWrapper) ListAppVersions(c *gin.Context) {
 
 // GetRegistry operation middleware
 func (siw *ServerInterfaceWrapper) GetRegistry(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3059,7 +3084,6 @@ func (siw *ServerInterfaceWrapper) GetRegistry(c *gin.Context) {
 
 // MintServiceAccountToken operation middleware
 func (siw *ServerInterfaceWrapper) MintServiceAccountToken(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3072,7 +3096,6 @@ func (siw *ServerInterfaceWrapper) MintServiceAccountToken(c *gin.Context) {
 
 // Whoami operation middleware
 func (siw *ServerInterfaceWrapper) Whoami(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3085,7 +3108,6 @@ func (siw *ServerInterfaceWrapper) Whoami(c *gin.Context) {
 
 // ListLedger operation middleware
 func (siw *ServerInterfaceWrapper) ListLedger(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3168,7 +3190,6 @@ func (siw *ServerInterfaceWrapper) ListLedger(c *gin.Context) {
 
 // ListUsage operation middleware
 func (siw *ServerInterfaceWrapper) ListUsage(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3259,7 +3280,6 @@ func (siw *ServerInterfaceWrapper) ListUsage(c *gin.Context) {
 
 // GetWallet operation middleware
 func (siw *ServerInterfaceWrapper) GetWallet(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3286,7 +3306,6 @@ func (siw *ServerInterfaceWrapper) GetWallet(c *gin.Context) {
 
 // GetHealth operation middleware
 func (siw *ServerInterfaceWrapper) GetHealth(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3299,7 +3318,6 @@ func (siw *ServerInterfaceWrapper) GetHealth(c *gin.Context) {
 
 // EnrollNode operation middleware
 func (siw *ServerInterfaceWrapper) EnrollNode(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3312,7 +3330,6 @@ func (siw *ServerInterfaceWrapper) EnrollNode(c *gin.Context) {
 
 // RenewNode operation middleware
 func (siw *ServerInterfaceWrapper) RenewNode(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3325,7 +3342,6 @@ func (siw *ServerInterfaceWrapper) RenewNode(c *gin.Context) {
 
 // GetOpenAPI operation middleware
 func (siw *ServerInterfaceWrapper) GetOpenAPI(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3338,7 +3354,6 @@ func (siw *ServerInterfaceWrapper) GetOpenAPI(c *gin.Context) {
 
 // ListOrgs operation middleware
 func (siw *ServerInterfaceWrapper) ListOrgs(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3373,7 +3388,6 @@ func (siw *ServerInterfaceWrapper) ListOrgs(c *gin.Context) {
 
 // CreateOrg operation middleware
 func (siw *ServerInterfaceWrapper) CreateOrg(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3386,7 +3400,6 @@ func (siw *ServerInterfaceWrapper) CreateOrg(c *gin.Context) {
 
 // ListProjects operation middleware
 func (siw *ServerInterfaceWrapper) ListProjects(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3429,7 +3442,6 @@ func (siw *ServerInterfaceWrapper) ListProjects(c *gin.Context) {
 
 // CreateProject operation middleware
 func (siw *ServerInterfaceWrapper) CreateProject(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3442,7 +3454,6 @@ func (siw *ServerInterfaceWrapper) CreateProject(c *gin.Context) {
 
 // GetProject operation middleware
 func (siw *ServerInterfaceWrapper) GetProject(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3467,7 +3478,6 @@ func (siw *ServerInterfaceWrapper) GetProject(c *gin.Context) {
 
 // ListAllocations operation middleware
 func (siw *ServerInterfaceWrapper) ListAllocations(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3519,7 +3529,6 @@ func (siw *ServerInterfaceWrapper) ListAllocations(c *gin.Context) {
 
 // CreateAllocation operation middleware
 func (siw *ServerInterfaceWrapper) CreateAllocation(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3544,7 +3553,6 @@ func (siw *ServerInterfaceWrapper) CreateAllocation(c *gin.Context) {
 
 // GetAllocation operation middleware
 func (siw *ServerInterfaceWrapper) GetAllocation(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3578,7 +3586,6 @@ func (siw *ServerInterfaceWrapper) GetAllocation(c *gin.Context) {
 
 // ReleaseAllocation operation middleware
 func (siw *ServerInterfaceWrapper) ReleaseAllocation(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3612,7 +3619,6 @@ func (siw *ServerInterfaceWrapper) ReleaseAllocation(c *gin.Context) {
 
 // ListArtifacts operation middleware
 func (siw *ServerInterfaceWrapper) ListArtifacts(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3664,7 +3670,6 @@ func (siw *ServerInterfaceWrapper) ListArtifacts(c *gin.Context) {
 
 // RegisterArtifact operation middleware
 func (siw *ServerInterfaceWrapper) RegisterArtifact(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3689,7 +3694,6 @@ func (siw *ServerInterfaceWrapper) RegisterArtifact(c *gin.Context) {
 
 // CreatePublishIntent operation middleware
 func (siw *ServerInterfaceWrapper) CreatePublishIntent(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3714,7 +3718,6 @@ func (siw *ServerInterfaceWrapper) CreatePublishIntent(c *gin.Context) {
 
 // ListAppInstances operation middleware
 func (siw *ServerInterfaceWrapper) ListAppInstances(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3774,7 +3777,6 @@ func (siw *ServerInterfaceWrapper) ListAppInstances(c *gin.Context) {
 
 // CreateAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) CreateAppInstance(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3799,7 +3801,6 @@ func (siw *ServerInterfaceWrapper) CreateAppInstance(c *gin.Context) {
 
 // GetAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) GetAppInstance(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3831,9 +3832,41 @@ func (siw *ServerInterfaceWrapper) GetAppInstance(c *gin.Context) {
 	siw.Handler.GetAppInstance(c, projectID, appInstanceID)
 }
 
+// ChangeAppInstance operation middleware
+func (siw *ServerInterfaceWrapper) ChangeAppInstance(c *gin.Context) {
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ChangeAppInstance(c, projectID, appInstanceID)
+}
+
 // DecommissionAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) DecommissionAppInstance(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3867,7 +3900,6 @@ func (siw *ServerInterfaceWrapper) DecommissionAppInstance(c *gin.Context) {
 
 // ListAppInstanceEvents operation middleware
 func (siw *ServerInterfaceWrapper) ListAppInstanceEvents(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3920,7 +3952,6 @@ func (siw *ServerInterfaceWrapper) ListAppInstanceEvents(c *gin.Context) {
 
 // GetAppInstanceLogs operation middleware
 func (siw *ServerInterfaceWrapper) GetAppInstanceLogs(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -3987,9 +4018,140 @@ func (siw *ServerInterfaceWrapper) GetAppInstanceLogs(c *gin.Context) {
 	siw.Handler.GetAppInstanceLogs(c, projectID, appInstanceID, params)
 }
 
+// RollbackAppInstance operation middleware
+func (siw *ServerInterfaceWrapper) RollbackAppInstance(c *gin.Context) {
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RollbackAppInstance(c, projectID, appInstanceID)
+}
+
+// StartAppInstance operation middleware
+func (siw *ServerInterfaceWrapper) StartAppInstance(c *gin.Context) {
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.StartAppInstance(c, projectID, appInstanceID)
+}
+
+// StopAppInstance operation middleware
+func (siw *ServerInterfaceWrapper) StopAppInstance(c *gin.Context) {
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.StopAppInstance(c, projectID, appInstanceID)
+}
+
+// UpgradeAppInstance operation middleware
+func (siw *ServerInterfaceWrapper) UpgradeAppInstance(c *gin.Context) {
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.UpgradeAppInstance(c, projectID, appInstanceID)
+}
+
 // ListEntitlements operation middleware
 func (siw *ServerInterfaceWrapper) ListEntitlements(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -4033,7 +4195,6 @@ func (siw *ServerInterfaceWrapper) ListEntitlements(c *gin.Context) {
 
 // GetEntitlement operation middleware
 func (siw *ServerInterfaceWrapper) GetEntitlement(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -4067,7 +4228,6 @@ func (siw *ServerInterfaceWrapper) GetEntitlement(c *gin.Context) {
 
 // PutEntitlement operation middleware
 func (siw *ServerInterfaceWrapper) PutEntitlement(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -4101,7 +4261,6 @@ func (siw *ServerInterfaceWrapper) PutEntitlement(c *gin.Context) {
 
 // ListServiceAccounts operation middleware
 func (siw *ServerInterfaceWrapper) ListServiceAccounts(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -4145,7 +4304,6 @@ func (siw *ServerInterfaceWrapper) ListServiceAccounts(c *gin.Context) {
 
 // CreateServiceAccount operation middleware
 func (siw *ServerInterfaceWrapper) CreateServiceAccount(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -4170,7 +4328,6 @@ func (siw *ServerInterfaceWrapper) CreateServiceAccount(c *gin.Context) {
 
 // DeleteServiceAccount operation middleware
 func (siw *ServerInterfaceWrapper) DeleteServiceAccount(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -4204,7 +4361,6 @@ func (siw *ServerInterfaceWrapper) DeleteServiceAccount(c *gin.Context) {
 
 // DisableServiceAccount operation middleware
 func (siw *ServerInterfaceWrapper) DisableServiceAccount(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -4238,7 +4394,6 @@ func (siw *ServerInterfaceWrapper) DisableServiceAccount(c *gin.Context) {
 
 // RotateServiceAccountKey operation middleware
 func (siw *ServerInterfaceWrapper) RotateServiceAccountKey(c *gin.Context) {
-
 	var err error
 	_ = err
 
@@ -4272,7 +4427,6 @@ func (siw *ServerInterfaceWrapper) RotateServiceAccountKey(c *gin.Context) {
 
 // GetReadiness operation middleware
 func (siw *ServerInterfaceWrapper) GetReadiness(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -4285,7 +4439,6 @@ func (siw *ServerInterfaceWrapper) GetReadiness(c *gin.Context) {
 
 // GetTrustBundle operation middleware
 func (siw *ServerInterfaceWrapper) GetTrustBundle(c *gin.Context) {
-
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -4367,9 +4520,14 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances", wrapper.ListAppInstances)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances", wrapper.CreateAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id", wrapper.GetAppInstance)
+	router.PATCH(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id", wrapper.ChangeAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/decommission", wrapper.DecommissionAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/events", wrapper.ListAppInstanceEvents)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/logs", wrapper.GetAppInstanceLogs)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/rollback", wrapper.RollbackAppInstance)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/start", wrapper.StartAppInstance)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/stop", wrapper.StopAppInstance)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/upgrade", wrapper.UpgradeAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements", wrapper.ListEntitlements)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.GetEntitlement)
 	router.PUT(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.PutEntitlement)
@@ -4396,7 +4554,6 @@ type DeprecateAppVersionResponseObject interface {
 type DeprecateAppVersion200JSONResponse AppVersion
 
 func (response DeprecateAppVersion200JSONResponse) VisitDeprecateAppVersionResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4413,7 +4570,6 @@ type DeprecateAppVersiondefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response DeprecateAppVersiondefaultApplicationProblemPlusJSONResponse) VisitDeprecateAppVersionResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4436,7 +4592,6 @@ type PublishAppVersionResponseObject interface {
 type PublishAppVersion200JSONResponse AppVersion
 
 func (response PublishAppVersion200JSONResponse) VisitPublishAppVersionResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4453,7 +4608,6 @@ type PublishAppVersiondefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response PublishAppVersiondefaultApplicationProblemPlusJSONResponse) VisitPublishAppVersionResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4475,7 +4629,6 @@ type RegisterManifestResponseObject interface {
 type RegisterManifest201JSONResponse AppVersion
 
 func (response RegisterManifest201JSONResponse) VisitRegisterManifestResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4492,7 +4645,6 @@ type RegisterManifestdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RegisterManifestdefaultApplicationProblemPlusJSONResponse) VisitRegisterManifestResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4514,7 +4666,6 @@ type GrantCreditResponseObject interface {
 type GrantCredit201JSONResponse Posting
 
 func (response GrantCredit201JSONResponse) VisitGrantCreditResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4531,7 +4682,6 @@ type GrantCreditdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GrantCreditdefaultApplicationProblemPlusJSONResponse) VisitGrantCreditResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4553,7 +4703,6 @@ type ListJoinTokensResponseObject interface {
 type ListJoinTokens200JSONResponse JoinTokenList
 
 func (response ListJoinTokens200JSONResponse) VisitListJoinTokensResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4570,7 +4719,6 @@ type ListJoinTokensdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListJoinTokensdefaultApplicationProblemPlusJSONResponse) VisitListJoinTokensResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4592,7 +4740,6 @@ type CreateJoinTokenResponseObject interface {
 type CreateJoinToken201JSONResponse JoinToken
 
 func (response CreateJoinToken201JSONResponse) VisitCreateJoinTokenResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4609,7 +4756,6 @@ type CreateJoinTokendefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateJoinTokendefaultApplicationProblemPlusJSONResponse) VisitCreateJoinTokenResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4631,7 +4777,6 @@ type ListNodesResponseObject interface {
 type ListNodes200JSONResponse NodeList
 
 func (response ListNodes200JSONResponse) VisitListNodesResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4648,7 +4793,6 @@ type ListNodesdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListNodesdefaultApplicationProblemPlusJSONResponse) VisitListNodesResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4670,7 +4814,6 @@ type GetNodeResponseObject interface {
 type GetNode200JSONResponse Node
 
 func (response GetNode200JSONResponse) VisitGetNodeResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4687,7 +4830,6 @@ type GetNodedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetNodedefaultApplicationProblemPlusJSONResponse) VisitGetNodeResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4710,7 +4852,6 @@ type BanNodeResponseObject interface {
 type BanNode200JSONResponse Node
 
 func (response BanNode200JSONResponse) VisitBanNodeResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4727,7 +4868,6 @@ type BanNodedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response BanNodedefaultApplicationProblemPlusJSONResponse) VisitBanNodeResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4749,7 +4889,6 @@ type DrainNodeResponseObject interface {
 type DrainNode200JSONResponse Node
 
 func (response DrainNode200JSONResponse) VisitDrainNodeResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4766,7 +4905,6 @@ type DrainNodedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response DrainNodedefaultApplicationProblemPlusJSONResponse) VisitDrainNodeResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4788,7 +4926,6 @@ type ListPricesResponseObject interface {
 type ListPrices200JSONResponse PriceList
 
 func (response ListPrices200JSONResponse) VisitListPricesResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4805,7 +4942,6 @@ type ListPricesdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListPricesdefaultApplicationProblemPlusJSONResponse) VisitListPricesResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4827,7 +4963,6 @@ type CreatePriceResponseObject interface {
 type CreatePrice201JSONResponse Price
 
 func (response CreatePrice201JSONResponse) VisitCreatePriceResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4844,7 +4979,6 @@ type CreatePricedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreatePricedefaultApplicationProblemPlusJSONResponse) VisitCreatePriceResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4866,7 +5000,6 @@ type ListPublishersResponseObject interface {
 type ListPublishers200JSONResponse PublisherList
 
 func (response ListPublishers200JSONResponse) VisitListPublishersResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4883,7 +5016,6 @@ type ListPublishersdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListPublishersdefaultApplicationProblemPlusJSONResponse) VisitListPublishersResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4905,7 +5037,6 @@ type RegisterPublisherResponseObject interface {
 type RegisterPublisher201JSONResponse Publisher
 
 func (response RegisterPublisher201JSONResponse) VisitRegisterPublisherResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4922,7 +5053,6 @@ type RegisterPublisherdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RegisterPublisherdefaultApplicationProblemPlusJSONResponse) VisitRegisterPublisherResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4944,7 +5074,6 @@ type ListUsersResponseObject interface {
 type ListUsers200JSONResponse UserList
 
 func (response ListUsers200JSONResponse) VisitListUsersResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4961,7 +5090,6 @@ type ListUsersdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListUsersdefaultApplicationProblemPlusJSONResponse) VisitListUsersResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4983,7 +5111,6 @@ type CreateUserResponseObject interface {
 type CreateUser201JSONResponse User
 
 func (response CreateUser201JSONResponse) VisitCreateUserResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5000,7 +5127,6 @@ type CreateUserdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateUserdefaultApplicationProblemPlusJSONResponse) VisitCreateUserResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5023,7 +5149,6 @@ type CreateUserTokenResponseObject interface {
 type CreateUserToken201JSONResponse UserToken
 
 func (response CreateUserToken201JSONResponse) VisitCreateUserTokenResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5040,7 +5165,6 @@ type CreateUserTokendefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateUserTokendefaultApplicationProblemPlusJSONResponse) VisitCreateUserTokenResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5062,7 +5186,6 @@ type ListAppsResponseObject interface {
 type ListApps200JSONResponse AppList
 
 func (response ListApps200JSONResponse) VisitListAppsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5079,7 +5202,6 @@ type ListAppsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListAppsdefaultApplicationProblemPlusJSONResponse) VisitListAppsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5102,7 +5224,6 @@ type ListAppVersionsResponseObject interface {
 type ListAppVersions200JSONResponse AppVersionList
 
 func (response ListAppVersions200JSONResponse) VisitListAppVersionsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5119,7 +5240,6 @@ type ListAppVersionsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListAppVersionsdefaultApplicationProblemPlusJSONResponse) VisitListAppVersionsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5130,8 +5250,7 @@ func (response ListAppVersionsdefaultApplicationProblemPlusJSONResponse) VisitLi
 	return err
 }
 
-type GetRegistryRequestObject struct {
-}
+type GetRegistryRequestObject struct{}
 
 type GetRegistryResponseObject interface {
 	VisitGetRegistryResponse(w http.ResponseWriter) error
@@ -5140,7 +5259,6 @@ type GetRegistryResponseObject interface {
 type GetRegistry200JSONResponse Registry
 
 func (response GetRegistry200JSONResponse) VisitGetRegistryResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5157,7 +5275,6 @@ type GetRegistrydefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetRegistrydefaultApplicationProblemPlusJSONResponse) VisitGetRegistryResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5179,7 +5296,6 @@ type MintServiceAccountTokenResponseObject interface {
 type MintServiceAccountToken200JSONResponse Token
 
 func (response MintServiceAccountToken200JSONResponse) VisitMintServiceAccountTokenResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5196,7 +5312,6 @@ type MintServiceAccountTokendefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response MintServiceAccountTokendefaultApplicationProblemPlusJSONResponse) VisitMintServiceAccountTokenResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5207,8 +5322,7 @@ func (response MintServiceAccountTokendefaultApplicationProblemPlusJSONResponse)
 	return err
 }
 
-type WhoamiRequestObject struct {
-}
+type WhoamiRequestObject struct{}
 
 type WhoamiResponseObject interface {
 	VisitWhoamiResponse(w http.ResponseWriter) error
@@ -5217,7 +5331,6 @@ type WhoamiResponseObject interface {
 type Whoami200JSONResponse Whoami
 
 func (response Whoami200JSONResponse) VisitWhoamiResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5234,7 +5347,6 @@ type WhoamidefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response WhoamidefaultApplicationProblemPlusJSONResponse) VisitWhoamiResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5256,7 +5368,6 @@ type ListLedgerResponseObject interface {
 type ListLedger200JSONResponse PostingList
 
 func (response ListLedger200JSONResponse) VisitListLedgerResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5273,7 +5384,6 @@ type ListLedgerdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListLedgerdefaultApplicationProblemPlusJSONResponse) VisitListLedgerResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5295,7 +5405,6 @@ type ListUsageResponseObject interface {
 type ListUsage200JSONResponse UsageRecordList
 
 func (response ListUsage200JSONResponse) VisitListUsageResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5312,7 +5421,6 @@ type ListUsagedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListUsagedefaultApplicationProblemPlusJSONResponse) VisitListUsageResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5334,7 +5442,6 @@ type GetWalletResponseObject interface {
 type GetWallet200JSONResponse Wallet
 
 func (response GetWallet200JSONResponse) VisitGetWalletResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5351,7 +5458,6 @@ type GetWalletdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetWalletdefaultApplicationProblemPlusJSONResponse) VisitGetWalletResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5362,8 +5468,7 @@ func (response GetWalletdefaultApplicationProblemPlusJSONResponse) VisitGetWalle
 	return err
 }
 
-type GetHealthRequestObject struct {
-}
+type GetHealthRequestObject struct{}
 
 type GetHealthResponseObject interface {
 	VisitGetHealthResponse(w http.ResponseWriter) error
@@ -5372,7 +5477,6 @@ type GetHealthResponseObject interface {
 type GetHealth200JSONResponse Health
 
 func (response GetHealth200JSONResponse) VisitGetHealthResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5389,7 +5493,6 @@ type GetHealthdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetHealthdefaultApplicationProblemPlusJSONResponse) VisitGetHealthResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5411,7 +5514,6 @@ type EnrollNodeResponseObject interface {
 type EnrollNode201JSONResponse NodeCredentials
 
 func (response EnrollNode201JSONResponse) VisitEnrollNodeResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5428,7 +5530,6 @@ type EnrollNodedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response EnrollNodedefaultApplicationProblemPlusJSONResponse) VisitEnrollNodeResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5450,7 +5551,6 @@ type RenewNodeResponseObject interface {
 type RenewNode200JSONResponse NodeCredentials
 
 func (response RenewNode200JSONResponse) VisitRenewNodeResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5467,7 +5567,6 @@ type RenewNodedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RenewNodedefaultApplicationProblemPlusJSONResponse) VisitRenewNodeResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5478,8 +5577,7 @@ func (response RenewNodedefaultApplicationProblemPlusJSONResponse) VisitRenewNod
 	return err
 }
 
-type GetOpenAPIRequestObject struct {
-}
+type GetOpenAPIRequestObject struct{}
 
 type GetOpenAPIResponseObject interface {
 	VisitGetOpenAPIResponse(w http.ResponseWriter) error
@@ -5491,7 +5589,6 @@ type GetOpenAPI200ApplicationYamlResponse struct {
 }
 
 func (response GetOpenAPI200ApplicationYamlResponse) VisitGetOpenAPIResponse(w http.ResponseWriter) error {
-
 	w.Header().Set("Content-Type", "application/yaml")
 	if response.ContentLength != 0 {
 		w.Header().Set("Content-Length", fmt.Sprint(response.ContentLength))
@@ -5511,7 +5608,6 @@ type GetOpenAPIdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetOpenAPIdefaultApplicationProblemPlusJSONResponse) VisitGetOpenAPIResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5533,7 +5629,6 @@ type ListOrgsResponseObject interface {
 type ListOrgs200JSONResponse OrgList
 
 func (response ListOrgs200JSONResponse) VisitListOrgsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5550,7 +5645,6 @@ type ListOrgsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListOrgsdefaultApplicationProblemPlusJSONResponse) VisitListOrgsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5572,7 +5666,6 @@ type CreateOrgResponseObject interface {
 type CreateOrg201JSONResponse Org
 
 func (response CreateOrg201JSONResponse) VisitCreateOrgResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5589,7 +5682,6 @@ type CreateOrgdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateOrgdefaultApplicationProblemPlusJSONResponse) VisitCreateOrgResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5611,7 +5703,6 @@ type ListProjectsResponseObject interface {
 type ListProjects200JSONResponse ProjectList
 
 func (response ListProjects200JSONResponse) VisitListProjectsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5628,7 +5719,6 @@ type ListProjectsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListProjectsdefaultApplicationProblemPlusJSONResponse) VisitListProjectsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5650,7 +5740,6 @@ type CreateProjectResponseObject interface {
 type CreateProject201JSONResponse Project
 
 func (response CreateProject201JSONResponse) VisitCreateProjectResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5667,7 +5756,6 @@ type CreateProjectdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateProjectdefaultApplicationProblemPlusJSONResponse) VisitCreateProjectResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5689,7 +5777,6 @@ type GetProjectResponseObject interface {
 type GetProject200JSONResponse Project
 
 func (response GetProject200JSONResponse) VisitGetProjectResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5706,7 +5793,6 @@ type GetProjectdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetProjectdefaultApplicationProblemPlusJSONResponse) VisitGetProjectResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5729,7 +5815,6 @@ type ListAllocationsResponseObject interface {
 type ListAllocations200JSONResponse AllocationList
 
 func (response ListAllocations200JSONResponse) VisitListAllocationsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5746,7 +5831,6 @@ type ListAllocationsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListAllocationsdefaultApplicationProblemPlusJSONResponse) VisitListAllocationsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5769,7 +5853,6 @@ type CreateAllocationResponseObject interface {
 type CreateAllocation201JSONResponse Allocation
 
 func (response CreateAllocation201JSONResponse) VisitCreateAllocationResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5786,7 +5869,6 @@ type CreateAllocationdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateAllocationdefaultApplicationProblemPlusJSONResponse) VisitCreateAllocationResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5809,7 +5891,6 @@ type GetAllocationResponseObject interface {
 type GetAllocation200JSONResponse Allocation
 
 func (response GetAllocation200JSONResponse) VisitGetAllocationResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5826,7 +5907,6 @@ type GetAllocationdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetAllocationdefaultApplicationProblemPlusJSONResponse) VisitGetAllocationResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5849,7 +5929,6 @@ type ReleaseAllocationResponseObject interface {
 type ReleaseAllocation202JSONResponse Allocation
 
 func (response ReleaseAllocation202JSONResponse) VisitReleaseAllocationResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5866,7 +5945,6 @@ type ReleaseAllocationdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ReleaseAllocationdefaultApplicationProblemPlusJSONResponse) VisitReleaseAllocationResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5889,7 +5967,6 @@ type ListArtifactsResponseObject interface {
 type ListArtifacts200JSONResponse ArtifactList
 
 func (response ListArtifacts200JSONResponse) VisitListArtifactsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5906,7 +5983,6 @@ type ListArtifactsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListArtifactsdefaultApplicationProblemPlusJSONResponse) VisitListArtifactsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5929,7 +6005,6 @@ type RegisterArtifactResponseObject interface {
 type RegisterArtifact201JSONResponse Artifact
 
 func (response RegisterArtifact201JSONResponse) VisitRegisterArtifactResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5946,7 +6021,6 @@ type RegisterArtifactdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RegisterArtifactdefaultApplicationProblemPlusJSONResponse) VisitRegisterArtifactResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5969,7 +6043,6 @@ type CreatePublishIntentResponseObject interface {
 type CreatePublishIntent201JSONResponse PublishIntent
 
 func (response CreatePublishIntent201JSONResponse) VisitCreatePublishIntentResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5986,7 +6059,6 @@ type CreatePublishIntentdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreatePublishIntentdefaultApplicationProblemPlusJSONResponse) VisitCreatePublishIntentResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6009,7 +6081,6 @@ type ListAppInstancesResponseObject interface {
 type ListAppInstances200JSONResponse AppInstanceList
 
 func (response ListAppInstances200JSONResponse) VisitListAppInstancesResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6026,7 +6097,6 @@ type ListAppInstancesdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListAppInstancesdefaultApplicationProblemPlusJSONResponse) VisitListAppInstancesResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6049,7 +6119,6 @@ type CreateAppInstanceResponseObject interface {
 type CreateAppInstance201JSONResponse AppInstance
 
 func (response CreateAppInstance201JSONResponse) VisitCreateAppInstanceResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6066,7 +6135,6 @@ type CreateAppInstancedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateAppInstancedefaultApplicationProblemPlusJSONResponse) VisitCreateAppInstanceResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6089,7 +6157,6 @@ type GetAppInstanceResponseObject interface {
 type GetAppInstance200JSONResponse AppInstance
 
 func (response GetAppInstance200JSONResponse) VisitGetAppInstanceResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6106,7 +6173,45 @@ type GetAppInstancedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetAppInstancedefaultApplicationProblemPlusJSONResponse) VisitGetAppInstanceResponse(w http.ResponseWriter) error {
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
 
+type ChangeAppInstanceRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Body          *ChangeAppInstanceJSONRequestBody
+}
+
+type ChangeAppInstanceResponseObject interface {
+	VisitChangeAppInstanceResponse(w http.ResponseWriter) error
+}
+
+type ChangeAppInstance200JSONResponse AppInstance
+
+func (response ChangeAppInstance200JSONResponse) VisitChangeAppInstanceResponse(w http.ResponseWriter) error {
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ChangeAppInstancedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ChangeAppInstancedefaultApplicationProblemPlusJSONResponse) VisitChangeAppInstanceResponse(w http.ResponseWriter) error {
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6129,7 +6234,6 @@ type DecommissionAppInstanceResponseObject interface {
 type DecommissionAppInstance202JSONResponse AppInstance
 
 func (response DecommissionAppInstance202JSONResponse) VisitDecommissionAppInstanceResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6146,7 +6250,6 @@ type DecommissionAppInstancedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response DecommissionAppInstancedefaultApplicationProblemPlusJSONResponse) VisitDecommissionAppInstanceResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6170,7 +6273,6 @@ type ListAppInstanceEventsResponseObject interface {
 type ListAppInstanceEvents200JSONResponse EventList
 
 func (response ListAppInstanceEvents200JSONResponse) VisitListAppInstanceEventsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6187,7 +6289,6 @@ type ListAppInstanceEventsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListAppInstanceEventsdefaultApplicationProblemPlusJSONResponse) VisitListAppInstanceEventsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6211,7 +6312,6 @@ type GetAppInstanceLogsResponseObject interface {
 type GetAppInstanceLogs200TextResponse string
 
 func (response GetAppInstanceLogs200TextResponse) VisitGetAppInstanceLogsResponse(w http.ResponseWriter) error {
-
 	w.Header().Set("Content-Type", "text/plain")
 	w.WriteHeader(200)
 
@@ -6225,7 +6325,160 @@ type GetAppInstanceLogsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetAppInstanceLogsdefaultApplicationProblemPlusJSONResponse) VisitGetAppInstanceLogsResponse(w http.ResponseWriter) error {
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
 
+type RollbackAppInstanceRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Body          *RollbackAppInstanceJSONRequestBody
+}
+
+type RollbackAppInstanceResponseObject interface {
+	VisitRollbackAppInstanceResponse(w http.ResponseWriter) error
+}
+
+type RollbackAppInstance202JSONResponse AppInstance
+
+func (response RollbackAppInstance202JSONResponse) VisitRollbackAppInstanceResponse(w http.ResponseWriter) error {
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RollbackAppInstancedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RollbackAppInstancedefaultApplicationProblemPlusJSONResponse) VisitRollbackAppInstanceResponse(w http.ResponseWriter) error {
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StartAppInstanceRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+}
+
+type StartAppInstanceResponseObject interface {
+	VisitStartAppInstanceResponse(w http.ResponseWriter) error
+}
+
+type StartAppInstance202JSONResponse AppInstance
+
+func (response StartAppInstance202JSONResponse) VisitStartAppInstanceResponse(w http.ResponseWriter) error {
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StartAppInstancedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response StartAppInstancedefaultApplicationProblemPlusJSONResponse) VisitStartAppInstanceResponse(w http.ResponseWriter) error {
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StopAppInstanceRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+}
+
+type StopAppInstanceResponseObject interface {
+	VisitStopAppInstanceResponse(w http.ResponseWriter) error
+}
+
+type StopAppInstance202JSONResponse AppInstance
+
+func (response StopAppInstance202JSONResponse) VisitStopAppInstanceResponse(w http.ResponseWriter) error {
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StopAppInstancedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response StopAppInstancedefaultApplicationProblemPlusJSONResponse) VisitStopAppInstanceResponse(w http.ResponseWriter) error {
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UpgradeAppInstanceRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Body          *UpgradeAppInstanceJSONRequestBody
+}
+
+type UpgradeAppInstanceResponseObject interface {
+	VisitUpgradeAppInstanceResponse(w http.ResponseWriter) error
+}
+
+type UpgradeAppInstance202JSONResponse AppInstance
+
+func (response UpgradeAppInstance202JSONResponse) VisitUpgradeAppInstanceResponse(w http.ResponseWriter) error {
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UpgradeAppInstancedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response UpgradeAppInstancedefaultApplicationProblemPlusJSONResponse) VisitUpgradeAppInstanceResponse(w http.ResponseWriter) error {
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6248,7 +6501,6 @@ type ListEntitlementsResponseObject interface {
 type ListEntitlements200JSONResponse EntitlementList
 
 func (response ListEntitlements200JSONResponse) VisitListEntitlementsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6265,7 +6517,6 @@ type ListEntitlementsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListEntitlementsdefaultApplicationProblemPlusJSONResponse) VisitListEntitlementsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6288,7 +6539,6 @@ type GetEntitlementResponseObject interface {
 type GetEntitlement200JSONResponse Entitlement
 
 func (response GetEntitlement200JSONResponse) VisitGetEntitlementResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6305,7 +6555,6 @@ type GetEntitlementdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetEntitlementdefaultApplicationProblemPlusJSONResponse) VisitGetEntitlementResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6329,7 +6578,6 @@ type PutEntitlementResponseObject interface {
 type PutEntitlement200JSONResponse Entitlement
 
 func (response PutEntitlement200JSONResponse) VisitPutEntitlementResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6346,7 +6594,6 @@ type PutEntitlementdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response PutEntitlementdefaultApplicationProblemPlusJSONResponse) VisitPutEntitlementResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6369,7 +6616,6 @@ type ListServiceAccountsResponseObject interface {
 type ListServiceAccounts200JSONResponse ServiceAccountList
 
 func (response ListServiceAccounts200JSONResponse) VisitListServiceAccountsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6386,7 +6632,6 @@ type ListServiceAccountsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListServiceAccountsdefaultApplicationProblemPlusJSONResponse) VisitListServiceAccountsResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6409,7 +6654,6 @@ type CreateServiceAccountResponseObject interface {
 type CreateServiceAccount201JSONResponse ServiceAccount
 
 func (response CreateServiceAccount201JSONResponse) VisitCreateServiceAccountResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6426,7 +6670,6 @@ type CreateServiceAccountdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateServiceAccountdefaultApplicationProblemPlusJSONResponse) VisitCreateServiceAccountResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6446,8 +6689,7 @@ type DeleteServiceAccountResponseObject interface {
 	VisitDeleteServiceAccountResponse(w http.ResponseWriter) error
 }
 
-type DeleteServiceAccount204Response struct {
-}
+type DeleteServiceAccount204Response struct{}
 
 func (response DeleteServiceAccount204Response) VisitDeleteServiceAccountResponse(w http.ResponseWriter) error {
 	w.WriteHeader(204)
@@ -6460,7 +6702,6 @@ type DeleteServiceAccountdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response DeleteServiceAccountdefaultApplicationProblemPlusJSONResponse) VisitDeleteServiceAccountResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6483,7 +6724,6 @@ type DisableServiceAccountResponseObject interface {
 type DisableServiceAccount200JSONResponse ServiceAccount
 
 func (response DisableServiceAccount200JSONResponse) VisitDisableServiceAccountResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6500,7 +6740,6 @@ type DisableServiceAccountdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response DisableServiceAccountdefaultApplicationProblemPlusJSONResponse) VisitDisableServiceAccountResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6523,7 +6762,6 @@ type RotateServiceAccountKeyResponseObject interface {
 type RotateServiceAccountKey201JSONResponse ServiceAccount
 
 func (response RotateServiceAccountKey201JSONResponse) VisitRotateServiceAccountKeyResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6540,7 +6778,6 @@ type RotateServiceAccountKeydefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RotateServiceAccountKeydefaultApplicationProblemPlusJSONResponse) VisitRotateServiceAccountKeyResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6551,8 +6788,7 @@ func (response RotateServiceAccountKeydefaultApplicationProblemPlusJSONResponse)
 	return err
 }
 
-type GetReadinessRequestObject struct {
-}
+type GetReadinessRequestObject struct{}
 
 type GetReadinessResponseObject interface {
 	VisitGetReadinessResponse(w http.ResponseWriter) error
@@ -6561,7 +6797,6 @@ type GetReadinessResponseObject interface {
 type GetReadiness200JSONResponse Health
 
 func (response GetReadiness200JSONResponse) VisitGetReadinessResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6578,7 +6813,6 @@ type GetReadinessdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetReadinessdefaultApplicationProblemPlusJSONResponse) VisitGetReadinessResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6589,8 +6823,7 @@ func (response GetReadinessdefaultApplicationProblemPlusJSONResponse) VisitGetRe
 	return err
 }
 
-type GetTrustBundleRequestObject struct {
-}
+type GetTrustBundleRequestObject struct{}
 
 type GetTrustBundleResponseObject interface {
 	VisitGetTrustBundleResponse(w http.ResponseWriter) error
@@ -6599,7 +6832,6 @@ type GetTrustBundleResponseObject interface {
 type GetTrustBundle200JSONResponse SignedEnvelope
 
 func (response GetTrustBundle200JSONResponse) VisitGetTrustBundleResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6616,7 +6848,6 @@ type GetTrustBundledefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetTrustBundledefaultApplicationProblemPlusJSONResponse) VisitGetTrustBundleResponse(w http.ResponseWriter) error {
-
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6761,6 +6992,9 @@ type StrictServerInterface interface {
 	// GetAppInstance One app instance
 	// (GET /projects/{project_id}/app-instances/{app_instance_id})
 	GetAppInstance(ctx context.Context, request GetAppInstanceRequestObject) (GetAppInstanceResponseObject, error)
+	// ChangeAppInstance Rename the instance or change its config, without a new version
+	// (PATCH /projects/{project_id}/app-instances/{app_instance_id})
+	ChangeAppInstance(ctx context.Context, request ChangeAppInstanceRequestObject) (ChangeAppInstanceResponseObject, error)
 	// DecommissionAppInstance Stop the app and remove all of it; final on the node's own proof
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/decommission)
 	DecommissionAppInstance(ctx context.Context, request DecommissionAppInstanceRequestObject) (DecommissionAppInstanceResponseObject, error)
@@ -6770,6 +7004,18 @@ type StrictServerInterface interface {
 	// GetAppInstanceLogs What the app wrote to stdout and stderr, straight from the node
 	// (GET /projects/{project_id}/app-instances/{app_instance_id}/logs)
 	GetAppInstanceLogs(ctx context.Context, request GetAppInstanceLogsRequestObject) (GetAppInstanceLogsResponseObject, error)
+	// RollbackAppInstance Go back to a version that the instance has been running
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/rollback)
+	RollbackAppInstance(ctx context.Context, request RollbackAppInstanceRequestObject) (RollbackAppInstanceResponseObject, error)
+	// StartAppInstance Run a stopped instance again, where it was
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/start)
+	StartAppInstance(ctx context.Context, request StartAppInstanceRequestObject) (StartAppInstanceResponseObject, error)
+	// StopAppInstance End the containers; allocation, revision and ports stay
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/stop)
+	StopAppInstance(ctx context.Context, request StopAppInstanceRequestObject) (StopAppInstanceResponseObject, error)
+	// UpgradeAppInstance Bring the instance to another version, in its place
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade)
+	UpgradeAppInstance(ctx context.Context, request UpgradeAppInstanceRequestObject) (UpgradeAppInstanceResponseObject, error)
 	// ListEntitlements What the project may launch
 	// (GET /projects/{project_id}/apps/entitlements)
 	ListEntitlements(ctx context.Context, request ListEntitlementsRequestObject) (ListEntitlementsResponseObject, error)
@@ -6802,8 +7048,10 @@ type StrictServerInterface interface {
 	GetTrustBundle(ctx context.Context, request GetTrustBundleRequestObject) (GetTrustBundleResponseObject, error)
 }
 
-type StrictHandlerFunc func(ctx *gin.Context, request any) (any, error)
-type StrictMiddlewareFunc func(f StrictHandlerFunc, operationID string) StrictHandlerFunc
+type (
+	StrictHandlerFunc    func(ctx *gin.Context, request any) (any, error)
+	StrictMiddlewareFunc func(f StrictHandlerFunc, operationID string) StrictHandlerFunc
+)
 
 type StrictGinServerOptions struct {
 	// RequestErrorHandlerFunc is called when a request cannot be parsed or
@@ -8288,6 +8536,51 @@ func (sh *strictHandler) GetAppInstance(ctx *gin.Context, projectID ProjectID, a
 	}
 }
 
+// ChangeAppInstance operation middleware
+func (sh *strictHandler) ChangeAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request ChangeAppInstanceRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	var body ChangeAppInstanceJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ChangeAppInstance(ctx, request.(ChangeAppInstanceRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ChangeAppInstance")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ChangeAppInstanceResponseObject); ok {
+		if err := validResponse.VisitChangeAppInstanceResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // DecommissionAppInstance operation middleware
 func (sh *strictHandler) DecommissionAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
 	var request DecommissionAppInstanceRequestObject
@@ -8364,6 +8657,153 @@ func (sh *strictHandler) GetAppInstanceLogs(ctx *gin.Context, projectID ProjectI
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(GetAppInstanceLogsResponseObject); ok {
 		if err := validResponse.VisitGetAppInstanceLogsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RollbackAppInstance operation middleware
+func (sh *strictHandler) RollbackAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request RollbackAppInstanceRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	var body RollbackAppInstanceJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		if !errors.Is(err, io.EOF) {
+			sh.options.RequestErrorHandlerFunc(ctx, err)
+			return
+		}
+	} else {
+		request.Body = &body
+	}
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RollbackAppInstance(ctx, request.(RollbackAppInstanceRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RollbackAppInstance")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RollbackAppInstanceResponseObject); ok {
+		if err := validResponse.VisitRollbackAppInstanceResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// StartAppInstance operation middleware
+func (sh *strictHandler) StartAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request StartAppInstanceRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.StartAppInstance(ctx, request.(StartAppInstanceRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "StartAppInstance")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(StartAppInstanceResponseObject); ok {
+		if err := validResponse.VisitStartAppInstanceResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// StopAppInstance operation middleware
+func (sh *strictHandler) StopAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request StopAppInstanceRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.StopAppInstance(ctx, request.(StopAppInstanceRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "StopAppInstance")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(StopAppInstanceResponseObject); ok {
+		if err := validResponse.VisitStopAppInstanceResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// UpgradeAppInstance operation middleware
+func (sh *strictHandler) UpgradeAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request UpgradeAppInstanceRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	var body UpgradeAppInstanceJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.UpgradeAppInstance(ctx, request.(UpgradeAppInstanceRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "UpgradeAppInstance")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(UpgradeAppInstanceResponseObject); ok {
+		if err := validResponse.VisitUpgradeAppInstanceResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
