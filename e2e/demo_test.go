@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/e2e/leftover"
 )
 
 // demoLine is the last line of the demo, all of it.
@@ -57,9 +59,10 @@ func (d *demo) run(verb string, more ...string) string {
 	return string(out)
 }
 
-func (d *demo) up(app string) demoLine {
+// up brings the demo up; where no containerd serves at the address it starts its own.
+func (d *demo) up(app, containerd string) demoLine {
 	d.w.t.Helper()
-	out := d.run("up", "--bin", binaries(d.w.t), "--source", source(d.w.t), "--app", app,
+	out := d.run("up", "--bin", binaries(d.w.t), "--source", source(d.w.t), "--app", app, "--containerd-address", containerd,
 		"--bridge", fmt.Sprintf("gpd%d", d.w.number), "--pod-cidr", fmt.Sprintf("10.218.%d.0/24", d.w.number), "--port-range", "21900-21949")
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	var line demoLine
@@ -72,6 +75,7 @@ func (d *demo) up(app string) demoLine {
 	require.True(d.w.t, line.LedgerZero)
 	require.Positive(d.w.t, line.LaunchMillis)
 	require.Positive(d.w.t, line.FloorMillis)
+	d.w.runPrinted(out)
 	for _, file := range []string{line.CAFile, line.TokenFile} {
 		require.FileExists(d.w.t, file)
 	}
@@ -85,14 +89,33 @@ func (d *demo) up(app string) demoLine {
 func TestDemoComesUpTwiceAndLeavesNothing(t *testing.T) {
 	w := newWorld(t)
 	d := w.demo()
-	first := d.up("demo")
+	first := d.up("demo", filepath.Join(w.dir, "nobody.sock"))
 	w.eventually("the app answers", func() error { return exec.Command("curl", "-sf", first.EndpointURL+"/").Run() })
 	// Killed in the middle of its life: the next one starts clean.
 	require.NoError(t, exec.Command("kill", "-9", fmt.Sprint(first.AgentPID), fmt.Sprint(first.HubPID)).Run())
-	second := d.up("demo")
+	second := d.up("demo", filepath.Join(w.dir, "nobody.sock"))
 	require.NotEqual(t, first.InstanceID, second.InstanceID)
 	d.run("down")
 	d.run("down")
+}
+
+// Where a containerd serves already, the demo is a guest in it: afterwards it holds what it held before.
+func TestDemoIsAGuestInTheMachinesContainerd(t *testing.T) {
+	w := newWorld(t)
+	w.startContainerd()
+	before, err := leftover.Take(leftover.Scope{Kinds: []leftover.Kind{leftover.Containerd}, ContainerdAddress: w.containerd.Address})
+	require.NoError(t, err)
+	d := w.demo()
+	d.up("demo", w.containerd.Address)
+	require.NoDirExists(t, filepath.Join(w.dir, "d", "containerd"))
+	d.run("down")
+	w.eventually("containerd holds what it held before", func() error {
+		after, err := leftover.Take(leftover.Scope{Kinds: []leftover.Kind{leftover.Containerd}, ContainerdAddress: w.containerd.Address})
+		if err != nil {
+			return err
+		}
+		return differs(leftover.Diff(before, after))
+	})
 }
 
 // A person's Jupyter: a browser logs in, runs a cell and reads 42.
@@ -105,7 +128,7 @@ func TestJupyterRunsACellInTheBrowser(t *testing.T) {
 	out, err := install.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 
-	line := d.up("jupyter")
+	line := d.up("jupyter", filepath.Join(w.dir, "nobody.sock"))
 	password, err := os.ReadFile(filepath.Join(w.dir, "d", "jupyter-password"))
 	require.NoError(t, err)
 	run := exec.Command("node", "notebook.mjs", line.EndpointURL, filepath.Join(w.dir, "profile"))

@@ -18,7 +18,7 @@ const beat = time.Second
 func TestLaw09DecommissionLeavesNothingAndTheBillIsTheTruth(t *testing.T) {
 	w := platform(t)
 	scope := w.scope()
-	scope.ContainerdAddress, scope.KeepImages = w.containerd.Address(), true
+	scope.ContainerdAddress, scope.KeepImages = w.containerd.Address, true
 	scope.IgnoreFiles = []string{w.dir} // databases, logs and the image store grow
 	// A first instance brings the cached image and the bridge's first start; what it leaves is the state to return to.
 	first := w.launch("first")

@@ -140,7 +140,7 @@ func (w *world) secrets() map[string]string {
 // containerSpecs are the OCI specs and labels of the node's containers, as containerd keeps them.
 func (w *world) containerSpecs() (specs []string) {
 	w.t.Helper()
-	cl, err := client.New(w.containerd.Address(), client.WithDefaultNamespace(w.agent.Config.ContainerdNamespace))
+	cl, err := client.New(w.containerd.Address, client.WithDefaultNamespace(w.agent.Config.ContainerdNamespace))
 	require.NoError(w.t, err)
 	defer func() { require.NoError(w.t, cl.Close()) }()
 	containers, err := cl.Containers(w.ctx)

@@ -88,7 +88,7 @@ func TestLaw03AColdBootWithoutTheHubBringsTheLeasedWorkloadBack(t *testing.T) {
 // removeContainers does what a power cut does to containers: they are gone, without a word to the agent.
 func (w *world) removeContainers() {
 	w.t.Helper()
-	cl, err := client.New(w.containerd.Address(), client.WithDefaultNamespace(w.agent.Config.ContainerdNamespace))
+	cl, err := client.New(w.containerd.Address, client.WithDefaultNamespace(w.agent.Config.ContainerdNamespace))
 	require.NoError(w.t, err)
 	defer func() { require.NoError(w.t, cl.Close()) }()
 	containers, err := cl.Containers(w.ctx)
@@ -105,13 +105,13 @@ func (w *world) removeContainers() {
 
 func (w *world) restartContainerd() {
 	w.t.Helper()
-	require.NoError(w.t, w.containerd.Restart(w.ctx))
+	require.NoError(w.t, w.containerd.Start(w.ctx))
 }
 
 // pidOf is the process of the instance's one container.
 func (w *world) pidOf(i api.AppInstance) uint32 {
 	w.t.Helper()
-	cl, err := client.New(w.containerd.Address(), client.WithDefaultNamespace(w.agent.Config.ContainerdNamespace))
+	cl, err := client.New(w.containerd.Address, client.WithDefaultNamespace(w.agent.Config.ContainerdNamespace))
 	require.NoError(w.t, err)
 	defer func() { require.NoError(w.t, cl.Close()) }()
 	containers, err := cl.Containers(w.ctx, fmt.Sprintf("labels.%q==%q", "gpuaas.instance", i.ID))

@@ -2,9 +2,13 @@ package e2e_test
 
 import (
 	"context"
+	"crypto/ed25519"
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/hex"
+	"encoding/pem"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -12,12 +16,17 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"filippo.io/age"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/e2e/cluster"
 	"github.com/gpuaas/gpuaas/e2e/leftover"
 	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // What is wrong with a machine is said at the start, with what to do, and nothing is changed: once it is set right, the very
@@ -88,6 +97,7 @@ type trouble struct {
 func (tr trouble) requireSaid(t *testing.T, e cluster.Ended, err error) {
 	t.Helper()
 	require.NoError(t, err)
+	t.Log(e.Said)
 	require.NotZero(t, e.ExitCode, e.Said)
 	require.NotEqual(t, -1, e.ExitCode, "a signal ended it: %s", e.Said)
 	require.NotContains(t, e.Said, "panic")
@@ -139,19 +149,23 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 			require.NoError(t, err)
 			w.fill(c.DataDir(), 0)
 		}},
-		{trouble{name: "another engine's data", says: []string{"made by another engine"}}, func(t *testing.T, c *cluster.HubConfig) {
+		{trouble{name: "another engine's data", says: []string{"made by another engine", "give this one another --data-dir"}}, func(t *testing.T, c *cluster.HubConfig) {
 			*c = w.initialised(t, "engine", "cockroachdb 25\n")
 		}},
 		{trouble{name: "another PostgreSQL's data", says: []string{"made by PostgreSQL 99", "apt-get install postgresql-99"}}, func(t *testing.T, c *cluster.HubConfig) {
 			*c = w.initialised(t, "newer", "postgresql 99\n")
 		}},
-		{trouble{name: "database that does not answer", says: []string{"database", "does not answer"}}, func(t *testing.T, c *cluster.HubConfig) {
+		{trouble{name: "database that does not answer", says: []string{"database-url", "does not answer: check that it runs"}}, func(t *testing.T, c *cluster.HubConfig) {
 			file := filepath.Join(w.dir, "database-url")
 			require.NoError(t, os.WriteFile(file, []byte("postgres://nobody@"+closedPort(t)+"/none\n"), 0o600))
 			c.ExtraArgs = []string{"--database-url-file", file}
 		}},
 		{trouble{name: "a flag that cannot be", says: []string{"--lease-duration must be between"}}, func(_ *testing.T, c *cluster.HubConfig) {
 			c.ExtraArgs = []string{"--lease-duration", "1s"}
+		}},
+		{trouble{name: "clock that is behind", says: []string{"This machine's clock is wrong", "timedatectl set-ntp true"}}, func(t *testing.T, c *cluster.HubConfig) {
+			*c = w.initialised(t, "early", "")
+			w.signBundle(*c, time.Now().Add(time.Hour))
 		}},
 		{trouble{name: "root key in the data directory", says: []string{"lies inside the data directory", "Move it"}}, func(t *testing.T, c *cluster.HubConfig) {
 			*c = w.initialised(t, "careless", "")
@@ -198,6 +212,48 @@ func (w *world) initialised(t *testing.T, name, engine string) cluster.HubConfig
 		require.NoError(t, os.WriteFile(filepath.Join(root, "engine"), []byte(engine), 0o600))
 	}
 	return c
+}
+
+// signBundle lets the root sign the next trust bundle at that time: a clock that was right then is wrong now.
+func (w *world) signBundle(c cluster.HubConfig, at time.Time) {
+	w.t.Helper()
+	dir := filepath.Join(c.DataDir(), "trust")
+	text, err := os.ReadFile(filepath.Join(dir, "bundle-000001.json"))
+	require.NoError(w.t, err)
+	env, err := protocol.EnvelopeFromJSON(text)
+	require.NoError(w.t, err)
+	bundle := &protocol.TrustBundle{}
+	require.NoError(w.t, proto.Unmarshal(env.GetPayload(), bundle))
+	bundle.Version++
+	bundle.IssuedAt = timestamppb.New(at)
+	next, err := protocol.SignMessage(protocol.PayloadBundle, bundle, protocol.NewEd25519Signer(w.rootKey(c)))
+	require.NoError(w.t, err)
+	text, err = protocol.EnvelopeToJSON(next)
+	require.NoError(w.t, err)
+	require.NoError(w.t, os.WriteFile(filepath.Join(dir, "bundle-000002.json"), text, 0o600))
+}
+
+// rootKey opens the offline root key, as whoever knows the passphrase can.
+func (w *world) rootKey(c cluster.HubConfig) ed25519.PrivateKey {
+	w.t.Helper()
+	passphrase, err := os.ReadFile(c.PassphraseFile())
+	require.NoError(w.t, err)
+	identity, err := age.NewScryptIdentity(string(passphrase))
+	require.NoError(w.t, err)
+	sealed, err := os.Open(filepath.Join(c.KeyDir(), "root.age"))
+	require.NoError(w.t, err)
+	defer func() { _ = sealed.Close() }()
+	opened, err := age.Decrypt(sealed, identity)
+	require.NoError(w.t, err)
+	text, err := io.ReadAll(opened)
+	require.NoError(w.t, err)
+	block, _ := pem.Decode(text)
+	require.NotNil(w.t, block)
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	require.NoError(w.t, err)
+	key, ok := parsed.(ed25519.PrivateKey)
+	require.True(w.t, ok)
+	return key
 }
 
 // closedPort is an address where nobody listens.
@@ -249,7 +305,7 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 			c.Dir = filepath.Join(w.dir, "full")
 			w.smallDisk(c.DataDir(), 20)
 		}},
-		{trouble{name: "not one byte free", says: []string{"space"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+		{trouble{name: "not one byte free", says: []string{"is full: free some space", "--data-dir"}}, func(_ *testing.T, c *cluster.AgentConfig) {
 			c.Dir = filepath.Join(w.dir, "none")
 			w.smallDisk(c.DataDir(), 1)
 			w.fill(c.DataDir(), 0)
@@ -305,7 +361,7 @@ func (w *world) machine() leftover.Snapshot {
 	w.t.Helper()
 	s := w.scope()
 	s.Kinds = []leftover.Kind{leftover.Process, leftover.NetNS, leftover.Link, leftover.Route, leftover.Firewall, leftover.Cgroup, leftover.Containerd}
-	s.ContainerdAddress, s.Files = w.containerd.Address(), []string{filepath.Join(w.dir, "hub", "keys")}
+	s.ContainerdAddress, s.Files = w.containerd.Address, []string{filepath.Join(w.dir, "hub", "keys")}
 	snapshot, err := leftover.Take(s)
 	require.NoError(w.t, err)
 	return snapshot

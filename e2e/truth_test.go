@@ -25,7 +25,7 @@ type truth struct {
 
 func (w *world) listen(namespace string) *truth {
 	w.t.Helper()
-	cl, err := client.New(w.containerd.Address(), client.WithDefaultNamespace(namespace))
+	cl, err := client.New(w.containerd.Address, client.WithDefaultNamespace(namespace))
 	require.NoError(w.t, err)
 	ctx, cancel := context.WithCancel(w.ctx)
 	tr := &truth{started: map[string]time.Time{}, exited: map[string]time.Time{}}

@@ -114,6 +114,7 @@ func (w *world) scope() leftover.Scope {
 
 func (w *world) showLogs() {
 	logs, _ := filepath.Glob(filepath.Join(w.dir, "*", "logs", "*.log"))
+	logs = append(logs, filepath.Join(w.dir, "containerd", "containerd.log"))
 	for _, l := range logs {
 		p := cluster.Process{LogPath: l}
 		w.t.Logf("%s:\n%s", l, p.LogTail(40))
@@ -123,9 +124,9 @@ func (w *world) showLogs() {
 func (w *world) startContainerd() {
 	w.t.Helper()
 	var err error
-	w.containerd, err = cluster.StartContainerd(w.ctx, filepath.Join(w.dir, "containerd"), filepath.Join(w.run, "containerd"))
+	w.containerd, err = cluster.StartContainerd(w.ctx, filepath.Join(w.dir, "containerd"))
 	require.NoError(w.t, err)
-	w.t.Cleanup(func() { require.NoError(w.t, w.containerd.Remove()) })
+	w.t.Cleanup(func() { require.NoError(w.t, w.containerd.Destroy()) })
 }
 
 // hubConfig is a hub on loopback with ports of its own choice.
@@ -162,7 +163,7 @@ func (w *world) agentConfig(name string) cluster.AgentConfig {
 	return cluster.AgentConfig{
 		Bin: binaries(w.t), Dir: filepath.Join(w.dir, name), RunDir: filepath.Join(w.run, name),
 		APIURL: w.hub.Ready.APIURL, RootFingerprint: w.hub.RootFingerprint,
-		ContainerdAddress: w.containerd.Address(), ContainerdNamespace: fmt.Sprintf("e2e-%d-%s", w.number, name),
+		ContainerdAddress: w.containerd.Address, ContainerdNamespace: fmt.Sprintf("e2e-%d-%s", w.number, name),
 		Bridge: fmt.Sprintf("gpe%d", n), PodCIDR: fmt.Sprintf("10.%d.%d.0/24", 220+n/250, n%250),
 		PortRange: fmt.Sprintf("%d-%d", 22000+n*20, 22000+n*20+19), CgroupParent: fmt.Sprintf("/gpuaas-e2e-%d-%s", w.number, name),
 		ExtraArgs: []string{"--beat", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval", "5s"},

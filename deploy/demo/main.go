@@ -39,6 +39,7 @@ func command() *cobra.Command {
 	up.Flags().StringVar(&c.Bridge, "bridge", c.Bridge, "name of the containers' bridge")
 	up.Flags().StringVar(&c.PodCIDR, "pod-cidr", c.PodCIDR, "network of the containers")
 	up.Flags().StringVar(&c.PortRange, "port-range", c.PortRange, "ports of 127.0.0.1 for endpoints")
+	up.Flags().StringVar(&c.Containerd, "containerd-address", c.Containerd, "socket of the machine's containerd; where none serves the demo starts its own")
 	root.AddCommand(up, &cobra.Command{Use: "down", Short: "remove everything that the demo made", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 		return down(cmd.Context(), c.Dir)
 	}})

@@ -20,12 +20,14 @@ type config struct {
 	Listen                   string
 	Bridge, PodCIDR          string
 	PortRange                string
+	// Containerd is used where it serves; elsewhere the demo starts one of its own.
+	Containerd string
 }
 
 func defaults() *config {
 	return &config{
 		Dir: "/var/lib/gpuaas-demo", RunDir: "/run/gpuaas-demo", Bin: "bin", Source: ".", App: "demo",
-		Listen: "127.0.0.1:0", Bridge: "gpuaas-demo0", PodCIDR: "10.213.0.0/24", PortRange: "21000-21999",
+		Listen: "127.0.0.1:0", Bridge: "gpuaas-demo0", PodCIDR: "10.213.0.0/24", PortRange: "21000-21999", Containerd: cluster.SystemContainerd,
 	}
 }
 
@@ -58,12 +60,12 @@ func (s *state) save() error {
 	return os.Rename(tmp, stateFile(s.Config.Dir))
 }
 
-func (s *state) started(p *cluster.Process) error {
-	ticks, err := cluster.StartTicks(p.PID)
+func (s *state) started(name string, pid int) error {
+	ticks, err := cluster.StartTicks(pid)
 	if err != nil {
-		return fmt.Errorf("%s is gone: %w\n%s", p.Name, err, p.LogTail(10))
+		return fmt.Errorf("%s has ended: %w", name, err)
 	}
-	s.Processes = append(s.Processes, process{Name: p.Name, PID: p.PID, StartTicks: ticks})
+	s.Processes = append(s.Processes, process{Name: name, PID: pid, StartTicks: ticks})
 	return s.save()
 }
 
@@ -94,9 +96,8 @@ func down(ctx context.Context, dir string) error {
 	if err := s.end("agent"); err != nil {
 		return err
 	}
-	containerdDir, containerdRun := s.containerdDirs()
 	if s.Agent.ContainerdAddress != "" {
-		if err := s.uninstall(ctx, containerdDir, containerdRun); err != nil {
+		if err := s.uninstall(ctx); err != nil {
 			return err
 		}
 	}
@@ -107,7 +108,13 @@ func down(ctx context.Context, dir string) error {
 		if err := s.end("containerd"); err != nil {
 			return err
 		}
-		cluster.RemoveContainerd(containerdDir, containerdRun)
+		former, err := cluster.FormerContainerd(s.containerdDir())
+		if err == nil {
+			err = former.Destroy()
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("containerd: %w", err)
+		}
 	}
 	// The state file goes last: a `down` that was interrupted is run again.
 	if err := os.RemoveAll(s.Config.RunDir); err != nil {
@@ -128,16 +135,16 @@ func down(ctx context.Context, dir string) error {
 }
 
 // uninstall has the agent remove what it made. It needs containerd, which may have been killed meanwhile.
-func (s *state) uninstall(ctx context.Context, containerdDir, containerdRun string) error {
+func (s *state) uninstall(ctx context.Context) error {
 	if _, err := os.Stat(s.Agent.DataDir()); errors.Is(err, fs.ErrNotExist) {
 		return nil // the agent never started
 	}
 	if s.OwnContainerd && !s.running("containerd") {
-		d, err := cluster.StartContainerd(ctx, containerdDir, containerdRun)
+		d, err := cluster.StartContainerd(ctx, s.containerdDir())
 		if err != nil {
 			return err
 		}
-		if err := s.started(d.Process); err != nil {
+		if err := s.started("containerd", d.PID()); err != nil {
 			return err
 		}
 	}
@@ -154,6 +161,4 @@ func (s *state) running(name string) bool {
 	return false
 }
 
-func (s *state) containerdDirs() (dir, run string) {
-	return filepath.Join(s.Config.Dir, "containerd"), filepath.Join(s.Config.RunDir, "containerd")
-}
+func (s *state) containerdDir() string { return filepath.Join(s.Config.Dir, "containerd") }

@@ -122,7 +122,7 @@ func (d *demo) startHub(ctx context.Context) (string, error) {
 	}
 	d.hub.RootFingerprint = fingerprint
 	d.out.HubPID, d.out.APIURL, d.out.CAFile, d.out.TokenFile = d.hub.PID, d.hub.Ready.APIURL, d.hub.Ready.CAFile, d.hub.Ready.TokenFile
-	return "serves at " + d.hub.Ready.APIURL + ", root " + fingerprint[:19] + "…", d.state.started(d.hub.Process)
+	return "serves at " + d.hub.Ready.APIURL + ", root " + fingerprint[:19] + "…", d.state.started("hub", d.hub.PID)
 }
 
 func (d *demo) startNode(ctx context.Context) (string, error) {
@@ -155,7 +155,7 @@ func (d *demo) startNode(ctx context.Context) (string, error) {
 		return "", err
 	}
 	d.out.AgentPID = d.agent.PID
-	if err := d.state.started(d.agent.Process); err != nil {
+	if err := d.state.started("agent", d.agent.PID); err != nil {
 		return "", err
 	}
 	n, err := scenario.AwaitNode(ctx, d.tenant.Admin, d.agent.Ready.NodeID)
@@ -164,18 +164,18 @@ func (d *demo) startNode(ctx context.Context) (string, error) {
 
 // containerd returns the socket of the machine's containerd, or of one that it starts where none serves.
 func (d *demo) containerd(ctx context.Context) (string, error) {
-	if cluster.Serves(ctx, cluster.SystemContainerd) {
-		return cluster.SystemContainerd, nil
+	if cluster.Serves(ctx, d.conf.Containerd) {
+		return d.conf.Containerd, nil
 	}
 	d.state.OwnContainerd = true
 	if err := d.state.save(); err != nil {
 		return "", err
 	}
-	c, err := cluster.StartContainerd(ctx, filepath.Join(d.conf.Dir, "containerd"), filepath.Join(d.conf.RunDir, "containerd"))
+	c, err := cluster.StartContainerd(ctx, d.state.containerdDir())
 	if err != nil {
 		return "", err
 	}
-	return c.Address(), d.state.started(c.Process)
+	return c.Address, d.state.started("containerd", c.PID())
 }
 
 func (d *demo) loadApp(ctx context.Context) (said string, err error) {
@@ -320,7 +320,7 @@ func (d *demo) explain() {
 	cli := filepath.Join(d.conf.Bin, "gpuaas")
 	fmt.Printf(`
 It runs on. To look further:
-  %[1]s login demo --url %[2]s --ca-file %[3]s --token-file %[4]s
+  %[1]s login --name demo --url %[2]s --ca-file %[3]s --token-file %[4]s
   %[1]s instances list --project %[5]s
   %[1]s instances logs %[6]s --project %[5]s
   %[1]s usage --instance %[6]s

@@ -39,6 +39,8 @@ type Daemon struct {
 	Dir string
 	// Address is the path of its socket.
 	Address string
+	// Outlives lets the daemon go on when the process that started it ends.
+	Outlives bool
 
 	mu   sync.Mutex
 	pid  int
@@ -130,6 +132,9 @@ func (d *Daemon) Start(ctx context.Context) error {
 		cmd := exec.Command("containerd", "--log-level", "warn", "--config", filepath.Join(d.Dir, "config.toml"))
 		cmd.Stdout, cmd.Stderr = logFile, logFile
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+		if d.Outlives {
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		}
 		err := cmd.Start()
 		if err == nil {
 			d.pid = cmd.Process.Pid

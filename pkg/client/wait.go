@@ -8,11 +8,12 @@ import (
 	"time"
 )
 
+// Looking is cheap and a launch takes tenths of a second, so the first pauses are short; a pause is an eighth of the time
+// waited so far, so that nobody learns of a change much later than that.
 const (
-	// While a change is fresh it is looked for often, then ever more slowly up to maxPoll.
-	firstPoll = 100 * time.Millisecond
-	eagerTime = 15 * time.Second
+	minPoll   = 20 * time.Millisecond
 	maxPoll   = 2 * time.Second
+	pollShare = 8
 )
 
 // InstanceError says that an instance ended somewhere else than where it was waited for.
@@ -63,7 +64,7 @@ func (h *Hub) WaitInstance(ctx context.Context, projectID, id string, want AppIn
 
 // Watch looks at an instance again and again until see says that it has seen enough.
 func (h *Hub) Watch(ctx context.Context, projectID, id string, see func(AppInstance) (enough bool, err error)) error {
-	start, pause := time.Now(), firstPoll
+	start := time.Now()
 	for {
 		i, err := Read[AppInstance](h.GetAppInstance(ctx, projectID, id))
 		if err != nil {
@@ -72,10 +73,7 @@ func (h *Hub) Watch(ctx context.Context, projectID, id string, see func(AppInsta
 		if enough, err := see(i); enough || err != nil {
 			return err
 		}
-		if time.Since(start) > eagerTime {
-			pause = min(maxPoll, pause+pause/2)
-		}
-		timer := time.NewTimer(pause)
+		timer := time.NewTimer(min(maxPoll, max(minPoll, time.Since(start)/pollShare)))
 		select {
 		case <-ctx.Done():
 			timer.Stop()

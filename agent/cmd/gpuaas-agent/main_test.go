@@ -19,12 +19,8 @@ func execute(t *testing.T, args ...string) (out string, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	root := newRoot()
 	var stdout bytes.Buffer
-	root.SetOut(&stdout)
-	root.SetErr(&stdout)
-	root.SetArgs(withDefault(args))
-	err = root.ExecuteContext(ctx)
+	err = program().Execute(ctx, args, &stdout, &stdout)
 	return stdout.String(), err
 }
 

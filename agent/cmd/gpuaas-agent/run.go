@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -111,7 +112,7 @@ func (c *config) open(ctx context.Context) (_ *node, err error) {
 	if err != nil {
 		return nil, errors.Join(err, n.close())
 	}
-	n.clock = state.NewClock(n.store, source, builtAt())
+	n.clock = state.NewClock(n.store, source, daemon.BuiltAt())
 	if err := host.CheckClock(source.RTC(), n.clock.Now()); err != nil {
 		log.WarnContext(ctx, fault.As(err).Public)
 	}
@@ -204,14 +205,14 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	up := uplink.New(uplink.Config{
-		AgentVersion: agentVersion(), ReportInterval: c.reportInterval, APIURL: c.apiURL, SessionAddr: c.sessionAddr,
+		AgentVersion: daemon.Version(), ReportInterval: c.reportInterval, APIURL: c.apiURL, SessionAddr: c.sessionAddr,
 		Facts: c.facts(rt, n.log), Logs: logsOf(rt), Log: n.log,
 	}, n.creds, n.store, n.clock)
 	re := reconcile.New(reconcile.Config{
 		Beat: c.beat, UsageInterval: c.usageInterval, Resync: c.resync, PortFrom: from, PortTo: to, AllowUnbilled: c.allowUnbilled, Log: n.log,
 	}, n.store, n.clock, rt, nw, up)
 	server := &local.Server{
-		AgentVersion: agentVersion(), Store: n.store, Clock: n.clock, Reconciler: re, Uplink: up, Logs: logsOf(rt), Node: n.creds.Node, Log: n.log,
+		AgentVersion: daemon.Version(), Store: n.store, Clock: n.clock, Reconciler: re, Uplink: up, Logs: logsOf(rt), Node: n.creds.Node, Log: n.log,
 	}
 	if err := ready(out, id.NodeID, c.socket()); err != nil {
 		return err

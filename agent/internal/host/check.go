@@ -60,8 +60,11 @@ func Check(ctx context.Context, want Requirements) error {
 // together makes one fault of several: the first one's code, everyone's text.
 func together(all []error) error {
 	all = slices.DeleteFunc(all, func(err error) bool { return err == nil })
-	if len(all) == 0 {
+	switch len(all) {
+	case 0:
 		return nil
+	case 1:
+		return all[0]
 	}
 	first := *fault.As(all[0])
 	var texts []string

@@ -126,6 +126,17 @@ func (c *Clock) Sync(hub time.Time) {
 	c.behind = false
 }
 
+// Passed raises the floor to a time that something signed proves to have passed.
+func (c *Clock) Passed(t time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.now().Before(t) {
+		c.behind = true
+		c.anchor = Stamp{At: t, BootID: c.source.BootID, SinceBoot: c.source.SinceBoot()}
+	}
+	c.floor = later(c.floor, t)
+}
+
 // Trusted is false while nothing but a clock that is known to be wrong says what time it is.
 func (c *Clock) Trusted() bool {
 	c.mu.Lock()

@@ -53,6 +53,7 @@ func Enroll(ctx context.Context, e Enrolment, creds *Credentials, store *state.S
 		return fault.New(fault.Conflict, "trust_bundle_conflict",
 			"The data directory holds a trust bundle that the hub's does not continue. Give this agent an empty data directory.", err).Lasting()
 	}
+	clock.Passed(bundle.Message().GetIssuedAt().AsTime())
 	csr, err := creds.request(e.Hostname)
 	if err != nil {
 		return err
@@ -132,6 +133,7 @@ func hubPeer(store *state.Store, clock *state.Clock) link.Peer {
 	return link.Peer{
 		Roots:       func() *x509.CertPool { return store.Bundle().HubCAs() },
 		TrustDomain: store.Bundle().TrustDomain(), Kind: protocol.KindHub, Now: clock.Now,
+		Behind: func() bool { return !clock.Trusted() },
 	}
 }
 
@@ -254,12 +256,14 @@ func (r renewer) dueIn() time.Duration {
 // run renews at half-life until ctx ends. It works after expiry too: the proof is the node's key, not the certificate.
 func (r renewer) run(ctx context.Context) {
 	retry := renewRetryMin
+	// A clock that is behind cannot say that the certificate is still good: the hub gives a new one, once.
+	doubtful := !r.clock.Trusted()
 	for {
 		wait := min(r.dueIn(), time.Hour) // looked at again, because the clock may have been set meanwhile
-		if wait == 0 {
+		if wait == 0 || doubtful {
 			err := r.renew(ctx)
 			if err == nil {
-				retry = renewRetryMin
+				retry, doubtful = renewRetryMin, false
 				continue
 			}
 			if ctx.Err() == nil {

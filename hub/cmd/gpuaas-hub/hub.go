@@ -28,6 +28,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/internal/session"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/daemon"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -117,7 +119,7 @@ func open(ctx context.Context, c config, log logger, stdout io.Writer) (h *hub, 
 
 func (h *hub) openTelemetry(ctx context.Context) (err error) {
 	h.telemetry, err = telemetry.Start(ctx, telemetry.Config{
-		Service: "gpuaas-hub", Version: version(), Instance: h.keys.HubID(), OTLPEndpoint: h.conf.otlpEndpoint, SampleRatio: 1, Log: h.log,
+		Service: "gpuaas-hub", Version: daemon.Version(), Instance: h.keys.HubID(), OTLPEndpoint: h.conf.otlpEndpoint, SampleRatio: 1, Log: h.log,
 	})
 	if err != nil {
 		return err
@@ -200,6 +202,9 @@ func openDatabase(ctx context.Context, c config, log logger, onClose func(func()
 		url = server.URL()
 	}
 	d, err := db.Open(ctx, url)
+	if c.databaseURLFile != "" && fault.Is(err, fault.Unavailable) {
+		err = fault.New(fault.Unavailable, "database_unavailable", "The database that "+c.databaseURLFile+" names does not answer: check that it runs, that this machine reaches it, and that the URL is right.", err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -251,7 +256,7 @@ func (h *hub) wire(ctx context.Context) (err error) {
 func (h *hub) server() *httpapi.Server {
 	d, bundle, poke := h.db, h.keys.Bundle, h.dispatcher.Poke
 	return &httpapi.Server{
-		Version:   version(),
+		Version:   daemon.Version(),
 		Ready:     d.Ping,
 		IAM:       httpapi.NewIAM(d, h.sealer),
 		Catalog:   httpapi.NewCatalog(d, bundle),
@@ -332,7 +337,7 @@ func (h *hub) run(ctx context.Context, stdout io.Writer, hangup <-chan os.Signal
 	if err := line.print(stdout); err != nil {
 		return fmt.Errorf("print the ready line: %w", err)
 	}
-	h.log.InfoContext(ctx, "serving", slog.String("api_url", line.APIURL), slog.String("session_addr", line.SessionAddr), slog.String("version", version()))
+	h.log.InfoContext(ctx, "serving", slog.String("api_url", line.APIURL), slog.String("session_addr", line.SessionAddr), slog.String("version", daemon.Version()))
 	err := group.Wait()
 	h.log.InfoContext(context.WithoutCancel(ctx), "stopped", slog.Any("error", err))
 	return err

@@ -33,12 +33,8 @@ import (
 // cli runs the program's own command line and gives what it printed.
 func cli(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	root := newRoot()
 	var out bytes.Buffer
-	root.SetOut(&out)
-	root.SetErr(t.Output())
-	root.SetArgs(withDefault(args))
-	err := root.ExecuteContext(t.Context())
+	err := program().Execute(t.Context(), args, &out, t.Output())
 	return out.String(), err
 }
 
@@ -315,9 +311,6 @@ func TestStartSaysWhatIsWrongAndWhatToDo(t *testing.T) {
 				require.Equal(t, c.code, f.Code, "%v", err)
 			}
 			require.Contains(t, f.Public, c.says)
-			var shown strings.Builder
-			complain(&shown, err)
-			require.Contains(t, shown.String(), "gpuaas-hub: ")
 		})
 	}
 }
@@ -376,27 +369,6 @@ func TestWrongClockIsSaidAtTheStart(t *testing.T) {
 	require.Contains(t, fault.As(err).Public, "timedatectl")
 	err = checkClock(keys, time.Now().AddDate(30, 0, 0))
 	require.Equal(t, "clock_or_authority", fault.As(err).Code)
-}
-
-func TestEveryFlagCanComeFromTheEnvironment(t *testing.T) {
-	env := map[string]string{"GPUAAS_HUB_DATA_DIR": "/from/env", "GPUAAS_HUB_RESYNC": "5s", "GPUAAS_HUB_TLS_NAME": "a.example,b.example"}
-	lookup := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
-	cmd := newServe()
-	require.NoError(t, cmd.Flags().Parse([]string{"--data-dir", "/from/flag"}))
-	require.NoError(t, fromEnvironment(cmd.Flags(), lookup))
-	require.Equal(t, "/from/flag", cmd.Flag("data-dir").Value.String(), "the command line wins")
-	require.Equal(t, "5s", cmd.Flag("resync").Value.String())
-	require.Equal(t, "[a.example,b.example]", cmd.Flag("tls-name").Value.String())
-	env["GPUAAS_HUB_RESYNC"] = "soon"
-	err := fromEnvironment(newServe().Flags(), lookup)
-	require.Contains(t, fault.As(err).Public, "GPUAAS_HUB_RESYNC")
-}
-
-func TestServeIsTheDefault(t *testing.T) {
-	require.Equal(t, []string{"serve"}, withDefault(nil))
-	require.Equal(t, []string{"serve", "--data-dir", "x"}, withDefault([]string{"--data-dir", "x"}))
-	require.Equal(t, []string{"--help"}, withDefault([]string{"--help"}))
-	require.Equal(t, []string{"init"}, withDefault([]string{"init"}))
 }
 
 func TestATokenIsNotLostInACrash(t *testing.T) {

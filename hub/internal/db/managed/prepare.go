@@ -44,7 +44,7 @@ func (s *Server) recordedMajor() (int, error) {
 	engine, version, _ := strings.Cut(strings.TrimSpace(string(raw)), " ")
 	major, err := strconv.Atoi(version)
 	if engine != "postgresql" || err != nil {
-		return 0, refuse("database_engine", fmt.Sprintf("The data in %s was made by another engine than this hub can run (%s).", s.layout.root, filepath.Join(s.layout.root, engineFile)), err)
+		return 0, refuse("database_engine", fmt.Sprintf("The data in %s was made by another engine than this hub can run (%s names it): run the hub that made it, or give this one another --data-dir.", s.layout.root, filepath.Join(s.layout.root, engineFile)), err)
 	}
 	return major, nil
 }

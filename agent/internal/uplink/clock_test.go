@@ -1,0 +1,73 @@
+package uplink_test
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// withClock gives the node a machine's clock that says something else than the truth.
+func (n *testNode) withClock(rtc time.Time, built time.Time) {
+	n.t.Helper()
+	source, err := state.MachineTime()
+	require.NoError(n.t, err)
+	began := time.Now()
+	source.RTC = func() time.Time { return rtc.Add(time.Since(began)) }
+	n.clock = state.NewClock(n.store, source, built)
+}
+
+// A new machine whose battery is dead: the hub's certificates are younger than anything it knows, and it still joins, opens
+// its session and learns the time.
+func TestNodeWithAClockOf1970EnrolsAndLearnsTheTime(t *testing.T) {
+	for name, built := range map[string]time.Time{"built a week ago": time.Now().AddDate(0, 0, -7), "built nobody knows when": {}} {
+		t.Run(name, func(t *testing.T) {
+			h, n := newHub(t), openNode(t)
+			n.withClock(time.Unix(100, 0), built)
+			require.NoError(t, n.enroll(h))
+			require.False(t, n.clock.Trusted())
+			n.run(uplink.Config{})
+			h.next()
+			require.Eventually(t, n.clock.Trusted, 10*time.Second, 5*time.Millisecond, "the hub's welcome has the time")
+			require.WithinDuration(t, time.Now(), n.clock.Now(), time.Minute)
+		})
+	}
+}
+
+// A node that was off for a month, with a dead battery: by its own clock its certificate is good, by the hub's it has expired.
+func TestNodeWhoseClockIsBehindRenewsBeforeItAsks(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	h.mu.Lock()
+	h.lifetime = -30 * 24 * time.Hour
+	h.mu.Unlock()
+	require.NoError(t, n.enroll(h))
+	h.mu.Lock()
+	h.lifetime = time.Hour
+	h.mu.Unlock()
+	off := time.Now().AddDate(0, 0, -30)
+	require.NoError(t, n.store.Beat(meter.Observation{At: off}, state.Stamp{At: off, BootID: "another boot", Synced: true}))
+	n.withClock(time.Unix(100, 0), time.Time{})
+	n.run(uplink.Config{})
+	h.next()
+	require.Eventually(t, n.clock.Trusted, 10*time.Second, 5*time.Millisecond)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	require.Equal(t, 1, h.renewals)
+}
+
+// A clock in the future is no floor's business: the certificate has expired by it, and the message says to look at the clock.
+func TestNodeWithAClockInTheFutureSaysSo(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	n.withClock(time.Now().AddDate(1, 0, 0), time.Time{})
+	err := n.enroll(h)
+	require.Equal(t, "hub_certificate_expired", fault.As(err).Code)
+	require.Contains(t, fault.As(err).Public, "Set the clock")
+	require.False(t, n.creds.Enrolled())
+	require.NoFileExists(t, filepath.Join(n.dir, "identity.json"))
+}

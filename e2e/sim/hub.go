@@ -1,0 +1,563 @@
+package sim
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/hub/rating"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// hub is one hub process and its database.
+type hub struct {
+	w *World
+	// rows survive everything but a restore.
+	rows rows
+	// backup is what a restore brings back.
+	backup *rows
+
+	up   bool
+	life int
+	// sessions are in memory only.
+	sessions            []*session
+	signer, leaseSigner protocol.Signer
+	made                int
+}
+
+// session is what this process knows of a connection.
+type session struct {
+	no                uint64
+	attempt           int
+	incarnation       string
+	epoch, generation uint64
+	digest            [sha256.Size]byte
+	leasesSHA256      [sha256.Size]byte
+	pushed            uint64
+}
+
+// rows are the database.
+type rows struct {
+	nodes             []nodeRow
+	wallets           []int64
+	revenue, writeOff int64
+	credit            int64
+	// strangers is usage of members that no row knows.
+	strangers int64
+}
+
+type nodeRow struct {
+	i                      int
+	id                     string
+	self                   protocol.NodeIdentity
+	accelerators           []string
+	cpuMillis, memoryBytes int64
+	claims                 map[string]string
+	members                []*memberRow
+	rev                    int64
+	head                   head
+
+	incarnation                       string
+	acceptedEpoch, acceptedGeneration uint64
+	sessionNo, reportCounter          uint64
+	marks                             map[string]*mark
+	sequences                         map[string][]sequenceRange
+	host                              int64
+	// waits is set from a restore until the node has brought what it has.
+	waits bool
+	// owes is the segment up to which a restored hub has to have the node's usage before it counts its money again.
+	owes   uint64
+	owesIn string
+}
+
+// head is the newest signed state of a node.
+type head struct {
+	epoch, generation uint64
+	rev               int64
+	digest            [sha256.Size]byte
+	envelope          *protocol.Envelope
+	refs              []*protocol.PartRef
+	parts             [][]byte
+}
+
+// memberRow is an instance with its one member, its allocation and its subject.
+type memberRow struct {
+	node                     int
+	id, instance, allocation string
+	org                      int
+	services                 []*protocol.Service
+	cpuMillis, memoryBytes   int64
+	accelerators             []string
+	revision                 uint64
+	wanted, stopped          bool
+	status                   string
+	observedRevision         uint64
+	observedIn               string
+	deployed, gone           bool
+	absentEpoch              uint64
+	absentGeneration         uint64
+	adoptedGone              bool
+	holdAccount              int64
+	subject                  subject
+}
+
+const (
+	richWallet = 1_000_000_000_000_000
+	thinWallet = 30_000_000_000
+	orgs       = 8
+	epoch      = 1
+)
+
+func keyOf(name string) ed25519.PrivateKey {
+	seed := sha256.Sum256([]byte(name))
+	return ed25519.NewKeyFromSeed(seed[:])
+}
+
+func newBundle() protocol.Bundle {
+	role := func(name string) *protocol.Role {
+		public, _ := keyOf(name).Public().(ed25519.PublicKey)
+		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{KeyId: protocol.KeyID(public), Ed25519: public}}}
+	}
+	root, _ := keyOf(protocol.RoleRoot).Public().(ed25519.PublicKey)
+	env, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
+		TrustDomain: "sim.test", Version: 1, Epoch: epoch, IssuedAt: timestamppb.New(genesis()),
+		Roles: []*protocol.Role{role(protocol.RoleRoot), role(protocol.RoleState), role(protocol.RoleLease)},
+	}, protocol.NewEd25519Signer(keyOf(protocol.RoleRoot)))
+	if err != nil {
+		panic(err)
+	}
+	b, err := protocol.VerifyBundle(env, protocol.Fingerprint(root))
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+func newHub(w *World) *hub {
+	h := &hub{
+		w: w, up: true, signer: protocol.NewEd25519Signer(keyOf(protocol.RoleState)), leaseSigner: protocol.NewEd25519Signer(keyOf(protocol.RoleLease)),
+	}
+	h.rows.wallets = make([]int64, orgs)
+	for o := range orgs {
+		nanos := int64(richWallet)
+		if thin(o) {
+			nanos = thinWallet
+		}
+		h.post(leg{&h.rows.wallets[o], nanos}, leg{&h.rows.credit, -nanos})
+	}
+	return h
+}
+
+// thin orgs run out of money now and then.
+func thin(org int) bool { return org == 0 }
+
+func (r *rows) enrol(n *node) {
+	r.nodes = append(r.nodes, nodeRow{
+		i: n.i, id: n.id, self: n.self, accelerators: n.accelerators, cpuMillis: 16_000, memoryBytes: 64 << 30, claims: map[string]string{},
+		marks: map[string]*mark{}, sequences: map[string][]sequenceRange{}, rev: 1,
+	})
+	n.w.hub.sessions = append(n.w.hub.sessions, nil)
+}
+
+// clone is a backup: nothing in it is shared with what goes on changing.
+func (r *rows) clone() *rows {
+	c := *r
+	c.wallets, c.nodes = slices.Clone(r.wallets), slices.Clone(r.nodes)
+	for i := range c.nodes {
+		n := &c.nodes[i]
+		n.claims, n.sequences = maps.Clone(n.claims), maps.Clone(n.sequences)
+		n.members = slices.Clone(n.members)
+		for j, m := range n.members {
+			copied := *m
+			copied.subject = m.subject.clone()
+			n.members[j] = &copied
+		}
+		marks := make(map[string]*mark, len(n.marks))
+		for name, m := range n.marks {
+			copied := *m
+			copied.ahead = maps.Clone(m.ahead)
+			marks[name] = &copied
+		}
+		n.marks = marks
+	}
+	return &c
+}
+
+func (r *nodeRow) mark(incarnation string) *mark {
+	m := r.marks[incarnation]
+	if m == nil {
+		m = &mark{ahead: map[uint64]link{}}
+		r.marks[incarnation] = m
+	}
+	return m
+}
+
+func (r *nodeRow) member(id string) *memberRow {
+	if i := slices.IndexFunc(r.members, func(m *memberRow) bool { return m.id == id }); i >= 0 {
+		return r.members[i]
+	}
+	return nil
+}
+
+// behind reports whether the rows are not yet what they were before a restore.
+func (r *nodeRow) behind() bool { return r.waits || r.owesIn != "" && r.mark(r.owesIn).number < r.owes }
+
+func (r *nodeRow) part(sum [sha256.Size]byte) []byte {
+	for i, ref := range r.head.refs {
+		if bytes.Equal(ref.GetSha256(), sum[:]) {
+			return r.head.parts[i]
+		}
+	}
+	return nil
+}
+
+func (r *nodeRow) free(m *memberRow) {
+	maps.DeleteFunc(r.claims, func(_, member string) bool { return member == m.id })
+}
+
+// room is what the node has left for something new.
+func (r *nodeRow) room(usable bool) plan.Room {
+	room := plan.Room{ID: strconv.Itoa(r.i), Usable: usable && !r.waits, CPUMillis: r.cpuMillis, MemoryBytes: r.memoryBytes}
+	for _, m := range r.members {
+		if !m.gone {
+			room.CPUMillis -= m.cpuMillis
+			room.MemoryBytes -= m.memoryBytes
+		}
+	}
+	for _, id := range r.accelerators {
+		if r.claims[id] == "" {
+			room.Accelerators = append(room.Accelerators, plan.Accelerator{ID: id, Healthy: true})
+		}
+	}
+	return room
+}
+
+// create places an instance where it fits and asks for it.
+func (h *hub) create(candidates []int, org int, need plan.Need, services int) *memberRow {
+	var rooms []plan.Room
+	for _, i := range candidates {
+		rooms = append(rooms, h.rows.nodes[i].room(h.sessions[i] != nil))
+	}
+	choices := plan.Fitting(need, rooms)
+	if len(choices) == 0 {
+		return nil
+	}
+	i, _ := strconv.Atoi(choices[0].ID)
+	row := &h.rows.nodes[i]
+	h.made++
+	m := &memberRow{
+		node: i, id: fmt.Sprintf("member-%06d", h.made), instance: fmt.Sprintf("instance-%06d", h.made), allocation: fmt.Sprintf("allocation-%06d", h.made),
+		org: org, cpuMillis: need.CPUMillis, memoryBytes: need.MemoryBytes, accelerators: choices[0].AcceleratorIDs, revision: 1, wanted: true,
+		subject: newSubject(h.w.now.time()),
+	}
+	m.services = servicesOf(m, services)
+	if !h.issueLease(m) {
+		return nil
+	}
+	for _, id := range m.accelerators {
+		h.w.truth.claimed(h.w.nodes[i], m, id)
+		row.claims[id] = m.id
+	}
+	row.members = append(row.members, m)
+	h.touch(i)
+	return m
+}
+
+func newSubject(at time.Time) subject {
+	return subject{openedAt: at, covered: map[coverageKey][]rating.Interval{}, accruals: map[int64]rating.Accrual{}}
+}
+
+// servicesOf lowers a member at its revision: the variant stands for the digest of the whole spec.
+func servicesOf(m *memberRow, count int) []*protocol.Service {
+	var out []*protocol.Service
+	for k := range count {
+		image := sha256.Sum256(fmt.Appendf(nil, "image %d", int(m.revision)%3))
+		s := &protocol.Service{
+			Name: fmt.Sprintf("service-%d", k), Image: fmt.Sprintf("apps/app/image@sha256:%x", image), ImageVariant: fmt.Sprintf("%s/%d/%d", m.id, m.revision, k),
+			Resources: &protocol.Resources{CpuMillis: uint32(m.cpuMillis) / uint32(count), MemoryBytes: uint64(m.memoryBytes) / uint64(count)}, StopGraceSeconds: 5,
+		}
+		if k == 0 {
+			s.Resources.AcceleratorIds = m.accelerators
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// touch says that the node is to hold something else.
+func (h *hub) touch(i int) {
+	h.rows.nodes[i].rev++
+	h.w.after(h.w.upTo(second/50), -1, "poke", func() { h.look(i, 0) })
+}
+
+// look brings a node's newest state up to date and sends what it lacks.
+func (h *hub) look(i int, floor uint64) {
+	row := &h.rows.nodes[i]
+	if !h.up || row.waits {
+		return
+	}
+	s := h.sessions[i]
+	if s != nil && s.epoch == row.head.epoch && s.generation == row.head.generation && s.generation > 0 && s.digest != row.head.digest {
+		floor = max(floor, s.generation+1)
+	}
+	if row.acceptedEpoch == epoch && row.acceptedGeneration > row.head.generation {
+		floor = max(floor, row.acceptedGeneration+1)
+	}
+	if row.head.rev != row.rev || row.head.generation < floor || row.head.generation == 0 {
+		h.bring(row, floor)
+	}
+	if s == nil {
+		return
+	}
+	h.push(row, s)
+}
+
+// bring compiles, checks, signs and saves.
+func (h *hub) bring(row *nodeRow, floor uint64) {
+	snap := row.snapshot()
+	state, err := plan.Compile(snap)
+	if err != nil {
+		h.w.fail(14, "compile %s: %v", row.id, err)
+		return
+	}
+	if err := plan.Check(snap, state); err != nil {
+		h.w.fail(14, "check %s: %v", row.id, err)
+		return
+	}
+	refs := state.Refs()
+	same := slices.EqualFunc(refs, row.head.refs, func(a, b *protocol.PartRef) bool { return proto.Equal(a, b) })
+	if !same || row.head.generation < floor || row.head.generation == 0 {
+		next := head{epoch: epoch, generation: max(row.head.generation+1, floor), refs: refs}
+		for _, p := range state.Parts {
+			next.parts = append(next.parts, p.Bytes)
+		}
+		next.envelope, err = protocol.SignMessage(protocol.PayloadState, &protocol.DesiredState{
+			NodeId: row.id, NodeKeySha256: row.self.KeySHA256[:], Epoch: epoch, Generation: next.generation, IssuedAt: timestamppb.New(h.w.now.time()),
+			MinBundleVersion: 1, Parts: refs,
+		}, h.signer)
+		if err != nil {
+			h.w.fail(2, "sign: %v", err)
+			return
+		}
+		next.digest = sha256.Sum256(next.envelope.GetPayload())
+		row.head = next
+		h.w.result.States++
+		h.w.trace("signed", row.i, int64(next.generation), "")
+	}
+	row.head.rev = row.rev
+	for _, m := range row.members {
+		if !m.wanted && !m.gone && m.absentGeneration == 0 {
+			m.absentEpoch, m.absentGeneration = row.head.epoch, row.head.generation
+		}
+	}
+}
+
+func (r *nodeRow) snapshot() plan.Snapshot {
+	snap := plan.Snapshot{Node: plan.Node{ID: r.id, AcceleratorIDs: r.accelerators}}
+	for _, m := range r.members {
+		if m.gone {
+			continue
+		}
+		claimed := slices.DeleteFunc(slices.Clone(m.accelerators), func(id string) bool { return r.claims[id] != m.id })
+		snap.Allocations = append(snap.Allocations, plan.Allocation{
+			ID: m.allocation, NodeID: r.id, OrgID: strconv.Itoa(m.org), ProjectID: "project", CPUMillis: m.cpuMillis, MemoryBytes: m.memoryBytes, AcceleratorIDs: claimed,
+		})
+		if m.wanted {
+			snap.Members = append(snap.Members, plan.Member{
+				ID: m.id, InstanceID: m.instance, AllocationID: m.allocation, OrgID: strconv.Itoa(m.org), ProjectID: "project", Revision: m.revision,
+				ManifestEnvelope: manifestEnvelope(), Services: m.services, Stopped: m.stopped,
+			})
+		}
+	}
+	return snap
+}
+
+func manifestEnvelope() []byte {
+	raw, _ := proto.Marshal(&protocol.Envelope{PayloadType: protocol.PayloadManifest, Payload: []byte("m"), Signatures: []*protocol.Signature{{KeyId: "k", Signature: []byte("s")}}})
+	return raw
+}
+
+// push sends the state and the leases that the node does not hold.
+func (h *hub) push(row *nodeRow, s *session) {
+	u, attempt := &h.w.nodes[row.i].up, s.attempt
+	if s.epoch != row.head.epoch || s.generation != row.head.generation || s.digest != row.head.digest {
+		if !h.w.breaks(BreakRetry) || s.pushed != row.head.generation {
+			env, parts := row.head.envelope, row.head.parts
+			if h.w.chance(0.1) {
+				parts = nil // as if too large: the node fetches them
+			}
+			u.carry(false, "state", func() { u.pushedState(attempt, env, parts) })
+		}
+		s.pushed = row.head.generation
+	}
+	batch := &protocol.LeaseBatch{NodeId: row.id, Incarnation: s.incarnation, Epoch: epoch}
+	var content strings.Builder
+	for _, m := range row.members {
+		if l := m.subject.lease(); l.no > 0 && m.subject.closedAt.IsZero() {
+			batch.Leases = append(batch.Leases, l.message(m.id))
+			fmt.Fprintf(&content, "%s/%d ", m.id, l.no)
+		}
+	}
+	sum := sha256.Sum256([]byte(content.String()))
+	if sum == s.leasesSHA256 || len(batch.GetLeases()) == 0 {
+		return
+	}
+	s.leasesSHA256 = sum
+	batch.IssuedAt = timestamppb.New(h.w.now.time())
+	env, err := protocol.SignMessage(protocol.PayloadLeases, batch, h.leaseSigner)
+	if err != nil {
+		h.w.fail(3, "sign leases: %v", err)
+		return
+	}
+	u.carry(false, "leases", func() { u.pushedLeases(env) })
+}
+
+// crash kills the process. What was committed stays, what was on the wire is lost.
+func (h *hub) crash() {
+	if !h.up {
+		return
+	}
+	h.up = false
+	h.life++
+	clear(h.sessions)
+	for _, n := range h.w.nodes {
+		if n.agentUp {
+			n.up.lose()
+		}
+	}
+}
+
+func (h *hub) start() {
+	if h.up {
+		return
+	}
+	h.up = true
+	h.life++
+	for i := range h.rows.nodes {
+		for _, m := range h.rows.nodes[i].members {
+			if m.subject.closedAt.IsZero() {
+				h.planRenewal(m)
+			}
+		}
+		h.w.nodes[i].up.unpark()
+	}
+}
+
+// takeBackup is a verified backup: what was posted before is archived. The rows themselves are copied only when they will be
+// needed.
+func (h *hub) takeBackup(keep bool) {
+	for i := range h.rows.nodes {
+		for _, m := range h.rows.nodes[i].marks {
+			m.archived = m.number
+		}
+	}
+	if keep {
+		h.backup = h.rows.clone()
+	}
+}
+
+// restore sets the hub back. It compiles nothing for a node before that node has brought what it has (DESIGN §10).
+func (h *hub) restore() {
+	h.crash()
+	// The names that were given since are not given again.
+	h.rows = *h.backup.clone()
+	for i := range h.rows.nodes {
+		h.rows.nodes[i].waits = !h.w.breaks(BreakAdopt)
+	}
+	h.start()
+}
+
+// adopt takes what a node brings to a restored hub: a newer signed state beats older rows, and so do its leases.
+func (h *hub) adopt(row *nodeRow, g greeting) {
+	row.waits, row.owes, row.owesIn = false, g.lastSegment, g.incarnation
+	newer := g.epoch > row.head.epoch || g.epoch == row.head.epoch && g.generation > row.head.generation
+	if newer && len(g.parts) == len(g.state.GetParts()) {
+		h.adoptState(row, g)
+	}
+	for _, l := range g.leases {
+		m := row.member(l.GetMemberId())
+		if m == nil || m.gone || l.GetLeaseNo() <= m.subject.lease().no {
+			continue
+		}
+		expires := l.GetExpiresAt().AsTime()
+		m.subject.lostLeases = true
+		m.subject.leases = append(m.subject.leases, leaseRow{
+			no: l.GetLeaseNo(), issuedAt: expires.Add(-time.Duration(l.GetDurationSeconds()) * time.Second), expiresAt: expires, cap: l.GetCapNanos(),
+		})
+		m.subject.openedAt = earlier(m.subject.openedAt, m.subject.lease().issuedAt)
+		h.place(m, max(min(l.GetCapNanos()-m.subject.placed, h.rows.wallets[m.org]), 0))
+		h.planRenewal(m)
+	}
+}
+
+func (h *hub) adoptState(row *nodeRow, g greeting) {
+	next := head{epoch: g.epoch, generation: g.generation, digest: g.digest, envelope: g.envelope, refs: g.state.GetParts(), rev: -1}
+	named := map[string]*protocol.Workload{}
+	for _, w := range g.parts {
+		raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(w)
+		if err != nil {
+			h.w.fail(16, "part of %s: %v", row.id, err)
+			return
+		}
+		next.parts = append(next.parts, raw)
+		named[w.GetId()] = w
+	}
+	row.head = next
+	for _, m := range row.members {
+		if w := named[m.id]; m.gone || w != nil {
+			continue
+		}
+		// The node is through with it: it was asked to go after the backup.
+		m.wanted, m.adoptedGone = false, true
+		m.absentEpoch, m.absentGeneration = g.epoch, g.generation
+		h.w.truth.decommissioned(m)
+	}
+	for _, w := range g.parts {
+		m := row.member(w.GetId())
+		if m == nil {
+			m = h.memberOf(row, w)
+			row.members = append(row.members, m)
+		}
+		if w.GetRevision() > m.revision {
+			m.revision, m.stopped, m.services = w.GetRevision(), w.GetStopped(), w.GetServices()
+		}
+		for _, id := range m.accelerators {
+			if owner := row.member(row.claims[id]); owner != nil && owner != m {
+				h.removed(row, owner, h.w.now)
+			}
+			row.claims[id] = m.id
+		}
+	}
+}
+
+// memberOf makes the rows of a member anew from its signed document.
+func (h *hub) memberOf(row *nodeRow, w *protocol.Workload) *memberRow {
+	m := &memberRow{
+		node: row.i, id: w.GetId(), instance: w.GetInstanceId(), allocation: w.GetAllocationId(), revision: w.GetRevision(), wanted: true,
+		stopped: w.GetStopped(), services: w.GetServices(), subject: newSubject(h.w.now.time()),
+	}
+	m.org, _ = strconv.Atoi(w.GetOrgId())
+	for _, s := range w.GetServices() {
+		m.cpuMillis += int64(s.GetResources().GetCpuMillis())
+		m.memoryBytes += int64(s.GetResources().GetMemoryBytes())
+		m.accelerators = append(m.accelerators, s.GetResources().GetAcceleratorIds()...)
+	}
+	return m
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}

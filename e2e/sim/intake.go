@@ -1,0 +1,220 @@
+package sim
+
+import (
+	"bytes"
+	"crypto/sha256"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const (
+	maxAhead          = 1024
+	reasonChainBroken = "chain_broken"
+	reasonOutOfOrder  = "out_of_order"
+)
+
+// link is a segment's place in the chain, mark how far the chain of one store is posted without a gap.
+type link struct{ digest, previous []byte }
+
+type mark struct {
+	number, archived uint64
+	digest           []byte
+	ahead            map[uint64]link
+}
+
+// place decides whether a segment may be taken at its place, as hub/internal/intake does.
+func (m *mark) place(number uint64, at link) (known bool, refused string) {
+	switch {
+	case number < m.number:
+		return true, ""
+	case number == m.number:
+		if !bytes.Equal(at.digest, m.digest) {
+			return false, reasonChainBroken
+		}
+		return true, ""
+	}
+	if there, ok := m.ahead[number]; ok {
+		if !bytes.Equal(at.digest, there.digest) {
+			return false, reasonChainBroken
+		}
+		return true, ""
+	}
+	if number-m.number > maxAhead {
+		return false, reasonOutOfOrder
+	}
+	before, ok := m.ahead[number-1]
+	if number == m.number+1 {
+		before, ok = link{digest: m.digest}, true
+	}
+	if ok && !bytes.Equal(at.previous, before.digest) {
+		return false, reasonChainBroken
+	}
+	if after, ok := m.ahead[number+1]; ok && !bytes.Equal(after.previous, at.digest) {
+		return false, reasonChainBroken
+	}
+	return false, ""
+}
+
+// usage takes a sealed segment: check, post and remember in one transaction, then acknowledge.
+func (h *hub) usage(i, attempt int, payload []byte) {
+	row := &h.rows.nodes[i]
+	seg := &protocol.UsageSegment{}
+	if err := proto.Unmarshal(payload, seg); err != nil {
+		h.w.fail(5, "segment of %s: %v", row.id, err)
+		return
+	}
+	ack := usageAck{attempt: attempt, incarnation: seg.GetIncarnation()}
+	sum := sha256.Sum256(payload)
+	at := link{digest: sum[:], previous: seg.GetPreviousSha256()}
+	m := row.mark(seg.GetIncarnation())
+	known, refused := m.place(seg.GetNumber(), at)
+	switch {
+	case refused != "":
+		ack.refused = refused
+	case known:
+		if h.w.breaks(BreakDedupe) {
+			h.postUsage(row, seg, true)
+		}
+	default:
+		h.w.result.Segments++
+		h.inTurn(row, m, seg, payload)
+		h.postUsage(row, seg, false)
+		m.ahead[seg.GetNumber()] = at
+		for next, ok := m.ahead[m.number+1]; ok; next, ok = m.ahead[m.number+1] {
+			delete(m.ahead, m.number+1)
+			m.number, m.digest = m.number+1, next.digest
+		}
+	}
+	ack.posted, ack.archived = m.number, m.archived
+	h.w.nodes[i].up.carry(false, "usage ack", func() { h.w.nodes[i].up.acked(ack) })
+}
+
+// inTurn checks with the node's own rule what the hub is about to take as the next link.
+func (h *hub) inTurn(row *nodeRow, m *mark, seg *protocol.UsageSegment, payload []byte) {
+	if seg.GetNumber() != m.number+1 || len(m.ahead) > 0 {
+		return
+	}
+	chain := spool.Chain{NodeID: row.id, Incarnation: seg.GetIncarnation(), Number: m.number, SHA256: m.digest}
+	if records := seg.GetRecords(); len(records) > 0 {
+		chain.Sequence = records[0].GetSequence() - 1
+	}
+	if _, _, err := spool.Follow(chain, payload); err != nil {
+		h.w.fail(5, "the hub takes what does not follow: %v", err)
+	}
+}
+
+// hello opens a session: from here on this connection of the node counts.
+func (h *hub) hello(i, attempt int, g greeting) {
+	row := &h.rows.nodes[i]
+	m := row.mark(g.incarnation)
+	older := g.epoch < row.acceptedEpoch || g.epoch == row.acceptedEpoch && g.generation < row.acceptedGeneration
+	behind := g.lastSegment < m.number || g.incarnation == row.incarnation && older
+	row.sessionNo++
+	row.reportCounter = 0
+	row.incarnation, row.acceptedEpoch, row.acceptedGeneration = g.incarnation, g.epoch, g.generation
+	switch {
+	case row.waits:
+		h.adopt(row, g)
+	case row.behind() && g.incarnation != row.owesIn:
+		// It has sealed what it owes again, under its new name.
+		row.owes, row.owesIn = g.lastSegment, g.incarnation
+	}
+	h.sessions[i] = &session{no: row.sessionNo, attempt: attempt, incarnation: g.incarnation, epoch: g.epoch, generation: g.generation, digest: g.digest}
+	answer := welcome{
+		attempt: attempt, no: row.sessionNo, hubTime: h.w.now.time(), newIncarnation: behind, posted: m.number, archived: m.archived, postedSHA256: m.digest,
+	}
+	u := &h.w.nodes[i].up
+	u.carry(false, "welcome", func() { u.welcomed(answer) })
+	h.look(i, 0)
+}
+
+// gone is the end of a connection, unless a newer one has replaced it.
+func (h *hub) gone(i int, no uint64) {
+	if s := h.sessions[i]; s != nil && s.no == no {
+		h.sessions[i] = nil
+	}
+}
+
+func (h *hub) accepted(i, attempt int, epoch, generation uint64, digest [sha256.Size]byte) {
+	row := &h.rows.nodes[i]
+	if epoch > row.acceptedEpoch || epoch == row.acceptedEpoch && generation > row.acceptedGeneration {
+		row.acceptedEpoch, row.acceptedGeneration = epoch, generation
+	}
+	if s := h.sessions[i]; s != nil && s.attempt == attempt {
+		s.epoch, s.generation, s.digest = epoch, generation, digest
+	}
+}
+
+func (h *hub) refused(i, attempt int, reason string, generation uint64) {
+	if s := h.sessions[i]; s == nil || s.attempt != attempt {
+		return
+	}
+	if reason == protocol.RefusalOlder || reason == protocol.RefusalConflict {
+		h.look(i, generation+1)
+	}
+}
+
+// report takes a node's observed state. One of an older connection, or with a counter that is not higher, loses.
+func (h *hub) report(i, attempt int, r statusReport) {
+	row := &h.rows.nodes[i]
+	if r.no == row.sessionNo && r.counter > row.reportCounter {
+		row.reportCounter = r.counter
+		said := map[string]*protocol.WorkloadStatus{}
+		for _, s := range r.statuses {
+			said[s.GetMemberId()] = s
+		}
+		for _, m := range row.members {
+			if !m.gone {
+				h.hear(row, m, said[m.id], r)
+			}
+		}
+		h.look(i, 0)
+	}
+	u := &h.w.nodes[i].up
+	u.carry(false, "report ack", func() { u.reportAcked(attempt, r.counter) })
+}
+
+// hear takes a node's word about a member, or its silence.
+func (h *hub) hear(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus, r statusReport) {
+	beyond := m.absentGeneration != 0 && (r.epoch > m.absentEpoch || r.epoch == m.absentEpoch && r.generation >= m.absentGeneration)
+	switch {
+	case s == nil && !m.wanted && beyond && (m.observedRevision == 0 || m.adoptedGone || m.observedIn != row.incarnation && !h.w.breaks(BreakSilence)):
+		// The node never had it; or the state that it brought to a restored hub shows that it was through with it; or its disk
+		// has forgotten it, and whatever of it were still on the machine would have been found.
+		h.removed(row, m, h.w.now)
+		h.settle(m)
+		return
+	case s == nil:
+		return
+	case !m.wanted && s.GetStatus() == "removed" && s.GetRemoval().Complete():
+		h.removed(row, m, since(s.GetRemoval().GetAt().AsTime()))
+		return
+	case m.wanted && s.GetRevision() < m.observedRevision:
+		return
+	}
+	m.observedIn = row.incarnation
+	m.observedRevision, m.status = max(m.observedRevision, s.GetRevision()), s.GetStatus()
+	if m.observedRevision != m.revision {
+		return
+	}
+	switch {
+	case m.status == "ready" || m.status == "degraded":
+		m.deployed = true
+	case m.status == "failed" && !m.deployed && !m.stopped:
+		// A first deployment that failed is held stopped.
+		m.stopped = true
+		row.rev++
+		h.w.truth.failed(m)
+	}
+}
+
+// removed frees the room of a member of which nothing is left, and closes its bill.
+func (h *hub) removed(row *nodeRow, m *memberRow, at instant) {
+	m.gone = true
+	row.free(m)
+	h.close(m, at.time())
+	h.w.trace("removed", row.i, 0, m.id)
+}

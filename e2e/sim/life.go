@@ -1,0 +1,303 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/plan"
+)
+
+// healFor is law 13's bound: two resync periods and a minute, and the second in which the machines come back.
+const healFor = 2*resync + minute + second
+
+// planLife fills the days: users, faults, backups, and now and then a healed world that is held against the laws.
+func (w *World) planLife() {
+	end := instant(w.cfg.Days) * day
+	if w.cfg.Commands > 0 {
+		w.again(instant(float64(day)/(w.cfg.Commands*float64(w.cfg.Nodes))), "command", w.command)
+	}
+	if w.cfg.Faults > 0 {
+		w.again(instant(float64(day)/(w.cfg.Faults*float64(w.cfg.Nodes))), "fault", w.fault)
+		w.again(day/2, "hub fault", w.hubFault)
+	}
+	heals := max(1, w.cfg.Days/3)
+	for k := 1; k <= heals; k++ {
+		w.after(end/instant(heals)*instant(k)-healFor-minute, -1, "heal", w.heal)
+	}
+	restores := map[instant]bool{}
+	every := span(w.cfg.Backup)
+	for range w.cfg.Restores {
+		restores[every*instant(1+w.rng.IntN(int(max(end/every-1, 1))))] = true
+	}
+	for at := every; at < end-every; at += every {
+		keep := restores[at]
+		w.after(at, -1, "backup", func() { w.hub.takeBackup(keep) })
+		if keep {
+			w.after(at+w.upTo(every), -1, "restore", func() {
+				if w.healing || w.hub.backup == nil {
+					return
+				}
+				w.result.Faults["hub restored"]++
+				w.hub.restore()
+			})
+		}
+	}
+	w.after(end, -1, "end", func() { w.agenda = nil })
+}
+
+// again repeats something at random, on average every so often.
+func (w *World) again(every instant, kind string, do func()) {
+	w.after(1+w.upTo(2*every), -1, kind, func() {
+		if !w.healing {
+			do()
+		}
+		w.again(every, kind, do)
+	})
+}
+
+// heal ends every fault, lets the world come to rest and holds it against the laws.
+func (w *World) heal() {
+	w.healing = true
+	w.hub.start()
+	for _, n := range w.nodes {
+		n.up.cutUp, n.up.cutDown, n.rtcDead = false, false, false
+		w.after(w.upTo(second), n.i, "healed", func() {
+			n.powerOn()
+			n.startAgent()
+			n.up.smooth()
+			n.up.unpark()
+			n.stir()
+		})
+	}
+	w.after(healFor, -1, "check", func() {
+		w.truth.check()
+		w.healing = false
+	})
+}
+
+// command is something that a user asks for.
+func (w *World) command() {
+	if !w.hub.up {
+		return
+	}
+	live := w.liveMember()
+	switch dice := w.rng.IntN(10); {
+	case live == nil || dice < 4:
+		w.create()
+	case dice < 7:
+		live.wanted = false
+		w.truth.members[live.id].wanted = false
+		if w.breaks(BreakProof) {
+			w.hub.rows.nodes[live.node].free(live)
+			live.accelerators = nil
+		}
+		w.hub.touch(live.node)
+	case dice < 9:
+		live.revision++
+		w.truth.members[live.id].revision = live.revision
+		live.services = servicesOf(live, len(live.services))
+		w.hub.touch(live.node)
+	default:
+		live.stopped = !live.stopped
+		live.revision++
+		live.services = servicesOf(live, len(live.services))
+		w.truth.members[live.id].stopped = live.stopped
+		w.hub.touch(live.node)
+	}
+}
+
+// liveMember is one that a user may do something with; nil when the dice find none.
+func (w *World) liveMember() *memberRow {
+	for range 8 {
+		row := &w.hub.rows.nodes[w.rng.IntN(len(w.nodes))]
+		if len(row.members) == 0 || row.waits {
+			continue
+		}
+		if m := row.members[w.rng.IntN(len(row.members))]; m.wanted && !m.gone && w.truth.members[m.id].wanted {
+			return m
+		}
+	}
+	return nil
+}
+
+func (w *World) create() {
+	need := plan.Need{CPUMillis: int64(500 * (1 + w.rng.IntN(6))), MemoryBytes: int64(1+w.rng.IntN(8)) << 30, Accelerators: w.rng.IntN(3)}
+	var candidates []int
+	for range 6 {
+		candidates = append(candidates, w.rng.IntN(len(w.nodes)))
+	}
+	mood := 0.0
+	if w.chance(0.25) {
+		mood = w.rng.Float64()
+	}
+	services := 1
+	if w.chance(0.2) {
+		services = 2
+	}
+	if m := w.hub.create(unique(candidates), w.rng.IntN(orgs), need, services); m != nil {
+		w.truth.asked(m, mood)
+	}
+}
+
+func unique(in []int) []int {
+	var out []int
+	seen := map[int]bool{}
+	for _, i := range in {
+		if !seen[i] {
+			out = append(out, i)
+		}
+		seen[i] = true
+	}
+	return out
+}
+
+// long is a time whose size is anywhere between a second and most.
+func (w *World) long(most instant) instant {
+	d := second
+	for d < most && w.chance(0.8) {
+		d *= 3
+	}
+	return w.upTo(min(d, most)) + second
+}
+
+// fault is something that goes wrong at one node.
+func (w *World) fault() {
+	n := w.nodes[w.rng.IntN(len(w.nodes))]
+	kinds := []struct {
+		name string
+		do   func(*node)
+	}{
+		{"network cut", w.cut}, {"network rough", w.roughen}, {"agent killed", w.killAgent}, {"power cut", w.cutPower},
+		{"clock set", w.setClock}, {"shim killed", w.killShim}, {"disk put back", w.putDiskBack}, {"writes lost", w.loseWrites},
+	}
+	kind := kinds[w.rng.IntN(len(kinds))]
+	w.result.Faults[kind.name]++
+	// At the node, so that its beat is made up for first.
+	w.after(0, n.i, kind.name, func() { kind.do(n) })
+}
+
+func (w *World) cut(n *node) {
+	up, down := true, true
+	switch w.rng.IntN(4) {
+	case 0:
+		up = false
+	case 1:
+		down = false
+	}
+	w.cutFor(n, up, down, w.long(3*day))
+}
+
+func (w *World) cutFor(n *node, up, down bool, length instant) {
+	if n.up.cutUp || n.up.cutDown {
+		return
+	}
+	n.up.cutUp, n.up.cutDown = up, down
+	if n.agentUp {
+		n.up.lose()
+	}
+	w.after(length, n.i, "network back", func() {
+		n.up.cutUp, n.up.cutDown = false, false
+		if n.agentUp {
+			n.up.unpark()
+		}
+	})
+}
+
+func (w *World) roughen(n *node) {
+	n.up.rough = true
+	w.after(w.between(minute, 2*hour), n.i, "network smooth", n.up.smooth)
+}
+
+func (w *World) killAgent(n *node) {
+	n.killAgent()
+	w.after(w.long(day), n.i, "agent back", n.startAgent)
+}
+
+func (w *World) cutPower(n *node) {
+	if !n.powered {
+		return
+	}
+	n.powerOff()
+	if w.chance(0.3) {
+		w.cutFor(n, true, true, w.long(day))
+	}
+	if w.chance(0.15) {
+		n.rtcDead = true
+		w.truth.doubt(n)
+	}
+	w.after(w.long(12*hour), n.i, "power", func() {
+		n.powerOn()
+		life := n.life
+		w.after(5*minute, n.i, "cold boot", func() {
+			if n.life == life && n.agentUp && n.up.no == 0 {
+				w.truth.coldBoot(n)
+			}
+		})
+	})
+}
+
+// setClock sets the machine's own clock, by seconds or by a day.
+func (w *World) setClock(n *node) {
+	by := time.Duration(w.rng.Int64N(int64(48*time.Hour))) - 24*time.Hour
+	if w.chance(0.5) {
+		by /= 10_000
+	}
+	n.rtcOffset = by
+	n.rtcDead = false
+	if n.agentUp && n.clock.anchor.at.IsZero() {
+		n.clockFaulty = true
+	}
+	w.truth.doubt(n)
+	n.wake()
+}
+
+func (w *World) killShim(n *node) {
+	for _, c := range n.containers {
+		n.end(c, false, 137)
+		break
+	}
+	n.wake()
+}
+
+// putDiskBack takes an image of the disk and puts it back days later, sometimes without a hub in sight.
+func (w *World) putDiskBack(n *node) {
+	image := n.store.clone()
+	w.after(w.long(2*day), n.i, "disk put back", func() {
+		if w.healing {
+			return
+		}
+		w.restoreDisk(n, image)
+	})
+}
+
+// loseWrites is a power cut that takes the last seconds of the disk with it: it lied about what was synced.
+func (w *World) loseWrites(n *node) {
+	image := n.store.clone()
+	w.after(w.upTo(30*second), n.i, "writes lost", func() {
+		if w.healing {
+			return
+		}
+		if n.powered {
+			n.powerOff()
+		}
+		w.restoreDisk(n, image)
+		w.after(w.long(hour), n.i, "power", n.powerOn)
+	})
+}
+
+func (w *World) restoreDisk(n *node, image *store) {
+	n.killAgent()
+	n.store = image.clone()
+	n.excused = true
+	w.truth.doubt(n)
+	if w.chance(0.4) {
+		w.cutFor(n, true, true, w.long(day))
+	}
+	w.after(w.long(minute), n.i, "agent back", n.startAgent)
+}
+
+// hubFault kills the hub for a while.
+func (w *World) hubFault() {
+	w.result.Faults["hub killed"]++
+	w.hub.crash()
+	w.after(w.long(12*hour), -1, "hub back", w.hub.start)
+}

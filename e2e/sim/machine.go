@@ -1,0 +1,234 @@
+package sim
+
+import (
+	"crypto/ed25519"
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// container is one on a machine, as its runtime knows it.
+type container struct {
+	id, memberID, instanceID, service string
+	revision                          uint64
+	specDigest                        string
+	status                            agent.ContainerStatus
+	accelerators                      []string
+	cpuMillis, memoryBytes            int64
+	// startedAt is true time, for counting; the machine's clock said startedRTC.
+	startedAt  instant
+	startedRTC time.Time
+	exitedAt   instant
+	// exitedRTC is zero where the exit was not seen: the power was cut.
+	exitedRTC time.Time
+	exitCode  int32
+	readyAt   instant
+}
+
+func (c *container) cpuMicros(t instant) int64 {
+	if c.status != agent.Running {
+		t = c.exitedAt
+	}
+	return int64(t-c.startedAt) * c.cpuMillis / 2000
+}
+
+// node is one machine with its agent.
+type node struct {
+	w    *World
+	i    int
+	id   string
+	key  ed25519.PrivateKey
+	self protocol.NodeIdentity
+	// accelerators that the machine has.
+	accelerators []string
+
+	powered   bool
+	bootID    int
+	bootedAt  instant
+	rtcOffset time.Duration
+	// rtcDead is a machine that comes up in 1970.
+	rtcDead    bool
+	containers []*container
+	networks   map[string]bool
+	images     map[string]bool
+	runNo      int
+	// lives counts lives of the disk, for names.
+	lives int
+
+	store *store
+	// image is a copy of the disk, for a day when it is put back.
+	image *store
+
+	agentUp bool
+	// life is of the agent's process: what a dead one began does not end.
+	life     int
+	clock    clock
+	busy     map[string]*work
+	hold     map[string]time.Time
+	lastBeat instant
+	phase    instant
+	report   []*protocol.WorkloadStatus
+	waking   bool
+	tickNo   int
+	alarmNo  int
+	// liveUntil is until when the node is looked at every resync.
+	liveUntil instant
+
+	up uplink
+	// excused is until when the checker does not ask why something was stopped: the disk was put back.
+	excused bool
+	// clockFaulty says that the node's clock has lied since its last sync.
+	clockFaulty bool
+}
+
+type work struct{ pulling, other int }
+
+const (
+	resync      = 30 * second
+	beatEvery   = 10 * second
+	cutEvery    = 30 * time.Second
+	liveFor     = 5 * minute
+	releaseHold = 5 * time.Second
+)
+
+func newNode(w *World, i int) *node {
+	seed := sha256.Sum256(fmt.Appendf(nil, "node %d of %d", i, w.cfg.Seed))
+	n := &node{
+		w: w, i: i, id: fmt.Sprintf("node-%05d", i), key: ed25519.NewKeyFromSeed(seed[:]), phase: w.upTo(beatEvery),
+		images: map[string]bool{}, networks: map[string]bool{},
+	}
+	public, _ := n.key.Public().(ed25519.PublicKey)
+	n.self = protocol.NewNodeIdentity(n.id, public)
+	for a := range []int{0, 1, 2, 4}[w.rng.IntN(4)] {
+		n.accelerators = append(n.accelerators, fmt.Sprintf("gpu-%05d-%d", i, a))
+	}
+	n.store = newStore(n.id, n.newName())
+	w.hub.rows.enrol(n)
+	return n
+}
+
+func (n *node) newName() string {
+	n.lives++
+	return fmt.Sprintf("%s-life-%d", n.id, n.lives)
+}
+
+// rtc is what the machine's own clock shows at a true time.
+func (n *node) rtc(t instant) time.Time {
+	if n.rtcDead {
+		return time.Unix(0, 0).UTC().Add((t - n.bootedAt).dur())
+	}
+	return t.time().Add(n.rtcOffset)
+}
+
+func (n *node) sinceBoot(t instant) time.Duration { return (t - n.bootedAt).dur() }
+
+// powerOn boots the machine and starts the agent.
+func (n *node) powerOn() {
+	if n.powered {
+		return
+	}
+	n.powered, n.bootID, n.bootedAt = true, n.bootID+1, n.w.now
+	n.startAgent()
+}
+
+// powerOff ends everything at once. What was running has no exit time that anyone saw.
+func (n *node) powerOff() {
+	n.killAgent()
+	n.powered = false
+	for _, c := range n.containers {
+		n.end(c, false, 137)
+	}
+	// The network lives under /run.
+	clear(n.networks)
+}
+
+func (n *node) startAgent() {
+	if !n.powered || n.agentUp {
+		return
+	}
+	n.agentUp, n.clock = true, newClock(n)
+	n.life++
+	n.busy, n.hold, n.report = map[string]*work{}, map[string]time.Time{}, nil
+	n.lastBeat = n.w.now
+	n.clockFaulty = n.clock.behind || !n.clock.anchor.synced && n.rtcOffset != 0
+	n.beat(n.w.now)
+	n.stir()
+	n.up.start(n)
+}
+
+// killAgent ends the process; containers run on. What it had begun is left where it was.
+func (n *node) killAgent() {
+	if !n.agentUp {
+		return
+	}
+	n.agentUp = false
+	n.life++
+	n.up.drop()
+}
+
+// start makes a container's process.
+func (n *node) start(c *container) {
+	for _, other := range n.containers {
+		if other == c || other.status != agent.Running {
+			continue
+		}
+		if other.memberID == c.memberID && other.service == c.service {
+			n.w.fail(14, "member %s runs twice on node %s", c.memberID, n.id)
+		}
+		for _, id := range c.accelerators {
+			if slices.Contains(other.accelerators, id) {
+				n.w.fail(14, "accelerator %s is used by %s and %s", id, c.memberID, other.memberID)
+			}
+		}
+	}
+	c.status, c.startedAt, c.startedRTC = agent.Running, n.w.now, n.rtc(n.w.now)
+	n.w.result.Starts++
+	n.w.truth.started(n, c)
+	mood := n.w.truth.moodOf(c.memberID)
+	c.readyAt = n.w.now + n.w.between(second/2, 8*second)
+	n.w.after(c.readyAt-n.w.now, n.i, "ready", n.wake)
+	if mood > 0 && !n.w.healing && n.w.chance(mood) {
+		n.w.after(n.w.between(second, 20*hour), n.i, "exit", func() {
+			if !n.w.healing && c.status == agent.Running {
+				n.end(c, true, 1)
+				n.wake()
+			}
+		})
+	}
+}
+
+// end is the end of a container's process.
+func (n *node) end(c *container, seen bool, code int32) {
+	if c.status == agent.Created {
+		if !n.powered {
+			c.status, c.exitedAt = agent.Exited, n.w.now
+		}
+		return
+	}
+	if c.status != agent.Running {
+		return
+	}
+	c.status, c.exitedAt, c.exitCode = agent.Exited, n.w.now, code
+	if seen {
+		c.exitedRTC = n.rtc(n.w.now)
+	}
+	n.w.truth.ended(n, c, seen)
+}
+
+func (n *node) containerOf(id string) *container {
+	if i := slices.IndexFunc(n.containers, func(c *container) bool { return c.id == id }); i >= 0 {
+		return n.containers[i]
+	}
+	return nil
+}
+
+func (n *node) remove(id string) {
+	if c := n.containerOf(id); c != nil {
+		n.end(c, true, 137)
+		n.containers = slices.DeleteFunc(n.containers, func(x *container) bool { return x == c })
+	}
+}

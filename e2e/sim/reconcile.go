@@ -1,0 +1,390 @@
+package sim
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// stir makes the node look now, and often for a while.
+func (n *node) stir() {
+	n.liveUntil = n.w.now + liveFor
+	n.wake()
+	n.tickNext()
+}
+
+// wake asks for a pass soon. It carries nothing.
+func (n *node) wake() {
+	if n.waking || !n.agentUp {
+		return
+	}
+	n.waking = true
+	life := n.life
+	n.w.after(n.w.upTo(second/50), n.i, "pass", func() {
+		n.waking = false
+		if n.agentUp && (n.life == life || !n.waking) {
+			n.pass()
+		}
+	})
+}
+
+// tickNext plans the next periodic look.
+func (n *node) tickNext() {
+	n.tickNo++
+	mine, wait := n.tickNo, resync
+	if n.w.now >= n.liveUntil && !n.w.healing {
+		wait = n.w.between(span(n.w.cfg.Quiet)*9/10, span(n.w.cfg.Quiet)*11/10)
+	}
+	n.w.after(wait, n.i, "tick", func() {
+		if mine == n.tickNo && n.agentUp {
+			n.tick()
+		}
+	})
+}
+
+func (n *node) tick() {
+	n.pass()
+	n.up.tick()
+	n.tickNext()
+}
+
+// pass looks, decides and begins what is to be done.
+func (n *node) pass() {
+	if !n.agentUp {
+		return
+	}
+	n.adopt()
+	n.sweep()
+	n.probe()
+	now := n.clock.now()
+	desired, leases, observed := n.store.desired(), n.store.agentLeases(), n.observe(now)
+	if n.w.breaks(BreakHub) && n.up.no == 0 {
+		leases = nil
+	}
+	for _, a := range agent.Diff(desired, leases, observed, now) {
+		n.begin(a)
+	}
+	statuses := agent.Statuses(desired, leases, observed, now)
+	if !sameStatuses(statuses, n.report) {
+		n.report = statuses
+		n.liveUntil = max(n.liveUntil, n.w.now+2*minute)
+		n.tickNext()
+		n.up.reportSoon()
+	}
+	n.comeBack(agent.NextChange(desired, leases, observed, now), now)
+}
+
+func sameStatuses(a, b []*protocol.WorkloadStatus) bool {
+	return a != nil && b != nil && slices.EqualFunc(a, b, func(x, y *protocol.WorkloadStatus) bool { return proto.Equal(x, y) })
+}
+
+// comeBack plans a pass for when time alone changes what is to be done.
+func (n *node) comeBack(at, now time.Time) {
+	for _, id := range slices.Sorted(maps.Keys(n.hold)) {
+		if until := n.hold[id]; until.After(now) && (at.IsZero() || until.Before(at)) {
+			at = until
+		}
+	}
+	n.alarmNo++
+	if at.IsZero() {
+		return
+	}
+	mine := n.alarmNo
+	n.w.after(span(at.Sub(now)), n.i, "alarm", func() {
+		if mine == n.alarmNo {
+			n.wake()
+		}
+	})
+}
+
+// adopt takes into the store what is on the machine and unknown to it.
+func (n *node) adopt() {
+	for _, c := range n.containers {
+		if _, known := n.store.runs[c.id]; !known {
+			n.store.runs[c.id] = storedRun{
+				id: c.id, memberID: c.memberID, instanceID: c.instanceID, service: c.service, revision: c.revision,
+				startedAt: n.clock.fromMachine(c.startedRTC),
+			}
+		}
+		if _, known := n.store.members[c.memberID]; !known {
+			n.store.updateMember(c.memberID, func(m *storedMember) { m.InstanceID = c.instanceID })
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(n.networks)) {
+		if _, known := n.store.members[id]; !known {
+			n.store.updateMember(id, func(*storedMember) {})
+		}
+	}
+}
+
+// sweep forgets journalled runs whose container is gone and whose usage is sealed.
+func (n *node) sweep() {
+	for _, id := range slices.Sorted(maps.Keys(n.store.runs)) {
+		b := n.busy[n.store.runs[id].memberID]
+		if n.containerOf(id) == nil && (b == nil || b.other == 0) && n.store.measured(id) {
+			n.store.closeRun(id)
+		}
+	}
+}
+
+// probe notes which containers have become ready.
+func (n *node) probe() {
+	for _, c := range n.containers {
+		if c.status == agent.Running && c.readyAt <= n.w.now && n.store.runs[c.id].readyAt.IsZero() {
+			n.store.updateRun(c.id, func(r *storedRun) { r.readyAt = n.clock.now() })
+		}
+	}
+}
+
+func (n *node) observe(now time.Time) agent.Observed {
+	o := agent.Observed{Members: make(map[string]agent.Member, len(n.store.members)), Images: n.images, Busy: map[string]agent.Work{}}
+	for _, c := range n.containers {
+		run := n.store.runs[c.id]
+		x := agent.Container{
+			ID: c.id, MemberID: c.memberID, InstanceID: c.instanceID, Service: c.service, Revision: c.revision, SpecDigest: c.specDigest,
+			RunID: c.id, Status: c.status, StartedAt: run.startedAt, ExitedAt: run.exitedAt, ExitCode: run.exitCode,
+			ExitRecorded: run.exitRecorded, AcceleratorIDs: c.accelerators, ReadyAt: run.readyAt,
+		}
+		if x.StartedAt.IsZero() {
+			x.StartedAt = n.clock.fromMachine(c.startedRTC)
+		}
+		o.Containers = append(o.Containers, x)
+	}
+	for _, id := range slices.Sorted(maps.Keys(n.networks)) {
+		net := agent.Network{MemberID: id}
+		if m := n.store.members[id]; m.networkReady {
+			net.Revision = m.networkRevision
+		}
+		o.Networks = append(o.Networks, net)
+	}
+	for id, m := range n.store.members {
+		o.Members[id] = m.Member
+	}
+	for id, b := range n.busy {
+		o.Busy[id] = agent.Work{Pulling: b.pulling > 0, Other: b.other > 0}
+	}
+	for id, until := range n.hold {
+		if until.After(now) {
+			b := o.Busy[id]
+			b.Other = true
+			o.Busy[id] = b
+		}
+	}
+	return o
+}
+
+// begin executes an action beside the others; its member counts as busy meanwhile.
+func (n *node) begin(a agent.Action) {
+	id := agent.MemberOf(a)
+	switch a := a.(type) {
+	case agent.CancelPull:
+		return // a pull takes seconds here
+	case agent.StopContainer:
+		n.w.truth.stopping(n, a)
+		n.store.updateRun(a.ContainerID, func(r *storedRun) { r.stopAsked = true })
+		// The signal is sent: the process ends whether or not the agent lives to see it.
+		n.w.after(n.w.between(second/10, span(min(a.Grace, 8*time.Second))+second/5), n.i, "stopped", func() {
+			if c := n.containerOf(a.ContainerID); c != nil {
+				n.end(c, true, 143)
+			}
+		})
+		n.do(id, false, 9*second, "stop", func() {})
+	case agent.RecordExit:
+		n.do(id, false, second/100, "record", func() { n.recordExit(a) })
+	case agent.RemoveContainer:
+		n.do(id, false, n.w.between(second/20, second), "remove", func() {
+			n.remove(a.ContainerID)
+			n.store.closeRun(a.ContainerID)
+		})
+	case agent.RemoveNetwork:
+		n.do(id, false, n.w.between(second/20, second/2), "network gone", func() {
+			delete(n.networks, id)
+			n.store.updateMember(id, func(m *storedMember) { m.networkRevision, m.networkReady = 0, false })
+		})
+	case agent.RetireMember:
+		n.do(id, false, n.w.between(second/20, second/2), "retire", func() { n.retire(id) })
+	case agent.FetchPart:
+		n.do(id, false, n.w.between(second/50, second), "fetch", func() { n.up.fetch(a) })
+	case agent.PullImage:
+		n.do(id, true, n.w.between(second, 20*second), "pull", func() { n.pull(a) })
+	case agent.SetupNetwork:
+		n.store.updateMember(id, func(m *storedMember) { m.networkRevision, m.networkReady = a.Revision, false })
+		n.networks[id] = true
+		n.do(id, false, n.w.between(second/20, second/3), "network", func() {
+			if n.networks[id] {
+				n.store.updateMember(id, func(m *storedMember) { m.networkReady = true })
+			}
+		})
+	case agent.StartContainer:
+		n.startContainer(a)
+	}
+}
+
+// do ends an action after a while, if the agent that began it still lives.
+func (n *node) do(id string, pulling bool, takes instant, kind string, end func()) {
+	b := n.busy[id]
+	if b == nil {
+		b = &work{}
+		n.busy[id] = b
+	}
+	count := &b.other
+	if pulling {
+		count = &b.pulling
+	}
+	*count++
+	life := n.life
+	n.w.after(takes, n.i, kind, func() {
+		if n.life != life {
+			return
+		}
+		end()
+		if *count--; b.pulling == 0 && b.other == 0 {
+			delete(n.busy, id)
+		}
+		n.wake()
+	})
+}
+
+// startContainer makes the run durable, then the container, then notes when it came up. A crash may fall between any two.
+func (n *node) startContainer(a agent.StartContainer) {
+	if !n.store.wants(a.MemberID, a.Revision) {
+		return
+	}
+	n.runNo++
+	id := fmt.Sprintf("%s.%d", a.MemberID, n.runNo)
+	n.store.openRun(storedRun{
+		id: id, memberID: a.MemberID, instanceID: a.Workload.InstanceID, service: a.Service.Name, revision: a.Revision, leaseNo: a.LeaseNo,
+	}, n.clock.now())
+	resources := a.Service.Spec.GetResources()
+	c := &container{
+		id: id, memberID: a.MemberID, instanceID: a.Workload.InstanceID, service: a.Service.Name, revision: a.Revision,
+		specDigest: a.Service.SpecDigest, status: agent.Created, accelerators: a.Service.AcceleratorIDs,
+		cpuMillis: int64(resources.GetCpuMillis()), memoryBytes: int64(resources.GetMemoryBytes()),
+	}
+	made, up := n.w.between(second/100, second/10), n.w.between(second/10, second)
+	goesOn, broken := n.w.chance(0.5), !n.w.healing && n.w.chance(0.01)
+	life, boot := n.life, n.bootID
+	n.w.after(made, n.i, "container", func() {
+		if n.bootID == boot && n.powered && n.life == life {
+			n.containers = append(n.containers, c)
+		}
+	})
+	n.w.after(up, n.i, "up", func() {
+		// The shim does what it was asked, or the daemon died before it was.
+		if !broken && n.bootID == boot && n.powered && n.containerOf(id) == c && (n.life == life || goesOn) {
+			n.start(c)
+		}
+	})
+	n.do(a.MemberID, false, up+n.w.between(1, second/10), "start", func() {
+		if broken {
+			n.remove(id)
+			n.store.closeRun(id)
+			n.failed(a.MemberID, a.Revision, agent.ReasonInternal, false, 0)
+			return
+		}
+		n.store.updateRun(id, func(r *storedRun) { r.startedAt = n.clock.fromMachine(c.startedRTC) })
+	})
+}
+
+func (n *node) failed(id string, revision uint64, reason string, permanent bool, ran time.Duration) {
+	n.store.updateMember(id, func(m *storedMember) { m.Member = m.Failed(revision, reason, reason, permanent, ran, n.clock.now()) })
+}
+
+func (n *node) pull(a agent.PullImage) {
+	switch {
+	case n.up.no == 0:
+		n.hold[a.MemberID] = n.clock.now().Add(releaseHold)
+	case !n.w.healing && n.w.chance(0.02):
+		n.failed(a.MemberID, a.Revision, agent.ReasonImagePullFailed, false, 0)
+	default:
+		n.images[a.Image] = true
+	}
+}
+
+func (n *node) retire(id string) {
+	n.beat(n.w.now)
+	if err := n.store.retire(id, n.clock.now()); err != nil {
+		n.w.fail(5, "retire %s: %v", id, err)
+	}
+	n.up.send()
+}
+
+// recordExit makes exit and usage durable, in this order.
+func (n *node) recordExit(a agent.RecordExit) {
+	n.beat(n.w.now)
+	c := n.containerOf(a.ContainerID)
+	if c == nil || c.status != agent.Exited || !n.store.measured(c.id) {
+		return
+	}
+	run, exited := n.store.runs[c.id], n.clock.fromMachine(c.exitedRTC)
+	n.store.updateMember(a.MemberID, func(m *storedMember) {
+		m.ExitedAt, m.ExitCode = exited, c.exitCode
+		if !a.Unasked || run.stopAsked {
+			return
+		}
+		m.Restarts++
+		if c.exitedRTC.IsZero() {
+			return
+		}
+		m.Member = m.Failed(a.Revision, agent.ReasonCrashLoop, "exited", false, exited.Sub(run.startedAt), n.clock.now())
+	})
+	n.store.updateRun(c.id, func(r *storedRun) { r.exitRecorded, r.exitedAt, r.exitCode = true, exited, c.exitCode })
+}
+
+// catchUp makes up for the beat that the node's grid had last, before anything else happens to it.
+func (n *node) catchUp() {
+	if !n.agentUp {
+		return
+	}
+	if due := (n.w.now-n.phase)/beatEvery*beatEvery + n.phase; due > n.lastBeat {
+		n.beat(due)
+	}
+}
+
+// beat takes one look at the containers into the meter, as they have been since anything last happened here.
+func (n *node) beat(t instant) {
+	n.lastBeat = t
+	o := meter.Observation{At: n.clock.at(t), CutEvery: cutEvery}
+	for _, c := range n.containers {
+		journal := n.store.runs[c.id]
+		run := meter.Run{
+			RunID: c.id, MemberID: c.memberID, Revision: c.revision, LeaseNo: n.store.leases[c.memberID].GetLeaseNo(),
+			StartedAt: journal.startedAt, ExitedAt: n.clock.fromMachine(c.exitedRTC), Up: c.status == agent.Running,
+		}
+		if run.StartedAt.IsZero() {
+			run.StartedAt = n.clock.fromMachine(c.startedRTC)
+		}
+		if c.status == agent.Created {
+			run.StartedAt, run.ExitedAt = time.Time{}, time.Time{}
+		}
+		if run.Up {
+			run.CPUMicros, run.MemoryBytes, run.Sampled = c.cpuMicros(t), c.memoryBytes, true
+		}
+		o.Runs = append(o.Runs, run)
+	}
+	before := n.store.chain.Number
+	if err := n.store.beat(o, n.clock.stamp(t)); err != nil {
+		n.w.fail(5, "beat of %s: %v", n.id, err)
+	}
+	if n.store.chain.Number != before {
+		n.w.trace("sealed", n.i, int64(n.store.chain.Number), "")
+		n.up.send()
+	}
+}
+
+// rebase begins every open interval anew at the node's time of now: what lies between is not known to have passed.
+func (n *node) rebase() {
+	for _, c := range n.containers {
+		if c.status == agent.Running {
+			n.store.updateRun(c.id, func(r *storedRun) { r.startedAt = n.clock.now() })
+		}
+	}
+	n.beat(n.w.now)
+}

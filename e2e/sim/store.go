@@ -1,0 +1,409 @@
+package sim
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"math/big"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// store is what a node has on disk. Each method is one synced write: it happened or it did not. It mirrors agent/internal/state.
+type store struct {
+	incarnation string
+	state       *protocol.DesiredState
+	envelope    *protocol.Envelope
+	digest      [sha256.Size]byte
+	parts       map[[sha256.Size]byte]*protocol.Workload
+	leases      map[string]*protocol.Lease
+	members     map[string]storedMember
+	runs        map[string]storedRun
+	consumed    map[string]map[string]int64
+	meter       meter.State
+	chain       spool.Chain
+	marks       spool.Marks
+	// digests are of the sealed segments that the hub has not archived, by number.
+	segments map[uint64]spool.Sealed
+	unsent   int64
+	stamp    stamp
+	// highest is what this lineage of the disk has applied; the checker's, not the agent's.
+	highest appliedState
+}
+
+type appliedState struct {
+	epoch, generation uint64
+	digest            [sha256.Size]byte
+}
+
+type storedMember struct {
+	agent.Member
+	networkRevision uint64
+	networkReady    bool
+	reported        bool
+}
+
+type storedRun struct {
+	id, memberID, instanceID, service string
+	revision, leaseNo                 uint64
+	startedAt, readyAt                time.Time
+	stopAsked, exitRecorded           bool
+	exitedAt                          time.Time
+	exitCode                          int32
+}
+
+func newStore(nodeID, incarnation string) *store {
+	return &store{
+		incarnation: incarnation, parts: map[[sha256.Size]byte]*protocol.Workload{}, leases: map[string]*protocol.Lease{},
+		members: map[string]storedMember{}, runs: map[string]storedRun{}, consumed: map[string]map[string]int64{},
+		segments: map[uint64]spool.Sealed{}, chain: spool.Chain{NodeID: nodeID, Incarnation: incarnation},
+	}
+}
+
+// clone is the disk as an image of it would be. What is pointed to never changes.
+func (s *store) clone() *store {
+	c := *s
+	c.parts, c.leases, c.members = maps.Clone(s.parts), maps.Clone(s.leases), maps.Clone(s.members)
+	c.runs, c.segments, c.consumed = maps.Clone(s.runs), maps.Clone(s.segments), maps.Clone(s.consumed)
+	return &c
+}
+
+func (s *store) accepted() (epoch, generation uint64) {
+	return s.state.GetEpoch(), s.state.GetGeneration()
+}
+
+func (s *store) acceptState(v protocol.Verified[*protocol.DesiredState], rawParts [][]byte, anyOrder bool) error {
+	next, digest := v.Message(), v.Digest()
+	if s.state != nil && !anyOrder {
+		switch {
+		case next.GetEpoch() < s.state.GetEpoch():
+			return protocol.Refuse(protocol.RefusalEpoch, "epoch")
+		case next.GetEpoch() > s.state.GetEpoch():
+		case next.GetGeneration() < s.state.GetGeneration():
+			return protocol.Refuse(protocol.RefusalOlder, "generation %d", s.state.GetGeneration())
+		case next.GetGeneration() == s.state.GetGeneration() && !bytes.Equal(digest[:], s.digest[:]):
+			return protocol.Refuse(protocol.RefusalConflict, "generation %d", s.state.GetGeneration())
+		}
+	}
+	fresh := map[[sha256.Size]byte]*protocol.Workload{}
+	for _, raw := range rawParts {
+		w, err := protocol.VerifyPart(v, raw)
+		if err != nil {
+			return err
+		}
+		fresh[sha256.Sum256(raw)] = w
+	}
+	named := map[[sha256.Size]byte]bool{}
+	for _, ref := range next.GetParts() {
+		named[[sha256.Size]byte(ref.GetSha256())] = true
+		if m, known := s.members[ref.GetId()]; !known || m.Removal != nil {
+			s.members[ref.GetId()] = storedMember{Member: agent.Member{ID: ref.GetId()}}
+		}
+	}
+	for sum, w := range fresh {
+		s.parts[sum] = w
+		m := s.members[w.GetId()]
+		m.InstanceID, m.CorrelationID = w.GetInstanceId(), w.GetCorrelationId()
+		s.members[w.GetId()] = m
+	}
+	maps.DeleteFunc(s.parts, func(sum [sha256.Size]byte, _ *protocol.Workload) bool { return !named[sum] })
+	maps.DeleteFunc(s.leases, func(id string, _ *protocol.Lease) bool { _, known := s.members[id]; return !known })
+	s.state, s.envelope, s.digest = next, v.Envelope(), digest
+	return nil
+}
+
+func (s *store) acceptPart(raw []byte) bool {
+	sum := sha256.Sum256(raw)
+	for _, ref := range s.state.GetParts() {
+		if [sha256.Size]byte(ref.GetSha256()) != sum {
+			continue
+		}
+		w := &protocol.Workload{}
+		if proto.Unmarshal(raw, w) != nil {
+			return false
+		}
+		s.parts[sum] = w
+		m := s.members[w.GetId()]
+		m.ID, m.InstanceID = w.GetId(), w.GetInstanceId()
+		s.members[w.GetId()] = m
+		return true
+	}
+	return false
+}
+
+func (s *store) acceptLeases(batch *protocol.LeaseBatch) error {
+	if batch.GetIncarnation() != s.incarnation {
+		return protocol.Refuse(protocol.RefusalWrongNode, "incarnation")
+	}
+	if spool.Full(s.unsent) {
+		return protocol.Refuse(protocol.RefusalUnavailable, "spool full")
+	}
+	for _, l := range batch.GetLeases() {
+		if l.GetLeaseNo() > s.leases[l.GetMemberId()].GetLeaseNo() {
+			s.leases[l.GetMemberId()] = l
+		}
+	}
+	return nil
+}
+
+// wants reports whether the accepted state wants the run at this very moment.
+func (s *store) wants(memberID string, revision uint64) bool {
+	for _, ref := range s.state.GetParts() {
+		w := s.parts[[sha256.Size]byte(ref.GetSha256())]
+		if ref.GetId() == memberID && w.GetRevision() == revision && !w.GetStopped() {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *store) openRun(r storedRun, now time.Time) {
+	s.runs[r.id] = r
+	s.meter = meter.Open(s.meter, meter.Intent{RunID: r.id, MemberID: r.memberID, Revision: r.revision, LeaseNo: r.leaseNo}, now)
+}
+
+func (s *store) updateRun(id string, change func(*storedRun)) {
+	if r, known := s.runs[id]; known {
+		change(&r)
+		s.runs[id] = r
+	}
+}
+
+func (s *store) closeRun(id string) {
+	s.meter = meter.Cancel(s.meter, id)
+	delete(s.runs, id)
+}
+
+func (s *store) updateMember(id string, change func(*storedMember)) {
+	m := s.members[id]
+	m.ID = id
+	change(&m)
+	s.members[id] = m
+}
+
+// measured reports whether the run's interval has ended and its records are sealed, or never began.
+func (s *store) measured(runID string) bool {
+	return !slices.ContainsFunc(s.meter.Intervals, func(iv meter.Interval) bool { return iv.RunID == runID && !iv.StartedAt.IsZero() })
+}
+
+// seal puts records into the chain; it returns the numbers of the new segments.
+func (s *store) seal(records []*protocol.UsageRecord, now time.Time) error {
+	for _, r := range records {
+		totals := maps.Clone(s.consumed[r.GetMemberId()])
+		if totals == nil {
+			totals = map[string]int64{}
+		}
+		totals[r.GetMeter()] += r.GetQuantity()
+		s.consumed[r.GetMemberId()] = totals
+	}
+	return s.sealOnly(records, now)
+}
+
+func (s *store) sealOnly(records []*protocol.UsageRecord, now time.Time) error {
+	for len(records) > 0 {
+		sealed, chain, rest, err := spool.Seal(s.chain, records, now)
+		if err != nil {
+			return err
+		}
+		s.segments[sealed.Segment.GetNumber()] = sealed
+		s.unsent += int64(len(sealed.Payload))
+		s.chain, records = chain, rest
+	}
+	return nil
+}
+
+func (s *store) beat(o meter.Observation, at stamp) error {
+	next, records := meter.Beat(s.meter, o)
+	s.meter, s.stamp = next, at
+	return s.seal(records, o.At)
+}
+
+func (s *store) retire(memberID string, now time.Time) error {
+	next, records := meter.Close(s.meter, memberID, now)
+	s.meter = next
+	if err := s.seal(records, now); err != nil {
+		return err
+	}
+	old := s.members[memberID]
+	s.members[memberID] = storedMember{Member: agent.Member{
+		ID: memberID, InstanceID: old.InstanceID, CorrelationID: old.CorrelationID, ExitedAt: old.ExitedAt, ExitCode: old.ExitCode,
+		Removal: &protocol.RemovalProof{
+			At: timestamppb.New(now), Absent: protocol.RemovalKinds(), LastUsageSequence: s.chain.Sequence, Incarnation: s.incarnation,
+		},
+	}}
+	delete(s.leases, memberID)
+	delete(s.consumed, memberID)
+	return nil
+}
+
+// acknowledge takes in how far the hub has come and forgets what is archived.
+func (s *store) acknowledge(incarnation string, posted, archived uint64) error {
+	marks, err := spool.Acknowledge(s.marks, s.chain, incarnation, posted, archived)
+	if err != nil {
+		return err
+	}
+	for number := s.marks.Posted + 1; number <= marks.Posted; number++ {
+		s.unsent -= int64(len(s.segments[number].Payload))
+	}
+	for number := s.marks.Archived + 1; number <= spool.Prunable(marks); number++ {
+		delete(s.segments, number)
+	}
+	s.marks = marks
+	return nil
+}
+
+// rewind goes back to where a restored hub is: what it has forgotten is sent again, as far as it was not archived.
+func (s *store) rewind(posted uint64) {
+	s.marks.Posted = max(s.marks.Archived, min(s.marks.Posted, posted))
+	s.unsent = 0
+	for number := s.marks.Posted + 1; number <= s.chain.Number; number++ {
+		s.unsent += int64(len(s.segments[number].Payload))
+	}
+}
+
+// reincarnate gives the store a new name. What is not archived is sealed again: the hub bills each stretch of time once.
+func (s *store) reincarnate(incarnation string, now time.Time) error {
+	var kept []*protocol.UsageSegment
+	for number := s.marks.Archived + 1; number <= s.chain.Number; number++ {
+		sealed, there := s.segments[number]
+		if !there {
+			return fmt.Errorf("segment %d is neither archived nor there", number)
+		}
+		kept = append(kept, sealed.Segment)
+	}
+	chain, records := spool.Reincarnate(s.chain, incarnation, spool.Marks{Posted: s.marks.Archived}, kept, nil)
+	s.incarnation, s.chain, s.marks = incarnation, chain, spool.Marks{}
+	s.segments, s.unsent = map[uint64]spool.Sealed{}, 0
+	return s.sealOnly(records, now)
+}
+
+// agentLeases are the leases as Diff takes them.
+func (s *store) agentLeases() agent.Leases {
+	out := make(agent.Leases, len(s.leases))
+	for id, l := range s.leases {
+		spent := big.NewInt(0)
+		for _, p := range l.GetPrices() {
+			cost := new(big.Int).Mul(big.NewInt(s.consumed[id][p.GetMeter()]), big.NewInt(p.GetPriceNanos()))
+			quotient, rest := new(big.Int).QuoRem(cost, big.NewInt(p.GetPerQuantity()), new(big.Int))
+			if rest.Sign() > 0 {
+				quotient.Add(quotient, big.NewInt(1))
+			}
+			spent.Add(spent, quotient)
+		}
+		out[id] = agent.Lease{
+			MemberID: id, No: l.GetLeaseNo(), ExpiresAt: l.GetExpiresAt().AsTime(),
+			Exhausted: spent.Sign() > 0 && spent.Cmp(big.NewInt(l.GetCapNanos())) >= 0,
+		}
+	}
+	return out
+}
+
+// desired is the accepted state as Diff takes it.
+func (s *store) desired() agent.Desired {
+	d := agent.Desired{Epoch: s.state.GetEpoch(), Generation: s.state.GetGeneration()}
+	for _, ref := range s.state.GetParts() {
+		sum := [sha256.Size]byte(ref.GetSha256())
+		w, there := s.parts[sum]
+		if !there {
+			d.Missing = append(d.Missing, agent.MissingPart{MemberID: ref.GetId(), SHA256: sum})
+			continue
+		}
+		out := agent.Workload{
+			MemberID: ref.GetId(), InstanceID: w.GetInstanceId(), Revision: w.GetRevision(), CorrelationID: w.GetCorrelationId(), Stopped: w.GetStopped(),
+			ReadinessTimeout: time.Duration(w.GetReadinessTimeoutSeconds()) * time.Second,
+		}
+		for _, svc := range w.GetServices() {
+			out.Services = append(out.Services, agent.Service{
+				Name: svc.GetName(), Image: svc.GetImage(), SpecDigest: svc.GetImageVariant(), Spec: svc,
+				StopGrace: time.Duration(svc.GetStopGraceSeconds()) * time.Second, AcceleratorIDs: svc.GetResources().GetAcceleratorIds(),
+			})
+		}
+		d.Workloads = append(d.Workloads, out)
+	}
+	return d
+}
+
+// stamp is the time as the last beat made it durable.
+type stamp struct {
+	at        time.Time
+	bootID    int
+	sinceBoot time.Duration
+	synced    bool
+}
+
+// clock is the node's time, as agent/internal/state.Clock tells it: what a hub last said, carried on by the counter since boot.
+type clock struct {
+	n      *node
+	anchor stamp
+	floor  time.Time
+	behind bool
+}
+
+func newClock(n *node) clock {
+	c := clock{n: n, floor: later(n.store.state.GetIssuedAt().AsTime(), built())}
+	last := n.store.stamp
+	c.floor = later(c.floor, last.at)
+	rtc := n.rtc(n.w.now)
+	switch {
+	case last.bootID == n.bootID && (last.synced || !n.w.breaks(BreakClock)):
+		c.anchor = last
+	case rtc.Before(c.floor):
+		c.behind = true
+		c.anchor = stamp{at: c.floor, bootID: n.bootID, sinceBoot: n.sinceBoot(n.w.now)}
+	case !n.w.breaks(BreakClock):
+		// From here on the counter, not a clock that somebody may set.
+		c.anchor = stamp{at: rtc, bootID: n.bootID, sinceBoot: n.sinceBoot(n.w.now)}
+	}
+	return c
+}
+
+// built is when the agent's program was.
+func built() time.Time { return genesis().Add(-24 * time.Hour) }
+
+func (c *clock) now() time.Time { return c.at(c.n.w.now) }
+
+func (c *clock) at(t instant) time.Time {
+	out := c.n.rtc(t)
+	if !c.anchor.at.IsZero() {
+		out = c.anchor.at.Add(c.n.sinceBoot(t) - c.anchor.sinceBoot)
+	}
+	return later(out, c.floor)
+}
+
+func (c *clock) sync(hub time.Time) {
+	c.anchor = stamp{at: hub, bootID: c.n.bootID, sinceBoot: c.n.sinceBoot(c.n.w.now), synced: true}
+	c.behind = false
+	if c.floor.After(hub) && !c.n.w.breaks(BreakClock) {
+		// The last stamp was written by a clock that ran ahead. To stand still until the world has caught up would count no
+		// time, and take every lease for ended.
+		c.floor = hub
+	}
+}
+
+func (c *clock) stamp(t instant) stamp {
+	return stamp{at: c.at(t), bootID: c.n.bootID, sinceBoot: c.n.sinceBoot(t), synced: c.anchor.synced}
+}
+
+// fromMachine converts a time of the machine's own clock.
+func (c *clock) fromMachine(t time.Time) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	return t.Add(c.now().Sub(c.n.rtc(c.n.w.now)))
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,257 @@
+package sim
+
+import (
+	"container/heap"
+	"encoding/binary"
+	"fmt"
+	"hash"
+	"hash/fnv"
+	"math/rand/v2"
+	"time"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Config is one simulation. Zero values take defaults.
+type Config struct {
+	Seed  uint64
+	Nodes int
+	Days  int
+	// Quiet is how long a node is left alone while nothing happens.
+	Quiet time.Duration
+	// Commands and Faults are how many there are for each node and day, on average.
+	Commands, Faults float64
+	// Lease is the wish of every lease.
+	Lease time.Duration
+	// Backup is how often the hub is backed up, Restores how often in all it is set back to its last backup.
+	Backup   time.Duration
+	Restores int
+	// Break makes the model break a law on purpose, so that the checker can be checked.
+	Break Breakage
+}
+
+// Breakage is a rule left out.
+type Breakage string
+
+// The rules that can be left out. Each makes some seed break a law.
+const (
+	// BreakDedupe posts a record that was posted before once more, under another name.
+	BreakDedupe Breakage = "dedupe"
+	// BreakOrder lets a node accept an older generation.
+	BreakOrder Breakage = "order"
+	// BreakIncarnation lets a restored disk go on under its old name.
+	BreakIncarnation Breakage = "incarnation"
+	// BreakFork notices a restored disk by its numbers only: one that has gone on without the hub is taken for the old one.
+	BreakFork Breakage = "fork"
+	// BreakRewind does not send again what a restored hub has forgotten.
+	BreakRewind Breakage = "rewind"
+	// BreakAdopt lets a restored hub compile from its old rows at once.
+	BreakAdopt Breakage = "adopt"
+	// BreakHub stops everything when the hub is away.
+	BreakHub Breakage = "hub_absence"
+	// BreakProof frees an accelerator when the decommission is asked for, not when it is proved.
+	BreakProof Breakage = "proof"
+	// BreakClip bills what lies outside lease and claim.
+	BreakClip Breakage = "clip"
+	// BreakClock bills the time that a clock leaps forward.
+	BreakClock Breakage = "clock"
+	// BreakCap caps a lease at what is held, as if the node did not count what is in suspense.
+	BreakCap Breakage = "cap"
+	// BreakSilence waits for ever for the proof of a node whose disk has forgotten the member.
+	BreakSilence Breakage = "silence"
+	// BreakBalance forgets the host's leg of a posting.
+	BreakBalance Breakage = "balance"
+	// BreakRetry never sends a state a second time.
+	BreakRetry Breakage = "retry"
+)
+
+// Result is what a simulation was.
+type Result struct {
+	Digest   uint64
+	Events   int
+	Segments int
+	Postings int
+	Starts   int
+	// States counts signed generations, Leases issued ones.
+	States, Leases int
+	// Faults by kind, for people.
+	Faults map[string]int
+	// BilledSeconds is the running time that was billed, RanSeconds that of the containers.
+	BilledSeconds, RanSeconds int64
+}
+
+// Violation is a broken law.
+type Violation struct {
+	Seed uint64
+	Law  int
+	At   time.Time
+	What string
+	// Trace ends with what broke it.
+	Trace []string
+}
+
+// Error says what broke and how to see it again.
+func (v *Violation) Error() string {
+	s := fmt.Sprintf("law %d: %s (at %s)\nseed %d; replay: go test ./e2e/sim -run TestSimulation -seed %d\nthe last events:\n", v.Law, v.What, v.At.Format(time.RFC3339Nano), v.Seed, v.Seed)
+	for _, line := range v.Trace {
+		s += "  " + line + "\n"
+	}
+	return s
+}
+
+// instant is true time, in microseconds since the world began. Nobody in the world can read it but the hub.
+type instant int64
+
+const (
+	second instant = 1_000_000
+	minute         = 60 * second
+	hour           = 60 * minute
+	day            = 24 * hour
+)
+
+func span(d time.Duration) instant      { return instant(d.Microseconds()) }
+func (t instant) dur() time.Duration    { return time.Duration(t) * time.Microsecond }
+func (t instant) time() time.Time       { return genesis().Add(t.dur()) }
+func since(t time.Time) instant         { return span(t.Sub(genesis())) }
+func genesis() time.Time                { return time.Date(2031, 3, 1, 0, 0, 0, 0, time.UTC) }
+func (t instant) before(o instant) bool { return t < o }
+
+// event is something that happens; node is -1 where it happens to no node's machine.
+type event struct {
+	at   instant
+	seq  uint64
+	node int
+	kind string
+	do   func()
+}
+
+type agenda []*event
+
+func (a agenda) Len() int { return len(a) }
+func (a agenda) Less(i, j int) bool {
+	return a[i].at < a[j].at || a[i].at == a[j].at && a[i].seq < a[j].seq
+}
+func (a agenda) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
+func (a *agenda) Push(x any)   { *a = append(*a, x.(*event)) }
+func (a *agenda) Pop() any {
+	old := *a
+	e := old[len(old)-1]
+	old[len(old)-1] = nil
+	*a = old[:len(old)-1]
+	return e
+}
+
+// World is everything.
+type World struct {
+	cfg    Config
+	rng    *rand.Rand
+	now    instant
+	seq    uint64
+	agenda agenda
+	digest hash.Hash64
+	ring   [48]traced
+	traces int
+	broken *Violation
+
+	bundle protocol.Bundle
+	hub    *hub
+	nodes  []*node
+	truth  truth
+	// healing is set while no fault and no command may happen.
+	healing bool
+	result  Result
+}
+
+type traced struct {
+	at   instant
+	kind string
+	node int
+	arg  int64
+	text string
+}
+
+// Run simulates and returns the first broken law.
+func Run(cfg Config) (Result, error) {
+	w := newWorld(cfg)
+	for len(w.agenda) > 0 && w.broken == nil {
+		e := heap.Pop(&w.agenda).(*event)
+		w.now = e.at
+		w.result.Events++
+		w.trace(e.kind, e.node, 0, "")
+		if e.node >= 0 {
+			w.nodes[e.node].catchUp()
+		}
+		e.do()
+	}
+	w.result.Digest = w.digest.Sum64()
+	if w.broken != nil {
+		return w.result, w.broken
+	}
+	return w.result, nil
+}
+
+func newWorld(cfg Config) *World {
+	set := func(d *time.Duration, def time.Duration) {
+		if *d == 0 {
+			*d = def
+		}
+	}
+	set(&cfg.Quiet, time.Hour)
+	set(&cfg.Lease, 24*time.Hour)
+	set(&cfg.Backup, 12*time.Hour)
+	w := &World{
+		cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x9e3779b97f4a7c15)), digest: fnv.New64a(), bundle: newBundle(),
+		result: Result{Faults: map[string]int{}},
+	}
+	w.truth = newTruth(w)
+	w.hub = newHub(w)
+	for i := range cfg.Nodes {
+		w.nodes = append(w.nodes, newNode(w, i))
+	}
+	for _, n := range w.nodes {
+		w.after(w.upTo(2*minute), n.i, "power", n.powerOn)
+	}
+	w.planLife()
+	return w
+}
+
+// after plans an event at the machine of a node, or at none's with -1.
+func (w *World) after(d instant, node int, kind string, do func()) {
+	w.seq++
+	heap.Push(&w.agenda, &event{at: w.now + max(d, 0), seq: w.seq, node: node, kind: kind, do: do})
+}
+
+// trace takes something into the digest. The text is for people only and only made when it is cheap.
+func (w *World) trace(kind string, node int, arg int64, text string) {
+	var b [24]byte
+	binary.LittleEndian.PutUint64(b[:], uint64(w.now))
+	binary.LittleEndian.PutUint64(b[8:], uint64(node))
+	binary.LittleEndian.PutUint64(b[16:], uint64(arg))
+	_, _ = w.digest.Write(b[:])
+	_, _ = w.digest.Write([]byte(kind))
+	_, _ = w.digest.Write([]byte(text))
+	w.ring[w.traces%len(w.ring)] = traced{w.now, kind, node, arg, text}
+	w.traces++
+}
+
+// fail ends the world with a broken law.
+func (w *World) fail(law int, format string, args ...any) {
+	if w.broken != nil {
+		return
+	}
+	v := &Violation{Seed: w.cfg.Seed, Law: law, At: w.now.time(), What: fmt.Sprintf(format, args...)}
+	for i := max(0, w.traces-len(w.ring)); i < w.traces; i++ {
+		t := w.ring[i%len(w.ring)]
+		v.Trace = append(v.Trace, fmt.Sprintf("%s node %d %s %d %s", t.at.time().Format("01-02 15:04:05.000000"), t.node, t.kind, t.arg, t.text))
+	}
+	w.broken = v
+}
+
+func (w *World) breaks(b Breakage) bool { return w.cfg.Break == b }
+
+// upTo is a random time below d, between one in [a, b), chance a coin that falls with probability p.
+func (w *World) upTo(d instant) instant { return instant(w.rng.Int64N(int64(max(d, 1)))) }
+
+func (w *World) between(a, b instant) instant { return a + w.upTo(b-a) }
+
+func (w *World) chance(p float64) bool { return w.rng.Float64() < p }
