@@ -105,6 +105,7 @@ func TestUpgradeAndRollbackStayInPlaceAndAreBilledOnce(t *testing.T) {
 	containers := w.listen(w.agent.Config.ContainerdNamespace)
 	first := w.launch("app")
 	w.greets(first, firstGreeting)
+	w.priceIsKnown(first)
 	w.shipVersion("2.0.0", firstGreeting, secondGreeting)
 
 	second, err := w.tenant.Upgrade(w.ctx, w.operator, first.ID, "2.0.0", nil)
@@ -174,6 +175,27 @@ func TestLaw03AFailedUpgradeGoesBackWithoutTheHub(t *testing.T) {
 	w.greets(upgraded, secondGreeting)
 	w.decommission(i)
 	w.requireRuns(containers, i.ID, 4)
+}
+
+// priceIsKnown holds what an app was said to cost before its launch against what a running instance of it says.
+func (w *world) priceIsKnown(i api.AppInstance) {
+	w.t.Helper()
+	perHour := func(text string) string {
+		r, ok := new(big.Rat).SetString(text)
+		require.True(w.t, ok, text)
+		return r.FloatString(2)
+	}
+	estimate, err := api.Read[api.CostEstimate](w.operator.EstimateCost(w.ctx, w.tenant.Project.ID, appSlug, i.Version, &api.EstimateCostParams{AllocationID: w.allocation.ID}))
+	require.NoError(w.t, err)
+	require.Equal(w.t, pricePerHour, perHour(estimate.PerHour))
+	require.Equal(w.t, scenario.Currency, estimate.Currency)
+	cost := w.instance(i.ID).Cost
+	require.Equal(w.t, pricePerHour, perHour(cost.PerHour))
+	require.Equal(w.t, scenario.Currency, cost.Currency)
+	w.eventually("what it has cost so far grows", func() error {
+		spent, ok := new(big.Rat).SetString(w.instance(i.ID).Cost.Spent)
+		return orMissing(nil, ok && spent.Sign() > 0)
+	})
 }
 
 // runsAt reports whether the instance's one container is of the revision.

@@ -59,10 +59,12 @@ func (a *app) instancesCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return show(s, i, instanceColumns())
+		return show(s, i, append(instanceColumns(),
+			column[client.AppInstance]{"SPENT", func(i client.AppInstance) string { return strings.TrimSpace(i.Cost.Spent + " " + i.Cost.Currency) }},
+			column[client.AppInstance]{"PER HOUR", func(i client.AppInstance) string { return i.Cost.PerHour }}))
 	})
 	return group("instances", "App instances: create, watch, look into, upgrade, roll back, stop, start, decommission",
-		a.createInstanceCommand(), list, get, a.watchCommand(), a.upgradeCommand(), a.rollbackCommand(), a.stopCommand(), a.startCommand(),
+		a.createInstanceCommand(), a.estimateCommand(), list, get, a.watchCommand(), a.upgradeCommand(), a.rollbackCommand(), a.stopCommand(), a.startCommand(),
 		a.setCommand(), a.decommissionCommand(), a.eventsCommand(), a.logsCommand())
 }
 
@@ -79,6 +81,44 @@ func (a *app) instanceAction(verb, short string, run func(ctx context.Context, s
 		}
 		return run(ctx, s, project, id)
 	})
+}
+
+// estimateCommand says what an app costs before it is launched.
+func (a *app) estimateCommand() *cobra.Command {
+	var (
+		version string
+		p       client.EstimateCostParams
+	)
+	columns := []column[client.CostEstimate]{
+		{"PER HOUR", func(e client.CostEstimate) string { return e.PerHour + " " + e.Currency }},
+		{"OF THAT", func(e client.CostEstimate) string {
+			parts := make([]string, len(e.Rates))
+			for n, r := range e.Rates {
+				parts[n] = r.PerHour + " " + r.Meter
+			}
+			return strings.Join(parts, ", ")
+		}},
+	}
+	c := a.action("estimate APP", "What an app costs at most in an hour, before it is launched", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+		project, err := s.projectID(ctx)
+		if err != nil {
+			return err
+		}
+		v := version
+		if v == "" {
+			if v, err = s.latestVersion(ctx, args[0]); err != nil {
+				return err
+			}
+		}
+		e, err := client.Read[client.CostEstimate](s.hub.EstimateCost(ctx, project, args[0], v, &p, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, e, columns)
+	})
+	c.Flags().StringVar(&version, "version", "", "version; the newest active one where absent")
+	c.Flags().StringVar(&p.AllocationID, "allocation", "", "id of the allocation that it would run on")
+	return c
 }
 
 func (a *app) createInstanceCommand() *cobra.Command {

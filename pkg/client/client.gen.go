@@ -968,11 +968,14 @@ type AppInstance struct {
 	Config            map[string]interface{} `json:"config"`
 	ControlPlaneScope ControlPlaneScope      `json:"control_plane_scope"`
 	CorrelationID     string                 `json:"correlation_id"`
-	CreatedAt         time.Time              `json:"created_at"`
-	DisplayName       DisplayName            `json:"display_name"`
-	Endpoints         []Endpoint             `json:"endpoints"`
-	Health            AppInstanceHealth      `json:"health"`
-	HintResults       []HintResult           `json:"hint_results"`
+
+	// Cost Only where one instance is asked for, not in lists.
+	Cost        InstanceCost      `json:"cost,omitempty,omitzero"`
+	CreatedAt   time.Time         `json:"created_at"`
+	DisplayName DisplayName       `json:"display_name"`
+	Endpoints   []Endpoint        `json:"endpoints"`
+	Health      AppInstanceHealth `json:"health"`
+	HintResults []HintResult      `json:"hint_results"`
 
 	// ID UUIDv7 in lower case.
 	ID            ID            `json:"id"`
@@ -1148,6 +1151,31 @@ type Channel string
 // ControlPlaneScope defines model for ControlPlaneScope.
 type ControlPlaneScope string
 
+// CostEstimate defines model for CostEstimate.
+type CostEstimate struct {
+	// CPUMillis The size that was priced
+	CPUMillis int64 `json:"cpu_millis"`
+
+	// Currency Absent where nothing has a price and the org has no wallet
+	Currency    string `json:"currency,omitempty,omitzero"`
+	MemoryBytes int64  `json:"memory_bytes"`
+
+	// PerHour Decimal; the sum of the rates
+	PerHour string     `json:"per_hour"`
+	Rates   []CostRate `json:"rates"`
+}
+
+// CostRate defines model for CostRate.
+type CostRate struct {
+	Meter string `json:"meter"`
+
+	// PerHour Decimal; the most that an hour of running costs
+	PerHour string `json:"per_hour"`
+
+	// PriceID UUIDv7 in lower case.
+	PriceID ID `json:"price_id"`
+}
+
 // CreditGrant defines model for CreditGrant.
 type CreditGrant struct {
 	// Amount Decimal number, not negative, with at most nine digits after the point.
@@ -1298,6 +1326,20 @@ type HintResult struct {
 
 // ID UUIDv7 in lower case.
 type ID = string
+
+// InstanceCost Only where one instance is asked for, not in lists.
+type InstanceCost struct {
+	Currency string `json:"currency"`
+
+	// Held Decimal; kept in the wallet for what may still come
+	Held string `json:"held"`
+
+	// PerHour Decimal; the most that an hour of running costs now. A stopped instance costs nothing
+	PerHour string `json:"per_hour"`
+
+	// Spent Decimal; posted so far
+	Spent string `json:"spent"`
+}
 
 // JoinToken defines model for JoinToken.
 type JoinToken struct {
@@ -2284,6 +2326,12 @@ type ListEntitlementsParams struct {
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
 
+// EstimateCostParams defines parameters for EstimateCost.
+type EstimateCostParams struct {
+	// AllocationID Where it would run; absent means a place without a SKU
+	AllocationID ID `form:"allocation_id,omitempty" json:"allocation_id,omitempty,omitzero"`
+}
+
 // ListServiceAccountsParams defines parameters for ListServiceAccounts.
 type ListServiceAccountsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -2940,6 +2988,15 @@ type ClientInterface interface {
 	//
 	// Corresponds with PUT /projects/{project_id}/apps/entitlements/{app_slug} (the `PutEntitlement` operationId).
 	PutEntitlement(ctx context.Context, projectID ProjectID, appSlug AppSlug, body PutEntitlementJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// EstimateCost What an app would cost, before it is launched
+	//
+	// The most that an hour of running costs at the version's default size and the prices of the moment; a launch freezes
+	// those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has cost so far
+	// is in its `cost`.
+	//
+	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
+	EstimateCost(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListServiceAccounts Service accounts of the project
 	//
@@ -4246,6 +4303,25 @@ func (c *Client) PutEntitlementWithBody(ctx context.Context, projectID ProjectID
 // Corresponds with PUT /projects/{project_id}/apps/entitlements/{app_slug} (the `PutEntitlement` operationId).
 func (c *Client) PutEntitlement(ctx context.Context, projectID ProjectID, appSlug AppSlug, body PutEntitlementJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewPutEntitlementRequest(c.Server, projectID, appSlug, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// EstimateCost What an app would cost, before it is launched
+//
+// The most that an hour of running costs at the version's default size and the prices of the moment; a launch freezes
+// those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has cost so far
+// is in its `cost`.
+//
+// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
+func (c *Client) EstimateCost(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewEstimateCostRequest(c.Server, projectID, appSlug, version, params)
 	if err != nil {
 		return nil, err
 	}
@@ -7190,6 +7266,77 @@ func NewPutEntitlementRequestWithBody(server string, projectID ProjectID, appSlu
 	return req, nil
 }
 
+// NewEstimateCostRequest constructs an http.Request for the EstimateCost method
+func NewEstimateCostRequest(server string, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_slug", appSlug, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "version", version, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/apps/%s/versions/%s/estimate", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "allocation_id", params.AllocationID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 // NewListServiceAccountsRequest constructs an http.Request for the ListServiceAccounts method
 func NewListServiceAccountsRequest(server string, projectID ProjectID, params *ListServiceAccountsParams) (*http.Request, error) {
 	var err error
@@ -8098,6 +8245,17 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with PUT /projects/{project_id}/apps/entitlements/{app_slug} (the `PutEntitlement` operationId).
 	PutEntitlementWithResponse(ctx context.Context, projectID ProjectID, appSlug AppSlug, body PutEntitlementJSONRequestBody, reqEditors ...RequestEditorFn) (*PutEntitlementResponse, error)
+
+	// EstimateCostWithResponse What an app would cost, before it is launched
+	//
+	// The most that an hour of running costs at the version's default size and the prices of the moment; a launch freezes
+	// those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has cost so far
+	// is in its `cost`.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
+	EstimateCostWithResponse(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*EstimateCostResponse, error)
 
 	// ListServiceAccountsWithResponse Service accounts of the project
 	//
@@ -10791,6 +10949,54 @@ func (r PutEntitlementResponse) ContentType() string {
 	return ""
 }
 
+type EstimateCostResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *CostEstimate
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r EstimateCostResponse) GetJSON200() *CostEstimate {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r EstimateCostResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r EstimateCostResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r EstimateCostResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r EstimateCostResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r EstimateCostResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ListServiceAccountsResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -12150,6 +12356,23 @@ func (c *ClientWithResponses) PutEntitlementWithResponse(ctx context.Context, pr
 		return nil, err
 	}
 	return ParsePutEntitlementResponse(rsp)
+}
+
+// EstimateCostWithResponse What an app would cost, before it is launched
+//
+// The most that an hour of running costs at the version's default size and the prices of the moment; a launch freezes
+// those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has cost so far
+// is in its `cost`.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
+func (c *ClientWithResponses) EstimateCostWithResponse(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*EstimateCostResponse, error) {
+	rsp, err := c.EstimateCost(ctx, projectID, appSlug, version, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseEstimateCostResponse(rsp)
 }
 
 // ListServiceAccountsWithResponse Service accounts of the project
@@ -14049,6 +14272,39 @@ func ParsePutEntitlementResponse(rsp *http.Response) (*PutEntitlementResponse, e
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest Entitlement
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseEstimateCostResponse parses an HTTP response from a EstimateCostWithResponse call
+func ParseEstimateCostResponse(rsp *http.Response) (*EstimateCostResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &EstimateCostResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest CostEstimate
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -146,4 +147,24 @@ func TestConfigIsCheckedAgainstTheVersion(t *testing.T) {
 	i := w.running()
 	_, err := (&ChangeInstance{DB: w.d}).Do(t.Context(), w.meta(""), w.project.ID, i.ID, ChangeInstanceInput{Config: map[string]any{"x": 1}})
 	require.Equal(t, "config_invalid", fault.As(err).Code)
+}
+
+func TestWhatAnInstanceCostsIsKnownBeforeAndWhileItRuns(t *testing.T) {
+	w := newWorld(t)
+	var before ledger.Estimate
+	w.tx(func(ctx context.Context, tx db.Tx) (err error) {
+		before, err = ledger.EstimateMember(ctx, tx, ledger.Subject{Kind: ledger.Member, OrgID: w.project.OrgID, AppSlug: "demo", CPUMillis: 500, MemoryBytes: 128 << 20}, w.now)
+		return err
+	})
+	require.Equal(t, "EUR", before.Currency)
+	require.EqualValues(t, 3_600_000_000, before.PerHourNanos)
+	require.Len(t, before.Rates, 1)
+
+	i := w.running()
+	_, held := w.wallet()
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		cost, err := ledger.CostOf(ctx, tx, []string{i.Members[0].ID})
+		require.Equal(t, ledger.Cost{Currency: "EUR", HeldNanos: held, PerHourNanos: before.PerHourNanos}, cost)
+		return err
+	})
 }

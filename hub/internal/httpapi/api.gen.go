@@ -967,11 +967,14 @@ type AppInstance struct {
 	Config            map[string]interface{} `json:"config"`
 	ControlPlaneScope ControlPlaneScope      `json:"control_plane_scope"`
 	CorrelationID     string                 `json:"correlation_id"`
-	CreatedAt         time.Time              `json:"created_at"`
-	DisplayName       DisplayName            `json:"display_name"`
-	Endpoints         []Endpoint             `json:"endpoints"`
-	Health            AppInstanceHealth      `json:"health"`
-	HintResults       []HintResult           `json:"hint_results"`
+
+	// Cost Only where one instance is asked for, not in lists.
+	Cost        InstanceCost      `json:"cost,omitempty,omitzero"`
+	CreatedAt   time.Time         `json:"created_at"`
+	DisplayName DisplayName       `json:"display_name"`
+	Endpoints   []Endpoint        `json:"endpoints"`
+	Health      AppInstanceHealth `json:"health"`
+	HintResults []HintResult      `json:"hint_results"`
 
 	// ID UUIDv7 in lower case.
 	ID            ID            `json:"id"`
@@ -1147,6 +1150,31 @@ type Channel string
 // ControlPlaneScope defines model for ControlPlaneScope.
 type ControlPlaneScope string
 
+// CostEstimate defines model for CostEstimate.
+type CostEstimate struct {
+	// CPUMillis The size that was priced
+	CPUMillis int64 `json:"cpu_millis"`
+
+	// Currency Absent where nothing has a price and the org has no wallet
+	Currency    string `json:"currency,omitempty,omitzero"`
+	MemoryBytes int64  `json:"memory_bytes"`
+
+	// PerHour Decimal; the sum of the rates
+	PerHour string     `json:"per_hour"`
+	Rates   []CostRate `json:"rates"`
+}
+
+// CostRate defines model for CostRate.
+type CostRate struct {
+	Meter string `json:"meter"`
+
+	// PerHour Decimal; the most that an hour of running costs
+	PerHour string `json:"per_hour"`
+
+	// PriceID UUIDv7 in lower case.
+	PriceID ID `json:"price_id"`
+}
+
 // CreditGrant defines model for CreditGrant.
 type CreditGrant struct {
 	// Amount Decimal number, not negative, with at most nine digits after the point.
@@ -1297,6 +1325,20 @@ type HintResult struct {
 
 // ID UUIDv7 in lower case.
 type ID = string
+
+// InstanceCost Only where one instance is asked for, not in lists.
+type InstanceCost struct {
+	Currency string `json:"currency"`
+
+	// Held Decimal; kept in the wallet for what may still come
+	Held string `json:"held"`
+
+	// PerHour Decimal; the most that an hour of running costs now. A stopped instance costs nothing
+	PerHour string `json:"per_hour"`
+
+	// Spent Decimal; posted so far
+	Spent string `json:"spent"`
+}
 
 // JoinToken defines model for JoinToken.
 type JoinToken struct {
@@ -2283,6 +2325,12 @@ type ListEntitlementsParams struct {
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
 
+// EstimateCostParams defines parameters for EstimateCost.
+type EstimateCostParams struct {
+	// AllocationID Where it would run; absent means a place without a SKU
+	AllocationID ID `form:"allocation_id,omitempty" json:"allocation_id,omitempty,omitzero"`
+}
+
 // ListServiceAccountsParams defines parameters for ListServiceAccounts.
 type ListServiceAccountsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -2525,6 +2573,9 @@ type ServerInterface interface {
 	// PutEntitlement Grant, narrow or withdraw an app for a project (people only)
 	// (PUT /projects/{project_id}/apps/entitlements/{app_slug})
 	PutEntitlement(c *gin.Context, projectID ProjectID, appSlug AppSlug)
+	// EstimateCost What an app would cost, before it is launched
+	// (GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate)
+	EstimateCost(c *gin.Context, projectID ProjectID, appSlug AppSlug, version Version, params EstimateCostParams)
 	// ListServiceAccounts Service accounts of the project
 	// (GET /projects/{project_id}/service-accounts)
 	ListServiceAccounts(c *gin.Context, projectID ProjectID, params ListServiceAccountsParams)
@@ -2559,6 +2610,7 @@ type MiddlewareFunc func(c *gin.Context)
 
 // DeprecateAppVersion operation middleware
 func (siw *ServerInterfaceWrapper) DeprecateAppVersion(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -2592,6 +2644,7 @@ func (siw *ServerInterfaceWrapper) DeprecateAppVersion(c *gin.Context) {
 
 // PublishAppVersion operation middleware
 func (siw *ServerInterfaceWrapper) PublishAppVersion(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -2625,6 +2678,7 @@ func (siw *ServerInterfaceWrapper) PublishAppVersion(c *gin.Context) {
 
 // RegisterManifest operation middleware
 func (siw *ServerInterfaceWrapper) RegisterManifest(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -2637,6 +2691,7 @@ func (siw *ServerInterfaceWrapper) RegisterManifest(c *gin.Context) {
 
 // GrantCredit operation middleware
 func (siw *ServerInterfaceWrapper) GrantCredit(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -2649,6 +2704,7 @@ func (siw *ServerInterfaceWrapper) GrantCredit(c *gin.Context) {
 
 // ListJoinTokens operation middleware
 func (siw *ServerInterfaceWrapper) ListJoinTokens(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -2683,6 +2739,7 @@ func (siw *ServerInterfaceWrapper) ListJoinTokens(c *gin.Context) {
 
 // CreateJoinToken operation middleware
 func (siw *ServerInterfaceWrapper) CreateJoinToken(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -2695,6 +2752,7 @@ func (siw *ServerInterfaceWrapper) CreateJoinToken(c *gin.Context) {
 
 // ListNodes operation middleware
 func (siw *ServerInterfaceWrapper) ListNodes(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -2737,6 +2795,7 @@ func (siw *ServerInterfaceWrapper) ListNodes(c *gin.Context) {
 
 // GetNode operation middleware
 func (siw *ServerInterfaceWrapper) GetNode(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -2761,6 +2820,7 @@ func (siw *ServerInterfaceWrapper) GetNode(c *gin.Context) {
 
 // BanNode operation middleware
 func (siw *ServerInterfaceWrapper) BanNode(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -2785,6 +2845,7 @@ func (siw *ServerInterfaceWrapper) BanNode(c *gin.Context) {
 
 // DrainNode operation middleware
 func (siw *ServerInterfaceWrapper) DrainNode(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -2809,6 +2870,7 @@ func (siw *ServerInterfaceWrapper) DrainNode(c *gin.Context) {
 
 // ListPrices operation middleware
 func (siw *ServerInterfaceWrapper) ListPrices(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -2851,6 +2913,7 @@ func (siw *ServerInterfaceWrapper) ListPrices(c *gin.Context) {
 
 // CreatePrice operation middleware
 func (siw *ServerInterfaceWrapper) CreatePrice(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -2863,6 +2926,7 @@ func (siw *ServerInterfaceWrapper) CreatePrice(c *gin.Context) {
 
 // ListPublishers operation middleware
 func (siw *ServerInterfaceWrapper) ListPublishers(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -2897,6 +2961,7 @@ func (siw *ServerInterfaceWrapper) ListPublishers(c *gin.Context) {
 
 // RegisterPublisher operation middleware
 func (siw *ServerInterfaceWrapper) RegisterPublisher(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -2909,6 +2974,7 @@ func (siw *ServerInterfaceWrapper) RegisterPublisher(c *gin.Context) {
 
 // ListUsers operation middleware
 func (siw *ServerInterfaceWrapper) ListUsers(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -2951,6 +3017,7 @@ func (siw *ServerInterfaceWrapper) ListUsers(c *gin.Context) {
 
 // CreateUser operation middleware
 func (siw *ServerInterfaceWrapper) CreateUser(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -2963,6 +3030,7 @@ func (siw *ServerInterfaceWrapper) CreateUser(c *gin.Context) {
 
 // CreateUserToken operation middleware
 func (siw *ServerInterfaceWrapper) CreateUserToken(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -2987,6 +3055,7 @@ func (siw *ServerInterfaceWrapper) CreateUserToken(c *gin.Context) {
 
 // ListApps operation middleware
 func (siw *ServerInterfaceWrapper) ListApps(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3029,6 +3098,7 @@ func (siw *ServerInterfaceWrapper) ListApps(c *gin.Context) {
 
 // ListAppVersions operation middleware
 func (siw *ServerInterfaceWrapper) ListAppVersions(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3072,6 +3142,7 @@ func (siw *ServerInterfaceWrapper) ListAppVersions(c *gin.Context) {
 
 // GetRegistry operation middleware
 func (siw *ServerInterfaceWrapper) GetRegistry(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3084,6 +3155,7 @@ func (siw *ServerInterfaceWrapper) GetRegistry(c *gin.Context) {
 
 // MintServiceAccountToken operation middleware
 func (siw *ServerInterfaceWrapper) MintServiceAccountToken(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3096,6 +3168,7 @@ func (siw *ServerInterfaceWrapper) MintServiceAccountToken(c *gin.Context) {
 
 // Whoami operation middleware
 func (siw *ServerInterfaceWrapper) Whoami(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3108,6 +3181,7 @@ func (siw *ServerInterfaceWrapper) Whoami(c *gin.Context) {
 
 // ListLedger operation middleware
 func (siw *ServerInterfaceWrapper) ListLedger(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3190,6 +3264,7 @@ func (siw *ServerInterfaceWrapper) ListLedger(c *gin.Context) {
 
 // ListUsage operation middleware
 func (siw *ServerInterfaceWrapper) ListUsage(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3280,6 +3355,7 @@ func (siw *ServerInterfaceWrapper) ListUsage(c *gin.Context) {
 
 // GetWallet operation middleware
 func (siw *ServerInterfaceWrapper) GetWallet(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3306,6 +3382,7 @@ func (siw *ServerInterfaceWrapper) GetWallet(c *gin.Context) {
 
 // GetHealth operation middleware
 func (siw *ServerInterfaceWrapper) GetHealth(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3318,6 +3395,7 @@ func (siw *ServerInterfaceWrapper) GetHealth(c *gin.Context) {
 
 // EnrollNode operation middleware
 func (siw *ServerInterfaceWrapper) EnrollNode(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3330,6 +3408,7 @@ func (siw *ServerInterfaceWrapper) EnrollNode(c *gin.Context) {
 
 // RenewNode operation middleware
 func (siw *ServerInterfaceWrapper) RenewNode(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3342,6 +3421,7 @@ func (siw *ServerInterfaceWrapper) RenewNode(c *gin.Context) {
 
 // GetOpenAPI operation middleware
 func (siw *ServerInterfaceWrapper) GetOpenAPI(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3354,6 +3434,7 @@ func (siw *ServerInterfaceWrapper) GetOpenAPI(c *gin.Context) {
 
 // ListOrgs operation middleware
 func (siw *ServerInterfaceWrapper) ListOrgs(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3388,6 +3469,7 @@ func (siw *ServerInterfaceWrapper) ListOrgs(c *gin.Context) {
 
 // CreateOrg operation middleware
 func (siw *ServerInterfaceWrapper) CreateOrg(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3400,6 +3482,7 @@ func (siw *ServerInterfaceWrapper) CreateOrg(c *gin.Context) {
 
 // ListProjects operation middleware
 func (siw *ServerInterfaceWrapper) ListProjects(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3442,6 +3525,7 @@ func (siw *ServerInterfaceWrapper) ListProjects(c *gin.Context) {
 
 // CreateProject operation middleware
 func (siw *ServerInterfaceWrapper) CreateProject(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3454,6 +3538,7 @@ func (siw *ServerInterfaceWrapper) CreateProject(c *gin.Context) {
 
 // GetProject operation middleware
 func (siw *ServerInterfaceWrapper) GetProject(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3478,6 +3563,7 @@ func (siw *ServerInterfaceWrapper) GetProject(c *gin.Context) {
 
 // ListAllocations operation middleware
 func (siw *ServerInterfaceWrapper) ListAllocations(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3529,6 +3615,7 @@ func (siw *ServerInterfaceWrapper) ListAllocations(c *gin.Context) {
 
 // CreateAllocation operation middleware
 func (siw *ServerInterfaceWrapper) CreateAllocation(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3553,6 +3640,7 @@ func (siw *ServerInterfaceWrapper) CreateAllocation(c *gin.Context) {
 
 // GetAllocation operation middleware
 func (siw *ServerInterfaceWrapper) GetAllocation(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3586,6 +3674,7 @@ func (siw *ServerInterfaceWrapper) GetAllocation(c *gin.Context) {
 
 // ReleaseAllocation operation middleware
 func (siw *ServerInterfaceWrapper) ReleaseAllocation(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3619,6 +3708,7 @@ func (siw *ServerInterfaceWrapper) ReleaseAllocation(c *gin.Context) {
 
 // ListArtifacts operation middleware
 func (siw *ServerInterfaceWrapper) ListArtifacts(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3670,6 +3760,7 @@ func (siw *ServerInterfaceWrapper) ListArtifacts(c *gin.Context) {
 
 // RegisterArtifact operation middleware
 func (siw *ServerInterfaceWrapper) RegisterArtifact(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3694,6 +3785,7 @@ func (siw *ServerInterfaceWrapper) RegisterArtifact(c *gin.Context) {
 
 // CreatePublishIntent operation middleware
 func (siw *ServerInterfaceWrapper) CreatePublishIntent(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3718,6 +3810,7 @@ func (siw *ServerInterfaceWrapper) CreatePublishIntent(c *gin.Context) {
 
 // ListAppInstances operation middleware
 func (siw *ServerInterfaceWrapper) ListAppInstances(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3777,6 +3870,7 @@ func (siw *ServerInterfaceWrapper) ListAppInstances(c *gin.Context) {
 
 // CreateAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) CreateAppInstance(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3801,6 +3895,7 @@ func (siw *ServerInterfaceWrapper) CreateAppInstance(c *gin.Context) {
 
 // GetAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) GetAppInstance(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3834,6 +3929,7 @@ func (siw *ServerInterfaceWrapper) GetAppInstance(c *gin.Context) {
 
 // ChangeAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) ChangeAppInstance(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3867,6 +3963,7 @@ func (siw *ServerInterfaceWrapper) ChangeAppInstance(c *gin.Context) {
 
 // DecommissionAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) DecommissionAppInstance(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3900,6 +3997,7 @@ func (siw *ServerInterfaceWrapper) DecommissionAppInstance(c *gin.Context) {
 
 // ListAppInstanceEvents operation middleware
 func (siw *ServerInterfaceWrapper) ListAppInstanceEvents(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -3952,6 +4050,7 @@ func (siw *ServerInterfaceWrapper) ListAppInstanceEvents(c *gin.Context) {
 
 // GetAppInstanceLogs operation middleware
 func (siw *ServerInterfaceWrapper) GetAppInstanceLogs(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -4020,6 +4119,7 @@ func (siw *ServerInterfaceWrapper) GetAppInstanceLogs(c *gin.Context) {
 
 // RollbackAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) RollbackAppInstance(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -4053,6 +4153,7 @@ func (siw *ServerInterfaceWrapper) RollbackAppInstance(c *gin.Context) {
 
 // StartAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) StartAppInstance(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -4086,6 +4187,7 @@ func (siw *ServerInterfaceWrapper) StartAppInstance(c *gin.Context) {
 
 // StopAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) StopAppInstance(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -4119,6 +4221,7 @@ func (siw *ServerInterfaceWrapper) StopAppInstance(c *gin.Context) {
 
 // UpgradeAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) UpgradeAppInstance(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -4152,6 +4255,7 @@ func (siw *ServerInterfaceWrapper) UpgradeAppInstance(c *gin.Context) {
 
 // ListEntitlements operation middleware
 func (siw *ServerInterfaceWrapper) ListEntitlements(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -4195,6 +4299,7 @@ func (siw *ServerInterfaceWrapper) ListEntitlements(c *gin.Context) {
 
 // GetEntitlement operation middleware
 func (siw *ServerInterfaceWrapper) GetEntitlement(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -4228,6 +4333,7 @@ func (siw *ServerInterfaceWrapper) GetEntitlement(c *gin.Context) {
 
 // PutEntitlement operation middleware
 func (siw *ServerInterfaceWrapper) PutEntitlement(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -4259,8 +4365,63 @@ func (siw *ServerInterfaceWrapper) PutEntitlement(c *gin.Context) {
 	siw.Handler.PutEntitlement(c, projectID, appSlug)
 }
 
+// EstimateCost operation middleware
+func (siw *ServerInterfaceWrapper) EstimateCost(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_slug" -------------
+	var appSlug AppSlug
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_slug", c.Param("app_slug"), &appSlug, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_slug: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "version" -------------
+	var version Version
+
+	err = runtime.BindStyledParameterWithOptions("simple", "version", c.Param("version"), &version, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter version: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params EstimateCostParams
+
+	// ------------- Optional query parameter "allocation_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "allocation_id", c.Request.URL.Query(), &params.AllocationID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter allocation_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.EstimateCost(c, projectID, appSlug, version, params)
+}
+
 // ListServiceAccounts operation middleware
 func (siw *ServerInterfaceWrapper) ListServiceAccounts(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -4304,6 +4465,7 @@ func (siw *ServerInterfaceWrapper) ListServiceAccounts(c *gin.Context) {
 
 // CreateServiceAccount operation middleware
 func (siw *ServerInterfaceWrapper) CreateServiceAccount(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -4328,6 +4490,7 @@ func (siw *ServerInterfaceWrapper) CreateServiceAccount(c *gin.Context) {
 
 // DeleteServiceAccount operation middleware
 func (siw *ServerInterfaceWrapper) DeleteServiceAccount(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -4361,6 +4524,7 @@ func (siw *ServerInterfaceWrapper) DeleteServiceAccount(c *gin.Context) {
 
 // DisableServiceAccount operation middleware
 func (siw *ServerInterfaceWrapper) DisableServiceAccount(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -4394,6 +4558,7 @@ func (siw *ServerInterfaceWrapper) DisableServiceAccount(c *gin.Context) {
 
 // RotateServiceAccountKey operation middleware
 func (siw *ServerInterfaceWrapper) RotateServiceAccountKey(c *gin.Context) {
+
 	var err error
 	_ = err
 
@@ -4427,6 +4592,7 @@ func (siw *ServerInterfaceWrapper) RotateServiceAccountKey(c *gin.Context) {
 
 // GetReadiness operation middleware
 func (siw *ServerInterfaceWrapper) GetReadiness(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -4439,6 +4605,7 @@ func (siw *ServerInterfaceWrapper) GetReadiness(c *gin.Context) {
 
 // GetTrustBundle operation middleware
 func (siw *ServerInterfaceWrapper) GetTrustBundle(c *gin.Context) {
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -4528,6 +4695,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/start", wrapper.StartAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/stop", wrapper.StopAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/upgrade", wrapper.UpgradeAppInstance)
+	router.GET(options.BaseURL+"/projects/:project_id/apps/:app_slug/versions/:version/estimate", wrapper.EstimateCost)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements", wrapper.ListEntitlements)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.GetEntitlement)
 	router.PUT(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.PutEntitlement)
@@ -4554,6 +4722,7 @@ type DeprecateAppVersionResponseObject interface {
 type DeprecateAppVersion200JSONResponse AppVersion
 
 func (response DeprecateAppVersion200JSONResponse) VisitDeprecateAppVersionResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4570,6 +4739,7 @@ type DeprecateAppVersiondefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response DeprecateAppVersiondefaultApplicationProblemPlusJSONResponse) VisitDeprecateAppVersionResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4592,6 +4762,7 @@ type PublishAppVersionResponseObject interface {
 type PublishAppVersion200JSONResponse AppVersion
 
 func (response PublishAppVersion200JSONResponse) VisitPublishAppVersionResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4608,6 +4779,7 @@ type PublishAppVersiondefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response PublishAppVersiondefaultApplicationProblemPlusJSONResponse) VisitPublishAppVersionResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4629,6 +4801,7 @@ type RegisterManifestResponseObject interface {
 type RegisterManifest201JSONResponse AppVersion
 
 func (response RegisterManifest201JSONResponse) VisitRegisterManifestResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4645,6 +4818,7 @@ type RegisterManifestdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RegisterManifestdefaultApplicationProblemPlusJSONResponse) VisitRegisterManifestResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4666,6 +4840,7 @@ type GrantCreditResponseObject interface {
 type GrantCredit201JSONResponse Posting
 
 func (response GrantCredit201JSONResponse) VisitGrantCreditResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4682,6 +4857,7 @@ type GrantCreditdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GrantCreditdefaultApplicationProblemPlusJSONResponse) VisitGrantCreditResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4703,6 +4879,7 @@ type ListJoinTokensResponseObject interface {
 type ListJoinTokens200JSONResponse JoinTokenList
 
 func (response ListJoinTokens200JSONResponse) VisitListJoinTokensResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4719,6 +4896,7 @@ type ListJoinTokensdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListJoinTokensdefaultApplicationProblemPlusJSONResponse) VisitListJoinTokensResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4740,6 +4918,7 @@ type CreateJoinTokenResponseObject interface {
 type CreateJoinToken201JSONResponse JoinToken
 
 func (response CreateJoinToken201JSONResponse) VisitCreateJoinTokenResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4756,6 +4935,7 @@ type CreateJoinTokendefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateJoinTokendefaultApplicationProblemPlusJSONResponse) VisitCreateJoinTokenResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4777,6 +4957,7 @@ type ListNodesResponseObject interface {
 type ListNodes200JSONResponse NodeList
 
 func (response ListNodes200JSONResponse) VisitListNodesResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4793,6 +4974,7 @@ type ListNodesdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListNodesdefaultApplicationProblemPlusJSONResponse) VisitListNodesResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4814,6 +4996,7 @@ type GetNodeResponseObject interface {
 type GetNode200JSONResponse Node
 
 func (response GetNode200JSONResponse) VisitGetNodeResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4830,6 +5013,7 @@ type GetNodedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetNodedefaultApplicationProblemPlusJSONResponse) VisitGetNodeResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4852,6 +5036,7 @@ type BanNodeResponseObject interface {
 type BanNode200JSONResponse Node
 
 func (response BanNode200JSONResponse) VisitBanNodeResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4868,6 +5053,7 @@ type BanNodedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response BanNodedefaultApplicationProblemPlusJSONResponse) VisitBanNodeResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4889,6 +5075,7 @@ type DrainNodeResponseObject interface {
 type DrainNode200JSONResponse Node
 
 func (response DrainNode200JSONResponse) VisitDrainNodeResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4905,6 +5092,7 @@ type DrainNodedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response DrainNodedefaultApplicationProblemPlusJSONResponse) VisitDrainNodeResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4926,6 +5114,7 @@ type ListPricesResponseObject interface {
 type ListPrices200JSONResponse PriceList
 
 func (response ListPrices200JSONResponse) VisitListPricesResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4942,6 +5131,7 @@ type ListPricesdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListPricesdefaultApplicationProblemPlusJSONResponse) VisitListPricesResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -4963,6 +5153,7 @@ type CreatePriceResponseObject interface {
 type CreatePrice201JSONResponse Price
 
 func (response CreatePrice201JSONResponse) VisitCreatePriceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -4979,6 +5170,7 @@ type CreatePricedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreatePricedefaultApplicationProblemPlusJSONResponse) VisitCreatePriceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5000,6 +5192,7 @@ type ListPublishersResponseObject interface {
 type ListPublishers200JSONResponse PublisherList
 
 func (response ListPublishers200JSONResponse) VisitListPublishersResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5016,6 +5209,7 @@ type ListPublishersdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListPublishersdefaultApplicationProblemPlusJSONResponse) VisitListPublishersResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5037,6 +5231,7 @@ type RegisterPublisherResponseObject interface {
 type RegisterPublisher201JSONResponse Publisher
 
 func (response RegisterPublisher201JSONResponse) VisitRegisterPublisherResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5053,6 +5248,7 @@ type RegisterPublisherdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RegisterPublisherdefaultApplicationProblemPlusJSONResponse) VisitRegisterPublisherResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5074,6 +5270,7 @@ type ListUsersResponseObject interface {
 type ListUsers200JSONResponse UserList
 
 func (response ListUsers200JSONResponse) VisitListUsersResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5090,6 +5287,7 @@ type ListUsersdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListUsersdefaultApplicationProblemPlusJSONResponse) VisitListUsersResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5111,6 +5309,7 @@ type CreateUserResponseObject interface {
 type CreateUser201JSONResponse User
 
 func (response CreateUser201JSONResponse) VisitCreateUserResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5127,6 +5326,7 @@ type CreateUserdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateUserdefaultApplicationProblemPlusJSONResponse) VisitCreateUserResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5149,6 +5349,7 @@ type CreateUserTokenResponseObject interface {
 type CreateUserToken201JSONResponse UserToken
 
 func (response CreateUserToken201JSONResponse) VisitCreateUserTokenResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5165,6 +5366,7 @@ type CreateUserTokendefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateUserTokendefaultApplicationProblemPlusJSONResponse) VisitCreateUserTokenResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5186,6 +5388,7 @@ type ListAppsResponseObject interface {
 type ListApps200JSONResponse AppList
 
 func (response ListApps200JSONResponse) VisitListAppsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5202,6 +5405,7 @@ type ListAppsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListAppsdefaultApplicationProblemPlusJSONResponse) VisitListAppsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5224,6 +5428,7 @@ type ListAppVersionsResponseObject interface {
 type ListAppVersions200JSONResponse AppVersionList
 
 func (response ListAppVersions200JSONResponse) VisitListAppVersionsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5240,6 +5445,7 @@ type ListAppVersionsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListAppVersionsdefaultApplicationProblemPlusJSONResponse) VisitListAppVersionsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5250,7 +5456,8 @@ func (response ListAppVersionsdefaultApplicationProblemPlusJSONResponse) VisitLi
 	return err
 }
 
-type GetRegistryRequestObject struct{}
+type GetRegistryRequestObject struct {
+}
 
 type GetRegistryResponseObject interface {
 	VisitGetRegistryResponse(w http.ResponseWriter) error
@@ -5259,6 +5466,7 @@ type GetRegistryResponseObject interface {
 type GetRegistry200JSONResponse Registry
 
 func (response GetRegistry200JSONResponse) VisitGetRegistryResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5275,6 +5483,7 @@ type GetRegistrydefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetRegistrydefaultApplicationProblemPlusJSONResponse) VisitGetRegistryResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5296,6 +5505,7 @@ type MintServiceAccountTokenResponseObject interface {
 type MintServiceAccountToken200JSONResponse Token
 
 func (response MintServiceAccountToken200JSONResponse) VisitMintServiceAccountTokenResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5312,6 +5522,7 @@ type MintServiceAccountTokendefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response MintServiceAccountTokendefaultApplicationProblemPlusJSONResponse) VisitMintServiceAccountTokenResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5322,7 +5533,8 @@ func (response MintServiceAccountTokendefaultApplicationProblemPlusJSONResponse)
 	return err
 }
 
-type WhoamiRequestObject struct{}
+type WhoamiRequestObject struct {
+}
 
 type WhoamiResponseObject interface {
 	VisitWhoamiResponse(w http.ResponseWriter) error
@@ -5331,6 +5543,7 @@ type WhoamiResponseObject interface {
 type Whoami200JSONResponse Whoami
 
 func (response Whoami200JSONResponse) VisitWhoamiResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5347,6 +5560,7 @@ type WhoamidefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response WhoamidefaultApplicationProblemPlusJSONResponse) VisitWhoamiResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5368,6 +5582,7 @@ type ListLedgerResponseObject interface {
 type ListLedger200JSONResponse PostingList
 
 func (response ListLedger200JSONResponse) VisitListLedgerResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5384,6 +5599,7 @@ type ListLedgerdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListLedgerdefaultApplicationProblemPlusJSONResponse) VisitListLedgerResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5405,6 +5621,7 @@ type ListUsageResponseObject interface {
 type ListUsage200JSONResponse UsageRecordList
 
 func (response ListUsage200JSONResponse) VisitListUsageResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5421,6 +5638,7 @@ type ListUsagedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListUsagedefaultApplicationProblemPlusJSONResponse) VisitListUsageResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5442,6 +5660,7 @@ type GetWalletResponseObject interface {
 type GetWallet200JSONResponse Wallet
 
 func (response GetWallet200JSONResponse) VisitGetWalletResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5458,6 +5677,7 @@ type GetWalletdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetWalletdefaultApplicationProblemPlusJSONResponse) VisitGetWalletResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5468,7 +5688,8 @@ func (response GetWalletdefaultApplicationProblemPlusJSONResponse) VisitGetWalle
 	return err
 }
 
-type GetHealthRequestObject struct{}
+type GetHealthRequestObject struct {
+}
 
 type GetHealthResponseObject interface {
 	VisitGetHealthResponse(w http.ResponseWriter) error
@@ -5477,6 +5698,7 @@ type GetHealthResponseObject interface {
 type GetHealth200JSONResponse Health
 
 func (response GetHealth200JSONResponse) VisitGetHealthResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5493,6 +5715,7 @@ type GetHealthdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetHealthdefaultApplicationProblemPlusJSONResponse) VisitGetHealthResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5514,6 +5737,7 @@ type EnrollNodeResponseObject interface {
 type EnrollNode201JSONResponse NodeCredentials
 
 func (response EnrollNode201JSONResponse) VisitEnrollNodeResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5530,6 +5754,7 @@ type EnrollNodedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response EnrollNodedefaultApplicationProblemPlusJSONResponse) VisitEnrollNodeResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5551,6 +5776,7 @@ type RenewNodeResponseObject interface {
 type RenewNode200JSONResponse NodeCredentials
 
 func (response RenewNode200JSONResponse) VisitRenewNodeResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5567,6 +5793,7 @@ type RenewNodedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RenewNodedefaultApplicationProblemPlusJSONResponse) VisitRenewNodeResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5577,7 +5804,8 @@ func (response RenewNodedefaultApplicationProblemPlusJSONResponse) VisitRenewNod
 	return err
 }
 
-type GetOpenAPIRequestObject struct{}
+type GetOpenAPIRequestObject struct {
+}
 
 type GetOpenAPIResponseObject interface {
 	VisitGetOpenAPIResponse(w http.ResponseWriter) error
@@ -5589,6 +5817,7 @@ type GetOpenAPI200ApplicationYamlResponse struct {
 }
 
 func (response GetOpenAPI200ApplicationYamlResponse) VisitGetOpenAPIResponse(w http.ResponseWriter) error {
+
 	w.Header().Set("Content-Type", "application/yaml")
 	if response.ContentLength != 0 {
 		w.Header().Set("Content-Length", fmt.Sprint(response.ContentLength))
@@ -5608,6 +5837,7 @@ type GetOpenAPIdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetOpenAPIdefaultApplicationProblemPlusJSONResponse) VisitGetOpenAPIResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5629,6 +5859,7 @@ type ListOrgsResponseObject interface {
 type ListOrgs200JSONResponse OrgList
 
 func (response ListOrgs200JSONResponse) VisitListOrgsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5645,6 +5876,7 @@ type ListOrgsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListOrgsdefaultApplicationProblemPlusJSONResponse) VisitListOrgsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5666,6 +5898,7 @@ type CreateOrgResponseObject interface {
 type CreateOrg201JSONResponse Org
 
 func (response CreateOrg201JSONResponse) VisitCreateOrgResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5682,6 +5915,7 @@ type CreateOrgdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateOrgdefaultApplicationProblemPlusJSONResponse) VisitCreateOrgResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5703,6 +5937,7 @@ type ListProjectsResponseObject interface {
 type ListProjects200JSONResponse ProjectList
 
 func (response ListProjects200JSONResponse) VisitListProjectsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5719,6 +5954,7 @@ type ListProjectsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListProjectsdefaultApplicationProblemPlusJSONResponse) VisitListProjectsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5740,6 +5976,7 @@ type CreateProjectResponseObject interface {
 type CreateProject201JSONResponse Project
 
 func (response CreateProject201JSONResponse) VisitCreateProjectResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5756,6 +5993,7 @@ type CreateProjectdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateProjectdefaultApplicationProblemPlusJSONResponse) VisitCreateProjectResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5777,6 +6015,7 @@ type GetProjectResponseObject interface {
 type GetProject200JSONResponse Project
 
 func (response GetProject200JSONResponse) VisitGetProjectResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5793,6 +6032,7 @@ type GetProjectdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetProjectdefaultApplicationProblemPlusJSONResponse) VisitGetProjectResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5815,6 +6055,7 @@ type ListAllocationsResponseObject interface {
 type ListAllocations200JSONResponse AllocationList
 
 func (response ListAllocations200JSONResponse) VisitListAllocationsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5831,6 +6072,7 @@ type ListAllocationsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListAllocationsdefaultApplicationProblemPlusJSONResponse) VisitListAllocationsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5853,6 +6095,7 @@ type CreateAllocationResponseObject interface {
 type CreateAllocation201JSONResponse Allocation
 
 func (response CreateAllocation201JSONResponse) VisitCreateAllocationResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5869,6 +6112,7 @@ type CreateAllocationdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateAllocationdefaultApplicationProblemPlusJSONResponse) VisitCreateAllocationResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5891,6 +6135,7 @@ type GetAllocationResponseObject interface {
 type GetAllocation200JSONResponse Allocation
 
 func (response GetAllocation200JSONResponse) VisitGetAllocationResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5907,6 +6152,7 @@ type GetAllocationdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetAllocationdefaultApplicationProblemPlusJSONResponse) VisitGetAllocationResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5929,6 +6175,7 @@ type ReleaseAllocationResponseObject interface {
 type ReleaseAllocation202JSONResponse Allocation
 
 func (response ReleaseAllocation202JSONResponse) VisitReleaseAllocationResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5945,6 +6192,7 @@ type ReleaseAllocationdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ReleaseAllocationdefaultApplicationProblemPlusJSONResponse) VisitReleaseAllocationResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -5967,6 +6215,7 @@ type ListArtifactsResponseObject interface {
 type ListArtifacts200JSONResponse ArtifactList
 
 func (response ListArtifacts200JSONResponse) VisitListArtifactsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -5983,6 +6232,7 @@ type ListArtifactsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListArtifactsdefaultApplicationProblemPlusJSONResponse) VisitListArtifactsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6005,6 +6255,7 @@ type RegisterArtifactResponseObject interface {
 type RegisterArtifact201JSONResponse Artifact
 
 func (response RegisterArtifact201JSONResponse) VisitRegisterArtifactResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6021,6 +6272,7 @@ type RegisterArtifactdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RegisterArtifactdefaultApplicationProblemPlusJSONResponse) VisitRegisterArtifactResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6043,6 +6295,7 @@ type CreatePublishIntentResponseObject interface {
 type CreatePublishIntent201JSONResponse PublishIntent
 
 func (response CreatePublishIntent201JSONResponse) VisitCreatePublishIntentResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6059,6 +6312,7 @@ type CreatePublishIntentdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreatePublishIntentdefaultApplicationProblemPlusJSONResponse) VisitCreatePublishIntentResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6081,6 +6335,7 @@ type ListAppInstancesResponseObject interface {
 type ListAppInstances200JSONResponse AppInstanceList
 
 func (response ListAppInstances200JSONResponse) VisitListAppInstancesResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6097,6 +6352,7 @@ type ListAppInstancesdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListAppInstancesdefaultApplicationProblemPlusJSONResponse) VisitListAppInstancesResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6119,6 +6375,7 @@ type CreateAppInstanceResponseObject interface {
 type CreateAppInstance201JSONResponse AppInstance
 
 func (response CreateAppInstance201JSONResponse) VisitCreateAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6135,6 +6392,7 @@ type CreateAppInstancedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateAppInstancedefaultApplicationProblemPlusJSONResponse) VisitCreateAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6157,6 +6415,7 @@ type GetAppInstanceResponseObject interface {
 type GetAppInstance200JSONResponse AppInstance
 
 func (response GetAppInstance200JSONResponse) VisitGetAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6173,6 +6432,7 @@ type GetAppInstancedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetAppInstancedefaultApplicationProblemPlusJSONResponse) VisitGetAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6196,6 +6456,7 @@ type ChangeAppInstanceResponseObject interface {
 type ChangeAppInstance200JSONResponse AppInstance
 
 func (response ChangeAppInstance200JSONResponse) VisitChangeAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6212,6 +6473,7 @@ type ChangeAppInstancedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ChangeAppInstancedefaultApplicationProblemPlusJSONResponse) VisitChangeAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6234,6 +6496,7 @@ type DecommissionAppInstanceResponseObject interface {
 type DecommissionAppInstance202JSONResponse AppInstance
 
 func (response DecommissionAppInstance202JSONResponse) VisitDecommissionAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6250,6 +6513,7 @@ type DecommissionAppInstancedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response DecommissionAppInstancedefaultApplicationProblemPlusJSONResponse) VisitDecommissionAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6273,6 +6537,7 @@ type ListAppInstanceEventsResponseObject interface {
 type ListAppInstanceEvents200JSONResponse EventList
 
 func (response ListAppInstanceEvents200JSONResponse) VisitListAppInstanceEventsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6289,6 +6554,7 @@ type ListAppInstanceEventsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListAppInstanceEventsdefaultApplicationProblemPlusJSONResponse) VisitListAppInstanceEventsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6312,6 +6578,7 @@ type GetAppInstanceLogsResponseObject interface {
 type GetAppInstanceLogs200TextResponse string
 
 func (response GetAppInstanceLogs200TextResponse) VisitGetAppInstanceLogsResponse(w http.ResponseWriter) error {
+
 	w.Header().Set("Content-Type", "text/plain")
 	w.WriteHeader(200)
 
@@ -6325,6 +6592,7 @@ type GetAppInstanceLogsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetAppInstanceLogsdefaultApplicationProblemPlusJSONResponse) VisitGetAppInstanceLogsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6348,6 +6616,7 @@ type RollbackAppInstanceResponseObject interface {
 type RollbackAppInstance202JSONResponse AppInstance
 
 func (response RollbackAppInstance202JSONResponse) VisitRollbackAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6364,6 +6633,7 @@ type RollbackAppInstancedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RollbackAppInstancedefaultApplicationProblemPlusJSONResponse) VisitRollbackAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6386,6 +6656,7 @@ type StartAppInstanceResponseObject interface {
 type StartAppInstance202JSONResponse AppInstance
 
 func (response StartAppInstance202JSONResponse) VisitStartAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6402,6 +6673,7 @@ type StartAppInstancedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response StartAppInstancedefaultApplicationProblemPlusJSONResponse) VisitStartAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6424,6 +6696,7 @@ type StopAppInstanceResponseObject interface {
 type StopAppInstance202JSONResponse AppInstance
 
 func (response StopAppInstance202JSONResponse) VisitStopAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6440,6 +6713,7 @@ type StopAppInstancedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response StopAppInstancedefaultApplicationProblemPlusJSONResponse) VisitStopAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6463,6 +6737,7 @@ type UpgradeAppInstanceResponseObject interface {
 type UpgradeAppInstance202JSONResponse AppInstance
 
 func (response UpgradeAppInstance202JSONResponse) VisitUpgradeAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6479,6 +6754,7 @@ type UpgradeAppInstancedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response UpgradeAppInstancedefaultApplicationProblemPlusJSONResponse) VisitUpgradeAppInstanceResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6501,6 +6777,7 @@ type ListEntitlementsResponseObject interface {
 type ListEntitlements200JSONResponse EntitlementList
 
 func (response ListEntitlements200JSONResponse) VisitListEntitlementsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6517,6 +6794,7 @@ type ListEntitlementsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListEntitlementsdefaultApplicationProblemPlusJSONResponse) VisitListEntitlementsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6539,6 +6817,7 @@ type GetEntitlementResponseObject interface {
 type GetEntitlement200JSONResponse Entitlement
 
 func (response GetEntitlement200JSONResponse) VisitGetEntitlementResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6555,6 +6834,7 @@ type GetEntitlementdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetEntitlementdefaultApplicationProblemPlusJSONResponse) VisitGetEntitlementResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6578,6 +6858,7 @@ type PutEntitlementResponseObject interface {
 type PutEntitlement200JSONResponse Entitlement
 
 func (response PutEntitlement200JSONResponse) VisitPutEntitlementResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6594,6 +6875,49 @@ type PutEntitlementdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response PutEntitlementdefaultApplicationProblemPlusJSONResponse) VisitPutEntitlementResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type EstimateCostRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	AppSlug   AppSlug   `json:"app_slug"`
+	Version   Version   `json:"version"`
+	Params    EstimateCostParams
+}
+
+type EstimateCostResponseObject interface {
+	VisitEstimateCostResponse(w http.ResponseWriter) error
+}
+
+type EstimateCost200JSONResponse CostEstimate
+
+func (response EstimateCost200JSONResponse) VisitEstimateCostResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type EstimateCostdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response EstimateCostdefaultApplicationProblemPlusJSONResponse) VisitEstimateCostResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6616,6 +6940,7 @@ type ListServiceAccountsResponseObject interface {
 type ListServiceAccounts200JSONResponse ServiceAccountList
 
 func (response ListServiceAccounts200JSONResponse) VisitListServiceAccountsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6632,6 +6957,7 @@ type ListServiceAccountsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListServiceAccountsdefaultApplicationProblemPlusJSONResponse) VisitListServiceAccountsResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6654,6 +6980,7 @@ type CreateServiceAccountResponseObject interface {
 type CreateServiceAccount201JSONResponse ServiceAccount
 
 func (response CreateServiceAccount201JSONResponse) VisitCreateServiceAccountResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6670,6 +6997,7 @@ type CreateServiceAccountdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateServiceAccountdefaultApplicationProblemPlusJSONResponse) VisitCreateServiceAccountResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6689,7 +7017,8 @@ type DeleteServiceAccountResponseObject interface {
 	VisitDeleteServiceAccountResponse(w http.ResponseWriter) error
 }
 
-type DeleteServiceAccount204Response struct{}
+type DeleteServiceAccount204Response struct {
+}
 
 func (response DeleteServiceAccount204Response) VisitDeleteServiceAccountResponse(w http.ResponseWriter) error {
 	w.WriteHeader(204)
@@ -6702,6 +7031,7 @@ type DeleteServiceAccountdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response DeleteServiceAccountdefaultApplicationProblemPlusJSONResponse) VisitDeleteServiceAccountResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6724,6 +7054,7 @@ type DisableServiceAccountResponseObject interface {
 type DisableServiceAccount200JSONResponse ServiceAccount
 
 func (response DisableServiceAccount200JSONResponse) VisitDisableServiceAccountResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6740,6 +7071,7 @@ type DisableServiceAccountdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response DisableServiceAccountdefaultApplicationProblemPlusJSONResponse) VisitDisableServiceAccountResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6762,6 +7094,7 @@ type RotateServiceAccountKeyResponseObject interface {
 type RotateServiceAccountKey201JSONResponse ServiceAccount
 
 func (response RotateServiceAccountKey201JSONResponse) VisitRotateServiceAccountKeyResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6778,6 +7111,7 @@ type RotateServiceAccountKeydefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RotateServiceAccountKeydefaultApplicationProblemPlusJSONResponse) VisitRotateServiceAccountKeyResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6788,7 +7122,8 @@ func (response RotateServiceAccountKeydefaultApplicationProblemPlusJSONResponse)
 	return err
 }
 
-type GetReadinessRequestObject struct{}
+type GetReadinessRequestObject struct {
+}
 
 type GetReadinessResponseObject interface {
 	VisitGetReadinessResponse(w http.ResponseWriter) error
@@ -6797,6 +7132,7 @@ type GetReadinessResponseObject interface {
 type GetReadiness200JSONResponse Health
 
 func (response GetReadiness200JSONResponse) VisitGetReadinessResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6813,6 +7149,7 @@ type GetReadinessdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetReadinessdefaultApplicationProblemPlusJSONResponse) VisitGetReadinessResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -6823,7 +7160,8 @@ func (response GetReadinessdefaultApplicationProblemPlusJSONResponse) VisitGetRe
 	return err
 }
 
-type GetTrustBundleRequestObject struct{}
+type GetTrustBundleRequestObject struct {
+}
 
 type GetTrustBundleResponseObject interface {
 	VisitGetTrustBundleResponse(w http.ResponseWriter) error
@@ -6832,6 +7170,7 @@ type GetTrustBundleResponseObject interface {
 type GetTrustBundle200JSONResponse SignedEnvelope
 
 func (response GetTrustBundle200JSONResponse) VisitGetTrustBundleResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response); err != nil {
 		return err
@@ -6848,6 +7187,7 @@ type GetTrustBundledefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetTrustBundledefaultApplicationProblemPlusJSONResponse) VisitGetTrustBundleResponse(w http.ResponseWriter) error {
+
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
 		return err
@@ -7025,6 +7365,9 @@ type StrictServerInterface interface {
 	// PutEntitlement Grant, narrow or withdraw an app for a project (people only)
 	// (PUT /projects/{project_id}/apps/entitlements/{app_slug})
 	PutEntitlement(ctx context.Context, request PutEntitlementRequestObject) (PutEntitlementResponseObject, error)
+	// EstimateCost What an app would cost, before it is launched
+	// (GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate)
+	EstimateCost(ctx context.Context, request EstimateCostRequestObject) (EstimateCostResponseObject, error)
 	// ListServiceAccounts Service accounts of the project
 	// (GET /projects/{project_id}/service-accounts)
 	ListServiceAccounts(ctx context.Context, request ListServiceAccountsRequestObject) (ListServiceAccountsResponseObject, error)
@@ -7048,10 +7391,8 @@ type StrictServerInterface interface {
 	GetTrustBundle(ctx context.Context, request GetTrustBundleRequestObject) (GetTrustBundleResponseObject, error)
 }
 
-type (
-	StrictHandlerFunc    func(ctx *gin.Context, request any) (any, error)
-	StrictMiddlewareFunc func(f StrictHandlerFunc, operationID string) StrictHandlerFunc
-)
+type StrictHandlerFunc func(ctx *gin.Context, request any) (any, error)
+type StrictMiddlewareFunc func(f StrictHandlerFunc, operationID string) StrictHandlerFunc
 
 type StrictGinServerOptions struct {
 	// RequestErrorHandlerFunc is called when a request cannot be parsed or
@@ -8903,6 +9244,35 @@ func (sh *strictHandler) PutEntitlement(ctx *gin.Context, projectID ProjectID, a
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(PutEntitlementResponseObject); ok {
 		if err := validResponse.VisitPutEntitlementResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// EstimateCost operation middleware
+func (sh *strictHandler) EstimateCost(ctx *gin.Context, projectID ProjectID, appSlug AppSlug, version Version, params EstimateCostParams) {
+	var request EstimateCostRequestObject
+
+	request.ProjectID = projectID
+	request.AppSlug = appSlug
+	request.Version = version
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.EstimateCost(ctx, request.(EstimateCostRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "EstimateCost")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(EstimateCostResponseObject); ok {
+		if err := validResponse.VisitEstimateCostResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

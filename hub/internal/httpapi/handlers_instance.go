@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -88,12 +89,37 @@ func (s *Server) ListAppInstances(ctx context.Context, r ListAppInstancesRequest
 
 // GetAppInstance gives one instance.
 func (s *Server) GetAppInstance(ctx context.Context, r GetAppInstanceRequestObject) (GetAppInstanceResponseObject, error) {
-	i, err := s.instance(ctx, iam.InstanceRead, r.ProjectID, r.AppInstanceID)
-	if err != nil {
-		return nil, err
-	}
-	view, err := instanceView(i)
+	view, err := db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) (AppInstance, error) {
+		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.InstanceRead, r.ProjectID)
+		if err != nil {
+			return AppInstance{}, err
+		}
+		i, err := instance.Get(ctx, tx, project.ID, r.AppInstanceID)
+		if err != nil {
+			return AppInstance{}, err
+		}
+		view, err := instanceView(i)
+		if err != nil {
+			return AppInstance{}, err
+		}
+		view.Cost, err = costView(ctx, tx, i)
+		return view, err
+	})
 	return GetAppInstance200JSONResponse(view), err
+}
+
+func costView(ctx context.Context, tx db.Tx, i instance.Instance) (InstanceCost, error) {
+	members := make([]string, 0, len(i.Members))
+	for _, m := range i.Members {
+		members = append(members, m.ID)
+	}
+	cost, err := ledger.CostOf(ctx, tx, members)
+	if err != nil || cost.Currency == "" {
+		return InstanceCost{}, err
+	}
+	return InstanceCost{
+		Currency: cost.Currency, Spent: ledger.FormatNanos(cost.SpentNanos), Held: ledger.FormatNanos(cost.HeldNanos), PerHour: ledger.FormatNanos(cost.PerHourNanos),
+	}, nil
 }
 
 // CreateAppInstance deploys an app.
