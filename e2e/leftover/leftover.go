@@ -88,10 +88,11 @@ func (c Scope) covers(texts ...string) bool {
 	})
 }
 
-// Diff lists what differs, sorted, one line each. A process or network namespace that has ended meanwhile is no difference:
-// it is not left over.
+// Diff lists what differs, sorted, one line each. What has ended meanwhile and may end at any time — processes, network
+// namespaces, cgroups, files in /tmp — is no difference: it is not left over.
 func Diff(before, after Snapshot) []string {
 	var out []string
+	own := ownCgroup()
 	for _, kind := range []Kind{Process, Mount, NetNS, Link, Route, Firewall, Sysctl, Cgroup, Containerd, File} {
 		was, is := before.Items[kind], after.Items[kind]
 		for id, state := range is {
@@ -99,6 +100,8 @@ func Diff(before, after Snapshot) []string {
 			switch {
 			case !had && kind == Sysctl:
 				// A link that came brings sysctls of its own; the link is reported.
+			case !had && kind == Process && elsewhere(before, state, own):
+				// Somebody else's session or service, which was there before, started it.
 			case !had:
 				out = append(out, fmt.Sprintf("%s new: %s %s", kind, id, state))
 			case old != state && kind != Process:
@@ -106,13 +109,39 @@ func Diff(before, after Snapshot) []string {
 			}
 		}
 		for id, state := range was {
-			if _, has := is[id]; !has && kind != Process && kind != NetNS && kind != Sysctl {
+			if _, has := is[id]; !has && !endsByItself(kind, id) {
 				out = append(out, fmt.Sprintf("%s gone: %s %s", kind, id, state))
 			}
 		}
 	}
 	slices.Sort(out)
 	return out
+}
+
+func endsByItself(kind Kind, id string) bool {
+	switch kind {
+	case Process, NetNS, Sysctl, Cgroup:
+		return true
+	case File:
+		return strings.HasPrefix(id, "/tmp/") || strings.HasPrefix(id, "/var/tmp/")
+	default:
+		return false
+	}
+}
+
+// elsewhere reports whether a process runs in a cgroup that existed before and is not the test's own. Whatever a test starts
+// is in the test's cgroup, or in one that was made meanwhile.
+func elsewhere(before Snapshot, process, own string) bool {
+	_, cgroup, found := strings.Cut(process, cgroupMark)
+	if !found || cgroup == own || cgroup == "/" {
+		return false
+	}
+	for dir := range before.Items[Cgroup] {
+		if strings.HasSuffix(dir, cgroup) {
+			return true
+		}
+	}
+	return false
 }
 
 // settleWithin bounds how long Guard waits for the kernel, which removes network namespaces and cgroups in its own time.

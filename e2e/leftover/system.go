@@ -36,7 +36,7 @@ func takeProcesses(s *Snapshot) error {
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		cgroup, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 		text := strings.TrimSpace(string(bytes.ReplaceAll(cmdline, []byte{0}, []byte{' '})))
-		s.add(Process, fmt.Sprintf("%d@%s", pid, fields[19]), fmt.Sprintf("%s %q parent %s cgroup %s", name, text, fields[1], cgroupText(cgroup)))
+		s.add(Process, fmt.Sprintf("%d@%s", pid, fields[19]), fmt.Sprintf("%s %q parent %s", name, text, fields[1])+cgroupMark+cgroupText(cgroup))
 	}
 	return nil
 }
@@ -50,6 +50,15 @@ func statFields(stat []byte) (fields []string, name string, ok bool) {
 	}
 	fields = strings.Fields(string(stat[end+1:]))
 	return fields, string(stat[open+1 : end]), len(fields) > 19
+}
+
+// cgroupMark stands before the cgroup in a process's state.
+const cgroupMark = " cgroup "
+
+// ownCgroup is the cgroup of the process that looks.
+func ownCgroup() string {
+	data, _ := os.ReadFile("/proc/self/cgroup")
+	return cgroupText(data)
 }
 
 // cgroupText keeps the longest path: the hierarchies of cgroup v1 mostly repeat each other.
