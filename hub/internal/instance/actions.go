@@ -2,6 +2,7 @@ package instance
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -89,8 +90,8 @@ func rollbackTarget(revisions []Revision, wanted int64, status Status, version s
 		return Revision{}, fault.New(fault.Conflict, "version_unchanged", "The app instance runs this version already.", nil).
 			At("/target_version", "is the version that runs")
 	}
-	for n := len(revisions) - 1; n >= 0; n-- {
-		if r := revisions[n]; r.AppVersion == version && r.Worked() {
+	for _, r := range slices.Backward(revisions) {
+		if r.AppVersion == version && r.Worked() {
 			return r, nil
 		}
 	}
