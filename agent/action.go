@@ -12,6 +12,20 @@ type Action interface {
 	order() int
 }
 
+// FallBack makes it durable that a revision has failed before it was ready, and that its fallback runs from now on.
+type FallBack struct {
+	MemberID string
+	Revision uint64
+	Reason   string
+	Detail   string
+}
+
+// Settle makes it durable that a revision with a fallback was ready: it is not left by itself any more.
+type Settle struct {
+	MemberID string
+	Revision uint64
+}
+
 // CancelPull ends an image pull that is no longer wanted.
 type CancelPull struct{ MemberID string }
 
@@ -83,7 +97,9 @@ type StartContainer struct {
 
 // The order of kinds.
 const (
-	orderCancelPull = iota
+	orderSettle = iota
+	orderFallBack
+	orderCancelPull
 	orderStop
 	orderRecord
 	orderRemoveContainer
@@ -95,6 +111,8 @@ const (
 	orderStart
 )
 
+func (a Settle) about() string          { return a.MemberID }
+func (a FallBack) about() string        { return a.MemberID }
 func (a CancelPull) about() string      { return a.MemberID }
 func (a StopContainer) about() string   { return a.MemberID }
 func (a RecordExit) about() string      { return a.MemberID }
@@ -106,6 +124,8 @@ func (a PullImage) about() string       { return a.MemberID }
 func (a SetupNetwork) about() string    { return a.MemberID }
 func (a StartContainer) about() string  { return a.MemberID }
 
+func (Settle) order() int          { return orderSettle }
+func (FallBack) order() int        { return orderFallBack }
 func (CancelPull) order() int      { return orderCancelPull }
 func (StopContainer) order() int   { return orderStop }
 func (RecordExit) order() int      { return orderRecord }

@@ -40,6 +40,17 @@ type Workload struct {
 	// ReadinessTimeout of zero means DefaultReadinessTimeout.
 	ReadinessTimeout time.Duration
 	Services         []Service
+	// Fallback is what to go back to, without asking, when this revision fails before it was ever ready. It is admitted, and
+	// has none of its own.
+	Fallback *Workload `json:",omitempty"`
+}
+
+// Effective is what is to run of the workload now: its fallback, once the node has gone back to that.
+func (w Workload) Effective(m Member) Workload {
+	if w.Fallback != nil && m.FellBackFrom == w.Revision {
+		return *w.Fallback
+	}
+	return w
 }
 
 // Service is one container of a workload.
@@ -142,6 +153,12 @@ type Member struct {
 	ExitedAt  time.Time
 	ExitCode  int32
 	Endpoints []*protocol.PublishedEndpoint
+	// FellBackFrom is the revision that the node left for its fallback; FallbackReason and FallbackDetail say why.
+	FellBackFrom   uint64 `json:",omitempty"`
+	FallbackReason string `json:",omitempty"`
+	FallbackDetail string `json:",omitempty"`
+	// SettledRevision was ready once: it is not left for its fallback any more.
+	SettledRevision uint64 `json:",omitempty"`
 	// Removal is set once nothing of the member is left.
 	Removal *protocol.RemovalProof
 }

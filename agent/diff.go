@@ -28,6 +28,8 @@ type differ struct {
 	observed Observed
 	now      time.Time
 
+	// wanted are the workloads as signed, workloads what is to run of them: a fallback where the node has gone back.
+	wanted     map[string]Workload
 	workloads  map[string]Workload
 	missing    map[string]MissingPart
 	containers map[string][]Container
@@ -39,8 +41,10 @@ type differ struct {
 
 func (d *differ) index() {
 	d.workloads = make(map[string]Workload, len(d.desired.Workloads))
+	d.wanted = make(map[string]Workload, len(d.desired.Workloads))
 	for _, w := range d.desired.Workloads {
-		d.workloads[w.MemberID] = w
+		d.wanted[w.MemberID] = w
+		d.workloads[w.MemberID] = w.Effective(d.observed.Members[w.MemberID])
 	}
 	d.missing = make(map[string]MissingPart, len(d.desired.Missing))
 	for _, p := range d.desired.Missing {
@@ -108,12 +112,19 @@ func (d *differ) member(id string) {
 		d.add(FetchPart(part))
 		return
 	}
+	if decision := d.decide(d.wanted[id]); decision != nil {
+		d.add(decision)
+		return
+	}
 	before := len(d.actions)
 	if why != "" {
 		d.releaseAll(id, w, why)
 		if len(d.actions) == before && !wanted {
 			d.retire(id)
 		}
+		return
+	}
+	if d.prefetch(w) {
 		return
 	}
 	d.releaseOutdated(id, w)
@@ -127,15 +138,92 @@ func (d *differ) whyNot(w Workload, wanted bool) string {
 	switch {
 	case !wanted:
 		return "left_state"
-	case w.Refused != "":
-		return "refused"
 	case w.Stopped:
 		return "stopped"
+	case w.Refused != "":
+		return "refused"
 	case !d.leases[w.MemberID].Covers(d.now):
 		return "lease_ended"
 	default:
 		return ""
 	}
+}
+
+// decide gives the decision that is due about a revision with a fallback, which is made durable before anything follows from
+// it; nil when none is.
+func (d *differ) decide(w Workload) Action {
+	m := d.observed.Members[w.MemberID]
+	if w.Fallback == nil || w.Stopped || m.FellBackFrom == w.Revision || m.SettledRevision == w.Revision {
+		return nil
+	}
+	if reason, detail := d.failure(w, m); reason != "" {
+		return FallBack{MemberID: w.MemberID, Revision: w.Revision, Reason: reason, Detail: detail}
+	}
+	if d.whyNot(w, true) == "" && d.allReady(w) {
+		return Settle{MemberID: w.MemberID, Revision: w.Revision}
+	}
+	return nil
+}
+
+// failure says why a revision that was never ready has failed; empty while it has not.
+func (d *differ) failure(w Workload, m Member) (reason, detail string) {
+	switch d.whyNot(w, true) {
+	case "":
+	case "refused":
+		return w.Refused, w.RefusedDetail
+	default:
+		// That it may not run now says nothing about it.
+		return "", ""
+	}
+	if m.Failures > 0 && m.FailedRevision == w.Revision && m.gaveUp() {
+		return m.Reason, m.Detail
+	}
+	for _, c := range d.containers[w.MemberID] {
+		if c.Revision == w.Revision && c.Status == Running && c.ReadyAt.IsZero() && !d.now.Before(c.StartedAt.Add(readinessTimeout(w))) {
+			return ReasonReadinessTimeout, "not ready within " + readinessTimeout(w).String()
+		}
+	}
+	return "", ""
+}
+
+func (d *differ) allReady(w Workload) bool {
+	ready := 0
+	for _, c := range d.containers[w.MemberID] {
+		if c.Revision == w.Revision && c.Status == Running && !c.ReadyAt.IsZero() {
+			ready++
+		}
+	}
+	return ready >= max(len(w.Services), 1)
+}
+
+// prefetch gets the images of an upgrade while its fallback still runs: what cannot be had must not end what serves. It reports
+// whether the change has to wait for that.
+func (d *differ) prefetch(w Workload) bool {
+	serves := w.Fallback != nil && slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
+		return c.Status == Running && c.Revision == w.Fallback.Revision
+	})
+	if !serves {
+		return false
+	}
+	missing := false
+	pulled := make(map[string]bool)
+	for _, s := range w.Services {
+		if d.observed.Images[s.Image] || d.hasCurrent(w, s) {
+			continue
+		}
+		missing = true
+		if !pulled[s.Image] && d.mayTry(w) {
+			pulled[s.Image] = true
+			d.add(PullImage{MemberID: w.MemberID, Revision: w.Revision, Image: s.Image})
+		}
+	}
+	return missing
+}
+
+func (d *differ) hasCurrent(w Workload, s Service) bool {
+	return slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
+		return c.Service == s.Name && c.Revision == w.Revision && c.SpecDigest == s.SpecDigest
+	})
 }
 
 // releaseAll lets go of everything of a member, in order: processes, containers, network.

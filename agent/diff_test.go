@@ -64,6 +64,14 @@ func (m *machine) container(id string) *agent.Container {
 
 func (m *machine) do(a agent.Action) {
 	switch a := a.(type) {
+	case agent.Settle:
+		member := m.Members[a.MemberID]
+		member.SettledRevision = a.Revision
+		m.Members[a.MemberID] = member
+	case agent.FallBack:
+		member := m.Members[a.MemberID]
+		member.FellBackFrom, member.FallbackReason, member.FallbackDetail = a.Revision, a.Reason, a.Detail
+		m.Members[a.MemberID] = member
 	case agent.CancelPull:
 		delete(m.Busy, a.MemberID)
 	case agent.StopContainer:
@@ -119,6 +127,14 @@ func workloads(t *rapid.T) []agent.Workload {
 			}
 			s.SpecDigest = fmt.Sprintf("%s/%d/%v", s.Image, w.Revision, s.AcceleratorIDs)
 			w.Services = append(w.Services, s)
+		}
+		if w.Revision > 1 && !w.Stopped && rapid.IntRange(0, 2).Draw(t, "fallback") == 0 {
+			back := agent.Workload{MemberID: id, InstanceID: w.InstanceID, Revision: w.Revision - 1, CorrelationID: "before"}
+			for _, s := range w.Services {
+				s.SpecDigest += "/back"
+				back.Services = append(back.Services, s)
+			}
+			w.Fallback = &back
 		}
 		all = append(all, w)
 	}
@@ -225,7 +241,8 @@ func TestDiffReachesAFixedPointThatIsWhatWasAskedFor(t *testing.T) {
 
 		want := map[string]bool{}
 		known := map[string]bool{}
-		for _, w := range d.Workloads {
+		for _, signed := range d.Workloads {
+			w := signed.Effective(m.Members[signed.MemberID])
 			known[w.MemberID] = true
 			if w.Stopped || w.Refused != "" || !l[w.MemberID].Covers(m.now) {
 				continue
@@ -328,6 +345,33 @@ func TestGoldenDiffs(t *testing.T) {
 		}
 		return map[string]agent.Member{"web": m}
 	}
+	next := web(3)
+	next.Fallback = &w
+	next.ReadinessTimeout = time.Minute
+	late := running(next)
+	late.ReadyAt = time.Time{}
+	refusedNext := next
+	refusedNext.Refused, refusedNext.RefusedDetail = "manifest_not_admitted", "the image is not in the manifest"
+	refusedBare := refusedNext
+	refusedBare.Fallback = nil
+	net3 := []agent.Network{{MemberID: "web", Revision: 3}}
+	failed3 := func(n int, reason string) map[string]agent.Member {
+		m := member["web"]
+		for range n {
+			m = m.Failed(3, reason, "exit code 1", false, time.Second, noon)
+		}
+		return map[string]agent.Member{"web": m}
+	}
+	fellBack := func(members map[string]agent.Member) map[string]agent.Member {
+		m := members["web"]
+		m.FellBackFrom, m.FallbackReason, m.FallbackDetail = 3, "readiness_timeout", "not ready within 1m0s"
+		return map[string]agent.Member{"web": m}
+	}
+	settled := func(members map[string]agent.Member) map[string]agent.Member {
+		m := members["web"]
+		m.SettledRevision = 3
+		return map[string]agent.Member{"web": m}
+	}
 	gone := member["web"].Failed(1, "", "", false, 0, noon)
 	gone.Removal = &protocol.RemovalProof{Absent: []string{"container"}}
 	images := map[string]bool{"org/acme/web/app@sha256:1": true}
@@ -338,33 +382,50 @@ func TestGoldenDiffs(t *testing.T) {
 		leases   agent.Leases
 		observed agent.Observed
 	}{
-		"first start":                  {wanted, week("web"), agent.Observed{Members: member}},
-		"image and network are there":  {wanted, week("web"), agent.Observed{Members: member, Networks: net, Images: images}},
-		"ready":                        {wanted, week("web"), ready},
-		"probe fails after ready":      {wanted, week("web"), agent.Observed{Containers: []agent.Container{failing}, Networks: net, Members: member}},
-		"not ready in time":            {wanted, week("web"), agent.Observed{Containers: []agent.Container{slow}, Networks: net, Members: member}},
-		"no lease yet":                 {wanted, nil, agent.Observed{Members: member}},
-		"lease ended":                  {wanted, agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon}}, ready},
-		"lease ended and stopped":      {wanted, agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon}}, agent.Observed{Members: member}},
-		"lease spent":                  {wanted, agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon.Add(time.Hour), Exhausted: true}}, ready},
-		"stop":                         {agent.Desired{Workloads: []agent.Workload{stopped}}, week("web"), ready},
-		"stopped":                      {agent.Desired{Workloads: []agent.Workload{stopped}}, week("web"), agent.Observed{Members: member}},
-		"refused":                      {agent.Desired{Workloads: []agent.Workload{refused}}, week("web"), ready},
-		"upgrade":                      {agent.Desired{Workloads: []agent.Workload{web(3)}}, week("web"), ready},
-		"upgrade network":              {agent.Desired{Workloads: []agent.Workload{web(3)}}, week("web"), agent.Observed{Networks: net, Members: member, Images: images}},
-		"document missing":             {agent.Desired{Missing: []agent.MissingPart{{MemberID: "web", SHA256: [32]byte{1}}}}, week("web"), ready},
-		"exited":                       {wanted, week("web"), agent.Observed{Containers: []agent.Container{exited}, Networks: net, Members: member}},
-		"exit recorded":                {wanted, week("web"), agent.Observed{Containers: []agent.Container{recorded}, Networks: net, Members: failures(1, "crash_loop")}},
-		"pause before restart":         {wanted, week("web"), agent.Observed{Networks: net, Members: failures(2, "crash_loop"), Images: images}},
-		"crash loop":                   {wanted, week("web"), agent.Observed{Networks: net, Members: failures(5, "crash_loop"), Images: images}},
-		"image pull failed":            {wanted, week("web"), agent.Observed{Networks: net, Members: failures(1, "image_pull_failed")}},
-		"decommission":                 {agent.Desired{}, nil, ready},
-		"decommission exited":          {agent.Desired{}, nil, agent.Observed{Containers: []agent.Container{recorded}, Networks: net, Members: member}},
-		"decommission network":         {agent.Desired{}, nil, agent.Observed{Networks: net, Members: member}},
-		"decommission nothing left":    {agent.Desired{}, nil, agent.Observed{Members: member}},
-		"decommissioned":               {agent.Desired{}, nil, agent.Observed{Members: map[string]agent.Member{"web": gone}}},
-		"decommission during the pull": {agent.Desired{}, nil, agent.Observed{Members: member, Busy: map[string]agent.Work{"web": {Pulling: true}}}},
-		"busy":                         {agent.Desired{}, nil, agent.Observed{Members: member, Busy: map[string]agent.Work{"web": {Other: true}}}},
+		"first start":                         {wanted, week("web"), agent.Observed{Members: member}},
+		"image and network are there":         {wanted, week("web"), agent.Observed{Members: member, Networks: net, Images: images}},
+		"ready":                               {wanted, week("web"), ready},
+		"probe fails after ready":             {wanted, week("web"), agent.Observed{Containers: []agent.Container{failing}, Networks: net, Members: member}},
+		"not ready in time":                   {wanted, week("web"), agent.Observed{Containers: []agent.Container{slow}, Networks: net, Members: member}},
+		"no lease yet":                        {wanted, nil, agent.Observed{Members: member}},
+		"lease ended":                         {wanted, agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon}}, ready},
+		"lease ended and stopped":             {wanted, agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon}}, agent.Observed{Members: member}},
+		"lease spent":                         {wanted, agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon.Add(time.Hour), Exhausted: true}}, ready},
+		"stop":                                {agent.Desired{Workloads: []agent.Workload{stopped}}, week("web"), ready},
+		"stopped":                             {agent.Desired{Workloads: []agent.Workload{stopped}}, week("web"), agent.Observed{Members: member}},
+		"refused":                             {agent.Desired{Workloads: []agent.Workload{refused}}, week("web"), ready},
+		"upgrade":                             {agent.Desired{Workloads: []agent.Workload{web(3)}}, week("web"), ready},
+		"upgrade gets its image first":        {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), ready},
+		"upgrade waits for its image":         {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Containers: ready.Containers, Networks: net, Members: failed3(2, "image_pull_failed")}},
+		"upgrade with its image there":        {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Containers: ready.Containers, Networks: net, Members: member, Images: images}},
+		"upgrade ready":                       {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Containers: []agent.Container{running(next)}, Networks: net3, Members: member}},
+		"upgrade never gets its image":        {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Containers: ready.Containers, Networks: net, Members: failed3(agent.GiveUpAfter, "image_pull_failed")}},
+		"upgrade is not ready in time":        {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Containers: []agent.Container{late}, Networks: net3, Members: member}},
+		"upgrade crashes":                     {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Networks: net3, Members: failed3(agent.CrashLoopAfter, "crash_loop"), Images: images}},
+		"upgrade is refused":                  {agent.Desired{Workloads: []agent.Workload{refusedNext}}, week("web"), ready},
+		"upgrade without fallback is refused": {agent.Desired{Workloads: []agent.Workload{refusedBare}}, week("web"), ready},
+		"upgrade settled and crashes":         {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Networks: net3, Members: settled(failed3(agent.CrashLoopAfter, "crash_loop")), Images: images}},
+		"fallback the failed one ends":        {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Containers: []agent.Container{late}, Networks: net3, Members: fellBack(member), Images: images}},
+		"fallback network":                    {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Networks: net3, Members: fellBack(member), Images: images}},
+		"fallback starts":                     {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Networks: net, Members: fellBack(member), Images: images}},
+		"fallback runs":                       {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Containers: []agent.Container{running(w)}, Networks: net, Members: fellBack(member)}},
+		"fallback fails too":                  {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Networks: net, Members: fellBack(failures(agent.CrashLoopAfter, "crash_loop")), Images: images}},
+		"fallback refused main":               {agent.Desired{Workloads: []agent.Workload{refusedNext}}, week("web"), agent.Observed{Containers: []agent.Container{running(w)}, Networks: net, Members: fellBack(member)}},
+		"fallback lease ended":                {agent.Desired{Workloads: []agent.Workload{next}}, agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon}}, agent.Observed{Containers: []agent.Container{late}, Networks: net3, Members: member}},
+		"upgrade network":                     {agent.Desired{Workloads: []agent.Workload{web(3)}}, week("web"), agent.Observed{Networks: net, Members: member, Images: images}},
+		"document missing":                    {agent.Desired{Missing: []agent.MissingPart{{MemberID: "web", SHA256: [32]byte{1}}}}, week("web"), ready},
+		"exited":                              {wanted, week("web"), agent.Observed{Containers: []agent.Container{exited}, Networks: net, Members: member}},
+		"exit recorded":                       {wanted, week("web"), agent.Observed{Containers: []agent.Container{recorded}, Networks: net, Members: failures(1, "crash_loop")}},
+		"pause before restart":                {wanted, week("web"), agent.Observed{Networks: net, Members: failures(2, "crash_loop"), Images: images}},
+		"crash loop":                          {wanted, week("web"), agent.Observed{Networks: net, Members: failures(5, "crash_loop"), Images: images}},
+		"image pull failed":                   {wanted, week("web"), agent.Observed{Networks: net, Members: failures(1, "image_pull_failed")}},
+		"decommission":                        {agent.Desired{}, nil, ready},
+		"decommission exited":                 {agent.Desired{}, nil, agent.Observed{Containers: []agent.Container{recorded}, Networks: net, Members: member}},
+		"decommission network":                {agent.Desired{}, nil, agent.Observed{Networks: net, Members: member}},
+		"decommission nothing left":           {agent.Desired{}, nil, agent.Observed{Members: member}},
+		"decommissioned":                      {agent.Desired{}, nil, agent.Observed{Members: map[string]agent.Member{"web": gone}}},
+		"decommission during the pull":        {agent.Desired{}, nil, agent.Observed{Members: member, Busy: map[string]agent.Work{"web": {Pulling: true}}}},
+		"busy":                                {agent.Desired{}, nil, agent.Observed{Members: member, Busy: map[string]agent.Work{"web": {Other: true}}}},
 		"accelerator still held": {
 			agent.Desired{Workloads: []agent.Workload{{MemberID: "next", Revision: 1, Services: []agent.Service{{Name: "app", Image: "i", AcceleratorIDs: []string{"gpu0"}}}}}},
 			week("next"),
@@ -417,4 +478,65 @@ func TestFailuresAreForgottenAfterALongRunAndWithANewRevision(t *testing.T) {
 	require.EqualValues(t, 7, m.Failures)
 	require.EqualValues(t, 1, m.Failed(1, agent.ReasonCrashLoop, "", false, agent.SettledAfter, noon).Failures)
 	require.EqualValues(t, 1, m.Failed(2, agent.ReasonCrashLoop, "", false, time.Second, noon).Failures)
+}
+
+// Whatever happens to an upgrade, and in whatever portions it is executed: the node goes back only from a revision that was
+// never ready, it goes back for good, and a revision that was ready once is never left by itself.
+func TestANodeGoesBackOnceAndOnlyFromWhatWasNeverReady(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := newMachine()
+		old := web(2)
+		next := web(3)
+		next.Fallback, next.ReadinessTimeout = &old, time.Minute
+		next.Services[0].Image = "other@sha256:2"
+		leases := week("web")
+		m.accept(agent.Desired{Workloads: []agent.Workload{old}})
+		d := agent.Desired{Workloads: []agent.Workload{next}}
+		wasReady := false
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			before := m.Members["web"]
+			for _, a := range agent.Diff(d, leases, m.Observed, m.now) {
+				if rapid.IntRange(0, 3).Draw(t, "executed") == 0 {
+					continue
+				}
+				if _, pull := a.(agent.PullImage); pull && rapid.Bool().Draw(t, "pull fails") {
+					m.Members["web"] = m.Members["web"].Failed(a.(agent.PullImage).Revision, agent.ReasonImagePullFailed, "", false, 0, m.now)
+					continue
+				}
+				if _, back := a.(agent.FallBack); back {
+					require.False(t, wasReady, "a revision that was ready is left by itself")
+				}
+				m.do(a)
+				m.checkOneLiveCopy(t)
+			}
+			after := m.Members["web"]
+			if before.FellBackFrom != 0 {
+				require.Equal(t, before.FellBackFrom, after.FellBackFrom, "it goes back for good")
+			}
+			require.False(t, after.FellBackFrom == 3 && after.SettledRevision == 3, "both at once")
+			for _, s := range agent.Statuses(d, leases, m.Observed, m.now) {
+				if s.GetFallbackFromRevision() == 0 {
+					require.False(t, s.GetStatus() == agent.StatusFailed && after.SettledRevision != 3, "the hub would end what has something to go back to")
+					continue
+				}
+				require.EqualValues(t, 3, s.GetFallbackFromRevision())
+				require.EqualValues(t, 2, s.GetRevision())
+				require.NotEmpty(t, s.GetReason(), "it says why")
+			}
+			for i := range m.Containers {
+				c := &m.Containers[i]
+				if c.Status != agent.Running {
+					continue
+				}
+				switch rapid.IntRange(0, 5).Draw(t, "fate") {
+				case 0:
+					c.Status, c.ExitedAt = agent.Exited, m.now
+				case 1:
+					c.ReadyAt = m.now
+				}
+			}
+			wasReady = m.Members["web"].SettledRevision == 3
+			m.now = m.now.Add(time.Duration(rapid.IntRange(0, 40).Draw(t, "seconds")) * time.Second)
+		}
+	})
 }

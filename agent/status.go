@@ -63,8 +63,24 @@ func (d *differ) status(id string) *protocol.WorkloadStatus {
 	default:
 		s.InstanceId, s.Revision, s.CorrelationId = w.InstanceID, w.Revision, w.CorrelationID
 		d.wantedStatus(s, w, m, empty)
+		d.fallbackStatus(s, d.wanted[id], m)
 	}
 	return s
+}
+
+// fallbackStatus says that a fallback runs, from which revision, and why. Where going back is decided and not yet durable, the
+// revision is not said to have failed: to the hub that would be the end of it.
+func (d *differ) fallbackStatus(s *protocol.WorkloadStatus, w Workload, m Member) {
+	if w.Fallback != nil && m.FellBackFrom == w.Revision {
+		s.FallbackFromRevision, s.CorrelationId = w.Revision, w.CorrelationID
+		if s.GetStatus() != StatusFailed {
+			s.Reason, s.Detail = m.FallbackReason, m.FallbackDetail
+		}
+		return
+	}
+	if back, due := d.decide(w).(FallBack); due {
+		s.Status, s.Reason, s.Detail = StatusStarting, back.Reason, back.Detail
+	}
 }
 
 func (d *differ) wantedStatus(s *protocol.WorkloadStatus, w Workload, m Member, empty bool) {
@@ -156,7 +172,8 @@ func NextChange(desired Desired, leases Leases, observed Observed, now time.Time
 			next = t
 		}
 	}
-	for _, w := range desired.Workloads {
+	for _, wanted := range desired.Workloads {
+		w := wanted.Effective(observed.Members[wanted.MemberID])
 		if l, leased := leases[w.MemberID]; leased && !l.RunsUnbilled {
 			consider(l.ExpiresAt)
 		}

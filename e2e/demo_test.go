@@ -25,6 +25,7 @@ type demoLine struct {
 	FloorMillis  float64 `json:"floor_ms"`
 	UsageRecords int     `json:"usage_records"`
 	LedgerZero   bool    `json:"ledger_zero"`
+	Events       int     `json:"events"`
 	HubPID       int     `json:"hub_pid"`
 	AgentPID     int     `json:"agent_pid"`
 	APIURL       string  `json:"api_url"`
@@ -73,6 +74,10 @@ func (d *demo) up(app, containerd string) demoLine {
 	require.Equal(d.w.t, "running", line.Status)
 	require.Positive(d.w.t, line.UsageRecords)
 	require.True(d.w.t, line.LedgerZero)
+	require.Equal(d.w.t, 7, line.Events)
+	for _, happened := range []string{"upgrade_requested", "upgraded", "rollback_requested", "rolled_back"} {
+		require.Contains(d.w.t, out, "apps.instance."+happened)
+	}
 	require.Positive(d.w.t, line.LaunchMillis)
 	require.Positive(d.w.t, line.FloorMillis)
 	d.w.runPrinted(out)

@@ -2969,7 +2969,7 @@ type WorkloadStatus struct {
 	Restarts      uint32                 `protobuf:"varint,11,opt,name=restarts,proto3" json:"restarts,omitempty"`
 	Endpoints     []*PublishedEndpoint   `protobuf:"bytes,12,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	CorrelationId string                 `protobuf:"bytes,13,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
-	// The revision that runs when it is the fallback and not the desired one.
+	// The desired revision that failed, when the node has left it by itself: revision is the fallback's then, and reason why.
 	FallbackFromRevision uint64 `protobuf:"varint,14,opt,name=fallback_from_revision,json=fallbackFromRevision,proto3" json:"fallback_from_revision,omitempty"`
 	// removed only: what was looked for and is gone.
 	Removal       *RemovalProof `protobuf:"bytes,15,opt,name=removal,proto3" json:"removal,omitempty"`

@@ -25,6 +25,8 @@ const (
 	pricePerHour = "3.60"
 	credit       = "2000"
 	floorRounds  = 5
+	// nextVersion is what the instance is upgraded to.
+	nextVersion = "2.0.0"
 	// upLimit bounds the whole demo after the programs are built; an image may have to be made first.
 	upLimit = 15 * time.Minute
 )
@@ -39,6 +41,7 @@ type summary struct {
 	FloorMillis  float64 `json:"floor_ms"`
 	UsageRecords int     `json:"usage_records"`
 	LedgerZero   bool    `json:"ledger_zero"`
+	Events       int     `json:"events"`
 	HubPID       int     `json:"hub_pid"`
 	AgentPID     int     `json:"agent_pid"`
 	APIURL       string  `json:"api_url"`
@@ -48,12 +51,13 @@ type summary struct {
 
 // demo is one run of `up`.
 type demo struct {
-	conf   *config
-	state  *state
-	hub    *cluster.Hub
-	agent  *cluster.Agent
-	tenant *scenario.Tenant
-	app    app
+	conf      *config
+	state     *state
+	hub       *cluster.Hub
+	agent     *cluster.Agent
+	tenant    *scenario.Tenant
+	publisher *scenario.Publisher
+	app       app
 	// operator is the service account that runs the app.
 	operator   *client.Hub
 	allocation client.Allocation
@@ -89,6 +93,7 @@ func up(ctx context.Context, c *config) error {
 		{"run", d.run},
 		{"call", d.call},
 		{"meter and bill", d.bill},
+		{"upgrade and roll back", d.upgrade},
 		{"launch again, against its floor", d.launchAgain},
 	}
 	for i, step := range steps {
@@ -188,6 +193,7 @@ func (d *demo) ship(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	d.publisher = p
 	if _, err := d.tenant.Ship(ctx, p, d.app.Release); err != nil {
 		return "", err
 	}
@@ -274,6 +280,46 @@ func (d *demo) bill(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d usage records, %d postings, each sums to zero", len(usage), len(postings)), nil
 }
 
+// upgrade ships a second version, brings the instance to it in its place, and back; each step is an event.
+func (d *demo) upgrade(ctx context.Context) (string, error) {
+	next := d.app.Release
+	next.Version = nextVersion
+	if _, err := d.tenant.Ship(ctx, d.publisher, next); err != nil {
+		return "", err
+	}
+	seen, err := d.tenant.Events(ctx, d.operator, d.instance.ID)
+	if err != nil {
+		return "", err
+	}
+	say := func(i client.AppInstance) { fmt.Printf("      %s %s\n", i.Version, i.Status) }
+	up, err := d.tenant.Upgrade(ctx, d.operator, d.instance.ID, nextVersion, say)
+	if err != nil {
+		return "", err
+	}
+	if up.Version != nextVersion {
+		return "", fmt.Errorf("the node has left version %s by itself", nextVersion)
+	}
+	back, err := d.tenant.Rollback(ctx, d.operator, d.instance.ID, say)
+	if err != nil {
+		return "", err
+	}
+	if len(back.Endpoints) == 0 || back.Endpoints[0].URL != d.out.EndpointURL {
+		return "", errors.New("the endpoint has moved")
+	}
+	if _, err := scenario.Get(ctx, d.out.EndpointURL+d.app.ProbePath); err != nil {
+		return "", err
+	}
+	all, err := d.tenant.Events(ctx, d.operator, d.instance.ID)
+	if err != nil {
+		return "", err
+	}
+	for _, e := range all[len(seen):] {
+		fmt.Printf("      event   %s  %s\n", e.Time.Format(time.RFC3339), e.Type)
+	}
+	d.out.Events, d.out.AppVersion = len(all), back.Version
+	return fmt.Sprintf("%s → %s → %s, same member, same endpoint", d.app.Release.Version, up.Version, back.Version), nil
+}
+
 func (d *demo) launchAgain(ctx context.Context) (string, error) {
 	second, took, err := d.launch(ctx, "second")
 	if err != nil {
@@ -323,6 +369,9 @@ It runs on. To look further:
   %[1]s login --name demo --url %[2]s --ca-file %[3]s --token-file %[4]s
   %[1]s instances list --project %[5]s
   %[1]s instances logs %[6]s --project %[5]s
+  %[1]s instances upgrade %[6]s --to 2.0.0 --wait --project %[5]s
+  %[1]s instances rollback %[6]s --wait --project %[5]s
+  %[1]s instances events %[6]s --project %[5]s
   %[1]s usage --instance %[6]s
   %[1]s ledger --instance %[6]s
   %[1]s nodes list

@@ -168,6 +168,39 @@ func (t *Tenant) Decommission(ctx context.Context, as *client.Hub, id string) (c
 	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusDecommissioned, nil)
 }
 
+// Upgrade brings an instance to another version and waits until it runs; onChange sees each change. Where the node has left the
+// version by itself, the instance that is returned runs the one before.
+func (t *Tenant) Upgrade(ctx context.Context, as *client.Hub, id, version string, onChange func(client.AppInstance)) (client.AppInstance, error) {
+	if _, err := client.Read[client.AppInstance](as.UpgradeAppInstance(ctx, t.Project.ID, id, client.AppInstanceUpgrade{TargetVersion: version})); err != nil {
+		return client.AppInstance{}, fmt.Errorf("upgrade: %w", err)
+	}
+	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusRunning, onChange)
+}
+
+// Rollback brings an instance back to its previous version and waits until it runs.
+func (t *Tenant) Rollback(ctx context.Context, as *client.Hub, id string, onChange func(client.AppInstance)) (client.AppInstance, error) {
+	if _, err := client.Read[client.AppInstance](as.RollbackAppInstance(ctx, t.Project.ID, id, client.AppInstanceRollback{})); err != nil {
+		return client.AppInstance{}, fmt.Errorf("rollback: %w", err)
+	}
+	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusRunning, onChange)
+}
+
+// Stop ends the containers of an instance and waits for that.
+func (t *Tenant) Stop(ctx context.Context, as *client.Hub, id string) (client.AppInstance, error) {
+	if _, err := client.Read[client.AppInstance](as.StopAppInstance(ctx, t.Project.ID, id)); err != nil {
+		return client.AppInstance{}, fmt.Errorf("stop: %w", err)
+	}
+	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusStopped, nil)
+}
+
+// Start runs a stopped instance again and waits until it runs.
+func (t *Tenant) Start(ctx context.Context, as *client.Hub, id string) (client.AppInstance, error) {
+	if _, err := client.Read[client.AppInstance](as.StartAppInstance(ctx, t.Project.ID, id)); err != nil {
+		return client.AppInstance{}, fmt.Errorf("start: %w", err)
+	}
+	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusRunning, nil)
+}
+
 // Usage lists all usage records of the instance.
 func (t *Tenant) Usage(ctx context.Context, instanceID string) ([]client.UsageRecord, error) {
 	return collect(func(cursor string) ([]client.UsageRecord, string, error) {

@@ -184,6 +184,16 @@ func (n *node) observe(now time.Time) agent.Observed {
 func (n *node) begin(a agent.Action) {
 	id := agent.MemberOf(a)
 	switch a := a.(type) {
+	case agent.Settle:
+		n.do(id, false, second/100, "settle", func() {
+			n.store.updateMember(id, func(m *storedMember) { m.SettledRevision = a.Revision })
+		})
+	case agent.FallBack:
+		n.do(id, false, second/100, "fall back", func() {
+			n.store.updateMember(id, func(m *storedMember) {
+				m.FellBackFrom, m.FallbackReason, m.FallbackDetail = a.Revision, a.Reason, a.Detail
+			})
+		})
 	case agent.CancelPull:
 		return // a pull takes seconds here
 	case agent.StopContainer:

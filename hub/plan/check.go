@@ -29,6 +29,7 @@ const (
 	RuleRevision             Rule = "revision_missing"
 	RuleEnvelope             Rule = "manifest_envelope_missing"
 	RuleServices             Rule = "services_malformed"
+	RuleFallback             Rule = "fallback_malformed"
 	RuleImageDigest          Rule = "image_without_digest"
 	RuleAllocationUnknown    Rule = "allocation_unknown"
 	RuleAllocationForeign    Rule = "allocation_of_another_project"
@@ -160,17 +161,34 @@ func (c *checker) parts() {
 		if len(p.Bytes) > protocol.MaxWorkloadBytes {
 			c.report(RuleTooLarge, p.ID)
 		}
-		if w.GetRevision() == 0 {
-			c.report(RuleRevision, p.ID)
+		c.workload(p.ID, w)
+		if back := w.GetFallback(); back != nil {
+			c.fallback(w, back)
+			c.workload(p.ID, back)
 		}
-		if len(w.GetManifest().GetPayload()) == 0 || len(w.GetManifest().GetSignatures()) == 0 {
-			c.report(RuleEnvelope, p.ID)
-		}
-		if d := w.GetDelegation(); d != nil && (len(d.GetPayload()) == 0 || len(d.GetSignatures()) == 0) {
-			c.report(RuleEnvelope, p.ID)
-		}
-		c.services(p.ID, w.GetServices())
 	}
+}
+
+// fallback checks that what a node may go back to is the same member's, and earlier.
+func (c *checker) fallback(w, back *protocol.Workload) {
+	same := back.GetId() == w.GetId() && back.GetInstanceId() == w.GetInstanceId() && back.GetAllocationId() == w.GetAllocationId() &&
+		back.GetOrgId() == w.GetOrgId() && back.GetProjectId() == w.GetProjectId() && back.GetAppSlug() == w.GetAppSlug()
+	if !same || back.GetFallback() != nil || back.GetStopped() || w.GetStopped() || back.GetRevision() >= w.GetRevision() {
+		c.report(RuleFallback, w.GetId())
+	}
+}
+
+func (c *checker) workload(memberID string, w *protocol.Workload) {
+	if w.GetRevision() == 0 {
+		c.report(RuleRevision, memberID)
+	}
+	if len(w.GetManifest().GetPayload()) == 0 || len(w.GetManifest().GetSignatures()) == 0 {
+		c.report(RuleEnvelope, memberID)
+	}
+	if d := w.GetDelegation(); d != nil && (len(d.GetPayload()) == 0 || len(d.GetSignatures()) == 0) {
+		c.report(RuleEnvelope, memberID)
+	}
+	c.services(memberID, w.GetServices())
 }
 
 func (c *checker) services(memberID string, services []*protocol.Service) {
@@ -229,8 +247,8 @@ func (c *checker) room() {
 		if u.allocation.OrgID != w.GetOrgId() || u.allocation.ProjectID != w.GetProjectId() {
 			c.report(RuleAllocationForeign, p.ID)
 		}
+		mine := map[string]bool{}
 		for _, s := range w.GetServices() {
-			u.add(s.GetResources())
 			for _, id := range s.GetResources().GetAcceleratorIds() {
 				if !u.accelerators[id] {
 					c.report(RuleAcceleratorUnclaimed, id)
@@ -238,9 +256,18 @@ func (c *checker) room() {
 				if given[id] {
 					c.report(RuleAcceleratorShared, id)
 				}
-				given[id] = true
+				given[id], mine[id] = true, true
 			}
 		}
+		// A revision is released before the other is acquired: together they may take what the larger takes.
+		for _, s := range w.GetFallback().GetServices() {
+			for _, id := range s.GetResources().GetAcceleratorIds() {
+				if !mine[id] {
+					c.report(RuleFallback, p.ID)
+				}
+			}
+		}
+		u.addLarger(w.GetServices(), w.GetFallback().GetServices())
 	}
 	for _, a := range c.snap.Allocations {
 		if allocations[a.ID].overfull() {
@@ -265,11 +292,23 @@ func newUsage(a Allocation) *usage {
 	return u
 }
 
-func (u *usage) add(r *protocol.Resources) {
-	u.cpuMillis += uint64(r.GetCpuMillis())
+func (u *usage) addLarger(a, b []*protocol.Service) {
+	cpuA, memoryA := u.sum(a)
+	cpuB, memoryB := u.sum(b)
 	before := u.memoryBytes
-	u.memoryBytes += r.GetMemoryBytes()
+	u.cpuMillis += max(cpuA, cpuB)
+	u.memoryBytes += max(memoryA, memoryB)
 	u.overflowed = u.overflowed || u.memoryBytes < before
+}
+
+func (u *usage) sum(services []*protocol.Service) (cpuMillis, memoryBytes uint64) {
+	for _, s := range services {
+		cpuMillis += uint64(s.GetResources().GetCpuMillis())
+		before := memoryBytes
+		memoryBytes += s.GetResources().GetMemoryBytes()
+		u.overflowed = u.overflowed || memoryBytes < before
+	}
+	return cpuMillis, memoryBytes
 }
 
 func (u *usage) overfull() bool {

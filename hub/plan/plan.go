@@ -69,6 +69,8 @@ type Member struct {
 	// Stopped keeps ports, volumes and leases, and no container.
 	Stopped          bool
 	ReadinessTimeout time.Duration
+	// Fallback is the revision that the node goes back to by itself when this one is not ready in time; it has none itself.
+	Fallback *Member
 }
 
 // NodeState is what one node is to run, ready to be named by a protocol.DesiredState.
@@ -122,15 +124,32 @@ func Compile(snap Snapshot) (NodeState, error) {
 }
 
 func compileMember(m Member) (Part, error) {
+	w, err := compileWorkload(m)
+	if err != nil {
+		return Part{}, err
+	}
+	if m.Fallback != nil {
+		if w.Fallback, err = compileWorkload(*m.Fallback); err != nil {
+			return Part{}, fmt.Errorf("fallback: %w", err)
+		}
+	}
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(w)
+	if err != nil {
+		return Part{}, fmt.Errorf("member %s: %w", m.ID, err)
+	}
+	return Part{ID: m.ID, Workload: w, Bytes: data, SHA256: sha256.Sum256(data)}, nil
+}
+
+func compileWorkload(m Member) (*protocol.Workload, error) {
 	manifest, err := envelope(m.ManifestEnvelope)
 	if err != nil {
-		return Part{}, fmt.Errorf("member %s: manifest envelope: %w", m.ID, err)
+		return nil, fmt.Errorf("member %s: manifest envelope: %w", m.ID, err)
 	}
 	delegation, err := envelope(m.DelegationEnvelope)
 	if err != nil {
-		return Part{}, fmt.Errorf("member %s: delegation envelope: %w", m.ID, err)
+		return nil, fmt.Errorf("member %s: delegation envelope: %w", m.ID, err)
 	}
-	w := &protocol.Workload{
+	return &protocol.Workload{
 		Id:                      m.ID,
 		InstanceId:              m.InstanceID,
 		AllocationId:            m.AllocationID,
@@ -148,12 +167,7 @@ func compileMember(m Member) (Part, error) {
 		Stopped:                 m.Stopped,
 		ReadinessTimeoutSeconds: wholeSeconds(m.ReadinessTimeout),
 		ParametersJson:          m.ParametersJSON,
-	}
-	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(w)
-	if err != nil {
-		return Part{}, fmt.Errorf("member %s: %w", m.ID, err)
-	}
-	return Part{ID: m.ID, Workload: w, Bytes: data, SHA256: sha256.Sum256(data)}, nil
+	}, nil
 }
 
 // envelope gives nil for no bytes: an absent delegation is an absent field, not an empty one.

@@ -59,10 +59,13 @@ func (a *app) instancesCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return show(s, i, instanceColumns())
+		return show(s, i, append(instanceColumns(),
+			column[client.AppInstance]{"SPENT", func(i client.AppInstance) string { return strings.TrimSpace(i.Cost.Spent + " " + i.Cost.Currency) }},
+			column[client.AppInstance]{"PER HOUR", func(i client.AppInstance) string { return i.Cost.PerHour }}))
 	})
-	return group("instances", "App instances: create, watch, look into, decommission",
-		a.createInstanceCommand(), list, get, a.watchCommand(), a.decommissionCommand(), a.eventsCommand(), a.logsCommand())
+	return group("instances", "App instances: create, watch, look into, upgrade, roll back, stop, start, decommission",
+		a.createInstanceCommand(), a.estimateCommand(), list, get, a.watchCommand(), a.upgradeCommand(), a.rollbackCommand(), a.stopCommand(), a.startCommand(),
+		a.setCommand(), a.decommissionCommand(), a.eventsCommand(), a.logsCommand())
 }
 
 // instanceAction is a leaf about one app instance, by id or display name.
@@ -78,6 +81,44 @@ func (a *app) instanceAction(verb, short string, run func(ctx context.Context, s
 		}
 		return run(ctx, s, project, id)
 	})
+}
+
+// estimateCommand says what an app costs before it is launched.
+func (a *app) estimateCommand() *cobra.Command {
+	var (
+		version string
+		p       client.EstimateCostParams
+	)
+	columns := []column[client.CostEstimate]{
+		{"PER HOUR", func(e client.CostEstimate) string { return e.PerHour + " " + e.Currency }},
+		{"OF THAT", func(e client.CostEstimate) string {
+			parts := make([]string, len(e.Rates))
+			for n, r := range e.Rates {
+				parts[n] = r.PerHour + " " + r.Meter
+			}
+			return strings.Join(parts, ", ")
+		}},
+	}
+	c := a.action("estimate APP", "What an app costs at most in an hour, before it is launched", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+		project, err := s.projectID(ctx)
+		if err != nil {
+			return err
+		}
+		v := version
+		if v == "" {
+			if v, err = s.latestVersion(ctx, args[0]); err != nil {
+				return err
+			}
+		}
+		e, err := client.Read[client.CostEstimate](s.hub.EstimateCost(ctx, project, args[0], v, &p, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, e, columns)
+	})
+	c.Flags().StringVar(&version, "version", "", "version; the newest active one where absent")
+	c.Flags().StringVar(&p.AllocationID, "allocation", "", "id of the allocation that it would run on")
+	return c
 }
 
 func (a *app) createInstanceCommand() *cobra.Command {
@@ -207,6 +248,98 @@ func (a *app) watchCommand() *cobra.Command {
 		return show(s, i, instanceColumns())
 	})
 	c.Flags().StringVar(&until, "until", until, "status to wait for")
+	return c
+}
+
+// lifecycleAction is a leaf that asks for a step of an instance's life and, with --wait, sees it through.
+func (a *app) lifecycleAction(verb, short string, until client.AppInstanceStatus,
+	ask func(ctx context.Context, s *session, project, id string) (client.AppInstance, error),
+) *cobra.Command {
+	var wait bool
+	c := a.instanceAction(verb, short, func(ctx context.Context, s *session, project, id string) error {
+		i, err := ask(ctx, s, project, id)
+		if err != nil {
+			return err
+		}
+		if wait {
+			version := i.Version
+			if i, err = s.waitFor(ctx, project, id, until); err != nil {
+				return err
+			}
+			if i.Version != version {
+				return fmt.Errorf("version %s did not become ready; the app instance is back at %s (gpuaas instances events %s says why)", version, i.Version, id)
+			}
+		}
+		return show(s, i, instanceColumns())
+	})
+	c.Flags().BoolVar(&wait, "wait", false, "wait until it is "+string(until))
+	return c
+}
+
+func (a *app) upgradeCommand() *cobra.Command {
+	var to string
+	c := a.lifecycleAction("upgrade", "Bring an app instance to another version, where it is", client.AppInstanceStatusRunning,
+		func(ctx context.Context, s *session, project, id string) (client.AppInstance, error) {
+			if to == "" {
+				now, err := client.Read[client.AppInstance](s.hub.GetAppInstance(ctx, project, id, s.editors()...))
+				if err != nil {
+					return now, err
+				}
+				if to, err = s.latestVersion(ctx, now.AppSlug); err != nil {
+					return now, err
+				}
+			}
+			return client.Read[client.AppInstance](s.hub.UpgradeAppInstance(ctx, project, id, client.AppInstanceUpgrade{TargetVersion: to}, s.editors()...))
+		})
+	c.Flags().StringVar(&to, "to", "", "version; the newest active one where absent")
+	return c
+}
+
+func (a *app) rollbackCommand() *cobra.Command {
+	var to string
+	c := a.lifecycleAction("rollback", "Bring an app instance back to a version that it was running", client.AppInstanceStatusRunning,
+		func(ctx context.Context, s *session, project, id string) (client.AppInstance, error) {
+			return client.Read[client.AppInstance](s.hub.RollbackAppInstance(ctx, project, id, client.AppInstanceRollback{TargetVersion: to}, s.editors()...))
+		})
+	c.Flags().StringVar(&to, "to", "", "version; the previous one where absent")
+	return c
+}
+
+func (a *app) stopCommand() *cobra.Command {
+	return a.lifecycleAction("stop", "End the containers of an app instance; its place stays", client.AppInstanceStatusStopped,
+		func(ctx context.Context, s *session, project, id string) (client.AppInstance, error) {
+			return client.Read[client.AppInstance](s.hub.StopAppInstance(ctx, project, id, s.editors()...))
+		})
+}
+
+func (a *app) startCommand() *cobra.Command {
+	return a.lifecycleAction("start", "Run a stopped app instance again", client.AppInstanceStatusRunning,
+		func(ctx context.Context, s *session, project, id string) (client.AppInstance, error) {
+			return client.Read[client.AppInstance](s.hub.StartAppInstance(ctx, project, id, s.editors()...))
+		})
+}
+
+func (a *app) setCommand() *cobra.Command {
+	var name, configFile string
+	c := a.instanceAction("set", "Rename an app instance or change its config", func(ctx context.Context, s *session, project, id string) error {
+		body := client.AppInstanceChange{DisplayName: name}
+		if configFile != "" {
+			var err error
+			if body.Config, err = parameters(s.env.Stdin, configFile, nil); err != nil {
+				return err
+			}
+		}
+		if name == "" && configFile == "" {
+			return usage(errors.New("say what to change: --name or --config-file"))
+		}
+		i, err := client.Read[client.AppInstance](s.hub.ChangeAppInstance(ctx, project, id, body, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, i, instanceColumns())
+	})
+	c.Flags().StringVar(&name, "name", "", "new display name")
+	c.Flags().StringVar(&configFile, "config-file", "", "JSON object with the app's whole config; - for stdin")
 	return c
 }
 

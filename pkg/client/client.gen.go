@@ -968,11 +968,14 @@ type AppInstance struct {
 	Config            map[string]interface{} `json:"config"`
 	ControlPlaneScope ControlPlaneScope      `json:"control_plane_scope"`
 	CorrelationID     string                 `json:"correlation_id"`
-	CreatedAt         time.Time              `json:"created_at"`
-	DisplayName       DisplayName            `json:"display_name"`
-	Endpoints         []Endpoint             `json:"endpoints"`
-	Health            AppInstanceHealth      `json:"health"`
-	HintResults       []HintResult           `json:"hint_results"`
+
+	// Cost Only where one instance is asked for, not in lists.
+	Cost        InstanceCost      `json:"cost,omitempty,omitzero"`
+	CreatedAt   time.Time         `json:"created_at"`
+	DisplayName DisplayName       `json:"display_name"`
+	Endpoints   []Endpoint        `json:"endpoints"`
+	Health      AppInstanceHealth `json:"health"`
+	HintResults []HintResult      `json:"hint_results"`
 
 	// ID UUIDv7 in lower case.
 	ID            ID            `json:"id"`
@@ -983,11 +986,15 @@ type AppInstance struct {
 	OrgID           ID                     `json:"org_id"`
 	Parameters      map[string]interface{} `json:"parameters"`
 	PlacementIntent PlacementIntent        `json:"placement_intent"`
-	PreviousVersion string                 `json:"previous_version,omitempty,omitzero"`
+
+	// PreviousVersion What a rollback without a target goes back to
+	PreviousVersion string `json:"previous_version,omitempty,omitzero"`
 
 	// ProjectID UUIDv7 in lower case.
-	ProjectID      ID                `json:"project_id"`
-	RequestedBy    RequestedBy       `json:"requested_by"`
+	ProjectID   ID          `json:"project_id"`
+	RequestedBy RequestedBy `json:"requested_by"`
+
+	// Revision Grows with upgrade, rollback and start; where a node leaves a failed upgrade by itself it is the earlier one again
 	Revision       int64             `json:"revision"`
 	RuntimeBackend RuntimeBackend    `json:"runtime_backend"`
 	Status         AppInstanceStatus `json:"status"`
@@ -997,6 +1004,12 @@ type AppInstance struct {
 	TenantBoundaryMode TenantBoundaryMode `json:"tenant_boundary_mode"`
 	UpdatedAt          time.Time          `json:"updated_at"`
 	Version            VersionName        `json:"version"`
+}
+
+// AppInstanceChange defines model for AppInstanceChange.
+type AppInstanceChange struct {
+	Config      map[string]interface{} `json:"config,omitempty,omitzero"`
+	DisplayName DisplayName            `json:"display_name,omitempty,omitzero"`
 }
 
 // AppInstanceCreate defines model for AppInstanceCreate.
@@ -1023,8 +1036,18 @@ type AppInstanceList struct {
 	NextCursor string        `json:"next_cursor,omitempty,omitzero"`
 }
 
+// AppInstanceRollback defines model for AppInstanceRollback.
+type AppInstanceRollback struct {
+	TargetVersion VersionName `json:"target_version,omitempty,omitzero"`
+}
+
 // AppInstanceStatus defines model for AppInstanceStatus.
 type AppInstanceStatus string
+
+// AppInstanceUpgrade defines model for AppInstanceUpgrade.
+type AppInstanceUpgrade struct {
+	TargetVersion VersionName `json:"target_version"`
+}
 
 // AppList defines model for AppList.
 type AppList struct {
@@ -1127,6 +1150,31 @@ type Channel string
 
 // ControlPlaneScope defines model for ControlPlaneScope.
 type ControlPlaneScope string
+
+// CostEstimate defines model for CostEstimate.
+type CostEstimate struct {
+	// CPUMillis The size that was priced
+	CPUMillis int64 `json:"cpu_millis"`
+
+	// Currency Absent where nothing has a price and the org has no wallet
+	Currency    string `json:"currency,omitempty,omitzero"`
+	MemoryBytes int64  `json:"memory_bytes"`
+
+	// PerHour Decimal; the sum of the rates
+	PerHour string     `json:"per_hour"`
+	Rates   []CostRate `json:"rates"`
+}
+
+// CostRate defines model for CostRate.
+type CostRate struct {
+	Meter string `json:"meter"`
+
+	// PerHour Decimal; the most that an hour of running costs
+	PerHour string `json:"per_hour"`
+
+	// PriceID UUIDv7 in lower case.
+	PriceID ID `json:"price_id"`
+}
 
 // CreditGrant defines model for CreditGrant.
 type CreditGrant struct {
@@ -1278,6 +1326,20 @@ type HintResult struct {
 
 // ID UUIDv7 in lower case.
 type ID = string
+
+// InstanceCost Only where one instance is asked for, not in lists.
+type InstanceCost struct {
+	Currency string `json:"currency"`
+
+	// Held Decimal; kept in the wallet for what may still come
+	Held string `json:"held"`
+
+	// PerHour Decimal; the most that an hour of running costs now. A stopped instance costs nothing
+	PerHour string `json:"per_hour"`
+
+	// Spent Decimal; posted so far
+	Spent string `json:"spent"`
+}
 
 // JoinToken defines model for JoinToken.
 type JoinToken struct {
@@ -2264,6 +2326,12 @@ type ListEntitlementsParams struct {
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
 
+// EstimateCostParams defines parameters for EstimateCost.
+type EstimateCostParams struct {
+	// AllocationID Where it would run; absent means a place without a SKU
+	AllocationID ID `form:"allocation_id,omitempty" json:"allocation_id,omitempty,omitzero"`
+}
+
 // ListServiceAccountsParams defines parameters for ListServiceAccounts.
 type ListServiceAccountsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -2323,6 +2391,15 @@ type CreatePublishIntentJSONRequestBody = PublishIntentCreate
 
 // CreateAppInstanceJSONRequestBody defines body for CreateAppInstance for application/json ContentType.
 type CreateAppInstanceJSONRequestBody = AppInstanceCreate
+
+// ChangeAppInstanceJSONRequestBody defines body for ChangeAppInstance for application/json ContentType.
+type ChangeAppInstanceJSONRequestBody = AppInstanceChange
+
+// RollbackAppInstanceJSONRequestBody defines body for RollbackAppInstance for application/json ContentType.
+type RollbackAppInstanceJSONRequestBody = AppInstanceRollback
+
+// UpgradeAppInstanceJSONRequestBody defines body for UpgradeAppInstance for application/json ContentType.
+type UpgradeAppInstanceJSONRequestBody = AppInstanceUpgrade
 
 // PutEntitlementJSONRequestBody defines body for PutEntitlement for application/json ContentType.
 type PutEntitlementJSONRequestBody = EntitlementPut
@@ -2797,6 +2874,26 @@ type ClientInterface interface {
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id} (the `GetAppInstance` operationId).
 	GetAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// ChangeAppInstanceWithBody Rename the instance or change its config, without a new version
+	//
+	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+	// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PATCH /projects/{project_id}/app-instances/{app_instance_id} (the `ChangeAppInstance` operationId).
+	ChangeAppInstanceWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ChangeAppInstance Rename the instance or change its config, without a new version
+	//
+	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+	// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PATCH /projects/{project_id}/app-instances/{app_instance_id} (the `ChangeAppInstance` operationId).
+	ChangeAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ChangeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// DecommissionAppInstance Stop the app and remove all of it; final on the node's own proof
 	//
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/decommission (the `DecommissionAppInstance` operationId).
@@ -2811,6 +2908,62 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/logs (the `GetAppInstanceLogs` operationId).
 	GetAppInstanceLogs(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceLogsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RollbackAppInstanceWithBody Go back to a version that the instance has been running
+	//
+	// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
+	// 409 unless the instance runs, or has failed after it once ran.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/rollback (the `RollbackAppInstance` operationId).
+	RollbackAppInstanceWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RollbackAppInstance Go back to a version that the instance has been running
+	//
+	// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
+	// 409 unless the instance runs, or has failed after it once ran.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/rollback (the `RollbackAppInstance` operationId).
+	RollbackAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body RollbackAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// StartAppInstance Run a stopped instance again, where it was
+	//
+	// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/start (the `StartAppInstance` operationId).
+	StartAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// StopAppInstance End the containers; allocation, revision and ports stay
+	//
+	// Usage ends with the containers; scratch is lost. 409 unless the instance runs.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/stop (the `StopAppInstance` operationId).
+	StopAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// UpgradeAppInstanceWithBody Bring the instance to another version, in its place
+	//
+	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
+	// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
+	// 409 unless the instance runs, or has failed after it once ran.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
+	UpgradeAppInstanceWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// UpgradeAppInstance Bring the instance to another version, in its place
+	//
+	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
+	// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
+	// 409 unless the instance runs, or has failed after it once ran.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
+	UpgradeAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body UpgradeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListEntitlements What the project may launch
 	//
@@ -2835,6 +2988,15 @@ type ClientInterface interface {
 	//
 	// Corresponds with PUT /projects/{project_id}/apps/entitlements/{app_slug} (the `PutEntitlement` operationId).
 	PutEntitlement(ctx context.Context, projectID ProjectID, appSlug AppSlug, body PutEntitlementJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// EstimateCost What an app would cost, before it is launched
+	//
+	// The most that an hour of running costs at the version's default size and the prices of the moment; a launch freezes
+	// those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has cost so far
+	// is in its `cost`.
+	//
+	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
+	EstimateCost(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListServiceAccounts Service accounts of the project
 	//
@@ -3886,6 +4048,46 @@ func (c *Client) GetAppInstance(ctx context.Context, projectID ProjectID, appIns
 	return c.Client.Do(req)
 }
 
+// ChangeAppInstanceWithBody Rename the instance or change its config, without a new version
+//
+// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PATCH /projects/{project_id}/app-instances/{app_instance_id} (the `ChangeAppInstance` operationId).
+func (c *Client) ChangeAppInstanceWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewChangeAppInstanceRequestWithBody(c.Server, projectID, appInstanceID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ChangeAppInstance Rename the instance or change its config, without a new version
+//
+// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PATCH /projects/{project_id}/app-instances/{app_instance_id} (the `ChangeAppInstance` operationId).
+func (c *Client) ChangeAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ChangeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewChangeAppInstanceRequest(c.Server, projectID, appInstanceID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // DecommissionAppInstance Stop the app and remove all of it; final on the node's own proof
 //
 // Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/decommission (the `DecommissionAppInstance` operationId).
@@ -3921,6 +4123,122 @@ func (c *Client) ListAppInstanceEvents(ctx context.Context, projectID ProjectID,
 // Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/logs (the `GetAppInstanceLogs` operationId).
 func (c *Client) GetAppInstanceLogs(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceLogsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetAppInstanceLogsRequest(c.Server, projectID, appInstanceID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RollbackAppInstanceWithBody Go back to a version that the instance has been running
+//
+// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
+// 409 unless the instance runs, or has failed after it once ran.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/rollback (the `RollbackAppInstance` operationId).
+func (c *Client) RollbackAppInstanceWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRollbackAppInstanceRequestWithBody(c.Server, projectID, appInstanceID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RollbackAppInstance Go back to a version that the instance has been running
+//
+// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
+// 409 unless the instance runs, or has failed after it once ran.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/rollback (the `RollbackAppInstance` operationId).
+func (c *Client) RollbackAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body RollbackAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRollbackAppInstanceRequest(c.Server, projectID, appInstanceID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// StartAppInstance Run a stopped instance again, where it was
+//
+// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/start (the `StartAppInstance` operationId).
+func (c *Client) StartAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewStartAppInstanceRequest(c.Server, projectID, appInstanceID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// StopAppInstance End the containers; allocation, revision and ports stay
+//
+// Usage ends with the containers; scratch is lost. 409 unless the instance runs.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/stop (the `StopAppInstance` operationId).
+func (c *Client) StopAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewStopAppInstanceRequest(c.Server, projectID, appInstanceID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// UpgradeAppInstanceWithBody Bring the instance to another version, in its place
+//
+// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
+// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
+// 409 unless the instance runs, or has failed after it once ran.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
+func (c *Client) UpgradeAppInstanceWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewUpgradeAppInstanceRequestWithBody(c.Server, projectID, appInstanceID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// UpgradeAppInstance Bring the instance to another version, in its place
+//
+// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
+// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
+// 409 unless the instance runs, or has failed after it once ran.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
+func (c *Client) UpgradeAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body UpgradeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewUpgradeAppInstanceRequest(c.Server, projectID, appInstanceID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -3985,6 +4303,25 @@ func (c *Client) PutEntitlementWithBody(ctx context.Context, projectID ProjectID
 // Corresponds with PUT /projects/{project_id}/apps/entitlements/{app_slug} (the `PutEntitlement` operationId).
 func (c *Client) PutEntitlement(ctx context.Context, projectID ProjectID, appSlug AppSlug, body PutEntitlementJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewPutEntitlementRequest(c.Server, projectID, appSlug, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// EstimateCost What an app would cost, before it is launched
+//
+// The most that an hour of running costs at the version's default size and the prices of the moment; a launch freezes
+// those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has cost so far
+// is in its `cost`.
+//
+// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
+func (c *Client) EstimateCost(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewEstimateCostRequest(c.Server, projectID, appSlug, version, params)
 	if err != nil {
 		return nil, err
 	}
@@ -6324,6 +6661,60 @@ func NewGetAppInstanceRequest(server string, projectID ProjectID, appInstanceID 
 	return req, nil
 }
 
+// NewChangeAppInstanceRequest calls the generic ChangeAppInstance builder with application/json body
+func NewChangeAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, body ChangeAppInstanceJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewChangeAppInstanceRequestWithBody(server, projectID, appInstanceID, "application/json", bodyReader)
+}
+
+// NewChangeAppInstanceRequestWithBody constructs an http.Request for the ChangeAppInstance method, with any body, and a specified content type
+func NewChangeAppInstanceRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPatch, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewDecommissionAppInstanceRequest constructs an http.Request for the DecommissionAppInstance method
 func NewDecommissionAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID) (*http.Request, error) {
 	var err error
@@ -6525,6 +6916,196 @@ func NewGetAppInstanceLogsRequest(server string, projectID ProjectID, appInstanc
 	return req, nil
 }
 
+// NewRollbackAppInstanceRequest calls the generic RollbackAppInstance builder with application/json body
+func NewRollbackAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, body RollbackAppInstanceJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewRollbackAppInstanceRequestWithBody(server, projectID, appInstanceID, "application/json", bodyReader)
+}
+
+// NewRollbackAppInstanceRequestWithBody constructs an http.Request for the RollbackAppInstance method, with any body, and a specified content type
+func NewRollbackAppInstanceRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/rollback", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewStartAppInstanceRequest constructs an http.Request for the StartAppInstance method
+func NewStartAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/start", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewStopAppInstanceRequest constructs an http.Request for the StopAppInstance method
+func NewStopAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/stop", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewUpgradeAppInstanceRequest calls the generic UpgradeAppInstance builder with application/json body
+func NewUpgradeAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, body UpgradeAppInstanceJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewUpgradeAppInstanceRequestWithBody(server, projectID, appInstanceID, "application/json", bodyReader)
+}
+
+// NewUpgradeAppInstanceRequestWithBody constructs an http.Request for the UpgradeAppInstance method, with any body, and a specified content type
+func NewUpgradeAppInstanceRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/upgrade", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewListEntitlementsRequest constructs an http.Request for the ListEntitlements method
 func NewListEntitlementsRequest(server string, projectID ProjectID, params *ListEntitlementsParams) (*http.Request, error) {
 	var err error
@@ -6681,6 +7262,77 @@ func NewPutEntitlementRequestWithBody(server string, projectID ProjectID, appSlu
 	}
 
 	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewEstimateCostRequest constructs an http.Request for the EstimateCost method
+func NewEstimateCostRequest(server string, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_slug", appSlug, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "version", version, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/apps/%s/versions/%s/estimate", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "allocation_id", params.AllocationID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
 
 	return req, nil
 }
@@ -7465,6 +8117,26 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id} (the `GetAppInstance` operationId).
 	GetAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*GetAppInstanceResponse, error)
 
+	// ChangeAppInstanceWithBodyWithResponse Rename the instance or change its config, without a new version
+	//
+	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+	// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PATCH /projects/{project_id}/app-instances/{app_instance_id} (the `ChangeAppInstance` operationId).
+	ChangeAppInstanceWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ChangeAppInstanceResponse, error)
+
+	// ChangeAppInstanceWithResponse Rename the instance or change its config, without a new version
+	//
+	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+	// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PATCH /projects/{project_id}/app-instances/{app_instance_id} (the `ChangeAppInstance` operationId).
+	ChangeAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ChangeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*ChangeAppInstanceResponse, error)
+
 	// DecommissionAppInstanceWithResponse Stop the app and remove all of it; final on the node's own proof
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -7485,6 +8157,66 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/logs (the `GetAppInstanceLogs` operationId).
 	GetAppInstanceLogsWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceLogsParams, reqEditors ...RequestEditorFn) (*GetAppInstanceLogsResponse, error)
+
+	// RollbackAppInstanceWithBodyWithResponse Go back to a version that the instance has been running
+	//
+	// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
+	// 409 unless the instance runs, or has failed after it once ran.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/rollback (the `RollbackAppInstance` operationId).
+	RollbackAppInstanceWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RollbackAppInstanceResponse, error)
+
+	// RollbackAppInstanceWithResponse Go back to a version that the instance has been running
+	//
+	// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
+	// 409 unless the instance runs, or has failed after it once ran.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/rollback (the `RollbackAppInstance` operationId).
+	RollbackAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body RollbackAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*RollbackAppInstanceResponse, error)
+
+	// StartAppInstanceWithResponse Run a stopped instance again, where it was
+	//
+	// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/start (the `StartAppInstance` operationId).
+	StartAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*StartAppInstanceResponse, error)
+
+	// StopAppInstanceWithResponse End the containers; allocation, revision and ports stay
+	//
+	// Usage ends with the containers; scratch is lost. 409 unless the instance runs.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/stop (the `StopAppInstance` operationId).
+	StopAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*StopAppInstanceResponse, error)
+
+	// UpgradeAppInstanceWithBodyWithResponse Bring the instance to another version, in its place
+	//
+	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
+	// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
+	// 409 unless the instance runs, or has failed after it once ran.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
+	UpgradeAppInstanceWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*UpgradeAppInstanceResponse, error)
+
+	// UpgradeAppInstanceWithResponse Bring the instance to another version, in its place
+	//
+	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
+	// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
+	// 409 unless the instance runs, or has failed after it once ran.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
+	UpgradeAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body UpgradeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*UpgradeAppInstanceResponse, error)
 
 	// ListEntitlementsWithResponse What the project may launch
 	//
@@ -7513,6 +8245,17 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with PUT /projects/{project_id}/apps/entitlements/{app_slug} (the `PutEntitlement` operationId).
 	PutEntitlementWithResponse(ctx context.Context, projectID ProjectID, appSlug AppSlug, body PutEntitlementJSONRequestBody, reqEditors ...RequestEditorFn) (*PutEntitlementResponse, error)
+
+	// EstimateCostWithResponse What an app would cost, before it is launched
+	//
+	// The most that an hour of running costs at the version's default size and the prices of the moment; a launch freezes
+	// those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has cost so far
+	// is in its `cost`.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
+	EstimateCostWithResponse(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*EstimateCostResponse, error)
 
 	// ListServiceAccountsWithResponse Service accounts of the project
 	//
@@ -9685,6 +10428,54 @@ func (r GetAppInstanceResponse) ContentType() string {
 	return ""
 }
 
+type ChangeAppInstanceResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AppInstance
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ChangeAppInstanceResponse) GetJSON200() *AppInstance {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ChangeAppInstanceResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ChangeAppInstanceResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ChangeAppInstanceResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ChangeAppInstanceResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ChangeAppInstanceResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type DecommissionAppInstanceResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -9816,6 +10607,198 @@ func (r GetAppInstanceLogsResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r GetAppInstanceLogsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RollbackAppInstanceResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *AppInstance
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r RollbackAppInstanceResponse) GetJSON202() *AppInstance {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RollbackAppInstanceResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RollbackAppInstanceResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RollbackAppInstanceResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RollbackAppInstanceResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RollbackAppInstanceResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type StartAppInstanceResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *AppInstance
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r StartAppInstanceResponse) GetJSON202() *AppInstance {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r StartAppInstanceResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r StartAppInstanceResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r StartAppInstanceResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r StartAppInstanceResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r StartAppInstanceResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type StopAppInstanceResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *AppInstance
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r StopAppInstanceResponse) GetJSON202() *AppInstance {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r StopAppInstanceResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r StopAppInstanceResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r StopAppInstanceResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r StopAppInstanceResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r StopAppInstanceResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type UpgradeAppInstanceResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *AppInstance
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r UpgradeAppInstanceResponse) GetJSON202() *AppInstance {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r UpgradeAppInstanceResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r UpgradeAppInstanceResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r UpgradeAppInstanceResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r UpgradeAppInstanceResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r UpgradeAppInstanceResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -9960,6 +10943,54 @@ func (r PutEntitlementResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r PutEntitlementResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type EstimateCostResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *CostEstimate
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r EstimateCostResponse) GetJSON200() *CostEstimate {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r EstimateCostResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r EstimateCostResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r EstimateCostResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r EstimateCostResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r EstimateCostResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -11108,6 +12139,38 @@ func (c *ClientWithResponses) GetAppInstanceWithResponse(ctx context.Context, pr
 	return ParseGetAppInstanceResponse(rsp)
 }
 
+// ChangeAppInstanceWithBodyWithResponse Rename the instance or change its config, without a new version
+//
+// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PATCH /projects/{project_id}/app-instances/{app_instance_id} (the `ChangeAppInstance` operationId).
+func (c *ClientWithResponses) ChangeAppInstanceWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ChangeAppInstanceResponse, error) {
+	rsp, err := c.ChangeAppInstanceWithBody(ctx, projectID, appInstanceID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseChangeAppInstanceResponse(rsp)
+}
+
+// ChangeAppInstanceWithResponse Rename the instance or change its config, without a new version
+//
+// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PATCH /projects/{project_id}/app-instances/{app_instance_id} (the `ChangeAppInstance` operationId).
+func (c *ClientWithResponses) ChangeAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ChangeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*ChangeAppInstanceResponse, error) {
+	rsp, err := c.ChangeAppInstance(ctx, projectID, appInstanceID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseChangeAppInstanceResponse(rsp)
+}
+
 // DecommissionAppInstanceWithResponse Stop the app and remove all of it; final on the node's own proof
 //
 // Returns a wrapper object for the known response body format(s).
@@ -11145,6 +12208,102 @@ func (c *ClientWithResponses) GetAppInstanceLogsWithResponse(ctx context.Context
 		return nil, err
 	}
 	return ParseGetAppInstanceLogsResponse(rsp)
+}
+
+// RollbackAppInstanceWithBodyWithResponse Go back to a version that the instance has been running
+//
+// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
+// 409 unless the instance runs, or has failed after it once ran.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/rollback (the `RollbackAppInstance` operationId).
+func (c *ClientWithResponses) RollbackAppInstanceWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RollbackAppInstanceResponse, error) {
+	rsp, err := c.RollbackAppInstanceWithBody(ctx, projectID, appInstanceID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRollbackAppInstanceResponse(rsp)
+}
+
+// RollbackAppInstanceWithResponse Go back to a version that the instance has been running
+//
+// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
+// 409 unless the instance runs, or has failed after it once ran.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/rollback (the `RollbackAppInstance` operationId).
+func (c *ClientWithResponses) RollbackAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body RollbackAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*RollbackAppInstanceResponse, error) {
+	rsp, err := c.RollbackAppInstance(ctx, projectID, appInstanceID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRollbackAppInstanceResponse(rsp)
+}
+
+// StartAppInstanceWithResponse Run a stopped instance again, where it was
+//
+// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/start (the `StartAppInstance` operationId).
+func (c *ClientWithResponses) StartAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*StartAppInstanceResponse, error) {
+	rsp, err := c.StartAppInstance(ctx, projectID, appInstanceID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseStartAppInstanceResponse(rsp)
+}
+
+// StopAppInstanceWithResponse End the containers; allocation, revision and ports stay
+//
+// Usage ends with the containers; scratch is lost. 409 unless the instance runs.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/stop (the `StopAppInstance` operationId).
+func (c *ClientWithResponses) StopAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*StopAppInstanceResponse, error) {
+	rsp, err := c.StopAppInstance(ctx, projectID, appInstanceID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseStopAppInstanceResponse(rsp)
+}
+
+// UpgradeAppInstanceWithBodyWithResponse Bring the instance to another version, in its place
+//
+// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
+// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
+// 409 unless the instance runs, or has failed after it once ran.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
+func (c *ClientWithResponses) UpgradeAppInstanceWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*UpgradeAppInstanceResponse, error) {
+	rsp, err := c.UpgradeAppInstanceWithBody(ctx, projectID, appInstanceID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseUpgradeAppInstanceResponse(rsp)
+}
+
+// UpgradeAppInstanceWithResponse Bring the instance to another version, in its place
+//
+// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
+// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
+// 409 unless the instance runs, or has failed after it once ran.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
+func (c *ClientWithResponses) UpgradeAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body UpgradeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*UpgradeAppInstanceResponse, error) {
+	rsp, err := c.UpgradeAppInstance(ctx, projectID, appInstanceID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseUpgradeAppInstanceResponse(rsp)
 }
 
 // ListEntitlementsWithResponse What the project may launch
@@ -11197,6 +12356,23 @@ func (c *ClientWithResponses) PutEntitlementWithResponse(ctx context.Context, pr
 		return nil, err
 	}
 	return ParsePutEntitlementResponse(rsp)
+}
+
+// EstimateCostWithResponse What an app would cost, before it is launched
+//
+// The most that an hour of running costs at the version's default size and the prices of the moment; a launch freezes
+// those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has cost so far
+// is in its `cost`.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
+func (c *ClientWithResponses) EstimateCostWithResponse(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*EstimateCostResponse, error) {
+	rsp, err := c.EstimateCost(ctx, projectID, appSlug, version, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseEstimateCostResponse(rsp)
 }
 
 // ListServiceAccountsWithResponse Service accounts of the project
@@ -12757,6 +13933,39 @@ func ParseGetAppInstanceResponse(rsp *http.Response) (*GetAppInstanceResponse, e
 	return response, nil
 }
 
+// ParseChangeAppInstanceResponse parses an HTTP response from a ChangeAppInstanceWithResponse call
+func ParseChangeAppInstanceResponse(rsp *http.Response) (*ChangeAppInstanceResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ChangeAppInstanceResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AppInstance
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseDecommissionAppInstanceResponse parses an HTTP response from a DecommissionAppInstanceWithResponse call
 func ParseDecommissionAppInstanceResponse(rsp *http.Response) (*DecommissionAppInstanceResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -12837,6 +14046,138 @@ func ParseGetAppInstanceLogsResponse(rsp *http.Response) (*GetAppInstanceLogsRes
 	}
 
 	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRollbackAppInstanceResponse parses an HTTP response from a RollbackAppInstanceWithResponse call
+func ParseRollbackAppInstanceResponse(rsp *http.Response) (*RollbackAppInstanceResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RollbackAppInstanceResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest AppInstance
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseStartAppInstanceResponse parses an HTTP response from a StartAppInstanceWithResponse call
+func ParseStartAppInstanceResponse(rsp *http.Response) (*StartAppInstanceResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &StartAppInstanceResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest AppInstance
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseStopAppInstanceResponse parses an HTTP response from a StopAppInstanceWithResponse call
+func ParseStopAppInstanceResponse(rsp *http.Response) (*StopAppInstanceResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &StopAppInstanceResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest AppInstance
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseUpgradeAppInstanceResponse parses an HTTP response from a UpgradeAppInstanceWithResponse call
+func ParseUpgradeAppInstanceResponse(rsp *http.Response) (*UpgradeAppInstanceResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &UpgradeAppInstanceResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest AppInstance
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
@@ -12931,6 +14272,39 @@ func ParsePutEntitlementResponse(rsp *http.Response) (*PutEntitlementResponse, e
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest Entitlement
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseEstimateCostResponse parses an HTTP response from a EstimateCostWithResponse call
+func ParseEstimateCostResponse(rsp *http.Response) (*EstimateCostResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &EstimateCostResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest CostEstimate
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

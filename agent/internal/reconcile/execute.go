@@ -136,7 +136,7 @@ func revisionOf(a agent.Action) (revision uint64, acquires bool) {
 		return a.Revision, true
 	case agent.StartContainer:
 		return a.Revision, true
-	case agent.CancelPull, agent.StopContainer, agent.RecordExit, agent.RemoveContainer, agent.RemoveNetwork, agent.RetireMember, agent.FetchPart:
+	case agent.Settle, agent.FallBack, agent.CancelPull, agent.StopContainer, agent.RecordExit, agent.RemoveContainer, agent.RemoveNetwork, agent.RetireMember, agent.FetchPart:
 		return 0, false
 	}
 	return 0, false
@@ -155,6 +155,13 @@ func reasonOf(a agent.Action, err error) string {
 
 func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
 	switch a := a.(type) {
+	case agent.Settle:
+		return r.store.UpdateMember(a.MemberID, func(m *state.Member) { m.SettledRevision = a.Revision })
+	case agent.FallBack:
+		r.log.WarnContext(ctx, "revision failed, going back", "member", a.MemberID, "revision", a.Revision, "reason", a.Reason, "detail", a.Detail)
+		return r.store.UpdateMember(a.MemberID, func(m *state.Member) {
+			m.FellBackFrom, m.FallbackReason, m.FallbackDetail = a.Revision, a.Reason, a.Detail
+		})
 	case agent.CancelPull:
 		return nil // done in start
 	case agent.StopContainer:
@@ -316,14 +323,21 @@ func waitIfAway(err error) error {
 // setupNetwork writes the intent down before anything exists: an attachment whose making was cut short is seen as revision
 // 0 and made anew.
 func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork) error {
-	var want []*protocol.Port
-	for _, s := range a.Workload.Services {
-		want = append(want, s.Spec.GetPorts()...)
+	want := portsOf(a.Workload)
+	keep := slices.Clone(want)
+	if a.Workload.Fallback != nil {
+		// A port that this revision has no more keeps its number for the one that the node may go back to.
+		for _, p := range portsOf(*a.Workload.Fallback) {
+			if !slices.ContainsFunc(want, func(w *protocol.Port) bool { return w.GetName() == p.GetName() }) {
+				keep = append(keep, p)
+			}
+		}
 	}
-	ports, err := r.store.AssignPorts(a.MemberID, want, r.cfg.PortFrom, r.cfg.PortTo, portFree)
+	ports, err := r.store.AssignPorts(a.MemberID, keep, r.cfg.PortFrom, r.cfg.PortTo, portFree)
 	if err != nil {
 		return err
 	}
+	ports = ports[:len(want)]
 	if err := r.store.UpdateMember(a.MemberID, func(m *state.Member) { m.NetworkRevision, m.NetworkReady = a.Revision, false }); err != nil {
 		return err
 	}
@@ -342,6 +356,14 @@ func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork) err
 		m.NetworkReady, m.Endpoints = true, endpoints
 		m.NetNSPath, m.UserNSPath, m.IP = attachment.NetNSPath, attachment.UserNSPath, attachment.IP
 	})
+}
+
+func portsOf(w agent.Workload) []*protocol.Port {
+	var ports []*protocol.Port
+	for _, s := range w.Services {
+		ports = append(ports, s.Spec.GetPorts()...)
+	}
+	return ports
 }
 
 // portFree reports whether a listener on this machine, or a published port of someone else's that listens, has the port.

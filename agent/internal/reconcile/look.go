@@ -188,11 +188,12 @@ func (r *Reconciler) images(ctx context.Context, l look) (map[string]bool, error
 	have := make(map[string]bool)
 	up := make(map[string]bool)
 	for _, c := range l.observed.Containers {
-		up[c.MemberID+"/"+c.Service] = true
+		up[fmt.Sprintf("%s/%s/%d/%s", c.MemberID, c.Service, c.Revision, c.SpecDigest)] = true
 	}
-	for _, w := range l.desired.Workloads {
+	for _, wanted := range l.desired.Workloads {
+		w := wanted.Effective(l.observed.Members[wanted.MemberID])
 		for _, s := range w.Services {
-			if _, asked := have[s.Image]; asked || up[w.MemberID+"/"+s.Name] || w.Stopped || w.Refused != "" {
+			if _, asked := have[s.Image]; asked || up[fmt.Sprintf("%s/%s/%d/%s", w.MemberID, s.Name, w.Revision, s.SpecDigest)] || w.Stopped || w.Refused != "" {
 				continue
 			}
 			ref, err := runtime.ParseImage(s.Image)
@@ -224,19 +225,28 @@ func (r *Reconciler) desired() agent.Desired {
 }
 
 func workloadOf(p state.Part) agent.Workload {
-	w := agent.Workload{
-		MemberID: p.MemberID, InstanceID: p.Workload.GetInstanceId(), Revision: p.Workload.GetRevision(),
-		CorrelationID: p.Workload.GetCorrelationId(), Stopped: p.Workload.GetStopped(),
-		ReadinessTimeout: time.Duration(p.Workload.GetReadinessTimeoutSeconds()) * time.Second,
-	}
+	w := workload(p.MemberID, p.Workload)
 	switch {
 	case p.Verdict == nil:
 		// Nothing is started on a document that nobody has judged.
 		w.Refused, w.RefusedDetail = string(agent.ReasonInternal), "the document was not checked yet"
+		return w
 	case !p.Verdict.Admitted:
 		w.Refused, w.RefusedDetail = p.Verdict.Reason, p.Verdict.Detail
 	}
-	for _, s := range p.Workload.GetServices() {
+	if back := p.Workload.GetFallback(); back != nil && p.Verdict.FallbackAdmitted {
+		f := workload(p.MemberID, back)
+		w.Fallback = &f
+	}
+	return w
+}
+
+func workload(memberID string, p *protocol.Workload) agent.Workload {
+	w := agent.Workload{
+		MemberID: memberID, InstanceID: p.GetInstanceId(), Revision: p.GetRevision(), CorrelationID: p.GetCorrelationId(), Stopped: p.GetStopped(),
+		ReadinessTimeout: time.Duration(p.GetReadinessTimeoutSeconds()) * time.Second,
+	}
+	for _, s := range p.GetServices() {
 		w.Services = append(w.Services, agent.Service{
 			Name: s.GetName(), Image: s.GetImage(), SpecDigest: specDigest(s), Spec: s,
 			StopGrace:      time.Duration(s.GetStopGraceSeconds()) * time.Second,
@@ -306,8 +316,18 @@ func (r *Reconciler) judge(ctx context.Context) {
 	}
 }
 
-// Judge decides whether the publisher's signed manifest admits this very workload on this agent.
+// Judge decides whether the publisher's signed manifest admits this very workload on this agent, and whether its own manifest
+// admits the fallback that it carries.
 func Judge(w *protocol.Workload, bundle protocol.Bundle, now time.Time) state.Verdict {
+	v := judgeOne(w, bundle, now)
+	if back := w.GetFallback(); back != nil {
+		same := back.GetId() == w.GetId() && back.GetInstanceId() == w.GetInstanceId() && back.GetAppSlug() == w.GetAppSlug() && back.GetOrgSlug() == w.GetOrgSlug()
+		v.FallbackAdmitted = same && back.GetRevision() < w.GetRevision() && judgeOne(back, bundle, now).Admitted
+	}
+	return v
+}
+
+func judgeOne(w *protocol.Workload, bundle protocol.Bundle, now time.Time) state.Verdict {
 	refuse := func(reason, detail string) state.Verdict {
 		return state.Verdict{Reason: reason, Detail: detail, BundleVersion: bundle.Version()}
 	}

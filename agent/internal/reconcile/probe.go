@@ -51,7 +51,8 @@ func (r *Reconciler) probe(ctx context.Context, l look) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	live := make(map[string]bool)
-	for _, w := range l.desired.Workloads {
+	for _, wanted := range l.desired.Workloads {
+		w := wanted.Effective(l.observed.Members[wanted.MemberID])
 		for _, c := range l.observed.Containers {
 			i := slices.IndexFunc(w.Services, func(s agent.Service) bool { return s.Name == c.Service })
 			if c.MemberID != w.MemberID || c.Revision != w.Revision || c.Status != agent.Running || i < 0 {

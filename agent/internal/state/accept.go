@@ -21,6 +21,8 @@ type Verdict struct {
 	// Reason is a status_reason of the contract, Detail for people.
 	Reason string `json:"reason,omitempty"`
 	Detail string `json:"detail,omitempty"`
+	// FallbackAdmitted is the same for the fallback that the document carries.
+	FallbackAdmitted bool `json:"fallback_admitted,omitempty"`
 	// BundleVersion is the trust bundle that it was judged by; a refusal is judged again when that changes.
 	BundleVersion uint64 `json:"bundle_version"`
 }

@@ -147,7 +147,13 @@ func (s *Store) OpenWantedRun(r Run) (wanted bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	wanted = slices.ContainsFunc(s.accepted().Parts, func(p Part) bool {
-		return p.MemberID == r.MemberID && p.Workload.GetRevision() == r.Revision && !p.Workload.GetStopped() && p.Verdict != nil && p.Verdict.Admitted
+		if p.MemberID != r.MemberID || p.Workload.GetStopped() || p.Verdict == nil {
+			return false
+		}
+		if back := p.Workload.GetFallback(); back != nil && s.d.members[r.MemberID].FellBackFrom == p.Workload.GetRevision() {
+			return back.GetRevision() == r.Revision && p.Verdict.FallbackAdmitted
+		}
+		return p.Workload.GetRevision() == r.Revision && p.Verdict.Admitted
 	})
 	if !wanted {
 		return false, nil

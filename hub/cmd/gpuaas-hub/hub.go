@@ -262,12 +262,7 @@ func (h *hub) server() *httpapi.Server {
 		Catalog:   httpapi.NewCatalog(d, bundle),
 		Artifacts: httpapi.NewArtifacts(d, h.registry, bundle, h.sealer),
 		Capacity:  httpapi.Capacity{DB: d, CreateAllocation: &command.CreateAllocation{DB: d}, ReleaseAllocation: &command.ReleaseAllocation{DB: d}},
-		Instances: httpapi.Instances{
-			DB: d, Logs: h.session, DecommissionInstance: &command.DecommissionInstance{DB: d, Poke: poke},
-			CreateInstance: &command.CreateInstance{
-				DB: d, LeaseDuration: h.conf.leaseDuration, Poke: poke, Revoked: func(keyID string) bool { return bundle().Revoked(keyID) },
-			},
-		},
+		Instances: httpapi.NewInstances(d, h.conf.leaseDuration, func(keyID string) bool { return bundle().Revoked(keyID) }, poke, h.session),
 		Fleet: httpapi.Fleet{
 			DB: d, Keys: h.keys, SessionAddr: h.sessionAddr, RegistryHost: h.registry.Host(), Generation: dispatch.Newest,
 			CreateJoinToken: &command.CreateJoinToken{DB: d, Sealer: h.sealer},

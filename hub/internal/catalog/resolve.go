@@ -49,34 +49,13 @@ type Resolved struct {
 // Resolve decides what runs: the project must be entitled to the app, the version active and allowed, parameters and config
 // valid; modes are the requested ones where app and policy allow them, else the first that both do.
 func Resolve(ctx context.Context, tx db.Tx, w Want) (Resolved, error) {
-	a, err := selectApp(ctx, tx, w.AppSlug)
-	if fault.Is(err, fault.NotFound) || err == nil && !a.VisibleTo(w.OrgID) {
-		return Resolved{}, unknown("/app_slug", "names no app of the catalogue")
-	}
-	if err != nil {
-		return Resolved{}, err
-	}
-	e, err := selectEntitlement(ctx, tx, w.ProjectID, w.AppSlug)
-	if err != nil && !fault.Is(err, fault.NotFound) {
-		return Resolved{}, err
-	}
-	if err != nil || !e.Enabled {
-		return Resolved{}, fault.New(fault.Forbidden, CodeNotEntitled, "The project is not entitled to this app; ask an org admin for an entitlement.", nil).
-			At("/app_slug", "the project has no entitlement to it").Lasting()
-	}
-	v, err := selectVersion(ctx, tx, w.AppSlug, w.Version)
-	if fault.Is(err, fault.NotFound) {
-		return Resolved{}, unknown("/version", "names no version of the app")
-	}
+	a, v, e, err := entitled(ctx, tx, w)
 	if err != nil {
 		return Resolved{}, err
 	}
 	if v.Status != Active {
 		return Resolved{}, conflict(CodeVersionNotActive, "Only active versions can be launched; this one is "+string(v.Status)+".").
 			At("/version", "is not active")
-	}
-	if len(e.Policy.AllowedVersions) > 0 && !slices.Contains(e.Policy.AllowedVersions, v.Version) {
-		return Resolved{}, policyRefused("/version", "the project's entitlement does not allow this version")
 	}
 	out := Resolved{
 		App: a, Version: v, ManifestEnvelope: v.ManifestEnvelope, RuntimeBackend: v.Manifest.Version.RuntimeBackend,
@@ -92,6 +71,50 @@ func Resolve(ctx context.Context, tx db.Tx, w Want) (Resolved, error) {
 		return Resolved{}, err
 	}
 	return out, out.decideModes(w, e.Policy)
+}
+
+// Again decides whether a version that an instance has been running may start once more: the project must still be entitled to
+// it, and a deprecated one is good enough. It returns the delegation to run it under, which may be newer than the one before.
+func Again(ctx context.Context, tx db.Tx, w Want) (delegationEnvelope []byte, err error) {
+	_, v, _, err := entitled(ctx, tx, w)
+	if err != nil {
+		return nil, err
+	}
+	if v.Status != Active && v.Status != Deprecated {
+		return nil, conflict(CodeVersionNotActive, "The version may not be started again; it is "+string(v.Status)+".").At("/version", "is not active")
+	}
+	return delegationOf(ctx, tx, v, w)
+}
+
+// entitled finds app and version, and the entitlement that lets the project run it.
+func entitled(ctx context.Context, tx db.Tx, w Want) (App, Version, Entitlement, error) {
+	refuse := func(err error) (App, Version, Entitlement, error) { return App{}, Version{}, Entitlement{}, err }
+	a, err := selectApp(ctx, tx, w.AppSlug)
+	if fault.Is(err, fault.NotFound) || err == nil && !a.VisibleTo(w.OrgID) {
+		return refuse(unknown("/app_slug", "names no app of the catalogue"))
+	}
+	if err != nil {
+		return refuse(err)
+	}
+	e, err := selectEntitlement(ctx, tx, w.ProjectID, w.AppSlug)
+	if err != nil && !fault.Is(err, fault.NotFound) {
+		return refuse(err)
+	}
+	if err != nil || !e.Enabled {
+		return refuse(fault.New(fault.Forbidden, CodeNotEntitled, "The project is not entitled to this app; ask an org admin for an entitlement.", nil).
+			At("/app_slug", "the project has no entitlement to it").Lasting())
+	}
+	v, err := selectVersion(ctx, tx, w.AppSlug, w.Version)
+	if fault.Is(err, fault.NotFound) {
+		return refuse(unknown("/version", "names no version of the app"))
+	}
+	if err != nil {
+		return refuse(err)
+	}
+	if len(e.Policy.AllowedVersions) > 0 && !slices.Contains(e.Policy.AllowedVersions, v.Version) {
+		return refuse(policyRefused("/version", "the project's entitlement does not allow this version"))
+	}
+	return a, v, e, nil
 }
 
 func (r *Resolved) decideModes(w Want, p Policy) error {

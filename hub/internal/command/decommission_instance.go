@@ -25,24 +25,7 @@ func (c *DecommissionInstance) Do(ctx context.Context, m Meta, projectID, instan
 }
 
 func (c *DecommissionInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, instanceID string) (instanceResult, error) {
-	project, err := iam.InProject(ctx, tx, m.Principal, iam.InstanceDelete, projectID)
-	if err != nil {
-		return instanceResult{}, err
-	}
-	return Idempotent(ctx, tx, m, func() (instanceResult, error) {
-		i, err := instance.Get(ctx, tx, project.ID, instanceID)
-		if err != nil {
-			return instanceResult{}, err
-		}
-		ask := instance.Ask{OperationID: db.NewID(), By: instance.Actor{Type: m.Principal.Type, ID: m.Principal.ID}, CorrelationID: m.CorrelationID}
-		change, err := instance.AskDecommission(ctx, tx, i, ask, m.Now)
-		if err != nil {
-			return instanceResult{}, err
-		}
-		nodes, err := touchNodes(ctx, tx, change)
-		if err != nil {
-			return instanceResult{}, err
-		}
-		return instanceResult{change.Instance, nodes}, m.recordInstance(ctx, tx, iam.InstanceDelete, change)
+	return m.act(ctx, tx, iam.InstanceDelete, projectID, instanceID, func(_ iam.Project, i instance.Instance, ask instance.Ask) (instance.Change, error) {
+		return instance.AskDecommission(ctx, tx, i, ask, m.Now)
 	})
 }

@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -9,7 +10,9 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 const (
@@ -47,6 +50,46 @@ func (m Meta) recordInstance(ctx context.Context, tx db.Tx, action string, c ins
 		row.Before = map[string]any{"status": from}
 	}
 	return event.Audit(ctx, tx, row)
+}
+
+// act runs one action on an instance: who may, at most once, with its events and its audit row, and whom to wake afterwards.
+func (m Meta) act(ctx context.Context, tx db.Tx, permission iam.Permission, projectID, instanceID string,
+	do func(p iam.Project, i instance.Instance, ask instance.Ask) (instance.Change, error),
+) (instanceResult, error) {
+	project, err := iam.InProject(ctx, tx, m.Principal, permission, projectID)
+	if err != nil {
+		return instanceResult{}, err
+	}
+	return Idempotent(ctx, tx, m, func() (instanceResult, error) {
+		i, err := instance.Get(ctx, tx, project.ID, instanceID)
+		if err != nil {
+			return instanceResult{}, err
+		}
+		ask := instance.Ask{OperationID: db.NewID(), By: instance.Actor{Type: m.Principal.Type, ID: m.Principal.ID}, CorrelationID: m.CorrelationID}
+		change, err := do(project, i, ask)
+		if err != nil {
+			return instanceResult{}, err
+		}
+		nodes, err := touchNodes(ctx, tx, change)
+		if err != nil {
+			return instanceResult{}, err
+		}
+		return instanceResult{change.Instance, nodes}, m.recordInstance(ctx, tx, string(permission), change)
+	})
+}
+
+// targetVersion points the fields of a fault at what the request calls the version.
+func targetVersion(err error) error {
+	f, is := errors.AsType[*fault.Error](err)
+	if !is {
+		return err
+	}
+	for n := range f.Fields {
+		if f.Fields[n].Pointer == "/version" {
+			f.Fields[n].Pointer = "/target_version"
+		}
+	}
+	return f
 }
 
 // recordAllocation writes the event and the audit row of an allocation's latest status.

@@ -62,6 +62,61 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 				return err
 			}
 		}, "app_instance"},
+		{"upgrade instance", func(w *world) func(context.Context, db.Tx) error {
+			i := w.running()
+			w.release("2.0.0")
+			m := w.meta("k")
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := w.upgradeInstance().do(ctx, tx, m, w.project.ID, i.ID, "2.0.0")
+				return err
+			}
+		}, "app_instance"},
+		{"report of a node that went back", func(w *world) func(context.Context, db.Tx) error {
+			i := w.upgraded()
+			s := w.says(i, "ready")
+			s.FallbackFromRevision, s.Reason = 2, "crash_loop"
+			w.counter++
+			r := w.nodeReport(2, s)
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := Observe(ctx, tx, r, w.now)
+				return err
+			}
+		}, "app_instance"},
+		{"rollback instance", func(w *world) func(context.Context, db.Tx) error {
+			i := w.upgraded()
+			s := w.says(i, "ready")
+			s.Revision = 2
+			w.report(2, s)
+			m := w.meta("k")
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := w.rollbackInstance().do(ctx, tx, m, w.project.ID, i.ID, "")
+				return err
+			}
+		}, "app_instance"},
+		{"stop instance", func(w *world) func(context.Context, db.Tx) error {
+			i, m := w.running(), w.meta("k")
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := w.stopInstance().do(ctx, tx, m, w.project.ID, i.ID)
+				return err
+			}
+		}, "app_instance"},
+		{"start instance", func(w *world) func(context.Context, db.Tx) error {
+			i := w.stopped()
+			// The lease has run out meanwhile.
+			w.now = w.now.Add(3 * time.Hour)
+			m := w.meta("k")
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := w.startInstance().do(ctx, tx, m, w.project.ID, i.ID)
+				return err
+			}
+		}, "app_instance"},
+		{"change instance", func(w *world) func(context.Context, db.Tx) error {
+			i, m, name := w.running(), w.meta("k"), "renamed"
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := (&ChangeInstance{}).do(ctx, tx, m, w.project.ID, i.ID, ChangeInstanceInput{DisplayName: &name, Config: map[string]any{}})
+				return err
+			}
+		}, "app_instance"},
 		{"first report", func(w *world) func(context.Context, db.Tx) error {
 			w.allocation()
 			r := w.nodeReport(1, w.says(w.instance(), "ready"))
@@ -149,10 +204,20 @@ func TestLaw10AnotherOrgsResourcesAnswerAsIfAbsent(t *testing.T) {
 	for _, project := range []string{w.project.ID, own.ID} {
 		foreign := []error{
 			second(w.decommissionInstance().Do(t.Context(), m, project, i.ID)),
+			second(w.upgradeInstance().Do(t.Context(), m, project, i.ID, "2.0.0")),
+			second(w.rollbackInstance().Do(t.Context(), m, project, i.ID, "")),
+			second(w.stopInstance().Do(t.Context(), m, project, i.ID)),
+			second(w.startInstance().Do(t.Context(), m, project, i.ID)),
+			second((&ChangeInstance{DB: w.d}).Do(t.Context(), m, project, i.ID, ChangeInstanceInput{})),
 			second((&ReleaseAllocation{DB: w.d}).Do(t.Context(), m, project, a.ID)),
 		}
 		absent := []error{
 			second(w.decommissionInstance().Do(t.Context(), m, project, db.NewID())),
+			second(w.upgradeInstance().Do(t.Context(), m, project, db.NewID(), "2.0.0")),
+			second(w.rollbackInstance().Do(t.Context(), m, project, db.NewID(), "")),
+			second(w.stopInstance().Do(t.Context(), m, project, db.NewID())),
+			second(w.startInstance().Do(t.Context(), m, project, db.NewID())),
+			second((&ChangeInstance{DB: w.d}).Do(t.Context(), m, project, db.NewID(), ChangeInstanceInput{})),
 			second((&ReleaseAllocation{DB: w.d}).Do(t.Context(), m, project, db.NewID())),
 		}
 		for n := range foreign {

@@ -57,6 +57,8 @@ type world struct {
 	user    iam.Principal
 	counter uint64
 	poked   []string
+	// release publishes another version of the demo, with the same image.
+	release func(version string)
 }
 
 func newWorld(t *testing.T) *world {
@@ -135,30 +137,39 @@ func (w *world) publish() {
 	require.NoError(w.t, err)
 	bundle, err := protocol.VerifyBundle(signed, protocol.FingerprintPrefix+role("", root).GetKeys()[0].GetKeyId())
 	require.NoError(w.t, err)
-	env, err := manifest.Sign([]byte(demoManifest), protocol.NewEd25519Signer(key))
-	require.NoError(w.t, err)
-	verified, err := manifest.Verify(env, nil, bundle, w.now)
-	require.NoError(w.t, err)
+	w.release = func(version string) {
+		w.t.Helper()
+		env, err := manifest.Sign([]byte(strings.Replace(demoManifest, "version: 1.0.0", "version: "+version, 1)), protocol.NewEd25519Signer(key))
+		require.NoError(w.t, err)
+		verified, err := manifest.Verify(env, nil, bundle, w.now)
+		require.NoError(w.t, err)
+		w.publishVersion(version, verified, env)
+	}
+	w.release("1.0.0")
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		_, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{ProjectID: w.project.ID, OrgID: w.project.OrgID, AppSlug: "demo", Enabled: true, UpdatedBy: db.NewID()}, w.now)
+		return err
+	})
+}
 
+func (w *world) publishVersion(version string, verified manifest.Verified, env *protocol.Envelope) {
+	w.t.Helper()
 	repository, digest, _ := strings.Cut(demoImage, "@")
 	w.tx(func(ctx context.Context, tx db.Tx) error {
 		if _, err := catalog.Register(ctx, tx, catalog.Registration{ID: db.NewID(), Verified: verified, Envelope: env, Now: w.now}); err != nil {
 			return err
 		}
 		if _, _, err := artifact.Register(ctx, tx, artifact.Artifact{
-			ID: db.NewID(), OrgID: w.project.OrgID, ProjectID: w.project.ID, AppSlug: "demo", AppVersion: "1.0.0", ArtifactName: "runtime",
+			ID: db.NewID(), OrgID: w.project.OrgID, ProjectID: w.project.ID, AppSlug: "demo", AppVersion: version, ArtifactName: "runtime",
 			ArtifactKind: artifact.KindOCI, Repository: repository, Digest: digest, MediaType: "application/vnd.oci.image.manifest.v1+json",
 			TrustState: artifact.Verified, Channel: "prod", CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
 		}, w.now); err != nil {
 			return err
 		}
-		if _, err := artifact.Activate(ctx, tx, "1.0.0", []string{demoImage}, w.now); err != nil {
+		if _, err := artifact.Activate(ctx, tx, version, []string{demoImage}, w.now); err != nil {
 			return err
 		}
-		if _, _, err := catalog.SetStatus(ctx, tx, "demo", "1.0.0", catalog.Active, w.now); err != nil {
-			return err
-		}
-		_, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{ProjectID: w.project.ID, OrgID: w.project.OrgID, AppSlug: "demo", Enabled: true, UpdatedBy: db.NewID()}, w.now)
+		_, _, err := catalog.SetStatus(ctx, tx, "demo", version, catalog.Active, w.now)
 		return err
 	})
 }
@@ -177,6 +188,31 @@ func (w *world) createInstance() *CreateInstance {
 
 func (w *world) decommissionInstance() *DecommissionInstance {
 	return &DecommissionInstance{DB: w.d, Poke: func(nodeID string) { w.poked = append(w.poked, nodeID) }}
+}
+
+func (w *world) poke(nodeID string) { w.poked = append(w.poked, nodeID) }
+
+func (w *world) upgradeInstance() *UpgradeInstance {
+	return &UpgradeInstance{DB: w.d, Revoked: func(string) bool { return false }, Poke: w.poke}
+}
+
+func (w *world) rollbackInstance() *RollbackInstance {
+	return &RollbackInstance{DB: w.d, Revoked: func(string) bool { return false }, Poke: w.poke}
+}
+
+func (w *world) stopInstance() *StopInstance { return &StopInstance{DB: w.d, Poke: w.poke} }
+
+func (w *world) startInstance() *StartInstance {
+	return &StartInstance{DB: w.d, LeaseDuration: time.Hour, Revoked: func(string) bool { return false }, Poke: w.poke}
+}
+
+// running is an instance that its node has reported ready.
+func (w *world) running() instance.Instance {
+	w.t.Helper()
+	w.allocation()
+	i := w.instance()
+	w.report(1, w.says(i, "ready"))
+	return w.get(i.ID)
 }
 
 func (w *world) allocationInput() CreateAllocationInput {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -966,11 +967,14 @@ type AppInstance struct {
 	Config            map[string]interface{} `json:"config"`
 	ControlPlaneScope ControlPlaneScope      `json:"control_plane_scope"`
 	CorrelationID     string                 `json:"correlation_id"`
-	CreatedAt         time.Time              `json:"created_at"`
-	DisplayName       DisplayName            `json:"display_name"`
-	Endpoints         []Endpoint             `json:"endpoints"`
-	Health            AppInstanceHealth      `json:"health"`
-	HintResults       []HintResult           `json:"hint_results"`
+
+	// Cost Only where one instance is asked for, not in lists.
+	Cost        InstanceCost      `json:"cost,omitempty,omitzero"`
+	CreatedAt   time.Time         `json:"created_at"`
+	DisplayName DisplayName       `json:"display_name"`
+	Endpoints   []Endpoint        `json:"endpoints"`
+	Health      AppInstanceHealth `json:"health"`
+	HintResults []HintResult      `json:"hint_results"`
 
 	// ID UUIDv7 in lower case.
 	ID            ID            `json:"id"`
@@ -981,11 +985,15 @@ type AppInstance struct {
 	OrgID           ID                     `json:"org_id"`
 	Parameters      map[string]interface{} `json:"parameters"`
 	PlacementIntent PlacementIntent        `json:"placement_intent"`
-	PreviousVersion string                 `json:"previous_version,omitempty,omitzero"`
+
+	// PreviousVersion What a rollback without a target goes back to
+	PreviousVersion string `json:"previous_version,omitempty,omitzero"`
 
 	// ProjectID UUIDv7 in lower case.
-	ProjectID      ID                `json:"project_id"`
-	RequestedBy    RequestedBy       `json:"requested_by"`
+	ProjectID   ID          `json:"project_id"`
+	RequestedBy RequestedBy `json:"requested_by"`
+
+	// Revision Grows with upgrade, rollback and start; where a node leaves a failed upgrade by itself it is the earlier one again
 	Revision       int64             `json:"revision"`
 	RuntimeBackend RuntimeBackend    `json:"runtime_backend"`
 	Status         AppInstanceStatus `json:"status"`
@@ -995,6 +1003,12 @@ type AppInstance struct {
 	TenantBoundaryMode TenantBoundaryMode `json:"tenant_boundary_mode"`
 	UpdatedAt          time.Time          `json:"updated_at"`
 	Version            VersionName        `json:"version"`
+}
+
+// AppInstanceChange defines model for AppInstanceChange.
+type AppInstanceChange struct {
+	Config      map[string]interface{} `json:"config,omitempty,omitzero"`
+	DisplayName DisplayName            `json:"display_name,omitempty,omitzero"`
 }
 
 // AppInstanceCreate defines model for AppInstanceCreate.
@@ -1021,8 +1035,18 @@ type AppInstanceList struct {
 	NextCursor string        `json:"next_cursor,omitempty,omitzero"`
 }
 
+// AppInstanceRollback defines model for AppInstanceRollback.
+type AppInstanceRollback struct {
+	TargetVersion VersionName `json:"target_version,omitempty,omitzero"`
+}
+
 // AppInstanceStatus defines model for AppInstanceStatus.
 type AppInstanceStatus string
+
+// AppInstanceUpgrade defines model for AppInstanceUpgrade.
+type AppInstanceUpgrade struct {
+	TargetVersion VersionName `json:"target_version"`
+}
 
 // AppList defines model for AppList.
 type AppList struct {
@@ -1125,6 +1149,31 @@ type Channel string
 
 // ControlPlaneScope defines model for ControlPlaneScope.
 type ControlPlaneScope string
+
+// CostEstimate defines model for CostEstimate.
+type CostEstimate struct {
+	// CPUMillis The size that was priced
+	CPUMillis int64 `json:"cpu_millis"`
+
+	// Currency Absent where nothing has a price and the org has no wallet
+	Currency    string `json:"currency,omitempty,omitzero"`
+	MemoryBytes int64  `json:"memory_bytes"`
+
+	// PerHour Decimal; the sum of the rates
+	PerHour string     `json:"per_hour"`
+	Rates   []CostRate `json:"rates"`
+}
+
+// CostRate defines model for CostRate.
+type CostRate struct {
+	Meter string `json:"meter"`
+
+	// PerHour Decimal; the most that an hour of running costs
+	PerHour string `json:"per_hour"`
+
+	// PriceID UUIDv7 in lower case.
+	PriceID ID `json:"price_id"`
+}
 
 // CreditGrant defines model for CreditGrant.
 type CreditGrant struct {
@@ -1276,6 +1325,20 @@ type HintResult struct {
 
 // ID UUIDv7 in lower case.
 type ID = string
+
+// InstanceCost Only where one instance is asked for, not in lists.
+type InstanceCost struct {
+	Currency string `json:"currency"`
+
+	// Held Decimal; kept in the wallet for what may still come
+	Held string `json:"held"`
+
+	// PerHour Decimal; the most that an hour of running costs now. A stopped instance costs nothing
+	PerHour string `json:"per_hour"`
+
+	// Spent Decimal; posted so far
+	Spent string `json:"spent"`
+}
 
 // JoinToken defines model for JoinToken.
 type JoinToken struct {
@@ -2262,6 +2325,12 @@ type ListEntitlementsParams struct {
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
 
+// EstimateCostParams defines parameters for EstimateCost.
+type EstimateCostParams struct {
+	// AllocationID Where it would run; absent means a place without a SKU
+	AllocationID ID `form:"allocation_id,omitempty" json:"allocation_id,omitempty,omitzero"`
+}
+
 // ListServiceAccountsParams defines parameters for ListServiceAccounts.
 type ListServiceAccountsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -2321,6 +2390,15 @@ type CreatePublishIntentJSONRequestBody = PublishIntentCreate
 
 // CreateAppInstanceJSONRequestBody defines body for CreateAppInstance for application/json ContentType.
 type CreateAppInstanceJSONRequestBody = AppInstanceCreate
+
+// ChangeAppInstanceJSONRequestBody defines body for ChangeAppInstance for application/json ContentType.
+type ChangeAppInstanceJSONRequestBody = AppInstanceChange
+
+// RollbackAppInstanceJSONRequestBody defines body for RollbackAppInstance for application/json ContentType.
+type RollbackAppInstanceJSONRequestBody = AppInstanceRollback
+
+// UpgradeAppInstanceJSONRequestBody defines body for UpgradeAppInstance for application/json ContentType.
+type UpgradeAppInstanceJSONRequestBody = AppInstanceUpgrade
 
 // PutEntitlementJSONRequestBody defines body for PutEntitlement for application/json ContentType.
 type PutEntitlementJSONRequestBody = EntitlementPut
@@ -2462,6 +2540,9 @@ type ServerInterface interface {
 	// GetAppInstance One app instance
 	// (GET /projects/{project_id}/app-instances/{app_instance_id})
 	GetAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// ChangeAppInstance Rename the instance or change its config, without a new version
+	// (PATCH /projects/{project_id}/app-instances/{app_instance_id})
+	ChangeAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
 	// DecommissionAppInstance Stop the app and remove all of it; final on the node's own proof
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/decommission)
 	DecommissionAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
@@ -2471,6 +2552,18 @@ type ServerInterface interface {
 	// GetAppInstanceLogs What the app wrote to stdout and stderr, straight from the node
 	// (GET /projects/{project_id}/app-instances/{app_instance_id}/logs)
 	GetAppInstanceLogs(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params GetAppInstanceLogsParams)
+	// RollbackAppInstance Go back to a version that the instance has been running
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/rollback)
+	RollbackAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// StartAppInstance Run a stopped instance again, where it was
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/start)
+	StartAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// StopAppInstance End the containers; allocation, revision and ports stay
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/stop)
+	StopAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// UpgradeAppInstance Bring the instance to another version, in its place
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade)
+	UpgradeAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
 	// ListEntitlements What the project may launch
 	// (GET /projects/{project_id}/apps/entitlements)
 	ListEntitlements(c *gin.Context, projectID ProjectID, params ListEntitlementsParams)
@@ -2480,6 +2573,9 @@ type ServerInterface interface {
 	// PutEntitlement Grant, narrow or withdraw an app for a project (people only)
 	// (PUT /projects/{project_id}/apps/entitlements/{app_slug})
 	PutEntitlement(c *gin.Context, projectID ProjectID, appSlug AppSlug)
+	// EstimateCost What an app would cost, before it is launched
+	// (GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate)
+	EstimateCost(c *gin.Context, projectID ProjectID, appSlug AppSlug, version Version, params EstimateCostParams)
 	// ListServiceAccounts Service accounts of the project
 	// (GET /projects/{project_id}/service-accounts)
 	ListServiceAccounts(c *gin.Context, projectID ProjectID, params ListServiceAccountsParams)
@@ -3831,6 +3927,40 @@ func (siw *ServerInterfaceWrapper) GetAppInstance(c *gin.Context) {
 	siw.Handler.GetAppInstance(c, projectID, appInstanceID)
 }
 
+// ChangeAppInstance operation middleware
+func (siw *ServerInterfaceWrapper) ChangeAppInstance(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ChangeAppInstance(c, projectID, appInstanceID)
+}
+
 // DecommissionAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) DecommissionAppInstance(c *gin.Context) {
 
@@ -3987,6 +4117,142 @@ func (siw *ServerInterfaceWrapper) GetAppInstanceLogs(c *gin.Context) {
 	siw.Handler.GetAppInstanceLogs(c, projectID, appInstanceID, params)
 }
 
+// RollbackAppInstance operation middleware
+func (siw *ServerInterfaceWrapper) RollbackAppInstance(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RollbackAppInstance(c, projectID, appInstanceID)
+}
+
+// StartAppInstance operation middleware
+func (siw *ServerInterfaceWrapper) StartAppInstance(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.StartAppInstance(c, projectID, appInstanceID)
+}
+
+// StopAppInstance operation middleware
+func (siw *ServerInterfaceWrapper) StopAppInstance(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.StopAppInstance(c, projectID, appInstanceID)
+}
+
+// UpgradeAppInstance operation middleware
+func (siw *ServerInterfaceWrapper) UpgradeAppInstance(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.UpgradeAppInstance(c, projectID, appInstanceID)
+}
+
 // ListEntitlements operation middleware
 func (siw *ServerInterfaceWrapper) ListEntitlements(c *gin.Context) {
 
@@ -4097,6 +4363,60 @@ func (siw *ServerInterfaceWrapper) PutEntitlement(c *gin.Context) {
 	}
 
 	siw.Handler.PutEntitlement(c, projectID, appSlug)
+}
+
+// EstimateCost operation middleware
+func (siw *ServerInterfaceWrapper) EstimateCost(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_slug" -------------
+	var appSlug AppSlug
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_slug", c.Param("app_slug"), &appSlug, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_slug: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "version" -------------
+	var version Version
+
+	err = runtime.BindStyledParameterWithOptions("simple", "version", c.Param("version"), &version, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter version: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params EstimateCostParams
+
+	// ------------- Optional query parameter "allocation_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "allocation_id", c.Request.URL.Query(), &params.AllocationID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter allocation_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.EstimateCost(c, projectID, appSlug, version, params)
 }
 
 // ListServiceAccounts operation middleware
@@ -4367,9 +4687,15 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances", wrapper.ListAppInstances)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances", wrapper.CreateAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id", wrapper.GetAppInstance)
+	router.PATCH(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id", wrapper.ChangeAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/decommission", wrapper.DecommissionAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/events", wrapper.ListAppInstanceEvents)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/logs", wrapper.GetAppInstanceLogs)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/rollback", wrapper.RollbackAppInstance)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/start", wrapper.StartAppInstance)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/stop", wrapper.StopAppInstance)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/upgrade", wrapper.UpgradeAppInstance)
+	router.GET(options.BaseURL+"/projects/:project_id/apps/:app_slug/versions/:version/estimate", wrapper.EstimateCost)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements", wrapper.ListEntitlements)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.GetEntitlement)
 	router.PUT(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.PutEntitlement)
@@ -6117,6 +6443,47 @@ func (response GetAppInstancedefaultApplicationProblemPlusJSONResponse) VisitGet
 	return err
 }
 
+type ChangeAppInstanceRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Body          *ChangeAppInstanceJSONRequestBody
+}
+
+type ChangeAppInstanceResponseObject interface {
+	VisitChangeAppInstanceResponse(w http.ResponseWriter) error
+}
+
+type ChangeAppInstance200JSONResponse AppInstance
+
+func (response ChangeAppInstance200JSONResponse) VisitChangeAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ChangeAppInstancedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ChangeAppInstancedefaultApplicationProblemPlusJSONResponse) VisitChangeAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type DecommissionAppInstanceRequestObject struct {
 	ProjectID     ProjectID     `json:"project_id"`
 	AppInstanceID AppInstanceID `json:"app_instance_id"`
@@ -6225,6 +6592,168 @@ type GetAppInstanceLogsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetAppInstanceLogsdefaultApplicationProblemPlusJSONResponse) VisitGetAppInstanceLogsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RollbackAppInstanceRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Body          *RollbackAppInstanceJSONRequestBody
+}
+
+type RollbackAppInstanceResponseObject interface {
+	VisitRollbackAppInstanceResponse(w http.ResponseWriter) error
+}
+
+type RollbackAppInstance202JSONResponse AppInstance
+
+func (response RollbackAppInstance202JSONResponse) VisitRollbackAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RollbackAppInstancedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RollbackAppInstancedefaultApplicationProblemPlusJSONResponse) VisitRollbackAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StartAppInstanceRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+}
+
+type StartAppInstanceResponseObject interface {
+	VisitStartAppInstanceResponse(w http.ResponseWriter) error
+}
+
+type StartAppInstance202JSONResponse AppInstance
+
+func (response StartAppInstance202JSONResponse) VisitStartAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StartAppInstancedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response StartAppInstancedefaultApplicationProblemPlusJSONResponse) VisitStartAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StopAppInstanceRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+}
+
+type StopAppInstanceResponseObject interface {
+	VisitStopAppInstanceResponse(w http.ResponseWriter) error
+}
+
+type StopAppInstance202JSONResponse AppInstance
+
+func (response StopAppInstance202JSONResponse) VisitStopAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StopAppInstancedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response StopAppInstancedefaultApplicationProblemPlusJSONResponse) VisitStopAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UpgradeAppInstanceRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Body          *UpgradeAppInstanceJSONRequestBody
+}
+
+type UpgradeAppInstanceResponseObject interface {
+	VisitUpgradeAppInstanceResponse(w http.ResponseWriter) error
+}
+
+type UpgradeAppInstance202JSONResponse AppInstance
+
+func (response UpgradeAppInstance202JSONResponse) VisitUpgradeAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UpgradeAppInstancedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response UpgradeAppInstancedefaultApplicationProblemPlusJSONResponse) VisitUpgradeAppInstanceResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -6346,6 +6875,48 @@ type PutEntitlementdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response PutEntitlementdefaultApplicationProblemPlusJSONResponse) VisitPutEntitlementResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type EstimateCostRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	AppSlug   AppSlug   `json:"app_slug"`
+	Version   Version   `json:"version"`
+	Params    EstimateCostParams
+}
+
+type EstimateCostResponseObject interface {
+	VisitEstimateCostResponse(w http.ResponseWriter) error
+}
+
+type EstimateCost200JSONResponse CostEstimate
+
+func (response EstimateCost200JSONResponse) VisitEstimateCostResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type EstimateCostdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response EstimateCostdefaultApplicationProblemPlusJSONResponse) VisitEstimateCostResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -6761,6 +7332,9 @@ type StrictServerInterface interface {
 	// GetAppInstance One app instance
 	// (GET /projects/{project_id}/app-instances/{app_instance_id})
 	GetAppInstance(ctx context.Context, request GetAppInstanceRequestObject) (GetAppInstanceResponseObject, error)
+	// ChangeAppInstance Rename the instance or change its config, without a new version
+	// (PATCH /projects/{project_id}/app-instances/{app_instance_id})
+	ChangeAppInstance(ctx context.Context, request ChangeAppInstanceRequestObject) (ChangeAppInstanceResponseObject, error)
 	// DecommissionAppInstance Stop the app and remove all of it; final on the node's own proof
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/decommission)
 	DecommissionAppInstance(ctx context.Context, request DecommissionAppInstanceRequestObject) (DecommissionAppInstanceResponseObject, error)
@@ -6770,6 +7344,18 @@ type StrictServerInterface interface {
 	// GetAppInstanceLogs What the app wrote to stdout and stderr, straight from the node
 	// (GET /projects/{project_id}/app-instances/{app_instance_id}/logs)
 	GetAppInstanceLogs(ctx context.Context, request GetAppInstanceLogsRequestObject) (GetAppInstanceLogsResponseObject, error)
+	// RollbackAppInstance Go back to a version that the instance has been running
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/rollback)
+	RollbackAppInstance(ctx context.Context, request RollbackAppInstanceRequestObject) (RollbackAppInstanceResponseObject, error)
+	// StartAppInstance Run a stopped instance again, where it was
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/start)
+	StartAppInstance(ctx context.Context, request StartAppInstanceRequestObject) (StartAppInstanceResponseObject, error)
+	// StopAppInstance End the containers; allocation, revision and ports stay
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/stop)
+	StopAppInstance(ctx context.Context, request StopAppInstanceRequestObject) (StopAppInstanceResponseObject, error)
+	// UpgradeAppInstance Bring the instance to another version, in its place
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade)
+	UpgradeAppInstance(ctx context.Context, request UpgradeAppInstanceRequestObject) (UpgradeAppInstanceResponseObject, error)
 	// ListEntitlements What the project may launch
 	// (GET /projects/{project_id}/apps/entitlements)
 	ListEntitlements(ctx context.Context, request ListEntitlementsRequestObject) (ListEntitlementsResponseObject, error)
@@ -6779,6 +7365,9 @@ type StrictServerInterface interface {
 	// PutEntitlement Grant, narrow or withdraw an app for a project (people only)
 	// (PUT /projects/{project_id}/apps/entitlements/{app_slug})
 	PutEntitlement(ctx context.Context, request PutEntitlementRequestObject) (PutEntitlementResponseObject, error)
+	// EstimateCost What an app would cost, before it is launched
+	// (GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate)
+	EstimateCost(ctx context.Context, request EstimateCostRequestObject) (EstimateCostResponseObject, error)
 	// ListServiceAccounts Service accounts of the project
 	// (GET /projects/{project_id}/service-accounts)
 	ListServiceAccounts(ctx context.Context, request ListServiceAccountsRequestObject) (ListServiceAccountsResponseObject, error)
@@ -8288,6 +8877,51 @@ func (sh *strictHandler) GetAppInstance(ctx *gin.Context, projectID ProjectID, a
 	}
 }
 
+// ChangeAppInstance operation middleware
+func (sh *strictHandler) ChangeAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request ChangeAppInstanceRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	var body ChangeAppInstanceJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ChangeAppInstance(ctx, request.(ChangeAppInstanceRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ChangeAppInstance")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ChangeAppInstanceResponseObject); ok {
+		if err := validResponse.VisitChangeAppInstanceResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // DecommissionAppInstance operation middleware
 func (sh *strictHandler) DecommissionAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
 	var request DecommissionAppInstanceRequestObject
@@ -8364,6 +8998,153 @@ func (sh *strictHandler) GetAppInstanceLogs(ctx *gin.Context, projectID ProjectI
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(GetAppInstanceLogsResponseObject); ok {
 		if err := validResponse.VisitGetAppInstanceLogsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RollbackAppInstance operation middleware
+func (sh *strictHandler) RollbackAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request RollbackAppInstanceRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	var body RollbackAppInstanceJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		if !errors.Is(err, io.EOF) {
+			sh.options.RequestErrorHandlerFunc(ctx, err)
+			return
+		}
+	} else {
+		request.Body = &body
+	}
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RollbackAppInstance(ctx, request.(RollbackAppInstanceRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RollbackAppInstance")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RollbackAppInstanceResponseObject); ok {
+		if err := validResponse.VisitRollbackAppInstanceResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// StartAppInstance operation middleware
+func (sh *strictHandler) StartAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request StartAppInstanceRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.StartAppInstance(ctx, request.(StartAppInstanceRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "StartAppInstance")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(StartAppInstanceResponseObject); ok {
+		if err := validResponse.VisitStartAppInstanceResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// StopAppInstance operation middleware
+func (sh *strictHandler) StopAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request StopAppInstanceRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.StopAppInstance(ctx, request.(StopAppInstanceRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "StopAppInstance")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(StopAppInstanceResponseObject); ok {
+		if err := validResponse.VisitStopAppInstanceResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// UpgradeAppInstance operation middleware
+func (sh *strictHandler) UpgradeAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request UpgradeAppInstanceRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	var body UpgradeAppInstanceJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.UpgradeAppInstance(ctx, request.(UpgradeAppInstanceRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "UpgradeAppInstance")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(UpgradeAppInstanceResponseObject); ok {
+		if err := validResponse.VisitUpgradeAppInstanceResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
@@ -8463,6 +9244,35 @@ func (sh *strictHandler) PutEntitlement(ctx *gin.Context, projectID ProjectID, a
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(PutEntitlementResponseObject); ok {
 		if err := validResponse.VisitPutEntitlementResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// EstimateCost operation middleware
+func (sh *strictHandler) EstimateCost(ctx *gin.Context, projectID ProjectID, appSlug AppSlug, version Version, params EstimateCostParams) {
+	var request EstimateCostRequestObject
+
+	request.ProjectID = projectID
+	request.AppSlug = appSlug
+	request.Version = version
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.EstimateCost(ctx, request.(EstimateCostRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "EstimateCost")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(EstimateCostResponseObject); ok {
+		if err := validResponse.VisitEstimateCostResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -74,6 +74,9 @@ func checkBody(r *http.Request, o *operation, body []byte) ([]fault.Field, error
 		}
 		return []fault.Field{{Reason: "this operation takes no body"}}, nil
 	}
+	if len(text) == 0 && o.bodyOptional {
+		return nil, nil
+	}
 	if len(text) == 0 {
 		return nil, fault.New(fault.Malformed, "body_missing", "This operation needs a JSON body.", nil).At("", "is missing").Lasting()
 	}

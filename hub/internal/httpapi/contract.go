@@ -36,9 +36,11 @@ type operation struct {
 	// template is the path as in the contract, without the base path.
 	template string
 	// open operations need no credential.
-	open         bool
-	needsKey     bool
-	body         *jsonschema.Schema
+	open     bool
+	needsKey bool
+	body     *jsonschema.Schema
+	// bodyOptional: it may be left out as a whole.
+	bodyOptional bool
 	maxBodyBytes int64
 	params       []parameter
 }
@@ -151,7 +153,7 @@ func newOperation(compiler *jsonschema.Compiler, method, path string, op *openap
 		if err != nil {
 			return nil, err
 		}
-		o.body = schema
+		o.body, o.bodyOptional = schema, !op.RequestBody.Value.Required
 	}
 	if limit, ok := op.Extensions[maxBodyBytesKey]; ok {
 		n, ok := limit.(float64)

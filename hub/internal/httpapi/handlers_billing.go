@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
@@ -71,6 +73,53 @@ func (s *Server) ListLedger(ctx context.Context, r ListLedgerRequestObject) (Lis
 		return nil, err
 	}
 	return ListLedger200JSONResponse(list), nil
+}
+
+// EstimateCost prices an app before it is launched.
+func (s *Server) EstimateCost(ctx context.Context, r EstimateCostRequestObject) (EstimateCostResponseObject, error) {
+	out, err := db.ReadTx(ctx, s.Billing.DB, func(tx db.Tx) (CostEstimate, error) {
+		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.PriceRead, r.ProjectID)
+		if err != nil {
+			return CostEstimate{}, err
+		}
+		member := ledger.Subject{Kind: ledger.Member, OrgID: project.OrgID, ProjectID: project.ID, AppSlug: r.AppSlug}
+		app, err := catalog.GetApp(ctx, tx, r.AppSlug)
+		if err != nil {
+			return CostEstimate{}, err
+		}
+		if !app.VisibleTo(project.OrgID) {
+			// The very words of an app that is not there.
+			return CostEstimate{}, fault.New(fault.NotFound, "not_found", "There is no such resource.", nil)
+		}
+		version, err := catalog.GetVersion(ctx, tx, r.AppSlug, r.Version)
+		if err != nil {
+			return CostEstimate{}, err
+		}
+		if r.Params.AllocationID != "" {
+			allocation, err := capacity.Get(ctx, tx, project.ID, r.Params.AllocationID)
+			if err != nil {
+				return CostEstimate{}, err
+			}
+			member.SKU = allocation.SKU
+		}
+		size := version.Manifest.Version.RuntimeProfile.Resources
+		member.CPUMillis, member.MemoryBytes = int64(size.CPUMillis.Default), int64(size.MemoryMiB.Default)<<20
+		e, err := ledger.EstimateMember(ctx, tx, member, metaFrom(ctx).Now)
+		if err != nil {
+			return CostEstimate{}, err
+		}
+		view := CostEstimate{
+			Currency: e.Currency, PerHour: ledger.FormatNanos(e.PerHourNanos), Rates: []CostRate{}, CPUMillis: member.CPUMillis, MemoryBytes: member.MemoryBytes,
+		}
+		for _, rate := range e.Rates {
+			view.Rates = append(view.Rates, CostRate{Meter: rate.Meter, PriceID: rate.PriceID, PerHour: ledger.FormatNanos(rate.PerHourNanos)})
+		}
+		return view, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return EstimateCost200JSONResponse(out), nil
 }
 
 // GetWallet says what the org can still spend and what is held.

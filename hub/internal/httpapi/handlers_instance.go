@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -28,7 +30,27 @@ type Instances struct {
 	DB                   *db.DB
 	CreateInstance       *command.CreateInstance
 	DecommissionInstance *command.DecommissionInstance
+	UpgradeInstance      *command.UpgradeInstance
+	RollbackInstance     *command.RollbackInstance
+	StopInstance         *command.StopInstance
+	StartInstance        *command.StartInstance
+	ChangeInstance       *command.ChangeInstance
 	Logs                 LogSource
+}
+
+// NewInstances wires the operations. leaseDuration is the longest lease that a member gets at a start; revoked says whether the
+// trust bundle has revoked a key; poke wakes the dispatcher of a node.
+func NewInstances(d *db.DB, leaseDuration time.Duration, revoked func(keyID string) bool, poke func(nodeID string), logs LogSource) Instances {
+	return Instances{
+		DB: d, Logs: logs,
+		CreateInstance:       &command.CreateInstance{DB: d, LeaseDuration: leaseDuration, Revoked: revoked, Poke: poke},
+		DecommissionInstance: &command.DecommissionInstance{DB: d, Poke: poke},
+		UpgradeInstance:      &command.UpgradeInstance{DB: d, Revoked: revoked, Poke: poke},
+		RollbackInstance:     &command.RollbackInstance{DB: d, Revoked: revoked, Poke: poke},
+		StopInstance:         &command.StopInstance{DB: d, Poke: poke},
+		StartInstance:        &command.StartInstance{DB: d, LeaseDuration: leaseDuration, Revoked: revoked, Poke: poke},
+		ChangeInstance:       &command.ChangeInstance{DB: d},
+	}
 }
 
 // ListAppInstances lists a project's instances, the newest first.
@@ -67,12 +89,37 @@ func (s *Server) ListAppInstances(ctx context.Context, r ListAppInstancesRequest
 
 // GetAppInstance gives one instance.
 func (s *Server) GetAppInstance(ctx context.Context, r GetAppInstanceRequestObject) (GetAppInstanceResponseObject, error) {
-	i, err := s.instance(ctx, iam.InstanceRead, r.ProjectID, r.AppInstanceID)
-	if err != nil {
-		return nil, err
-	}
-	view, err := instanceView(i)
+	view, err := db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) (AppInstance, error) {
+		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.InstanceRead, r.ProjectID)
+		if err != nil {
+			return AppInstance{}, err
+		}
+		i, err := instance.Get(ctx, tx, project.ID, r.AppInstanceID)
+		if err != nil {
+			return AppInstance{}, err
+		}
+		view, err := instanceView(i)
+		if err != nil {
+			return AppInstance{}, err
+		}
+		view.Cost, err = costView(ctx, tx, i)
+		return view, err
+	})
 	return GetAppInstance200JSONResponse(view), err
+}
+
+func costView(ctx context.Context, tx db.Tx, i instance.Instance) (InstanceCost, error) {
+	members := make([]string, 0, len(i.Members))
+	for _, m := range i.Members {
+		members = append(members, m.ID)
+	}
+	cost, err := ledger.CostOf(ctx, tx, members)
+	if err != nil || cost.Currency == "" {
+		return InstanceCost{}, err
+	}
+	return InstanceCost{
+		Currency: cost.Currency, Spent: ledger.FormatNanos(cost.SpentNanos), Held: ledger.FormatNanos(cost.HeldNanos), PerHour: ledger.FormatNanos(cost.PerHourNanos),
+	}, nil
 }
 
 // CreateAppInstance deploys an app.
@@ -97,6 +144,64 @@ func (s *Server) DecommissionAppInstance(ctx context.Context, r DecommissionAppI
 	}
 	view, err := instanceView(i)
 	return DecommissionAppInstance202JSONResponse(view), err
+}
+
+// UpgradeAppInstance begins an upgrade.
+func (s *Server) UpgradeAppInstance(ctx context.Context, r UpgradeAppInstanceRequestObject) (UpgradeAppInstanceResponseObject, error) {
+	i, err := s.Instances.UpgradeInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, r.Body.TargetVersion)
+	if err != nil {
+		return nil, err
+	}
+	view, err := instanceView(i)
+	return UpgradeAppInstance202JSONResponse(view), err
+}
+
+// RollbackAppInstance begins a rollback; without a body, to the previous version.
+func (s *Server) RollbackAppInstance(ctx context.Context, r RollbackAppInstanceRequestObject) (RollbackAppInstanceResponseObject, error) {
+	target := ""
+	if r.Body != nil {
+		target = r.Body.TargetVersion
+	}
+	i, err := s.Instances.RollbackInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, target)
+	if err != nil {
+		return nil, err
+	}
+	view, err := instanceView(i)
+	return RollbackAppInstance202JSONResponse(view), err
+}
+
+// StopAppInstance begins a stop.
+func (s *Server) StopAppInstance(ctx context.Context, r StopAppInstanceRequestObject) (StopAppInstanceResponseObject, error) {
+	i, err := s.Instances.StopInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
+	if err != nil {
+		return nil, err
+	}
+	view, err := instanceView(i)
+	return StopAppInstance202JSONResponse(view), err
+}
+
+// StartAppInstance begins a start.
+func (s *Server) StartAppInstance(ctx context.Context, r StartAppInstanceRequestObject) (StartAppInstanceResponseObject, error) {
+	i, err := s.Instances.StartInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
+	if err != nil {
+		return nil, err
+	}
+	view, err := instanceView(i)
+	return StartAppInstance202JSONResponse(view), err
+}
+
+// ChangeAppInstance renames an instance or changes its config.
+func (s *Server) ChangeAppInstance(ctx context.Context, r ChangeAppInstanceRequestObject) (ChangeAppInstanceResponseObject, error) {
+	in := command.ChangeInstanceInput{Config: r.Body.Config}
+	if r.Body.DisplayName != "" {
+		in.DisplayName = &r.Body.DisplayName
+	}
+	i, err := s.Instances.ChangeInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, in)
+	if err != nil {
+		return nil, err
+	}
+	view, err := instanceView(i)
+	return ChangeAppInstance200JSONResponse(view), err
 }
 
 // ListAppInstanceEvents tells what happened to an instance, the oldest first.

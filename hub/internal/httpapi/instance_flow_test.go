@@ -62,12 +62,8 @@ func (s *theater) open(t *testing.T) {
 	})
 	poke := func(string) {}
 	s.Handler, err = NewHandler(&Server{
-		Capacity: Capacity{DB: s.d, CreateAllocation: &command.CreateAllocation{DB: s.d}, ReleaseAllocation: &command.ReleaseAllocation{DB: s.d}},
-		Instances: Instances{
-			DB: s.d, Logs: s,
-			CreateInstance:       &command.CreateInstance{DB: s.d, LeaseDuration: time.Hour, Revoked: func(string) bool { return false }, Poke: poke},
-			DecommissionInstance: &command.DecommissionInstance{DB: s.d, Poke: poke},
-		},
+		Capacity:  Capacity{DB: s.d, CreateAllocation: &command.CreateAllocation{DB: s.d}, ReleaseAllocation: &command.ReleaseAllocation{DB: s.d}},
+		Instances: NewInstances(s.d, time.Hour, func(string) bool { return false }, poke, s),
 	}, Config{
 		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.FailureAudit{DB: s.d},
 		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
@@ -199,6 +195,38 @@ func TestInstancesOverREST(t *testing.T) {
 	require.Contains(t, more.raw, `"from":"running"`)
 }
 
+func TestActionsOnAnInstanceOverREST(t *testing.T) {
+	s := &theater{house: newHouse(t)}
+	orgID, projectID, boss := s.tenant(t, "acme")
+	s.open(t)
+	allocation := s.must(t, boss, "POST", "/projects/"+projectID+"/allocations", "k1", sliceBody, 201).text("id")
+	i := s.instance(t, orgID, projectID, allocation)
+	path := "/projects/" + projectID + "/app-instances/" + i.ID
+
+	require.Equal(t, 400, s.ask(t, boss, "POST", path+"/upgrade", "k2", `{}`).status, "target_version is required")
+	require.Equal(t, 400, s.ask(t, boss, "POST", path+"/stop", "", "").status, "the idempotency key is required")
+	require.Equal(t, 422, s.ask(t, boss, "POST", path+"/upgrade", "k3", `{"target_version":"2.0.0"}`).status, "the app is not in this catalogue")
+	require.Equal(t, 409, s.ask(t, boss, "POST", path+"/start", "k4", "").status)
+	for n, body := range []string{"", "{}"} {
+		refused := s.ask(t, boss, "POST", path+"/rollback", fmt.Sprint("k5", n), body)
+		require.Equal(t, 409, refused.status, refused.raw)
+		require.Equal(t, "no_previous_version", refused.text("code"))
+	}
+	renamed := s.must(t, boss, "PATCH", path, "", `{"display_name":"Second"}`, 200)
+	require.Equal(t, "Second", renamed.text("display_name"))
+	require.Equal(t, 400, s.ask(t, boss, "PATCH", path, "", `{}`).status)
+	require.Equal(t, 400, s.ask(t, boss, "PATCH", path, "", `{"version":"2.0.0"}`).status)
+
+	stopping := s.must(t, boss, "POST", path+"/stop", "k6", "", 202)
+	require.Equal(t, "stopping", stopping.text("status"))
+	again := s.must(t, boss, "POST", path+"/stop", "k6", "", 202)
+	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
+	require.Equal(t, "instance_stopping", s.ask(t, boss, "POST", path+"/stop", "k7", "").text("code"))
+	events := s.must(t, boss, "GET", path+"/events", "", "", 200)
+	require.Contains(t, events.raw, "apps.instance.changed")
+	require.Contains(t, events.raw, "apps.instance.stop_requested")
+}
+
 // TestLaw10AnotherOrgsInstanceAnswersLikeAnAbsentOne: on every operation, byte for byte, whichever project is named.
 func TestLaw10AnotherOrgsInstanceAnswersLikeAnAbsentOne(t *testing.T) {
 	s := &theater{house: newHouse(t)}
@@ -213,6 +241,9 @@ func TestLaw10AnotherOrgsInstanceAnswersLikeAnAbsentOne(t *testing.T) {
 		{"GET", "/app-instances/%s/events", i.ID, ""},
 		{"GET", "/app-instances/%s/logs", i.ID, ""},
 		{"POST", "/app-instances/%s/decommission", i.ID, "k2"},
+		{"POST", "/app-instances/%s/rollback", i.ID, "k6"},
+		{"POST", "/app-instances/%s/stop", i.ID, "k7"},
+		{"POST", "/app-instances/%s/start", i.ID, "k8"},
 		{"GET", "/allocations/%s", allocation, ""},
 		{"POST", "/allocations/%s/release", allocation, "k3"},
 	}

@@ -40,15 +40,18 @@ func samples() map[string]string {
 		"createPublishIntent":     `{"app_slug":"a","app_version":"1","artifact_name":"runtime","artifact_kind":"oci","source_type":"oci_registry","channel":"dev"}`,
 		"registerArtifact": `{"app_slug":"a","app_version":"1","artifact_name":"runtime","artifact_kind":"oci","source_type":"oci_registry","repository":"org/a/b",` +
 			`"digest":"sha256:` + hex64 + `","tag":"t","media_type":"m","source_uri":"u","channel":"dev"}`,
-		"createAllocation":  `{"node_id":"` + someID + `","sku":"s","capacity_shape":"gpu_slice","accelerator_count":0,"accelerator_model":"m","cpu_cores":1,"memory_mib":64}`,
-		"createAppInstance": `{"app_slug":"a","version":"1","display_name":"d","operating_mode":"tenant_dedicated","control_plane_scope":"project","placement_intent":{"allocation_ids":["` + someID + `"]},"parameters":{"x":1},"config":{}}`,
-		"grantCredit":       `{"org_id":"` + someID + `","amount":"10.5","currency":"EUR","description":"d"}`,
-		"createPrice":       `{"meter":"session_seconds","app_slug":"a","sku":"s","currency":"EUR","price":"1","per":"hour","host_share_percent":50,"from":"2026-01-01T00:00:00Z"}`,
-		"banNode":           `{"reason":"r"}`,
-		"createJoinToken":   `{"description":"d","expires_in_seconds":60}`,
-		"registerPublisher": `{"delegation":` + envelope + `}`,
-		"enrollNode":        `{"join_token":"0123456789abcdef","csr_pem":"pem","hostname":"node-1"}`,
-		"renewNode":         `{"node_id":"` + someID + `","csr_pem":"pem","issued_at":"2026-01-01T00:00:00Z","signature":"YQ=="}`,
+		"createAllocation":    `{"node_id":"` + someID + `","sku":"s","capacity_shape":"gpu_slice","accelerator_count":0,"accelerator_model":"m","cpu_cores":1,"memory_mib":64}`,
+		"createAppInstance":   `{"app_slug":"a","version":"1","display_name":"d","operating_mode":"tenant_dedicated","control_plane_scope":"project","placement_intent":{"allocation_ids":["` + someID + `"]},"parameters":{"x":1},"config":{}}`,
+		"upgradeAppInstance":  `{"target_version":"2"}`,
+		"rollbackAppInstance": `{"target_version":"1"}`,
+		"changeAppInstance":   `{"display_name":"d","config":{}}`,
+		"grantCredit":         `{"org_id":"` + someID + `","amount":"10.5","currency":"EUR","description":"d"}`,
+		"createPrice":         `{"meter":"session_seconds","app_slug":"a","sku":"s","currency":"EUR","price":"1","per":"hour","host_share_percent":50,"from":"2026-01-01T00:00:00Z"}`,
+		"banNode":             `{"reason":"r"}`,
+		"createJoinToken":     `{"description":"d","expires_in_seconds":60}`,
+		"registerPublisher":   `{"delegation":` + envelope + `}`,
+		"enrollNode":          `{"join_token":"0123456789abcdef","csr_pem":"pem","hostname":"node-1"}`,
+		"renewNode":           `{"node_id":"` + someID + `","csr_pem":"pem","issued_at":"2026-01-01T00:00:00Z","signature":"YQ=="}`,
 	}
 }
 
@@ -166,7 +169,9 @@ func badInputs(t *testing.T, op *operation) []badInput {
 		}
 		return bad
 	}
-	add("no body", ask{path: good.path}, "")
+	if !op.bodyOptional {
+		add("no body", ask{path: good.path}, "")
+	}
 	add("another content type", ask{path: good.path, body: body, header: http.Header{"Content-Type": {"text/" + marker}}}, "header/Content-Type")
 	add("another charset", ask{path: good.path, body: body, header: http.Header{"Content-Type": {"application/json; charset=latin1"}}}, "header/Content-Type")
 	for name, text := range map[string]string{

@@ -96,13 +96,15 @@ type Member struct {
 	Reason           Reason
 	Detail           string
 	ObservedRevision int64
-	Unreachable      bool
-	Endpoints        []Endpoint
-	Restarts         int64
-	ExitCode         int64
-	StartedAt        time.Time
-	ReadyAt          time.Time
-	ExitedAt         time.Time
+	// FallbackFrom is the revision that the node left by itself for the observed one; 0 where it did not.
+	FallbackFrom int64
+	Unreachable  bool
+	Endpoints    []Endpoint
+	Restarts     int64
+	ExitCode     int64
+	StartedAt    time.Time
+	ReadyAt      time.Time
+	ExitedAt     time.Time
 	// Gone is set with RemovedAt: the node's proof was complete.
 	Gone      bool
 	RemovedAt time.Time
@@ -111,8 +113,15 @@ type Member struct {
 // state is what the lifecycle looks at: what is said about an older revision says nothing about the wanted one.
 func (m Member) state(wanted int64) MemberState {
 	s := MemberState{Unreachable: m.Unreachable, Gone: m.Gone}
-	if m.ObservedRevision == wanted {
+	switch {
+	case m.FallbackFrom != 0 && m.FallbackFrom == wanted:
+		s.WentBack, s.Reason = true, m.Reason
+	case m.ObservedRevision == wanted:
 		s.Status, s.Reason = m.Status, m.Reason
+		if m.FallbackFrom != 0 && m.Status != MemberFailed {
+			// The reason is why the other revision was left.
+			s.Reason = ""
+		}
 	}
 	return s
 }
@@ -207,7 +216,8 @@ func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change
 	if err := insertInstance(ctx, tx, i); err != nil {
 		return Change{}, err
 	}
-	if err := insertRevision(ctx, tx, i, n.Revision, now); err != nil {
+	first := Revision{No: i.Revision, AppVersion: n.Revision.AppVersion}
+	if err := insertRevision(ctx, tx, i.ID, first, n.Revision, i.CorrelationID, now); err != nil {
 		return Change{}, err
 	}
 	op := operation{ID: n.OperationID, InstanceID: i.ID, Kind: operationDeploy, Revision: i.Revision, By: n.RequestedBy, CorrelationID: n.CorrelationID}
@@ -294,7 +304,9 @@ func AskDecommission(ctx context.Context, tx db.Tx, i Instance, ask Ask, now tim
 func saveSteps(ctx context.Context, tx db.Tx, i Instance, next Lifecycle, steps []Step, now time.Time) (Change, error) {
 	heldBefore, stoppedBefore := i.Lifecycle.Status.Wanted()
 	held, stopped := next.Status.Wanted()
-	c := Change{Steps: steps, FirstVersion: i.ResourceVersion + 1, WantedChanged: held != heldBefore || stopped != stoppedBefore}
+	// While an upgrade is under way, the node's state holds what to go back to, and only then.
+	upgrade := (next.Status == Upgrading) != (i.Lifecycle.Status == Upgrading)
+	c := Change{Steps: steps, FirstVersion: i.ResourceVersion + 1, WantedChanged: held != heldBefore || stopped != stoppedBefore || upgrade}
 	if next == i.Lifecycle && len(steps) == 0 {
 		c.Instance = i
 		return c, nil
@@ -304,6 +316,11 @@ func saveSteps(ctx context.Context, tx db.Tx, i Instance, next Lifecycle, steps 
 	for _, s := range steps {
 		if s.To == Running && i.ActivatedAt.IsZero() {
 			i.ActivatedAt = now
+		}
+		if s.To == Running {
+			if err := markReady(ctx, tx, i.ID, i.Revision, now); err != nil {
+				return Change{}, err
+			}
 		}
 		if outcome, over := operationOutcome(s); over {
 			if err := endOperations(ctx, tx, i.ID, outcome, s.Reason, now); err != nil {

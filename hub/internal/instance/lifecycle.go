@@ -112,6 +112,8 @@ type MemberState struct {
 	Unreachable bool
 	// Gone is true when the node proved that nothing of the member is left.
 	Gone bool
+	// WentBack is true when the node has left the wanted revision for its fallback by itself; Reason says why.
+	WentBack bool
 }
 
 // CanBecome reports whether the lifecycle of DESIGN §11 has this edge.
@@ -168,8 +170,56 @@ func Decommission(l Lifecycle) (Lifecycle, Step, error) {
 	return Lifecycle{Status: Decommissioning, Health: HealthUnknown}, step, nil
 }
 
+// Past is what an action depends on besides the status.
+type Past struct {
+	// Worked says that some revision of the instance was ready once: there is something to go back to.
+	Worked bool
+}
+
+// Upgrade asks for another version. It is open while the instance runs, and after a failure that was not the first deployment.
+func Upgrade(l Lifecycle, p Past) (Lifecycle, Step, error) { return ask(l, Upgrading, "upgraded", p) }
+
+// RollBack asks for an earlier version, under the same conditions.
+func RollBack(l Lifecycle, p Past) (Lifecycle, Step, error) {
+	return ask(l, RollingBack, "rolled back", p)
+}
+
+// Stop asks for the containers to end; allocation, ports and revision stay.
+func Stop(l Lifecycle) (Lifecycle, Step, error) {
+	return ask(l, Stopping, "stopped", Past{Worked: true})
+}
+
+// Start asks a stopped instance to run again.
+func Start(l Lifecycle) (Lifecycle, Step, error) {
+	// Stopped is the only status that leads to deploying on request; a requested one gets there by itself.
+	if l.Status != Stopped {
+		return l, Step{}, notOpen(l.Status, "started")
+	}
+	return ask(l, Deploying, "started", Past{Worked: true})
+}
+
+func ask(l Lifecycle, next Status, done string, p Past) (Lifecycle, Step, error) {
+	if l.Status == Upgrading && next == RollingBack {
+		// That edge is the node's own way back.
+		return l, Step{}, notOpen(l.Status, done)
+	}
+	if l.Status == Failed && !p.Worked {
+		return l, Step{}, fault.New(fault.Conflict, "instance_failed",
+			"The app instance has never been running; decommission it and deploy anew.", nil)
+	}
+	if !l.Status.CanBecome(next) {
+		return l, Step{}, notOpen(l.Status, done)
+	}
+	return Lifecycle{Status: next, Health: HealthUnknown}, Step{From: l.Status, To: next}, nil
+}
+
+func notOpen(s Status, done string) error {
+	return fault.New(fault.Conflict, "instance_"+string(s), "The app instance is "+string(s)+" and cannot be "+done+" now.", nil)
+}
+
 // Observe moves an instance on by what is known of its members now. It may take several steps at once, because a fast start
-// is over before it was ever reported half-way. Observing the same again changes nothing.
+// is over before it was ever reported half-way. Observing the same again changes nothing. With the step from upgrading to
+// rolling_back it stops: another revision is wanted from then on, and the members are to be looked at anew.
 func Observe(l Lifecycle, members []MemberState) (Lifecycle, []Step) {
 	var steps []Step
 	for {
@@ -177,10 +227,17 @@ func Observe(l Lifecycle, members []MemberState) (Lifecycle, []Step) {
 		if next.Status == l.Status {
 			return next, steps
 		}
-		steps = append(steps, Step{From: l.Status, To: next.Status, Reason: next.Reason})
+		step := Step{From: l.Status, To: next.Status, Reason: next.Reason}
+		steps = append(steps, step)
 		l = next
+		if step.WentBack() {
+			return l, steps
+		}
 	}
 }
+
+// WentBack reports whether the step is a node's own way back from an upgrade that failed.
+func (s Step) WentBack() bool { return s.From == Upgrading && s.To == RollingBack }
 
 func observeOnce(l Lifecycle, members []MemberState) Lifecycle {
 	n := count(members)
@@ -190,8 +247,22 @@ func observeOnce(l Lifecycle, members []MemberState) Lifecycle {
 			return Lifecycle{Status: Deploying, Health: HealthUnknown}
 		}
 		return Lifecycle{Status: Requested, Health: HealthUnknown, Reason: n.reason}
-	case Deploying:
-		return observeDeploying(n)
+	case Upgrading:
+		if n.wentBack {
+			return Lifecycle{Status: RollingBack, Health: HealthUnknown, Reason: n.backReason}
+		}
+		return observeStarting(l.Status, n)
+	case Deploying, RollingBack:
+		return observeStarting(l.Status, n)
+	case Stopping:
+		if n.stopped+n.gone == n.total {
+			return Lifecycle{Status: Stopped, Health: HealthUnknown}
+		}
+		l.Reason = ""
+		if n.unreachable > 0 {
+			l.Reason = ReasonNodeUnreachable
+		}
+		return l
 	case Running:
 		return Lifecycle{Status: Running, Health: n.health(), Reason: n.reason}
 	case Decommissioning:
@@ -208,11 +279,11 @@ func observeOnce(l Lifecycle, members []MemberState) Lifecycle {
 	}
 }
 
-// observeDeploying waits for the last member before it decides: one that fails while another serves is a matter of health.
-func observeDeploying(n counts) Lifecycle {
+// observeStarting waits for the last member before it decides: one that fails while another serves is a matter of health.
+func observeStarting(at Status, n counts) Lifecycle {
 	switch {
 	case n.waiting > 0 || n.total == 0:
-		return Lifecycle{Status: Deploying, Health: HealthUnknown, Reason: n.reason}
+		return Lifecycle{Status: at, Health: HealthUnknown, Reason: n.reason}
 	case n.serving > 0:
 		return Lifecycle{Status: Running, Health: n.health(), Reason: n.reason}
 	default:
@@ -225,9 +296,12 @@ func observeDeploying(n counts) Lifecycle {
 }
 
 type counts struct {
-	total, seen, ready, serving, waiting, unreachable, gone int
+	total, seen, ready, serving, waiting, stopped, unreachable, gone int
 	// reason of the first member that has one.
 	reason Reason
+	// wentBack: a node has left the wanted revision, for backReason.
+	wentBack   bool
+	backReason Reason
 }
 
 func count(members []MemberState) counts {
@@ -246,6 +320,15 @@ func count(members []MemberState) counts {
 		}
 		if m.Status != "" {
 			n.seen++
+		}
+		if m.WentBack && !n.wentBack {
+			n.wentBack, n.backReason = true, m.Reason
+			if n.backReason == "" {
+				n.backReason = ReasonInternal
+			}
+		}
+		if m.Status == MemberStopped && !m.Unreachable && !m.Gone {
+			n.stopped++
 		}
 		switch {
 		case m.Unreachable:
@@ -276,12 +359,28 @@ func (n counts) health() Health {
 	}
 }
 
-// EventType names the event of a step, as the contract does; the first event of an instance has no From.
+// EventType names the event of a step, as the contract does; the first event of an instance has no From. What was asked for
+// ends in _requested. A node that leaves an upgrade by itself has failed at it first; rolled_back follows.
 func (s Step) EventType() string {
-	switch s.To {
-	case Decommissioning:
-		return "apps.instance.decommission_requested"
+	const prefix = "apps.instance."
+	switch {
+	case s.To == Decommissioning:
+		return prefix + "decommission_requested"
+	case s.To == Upgrading:
+		return prefix + "upgrade_requested"
+	case s.WentBack():
+		return prefix + "failed"
+	case s.To == RollingBack:
+		return prefix + "rollback_requested"
+	case s.To == Stopping:
+		return prefix + "stop_requested"
+	case s.From == Stopped && s.To == Deploying:
+		return prefix + "start_requested"
+	case s.From == Upgrading && s.To == Running:
+		return prefix + "upgraded"
+	case s.From == RollingBack && s.To == Running:
+		return prefix + "rolled_back"
 	default:
-		return "apps.instance." + string(s.To)
+		return prefix + string(s.To)
 	}
 }

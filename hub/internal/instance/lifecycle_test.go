@@ -3,9 +3,12 @@ package instance
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 func allStatuses() []Status {
@@ -90,6 +93,29 @@ func TestObserve(t *testing.T) {
 		{"decommissioning waits for the proof", live(Decommissioning), []MemberState{{Status: MemberRemoved}}, live(Decommissioning), nil},
 		{"decommissioning waits for every proof", live(Decommissioning), []MemberState{gone, starting}, live(Decommissioning), nil},
 		{"decommissioning without contact says so", live(Decommissioning), []MemberState{lost}, Lifecycle{Decommissioning, HealthUnknown, ReasonNodeUnreachable}, nil},
+		{"upgrade under way", live(Upgrading), []MemberState{starting}, live(Upgrading), nil},
+		{"nothing said of the new revision yet", live(Upgrading), []MemberState{{}}, live(Upgrading), nil},
+		{"upgraded", live(Upgrading), []MemberState{ready}, Lifecycle{Running, HealthHealthy, ""}, []Step{{Upgrading, Running, ""}}},
+		{"upgrade failed with nothing to go back to", live(Upgrading), []MemberState{failed}, Lifecycle{Failed, HealthUnhealthy, ReasonCrashLoop}, []Step{{Upgrading, Failed, ReasonCrashLoop}}},
+		{
+			"the node went back by itself", live(Upgrading),
+			[]MemberState{{WentBack: true, Reason: ReasonReadinessTimeout}},
+			Lifecycle{RollingBack, HealthUnknown, ReasonReadinessTimeout},
+			[]Step{{Upgrading, RollingBack, ReasonReadinessTimeout}},
+		},
+		{
+			"one of two nodes went back", live(Upgrading),
+			[]MemberState{ready, {WentBack: true}},
+			Lifecycle{RollingBack, HealthUnknown, ReasonInternal},
+			[]Step{{Upgrading, RollingBack, ReasonInternal}},
+		},
+		{"rolled back", Lifecycle{RollingBack, HealthUnknown, ReasonCrashLoop}, []MemberState{ready}, Lifecycle{Running, HealthHealthy, ""}, []Step{{RollingBack, Running, ""}}},
+		{"the old one will not start either", live(RollingBack), []MemberState{failed}, Lifecycle{Failed, HealthUnhealthy, ReasonCrashLoop}, []Step{{RollingBack, Failed, ReasonCrashLoop}}},
+		{"stopping", live(Stopping), []MemberState{ready}, live(Stopping), nil},
+		{"stopping waits for every member", live(Stopping), []MemberState{{Status: MemberStopped}, {Status: MemberStopping}}, live(Stopping), nil},
+		{"stopping without contact says so", live(Stopping), []MemberState{lost}, Lifecycle{Stopping, HealthUnknown, ReasonNodeUnreachable}, nil},
+		{"stopped", live(Stopping), []MemberState{{Status: MemberStopped}}, live(Stopped), []Step{{Stopping, Stopped, ""}}},
+		{"stopped stays stopped", live(Stopped), []MemberState{ready}, live(Stopped), nil},
 		{"proved", live(Decommissioning), []MemberState{gone, gone}, live(Decommissioned), []Step{{Decommissioning, Decommissioned, ""}}},
 	}
 	for _, c := range cases {
@@ -114,6 +140,92 @@ func TestDecommissionIsOpenInEveryLiveStateAndInNoOther(t *testing.T) {
 	}
 }
 
+func TestActionsAreOpenWhereTheContractSaysAndNowhereElse(t *testing.T) {
+	worked, never := Past{Worked: true}, Past{}
+	actions := map[string]struct {
+		do    func(Lifecycle) (Lifecycle, Step, error)
+		to    Status
+		event string
+		from  []Status
+	}{
+		"upgrade":             {func(l Lifecycle) (Lifecycle, Step, error) { return Upgrade(l, worked) }, Upgrading, "upgrade_requested", []Status{Running, Failed}},
+		"rollback":            {func(l Lifecycle) (Lifecycle, Step, error) { return RollBack(l, worked) }, RollingBack, "rollback_requested", []Status{Running, Failed}},
+		"never ran: upgrade":  {func(l Lifecycle) (Lifecycle, Step, error) { return Upgrade(l, never) }, Upgrading, "upgrade_requested", []Status{Running}},
+		"never ran: rollback": {func(l Lifecycle) (Lifecycle, Step, error) { return RollBack(l, never) }, RollingBack, "rollback_requested", []Status{Running}},
+		"stop":                {Stop, Stopping, "stop_requested", []Status{Running}},
+		"start":               {Start, Deploying, "start_requested", []Status{Stopped}},
+	}
+	for name, a := range actions {
+		for _, s := range allStatuses() {
+			l, step, err := a.do(Lifecycle{Status: s, Health: HealthHealthy, Reason: ReasonCrashLoop})
+			if !slices.Contains(a.from, s) {
+				require.ErrorContains(t, err, "instance_"+string(s), "%s of %s", name, s)
+				require.Equal(t, s, l.Status)
+				continue
+			}
+			require.NoError(t, err, "%s of %s", name, s)
+			require.Equal(t, Lifecycle{Status: a.to, Health: HealthUnknown}, l)
+			require.Equal(t, Step{From: s, To: a.to}, step)
+			require.Equal(t, "apps.instance."+a.event, step.EventType())
+		}
+	}
+}
+
+func TestEventsOfAnUpgradeThatFailedAndOfOneThatDidNot(t *testing.T) {
+	for event, s := range map[string]Step{
+		"upgraded":    {From: Upgrading, To: Running},
+		"failed":      {From: Upgrading, To: RollingBack, Reason: ReasonCrashLoop},
+		"rolled_back": {From: RollingBack, To: Running},
+		"stopped":     {From: Stopping, To: Stopped},
+		"running":     {From: Deploying, To: Running},
+		"deploying":   {From: Requested, To: Deploying},
+	} {
+		require.Equal(t, "apps.instance."+event, s.EventType())
+	}
+	require.Equal(t, "apps.instance.failed", Step{From: RollingBack, To: Failed}.EventType())
+}
+
+func TestWhatARollbackGoesBackTo(t *testing.T) {
+	at := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	first := Revision{No: 1, AppVersion: "1.0.0", ReadyAt: at}
+	second := Revision{No: 2, AppVersion: "2.0.0", Previous: 1, Fallback: 1, ReadyAt: at}
+	broken := Revision{No: 3, AppVersion: "3.0.0", Previous: 2, Fallback: 2}
+	all := []Revision{first, second, broken}
+	cases := []struct {
+		name      string
+		revisions []Revision
+		wanted    int64
+		status    Status
+		version   string
+		no        int64
+		code      string
+	}{
+		{"the previous one", all, 2, Running, "", 1, ""},
+		{"there is none", all[:1], 1, Running, "", 0, "no_previous_version"},
+		{"a named one", all, 2, Running, "1.0.0", 1, ""},
+		{"the one that runs", all, 2, Running, "2.0.0", 0, "version_unchanged"},
+		{"one that never ran", all, 2, Running, "3.0.0", 0, "reference_unknown"},
+		{"one that nobody knows", all, 2, Running, "9.0.0", 0, "reference_unknown"},
+		{"from a failed upgrade", all, 3, Failed, "", 2, ""},
+		{"from a fallback that failed", all[:1], 1, Failed, "", 1, ""},
+		{"from one that failed, the same again", all, 2, Failed, "2.0.0", 2, ""},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			r, err := rollbackTarget(c.revisions, c.wanted, c.status, c.version)
+			if c.code != "" {
+				require.Equal(t, c.code, fault.As(err).Code)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, c.no, r.No)
+		})
+	}
+	require.EqualValues(t, 2, lastGood(all, 3), "what a failed upgrade is left for")
+	require.EqualValues(t, 2, lastGood(all, 2))
+	require.Zero(t, lastGood([]Revision{{No: 1, AppVersion: "1.0.0"}}, 1))
+}
+
 func drawMember(t *rapid.T) MemberState {
 	return MemberState{
 		Status: rapid.SampledFrom([]MemberStatus{
@@ -122,6 +234,7 @@ func drawMember(t *rapid.T) MemberState {
 		Reason:      rapid.SampledFrom(append(Reasons(), "")).Draw(t, "reason"),
 		Unreachable: rapid.Bool().Draw(t, "unreachable"),
 		Gone:        rapid.Bool().Draw(t, "gone"),
+		WentBack:    rapid.IntRange(0, 4).Draw(t, "went_back") == 0,
 	}
 }
 
@@ -131,10 +244,21 @@ func TestLifecycleStaysOnItsEdges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := Lifecycle{Status: Requested, Health: HealthUnknown}
 		for range rapid.IntRange(1, 30).Draw(t, "length") {
-			if rapid.IntRange(0, 9).Draw(t, "ask") == 0 && l.Status.CanBecome(Decommissioning) {
-				next, step, err := Decommission(l)
-				require.NoError(t, err)
-				require.Equal(t, l.Status, step.From)
+			past := Past{Worked: rapid.Bool().Draw(t, "worked")}
+			asked := []func(Lifecycle) (Lifecycle, Step, error){
+				Decommission, Stop, Start,
+				func(l Lifecycle) (Lifecycle, Step, error) { return Upgrade(l, past) },
+				func(l Lifecycle) (Lifecycle, Step, error) { return RollBack(l, past) },
+			}
+			if n := rapid.IntRange(0, 2*len(asked)).Draw(t, "ask"); n < len(asked) {
+				next, step, err := asked[n](l)
+				if err == nil {
+					require.Equal(t, l.Status, step.From)
+					require.Equal(t, next.Status, step.To)
+					require.True(t, step.From.CanBecome(step.To))
+				} else {
+					require.Equal(t, l, next, "what is refused changes nothing")
+				}
 				l = next
 			}
 			members := rapid.SliceOfN(rapid.Custom(drawMember), 1, 3).Draw(t, "members")
@@ -154,9 +278,11 @@ func TestLifecycleStaysOnItsEdges(t *testing.T) {
 			if next.Status == Failed {
 				require.NotEmpty(t, next.Reason)
 			}
-			again, more := Observe(next, members)
-			require.Equal(t, next, again)
-			require.Empty(t, more)
+			if len(steps) == 0 || !steps[len(steps)-1].WentBack() {
+				again, more := Observe(next, members)
+				require.Equal(t, next, again)
+				require.Empty(t, more)
+			}
 			l = next
 		}
 	})

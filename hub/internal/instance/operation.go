@@ -26,6 +26,10 @@ type operation struct {
 
 const (
 	operationDeploy       = "deploy"
+	operationUpgrade      = "upgrade"
+	operationRollback     = "rollback"
+	operationStop         = "stop"
+	operationStart        = "start"
 	operationDecommission = "decommission"
 )
 
@@ -38,11 +42,11 @@ const (
 
 // operationOutcome says how a step ends the operation that is under way, if it does.
 func operationOutcome(s Step) (outcome string, over bool) {
-	switch s.To {
-	case Running, Decommissioned:
-		return operationSucceeded, true
-	case Failed:
+	switch {
+	case s.To == Failed || s.WentBack():
 		return operationFailed, true
+	case s.To == Running || s.To == Stopped || s.To == Decommissioned:
+		return operationSucceeded, true
 	default:
 		return "", false
 	}

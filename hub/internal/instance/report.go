@@ -89,8 +89,7 @@ func lookAgain(ctx context.Context, tx db.Tx, instanceIDs []string, removed map[
 	}
 	var changes []Change
 	for _, i := range instances {
-		next, steps := Observe(i.Lifecycle, i.memberStates())
-		c, err := saveSteps(ctx, tx, i, next, steps, now)
+		c, err := lookAt(ctx, tx, i, now)
 		if err != nil {
 			return nil, err
 		}
@@ -98,6 +97,31 @@ func lookAgain(ctx context.Context, tx db.Tx, instanceIDs []string, removed map[
 		changes = append(changes, c)
 	}
 	return changes, nil
+}
+
+// lookAt applies the lifecycle to one instance. Where a node has left an upgrade by itself, the revision that it went back to is
+// the wanted one from then on, and the members are looked at under that.
+func lookAt(ctx context.Context, tx db.Tx, i Instance, now time.Time) (Change, error) {
+	next, steps := Observe(i.Lifecycle, i.memberStates())
+	c, err := saveSteps(ctx, tx, i, next, steps, now)
+	if err != nil || len(steps) == 0 || !steps[len(steps)-1].WentBack() {
+		return c, err
+	}
+	revisions, err := selectRevisions(ctx, tx, i.ID)
+	if err != nil {
+		return Change{}, err
+	}
+	c.Instance.Revision = find(revisions, i.Revision).Fallback
+	if err := updateInstance(ctx, tx, c.Instance); err != nil {
+		return Change{}, err
+	}
+	if c.Instance, err = Get(ctx, tx, i.ProjectID, i.ID); err != nil {
+		return Change{}, err
+	}
+	after, more := Observe(c.Instance.Lifecycle, c.Instance.memberStates())
+	last, err := saveSteps(ctx, tx, c.Instance, after, more, now)
+	c.Instance, c.Steps, c.WantedChanged = last.Instance, append(c.Steps, more...), true
+	return c, err
 }
 
 // heldMember is a member with what decides about its end.
@@ -123,11 +147,16 @@ func (m heldMember) hear(s *protocol.WorkloadStatus, r Report, now time.Time) (M
 	if !m.wanted && s.GetStatus() == string(MemberRemoved) && s.GetRemoval().Complete() {
 		return gone(next, s.GetRemoval(), now)
 	}
-	// A member that has left the state has no revision any more; what is left of it is still worth showing.
-	if m.wanted && int64(s.GetRevision()) < m.ObservedRevision {
+	// A member that has left the state has no revision any more; what is left of it is still worth showing. Of a wanted one a
+	// node without its document says nothing that counts.
+	if m.wanted && s.GetRevision() == 0 && m.ObservedRevision > 0 {
 		return next, nil
 	}
-	next.ObservedRevision = max(m.ObservedRevision, int64(s.GetRevision()))
+	// A node that went back to its fallback has a lower revision than before. Older reports have lost already.
+	next.ObservedRevision, next.FallbackFrom = int64(s.GetRevision()), int64(s.GetFallbackFromRevision())
+	if s.GetRevision() == 0 {
+		next.ObservedRevision = m.ObservedRevision
+	}
 	next.Status = knownMemberStatus(s.GetStatus())
 	// What was stopped because it failed says nothing more of the failure; the tenant still wants to read it.
 	if next.Status != MemberStopped || s.GetReason() != "" {
@@ -173,7 +202,7 @@ func knownMemberStatus(s string) MemberStatus {
 }
 
 func (m Member) differs(n Member) bool {
-	return m.Status != n.Status || m.Reason != n.Reason || m.Detail != n.Detail || m.ObservedRevision != n.ObservedRevision ||
+	return m.Status != n.Status || m.Reason != n.Reason || m.Detail != n.Detail || m.ObservedRevision != n.ObservedRevision || m.FallbackFrom != n.FallbackFrom ||
 		m.Unreachable != n.Unreachable || m.Restarts != n.Restarts || m.ExitCode != n.ExitCode || m.Gone != n.Gone ||
 		!m.StartedAt.Equal(n.StartedAt) || !m.ReadyAt.Equal(n.ReadyAt) || !m.ExitedAt.Equal(n.ExitedAt) ||
 		!slices.Equal(m.Endpoints, n.Endpoints)

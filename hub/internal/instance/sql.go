@@ -38,37 +38,97 @@ func insertInstance(ctx context.Context, tx db.Tx, i Instance) error {
 
 func updateInstance(ctx context.Context, tx db.Tx, i Instance) error {
 	_, err := tx.Exec(ctx, `UPDATE app_instances SET status = $2, status_reason = $3, health = $4, revision = $5, correlation_id = $6,
-			resource_version = $7, updated_at = $8, activated_at = $9 WHERE id = $1`,
+			resource_version = $7, updated_at = $8, activated_at = $9, display_name = $10, config = $11 WHERE id = $1`,
 		i.ID, string(i.Lifecycle.Status), string(i.Lifecycle.Reason), string(i.Lifecycle.Health), i.Revision, i.CorrelationID,
-		i.ResourceVersion, i.UpdatedAt, nullable(i.ActivatedAt))
+		i.ResourceVersion, i.UpdatedAt, nullable(i.ActivatedAt), i.DisplayName, i.ConfigJSON)
 	return err
 }
 
-func insertRevision(ctx context.Context, tx db.Tx, i Instance, r NewRevision, now time.Time) error {
+func insertRevision(ctx context.Context, tx db.Tx, instanceID string, made Revision, r NewRevision, correlationID string, now time.Time) error {
 	features, err := json.Marshal(orEmpty(r.Features))
 	if err != nil {
 		return err
 	}
 	_, err = tx.Exec(ctx, `INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, manifest_envelope, delegation_envelope,
-			features, readiness_timeout_ms, correlation_id, created_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`,
-		i.ID, i.Revision, r.AppVersion, r.ParametersJSON, r.ManifestEnvelope, orEmpty(r.DelegationEnvelope), features, r.ReadinessTimeout.Milliseconds(), i.CorrelationID, now)
+			features, readiness_timeout_ms, correlation_id, created_at, previous_revision, fallback_revision, ready_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`,
+		instanceID, made.No, r.AppVersion, r.ParametersJSON, r.ManifestEnvelope, orEmpty(r.DelegationEnvelope), features, r.ReadinessTimeout.Milliseconds(),
+		correlationID, now, made.Previous, made.Fallback, nullable(made.ReadyAt))
+	return err
+}
+
+// copyRevision makes a revision with the content of an earlier one, for all members, under the delegation that holds now.
+func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Revision, delegation []byte, correlationID string, now time.Time) error {
+	if _, err := tx.Exec(ctx, `INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, manifest_envelope, delegation_envelope,
+			features, readiness_timeout_ms, correlation_id, created_at, previous_revision, fallback_revision, ready_at)
+		SELECT instance_id, $3, app_version, parameters, manifest_envelope, $9,
+			features, readiness_timeout_ms, $4, $5, $6, $7, $8 FROM instance_revisions WHERE instance_id = $1 AND revision = $2`,
+		i.ID, from, made.No, correlationID, now, made.Previous, made.Fallback, nullable(made.ReadyAt), orEmpty(delegation)); err != nil {
+		return err
+	}
+	ids := make([]string, 0, len(i.Members))
+	for _, m := range i.Members {
+		ids = append(ids, m.ID)
+	}
+	_, err := tx.Exec(ctx, `INSERT INTO member_revisions (member_id, revision, services)
+		SELECT member_id, $3, services FROM member_revisions WHERE member_id = ANY($1::UUID[]) AND revision = $2`, ids, from, made.No)
+	return err
+}
+
+// selectRevisions gives all revisions of an instance in the order of their numbers.
+func selectRevisions(ctx context.Context, tx db.Tx, instanceID string) ([]Revision, error) {
+	rows, err := tx.Query(ctx, `SELECT revision, app_version, previous_revision, fallback_revision, ready_at
+		FROM instance_revisions WHERE instance_id = $1 ORDER BY revision`, instanceID)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Revision, err error) {
+		var ready *time.Time
+		err = row.Scan(&r.No, &r.AppVersion, &r.Previous, &r.Fallback, &ready)
+		r.ReadyAt = orZero(ready)
+		return r, err
+	})
+}
+
+func markReady(ctx context.Context, tx db.Tx, instanceID string, revision int64, now time.Time) error {
+	_, err := tx.Exec(ctx, `UPDATE instance_revisions SET ready_at = $3 WHERE instance_id = $1 AND revision = $2 AND ready_at IS NULL`, instanceID, revision, now)
 	return err
 }
 
 func insertMember(ctx context.Context, tx db.Tx, m Member, revision int64, services []*protocol.Service, now time.Time) error {
-	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(&protocol.Workload{Services: services})
-	if err != nil {
-		return fmt.Errorf("member %s: services: %w", m.ID, err)
-	}
 	if _, err := tx.Exec(ctx, `INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
 			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, $7, '[]', 0, 0, $8, $8)`,
 		m.ID, m.InstanceID, m.AllocationID, m.NodeID, m.Role, string(m.Status), m.Unreachable, now); err != nil {
 		return err
 	}
-	_, err = tx.Exec(ctx, `INSERT INTO member_revisions (member_id, revision, services) VALUES ($1, $2, $3)`, m.ID, revision, data)
+	return insertMemberRevision(ctx, tx, m.ID, revision, services)
+}
+
+func insertMemberRevision(ctx context.Context, tx db.Tx, memberID string, revision int64, services []*protocol.Service) error {
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(&protocol.Workload{Services: services})
+	if err != nil {
+		return fmt.Errorf("member %s: services: %w", memberID, err)
+	}
+	_, err = tx.Exec(ctx, `INSERT INTO member_revisions (member_id, revision, services) VALUES ($1, $2, $3)`, memberID, revision, data)
 	return err
+}
+
+// Services gives what a member is to run at a revision.
+func Services(ctx context.Context, tx db.Tx, memberID string, revision int64) ([]*protocol.Service, error) {
+	var data []byte
+	if err := tx.QueryRow(ctx, `SELECT services FROM member_revisions WHERE member_id = $1 AND revision = $2`, memberID, revision).Scan(&data); err != nil {
+		return nil, fmt.Errorf("member %s: services of revision %d: %w", memberID, revision, err)
+	}
+	return decodeServices(memberID, data)
+}
+
+func decodeServices(memberID string, data []byte) ([]*protocol.Service, error) {
+	w := &protocol.Workload{}
+	if err := proto.Unmarshal(data, w); err != nil {
+		return nil, fmt.Errorf("member %s: services: %w", memberID, err)
+	}
+	return w.GetServices(), nil
 }
 
 func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now time.Time) error {
@@ -84,10 +144,10 @@ func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now
 	}
 	_, err = tx.Exec(ctx, `UPDATE instance_members SET status = $2, status_reason = $3, detail = $4, observed_revision = $5, unreachable = $6,
 			endpoints = $7, restarts = $8, exit_code = $9, started_at = $10, ready_at = $11, exited_at = $12,
-			removal_proof = $13, removed_at = $14, updated_at = $15 WHERE id = $1`,
+			removal_proof = $13, removed_at = $14, updated_at = $15, fallback_from_revision = $16 WHERE id = $1`,
 		m.ID, string(m.Status), string(m.Reason), m.Detail, m.ObservedRevision, m.Unreachable,
 		endpoints, m.Restarts, m.ExitCode, nullable(m.StartedAt), nullable(m.ReadyAt), nullable(m.ExitedAt),
-		proof, nullable(m.RemovedAt), now)
+		proof, nullable(m.RemovedAt), now, m.FallbackFrom)
 	return err
 }
 
@@ -111,7 +171,7 @@ func advanceReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (bool
 }
 
 const memberColumns = `m.id, m.instance_id, m.allocation_id, m.node_id, m.role, m.status, m.status_reason, m.detail, m.observed_revision,
-	m.unreachable, m.endpoints, m.restarts, m.exit_code, m.started_at, m.ready_at, m.exited_at, m.removed_at`
+	m.unreachable, m.endpoints, m.restarts, m.exit_code, m.started_at, m.ready_at, m.exited_at, m.removed_at, m.fallback_from_revision`
 
 // scanMember reads memberColumns and whatever more the query selects after them.
 func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
@@ -121,7 +181,7 @@ func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
 	)
 	into := append([]any{
 		&m.ID, &m.InstanceID, &m.AllocationID, &m.NodeID, &m.Role, &m.Status, &m.Reason, &m.Detail, &m.ObservedRevision,
-		&m.Unreachable, &endpoints, &m.Restarts, &m.ExitCode, &started, &ready, &exited, &removed,
+		&m.Unreachable, &endpoints, &m.Restarts, &m.ExitCode, &started, &ready, &exited, &removed, &m.FallbackFrom,
 	}, more...)
 	if err := row.Scan(into...); err != nil {
 		return err
@@ -160,7 +220,7 @@ func selectInstances(ctx context.Context, tx db.Tx, where string, args ...any) (
 			i.operating_mode, i.control_plane_scope, i.runtime_backend, i.tenant_boundary_mode, i.revision, i.placement_allocation_ids, i.config,
 			i.hint_results, i.requested_by_type, i.requested_by_id, i.correlation_id, i.resource_version, i.created_at, i.updated_at, i.activated_at,
 			r.app_version, r.parameters,
-			coalesce((SELECT p.app_version FROM instance_revisions p WHERE p.instance_id = i.id AND p.revision = i.revision - 1), ''),
+			coalesce((SELECT p.app_version FROM instance_revisions p WHERE p.instance_id = i.id AND p.revision = r.previous_revision), ''),
 			o.kind, o.requested_by_type, o.requested_by_id, o.correlation_id
 		FROM app_instances i
 		JOIN instance_revisions r ON r.instance_id = i.id AND r.revision = i.revision
@@ -219,12 +279,16 @@ func addMembers(ctx context.Context, tx db.Tx, list []Instance) error {
 }
 
 func selectWanted(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Member, error) {
+	const revision = `%[1]s.app_version, %[1]s.revision, %[1]s.correlation_id, %[1]s.manifest_envelope, %[1]s.delegation_envelope, %[1]s.parameters,
+		%[1]s.features, %[1]s.readiness_timeout_ms, %[2]s.services`
 	rows, err := tx.Query(ctx, `SELECT m.id, m.instance_id, m.allocation_id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.status,
-			r.app_version, r.revision, r.correlation_id, r.manifest_envelope, r.delegation_envelope, r.parameters, r.features, r.readiness_timeout_ms, s.services
+			`+fmt.Sprintf(revision, "r", "s")+`, `+fmt.Sprintf(revision, "f", "fs")+`
 		FROM instance_members m
 		JOIN app_instances i ON i.id = m.instance_id
 		JOIN instance_revisions r ON r.instance_id = i.id AND r.revision = i.revision
 		JOIN member_revisions s ON s.member_id = m.id AND s.revision = i.revision
+		LEFT JOIN instance_revisions f ON f.instance_id = i.id AND f.revision = r.fallback_revision AND i.status = 'upgrading'
+		LEFT JOIN member_revisions fs ON fs.member_id = m.id AND fs.revision = f.revision
 		WHERE m.node_id = $1 AND m.removed_at IS NULL AND i.status NOT IN ('decommissioning', 'decommissioned')
 		ORDER BY m.id`, nodeID)
 	if err != nil {
@@ -233,28 +297,47 @@ func selectWanted(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Member, 
 	return pgx.CollectRows(rows, scanWanted)
 }
 
+// content is what the columns of one revision are read into; all nil where there is none.
+type content struct {
+	version, correlationID, parameters       *string
+	manifest, delegation, features, services []byte
+	revision, timeoutMillis                  *int64
+}
+
+func (c *content) into() []any {
+	return []any{&c.version, &c.revision, &c.correlationID, &c.manifest, &c.delegation, &c.parameters, &c.features, &c.timeoutMillis, &c.services}
+}
+
+func (c *content) fill(m *plan.Member) (err error) {
+	m.AppVersion, m.CorrelationID, m.ParametersJSON = *c.version, *c.correlationID, *c.parameters
+	m.ManifestEnvelope, m.DelegationEnvelope = c.manifest, c.delegation
+	m.Revision, m.ReadinessTimeout = uint64(*c.revision), time.Duration(*c.timeoutMillis)*time.Millisecond
+	if err := json.Unmarshal(c.features, &m.Features); err != nil {
+		return fmt.Errorf("member %s: features: %w", m.ID, err)
+	}
+	m.Services, err = decodeServices(m.ID, c.services)
+	return err
+}
+
 func scanWanted(row pgx.CollectableRow) (plan.Member, error) {
 	var (
-		m                  plan.Member
-		status             Status
-		features, services []byte
-		revision, timeout  int64
+		m              plan.Member
+		status         Status
+		main, fallback content
 	)
-	if err := row.Scan(&m.ID, &m.InstanceID, &m.AllocationID, &m.OrgID, &m.OrgSlug, &m.ProjectID, &m.AppSlug, &status,
-		&m.AppVersion, &revision, &m.CorrelationID, &m.ManifestEnvelope, &m.DelegationEnvelope, &m.ParametersJSON, &features, &timeout, &services); err != nil {
+	into := append([]any{&m.ID, &m.InstanceID, &m.AllocationID, &m.OrgID, &m.OrgSlug, &m.ProjectID, &m.AppSlug, &status}, main.into()...)
+	if err := row.Scan(append(into, fallback.into()...)...); err != nil {
 		return plan.Member{}, err
 	}
 	_, m.Stopped = status.Wanted()
-	m.Revision, m.ReadinessTimeout = uint64(revision), time.Duration(timeout)*time.Millisecond
-	if err := json.Unmarshal(features, &m.Features); err != nil {
-		return plan.Member{}, fmt.Errorf("member %s: features: %w", m.ID, err)
+	if fallback.services != nil {
+		back := m
+		if err := fallback.fill(&back); err != nil {
+			return plan.Member{}, err
+		}
+		m.Fallback = &back
 	}
-	w := &protocol.Workload{}
-	if err := proto.Unmarshal(services, w); err != nil {
-		return plan.Member{}, fmt.Errorf("member %s: services: %w", m.ID, err)
-	}
-	m.Services = w.GetServices()
-	return m, nil
+	return m, main.fill(&m)
 }
 
 func orEmpty[T any](list []T) []T {

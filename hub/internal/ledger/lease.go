@@ -136,6 +136,11 @@ func LeasesFor(ctx context.Context, tx db.Tx, nodeID string) ([]*protocol.Lease,
 	return out, nil
 }
 
+// LeasedUntil is when the member's latest lease ends; zero where it has none.
+func LeasedUntil(ctx context.Context, tx db.Tx, subjectID string) (time.Time, error) {
+	return lastLeaseEnd(ctx, tx, subjectID)
+}
+
 // Due is a member whose next lease is due.
 type Due struct {
 	SubjectID string

@@ -253,6 +253,32 @@ func leasesOf(ctx context.Context, tx db.Tx, subjectIDs []string, after time.Tim
 		WHERE subject_id = ANY($1::uuid[]) AND expires_at > $2 ORDER BY subject_id, lease_no`, subjectIDs, after)
 }
 
+// leasedSubject is an open member with the prices of its latest lease.
+type leasedSubject struct {
+	subject  Subject
+	currency string
+	prices   []frozen
+}
+
+func runningLeases(ctx context.Context, tx db.Tx, subjectIDs []string) ([]leasedSubject, error) {
+	return collect(ctx, tx, func(row pgx.Row) (l leasedSubject, err error) {
+		var prices []byte
+		if err := row.Scan(&l.subject.ID, &l.subject.CPUMillis, &l.subject.MemoryBytes, &l.currency, &prices); err != nil {
+			return l, err
+		}
+		return l, json.Unmarshal(prices, &l.prices)
+	}, `SELECT s.id, s.cpu_millis, s.memory_bytes, l.currency, l.prices FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
+		WHERE s.id = ANY($1::uuid[]) AND s.closed_at IS NULL ORDER BY s.id`, subjectIDs)
+}
+
+func lastLeaseEnd(ctx context.Context, tx db.Tx, subjectID string) (end time.Time, err error) {
+	err = tx.QueryRow(ctx, `SELECT l.expires_at FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no WHERE s.id = $1`, subjectID).Scan(&end)
+	if db.IsNoRows(err) {
+		return time.Time{}, nil
+	}
+	return end, err
+}
+
 func latestLeases(ctx context.Context, tx db.Tx, nodeID string) ([]lease, error) {
 	return collect(ctx, tx, scanLease, `SELECT l.subject_id, l.lease_no, l.node_id, l.hold_id, l.currency, l.cap_nanos, l.issued_at, l.expires_at, l.end_policy, l.prices
 		FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no

@@ -1,0 +1,117 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// UpgradeInstance brings an app instance to another version, in the place that it has: members, ports, capacity, parameters
+// and what is billed stay.
+type UpgradeInstance struct {
+	DB *db.DB
+	// Revoked says whether the trust bundle has revoked a key.
+	Revoked func(keyID string) bool
+	// Poke wakes the dispatcher of a node.
+	Poke func(nodeID string)
+}
+
+// Do answers with the instance in status upgrading.
+func (c *UpgradeInstance) Do(ctx context.Context, m Meta, projectID, instanceID, version string) (instance.Instance, error) {
+	out, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (instanceResult, error) { return c.do(ctx, tx, m, projectID, instanceID, version) })
+	if err != nil {
+		return instance.Instance{}, targetVersion(err)
+	}
+	return out.poke(c.Poke), nil
+}
+
+func (c *UpgradeInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, instanceID, version string) (instanceResult, error) {
+	return m.act(ctx, tx, iam.InstanceUpgrade, projectID, instanceID, func(_ iam.Project, i instance.Instance, ask instance.Ask) (instance.Change, error) {
+		next, err := catalog.Resolve(ctx, tx, catalog.Want{
+			AppSlug: i.AppSlug, Version: version, OrgID: i.OrgID, ProjectID: i.ProjectID,
+			OperatingMode: i.Modes.OperatingMode, ControlPlaneScope: i.Modes.ControlPlaneScope,
+			ParametersJSON: []byte(i.ParametersJSON), ConfigJSON: []byte(i.ConfigJSON), Now: m.Now, Revoked: c.Revoked,
+		})
+		if err != nil {
+			return instance.Change{}, err
+		}
+		// What is billed is frozen with the modes.
+		if next.OperatingMode != i.Modes.OperatingMode || next.ControlPlaneScope != i.Modes.ControlPlaneScope || next.RuntimeBackend != i.Modes.RuntimeBackend {
+			return instance.Change{}, fault.New(fault.Unprocessable, "mode_unsupported", "The version does not support the modes that the app instance runs in; deploy it anew.", nil).
+				At("/version", "does not support the modes of the app instance").Lasting()
+		}
+		services, err := lowerInPlace(ctx, tx, i, next)
+		if err != nil {
+			return instance.Change{}, err
+		}
+		return instance.AskUpgrade(ctx, tx, i, ask, instance.Upgraded{
+			NewRevision: instance.NewRevision{
+				AppVersion: next.Version.Version, ParametersJSON: i.ParametersJSON,
+				ManifestEnvelope: next.ManifestEnvelope, DelegationEnvelope: next.DelegationEnvelope,
+				ReadinessTimeout: time.Duration(next.Version.Manifest.Version.RuntimeProfile.ReadinessTimeoutSeconds) * time.Second,
+			},
+			Services: services,
+		}, m.Now)
+	})
+}
+
+// lowerInPlace gives what each member runs of the new version in the room that it has now.
+func lowerInPlace(ctx context.Context, tx db.Tx, i instance.Instance, next catalog.Resolved) (map[string][]*protocol.Service, error) {
+	now, err := catalog.GetVersion(ctx, tx, i.AppSlug, i.Version)
+	if err != nil {
+		return nil, fmt.Errorf("version %s of instance %s: %w", i.Version, i.ID, err)
+	}
+	out := map[string][]*protocol.Service{}
+	for _, member := range i.Members {
+		if member.Gone {
+			continue
+		}
+		old, err := instance.Services(ctx, tx, member.ID, i.Revision)
+		if err != nil {
+			return nil, err
+		}
+		shape := shapeOf(now.Manifest, old)
+		if next.MaxAccelerators > 0 && len(shape.AcceleratorIDs) > next.MaxAccelerators {
+			return nil, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The app instance has more accelerators than the project's entitlement allows.", nil).Lasting()
+		}
+		services, err := manifest.Lower(next.Version.Manifest, next.Parameters, shape)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range services {
+			if err := artifact.CheckRunnable(ctx, tx, next.Version.Version, s.GetImage()); err != nil {
+				return nil, err
+			}
+		}
+		out[member.ID] = services
+	}
+	return out, nil
+}
+
+// shapeOf reads from what a member runs the room that it has.
+func shapeOf(m manifest.Manifest, services []*protocol.Service) manifest.Shape {
+	var shape manifest.Shape
+	for _, s := range services {
+		r := proto.CloneOf(s.GetResources())
+		shape.CPUMillis += r.GetCpuMillis()
+		shape.MemoryBytes += r.GetMemoryBytes()
+		shape.AcceleratorIDs = append(shape.AcceleratorIDs, r.GetAcceleratorIds()...)
+		for _, v := range m.Version.RuntimeProfile.ImageVariants {
+			if v.Name == s.GetImageVariant() {
+				shape.AcceleratorVendor = v.Accelerator
+			}
+		}
+	}
+	return shape
+}

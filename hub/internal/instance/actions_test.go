@@ -1,0 +1,241 @@
+package instance_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func (w *world) ask() instance.Ask {
+	return instance.Ask{OperationID: db.NewID(), By: instance.Actor{Type: "user", ID: "u"}, CorrelationID: "corr-ask"}
+}
+
+func (w *world) upgrade(version string) instance.Change {
+	w.t.Helper()
+	i := w.get()
+	return w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
+		return instance.AskUpgrade(ctx, tx, i, w.ask(), instance.Upgraded{
+			NewRevision: instance.NewRevision{AppVersion: version, ParametersJSON: `{"a":1}`, ManifestEnvelope: []byte(version)},
+			Services:    map[string][]*protocol.Service{w.member: {{Name: "main", Image: version}}},
+		}, w.now)
+	})
+}
+
+func (w *world) change(do func(ctx context.Context, tx db.Tx) (instance.Change, error)) (c instance.Change) {
+	w.t.Helper()
+	w.do(func(ctx context.Context, tx db.Tx) {
+		var err error
+		c, err = do(ctx, tx)
+		require.NoError(w.t, err)
+	})
+	return c
+}
+
+func (w *world) compiled() plan.Member {
+	w.t.Helper()
+	var list []plan.Member
+	w.do(func(ctx context.Context, tx db.Tx) {
+		var err error
+		list, err = instance.SnapshotFor(ctx, tx, w.node)
+		require.NoError(w.t, err)
+	})
+	require.Len(w.t, list, 1)
+	return list[0]
+}
+
+func (w *world) saysOf(revision uint64, status string) *protocol.WorkloadStatus {
+	s := w.says(status)
+	s.Revision = revision
+	return s
+}
+
+func TestAnUpgradeCarriesItsFallbackUntilItIsReady(t *testing.T) {
+	w := newWorld(t)
+	w.report(1, w.says("ready"))
+	c := w.upgrade("2.0.0")
+	require.True(t, c.WantedChanged)
+	require.Equal(t, "apps.instance.upgrade_requested", c.Steps[0].EventType())
+	require.Equal(t, instance.Upgrading, c.Instance.Lifecycle.Status)
+	require.Equal(t, "2.0.0", c.Instance.Version)
+	require.Equal(t, "1.0.0", c.Instance.PreviousVersion)
+	m := w.compiled()
+	require.EqualValues(t, 2, m.Revision)
+	require.Equal(t, "corr-ask", m.CorrelationID)
+	require.Equal(t, "2.0.0", m.Services[0].GetImage())
+	require.EqualValues(t, 1, m.Fallback.Revision)
+	require.Equal(t, "x", m.Fallback.Services[0].GetImage())
+	require.Equal(t, []byte{1}, m.Fallback.ManifestEnvelope)
+
+	require.Empty(t, w.report(2, w.says("ready")), "what is said of the old revision says nothing of the new one")
+	require.Equal(t, instance.Upgrading, w.get().Lifecycle.Status)
+	w.report(2, w.saysOf(2, "starting"))
+	require.Equal(t, instance.Upgrading, w.get().Lifecycle.Status)
+	changes := w.report(2, w.saysOf(2, "ready"))
+	require.Equal(t, "apps.instance.upgraded", changes[0].Steps[0].EventType())
+	require.True(t, changes[0].WantedChanged, "the node no longer goes back by itself")
+	require.Nil(t, w.compiled().Fallback)
+	require.EqualValues(t, 2, w.compiled().Revision)
+}
+
+// TestAFailedUpgradeGoesBackAndSaysSo: the node alone has gone back; the hub follows it without touching the container again.
+func TestAFailedUpgradeGoesBackAndSaysSo(t *testing.T) {
+	w := newWorld(t)
+	w.report(1, w.says("ready"))
+	w.upgrade("2.0.0")
+	w.report(2, w.saysOf(2, "starting"))
+	back := w.saysOf(1, "starting")
+	back.FallbackFromRevision, back.Reason, back.Detail = 2, "readiness_timeout", "no answer"
+	changes := w.report(2, back)
+	require.Equal(t, []instance.Step{{From: instance.Upgrading, To: instance.RollingBack, Reason: instance.ReasonReadinessTimeout}}, changes[0].Steps)
+	require.True(t, changes[0].WantedChanged)
+	i := w.get()
+	require.EqualValues(t, 1, i.Revision)
+	require.Equal(t, "1.0.0", i.Version)
+	m := w.compiled()
+	require.EqualValues(t, 1, m.Revision, "the very revision that runs: its container is not replaced again")
+	require.Nil(t, m.Fallback)
+
+	back.Status = "ready"
+	changes = w.report(2, back)
+	require.Equal(t, "apps.instance.rolled_back", changes[0].Steps[0].EventType())
+	require.Equal(t, instance.Lifecycle{Status: instance.Running, Health: instance.HealthHealthy}, w.get().Lifecycle)
+	w.report(3, w.says("ready"))
+	require.Empty(t, w.get().Members[0].Reason)
+
+	c := w.upgrade("3.0.0")
+	require.EqualValues(t, 3, c.Instance.Revision, "a number is never used again")
+	require.EqualValues(t, 1, w.compiled().Fallback.Revision)
+}
+
+func TestANodeThatWentBackBeforeItCouldSaySoIsSeenInOneReport(t *testing.T) {
+	w := newWorld(t)
+	w.report(1, w.says("ready"))
+	w.upgrade("2.0.0")
+	back := w.saysOf(1, "ready")
+	back.FallbackFromRevision, back.Reason = 2, "crash_loop"
+	changes := w.report(2, back)
+	require.Equal(t, []instance.Step{
+		{From: instance.Upgrading, To: instance.RollingBack, Reason: instance.ReasonCrashLoop}, {From: instance.RollingBack, To: instance.Running},
+	}, changes[0].Steps)
+	require.Equal(t, changes[0].FirstVersion+1, changes[0].Instance.ResourceVersion)
+	require.True(t, changes[0].WantedChanged)
+}
+
+func TestAFallbackThatWillNotStartIsTheEnd(t *testing.T) {
+	w := newWorld(t)
+	w.report(1, w.says("ready"))
+	w.upgrade("2.0.0")
+	back := w.saysOf(1, "failed")
+	back.FallbackFromRevision, back.Reason = 2, "image_pull_failed"
+	w.report(2, back)
+	require.Equal(t, instance.Lifecycle{Status: instance.Failed, Health: instance.HealthUnhealthy, Reason: instance.ReasonImagePullFailed}, w.get().Lifecycle)
+	require.True(t, w.compiled().Stopped)
+
+	c := w.upgrade("3.0.0")
+	require.Equal(t, instance.Upgrading, c.Instance.Lifecycle.Status)
+	require.EqualValues(t, 1, w.compiled().Fallback.Revision)
+}
+
+func TestAfterAFailedFirstDeploymentOnlyDecommissionIsOpen(t *testing.T) {
+	w := newWorld(t)
+	failed := w.says("failed")
+	failed.Reason = "crash_loop"
+	w.report(1, failed)
+	i := w.get()
+	w.do(func(ctx context.Context, tx db.Tx) {
+		_, err := instance.AskUpgrade(ctx, tx, i, w.ask(), instance.Upgraded{NewRevision: instance.NewRevision{AppVersion: "2.0.0"}}, w.now)
+		require.Equal(t, "instance_failed", fault.As(err).Code)
+		_, err = instance.RollbackTarget(ctx, tx, i, "")
+		require.Equal(t, "instance_failed", fault.As(err).Code)
+		_, err = instance.AskStop(ctx, tx, i, w.ask(), w.now)
+		require.Equal(t, "instance_failed", fault.As(err).Code)
+		_, err = instance.AskStart(ctx, tx, i, w.ask(), nil, w.now)
+		require.Equal(t, "instance_failed", fault.As(err).Code)
+	})
+	require.Equal(t, instance.Decommissioning, w.decommission().Instance.Lifecycle.Status)
+}
+
+func TestRollbackRunsTheOldContentUnderANewNumber(t *testing.T) {
+	w := newWorld(t)
+	w.report(1, w.says("ready"))
+	w.upgrade("2.0.0")
+	w.report(2, w.saysOf(2, "ready"))
+	i := w.get()
+	c := w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
+		target, err := instance.RollbackTarget(ctx, tx, i, "")
+		require.NoError(t, err)
+		return instance.AskRollback(ctx, tx, i, w.ask(), target, []byte("newer delegation"), w.now)
+	})
+	require.Equal(t, "apps.instance.rollback_requested", c.Steps[0].EventType())
+	require.Equal(t, "1.0.0", c.Instance.Version)
+	require.Equal(t, "2.0.0", c.Instance.PreviousVersion)
+	m := w.compiled()
+	require.EqualValues(t, 3, m.Revision)
+	require.Equal(t, "x", m.Services[0].GetImage())
+	require.Equal(t, []byte("newer delegation"), m.DelegationEnvelope)
+	require.Nil(t, m.Fallback)
+	changes := w.report(3, w.saysOf(3, "ready"))
+	require.Equal(t, "apps.instance.rolled_back", changes[0].Steps[0].EventType())
+}
+
+func TestStopKeepsTheRevisionAndStartMakesANewOne(t *testing.T) {
+	w := newWorld(t)
+	w.report(1, w.says("ready"))
+	w.upgrade("2.0.0")
+	w.report(2, w.saysOf(2, "ready"))
+	i := w.get()
+	c := w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
+		return instance.AskStop(ctx, tx, i, w.ask(), w.now)
+	})
+	require.Equal(t, instance.Stopping, c.Instance.Lifecycle.Status)
+	require.True(t, c.WantedChanged)
+	require.True(t, w.compiled().Stopped)
+	require.EqualValues(t, 2, w.compiled().Revision)
+	w.report(3, w.saysOf(2, "stopping"))
+	changes := w.report(3, w.saysOf(2, "stopped"))
+	require.Equal(t, "apps.instance.stopped", changes[0].Steps[0].EventType())
+	require.False(t, changes[0].WantedChanged)
+
+	i = w.get()
+	c = w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
+		return instance.AskStart(ctx, tx, i, w.ask(), nil, w.now)
+	})
+	require.Equal(t, "apps.instance.start_requested", c.Steps[0].EventType())
+	require.Equal(t, instance.Deploying, c.Instance.Lifecycle.Status)
+	require.Equal(t, "2.0.0", c.Instance.Version)
+	require.Equal(t, "1.0.0", c.Instance.PreviousVersion)
+	require.EqualValues(t, 3, w.compiled().Revision)
+	require.False(t, w.compiled().Stopped)
+	w.report(4, w.saysOf(2, "stopped"))
+	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status)
+	// A start that fails is no first deployment: what once ran can be gone back to.
+	failed := w.saysOf(3, "failed")
+	failed.Reason = "crash_loop"
+	w.report(4, failed)
+	require.Equal(t, instance.Failed, w.get().Lifecycle.Status)
+	require.Equal(t, instance.Upgrading, w.upgrade("3.0.0").Instance.Lifecycle.Status)
+}
+
+func TestAChangeOfSettingsTouchesNoNode(t *testing.T) {
+	w := newWorld(t)
+	before := w.compiled()
+	i := w.get()
+	name, config := "renamed", `{"b":2}`
+	w.do(func(ctx context.Context, tx db.Tx) {
+		changed, err := instance.AskSettings(ctx, tx, i, instance.Settings{DisplayName: &name, ConfigJSON: &config}, w.now)
+		require.NoError(t, err)
+		require.Equal(t, i.ResourceVersion+1, changed.ResourceVersion)
+	})
+	after := w.get()
+	require.Equal(t, name, after.DisplayName)
+	require.Equal(t, config, after.ConfigJSON)
+	require.Equal(t, i.Revision, after.Revision)
+	require.Equal(t, before, w.compiled())
+}

@@ -1,0 +1,84 @@
+package ledger
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+)
+
+// Rate is what a meter costs at most in an hour of running.
+type Rate struct {
+	Meter        string
+	PriceID      string
+	PerHourNanos int64
+}
+
+// Estimate is what something that is not there yet would cost.
+type Estimate struct {
+	Currency string
+	// PerHourNanos is the most that an hour of running costs; Rates are its parts.
+	PerHourNanos int64
+	Rates        []Rate
+}
+
+// EstimateMember gives the price of a member before it is made: what a lease would freeze now. Time of the allocation, where
+// that is what is charged, is not in it.
+func EstimateMember(ctx context.Context, tx db.Tx, member Subject, now time.Time) (Estimate, error) {
+	s := subject{Subject: member}
+	prices, err := freeze(ctx, tx, &s, now.UTC())
+	if err != nil {
+		return Estimate{}, err
+	}
+	out := Estimate{Currency: s.currency}
+	out.Rates, out.PerHourNanos = rates(member, prices)
+	return out, nil
+}
+
+// rates prices an hour at the member's limits; what is out of range is left out, as no lease covers it either.
+func rates(s Subject, prices []frozen) (list []Rate, total int64) {
+	for _, p := range prices {
+		nanos, ok := costOf(subject{Subject: s}, []frozen{p}, time.Hour.Microseconds())
+		if !ok || nanos == 0 {
+			continue
+		}
+		list = append(list, Rate{Meter: p.Meter, PriceID: p.PriceID, PerHourNanos: nanos})
+		total += nanos
+	}
+	return list, total
+}
+
+// Cost is what an instance has cost and costs while it runs.
+type Cost struct {
+	Currency string
+	// SpentNanos is posted: usage that a node has yet to report is not in it.
+	SpentNanos int64
+	// HeldNanos are kept in the wallet for what may still come.
+	HeldNanos int64
+	// PerHourNanos is the most that an hour of running costs under the leases of the moment.
+	PerHourNanos int64
+}
+
+// CostOf sums the cost of an instance's members.
+func CostOf(ctx context.Context, tx db.Tx, memberIDs []string) (Cost, error) {
+	holds, err := holdsOf(ctx, tx, memberIDs)
+	if err != nil {
+		return Cost{}, err
+	}
+	var out Cost
+	for _, h := range holds {
+		out.Currency = h.currency
+		out.SpentNanos += h.posted
+		out.HeldNanos += h.balance()
+	}
+	leases, err := runningLeases(ctx, tx, memberIDs)
+	if err != nil {
+		return Cost{}, err
+	}
+	for _, l := range leases {
+		_, nanos := rates(l.subject, l.prices)
+		out.PerHourNanos += nanos
+		out.Currency = l.currency
+	}
+	return out, nil
+}
