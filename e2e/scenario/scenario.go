@@ -234,6 +234,8 @@ func Get(ctx context.Context, url string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	// Each call is a caller of its own: a connection kept from before would speak to a container that is gone.
+	req.Close = true
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return "", err

@@ -124,16 +124,21 @@ func TestLaw02StoreThatFellBehindTakesANewIncarnation(t *testing.T) {
 // running brings an instance to running and gives its member's id and the lease.
 func running(t *testing.T, h *hub, l *line) (instance.Instance, string, *protocol.Lease) {
 	t.Helper()
+	l.leases = nil
 	i := h.launch()
 	state, _ := l.state(1)
-	lease := next(l, func(m *protocol.HubMessage) (*protocol.Lease, bool) {
+	first := func(m *protocol.HubMessage) (*protocol.Lease, bool) {
 		if m.GetPushLeases() == nil {
 			return nil, false
 		}
 		v, err := protocol.VerifyLeases(m.GetPushLeases().GetEnvelope(), l.node.bundle, l.node.me)
 		require.NoError(t, err)
 		return v.Message().GetLeases()[0], true
-	})
+	}
+	lease, came := first(l.leases)
+	if !came {
+		lease = next(l, first)
+	}
 	member := i.Members[0].ID
 	l.report(state.GetGeneration(), &protocol.WorkloadStatus{
 		MemberId: member, InstanceId: i.ID, Revision: 1, Status: "ready", StartedAt: timestamppb.New(h.now()), ReadyAt: timestamppb.New(h.now()),

@@ -298,6 +298,8 @@ func (n *node) dial() (*link.Conn, error) {
 
 // line is a node's open session.
 type line struct {
+	// leases is the last batch that came down. It may overtake the state that it belongs to.
+	leases  *protocol.HubMessage
 	t       *testing.T
 	node    *node
 	conn    *link.Conn
@@ -356,6 +358,9 @@ func next[T any](l *line, pick func(*protocol.HubMessage) (T, bool)) T {
 		select {
 		case m, open := <-l.down:
 			require.True(l.t, open, "the session ended")
+			if m.GetPushLeases() != nil {
+				l.leases = m
+			}
 			if v, ok := pick(m); ok {
 				return v
 			}
