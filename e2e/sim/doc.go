@@ -16,6 +16,9 @@
 //
 // Not modelled: epochs and key rotation, manifests, allocations billed by the hub, the API. Segments are chained, not signed.
 //
+// Some modelled rules are what the laws ask for and go beyond what the originals did when this was written; each has a name
+// (Breakage), and left out it breaks a law: incarnation and fork, rewind and adopt, clock, cap, silence.
+//
 // Where nothing happens a node is looked at rarely. Before anything touches it, the beat that its ten-second grid would have
 // had last is made up for, through the same meter.Beat: TestJumpedBeatsBillTheSame holds the two ways against each other.
 package sim

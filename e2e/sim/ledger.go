@@ -54,6 +54,8 @@ type leaseRow struct {
 	no                  uint64
 	issuedAt, expiresAt time.Time
 	cap                 int64
+	// suspended is what the member had in suspense when the lease was issued.
+	suspended int64
 }
 
 func (s *subject) balance() int64 { return s.placed - s.posted - s.returned }
@@ -113,7 +115,7 @@ func (h *hub) issueLease(m *memberRow) bool {
 		longest := sort.Search(int(wish/time.Second), func(seconds int) bool { return lacks(time.Duration(seconds+1)*time.Second) > wallet })
 		duration = time.Duration(longest) * time.Second
 	}
-	l := leaseRow{no: s.lease().no + 1, issuedAt: now, expiresAt: now.Add(duration)}
+	l := leaseRow{no: s.lease().no + 1, issuedAt: now, expiresAt: now.Add(duration), suspended: s.suspended}
 	if duration < minLease || duration < wish && !l.expiresAt.After(last) {
 		return false
 	}
@@ -269,7 +271,12 @@ func (h *hub) postUsage(row *nodeRow, seg *protocol.UsageSegment, again bool) {
 	first, last := seg.GetRecords()[0].GetSequence(), seg.GetRecords()[len(seg.GetRecords())-1].GetSequence()
 	row.sequences[incarnation] = joinSequences(done, first, last)
 	for _, id := range order {
-		h.rate(row.member(id), touched[id])
+		m := row.member(id)
+		h.rate(m, touched[id])
+		if l := m.subject.lease(); l.no > 0 && m.subject.suspended-l.suspended > holdMargin.Microseconds() && !h.w.breaks(BreakCap) {
+			// The node has counted it against the lease: the next one is due now, not at half-life.
+			h.renewAt(m.node, m.id, l.no, h.w.now)
+		}
 	}
 	for _, m := range row.members {
 		if m.subject.settledAt.IsZero() {

@@ -400,7 +400,7 @@ func (c *clock) offset() time.Duration { return c.now().Sub(c.n.rtc(c.n.w.now)) 
 // exited converts the time of an exit that no beat has seen yet. Where the machine's clock was set since the last beat, nobody
 // can tell any more what it meant, and the exit counts as unseen.
 func (c *clock) exited(t time.Time) time.Time {
-	if moved := c.offset() - c.n.store.stamp.offset; moved.Abs() > 10*time.Millisecond && !c.n.w.breaks(BreakClock) {
+	if c.offset() != c.n.store.stamp.offset && !c.n.w.breaks(BreakClock) {
 		return time.Time{}
 	}
 	return c.fromMachine(t)

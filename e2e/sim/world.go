@@ -89,14 +89,20 @@ type Violation struct {
 	Law  int
 	At   time.Time
 	What string
+	// Break is the rule that was left out, if any.
+	Break Breakage
 	// Trace ends with what broke it.
 	Trace []string
 }
 
 // Error says what broke and how to see it again.
 func (v *Violation) Error() string {
-	return fmt.Sprintf("law %d: %s (at %s)\nseed %d; replay: go test ./e2e/sim -run TestSimulation -seed %d\nthe last events:\n  %s",
-		v.Law, v.What, v.At.Format(time.RFC3339Nano), v.Seed, v.Seed, strings.Join(v.Trace, "\n  "))
+	replay := fmt.Sprintf("go test ./e2e/sim -run TestSimulation -seed %d", v.Seed)
+	if v.Break != "" {
+		replay += " -break " + string(v.Break)
+	}
+	return fmt.Sprintf("law %d: %s (at %s)\nseed %d; replay: %s\nthe last events:\n  %s",
+		v.Law, v.What, v.At.Format(time.RFC3339Nano), v.Seed, replay, strings.Join(v.Trace, "\n  "))
 }
 
 // instant is true time, in microseconds since the world began. Nobody in the world can read it but the hub.
@@ -238,7 +244,7 @@ func (w *World) fail(law int, format string, args ...any) {
 	if w.broken != nil {
 		return
 	}
-	v := &Violation{Seed: w.cfg.Seed, Law: law, At: w.now.time(), What: fmt.Sprintf(format, args...)}
+	v := &Violation{Seed: w.cfg.Seed, Break: w.cfg.Break, Law: law, At: w.now.time(), What: fmt.Sprintf(format, args...)}
 	for i := max(0, w.traces-len(w.ring)); i < w.traces; i++ {
 		t := w.ring[i%len(w.ring)]
 		v.Trace = append(v.Trace, fmt.Sprintf("%s node %d %s %d %s", t.at.time().Format("01-02 15:04:05.000000"), t.node, t.kind, t.arg, t.text))
