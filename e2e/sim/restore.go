@@ -1,0 +1,119 @@
+package sim
+
+import (
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// takeBackup is a verified backup: what was posted before is archived. The rows themselves are copied only when they will be
+// needed.
+func (h *hub) takeBackup(keep bool) {
+	for i := range h.rows.nodes {
+		for _, m := range h.rows.nodes[i].marks {
+			m.archived = m.number
+		}
+	}
+	if keep {
+		h.backup = h.rows.clone()
+	}
+}
+
+// restore sets the hub back. It compiles nothing for a node before that node has brought what it has (DESIGN §10).
+func (h *hub) restore() {
+	h.crash()
+	h.restores++
+	h.rows = *h.backup.clone()
+	for i := range h.rows.nodes {
+		h.rows.nodes[i].waits = !h.w.breaks(BreakAdopt)
+	}
+	h.start()
+}
+
+// adopt takes what a node brings to a restored hub: a newer signed state beats older rows, and so do its leases.
+func (h *hub) adopt(row *nodeRow, g greeting) {
+	row.waits, row.owes, row.owesIn = false, g.lastSegment, g.incarnation
+	newer := g.epoch > row.head.epoch || g.epoch == row.head.epoch && g.generation > row.head.generation
+	if newer && len(g.parts) == len(g.state.GetParts()) {
+		h.adoptState(row, g)
+	}
+	for _, l := range g.leases {
+		m := row.member(l.GetMemberId())
+		if m == nil || m.gone || l.GetLeaseNo() <= m.subject.lease().no {
+			continue
+		}
+		expires := l.GetExpiresAt().AsTime()
+		m.subject.lostLeases = true
+		m.subject.leases = append(m.subject.leases, leaseRow{
+			no: l.GetLeaseNo(), issuedAt: expires.Add(-time.Duration(l.GetDurationSeconds()) * time.Second), expiresAt: expires, cap: l.GetCapNanos(),
+		})
+		m.subject.openedAt = earlier(m.subject.openedAt, m.subject.lease().issuedAt)
+		h.place(m, max(min(l.GetCapNanos()-m.subject.placed, h.rows.wallets[m.org]), 0))
+		h.planRenewal(m)
+	}
+}
+
+func (h *hub) adoptState(row *nodeRow, g greeting) {
+	next := head{epoch: g.epoch, generation: g.generation, digest: g.digest, envelope: g.envelope, refs: g.state.GetParts(), rev: -1}
+	named := map[string]*protocol.Workload{}
+	for _, w := range g.parts {
+		raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(w)
+		if err != nil {
+			h.w.fail(16, "part of %s: %v", row.id, err)
+			return
+		}
+		next.parts = append(next.parts, raw)
+		named[w.GetId()] = w
+	}
+	row.head = next
+	for _, m := range row.members {
+		if w := named[m.id]; m.gone || w != nil {
+			continue
+		}
+		// The node is through with it: it was asked to go after the backup.
+		m.wanted, m.adoptedGone = false, true
+		m.absentEpoch, m.absentGeneration = g.epoch, g.generation
+		h.w.truth.decommissioned(m)
+	}
+	for _, w := range g.parts {
+		m := row.member(w.GetId())
+		if m == nil {
+			m = h.memberOf(row, w)
+			row.members = append(row.members, m)
+		}
+		if w.GetRevision() > m.revision {
+			m.revision, m.stopped, m.services = w.GetRevision(), w.GetStopped(), w.GetServices()
+		}
+		for _, id := range m.accelerators {
+			if owner := row.member(row.claims[id]); owner != nil && owner != m {
+				h.removed(row, owner, h.w.now)
+			}
+			row.claims[id] = m.id
+		}
+	}
+}
+
+// memberOf makes the rows of a member anew from its signed document.
+func (h *hub) memberOf(row *nodeRow, w *protocol.Workload) *memberRow {
+	m := &memberRow{
+		node: row.i, id: w.GetId(), instance: w.GetInstanceId(), allocation: w.GetAllocationId(), revision: w.GetRevision(), wanted: true,
+		stopped: w.GetStopped(), services: w.GetServices(), subject: newSubject(h.w.now.time()),
+	}
+	m.org, _ = strconv.Atoi(w.GetOrgId())
+	for _, s := range w.GetServices() {
+		m.cpuMillis += int64(s.GetResources().GetCpuMillis())
+		m.memoryBytes += int64(s.GetResources().GetMemoryBytes())
+		m.accelerators = append(m.accelerators, s.GetResources().GetAcceleratorIds()...)
+	}
+	return m
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
