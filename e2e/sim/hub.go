@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -455,4 +456,3 @@ func (h *hub) start() {
 		h.w.nodes[i].up.unpark()
 	}
 }
-
