@@ -6,7 +6,7 @@ set -euo pipefail
 
 declare -A run=(
   [containerd]=containerd [runc]=runc [iptables]=iptables [nft]=nftables [ip]=iproute2 [nsenter]=util-linux
-  [mmdebstrap]=mmdebstrap [chromium]=chromium [jq]=jq [ps]=procps [mount]=mount [curl]=curl [gcc]=gcc
+  [mmdebstrap]=mmdebstrap [chromium]=chromium [jq]=jq [ps]=procps [mount]=mount [curl]=curl [gcc]=gcc [uuidgen]=uuid-runtime
 )
 declare -A generate=([protoc]=protobuf-compiler)
 

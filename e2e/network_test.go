@@ -2,10 +2,12 @@ package e2e_test
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // network is a bridge in the test's own namespace with a host behind each of its ports: hub and far. The test itself, and what
@@ -19,6 +21,7 @@ type network struct {
 func (w *world) newNetwork() *network {
 	w.t.Helper()
 	n := &network{w: w, prefix: fmt.Sprintf("gpx%d", w.number), names: []string{"hub", "far"}}
+	w.keepRunNetns()
 	bridge := n.prefix + "br"
 	n.ip("link", "add", bridge, "type", "bridge")
 	w.t.Cleanup(func() { n.ip("link", "del", bridge) })
@@ -56,4 +59,23 @@ func (n *network) ip(args ...string) {
 	n.w.t.Helper()
 	out, err := exec.Command("ip", args...).CombinedOutput()
 	require.NoError(n.w.t, err, "ip %s: %s", strings.Join(args, " "), out)
+}
+
+// keepRunNetns puts /run/netns back to what it was: iproute2 mounts it when the first namespace of a machine is named.
+func (w *world) keepRunNetns() {
+	w.t.Helper()
+	const dir = "/run/netns"
+	before, err := os.ReadFile("/proc/self/mountinfo")
+	require.NoError(w.t, err)
+	if strings.Contains(string(before), " "+dir+" ") {
+		return
+	}
+	_, err = os.Stat(dir)
+	wasThere := err == nil
+	w.t.Cleanup(func() {
+		// Busy while another test names its own there, which then is the last.
+		if unix.Unmount(dir, 0) == nil && !wasThere {
+			require.NoError(w.t, os.Remove(dir))
+		}
+	})
 }

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	runcoptions "github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/images"
@@ -42,7 +43,7 @@ type Config struct {
 	ContainerID string
 	Conflist    string
 	PluginDir   string
-	// Dir holds the network namespaces' mount points while measuring; it must exist.
+	// Dir holds the network namespaces' mount points and runc's state while measuring; it must exist.
 	Dir string
 	// ContainerPort is published on a free port of 127.0.0.1.
 	ContainerPort int32
@@ -114,7 +115,7 @@ func (b *Bench) newContainer(ctx context.Context, id string, ns kept) (client.Co
 		snapshotOpts = append(snapshotOpts, client.WithUserNSRemapperLabels(maps, b.spec.Linux.GIDMappings))
 	}
 	return b.cl.NewContainer(ctx, id, client.WithSnapshotter("overlayfs"), client.WithNewSnapshot(id, b.image, snapshotOpts...),
-		client.WithRuntime("io.containerd.runc.v2", nil), client.WithSpec(b.spec, ns.join, ownCgroup(id)))
+		client.WithRuntime("io.containerd.runc.v2", &runcoptions.Options{Root: filepath.Join(b.conf.Dir, "runc")}), client.WithSpec(b.spec, ns.join, ownCgroup(id)))
 }
 
 // Close removes what the measuring left in containerd.
