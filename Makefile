@@ -18,7 +18,7 @@ export CGO_ENABLED ?= 0
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 .PHONY: deps
 deps: ## install only the binaries that are missing (root; Debian 12)
@@ -34,6 +34,10 @@ $(BIN)/gpuaas-agent: FORCE
 $(BIN)/gpuaas: FORCE
 	@$(GO) build -trimpath -buildvcs=auto -ldflags '$(LDFLAGS)' -o $@ ./pkg/cmd/gpuaas
 FORCE:
+
+.PHONY: build-failpoint
+build-failpoint: ## build hub and agent with failpoints into bin/failpoint/, for the tests that kill them
+	@$(GO) build -trimpath -tags failpoint -ldflags '$(LDFLAGS)' -o $(BIN)/failpoint/ ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent
 
 .PHONY: demo
 demo: deps build ## bring up a hub and a node that run, meter and bill a real app (APP=demo or jupyter)
@@ -70,7 +74,7 @@ unit: ## unit, property and integration tests
 	@cd e2e/sqlcheck && $(GO) test ./... # a module of its own: CockroachDB's parser stays out of the product
 
 .PHONY: e2e
-e2e: build ## end to end, with the real binaries
+e2e: build build-failpoint ## end to end, with the real binaries
 	@$(GO) test -timeout 20m ./e2e
 
 .PHONY: race

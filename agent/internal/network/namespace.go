@@ -15,6 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
 // cleanupTimeout bounds the clean-up after a failed Setup.
@@ -57,6 +59,7 @@ func (n *Network) makeNamespaces(ctx context.Context, memberID string) error {
 		if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/%s", holder.Process.Pid, kind), path, "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("keep the %s namespace: %w", kind, err)
 		}
+		failpoint.Hit("agent/attach/mounted")
 	}
 	return inNetNS(paths["net"], prepareInside)
 }

@@ -22,6 +22,7 @@ import (
 
 	cni "github.com/containerd/go-cni"
 
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -374,13 +375,16 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 	if err := n.writeRecord(memberID, r); err != nil {
 		return Attachment{}, err
 	}
+	failpoint.Hit("agent/attach/recorded")
 	if err := n.makeNamespaces(ctx, memberID); err != nil {
 		return Attachment{}, err
 	}
+	failpoint.Hit("agent/attach/namespaces")
 	result, err := n.cni.Setup(ctx, memberID, n.netnsPath(memberID), portOption(ports))
 	if err != nil {
 		return Attachment{}, err
 	}
+	failpoint.Hit("agent/attach/plugged")
 	inside := result.Interfaces[memberLink]
 	if inside == nil || len(inside.IPConfigs) == 0 {
 		return Attachment{}, errors.New("the CNI plugins gave no address")
@@ -396,6 +400,7 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 	if r.HostLink == "" {
 		return Attachment{}, errors.New("the CNI plugins named no link on the host")
 	}
+	failpoint.Hit("agent/attach/isolated")
 	r.Ready, r.IP = true, inside.IPConfigs[0].IP.String()
 	return n.attachment(memberID, r.IP), n.writeRecord(memberID, r)
 }
@@ -446,12 +451,14 @@ func (n *Network) detach(ctx context.Context, memberID string) error {
 	if err := n.cni.Remove(ctx, memberID, path, portOption(r.Ports)); err != nil {
 		return fmt.Errorf("remove the network of member %s: %w", memberID, err)
 	}
+	failpoint.Hit("agent/detach/unplugged")
 	if err := removeLink(r.HostLink); err != nil {
 		return err
 	}
 	if err := n.removeNamespaces(memberID); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/detach/namespaces")
 	if err := os.Remove(n.recordPath(memberID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

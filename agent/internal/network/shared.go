@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -38,9 +39,11 @@ func (n *Network) makeShared(ctx context.Context) error {
 	if _, err := run(ctx, n.rules(), "nft", "-f", "-"); err != nil {
 		return fault.New(fault.Unavailable, "firewall_failed", "The node cannot make its firewall table: install nftables (apt-get install nftables).", err)
 	}
+	failpoint.Hit("agent/share/table")
 	if err := n.makeBridge(); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/share/bridge")
 	if err := n.openForward(ctx); err != nil {
 		return err
 	}
@@ -49,6 +52,7 @@ func (n *Network) makeShared(ctx context.Context) error {
 		if err := a.join(ctx, n.cfg.Bridge); err != nil {
 			return err
 		}
+		failpoint.Hit("agent/share/joined")
 		return writeSysctl(ipForward, "1")
 	})
 }
@@ -172,15 +176,18 @@ func (n *Network) removeShared(ctx context.Context) error {
 	if err := removeLink(n.cfg.Bridge); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/unshare/bridge")
 	if err := n.closeForward(ctx); err != nil {
 		return err
 	}
 	if err := n.agree(func(a *agreement) error { return a.leave(ctx, n.cfg.Bridge) }); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/unshare/left")
 	if _, err := run(ctx, fmt.Sprintf("table inet %[1]s\ndelete table inet %[1]s\n", n.table()), "nft", "-f", "-"); err != nil {
 		return fmt.Errorf("remove the firewall table: %w", err)
 	}
+	failpoint.Hit("agent/unshare/table")
 	// host-local keeps the last address it gave, to give another next time: that is a file too.
 	return os.RemoveAll(n.ipamDir())
 }

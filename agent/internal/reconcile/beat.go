@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -64,7 +65,9 @@ func (r *Reconciler) beat(ctx context.Context) ([]runtime.Container, error) {
 		}
 		o.Runs = append(o.Runs, run)
 	}
+	failpoint.Hit("agent/beat/looked")
 	err = r.store.Beat(o, r.clock.Stamp())
+	failpoint.Hit("agent/beat/kept")
 	switch {
 	case fault.Is(err, fault.Unavailable):
 		r.note("disk_full", err)

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -47,7 +48,9 @@ func (r *Reconciler) start(ctx context.Context, a agent.Action) {
 			return
 		}
 		began := time.Now()
+		failpoint.Hit("agent/action/begun")
 		err := r.execute(doing, a)
+		failpoint.Hit("agent/action/done")
 		r.log.DebugContext(ctx, "action", "action", fmt.Sprintf("%T", a), "member", id, "took", time.Since(began), "error", err)
 		if err == nil || doing.Err() != nil {
 			return
@@ -156,9 +159,11 @@ func reasonOf(a agent.Action, err error) string {
 func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
 	switch a := a.(type) {
 	case agent.Settle:
+		failpoint.Hit("agent/settle/due")
 		return r.store.UpdateMember(a.MemberID, func(m *state.Member) { m.SettledRevision = a.Revision })
 	case agent.FallBack:
 		r.log.WarnContext(ctx, "revision failed, going back", "member", a.MemberID, "revision", a.Revision, "reason", a.Reason, "detail", a.Detail)
+		failpoint.Hit("agent/fallback/due")
 		return r.store.UpdateMember(a.MemberID, func(m *state.Member) {
 			m.FellBackFrom, m.FallbackReason, m.FallbackDetail = a.Revision, a.Reason, a.Detail
 		})
@@ -191,6 +196,7 @@ func (r *Reconciler) stop(ctx context.Context, a agent.StopContainer) error {
 	if err := r.store.UpdateRun(a.ContainerID, func(run *state.Run) { run.StopAsked = true }); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/stop/asked")
 	return r.runtime.Stop(ctx, a.ContainerID, a.Grace)
 }
 
@@ -209,6 +215,7 @@ func (r *Reconciler) recordExit(ctx context.Context, a agent.RecordExit) error {
 	if statusOf(c.State) != agent.Exited || !r.store.Measured(c.ID) {
 		return nil
 	}
+	failpoint.Hit("agent/exit/measured")
 	run := r.store.Runs()[c.ID]
 	exited := r.clock.FromMachine(c.ExitedAt)
 	now := r.clock.Now()
@@ -230,6 +237,7 @@ func (r *Reconciler) recordExit(ctx context.Context, a agent.RecordExit) error {
 	if err != nil {
 		return err
 	}
+	failpoint.Hit("agent/exit/counted")
 	return r.store.UpdateRun(c.ID, func(run *state.Run) {
 		run.ExitRecorded, run.ExitedAt, run.ExitCode = true, exited, int32(c.ExitCode)
 	})
@@ -239,6 +247,7 @@ func (r *Reconciler) removeContainer(ctx context.Context, a agent.RemoveContaine
 	if err := r.runtime.Remove(ctx, a.ContainerID); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/remove/gone")
 	return r.store.CloseRun(a.ContainerID)
 }
 
@@ -246,6 +255,7 @@ func (r *Reconciler) removeNetwork(ctx context.Context, memberID string) error {
 	if err := r.network.Remove(ctx, memberID); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/network/gone")
 	return r.store.UpdateMember(memberID, func(m *state.Member) {
 		m.NetworkRevision, m.NetworkReady, m.NetNSPath, m.UserNSPath, m.IP = 0, false, "", "", ""
 	})
@@ -270,10 +280,12 @@ func (r *Reconciler) retire(ctx context.Context, a agent.RetireMember) error {
 	if left = append(left, more...); len(left) > 0 {
 		return fmt.Errorf("still there of member %s: %v", a.MemberID, left)
 	}
+	failpoint.Hit("agent/retire/looked")
 	// One more look for the meter: whatever of the member it still holds open ends here.
 	if _, err := r.beat(ctx); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/retire/measured")
 	return r.store.Retire(a.MemberID, protocol.RemovalKinds(), r.clock.Now())
 }
 
@@ -298,6 +310,7 @@ func (r *Reconciler) pull(ctx context.Context, a agent.PullImage) error {
 	if err != nil {
 		return waitIfAway(err)
 	}
+	failpoint.Hit("agent/pull/permitted")
 	ref.RegistryHost = credential.GetRegistryHost()
 	creds := func(ctx context.Context, repository string) (string, string, error) {
 		// A long pull outlives its first credential.
@@ -341,6 +354,7 @@ func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork) err
 	if err := r.store.UpdateMember(a.MemberID, func(m *state.Member) { m.NetworkRevision, m.NetworkReady = a.Revision, false }); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/network/intended")
 	mappings := make([]network.PortMapping, 0, len(ports))
 	endpoints := make([]*protocol.PublishedEndpoint, 0, len(ports))
 	for _, p := range ports {
@@ -352,6 +366,7 @@ func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork) err
 	if err != nil {
 		return err
 	}
+	failpoint.Hit("agent/network/made")
 	return r.store.UpdateMember(a.MemberID, func(m *state.Member) {
 		m.NetworkReady, m.Endpoints = true, endpoints
 		m.NetNSPath, m.UserNSPath, m.IP = attachment.NetNSPath, attachment.UserNSPath, attachment.IP
@@ -386,6 +401,7 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer)
 	if wanted, err := r.store.OpenWantedRun(run); err != nil || !wanted {
 		return err
 	}
+	failpoint.Hit("agent/start/opened")
 	r.log.InfoContext(ctx, "starting", "member", a.MemberID, "run", run.ID, "image", a.Service.Image, "correlation_id", a.Workload.CorrelationID)
 	started, err := r.runtime.Start(ctx, runtime.Spec{
 		ID: run.ID, MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Revision: a.Revision, SpecDigest: a.Service.SpecDigest,
@@ -398,6 +414,7 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer)
 		}
 		return errors.Join(err, r.store.CloseRun(run.ID))
 	}
+	failpoint.Hit("agent/start/noted")
 	return r.store.UpdateRun(run.ID, func(run *state.Run) { run.StartedAt = r.clock.FromMachine(started.StartedAt) })
 }
 

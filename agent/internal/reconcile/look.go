@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -309,6 +310,7 @@ func (r *Reconciler) judge(ctx context.Context) {
 			r.log.ErrorContext(ctx, "cannot keep a verdict", "member", p.MemberID, "error", err)
 			continue
 		}
+		failpoint.Hit("agent/accept/judged")
 		if !v.Admitted {
 			r.log.WarnContext(ctx, "workload refused", "member", p.MemberID, "reason", v.Reason, "detail", v.Detail,
 				"correlation_id", p.Workload.GetCorrelationId())

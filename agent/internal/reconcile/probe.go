@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -120,11 +121,13 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 
 func (r *Reconciler) becameReady(ctx context.Context, c agent.Container) bool {
 	now := r.clock.Now()
+	failpoint.Hit("agent/ready/seen")
 	err := r.store.UpdateRun(c.RunID, func(run *state.Run) { run.ReadyAt = now })
 	if err != nil {
 		r.log.ErrorContext(ctx, "cannot keep readiness", "member", c.MemberID, "error", err)
 		return false
 	}
+	failpoint.Hit("agent/ready/kept")
 	r.Wake()
 	return true
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -158,6 +159,7 @@ func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, ima
 	if err := r.prepareFiles(spec); err != nil {
 		return Run{}, err
 	}
+	failpoint.Hit("agent/start/files")
 	snapshotOpts := []snapshots.Opt{snapshots.WithLabels(map[string]string{labelMember: spec.MemberID})}
 	options := &runcoptions.Options{Root: r.cfg.RuncRoot}
 	if r.host.userNamespaces {
@@ -174,15 +176,18 @@ func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, ima
 	if err != nil {
 		return Run{}, fmt.Errorf("make container: %w", err)
 	}
+	failpoint.Hit("agent/start/container")
 	r.parents.RLock()
 	task, err := container.NewTask(ctx, cio.LogFile(r.logPath(spec.ID)))
 	r.parents.RUnlock()
 	if err != nil {
 		return Run{}, fmt.Errorf("make task: %w", err)
 	}
+	failpoint.Hit("agent/start/task")
 	if err := task.Start(ctx); err != nil {
 		return Run{}, fmt.Errorf("start task: %w", err)
 	}
+	failpoint.Hit("agent/start/running")
 	run := Run{ContainerID: spec.ID, PID: task.Pid(), StartedAt: time.Now()}
 	return run, r.noteStart(spec.ID, run.StartedAt)
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -184,13 +185,16 @@ func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentia
 			r.cfg.Log.Warn("cannot end the lease of a pull; it expires", "cause", e)
 		}
 	}()
+	failpoint.Hit("agent/pull/leased")
 	image, err := r.pull(leases.WithLease(ctx, lease.ID), ref, creds, tlsConf)
 	if err != nil {
 		return pullFault(ref, err)
 	}
+	failpoint.Hit("agent/pull/fetched")
 	if err := r.remap(leases.WithLease(ctx, lease.ID), image); err != nil {
 		return pullFault(ref, err)
 	}
+	failpoint.Hit("agent/pull/remapped")
 	return nil
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/moby/sys/signal"
 
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -41,6 +42,7 @@ func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) erro
 		if err := r.signal(ctx, id, r.stopSignal(ctx, id), false); err != nil {
 			return err
 		}
+		failpoint.Hit("agent/stop/signalled")
 		ended, err := r.awaitExit(ctx, id, grace)
 		if ended || err != nil {
 			return err
@@ -114,11 +116,13 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 	if err := r.deleteTask(ctx, id); err != nil {
 		return fmt.Errorf("delete task of container %s: %w", id, err)
 	}
+	failpoint.Hit("agent/remove/task")
 	if container != nil {
 		if err := container.Delete(ctx, client.WithSnapshotCleanup); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("delete container %s: %w", id, err)
 		}
 	}
+	failpoint.Hit("agent/remove/container")
 	return r.removeTraces(ctx, id)
 }
 
@@ -162,12 +166,14 @@ func (r *Runtime) removeTraces(ctx context.Context, id string) error {
 	if err := r.removeCgroup(ctx, id); err != nil {
 		return fmt.Errorf("remove cgroup of container %s: %w", id, err)
 	}
+	failpoint.Hit("agent/remove/cgroup")
 	if err := os.RemoveAll(r.runcState(id)); err != nil {
 		return err
 	}
 	if err := r.removeFiles(id); err != nil {
 		return fmt.Errorf("remove files of container %s: %w", id, err)
 	}
+	failpoint.Hit("agent/remove/files")
 	return r.removeLogs(id)
 }
 

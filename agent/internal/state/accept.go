@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -180,6 +181,7 @@ func (s *Store) storeState(next *protocol.DesiredState, env *protocol.Envelope, 
 		}
 	})
 	if err == nil {
+		failpoint.Hit("agent/accept/synced")
 		s.wake()
 	}
 	return err
@@ -294,6 +296,7 @@ func (s *Store) AcceptLeases(v protocol.Verified[*protocol.LeaseBatch]) error {
 		}
 	}, func(d *data) { d.batchEnv = v.Envelope(); maps.Copy(d.leases, higher) })
 	if err == nil {
+		failpoint.Hit("agent/leases/synced")
 		s.wake()
 	}
 	return err

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -268,6 +269,7 @@ func (s *Store) write(fill func(*batch), apply func(*data)) error {
 	if err := s.room(uint64(b.bytes)); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/state/writing")
 	err := s.db.Update(func(tx *badger.Txn) error {
 		for _, k := range b.deletes {
 			if err := tx.Delete([]byte(k)); err != nil {
@@ -285,6 +287,7 @@ func (s *Store) write(fill func(*batch), apply func(*data)) error {
 		return fault.New(fault.Unavailable, "state_write_failed",
 			fmt.Sprintf("The state in %s could not be written; nothing was changed.", s.dir), err)
 	}
+	failpoint.Hit("agent/state/synced")
 	apply(&s.d)
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -63,6 +64,7 @@ func (s *Store) seal(records []*protocol.UsageRecord, now time.Time) (sealing, e
 			return sealing{}, err
 		}
 		out.segments = append(out.segments, signed{sealed.Segment.GetNumber(), raw})
+		failpoint.Hit("agent/spool/sealed")
 	}
 	return out, nil
 }
@@ -88,6 +90,7 @@ func (x sealing) apply(d *data) {
 	}
 	maps.Copy(d.consumed, x.consumed)
 	if len(x.segments) > 0 {
+		failpoint.Hit("agent/spool/synced")
 		signal(x.s.usageSubs)
 	}
 }

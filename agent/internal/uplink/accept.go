@@ -3,6 +3,7 @@ package uplink
 import (
 	"context"
 
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -21,6 +22,7 @@ func (u *Uplink) AcceptState(ctx context.Context, env *protocol.Envelope, parts 
 		v, err = protocol.VerifyState(env, u.store.Bundle(), u.creds.Node())
 	}
 	if err == nil {
+		failpoint.Hit("agent/accept/verified")
 		err = u.store.AcceptState(v, parts)
 	}
 	if err != nil {
@@ -35,6 +37,7 @@ func (u *Uplink) AcceptState(ctx context.Context, env *protocol.Envelope, parts 
 func (u *Uplink) AcceptLeases(env *protocol.Envelope) (*protocol.Accepted, error) {
 	v, err := protocol.VerifyLeases(env, u.store.Bundle(), u.creds.Node())
 	if err == nil {
+		failpoint.Hit("agent/leases/verified")
 		err = u.store.AcceptLeases(v)
 	}
 	if err != nil {

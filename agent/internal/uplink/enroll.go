@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -53,6 +54,7 @@ func Enroll(ctx context.Context, e Enrolment, creds *Credentials, store *state.S
 		return fault.New(fault.Conflict, "trust_bundle_conflict",
 			"The data directory holds a trust bundle that the hub's does not continue. Give this agent an empty data directory.", err).Lasting()
 	}
+	failpoint.Hit("agent/enrol/trusted")
 	clock.Passed(bundle.Message().GetIssuedAt().AsTime())
 	csr, err := creds.request(e.Hostname)
 	if err != nil {
@@ -64,6 +66,7 @@ func Enroll(ctx context.Context, e Enrolment, creds *Credentials, store *state.S
 	if err := api.call(ctx, http.MethodPost, "/api/v1/nodes/enroll", body, &answer); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/enrol/answered")
 	id := Identity{
 		NodeID: answer.NodeID, HubID: answer.HubID, APIURL: e.APIURL, SessionAddr: answer.SessionAddr,
 		RegistryHost: answer.RegistryHost, RootFingerprint: e.RootFingerprint,

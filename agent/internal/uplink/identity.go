@@ -17,6 +17,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -214,6 +215,7 @@ func (c *Credentials) save(id Identity, chain []byte) error {
 	if err := writeFile(filepath.Join(c.dir, certificateFile), chain); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/enrol/certified")
 	if err := writeFile(filepath.Join(c.dir, identityFile), append(raw, '\n')); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -50,6 +51,7 @@ func (s *session) upload(ctx context.Context) error {
 			if err := sendWithin(stream, &protocol.UsageUpload{Segment: env}); err != nil {
 				return err
 			}
+			failpoint.Hit("agent/upload/sent")
 			next++
 			underWay++
 		}
@@ -97,9 +99,11 @@ func (s *session) takeAck(stream *link.Stream) (refused string, err error) {
 	if err := stream.Receive(ack, protocol.MaxHeaderBytes); err != nil {
 		return "", fmt.Errorf("usage: %w", err)
 	}
+	failpoint.Hit("agent/upload/answered")
 	if err := s.u.store.AcknowledgeUsage(ack.GetIncarnation(), ack.GetPostedSegment(), ack.GetArchivedSegment()); err != nil {
 		return "", err
 	}
+	failpoint.Hit("agent/upload/acknowledged")
 	return ack.GetRefused(), nil
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -253,6 +254,7 @@ func (s *session) greet(ctx context.Context) error {
 	if err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Hello{Hello: s.hello(ctx)}}); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/session/greeted")
 	answer := &protocol.HubMessage{}
 	if err := s.control.Receive(answer, protocol.MaxControlBytes); err != nil {
 		return err
@@ -279,6 +281,7 @@ func (s *session) greet(ctx context.Context) error {
 		s.u.log.WarnContext(ctx, "this store is behind the hub's record: it takes a new incarnation", "incarnation", s.u.store.Incarnation())
 		return errDialAgain
 	}
+	failpoint.Hit("agent/session/welcomed")
 	return s.control.SetDeadline(time.Time{})
 }
 
@@ -337,7 +340,9 @@ func (s *session) answer(a *protocol.Accepted, _ error) error {
 	if a == nil {
 		return nil // the refusal is queued
 	}
-	return s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Accepted{Accepted: a}})
+	err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Accepted{Accepted: a}})
+	failpoint.Hit("agent/accept/answered")
+	return err
 }
 
 // refuseTooLarge tells the hub why before the connection goes: the stream cannot be read any further.
@@ -418,7 +423,9 @@ func (s *session) sendReport(r reconcile.Report) error {
 		s.sent[s.counter] = removed
 	}
 	s.mu.Unlock()
-	return s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: out}})
+	err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: out}})
+	failpoint.Hit("agent/report/sent")
+	return err
 }
 
 // acknowledged notes that the hub has stored a report: the proofs in it need no repeating.
@@ -434,6 +441,7 @@ func (s *session) acknowledged(counter uint64) error {
 	if len(ids) == 0 {
 		return nil
 	}
+	failpoint.Hit("agent/report/acknowledged")
 	return s.u.store.AcknowledgeRemovals(ids)
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
 // CreateInstance deploys an app: it decides what runs, where, and that it can be paid, and asks the node for it.
@@ -64,6 +65,7 @@ func (c *CreateInstance) do(ctx context.Context, tx db.Tx, m Meta, in CreateInst
 		if err := c.fund(ctx, tx, m, project, id, member, wanted); err != nil {
 			return instanceResult{}, err
 		}
+		failpoint.Hit("hub/create/funded")
 		change, err := instance.Create(ctx, tx, newInstance(id, m, project, in, wanted, member), m.Now)
 		if err != nil {
 			return instanceResult{}, err

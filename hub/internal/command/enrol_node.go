@@ -7,6 +7,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -46,6 +47,7 @@ func (c *EnrolNode) Do(ctx context.Context, m Meta, in EnrolNodeInput) (NodeCred
 	if err != nil {
 		return NodeCredentials{}, err
 	}
+	failpoint.Hit("hub/enrol/committed")
 	// After the commit: a certificate is of no use to a node that is not in the books.
 	certificate, err := c.Keys.IssueNodeCertificate(csr, node.ID, c.CertificateTTL, m.Now)
 	if err != nil {

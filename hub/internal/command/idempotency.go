@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -69,10 +70,12 @@ func idempotent[T any](ctx context.Context, tx db.Tx, m Meta, seal Sealer, fn fu
 	if stored != nil {
 		return replay[T](m, seal, stored)
 	}
+	failpoint.Hit("hub/command/claimed")
 	out, err := fn()
 	if err != nil {
 		return zero, err
 	}
+	failpoint.Hit("hub/command/done")
 	text, err := json.Marshal(out)
 	if err != nil {
 		return zero, fmt.Errorf("encode the answer to keep: %w", err)
@@ -85,6 +88,7 @@ func idempotent[T any](ctx context.Context, tx db.Tx, m Meta, seal Sealer, fn fu
 		m.Principal.Type, m.Principal.ID, m.Route, m.IdempotencyKey, text); err != nil {
 		return zero, err
 	}
+	failpoint.Hit("hub/command/kept")
 	return out, nil
 }
 

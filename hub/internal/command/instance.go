@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -143,8 +144,10 @@ type instanceResult struct {
 }
 
 func (r instanceResult) poke(poke func(nodeID string)) instance.Instance {
+	failpoint.Hit("hub/command/committed")
 	for _, id := range r.Nodes {
 		poke(id)
 	}
+	failpoint.Hit("hub/command/poked")
 	return r.Instance
 }

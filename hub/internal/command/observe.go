@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -101,6 +102,7 @@ func (m Meta) settleRemoval(ctx context.Context, tx db.Tx, action string, r inst
 			return err
 		}
 	}
+	failpoint.Hit("hub/report/freed")
 	if r.Proof != nil {
 		return ledger.CloseSubject(ctx, tx, r.Member.ID, r.Proof.GetAt().AsTime(), m.Now)
 	}

@@ -11,6 +11,7 @@ import (
 	crdbpgx "github.com/cockroachdb/cockroach-go/v2/crdb/crdbpgxv5"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -143,10 +144,17 @@ func (d *DB) oncePostgres(ctx context.Context, opts pgx.TxOptions, body func(Tx)
 	if d.beforeCommit != nil {
 		d.beforeCommit(tx)
 	}
+	if opts.AccessMode == pgx.ReadWrite {
+		failpoint.Hit("hub/db/committing")
+	}
 	open = false
 	commitCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
-	return committing(tx.Commit(commitCtx))
+	done := committing(tx.Commit(commitCtx))
+	if opts.AccessMode == pgx.ReadWrite {
+		failpoint.Hit("hub/db/committed")
+	}
+	return done
 }
 
 func (d *DB) onceCockroach(ctx context.Context, opts pgx.TxOptions, body func(Tx) error) result {

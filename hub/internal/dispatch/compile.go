@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -112,6 +113,7 @@ func (d *Dispatcher) bringOnce(ctx context.Context, nodeID string, floor uint64)
 	if err := plan.Check(s.snap, state); err != nil {
 		return head{}, fmt.Errorf("compiled state of node %s is not signed: %w", nodeID, err)
 	}
+	failpoint.Hit("hub/dispatch/compiled")
 	bundle, signer := d.Keys.Bundle(), d.Keys.State()
 	floor = d.above(s.node, s.head, floor)
 	if s.head.generation >= floor && s.head.generation > 0 && s.head.epoch == bundle.Epoch() && s.head.keyID == signer.KeyID() && samePartRefs(s.parts, state.Refs()) {
@@ -197,6 +199,7 @@ func (d *Dispatcher) sign(ctx context.Context, s seen, state plan.NodeState, nex
 	if err != nil {
 		return head{}, err
 	}
+	failpoint.Hit("hub/dispatch/signed")
 	members := make([]string, 0, len(state.Parts))
 	for _, p := range state.Parts {
 		members = append(members, p.ID)
@@ -208,9 +211,12 @@ func (d *Dispatcher) sign(ctx context.Context, s seen, state plan.NodeState, nex
 		if err := insert(ctx, tx, next, encoded, state, now); err != nil {
 			return head{}, err
 		}
-		return next, instance.NoteDispatched(ctx, tx, next.nodeID, next.epoch, next.generation, members, now)
+		err := instance.NoteDispatched(ctx, tx, next.nodeID, next.epoch, next.generation, members, now)
+		failpoint.Hit("hub/dispatch/written")
+		return next, err
 	})
 	if err == nil {
+		failpoint.Hit("hub/dispatch/saved")
 		d.signed.Add(ctx, 1)
 	}
 	return h, err

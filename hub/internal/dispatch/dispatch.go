@@ -27,6 +27,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/session"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -211,7 +212,9 @@ func (d *Dispatcher) pushState(ctx context.Context, nodeID string) error {
 	if err != nil {
 		return err
 	}
+	failpoint.Hit("hub/dispatch/loaded")
 	d.Link.PushState(nodeID, m, doc.generation, doc.sha256)
+	failpoint.Hit("hub/dispatch/pushed")
 	return nil
 }
 
@@ -236,6 +239,7 @@ func (d *Dispatcher) pushLeases(ctx context.Context, nodeID string, held session
 	if err != nil {
 		return err
 	}
+	failpoint.Hit("hub/leases/signed")
 	d.Link.PushLeases(nodeID, &protocol.PushLeases{Envelope: env}, sum[:])
 	return nil
 }

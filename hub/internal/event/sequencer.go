@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
 const (
@@ -63,6 +64,7 @@ func (s *Sequencer) batch(ctx context.Context) (int, error) {
 			}
 		}
 		l.holder, l.until = s.Holder, now.Add(sequencerLease)
+		failpoint.Hit("hub/events/numbered")
 		return len(events), saveLease(ctx, tx, l)
 	})
 }

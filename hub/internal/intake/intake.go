@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/session"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -91,11 +92,13 @@ func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.H
 				return opened{}, err
 			}
 		}
+		failpoint.Hit("hub/hello/written")
 		return opened{c, m.number}, nil
 	})
 	if err != nil {
 		return session.Opened{}, err
 	}
+	failpoint.Hit("hub/hello/committed")
 	return session.Opened{SessionNo: o.SessionNo, Welcome: &protocol.Welcome{
 		ProtocolVersion: min(protocol.Version, hello.GetProtocolVersion()), HubTime: timestamppb.New(i.Now()), SessionNo: o.SessionNo, NewIncarnation: o.Behind,
 		// Without a backup what is posted counts as archived (DESIGN §10).
@@ -148,14 +151,17 @@ func (i *Intake) Report(ctx context.Context, nodeID string, sessionNo uint64, r 
 				return command.Observed{}, err
 			}
 		}
-		return command.Observe(ctx, tx, command.Report{
+		out, err := command.Observe(ctx, tx, command.Report{
 			NodeID: nodeID, SessionNo: sessionNo, Counter: r.GetCounter(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(),
 			Statuses: r.GetWorkloads(), Accelerators: r.GetAccelerators(),
 		}, now)
+		failpoint.Hit("hub/report/written")
+		return out, err
 	})
 	if err != nil {
 		return err
 	}
+	failpoint.Hit("hub/report/committed")
 	i.reports.Add(ctx, 1)
 	for _, id := range observed.TouchedNodes {
 		i.Poke(id)
@@ -166,8 +172,11 @@ func (i *Intake) Report(ctx context.Context, nodeID string, sessionNo uint64, r 
 // Accepted takes the news that a document is on the node's disk.
 func (i *Intake) Accepted(ctx context.Context, nodeID string, a *protocol.Accepted) error {
 	_, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (struct{}, error) {
-		return struct{}{}, fleet.Accepted(ctx, tx, nodeID, a.GetDocument(), a.GetEpoch(), a.GetGeneration())
+		err := fleet.Accepted(ctx, tx, nodeID, a.GetDocument(), a.GetEpoch(), a.GetGeneration())
+		failpoint.Hit("hub/accepted/written")
+		return struct{}{}, err
 	})
+	failpoint.Hit("hub/accepted/committed")
 	return err
 }
 
@@ -209,6 +218,7 @@ func (i *Intake) refused(ctx context.Context, nodeID string, r fleet.Refusal) er
 // Gone takes the end of a connection. Others are told when the node stays away (Sweep).
 func (i *Intake) Gone(ctx context.Context, nodeID string, sessionNo uint64) error {
 	_, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (bool, error) { return fleet.Disconnect(ctx, tx, nodeID, sessionNo, i.Now()) })
+	failpoint.Hit("hub/gone/committed")
 	return err
 }
 

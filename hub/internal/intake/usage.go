@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/session"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -48,6 +49,7 @@ func (i *Intake) Usage(ctx context.Context, peer session.Peer, upload *protocol.
 		reached, err = i.post(ctx, peer.NodeID, verified)
 	}
 	if err == nil {
+		failpoint.Hit("hub/usage/committed")
 		ack.PostedSegment, ack.ArchivedSegment = reached.number, reached.number
 		i.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "posted")))
 		return ack
@@ -124,6 +126,7 @@ func (i *Intake) post(ctx context.Context, nodeID string, v protocol.Verified[*p
 		if _, err := ledger.PostUsage(ctx, tx, nodeID, seg.GetIncarnation(), seg, now); err != nil {
 			return mark{}, err
 		}
+		failpoint.Hit("hub/usage/posted")
 		if at.number > m.number+1 {
 			return m, insertAhead(ctx, tx, nodeID, seg.GetIncarnation(), at, now)
 		}
@@ -131,7 +134,9 @@ func (i *Intake) post(ctx context.Context, nodeID string, v protocol.Verified[*p
 		for next, ok := ahead[m.number+1]; ok; next, ok = ahead[m.number+1] {
 			m = mark{next.number, next.sha256}
 		}
-		return m, advance(ctx, tx, nodeID, seg.GetIncarnation(), m, now)
+		err = advance(ctx, tx, nodeID, seg.GetIncarnation(), m, now)
+		failpoint.Hit("hub/usage/advanced")
+		return m, err
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -80,6 +81,7 @@ func (c *connection) write(ctx context.Context) error {
 		if err := c.send(ctx, m); err != nil {
 			return err
 		}
+		failpoint.Hit("hub/session/sent")
 		if m.GetGoodbye() != nil {
 			_ = c.control.CloseWrite()
 			<-c.conn.Done()
@@ -137,6 +139,7 @@ func (c *connection) report(ctx context.Context, r *protocol.Report) error {
 		return err
 	}
 	c.out.put(func(o *outbox) { o.ack = &protocol.ReportAck{Counter: r.GetCounter()} })
+	failpoint.Hit("hub/report/acknowledged")
 	return nil
 }
 
@@ -206,6 +209,7 @@ func (c *connection) usage(ctx context.Context, stream *link.Stream) {
 		if err := stream.Send(ack); err != nil {
 			return
 		}
+		failpoint.Hit("hub/usage/acknowledged")
 	}
 }
 

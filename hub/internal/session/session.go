@@ -19,6 +19,7 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -270,6 +271,7 @@ func (s *Server) serve(ctx context.Context, conn *link.Conn) {
 		_ = conn.Close(link.CodeSuperseded, "a newer connection of this node is open")
 		return
 	}
+	failpoint.Hit("hub/session/registered")
 	s.opened.Add(ctx, 1)
 	log.InfoContext(ctx, "node connected", slog.Uint64("session_no", c.held.SessionNo), slog.String("address", conn.RemoteAddr().String()))
 	if ctx.Err() != nil {
@@ -339,6 +341,7 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, peer Peer, log *slog
 	if err := stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: opened.Welcome}}); err != nil {
 		return nil, err
 	}
+	failpoint.Hit("hub/hello/welcomed")
 	_ = stream.SetDeadline(time.Time{})
 	return c, nil
 }

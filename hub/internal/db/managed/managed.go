@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -121,7 +122,9 @@ func Start(ctx context.Context, conf Config) (_ *Server, err error) {
 	if err := s.waitForPredecessor(ctx); err != nil {
 		return nil, err
 	}
-	return s, s.run(ctx)
+	err = s.run(ctx)
+	failpoint.Hit("hub/database/started")
+	return s, err
 }
 
 func (s *Server) run(ctx context.Context) error {
