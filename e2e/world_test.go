@@ -2,7 +2,6 @@ package e2e_test
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"os"
 	"os/exec"
@@ -107,9 +106,9 @@ func apart() int {
 // scope is the whole machine; where others work on it at the same time, what bears this world's names.
 func (w *world) scope() leftover.Scope {
 	if os.Getenv("GPUAAS_E2E_SHARED_MACHINE") == "" {
-		return leftover.Scope{}
+		return leftover.Scope{IgnoreFiles: []string{templateDir}}
 	}
-	return leftover.Scope{Contains: []string{filepath.Base(w.dir), fmt.Sprintf("gpe%d", w.number), fmt.Sprintf("gpuaas-e2e-%d-", w.number), fmt.Sprintf("10.220.%d", w.number)}}
+	return leftover.Scope{IgnoreFiles: []string{templateDir}, Contains: []string{filepath.Base(w.dir), fmt.Sprintf("gpe%d", w.number), fmt.Sprintf("gpuaas-e2e-%d-", w.number), fmt.Sprintf("10.220.%d", w.number)}}
 }
 
 func (w *world) showLogs() {
@@ -137,8 +136,8 @@ func (w *world) hubConfig() cluster.HubConfig {
 func (w *world) startHub(c cluster.HubConfig) {
 	w.t.Helper()
 	require.NoError(w.t, os.MkdirAll(c.Dir, 0o711))
-	fingerprint, err := cluster.InitHub(w.ctx, c, rand.Text(), trustDomain)
-	require.NoError(w.t, err)
+	fingerprint := w.initHub(c)
+	var err error
 	w.hub, err = cluster.StartHub(w.ctx, c)
 	require.NoError(w.t, err)
 	w.hub.RootFingerprint = fingerprint

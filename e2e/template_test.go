@@ -1,0 +1,83 @@
+package e2e_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/e2e/cluster"
+)
+
+// template is a hub that was initialised and started once: what most tests want to find. Copying it saves each of them the
+// seconds that passphrases, a new database cluster and all migrations take.
+type template struct {
+	dir         string
+	fingerprint string
+}
+
+// templateDir is outside every test's photograph: it is made before the first and goes after the last.
+var templateDir string
+
+func TestMain(m *testing.M) {
+	code, err := withTemplateDir(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func withTemplateDir(m *testing.M) (code int, err error) {
+	if os.Geteuid() != 0 {
+		return m.Run(), nil
+	}
+	templateDir = fmt.Sprintf("/tmp/gpuaas-e2e-%d-template", os.Getpid())
+	if err := os.Mkdir(templateDir, 0o711); err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(templateDir)) }()
+	return m.Run(), nil
+}
+
+// hubTemplate makes the template when the first test asks for it.
+var hubTemplate = sync.OnceValues(func() (template, error) {
+	bin, err := filepath.Abs("../bin")
+	if err != nil {
+		return template{}, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
+	defer cancel()
+	c := cluster.HubConfig{Bin: bin, Dir: filepath.Join(templateDir, "hub"), Listen: "127.0.0.1:0", SessionListen: "127.0.0.1:0"}
+	fingerprint, err := cluster.InitHub(ctx, c, rand.Text(), trustDomain)
+	if err != nil {
+		return template{}, err
+	}
+	h, err := cluster.StartHub(ctx, c)
+	if err != nil {
+		return template{}, err
+	}
+	return template{dir: c.Dir, fingerprint: fingerprint}, h.Stop()
+})
+
+// initHub gives a hub of today its directories, as `gpuaas-hub init` and a first start have left them.
+func (w *world) initHub(c cluster.HubConfig) (fingerprint string) {
+	w.t.Helper()
+	if c.Bin != binaries(w.t) {
+		fingerprint, err := cluster.InitHub(w.ctx, c, rand.Text(), trustDomain)
+		require.NoError(w.t, err)
+		return fingerprint
+	}
+	made, err := hubTemplate()
+	require.NoError(w.t, err)
+	out, err := exec.CommandContext(w.ctx, "cp", "-a", made.dir+"/data", made.dir+"/keys", c.Dir).CombinedOutput()
+	require.NoError(w.t, err, "%s", out)
+	return made.fingerprint
+}
