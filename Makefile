@@ -77,6 +77,10 @@ unit: ## unit, property and integration tests
 e2e: build build-failpoint ## end to end, with the real binaries
 	@$(GO) test -timeout 20m ./e2e
 
+.PHONY: bench
+bench: build ## measure what is promised in numbers; ROW=<regexp> for some rows, N=<samples> for a quick look
+	@$(GO) run ./e2e/bench -row '$(ROW)' -n $(or $(N),0)
+
 .PHONY: race
 race: ## the unit tests under the race detector
 	@CGO_ENABLED=1 $(GO) test -race $$($(GO) list ./... | grep -v '/e2e')

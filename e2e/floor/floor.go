@@ -1,9 +1,11 @@
 // Package floor measures what containerd and CNI need by themselves for a container that already runs: NewContainer, NewTask,
-// Start and go-cni's Setup, of the byte-identical spec and image, and nothing else. It is what launch times are held against.
+// Start and go-cni's Setup with a published port, of the byte-identical spec and image, and nothing else, and then to take all of
+// it away again. It is what launch times are held against.
 package floor
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -26,15 +28,23 @@ import (
 	"github.com/containerd/go-cni"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/e2e/leftover"
 )
 
-// Parts are the times of one launch.
+// Parts are the times of one launch and of its removal.
 type Parts struct {
-	NewContainer, NewTask, Start, Network time.Duration
+	NewContainer, NewTask, Start, Network            time.Duration
+	Kill, DeleteTask, DeleteContainer, RemoveNetwork time.Duration
 }
 
 // Total is the floor of one launch.
 func (p Parts) Total() time.Duration { return p.NewContainer + p.NewTask + p.Start + p.Network }
+
+// Removal is the floor of taking it away: the process is killed, not asked.
+func (p Parts) Removal() time.Duration {
+	return p.Kill + p.DeleteTask + p.DeleteContainer + p.RemoveNetwork
+}
 
 // Config names a running container to measure again, and the network configuration that its node uses.
 type Config struct {
@@ -43,7 +53,8 @@ type Config struct {
 	ContainerID string
 	Conflist    string
 	PluginDir   string
-	// Dir holds the network namespaces' mount points and runc's state while measuring; it must exist.
+	// Dir holds runc's state and the network namespaces' mount points while measuring, also that of the one that plays the host:
+	// the plugins leave chains and links there, which end with it. It must exist.
 	Dir string
 	// ContainerPort is published on a free port of 127.0.0.1.
 	ContainerPort int32
@@ -58,6 +69,10 @@ type Bench struct {
 	cl    *client.Client
 	image client.Image
 	spec  *oci.Spec
+	// plugins are those of the node's own configuration, and portmap.
+	plugins cni.CNI
+	// host is the network namespace that plays the host.
+	host kept
 	// keeper never runs; it holds the image's copy under the uid mapping, which would otherwise be made anew each time.
 	keeper client.Container
 	round  int
@@ -70,7 +85,7 @@ func New(ctx context.Context, c Config) (*Bench, error) {
 		return nil, err
 	}
 	b := &Bench{conf: c, cl: cl}
-	if err := b.load(ctx); err != nil {
+	if err := errors.Join(b.load(ctx), b.prepareNetwork()); err != nil {
 		return nil, errors.Join(err, b.Close(ctx))
 	}
 	if _, err := b.Measure(ctx); err != nil {
@@ -109,6 +124,29 @@ func (b *Bench) load(ctx context.Context) error {
 	return err
 }
 
+func (b *Bench) prepareNetwork() (err error) {
+	data, err := os.ReadFile(b.conf.Conflist)
+	if err != nil {
+		return err
+	}
+	var conflist map[string]any
+	if err := json.Unmarshal(data, &conflist); err != nil {
+		return err
+	}
+	// The node publishes ports in its own way; CNI's is this.
+	plugins, _ := conflist["plugins"].([]any)
+	conflist["plugins"] = append(plugins, map[string]any{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}, "snat": true})
+	if data, err = json.Marshal(conflist); err != nil {
+		return err
+	}
+	b.plugins, err = cni.New(cni.WithPluginDir([]string{b.conf.PluginDir}), cni.WithMinNetworkCount(1), cni.WithConfListBytes(data))
+	if err != nil {
+		return err
+	}
+	b.host, err = newNamespaces(filepath.Join(b.conf.Dir, fmt.Sprintf("floor-%d-host", os.Getpid())), nil)
+	return err
+}
+
 func (b *Bench) newContainer(ctx context.Context, id string, ns kept) (client.Container, error) {
 	var snapshotOpts []snapshots.Opt
 	if maps := b.spec.Linux.UIDMappings; len(maps) == 1 {
@@ -121,6 +159,7 @@ func (b *Bench) newContainer(ctx context.Context, id string, ns kept) (client.Co
 // Close removes what the measuring left in containerd.
 func (b *Bench) Close(ctx context.Context) error {
 	defer func() { _ = b.cl.Close() }()
+	b.host.close()
 	ctx = namespaces.WithNamespace(ctx, namespace)
 	var errs []error
 	if b.keeper != nil {
@@ -155,49 +194,69 @@ func (b *Bench) Measure(ctx context.Context) (p Parts, err error) {
 	ctx = namespaces.WithNamespace(ctx, namespace)
 	b.round++
 	id := fmt.Sprintf("floor-%d-%d", os.Getpid(), b.round)
-	ns, err := b.newNamespaces(filepath.Join(b.conf.Dir, id))
+	ns, err := newNamespaces(filepath.Join(b.conf.Dir, id), b.spec.Linux.UIDMappings)
 	if err != nil {
 		return Parts{}, err
 	}
 	defer ns.close()
-	plugins, err := cni.New(cni.WithPluginDir([]string{b.conf.PluginDir}), cni.WithMinNetworkCount(1), cni.WithConfListFile(b.conf.Conflist))
-	if err != nil {
-		return Parts{}, err
-	}
 	port, err := freePort()
 	if err != nil {
 		return Parts{}, err
 	}
 	mapping := cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: port, ContainerPort: b.conf.ContainerPort, Protocol: "tcp", HostIP: "127.0.0.1"}})
-	start := time.Now()
-	if _, err := plugins.Setup(ctx, id, ns.net, mapping); err != nil {
+	// A plugin is a child of the thread that asks for it, and so stands in that thread's network namespace.
+	err = leftover.InNetNS(b.host.net, func() error {
+		return timed(&p.Network, func() error {
+			_, err := b.plugins.SetupSerially(ctx, id, ns.net, mapping)
+			return err
+		})
+	})
+	if err != nil {
 		return Parts{}, fmt.Errorf("network: %w", err)
 	}
-	p.Network = time.Since(start)
-	defer func() { err = errors.Join(err, plugins.Remove(ctx, id, ns.net, mapping)) }()
+	err = b.measureContainer(ctx, id, ns, &p)
+	return p, errors.Join(err, leftover.InNetNS(b.host.net, func() error {
+		return timed(&p.RemoveNetwork, func() error { return b.plugins.Remove(ctx, id, ns.net, mapping) })
+	}))
+}
 
-	start = time.Now()
-	container, err := b.newContainer(ctx, id, ns)
+func (b *Bench) measureContainer(ctx context.Context, id string, ns kept, p *Parts) (err error) {
+	var container client.Container
+	err = timed(&p.NewContainer, func() (err error) { container, err = b.newContainer(ctx, id, ns); return err })
 	if err != nil {
-		return Parts{}, fmt.Errorf("container: %w", err)
+		return fmt.Errorf("container: %w", err)
 	}
-	p.NewContainer = time.Since(start)
-	defer func() { err = errors.Join(err, container.Delete(ctx, client.WithSnapshotCleanup)) }()
-
-	start = time.Now()
-	task, err := container.NewTask(ctx, cio.NullIO)
+	defer func() {
+		err = errors.Join(err, timed(&p.DeleteContainer, func() error { return container.Delete(ctx, client.WithSnapshotCleanup) }))
+	}()
+	var task client.Task
+	if err = timed(&p.NewTask, func() (err error) { task, err = container.NewTask(ctx, cio.NullIO); return err }); err != nil {
+		return fmt.Errorf("task: %w", err)
+	}
+	ended, err := task.Wait(ctx)
 	if err != nil {
-		return Parts{}, fmt.Errorf("task: %w", err)
+		return errors.Join(err, deleted(task.Delete(ctx, client.WithProcessKill)))
 	}
-	p.NewTask = time.Since(start)
-	defer func() { _, _ = task.Delete(ctx, client.WithProcessKill) }()
+	if err := timed(&p.Start, func() error { return task.Start(ctx) }); err != nil {
+		return errors.Join(fmt.Errorf("start: %w", err), deleted(task.Delete(ctx, client.WithProcessKill)))
+	}
+	err = timed(&p.Kill, func() error {
+		err := task.Kill(ctx, syscall.SIGKILL)
+		if err == nil {
+			<-ended
+		}
+		return err
+	})
+	return errors.Join(err, timed(&p.DeleteTask, func() error { return deleted(task.Delete(ctx)) }))
+}
 
-	start = time.Now()
-	if err := task.Start(ctx); err != nil {
-		return Parts{}, fmt.Errorf("start: %w", err)
-	}
-	p.Start = time.Since(start)
-	return p, nil
+func deleted(_ *client.ExitStatus, err error) error { return err }
+
+func timed(took *time.Duration, do func() error) error {
+	start := time.Now()
+	err := do()
+	*took = time.Since(start)
+	return err
 }
 
 func ownCgroup(id string) oci.SpecOpts {
@@ -210,14 +269,14 @@ func ownCgroup(id string) oci.SpecOpts {
 // namespaces that files keep alive: of the network, and of users where the spec has one, which then owns the network's.
 type kept struct{ net, user string }
 
-func (b *Bench) newNamespaces(path string) (kept, error) {
+func newNamespaces(path string, mappings []specs.LinuxIDMapping) (kept, error) {
 	k := kept{net: path + ".net"}
 	holder := exec.Command("cat") // it waits until its input ends
 	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-	if len(b.spec.Linux.UIDMappings) > 0 {
+	if len(mappings) > 0 {
 		k.user = path + ".user"
 		holder.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
-		for _, m := range b.spec.Linux.UIDMappings {
+		for _, m := range mappings {
 			id := syscall.SysProcIDMap{ContainerID: int(m.ContainerID), HostID: int(m.HostID), Size: int(m.Size)}
 			holder.SysProcAttr.UidMappings = append(holder.SysProcAttr.UidMappings, id)
 			holder.SysProcAttr.GidMappings = append(holder.SysProcAttr.GidMappings, id)

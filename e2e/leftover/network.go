@@ -24,7 +24,7 @@ func takeNetwork(s *Snapshot) error {
 		return err
 	}
 	for _, path := range s.scope.NetNS {
-		err := inNetNS(path, func() error { return takeOneNetwork(s, " in "+path) })
+		err := InNetNS(path, func() error { return takeOneNetwork(s, " in "+path) })
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("look into %s: %w", path, err)
 		}
@@ -32,9 +32,9 @@ func takeNetwork(s *Snapshot) error {
 	return nil
 }
 
-// inNetNS runs fn on a thread inside the namespace, and brings the thread back. A thread that cannot be brought back is never
-// used again.
-func inNetNS(path string, fn func() error) error {
+// InNetNS runs fn on a thread inside the namespace at path, and brings the thread back. A thread that cannot be brought back is
+// never used again.
+func InNetNS(path string, fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()

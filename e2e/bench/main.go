@@ -1,0 +1,80 @@
+// Command bench measures what the product promises in numbers, with the real programs from outside, each number against the
+// floor that it cannot go below. `make bench` runs it; rows lie in files of their own. It measures; what is right or wrong is
+// the tests' business.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// rows are all that there is to measure, in the order of the table.
+func rows() []Row {
+	return slices.Concat(nodeRows())
+}
+
+func main() {
+	var pick string
+	var samples int
+	flag.StringVar(&pick, "row", "", "measure the rows whose name matches this regular expression only")
+	flag.IntVar(&samples, "n", 0, "take at most this many samples of each, while developing; nothing is written then")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, pick, samples); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// run measures the rows. One that cannot be measured does not keep the others from it.
+func run(ctx context.Context, pick string, samples int) (err error) {
+	if os.Geteuid() != 0 {
+		return errors.New("containers and network namespaces need root")
+	}
+	chosen, err := regexp.Compile(pick)
+	if err != nil {
+		return err
+	}
+	source, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	e, err := newEnv(source, samples)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+	var results []Result
+	var known []string
+	var errs []error
+	for _, row := range rows() {
+		known = append(known, row.Name)
+		if !chosen.MatchString(row.Name) || ctx.Err() != nil {
+			continue
+		}
+		e.Say("measuring %s", row.Name)
+		found, err := row.Measure(ctx, e)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", row.Name, err))
+		}
+		for i := range found {
+			found[i].MeasuredAt = time.Now().UTC().Truncate(time.Second)
+		}
+		results = append(results, found...)
+	}
+	errs = append(errs, ctx.Err(), printTable(os.Stdout, results))
+	if !e.Quick() && ctx.Err() == nil {
+		errs = append(errs, keep(filepath.Join(source, "bench", "results.json"), results, known))
+	}
+	return errors.Join(errs...)
+}

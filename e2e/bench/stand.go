@@ -1,0 +1,241 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	_ "embed" // the app's manifest
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/e2e/floor"
+	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/pkg/appkit"
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+// The names of what the stand makes on the machine.
+const (
+	appSlug    = "bench"
+	appVersion = "1.0.0"
+	// price is an hour's, in the tenants' currency.
+	price = "3.60"
+	// credit is more than any run can cost.
+	credit = "100000"
+)
+
+//go:embed app.yaml
+var appManifest []byte
+
+// Stand is one hub with one node in their default configuration, on which an app's image is present.
+type Stand struct {
+	Containerd *cluster.Containerd
+	Hub        *cluster.Hub
+	Agent      *cluster.Agent
+	Tenant     *scenario.Tenant
+	Operator   *client.Hub
+	Allocation client.Allocation
+}
+
+// Stand starts everything at the first call; the rows share it.
+func (e *Env) Stand(ctx context.Context) (*Stand, error) {
+	if e.stand != nil {
+		return e.stand, nil
+	}
+	s := &Stand{}
+	for _, step := range []func(context.Context, *Env) error{s.startContainerd, s.startHub, s.startAgent, s.ship, s.warmUp} {
+		if err := step(ctx, e); err != nil {
+			return nil, fmt.Errorf("set up the stand: %w", err)
+		}
+	}
+	e.stand = s
+	return s, nil
+}
+
+func (s *Stand) startContainerd(ctx context.Context, e *Env) (err error) {
+	dir, err := e.Dir("containerd")
+	if err != nil {
+		return err
+	}
+	s.Containerd, err = cluster.StartContainerd(ctx, dir)
+	if err == nil {
+		e.Defer(s.Containerd.Destroy)
+	}
+	return err
+}
+
+func (s *Stand) startHub(ctx context.Context, e *Env) error {
+	dir, err := e.Dir("hub")
+	if err != nil {
+		return err
+	}
+	c := cluster.HubConfig{Bin: e.Bin, Dir: dir, Listen: "127.0.0.1:0", SessionListen: "127.0.0.1:0"}
+	fingerprint, err := cluster.InitHub(ctx, c, rand.Text(), "bench.gpuaas.internal")
+	if err != nil {
+		return err
+	}
+	if s.Hub, err = cluster.StartHub(ctx, c); err != nil {
+		return err
+	}
+	s.Hub.RootFingerprint = fingerprint
+	e.Defer(func() error { return s.Hub.Stop() })
+	s.Tenant, err = scenario.NewTenant(ctx, s.Hub, filepath.Join(dir, "tenant"), "bench", credit)
+	if err != nil {
+		return err
+	}
+	s.Operator, err = s.Tenant.ServiceAccount(ctx, "operator", client.ServiceAccountRoleAppOperator)
+	return err
+}
+
+func (s *Stand) startAgent(ctx context.Context, e *Env) error {
+	dir, err := e.Dir("node")
+	if err != nil {
+		return err
+	}
+	run := filepath.Join("/run", filepath.Base(e.root))
+	e.Defer(func() error { return os.RemoveAll(run) })
+	c := cluster.AgentConfig{
+		Bin: e.Bin, Dir: dir, RunDir: run, APIURL: s.Hub.Ready.APIURL, RootFingerprint: s.Hub.RootFingerprint,
+		ContainerdAddress: s.Containerd.Address, ContainerdNamespace: "bench", Bridge: "gpbench0", PodCIDR: "10.219.0.0/24",
+		PortRange: "30000-30999", CgroupParent: "/gpuaas-bench",
+	}
+	withToken := c
+	if withToken.JoinToken, err = scenario.JoinToken(ctx, s.Tenant.Admin); err != nil {
+		return err
+	}
+	if s.Agent, err = cluster.StartAgent(ctx, withToken); err != nil {
+		return err
+	}
+	s.Agent.Config = c
+	e.Defer(func() error {
+		return errors.Join(s.Agent.Stop(), cluster.Uninstall(context.WithoutCancel(ctx), c))
+	})
+	_, err = scenario.AwaitNode(ctx, s.Tenant.Admin, s.Agent.Ready.NodeID)
+	return err
+}
+
+// RestartAgent starts the stopped or killed agent anew and returns when it is ready.
+func (s *Stand) RestartAgent(ctx context.Context) error {
+	again, err := cluster.StartAgent(ctx, s.Agent.Config)
+	if err != nil {
+		return err
+	}
+	s.Agent.Process, s.Agent.Ready = again.Process, again.Ready
+	return nil
+}
+
+// ship publishes the app and takes the whole node for it.
+func (s *Stand) ship(ctx context.Context, e *Env) error {
+	binary := filepath.Join(e.root, "app")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", binary, "./deploy/demo/app")
+	build.Dir, build.Env = e.Source, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the app: %w: %s", err, out)
+	}
+	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: binary, Mode: 0o755}},
+		appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
+	if err != nil {
+		return err
+	}
+	publisher, err := s.Tenant.NewPublisher(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = s.Tenant.Ship(ctx, publisher, scenario.Release{AppSlug: appSlug, Version: appVersion, Image: image, Template: appManifest})
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(s.Tenant.Entitle(ctx, appSlug), s.Tenant.Price(ctx, appSlug, price)); err != nil {
+		return err
+	}
+	node, err := client.Read[client.Node](s.Tenant.Admin.GetNode(ctx, s.Agent.Ready.NodeID))
+	if err != nil {
+		return err
+	}
+	cores := max(int32(node.CPUCores), 1)
+	s.Allocation, err = s.Tenant.Allocate(ctx, s.Tenant.Admin, s.Agent.Ready.NodeID, cores, 1024)
+	return err
+}
+
+// warmUp brings the image onto the node.
+func (s *Stand) warmUp(ctx context.Context, _ *Env) error {
+	i, _, err := s.Launch(ctx, "warm-up")
+	if err != nil {
+		return err
+	}
+	_, err = s.Decommission(ctx, i.ID)
+	return err
+}
+
+// Launch runs the app and returns when a watching client sees it running, with the time since the request.
+func (s *Stand) Launch(ctx context.Context, name string) (client.AppInstance, time.Duration, error) {
+	return s.Tenant.Launch(ctx, s.Operator, client.AppInstanceCreate{
+		AppSlug: appSlug, Version: appVersion, DisplayName: name, PlacementIntent: client.PlacementIntent{AllocationIds: []string{s.Allocation.ID}},
+	}, nil)
+}
+
+// Decommission ends an instance and returns when a watching client sees it gone, with the time since the request.
+func (s *Stand) Decommission(ctx context.Context, id string) (time.Duration, error) {
+	start := time.Now()
+	_, err := s.Tenant.Decommission(ctx, s.Operator, id)
+	return time.Since(start), err
+}
+
+// Each does something n times at once and returns the first error.
+func Each(n int, do func(i int) error) error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { errs[i] = do(i) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// LaunchMany runs that many instances at once and returns how long it took until all were seen running.
+func (s *Stand) LaunchMany(ctx context.Context, n int) (ids []string, took time.Duration, err error) {
+	ids = make([]string, n)
+	start := time.Now()
+	err = Each(n, func(k int) error {
+		i, _, err := s.Launch(ctx, fmt.Sprintf("many-%d", k))
+		ids[k] = i.ID
+		return err
+	})
+	took = time.Since(start)
+	return slices.DeleteFunc(ids, func(id string) bool { return id == "" }), took, err
+}
+
+// DecommissionAll ends instances at once.
+func (s *Stand) DecommissionAll(ctx context.Context, ids []string) error {
+	return Each(len(ids), func(i int) error {
+		_, err := s.Decommission(ctx, ids[i])
+		return err
+	})
+}
+
+// Floor prepares to measure what containerd and CNI need by themselves for the instance's container.
+func (s *Stand) Floor(ctx context.Context, e *Env, instanceID string) (*floor.Bench, error) {
+	c := s.Agent.Config
+	container, err := floor.Find(ctx, c.ContainerdAddress, c.ContainerdNamespace, instanceID)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := e.Dir("floor")
+	if err != nil {
+		return nil, err
+	}
+	bench, err := floor.New(ctx, floor.Config{
+		Address: c.ContainerdAddress, Namespace: c.ContainerdNamespace, ContainerID: container,
+		Conflist: filepath.Join(c.RunDir, "cni", c.Bridge+".conflist"), PluginDir: cluster.PluginDir(), Dir: dir, ContainerPort: 8080,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("floor: %w", err)
+	}
+	return bench, nil
+}
