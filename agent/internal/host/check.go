@@ -97,7 +97,7 @@ func binaries() error {
 }
 
 func plugins(dirs []string) error {
-	for _, name := range []string{"bridge", "host-local", "portmap"} {
+	for _, name := range []string{"bridge", "host-local"} {
 		if !slices.ContainsFunc(dirs, func(dir string) bool {
 			_, err := exec.LookPath(filepath.Join(dir, name))
 			return err == nil

@@ -1,13 +1,11 @@
 package network
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,10 +34,6 @@ type previous struct {
 	BootID string `json:"boot_id"`
 	// Sysctls by path below /proc/sys; only those that turning on forwarding changes, and only when it was off.
 	Sysctls map[string]string `json:"sysctls"`
-	// HostPortChains is set when another user of CNI had made portmap's shared chains.
-	HostPortChains bool `json:"host_port_chains"`
-	// Tables are iptables' nat tables that were there.
-	Tables []string `json:"tables"`
 	// Dirs are libcni's directories that were there.
 	Dirs []string `json:"dirs"`
 	// Brought are those that an agent brought before the last boot.
@@ -88,12 +82,12 @@ func (n *Network) agree(fn func(*agreement) error) error {
 }
 
 // join adds an agent. The first one notes how it finds the machine.
-func (a *agreement) join(ctx context.Context, bridge string) error {
+func (a *agreement) join(bridge string) error {
 	if slices.Contains(a.Users, bridge) {
 		return nil
 	}
 	if len(a.Users) == 0 {
-		found, err := lookAround(ctx, a.Previous)
+		found, err := lookAround(a.Previous)
 		if err != nil {
 			return err
 		}
@@ -115,7 +109,7 @@ func (a *agreement) save() error {
 }
 
 // leave takes an agent away. The last one restores what the first one found.
-func (a *agreement) leave(ctx context.Context, bridge string) error {
+func (a *agreement) leave(bridge string) error {
 	was := len(a.Users)
 	a.Users = slices.DeleteFunc(a.Users, func(u string) bool { return u == bridge })
 	if len(a.Users) > 0 {
@@ -123,9 +117,6 @@ func (a *agreement) leave(ctx context.Context, bridge string) error {
 	}
 	if was == 0 {
 		return nil // nothing was changed
-	}
-	if err := a.Previous.restoreChains(ctx); err != nil {
-		return err
 	}
 	for _, dir := range cniDirs() {
 		if !slices.Contains(a.Previous.Dirs, dir) {
@@ -137,7 +128,7 @@ func (a *agreement) leave(ctx context.Context, bridge string) error {
 
 func cniDirs() []string { return []string{filepath.Join(cniCache, "results"), cniCache} }
 
-func lookAround(ctx context.Context, known previous) (previous, error) {
+func lookAround(known previous) (previous, error) {
 	p := previous{BootID: known.BootID, Brought: known.Brought, Sysctls: map[string]string{}}
 	forwarding, err := readSysctl(ipForward)
 	if err != nil {
@@ -154,18 +145,12 @@ func lookAround(ctx context.Context, known previous) (previous, error) {
 			}
 		}
 	}
-	nat, err := natRules(ctx)
-	if err != nil {
-		return previous{}, err
-	}
-	p.HostPortChains = strings.Contains(nat, ":"+hostPortChain)
 	for _, dir := range cniDirs() {
 		if _, err := os.Stat(dir); err == nil && !slices.Contains(known.Brought, dir) {
 			p.Dirs = append(p.Dirs, dir)
 		}
 	}
-	p.Tables, err = natTables(ctx)
-	return p, err
+	return p, nil
 }
 
 func readSysctl(name string) (string, error) {
@@ -240,102 +225,4 @@ func removeLockDir(dir string) error {
 		return err
 	}
 	return nil
-}
-
-// hostPortChain begins the names of portmap's shared chains: CNI-HOSTPORT-DNAT, -SETMARK and -MASQ.
-const (
-	hostPortChain = "CNI-HOSTPORT-"
-	dnatChain     = hostPortChain + "DNAT"
-)
-
-func natRules(ctx context.Context) (string, error) {
-	out, err := run(ctx, "", "iptables-save", "-t", "nat")
-	if err != nil {
-		return "", fault.New(fault.Unavailable, "firewall_failed", "The node cannot read its firewall: install iptables (apt-get install iptables).", err)
-	}
-	return string(out), nil
-}
-
-func natTables(ctx context.Context) ([]string, error) {
-	out, err := run(ctx, "", "nft", "list", "tables")
-	if err != nil {
-		return nil, fault.New(fault.Unavailable, "firewall_failed", "The node cannot read its firewall: install nftables (apt-get install nftables).", err)
-	}
-	var tables []string
-	for line := range strings.Lines(string(out)) {
-		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "table "); ok && strings.HasSuffix(name, " nat") {
-			tables = append(tables, name)
-		}
-	}
-	return tables, nil
-}
-
-// restoreChains removes portmap's shared chains when they were not there before and nobody publishes a port through them.
-func (p previous) restoreChains(ctx context.Context) error {
-	nat, err := natRules(ctx)
-	if err != nil {
-		return err
-	}
-	if !p.HostPortChains && strings.Contains(nat, ":"+hostPortChain) && !strings.Contains(nat, "\n-A "+dnatChain+" ") {
-		// One transaction: when another user of CNI adds a rule now, its chain is not empty, and nothing is removed.
-		if _, err := run(ctx, removalScript(nat), "iptables-restore", "--noflush", "-w", "30"); err != nil {
-			if again, e := natRules(ctx); e != nil || !strings.Contains(again, "\n-A "+dnatChain+" ") {
-				return fmt.Errorf("remove portmap's shared chains: %w", err)
-			}
-		}
-	}
-	tables, err := natTables(ctx)
-	if err != nil {
-		return err
-	}
-	for _, table := range tables {
-		if !slices.Contains(p.Tables, table) {
-			if err := dropEmptyTable(ctx, table); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func removalScript(nat string) string {
-	var jumps, flush, remove []string
-	for line := range strings.Lines(nat) {
-		line = strings.TrimSpace(line)
-		switch {
-		case strings.HasPrefix(line, ":"+hostPortChain):
-			name := strings.TrimPrefix(strings.Fields(line)[0], ":")
-			if name != dnatChain {
-				flush = append(flush, "-F "+name)
-			}
-			remove = append(remove, "-X "+name)
-		case strings.HasPrefix(line, "-A ") && !strings.HasPrefix(line, "-A CNI-") && strings.Contains(line, "-j "+hostPortChain):
-			jumps = append(jumps, "-D "+strings.TrimPrefix(line, "-A "))
-		}
-	}
-	return "*nat\n" + strings.Join(slices.Concat(jumps, flush, remove), "\n") + "\nCOMMIT\n"
-}
-
-// dropEmptyTable removes a table that iptables made on the way, when neither it nor its chains hold a rule. The kernel itself
-// makes sure of that: with NLM_F_NONREC it refuses to delete what is in use, and then nothing of the batch happens.
-func dropEmptyTable(ctx context.Context, table string) error {
-	out, err := run(ctx, "", "nft", append([]string{"list", "table"}, strings.Fields(table)...)...)
-	if _, failed := errors.AsType[*exec.ExitError](err); failed {
-		return nil // gone meanwhile
-	}
-	if err != nil {
-		return err
-	}
-	family, name, _ := strings.Cut(table, " ")
-	var chains []string
-	for line := range strings.Lines(string(out)) {
-		f := strings.Fields(line)
-		switch {
-		case len(f) == 3 && f[0] == "chain":
-			chains = append(chains, f[1])
-		case len(f) > 0 && f[0] != "type" && f[0] != "table" && f[0] != "}" && f[0] != "#":
-			return nil // it has rules
-		}
-	}
-	return deleteUnused(family, name, chains)
 }

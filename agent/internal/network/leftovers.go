@@ -39,16 +39,12 @@ func (n *Network) Leftovers(ctx context.Context, memberID string) ([]string, err
 			out = append(out, protocol.AbsentNetworkNamespace+" link "+r.HostLink)
 		}
 	}
-	nat, err := natRules(ctx)
+	ports, err := n.openPorts(ctx, memberID)
 	if err != nil {
 		return nil, err
 	}
-	// portmap writes the id into the comment of every rule that it makes for a member.
-	for line := range strings.Lines(nat) {
-		if strings.Contains(line, `id: \"`+memberID+`\"`) {
-			out = append(out, protocol.AbsentRule+" "+strings.TrimSpace(line))
-			out = append(out, protocol.AbsentPort+" "+portOf(line))
-		}
+	for _, port := range ports {
+		out = append(out, protocol.AbsentRule+" port "+port+" in table "+n.table(), protocol.AbsentPort+" "+port)
 	}
 	cached, err := filepath.Glob(filepath.Join(cniCache, "results", n.cfg.Bridge+"-"+memberID+"-*"))
 	if err != nil {
@@ -79,17 +75,6 @@ func (n *Network) addressesOf(memberID string) ([]string, error) {
 		}
 	}
 	return all, nil
-}
-
-// portOf finds the ports in a rule of iptables-save.
-func portOf(rule string) string {
-	f := strings.Fields(rule)
-	for i, word := range f[:len(f)-1] {
-		if word == "--dports" || word == "--dport" {
-			return f[i+1]
-		}
-	}
-	return "unknown"
 }
 
 func fileExists(path string) bool {

@@ -1,7 +1,7 @@
 // Package network gives each member a network of its own on this node: namespaces, an address behind a bridge, published ports
-// on the node's 127.0.0.1, and walls to its neighbours and to the host. It uses CNI's bridge and portmap plugins. It owns its
-// bridge, its firewall table and its state directory; what it shares with other users of CNI it leaves as it found it. It
-// knows nothing of containers, and the networks outlive the agent.
+// on the node's 127.0.0.1, and walls to its neighbours and to the host. Links and addresses are CNI's (bridge, host-local); walls
+// and published ports are one firewall table of its own. It owns its bridge, that table and its state directory; what it shares
+// with other users of CNI it leaves as it found it. It knows nothing of containers, and the networks outlive the agent.
 package network
 
 import (
@@ -47,7 +47,7 @@ type Config struct {
 	Bridge string
 	// CIDR is the IPv4 network of the members; its first address is the bridge's.
 	CIDR string
-	// PluginDirs hold the CNI plugins bridge, host-local and portmap.
+	// PluginDirs hold the CNI plugins bridge and host-local.
 	PluginDirs []string
 	// StateDir remembers what was made. It need not outlive a reboot; when it does, what it says is recognised as old.
 	StateDir string
@@ -90,7 +90,7 @@ func (c Config) check() error {
 	case !filepath.IsAbs(c.StateDir) || !filepath.IsAbs(c.SharedDir):
 		return badNetwork("The network's directories must be absolute paths.")
 	}
-	for _, plugin := range []string{"bridge", "host-local", "portmap"} {
+	for _, plugin := range []string{"bridge", "host-local"} {
 		if !slices.ContainsFunc(c.PluginDirs, func(dir string) bool {
 			info, err := os.Stat(filepath.Join(dir, plugin))
 			return err == nil && info.Mode().IsRegular()
@@ -189,8 +189,8 @@ func (n *Network) makeDirs() error {
 	return nil
 }
 
-// conflist writes the CNI configuration and returns it. Masquerading and the walls are not the plugins' business but the
-// firewall table's: one table for all members, instead of chains for each.
+// conflist writes the CNI configuration and returns it. Masquerading, published ports and the walls are not the plugins' business
+// but the firewall table's: one table for all members, instead of chains for each.
 func (n *Network) conflist() ([]byte, error) {
 	conf := map[string]any{
 		"cniVersion": "1.0.0",
@@ -202,7 +202,6 @@ func (n *Network) conflist() ([]byte, error) {
 					"type": "host-local", "dataDir": n.ipamDir(), "ranges": [][]map[string]any{{{"subnet": n.cfg.CIDR}}}, "routes": []map[string]any{{"dst": "0.0.0.0/0"}},
 				},
 			},
-			{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}, "snat": true},
 		},
 	}
 	data, err := json.MarshalIndent(conf, "", "  ")
@@ -236,8 +235,8 @@ func (n *Network) lock(memberID string) (unlock func()) {
 	}
 }
 
-// memberPattern is CNI's own rule for container ids.
-var memberPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$`)
+// memberPattern is CNI's own rule for container ids; the length is that of a comment in the firewall.
+var memberPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,126}$`)
 
 func checkMember(memberID string) error {
 	if !memberPattern.MatchString(memberID) {
@@ -354,8 +353,6 @@ func setupFault(err error) error {
 	switch text := err.Error(); {
 	case strings.Contains(text, "no IP addresses available"):
 		return fault.New(fault.Unavailable, "network_full", "The node's network for members has no free address: remove members or take a larger --pod-cidr.", err)
-	case strings.Contains(text, "iptables"):
-		return fault.New(fault.Unavailable, "firewall_failed", "The node cannot publish ports: install iptables (apt-get install iptables), and look for a firewall that refuses changes.", err)
 	}
 	return fault.New(fault.Unavailable, "network_failed", "The node could not make the member's network.", err)
 }
@@ -380,7 +377,8 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 		return Attachment{}, err
 	}
 	failpoint.Hit("agent/attach/namespaces")
-	result, err := n.cni.Setup(ctx, memberID, n.netnsPath(memberID), portOption(ports))
+	// Serially: there is one network, and a plugin is a child of the thread that asked.
+	result, err := n.cni.SetupSerially(ctx, memberID, n.netnsPath(memberID))
 	if err != nil {
 		return Attachment{}, err
 	}
@@ -402,19 +400,14 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 	}
 	failpoint.Hit("agent/attach/isolated")
 	r.Ready, r.IP = true, inside.IPConfigs[0].IP.String()
+	if err := n.publish(ctx, memberID, r); err != nil {
+		return Attachment{}, err
+	}
 	return n.attachment(memberID, r.IP), n.writeRecord(memberID, r)
 }
 
 // memberLink is the name of the link inside.
 const memberLink = "eth0"
-
-func portOption(ports []PortMapping) cni.NamespaceOpts {
-	var all []cni.PortMapping
-	for _, p := range ports {
-		all = append(all, cni.PortMapping{HostPort: int32(p.HostPort), ContainerPort: int32(p.ContainerPort), Protocol: p.Protocol, HostIP: publishedOn})
-	}
-	return cni.WithCapabilityPortMap(all)
-}
 
 // Remove takes the member's network away, from whatever half-way state. The last member takes bridge, firewall table, shared
 // chains and changed sysctls along. A member that is not there is no error.
@@ -444,11 +437,14 @@ func (n *Network) detach(ctx context.Context, memberID string) error {
 	case err != nil:
 		return fmt.Errorf("read what is known of member %s: %w", memberID, err)
 	}
+	if err := n.unpublish(ctx, r); err != nil {
+		return err
+	}
 	path := ""
 	if n.hasNamespace(memberID) {
 		path = n.netnsPath(memberID)
 	}
-	if err := n.cni.Remove(ctx, memberID, path, portOption(r.Ports)); err != nil {
+	if err := n.cni.Remove(ctx, memberID, path); err != nil {
 		return fmt.Errorf("remove the network of member %s: %w", memberID, err)
 	}
 	failpoint.Hit("agent/detach/unplugged")

@@ -22,11 +22,6 @@ import (
 // commandTimeout bounds one call of a firewall command, which may wait for others to finish theirs.
 const commandTimeout = 30 * time.Second
 
-// table is the name of this agent's own firewall table.
-func (n *Network) table() string {
-	return "gpuaas_" + strings.NewReplacer("-", "_", ".", "_").Replace(n.cfg.Bridge)
-}
-
 // makeShared makes what all members need: the bridge, forwarding between links, and the firewall table. The walls stand before
 // the first member comes.
 func (n *Network) makeShared(ctx context.Context) error {
@@ -36,8 +31,8 @@ func (n *Network) makeShared(ctx context.Context) error {
 	if err := n.overlapping(); err != nil {
 		return err
 	}
-	if _, err := run(ctx, n.rules(), "nft", "-f", "-"); err != nil {
-		return fault.New(fault.Unavailable, "firewall_failed", "The node cannot make its firewall table: install nftables (apt-get install nftables).", err)
+	if err := n.makeTable(ctx); err != nil {
+		return err
 	}
 	failpoint.Hit("agent/share/table")
 	if err := n.makeBridge(); err != nil {
@@ -49,7 +44,7 @@ func (n *Network) makeShared(ctx context.Context) error {
 	}
 	return n.agree(func(a *agreement) error {
 		// What was there before is on disk before anything of it is changed.
-		if err := a.join(ctx, n.cfg.Bridge); err != nil {
+		if err := a.join(n.cfg.Bridge); err != nil {
 			return err
 		}
 		failpoint.Hit("agent/share/joined")
@@ -69,6 +64,10 @@ func (n *Network) makeBridge() error {
 	}
 	if link.Type() != "bridge" {
 		return fault.New(fault.Conflict, "network_overlaps", "The link "+n.cfg.Bridge+" is there already and is no bridge: choose another name with --bridge.", nil)
+	}
+	// Who calls a published port comes from 127.0.0.1, and the kernel lets that out by the loopback link only.
+	if err := writeSysctl("net/ipv4/conf/"+n.cfg.Bridge+"/route_localnet", "1"); err != nil {
+		return err
 	}
 	return netlink.LinkSetUp(link)
 }
@@ -93,42 +92,6 @@ func (n *Network) overlapping() error {
 		}
 	}
 	return nil
-}
-
-// rules is the firewall table. It replaces itself, so that it is right whatever was there.
-//
-//   - to a member: only answers, and what the node itself sends (published ports arrive that way)
-//   - between members, of this agent or another: nothing (law 10)
-//   - from a member to the host: nothing but answers
-//   - from a member to 127.0.0.0/8 of the host (the kernel would let it pass because portmap needs route_localnet) and to
-//     link-local addresses, where clouds keep the host's own credentials: nothing
-//   - from a member to elsewhere: everything, with the node's address
-func (n *Network) rules() string {
-	return fmt.Sprintf(`table inet %[1]s
-delete table inet %[1]s
-table inet %[1]s {
-	chain prerouting {
-		type filter hook prerouting priority -300; policy accept;
-		iifname "%[2]s" ip daddr { 127.0.0.0/8, 169.254.0.0/16 } drop
-	}
-	chain input {
-		type filter hook input priority -10; policy accept;
-		iifname "%[2]s" ct state established,related accept
-		iifname "%[2]s" drop
-	}
-	chain forward {
-		type filter hook forward priority -10; policy accept;
-		oifname "%[2]s" ct state established,related accept
-		oifname "%[2]s" drop
-		iifname "%[2]s" ip saddr != %[3]s drop
-		iifname "%[2]s" meta nfproto ipv6 drop
-	}
-	chain postrouting {
-		type nat hook postrouting priority 100; policy accept;
-		ip saddr %[3]s oifname != "%[2]s" masquerade
-	}
-}
-`, n.table(), n.cfg.Bridge, n.cfg.CIDR)
 }
 
 // forwardComment marks the rules that this agent adds to iptables' own forward chain.
@@ -180,12 +143,12 @@ func (n *Network) removeShared(ctx context.Context) error {
 	if err := n.closeForward(ctx); err != nil {
 		return err
 	}
-	if err := n.agree(func(a *agreement) error { return a.leave(ctx, n.cfg.Bridge) }); err != nil {
+	if err := n.agree(func(a *agreement) error { return a.leave(n.cfg.Bridge) }); err != nil {
 		return err
 	}
 	failpoint.Hit("agent/unshare/left")
-	if _, err := run(ctx, fmt.Sprintf("table inet %[1]s\ndelete table inet %[1]s\n", n.table()), "nft", "-f", "-"); err != nil {
-		return fmt.Errorf("remove the firewall table: %w", err)
+	if err := n.removeTable(ctx); err != nil {
+		return err
 	}
 	failpoint.Hit("agent/unshare/table")
 	// host-local keeps the last address it gave, to give another next time: that is a file too.

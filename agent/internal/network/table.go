@@ -1,0 +1,158 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// table is the name of this agent's own firewall table.
+func (n *Network) table() string {
+	return "gpuaas_" + strings.NewReplacer("-", "_", ".", "_").Replace(n.cfg.Bridge)
+}
+
+// portMap is the table's map from the published ports of a protocol to members.
+func portMap(protocol string) string { return protocol + "_ports" }
+
+// makeTable makes the firewall table, with the ports that are published already: the members outlive the agent, and whatever
+// the table was, it is right afterwards, without a moment in between.
+func (n *Network) makeTable(ctx context.Context) error {
+	published, err := n.published(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := run(ctx, n.rules(published), "nft", "-f", "-"); err != nil {
+		return fault.New(fault.Unavailable, "firewall_failed", "The node cannot make its firewall table: install nftables (apt-get install nftables).", err)
+	}
+	return nil
+}
+
+func (n *Network) removeTable(ctx context.Context) error {
+	if _, err := run(ctx, fmt.Sprintf("table inet %[1]s\ndelete table inet %[1]s\n", n.table()), "nft", "-f", "-"); err != nil {
+		return fmt.Errorf("remove the firewall table: %w", err)
+	}
+	return nil
+}
+
+// rules is the firewall table. It replaces itself, so that it is right whatever was there.
+//
+//   - from the node's own 127.0.0.1, and from nowhere else: to the members' published ports, with the bridge's address, because
+//     an answer to 127.0.0.1 would not leave the member
+//   - to a member: only answers, and what the node itself sends (published ports arrive that way)
+//   - between members, of this agent or another: nothing (law 10)
+//   - from a member to the host: nothing but answers
+//   - from a member to 127.0.0.0/8 of the host (the kernel would let it pass because published ports need route_localnet) and
+//     to link-local addresses, where clouds keep the host's own credentials: nothing
+//   - from a member to elsewhere: everything, with the node's address
+func (n *Network) rules(published string) string {
+	return fmt.Sprintf(`table inet %[1]s
+delete table inet %[1]s
+table inet %[1]s {
+	map %[4]s {
+		type inet_service : ipv4_addr . inet_service
+	}
+	map %[5]s {
+		type inet_service : ipv4_addr . inet_service
+	}
+	chain prerouting {
+		type filter hook prerouting priority -300; policy accept;
+		iifname "%[2]s" ip daddr { 127.0.0.0/8, 169.254.0.0/16 } drop
+	}
+	chain input {
+		type filter hook input priority -10; policy accept;
+		iifname "%[2]s" ct state established,related accept
+		iifname "%[2]s" drop
+	}
+	chain forward {
+		type filter hook forward priority -10; policy accept;
+		oifname "%[2]s" ct state established,related accept
+		oifname "%[2]s" drop
+		iifname "%[2]s" ip saddr != %[3]s drop
+		iifname "%[2]s" meta nfproto ipv6 drop
+	}
+	chain output {
+		type nat hook output priority -100; policy accept;
+		ip daddr `+publishedOn+` dnat ip to tcp dport map @%[4]s
+		ip daddr `+publishedOn+` dnat ip to udp dport map @%[5]s
+	}
+	chain postrouting {
+		type nat hook postrouting priority 100; policy accept;
+		ip saddr 127.0.0.0/8 oifname "%[2]s" masquerade
+		ip saddr %[3]s oifname != "%[2]s" masquerade
+	}
+}
+`, n.table(), n.cfg.Bridge, n.cfg.CIDR, portMap("tcp"), portMap("udp")) + published
+}
+
+// elements names a member's ports in the table's maps; the comment says whose they are, to whoever looks at the machine.
+func (n *Network) elements(memberID string, r record) string {
+	var script strings.Builder
+	for _, p := range r.Ports {
+		fmt.Fprintf(&script, "add element inet %s %s { %d comment %q : %s . %d }\n", n.table(), portMap(p.Protocol), p.HostPort, memberID, r.IP, p.ContainerPort)
+	}
+	return script.String()
+}
+
+// published is the ports of all members whose networks are ready.
+func (n *Network) published(ctx context.Context) (string, error) {
+	members, err := n.List(ctx)
+	if err != nil {
+		return "", err
+	}
+	var script strings.Builder
+	for _, id := range members {
+		if r, err := n.readRecord(id); err == nil && r.Ready {
+			script.WriteString(n.elements(id, r))
+		}
+	}
+	return script.String(), nil
+}
+
+// publish opens a member's ports.
+func (n *Network) publish(ctx context.Context, memberID string, r record) error {
+	if len(r.Ports) == 0 {
+		return nil
+	}
+	if _, err := run(ctx, n.elements(memberID, r), "nft", "-f", "-"); err != nil {
+		return fault.New(fault.Unavailable, "firewall_failed", "The node cannot publish ports: look for a firewall that refuses changes.", err)
+	}
+	return nil
+}
+
+// unpublish closes a member's ports, one by one: of those that a crash has left, some may be open.
+func (n *Network) unpublish(ctx context.Context, r record) error {
+	for _, p := range r.Ports {
+		_, err := run(ctx, "", "nft", "delete", "element", "inet", n.table(), portMap(p.Protocol), fmt.Sprintf("{ %d }", p.HostPort))
+		if err != nil && !isMissing(err) {
+			return fmt.Errorf("close port %d: %w", p.HostPort, err)
+		}
+	}
+	return nil
+}
+
+// isMissing recognises nft's words for what is not there, be it an element, its map or its table.
+func isMissing(err error) bool { return strings.Contains(err.Error(), "No such file or directory") }
+
+// portElement is one port in nft's listing of a map.
+var portElement = regexp.MustCompile(`(\d+) comment "([^"]*)"`)
+
+// openPorts lists the ports that the table publishes for a member. It looks at the kernel, not at what was noted.
+func (n *Network) openPorts(ctx context.Context, memberID string) ([]string, error) {
+	var ports []string
+	out, err := run(ctx, "", "nft", "list", "table", "inet", n.table())
+	switch {
+	case err != nil && isMissing(err):
+		return nil, nil
+	case err != nil:
+		return nil, fault.New(fault.Unavailable, "firewall_failed", "The node cannot read its firewall: install nftables (apt-get install nftables).", err)
+	}
+	for _, found := range portElement.FindAllStringSubmatch(string(out), -1) {
+		if found[2] == memberID {
+			ports = append(ports, found[1])
+		}
+	}
+	return ports, nil
+}
