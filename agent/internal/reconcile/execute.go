@@ -346,14 +346,13 @@ func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork) err
 			}
 		}
 	}
-	ports, err := r.store.AssignPorts(a.MemberID, keep, r.cfg.PortFrom, r.cfg.PortTo, portFree)
+	ports, err := r.store.AssignPorts(a.MemberID, keep, r.cfg.PortFrom, r.cfg.PortTo, portFree, func(m *state.Member) {
+		m.NetworkRevision, m.NetworkReady = a.Revision, false
+	})
 	if err != nil {
 		return err
 	}
 	ports = ports[:len(want)]
-	if err := r.store.UpdateMember(a.MemberID, func(m *state.Member) { m.NetworkRevision, m.NetworkReady = a.Revision, false }); err != nil {
-		return err
-	}
 	failpoint.Hit("agent/network/intended")
 	mappings := make([]network.PortMapping, 0, len(ports))
 	endpoints := make([]*protocol.PublishedEndpoint, 0, len(ports))

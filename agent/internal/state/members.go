@@ -89,9 +89,10 @@ func (s *Store) UpdateMember(id string, change func(*Member)) error {
 	return s.write(func(b *batch) { b.json(preMember+id, m) }, func(d *data) { d.members[id] = m })
 }
 
-// AssignPorts gives each wanted port of a member a host port and makes the choice durable. A port that the member has
-// already keeps its number; one that it no longer wants is given up. free reports whether nobody on the machine has it.
-func (s *Store) AssignPorts(memberID string, want []*protocol.Port, from, to uint16, free func(uint16) bool) ([]HostPort, error) {
+// AssignPorts gives each wanted port of a member a host port and makes the choice durable, together with what else changes. A
+// port that the member has already keeps its number; one that it no longer wants is given up. free reports whether nobody on the
+// machine has it.
+func (s *Store) AssignPorts(memberID string, want []*protocol.Port, from, to uint16, free func(uint16) bool, change func(*Member)) ([]HostPort, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	taken := make(map[uint16]bool)
@@ -127,10 +128,8 @@ func (s *Store) AssignPorts(memberID string, want []*protocol.Port, from, to uin
 			next++
 		}
 	}
-	if slices.Equal(ports, m.Ports) {
-		return ports, nil
-	}
 	m.Ports = ports
+	change(&m)
 	return slices.Clone(ports), s.write(func(b *batch) { b.json(preMember+memberID, m) }, func(d *data) { d.members[memberID] = m })
 }
 

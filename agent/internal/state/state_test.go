@@ -254,22 +254,22 @@ func TestPortsStayWithTheirMember(t *testing.T) {
 	s := open(t, dir, m)
 	web := []*protocol.Port{{Name: "http", ContainerPort: 8080, Protocol: "http"}, {Name: "ssh", ContainerPort: 22, Protocol: "tcp"}}
 	free := func(p uint16) bool { return p != 20001 }
-	a, err := s.AssignPorts("a", web, 20000, 20004, free)
+	a, err := s.AssignPorts("a", web, 20000, 20004, free, func(*state.Member) {})
 	require.NoError(t, err)
 	require.Equal(t, []uint16{20000, 20002}, []uint16{a[0].Host, a[1].Host})
-	b, err := s.AssignPorts("b", web[:1], 20000, 20004, free)
+	b, err := s.AssignPorts("b", web[:1], 20000, 20004, free, func(*state.Member) {})
 	require.NoError(t, err)
 	require.EqualValues(t, 20003, b[0].Host)
 	require.NoError(t, s.Close())
 
 	s = open(t, dir, m)
-	again, err := s.AssignPorts("a", web, 20000, 20004, func(uint16) bool { return false })
+	again, err := s.AssignPorts("a", web, 20000, 20004, func(uint16) bool { return false }, func(*state.Member) {})
 	require.NoError(t, err)
 	require.Equal(t, a, again, "its own ports are not free, because it has them")
-	_, err = s.AssignPorts("c", web, 20000, 20004, free)
+	_, err = s.AssignPorts("c", web, 20000, 20004, free, func(*state.Member) {})
 	require.True(t, fault.Is(err, fault.Unavailable))
 	require.NoError(t, s.Retire("a", nil, noon))
-	c, err := s.AssignPorts("c", web, 20000, 20004, free)
+	c, err := s.AssignPorts("c", web, 20000, 20004, free, func(*state.Member) {})
 	require.NoError(t, err)
 	require.Equal(t, a, c, "what the retired member had is free again")
 }

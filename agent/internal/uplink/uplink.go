@@ -37,8 +37,8 @@ const (
 	helloTimeout = 15 * time.Second
 	sendTimeout  = 30 * time.Second
 	fetchTimeout = 30 * time.Second
-	// reportPause lets a burst of changes become one report.
-	reportPause = 20 * time.Millisecond
+	// ackPause is how long a change waits for the hub to have taken in the report before it.
+	ackPause = time.Second
 	// lastWords is how long a refusal may take to reach the hub before the connection is closed.
 	lastWords = 2 * time.Second
 	// tombstoneReports is how long after its removal a member that the hub has acknowledged is reported to a new session.
@@ -162,7 +162,7 @@ func (u *Uplink) session(ctx context.Context, observer Reconciler) error {
 	if err != nil {
 		return err
 	}
-	s := &session{u: u, conn: conn, observer: observer, sent: map[uint64][]string{}, first: true}
+	s := &session{u: u, conn: conn, observer: observer, sent: map[uint64][]string{}, first: true, acks: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(ctx)
 	code, reason := link.CodeOK, "the agent is stopping"
 	var workers sync.WaitGroup
@@ -234,6 +234,9 @@ type session struct {
 
 	mu      sync.Mutex
 	counter uint64
+	// acked is the last report that the hub has taken in; acks is signalled when it grows.
+	acked uint64
+	acks  chan struct{}
 	// sent are the removed members in each report that the hub has not acknowledged.
 	sent  map[uint64][]string
 	first bool
@@ -393,10 +396,32 @@ func (s *session) report(ctx context.Context) error {
 			return ctx.Err()
 		case <-ticker.C:
 		case <-s.u.observed:
-			if !pause(ctx, reportPause) {
+			if !s.settle(ctx) {
 				return ctx.Err()
 			}
 		case <-s.u.refused:
+		}
+	}
+}
+
+// settle waits until the hub has taken in the last report: what changes meanwhile becomes one report, however busy it is, and one
+// change alone is reported at once. It reports whether ctx still lives.
+func (s *session) settle(ctx context.Context) bool {
+	limit := time.NewTimer(ackPause)
+	defer limit.Stop()
+	for {
+		s.mu.Lock()
+		taken := s.acked >= s.counter
+		s.mu.Unlock()
+		if taken {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-limit.C:
+			return true
+		case <-s.acks:
 		}
 	}
 }
@@ -431,6 +456,11 @@ func (s *session) sendReport(r reconcile.Report) error {
 // acknowledged notes that the hub has stored a report: the proofs in it need no repeating.
 func (s *session) acknowledged(counter uint64) error {
 	s.mu.Lock()
+	s.acked = max(s.acked, counter)
+	select {
+	case s.acks <- struct{}{}:
+	default:
+	}
 	ids := s.sent[counter]
 	for c := range s.sent {
 		if c <= counter {
