@@ -101,7 +101,11 @@ func Split(record Interval, quantity int64, prices []Price) []Part {
 // The parts add up to the whole. Where all lengths are zero the first interval takes it.
 func Divide(quantity int64, over []Interval) []int64 {
 	out := make([]int64, len(over))
-	if len(over) == 0 {
+	switch len(over) {
+	case 0:
+		return out
+	case 1:
+		out[0] = quantity
 		return out
 	}
 	var length int64
@@ -201,8 +205,12 @@ func cutsOf(record Interval, prices []Price) []time.Time {
 	if !record.To.After(record.From) {
 		return nil
 	}
+	first := record.From.UTC().Truncate(time.Hour).Add(time.Hour)
+	if len(prices) == 0 && !first.Before(record.To) {
+		return []time.Time{record.From, record.To}
+	}
 	cuts := []time.Time{record.From}
-	for h := record.From.UTC().Truncate(time.Hour).Add(time.Hour); h.Before(record.To); h = h.Add(time.Hour) {
+	for h := first; h.Before(record.To); h = h.Add(time.Hour) {
 		cuts = append(cuts, h)
 	}
 	for _, p := range prices {

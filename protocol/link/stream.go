@@ -61,6 +61,10 @@ func (s *Stream) Receive(m proto.Message, maxBytes int) error {
 	return fmt.Errorf("link: receive %s: %w", m.ProtoReflect().Descriptor().Name(), err)
 }
 
+// Buffered is how much has arrived and can be received without waiting for the network; the rest of a message may not be
+// in it.
+func (s *Stream) Buffered() int { return s.r.Buffered() }
+
 // Read reads raw bytes.
 func (s *Stream) Read(p []byte) (int, error) { return s.r.Read(p) }
 

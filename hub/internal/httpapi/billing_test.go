@@ -22,18 +22,20 @@ func (h *house) runFor(t *testing.T, orgID, projectID string, d time.Duration) (
 		OperatingMode: "tenant_dedicated", ControlPlaneScope: "project", RuntimeBackend: "launchable_oci", CorrelationID: "run-1", OpenedAt: now,
 	}
 	h.wait(d)
-	_, err := db.RunTx(t.Context(), h.d, func(tx db.Tx) (bool, error) {
+	seg, err := ledger.ReadSegment(node, "i", &protocol.UsageSegment{Records: []*protocol.UsageRecord{{
+		Sequence: 1, MemberId: s.ID, Meter: protocol.MeterSessionSeconds, Quantity: d.Microseconds(), RunId: "r", LeaseNo: 1,
+		StartedAt: timestamppb.New(now), EndedAt: timestamppb.New(now.Add(d)),
+	}}})
+	require.NoError(t, err)
+	_, err = db.RunTx(t.Context(), h.d, func(tx db.Tx) (int, error) {
 		ctx := t.Context()
 		if err := ledger.OpenSubject(ctx, tx, s); err != nil {
-			return false, err
+			return 0, err
 		}
 		if _, err := ledger.IssueLease(ctx, tx, ledger.LeaseRequest{SubjectID: s.ID, NodeID: node, Now: now, Duration: time.Hour}); err != nil {
-			return false, err
+			return 0, err
 		}
-		return ledger.PostUsage(ctx, tx, node, "i", &protocol.UsageSegment{Records: []*protocol.UsageRecord{{
-			Sequence: 1, MemberId: s.ID, Meter: protocol.MeterSessionSeconds, Quantity: d.Microseconds(), RunId: "r", LeaseNo: 1,
-			StartedAt: timestamppb.New(now), EndedAt: timestamppb.New(now.Add(d)),
-		}}}, now.Add(d))
+		return ledger.PostUsage(ctx, tx, now.Add(d), seg)
 	})
 	require.NoError(t, err)
 	return s.AppInstanceID

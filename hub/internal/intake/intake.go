@@ -46,11 +46,16 @@ type Intake struct {
 	Now   func() time.Time
 	Log   *slog.Logger
 
+	usageLanes [lanes]lane
+
 	reports, segments metric.Int64Counter
 }
 
 // New completes an intake of which the exported fields are set.
 func New(i *Intake) *Intake {
+	for n := range i.usageLanes {
+		i.usageLanes[n].post = i.postBatch
+	}
 	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
 	meter := otel.Meter("gpuaas/intake")
 	i.reports, _ = meter.Int64Counter("gpuaas.reports", metric.WithDescription("Reports of nodes that were taken in."))

@@ -100,16 +100,23 @@ func accrueAllocation(ctx context.Context, tx db.Tx, s subject, until, now time.
 }
 
 func postAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices []rating.Price, span rating.Interval, now time.Time) (hold, error) {
-	accruals, err := accrualsOf(ctx, tx, []string{s.ID}, span.From.Truncate(time.Hour))
-	if err != nil {
-		return h, err
-	}
 	byID := map[string]rating.Price{}
 	for _, p := range prices {
 		byID[p.ID] = p
 	}
+	parts := rating.Split(span, span.Length(), prices)
+	var keys []accrualKey
+	for _, part := range parts {
+		if byID[part.PriceID].ID != "" {
+			keys = append(keys, accrualKey{s.ID, MeterAllocationSeconds, part.PriceID, part.Hour})
+		}
+	}
+	accruals, err := accrualsOf(ctx, tx, keys)
+	if err != nil {
+		return h, err
+	}
 	changed, first := map[accrualKey]rating.Accrual{}, ""
-	for _, part := range rating.Split(span, span.Length(), prices) {
+	for _, part := range parts {
 		price, ok := byID[part.PriceID]
 		if !ok {
 			continue
@@ -142,10 +149,10 @@ func postAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices []r
 		return h, err
 	}
 	row := usageRow{
-		subject: s, source: SourceAllocation, accepted: span.Length(),
-		record: record{meter: MeterAllocationSeconds, quantity: span.Length(), span: span, postingID: first},
+		subject: &s, source: SourceAllocation, accepted: span.Length(),
+		record: record{store: store{nodeID: s.NodeID}, meter: MeterAllocationSeconds, quantity: span.Length(), span: span, postingID: first},
 	}
-	return h, insertUsage(ctx, tx, []usageRow{row}, s.NodeID, "", now)
+	return h, insertUsage(ctx, tx, []usageRow{row}, now)
 }
 
 // allocationPrices is the schedule of the allocation's time, in its currency, which is settled here. A conflict means that it

@@ -31,6 +31,7 @@ const (
 
 // record is a usage record as the node sent it, in the ledger's types.
 type record struct {
+	store     store
 	sequence  int64
 	memberID  string
 	meter     string
@@ -70,6 +71,9 @@ func clip(r record, s Subject, b bounds) []piece {
 		pieces = append(pieces, piece{r.span, quantity - most, reason})
 		quantity = most
 	}
+	if b.admit(r.span) {
+		return append(pieces, piece{span: r.span, quantity: quantity})
+	}
 	parts := []piece{{span: r.span}}
 	for _, step := range []struct {
 		allowed []rating.Interval
@@ -91,6 +95,13 @@ func clip(r record, s Subject, b bounds) []piece {
 		parts[i].quantity = q
 	}
 	return append(pieces, parts...)
+}
+
+// admit says that all of a span may be billed, which is what nearly every record is: nothing of it need be divided.
+func (b bounds) admit(span rating.Interval) bool {
+	holds := func(outer rating.Interval) bool { return !span.From.Before(outer.From) && !span.To.After(outer.To) }
+	touches := func(i rating.Interval) bool { return i.From.Before(span.To) && i.To.After(span.From) }
+	return !span.To.After(b.now.Add(maxClockSkew)) && holds(b.claim) && slices.ContainsFunc(b.leased, holds) && !slices.ContainsFunc(b.covered, touches)
 }
 
 func malformed(r record) string {
@@ -157,10 +168,10 @@ func exclude(parts []piece, covered []rating.Interval, reason string) []piece {
 	return out
 }
 
-// coverageRun is under which run a meter's covered time is kept: a member's running time counts once, over all its containers.
-func coverageRun(meter, runID string) string {
-	if meter == protocol.MeterSessionSeconds {
-		return ""
+// coverage is under what a record's time is kept: a member's running time counts once, over all its containers.
+func (r record) coverage() coverageKey {
+	if r.meter == protocol.MeterSessionSeconds {
+		return coverageKey{r.memberID, r.meter, ""}
 	}
-	return runID
+	return coverageKey{r.memberID, r.meter, r.runID}
 }

@@ -119,7 +119,7 @@ func TestLaw05ASecondIsPostedOnce(t *testing.T) {
 				wg.Go(func() {
 					for seg := range work {
 						_, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (bool, error) {
-							return ledger.PostUsage(t.Context(), tx, w.node, incarnation, &protocol.UsageSegment{Records: seg}, w.now)
+							return postUsage(t.Context(), tx, w.node, incarnation, seg, w.now)
 						})
 						errs <- err
 					}
@@ -176,6 +176,90 @@ func TestLaw05CuttingDoesNotChangeTheBill(t *testing.T) {
 	require.Positive(t, one)
 }
 
+// TestLaw05BatchingDoesNotChangeTheBill bills the hours of several nodes once segment by segment and in order, and once in
+// batches of any size that mix nodes, orders and repetitions, several at once: every accrual and every account comes out alike.
+func TestLaw05BatchingDoesNotChangeTheBill(t *testing.T) {
+	type bill struct {
+		accruals []string
+		accounts map[string]string
+	}
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			post := func(deliver func(w *world, rng *rand.Rand, segments []ledger.Segment)) bill {
+				rng := rand.New(rand.NewPCG(seed, 17))
+				w := newWorld(t)
+				priced(w)
+				var pairs []string
+				var segments []ledger.Segment
+				for n := range 3 {
+					w.node, w.seq = db.NewID(), 0
+					pairs = append(pairs, w.node, fmt.Sprint("node", n))
+					for m, st := range streams(w, rng, 2) {
+						pairs = append(pairs, st.subject.ID, fmt.Sprint("member", n, m))
+						for _, records := range st.segments {
+							seg, err := ledger.ReadSegment(w.node, incarnation, &protocol.UsageSegment{Records: records})
+							require.NoError(t, err)
+							segments = append(segments, seg)
+						}
+					}
+				}
+				w.now = noon.Add(23 * time.Hour)
+				deliver(w, rng, segments)
+				w.checkBill()
+				require.Empty(t, w.suspense())
+				for _, h := range query(w, `SELECT h.id::text || ' ' || h.subject_id::text FROM holds h`, func(scan func(...any) error) (s string, err error) {
+					err = scan(&s)
+					return s, err
+				}) {
+					id, subject, _ := strings.Cut(h, " ")
+					pairs = append(pairs, id, "of "+subject)
+				}
+				names := strings.NewReplacer(append(pairs, w.org, "org")...)
+				out := bill{accounts: map[string]string{}}
+				for account, sum := range w.accounts() {
+					out.accounts[names.Replace(names.Replace(account))] = sum
+				}
+				for _, row := range query(w, `SELECT subject_id::text || ' ' || meter || ' ' || hour::text || ' ' || quantity || ' ' || charged_nanos || ' ' || collected_nanos || ' ' || host_nanos
+					FROM accruals`, func(scan func(...any) error) (s string, err error) {
+					err = scan(&s)
+					return s, err
+				}) {
+					out.accruals = append(out.accruals, names.Replace(row))
+				}
+				slices.Sort(out.accruals)
+				return out
+			}
+			send := func(w *world, segments ...ledger.Segment) error {
+				_, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (int, error) { return ledger.PostUsage(t.Context(), tx, w.now, segments...) })
+				return err
+			}
+			want := post(func(w *world, _ *rand.Rand, segments []ledger.Segment) {
+				for _, seg := range segments {
+					require.NoError(t, send(w, seg))
+				}
+			})
+			got := post(func(w *world, rng *rand.Rand, segments []ledger.Segment) {
+				mixed := slices.Concat(segments, segments[:len(segments)/2])
+				rng.Shuffle(len(mixed), func(i, j int) { mixed[i], mixed[j] = mixed[j], mixed[i] })
+				var wg sync.WaitGroup
+				for len(mixed) > 0 {
+					n := min(1+rng.IntN(9), len(mixed))
+					batch := mixed[:n]
+					mixed = mixed[n:]
+					wg.Go(func() {
+						if err := send(w, batch...); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				wg.Wait()
+			})
+			require.NotEmpty(t, want.accruals)
+			require.Equal(t, want, got)
+		})
+	}
+}
+
 // TestLaw05NoSecondOfAMemberIsPostedTwice gives overlapping records of other runs, numbers and incarnations: running time is
 // their union.
 func TestLaw05NoSecondOfAMemberIsPostedTwice(t *testing.T) {
@@ -193,7 +277,7 @@ func TestLaw05NoSecondOfAMemberIsPostedTwice(t *testing.T) {
 		r.RunId = fmt.Sprint("run", rng.IntN(5))
 		spans = append(spans, rating.Interval{From: at(float64(from)), To: at(float64(to))})
 		must(w, func(ctx context.Context, tx db.Tx) (bool, error) {
-			return ledger.PostUsage(ctx, tx, w.node, fmt.Sprint("i", i%2), &protocol.UsageSegment{Records: []*protocol.UsageRecord{r}}, w.now)
+			return postUsage(ctx, tx, w.node, fmt.Sprint("i", i%2), []*protocol.UsageRecord{r}, w.now)
 		})
 	}
 	union := rating.TotalLength(rating.Union(spans))

@@ -191,7 +191,7 @@ func unreportedLength(ctx context.Context, tx db.Tx, s subject, now time.Time) (
 		return 0, time.Time{}, err
 	}
 	since := latest(s.OpenedAt, covered)
-	before, err := leasesOf(ctx, tx, []string{s.ID}, since)
+	before, err := leasesOf(ctx, tx, []string{s.ID}, []time.Time{since})
 	if err != nil {
 		return 0, time.Time{}, err
 	}

@@ -160,10 +160,12 @@ func settleFinal(ctx context.Context, tx db.Tx, s subject, now time.Time) error 
 	if s.closedAt.IsZero() || s.final.incarnation == "" {
 		return nil
 	}
-	ranges, err := sequences(ctx, tx, s.NodeID, s.final.incarnation)
+	of := store{s.NodeID, s.final.incarnation}
+	posted, err := sequencesOf(ctx, tx, []store{of})
 	if err != nil {
 		return err
 	}
+	ranges := posted[of]
 	if len(ranges) == 0 || ranges[0].from != 1 || ranges[0].to < s.final.sequence {
 		return nil
 	}

@@ -139,8 +139,18 @@ func at(seconds float64) time.Time {
 func (w *world) post(records ...*protocol.UsageRecord) bool {
 	w.t.Helper()
 	return must(w, func(ctx context.Context, tx db.Tx) (bool, error) {
-		return ledger.PostUsage(ctx, tx, w.node, incarnation, &protocol.UsageSegment{Records: records}, w.now)
+		return postUsage(ctx, tx, w.node, incarnation, records, w.now)
 	})
+}
+
+// postUsage posts one segment and reports whether anything in it was new.
+func postUsage(ctx context.Context, tx db.Tx, nodeID, incarnation string, records []*protocol.UsageRecord, now time.Time) (bool, error) {
+	seg, err := ledger.ReadSegment(nodeID, incarnation, &protocol.UsageSegment{Records: records})
+	if err != nil {
+		return false, err
+	}
+	n, err := ledger.PostUsage(ctx, tx, now, seg)
+	return n > 0, err
 }
 
 func (w *world) close(s ledger.Subject, when time.Time) {

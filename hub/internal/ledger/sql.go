@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -67,18 +69,18 @@ func lockSubject(ctx context.Context, tx db.Tx, id string) (subject, error) {
 	return s, err
 }
 
-func subjectsByID(ctx context.Context, tx db.Tx, ids []string) (map[string]subject, error) {
+func subjectsByID(ctx context.Context, tx db.Tx, ids []string) (map[string]*subject, error) {
 	rows, err := collect(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects WHERE id = ANY($1::uuid[])`, ids)
-	out := make(map[string]subject, len(rows))
-	for _, s := range rows {
-		out[s.ID] = s
+	out := make(map[string]*subject, len(rows))
+	for i := range rows {
+		out[rows[i].ID] = &rows[i]
 	}
 	return out, err
 }
 
-func unsettledSubjects(ctx context.Context, tx db.Tx, nodeID string) ([]subject, error) {
+func unsettledSubjects(ctx context.Context, tx db.Tx, nodeIDs []string) ([]subject, error) {
 	return collect(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects
-		WHERE node_id = $1 AND settled_at IS NULL AND closed_at IS NOT NULL AND final_incarnation IS NOT NULL ORDER BY id`, nodeID)
+		WHERE node_id = ANY($1::uuid[]) AND settled_at IS NULL AND closed_at IS NOT NULL AND final_incarnation IS NOT NULL ORDER BY id`, nodeIDs)
 }
 
 func dueAllocations(ctx context.Context, tx db.Tx, now time.Time, limit int) ([]subject, error) {
@@ -115,8 +117,17 @@ func setSettled(ctx context.Context, tx db.Tx, id string, now time.Time) error {
 	return err
 }
 
-func setFinal(ctx context.Context, tx db.Tx, id string, f finalMark) error {
-	_, err := tx.Exec(ctx, `UPDATE subjects SET final_incarnation = $2, final_sequence = $3 WHERE id = $1`, id, f.incarnation, f.sequence)
+func setFinals(ctx context.Context, tx db.Tx, finals map[string]finalMark) error {
+	if len(finals) == 0 {
+		return nil
+	}
+	var ids, incarnations []string
+	var numbers []int64
+	for _, id := range slices.Sorted(maps.Keys(finals)) {
+		ids, incarnations, numbers = append(ids, id), append(incarnations, finals[id].incarnation), append(numbers, finals[id].sequence)
+	}
+	_, err := tx.Exec(ctx, `UPDATE subjects SET final_incarnation = x.incarnation, final_sequence = x.number
+		FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(id, incarnation, number) WHERE subjects.id = x.id`, uuids(ids), incarnations, numbers)
 	return err
 }
 
@@ -247,10 +258,10 @@ func insertLease(ctx context.Context, tx db.Tx, l lease) error {
 	return err
 }
 
-// leasesOf are the subjects' leases that end after a moment, in order.
-func leasesOf(ctx context.Context, tx db.Tx, subjectIDs []string, after time.Time) ([]lease, error) {
-	return collect(ctx, tx, scanLease, `SELECT `+leaseColumns+` FROM leases
-		WHERE subject_id = ANY($1::uuid[]) AND expires_at > $2 ORDER BY subject_id, lease_no`, subjectIDs, after)
+// leasesOf are the subjects' leases that end after a moment, one for each subject, in order.
+func leasesOf(ctx context.Context, tx db.Tx, subjectIDs []string, after []time.Time) ([]lease, error) {
+	return collect(ctx, tx, scanLease, `SELECT `+leaseColumns+` FROM unnest($1::uuid[], $2::timestamptz[]) AS x(id, since)
+		JOIN leases ON subject_id = x.id AND expires_at > x.since ORDER BY subject_id, lease_no`, uuids(subjectIDs), after)
 }
 
 // leasedSubject is an open member with the prices of its latest lease.

@@ -7,97 +7,167 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/rating"
 )
 
-// Batches are written with one statement a table: arrays of columns, spread by unnest.
+// Batches are read and written with one statement a table: arrays of columns, spread by unnest. Ids travel in binary: a
+// hundred thousand of them are not worth printing and parsing again.
 
-func insertUsage(ctx context.Context, tx db.Tx, rows []usageRow, nodeID, incarnation string, now time.Time) error {
-	if len(rows) == 0 {
-		return nil
+// id reads one; none at all becomes NULL.
+func id(s string) (out pgtype.UUID) {
+	if s != "" {
+		out.Valid = out.Scan(s) == nil
 	}
-	var c struct {
-		ids, subjects, orgs, projects, instances, incarnations, sources, meters, runs, postings []string
-		sequences, quantities, measured, revisions, leases                                      []int64
-		from, to                                                                                []time.Time
-	}
-	for _, r := range rows {
-		c.ids, c.subjects, c.orgs, c.projects = append(c.ids, db.NewID()), append(c.subjects, r.subject.ID), append(c.orgs, r.subject.OrgID), append(c.projects, r.subject.ProjectID)
-		c.instances, c.incarnations, c.sources = append(c.instances, r.subject.AppInstanceID), append(c.incarnations, incarnation), append(c.sources, r.source)
-		c.meters, c.runs, c.postings = append(c.meters, r.meter), append(c.runs, r.runID), append(c.postings, r.postingID)
-		c.sequences, c.quantities, c.measured = append(c.sequences, r.sequence), append(c.quantities, r.accepted), append(c.measured, r.quantity)
-		c.revisions, c.leases = append(c.revisions, r.revision), append(c.leases, r.leaseNo)
-		c.from, c.to = append(c.from, r.span.From), append(c.to, r.span.To)
-	}
-	_, err := tx.Exec(ctx, `INSERT INTO usage_records (id, subject_id, org_id, project_id, app_instance_id, node_id, incarnation, sequence, usage_source, meter,
-			quantity, measured_quantity, started_at, ended_at, revision, run_id, lease_no, posting_id, created_at)
-		SELECT x.id::uuid, x.subject::uuid, x.org::uuid, x.project::uuid, nullif(x.instance, '')::uuid, $18::uuid, nullif(x.incarnation, ''), nullif(x.sequence, 0),
-			x.source, x.meter, x.quantity, x.measured, x.started, x.ended, x.revision, x.run, x.lease, nullif(x.posting, '')::uuid, $19::timestamptz
-		FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::int8[], $8::text[], $9::text[], $10::int8[], $11::int8[],
-			$12::timestamptz[], $13::timestamptz[], $14::int8[], $15::text[], $16::int8[], $17::text[])
-		AS x(id, subject, org, project, instance, incarnation, sequence, source, meter, quantity, measured, started, ended, revision, run, lease, posting)`,
-		c.ids, c.subjects, c.orgs, c.projects, c.instances, c.incarnations, c.sequences, c.sources, c.meters, c.quantities, c.measured,
-		c.from, c.to, c.revisions, c.runs, c.leases, c.postings, nodeID, now)
-	return err
+	return out
 }
 
-func insertSuspense(ctx context.Context, tx db.Tx, rows []suspenseRow, nodeID, incarnation string, now time.Time) error {
-	if len(rows) == 0 {
-		return nil
+func uuids(all []string) []pgtype.UUID {
+	out := make([]pgtype.UUID, len(all))
+	for i, s := range all {
+		out[i] = id(s)
 	}
-	var c struct {
-		ids, members, meters, reasons []string
-		sequences, quantities         []int64
-		from, to                      []time.Time
-	}
-	for _, r := range rows {
-		c.ids, c.members, c.meters, c.reasons = append(c.ids, db.NewID()), append(c.members, r.memberID), append(c.meters, r.meter), append(c.reasons, r.piece.reason)
-		c.sequences, c.quantities = append(c.sequences, r.sequence), append(c.quantities, r.piece.quantity)
-		c.from, c.to = append(c.from, r.piece.span.From), append(c.to, r.piece.span.To)
-	}
-	_, err := tx.Exec(ctx, `INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at, reason, created_at)
-		SELECT x.id::uuid, $9::uuid, $10::text, x.sequence, x.member, x.meter, x.quantity, x.started, x.ended, x.reason, $11::timestamptz
-		FROM unnest($1::text[], $2::int8[], $3::text[], $4::text[], $5::int8[], $6::timestamptz[], $7::timestamptz[], $8::text[])
-		AS x(id, sequence, member, meter, quantity, started, ended, reason)`,
-		c.ids, c.sequences, c.members, c.meters, c.quantities, c.from, c.to, c.reasons, nodeID, incarnation, now)
-	return err
+	return out
 }
 
-// takeTurn makes two transactions that bill one node conflict here and now.
-func takeTurn(ctx context.Context, tx db.Tx, nodeID string) error {
-	_, err := tx.Exec(ctx, `INSERT INTO usage_nodes (node_id, segments) VALUES ($1, 1)
-		ON CONFLICT (node_id) DO UPDATE SET segments = usage_nodes.segments + 1`, nodeID)
-	return err
-}
+// rowsPerInsert bounds the arrays of one statement: larger ones are copied more often than they are worth.
+const rowsPerInsert = 1000
 
-func sequences(ctx context.Context, tx db.Tx, nodeID, incarnation string) ([]sequenceRange, error) {
-	return collect(ctx, tx, func(row pgx.Row) (r sequenceRange, err error) {
-		err = row.Scan(&r.from, &r.to)
-		return r, err
-	}, `SELECT from_sequence, to_sequence FROM usage_sequences WHERE node_id = $1 AND incarnation = $2 ORDER BY from_sequence`, nodeID, incarnation)
-}
-
-func saveSequences(ctx context.Context, tx db.Tx, nodeID, incarnation string, before []sequenceRange, added []record) error {
-	after := joinSequences(before, added)
-	for _, r := range before {
-		if !slices.ContainsFunc(after, func(a sequenceRange) bool { return a.from == r.from }) {
-			if _, err := tx.Exec(ctx, `DELETE FROM usage_sequences WHERE node_id = $1 AND incarnation = $2 AND from_sequence = $3`, nodeID, incarnation, r.from); err != nil {
-				return err
-			}
-		}
-	}
-	for _, r := range after {
-		if slices.Contains(before, r) {
-			continue
-		}
-		if _, err := tx.Exec(ctx, `INSERT INTO usage_sequences (node_id, incarnation, from_sequence, to_sequence) VALUES ($1, $2, $3, $4)
-			ON CONFLICT (node_id, incarnation, from_sequence) DO UPDATE SET to_sequence = excluded.to_sequence`, nodeID, incarnation, r.from, r.to); err != nil {
+func insertUsage(ctx context.Context, tx db.Tx, rows []usageRow, now time.Time) error {
+	for chunk := range slices.Chunk(rows, rowsPerInsert) {
+		if err := insertUsageChunk(ctx, tx, chunk, now); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func insertUsageChunk(ctx context.Context, tx db.Tx, rows []usageRow, now time.Time) error {
+	n := len(rows)
+	ids, subjects, orgs, projects := make([]pgtype.UUID, n), make([]pgtype.UUID, n), make([]pgtype.UUID, n), make([]pgtype.UUID, n)
+	instances, nodes, postings := make([]pgtype.UUID, n), make([]pgtype.UUID, n), make([]pgtype.UUID, n)
+	incarnations, sequences := make([]*string, n), make([]*int64, n)
+	sources, meters, runs := make([]string, n), make([]string, n), make([]string, n)
+	quantities, measured, revisions, leases := make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
+	from, to := make([]time.Time, n), make([]time.Time, n)
+	for i := range rows {
+		r := &rows[i]
+		ids[i], subjects[i], orgs[i], projects[i] = id(db.NewID()), id(r.subject.ID), id(r.subject.OrgID), id(r.subject.ProjectID)
+		instances[i], nodes[i], postings[i] = id(r.subject.AppInstanceID), id(r.store.nodeID), id(r.postingID)
+		if r.store.incarnation != "" {
+			incarnations[i], sequences[i] = &r.store.incarnation, &r.sequence
+		}
+		sources[i], meters[i], runs[i] = r.source, r.meter, r.runID
+		quantities[i], measured[i], revisions[i], leases[i] = r.accepted, r.quantity, r.revision, r.leaseNo
+		from[i], to[i] = r.span.From, r.span.To
+	}
+	_, err := tx.Exec(ctx, `INSERT INTO usage_records (id, subject_id, org_id, project_id, app_instance_id, node_id, incarnation, sequence, usage_source, meter,
+			quantity, measured_quantity, started_at, ended_at, revision, run_id, lease_no, posting_id, created_at)
+		SELECT x.*, $19::timestamptz FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::uuid[], $6::uuid[], $7::text[], $8::int8[], $9::text[], $10::text[],
+			$11::int8[], $12::int8[], $13::timestamptz[], $14::timestamptz[], $15::int8[], $16::text[], $17::int8[], $18::uuid[]) AS x`,
+		ids, subjects, orgs, projects, instances, nodes, incarnations, sequences, sources, meters,
+		quantities, measured, from, to, revisions, runs, leases, postings, now)
+	return err
+}
+
+func insertSuspense(ctx context.Context, tx db.Tx, rows []suspenseRow, now time.Time) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	var c struct {
+		ids, nodes                             []pgtype.UUID
+		incarnations, members, meters, reasons []string
+		sequences, quantities                  []int64
+		from, to                               []time.Time
+	}
+	for _, r := range rows {
+		c.ids, c.nodes, c.incarnations = append(c.ids, id(db.NewID())), append(c.nodes, id(r.store.nodeID)), append(c.incarnations, r.store.incarnation)
+		c.members, c.meters, c.reasons = append(c.members, r.memberID), append(c.meters, r.meter), append(c.reasons, r.piece.reason)
+		c.sequences, c.quantities = append(c.sequences, r.sequence), append(c.quantities, r.piece.quantity)
+		c.from, c.to = append(c.from, r.piece.span.From), append(c.to, r.piece.span.To)
+	}
+	_, err := tx.Exec(ctx, `INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at, reason, created_at)
+		SELECT x.*, $11::timestamptz FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::int8[], $5::text[], $6::text[], $7::int8[],
+			$8::timestamptz[], $9::timestamptz[], $10::text[]) AS x`,
+		c.ids, c.nodes, c.incarnations, c.sequences, c.members, c.meters, c.quantities, c.from, c.to, c.reasons, now)
+	return err
+}
+
+func nodesOf(stores []store) []string {
+	var out []string
+	for _, s := range stores {
+		out = append(out, s.nodeID)
+	}
+	return slices.Compact(out)
+}
+
+// takeTurns makes two transactions that bill one node conflict here and now, in the order of the nodes' ids.
+func takeTurns(ctx context.Context, tx db.Tx, stores []store) error {
+	_, err := tx.Exec(ctx, `INSERT INTO usage_nodes (node_id, segments) SELECT x.id, 1 FROM unnest($1::uuid[]) AS x(id)
+		ON CONFLICT (node_id) DO UPDATE SET segments = usage_nodes.segments + 1`, uuids(nodesOf(stores)))
+	return err
+}
+
+func sequencesOf(ctx context.Context, tx db.Tx, stores []store) (map[store][]sequenceRange, error) {
+	nodes, incarnations := make([]pgtype.UUID, len(stores)), make([]string, len(stores))
+	for i, s := range stores {
+		nodes[i], incarnations[i] = id(s.nodeID), s.incarnation
+	}
+	out := map[store][]sequenceRange{}
+	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
+		var s store
+		var r sequenceRange
+		err = row.Scan(&s.nodeID, &s.incarnation, &r.from, &r.to)
+		out[s] = append(out[s], r)
+		return struct{}{}, err
+	}, `SELECT s.node_id, s.incarnation, s.from_sequence, s.to_sequence FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
+		JOIN usage_sequences s ON s.node_id = x.node AND s.incarnation = x.incarnation ORDER BY s.node_id, s.incarnation, s.from_sequence`, nodes, incarnations)
+	return out, err
+}
+
+// saveSequences writes the difference between two sets of joined ranges.
+func saveSequences(ctx context.Context, tx db.Tx, before, after map[store][]sequenceRange) error {
+	var gone, kept sequenceColumns
+	for s, ranges := range after {
+		for _, b := range before[s] {
+			if !slices.ContainsFunc(ranges, func(a sequenceRange) bool { return a.from == b.from }) {
+				gone.add(s, b)
+			}
+		}
+		for _, a := range ranges {
+			if !slices.Contains(before[s], a) {
+				kept.add(s, a)
+			}
+		}
+	}
+	if len(gone.nodes) > 0 {
+		if _, err := tx.Exec(ctx, `DELETE FROM usage_sequences WHERE (node_id, incarnation, from_sequence) IN
+			(SELECT x.node, x.incarnation, x.first FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(node, incarnation, first))`,
+			gone.nodes, gone.incarnations, gone.from); err != nil {
+			return err
+		}
+	}
+	if len(kept.nodes) == 0 {
+		return nil
+	}
+	_, err := tx.Exec(ctx, `INSERT INTO usage_sequences (node_id, incarnation, from_sequence, to_sequence)
+		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::int8[]) AS x
+		ON CONFLICT (node_id, incarnation, from_sequence) DO UPDATE SET to_sequence = excluded.to_sequence`,
+		kept.nodes, kept.incarnations, kept.from, kept.to)
+	return err
+}
+
+type sequenceColumns struct {
+	nodes        []pgtype.UUID
+	incarnations []string
+	from, to     []int64
+}
+
+func (c *sequenceColumns) add(s store, r sequenceRange) {
+	c.nodes, c.incarnations = append(c.nodes, id(s.nodeID)), append(c.incarnations, s.incarnation)
+	c.from, c.to = append(c.from, r.from), append(c.to, r.to)
 }
 
 type coverageRow struct {
@@ -105,16 +175,22 @@ type coverageRow struct {
 	span rating.Interval
 }
 
-// coverageOf is the billed time of the subjects that ends at or after a moment.
-func coverageOf(ctx context.Context, tx db.Tx, subjectIDs []string, from time.Time) (map[coverageKey][]rating.Interval, error) {
-	rows, err := collect(ctx, tx, func(row pgx.Row) (c coverageRow, err error) {
-		err = row.Scan(&c.key.subjectID, &c.key.meter, &c.key.runID, &c.span.From, &c.span.To)
-		return c, err
-	}, `SELECT subject_id, meter, run_id, from_at, to_at FROM usage_coverage WHERE subject_id = ANY($1::uuid[]) AND to_at >= $2 ORDER BY from_at`, subjectIDs, from)
-	out := map[coverageKey][]rating.Interval{}
-	for _, r := range rows {
-		out[r.key] = append(out[r.key], r.span)
+// coverageOf is the billed time that ends at or after a moment, each thing's own.
+func coverageOf(ctx context.Context, tx db.Tx, since stretches[coverageKey]) (map[coverageKey][]rating.Interval, error) {
+	var c coverageColumns
+	for key, from := range since {
+		c.add(key, rating.Interval{From: from})
 	}
+	out := map[coverageKey][]rating.Interval{}
+	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
+		var r coverageRow
+		err = row.Scan(&r.key.subjectID, &r.key.meter, &r.key.runID, &r.span.From, &r.span.To)
+		out[r.key] = append(out[r.key], r.span)
+		return struct{}{}, err
+	}, `SELECT c.subject_id, c.meter, c.run_id, c.from_at, c.to_at
+		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::timestamptz[]) AS x(subject, meter, run, since)
+		JOIN usage_coverage c ON c.subject_id = x.subject AND c.meter = x.meter AND c.run_id = x.run AND c.to_at >= x.since ORDER BY c.from_at`,
+		c.subjects, c.meters, c.runs, c.from)
 	return out, err
 }
 
@@ -144,7 +220,7 @@ func saveCoverage(ctx context.Context, tx db.Tx, before, after map[coverageKey][
 	}
 	if len(gone.subjects) > 0 {
 		if _, err := tx.Exec(ctx, `DELETE FROM usage_coverage WHERE (subject_id, meter, run_id, from_at) IN (
-			SELECT x.subject::uuid, x.meter, x.run, x.started FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) AS x(subject, meter, run, started))`,
+			SELECT x.subject, x.meter, x.run, x.started FROM unnest($1::uuid[], $2::text[], $3::text[], $4::timestamptz[]) AS x(subject, meter, run, started))`,
 			gone.subjects, gone.meters, gone.runs, gone.from); err != nil {
 			return err
 		}
@@ -153,66 +229,75 @@ func saveCoverage(ctx context.Context, tx db.Tx, before, after map[coverageKey][
 		return nil
 	}
 	_, err := tx.Exec(ctx, `INSERT INTO usage_coverage (subject_id, meter, run_id, from_at, to_at)
-		SELECT x.subject::uuid, x.meter, x.run, x.started, x.ended
-		FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::timestamptz[]) AS x(subject, meter, run, started, ended)
+		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::text[], $4::timestamptz[], $5::timestamptz[]) AS x
 		ON CONFLICT (subject_id, meter, run_id, from_at) DO UPDATE SET to_at = excluded.to_at`,
 		kept.subjects, kept.meters, kept.runs, kept.from, kept.to)
 	return err
 }
 
 type coverageColumns struct {
-	subjects, meters, runs []string
-	from, to               []time.Time
+	subjects     []pgtype.UUID
+	meters, runs []string
+	from, to     []time.Time
 }
 
 func (c *coverageColumns) add(k coverageKey, i rating.Interval) {
-	c.subjects, c.meters, c.runs = append(c.subjects, k.subjectID), append(c.meters, k.meter), append(c.runs, k.runID)
+	c.subjects, c.meters, c.runs = append(c.subjects, id(k.subjectID)), append(c.meters, k.meter), append(c.runs, k.runID)
 	c.from, c.to = append(c.from, i.From), append(c.to, i.To)
 }
 
-type accrualRow struct {
-	key accrualKey
-	rating.Accrual
+// accrualsOf are the accruals of these keys that are there.
+func accrualsOf(ctx context.Context, tx db.Tx, keys []accrualKey) (map[accrualKey]rating.Accrual, error) {
+	out := make(map[accrualKey]rating.Accrual, len(keys))
+	if len(keys) == 0 {
+		return out, nil
+	}
+	var c accrualColumns
+	for _, k := range keys {
+		c.add(k)
+	}
+	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
+		var k accrualKey
+		var a rating.Accrual
+		err = row.Scan(&k.subjectID, &k.meter, &k.priceID, &k.hour, &a.Quantity, &a.ChargedNanos, &a.CollectedNanos, &a.WrittenOffNanos, &a.HostNanos)
+		k.hour = k.hour.UTC()
+		out[k] = a
+		return struct{}{}, err
+	}, `SELECT a.subject_id, a.meter, a.price_id, a.hour, a.quantity, a.charged_nanos, a.collected_nanos, a.written_off_nanos, a.host_nanos
+		FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::timestamptz[]) AS x(subject, meter, price, hour)
+		JOIN accruals a ON a.subject_id = x.subject AND a.meter = x.meter AND a.price_id = x.price AND a.hour = x.hour`,
+		c.subjects, c.meters, c.prices, c.hours)
+	return out, err
 }
 
-// accrualsOf are the subjects' accruals from an hour on.
-func accrualsOf(ctx context.Context, tx db.Tx, subjectIDs []string, from time.Time) (map[accrualKey]rating.Accrual, error) {
-	rows, err := collect(ctx, tx, func(row pgx.Row) (a accrualRow, err error) {
-		err = row.Scan(&a.key.subjectID, &a.key.meter, &a.key.priceID, &a.key.hour,
-			&a.Quantity, &a.ChargedNanos, &a.CollectedNanos, &a.WrittenOffNanos, &a.HostNanos)
-		a.key.hour = a.key.hour.UTC()
-		return a, err
-	}, `SELECT subject_id, meter, price_id, hour, quantity, charged_nanos, collected_nanos, written_off_nanos, host_nanos
-		FROM accruals WHERE subject_id = ANY($1::uuid[]) AND hour >= $2`, subjectIDs, from)
-	out := make(map[accrualKey]rating.Accrual, len(rows))
-	for _, r := range rows {
-		out[r.key] = r.Accrual
-	}
-	return out, err
+type accrualColumns struct {
+	subjects, prices []pgtype.UUID
+	meters           []string
+	hours            []time.Time
+}
+
+func (c *accrualColumns) add(k accrualKey) {
+	c.subjects, c.meters = append(c.subjects, id(k.subjectID)), append(c.meters, k.meter)
+	c.prices, c.hours = append(c.prices, id(k.priceID)), append(c.hours, k.hour)
 }
 
 func upsertAccruals(ctx context.Context, tx db.Tx, changed map[accrualKey]rating.Accrual) error {
 	if len(changed) == 0 {
 		return nil
 	}
-	var c struct {
-		subjects, meters, prices                         []string
-		hours                                            []time.Time
-		quantities, charged, collected, writtenOff, host []int64
-	}
+	var c accrualColumns
+	var quantities, charged, collected, writtenOff, host []int64
 	for _, k := range slices.SortedFunc(maps.Keys(changed), accrualKey.compare) {
 		a := changed[k]
-		c.subjects, c.meters, c.prices, c.hours = append(c.subjects, k.subjectID), append(c.meters, k.meter), append(c.prices, k.priceID), append(c.hours, k.hour)
-		c.quantities, c.charged, c.collected = append(c.quantities, a.Quantity), append(c.charged, a.ChargedNanos), append(c.collected, a.CollectedNanos)
-		c.writtenOff, c.host = append(c.writtenOff, a.WrittenOffNanos), append(c.host, a.HostNanos)
+		c.add(k)
+		quantities, charged, collected = append(quantities, a.Quantity), append(charged, a.ChargedNanos), append(collected, a.CollectedNanos)
+		writtenOff, host = append(writtenOff, a.WrittenOffNanos), append(host, a.HostNanos)
 	}
 	_, err := tx.Exec(ctx, `INSERT INTO accruals (subject_id, meter, price_id, hour, quantity, charged_nanos, collected_nanos, written_off_nanos, host_nanos)
-		SELECT x.subject::uuid, x.meter, x.price::uuid, x.hour, x.quantity, x.charged, x.collected, x.written_off, x.host
-		FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::int8[], $6::int8[], $7::int8[], $8::int8[], $9::int8[])
-		AS x(subject, meter, price, hour, quantity, charged, collected, written_off, host)
+		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::timestamptz[], $5::int8[], $6::int8[], $7::int8[], $8::int8[], $9::int8[]) AS x
 		ON CONFLICT (subject_id, meter, price_id, hour) DO UPDATE SET quantity = excluded.quantity, charged_nanos = excluded.charged_nanos,
 			collected_nanos = excluded.collected_nanos, written_off_nanos = excluded.written_off_nanos, host_nanos = excluded.host_nanos`,
-		c.subjects, c.meters, c.prices, c.hours, c.quantities, c.charged, c.collected, c.writtenOff, c.host)
+		c.subjects, c.meters, c.prices, c.hours, quantities, charged, collected, writtenOff, host)
 	return err
 }
 
@@ -221,12 +306,12 @@ func drawHolds(ctx context.Context, tx db.Tx, drawn map[string]hold) error {
 	if len(drawn) == 0 {
 		return nil
 	}
-	var ids []string
+	var ids []pgtype.UUID
 	var posted []int64
-	for _, id := range slices.Sorted(maps.Keys(drawn)) {
-		ids, posted = append(ids, id), append(posted, drawn[id].posted)
+	for _, key := range slices.Sorted(maps.Keys(drawn)) {
+		ids, posted = append(ids, id(key)), append(posted, drawn[key].posted)
 	}
-	_, err := tx.Exec(ctx, `UPDATE holds SET posted_nanos = x.posted FROM unnest($1::text[], $2::int8[]) AS x(id, posted) WHERE holds.id = x.id::uuid`, ids, posted)
+	_, err := tx.Exec(ctx, `UPDATE holds SET posted_nanos = x.posted FROM unnest($1::uuid[], $2::int8[]) AS x(id, posted) WHERE holds.id = x.id`, ids, posted)
 	return err
 }
 
@@ -235,39 +320,38 @@ func insertPostings(ctx context.Context, tx db.Tx, postings ...Posting) error {
 		return nil
 	}
 	var c struct {
-		ids, keys, kinds, subjectKinds, subjects, orgs, projects, instances, meters, prices, corrects, descriptions, correlations []string
-		from, to                                                                                                                  []*time.Time
-		created                                                                                                                   []time.Time
+		ids, subjects, orgs, projects, instances, prices, corrects    []pgtype.UUID
+		keys, kinds, subjectKinds, meters, descriptions, correlations []string
+		from, to                                                      []*time.Time
+		created                                                       []time.Time
 	}
 	var e struct {
-		postings, accounts, currencies []string
-		legs, nanos                    []int64
+		postings             []pgtype.UUID
+		accounts, currencies []string
+		legs, nanos          []int64
 	}
 	for _, p := range postings {
-		c.ids, c.keys, c.kinds, c.subjectKinds = append(c.ids, p.ID), append(c.keys, p.Key), append(c.kinds, p.Kind), append(c.subjectKinds, p.SubjectKind)
-		c.subjects, c.orgs, c.projects, c.instances = append(c.subjects, p.SubjectID), append(c.orgs, p.OrgID), append(c.projects, p.ProjectID), append(c.instances, p.AppInstanceID)
-		c.meters, c.prices, c.corrects = append(c.meters, p.Meter), append(c.prices, p.PriceID), append(c.corrects, p.Corrects)
+		own := id(p.ID)
+		c.ids, c.keys, c.kinds, c.subjectKinds = append(c.ids, own), append(c.keys, p.Key), append(c.kinds, p.Kind), append(c.subjectKinds, p.SubjectKind)
+		c.subjects, c.orgs, c.projects, c.instances = append(c.subjects, id(p.SubjectID)), append(c.orgs, id(p.OrgID)), append(c.projects, id(p.ProjectID)), append(c.instances, id(p.AppInstanceID))
+		c.meters, c.prices, c.corrects = append(c.meters, p.Meter), append(c.prices, id(p.PriceID)), append(c.corrects, id(p.Corrects))
 		c.descriptions, c.correlations = append(c.descriptions, p.Description), append(c.correlations, p.CorrelationID)
 		c.from, c.to, c.created = append(c.from, timeOrNull(p.PeriodFrom)), append(c.to, timeOrNull(p.PeriodTo)), append(c.created, p.CreatedAt)
 		for i, l := range p.Legs {
-			e.postings, e.accounts, e.currencies = append(e.postings, p.ID), append(e.accounts, l.Account), append(e.currencies, l.Currency)
+			e.postings, e.accounts, e.currencies = append(e.postings, own), append(e.accounts, l.Account), append(e.currencies, l.Currency)
 			e.legs, e.nanos = append(e.legs, int64(i)), append(e.nanos, l.Nanos)
 		}
 	}
 	if _, err := tx.Exec(ctx, `INSERT INTO postings (id, key, kind, subject_kind, subject_id, org_id, project_id, app_instance_id, meter, price_id,
 			period_from, period_to, corrects, description, correlation_id, created_at)
-		SELECT x.id::uuid, x.key, x.kind, x.subject_kind, x.subject::uuid, x.org::uuid, nullif(x.project, '')::uuid, nullif(x.instance, '')::uuid, x.meter,
-			nullif(x.price, '')::uuid, x.period_from, x.period_to, nullif(x.corrects, '')::uuid, x.description, x.correlation, x.created
-		FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[],
-			$11::timestamptz[], $12::timestamptz[], $13::text[], $14::text[], $15::text[], $16::timestamptz[])
-		AS x(id, key, kind, subject_kind, subject, org, project, instance, meter, price, period_from, period_to, corrects, description, correlation, created)`,
+		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::uuid[], $6::uuid[], $7::uuid[], $8::uuid[], $9::text[], $10::uuid[],
+			$11::timestamptz[], $12::timestamptz[], $13::uuid[], $14::text[], $15::text[], $16::timestamptz[]) AS x`,
 		c.ids, c.keys, c.kinds, c.subjectKinds, c.subjects, c.orgs, c.projects, c.instances, c.meters, c.prices,
 		c.from, c.to, c.corrects, c.descriptions, c.correlations, c.created); err != nil {
 		return err
 	}
 	_, err := tx.Exec(ctx, `INSERT INTO entries (posting_id, leg, account, currency, amount_nanos)
-		SELECT x.posting::uuid, x.leg, x.account, x.currency, x.nanos
-		FROM unnest($1::text[], $2::int8[], $3::text[], $4::text[], $5::int8[]) AS x(posting, leg, account, currency, nanos)`,
+		SELECT x.* FROM unnest($1::uuid[], $2::int8[], $3::text[], $4::text[], $5::int8[]) AS x`,
 		e.postings, e.legs, e.accounts, e.currencies, e.nanos)
 	return err
 }

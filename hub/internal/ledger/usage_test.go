@@ -125,9 +125,9 @@ func TestAnotherIncarnationBillsNoSecondAgain(t *testing.T) {
 	w.now = at(200)
 	w.post(w.session(s, 0, 100))
 	must(w, func(ctx context.Context, tx db.Tx) (bool, error) {
-		return ledger.PostUsage(ctx, tx, w.node, "i2", &protocol.UsageSegment{Records: []*protocol.UsageRecord{
+		return postUsage(ctx, tx, w.node, "i2", []*protocol.UsageRecord{
 			record(1, s, protocol.MeterSessionSeconds, 50, 150, 100_000_000),
-		}}, w.now)
+		}, w.now)
 	})
 	require.EqualValues(t, 150_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_records`))
 	require.Equal(t, []suspended{{ledger.SuspenseAlreadyBilled, 50_000_000}}, w.suspense())
@@ -137,9 +137,9 @@ func TestBrokenNumberingIsRefusedForGood(t *testing.T) {
 	w := newWorld(t)
 	s := w.member()
 	_, err := run(w, func(ctx context.Context, tx db.Tx) (bool, error) {
-		return ledger.PostUsage(ctx, tx, w.node, incarnation, &protocol.UsageSegment{Records: []*protocol.UsageRecord{
+		return postUsage(ctx, tx, w.node, incarnation, []*protocol.UsageRecord{
 			record(1, s, protocol.MeterSessionSeconds, 0, 1, 1e6), record(3, s, protocol.MeterSessionSeconds, 1, 2, 1e6),
-		}}, w.now)
+		}, w.now)
 	})
 	require.Equal(t, "segment_numbering", faultCode(err))
 }

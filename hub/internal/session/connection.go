@@ -193,21 +193,26 @@ func (c *connection) accept(ctx context.Context, running *sync.WaitGroup) error 
 	}
 }
 
-// usage takes segments and acknowledges each, in order.
+// usage takes segments and acknowledges each, in order. What has arrived already is taken together.
 func (c *connection) usage(ctx context.Context, stream *link.Stream) {
 	defer func() { _ = stream.Close() }()
 	for {
-		upload := &protocol.UsageUpload{}
-		if err := stream.Receive(upload, protocol.MaxSegmentBytes+segmentEnvelopeBytes); err != nil {
-			if !errors.Is(err, io.EOF) {
-				c.log.InfoContext(ctx, "usage stream ended", slog.Any("error", err))
+		var acks []func() *protocol.UsageAck
+		for len(acks) == 0 || len(acks) < maxUsageAhead && stream.Buffered() > 0 {
+			upload := &protocol.UsageUpload{}
+			if err := stream.Receive(upload, protocol.MaxSegmentBytes+segmentEnvelopeBytes); err != nil {
+				if !errors.Is(err, io.EOF) {
+					c.log.InfoContext(ctx, "usage stream ended", slog.Any("error", err))
+				}
+				return
 			}
-			return
+			acks = append(acks, c.server.Intake.Usage(ctx, c.peer, upload))
 		}
-		ack := c.server.Intake.Usage(ctx, c.peer, upload)
-		_ = stream.SetWriteDeadline(time.Now().Add(writeTimeout))
-		if err := stream.Send(ack); err != nil {
-			return
+		for _, ack := range acks {
+			_ = stream.SetWriteDeadline(time.Now().Add(writeTimeout))
+			if err := stream.Send(ack()); err != nil {
+				return
+			}
 		}
 		failpoint.Hit("hub/usage/acknowledged")
 	}

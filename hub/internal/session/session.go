@@ -44,6 +44,8 @@ const (
 	// its place longer than pushWait goes on without one, so that nodes that do not read cannot hold up the others.
 	maxParallelPushes = 64
 	pushWait          = time.Second
+	// maxUsageAhead is how many segments of one stream may wait for the same commit: a node that catches up sends several.
+	maxUsageAhead = 8
 	// segmentEnvelopeBytes is what the envelope of a usage segment may add to its payload.
 	segmentEnvelopeBytes = 16 << 10
 )
@@ -66,7 +68,8 @@ type Intake interface {
 	Report(ctx context.Context, nodeID string, sessionNo uint64, report *protocol.Report) error
 	Accepted(ctx context.Context, nodeID string, accepted *protocol.Accepted) error
 	Refused(ctx context.Context, nodeID string, refused *protocol.Refused) error
-	Usage(ctx context.Context, peer Peer, upload *protocol.UsageUpload) *protocol.UsageAck
+	// Usage takes a segment, in the order of the calls, and returns what waits for its acknowledgement.
+	Usage(ctx context.Context, peer Peer, upload *protocol.UsageUpload) func() *protocol.UsageAck
 	Gone(ctx context.Context, nodeID string, sessionNo uint64) error
 }
 

@@ -1,0 +1,224 @@
+package intake
+
+import (
+	"cmp"
+	"context"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const (
+	// lanes is how many batches of usage are posted at once. A node's segments always take the same lane, so that two batches
+	// never bill one node.
+	lanes = 2
+	// maxBatchRecords and maxBatchSegments end a batch: what arrives while one is being posted goes into the next. A batch
+	// has at least one segment, however large.
+	maxBatchRecords  = 16_384
+	maxBatchSegments = 1024
+)
+
+// store is one life of a node's spool.
+type store struct{ nodeID, incarnation string }
+
+func (s store) compare(o store) int {
+	return cmp.Or(strings.Compare(s.nodeID, o.nodeID), strings.Compare(s.incarnation, o.incarnation))
+}
+
+// delivery is a segment on its way into the books.
+type delivery struct {
+	store store
+	at    link
+	usage ledger.Segment
+
+	// Set before done is closed.
+	reached mark
+	err     error
+	done    chan struct{}
+}
+
+// read checks a verified segment and reads its records.
+func read(v protocol.Verified[*protocol.UsageSegment], nodeID string) (*delivery, error) {
+	seg, digest := v.Message(), v.Digest()
+	if err := checkSegment(seg, nodeID); err != nil {
+		return nil, err
+	}
+	usage, err := ledger.ReadSegment(nodeID, seg.GetIncarnation(), seg)
+	if err != nil {
+		return nil, err
+	}
+	return &delivery{
+		store: store{nodeID, seg.GetIncarnation()}, at: link{number: seg.GetNumber(), sha256: digest[:], previous: seg.GetPreviousSha256()},
+		usage: usage, done: make(chan struct{}),
+	}, nil
+}
+
+// wait returns how far the store's chain is posted once the segment is committed.
+func (d *delivery) wait(ctx context.Context) (mark, error) {
+	select {
+	case <-d.done:
+		return d.reached, d.err
+	case <-ctx.Done():
+		return mark{}, ctx.Err()
+	}
+}
+
+// lane posts segments in batches: while one batch is in the database, what arrives makes up the next. A lone segment waits for
+// nobody, and many share one transaction.
+type lane struct {
+	post func(context.Context, []*delivery)
+
+	mu      sync.Mutex
+	waiting []*delivery
+	working bool
+}
+
+func (i *Intake) lane(nodeID string) *lane {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(nodeID))
+	return &i.usageLanes[h.Sum32()%lanes]
+}
+
+// put hands a segment over; its connection bounds how many of a node wait here. ctx must outlive the caller: the work is not
+// the caller's alone.
+func (l *lane) put(ctx context.Context, d *delivery) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waiting = append(l.waiting, d)
+	if !l.working {
+		l.working = true
+		go l.work(ctx)
+	}
+}
+
+func (l *lane) work(ctx context.Context) {
+	for {
+		batch := l.next()
+		if batch == nil {
+			return
+		}
+		l.post(ctx, batch)
+		for _, d := range batch {
+			close(d.done)
+		}
+	}
+}
+
+// next takes the longest waiting segments, nil when there are none and the worker ends.
+func (l *lane) next() []*delivery {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.waiting) == 0 {
+		l.waiting, l.working = nil, false
+		return nil
+	}
+	n, records := 0, 0
+	for n < len(l.waiting) && n < maxBatchSegments && (n == 0 || records+l.waiting[n].usage.Len() <= maxBatchRecords) {
+		records += l.waiting[n].usage.Len()
+		n++
+	}
+	batch := slices.Clone(l.waiting[:n])
+	l.waiting = slices.Delete(l.waiting, 0, n)
+	return batch
+}
+
+// postBatch posts segments in one transaction and tells each what became of it. When that fails for good, one of them is to
+// blame: each is tried alone, and only that one fails.
+func (i *Intake) postBatch(ctx context.Context, batch []*delivery) {
+	if err := i.postTogether(ctx, batch); err == nil || len(batch) == 1 || fault.Is(err, fault.Unavailable) {
+		return
+	}
+	for n := range batch {
+		_ = i.postTogether(ctx, batch[n:n+1]) // the delivery has it
+	}
+}
+
+// verdict is what became of one segment of a batch.
+type verdict struct {
+	reached mark
+	err     error
+}
+
+func (i *Intake) postTogether(ctx context.Context, batch []*delivery) error {
+	now := i.Now().Truncate(time.Microsecond)
+	verdicts, err := db.RunTx(ctx, i.DB, func(tx db.Tx) ([]verdict, error) { return postSegments(ctx, tx, batch, now) })
+	for n, d := range batch {
+		d.err = err
+		if err == nil {
+			d.reached, d.err = verdicts[n].reached, verdicts[n].err
+		}
+	}
+	return err
+}
+
+// postSegments judges each segment by its store's chain and posts those that are new.
+func postSegments(ctx context.Context, tx db.Tx, batch []*delivery, now time.Time) ([]verdict, error) {
+	stores := make([]store, 0, len(batch))
+	for _, d := range batch {
+		stores = append(stores, d.store)
+	}
+	slices.SortFunc(stores, store.compare)
+	stores = slices.Compact(stores)
+	chains, err := lockMarks(ctx, tx, stores, now)
+	if err != nil {
+		return nil, err
+	}
+	if err := loadAhead(ctx, tx, stores, chains); err != nil {
+		return nil, err
+	}
+	var fresh []ledger.Segment
+	verdicts := make([]verdict, len(batch))
+	for n, d := range batch {
+		isNew, err := chains[d.store].take(d.at)
+		verdicts[n].err = err
+		if isNew {
+			fresh = append(fresh, d.usage)
+		}
+	}
+	for n, d := range batch {
+		verdicts[n].reached = chains[d.store].mark
+	}
+	if len(fresh) == 0 {
+		return verdicts, nil
+	}
+	if _, err := ledger.PostUsage(ctx, tx, now, fresh...); err != nil {
+		return nil, err
+	}
+	failpoint.Hit("hub/usage/posted")
+	err = saveChains(ctx, tx, stores, chains, now)
+	failpoint.Hit("hub/usage/advanced")
+	return verdicts, err
+}
+
+// chain is how far one store's segments are posted.
+type chain struct {
+	mark mark
+	// stored is the mark as the database has it, added what was taken since.
+	stored mark
+	ahead  map[uint64]link
+	added  []link
+}
+
+// take judges a segment and moves the mark over all that is now there without a gap; isNew is false for one that was posted
+// before.
+func (c *chain) take(at link) (isNew bool, err error) {
+	known, err := place(c.mark, c.ahead, at)
+	if err != nil || known {
+		return false, err
+	}
+	c.ahead[at.number] = at
+	c.added = append(c.added, at)
+	for next, ok := c.ahead[c.mark.number+1]; ok; next, ok = c.ahead[c.mark.number+1] {
+		c.mark = mark{next.number, next.sha256}
+		delete(c.ahead, next.number)
+	}
+	return true, nil
+}

@@ -1,0 +1,110 @@
+package intake
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+)
+
+func markOf(ctx context.Context, tx db.Tx, nodeID, incarnation string) (m mark, err error) {
+	err = tx.QueryRow(ctx, `SELECT number, sha256 FROM usage_marks WHERE node_id = $1 AND incarnation = $2`, nodeID, incarnation).Scan(&m.number, &m.sha256)
+	if db.IsNoRows(err) {
+		return mark{}, nil
+	}
+	return m, err
+}
+
+// columns of the stores of a batch, which are in order.
+func columns(stores []store) (nodes, incarnations []string) {
+	for _, s := range stores {
+		nodes, incarnations = append(nodes, s.nodeID), append(incarnations, s.incarnation)
+	}
+	return nodes, incarnations
+}
+
+// lockMarks takes the stores' rows first, so that two batches with a store in common wait for each other.
+func lockMarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (map[store]*chain, error) {
+	nodes, incarnations := columns(stores)
+	if _, err := tx.Exec(ctx, `INSERT INTO usage_marks (node_id, incarnation, number, sha256, updated_at)
+		SELECT x.node, x.incarnation, 0, ''::bytea, $3::timestamptz FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
+		ON CONFLICT (node_id, incarnation) DO NOTHING`, nodes, incarnations, now); err != nil {
+		return nil, err
+	}
+	rows, err := tx.Query(ctx, `SELECT m.node_id, m.incarnation, m.number, m.sha256 FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
+		JOIN usage_marks m ON m.node_id = x.node AND m.incarnation = x.incarnation ORDER BY m.node_id, m.incarnation FOR UPDATE OF m`, nodes, incarnations)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	out := map[store]*chain{}
+	for rows.Next() {
+		var s store
+		c := &chain{ahead: map[uint64]link{}}
+		if err := rows.Scan(&s.nodeID, &s.incarnation, &c.mark.number, &c.mark.sha256); err != nil {
+			return nil, err
+		}
+		c.stored, out[s] = c.mark, c
+	}
+	return out, rows.Err()
+}
+
+func loadAhead(ctx context.Context, tx db.Tx, stores []store, chains map[store]*chain) error {
+	nodes, incarnations := columns(stores)
+	rows, err := tx.Query(ctx, `SELECT a.node_id, a.incarnation, a.number, a.sha256, a.previous_sha256 FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
+		JOIN usage_ahead a ON a.node_id = x.node AND a.incarnation = x.incarnation`, nodes, incarnations)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var s store
+		var l link
+		if err := rows.Scan(&s.nodeID, &s.incarnation, &l.number, &l.sha256, &l.previous); err != nil {
+			return err
+		}
+		chains[s].ahead[l.number] = l
+	}
+	return rows.Err()
+}
+
+// saveChains writes what of the chains has changed: marks, and what is posted beyond a gap.
+func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]*chain, now time.Time) error {
+	var moved, beyond []store
+	var numbers, aheadNumbers []int64
+	var digests, aheadDigests, aheadPrevious [][]byte
+	for _, s := range stores {
+		c := chains[s]
+		if c.mark.number != c.stored.number {
+			moved, numbers, digests = append(moved, s), append(numbers, int64(c.mark.number)), append(digests, c.mark.sha256)
+		}
+		for _, l := range c.added {
+			if l.number > c.mark.number {
+				beyond, aheadNumbers = append(beyond, s), append(aheadNumbers, int64(l.number))
+				aheadDigests, aheadPrevious = append(aheadDigests, l.sha256), append(aheadPrevious, l.previous)
+			}
+		}
+	}
+	if len(moved) > 0 {
+		nodes, incarnations := columns(moved)
+		if _, err := tx.Exec(ctx, `UPDATE usage_marks SET number = x.number, sha256 = x.sha256, updated_at = $5
+			FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[]) AS x(node, incarnation, number, sha256)
+			WHERE usage_marks.node_id = x.node AND usage_marks.incarnation = x.incarnation`, nodes, incarnations, numbers, digests, now); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `DELETE FROM usage_ahead WHERE (node_id, incarnation, number) IN (SELECT a.node_id, a.incarnation, a.number
+			FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(node, incarnation, number)
+			JOIN usage_ahead a ON a.node_id = x.node AND a.incarnation = x.incarnation AND a.number <= x.number)`, nodes, incarnations, numbers); err != nil {
+			return fmt.Errorf("forget what the mark has passed: %w", err)
+		}
+	}
+	if len(beyond) == 0 {
+		return nil
+	}
+	nodes, incarnations := columns(beyond)
+	_, err := tx.Exec(ctx, `INSERT INTO usage_ahead (node_id, incarnation, number, sha256, previous_sha256, posted_at)
+		SELECT x.*, $6::timestamptz FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::bytea[]) AS x`,
+		nodes, incarnations, aheadNumbers, aheadDigests, aheadPrevious, now)
+	return err
+}
