@@ -9,12 +9,16 @@ import (
 
 	"github.com/containerd/containerd/api/events"
 	"github.com/containerd/containerd/v2/client"
+	coreevents "github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/typeurl/v2"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/e2e/scenario"
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
+
+// listenAgain is the pause before a broken event stream is opened again.
+const listenAgain = 50 * time.Millisecond
 
 // truth listens to containerd itself: when tasks started and when they exited, by container id.
 type truth struct {
@@ -29,8 +33,8 @@ func (w *world) listen(namespace string) *truth {
 	require.NoError(w.t, err)
 	ctx, cancel := context.WithCancel(w.ctx)
 	tr := &truth{started: map[string]time.Time{}, exited: map[string]time.Time{}}
-	messages, _ := cl.EventService().Subscribe(ctx, `namespace==`+namespace)
 	done := make(chan struct{})
+	messages, broken := cl.EventService().Subscribe(ctx, `namespace==`+namespace)
 	go func() {
 		defer close(done)
 		for {
@@ -38,23 +42,15 @@ func (w *world) listen(namespace string) *truth {
 			case <-ctx.Done():
 				return
 			case m := <-messages:
-				if m == nil || m.Event == nil {
-					continue
+				tr.hear(m)
+			case <-broken:
+				// The daemon was killed. What happens until it is back is not told again.
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(listenAgain):
+					messages, broken = cl.EventService().Subscribe(ctx, `namespace==`+namespace)
 				}
-				e, err := typeurl.UnmarshalAny(m.Event)
-				if err != nil {
-					continue
-				}
-				tr.mu.Lock()
-				switch e := e.(type) {
-				case *events.TaskStart:
-					tr.started[e.ContainerID] = m.Timestamp
-				case *events.TaskExit:
-					if e.ID == e.ContainerID {
-						tr.exited[e.ContainerID] = e.ExitedAt.AsTime()
-					}
-				}
-				tr.mu.Unlock()
 			}
 		}
 	}()
@@ -64,6 +60,26 @@ func (w *world) listen(namespace string) *truth {
 		_ = cl.Close()
 	})
 	return tr
+}
+
+func (tr *truth) hear(m *coreevents.Envelope) {
+	if m == nil || m.Event == nil {
+		return
+	}
+	e, err := typeurl.UnmarshalAny(m.Event)
+	if err != nil {
+		return
+	}
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	switch e := e.(type) {
+	case *events.TaskStart:
+		tr.started[e.ContainerID] = m.Timestamp
+	case *events.TaskExit:
+		if e.ID == e.ContainerID {
+			tr.exited[e.ContainerID] = e.ExitedAt.AsTime()
+		}
+	}
 }
 
 // running is how long containers ran in all, by containerd's clock; every one must have exited.
@@ -77,6 +93,18 @@ func (tr *truth) running(t *testing.T) (total time.Duration) {
 		total += tr.exited[id].Sub(start)
 	}
 	return total
+}
+
+// firstStart is when the first container started.
+func (tr *truth) firstStart() (first time.Time) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	for _, start := range tr.started {
+		if first.IsZero() || start.Before(first) {
+			first = start
+		}
+	}
+	return first
 }
 
 // debit is what usage took from the tenant, as a positive amount.

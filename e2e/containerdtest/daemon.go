@@ -192,6 +192,13 @@ func (d *Daemon) PID() int {
 	return d.pid
 }
 
+// Exited is closed when the daemon has ended; nil before its first start.
+func (d *Daemon) Exited() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.gone
+}
+
 // Kill9 kills the daemon, not its shims, and waits until it is gone.
 func (d *Daemon) Kill9() error { return d.end(unix.SIGKILL) }
 

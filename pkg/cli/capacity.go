@@ -120,12 +120,21 @@ func (a *app) nodesCommand() *cobra.Command {
 		return client.Read[client.Node](s.hub.BanNode(ctx, id, client.NodeBan{Reason: reason}, s.editors()...))
 	})
 	ban.Flags().StringVar(&reason, "reason", "", "why (required)")
-	return group("nodes", "Nodes of the mesh (platform admin)", list, ban,
+	var removal client.NodeRemove
+	remove := one("remove", "Take a drained, empty node out of the mesh for good, or one that is lost", func(ctx context.Context, s *session, id string) (client.Node, error) {
+		return client.Read[client.Node](s.hub.RemoveNode(ctx, id, removal, s.editors()...))
+	})
+	remove.Flags().BoolVar(&removal.Lost, "lost", false, "the node is gone for good: what it ran ends as node_lost")
+	remove.Flags().StringVar(&removal.Reason, "reason", "", "why")
+	return group("nodes", "Nodes of the mesh (platform admin)", list, ban, remove,
 		one("get", "One node", func(ctx context.Context, s *session, id string) (client.Node, error) {
 			return client.Read[client.Node](s.hub.GetNode(ctx, id, s.editors()...))
 		}),
 		one("drain", "Place nothing new on a node", func(ctx context.Context, s *session, id string) (client.Node, error) {
 			return client.Read[client.Node](s.hub.DrainNode(ctx, id, s.editors()...))
+		}),
+		one("undrain", "Place new things on a node again", func(ctx context.Context, s *session, id string) (client.Node, error) {
+			return client.Read[client.Node](s.hub.UndrainNode(ctx, id, s.editors()...))
 		}))
 }
 

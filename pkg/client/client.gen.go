@@ -427,9 +427,11 @@ func (e MemberStatus) Valid() bool {
 const (
 	NodeStatusBanned      NodeStatus = "banned"
 	NodeStatusDraining    NodeStatus = "draining"
+	NodeStatusLost        NodeStatus = "lost"
 	NodeStatusOffline     NodeStatus = "offline"
 	NodeStatusOnline      NodeStatus = "online"
 	NodeStatusQuarantined NodeStatus = "quarantined"
+	NodeStatusRemoved     NodeStatus = "removed"
 )
 
 // Valid indicates whether the value is a known member of the NodeStatus enum.
@@ -439,11 +441,15 @@ func (e NodeStatus) Valid() bool {
 		return true
 	case NodeStatusDraining:
 		return true
+	case NodeStatusLost:
+		return true
 	case NodeStatusOffline:
 		return true
 	case NodeStatusOnline:
 		return true
 	case NodeStatusQuarantined:
+		return true
+	case NodeStatusRemoved:
 		return true
 	default:
 		return false
@@ -1454,7 +1460,11 @@ type Node struct {
 	Os          string    `json:"os,omitempty,omitzero"`
 
 	// Refusals Newest first
-	Refusals    []Refusal  `json:"refusals,omitempty,omitzero"`
+	Refusals     []Refusal `json:"refusals,omitempty,omitzero"`
+	RemoveReason string    `json:"remove_reason,omitempty,omitzero"`
+
+	// RemovedAt When it was taken out for good
+	RemovedAt   time.Time  `json:"removed_at,omitempty,omitzero"`
 	RuncVersion string     `json:"runc_version,omitempty,omitzero"`
 	Status      NodeStatus `json:"status"`
 }
@@ -1503,6 +1513,13 @@ type NodeEnroll struct {
 type NodeList struct {
 	Items      []Node `json:"items"`
 	NextCursor string `json:"next_cursor,omitempty,omitzero"`
+}
+
+// NodeRemove defines model for NodeRemove.
+type NodeRemove struct {
+	// Lost The node is gone for good with whatever it ran
+	Lost   bool   `json:"lost,omitempty,omitzero"`
+	Reason string `json:"reason,omitempty,omitzero"`
 }
 
 // NodeRenew defines model for NodeRenew.
@@ -2353,6 +2370,9 @@ type CreateJoinTokenJSONRequestBody = JoinTokenCreate
 // BanNodeJSONRequestBody defines body for BanNode for application/json ContentType.
 type BanNodeJSONRequestBody = NodeBan
 
+// RemoveNodeJSONRequestBody defines body for RemoveNode for application/json ContentType.
+type RemoveNodeJSONRequestBody = NodeRemove
+
 // CreatePriceJSONRequestBody defines body for CreatePrice for application/json ContentType.
 type CreatePriceJSONRequestBody = PriceCreate
 
@@ -2566,6 +2586,43 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /admin/nodes/{node_id}/drain (the `DrainNode` operationId).
 	DrainNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RemoveNodeWithBody Take a node out of the mesh for good
+	//
+	// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
+	// It is shut out from then on. The body may be left out.
+	//
+	// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
+	// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
+	// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
+	// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
+	// for which holds stay until its last record, or 30 days.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /admin/nodes/{node_id}/remove (the `RemoveNode` operationId).
+	RemoveNodeWithBody(ctx context.Context, nodeID NodeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RemoveNode Take a node out of the mesh for good
+	//
+	// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
+	// It is shut out from then on. The body may be left out.
+	//
+	// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
+	// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
+	// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
+	// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
+	// for which holds stay until its last record, or 30 days.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /admin/nodes/{node_id}/remove (the `RemoveNode` operationId).
+	RemoveNode(ctx context.Context, nodeID NodeID, body RemoveNodeJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// UndrainNode Place new things on the node again
+	//
+	// Corresponds with POST /admin/nodes/{node_id}/undrain (the `UndrainNode` operationId).
+	UndrainNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListPrices The price book
 	//
@@ -3261,6 +3318,73 @@ func (c *Client) BanNode(ctx context.Context, nodeID NodeID, body BanNodeJSONReq
 // Corresponds with POST /admin/nodes/{node_id}/drain (the `DrainNode` operationId).
 func (c *Client) DrainNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewDrainNodeRequest(c.Server, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RemoveNodeWithBody Take a node out of the mesh for good
+//
+// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
+// It is shut out from then on. The body may be left out.
+//
+// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
+// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
+// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
+// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
+// for which holds stay until its last record, or 30 days.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /admin/nodes/{node_id}/remove (the `RemoveNode` operationId).
+func (c *Client) RemoveNodeWithBody(ctx context.Context, nodeID NodeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRemoveNodeRequestWithBody(c.Server, nodeID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RemoveNode Take a node out of the mesh for good
+//
+// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
+// It is shut out from then on. The body may be left out.
+//
+// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
+// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
+// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
+// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
+// for which holds stay until its last record, or 30 days.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /admin/nodes/{node_id}/remove (the `RemoveNode` operationId).
+func (c *Client) RemoveNode(ctx context.Context, nodeID NodeID, body RemoveNodeJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRemoveNodeRequest(c.Server, nodeID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// UndrainNode Place new things on the node again
+//
+// Corresponds with POST /admin/nodes/{node_id}/undrain (the `UndrainNode` operationId).
+func (c *Client) UndrainNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewUndrainNodeRequest(c.Server, nodeID)
 	if err != nil {
 		return nil, err
 	}
@@ -4882,6 +5006,87 @@ func NewDrainNodeRequest(server string, nodeID NodeID) (*http.Request, error) {
 	}
 
 	operationPath := fmt.Sprintf("/admin/nodes/%s/drain", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRemoveNodeRequest calls the generic RemoveNode builder with application/json body
+func NewRemoveNodeRequest(server string, nodeID NodeID, body RemoveNodeJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewRemoveNodeRequestWithBody(server, nodeID, "application/json", bodyReader)
+}
+
+// NewRemoveNodeRequestWithBody constructs an http.Request for the RemoveNode method, with any body, and a specified content type
+func NewRemoveNodeRequestWithBody(server string, nodeID NodeID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "node_id", nodeID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/admin/nodes/%s/remove", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewUndrainNodeRequest constructs an http.Request for the UndrainNode method
+func NewUndrainNodeRequest(server string, nodeID NodeID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "node_id", nodeID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/admin/nodes/%s/undrain", pathParam0)
 	if operationPath[0] == '/' {
 		operationPath = "." + operationPath
 	}
@@ -7768,6 +7973,45 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /admin/nodes/{node_id}/drain (the `DrainNode` operationId).
 	DrainNodeWithResponse(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*DrainNodeResponse, error)
 
+	// RemoveNodeWithBodyWithResponse Take a node out of the mesh for good
+	//
+	// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
+	// It is shut out from then on. The body may be left out.
+	//
+	// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
+	// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
+	// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
+	// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
+	// for which holds stay until its last record, or 30 days.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /admin/nodes/{node_id}/remove (the `RemoveNode` operationId).
+	RemoveNodeWithBodyWithResponse(ctx context.Context, nodeID NodeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RemoveNodeResponse, error)
+
+	// RemoveNodeWithResponse Take a node out of the mesh for good
+	//
+	// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
+	// It is shut out from then on. The body may be left out.
+	//
+	// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
+	// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
+	// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
+	// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
+	// for which holds stay until its last record, or 30 days.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /admin/nodes/{node_id}/remove (the `RemoveNode` operationId).
+	RemoveNodeWithResponse(ctx context.Context, nodeID NodeID, body RemoveNodeJSONRequestBody, reqEditors ...RequestEditorFn) (*RemoveNodeResponse, error)
+
+	// UndrainNodeWithResponse Place new things on the node again
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /admin/nodes/{node_id}/undrain (the `UndrainNode` operationId).
+	UndrainNodeWithResponse(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*UndrainNodeResponse, error)
+
 	// ListPricesWithResponse The price book
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -8790,6 +9034,102 @@ func (r DrainNodeResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r DrainNodeResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RemoveNodeResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Node
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r RemoveNodeResponse) GetJSON200() *Node {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RemoveNodeResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RemoveNodeResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RemoveNodeResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RemoveNodeResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RemoveNodeResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type UndrainNodeResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Node
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r UndrainNodeResponse) GetJSON200() *Node {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r UndrainNodeResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r UndrainNodeResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r UndrainNodeResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r UndrainNodeResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r UndrainNodeResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -11508,6 +11848,63 @@ func (c *ClientWithResponses) DrainNodeWithResponse(ctx context.Context, nodeID 
 	return ParseDrainNodeResponse(rsp)
 }
 
+// RemoveNodeWithBodyWithResponse Take a node out of the mesh for good
+//
+// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
+// It is shut out from then on. The body may be left out.
+//
+// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
+// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
+// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
+// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
+// for which holds stay until its last record, or 30 days.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /admin/nodes/{node_id}/remove (the `RemoveNode` operationId).
+func (c *ClientWithResponses) RemoveNodeWithBodyWithResponse(ctx context.Context, nodeID NodeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RemoveNodeResponse, error) {
+	rsp, err := c.RemoveNodeWithBody(ctx, nodeID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRemoveNodeResponse(rsp)
+}
+
+// RemoveNodeWithResponse Take a node out of the mesh for good
+//
+// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
+// It is shut out from then on. The body may be left out.
+//
+// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
+// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
+// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
+// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
+// for which holds stay until its last record, or 30 days.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /admin/nodes/{node_id}/remove (the `RemoveNode` operationId).
+func (c *ClientWithResponses) RemoveNodeWithResponse(ctx context.Context, nodeID NodeID, body RemoveNodeJSONRequestBody, reqEditors ...RequestEditorFn) (*RemoveNodeResponse, error) {
+	rsp, err := c.RemoveNode(ctx, nodeID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRemoveNodeResponse(rsp)
+}
+
+// UndrainNodeWithResponse Place new things on the node again
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /admin/nodes/{node_id}/undrain (the `UndrainNode` operationId).
+func (c *ClientWithResponses) UndrainNodeWithResponse(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*UndrainNodeResponse, error) {
+	rsp, err := c.UndrainNode(ctx, nodeID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseUndrainNodeResponse(rsp)
+}
+
 // ListPricesWithResponse The price book
 //
 // Returns a wrapper object for the known response body format(s).
@@ -12787,6 +13184,72 @@ func ParseDrainNodeResponse(rsp *http.Response) (*DrainNodeResponse, error) {
 	}
 
 	response := &DrainNodeResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Node
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRemoveNodeResponse parses an HTTP response from a RemoveNodeWithResponse call
+func ParseRemoveNodeResponse(rsp *http.Response) (*RemoveNodeResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RemoveNodeResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Node
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseUndrainNodeResponse parses an HTTP response from a UndrainNodeWithResponse call
+func ParseUndrainNodeResponse(rsp *http.Response) (*UndrainNodeResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &UndrainNodeResponse{
 		Body:         bodyBytes,
 		HTTPResponse: rsp,
 	}

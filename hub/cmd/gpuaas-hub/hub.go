@@ -269,7 +269,9 @@ func (h *hub) server() *httpapi.Server {
 			EnrolNode:       &command.EnrolNode{DB: d, Keys: h.keys, CertificateTTL: h.conf.certificateLifetime},
 			RenewNode:       &command.RenewNode{DB: d, Keys: h.keys, CertificateTTL: h.conf.certificateLifetime},
 			DrainNode:       &command.DrainNode{DB: d},
+			UndrainNode:     &command.UndrainNode{DB: d},
 			BanNode:         &command.BanNode{DB: d, Kick: h.session.Kick},
+			RemoveNode:      &command.RemoveNode{DB: d, Kick: h.session.Kick, Poke: poke},
 		},
 		Billing: httpapi.NewBilling(d),
 	}

@@ -129,6 +129,43 @@ func release(ctx context.Context, tx db.Tx, a Allocation, now time.Time) (Alloca
 	return a, endClaims(ctx, tx, a.ID, now)
 }
 
+// Loss is an allocation whose node is gone for good.
+type Loss struct {
+	Before Status
+	// Allocation is as it is now: node_lost, its claims and all that members took of it ended.
+	Allocation Allocation
+}
+
+// HeldOn is how many allocations a node still has to serve.
+func HeldOn(ctx context.Context, tx db.Tx, nodeID string) (int, error) {
+	return countHeld(ctx, tx, nodeID)
+}
+
+// Lose ends every allocation of a node that is gone for good, without any proof of what became of what ran there.
+func Lose(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Loss, error) {
+	held, err := selectAllocations(ctx, tx, `WHERE a.node_id = $1 AND a.released_at IS NULL ORDER BY a.id`, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	losses := make([]Loss, 0, len(held))
+	for _, a := range held {
+		before := a.Status
+		a.Status, a.UpdatedAt, a.ReleasedAt = NodeLost, now, now
+		a.ResourceVersion++
+		if err := updateAllocation(ctx, tx, a); err != nil {
+			return nil, err
+		}
+		if err := endClaims(ctx, tx, a.ID, now); err != nil {
+			return nil, err
+		}
+		if err := endReservations(ctx, tx, a.ID, now); err != nil {
+			return nil, err
+		}
+		losses = append(losses, Loss{Before: before, Allocation: a})
+	}
+	return losses, nil
+}
+
 // Reservation is what one member takes of an allocation.
 type Reservation struct {
 	MemberID     string

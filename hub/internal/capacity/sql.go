@@ -83,6 +83,20 @@ func endReservation(ctx context.Context, tx db.Tx, memberID string, now time.Tim
 	return allocationID, true, err
 }
 
+// endReservations ends all that members took of an allocation.
+func endReservations(ctx context.Context, tx db.Tx, allocationID string, now time.Time) error {
+	if _, err := tx.Exec(ctx, `UPDATE reservations SET freed_at = $2 WHERE allocation_id = $1 AND freed_at IS NULL`, allocationID, now); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, `UPDATE reserved_accelerators SET freed_at = $2 WHERE allocation_id = $1 AND freed_at IS NULL`, allocationID, now)
+	return err
+}
+
+func countHeld(ctx context.Context, tx db.Tx, nodeID string) (n int, err error) {
+	err = tx.QueryRow(ctx, `SELECT count(*) FROM allocations WHERE node_id = $1 AND released_at IS NULL`, nodeID).Scan(&n)
+	return n, err
+}
+
 func heldReservations(ctx context.Context, tx db.Tx, allocationID string) (n int, err error) {
 	err = tx.QueryRow(ctx, `SELECT count(*) FROM reservations WHERE allocation_id = $1 AND freed_at IS NULL`, allocationID).Scan(&n)
 	return n, err

@@ -12,7 +12,7 @@ import (
 type BanNode struct {
 	DB *db.DB
 	// Kick ends the node's connection; called after the commit.
-	Kick func(nodeID string)
+	Kick func(nodeID, reason string)
 }
 
 // Do bans the node. Banning a banned node changes nothing; its first reason stays.
@@ -23,7 +23,7 @@ func (c *BanNode) Do(ctx context.Context, m Meta, nodeID, reason string) error {
 	if _, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (string, error) { return c.do(ctx, tx, m, nodeID, reason) }); err != nil {
 		return err
 	}
-	c.Kick(nodeID)
+	c.Kick(nodeID, "node_banned")
 	return nil
 }
 

@@ -23,14 +23,25 @@ func (c *DrainNode) Do(ctx context.Context, m Meta, nodeID string) error {
 	return err
 }
 
+// outOfUse refuses to change what a node takes once it takes nothing for good.
+func outOfUse(n fleet.Node) error {
+	switch {
+	case n.IsBanned():
+		return fault.New(fault.Conflict, "node_banned", "The node is banned for good; nothing is placed on it.", nil)
+	case n.IsRemoved():
+		return fault.New(fault.Conflict, "node_removed", "The node was removed for good; nothing is placed on it.", nil)
+	}
+	return nil
+}
+
 func (c *DrainNode) do(ctx context.Context, tx db.Tx, m Meta, nodeID string) (string, error) {
 	return Idempotent(ctx, tx, m, func() (string, error) {
 		node, drained, err := fleet.Drain(ctx, tx, nodeID, m.Now)
 		if err != nil {
 			return "", err
 		}
-		if node.IsBanned() {
-			return "", fault.New(fault.Conflict, "node_banned", "The node is banned; there is nothing to drain.", nil)
+		if err := outOfUse(node); err != nil {
+			return "", err
 		}
 		if !drained {
 			return nodeID, nil

@@ -69,6 +69,31 @@ func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
 				return err
 			}
 		}},
+		"undrain node": {"nodes", func(w *world) run {
+			m := admin(w)
+			w.drained()
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := (&UndrainNode{}).do(ctx, tx, m, w.node)
+				return err
+			}
+		}},
+		"remove node": {"nodes", func(w *world) run {
+			m := admin(w)
+			w.drained()
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := (&RemoveNode{}).do(ctx, tx, m, w.node, RemoveNodeInput{Reason: "sold"})
+				return err
+			}
+		}},
+		"remove lost node": {"app_instances", func(w *world) run {
+			w.running()
+			w.silent()
+			m := admin(w)
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := (&RemoveNode{}).do(ctx, tx, m, w.node, RemoveNodeInput{Lost: true, Reason: "burnt"})
+				return err
+			}
+		}},
 		"ban node": {"nodes", func(w *world) run {
 			m := admin(w)
 			return func(ctx context.Context, tx db.Tx) error {

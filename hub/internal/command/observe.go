@@ -68,23 +68,29 @@ func follow(ctx context.Context, tx db.Tx, nodeID, action string, changes []inst
 	for _, c := range changes {
 		// A report has no request of its own: it goes on under the id of what was asked of the instance last.
 		m := Meta{Principal: iam.Principal{Type: iam.TypeNode, ID: nodeID}, CorrelationID: c.Instance.Operation.CorrelationID, Now: now}
-		for _, removal := range c.Removed {
-			if err := m.settleRemoval(ctx, tx, action, removal); err != nil {
-				return Observed{}, err
-			}
-		}
-		nodes, err := touchNodes(ctx, tx, c)
+		nodes, err := m.followChange(ctx, tx, action, c)
 		if err != nil {
 			return Observed{}, err
 		}
 		out.TouchedNodes = append(out.TouchedNodes, nodes...)
-		if err := m.recordInstance(ctx, tx, action, c); err != nil {
-			return Observed{}, err
-		}
 	}
 	slices.Sort(out.TouchedNodes)
 	out.TouchedNodes = slices.Compact(out.TouchedNodes)
 	return out, nil
+}
+
+// followChange does it for one change, and returns the nodes that are to hold something else.
+func (m Meta) followChange(ctx context.Context, tx db.Tx, action string, c instance.Change) ([]string, error) {
+	for _, removal := range c.Removed {
+		if err := m.settleRemoval(ctx, tx, action, removal); err != nil {
+			return nil, err
+		}
+	}
+	nodes, err := touchNodes(ctx, tx, c)
+	if err != nil {
+		return nil, err
+	}
+	return nodes, m.recordInstance(ctx, tx, action, c)
 }
 
 // settleRemoval frees the room of a member of which nothing is left, and closes its bill; the allocation follows when it was
@@ -105,6 +111,10 @@ func (m Meta) settleRemoval(ctx context.Context, tx db.Tx, action string, r inst
 	failpoint.Hit("hub/report/freed")
 	if r.Proof != nil {
 		return ledger.CloseSubject(ctx, tx, r.Member.ID, r.Proof.GetAt().AsTime(), m.Now)
+	}
+	if r.Lost {
+		// What the node measured until now is still its tenant's to pay: the hold waits for the final record, or 30 days.
+		return ledger.CloseSubject(ctx, tx, r.Member.ID, m.Now, m.Now)
 	}
 	// No node ever had it, so no final record will come.
 	if err := ledger.CloseSubject(ctx, tx, r.Member.ID, m.Now, m.Now); err != nil {

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/session"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -247,7 +248,15 @@ func (d *Dispatcher) pushLeases(ctx context.Context, nodeID string, held session
 // renew gives due members their next lease, each in a transaction of its own: one empty wallet is no reason for others.
 func (d *Dispatcher) renew(ctx context.Context) error {
 	now := d.Now()
-	due, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) ([]ledger.Due, error) { return ledger.DueForRenewal(ctx, tx, now) })
+	due, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) ([]ledger.Due, error) {
+		banned, err := fleet.BannedIDs(ctx, tx)
+		if err != nil {
+			return nil, err
+		}
+		due, err := ledger.DueForRenewal(ctx, tx, now)
+		// A banned node cannot be reached, and its leases are to end: nothing is held for it any more.
+		return slices.DeleteFunc(due, func(d ledger.Due) bool { return slices.Contains(banned, d.NodeID) }), err
+	})
 	if err != nil {
 		return err
 	}

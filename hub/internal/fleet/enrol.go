@@ -135,8 +135,8 @@ func again(ctx context.Context, tx db.Tx, nodeID string, in Enrolment, now time.
 	if !bytes.Equal(n.PublicKey, in.PublicKey) {
 		return Node{}, tokenFault()
 	}
-	if n.IsBanned() {
-		return Node{}, bannedFault()
+	if err := n.shutOut(); err != nil {
+		return Node{}, err
 	}
 	return CertificateIssued(ctx, tx, nodeID, in.CertificateExpiresAt, now)
 }

@@ -1,5 +1,5 @@
 // Package fleet owns the nodes as the hub knows them: sites, join tokens, enrolment, facts, what a node may still do (drain,
-// ban), which of its connections counts, what it accepted and refused, and the revision of what is wanted of it. It does not
+// ban, remove), which of its connections counts, what it accepted and refused, and the revision of what is wanted of it. It does not
 // own what runs there (instance), what is promised there (capacity), or the keys that certificates are signed with (trust).
 package fleet
 
@@ -48,18 +48,25 @@ const (
 	Offline  Status = "offline"
 	Draining Status = "draining"
 	Banned   Status = "banned"
+	// Removed left the mesh with nothing on it; Lost was declared gone for good with whatever it ran.
+	Removed Status = "removed"
+	Lost    Status = "lost"
 )
 
 // Node is one machine of the mesh.
 type Node struct {
-	ID                   string
-	SiteID               string
-	Hostname             string
-	PublicKey            ed25519.PublicKey
-	ResourceVersion      int64
-	Draining             bool
-	BannedAt             time.Time
-	BanReason            string
+	ID              string
+	SiteID          string
+	Hostname        string
+	PublicKey       ed25519.PublicKey
+	ResourceVersion int64
+	Draining        bool
+	BannedAt        time.Time
+	BanReason       string
+	// RemovedAt is when the node was taken out for good; Lost says that it was gone then.
+	RemovedAt            time.Time
+	Lost                 bool
+	RemoveReason         string
 	CertificateExpiresAt time.Time
 	// Incarnation is of the store that the node said hello with last.
 	Incarnation        string
@@ -86,6 +93,24 @@ func (n Node) Identity() protocol.NodeIdentity { return protocol.NewNodeIdentity
 // IsBanned reports whether the node is shut out for good.
 func (n Node) IsBanned() bool { return !n.BannedAt.IsZero() }
 
+// IsRemoved reports whether the node was taken out of the mesh for good, lost or not.
+func (n Node) IsRemoved() bool { return !n.RemovedAt.IsZero() }
+
+// TakesNew reports whether something new may be placed on the node once it is in contact.
+func (n Node) TakesNew() bool { return !n.Draining && !n.IsBanned() && !n.IsRemoved() }
+
+// shutOut is why the node may not come in. A lost one may: it hands over the usage that it still owes, and is told to hold
+// nothing.
+func (n Node) shutOut() error {
+	switch {
+	case n.IsBanned():
+		return bannedFault()
+	case n.IsRemoved() && !n.Lost:
+		return fault.New(fault.Forbidden, "node_removed", "This node was removed from the mesh. It may return as a new node, with a new key and a new join token.", nil).Lasting()
+	}
+	return nil
+}
+
 // Connected reports whether the node has been heard within OnlineWindow on a connection that is still open.
 func (n Node) Connected(now time.Time) bool {
 	return n.SessionNo > 0 && n.DisconnectedAt.IsZero() && now.Sub(n.LastSeenAt) < OnlineWindow
@@ -96,6 +121,10 @@ func (n Node) Status(now time.Time) Status {
 	switch {
 	case n.IsBanned():
 		return Banned
+	case n.Lost:
+		return Lost
+	case n.IsRemoved():
+		return Removed
 	case n.Draining:
 		return Draining
 	case n.Connected(now):
@@ -165,10 +194,10 @@ func RenewalMessage(nodeID, csrPEM, issuedAt string) []byte {
 	return []byte(nodeID + "\n" + csrPEM + "\n" + issuedAt)
 }
 
-// MayRenew decides whether a node gets a new certificate: never when banned, and only by proof of the key it enrolled with.
+// MayRenew decides whether a node gets a new certificate: never when banned or removed, and only by proof of the key it enrolled with.
 func MayRenew(n Node, csrKey ed25519.PublicKey, message, signature []byte) error {
-	if n.IsBanned() {
-		return bannedFault()
+	if err := n.shutOut(); err != nil {
+		return err
 	}
 	if !bytes.Equal(n.PublicKey, csrKey) || !ed25519.Verify(n.PublicKey, message, signature) {
 		return fault.New(fault.Unauthenticated, "proof_invalid", "The request is not signed by the key that the node enrolled with.", nil).At("/signature", "does not verify")

@@ -37,8 +37,8 @@ func Connect(ctx context.Context, tx db.Tx, c Connection, now time.Time) (Connec
 	if err != nil {
 		return Connected{}, err
 	}
-	if n.IsBanned() {
-		return Connected{}, bannedFault()
+	if err := n.shutOut(); err != nil {
+		return Connected{}, err
 	}
 	out := Connected{Behind: behind(n, c)}
 	if out.CameBack, err = reachable(ctx, tx, c.NodeID); err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-const nodeColumns = `n.id, n.site_id, n.hostname, n.public_key, n.resource_version, n.draining, n.banned_at, n.ban_reason,
+const nodeColumns = `n.id, n.site_id, n.hostname, n.public_key, n.resource_version, n.draining, n.banned_at, n.ban_reason, n.removed_at, n.lost, n.remove_reason,
 	n.certificate_expires_at, n.incarnation, n.accepted_epoch, n.accepted_generation, n.bundle_version, n.agent_version,
 	n.protocol_version, n.features, n.facts, n.conditions, n.created_at, n.updated_at,
 	COALESCE(s.session_no, 0), s.seen_at, s.disconnected_at`
@@ -20,18 +20,18 @@ const nodeFrom = ` FROM nodes n LEFT JOIN node_sessions s ON s.node_id = n.id `
 
 func scanNode(row pgx.Row) (Node, error) {
 	var (
-		n                              Node
-		bannedAt, seenAt, disconnected *time.Time
-		facts                          []byte
+		n                                         Node
+		bannedAt, removedAt, seenAt, disconnected *time.Time
+		facts                                     []byte
 	)
-	err := row.Scan(&n.ID, &n.SiteID, &n.Hostname, &n.PublicKey, &n.ResourceVersion, &n.Draining, &bannedAt, &n.BanReason,
+	err := row.Scan(&n.ID, &n.SiteID, &n.Hostname, &n.PublicKey, &n.ResourceVersion, &n.Draining, &bannedAt, &n.BanReason, &removedAt, &n.Lost, &n.RemoveReason,
 		&n.CertificateExpiresAt, &n.Incarnation, &n.AcceptedEpoch, &n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion,
 		&n.ProtocolVersion, &n.Features, &facts, &n.Conditions, &n.CreatedAt, &n.UpdatedAt,
 		&n.SessionNo, &seenAt, &disconnected)
 	if err != nil {
 		return Node{}, err
 	}
-	n.BannedAt, n.LastSeenAt, n.DisconnectedAt = value(bannedAt), value(seenAt), value(disconnected)
+	n.BannedAt, n.RemovedAt, n.LastSeenAt, n.DisconnectedAt = value(bannedAt), value(removedAt), value(seenAt), value(disconnected)
 	n.Facts = &protocol.NodeFacts{}
 	// Written by another release, perhaps: a field it does not know must not make the node unreadable.
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(facts, n.Facts); err != nil {
@@ -77,20 +77,11 @@ const nilID = "00000000-0000-0000-0000-000000000000"
 // ForPlacement returns the nodes that may take something new at now, in the order of their ids.
 func ForPlacement(ctx context.Context, tx db.Tx, now time.Time) ([]Node, error) {
 	rows, err := tx.Query(ctx, `SELECT `+nodeColumns+nodeFrom+`
-		WHERE n.banned_at IS NULL AND NOT n.draining AND s.disconnected_at IS NULL AND s.seen_at > $1 ORDER BY n.id`, now.Add(-OnlineWindow))
+		WHERE n.banned_at IS NULL AND n.removed_at IS NULL AND NOT n.draining AND s.disconnected_at IS NULL AND s.seen_at > $1 ORDER BY n.id`, now.Add(-OnlineWindow))
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Node, error) { return scanNode(row) })
-}
-
-// IDs returns the ids of all nodes that are not banned, for periodic passes.
-func IDs(ctx context.Context, tx db.Tx) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT id FROM nodes WHERE banned_at IS NULL ORDER BY id`)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
 // Touch says that something wanted of the node has changed, and returns the new revision.
@@ -112,7 +103,7 @@ func Rev(ctx context.Context, tx db.Tx, nodeID string) (rev int64, err error) {
 // Drain stops new placements on the node; drained is false when it was draining already.
 func Drain(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (n Node, drained bool, err error) {
 	n, err = Get(ctx, tx, nodeID)
-	if err != nil || n.Draining || n.IsBanned() {
+	if err != nil || n.Draining || n.IsBanned() || n.IsRemoved() {
 		return n, false, err
 	}
 	n.Draining, n.UpdatedAt = true, now
@@ -132,6 +123,15 @@ func Ban(ctx context.Context, tx db.Tx, nodeID, reason string, now time.Time) (n
 	_, err = tx.Exec(ctx, `UPDATE nodes SET banned_at = $3, ban_reason = $4, resource_version = $2, updated_at = $3 WHERE id = $1`,
 		nodeID, n.ResourceVersion, now, n.BanReason)
 	return n, true, err
+}
+
+// BannedIDs returns the ids of the nodes that are shut out for good.
+func BannedIDs(ctx context.Context, tx db.Tx) ([]string, error) {
+	rows, err := tx.Query(ctx, `SELECT id FROM nodes WHERE banned_at IS NOT NULL ORDER BY id`)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
 // NextVersion takes the number of the node's next event.

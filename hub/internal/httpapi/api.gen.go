@@ -426,9 +426,11 @@ func (e MemberStatus) Valid() bool {
 const (
 	NodeStatusBanned      NodeStatus = "banned"
 	NodeStatusDraining    NodeStatus = "draining"
+	NodeStatusLost        NodeStatus = "lost"
 	NodeStatusOffline     NodeStatus = "offline"
 	NodeStatusOnline      NodeStatus = "online"
 	NodeStatusQuarantined NodeStatus = "quarantined"
+	NodeStatusRemoved     NodeStatus = "removed"
 )
 
 // Valid indicates whether the value is a known member of the NodeStatus enum.
@@ -438,11 +440,15 @@ func (e NodeStatus) Valid() bool {
 		return true
 	case NodeStatusDraining:
 		return true
+	case NodeStatusLost:
+		return true
 	case NodeStatusOffline:
 		return true
 	case NodeStatusOnline:
 		return true
 	case NodeStatusQuarantined:
+		return true
+	case NodeStatusRemoved:
 		return true
 	default:
 		return false
@@ -1453,7 +1459,11 @@ type Node struct {
 	Os          string    `json:"os,omitempty,omitzero"`
 
 	// Refusals Newest first
-	Refusals    []Refusal  `json:"refusals,omitempty,omitzero"`
+	Refusals     []Refusal `json:"refusals,omitempty,omitzero"`
+	RemoveReason string    `json:"remove_reason,omitempty,omitzero"`
+
+	// RemovedAt When it was taken out for good
+	RemovedAt   time.Time  `json:"removed_at,omitempty,omitzero"`
 	RuncVersion string     `json:"runc_version,omitempty,omitzero"`
 	Status      NodeStatus `json:"status"`
 }
@@ -1502,6 +1512,13 @@ type NodeEnroll struct {
 type NodeList struct {
 	Items      []Node `json:"items"`
 	NextCursor string `json:"next_cursor,omitempty,omitzero"`
+}
+
+// NodeRemove defines model for NodeRemove.
+type NodeRemove struct {
+	// Lost The node is gone for good with whatever it ran
+	Lost   bool   `json:"lost,omitempty,omitzero"`
+	Reason string `json:"reason,omitempty,omitzero"`
 }
 
 // NodeRenew defines model for NodeRenew.
@@ -2352,6 +2369,9 @@ type CreateJoinTokenJSONRequestBody = JoinTokenCreate
 // BanNodeJSONRequestBody defines body for BanNode for application/json ContentType.
 type BanNodeJSONRequestBody = NodeBan
 
+// RemoveNodeJSONRequestBody defines body for RemoveNode for application/json ContentType.
+type RemoveNodeJSONRequestBody = NodeRemove
+
 // CreatePriceJSONRequestBody defines body for CreatePrice for application/json ContentType.
 type CreatePriceJSONRequestBody = PriceCreate
 
@@ -2438,6 +2458,12 @@ type ServerInterface interface {
 	// DrainNode Place nothing new on the node; what runs goes on
 	// (POST /admin/nodes/{node_id}/drain)
 	DrainNode(c *gin.Context, nodeID NodeID)
+	// RemoveNode Take a node out of the mesh for good
+	// (POST /admin/nodes/{node_id}/remove)
+	RemoveNode(c *gin.Context, nodeID NodeID)
+	// UndrainNode Place new things on the node again
+	// (POST /admin/nodes/{node_id}/undrain)
+	UndrainNode(c *gin.Context, nodeID NodeID)
 	// ListPrices The price book
 	// (GET /admin/prices)
 	ListPrices(c *gin.Context, params ListPricesParams)
@@ -2866,6 +2892,56 @@ func (siw *ServerInterfaceWrapper) DrainNode(c *gin.Context) {
 	}
 
 	siw.Handler.DrainNode(c, nodeID)
+}
+
+// RemoveNode operation middleware
+func (siw *ServerInterfaceWrapper) RemoveNode(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "node_id" -------------
+	var nodeID NodeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "node_id", c.Param("node_id"), &nodeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter node_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RemoveNode(c, nodeID)
+}
+
+// UndrainNode operation middleware
+func (siw *ServerInterfaceWrapper) UndrainNode(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "node_id" -------------
+	var nodeID NodeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "node_id", c.Param("node_id"), &nodeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter node_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.UndrainNode(c, nodeID)
 }
 
 // ListPrices operation middleware
@@ -4653,6 +4729,8 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/admin/nodes/:node_id", wrapper.GetNode)
 	router.POST(options.BaseURL+"/admin/nodes/:node_id/ban", wrapper.BanNode)
 	router.POST(options.BaseURL+"/admin/nodes/:node_id/drain", wrapper.DrainNode)
+	router.POST(options.BaseURL+"/admin/nodes/:node_id/remove", wrapper.RemoveNode)
+	router.POST(options.BaseURL+"/admin/nodes/:node_id/undrain", wrapper.UndrainNode)
 	router.GET(options.BaseURL+"/admin/prices", wrapper.ListPrices)
 	router.POST(options.BaseURL+"/admin/prices", wrapper.CreatePrice)
 	router.GET(options.BaseURL+"/admin/publishers", wrapper.ListPublishers)
@@ -5092,6 +5170,85 @@ type DrainNodedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response DrainNodedefaultApplicationProblemPlusJSONResponse) VisitDrainNodeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RemoveNodeRequestObject struct {
+	NodeID NodeID `json:"node_id"`
+	Body   *RemoveNodeJSONRequestBody
+}
+
+type RemoveNodeResponseObject interface {
+	VisitRemoveNodeResponse(w http.ResponseWriter) error
+}
+
+type RemoveNode200JSONResponse Node
+
+func (response RemoveNode200JSONResponse) VisitRemoveNodeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RemoveNodedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RemoveNodedefaultApplicationProblemPlusJSONResponse) VisitRemoveNodeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UndrainNodeRequestObject struct {
+	NodeID NodeID `json:"node_id"`
+}
+
+type UndrainNodeResponseObject interface {
+	VisitUndrainNodeResponse(w http.ResponseWriter) error
+}
+
+type UndrainNode200JSONResponse Node
+
+func (response UndrainNode200JSONResponse) VisitUndrainNodeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UndrainNodedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response UndrainNodedefaultApplicationProblemPlusJSONResponse) VisitUndrainNodeResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -7230,6 +7387,12 @@ type StrictServerInterface interface {
 	// DrainNode Place nothing new on the node; what runs goes on
 	// (POST /admin/nodes/{node_id}/drain)
 	DrainNode(ctx context.Context, request DrainNodeRequestObject) (DrainNodeResponseObject, error)
+	// RemoveNode Take a node out of the mesh for good
+	// (POST /admin/nodes/{node_id}/remove)
+	RemoveNode(ctx context.Context, request RemoveNodeRequestObject) (RemoveNodeResponseObject, error)
+	// UndrainNode Place new things on the node again
+	// (POST /admin/nodes/{node_id}/undrain)
+	UndrainNode(ctx context.Context, request UndrainNodeRequestObject) (UndrainNodeResponseObject, error)
 	// ListPrices The price book
 	// (GET /admin/prices)
 	ListPrices(ctx context.Context, request ListPricesRequestObject) (ListPricesResponseObject, error)
@@ -7769,6 +7932,79 @@ func (sh *strictHandler) DrainNode(ctx *gin.Context, nodeID NodeID) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(DrainNodeResponseObject); ok {
 		if err := validResponse.VisitDrainNodeResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RemoveNode operation middleware
+func (sh *strictHandler) RemoveNode(ctx *gin.Context, nodeID NodeID) {
+	var request RemoveNodeRequestObject
+
+	request.NodeID = nodeID
+
+	var body RemoveNodeJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		if !errors.Is(err, io.EOF) {
+			sh.options.RequestErrorHandlerFunc(ctx, err)
+			return
+		}
+	} else {
+		request.Body = &body
+	}
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RemoveNode(ctx, request.(RemoveNodeRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RemoveNode")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RemoveNodeResponseObject); ok {
+		if err := validResponse.VisitRemoveNodeResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// UndrainNode operation middleware
+func (sh *strictHandler) UndrainNode(ctx *gin.Context, nodeID NodeID) {
+	var request UndrainNodeRequestObject
+
+	request.NodeID = nodeID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.UndrainNode(ctx, request.(UndrainNodeRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "UndrainNode")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(UndrainNodeResponseObject); ok {
+		if err := validResponse.VisitUndrainNodeResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

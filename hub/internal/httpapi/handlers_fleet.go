@@ -22,7 +22,9 @@ type Fleet struct {
 	EnrolNode       *command.EnrolNode
 	RenewNode       *command.RenewNode
 	DrainNode       *command.DrainNode
+	UndrainNode     *command.UndrainNode
 	BanNode         *command.BanNode
+	RemoveNode      *command.RemoveNode
 	// Generation returns the newest generation made for a node; 0 for none.
 	Generation func(ctx context.Context, tx db.Tx, nodeID string) (uint64, error)
 	// SessionAddr is host:port of the QUIC listener and RegistryHost that of the registry, as nodes reach them.
@@ -97,6 +99,34 @@ func (s *Server) DrainNode(ctx context.Context, r DrainNodeRequestObject) (Drain
 	return DrainNode200JSONResponse(node), nil
 }
 
+// UndrainNode lets new things be placed on a node again.
+func (s *Server) UndrainNode(ctx context.Context, r UndrainNodeRequestObject) (UndrainNodeResponseObject, error) {
+	if err := s.Fleet.UndrainNode.Do(ctx, metaFrom(ctx), r.NodeID); err != nil {
+		return nil, err
+	}
+	node, err := s.node(ctx, r.NodeID)
+	if err != nil {
+		return nil, err
+	}
+	return UndrainNode200JSONResponse(node), nil
+}
+
+// RemoveNode takes a node out of the mesh for good; without a body, one that is drained and empty.
+func (s *Server) RemoveNode(ctx context.Context, r RemoveNodeRequestObject) (RemoveNodeResponseObject, error) {
+	var in command.RemoveNodeInput
+	if r.Body != nil {
+		in = command.RemoveNodeInput{Lost: r.Body.Lost, Reason: r.Body.Reason}
+	}
+	if err := s.Fleet.RemoveNode.Do(ctx, metaFrom(ctx), r.NodeID, in); err != nil {
+		return nil, err
+	}
+	node, err := s.node(ctx, r.NodeID)
+	if err != nil {
+		return nil, err
+	}
+	return RemoveNode200JSONResponse(node), nil
+}
+
 // BanNode shuts a node out for good.
 func (s *Server) BanNode(ctx context.Context, r BanNodeRequestObject) (BanNodeResponseObject, error) {
 	if err := s.Fleet.BanNode.Do(ctx, metaFrom(ctx), r.NodeID, r.Body.Reason); err != nil {
@@ -136,6 +166,7 @@ func (s *Server) nodeView(ctx context.Context, tx db.Tx, n fleet.Node, now time.
 		ContainerdVersion: facts.GetContainerdVersion(), RuncVersion: facts.GetRuncVersion(),
 		CPUCores: int32(facts.GetCpuCores()), MemoryMib: int64(facts.GetMemoryBytes() >> 20),
 		Generation: int64(generation), AcceptedGeneration: int64(n.AcceptedGeneration), BanReason: n.BanReason,
+		RemovedAt: n.RemovedAt, RemoveReason: n.RemoveReason,
 		CertificateExpiresAt: n.CertificateExpiresAt, LastSeenAt: n.LastSeenAt, CreatedAt: n.CreatedAt,
 	}
 	for _, a := range facts.GetAccelerators() {

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -64,6 +65,7 @@ func (s *theater) open(t *testing.T) {
 	s.Handler, err = NewHandler(&Server{
 		Capacity:  Capacity{DB: s.d, CreateAllocation: &command.CreateAllocation{DB: s.d}, ReleaseAllocation: &command.ReleaseAllocation{DB: s.d}},
 		Instances: NewInstances(s.d, time.Hour, func(string) bool { return false }, poke, s),
+		Fleet:     s.fleet(),
 	}, Config{
 		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.FailureAudit{DB: s.d},
 		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
@@ -84,6 +86,11 @@ func (s *theater) instance(t *testing.T, orgID, projectID, allocationID string) 
 	id, member := db.NewID(), db.NewID()
 	s.tx(t, func(ctx context.Context, tx db.Tx) error {
 		now := s.clock()
+		if err := ledger.OpenSubject(ctx, tx, ledger.Subject{
+			ID: member, Kind: ledger.Member, OrgID: orgID, ProjectID: projectID, AppInstanceID: id, AppSlug: "demo", AllocationID: allocationID, NodeID: s.node, OpenedAt: now,
+		}); err != nil {
+			return err
+		}
 		if _, err := instance.Create(ctx, tx, instance.NewInstance{
 			ID: id, OrgID: orgID, OrgSlug: "acme", ProjectID: projectID, AppSlug: "demo", DisplayName: "First",
 			Modes:      instance.Modes{OperatingMode: "tenant_dedicated", ControlPlaneScope: "project", RuntimeBackend: "launchable_oci", TenantBoundaryMode: "project_isolated"},

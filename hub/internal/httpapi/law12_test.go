@@ -48,6 +48,7 @@ func samples() map[string]string {
 		"grantCredit":         `{"org_id":"` + someID + `","amount":"10.5","currency":"EUR","description":"d"}`,
 		"createPrice":         `{"meter":"session_seconds","app_slug":"a","sku":"s","currency":"EUR","price":"1","per":"hour","host_share_percent":50,"from":"2026-01-01T00:00:00Z"}`,
 		"banNode":             `{"reason":"r"}`,
+		"removeNode":          `{"lost":true,"reason":"r"}`,
 		"createJoinToken":     `{"description":"d","expires_in_seconds":60}`,
 		"registerPublisher":   `{"delegation":` + envelope + `}`,
 		"enrollNode":          `{"join_token":"0123456789abcdef","csr_pem":"pem","hostname":"node-1"}`,

@@ -39,7 +39,7 @@ func AskUpgrade(ctx context.Context, tx db.Tx, i Instance, ask Ask, u Upgraded, 
 		return Change{}, err
 	}
 	base := lastGood(revisions, i.Revision)
-	next, step, err := Upgrade(i.Lifecycle, Past{Worked: base != 0})
+	next, step, err := Upgrade(i.Lifecycle, i.past(base))
 	if err != nil {
 		return Change{}, err
 	}
@@ -68,7 +68,7 @@ func RollbackTarget(ctx context.Context, tx db.Tx, i Instance, version string) (
 	if err != nil {
 		return Revision{}, err
 	}
-	if _, _, err := RollBack(i.Lifecycle, Past{Worked: lastGood(revisions, i.Revision) != 0}); err != nil {
+	if _, _, err := RollBack(i.Lifecycle, i.past(lastGood(revisions, i.Revision))); err != nil {
 		return Revision{}, err
 	}
 	return rollbackTarget(revisions, i.Revision, i.Lifecycle.Status, version)
@@ -107,7 +107,7 @@ func AskRollback(ctx context.Context, tx db.Tx, i Instance, ask Ask, target Revi
 		return Change{}, err
 	}
 	base := lastGood(revisions, i.Revision)
-	next, step, err := RollBack(i.Lifecycle, Past{Worked: base != 0})
+	next, step, err := RollBack(i.Lifecycle, i.past(base))
 	if err != nil {
 		return Change{}, err
 	}

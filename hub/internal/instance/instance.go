@@ -105,7 +105,7 @@ type Member struct {
 	StartedAt    time.Time
 	ReadyAt      time.Time
 	ExitedAt     time.Time
-	// Gone is set with RemovedAt: the node's proof was complete.
+	// Gone is set with RemovedAt: the node's proof was complete, or the node is lost.
 	Gone      bool
 	RemovedAt time.Time
 }
@@ -114,6 +114,8 @@ type Member struct {
 func (m Member) state(wanted int64) MemberState {
 	s := MemberState{Unreachable: m.Unreachable, Gone: m.Gone}
 	switch {
+	case m.lost():
+		s.Lost, s.Status, s.Reason = true, MemberFailed, ReasonNodeLost
 	case m.FallbackFrom != 0 && m.FallbackFrom == wanted:
 		s.WentBack, s.Reason = true, m.Reason
 	case m.ObservedRevision == wanted:
@@ -124,6 +126,18 @@ func (m Member) state(wanted int64) MemberState {
 		}
 	}
 	return s
+}
+
+// lost reports whether the member ended with its node, unproved; one that was proved gone is removed.
+func (m Member) lost() bool { return m.Gone && m.Status == MemberFailed }
+
+// past is what the actions on the instance depend on; base is the revision to go back to, 0 where there is none.
+func (i Instance) past(base int64) Past {
+	p := Past{Worked: base != 0, Lost: len(i.Members) > 0}
+	for _, m := range i.Members {
+		p.Lost = p.Lost && m.lost()
+	}
+	return p
 }
 
 func (i Instance) memberStates() []MemberState {
@@ -142,15 +156,16 @@ type Change struct {
 	FirstVersion int64
 	// WantedChanged is true when the nodes have to be told: what they are to hold is another.
 	WantedChanged bool
-	// Removed are the members that were proved gone by this look.
+	// Removed are the members that were proved gone, or lost, by this look.
 	Removed []Removal
 }
 
-// Removal is one member of which nothing is left.
+// Removal is one member that ended.
 type Removal struct {
 	Member Member
-	// Proof is nil where no node ever held the member.
+	// Proof is nil where no node ever held the member, and where the node is lost.
 	Proof *protocol.RemovalProof
+	Lost  bool
 }
 
 // NewInstance is an app instance that is to be, with its first revision and its members placed.

@@ -110,8 +110,10 @@ type MemberState struct {
 	Reason Reason
 	// Unreachable is true while the hub has no contact with the node.
 	Unreachable bool
-	// Gone is true when the node proved that nothing of the member is left.
+	// Gone is true when the node proved that nothing of the member is left, or when the node itself is gone for good.
 	Gone bool
+	// Lost is true when nobody proved it: the node is gone for good.
+	Lost bool
 	// WentBack is true when the node has left the wanted revision for its fallback by itself; Reason says why.
 	WentBack bool
 }
@@ -174,6 +176,8 @@ func Decommission(l Lifecycle) (Lifecycle, Step, error) {
 type Past struct {
 	// Worked says that some revision of the instance was ready once: there is something to go back to.
 	Worked bool
+	// Lost says that no member is left to act on: their nodes are gone for good.
+	Lost bool
 }
 
 // Upgrade asks for another version. It is open while the instance runs, and after a failure that was not the first deployment.
@@ -199,6 +203,9 @@ func Start(l Lifecycle) (Lifecycle, Step, error) {
 }
 
 func ask(l Lifecycle, next Status, done string, p Past) (Lifecycle, Step, error) {
+	if p.Lost {
+		return l, Step{}, fault.New(fault.Conflict, string(ReasonNodeLost), "The node of the app instance is gone for good; decommission it and deploy anew.", nil)
+	}
 	if l.Status == Upgrading && next == RollingBack {
 		// That edge is the node's own way back.
 		return l, Step{}, notOpen(l.Status, done)
@@ -241,6 +248,9 @@ func (s Step) WentBack() bool { return s.From == Upgrading && s.To == RollingBac
 
 func observeOnce(l Lifecycle, members []MemberState) Lifecycle {
 	n := count(members)
+	if n.total > 0 && n.lost == n.total && l.Status.CanBecome(Failed) {
+		return Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: ReasonNodeLost}
+	}
 	switch l.Status {
 	case Requested:
 		if n.seen > 0 {
@@ -267,7 +277,11 @@ func observeOnce(l Lifecycle, members []MemberState) Lifecycle {
 		return Lifecycle{Status: Running, Health: n.health(), Reason: n.reason}
 	case Decommissioning:
 		if n.gone == len(members) {
-			return Lifecycle{Status: Decommissioned, Health: HealthUnknown}
+			end := Lifecycle{Status: Decommissioned, Health: HealthUnknown}
+			if n.lost > 0 {
+				end.Reason = ReasonNodeLost
+			}
+			return end
 		}
 		l.Reason = ""
 		if n.unreachable > 0 {
@@ -296,7 +310,7 @@ func observeStarting(at Status, n counts) Lifecycle {
 }
 
 type counts struct {
-	total, seen, ready, serving, waiting, stopped, unreachable, gone int
+	total, seen, ready, serving, waiting, stopped, unreachable, gone, lost int
 	// reason of the first member that has one.
 	reason Reason
 	// wentBack: a node has left the wanted revision, for backReason.
@@ -317,6 +331,9 @@ func count(members []MemberState) counts {
 		}
 		if m.Gone {
 			n.gone++
+		}
+		if m.Lost {
+			n.lost++
 		}
 		if m.Status != "" {
 			n.seen++

@@ -41,6 +41,8 @@ func TestObserve(t *testing.T) {
 	failed := MemberState{Status: MemberFailed, Reason: ReasonCrashLoop}
 	lost := MemberState{Status: MemberReady, Unreachable: true}
 	gone := MemberState{Status: MemberRemoved, Gone: true}
+	nodeLost := MemberState{Status: MemberFailed, Reason: ReasonNodeLost, Gone: true, Lost: true}
+	failedLost := Lifecycle{Failed, HealthUnhealthy, ReasonNodeLost}
 	live := func(s Status) Lifecycle { return Lifecycle{Status: s, Health: HealthUnknown} }
 	cases := []struct {
 		name    string
@@ -116,6 +118,17 @@ func TestObserve(t *testing.T) {
 		{"stopping without contact says so", live(Stopping), []MemberState{lost}, Lifecycle{Stopping, HealthUnknown, ReasonNodeUnreachable}, nil},
 		{"stopped", live(Stopping), []MemberState{{Status: MemberStopped}}, live(Stopped), []Step{{Stopping, Stopped, ""}}},
 		{"stopped stays stopped", live(Stopped), []MemberState{ready}, live(Stopped), nil},
+		{"node lost before it said a word", live(Requested), []MemberState{nodeLost}, failedLost, []Step{{Requested, Failed, ReasonNodeLost}}},
+		{"node lost while running", Lifecycle{Running, HealthUnknown, ReasonNodeUnreachable}, []MemberState{nodeLost}, failedLost, []Step{{Running, Failed, ReasonNodeLost}}},
+		{"node lost while upgrading", live(Upgrading), []MemberState{nodeLost}, failedLost, []Step{{Upgrading, Failed, ReasonNodeLost}}},
+		{"node lost while stopped", live(Stopped), []MemberState{nodeLost}, failedLost, []Step{{Stopped, Failed, ReasonNodeLost}}},
+		{"one of two nodes lost", Lifecycle{Running, HealthHealthy, ""}, []MemberState{ready, nodeLost}, Lifecycle{Running, HealthDegraded, ReasonNodeLost}, nil},
+		{
+			"node lost while decommissioning", Lifecycle{Decommissioning, HealthUnknown, ReasonNodeUnreachable},
+			[]MemberState{gone, nodeLost},
+			Lifecycle{Decommissioned, HealthUnknown, ReasonNodeLost},
+			[]Step{{Decommissioning, Decommissioned, ReasonNodeLost}},
+		},
 		{"proved", live(Decommissioning), []MemberState{gone, gone}, live(Decommissioned), []Step{{Decommissioning, Decommissioned, ""}}},
 	}
 	for _, c := range cases {
@@ -169,6 +182,18 @@ func TestActionsAreOpenWhereTheContractSaysAndNowhereElse(t *testing.T) {
 			require.Equal(t, "apps.instance."+a.event, step.EventType())
 		}
 	}
+}
+
+func TestNothingButTheEndIsOpenOnceEveryNodeIsLost(t *testing.T) {
+	failed := Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: ReasonNodeLost}
+	past := Past{Worked: true, Lost: true}
+	for _, do := range []func(Lifecycle, Past) (Lifecycle, Step, error){Upgrade, RollBack} {
+		l, _, err := do(failed, past)
+		require.Equal(t, "node_lost", fault.As(err).Code)
+		require.Equal(t, failed, l)
+	}
+	_, _, err := Decommission(failed)
+	require.NoError(t, err)
 }
 
 func TestEventsOfAnUpgradeThatFailedAndOfOneThatDidNot(t *testing.T) {
@@ -227,7 +252,7 @@ func TestWhatARollbackGoesBackTo(t *testing.T) {
 }
 
 func drawMember(t *rapid.T) MemberState {
-	return MemberState{
+	m := MemberState{
 		Status: rapid.SampledFrom([]MemberStatus{
 			"", MemberPending, MemberStarting, MemberReady, MemberDegraded, MemberFailed, MemberStopping, MemberStopped, MemberRemoved,
 		}).Draw(t, "status"),
@@ -236,6 +261,10 @@ func drawMember(t *rapid.T) MemberState {
 		Gone:        rapid.Bool().Draw(t, "gone"),
 		WentBack:    rapid.IntRange(0, 4).Draw(t, "went_back") == 0,
 	}
+	if rapid.IntRange(0, 4).Draw(t, "lost") == 0 {
+		m = MemberState{Status: MemberFailed, Reason: ReasonNodeLost, Gone: true, Lost: true}
+	}
+	return m
 }
 
 // Whatever nodes say in whatever order, an instance walks only along the edges of the design, its steps are a chain, looking

@@ -66,6 +66,29 @@ func SetReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, 
 	return lookAgain(ctx, tx, touched, nil, now)
 }
 
+// Lose ends the members of a node that is gone for good. Nobody proved anything: they failed as node_lost, and where none is
+// left so has their instance; one that was being decommissioned is decommissioned, with that as its reason.
+func Lose(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Change, error) {
+	members, err := selectMembersOf(ctx, tx, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	var touched []string
+	removed := map[string][]Removal{}
+	for _, m := range members {
+		end := m.Member
+		end.Status, end.Reason, end.Detail, end.Unreachable, end.Endpoints = MemberFailed, ReasonNodeLost, "", false, nil
+		end.Gone, end.RemovedAt = true, now
+		r := Removal{Member: end, Lost: true}
+		if err := updateMember(ctx, tx, end, &r, now); err != nil {
+			return nil, err
+		}
+		touched = append(touched, m.InstanceID)
+		removed[m.InstanceID] = append(removed[m.InstanceID], r)
+	}
+	return lookAgain(ctx, tx, touched, removed, now)
+}
+
 // NoteDispatched is called in the transaction that saves a new signed state of a node, with the members that are in it. For
 // each unwanted member it remembers the first state that is without it.
 func NoteDispatched(ctx context.Context, tx db.Tx, nodeID string, epoch, generation uint64, memberIDs []string, now time.Time) error {

@@ -137,6 +137,11 @@ func SettleSubject(ctx context.Context, tx db.Tx, subjectID string, now time.Tim
 	return settle(ctx, tx, s, now)
 }
 
+// Owing is how many members of a node have a bill that is not final: their claim is open, or their last record is not here.
+func Owing(ctx context.Context, tx db.Tx, nodeID string) (int, error) {
+	return countOwing(ctx, tx, nodeID)
+}
+
 // ReleaseStale settles closed members whose node has said nothing final for StaleAfter, and returns how many there were. It
 // is a periodic pass.
 func ReleaseStale(ctx context.Context, tx db.Tx, now time.Time) (int, error) {

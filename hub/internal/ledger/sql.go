@@ -83,6 +83,11 @@ func unsettledSubjects(ctx context.Context, tx db.Tx, nodeIDs []string) ([]subje
 		WHERE node_id = ANY($1::uuid[]) AND settled_at IS NULL AND closed_at IS NOT NULL AND final_incarnation IS NOT NULL ORDER BY id`, nodeIDs)
 }
 
+func countOwing(ctx context.Context, tx db.Tx, nodeID string) (n int, err error) {
+	err = tx.QueryRow(ctx, `SELECT count(*) FROM subjects WHERE node_id = $1 AND kind = 'member' AND settled_at IS NULL`, nodeID).Scan(&n)
+	return n, err
+}
+
 func dueAllocations(ctx context.Context, tx db.Tx, now time.Time, limit int) ([]subject, error) {
 	return collect(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects
 		WHERE kind = 'allocation' AND closed_at IS NULL AND accrued_until < $1 ORDER BY accrued_until, id LIMIT $2`, now, limit)

@@ -179,10 +179,10 @@ func (s *Server) of(nodeID string) *connection {
 	return s.nodes[nodeID]
 }
 
-// Kick ends a node's connection because it was banned.
-func (s *Server) Kick(nodeID string) {
+// Kick ends the connection of a node that was shut out, and tells it why.
+func (s *Server) Kick(nodeID, reason string) {
 	if c := s.of(nodeID); c != nil {
-		c.end(link.CodeBanned, "node_banned")
+		c.end(link.CodeBanned, reason)
 	}
 }
 

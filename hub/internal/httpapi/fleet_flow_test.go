@@ -1,0 +1,60 @@
+package httpapi
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+)
+
+// fleet has the operations on nodes beside those that open wires.
+func (s *theater) fleet() Fleet {
+	kick, poke := func(string, string) {}, func(string) {}
+	return Fleet{
+		DB: s.d, DrainNode: &command.DrainNode{DB: s.d}, UndrainNode: &command.UndrainNode{DB: s.d},
+		BanNode: &command.BanNode{DB: s.d, Kick: kick}, RemoveNode: &command.RemoveNode{DB: s.d, Kick: kick, Poke: poke},
+		Generation: func(context.Context, db.Tx, string) (uint64, error) { return 1, nil },
+	}
+}
+
+func TestNodesOverREST(t *testing.T) {
+	s := &theater{house: newHouse(t)}
+	orgID, projectID, boss := s.tenant(t, "acme")
+	s.open(t)
+	allocations, node := "/projects/"+projectID+"/allocations", "/admin/nodes/"+s.node
+	allocation := s.must(t, boss, "POST", allocations, "a", sliceBody, 201).text("id")
+	i := s.instance(t, orgID, projectID, allocation)
+
+	// Only a platform admin may; for all others nothing changes.
+	for _, verb := range []string{"drain", "undrain", "remove"} {
+		require.Equal(t, 403, s.ask(t, boss, "POST", node+"/"+verb, "no-"+verb, "").status)
+	}
+	require.Equal(t, "online", s.must(t, s.admin, "GET", node, "", "", 200).text("status"))
+
+	require.Equal(t, "draining", s.must(t, s.admin, "POST", node+"/drain", "d1", "", 200).text("status"))
+	require.Equal(t, "insufficient_capacity", s.must(t, boss, "POST", allocations, "full", sliceBody, 409).text("code"))
+	require.Equal(t, "online", s.must(t, s.admin, "POST", node+"/undrain", "u1", "", 200).text("status"))
+	require.Equal(t, "node_not_draining", s.must(t, s.admin, "POST", node+"/remove", "r1", "", 409).text("code"))
+	s.must(t, s.admin, "POST", node+"/drain", "d2", "", 200)
+	require.Equal(t, "node_in_use", s.must(t, s.admin, "POST", node+"/remove", "r2", "{}", 409).text("code"))
+	require.Equal(t, "node_connected", s.must(t, s.admin, "POST", node+"/remove", "r3", `{"lost":true}`, 409).text("code"))
+
+	s.wait(fleet.OnlineWindow)
+	lost := s.must(t, s.admin, "POST", node+"/remove", "r4", `{"lost":true,"reason":"burnt down"}`, 200)
+	require.Equal(t, "lost", lost.text("status"))
+	require.Equal(t, "burnt down", lost.text("remove_reason"))
+	require.Equal(t, lost.text("removed_at"), s.must(t, s.admin, "POST", node+"/remove", "r4", `{"lost":true,"reason":"burnt down"}`, 200).text("removed_at"))
+	require.Equal(t, "node_lost", s.must(t, boss, "GET", allocations+"/"+allocation, "", "", 200).text("status"))
+	got := s.must(t, boss, "GET", "/projects/"+projectID+"/app-instances/"+i.ID, "", "", 200)
+	require.Equal(t, "failed", got.text("status"))
+	require.Equal(t, "node_lost", got.text("status_reason"))
+	ended := s.must(t, boss, "POST", "/projects/"+projectID+"/app-instances/"+i.ID+"/decommission", "end", "", 202)
+	require.Equal(t, "decommissioned", ended.text("status"))
+	require.Equal(t, "node_removed", s.must(t, s.admin, "POST", node+"/drain", "d3", "", 409).text("code"))
+	require.Len(t, items(s.must(t, s.admin, "GET", "/admin/nodes?status=lost", "", "", 200)), 1)
+	require.Equal(t, "banned", s.must(t, s.admin, "POST", node+"/ban", "b1", `{"reason":"stolen"}`, 200).text("status"))
+}
