@@ -22,6 +22,15 @@ const (
 	// KeepAlive and IdleTimeout: a dead peer is noticed within IdleTimeout, a NAT binding is refreshed every KeepAlive.
 	KeepAlive   = 15 * time.Second
 	IdleTimeout = 45 * time.Second
+	// ProbeEvery is how often whoever dialled asks the listener whether it still knows the connection. A listener that was
+	// killed and is back says no, if it has the ResetKey of its predecessor.
+	ProbeEvery = 5 * time.Second
+	// probeBytes makes a probe larger than 42 bytes on the wire: quic-go answers nothing smaller with a reset, and its own
+	// keepalive is smaller.
+	probeBytes = 32
+	// connectionIDBytes is long enough that the connections of a listener and of its successor share no id, because a reset
+	// shows the secret of its id to the network (RFC 9000, section 10.3.2).
+	connectionIDBytes = 8
 	// HandshakeTimeout bounds a dial.
 	HandshakeTimeout = 10 * time.Second
 	// MaxPeerStreams is how many streams the peer may have open; it waits in Open beyond that.
@@ -72,18 +81,29 @@ func Dial(ctx context.Context, addr string, tlsConf *tls.Config) (*Conn, error) 
 	if err != nil {
 		return nil, fmt.Errorf("link: dial %s: %w", addr, err)
 	}
-	return newConn(qc), nil
+	return dialled(qc), nil
 }
+
+func dialled(qc *quic.Conn) *Conn {
+	c := newConn(qc)
+	go c.probe()
+	return c
+}
+
+// ResetKey is what a listener's stateless resets (RFC 9000, section 10.3) are made from. It is secret, and the same for a
+// listener and its successor at the same address.
+type ResetKey [32]byte
 
 // Listener takes connections on one UDP port.
 type Listener struct {
 	ql        *quic.Listener
 	transport *quic.Transport
-	socket    *net.UDPConn
+	socket    net.PacketConn
 }
 
-// Listen takes connections on addr (host:port, UDP; port 0 for any). tlsConf comes from ServerTLS.
-func Listen(addr string, tlsConf *tls.Config) (*Listener, error) {
+// Listen takes connections on addr (host:port, UDP; port 0 for any). tlsConf comes from ServerTLS. Without a reset key the
+// peers of a listener that was killed wait for IdleTimeout.
+func Listen(addr string, tlsConf *tls.Config, reset *ResetKey) (*Listener, error) {
 	udp, err := net.ResolveUDPAddr("udp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("link: listen on %s (UDP): %w", addr, err)
@@ -92,10 +112,15 @@ func Listen(addr string, tlsConf *tls.Config) (*Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link: listen on %s (UDP): %w", addr, err)
 	}
-	transport := &quic.Transport{Conn: socket}
+	return listen(socket, tlsConf, reset)
+}
+
+// listen takes the socket over.
+func listen(socket net.PacketConn, tlsConf *tls.Config, reset *ResetKey) (*Listener, error) {
+	transport := &quic.Transport{Conn: socket, ConnectionIDLength: connectionIDBytes, StatelessResetKey: (*quic.StatelessResetKey)(reset)}
 	ql, err := transport.Listen(tlsConf, config())
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("link: listen on %s (UDP): %w", addr, err), transport.Close(), socket.Close())
+		return nil, errors.Join(fmt.Errorf("link: listen on %s (UDP): %w", socket.LocalAddr(), err), transport.Close(), socket.Close())
 	}
 	return &Listener{ql: ql, transport: transport, socket: socket}, nil
 }
@@ -110,14 +135,16 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 		}
 		return nil, fmt.Errorf("link: accept: %w", err)
 	}
-	return newConn(qc), nil
+	c := newConn(qc)
+	go c.takeProbes()
+	return c, nil
 }
 
 // Addr is the address that it listens on.
 func (l *Listener) Addr() net.Addr { return l.ql.Addr() }
 
-// Close stops listening and frees the port. Close accepted connections first: their peers would notice only after
-// IdleTimeout.
+// Close stops listening and frees the port. Close accepted connections first: their peers would notice only when a successor
+// answers their probes, or after IdleTimeout.
 func (l *Listener) Close() error {
 	return errors.Join(l.ql.Close(), l.transport.Close(), l.socket.Close())
 }
@@ -126,6 +153,32 @@ func newConn(qc *quic.Conn) *Conn {
 	c := &Conn{qc: qc, life: qc.Context(), accepted: make(chan acceptedStream)}
 	go c.acceptLoop()
 	return c
+}
+
+// probe sends what has no meaning but that it must be answered. A peer that takes no datagrams is of another release: then the
+// keepalive must do.
+func (c *Conn) probe() {
+	tick := time.NewTicker(ProbeEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.life.Done():
+			return
+		case <-tick.C:
+			if err := c.qc.SendDatagram(make([]byte, probeBytes)); err != nil {
+				return
+			}
+		}
+	}
+}
+
+// takeProbes drops them; unread they would be kept.
+func (c *Conn) takeProbes() {
+	for {
+		if _, err := c.qc.ReceiveDatagram(c.life); err != nil {
+			return
+		}
+	}
 }
 
 // acceptLoop reads each new stream's header on its own goroutine (at most MaxPeerStreams of them): a stream whose header
@@ -227,6 +280,7 @@ func config() *quic.Config {
 		MaxConnectionReceiveWindow:     connWindowBytes,
 		MaxIncomingStreams:             MaxPeerStreams,
 		MaxIncomingUniStreams:          -1,
+		EnableDatagrams:                true, // for probes
 		Allow0RTT:                      false, // a replayed first flight must not reach a handler
 	}
 }

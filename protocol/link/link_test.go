@@ -36,7 +36,7 @@ func newAuthority(t *testing.T) authority {
 	require.NoError(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test authority"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, pub, key)
@@ -57,7 +57,7 @@ func (a authority) issue(t *testing.T, id *url.URL) link.Certificate {
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(2), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		SerialNumber: big.NewInt(2), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 		URIs: []*url.URL{id},
 	}
@@ -83,7 +83,7 @@ func newSetup(t *testing.T) *setup {
 	s := &setup{hubCA: newAuthority(t), nodeCA: newAuthority(t)}
 	hub := s.hubCA.issue(t, protocol.HubSPIFFE(domain, "hub-1"))
 	var err error
-	s.listener, err = link.Listen("127.0.0.1:0", link.ServerTLS(hub, s.nodeCA.vouchesFor(protocol.KindNode)))
+	s.listener, err = link.Listen("127.0.0.1:0", link.ServerTLS(hub, s.nodeCA.vouchesFor(protocol.KindNode)), nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.listener.Close() })
 	s.node = link.ClientTLS(s.nodeCA.issue(t, protocol.NodeSPIFFE(domain, "node-1")), s.hubCA.vouchesFor(protocol.KindHub))

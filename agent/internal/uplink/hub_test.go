@@ -98,7 +98,7 @@ func newHub(t testing.TB) *testHub {
 	peer := link.Peer{
 		Roots: func() *x509.CertPool { return h.bundle.NodeCAs() }, TrustDomain: domain, Kind: protocol.KindNode, Now: time.Now,
 	}
-	h.listener, err = link.Listen("127.0.0.1:0", link.ServerTLS(func() (*tls.Certificate, error) { return cert, nil }, peer))
+	h.listener, err = link.Listen("127.0.0.1:0", link.ServerTLS(func() (*tls.Certificate, error) { return cert, nil }, peer), nil)
 	require.NoError(t, err)
 	var serving sync.WaitGroup
 	serving.Go(h.serve)

@@ -151,7 +151,11 @@ func (h *hub) listen(ctx context.Context) (err error) {
 	h.session = session.NewServer(session.Options{
 		Bundle: h.keys.Bundle, Certificate: h.certificate.Certificate, Now: time.Now, Log: h.log,
 	})
-	if h.sessions, err = link.Listen(h.conf.sessionListen, h.session.TLS()); err != nil {
+	reset, err := h.keys.ResetKey()
+	if err != nil {
+		return err
+	}
+	if h.sessions, err = link.Listen(h.conf.sessionListen, h.session.TLS(), (*link.ResetKey)(&reset)); err != nil {
 		return listenTrouble("session-listen", h.conf.sessionListen, "UDP", err)
 	}
 	h.onClose(func() error { return ignoreClosed(h.sessions.Close()) })

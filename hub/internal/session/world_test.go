@@ -119,7 +119,7 @@ func newHub(t *testing.T) *hub {
 	h.dispatcher.Wake = poked.Wake
 	h.intake = intake.New(&intake.Intake{DB: h.d, ReplicaID: "r1", Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise, Now: h.now, Log: log})
 	h.server.Intake, h.server.Documents, h.server.Credentials, h.server.Connected = h.intake, h.dispatcher, credentials{}, h.dispatcher.Poke
-	h.listener, err = link.Listen("127.0.0.1:0", h.server.TLS())
+	h.listener, err = link.Listen("127.0.0.1:0", h.server.TLS(), nil)
 	require.NoError(t, err)
 
 	ctx, cancel := context.WithCancel(context.Background())

@@ -17,6 +17,8 @@ package trust
 import (
 	"crypto"
 	"crypto/ed25519"
+	"crypto/hkdf"
+	"crypto/sha256"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -153,6 +155,14 @@ func (k *Keys) State() protocol.Signer { return protocol.NewEd25519Signer(k.curr
 
 // Lease signs leases.
 func (k *Keys) Lease() protocol.Signer { return protocol.NewEd25519Signer(k.current().lease) }
+
+// ResetKey is what this hub resets the connections of a killed predecessor with. It is derived, so that every start of this hub
+// and no other has it; replacing the token key costs nodes one wait for the idle timeout.
+func (k *Keys) ResetKey() (key [32]byte, err error) {
+	derived, err := hkdf.Key(sha256.New, k.Token().Seed(), nil, "gpuaas stateless reset "+k.hubID, len(key))
+	copy(key[:], derived)
+	return key, err
+}
 
 // Token signs access tokens.
 func (k *Keys) Token() ed25519.PrivateKey { return k.current().token }

@@ -66,6 +66,21 @@ func TestInitMakesKeysThatSignWhatNodesAccept(t *testing.T) {
 	require.NoError(t, err)
 }
 
+func TestResetKeyIsTheSameAtEachStartOfAHubAndOfNoOther(t *testing.T) {
+	o, _ := initialised(t)
+	key := func(o InitOptions) [32]byte {
+		keys, err := Open(o.DataDir)
+		require.NoError(t, err)
+		key, err := keys.ResetKey()
+		require.NoError(t, err)
+		require.NotZero(t, key)
+		return key
+	}
+	require.Equal(t, key(o), key(o))
+	another, _ := initialised(t)
+	require.NotEqual(t, key(o), key(another))
+}
+
 func TestPrivateFilesAreForTheirOwnerOnly(t *testing.T) {
 	o, result := initialised(t)
 	private := 0

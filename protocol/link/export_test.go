@@ -1,0 +1,23 @@
+package link
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+
+	"github.com/quic-go/quic-go"
+)
+
+// ListenOn is Listen on a socket of a simulated network.
+func ListenOn(socket net.PacketConn, tlsConf *tls.Config, reset *ResetKey) (*Listener, error) {
+	return listen(socket, tlsConf, reset)
+}
+
+// DialFrom is Dial from a socket of a simulated network.
+func DialFrom(ctx context.Context, socket net.PacketConn, to net.Addr, tlsConf *tls.Config) (*Conn, error) {
+	qc, err := quic.Dial(ctx, socket, to, tlsConf, config())
+	if err != nil {
+		return nil, err
+	}
+	return dialled(qc), nil
+}
