@@ -27,9 +27,11 @@ const (
 	apiTimeout = 20 * time.Second
 	// maxAnswerBytes bounds its answer.
 	maxAnswerBytes = 2 << 20
-	// renewRetryMin and renewRetryMax bound the pause between attempts to renew.
-	renewRetryMin = 10 * time.Second
-	renewRetryMax = 10 * time.Minute
+	// renewRetryMin and renewRetryMax bound the pause between attempts to renew; renewExpiredRetryMax once the certificate has
+	// expired, because then there is no session until it is renewed (law 13).
+	renewRetryMin        = 10 * time.Second
+	renewRetryMax        = 10 * time.Minute
+	renewExpiredRetryMax = time.Minute
 )
 
 // Enrolment is what an operator gives a new node.
@@ -264,21 +266,31 @@ func (r renewer) run(ctx context.Context) {
 	for {
 		wait := min(r.dueIn(), time.Hour) // looked at again, because the clock may have been set meanwhile
 		if wait == 0 || doubtful {
-			err := r.renew(ctx)
-			if err == nil {
+			if err := r.renew(ctx); err == nil {
 				retry, doubtful = renewRetryMin, false
-				continue
+				// One that is half over as soon as it is issued, by this node's clock, must not be renewed without end.
+				wait = max(min(r.dueIn(), time.Hour), renewRetryMin)
+			} else {
+				if ctx.Err() == nil {
+					r.log.WarnContext(ctx, "cannot renew the certificate", "error", err, "retry_at_most_in", retry.String())
+				}
+				retry, wait = r.afterFailure(retry)
 			}
-			if ctx.Err() == nil {
-				r.log.WarnContext(ctx, "cannot renew the certificate", "error", err, "retry_in", retry.String())
-			}
-			wait = jitter(retry)
-			retry = min(2*retry, renewRetryMax)
 		}
 		if !pause(ctx, wait) {
 			return
 		}
 	}
+}
+
+// afterFailure returns the pause before the next attempt, and what to start from after that one.
+func (r renewer) afterFailure(retry time.Duration) (next, wait time.Duration) {
+	left := time.Duration(0)
+	if cert, err := r.creds.Certificate(); err == nil {
+		left = max(cert.Leaf.NotAfter.Sub(r.clock.Now()), 0)
+	}
+	// A long pause that began before the certificate expired must not outlast it by much.
+	return min(2*retry, renewRetryMax), jitter(min(retry, left+renewExpiredRetryMax))
 }
 
 func (r renewer) renew(ctx context.Context) error {

@@ -28,11 +28,6 @@ import (
 const (
 	// DefaultReportInterval is the pause between reports when nothing changes.
 	DefaultReportInterval = 30 * time.Second
-	// dialRetryMin and dialRetryMax bound the pause between dials; each is spread over half of itself.
-	dialRetryMin = 500 * time.Millisecond
-	dialRetryMax = 30 * time.Second
-	// settled is how long a session lasts before the next dial starts from dialRetryMin again.
-	settled = time.Minute
 	// helloTimeout bounds the exchange of hello and welcome, sendTimeout one message, fetchTimeout one document.
 	helloTimeout = 15 * time.Second
 	sendTimeout  = 30 * time.Second
@@ -126,28 +121,21 @@ func (u *Uplink) Run(ctx context.Context, observer Reconciler) error {
 		}
 		renewer{creds: u.creds, store: u.store, clock: u.clock, apiURL: apiURL, log: u.log}.run(ctx)
 	})
-	retry := dialRetryMin
+	var retry backoff
 	for ctx.Err() == nil {
-		began := time.Now()
-		err := u.session(ctx, observer)
+		lasted, err := u.session(ctx, observer)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if time.Since(began) > settled || errors.Is(err, errDialAgain) {
-			retry = dialRetryMin
-		}
 		u.disconnected(err)
-		u.log.InfoContext(ctx, "no session", "hub", u.addr(), "error", err, "retry_in", retry.String())
-		if !pause(ctx, jitter(retry)) {
+		wait := retry.pause(lasted, err, rand.Float64()) //nolint:gosec // not a secret
+		u.log.InfoContext(ctx, "no session", "hub", u.addr(), "error", err, "retry_in", wait.String())
+		if !pause(ctx, wait) {
 			return nil
 		}
-		retry = min(2*retry, dialRetryMax)
 	}
 	return nil
 }
-
-// errDialAgain ends a session for a reason that the next one does away with.
-var errDialAgain = errors.New("dialling again under a new incarnation")
 
 func (u *Uplink) addr() string {
 	if u.cfg.SessionAddr != "" {
@@ -156,11 +144,11 @@ func (u *Uplink) addr() string {
 	return u.creds.Identity().SessionAddr
 }
 
-// session dials, greets and serves until the connection ends.
-func (u *Uplink) session(ctx context.Context, observer Reconciler) error {
+// session dials, greets and serves until the connection ends. It returns how long it served.
+func (u *Uplink) session(ctx context.Context, observer Reconciler) (lasted time.Duration, err error) {
 	conn, err := u.dial(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	s := &session{u: u, conn: conn, observer: observer, sent: map[uint64][]string{}, first: true, acks: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(ctx)
@@ -172,22 +160,26 @@ func (u *Uplink) session(ctx context.Context, observer Reconciler) error {
 		workers.Wait()
 	}()
 	if err := s.greet(ctx); err != nil {
-		return err
+		return 0, err
 	}
 	u.connected(conn)
+	began := time.Now()
 	ended := make(chan error, 4)
 	for _, work := range []func(context.Context) error{s.receive, s.report, s.upload, s.serveTunnels} {
 		workers.Go(func() { ended <- work(ctx) })
 	}
 	select {
 	case <-ctx.Done():
-		return ctx.Err()
+		return time.Since(began), ctx.Err()
 	case err := <-ended:
 		code, reason = link.CodeProtocol, "the session cannot go on"
-		if connErr := conn.Err(); connErr != nil {
-			return connErr
+		if connErr := conn.Err(); connErr != nil && !errors.Is(err, errGoodbye) {
+			err = connErr
 		}
-		return err
+		if how, known := link.CloseCode(err); known && how == link.CodeShutdown {
+			err = fmt.Errorf("%w: %w", errGoodbye, err)
+		}
+		return time.Since(began), err
 	}
 }
 
@@ -329,7 +321,7 @@ func (s *session) receive(ctx context.Context) error {
 		case *protocol.HubMessage_ReportAck:
 			err = s.acknowledged(x.ReportAck.GetCounter())
 		case *protocol.HubMessage_Goodbye:
-			return fmt.Errorf("the hub ends the session: %s", x.Goodbye.GetReason())
+			return fmt.Errorf("%w: %s", errGoodbye, x.Goodbye.GetReason())
 		case *protocol.HubMessage_Welcome, nil:
 			// A message of a newer hub that this agent does not know is no reason to part.
 		}
@@ -485,11 +477,6 @@ func pause(ctx context.Context, d time.Duration) bool {
 	case <-t.C:
 		return true
 	}
-}
-
-// jitter spreads the dials of many nodes that lost the same hub.
-func jitter(d time.Duration) time.Duration {
-	return d/2 + time.Duration(rand.Int64N(int64(d/2)+1)) //nolint:gosec // not a secret
 }
 
 // away is the answer to whoever needs a hub when there is none.

@@ -476,6 +476,22 @@ func TestLogsComeThroughATunnelAndEndWithTheirReader(t *testing.T) {
 	<-closed
 }
 
+func TestCertificateThatIsOverWhenItIsIssuedIsNotRenewedWithoutEnd(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	h.mu.Lock()
+	h.lifetime = -time.Hour
+	h.mu.Unlock()
+	require.NoError(t, n.enroll(h))
+	renewals := func() int {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.renewals
+	}
+	n.run(uplink.Config{})
+	require.Eventually(t, func() bool { return renewals() > 0 }, 20*time.Second, time.Millisecond)
+	require.Never(t, func() bool { return renewals() > 1 }, 500*time.Millisecond, 10*time.Millisecond)
+}
+
 func TestCertificateIsRenewedAlsoAfterItHasExpired(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	h.mu.Lock()

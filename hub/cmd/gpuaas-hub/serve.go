@@ -81,7 +81,7 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 	f.StringVar(&c.databaseURLFile, "database-url-file", "", "file with the URL of a PostgreSQL or CockroachDB database (default: a private PostgreSQL)")
 	f.StringVar(&c.postgresBinDir, "postgres-bin-dir", "", "directory with initdb and postgres (default: looked for)")
 	f.DurationVar(&c.leaseDuration, "lease-duration", dispatch.DefaultLease, "how long a node may run a workload without hearing from the hub, 15m to 168h")
-	f.DurationVar(&c.certificateLifetime, "certificate-lifetime", 24*time.Hour, "lifetime of node certificates, 1m to 168h")
+	f.DurationVar(&c.certificateLifetime, "certificate-lifetime", 24*time.Hour, "lifetime of node certificates, 15s to 168h")
 	f.DurationVar(&c.serverLifetime, "server-certificate-lifetime", 30*24*time.Hour, "lifetime of the hub's own certificate, 24h to 2160h")
 	f.DurationVar(&c.resync, "resync", 30*time.Second, "how often everything is looked at without being asked to")
 	f.StringVar(&c.metricsListen, "metrics-listen", "", "loopback HOST:PORT for Prometheus at /metrics (default: off)")
@@ -106,8 +106,8 @@ func (c config) check() error {
 	switch {
 	case c.leaseDuration < 15*time.Minute || c.leaseDuration > 7*24*time.Hour:
 		return bad("lease-duration", "must be between 15m and 168h")
-	case c.certificateLifetime < time.Minute || c.certificateLifetime > 7*24*time.Hour:
-		return bad("certificate-lifetime", "must be between 1m and 168h")
+	case c.certificateLifetime < 15*time.Second || c.certificateLifetime > 7*24*time.Hour:
+		return bad("certificate-lifetime", "must be between 15s and 168h")
 	case c.serverLifetime < 24*time.Hour || c.serverLifetime > 90*24*time.Hour:
 		return bad("server-certificate-lifetime", "must be between 24h and 2160h")
 	case c.resync < 100*time.Millisecond || c.resync > time.Hour:

@@ -35,7 +35,7 @@ const (
 	MaxServerTTL = 90 * 24 * time.Hour
 	// MaxNodeTTL bounds a node certificate: it is renewed at half its life, and a ban ends renewal.
 	MaxNodeTTL = 7 * 24 * time.Hour
-	minNodeTTL = time.Minute
+	minNodeTTL = 15 * time.Second
 	// MaxCSRBytes bounds a certificate request in PEM.
 	MaxCSRBytes = 16 << 10
 )

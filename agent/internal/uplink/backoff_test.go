@@ -1,0 +1,90 @@
+package uplink
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+var errLost = errors.New("the connection is lost")
+
+func TestPausesGrowToTheirCapAndStartAgainAfterAGoodSession(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var b backoff
+		bound := dialRetryMin
+		for range rapid.IntRange(1, 40).Draw(t, "dials") {
+			lasted := time.Duration(rapid.Int64Range(0, int64(10*time.Minute)).Draw(t, "lasted"))
+			if rapid.Bool().Draw(t, "failed") {
+				lasted = 0
+			}
+			if lasted > settledFactor*bound {
+				bound = dialRetryMin
+			}
+			p := b.pause(lasted, errLost, rapid.Float64Range(0, 0.999999).Draw(t, "random"))
+			require.GreaterOrEqual(t, p, bound/2)
+			require.LessOrEqual(t, p, bound)
+			bound = min(2*bound, dialRetryMax)
+		}
+	})
+}
+
+func TestNewIncarnationDialsAgainAtOnce(t *testing.T) {
+	var b backoff
+	for range 10 {
+		b.pause(0, errLost, 0.5)
+	}
+	require.LessOrEqual(t, b.pause(0, errDialAgain, 0.999), dialRetryMin)
+}
+
+// fleet is how many nodes lose their hub at the same moment.
+const fleet = 10_000
+
+// busiest is the largest number of dials within one second.
+func busiest(dials []time.Duration) (most int) {
+	slices.Sort(dials)
+	first := 0
+	for last := range dials {
+		for dials[last]-dials[first] > time.Second {
+			first++
+		}
+		most = max(most, last-first+1)
+	}
+	return most
+}
+
+func TestNodesThatAHubSendsAwayComeBackSpread(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	var dials []time.Duration
+	for range fleet {
+		var b backoff
+		dials = append(dials, b.pause(time.Hour, fmt.Errorf("%w: restart", errGoodbye), random.Float64()))
+	}
+	require.LessOrEqual(t, busiest(dials), fleet*13/10/int(goodbyeSpread/time.Second))
+}
+
+// After a long absence of the hub the fleet dials at an even rate: whenever the hub is back, a few hundred come in each second.
+func TestNodesOfAHubThatWasAwayForLongDialAtAnEvenRate(t *testing.T) {
+	const (
+		away    = 10 * time.Minute
+		timeout = 10 * time.Second // of each dial
+	)
+	random := rand.New(rand.NewPCG(3, 4))
+	var late []time.Duration
+	for range fleet {
+		var b backoff
+		for at := b.pause(time.Hour, errLost, random.Float64()); at < away+time.Minute; at += timeout + b.pause(0, errLost, random.Float64()) {
+			if at > away {
+				late = append(late, at)
+			}
+		}
+	}
+	// Each dials once in timeout and three quarters of dialRetryMax.
+	even := fleet / int((timeout+dialRetryMax*3/4)/time.Second)
+	require.LessOrEqual(t, busiest(late), even*13/10)
+}
