@@ -1832,6 +1832,7 @@ type NodeMessage struct {
 	//	*NodeMessage_Accepted
 	//	*NodeMessage_Refused
 	//	*NodeMessage_Report
+	//	*NodeMessage_Brought
 	Message       isNodeMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1910,6 +1911,15 @@ func (x *NodeMessage) GetReport() *Report {
 	return nil
 }
 
+func (x *NodeMessage) GetBrought() *Brought {
+	if x != nil {
+		if x, ok := x.Message.(*NodeMessage_Brought); ok {
+			return x.Brought
+		}
+	}
+	return nil
+}
+
 type isNodeMessage_Message interface {
 	isNodeMessage_Message()
 }
@@ -1930,6 +1940,10 @@ type NodeMessage_Report struct {
 	Report *Report `protobuf:"bytes,4,opt,name=report,proto3,oneof"`
 }
 
+type NodeMessage_Brought struct {
+	Brought *Brought `protobuf:"bytes,5,opt,name=brought,proto3,oneof"`
+}
+
 func (*NodeMessage_Hello) isNodeMessage_Message() {}
 
 func (*NodeMessage_Accepted) isNodeMessage_Message() {}
@@ -1937,6 +1951,8 @@ func (*NodeMessage_Accepted) isNodeMessage_Message() {}
 func (*NodeMessage_Refused) isNodeMessage_Message() {}
 
 func (*NodeMessage_Report) isNodeMessage_Message() {}
+
+func (*NodeMessage_Brought) isNodeMessage_Message() {}
 
 // HubMessage goes down the control stream.
 type HubMessage struct {
@@ -2415,8 +2431,10 @@ type Welcome struct {
 	// Of this incarnation: every segment up to here is posted (archived: in a verified backup), so it may be pruned.
 	PostedSegment   uint64 `protobuf:"varint,5,opt,name=posted_segment,json=postedSegment,proto3" json:"posted_segment,omitempty"`
 	ArchivedSegment uint64 `protobuf:"varint,6,opt,name=archived_segment,json=archivedSegment,proto3" json:"archived_segment,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The hub was restored from a backup and has not heard of this node since: bring what you have (Brought).
+	Bring         bool `protobuf:"varint,8,opt,name=bring,proto3" json:"bring,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Welcome) Reset() {
@@ -2489,6 +2507,13 @@ func (x *Welcome) GetArchivedSegment() uint64 {
 		return x.ArchivedSegment
 	}
 	return 0
+}
+
+func (x *Welcome) GetBring() bool {
+	if x != nil {
+		return x.Bring
+	}
+	return false
 }
 
 type PushState struct {
@@ -2859,6 +2884,89 @@ func (x *Refused) GetDetail() string {
 	return ""
 }
 
+// Brought answers a welcome that asks for it: what the node has accepted and a restored hub may have forgotten. Documents that do
+// not fit into one message come in several, which all name the same state.
+type Brought struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The newest trust bundle that the node holds.
+	Bundle *Envelope `protobuf:"bytes,1,opt,name=bundle,proto3" json:"bundle,omitempty"`
+	// The accepted desired state; absent where there is none.
+	State *Envelope `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// Documents that the state names, as far as the node holds them.
+	Parts [][]byte `protobuf:"bytes,3,rep,name=parts,proto3" json:"parts,omitempty"`
+	// The newest batch of leases; absent where there is none. With the last message only, like the bundle.
+	Leases *Envelope `protobuf:"bytes,4,opt,name=leases,proto3" json:"leases,omitempty"`
+	// Nothing follows.
+	Last          bool `protobuf:"varint,5,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Brought) Reset() {
+	*x = Brought{}
+	mi := &file_protocol_messages_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Brought) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Brought) ProtoMessage() {}
+
+func (x *Brought) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Brought.ProtoReflect.Descriptor instead.
+func (*Brought) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Brought) GetBundle() *Envelope {
+	if x != nil {
+		return x.Bundle
+	}
+	return nil
+}
+
+func (x *Brought) GetState() *Envelope {
+	if x != nil {
+		return x.State
+	}
+	return nil
+}
+
+func (x *Brought) GetParts() [][]byte {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+func (x *Brought) GetLeases() *Envelope {
+	if x != nil {
+		return x.Leases
+	}
+	return nil
+}
+
+func (x *Brought) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
+}
+
 // Report is the whole observed state; lower counters of the same session lose.
 type Report struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2875,7 +2983,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2887,7 +2995,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2900,7 +3008,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Report) GetCounter() uint64 {
@@ -2979,7 +3087,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2991,7 +3099,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3004,7 +3112,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WorkloadStatus) GetMemberId() string {
@@ -3124,7 +3232,7 @@ type PublishedEndpoint struct {
 
 func (x *PublishedEndpoint) Reset() {
 	*x = PublishedEndpoint{}
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3136,7 +3244,7 @@ func (x *PublishedEndpoint) String() string {
 func (*PublishedEndpoint) ProtoMessage() {}
 
 func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3149,7 +3257,7 @@ func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedEndpoint.ProtoReflect.Descriptor instead.
 func (*PublishedEndpoint) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PublishedEndpoint) GetName() string {
@@ -3193,7 +3301,7 @@ type RemovalProof struct {
 
 func (x *RemovalProof) Reset() {
 	*x = RemovalProof{}
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3205,7 +3313,7 @@ func (x *RemovalProof) String() string {
 func (*RemovalProof) ProtoMessage() {}
 
 func (x *RemovalProof) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3218,7 +3326,7 @@ func (x *RemovalProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovalProof.ProtoReflect.Descriptor instead.
 func (*RemovalProof) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RemovalProof) GetAt() *timestamppb.Timestamp {
@@ -3259,7 +3367,7 @@ type UsageUpload struct {
 
 func (x *UsageUpload) Reset() {
 	*x = UsageUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3271,7 +3379,7 @@ func (x *UsageUpload) String() string {
 func (*UsageUpload) ProtoMessage() {}
 
 func (x *UsageUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3284,7 +3392,7 @@ func (x *UsageUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageUpload.ProtoReflect.Descriptor instead.
 func (*UsageUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *UsageUpload) GetSegment() *Envelope {
@@ -3307,7 +3415,7 @@ type UsageAck struct {
 
 func (x *UsageAck) Reset() {
 	*x = UsageAck{}
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3319,7 +3427,7 @@ func (x *UsageAck) String() string {
 func (*UsageAck) ProtoMessage() {}
 
 func (x *UsageAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3332,7 +3440,7 @@ func (x *UsageAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageAck.ProtoReflect.Descriptor instead.
 func (*UsageAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UsageAck) GetIncarnation() string {
@@ -3378,7 +3486,7 @@ type FetchRequest struct {
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3390,7 +3498,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3403,7 +3511,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *FetchRequest) GetRequest() isFetchRequest_Request {
@@ -3477,7 +3585,7 @@ type FetchResponse struct {
 
 func (x *FetchResponse) Reset() {
 	*x = FetchResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3489,7 +3597,7 @@ func (x *FetchResponse) String() string {
 func (*FetchResponse) ProtoMessage() {}
 
 func (x *FetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3502,7 +3610,7 @@ func (x *FetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchResponse.ProtoReflect.Descriptor instead.
 func (*FetchResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FetchResponse) GetRefused() string {
@@ -3542,7 +3650,7 @@ type PullCredentialRequest struct {
 
 func (x *PullCredentialRequest) Reset() {
 	*x = PullCredentialRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3554,7 +3662,7 @@ func (x *PullCredentialRequest) String() string {
 func (*PullCredentialRequest) ProtoMessage() {}
 
 func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3567,7 +3675,7 @@ func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredentialRequest.ProtoReflect.Descriptor instead.
 func (*PullCredentialRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PullCredentialRequest) GetRepository() string {
@@ -3590,7 +3698,7 @@ type PullCredential struct {
 
 func (x *PullCredential) Reset() {
 	*x = PullCredential{}
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3602,7 +3710,7 @@ func (x *PullCredential) String() string {
 func (*PullCredential) ProtoMessage() {}
 
 func (x *PullCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3615,7 +3723,7 @@ func (x *PullCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredential.ProtoReflect.Descriptor instead.
 func (*PullCredential) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PullCredential) GetRegistryHost() string {
@@ -3659,7 +3767,7 @@ type TunnelRequest struct {
 
 func (x *TunnelRequest) Reset() {
 	*x = TunnelRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3671,7 +3779,7 @@ func (x *TunnelRequest) String() string {
 func (*TunnelRequest) ProtoMessage() {}
 
 func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3684,7 +3792,7 @@ func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRequest.ProtoReflect.Descriptor instead.
 func (*TunnelRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *TunnelRequest) GetRequest() isTunnelRequest_Request {
@@ -3725,7 +3833,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3737,7 +3845,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3750,7 +3858,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *LogsRequest) GetMemberId() string {
@@ -3790,7 +3898,7 @@ type TunnelResponse struct {
 
 func (x *TunnelResponse) Reset() {
 	*x = TunnelResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3802,7 +3910,7 @@ func (x *TunnelResponse) String() string {
 func (*TunnelResponse) ProtoMessage() {}
 
 func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3815,7 +3923,7 @@ func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelResponse.ProtoReflect.Descriptor instead.
 func (*TunnelResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *TunnelResponse) GetRefused() string {
@@ -3998,12 +4106,13 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"KIND_USAGE\x10\x02\x12\x0f\n" +
 	"\vKIND_TUNNEL\x10\x03\x12\x0e\n" +
 	"\n" +
-	"KIND_FETCH\x10\x04\"\xd2\x01\n" +
+	"KIND_FETCH\x10\x04\"\x82\x02\n" +
 	"\vNodeMessage\x12(\n" +
 	"\x05hello\x18\x01 \x01(\v2\x10.gpuaas.v1.HelloH\x00R\x05hello\x121\n" +
 	"\baccepted\x18\x02 \x01(\v2\x13.gpuaas.v1.AcceptedH\x00R\baccepted\x12.\n" +
 	"\arefused\x18\x03 \x01(\v2\x12.gpuaas.v1.RefusedH\x00R\arefused\x12+\n" +
-	"\x06report\x18\x04 \x01(\v2\x11.gpuaas.v1.ReportH\x00R\x06reportB\t\n" +
+	"\x06report\x18\x04 \x01(\v2\x11.gpuaas.v1.ReportH\x00R\x06report\x12.\n" +
+	"\abrought\x18\x05 \x01(\v2\x12.gpuaas.v1.BroughtH\x00R\abroughtB\t\n" +
 	"\amessage\"\xd9\x02\n" +
 	"\n" +
 	"HubMessage\x12.\n" +
@@ -4052,7 +4161,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x06vendor\x18\x02 \x01(\tR\x06vendor\x12\x14\n" +
 	"\x05model\x18\x03 \x01(\tR\x05model\x12!\n" +
 	"\fmemory_bytes\x18\x04 \x01(\x04R\vmemoryBytes\x12\x16\n" +
-	"\x06health\x18\x05 \x01(\tR\x06health\"\x85\x02\n" +
+	"\x06health\x18\x05 \x01(\tR\x06health\"\x9b\x02\n" +
 	"\aWelcome\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x125\n" +
 	"\bhub_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\ahubTime\x12\x1d\n" +
@@ -4060,7 +4169,8 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"session_no\x18\x03 \x01(\x04R\tsessionNo\x12'\n" +
 	"\x0fnew_incarnation\x18\x04 \x01(\bR\x0enewIncarnation\x12%\n" +
 	"\x0eposted_segment\x18\x05 \x01(\x04R\rpostedSegment\x12)\n" +
-	"\x10archived_segment\x18\x06 \x01(\x04R\x0farchivedSegment\"R\n" +
+	"\x10archived_segment\x18\x06 \x01(\x04R\x0farchivedSegment\x12\x14\n" +
+	"\x05bring\x18\b \x01(\bR\x05bring\"R\n" +
 	"\tPushState\x12/\n" +
 	"\benvelope\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\benvelope\x12\x14\n" +
 	"\x05parts\x18\x02 \x03(\fR\x05parts\"=\n" +
@@ -4087,7 +4197,13 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"generation\x18\x03 \x01(\x04R\n" +
 	"generation\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x16\n" +
-	"\x06detail\x18\x05 \x01(\tR\x06detail\"\x99\x02\n" +
+	"\x06detail\x18\x05 \x01(\tR\x06detail\"\xb8\x01\n" +
+	"\aBrought\x12+\n" +
+	"\x06bundle\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\x06bundle\x12)\n" +
+	"\x05state\x18\x02 \x01(\v2\x13.gpuaas.v1.EnvelopeR\x05state\x12\x14\n" +
+	"\x05parts\x18\x03 \x03(\fR\x05parts\x12+\n" +
+	"\x06leases\x18\x04 \x01(\v2\x13.gpuaas.v1.EnvelopeR\x06leases\x12\x12\n" +
+	"\x04last\x18\x05 \x01(\bR\x04last\"\x99\x02\n" +
 	"\x06Report\x12\x18\n" +
 	"\acounter\x18\x01 \x01(\x04R\acounter\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x14\n" +
@@ -4182,7 +4298,7 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 }
 
 var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_protocol_messages_proto_goTypes = []any{
 	(StreamHeader_Kind)(0),        // 0: gpuaas.v1.StreamHeader.Kind
 	(*Envelope)(nil),              // 1: gpuaas.v1.Envelope
@@ -4219,30 +4335,31 @@ var file_protocol_messages_proto_goTypes = []any{
 	(*Goodbye)(nil),               // 32: gpuaas.v1.Goodbye
 	(*Accepted)(nil),              // 33: gpuaas.v1.Accepted
 	(*Refused)(nil),               // 34: gpuaas.v1.Refused
-	(*Report)(nil),                // 35: gpuaas.v1.Report
-	(*WorkloadStatus)(nil),        // 36: gpuaas.v1.WorkloadStatus
-	(*PublishedEndpoint)(nil),     // 37: gpuaas.v1.PublishedEndpoint
-	(*RemovalProof)(nil),          // 38: gpuaas.v1.RemovalProof
-	(*UsageUpload)(nil),           // 39: gpuaas.v1.UsageUpload
-	(*UsageAck)(nil),              // 40: gpuaas.v1.UsageAck
-	(*FetchRequest)(nil),          // 41: gpuaas.v1.FetchRequest
-	(*FetchResponse)(nil),         // 42: gpuaas.v1.FetchResponse
-	(*PullCredentialRequest)(nil), // 43: gpuaas.v1.PullCredentialRequest
-	(*PullCredential)(nil),        // 44: gpuaas.v1.PullCredential
-	(*TunnelRequest)(nil),         // 45: gpuaas.v1.TunnelRequest
-	(*LogsRequest)(nil),           // 46: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),        // 47: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil), // 48: google.protobuf.Timestamp
+	(*Brought)(nil),               // 35: gpuaas.v1.Brought
+	(*Report)(nil),                // 36: gpuaas.v1.Report
+	(*WorkloadStatus)(nil),        // 37: gpuaas.v1.WorkloadStatus
+	(*PublishedEndpoint)(nil),     // 38: gpuaas.v1.PublishedEndpoint
+	(*RemovalProof)(nil),          // 39: gpuaas.v1.RemovalProof
+	(*UsageUpload)(nil),           // 40: gpuaas.v1.UsageUpload
+	(*UsageAck)(nil),              // 41: gpuaas.v1.UsageAck
+	(*FetchRequest)(nil),          // 42: gpuaas.v1.FetchRequest
+	(*FetchResponse)(nil),         // 43: gpuaas.v1.FetchResponse
+	(*PullCredentialRequest)(nil), // 44: gpuaas.v1.PullCredentialRequest
+	(*PullCredential)(nil),        // 45: gpuaas.v1.PullCredential
+	(*TunnelRequest)(nil),         // 46: gpuaas.v1.TunnelRequest
+	(*LogsRequest)(nil),           // 47: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),        // 48: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
 	2,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
 	4,  // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	48, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	49, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
 	5,  // 3: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
 	5,  // 4: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	48, // 5: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	48, // 6: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	48, // 7: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	49, // 5: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	49, // 6: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	49, // 7: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
 	8,  // 8: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
 	1,  // 9: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
 	1,  // 10: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
@@ -4253,52 +4370,56 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	13, // 15: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
 	14, // 16: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
 	15, // 17: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
-	48, // 18: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	49, // 18: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
 	17, // 19: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
 	18, // 20: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	48, // 21: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	48, // 22: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	49, // 21: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	49, // 22: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
 	20, // 23: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	48, // 24: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	48, // 25: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	49, // 24: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	49, // 25: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
 	0,  // 26: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
 	24, // 27: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
 	33, // 28: gpuaas.v1.NodeMessage.accepted:type_name -> gpuaas.v1.Accepted
 	34, // 29: gpuaas.v1.NodeMessage.refused:type_name -> gpuaas.v1.Refused
-	35, // 30: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
-	27, // 31: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
-	28, // 32: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
-	29, // 33: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
-	30, // 34: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
-	31, // 35: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
-	32, // 36: gpuaas.v1.HubMessage.goodbye:type_name -> gpuaas.v1.Goodbye
-	25, // 37: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
-	26, // 38: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	48, // 39: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
-	48, // 40: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
-	1,  // 41: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
-	1,  // 42: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
-	1,  // 43: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
-	48, // 44: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
-	36, // 45: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
-	26, // 46: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
-	48, // 47: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	48, // 48: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	48, // 49: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
-	37, // 50: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
-	38, // 51: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
-	48, // 52: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
-	1,  // 53: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
-	43, // 54: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
-	44, // 55: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
-	1,  // 56: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	48, // 57: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	46, // 58: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	59, // [59:59] is the sub-list for method output_type
-	59, // [59:59] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	36, // 30: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
+	35, // 31: gpuaas.v1.NodeMessage.brought:type_name -> gpuaas.v1.Brought
+	27, // 32: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
+	28, // 33: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
+	29, // 34: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
+	30, // 35: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
+	31, // 36: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
+	32, // 37: gpuaas.v1.HubMessage.goodbye:type_name -> gpuaas.v1.Goodbye
+	25, // 38: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
+	26, // 39: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
+	49, // 40: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	49, // 41: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	1,  // 42: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
+	1,  // 43: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
+	1,  // 44: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
+	1,  // 45: gpuaas.v1.Brought.bundle:type_name -> gpuaas.v1.Envelope
+	1,  // 46: gpuaas.v1.Brought.state:type_name -> gpuaas.v1.Envelope
+	1,  // 47: gpuaas.v1.Brought.leases:type_name -> gpuaas.v1.Envelope
+	49, // 48: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	37, // 49: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
+	26, // 50: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
+	49, // 51: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	49, // 52: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	49, // 53: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	38, // 54: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
+	39, // 55: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
+	49, // 56: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	1,  // 57: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
+	44, // 58: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
+	45, // 59: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
+	1,  // 60: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
+	49, // 61: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	47, // 62: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	63, // [63:63] is the sub-list for method output_type
+	63, // [63:63] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -4311,6 +4432,7 @@ func file_protocol_messages_proto_init() {
 		(*NodeMessage_Accepted)(nil),
 		(*NodeMessage_Refused)(nil),
 		(*NodeMessage_Report)(nil),
+		(*NodeMessage_Brought)(nil),
 	}
 	file_protocol_messages_proto_msgTypes[22].OneofWrappers = []any{
 		(*HubMessage_Welcome)(nil),
@@ -4320,12 +4442,12 @@ func file_protocol_messages_proto_init() {
 		(*HubMessage_ReportAck)(nil),
 		(*HubMessage_Goodbye)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[40].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[41].OneofWrappers = []any{
 		(*FetchRequest_PartSha256)(nil),
 		(*FetchRequest_PullCredential)(nil),
 		(*FetchRequest_Bundle)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[44].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[45].OneofWrappers = []any{
 		(*TunnelRequest_Logs)(nil),
 	}
 	type x struct{}
@@ -4334,7 +4456,7 @@ func file_protocol_messages_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   47,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

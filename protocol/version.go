@@ -6,7 +6,11 @@ package protocol
 // History:
 //
 //	1  2026-11-20  first version: hello, desired state, leases, bundle, report, usage, fetch, logs tunnel.
-const Version = 1
+//	2  2026-11-21  a restored hub asks for what a node has accepted: bring in the welcome, brought up the control stream.
+const Version = 2
+
+// BringVersion is the first that knows of Brought.
+const BringVersion = 2
 
 // ALPN is the application protocol of a session (RFC 7301).
 const ALPN = "gpuaas/1"

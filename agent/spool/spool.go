@@ -26,6 +26,8 @@ const (
 	// MaxUnsentBytes is how much unacknowledged usage a node keeps before it refuses new leases: about a year of one
 	// member's records, a month of a busy node's.
 	MaxUnsentBytes = 512 << 20
+	// MaxKeptBytes is how much posted usage a node keeps for a hub that may be restored; the oldest goes first. It is billed, after all.
+	MaxKeptBytes = 128 << 20
 )
 
 // Chain is the end of what has been sealed. It is plain data: store it as JSON, in the same write as the segment.
@@ -134,6 +136,29 @@ func Acknowledge(m Marks, c Chain, incarnation string, posted, archived uint64) 
 	return m, nil
 }
 
+// Rewind goes back to what a restored hub has posted, so that what it has forgotten is sent again. It fails where that was archived:
+// it may be gone here, and the store must take a new incarnation (Reincarnate).
+func Rewind(m Marks, posted uint64) (Marks, error) {
+	if posted < m.Archived {
+		return m, fmt.Errorf("the hub is back at segment %d, this store has kept what is above %d only", posted, m.Archived)
+	}
+	m.Posted = min(m.Posted, posted)
+	return m, nil
+}
+
+// Forget raises the archived mark where keeping what is posted would take more than MaxKeptBytes. sizes are of the segments that are
+// there.
+func Forget(m Marks, sizes map[uint64]int64) Marks {
+	var kept int64
+	for number := m.Posted; number > m.Archived; number-- {
+		if kept += sizes[number]; kept > MaxKeptBytes {
+			m.Archived = number
+			break
+		}
+	}
+	return m
+}
+
 // Next is the segment to send when inFlight segments after Posted are under way; ok is false when there is nothing to send or
 // the window is full. After a reconnect inFlight is 0, and everything not posted is sent again: the hub bills it once.
 func Next(m Marks, c Chain, inFlight, window uint64) (number uint64, ok bool) {
@@ -147,13 +172,13 @@ func Prunable(m Marks) uint64 { return m.Archived }
 // Full says that no new lease may be accepted, because usage of it might find no room.
 func Full(unsentBytes int64) bool { return unsentBytes >= MaxUnsentBytes }
 
-// Reincarnate starts a new chain under a fresh random incarnation. kept are the old chain's segments in order that the hub
-// had not posted, waiting the records not sealed yet; their records, which the caller stores as waiting, are sealed again
+// Reincarnate starts a new chain under a fresh random incarnation. kept are the old chain's segments in order that are not
+// archived: a hub that was restored has forgotten what it posted since; waiting the records not sealed yet; their records, which the caller stores as waiting, are sealed again
 // under the new name. Where the hub does know some of that time under the old name, it bills it once.
 func Reincarnate(c Chain, incarnation string, m Marks, kept []*protocol.UsageSegment, waiting []*protocol.UsageRecord) (Chain, []*protocol.UsageRecord) {
 	var again []*protocol.UsageRecord
 	for _, seg := range kept {
-		if seg.GetNumber() <= m.Posted {
+		if seg.GetNumber() <= m.Archived {
 			continue
 		}
 		again = append(again, seg.GetRecords()...)

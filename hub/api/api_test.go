@@ -54,7 +54,7 @@ func TestEveryEventOfTheLifecycleIsDescribed(t *testing.T) {
 	require.NoError(t, yaml.Unmarshal(text, &doc))
 	types := []string{
 		"requested", "deploying", "running", "upgrade_requested", "upgraded", "rollback_requested", "rolled_back", "start_requested",
-		"stop_requested", "stopped", "decommission_requested", "decommissioned", "failed", "changed",
+		"stop_requested", "stopped", "decommission_requested", "decommissioned", "failed", "changed", "adopted",
 	}
 	require.Len(t, doc.Components.Messages, len(types))
 	for _, name := range types {

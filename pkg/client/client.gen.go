@@ -588,6 +588,75 @@ func (e PublisherStatus) Valid() bool {
 	}
 }
 
+// Defines values for RecoveringNodeState.
+const (
+	RecoveringNodeStateOwesUsage RecoveringNodeState = "owes_usage"
+	RecoveringNodeStateWaiting   RecoveringNodeState = "waiting"
+)
+
+// Valid indicates whether the value is a known member of the RecoveringNodeState enum.
+func (e RecoveringNodeState) Valid() bool {
+	switch e {
+	case RecoveringNodeStateOwesUsage:
+		return true
+	case RecoveringNodeStateWaiting:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for RecoveryFindingKind.
+const (
+	RecoveryFindingKindAgentTooOld            RecoveryFindingKind = "agent_too_old"
+	RecoveryFindingKindAllocationSuperseded   RecoveryFindingKind = "allocation_superseded"
+	RecoveryFindingKindAllocationUnknown      RecoveryFindingKind = "allocation_unknown"
+	RecoveryFindingKindBundleNewer            RecoveryFindingKind = "bundle_newer"
+	RecoveryFindingKindDocumentMissing        RecoveryFindingKind = "document_missing"
+	RecoveryFindingKindInstanceDecommissioned RecoveryFindingKind = "instance_decommissioned"
+	RecoveryFindingKindInstanceUnknown        RecoveryFindingKind = "instance_unknown"
+	RecoveryFindingKindLeaseUncovered         RecoveryFindingKind = "lease_uncovered"
+	RecoveryFindingKindNodeUnknown            RecoveryFindingKind = "node_unknown"
+	RecoveryFindingKindOrgUnknown             RecoveryFindingKind = "org_unknown"
+	RecoveryFindingKindProjectUnknown         RecoveryFindingKind = "project_unknown"
+	RecoveryFindingKindRevisionUnknown        RecoveryFindingKind = "revision_unknown"
+	RecoveryFindingKindStateUnverified        RecoveryFindingKind = "state_unverified"
+)
+
+// Valid indicates whether the value is a known member of the RecoveryFindingKind enum.
+func (e RecoveryFindingKind) Valid() bool {
+	switch e {
+	case RecoveryFindingKindAgentTooOld:
+		return true
+	case RecoveryFindingKindAllocationSuperseded:
+		return true
+	case RecoveryFindingKindAllocationUnknown:
+		return true
+	case RecoveryFindingKindBundleNewer:
+		return true
+	case RecoveryFindingKindDocumentMissing:
+		return true
+	case RecoveryFindingKindInstanceDecommissioned:
+		return true
+	case RecoveryFindingKindInstanceUnknown:
+		return true
+	case RecoveryFindingKindLeaseUncovered:
+		return true
+	case RecoveryFindingKindNodeUnknown:
+		return true
+	case RecoveryFindingKindOrgUnknown:
+		return true
+	case RecoveryFindingKindProjectUnknown:
+		return true
+	case RecoveryFindingKindRevisionUnknown:
+		return true
+	case RecoveryFindingKindStateUnverified:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for RefusalDocument.
 const (
 	RefusalDocumentBundle RefusalDocument = "bundle"
@@ -1815,6 +1884,59 @@ type PublisherRegister struct {
 // Quantity Decimal number in usage_unit.
 type Quantity = string
 
+// RecoveringNode defines model for RecoveringNode.
+type RecoveringNode struct {
+	Hostname string `json:"hostname,omitempty,omitzero"`
+
+	// NodeID UUIDv7 in lower case.
+	NodeID ID `json:"node_id"`
+
+	// State waiting: not heard of since the restore; owes_usage: usage of before is still to come
+	State RecoveringNodeState `json:"state"`
+}
+
+// RecoveringNodeState waiting: not heard of since the restore; owes_usage: usage of before is still to come
+type RecoveringNodeState string
+
+// Recovery defines model for Recovery.
+type Recovery struct {
+	// BackupTakenAt When the newest verified backup was taken; absent where there is none
+	BackupTakenAt time.Time `json:"backup_taken_at,omitempty,omitzero"`
+
+	// Epoch The epoch that began with the restore
+	Epoch int64 `json:"epoch,omitempty,omitzero"`
+
+	// Findings What contradicts the restored rows. None of it was stopped
+	Findings []RecoveryFinding `json:"findings"`
+
+	// RestoredAt When the hub was restored last; absent where it never was
+	RestoredAt time.Time `json:"restored_at,omitempty,omitzero"`
+
+	// RestoredFrom When the backup was taken that it was restored from
+	RestoredFrom time.Time `json:"restored_from,omitempty,omitzero"`
+
+	// Waiting Nodes that have not brought what they had accepted; their capacity stays reserved and nothing new reaches them
+	Waiting []RecoveringNode `json:"waiting"`
+}
+
+// RecoveryFinding defines model for RecoveryFinding.
+type RecoveryFinding struct {
+	Detail  string    `json:"detail"`
+	FoundAt time.Time `json:"found_at"`
+
+	// ID UUIDv7 in lower case.
+	ID   ID                  `json:"id"`
+	Kind RecoveryFindingKind `json:"kind"`
+
+	// NodeID UUIDv7 in lower case.
+	NodeID       ID     `json:"node_id"`
+	ResourceID   string `json:"resource_id"`
+	ResourceType string `json:"resource_type"`
+}
+
+// RecoveryFindingKind defines model for RecoveryFinding.Kind.
+type RecoveryFindingKind string
+
 // Refusal A document that the node refused, or a segment of its usage that the hub refused; it changed nothing. A segment's number is its generation.
 type Refusal struct {
 	At         time.Time       `json:"at"`
@@ -2662,6 +2784,11 @@ type ClientInterface interface {
 	// Corresponds with POST /admin/publishers (the `RegisterPublisher` operationId).
 	RegisterPublisher(ctx context.Context, body RegisterPublisherJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// GetRecovery The last backup and restore of the hub, and what a restored hub still waits for or has found
+	//
+	// Corresponds with GET /admin/recovery (the `GetRecovery` operationId).
+	GetRecovery(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// ListUsers Users (platform admin)
 	//
 	// Corresponds with GET /admin/users (the `ListUsers` operationId).
@@ -3483,6 +3610,21 @@ func (c *Client) RegisterPublisherWithBody(ctx context.Context, contentType stri
 // Corresponds with POST /admin/publishers (the `RegisterPublisher` operationId).
 func (c *Client) RegisterPublisher(ctx context.Context, body RegisterPublisherJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewRegisterPublisherRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetRecovery The last backup and restore of the hub, and what a restored hub still waits for or has found
+//
+// Corresponds with GET /admin/recovery (the `GetRecovery` operationId).
+func (c *Client) GetRecovery(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetRecoveryRequest(c.Server)
 	if err != nil {
 		return nil, err
 	}
@@ -5304,6 +5446,33 @@ func NewRegisterPublisherRequestWithBody(server string, contentType string, body
 	}
 
 	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewGetRecoveryRequest constructs an http.Request for the GetRecovery method
+func NewGetRecoveryRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/admin/recovery")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
 
 	return req, nil
 }
@@ -8054,6 +8223,13 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /admin/publishers (the `RegisterPublisher` operationId).
 	RegisterPublisherWithResponse(ctx context.Context, body RegisterPublisherJSONRequestBody, reqEditors ...RequestEditorFn) (*RegisterPublisherResponse, error)
 
+	// GetRecoveryWithResponse The last backup and restore of the hub, and what a restored hub still waits for or has found
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /admin/recovery (the `GetRecovery` operationId).
+	GetRecoveryWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetRecoveryResponse, error)
+
 	// ListUsersWithResponse Users (platform admin)
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -9322,6 +9498,54 @@ func (r RegisterPublisherResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r RegisterPublisherResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetRecoveryResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Recovery
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetRecoveryResponse) GetJSON200() *Recovery {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetRecoveryResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetRecoveryResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetRecoveryResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetRecoveryResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetRecoveryResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -11983,6 +12207,19 @@ func (c *ClientWithResponses) RegisterPublisherWithResponse(ctx context.Context,
 	return ParseRegisterPublisherResponse(rsp)
 }
 
+// GetRecoveryWithResponse The last backup and restore of the hub, and what a restored hub still waits for or has found
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /admin/recovery (the `GetRecovery` operationId).
+func (c *ClientWithResponses) GetRecoveryWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetRecoveryResponse, error) {
+	rsp, err := c.GetRecovery(ctx, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetRecoveryResponse(rsp)
+}
+
 // ListUsersWithResponse Users (platform admin)
 //
 // Returns a wrapper object for the known response body format(s).
@@ -13393,6 +13630,39 @@ func ParseRegisterPublisherResponse(rsp *http.Response) (*RegisterPublisherRespo
 			return nil, err
 		}
 		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetRecoveryResponse parses an HTTP response from a GetRecoveryWithResponse call
+func ParseGetRecoveryResponse(rsp *http.Response) (*GetRecoveryResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetRecoveryResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Recovery
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem

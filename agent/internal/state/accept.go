@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
+	"fmt"
 	"maps"
 	"time"
 
+	"github.com/dgraph-io/badger/v4"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent"
@@ -350,6 +353,43 @@ func (s *Store) accepted() Accepted {
 		a.Parts = append(a.Parts, p)
 	}
 	return a
+}
+
+// Documents returns the documents that the accepted state names, as they were signed for, as far as they are here.
+func (s *Store) Documents() ([][]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out [][]byte
+	for _, ref := range s.d.state.GetParts() {
+		key := hex.EncodeToString(ref.GetSha256())
+		if _, here := s.d.parts[key]; !here {
+			continue
+		}
+		raw, err := s.readRaw(partKey(key))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, raw)
+	}
+	return out, nil
+}
+
+func (s *Store) readRaw(key string) (raw []byte, err error) {
+	if s.closed {
+		return nil, errors.New("state: closed")
+	}
+	err = s.db.View(func(tx *badger.Txn) error {
+		item, err := tx.Get([]byte(key))
+		if err != nil {
+			return err
+		}
+		raw, err = item.ValueCopy(nil)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("state: %s: %w", key, err)
+	}
+	return raw, nil
 }
 
 // Envelopes returns the signed documents, for showing and for a hub that was restored; nil where there is none.

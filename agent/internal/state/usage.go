@@ -190,8 +190,11 @@ func (s *Store) AcknowledgeUsage(incarnation string, posted, archived uint64) er
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	marks, err := spool.Acknowledge(s.d.marks, s.d.chain, incarnation, posted, archived)
-	if err != nil || marks == s.d.marks {
+	if err != nil {
 		return err
+	}
+	if marks = spool.Forget(marks, s.d.sizes); marks == s.d.marks {
+		return nil
 	}
 	var pruned []uint64
 	var posting int64
@@ -217,13 +220,33 @@ func (s *Store) AcknowledgeUsage(incarnation string, posted, archived uint64) er
 	})
 }
 
+// RewindUsage goes back to what a restored hub has posted: what it has forgotten is sent again. It fails, and changes nothing, when
+// that is no longer all here: then TakeNewIncarnation is due.
+func (s *Store) RewindUsage(posted uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	marks, err := spool.Rewind(s.d.marks, posted)
+	if err != nil || marks == s.d.marks {
+		return err
+	}
+	return s.write(func(b *batch) { b.json(keyMarks, marks) }, func(d *data) {
+		d.marks = marks
+		d.unsent = 0
+		for number, size := range d.sizes {
+			if number > marks.Posted {
+				d.unsent += size
+			}
+		}
+	})
+}
+
 // TakeNewIncarnation gives the store a new random name, because the hub knows more of the old one than this disk does.
-// Usage that the hub has not posted is sealed again under the new name. Leases stay; what runs goes on.
+// Usage that is not archived is sealed again under the new name; the hub bills it once. Leases stay; what runs goes on.
 func (s *Store) TakeNewIncarnation(now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var kept []*protocol.UsageSegment
-	for number := s.d.marks.Posted + 1; number <= s.d.chain.Number; number++ {
+	for number := s.d.marks.Archived + 1; number <= s.d.chain.Number; number++ {
 		env, err := s.segment(number)
 		if err != nil {
 			return err

@@ -277,6 +277,16 @@ func (s *session) greet(ctx context.Context) error {
 		return errDialAgain
 	}
 	failpoint.Hit("agent/session/welcomed")
+	if posted := welcome.GetPostedSegment(); posted < s.u.store.Spool().Marks.Posted {
+		if err := s.rewind(ctx, posted); err != nil {
+			return err
+		}
+	}
+	if welcome.GetBring() {
+		if err := s.bring(ctx); err != nil {
+			return err
+		}
+	}
 	return s.control.SetDeadline(time.Time{})
 }
 

@@ -247,7 +247,7 @@ func (h *hub) wire(ctx context.Context) (err error) {
 	h.resync = loop.New("resync", h.conf.resync, h.dispatcher.Resync, h.log)
 	h.dispatcher.Wake = h.poked.Wake
 	h.intake = intake.New(&intake.Intake{
-		DB: h.db, ReplicaID: h.keys.HubID(), Started: time.Now(), Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise, Now: time.Now, Log: h.log,
+		DB: h.db, ReplicaID: h.keys.HubID(), Started: time.Now(), Newest: dispatch.NewestHead, Line: h.keys.Line, Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise, Now: time.Now, Log: h.log,
 	})
 	h.session.Intake, h.session.Documents, h.session.Credentials, h.session.Connected = h.intake, h.dispatcher, h.registry, h.dispatcher.Poke
 	h.handler, err = httpapi.NewHandler(h.server(), httpapi.Config{ //nolint:contextcheck // each request brings its own

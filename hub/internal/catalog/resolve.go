@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 )
 
 // Want is a wish to run an app. The modes are hints.
@@ -135,6 +136,21 @@ func (r *Resolved) decideModes(w Want, p Policy) error {
 		r.TenantBoundaryMode = "project_isolated"
 	}
 	return nil
+}
+
+// ModesOf gives the modes that a version has without hints and without a policy: for an instance whose own are lost.
+func ModesOf(manifestDocument []byte) Resolved {
+	m, err := manifest.Parse(manifestDocument)
+	if err != nil {
+		// Signed by a publisher and running; a form that this release does not know is no reason to lose it.
+		m = manifest.Manifest{}
+		m.App.SupportedModes = manifest.SupportedModes{OperatingModes: []string{"tenant_dedicated"}, ControlPlaneScopes: []string{"project"}}
+		m.Version.RuntimeBackend = manifest.RuntimeLaunchableOCI
+	}
+	r := Resolved{Version: Version{Manifest: m}, RuntimeBackend: m.Version.RuntimeBackend}
+	// Without a policy every mode that the app supports is allowed.
+	_ = r.decideModes(Want{}, Policy{})
+	return r
 }
 
 func (r *Resolved) choose(field, requested string, supported, allowed []string) (string, error) {

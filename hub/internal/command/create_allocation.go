@@ -8,6 +8,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 )
 
 // CreateAllocation holds capacity on a node for a project.
@@ -69,7 +70,11 @@ func candidates(ctx context.Context, tx db.Tx, m Meta, named string) ([]capacity
 	var out []capacity.Node
 	found := named == ""
 	for _, n := range open {
-		out = append(out, capacityNode(n, true))
+		waits, err := recovery.Waits(ctx, tx, n.ID)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, capacityNode(n, !waits))
 		found = found || n.ID == named
 	}
 	if !found {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -12,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -66,6 +68,9 @@ func (m Meta) act(ctx context.Context, tx db.Tx, permission iam.Permission, proj
 		if err != nil {
 			return instanceResult{}, err
 		}
+		if err := recovered(ctx, tx, permission, i); err != nil {
+			return instanceResult{}, err
+		}
 		ask := instance.Ask{OperationID: db.NewID(), By: instance.Actor{Type: m.Principal.Type, ID: m.Principal.ID}, CorrelationID: m.CorrelationID}
 		change, err := do(project, i, ask)
 		if err != nil {
@@ -77,6 +82,22 @@ func (m Meta) act(ctx context.Context, tx db.Tx, permission iam.Permission, proj
 		}
 		return instanceResult{change.Instance, nodes}, m.recordInstance(ctx, tx, string(permission), change)
 	})
+}
+
+// recovered refuses what would give a number to a revision that a restored hub may have given to another one before. The end can be
+// asked for at any time.
+func recovered(ctx context.Context, tx db.Tx, permission iam.Permission, i instance.Instance) error {
+	if permission == iam.InstanceDelete {
+		return nil
+	}
+	for _, m := range i.Members {
+		if waits, err := recovery.Waits(ctx, tx, m.NodeID); err != nil {
+			return err
+		} else if waits {
+			return fault.New(fault.Unavailable, "node_recovering", "The hub was restored from a backup and waits for the node of this app instance; try again when it is back.", nil).After(30 * time.Second)
+		}
+	}
+	return nil
 }
 
 // targetVersion points the fields of a fault at what the request calls the version.

@@ -29,6 +29,8 @@ type Report struct {
 	Generation   uint64
 	Statuses     []*protocol.WorkloadStatus
 	Accelerators []*protocol.Accelerator
+	// SilenceIsNothing: what the node does not speak of proves nothing yet.
+	SilenceIsNothing bool
 }
 
 // Observed is what a report led to.
@@ -45,6 +47,7 @@ func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, 
 	}
 	changes, err := instance.ApplyReport(ctx, tx, instance.Report{
 		NodeID: r.NodeID, SessionNo: r.SessionNo, Counter: r.Counter, Epoch: r.Epoch, Generation: r.Generation, Statuses: r.Statuses,
+		SilenceIsNothing: r.SilenceIsNothing,
 	}, now)
 	if err != nil {
 		return Observed{}, err

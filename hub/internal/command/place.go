@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
@@ -46,6 +47,14 @@ func place(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in Create
 		}
 		// An offline node may get an instance: it starts when the node is back. A draining one gets nothing new.
 		if !node.TakesNew() {
+			rooms[i].Usable = false
+		}
+		// Of a node that a restored hub has not heard of it does not know what is free.
+		waits, err := recovery.Waits(ctx, tx, node.ID)
+		if err != nil {
+			return placed{}, err
+		}
+		if waits {
 			rooms[i].Usable = false
 		}
 		offline[node.ID] = !node.Connected(m.Now)

@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 //go:embed migrations/*.sql
@@ -39,6 +41,39 @@ func Migrations() fs.FS {
 // with a lease, because session locks do not exist on CockroachDB. Migrations run outside transactions, one statement
 // each, and are written so that one cut short can run again.
 func Migrate(ctx context.Context, d *DB) error {
+	return withProvider(d, func(p *goose.Provider) error {
+		_, err := p.Up(ctx)
+		return err
+	})
+}
+
+// migrateTo applies just these migrations, in their order: the schema of an earlier release, for its backup.
+func migrateTo(ctx context.Context, d *DB, versions []int64) error {
+	return withProvider(d, func(p *goose.Provider) error {
+		known := map[int64]bool{}
+		for _, s := range p.ListSources() {
+			known[s.Version] = true
+		}
+		for _, v := range versions {
+			if !known[v] {
+				return fault.New(fault.Unprocessable, "backup_of_newer_release", fmt.Sprintf("The backup was made by a newer release: this one does not know migration %d. Restore it with that release.", v), nil)
+			}
+		}
+		if len(versions) == len(known) {
+			// The usual case, under one lock instead of one for each.
+			_, err := p.Up(ctx)
+			return err
+		}
+		for _, v := range versions {
+			if _, err := p.ApplyVersion(ctx, v, true); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func withProvider(d *DB, do func(*goose.Provider) error) error {
 	quiet := slog.New(slog.DiscardHandler)
 	locker, err := lock.NewPostgresTableLocker(
 		lock.WithTableLeaseDuration(migrationLease),
@@ -61,7 +96,7 @@ func Migrate(ctx context.Context, d *DB) error {
 	if err != nil {
 		return fmt.Errorf("read migrations: %w", err)
 	}
-	if _, err := provider.Up(ctx); err != nil {
+	if err := do(provider); err != nil {
 		var partial *goose.PartialError
 		if errors.As(err, &partial) && partial.Failed != nil {
 			return fmt.Errorf("migration %s: %w", partial.Failed.Source.Path, partial.Err)

@@ -27,6 +27,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/internal/session"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -143,9 +144,19 @@ func (d *Dispatcher) Resync(ctx context.Context) error {
 
 // each brings nodes up to date. One node's trouble is logged and does not stop the others; the next pass tries again.
 func (d *Dispatcher) each(ctx context.Context, nodes map[string]uint64) error {
+	if len(nodes) == 0 {
+		return nil
+	}
+	waiting, err := d.waiting(ctx)
+	if err != nil {
+		return err
+	}
 	var group errgroup.Group
 	group.SetLimit(workers)
 	for id, floor := range nodes {
+		if waiting[id] {
+			continue
+		}
 		group.Go(func() error {
 			if err := d.node(ctx, id, floor); err != nil && ctx.Err() == nil {
 				d.Log.WarnContext(ctx, "node not brought up to date", slog.String("node_id", id), slog.Any("error", err))
@@ -155,6 +166,17 @@ func (d *Dispatcher) each(ctx context.Context, nodes map[string]uint64) error {
 	}
 	_ = group.Wait()
 	return ctx.Err()
+}
+
+// waiting are the nodes that have not brought yet what they accepted before this hub was restored: compiled from the restored rows,
+// a state might stop what is newer. When one has, dispatch is woken for it.
+func (d *Dispatcher) waiting(ctx context.Context) (map[string]bool, error) {
+	nodes, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) ([]recovery.Node, error) { return recovery.Nodes(ctx, tx) })
+	waiting := map[string]bool{}
+	for _, n := range nodes {
+		waiting[n.NodeID] = n.Waiting
+	}
+	return waiting, err
 }
 
 // node makes the state of one node say what is wanted and sends what the node lacks.
@@ -257,10 +279,17 @@ func (d *Dispatcher) renew(ctx context.Context) error {
 		// A banned node cannot be reached, and its leases are to end: nothing is held for it any more.
 		return slices.DeleteFunc(due, func(d ledger.Due) bool { return slices.Contains(banned, d.NodeID) }), err
 	})
+	if err != nil || len(due) == 0 {
+		return err
+	}
+	waiting, err := d.waiting(ctx)
 	if err != nil {
 		return err
 	}
 	for _, s := range due {
+		if waiting[s.NodeID] {
+			continue
+		}
 		_, err := db.RunTx(ctx, d.DB, func(tx db.Tx) (*protocol.Lease, error) {
 			return ledger.IssueLease(ctx, tx, ledger.LeaseRequest{SubjectID: s.SubjectID, NodeID: s.NodeID, AppSlug: s.AppSlug, Now: now, Duration: d.LeaseDuration})
 		})

@@ -49,6 +49,12 @@ func Newest(ctx context.Context, tx db.Tx, nodeID string) (uint64, error) {
 	return h.generation, err
 }
 
+// NewestHead returns order and digest of the node's newest state; a generation of 0 when there is none.
+func NewestHead(ctx context.Context, tx db.Tx, nodeID string) (epoch, generation uint64, sha256 []byte, err error) {
+	h, err := newest(ctx, tx, nodeID)
+	return h.epoch, h.generation, h.sha256, err
+}
+
 // pending returns the nodes whose newest state does not say what is wanted, or is not signed by the key of the moment.
 func pending(ctx context.Context, tx db.Tx, keyID string) ([]string, error) {
 	rows, err := tx.Query(ctx, `SELECT n.id FROM nodes n JOIN node_intents i ON i.node_id = n.id

@@ -68,3 +68,17 @@ func (s *Sequencer) batch(ctx context.Context) (int, error) {
 		return len(events), saveLease(ctx, tx, l)
 	})
 }
+
+// positionLeap is more than a hub numbers between two backups.
+const positionLeap = 1_000_000_000
+
+// Leap leaves places free after the last one: a restored hub must not give a place again that a client has seen taken.
+func Leap(ctx context.Context, tx db.Tx) error {
+	l, err := selectLease(ctx, tx)
+	if err != nil {
+		return err
+	}
+	l.lastPos += positionLeap
+	l.holder, l.until = "", time.Time{}
+	return saveLease(ctx, tx, l)
+}

@@ -587,6 +587,75 @@ func (e PublisherStatus) Valid() bool {
 	}
 }
 
+// Defines values for RecoveringNodeState.
+const (
+	RecoveringNodeStateOwesUsage RecoveringNodeState = "owes_usage"
+	RecoveringNodeStateWaiting   RecoveringNodeState = "waiting"
+)
+
+// Valid indicates whether the value is a known member of the RecoveringNodeState enum.
+func (e RecoveringNodeState) Valid() bool {
+	switch e {
+	case RecoveringNodeStateOwesUsage:
+		return true
+	case RecoveringNodeStateWaiting:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for RecoveryFindingKind.
+const (
+	RecoveryFindingKindAgentTooOld            RecoveryFindingKind = "agent_too_old"
+	RecoveryFindingKindAllocationSuperseded   RecoveryFindingKind = "allocation_superseded"
+	RecoveryFindingKindAllocationUnknown      RecoveryFindingKind = "allocation_unknown"
+	RecoveryFindingKindBundleNewer            RecoveryFindingKind = "bundle_newer"
+	RecoveryFindingKindDocumentMissing        RecoveryFindingKind = "document_missing"
+	RecoveryFindingKindInstanceDecommissioned RecoveryFindingKind = "instance_decommissioned"
+	RecoveryFindingKindInstanceUnknown        RecoveryFindingKind = "instance_unknown"
+	RecoveryFindingKindLeaseUncovered         RecoveryFindingKind = "lease_uncovered"
+	RecoveryFindingKindNodeUnknown            RecoveryFindingKind = "node_unknown"
+	RecoveryFindingKindOrgUnknown             RecoveryFindingKind = "org_unknown"
+	RecoveryFindingKindProjectUnknown         RecoveryFindingKind = "project_unknown"
+	RecoveryFindingKindRevisionUnknown        RecoveryFindingKind = "revision_unknown"
+	RecoveryFindingKindStateUnverified        RecoveryFindingKind = "state_unverified"
+)
+
+// Valid indicates whether the value is a known member of the RecoveryFindingKind enum.
+func (e RecoveryFindingKind) Valid() bool {
+	switch e {
+	case RecoveryFindingKindAgentTooOld:
+		return true
+	case RecoveryFindingKindAllocationSuperseded:
+		return true
+	case RecoveryFindingKindAllocationUnknown:
+		return true
+	case RecoveryFindingKindBundleNewer:
+		return true
+	case RecoveryFindingKindDocumentMissing:
+		return true
+	case RecoveryFindingKindInstanceDecommissioned:
+		return true
+	case RecoveryFindingKindInstanceUnknown:
+		return true
+	case RecoveryFindingKindLeaseUncovered:
+		return true
+	case RecoveryFindingKindNodeUnknown:
+		return true
+	case RecoveryFindingKindOrgUnknown:
+		return true
+	case RecoveryFindingKindProjectUnknown:
+		return true
+	case RecoveryFindingKindRevisionUnknown:
+		return true
+	case RecoveryFindingKindStateUnverified:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for RefusalDocument.
 const (
 	RefusalDocumentBundle RefusalDocument = "bundle"
@@ -1814,6 +1883,59 @@ type PublisherRegister struct {
 // Quantity Decimal number in usage_unit.
 type Quantity = string
 
+// RecoveringNode defines model for RecoveringNode.
+type RecoveringNode struct {
+	Hostname string `json:"hostname,omitempty,omitzero"`
+
+	// NodeID UUIDv7 in lower case.
+	NodeID ID `json:"node_id"`
+
+	// State waiting: not heard of since the restore; owes_usage: usage of before is still to come
+	State RecoveringNodeState `json:"state"`
+}
+
+// RecoveringNodeState waiting: not heard of since the restore; owes_usage: usage of before is still to come
+type RecoveringNodeState string
+
+// Recovery defines model for Recovery.
+type Recovery struct {
+	// BackupTakenAt When the newest verified backup was taken; absent where there is none
+	BackupTakenAt time.Time `json:"backup_taken_at,omitempty,omitzero"`
+
+	// Epoch The epoch that began with the restore
+	Epoch int64 `json:"epoch,omitempty,omitzero"`
+
+	// Findings What contradicts the restored rows. None of it was stopped
+	Findings []RecoveryFinding `json:"findings"`
+
+	// RestoredAt When the hub was restored last; absent where it never was
+	RestoredAt time.Time `json:"restored_at,omitempty,omitzero"`
+
+	// RestoredFrom When the backup was taken that it was restored from
+	RestoredFrom time.Time `json:"restored_from,omitempty,omitzero"`
+
+	// Waiting Nodes that have not brought what they had accepted; their capacity stays reserved and nothing new reaches them
+	Waiting []RecoveringNode `json:"waiting"`
+}
+
+// RecoveryFinding defines model for RecoveryFinding.
+type RecoveryFinding struct {
+	Detail  string    `json:"detail"`
+	FoundAt time.Time `json:"found_at"`
+
+	// ID UUIDv7 in lower case.
+	ID   ID                  `json:"id"`
+	Kind RecoveryFindingKind `json:"kind"`
+
+	// NodeID UUIDv7 in lower case.
+	NodeID       ID     `json:"node_id"`
+	ResourceID   string `json:"resource_id"`
+	ResourceType string `json:"resource_type"`
+}
+
+// RecoveryFindingKind defines model for RecoveryFinding.Kind.
+type RecoveryFindingKind string
+
 // Refusal A document that the node refused, or a segment of its usage that the hub refused; it changed nothing. A segment's number is its generation.
 type Refusal struct {
 	At         time.Time       `json:"at"`
@@ -2476,6 +2598,9 @@ type ServerInterface interface {
 	// RegisterPublisher Hand in a delegation that a catalog key signed offline
 	// (POST /admin/publishers)
 	RegisterPublisher(c *gin.Context)
+	// GetRecovery The last backup and restore of the hub, and what a restored hub still waits for or has found
+	// (GET /admin/recovery)
+	GetRecovery(c *gin.Context)
 	// ListUsers Users (platform admin)
 	// (GET /admin/users)
 	ListUsers(c *gin.Context, params ListUsersParams)
@@ -3046,6 +3171,19 @@ func (siw *ServerInterfaceWrapper) RegisterPublisher(c *gin.Context) {
 	}
 
 	siw.Handler.RegisterPublisher(c)
+}
+
+// GetRecovery operation middleware
+func (siw *ServerInterfaceWrapper) GetRecovery(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetRecovery(c)
 }
 
 // ListUsers operation middleware
@@ -4735,6 +4873,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/admin/prices", wrapper.CreatePrice)
 	router.GET(options.BaseURL+"/admin/publishers", wrapper.ListPublishers)
 	router.POST(options.BaseURL+"/admin/publishers", wrapper.RegisterPublisher)
+	router.GET(options.BaseURL+"/admin/recovery", wrapper.GetRecovery)
 	router.GET(options.BaseURL+"/admin/users", wrapper.ListUsers)
 	router.POST(options.BaseURL+"/admin/users", wrapper.CreateUser)
 	router.POST(options.BaseURL+"/admin/users/:user_id/tokens", wrapper.CreateUserToken)
@@ -5405,6 +5544,44 @@ type RegisterPublisherdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RegisterPublisherdefaultApplicationProblemPlusJSONResponse) VisitRegisterPublisherResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetRecoveryRequestObject struct {
+}
+
+type GetRecoveryResponseObject interface {
+	VisitGetRecoveryResponse(w http.ResponseWriter) error
+}
+
+type GetRecovery200JSONResponse Recovery
+
+func (response GetRecovery200JSONResponse) VisitGetRecoveryResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetRecoverydefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetRecoverydefaultApplicationProblemPlusJSONResponse) VisitGetRecoveryResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -7405,6 +7582,9 @@ type StrictServerInterface interface {
 	// RegisterPublisher Hand in a delegation that a catalog key signed offline
 	// (POST /admin/publishers)
 	RegisterPublisher(ctx context.Context, request RegisterPublisherRequestObject) (RegisterPublisherResponseObject, error)
+	// GetRecovery The last backup and restore of the hub, and what a restored hub still waits for or has found
+	// (GET /admin/recovery)
+	GetRecovery(ctx context.Context, request GetRecoveryRequestObject) (GetRecoveryResponseObject, error)
 	// ListUsers Users (platform admin)
 	// (GET /admin/users)
 	ListUsers(ctx context.Context, request ListUsersRequestObject) (ListUsersResponseObject, error)
@@ -8141,6 +8321,30 @@ func (sh *strictHandler) RegisterPublisher(ctx *gin.Context) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(RegisterPublisherResponseObject); ok {
 		if err := validResponse.VisitRegisterPublisherResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetRecovery operation middleware
+func (sh *strictHandler) GetRecovery(ctx *gin.Context) {
+	var request GetRecoveryRequestObject
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetRecovery(ctx, request.(GetRecoveryRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetRecovery")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetRecoveryResponseObject); ok {
+		if err := validResponse.VisitGetRecoveryResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -18,6 +18,9 @@ type Report struct {
 	Epoch      uint64
 	Generation uint64
 	Statuses   []*protocol.WorkloadStatus
+	// SilenceIsNothing: the hub was restored and still misses usage of the node. Were a member taken for gone now, its bill would be
+	// closed before that usage is in.
+	SilenceIsNothing bool
 }
 
 // ApplyReport takes over what a node says about its members and moves their instances on. An old report changes nothing.
@@ -162,7 +165,7 @@ func (m heldMember) hear(s *protocol.WorkloadStatus, r Report, now time.Time) (M
 	// A report is contact.
 	next.Unreachable = false
 	if s == nil {
-		if !m.wanted && m.neverThere(r) {
+		if !m.wanted && !r.SilenceIsNothing && m.neverThere(r) {
 			return gone(next, nil, now)
 		}
 		return next, nil

@@ -40,6 +40,9 @@ type Intake struct {
 	// ReplicaID is of this hub process, Started when it began to listen: before that no node could be heard.
 	ReplicaID string
 	Started   time.Time
+	// Newest returns the newest state made for a node, generation 0 for none; Line the hub's trust bundles, the newest first.
+	Newest func(ctx context.Context, tx db.Tx, nodeID string) (epoch, generation uint64, sha256 []byte, err error)
+	Line   func() []protocol.Bundle
 	// Poke wakes dispatch for a node; Raise asks for a generation of at least floor.
 	Poke  func(nodeID string)
 	Raise func(nodeID string, floor uint64)
@@ -71,10 +74,11 @@ func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.H
 	now := i.Now().Truncate(time.Microsecond)
 	type opened struct {
 		fleet.Connected
-		posted uint64
+		posted, archived uint64
+		bring            bool
 	}
 	o, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (opened, error) {
-		node, err := fleet.Get(ctx, tx, peer.NodeID)
+		node, err := known(ctx, tx, peer, now)
 		if err != nil {
 			return opened{}, err
 		}
@@ -97,8 +101,9 @@ func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.H
 				return opened{}, err
 			}
 		}
+		bring, err := i.recovering(ctx, tx, peer.NodeID, hello, now)
 		failpoint.Hit("hub/hello/written")
-		return opened{c, m.number}, nil
+		return opened{c, m.number, m.mayForget(), bring}, err
 	})
 	if err != nil {
 		return session.Opened{}, err
@@ -106,8 +111,7 @@ func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.H
 	failpoint.Hit("hub/hello/committed")
 	return session.Opened{SessionNo: o.SessionNo, Welcome: &protocol.Welcome{
 		ProtocolVersion: min(protocol.Version, hello.GetProtocolVersion()), HubTime: timestamppb.New(i.Now()), SessionNo: o.SessionNo, NewIncarnation: o.Behind,
-		// Without a backup what is posted counts as archived (DESIGN §10).
-		PostedSegment: o.posted, ArchivedSegment: o.posted,
+		PostedSegment: o.posted, ArchivedSegment: o.archived, Bring: o.bring,
 	}}, nil
 }
 
@@ -156,8 +160,12 @@ func (i *Intake) Report(ctx context.Context, nodeID string, sessionNo uint64, r 
 				return command.Observed{}, err
 			}
 		}
+		owes, err := owesUsage(ctx, tx, nodeID)
+		if err != nil {
+			return command.Observed{}, err
+		}
 		out, err := command.Observe(ctx, tx, command.Report{
-			NodeID: nodeID, SessionNo: sessionNo, Counter: r.GetCounter(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(),
+			SilenceIsNothing: owes, NodeID: nodeID, SessionNo: sessionNo, Counter: r.GetCounter(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(),
 			Statuses: r.GetWorkloads(), Accelerators: r.GetAccelerators(),
 		}, now)
 		failpoint.Hit("hub/report/written")

@@ -217,7 +217,7 @@ func (c *chain) take(at link) (isNew bool, err error) {
 	c.ahead[at.number] = at
 	c.added = append(c.added, at)
 	for next, ok := c.ahead[c.mark.number+1]; ok; next, ok = c.ahead[c.mark.number+1] {
-		c.mark = mark{next.number, next.sha256}
+		c.mark.number, c.mark.sha256 = next.number, next.sha256
 		delete(c.ahead, next.number)
 	}
 	return true, nil

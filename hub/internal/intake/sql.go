@@ -9,7 +9,8 @@ import (
 )
 
 func markOf(ctx context.Context, tx db.Tx, nodeID, incarnation string) (m mark, err error) {
-	err = tx.QueryRow(ctx, `SELECT number, sha256 FROM usage_marks WHERE node_id = $1 AND incarnation = $2`, nodeID, incarnation).Scan(&m.number, &m.sha256)
+	err = tx.QueryRow(ctx, `SELECT number, sha256, archived, EXISTS (SELECT 1 FROM backups) FROM usage_marks WHERE node_id = $1 AND incarnation = $2`, nodeID, incarnation).
+		Scan(&m.number, &m.sha256, &m.archived, &m.backedUp)
 	if db.IsNoRows(err) {
 		return mark{}, nil
 	}
@@ -32,7 +33,7 @@ func lockMarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (ma
 		ON CONFLICT (node_id, incarnation) DO NOTHING`, nodes, incarnations, now); err != nil {
 		return nil, err
 	}
-	rows, err := tx.Query(ctx, `SELECT m.node_id, m.incarnation, m.number, m.sha256 FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
+	rows, err := tx.Query(ctx, `SELECT m.node_id, m.incarnation, m.number, m.sha256, m.archived, EXISTS (SELECT 1 FROM backups) FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
 		JOIN usage_marks m ON m.node_id = x.node AND m.incarnation = x.incarnation ORDER BY m.node_id, m.incarnation FOR UPDATE OF m`, nodes, incarnations)
 	if err != nil {
 		return nil, err
@@ -42,7 +43,7 @@ func lockMarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (ma
 	for rows.Next() {
 		var s store
 		c := &chain{ahead: map[uint64]link{}}
-		if err := rows.Scan(&s.nodeID, &s.incarnation, &c.mark.number, &c.mark.sha256); err != nil {
+		if err := rows.Scan(&s.nodeID, &s.incarnation, &c.mark.number, &c.mark.sha256, &c.mark.archived, &c.mark.backedUp); err != nil {
 			return nil, err
 		}
 		c.stored, out[s] = c.mark, c

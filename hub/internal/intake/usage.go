@@ -57,7 +57,7 @@ func (i *Intake) acknowledge(ctx context.Context, nodeID string, seg *protocol.U
 	ack := &protocol.UsageAck{Incarnation: seg.GetIncarnation()}
 	if err == nil {
 		failpoint.Hit("hub/usage/committed")
-		ack.PostedSegment, ack.ArchivedSegment = reached.number, reached.number
+		ack.PostedSegment, ack.ArchivedSegment = reached.number, reached.mayForget()
 		i.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "posted")))
 		return ack
 	}
@@ -107,10 +107,21 @@ type link struct {
 	previous []byte
 }
 
-// mark is how far the chain of one store is posted without a gap.
+// mark is how far the chain of one store is posted without a gap, and how far that is in a verified backup, too.
 type mark struct {
-	number uint64
-	sha256 []byte
+	number   uint64
+	sha256   []byte
+	archived uint64
+	// backedUp says that there are backups at all.
+	backedUp bool
+}
+
+// mayForget is up to where the node may forget its segments: what is posted, where no backup is set up (DESIGN §10).
+func (m mark) mayForget() uint64 {
+	if m.backedUp {
+		return m.archived
+	}
+	return m.number
 }
 
 // place decides, purely, whether a segment may be taken at its place in the chain; known is true for one that was posted

@@ -121,6 +121,8 @@ func (c *connection) read(ctx context.Context) error {
 			err = c.accepted(ctx, m.GetAccepted())
 		case m.GetRefused() != nil:
 			err = c.server.Intake.Refused(ctx, c.peer.NodeID, m.GetRefused())
+		case m.GetBrought() != nil:
+			err = c.server.Intake.Brought(ctx, c.peer, m.GetBrought())
 		case m.GetHello() != nil:
 			return errors.New("a second hello")
 		default:

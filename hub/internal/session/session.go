@@ -70,6 +70,7 @@ type Intake interface {
 	Refused(ctx context.Context, nodeID string, refused *protocol.Refused) error
 	// Usage takes a segment, in the order of the calls, and returns what waits for its acknowledgement.
 	Usage(ctx context.Context, peer Peer, upload *protocol.UsageUpload) func() *protocol.UsageAck
+	Brought(ctx context.Context, peer Peer, brought *protocol.Brought) error
 	Gone(ctx context.Context, nodeID string, sessionNo uint64) error
 }
 

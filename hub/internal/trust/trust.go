@@ -25,6 +25,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -57,6 +58,8 @@ type Keys struct {
 // keySet is replaced as a whole, so that a reader never mixes a new bundle with an old key.
 type keySet struct {
 	bundle protocol.Bundle
+	// line are all bundles that led to it, the newest first.
+	line   []protocol.Bundle
 	state  ed25519.PrivateKey
 	lease  ed25519.PrivateKey
 	token  ed25519.PrivateKey
@@ -103,11 +106,13 @@ func unreadable(dir string, err error) error {
 // Reload reads the bundle and the keys again and reports whether they changed. Another process (`gpuaas-hub trust revoke`)
 // may have written them.
 func (k *Keys) Reload() (changed bool, err error) {
-	bundle, err := newestBundle(k.dir, k.fingerprint)
+	line, err := bundleLine(k.dir, k.fingerprint)
 	if err != nil {
 		return false, unreadable(k.dir, err)
 	}
-	next := keySet{bundle: bundle}
+	slices.Reverse(line)
+	bundle := line[0]
+	next := keySet{bundle: bundle, line: line}
 	if next.token, err = readToken(k.dir); err != nil {
 		return false, unreadable(k.dir, err)
 	}
@@ -147,6 +152,9 @@ func (k *Keys) RootFingerprint() string { return k.fingerprint }
 // Bundle is the newest trust bundle.
 func (k *Keys) Bundle() protocol.Bundle { return k.current().bundle }
 
+// Line are all bundles of this hub, the newest first: what a restored hub knows its own signature by, whatever was revoked since.
+func (k *Keys) Line() []protocol.Bundle { return slices.Clone(k.current().line) }
+
 // TrustDomain is the SPIFFE trust domain.
 func (k *Keys) TrustDomain() string { return k.current().bundle.TrustDomain() }
 
@@ -168,35 +176,46 @@ func (k *Keys) ResetKey() (key [32]byte, err error) {
 func (k *Keys) Token() ed25519.PrivateKey { return k.current().token }
 
 func newestBundle(dir, fingerprint string) (protocol.Bundle, error) {
-	paths, err := filepath.Glob(filepath.Join(dir, "bundle-*.json"))
+	line, err := bundleLine(dir, fingerprint)
 	if err != nil {
 		return protocol.Bundle{}, err
 	}
+	return line[len(line)-1], nil
+}
+
+// bundleLine gives all bundles from the first to the newest.
+func bundleLine(dir, fingerprint string) ([]protocol.Bundle, error) {
+	paths, err := filepath.Glob(filepath.Join(dir, "bundle-*.json"))
+	if err != nil {
+		return nil, err
+	}
 	if len(paths) == 0 {
-		return protocol.Bundle{}, fmt.Errorf("no trust bundle in %s", dir)
+		return nil, fmt.Errorf("no trust bundle in %s", dir)
 	}
 	// The names are zero-padded, and Glob sorts them. The whole line of succession is verified: a bundle that was put here by
 	// hand and not signed by its predecessor's root would be refused by every node.
-	var bundle protocol.Bundle
+	var line []protocol.Bundle
 	for i, path := range paths {
 		data, err := os.ReadFile(path)
 		if err != nil {
-			return protocol.Bundle{}, err
+			return nil, err
 		}
 		env, err := protocol.EnvelopeFromJSON(data)
 		if err != nil {
-			return protocol.Bundle{}, fmt.Errorf("%s: %w", path, err)
+			return nil, fmt.Errorf("%s: %w", path, err)
 		}
+		var bundle protocol.Bundle
 		if i == 0 {
 			bundle, err = protocol.VerifyBundle(env, fingerprint)
 		} else {
-			bundle, err = bundle.Succeed(env)
+			bundle, err = line[i-1].Succeed(env)
 		}
 		if err != nil {
-			return protocol.Bundle{}, fmt.Errorf("%s: %w", path, err)
+			return nil, fmt.Errorf("%s: %w", path, err)
 		}
+		line = append(line, bundle)
 	}
-	return bundle, nil
+	return line, nil
 }
 
 func writeBundle(dir string, env *protocol.Envelope, version uint64) error {

@@ -1,0 +1,63 @@
+package uplink
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// What a hub asks for that was restored from a backup.
+
+// rewind sends usage again that the hub has forgotten. What is not here any more either is lost with the hub's rows; the rest goes
+// under a new name, because the old one's numbers have a gap now.
+func (s *session) rewind(ctx context.Context, posted uint64) error {
+	before := s.u.store.Spool().Marks
+	if err := s.u.store.RewindUsage(posted); err != nil {
+		s.u.log.WarnContext(ctx, "the hub has forgotten usage that is not kept here either: this store takes a new incarnation", "error", err)
+		if err := s.u.store.TakeNewIncarnation(s.u.clock.Now()); err != nil {
+			return err
+		}
+		return errDialAgain
+	}
+	s.u.log.WarnContext(ctx, "the hub was restored: usage is sent again", "from_segment", posted+1, "to_segment", before.Posted)
+	return nil
+}
+
+// bring sends what this node has accepted, in as many messages as it takes.
+func (s *session) bring(ctx context.Context) error {
+	state, leases := s.u.store.Envelopes()
+	documents, err := s.u.store.Documents()
+	if err != nil {
+		return err
+	}
+	messages := broughtIn(state, documents)
+	last := messages[len(messages)-1]
+	last.Last, last.Leases, last.Bundle = true, leases, s.u.store.Bundle().Envelope()
+	for _, m := range messages {
+		if err := s.control.SetDeadline(time.Now().Add(sendTimeout)); err != nil {
+			return err
+		}
+		if err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Brought{Brought: m}}); err != nil {
+			return err
+		}
+	}
+	s.u.log.WarnContext(ctx, "the hub was restored: it was told what this node has accepted",
+		"epoch", s.u.store.Accepted().Epoch, "generation", s.u.store.Accepted().Generation, "documents", len(documents))
+	return nil
+}
+
+// broughtIn spreads documents over messages that each stay below the limit of the control stream; there is at least one message.
+func broughtIn(state *protocol.Envelope, documents [][]byte) []*protocol.Brought {
+	out := []*protocol.Brought{{State: state}}
+	size := 0
+	for _, d := range documents {
+		if size+len(d) > protocol.MaxPushPartsBytes && size > 0 {
+			out, size = append(out, &protocol.Brought{State: state}), 0
+		}
+		m := out[len(out)-1]
+		m.Parts = append(m.Parts, d)
+		size += len(d)
+	}
+	return out
+}

@@ -1,0 +1,414 @@
+// Package backup owns the file that a hub is brought back from: what is in it, how it is sealed, and how it is proved to be
+// whole. It holds one consistent look at the database, the hub's online keys and trust bundles, the key-encryption key and the
+// registry. Root and catalog key are not in it: the hub does not have them. It does not decide what a restored hub may do
+// before its nodes have spoken (recovery), and it runs no database.
+//
+// The file is age (age-encryption.org/v1) with a passphrase, over a tar archive: backup.json, the files, the tables in
+// PostgreSQL's COPY text, end.json with the SHA-256 of all contents. Age notices what was altered or cut off; end.json notices
+// an archive that was never finished.
+package backup
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"filippo.io/age"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	format = 1
+	// chunkBytes is how much of a table goes into one entry: tar wants to know the size of an entry before its content.
+	chunkBytes = 4 << 20
+	// MinPassphraseBytes is the shortest passphrase that guards a backup.
+	MinPassphraseBytes = 8
+	// maxJSONBytes bounds the two descriptions.
+	maxJSONBytes = 4 << 20
+
+	headerName   = "backup.json"
+	endName      = "end.json"
+	filesPrefix  = "files/"
+	tablesPrefix = "tables/"
+	registryDir  = "registry"
+)
+
+// Header says what a backup is of.
+type Header struct {
+	Format  int       `json:"format"`
+	ID      string    `json:"id"`
+	TakenAt time.Time `json:"taken_at"`
+	Release string    `json:"release"`
+	HubID   string    `json:"hub_id"`
+	// Migrations are those that the database had.
+	Migrations []int64    `json:"migrations"`
+	Tables     []db.Table `json:"tables"`
+	// Registry says whether the registry's content is in it.
+	Registry bool `json:"registry"`
+}
+
+// end closes the archive.
+type end struct {
+	Entries int              `json:"entries"`
+	Rows    map[string]int64 `json:"rows"`
+	SHA256  string           `json:"sha256"`
+}
+
+// Source is what a backup is made of.
+type Source struct {
+	DB      *db.DB
+	DataDir string
+	HubID   string
+	Release string
+	// WithoutRegistry leaves the registry's content out, for whoever keeps that elsewhere.
+	WithoutRegistry bool
+	Passphrase      string
+	// ScryptWorkFactor is log2 of the work for one guess of the passphrase; 0 takes age's default.
+	ScryptWorkFactor int
+	Now              time.Time
+	// Look is called inside the snapshot of the database; may be nil.
+	Look func(ctx context.Context, tx db.Tx) error
+}
+
+// Made is a backup that was read back and found whole.
+type Made struct {
+	Header
+	SizeBytes int64
+}
+
+// Make writes a backup to a file that must not exist, mode 0600, synced, and reads it back before it gets its name.
+func Make(ctx context.Context, s Source, path string) (Made, error) {
+	if len(s.Passphrase) < MinPassphraseBytes {
+		return Made{}, fault.New(fault.Malformed, "passphrase_short", fmt.Sprintf("The passphrase needs at least %d bytes.", MinPassphraseBytes), nil)
+	}
+	if _, err := os.Lstat(path); err == nil {
+		return Made{}, fault.New(fault.Conflict, "backup_exists", path+" exists already: a backup never overwrites another one.", nil)
+	}
+	unfinished := path + ".unfinished"
+	if err := s.write(ctx, unfinished); err != nil {
+		return Made{}, errors.Join(writeTrouble(path, err), ignoreAbsent(os.Remove(unfinished)))
+	}
+	// Read back from the disk, as a restore would: only this makes it a backup that usage may be forgotten for.
+	header, err := Check(unfinished, s.Passphrase)
+	if err != nil {
+		return Made{}, errors.Join(fault.New(fault.Internal, "backup_not_verified", "The backup that was written to "+path+" cannot be read back: check the disk.", err), ignoreAbsent(os.Remove(unfinished)))
+	}
+	info, err := os.Stat(unfinished)
+	if err != nil {
+		return Made{}, writeTrouble(path, err)
+	}
+	if err := os.Rename(unfinished, path); err != nil {
+		return Made{}, writeTrouble(path, err)
+	}
+	return Made{Header: header, SizeBytes: info.Size()}, syncDir(filepath.Dir(path))
+}
+
+func ignoreAbsent(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func writeTrouble(path string, err error) error {
+	var known *fault.Error
+	switch {
+	case errors.As(err, &known):
+		return err
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return fault.New(fault.Unavailable, "disk_full", "The disk of "+path+" is full: nothing was left there; free some space or take another one.", err)
+	}
+	return fault.New(fault.Internal, "backup_not_written", "The backup could not be written to "+path+": "+err.Error()+".", err)
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+func (s Source) write(ctx context.Context, path string) (err error) {
+	// What a power cut left of an earlier attempt.
+	if err := ignoreAbsent(os.Remove(path)); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	recipient, err := age.NewScryptRecipient(s.Passphrase)
+	if err != nil {
+		return err
+	}
+	if s.ScryptWorkFactor > 0 {
+		recipient.SetWorkFactor(s.ScryptWorkFactor)
+	}
+	sealed, err := age.Encrypt(f, recipient)
+	if err != nil {
+		return err
+	}
+	if err := s.archive(ctx, sealed); err != nil {
+		return err
+	}
+	if err := sealed.Close(); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// archive writes everything in the order in which a restore needs it. The database comes before the registry: what a row names
+// was pushed before the row was made, and content is never rewritten.
+func (s Source) archive(ctx context.Context, to io.Writer) error {
+	files, err := hubFiles(s.DataDir)
+	if err != nil {
+		return err
+	}
+	a := &archiver{tar: tar.NewWriter(to), sum: sha256.New(), now: s.Now, rows: map[string]int64{}}
+	err = db.WithDump(ctx, s.DB, func(d *db.Dump) error {
+		header := Header{
+			Format: format, ID: db.NewID(), TakenAt: s.Now.UTC().Truncate(time.Microsecond), Release: s.Release, HubID: s.HubID,
+			Migrations: d.Versions, Tables: d.Tables, Registry: !s.WithoutRegistry,
+		}
+		if err := a.json(headerName, header); err != nil {
+			return err
+		}
+		for _, f := range files {
+			if err := a.bytes(filesPrefix+f.name, f.data, f.mode); err != nil {
+				return err
+			}
+		}
+		for _, t := range d.Tables {
+			if err := a.table(ctx, d, t); err != nil {
+				return err
+			}
+		}
+		if s.Look == nil {
+			return nil
+		}
+		return s.Look(ctx, d)
+	})
+	if err != nil {
+		return err
+	}
+	if !s.WithoutRegistry {
+		if err := a.tree(s.DataDir, registryDir); err != nil {
+			return err
+		}
+	}
+	if err := a.json(endName, end{Entries: a.entries, Rows: a.rows, SHA256: hex.EncodeToString(a.sum.Sum(nil))}); err != nil {
+		return err
+	}
+	return a.tar.Close()
+}
+
+// archiver writes entries and sums their names and contents.
+type archiver struct {
+	tar     *tar.Writer
+	sum     hash.Hash
+	now     time.Time
+	entries int
+	rows    map[string]int64
+}
+
+func (a *archiver) begin(name string, size int64, mode fs.FileMode) error {
+	a.entries++
+	_, _ = fmt.Fprintf(a.sum, "%s %d\n", name, size)
+	return a.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: int64(mode.Perm()), ModTime: a.now})
+}
+
+func (a *archiver) bytes(name string, data []byte, mode fs.FileMode) error {
+	if err := a.begin(name, int64(len(data)), mode); err != nil {
+		return err
+	}
+	_, err := io.MultiWriter(a.tar, a.sum).Write(data)
+	return err
+}
+
+func (a *archiver) json(name string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return a.bytes(name, data, 0o600)
+}
+
+// table writes the rows in pieces; a table without rows has none.
+func (a *archiver) table(ctx context.Context, d *db.Dump, t db.Table) error {
+	pieces := &pieces{a: a, name: tablesPrefix + t.Name}
+	rows, err := d.Copy(ctx, t, pieces)
+	if err != nil {
+		return err
+	}
+	a.rows[t.Name] = rows
+	return pieces.flush()
+}
+
+// pieces cuts a stream into entries.
+type pieces struct {
+	a    *archiver
+	name string
+	no   int
+	held []byte
+}
+
+// Write implements io.Writer.
+func (p *pieces) Write(data []byte) (int, error) {
+	p.held = append(p.held, data...)
+	if len(p.held) >= chunkBytes {
+		return len(data), p.flush()
+	}
+	return len(data), nil
+}
+
+func (p *pieces) flush() error {
+	if len(p.held) == 0 {
+		return nil
+	}
+	p.no++
+	err := p.a.bytes(fmt.Sprintf("%s/%06d", p.name, p.no), p.held, 0o600)
+	p.held = p.held[:0]
+	return err
+}
+
+// tree writes all files below a directory of the data directory. Uploads that are not finished are not worth keeping.
+func (a *archiver) tree(dataDir, dir string) error {
+	root := filepath.Join(dataDir, dir)
+	return filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if entry.Name() == "_uploads" {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if !entry.Type().IsRegular() {
+			return nil
+		}
+		name, err := filepath.Rel(dataDir, path)
+		if err != nil {
+			return err
+		}
+		return a.file(filesPrefix+filepath.ToSlash(name), path)
+	})
+}
+
+func (a *archiver) file(name, path string) (err error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // removed since
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if err := a.begin(name, info.Size(), info.Mode()); err != nil {
+		return err
+	}
+	_, err = io.CopyN(io.MultiWriter(a.tar, a.sum), f, info.Size())
+	return err
+}
+
+// hubFile is a small file of the data directory, held in memory.
+type hubFile struct {
+	name string
+	data []byte
+	mode fs.FileMode
+}
+
+// maxHubFiles and maxHubFileBytes are far above what a hub has.
+const (
+	maxHubFiles     = 4096
+	maxHubFileBytes = 1 << 20
+	readTries       = 8
+)
+
+// hubFiles reads keys, bundles and the other small files. `gpuaas-hub trust revoke` may be at work: it adds a key, then the bundle
+// that names it, then removes the old key. So the names are looked at before and after, and read again when they differ.
+func hubFiles(dataDir string) ([]hubFile, error) {
+	for range readTries {
+		before, err := hubFileNames(dataDir)
+		if err != nil {
+			return nil, err
+		}
+		files, err := readAll(dataDir, before)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		after, nameErr := hubFileNames(dataDir)
+		if nameErr != nil {
+			return nil, nameErr
+		}
+		if err == nil && strings.Join(before, "\n") == strings.Join(after, "\n") {
+			return files, nil
+		}
+	}
+	return nil, fault.New(fault.Conflict, "keys_changing", "The hub's keys are being changed; make the backup when that is done.", nil)
+}
+
+func hubFileNames(dataDir string) ([]string, error) {
+	var names []string
+	for _, one := range []string{"ca.pem", "kek.key", "admin-token"} {
+		if _, err := os.Lstat(filepath.Join(dataDir, one)); err == nil {
+			names = append(names, one)
+		}
+	}
+	entries, err := os.ReadDir(filepath.Join(dataDir, "trust"))
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if e.Type().IsRegular() {
+			names = append(names, "trust/"+e.Name())
+		}
+	}
+	if len(names) > maxHubFiles {
+		return nil, fmt.Errorf("%d files in %s", len(names), dataDir)
+	}
+	return names, nil
+}
+
+func readAll(dataDir string, names []string) ([]hubFile, error) {
+	out := make([]hubFile, 0, len(names))
+	for _, name := range names {
+		path := filepath.Join(dataDir, filepath.FromSlash(name))
+		info, err := os.Stat(path)
+		if err != nil {
+			return nil, err
+		}
+		if info.Size() > maxHubFileBytes {
+			return nil, fmt.Errorf("%s has %d bytes, which is no key, bundle or token", path, info.Size())
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, hubFile{name, data, info.Mode()})
+	}
+	return out, nil
+}

@@ -1,0 +1,322 @@
+package backup
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"filippo.io/age"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+func damaged(path string, cause error) error {
+	return fault.New(fault.Malformed, "backup_damaged", path+" is no whole backup of a hub: it was altered, cut off, or never finished. Take another copy.", cause).Lasting()
+}
+
+// reader goes through a backup and sums what it sees.
+type reader struct {
+	path    string
+	file    *os.File
+	tar     *tar.Reader
+	sum     hash.Hash
+	entries int
+	header  Header
+}
+
+// open decrypts the file and reads its header.
+func open(path, passphrase string) (r *reader, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fault.New(fault.Malformed, "backup_unreadable", "The backup "+path+" cannot be read.", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+		}
+	}()
+	identity, err := age.NewScryptIdentity(passphrase)
+	if err != nil {
+		return nil, fault.New(fault.Malformed, "passphrase_empty", "The passphrase is empty.", err)
+	}
+	plain, err := age.Decrypt(f, identity)
+	if err != nil {
+		if _, wrong := errors.AsType[*age.NoIdentityMatchError](err); wrong {
+			return nil, fault.New(fault.Malformed, "passphrase_wrong", "The passphrase does not open "+path+".", err)
+		}
+		return nil, damaged(path, err)
+	}
+	r = &reader{path: path, file: f, tar: tar.NewReader(plain), sum: sha256.New()}
+	first, err := r.next()
+	if err != nil {
+		return nil, err
+	}
+	if first.Name != headerName {
+		return nil, damaged(path, fmt.Errorf("it begins with %q", first.Name))
+	}
+	if err := r.json(&r.header); err != nil {
+		return nil, err
+	}
+	if r.header.Format != format {
+		return nil, fault.New(fault.Unprocessable, "backup_of_newer_release", fmt.Sprintf("The backup has form %d, this release reads %d.", r.header.Format, format), nil).Lasting()
+	}
+	return r, nil
+}
+
+// next moves to the next entry.
+func (r *reader) next() (*tar.Header, error) {
+	h, err := r.tar.Next()
+	if err != nil {
+		return nil, damaged(r.path, err)
+	}
+	if h.Typeflag != tar.TypeReg || !filepath.IsLocal(filepath.FromSlash(h.Name)) {
+		return nil, damaged(r.path, fmt.Errorf("entry %q", h.Name))
+	}
+	if h.Name != endName {
+		r.entries++
+		_, _ = fmt.Fprintf(r.sum, "%s %d\n", h.Name, h.Size)
+	}
+	return h, nil
+}
+
+// content is the present entry's, summed as it is read.
+func (r *reader) content() io.Reader { return io.TeeReader(r.tar, r.sum) }
+
+func (r *reader) json(into any) error {
+	data, err := io.ReadAll(io.LimitReader(r.content(), maxJSONBytes))
+	if err == nil {
+		err = json.Unmarshal(data, into)
+	}
+	if err != nil {
+		return damaged(r.path, err)
+	}
+	return nil
+}
+
+// finish reads the end, checks it, and that nothing follows: age tells only then that the last byte was there.
+func (r *reader) finish() error {
+	sum := hex.EncodeToString(r.sum.Sum(nil))
+	var e end
+	data, err := io.ReadAll(io.LimitReader(r.tar, maxJSONBytes))
+	if err == nil {
+		err = json.Unmarshal(data, &e)
+	}
+	if err != nil {
+		return damaged(r.path, err)
+	}
+	if e.Entries != r.entries || e.SHA256 != sum {
+		return damaged(r.path, fmt.Errorf("%d entries with sum %s, %d with %s were written", r.entries, sum, e.Entries, e.SHA256))
+	}
+	if _, err := r.tar.Next(); !errors.Is(err, io.EOF) {
+		return damaged(r.path, fmt.Errorf("something follows the end: %w", err))
+	}
+	return nil
+}
+
+// Check reads all of a backup and says what it is of. It fails for one that was altered or cut off anywhere.
+func Check(path, passphrase string) (Header, error) {
+	r, err := open(path, passphrase)
+	if err != nil {
+		return Header{}, err
+	}
+	defer func() { _ = r.file.Close() }()
+	for {
+		h, err := r.next()
+		if err != nil {
+			return Header{}, err
+		}
+		if h.Name == endName {
+			return r.header, r.finish()
+		}
+		if _, err := io.Copy(io.Discard, r.content()); err != nil {
+			return Header{}, damaged(path, err)
+		}
+	}
+}
+
+// Target is where a backup goes.
+type Target struct {
+	// DataDir must not exist, or be empty.
+	DataDir    string
+	Passphrase string
+	// Database opens the empty database that the rows go to; it is called after the whole backup was checked and the data
+	// directory made.
+	Database func(ctx context.Context) (*db.DB, error)
+}
+
+// Restore checks the whole backup first, then fills data directory and database. The trust directory gets its name last, so that
+// a restore that was cut short leaves no hub that could start. The database is left open, its schema as it was then.
+func Restore(ctx context.Context, t Target, path string) (Header, *db.DB, error) {
+	if err := emptyDir(t.DataDir); err != nil {
+		return Header{}, nil, err
+	}
+	header, err := Check(path, t.Passphrase)
+	if err != nil {
+		return Header{}, nil, err
+	}
+	// Others may pass through the data directory, but not look into it: the private PostgreSQL runs as a user of its own.
+	if err := os.MkdirAll(t.DataDir, 0o711); err != nil {
+		return Header{}, nil, restoreTrouble(t.DataDir, err)
+	}
+	if err := os.Chmod(t.DataDir, 0o711); err != nil { //nolint:gosec // see above
+		return Header{}, nil, restoreTrouble(t.DataDir, err)
+	}
+	d, err := t.Database(ctx)
+	if err != nil {
+		return Header{}, nil, err
+	}
+	r, err := open(path, t.Passphrase)
+	if err != nil {
+		return Header{}, d, err
+	}
+	defer func() { _ = r.file.Close() }()
+	e := &extractor{reader: r, dataDir: t.DataDir}
+	if err := e.run(ctx, d); err != nil {
+		return Header{}, d, restoreTrouble(t.DataDir, err)
+	}
+	return header, d, nil
+}
+
+// emptyDir refuses a directory with anything in it: what is there may be the better hub.
+func emptyDir(dir string) error {
+	entries, err := os.ReadDir(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return restoreTrouble(dir, err)
+	case len(entries) > 0:
+		return fault.New(fault.Conflict, "data_dir_not_empty", fmt.Sprintf("The data directory %s is not empty (%s lies there): a backup is restored into an empty or absent one only.", dir, entries[0].Name()), nil)
+	}
+	return nil
+}
+
+func restoreTrouble(dir string, err error) error {
+	var known *fault.Error
+	if errors.As(err, &known) {
+		return err
+	}
+	return fault.New(fault.Internal, "restore_failed", "The backup could not be restored to "+dir+": "+err.Error()+". Empty the directory and try again.", err)
+}
+
+// unfinishedTrust is the trust directory's name until everything is there.
+const unfinishedTrust = "trust.unfinished"
+
+// extractor is the second pass.
+type extractor struct {
+	*reader
+	dataDir string
+	at      *tar.Header
+}
+
+func (e *extractor) run(ctx context.Context, d *db.DB) error {
+	if err := e.files(); err != nil {
+		return err
+	}
+	if err := db.Load(ctx, d, e.header.Migrations, e.nextTable); err != nil {
+		return err
+	}
+	if err := e.files(); err != nil {
+		return err
+	}
+	if e.at.Name != endName {
+		return damaged(e.path, fmt.Errorf("%q where the end was due", e.at.Name))
+	}
+	if err := e.finish(); err != nil {
+		return err
+	}
+	if err := os.Rename(filepath.Join(e.dataDir, unfinishedTrust), filepath.Join(e.dataDir, "trust")); err != nil {
+		return err
+	}
+	return syncDir(e.dataDir)
+}
+
+// files writes entries that are files, up to the first that is none.
+func (e *extractor) files() (err error) {
+	for {
+		if e.at == nil || strings.HasPrefix(e.at.Name, filesPrefix) {
+			if e.at != nil {
+				if err := e.write(strings.TrimPrefix(e.at.Name, filesPrefix)); err != nil {
+					return err
+				}
+			}
+			if e.at, err = e.next(); err != nil {
+				return err
+			}
+			continue
+		}
+		return nil
+	}
+}
+
+func (e *extractor) write(name string) (err error) {
+	if rest, is := strings.CutPrefix(name, "trust/"); is {
+		name = unfinishedTrust + "/" + rest
+	}
+	path := filepath.Join(e.dataDir, filepath.FromSlash(name))
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fs.FileMode(e.at.Mode).Perm()) //nolint:gosec // G305: next has checked the name
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if _, err := io.Copy(f, e.content()); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// nextTable gives the rows of the next table that has any.
+func (e *extractor) nextTable() (db.Table, io.Reader, bool, error) {
+	rest, is := strings.CutPrefix(e.at.Name, tablesPrefix)
+	if !is {
+		return db.Table{}, nil, false, nil
+	}
+	name, _, _ := strings.Cut(rest, "/")
+	for _, t := range e.header.Tables {
+		if t.Name == name {
+			return t, &tableRows{e: e, prefix: tablesPrefix + name + "/", now: e.content()}, true, nil
+		}
+	}
+	return db.Table{}, nil, false, damaged(e.path, fmt.Errorf("table %s is not in the header", name))
+}
+
+// tableRows joins the pieces of one table.
+type tableRows struct {
+	e      *extractor
+	prefix string
+	now    io.Reader
+}
+
+// Read implements io.Reader.
+func (t *tableRows) Read(p []byte) (int, error) {
+	for {
+		n, err := t.now.Read(p)
+		if n > 0 || err == nil {
+			return n, nil
+		}
+		if !errors.Is(err, io.EOF) {
+			return 0, err
+		}
+		if t.e.at, err = t.e.next(); err != nil {
+			return 0, err
+		}
+		if !strings.HasPrefix(t.e.at.Name, t.prefix) {
+			return 0, io.EOF
+		}
+		t.now = t.e.content()
+	}
+}

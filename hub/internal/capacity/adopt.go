@@ -1,0 +1,106 @@
+package capacity
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// recoveredBy marks an allocation that was made from what a node brought.
+const recoveredBy = "recovery"
+
+// Adopted is what a member holds, by its signed document.
+type Adopted struct {
+	MemberID       string
+	AllocationID   string
+	NodeID         string
+	OrgID          string
+	ProjectID      string
+	CorrelationID  string
+	CPUMillis      int64
+	MemoryBytes    int64
+	AcceleratorIDs []string
+}
+
+// Adopt writes down what a member holds that a restored hub does not know. Where the allocation is unknown, too, it is made, and
+// grows with each of its members: what it was sold as is lost. Accelerators that the rows give to others are taken from them:
+// the node has released them since.
+func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (made bool, at Allocation, err error) {
+	at, err = GetAny(ctx, tx, a.AllocationID)
+	switch {
+	case fault.Is(err, fault.NotFound):
+		made = true
+		if at, err = makeAdopted(ctx, tx, a, now); err != nil {
+			return false, at, err
+		}
+	case err != nil:
+		return false, at, err
+	case at.RequestedBy.Type == recoveredBy:
+		if at, err = growAdopted(ctx, tx, at, a, now); err != nil {
+			return false, at, err
+		}
+	}
+	if err := takeAccelerators(ctx, tx, a, now); err != nil {
+		return false, at, err
+	}
+	for _, id := range a.AcceleratorIDs {
+		if err := insertClaim(ctx, tx, at, id, now); err != nil && !fault.Is(err, fault.Conflict) {
+			return false, at, err // a conflict: the allocation has it already
+		}
+	}
+	return made, at, Reserve(ctx, tx, Reservation{
+		MemberID: a.MemberID, AllocationID: a.AllocationID, NodeID: a.NodeID,
+		Choice: plan.Choice{Need: plan.Need{CPUMillis: a.CPUMillis, MemoryBytes: a.MemoryBytes}, AcceleratorIDs: a.AcceleratorIDs},
+	}, now)
+}
+
+func makeAdopted(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (Allocation, error) {
+	at := Allocation{
+		ID: a.AllocationID, OrgID: a.OrgID, ProjectID: a.ProjectID, NodeID: a.NodeID, Shape: GPUSlice, AcceleratorCount: len(a.AcceleratorIDs),
+		CPUCores: roundUp(a.CPUMillis, millisPerCore), MemoryMiB: roundUp(a.MemoryBytes, mebibyte), Status: Active,
+		RequestedBy: Actor{Type: recoveredBy}, CorrelationID: a.CorrelationID, ResourceVersion: 1, CreatedAt: now, UpdatedAt: now, ActivatedAt: now,
+	}
+	return at, insertAllocation(ctx, tx, at)
+}
+
+func growAdopted(ctx context.Context, tx db.Tx, at Allocation, a Adopted, now time.Time) (Allocation, error) {
+	at.CPUCores += roundUp(max(a.CPUMillis-at.FreeCPUMillis, 0), millisPerCore)
+	at.MemoryMiB += roundUp(max(a.MemoryBytes-at.FreeMemoryBytes, 0), mebibyte)
+	at.AcceleratorCount += len(a.AcceleratorIDs)
+	_, err := tx.Exec(ctx, `UPDATE allocations SET cpu_cores = $2, memory_mib = $3, accelerator_count = $4, updated_at = $5 WHERE id = $1`,
+		at.ID, at.CPUCores, at.MemoryMiB, at.AcceleratorCount, now)
+	return at, err
+}
+
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit }
+
+func takeAccelerators(ctx context.Context, tx db.Tx, a Adopted, now time.Time) error {
+	if len(a.AcceleratorIDs) == 0 {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, `UPDATE claims SET released_at = $4 WHERE node_id = $1 AND accelerator_id = ANY($2) AND allocation_id <> $3 AND released_at IS NULL`,
+		a.NodeID, a.AcceleratorIDs, a.AllocationID, now); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, `UPDATE reserved_accelerators SET freed_at = $4 WHERE node_id = $1 AND accelerator_id = ANY($2) AND member_id <> $3 AND freed_at IS NULL`,
+		a.NodeID, a.AcceleratorIDs, a.MemberID, now)
+	return err
+}
+
+// ClaimsOn lists the active claims on a node's accelerators.
+func ClaimsOn(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Claimed, error) {
+	held, _, err := SnapshotFor(ctx, tx, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	var out []plan.Claimed
+	for _, a := range held {
+		for _, id := range a.AcceleratorIDs {
+			out = append(out, plan.Claimed{AcceleratorID: id, AllocationID: a.ID})
+		}
+	}
+	return out, nil
+}

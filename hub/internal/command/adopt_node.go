@@ -1,0 +1,287 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const (
+	actionAdopt = "hub.recovery.adopt"
+	// madeAfter is said of what the rows do not know.
+	madeAfter = "was made after the backup; it goes on as it is"
+)
+
+// Brought is what a node brought to a restored hub, verified: signatures, addressee, digests.
+type Brought struct {
+	NodeID string
+	// Epoch and Generation are of its accepted state; 0 where it has none.
+	Epoch      uint64
+	Generation uint64
+	// Newer says that the rows know no state as new as that one.
+	Newer     bool
+	Named     []string
+	Workloads []*protocol.Workload
+	Leases    []*protocol.Lease
+	// Findings are contradictions that were found on the way here.
+	Findings []recovery.Finding
+}
+
+// AdoptNode makes the restored rows say what the node was told after the backup, in the caller's transaction, and ends its waiting:
+// a state that this hub has signed beats older rows. Nothing that runs is stopped; each contradiction is a finding.
+func AdoptNode(ctx context.Context, tx db.Tx, b Brought, now time.Time) error {
+	a := adopter{m: Meta{Principal: iam.Principal{Type: actorSystem}, CorrelationID: b.NodeID, Now: now}, b: b}
+	for _, f := range b.Findings {
+		if err := find(ctx, tx, f); err != nil {
+			return err
+		}
+	}
+	members, err := instance.RememberedOn(ctx, tx, b.NodeID)
+	if err != nil {
+		return err
+	}
+	claims, err := capacity.ClaimsOn(ctx, tx, b.NodeID)
+	if err != nil {
+		return err
+	}
+	todo := plan.Adopt(members, claims, plan.Brought{Newer: b.Newer, Named: b.Named, Workloads: b.Workloads})
+	if err := a.apply(ctx, tx, todo); err != nil {
+		return err
+	}
+	for _, l := range b.Leases {
+		if err := a.lease(ctx, tx, l); err != nil {
+			return err
+		}
+	}
+	// So that what is compiled next is compiled from these rows.
+	if _, err := fleet.Touch(ctx, tx, b.NodeID); err != nil {
+		return err
+	}
+	if err := recovery.Brought(ctx, tx, b.NodeID, now); err != nil {
+		return err
+	}
+	version, err := fleet.NextVersion(ctx, tx, b.NodeID)
+	if err != nil {
+		return err
+	}
+	data := map[string]any{
+		"epoch": b.Epoch, "generation": b.Generation, "newer": b.Newer, "made": len(todo.Made), "changed": len(todo.Changed), "ended": len(todo.Ended),
+	}
+	if err := event.Append(ctx, tx, event.Event{Type: "fleet.node.recovered", Subject: b.NodeID, ResourceVersion: version, CorrelationID: b.NodeID, Data: data, At: now}); err != nil {
+		return err
+	}
+	return event.Audit(ctx, tx, event.AuditRow{
+		ActorType: iam.TypeNode, ActorID: b.NodeID, Action: actionAdopt, ResourceType: resourceNode, ResourceID: b.NodeID, CorrelationID: b.NodeID, After: data, At: now,
+	})
+}
+
+type adopter struct {
+	m Meta
+	b Brought
+}
+
+func (a adopter) find(ctx context.Context, tx db.Tx, kind, resourceType, id, format string, args ...any) error {
+	return find(ctx, tx, recovery.Finding{
+		NodeID: a.b.NodeID, Kind: kind, ResourceType: resourceType, ResourceID: id, Detail: fmt.Sprintf(format, args...), At: a.m.Now,
+	})
+}
+
+func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error {
+	for _, id := range todo.Missing {
+		if err := a.find(ctx, tx, recovery.FindingDocument, "app_instance_member", id, "The node was told of this member after the backup and does not hold its document; nothing of it ran. Deploy it again."); err != nil {
+			return err
+		}
+	}
+	for _, id := range todo.Ended {
+		if err := a.end(ctx, tx, id); err != nil {
+			return err
+		}
+	}
+	for _, id := range todo.Left {
+		if err := instance.NoteLeft(ctx, tx, id, a.b.Epoch, a.b.Generation, a.m.Now); err != nil {
+			return err
+		}
+	}
+	for _, w := range todo.Made {
+		if err := a.made(ctx, tx, w); err != nil {
+			return err
+		}
+	}
+	for _, w := range todo.Changed {
+		if _, err := a.instance(ctx, tx, w, catalog.Resolved{}); err != nil {
+			return err
+		}
+		if err := a.find(ctx, tx, recovery.FindingRevision, resourceInstance, w.GetInstanceId(), "Version %s, revision %d, was asked for after the backup; it goes on as it is.", w.GetAppVersion(), w.GetRevision()); err != nil {
+			return err
+		}
+	}
+	for _, c := range todo.Superseded {
+		if err := a.superseded(ctx, tx, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end begins the end of an instance that the node has left: it was asked for after the backup.
+func (a adopter) end(ctx context.Context, tx db.Tx, memberID string) error {
+	i, err := instance.Owner(ctx, tx, memberID)
+	if err != nil {
+		return err
+	}
+	ask := instance.Ask{OperationID: db.NewID(), By: instance.Actor{Type: actorSystem}, CorrelationID: a.m.CorrelationID}
+	change, err := instance.AskDecommission(ctx, tx, i, ask, a.m.Now)
+	if err != nil {
+		return err
+	}
+	if err := a.m.recordInstance(ctx, tx, actionAdopt, change); err != nil {
+		return err
+	}
+	return a.find(ctx, tx, recovery.FindingGone, resourceInstance, i.ID, "%q was decommissioned after the backup; it stays so.", i.DisplayName)
+}
+
+// made takes over a member that the rows do not know, with all that has to be there for it.
+func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error {
+	madeOrg, madeProject, err := iam.Adopt(ctx, tx, w.GetOrgId(), w.GetOrgSlug(), w.GetProjectId(), a.m.Now)
+	if err != nil {
+		return err
+	}
+	if madeOrg {
+		if err := a.find(ctx, tx, recovery.FindingOrg, resourceOrg, w.GetOrgId(), "The org %s %s; its users and its credit are lost.", w.GetOrgSlug(), madeAfter); err != nil {
+			return err
+		}
+	}
+	if madeProject {
+		if err := a.find(ctx, tx, recovery.FindingProject, resourceProject, w.GetProjectId(), "The project %s; its name, entitlements and service accounts are lost.", madeAfter); err != nil {
+			return err
+		}
+	}
+	var cpu, memory int64
+	var accelerators []string
+	for _, s := range larger(w) {
+		cpu += int64(s.GetResources().GetCpuMillis())
+		memory += int64(s.GetResources().GetMemoryBytes())
+		accelerators = append(accelerators, s.GetResources().GetAcceleratorIds()...)
+	}
+	made, allocation, err := capacity.Adopt(ctx, tx, capacity.Adopted{
+		MemberID: w.GetId(), AllocationID: w.GetAllocationId(), NodeID: a.b.NodeID, OrgID: w.GetOrgId(), ProjectID: w.GetProjectId(),
+		CorrelationID: w.GetCorrelationId(), CPUMillis: cpu, MemoryBytes: memory, AcceleratorIDs: accelerators,
+	}, a.m.Now)
+	if err != nil {
+		return err
+	}
+	if made {
+		if err := a.allocation(ctx, tx, allocation); err != nil {
+			return err
+		}
+	}
+	modes := catalog.ModesOf(w.GetManifest().GetPayload())
+	if err := a.subject(ctx, tx, w, allocation, modes, cpu, memory); err != nil {
+		return err
+	}
+	i, err := a.instance(ctx, tx, w, modes)
+	if err != nil {
+		return err
+	}
+	return a.find(ctx, tx, recovery.FindingInstance, resourceInstance, i.ID, "The instance of %s %s %s. Its name and config are lost.", w.GetAppSlug(), w.GetAppVersion(), madeAfter)
+}
+
+// larger are the services of the revision that takes more: room is held for both, one after the other.
+func larger(w *protocol.Workload) []*protocol.Service {
+	sum := func(list []*protocol.Service) (n uint64) {
+		for _, s := range list {
+			n += s.GetResources().GetMemoryBytes()
+		}
+		return n
+	}
+	if sum(w.GetFallback().GetServices()) > sum(w.GetServices()) {
+		return w.GetFallback().GetServices()
+	}
+	return w.GetServices()
+}
+
+func (a adopter) allocation(ctx context.Context, tx db.Tx, at capacity.Allocation) error {
+	err := ledger.OpenSubject(ctx, tx, ledger.Subject{
+		ID: at.ID, Kind: ledger.Allocation, OrgID: at.OrgID, ProjectID: at.ProjectID, AllocationID: at.ID, NodeID: at.NodeID,
+		CorrelationID: a.m.CorrelationID, OpenedAt: a.m.Now,
+	})
+	if err != nil && !fault.Is(err, fault.Conflict) {
+		return err
+	}
+	if err := a.m.recordAllocation(ctx, tx, actionAdopt, "", at); err != nil {
+		return err
+	}
+	return a.find(ctx, tx, recovery.FindingAllocation, resourceAllocation, at.ID, "The allocation %s. Only what its instances take of it is known.", madeAfter)
+}
+
+func (a adopter) subject(ctx context.Context, tx db.Tx, w *protocol.Workload, at capacity.Allocation, modes catalog.Resolved, cpu, memory int64) error {
+	return ledger.OpenSubject(ctx, tx, ledger.Subject{
+		ID: w.GetId(), Kind: ledger.Member, OrgID: w.GetOrgId(), ProjectID: w.GetProjectId(), AppInstanceID: w.GetInstanceId(), AppSlug: w.GetAppSlug(),
+		AllocationID: at.ID, NodeID: a.b.NodeID, SKU: at.SKU, OperatingMode: modes.OperatingMode, ControlPlaneScope: modes.ControlPlaneScope,
+		RuntimeBackend: modes.RuntimeBackend, CorrelationID: w.GetCorrelationId(), CPUMillis: cpu, MemoryBytes: memory, OpenedAt: a.m.Now,
+	})
+}
+
+// instance makes or moves the instance and tells of it.
+func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload, modes catalog.Resolved) (instance.Instance, error) {
+	i, made, err := instance.Adopt(ctx, tx, instance.Adopted{
+		Workload: w, NodeID: a.b.NodeID, DisplayName: "recovered " + w.GetAppSlug(), OperationID: db.NewID(), By: instance.Actor{Type: actorSystem},
+		Modes: instance.Modes{
+			OperatingMode: modes.OperatingMode, ControlPlaneScope: modes.ControlPlaneScope, RuntimeBackend: modes.RuntimeBackend, TenantBoundaryMode: modes.TenantBoundaryMode,
+		},
+	}, a.m.Now)
+	if err != nil {
+		return instance.Instance{}, err
+	}
+	data := map[string]any{"to": string(i.Lifecycle.Status), "requested_by": i.RequestedBy, "revision": i.Revision, "made": made}
+	if err := event.Append(ctx, tx, event.Event{
+		Type: "apps.instance.adopted", Subject: i.ID, ResourceVersion: i.ResourceVersion, OrgID: i.OrgID, ProjectID: i.ProjectID,
+		CorrelationID: a.m.CorrelationID, Data: data, At: a.m.Now,
+	}); err != nil {
+		return instance.Instance{}, err
+	}
+	return i, event.Audit(ctx, tx, event.AuditRow{
+		ActorType: actorSystem, Action: actionAdopt, ResourceType: resourceInstance, ResourceID: i.ID, OrgID: i.OrgID, ProjectID: i.ProjectID,
+		CorrelationID: a.m.CorrelationID, After: data, At: a.m.Now,
+	})
+}
+
+// superseded ends an allocation whose accelerator is another's by now: it was given back after the backup. One in which something
+// still runs stays.
+func (a adopter) superseded(ctx context.Context, tx db.Tx, c plan.Claimed) error {
+	before, err := capacity.GetAny(ctx, tx, c.AllocationID)
+	if err != nil || before.Status != capacity.Active {
+		return err
+	}
+	live, err := instance.LiveIn(ctx, tx, before.ID)
+	if err != nil {
+		return err
+	}
+	if len(live) == 0 {
+		if _, err := a.m.release(ctx, tx, before, 0); err != nil {
+			return err
+		}
+	}
+	return a.find(ctx, tx, recovery.FindingReleased, resourceAllocation, before.ID, "Its accelerator %s belongs to a newer allocation; this one was given back after the backup.", c.AcceleratorID)
+}
+
+func (a adopter) lease(ctx context.Context, tx db.Tx, l *protocol.Lease) error {
+	_, uncovered, err := ledger.AdoptLease(ctx, tx, a.b.NodeID, l, a.m.Now)
+	if err != nil || !uncovered {
+		return err
+	}
+	return a.find(ctx, tx, recovery.FindingLease, "lease", l.GetMemberId(), "Lease %d was given after the backup and the wallet does not cover it any more; grant credit.", l.GetLeaseNo())
+}

@@ -1,0 +1,202 @@
+package db
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Table is one table of the schema with its columns, in the order of their names.
+type Table struct {
+	Name    string
+	Columns []string
+}
+
+// list names the columns for a statement.
+func (t Table) list() string {
+	quoted := make([]string, len(t.Columns))
+	for i, c := range t.Columns {
+		quoted[i] = pgx.Identifier{c}.Sanitize()
+	}
+	return strings.Join(quoted, ", ")
+}
+
+// The tables that are goose's, and say nothing about the hub.
+const (
+	versionsTable = "goose_db_version"
+	lockTable     = "goose_lock"
+)
+
+// Dump is one consistent look at everything, for a backup: all of it is of one moment, while others go on writing.
+type Dump struct {
+	Tx
+	conn *pgx.Conn
+	// Versions are the applied migrations, in their order.
+	Versions []int64
+	// Tables are the hub's own; one that refers to another comes after it.
+	Tables []Table
+}
+
+// Copy writes the rows of a table in PostgreSQL's text form, which both engines write and read.
+func (d *Dump) Copy(ctx context.Context, t Table, w io.Writer) (rows int64, err error) {
+	tag, err := d.conn.PgConn().CopyTo(ctx, w, "COPY "+pgx.Identifier{t.Name}.Sanitize()+" ("+t.list()+") TO STDOUT")
+	if err != nil {
+		return 0, fmt.Errorf("read table %s: %w", t.Name, err)
+	}
+	return tag.RowsAffected(), nil
+}
+
+// WithDump runs fn over one snapshot. Nothing is locked; the snapshot lasts as long as fn does.
+func WithDump(ctx context.Context, d *DB, fn func(*Dump) error) error {
+	conn, err := d.pool.Acquire(ctx)
+	if err != nil {
+		return unavailable(err)
+	}
+	defer conn.Release()
+	level := pgx.RepeatableRead
+	if d.engine == CockroachDB {
+		level = pgx.Serializable
+	}
+	// A slow disk below the backup must not end the transaction half-way.
+	if _, err := conn.Exec(ctx, `SET idle_in_transaction_session_timeout = 0`); err != nil {
+		return err
+	}
+	defer func() { _, _ = conn.Exec(context.WithoutCancel(ctx), `RESET idle_in_transaction_session_timeout`) }()
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: level, AccessMode: pgx.ReadOnly})
+	if err != nil {
+		return unavailable(err)
+	}
+	defer rollback(ctx, tx)
+	dump := &Dump{Tx: tx, conn: conn.Conn()}
+	if dump.Versions, err = appliedVersions(ctx, tx); err != nil {
+		return err
+	}
+	if dump.Tables, err = tables(ctx, tx); err != nil {
+		return err
+	}
+	if dump.Tables, err = referredFirst(ctx, tx, dump.Tables); err != nil {
+		return err
+	}
+	return fn(dump)
+}
+
+func appliedVersions(ctx context.Context, tx Tx) ([]int64, error) {
+	rows, err := tx.Query(ctx, `SELECT version_id FROM `+versionsTable+` WHERE is_applied AND version_id > 0 ORDER BY version_id`)
+	if err != nil {
+		return nil, err
+	}
+	versions, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	return slices.Compact(versions), err
+}
+
+func tables(ctx context.Context, tx Tx) ([]Table, error) {
+	rows, err := tx.Query(ctx, `SELECT table_name, column_name FROM information_schema.columns
+		WHERE table_schema = 'public' AND is_generated = 'NEVER' ORDER BY table_name, column_name`)
+	if err != nil {
+		return nil, err
+	}
+	var (
+		out          []Table
+		name, column string
+	)
+	_, err = pgx.ForEachRow(rows, []any{&name, &column}, func() error {
+		// CockroachDB shows the row id of a table without a primary key.
+		if name == versionsTable || name == lockTable || column == "rowid" {
+			return nil
+		}
+		if len(out) == 0 || out[len(out)-1].Name != name {
+			out = append(out, Table{Name: name})
+		}
+		last := &out[len(out)-1]
+		last.Columns = append(last.Columns, column)
+		return nil
+	})
+	return out, err
+}
+
+// referredFirst orders tables so that foreign keys hold while they are filled one after the other.
+func referredFirst(ctx context.Context, tx Tx, in []Table) ([]Table, error) {
+	rows, err := tx.Query(ctx, `SELECT r.relname, t.relname FROM pg_catalog.pg_constraint c
+		JOIN pg_catalog.pg_class r ON r.oid = c.conrelid JOIN pg_catalog.pg_class t ON t.oid = c.confrelid WHERE c.contype = 'f'`)
+	if err != nil {
+		return nil, err
+	}
+	refers := map[string][]string{}
+	var from, to string
+	if _, err := pgx.ForEachRow(rows, []any{&from, &to}, func() error {
+		if from != to {
+			refers[from] = append(refers[from], to)
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	var out []Table
+	placed := map[string]bool{}
+	for len(out) < len(in) {
+		before := len(out)
+		for _, t := range in {
+			if !placed[t.Name] && !slices.ContainsFunc(refers[t.Name], func(to string) bool { return !placed[to] }) {
+				out, placed[t.Name] = append(out, t), true
+			}
+		}
+		if len(out) == before {
+			return nil, fmt.Errorf("the tables' foreign keys go in a circle")
+		}
+	}
+	return out, nil
+}
+
+// Load fills an empty database from a dump: first the schema as it was then, then the rows, one table a statement. Migrate brings
+// it up to date afterwards. next gives the rows of the tables, one after the other, until ok is false.
+func Load(ctx context.Context, d *DB, versions []int64, next func() (t Table, rows io.Reader, ok bool, err error)) error {
+	have, err := ReadTx(ctx, d, func(tx Tx) ([]Table, error) { return tables(ctx, tx) })
+	if err != nil {
+		return err
+	}
+	if len(have) > 0 {
+		return fault.New(fault.Conflict, "database_not_empty", "The database has tables already: a backup is restored into an empty one only.", fmt.Errorf("table %s", have[0].Name))
+	}
+	if err := migrateTo(ctx, d, versions); err != nil {
+		return err
+	}
+	if have, err = ReadTx(ctx, d, func(tx Tx) ([]Table, error) { return tables(ctx, tx) }); err != nil {
+		return err
+	}
+	conn, err := d.pool.Acquire(ctx)
+	if err != nil {
+		return unavailable(err)
+	}
+	defer conn.Release()
+	for {
+		t, rows, ok, err := next()
+		if err != nil || !ok {
+			return err
+		}
+		if err := loadTable(ctx, conn, have, t, rows); err != nil {
+			return fmt.Errorf("fill table %s: %w", t.Name, err)
+		}
+	}
+}
+
+func loadTable(ctx context.Context, conn *pgxpool.Conn, have []Table, t Table, rows io.Reader) error {
+	known := slices.ContainsFunc(have, func(h Table) bool {
+		return h.Name == t.Name && !slices.ContainsFunc(t.Columns, func(c string) bool { return !slices.Contains(h.Columns, c) })
+	})
+	if !known {
+		return fault.New(fault.Unprocessable, "backup_of_another_schema", "The backup holds the table "+t.Name+" in a form that this release does not know.", nil)
+	}
+	// Migrations write rows, too; those of the dump are all there are to be.
+	if _, err := conn.Exec(ctx, "DELETE FROM "+pgx.Identifier{t.Name}.Sanitize()); err != nil {
+		return err
+	}
+	_, err := conn.Conn().PgConn().CopyFrom(ctx, rows, "COPY "+pgx.Identifier{t.Name}.Sanitize()+" ("+t.list()+") FROM STDIN")
+	return err
+}

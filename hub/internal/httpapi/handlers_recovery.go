@@ -1,0 +1,63 @@
+package httpapi
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+)
+
+// GetRecovery says how the hub's last restore stands.
+func (s *Server) GetRecovery(ctx context.Context, _ GetRecoveryRequestObject) (GetRecoveryResponseObject, error) {
+	if err := iam.Authorize(principalOf(ctx), iam.NodeRead, "", ""); err != nil {
+		return nil, err
+	}
+	view, err := db.ReadTx(ctx, s.Fleet.DB, func(tx db.Tx) (Recovery, error) { return recoveryView(ctx, tx) })
+	return GetRecovery200JSONResponse(view), err
+}
+
+func recoveryView(ctx context.Context, tx db.Tx) (Recovery, error) {
+	out := Recovery{Waiting: []RecoveringNode{}, Findings: []RecoveryFinding{}}
+	backup, ok, err := recovery.LastBackup(ctx, tx)
+	if err != nil {
+		return out, err
+	}
+	if ok {
+		out.BackupTakenAt = backup.TakenAt
+	}
+	restore, ok, err := recovery.Last(ctx, tx)
+	if err != nil {
+		return out, err
+	}
+	if ok {
+		out.RestoredAt, out.RestoredFrom, out.Epoch = restore.At, restore.TakenAt, int64(restore.Epoch)
+	}
+	nodes, err := recovery.Nodes(ctx, tx)
+	if err != nil {
+		return out, err
+	}
+	for _, n := range nodes {
+		view := RecoveringNode{NodeID: n.NodeID, State: RecoveringNodeStateOwesUsage}
+		if n.Waiting {
+			view.State = RecoveringNodeStateWaiting
+		}
+		node, err := fleet.Get(ctx, tx, n.NodeID)
+		if err != nil {
+			return out, err
+		}
+		if node.IsBanned() {
+			continue
+		}
+		view.Hostname = node.Hostname
+		out.Waiting = append(out.Waiting, view)
+	}
+	findings, err := recovery.Findings(ctx, tx)
+	for _, f := range findings {
+		out.Findings = append(out.Findings, RecoveryFinding{
+			ID: f.ID, NodeID: f.NodeID, Kind: RecoveryFindingKind(f.Kind), ResourceType: f.ResourceType, ResourceID: f.ResourceID, Detail: f.Detail, FoundAt: f.At,
+		})
+	}
+	return out, err
+}

@@ -1,0 +1,39 @@
+package iam
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Adopt makes an org and a project that a restored hub does not know, and for which something runs all the same. They get names
+// that an admin can see the reason from; whoever was a member of them is lost.
+func Adopt(ctx context.Context, tx db.Tx, orgID, orgSlug, projectID string, now time.Time) (madeOrg, madeProject bool, err error) {
+	if _, err := GetOrg(ctx, tx, orgID); err != nil {
+		if !fault.Is(err, fault.NotFound) {
+			return false, false, err
+		}
+		if madeOrg, err = insertOrg(ctx, tx, Org{ID: orgID, Slug: orgSlug, DisplayName: orgSlug, CreatedAt: now}); err != nil {
+			return false, false, err
+		}
+		if !madeOrg {
+			// Another org has taken the name since the restore.
+			if madeOrg, err = insertOrg(ctx, tx, Org{ID: orgID, Slug: recoveredSlug(orgID), DisplayName: orgSlug, CreatedAt: now}); err != nil {
+				return false, false, err
+			}
+		}
+	}
+	if _, err := GetProject(ctx, tx, projectID); err != nil {
+		if !fault.Is(err, fault.NotFound) {
+			return madeOrg, false, err
+		}
+		slug := recoveredSlug(projectID)
+		madeProject, err = insertProject(ctx, tx, Project{ID: projectID, OrgID: orgID, Slug: slug, DisplayName: slug, CreatedAt: now})
+		return madeOrg, madeProject, err
+	}
+	return madeOrg, false, nil
+}
+
+func recoveredSlug(id string) string { return "recovered-" + id }

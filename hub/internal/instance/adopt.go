@@ -1,0 +1,195 @@
+package instance
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// versionLeap lifts the resource version of what was adopted above any that the lost rows may have told of: whoever has seen a
+// higher one drops the lower ones.
+const versionLeap = 1000
+
+// RememberedOn says what the rows know of the node's members, for plan.Adopt. Members that are gone stay known.
+func RememberedOn(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Remembered, error) {
+	rows, err := tx.Query(ctx, `SELECT m.id, m.allocation_id, i.revision, i.status, m.removed_at IS NOT NULL
+		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id WHERE m.node_id = $1 ORDER BY m.id`, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var out []plan.Remembered
+	for rows.Next() {
+		var (
+			m        plan.Remembered
+			revision int64
+			status   Status
+		)
+		if err := rows.Scan(&m.ID, &m.AllocationID, &revision, &status, &m.Gone); err != nil {
+			return nil, err
+		}
+		m.Revision = uint64(revision)
+		m.Wanted, m.Stopped = status.Wanted()
+		out = append(out, m)
+	}
+	return out, rows.Err()
+}
+
+// Adopted is a member as its signed document has it.
+type Adopted struct {
+	Workload *protocol.Workload
+	NodeID   string
+	// Modes and DisplayName are for an instance that the rows do not know.
+	Modes       Modes
+	DisplayName string
+	OperationID string
+	By          Actor
+}
+
+// Adopt takes over a member of which the rows of a restored hub know nothing, or only an older revision. Its instance is made, or
+// moved to that revision, in a status from which the node's next report leads on.
+func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance, made bool, err error) {
+	w := a.Workload
+	list, err := selectInstances(ctx, tx, `WHERE i.id = $1`, w.GetInstanceId())
+	if err != nil {
+		return Instance{}, false, err
+	}
+	made = len(list) == 0
+	if made {
+		i = Instance{
+			ID: w.GetInstanceId(), OrgID: w.GetOrgId(), OrgSlug: w.GetOrgSlug(), ProjectID: w.GetProjectId(), AppSlug: w.GetAppSlug(), DisplayName: a.DisplayName,
+			Lifecycle: adoptedLifecycle(w), Modes: a.Modes, Revision: int64(w.GetRevision()), ConfigJSON: "{}", PlacementAllocationIDs: []string{w.GetAllocationId()},
+			RequestedBy: a.By, CorrelationID: w.GetCorrelationId(), ResourceVersion: versionLeap, CreatedAt: now, UpdatedAt: now,
+		}
+		err = insertInstance(ctx, tx, i)
+	} else {
+		i = list[0]
+		i.Lifecycle, i.UpdatedAt = adoptedLifecycle(w), now
+		i.Revision = max(i.Revision, int64(w.GetRevision()))
+		i.ResourceVersion += versionLeap
+		err = updateInstance(ctx, tx, i)
+	}
+	if err != nil {
+		return Instance{}, made, err
+	}
+	if err := adoptRevisions(ctx, tx, i, w, now); err != nil {
+		return Instance{}, made, err
+	}
+	op := operation{ID: a.OperationID, InstanceID: i.ID, Kind: operationDeploy, Revision: i.Revision, By: a.By, CorrelationID: w.GetCorrelationId()}
+	if err := endOperations(ctx, tx, i.ID, operationAbandoned, "", now); err != nil {
+		return Instance{}, made, err
+	}
+	if err := insertOperation(ctx, tx, op, now); err != nil {
+		return Instance{}, made, err
+	}
+	if err := adoptMember(ctx, tx, a, now); err != nil {
+		return Instance{}, made, err
+	}
+	i, err = Get(ctx, tx, i.ProjectID, i.ID)
+	return i, made, err
+}
+
+// adoptedLifecycle is where an instance is that a node has such a document of; the node's report says how far it got.
+func adoptedLifecycle(w *protocol.Workload) Lifecycle {
+	l := Lifecycle{Status: Deploying, Health: HealthUnknown}
+	switch {
+	case w.GetStopped():
+		l.Status = Stopping
+	case w.GetFallback() != nil:
+		// Only an upgrade under way has one.
+		l.Status = Upgrading
+	}
+	return l
+}
+
+// adoptRevisions writes the document's revision down, and that of its fallback, so that the very same document is compiled again.
+func adoptRevisions(ctx context.Context, tx db.Tx, i Instance, w *protocol.Workload, now time.Time) error {
+	revisions, err := selectRevisions(ctx, tx, i.ID)
+	if err != nil {
+		return err
+	}
+	base := lastGood(revisions, newest(revisions).No)
+	if back := w.GetFallback(); back != nil {
+		base = int64(back.GetRevision())
+		if find(revisions, base).No == 0 {
+			// What a node may go back to has worked.
+			if err := adoptRevision(ctx, tx, i.ID, Revision{No: base, ReadyAt: now}, back, now); err != nil {
+				return err
+			}
+		}
+		if err := adoptServices(ctx, tx, back); err != nil {
+			return err
+		}
+	}
+	no := int64(w.GetRevision())
+	if find(revisions, no).No == 0 {
+		made := Revision{No: no, Previous: base}
+		if w.GetFallback() != nil {
+			made.Fallback = base
+		}
+		if err := adoptRevision(ctx, tx, i.ID, made, w, now); err != nil {
+			return err
+		}
+	}
+	return adoptServices(ctx, tx, w)
+}
+
+func adoptRevision(ctx context.Context, tx db.Tx, instanceID string, made Revision, w *protocol.Workload, now time.Time) error {
+	n := NewRevision{
+		AppVersion: w.GetAppVersion(), ParametersJSON: w.GetParametersJson(), Features: w.GetFeatures(),
+		ReadinessTimeout: time.Duration(w.GetReadinessTimeoutSeconds()) * time.Second,
+	}
+	var err error
+	if n.ManifestEnvelope, err = proto.Marshal(w.GetManifest()); err != nil {
+		return fmt.Errorf("member %s: manifest: %w", w.GetId(), err)
+	}
+	if w.GetDelegation() != nil {
+		if n.DelegationEnvelope, err = proto.Marshal(w.GetDelegation()); err != nil {
+			return fmt.Errorf("member %s: delegation: %w", w.GetId(), err)
+		}
+	}
+	return insertRevision(ctx, tx, instanceID, made, n, w.GetCorrelationId(), now)
+}
+
+func adoptServices(ctx context.Context, tx db.Tx, w *protocol.Workload) error {
+	var known bool
+	err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM member_revisions WHERE member_id = $1 AND revision = $2)`, w.GetId(), int64(w.GetRevision())).Scan(&known)
+	if err != nil || known {
+		return err
+	}
+	return insertMemberRevision(ctx, tx, w.GetId(), int64(w.GetRevision()), w.GetServices())
+}
+
+func adoptMember(ctx context.Context, tx db.Tx, a Adopted, now time.Time) error {
+	_, err := tx.Exec(ctx, `INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
+			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
+		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, false, '[]', 0, 0, $7, $7) ON CONFLICT (id) DO NOTHING`,
+		a.Workload.GetId(), a.Workload.GetInstanceId(), a.Workload.GetAllocationId(), a.NodeID, RoleNode, string(MemberPending), now)
+	return err
+}
+
+// Owner gives the instance of a member.
+func Owner(ctx context.Context, tx db.Tx, memberID string) (Instance, error) {
+	list, err := selectInstances(ctx, tx, `WHERE i.id = (SELECT m.instance_id FROM instance_members m WHERE m.id = $1)`, memberID)
+	if err == nil && len(list) == 0 {
+		err = errNotFound()
+	}
+	if err != nil {
+		return Instance{}, err
+	}
+	return list[0], nil
+}
+
+// NoteLeft is for a member that the node's accepted state does not name: the node is through with it, or will be, and need not
+// say so again. As with one that it never had, its silence is enough from then on; what the rows remember of its word is forgotten.
+func NoteLeft(ctx context.Context, tx db.Tx, memberID string, epoch, generation uint64, now time.Time) error {
+	_, err := tx.Exec(ctx, `UPDATE instance_members SET absent_epoch = $2, absent_generation = $3, observed_revision = 0, status = 'pending', updated_at = $4
+		WHERE id = $1 AND removed_at IS NULL`, memberID, int64(epoch), int64(generation), now)
+	return err
+}

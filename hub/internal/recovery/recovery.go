@@ -1,0 +1,235 @@
+// Package recovery owns what a hub knows about its backups and, once it was restored from one, what it still waits for: which
+// nodes have not brought what they have, and what they brought that contradicts the restored rows. It does not read a backup
+// (backup), change what it finds (command.AdoptNode) or speak to nodes (intake, dispatch).
+//
+// A node waits from the restore until it has brought its accepted state and its leases. Meanwhile nothing is compiled for it, its
+// leases are not renewed and its capacity stays reserved. It owes from then until its usage is in again up to the last segment
+// that it had sealed: so long its silence about a member proves nothing.
+package recovery
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+)
+
+// MaxFindings bounds a listing; there are rarely more than a few.
+const MaxFindings = 1000
+
+// What can be found. None of them stops anything; each is for an admin to look at.
+const (
+	// FindingNode: the node is enrolled, but the restored rows do not know it.
+	FindingNode = "node_unknown"
+	// FindingOrg and FindingProject: something runs for one that the restored rows do not know.
+	FindingOrg     = "org_unknown"
+	FindingProject = "project_unknown"
+	// FindingInstance: an instance was made, or changed, after the backup.
+	FindingInstance = "instance_unknown"
+	FindingRevision = "revision_unknown"
+	// FindingAllocation: an allocation was made after the backup; it is known only as far as it is used.
+	FindingAllocation = "allocation_unknown"
+	// FindingReleased: what the restored rows hold as in use is used by something newer.
+	FindingReleased = "allocation_superseded"
+	// FindingGone: an instance of the restored rows had been decommissioned.
+	FindingGone = "instance_decommissioned"
+	// FindingDocument: the node has accepted a document that it does not hold.
+	FindingDocument = "document_missing"
+	// FindingLease: leases were given that the restored rows do not know, and the wallet does not cover them any more.
+	FindingLease = "lease_uncovered"
+	// FindingUnverified: what the node brought is signed by no key that this hub's root ever named.
+	FindingUnverified = "state_unverified"
+	// FindingAgent: the node's agent cannot bring what it has; it waits until it is upgraded.
+	FindingAgent = "agent_too_old"
+	// FindingBundle: the node holds a newer trust bundle than the backup: a key was revoked or added since.
+	FindingBundle = "bundle_newer"
+)
+
+// Backup is one that was read back and found whole.
+type Backup struct {
+	ID        string
+	TakenAt   time.Time
+	SizeBytes int64
+	At        time.Time
+}
+
+// Restore is the hub coming back from a backup.
+type Restore struct {
+	ID string
+	// BackupID and TakenAt are of the backup.
+	BackupID string
+	TakenAt  time.Time
+	// Epoch is what counts since.
+	Epoch uint64
+	At    time.Time
+}
+
+// Node is how far a node is.
+type Node struct {
+	NodeID string
+	// Waiting: it has not brought what it has.
+	Waiting bool
+	// OwesIncarnation and OwesSegment say up to where its usage is missed.
+	OwesIncarnation string
+	OwesSegment     uint64
+	BroughtAt       time.Time
+}
+
+// Finding is a contradiction between a node and the restored rows.
+type Finding struct {
+	ID           string
+	NodeID       string
+	Kind         string
+	ResourceType string
+	ResourceID   string
+	Detail       string
+	At           time.Time
+}
+
+// RecordBackup notes a verified backup. From the first on, nodes forget their usage only when it is in one.
+func RecordBackup(ctx context.Context, tx db.Tx, b Backup) error {
+	_, err := tx.Exec(ctx, `INSERT INTO backups (id, taken_at, size_bytes, verified_at) VALUES ($1, $2, $3, $4) ON CONFLICT (id) DO NOTHING`,
+		b.ID, b.TakenAt, b.SizeBytes, b.At)
+	return err
+}
+
+// Begin notes a restore and lets every node wait.
+func Begin(ctx context.Context, tx db.Tx, r Restore, nodeIDs []string) error {
+	if _, err := tx.Exec(ctx, `INSERT INTO restores (id, backup_id, taken_at, epoch, restored_at) VALUES ($1, $2, $3, $4, $5)`,
+		r.ID, r.BackupID, r.TakenAt, int64(r.Epoch), r.At); err != nil {
+		return err
+	}
+	// What an earlier restore was waiting for, this one waits for, too; what was found then is in the audit trail.
+	for _, table := range []string{"recovery_parts", "recovering_nodes", "recovery_findings"} {
+		if _, err := tx.Exec(ctx, `DELETE FROM `+table); err != nil {
+			return err
+		}
+	}
+	_, err := tx.Exec(ctx, `INSERT INTO recovering_nodes (node_id, waiting, owes_incarnation, owes_segment)
+		SELECT x.id::uuid, true, '', 0 FROM unnest($1::text[]) AS x(id)`, nodeIDs)
+	return err
+}
+
+// Last gives the newest restore; ok is false for a hub that was never restored.
+func Last(ctx context.Context, tx db.Tx) (r Restore, ok bool, err error) {
+	var epoch int64
+	err = tx.QueryRow(ctx, `SELECT id, backup_id, taken_at, epoch, restored_at FROM restores ORDER BY restored_at DESC, id DESC LIMIT 1`).
+		Scan(&r.ID, &r.BackupID, &r.TakenAt, &epoch, &r.At)
+	if db.IsNoRows(err) {
+		return Restore{}, false, nil
+	}
+	r.Epoch = uint64(epoch)
+	return r, err == nil, err
+}
+
+// Await lets a node wait that the restored rows did not know.
+func Await(ctx context.Context, tx db.Tx, nodeID string) error {
+	_, err := tx.Exec(ctx, `INSERT INTO recovering_nodes (node_id, waiting, owes_incarnation, owes_segment) VALUES ($1, true, '', 0) ON CONFLICT (node_id) DO NOTHING`, nodeID)
+	return err
+}
+
+// Of says how far a node is; ok is false when nothing is missed of it.
+func Of(ctx context.Context, tx db.Tx, nodeID string) (n Node, ok bool, err error) {
+	list, err := selectNodes(ctx, tx, `WHERE node_id = $1`, nodeID)
+	if err != nil || len(list) == 0 {
+		return Node{}, false, err
+	}
+	return list[0], true, nil
+}
+
+// Waits reports whether the node has yet to bring what it has.
+func Waits(ctx context.Context, tx db.Tx, nodeID string) (bool, error) {
+	n, _, err := Of(ctx, tx, nodeID)
+	return n.Waiting, err
+}
+
+// Nodes lists those of which something is missed.
+func Nodes(ctx context.Context, tx db.Tx) ([]Node, error) {
+	return selectNodes(ctx, tx, `ORDER BY node_id`)
+}
+
+func selectNodes(ctx context.Context, tx db.Tx, where string, args ...any) ([]Node, error) {
+	rows, err := tx.Query(ctx, `SELECT node_id, waiting, owes_incarnation, owes_segment, brought_at FROM recovering_nodes `+where, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (n Node, err error) {
+		var (
+			segment int64
+			brought *time.Time
+		)
+		err = row.Scan(&n.NodeID, &n.Waiting, &n.OwesIncarnation, &segment, &brought)
+		n.OwesSegment = uint64(segment)
+		if brought != nil {
+			n.BroughtAt = *brought
+		}
+		return n, err
+	})
+}
+
+// Owe notes up to where the store that says hello has sealed usage. A store that takes a new name seals again what it owes.
+func Owe(ctx context.Context, tx db.Tx, nodeID, incarnation string, segment uint64) error {
+	_, err := tx.Exec(ctx, `UPDATE recovering_nodes SET owes_incarnation = $2, owes_segment = $3 WHERE node_id = $1 AND owes_incarnation <> $2`,
+		nodeID, incarnation, int64(segment))
+	return err
+}
+
+// Brought ends the waiting of a node.
+func Brought(ctx context.Context, tx db.Tx, nodeID string, now time.Time) error {
+	if _, err := tx.Exec(ctx, `DELETE FROM recovery_parts WHERE node_id = $1`, nodeID); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, `UPDATE recovering_nodes SET waiting = false, brought_at = $2 WHERE node_id = $1`, nodeID, now)
+	return err
+}
+
+// Recovered forgets a node of which nothing is missed any more.
+func Recovered(ctx context.Context, tx db.Tx, nodeID string) error {
+	_, err := tx.Exec(ctx, `DELETE FROM recovering_nodes WHERE node_id = $1`, nodeID)
+	return err
+}
+
+// KeepPart keeps a document until the last of its state has come. The caller has checked that the state names it.
+func KeepPart(ctx context.Context, tx db.Tx, nodeID string, sha256, data []byte) error {
+	_, err := tx.Exec(ctx, `INSERT INTO recovery_parts (node_id, sha256, data) VALUES ($1, $2, $3) ON CONFLICT (node_id, sha256) DO NOTHING`, nodeID, sha256, data)
+	return err
+}
+
+// Parts are the documents that came.
+func Parts(ctx context.Context, tx db.Tx, nodeID string) ([][]byte, error) {
+	rows, err := tx.Query(ctx, `SELECT data FROM recovery_parts WHERE node_id = $1 ORDER BY sha256`, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[[]byte])
+}
+
+// Find writes a finding down, once.
+func Find(ctx context.Context, tx db.Tx, f Finding) (news bool, err error) {
+	tag, err := tx.Exec(ctx, `INSERT INTO recovery_findings (id, node_id, kind, resource_type, resource_id, detail, found_at) VALUES ($1, $2, $3, $4, $5, $6, $7)
+		ON CONFLICT (node_id, kind, resource_id) DO NOTHING`, db.NewID(), f.NodeID, f.Kind, f.ResourceType, f.ResourceID, f.Detail, f.At)
+	return tag.RowsAffected() == 1, err
+}
+
+// Findings lists what was found since the last restore, in order.
+func Findings(ctx context.Context, tx db.Tx) ([]Finding, error) {
+	rows, err := tx.Query(ctx, `SELECT id, node_id, kind, resource_type, resource_id, detail, found_at FROM recovery_findings ORDER BY id LIMIT $1`, MaxFindings)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (f Finding, err error) {
+		err = row.Scan(&f.ID, &f.NodeID, &f.Kind, &f.ResourceType, &f.ResourceID, &f.Detail, &f.At)
+		return f, err
+	})
+}
+
+// LastBackup gives the newest verified backup; ok is false where there is none.
+func LastBackup(ctx context.Context, tx db.Tx) (b Backup, ok bool, err error) {
+	err = tx.QueryRow(ctx, `SELECT id, taken_at, size_bytes, verified_at FROM backups ORDER BY taken_at DESC, id DESC LIMIT 1`).Scan(&b.ID, &b.TakenAt, &b.SizeBytes, &b.At)
+	if db.IsNoRows(err) {
+		return Backup{}, false, nil
+	}
+	return b, err == nil, err
+}

@@ -1,0 +1,112 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Brought is what a node brings to a hub that was restored from a backup: the state that it has accepted, verified.
+type Brought struct {
+	// Newer says that the rows know of no state as new as this one: it was signed after the backup.
+	Newer bool
+	// Named are the members of the state; Workloads are the documents of those that the node holds.
+	Named     []string
+	Workloads []*protocol.Workload
+}
+
+// Remembered is what the restored rows say of a member on the node.
+type Remembered struct {
+	ID           string
+	AllocationID string
+	Revision     uint64
+	Stopped      bool
+	// Wanted is false once its end was asked for, Gone once the node has proved it.
+	Wanted bool
+	Gone   bool
+}
+
+// Claimed is what the restored rows say of an accelerator of the node.
+type Claimed struct {
+	AcceleratorID string
+	AllocationID  string
+}
+
+// Adoption is what has to change in the rows before anything may be compiled from them (law 16). Its lists are sorted.
+type Adoption struct {
+	// Made are members that the rows do not know.
+	Made []*protocol.Workload
+	// Changed are wanted members at a revision, or stopped at one, that the rows do not know.
+	Changed []*protocol.Workload
+	// Ended are wanted members that the newer state does not name: their end was asked for after the backup.
+	Ended []string
+	// Left are all members that the node is through with, Ended among them: from now on its silence proves that they are gone.
+	Left []string
+	// Superseded are accelerators that the rows give to another allocation than the newer state does.
+	Superseded []Claimed
+	// Missing are members that the rows do not know and whose document the node does not hold: nothing of them ever ran.
+	Missing []string
+}
+
+// Adopt compares the rows with what the node brought. Only what was signed by this hub's own keys may get here; so a newer state
+// beats older rows. Nothing that runs is ever left out of what is compiled next.
+func Adopt(members []Remembered, claims []Claimed, b Brought) Adoption {
+	known := map[string]Remembered{}
+	for _, m := range members {
+		known[m.ID] = m
+	}
+	var out Adoption
+	for _, m := range members {
+		if m.Gone || slices.Contains(b.Named, m.ID) {
+			continue
+		}
+		if !m.Wanted || b.Newer {
+			out.Left = append(out.Left, m.ID)
+		}
+		if m.Wanted && b.Newer {
+			out.Ended = append(out.Ended, m.ID)
+		}
+	}
+	if b.Newer {
+		out.newer(known, claims, b)
+	}
+	slices.Sort(out.Left)
+	slices.Sort(out.Ended)
+	slices.Sort(out.Missing)
+	byID := func(a, b *protocol.Workload) int { return cmp.Compare(a.GetId(), b.GetId()) }
+	slices.SortFunc(out.Made, byID)
+	slices.SortFunc(out.Changed, byID)
+	slices.SortFunc(out.Superseded, func(a, b Claimed) int { return cmp.Compare(a.AcceleratorID, b.AcceleratorID) })
+	return out
+}
+
+func (a *Adoption) newer(known map[string]Remembered, claims []Claimed, b Brought) {
+	held := map[string]bool{}
+	owner := map[string]string{}
+	for _, w := range b.Workloads {
+		held[w.GetId()] = true
+		m, there := known[w.GetId()]
+		switch {
+		case !there:
+			a.Made = append(a.Made, w)
+		case m.Wanted && !m.Gone && (w.GetRevision() > m.Revision || w.GetRevision() == m.Revision && w.GetStopped() != m.Stopped):
+			a.Changed = append(a.Changed, w)
+		}
+		for _, s := range w.GetServices() {
+			for _, id := range s.GetResources().GetAcceleratorIds() {
+				owner[id] = w.GetAllocationId()
+			}
+		}
+	}
+	for _, c := range claims {
+		if by := owner[c.AcceleratorID]; by != "" && by != c.AllocationID {
+			a.Superseded = append(a.Superseded, c)
+		}
+	}
+	for _, id := range b.Named {
+		if _, there := known[id]; !there && !held[id] {
+			a.Missing = append(a.Missing, id)
+		}
+	}
+}

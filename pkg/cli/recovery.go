@@ -1,0 +1,38 @@
+package cli
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+// recoveryCommand shows what a hub that was restored from a backup waits for, and what it has found.
+func (a *app) recoveryCommand() *cobra.Command {
+	nodes := []column[client.RecoveringNode]{
+		{"NODE", func(n client.RecoveringNode) string { return n.NodeID }},
+		{"HOST", func(n client.RecoveringNode) string { return n.Hostname }},
+		{"STATE", func(n client.RecoveringNode) string { return string(n.State) }},
+	}
+	findings := []column[client.RecoveryFinding]{
+		{"KIND", func(f client.RecoveryFinding) string { return string(f.Kind) }},
+		{"RESOURCE", func(f client.RecoveryFinding) string { return f.ResourceType + " " + f.ResourceID }},
+		{"NODE", func(f client.RecoveryFinding) string { return f.NodeID }},
+		{"DETAIL", func(f client.RecoveryFinding) string { return f.Detail }},
+	}
+	read := func(ctx context.Context, s *session) (client.Recovery, error) {
+		return client.Read[client.Recovery](s.hub.GetRecovery(ctx, s.editors()...))
+	}
+	waiting := listing(a, "waiting", "Nodes that a restored hub has not heard of yet, or whose usage is still to come", cobra.NoArgs, nodes,
+		func(ctx context.Context, s *session, _ []string, _ string) ([]client.RecoveringNode, string, error) {
+			r, err := read(ctx, s)
+			return r.Waiting, "", err
+		})
+	found := listing(a, "findings", "What contradicts the restored data; nothing of it was stopped", cobra.NoArgs, findings,
+		func(ctx context.Context, s *session, _ []string, _ string) ([]client.RecoveryFinding, string, error) {
+			r, err := read(ctx, s)
+			return r.Findings, "", err
+		})
+	return group("recovery", "A hub restored from a backup: what it waits for and what it found (platform admin)", waiting, found)
+}
