@@ -2432,7 +2432,7 @@ type Welcome struct {
 	PostedSegment   uint64 `protobuf:"varint,5,opt,name=posted_segment,json=postedSegment,proto3" json:"posted_segment,omitempty"`
 	ArchivedSegment uint64 `protobuf:"varint,6,opt,name=archived_segment,json=archivedSegment,proto3" json:"archived_segment,omitempty"`
 	// The hub was restored from a backup and has not heard of this node since: bring what you have (Brought).
-	Bring         bool `protobuf:"varint,8,opt,name=bring,proto3" json:"bring,omitempty"`
+	Bring         bool `protobuf:"varint,9,opt,name=bring,proto3" json:"bring,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4170,7 +4170,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x0fnew_incarnation\x18\x04 \x01(\bR\x0enewIncarnation\x12%\n" +
 	"\x0eposted_segment\x18\x05 \x01(\x04R\rpostedSegment\x12)\n" +
 	"\x10archived_segment\x18\x06 \x01(\x04R\x0farchivedSegment\x12\x14\n" +
-	"\x05bring\x18\b \x01(\bR\x05bring\"R\n" +
+	"\x05bring\x18\t \x01(\bR\x05bring\"R\n" +
 	"\tPushState\x12/\n" +
 	"\benvelope\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\benvelope\x12\x14\n" +
 	"\x05parts\x18\x02 \x03(\fR\x05parts\"=\n" +

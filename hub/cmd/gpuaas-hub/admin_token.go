@@ -3,9 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -21,25 +19,14 @@ func newAdminToken() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "admin-token",
 		Short: "Make a new token for the first admin; the old ones no longer count",
-		Long: `Makes a new token for the first platform admin, writes it to <data-dir>/admin-token and ends all others of that admin. A hub
-with a private database must be stopped first.`,
+		Long: `Makes a new token for the first platform admin, writes it to <data-dir>/admin-token and ends all others of that admin. The hub
+may run or not. It is for whoever may read the hub's data directory on its own machine, and is in the audit trail.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			ctx := cmd.Context()
-			if c.databaseURLFile == "" {
-				lock, err := checkDataDir(c.dataDir)
-				if err != nil {
-					return err
-				}
-				defer func() { _ = lock.Close() }()
-			}
-			var closers []func() error
-			defer func() {
-				for _, fn := range slices.Backward(closers) {
-					err = errors.Join(err, fn())
-				}
-			}()
-			d, err := openDatabase(ctx, c, slog.New(slog.DiscardHandler), func(fn func() error) { closers = append(closers, fn) })
+			var closers closers
+			defer func() { err = errors.Join(err, closers.close()) }()
+			d, err := openBeside(ctx, c, closers.add)
 			if err != nil {
 				return err
 			}
@@ -52,9 +39,7 @@ with a private database must be stopped first.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&c.dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
-	cmd.Flags().StringVar(&c.databaseURLFile, "database-url-file", "", "file with the URL of the hub's database (default: its private PostgreSQL)")
-	cmd.Flags().StringVar(&c.postgresBinDir, "postgres-bin-dir", "", "directory with initdb and postgres (default: looked for)")
+	c.databaseFlags(cmd)
 	return cmd
 }
 

@@ -193,6 +193,15 @@ func (h *hub) openDatabase(ctx context.Context) (err error) {
 
 // openDatabase opens the operator's database, or a private one, and brings its schema up to date.
 func openDatabase(ctx context.Context, c config, log logger, onClose func(func() error)) (*db.DB, error) {
+	d, err := connectDatabase(ctx, c, log, onClose)
+	if err != nil {
+		return nil, err
+	}
+	return d, db.Migrate(ctx, d)
+}
+
+// connectDatabase opens the operator's database, or a private one, as it is.
+func connectDatabase(ctx context.Context, c config, log logger, onClose func(func() error)) (*db.DB, error) {
 	url, err := c.databaseURL()
 	if err != nil {
 		return nil, err
@@ -213,7 +222,7 @@ func openDatabase(ctx context.Context, c config, log logger, onClose func(func()
 		return nil, err
 	}
 	onClose(func() error { d.Close(); return nil })
-	return d, db.Migrate(ctx, d)
+	return d, nil
 }
 
 // bootstrap makes the first admin. The token is on the disk before it counts, so that a crash in between loses nothing.

@@ -65,6 +65,11 @@ Start the hub:  gpuaas-hub serve --data-dir %s
 
 // readPassphrase reads the first line of the file, or asks. repeat asks twice, for a new passphrase.
 func readPassphrase(file string, repeat bool) (string, error) {
+	return readPassphraseFor("Passphrase for the offline keys: ", file, repeat)
+}
+
+// readPassphraseFor is readPassphrase with another question.
+func readPassphraseFor(prompt, file string, repeat bool) (string, error) {
 	if file != "" {
 		data, err := os.ReadFile(file)
 		if err != nil {
@@ -77,13 +82,17 @@ func readPassphrase(file string, repeat bool) (string, error) {
 	if !term.IsTerminal(stdin) {
 		return "", fault.New(fault.Malformed, "passphrase_missing", "Give the passphrase with --passphrase-file, or run this on a terminal.", nil)
 	}
+	return askPassphrase(prompt, stdin, repeat)
+}
+
+func askPassphrase(prompt string, stdin int, repeat bool) (string, error) {
 	ask := func(prompt string) (string, error) {
 		_, _ = io.WriteString(os.Stderr, prompt)
 		text, err := term.ReadPassword(stdin)
 		_, _ = io.WriteString(os.Stderr, "\n")
 		return string(text), err
 	}
-	first, err := ask("Passphrase for the offline keys: ")
+	first, err := ask(prompt)
 	if err != nil || !repeat {
 		return first, err
 	}

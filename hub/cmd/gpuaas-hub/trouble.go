@@ -23,6 +23,8 @@ const (
 	minFreeBytes = 256 << 20
 	// clockSlack is how far this clock may be behind the one that signed the trust bundle.
 	clockSlack = 5 * time.Minute
+
+	codeDataDirInUse = "data_dir_in_use"
 )
 
 // checkDataDir finds out whether the hub can write below dir and keeps others out. Close the file to let go.
@@ -41,7 +43,7 @@ func checkDataDir(dir string) (lock *os.File, err error) {
 	}
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = lock.Close()
-		return nil, fault.New(fault.Conflict, "data_dir_in_use", "Another gpuaas-hub works on the data directory "+dir+": stop it first, or give this one a directory of its own.", err)
+		return nil, fault.New(fault.Conflict, codeDataDirInUse, "Another gpuaas-hub works on the data directory "+dir+": stop it first, or give this one a directory of its own.", err)
 	}
 	var stat syscall.Statfs_t
 	if err := syscall.Statfs(dir, &stat); err == nil {

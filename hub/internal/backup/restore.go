@@ -153,39 +153,48 @@ type Target struct {
 	// Database opens the empty database that the rows go to; it is called after the whole backup was checked and the data
 	// directory made.
 	Database func(ctx context.Context) (*db.DB, error)
+	// Finish is called when everything is there, before the directory becomes a hub's; trustDir is where its keys lie so far.
+	Finish func(ctx context.Context, d *db.DB, h Header, trustDir string) error
 }
 
-// Restore checks the whole backup first, then fills data directory and database. The trust directory gets its name last, so that
-// a restore that was cut short leaves no hub that could start. The database is left open, its schema as it was then.
-func Restore(ctx context.Context, t Target, path string) (Header, *db.DB, error) {
+// Restore checks the whole backup first, then fills data directory and database, whose schema is as it was then. The trust
+// directory gets its name last, so that a restore that was cut short leaves no hub that could start.
+func Restore(ctx context.Context, t Target, path string) (Header, error) {
 	if err := emptyDir(t.DataDir); err != nil {
-		return Header{}, nil, err
+		return Header{}, err
 	}
 	header, err := Check(path, t.Passphrase)
 	if err != nil {
-		return Header{}, nil, err
+		return Header{}, err
 	}
 	// Others may pass through the data directory, but not look into it: the private PostgreSQL runs as a user of its own.
 	if err := os.MkdirAll(t.DataDir, 0o711); err != nil {
-		return Header{}, nil, restoreTrouble(t.DataDir, err)
+		return Header{}, restoreTrouble(t.DataDir, err)
 	}
 	if err := os.Chmod(t.DataDir, 0o711); err != nil { //nolint:gosec // see above
-		return Header{}, nil, restoreTrouble(t.DataDir, err)
+		return Header{}, restoreTrouble(t.DataDir, err)
 	}
 	d, err := t.Database(ctx)
 	if err != nil {
-		return Header{}, nil, err
+		return Header{}, err
 	}
 	r, err := open(path, t.Passphrase)
 	if err != nil {
-		return Header{}, d, err
+		return Header{}, err
 	}
 	defer func() { _ = r.file.Close() }()
 	e := &extractor{reader: r, dataDir: t.DataDir}
 	if err := e.run(ctx, d); err != nil {
-		return Header{}, d, restoreTrouble(t.DataDir, err)
+		return Header{}, restoreTrouble(t.DataDir, err)
 	}
-	return header, d, nil
+	unfinished := filepath.Join(t.DataDir, unfinishedTrust)
+	if err := t.Finish(ctx, d, header, unfinished); err != nil {
+		return Header{}, restoreTrouble(t.DataDir, err)
+	}
+	if err := os.Rename(unfinished, filepath.Join(t.DataDir, "trust")); err != nil {
+		return Header{}, restoreTrouble(t.DataDir, err)
+	}
+	return header, syncDir(t.DataDir)
 }
 
 // emptyDir refuses a directory with anything in it: what is there may be the better hub.
@@ -233,13 +242,7 @@ func (e *extractor) run(ctx context.Context, d *db.DB) error {
 	if e.at.Name != endName {
 		return damaged(e.path, fmt.Errorf("%q where the end was due", e.at.Name))
 	}
-	if err := e.finish(); err != nil {
-		return err
-	}
-	if err := os.Rename(filepath.Join(e.dataDir, unfinishedTrust), filepath.Join(e.dataDir, "trust")); err != nil {
-		return err
-	}
-	return syncDir(e.dataDir)
+	return e.finish()
 }
 
 // files writes entries that are files, up to the first that is none.

@@ -38,7 +38,7 @@ func (b *book) take(at link) error {
 	b.posted[at.number]++
 	b.ahead[at.number] = at
 	for next, ok := b.ahead[b.mark.number+1]; ok; next, ok = b.ahead[b.mark.number+1] {
-		b.mark = mark{next.number, next.sha256}
+		b.mark.number, b.mark.sha256 = next.number, next.sha256
 		delete(b.ahead, next.number)
 	}
 	return nil

@@ -16,7 +16,8 @@ const bundleLeap = 1000
 
 // EpochOptions says whose epoch ends.
 type EpochOptions struct {
-	DataDir     string
+	// TrustDir holds keys and bundles: trust/ of the data directory, or what is to become that.
+	TrustDir    string
 	RootKeyFile string
 	Passphrase  string
 	Now         time.Time
@@ -25,14 +26,10 @@ type EpochOptions struct {
 // NewEpoch signs the bundle with which a new order of states and leases begins (DESIGN §7.7), and makes new keys for both. What was
 // signed before and reaches a node later is refused there; so is a hub that goes on from before. Accepted documents stay valid.
 func NewEpoch(o EpochOptions) (protocol.Bundle, error) {
-	dir := filepath.Join(o.DataDir, trustDirName)
-	fingerprint, err := readLine(filepath.Join(dir, rootFingerprintFile))
+	dir := o.TrustDir
+	bundle, err := Newest(dir)
 	if err != nil {
-		return protocol.Bundle{}, unreadable(dir, err)
-	}
-	bundle, err := newestBundle(dir, fingerprint)
-	if err != nil {
-		return protocol.Bundle{}, unreadable(dir, err)
+		return protocol.Bundle{}, err
 	}
 	root, err := readOffline(o.RootKeyFile, protocol.RoleRoot, o.Passphrase)
 	if err != nil {
@@ -68,6 +65,19 @@ func NewEpoch(o EpochOptions) (protocol.Bundle, error) {
 		return protocol.Bundle{}, fault.New(fault.Internal, "bundle_not_written", "The new trust bundle could not be written to "+dir+".", err)
 	}
 	return succeeded, nil
+}
+
+// Newest is the newest bundle of a trust directory.
+func Newest(trustDir string) (protocol.Bundle, error) {
+	fingerprint, err := readLine(filepath.Join(trustDir, rootFingerprintFile))
+	if err != nil {
+		return protocol.Bundle{}, unreadable(trustDir, err)
+	}
+	bundle, err := newestBundle(trustDir, fingerprint)
+	if err != nil {
+		return protocol.Bundle{}, unreadable(trustDir, err)
+	}
+	return bundle, nil
 }
 
 // CheckRoot finds out, before anything is changed, whether the passphrase opens the root key.

@@ -127,6 +127,17 @@ func Start(ctx context.Context, conf Config) (_ *Server, err error) {
 	return s, err
 }
 
+// Running gives the URL of the private server that another process runs in dir; ok is false where none does. It is for the hub's own
+// commands on the same machine: the server lets in its own user and root only.
+func Running(dir string) (url string, ok bool) {
+	root, err := filepath.Abs(dir)
+	if err != nil {
+		return "", false
+	}
+	s := &Server{layout: layout{root: root, data: filepath.Join(root, "data"), socket: filepath.Join(root, "run")}}
+	return s.URL(), s.predecessor() != 0
+}
+
 func (s *Server) run(ctx context.Context) error {
 	started := make(chan error, 1)
 	go s.supervise(started)

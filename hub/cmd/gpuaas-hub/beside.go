@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// What the commands share that work on a hub's data on its own machine, whether the hub runs or not.
+
+// closers run in reverse order.
+type closers []func() error
+
+func (c *closers) add(fn func() error) { *c = append(*c, fn) }
+
+func (c *closers) close() error {
+	var all error
+	for _, fn := range slices.Backward(*c) {
+		all = errors.Join(all, fn())
+	}
+	return all
+}
+
+func (c *config) databaseFlags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&c.dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
+	cmd.Flags().StringVar(&c.databaseURLFile, "database-url-file", "", "file with the URL of the hub's database (default: its private PostgreSQL)")
+	cmd.Flags().StringVar(&c.postgresBinDir, "postgres-bin-dir", "", "directory with initdb and postgres (default: looked for)")
+}
+
+// openBeside opens the hub's database: beside the hub where that runs, otherwise as the hub would, keeping it out meanwhile.
+func openBeside(ctx context.Context, c config, onClose func(func() error)) (*db.DB, error) {
+	lock, err := checkDataDir(c.dataDir)
+	if err == nil {
+		onClose(lock.Close)
+		return openDatabase(ctx, c, slog.New(slog.DiscardHandler), onClose)
+	}
+	if fault.As(err).Code != codeDataDirInUse {
+		return nil, err
+	}
+	url, err := c.databaseURL()
+	if err != nil {
+		return nil, err
+	}
+	if url == "" {
+		running := false
+		if url, running = managed.Running(filepath.Join(c.dataDir, "postgres")); !running {
+			return nil, fault.New(fault.Unavailable, "database_not_ready", "The hub in "+c.dataDir+" is starting or stopping, and its database does not run; try again in a moment.", nil)
+		}
+	}
+	d, err := db.Open(ctx, url)
+	if err != nil {
+		return nil, err
+	}
+	onClose(func() error { d.Close(); return nil })
+	return d, nil
+}
