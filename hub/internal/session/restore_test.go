@@ -72,7 +72,9 @@ func (h *hub) restored(r remembered) *hub {
 
 func (h *hub) instance(id string) instance.Instance {
 	h.t.Helper()
-	return tx(h, func(ctx context.Context, tx db.Tx) (instance.Instance, error) { return instance.Get(ctx, tx, h.project.ID, id) })
+	return tx(h, func(ctx context.Context, tx db.Tx) (instance.Instance, error) {
+		return instance.Get(ctx, tx, h.project.ID, id)
+	})
 }
 
 func (h *hub) findings() map[string]string {
@@ -136,7 +138,9 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	// In two messages, as a node does with much to tell.
 	l.bring(&protocol.Brought{State: push.GetEnvelope(), Parts: push.GetParts()[:1]})
 	l.bring(&protocol.Brought{State: push.GetEnvelope(), Parts: push.GetParts()[1:], Leases: leases, Bundle: n.bundle.Envelope(), Last: true})
-	bundle := next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) { return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil })
+	bundle := next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
+		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
+	})
 	n.bundle, err = n.bundle.Succeed(bundle)
 	require.NoError(t, err)
 	l.accept("bundle", 0, n.bundle.Version())
@@ -234,7 +238,9 @@ func (l *line) reportOf(s *protocol.DesiredState, statuses ...*protocol.Workload
 // leasesOf is the newest batch for the node, signed as the hub signs it.
 func (h *hub) leasesOf(l *line) *protocol.Envelope {
 	h.t.Helper()
-	list := tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.Lease, error) { return ledger.LeasesFor(ctx, tx, l.node.id) })
+	list := tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.Lease, error) {
+		return ledger.LeasesFor(ctx, tx, l.node.id)
+	})
 	env, err := protocol.SignMessage(protocol.PayloadLeases, &protocol.LeaseBatch{NodeId: l.node.id, Incarnation: "i1", Epoch: 1, IssuedAt: timestamppb.Now(), Leases: list}, h.keys.Lease())
 	require.NoError(h.t, err)
 	return env
