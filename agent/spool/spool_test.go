@@ -100,13 +100,13 @@ func TestHubThatKnowsMoreMeansTheStoreIsBehind(t *testing.T) {
 	require.Equal(t, spool.Marks{Posted: 1}, m)
 }
 
-func TestReincarnateKeepsWhatTheHubHasNotPosted(t *testing.T) {
+func TestReincarnateKeepsWhatIsNotArchived(t *testing.T) {
 	s1, c, _, err := spool.Seal(first(), records(0, 2), noon)
 	require.NoError(t, err)
 	s2, c, _, err := spool.Seal(c, records(2, 2), noon)
 	require.NoError(t, err)
 	kept := []*protocol.UsageSegment{s1.Segment, s2.Segment}
-	fresh, waiting := spool.Reincarnate(c, "i2", spool.Marks{Posted: 1}, kept, records(4, 1))
+	fresh, waiting := spool.Reincarnate(c, "i2", spool.Marks{Posted: 2, Archived: 1}, kept, records(4, 1))
 	require.Equal(t, spool.Chain{NodeID: "n1", Incarnation: "i2"}, fresh)
 	require.Len(t, waiting, 3)
 	s, fresh, _, err := spool.Seal(fresh, waiting, noon)
@@ -220,4 +220,27 @@ func TestChainAndMarksSurviveAsJSON(t *testing.T) {
 	var back spool.Chain
 	require.NoError(t, json.Unmarshal(b, &back))
 	require.Equal(t, c, back)
+}
+
+func TestRewindSendsAgainWhatARestoredHubHasForgotten(t *testing.T) {
+	m, err := spool.Rewind(spool.Marks{Posted: 9, Archived: 4}, 6)
+	require.NoError(t, err)
+	require.Equal(t, spool.Marks{Posted: 6, Archived: 4}, m)
+	m, err = spool.Rewind(spool.Marks{Posted: 3, Archived: 3}, 6)
+	require.NoError(t, err)
+	require.Equal(t, spool.Marks{Posted: 3, Archived: 3}, m, "a hub that is ahead is for Acknowledge")
+	m, err = spool.Rewind(spool.Marks{Posted: 9, Archived: 4}, 3)
+	require.Error(t, err, "what was archived may be gone here")
+	require.Equal(t, spool.Marks{Posted: 9, Archived: 4}, m)
+}
+
+func TestWhatIsKeptForABackupIsBounded(t *testing.T) {
+	const each = spool.MaxKeptBytes / 4
+	sizes := map[uint64]int64{}
+	for n := uint64(1); n <= 10; n++ {
+		sizes[n] = each
+	}
+	require.Equal(t, spool.Marks{Posted: 10, Archived: 6}, spool.Forget(spool.Marks{Posted: 10, Archived: 2}, sizes))
+	require.Equal(t, spool.Marks{Posted: 10, Archived: 8}, spool.Forget(spool.Marks{Posted: 10, Archived: 8}, sizes))
+	require.Equal(t, spool.Marks{Posted: 2}, spool.Forget(spool.Marks{Posted: 2}, sizes))
 }

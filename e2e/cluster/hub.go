@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // Hub is a hub with its private PostgreSQL.
@@ -115,4 +116,53 @@ func run(ctx context.Context, path string, args ...string) ([]byte, error) {
 		return nil, fmt.Errorf("%s %s: %w: %s", filepath.Base(path), args[0], err, strings.TrimSpace(stderr.String()))
 	}
 	return out, nil
+}
+
+// Backup runs `gpuaas-hub backup`; the hub may run. The passphrase is that of the offline keys.
+func Backup(ctx context.Context, c HubConfig, file string) error {
+	_, err := run(ctx, c.binary(), "backup", file, "--data-dir", c.DataDir(), "--passphrase-file", c.PassphraseFile())
+	return err
+}
+
+// Restore runs `gpuaas-hub restore` into the hub's data directory, which must be empty or absent.
+func Restore(ctx context.Context, c HubConfig, file string, more ...string) error {
+	_, err := run(ctx, c.binary(), append([]string{
+		"restore", file, "--data-dir", c.DataDir(), "--key-dir", c.KeyDir(),
+		"--passphrase-file", c.PassphraseFile(), "--root-passphrase-file", c.PassphraseFile(),
+	}, more...)...)
+	return err
+}
+
+// AdminToken runs `gpuaas-hub admin-token`.
+func AdminToken(ctx context.Context, c HubConfig) error {
+	_, err := run(ctx, c.binary(), "admin-token", "--data-dir", c.DataDir())
+	return err
+}
+
+// Destroy removes all of a killed hub's data, as a lost disk would, once its database has ended.
+func Destroy(ctx context.Context, c HubConfig) error {
+	pid, err := os.ReadFile(filepath.Join(c.DataDir(), "postgres", "data", "postmaster.pid"))
+	if err == nil {
+		first, _, _ := strings.Cut(string(pid), "\n")
+		if err := gone(ctx, filepath.Join("/proc", first)); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(c.DataDir())
+}
+
+// gone waits until a path is no more.
+func gone(ctx context.Context, path string) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err := os.Stat(path); os.IsNotExist(err) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s is still there: %w", path, ctx.Err())
+		case <-tick.C:
+		}
+	}
 }

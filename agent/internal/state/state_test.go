@@ -367,16 +367,16 @@ func TestRetiringClosesUsageWithAFinalRecordAndAProof(t *testing.T) {
 	require.True(t, s.Members()["a"].Reported)
 }
 
-func TestNewIncarnationKeepsUnsentUsageAndNothingElseTwice(t *testing.T) {
+func TestNewIncarnationKeepsWhatIsNotArchived(t *testing.T) {
 	m, dir := newMesh(t), t.TempDir()
 	s := open(t, dir, m)
 	old := s.Incarnation()
 	use(t, s, "a", "r1", 120)
-	require.NoError(t, s.AcknowledgeUsage(old, 1, 0))
+	require.NoError(t, s.AcknowledgeUsage(old, 2, 1))
 	require.NoError(t, s.TakeNewIncarnation(noon.Add(time.Hour)))
 	require.NotEqual(t, old, s.Incarnation())
 	seconds, _ := sealedSeconds(t, s, m)
-	require.InDelta(t, 90, seconds, 0, "the first thirty seconds were posted under the old name")
+	require.InDelta(t, 90, seconds, 0, "the first thirty seconds are archived under the old name")
 	require.EqualValues(t, 120_000_000, s.Consumed("a")[protocol.MeterSessionSeconds])
 	require.NoError(t, s.Close())
 	s = open(t, dir, m)
