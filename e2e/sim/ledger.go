@@ -2,10 +2,8 @@ package sim
 
 import (
 	"cmp"
-	"hash/fnv"
 	"maps"
 	"slices"
-	"sort"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -101,25 +99,17 @@ func (h *hub) issueLease(m *memberRow) bool {
 	}
 	unreported := rating.TotalLength(rating.Intersect(rating.Interval{From: since, To: now}, s.windows()))
 	last := s.lease().expiresAt
-	lacks := func(d time.Duration) int64 {
-		cost, err := rating.ChargeUp(price().Nanos, price().PerQuantity, unreported+(d+holdMargin).Microseconds())
-		if err != nil {
-			return 1 << 62
-		}
-		return max(cost-s.balance(), 0)
+	cost := func(micros int64) (int64, bool) {
+		nanos, err := rating.ChargeUp(price().Nanos, price().PerQuantity, micros)
+		return nanos, err == nil
 	}
-	wallet := h.rows.wallets[m.org]
 	wish := min(max(h.w.cfg.Lease, minLease), maxLease)
-	duration := wish
-	if lacks(wish) > wallet {
-		longest := sort.Search(int(wish/time.Second), func(seconds int) bool { return lacks(time.Duration(seconds+1)*time.Second) > wallet })
-		duration = time.Duration(longest) * time.Second
-	}
+	duration, lacks := rating.Affordable(cost, s.balance(), h.rows.wallets[m.org], unreported, wish, holdMargin)
 	l := leaseRow{no: s.lease().no + 1, issuedAt: now, expiresAt: now.Add(duration), suspended: s.suspended}
 	if duration < minLease || duration < wish && !l.expiresAt.After(last) {
 		return false
 	}
-	h.place(m, lacks(duration))
+	h.place(m, lacks)
 	l.cap = s.placed
 	if !h.w.breaks(BreakCap) {
 		// The node counts what it measured; what of that the hub put into suspense must not use up the lease.
@@ -127,7 +117,7 @@ func (h *hub) issueLease(m *memberRow) bool {
 		if err != nil {
 			return false
 		}
-		l.cap += suspended
+		l.cap = rating.Cap(s.placed, suspended)
 	}
 	s.leases = append(s.leases, l)
 	h.w.result.Leases++
@@ -152,11 +142,7 @@ func (h *hub) planRenewal(m *memberRow) {
 		h.renewAt(m.node, m.id, l.no, h.w.now+minute)
 		return
 	}
-	sum := fnv.New32a()
-	_, _ = sum.Write([]byte(m.id))
-	_, _ = sum.Write([]byte{byte(l.no), byte(l.no >> 8)})
-	share := 40 + int64(sum.Sum32()%21)
-	h.renewAt(m.node, m.id, l.no, since(l.issuedAt)+span(l.expiresAt.Sub(l.issuedAt))/100*instant(share))
+	h.renewAt(m.node, m.id, l.no, since(l.issuedAt)+span(rating.RenewAfter(m.id, l.no, l.expiresAt.Sub(l.issuedAt))))
 }
 
 func (h *hub) renewAt(node int, memberID string, no uint64, at instant) {

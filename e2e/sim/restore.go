@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -69,28 +70,50 @@ func (h *hub) adoptState(row *nodeRow, g greeting) {
 		named[w.GetId()] = w
 	}
 	row.head = next
+	var known []plan.Remembered
 	for _, m := range row.members {
-		if w := named[m.id]; m.gone || w != nil {
-			continue
+		known = append(known, plan.Remembered{ID: m.id, AllocationID: m.allocation, Revision: m.revision, Stopped: m.stopped, Wanted: m.wanted, Gone: m.gone})
+	}
+	var claims []plan.Claimed
+	for _, id := range row.accelerators {
+		if owner := row.member(row.claims[id]); owner != nil {
+			claims = append(claims, plan.Claimed{AcceleratorID: id, AllocationID: owner.allocation})
 		}
+	}
+	brought := plan.Brought{Newer: true, Workloads: g.parts}
+	for id := range named {
+		brought.Named = append(brought.Named, id)
+	}
+	h.apply(row, plan.Adopt(known, claims, brought), g)
+}
+
+// apply makes the rows say what plan.Adopt found, as command.AdoptNode does.
+func (h *hub) apply(row *nodeRow, todo plan.Adoption, g greeting) {
+	for _, id := range todo.Ended {
 		// The node is through with it: it was asked to go after the backup.
-		m.wanted, m.adoptedGone = false, true
-		m.absentEpoch, m.absentGeneration = g.epoch, g.generation
+		m := row.member(id)
+		m.wanted = false
 		h.w.truth.decommissioned(m)
+	}
+	for _, id := range todo.Left {
+		m := row.member(id)
+		m.adoptedGone, m.absentEpoch, m.absentGeneration = true, g.epoch, g.generation
+	}
+	for _, c := range todo.Superseded {
+		if owner := row.member(row.claims[c.AcceleratorID]); owner != nil {
+			h.removed(row, owner, h.w.now)
+		}
+	}
+	for _, w := range todo.Made {
+		row.members = append(row.members, h.memberOf(row, w))
+	}
+	for _, w := range todo.Changed {
+		m := row.member(w.GetId())
+		m.revision, m.stopped, m.services = w.GetRevision(), w.GetStopped(), w.GetServices()
 	}
 	for _, w := range g.parts {
 		m := row.member(w.GetId())
-		if m == nil {
-			m = h.memberOf(row, w)
-			row.members = append(row.members, m)
-		}
-		if w.GetRevision() > m.revision {
-			m.revision, m.stopped, m.services = w.GetRevision(), w.GetStopped(), w.GetServices()
-		}
 		for _, id := range m.accelerators {
-			if owner := row.member(row.claims[id]); owner != nil && owner != m {
-				h.removed(row, owner, h.w.now)
-			}
 			row.claims[id] = m.id
 		}
 	}

@@ -261,13 +261,18 @@ func (s *store) acknowledge(incarnation string, posted, archived uint64) error {
 	return nil
 }
 
-// rewind goes back to where a restored hub is: what it has forgotten is sent again, as far as it was not archived.
-func (s *store) rewind(posted uint64) {
-	s.marks.Posted = max(s.marks.Archived, min(s.marks.Posted, posted))
+// rewind goes back to where a restored hub is: what it has forgotten is sent again. It fails when that was archived.
+func (s *store) rewind(posted uint64) error {
+	marks, err := spool.Rewind(s.marks, posted)
+	if err != nil {
+		return err
+	}
+	s.marks = marks
 	s.unsent = 0
 	for number := s.marks.Posted + 1; number <= s.chain.Number; number++ {
 		s.unsent += int64(len(s.segments[number].Payload))
 	}
+	return nil
 }
 
 // reincarnate gives the store a new name. What is not archived is sealed again: the hub bills each stretch of time once.
@@ -280,7 +285,7 @@ func (s *store) reincarnate(incarnation string, now time.Time) error {
 		}
 		kept = append(kept, sealed.Segment)
 	}
-	chain, records := spool.Reincarnate(s.chain, incarnation, spool.Marks{Posted: s.marks.Archived}, kept, nil)
+	chain, records := spool.Reincarnate(s.chain, incarnation, s.marks, kept, nil)
 	s.incarnation, s.chain, s.marks = incarnation, chain, spool.Marks{}
 	s.segments, s.unsent = map[uint64]spool.Sealed{}, 0
 	return s.sealOnly(records, now)

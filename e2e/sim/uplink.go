@@ -201,22 +201,31 @@ func (u *uplink) welcomed(m welcome) {
 		behind = n.store.acknowledge(n.store.incarnation, m.posted, m.archived) != nil
 	}
 	if behind && !n.w.breaks(BreakIncarnation) {
-		if err := n.store.reincarnate(n.newName(), n.clock.now()); err != nil {
-			n.w.fail(5, "new incarnation of %s: %v", n.id, err)
-		}
-		n.w.trace("incarnation", n.i, int64(n.lives), "")
-		u.retry = dialRetryMin
-		u.redial()
+		u.reincarnate()
 		return
 	}
 	if m.posted < n.store.marks.Posted && !n.w.breaks(BreakRewind) {
-		n.store.rewind(m.posted)
+		if err := n.store.rewind(m.posted); err != nil {
+			u.reincarnate()
+			return
+		}
 	}
 	u.no, u.since, u.counter, u.first, u.sent = m.no, n.w.now, 0, true, map[uint64][]string{}
 	u.sentTo, u.paused = 0, 0
 	n.stir()
 	u.sendReport()
 	u.send()
+}
+
+// reincarnate gives the store a new name and dials under it.
+func (u *uplink) reincarnate() {
+	n := u.n
+	if err := n.store.reincarnate(n.newName(), n.clock.now()); err != nil {
+		n.w.fail(5, "new incarnation of %s: %v", n.id, err)
+	}
+	n.w.trace("incarnation", n.i, int64(n.lives), "")
+	u.retry = dialRetryMin
+	u.redial()
 }
 
 // forked reports whether the hub has posted another segment than this store's under its number.

@@ -64,7 +64,7 @@ func adoptedLease(ctx context.Context, tx db.Tx, s subject, in *protocol.Lease) 
 	}
 	if l.no > s.leaseNo+1 && s.leaseNo > 0 {
 		// The leases in between are lost; each began before the one before it had ended.
-		before, err := leasesOf(ctx, tx, []string{s.ID}, time.Time{})
+		before, err := leasesOf(ctx, tx, []string{s.ID}, []time.Time{{}})
 		if err != nil {
 			return lease{}, err
 		}

@@ -182,6 +182,17 @@ func cover(billed, accepted []rating.Interval) []rating.Interval {
 
 func (b *batch) suspend(r record, p piece) { b.suspense = append(b.suspense, suspenseRow{r, p}) }
 
+// suspended are the known members of which something went into suspense.
+func (b *batch) suspended() []string {
+	members := map[string]bool{}
+	for _, s := range b.suspense {
+		if _, known := b.subjects[s.memberID]; known && s.piece.reason != SuspenseAlreadyBilled {
+			members[s.memberID] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(members))
+}
+
 // accrue notes an accepted piece under its hours, at the price that its lease froze; it returns the first accrual. What has no
 // price is recorded and not charged.
 func (b *batch) accrue(s *subject, r record, p piece) (first accrualKey, charged bool) {
@@ -300,6 +311,9 @@ func (b *batch) save(ctx context.Context, tx db.Tx) error {
 		return err
 	}
 	if err := insertSuspense(ctx, tx, b.suspense, b.now); err != nil {
+		return err
+	}
+	if err := hastenRenewals(ctx, tx, b.suspended(), b.now); err != nil {
 		return err
 	}
 	if err := saveCoverage(ctx, tx, b.stored, b.coverage); err != nil {

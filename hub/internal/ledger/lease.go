@@ -3,10 +3,8 @@ package ledger
 import (
 	"context"
 	"fmt"
-	"hash/fnv"
 	"math"
 	"slices"
-	"sort"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -104,7 +102,8 @@ func IssueLease(ctx context.Context, tx db.Tx, r LeaseRequest) (*protocol.Lease,
 		return nil, err
 	}
 	wish := min(max(r.Duration, MinLease), MaxLease).Truncate(time.Second)
-	duration, topUp := affordable(s, prices, h.balance(), available, unreported, wish)
+	cost := func(micros int64) (int64, bool) { return costOf(s, prices, micros) }
+	duration, topUp := rating.Affordable(cost, h.balance(), available, unreported, wish, holdMargin)
 	l := lease{
 		subjectID: s.ID, no: s.leaseNo + 1, nodeID: s.NodeID, currency: s.currency, issuedAt: now, expiresAt: now.Add(duration),
 		endPolicy: endPolicyStop, prices: prices,
@@ -115,7 +114,11 @@ func IssueLease(ctx context.Context, tx db.Tx, r LeaseRequest) (*protocol.Lease,
 	if h, err = place(ctx, tx, s, h, topUp, fmt.Sprintf("lease:%s:%d", s.ID, l.no), now); err != nil {
 		return nil, err
 	}
-	l.holdID, l.cap = h.id, h.placed
+	suspended, err := suspendedCost(ctx, tx, s, prices)
+	if err != nil {
+		return nil, err
+	}
+	l.holdID, l.cap = h.id, rating.Cap(h.placed, suspended)
 	if err := insertLease(ctx, tx, l); err != nil {
 		return nil, err
 	}
@@ -154,12 +157,26 @@ func DueForRenewal(ctx context.Context, tx db.Tx, now time.Time) ([]Due, error) 
 	return dueSubjects(ctx, tx, now, renewalsLimit)
 }
 
-// renewAt spreads renewals by the member's id, so that members made together do not renew together for ever.
 func renewAt(l lease) time.Time {
-	h := fnv.New32a()
-	_, _ = fmt.Fprintf(h, "%s/%d", l.subjectID, l.no)
-	share := 40 + int64(h.Sum32()%21)
-	return l.issuedAt.Add(l.expiresAt.Sub(l.issuedAt) / 100 * time.Duration(share))
+	return l.issuedAt.Add(rating.RenewAfter(l.subjectID, uint64(l.no), l.expiresAt.Sub(l.issuedAt)))
+}
+
+// suspendedCost is what the member's usage in suspense would cost: its node counts it against the cap. What was billed before
+// under another name is not among it: the node has counted that once.
+func suspendedCost(ctx context.Context, tx db.Tx, s subject, prices []frozen) (int64, error) {
+	quantities, err := suspendedOf(ctx, tx, s.ID)
+	if err != nil {
+		return 0, err
+	}
+	var sum int64
+	for _, p := range prices {
+		cost, err := rating.ChargeUp(p.Nanos, p.PerQuantity, quantities[p.Meter])
+		if err != nil {
+			return 0, nil //nolint:nilerr // a quantity that no node can have measured earns no cap
+		}
+		sum = rating.Cap(sum, cost)
+	}
+	return sum, nil
 }
 
 // freeze looks up what the member's meters cost now, and settles its currency.
@@ -203,25 +220,6 @@ func unreportedLength(ctx context.Context, tx db.Tx, s subject, now time.Time) (
 	}
 	unreported := rating.Intersect(rating.Interval{From: since, To: now}, rating.Union(windows))
 	return rating.TotalLength(unreported), last, nil
-}
-
-// affordable is the longest lease up to the wish that wallet and hold cover, in whole seconds, and what the hold lacks for it.
-func affordable(s subject, prices []frozen, held, wallet, unreported int64, wish time.Duration) (time.Duration, int64) {
-	lacks := func(d time.Duration) int64 {
-		cost, ok := costOf(s, prices, unreported+(d+holdMargin).Microseconds())
-		if !ok {
-			return math.MaxInt64
-		}
-		return max(cost-held, 0)
-	}
-	if need := lacks(wish); need <= wallet {
-		return wish, need
-	}
-	longest := sort.Search(int(wish/time.Second), func(seconds int) bool {
-		return lacks(time.Duration(seconds+1)*time.Second) > wallet
-	})
-	duration := time.Duration(longest) * time.Second
-	return duration, lacks(duration)
 }
 
 // costOf is the most that so many microseconds of running can cost; ok is false when it is out of range.

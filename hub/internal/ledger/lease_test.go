@@ -205,3 +205,30 @@ func TestFinalRecordFreesTheHoldOnlyWhenNothingIsMissingBeforeIt(t *testing.T) {
 	require.Equal(t, "0", held)
 	w.checkInvariants()
 }
+
+// Laws 16 and 17: what a node measured and nobody is billed for counts against its lease on the node. The next lease makes up for it,
+// and is due at once.
+func TestLaw16UsageInSuspenseDoesNotEndTheLeaseEarly(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s := w.member()
+	w.lease(s, time.Hour)
+	w.now = at(1000)
+	due := func() []ledger.Due {
+		list, err := db.ReadTx(t.Context(), w.d, func(tx db.Tx) ([]ledger.Due, error) { return ledger.DueForRenewal(t.Context(), tx, w.now) })
+		require.NoError(t, err)
+		return list
+	}
+	w.post(w.session(s, -500, 0), w.session(s, 0, 1000))
+	require.Empty(t, due(), "the hold's margin covers it")
+	w.post(w.session(s, -1200, -500))
+	require.Len(t, due(), 1)
+	_, held := w.wallet()
+	require.Equal(t, "3.2", held)
+	second := w.lease(s, time.Hour)
+	require.Equal(t, "6.4", ledger.FormatNanos(second.GetCapNanos()), "5.2 were held in all, and 1.2 are in suspense")
+	_, held = w.wallet()
+	require.Equal(t, "4.2", held, "what is in suspense costs nobody anything")
+	w.checkInvariants()
+}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // ---- subjects
@@ -267,6 +268,38 @@ func insertLease(ctx context.Context, tx db.Tx, l lease) error {
 func leasesOf(ctx context.Context, tx db.Tx, subjectIDs []string, after []time.Time) ([]lease, error) {
 	return collect(ctx, tx, scanLease, `SELECT `+leaseColumns+` FROM unnest($1::uuid[], $2::timestamptz[]) AS x(id, since)
 		JOIN leases ON subject_id = x.id AND expires_at > x.since ORDER BY subject_id, lease_no`, uuids(subjectIDs), after)
+}
+
+// suspendedOf is what a member has in suspense, by meter.
+func suspendedOf(ctx context.Context, tx db.Tx, memberID string) (map[string]int64, error) {
+	rows, err := tx.Query(ctx, `SELECT meter, least(sum(quantity), 9223372036854775807)::int8 FROM suspense_records WHERE member_id = $1 AND reason <> $2 AND quantity > 0 GROUP BY meter`,
+		memberID, SuspenseAlreadyBilled)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]int64{}
+	var (
+		meter    string
+		quantity int64
+	)
+	_, err = pgx.ForEachRow(rows, []any{&meter, &quantity}, func() error {
+		out[meter] = quantity
+		return nil
+	})
+	return out, err
+}
+
+// hastenRenewals makes the next lease of members due at once of whose running time more than holdMargin went into suspense since their
+// latest lease: the node has counted it against that lease.
+func hastenRenewals(ctx context.Context, tx db.Tx, memberIDs []string, now time.Time) error {
+	if len(memberIDs) == 0 {
+		return nil
+	}
+	_, err := tx.Exec(ctx, `UPDATE subjects SET renew_at = $2 WHERE id = ANY($1::uuid[]) AND closed_at IS NULL AND renew_at > $2 AND $3 < (
+		SELECT coalesce(sum(r.quantity), 0) FROM suspense_records r JOIN leases l ON l.subject_id = subjects.id AND l.lease_no = subjects.lease_no
+		WHERE r.member_id = subjects.id::text AND r.meter = $4 AND r.reason <> $5 AND r.created_at > l.issued_at)`,
+		memberIDs, now, holdMargin.Microseconds(), protocol.MeterSessionSeconds, SuspenseAlreadyBilled)
+	return err
 }
 
 // leasedSubject is an open member with the prices of its latest lease.
