@@ -1,9 +1,7 @@
 package e2e_test
 
 import (
-	"fmt"
 	"math/big"
-	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
@@ -23,6 +21,9 @@ func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 	reserved, err := w.tenant.Allocate(w.ctx, w.tenant.Admin, away.Ready.NodeID, 1, 256)
 	require.NoError(t, err)
 	w.shipVersion("2.0.0", firstGreeting, secondGreeting)
+	// Each lease of a week holds some 600.
+	_, err = api.Read[api.Posting](w.tenant.Admin.GrantCredit(w.ctx, api.CreditGrant{OrgID: w.tenant.Org.ID, Amount: "9000", Currency: scenario.Currency, Description: "more"}))
+	require.NoError(t, err)
 	containers := w.listen(w.agent.Config.ContainerdNamespace)
 	kept, changed := w.launch("kept"), w.launch("changed")
 	w.allocate(w.agent)
@@ -180,9 +181,7 @@ func TestALostAdminTokenIsRecoveredOnTheHubsMachine(t *testing.T) {
 		require.NoError(t, err)
 		_, err = api.Read[api.OrgList](fresh.ListOrgs(w.ctx, &api.ListOrgsParams{}))
 		require.NoError(t, err, name)
-		res, err := old.ListOrgs(w.ctx, &api.ListOrgsParams{})
-		require.NoError(t, err)
-		require.NoError(t, res.Body.Close())
-		require.Equal(t, http.StatusUnauthorized, res.StatusCode, fmt.Sprintf("the old token no longer counts (%s)", name))
+		_, err = api.Read[api.OrgList](old.ListOrgs(w.ctx, &api.ListOrgsParams{}))
+		require.ErrorContains(t, err, "unauthenticated", "the old token no longer counts (%s)", name)
 	}
 }
