@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// Looking is cheap and a launch takes tenths of a second, so the first pauses are short; a pause is an eighth of the time
+// Looking is cheap and a launch takes tenths of a second, so the first pauses are short; a pause is a sixteenth of the time
 // waited so far, so that nobody learns of a change much later than that.
 const (
-	minPoll   = 20 * time.Millisecond
+	minPoll   = 10 * time.Millisecond
 	maxPoll   = 2 * time.Second
-	pollShare = 8
+	pollShare = 16
 )
 
 // InstanceError says that an instance ended somewhere else than where it was waited for.

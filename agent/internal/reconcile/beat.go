@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
@@ -46,6 +47,12 @@ func (r *Reconciler) beat(ctx context.Context) ([]runtime.Container, error) {
 		return nil, err
 	}
 	leases, journal := r.store.Leases(), r.store.Runs()
+	var used map[string]runtime.Stats
+	if slices.ContainsFunc(containers, func(c runtime.Container) bool { return c.State == runtime.StateRunning }) {
+		// Without an answer nothing has a sample, which costs the node and not the tenant. The same goes for a container that ends
+		// between the two looks.
+		used, _ = r.runtime.AllStats(ctx)
+	}
 	o := meter.Observation{At: at, CutEvery: r.cfg.UsageInterval}
 	for _, c := range containers {
 		run := meter.Run{
@@ -57,11 +64,8 @@ func (r *Reconciler) beat(ctx context.Context) ([]runtime.Container, error) {
 		if run.StartedAt.IsZero() {
 			run.StartedAt = r.clock.FromMachine(c.StartedAt)
 		}
-		if c.State == runtime.StateRunning {
-			// A container that ends between the two looks has no sample, which costs the node and not the tenant.
-			if stats, err := r.runtime.Stats(ctx, c.ID); err == nil {
-				run.CPUMicros, run.MemoryBytes, run.Sampled = int64(stats.CPUUsageMicros), int64(stats.MemoryBytes), true
-			}
+		if stats, sampled := used[c.ID]; sampled && c.State == runtime.StateRunning {
+			run.CPUMicros, run.MemoryBytes, run.Sampled = int64(stats.CPUUsageMicros), int64(stats.MemoryBytes), true
 		}
 		o.Runs = append(o.Runs, run)
 	}

@@ -263,14 +263,19 @@ func (r *Reconciler) removeNetwork(ctx context.Context, memberID string) error {
 
 // retire looks whether anything of the member is left, rather than trusting what was done, and only then gives the proof.
 func (r *Reconciler) retire(ctx context.Context, a agent.RetireMember) error {
-	if err := r.runtime.RemoveMember(ctx, a.MemberID); err != nil {
-		return err
-	}
-	if err := r.network.Remove(ctx, a.MemberID); err != nil {
-		return err
-	}
 	left, err := r.runtime.Leftovers(ctx, a.MemberID)
+	if err == nil && len(left) > 0 {
+		// Something was cut short; it goes, and is looked for again.
+		if err := r.runtime.RemoveMember(ctx, a.MemberID); err != nil {
+			return err
+		}
+		left, err = r.runtime.Leftovers(ctx, a.MemberID)
+	}
 	if err != nil {
+		return err
+	}
+	// In any case: the last member takes along what all shared.
+	if err := r.network.Remove(ctx, a.MemberID); err != nil {
 		return err
 	}
 	more, err := r.network.Leftovers(ctx, a.MemberID)
@@ -281,9 +286,11 @@ func (r *Reconciler) retire(ctx context.Context, a agent.RetireMember) error {
 		return fmt.Errorf("still there of member %s: %v", a.MemberID, left)
 	}
 	failpoint.Hit("agent/retire/looked")
-	// One more look for the meter: whatever of the member it still holds open ends here.
-	if _, err := r.beat(ctx); err != nil {
-		return err
+	if r.store.Metering(a.MemberID) {
+		// One more look for the meter: whatever of the member it still holds open ends here.
+		if _, err := r.beat(ctx); err != nil {
+			return err
+		}
 	}
 	failpoint.Hit("agent/retire/measured")
 	return r.store.Retire(a.MemberID, protocol.RemovalKinds(), r.clock.Now())

@@ -50,7 +50,7 @@ func (r *Reconciler) look(ctx context.Context) (look, error) {
 	if err := r.adopt(containers, attached); err != nil {
 		return look{}, err
 	}
-	l := look{desired: r.desired(), leases: r.leases(), members: r.store.Members()}
+	l := look{desired: r.desired(ctx), leases: r.leases(), members: r.store.Members()}
 	l.observed = agent.Observed{
 		Containers: r.containers(containers), Networks: networks(attached, l.members),
 		Members: make(map[string]agent.Member, len(l.members)), Busy: busy,
@@ -211,28 +211,36 @@ func (r *Reconciler) images(ctx context.Context, l look) (map[string]bool, error
 	return have, nil
 }
 
-// desired is the accepted state with the verdicts on its documents.
-func (r *Reconciler) desired() agent.Desired {
-	accepted := r.store.Accepted()
-	d := agent.Desired{Epoch: accepted.Epoch, Generation: accepted.Generation}
-	for _, p := range accepted.Parts {
-		if p.Workload == nil {
-			d.Missing = append(d.Missing, agent.MissingPart{MemberID: p.MemberID, SHA256: p.SHA256})
-			continue
+// maxJudgings bounds how often a newer state may come while its forerunner is judged; the next pass has the rest.
+const maxJudgings = 8
+
+// desired is the accepted state with the verdicts on its documents. A state may be accepted at any moment: one document that
+// nobody has judged must neither be started nor be called refused, which would be the end of it at the hub. It counts as not here.
+func (r *Reconciler) desired(ctx context.Context) agent.Desired {
+	var d agent.Desired
+	for range maxJudgings {
+		r.judge(ctx)
+		accepted := r.store.Accepted()
+		d = agent.Desired{Epoch: accepted.Epoch, Generation: accepted.Generation}
+		unjudged := false
+		for _, p := range accepted.Parts {
+			if p.Workload == nil || p.Verdict == nil {
+				unjudged = unjudged || p.Workload != nil
+				d.Missing = append(d.Missing, agent.MissingPart{MemberID: p.MemberID, SHA256: p.SHA256})
+				continue
+			}
+			d.Workloads = append(d.Workloads, workloadOf(p))
 		}
-		d.Workloads = append(d.Workloads, workloadOf(p))
+		if !unjudged {
+			break
+		}
 	}
 	return d
 }
 
 func workloadOf(p state.Part) agent.Workload {
 	w := workload(p.MemberID, p.Workload)
-	switch {
-	case p.Verdict == nil:
-		// Nothing is started on a document that nobody has judged.
-		w.Refused, w.RefusedDetail = string(agent.ReasonInternal), "the document was not checked yet"
-		return w
-	case !p.Verdict.Admitted:
+	if !p.Verdict.Admitted {
 		w.Refused, w.RefusedDetail = p.Verdict.Reason, p.Verdict.Detail
 	}
 	if back := p.Workload.GetFallback(); back != nil && p.Verdict.FallbackAdmitted {

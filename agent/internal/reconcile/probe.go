@@ -20,8 +20,11 @@ import (
 // Times of readiness probes.
 const (
 	// firstProbe is the pause before the second try; it doubles up to the probe's period, so that a quick app is seen at once.
-	firstProbe          = 5 * time.Millisecond
-	defaultProbePeriod  = time.Second
+	firstProbe         = 5 * time.Millisecond
+	defaultProbePeriod = time.Second
+	// wellPeriod is the least pause after a probe that succeeded once the service is ready; a failure brings the probe's own
+	// period back. Many workloads on a node would otherwise cost it a part of a core.
+	wellPeriod          = 5 * time.Second
 	defaultProbeTimeout = 2 * time.Second
 	failingAfter        = 3
 	maxProbeBodyBytes   = 64 << 10
@@ -109,6 +112,9 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 		}
 		if ready {
 			pause = period
+		}
+		if ready && err == nil {
+			pause = max(period, wellPeriod)
 		}
 		select {
 		case <-ctx.Done():

@@ -32,7 +32,7 @@ type Runtime interface {
 	Remove(ctx context.Context, id string) error
 	RemoveMember(ctx context.Context, memberID string) error
 	Leftovers(ctx context.Context, memberID string) ([]string, error)
-	Stats(ctx context.Context, id string) (runtime.Stats, error)
+	AllStats(ctx context.Context) (map[string]runtime.Stats, error)
 	RotateLogs(ctx context.Context) error
 	Exec(ctx context.Context, id string, argv []string, timeout time.Duration) (code int, err error)
 	Conditions() []string
@@ -194,7 +194,6 @@ func (r *Reconciler) Wake() { r.loop.Wake() }
 
 // pass looks, decides and starts what is to be done.
 func (r *Reconciler) pass(ctx context.Context) error {
-	r.judge(ctx)
 	look, err := r.look(ctx)
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // the agent is being stopped

@@ -277,3 +277,36 @@ func TestSpentRoundsUpAndDoesNotOverflow(t *testing.T) {
 }
 
 func spent(l *protocol.Lease, used map[string]int64) string { return reconcile.Spent(l, used).String() }
+
+// TestDocumentThatComesDuringALookIsNotCalledRefused accepts state after state while the reconciler looks: to the hub a refusal
+// would be the end of the instance.
+func TestDocumentThatComesDuringALookIsNotCalledRefused(t *testing.T) {
+	f := newFixture(t)
+	changed, done := f.re.Subscribe(), make(chan struct{})
+	refused := make(chan *protocol.WorkloadStatus, 1)
+	go func() {
+		defer close(refused)
+		for {
+			for _, w := range f.re.Report().Workloads {
+				if w.GetStatus() == agent.StatusFailed {
+					refused <- w
+					return
+				}
+			}
+			select {
+			case <-changed:
+			case <-done:
+				return
+			}
+		}
+	}()
+	var all []*protocol.Workload
+	for range 60 {
+		all = append(all, f.hub.workload(`{}`))
+		v, parts := f.hub.desired(all...)
+		require.NoError(t, f.store.AcceptState(v, parts))
+	}
+	f.untilStatus(all[len(all)-1].GetId(), agent.StatusPending)
+	close(done)
+	require.Nil(t, <-refused)
+}

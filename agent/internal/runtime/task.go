@@ -106,27 +106,9 @@ type Stats struct {
 	Pids        uint64
 }
 
-// Stats reads one running container's use; fault NotFound when it does not run.
-func (r *Runtime) Stats(ctx context.Context, id string) (Stats, error) {
-	if !idPattern.MatchString(id) {
-		return Stats{}, badSpec("The run has no usable id.")
-	}
-	all, err := r.metrics(ctx, "id=="+id)
-	if err != nil {
-		return Stats{}, err
-	}
-	s, ok := all[id]
-	if !ok {
-		return Stats{}, fault.New(fault.NotFound, "container_missing", "The container does not run.", nil)
-	}
-	return s, nil
-}
-
 // AllStats reads the use of every running container, by id, with one question.
-func (r *Runtime) AllStats(ctx context.Context) (map[string]Stats, error) { return r.metrics(ctx) }
-
-func (r *Runtime) metrics(ctx context.Context, filters ...string) (map[string]Stats, error) {
-	response, err := r.client.TaskService().Metrics(r.ns(ctx), &tasks.MetricsRequest{Filters: filters})
+func (r *Runtime) AllStats(ctx context.Context) (map[string]Stats, error) {
+	response, err := r.client.TaskService().Metrics(r.ns(ctx), &tasks.MetricsRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("read metrics: %w", errgrpc.ToNative(err))
 	}

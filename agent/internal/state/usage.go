@@ -124,6 +124,13 @@ func (s *Store) Measured(runID string) bool {
 	})
 }
 
+// Metering reports whether the meter holds anything of the member open.
+func (s *Store) Metering(memberID string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.d.meter.Intervals, func(iv meter.Interval) bool { return iv.MemberID == memberID })
+}
+
 // Consumed returns what a member has used, in base units by meter, as far as it is sealed.
 func (s *Store) Consumed(memberID string) map[string]int64 {
 	s.mu.Lock()
