@@ -160,6 +160,10 @@ func (d *Dispatcher) each(ctx context.Context, nodes map[string]uint64) error {
 		group.Go(func() error {
 			if err := d.node(ctx, id, floor); err != nil && ctx.Err() == nil {
 				d.Log.WarnContext(ctx, "node not brought up to date", slog.String("node_id", id), slog.Any("error", err))
+				if errors.Is(err, errMoved) {
+					// Many changes at once: the next look is due now and not at the next resync.
+					d.Raise(id, floor)
+				}
 			}
 			return nil
 		})
