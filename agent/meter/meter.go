@@ -169,6 +169,33 @@ func Beat(s State, o Observation) (State, []*protocol.UsageRecord) {
 	return s, records
 }
 
+// Leap takes in that the clock is set from one time to another, right after a beat. Every interval ends where the beat left it and
+// goes on from the new time: what lies between has not passed. Where the clock is set back, an interval waits until the time that
+// is in records has come again.
+func Leap(s State, from, to time.Time) (State, []*protocol.UsageRecord) {
+	s = s.clone()
+	to = micros(to)
+	var members []string
+	for i := range s.Intervals {
+		iv := &s.Intervals[i]
+		if iv.StartedAt.IsZero() {
+			iv.OpenedAt = to // its container was not up yet
+			continue
+		}
+		members = append(members, iv.MemberID)
+	}
+	if !to.After(from) {
+		return s, nil
+	}
+	records := s.cutMembers(members)
+	for i := range s.Intervals {
+		if iv := &s.Intervals[i]; !iv.StartedAt.IsZero() {
+			iv.CutAt, iv.Until = later(iv.CutAt, to), later(iv.Until, to)
+		}
+	}
+	return s, records
+}
+
 // Close ends everything of one member that has left the node, and returns its last records. The very last one is marked
 // final: it has no length and no quantity, and tells the hub that it has seen all of this member. The caller has made sure
 // that no container of the member is up; one whose exit no beat has seen ends at its last beat.
@@ -201,7 +228,7 @@ func Close(s State, memberID string, now time.Time) (State, []*protocol.UsageRec
 func (iv *Interval) observe(r Run, ok bool, now time.Time) (ended bool) {
 	started := micros(r.StartedAt)
 	switch {
-	case iv.StartedAt.IsZero() && (!ok || !r.Up && r.ExitedAt.IsZero()):
+	case iv.StartedAt.IsZero() && (!ok || !r.Up && r.ExitedAt.IsZero() && started.IsZero()):
 		// Not up yet: the start is still under way, or the daemon died in it.
 		return now.Sub(iv.OpenedAt) > PendingFor
 	case !ok:
@@ -239,8 +266,8 @@ func (iv *Interval) exit(r Run, started time.Time) {
 	if exited.IsZero() {
 		return
 	}
-	// It may lie before the last beat (the clock was set back in between), but what has been cut stays cut.
-	iv.Until = later(exited, iv.CutAt)
+	// It ran at the last beat, whatever a clock says that was set back in between.
+	iv.Until = later(exited, iv.Until)
 }
 
 func (iv *Interval) begin(started time.Time) {

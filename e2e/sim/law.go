@@ -27,8 +27,6 @@ type busyTime struct {
 	ran    instant
 	lost   instant
 	billed int64
-	// allowance is what corrections of the node's clock may have added.
-	allowance time.Duration
 }
 
 func (b *busyTime) total(now instant) instant {
@@ -108,25 +106,6 @@ func (t *truth) ended(n *node, c *container, seen bool) {
 	}
 	for _, id := range m.accelerators {
 		t.gpu(id).end(t.w.now)
-	}
-}
-
-// allow is a correction of a node's clock while something runs there.
-func (t *truth) allow(n *node, leap time.Duration) {
-	done := map[string]bool{}
-	for _, c := range n.containers {
-		if c.status != agent.Running {
-			continue
-		}
-		if done[c.memberID] {
-			continue
-		}
-		done[c.memberID] = true
-		m := t.members[c.memberID]
-		m.allowance += leap
-		for _, id := range m.accelerators {
-			t.gpu(id).allowance += leap
-		}
 	}
 }
 
@@ -211,7 +190,7 @@ func (t *truth) stopping(n *node, a agent.StopContainer) {
 
 // coldBoot checks law 3 some minutes after a boot without the hub: what is leased runs again.
 func (t *truth) coldBoot(n *node) {
-	now := n.clock.now()
+	now := n.now()
 	for _, w := range n.store.desired().Workloads {
 		l, m := n.store.agentLeases()[w.MemberID], n.store.members[w.MemberID]
 		if w.Stopped || !l.Covers(now) || m.FailedRevision == w.Revision || !n.images[w.Services[0].Image] || n.clockFaulty || t.members[w.MemberID].mood > 0 {
@@ -309,7 +288,7 @@ func (t *truth) time() {
 	}
 	for i := range t.w.nodes {
 		for _, id := range t.w.nodes[i].accelerators {
-			if b := t.gpu(id); b.billed > int64(b.total(t.w.now)+span(b.allowance)) {
+			if b := t.gpu(id); b.billed > int64(b.total(t.w.now)) {
 				t.w.fail(17, "accelerator %s is billed %s and was used %s", id, instant(b.billed).dur(), b.total(t.w.now).dur())
 			}
 		}
@@ -321,7 +300,7 @@ func (t *truth) memberTime(m *memberRow) {
 	ran := x.total(t.w.now)
 	t.w.result.BilledSeconds += s.billed / int64(second)
 	t.w.result.RanSeconds += int64(ran / second)
-	if s.billed > int64(ran+span(x.allowance)) {
+	if s.billed > int64(ran) {
 		t.w.fail(17, "%s is billed %s and ran %s", m.id, instant(s.billed).dur(), ran.dur())
 	}
 	for _, id := range x.accelerators {
@@ -357,7 +336,7 @@ func (t *truth) converged(n *node) {
 			break
 		}
 	}
-	now := n.clock.now()
+	now := n.now()
 	desired, leases, observed := s.desired(), s.agentLeases(), n.observe(now)
 	observed.Busy = nil
 	for _, a := range agent.Diff(desired, leases, observed, now) {

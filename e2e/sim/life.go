@@ -281,9 +281,6 @@ func (w *World) setClock(n *node) {
 	}
 	n.rtcOffset = by
 	n.rtcDead = false
-	if n.agentUp && n.clock.anchor.at.IsZero() {
-		n.clockFaulty = true
-	}
 	w.truth.doubt(n)
 	n.wake()
 }

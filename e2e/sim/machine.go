@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -64,7 +65,7 @@ type node struct {
 	agentUp bool
 	// life is of the agent's process: what a dead one began does not end.
 	life     int
-	clock    clock
+	clock    clock.Clock
 	busy     map[string]*work
 	hold     map[string]time.Time
 	lastBeat instant
@@ -114,16 +115,6 @@ func (n *node) newName() string {
 	return fmt.Sprintf("%s-life-%d", n.id, n.lives)
 }
 
-// rtc is what the machine's own clock shows at a true time.
-func (n *node) rtc(t instant) time.Time {
-	if n.rtcDead {
-		return time.Unix(0, 0).UTC().Add((t - n.bootedAt).dur())
-	}
-	return t.time().Add(n.rtcOffset)
-}
-
-func (n *node) sinceBoot(t instant) time.Duration { return (t - n.bootedAt).dur() }
-
 // powerOn boots the machine and starts the agent.
 func (n *node) powerOn() {
 	if n.powered {
@@ -148,11 +139,11 @@ func (n *node) startAgent() {
 	if !n.powered || n.agentUp {
 		return
 	}
-	n.agentUp, n.clock = true, newClock(n)
+	n.agentUp = true
+	n.startClock()
 	n.life++
 	n.busy, n.hold, n.report = map[string]*work{}, map[string]time.Time{}, nil
 	n.lastBeat = n.w.now
-	n.clockFaulty = n.clock.behind || !n.clock.anchor.synced && n.rtcOffset != 0
 	n.beat(n.w.now)
 	n.stir()
 	n.up.start(n)

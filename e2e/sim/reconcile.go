@@ -63,7 +63,7 @@ func (n *node) pass() {
 	n.adopt()
 	n.sweep()
 	n.probe()
-	now := n.clock.now()
+	now := n.now()
 	desired, leases, observed := n.store.desired(), n.store.agentLeases(), n.observe(now)
 	if n.w.breaks(BreakHub) && n.up.no == 0 {
 		leases = nil
@@ -107,11 +107,13 @@ func (n *node) comeBack(at, now time.Time) {
 // adopt takes into the store what is on the machine and unknown to it.
 func (n *node) adopt() {
 	for _, c := range n.containers {
-		if _, known := n.store.runs[c.id]; !known {
+		if run, known := n.store.runs[c.id]; !known {
 			n.store.runs[c.id] = storedRun{
 				id: c.id, memberID: c.memberID, instanceID: c.instanceID, service: c.service, revision: c.revision,
-				startedAt: n.clock.fromMachine(c.startedRTC),
+				startedAt: n.happened(c.startedRTC, time.Time{}),
 			}
+		} else if run.startedAt.IsZero() && c.status == agent.Running {
+			n.store.updateRun(c.id, func(r *storedRun) { r.startedAt = n.happened(c.startedRTC, r.openedAt) })
 		}
 		if _, known := n.store.members[c.memberID]; !known {
 			n.store.updateMember(c.memberID, func(m *storedMember) { m.InstanceID = c.instanceID })
@@ -138,7 +140,7 @@ func (n *node) sweep() {
 func (n *node) probe() {
 	for _, c := range n.containers {
 		if c.status == agent.Running && c.readyAt <= n.w.now && n.store.runs[c.id].readyAt.IsZero() {
-			n.store.updateRun(c.id, func(r *storedRun) { r.readyAt = n.clock.now() })
+			n.store.updateRun(c.id, func(r *storedRun) { r.readyAt = n.now() })
 		}
 	}
 }
@@ -153,7 +155,7 @@ func (n *node) observe(now time.Time) agent.Observed {
 			ExitRecorded: run.exitRecorded, AcceleratorIDs: c.accelerators, ReadyAt: run.readyAt,
 		}
 		if x.StartedAt.IsZero() {
-			x.StartedAt = n.clock.fromMachine(c.startedRTC)
+			x.StartedAt = n.happened(c.startedRTC, run.openedAt)
 		}
 		o.Containers = append(o.Containers, x)
 	}
@@ -271,7 +273,7 @@ func (n *node) startContainer(a agent.StartContainer) {
 	id := fmt.Sprintf("%s.%d", a.MemberID, n.runNo)
 	n.store.openRun(storedRun{
 		id: id, memberID: a.MemberID, instanceID: a.Workload.InstanceID, service: a.Service.Name, revision: a.Revision, leaseNo: a.LeaseNo,
-	}, n.clock.now())
+	}, n.now())
 	resources := a.Service.Spec.GetResources()
 	c := &container{
 		id: id, memberID: a.MemberID, instanceID: a.Workload.InstanceID, service: a.Service.Name, revision: a.Revision,
@@ -299,18 +301,18 @@ func (n *node) startContainer(a agent.StartContainer) {
 			n.failed(a.MemberID, a.Revision, agent.ReasonInternal, false, 0)
 			return
 		}
-		n.store.updateRun(id, func(r *storedRun) { r.startedAt = n.clock.fromMachine(c.startedRTC) })
+		n.store.updateRun(id, func(r *storedRun) { r.startedAt = n.happened(c.startedRTC, r.openedAt) })
 	})
 }
 
 func (n *node) failed(id string, revision uint64, reason string, permanent bool, ran time.Duration) {
-	n.store.updateMember(id, func(m *storedMember) { m.Member = m.Failed(revision, reason, reason, permanent, ran, n.clock.now()) })
+	n.store.updateMember(id, func(m *storedMember) { m.Member = m.Failed(revision, reason, reason, permanent, ran, n.now()) })
 }
 
 func (n *node) pull(a agent.PullImage) {
 	switch {
 	case n.up.no == 0:
-		n.hold[a.MemberID] = n.clock.now().Add(releaseHold)
+		n.hold[a.MemberID] = n.now().Add(releaseHold)
 	case !n.w.healing && n.w.chance(0.02):
 		n.failed(a.MemberID, a.Revision, agent.ReasonImagePullFailed, false, 0)
 	default:
@@ -320,7 +322,7 @@ func (n *node) pull(a agent.PullImage) {
 
 func (n *node) retire(id string) {
 	n.beat(n.w.now)
-	if err := n.store.retire(id, n.clock.now()); err != nil {
+	if err := n.store.retire(id, n.now()); err != nil {
 		n.w.fail(5, "retire %s: %v", id, err)
 	}
 	n.up.send()
@@ -333,7 +335,7 @@ func (n *node) recordExit(a agent.RecordExit) {
 	if c == nil || c.status != agent.Exited || !n.store.measured(c.id) {
 		return
 	}
-	run, exited := n.store.runs[c.id], n.clock.fromMachine(c.exitedRTC)
+	run, exited := n.store.runs[c.id], n.happened(c.exitedRTC, n.store.runs[c.id].startedAt)
 	n.store.updateMember(a.MemberID, func(m *storedMember) {
 		m.ExitedAt, m.ExitCode = exited, c.exitCode
 		if !a.Unasked || run.stopAsked {
@@ -343,7 +345,7 @@ func (n *node) recordExit(a agent.RecordExit) {
 		if c.exitedRTC.IsZero() {
 			return
 		}
-		m.Member = m.Failed(a.Revision, agent.ReasonCrashLoop, "exited", false, exited.Sub(run.startedAt), n.clock.now())
+		m.Member = m.Failed(a.Revision, agent.ReasonCrashLoop, "exited", false, exited.Sub(run.startedAt), n.now())
 	})
 	n.store.updateRun(c.id, func(r *storedRun) { r.exitRecorded, r.exitedAt, r.exitCode = true, exited, c.exitCode })
 }
@@ -361,15 +363,16 @@ func (n *node) catchUp() {
 // beat takes one look at the containers into the meter, as they have been since anything last happened here.
 func (n *node) beat(t instant) {
 	n.lastBeat = t
-	o := meter.Observation{At: n.clock.at(t), CutEvery: cutEvery}
+	r, last := n.reading(t), n.store.stamp
+	o := meter.Observation{At: n.clock.At(r), CutEvery: cutEvery}
 	for _, c := range n.containers {
 		journal := n.store.runs[c.id]
 		run := meter.Run{
 			RunID: c.id, MemberID: c.memberID, Revision: c.revision, LeaseNo: n.store.leases[c.memberID].GetLeaseNo(),
-			StartedAt: journal.startedAt, ExitedAt: n.clock.exited(c.exitedRTC), Up: c.status == agent.Running,
+			StartedAt: journal.startedAt, ExitedAt: n.clock.Exited(c.exitedRTC, last, r), Up: c.status == agent.Running,
 		}
 		if run.StartedAt.IsZero() {
-			run.StartedAt = n.clock.fromMachine(c.startedRTC)
+			run.StartedAt = n.clock.Happened(c.startedRTC, journal.openedAt, last, r)
 		}
 		if c.status == agent.Created {
 			run.StartedAt, run.ExitedAt = time.Time{}, time.Time{}
@@ -380,21 +383,11 @@ func (n *node) beat(t instant) {
 		o.Runs = append(o.Runs, run)
 	}
 	before := n.store.chain.Number
-	if err := n.store.beat(o, n.clock.stamp(t)); err != nil {
+	if err := n.store.beat(o, n.clock.Stamp(r)); err != nil {
 		n.w.fail(5, "beat of %s: %v", n.id, err)
 	}
 	if n.store.chain.Number != before {
 		n.w.trace("sealed", n.i, int64(n.store.chain.Number), "")
 		n.up.send()
 	}
-}
-
-// rebase begins every open interval anew at the node's time of now: what lies between is not known to have passed.
-func (n *node) rebase() {
-	for _, c := range n.containers {
-		if c.status == agent.Running {
-			n.store.updateRun(c.id, func(r *storedRun) { r.startedAt = n.clock.now() })
-		}
-	}
-	n.beat(n.w.now)
 }

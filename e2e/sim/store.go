@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -35,7 +36,7 @@ type store struct {
 	// digests are of the sealed segments that the hub has not archived, by number.
 	segments map[uint64]spool.Sealed
 	unsent   int64
-	stamp    stamp
+	stamp    clock.Stamp
 	// highest is what this lineage of the disk has applied; the checker's, not the agent's.
 	highest appliedState
 }
@@ -55,7 +56,7 @@ type storedMember struct {
 type storedRun struct {
 	id, memberID, instanceID, service string
 	revision, leaseNo                 uint64
-	startedAt, readyAt                time.Time
+	openedAt, startedAt, readyAt      time.Time
 	stopAsked, exitRecorded           bool
 	exitedAt                          time.Time
 	exitCode                          int32
@@ -167,6 +168,7 @@ func (s *store) wants(memberID string, revision uint64) bool {
 }
 
 func (s *store) openRun(r storedRun, now time.Time) {
+	r.openedAt = now
 	s.runs[r.id] = r
 	s.meter = meter.Open(s.meter, meter.Intent{RunID: r.id, MemberID: r.memberID, Revision: r.revision, LeaseNo: r.leaseNo}, now)
 }
@@ -221,7 +223,7 @@ func (s *store) sealOnly(records []*protocol.UsageRecord, now time.Time) error {
 	return nil
 }
 
-func (s *store) beat(o meter.Observation, at stamp) error {
+func (s *store) beat(o meter.Observation, at clock.Stamp) error {
 	next, records := meter.Beat(s.meter, o)
 	s.meter, s.stamp = next, at
 	return s.seal(records, o.At)
@@ -335,88 +337,6 @@ func (s *store) desired() agent.Desired {
 		d.Workloads = append(d.Workloads, out)
 	}
 	return d
-}
-
-// stamp is the time as the last beat made it durable.
-type stamp struct {
-	at        time.Time
-	bootID    int
-	sinceBoot time.Duration
-	synced    bool
-	// offset is what the machine's own clock was behind the node's.
-	offset time.Duration
-}
-
-// clock is the node's time, as agent/internal/state.Clock tells it: what a hub last said, carried on by the counter since boot.
-type clock struct {
-	n      *node
-	anchor stamp
-	floor  time.Time
-	behind bool
-}
-
-func newClock(n *node) clock {
-	c := clock{n: n, floor: later(n.store.state.GetIssuedAt().AsTime(), built())}
-	last := n.store.stamp
-	c.floor = later(c.floor, last.at)
-	rtc := n.rtc(n.w.now)
-	switch {
-	case last.bootID == n.bootID && (last.synced || !n.w.breaks(BreakClock)):
-		c.anchor = last
-	case rtc.Before(c.floor):
-		c.behind = true
-		c.anchor = stamp{at: c.floor, bootID: n.bootID, sinceBoot: n.sinceBoot(n.w.now)}
-	case !n.w.breaks(BreakClock):
-		// From here on the counter, not a clock that somebody may set.
-		c.anchor = stamp{at: rtc, bootID: n.bootID, sinceBoot: n.sinceBoot(n.w.now)}
-	}
-	return c
-}
-
-// built is when the agent's program was.
-func built() time.Time { return genesis().Add(-24 * time.Hour) }
-
-func (c *clock) now() time.Time { return c.at(c.n.w.now) }
-
-func (c *clock) at(t instant) time.Time {
-	out := c.n.rtc(t)
-	if !c.anchor.at.IsZero() {
-		out = c.anchor.at.Add(c.n.sinceBoot(t) - c.anchor.sinceBoot)
-	}
-	return later(out, c.floor)
-}
-
-func (c *clock) sync(hub time.Time) {
-	c.anchor = stamp{at: hub, bootID: c.n.bootID, sinceBoot: c.n.sinceBoot(c.n.w.now), synced: true}
-	c.behind = false
-	if c.floor.After(hub) && !c.n.w.breaks(BreakClock) {
-		// The last stamp was written by a clock that ran ahead. To stand still until the world has caught up would count no
-		// time, and take every lease for ended.
-		c.floor = hub
-	}
-}
-
-func (c *clock) stamp(t instant) stamp {
-	return stamp{at: c.at(t), bootID: c.n.bootID, sinceBoot: c.n.sinceBoot(t), synced: c.anchor.synced, offset: c.offset()}
-}
-
-func (c *clock) offset() time.Duration { return c.now().Sub(c.n.rtc(c.n.w.now)) }
-
-// exited converts the time of an exit that no beat has seen yet. Where the machine's clock was set since the last beat, nobody
-// can tell any more what it meant, and the exit counts as unseen.
-func (c *clock) exited(t time.Time) time.Time {
-	if c.offset() != c.n.store.stamp.offset && !c.n.w.breaks(BreakClock) {
-		return time.Time{}
-	}
-	return c.fromMachine(t)
-}
-
-// fromMachine converts a time of the machine's own clock.
-func (c *clock) fromMachine(t time.Time) time.Time {
-	if t.IsZero() {
-		return t
-	}
-	return t.Add(c.offset())
 }
 
 func later(a, b time.Time) time.Time {

@@ -18,6 +18,7 @@ type uplink struct {
 	// no is the session's number; 0 without one.
 	no     uint64
 	since  instant
+	asked  instant
 	retry  instant
 	parked bool
 
@@ -42,9 +43,6 @@ const (
 	usageWindow       = 8
 	usageRefusedRetry = 5 * minute
 	tombstoneReports  = 24 * time.Hour
-	// rebaseOver is the leap of a clock that is no correction any more. What is below it, at most the time that a welcome
-	// took, is billed.
-	rebaseOver = 15 * time.Second
 )
 
 // carry brings a message to the hub (up) or to the node, late, twice or never.
@@ -161,6 +159,7 @@ type greeting struct {
 
 func (u *uplink) hello(attempt int) {
 	s := u.n.store
+	u.asked = u.n.w.now
 	g := greeting{incarnation: s.incarnation, digest: s.digest, lastSegment: s.chain.Number, envelope: s.envelope, state: s.state}
 	g.epoch, g.generation = s.accepted()
 	for _, ref := range s.state.GetParts() {
@@ -195,7 +194,7 @@ func (u *uplink) welcomed(m welcome) {
 	if m.attempt != u.attempt || u.no != 0 {
 		return
 	}
-	n.syncClock(m.hubTime)
+	n.syncClock(m.hubTime, n.w.now-u.asked)
 	behind := m.newIncarnation || u.forked(m)
 	if !behind {
 		behind = n.store.acknowledge(n.store.incarnation, m.posted, m.archived) != nil
@@ -220,7 +219,7 @@ func (u *uplink) welcomed(m welcome) {
 // reincarnate gives the store a new name and dials under it.
 func (u *uplink) reincarnate() {
 	n := u.n
-	if err := n.store.reincarnate(n.newName(), n.clock.now()); err != nil {
+	if err := n.store.reincarnate(n.newName(), n.now()); err != nil {
 		n.w.fail(5, "new incarnation of %s: %v", n.id, err)
 	}
 	n.w.trace("incarnation", n.i, int64(n.lives), "")
@@ -242,23 +241,6 @@ func (u *uplink) forked(m welcome) bool {
 	default:
 		return false // archived: the hub has had it from this very chain
 	}
-}
-
-// syncClock takes over the hub's time. What the meter has open ends at the old time and begins anew at the new one where the
-// clock leaps forward: nobody knows that this much time has passed.
-func (n *node) syncClock(hub time.Time) {
-	n.beat(n.w.now)
-	before := n.clock.now()
-	n.clock.sync(hub)
-	leap := n.clock.now().Sub(before)
-	switch {
-	case leap > rebaseOver && !n.w.breaks(BreakClock):
-		n.rebase()
-	case leap > 0:
-		n.w.truth.allow(n, min(leap, rebaseOver))
-	}
-	n.beat(n.w.now)
-	n.clockFaulty = false
 }
 
 // send uploads what the hub has not posted.
@@ -376,7 +358,7 @@ func (u *uplink) sendReport() {
 	u.counter++
 	r := statusReport{no: u.no, counter: u.counter}
 	r.epoch, r.generation = n.store.accepted()
-	now := n.clock.now()
+	now := n.now()
 	var removed []string
 	for _, s := range n.report {
 		if s.GetRemoval() != nil {
@@ -444,10 +426,10 @@ func (u *uplink) pushedLeases(env *protocol.Envelope) {
 func (u *uplink) fetch(a agent.FetchPart) {
 	n := u.n
 	if u.no == 0 || !u.reachable() {
-		n.hold[a.MemberID] = n.clock.now().Add(releaseHold)
+		n.hold[a.MemberID] = n.now().Add(releaseHold)
 		return
 	}
 	if raw := n.w.hub.rows.nodes[n.i].part(a.SHA256); raw == nil || !n.store.acceptPart(raw) {
-		n.hold[a.MemberID] = n.clock.now().Add(releaseHold)
+		n.hold[a.MemberID] = n.now().Add(releaseHold)
 	}
 }

@@ -37,11 +37,27 @@ func (r *Reconciler) beatLoop(ctx context.Context) {
 }
 
 // beat takes one complete look at the containers into the meter and returns it. A look that failed is no beat: the next one
-// extends all that still runs, so nothing is lost.
+// extends all that still runs, so nothing is lost. Where a hub has told another time, the clock is set right after the look.
 func (r *Reconciler) beat(ctx context.Context) ([]runtime.Container, error) {
+	share := int64(1)
+	if r.told.Load() != nil {
+		share = everyone
+	}
+	if err := r.steady.Acquire(ctx, share); err != nil {
+		return nil, err
+	}
+	defer r.steady.Release(share)
 	r.beating.Lock()
 	defer r.beating.Unlock()
-	at := r.clock.Now()
+	containers, err := r.observe(ctx)
+	if err == nil && share == everyone {
+		err = r.setClock(ctx)
+	}
+	return containers, err
+}
+
+func (r *Reconciler) observe(ctx context.Context) ([]runtime.Container, error) {
+	stamp := r.clock.Stamp()
 	containers, err := r.list(ctx)
 	if err != nil {
 		return nil, err
@@ -53,16 +69,16 @@ func (r *Reconciler) beat(ctx context.Context) ([]runtime.Container, error) {
 		// between the two looks.
 		used, _ = r.runtime.AllStats(ctx)
 	}
-	o := meter.Observation{At: at, CutEvery: r.cfg.UsageInterval}
+	o := meter.Observation{At: stamp.At, CutEvery: r.cfg.UsageInterval}
 	for _, c := range containers {
 		run := meter.Run{
 			RunID: c.ID, MemberID: c.MemberID, Revision: c.Revision, LeaseNo: leases[c.MemberID].GetLeaseNo(),
-			StartedAt: journal[c.ID].StartedAt, ExitedAt: r.clock.FromMachine(c.ExitedAt),
+			StartedAt: journal[c.ID].StartedAt, ExitedAt: r.clock.Exited(c.ExitedAt),
 			// One that does not answer was up at the last look, and has no exit: it counts on until something is known.
 			Up: c.State == runtime.StateRunning || (c.State == runtime.StateUnknown && !journal[c.ID].ExitRecorded),
 		}
 		if run.StartedAt.IsZero() {
-			run.StartedAt = r.clock.FromMachine(c.StartedAt)
+			run.StartedAt = r.clock.Happened(c.StartedAt, journal[c.ID].OpenedAt)
 		}
 		if stats, sampled := used[c.ID]; sampled && c.State == runtime.StateRunning {
 			run.CPUMicros, run.MemoryBytes, run.Sampled = int64(stats.CPUUsageMicros), int64(stats.MemoryBytes), true
@@ -70,7 +86,7 @@ func (r *Reconciler) beat(ctx context.Context) ([]runtime.Container, error) {
 		o.Runs = append(o.Runs, run)
 	}
 	failpoint.Hit("agent/beat/looked")
-	err = r.store.Beat(o, r.clock.Stamp())
+	err = r.store.Beat(o, stamp)
 	failpoint.Hit("agent/beat/kept")
 	switch {
 	case fault.Is(err, fault.Unavailable):
@@ -79,4 +95,67 @@ func (r *Reconciler) beat(ctx context.Context) ([]runtime.Container, error) {
 		r.note("disk_full", nil)
 	}
 	return containers, err
+}
+
+// syncWait bounds how long a session waits until the clock is set; a machine that does not answer sets it with a later beat.
+const syncWait = 5 * time.Second
+
+// SyncClock takes over the time that a hub told in an answer that took so long.
+func (r *Reconciler) SyncClock(ctx context.Context, hub time.Time, took time.Duration) {
+	if !r.tell(hub, took) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, syncWait)
+	defer cancel()
+	if _, err := r.beat(ctx); err != nil {
+		r.log.WarnContext(ctx, "the clock is wrong and cannot be set yet", "error", err)
+	}
+}
+
+// tell reports whether the hub's time is another one: then the clock is set at a beat, so that all that has passed by the old
+// time is measured, and nothing of the leap.
+func (r *Reconciler) tell(hub time.Time, took time.Duration) (leaps bool) {
+	defer r.Wake()
+	r.setting.Lock()
+	defer r.setting.Unlock()
+	next, leaps := r.clock.Told(hub, took)
+	if leaps {
+		r.told.Store(&next)
+		return true
+	}
+	r.told.Store(nil)
+	r.clock.Set(next)
+	return false
+}
+
+// setClock follows a beat with nothing in between.
+func (r *Reconciler) setClock(ctx context.Context) error {
+	r.setting.Lock()
+	defer r.setting.Unlock()
+	next := r.told.Load()
+	if next == nil {
+		return nil
+	}
+	from, to := r.clock.Compare(*next)
+	if err := r.store.SetClock(from, to); err != nil {
+		return err
+	}
+	r.clock.Set(*next)
+	r.told.Store(nil)
+	r.log.WarnContext(ctx, "the clock is set by the hub", "from", from, "to", to.At)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	clear(r.hold) // pauses until a time that may never come
+	r.Wake()
+	return nil
+}
+
+// timed runs what writes a time of the node into the store; the clock is not set meanwhile.
+func (r *Reconciler) timed(ctx context.Context, do func(now time.Time) error) error {
+	// What has happened is written down even while the agent is being stopped. Nobody sets the clock for long.
+	if err := r.steady.Acquire(context.WithoutCancel(ctx), 1); err != nil {
+		return err
+	}
+	defer r.steady.Release(1)
+	return do(r.clock.Now())
 }

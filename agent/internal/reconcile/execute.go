@@ -108,15 +108,16 @@ func (r *Reconciler) failed(ctx context.Context, a agent.Action, err error) {
 	id := agent.MemberOf(a)
 	r.log.WarnContext(ctx, "action failed", "action", fmt.Sprintf("%T", a), "member", id, "error", err)
 	revision, counts := revisionOf(a)
-	if !counts || isWaiting(err) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.hold[id] = r.clock.Now().Add(releaseRetry)
-		return
-	}
-	now := r.clock.Now()
-	storeErr := r.store.UpdateMember(id, func(m *state.Member) {
-		m.Member = m.Failed(revision, reasonOf(a, err), fault.As(err).Public, fault.IsPermanent(err), 0, now)
+	storeErr := r.timed(ctx, func(now time.Time) error {
+		if !counts || isWaiting(err) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.hold[id] = now.Add(releaseRetry)
+			return nil
+		}
+		return r.store.UpdateMember(id, func(m *state.Member) {
+			m.Member = m.Failed(revision, reasonOf(a, err), fault.As(err).Public, fault.IsPermanent(err), 0, now)
+		})
 	})
 	if storeErr != nil {
 		r.log.ErrorContext(ctx, "cannot keep a failure", "member", id, "error", storeErr)
@@ -216,10 +217,13 @@ func (r *Reconciler) recordExit(ctx context.Context, a agent.RecordExit) error {
 		return nil
 	}
 	failpoint.Hit("agent/exit/measured")
+	return r.timed(ctx, func(now time.Time) error { return r.noteExit(a, c, now) })
+}
+
+func (r *Reconciler) noteExit(a agent.RecordExit, c runtime.Container, now time.Time) error {
 	run := r.store.Runs()[c.ID]
-	exited := r.clock.FromMachine(c.ExitedAt)
-	now := r.clock.Now()
-	err = r.store.UpdateMember(a.MemberID, func(m *state.Member) {
+	exited := r.clock.Happened(c.ExitedAt, run.StartedAt)
+	err := r.store.UpdateMember(a.MemberID, func(m *state.Member) {
 		m.ExitedAt, m.ExitCode = exited, int32(c.ExitCode)
 		if !a.Unasked || run.StopAsked {
 			return
@@ -402,9 +406,15 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer)
 	m := r.store.Members()[a.MemberID]
 	run := state.Run{
 		ID: runID(a.MemberID), MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Service: a.Service.Name, Revision: a.Revision,
-		LeaseNo: a.LeaseNo, OpenedAt: r.clock.Now(),
+		LeaseNo: a.LeaseNo,
 	}
-	if wanted, err := r.store.OpenWantedRun(run); err != nil || !wanted {
+	var wanted bool
+	err := r.timed(ctx, func(now time.Time) (err error) {
+		run.OpenedAt = now
+		wanted, err = r.store.OpenWantedRun(run)
+		return err
+	})
+	if err != nil || !wanted {
 		return err
 	}
 	failpoint.Hit("agent/start/opened")
@@ -421,7 +431,9 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer)
 		return errors.Join(err, r.store.CloseRun(run.ID))
 	}
 	failpoint.Hit("agent/start/noted")
-	return r.store.UpdateRun(run.ID, func(run *state.Run) { run.StartedAt = r.clock.FromMachine(started.StartedAt) })
+	return r.timed(ctx, func(time.Time) error {
+		return r.store.UpdateRun(run.ID, func(run *state.Run) { run.StartedAt = r.clock.Happened(started.StartedAt, run.OpenedAt) })
+	})
 }
 
 // runID is never used twice, and begins with the member, by which the runtime finds leftovers.

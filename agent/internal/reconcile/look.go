@@ -95,12 +95,18 @@ func (r *Reconciler) busyMembers(now time.Time) map[string]agent.Work {
 func (r *Reconciler) adopt(containers []runtime.Container, attached []string) error {
 	runs, members := r.store.Runs(), r.store.Members()
 	for _, c := range containers {
-		if _, known := runs[c.ID]; !known {
+		if run, known := runs[c.ID]; !known {
 			run := state.Run{
 				ID: c.ID, MemberID: c.MemberID, InstanceID: c.InstanceID, Service: c.Service, Revision: c.Revision,
-				StartedAt: r.clock.FromMachine(c.StartedAt),
+				StartedAt: r.clock.Happened(c.StartedAt, time.Time{}),
 			}
 			if err := r.store.AdoptRun(run); err != nil {
+				return err
+			}
+		} else if run.StartedAt.IsZero() && c.State == runtime.StateRunning {
+			// The agent died between the start and the note of it. Later a clock that was set would tell another time.
+			started := r.clock.Happened(c.StartedAt, run.OpenedAt)
+			if err := r.store.UpdateRun(c.ID, func(run *state.Run) { run.StartedAt = started }); err != nil {
 				return err
 			}
 		}
@@ -151,7 +157,7 @@ func (r *Reconciler) containers(seen []runtime.Container) []agent.Container {
 			ExitCode: run.ExitCode, ExitRecorded: run.ExitRecorded, ReadyAt: run.ReadyAt, Failing: r.failing(c.ID),
 		}
 		if x.StartedAt.IsZero() {
-			x.StartedAt = r.clock.FromMachine(c.StartedAt)
+			x.StartedAt = r.clock.Happened(c.StartedAt, run.OpenedAt)
 		}
 		out = append(out, x)
 	}
@@ -378,7 +384,7 @@ func (r *Reconciler) conditions() []string {
 	for _, c := range r.runtime.Conditions() {
 		seen[c] = true
 	}
-	if !r.clock.Trusted() {
+	if r.clock.MachineIsWrong() {
 		seen["clock_untrusted"] = true
 	}
 	return slices.Sorted(maps.Keys(seen))

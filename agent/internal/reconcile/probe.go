@@ -126,9 +126,10 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 }
 
 func (r *Reconciler) becameReady(ctx context.Context, c agent.Container) bool {
-	now := r.clock.Now()
 	failpoint.Hit("agent/ready/seen")
-	err := r.store.UpdateRun(c.RunID, func(run *state.Run) { run.ReadyAt = now })
+	err := r.timed(ctx, func(now time.Time) error {
+		return r.store.UpdateRun(c.RunID, func(run *state.Run) { run.ReadyAt = now })
+	})
 	if err != nil {
 		r.log.ErrorContext(ctx, "cannot keep readiness", "member", c.MemberID, "error", err)
 		return false

@@ -9,11 +9,14 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
@@ -62,6 +65,8 @@ const (
 	maxPulls = 3
 	// maxActions bounds everything else.
 	maxActions = 16
+	// everyone is all shares of Reconciler.steady, more than there are goroutines.
+	everyone = 1 << 20
 	// releaseRetry is the pause after a release that failed.
 	releaseRetry = 5 * time.Second
 )
@@ -112,6 +117,11 @@ type Reconciler struct {
 	actions chan struct{}
 	// beating orders beats, so that the meter never sees an older look after a newer one.
 	beating sync.Mutex
+	// steady has a share for whoever brings the clock and times in the store together; all of it is held to set the clock.
+	steady *semaphore.Weighted
+	// told is the clock that a hub has told and that the next beat sets; setting guards the exchange.
+	told    atomic.Pointer[clock.Clock]
+	setting sync.Mutex
 	running sync.WaitGroup
 
 	mu      sync.Mutex
@@ -146,7 +156,7 @@ func New(cfg Config, store *state.Store, clock *state.Clock, rt Runtime, nw Netw
 	}
 	r := &Reconciler{
 		cfg: cfg, store: store, clock: clock, runtime: rt, network: nw, hub: hub, log: cfg.Log,
-		pulls: make(chan struct{}, maxPulls), actions: make(chan struct{}, maxActions),
+		pulls: make(chan struct{}, maxPulls), actions: make(chan struct{}, maxActions), steady: semaphore.NewWeighted(everyone),
 		busy: map[string]*work{}, hold: map[string]time.Time{}, probers: map[string]*prober{}, trouble: map[string]string{},
 	}
 	r.loop = loop.New("reconcile", cfg.Resync, r.pass, cfg.Log)
@@ -194,6 +204,10 @@ func (r *Reconciler) Wake() { r.loop.Wake() }
 
 // pass looks, decides and starts what is to be done.
 func (r *Reconciler) pass(ctx context.Context) error {
+	if r.steady.Acquire(ctx, 1) != nil {
+		return nil // the agent is being stopped
+	}
+	defer r.steady.Release(1)
 	look, err := r.look(ctx)
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // the agent is being stopped

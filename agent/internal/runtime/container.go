@@ -188,7 +188,7 @@ func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, ima
 		return Run{}, fmt.Errorf("start task: %w", err)
 	}
 	failpoint.Hit("agent/start/running")
-	run := Run{ContainerID: spec.ID, PID: task.Pid(), StartedAt: time.Now()}
+	run := Run{ContainerID: spec.ID, PID: task.Pid(), StartedAt: failpoint.Now()}
 	return run, r.noteStart(spec.ID, run.StartedAt)
 }
 
@@ -296,7 +296,7 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container, pro
 	case tasktypes.Status_CREATED:
 		c.State = StateCreated
 	case tasktypes.Status_STOPPED:
-		c.State, c.ExitCode, c.ExitedAt = StateExited, process.GetExitStatus(), process.GetExitedAt().AsTime()
+		c.State, c.ExitCode, c.ExitedAt = StateExited, process.GetExitStatus(), failpoint.Machine(process.GetExitedAt().AsTime())
 		c.OOMKilled = r.oomKilled(record.ID)
 	case tasktypes.Status_RUNNING, tasktypes.Status_PAUSED, tasktypes.Status_PAUSING:
 		c.State = StateRunning

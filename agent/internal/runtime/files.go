@@ -14,6 +14,8 @@ import (
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
 // tempMounts is where containerd's client mounts snapshots for a moment; a crash may leave one there.
@@ -166,5 +168,5 @@ func processStart(pid uint32) time.Time {
 		return time.Time{}
 	}
 	sinceStart := time.Duration(now.Nano()) - time.Duration(ticks)*time.Second/ticksPerSecond
-	return time.Now().Add(-sinceStart)
+	return failpoint.Now().Add(-sinceStart)
 }

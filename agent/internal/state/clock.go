@@ -2,55 +2,93 @@ package state
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/agent/clock"
+	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
-// Stamp is the time as it was made durable with the last beat.
-type Stamp struct {
-	// At is the node's time then.
-	At time.Time `json:"at,omitzero"`
-	// BootID and SinceBoot tie it to the counter that no one can set: with the same boot, the time now is At plus what the
-	// counter has moved.
-	BootID    string        `json:"boot_id,omitempty"`
-	SinceBoot time.Duration `json:"since_boot,omitempty"`
-	// Synced says that At comes from a hub, not from this machine's own clock.
-	Synced bool `json:"synced,omitempty"`
-}
-
 // LastStamp is the time that the last beat made durable.
-func (s *Store) LastStamp() Stamp {
+func (s *Store) LastStamp() clock.Stamp {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.d.stamp
 }
 
-// floorTime is the newest time that something signed has told this store.
-func (s *Store) floorTime() time.Time {
+// known is what this store remembers of time.
+func (s *Store) known(built time.Time) clock.Known {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var floor time.Time
+	k := clock.Known{Last: s.d.stamp, Certain: built}
 	if s.d.bundle.Valid() {
-		floor = s.d.bundle.Message().GetIssuedAt().AsTime()
+		k.Certain = later(k.Certain, s.d.bundle.Message().GetIssuedAt().AsTime())
 	}
 	if s.d.state != nil {
-		floor = later(floor, s.d.state.GetIssuedAt().AsTime())
+		k.Signed = s.d.state.GetIssuedAt().AsTime()
 	}
-	return floor
+	return k
 }
 
-// Source is where the machine's time comes from.
+// SetClock takes in, in one write, that the clock is set from one time to that of the stamp: nothing of a leap is billed, and
+// every time in the journal of what is here moves with the clock, so that what was a minute ago still is.
+func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	metered, records := meter.Leap(s.d.meter, from, to.At)
+	sealed, err := s.seal(records, to.At)
+	if err != nil {
+		return err
+	}
+	move := func(times ...*time.Time) (moved bool) {
+		for _, t := range times {
+			if !t.IsZero() {
+				*t, moved = t.Add(to.At.Sub(from)), true
+			}
+		}
+		return moved
+	}
+	runs, members := map[string]Run{}, map[string]Member{}
+	for id, r := range s.d.runs {
+		if move(&r.OpenedAt, &r.StartedAt, &r.ReadyAt, &r.ExitedAt) {
+			runs[id] = r
+		}
+	}
+	for id, m := range s.d.members {
+		// What is proven to be removed is a proof of then, and there may be thousands.
+		if m.Removal == nil && move(&m.RetryAt, &m.ExitedAt) {
+			members[id] = m
+		}
+	}
+	return s.write(func(b *batch) {
+		sealed.fill(b)
+		b.json(keyMeter, metered)
+		b.json(keyStamp, to)
+		for id, r := range runs {
+			b.json(preRun+id, r)
+		}
+		for id, m := range members {
+			b.json(preMember+id, m)
+		}
+	}, func(d *data) {
+		sealed.apply(d)
+		d.meter, d.stamp = metered, to
+		maps.Copy(d.runs, runs)
+		maps.Copy(d.members, members)
+	})
+}
+
+// Source is where the machine's time comes from; clock.Reading says what each of them means.
 type Source struct {
-	// RTC is the machine's clock, which may be wrong.
-	RTC func() time.Time
-	// SinceBoot counts from boot and never stops or jumps (CLOCK_BOOTTIME).
+	RTC       func() time.Time
 	SinceBoot func() time.Duration
-	// BootID is another one after each boot.
-	BootID string
+	BootID    string
 }
 
 // MachineTime is the time of this machine.
@@ -59,7 +97,7 @@ func MachineTime() (Source, error) {
 	if err != nil {
 		return Source{}, fmt.Errorf("state: boot id: %w", err)
 	}
-	return Source{RTC: time.Now, SinceBoot: sinceBoot, BootID: strings.TrimSpace(string(id))}, nil
+	return Source{RTC: failpoint.Now, SinceBoot: sinceBoot, BootID: failpoint.BootID(strings.TrimSpace(string(id)))}, nil
 }
 
 func sinceBoot() time.Duration {
@@ -70,95 +108,94 @@ func sinceBoot() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// Clock is the node's time: what a hub last told it, carried on by the counter since boot. Without a hub it goes by the
-// machine's clock, and never below what is known to have passed: the last durable stamp, the newest signed document and the
-// build of this program.
+// Clock is the node's time: agent/clock decides, this one reads the machine.
 type Clock struct {
 	source Source
+	store  *Store
 
-	mu     sync.Mutex
-	anchor Stamp
-	floor  time.Time
-	// behind is set when the machine's clock was below the floor at the start.
-	behind bool
+	mu sync.Mutex
+	is clock.Clock
 }
 
 // NewClock starts the clock from what the store remembers. built is when this program was built, zero if unknown.
 func NewClock(s *Store, source Source, built time.Time) *Clock {
-	c := &Clock{source: source, floor: later(s.floorTime(), built)}
-	last := s.LastStamp()
-	c.floor = later(c.floor, last.At)
-	switch {
-	case last.Synced && last.BootID == source.BootID:
-		c.anchor = last
-	case source.RTC().Before(c.floor):
-		// The remaining time of leases counts from there; how long the power was off, nobody knows.
-		c.behind = true
-		c.anchor = Stamp{At: c.floor, BootID: source.BootID, SinceBoot: source.SinceBoot()}
-	}
+	c := &Clock{source: source, store: s}
+	c.is = clock.Start(s.known(built), c.reading())
 	return c
+}
+
+func (c *Clock) reading() clock.Reading {
+	return clock.Reading{RTC: c.source.RTC(), SinceBoot: c.source.SinceBoot(), BootID: c.source.BootID}
+}
+
+// read is the clock and what the machine says now.
+func (c *Clock) read() (clock.Clock, clock.Reading) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.is, c.reading()
 }
 
 // Now is the node's time.
 func (c *Clock) Now() time.Time {
+	is, r := c.read()
+	return is.At(r)
+}
+
+// Told is this clock after a hub's answer that has just come, and whether it tells another time then. Set makes it so.
+func (c *Clock) Told(hub time.Time, took time.Duration) (next clock.Clock, leaps bool) {
+	is, r := c.read()
+	next = is.Sync(hub, took, r)
+	return next, !next.At(r).Equal(is.At(r))
+}
+
+// Compare tells, at this moment, the time and what it would be by another clock of this boot.
+func (c *Clock) Compare(next clock.Clock) (now time.Time, then clock.Stamp) {
+	is, r := c.read()
+	return is.At(r), next.Stamp(r)
+}
+
+// Set makes the clock go on as the next one.
+func (c *Clock) Set(next clock.Clock) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.now()
+	c.is = next
 }
 
-func (c *Clock) now() time.Time {
-	t := c.source.RTC()
-	if !c.anchor.At.IsZero() {
-		t = c.anchor.At.Add(c.source.SinceBoot() - c.anchor.SinceBoot)
-	}
-	if t.Before(c.floor) {
-		t = c.floor
-	}
-	// Without the monotonic reading, which would win over these numbers in comparisons.
-	return t.Round(0).UTC()
-}
-
-// Sync takes over a hub's time.
-func (c *Clock) Sync(hub time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.anchor = Stamp{At: hub, BootID: c.source.BootID, SinceBoot: c.source.SinceBoot(), Synced: true}
-	c.behind = false
-}
-
-// Passed raises the floor to a time that something signed proves to have passed.
+// Passed takes in a time that has passed for sure. Call it before anything runs.
 func (c *Clock) Passed(t time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.now().Before(t) {
-		c.behind = true
-		c.anchor = Stamp{At: t, BootID: c.source.BootID, SinceBoot: c.source.SinceBoot()}
-	}
-	c.floor = later(c.floor, t)
+	c.is = c.is.Passed(t, c.reading())
 }
 
-// Trusted is false while nothing but a clock that is known to be wrong says what time it is.
+// Trusted is false while the time is no more than the earliest that it can be.
 func (c *Clock) Trusted() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return !c.behind
+	is, _ := c.read()
+	return !is.Doubtful()
+}
+
+// MachineIsWrong reports that this machine's own clock does not tell the time, or that nobody knows.
+func (c *Clock) MachineIsWrong() bool {
+	is, r := c.read()
+	return is.Wrong(r)
 }
 
 // Stamp is what to make durable now.
-func (c *Clock) Stamp() Stamp {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return Stamp{At: c.now(), BootID: c.source.BootID, SinceBoot: c.source.SinceBoot(), Synced: c.anchor.Synced}
+func (c *Clock) Stamp() clock.Stamp {
+	is, r := c.read()
+	return is.Stamp(r)
 }
 
-// FromMachine converts a time of the machine's clock, such as the runtime's, to the node's.
-func (c *Clock) FromMachine(t time.Time) time.Time {
-	if t.IsZero() {
-		return t
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return t.Add(c.now().Sub(c.source.RTC())).Round(0).UTC()
+// Happened converts the machine's time, such as the runtime's, of something that happened after the given time of the node.
+func (c *Clock) Happened(t, after time.Time) time.Time {
+	is, r := c.read()
+	return is.Happened(t, after, c.store.LastStamp(), r)
+}
+
+// Exited converts the machine's time of an exit that no beat has seen yet; zero where it cannot be known.
+func (c *Clock) Exited(t time.Time) time.Time {
+	is, r := c.read()
+	return is.Exited(t, c.store.LastStamp(), r)
 }
 
 func later(a, b time.Time) time.Time {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 )
@@ -23,17 +24,20 @@ func (b *box) source() state.Source {
 
 func (b *box) pass(d time.Duration) { b.rtc, b.up = b.rtc.Add(d), b.up+d }
 
-func TestClockGoesByTheHubAndTheCounterSinceBoot(t *testing.T) {
+func TestClockIsCarriedOverByTheStore(t *testing.T) {
 	m, dir := newMesh(t), t.TempDir()
 	s := open(t, dir, m)
 	b := &box{rtc: noon.Add(time.Hour), up: time.Minute, boot: "one"}
 	c := state.NewClock(s, b.source(), time.Time{})
 	require.Equal(t, noon.Add(time.Hour), c.Now(), "without a hub the machine's clock counts")
-	c.Sync(noon.Add(2 * time.Hour))
+	next, leaps := c.Told(noon.Add(2*time.Hour), 0)
+	require.True(t, leaps)
+	require.Equal(t, noon.Add(time.Hour), c.Now(), "told is not set")
+	c.Set(next)
 	b.pass(time.Minute)
 	b.rtc = b.rtc.Add(-30 * time.Minute)
 	require.Equal(t, noon.Add(2*time.Hour+time.Minute), c.Now(), "nobody can set the counter")
-	require.Equal(t, c.Now(), c.FromMachine(b.rtc))
+	require.True(t, c.MachineIsWrong())
 	require.NoError(t, s.Beat(meter.Observation{At: c.Now()}, c.Stamp()))
 	require.NoError(t, s.Close())
 
@@ -52,24 +56,42 @@ func TestClockOf1970StartsFromTheFloor(t *testing.T) {
 	c := state.NewClock(s, b.source(), built)
 	require.Equal(t, noon, c.Now(), "the newest signed document is younger than the build")
 	require.False(t, c.Trusted())
-	b.pass(time.Minute)
-	require.Equal(t, noon.Add(time.Minute), c.Now(), "and time goes on from there")
-
-	require.NoError(t, s.Beat(meter.Observation{At: c.Now()}, state.Stamp{At: noon.Add(24 * time.Hour), BootID: "one", Synced: true}))
+	require.NoError(t, s.Beat(meter.Observation{At: c.Now()}, clock.Stamp{At: noon.Add(24 * time.Hour), BootID: "one", Synced: true}))
 	c = state.NewClock(s, b.source(), built)
 	require.Equal(t, noon.Add(24*time.Hour), c.Now(), "after a power cut with a dead battery the last stamp counts")
 	require.False(t, c.Trusted())
-	c.Sync(noon.Add(48 * time.Hour))
-	require.True(t, c.Trusted())
-	require.Equal(t, noon.Add(48*time.Hour), c.Now())
+	require.True(t, c.MachineIsWrong())
 }
 
-func TestPowerOffCountsByTheMachinesClock(t *testing.T) {
-	m, dir := newMesh(t), t.TempDir()
-	s := open(t, dir, m)
-	require.NoError(t, s.Beat(meter.Observation{At: noon}, state.Stamp{At: noon, BootID: "one", SinceBoot: time.Hour, Synced: true}))
-	b := &box{rtc: noon.Add(5 * time.Hour), up: time.Minute, boot: "two"}
-	c := state.NewClock(s, b.source(), time.Time{})
-	require.Equal(t, noon.Add(5*time.Hour), c.Now())
-	require.True(t, c.Trusted())
+// A day's leap, either way: what is open goes on from the new time, and every time in the journal is as long ago as it was.
+func TestSettingTheClockMovesTheJournalAndBillsNothing(t *testing.T) {
+	for name, by := range map[string]time.Duration{"ahead": 24 * time.Hour, "back": -24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			m, dir := newMesh(t), t.TempDir()
+			s := open(t, dir, m)
+			from := noon.Add(time.Minute)
+			require.NoError(t, s.OpenRun(state.Run{ID: "a.1", MemberID: "a", OpenedAt: noon}))
+			require.NoError(t, s.UpdateRun("a.1", func(r *state.Run) { r.StartedAt, r.ReadyAt = noon, noon.Add(time.Second) }))
+			require.NoError(t, s.UpdateMember("a", func(x *state.Member) { x.RetryAt = noon.Add(time.Hour) }))
+			up := meter.Run{RunID: "a.1", MemberID: "a", StartedAt: noon, Up: true}
+			require.NoError(t, s.Beat(meter.Observation{At: from, Runs: []meter.Run{up}, CutEvery: time.Hour}, clock.Stamp{At: from}))
+			require.NoError(t, s.SetClock(from, clock.Stamp{At: from.Add(by), Synced: true}))
+
+			require.NoError(t, s.Close())
+			s = open(t, dir, m)
+			run := s.Runs()["a.1"]
+			require.Equal(t, []time.Time{noon.Add(by), noon.Add(by), noon.Add(by + time.Second)}, []time.Time{run.OpenedAt, run.StartedAt, run.ReadyAt})
+			require.Equal(t, noon.Add(by+time.Hour), s.Members()["a"].RetryAt)
+			require.True(t, s.LastStamp().Synced)
+			up.StartedAt = run.StartedAt
+			end := from.Add(by + 10*time.Second)
+			require.NoError(t, s.Beat(meter.Observation{At: end, Runs: []meter.Run{up}, CutEvery: time.Second}, clock.Stamp{At: end}))
+			billed := s.Consumed("a")["session_seconds"]
+			if by > 0 {
+				require.EqualValues(t, 70_000_000, billed)
+			} else {
+				require.EqualValues(t, 60_000_000, billed, "what was recorded ahead is not recorded again")
+			}
+		})
+	}
 }

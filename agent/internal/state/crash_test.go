@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
@@ -85,9 +86,9 @@ func victim(dir string) {
 		started := at
 		for range 4 {
 			at = at.Add(10 * time.Second)
-			require.NoError(t, s.Beat(meter.Observation{At: at, Runs: []meter.Run{{RunID: run, MemberID: "a", StartedAt: started, Up: true}}}, state.Stamp{At: at}))
+			require.NoError(t, s.Beat(meter.Observation{At: at, Runs: []meter.Run{{RunID: run, MemberID: "a", StartedAt: started, Up: true}}}, clock.Stamp{At: at}))
 		}
-		require.NoError(t, s.Beat(meter.Observation{At: at, Runs: []meter.Run{{RunID: run, MemberID: "a", StartedAt: started, ExitedAt: at}}}, state.Stamp{At: at}))
+		require.NoError(t, s.Beat(meter.Observation{At: at, Runs: []meter.Run{{RunID: run, MemberID: "a", StartedAt: started, ExitedAt: at}}}, clock.Stamp{At: at}))
 		require.NoError(t, s.CloseRun(run))
 		promise("sealed %d", s.Spool().LastSegment)
 		if g%7 == 0 {
@@ -210,7 +211,7 @@ func TestFullDiskIsAClearErrorAndLosesNothing(t *testing.T) {
 	require.NoError(t, unix.Statfs(dir, &fs))
 	require.NoError(t, os.WriteFile(ballast, make([]byte, fs.Bavail*uint64(fs.Bsize)-(8<<20)), 0o600))
 	up := meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, Up: true}
-	err = s.Beat(meter.Observation{At: noon.Add(2 * time.Minute), Runs: []meter.Run{up}}, state.Stamp{})
+	err = s.Beat(meter.Observation{At: noon.Add(2 * time.Minute), Runs: []meter.Run{up}}, clock.Stamp{})
 	require.True(t, fault.Is(err, fault.Unavailable))
 	require.ErrorContains(t, err, "disk_full")
 	v, parts := m.desired(1, workload("a", 1))

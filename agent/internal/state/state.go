@@ -16,6 +16,7 @@ import (
 	"github.com/google/uuid"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -104,7 +105,7 @@ type data struct {
 	meter    meter.State
 	chain    spool.Chain
 	marks    spool.Marks
-	stamp    Stamp
+	stamp    clock.Stamp
 	// unsent counts the bytes of segments that the hub has not posted; sizes their single sizes.
 	unsent int64
 	sizes  map[uint64]int64

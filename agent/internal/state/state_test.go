@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
@@ -285,7 +286,7 @@ func use(t testing.TB, s *state.Store, member, run string, seconds int) {
 
 func beat(t testing.TB, s *state.Store, at time.Time, runs ...meter.Run) {
 	t.Helper()
-	require.NoError(t, s.Beat(meter.Observation{At: at, Runs: runs}, state.Stamp{At: at}))
+	require.NoError(t, s.Beat(meter.Observation{At: at, Runs: runs}, clock.Stamp{At: at}))
 }
 
 // sealedSeconds walks the chain of this incarnation as a hub would.

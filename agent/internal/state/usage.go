@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -97,7 +98,7 @@ func (x sealing) apply(d *data) {
 
 // Beat takes one observation of all containers into the meter, and writes what it says in one transaction: open intervals,
 // sealed records and the time. A beat that cannot be written changes nothing; the next one makes up for it.
-func (s *Store) Beat(o meter.Observation, stamp Stamp) error {
+func (s *Store) Beat(o meter.Observation, stamp clock.Stamp) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	metered, records := meter.Beat(s.d.meter, o)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
 	"github.com/gpuaas/gpuaas/agent/meter"
@@ -51,7 +52,7 @@ func TestNodeWhoseClockIsBehindRenewsBeforeItAsks(t *testing.T) {
 	h.lifetime = time.Hour
 	h.mu.Unlock()
 	off := time.Now().AddDate(0, 0, -30)
-	require.NoError(t, n.store.Beat(meter.Observation{At: off}, state.Stamp{At: off, BootID: "another boot", Synced: true}))
+	require.NoError(t, n.store.Beat(meter.Observation{At: off}, clock.Stamp{At: off, BootID: "another boot", Synced: true}))
 	n.withClock(time.Unix(100, 0), time.Time{})
 	n.run(uplink.Config{})
 	h.next()

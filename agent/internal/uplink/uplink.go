@@ -44,6 +44,8 @@ const (
 type Reconciler interface {
 	Report() reconcile.Report
 	Subscribe() <-chan struct{}
+	// SyncClock takes over the time that a hub told in an answer that took so long.
+	SyncClock(ctx context.Context, hub time.Time, took time.Duration)
 }
 
 // Logs reads the log of one container run.
@@ -246,7 +248,9 @@ func (s *session) greet(ctx context.Context) error {
 	if err := s.control.SetDeadline(time.Now().Add(helloTimeout)); err != nil {
 		return err
 	}
-	if err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Hello{Hello: s.hello(ctx)}}); err != nil {
+	hello := &protocol.NodeMessage{Message: &protocol.NodeMessage_Hello{Hello: s.hello(ctx)}}
+	asked := time.Now()
+	if err := s.send(hello); err != nil {
 		return err
 	}
 	failpoint.Hit("agent/session/greeted")
@@ -262,7 +266,7 @@ func (s *session) greet(ctx context.Context) error {
 		return errors.New("the hub does not answer the hello")
 	}
 	if t := welcome.GetHubTime(); t != nil {
-		s.u.clock.Sync(t.AsTime())
+		s.observer.SyncClock(ctx, t.AsTime(), time.Since(asked))
 	}
 	behind := welcome.GetNewIncarnation()
 	if !behind {

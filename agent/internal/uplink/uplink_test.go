@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
@@ -42,6 +43,7 @@ type observer struct {
 	mu      sync.Mutex
 	report  reconcile.Report
 	changed chan struct{}
+	clock   func() *state.Clock
 }
 
 func (o *observer) Report() reconcile.Report {
@@ -51,6 +53,11 @@ func (o *observer) Report() reconcile.Report {
 }
 
 func (o *observer) Subscribe() <-chan struct{} { return o.changed }
+
+func (o *observer) SyncClock(_ context.Context, hub time.Time, took time.Duration) {
+	next, _ := o.clock().Told(hub, took)
+	o.clock().Set(next)
+}
 
 func (o *observer) set(r reconcile.Report) {
 	o.mu.Lock()
@@ -66,6 +73,7 @@ func (o *observer) set(r reconcile.Report) {
 func openNode(t testing.TB) *testNode {
 	t.Helper()
 	n := &testNode{t: t, dir: t.TempDir(), seen: &observer{changed: make(chan struct{}, 1)}, stop: func() {}}
+	n.seen.clock = func() *state.Clock { return n.clock }
 	var err error
 	n.creds, err = uplink.OpenCredentials(n.dir)
 	require.NoError(t, err)
@@ -300,11 +308,11 @@ func (n *testNode) use(segments int) {
 	}
 	for range segments + 1 {
 		r := meter.Run{RunID: run, MemberID: "m1", StartedAt: n.clock.Now(), Up: true}
-		require.NoError(n.t, n.store.Beat(meter.Observation{At: at, Runs: []meter.Run{r}, CutEvery: time.Second}, state.Stamp{}))
+		require.NoError(n.t, n.store.Beat(meter.Observation{At: at, Runs: []meter.Run{r}, CutEvery: time.Second}, clock.Stamp{}))
 		at = at.Add(10 * time.Second)
 	}
 	at = at.Add(time.Second)
-	require.NoError(n.t, n.store.Beat(meter.Observation{At: at}, state.Stamp{}))
+	require.NoError(n.t, n.store.Beat(meter.Observation{At: at}, clock.Stamp{}))
 	require.NoError(n.t, n.store.CloseRun(run))
 }
 

@@ -1,0 +1,192 @@
+// Package clock tells a node's time from three sources, none of which is enough alone: the machine's own clock, which may be
+// wrong and may be set at any moment; the counter since boot, which nobody can set but which begins anew with each boot; and
+// what a hub has said. Within one boot the time always goes on from an anchor by the counter alone. It is pure: who holds a
+// Clock reads the machine and keeps the stamps (agent/internal/state).
+//
+// Where the truth is unknown, the earlier time counts: leases last, and nothing is billed that may not have passed.
+package clock
+
+import "time"
+
+const (
+	// Slack is how far two ways to tell the time may differ before one of them counts as wrong.
+	Slack = time.Minute
+	// Near is how far from a hub's time a clock may be without being set.
+	Near = time.Second
+)
+
+// Reading is what the machine says at one moment.
+type Reading struct {
+	// RTC is the machine's own clock (CLOCK_REALTIME).
+	RTC time.Time
+	// SinceBoot counts from boot, also while the machine sleeps, and never stops or jumps (CLOCK_BOOTTIME).
+	SinceBoot time.Duration
+	// BootID is another one after each boot.
+	BootID string
+}
+
+// Stamp is a time as it was made durable with a beat.
+type Stamp struct {
+	// At is the node's time then.
+	At time.Time `json:"at,omitzero"`
+	// BootID and SinceBoot tie it to the counter: with the same boot, the time now is At plus what the counter has moved.
+	BootID    string        `json:"boot_id,omitempty"`
+	SinceBoot time.Duration `json:"since_boot,omitempty"`
+	// RTC is what the machine's own clock said at the same moment; zero in stamps of older releases.
+	RTC time.Time `json:"rtc,omitzero"`
+	// Synced says that At comes from a hub, in this boot.
+	Synced bool `json:"synced,omitempty"`
+	// Doubtful says that At is no more than the earliest that it can be.
+	Doubtful bool `json:"doubtful,omitempty"`
+}
+
+// Known is what a store remembers of time.
+type Known struct {
+	// Last is the newest stamp; zero in a new store.
+	Last Stamp
+	// Certain has passed for sure: the build of the program and the newest trust bundle. Not even a hub sets a clock below it.
+	Certain time.Time
+	// Signed is the newest time in a document that a hub signed. It has passed, unless that hub's clock ran ahead.
+	Signed time.Time
+}
+
+// Clock is the node's time. The zero value is no clock: use Start.
+type Clock struct {
+	anchor Stamp
+	floor  time.Time
+}
+
+// Start begins the clock of a process. In a boot that the last stamp knows it goes on from there. After another boot it goes by
+// the machine's clock, which has counted while the power was off.
+func Start(k Known, r Reading) Clock {
+	signed := later(k.Certain, k.Signed)
+	if k.Last.At.IsZero() || k.Last.BootID != r.BootID {
+		return Clock{anchor: afterBoot(k.Last, later(signed, k.Last.At), r), floor: k.Certain}
+	}
+	c := Clock{anchor: k.Last, floor: k.Certain}
+	if c.anchor.Synced {
+		return c // the hub's word is newer than what was built or signed before
+	}
+	return c.atLeast(signed, r)
+}
+
+// afterBoot is where the time goes on after the machine was off. There are two ways to tell it by the machine's clock: what it
+// says, and how far it has come since the last stamp, which is right also when that clock is wrong by a constant. The earlier
+// one that is not before what has passed counts; unless both agree, the time is in doubt.
+func afterBoot(last Stamp, passed time.Time, r Reading) Stamp {
+	at, doubtful := r.RTC, false
+	if !last.RTC.IsZero() {
+		moved := last.At.Add(r.RTC.Sub(last.RTC))
+		doubtful = moved.Sub(at).Abs() > Slack
+		if at.Before(passed) || (moved.Before(at) && !moved.Before(passed)) {
+			at = moved
+		}
+	}
+	if at.Before(passed) {
+		// How long the power was off, nobody knows: what is left of leases counts from here.
+		at, doubtful = passed, true
+	}
+	return Stamp{At: at, BootID: r.BootID, SinceBoot: r.SinceBoot, Doubtful: doubtful}
+}
+
+// At is the node's time at a reading of the boot in which the clock was started.
+func (c Clock) At(r Reading) time.Time {
+	// Without the monotonic reading, which would win over these numbers in comparisons.
+	return c.anchor.At.Add(r.SinceBoot - c.anchor.SinceBoot).Round(0).UTC()
+}
+
+// Sync takes over the time that a hub told in an answer that took so long: it lies between hub and hub + took now. A clock that
+// is in there, or Near it, is as right as can be known and is left as it is; any other is set to the nearer end.
+func (c Clock) Sync(hub time.Time, took time.Duration, r Reading) Clock {
+	at, latest := c.At(r), hub.Add(took)
+	switch {
+	case at.Before(hub.Add(-Near)):
+		at = hub
+	case at.After(latest.Add(Near)):
+		at = latest
+	}
+	c.anchor = Stamp{At: later(at, c.floor).Round(0).UTC(), BootID: r.BootID, SinceBoot: r.SinceBoot, Synced: true}
+	return c
+}
+
+// Passed takes in a time that has passed for sure.
+func (c Clock) Passed(t time.Time, r Reading) Clock {
+	c.floor = later(c.floor, t)
+	return c.atLeast(t, r)
+}
+
+func (c Clock) atLeast(t time.Time, r Reading) Clock {
+	if c.At(r).Before(t) {
+		c.anchor = Stamp{At: t.Round(0).UTC(), BootID: r.BootID, SinceBoot: r.SinceBoot, Doubtful: true}
+	}
+	return c
+}
+
+// Doubtful is true while the time is no more than the earliest that it can be.
+func (c Clock) Doubtful() bool { return c.anchor.Doubtful }
+
+// Wrong reports whether the machine's own clock cannot be what it should be: the time is in doubt, or that clock tells another
+// one.
+func (c Clock) Wrong(r Reading) bool {
+	return c.Doubtful() || c.At(r).Sub(r.RTC).Abs() > Slack
+}
+
+// Stamp is what to make durable.
+func (c Clock) Stamp(r Reading) Stamp {
+	return Stamp{
+		At: c.At(r), BootID: r.BootID, SinceBoot: r.SinceBoot, RTC: r.RTC.Round(0).UTC(),
+		Synced: c.anchor.Synced, Doubtful: c.anchor.Doubtful,
+	}
+}
+
+// Happened converts a time of the machine's clock to the node's: that of something, such as a start, which happened after a
+// moment that is known and before the reading. The machine's clock may have been set since the last stamp, so the time is what
+// that clock meant before or what it means now, whichever lies in between; the later one when both do, and that of the reading
+// when neither does. Zero stays zero.
+func (c Clock) Happened(t, after time.Time, last Stamp, r Reading) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	var found time.Time
+	for _, at := range c.meanings(t, last, r) {
+		if !at.Before(after) && !at.After(c.At(r)) {
+			found = later(found, at)
+		}
+	}
+	if found.IsZero() {
+		return c.At(r)
+	}
+	return found
+}
+
+// Exited converts the machine's time of an exit that happened after the last stamp, like Happened, but takes the earlier one when
+// both lie in between. When neither does, the exit counts as unseen: it returns zero.
+func (c Clock) Exited(t time.Time, last Stamp, r Reading) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	var found time.Time
+	for _, at := range c.meanings(t, last, r) {
+		if !at.Before(last.At) && !at.After(c.At(r)) && (found.IsZero() || at.Before(found)) {
+			found = at
+		}
+	}
+	return found
+}
+
+// meanings are what a time of the machine's clock can have meant: by how that clock stood at the last stamp, and by how it
+// stands now.
+func (c Clock) meanings(t time.Time, last Stamp, r Reading) []time.Time {
+	out := []time.Time{t.Add(c.At(r).Sub(r.RTC)).Round(0).UTC()}
+	if !last.RTC.IsZero() {
+		out = append(out, t.Add(last.At.Sub(last.RTC)).Round(0).UTC())
+	}
+	return out
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}

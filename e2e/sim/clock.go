@@ -1,0 +1,81 @@
+package sim
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/gpuaas/gpuaas/agent/clock"
+	"github.com/gpuaas/gpuaas/agent/meter"
+)
+
+// rtc is what the machine's own clock shows at a true time.
+func (n *node) rtc(t instant) time.Time {
+	if n.rtcDead {
+		return time.Unix(0, 0).UTC().Add((t - n.bootedAt).dur())
+	}
+	return t.time().Add(n.rtcOffset)
+}
+
+// reading is what the machine says at a true time.
+func (n *node) reading(t instant) clock.Reading {
+	return clock.Reading{RTC: n.rtc(t), SinceBoot: (t - n.bootedAt).dur(), BootID: strconv.Itoa(n.bootID)}
+}
+
+// startClock is what the agent's start does.
+func (n *node) startClock() {
+	k := clock.Known{Last: n.store.stamp, Certain: built(), Signed: n.store.state.GetIssuedAt().AsTime()}
+	n.clock = clock.Start(k, n.reading(n.w.now))
+	n.clockFaulty = n.clock.Doubtful() || !n.stamp(n.w.now).Synced && n.rtcOffset != 0
+}
+
+// built is when the agent's program was.
+func built() time.Time { return genesis().Add(-24 * time.Hour) }
+
+// now is the node's time.
+func (n *node) now() time.Time { return n.clock.At(n.reading(n.w.now)) }
+
+func (n *node) stamp(t instant) clock.Stamp { return n.clock.Stamp(n.reading(t)) }
+
+// happened converts a time of the machine's clock to the node's.
+func (n *node) happened(t, after time.Time) time.Time {
+	return n.clock.Happened(t, after, n.store.stamp, n.reading(n.w.now))
+}
+
+// syncClock takes over the hub's time, told in an answer that took so long, as reconcile.SyncClock does.
+func (n *node) syncClock(hub time.Time, took instant) {
+	r := n.reading(n.w.now)
+	next := n.clock.Sync(hub, took.dur(), r)
+	if from, to := n.clock.At(r), next.Stamp(r); !to.At.Equal(from) {
+		n.beat(n.w.now)
+		if n.w.breaks(BreakClock) {
+			n.store.stamp = to
+		} else if err := n.store.setClock(from, to); err != nil {
+			n.w.fail(5, "clock of %s: %v", n.id, err)
+		}
+		clear(n.hold)
+	}
+	n.clock = next
+	n.clockFaulty = false
+}
+
+// setClock takes in that the clock is set, as the agent's store does.
+func (s *store) setClock(from time.Time, to clock.Stamp) error {
+	move := func(times ...*time.Time) {
+		for _, t := range times {
+			if !t.IsZero() {
+				*t = t.Add(to.At.Sub(from))
+			}
+		}
+	}
+	for id := range s.runs {
+		s.updateRun(id, func(r *storedRun) { move(&r.openedAt, &r.startedAt, &r.readyAt, &r.exitedAt) })
+	}
+	for id, m := range s.members {
+		if m.Removal == nil {
+			s.updateMember(id, func(m *storedMember) { move(&m.RetryAt, &m.ExitedAt) })
+		}
+	}
+	metered, records := meter.Leap(s.meter, from, to.At)
+	s.meter, s.stamp = metered, to
+	return s.seal(records, to.At)
+}
