@@ -62,7 +62,9 @@ func (r *Reconciler) observe(ctx context.Context) ([]runtime.Container, error) {
 	if err != nil {
 		return nil, err
 	}
-	leases, journal := r.store.Leases(), r.store.Runs()
+	// Busy before the journal: a start that has ended by now is noted there.
+	leases, busy := r.store.Leases(), r.busyMembers(stamp.At)
+	journal := r.store.Runs()
 	var used map[string]runtime.Stats
 	if slices.ContainsFunc(containers, func(c runtime.Container) bool { return c.State == runtime.StateRunning }) {
 		// Without an answer nothing has a sample, which costs the node and not the tenant. The same goes for a container that ends
@@ -77,7 +79,12 @@ func (r *Reconciler) observe(ctx context.Context) ([]runtime.Container, error) {
 			// One that does not answer was up at the last look, and has no exit: it counts on until something is known.
 			Up: c.State == runtime.StateRunning || (c.State == runtime.StateUnknown && !journal[c.ID].ExitRecorded),
 		}
-		if run.StartedAt.IsZero() {
+		switch {
+		case !run.StartedAt.IsZero():
+		case busy[c.MemberID].Other:
+			// Its start is under way: it counts from when that is noted, in a later beat.
+			run.Up, run.ExitedAt = false, time.Time{}
+		default:
 			run.StartedAt = r.clock.Happened(c.StartedAt, journal[c.ID].OpenedAt)
 		}
 		if stats, sampled := used[c.ID]; sampled && c.State == runtime.StateRunning {

@@ -432,7 +432,8 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer)
 	}
 	failpoint.Hit("agent/start/noted")
 	return r.timed(ctx, func(time.Time) error {
-		return r.store.UpdateRun(run.ID, func(run *state.Run) { run.StartedAt = r.clock.Happened(started.StartedAt, run.OpenedAt) })
+		at := r.clock.Happened(started.StartedAt, r.store.Runs()[run.ID].OpenedAt)
+		return r.store.UpdateRun(run.ID, func(run *state.Run) { run.StartedAt = at })
 	})
 }
 

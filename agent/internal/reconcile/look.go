@@ -93,6 +93,7 @@ func (r *Reconciler) busyMembers(now time.Time) map[string]agent.Work {
 
 // adopt puts what is on the machine and unknown to the store into it, so that its removal is journalled and proven too.
 func (r *Reconciler) adopt(containers []runtime.Container, attached []string) error {
+	busy := r.busyMembers(r.clock.Now()) // before the journal: a start that has ended by now is noted there
 	runs, members := r.store.Runs(), r.store.Members()
 	for _, c := range containers {
 		if run, known := runs[c.ID]; !known {
@@ -103,7 +104,7 @@ func (r *Reconciler) adopt(containers []runtime.Container, attached []string) er
 			if err := r.store.AdoptRun(run); err != nil {
 				return err
 			}
-		} else if run.StartedAt.IsZero() && c.State == runtime.StateRunning {
+		} else if run.StartedAt.IsZero() && c.State == runtime.StateRunning && !busy[c.MemberID].Other {
 			// The agent died between the start and the note of it. Later a clock that was set would tell another time.
 			started := r.clock.Happened(c.StartedAt, run.OpenedAt)
 			if err := r.store.UpdateRun(c.ID, func(run *state.Run) { run.StartedAt = started }); err != nil {
