@@ -66,6 +66,6 @@ func (w *world) claimAnything(rng *rand.Rand, of []ledger.Subject) {
 		records = append(records, r)
 	}
 	must(w, func(ctx context.Context, tx db.Tx) (bool, error) {
-		return ledger.PostUsage(ctx, tx, w.node, fmt.Sprint("i", rng.IntN(3)), &protocol.UsageSegment{Records: records}, w.now)
+		return postUsage(ctx, tx, w.node, fmt.Sprint("i", rng.IntN(3)), records, w.now)
 	})
 }
