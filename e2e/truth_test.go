@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"context"
 	"math/big"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -83,15 +84,32 @@ func (tr *truth) hear(m *coreevents.Envelope) {
 }
 
 // running is how long containers ran in all, by containerd's clock; every one must have exited.
-func (tr *truth) running(t *testing.T) (total time.Duration) {
+func (tr *truth) running(t *testing.T) time.Duration {
 	t.Helper()
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	require.NotEmpty(t, tr.started)
+	return tr.sum(t, "")
+}
+
+// runningOf is the same for the containers of one member.
+func (tr *truth) runningOf(t *testing.T, memberID string) time.Duration {
+	t.Helper()
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	return tr.sum(t, memberID+".")
+}
+
+func (tr *truth) sum(t *testing.T, prefix string) (total time.Duration) {
+	t.Helper()
 	for id, start := range tr.started {
+		if !strings.HasPrefix(id, prefix) {
+			continue
+		}
 		require.Contains(t, tr.exited, id, "the container has not exited")
 		total += tr.exited[id].Sub(start)
 	}
+	require.Positive(t, total, "no container of %q ran", prefix)
 	return total
 }
 

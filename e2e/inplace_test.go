@@ -1,0 +1,128 @@
+package e2e_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	api "github.com/gpuaas/gpuaas/pkg/client"
+)
+
+// yesterdaysCommit is the release before this one: what hosts run while they upgrade, and what they go back to.
+const yesterdaysCommit = "3b3942e8"
+
+// yesterday builds the programs of the release before this one from the tree's own history, once, and returns their directory.
+func yesterday(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(source(t), ".cache", "yesterday", yesterdaysCommit)
+	bin := filepath.Join(dir, "bin")
+	if _, err := os.Stat(filepath.Join(bin, "done")); err == nil {
+		return bin
+	}
+	if err := exec.Command("git", "-C", source(t), "cat-file", "-e", yesterdaysCommit+"^{commit}").Run(); err != nil {
+		t.Skipf("the history does not reach back to %s (a shallow clone?), so its programs cannot be built: %v", yesterdaysCommit, err)
+	}
+	require.NoError(t, os.RemoveAll(dir))
+	src := filepath.Join(dir, "src")
+	require.NoError(t, os.MkdirAll(src, 0o700))
+	script := `git -C "$1" archive "$2" | tar -x -C "$3" && cd "$3" && CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o "$4/" ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent ./pkg/cmd/gpuaas && touch "$4/done"`
+	out, err := exec.Command("bash", "-o", "pipefail", "-ec", script, "bash", source(t), yesterdaysCommit, src, bin).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return bin
+}
+
+// swapHub stops the hub and starts the one from bin on the same data and addresses.
+func (w *world) swapHub(bin string) {
+	w.t.Helper()
+	require.NoError(w.t, w.hub.Stop())
+	w.hub.Config.Bin = bin
+	w.restartHub()
+}
+
+// swapAgent stops the agent and starts the one from bin on the same data.
+func (w *world) swapAgent(bin string) {
+	w.t.Helper()
+	require.NoError(w.t, w.agent.Stop())
+	w.agent.Config.Bin = bin
+	w.restartAgent(w.agent)
+}
+
+// Hosts upgrade hub and nodes in whatever order they like, and may go back to the release before: in every mixture the app that
+// runs is untouched, others come and go, and the bill is right.
+func TestHubAndNodeAreUpgradedInPlaceAndBackInAnyOrder(t *testing.T) {
+	old, today := yesterday(t), binaries(t)
+	type step struct {
+		name string
+		take func(*world)
+	}
+	hubTo := func(name, bin string) step {
+		return step{name + " hub", func(w *world) { w.swapHub(bin) }}
+	}
+	agentTo := func(name, bin string) step {
+		return step{name + " agent", func(w *world) { w.swapAgent(bin) }}
+	}
+	for name, steps := range map[string][]step{
+		"hub first":   {hubTo("today's", today), agentTo("today's", today), hubTo("yesterday's", old), agentTo("yesterday's", old)},
+		"agent first": {agentTo("today's", today), hubTo("today's", today), agentTo("yesterday's", old), hubTo("yesterday's", old)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.startContainerd()
+			hub := w.hubConfig()
+			hub.Bin = old
+			w.startHub(hub)
+			w.newTenant("acme")
+			node := w.agentConfig("node")
+			node.Bin = old
+			w.agent = w.startAgent(node)
+			w.shipApp()
+			var err error
+			w.allocation, err = w.tenant.Allocate(w.ctx, w.tenant.Admin, w.agent.Ready.NodeID, 2, 1024)
+			require.NoError(t, err)
+			containers := w.listen(w.agent.Config.ContainerdNamespace)
+			kept := w.launch("kept")
+			pid := w.pidOf(kept)
+			serving := w.keepAsking(kept)
+
+			for _, s := range steps {
+				t.Log(s.name)
+				before, err := w.tenant.Usage(w.ctx, kept.ID)
+				require.NoError(t, err)
+				s.take(w)
+				w.eventually("usage arrives again", func() error {
+					after, err := w.tenant.Usage(w.ctx, kept.ID)
+					return orMissing(err, len(after) > len(before))
+				})
+				require.Equal(t, pid, w.pidOf(kept), "%s leaves the process alone", s.name)
+				passing := w.launch("passing")
+				w.answers(passing)
+				w.decommission(passing)
+			}
+
+			require.NoError(t, serving(), "the app answered throughout")
+			w.decommission(kept)
+			w.eventually("the bill is final", func() error {
+				postings, err := w.tenant.Postings(w.ctx, kept.ID)
+				return orMissing(err, hasKind(postings, api.PostingKindHoldClosed))
+			})
+			usage, err := w.tenant.Usage(w.ctx, kept.ID)
+			require.NoError(t, err)
+			requireWithinBeat(t, containers.runningOf(t, kept.Members[0].ID), requireContiguous(t, usage, "session_seconds"))
+		})
+	}
+}
+
+// Whoever asks a program of yesterday for its version is told so: the test above would prove nothing with today's twice.
+func TestYesterdaysProgramsAreNotTodays(t *testing.T) {
+	old, today := yesterday(t), binaries(t)
+	for _, b := range []string{"gpuaas-hub", "gpuaas-agent"} {
+		sums, err := exec.Command("sha256sum", filepath.Join(old, b), filepath.Join(today, b)).Output()
+		require.NoError(t, err)
+		lines := strings.Fields(string(sums))
+		require.NotEqual(t, lines[0], lines[2], b)
+	}
+}
