@@ -19,7 +19,7 @@ import (
 
 // rows are all that there is to measure, in the order of the table.
 func rows() []Row {
-	return slices.Concat(nodeRows())
+	return slices.Concat(nodeRows(), hubRows())
 }
 
 func main() {

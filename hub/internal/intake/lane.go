@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// lanes is how many batches of usage are posted at once. A node's segments always take the same lane, so that two batches
-	// never bill one node.
-	lanes = 2
+	// lanes is how many batches of usage are posted at once; a node's segments always take the same lane. One: two would conflict,
+	// because the predicate locks of a large batch cover whole tables, and each would be posted again and again.
+	lanes = 1
 	// maxBatchRecords and maxBatchSegments end a batch: what arrives while one is being posted goes into the next. A batch
 	// has at least one segment, however large.
 	maxBatchRecords  = 16_384

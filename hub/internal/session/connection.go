@@ -210,9 +210,10 @@ func (c *connection) usage(ctx context.Context, stream *link.Stream) {
 			}
 			acks = append(acks, c.server.Intake.Usage(ctx, c.peer, upload))
 		}
-		for _, ack := range acks {
+		for _, wait := range acks {
+			ack := wait() // before the deadline is set: a commit may take its time
 			_ = stream.SetWriteDeadline(time.Now().Add(writeTimeout))
-			if err := stream.Send(ack()); err != nil {
+			if err := stream.Send(ack); err != nil {
 				return
 			}
 		}

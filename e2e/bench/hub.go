@@ -1,0 +1,352 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/gpuaas/e2e/bench/swarm"
+	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+const (
+	idleNodes         = 1000
+	reconnectingNodes = 5000
+)
+
+// hubRows are about the hub: what it needs while nothing happens, when everybody comes back, and when all send what they used.
+func hubRows() []Row {
+	return []Row{
+		{Name: "hub-idle", Measure: measureHubIdle},
+		{Name: "hub-memory", Measure: measureHubMemory},
+		{Name: "hub-reconnect", Measure: measureReconnect},
+		{Name: "hub-usage", Measure: measureUsage},
+	}
+}
+
+// Crowd is a hub of its own with simulated nodes in another process.
+type Crowd struct {
+	Hub    *cluster.Hub
+	Swarm  *swarm.Swarm
+	Tenant *scenario.Tenant
+	// Nodes are the ids of the enrolled ones.
+	Nodes []string
+
+	dir string
+}
+
+// startCrowd starts both programs; count nodes are enrolled and do not dial yet.
+func startCrowd(ctx context.Context, e *Env, name string, count int) (*Crowd, error) {
+	dir, err := e.Dir(name)
+	if err != nil {
+		return nil, err
+	}
+	c := &Crowd{dir: dir}
+	// The port stays the same over restarts: that is where the nodes dial.
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	conf := cluster.HubConfig{Bin: e.Bin, Dir: dir, Listen: "127.0.0.1:0", SessionListen: port}
+	fingerprint, err := cluster.InitHub(ctx, conf, rand.Text(), "bench.gpuaas.internal")
+	if err != nil {
+		return nil, err
+	}
+	if c.Hub, err = cluster.StartHub(ctx, conf); err != nil {
+		return nil, err
+	}
+	e.Defer(func() error { return c.Hub.Stop() })
+	c.Hub.RootFingerprint = fingerprint
+	if c.Tenant, err = scenario.NewTenant(ctx, c.Hub, filepath.Join(dir, "tenant"), "crowd", "1000000"); err != nil {
+		return nil, err
+	}
+	program := filepath.Join(dir, "nodes")
+	build := exec.CommandContext(ctx, "go", "build", "-o", program, "./e2e/bench/nodes")
+	build.Dir = e.Source
+	if out, err := build.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build the simulated nodes: %w: %s", err, out)
+	}
+	if c.Swarm, err = swarm.Start(program, filepath.Join(dir, "nodes.log")); err != nil {
+		return nil, err
+	}
+	e.Defer(c.Swarm.Stop)
+	return c, c.enrol(ctx, count)
+}
+
+// end stops both programs before the end of the benchmark, so that the next row has the machine for itself.
+func (c *Crowd) end() error { return errors.Join(c.Swarm.Stop(), c.Hub.Stop()) }
+
+// restartHub ends the hub and starts it anew; it returns when the new one serves.
+func (c *Crowd) restartHub(ctx context.Context) error {
+	if err := c.Hub.Stop(); err != nil {
+		return err
+	}
+	again, err := cluster.StartHub(ctx, c.Hub.Config)
+	if err != nil {
+		return err
+	}
+	again.RootFingerprint = c.Hub.RootFingerprint
+	*c.Hub = *again
+	admin, err := scenario.Admin(c.Hub.Ready)
+	c.Tenant.Admin = admin
+	return err
+}
+
+// sql runs statements on the hub's private database: it makes thousands of what the API makes one of.
+func (c *Crowd) sql(ctx context.Context, do func(*pgx.Conn) error) error {
+	u := url.URL{
+		Scheme: "postgres", User: url.User("gpuaas"), Path: "/gpuaas",
+		RawQuery: url.Values{"host": {filepath.Join(c.Hub.Config.DataDir(), "postgres", "run")}}.Encode(),
+	}
+	conn, err := pgx.Connect(ctx, u.String())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	return do(conn)
+}
+
+// enrol lets count more nodes in. Their tokens are copies of one, with secrets of their own.
+func (c *Crowd) enrol(ctx context.Context, count int) error {
+	one, err := client.Read[client.JoinToken](c.Tenant.Admin.CreateJoinToken(ctx, client.JoinTokenCreate{}))
+	if err != nil {
+		return err
+	}
+	tokens, ids, digests := make([]string, count), make([]uuid.UUID, count), make([][]byte, count)
+	for i := range count {
+		tokens[i], ids[i] = rand.Text(), uuid.New()
+		sum := sha256.Sum256([]byte(tokens[i]))
+		digests[i] = sum[:]
+	}
+	err = c.sql(ctx, func(conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `INSERT INTO join_tokens SELECT (jsonb_populate_record(t, jsonb_build_object('id', x.id, 'secret_sha256', x.digest::text))).*
+			FROM join_tokens t, unnest($1::uuid[], $2::bytea[]) AS x(id, digest) WHERE t.id = $3`, ids, digests, one.ID)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("join tokens: %w", err)
+	}
+	r, err := c.Swarm.Do(ctx, swarm.Command{Enrol: &swarm.Enrol{APIURL: c.Hub.Ready.APIURL, RootFingerprint: c.Hub.RootFingerprint, Tokens: tokens}})
+	c.Nodes = r.NodeIDs
+	return err
+}
+
+func (c *Crowd) connect(ctx context.Context, nodes int) (swarm.Reply, error) {
+	return c.Swarm.Do(ctx, swarm.Command{Connect: &swarm.Connect{Nodes: nodes}})
+}
+
+// measureHubIdle looks at a hub with one node.
+func measureHubIdle(ctx context.Context, e *Env) (results []Result, err error) {
+	c, err := startCrowd(ctx, e, "hub-idle", 1)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.end()) }()
+	if _, err := c.connect(ctx, 1); err != nil {
+		return nil, err
+	}
+	idle, err := MeasureIdle(ctx, e, c.Hub.PID)
+	if err != nil {
+		return nil, err
+	}
+	r := Result{
+		Name: "hub-idle", What: "hub, idle with one node: RSS", Unit: "MB", Target: "≤ 100", Reached: idle.RSSMB <= 100,
+		Parts: []Part{{Name: "CPU in % of a core", Value: idle.CPUPercent}}, Note: "without PostgreSQL; mapped files included",
+	}
+	return []Result{r.single(idle.RSSMB)}, nil
+}
+
+// measureHubMemory compares a hub that nobody has dialled with one that holds many idle sessions.
+func measureHubMemory(ctx context.Context, e *Env) (results []Result, err error) {
+	const maxKB = 150
+	nodes := e.Samples(idleNodes)
+	c, err := startCrowd(ctx, e, "hub-memory", nodes)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.end()) }()
+	// What enrolment took is not a session's.
+	if err := c.restartHub(ctx); err != nil {
+		return nil, err
+	}
+	alone, err := MeasureIdle(ctx, e, c.Hub.PID)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := c.connect(ctx, nodes); err != nil {
+		return nil, err
+	}
+	crowded, err := MeasureIdle(ctx, e, c.Hub.PID)
+	if err != nil {
+		return nil, err
+	}
+	perNode := (crowded.RSSMB - alone.RSSMB) * 1000 / float64(nodes)
+	r := Result{
+		Name: "hub-memory", What: fmt.Sprintf("hub memory per idle node, %d of them", nodes), Unit: "KB", Target: fmt.Sprintf("≤ %d", maxKB), Reached: perNode <= maxKB,
+		Parts: []Part{
+			{Name: "RSS with none, MB", Value: alone.RSSMB}, {Name: "RSS with all, MB", Value: crowded.RSSMB}, {Name: "CPU with all, % of a core", Value: crowded.CPUPercent},
+		},
+		Note: "bare quic-go: 75–96 KB. Enrolled certificates, control and usage stream open, state accepted, a report every 30 s, at least 60 s idle",
+	}
+	return []Result{r.single(perNode)}, nil
+}
+
+// apiPause is how often each prober calls while nodes come back.
+const apiPause = 50 * time.Millisecond
+
+// measureReconnect restarts the hub under its nodes and calls the API meanwhile.
+func measureReconnect(ctx context.Context, e *Env) (results []Result, err error) {
+	const maxSeconds, maxMillis = 20, 200
+	nodes := e.Samples(reconnectingNodes)
+	c, err := startCrowd(ctx, e, "hub-reconnect", nodes)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.end()) }()
+	first, err := c.connect(ctx, nodes)
+	if err != nil {
+		return nil, err
+	}
+	stopped := time.Now()
+	if err := c.restartHub(ctx); err != nil {
+		return nil, err
+	}
+	serving := time.Now()
+	calls, stop := c.callAPI(ctx, c.Tenant.Admin)
+	back, err := c.Swarm.Do(ctx, swarm.Command{Back: &swarm.Back{Nodes: nodes, Since: serving}})
+	stop()
+	if err != nil {
+		return nil, err
+	}
+	api, err := calls()
+	if err != nil {
+		return nil, err
+	}
+	var times Samples
+	for _, ms := range back.Millis {
+		times = append(times, ms/1000)
+	}
+	all := times.P(100)
+	r := Result{
+		Name: "hub-reconnect.nodes", What: fmt.Sprintf("%d nodes reconnecting after a hub restart: all back", nodes), Unit: "s",
+		Target: fmt.Sprintf("≤ %d", maxSeconds), Reached: all <= maxSeconds,
+		Parts: []Part{
+			{Name: "half back after", Value: times.P50()}, {Name: "99 % back after", Value: times.P99()}, {Name: "hub was away", Value: serving.Sub(stopped).Seconds()},
+			{Name: "first connection of all took", Value: first.Seconds}, {Name: "dials per node", Value: float64(back.Dials)/float64(nodes) - 1},
+		},
+		Note: "counted from the hub's ready line; hub, PostgreSQL and all simulated nodes share the machine; backoff and jitter as the agent's",
+	}
+	a := Result{
+		Name: "hub-reconnect.api", What: "API meanwhile (three reads to one write)", Unit: "ms", Target: fmt.Sprintf("p99 ≤ %d", maxMillis), Reached: api.P99() <= maxMillis,
+	}
+	return []Result{r.single(all), api.Into(a)}, nil
+}
+
+// callAPI calls the hub from several programs at once, until stop; samples waits for their end.
+func (c *Crowd) callAPI(ctx context.Context, admin *client.Hub) (samples func() (Samples, error), stop func()) {
+	const callers, enough = 2, 300
+	ctx, cancel := context.WithCancel(ctx)
+	stopping := make(chan struct{})
+	var mu sync.Mutex
+	var all Samples
+	var errs []error
+	var running sync.WaitGroup
+	for k := range callers {
+		running.Go(func() {
+			for i := k; ; i++ {
+				start := time.Now()
+				err := c.call(ctx, admin, i)
+				mu.Lock()
+				all.Add(time.Since(start))
+				if err != nil {
+					errs = append(errs, err)
+				}
+				done := len(all) >= enough || len(errs) > 0
+				mu.Unlock()
+				select {
+				case <-stopping:
+					if done {
+						return
+					}
+				default:
+				}
+				if pause(ctx, apiPause) != nil {
+					return
+				}
+			}
+		})
+	}
+	samples = func() (Samples, error) {
+		running.Wait()
+		cancel()
+		return all, errors.Join(errs...)
+	}
+	return samples, sync.OnceFunc(func() { close(stopping) })
+}
+
+func (c *Crowd) call(ctx context.Context, admin *client.Hub, i int) error {
+	var err error
+	switch i % 4 {
+	case 0:
+		_, err = client.Read[client.Node](admin.GetNode(ctx, c.Nodes[i%len(c.Nodes)]))
+	case 1:
+		_, err = client.Read[client.AppInstanceList](admin.ListAppInstances(ctx, c.Tenant.Project.ID, &client.ListAppInstancesParams{}))
+	case 2:
+		_, err = client.Read[client.PostingList](admin.ListLedger(ctx, &client.ListLedgerParams{}))
+	default:
+		_, err = client.Read[client.JoinToken](admin.CreateJoinToken(ctx, client.JoinTokenCreate{}))
+	}
+	return err
+}
+
+// freePort finds a UDP port of the loopback address that nobody has.
+func freePort() (string, error) {
+	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return "", err
+	}
+	addr := conn.LocalAddr().String()
+	return addr, conn.Close()
+}
+
+// databaseCPU is what all processes of the hub's PostgreSQL have used.
+func (c *Crowd) databaseCPU() (time.Duration, error) {
+	pid, err := os.ReadFile(filepath.Join(c.Hub.Config.DataDir(), "postgres", "data", "postmaster.pid"))
+	if err != nil {
+		return 0, err
+	}
+	first, _, _ := strings.Cut(string(pid), "\n")
+	main, err := strconv.Atoi(first)
+	if err != nil {
+		return 0, err
+	}
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", main, main))
+	if err != nil {
+		return 0, err
+	}
+	total, err := cpuTime(main)
+	for child := range strings.FieldsSeq(string(children)) {
+		pid, _ := strconv.Atoi(child)
+		// One that has ended meanwhile is left out.
+		if used, err := cpuTime(pid); err == nil {
+			total += used
+		}
+	}
+	return total, err
+}

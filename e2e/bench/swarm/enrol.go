@@ -1,0 +1,129 @@
+package swarm
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
+)
+
+// perAddress is how many nodes share a source address: the hub bounds how often one address may knock.
+const perAddress = 100
+
+// door is the hub's API for nodes that have no certificate yet.
+type door struct {
+	in     Enrol
+	bundle protocol.Bundle
+	// clients call from addresses of their own, one for each perAddress nodes.
+	clients []*http.Client
+}
+
+func newDoor(ctx context.Context, in Enrol) (*door, error) {
+	d := &door{in: in}
+	for i := range 1 + len(in.Tokens)/perAddress {
+		dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 77, byte(i>>8), byte(i+1))}}
+		d.clients = append(d.clients, &http.Client{Transport: &http.Transport{
+			DialContext: dialer.DialContext, MaxIdleConnsPerHost: enrolling,
+			// Whoever answers shows a bundle that the fingerprint's key signed; nothing else of the connection is needed here.
+			TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+		}})
+	}
+	var raw json.RawMessage
+	if err := d.call(ctx, 0, http.MethodGet, "/api/v1/trust/bundle", nil, &raw); err != nil {
+		return nil, err
+	}
+	env, err := protocol.EnvelopeFromJSON(raw)
+	if err != nil {
+		return nil, err
+	}
+	d.bundle, err = protocol.VerifyBundle(env, in.RootFingerprint)
+	return d, err
+}
+
+func (d *door) call(ctx context.Context, nth int, method, path string, in, out any) error {
+	body, err := json.Marshal(in)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, method, d.in.APIURL+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	} else {
+		req.Body, req.ContentLength = nil, 0
+	}
+	res, err := d.clients[nth/perAddress].Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = res.Body.Close() }()
+	raw, err := io.ReadAll(res.Body)
+	if err != nil {
+		return err
+	}
+	if res.StatusCode >= http.StatusBadRequest {
+		return fmt.Errorf("%s answered %s: %s", path, res.Status, raw)
+	}
+	return json.Unmarshal(raw, out)
+}
+
+// enrol makes a key and has the hub certify it.
+func (d *door) enrol(ctx context.Context, index int, token string) (*node, error) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "simulated"}}, key)
+	if err != nil {
+		return nil, err
+	}
+	csr := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	var answer struct {
+		NodeID         string   `json:"node_id"`
+		CertificatePEM string   `json:"certificate_pem"`
+		Chain          []string `json:"chain"`
+		SessionAddr    string   `json:"session_addr"`
+	}
+	hostname := fmt.Sprintf("simulated-%d", index)
+	err = d.call(ctx, index%(perAddress*len(d.clients)), http.MethodPost, "/api/v1/nodes/enroll",
+		map[string]string{"join_token": token, "csr_pem": string(csr), "hostname": hostname}, &answer)
+	if err != nil {
+		return nil, err
+	}
+	chain := strings.Join(append([]string{strings.TrimSpace(answer.CertificatePEM)}, answer.Chain...), "\n")
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	certificate, err := tls.X509KeyPair([]byte(chain), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}))
+	if err != nil {
+		return nil, err
+	}
+	n := &node{
+		id: answer.NodeID, hostname: hostname, addr: answer.SessionAddr, incarnation: uuid.NewString(), key: key, bundle: d.bundle,
+		identity: protocol.NodeIdentity{ID: answer.NodeID, KeySHA256: sha256.Sum256(key.Public().(ed25519.PublicKey))},
+	}
+	n.tls = link.ClientTLS(func() (*tls.Certificate, error) { return &certificate, nil }, link.Peer{
+		Roots: d.bundle.HubCAs, TrustDomain: d.bundle.TrustDomain(), Kind: protocol.KindHub, Now: time.Now,
+	})
+	return n, nil
+}

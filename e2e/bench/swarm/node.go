@@ -1,0 +1,218 @@
+package swarm
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
+)
+
+// The times of an agent's session (agent/internal/uplink).
+const (
+	retryMin       = 500 * time.Millisecond
+	retryMax       = 30 * time.Second
+	settled        = time.Minute
+	helloTimeout   = 15 * time.Second
+	reportInterval = 30 * time.Second
+)
+
+// node is one simulated node.
+type node struct {
+	id, hostname, addr string
+	incarnation        string
+	key                ed25519.PrivateKey
+	identity           protocol.NodeIdentity
+	bundle             protocol.Bundle
+	tls                *tls.Config
+	begun              bool
+
+	// sealed waits to be uploaded.
+	sealed []sealed
+
+	mu         sync.Mutex
+	conn       *link.Conn
+	usage      *link.Stream
+	welcomedAt time.Time
+	epoch      uint64
+	generation uint64
+	sha256     []byte
+	bundleNo   uint64
+	last       error
+}
+
+func (n *node) welcomed() time.Time {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.welcomedAt
+}
+
+func (n *node) hasAccepted() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.generation > 0 && n.conn != nil
+}
+
+// trouble is why the last session ended.
+func (n *node) trouble() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.last
+}
+
+// live holds a session whenever a hub answers.
+func (n *node) live(ctx context.Context, dials *atomic.Int64) {
+	retry := retryMin
+	for ctx.Err() == nil {
+		began := time.Now()
+		dials.Add(1)
+		err := n.session(ctx)
+		n.mu.Lock()
+		n.conn, n.usage, n.last = nil, nil, err
+		n.mu.Unlock()
+		if time.Since(began) > settled {
+			retry = retryMin
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(retry/2 + rand.N(retry/2+1)):
+		}
+		retry = min(2*retry, retryMax)
+	}
+}
+
+func (n *node) session(ctx context.Context) error {
+	dialing, cancel := context.WithTimeout(ctx, link.HandshakeTimeout)
+	conn, err := link.Dial(dialing, n.addr, n.tls)
+	cancel()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(link.CodeOK, "the node is stopping") }()
+	control, err := n.greet(ctx, conn)
+	if err != nil {
+		return err
+	}
+	usage, err := conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_USAGE})
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	n.conn, n.usage, n.welcomedAt = conn, usage, time.Now()
+	n.mu.Unlock()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close(link.CodeOK, "the node is stopping") })()
+	var reporting sync.WaitGroup
+	defer reporting.Wait()
+	reporting.Go(func() { n.report(conn, control) })
+	err = n.receive(control)
+	_ = conn.Close(link.CodeOK, "the session has ended")
+	return err
+}
+
+func (n *node) greet(ctx context.Context, conn *link.Conn) (*link.Stream, error) {
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	control, err := conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_CONTROL})
+	if err != nil {
+		return nil, err
+	}
+	_ = control.SetDeadline(time.Now().Add(helloTimeout))
+	n.mu.Lock()
+	hello := &protocol.Hello{
+		ProtocolVersion: protocol.Version, AgentVersion: "simulated", Incarnation: n.incarnation, Epoch: n.epoch, Generation: n.generation,
+		StateSha256: n.sha256, BundleVersion: max(n.bundleNo, n.bundle.Version()), LastSegment: uint64(len(n.sealed)),
+		Facts: &protocol.NodeFacts{
+			Hostname: n.hostname, Os: "Debian GNU/Linux 12 (bookworm)", Kernel: "6.18.0", Architecture: "amd64", CpuCores: 64, MemoryBytes: 256 << 30,
+			ContainerdVersion: "1.6.20", RuncVersion: "1.1.5", BootTime: timestamppb.New(time.Unix(1_700_000_000, 0)),
+		},
+	}
+	n.mu.Unlock()
+	if err := control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Hello{Hello: hello}}); err != nil {
+		return nil, err
+	}
+	answer := &protocol.HubMessage{}
+	if err := control.Receive(answer, protocol.MaxControlBytes); err != nil {
+		return nil, err
+	}
+	switch {
+	case answer.GetGoodbye() != nil:
+		return nil, fmt.Errorf("the hub refuses the session: %s", answer.GetGoodbye().GetReason())
+	case answer.GetWelcome() == nil:
+		return nil, errors.New("the hub does not answer the hello")
+	case answer.GetWelcome().GetNewIncarnation():
+		return nil, errors.New("the hub takes this node for another")
+	}
+	return control, control.SetDeadline(time.Time{})
+}
+
+// receive takes what the hub sends until the session ends.
+func (n *node) receive(control *link.Stream) error {
+	for {
+		m := &protocol.HubMessage{}
+		if err := control.Receive(m, protocol.MaxControlBytes); err != nil {
+			return err
+		}
+		accepted, err := n.accept(m)
+		if err != nil {
+			return err
+		}
+		if accepted == nil {
+			continue
+		}
+		if err := control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Accepted{Accepted: accepted}}); err != nil {
+			return err
+		}
+	}
+}
+
+func (n *node) accept(m *protocol.HubMessage) (*protocol.Accepted, error) {
+	switch x := m.GetMessage().(type) {
+	case *protocol.HubMessage_PushState:
+		v, err := protocol.VerifyState(x.PushState.GetEnvelope(), n.bundle, n.identity)
+		if err != nil {
+			return nil, err
+		}
+		sum := sha256.Sum256(x.PushState.GetEnvelope().GetPayload())
+		n.mu.Lock()
+		n.epoch, n.generation, n.sha256 = v.Message().GetEpoch(), v.Message().GetGeneration(), sum[:]
+		n.mu.Unlock()
+		return &protocol.Accepted{Document: "state", Epoch: v.Message().GetEpoch(), Generation: v.Message().GetGeneration()}, nil
+	case *protocol.HubMessage_PushLeases:
+		v, err := protocol.VerifyLeases(x.PushLeases.GetEnvelope(), n.bundle, n.identity)
+		if err != nil {
+			return nil, err
+		}
+		return &protocol.Accepted{Document: "leases", Epoch: v.Message().GetEpoch()}, nil
+	case *protocol.HubMessage_Goodbye:
+		return nil, fmt.Errorf("the hub ends the session: %s", x.Goodbye.GetReason())
+	default:
+		return nil, nil
+	}
+}
+
+// report says now and then that nothing has changed.
+func (n *node) report(conn *link.Conn, control *link.Stream) {
+	for counter := uint64(1); ; counter++ {
+		n.mu.Lock()
+		r := &protocol.Report{Counter: counter, At: timestamppb.Now(), Epoch: n.epoch, Generation: n.generation}
+		n.mu.Unlock()
+		if control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: r}}) != nil {
+			return
+		}
+		select {
+		case <-conn.Done():
+			return
+		case <-time.After(reportInterval):
+		}
+	}
+}

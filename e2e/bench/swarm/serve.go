@@ -1,0 +1,193 @@
+package swarm
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	// maxCommandBytes bounds one command: thousands of tokens fit.
+	maxCommandBytes = 8 << 20
+	// enrolling is how many nodes enrol at once.
+	enrolling = 8
+	// patience bounds how long a command waits for the nodes.
+	patience = 2 * time.Minute
+	poll     = 5 * time.Millisecond
+)
+
+// crowd is the nodes of the process.
+type crowd struct {
+	ctx   context.Context //nolint:containedctx // the life of the process, in which sessions outlive the command that began them
+	nodes []*node
+	dials atomic.Int64
+	lives sync.WaitGroup
+}
+
+// Serve carries out commands until in ends.
+func Serve(ctx context.Context, in io.Reader, out io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := &crowd{ctx: ctx}
+	defer c.lives.Wait()
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() {
+		if closer, ok := in.(io.Closer); ok {
+			_ = closer.Close()
+		}
+	})
+	defer stop()
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, maxCommandBytes)
+	answers := json.NewEncoder(out)
+	for lines.Scan() {
+		var cmd Command
+		if err := json.Unmarshal(lines.Bytes(), &cmd); err != nil {
+			return err
+		}
+		start := time.Now()
+		r, err := c.do(ctx, cmd)
+		if r.Seconds == 0 {
+			r.Seconds = time.Since(start).Seconds()
+		}
+		if err != nil {
+			r.Error = err.Error()
+		}
+		if err := answers.Encode(r); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+func (c *crowd) do(ctx context.Context, cmd Command) (Reply, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	switch {
+	case cmd.Enrol != nil:
+		return c.enrol(ctx, *cmd.Enrol)
+	case cmd.Connect != nil:
+		return c.connect(ctx, cmd.Connect.Nodes)
+	case cmd.Back != nil:
+		return c.back(ctx, *cmd.Back)
+	case cmd.Seal != nil:
+		return c.seal(*cmd.Seal)
+	case cmd.Upload != nil:
+		return c.upload(ctx, *cmd.Upload)
+	}
+	return Reply{}, errors.New("no command")
+}
+
+func (c *crowd) enrol(ctx context.Context, in Enrol) (Reply, error) {
+	door, err := newDoor(ctx, in)
+	if err != nil {
+		return Reply{}, err
+	}
+	fresh := make([]*node, len(in.Tokens))
+	var group errgroup.Group
+	group.SetLimit(enrolling)
+	for i, token := range in.Tokens {
+		group.Go(func() (err error) {
+			fresh[i], err = door.enrol(ctx, len(c.nodes)+i, token)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return Reply{}, fmt.Errorf("enrol: %w", err)
+	}
+	c.nodes = append(c.nodes, fresh...)
+	var r Reply
+	for _, n := range c.nodes {
+		r.NodeIDs = append(r.NodeIDs, n.id)
+	}
+	return r, nil
+}
+
+// first are the first nodes; asking for more than there are is a mistake of the benchmark.
+func (c *crowd) first(n int) ([]*node, error) {
+	if n > len(c.nodes) {
+		return nil, fmt.Errorf("%d nodes of %d", n, len(c.nodes))
+	}
+	return c.nodes[:n], nil
+}
+
+func (c *crowd) connect(ctx context.Context, count int) (Reply, error) {
+	nodes, err := c.first(count)
+	if err != nil {
+		return Reply{}, err
+	}
+	before := c.dials.Load()
+	for _, n := range nodes {
+		if n.begun {
+			continue
+		}
+		n.begun = true
+		c.lives.Go(func() { n.live(c.ctx, &c.dials) })
+	}
+	err = await(ctx, nodes, "accepted a state", func(n *node) bool { return n.hasAccepted() })
+	return Reply{Dials: c.dials.Load() - before}, err
+}
+
+func (c *crowd) back(ctx context.Context, in Back) (Reply, error) {
+	nodes, err := c.first(in.Nodes)
+	if err != nil {
+		return Reply{}, err
+	}
+	err = await(ctx, nodes, "come back", func(n *node) bool { return n.welcomed().After(in.Since) })
+	r := Reply{Dials: c.dials.Load()}
+	for _, n := range nodes {
+		r.Millis = append(r.Millis, float64(n.welcomed().Sub(in.Since).Microseconds())/1000)
+	}
+	return r, err
+}
+
+// await waits until all nodes are as they should.
+func await(ctx context.Context, nodes []*node, what string, is func(*node) bool) error {
+	for {
+		missing := 0
+		var last error
+		for _, n := range nodes {
+			if !is(n) {
+				missing++
+				last = n.trouble()
+			}
+		}
+		if missing == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d nodes have not %s: %w; one of them says: %w", missing, len(nodes), what, ctx.Err(), last)
+		case <-time.After(poll):
+		}
+	}
+}
+
+func (c *crowd) upload(ctx context.Context, in Upload) (Reply, error) {
+	group, ctx := errgroup.WithContext(ctx)
+	var r Reply
+	start := time.Now()
+	for _, n := range c.nodes {
+		if len(n.sealed) == 0 {
+			continue
+		}
+		for _, s := range n.sealed {
+			r.Records += int64(s.records)
+			if repeats(s.number, in.RepeatEvery) {
+				r.Repeated += int64(s.records)
+			}
+		}
+		group.Go(func() error { return n.sendUsage(ctx, in.RepeatEvery) })
+	}
+	err := group.Wait()
+	r.Seconds = time.Since(start).Seconds()
+	return r, err
+}

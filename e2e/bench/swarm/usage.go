@@ -1,0 +1,129 @@
+package swarm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// usageWindow is how many segments an agent has under way.
+const usageWindow = 8
+
+// sealed is a signed segment.
+type sealed struct {
+	number  uint64
+	records int
+	upload  *protocol.UsageUpload
+}
+
+// repeats says whether a segment is sent twice.
+func repeats(number uint64, every int) bool { return every > 0 && number%uint64(every) == 0 }
+
+func (c *crowd) seal(in Seal) (Reply, error) {
+	nodes, err := c.first(len(in.Members))
+	if err != nil {
+		return Reply{}, err
+	}
+	var group errgroup.Group
+	group.SetLimit(enrolling)
+	for i, n := range nodes {
+		group.Go(func() error { return n.seal(in, in.Members[i]) })
+	}
+	if err := group.Wait(); err != nil {
+		return Reply{}, err
+	}
+	var r Reply
+	for _, n := range nodes {
+		for _, s := range n.sealed {
+			r.Records += int64(s.records)
+		}
+	}
+	return r, nil
+}
+
+func (n *node) seal(in Seal, members []string) error {
+	chain := spool.Chain{NodeID: n.id, Incarnation: n.incarnation}
+	signer := protocol.NewEd25519Signer(n.key)
+	for cut := range in.Cuts {
+		from := in.From.Add(time.Duration(cut) * in.Cut)
+		var records []*protocol.UsageRecord
+		for _, member := range members {
+			for _, meter := range in.Meters {
+				records = append(records, &protocol.UsageRecord{
+					MemberId: member, Revision: 1, Meter: meter, Quantity: quantity(meter, in.Cut), RunId: member + ".runtime.1", LeaseNo: 1,
+					StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(from.Add(in.Cut)),
+				})
+			}
+		}
+		for len(records) > 0 {
+			var s spool.Sealed
+			var err error
+			if s, chain, records, err = spool.Seal(chain, records, from.Add(in.Cut)); err != nil {
+				return err
+			}
+			env, err := protocol.Sign(protocol.PayloadSegment, s.Payload, signer)
+			if err != nil {
+				return err
+			}
+			n.sealed = append(n.sealed, sealed{s.Segment.GetNumber(), len(s.Segment.GetRecords()), &protocol.UsageUpload{Segment: env}})
+		}
+	}
+	return nil
+}
+
+// quantity is what a member measures in a while: all of the time, a third of a core, 64 MiB.
+func quantity(meter string, d time.Duration) int64 {
+	switch meter {
+	case protocol.MeterCPUSeconds:
+		return d.Microseconds() / 3
+	case protocol.MeterMemoryByteSeconds:
+		return int64(d.Seconds() * (64 << 20))
+	default:
+		return d.Microseconds()
+	}
+}
+
+// sendUsage sends all that is sealed and takes an acknowledgement for each, with a window as an agent's.
+func (n *node) sendUsage(ctx context.Context, repeatEvery int) error {
+	n.mu.Lock()
+	stream := n.usage
+	n.mu.Unlock()
+	if stream == nil {
+		return errors.New("the node has no session")
+	}
+	defer context.AfterFunc(ctx, stream.Abort)()
+	var queue []*protocol.UsageUpload
+	for _, s := range n.sealed {
+		queue = append(queue, s.upload)
+		if repeats(s.number, repeatEvery) {
+			queue = append(queue, s.upload)
+		}
+	}
+	var posted uint64
+	for sent, acked := 0, 0; acked < len(queue); acked++ {
+		for ; sent < len(queue) && sent-acked < usageWindow; sent++ {
+			if err := stream.Send(queue[sent]); err != nil {
+				return err
+			}
+		}
+		ack := &protocol.UsageAck{}
+		if err := stream.Receive(ack, protocol.MaxHeaderBytes); err != nil {
+			return err
+		}
+		if ack.GetRefused() != "" {
+			return fmt.Errorf("segment after %d refused: %s", posted, ack.GetRefused())
+		}
+		posted = max(posted, ack.GetPostedSegment())
+	}
+	if want := n.sealed[len(n.sealed)-1].number; posted != want {
+		return fmt.Errorf("%d of %d segments are posted", posted, want)
+	}
+	return nil
+}
