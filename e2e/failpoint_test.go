@@ -1,0 +1,32 @@
+package e2e_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
+)
+
+// What is shipped cannot be armed: neither the variable that arms nor the name of any point is in it.
+func TestTheShippedProgramsHoldNoFailpoints(t *testing.T) {
+	words := append(failpoint.Names(), "GPUAAS_FAILPOINT")
+	holds := func(path string) (found []string) {
+		program, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for _, w := range words {
+			if bytes.Contains(program, []byte(w)) {
+				found = append(found, w)
+			}
+		}
+		return found
+	}
+	for _, b := range []string{"gpuaas-hub", "gpuaas-agent", "gpuaas"} {
+		require.Empty(t, holds(filepath.Join(binaries(t), b)), b)
+	}
+	both := append(holds(filepath.Join(failpointBinaries(t), "gpuaas-hub")), holds(filepath.Join(failpointBinaries(t), "gpuaas-agent"))...)
+	require.Subset(t, both, words)
+}
