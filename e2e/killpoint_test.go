@@ -262,14 +262,18 @@ func (k *killing) while(do func(ctx context.Context) error) {
 func (k *killing) until(what string, look func(ctx context.Context) error) {
 	k.t.Helper()
 	k.while(func(ctx context.Context) error {
+		var last error
 		for {
 			err := look(ctx)
 			if err == nil {
 				return nil
 			}
+			if ctx.Err() == nil {
+				last = err
+			}
 			select {
 			case <-ctx.Done():
-				return fmt.Errorf("%s: %w", what, err)
+				return fmt.Errorf("%s: %w", what, last)
 			case <-time.After(20 * time.Millisecond):
 			}
 		}
