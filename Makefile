@@ -81,6 +81,10 @@ e2e: build build-failpoint ## end to end, with the real binaries
 bench: build ## measure what is promised in numbers; ROW=<regexp> for some rows, N=<samples> for a quick look
 	@$(GO) run ./e2e/bench -row '$(ROW)' -n $(or $(N),0)
 
+.PHONY: kill-points
+kill-points: build build-failpoint ## kill hub and agent at each of their failpoints, REPEATS times (1), and hold the rest against the laws
+	@GPUAAS_E2E_KILL_REPEATS=$${REPEATS:-1} $(GO) test -timeout 20m -count=1 -v -run TestEverythingResumesAfterAKillAtAnyPoint ./e2e
+
 .PHONY: race
 race: ## the unit tests under the race detector
 	@CGO_ENABLED=1 $(GO) test -race $$($(GO) list ./... | grep -v '/e2e')

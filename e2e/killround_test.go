@@ -21,8 +21,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
-// life is what an instance went through, for the reckoning at its end.
-type life struct {
+// course is what an instance went through, for the reckoning at its end.
+type course struct {
 	id, member string
 	events     []string
 	// keeps says that it ran without a break.
@@ -63,9 +63,9 @@ func (k *killing) rounds(which func(point string) bool) {
 }
 
 // round is one life. Steps that no point asks for are left out.
-func (k *killing) round() life {
+func (k *killing) round() course {
 	k.t.Helper()
-	l, version, first := life{}, "1.0.0", launch
+	l, version, first := course{}, "1.0.0", launch
 	if k.wants(launchNew) {
 		first, version = launchNew, k.shipNew()
 	}
@@ -107,7 +107,7 @@ func (k *killing) round() life {
 	return l
 }
 
-func (k *killing) upgradeTo(l *life, version string) func(context.Context, api.RequestEditorFn) error {
+func (k *killing) upgradeTo(l *course, version string) func(context.Context, api.RequestEditorFn) error {
 	return func(ctx context.Context, once api.RequestEditorFn) error {
 		_, err := api.Read[api.AppInstance](k.operator.UpgradeAppInstance(ctx, k.tenant.Project.ID, l.id, api.AppInstanceUpgrade{TargetVersion: version}, once))
 		return err
@@ -151,7 +151,7 @@ func (k *killing) choose(m *mortal, step string) string {
 
 // step asks for something while hub and agent are armed, waits until they have died of it and have come back, and until the
 // instance is where it should be.
-func (k *killing) step(name string, want api.AppInstanceStatus, l *life, ask func(ctx context.Context, once api.RequestEditorFn) error, events ...string) {
+func (k *killing) step(name string, want api.AppInstanceStatus, l *course, ask func(ctx context.Context, once api.RequestEditorFn) error, events ...string) {
 	k.t.Helper()
 	var chosen []string
 	for _, m := range k.mortals {
@@ -235,7 +235,7 @@ func insist(ctx context.Context, ask func(ctx context.Context, once api.RequestE
 
 // requireWhole holds an ended instance against the laws: each event once and in order, each posting in balance, and a bill that is
 // what containerd saw.
-func (k *killing) requireWhole(l life) {
+func (k *killing) requireWhole(l course) {
 	k.t.Helper()
 	k.until("its events are told", func(ctx context.Context) error {
 		events, err := k.tenant.Events(ctx, k.operator, l.id)
