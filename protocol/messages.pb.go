@@ -2113,9 +2113,12 @@ type Hello struct {
 	StateSha256   []byte `protobuf:"bytes,6,opt,name=state_sha256,json=stateSha256,proto3" json:"state_sha256,omitempty"`
 	BundleVersion uint64 `protobuf:"varint,7,opt,name=bundle_version,json=bundleVersion,proto3" json:"bundle_version,omitempty"`
 	// Highest sealed usage segment of this incarnation.
-	LastSegment   uint64     `protobuf:"varint,8,opt,name=last_segment,json=lastSegment,proto3" json:"last_segment,omitempty"`
-	Facts         *NodeFacts `protobuf:"bytes,9,opt,name=facts,proto3" json:"facts,omitempty"`
-	Features      []string   `protobuf:"bytes,10,rep,name=features,proto3" json:"features,omitempty"`
+	LastSegment uint64     `protobuf:"varint,8,opt,name=last_segment,json=lastSegment,proto3" json:"last_segment,omitempty"`
+	Facts       *NodeFacts `protobuf:"bytes,9,opt,name=facts,proto3" json:"facts,omitempty"`
+	Features    []string   `protobuf:"bytes,10,rep,name=features,proto3" json:"features,omitempty"`
+	// Number of the last session that this very process was welcomed to; 0 before its first. It is not kept on disk: a process
+	// that names an older session than the hub has had a report in is not alone with its key.
+	LastSession   uint64 `protobuf:"varint,11,opt,name=last_session,json=lastSession,proto3" json:"last_session,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2218,6 +2221,13 @@ func (x *Hello) GetFeatures() []string {
 		return x.Features
 	}
 	return nil
+}
+
+func (x *Hello) GetLastSession() uint64 {
+	if x != nil {
+		return x.LastSession
+	}
+	return 0
 }
 
 type NodeFacts struct {
@@ -2431,6 +2441,12 @@ type Welcome struct {
 	// Of this incarnation: every segment up to here is posted (archived: in a verified backup), so it may be pruned.
 	PostedSegment   uint64 `protobuf:"varint,5,opt,name=posted_segment,json=postedSegment,proto3" json:"posted_segment,omitempty"`
 	ArchivedSegment uint64 `protobuf:"varint,6,opt,name=archived_segment,json=archivedSegment,proto3" json:"archived_segment,omitempty"`
+	// SHA-256 of the payload of posted_segment, empty for none. A store that has sealed another segment under that number has
+	// gone on from an older copy of itself, and takes a new incarnation.
+	PostedSha256 []byte `protobuf:"bytes,7,opt,name=posted_sha256,json=postedSha256,proto3" json:"posted_sha256,omitempty"`
+	// Why the hub has quarantined this node, empty where it has not: it gets no new states and leases, and its reports are not
+	// taken; what runs under lease goes on, and its usage is billed.
+	Quarantined string `protobuf:"bytes,8,opt,name=quarantined,proto3" json:"quarantined,omitempty"`
 	// The hub was restored from a backup and has not heard of this node since: bring what you have (Brought).
 	Bring         bool `protobuf:"varint,9,opt,name=bring,proto3" json:"bring,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2507,6 +2523,20 @@ func (x *Welcome) GetArchivedSegment() uint64 {
 		return x.ArchivedSegment
 	}
 	return 0
+}
+
+func (x *Welcome) GetPostedSha256() []byte {
+	if x != nil {
+		return x.PostedSha256
+	}
+	return nil
+}
+
+func (x *Welcome) GetQuarantined() string {
+	if x != nil {
+		return x.Quarantined
+	}
+	return ""
 }
 
 func (x *Welcome) GetBring() bool {
@@ -3407,8 +3437,10 @@ type UsageAck struct {
 	Incarnation     string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	PostedSegment   uint64                 `protobuf:"varint,2,opt,name=posted_segment,json=postedSegment,proto3" json:"posted_segment,omitempty"`
 	ArchivedSegment uint64                 `protobuf:"varint,3,opt,name=archived_segment,json=archivedSegment,proto3" json:"archived_segment,omitempty"`
-	// Set when the segment was not taken: quarantined, chain_broken, out_of_order …
-	Refused       string `protobuf:"bytes,4,opt,name=refused,proto3" json:"refused,omitempty"`
+	// Set when the segment was not taken: chain_broken, out_of_order …
+	Refused string `protobuf:"bytes,4,opt,name=refused,proto3" json:"refused,omitempty"`
+	// SHA-256 of the payload of posted_segment, as in Welcome.
+	PostedSha256  []byte `protobuf:"bytes,5,opt,name=posted_sha256,json=postedSha256,proto3" json:"posted_sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3469,6 +3501,13 @@ func (x *UsageAck) GetRefused() string {
 		return x.Refused
 	}
 	return ""
+}
+
+func (x *UsageAck) GetPostedSha256() []byte {
+	if x != nil {
+		return x.PostedSha256
+	}
+	return nil
 }
 
 // FetchRequest is the one request on a fetch stream.
@@ -4126,7 +4165,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\n" +
 	"report_ack\x18\x05 \x01(\v2\x14.gpuaas.v1.ReportAckH\x00R\treportAck\x12.\n" +
 	"\agoodbye\x18\x06 \x01(\v2\x12.gpuaas.v1.GoodbyeH\x00R\agoodbyeB\t\n" +
-	"\amessage\"\xe4\x02\n" +
+	"\amessage\"\x87\x03\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12#\n" +
 	"\ragent_version\x18\x02 \x01(\tR\fagentVersion\x12 \n" +
@@ -4140,7 +4179,8 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\flast_segment\x18\b \x01(\x04R\vlastSegment\x12*\n" +
 	"\x05facts\x18\t \x01(\v2\x14.gpuaas.v1.NodeFactsR\x05facts\x12\x1a\n" +
 	"\bfeatures\x18\n" +
-	" \x03(\tR\bfeatures\"\x9a\x03\n" +
+	" \x03(\tR\bfeatures\x12!\n" +
+	"\flast_session\x18\v \x01(\x04R\vlastSession\"\x9a\x03\n" +
 	"\tNodeFacts\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12\x0e\n" +
 	"\x02os\x18\x02 \x01(\tR\x02os\x12\x16\n" +
@@ -4161,7 +4201,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x06vendor\x18\x02 \x01(\tR\x06vendor\x12\x14\n" +
 	"\x05model\x18\x03 \x01(\tR\x05model\x12!\n" +
 	"\fmemory_bytes\x18\x04 \x01(\x04R\vmemoryBytes\x12\x16\n" +
-	"\x06health\x18\x05 \x01(\tR\x06health\"\x9b\x02\n" +
+	"\x06health\x18\x05 \x01(\tR\x06health\"\xe2\x02\n" +
 	"\aWelcome\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x125\n" +
 	"\bhub_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\ahubTime\x12\x1d\n" +
@@ -4169,7 +4209,9 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"session_no\x18\x03 \x01(\x04R\tsessionNo\x12'\n" +
 	"\x0fnew_incarnation\x18\x04 \x01(\bR\x0enewIncarnation\x12%\n" +
 	"\x0eposted_segment\x18\x05 \x01(\x04R\rpostedSegment\x12)\n" +
-	"\x10archived_segment\x18\x06 \x01(\x04R\x0farchivedSegment\x12\x14\n" +
+	"\x10archived_segment\x18\x06 \x01(\x04R\x0farchivedSegment\x12#\n" +
+	"\rposted_sha256\x18\a \x01(\fR\fpostedSha256\x12 \n" +
+	"\vquarantined\x18\b \x01(\tR\vquarantined\x12\x14\n" +
 	"\x05bring\x18\t \x01(\bR\x05bring\"R\n" +
 	"\tPushState\x12/\n" +
 	"\benvelope\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\benvelope\x12\x14\n" +
@@ -4246,12 +4288,13 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x13last_usage_sequence\x18\x03 \x01(\x04R\x11lastUsageSequence\x12 \n" +
 	"\vincarnation\x18\x04 \x01(\tR\vincarnation\"<\n" +
 	"\vUsageUpload\x12-\n" +
-	"\asegment\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\asegment\"\x98\x01\n" +
+	"\asegment\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\asegment\"\xbd\x01\n" +
 	"\bUsageAck\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12%\n" +
 	"\x0eposted_segment\x18\x02 \x01(\x04R\rpostedSegment\x12)\n" +
 	"\x10archived_segment\x18\x03 \x01(\x04R\x0farchivedSegment\x12\x18\n" +
-	"\arefused\x18\x04 \x01(\tR\arefused\"\xa3\x01\n" +
+	"\arefused\x18\x04 \x01(\tR\arefused\x12#\n" +
+	"\rposted_sha256\x18\x05 \x01(\fR\fpostedSha256\"\xa3\x01\n" +
 	"\fFetchRequest\x12!\n" +
 	"\vpart_sha256\x18\x01 \x01(\fH\x00R\n" +
 	"partSha256\x12K\n" +

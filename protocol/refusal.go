@@ -23,6 +23,10 @@ const (
 	RefusalFeature     = "feature_missing"
 	RefusalManifest    = "manifest_not_admitted"
 	RefusalUnavailable = "unavailable"
+	// RefusalChainBroken: the usage segment is not the one that its neighbours in the chain were sealed with.
+	RefusalChainBroken = "chain_broken"
+	// RefusalQuarantined: the node gets nothing new until an admin has looked at it.
+	RefusalQuarantined = "node_quarantined"
 )
 
 // RefusalError says why a document is refused. The detail is for people and holds nothing secret.

@@ -6,6 +6,7 @@ package protocol
 // History:
 //
 //	1  2026-11-20  first version: hello, desired state, leases, bundle, report, usage, fetch, logs tunnel.
+//	   2026-11-21  before any release: Hello.last_session, Welcome.posted_sha256 and quarantined, UsageAck.posted_sha256.
 //	2  2026-11-21  a restored hub asks for what a node has accepted: bring in the welcome, brought up the control stream.
 const Version = 2
 

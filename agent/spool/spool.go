@@ -9,6 +9,7 @@ package spool
 import (
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"time"
 
@@ -119,20 +120,40 @@ type Marks struct {
 	Archived uint64 `json:"archived"`
 }
 
+// Word is how far the hub says it has come.
+type Word struct {
+	Incarnation      string
+	Posted, Archived uint64
+	// PostedSHA256 is of the payload of segment Posted; empty where the hub does not say.
+	PostedSHA256 []byte
+}
+
+// ErrOtherStore says that the hub has more, or other, segments of this incarnation than were ever sealed in this store: an
+// older copy of it was put back, or somebody has a copy of it. It must take a new incarnation (Reincarnate) before anything
+// else is sealed.
+var ErrOtherStore = errors.New("the hub knows this incarnation from another store")
+
 // Acknowledge takes in what the hub says. Marks only grow, so that a late or repeated acknowledgement does no harm. One of
-// another incarnation says nothing about this chain and changes nothing.
+// another incarnation says nothing about this chain and changes nothing. own is the digest of this store's segment number
+// said.Posted, nil where that is kept no more: then it was archived out of this very chain.
 //
-// It fails when the hub knows more segments than were ever sealed here: this store is older than the hub's record, and must
-// take a new incarnation (Reincarnate) before anything else is sealed.
-func Acknowledge(m Marks, c Chain, incarnation string, posted, archived uint64) (Marks, error) {
-	if incarnation != c.Incarnation {
+// It fails with ErrOtherStore when the hub does not speak of what was sealed here; then nothing counts as posted, and nothing
+// may be forgotten.
+func Acknowledge(m Marks, c Chain, said Word, own []byte) (Marks, error) {
+	if said.Incarnation != c.Incarnation {
 		return m, nil
 	}
-	if posted > c.Number {
-		return m, fmt.Errorf("the hub has posted segment %d, this store has sealed %d: the store is behind", posted, c.Number)
+	if said.Posted == c.Number {
+		own = c.SHA256
 	}
-	m.Posted = max(m.Posted, posted)
-	m.Archived = max(m.Archived, min(archived, m.Posted))
+	switch {
+	case said.Posted > c.Number:
+		return m, fmt.Errorf("%w: it has posted segment %d, this store has sealed %d", ErrOtherStore, said.Posted, c.Number)
+	case len(own) > 0 && len(said.PostedSHA256) > 0 && !bytes.Equal(own, said.PostedSHA256):
+		return m, fmt.Errorf("%w: its segment %d is not the one that was sealed here", ErrOtherStore, said.Posted)
+	}
+	m.Posted = max(m.Posted, said.Posted)
+	m.Archived = max(m.Archived, min(said.Archived, m.Posted))
 	return m, nil
 }
 
@@ -169,8 +190,8 @@ func Next(m Marks, c Chain, inFlight, window uint64) (number uint64, ok bool) {
 // Prunable is the last segment that may be forgotten; 0 for none.
 func Prunable(m Marks) uint64 { return m.Archived }
 
-// Full says that no new lease may be accepted, because usage of it might find no room.
-func Full(unsentBytes int64) bool { return unsentBytes >= MaxUnsentBytes }
+// Full says that no new lease may be accepted, because usage of it might find no room. mostBytes is MaxUnsentBytes on a node.
+func Full(unsentBytes, mostBytes int64) bool { return unsentBytes >= mostBytes }
 
 // Reincarnate starts a new chain under a fresh random incarnation. kept are the old chain's segments in order that are not
 // archived: a hub that was restored has forgotten what it posted since; waiting the records not sealed yet; their records, which the caller stores as waiting, are sealed again

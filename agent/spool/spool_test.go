@@ -1,7 +1,9 @@
 package spool_test
 
 import (
+	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -93,11 +95,38 @@ func TestRecordSequenceGapIsRefused(t *testing.T) {
 }
 
 func TestHubThatKnowsMoreMeansTheStoreIsBehind(t *testing.T) {
-	_, err := spool.Acknowledge(spool.Marks{}, spool.Chain{Incarnation: "i1", Number: 3}, "i1", 4, 4)
-	require.ErrorContains(t, err, "behind")
-	m, err := spool.Acknowledge(spool.Marks{Posted: 1}, spool.Chain{Incarnation: "i1", Number: 3}, "i0", 9, 9)
+	_, err := spool.Acknowledge(spool.Marks{}, spool.Chain{Incarnation: "i1", Number: 3}, spool.Word{Incarnation: "i1", Posted: 4, Archived: 4}, nil)
+	require.ErrorIs(t, err, spool.ErrOtherStore)
+	m, err := spool.Acknowledge(spool.Marks{Posted: 1}, spool.Chain{Incarnation: "i1", Number: 3}, spool.Word{Incarnation: "i0", Posted: 9, Archived: 9}, nil)
 	require.NoError(t, err, "another incarnation says nothing about this chain")
 	require.Equal(t, spool.Marks{Posted: 1}, m)
+}
+
+// A store that was put back and went on has sealed as many segments as the hub has posted, or more: only their content tells.
+func TestLaw05HubThatPostedOtherSegmentsMeansTheStoreIsAnother(t *testing.T) {
+	sum := func(s string) []byte { d := sha256.Sum256([]byte(s)); return d[:] }
+	chain := spool.Chain{Incarnation: "i1", Number: 3, SHA256: sum("three")}
+	before := spool.Marks{Posted: 1}
+	for name, c := range map[string]struct {
+		said  spool.Word
+		own   []byte
+		other bool
+		after spool.Marks
+	}{
+		"the same segment":                  {spool.Word{Posted: 2, PostedSHA256: sum("two")}, sum("two"), false, spool.Marks{Posted: 2}},
+		"another under the same number":     {spool.Word{Posted: 2, PostedSHA256: sum("two of another")}, sum("two"), true, before},
+		"the newest, the same":              {spool.Word{Posted: 3, PostedSHA256: sum("three")}, nil, false, spool.Marks{Posted: 3}},
+		"the newest, another":               {spool.Word{Posted: 3, PostedSHA256: sum("three of another")}, nil, true, before},
+		"late, of another":                  {spool.Word{Posted: 1, PostedSHA256: sum("one of another")}, sum("one"), true, before},
+		"one that was archived and is gone": {spool.Word{Posted: 1, PostedSHA256: sum("one")}, nil, false, before},
+		"a hub that does not say":           {spool.Word{Posted: 3}, nil, false, spool.Marks{Posted: 3}},
+		"nothing posted":                    {spool.Word{}, nil, false, before},
+	} {
+		c.said.Incarnation = "i1"
+		m, err := spool.Acknowledge(before, chain, c.said, c.own)
+		require.Equal(t, c.other, errors.Is(err, spool.ErrOtherStore), name)
+		require.Equal(t, c.after, m, name)
+	}
 }
 
 func TestReincarnateKeepsWhatIsNotArchived(t *testing.T) {
@@ -167,7 +196,7 @@ func TestLaw05SpoolLosesAndDoublesNothing(t *testing.T) {
 		}
 		acknowledge := func(n uint64) {
 			before := disk.Marks.Posted
-			m, err := spool.Acknowledge(disk.Marks, disk.Chain, "i1", n, n)
+			m, err := spool.Acknowledge(disk.Marks, disk.Chain, spool.Word{Incarnation: "i1", Posted: n, Archived: n}, nil)
 			if err != nil {
 				rt.Fatal(err)
 			}

@@ -4,7 +4,7 @@
 // map whose order matters.
 //
 // Real are the pure rooms and what both sides share: plan.Compile, Check and Fitting; agent.Diff, Statuses, NextChange and
-// Member.Failed; agent/meter; agent/spool; hub/rating; protocol's signatures and verification of states and leases.
+// Member.Failed; agent/meter; agent/spool; hub/rating; hub/heard; protocol's signatures and verification of states and leases.
 //
 // Modelled, because the original is bound to SQL, Badger, containerd or QUIC, and mirrored rule by rule where it decides:
 //

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -198,7 +199,7 @@ func (r *rows) clone() *rows {
 func (r *nodeRow) mark(incarnation string) *mark {
 	m := r.marks[incarnation]
 	if m == nil {
-		m = &mark{ahead: map[uint64]link{}}
+		m = &mark{ahead: map[uint64]heard.Link{}}
 		r.marks[incarnation] = m
 	}
 	return m
@@ -212,7 +213,7 @@ func (r *nodeRow) member(id string) *memberRow {
 }
 
 // behind reports whether the rows are not yet what they were before a restore.
-func (r *nodeRow) behind() bool { return r.waits || r.owesIn != "" && r.mark(r.owesIn).number < r.owes }
+func (r *nodeRow) behind() bool { return r.waits || r.owesIn != "" && r.mark(r.owesIn).Number < r.owes }
 
 func (r *nodeRow) part(sum [sha256.Size]byte) []byte {
 	for i, ref := range r.head.refs {

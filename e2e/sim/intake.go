@@ -1,61 +1,20 @@
 package sim
 
 import (
-	"bytes"
 	"crypto/sha256"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-const (
-	maxAhead          = 1024
-	reasonChainBroken = "chain_broken"
-	reasonOutOfOrder  = "out_of_order"
-)
-
-// link is a segment's place in the chain, mark how far the chain of one store is posted without a gap.
-type link struct{ digest, previous []byte }
-
+// mark is how far the chain of one store is posted without a gap, and what is posted beyond it.
 type mark struct {
-	number, archived uint64
-	digest           []byte
-	ahead            map[uint64]link
-}
-
-// place decides whether a segment may be taken at its place, as hub/internal/intake does.
-func (m *mark) place(number uint64, at link) (known bool, refused string) {
-	switch {
-	case number < m.number:
-		return true, ""
-	case number == m.number:
-		if !bytes.Equal(at.digest, m.digest) {
-			return false, reasonChainBroken
-		}
-		return true, ""
-	}
-	if there, ok := m.ahead[number]; ok {
-		if !bytes.Equal(at.digest, there.digest) {
-			return false, reasonChainBroken
-		}
-		return true, ""
-	}
-	if number-m.number > maxAhead {
-		return false, reasonOutOfOrder
-	}
-	before, ok := m.ahead[number-1]
-	if number == m.number+1 {
-		before, ok = link{digest: m.digest}, true
-	}
-	if ok && !bytes.Equal(at.previous, before.digest) {
-		return false, reasonChainBroken
-	}
-	if after, ok := m.ahead[number+1]; ok && !bytes.Equal(after.previous, at.digest) {
-		return false, reasonChainBroken
-	}
-	return false, ""
+	heard.Mark
+	archived uint64
+	ahead    map[uint64]heard.Link
 }
 
 // usage takes a sealed segment: check, post and remember in one transaction, then acknowledge.
@@ -68,12 +27,12 @@ func (h *hub) usage(i, attempt int, payload []byte) {
 	}
 	ack := usageAck{attempt: attempt, incarnation: seg.GetIncarnation()}
 	sum := sha256.Sum256(payload)
-	at := link{digest: sum[:], previous: seg.GetPreviousSha256()}
+	at := heard.Link{Number: seg.GetNumber(), SHA256: sum[:], Previous: seg.GetPreviousSha256()}
 	m := row.mark(seg.GetIncarnation())
-	known, refused := m.place(seg.GetNumber(), at)
+	known, err := m.Place(m.ahead, at)
 	switch {
-	case refused != "":
-		ack.refused = refused
+	case err != nil:
+		ack.refused = protocol.RefusalOf(err)
 	case known:
 		if h.w.breaks(BreakDedupe) {
 			h.postUsage(row, seg, true)
@@ -82,22 +41,19 @@ func (h *hub) usage(i, attempt int, payload []byte) {
 		h.w.result.Segments++
 		h.inTurn(row, m, seg, payload)
 		h.postUsage(row, seg, false)
-		m.ahead[seg.GetNumber()] = at
-		for next, ok := m.ahead[m.number+1]; ok; next, ok = m.ahead[m.number+1] {
-			delete(m.ahead, m.number+1)
-			m.number, m.digest = m.number+1, next.digest
-		}
+		m.ahead[at.Number] = at
+		m.Mark = m.Past(m.ahead)
 	}
-	ack.posted, ack.archived = m.number, m.archived
+	ack.posted, ack.archived, ack.postedSHA256 = m.Number, m.archived, m.SHA256
 	h.w.nodes[i].up.carry(false, "usage ack", func() { h.w.nodes[i].up.acked(ack) })
 }
 
 // inTurn checks with the node's own rule what the hub is about to take as the next link.
 func (h *hub) inTurn(row *nodeRow, m *mark, seg *protocol.UsageSegment, payload []byte) {
-	if seg.GetNumber() != m.number+1 || len(m.ahead) > 0 {
+	if seg.GetNumber() != m.Number+1 || len(m.ahead) > 0 {
 		return
 	}
-	chain := spool.Chain{NodeID: row.id, Incarnation: seg.GetIncarnation(), Number: m.number, SHA256: m.digest}
+	chain := spool.Chain{NodeID: row.id, Incarnation: seg.GetIncarnation(), Number: m.Number, SHA256: m.SHA256}
 	if records := seg.GetRecords(); len(records) > 0 {
 		chain.Sequence = records[0].GetSequence() - 1
 	}
@@ -110,8 +66,8 @@ func (h *hub) inTurn(row *nodeRow, m *mark, seg *protocol.UsageSegment, payload 
 func (h *hub) hello(i, attempt int, g greeting) {
 	row := &h.rows.nodes[i]
 	m := row.mark(g.incarnation)
-	older := g.epoch < row.acceptedEpoch || g.epoch == row.acceptedEpoch && g.generation < row.acceptedGeneration
-	behind := g.lastSegment < m.number || g.incarnation == row.incarnation && older
+	behind := heard.Behind(heard.Store{Incarnation: g.incarnation, Epoch: g.epoch, Generation: g.generation},
+		heard.Store{Incarnation: row.incarnation, Epoch: row.acceptedEpoch, Generation: row.acceptedGeneration}, g.lastSegment, m.Number, nil)
 	row.sessionNo++
 	row.reportCounter = 0
 	row.incarnation, row.acceptedEpoch, row.acceptedGeneration = g.incarnation, g.epoch, g.generation
@@ -124,7 +80,7 @@ func (h *hub) hello(i, attempt int, g greeting) {
 	}
 	h.sessions[i] = &session{no: row.sessionNo, attempt: attempt, incarnation: g.incarnation, epoch: g.epoch, generation: g.generation, digest: g.digest}
 	answer := welcome{
-		attempt: attempt, no: row.sessionNo, hubTime: h.w.now.time(), newIncarnation: behind, posted: m.number, archived: m.archived, postedSHA256: m.digest,
+		attempt: attempt, no: row.sessionNo, hubTime: h.w.now.time(), newIncarnation: behind, posted: m.Number, archived: m.archived, postedSHA256: m.SHA256,
 	}
 	u := &h.w.nodes[i].up
 	u.carry(false, "welcome", func() { u.welcomed(answer) })
@@ -179,9 +135,14 @@ func (h *hub) report(i, attempt int, r statusReport) {
 
 // hear takes a node's word about a member, or its silence.
 func (h *hub) hear(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus, r statusReport) {
-	beyond := m.absentGeneration != 0 && (r.epoch > m.absentEpoch || r.epoch == m.absentEpoch && r.generation >= m.absentGeneration)
+	absence := heard.Absence{
+		Epoch: m.absentEpoch, Generation: m.absentGeneration, Spoken: m.observedRevision != 0 && !m.adoptedGone, SpokenIn: m.observedIn,
+	}
+	if h.w.breaks(BreakSilence) {
+		absence.SpokenIn = ""
+	}
 	switch {
-	case s == nil && !m.wanted && beyond && (m.observedRevision == 0 || m.adoptedGone || m.observedIn != row.incarnation && !h.w.breaks(BreakSilence)):
+	case s == nil && !m.wanted && absence.Proven(r.epoch, r.generation, row.incarnation):
 		// The node never had it; or the state that it brought to a restored hub shows that it was through with it; or its disk
 		// has forgotten it, and whatever of it were still on the machine would have been found.
 		h.removed(row, m, h.w.now)

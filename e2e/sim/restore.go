@@ -15,7 +15,7 @@ import (
 func (h *hub) takeBackup(keep bool) {
 	for i := range h.rows.nodes {
 		for _, m := range h.rows.nodes[i].marks {
-			m.archived = m.number
+			m.archived = m.Number
 		}
 	}
 	if keep {

@@ -145,7 +145,7 @@ func (s *store) acceptLeases(batch *protocol.LeaseBatch) error {
 	if batch.GetIncarnation() != s.incarnation {
 		return protocol.Refuse(protocol.RefusalWrongNode, "incarnation")
 	}
-	if spool.Full(s.unsent) {
+	if spool.Full(s.unsent, spool.MaxUnsentBytes) {
 		return protocol.Refuse(protocol.RefusalUnavailable, "spool full")
 	}
 	for _, l := range batch.GetLeases() {
@@ -248,8 +248,13 @@ func (s *store) retire(memberID string, now time.Time) error {
 }
 
 // acknowledge takes in how far the hub has come and forgets what is archived.
-func (s *store) acknowledge(incarnation string, posted, archived uint64) error {
-	marks, err := spool.Acknowledge(s.marks, s.chain, incarnation, posted, archived)
+func (s *store) acknowledge(said spool.Word) error {
+	var own []byte
+	if sealed, kept := s.segments[said.Posted]; kept {
+		sum := sha256.Sum256(sealed.Payload)
+		own = sum[:]
+	}
+	marks, err := spool.Acknowledge(s.marks, s.chain, said, own)
 	if err != nil {
 		return err
 	}

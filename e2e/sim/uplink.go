@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"time"
 
@@ -195,11 +194,10 @@ func (u *uplink) welcomed(m welcome) {
 		return
 	}
 	n.syncClock(m.hubTime, n.w.now-u.asked)
-	behind := m.newIncarnation || u.forked(m)
-	if !behind {
-		behind = n.store.acknowledge(n.store.incarnation, m.posted, m.archived) != nil
-	}
+	said := spool.Word{Incarnation: n.store.incarnation, Posted: m.posted, Archived: m.archived, PostedSHA256: u.digestOf(m.postedSHA256)}
+	behind := m.newIncarnation || n.store.acknowledge(said) != nil
 	if behind && !n.w.breaks(BreakIncarnation) {
+		u.retry = dialRetryMin
 		u.reincarnate()
 		return
 	}
@@ -216,31 +214,22 @@ func (u *uplink) welcomed(m welcome) {
 	u.send()
 }
 
-// reincarnate gives the store a new name and dials under it.
+// reincarnate takes a new incarnation and dials again.
 func (u *uplink) reincarnate() {
 	n := u.n
 	if err := n.store.reincarnate(n.newName(), n.now()); err != nil {
 		n.w.fail(5, "new incarnation of %s: %v", n.id, err)
 	}
 	n.w.trace("incarnation", n.i, int64(n.lives), "")
-	u.retry = dialRetryMin
 	u.redial()
 }
 
-// forked reports whether the hub has posted another segment than this store's under its number.
-func (u *uplink) forked(m welcome) bool {
-	s := u.n.store
-	switch sealed, there := s.segments[m.posted]; {
-	case u.n.w.breaks(BreakFork) || m.posted == 0 || m.posted > s.chain.Number:
-		return false
-	case there:
-		sum := sha256.Sum256(sealed.Payload)
-		return !bytes.Equal(sum[:], m.postedSHA256)
-	case m.posted == s.chain.Number:
-		return !bytes.Equal(s.chain.SHA256, m.postedSHA256)
-	default:
-		return false // archived: the hub has had it from this very chain
+// digestOf is what a node makes of the digest that the hub names.
+func (u *uplink) digestOf(sha256 []byte) []byte {
+	if u.n.w.breaks(BreakFork) {
+		return nil
 	}
+	return sha256
 }
 
 // send uploads what the hub has not posted.
@@ -274,6 +263,7 @@ type usageAck struct {
 	attempt          int
 	incarnation      string
 	posted, archived uint64
+	postedSHA256     []byte
 	refused          string
 }
 
@@ -282,7 +272,8 @@ func (u *uplink) acked(a usageAck) {
 		return
 	}
 	before := u.n.store.marks.Posted
-	if u.n.store.acknowledge(a.incarnation, a.posted, a.archived) != nil {
+	said := spool.Word{Incarnation: a.incarnation, Posted: a.posted, Archived: a.archived, PostedSHA256: u.digestOf(a.postedSHA256)}
+	if u.n.store.acknowledge(said) != nil {
 		u.redial()
 		return
 	}
@@ -292,10 +283,9 @@ func (u *uplink) acked(a usageAck) {
 	switch a.refused {
 	case "":
 		u.send()
-	case reasonChainBroken:
+	case protocol.RefusalChainBroken:
 		if !u.n.w.breaks(BreakFork) {
-			// The welcome says whether this store is another one than the hub knows.
-			u.redial()
+			u.reincarnate()
 			return
 		}
 		fallthrough

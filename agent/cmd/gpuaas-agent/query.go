@@ -75,6 +75,9 @@ func newStatus() *cobra.Command {
 			if s.Hub.LastError != "" {
 				row(w, "Last error", s.Hub.LastError)
 			}
+			if s.Hub.Quarantined != "" {
+				row(w, "Quarantined", s.Hub.Quarantined)
+			}
 			if s.Hub.LastRefusal != "" {
 				row(w, "Last refusal", s.Hub.LastRefusal)
 			}

@@ -273,7 +273,7 @@ func (s *Store) AcceptLeases(v protocol.Verified[*protocol.LeaseBatch]) error {
 	if inc := v.Message().GetIncarnation(); inc != "" && inc != s.d.meta.Incarnation {
 		return protocol.Refuse(protocol.RefusalWrongNode, "the leases are for another incarnation of this node")
 	}
-	if spool.Full(s.d.unsent) {
+	if spool.Full(s.d.unsent, s.maxUnsent) {
 		return protocol.Refuse(protocol.RefusalUnavailable, "the usage spool is full; %d MiB wait for the hub", s.d.unsent>>20)
 	}
 	higher := make(map[string]*protocol.Lease)

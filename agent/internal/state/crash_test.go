@@ -92,7 +92,7 @@ func victim(dir string) {
 		require.NoError(t, s.CloseRun(run))
 		promise("sealed %d", s.Spool().LastSegment)
 		if g%7 == 0 {
-			require.NoError(t, s.AcknowledgeUsage(s.Incarnation(), s.Spool().LastSegment/2, s.Spool().LastSegment/3))
+			require.NoError(t, s.AcknowledgeUsage(spool.Word{Incarnation: s.Incarnation(), Posted: s.Spool().LastSegment / 2, Archived: s.Spool().LastSegment / 3}))
 		}
 	}
 }

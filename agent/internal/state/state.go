@@ -66,13 +66,16 @@ const (
 type Options struct {
 	// MinFreeBytes is DefaultMinFreeBytes when zero.
 	MinFreeBytes uint64
+	// MaxUnsentBytes is spool.MaxUnsentBytes when zero.
+	MaxUnsentBytes int64
 }
 
 // Store is the durable memory. All methods may be called at the same time; each change is one synced transaction.
 type Store struct {
-	db      *badger.DB
-	dir     string
-	minFree uint64
+	db        *badger.DB
+	dir       string
+	minFree   uint64
+	maxUnsent int64
 
 	mu   sync.Mutex
 	node identity
@@ -127,9 +130,12 @@ func Open(dir string, o Options) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The state directory %s cannot be made: %v.", dir, rootCause(err)), err)
 	}
-	s := &Store{dir: dir, minFree: o.MinFreeBytes}
+	s := &Store{dir: dir, minFree: o.MinFreeBytes, maxUnsent: o.MaxUnsentBytes}
 	if s.minFree == 0 {
 		s.minFree = DefaultMinFreeBytes
+	}
+	if s.maxUnsent == 0 {
+		s.maxUnsent = spool.MaxUnsentBytes
 	}
 	if err := s.room(0); err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
@@ -192,12 +193,16 @@ func (s *Store) Spool() SpoolState {
 	return SpoolState{s.d.meta.Incarnation, s.d.chain.Number, s.d.chain.Sequence, s.d.marks, s.d.unsent}
 }
 
-// AcknowledgeUsage takes in how far the hub has come, and forgets what is archived. It fails, and changes nothing, when the
-// hub has posted what this store never sealed: then TakeNewIncarnation is due.
-func (s *Store) AcknowledgeUsage(incarnation string, posted, archived uint64) error {
+// AcknowledgeUsage takes in how far the hub has come, and forgets what is archived. It fails with spool.ErrOtherStore, and
+// changes nothing, when the hub has posted what this store never sealed: then TakeNewIncarnation is due.
+func (s *Store) AcknowledgeUsage(said spool.Word) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	marks, err := spool.Acknowledge(s.d.marks, s.d.chain, incarnation, posted, archived)
+	own, err := s.segmentDigest(said)
+	if err != nil {
+		return err
+	}
+	marks, err := spool.Acknowledge(s.d.marks, s.d.chain, said, own)
 	if err != nil {
 		return err
 	}
@@ -246,6 +251,19 @@ func (s *Store) RewindUsage(posted uint64) error {
 			}
 		}
 	})
+}
+
+// segmentDigest is of the segment that the hub speaks of, as this store has it; nil where it is not kept.
+func (s *Store) segmentDigest(said spool.Word) ([]byte, error) {
+	if _, kept := s.d.sizes[said.Posted]; !kept || said.Incarnation != s.d.chain.Incarnation || len(said.PostedSHA256) == 0 {
+		return nil, nil
+	}
+	env, err := s.segment(said.Posted)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(env.GetPayload())
+	return sum[:], nil
 }
 
 // TakeNewIncarnation gives the store a new random name, because the hub knows more of the old one than this disk does.

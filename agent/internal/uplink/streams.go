@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -79,6 +80,15 @@ func (s *session) upload(ctx context.Context) error {
 				return err
 			}
 		}
+		if refused == protocol.RefusalChainBroken {
+			// The hub has other segments of this incarnation: no retry will make them these. What it has not posted of this store
+			// is sealed again under a new name, and billed as far as its time is not billed yet. Dialled with the usual pause:
+			// a hub that refuses everything must not make a store rename itself without end.
+			if err := s.reincarnate(ctx, spool.ErrOtherStore); !errors.Is(err, errDialAgain) {
+				return err
+			}
+			return fmt.Errorf("usage segment refused: %s", refused)
+		}
 		wait := usageRefusedRetry
 		if refused == refusedForNow {
 			wait = s.u.cfg.UsageRetry
@@ -100,7 +110,9 @@ func (s *session) takeAck(stream *link.Stream) (refused string, err error) {
 		return "", fmt.Errorf("usage: %w", err)
 	}
 	failpoint.Hit("agent/upload/answered")
-	if err := s.u.store.AcknowledgeUsage(ack.GetIncarnation(), ack.GetPostedSegment(), ack.GetArchivedSegment()); err != nil {
+	if err := s.u.store.AcknowledgeUsage(spool.Word{
+		Incarnation: ack.GetIncarnation(), Posted: ack.GetPostedSegment(), Archived: ack.GetArchivedSegment(), PostedSHA256: ack.GetPostedSha256(),
+	}); err != nil {
 		return "", err
 	}
 	failpoint.Hit("agent/upload/acknowledged")

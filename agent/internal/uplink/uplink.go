@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -81,6 +82,9 @@ type Uplink struct {
 	refused  chan struct{}
 	status   Status
 
+	// lastSession is the number of the last session that this process was welcomed to; used by one session at a time.
+	lastSession uint64
+
 	// observed and sealed say that there is something new to report or to upload; one session at a time listens.
 	observed, sealed <-chan struct{}
 }
@@ -95,6 +99,8 @@ type Status struct {
 	Since       time.Time `json:"since,omitzero"`
 	LastError   string    `json:"last_error,omitempty"`
 	LastRefusal string    `json:"last_refusal,omitempty"`
+	// Quarantined is why the hub gives this node nothing new and takes no reports of it, as it said last.
+	Quarantined string `json:"quarantined,omitempty"`
 }
 
 // New makes an uplink.
@@ -195,8 +201,17 @@ func (u *Uplink) connected(conn *link.Conn) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.conn = conn
-	u.status = Status{Connected: true, HubAddr: u.addr(), Since: u.clock.Now(), LastRefusal: u.status.LastRefusal}
+	u.status = Status{Connected: true, HubAddr: u.addr(), Since: u.clock.Now(), LastRefusal: u.status.LastRefusal, Quarantined: u.status.Quarantined}
 	u.log.Info("session open", "hub", u.status.HubAddr)
+}
+
+func (u *Uplink) setQuarantined(reason string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.status.Quarantined = reason
+	if reason != "" {
+		u.log.Warn("the hub has quarantined this node: it gets nothing new until an admin has released it", "reason", reason)
+	}
 }
 
 func (u *Uplink) disconnected(err error) {
@@ -268,17 +283,20 @@ func (s *session) greet(ctx context.Context) error {
 	if t := welcome.GetHubTime(); t != nil {
 		s.observer.SyncClock(ctx, t.AsTime(), time.Since(asked))
 	}
-	behind := welcome.GetNewIncarnation()
-	if !behind {
-		// A hub that has posted what was never sealed here knows more than this store, too.
-		behind = s.u.store.AcknowledgeUsage(s.u.store.Incarnation(), welcome.GetPostedSegment(), welcome.GetArchivedSegment()) != nil
+	s.u.lastSession = welcome.GetSessionNo()
+	s.u.setQuarantined(welcome.GetQuarantined())
+	if welcome.GetNewIncarnation() {
+		return s.reincarnate(ctx, errors.New("the store is behind the hub's record"))
 	}
-	if behind {
-		if err := s.u.store.TakeNewIncarnation(s.u.clock.Now()); err != nil {
-			return err
-		}
-		s.u.log.WarnContext(ctx, "this store is behind the hub's record: it takes a new incarnation", "incarnation", s.u.store.Incarnation())
-		return errDialAgain
+	// A hub that has posted what was never sealed here knows more than this store, too.
+	err = s.u.store.AcknowledgeUsage(spool.Word{
+		Incarnation: s.u.store.Incarnation(), Posted: welcome.GetPostedSegment(), Archived: welcome.GetArchivedSegment(), PostedSHA256: welcome.GetPostedSha256(),
+	})
+	if errors.Is(err, spool.ErrOtherStore) {
+		return s.reincarnate(ctx, err)
+	}
+	if err != nil {
+		return err
 	}
 	failpoint.Hit("agent/session/welcomed")
 	if posted := welcome.GetPostedSegment(); posted < s.u.store.Spool().Marks.Posted {
@@ -294,12 +312,21 @@ func (s *session) greet(ctx context.Context) error {
 	return s.control.SetDeadline(time.Time{})
 }
 
+// reincarnate takes a new incarnation and ends the session, which was opened under the old one.
+func (s *session) reincarnate(ctx context.Context, why error) error {
+	if err := s.u.store.TakeNewIncarnation(s.u.clock.Now()); err != nil {
+		return err
+	}
+	s.u.log.WarnContext(ctx, "this store takes a new incarnation", "incarnation", s.u.store.Incarnation(), "reason", why)
+	return errDialAgain
+}
+
 func (s *session) hello(ctx context.Context) *protocol.Hello {
 	accepted, usage := s.u.store.Accepted(), s.u.store.Spool()
 	h := &protocol.Hello{
 		ProtocolVersion: protocol.Version, AgentVersion: s.u.cfg.AgentVersion, Incarnation: usage.Incarnation,
 		Epoch: accepted.Epoch, Generation: accepted.Generation, StateSha256: accepted.SHA256,
-		BundleVersion: s.u.store.Bundle().Version(), LastSegment: usage.LastSegment, Features: reconcile.Features(),
+		BundleVersion: s.u.store.Bundle().Version(), LastSegment: usage.LastSegment, Features: reconcile.Features(), LastSession: s.u.lastSession,
 	}
 	if s.u.cfg.Facts != nil {
 		h.Facts = s.u.cfg.Facts(ctx)

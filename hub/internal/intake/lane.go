@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -36,7 +37,7 @@ func (s store) compare(o store) int {
 // delivery is a segment on its way into the books.
 type delivery struct {
 	store store
-	at    link
+	at    heard.Link
 	usage ledger.Segment
 
 	// Set before done is closed.
@@ -56,7 +57,7 @@ func read(v protocol.Verified[*protocol.UsageSegment], nodeID string) (*delivery
 		return nil, err
 	}
 	return &delivery{
-		store: store{nodeID, seg.GetIncarnation()}, at: link{number: seg.GetNumber(), sha256: digest[:], previous: seg.GetPreviousSha256()},
+		store: store{nodeID, seg.GetIncarnation()}, at: heard.Link{Number: seg.GetNumber(), SHA256: digest[:], Previous: seg.GetPreviousSha256()},
 		usage: usage, done: make(chan struct{}),
 	}, nil
 }
@@ -203,22 +204,19 @@ type chain struct {
 	mark mark
 	// stored is the mark as the database has it, added what was taken since.
 	stored mark
-	ahead  map[uint64]link
-	added  []link
+	ahead  map[uint64]heard.Link
+	added  []heard.Link
 }
 
 // take judges a segment and moves the mark over all that is now there without a gap; isNew is false for one that was posted
 // before.
-func (c *chain) take(at link) (isNew bool, err error) {
-	known, err := place(c.mark, c.ahead, at)
+func (c *chain) take(at heard.Link) (isNew bool, err error) {
+	known, err := c.mark.Place(c.ahead, at)
 	if err != nil || known {
 		return false, err
 	}
-	c.ahead[at.number] = at
+	c.ahead[at.Number] = at
 	c.added = append(c.added, at)
-	for next, ok := c.ahead[c.mark.number+1]; ok; next, ok = c.ahead[c.mark.number+1] {
-		c.mark.number, c.mark.sha256 = next.number, next.sha256
-		delete(c.ahead, next.number)
-	}
+	c.mark.Mark = c.mark.Past(c.ahead)
 	return true, nil
 }

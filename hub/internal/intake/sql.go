@@ -5,12 +5,13 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
 func markOf(ctx context.Context, tx db.Tx, nodeID, incarnation string) (m mark, err error) {
 	err = tx.QueryRow(ctx, `SELECT number, sha256, archived, EXISTS (SELECT 1 FROM backups) FROM usage_marks WHERE node_id = $1 AND incarnation = $2`, nodeID, incarnation).
-		Scan(&m.number, &m.sha256, &m.archived, &m.backedUp)
+		Scan(&m.Number, &m.SHA256, &m.archived, &m.backedUp)
 	if db.IsNoRows(err) {
 		return mark{}, nil
 	}
@@ -42,8 +43,8 @@ func lockMarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (ma
 	out := map[store]*chain{}
 	for rows.Next() {
 		var s store
-		c := &chain{ahead: map[uint64]link{}}
-		if err := rows.Scan(&s.nodeID, &s.incarnation, &c.mark.number, &c.mark.sha256, &c.mark.archived, &c.mark.backedUp); err != nil {
+		c := &chain{ahead: map[uint64]heard.Link{}}
+		if err := rows.Scan(&s.nodeID, &s.incarnation, &c.mark.Number, &c.mark.SHA256, &c.mark.archived, &c.mark.backedUp); err != nil {
 			return nil, err
 		}
 		c.stored, out[s] = c.mark, c
@@ -61,11 +62,11 @@ func loadAhead(ctx context.Context, tx db.Tx, stores []store, chains map[store]*
 	defer rows.Close()
 	for rows.Next() {
 		var s store
-		var l link
-		if err := rows.Scan(&s.nodeID, &s.incarnation, &l.number, &l.sha256, &l.previous); err != nil {
+		var l heard.Link
+		if err := rows.Scan(&s.nodeID, &s.incarnation, &l.Number, &l.SHA256, &l.Previous); err != nil {
 			return err
 		}
-		chains[s].ahead[l.number] = l
+		chains[s].ahead[l.Number] = l
 	}
 	return rows.Err()
 }
@@ -77,13 +78,13 @@ func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]
 	var digests, aheadDigests, aheadPrevious [][]byte
 	for _, s := range stores {
 		c := chains[s]
-		if c.mark.number != c.stored.number {
-			moved, numbers, digests = append(moved, s), append(numbers, int64(c.mark.number)), append(digests, c.mark.sha256)
+		if c.mark.Number != c.stored.Number {
+			moved, numbers, digests = append(moved, s), append(numbers, int64(c.mark.Number)), append(digests, c.mark.SHA256)
 		}
 		for _, l := range c.added {
-			if l.number > c.mark.number {
-				beyond, aheadNumbers = append(beyond, s), append(aheadNumbers, int64(l.number))
-				aheadDigests, aheadPrevious = append(aheadDigests, l.sha256), append(aheadPrevious, l.previous)
+			if l.Number > c.mark.Number {
+				beyond, aheadNumbers = append(beyond, s), append(aheadNumbers, int64(l.Number))
+				aheadDigests, aheadPrevious = append(aheadDigests, l.SHA256), append(aheadPrevious, l.Previous)
 			}
 		}
 	}

@@ -1,7 +1,6 @@
 package intake
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -10,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/session"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -17,20 +17,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-const (
-	// maxAhead bounds how far beyond a gap segments are taken; the node sends those again when the gap is closed.
-	maxAhead = 1024
-	// documentUsage is the refused document of a node's last_refusal when the hub refused the node's usage.
-	documentUsage = "usage"
-)
-
-// Reasons for which a segment is not taken, beside protocol's. Only RefusalUnavailable passes by itself.
-const (
-	// ReasonChainBroken: the segment is not the one that its neighbours in the chain were sealed with.
-	ReasonChainBroken = "chain_broken"
-	// ReasonOutOfOrder: the segment is over maxAhead beyond the first one that is missing.
-	ReasonOutOfOrder = "out_of_order"
-)
+// documentUsage is the refused document of a node's last_refusal when the hub refused the node's usage.
+const documentUsage = "usage"
 
 // Usage takes a sealed segment: it checks it at once and puts it into the next batch of its lane, so that segments are posted
 // in the order of the calls. The returned function waits for the commit and gives the acknowledgement. A segment that was
@@ -57,7 +45,7 @@ func (i *Intake) acknowledge(ctx context.Context, nodeID string, seg *protocol.U
 	ack := &protocol.UsageAck{Incarnation: seg.GetIncarnation()}
 	if err == nil {
 		failpoint.Hit("hub/usage/committed")
-		ack.PostedSegment, ack.ArchivedSegment = reached.number, reached.mayForget()
+		ack.PostedSegment, ack.ArchivedSegment, ack.PostedSha256 = reached.Number, reached.mayForget(), reached.SHA256
 		i.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "posted")))
 		return ack
 	}
@@ -100,17 +88,9 @@ func checkSegment(s *protocol.UsageSegment, nodeID string) error {
 	return nil
 }
 
-// link is a segment's place in the chain.
-type link struct {
-	number   uint64
-	sha256   []byte
-	previous []byte
-}
-
 // mark is how far the chain of one store is posted without a gap, and how far that is in a verified backup, too.
 type mark struct {
-	number   uint64
-	sha256   []byte
+	heard.Mark
 	archived uint64
 	// backedUp says that there are backups at all.
 	backedUp bool
@@ -121,42 +101,5 @@ func (m mark) mayForget() uint64 {
 	if m.backedUp {
 		return m.archived
 	}
-	return m.number
-}
-
-// place decides, purely, whether a segment may be taken at its place in the chain; known is true for one that was posted
-// before. Every neighbour that is there must fit, whichever came first.
-func place(m mark, ahead map[uint64]link, at link) (known bool, err error) {
-	broken := func(format string) error {
-		return protocol.Refuse(ReasonChainBroken, format, at.number)
-	}
-	if at.number < m.number {
-		return true, nil
-	}
-	if at.number == m.number {
-		if !bytes.Equal(at.sha256, m.sha256) {
-			return false, broken("segment %d was posted with another content")
-		}
-		return true, nil
-	}
-	if there, ok := ahead[at.number]; ok {
-		if !bytes.Equal(at.sha256, there.sha256) {
-			return false, broken("segment %d was posted with another content")
-		}
-		return true, nil
-	}
-	if at.number-m.number > maxAhead {
-		return false, protocol.Refuse(ReasonOutOfOrder, "segment %d is too far beyond segment %d, which is the last without a gap", at.number, m.number)
-	}
-	before, ok := ahead[at.number-1]
-	if at.number == m.number+1 {
-		before, ok = link{sha256: m.sha256}, true
-	}
-	if ok && !bytes.Equal(at.previous, before.sha256) {
-		return false, broken("segment %d does not follow the one that was posted before it")
-	}
-	if after, ok := ahead[at.number+1]; ok && !bytes.Equal(after.previous, at.sha256) {
-		return false, broken("segment %d is not the one that the next was sealed after")
-	}
-	return false, nil
+	return m.Number
 }
