@@ -130,6 +130,9 @@ func (a *app) nodesCommand() *cobra.Command {
 		one("get", "One node", func(ctx context.Context, s *session, id string) (client.Node, error) {
 			return client.Read[client.Node](s.hub.GetNode(ctx, id, s.editors()...))
 		}),
+		one("release", "Let a quarantined node go on, once one machine only has its key", func(ctx context.Context, s *session, id string) (client.Node, error) {
+			return client.Read[client.Node](s.hub.ReleaseNode(ctx, id, s.editors()...))
+		}),
 		one("drain", "Place nothing new on a node", func(ctx context.Context, s *session, id string) (client.Node, error) {
 			return client.Read[client.Node](s.hub.DrainNode(ctx, id, s.editors()...))
 		}),

@@ -1528,6 +1528,9 @@ type Node struct {
 	MemoryMib   int64     `json:"memory_mib,omitempty,omitzero"`
 	Os          string    `json:"os,omitempty,omitzero"`
 
+	// QuarantineReason identity_used_twice: two machines speak with the node's key at the same time. Also among the conditions.
+	QuarantineReason string `json:"quarantine_reason,omitempty,omitzero"`
+
 	// Refusals Newest first
 	Refusals     []Refusal `json:"refusals,omitempty,omitzero"`
 	RemoveReason string    `json:"remove_reason,omitempty,omitzero"`
@@ -2709,6 +2712,11 @@ type ClientInterface interface {
 	// Corresponds with POST /admin/nodes/{node_id}/drain (the `DrainNode` operationId).
 	DrainNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// ReleaseNode Let a quarantined node go on; the store that dials next takes a new incarnation
+	//
+	// Corresponds with POST /admin/nodes/{node_id}/release (the `ReleaseNode` operationId).
+	ReleaseNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// RemoveNodeWithBody Take a node out of the mesh for good
 	//
 	// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
@@ -3445,6 +3453,21 @@ func (c *Client) BanNode(ctx context.Context, nodeID NodeID, body BanNodeJSONReq
 // Corresponds with POST /admin/nodes/{node_id}/drain (the `DrainNode` operationId).
 func (c *Client) DrainNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewDrainNodeRequest(c.Server, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ReleaseNode Let a quarantined node go on; the store that dials next takes a new incarnation
+//
+// Corresponds with POST /admin/nodes/{node_id}/release (the `ReleaseNode` operationId).
+func (c *Client) ReleaseNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewReleaseNodeRequest(c.Server, nodeID)
 	if err != nil {
 		return nil, err
 	}
@@ -5148,6 +5171,40 @@ func NewDrainNodeRequest(server string, nodeID NodeID) (*http.Request, error) {
 	}
 
 	operationPath := fmt.Sprintf("/admin/nodes/%s/drain", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewReleaseNodeRequest constructs an http.Request for the ReleaseNode method
+func NewReleaseNodeRequest(server string, nodeID NodeID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "node_id", nodeID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/admin/nodes/%s/release", pathParam0)
 	if operationPath[0] == '/' {
 		operationPath = "." + operationPath
 	}
@@ -8142,6 +8199,13 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /admin/nodes/{node_id}/drain (the `DrainNode` operationId).
 	DrainNodeWithResponse(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*DrainNodeResponse, error)
 
+	// ReleaseNodeWithResponse Let a quarantined node go on; the store that dials next takes a new incarnation
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /admin/nodes/{node_id}/release (the `ReleaseNode` operationId).
+	ReleaseNodeWithResponse(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*ReleaseNodeResponse, error)
+
 	// RemoveNodeWithBodyWithResponse Take a node out of the mesh for good
 	//
 	// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
@@ -9210,6 +9274,54 @@ func (r DrainNodeResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r DrainNodeResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ReleaseNodeResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Node
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ReleaseNodeResponse) GetJSON200() *Node {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ReleaseNodeResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ReleaseNodeResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ReleaseNodeResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ReleaseNodeResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ReleaseNodeResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -12072,6 +12184,19 @@ func (c *ClientWithResponses) DrainNodeWithResponse(ctx context.Context, nodeID 
 	return ParseDrainNodeResponse(rsp)
 }
 
+// ReleaseNodeWithResponse Let a quarantined node go on; the store that dials next takes a new incarnation
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /admin/nodes/{node_id}/release (the `ReleaseNode` operationId).
+func (c *ClientWithResponses) ReleaseNodeWithResponse(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*ReleaseNodeResponse, error) {
+	rsp, err := c.ReleaseNode(ctx, nodeID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseReleaseNodeResponse(rsp)
+}
+
 // RemoveNodeWithBodyWithResponse Take a node out of the mesh for good
 //
 // Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
@@ -13421,6 +13546,39 @@ func ParseDrainNodeResponse(rsp *http.Response) (*DrainNodeResponse, error) {
 	}
 
 	response := &DrainNodeResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Node
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseReleaseNodeResponse parses an HTTP response from a ReleaseNodeWithResponse call
+func ParseReleaseNodeResponse(rsp *http.Response) (*ReleaseNodeResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ReleaseNodeResponse{
 		Body:         bodyBytes,
 		HTTPResponse: rsp,
 	}

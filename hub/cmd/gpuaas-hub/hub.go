@@ -256,7 +256,8 @@ func (h *hub) wire(ctx context.Context) (err error) {
 	h.resync = loop.New("resync", h.conf.resync, h.dispatcher.Resync, h.log)
 	h.dispatcher.Wake = h.poked.Wake
 	h.intake = intake.New(&intake.Intake{
-		DB: h.db, ReplicaID: h.keys.HubID(), Started: time.Now(), Newest: dispatch.NewestHead, Line: h.keys.Line, Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise, Now: time.Now, Log: h.log,
+		DB: h.db, ReplicaID: h.keys.HubID(), Started: time.Now(), Newest: dispatch.NewestHead, Line: h.keys.Line, Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise,
+		Kick: h.session.Kick, Now: time.Now, Log: h.log,
 	})
 	h.session.Intake, h.session.Documents, h.session.Credentials, h.session.Connected = h.intake, h.dispatcher, h.registry, h.dispatcher.Poke
 	h.handler, err = httpapi.NewHandler(h.server(), httpapi.Config{ //nolint:contextcheck // each request brings its own
@@ -283,6 +284,7 @@ func (h *hub) server() *httpapi.Server {
 			RenewNode:       &command.RenewNode{DB: d, Keys: h.keys, CertificateTTL: h.conf.certificateLifetime},
 			DrainNode:       &command.DrainNode{DB: d},
 			UndrainNode:     &command.UndrainNode{DB: d},
+			ReleaseNode:     &command.ReleaseNode{DB: d, Kick: h.session.Kick},
 			BanNode:         &command.BanNode{DB: d, Kick: h.session.Kick},
 			RemoveNode:      &command.RemoveNode{DB: d, Kick: h.session.Kick, Poke: poke},
 		},

@@ -11,7 +11,7 @@ import (
 // BanNode shuts a compromised node out for good.
 type BanNode struct {
 	DB *db.DB
-	// Kick ends the node's connection; called after the commit.
+	// Kick ends the node's connection, with a reason; called after the commit.
 	Kick func(nodeID, reason string)
 }
 
@@ -23,7 +23,7 @@ func (c *BanNode) Do(ctx context.Context, m Meta, nodeID, reason string) error {
 	if _, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (string, error) { return c.do(ctx, tx, m, nodeID, reason) }); err != nil {
 		return err
 	}
-	c.Kick(nodeID, "node_banned")
+	c.Kick(nodeID, fleet.CodeBanned)
 	return nil
 }
 

@@ -94,6 +94,17 @@ func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
 				return err
 			}
 		}},
+		"release node": {"nodes", func(w *world) run {
+			m := admin(w)
+			w.tx(func(ctx context.Context, tx db.Tx) error {
+				_, _, err := fleet.Quarantine(ctx, tx, w.node, fleet.ReasonIdentityUsedTwice, m.Now)
+				return err
+			})
+			return func(ctx context.Context, tx db.Tx) error {
+				_, err := (&ReleaseNode{}).do(ctx, tx, m, w.node)
+				return err
+			}
+		}},
 		"ban node": {"nodes", func(w *world) run {
 			m := admin(w)
 			return func(ctx context.Context, tx db.Tx) error {

@@ -22,11 +22,13 @@ const (
 
 // Report is the whole observed state of one node.
 type Report struct {
-	NodeID       string
-	SessionNo    uint64
-	Counter      uint64
-	Epoch        uint64
-	Generation   uint64
+	NodeID     string
+	SessionNo  uint64
+	Counter    uint64
+	Epoch      uint64
+	Generation uint64
+	// Incarnation is of the store that the node reports with.
+	Incarnation  string
 	Statuses     []*protocol.WorkloadStatus
 	Accelerators []*protocol.Accelerator
 	// SilenceIsNothing: what the node does not speak of proves nothing yet.
@@ -46,7 +48,7 @@ func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, 
 		return Observed{}, err
 	}
 	changes, err := instance.ApplyReport(ctx, tx, instance.Report{
-		NodeID: r.NodeID, SessionNo: r.SessionNo, Counter: r.Counter, Epoch: r.Epoch, Generation: r.Generation, Statuses: r.Statuses,
+		NodeID: r.NodeID, SessionNo: r.SessionNo, Counter: r.Counter, Epoch: r.Epoch, Generation: r.Generation, Incarnation: r.Incarnation, Statuses: r.Statuses,
 		SilenceIsNothing: r.SilenceIsNothing,
 	}, now)
 	if err != nil {
@@ -119,7 +121,7 @@ func (m Meta) settleRemoval(ctx context.Context, tx db.Tx, action string, r inst
 		// What the node measured until now is still its tenant's to pay: the hold waits for the final record, or 30 days.
 		return ledger.CloseSubject(ctx, tx, r.Member.ID, m.Now, m.Now)
 	}
-	// No node ever had it, so no final record will come.
+	// No node has it, or will ever speak of it again, so no final record will come.
 	if err := ledger.CloseSubject(ctx, tx, r.Member.ID, m.Now, m.Now); err != nil {
 		return err
 	}

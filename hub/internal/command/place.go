@@ -45,7 +45,7 @@ func place(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in Create
 		if err != nil {
 			return placed{}, fmt.Errorf("node of allocation %s: %w", rooms[i].ID, err)
 		}
-		// An offline node may get an instance: it starts when the node is back. A draining one gets nothing new.
+		// An offline node may get an instance: it starts when the node is back. A draining or quarantined one gets nothing new.
 		if !node.TakesNew() {
 			rooms[i].Usable = false
 		}

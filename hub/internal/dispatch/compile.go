@@ -25,6 +25,9 @@ const maxTries = 8
 // errMoved says that the intent is no longer the one that was compiled.
 var errMoved = errors.New("the intent of the node has moved on")
 
+// errQuarantined says that the node gets nothing new.
+var errQuarantined = errors.New("the node is quarantined")
+
 // seen is what one transaction saw of a node.
 type seen struct {
 	node fleet.Node
@@ -38,6 +41,9 @@ type seen struct {
 func look(ctx context.Context, tx db.Tx, nodeID string) (s seen, err error) {
 	if s.node, err = fleet.Get(ctx, tx, nodeID); err != nil {
 		return seen{}, err
+	}
+	if s.node.IsQuarantined() {
+		return seen{}, errQuarantined
 	}
 	if s.rev, err = fleet.Rev(ctx, tx, nodeID); err != nil {
 		return seen{}, err
@@ -67,6 +73,9 @@ func (d *Dispatcher) settled(ctx context.Context, nodeID string, floor uint64) (
 		n, err := fleet.Get(ctx, tx, nodeID)
 		if err != nil {
 			return struct{}{}, err
+		}
+		if n.IsQuarantined() {
+			return struct{}{}, errQuarantined
 		}
 		rev, err := fleet.Rev(ctx, tx, nodeID)
 		if err != nil {

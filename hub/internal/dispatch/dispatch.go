@@ -183,7 +183,7 @@ func (d *Dispatcher) waiting(ctx context.Context) (map[string]bool, error) {
 	return waiting, err
 }
 
-// node makes the state of one node say what is wanted and sends what the node lacks.
+// node makes the state of one node say what is wanted and sends what the node lacks. A quarantined one gets nothing.
 func (d *Dispatcher) node(ctx context.Context, nodeID string, floor uint64) error {
 	held, connected := d.Link.Held(nodeID)
 	if connected {
@@ -193,7 +193,7 @@ func (d *Dispatcher) node(ctx context.Context, nodeID string, floor uint64) erro
 	if err == nil && !settled {
 		h, err = d.bring(ctx, nodeID, floor)
 	}
-	if fault.Is(err, fault.NotFound) {
+	if fault.Is(err, fault.NotFound) || errors.Is(err, errQuarantined) {
 		return nil
 	}
 	if err != nil {
@@ -279,9 +279,12 @@ func (d *Dispatcher) renew(ctx context.Context) error {
 		if err != nil {
 			return nil, err
 		}
-		due, err := ledger.DueForRenewal(ctx, tx, now)
-		// A banned node cannot be reached, and its leases are to end: nothing is held for it any more.
-		return slices.DeleteFunc(due, func(d ledger.Due) bool { return slices.Contains(banned, d.NodeID) }), err
+		quarantined, err := fleet.InQuarantine(ctx, tx)
+		if err != nil {
+			return nil, err
+		}
+		// A banned node cannot be reached, and its leases are to end; a quarantined one gets nothing new.
+		return ledger.DueForRenewal(ctx, tx, slices.Concat(banned, quarantined), now)
 	})
 	if err != nil || len(due) == 0 {
 		return err
@@ -326,6 +329,13 @@ func (d *Dispatcher) Part(ctx context.Context, nodeID string, digest []byte) ([]
 // MayPull reports whether the node's newest state needs an image of the repository.
 func (d *Dispatcher) MayPull(ctx context.Context, nodeID, repository string) (bool, error) {
 	return db.ReadTx(ctx, d.DB, func(tx db.Tx) (bool, error) {
+		n, err := fleet.Get(ctx, tx, nodeID)
+		if err != nil {
+			return false, err
+		}
+		if n.IsQuarantined() {
+			return false, protocol.Refuse(protocol.RefusalQuarantined, "the node is quarantined")
+		}
 		doc, err := load(ctx, tx, nodeID)
 		if db.IsNoRows(err) {
 			return false, nil

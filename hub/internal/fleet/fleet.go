@@ -32,6 +32,8 @@ const (
 	// MaxConditions and maxTextBytes bound what a node can make the hub store; longer lists and texts are cut.
 	MaxConditions = 64
 	maxTextBytes  = 512
+	// maxSuspects bounds how many incarnations of a quarantined node are remembered; the oldest go.
+	maxSuspects = 16
 	// maxGeneration keeps numbers that a node names far from the end of the column.
 	maxGeneration = 1 << 62
 )
@@ -51,7 +53,15 @@ const (
 	// Removed left the mesh with nothing on it; Lost was declared gone for good with whatever it ran.
 	Removed Status = "removed"
 	Lost    Status = "lost"
+	// Quarantined: it gets nothing new and nothing that it reports counts, until an admin releases it.
+	Quarantined Status = "quarantined"
 )
+
+// CodeBanned is what a banned node is told.
+const CodeBanned = "node_banned"
+
+// ReasonIdentityUsedTwice: two processes speak with the node's key at the same time: its disk was copied, or its key stolen.
+const ReasonIdentityUsedTwice = "identity_used_twice"
 
 // Node is one machine of the mesh.
 type Node struct {
@@ -64,9 +74,14 @@ type Node struct {
 	BannedAt        time.Time
 	BanReason       string
 	// RemovedAt is when the node was taken out for good; Lost says that it was gone then.
-	RemovedAt            time.Time
-	Lost                 bool
-	RemoveReason         string
+	RemovedAt    time.Time
+	Lost         bool
+	RemoveReason string
+	// QuarantinedAt is zero where the node is not quarantined.
+	QuarantinedAt    time.Time
+	QuarantineReason string
+	// Suspects are incarnations that were heard in quarantine: a store that bears one must take a new one.
+	Suspects             []string
 	CertificateExpiresAt time.Time
 	// Incarnation is of the store that the node said hello with last.
 	Incarnation        string
@@ -97,7 +112,9 @@ func (n Node) IsBanned() bool { return !n.BannedAt.IsZero() }
 func (n Node) IsRemoved() bool { return !n.RemovedAt.IsZero() }
 
 // TakesNew reports whether something new may be placed on the node once it is in contact.
-func (n Node) TakesNew() bool { return !n.Draining && !n.IsBanned() && !n.IsRemoved() }
+func (n Node) TakesNew() bool {
+	return !n.Draining && !n.IsBanned() && !n.IsRemoved() && !n.IsQuarantined()
+}
 
 // shutOut is why the node may not come in. A lost one may: it hands over the usage that it still owes, and is told to hold
 // nothing.
@@ -110,6 +127,9 @@ func (n Node) shutOut() error {
 	}
 	return nil
 }
+
+// IsQuarantined reports whether the node gets nothing new.
+func (n Node) IsQuarantined() bool { return !n.QuarantinedAt.IsZero() }
 
 // Connected reports whether the node has been heard within OnlineWindow on a connection that is still open.
 func (n Node) Connected(now time.Time) bool {
@@ -125,6 +145,8 @@ func (n Node) Status(now time.Time) Status {
 		return Lost
 	case n.IsRemoved():
 		return Removed
+	case n.IsQuarantined():
+		return Quarantined
 	case n.Draining:
 		return Draining
 	case n.Connected(now):
@@ -206,7 +228,7 @@ func MayRenew(n Node, csrKey ed25519.PublicKey, message, signature []byte) error
 }
 
 func bannedFault() error {
-	return fault.New(fault.Forbidden, "node_banned", "This node is banned. It may return as a new node, with a new key and a new join token.", nil).Lasting()
+	return fault.New(fault.Forbidden, CodeBanned, "This node is banned. It may return as a new node, with a new key and a new join token.", nil).Lasting()
 }
 
 func notFound() error {

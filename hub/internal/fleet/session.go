@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -40,15 +41,25 @@ func Connect(ctx context.Context, tx db.Tx, c Connection, now time.Time) (Connec
 	if err := n.shutOut(); err != nil {
 		return Connected{}, err
 	}
-	out := Connected{Behind: behind(n, c)}
-	if out.CameBack, err = reachable(ctx, tx, c.NodeID); err != nil {
+	h, suspects := c.Hello, n.Suspects
+	if n.IsQuarantined() {
+		// It goes on as it is until it is released; only its usage counts.
+		n.Suspects, suspects = suspect(n.Suspects, cut(h.GetIncarnation())), nil
+	}
+	out := Connected{Behind: heard.Behind(
+		heard.Store{Incarnation: h.GetIncarnation(), Epoch: h.GetEpoch(), Generation: h.GetGeneration()},
+		heard.Store{Incarnation: n.Incarnation, Epoch: n.AcceptedEpoch, Generation: n.AcceptedGeneration},
+		h.GetLastSegment(), c.PostedSegment, suspects)}
+	before, err := contactOf(ctx, tx, c.NodeID)
+	if err != nil {
 		return Connected{}, err
 	}
-	out.CameBack = !out.CameBack
-	err = tx.QueryRow(ctx, `INSERT INTO node_sessions (node_id, session_no, replica_id, report_counter, connected_at, seen_at, reachable) VALUES ($1, 1, $2, 0, $3, $3, true)
+	// A quarantined node has contact, and stays out of reach for everyone else.
+	out.CameBack = !before.reachable && !n.IsQuarantined()
+	err = tx.QueryRow(ctx, `INSERT INTO node_sessions (node_id, session_no, replica_id, report_counter, connected_at, seen_at, reachable, last_session) VALUES ($1, 1, $2, 0, $3, $3, $4, $5)
 		ON CONFLICT (node_id) DO UPDATE SET session_no = node_sessions.session_no + 1, replica_id = excluded.replica_id, report_counter = 0,
-			connected_at = excluded.connected_at, seen_at = excluded.seen_at, disconnected_at = NULL, reachable = true
-		RETURNING session_no`, c.NodeID, c.ReplicaID, now).Scan(&out.SessionNo)
+			connected_at = excluded.connected_at, seen_at = excluded.seen_at, disconnected_at = NULL, reachable = excluded.reachable, last_session = excluded.last_session
+		RETURNING session_no`, c.NodeID, c.ReplicaID, now, !n.IsQuarantined(), min(h.GetLastSession(), maxGeneration)).Scan(&out.SessionNo)
 	if err != nil {
 		return Connected{}, err
 	}
@@ -65,25 +76,16 @@ func Connect(ctx context.Context, tx db.Tx, c Connection, now time.Time) (Connec
 		hostname = cut(facts.GetHostname())
 	}
 	if _, err := tx.Exec(ctx, `UPDATE nodes SET hostname = $2, incarnation = $3, accepted_epoch = $4, accepted_generation = $5, bundle_version = $6,
-			agent_version = $7, protocol_version = $8, features = $9, facts = $10, conditions = $11, resource_version = resource_version + 1, updated_at = $12
+			agent_version = $7, protocol_version = $8, features = $9, facts = $10, conditions = $11, resource_version = resource_version + 1, updated_at = $12,
+			suspect_incarnations = $13
 		WHERE id = $1`,
 		c.NodeID, hostname, cut(c.Hello.GetIncarnation()), min(c.Hello.GetEpoch(), maxGeneration), min(c.Hello.GetGeneration(), maxGeneration),
 		min(c.Hello.GetBundleVersion(), maxGeneration), cut(c.Hello.GetAgentVersion()), c.Hello.GetProtocolVersion(),
-		bounded(c.Hello.GetFeatures()), string(encoded), bounded(facts.GetConditions()), now); err != nil {
+		bounded(c.Hello.GetFeatures()), string(encoded), bounded(facts.GetConditions()), now, n.Suspects); err != nil {
 		return Connected{}, err
 	}
 	out.Node, err = Get(ctx, tx, c.NodeID)
 	return out, err
-}
-
-func behind(n Node, c Connection) bool {
-	h := c.Hello
-	if h.GetIncarnation() == "" || h.GetIncarnation() != n.Incarnation {
-		// A new store owes the hub nothing.
-		return h.GetLastSegment() < c.PostedSegment
-	}
-	older := h.GetEpoch() < n.AcceptedEpoch || h.GetEpoch() == n.AcceptedEpoch && h.GetGeneration() < n.AcceptedGeneration
-	return older || h.GetLastSegment() < c.PostedSegment
 }
 
 // Disconnect notes the end of a connection, unless a newer one has replaced it.
@@ -102,12 +104,23 @@ type Report struct {
 	Conditions []string
 }
 
-func reachable(ctx context.Context, tx db.Tx, nodeID string) (is bool, err error) {
-	err = tx.QueryRow(ctx, `SELECT reachable FROM node_sessions WHERE node_id = $1`, nodeID).Scan(&is)
+// contact is what is known of a node's connection when it speaks.
+type contact struct {
+	reachable   bool
+	incarnation string
+	quarantined bool
+	// lastSession is what the present hello named, reported the newest session in which a report was taken.
+	lastSession, reported uint64
+}
+
+func contactOf(ctx context.Context, tx db.Tx, nodeID string) (c contact, err error) {
+	err = tx.QueryRow(ctx, `SELECT s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL
+		FROM node_sessions s JOIN nodes n ON n.id = s.node_id WHERE s.node_id = $1`, nodeID).
+		Scan(&c.reachable, &c.lastSession, &c.reported, &c.incarnation, &c.quarantined)
 	if db.IsNoRows(err) {
-		return false, nil
+		return contact{}, nil
 	}
-	return is, err
+	return c, err
 }
 
 // Observed says what a report was.
@@ -116,22 +129,41 @@ type Observed struct {
 	Fresh bool
 	// CameBack is set when the node counted as unreachable until now.
 	CameBack bool
+	// Incarnation is of the store that the node reports with.
+	Incarnation string
+	// Quarantined is set when nothing of the report may count.
+	Quarantined bool
+	// NotAlone is set when another process speaks with the node's key at the same time.
+	NotAlone bool
 }
 
 // Observe stores a report's facts and keeps the node online.
 func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, error) {
-	before, err := reachable(ctx, tx, r.NodeID)
+	before, err := contactOf(ctx, tx, r.NodeID)
 	if err != nil {
 		return Observed{}, err
 	}
-	tag, err := tx.Exec(ctx, `UPDATE node_sessions SET report_counter = $3, seen_at = $4, reachable = true WHERE node_id = $1 AND session_no = $2 AND report_counter < $3`,
-		r.NodeID, r.SessionNo, min(r.Counter, maxGeneration), now)
+	tag, err := tx.Exec(ctx, `UPDATE node_sessions SET report_counter = $3, seen_at = $4, reachable = $5, reported_session = $6
+		WHERE node_id = $1 AND session_no = $2 AND report_counter < $3`,
+		r.NodeID, r.SessionNo, min(r.Counter, maxGeneration), now, !before.quarantined, before.reportedAfter(r.SessionNo))
 	if err != nil || tag.RowsAffected() == 0 {
 		return Observed{}, err
 	}
+	out := Observed{
+		Fresh: true, CameBack: !before.reachable && !before.quarantined, Incarnation: before.incarnation, Quarantined: before.quarantined,
+		NotAlone: !before.quarantined && before.reported != r.SessionNo && heard.NotAlone(before.lastSession, before.reported),
+	}
 	// Only what changed: a quiet fleet writes one small row a report and nothing else.
 	_, err = tx.Exec(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`, r.NodeID, bounded(r.Conditions), now)
-	return Observed{Fresh: true, CameBack: !before}, err
+	return out, err
+}
+
+// reportedAfter is the newest session in which a report was taken, after one in session no. In quarantine none is.
+func (c contact) reportedAfter(no uint64) uint64 {
+	if c.quarantined {
+		return c.reported
+	}
+	return no
 }
 
 // Silent returns the nodes that count as reachable although nothing was heard of them for OnlineWindow, or their connection

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,7 +13,7 @@ import (
 )
 
 const nodeColumns = `n.id, n.site_id, n.hostname, n.public_key, n.resource_version, n.draining, n.banned_at, n.ban_reason, n.removed_at, n.lost, n.remove_reason,
-	n.certificate_expires_at, n.incarnation, n.accepted_epoch, n.accepted_generation, n.bundle_version, n.agent_version,
+	n.quarantined_at, n.quarantine_reason, n.suspect_incarnations, n.certificate_expires_at, n.incarnation, n.accepted_epoch, n.accepted_generation, n.bundle_version, n.agent_version,
 	n.protocol_version, n.features, n.facts, n.conditions, n.created_at, n.updated_at,
 	COALESCE(s.session_no, 0), s.seen_at, s.disconnected_at`
 
@@ -20,18 +21,18 @@ const nodeFrom = ` FROM nodes n LEFT JOIN node_sessions s ON s.node_id = n.id `
 
 func scanNode(row pgx.Row) (Node, error) {
 	var (
-		n                                         Node
-		bannedAt, removedAt, seenAt, disconnected *time.Time
-		facts                                     []byte
+		n                                                        Node
+		bannedAt, removedAt, quarantinedAt, seenAt, disconnected *time.Time
+		facts                                                    []byte
 	)
 	err := row.Scan(&n.ID, &n.SiteID, &n.Hostname, &n.PublicKey, &n.ResourceVersion, &n.Draining, &bannedAt, &n.BanReason, &removedAt, &n.Lost, &n.RemoveReason,
-		&n.CertificateExpiresAt, &n.Incarnation, &n.AcceptedEpoch, &n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion,
+		&quarantinedAt, &n.QuarantineReason, &n.Suspects, &n.CertificateExpiresAt, &n.Incarnation, &n.AcceptedEpoch, &n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion,
 		&n.ProtocolVersion, &n.Features, &facts, &n.Conditions, &n.CreatedAt, &n.UpdatedAt,
 		&n.SessionNo, &seenAt, &disconnected)
 	if err != nil {
 		return Node{}, err
 	}
-	n.BannedAt, n.RemovedAt, n.LastSeenAt, n.DisconnectedAt = value(bannedAt), value(removedAt), value(seenAt), value(disconnected)
+	n.BannedAt, n.RemovedAt, n.QuarantinedAt, n.LastSeenAt, n.DisconnectedAt = value(bannedAt), value(removedAt), value(quarantinedAt), value(seenAt), value(disconnected)
 	n.Facts = &protocol.NodeFacts{}
 	// Written by another release, perhaps: a field it does not know must not make the node unreadable.
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(facts, n.Facts); err != nil {
@@ -77,7 +78,7 @@ const nilID = "00000000-0000-0000-0000-000000000000"
 // ForPlacement returns the nodes that may take something new at now, in the order of their ids.
 func ForPlacement(ctx context.Context, tx db.Tx, now time.Time) ([]Node, error) {
 	rows, err := tx.Query(ctx, `SELECT `+nodeColumns+nodeFrom+`
-		WHERE n.banned_at IS NULL AND n.removed_at IS NULL AND NOT n.draining AND s.disconnected_at IS NULL AND s.seen_at > $1 ORDER BY n.id`, now.Add(-OnlineWindow))
+		WHERE n.banned_at IS NULL AND n.removed_at IS NULL AND n.quarantined_at IS NULL AND NOT n.draining AND s.disconnected_at IS NULL AND s.seen_at > $1 ORDER BY n.id`, now.Add(-OnlineWindow))
 	if err != nil {
 		return nil, err
 	}
@@ -132,6 +133,58 @@ func BannedIDs(ctx context.Context, tx db.Tx) ([]string, error) {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// Quarantine lets nothing new go to the node and nothing of what it reports count, until Release; quarantined is false when it
+// was already, or is banned. The incarnation that the node bears is suspect from then on.
+func Quarantine(ctx context.Context, tx db.Tx, nodeID, reason string, now time.Time) (n Node, quarantined bool, err error) {
+	n, err = Get(ctx, tx, nodeID)
+	if err != nil || n.IsQuarantined() || n.IsBanned() {
+		return n, false, err
+	}
+	n.QuarantinedAt, n.QuarantineReason, n.UpdatedAt = now, cut(reason), now
+	n.ResourceVersion++
+	n.Suspects = suspect(n.Suspects, n.Incarnation)
+	if _, err := tx.Exec(ctx, `UPDATE nodes SET quarantined_at = $3, quarantine_reason = $4, suspect_incarnations = $5, resource_version = $2, updated_at = $3 WHERE id = $1`,
+		nodeID, n.ResourceVersion, now, n.QuarantineReason, n.Suspects); err != nil {
+		return Node{}, false, err
+	}
+	// Out of reach for everyone else: no word of it counts.
+	_, err = tx.Exec(ctx, `UPDATE node_sessions SET reachable = false WHERE node_id = $1`, nodeID)
+	return n, true, err
+}
+
+// Release ends a quarantine; released is false when there was none. What the node's processes did to each other before counts
+// no more: whichever dials next goes on, under a new incarnation.
+func Release(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (n Node, released bool, err error) {
+	n, err = Get(ctx, tx, nodeID)
+	if err != nil || !n.IsQuarantined() {
+		return n, false, err
+	}
+	n.QuarantinedAt, n.QuarantineReason, n.UpdatedAt = time.Time{}, "", now
+	n.ResourceVersion++
+	if _, err := tx.Exec(ctx, `UPDATE nodes SET quarantined_at = NULL, quarantine_reason = '', resource_version = $2, updated_at = $3 WHERE id = $1`,
+		nodeID, n.ResourceVersion, now); err != nil {
+		return Node{}, false, err
+	}
+	_, err = tx.Exec(ctx, `UPDATE node_sessions SET reported_session = 0 WHERE node_id = $1`, nodeID)
+	return n, true, err
+}
+
+// InQuarantine returns the ids of the quarantined nodes.
+func InQuarantine(ctx context.Context, tx db.Tx) ([]string, error) {
+	rows, err := tx.Query(ctx, `SELECT id FROM nodes WHERE quarantined_at IS NOT NULL ORDER BY id`)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// suspect adds an incarnation to those that must not go on.
+func suspect(list []string, incarnation string) []string {
+	list = slices.DeleteFunc(slices.Clone(list), func(s string) bool { return s == incarnation })
+	list = append(list, incarnation)
+	return list[max(len(list)-maxSuspects, 0):]
 }
 
 // NextVersion takes the number of the node's next event.

@@ -1527,6 +1527,9 @@ type Node struct {
 	MemoryMib   int64     `json:"memory_mib,omitempty,omitzero"`
 	Os          string    `json:"os,omitempty,omitzero"`
 
+	// QuarantineReason identity_used_twice: two machines speak with the node's key at the same time. Also among the conditions.
+	QuarantineReason string `json:"quarantine_reason,omitempty,omitzero"`
+
 	// Refusals Newest first
 	Refusals     []Refusal `json:"refusals,omitempty,omitzero"`
 	RemoveReason string    `json:"remove_reason,omitempty,omitzero"`
@@ -2580,6 +2583,9 @@ type ServerInterface interface {
 	// DrainNode Place nothing new on the node; what runs goes on
 	// (POST /admin/nodes/{node_id}/drain)
 	DrainNode(c *gin.Context, nodeID NodeID)
+	// ReleaseNode Let a quarantined node go on; the store that dials next takes a new incarnation
+	// (POST /admin/nodes/{node_id}/release)
+	ReleaseNode(c *gin.Context, nodeID NodeID)
 	// RemoveNode Take a node out of the mesh for good
 	// (POST /admin/nodes/{node_id}/remove)
 	RemoveNode(c *gin.Context, nodeID NodeID)
@@ -3017,6 +3023,31 @@ func (siw *ServerInterfaceWrapper) DrainNode(c *gin.Context) {
 	}
 
 	siw.Handler.DrainNode(c, nodeID)
+}
+
+// ReleaseNode operation middleware
+func (siw *ServerInterfaceWrapper) ReleaseNode(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "node_id" -------------
+	var nodeID NodeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "node_id", c.Param("node_id"), &nodeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter node_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ReleaseNode(c, nodeID)
 }
 
 // RemoveNode operation middleware
@@ -4867,6 +4898,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/admin/nodes/:node_id", wrapper.GetNode)
 	router.POST(options.BaseURL+"/admin/nodes/:node_id/ban", wrapper.BanNode)
 	router.POST(options.BaseURL+"/admin/nodes/:node_id/drain", wrapper.DrainNode)
+	router.POST(options.BaseURL+"/admin/nodes/:node_id/release", wrapper.ReleaseNode)
 	router.POST(options.BaseURL+"/admin/nodes/:node_id/remove", wrapper.RemoveNode)
 	router.POST(options.BaseURL+"/admin/nodes/:node_id/undrain", wrapper.UndrainNode)
 	router.GET(options.BaseURL+"/admin/prices", wrapper.ListPrices)
@@ -5309,6 +5341,45 @@ type DrainNodedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response DrainNodedefaultApplicationProblemPlusJSONResponse) VisitDrainNodeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ReleaseNodeRequestObject struct {
+	NodeID NodeID `json:"node_id"`
+}
+
+type ReleaseNodeResponseObject interface {
+	VisitReleaseNodeResponse(w http.ResponseWriter) error
+}
+
+type ReleaseNode200JSONResponse Node
+
+func (response ReleaseNode200JSONResponse) VisitReleaseNodeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ReleaseNodedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ReleaseNodedefaultApplicationProblemPlusJSONResponse) VisitReleaseNodeResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -7564,6 +7635,9 @@ type StrictServerInterface interface {
 	// DrainNode Place nothing new on the node; what runs goes on
 	// (POST /admin/nodes/{node_id}/drain)
 	DrainNode(ctx context.Context, request DrainNodeRequestObject) (DrainNodeResponseObject, error)
+	// ReleaseNode Let a quarantined node go on; the store that dials next takes a new incarnation
+	// (POST /admin/nodes/{node_id}/release)
+	ReleaseNode(ctx context.Context, request ReleaseNodeRequestObject) (ReleaseNodeResponseObject, error)
 	// RemoveNode Take a node out of the mesh for good
 	// (POST /admin/nodes/{node_id}/remove)
 	RemoveNode(ctx context.Context, request RemoveNodeRequestObject) (RemoveNodeResponseObject, error)
@@ -8112,6 +8186,32 @@ func (sh *strictHandler) DrainNode(ctx *gin.Context, nodeID NodeID) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(DrainNodeResponseObject); ok {
 		if err := validResponse.VisitDrainNodeResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ReleaseNode operation middleware
+func (sh *strictHandler) ReleaseNode(ctx *gin.Context, nodeID NodeID) {
+	var request ReleaseNodeRequestObject
+
+	request.NodeID = nodeID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ReleaseNode(ctx, request.(ReleaseNodeRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ReleaseNode")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ReleaseNodeResponseObject); ok {
+		if err := validResponse.VisitReleaseNodeResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"encoding/base64"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
@@ -22,6 +23,7 @@ type Fleet struct {
 	EnrolNode       *command.EnrolNode
 	RenewNode       *command.RenewNode
 	DrainNode       *command.DrainNode
+	ReleaseNode     *command.ReleaseNode
 	UndrainNode     *command.UndrainNode
 	BanNode         *command.BanNode
 	RemoveNode      *command.RemoveNode
@@ -127,6 +129,18 @@ func (s *Server) RemoveNode(ctx context.Context, r RemoveNodeRequestObject) (Rem
 	return RemoveNode200JSONResponse(node), nil
 }
 
+// ReleaseNode lets a quarantined node go on.
+func (s *Server) ReleaseNode(ctx context.Context, r ReleaseNodeRequestObject) (ReleaseNodeResponseObject, error) {
+	if err := s.Fleet.ReleaseNode.Do(ctx, metaFrom(ctx), r.NodeID); err != nil {
+		return nil, err
+	}
+	node, err := s.node(ctx, r.NodeID)
+	if err != nil {
+		return nil, err
+	}
+	return ReleaseNode200JSONResponse(node), nil
+}
+
 // BanNode shuts a node out for good.
 func (s *Server) BanNode(ctx context.Context, r BanNodeRequestObject) (BanNodeResponseObject, error) {
 	if err := s.Fleet.BanNode.Do(ctx, metaFrom(ctx), r.NodeID, r.Body.Reason); err != nil {
@@ -165,9 +179,13 @@ func (s *Server) nodeView(ctx context.Context, tx db.Tx, n fleet.Node, now time.
 		AgentVersion: n.AgentVersion, Os: facts.GetOs(), Kernel: facts.GetKernel(), Architecture: facts.GetArchitecture(),
 		ContainerdVersion: facts.GetContainerdVersion(), RuncVersion: facts.GetRuncVersion(),
 		CPUCores: int32(facts.GetCpuCores()), MemoryMib: int64(facts.GetMemoryBytes() >> 20),
-		Generation: int64(generation), AcceptedGeneration: int64(n.AcceptedGeneration), BanReason: n.BanReason,
+		Generation: int64(generation), AcceptedGeneration: int64(n.AcceptedGeneration), BanReason: n.BanReason, QuarantineReason: n.QuarantineReason,
 		RemovedAt: n.RemovedAt, RemoveReason: n.RemoveReason,
 		CertificateExpiresAt: n.CertificateExpiresAt, LastSeenAt: n.LastSeenAt, CreatedAt: n.CreatedAt,
+	}
+	if n.IsQuarantined() {
+		// The hub's own, beside what the node says of itself.
+		out.Conditions = append(slices.Clone(n.Conditions), n.QuarantineReason)
 	}
 	for _, a := range facts.GetAccelerators() {
 		out.Accelerators = append(out.Accelerators, NodeAccelerator{

@@ -96,6 +96,8 @@ type Member struct {
 	Reason           Reason
 	Detail           string
 	ObservedRevision int64
+	// ObservedIn is the incarnation of the node that spoke of the member last; empty where none did.
+	ObservedIn string
 	// FallbackFrom is the revision that the node left by itself for the observed one; 0 where it did not.
 	FallbackFrom int64
 	Unreachable  bool
@@ -105,7 +107,7 @@ type Member struct {
 	StartedAt    time.Time
 	ReadyAt      time.Time
 	ExitedAt     time.Time
-	// Gone is set with RemovedAt: the node's proof was complete, or the node is lost.
+	// Gone is set with RemovedAt: the node's proof was complete, or its silence proved as much, or the node is lost.
 	Gone      bool
 	RemovedAt time.Time
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -17,7 +18,9 @@ type Report struct {
 	// Epoch and Generation name the signed state that the node had accepted when it looked.
 	Epoch      uint64
 	Generation uint64
-	Statuses   []*protocol.WorkloadStatus
+	// Incarnation is of the store that the node reports with.
+	Incarnation string
+	Statuses    []*protocol.WorkloadStatus
 	// SilenceIsNothing: the hub was restored and still misses usage of the node. Were a member taken for gone now, its bill would be
 	// closed before that usage is in.
 	SilenceIsNothing bool
@@ -25,8 +28,8 @@ type Report struct {
 
 // ApplyReport takes over what a node says about its members and moves their instances on. An old report changes nothing.
 //
-// A member leaves only on the node's complete proof; the one exception is a member that the node never had: when it reports on
-// a state without the member and says nothing of it, and never did, then there is nothing to prove.
+// A member leaves only on the node's complete proof, or on its silence where that proves as much (heard.Absence): the node
+// never had the member, or a new incarnation of it has nothing of the member any more.
 func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) ([]Change, error) {
 	newer, err := advanceReport(ctx, tx, r, now)
 	if err != nil || !newer {
@@ -165,7 +168,7 @@ func (m heldMember) hear(s *protocol.WorkloadStatus, r Report, now time.Time) (M
 	// A report is contact.
 	next.Unreachable = false
 	if s == nil {
-		if !m.wanted && !r.SilenceIsNothing && m.neverThere(r) {
+		if !m.wanted && !r.SilenceIsNothing && m.absence().Proven(r.Epoch, r.Generation, r.Incarnation) {
 			return gone(next, nil, now)
 		}
 		return next, nil
@@ -183,7 +186,7 @@ func (m heldMember) hear(s *protocol.WorkloadStatus, r Report, now time.Time) (M
 	if s.GetRevision() == 0 {
 		next.ObservedRevision = m.ObservedRevision
 	}
-	next.Status = knownMemberStatus(s.GetStatus())
+	next.Status, next.ObservedIn = knownMemberStatus(s.GetStatus()), r.Incarnation
 	// What was stopped because it failed says nothing more of the failure; the tenant still wants to read it.
 	if next.Status != MemberStopped || s.GetReason() != "" {
 		next.Reason, next.Detail = knownReason(s.GetReason()), cut(s.GetDetail(), maxDetailBytes)
@@ -204,12 +207,10 @@ func published(reported []*protocol.PublishedEndpoint) []Endpoint {
 	return out
 }
 
-// neverThere: the node looked while it held a state without the member, and never had a word about it, then or before.
-func (m heldMember) neverThere(r Report) bool {
-	if m.ObservedRevision != 0 || m.Status != MemberPending || m.absentGeneration == 0 {
-		return false
+func (m heldMember) absence() heard.Absence {
+	return heard.Absence{
+		Epoch: m.absentEpoch, Generation: m.absentGeneration, Spoken: m.ObservedRevision != 0 || m.Status != MemberPending, SpokenIn: m.ObservedIn,
 	}
-	return r.Epoch > m.absentEpoch || r.Epoch == m.absentEpoch && r.Generation >= m.absentGeneration
 }
 
 func gone(m Member, proof *protocol.RemovalProof, now time.Time) (Member, *Removal) {
@@ -229,7 +230,7 @@ func knownMemberStatus(s string) MemberStatus {
 
 func (m Member) differs(n Member) bool {
 	return m.Status != n.Status || m.Reason != n.Reason || m.Detail != n.Detail || m.ObservedRevision != n.ObservedRevision || m.FallbackFrom != n.FallbackFrom ||
-		m.Unreachable != n.Unreachable || m.Restarts != n.Restarts || m.ExitCode != n.ExitCode || m.Gone != n.Gone ||
+		m.Unreachable != n.Unreachable || m.Restarts != n.Restarts || m.ExitCode != n.ExitCode || m.Gone != n.Gone || m.ObservedIn != n.ObservedIn ||
 		!m.StartedAt.Equal(n.StartedAt) || !m.ReadyAt.Equal(n.ReadyAt) || !m.ExitedAt.Equal(n.ExitedAt) ||
 		!slices.Equal(m.Endpoints, n.Endpoints)
 }

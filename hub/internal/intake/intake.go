@@ -43,9 +43,10 @@ type Intake struct {
 	// Newest returns the newest state made for a node, generation 0 for none; Line the hub's trust bundles, the newest first.
 	Newest func(ctx context.Context, tx db.Tx, nodeID string) (epoch, generation uint64, sha256 []byte, err error)
 	Line   func() []protocol.Bundle
-	// Poke wakes dispatch for a node; Raise asks for a generation of at least floor.
+	// Poke wakes dispatch for a node; Raise asks for a generation of at least floor; Kick ends its connection, with a reason.
 	Poke  func(nodeID string)
 	Raise func(nodeID string, floor uint64)
+	Kick  func(nodeID, reason string)
 	Now   func() time.Time
 	Log   *slog.Logger
 
@@ -74,8 +75,8 @@ func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.H
 	now := i.Now().Truncate(time.Microsecond)
 	type opened struct {
 		fleet.Connected
-		posted, archived uint64
-		bring            bool
+		posted mark
+		bring  bool
 	}
 	o, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (opened, error) {
 		node, err := known(ctx, tx, peer, now)
@@ -89,7 +90,7 @@ func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.H
 		if err != nil {
 			return opened{}, err
 		}
-		c, err := fleet.Connect(ctx, tx, fleet.Connection{NodeID: peer.NodeID, ReplicaID: i.ReplicaID, Hello: hello, PostedSegment: m.number}, now)
+		c, err := fleet.Connect(ctx, tx, fleet.Connection{NodeID: peer.NodeID, ReplicaID: i.ReplicaID, Hello: hello, PostedSegment: m.Number}, now)
 		if err != nil {
 			return opened{}, err
 		}
@@ -103,7 +104,7 @@ func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.H
 		}
 		bring, err := i.recovering(ctx, tx, peer.NodeID, hello, now)
 		failpoint.Hit("hub/hello/written")
-		return opened{c, m.number, m.mayForget(), bring}, err
+		return opened{c, m, bring}, err
 	})
 	if err != nil {
 		return session.Opened{}, err
@@ -111,7 +112,8 @@ func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.H
 	failpoint.Hit("hub/hello/committed")
 	return session.Opened{SessionNo: o.SessionNo, Welcome: &protocol.Welcome{
 		ProtocolVersion: min(protocol.Version, hello.GetProtocolVersion()), HubTime: timestamppb.New(i.Now()), SessionNo: o.SessionNo, NewIncarnation: o.Behind,
-		PostedSegment: o.posted, ArchivedSegment: o.archived, Bring: o.bring,
+		PostedSegment: o.posted.Number, ArchivedSegment: o.posted.mayForget(), PostedSha256: o.posted.SHA256, Bring: o.bring,
+		Quarantined: o.Node.QuarantineReason,
 	}}, nil
 }
 
@@ -125,6 +127,19 @@ func reachable(ctx context.Context, tx db.Tx, nodeID string, is bool, now time.T
 		typ = "fleet.node.offline"
 	}
 	return nodeEvent(ctx, tx, nodeID, typ, actionContact, nil, now)
+}
+
+// quarantine takes a node out of use whose key two processes speak with. What runs there goes on under its leases; to its
+// tenants it is out of reach.
+func quarantine(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (bool, error) {
+	_, quarantined, err := fleet.Quarantine(ctx, tx, nodeID, fleet.ReasonIdentityUsedTwice, now)
+	if err != nil || !quarantined {
+		return false, err
+	}
+	if err := command.NodeReachable(ctx, tx, nodeID, false, now); err != nil {
+		return false, err
+	}
+	return true, nodeEvent(ctx, tx, nodeID, "fleet.node.quarantined", actionContact, map[string]any{"reason": fleet.ReasonIdentityUsedTwice}, now)
 }
 
 // nodeEvent appends an event about a node and its audit row.
@@ -145,14 +160,24 @@ func nodeEvent(ctx context.Context, tx db.Tx, nodeID, typ, action string, data m
 	})
 }
 
-// Report takes a node's observed state. A report that lost against a newer one is acknowledged and changes nothing.
+// Report takes a node's observed state. A report that lost against a newer one is acknowledged and changes nothing. One of a
+// quarantined node is not acknowledged, so that what it proves is said again.
 func (i *Intake) Report(ctx context.Context, nodeID string, sessionNo uint64, r *protocol.Report) error {
 	now := i.Now().Truncate(time.Microsecond)
+	var quarantined, noticed bool
 	observed, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (command.Observed, error) {
+		quarantined, noticed = false, false
 		o, err := fleet.Observe(ctx, tx, fleet.Report{
 			NodeID: nodeID, SessionNo: sessionNo, Counter: r.GetCounter(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Conditions: r.GetConditions(),
 		}, now)
 		if err != nil || !o.Fresh {
+			return command.Observed{}, err
+		}
+		if quarantined = o.Quarantined || o.NotAlone; quarantined {
+			if !o.NotAlone {
+				return command.Observed{}, nil
+			}
+			noticed, err = quarantine(ctx, tx, nodeID, now)
 			return command.Observed{}, err
 		}
 		if o.CameBack {
@@ -165,7 +190,7 @@ func (i *Intake) Report(ctx context.Context, nodeID string, sessionNo uint64, r 
 			return command.Observed{}, err
 		}
 		out, err := command.Observe(ctx, tx, command.Report{
-			SilenceIsNothing: owes, NodeID: nodeID, SessionNo: sessionNo, Counter: r.GetCounter(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(),
+			SilenceIsNothing: owes, NodeID: nodeID, SessionNo: sessionNo, Counter: r.GetCounter(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Incarnation: o.Incarnation,
 			Statuses: r.GetWorkloads(), Accelerators: r.GetAccelerators(),
 		}, now)
 		failpoint.Hit("hub/report/written")
@@ -175,6 +200,13 @@ func (i *Intake) Report(ctx context.Context, nodeID string, sessionNo uint64, r 
 		return err
 	}
 	failpoint.Hit("hub/report/committed")
+	if noticed {
+		i.Log.WarnContext(ctx, "node quarantined", slog.String("node_id", nodeID), slog.String("reason", fleet.ReasonIdentityUsedTwice))
+		i.Kick(nodeID, protocol.RefusalQuarantined)
+	}
+	if quarantined {
+		return fault.New(fault.Conflict, protocol.RefusalQuarantined, "The node is quarantined; its reports do not count.", nil)
+	}
 	i.reports.Add(ctx, 1)
 	for _, id := range observed.TouchedNodes {
 		i.Poke(id)

@@ -102,7 +102,7 @@ func owesUsage(ctx context.Context, tx db.Tx, nodeID string) (bool, error) {
 		return false, err
 	}
 	m, err := markOf(ctx, tx, nodeID, n.OwesIncarnation)
-	if err != nil || n.Waiting || m.number < n.OwesSegment {
+	if err != nil || n.Waiting || m.Number < n.OwesSegment {
 		return true, err
 	}
 	return false, recovery.Recovered(ctx, tx, nodeID)

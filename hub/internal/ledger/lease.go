@@ -152,9 +152,9 @@ type Due struct {
 }
 
 // DueForRenewal are the open members whose lease is past its half-life, give or take a fifth, those that are due longest
-// first. One that has run out is due, too: with new credit its workload starts again.
-func DueForRenewal(ctx context.Context, tx db.Tx, now time.Time) ([]Due, error) {
-	return dueSubjects(ctx, tx, now, renewalsLimit)
+// first. One that has run out is due, too: with new credit its workload starts again. Those on the nodes except are not.
+func DueForRenewal(ctx context.Context, tx db.Tx, except []string, now time.Time) ([]Due, error) {
+	return dueSubjects(ctx, tx, except, now, renewalsLimit)
 }
 
 func renewAt(l lease) time.Time {

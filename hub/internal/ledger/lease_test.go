@@ -117,7 +117,9 @@ func TestRenewalIsDueAroundHalfLife(t *testing.T) {
 	w.lease(a, 100*time.Minute)
 	w.lease(b, 100*time.Minute)
 	due := func() (ids []string) {
-		for _, d := range must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Due, error) { return ledger.DueForRenewal(ctx, tx, w.now) }) {
+		for _, d := range must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Due, error) {
+			return ledger.DueForRenewal(ctx, tx, nil, w.now)
+		}) {
 			require.Equal(t, w.node, d.NodeID)
 			ids = append(ids, d.SubjectID)
 		}

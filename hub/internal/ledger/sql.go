@@ -99,12 +99,13 @@ func scanID(row pgx.Row) (id string, err error) {
 	return id, err
 }
 
-func dueSubjects(ctx context.Context, tx db.Tx, now time.Time, limit int) ([]Due, error) {
+func dueSubjects(ctx context.Context, tx db.Tx, except []string, now time.Time, limit int) ([]Due, error) {
 	return collect(ctx, tx, func(row pgx.Row) (d Due, err error) {
 		err = row.Scan(&d.SubjectID, &d.NodeID, &d.AppSlug)
 		return d, err
 	},
-		`SELECT id, node_id, app_slug FROM subjects WHERE closed_at IS NULL AND renew_at <= $1 ORDER BY renew_at, id LIMIT $2`, now, limit)
+		`SELECT id, node_id, app_slug FROM subjects WHERE closed_at IS NULL AND renew_at <= $1 AND node_id <> ALL($3::uuid[]) ORDER BY renew_at, id LIMIT $2`,
+		now, limit, append([]string{}, except...))
 }
 
 func staleSubjects(ctx context.Context, tx db.Tx, before time.Time, limit int) ([]string, error) {

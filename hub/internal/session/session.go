@@ -180,7 +180,7 @@ func (s *Server) of(nodeID string) *connection {
 	return s.nodes[nodeID]
 }
 
-// Kick ends the connection of a node that was shut out, and tells it why.
+// Kick ends a node's connection and tells it why.
 func (s *Server) Kick(nodeID, reason string) {
 	if c := s.of(nodeID); c != nil {
 		c.end(link.CodeBanned, reason)

@@ -1,0 +1,144 @@
+package session_test
+
+import (
+	"context"
+	"io"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protodelim"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/hub/heard"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// books is everything that usage may change.
+func books(h *hub) map[string]int {
+	out := map[string]int{"revenue": int(revenue(h))}
+	for _, table := range []string{
+		"usage_records", "suspense_records", "accruals", "postings", "entries", "usage_coverage", "usage_sequences", "usage_marks", "usage_ahead", "leases", "instance_members",
+	} {
+		out[table] = count(h, `SELECT count(*) FROM `+table)
+	}
+	return out
+}
+
+// flip returns a copy of an envelope in which change has been at work; what was sent before stays as it is.
+func flip(env *protocol.Envelope, change func(*protocol.Envelope)) *protocol.Envelope {
+	out := proto.CloneOf(env)
+	change(out)
+	return out
+}
+
+// TestLaw05AbusedSegmentsChangeNothing: whatever is done to segments on their way, in whatever order and however late they
+// come, each true one is posted once, and every other is refused with a reason that an admin can read; nothing else changes,
+// and the session goes on.
+func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n, stranger := h.enrol(), h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	_, member, lease := running(t, h, l)
+	start := h.now().Truncate(time.Microsecond)
+	h.forward(10 * time.Minute)
+	run := func(second int64) []*protocol.UsageRecord {
+		return []*protocol.UsageRecord{seconds(member, lease, start.Add(time.Duration(second)*time.Second), 30)}
+	}
+	chain := n.segments("i1", run(0), run(30), run(60), run(90))
+	stream := l.usage()
+	// Reordered and duplicated: the third before the second, each twice.
+	for _, step := range []struct {
+		segment int
+		posted  uint64
+	}{{0, 1}, {0, 1}, {2, 1}, {2, 1}, {1, 3}, {1, 3}} {
+		ack := upload(t, stream, chain[step.segment])
+		require.Empty(t, ack.GetRefused())
+		require.Equal(t, step.posted, ack.GetPostedSegment())
+	}
+	require.Equal(t, int64(90*1_000_000), revenue(h))
+
+	seal := func(change func(*protocol.UsageSegment)) *protocol.Envelope {
+		seg := &protocol.UsageSegment{}
+		require.NoError(t, proto.Unmarshal(chain[3].GetPayload(), seg))
+		change(seg)
+		env, err := protocol.SignMessage(protocol.PayloadSegment, seg, protocol.NewEd25519Signer(n.key))
+		require.NoError(t, err)
+		return env
+	}
+	cut, err := protocol.Sign(protocol.PayloadSegment, chain[3].GetPayload()[:len(chain[3].GetPayload())/2], protocol.NewEd25519Signer(n.key))
+	require.NoError(t, err)
+	for _, c := range []struct {
+		name, reason string
+		env          *protocol.Envelope
+	}{
+		{"a byte of the payload flipped", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) { e.Payload[len(e.GetPayload())/2] ^= 1 })},
+		{"a byte of the signature flipped", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) { e.Signatures[0].Signature[7] ^= 1 })},
+		{"signed by another node", protocol.RefusalSignature, stranger.segments("i1", run(0))[0]},
+		{"another kind of document", protocol.RefusalMalformed, flip(chain[3], func(e *protocol.Envelope) { e.PayloadType = protocol.PayloadState })},
+		{"without a signature", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) { e.Signatures = nil })},
+		{"no envelope", protocol.RefusalMalformed, nil},
+		{"truncated on its way", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) { e.Payload = e.GetPayload()[:len(e.GetPayload())-9] })},
+		{"truncated before it was signed", protocol.RefusalMalformed, cut},
+		{"of another node", protocol.RefusalWrongNode, seal(func(s *protocol.UsageSegment) { s.NodeId = stranger.id })},
+		{"other content under a posted number", protocol.RefusalChainBroken, seal(func(s *protocol.UsageSegment) { s.Number = 3 })},
+		{"after another predecessor", protocol.RefusalChainBroken, seal(func(s *protocol.UsageSegment) { s.PreviousSha256[0] ^= 1 })},
+		{"far beyond what is missing", heard.ReasonOutOfOrder, seal(func(s *protocol.UsageSegment) { s.Number += heard.MaxAhead + 1 })},
+		{"records with a gap", protocol.RefusalMalformed, seal(func(s *protocol.UsageSegment) {
+			s.Records = append(s.Records, proto.CloneOf(s.GetRecords()[0]))
+			s.Records[1].Sequence += 7
+		})},
+	} {
+		before := books(h)
+		ack := upload(t, stream, c.env)
+		require.Equal(t, c.reason, ack.GetRefused(), c.name)
+		require.Zero(t, ack.GetPostedSegment(), c.name)
+		require.Equal(t, before, books(h), c.name)
+		last := tx(h, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) { return fleet.Refusals(ctx, tx, n.id, 1) })
+		require.Equal(t, "usage", last[0].Document, c.name)
+		require.Equal(t, c.reason, last[0].Reason, c.name)
+		require.NotEmpty(t, last[0].Detail, c.name)
+	}
+
+	// Cut off in the middle of a message: that stream ends, and another takes its place.
+	before := books(h)
+	torn := l.usage()
+	_, err = protodelim.MarshalTo(half{torn}, &protocol.UsageUpload{Segment: chain[3]})
+	require.NoError(t, err)
+	require.NoError(t, torn.CloseWrite())
+	require.Error(t, torn.Receive(&protocol.UsageAck{}, protocol.MaxControlBytes))
+	require.Equal(t, before, books(h))
+
+	// Yesterday's, all of them, from last to first, and again under the next name of the store.
+	h.forward(24 * time.Hour)
+	for _, env := range slices.Backward(chain[:3]) {
+		require.Empty(t, upload(t, stream, env).GetRefused())
+	}
+	require.Equal(t, before, books(h), "what was posted yesterday is known today")
+	ack := upload(t, stream, chain[3])
+	require.Empty(t, ack.GetRefused(), "the true one follows as if nothing had been")
+	require.Equal(t, uint64(4), ack.GetPostedSegment())
+	require.Equal(t, int64(120*1_000_000), revenue(h))
+	require.Equal(t, sha(chain[3].GetPayload()), ack.GetPostedSha256())
+	for _, env := range n.segments("i2", run(0), run(30)) {
+		require.Empty(t, upload(t, stream, env).GetRefused())
+	}
+	require.Equal(t, int64(120*1_000_000), revenue(h), "the same time under another name is in suspense, not on the bill")
+	l.report(2)
+}
+
+// half is a connection that breaks in the middle of what is written.
+type half struct{ to io.Writer }
+
+// Write implements io.Writer.
+func (w half) Write(p []byte) (int, error) {
+	if _, err := w.to.Write(p[:(len(p)+1)/2]); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
