@@ -417,6 +417,68 @@ func TestHubThatHasPostedMoreThanWasSealedMakesANewIncarnation(t *testing.T) {
 	require.NotEqual(t, old, h.next().hello.GetIncarnation())
 }
 
+// The hub has other segments under this incarnation's numbers: no retry helps, so the usage goes up under a new name.
+func TestLaw05UsageThatContradictsTheHubIsSealedAgain(t *testing.T) {
+	h, n, s := start(t)
+	old := n.store.Incarnation()
+	take := takeUsage(t, s)
+	n.use(3)
+	last := n.store.Spool().LastSegment
+	take(func(uint64) (string, uint64) { return "", 1 })
+	take(func(uint64) (string, uint64) { return protocol.RefusalChainBroken, 0 })
+	for range last - 2 {
+		take(func(uint64) (string, uint64) { return protocol.RefusalChainBroken, 0 })
+	}
+	s = h.next()
+	require.NotEqual(t, old, s.hello.GetIncarnation())
+	take = takeUsage(t, s)
+	for want := uint64(1); want <= n.store.Spool().LastSegment; want++ {
+		require.Equal(t, want, take(nil))
+	}
+	require.Eventually(t, func() bool { return n.store.Spool().UnsentBytes == 0 }, 20*time.Second, time.Millisecond)
+	require.Positive(t, n.store.Spool().LastSegment)
+}
+
+// The digest in a welcome, or in an acknowledgement, tells a store from a copy of it that went another way.
+func TestLaw05AnotherStoresDigestMakesANewIncarnation(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	require.NoError(t, n.store.Identify(n.creds.Identity().NodeID, n.creds.Signer()))
+	n.use(3)
+	old, last := n.store.Incarnation(), n.store.Spool().LastSegment
+	h.setWelcome(func(hello *protocol.Hello) *protocol.HubMessage {
+		w := &protocol.Welcome{HubTime: timestamppb.Now(), SessionNo: 7}
+		if hello.GetIncarnation() == old {
+			w.PostedSegment, w.PostedSha256 = last, make([]byte, sha256.Size)
+		}
+		return &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: w}}
+	})
+	n.run(uplink.Config{})
+	require.Zero(t, h.next().hello.GetLastSession())
+	s := h.next()
+	require.NotEqual(t, old, s.hello.GetIncarnation())
+	require.EqualValues(t, 7, s.hello.GetLastSession())
+	require.Positive(t, n.store.Spool().UnsentBytes, "nothing of it counts as posted")
+}
+
+func TestQuarantineIsShownToTheOwnerUntilItEnds(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	reason := "identity_used_twice"
+	h.setWelcome(func(*protocol.Hello) *protocol.HubMessage {
+		return &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: &protocol.Welcome{HubTime: timestamppb.Now(), Quarantined: reason}}}
+	})
+	n.run(uplink.Config{})
+	s := h.next()
+	require.Eventually(t, func() bool { st := n.up.Status(); return st.Connected && st.Quarantined == reason }, 20*time.Second, time.Millisecond)
+	h.mu.Lock()
+	reason = ""
+	h.mu.Unlock()
+	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_Goodbye{Goodbye: &protocol.Goodbye{Reason: "quarantine_released"}}})
+	h.next()
+	require.Eventually(t, func() bool { st := n.up.Status(); return st.Connected && st.Quarantined == "" }, 20*time.Second, time.Millisecond)
+}
+
 func TestFetchesUseTheSessionAndFailAtOnceWithoutOne(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	require.NoError(t, n.enroll(h))
