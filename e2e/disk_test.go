@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"encoding/json"
+	"math/big"
 	"net/http"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/e2e/scenario"
 	"github.com/gpuaas/gpuaas/pkg/client"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 const conditionDiskFull = "disk_full"
@@ -29,12 +31,15 @@ func (w *world) nodeConditions() ([]string, error) {
 	return status.Conditions, json.Unmarshal(out, &status)
 }
 
-// The node's disk becomes full while an app runs: the app goes on, the owner and the hub see why nothing is written, and
-// every second is on the bill once there is room again.
+// The node's disk becomes full while an app runs: the app goes on, the owner and the hub see why nothing is written, nothing
+// new is taken on, and every second is on the bill once there is room again.
 func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.startContainerd()
-	w.startHub(w.hubConfig())
+	hub := w.hubConfig()
+	// What a node refused is offered again with the next pass.
+	hub.ExtraArgs = []string{"--resync", "1s"}
+	w.startHub(hub)
 	w.newTenant("acme")
 	conf := w.agentConfig("node")
 	w.smallDisk(conf.DataDir(), 400)
@@ -56,12 +61,23 @@ func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	})
 	w.answers(i)
 	require.Equal(t, pid, w.pidOf(i))
+	later, err := client.Read[client.AppInstance](w.operator.CreateAppInstance(w.ctx, w.tenant.Project.ID, client.AppInstanceCreate{
+		AppSlug: appSlug, Version: "1.0.0", DisplayName: "later", PlacementIntent: client.PlacementIntent{AllocationIds: []string{w.allocation.ID}},
+	}))
+	require.NoError(t, err)
+	w.eventually("the node refuses what it cannot keep", func() error {
+		n, err := client.Read[client.Node](w.tenant.Admin.GetNode(w.ctx, w.agent.Ready.NodeID))
+		return orMissing(err, n.LastRefusal.Reason == protocol.RefusalUnavailable)
+	})
 
 	require.NoError(t, os.Remove(ballast))
 	w.eventually("the node has room again", func() error {
 		conditions, err := w.nodeConditions()
 		return orMissing(err, !slices.Contains(conditions, conditionDiskFull))
 	})
+	later, err = w.operator.WaitInstance(w.ctx, w.tenant.Project.ID, later.ID, client.AppInstanceStatusRunning, nil)
+	require.NoError(t, err, "what was refused comes once there is room")
+	w.decommission(later)
 	w.answers(i)
 	require.Equal(t, pid, w.pidOf(i))
 	w.decommission(i)
@@ -70,9 +86,13 @@ func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 		postings, err = w.tenant.Postings(w.ctx, i.ID)
 		return orMissing(err, hasKind(postings, client.PostingKindHoldClosed))
 	})
-	usage, err := w.tenant.Usage(w.ctx, i.ID)
-	require.NoError(t, err)
-	requireWithinBeat(t, containers.running(t), requireContiguous(t, usage, "session_seconds"))
+	billed := new(big.Rat)
+	for _, id := range []string{i.ID, later.ID} {
+		usage, err := w.tenant.Usage(w.ctx, id)
+		require.NoError(t, err)
+		billed.Add(billed, requireContiguous(t, usage, "session_seconds"))
+	}
+	requireWithinBeat(t, containers.running(t), billed)
 }
 
 // The hub's disk becomes full: it says so and takes nothing it cannot keep; what it has answered is there afterwards, and it

@@ -120,7 +120,7 @@ func (c *connection) read(ctx context.Context) error {
 		case m.GetAccepted() != nil:
 			err = c.accepted(ctx, m.GetAccepted())
 		case m.GetRefused() != nil:
-			err = c.server.Intake.Refused(ctx, c.peer.NodeID, m.GetRefused())
+			err = c.refused(ctx, m.GetRefused())
 		case m.GetBrought() != nil:
 			err = c.server.Intake.Brought(ctx, c.peer, m.GetBrought())
 		case m.GetHello() != nil:
@@ -160,8 +160,20 @@ func (c *connection) accepted(ctx context.Context, a *protocol.Accepted) error {
 	return c.server.Intake.Accepted(ctx, c.peer.NodeID, a)
 }
 
+// refused takes the news that the node did not take a document. Leases that it refused count as never sent: a node whose disk
+// was full, or whose spool, gets them with the next pass, as it does a state that it does not hold.
+func (c *connection) refused(ctx context.Context, r *protocol.Refused) error {
+	if r.GetDocument() == documentLeases {
+		c.mu.Lock()
+		c.held.LeasesSHA256 = nil
+		c.mu.Unlock()
+	}
+	return c.server.Intake.Refused(ctx, c.peer.NodeID, r)
+}
+
 const (
 	documentState  = "state"
+	documentLeases = "leases"
 	documentBundle = "bundle"
 )
 

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -71,6 +72,32 @@ func TestLeasesAreRenewedAtHalfLifeAndPushed(t *testing.T) {
 	require.Equal(t, member, second.GetMemberId())
 	require.True(t, second.GetExpiresAt().AsTime().After(first.GetExpiresAt().AsTime()))
 	require.GreaterOrEqual(t, second.GetCapNanos(), first.GetCapNanos(), "caps are cumulative")
+}
+
+// A node refuses leases while its disk is full: they come again until it takes them.
+func TestLaw13LeasesThatTheNodeCouldNotKeepComeAgain(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	_, _, lease := running(t, h, l)
+	state := tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) { return dispatch.Newest(ctx, tx, n.id) })
+	for range 2 {
+		l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Refused{Refused: &protocol.Refused{Document: "leases", Reason: protocol.RefusalUnavailable}}})
+		// Its acknowledgement comes after the refusal was taken in.
+		l.report(state)
+		require.NoError(t, h.dispatcher.Resync(t.Context()))
+		again := next(l, func(m *protocol.HubMessage) (*protocol.LeaseBatch, bool) {
+			if m.GetPushLeases() == nil {
+				return nil, false
+			}
+			v, err := protocol.VerifyLeases(m.GetPushLeases().GetEnvelope(), n.bundle, n.me)
+			require.NoError(t, err)
+			return v.Message(), true
+		})
+		require.Equal(t, lease.GetLeaseNo(), again.GetLeases()[0].GetLeaseNo())
+	}
 }
 
 func TestAnEmptyWalletRenewsNothingAndStopsNothing(t *testing.T) {
