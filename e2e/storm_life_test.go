@@ -154,7 +154,7 @@ func (l *liver) act(what string, call func(key client.RequestEditorFn) (*http.Re
 func (l *liver) await(status client.AppInstanceStatus) (client.AppInstance, error) {
 	for {
 		i, err := l.hub.WaitInstance(l.ctx, l.s.tenant.Project.ID, l.id, status, nil)
-		if err == nil || !passes(err) || !pause(l.ctx, retryPause) {
+		if err == nil || !isPassing(err) || !pause(l.ctx, retryPause) {
 			return i, err
 		}
 	}
@@ -172,14 +172,14 @@ func again[T any](l *liver, call func(key client.RequestEditorFn) (*http.Respons
 	}
 	for {
 		v, err := client.Read[T](call(key))
-		if err == nil || !passes(err) || !pause(l.ctx, retryPause) {
+		if err == nil || !isPassing(err) || !pause(l.ctx, retryPause) {
 			return v, err
 		}
 	}
 }
 
-// passes tells what a hub that is being started again explains from everything else.
-func passes(err error) bool {
+// isPassing tells what a hub that is being started again explains from everything else.
+func isPassing(err error) bool {
 	if _, is := errors.AsType[*client.UnreachableError](err); is {
 		return true
 	}
