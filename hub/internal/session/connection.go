@@ -24,6 +24,9 @@ type connection struct {
 	out     *outbox
 	log     *slog.Logger
 	tunnels chan struct{}
+	// brought is closed once a restored hub knows what this node was told: usage of a member that it does not know would be lost.
+	brought    chan struct{}
+	hasBrought func()
 
 	mu   sync.Mutex
 	held Held
@@ -122,7 +125,12 @@ func (c *connection) read(ctx context.Context) error {
 		case m.GetRefused() != nil:
 			err = c.refused(ctx, m.GetRefused())
 		case m.GetBrought() != nil:
-			err = c.server.Intake.Brought(ctx, c.peer, m.GetBrought())
+			if err := c.server.Intake.Brought(ctx, c.peer, m.GetBrought()); err != nil {
+				return err // it dials again and brings it again
+			}
+			if m.GetBrought().GetLast() {
+				c.hasBrought()
+			}
 		case m.GetHello() != nil:
 			return errors.New("a second hello")
 		default:
@@ -210,6 +218,11 @@ func (c *connection) accept(ctx context.Context, running *sync.WaitGroup) error 
 // usage takes segments and acknowledges each, in order. What has arrived already is taken together.
 func (c *connection) usage(ctx context.Context, stream *link.Stream) {
 	defer func() { _ = stream.Close() }()
+	select {
+	case <-c.brought:
+	case <-ctx.Done():
+		return
+	}
 	for {
 		var acks []func() *protocol.UsageAck
 		for len(acks) == 0 || len(acks) < maxUsageAhead && stream.Buffered() > 0 {

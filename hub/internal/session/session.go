@@ -342,6 +342,11 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, peer Peer, log *slog
 			StateSHA256: hello.GetStateSha256(), BundleVersion: hello.GetBundleVersion(),
 		},
 	}
+	c.brought = make(chan struct{})
+	c.hasBrought = sync.OnceFunc(func() { close(c.brought) })
+	if !opened.Welcome.GetBring() {
+		c.hasBrought()
+	}
 	if err := stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: opened.Welcome}}); err != nil {
 		return nil, err
 	}
