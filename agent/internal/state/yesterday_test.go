@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -77,7 +78,7 @@ func TestWhatYesterdaysNodeRememberedIsRemembered(t *testing.T) {
 		}
 		require.NoError(t, s.Identify(told.NodeID, protocol.NewEd25519Signer(key)))
 		at := s.LastStamp().At.Add(time.Second)
-		require.NoError(t, s.Beat(meter.Observation{At: at}, state.Stamp{At: at}))
+		require.NoError(t, s.Beat(meter.Observation{At: at}, clock.Stamp{At: at}))
 		require.NoError(t, s.Close())
 	}
 }

@@ -352,6 +352,9 @@ func TestUsageGoesUpInOrderAndOnceAcrossSessions(t *testing.T) {
 		require.Equal(t, want, take(nil))
 	}
 	require.Eventually(t, func() bool { return n.store.Spool().Marks.Posted == 10 }, 20*time.Second, time.Millisecond)
+	h.setWelcome(func(*protocol.Hello) *protocol.HubMessage {
+		return &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: &protocol.Welcome{HubTime: timestamppb.Now(), PostedSegment: 10}}}
+	})
 	require.NoError(t, s.conn.Close(0, "the hub restarts"))
 	s = h.next()
 	take = takeUsage(t, s)
