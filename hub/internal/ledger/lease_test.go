@@ -218,7 +218,7 @@ func TestLaw16UsageInSuspenseDoesNotEndTheLeaseEarly(t *testing.T) {
 	w.lease(s, time.Hour)
 	w.now = at(1000)
 	due := func() []ledger.Due {
-		list, err := db.ReadTx(t.Context(), w.d, func(tx db.Tx) ([]ledger.Due, error) { return ledger.DueForRenewal(t.Context(), tx, w.now) })
+		list, err := db.ReadTx(t.Context(), w.d, func(tx db.Tx) ([]ledger.Due, error) { return ledger.DueForRenewal(t.Context(), tx, nil, w.now) })
 		require.NoError(t, err)
 		return list
 	}
