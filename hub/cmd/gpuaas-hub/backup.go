@@ -84,9 +84,13 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 	if err != nil {
 		return backup.Made{}, err
 	}
+	id, now := db.NewID(), time.Now().UTC().Truncate(time.Microsecond)
+	if _, err := db.RunTx(ctx, d, func(tx db.Tx) (struct{}, error) { return struct{}{}, recovery.PlanBackup(ctx, tx, id, now) }); err != nil {
+		return backup.Made{}, err
+	}
 	var marks []intake.Mark
 	made, err := backup.Make(ctx, backup.Source{
-		DB: d, DataDir: c.dataDir, HubID: keys.HubID(), Release: daemon.Version(), WithoutRegistry: withoutRegistry, Passphrase: passphrase, Now: time.Now(),
+		ID: id, DB: d, DataDir: c.dataDir, HubID: keys.HubID(), Release: daemon.Version(), WithoutRegistry: withoutRegistry, Passphrase: passphrase, Now: time.Now(),
 		Look: func(ctx context.Context, tx db.Tx) (err error) {
 			marks, err = intake.Marks(ctx, tx)
 			return err

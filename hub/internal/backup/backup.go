@@ -70,6 +70,8 @@ type end struct {
 
 // Source is what a backup is made of.
 type Source struct {
+	// ID names the backup.
+	ID      string
 	DB      *db.DB
 	DataDir string
 	HubID   string
@@ -183,7 +185,7 @@ func (s Source) archive(ctx context.Context, to io.Writer) error {
 	a := &archiver{tar: tar.NewWriter(to), sum: sha256.New(), now: s.Now, rows: map[string]int64{}}
 	err = db.WithDump(ctx, s.DB, func(d *db.Dump) error {
 		header := Header{
-			Format: format, ID: db.NewID(), TakenAt: s.Now.UTC().Truncate(time.Microsecond), Release: s.Release, HubID: s.HubID,
+			Format: format, ID: s.ID, TakenAt: s.Now.UTC().Truncate(time.Microsecond), Release: s.Release, HubID: s.HubID,
 			Migrations: d.Versions, Tables: d.Tables, Registry: !s.WithoutRegistry,
 		}
 		if err := a.json(headerName, header); err != nil {

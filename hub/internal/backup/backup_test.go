@@ -51,7 +51,7 @@ func filled(t *testing.T) *db.DB {
 }
 
 func source(t *testing.T) backup.Source {
-	return backup.Source{DB: filled(t), DataDir: dataDir(t), HubID: "h1", Release: "test", Passphrase: passphrase, ScryptWorkFactor: 8, Now: time.Now()}
+	return backup.Source{ID: db.NewID(), DB: filled(t), DataDir: dataDir(t), HubID: "h1", Release: "test", Passphrase: passphrase, ScryptWorkFactor: 8, Now: time.Now()}
 }
 
 func target(t *testing.T) backup.Target {

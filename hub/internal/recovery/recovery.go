@@ -88,10 +88,16 @@ type Finding struct {
 	At           time.Time
 }
 
-// RecordBackup notes a verified backup. From the first on, nodes forget their usage only when it is in one.
+// PlanBackup is called before a backup looks at the rows. From the first one on, nodes forget their usage only when it is in one: what
+// is posted while the very first is being made must not be forgotten, because that backup does not have it.
+func PlanBackup(ctx context.Context, tx db.Tx, id string, now time.Time) error {
+	_, err := tx.Exec(ctx, `INSERT INTO backups (id, taken_at, size_bytes) VALUES ($1, $2, 0)`, id, now)
+	return err
+}
+
+// RecordBackup notes that the backup was read back and is whole.
 func RecordBackup(ctx context.Context, tx db.Tx, b Backup) error {
-	_, err := tx.Exec(ctx, `INSERT INTO backups (id, taken_at, size_bytes, verified_at) VALUES ($1, $2, $3, $4) ON CONFLICT (id) DO NOTHING`,
-		b.ID, b.TakenAt, b.SizeBytes, b.At)
+	_, err := tx.Exec(ctx, `UPDATE backups SET taken_at = $2, size_bytes = $3, verified_at = $4 WHERE id = $1`, b.ID, b.TakenAt, b.SizeBytes, b.At)
 	return err
 }
 
@@ -227,7 +233,7 @@ func Findings(ctx context.Context, tx db.Tx) ([]Finding, error) {
 
 // LastBackup gives the newest verified backup; ok is false where there is none.
 func LastBackup(ctx context.Context, tx db.Tx) (b Backup, ok bool, err error) {
-	err = tx.QueryRow(ctx, `SELECT id, taken_at, size_bytes, verified_at FROM backups ORDER BY taken_at DESC, id DESC LIMIT 1`).Scan(&b.ID, &b.TakenAt, &b.SizeBytes, &b.At)
+	err = tx.QueryRow(ctx, `SELECT id, taken_at, size_bytes, verified_at FROM backups WHERE verified_at IS NOT NULL ORDER BY taken_at DESC, id DESC LIMIT 1`).Scan(&b.ID, &b.TakenAt, &b.SizeBytes, &b.At)
 	if db.IsNoRows(err) {
 		return Backup{}, false, nil
 	}
