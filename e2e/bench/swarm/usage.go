@@ -78,13 +78,13 @@ func (n *node) seal(in Seal, members []string) error {
 	return nil
 }
 
-// quantity is what a member measures in a while: all of the time, a third of a core, 64 MiB.
+// quantity is what a member measures in a while, within the limits of the app: all of the time, a twentieth of a core, 16 MiB.
 func quantity(meter string, d time.Duration) int64 {
 	switch meter {
 	case protocol.MeterCPUSeconds:
-		return d.Microseconds() / 3
+		return d.Microseconds() / 20
 	case protocol.MeterMemoryByteSeconds:
-		return int64(d.Seconds() * (64 << 20))
+		return int64(d.Seconds() * (16 << 20))
 	default:
 		return d.Microseconds()
 	}
