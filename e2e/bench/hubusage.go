@@ -236,7 +236,7 @@ func (c *Crowd) plainInsert(ctx context.Context) (rate float64, err error) {
 }
 
 // column of the plain table.
-type column struct{ name, kind string }
+type column struct{ Name, Kind string }
 
 func columnsOf(ctx context.Context, conn *pgx.Conn) ([]column, error) {
 	rows, err := conn.Query(ctx, `SELECT column_name, udt_name FROM information_schema.columns WHERE table_name = 'usage_records' ORDER BY ordinal_position`)
@@ -248,7 +248,7 @@ func columnsOf(ctx context.Context, conn *pgx.Conn) ([]column, error) {
 
 // array types the values, so that they travel in binary.
 func (c column) array(values []any) any {
-	switch c.kind {
+	switch c.Kind {
 	case "uuid":
 		return typed[[16]byte](values)
 	case "int8":
@@ -274,7 +274,7 @@ func typed[T any](values []any) []*T {
 func plainStatement(columns []column) string {
 	arrays := make([]string, len(columns))
 	for i, c := range columns {
-		arrays[i] = fmt.Sprintf("$%d::%s[]", i+1, c.kind)
+		arrays[i] = fmt.Sprintf("$%d::%s[]", i+1, c.Kind)
 	}
 	return "INSERT INTO bench_plain SELECT * FROM unnest(" + strings.Join(arrays, ", ") + ") ON CONFLICT DO NOTHING"
 }
