@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/e2e/scenario"
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -80,15 +81,17 @@ func TestHubAndNodeAreUpgradedInPlaceAndBackInAnyOrder(t *testing.T) {
 			node.Bin = old
 			w.agent = w.startAgent(node)
 			w.shipApp()
-			var err error
+			_, err := api.Read[api.Posting](w.tenant.Admin.GrantCredit(w.ctx, api.CreditGrant{OrgID: w.tenant.Org.ID, Amount: "9000", Currency: scenario.Currency, Description: "weeks of leases"}))
+			require.NoError(t, err)
 			w.allocation, err = w.tenant.Allocate(w.ctx, w.tenant.Admin, w.agent.Ready.NodeID, 2, 1024)
 			require.NoError(t, err)
 			containers := w.listen(w.agent.Config.ContainerdNamespace)
 			kept := w.launch("kept")
 			pid := w.pidOf(kept)
+			made := w.launch("made before the upgrade, gone after it")
 			serving := w.keepAsking(kept)
 
-			for _, s := range steps {
+			for n, s := range steps {
 				t.Log(s.name)
 				before, err := w.tenant.Usage(w.ctx, kept.ID)
 				require.NoError(t, err)
@@ -101,6 +104,9 @@ func TestHubAndNodeAreUpgradedInPlaceAndBackInAnyOrder(t *testing.T) {
 				passing := w.launch("passing")
 				w.answers(passing)
 				w.decommission(passing)
+				if n == 1 { // both are today's now, and the node was not when this one was made
+					w.decommission(made)
+				}
 			}
 
 			require.NoError(t, serving(), "the app answered throughout")

@@ -368,7 +368,7 @@ func (n *Network) attachment(memberID, ip string) Attachment {
 // attach makes a member's network from nothing.
 func (n *Network) attach(ctx context.Context, memberID string, ports []PortMapping) (Attachment, error) {
 	// Known before it is made: whatever is there of a member after a crash is found through its record.
-	r := record{BootID: n.bootID, Ports: ports}
+	r := record{BootID: n.bootID, Ports: ports, InTable: true}
 	if err := n.writeRecord(memberID, r); err != nil {
 		return Attachment{}, err
 	}
@@ -438,6 +438,9 @@ func (n *Network) detach(ctx context.Context, memberID string) error {
 		return fmt.Errorf("read what is known of member %s: %w", memberID, err)
 	}
 	if err := n.unpublish(ctx, r); err != nil {
+		return err
+	}
+	if err := n.closePortmap(ctx, memberID, r); err != nil {
 		return err
 	}
 	path := ""

@@ -20,6 +20,8 @@ type record struct {
 	IP    string        `json:"ip,omitempty"`
 	// HostLink is the member's link on the host's side.
 	HostLink string `json:"host_link,omitempty"`
+	// InTable says that the ports are published in the firewall table alone; before it, a CNI plugin did that in chains.
+	InTable bool `json:"in_table,omitempty"`
 }
 
 func (n *Network) recordPath(memberID string) string {
@@ -34,7 +36,7 @@ func (n *Network) readRecord(memberID string) (record, error) {
 	}
 	var r record
 	if json.Unmarshal(data, &r) != nil || r.BootID != n.bootID {
-		return record{Ports: r.Ports}, nil //nolint:nilerr // it says as much as nothing
+		return record{Ports: r.Ports, InTable: r.InTable}, nil //nolint:nilerr // it says as much as nothing
 	}
 	return r, nil
 }
