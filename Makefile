@@ -89,6 +89,10 @@ kill-points: build build-failpoint ## kill hub and agent at each of their failpo
 race: ## the unit tests under the race detector
 	@CGO_ENABLED=1 $(GO) test -race $$($(GO) list ./... | grep -v '/e2e')
 
+.PHONY: mutants
+mutants: ## break each law on purpose: its test must notice
+	@$(GO) run ./e2e/mutants
+
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (default 20s) each
 	@deploy/fuzz.sh $${FUZZTIME:-20s}

@@ -134,10 +134,10 @@ func TestEverythingResumesAfterAKillAtAnyPoint(t *testing.T) {
 	t.Logf("GPUAAS_E2E_SEED=%d", seed)
 	k := newKilling(t, seed)
 	// A first instance brings the cached image and the directories of the first start; what it leaves is the state to return to.
-	k.decommission(k.world.launch("first"))
+	k.decommission(k.launch("first"))
 
 	k.rounds(func(point string) bool { return alone(point) })
-	keeper := k.world.launch("keeper")
+	keeper := k.launch("keeper")
 	pid := k.pidOf(keeper)
 	for range k.repeats() {
 		k.rounds(func(point string) bool { return !alone(point) && !enrols(point) })

@@ -227,7 +227,7 @@ func insist(ctx context.Context, ask func(ctx context.Context, once api.RequestE
 		})
 		_, away := errors.AsType[*api.UnreachableError](err)
 		problem, answered := errors.AsType[*api.Problem](err)
-		if err == nil || ctx.Err() != nil || !away && !(answered && problem.Status == http.StatusServiceUnavailable) {
+		if err == nil || ctx.Err() != nil || !away && (!answered || problem.Status != http.StatusServiceUnavailable) {
 			return err
 		}
 	}

@@ -44,7 +44,7 @@ func (w *world) listen(namespace string) *truth {
 				return
 			case m := <-messages:
 				tr.hear(m)
-			case <-broken:
+			case <-broken: //nolint:errcheck // it is the daemon that is gone
 				// The daemon was killed. What happens until it is back is not told again.
 				select {
 				case <-ctx.Done():

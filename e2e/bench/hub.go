@@ -247,8 +247,11 @@ func measureReconnect(ctx context.Context, e *Env) (results []Result, err error)
 		Name: "hub-reconnect.nodes", What: fmt.Sprintf("%d nodes reconnecting after a hub restart: all back", nodes), Unit: "s",
 		Target: fmt.Sprintf("≤ %d", maxSeconds), Reached: all <= maxSeconds,
 		Parts: []Part{
-			{Name: "half back after", Value: times.P50()}, {Name: "99 % back after", Value: times.P99()}, {Name: "hub was away", Value: serving.Sub(stopped).Seconds()},
-			{Name: "first connection of all took", Value: first.Seconds}, {Name: "dials per node", Value: float64(back.Dials)/float64(nodes) - 1},
+			{Name: "half back after", Value: times.P50()},
+			{Name: "99 % back after", Value: times.P99()},
+			{Name: "hub was away", Value: serving.Sub(stopped).Seconds()},
+			{Name: "first connection of all took", Value: first.Seconds},
+			{Name: "dials per node", Value: float64(back.Dials)/float64(nodes) - 1},
 		},
 		Note: "counted from the hub's ready line; hub, PostgreSQL and all simulated nodes share the machine; backoff and jitter as the agent's",
 	}

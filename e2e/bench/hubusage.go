@@ -78,8 +78,11 @@ func measureUsage(ctx context.Context, e *Env) (results []Result, err error) {
 		Name: "hub-usage", What: fmt.Sprintf("usage of %d nodes, signed, through their sessions: rated and posted", usageNodes), Unit: "records/s",
 		Target: fmt.Sprintf("≥ %d", minRate), Reached: rate >= minRate,
 		Parts: []Part{
-			{Name: "records", Value: float64(sent.Records)}, {Name: "sent twice", Value: float64(sent.Repeated)}, {Name: "seconds", Value: sent.Seconds},
-			{Name: "hub core-s", Value: (after[0] - before[0]).Seconds()}, {Name: "PostgreSQL core-s", Value: (after[1] - before[1]).Seconds()},
+			{Name: "records", Value: float64(sent.Records)},
+			{Name: "sent twice", Value: float64(sent.Repeated)},
+			{Name: "seconds", Value: sent.Seconds},
+			{Name: "hub core-s", Value: (after[0] - before[0]).Seconds()},
+			{Name: "PostgreSQL core-s", Value: (after[1] - before[1]).Seconds()},
 			{Name: "simulated nodes core-s", Value: (after[2] - before[2]).Seconds()},
 		},
 		Note: fmt.Sprintf("segments of %d records (%d members, 3 meters, 2 of them priced, a cut every 30 s), 8 under way for each node; records are counted once; "+

@@ -78,7 +78,8 @@ func TestCutLosesEverything(t *testing.T) {
 
 func TestFateFollowsFromTheSeedAndEachDirectionHasItsOwn(t *testing.T) {
 	c := Conditions{Loss: 0.5}
-	require.Equal(t, fates(c, 100), fates(c, 100))
+	once, again := fates(c, 100), fates(c, 100)
+	require.Equal(t, once, again)
 	draw := func(f *fate) (lost []bool) {
 		for range 100 {
 			lost = append(lost, len(f.next(c)) == 0)

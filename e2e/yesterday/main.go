@@ -66,12 +66,12 @@ func record(ctx context.Context, bin, app, out string) (err error) {
 	if bin, err = filepath.Abs(bin); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(out, 0o755); err != nil { //nolint:gosec // a folder of the tree
+	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}
 	// Below /tmp, where an unprivileged PostgreSQL can work.
 	r := &recording{dir: fmt.Sprintf("/tmp/gpuaas-yesterday-%d", os.Getpid()), bin: bin, out: out}
-	if err := os.Mkdir(r.dir, 0o711); err != nil { //nolint:gosec // the database's user passes
+	if err := os.Mkdir(r.dir, 0o711); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(r.dir)) }()
@@ -256,7 +256,7 @@ func (r *recording) keepNode(ctx context.Context) error {
 }
 
 func (r *recording) shell(ctx context.Context, script string) error {
-	out, err := exec.CommandContext(ctx, "bash", "-o", "pipefail", "-ec", script, "bash", r.dir, r.out).CombinedOutput() //nolint:gosec // scripts of this file
+	out, err := exec.CommandContext(ctx, "bash", "-o", "pipefail", "-ec", script, "bash", r.dir, r.out).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
 	}

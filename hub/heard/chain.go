@@ -12,7 +12,7 @@ import (
 // MaxAhead bounds how far beyond a gap segments are taken; the node sends those again when the gap is closed.
 const MaxAhead = 1024
 
-// ReasonOutOfOrder: the segment is over MaxAhead beyond the first one that is missing.
+// ReasonOutOfOrder says that the segment is over MaxAhead beyond the first one that is missing.
 const ReasonOutOfOrder = "out_of_order"
 
 // Link is a segment's place in the chain.

@@ -32,7 +32,9 @@ var (
 	nodeAddr = &net.UDPAddr{IP: net.IPv4(10, 0, 0, 2), Port: 40000}
 )
 
-func newWire() *wire { return &wire{sockets: map[string]simnet.PacketReceiver{}, outside: nodeAddr.Port} }
+func newWire() *wire {
+	return &wire{sockets: map[string]simnet.PacketReceiver{}, outside: nodeAddr.Port}
+}
 
 // AddNode implements simnet.Router.
 func (w *wire) AddNode(addr net.Addr, r simnet.PacketReceiver) {
@@ -96,7 +98,7 @@ type far struct {
 
 func newFar(t *testing.T) *far {
 	f := &far{setup: &setup{hubCA: newAuthority(t), nodeCA: newAuthority(t)}, t: t, wire: newWire(), reset: link.ResetKey{1}}
-	f.setup.node = link.ClientTLS(f.nodeCA.issue(t, protocol.NodeSPIFFE(domain, "node-1")), f.hubCA.vouchesFor(protocol.KindHub))
+	f.node = link.ClientTLS(f.nodeCA.issue(t, protocol.NodeSPIFFE(domain, "node-1")), f.hubCA.vouchesFor(protocol.KindHub))
 	f.startHub()
 	return f
 }
@@ -113,7 +115,7 @@ func (f *far) startHub() {
 func (f *far) kill() { require.NoError(f.t, f.hub.Close()) }
 
 func (f *far) dial() (*link.Conn, error) {
-	return link.DialFrom(context.Background(), simnet.NewSimConn(nodeAddr, f.wire), hubAddr, f.setup.node)
+	return link.DialFrom(context.Background(), simnet.NewSimConn(nodeAddr, f.wire), hubAddr, f.node)
 }
 
 func (f *far) connect() (node, hub *link.Conn) {

@@ -280,7 +280,7 @@ func config() *quic.Config {
 		MaxConnectionReceiveWindow:     connWindowBytes,
 		MaxIncomingStreams:             MaxPeerStreams,
 		MaxIncomingUniStreams:          -1,
-		EnableDatagrams:                true, // for probes
+		EnableDatagrams:                true,  // for probes
 		Allow0RTT:                      false, // a replayed first flight must not reach a handler
 	}
 }

@@ -49,7 +49,7 @@ func (n *Network) portmapDelete(ctx context.Context, plugin, memberID string, po
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, plugin) //nolint:gosec // a plugin of the configured directories
+	cmd := exec.CommandContext(ctx, plugin)
 	cmd.Env = append(os.Environ(), "CNI_COMMAND=DEL", "CNI_CONTAINERID="+memberID, "CNI_NETNS=", "CNI_IFNAME="+memberLink, "CNI_PATH="+filepath.Dir(plugin))
 	cmd.Stdin = bytes.NewReader(conf)
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -210,7 +210,7 @@ func (r *Reconciler) pass(ctx context.Context) error {
 	defer r.steady.Release(1)
 	look, err := r.look(ctx)
 	if ctx.Err() != nil {
-		return nil //nolint:nilerr // the agent is being stopped
+		return nil
 	}
 	r.note("containerd_unavailable", err)
 	if err != nil {

@@ -97,14 +97,14 @@ func unpack(t *testing.T, archive, dir string) {
 		}
 		require.NoError(t, err)
 		require.True(t, filepath.IsLocal(entry.Name) || entry.Name == "./", entry.Name)
-		path := filepath.Join(dir, entry.Name) //nolint:gosec // checked above
+		path := filepath.Join(dir, entry.Name)
 		if entry.FileInfo().IsDir() {
 			require.NoError(t, os.MkdirAll(path, 0o700))
 			continue
 		}
 		out, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
 		require.NoError(t, err)
-		_, err = io.Copy(out, entries) //nolint:gosec // a recording of this tree
+		_, err = io.Copy(out, entries)
 		require.NoError(t, errors.Join(err, out.Close()))
 	}
 }

@@ -175,7 +175,7 @@ func unpack(t *testing.T, archive, dir string) {
 		}
 		require.NoError(t, err)
 		require.True(t, filepath.IsLocal(entry.Name) || entry.Name == "./", entry.Name)
-		path := filepath.Join(dir, entry.Name) //nolint:gosec // checked above
+		path := filepath.Join(dir, entry.Name)
 		if entry.FileInfo().IsDir() {
 			require.NoError(t, os.MkdirAll(path, entry.FileInfo().Mode().Perm()))
 			continue

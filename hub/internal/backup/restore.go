@@ -168,7 +168,7 @@ func Restore(ctx context.Context, t Target, path string) (Header, error) {
 		return Header{}, err
 	}
 	// Others may pass through the data directory, but not look into it: the private PostgreSQL runs as a user of its own.
-	if err := os.MkdirAll(t.DataDir, 0o711); err != nil {
+	if err := os.MkdirAll(t.DataDir, 0o711); err != nil { //nolint:gosec // see above
 		return Header{}, restoreTrouble(t.DataDir, err)
 	}
 	if err := os.Chmod(t.DataDir, 0o711); err != nil { //nolint:gosec // see above
@@ -212,8 +212,7 @@ func emptyDir(dir string) error {
 }
 
 func restoreTrouble(dir string, err error) error {
-	var known *fault.Error
-	if errors.As(err, &known) {
+	if _, ok := errors.AsType[*fault.Error](err); ok {
 		return err
 	}
 	return fault.New(fault.Internal, "restore_failed", "The backup could not be restored to "+dir+": "+err.Error()+". Empty the directory and try again.", err)
@@ -271,7 +270,7 @@ func (e *extractor) write(name string) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fs.FileMode(e.at.Mode).Perm()) //nolint:gosec // G305: next has checked the name
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fs.FileMode(e.at.Mode).Perm())
 	if err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ const (
 // CodeBanned is what a banned node is told.
 const CodeBanned = "node_banned"
 
-// ReasonIdentityUsedTwice: two processes speak with the node's key at the same time: its disk was copied, or its key stolen.
+// ReasonIdentityUsedTwice says that two processes speak with the node's key at the same time: its disk was copied, or its key stolen.
 const ReasonIdentityUsedTwice = "identity_used_twice"
 
 // Node is one machine of the mesh.

@@ -124,7 +124,8 @@ func TestObserve(t *testing.T) {
 		{"node lost while stopped", live(Stopped), []MemberState{nodeLost}, failedLost, []Step{{Stopped, Failed, ReasonNodeLost}}},
 		{"one of two nodes lost", Lifecycle{Running, HealthHealthy, ""}, []MemberState{ready, nodeLost}, Lifecycle{Running, HealthDegraded, ReasonNodeLost}, nil},
 		{
-			"node lost while decommissioning", Lifecycle{Decommissioning, HealthUnknown, ReasonNodeUnreachable},
+			"node lost while decommissioning",
+			Lifecycle{Decommissioning, HealthUnknown, ReasonNodeUnreachable},
 			[]MemberState{gone, nodeLost},
 			Lifecycle{Decommissioned, HealthUnknown, ReasonNodeLost},
 			[]Step{{Decommissioning, Decommissioned, ReasonNodeLost}},

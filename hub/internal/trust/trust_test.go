@@ -76,7 +76,8 @@ func TestResetKeyIsTheSameAtEachStartOfAHubAndOfNoOther(t *testing.T) {
 		require.NotZero(t, key)
 		return key
 	}
-	require.Equal(t, key(o), key(o))
+	first, second := key(o), key(o)
+	require.Equal(t, first, second)
 	another, _ := initialised(t)
 	require.NotEqual(t, key(o), key(another))
 }
