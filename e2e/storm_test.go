@@ -64,7 +64,7 @@ func planOfStorm(t *testing.T) stormPlan {
 // none that containerd and the kernel did not see.
 func TestLaw13EverythingResumesThroughAStormOfKills(t *testing.T) {
 	if os.Getenv("GPUAAS_STORM") == "" {
-		t.Skip("takes minutes and a machine of its own: GPUAAS_STORM=1 runs it")
+		t.Skip("not yet shown to pass as a whole, and it needs minutes and a machine of its own: GPUAAS_STORM=1 runs it")
 	}
 	plan := planOfStorm(t)
 	s := newStorm(t, plan)

@@ -127,18 +127,7 @@ func running(t *testing.T, h *hub, l *line) (instance.Instance, string, *protoco
 	l.leases = nil
 	i := h.launch()
 	state, _ := l.state(1)
-	first := func(m *protocol.HubMessage) (*protocol.Lease, bool) {
-		if m.GetPushLeases() == nil {
-			return nil, false
-		}
-		v, err := protocol.VerifyLeases(m.GetPushLeases().GetEnvelope(), l.node.bundle, l.node.me)
-		require.NoError(t, err)
-		return v.Message().GetLeases()[0], true
-	}
-	lease, came := first(l.leases)
-	if !came {
-		lease = next(l, first)
-	}
+	lease := l.pushedLeases().GetLeases()[0]
 	member := i.Members[0].ID
 	l.report(state.GetGeneration(), &protocol.WorkloadStatus{
 		MemberId: member, InstanceId: i.ID, Revision: 1, Status: "ready", StartedAt: timestamppb.New(h.now()), ReadyAt: timestamppb.New(h.now()),

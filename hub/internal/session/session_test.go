@@ -44,18 +44,12 @@ func TestLaunchReachesTheNodeWithItsLease(t *testing.T) {
 	n := h.enrol()
 	l := n.connect(hello("i1"))
 	l.state(0)
+	l.leases = nil
 	i := h.launch()
 	state, push := l.state(1)
 	require.Len(t, push.GetParts(), 1)
 	require.Equal(t, i.Members[0].ID, state.GetParts()[0].GetId())
-	leases := next(l, func(m *protocol.HubMessage) (*protocol.LeaseBatch, bool) {
-		if m.GetPushLeases() == nil {
-			return nil, false
-		}
-		v, err := protocol.VerifyLeases(m.GetPushLeases().GetEnvelope(), n.bundle, n.me)
-		require.NoError(t, err)
-		return v.Message(), true
-	})
+	leases := l.pushedLeases()
 	require.Equal(t, "i1", leases.GetIncarnation())
 	require.Len(t, leases.GetLeases(), 1)
 	require.Equal(t, i.Members[0].ID, leases.GetLeases()[0].GetMemberId())

@@ -359,6 +359,18 @@ func (n *node) connect(h *protocol.Hello) *line {
 	return l
 }
 
+// pushedLeases are the newest that came since l.leases was emptied; they may have overtaken the state that they belong to.
+func (l *line) pushedLeases() *protocol.LeaseBatch {
+	l.t.Helper()
+	m := l.leases
+	if m == nil {
+		m = next(l, func(m *protocol.HubMessage) (*protocol.HubMessage, bool) { return m, m.GetPushLeases() != nil })
+	}
+	v, err := protocol.VerifyLeases(m.GetPushLeases().GetEnvelope(), l.node.bundle, l.node.me)
+	require.NoError(l.t, err)
+	return v.Message()
+}
+
 // next waits for a message that pick likes and drops the others.
 func next[T any](l *line, pick func(*protocol.HubMessage) (T, bool)) T {
 	l.t.Helper()
