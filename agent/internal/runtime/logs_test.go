@@ -65,7 +65,7 @@ func TestEventsWakeAfterInterruption(t *testing.T) {
 	f := newFixture(t)
 	spec := f.spec(f.image(), "wait")
 	wake := f.rt.Events(t.Context())
-	<-wake // once at the beginning
+	<-wake        // once at the beginning
 	f.start(spec) // no news to whoever has asked for it
 	f.waitForLog(spec.ID, "ready")
 	require.NoError(t, f.daemon.Kill9())
