@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/e2e/cluster"
 )
 
 // network is a bridge in the test's own namespace with a host behind each of its ports: hub and far. The test itself, and what
@@ -54,6 +56,15 @@ func (n *network) address(name string) string {
 }
 
 func (n *network) path(name string) string { return "/run/netns/" + n.prefix + name }
+
+// hubConfigIn is a hub in the network's namespace for it, advertised as a remote operator would.
+func (w *world) hubConfigIn(n *network) cluster.HubConfig {
+	c := w.hubConfig()
+	c.NetNS = n.path("hub")
+	c.Listen, c.SessionListen = n.address("hub")+":8443", n.address("hub")+":7843"
+	c.AdvertiseAPI, c.AdvertiseSession = c.Listen, c.SessionListen
+	return c
+}
 
 func (n *network) ip(args ...string) {
 	n.w.t.Helper()

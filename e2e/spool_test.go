@@ -122,11 +122,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	w := newWorld(t)
 	net := w.newNetwork()
 	w.startContainerd()
-	c := w.hubConfig()
-	c.NetNS = net.path("hub")
-	c.Listen, c.SessionListen = net.address("hub")+":8443", net.address("hub")+":7843"
-	c.AdvertiseAPI, c.AdvertiseSession = c.Listen, c.SessionListen
-	w.startHub(c)
+	w.startHub(w.hubConfigIn(net))
 	w.newTenant("acme")
 	w.agent = w.startAgent(w.agentConfig("node"))
 	w.shipApp()

@@ -11,13 +11,12 @@
 //   - hub/internal/ledger: subjects, leases, holds, clip, coverage, accruals, postings (ledger.go)
 //   - hub/internal/intake and fleet: the marks of the usage chain, sessions, the hello (intake.go)
 //   - hub/internal/dispatch, instance, capacity: generations, members, claims, proofs (hub.go); restore as DESIGN §10 says
-//   - agent/internal/state and uplink: what is durable, order of generations, the clock, incarnations (store.go, uplink.go)
+//   - agent/internal/state and uplink: what is durable, order of generations, incarnations (store.go, uplink.go)
 //   - agent/internal/reconcile and runtime: the machine and what an action takes (machine.go, reconcile.go)
 //
 // Not modelled: epochs and key rotation, manifests, allocations billed by the hub, the API. Segments are chained, not signed.
 //
-// Some modelled rules are what the laws ask for and go beyond what the originals did when this was written; each has a name
-// (Breakage), and left out it breaks a law: incarnation and fork, rewind and adopt, clock, cap, silence.
+// Each rule that this simulation once found missing has a name (Breakage), and left out it breaks a law: incarnation and fork, rewind and adopt, clock, cap, silence.
 //
 // Where nothing happens a node is looked at rarely. Before anything touches it, the beat that its ten-second grid would have
 // had last is made up for, through the same meter.Beat: TestJumpedBeatsBillTheSame holds the two ways against each other.
