@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	cni "github.com/containerd/go-cni"
 
@@ -132,6 +133,10 @@ type Network struct {
 	// use is held for reading while one member comes or goes, and for writing while what all share is made or removed.
 	use   sync.RWMutex
 	ready bool
+	// walls is the firewall table as the kernel listed it when it was made, without the ports; empty when that is not known.
+	walls string
+	// sound is the generation of the host's rules at the last look that found the table whole.
+	sound atomic.Pointer[uint32]
 
 	mu    sync.Mutex
 	locks map[string]*memberLock

@@ -27,6 +27,7 @@ func (n *Network) makeTable(ctx context.Context) error {
 	if _, err := run(ctx, n.rules(published), "nft", "-f", "-"); err != nil {
 		return fault.New(fault.Unavailable, "firewall_failed", "The node cannot make its firewall table: install nftables (apt-get install nftables).", err)
 	}
+	_, n.walls = n.listTable(ctx)
 	return nil
 }
 
@@ -41,7 +42,8 @@ func (n *Network) removeTable(ctx context.Context) error {
 //
 //   - from the node's own 127.0.0.1, and from nowhere else: to the members' published ports, with the bridge's address, because
 //     an answer to 127.0.0.1 would not leave the member
-//   - to a member: only answers, and what the node itself sends (published ports arrive that way)
+//   - to a member: only answers, and what the node itself sends (published ports arrive that way). By direction, so that a
+//     connection that was opened while someone had taken the walls away does not outlive that
 //   - between members, of this agent or another: nothing (law 10)
 //   - from a member to the host: nothing but answers
 //   - from a member to 127.0.0.0/8 of the host (the kernel would let it pass because published ports need route_localnet) and
@@ -63,12 +65,12 @@ table inet %[1]s {
 	}
 	chain input {
 		type filter hook input priority -10; policy accept;
-		iifname "%[2]s" ct state established,related accept
+		iifname "%[2]s" ct state established,related ct direction reply accept
 		iifname "%[2]s" drop
 	}
 	chain forward {
 		type filter hook forward priority -10; policy accept;
-		oifname "%[2]s" ct state established,related accept
+		oifname "%[2]s" ct state established,related ct direction reply accept
 		oifname "%[2]s" drop
 		iifname "%[2]s" ip saddr != %[3]s drop
 		iifname "%[2]s" meta nfproto ipv6 drop

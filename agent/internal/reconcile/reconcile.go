@@ -47,6 +47,7 @@ type Network interface {
 	Remove(ctx context.Context, memberID string) error
 	List(ctx context.Context) ([]string, error)
 	Leftovers(ctx context.Context, memberID string) ([]string, error)
+	Guard(ctx context.Context) (restored bool, err error)
 }
 
 // Hub is what only a hub can give. Without one every call fails with a fault of kind Unavailable; nothing waits for it.
@@ -194,6 +195,8 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		}
 	})
 	r.running.Go(func() { r.beatLoop(ctx) })
+	// Apart from the passes: looking at a firewall takes longer than they may.
+	r.running.Go(func() { _ = loop.New("walls", r.cfg.Resync, r.guard, r.log).Run(ctx) })
 	err := r.loop.Run(ctx)
 	r.running.Wait()
 	return err
@@ -228,6 +231,19 @@ func (r *Reconciler) pass(ctx context.Context) error {
 	}, true)
 	r.comeBack(soonest(agent.NextChange(look.desired, look.leases, look.observed, now), r.nextRelease(now)), now)
 	return nil
+}
+
+// guard puts back what someone has taken of the walls around members.
+func (r *Reconciler) guard(ctx context.Context) error {
+	restored, err := r.network.Guard(ctx)
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // the agent is being stopped
+	}
+	r.note("firewall_unguarded", err)
+	if restored {
+		r.log.WarnContext(ctx, "someone has changed this agent's firewall table; it is as it was again")
+	}
+	return err
 }
 
 // comeBack sets the alarm for when time alone changes what is to be done.

@@ -1,8 +1,11 @@
 package reconcile_test
 
 import (
+	"fmt"
+	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -65,6 +68,24 @@ func TestLaw04RestartOfTheAgentLeavesTheProcessAlone(t *testing.T) {
 	f.push()
 	f.untilStatus(w.GetId(), agent.StatusRemoved)
 	f.measured(w.GetId())
+}
+
+func TestLaw10AFirewallTableThatSomeoneRemovesIsThereAgainWithinAResync(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	at := f.untilStatus(w.GetId(), agent.StatusReady).GetEndpoints()[0]
+	out, err := exec.Command("nft", "delete", "table", "inet", "gpuaas_"+f.nwCfg.Bridge).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Eventually(t, func() bool {
+		c, err := net.DialTimeout("tcp", fmt.Sprintf("%s:%d", at.GetHost(), at.GetPort()), time.Second)
+		if err != nil {
+			return false
+		}
+		return c.Close() == nil
+	}, 30*time.Second, 10*time.Millisecond, "the published port, and with it the walls")
+	f.push()
+	f.untilStatus(w.GetId(), agent.StatusRemoved)
 }
 
 func TestLaw03LeasedWorkloadStartsAgainWithoutAHub(t *testing.T) {
