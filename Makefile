@@ -15,6 +15,8 @@ PROTOC_GEN_GO    := v1.36.12
 
 export PATH := $(TOOLS):$(PATH)
 export CGO_ENABLED ?= 0
+# One way to compile everything: what the linters load, the tests link and the programs are made of is compiled once.
+export GOFLAGS := -trimpath
 
 .PHONY: help
 help: ## list the targets
@@ -28,16 +30,16 @@ deps: ## install only the binaries that are missing (root; Debian 12)
 build: $(addprefix $(BIN)/,$(BINARIES)) ## build the three programs into bin/
 
 $(BIN)/gpuaas-hub: FORCE
-	@$(GO) build -trimpath -buildvcs=auto -ldflags '$(LDFLAGS)' -o $@ ./hub/cmd/gpuaas-hub
+	@$(GO) build -buildvcs=auto -ldflags '$(LDFLAGS)' -o $@ ./hub/cmd/gpuaas-hub
 $(BIN)/gpuaas-agent: FORCE
-	@$(GO) build -trimpath -buildvcs=auto -ldflags '$(LDFLAGS)' -o $@ ./agent/cmd/gpuaas-agent
+	@$(GO) build -buildvcs=auto -ldflags '$(LDFLAGS)' -o $@ ./agent/cmd/gpuaas-agent
 $(BIN)/gpuaas: FORCE
-	@$(GO) build -trimpath -buildvcs=auto -ldflags '$(LDFLAGS)' -o $@ ./pkg/cmd/gpuaas
+	@$(GO) build -buildvcs=auto -ldflags '$(LDFLAGS)' -o $@ ./pkg/cmd/gpuaas
 FORCE:
 
 .PHONY: build-failpoint
 build-failpoint: ## build hub and agent with failpoints into bin/failpoint/, for the tests that kill them
-	@$(GO) build -trimpath -tags failpoint -ldflags '$(LDFLAGS)' -o $(BIN)/failpoint/ ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent
+	@$(GO) build -tags failpoint -ldflags '$(LDFLAGS)' -o $(BIN)/failpoint/ ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent
 
 .PHONY: demo
 demo: deps build ## bring up a hub and a node that run, meter and bill a real app (APP=demo or jupyter)
@@ -48,9 +50,8 @@ demo-down: ## take the demo down; nothing is left but the build cache
 	@$(GO) run ./deploy/demo down
 
 .PHONY: check
-check: tools generate-check ## format, vet, linters, room rules, generated files
+check: tools generate-check ## format, linters (vet is one), room rules, generated files
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'gofmt would change these'; exit 1; }
-	@$(GO) vet ./...
 	@golangci-lint run ./...
 
 .PHONY: generate
@@ -66,16 +67,16 @@ generate-check: ## fail if generated files are not what make generate writes
 	test "$$before" = "$$(sums)" || { echo 'generated files were not up to date; they are now: look at them and commit'; exit 1; }
 
 .PHONY: test
-test: deps check unit e2e ## every check: linters, unit, property, integration, end to end
+test: deps check unit mutants e2e ## every check: linters, unit, property, integration, mutants, end to end
 
 .PHONY: unit
 unit: ## unit, property and integration tests
-	@$(GO) test $$($(GO) list ./... | grep -v '/e2e$$')
-	@cd e2e/sqlcheck && $(GO) test ./... # a module of its own: CockroachDB's parser stays out of the product
+	@$(GO) test -vet=off $$($(GO) list ./... | grep -v '/e2e$$') # make check vets
+	@cd e2e/sqlcheck && $(GO) test -vet=off ./... # a module of its own: CockroachDB's parser stays out of the product
 
 .PHONY: e2e
 e2e: build build-failpoint ## end to end, with the real binaries
-	@$(GO) test -timeout 20m ./e2e
+	@$(GO) test -vet=off -parallel 3 -timeout 20m ./e2e
 
 .PHONY: bench
 bench: build ## measure what is promised in numbers; ROW=<regexp> for some rows, N=<samples> for a quick look

@@ -64,7 +64,7 @@ func (d *demo) run(verb string, more ...string) string {
 func (d *demo) up(app, containerd string) demoLine {
 	d.w.t.Helper()
 	out := d.run("up", "--bin", binaries(d.w.t), "--source", source(d.w.t), "--app", app, "--containerd-address", containerd,
-		"--bridge", fmt.Sprintf("gpd%d", d.w.number), "--pod-cidr", fmt.Sprintf("10.218.%d.0/24", d.w.number), "--port-range", "21900-21949")
+		"--bridge", d.w.bridge(0), "--pod-cidr", d.w.subnet(0)+"0/24", "--port-range", d.w.ports(0))
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	var line demoLine
 	dec := json.NewDecoder(strings.NewReader(lines[len(lines)-1]))
@@ -92,7 +92,7 @@ func (d *demo) up(app, containerd string) demoLine {
 
 // The demo, a second one on top of it, one after a failure, and the end of it: the guard of the world finds nothing left.
 func TestDemoComesUpTwiceAndLeavesNothing(t *testing.T) {
-	w := newWorld(t)
+	w := onlyWorld(t)
 	d := w.demo()
 	first := d.up("demo", filepath.Join(w.dir, "nobody.sock"))
 	w.eventually("the app answers", func() error { return exec.Command("curl", "-sf", first.EndpointURL+"/").Run() })

@@ -55,6 +55,7 @@ func (w *world) swapAgent(bin string) {
 // Hosts upgrade hub and nodes in whatever order they like, and may go back to the release before: in every mixture the app that
 // runs is untouched, others come and go, and the bill is right.
 func TestHubAndNodeAreUpgradedInPlaceAndBackInAnyOrder(t *testing.T) {
+	t.Parallel()
 	old, today := yesterday(t), binaries(t)
 	type step struct {
 		name string

@@ -16,7 +16,7 @@ const beat = time.Second
 
 // Law 9, and the whole way: create, running, metered, billed, decommissioned.
 func TestLaw09DecommissionLeavesNothingAndTheBillIsTheTruth(t *testing.T) {
-	w := platform(t)
+	w := onlyWorld(t).platform()
 	scope := w.scope()
 	scope.ContainerdAddress, scope.KeepImages = w.containerd.Address, true
 	scope.IgnoreFiles = []string{w.dir} // databases, logs and the image store grow

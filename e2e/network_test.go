@@ -22,7 +22,7 @@ type network struct {
 
 func (w *world) newNetwork() *network {
 	w.t.Helper()
-	n := &network{w: w, prefix: fmt.Sprintf("gpx%d", w.number), names: []string{"hub", "far"}}
+	n := &network{w: w, prefix: fmt.Sprintf("gpx%03d", w.number), names: []string{"hub", "far"}}
 	w.keepRunNetns()
 	bridge := n.prefix + "br"
 	n.ip("link", "add", bridge, "type", "bridge")

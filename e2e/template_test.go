@@ -8,12 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/e2e/leftover"
 )
 
 // template is a hub that was initialised and started once: what most tests want to find. Copying it saves each of them the
@@ -35,9 +37,21 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// withTemplateDir runs the tests, and holds the whole machine against how it was before them.
 func withTemplateDir(m *testing.M) (code int, err error) {
 	if os.Geteuid() != 0 {
 		return m.Run(), nil
+	}
+	var before leftover.Snapshot
+	if os.Getenv(sharedMachineEnv) == "" {
+		if before, err = leftover.Take(leftover.Scope{}); err != nil {
+			return 1, err
+		}
+		defer func() {
+			if left := leftover.Left(before); len(left) > 0 {
+				err = errors.Join(err, fmt.Errorf("the tests left %d things behind:\n  %s", len(left), strings.Join(left, "\n  ")))
+			}
+		}()
 	}
 	templateDir = fmt.Sprintf("/tmp/gpuaas-e2e-%d-template", os.Getpid())
 	if err := os.Mkdir(templateDir, 0o711); err != nil {

@@ -56,6 +56,7 @@ type world struct {
 	t          *testing.T
 	ctx        context.Context
 	number     int
+	alone      bool
 	dir, run   string
 	containerd *cluster.Containerd
 	hub        *cluster.Hub
@@ -67,17 +68,31 @@ type world struct {
 	allocation client.Allocation
 }
 
-// newWorld makes the directories and the photograph that everything must look like again at the end.
+// newWorld is a world that stands beside others: its test is parallel, and looks at what bears its own names. TestMain looks at
+// the whole machine.
 func newWorld(t *testing.T) *world {
+	t.Helper()
+	t.Parallel()
+	return makeWorld(t, false)
+}
+
+// onlyWorld is a world that has the machine to itself, so that everything that changes on it is the test's doing.
+func onlyWorld(t *testing.T) *world {
+	t.Helper()
+	return makeWorld(t, true)
+}
+
+// makeWorld makes the directories and the photograph that everything must look like again at the end.
+func makeWorld(t *testing.T, alone bool) *world {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("containers and network namespaces need root")
 	}
 	binaries(t)
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
-	w := &world{t: t, ctx: ctx, number: int(worlds.Add(1)) + apart()}
+	w := &world{t: t, ctx: ctx, number: int(worlds.Add(1)) + apart(), alone: alone && os.Getenv(sharedMachineEnv) == ""}
 	// Below /tmp, where an unprivileged PostgreSQL can work, and not t.TempDir, whose parents only the owner may pass.
-	w.dir = filepath.Join("/tmp", fmt.Sprintf("gpuaas-e2e-%d-%d", os.Getpid(), w.number))
+	w.dir = filepath.Join("/tmp", fmt.Sprintf("gpuaas-e2e-%d-%03d", os.Getpid(), w.number))
 	leftover.Guard(t, w.scope())
 	t.Cleanup(cancel)
 	require.NoError(t, os.Mkdir(w.dir, 0o711))
@@ -94,21 +109,46 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// apart keeps the names of two processes with these tests away from each other: each is given another small number.
+// sharedMachineEnv is set where several processes with these tests share a machine: each is given another small number, which
+// keeps their names away from each other.
+const sharedMachineEnv = "GPUAAS_E2E_SHARED_MACHINE"
+
 func apart() int {
-	n, err := strconv.Atoi(os.Getenv("GPUAAS_E2E_SHARED_MACHINE"))
+	n, err := strconv.Atoi(os.Getenv(sharedMachineEnv))
 	if err != nil {
 		return 0
 	}
 	return n
 }
 
-// scope is the whole machine; where others work on it at the same time, what bears this world's names.
+// agentsInWorld bounds how many nodes one world has.
+const agentsInWorld = 10
+
+// bridge, subnet and ports are the network of a world's n-th node.
+func (w *world) bridge(n int) string { return fmt.Sprintf("gpe%03d%d", w.number, n) }
+
+func (w *world) subnet(n int) string {
+	n += w.number * agentsInWorld
+	return fmt.Sprintf("10.%d.%d.", 220+n/250, n%250)
+}
+
+func (w *world) ports(n int) string {
+	const portsOfNode = 20
+	first := 22000 + (w.number*agentsInWorld+n)*portsOfNode
+	return fmt.Sprintf("%d-%d", first, first+portsOfNode-1)
+}
+
+// scope is the whole machine for one that has it to itself; otherwise what bears this world's names.
 func (w *world) scope() leftover.Scope {
-	if os.Getenv("GPUAAS_E2E_SHARED_MACHINE") == "" {
-		return leftover.Scope{IgnoreFiles: []string{templateDir}}
+	s := leftover.Scope{IgnoreFiles: []string{templateDir}}
+	if w.alone {
+		return s
 	}
-	return leftover.Scope{IgnoreFiles: []string{templateDir}, Contains: []string{filepath.Base(w.dir), fmt.Sprintf("gpe%d", w.number), fmt.Sprintf("gpuaas-e2e-%d-", w.number), fmt.Sprintf("10.220.%d", w.number)}}
+	s.Contains = []string{filepath.Base(w.dir), fmt.Sprintf("e2e-%03d-", w.number), fmt.Sprintf("gpe%03d", w.number), fmt.Sprintf("gpx%03d", w.number)}
+	for n := range agentsInWorld {
+		s.Contains = append(s.Contains, w.subnet(n))
+	}
+	return s
 }
 
 func (w *world) showLogs() {
@@ -158,13 +198,13 @@ func (w *world) restartHub() {
 
 // agentConfig is a node with names of its own.
 func (w *world) agentConfig(name string) cluster.AgentConfig {
-	n := w.number*10 + len(w.agents)
+	n := len(w.agents)
+	require.Less(w.t, n, agentsInWorld)
 	return cluster.AgentConfig{
 		Bin: binaries(w.t), Dir: filepath.Join(w.dir, name), RunDir: filepath.Join(w.run, name),
 		APIURL: w.hub.Ready.APIURL, RootFingerprint: w.hub.RootFingerprint,
-		ContainerdAddress: w.containerd.Address, ContainerdNamespace: fmt.Sprintf("e2e-%d-%s", w.number, name),
-		Bridge: fmt.Sprintf("gpe%d", n), PodCIDR: fmt.Sprintf("10.%d.%d.0/24", 220+n/250, n%250),
-		PortRange: fmt.Sprintf("%d-%d", 22000+n*20, 22000+n*20+19), CgroupParent: fmt.Sprintf("/gpuaas-e2e-%d-%s", w.number, name),
+		ContainerdAddress: w.containerd.Address, ContainerdNamespace: fmt.Sprintf("e2e-%03d-%s", w.number, name),
+		Bridge: w.bridge(n), PodCIDR: w.subnet(n) + "0/24", PortRange: w.ports(n), CgroupParent: fmt.Sprintf("/gpuaas-e2e-%03d-%s", w.number, name),
 		ExtraArgs: []string{"--beat", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval", "5s"},
 	}
 }
@@ -209,7 +249,11 @@ func (w *world) admin() *client.Hub {
 // platform is everything up to an entitled app and an allocation on one node.
 func platform(t *testing.T) *world {
 	t.Helper()
-	w := newWorld(t)
+	return newWorld(t).platform()
+}
+
+func (w *world) platform() *world {
+	w.t.Helper()
 	w.startContainerd()
 	w.startHub(w.hubConfig())
 	w.newTenant("acme")

@@ -144,7 +144,7 @@ func elsewhere(before Snapshot, process, own string) bool {
 	return false
 }
 
-// settleWithin bounds how long Guard waits for the kernel, which removes network namespaces and cgroups in its own time.
+// settleWithin bounds how long Left waits for the kernel, which removes network namespaces and cgroups in its own time.
 const settleWithin = 15 * time.Second
 
 // Guard photographs now and again after everything else that the test cleans up, and fails the test on any difference. Call
@@ -156,19 +156,20 @@ func Guard(t testing.TB, scope Scope) {
 		t.Fatalf("photograph the machine before the test: %v", err)
 	}
 	t.Cleanup(func() {
-		if left := waitForNothing(before, scope); len(left) > 0 {
+		if left := Left(before); len(left) > 0 {
 			t.Errorf("the test left %d things behind:\n  %s", len(left), strings.Join(left, "\n  "))
 		}
 	})
 }
 
-func waitForNothing(before Snapshot, scope Scope) []string {
+// Left waits a moment for what ends by itself and returns what differs from before then, one line each.
+func Left(before Snapshot) []string {
 	ctx, cancel := context.WithTimeout(context.Background(), settleWithin)
 	defer cancel()
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		after, err := Take(scope)
+		after, err := Take(before.scope)
 		left := Diff(before, after)
 		if err != nil {
 			left = append(left, "cannot look: "+err.Error())
