@@ -85,7 +85,7 @@ func measureUsage(ctx context.Context, e *Env) (results []Result, err error) {
 			{Name: "PostgreSQL core-s", Value: (after[1] - before[1]).Seconds()},
 			{Name: "simulated nodes core-s", Value: (after[2] - before[2]).Seconds()},
 		},
-		Note: fmt.Sprintf("segments of %d records (%d members, 3 meters, 2 of them priced, a cut every 30 s), 8 under way for each node; records are counted once; "+
+		Note: fmt.Sprintf("segments of %d records (%d members, 3 meters, 2 of them priced, a cut every 30 s), 16 under way for each node; records are counted once; "+
 			"floor: INSERT … SELECT unnest … ON CONFLICT DO NOTHING of the same rows into a table with a primary key, %d at once, on one connection", membersPerNode*len(usageMeters()), membersPerNode, batchRows),
 	}
 	return []Result{r.single(rate).against(plain)}, nil

@@ -27,7 +27,7 @@ func postgresOnly(dir string) bool {
 
 // verbs start a statement. They are upper case in this house, which tells them from prose.
 func verbs() *regexp.Regexp {
-	return regexp.MustCompile(`^\s*(SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP|UPSERT|TRUNCATE|SET|SHOW|LOCK|LISTEN|NOTIFY|MERGE)\s`)
+	return regexp.MustCompile(`^\s*(SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP|UPSERT|TRUNCATE|COPY|SET|SHOW|LOCK|LISTEN|NOTIFY|MERGE)\s`)
 }
 
 // clauses go on where another string ends.

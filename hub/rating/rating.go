@@ -79,6 +79,10 @@ func (i Interval) Length() int64 { return max(i.To.Sub(i.From).Microseconds(), 0
 // the pieces by largest remainder, so that they add up to the whole, and a quantity that is the length itself splits exactly.
 // A record without length is one piece.
 func Split(record Interval, quantity int64, prices []Price) []Part {
+	if hour := record.From.UTC().Truncate(time.Hour); len(prices) == 0 && !record.To.After(hour.Add(time.Hour)) {
+		// Nearly every record: nothing to divide.
+		return []Part{{From: record.From, To: record.To, Hour: hour, Quantity: quantity}}
+	}
 	cuts := cutsOf(record, prices)
 	intervals := make([]Interval, 0, len(cuts))
 	for i := 1; i < len(cuts); i++ {

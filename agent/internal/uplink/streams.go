@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// usageWindow is how many segments may be under way to the hub.
-	usageWindow = 8
+	// usageWindow is how many segments may be under way to the hub. What of one member arrives together is posted together.
+	usageWindow = 16
 	// ackTimeout bounds the wait for one acknowledgement.
 	ackTimeout = time.Minute
 	// DefaultUsageRetry is the pause after a segment that the hub could not take now, usageRefusedRetry after one that it will

@@ -14,7 +14,7 @@ import (
 )
 
 // usageWindow is how many segments an agent has under way.
-const usageWindow = 8
+const usageWindow = 16
 
 // sealed is a signed segment.
 type sealed struct {

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"errors"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -337,6 +338,13 @@ func (b *breakingTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.
 		return brokenRow{}
 	}
 	return b.Tx.QueryRow(ctx, sql, args...)
+}
+
+func (b *breakingTx) CopyIn(ctx context.Context, sql string, rows io.Reader) (pgconn.CommandTag, error) {
+	if b.hit() {
+		return pgconn.CommandTag{}, errInjected
+	}
+	return b.Tx.CopyIn(ctx, sql, rows)
 }
 
 type brokenRow struct{}

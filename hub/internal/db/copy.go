@@ -69,11 +69,12 @@ func WithDump(ctx context.Context, d *DB, fn func(*Dump) error) error {
 		return err
 	}
 	defer func() { _, _ = conn.Exec(context.WithoutCancel(ctx), `RESET idle_in_transaction_session_timeout`) }()
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: level, AccessMode: pgx.ReadOnly})
+	begun, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: level, AccessMode: pgx.ReadOnly})
 	if err != nil {
 		return unavailable(err)
 	}
-	defer rollback(ctx, tx)
+	defer rollback(ctx, begun)
+	tx := &watchedTx{tx: begun}
 	dump := &Dump{Tx: tx, conn: conn.Conn()}
 	if dump.Versions, err = appliedVersions(ctx, tx); err != nil {
 		return err

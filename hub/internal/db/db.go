@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -23,6 +24,8 @@ type Tx interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	// CopyIn sends rows in the form that a COPY … FROM STDIN names; CopyRows writes them.
+	CopyIn(ctx context.Context, sql string, rows io.Reader) (pgconn.CommandTag, error)
 }
 
 // Engine is the kind of database behind a DB.
@@ -115,6 +118,15 @@ func NewID() string {
 		panic(err)
 	}
 	return id.String()
+}
+
+// NewUUID is NewID as it travels to the database.
+func NewUUID() pgtype.UUID {
+	id, err := uuid.NewV7()
+	if err != nil {
+		panic(err) // as in NewID
+	}
+	return pgtype.UUID{Bytes: id, Valid: true}
 }
 
 // IsID reports whether s is an id in the canonical form that NewID gives. Check before an id from outside reaches SQL: a

@@ -40,6 +40,11 @@ func (w *watchedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 	return watchedRow{w.tx.QueryRow(ctx, sql, args...), w}
 }
 
+func (w *watchedTx) CopyIn(ctx context.Context, sql string, rows io.Reader) (pgconn.CommandTag, error) {
+	tag, err := w.tx.Conn().PgConn().CopyFrom(ctx, rows, sql)
+	return tag, w.note(err)
+}
+
 type watchedRow struct {
 	row pgx.Row
 	w   *watchedTx

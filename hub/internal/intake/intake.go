@@ -11,6 +11,7 @@ import (
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
@@ -58,7 +59,7 @@ type Intake struct {
 // New completes an intake of which the exported fields are set.
 func New(i *Intake) *Intake {
 	for n := range i.usageLanes {
-		i.usageLanes[n].post = i.postBatch
+		i.usageLanes[n].post, i.usageLanes[n].room = i.postBatch, semaphore.NewWeighted(maxWaitingRecords)
 	}
 	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
 	meter := otel.Meter("gpuaas/intake")

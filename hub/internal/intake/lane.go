@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -25,6 +27,9 @@ const (
 	// has at least one segment, however large.
 	maxBatchRecords  = 16_384
 	maxBatchSegments = 1024
+	// maxWaitingRecords bounds what waits for the books in memory, about 100 MB, however many nodes catch up at once. Beyond it the
+	// connections are not read until there is room.
+	maxWaitingRecords = 16 * maxBatchRecords
 )
 
 // store is one life of a node's spool.
@@ -76,9 +81,12 @@ func (d *delivery) wait(ctx context.Context) (mark, error) {
 // nobody, and many share one transaction.
 type lane struct {
 	post func(context.Context, []*delivery)
+	room *semaphore.Weighted
 
-	mu      sync.Mutex
-	waiting []*delivery
+	mu sync.Mutex
+	// waiting has each node's segments in the order of their arrival, turns the nodes in the order of their first.
+	waiting map[string][]*delivery
+	turns   []string
 	working bool
 }
 
@@ -88,17 +96,30 @@ func (i *Intake) lane(nodeID string) *lane {
 	return &i.usageLanes[h.Sum32()%lanes]
 }
 
-// put hands a segment over; its connection bounds how many of a node wait here. ctx must outlive the caller: the work is not
-// the caller's alone.
-func (l *lane) put(ctx context.Context, d *delivery) {
+// put hands a segment over as soon as there is room; its connection bounds how many of a node wait here.
+func (l *lane) put(ctx context.Context, d *delivery) error {
+	if err := l.room.Acquire(ctx, d.weight()); err != nil {
+		return fault.New(fault.Unavailable, "usage_waits", "The hub has more usage waiting than it holds.", err)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.waiting = append(l.waiting, d)
+	if l.waiting == nil {
+		l.waiting = map[string][]*delivery{}
+	}
+	if len(l.waiting[d.store.nodeID]) == 0 {
+		l.turns = append(l.turns, d.store.nodeID)
+	}
+	l.waiting[d.store.nodeID] = append(l.waiting[d.store.nodeID], d)
 	if !l.working {
 		l.working = true
-		go l.work(ctx)
+		// The work is not the caller's alone.
+		go l.work(context.WithoutCancel(ctx))
 	}
+	return nil
 }
+
+// weight is what a segment takes of the room: one without records has its place, too.
+func (d *delivery) weight() int64 { return int64(max(d.usage.Len(), 1)) }
 
 func (l *lane) work(ctx context.Context) {
 	for {
@@ -108,26 +129,35 @@ func (l *lane) work(ctx context.Context) {
 		}
 		l.post(ctx, batch)
 		for _, d := range batch {
+			l.room.Release(d.weight())
 			close(d.done)
 		}
 	}
 }
 
-// next takes the longest waiting segments, nil when there are none and the worker ends.
-func (l *lane) next() []*delivery {
+// next takes the longest waiting nodes' segments, nil when there are none and the worker ends. A node's go together, because
+// what is kept for each member is then written once for all of them.
+func (l *lane) next() (batch []*delivery) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.waiting) == 0 {
-		l.waiting, l.working = nil, false
-		return nil
+	records := 0
+	for len(l.turns) > 0 {
+		node := l.turns[0]
+		queue, n := l.waiting[node], 0
+		for n < len(queue) && len(batch) < maxBatchSegments && (len(batch) == 0 || records+queue[n].usage.Len() <= maxBatchRecords) {
+			batch, records = append(batch, queue[n]), records+queue[n].usage.Len()
+			n++
+		}
+		if n < len(queue) {
+			l.waiting[node] = queue[n:]
+			return batch
+		}
+		delete(l.waiting, node)
+		l.turns = l.turns[1:]
 	}
-	n, records := 0, 0
-	for n < len(l.waiting) && n < maxBatchSegments && (n == 0 || records+l.waiting[n].usage.Len() <= maxBatchRecords) {
-		records += l.waiting[n].usage.Len()
-		n++
+	if batch == nil {
+		l.turns, l.working = nil, false
 	}
-	batch := slices.Clone(l.waiting[:n])
-	l.waiting = slices.Delete(l.waiting, 0, n)
 	return batch
 }
 

@@ -30,7 +30,7 @@ func (i *Intake) Usage(ctx context.Context, peer session.Peer, upload *protocol.
 		d, err = read(verified, peer.NodeID)
 	}
 	if err == nil {
-		i.lane(peer.NodeID).put(context.WithoutCancel(ctx), d)
+		err = i.lane(peer.NodeID).put(ctx, d)
 	}
 	return func() *protocol.UsageAck {
 		var reached mark

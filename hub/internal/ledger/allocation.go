@@ -115,7 +115,7 @@ func postAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices []r
 	if err != nil {
 		return h, err
 	}
-	changed, first := map[accrualKey]rating.Accrual{}, ""
+	changed, first := map[accrualKey]rating.Accrual{}, &addition{}
 	for _, part := range parts {
 		price, ok := byID[part.PriceID]
 		if !ok {
@@ -136,8 +136,8 @@ func postAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices []r
 		if err := insertPostings(ctx, tx, postings...); err != nil {
 			return h, err
 		}
-		if first == "" && len(postings) > 0 {
-			first = postings[0].ID
+		if !first.posting.Valid && len(postings) > 0 {
+			first.posting = id(postings[0].ID)
 		}
 	}
 	if h.id != "" {
@@ -149,8 +149,8 @@ func postAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices []r
 		return h, err
 	}
 	row := usageRow{
-		subject: &s, source: SourceAllocation, accepted: span.Length(),
-		record: record{store: store{nodeID: s.NodeID}, meter: MeterAllocationSeconds, quantity: span.Length(), span: span, postingID: first},
+		subject: &s, source: SourceAllocation, accepted: span.Length(), added: first,
+		record: &record{store: store{nodeID: s.NodeID}, meter: MeterAllocationSeconds, quantity: span.Length(), span: span},
 	}
 	return h, insertUsage(ctx, tx, []usageRow{row}, now)
 }

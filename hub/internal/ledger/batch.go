@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/rating"
 )
@@ -42,7 +44,7 @@ type batch struct {
 	stored   map[coverageKey][]rating.Interval
 	accruals map[accrualKey]rating.Accrual
 
-	added    map[accrualKey]addition
+	added    map[accrualKey]*addition
 	usage    []usageRow
 	suspense []suspenseRow
 	postings []Posting
@@ -54,22 +56,24 @@ type batch struct {
 type addition struct {
 	quantity int64
 	price    rating.Price
+	// posting is what came of it, not valid for nothing.
+	posting pgtype.UUID
 	// With its store, the number of the first record names what is posted: a record is posted once, so no key comes twice.
 	incarnation string
 	sequence    int64
 }
 
-// usageRow is a record with what of it was accepted, and the accrual it first went to.
+// usageRow is a record with what of it was accepted, and what it was first added to, nil for nothing.
 type usageRow struct {
-	record
+	*record
 	accepted int64
 	subject  *subject
 	source   string
-	accrual  accrualKey
+	added    *addition
 }
 
 type suspenseRow struct {
-	record
+	*record
 	piece piece
 }
 
@@ -83,12 +87,12 @@ func (s stretches[K]) reach(k K, from time.Time) {
 	}
 }
 
-func loadBatch(ctx context.Context, tx db.Tx, records []record, now time.Time) (*batch, error) {
-	b := &batch{now: now, added: map[accrualKey]addition{}, drawn: map[string]hold{}, finals: map[string]finalMark{}, leases: map[string][]lease{}, leased: map[string][]rating.Interval{}}
+func loadBatch(ctx context.Context, tx db.Tx, records []*record, now time.Time) (*batch, error) {
+	b := &batch{now: now, added: map[accrualKey]*addition{}, drawn: map[string]hold{}, finals: map[string]finalMark{}, leases: map[string][]lease{}, leased: map[string][]rating.Interval{}}
 	members, billed := stretches[string]{}, stretches[coverageKey]{}
-	for i := range records {
-		r := &records[i]
-		if !db.IsID(r.memberID) {
+	b.usage = make([]usageRow, 0, len(records))
+	for _, r := range records {
+		if _, known := members[r.memberID]; !known && !db.IsID(r.memberID) {
 			continue
 		}
 		from := r.span.From
@@ -124,12 +128,15 @@ func loadBatch(ctx context.Context, tx db.Tx, records []record, now time.Time) (
 	if b.stored, err = coverageOf(ctx, tx, billed); err != nil {
 		return nil, err
 	}
-	b.coverage = maps.Clone(b.stored)
+	b.coverage = make(map[coverageKey][]rating.Interval, len(billed))
+	for key, spans := range b.stored {
+		b.coverage[key] = slices.Clone(spans)
+	}
 	return b, nil
 }
 
 // take holds one record against what it may bill, and puts every part of it where it belongs.
-func (b *batch) take(r record) {
+func (b *batch) take(r *record) {
 	s, known := b.subjects[r.memberID]
 	switch {
 	case !known || s.Kind != Member:
@@ -157,8 +164,8 @@ func (b *batch) take(r record) {
 		}
 		row.accepted += p.quantity
 		accepted = append(accepted, p.span)
-		if k, ok := b.accrue(s, r, p); ok && row.accrual == (accrualKey{}) {
-			row.accrual = k
+		if a := b.accrue(s, r, p); row.added == nil {
+			row.added = a
 		}
 	}
 	if len(accepted) > 0 {
@@ -167,20 +174,19 @@ func (b *batch) take(r record) {
 	}
 }
 
-// cover adds what was accepted to what is billed. Mostly it goes on where the last ended, or is the first.
+// cover adds what was accepted to what is billed, in place. Mostly it goes on where the last ended, or is the first.
 func cover(billed, accepted []rating.Interval) []rating.Interval {
 	if len(accepted) == 1 && len(billed) == 0 {
 		return accepted
 	}
 	if n := len(billed); len(accepted) == 1 && accepted[0].From.Equal(billed[n-1].To) {
-		billed = slices.Clone(billed)
 		billed[n-1].To = accepted[0].To
 		return billed
 	}
 	return rating.Union(slices.Concat(billed, accepted))
 }
 
-func (b *batch) suspend(r record, p piece) { b.suspense = append(b.suspense, suspenseRow{r, p}) }
+func (b *batch) suspend(r *record, p piece) { b.suspense = append(b.suspense, suspenseRow{r, p}) }
 
 // suspended are the known members of which something went into suspense.
 func (b *batch) suspended() []string {
@@ -193,30 +199,30 @@ func (b *batch) suspended() []string {
 	return slices.Sorted(maps.Keys(members))
 }
 
-// accrue notes an accepted piece under its hours, at the price that its lease froze; it returns the first accrual. What has no
-// price is recorded and not charged.
-func (b *batch) accrue(s *subject, r record, p piece) (first accrualKey, charged bool) {
+// accrue notes an accepted piece under its hours, at the price that its lease froze; it returns the first. What has no price is
+// recorded and not charged.
+func (b *batch) accrue(s *subject, r *record, p piece) (first *addition) {
 	price, ok := b.price(s.ID, r, p)
 	if !ok {
-		return accrualKey{}, false
+		return nil
 	}
 	for i, part := range rating.Split(p.span, p.quantity, nil) {
 		k := accrualKey{s.ID, r.meter, price.ID, part.Hour}
 		a, ok := b.added[k]
 		if !ok {
-			a = addition{price: price, incarnation: r.store.incarnation, sequence: r.sequence}
+			a = &addition{price: price, incarnation: r.store.incarnation, sequence: r.sequence}
+			b.added[k] = a
 		}
 		a.quantity += part.Quantity
-		b.added[k] = a
 		if i == 0 {
-			first = k
+			first = a
 		}
 	}
-	return first, true
+	return first
 }
 
 // price is the one that the record's lease froze. A record with a number that is no lease's is rated by the lease that ran.
-func (b *batch) price(subjectID string, r record, p piece) (rating.Price, bool) {
+func (b *batch) price(subjectID string, r *record, p piece) (rating.Price, bool) {
 	var by *lease
 	for i, l := range b.leases[subjectID] {
 		if l.no == r.leaseNo {
@@ -241,13 +247,12 @@ func (b *batch) price(subjectID string, r record, p piece) (rating.Price, bool) 
 // rate turns what was added to accruals into postings, in a fixed order: where a hold runs out, the earliest hour is paid
 // first.
 func (b *batch) rate() error {
-	posted := map[accrualKey]string{}
 	for _, k := range slices.SortedFunc(maps.Keys(b.added), accrualKey.compare) {
 		h, s, a := b.holds[k.subjectID], b.subjects[k.subjectID], b.added[k]
 		next, d, err := rating.Accrue(b.accruals[k], a.price, a.quantity, h.balance())
 		if errors.Is(err, rating.ErrOverflow) {
 			hour := rating.Interval{From: k.hour, To: k.hour.Add(time.Hour)}
-			b.suspend(record{store: store{s.NodeID, a.incarnation}, memberID: k.subjectID, meter: k.meter, span: hour}, piece{hour, a.quantity, SuspenseOutOfRange})
+			b.suspend(&record{store: store{s.NodeID, a.incarnation}, memberID: k.subjectID, meter: k.meter, span: hour}, piece{hour, a.quantity, SuspenseOutOfRange})
 			delete(b.added, k)
 			continue
 		}
@@ -266,11 +271,8 @@ func (b *batch) rate() error {
 		}
 		b.postings = append(b.postings, postings...)
 		if len(postings) > 0 {
-			posted[k] = postings[0].ID
+			a.posting = id(postings[0].ID)
 		}
-	}
-	for i := range b.usage {
-		b.usage[i].postingID = posted[b.usage[i].accrual]
 	}
 	return nil
 }

@@ -31,17 +31,16 @@ const (
 
 // record is a usage record as the node sent it, in the ledger's types.
 type record struct {
-	store     store
-	sequence  int64
-	memberID  string
-	meter     string
-	quantity  int64
-	span      rating.Interval
-	runID     string
-	leaseNo   int64
-	revision  int64
-	final     bool
-	postingID string
+	store    store
+	sequence int64
+	memberID string
+	meter    string
+	quantity int64
+	span     rating.Interval
+	runID    string
+	leaseNo  int64
+	revision int64
+	final    bool
 }
 
 // bounds are what a record is held against.
@@ -61,7 +60,7 @@ type piece struct {
 
 // clip divides a record into what is billed and what is not: claim ∩ lease ∩ elapsed time, and nothing twice. The pieces'
 // quantities sum to the record's.
-func clip(r record, s Subject, b bounds) []piece {
+func clip(r *record, s Subject, b bounds) []piece {
 	if reason := malformed(r); reason != "" {
 		return []piece{{r.span, r.quantity, reason}}
 	}
@@ -104,7 +103,7 @@ func (b bounds) admit(span rating.Interval) bool {
 	return !span.To.After(b.now.Add(maxClockSkew)) && holds(b.claim) && slices.ContainsFunc(b.leased, holds) && !slices.ContainsFunc(b.covered, touches)
 }
 
-func malformed(r record) string {
+func malformed(r *record) string {
 	switch {
 	case r.quantity < 0, r.span.From.IsZero(), !r.span.To.After(r.span.From):
 		return SuspenseMalformed
@@ -115,7 +114,7 @@ func malformed(r record) string {
 }
 
 // ceiling is the largest quantity that the record's length and the subject's limits allow.
-func ceiling(r record, s Subject) (int64, string) {
+func ceiling(r *record, s Subject) (int64, string) {
 	length := r.span.Length()
 	switch {
 	case r.meter == protocol.MeterSessionSeconds:
@@ -169,7 +168,7 @@ func exclude(parts []piece, covered []rating.Interval, reason string) []piece {
 }
 
 // coverage is under what a record's time is kept: a member's running time counts once, over all its containers.
-func (r record) coverage() coverageKey {
+func (r *record) coverage() coverageKey {
 	if r.meter == protocol.MeterSessionSeconds {
 		return coverageKey{r.memberID, r.meter, ""}
 	}

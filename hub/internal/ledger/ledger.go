@@ -70,6 +70,8 @@ type subject struct {
 	closedAt     time.Time
 	settledAt    time.Time
 	final        finalMark
+	// ids are kept once they were read.
+	ids *rowIDs
 }
 
 // finalMark is the record after which nothing of a member follows.

@@ -32,44 +32,51 @@ func uuids(all []string) []pgtype.UUID {
 	return out
 }
 
-// rowsPerInsert bounds the arrays of one statement: larger ones are copied more often than they are worth.
-const rowsPerInsert = 1000
+// rowIDs are a subject's ids as a usage row has them.
+type rowIDs struct{ subject, org, project, instance, node pgtype.UUID }
 
-func insertUsage(ctx context.Context, tx db.Tx, rows []usageRow, now time.Time) error {
-	for chunk := range slices.Chunk(rows, rowsPerInsert) {
-		if err := insertUsageChunk(ctx, tx, chunk, now); err != nil {
-			return err
-		}
+func (s *subject) rowIDs() *rowIDs {
+	if s.ids == nil {
+		s.ids = &rowIDs{id(s.ID), id(s.OrgID), id(s.ProjectID), id(s.AppInstanceID), id(s.NodeID)}
 	}
-	return nil
+	return s.ids
 }
 
-func insertUsageChunk(ctx context.Context, tx db.Tx, rows []usageRow, now time.Time) error {
-	n := len(rows)
-	ids, subjects, orgs, projects := make([]pgtype.UUID, n), make([]pgtype.UUID, n), make([]pgtype.UUID, n), make([]pgtype.UUID, n)
-	instances, nodes, postings := make([]pgtype.UUID, n), make([]pgtype.UUID, n), make([]pgtype.UUID, n)
-	incarnations, sequences := make([]*string, n), make([]*int64, n)
-	sources, meters, runs := make([]string, n), make([]string, n), make([]string, n)
-	quantities, measured, revisions, leases := make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
-	from, to := make([]time.Time, n), make([]time.Time, n)
-	for i := range rows {
-		r := &rows[i]
-		ids[i], subjects[i], orgs[i], projects[i] = id(db.NewID()), id(r.subject.ID), id(r.subject.OrgID), id(r.subject.ProjectID)
-		instances[i], nodes[i], postings[i] = id(r.subject.AppInstanceID), id(r.store.nodeID), id(r.postingID)
-		if r.store.incarnation != "" {
-			incarnations[i], sequences[i] = &r.store.incarnation, &r.sequence
-		}
-		sources[i], meters[i], runs[i] = r.source, r.meter, r.runID
-		quantities[i], measured[i], revisions[i], leases[i] = r.accepted, r.quantity, r.revision, r.leaseNo
-		from[i], to[i] = r.span.From, r.span.To
+func insertUsage(ctx context.Context, tx db.Tx, rows []usageRow, now time.Time) error {
+	if len(rows) == 0 {
+		return nil
 	}
-	_, err := tx.Exec(ctx, `INSERT INTO usage_records (id, subject_id, org_id, project_id, app_instance_id, node_id, incarnation, sequence, usage_source, meter,
-			quantity, measured_quantity, started_at, ended_at, revision, run_id, lease_no, posting_id, created_at)
-		SELECT x.*, $19::timestamptz FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::uuid[], $6::uuid[], $7::text[], $8::int8[], $9::text[], $10::text[],
-			$11::int8[], $12::int8[], $13::timestamptz[], $14::timestamptz[], $15::int8[], $16::text[], $17::int8[], $18::uuid[]) AS x`,
-		ids, subjects, orgs, projects, instances, nodes, incarnations, sequences, sources, meters,
-		quantities, measured, from, to, revisions, runs, leases, postings, now)
-	return err
+	return db.CopyRows(ctx, tx, `COPY usage_records (id, subject_id, org_id, project_id, app_instance_id, node_id, incarnation, sequence, usage_source, meter,
+			quantity, measured_quantity, started_at, ended_at, revision, run_id, lease_no, posting_id, created_at) FROM STDIN BINARY`, rows,
+		func(w *db.Row, u *usageRow) {
+			ids := u.subject.rowIDs()
+			w.UUID(db.NewUUID())
+			for _, id := range []pgtype.UUID{ids.subject, ids.org, ids.project, ids.instance, ids.node} {
+				w.UUID(id)
+			}
+			if u.store.incarnation == "" {
+				w.Null()
+				w.Null()
+			} else {
+				w.Text(u.store.incarnation)
+				w.Int8(u.sequence)
+			}
+			w.Text(u.source)
+			w.Text(u.meter)
+			w.Int8(u.accepted)
+			w.Int8(u.quantity)
+			w.Time(u.span.From)
+			w.Time(u.span.To)
+			w.Int8(u.revision)
+			w.Text(u.runID)
+			w.Int8(u.leaseNo)
+			if u.added == nil {
+				w.Null()
+			} else {
+				w.UUID(u.added.posting)
+			}
+			w.Time(now)
+		})
 }
 
 func insertSuspense(ctx context.Context, tx db.Tx, rows []suspenseRow, now time.Time) error {

@@ -125,12 +125,18 @@ func when(ts interface {
 type sequenceRange struct{ from, to int64 }
 
 // unposted returns the records whose numbers are in no range yet, and the ranges with them.
-func unposted(segments []Segment, before map[store][]sequenceRange) (fresh []record, after map[store][]sequenceRange) {
+func unposted(segments []Segment, before map[store][]sequenceRange) (fresh []*record, after map[store][]sequenceRange) {
 	after = maps.Clone(before)
+	all := 0
+	for _, seg := range segments {
+		all += len(seg.records)
+	}
+	fresh = make([]*record, 0, all)
 	for _, seg := range segments {
 		posted := after[seg.store]
 		var added []sequenceRange
-		for _, r := range seg.records {
+		for i := range seg.records {
+			r := &seg.records[i]
 			if slices.ContainsFunc(posted, func(p sequenceRange) bool { return p.from <= r.sequence && r.sequence <= p.to }) {
 				continue
 			}

@@ -142,3 +142,38 @@ func (w half) Write(p []byte) (int, error) {
 	}
 	return len(p), nil
 }
+
+// A node that catches up need not wait for each acknowledgement: they come all the same, in the order of the segments, and
+// more segments than the hub takes at once wait on their way.
+func TestSegmentsThatFollowEachOtherUnansweredAreAcknowledgedInTheirOrder(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	_, member, lease := running(t, h, l)
+	start := h.now().Truncate(time.Microsecond)
+	const segments = 50
+	h.forward(segments * time.Second)
+	var runs [][]*protocol.UsageRecord
+	for i := range segments {
+		runs = append(runs, []*protocol.UsageRecord{seconds(member, lease, start.Add(time.Duration(i)*time.Second), 1)})
+	}
+	chain := n.segments("i1", runs...)
+	stream := l.usage()
+	for _, env := range chain {
+		require.NoError(t, stream.Send(&protocol.UsageUpload{Segment: env}))
+	}
+	posted := uint64(0)
+	for i := range chain {
+		ack := &protocol.UsageAck{}
+		require.NoError(t, stream.Receive(ack, protocol.MaxControlBytes))
+		require.Empty(t, ack.GetRefused())
+		require.GreaterOrEqual(t, ack.GetPostedSegment(), uint64(i+1), "what is acknowledged is posted")
+		require.GreaterOrEqual(t, ack.GetPostedSegment(), posted)
+		posted = ack.GetPostedSegment()
+	}
+	require.EqualValues(t, segments, posted)
+	require.Equal(t, int64(segments*1_000_000), revenue(h))
+	require.Equal(t, segments, count(h, `SELECT count(*) FROM usage_records WHERE meter = 'session_seconds'`))
+}

@@ -215,7 +215,8 @@ func (c *connection) accept(ctx context.Context, running *sync.WaitGroup) error 
 	}
 }
 
-// usage takes segments and acknowledges each, in order. What has arrived already is taken together.
+// usage takes segments and acknowledges each, in order. What follows is taken while what came before is on its way into the
+// books: a node that catches up has its whole window there, and shares a commit with itself as well as with others.
 func (c *connection) usage(ctx context.Context, stream *link.Stream) {
 	defer func() { _ = stream.Close() }()
 	select {
@@ -223,26 +224,18 @@ func (c *connection) usage(ctx context.Context, stream *link.Stream) {
 	case <-ctx.Done():
 		return
 	}
+	a := acknowledger{stream: stream, room: make(chan struct{}, maxUsageAhead)}
+	defer a.working.Wait()
 	for {
-		var acks []func() *protocol.UsageAck
-		for len(acks) == 0 || len(acks) < maxUsageAhead && stream.Buffered() > 0 {
-			upload := &protocol.UsageUpload{}
-			if err := stream.Receive(upload, protocol.MaxSegmentBytes+segmentEnvelopeBytes); err != nil {
-				if !errors.Is(err, io.EOF) {
-					c.log.InfoContext(ctx, "usage stream ended", slog.Any("error", err))
-				}
-				return
+		upload := &protocol.UsageUpload{}
+		if err := stream.Receive(upload, protocol.MaxSegmentBytes+segmentEnvelopeBytes); err != nil {
+			if !errors.Is(err, io.EOF) {
+				c.log.InfoContext(ctx, "usage stream ended", slog.Any("error", err))
 			}
-			acks = append(acks, c.server.Intake.Usage(ctx, c.peer, upload))
+			return
 		}
-		for _, wait := range acks {
-			ack := wait() // before the deadline is set: a commit may take its time
-			_ = stream.SetWriteDeadline(time.Now().Add(writeTimeout))
-			if err := stream.Send(ack); err != nil {
-				return
-			}
-		}
-		failpoint.Hit("hub/usage/acknowledged")
+		a.room <- struct{}{} // given back at the latest when ctx ends, which ends every wait
+		a.put(c.server.Intake.Usage(ctx, c.peer, upload))
 	}
 }
 

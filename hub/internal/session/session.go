@@ -45,7 +45,7 @@ const (
 	maxParallelPushes = 64
 	pushWait          = time.Second
 	// maxUsageAhead is how many segments of one stream may wait for the same commit: a node that catches up sends several.
-	maxUsageAhead = 8
+	maxUsageAhead = 16
 	// segmentEnvelopeBytes is what the envelope of a usage segment may add to its payload.
 	segmentEnvelopeBytes = 16 << 10
 )

@@ -1,0 +1,91 @@
+package intake
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// arriving is a segment of a node with so many records.
+func arriving(t *testing.T, node string, records int) *delivery {
+	t.Helper()
+	seg := &protocol.UsageSegment{}
+	for n := range records {
+		seg.Records = append(seg.Records, &protocol.UsageRecord{Sequence: uint64(n + 1)})
+	}
+	usage, err := ledger.ReadSegment(node, "i", seg)
+	require.NoError(t, err)
+	return &delivery{store: store{node, "i"}, usage: usage, done: make(chan struct{})}
+}
+
+// posts collects the batches that a lane posts; each takes a second.
+func posts(l *lane) *[][]*delivery {
+	var batches [][]*delivery
+	l.post = func(_ context.Context, batch []*delivery) {
+		time.Sleep(time.Second)
+		batches = append(batches, batch)
+	}
+	return &batches
+}
+
+func TestSegmentsOfANodeArePostedTogetherInTheirOrderAndNoNodeIsPassedOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &lane{room: semaphore.NewWeighted(maxWaitingRecords)}
+		batches := posts(l)
+		var sent []*delivery
+		put := func(node string, records int) {
+			d := arriving(t, node, records)
+			require.NoError(t, l.put(t.Context(), d))
+			sent = append(sent, d)
+		}
+		put("first", 1) // is posted at once; what follows waits
+		synctest.Wait()
+		for n := range 3 {
+			for _, node := range []string{"a", "b", "c"} {
+				put(node, maxBatchRecords/4+n)
+			}
+		}
+		for _, d := range sent {
+			<-d.done
+		}
+		var got []string
+		for _, batch := range *batches {
+			line := ""
+			for _, d := range batch {
+				line += fmt.Sprintf("%s%d ", d.store.nodeID, d.usage.Len()%(maxBatchRecords/4))
+			}
+			got = append(got, line)
+		}
+		require.Equal(t, []string{"first1 ", "a0 a1 a2 ", "b0 b1 b2 ", "c0 c1 c2 "}, got)
+	})
+}
+
+func TestAWholeFleetThatCatchesUpWaitsOutsideUntilThereIsRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &lane{room: semaphore.NewWeighted(10)}
+		batches := posts(l)
+		require.NoError(t, l.put(t.Context(), arriving(t, "a", 6)))
+		require.NoError(t, l.put(t.Context(), arriving(t, "b", 0)))
+		start := time.Now()
+		require.NoError(t, l.put(t.Context(), arriving(t, "c", 6)), "once the first is posted")
+		require.Equal(t, time.Second, time.Since(start))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		require.Error(t, l.put(ctx, arriving(t, "d", 6)), "its connection has ended meanwhile")
+		time.Sleep(time.Minute)
+		posted := 0
+		for _, batch := range *batches {
+			posted += len(batch)
+		}
+		require.Equal(t, 3, posted)
+		require.True(t, l.room.TryAcquire(10), "all room is given back")
+	})
+}
