@@ -12,17 +12,17 @@ import (
 	"github.com/gpuaas/gpuaas/e2e/cluster"
 )
 
-// network is a bridge in the test's own namespace with a host behind each of its ports: hub and far. The test itself, and what
-// it starts without a namespace, stands on the bridge as here.
+// network is a bridge in the test's own namespace with a host behind each of its ports. The test itself, and what it starts
+// without a namespace, stands on the bridge as here.
 type network struct {
 	w      *world
 	prefix string
 	names  []string
 }
 
-func (w *world) newNetwork() *network {
+func (w *world) newNetwork(names ...string) *network {
 	w.t.Helper()
-	n := &network{w: w, prefix: fmt.Sprintf("gpx%03d", w.number), names: []string{"hub", "far"}}
+	n := &network{w: w, prefix: fmt.Sprintf("gpx%03d", w.number), names: names}
 	w.keepRunNetns()
 	bridge := n.prefix + "br"
 	n.ip("link", "add", bridge, "type", "bridge")
@@ -41,6 +41,24 @@ func (w *world) newNetwork() *network {
 		n.ip("-n", ns, "route", "add", "default", "via", n.addressOf(1))
 	}
 	return n
+}
+
+// behind adds a host that only one of the bridge's hosts has a way to, and returns its address.
+func (n *network) behind(host, name string, number int) (address string) {
+	n.w.t.Helper()
+	ns, router := n.prefix+name, n.prefix+host
+	subnet := fmt.Sprintf("10.218.%d.", n.w.number)
+	near, address := fmt.Sprintf("%s%d", subnet, number*4+1), fmt.Sprintf("%s%d", subnet, number*4+2)
+	n.ip("netns", "add", ns)
+	n.w.t.Cleanup(func() { n.ip("netns", "del", ns) })
+	n.ip("-n", router, "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", ns)
+	n.ip("-n", router, "addr", "add", near+"/30", "dev", name)
+	n.ip("-n", router, "link", "set", name, "up")
+	n.ip("-n", ns, "addr", "add", address+"/30", "dev", "eth0")
+	n.ip("-n", ns, "link", "set", "eth0", "up")
+	n.ip("-n", ns, "link", "set", "lo", "up")
+	n.ip("-n", ns, "route", "add", "default", "via", near)
+	return address
 }
 
 func (n *network) addressOf(host int) string { return fmt.Sprintf("10.219.%d.%d", n.w.number, host) }

@@ -226,7 +226,7 @@ func (w *world) launchRefused(name, version string, reasons ...client.StatusReas
 // Two nodes: the hub in one network namespace, a node in another, addresses and ports set as for a remote site.
 func TestTwoNodesAcrossNetworkNamespaces(t *testing.T) {
 	w := newWorld(t)
-	net := w.newNetwork()
+	net := w.newNetwork("hub", "far")
 	w.startContainerd()
 	w.startHub(w.hubConfigIn(net))
 	w.newTenant("acme")

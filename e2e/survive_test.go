@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/e2e/cluster"
 	"github.com/gpuaas/gpuaas/e2e/scenario"
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
@@ -111,7 +112,13 @@ func (w *world) restartContainerd() {
 // pidOf is the process of the instance's one container.
 func (w *world) pidOf(i api.AppInstance) uint32 {
 	w.t.Helper()
-	cl, err := client.New(w.containerd.Address, client.WithDefaultNamespace(w.agent.Config.ContainerdNamespace))
+	return w.pidOn(w.agent, i)
+}
+
+// pidOn is pidOf on another node.
+func (w *world) pidOn(a *cluster.Agent, i api.AppInstance) uint32 {
+	w.t.Helper()
+	cl, err := client.New(w.containerd.Address, client.WithDefaultNamespace(a.Config.ContainerdNamespace))
 	require.NoError(w.t, err)
 	defer func() { require.NoError(w.t, cl.Close()) }()
 	containers, err := cl.Containers(w.ctx, fmt.Sprintf("labels.%q==%q", "gpuaas.instance", i.ID))

@@ -230,13 +230,18 @@ const maxBody = 1 << 20
 
 // Get fetches a URL of a node's private endpoint and returns the body; the caller stands on the node.
 func Get(ctx context.Context, url string) (string, error) {
+	return GetWith(ctx, http.DefaultClient, url)
+}
+
+// GetWith is Get for a client that knows the way to another node.
+func GetWith(ctx context.Context, c *http.Client, url string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return "", err
 	}
 	// Each call is a caller of its own: a connection kept from before would speak to a container that is gone.
 	req.Close = true
-	res, err := http.DefaultClient.Do(req)
+	res, err := c.Do(req)
 	if err != nil {
 		return "", err
 	}
