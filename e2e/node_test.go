@@ -48,7 +48,13 @@ func (w *world) isCutOff(a *cluster.Agent, reason string) {
 // containersOf is how many containers the instance has on the node.
 func (w *world) containersOf(i client.AppInstance) int {
 	w.t.Helper()
-	cl, err := containerd.New(w.containerd.Address, containerd.WithDefaultNamespace(w.agent.Config.ContainerdNamespace))
+	return w.containersOn(w.agent, i)
+}
+
+// containersOn is containersOf on another node.
+func (w *world) containersOn(a *cluster.Agent, i client.AppInstance) int {
+	w.t.Helper()
+	cl, err := containerd.New(w.containerd.Address, containerd.WithDefaultNamespace(a.Config.ContainerdNamespace))
 	require.NoError(w.t, err)
 	defer func() { require.NoError(w.t, cl.Close()) }()
 	list, err := cl.Containers(w.ctx, fmt.Sprintf("labels.%q==%q", "gpuaas.instance", i.ID))

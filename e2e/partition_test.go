@@ -1,12 +1,8 @@
 package e2e_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
-	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -17,7 +13,6 @@ import (
 
 	"github.com/gpuaas/gpuaas/e2e/cluster"
 	"github.com/gpuaas/gpuaas/e2e/impair"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
 	api "github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -36,17 +31,10 @@ type divided struct {
 	nodes []*farNode
 }
 
-// farNode is a node behind the proxy, with an app that is to stay as it is whatever happens.
+// farNode is a node behind the proxy.
 type farNode struct {
-	d          *divided
-	agent      *cluster.Agent
-	link       *impair.Link
-	truth      *truth
-	allocation api.Allocation
-	kept       api.AppInstance
-	pid        uint32
-	serving    func() error
-	all        []api.AppInstance
+	*steadyNode
+	link *impair.Link
 }
 
 func newDivided(t *testing.T, nodes int) *divided {
@@ -72,117 +60,28 @@ func newDivided(t *testing.T, nodes int) *divided {
 	t.Cleanup(func() { require.NoError(t, d.proxy.Close()) })
 	d.startHub(c)
 	d.newTenant("acme")
+	d.shipApp()
 	for i := range nodes {
 		name := fmt.Sprintf("far%d", i)
 		address := net.behind("mid", name, i)
 		config := d.agentConfig(name)
 		config.NetNS = net.path(name)
-		n := &farNode{d: d, agent: d.startAgent(config), link: d.proxy.Link(address)}
-		n.truth = d.listen(config.ContainerdNamespace)
-		d.nodes = append(d.nodes, n)
-	}
-	d.shipApp()
-	for _, n := range d.nodes {
-		n.allocation, err = d.tenant.Allocate(d.ctx, d.tenant.Admin, n.agent.Ready.NodeID, 1, 512)
-		require.NoError(t, err)
-		n.kept = n.running(n.request("kept"))
-		n.pid = d.pidOn(n.agent, n.kept)
-		n.serving = n.keepAsking(n.kept)
+		d.nodes = append(d.nodes, &farNode{link: d.proxy.Link(address), steadyNode: d.keep(d.startAgent(config))})
 	}
 	return d
 }
 
-// request asks for an instance on the node and waits for nothing.
-func (n *farNode) request(name string) (id string) {
-	n.d.t.Helper()
-	i, err := api.Read[api.AppInstance](n.d.operator.CreateAppInstance(n.d.ctx, n.d.tenant.Project.ID, api.AppInstanceCreate{
-		AppSlug: appSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: api.PlacementIntent{AllocationIds: []string{n.allocation.ID}},
-	}))
-	require.NoError(n.d.t, err)
-	return i.ID
-}
-
-// running waits until the instance runs and answers on its node.
-func (n *farNode) running(id string) api.AppInstance {
-	n.d.t.Helper()
-	i, err := n.d.operator.WaitInstance(n.d.ctx, n.d.tenant.Project.ID, id, api.AppInstanceStatusRunning, nil)
-	require.NoError(n.d.t, err)
-	require.NoError(n.d.t, n.get(n.d.ctx, i))
-	n.all = append(n.all, i)
-	return i
-}
-
 // unheard holds that the hub cannot know that the instance runs, and that what ran before goes on.
 func (n *farNode) unheard(id string) {
-	n.d.t.Helper()
-	require.NotEqual(n.d.t, api.AppInstanceStatusRunning, n.d.instance(id).Status)
+	n.w.t.Helper()
+	require.NotEqual(n.w.t, api.AppInstanceStatusRunning, n.w.instance(id).Status)
 	n.untouched()
-}
-
-// get calls the instance's private endpoint from its node.
-func (n *farNode) get(ctx context.Context, i api.AppInstance) error {
-	dialer := &net.Dialer{}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-		err = impair.Within(n.agent.Config.NetNS, func() (err error) {
-			conn, err = dialer.DialContext(ctx, network, addr)
-			return err
-		})
-		return conn, err
-	}}}
-	_, err := scenario.GetWith(ctx, client, i.Endpoints[0].URL+"/")
-	return err
-}
-
-// keepAsking is as world.keepAsking.
-func (n *farNode) keepAsking(i api.AppInstance) (stop func() error) {
-	ctx, cancel := context.WithCancel(n.d.ctx)
-	done := make(chan error, 1)
-	go func() {
-		tick := time.NewTicker(50 * time.Millisecond)
-		defer tick.Stop()
-		for asked := 0; ; asked++ {
-			err := n.get(ctx, i)
-			switch {
-			case ctx.Err() != nil && asked == 0:
-				done <- errors.New("the app was never asked")
-				return
-			case ctx.Err() != nil:
-				done <- nil
-				return
-			case err != nil:
-				done <- fmt.Errorf("after %d answers: %w", asked, err)
-				return
-			}
-			<-tick.C
-		}
-	}()
-	return func() error {
-		cancel()
-		return <-done
-	}
-}
-
-// untouched holds that what was running runs on.
-func (n *farNode) untouched() {
-	n.d.t.Helper()
-	require.Equal(n.d.t, n.pid, n.d.pidOn(n.agent, n.kept), "the very process goes on")
-}
-
-// usageGrows waits until the hub has more usage of the node than now.
-func (n *farNode) usageGrows() {
-	n.d.t.Helper()
-	before, err := n.d.tenant.Usage(n.d.ctx, n.kept.ID)
-	require.NoError(n.d.t, err)
-	n.d.eventually("usage arrives", func() error {
-		after, err := n.d.tenant.Usage(n.d.ctx, n.kept.ID)
-		return orMissing(err, len(after) > len(before))
-	})
 }
 
 // lifecycle launches an instance and decommissions it.
 func (n *farNode) lifecycle(name string) {
-	n.d.t.Helper()
-	n.d.decommission(n.running(n.request(name)))
+	n.w.t.Helper()
+	n.w.decommission(n.running(n.request(name)))
 }
 
 // logged reports whether the agent has written the word.
@@ -193,7 +92,7 @@ func (n *farNode) logged(word string) bool {
 
 // certificateExpired reports whether the node's certificate has run out by now.
 func (n *farNode) certificateExpired() (bool, error) {
-	node, err := api.Read[api.Node](n.d.tenant.Admin.GetNode(n.d.ctx, n.agent.Ready.NodeID))
+	node, err := api.Read[api.Node](n.w.tenant.Admin.GetNode(n.w.ctx, n.agent.Ready.NodeID))
 	return err == nil && time.Now().After(node.CertificateExpiresAt), err
 }
 
@@ -295,7 +194,7 @@ func (d *divided) killHub() {
 
 // settle decommissions all that runs on the node and holds the bill and the segments against the truth.
 func (n *farNode) settle() {
-	t, d := n.d.t, n.d
+	t, d := n.w.t, n.w
 	t.Helper()
 	for _, i := range n.all {
 		if d.instance(i.ID).Status == api.AppInstanceStatusRunning {
@@ -303,11 +202,7 @@ func (n *farNode) settle() {
 		}
 	}
 	for _, i := range n.all {
-		var postings []api.Posting
-		d.eventually("the bill is final", func() (err error) {
-			postings, err = d.tenant.Postings(d.ctx, i.ID)
-			return orMissing(err, hasKind(postings, api.PostingKindHoldClosed))
-		})
+		postings := d.finalPostings(i)
 		usage, err := d.tenant.Usage(d.ctx, i.ID)
 		require.NoError(t, err)
 		requireWithinBeat(t, n.truth.runningOf(t, i.Members[0].ID), requireContiguous(t, usage, "session_seconds"))
@@ -319,7 +214,7 @@ func (n *farNode) settle() {
 // requireOneChain holds that the hub has every record of the node once, in order and in one chain: a chain that is begun anew
 // has another incarnation, numbers with a hole make a second range, and the hub refuses what does not continue the chain.
 func (n *farNode) requireOneChain() {
-	t, d := n.d.t, n.d
+	t, d := n.w.t, n.w
 	t.Helper()
 	conn := d.database()
 	count := func(query string) (numbers [3]int64) {

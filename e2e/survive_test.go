@@ -2,7 +2,6 @@ package e2e_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 
@@ -89,7 +88,12 @@ func TestLaw03AColdBootWithoutTheHubBringsTheLeasedWorkloadBack(t *testing.T) {
 // removeContainers does what a power cut does to containers: they are gone, without a word to the agent.
 func (w *world) removeContainers() {
 	w.t.Helper()
-	cl, err := client.New(w.containerd.Address, client.WithDefaultNamespace(w.agent.Config.ContainerdNamespace))
+	w.removeContainersOf(w.agent)
+}
+
+func (w *world) removeContainersOf(a *cluster.Agent) {
+	w.t.Helper()
+	cl, err := client.New(w.containerd.Address, client.WithDefaultNamespace(a.Config.ContainerdNamespace))
 	require.NoError(w.t, err)
 	defer func() { require.NoError(w.t, cl.Close()) }()
 	containers, err := cl.Containers(w.ctx)
@@ -131,26 +135,8 @@ func (w *world) pidOn(a *cluster.Agent, i api.AppInstance) uint32 {
 
 // keepAsking calls the app again and again until the returned function is called, which tells of the first failure.
 func (w *world) keepAsking(i api.AppInstance) (stop func() error) {
-	ctx, cancel := context.WithCancel(w.ctx)
-	done := make(chan error, 1)
-	go func() {
-		for asked := 0; ; asked++ {
-			_, err := scenario.Get(ctx, i.Endpoints[0].URL+"/")
-			switch {
-			case ctx.Err() != nil && asked == 0:
-				done <- errors.New("the app was never asked")
-				return
-			case ctx.Err() != nil:
-				done <- nil
-				return
-			case err != nil:
-				done <- fmt.Errorf("after %d answers: %w", asked, err)
-				return
-			}
-		}
-	}()
-	return func() error {
-		cancel()
-		return <-done
-	}
+	return w.keepGetting(func(ctx context.Context) error {
+		_, err := scenario.Get(ctx, i.Endpoints[0].URL+"/")
+		return err
+	})
 }
