@@ -95,6 +95,16 @@ func (c Clock) At(r Reading) time.Time {
 	return c.anchor.At.Add(r.SinceBoot - c.anchor.SinceBoot).Round(0).UTC()
 }
 
+// Earliest is the earliest time that it may be. Until a hub has told the time in this boot, only the machine's clock has said that
+// it is as late as At: where that clock has been set back since, no more has passed for sure than what is certain.
+func (c Clock) Earliest(r Reading) time.Time {
+	at := c.At(r)
+	if c.anchor.Synced || !r.RTC.Before(at) {
+		return at
+	}
+	return later(r.RTC, c.floor).Round(0).UTC()
+}
+
 // Sync takes over the time that a hub told in an answer that took so long: it lies between hub and hub + took now. A clock that
 // is in there, or Near it, is as right as can be known and is left as it is; any other is set to the nearer end.
 func (c Clock) Sync(hub time.Time, took time.Duration, r Reading) Clock {

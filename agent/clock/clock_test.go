@@ -123,6 +123,26 @@ func TestAClockThatRanAheadDoesNotStandStillAfterTheHubsTime(t *testing.T) {
 	require.False(t, c.Wrong(m.Reading))
 }
 
+// A clock that ran ahead was set right: the node goes on by the later time, but knows that it may be as early as that clock says.
+func TestATimeThatOnlyTheMachinesClockHasToldMayBeAsEarlyAsItTellsNow(t *testing.T) {
+	m := newMachine(noon.Add(400*day), "one")
+	c := clock.Start(clock.Known{Certain: noon.Add(-day)}, m.Reading)
+	require.Equal(t, noon.Add(400*day), c.Earliest(m.Reading))
+	m.RTC = noon
+	require.Equal(t, noon, c.Earliest(m.Reading))
+	require.Equal(t, noon.Add(400*day), c.At(m.Reading))
+	last := c.Stamp(m.Reading)
+	for _, boot := range []string{"one", "two"} {
+		m.BootID = boot
+		again := clock.Start(clock.Known{Last: last, Certain: noon.Add(-day)}, m.Reading)
+		require.Equal(t, noon, again.Earliest(m.Reading), "boot %s", boot)
+	}
+	m.BootID, m.RTC = "one", time.Unix(9, 0)
+	require.Equal(t, noon.Add(-day), c.Earliest(m.Reading), "but not before what has passed for sure")
+	c = c.Sync(noon.Add(time.Hour), 0, m.Reading)
+	require.Equal(t, noon.Add(time.Hour), c.Earliest(m.Reading), "a hub's time is no matter of the machine's clock")
+}
+
 func TestNoHubSetsTheClockBelowWhatHasPassedForSure(t *testing.T) {
 	m := newMachine(noon, "one")
 	c := clock.Start(clock.Known{Certain: noon}, m.Reading)

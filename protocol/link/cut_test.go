@@ -258,6 +258,15 @@ func TestCutInOneDirectionEndsTheConnectionOnBothSides(t *testing.T) {
 	}
 }
 
+func TestConnectionKnowsHowLongTheWayIs(t *testing.T) {
+	inTestTime(t, func(f *far) {
+		node, hub := f.connect()
+		f.talk(node, hub)
+		require.InDelta(t, latency.Seconds(), node.OneWay().Seconds(), 0.002)
+		f.end(node, hub)
+	})
+}
+
 func TestConnectionOutlivesANewPortOfTheNAT(t *testing.T) {
 	inTestTime(t, func(f *far) {
 		node, hub := f.connect()

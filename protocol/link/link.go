@@ -246,6 +246,9 @@ func (c *Conn) RemoteAddr() net.Addr { return c.qc.RemoteAddr() }
 // LocalAddr is the own address.
 func (c *Conn) LocalAddr() net.Addr { return c.qc.LocalAddr() }
 
+// OneWay is about how long a packet takes to the other side: half of what QUIC has measured for both ways.
+func (c *Conn) OneWay() time.Duration { return c.qc.ConnectionStats().SmoothedRTT / 2 }
+
 // Close ends the connection and all its streams; the peer sees code and reason. What was sent and not yet received may be
 // lost.
 func (c *Conn) Close(code uint64, reason string) error {

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/protocol"
@@ -20,6 +21,9 @@ type Peer struct {
 	// Now is the time that validity is judged by. A node passes its time floor, so that one whose clock says 1970 can still
 	// dial.
 	Now func() time.Time
+	// Earliest, when set, is the earliest time that it may be. A certificate that has expired by Now is judged by that: a clock
+	// that once ran ahead must not keep a node away for ever.
+	Earliest func() time.Time
 	// Behind, when set, says whether Now is known to be behind: then a certificate that is not valid yet tells the time. One
 	// that has expired stays refused.
 	Behind func() bool
@@ -75,6 +79,9 @@ func (p Peer) verifier(usage x509.ExtKeyUsage) func(tls.ConnectionState) error {
 // now is the time to judge a chain by.
 func (p Peer) now(chain []*x509.Certificate) time.Time {
 	now := p.Now()
+	if p.Earliest != nil && slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return now.After(c.NotAfter) }) {
+		now = p.Earliest()
+	}
 	if p.Behind == nil || !p.Behind() {
 		return now
 	}

@@ -162,6 +162,12 @@ func (c *Clock) Now() time.Time {
 	return is.At(r)
 }
 
+// Earliest is the earliest time that it may be; clock.Clock says how that can differ from Now.
+func (c *Clock) Earliest() time.Time {
+	is, r := c.read()
+	return is.Earliest(r)
+}
+
 // Told is this clock after a hub's answer that has just come, and whether it tells another time then. Set makes it so.
 func (c *Clock) Told(hub time.Time, took time.Duration) (next clock.Clock, leaps bool) {
 	is, r := c.read()

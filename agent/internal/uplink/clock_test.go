@@ -2,6 +2,7 @@ package uplink_test
 
 import (
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -62,13 +63,45 @@ func TestNodeWhoseClockIsBehindRenewsBeforeItAsks(t *testing.T) {
 	require.Equal(t, 1, h.renewals)
 }
 
-// A clock in the future is no floor's business: the certificate has expired by it, and the message says to look at the clock.
-func TestNodeWithAClockInTheFutureSaysSo(t *testing.T) {
+// A clock in the future is no floor's business: the certificate has expired by it, and the message says to look at the clock. Who
+// does that has a node: it goes by the later time, for what it knows, until a hub that it now may trust tells the right one.
+func TestNodeWithAClockInTheFutureSaysSoAndJoinsOnceItIsSet(t *testing.T) {
 	h, n := newHub(t), openNode(t)
-	n.withClock(time.Now().AddDate(1, 0, 0), time.Time{})
-	err := n.enroll(h)
+	source, err := state.MachineTime()
+	require.NoError(t, err)
+	var ahead atomic.Bool
+	source.RTC = func() time.Time {
+		if ahead.Load() {
+			return time.Now().AddDate(1, 0, 0)
+		}
+		return time.Now()
+	}
+	ahead.Store(true)
+	n.clock = state.NewClock(n.store, source, time.Time{})
+	err = n.enroll(h)
 	require.Equal(t, "hub_certificate_expired", fault.As(err).Code)
 	require.Contains(t, fault.As(err).Public, "Set the clock")
 	require.False(t, n.creds.Enrolled())
 	require.NoFileExists(t, filepath.Join(n.dir, "identity.json"))
+
+	ahead.Store(false)
+	require.NoError(t, n.enroll(h))
+	require.WithinDuration(t, time.Now().AddDate(1, 0, 0), n.clock.Now(), time.Minute)
+	n.run(uplink.Config{})
+	h.next()
+	require.Eventually(t, func() bool { return time.Since(n.clock.Now()).Abs() < time.Minute }, 10*time.Second, 5*time.Millisecond)
+}
+
+// A node that has once worked for a while with its clock a year ahead, and without a hub, is not kept away for that year.
+func TestNodeThatHasBeatenInTheFutureFindsBackToItsHub(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	year := time.Now().AddDate(1, 0, 0)
+	require.NoError(t, n.store.Beat(meter.Observation{At: year}, clock.Stamp{At: year, RTC: year, BootID: "another boot"}))
+	n.withClock(time.Now(), time.Time{})
+	require.WithinDuration(t, year, n.clock.Now(), time.Minute)
+	n.run(uplink.Config{})
+	h.next()
+	require.Eventually(t, n.clock.Trusted, 10*time.Second, 5*time.Millisecond)
+	require.WithinDuration(t, time.Now(), n.clock.Now(), time.Minute)
 }

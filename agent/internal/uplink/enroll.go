@@ -138,7 +138,7 @@ func hubPeer(store *state.Store, clock *state.Clock) link.Peer {
 	return link.Peer{
 		Roots:       func() *x509.CertPool { return store.Bundle().HubCAs() },
 		TrustDomain: store.Bundle().TrustDomain(), Kind: protocol.KindHub, Now: clock.Now,
-		Behind: func() bool { return !clock.Trusted() },
+		Earliest: clock.Earliest, Behind: func() bool { return !clock.Trusted() },
 	}
 }
 

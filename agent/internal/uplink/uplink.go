@@ -281,7 +281,9 @@ func (s *session) greet(ctx context.Context) error {
 		return errors.New("the hub does not answer the hello")
 	}
 	if t := welcome.GetHubTime(); t != nil {
-		s.observer.SyncClock(ctx, t.AsTime(), time.Since(asked))
+		// The hub wrote its time down before the answer's way here.
+		took, way := time.Since(asked), s.conn.OneWay()
+		s.observer.SyncClock(ctx, t.AsTime().Add(min(way, took)), max(took-way, 0))
 	}
 	s.u.lastSession = welcome.GetSessionNo()
 	s.u.setQuarantined(welcome.GetQuarantined())
