@@ -44,8 +44,8 @@ type config struct {
 	bridge, podCIDR string
 	portRange       string
 
-	beat, usageInterval, reportInterval, resync time.Duration
-	allowUnbilled                               bool
+	beat, usageInterval, reportInterval, resync, dialRetryMax time.Duration
+	allowUnbilled                                             bool
 
 	logLevel string
 }
@@ -84,6 +84,7 @@ func (c *config) runFlags(f *pflag.FlagSet) {
 	f.DurationVar(&c.beat, "beat", reconcile.DefaultBeat, "how often usage is measured and made durable; a power cut loses at most this much")
 	f.DurationVar(&c.usageInterval, "usage-interval", reconcile.DefaultUsageInterval, "longest time in one usage record")
 	f.DurationVar(&c.reportInterval, "report-interval", uplink.DefaultReportInterval, "how often the node reports when nothing changes")
+	f.DurationVar(&c.dialRetryMax, "dial-retry-max", uplink.DefaultDialRetryMax, "longest pause before a hub that does not answer is dialled again, 500ms or more")
 	f.DurationVar(&c.resync, "resync", reconcile.DefaultResync, "how often everything is looked at without being asked to")
 	f.BoolVar(&c.allowUnbilled, "allow-run-unbilled", false, "let workloads whose lease says so go on without pay when it ends")
 }

@@ -205,7 +205,7 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	up := uplink.New(uplink.Config{
-		AgentVersion: daemon.Version(), ReportInterval: c.reportInterval, APIURL: c.apiURL, SessionAddr: c.sessionAddr,
+		AgentVersion: daemon.Version(), ReportInterval: c.reportInterval, APIURL: c.apiURL, SessionAddr: c.sessionAddr, DialRetryMax: c.dialRetryMax,
 		Facts: c.facts(rt, n.log), Logs: logsOf(rt), Log: n.log,
 	}, n.creds, n.store, n.clock)
 	re := reconcile.New(reconcile.Config{

@@ -112,7 +112,7 @@ func (r *Reconciler) failed(ctx context.Context, a agent.Action, err error) {
 		if !counts || isWaiting(err) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.hold[id] = now.Add(releaseRetry)
+			r.hold[id] = now.Add(pauseAfter(err))
 			return nil
 		}
 		return r.store.UpdateMember(id, func(m *state.Member) {
@@ -124,12 +124,20 @@ func (r *Reconciler) failed(ctx context.Context, a agent.Action, err error) {
 	}
 }
 
-// errWaiting marks what is no failure of the workload: the hub or the disk is away.
+// errWaiting marks what is no failure of the workload: the hub is away. The same goes for containerd and a full disk.
 var errWaiting = errors.New("waiting for the hub")
 
 func isWaiting(err error) bool {
 	f, is := errors.AsType[*fault.Error](err)
-	return errors.Is(err, errWaiting) || is && f.Code == "disk_full"
+	return errors.Is(err, errWaiting) || runtime.IsAway(err) || is && f.Code == "disk_full"
+}
+
+func pauseAfter(err error) time.Duration {
+	f, is := errors.AsType[*fault.Error](err)
+	if runtime.IsAway(err) || is && f.Code == "hub_away" {
+		return awayRetry
+	}
+	return releaseRetry
 }
 
 func revisionOf(a agent.Action) (revision uint64, acquires bool) {

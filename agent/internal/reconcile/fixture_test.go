@@ -83,6 +83,8 @@ type fixture struct {
 	nw    *network.Network
 	re    *reconcile.Reconciler
 	stop  func()
+	// between stands between reconciler and runtime where a test sets it before it starts the fixture anew.
+	between func(*runtime.Runtime) reconcile.Runtime
 }
 
 func newFixture(t testing.TB) *fixture {
@@ -131,10 +133,14 @@ func (f *fixture) start() {
 	}
 	f.nw, err = network.Open(f.ctx(), f.nwCfg)
 	require.NoError(f.t, err)
+	var rt reconcile.Runtime = f.rt
+	if f.between != nil {
+		rt = f.between(f.rt)
+	}
 	f.re = reconcile.New(reconcile.Config{
 		Beat: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second, PortFrom: f.from, PortTo: f.from + 9,
 		Log: slog.New(slog.NewTextHandler(f.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
-	}, f.store, f.clock, f.rt, f.nw, f.hub)
+	}, f.store, f.clock, rt, f.nw, f.hub)
 	ctx, cancel := context.WithCancel(f.ctx())
 	done := make(chan error, 1)
 	go func() { done <- f.re.Run(ctx) }()

@@ -68,8 +68,10 @@ const (
 	maxActions = 16
 	// everyone is all shares of Reconciler.steady, more than there are goroutines.
 	everyone = 1 << 20
-	// releaseRetry is the pause after a release that failed.
+	// releaseRetry is the pause after a release that failed, awayRetry after anything that failed because containerd or the hub was
+	// away: to ask again costs nothing.
 	releaseRetry = 5 * time.Second
+	awayRetry    = time.Second
 )
 
 // Defaults of Config.

@@ -1,6 +1,8 @@
 package reconcile_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -9,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -286,6 +289,40 @@ func TestContainerdThatDiesAndComesBackLosesNothing(t *testing.T) {
 	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
 		return s.GetRestarts() == 1 && s.GetStatus() == agent.StatusReady
 	})
+}
+
+// mortalStart is a runtime whose containerd dies as the first container is started.
+type mortalStart struct {
+	*runtime.Runtime
+	f    *fixture
+	died atomic.Bool
+}
+
+func (m *mortalStart) Start(ctx context.Context, spec runtime.Spec) (runtime.Run, error) {
+	if m.died.Swap(true) {
+		return m.Runtime.Start(ctx, spec)
+	}
+	if err := m.f.daemon.Kill9(); err != nil {
+		return runtime.Run{}, err
+	}
+	run, err := m.Runtime.Start(ctx, spec)
+	return run, errors.Join(err, m.f.daemon.Start(m.f.ctx()))
+}
+
+func TestDeathOfContainerdIsNoFailureOfTheWorkloadThatItWasStarting(t *testing.T) {
+	f := newFixture(t)
+	f.stop()
+	mortal := &mortalStart{f: f}
+	f.between = func(rt *runtime.Runtime) reconcile.Runtime {
+		mortal.Runtime = rt
+		return mortal
+	}
+	f.start()
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	f.untilStatus(w.GetId(), agent.StatusReady)
+	require.True(t, mortal.died.Load())
+	require.Zero(t, f.store.Members()[w.GetId()].Failures)
 }
 
 func TestSpentRoundsUpAndDoesNotOverflow(t *testing.T) {

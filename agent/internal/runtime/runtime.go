@@ -19,6 +19,8 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/singleflight"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -47,6 +49,13 @@ const (
 	cleanupTimeout = 60 * time.Second
 	// killWait bounds how long a killed process may take to end: one that hangs in the kernel does not go at all.
 	killWait = 30 * time.Second
+)
+
+// Pauses between tries to reach a containerd that went away. It is on this machine, so that asking costs nothing, and while it is
+// not reached usage is not measured.
+const (
+	connectAgainMin = 50 * time.Millisecond
+	connectAgainMax = 500 * time.Millisecond
 )
 
 // Config says where everything is. Zero values take the defaults above.
@@ -140,7 +149,9 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err := useOwnTempMounts(cfg); err != nil {
 		return nil, err
 	}
-	c, err := client.New(cfg.Address, client.WithDefaultNamespace(cfg.Namespace), client.WithTimeout(openTimeout))
+	again := backoff.Config{BaseDelay: connectAgainMin, Multiplier: backoff.DefaultConfig.Multiplier, Jitter: backoff.DefaultConfig.Jitter, MaxDelay: connectAgainMax}
+	c, err := client.New(cfg.Address, client.WithDefaultNamespace(cfg.Namespace), client.WithTimeout(openTimeout),
+		client.WithExtraDialOpts([]grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: openTimeout})}))
 	if err != nil {
 		return nil, unavailable(cfg.Address, err)
 	}
@@ -182,6 +193,9 @@ func unavailable(address string, err error) error {
 	return fault.New(fault.Unavailable, "containerd_unavailable",
 		fmt.Sprintf("containerd does not answer on %s: install it (apt-get install containerd), start it (systemctl start containerd), or name its socket with --containerd-address.", address), err)
 }
+
+// IsAway reports whether an error says that containerd was not there to do what was asked, which is no fault of what was asked.
+func IsAway(err error) bool { return errdefs.IsUnavailable(err) }
 
 // Close ends the connection. Containers go on.
 func (r *Runtime) Close() error { return r.client.Close() }

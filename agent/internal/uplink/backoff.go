@@ -1,15 +1,16 @@
 package uplink
 
 import (
+	"cmp"
 	"errors"
 	"math/rand/v2"
 	"time"
 )
 
 const (
-	// dialRetryMin and dialRetryMax bound the pause between dials; each is spread over half of itself.
-	dialRetryMin = 500 * time.Millisecond
-	dialRetryMax = 30 * time.Second
+	// dialRetryMin and DefaultDialRetryMax bound the pause between dials; each is spread over half of itself.
+	dialRetryMin        = 500 * time.Millisecond
+	DefaultDialRetryMax = 30 * time.Second
 	// settledFactor: a session that lasted this many times the next pause is well, and the pauses start from dialRetryMin
 	// again. One that ends sooner each time is dialled ever more seldom.
 	settledFactor = 10
@@ -26,7 +27,11 @@ var (
 
 // backoff makes the pauses between dials, such that many nodes that lost the same hub do not come back at once. The zero value
 // is a node that has not dialled yet.
-type backoff struct{ next time.Duration }
+type backoff struct {
+	next time.Duration
+	// most bounds a pause; zero means DefaultDialRetryMax, and none is below dialRetryMin.
+	most time.Duration
+}
 
 // pause is the time until the next dial. The session before it was open for lasted (0 when there was none) and ended with err;
 // random is a value in [0, 1).
@@ -35,7 +40,7 @@ func (b *backoff) pause(lasted time.Duration, err error, random float64) time.Du
 		b.next = dialRetryMin
 	}
 	d := spread(b.next, random)
-	b.next = min(2*b.next, dialRetryMax)
+	b.next = min(2*b.next, max(cmp.Or(b.most, DefaultDialRetryMax), dialRetryMin))
 	if errors.Is(err, errGoodbye) {
 		d += time.Duration(random * float64(goodbyeSpread))
 	}

@@ -29,7 +29,7 @@ func TestPausesGrowToTheirCapAndStartAgainAfterAGoodSession(t *testing.T) {
 			p := b.pause(lasted, errLost, rapid.Float64Range(0, 0.999999).Draw(t, "random"))
 			require.GreaterOrEqual(t, p, bound/2)
 			require.LessOrEqual(t, p, bound)
-			bound = min(2*bound, dialRetryMax)
+			bound = min(2*bound, DefaultDialRetryMax)
 		}
 	})
 }
@@ -84,7 +84,7 @@ func TestNodesOfAHubThatWasAwayForLongDialAtAnEvenRate(t *testing.T) {
 			}
 		}
 	}
-	// Each dials once in timeout and three quarters of dialRetryMax.
-	even := fleet / int((timeout+dialRetryMax*3/4)/time.Second)
+	// Each dials once in timeout and three quarters of DefaultDialRetryMax.
+	even := fleet / int((timeout+DefaultDialRetryMax*3/4)/time.Second)
 	require.LessOrEqual(t, busiest(late), even*13/10)
 }

@@ -56,6 +56,8 @@ type Logs func(ctx context.Context, runID string, tailLines int, follow bool) (i
 type Config struct {
 	AgentVersion   string
 	ReportInterval time.Duration
+	// DialRetryMax bounds the pause between dials of a hub that does not answer, or with which no session lasts.
+	DialRetryMax time.Duration
 	// UsageRetry is the pause after a segment that the hub could not take now.
 	UsageRetry time.Duration
 	// APIURL is the hub's API, for renewals; SessionAddr overrides the address from enrolment when set.
@@ -129,7 +131,7 @@ func (u *Uplink) Run(ctx context.Context, observer Reconciler) error {
 		}
 		renewer{creds: u.creds, store: u.store, clock: u.clock, apiURL: apiURL, log: u.log}.run(ctx)
 	})
-	var retry backoff
+	retry := backoff{most: u.cfg.DialRetryMax}
 	for ctx.Err() == nil {
 		lasted, err := u.session(ctx, observer)
 		if ctx.Err() != nil {
