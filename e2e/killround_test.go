@@ -153,6 +153,7 @@ func (k *killing) choose(m *mortal, step string) string {
 // instance is where it should be.
 func (k *killing) step(name string, want api.AppInstanceStatus, l *course, ask func(ctx context.Context, once api.RequestEditorFn) error, events ...string) {
 	k.t.Helper()
+	began := time.Now()
 	var chosen []string
 	for _, m := range k.mortals {
 		point, hit := k.choose(m, name), 1
@@ -182,6 +183,7 @@ func (k *killing) step(name string, want api.AppInstanceStatus, l *course, ask f
 	k.until(name+" converges", arrived)
 	k.takeStock(chosen)
 	k.until(name+" converges again", arrived)
+	k.t.Logf("%s took %s", name, time.Since(began).Round(time.Millisecond))
 }
 
 // takeStock waits a little for points that are not reached yet. Those that stay away are tried again in another step: two deaths at

@@ -100,15 +100,15 @@ func (m *mortal) live() error {
 	}
 }
 
-// tend starts the program again if it has ended, and reports whether it had.
-func (m *mortal) tend() (bool, error) {
+// tend starts the program again if it has ended.
+func (m *mortal) tend() error {
 	select {
 	case <-m.process().Exited():
 	default:
-		return false, nil
+		return nil
 	}
 	if err := m.note(); err != nil || !m.dead {
-		return true, errors.Join(fmt.Errorf("%s ended by itself:\n%s", m.name, m.process().LogTail(20)), err)
+		return errors.Join(fmt.Errorf("%s ended by itself:\n%s", m.name, m.process().LogTail(20)), err)
 	}
-	return true, m.live()
+	return m.live()
 }
