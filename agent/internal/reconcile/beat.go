@@ -58,6 +58,7 @@ func (r *Reconciler) beat(ctx context.Context) ([]runtime.Container, error) {
 
 func (r *Reconciler) observe(ctx context.Context) ([]runtime.Container, error) {
 	stamp := r.clock.Stamp()
+	before := r.store.Runs()
 	containers, err := r.list(ctx)
 	if err != nil {
 		return nil, err
@@ -79,11 +80,13 @@ func (r *Reconciler) observe(ctx context.Context) ([]runtime.Container, error) {
 			// One that does not answer was up at the last look, and has no exit: it counts on until something is known.
 			Up: c.State == runtime.StateRunning || (c.State == runtime.StateUnknown && !journal[c.ID].ExitRecorded),
 		}
+		// A look may show a start half done that is noted by now; that is no end.
+		halfDone := before[c.ID].StartedAt.IsZero() && (c.State == runtime.StateCreated || c.State == runtime.StateLost)
 		switch {
-		case !run.StartedAt.IsZero():
-		case busy[c.MemberID].Other:
+		case halfDone && !run.StartedAt.IsZero(), run.StartedAt.IsZero() && busy[c.MemberID].Other:
 			// Its start is under way: it counts from when that is noted, in a later beat.
-			run.Up, run.ExitedAt = false, time.Time{}
+			run.Up, run.StartedAt, run.ExitedAt = false, time.Time{}, time.Time{}
+		case !run.StartedAt.IsZero():
 		default:
 			run.StartedAt = r.clock.Happened(c.StartedAt, journal[c.ID].OpenedAt)
 		}

@@ -325,6 +325,49 @@ func TestDeathOfContainerdIsNoFailureOfTheWorkloadThatItWasStarting(t *testing.T
 	require.Zero(t, f.store.Members()[w.GetId()].Failures)
 }
 
+// slowLook is a runtime whose list, where it shows a start half done, comes when that start is over.
+type slowLook struct {
+	*runtime.Runtime
+	f *fixture
+}
+
+func (l slowLook) List(ctx context.Context) ([]runtime.Container, error) {
+	all, err := l.Runtime.List(ctx)
+	for _, c := range all {
+		for c.State == runtime.StateCreated || c.State == runtime.StateLost {
+			if run, known := l.f.store.Runs()[c.ID]; !known || !run.StartedAt.IsZero() || ctx.Err() != nil {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return all, err
+}
+
+func TestLaw05AStartThatEndsDuringALookIsMeasuredFromItsBeginning(t *testing.T) {
+	f := newFixture(t)
+	f.stop()
+	f.between = func(rt *runtime.Runtime) reconcile.Runtime { return slowLook{rt, f} }
+	f.start()
+	var all []*protocol.Workload
+	for range 8 {
+		all = append(all, f.hub.workload(`{}`))
+	}
+	f.push(all...)
+	started := map[string]time.Time{}
+	for _, w := range all {
+		f.untilStatus(w.GetId(), agent.StatusReady)
+		started[w.GetId()] = f.store.Runs()[f.container(w.GetId()).ID].StartedAt
+	}
+	f.push()
+	for _, w := range all {
+		f.untilStatus(w.GetId(), agent.StatusRemoved)
+		ran := f.store.Members()[w.GetId()].ExitedAt.Sub(started[w.GetId()])
+		total, _ := f.measured(w.GetId())
+		require.InDelta(t, ran.Seconds(), total.Seconds(), 0.001, "from its start to its exit")
+	}
+}
+
 func TestSpentRoundsUpAndDoesNotOverflow(t *testing.T) {
 	l := &protocol.Lease{ExpiresAt: timestamppb.Now(), Prices: []*protocol.FrozenPrice{
 		{Meter: "a", PriceNanos: 10, PerQuantity: 3}, {Meter: "b", PriceNanos: 1 << 62, PerQuantity: 1}, {Meter: "free", PriceNanos: 5},
