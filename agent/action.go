@@ -84,6 +84,8 @@ type SetupNetwork struct {
 	MemberID string
 	Revision uint64
 	Workload Workload
+	// Start are the containers to be made beside it, where all else is there: they run nothing before the network stands.
+	Start []StartContainer `json:",omitempty"`
 }
 
 // StartContainer creates and starts the container of one service.

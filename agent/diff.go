@@ -305,7 +305,8 @@ func (d *differ) mayTry(w Workload) bool {
 	return m.FailedRevision != w.Revision || !d.now.Before(m.RetryAt)
 }
 
-// acquire takes what the workload still lacks. Images and network do not wait for each other; containers wait for both.
+// acquire takes what the workload still lacks. Images and network do not wait for each other; containers wait for the images, and
+// are made beside the network.
 func (d *differ) acquire(w Workload) {
 	before := len(d.actions)
 	pulled := make(map[string]bool)
@@ -315,12 +316,26 @@ func (d *differ) acquire(w Workload) {
 			d.add(PullImage{MemberID: w.MemberID, Revision: w.Revision, Image: s.Image})
 		}
 	}
+	pulling := len(d.actions) > before
 	if n, attached := d.networks[w.MemberID]; !attached || n.Revision != w.Revision {
-		d.add(SetupNetwork{MemberID: w.MemberID, Revision: w.Revision, Workload: w})
-	}
-	if len(d.actions) > before {
+		setup := SetupNetwork{MemberID: w.MemberID, Revision: w.Revision, Workload: w}
+		if !pulling {
+			setup.Start = d.starts(w)
+		}
+		d.add(setup)
 		return
 	}
+	if pulling {
+		return
+	}
+	for _, start := range d.starts(w) {
+		d.add(start)
+	}
+}
+
+// starts are the containers that the workload lacks and that nothing of another container is in the way of.
+func (d *differ) starts(w Workload) []StartContainer {
+	var starts []StartContainer
 	for _, s := range w.Services {
 		if d.runs(w.MemberID, s.Name) || d.anyHeld(s.AcceleratorIDs) {
 			continue
@@ -328,10 +343,11 @@ func (d *differ) acquire(w Workload) {
 		for _, id := range s.AcceleratorIDs {
 			d.held[id] = true
 		}
-		d.add(StartContainer{
+		starts = append(starts, StartContainer{
 			MemberID: w.MemberID, Revision: w.Revision, LeaseNo: d.leases[w.MemberID].No, Workload: w, Service: s,
 		})
 	}
+	return starts
 }
 
 func (d *differ) runs(memberID, service string) bool {

@@ -97,6 +97,9 @@ func (m *machine) do(a agent.Action) {
 	case agent.SetupNetwork:
 		m.Networks = slices.DeleteFunc(m.Networks, func(n agent.Network) bool { return n.MemberID == a.MemberID })
 		m.Networks = append(m.Networks, agent.Network{MemberID: a.MemberID, Revision: a.Revision})
+		for _, start := range a.Start {
+			m.do(start)
+		}
 	case agent.StartContainer:
 		m.runs++
 		m.Containers = append(m.Containers, agent.Container{
@@ -383,6 +386,7 @@ func TestGoldenDiffs(t *testing.T) {
 		observed agent.Observed
 	}{
 		"first start":                         {wanted, week("web"), agent.Observed{Members: member}},
+		"only the network is missing":         {wanted, week("web"), agent.Observed{Members: member, Images: images}},
 		"image and network are there":         {wanted, week("web"), agent.Observed{Members: member, Networks: net, Images: images}},
 		"ready":                               {wanted, week("web"), ready},
 		"probe fails after ready":             {wanted, week("web"), agent.Observed{Containers: []agent.Container{failing}, Networks: net, Members: member}},

@@ -233,6 +233,9 @@ func (n *node) begin(a agent.Action) {
 			if n.networks[id] {
 				n.store.updateMember(id, func(m *storedMember) { m.networkReady = true })
 			}
+			for _, start := range a.Start {
+				n.startContainer(start)
+			}
 		})
 	case agent.StartContainer:
 		n.startContainer(a)

@@ -266,12 +266,17 @@ func checkPorts(ports []PortMapping) error {
 }
 
 // Setup gives the member its network and publishes its ports. Repeated with the same ports it returns what is there; whatever
-// a crash has left half made, and a network with other ports, is made anew.
-func (n *Network) Setup(ctx context.Context, memberID string, ports []PortMapping) (Attachment, error) {
+// a crash has left half made, and a network with other ports, is made anew. namespaces, where it is not nil, is called when the
+// new namespaces of the member are there and nothing leads into them yet: a container may be made in them, and must not run
+// anything before Setup has returned.
+func (n *Network) Setup(ctx context.Context, memberID string, ports []PortMapping, namespaces func()) (Attachment, error) {
 	if err := errors.Join(checkMember(memberID), checkPorts(ports)); err != nil {
 		return Attachment{}, err
 	}
-	a, err := n.setup(ctx, memberID, ports)
+	if namespaces == nil {
+		namespaces = func() {}
+	}
+	a, err := n.setup(ctx, memberID, ports, namespaces)
 	if err != nil {
 		// A first member that failed must not leave the bridge behind.
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
@@ -283,7 +288,7 @@ func (n *Network) Setup(ctx context.Context, memberID string, ports []PortMappin
 	return a, err
 }
 
-func (n *Network) setup(ctx context.Context, memberID string, ports []PortMapping) (Attachment, error) {
+func (n *Network) setup(ctx context.Context, memberID string, ports []PortMapping, namespaces func()) (Attachment, error) {
 	defer n.lock(memberID)()
 	release, err := n.share(ctx)
 	if err != nil {
@@ -299,7 +304,7 @@ func (n *Network) setup(ctx context.Context, memberID string, ports []PortMappin
 	if err := n.detach(ctx, memberID); err != nil {
 		return Attachment{}, err
 	}
-	a, err := n.attach(ctx, memberID, ports)
+	a, err := n.attach(ctx, memberID, ports, namespaces)
 	if err != nil {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
@@ -362,6 +367,9 @@ func setupFault(err error) error {
 	return fault.New(fault.Unavailable, "network_failed", "The node could not make the member's network.", err)
 }
 
+// Namespaces are where a member's namespaces are mounted once they are made.
+func (n *Network) Namespaces(memberID string) Attachment { return n.attachment(memberID, "") }
+
 func (n *Network) attachment(memberID, ip string) Attachment {
 	a := Attachment{NetNSPath: n.netnsPath(memberID), IP: ip}
 	if n.cfg.UIDMapSize > 0 {
@@ -371,7 +379,7 @@ func (n *Network) attachment(memberID, ip string) Attachment {
 }
 
 // attach makes a member's network from nothing.
-func (n *Network) attach(ctx context.Context, memberID string, ports []PortMapping) (Attachment, error) {
+func (n *Network) attach(ctx context.Context, memberID string, ports []PortMapping, namespaces func()) (Attachment, error) {
 	// Known before it is made: whatever is there of a member after a crash is found through its record.
 	r := record{BootID: n.bootID, Ports: ports, InTable: true}
 	if err := n.writeRecord(memberID, r); err != nil {
@@ -382,6 +390,7 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 		return Attachment{}, err
 	}
 	failpoint.Hit("agent/attach/namespaces")
+	namespaces()
 	// Serially: there is one network, and a plugin is a child of the thread that asked.
 	result, err := n.cni.SetupSerially(ctx, memberID, n.netnsPath(memberID))
 	if err != nil {

@@ -118,7 +118,7 @@ func (f *fixture) open() *network.Network {
 
 func (f *fixture) setup(member string, ports ...network.PortMapping) network.Attachment {
 	f.t.Helper()
-	a, err := f.n.Setup(ctxOf(f.t), member, ports)
+	a, err := f.n.Setup(ctxOf(f.t), member, ports, nil)
 	require.NoError(f.t, err)
 	return a
 }
@@ -457,7 +457,7 @@ func TestSetupIsRepeatable(t *testing.T) {
 	require.Equal(t, one, f.setup("m1", tcp(21001, 8080)))
 	_, err := call(t, "", "127.0.0.1:21001", reachable)
 	require.NoError(t, err)
-	_, err = f.n.Setup(ctxOf(t), "m2", []network.PortMapping{tcp(21001, 80)})
+	_, err = f.n.Setup(ctxOf(t), "m2", []network.PortMapping{tcp(21001, 80)}, nil)
 	require.ErrorContains(t, err, "port_taken")
 	f.setup("m1", tcp(21005, 8080))
 	_, err = call(t, "", "127.0.0.1:21001", unreachable)
@@ -545,7 +545,7 @@ func TestManyAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 12 {
 		wg.Go(func() {
-			a, err := f.n.Setup(ctxOf(t), fmt.Sprintf("m%d", i), []network.PortMapping{tcp(uint16(21000+i), 8080)})
+			a, err := f.n.Setup(ctxOf(t), fmt.Sprintf("m%d", i), []network.PortMapping{tcp(uint16(21000+i), 8080)}, nil)
 			if err != nil {
 				t.Error(err)
 				return
@@ -570,10 +570,10 @@ func TestManyAtOnce(t *testing.T) {
 func TestBadInputIsAClearError(t *testing.T) {
 	f := newFixture(t)
 	for _, ports := range [][]network.PortMapping{{tcp(0, 1)}, {tcp(1, 0)}, {{HostPort: 1, ContainerPort: 1, Protocol: "sctp"}}, {tcp(5, 1), tcp(5, 2)}} {
-		_, err := f.n.Setup(ctxOf(t), "m1", ports)
+		_, err := f.n.Setup(ctxOf(t), "m1", ports, nil)
 		require.ErrorContains(t, err, "bad_network")
 	}
-	_, err := f.n.Setup(ctxOf(t), "../m1", nil)
+	_, err := f.n.Setup(ctxOf(t), "../m1", nil, nil)
 	require.ErrorContains(t, err, "bad_network")
 	for want, change := range map[string]func(*network.Config){
 		"cni_plugin_missing": func(c *network.Config) { c.PluginDirs = []string{t.TempDir()} },
@@ -587,7 +587,7 @@ func TestBadInputIsAClearError(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 	f.cfg.CIDR = "192.0.2.0/24"
-	_, err = f.open().Setup(ctxOf(t), "m1", nil)
+	_, err = f.open().Setup(ctxOf(t), "m1", nil, nil)
 	require.ErrorContains(t, err, "network_overlaps")
 }
 
@@ -606,12 +606,12 @@ func BenchmarkSetupAndRemove(b *testing.B) {
 	dir := b.TempDir()
 	n, err := network.Open(b.Context(), network.Config{Bridge: "bench0", CIDR: "10.78.0.0/16", StateDir: dir + "/a", SharedDir: dir + "/s", UIDMapBase: 100000, UIDMapSize: 65536})
 	require.NoError(b, err)
-	_, err = n.Setup(b.Context(), "first", nil)
+	_, err = n.Setup(b.Context(), "first", nil, nil)
 	require.NoError(b, err)
 	var up, down time.Duration
 	for i := 0; b.Loop(); i++ {
 		start := time.Now()
-		_, err := n.Setup(b.Context(), "m", []network.PortMapping{tcp(21001, 8080)})
+		_, err := n.Setup(b.Context(), "m", []network.PortMapping{tcp(21001, 8080)}, nil)
 		require.NoError(b, err)
 		up += time.Since(start)
 		start = time.Now()

@@ -2,26 +2,19 @@ package reconcile
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
-	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
-
-// loopback is where endpoints are published: on this machine only.
-const loopback = "127.0.0.1"
 
 // start executes an action beside the others. Until it has ended its member counts as busy, and Diff leaves it alone.
 func (r *Reconciler) start(ctx context.Context, a agent.Action) {
@@ -193,9 +186,9 @@ func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
 	case agent.PullImage:
 		return r.pull(ctx, a)
 	case agent.SetupNetwork:
-		return r.setupNetwork(ctx, a)
+		return r.launch(ctx, a)
 	case agent.StartContainer:
-		return r.startContainer(ctx, a)
+		return r.startContainer(ctx, a, nil)
 	}
 	return fmt.Errorf("reconcile: unknown action %T", a)
 }
@@ -350,104 +343,4 @@ func waitIfAway(err error) error {
 		return fmt.Errorf("%w: %w", errWaiting, err)
 	}
 	return err
-}
-
-// setupNetwork writes the intent down before anything exists: an attachment whose making was cut short is seen as revision
-// 0 and made anew.
-func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork) error {
-	want := portsOf(a.Workload)
-	keep := slices.Clone(want)
-	if a.Workload.Fallback != nil {
-		// A port that this revision has no more keeps its number for the one that the node may go back to.
-		for _, p := range portsOf(*a.Workload.Fallback) {
-			if !slices.ContainsFunc(want, func(w *protocol.Port) bool { return w.GetName() == p.GetName() }) {
-				keep = append(keep, p)
-			}
-		}
-	}
-	ports, err := r.store.AssignPorts(a.MemberID, keep, r.cfg.PortFrom, r.cfg.PortTo, portFree, func(m *state.Member) {
-		m.NetworkRevision, m.NetworkReady = a.Revision, false
-	})
-	if err != nil {
-		return err
-	}
-	ports = ports[:len(want)]
-	failpoint.Hit("agent/network/intended")
-	mappings := make([]network.PortMapping, 0, len(ports))
-	endpoints := make([]*protocol.PublishedEndpoint, 0, len(ports))
-	for _, p := range ports {
-		// http and tcp alike are TCP to the network.
-		mappings = append(mappings, network.PortMapping{HostPort: p.Host, ContainerPort: p.Container, Protocol: "tcp"})
-		endpoints = append(endpoints, &protocol.PublishedEndpoint{Name: p.Name, Protocol: p.Protocol, Host: loopback, Port: uint32(p.Host)})
-	}
-	attachment, err := r.network.Setup(ctx, a.MemberID, mappings)
-	if err != nil {
-		return err
-	}
-	failpoint.Hit("agent/network/made")
-	return r.store.UpdateMember(a.MemberID, func(m *state.Member) {
-		m.NetworkReady, m.Endpoints = true, endpoints
-		m.NetNSPath, m.UserNSPath, m.IP = attachment.NetNSPath, attachment.UserNSPath, attachment.IP
-	})
-}
-
-func portsOf(w agent.Workload) []*protocol.Port {
-	var ports []*protocol.Port
-	for _, s := range w.Services {
-		ports = append(ports, s.Spec.GetPorts()...)
-	}
-	return ports
-}
-
-// portFree reports whether a listener on this machine, or a published port of someone else's that listens, has the port.
-func portFree(port uint16) bool {
-	l, err := net.Listen("tcp4", ":"+strconv.Itoa(int(port))) //nolint:noctx // it is closed at once
-	if err != nil {
-		return false
-	}
-	return l.Close() == nil
-}
-
-// startContainer opens run and usage interval durably before the container exists, so that nothing ever runs that the store
-// does not know.
-func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer) error {
-	m := r.store.Members()[a.MemberID]
-	run := state.Run{
-		ID: runID(a.MemberID), MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Service: a.Service.Name, Revision: a.Revision,
-		LeaseNo: a.LeaseNo,
-	}
-	var wanted bool
-	err := r.timed(ctx, func(now time.Time) (err error) {
-		run.OpenedAt = now
-		wanted, err = r.store.OpenWantedRun(run)
-		return err
-	})
-	if err != nil || !wanted {
-		return err
-	}
-	failpoint.Hit("agent/start/opened")
-	r.log.InfoContext(ctx, "starting", "member", a.MemberID, "run", run.ID, "image", a.Service.Image, "correlation_id", a.Workload.CorrelationID)
-	started, err := r.runtime.Start(ctx, runtime.Spec{
-		ID: run.ID, MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Revision: a.Revision, SpecDigest: a.Service.SpecDigest,
-		Service: a.Service.Spec, NetNSPath: m.NetNSPath, UserNSPath: m.UserNSPath, IP: m.IP,
-	})
-	if err != nil {
-		// What is half made is removed now or, if this fails too, as a container cut short.
-		if removeErr := r.runtime.Remove(context.WithoutCancel(ctx), run.ID); removeErr != nil {
-			return errors.Join(err, removeErr)
-		}
-		return errors.Join(err, r.store.CloseRun(run.ID))
-	}
-	failpoint.Hit("agent/start/noted")
-	return r.timed(ctx, func(time.Time) error {
-		at := r.clock.Happened(started.StartedAt, r.store.Runs()[run.ID].OpenedAt)
-		return r.store.UpdateRun(run.ID, func(run *state.Run) { run.StartedAt = at })
-	})
-}
-
-// runID is never used twice, and begins with the member, by which the runtime finds leftovers.
-func runID(memberID string) string {
-	var random [6]byte
-	_, _ = rand.Read(random[:]) // never fails
-	return memberID + "." + hex.EncodeToString(random[:])
 }

@@ -191,7 +191,7 @@ func networks(attached []string, members map[string]state.Member) []agent.Networ
 	return out
 }
 
-// images asks only for those that a container may be started from.
+// images asks only for those that a container may be started from: not for members that are left alone for now.
 func (r *Reconciler) images(ctx context.Context, l look) (map[string]bool, error) {
 	have := make(map[string]bool)
 	up := make(map[string]bool)
@@ -200,6 +200,9 @@ func (r *Reconciler) images(ctx context.Context, l look) (map[string]bool, error
 	}
 	for _, wanted := range l.desired.Workloads {
 		w := wanted.Effective(l.observed.Members[wanted.MemberID])
+		if l.observed.Busy[w.MemberID].Other {
+			continue
+		}
 		for _, s := range w.Services {
 			if _, asked := have[s.Image]; asked || up[fmt.Sprintf("%s/%s/%d/%s", w.MemberID, s.Name, w.Revision, s.SpecDigest)] || w.Stopped || w.Refused != "" {
 				continue

@@ -43,7 +43,8 @@ type Runtime interface {
 
 // Network is what is needed of networks; agent/internal/network has it.
 type Network interface {
-	Setup(ctx context.Context, memberID string, ports []network.PortMapping) (network.Attachment, error)
+	Setup(ctx context.Context, memberID string, ports []network.PortMapping, namespaces func()) (network.Attachment, error)
+	Namespaces(memberID string) network.Attachment
 	Remove(ctx context.Context, memberID string) error
 	List(ctx context.Context) ([]string, error)
 	Leftovers(ctx context.Context, memberID string) ([]string, error)

@@ -126,10 +126,7 @@ func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
 	}
 	switch had, err := r.Get(ctx, spec.ID); {
 	case fault.Is(err, fault.NotFound):
-		// What a crash before the container's record may have left, a snapshot or files, is in the way.
-		if err := r.removeTraces(ctx, spec.ID); err != nil {
-			return Run{}, err
-		}
+		// What a crash before the container's record may have left shows itself when it is in the way.
 	case err != nil:
 		return Run{}, err
 	case had.State == StateRunning:
@@ -144,6 +141,12 @@ func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
 		}
 	}
 	run, err := r.start(ctx, spec, ociSpec, image, stopSignal)
+	if errdefs.IsAlreadyExists(err) {
+		if err := r.Remove(ctx, spec.ID); err != nil {
+			return Run{}, err
+		}
+		run, err = r.start(ctx, spec, ociSpec, image, stopSignal)
+	}
 	if err != nil {
 		clean, cancel := r.detached(ctx)
 		defer cancel()
@@ -177,19 +180,47 @@ func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, ima
 		return Run{}, fmt.Errorf("make container: %w", err)
 	}
 	failpoint.Hit("agent/start/container")
-	r.parents.RLock()
-	task, err := container.NewTask(ctx, cio.LogFile(r.logPath(spec.ID)))
-	r.parents.RUnlock()
+	task, err := r.newTask(ctx, container, spec)
 	if err != nil {
-		return Run{}, fmt.Errorf("make task: %w", err)
+		return Run{}, err
 	}
 	failpoint.Hit("agent/start/task")
+	if err := r.awaitNetwork(ctx, spec); err != nil {
+		return Run{}, err
+	}
 	if err := task.Start(ctx); err != nil {
 		return Run{}, fmt.Errorf("start task: %w", err)
 	}
 	failpoint.Hit("agent/start/running")
 	run := Run{ContainerID: spec.ID, PID: task.Pid(), StartedAt: failpoint.Now()}
 	return run, r.noteStart(spec.ID, run.StartedAt)
+}
+
+// newTask makes the container's first process, which waits for the start before it becomes the workload's.
+func (r *Runtime) newTask(ctx context.Context, container client.Container, spec Spec) (client.Task, error) {
+	if spec.Namespaces != nil {
+		if err := spec.Namespaces(ctx); err != nil {
+			return nil, err
+		}
+	}
+	r.parents.RLock()
+	defer r.parents.RUnlock()
+	task, err := container.NewTask(ctx, cio.LogFile(r.logPath(spec.ID)))
+	if err != nil {
+		return nil, fmt.Errorf("make task: %w", err)
+	}
+	return task, nil
+}
+
+// awaitNetwork waits until the network stands that is made beside the container, and tells the container its address.
+func (r *Runtime) awaitNetwork(ctx context.Context, spec Spec) (err error) {
+	if spec.Network == nil {
+		return nil
+	}
+	if spec.IP, err = spec.Network(ctx); err != nil {
+		return err
+	}
+	return r.writeHosts(spec)
 }
 
 // mergeLabels makes one option of several that each set labels: snapshots.WithLabels replaces what was there.

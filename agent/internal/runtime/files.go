@@ -57,15 +57,23 @@ func (r *Runtime) prepareFiles(spec Spec) error {
 	if err := os.MkdirAll(f.dir, 0o711); err != nil { //nolint:gosec // a remapped container's root must walk through it
 		return directoryFault(f.dir, err)
 	}
-	name := spec.hostname()
-	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
-	if spec.IP != "" {
-		hosts += spec.IP + "\t" + name + "\n"
-	}
-	for path, text := range map[string]string{f.hosts: hosts, f.hostname: name + "\n", f.resolvConf: resolvConf(r.cfg.ResolvConf)} {
+	for path, text := range map[string]string{f.hostname: spec.hostname() + "\n", f.resolvConf: resolvConf(r.cfg.ResolvConf)} {
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil { //nolint:gosec // read inside the container
 			return directoryFault(path, err)
 		}
+	}
+	return r.writeHosts(spec)
+}
+
+// writeHosts writes the container's /etc/hosts, in place: the file may be bound into the container already.
+func (r *Runtime) writeHosts(spec Spec) error {
+	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+	if spec.IP != "" {
+		hosts += spec.IP + "\t" + spec.hostname() + "\n"
+	}
+	path := r.files(spec.ID).hosts
+	if err := os.WriteFile(path, []byte(hosts), 0o644); err != nil { //nolint:gosec // read inside the container
+		return directoryFault(path, err)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"path"
@@ -302,6 +303,10 @@ type Spec struct {
 	UserNSPath string
 	// IP is the container's own address for /etc/hosts; may be empty.
 	IP string
+	// Namespaces and Network let a container be made beside its network; nil where that stands already. Namespaces returns once
+	// those above are mounted, Network once all of the network stands, with the address: nothing of the container runs before.
+	Namespaces func(context.Context) error
+	Network    func(context.Context) (ip string, err error)
 	// Labels are the caller's own; they come back in List.
 	Labels map[string]string
 }
