@@ -83,8 +83,9 @@ type fixture struct {
 	nw    *network.Network
 	re    *reconcile.Reconciler
 	stop  func()
-	// between stands between reconciler and runtime where a test sets it before it starts the fixture anew.
-	between func(*runtime.Runtime) reconcile.Runtime
+	// between and networked stand between reconciler and runtime or network where a test sets them before it starts the fixture anew.
+	between   func(*runtime.Runtime) reconcile.Runtime
+	networked func(*network.Network) reconcile.Network
 }
 
 func newFixture(t testing.TB) *fixture {
@@ -137,10 +138,14 @@ func (f *fixture) start() {
 	if f.between != nil {
 		rt = f.between(f.rt)
 	}
+	var nw reconcile.Network = f.nw
+	if f.networked != nil {
+		nw = f.networked(f.nw)
+	}
 	f.re = reconcile.New(reconcile.Config{
 		Beat: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second, PortFrom: f.from, PortTo: f.from + 9,
 		Log: slog.New(slog.NewTextHandler(f.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
-	}, f.store, f.clock, rt, f.nw, f.hub)
+	}, f.store, f.clock, rt, nw, f.hub)
 	ctx, cancel := context.WithCancel(f.ctx())
 	done := make(chan error, 1)
 	go func() { done <- f.re.Run(ctx) }()

@@ -1,11 +1,94 @@
 package reconcile_test
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/network"
+	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
+
+// held is a network that is not said to stand before the test says so.
+type held struct {
+	reconcile.Network
+	made   chan string
+	stands chan error
+}
+
+func (h held) Setup(ctx context.Context, memberID string, ports []network.PortMapping, namespaces func()) (network.Attachment, error) {
+	a, err := h.Network.Setup(ctx, memberID, ports, namespaces)
+	if err != nil {
+		return a, err
+	}
+	select {
+	case h.made <- memberID:
+		err = <-h.stands
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		return network.Attachment{}, errors.Join(err, h.Network.Remove(context.WithoutCancel(ctx), memberID))
+	}
+	return a, nil
+}
+
+func TestLaw10ContainerIsMadeBesideItsNetworkAndRunsOnceItStands(t *testing.T) {
+	f := newFixture(t)
+	warm := f.hub.workload(`{}`)
+	f.push(warm)
+	f.untilStatus(warm.GetId(), agent.StatusReady)
+	f.stop()
+	h := held{made: make(chan string), stands: make(chan error)}
+	f.networked = func(n *network.Network) reconcile.Network {
+		h.Network = n
+		return h
+	}
+	f.start()
+	t.Cleanup(func() { close(h.stands) })
+	w := f.hub.workload(`{}`)
+	f.push(warm, w)
+	require.Equal(t, w.GetId(), <-h.made)
+	require.Eventually(t, func() bool {
+		all, err := f.rt.List(f.ctx())
+		require.NoError(t, err)
+		for _, c := range all {
+			if c.MemberID == w.GetId() {
+				require.NotEqual(t, runtime.StateRunning, c.State, "before its walls stand")
+				return c.State == runtime.StateCreated
+			}
+		}
+		return false
+	}, time.Minute, 10*time.Millisecond)
+	cut := f.container(w.GetId()).ID
+
+	h.stands <- errors.New("the plugin has failed")
+	require.Equal(t, w.GetId(), <-h.made, "it is tried again")
+	_, err := f.rt.Get(f.ctx(), cut)
+	require.True(t, fault.Is(err, fault.NotFound), "what was made for a network that never stood is gone: %v", err)
+	require.NotContains(t, f.store.Runs(), cut)
+
+	h.stands <- nil
+	ready := f.untilStatus(w.GetId(), agent.StatusReady)
+	get(t, url(ready, "/"))
+	require.Contains(t, f.hosts(w.GetId()), f.store.Members()[w.GetId()].IP, "the container knows its address")
+}
+
+// hosts is the container's /etc/hosts as the container itself sees it.
+func (f *fixture) hosts(memberID string) string {
+	f.t.Helper()
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/etc/hosts", f.container(memberID).PID))
+	require.NoError(f.t, err)
+	return string(raw)
+}
 
 // BenchmarkLaunch is the node's part of a launch: from the signed document to ready, the image cached.
 func BenchmarkLaunch(b *testing.B) {
