@@ -1116,6 +1116,14 @@ type AppInstanceRollback struct {
 	TargetVersion VersionName `json:"target_version,omitempty,omitzero"`
 }
 
+// AppInstanceSeen defines model for AppInstanceSeen.
+type AppInstanceSeen struct {
+	Instance AppInstance `json:"instance"`
+
+	// Seen Stands for the instance as it is here; what it says means nothing else
+	Seen string `json:"seen"`
+}
+
 // AppInstanceStatus defines model for AppInstanceStatus.
 type AppInstanceStatus string
 
@@ -2459,6 +2467,12 @@ type GetAppInstanceLogsParams struct {
 	Follow bool `form:"follow,omitempty" json:"follow,omitempty,omitzero"`
 }
 
+// WatchAppInstanceParams defines parameters for WatchAppInstance.
+type WatchAppInstanceParams struct {
+	// Seen From the last answer
+	Seen string `form:"seen,omitempty" json:"seen,omitempty,omitzero"`
+}
+
 // ListEntitlementsParams defines parameters for ListEntitlements.
 type ListEntitlementsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -3156,6 +3170,14 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
 	UpgradeAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body UpgradeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// WatchAppInstance Wait until an app instance is not what it was
+	//
+	// Answers as soon as the instance differs from what `seen` stands for, at the latest after ten seconds, and at once without
+	// `seen`. The answer has the instance and the `seen` for the next call.
+	//
+	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/watch (the `WatchAppInstance` operationId).
+	WatchAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *WatchAppInstanceParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListEntitlements What the project may launch
 	//
@@ -4528,6 +4550,24 @@ func (c *Client) UpgradeAppInstanceWithBody(ctx context.Context, projectID Proje
 // Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
 func (c *Client) UpgradeAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body UpgradeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewUpgradeAppInstanceRequest(c.Server, projectID, appInstanceID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// WatchAppInstance Wait until an app instance is not what it was
+//
+// Answers as soon as the instance differs from what `seen` stands for, at the latest after ten seconds, and at once without
+// `seen`. The answer has the instance and the `seen` for the next call.
+//
+// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/watch (the `WatchAppInstance` operationId).
+func (c *Client) WatchAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *WatchAppInstanceParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewWatchAppInstanceRequest(c.Server, projectID, appInstanceID, params)
 	if err != nil {
 		return nil, err
 	}
@@ -7537,6 +7577,70 @@ func NewUpgradeAppInstanceRequestWithBody(server string, projectID ProjectID, ap
 	return req, nil
 }
 
+// NewWatchAppInstanceRequest constructs an http.Request for the WatchAppInstance method
+func NewWatchAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, params *WatchAppInstanceParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/watch", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "seen", params.Seen, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 // NewListEntitlementsRequest constructs an http.Request for the ListEntitlements method
 func NewListEntitlementsRequest(server string, projectID ProjectID, params *ListEntitlementsParams) (*http.Request, error) {
 	var err error
@@ -8701,6 +8805,16 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
 	UpgradeAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body UpgradeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*UpgradeAppInstanceResponse, error)
+
+	// WatchAppInstanceWithResponse Wait until an app instance is not what it was
+	//
+	// Answers as soon as the instance differs from what `seen` stands for, at the latest after ten seconds, and at once without
+	// `seen`. The answer has the instance and the `seen` for the next call.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/watch (the `WatchAppInstance` operationId).
+	WatchAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *WatchAppInstanceParams, reqEditors ...RequestEditorFn) (*WatchAppInstanceResponse, error)
 
 	// ListEntitlementsWithResponse What the project may launch
 	//
@@ -11481,6 +11595,54 @@ func (r UpgradeAppInstanceResponse) ContentType() string {
 	return ""
 }
 
+type WatchAppInstanceResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AppInstanceSeen
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r WatchAppInstanceResponse) GetJSON200() *AppInstanceSeen {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r WatchAppInstanceResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r WatchAppInstanceResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r WatchAppInstanceResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r WatchAppInstanceResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r WatchAppInstanceResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ListEntitlementsResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -13063,6 +13225,22 @@ func (c *ClientWithResponses) UpgradeAppInstanceWithResponse(ctx context.Context
 		return nil, err
 	}
 	return ParseUpgradeAppInstanceResponse(rsp)
+}
+
+// WatchAppInstanceWithResponse Wait until an app instance is not what it was
+//
+// Answers as soon as the instance differs from what `seen` stands for, at the latest after ten seconds, and at once without
+// `seen`. The answer has the instance and the `seen` for the next call.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/watch (the `WatchAppInstance` operationId).
+func (c *ClientWithResponses) WatchAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *WatchAppInstanceParams, reqEditors ...RequestEditorFn) (*WatchAppInstanceResponse, error) {
+	rsp, err := c.WatchAppInstance(ctx, projectID, appInstanceID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseWatchAppInstanceResponse(rsp)
 }
 
 // ListEntitlementsWithResponse What the project may launch
@@ -15068,6 +15246,39 @@ func ParseUpgradeAppInstanceResponse(rsp *http.Response) (*UpgradeAppInstanceRes
 			return nil, err
 		}
 		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseWatchAppInstanceResponse parses an HTTP response from a WatchAppInstanceWithResponse call
+func ParseWatchAppInstanceResponse(rsp *http.Response) (*WatchAppInstanceResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &WatchAppInstanceResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AppInstanceSeen
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem

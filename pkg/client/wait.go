@@ -4,12 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 )
 
-// Looking is cheap and a launch takes tenths of a second, so the first pauses are short; a pause is a sixteenth of the time
-// waited so far, so that nobody learns of a change much later than that.
+// A hub that keeps no watchers is asked again and again: a launch takes tenths of a second, so the first pauses are short; a pause
+// is a sixteenth of the time waited so far, so that nobody learns of a change much later than that.
 const (
 	minPoll   = 10 * time.Millisecond
 	maxPoll   = 2 * time.Second
@@ -62,16 +63,23 @@ func (h *Hub) WaitInstance(ctx context.Context, projectID, id string, want AppIn
 	return last, err
 }
 
-// Watch looks at an instance again and again until see says that it has seen enough.
+// Watch looks at an instance each time it has changed until see says that it has seen enough.
 func (h *Hub) Watch(ctx context.Context, projectID, id string, see func(AppInstance) (enough bool, err error)) error {
 	start := time.Now()
+	seen, keeps := "", true
 	for {
-		i, err := Read[AppInstance](h.GetAppInstance(ctx, projectID, id))
+		asked := time.Now()
+		i, next, err := h.look(ctx, projectID, id, seen, &keeps)
 		if err != nil {
 			return err
 		}
 		if enough, err := see(i); enough || err != nil {
 			return err
+		}
+		news := keeps && next != seen
+		seen = next
+		if news || keeps && time.Since(asked) > maxPoll {
+			continue // the next answer waits by itself
 		}
 		timer := time.NewTimer(min(maxPoll, max(minPoll, time.Since(start)/pollShare)))
 		select {
@@ -81,4 +89,17 @@ func (h *Hub) Watch(ctx context.Context, projectID, id string, see func(AppInsta
 		case <-timer.C:
 		}
 	}
+}
+
+// look gives an instance as soon as it is not what was seen, if the hub keeps watchers; a hub of an earlier release does not.
+func (h *Hub) look(ctx context.Context, projectID, id, seen string, keeps *bool) (AppInstance, string, error) {
+	if *keeps {
+		s, err := Read[AppInstanceSeen](h.WatchAppInstance(ctx, projectID, id, &WatchAppInstanceParams{Seen: seen}))
+		if p, is := errors.AsType[*Problem](err); !is || p.Status != http.StatusNotFound {
+			return s.Instance, s.Seen, err
+		}
+		*keeps = false
+	}
+	i, err := Read[AppInstance](h.GetAppInstance(ctx, projectID, id))
+	return i, "", err
 }

@@ -70,6 +70,7 @@ type hub struct {
 	session    *session.Server
 	dispatcher *dispatch.Dispatcher
 	intake     *intake.Intake
+	wakes      event.Wakes
 	handler    http.Handler
 
 	resync, poked *loop.Loop
@@ -257,7 +258,7 @@ func (h *hub) wire(ctx context.Context) (err error) {
 	h.dispatcher.Wake = h.poked.Wake
 	h.intake = intake.New(&intake.Intake{
 		DB: h.db, ReplicaID: h.keys.HubID(), Started: time.Now(), Newest: dispatch.NewestHead, Line: h.keys.Line, Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise,
-		Kick: h.session.Kick, Now: time.Now, Log: h.log,
+		Kick: h.session.Kick, Changed: h.wakes.Changed, Now: time.Now, Log: h.log,
 	})
 	h.session.Intake, h.session.Documents, h.session.Credentials, h.session.Connected = h.intake, h.dispatcher, h.registry, h.dispatcher.Poke
 	h.handler, err = httpapi.NewHandler(h.server(), httpapi.Config{ //nolint:contextcheck // each request brings its own
@@ -276,7 +277,7 @@ func (h *hub) server() *httpapi.Server {
 		Catalog:   httpapi.NewCatalog(d, bundle),
 		Artifacts: httpapi.NewArtifacts(d, h.registry, bundle, h.sealer),
 		Capacity:  httpapi.Capacity{DB: d, CreateAllocation: &command.CreateAllocation{DB: d}, ReleaseAllocation: &command.ReleaseAllocation{DB: d}},
-		Instances: httpapi.NewInstances(d, h.conf.leaseDuration, func(keyID string) bool { return bundle().Revoked(keyID) }, poke, h.session),
+		Instances: httpapi.NewInstances(d, h.conf.leaseDuration, func(keyID string) bool { return bundle().Revoked(keyID) }, poke, h.session, &h.wakes),
 		Fleet: httpapi.Fleet{
 			DB: d, Keys: h.keys, SessionAddr: h.sessionAddr, RegistryHost: h.registry.Host(), Generation: dispatch.Newest,
 			CreateJoinToken: &command.CreateJoinToken{DB: d, Sealer: h.sealer},
@@ -326,6 +327,7 @@ func (h *hub) tidy(ctx context.Context) error {
 // run serves until ctx ends, then lets go in order: requests, sessions, loops.
 func (h *hub) run(ctx context.Context, stdout io.Writer, hangup <-chan os.Signal) error {
 	group, ctx := errgroup.WithContext(ctx)
+	defer context.AfterFunc(ctx, h.wakes.Close)()
 	group.Go(func() error {
 		return httpapi.Serve(ctx, h.api, h.handler, httpapi.TLSConfig(h.certificate.Certificate, func() *x509.CertPool { return h.keys.Bundle().NodeCAs() }), h.log)
 	})

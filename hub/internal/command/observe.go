@@ -39,6 +39,8 @@ type Report struct {
 type Observed struct {
 	// TouchedNodes are to hold something else now; wake their dispatchers after the commit.
 	TouchedNodes []string
+	// Instances may be other than they were; wake those who watch them after the commit.
+	Instances []string
 }
 
 // Observe takes over a node's report, in the caller's transaction: inventory, members, the steps of their instances, and for
@@ -71,6 +73,7 @@ func NodeReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool,
 func follow(ctx context.Context, tx db.Tx, nodeID, action string, changes []instance.Change, now time.Time) (Observed, error) {
 	var out Observed
 	for _, c := range changes {
+		out.Instances = append(out.Instances, c.Instance.ID)
 		// A report has no request of its own: it goes on under the id of what was asked of the instance last.
 		m := Meta{Principal: iam.Principal{Type: iam.TypeNode, ID: nodeID}, CorrelationID: c.Instance.Operation.CorrelationID, Now: now}
 		nodes, err := m.followChange(ctx, tx, action, c)

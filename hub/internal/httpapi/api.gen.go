@@ -1115,6 +1115,14 @@ type AppInstanceRollback struct {
 	TargetVersion VersionName `json:"target_version,omitempty,omitzero"`
 }
 
+// AppInstanceSeen defines model for AppInstanceSeen.
+type AppInstanceSeen struct {
+	Instance AppInstance `json:"instance"`
+
+	// Seen Stands for the instance as it is here; what it says means nothing else
+	Seen string `json:"seen"`
+}
+
 // AppInstanceStatus defines model for AppInstanceStatus.
 type AppInstanceStatus string
 
@@ -2458,6 +2466,12 @@ type GetAppInstanceLogsParams struct {
 	Follow bool `form:"follow,omitempty" json:"follow,omitempty,omitzero"`
 }
 
+// WatchAppInstanceParams defines parameters for WatchAppInstance.
+type WatchAppInstanceParams struct {
+	// Seen From the last answer
+	Seen string `form:"seen,omitempty" json:"seen,omitempty,omitzero"`
+}
+
 // ListEntitlementsParams defines parameters for ListEntitlements.
 type ListEntitlementsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -2721,6 +2735,9 @@ type ServerInterface interface {
 	// UpgradeAppInstance Bring the instance to another version, in its place
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade)
 	UpgradeAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// WatchAppInstance Wait until an app instance is not what it was
+	// (GET /projects/{project_id}/app-instances/{app_instance_id}/watch)
+	WatchAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params WatchAppInstanceParams)
 	// ListEntitlements What the project may launch
 	// (GET /projects/{project_id}/apps/entitlements)
 	ListEntitlements(c *gin.Context, projectID ProjectID, params ListEntitlementsParams)
@@ -4498,6 +4515,51 @@ func (siw *ServerInterfaceWrapper) UpgradeAppInstance(c *gin.Context) {
 	siw.Handler.UpgradeAppInstance(c, projectID, appInstanceID)
 }
 
+// WatchAppInstance operation middleware
+func (siw *ServerInterfaceWrapper) WatchAppInstance(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params WatchAppInstanceParams
+
+	// ------------- Optional query parameter "seen" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "seen", c.Request.URL.Query(), &params.Seen, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter seen: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.WatchAppInstance(c, projectID, appInstanceID, params)
+}
+
 // ListEntitlements operation middleware
 func (siw *ServerInterfaceWrapper) ListEntitlements(c *gin.Context) {
 
@@ -4944,6 +5006,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/start", wrapper.StartAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/stop", wrapper.StopAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/upgrade", wrapper.UpgradeAppInstance)
+	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/watch", wrapper.WatchAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/:app_slug/versions/:version/estimate", wrapper.EstimateCost)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements", wrapper.ListEntitlements)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.GetEntitlement)
@@ -7170,6 +7233,47 @@ func (response UpgradeAppInstancedefaultApplicationProblemPlusJSONResponse) Visi
 	return err
 }
 
+type WatchAppInstanceRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Params        WatchAppInstanceParams
+}
+
+type WatchAppInstanceResponseObject interface {
+	VisitWatchAppInstanceResponse(w http.ResponseWriter) error
+}
+
+type WatchAppInstance200JSONResponse AppInstanceSeen
+
+func (response WatchAppInstance200JSONResponse) VisitWatchAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type WatchAppInstancedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response WatchAppInstancedefaultApplicationProblemPlusJSONResponse) VisitWatchAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type ListEntitlementsRequestObject struct {
 	ProjectID ProjectID `json:"project_id"`
 	Params    ListEntitlementsParams
@@ -7773,6 +7877,9 @@ type StrictServerInterface interface {
 	// UpgradeAppInstance Bring the instance to another version, in its place
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade)
 	UpgradeAppInstance(ctx context.Context, request UpgradeAppInstanceRequestObject) (UpgradeAppInstanceResponseObject, error)
+	// WatchAppInstance Wait until an app instance is not what it was
+	// (GET /projects/{project_id}/app-instances/{app_instance_id}/watch)
+	WatchAppInstance(ctx context.Context, request WatchAppInstanceRequestObject) (WatchAppInstanceResponseObject, error)
 	// ListEntitlements What the project may launch
 	// (GET /projects/{project_id}/apps/entitlements)
 	ListEntitlements(ctx context.Context, request ListEntitlementsRequestObject) (ListEntitlementsResponseObject, error)
@@ -9685,6 +9792,34 @@ func (sh *strictHandler) UpgradeAppInstance(ctx *gin.Context, projectID ProjectI
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(UpgradeAppInstanceResponseObject); ok {
 		if err := validResponse.VisitUpgradeAppInstanceResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// WatchAppInstance operation middleware
+func (sh *strictHandler) WatchAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params WatchAppInstanceParams) {
+	var request WatchAppInstanceRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.WatchAppInstance(ctx, request.(WatchAppInstanceRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "WatchAppInstance")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(WatchAppInstanceResponseObject); ok {
+		if err := validResponse.VisitWatchAppInstanceResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

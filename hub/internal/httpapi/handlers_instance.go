@@ -36,13 +36,15 @@ type Instances struct {
 	StartInstance        *command.StartInstance
 	ChangeInstance       *command.ChangeInstance
 	Logs                 LogSource
+	// Wakes are for those who watch an instance.
+	Wakes *event.Wakes
 }
 
 // NewInstances wires the operations. leaseDuration is the longest lease that a member gets at a start; revoked says whether the
 // trust bundle has revoked a key; poke wakes the dispatcher of a node.
-func NewInstances(d *db.DB, leaseDuration time.Duration, revoked func(keyID string) bool, poke func(nodeID string), logs LogSource) Instances {
+func NewInstances(d *db.DB, leaseDuration time.Duration, revoked func(keyID string) bool, poke func(nodeID string), logs LogSource, wakes *event.Wakes) Instances {
 	return Instances{
-		DB: d, Logs: logs,
+		DB: d, Logs: logs, Wakes: wakes,
 		CreateInstance:       &command.CreateInstance{DB: d, LeaseDuration: leaseDuration, Revoked: revoked, Poke: poke},
 		DecommissionInstance: &command.DecommissionInstance{DB: d, Poke: poke},
 		UpgradeInstance:      &command.UpgradeInstance{DB: d, Revoked: revoked, Poke: poke},
@@ -89,12 +91,17 @@ func (s *Server) ListAppInstances(ctx context.Context, r ListAppInstancesRequest
 
 // GetAppInstance gives one instance.
 func (s *Server) GetAppInstance(ctx context.Context, r GetAppInstanceRequestObject) (GetAppInstanceResponseObject, error) {
-	view, err := db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) (AppInstance, error) {
-		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.InstanceRead, r.ProjectID)
+	view, err := s.viewOf(ctx, r.ProjectID, r.AppInstanceID)
+	return GetAppInstance200JSONResponse(view), err
+}
+
+func (s *Server) viewOf(ctx context.Context, projectID, id string) (AppInstance, error) {
+	return db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) (AppInstance, error) {
+		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.InstanceRead, projectID)
 		if err != nil {
 			return AppInstance{}, err
 		}
-		i, err := instance.Get(ctx, tx, project.ID, r.AppInstanceID)
+		i, err := instance.Get(ctx, tx, project.ID, id)
 		if err != nil {
 			return AppInstance{}, err
 		}
@@ -105,7 +112,6 @@ func (s *Server) GetAppInstance(ctx context.Context, r GetAppInstanceRequestObje
 		view.Cost, err = costView(ctx, tx, i)
 		return view, err
 	})
-	return GetAppInstance200JSONResponse(view), err
 }
 
 func costView(ctx context.Context, tx db.Tx, i instance.Instance) (InstanceCost, error) {

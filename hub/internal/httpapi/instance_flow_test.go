@@ -29,6 +29,7 @@ type theater struct {
 	*house
 	node  string
 	asked []*protocol.LogsRequest
+	wakes event.Wakes
 }
 
 func (s *theater) Logs(_ context.Context, nodeID string, r *protocol.LogsRequest) (io.ReadCloser, error) {
@@ -64,7 +65,7 @@ func (s *theater) open(t *testing.T) {
 	poke := func(string) {}
 	s.Handler, err = NewHandler(&Server{
 		Capacity:  Capacity{DB: s.d, CreateAllocation: &command.CreateAllocation{DB: s.d}, ReleaseAllocation: &command.ReleaseAllocation{DB: s.d}},
-		Instances: NewInstances(s.d, time.Hour, func(string) bool { return false }, poke, s),
+		Instances: NewInstances(s.d, time.Hour, func(string) bool { return false }, poke, s, &s.wakes),
 		Fleet:     s.fleet(),
 	}, Config{
 		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.FailureAudit{DB: s.d},
@@ -200,6 +201,34 @@ func TestInstancesOverREST(t *testing.T) {
 	require.Equal(t, []string{"apps.instance.requested", "apps.instance.deploying", "apps.instance.running", "apps.instance.decommission_requested"}, types)
 	require.Contains(t, more.raw, `"correlation_id":"flow-k2"`)
 	require.Contains(t, more.raw, `"from":"running"`)
+}
+
+func TestAWatcherWaitsForAChangeAndHearsOfItAtOnce(t *testing.T) {
+	s := &theater{house: newHouse(t)}
+	orgID, projectID, boss := s.tenant(t, "acme")
+	_, _, other := s.tenant(t, "other")
+	s.open(t)
+	allocation := s.must(t, boss, "POST", "/projects/"+projectID+"/allocations", "k1", sliceBody, 201).text("id")
+	i := s.instance(t, orgID, projectID, allocation)
+	path := "/projects/" + projectID + "/app-instances/" + i.ID
+
+	first := s.must(t, boss, "GET", path+"/watch", "", "", 200)
+	require.Contains(t, first.raw, `"status":"running"`)
+	require.Equal(t, 404, s.ask(t, other, "GET", path+"/watch", "", "").status, "law 10")
+	require.Equal(t, 400, s.ask(t, boss, "GET", path+"/watch?seen=x", "", "").status)
+
+	answered := make(chan string, 1)
+	go func() { answered <- s.ask(t, boss, "GET", path+"/watch?seen="+first.text("seen"), "", "").raw }()
+	require.Eventually(t, func() bool { return s.wakes.Waiting() == 1 }, time.Minute, time.Millisecond)
+	s.must(t, boss, "POST", path+"/stop", "k2", "", 202)
+	s.wakes.Changed(i.ID)
+	require.Contains(t, <-answered, `"status":"stopping"`)
+	require.Zero(t, s.wakes.Waiting())
+
+	// A hub that stops answers with what there is.
+	seen := s.must(t, boss, "GET", path+"/watch", "", "", 200).text("seen")
+	s.wakes.Close()
+	require.Equal(t, seen, s.must(t, boss, "GET", path+"/watch?seen="+seen, "", "", 200).text("seen"))
 }
 
 func TestActionsOnAnInstanceOverREST(t *testing.T) {

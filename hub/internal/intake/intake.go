@@ -48,8 +48,10 @@ type Intake struct {
 	Poke  func(nodeID string)
 	Raise func(nodeID string, floor uint64)
 	Kick  func(nodeID, reason string)
-	Now   func() time.Time
-	Log   *slog.Logger
+	// Changed wakes those who watch these app instances.
+	Changed func(instanceIDs ...string)
+	Now     func() time.Time
+	Log     *slog.Logger
 
 	usageLanes [lanes]lane
 
@@ -209,6 +211,7 @@ func (i *Intake) Report(ctx context.Context, nodeID string, sessionNo uint64, r 
 		return fault.New(fault.Conflict, protocol.RefusalQuarantined, "The node is quarantined; its reports do not count.", nil)
 	}
 	i.reports.Add(ctx, 1)
+	i.Changed(observed.Instances...)
 	for _, id := range observed.TouchedNodes {
 		i.Poke(id)
 	}
