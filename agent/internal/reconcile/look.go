@@ -319,21 +319,26 @@ func Spent(l *protocol.Lease, used map[string]int64) *big.Int {
 // under a newer trust bundle.
 func (r *Reconciler) judge(ctx context.Context) {
 	bundle := r.store.Bundle()
+	verdicts := map[string]state.Verdict{}
 	for _, p := range r.store.Accepted().Parts {
 		if p.Workload == nil || (p.Verdict != nil && (p.Verdict.Admitted || p.Verdict.BundleVersion == bundle.Version())) {
 			continue
 		}
 		v := Judge(p.Workload, bundle, r.clock.Now())
-		if err := r.store.SetVerdict(p.SHA256Hex(), v); err != nil {
-			r.log.ErrorContext(ctx, "cannot keep a verdict", "member", p.MemberID, "error", err)
-			continue
-		}
-		failpoint.Hit("agent/accept/judged")
+		verdicts[p.SHA256Hex()] = v
 		if !v.Admitted {
 			r.log.WarnContext(ctx, "workload refused", "member", p.MemberID, "reason", v.Reason, "detail", v.Detail,
 				"correlation_id", p.Workload.GetCorrelationId())
 		}
 	}
+	if len(verdicts) == 0 {
+		return
+	}
+	if err := r.store.SetVerdicts(verdicts); err != nil {
+		r.log.ErrorContext(ctx, "cannot keep verdicts", "error", err)
+		return
+	}
+	failpoint.Hit("agent/accept/judged")
 }
 
 // Judge decides whether the publisher's signed manifest admits this very workload on this agent, and whether its own manifest

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/semaphore"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/clock"
@@ -133,6 +132,8 @@ type Reconciler struct {
 	hold    map[string]time.Time
 	probers map[string]*prober
 	report  Report
+	// later tells the subscribers of what nobody waits for.
+	later   *time.Timer
 	trouble map[string]string
 	subs    []chan struct{}
 }
@@ -260,31 +261,6 @@ func (r *Reconciler) comeBack(at, now time.Time) {
 	}
 }
 
-// publish keeps the report and tells the subscribers when it says something new. With fresh false, only conditions are new.
-func (r *Reconciler) publish(report Report, fresh bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !fresh {
-		report = r.report
-	}
-	if fresh {
-		report.Passes = r.report.Passes + 1
-	}
-	report.Conditions = r.conditions()
-	same := r.report.Passes > 0 && report.Epoch == r.report.Epoch && report.Generation == r.report.Generation &&
-		equalStatuses(report.Workloads, r.report.Workloads) && equalStrings(report.Conditions, r.report.Conditions)
-	r.report = report
-	if same {
-		return
-	}
-	for _, c := range r.subs {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
-	}
-}
-
 // note remembers a trouble of the node as a condition until err is nil again.
 func (r *Reconciler) note(condition string, err error) {
 	r.mu.Lock()
@@ -315,28 +291,4 @@ func soonest(a, b time.Time) time.Time {
 		return b
 	}
 	return a
-}
-
-func equalStatuses(a, b []*protocol.WorkloadStatus) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if !proto.Equal(a[i], b[i]) {
-			return false
-		}
-	}
-	return true
-}
-
-func equalStrings(a, b []string) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
 }

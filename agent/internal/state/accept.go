@@ -252,14 +252,24 @@ func (s *Store) AcceptPart(raw []byte) error {
 	return protocol.Refuse(protocol.RefusalUnknownPart, "the accepted desired state names no such part")
 }
 
-// SetVerdict remembers whether a document was admitted.
-func (s *Store) SetVerdict(sha256Hex string, v Verdict) error {
+// SetVerdicts remembers whether documents were admitted, by their digests. What the state no longer names is left out.
+func (s *Store) SetVerdicts(verdicts map[string]Verdict) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, held := s.d.parts[sha256Hex]; !held {
+	held := make(map[string]Verdict, len(verdicts))
+	for sum, v := range verdicts {
+		if _, is := s.d.parts[sum]; is {
+			held[sum] = v
+		}
+	}
+	if len(held) == 0 {
 		return nil
 	}
-	return s.write(func(b *batch) { b.json(preVerdict+sha256Hex, v) }, func(d *data) { d.verdicts[sha256Hex] = v })
+	return s.write(func(b *batch) {
+		for sum, v := range held {
+			b.json(preVerdict+sum, v)
+		}
+	}, func(d *data) { maps.Copy(d.verdicts, held) })
 }
 
 // AcceptLeases stores the leases of a batch that are higher than what is stored; the others are old news and change nothing.
@@ -324,7 +334,7 @@ type Part struct {
 	Verdict *Verdict
 }
 
-// SHA256Hex is the name of the part in SetVerdict.
+// SHA256Hex is the name of the part in SetVerdicts.
 func (p Part) SHA256Hex() string { return hex.EncodeToString(p.SHA256[:]) }
 
 // Accepted returns the accepted state. Callers do not change the workloads.

@@ -186,7 +186,7 @@ func TestPartsComeWithTheStateOrLater(t *testing.T) {
 	require.NotNil(t, s.Accepted().Parts[1].Workload)
 
 	sum := s.Accepted().Parts[1].SHA256Hex()
-	require.NoError(t, s.SetVerdict(sum, state.Verdict{Admitted: true}))
+	require.NoError(t, s.SetVerdicts(map[string]state.Verdict{sum: {Admitted: true}}))
 	require.True(t, s.Accepted().Parts[1].Verdict.Admitted)
 
 	next, _ := m.desired(2, workload("a", 1))
@@ -211,9 +211,9 @@ func TestLaw01RunIsOpenedOnlyWhileTheAcceptedStateWantsIt(t *testing.T) {
 	v, parts := m.desired(1, workload("a", 2))
 	require.NoError(t, s.AcceptState(v, parts))
 	require.False(t, wanted(), "nobody has judged the document")
-	require.NoError(t, s.SetVerdict(s.Accepted().Parts[0].SHA256Hex(), state.Verdict{Reason: "manifest_not_admitted"}))
+	require.NoError(t, s.SetVerdicts(map[string]state.Verdict{s.Accepted().Parts[0].SHA256Hex(): {Reason: "manifest_not_admitted"}}))
 	require.False(t, wanted())
-	require.NoError(t, s.SetVerdict(s.Accepted().Parts[0].SHA256Hex(), state.Verdict{Admitted: true}))
+	require.NoError(t, s.SetVerdicts(map[string]state.Verdict{s.Accepted().Parts[0].SHA256Hex(): {Admitted: true}}))
 	run.Revision = 1
 	require.False(t, wanted(), "another revision")
 	run.Revision = 2
