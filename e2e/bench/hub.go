@@ -228,9 +228,17 @@ func measureReconnect(ctx context.Context, e *Env) (results []Result, err error)
 		return nil, err
 	}
 	serving := time.Now()
+	before, err := c.cpu()
+	if err != nil {
+		return nil, err
+	}
 	calls, stop := c.callAPI(ctx, c.Tenant.Admin)
 	back, err := c.Swarm.Do(ctx, swarm.Command{Back: &swarm.Back{Nodes: nodes, Since: serving}})
 	stop()
+	if err != nil {
+		return nil, err
+	}
+	after, err := c.cpu()
 	if err != nil {
 		return nil, err
 	}
@@ -251,7 +259,10 @@ func measureReconnect(ctx context.Context, e *Env) (results []Result, err error)
 			{Name: "99 % back after", Value: times.P99()},
 			{Name: "hub was away", Value: serving.Sub(stopped).Seconds()},
 			{Name: "first connection of all took", Value: first.Seconds},
-			{Name: "dials per node", Value: float64(back.Dials)/float64(nodes) - 1},
+			{Name: "dials per node", Value: float64(back.Dials-first.Dials) / float64(nodes)},
+			{Name: "hub core-s", Value: (after[0] - before[0]).Seconds()},
+			{Name: "PostgreSQL core-s", Value: (after[1] - before[1]).Seconds()},
+			{Name: "simulated nodes core-s", Value: (after[2] - before[2]).Seconds()},
 		},
 		Note: "counted from the hub's ready line; hub, PostgreSQL and all simulated nodes share the machine; backoff and jitter as the agent's",
 	}

@@ -4,15 +4,19 @@
 package link
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
+	"sync"
 	"time"
 
 	"github.com/quic-go/quic-go"
+	"golang.org/x/time/rate"
 
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -40,6 +44,15 @@ const (
 	StreamWindowBytes        = 256 << 10
 	// The connection's window holds every stream's, so that streams that nobody reads cannot starve the others.
 	connWindowBytes = MaxPeerStreams * StreamWindowBytes
+	// handshakesPerCore is how many handshakes a second a listener begins for each core, handshakesAtOnce how many it begins
+	// without a pause. With all that follows one costs a node's hub and database about three milliseconds of a core: a fleet that
+	// comes back at once leaves a share to whoever else is served. Dials beyond it wait, or are sent again by whoever dials.
+	handshakesPerCore = 200
+	handshakesAtOnce  = 64
+	// acceptedQueue is how many connections may wait for Accept, acceptors how many may complete at the same moment beyond quic-go's
+	// own queue.
+	acceptedQueue = 256
+	acceptors     = 128
 	// headerTimeout is how long a new stream may take to send its header.
 	headerTimeout = 10 * time.Second
 	// maxReasonBytes bounds what is shown to the peer on close.
@@ -99,6 +112,15 @@ type Listener struct {
 	ql        *quic.Listener
 	transport *quic.Transport
 	socket    net.PacketConn
+
+	starting  sync.Once
+	accepting sync.WaitGroup
+	accepted  chan *quic.Conn
+	// closing is closed with the listener, accepted when nothing more comes; failed is why, unless it was closed.
+	closing chan struct{}
+	failing sync.Once
+	failed  error
+	closed  func()
 }
 
 // Listen takes connections on addr (host:port, UDP; port 0 for any). tlsConf comes from ServerTLS. Without a reset key the
@@ -118,26 +140,58 @@ func Listen(addr string, tlsConf *tls.Config, reset *ResetKey) (*Listener, error
 // listen takes the socket over.
 func listen(socket net.PacketConn, tlsConf *tls.Config, reset *ResetKey) (*Listener, error) {
 	transport := &quic.Transport{Conn: socket, ConnectionIDLength: connectionIDBytes, StatelessResetKey: (*quic.StatelessResetKey)(reset)}
-	ql, err := transport.Listen(tlsConf, config())
+	ql, err := transport.Listen(tlsConf, paced(config()))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("link: listen on %s (UDP): %w", socket.LocalAddr(), err), transport.Close(), socket.Close())
 	}
-	return &Listener{ql: ql, transport: transport, socket: socket}, nil
+	l := &Listener{ql: ql, transport: transport, socket: socket, accepted: make(chan *quic.Conn, acceptedQueue), closing: make(chan struct{})}
+	l.closed = sync.OnceFunc(func() { close(l.closing) })
+	return l, nil
 }
 
-// Accept returns the next connection whose peer is authenticated. Call it in a loop that does nothing else: the queue behind
-// it is short, and dials beyond it are refused.
-func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
-	qc, err := l.ql.Accept(ctx)
-	if err != nil {
-		if errors.Is(err, quic.ErrServerClosed) {
-			return nil, ErrClosed
+// acceptAll takes connections out of quic-go's queue as they come. That one is short, and a connection that finds it full is refused
+// with all the work of its handshake done; each who waits at it makes it longer by one.
+func (l *Listener) acceptAll(ctx context.Context) {
+	for {
+		qc, err := l.ql.Accept(ctx)
+		if err != nil {
+			if !errors.Is(err, quic.ErrServerClosed) {
+				l.failing.Do(func() { l.failed = fmt.Errorf("link: accept: %w", err) })
+			}
+			return
 		}
-		return nil, fmt.Errorf("link: accept: %w", err)
+		select {
+		case l.accepted <- qc:
+		case <-l.closing:
+			return // its transport is being closed
+		}
 	}
-	c := newConn(qc)
-	go c.takeProbes()
-	return c, nil
+}
+
+// Accept returns the next connection whose peer is authenticated. Call it in a loop that does nothing else: dials beyond the
+// queue behind it are refused.
+func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
+	l.starting.Do(func() {
+		forever := context.WithoutCancel(ctx) // until the listener is closed
+		for range acceptors {
+			l.accepting.Go(func() { l.acceptAll(forever) })
+		}
+		go func() {
+			l.accepting.Wait()
+			close(l.accepted)
+		}()
+	})
+	select {
+	case qc, ok := <-l.accepted:
+		if !ok {
+			return nil, cmp.Or(l.failed, ErrClosed)
+		}
+		c := newConn(qc)
+		go c.takeProbes()
+		return c, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("link: accept: %w", ctx.Err())
+	}
 }
 
 // Addr is the address that it listens on.
@@ -146,6 +200,7 @@ func (l *Listener) Addr() net.Addr { return l.ql.Addr() }
 // Close stops listening and frees the port. Close accepted connections first: their peers would notice only when a successor
 // answers their probes, or after IdleTimeout.
 func (l *Listener) Close() error {
+	l.closed()
 	return errors.Join(l.ql.Close(), l.transport.Close(), l.socket.Close())
 }
 
@@ -270,6 +325,18 @@ func CloseCode(err error) (code uint64, ok bool) {
 		return uint64(app.ErrorCode), true
 	}
 	return 0, false
+}
+
+// paced makes a listener begin handshakes at a bounded rate. Its connections wait for nothing: only what would begin another one
+// passes here, one by one, and quic-go drops what does not fit into its queue before it.
+func paced(conf *quic.Config) *quic.Config {
+	pace := rate.NewLimiter(rate.Limit(handshakesPerCore*runtime.GOMAXPROCS(0)), handshakesAtOnce)
+	out := conf.Clone()
+	out.GetConfigForClient = func(*quic.ClientInfo) (*quic.Config, error) {
+		time.Sleep(pace.Reserve().Delay())
+		return conf, nil
+	}
+	return out
 }
 
 func config() *quic.Config {

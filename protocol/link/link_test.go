@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -309,4 +310,30 @@ func TestListenerCloseEndsAccept(t *testing.T) {
 	}()
 	require.NoError(t, s.listener.Close())
 	require.ErrorIs(t, <-errs, link.ErrClosed)
+}
+
+// A fleet comes back at once, while whoever accepts is busy: quic-go's own queue is shorter than that.
+func TestDialsAtTheSameMomentAreAllTaken(t *testing.T) {
+	s := newSetup(t)
+	ctx := deadline(t)
+	s.connect(t) // the listener accepts
+	const dials = 300
+	nodes := make([]*link.Conn, dials)
+	var dialling errgroup.Group
+	for i := range nodes {
+		dialling.Go(func() (err error) {
+			nodes[i], err = link.Dial(ctx, s.addr(), s.node)
+			return err
+		})
+	}
+	require.NoError(t, dialling.Wait())
+	for range nodes {
+		hub, err := s.listener.Accept(ctx)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = hub.Close(link.CodeOK, "") })
+	}
+	for _, node := range nodes {
+		require.NoError(t, node.Err(), "not one was refused after its handshake")
+		require.NoError(t, node.Close(link.CodeOK, ""))
+	}
 }

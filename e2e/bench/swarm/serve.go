@@ -20,7 +20,7 @@ const (
 	// enrolling is how many nodes enrol at once.
 	enrolling = 8
 	// patience bounds how long a command waits for the nodes.
-	patience = 2 * time.Minute
+	patience = 5 * time.Minute
 	poll     = 5 * time.Millisecond
 )
 

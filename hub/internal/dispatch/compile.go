@@ -14,6 +14,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/session"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -67,26 +69,45 @@ func look(ctx context.Context, tx db.Tx, nodeID string) (s seen, err error) {
 	return s, nil
 }
 
-// settled reports, without compiling anything, that the node's newest state is what is wanted: most nodes, most of the time.
-func (d *Dispatcher) settled(ctx context.Context, nodeID string, floor uint64) (h head, is bool, err error) {
-	_, err = db.ReadTx(ctx, d.DB, func(tx db.Tx) (struct{}, error) {
+// looked is what dispatch finds of a node at one moment.
+type looked struct {
+	head
+	// settled says that the newest state is what is wanted; otherwise one of at least floor is to be made.
+	settled bool
+	floor   uint64
+	leases  []*protocol.Lease
+}
+
+// look finds out whether the node's newest state still says what is wanted, and what leases a connected node is to have. A state that
+// the node holds under a number which here stands for another content raises the floor.
+func (d *Dispatcher) look(ctx context.Context, nodeID string, held session.Held, connected bool, floor uint64) (looked, error) {
+	return db.ReadTx(ctx, d.DB, func(tx db.Tx) (looked, error) {
+		l := looked{floor: floor}
 		n, err := fleet.Get(ctx, tx, nodeID)
 		if err != nil {
-			return struct{}{}, err
+			return l, err
 		}
 		if n.IsQuarantined() {
-			return struct{}{}, errQuarantined
+			return l, errQuarantined
 		}
 		rev, err := fleet.Rev(ctx, tx, nodeID)
 		if err != nil {
-			return struct{}{}, err
+			return l, err
 		}
-		h, err = newest(ctx, tx, nodeID)
-		is = h.rev == rev && h.generation >= d.above(n, h, floor) && h.generation > 0 &&
-			h.epoch == d.Keys.Bundle().Epoch() && h.keyID == d.Keys.State().KeyID()
-		return struct{}{}, err
+		if l.head, err = newest(ctx, tx, nodeID); err != nil {
+			return l, err
+		}
+		h, epoch := l.head, d.Keys.Bundle().Epoch()
+		if connected && held.Generation > 0 && held.Epoch == epoch && len(held.StateSHA256) > 0 &&
+			h.epoch == held.Epoch && h.generation == held.Generation && !bytes.Equal(h.sha256, held.StateSHA256) {
+			l.floor = max(floor, held.Generation+1)
+		}
+		l.settled = h.rev == rev && h.generation >= d.above(n, h, l.floor) && h.generation > 0 && h.epoch == epoch && h.keyID == d.Keys.State().KeyID()
+		if connected && l.settled {
+			l.leases, err = ledger.LeasesFor(ctx, tx, nodeID)
+		}
+		return l, err
 	})
-	return h, is, err
 }
 
 // above is the lowest generation that will do. A node that holds more than this hub remembers having made is brought on above

@@ -186,12 +186,11 @@ func (d *Dispatcher) waiting(ctx context.Context) (map[string]bool, error) {
 // node makes the state of one node say what is wanted and sends what the node lacks. A quarantined one gets nothing.
 func (d *Dispatcher) node(ctx context.Context, nodeID string, floor uint64) error {
 	held, connected := d.Link.Held(nodeID)
-	if connected {
-		floor = max(floor, d.floor(ctx, nodeID, held))
-	}
-	h, settled, err := d.settled(ctx, nodeID, floor)
-	if err == nil && !settled {
-		h, err = d.bring(ctx, nodeID, floor)
+	l, err := d.look(ctx, nodeID, held, connected, floor)
+	if err == nil && !l.settled {
+		if l.head, err = d.bring(ctx, nodeID, l.floor); err == nil && connected {
+			l.leases, err = db.ReadTx(ctx, d.DB, func(tx db.Tx) ([]*protocol.Lease, error) { return ledger.LeasesFor(ctx, tx, nodeID) })
+		}
 	}
 	if fault.Is(err, fault.NotFound) || errors.Is(err, errQuarantined) {
 		return nil
@@ -205,24 +204,12 @@ func (d *Dispatcher) node(ctx context.Context, nodeID string, floor uint64) erro
 	if bundle := d.Keys.Bundle(); held.BundleVersion < bundle.Version() {
 		d.Link.PushBundle(nodeID, &protocol.PushBundle{Envelope: bundle.Envelope()})
 	}
-	if held.Epoch != h.epoch || held.Generation != h.generation || !bytes.Equal(held.StateSHA256, h.sha256) {
+	if held.Epoch != l.epoch || held.Generation != l.generation || !bytes.Equal(held.StateSHA256, l.sha256) {
 		if err := d.pushState(ctx, nodeID); err != nil {
 			return err
 		}
 	}
-	return d.pushLeases(ctx, nodeID, held)
-}
-
-// floor is above a state that the node holds under a number which here stands for another content.
-func (d *Dispatcher) floor(ctx context.Context, nodeID string, held session.Held) uint64 {
-	if held.Generation == 0 || held.Epoch != d.Keys.Bundle().Epoch() || len(held.StateSHA256) == 0 {
-		return 0
-	}
-	h, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) (head, error) { return newest(ctx, tx, nodeID) })
-	if err == nil && h.epoch == held.Epoch && h.generation == held.Generation && !bytes.Equal(h.sha256, held.StateSHA256) {
-		return held.Generation + 1
-	}
-	return 0
+	return d.pushLeases(nodeID, held, l.leases)
 }
 
 func (d *Dispatcher) pushState(ctx context.Context, nodeID string) error {
@@ -246,10 +233,9 @@ func (d *Dispatcher) pushState(ctx context.Context, nodeID string) error {
 }
 
 // pushLeases sends the node's leases when they are not the ones that were sent last on this connection.
-func (d *Dispatcher) pushLeases(ctx context.Context, nodeID string, held session.Held) error {
-	leases, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) ([]*protocol.Lease, error) { return ledger.LeasesFor(ctx, tx, nodeID) })
-	if err != nil {
-		return err
+func (d *Dispatcher) pushLeases(nodeID string, held session.Held, leases []*protocol.Lease) error {
+	if len(leases) == 0 && len(held.LeasesSHA256) == 0 {
+		return nil
 	}
 	signer, bundle := d.Keys.Lease(), d.Keys.Bundle()
 	batch := &protocol.LeaseBatch{NodeId: nodeID, Incarnation: held.Incarnation, Epoch: bundle.Epoch(), Leases: leases}
@@ -258,7 +244,7 @@ func (d *Dispatcher) pushLeases(ctx context.Context, nodeID string, held session
 		return err
 	}
 	sum := sha256.Sum256(append(content, signer.KeyID()...))
-	if bytes.Equal(sum[:], held.LeasesSHA256) || len(leases) == 0 && len(held.LeasesSHA256) == 0 {
+	if bytes.Equal(sum[:], held.LeasesSHA256) {
 		return nil
 	}
 	batch.IssuedAt = timestamppb.New(d.Now())

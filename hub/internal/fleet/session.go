@@ -23,6 +23,7 @@ type Connection struct {
 
 // Connected is what the hub answers from.
 type Connected struct {
+	// Node is as it was before, but for its name, store and contact.
 	Node      Node
 	SessionNo uint64
 	// Behind is set when the node's store remembers less than the hub has seen from the same incarnation: a disk was
@@ -84,8 +85,9 @@ func Connect(ctx context.Context, tx db.Tx, c Connection, now time.Time) (Connec
 		bounded(c.Hello.GetFeatures()), string(encoded), bounded(facts.GetConditions()), now, n.Suspects); err != nil {
 		return Connected{}, err
 	}
-	out.Node, err = Get(ctx, tx, c.NodeID)
-	return out, err
+	n.Hostname, n.Incarnation, n.SessionNo, n.LastSeenAt, n.DisconnectedAt = hostname, cut(h.GetIncarnation()), out.SessionNo, now, time.Time{}
+	out.Node = n
+	return out, nil
 }
 
 // Disconnect notes the end of a connection, unless a newer one has replaced it.

@@ -30,7 +30,10 @@ const (
 	// maxIncarnationBytes bounds the name of a node's store.
 	maxIncarnationBytes = 128
 	// maxNumber keeps numbers that a node names far from the end of a column.
-	maxNumber      = 1 << 62
+	maxNumber = 1 << 62
+	// maxTurns is how many transactions of what nodes say run at once; the others wait. However many nodes come back together,
+	// a request of a person finds a free connection to the database and a share of its processors.
+	maxTurns       = 6
 	actionContact  = "fleet.node.contact"
 	actionDocument = "fleet.node.document"
 )
@@ -54,12 +57,14 @@ type Intake struct {
 	Log     *slog.Logger
 
 	usageLanes [lanes]lane
+	turns      chan struct{}
 
 	reports, segments metric.Int64Counter
 }
 
 // New completes an intake of which the exported fields are set.
 func New(i *Intake) *Intake {
+	i.turns = make(chan struct{}, maxTurns)
 	for n := range i.usageLanes {
 		i.usageLanes[n].post, i.usageLanes[n].room = i.postBatch, semaphore.NewWeighted(maxWaitingRecords)
 	}
@@ -68,6 +73,18 @@ func New(i *Intake) *Intake {
 	i.reports, _ = meter.Int64Counter("gpuaas.reports", metric.WithDescription("Reports of nodes that were taken in."))
 	i.segments, _ = meter.Int64Counter("gpuaas.usage.segments", metric.WithDescription("Usage segments, by what became of them: posted, or the reason of their refusal."))
 	return i
+}
+
+// inTurn runs one transaction of what nodes say.
+func inTurn[T any](ctx context.Context, i *Intake, fn func(tx db.Tx) (T, error)) (T, error) {
+	select {
+	case i.turns <- struct{}{}:
+		defer func() { <-i.turns }()
+	case <-ctx.Done():
+		var none T
+		return none, fault.New(fault.Unavailable, "hub_busy", "The hub is busy with other nodes; dial again in a moment.", ctx.Err())
+	}
+	return db.RunTx(ctx, i.DB, fn)
 }
 
 // Hello opens a session: from here on this connection of the node counts.
@@ -81,7 +98,7 @@ func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.H
 		posted mark
 		bring  bool
 	}
-	o, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (opened, error) {
+	o, err := inTurn(ctx, i, func(tx db.Tx) (opened, error) {
 		node, err := known(ctx, tx, peer, now)
 		if err != nil {
 			return opened{}, err
@@ -168,7 +185,7 @@ func nodeEvent(ctx context.Context, tx db.Tx, nodeID, typ, action string, data m
 func (i *Intake) Report(ctx context.Context, nodeID string, sessionNo uint64, r *protocol.Report) error {
 	now := i.Now().Truncate(time.Microsecond)
 	var quarantined, noticed bool
-	observed, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (command.Observed, error) {
+	observed, err := inTurn(ctx, i, func(tx db.Tx) (command.Observed, error) {
 		quarantined, noticed = false, false
 		o, err := fleet.Observe(ctx, tx, fleet.Report{
 			NodeID: nodeID, SessionNo: sessionNo, Counter: r.GetCounter(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Conditions: r.GetConditions(),
@@ -220,7 +237,7 @@ func (i *Intake) Report(ctx context.Context, nodeID string, sessionNo uint64, r 
 
 // Accepted takes the news that a document is on the node's disk.
 func (i *Intake) Accepted(ctx context.Context, nodeID string, a *protocol.Accepted) error {
-	_, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (struct{}, error) {
+	_, err := inTurn(ctx, i, func(tx db.Tx) (struct{}, error) {
 		err := fleet.Accepted(ctx, tx, nodeID, a.GetDocument(), a.GetEpoch(), a.GetGeneration())
 		failpoint.Hit("hub/accepted/written")
 		return struct{}{}, err
@@ -248,7 +265,7 @@ func (i *Intake) refused(ctx context.Context, nodeID string, r fleet.Refusal) er
 	now := i.Now().Truncate(time.Microsecond)
 	r.At = now
 	id := db.NewID()
-	_, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (bool, error) {
+	_, err := inTurn(ctx, i, func(tx db.Tx) (bool, error) {
 		news, err := fleet.Refused(ctx, tx, nodeID, id, r)
 		if err != nil || !news {
 			return false, err
@@ -266,7 +283,7 @@ func (i *Intake) refused(ctx context.Context, nodeID string, r fleet.Refusal) er
 
 // Gone takes the end of a connection. Others are told when the node stays away (Sweep).
 func (i *Intake) Gone(ctx context.Context, nodeID string, sessionNo uint64) error {
-	_, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (bool, error) { return fleet.Disconnect(ctx, tx, nodeID, sessionNo, i.Now()) })
+	_, err := inTurn(ctx, i, func(tx db.Tx) (bool, error) { return fleet.Disconnect(ctx, tx, nodeID, sessionNo, i.Now()) })
 	failpoint.Hit("hub/gone/committed")
 	return err
 }

@@ -60,8 +60,8 @@ func (c *connection) run(ctx context.Context) error {
 	var streams sync.WaitGroup
 	streams.Go(func() { cancel(c.write(ctx)) })
 	streams.Go(func() { cancel(c.read(ctx)) })
-	streams.Go(func() { cancel(c.accept(ctx, &streams)) })
-	<-ctx.Done()
+	// On this goroutine: a hub holds thousands of connections, and each one more costs its stack.
+	cancel(c.accept(ctx, &streams))
 	_ = c.conn.Close(link.CodeProtocol, fmt.Sprint(context.Cause(ctx)))
 	streams.Wait()
 	return context.Cause(ctx)

@@ -193,6 +193,8 @@ type Server struct {
 
 	mu      sync.Mutex
 	current *tls.Certificate
+	// issuer is the authority that is known to have issued it.
+	issuer *x509.Certificate
 }
 
 // Certificate returns the certificate of the moment. It fits tls.Config.GetCertificate (through a closure) and
@@ -204,7 +206,7 @@ func (s *Server) Certificate() (*tls.Certificate, error) {
 	if s.current != nil {
 		leaf := s.current.Leaf
 		half := leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2)
-		if now.Before(half) && !now.Before(leaf.NotBefore) && leaf.CheckSignatureFrom(s.Keys.current().hubCA.certificate) == nil {
+		if now.Before(half) && !now.Before(leaf.NotBefore) && s.issuedBy(s.Keys.current().hubCA.certificate) {
 			return s.current, nil
 		}
 	}
@@ -212,6 +214,17 @@ func (s *Server) Certificate() (*tls.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.current = cert
+	s.current, s.issuer = cert, nil
 	return cert, nil
+}
+
+// issuedBy says whether an authority issued the current certificate. The answer is kept: every handshake asks.
+func (s *Server) issuedBy(authority *x509.Certificate) bool {
+	if s.issuer == nil || !s.issuer.Equal(authority) {
+		if s.current.Leaf.CheckSignatureFrom(authority) != nil {
+			return false
+		}
+		s.issuer = authority
+	}
+	return true
 }
