@@ -34,6 +34,8 @@ func (w *world) newNetwork(names ...string) *network {
 		n.ip("netns", "add", ns)
 		w.t.Cleanup(func() { n.ip("netns", "del", ns) })
 		n.ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", ns)
+		// With its namespace it would go as well, but in the kernel's own time, which can be long on a loaded machine.
+		w.t.Cleanup(func() { n.ip("link", "del", outside) })
 		n.ip("link", "set", outside, "master", bridge, "up")
 		n.ip("-n", ns, "addr", "add", n.addressOf(i+2)+"/24", "dev", "eth0")
 		n.ip("-n", ns, "link", "set", "eth0", "up")
@@ -52,6 +54,7 @@ func (n *network) behind(host, name string, number int) (address string) {
 	n.ip("netns", "add", ns)
 	n.w.t.Cleanup(func() { n.ip("netns", "del", ns) })
 	n.ip("-n", router, "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", ns)
+	n.w.t.Cleanup(func() { n.ip("-n", router, "link", "del", name) })
 	n.ip("-n", router, "addr", "add", near+"/30", "dev", name)
 	n.ip("-n", router, "link", "set", name, "up")
 	n.ip("-n", ns, "addr", "add", address+"/30", "dev", "eth0")
