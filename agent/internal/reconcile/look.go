@@ -50,7 +50,9 @@ func (r *Reconciler) look(ctx context.Context) (look, error) {
 	if err := r.adopt(containers, attached); err != nil {
 		return look{}, err
 	}
-	l := look{desired: r.desired(ctx), leases: r.leases(), members: r.store.Members()}
+	// Members before the state: one that a state brings in between would look as if it had left.
+	l := look{members: r.store.Members()}
+	l.desired, l.leases = r.desired(ctx), r.leases()
 	l.observed = agent.Observed{
 		Containers: r.containers(containers), Networks: networks(attached, l.members),
 		Members: make(map[string]agent.Member, len(l.members)), Busy: busy,

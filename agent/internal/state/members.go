@@ -247,12 +247,14 @@ func (s *Store) surplusTombstones() []string {
 }
 
 // Retire closes a member of which nothing is left: its last usage record is sealed and its proof stored in one transaction;
-// lease, ports and counters are given up.
+// lease, ports and counters are given up. It changes nothing of one that the accepted state, as it is at this very moment, names:
+// the hub would take that record for its last, and what it uses afterwards would be on no bill.
 func (s *Store) Retire(memberID string, absent []string, now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old, known := s.d.members[memberID]
-	if !known || old.Removal != nil {
+	named := slices.ContainsFunc(s.d.state.GetParts(), func(p *protocol.PartRef) bool { return p.GetId() == memberID })
+	if !known || old.Removal != nil || named {
 		return nil
 	}
 	metered, records := meter.Close(s.d.meter, memberID, now)

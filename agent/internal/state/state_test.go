@@ -355,6 +355,8 @@ func TestRetiringClosesUsageWithAFinalRecordAndAProof(t *testing.T) {
 	beat(t, s, noon.Add(50*time.Second), meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, ExitedAt: noon.Add(47 * time.Second)})
 	require.True(t, s.Measured("r1"))
 	require.NoError(t, s.CloseRun("r1"))
+	v, parts = m.desired(2)
+	require.NoError(t, s.AcceptState(v, parts))
 	require.NoError(t, s.Retire("a", protocol.RemovalKinds(), noon.Add(time.Minute)))
 
 	seconds, last := sealedSeconds(t, s, m)
@@ -368,6 +370,24 @@ func TestRetiringClosesUsageWithAFinalRecordAndAProof(t *testing.T) {
 	require.Empty(t, s.Consumed("a"))
 	require.NoError(t, s.AcknowledgeRemovals([]string{"a", "unknown"}))
 	require.True(t, s.Members()["a"].Reported)
+}
+
+// Between the decision to retire and its execution a state may have come that names the member. Were its last record sealed then, what
+// it uses from now on would be written off.
+func TestLaw05AMemberThatTheStateNamesIsNotRetired(t *testing.T) {
+	m := newMesh(t)
+	s := open(t, t.TempDir(), m)
+	v, parts := m.desired(1, workload("a", 1))
+	require.NoError(t, s.AcceptState(v, parts))
+	require.NoError(t, s.AcceptLeases(m.leases(s.Incarnation(), lease("a", 1))))
+	require.NoError(t, s.Retire("a", protocol.RemovalKinds(), noon))
+	require.Nil(t, s.Members()["a"].Removal)
+	require.Contains(t, s.Leases(), "a")
+	require.Zero(t, s.Spool().LastSegment, "nothing is final")
+	v, parts = m.desired(2)
+	require.NoError(t, s.AcceptState(v, parts))
+	require.NoError(t, s.Retire("a", protocol.RemovalKinds(), noon))
+	require.True(t, s.Members()["a"].Removal.Complete())
 }
 
 func TestNewIncarnationKeepsWhatIsNotArchived(t *testing.T) {

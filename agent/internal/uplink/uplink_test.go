@@ -272,6 +272,9 @@ func TestRemovalIsReportedUntilTheHubHasIt(t *testing.T) {
 	env, parts := h.desired(h.state, nil, &protocol.Workload{Id: "m1"})
 	s.pushState(env, parts...)
 	s.accepted()
+	env, _ = h.desired(h.state, func(d *protocol.DesiredState) { d.Generation = 2 })
+	s.pushState(env)
+	s.accepted()
 	require.NoError(t, n.store.Retire("m1", protocol.RemovalKinds(), n.clock.Now()))
 	gone := &protocol.WorkloadStatus{MemberId: "m1", Status: "removed", Removal: n.store.Members()["m1"].Removal}
 	other := &protocol.WorkloadStatus{MemberId: "m2", Status: "ready"}
