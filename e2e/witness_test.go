@@ -22,8 +22,12 @@ const (
 	witnessPoll         = 10 * time.Millisecond
 )
 
-// life is one container's first process as the kernel knows it: when it was made, and when it ended.
-type life struct{ born, ended time.Time }
+// life is one container's first process as the kernel knows it: when it was made, when it became what the image says, and when it
+// ended.
+type life struct {
+	born, began, ended time.Time
+	pid                int
+}
 
 // witness watches the containers of one containerd namespace through the kernel alone, so that it goes on seeing while
 // containerd, the agent and the hub are dead: the process ids are what runc wrote into the bundles, the start is the kernel's,
@@ -75,11 +79,27 @@ func (wit *witness) look(ctx context.Context) {
 	}
 	for _, b := range bundles {
 		wit.mu.Lock()
-		_, known := wit.lives[b.Name()]
+		l := wit.lives[b.Name()]
 		wit.mu.Unlock()
-		if !known {
+		if l == nil {
 			wit.meet(ctx, b.Name())
+		} else {
+			wit.awaitBegin(l)
 		}
+	}
+}
+
+// waitingToBegin is how runc names the process of a container that is made and not started yet.
+const waitingToBegin = "runc:["
+
+func (wit *witness) awaitBegin(l *life) {
+	wit.mu.Lock()
+	defer wit.mu.Unlock()
+	if !l.began.IsZero() || !l.ended.IsZero() {
+		return
+	}
+	if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", l.pid)); err == nil && !bytes.HasPrefix(name, []byte(waitingToBegin)) {
+		l.began = time.Now()
 	}
 }
 
@@ -104,7 +124,7 @@ func (wit *witness) meet(ctx context.Context, id string) {
 		_ = unix.Close(fd)
 		return
 	}
-	l := &life{born: wit.booted.Add(time.Duration(ticks) * time.Second / clockTicksPerSecond)}
+	l := &life{pid: pid, born: wit.booted.Add(time.Duration(ticks) * time.Second / clockTicksPerSecond)}
 	wit.mu.Lock()
 	wit.lives[id] = l
 	wit.mu.Unlock()
@@ -150,6 +170,7 @@ func TestTheWitnessSeesWhatContainerdSees(t *testing.T) {
 	for id, l := range lives {
 		require.WithinDuration(t, containers.started[id], l.born, time.Second, "containerd tells of a start after it")
 		require.False(t, containers.started[id].Before(l.born.Add(-time.Second/clockTicksPerSecond)))
+		require.WithinDuration(t, containers.started[id], l.began, 250*time.Millisecond)
 		require.WithinDuration(t, containers.exited[id], l.ended, 250*time.Millisecond)
 	}
 }
