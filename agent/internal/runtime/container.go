@@ -79,48 +79,48 @@ type Container struct {
 
 // BuildSpec is the OCI spec that Start would use: the same bytes for the same run on the same host.
 func (r *Runtime) BuildSpec(ctx context.Context, spec Spec) (*specs.Spec, error) {
-	s, _, _, err := r.buildSpec(r.ns(ctx), spec)
+	s, _, err := r.buildSpec(r.ns(ctx), spec)
 	return s, err
 }
 
-func (r *Runtime) buildSpec(ctx context.Context, spec Spec) (*specs.Spec, client.Image, string, error) {
+func (r *Runtime) buildSpec(ctx context.Context, spec Spec) (*specs.Spec, readyImage, error) {
 	if err := spec.check(r.host); err != nil {
-		return nil, nil, "", err
+		return nil, readyImage{}, err
 	}
 	ref, err := ParseImage(spec.Service.GetImage())
 	if err != nil {
-		return nil, nil, "", err
+		return nil, readyImage{}, err
 	}
 	image, err := r.readyImage(ctx, ref.name())
 	if errdefs.IsNotFound(err) {
-		return nil, nil, "", fault.New(fault.NotFound, "image_missing", "The image "+ref.name()+" is not on this node yet.", err)
+		return nil, readyImage{}, imageMissing(ref.name(), err)
 	}
 	if err != nil {
-		return nil, nil, "", fmt.Errorf("look for image %s: %w", ref.name(), err)
-	}
-	config, err := imageConfig(ctx, image)
-	if err != nil {
-		return nil, nil, "", err
+		return nil, readyImage{}, fmt.Errorf("look for image %s: %w", ref.name(), err)
 	}
 	who := spec.Service.GetUser()
 	if who == "" {
-		who = config.User
+		who = image.config.User
 	}
-	usr, err := r.resolveUser(ctx, image, who)
+	usr, err := r.resolveUser(ctx, image.Image, who)
 	if err != nil {
-		return nil, nil, "", err
+		return nil, readyImage{}, err
 	}
 	s, err := buildSpec(specInput{
-		spec: spec, image: config, user: usr, host: r.host, files: r.files(spec.ID), cgroup: r.cgroupPath(spec.ID), uidMap: r.uidMap(),
+		spec: spec, image: image.config, user: usr, host: r.host, files: r.files(spec.ID), cgroup: r.cgroupPath(spec.ID), uidMap: r.uidMap(),
 	})
-	return s, image, config.StopSignal, err
+	return s, image, err
+}
+
+func imageMissing(name string, cause error) error {
+	return fault.New(fault.NotFound, "image_missing", "The image "+name+" is not on this node yet.", cause)
 }
 
 // Start makes and starts the container of this run. A run that is up already is returned as it is; one that a crash left half
 // made is made again; one that has ended is a conflict.
 func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
 	ctx = r.ns(ctx)
-	ociSpec, image, stopSignal, err := r.buildSpec(ctx, spec)
+	ociSpec, image, err := r.buildSpec(ctx, spec)
 	if err != nil {
 		return Run{}, err
 	}
@@ -140,12 +140,12 @@ func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
 			return Run{}, err
 		}
 	}
-	run, err := r.start(ctx, spec, ociSpec, image, stopSignal)
+	run, err := r.start(ctx, spec, ociSpec, image)
 	if errdefs.IsAlreadyExists(err) {
 		if err := r.Remove(ctx, spec.ID); err != nil {
 			return Run{}, err
 		}
-		run, err = r.start(ctx, spec, ociSpec, image, stopSignal)
+		run, err = r.start(ctx, spec, ociSpec, image)
 	}
 	if err != nil {
 		clean, cancel := r.detached(ctx)
@@ -158,21 +158,19 @@ func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
 	return run, nil
 }
 
-func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, image client.Image, stopSignal string) (Run, error) {
+func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, image readyImage) (Run, error) {
 	if err := r.prepareFiles(spec); err != nil {
 		return Run{}, err
 	}
 	failpoint.Hit("agent/start/files")
-	snapshotOpts := []snapshots.Opt{snapshots.WithLabels(map[string]string{labelMember: spec.MemberID})}
 	options := &runcoptions.Options{Root: r.cfg.RuncRoot}
 	if r.host.userNamespaces {
-		snapshotOpts = append(snapshotOpts, r.remapOption())
 		options.IoUid, options.IoGid = r.cfg.UIDMapBase, r.cfg.UIDMapBase
 	}
 	container, err := r.client.NewContainer(ctx, spec.ID,
 		client.WithSnapshotter(r.cfg.Snapshotter),
-		client.WithNewSnapshot(spec.ID, image, mergeLabels(snapshotOpts)),
-		client.WithContainerLabels(spec.labels(r.host, r.uidMap(), stopSignal)),
+		r.withSnapshot(spec, image),
+		client.WithContainerLabels(spec.labels(r.host, r.uidMap(), image.config.StopSignal)),
 		client.WithRuntime(runcRuntime, options),
 		client.WithSpec(ociSpec),
 	)
@@ -223,19 +221,24 @@ func (r *Runtime) awaitNetwork(ctx context.Context, spec Spec) (err error) {
 	return r.writeHosts(spec)
 }
 
-// mergeLabels makes one option of several that each set labels: snapshots.WithLabels replaces what was there.
-func mergeLabels(opts []snapshots.Opt) snapshots.Opt {
-	return func(info *snapshots.Info) error {
-		all := map[string]string{}
-		for _, opt := range opts {
-			one := snapshots.Info{}
-			if err := opt(&one); err != nil {
+// withSnapshot makes the container's file system upon that of the image. client.WithNewSnapshot would look for it anew each time.
+func (r *Runtime) withSnapshot(spec Spec, image readyImage) client.NewContainerOpts {
+	return func(ctx context.Context, _ *client.Client, c *containers.Container) error {
+		mapped := snapshots.Info{}
+		if r.host.userNamespaces {
+			if err := r.remapOption()(&mapped); err != nil {
 				return err
 			}
-			maps.Copy(all, one.Labels)
 		}
-		info.Labels = all
-		return nil
+		labels := map[string]string{labelMember: spec.MemberID}
+		maps.Copy(labels, mapped.Labels)
+		_, err := r.client.SnapshotService(c.Snapshotter).Prepare(ctx, spec.ID, image.snapshot, snapshots.WithLabels(labels))
+		if errdefs.IsNotFound(err) {
+			r.forgetImages() // somebody has removed it
+			return imageMissing(image.Name(), err)
+		}
+		c.SnapshotKey, c.Image = spec.ID, image.Name()
+		return err
 	}
 }
 

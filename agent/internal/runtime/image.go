@@ -115,23 +115,67 @@ func (r *Runtime) HasImage(ctx context.Context, ref ImageRef) (bool, error) {
 	return false, fmt.Errorf("look for image %s: %w", ref.name(), err)
 }
 
-// readyImage finds an image that is whole, unpacked and remapped; otherwise its error is errdefs' not found.
-func (r *Runtime) readyImage(ctx context.Context, name string) (client.Image, error) {
-	image, err := r.client.GetImage(ctx, name)
-	if err != nil {
-		return nil, err
+// maxReadyImages bounds the memory of images that are ready; it is emptied when full.
+const maxReadyImages = 256
+
+// readyImage is all that a start needs to know of an image. It never changes: the name holds the digest.
+type readyImage struct {
+	client.Image
+	config ocispec.ImageConfig
+	// snapshot is what a container's own is made upon: the image unpacked, in the containers' user ids.
+	snapshot string
+}
+
+// readyImage finds an image that is whole, unpacked and remapped; otherwise its error is errdefs' not found. What was found once is
+// remembered until a start finds it gone.
+func (r *Runtime) readyImage(ctx context.Context, name string) (readyImage, error) {
+	r.mu.Lock()
+	ready, known := r.ready[name]
+	r.mu.Unlock()
+	if known {
+		return ready, nil
 	}
-	unpacked, err := image.IsUnpacked(ctx, r.cfg.Snapshotter)
+	ready, err := r.findImage(ctx, name)
 	if err != nil {
-		return nil, err
+		return readyImage{}, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.ready) >= maxReadyImages {
+		clear(r.ready)
+	}
+	r.ready[name] = ready
+	return ready, nil
+}
+
+// forgetImages is called when an image may be gone.
+func (r *Runtime) forgetImages() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	clear(r.ready)
+}
+
+func (r *Runtime) findImage(ctx context.Context, name string) (ready readyImage, err error) {
+	if ready.Image, err = r.client.GetImage(ctx, name); err != nil {
+		return readyImage{}, err
+	}
+	unpacked, err := ready.IsUnpacked(ctx, r.cfg.Snapshotter)
+	if err != nil {
+		return readyImage{}, err
 	}
 	if !unpacked {
-		return nil, fmt.Errorf("image is not unpacked: %w", errdefs.ErrNotFound)
+		return readyImage{}, fmt.Errorf("image is not unpacked: %w", errdefs.ErrNotFound)
 	}
-	if _, err := r.remapped(ctx, image); err != nil {
-		return nil, err
+	if ready.snapshot, err = r.remapped(ctx, ready.Image); err != nil {
+		return readyImage{}, err
 	}
-	return image, nil
+	if ready.snapshot == "" {
+		if ready.snapshot, err = rootSnapshot(ctx, ready.Image); err != nil {
+			return readyImage{}, err
+		}
+	}
+	ready.config, err = imageConfig(ctx, ready.Image)
+	return ready, err
 }
 
 // remapped finds the copy of an image in the containers' user ids, by the reference that its configuration holds.
@@ -417,6 +461,7 @@ func (r *Runtime) RemoveUnusedImages(ctx context.Context, keep ...ImageRef) erro
 		if i.InUse || slices.ContainsFunc(keep, func(k ImageRef) bool { return k.name() == i.Name }) {
 			continue
 		}
+		r.forgetImages()
 		err := r.client.ImageService().Delete(r.ns(ctx), i.Name, images.SynchronousDelete())
 		if err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("remove image %s: %w", i.Name, err)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
@@ -50,6 +51,26 @@ func TestImageIsPulledOnceVerifiedAndKept(t *testing.T) {
 	require.True(t, has)
 	require.NoError(t, f.rt.RemoveUnusedImages(t.Context()))
 	require.Empty(t, f.snapshots())
+}
+
+func TestImageThatSomebodyRemovedIsNoticedAtTheNextStart(t *testing.T) {
+	f := newFixture(t)
+	image := f.image()
+	first := f.spec(image, "wait")
+	f.start(first)
+	require.NoError(t, f.rt.RemoveMember(t.Context(), first.MemberID))
+	require.NoError(t, f.daemon.Client(t).ImageService().Delete(f.ns(), image, images.SynchronousDelete()))
+	spec := f.spec(image, "wait")
+	_, err := f.rt.Start(t.Context(), spec)
+	require.ErrorContains(t, err, "image_missing")
+	left, err := f.rt.Leftovers(t.Context(), spec.MemberID)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	ref, err := runtime.ParseImage(image)
+	require.NoError(t, err)
+	has, err := f.rt.HasImage(t.Context(), ref)
+	require.NoError(t, err)
+	require.False(t, has, "so that it is pulled again")
 }
 
 func TestManyMembersShareOnePull(t *testing.T) {
