@@ -27,6 +27,7 @@ const (
 	ReasonOutOfMemory      = "out_of_memory"
 	ReasonImagePullFailed  = "image_pull_failed"
 	ReasonInternal         = "internal"
+	ReasonOwnerRefused     = "owner_refused"
 )
 
 // Statuses is what the node reports, one for each member that it knows, sorted by member id.

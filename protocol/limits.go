@@ -16,6 +16,8 @@ const (
 	MaxPushPartsBytes = 2 << 20
 	// MaxSegmentBytes limits one signed usage segment.
 	MaxSegmentBytes = 1 << 20
+	// MaxRefusalBytes limits one signed refusal of a node's owner.
+	MaxRefusalBytes = 4 << 10
 	// MaxFetchBytes limits one FetchResponse.
 	MaxFetchBytes = 2 << 20
 	// MaxHeaderBytes limits StreamHeader, FetchRequest, TunnelRequest and TunnelResponse.

@@ -3110,7 +3110,9 @@ type WorkloadStatus struct {
 	// The desired revision that failed, when the node has left it by itself: revision is the fallback's then, and reason why.
 	FallbackFromRevision uint64 `protobuf:"varint,14,opt,name=fallback_from_revision,json=fallbackFromRevision,proto3" json:"fallback_from_revision,omitempty"`
 	// removed only: what was looked for and is gone.
-	Removal       *RemovalProof `protobuf:"bytes,15,opt,name=removal,proto3" json:"removal,omitempty"`
+	Removal *RemovalProof `protobuf:"bytes,15,opt,name=removal,proto3" json:"removal,omitempty"`
+	// With the reason owner_refused only: an OwnerRefusal, signed by the node's own key.
+	OwnerRefusal  *Envelope `protobuf:"bytes,16,opt,name=owner_refusal,json=ownerRefusal,proto3" json:"owner_refusal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3250,6 +3252,92 @@ func (x *WorkloadStatus) GetRemoval() *RemovalProof {
 	return nil
 }
 
+func (x *WorkloadStatus) GetOwnerRefusal() *Envelope {
+	if x != nil {
+		return x.OwnerRefusal
+	}
+	return nil
+}
+
+// OwnerRefusal says that the owner of a node does not let it run a revision of a member. Signed by the node's own key. It holds
+// nothing that changes while the refusal stands, so that it is the same each time it is said.
+type OwnerRefusal struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	NodeId     string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	MemberId   string                 `protobuf:"bytes,2,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	InstanceId string                 `protobuf:"bytes,3,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	Revision   uint64                 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	// The rule, for the tenant to read.
+	Rule          string `protobuf:"bytes,5,opt,name=rule,proto3" json:"rule,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OwnerRefusal) Reset() {
+	*x = OwnerRefusal{}
+	mi := &file_protocol_messages_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OwnerRefusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OwnerRefusal) ProtoMessage() {}
+
+func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OwnerRefusal.ProtoReflect.Descriptor instead.
+func (*OwnerRefusal) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *OwnerRefusal) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *OwnerRefusal) GetMemberId() string {
+	if x != nil {
+		return x.MemberId
+	}
+	return ""
+}
+
+func (x *OwnerRefusal) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+func (x *OwnerRefusal) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *OwnerRefusal) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
 type PublishedEndpoint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3262,7 +3350,7 @@ type PublishedEndpoint struct {
 
 func (x *PublishedEndpoint) Reset() {
 	*x = PublishedEndpoint{}
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3274,7 +3362,7 @@ func (x *PublishedEndpoint) String() string {
 func (*PublishedEndpoint) ProtoMessage() {}
 
 func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3287,7 +3375,7 @@ func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedEndpoint.ProtoReflect.Descriptor instead.
 func (*PublishedEndpoint) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PublishedEndpoint) GetName() string {
@@ -3331,7 +3419,7 @@ type RemovalProof struct {
 
 func (x *RemovalProof) Reset() {
 	*x = RemovalProof{}
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3343,7 +3431,7 @@ func (x *RemovalProof) String() string {
 func (*RemovalProof) ProtoMessage() {}
 
 func (x *RemovalProof) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3356,7 +3444,7 @@ func (x *RemovalProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovalProof.ProtoReflect.Descriptor instead.
 func (*RemovalProof) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RemovalProof) GetAt() *timestamppb.Timestamp {
@@ -3397,7 +3485,7 @@ type UsageUpload struct {
 
 func (x *UsageUpload) Reset() {
 	*x = UsageUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3409,7 +3497,7 @@ func (x *UsageUpload) String() string {
 func (*UsageUpload) ProtoMessage() {}
 
 func (x *UsageUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3422,7 +3510,7 @@ func (x *UsageUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageUpload.ProtoReflect.Descriptor instead.
 func (*UsageUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UsageUpload) GetSegment() *Envelope {
@@ -3447,7 +3535,7 @@ type UsageAck struct {
 
 func (x *UsageAck) Reset() {
 	*x = UsageAck{}
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3459,7 +3547,7 @@ func (x *UsageAck) String() string {
 func (*UsageAck) ProtoMessage() {}
 
 func (x *UsageAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3472,7 +3560,7 @@ func (x *UsageAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageAck.ProtoReflect.Descriptor instead.
 func (*UsageAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UsageAck) GetIncarnation() string {
@@ -3525,7 +3613,7 @@ type FetchRequest struct {
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3537,7 +3625,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3550,7 +3638,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FetchRequest) GetRequest() isFetchRequest_Request {
@@ -3624,7 +3712,7 @@ type FetchResponse struct {
 
 func (x *FetchResponse) Reset() {
 	*x = FetchResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3636,7 +3724,7 @@ func (x *FetchResponse) String() string {
 func (*FetchResponse) ProtoMessage() {}
 
 func (x *FetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3649,7 +3737,7 @@ func (x *FetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchResponse.ProtoReflect.Descriptor instead.
 func (*FetchResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *FetchResponse) GetRefused() string {
@@ -3689,7 +3777,7 @@ type PullCredentialRequest struct {
 
 func (x *PullCredentialRequest) Reset() {
 	*x = PullCredentialRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3701,7 +3789,7 @@ func (x *PullCredentialRequest) String() string {
 func (*PullCredentialRequest) ProtoMessage() {}
 
 func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3714,7 +3802,7 @@ func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredentialRequest.ProtoReflect.Descriptor instead.
 func (*PullCredentialRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PullCredentialRequest) GetRepository() string {
@@ -3737,7 +3825,7 @@ type PullCredential struct {
 
 func (x *PullCredential) Reset() {
 	*x = PullCredential{}
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3749,7 +3837,7 @@ func (x *PullCredential) String() string {
 func (*PullCredential) ProtoMessage() {}
 
 func (x *PullCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3762,7 +3850,7 @@ func (x *PullCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredential.ProtoReflect.Descriptor instead.
 func (*PullCredential) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PullCredential) GetRegistryHost() string {
@@ -3806,7 +3894,7 @@ type TunnelRequest struct {
 
 func (x *TunnelRequest) Reset() {
 	*x = TunnelRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3818,7 +3906,7 @@ func (x *TunnelRequest) String() string {
 func (*TunnelRequest) ProtoMessage() {}
 
 func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3831,7 +3919,7 @@ func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRequest.ProtoReflect.Descriptor instead.
 func (*TunnelRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *TunnelRequest) GetRequest() isTunnelRequest_Request {
@@ -3872,7 +3960,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3884,7 +3972,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3897,7 +3985,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *LogsRequest) GetMemberId() string {
@@ -3937,7 +4025,7 @@ type TunnelResponse struct {
 
 func (x *TunnelResponse) Reset() {
 	*x = TunnelResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3949,7 +4037,7 @@ func (x *TunnelResponse) String() string {
 func (*TunnelResponse) ProtoMessage() {}
 
 func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3962,7 +4050,7 @@ func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelResponse.ProtoReflect.Descriptor instead.
 func (*TunnelResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *TunnelResponse) GetRefused() string {
@@ -4257,7 +4345,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\n" +
 	"conditions\x18\x06 \x03(\tR\n" +
 	"conditions\x12:\n" +
-	"\faccelerators\x18\a \x03(\v2\x16.gpuaas.v1.AcceleratorR\faccelerators\"\xe2\x04\n" +
+	"\faccelerators\x18\a \x03(\v2\x16.gpuaas.v1.AcceleratorR\faccelerators\"\x9c\x05\n" +
 	"\x0eWorkloadStatus\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -4276,7 +4364,15 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\tendpoints\x18\f \x03(\v2\x1c.gpuaas.v1.PublishedEndpointR\tendpoints\x12%\n" +
 	"\x0ecorrelation_id\x18\r \x01(\tR\rcorrelationId\x124\n" +
 	"\x16fallback_from_revision\x18\x0e \x01(\x04R\x14fallbackFromRevision\x121\n" +
-	"\aremoval\x18\x0f \x01(\v2\x17.gpuaas.v1.RemovalProofR\aremoval\"k\n" +
+	"\aremoval\x18\x0f \x01(\v2\x17.gpuaas.v1.RemovalProofR\aremoval\x128\n" +
+	"\rowner_refusal\x18\x10 \x01(\v2\x13.gpuaas.v1.EnvelopeR\fownerRefusal\"\x95\x01\n" +
+	"\fOwnerRefusal\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1b\n" +
+	"\tmember_id\x18\x02 \x01(\tR\bmemberId\x12\x1f\n" +
+	"\vinstance_id\x18\x03 \x01(\tR\n" +
+	"instanceId\x12\x1a\n" +
+	"\brevision\x18\x04 \x01(\x04R\brevision\x12\x12\n" +
+	"\x04rule\x18\x05 \x01(\tR\x04rule\"k\n" +
 	"\x11PublishedEndpoint\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x12\n" +
@@ -4341,7 +4437,7 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 }
 
 var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_protocol_messages_proto_goTypes = []any{
 	(StreamHeader_Kind)(0),        // 0: gpuaas.v1.StreamHeader.Kind
 	(*Envelope)(nil),              // 1: gpuaas.v1.Envelope
@@ -4381,28 +4477,29 @@ var file_protocol_messages_proto_goTypes = []any{
 	(*Brought)(nil),               // 35: gpuaas.v1.Brought
 	(*Report)(nil),                // 36: gpuaas.v1.Report
 	(*WorkloadStatus)(nil),        // 37: gpuaas.v1.WorkloadStatus
-	(*PublishedEndpoint)(nil),     // 38: gpuaas.v1.PublishedEndpoint
-	(*RemovalProof)(nil),          // 39: gpuaas.v1.RemovalProof
-	(*UsageUpload)(nil),           // 40: gpuaas.v1.UsageUpload
-	(*UsageAck)(nil),              // 41: gpuaas.v1.UsageAck
-	(*FetchRequest)(nil),          // 42: gpuaas.v1.FetchRequest
-	(*FetchResponse)(nil),         // 43: gpuaas.v1.FetchResponse
-	(*PullCredentialRequest)(nil), // 44: gpuaas.v1.PullCredentialRequest
-	(*PullCredential)(nil),        // 45: gpuaas.v1.PullCredential
-	(*TunnelRequest)(nil),         // 46: gpuaas.v1.TunnelRequest
-	(*LogsRequest)(nil),           // 47: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),        // 48: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
+	(*OwnerRefusal)(nil),          // 38: gpuaas.v1.OwnerRefusal
+	(*PublishedEndpoint)(nil),     // 39: gpuaas.v1.PublishedEndpoint
+	(*RemovalProof)(nil),          // 40: gpuaas.v1.RemovalProof
+	(*UsageUpload)(nil),           // 41: gpuaas.v1.UsageUpload
+	(*UsageAck)(nil),              // 42: gpuaas.v1.UsageAck
+	(*FetchRequest)(nil),          // 43: gpuaas.v1.FetchRequest
+	(*FetchResponse)(nil),         // 44: gpuaas.v1.FetchResponse
+	(*PullCredentialRequest)(nil), // 45: gpuaas.v1.PullCredentialRequest
+	(*PullCredential)(nil),        // 46: gpuaas.v1.PullCredential
+	(*TunnelRequest)(nil),         // 47: gpuaas.v1.TunnelRequest
+	(*LogsRequest)(nil),           // 48: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),        // 49: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil), // 50: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
 	2,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
 	4,  // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	49, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	50, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
 	5,  // 3: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
 	5,  // 4: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	49, // 5: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	49, // 6: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	49, // 7: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	50, // 5: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	50, // 6: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	50, // 7: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
 	8,  // 8: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
 	1,  // 9: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
 	1,  // 10: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
@@ -4413,14 +4510,14 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	13, // 15: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
 	14, // 16: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
 	15, // 17: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
-	49, // 18: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	50, // 18: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
 	17, // 19: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
 	18, // 20: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	49, // 21: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	49, // 22: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	50, // 21: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	50, // 22: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
 	20, // 23: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	49, // 24: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	49, // 25: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	50, // 24: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	50, // 25: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
 	0,  // 26: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
 	24, // 27: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
 	33, // 28: gpuaas.v1.NodeMessage.accepted:type_name -> gpuaas.v1.Accepted
@@ -4435,34 +4532,35 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	32, // 37: gpuaas.v1.HubMessage.goodbye:type_name -> gpuaas.v1.Goodbye
 	25, // 38: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
 	26, // 39: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	49, // 40: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
-	49, // 41: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	50, // 40: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	50, // 41: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
 	1,  // 42: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
 	1,  // 43: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
 	1,  // 44: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
 	1,  // 45: gpuaas.v1.Brought.bundle:type_name -> gpuaas.v1.Envelope
 	1,  // 46: gpuaas.v1.Brought.state:type_name -> gpuaas.v1.Envelope
 	1,  // 47: gpuaas.v1.Brought.leases:type_name -> gpuaas.v1.Envelope
-	49, // 48: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	50, // 48: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
 	37, // 49: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
 	26, // 50: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
-	49, // 51: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	49, // 52: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	49, // 53: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
-	38, // 54: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
-	39, // 55: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
-	49, // 56: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
-	1,  // 57: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
-	44, // 58: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
-	45, // 59: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
-	1,  // 60: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	49, // 61: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	47, // 62: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	63, // [63:63] is the sub-list for method output_type
-	63, // [63:63] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	50, // 51: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	50, // 52: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	50, // 53: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	39, // 54: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
+	40, // 55: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
+	1,  // 56: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
+	50, // 57: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	1,  // 58: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
+	45, // 59: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
+	46, // 60: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
+	1,  // 61: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
+	50, // 62: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	48, // 63: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	64, // [64:64] is the sub-list for method output_type
+	64, // [64:64] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -4485,12 +4583,12 @@ func file_protocol_messages_proto_init() {
 		(*HubMessage_ReportAck)(nil),
 		(*HubMessage_Goodbye)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[41].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[42].OneofWrappers = []any{
 		(*FetchRequest_PartSha256)(nil),
 		(*FetchRequest_PullCredential)(nil),
 		(*FetchRequest_Bundle)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[45].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[46].OneofWrappers = []any{
 		(*TunnelRequest_Logs)(nil),
 	}
 	type x struct{}
@@ -4499,7 +4597,7 @@ func file_protocol_messages_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   48,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -19,6 +19,7 @@ const (
 	PayloadState      = "application/vnd.gpuaas.desired-state.v1+protobuf"
 	PayloadLeases     = "application/vnd.gpuaas.leases.v1+protobuf"
 	PayloadSegment    = "application/vnd.gpuaas.usage-segment.v1+protobuf"
+	PayloadRefusal    = "application/vnd.gpuaas.owner-refusal.v1+protobuf"
 	PayloadDelegation = "application/vnd.gpuaas.delegation.v1+protobuf"
 	PayloadManifest   = "application/vnd.gpuaas.manifest.v1+yaml"
 )

@@ -122,21 +122,59 @@ func VerifyLeases(env *Envelope, b Bundle, me NodeIdentity) (Verified[*LeaseBatc
 // VerifySegment checks that a usage segment is signed by the node's own key. Whose segment it is and its place in the chain
 // are checked where the chain is stored.
 func VerifySegment(env *Envelope, node ed25519.PublicKey) (Verified[*UsageSegment], error) {
-	if err := checkShape(env, PayloadSegment, MaxSegmentBytes); err != nil {
-		return Verified[*UsageSegment]{}, err
+	v, err := verifyOfNode(env, PayloadSegment, MaxSegmentBytes, node, &UsageSegment{})
+	if err == nil && len(v.message.GetRecords()) > MaxSegmentRecords {
+		return Verified[*UsageSegment]{}, Refuse(RefusalTooLarge, "the usage segment has over %d records", MaxSegmentRecords)
+	}
+	return v, err
+}
+
+// VerifyOwnerRefusal checks that the refusal of a node's owner is signed by the node's own key and about this very status.
+func VerifyOwnerRefusal(s *WorkloadStatus, nodeID string, node ed25519.PublicKey) (Verified[*OwnerRefusal], error) {
+	v, err := verifyOfNode(s.GetOwnerRefusal(), PayloadRefusal, MaxRefusalBytes, node, &OwnerRefusal{})
+	if err != nil {
+		return v, err
+	}
+	m := v.message
+	if m.GetNodeId() != nodeID || m.GetMemberId() != s.GetMemberId() || m.GetInstanceId() != s.GetInstanceId() || m.GetRevision() != s.refusedRevision() {
+		return Verified[*OwnerRefusal]{}, Refuse(RefusalMalformed, "the owner's refusal is about something else")
+	}
+	return v, nil
+}
+
+// refusedRevision is the revision that the reason of a status is about.
+func (s *WorkloadStatus) refusedRevision() uint64 {
+	if from := s.GetFallbackFromRevision(); from != 0 && s.GetStatus() != statusFailed {
+		return from
+	}
+	return s.GetRevision()
+}
+
+// statusFailed is the status of a workload that does not run although it should.
+const statusFailed = "failed"
+
+// RefuseAsOwner adds to a status that the node's owner refused what it is about, with its detail as the rule.
+func (s *WorkloadStatus) RefuseAsOwner(nodeID string, signer Signer) error {
+	env, err := SignMessage(PayloadRefusal, &OwnerRefusal{
+		NodeId: nodeID, MemberId: s.GetMemberId(), InstanceId: s.GetInstanceId(), Revision: s.refusedRevision(), Rule: s.GetDetail(),
+	}, signer)
+	s.OwnerRefusal = env
+	return err
+}
+
+// verifyOfNode reads what a node signed with its own key.
+func verifyOfNode[M proto.Message](env *Envelope, payloadType string, maxBytes int, node ed25519.PublicKey, m M) (Verified[M], error) {
+	if err := checkShape(env, payloadType, maxBytes); err != nil {
+		return Verified[M]{}, err
 	}
 	key := &PublicKey{KeyId: KeyID(node), Ed25519: node}
 	if ids, _ := signedBy(env, []*PublicKey{key}, nil); len(ids) != 1 {
-		return Verified[*UsageSegment]{}, Refuse(RefusalSignature, "the usage segment is not signed by the node's key")
+		return Verified[M]{}, Refuse(RefusalSignature, "the document is not signed by the node's key")
 	}
-	m := &UsageSegment{}
 	if err := proto.Unmarshal(env.GetPayload(), m); err != nil {
-		return Verified[*UsageSegment]{}, &RefusalError{Reason: RefusalMalformed, Detail: "the usage segment cannot be read", Err: err}
+		return Verified[M]{}, &RefusalError{Reason: RefusalMalformed, Detail: "the document cannot be read", Err: err}
 	}
-	if len(m.GetRecords()) > MaxSegmentRecords {
-		return Verified[*UsageSegment]{}, Refuse(RefusalTooLarge, "the usage segment has over %d records", MaxSegmentRecords)
-	}
-	return Verified[*UsageSegment]{message: m, envelope: env, ok: true}, nil
+	return Verified[M]{message: m, envelope: env, ok: true}, nil
 }
 
 // VerifyDelegation checks that the catalog role let the publisher sign.

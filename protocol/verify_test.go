@@ -278,6 +278,35 @@ func TestSegmentIsSignedByTheNodeItself(t *testing.T) {
 	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err))
 }
 
+func TestLaw15AnOwnersRefusalIsSignedAndAboutOneRevision(t *testing.T) {
+	w := newWorld(t)
+	for name, c := range map[string]struct {
+		change func(*protocol.WorkloadStatus)
+		says   string
+	}{
+		"as it was signed":             {func(*protocol.WorkloadStatus) {}, ""},
+		"nothing is signed":            {func(s *protocol.WorkloadStatus) { s.OwnerRefusal = nil }, protocol.RefusalMalformed},
+		"another member":               {func(s *protocol.WorkloadStatus) { s.MemberId = "m2" }, protocol.RefusalMalformed},
+		"another instance":             {func(s *protocol.WorkloadStatus) { s.InstanceId = "i2" }, protocol.RefusalMalformed},
+		"another revision":             {func(s *protocol.WorkloadStatus) { s.Revision = 4 }, protocol.RefusalMalformed},
+		"altered":                      {func(s *protocol.WorkloadStatus) { s.OwnerRefusal.Payload[3] ^= 1 }, protocol.RefusalSignature},
+		"signed by the hub":            {func(s *protocol.WorkloadStatus) { _ = s.RefuseAsOwner(w.me.ID, w.state.signer) }, protocol.RefusalSignature},
+		"of another node":              {func(s *protocol.WorkloadStatus) { _ = s.RefuseAsOwner("n2", w.node.signer) }, protocol.RefusalMalformed},
+		"why it went back, at the new": {func(s *protocol.WorkloadStatus) { s.Status, s.Revision, s.FallbackFromRevision = "ready", 2, 3 }, ""},
+	} {
+		s := &protocol.WorkloadStatus{MemberId: "m1", InstanceId: "i1", Revision: 3, Status: "failed", Reason: "owner_refused", Detail: "Not here."}
+		require.NoError(t, s.RefuseAsOwner(w.me.ID, w.node.signer))
+		c.change(s)
+		v, err := protocol.VerifyOwnerRefusal(s, w.me.ID, w.node.pub)
+		if c.says != "" {
+			require.Equal(t, c.says, protocol.RefusalOf(err), name)
+			continue
+		}
+		require.NoError(t, err, name)
+		require.Equal(t, "Not here.", v.Message().GetRule(), name)
+	}
+}
+
 func TestEnvelopeJSONRoundTrip(t *testing.T) {
 	w := newWorld(t)
 	data, err := protocol.EnvelopeToJSON(w.bundle.Envelope())

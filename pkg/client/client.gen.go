@@ -1490,12 +1490,15 @@ type Member struct {
 	ID ID `json:"id"`
 
 	// NodeID UUIDv7 in lower case.
-	NodeID    ID           `json:"node_id"`
-	ReadyAt   time.Time    `json:"ready_at,omitempty,omitzero"`
-	Restarts  int32        `json:"restarts,omitempty,omitzero"`
-	Role      string       `json:"role"`
-	StartedAt time.Time    `json:"started_at,omitempty,omitzero"`
-	Status    MemberStatus `json:"status"`
+	NodeID ID `json:"node_id"`
+
+	// OwnerRefusal With the reason owner_refused: what the owner of the node says, signed by the node's own key. A DSSE envelope in protobuf; its payload is an OwnerRefusal.
+	OwnerRefusal []byte       `json:"owner_refusal,omitempty,omitzero"`
+	ReadyAt      time.Time    `json:"ready_at,omitempty,omitzero"`
+	Restarts     int32        `json:"restarts,omitempty,omitzero"`
+	Role         string       `json:"role"`
+	StartedAt    time.Time    `json:"started_at,omitempty,omitzero"`
+	Status       MemberStatus `json:"status"`
 
 	// StatusReason Why the status is what it is; absent when all is well.
 	StatusReason StatusReason `json:"status_reason,omitempty,omitzero"`

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuaas/gpuaas/agent/internal/host"
+	"github.com/gpuaas/gpuaas/agent/internal/local"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
@@ -46,6 +47,7 @@ type config struct {
 
 	beat, usageInterval, reportInterval, resync, dialRetryMax time.Duration
 	allowUnbilled                                             bool
+	policyFile                                                string
 
 	logLevel string
 }
@@ -86,6 +88,7 @@ func (c *config) runFlags(f *pflag.FlagSet) {
 	f.DurationVar(&c.reportInterval, "report-interval", uplink.DefaultReportInterval, "how often the node reports when nothing changes")
 	f.DurationVar(&c.dialRetryMax, "dial-retry-max", uplink.DefaultDialRetryMax, "longest pause before a hub that does not answer is dialled again, 500ms or more")
 	f.DurationVar(&c.resync, "resync", reconcile.DefaultResync, "how often everything is looked at without being asked to")
+	f.StringVar(&c.policyFile, "policy", local.DefaultPolicyFile, "file with the owner's policy (YAML); read again at each resync")
 	f.BoolVar(&c.allowUnbilled, "allow-run-unbilled", false, "let workloads whose lease says so go on without pay when it ends")
 }
 

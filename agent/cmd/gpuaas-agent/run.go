@@ -178,6 +178,10 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.close()) }()
+	owner, err := local.OpenPolicy(c.policyFile, filepath.Join(c.dataDir, "policy.yaml"))
+	if err != nil {
+		return err
+	}
 	if err := host.Check(ctx, c.requirements()); err != nil {
 		return err
 	}
@@ -209,7 +213,8 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 		Facts: c.facts(rt, n.log), Logs: logsOf(rt), Log: n.log,
 	}, n.creds, n.store, n.clock)
 	re := reconcile.New(reconcile.Config{
-		Beat: c.beat, UsageInterval: c.usageInterval, Resync: c.resync, PortFrom: from, PortTo: to, AllowUnbilled: c.allowUnbilled, Log: n.log,
+		Beat: c.beat, UsageInterval: c.usageInterval, Resync: c.resync, PortFrom: from, PortTo: to, AllowUnbilled: c.allowUnbilled,
+		Policy: owner.Read, Log: n.log,
 	}, n.store, n.clock, rt, nw, up)
 	server := &local.Server{
 		AgentVersion: daemon.Version(), Store: n.store, Clock: n.clock, Reconciler: re, Uplink: up, Logs: logsOf(rt), Node: n.creds.Node, Log: n.log,

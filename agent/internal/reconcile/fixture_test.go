@@ -33,6 +33,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/e2e/containerdtest"
 	"github.com/gpuaas/gpuaas/e2e/leftover"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
@@ -83,6 +84,8 @@ type fixture struct {
 	nw    *network.Network
 	re    *reconcile.Reconciler
 	stop  func()
+	// owner is what the owner of the machine allows.
+	owner atomic.Pointer[policy.Policy]
 	// between and networked stand between reconciler and runtime or network where a test sets them before it starts the fixture anew.
 	between   func(*runtime.Runtime) reconcile.Runtime
 	networked func(*network.Network) reconcile.Network
@@ -108,6 +111,7 @@ func newFixture(t testing.TB) *fixture {
 	f.nwCfg = network.Config{
 		Bridge: f.word[:min(len(f.word), 15)], CIDR: fmt.Sprintf("10.%d.%d.0/24", 100+os.Getpid()%100, n), StateDir: f.dir + "/cni", SharedDir: f.dir + "/shared",
 	}
+	f.owner.Store(&policy.Policy{})
 	t.Cleanup(f.purge)
 	f.start()
 	return f
@@ -144,7 +148,8 @@ func (f *fixture) start() {
 	}
 	f.re = reconcile.New(reconcile.Config{
 		Beat: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second, PortFrom: f.from, PortTo: f.from + 9,
-		Log: slog.New(slog.NewTextHandler(f.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Policy: func() (policy.Policy, error) { return *f.owner.Load(), nil },
+		Log:    slog.New(slog.NewTextHandler(f.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}, f.store, f.clock, rt, nw, f.hub)
 	ctx, cancel := context.WithCancel(f.ctx())
 	done := make(chan error, 1)

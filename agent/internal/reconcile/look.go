@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
@@ -230,6 +231,8 @@ const maxJudgings = 8
 // nobody has judged must neither be started nor be called refused, which would be the end of it at the hub. It counts as not here.
 func (r *Reconciler) desired(ctx context.Context) agent.Desired {
 	var d agent.Desired
+	owner, err := r.cfg.Policy()
+	r.note("policy_invalid", err)
 	for range maxJudgings {
 		r.judge(ctx)
 		accepted := r.store.Accepted()
@@ -241,7 +244,7 @@ func (r *Reconciler) desired(ctx context.Context) agent.Desired {
 				d.Missing = append(d.Missing, agent.MissingPart{MemberID: p.MemberID, SHA256: p.SHA256})
 				continue
 			}
-			d.Workloads = append(d.Workloads, workloadOf(p))
+			d.Workloads = append(d.Workloads, workloadOf(p, owner))
 		}
 		if !unjudged {
 			break
@@ -250,22 +253,25 @@ func (r *Reconciler) desired(ctx context.Context) agent.Desired {
 	return d
 }
 
-func workloadOf(p state.Part) agent.Workload {
-	w := workload(p.MemberID, p.Workload)
+func workloadOf(p state.Part, owner policy.Policy) agent.Workload {
+	w := workload(p.MemberID, p.Workload, owner)
 	if !p.Verdict.Admitted {
 		w.Refused, w.RefusedDetail = p.Verdict.Reason, p.Verdict.Detail
 	}
 	if back := p.Workload.GetFallback(); back != nil && p.Verdict.FallbackAdmitted {
-		f := workload(p.MemberID, back)
+		f := workload(p.MemberID, back, owner)
 		w.Fallback = &f
 	}
 	return w
 }
 
-func workload(memberID string, p *protocol.Workload) agent.Workload {
+func workload(memberID string, p *protocol.Workload, owner policy.Policy) agent.Workload {
 	w := agent.Workload{
 		MemberID: memberID, InstanceID: p.GetInstanceId(), Revision: p.GetRevision(), CorrelationID: p.GetCorrelationId(), Stopped: p.GetStopped(),
 		ReadinessTimeout: time.Duration(p.GetReadinessTimeoutSeconds()) * time.Second,
+	}
+	if rule := owner.Refuses(p); rule != "" {
+		w.Refused, w.RefusedDetail = agent.ReasonOwnerRefused, rule
 	}
 	for _, s := range p.GetServices() {
 		w.Services = append(w.Services, agent.Service{

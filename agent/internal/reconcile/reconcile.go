@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -90,7 +91,9 @@ type Config struct {
 	PortFrom, PortTo uint16
 	// AllowUnbilled is the owner's permission for leases that end with run_unbilled.
 	AllowUnbilled bool
-	Log           *slog.Logger
+	// Policy gives what the owner allows now; with an error, what was allowed before. Nil allows everything.
+	Policy func() (policy.Policy, error)
+	Log    *slog.Logger
 }
 
 // Report is what one pass found.
@@ -156,6 +159,9 @@ func New(cfg Config, store *state.Store, clock *state.Clock, rt Runtime, nw Netw
 	set(&cfg.Beat, DefaultBeat)
 	set(&cfg.UsageInterval, DefaultUsageInterval)
 	set(&cfg.Resync, DefaultResync)
+	if cfg.Policy == nil {
+		cfg.Policy = func() (policy.Policy, error) { return policy.Policy{}, nil }
+	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -231,10 +237,24 @@ func (r *Reconciler) pass(ctx context.Context) error {
 	r.probe(ctx, look)
 	r.publish(Report{
 		Epoch: look.desired.Epoch, Generation: look.desired.Generation,
-		Workloads: agent.Statuses(look.desired, look.leases, look.observed, now),
+		Workloads: r.statuses(ctx, look, now),
 	}, true)
 	r.comeBack(soonest(agent.NextChange(look.desired, look.leases, look.observed, now), r.nextRelease(now)), now)
 	return nil
+}
+
+// statuses are what the node says of its members; that the owner refused one is signed.
+func (r *Reconciler) statuses(ctx context.Context, l look, now time.Time) []*protocol.WorkloadStatus {
+	all := agent.Statuses(l.desired, l.leases, l.observed, now)
+	for _, s := range all {
+		if s.GetReason() != agent.ReasonOwnerRefused {
+			continue
+		}
+		if err := r.store.SignRefusal(s); err != nil {
+			r.log.ErrorContext(ctx, "cannot sign the owner's refusal", "member", s.GetMemberId(), "error", err)
+		}
+	}
+	return all
 }
 
 // guard puts back what someone has taken of the walls around members.

@@ -2,6 +2,7 @@ package reconcile_test
 
 import (
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"net"
@@ -23,6 +24,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -89,6 +91,29 @@ func TestLaw10AFirewallTableThatSomeoneRemovesIsThereAgainWithinAResync(t *testi
 	}, 30*time.Second, 10*time.Millisecond, "the published port, and with it the walls")
 	f.push()
 	f.untilStatus(w.GetId(), agent.StatusRemoved)
+}
+
+func TestLaw15WhatTheOwnerRefusesStopsAndIsSigned(t *testing.T) {
+	f := newFixture(t)
+	w, other := f.hub.workload(`{}`), f.hub.workload(`{}`)
+	f.push(w)
+	f.untilStatus(w.GetId(), agent.StatusReady)
+	f.hub.away.Store(true)
+	f.owner.Store(&policy.Policy{Closed: true})
+	f.push(w, other)
+	for _, member := range []string{w.GetId(), other.GetId()} {
+		s := f.untilStatus(member, agent.StatusFailed)
+		require.Equal(t, agent.ReasonOwnerRefused, s.GetReason())
+		v, err := protocol.VerifyOwnerRefusal(s, nodeID, f.hub.node.Public().(ed25519.PublicKey))
+		require.NoError(t, err)
+		require.Equal(t, s.GetDetail(), v.Message().GetRule())
+	}
+	require.Eventually(t, func() bool {
+		all, err := f.rt.List(f.ctx())
+		return err == nil && len(all) == 0
+	}, 30*time.Second, 10*time.Millisecond, "nothing runs")
+	f.owner.Store(&policy.Policy{})
+	require.Nil(t, f.untilStatus(w.GetId(), agent.StatusReady).GetOwnerRefusal())
 }
 
 func TestLaw03LeasedWorkloadStartsAgainWithoutAHub(t *testing.T) {

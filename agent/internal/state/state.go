@@ -196,6 +196,17 @@ func (s *Store) Identify(nodeID string, signer protocol.Signer) error {
 	return s.write(func(b *batch) { b.json(keyChain, chain) }, func(d *data) { d.chain = chain })
 }
 
+// SignRefusal signs, with the node's key, that its owner refused what the status is about.
+func (s *Store) SignRefusal(status *protocol.WorkloadStatus) error {
+	s.mu.Lock()
+	node := s.node
+	s.mu.Unlock()
+	if node.signer == nil {
+		return errors.New("state: nothing can be signed before the node is identified")
+	}
+	return status.RefuseAsOwner(node.id, node.signer)
+}
+
 // NodeID is what Identify was given, or what the store remembers of it.
 func (s *Store) NodeID() string {
 	s.mu.Lock()

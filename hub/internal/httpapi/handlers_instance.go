@@ -321,7 +321,7 @@ func instanceView(i instance.Instance) (AppInstance, error) {
 func memberView(m instance.Member) Member {
 	return Member{
 		ID: m.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: m.Role, Status: MemberStatus(m.Status), StatusReason: StatusReason(m.Reason),
-		Detail: m.Detail, Restarts: int32(m.Restarts), ExitCode: int32(m.ExitCode), StartedAt: m.StartedAt, ReadyAt: m.ReadyAt,
+		Detail: m.Detail, OwnerRefusal: m.OwnerRefusal, Restarts: int32(m.Restarts), ExitCode: int32(m.ExitCode), StartedAt: m.StartedAt, ReadyAt: m.ReadyAt,
 	}
 }
 

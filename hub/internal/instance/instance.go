@@ -96,6 +96,8 @@ type Member struct {
 	Reason           Reason
 	Detail           string
 	ObservedRevision int64
+	// OwnerRefusal is the signed word of the node's owner (protocol.OwnerRefusal in its envelope), where that is the reason.
+	OwnerRefusal []byte
 	// ObservedIn is the incarnation of the node that spoke of the member last; empty where none did.
 	ObservedIn string
 	// FallbackFrom is the revision that the node left by itself for the observed one; 0 where it did not.

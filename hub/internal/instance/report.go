@@ -1,9 +1,12 @@
 package instance
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -191,6 +194,13 @@ func (m heldMember) hear(s *protocol.WorkloadStatus, r Report, now time.Time) (M
 	if next.Status != MemberStopped || s.GetReason() != "" {
 		next.Reason, next.Detail = knownReason(s.GetReason()), cut(s.GetDetail(), maxDetailBytes)
 	}
+	switch {
+	case next.Reason != ReasonOwnerRefused:
+		next.OwnerRefusal = nil
+	case s.GetOwnerRefusal() != nil:
+		// Encoding what was decoded cannot fail, and is the same each time.
+		next.OwnerRefusal, _ = proto.MarshalOptions{Deterministic: true}.Marshal(s.GetOwnerRefusal())
+	}
 	next.Restarts, next.ExitCode = int64(s.GetRestarts()), int64(s.GetExitCode())
 	next.StartedAt, next.ReadyAt, next.ExitedAt = instant(s.GetStartedAt()), instant(s.GetReadyAt()), instant(s.GetExitedAt())
 	next.Endpoints = published(s.GetEndpoints())
@@ -232,5 +242,5 @@ func (m Member) differs(n Member) bool {
 	return m.Status != n.Status || m.Reason != n.Reason || m.Detail != n.Detail || m.ObservedRevision != n.ObservedRevision || m.FallbackFrom != n.FallbackFrom ||
 		m.Unreachable != n.Unreachable || m.Restarts != n.Restarts || m.ExitCode != n.ExitCode || m.Gone != n.Gone || m.ObservedIn != n.ObservedIn ||
 		!m.StartedAt.Equal(n.StartedAt) || !m.ReadyAt.Equal(n.ReadyAt) || !m.ExitedAt.Equal(n.ExitedAt) ||
-		!slices.Equal(m.Endpoints, n.Endpoints)
+		!slices.Equal(m.Endpoints, n.Endpoints) || !bytes.Equal(m.OwnerRefusal, n.OwnerRefusal)
 }

@@ -145,10 +145,10 @@ func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now
 	_, err = tx.Exec(ctx, `UPDATE instance_members SET status = $2, status_reason = $3, detail = $4, observed_revision = $5, unreachable = $6,
 			endpoints = $7, restarts = $8, exit_code = $9, started_at = $10, ready_at = $11, exited_at = $12,
 			removal_proof = $13, removed_at = $14, updated_at = $15, fallback_from_revision = $16,
-			observed_incarnation = $17 WHERE id = $1`,
+			observed_incarnation = $17, owner_refusal = $18 WHERE id = $1`,
 		m.ID, string(m.Status), string(m.Reason), m.Detail, m.ObservedRevision, m.Unreachable,
 		endpoints, m.Restarts, m.ExitCode, nullable(m.StartedAt), nullable(m.ReadyAt), nullable(m.ExitedAt),
-		proof, nullable(m.RemovedAt), now, m.FallbackFrom, m.ObservedIn)
+		proof, nullable(m.RemovedAt), now, m.FallbackFrom, m.ObservedIn, m.OwnerRefusal)
 	return err
 }
 
@@ -173,7 +173,7 @@ func advanceReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (bool
 
 const memberColumns = `m.id, m.instance_id, m.allocation_id, m.node_id, m.role, m.status, m.status_reason, m.detail, m.observed_revision,
 	m.unreachable, m.endpoints, m.restarts, m.exit_code, m.started_at, m.ready_at, m.exited_at, m.removed_at, m.fallback_from_revision,
-	m.observed_incarnation`
+	m.observed_incarnation, m.owner_refusal`
 
 // scanMember reads memberColumns and whatever more the query selects after them.
 func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
@@ -184,7 +184,7 @@ func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
 	into := append([]any{
 		&m.ID, &m.InstanceID, &m.AllocationID, &m.NodeID, &m.Role, &m.Status, &m.Reason, &m.Detail, &m.ObservedRevision,
 		&m.Unreachable, &endpoints, &m.Restarts, &m.ExitCode, &started, &ready, &exited, &removed, &m.FallbackFrom,
-		&m.ObservedIn,
+		&m.ObservedIn, &m.OwnerRefusal,
 	}, more...)
 	if err := row.Scan(into...); err != nil {
 		return err

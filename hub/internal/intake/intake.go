@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/session"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -180,10 +181,26 @@ func nodeEvent(ctx context.Context, tx db.Tx, nodeID, typ, action string, data m
 	})
 }
 
+// requireSigned takes a refusal in an owner's name from every status whose signature does not bear it out.
+func requireSigned(statuses []*protocol.WorkloadStatus, peer session.Peer) {
+	for _, s := range statuses {
+		if s.GetReason() != string(instance.ReasonOwnerRefused) {
+			s.OwnerRefusal = nil
+			continue
+		}
+		if _, err := protocol.VerifyOwnerRefusal(s, peer.NodeID, peer.Key); err != nil {
+			s.OwnerRefusal, s.Reason = nil, string(instance.ReasonInternal)
+			s.Detail = "The node says that its owner refuses this, and has not signed that: " + protocol.RefusalDetail(err) + "."
+		}
+	}
+}
+
 // Report takes a node's observed state. A report that lost against a newer one is acknowledged and changes nothing. One of a
 // quarantined node is not acknowledged, so that what it proves is said again.
-func (i *Intake) Report(ctx context.Context, nodeID string, sessionNo uint64, r *protocol.Report) error {
+func (i *Intake) Report(ctx context.Context, peer session.Peer, sessionNo uint64, r *protocol.Report) error {
+	nodeID := peer.NodeID
 	now := i.Now().Truncate(time.Microsecond)
+	requireSigned(r.GetWorkloads(), peer)
 	var quarantined, noticed bool
 	observed, err := inTurn(ctx, i, func(tx db.Tx) (command.Observed, error) {
 		quarantined, noticed = false, false

@@ -145,7 +145,7 @@ func (c *connection) read(ctx context.Context) error {
 }
 
 func (c *connection) report(ctx context.Context, r *protocol.Report) error {
-	if err := c.server.Intake.Report(ctx, c.peer.NodeID, c.held.SessionNo, r); err != nil {
+	if err := c.server.Intake.Report(ctx, c.peer, c.held.SessionNo, r); err != nil {
 		return err
 	}
 	c.out.put(func(o *outbox) { o.ack = &protocol.ReportAck{Counter: r.GetCounter()} })

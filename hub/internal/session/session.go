@@ -65,7 +65,7 @@ type Peer struct {
 // Intake takes what nodes say.
 type Intake interface {
 	Hello(ctx context.Context, peer Peer, hello *protocol.Hello) (Opened, error)
-	Report(ctx context.Context, nodeID string, sessionNo uint64, report *protocol.Report) error
+	Report(ctx context.Context, peer Peer, sessionNo uint64, report *protocol.Report) error
 	Accepted(ctx context.Context, nodeID string, accepted *protocol.Accepted) error
 	Refused(ctx context.Context, nodeID string, refused *protocol.Refused) error
 	// Usage takes a segment, in the order of the calls, and returns what waits for its acknowledgement.

@@ -1,0 +1,115 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/gpuaas/gpuaas/agent/policy"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// DefaultPolicyFile holds the owner's policy where no other file is named. It may be missing.
+const DefaultPolicyFile = "/etc/gpuaas/policy.yaml"
+
+// PolicyFile is the owner's policy on disk. What was read last counts until something else can be read, also after a restart:
+// neither a typing error nor a file that is away for a moment stops or admits anything.
+type PolicyFile struct {
+	path, kept string
+
+	mu    sync.Mutex
+	seen  version
+	rules policy.Policy
+	err   error
+}
+
+// version tells one content of a file from another without reading it.
+type version struct {
+	size     int64
+	modified time.Time
+}
+
+// OpenPolicy reads the owner's policy from path. kept is a file of the agent's own with what it read last. A named file that
+// does not exist, or one that cannot be read and never could, is an error; the default one may be missing, which allows
+// everything.
+func OpenPolicy(path, kept string) (*PolicyFile, error) {
+	p := &PolicyFile{path: path, kept: kept}
+	_, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && path == DefaultPolicyFile:
+		return p, p.forget()
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fault.New(fault.Malformed, "policy_missing", fmt.Sprintf("There is no file %s. Write the owner's policy there, or leave --policy away.", path), err)
+	}
+	if _, err = p.Read(); err == nil {
+		return p, nil
+	}
+	doc, keptErr := readAtMost(kept)
+	if keptErr != nil {
+		return nil, err
+	}
+	if p.rules, keptErr = policy.Parse(doc); keptErr != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Read gives what the owner allows now. With an error, which says what is wrong with the file, it gives what counted before.
+func (p *PolicyFile) Read() (policy.Policy, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	info, err := os.Stat(p.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return p.rules, p.err // from the next start on it counts as missing
+	}
+	if err != nil {
+		return p.rules, err
+	}
+	now := version{info.Size(), info.ModTime()}
+	if now == p.seen {
+		return p.rules, p.err
+	}
+	p.err = p.take()
+	p.seen = now
+	return p.rules, p.err
+}
+
+func (p *PolicyFile) take() error {
+	doc, err := readAtMost(p.path)
+	if err != nil {
+		return err
+	}
+	rules, err := policy.Parse(doc)
+	if err != nil {
+		return err
+	}
+	p.rules = rules
+	// First whole, then in place.
+	next := p.kept + ".next"
+	if err := os.WriteFile(next, doc, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, p.kept)
+}
+
+func (p *PolicyFile) forget() error {
+	if err := os.Remove(p.kept); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// readAtMost reads one byte more than a policy may have: policy.Parse says that it is too long.
+func readAtMost(path string) ([]byte, error) {
+	f, err := os.Open(filepath.Clean(path))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, policy.MaxBytes+1))
+}

@@ -1,0 +1,61 @@
+package local_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/internal/local"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+func TestLaw15TheOwnersPolicyCountsUntilAnotherCanBeRead(t *testing.T) {
+	dir := t.TempDir()
+	path, kept := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "kept")
+	age := time.Unix(1_800_000_000, 0)
+	write := func(doc string) {
+		require.NoError(t, os.WriteFile(path, []byte(doc), 0o600))
+		age = age.Add(time.Second)
+		require.NoError(t, os.Chtimes(path, age, age))
+	}
+	closed := func(p *local.PolicyFile) bool {
+		rules, err := p.Read()
+		require.NoError(t, err)
+		return rules.Closed
+	}
+	_, err := local.OpenPolicy(path, kept)
+	require.Equal(t, "policy_missing", fault.As(err).Code)
+	write("closed: maybe")
+	_, err = local.OpenPolicy(path, kept)
+	require.Equal(t, "policy_invalid", fault.As(err).Code)
+
+	write("closed: true")
+	p, err := local.OpenPolicy(path, kept)
+	require.NoError(t, err)
+	require.True(t, closed(p))
+	write("closed: false")
+	require.False(t, closed(p))
+	write("closed: true")
+	require.True(t, closed(p))
+
+	write("closed: mabye")
+	for range 2 {
+		rules, err := p.Read()
+		require.Equal(t, "policy_invalid", fault.As(err).Code)
+		require.True(t, rules.Closed, "what counted before counts")
+	}
+	again, err := local.OpenPolicy(path, kept)
+	require.NoError(t, err, "a node comes back after a typing error")
+	rules, err := again.Read()
+	require.Error(t, err)
+	require.True(t, rules.Closed)
+
+	require.NoError(t, os.Remove(path))
+	rules, _ = again.Read()
+	require.True(t, rules.Closed, "a file that is away for a moment opens nothing")
+	write("")
+	require.False(t, closed(again), "an empty one opens")
+}
