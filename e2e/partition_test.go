@@ -35,6 +35,8 @@ type divided struct {
 type farNode struct {
 	*steadyNode
 	link *impair.Link
+	// cutFor is how long its longest cut took.
+	cutFor time.Duration
 }
 
 func newDivided(t *testing.T, nodes int) *divided {
@@ -71,17 +73,34 @@ func newDivided(t *testing.T, nodes int) *divided {
 	return d
 }
 
-// unheard holds that the hub cannot know that the instance runs, and that what ran before goes on.
-func (n *farNode) unheard(id string) {
+// unheard asks for an instance while one direction is cut, and for as long as something else takes the hub cannot know that it runs.
+// What ran before goes on, and afterwards it lives as any other.
+func (n *farNode) unheard(name string, up, down impair.Conditions, meanwhile func()) {
 	n.w.t.Helper()
+	began := time.Now()
+	n.link.Set(up, down)
+	id := n.request(name)
+	meanwhile()
 	require.NotEqual(n.w.t, api.AppInstanceStatusRunning, n.w.instance(id).Status)
 	n.untouched()
+	n.link.Set(impair.Conditions{}, impair.Conditions{})
+	n.cutFor = max(n.cutFor, time.Since(began))
+	n.w.decommission(n.running(id))
 }
 
 // lifecycle launches an instance and decommissions it.
 func (n *farNode) lifecycle(name string) {
 	n.w.t.Helper()
 	n.w.decommission(n.running(n.request(name)))
+}
+
+// suffers waits until the network has done to packets of both directions what it was told to; an idle node sends few.
+func (n *farNode) suffers(what string, done func(impair.Stats) bool) {
+	n.w.t.Helper()
+	n.w.eventually(what, func() error {
+		up, down := n.link.Stats()
+		return orMissing(nil, done(up) && done(down))
+	})
 }
 
 // logged reports whether the agent has written the word.
@@ -115,21 +134,14 @@ func TestWhateverTheNetworkDoesWorkGoesOnAndUsageArrivesOnceInOrder(t *testing.T
 
 	bursts := impair.Conditions{Bursts: impair.InBursts(0.3, 4)}
 	shaky.link.Set(bursts, bursts)
-	moved.link.Set(cut, calm)
-	deaf := moved.request("hub-hears-nothing")
-	shaky.lifecycle("bursts")
-	moved.unheard(deaf)
-	moved.link.Set(calm, calm)
-	d.decommission(moved.running(deaf))
+	moved.unheard("hub-hears-nothing", cut, calm, func() {
+		shaky.lifecycle("bursts")
+		shaky.suffers("both ways lose packets", func(s impair.Stats) bool { return s.Lost > 0 })
+	})
 
 	slow := impair.Conditions{Delay: 300 * time.Millisecond}
 	shaky.link.Set(slow, slow)
-	moved.link.Set(calm, cut)
-	mute := moved.request("node-hears-nothing")
-	shaky.lifecycle("delay")
-	moved.unheard(mute)
-	moved.link.Set(calm, calm)
-	d.decommission(moved.running(mute))
+	moved.unheard("node-hears-nothing", calm, cut, func() { shaky.lifecycle("delay") })
 
 	mixed := impair.Conditions{Jitter: 80 * time.Millisecond, Duplicate: 0.2}
 	shaky.link.Set(mixed, mixed)
@@ -138,13 +150,12 @@ func TestWhateverTheNetworkDoesWorkGoesOnAndUsageArrivesOnceInOrder(t *testing.T
 		require.NoError(t, moved.link.Rebind())
 		moved.usageGrows()
 	}
-	up, down := shaky.link.Stats()
-	require.Positive(t, up.Lost)
-	require.Positive(t, down.Lost)
-	require.Positive(t, up.Doubled)
-	require.Positive(t, down.Doubled)
+	shaky.suffers("both ways double packets", func(s impair.Stats) bool { return s.Doubled > 0 })
 	for _, n := range d.nodes[:2] {
-		require.Len(t, n.link.Dials(), 1, "the session outlived all of it")
+		// On a machine that is too slow for it a cut may have lasted longer than a session can.
+		if n.cutFor < link.IdleTimeout-link.ProbeEvery {
+			require.Len(t, n.link.Dials(), 1, "the session outlived all of it")
+		}
 	}
 	shaky.link.Set(calm, calm)
 
@@ -175,9 +186,9 @@ func TestWhateverTheNetworkDoesWorkGoesOnAndUsageArrivesOnceInOrder(t *testing.T
 func requireSpaced(t *testing.T, dials []time.Time) {
 	t.Helper()
 	require.GreaterOrEqual(t, len(dials), 3, "the node tries again and again")
-	const silence, leastPause = link.HandshakeTimeout / 2, 250 * time.Millisecond
+	const silence, leastPause, mostLeast = link.HandshakeTimeout / 2, 250 * time.Millisecond, 15 * time.Second
 	for i := 1; i < len(dials); i++ {
-		require.Greater(t, dials[i].Sub(dials[i-1]), silence+leastPause<<(i-1), "dials at %v", dials)
+		require.Greater(t, dials[i].Sub(dials[i-1]), silence+min(leastPause<<(i-1), mostLeast), "dials at %v", dials)
 	}
 }
 
