@@ -36,7 +36,7 @@ func (h held) Setup(ctx context.Context, memberID string, ports []network.PortMa
 		err = ctx.Err()
 	}
 	if err != nil {
-		return network.Attachment{}, errors.Join(err, h.Network.Remove(context.WithoutCancel(ctx), memberID))
+		return network.Attachment{}, errors.Join(err, h.Remove(context.WithoutCancel(ctx), memberID))
 	}
 	return a, nil
 }

@@ -8,8 +8,9 @@ import (
 )
 
 const (
-	// dialRetryMin and DefaultDialRetryMax bound the pause between dials; each is spread over half of itself.
-	dialRetryMin        = 500 * time.Millisecond
+	// dialRetryMin is the shortest pause between dials; each is spread over half of itself.
+	dialRetryMin = 500 * time.Millisecond
+	// DefaultDialRetryMax is the longest.
 	DefaultDialRetryMax = 30 * time.Second
 	// settledFactor: a session that lasted this many times the next pause is well, and the pauses start from dialRetryMin
 	// again. One that ends sooner each time is dialled ever more seldom.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -218,7 +219,13 @@ func TestAWatcherWaitsForAChangeAndHearsOfItAtOnce(t *testing.T) {
 	require.Equal(t, 400, s.ask(t, boss, "GET", path+"/watch?seen=x", "", "").status)
 
 	answered := make(chan string, 1)
-	go func() { answered <- s.ask(t, boss, "GET", path+"/watch?seen="+first.text("seen"), "", "").raw }()
+	watch := httptest.NewRequest("GET", "/api/v1"+path+"/watch?seen="+first.text("seen"), http.NoBody)
+	watch.Header.Set("Authorization", "Bearer "+boss)
+	go func() {
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, watch)
+		answered <- w.Body.String()
+	}()
 	require.Eventually(t, func() bool { return s.wakes.Waiting() == 1 }, time.Minute, time.Millisecond)
 	s.must(t, boss, "POST", path+"/stop", "k2", "", 202)
 	s.wakes.Changed(i.ID)
