@@ -33,6 +33,10 @@ const (
 	// chunkBytes bounds what is written ahead of a transaction that would be too big for the memtable in one piece.
 	chunkBytes = 256 << 10
 	blockBytes = 4 << 10
+	// compactAt tables, each a full memtable, are merged at the next CollectGarbage. Badger's own compactors would look for such work
+	// twenty times a second, which costs an idle node a part of a core; neverStall keeps writes from waiting for them.
+	compactAt  = 2
+	neverStall = 1 << 20
 	// DefaultMinFreeBytes must stay free on the disk, or nothing is written: Badger maps its files, and a full disk
 	// under a mapped file kills the process instead of returning an error.
 	DefaultMinFreeBytes = 64 << 20
@@ -161,7 +165,7 @@ func badgerOptions(dir string) badger.Options {
 		WithValueLogFileSize(vlogFileBytes).WithValueThreshold(valueThresholdBytes).
 		WithBlockSize(blockBytes).WithBlockCacheSize(0).WithIndexCacheSize(0).
 		WithCompression(options.None).
-		WithNumCompactors(2).WithNumLevelZeroTables(2).WithNumLevelZeroTablesStall(4).
+		WithNumCompactors(0).WithNumLevelZeroTables(compactAt).WithNumLevelZeroTablesStall(neverStall).
 		WithNumGoroutines(1).
 		WithMetricsEnabled(false).
 		WithDetectConflicts(false). // one writer: the mutex
@@ -353,6 +357,11 @@ func rootCause(err error) error {
 
 // CollectGarbage gives disk space of overwritten values back. Call it now and then; it does nothing when there is little.
 func (s *Store) CollectGarbage() error {
+	if s.db.Levels()[0].NumTables >= compactAt {
+		if err := s.db.Flatten(1); err != nil {
+			return err
+		}
+	}
 	err := s.db.RunValueLogGC(0.5)
 	if errors.Is(err, badger.ErrNoRewrite) || errors.Is(err, badger.ErrRejected) {
 		return nil

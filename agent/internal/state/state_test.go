@@ -480,6 +480,31 @@ func TestStateOfAnotherNodeIsNotTouched(t *testing.T) {
 	require.Equal(t, nodeID, s.NodeID())
 }
 
+func TestOverwrittenValuesGiveTheirSpaceBack(t *testing.T) {
+	dir := t.TempDir()
+	s, err := state.Open(dir, state.Options{MinFreeBytes: 1})
+	require.NoError(t, err)
+	tables := func() int {
+		found, err := filepath.Glob(filepath.Join(dir, "*.sst"))
+		require.NoError(t, err)
+		return len(found)
+	}
+	detail := make([]byte, 12<<10)
+	writes := 0
+	for ; tables() < 4; writes++ { // a table is 8 MiB
+		require.Less(t, writes, 10_000)
+		_, _ = rand.Read(detail)
+		require.NoError(t, s.UpdateMember("m", func(m *state.Member) { m.Detail = fmt.Sprintf("%d %x", writes, detail[:6<<10]) }))
+	}
+	require.NoError(t, s.CollectGarbage())
+	require.LessOrEqual(t, tables(), 1)
+	require.NoError(t, s.Close())
+	s, err = state.Open(dir, state.Options{MinFreeBytes: 1})
+	require.NoError(t, err)
+	require.Contains(t, s.Members()["m"].Detail, fmt.Sprintf("%d ", writes-1))
+	require.NoError(t, s.Close())
+}
+
 func TestSecondOpenerIsTurnedAway(t *testing.T) {
 	m, dir := newMesh(t), t.TempDir()
 	open(t, dir, m)
