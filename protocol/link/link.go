@@ -163,7 +163,7 @@ func (l *Listener) acceptAll(ctx context.Context) {
 		select {
 		case l.accepted <- qc:
 		case <-l.closing:
-			return // its transport is being closed
+			return // its transport will be closed
 		}
 	}
 }
@@ -196,6 +196,12 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 
 // Addr is the address that it listens on.
 func (l *Listener) Addr() net.Addr { return l.ql.Addr() }
+
+// Stop takes no more connections; those that are there live on. Dials are not answered, so that they wait for a successor.
+func (l *Listener) Stop() error {
+	l.closed()
+	return l.ql.Close()
+}
 
 // Close stops listening and frees the port. Close accepted connections first: their peers would notice only when a successor
 // answers their probes, or after IdleTimeout.

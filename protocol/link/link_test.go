@@ -337,3 +337,18 @@ func TestDialsAtTheSameMomentAreAllTaken(t *testing.T) {
 		require.NoError(t, node.Close(link.CodeOK, ""))
 	}
 }
+
+// A hub that goes away lets its nodes finish, and those that dial meanwhile wait for the next hub instead of being refused.
+func TestStoppedListenerKeepsItsConnectionsAndAnswersNoDial(t *testing.T) {
+	s := newSetup(t)
+	node, hub := s.connect(t)
+	require.NoError(t, s.listener.Stop())
+	s.open(t, node, hub, protocol.StreamHeader_KIND_CONTROL)
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	_, err := link.Dial(ctx, s.addr(), s.node)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	_, err = s.listener.Accept(deadline(t))
+	require.ErrorIs(t, err, link.ErrClosed)
+	s.open(t, node, hub, protocol.StreamHeader_KIND_FETCH)
+}

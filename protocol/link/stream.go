@@ -19,8 +19,9 @@ import (
 // further use.
 var ErrTooLarge = errors.New("link: message is larger than its limit")
 
-// readBufferBytes is enough for most messages in one read.
-const readBufferBytes = 4 << 10
+// readBufferBytes is enough for what idle peers say. What is larger is read past the buffer, and every stream of thousands of nodes
+// has one.
+const readBufferBytes = 512
 
 // Stream is one stream of length-delimited messages, or of raw bytes after the messages that both sides agreed on.
 // One goroutine may read while others send.
@@ -60,10 +61,6 @@ func (s *Stream) Receive(m proto.Message, maxBytes int) error {
 	}
 	return fmt.Errorf("link: receive %s: %w", m.ProtoReflect().Descriptor().Name(), err)
 }
-
-// Buffered is how much has arrived and can be received without waiting for the network; the rest of a message may not be
-// in it.
-func (s *Stream) Buffered() int { return s.r.Buffered() }
 
 // Read reads raw bytes.
 func (s *Stream) Read(p []byte) (int, error) { return s.r.Read(p) }

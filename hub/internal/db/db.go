@@ -41,6 +41,8 @@ const (
 	// defaultMaxConns bounds the pool of one hub process; pool_max_conns in the URL overrides it. Whoever finds the pool
 	// empty waits until a connection is free or the caller's context ends.
 	defaultMaxConns = 24
+	// statementCache is how many prepared statements a connection keeps; the hub has fewer that it repeats. Its memory is taken at once.
+	statementCache = 256
 	// connectTimeout bounds one attempt to reach the database.
 	connectTimeout = 10 * time.Second
 	// idleInTransaction is when the database itself ends a transaction that its client left open.
@@ -64,6 +66,9 @@ func Open(ctx context.Context, url string) (*DB, error) {
 	}
 	if !strings.Contains(url, "pool_max_conns") {
 		conf.MaxConns = defaultMaxConns
+	}
+	if !strings.Contains(url, "statement_cache_capacity") {
+		conf.ConnConfig.StatementCacheCapacity = statementCache
 	}
 	if conf.ConnConfig.ConnectTimeout == 0 {
 		conf.ConnConfig.ConnectTimeout = connectTimeout

@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -44,6 +46,8 @@ const (
 	// its place longer than pushWait goes on without one, so that nodes that do not read cannot hold up the others.
 	maxParallelPushes = 64
 	pushWait          = time.Second
+	// calmAfter is how long no node may have connected before what a crowd of them took for its handshakes is given back.
+	calmAfter = 10 * time.Second
 	// maxUsageAhead is how many segments of one stream may wait for the same commit: a node that catches up sends several.
 	maxUsageAhead = 16
 	// segmentEnvelopeBytes is what the envelope of a usage segment may add to its payload.
@@ -112,6 +116,7 @@ type Server struct {
 	mu    sync.Mutex
 	nodes map[string]*connection
 	ended sync.WaitGroup
+	calm  *time.Timer
 
 	opened, refused metric.Int64Counter
 }
@@ -119,6 +124,7 @@ type Server struct {
 // NewServer makes a server without connections.
 func NewServer(o Options) *Server {
 	s := &Server{Options: o, handshakes: make(chan struct{}, maxHandshakes), pushes: make(chan struct{}, maxParallelPushes), nodes: map[string]*connection{}}
+	s.calm = time.AfterFunc(calmAfter, giveBack)
 	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
 	meter := otel.Meter("gpuaas/session")
 	s.opened, _ = meter.Int64Counter("gpuaas.sessions.opened", metric.WithDescription("Sessions that nodes opened."))
@@ -141,6 +147,7 @@ func (s *Server) TLS() *tls.Config {
 
 // Serve takes connections until ctx ends, then says goodbye to all and waits for them.
 func (s *Server) Serve(ctx context.Context, listener *link.Listener) error {
+	defer s.calm.Stop()
 	var failed error
 	for {
 		conn, err := listener.Accept(ctx)
@@ -152,6 +159,8 @@ func (s *Server) Serve(ctx context.Context, listener *link.Listener) error {
 		}
 		s.ended.Go(func() { s.serve(ctx, conn) })
 	}
+	// First: those who dial again at once are to meet the next hub and not this one.
+	_ = listener.Stop()
 	for _, c := range s.connections() {
 		c.end(link.CodeShutdown, shuttingDown)
 	}
@@ -383,11 +392,19 @@ func (s *Server) register(c *connection) bool {
 		return false
 	}
 	s.nodes[c.peer.NodeID] = c
+	s.calm.Reset(calmAfter)
 	s.mu.Unlock()
 	if older != nil {
 		older.end(link.CodeSuperseded, "a newer connection of this node is open")
 	}
 	return true
+}
+
+// giveBack returns memory that handshakes took and sessions do not need: it is as much again, and a hub would hold it for as long as
+// nothing happens. A collection halves the stacks that have become too large; two of them make them small.
+func giveBack() {
+	runtime.GC()
+	debug.FreeOSMemory()
 }
 
 func (s *Server) unregister(c *connection) {
