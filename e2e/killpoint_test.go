@@ -144,7 +144,7 @@ func TestEverythingResumesAfterAKillAtAnyPoint(t *testing.T) {
 	k.decommission(keeper)
 	k.requireWhole(course{id: keeper.ID, member: keeper.Members[0].ID, events: []string{"requested", "deploying", "running", "decommission_requested", "decommissioned"}, keeps: true})
 	for _, m := range k.mortals {
-		t.Logf("%s died at %d points; %d starts took %s", m.name, len(m.reached), m.starts, m.starting.Round(time.Millisecond))
+		t.Logf("%s died %d times at its points; %d starts took %s", m.name, m.deaths, m.starts, m.starting.Round(time.Millisecond))
 	}
 }
 

@@ -33,6 +33,8 @@ type course struct {
 func (k *killing) rounds(which func(point string) bool) {
 	k.t.Helper()
 	k.due, k.armed = nil, map[string]int{}
+	clear(k.center.reached)
+	clear(k.node.reached)
 	for _, p := range failpoint.Names() {
 		require.NotEmpty(k.t, passedIn(p), "no step is known to pass %s", p)
 		if which(p) && strings.Contains(p, os.Getenv("GPUAAS_E2E_KILL_POINTS")) {

@@ -26,8 +26,9 @@ type mortal struct {
 	start   func() error
 	// point is what it is armed with at the moment; empty once it has died of that.
 	point string
-	// reached are the points that it has died at.
+	// reached are the points that it has died at in these rounds; deaths counts all.
 	reached map[string]bool
+	deaths  int
 	// starting is how long its starts took in all, starts how many there were.
 	starting time.Duration
 	starts   int
@@ -81,6 +82,7 @@ func (m *mortal) note() error {
 		return fmt.Errorf("%s died at %q, armed with %q", m.name, said, m.point)
 	}
 	m.reached[m.point], m.dead, m.point = true, true, ""
+	m.deaths++
 	return os.Remove(m.arms + ".reached")
 }
 
