@@ -212,8 +212,7 @@ func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentia
 		return pullFault(ref, err)
 	}
 	// Without a lease, the garbage collection that any deletion starts would take what has been fetched so far.
-	lease, err := r.client.LeasesService().Create(ctx, leases.WithRandomID(), leases.WithExpiration(leaseDuration),
-		leases.WithLabels(map[string]string{labelLease: ref.Digest}))
+	lease, err := r.client.LeasesService().Create(ctx, leases.WithRandomID(), leases.WithExpiration(leaseDuration))
 	if err != nil {
 		return pullFault(ref, err)
 	}

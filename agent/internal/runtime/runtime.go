@@ -219,12 +219,10 @@ func (r *Runtime) detached(ctx context.Context) (context.Context, context.Cancel
 	return context.WithTimeout(context.WithoutCancel(r.ns(ctx)), cleanupTimeout)
 }
 
-// labelLease marks the leases that hold an image while it is pulled.
-const labelLease = "gpuaas.pull"
-
-// dropStaleLeases ends leases of pulls that a crash has cut off, and with them what they had fetched so far.
+// dropStaleLeases ends the leases of what a crash has cut off, and with them what they held: a pull's, and those that containerd's
+// client takes to make a container. The namespace is this agent's alone, so that all are stale before anything is begun.
 func (r *Runtime) dropStaleLeases(ctx context.Context) error {
-	stale, err := r.client.LeasesService().List(ctx, `labels."`+labelLease+`"`)
+	stale, err := r.client.LeasesService().List(ctx)
 	if err != nil {
 		return fmt.Errorf("list leases: %w", err)
 	}
@@ -234,7 +232,7 @@ func (r *Runtime) dropStaleLeases(ctx context.Context) error {
 			opts = append(opts, leases.SynchronousDelete)
 		}
 		if err := r.client.LeasesService().Delete(ctx, l, opts...); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("end the lease of a pull that was cut off: %w", err)
+			return fmt.Errorf("end the lease of what was cut off: %w", err)
 		}
 	}
 	return nil
