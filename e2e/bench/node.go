@@ -135,7 +135,7 @@ func measureMany(ctx context.Context, e *Env) ([]Result, error) {
 	}
 	r := all.Into(Result{
 		Name: "many.running", What: fmt.Sprintf("%d instances at once → all running", manyAtOnce), Unit: "ms", Target: "p50 ≤ 1200",
-		Note: fmt.Sprintf("%d requests at once, one client that watches all; hub, PostgreSQL, containerd and node on the one machine", manyAtOnce),
+		Note: fmt.Sprintf("%d requests at once, each instance watched by the one client; hub, PostgreSQL, containerd and node on the one machine", manyAtOnce),
 	})
 	r.Reached = r.P50 <= 1200
 	return []Result{r}, nil

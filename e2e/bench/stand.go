@@ -202,45 +202,18 @@ func Each(n int, do func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// LaunchMany requests that many instances at once and returns how long it took until one client that watches them all had seen
-// each of them running.
+// LaunchMany requests that many instances at once, each watched from its answer on, and returns how long it took until the last of
+// them was seen running.
 func (s *Stand) LaunchMany(ctx context.Context, n int) (ids []string, took time.Duration, err error) {
 	ids = make([]string, n)
 	start := time.Now()
 	err = Each(n, func(k int) error {
-		i, err := client.Read[client.AppInstance](s.Operator.CreateAppInstance(ctx, s.Tenant.Project.ID, s.request(fmt.Sprintf("many-%d", k))))
+		i, _, err := s.Launch(ctx, fmt.Sprintf("many-%d", k))
 		ids[k] = i.ID
 		return err
 	})
-	if err == nil {
-		err = s.awaitRunning(ctx, ids)
-	}
 	took = time.Since(start)
 	return slices.DeleteFunc(ids, func(id string) bool { return id == "" }), took, err
-}
-
-// listPoll is the pause between two looks at all instances.
-const listPoll = 20 * time.Millisecond
-
-// awaitRunning looks at the project's running instances until all of these are among them.
-func (s *Stand) awaitRunning(ctx context.Context, ids []string) error {
-	for {
-		l, err := client.Read[client.AppInstanceList](s.Operator.ListAppInstances(ctx, s.Tenant.Project.ID, &client.ListAppInstancesParams{
-			Limit: client.PageSize, Status: client.AppInstanceStatusRunning,
-		}))
-		if err != nil {
-			return err
-		}
-		missing := slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
-			return slices.ContainsFunc(l.Items, func(i client.AppInstance) bool { return i.ID == id })
-		})
-		if len(missing) == 0 {
-			return nil
-		}
-		if err := pause(ctx, listPoll); err != nil {
-			return fmt.Errorf("%d instances do not run: %w", len(missing), err)
-		}
-	}
 }
 
 // DecommissionAll ends instances at once.
