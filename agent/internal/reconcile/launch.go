@@ -172,6 +172,7 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer,
 		return errors.Join(err, r.store.CloseRun(run.ID))
 	}
 	failpoint.Hit("agent/start/noted")
+	r.Wake() // its probe need not wait until the start is written down
 	return r.timed(ctx, func(time.Time) error {
 		at := r.clock.Happened(started.StartedAt, r.store.Runs()[run.ID].OpenedAt)
 		return r.store.UpdateRun(run.ID, func(run *state.Run) { run.StartedAt = at })
