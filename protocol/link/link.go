@@ -49,6 +49,9 @@ const (
 	// comes back at once leaves a share to whoever else is served. Dials beyond it wait, or are sent again by whoever dials.
 	handshakesPerCore = 200
 	handshakesAtOnce  = 64
+	// handshakesBegun is how many handshakes may be under way for each core: on a machine that is too busy for the rate, more of them
+	// would all take so long that their diallers give up, and dial again.
+	handshakesBegun = 64
 	// acceptedQueue is how many connections may wait for Accept, acceptors how many may complete at the same moment beyond quic-go's
 	// own queue.
 	acceptedQueue = 256
@@ -113,6 +116,9 @@ type Listener struct {
 	transport *quic.Transport
 	socket    net.PacketConn
 
+	// begun has a token for each handshake under way.
+	begun chan struct{}
+
 	starting  sync.Once
 	accepting sync.WaitGroup
 	accepted  chan *quic.Conn
@@ -139,14 +145,30 @@ func Listen(addr string, tlsConf *tls.Config, reset *ResetKey) (*Listener, error
 
 // listen takes the socket over.
 func listen(socket net.PacketConn, tlsConf *tls.Config, reset *ResetKey) (*Listener, error) {
-	transport := &quic.Transport{Conn: socket, ConnectionIDLength: connectionIDBytes, StatelessResetKey: (*quic.StatelessResetKey)(reset)}
-	ql, err := transport.Listen(tlsConf, paced(config()))
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("link: listen on %s (UDP): %w", socket.LocalAddr(), err), transport.Close(), socket.Close())
-	}
-	l := &Listener{ql: ql, transport: transport, socket: socket, accepted: make(chan *quic.Conn, acceptedQueue), closing: make(chan struct{})}
+	l := &Listener{socket: socket, accepted: make(chan *quic.Conn, acceptedQueue), closing: make(chan struct{}), begun: make(chan struct{}, handshakesBegun*runtime.GOMAXPROCS(0))}
 	l.closed = sync.OnceFunc(func() { close(l.closing) })
+	l.transport = &quic.Transport{Conn: socket, ConnectionIDLength: connectionIDBytes, StatelessResetKey: (*quic.StatelessResetKey)(reset), ConnContext: l.begin}
+	var err error
+	if l.ql, err = l.transport.Listen(tlsConf, paced(config())); err != nil {
+		return nil, errors.Join(fmt.Errorf("link: listen on %s (UDP): %w", socket.LocalAddr(), err), l.transport.Close(), socket.Close())
+	}
 	return l, nil
+}
+
+// place is the context's key of what gives back a handshake's place.
+type place struct{}
+
+// begin waits for a place among the handshakes that are under way: those that were begun are to end before their dialler gives up. It
+// is given back when the handshake is done, or has failed.
+func (l *Listener) begin(ctx context.Context, _ *quic.ClientInfo) (context.Context, error) {
+	select {
+	case l.begun <- struct{}{}:
+	case <-l.closing:
+		return nil, ErrClosed
+	}
+	done := sync.OnceFunc(func() { <-l.begun })
+	context.AfterFunc(ctx, done)
+	return context.WithValue(ctx, place{}, done), nil
 }
 
 // acceptAll takes connections out of quic-go's queue as they come. That one is short, and a connection that finds it full is refused
@@ -159,6 +181,9 @@ func (l *Listener) acceptAll(ctx context.Context) {
 				l.failing.Do(func() { l.failed = fmt.Errorf("link: accept: %w", err) })
 			}
 			return
+		}
+		if done, ok := qc.Context().Value(place{}).(func()); ok {
+			done()
 		}
 		select {
 		case l.accepted <- qc:
