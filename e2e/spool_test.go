@@ -120,7 +120,7 @@ func TestLaw05ADiskFromYesterdayTakesANewIncarnationAndIsBilledOnce(t *testing.T
 // told why, what runs goes on, and once the copy is shut down and the node released there is one bill.
 func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	w := newWorld(t)
-	net := w.newNetwork()
+	net := w.newNetwork("hub", "far")
 	w.startContainerd()
 	w.startHub(w.hubConfigIn(net))
 	w.newTenant("acme")
