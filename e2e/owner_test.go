@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/e2e/scenario"
 	"github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -23,6 +24,8 @@ func TestLaw15TheOwnersRefusalWins(t *testing.T) {
 	w.startContainerd()
 	w.startHub(w.hubConfig())
 	w.newTenant("acme")
+	_, err := client.Read[client.Posting](w.tenant.Admin.GrantCredit(w.ctx, client.CreditGrant{OrgID: w.tenant.Org.ID, Amount: "9000", Currency: scenario.Currency, Description: "leases of what is refused"}))
+	require.NoError(t, err)
 	node := w.agentConfig("node")
 	file := filepath.Join(w.dir, "policy.yaml")
 	says := func(policy string) {

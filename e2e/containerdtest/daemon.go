@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -356,6 +357,33 @@ func (d *Daemon) removeShimSockets() error {
 		}
 		if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
+		}
+	}
+	return errors.Join(append(errs, d.removeForgottenSockets())...)
+}
+
+// removeForgottenSockets removes the sockets of shims that the daemon was killed over while it started them, and of which it
+// wrote nothing down: those that came after it and that nobody listens on.
+func (d *Daemon) removeForgottenSockets() error {
+	began, err := os.Stat(filepath.Join(d.Dir, "config.toml"))
+	if err != nil {
+		return nil //nolint:nilerr // it never was
+	}
+	names, _ := filepath.Glob("/run/containerd/s/*")
+	var errs []error
+	for _, name := range names {
+		if info, err := os.Stat(name); err != nil || info.Mode().Type() != fs.ModeSocket || info.ModTime().Before(began.ModTime()) {
+			continue
+		}
+		conn, err := net.Dial("unix", name) //nolint:noctx // it answers or refuses at once
+		if err == nil {
+			errs = append(errs, conn.Close())
+			continue
+		}
+		if errors.Is(err, unix.ECONNREFUSED) {
+			if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
 		}
 	}
 	return errors.Join(errs...)

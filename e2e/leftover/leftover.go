@@ -102,6 +102,8 @@ func Diff(before, after Snapshot) []string {
 				// A link that came brings sysctls of its own; the link is reported.
 			case !had && kind == Process && elsewhere(before, state, own):
 				// Somebody else's session or service, which was there before, started it.
+			case !had && kind == NetNS:
+				out = append(out, fmt.Sprintf("%s new: %s %s", kind, id, holders(id)))
 			case !had:
 				out = append(out, fmt.Sprintf("%s new: %s %s", kind, id, state))
 			case old != state && kind != Process:

@@ -166,6 +166,21 @@ func takeNetNamespaces(s *Snapshot) error {
 	return nil
 }
 
+// holders are the processes that keep a network namespace now, for people to read.
+func holders(ns string) string {
+	names, _ := filepath.Glob("/proc/[0-9]*/ns/net")
+	var all []string
+	for _, name := range names {
+		if target, err := os.Readlink(name); err == nil && target == ns {
+			dir := strings.TrimSuffix(name, "/ns/net")
+			stat, _ := os.ReadFile(dir + "/stat")
+			cgroup, _ := os.ReadFile(dir + "/cgroup")
+			all = append(all, strings.TrimSpace(string(stat))+cgroupMark+cgroupText(cgroup))
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
 // lines splits a command's output.
 func lines(out []byte) []string {
 	var all []string

@@ -497,7 +497,7 @@ func TestOverwrittenValuesGiveTheirSpaceBack(t *testing.T) {
 		require.NoError(t, s.UpdateMember("m", func(m *state.Member) { m.Detail = fmt.Sprintf("%d %x", writes, detail[:6<<10]) }))
 	}
 	require.NoError(t, s.CollectGarbage())
-	require.LessOrEqual(t, tables(), 1)
+	require.LessOrEqual(t, tables(), 2, "one with what counts, and one that was being written meanwhile")
 	require.NoError(t, s.Close())
 	s, err = state.Open(dir, state.Options{MinFreeBytes: 1})
 	require.NoError(t, err)

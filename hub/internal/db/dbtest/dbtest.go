@@ -1,5 +1,5 @@
-// Package dbtest gives a test a fresh, migrated database on a real private PostgreSQL: one server per test process, under
-// /tmp, gone with the process. It is for tests only.
+// Package dbtest gives a test a fresh, migrated database on a real private PostgreSQL: one server per test process, in memory
+// where the machine has a place for that and else under /tmp, gone with the process. It is for tests only.
 package dbtest
 
 import (
@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
@@ -77,7 +78,7 @@ func copyOf(t testing.TB, from string) string {
 
 func startServer() (_ *server, err error) {
 	ctx := context.Background() //nolint:forbidigo // the server outlives the test that happens to start it
-	dir, err := os.MkdirTemp("/tmp", "gpuaas-dbtest-")
+	dir, err := os.MkdirTemp(place(), "gpuaas-dbtest-")
 	if err != nil {
 		return nil, err
 	}
@@ -99,6 +100,20 @@ func startServer() (_ *server, err error) {
 	}
 	defer d.Close() // a database with a connection cannot be copied
 	return s, db.Migrate(ctx, d)
+}
+
+// place is a directory for the server's files. Making and dropping databases is thousands of files, which cost a disk more than
+// they are worth.
+func place() string {
+	const (
+		memory   = "/dev/shm"
+		minBytes = 4 << 30
+	)
+	var fs unix.Statfs_t
+	if err := unix.Statfs(memory, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC || fs.Bavail*uint64(fs.Bsize) < minBytes {
+		return "/tmp"
+	}
+	return memory
 }
 
 // startJanitor starts a shell that does nothing until this process is gone, then stops the server and removes the
