@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// resolution is that of the kernel's time of a process's start, and of the clock that it is converted to.
-	resolution = 50 * time.Millisecond
+	// resolution is how far containerd, the kernel and the agent may lie apart, on a busy machine, about when one thing was.
+	resolution = 250 * time.Millisecond
 	// lateness is how late an agent on a busy machine may beat, and note a start that containerd has told already.
 	lateness = time.Second
 	// noticing is how long an agent may take until it reaches a containerd that has come back.

@@ -110,8 +110,16 @@ disabled_plugins = [
 	if err := os.Chmod(dir, 0o711); err != nil {
 		return nil, err
 	}
+	if _, err := os.Stat(d.born()); errors.Is(err, fs.ErrNotExist) {
+		if err := os.WriteFile(d.born(), nil, 0o600); err != nil {
+			return nil, err
+		}
+	}
 	return d, os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600)
 }
+
+// born is a file that is as old as the first daemon in the directory.
+func (d *Daemon) born() string { return filepath.Join(d.Dir, "born") }
 
 func (d *Daemon) stateDir() string { return filepath.Join(d.Dir, "state") }
 
@@ -365,7 +373,7 @@ func (d *Daemon) removeShimSockets() error {
 // removeForgottenSockets removes the sockets of shims that the daemon was killed over while it started them, and of which it
 // wrote nothing down: those that came after it and that nobody listens on.
 func (d *Daemon) removeForgottenSockets() error {
-	began, err := os.Stat(filepath.Join(d.Dir, "config.toml"))
+	began, err := os.Stat(d.born())
 	if err != nil {
 		return nil //nolint:nilerr // it never was
 	}
