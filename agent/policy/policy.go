@@ -1,5 +1,5 @@
 // Package policy is the owner's word about what runs on the machine: rules in a local file, which no hub overrules. It decides;
-// reading the file and stopping what is refused is agent/internal/reconcile's. It is pure.
+// agent/internal/local reads the file, and agent/internal/reconcile stops what is refused. It is pure.
 package policy
 
 import (

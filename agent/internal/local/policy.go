@@ -71,11 +71,13 @@ func (p *PolicyFile) Read() (policy.Policy, error) {
 		return p.rules, err
 	}
 	now := version{info.Size(), info.ModTime()}
-	if now == p.seen {
-		return p.rules, p.err
+	if p.err == nil && now == p.seen {
+		return p.rules, nil
 	}
-	p.err = p.take()
-	p.seen = now
+	// With an error it is read again next time: the disk may have room by then.
+	if p.err = p.take(); p.err == nil {
+		p.seen = now
+	}
 	return p.rules, p.err
 }
 

@@ -194,7 +194,7 @@ func networks(attached []string, members map[string]state.Member) []agent.Networ
 	return out
 }
 
-// images asks only for those that a container may be started from: not for members that are left alone for now.
+// images asks only for those that a container may be started from: not for those of members with an action under way.
 func (r *Reconciler) images(ctx context.Context, l look) (map[string]bool, error) {
 	have := make(map[string]bool)
 	up := make(map[string]bool)

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -25,12 +26,12 @@ func (r *Reconciler) publish(report Report, fresh bool) {
 	}
 	report.Conditions = r.conditions()
 	same := r.report.Passes > 0 && report.Epoch == r.report.Epoch && report.Generation == r.report.Generation &&
-		equalStatuses(report.Workloads, r.report.Workloads) && equalStrings(report.Conditions, r.report.Conditions)
+		equalStatuses(report.Workloads, r.report.Workloads) && slices.Equal(report.Conditions, r.report.Conditions)
 	before := r.report
 	r.report = report
 	switch {
 	case same:
-	case before.Passes == 0 || !equalStrings(report.Conditions, before.Conditions) || pressing(before.Workloads, report.Workloads):
+	case before.Passes == 0 || !slices.Equal(report.Conditions, before.Conditions) || pressing(before.Workloads, report.Workloads):
 		r.announce()
 	case r.later == nil:
 		r.later = time.AfterFunc(lull, func() {
@@ -74,25 +75,5 @@ func pressing(before, now []*protocol.WorkloadStatus) bool {
 }
 
 func equalStatuses(a, b []*protocol.WorkloadStatus) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if !proto.Equal(a[i], b[i]) {
-			return false
-		}
-	}
-	return true
-}
-
-func equalStrings(a, b []string) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
+	return slices.EqualFunc(a, b, func(x, y *protocol.WorkloadStatus) bool { return proto.Equal(x, y) })
 }
