@@ -3,7 +3,6 @@ package network_test
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -151,6 +150,15 @@ func in(t *testing.T, path string, fn func() error) error {
 // serve answers every connection inside the namespace with the address that it came from.
 func serve(t *testing.T, ns, address string) {
 	t.Helper()
+	listen(t, ns, address, func(c net.Conn) {
+		host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+		_, _ = fmt.Fprint(c, host)
+	})
+}
+
+// listen hands every connection inside the namespace to handle, and closes it after that.
+func listen(t *testing.T, ns, address string, handle func(net.Conn)) {
+	t.Helper()
 	var l net.Listener
 	require.NoError(t, in(t, ns, func() (err error) { l, err = net.Listen("tcp4", address); return err }))
 	t.Cleanup(func() { _ = l.Close() })
@@ -160,9 +168,10 @@ func serve(t *testing.T, ns, address string) {
 			if err != nil {
 				return
 			}
-			host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
-			_, _ = fmt.Fprint(c, host)
-			_ = c.Close()
+			go func() {
+				handle(c)
+				_ = c.Close()
+			}()
 		}
 	}()
 }
@@ -250,104 +259,6 @@ func TestNeighboursDoNotMeet(t *testing.T) {
 		_, err := call(t, "", fmt.Sprintf("127.0.0.1:%d", 21001+port), reachable)
 		require.NoError(t, err)
 	}
-}
-
-func TestLaw10WallsThatAnAdministratorFlushesStandAgain(t *testing.T) {
-	f := newFixture(t)
-	a, b := f.setup("m1", tcp(21001, 8080)), f.setup("m2", tcp(21002, 8080))
-	for _, m := range []network.Attachment{a, b} {
-		serve(t, m.NetNSPath, ":8080")
-	}
-	serve(t, "", ":9001")
-	serve(t, f.outside, ":9000")
-	echo(t, "", ":9002")
-	guard := func() (restored bool) {
-		restored, err := f.n.Guard(ctxOf(t))
-		require.NoError(t, err)
-		return restored
-	}
-	whole := func(when string) {
-		t.Helper()
-		_, err := call(t, a.NetNSPath, hostIP+":9001", unreachable)
-		require.Error(t, err, when+": a member does not reach the host")
-		_, err = call(t, a.NetNSPath, outsideIP+":9000", reachable)
-		require.NoError(t, err, when+": a member reaches out")
-		for port := range 2 {
-			_, err := call(t, "", fmt.Sprintf("127.0.0.1:%d", 21001+port), reachable)
-			require.NoError(t, err, when+": published ports answer")
-		}
-		require.False(t, guard(), when+": nothing is missing")
-	}
-	whole("before")
-	table := "inet gpuaas_" + f.cfg.Bridge
-	for name, does := range map[string]string{
-		"everything": "nft flush ruleset", "the table": "nft delete table " + table, "one chain": "nft flush chain " + table + " input",
-		"one port": "nft delete element " + table + " tcp_ports '{ 21002 }'",
-	} {
-		sh(t, does)
-		intruder := opened(t, a.NetNSPath, hostIP+":9002", name != "one port")
-		require.True(t, guard(), name)
-		whole(name)
-		if intruder != nil {
-			require.Error(t, echoes(intruder, unreachable), name+": what was opened meanwhile is cut")
-		}
-	}
-	// An agent that was restarted does not know what was there.
-	sh(t, "nft flush ruleset")
-	f.n = f.open()
-	guard()
-	whole("after a restart")
-	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
-	require.NoError(t, f.n.Remove(ctxOf(t), "m2"))
-	left, err := f.n.Leftovers(ctxOf(t), "m1")
-	require.NoError(t, err)
-	require.Empty(t, left)
-	require.False(t, guard(), "without members nothing is guarded")
-	require.Empty(t, sh(t, "nft list tables"))
-}
-
-// echo gives back whatever it is sent.
-func echo(t *testing.T, ns, address string) {
-	t.Helper()
-	var l net.Listener
-	require.NoError(t, in(t, ns, func() (err error) { l, err = net.Listen("tcp4", address); return err }))
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				_, _ = io.Copy(c, c)
-				_ = c.Close()
-			}()
-		}
-	}()
-}
-
-// opened is a connection from inside the namespace to an echo, if it is wanted; it must work.
-func opened(t *testing.T, ns, address string, wanted bool) net.Conn {
-	t.Helper()
-	if !wanted {
-		return nil
-	}
-	var c net.Conn
-	require.NoError(t, in(t, ns, func() (err error) { c, err = net.DialTimeout("tcp4", address, reachable); return err }))
-	t.Cleanup(func() { _ = c.Close() })
-	require.NoError(t, echoes(c, reachable))
-	return c
-}
-
-func echoes(c net.Conn, within time.Duration) error {
-	if err := c.SetDeadline(time.Now().Add(within)); err != nil {
-		return err
-	}
-	if _, err := c.Write([]byte("?")); err != nil {
-		return err
-	}
-	_, err := io.ReadFull(c, make([]byte, 1))
-	return err
 }
 
 func TestLastOneTakesEverythingAlong(t *testing.T) {
