@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"unicode"
 )
 
 // Redacted stands where a secret was.
@@ -12,7 +13,7 @@ const Redacted = "[redacted]"
 // IsSecretKey reports whether a field of this name holds a secret: passwords, tokens, private keys and what carries them.
 // Names are compared without case, hyphens and underscores.
 func IsSecretKey(key string) bool {
-	key = strings.NewReplacer("_", "", "-", "", ".", "").Replace(strings.ToLower(key))
+	key = strings.Map(letter, key)
 	switch key {
 	case "authorization", "cookie", "setcookie", "assertion", "jointoken", "databaseurl", "kek", "pin":
 		return true
@@ -24,6 +25,15 @@ func IsSecretKey(key string) bool {
 	}
 	// "token" alone would also hide token_type and tokens (a meter): only a field that *is* a token.
 	return key == "token" || strings.HasSuffix(key, "token") || strings.HasSuffix(key, "tokenvalue")
+}
+
+// letter gives a character of a name as it is compared; those that only part words are left out.
+func letter(r rune) rune {
+	switch r {
+	case '_', '-', '.':
+		return -1
+	}
+	return unicode.ToLower(r)
 }
 
 // Redact returns v as JSON with the value of every field that IsSecretKey replaced, at any depth.

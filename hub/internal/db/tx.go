@@ -50,7 +50,19 @@ func ReadTx[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, er
 	return run(ctx, d, opts, fn)
 }
 
+// Look runs fn without a transaction: each of its statements sees the moment at which it ran, and none may write. It is for what
+// one statement answers, or several of which none has to fit the other: BEGIN and COMMIT would cost as much as they do.
+func Look[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, error) {
+	return attempt(ctx, false, d.look, fn)
+}
+
 func run[T any](ctx context.Context, d *DB, opts pgx.TxOptions, fn func(tx Tx) (T, error)) (T, error) {
+	once := func(ctx context.Context, body func(Tx) error) result { return d.once(ctx, opts, body) }
+	return attempt(ctx, opts.AccessMode == pgx.ReadWrite, once, fn)
+}
+
+// attempt runs fn until it has come to an end.
+func attempt[T any](ctx context.Context, writes bool, once func(context.Context, func(Tx) error) result, fn func(tx Tx) (T, error)) (T, error) {
 	var out, zero T
 	body := func(tx Tx) (err error) {
 		out, err = fn(tx)
@@ -58,14 +70,14 @@ func run[T any](ctx context.Context, d *DB, opts pgx.TxOptions, fn func(tx Tx) (
 	}
 	conflicts, lost := 0, 0
 	for {
-		res := d.once(ctx, opts, body)
+		res := once(ctx, body)
 		switch res.outcome {
 		case committed:
 			return out, nil
 		case failed:
 			return zero, orDiskFull(res.err)
 		case unknown:
-			if opts.AccessMode == pgx.ReadWrite {
+			if writes {
 				return zero, ambiguous(res.err)
 			}
 			fallthrough
@@ -180,6 +192,21 @@ func (d *DB) onceCockroach(ctx context.Context, opts pgx.TxOptions, body func(Tx
 	case isConflict(err):
 		return result{conflict, err}
 	case isConnectionLoss(err) && ctx.Err() == nil:
+		return result{lostConnection, err}
+	}
+	return result{failed, err}
+}
+
+func (d *DB) look(ctx context.Context, body func(Tx) error) result {
+	err := body(looking{d.pool})
+	switch {
+	case err == nil:
+		return result{outcome: committed}
+	case ctx.Err() != nil:
+		return beginFailed(ctx, err)
+	case isConflict(err):
+		return result{conflict, err}
+	case isConnectionLoss(err):
 		return result{lostConnection, err}
 	}
 	return result{failed, err}

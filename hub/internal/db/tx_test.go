@@ -344,3 +344,30 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		require.NotContains(t, err.Error(), "hush")
 	}
 }
+
+func TestLookWritesNothingAndOutlivesALostConnection(t *testing.T) {
+	d := dbtest.New(t)
+	do(t, d, `CREATE TABLE rows (id INT8 PRIMARY KEY)`)
+	_, err := db.Look(t.Context(), d, func(tx db.Tx) (none, error) {
+		_, err := tx.Exec(t.Context(), `INSERT INTO rows VALUES (1)`)
+		return none{}, err
+	})
+	require.ErrorContains(t, err, "does not write")
+	attempts := 0
+	n, err := db.Look(t.Context(), d, func(tx db.Tx) (n int, err error) {
+		if attempts++; attempts == 1 {
+			return 0, tx.QueryRow(t.Context(), `SELECT pg_terminate_backend(pg_backend_pid())`).Scan(new(bool))
+		}
+		err = tx.QueryRow(t.Context(), `SELECT count(*) FROM rows`).Scan(&n)
+		return n, err
+	})
+	require.NoError(t, err)
+	require.Equal(t, 2, attempts)
+	require.Zero(t, n)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = db.Look(ctx, d, func(tx db.Tx) (none, error) {
+		return none{}, tx.QueryRow(ctx, `SELECT 1`).Scan(new(int))
+	})
+	require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
+}

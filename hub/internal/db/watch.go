@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // watchedTx remembers that the database asked for a fresh start, whatever the caller makes of the error.
@@ -65,6 +66,28 @@ func (r watchedRows) Next() bool {
 		_ = r.w.note(r.Rows.Err())
 	}
 	return ok
+}
+
+// errLookWrites is a mistake of ours: what is written needs a transaction.
+var errLookWrites = errors.New("db: Look does not write")
+
+// looking sends each statement by itself.
+type looking struct{ pool *pgxpool.Pool }
+
+func (looking) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
+	return pgconn.CommandTag{}, errLookWrites
+}
+
+func (looking) CopyIn(context.Context, string, io.Reader) (pgconn.CommandTag, error) {
+	return pgconn.CommandTag{}, errLookWrites
+}
+
+func (l looking) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return l.pool.Query(ctx, sql, args...)
+}
+
+func (l looking) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return l.pool.QueryRow(ctx, sql, args...)
 }
 
 func errIsNetwork(err error) bool {

@@ -16,5 +16,5 @@ type TokenAuthenticator struct {
 
 // Authenticate finds out who presents the token.
 func (a TokenAuthenticator) Authenticate(ctx context.Context, bearer string, now time.Time) (iam.Principal, error) {
-	return db.ReadTx(ctx, a.DB, func(tx db.Tx) (iam.Principal, error) { return iam.Authenticate(ctx, tx, bearer, now) })
+	return db.Look(ctx, a.DB, func(tx db.Tx) (iam.Principal, error) { return iam.Authenticate(ctx, tx, bearer, now) })
 }

@@ -95,14 +95,20 @@ func (s *Server) GetAppInstance(ctx context.Context, r GetAppInstanceRequestObje
 	return GetAppInstance200JSONResponse(view), err
 }
 
+// viewOf gives an instance as its readers see it. What it cost may be of a moment later than the rest.
 func (s *Server) viewOf(ctx context.Context, projectID, id string) (AppInstance, error) {
-	return db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) (AppInstance, error) {
-		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.InstanceRead, projectID)
+	return db.Look(ctx, s.Instances.DB, func(tx db.Tx) (AppInstance, error) {
+		i, err := instance.Get(ctx, tx, projectID, id)
+		if fault.Is(err, fault.NotFound) {
+			// Whoever may not look into the project is told that, and not what is in it.
+			if _, denied := iam.InProject(ctx, tx, principalOf(ctx), iam.InstanceRead, projectID); denied != nil {
+				return AppInstance{}, denied
+			}
+		}
 		if err != nil {
 			return AppInstance{}, err
 		}
-		i, err := instance.Get(ctx, tx, project.ID, id)
-		if err != nil {
+		if err := iam.Authorize(principalOf(ctx), iam.InstanceRead, i.OrgID, i.ProjectID); err != nil {
 			return AppInstance{}, err
 		}
 		view, err := instanceView(i)

@@ -98,21 +98,12 @@ func insertBinding(ctx context.Context, tx db.Tx, userID string, role Role, proj
 	return err
 }
 
-func selectBindings(ctx context.Context, tx db.Tx, userID string) ([]Binding, error) {
-	rows, err := tx.Query(ctx, `SELECT role, scope FROM role_bindings WHERE user_id = $1 ORDER BY role, scope`, userID)
-	if err != nil {
-		return nil, err
+// inOrg gives a binding as it was read, with its scope for the project.
+func (b Binding) inOrg() Binding {
+	if b.ProjectID == orgWide {
+		b.ProjectID = ""
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Binding, error) {
-		var b Binding
-		if err := row.Scan(&b.Role, &b.ProjectID); err != nil {
-			return b, err
-		}
-		if b.ProjectID == orgWide {
-			b.ProjectID = ""
-		}
-		return b, nil
-	})
+	return b
 }
 
 // userFilter keeps one user, or those of one org; both empty keeps all.
@@ -165,19 +156,30 @@ func revokeTokens(ctx context.Context, tx db.Tx, userID string, now time.Time) (
 }
 
 func selectUserByToken(ctx context.Context, tx db.Tx, hash []byte, now time.Time) (Principal, error) {
-	p := Principal{Type: TypeUser}
-	err := tx.QueryRow(ctx, `
-		SELECT u.id, u.name, COALESCE(u.org_id::TEXT, ''), u.platform_admin
-		FROM user_tokens t JOIN users u ON u.id = t.user_id
-		WHERE t.hash = $1 AND t.expires_at > $2 AND t.revoked_at IS NULL`, hash, now).Scan(&p.ID, &p.Name, &p.OrgID, &p.PlatformAdmin)
-	if db.IsNoRows(err) {
-		return Principal{}, ErrUnauthenticated()
-	}
+	rows, err := tx.Query(ctx, `
+		SELECT u.id, u.name, COALESCE(u.org_id::TEXT, ''), u.platform_admin, COALESCE(b.role, ''), COALESCE(b.scope, '')
+		FROM user_tokens t JOIN users u ON u.id = t.user_id LEFT JOIN role_bindings b ON b.user_id = u.id
+		WHERE t.hash = $1 AND t.expires_at > $2 AND t.revoked_at IS NULL ORDER BY b.role, b.scope`, hash, now)
 	if err != nil {
 		return Principal{}, err
 	}
-	p.Bindings, err = selectBindings(ctx, tx, p.ID)
-	return p, err
+	var (
+		p = Principal{Type: TypeUser}
+		b Binding
+	)
+	_, err = pgx.ForEachRow(rows, []any{&p.ID, &p.Name, &p.OrgID, &p.PlatformAdmin, &b.Role, &b.ProjectID}, func() error {
+		if b.Role != "" {
+			p.Bindings = append(p.Bindings, b.inOrg())
+		}
+		return nil
+	})
+	if err != nil {
+		return Principal{}, err
+	}
+	if p.ID == "" {
+		return Principal{}, ErrUnauthenticated()
+	}
+	return p, nil
 }
 
 func insertServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount) (made bool, err error) {
@@ -256,6 +258,18 @@ func selectLiveKey(ctx context.Context, tx db.Tx, serviceAccountID, keyID string
 	return sa, public, absent(err)
 }
 
+// selectAccess finds what proves an access token: the hub's key that it names, and the live account key that it was given for.
+func selectAccess(ctx context.Context, tx db.Tx, kid, serviceAccountID, keyID string) (ServiceAccount, ed25519.PublicKey, error) {
+	var sa ServiceAccount
+	var public []byte
+	err := tx.QueryRow(ctx, `
+		SELECT `+serviceAccountColumns+`, g.public_key
+		FROM service_accounts s JOIN service_account_keys k ON k.service_account_id = s.id CROSS JOIN iam_signing_keys g
+		WHERE g.id = $1 AND s.id = $2 AND k.id = $3 AND s.status = 'active' AND s.deleted_at IS NULL AND k.revoked_at IS NULL`,
+		kid, serviceAccountID, keyID).Scan(append(sa.fields(), &public)...)
+	return sa, public, absent(err)
+}
+
 // insertAssertion remembers a jti until it has expired and reports whether it was new.
 func insertAssertion(ctx context.Context, tx db.Tx, serviceAccountID, jti string, expires, now time.Time) (fresh bool, err error) {
 	if _, err := tx.Exec(ctx, `DELETE FROM service_account_assertions WHERE service_account_id = $1 AND expires_at < $2`, serviceAccountID, now); err != nil {
@@ -274,12 +288,6 @@ func insertSigningKey(ctx context.Context, tx db.Tx, id string, public ed25519.P
 func selectSigningKey(ctx context.Context, tx db.Tx) (id string, sealed []byte, err error) {
 	err = tx.QueryRow(ctx, `SELECT id, sealed_private_key FROM iam_signing_keys ORDER BY created_at DESC, id DESC LIMIT 1`).Scan(&id, &sealed)
 	return id, sealed, absent(err)
-}
-
-func selectSigningPublic(ctx context.Context, tx db.Tx, id string) (ed25519.PublicKey, error) {
-	var public []byte
-	err := tx.QueryRow(ctx, `SELECT public_key FROM iam_signing_keys WHERE id = $1`, id).Scan(&public)
-	return public, absent(err)
 }
 
 func absent(err error) error {

@@ -3,6 +3,7 @@ package instance
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -248,7 +249,7 @@ func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change
 
 // Get gives an instance of the project; another project's answers like none.
 func Get(ctx context.Context, tx db.Tx, projectID, id string) (Instance, error) {
-	if !db.IsID(id) {
+	if !db.IsID(id) || !db.IsID(projectID) {
 		return Instance{}, errNotFound()
 	}
 	list, err := selectInstances(ctx, tx, `WHERE i.project_id = $1 AND i.id = $2`, projectID, id)
@@ -272,22 +273,24 @@ type Filter struct {
 
 // List gives a page of a project's instances, the newest first.
 func List(ctx context.Context, tx db.Tx, f Filter) ([]Instance, error) {
-	where, args := `WHERE i.project_id = $1`, []any{f.ProjectID}
+	where, args := `WHERE l.project_id = $1`, []any{f.ProjectID}
 	and := func(condition string, value any) {
 		args = append(args, value)
 		where += fmt.Sprintf(` AND %s $%d`, condition, len(args))
 	}
 	if f.Status != "" {
-		and(`i.status =`, string(f.Status))
+		and(`l.status =`, string(f.Status))
 	}
 	if f.AppSlug != "" {
-		and(`i.app_slug =`, f.AppSlug)
+		and(`l.app_slug =`, f.AppSlug)
 	}
 	if f.After != "" {
-		and(`i.id <`, f.After)
+		and(`l.id <`, f.After)
 	}
 	args = append(args, f.Limit)
-	return selectInstances(ctx, tx, where+fmt.Sprintf(` ORDER BY i.id DESC LIMIT $%d`, len(args)), args...)
+	list, err := selectInstances(ctx, tx, fmt.Sprintf(`WHERE i.id IN (SELECT l.id FROM app_instances l %s ORDER BY l.id DESC LIMIT $%d)`, where, len(args)), args...)
+	slices.Reverse(list)
+	return list, err
 }
 
 // Ask is who asks for an action, and under which operation it is kept.
@@ -354,7 +357,7 @@ func saveSteps(ctx context.Context, tx db.Tx, i Instance, next Lifecycle, steps 
 // LiveIn gives the instances in an allocation that nobody has asked to end.
 func LiveIn(ctx context.Context, tx db.Tx, allocationID string) ([]Instance, error) {
 	return selectInstances(ctx, tx, `WHERE i.status NOT IN ('decommissioning', 'decommissioned') AND i.id IN (
-		SELECT m.instance_id FROM instance_members m WHERE m.allocation_id = $1 AND m.removed_at IS NULL) ORDER BY i.id`, allocationID)
+		SELECT m.instance_id FROM instance_members m WHERE m.allocation_id = $1 AND m.removed_at IS NULL)`, allocationID)
 }
 
 // SnapshotFor gives what a node is to hold, for the compiler.

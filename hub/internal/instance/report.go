@@ -115,7 +115,7 @@ func lookAgain(ctx context.Context, tx db.Tx, instanceIDs []string, removed map[
 	if len(instanceIDs) == 0 {
 		return nil, nil
 	}
-	instances, err := selectInstances(ctx, tx, `WHERE i.id = ANY($1::UUID[]) ORDER BY i.id`, instanceIDs)
+	instances, err := selectInstances(ctx, tx, `WHERE i.id = ANY($1::UUID[])`, instanceIDs)
 	if err != nil {
 		return nil, err
 	}

@@ -218,8 +218,9 @@ func selectMembersOf(ctx context.Context, tx db.Tx, nodeID string) ([]heldMember
 	})
 }
 
+// selectInstances gives the instances of a condition in the order of their ids, with their members; each has had one since it was made.
 func selectInstances(ctx context.Context, tx db.Tx, where string, args ...any) ([]Instance, error) {
-	rows, err := tx.Query(ctx, `SELECT i.id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.display_name, i.status, i.status_reason, i.health,
+	rows, err := tx.Query(ctx, `SELECT `+memberColumns+`, i.id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.display_name, i.status, i.status_reason, i.health,
 			i.operating_mode, i.control_plane_scope, i.runtime_backend, i.tenant_boundary_mode, i.revision, i.placement_allocation_ids, i.config,
 			i.hint_results, i.requested_by_type, i.requested_by_id, i.correlation_id, i.resource_version, i.created_at, i.updated_at, i.activated_at,
 			r.app_version, r.parameters,
@@ -227,31 +228,43 @@ func selectInstances(ctx context.Context, tx db.Tx, where string, args ...any) (
 			o.kind, o.requested_by_type, o.requested_by_id, o.correlation_id
 		FROM app_instances i
 		JOIN instance_revisions r ON r.instance_id = i.id AND r.revision = i.revision
-		JOIN instance_operations o ON o.id = (SELECT l.id FROM instance_operations l WHERE l.instance_id = i.id ORDER BY l.id DESC LIMIT 1) `+where, args...)
+		JOIN instance_operations o ON o.id = (SELECT l.id FROM instance_operations l WHERE l.instance_id = i.id ORDER BY l.id DESC LIMIT 1)
+		JOIN instance_members m ON m.instance_id = i.id `+where+` ORDER BY i.id, m.id`, args...)
 	if err != nil {
 		return nil, err
 	}
-	list, err := pgx.CollectRows(rows, scanInstance)
-	if err != nil || len(list) == 0 {
-		return nil, err
+	defer rows.Close()
+	var list []Instance
+	for rows.Next() {
+		i, err := scanInstance(rows)
+		if err != nil {
+			return nil, err
+		}
+		if n := len(list); n > 0 && list[n-1].ID == i.ID {
+			list[n-1].Members = append(list[n-1].Members, i.Members...)
+		} else {
+			list = append(list, i)
+		}
 	}
-	return list, addMembers(ctx, tx, list)
+	return list, rows.Err()
 }
 
+// scanInstance reads an instance with one of its members.
 func scanInstance(row pgx.CollectableRow) (Instance, error) {
 	var (
 		i                Instance
+		m                Member
 		placement, hints []byte
 		activated        *time.Time
 	)
-	if err := row.Scan(&i.ID, &i.OrgID, &i.OrgSlug, &i.ProjectID, &i.AppSlug, &i.DisplayName, &i.Lifecycle.Status, &i.Lifecycle.Reason, &i.Lifecycle.Health,
+	if err := scanMember(row, &m, &i.ID, &i.OrgID, &i.OrgSlug, &i.ProjectID, &i.AppSlug, &i.DisplayName, &i.Lifecycle.Status, &i.Lifecycle.Reason, &i.Lifecycle.Health,
 		&i.Modes.OperatingMode, &i.Modes.ControlPlaneScope, &i.Modes.RuntimeBackend, &i.Modes.TenantBoundaryMode, &i.Revision, &placement, &i.ConfigJSON,
 		&hints, &i.RequestedBy.Type, &i.RequestedBy.ID, &i.CorrelationID, &i.ResourceVersion, &i.CreatedAt, &i.UpdatedAt, &activated,
 		&i.Version, &i.ParametersJSON, &i.PreviousVersion,
 		&i.Operation.Kind, &i.Operation.By.Type, &i.Operation.By.ID, &i.Operation.CorrelationID); err != nil {
 		return Instance{}, err
 	}
-	i.ActivatedAt = orZero(activated)
+	i.ActivatedAt, i.Members = orZero(activated), []Member{m}
 	if err := json.Unmarshal(placement, &i.PlacementAllocationIDs); err != nil {
 		return Instance{}, fmt.Errorf("instance %s: placement: %w", i.ID, err)
 	}
@@ -259,26 +272,6 @@ func scanInstance(row pgx.CollectableRow) (Instance, error) {
 		return Instance{}, fmt.Errorf("instance %s: hints: %w", i.ID, err)
 	}
 	return i, nil
-}
-
-func addMembers(ctx context.Context, tx db.Tx, list []Instance) error {
-	ids, at := make([]string, len(list)), map[string]int{}
-	for n, i := range list {
-		ids[n], at[i.ID] = i.ID, n
-	}
-	rows, err := tx.Query(ctx, `SELECT `+memberColumns+` FROM instance_members m WHERE m.instance_id = ANY($1::UUID[]) ORDER BY m.id`, ids)
-	if err != nil {
-		return err
-	}
-	members, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (m Member, err error) {
-		err = scanMember(row, &m)
-		return m, err
-	})
-	for _, m := range members {
-		n := at[m.InstanceID]
-		list[n].Members = append(list[n].Members, m)
-	}
-	return err
 }
 
 func selectWanted(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Member, error) {

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -59,26 +60,19 @@ type Cost struct {
 	PerHourNanos int64
 }
 
-// CostOf sums the cost of an instance's members.
+// CostOf sums the cost of an instance's members, with one statement.
 func CostOf(ctx context.Context, tx db.Tx, memberIDs []string) (Cost, error) {
-	holds, err := holdsOf(ctx, tx, memberIDs)
+	members, err := accountsOf(ctx, tx, memberIDs)
 	if err != nil {
 		return Cost{}, err
 	}
 	var out Cost
-	for _, h := range holds {
-		out.Currency = h.currency
-		out.SpentNanos += h.posted
-		out.HeldNanos += h.balance()
-	}
-	leases, err := runningLeases(ctx, tx, memberIDs)
-	if err != nil {
-		return Cost{}, err
-	}
-	for _, l := range leases {
-		_, nanos := rates(l.subject, l.prices)
+	for _, m := range members {
+		out.SpentNanos += m.hold.posted
+		out.HeldNanos += m.hold.balance()
+		_, nanos := rates(m.subject, m.prices)
 		out.PerHourNanos += nanos
-		out.Currency = l.currency
+		out.Currency = cmp.Or(m.currency, m.hold.currency, out.Currency)
 	}
 	return out, nil
 }

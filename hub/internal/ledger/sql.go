@@ -303,22 +303,26 @@ func hastenRenewals(ctx context.Context, tx db.Tx, memberIDs []string, now time.
 	return err
 }
 
-// leasedSubject is an open member with the prices of its latest lease.
-type leasedSubject struct {
+// account is a member with its hold and, while it is open, what its latest lease charges; each is zero where there is none.
+type account struct {
 	subject  Subject
+	hold     hold
 	currency string
 	prices   []frozen
 }
 
-func runningLeases(ctx context.Context, tx db.Tx, subjectIDs []string) ([]leasedSubject, error) {
-	return collect(ctx, tx, func(row pgx.Row) (l leasedSubject, err error) {
+func accountsOf(ctx context.Context, tx db.Tx, subjectIDs []string) ([]account, error) {
+	return collect(ctx, tx, func(row pgx.Row) (a account, err error) {
 		var prices []byte
-		if err := row.Scan(&l.subject.ID, &l.subject.CPUMillis, &l.subject.MemoryBytes, &l.currency, &prices); err != nil {
-			return l, err
+		if err := row.Scan(&a.subject.ID, &a.subject.CPUMillis, &a.subject.MemoryBytes, &a.hold.currency, &a.hold.placed, &a.hold.posted, &a.hold.released,
+			&a.currency, &prices); err != nil || prices == nil {
+			return a, err
 		}
-		return l, json.Unmarshal(prices, &l.prices)
-	}, `SELECT s.id, s.cpu_millis, s.memory_bytes, l.currency, l.prices FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
-		WHERE s.id = ANY($1::uuid[]) AND s.closed_at IS NULL ORDER BY s.id`, subjectIDs)
+		return a, json.Unmarshal(prices, &a.prices)
+	}, `SELECT s.id, s.cpu_millis, s.memory_bytes, coalesce(h.currency, ''), coalesce(h.placed_nanos, 0), coalesce(h.posted_nanos, 0), coalesce(h.released_nanos, 0),
+			coalesce(l.currency, ''), l.prices
+		FROM subjects s LEFT JOIN holds h ON h.subject_id = s.id LEFT JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no AND s.closed_at IS NULL
+		WHERE s.id = ANY($1::uuid[]) ORDER BY s.id`, subjectIDs)
 }
 
 func lastLeaseEnd(ctx context.Context, tx db.Tx, subjectID string) (end time.Time, err error) {
