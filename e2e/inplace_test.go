@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -91,6 +92,7 @@ func TestHubAndNodeAreUpgradedInPlaceAndBackInAnyOrder(t *testing.T) {
 			pid := w.pidOf(kept)
 			made := w.launch("made before the upgrade, gone after it")
 			serving := w.keepAsking(kept)
+			var young api.AppInstance
 
 			for n, s := range steps {
 				t.Log(s.name)
@@ -104,13 +106,16 @@ func TestHubAndNodeAreUpgradedInPlaceAndBackInAnyOrder(t *testing.T) {
 				require.Equal(t, pid, w.pidOf(kept), "%s leaves the process alone", s.name)
 				passing := w.launch("passing")
 				w.answers(passing)
+				w.hasNoAddressTwice()
 				w.decommission(passing)
 				if n == 1 { // both are today's now, and the node was not when this one was made
 					w.decommission(made)
+					young = w.launch("made after the upgrade, gone after the way back")
 				}
 			}
 
 			require.NoError(t, serving(), "the app answered throughout")
+			w.decommission(young)
 			w.decommission(kept)
 			w.eventually("the bill is final", func() error {
 				postings, err := w.tenant.Postings(w.ctx, kept.ID)
@@ -121,6 +126,26 @@ func TestHubAndNodeAreUpgradedInPlaceAndBackInAnyOrder(t *testing.T) {
 			requireWithinBeat(t, containers.runningOf(t, kept.Members[0].ID), requireContiguous(t, usage, "session_seconds"))
 		})
 	}
+}
+
+// hasNoAddressTwice reads what the node has noted of its members' networks.
+func (w *world) hasNoAddressTwice() {
+	w.t.Helper()
+	records, err := filepath.Glob(filepath.Join(w.agent.Config.RunDir, "cni", "members", "*.json"))
+	require.NoError(w.t, err)
+	whose := map[string]string{}
+	for _, path := range records {
+		var record struct {
+			IP string `json:"ip"`
+		}
+		data, err := os.ReadFile(path)
+		require.NoError(w.t, err)
+		require.NoError(w.t, json.Unmarshal(data, &record))
+		require.NotEmpty(w.t, record.IP, path)
+		require.Empty(w.t, whose[record.IP], "%s has the address %s too", path, record.IP)
+		whose[record.IP] = path
+	}
+	require.GreaterOrEqual(w.t, len(whose), 2)
 }
 
 // Whoever asks a program of yesterday for its version is told so: the test above would prove nothing with today's twice.

@@ -294,7 +294,6 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 			l.SetUnlinkOnClose(false)
 			require.NoError(t, l.Close())
 		}},
-		{trouble{name: "no CNI plugins", hide: []string{cluster.PluginDir()}, says: []string{"CNI plugin", "apt-get install containernetworking-plugins", "--cni-plugin-dir"}}, nil},
 		{trouble{name: "no iptables", hide: []string{"/usr/sbin/iptables"}, says: []string{"apt-get install iptables"}}, nil},
 		{trouble{name: "no runc and no nft", hide: []string{"/usr/sbin/runc", "/usr/sbin/nft"}, says: []string{"apt-get install nftables runc"}}, nil},
 		{trouble{name: "small disk", says: []string{"MiB free", "a node needs 256 MiB"}}, func(_ *testing.T, c *cluster.AgentConfig) {

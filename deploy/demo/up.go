@@ -337,8 +337,7 @@ func (d *demo) launchAgain(ctx context.Context) (string, error) {
 	defer func() { _ = os.RemoveAll(dir) }()
 	bench, err := floor.New(ctx, floor.Config{
 		Address: d.state.Agent.ContainerdAddress, Namespace: d.state.Agent.ContainerdNamespace, ContainerID: container,
-		Conflist:  filepath.Join(d.state.Agent.RunDir, "cni", d.conf.Bridge+".conflist"),
-		PluginDir: cluster.PluginDir(), Dir: dir, ContainerPort: d.app.ContainerPort,
+		Bridge: d.state.Agent.Bridge, CIDR: d.state.Agent.PodCIDR, PluginDir: cluster.PluginDir(), Dir: dir, ContainerPort: d.app.ContainerPort,
 	})
 	if err != nil {
 		return "", fmt.Errorf("floor: %w", err)

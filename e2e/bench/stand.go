@@ -237,7 +237,7 @@ func (s *Stand) Floor(ctx context.Context, e *Env, instanceID string) (*floor.Be
 	}
 	bench, err := floor.New(ctx, floor.Config{
 		Address: c.ContainerdAddress, Namespace: c.ContainerdNamespace, ContainerID: container,
-		Conflist: filepath.Join(c.RunDir, "cni", c.Bridge+".conflist"), PluginDir: cluster.PluginDir(), Dir: dir, ContainerPort: 8080,
+		Bridge: c.Bridge, CIDR: c.PodCIDR, PluginDir: cluster.PluginDir(), Dir: dir, ContainerPort: 8080,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("floor: %w", err)

@@ -27,6 +27,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/go-cni"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/e2e/leftover"
@@ -46,13 +47,14 @@ func (p Parts) Removal() time.Duration {
 	return p.Kill + p.DeleteTask + p.DeleteContainer + p.RemoveNetwork
 }
 
-// Config names a running container to measure again, and the network configuration that its node uses.
+// Config names a running container to measure again, and the network of its node.
 type Config struct {
 	Address     string
 	Namespace   string
 	ContainerID string
-	Conflist    string
-	PluginDir   string
+	// Bridge and CIDR are the node's; the same is made by CNI's plugins, which are in PluginDir.
+	Bridge, CIDR string
+	PluginDir    string
 	// Dir holds runc's state and the network namespaces' mount points while measuring, also that of the one that plays the host:
 	// the plugins leave chains and links there, which end with it. It must exist.
 	Dir string
@@ -69,7 +71,7 @@ type Bench struct {
 	cl    *client.Client
 	image client.Image
 	spec  *oci.Spec
-	// plugins are those of the node's own configuration, and portmap.
+	// plugins make a network like the node's.
 	plugins cni.CNI
 	// host is the network namespace that plays the host.
 	host kept
@@ -125,18 +127,8 @@ func (b *Bench) load(ctx context.Context) error {
 }
 
 func (b *Bench) prepareNetwork() (err error) {
-	data, err := os.ReadFile(b.conf.Conflist)
+	data, err := b.conflist()
 	if err != nil {
-		return err
-	}
-	var conflist map[string]any
-	if err := json.Unmarshal(data, &conflist); err != nil {
-		return err
-	}
-	// The node publishes ports in its own way; CNI's is this.
-	plugins, _ := conflist["plugins"].([]any)
-	conflist["plugins"] = append(plugins, map[string]any{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}, "snat": true})
-	if data, err = json.Marshal(conflist); err != nil {
 		return err
 	}
 	b.plugins, err = cni.New(cni.WithPluginDir([]string{b.conf.PluginDir}), cni.WithMinNetworkCount(1), cni.WithConfListBytes(data))
@@ -145,6 +137,28 @@ func (b *Bench) prepareNetwork() (err error) {
 	}
 	b.host, err = newNamespaces(filepath.Join(b.conf.Dir, fmt.Sprintf("floor-%d-host", os.Getpid())), nil)
 	return err
+}
+
+// conflist is the configuration by which the release of 2026-11-20 made their members' networks, of the same addresses and packet
+// size as the node's.
+func (b *Bench) conflist() ([]byte, error) {
+	bridge, err := netlink.LinkByName(b.conf.Bridge)
+	if err != nil {
+		return nil, fmt.Errorf("find the node's bridge: %w", err)
+	}
+	return json.Marshal(map[string]any{
+		"cniVersion": "1.0.0",
+		"name":       b.conf.Bridge,
+		"plugins": []map[string]any{
+			{
+				"type": "bridge", "bridge": b.conf.Bridge, "isGateway": true, "ipMasq": false, "hairpinMode": false, "mtu": bridge.Attrs().MTU,
+				"ipam": map[string]any{
+					"type": "host-local", "dataDir": filepath.Join(b.conf.Dir, "ipam"), "ranges": [][]map[string]any{{{"subnet": b.conf.CIDR}}}, "routes": []map[string]any{{"dst": "0.0.0.0/0"}},
+				},
+			},
+			{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}, "snat": true},
+		},
+	})
 }
 
 func (b *Bench) newContainer(ctx context.Context, id string, ns kept) (client.Container, error) {

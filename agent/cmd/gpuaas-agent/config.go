@@ -65,7 +65,7 @@ func (c *config) machineFlags(f *pflag.FlagSet) {
 	f.Uint32Var(&c.uidMapBase, "uid-map-base", runtime.DefaultUIDMapBase, "first user id of the range that containers run in")
 	f.Uint32Var(&c.uidMapSize, "uid-map-size", runtime.DefaultUIDMapSize, "size of that range")
 	f.BoolVar(&c.noUserNamespaces, "no-user-namespaces", false, "run containers in the host's user namespace (reported as a condition)")
-	f.StringSliceVar(&c.cniPluginDirs, "cni-plugin-dir", []string{"/usr/lib/cni", "/opt/cni/bin"}, "directories with the CNI plugins bridge and host-local")
+	f.StringSliceVar(&c.cniPluginDirs, "cni-plugin-dir", []string{"/usr/lib/cni", "/opt/cni/bin"}, "directories with CNI's plugin portmap; it closes ports that the release of 2026-11-20 has published, and is not needed otherwise")
 	f.StringVar(&c.bridge, "bridge", "gpuaas0", "network bridge of the containers; at most 15 characters")
 	f.StringVar(&c.podCIDR, "pod-cidr", "10.88.0.0/16", "addresses of the containers")
 	f.StringVar(&c.portRange, "port-range", "20000-29999", "ports of 127.0.0.1 on which endpoints are published")
@@ -146,7 +146,7 @@ func (c *config) networkConfig(rt *runtime.Runtime, log *slog.Logger) network.Co
 
 func (c *config) requirements() host.Requirements {
 	return host.Requirements{
-		DataDir: c.dataDir, RunDir: c.runDir, ContainerdAddress: c.containerdAddress, PluginDirs: c.cniPluginDirs,
+		DataDir: c.dataDir, RunDir: c.runDir, ContainerdAddress: c.containerdAddress,
 	}
 }
 

@@ -74,9 +74,8 @@ func TestStartUpTroublesSayWhatToDo(t *testing.T) {
 		code, says string
 		args       []string
 	}{
-		"no containerd":   {"containerd_unavailable", "containerd", []string{"--containerd-address", "/nonexistent/containerd.sock"}},
-		"missing plugins": {"cni_plugin_missing", "containernetworking-plugins", []string{"--containerd-address", daemon.Address, "--cni-plugin-dir", t.TempDir()}},
-		"not enrolled":    {"enrolment_incomplete", "--api-url", []string{"--containerd-address", daemon.Address}},
+		"no containerd": {"containerd_unavailable", "containerd", []string{"--containerd-address", "/nonexistent/containerd.sock"}},
+		"not enrolled":  {"enrolment_incomplete", "--api-url", []string{"--containerd-address", daemon.Address}},
 		"no join token": {"enrolment_incomplete", "--join-token-file", []string{
 			"--containerd-address", daemon.Address, "--api-url", "https://127.0.0.1:1", "--root-fingerprint", "sha256:00",
 		}},

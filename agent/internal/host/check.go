@@ -33,8 +33,6 @@ type Requirements struct {
 	DataDir, RunDir string
 	// ContainerdAddress is the path of containerd's socket.
 	ContainerdAddress string
-	// PluginDirs hold the CNI plugins.
-	PluginDirs []string
 	// MinFreeBytes overrides the constant of that name.
 	MinFreeBytes uint64
 }
@@ -46,7 +44,7 @@ func Check(ctx context.Context, want Requirements) error {
 	if os.Geteuid() != 0 {
 		missing = append(missing, fault.New(fault.Forbidden, "not_root", "The agent must run as root: it makes containers and networks.", nil))
 	}
-	missing = append(missing, binaries(), plugins(want.PluginDirs), kernelFeatures(Config{}), containerd(ctx, want.ContainerdAddress))
+	missing = append(missing, binaries(), kernelFeatures(Config{}), containerd(ctx, want.ContainerdAddress))
 	limit := want.MinFreeBytes
 	if limit == 0 {
 		limit = MinFreeBytes
@@ -94,19 +92,6 @@ func binaries() error {
 	}
 	slices.Sort(absent)
 	return unavailable("binary_missing", "Programs that a node needs are missing: apt-get install "+strings.Join(absent, " "), nil)
-}
-
-func plugins(dirs []string) error {
-	for _, name := range []string{"bridge", "host-local"} {
-		if !slices.ContainsFunc(dirs, func(dir string) bool {
-			_, err := exec.LookPath(filepath.Join(dir, name))
-			return err == nil
-		}) {
-			return unavailable("cni_plugin_missing", fmt.Sprintf("The CNI plugin %s is not in %s: apt-get install containernetworking-plugins, or name its directory with --cni-plugin-dir.",
-				name, strings.Join(dirs, " or ")), nil)
-		}
-	}
-	return nil
 }
 
 // kernelFeatures looks for the overlay file system and for the cgroup controllers that limits need.

@@ -72,7 +72,7 @@ func requirements(t *testing.T) host.Requirements {
 	l, err := net.Listen("unix", socket)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
-	return host.Requirements{DataDir: dir, RunDir: dir, ContainerdAddress: socket, PluginDirs: []string{"/usr/lib/cni", "/opt/cni/bin"}}
+	return host.Requirements{DataDir: dir, RunDir: dir, ContainerdAddress: socket}
 }
 
 func TestEverythingThatIsMissingIsNamedWithWhatToDo(t *testing.T) {
@@ -85,7 +85,6 @@ func TestEverythingThatIsMissingIsNamedWithWhatToDo(t *testing.T) {
 		advice string
 	}{
 		"containerd_unavailable": {func(r *host.Requirements) { r.ContainerdAddress += "x" }, "apt-get install containerd"},
-		"cni_plugin_missing":     {func(r *host.Requirements) { r.PluginDirs = []string{r.DataDir} }, "apt-get install containernetworking-plugins"},
 		"disk_full":              {func(r *host.Requirements) { r.MinFreeBytes = 1 << 60 }, "free space"},
 		"directory_unusable":     {func(r *host.Requirements) { r.RunDir += "/none" }, "cannot be looked at"},
 	} {
@@ -98,8 +97,8 @@ func TestEverythingThatIsMissingIsNamedWithWhatToDo(t *testing.T) {
 		})
 	}
 	all := requirements(t)
-	all.ContainerdAddress, all.PluginDirs, all.MinFreeBytes = "/none", nil, 1<<60
-	require.Len(t, strings.Split(fault.As(host.Check(t.Context(), all)).Public, "\n"), 4, "containerd, plugins, and two directories")
+	all.ContainerdAddress, all.MinFreeBytes = "/none", 1<<60
+	require.Len(t, strings.Split(fault.As(host.Check(t.Context(), all)).Public, "\n"), 3, "containerd and two directories")
 	t.Setenv("PATH", t.TempDir())
 	if _, err := os.Stat("/usr/sbin/containerd-shim-runc-v2"); err != nil {
 		err := host.Check(t.Context(), requirements(t))

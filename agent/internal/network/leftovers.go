@@ -2,13 +2,9 @@ package network
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 
@@ -17,7 +13,7 @@ import (
 
 // Leftovers lists what is still there of a member, as "<kind> <what>" with the kinds of package protocol. It looks at the
 // machine, not only at what was noted. An empty list is the network's part of a removal proof.
-func (n *Network) Leftovers(ctx context.Context, memberID string) ([]string, error) {
+func (n *Network) Leftovers(_ context.Context, memberID string) ([]string, error) {
 	if err := checkMember(memberID); err != nil {
 		return nil, err
 	}
@@ -34,12 +30,16 @@ func (n *Network) Leftovers(ctx context.Context, memberID string) ([]string, err
 	for _, a := range addresses {
 		out = append(out, protocol.AbsentAddress+" "+a)
 	}
+	links := []string{n.hostLink(memberID)}
 	if r, err := n.readRecord(memberID); err == nil && r.HostLink != "" {
-		if _, err := netlink.LinkByName(r.HostLink); err == nil {
-			out = append(out, protocol.AbsentNetworkNamespace+" link "+r.HostLink)
+		links = append(links, r.HostLink)
+	}
+	for _, link := range links {
+		if _, err := netlink.LinkByName(link); err == nil {
+			out = append(out, protocol.AbsentNetworkNamespace+" link "+link)
 		}
 	}
-	ports, err := n.openPorts(ctx, memberID)
+	ports, err := n.openPorts(memberID)
 	if err != nil {
 		return nil, err
 	}
@@ -55,26 +55,6 @@ func (n *Network) Leftovers(ctx context.Context, memberID string) ([]string, err
 	}
 	slices.Sort(out)
 	return slices.Compact(out), nil
-}
-
-// addressesOf reads host-local's store: a file for each address, with the owner's id in its first line.
-func (n *Network) addressesOf(memberID string) ([]string, error) {
-	dir := filepath.Join(n.ipamDir(), n.cfg.Bridge)
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("list addresses: %w", err)
-	}
-	var all []string
-	for _, e := range entries {
-		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil {
-			continue // given back meanwhile
-		}
-		if owner, _, _ := strings.Cut(string(data), "\n"); strings.TrimSpace(owner) == memberID {
-			all = append(all, e.Name())
-		}
-	}
-	return all, nil
 }
 
 func fileExists(path string) bool {

@@ -29,7 +29,8 @@ func (n *Network) usernsPath(memberID string) string {
 }
 
 // makeNamespaces makes the member's network namespace, and the user namespace that owns it, and mounts both so that they stay.
-// They come from a child that does nothing but wait: a user namespace's map can only be written from outside it.
+// They come from a child that does nothing but wait: a user namespace's map can only be written from outside it, and a process
+// with several threads, such as this one, can enter none.
 func (n *Network) makeNamespaces(ctx context.Context, memberID string) error {
 	holder := exec.CommandContext(ctx, "cat")
 	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
@@ -49,6 +50,8 @@ func (n *Network) makeNamespaces(ctx context.Context, memberID string) error {
 		return fmt.Errorf("make namespaces: %w", err)
 	}
 	defer func() {
+		// It has nothing to end in order, and may not even have begun: killing it is the cheaper way.
+		_ = holder.Process.Kill()
 		_ = stdin.Close()
 		_ = holder.Wait()
 	}()
@@ -61,19 +64,7 @@ func (n *Network) makeNamespaces(ctx context.Context, memberID string) error {
 		}
 		failpoint.Hit("agent/attach/mounted")
 	}
-	return inNetNS(paths["net"], prepareInside)
-}
-
-// prepareInside brings the loopback link up and lets the member's processes use low ports, which concern nobody but the member.
-func prepareInside() error {
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		return err
-	}
-	if err := netlink.LinkSetUp(lo); err != nil {
-		return fmt.Errorf("bring up the loopback link: %w", err)
-	}
-	return os.WriteFile("/proc/sys/net/ipv4/ip_unprivileged_port_start", []byte("0"), 0)
+	return nil
 }
 
 // inNetNS runs fn on a thread inside the namespace, and brings the thread back. A thread that cannot be brought back is never
@@ -167,36 +158,6 @@ func (n *Network) removeNamespaces(memberID string) error {
 		}
 	}
 	return n.removeCachedResults(memberID)
-}
-
-// isolatePort keeps a bridge port from reaching any other isolated port: neighbours do not meet below IP either.
-func isolatePort(name string) error {
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("find link %s: %w", name, err)
-	}
-	if err := netlink.LinkSetIsolated(link, true); err != nil {
-		return fmt.Errorf("isolate link %s: %w", name, err)
-	}
-	return nil
-}
-
-// removeLink removes a link if it is there.
-func removeLink(name string) error {
-	if name == "" {
-		return nil
-	}
-	link, err := netlink.LinkByName(name)
-	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("remove link %s: %w", name, err)
-	}
-	return nil
 }
 
 func defaultRouteLink() (index int, ok bool) {

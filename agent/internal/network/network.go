@@ -1,17 +1,15 @@
 // Package network gives each member a network of its own on this node: namespaces, an address behind a bridge, published ports
-// on the node's 127.0.0.1, and walls to its neighbours and to the host. Links and addresses are CNI's (bridge, host-local); walls
-// and published ports are one firewall table of its own. It owns its bridge, that table and its state directory; what it shares
-// with other users of CNI it leaves as it found it. It knows nothing of containers, and the networks outlive the agent.
+// on the node's 127.0.0.1, and walls to its neighbours and to the host. All but the walls is made by netlink, without another
+// program. It owns its bridge, one firewall table and its state directory; the settings of the host that it changes are put back
+// when the last member has gone. It knows nothing of containers, and the networks outlive the agent.
 package network
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -21,7 +19,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	cni "github.com/containerd/go-cni"
+	"github.com/vishvananda/netlink"
 
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -48,7 +46,7 @@ type Config struct {
 	Bridge string
 	// CIDR is the IPv4 network of the members; its first address is the bridge's.
 	CIDR string
-	// PluginDirs hold the CNI plugins bridge and host-local.
+	// PluginDirs hold CNI's plugin portmap, by which ports of members are closed that the release of 2026-11-20 has published.
 	PluginDirs []string
 	// StateDir remembers what was made. It need not outlive a reboot; when it does, what it says is recognised as old.
 	StateDir string
@@ -91,15 +89,6 @@ func (c Config) check() error {
 	case !filepath.IsAbs(c.StateDir) || !filepath.IsAbs(c.SharedDir):
 		return badNetwork("The network's directories must be absolute paths.")
 	}
-	for _, plugin := range []string{"bridge", "host-local"} {
-		if !slices.ContainsFunc(c.PluginDirs, func(dir string) bool {
-			info, err := os.Stat(filepath.Join(dir, plugin))
-			return err == nil && info.Mode().IsRegular()
-		}) {
-			return fault.New(fault.Unavailable, "cni_plugin_missing", fmt.Sprintf("The CNI plugin %s is not in %s: install it (apt-get install containernetworking-plugins) or name its directory with --cni-plugin-dir.",
-				plugin, strings.Join(c.PluginDirs, " or ")), nil)
-		}
-	}
 	return nil
 }
 
@@ -127,7 +116,7 @@ type Attachment struct {
 // Network is this agent's network. Its methods may be called at the same time.
 type Network struct {
 	cfg    Config
-	cni    cni.CNI
+	prefix netip.Prefix
 	bootID string
 
 	// use is held for reading while one member comes or goes, and for writing while what all share is made or removed.
@@ -137,6 +126,9 @@ type Network struct {
 	walls string
 	// sound is the generation of the host's rules at the last look that found the table whole.
 	sound atomic.Pointer[uint32]
+
+	// addresses is held while one is given.
+	addresses sync.Mutex
 
 	mu    sync.Mutex
 	locks map[string]*memberLock
@@ -154,36 +146,23 @@ func Open(_ context.Context, cfg Config) (*Network, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	quietLockChecker()
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return nil, fmt.Errorf("read the boot id: %w", err)
 	}
-	n := &Network{cfg: cfg, bootID: strings.TrimSpace(string(boot)), locks: map[string]*memberLock{}}
+	n := &Network{cfg: cfg, prefix: netip.MustParsePrefix(cfg.CIDR), bootID: strings.TrimSpace(string(boot)), locks: map[string]*memberLock{}}
 	if err := n.forgetEarlierBoot(); err != nil {
 		return nil, err
 	}
 	if err := n.makeDirs(); err != nil {
 		return nil, err
 	}
-	conf, err := n.conflist()
-	if err != nil {
-		return nil, err
-	}
-	if n.cni, err = cni.New(cni.WithPluginDir(cfg.PluginDirs), cni.WithInterfacePrefix("eth"), cni.WithConfListBytes(conf)); err != nil {
-		return nil, fmt.Errorf("prepare CNI: %w", err)
-	}
-	return n, nil
+	return n, n.freeLeaked()
 }
 
 func (n *Network) nsDir() string      { return filepath.Join(n.cfg.StateDir, "ns") }
 func (n *Network) ipamDir() string    { return filepath.Join(n.cfg.StateDir, "ipam") }
 func (n *Network) membersDir() string { return filepath.Join(n.cfg.StateDir, "members") }
-
-// ConflistPath is where the network's CNI configuration lies, for whoever wants to make the same network.
-func (n *Network) ConflistPath() string {
-	return filepath.Join(n.cfg.StateDir, n.cfg.Bridge+".conflist")
-}
 
 func (n *Network) makeDirs() error {
 	for _, dir := range []string{n.nsDir(), n.ipamDir(), n.membersDir()} {
@@ -192,31 +171,6 @@ func (n *Network) makeDirs() error {
 		}
 	}
 	return nil
-}
-
-// conflist writes the CNI configuration and returns it. Masquerading, published ports and the walls are not the plugins' business
-// but the firewall table's: one table for all members, instead of chains for each.
-func (n *Network) conflist() ([]byte, error) {
-	conf := map[string]any{
-		"cniVersion": "1.0.0",
-		"name":       n.cfg.Bridge,
-		"plugins": []map[string]any{
-			{
-				"type": "bridge", "bridge": n.cfg.Bridge, "isGateway": true, "ipMasq": false, "hairpinMode": false, "mtu": egressMTU(),
-				"ipam": map[string]any{
-					"type": "host-local", "dataDir": n.ipamDir(), "ranges": [][]map[string]any{{{"subnet": n.cfg.CIDR}}}, "routes": []map[string]any{{"dst": "0.0.0.0/0"}},
-				},
-			},
-		},
-	}
-	data, err := json.MarshalIndent(conf, "", "  ")
-	if err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(n.ConflistPath(), data, 0o644); err != nil { //nolint:gosec // no secret in it
-		return nil, fmt.Errorf("write the network's configuration: %w", err)
-	}
-	return data, nil
 }
 
 // lock keeps other calls away from this member.
@@ -240,7 +194,7 @@ func (n *Network) lock(memberID string) (unlock func()) {
 	}
 }
 
-// memberPattern is CNI's own rule for container ids; the length is that of a comment in the firewall.
+// memberPattern is harmless in a path and in a firewall script; the length is that of a comment in the firewall.
 var memberPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,126}$`)
 
 func checkMember(memberID string) error {
@@ -360,10 +314,6 @@ func setupFault(err error) error {
 	if _, known := errors.AsType[*fault.Error](err); known {
 		return err
 	}
-	switch text := err.Error(); {
-	case strings.Contains(text, "no IP addresses available"):
-		return fault.New(fault.Unavailable, "network_full", "The node's network for members has no free address: remove members or take a larger --pod-cidr.", err)
-	}
 	return fault.New(fault.Unavailable, "network_failed", "The node could not make the member's network.", err)
 }
 
@@ -381,7 +331,7 @@ func (n *Network) attachment(memberID, ip string) Attachment {
 // attach makes a member's network from nothing.
 func (n *Network) attach(ctx context.Context, memberID string, ports []PortMapping, namespaces func()) (Attachment, error) {
 	// Known before it is made: whatever is there of a member after a crash is found through its record.
-	r := record{BootID: n.bootID, Ports: ports, InTable: true}
+	r := record{BootID: n.bootID, Ports: ports, InTable: true, HostLink: n.hostLink(memberID)}
 	if err := n.writeRecord(memberID, r); err != nil {
 		return Attachment{}, err
 	}
@@ -391,37 +341,19 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 	}
 	failpoint.Hit("agent/attach/namespaces")
 	namespaces()
-	// Serially: there is one network, and a plugin is a child of the thread that asked.
-	result, err := n.cni.SetupSerially(ctx, memberID, n.netnsPath(memberID))
+	ip, err := n.takeAddress(memberID)
 	if err != nil {
 		return Attachment{}, err
 	}
-	failpoint.Hit("agent/attach/plugged")
-	inside := result.Interfaces[memberLink]
-	if inside == nil || len(inside.IPConfigs) == 0 {
-		return Attachment{}, errors.New("the CNI plugins gave no address")
+	if err := n.plug(memberID, ip); err != nil {
+		return Attachment{}, err
 	}
-	for name, link := range result.Interfaces {
-		if link.Sandbox == "" && name != n.cfg.Bridge {
-			if err := isolatePort(name); err != nil {
-				return Attachment{}, err
-			}
-			r.HostLink = name
-		}
-	}
-	if r.HostLink == "" {
-		return Attachment{}, errors.New("the CNI plugins named no link on the host")
-	}
-	failpoint.Hit("agent/attach/isolated")
-	r.Ready, r.IP = true, inside.IPConfigs[0].IP.String()
-	if err := n.publish(ctx, memberID, r); err != nil {
+	r.Ready, r.IP = true, ip.String()
+	if err := n.publish(memberID, r); err != nil {
 		return Attachment{}, err
 	}
 	return n.attachment(memberID, r.IP), n.writeRecord(memberID, r)
 }
-
-// memberLink is the name of the link inside.
-const memberLink = "eth0"
 
 // Remove takes the member's network away, from whatever half-way state. The last member takes bridge, firewall table, shared
 // chains and changed sysctls along. A member that is not there is no error.
@@ -451,24 +383,17 @@ func (n *Network) detach(ctx context.Context, memberID string) error {
 	case err != nil:
 		return fmt.Errorf("read what is known of member %s: %w", memberID, err)
 	}
-	if err := n.unpublish(ctx, r); err != nil {
+	if err := n.unpublish(r); err != nil {
 		return err
 	}
 	if err := n.closePortmap(ctx, memberID, r); err != nil {
 		return err
 	}
-	path := ""
-	if n.hasNamespace(memberID) {
-		path = n.netnsPath(memberID)
-	}
-	if err := n.cni.Remove(ctx, memberID, path); err != nil {
-		return fmt.Errorf("remove the network of member %s: %w", memberID, err)
-	}
-	failpoint.Hit("agent/detach/unplugged")
-	if err := removeLink(r.HostLink); err != nil {
+	if err := n.unplug(memberID, r); err != nil {
 		return err
 	}
-	if err := n.removeNamespaces(memberID); err != nil {
+	failpoint.Hit("agent/detach/unplugged")
+	if err := errors.Join(n.freeAddresses(memberID), n.removeNamespaces(memberID)); err != nil {
 		return err
 	}
 	failpoint.Hit("agent/detach/namespaces")
@@ -534,9 +459,9 @@ func egressMTU() int {
 	if !ok {
 		return ethernet
 	}
-	link, err := net.InterfaceByIndex(index)
+	link, err := netlink.LinkByIndex(index)
 	if err != nil {
 		return ethernet
 	}
-	return link.MTU
+	return link.Attrs().MTU
 }

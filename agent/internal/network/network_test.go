@@ -479,6 +479,32 @@ func TestManyAtOnce(t *testing.T) {
 	require.Len(t, members, 6)
 }
 
+func TestPortThatSomebodyHasClosedKeepsNoOtherOpen(t *testing.T) {
+	f := newFixture(t)
+	f.setup("stays", tcp(21000, 80))
+	f.setup("m1", tcp(21001, 80), tcp(21002, 80), network.PortMapping{HostPort: 21002, ContainerPort: 53, Protocol: "udp"})
+	sh(t, "nft delete element inet gpuaas_"+f.cfg.Bridge+" tcp_ports '{ 21001 }'")
+	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
+	left, err := f.n.Leftovers(ctxOf(t), "m1")
+	require.NoError(t, err)
+	require.Empty(t, left)
+	require.NotRegexp(t, "2100[12]", sh(t, "nft list ruleset"))
+	left, err = f.n.Leftovers(ctxOf(t), "stays")
+	require.NoError(t, err)
+	require.Contains(t, left, protocol.AbsentPort+" 21000")
+}
+
+func TestBridgeThatSomebodyHasRemovedIsMadeAgain(t *testing.T) {
+	f := newFixture(t)
+	f.setup("m1")
+	sh(t, "ip link del "+f.cfg.Bridge)
+	serve(t, f.outside, ":9000")
+	for _, member := range []string{"m2", "m1"} {
+		_, err := call(t, f.setup(member).NetNSPath, outsideIP+":9000", reachable)
+		require.NoError(t, err)
+	}
+}
+
 func TestBadInputIsAClearError(t *testing.T) {
 	f := newFixture(t)
 	for _, ports := range [][]network.PortMapping{{tcp(0, 1)}, {tcp(1, 0)}, {{HostPort: 1, ContainerPort: 1, Protocol: "sctp"}}, {tcp(5, 1), tcp(5, 2)}} {
@@ -488,10 +514,9 @@ func TestBadInputIsAClearError(t *testing.T) {
 	_, err := f.n.Setup(ctxOf(t), "../m1", nil, nil)
 	require.ErrorContains(t, err, "bad_network")
 	for want, change := range map[string]func(*network.Config){
-		"cni_plugin_missing": func(c *network.Config) { c.PluginDirs = []string{t.TempDir()} },
-		"bridge's name":      func(c *network.Config) { c.Bridge = "a; drop" },
-		"IPv4 network":       func(c *network.Config) { c.CIDR = "10.0.0.1/8" },
-		"absolute":           func(c *network.Config) { c.StateDir = "x" },
+		"bridge's name": func(c *network.Config) { c.Bridge = "a; drop" },
+		"IPv4 network":  func(c *network.Config) { c.CIDR = "10.0.0.1/8" },
+		"absolute":      func(c *network.Config) { c.StateDir = "x" },
 	} {
 		cfg := f.cfg
 		change(&cfg)

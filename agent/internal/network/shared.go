@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -52,10 +54,22 @@ func (n *Network) makeShared(ctx context.Context) error {
 	})
 }
 
-// makeBridge makes the bridge without an address; the first member's plugin gives it one.
+// bridge is the members' link on the host. Somebody may have removed it, and then it is made again: with no member on it.
+func (n *Network) bridge() (netlink.Link, error) {
+	link, err := netlink.LinkByName(n.cfg.Bridge)
+	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+		if err = n.makeBridge(); err == nil {
+			link, err = netlink.LinkByName(n.cfg.Bridge)
+		}
+	}
+	return link, err
+}
+
+// makeBridge makes the bridge, with the address that members send by.
 func (n *Network) makeBridge() error {
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: n.cfg.Bridge, MTU: egressMTU()}}
-	if err := netlink.LinkAdd(bridge); err != nil && !errors.Is(err, unix.EEXIST) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = n.cfg.Bridge, egressMTU()
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fault.New(fault.Unavailable, "network_failed", "The node cannot make the bridge "+n.cfg.Bridge+": the bridge kernel module may be missing.", err)
 	}
 	link, err := netlink.LinkByName(n.cfg.Bridge)
@@ -68,6 +82,18 @@ func (n *Network) makeBridge() error {
 	// Who calls a published port comes from 127.0.0.1, and the kernel lets that out by the loopback link only.
 	if err := writeSysctl("net/ipv4/conf/"+n.cfg.Bridge+"/route_localnet", "1"); err != nil {
 		return err
+	}
+	// No member says to the host what networks there are. Without IPv6 none can.
+	if err := writeSysctl("net/ipv6/conf/"+n.cfg.Bridge+"/accept_ra", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	// Set even to what it is, it stays; otherwise it would change with the ports that come and go.
+	if err := netlink.LinkSetHardwareAddr(link, link.Attrs().HardwareAddr); err != nil {
+		return fmt.Errorf("keep the bridge's hardware address: %w", err)
+	}
+	address := &net.IPNet{IP: n.gateway().AsSlice(), Mask: net.CIDRMask(n.prefix.Bits(), 32)}
+	if err := netlink.AddrReplace(link, &netlink.Addr{IPNet: address}); err != nil {
+		return fmt.Errorf("give the bridge its address: %w", err)
 	}
 	return netlink.LinkSetUp(link)
 }
@@ -147,11 +173,11 @@ func (n *Network) removeShared(ctx context.Context) error {
 		return err
 	}
 	failpoint.Hit("agent/unshare/left")
-	if err := n.removeTable(ctx); err != nil {
+	if err := n.removeTable(); err != nil {
 		return err
 	}
 	failpoint.Hit("agent/unshare/table")
-	// host-local keeps the last address it gave, to give another next time: that is a file too.
+	// Which address was given last is known from a file, too.
 	return os.RemoveAll(n.ipamDir())
 }
 

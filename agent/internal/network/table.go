@@ -31,13 +31,6 @@ func (n *Network) makeTable(ctx context.Context) error {
 	return nil
 }
 
-func (n *Network) removeTable(ctx context.Context) error {
-	if _, err := run(ctx, fmt.Sprintf("table inet %[1]s\ndelete table inet %[1]s\n", n.table()), "nft", "-f", "-"); err != nil {
-		return fmt.Errorf("remove the firewall table: %w", err)
-	}
-	return nil
-}
-
 // rules is the firewall table. It replaces itself, so that it is right whatever was there.
 //
 //   - from the node's own 127.0.0.1, and from nowhere else: to the members' published ports, with the bridge's address, because
@@ -113,48 +106,5 @@ func (n *Network) published(ctx context.Context) (string, error) {
 	return script.String(), nil
 }
 
-// publish opens a member's ports.
-func (n *Network) publish(ctx context.Context, memberID string, r record) error {
-	if len(r.Ports) == 0 {
-		return nil
-	}
-	if _, err := run(ctx, n.elements(memberID, r), "nft", "-f", "-"); err != nil {
-		return fault.New(fault.Unavailable, "firewall_failed", "The node cannot publish ports: look for a firewall that refuses changes.", err)
-	}
-	return nil
-}
-
-// unpublish closes a member's ports, one by one: of those that a crash has left, some may be open.
-func (n *Network) unpublish(ctx context.Context, r record) error {
-	for _, p := range r.Ports {
-		_, err := run(ctx, "", "nft", "delete", "element", "inet", n.table(), portMap(p.Protocol), fmt.Sprintf("{ %d }", p.HostPort))
-		if err != nil && !isMissing(err) {
-			return fmt.Errorf("close port %d: %w", p.HostPort, err)
-		}
-	}
-	return nil
-}
-
-// isMissing recognises nft's words for what is not there, be it an element, its map or its table.
-func isMissing(err error) bool { return strings.Contains(err.Error(), "No such file or directory") }
-
 // portElement is one port in nft's listing of a map.
 var portElement = regexp.MustCompile(`(\d+) comment "([^"]*)"`)
-
-// openPorts lists the ports that the table publishes for a member. It looks at the kernel, not at what was noted.
-func (n *Network) openPorts(ctx context.Context, memberID string) ([]string, error) {
-	var ports []string
-	out, err := run(ctx, "", "nft", "list", "table", "inet", n.table())
-	switch {
-	case err != nil && isMissing(err):
-		return nil, nil
-	case err != nil:
-		return nil, fault.New(fault.Unavailable, "firewall_failed", "The node cannot read its firewall: install nftables (apt-get install nftables).", err)
-	}
-	for _, found := range portElement.FindAllStringSubmatch(string(out), -1) {
-		if found[2] == memberID {
-			ports = append(ports, found[1])
-		}
-	}
-	return ports, nil
-}

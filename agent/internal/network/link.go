@@ -1,0 +1,153 @@
+package network
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
+)
+
+// memberLink is the name of the link inside.
+const memberLink = "eth0"
+
+// hostLink is the name of the other end, on the host. It follows from the member, so that it is found whatever was noted; many
+// programs leave links alone that are called veth.
+func (n *Network) hostLink(memberID string) string {
+	sum := sha256.Sum256([]byte(n.cfg.Bridge + "\n" + memberID))
+	return "veth" + hex.EncodeToString(sum[:])[:11]
+}
+
+// plug joins the member's namespace to the bridge and gives it its address and a way out. Nothing passes before the last step.
+func (n *Network) plug(memberID string, ip netip.Addr) error {
+	bridge, err := n.bridge()
+	if err != nil {
+		return err
+	}
+	ns, err := netns.GetFromPath(n.netnsPath(memberID))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ns.Close() }()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.MasterIndex = n.hostLink(memberID), bridge.Attrs().MTU, bridge.Attrs().Index
+	host := netlink.NewVeth(attrs)
+	host.PeerName, host.PeerNamespace, host.PeerHardwareAddr = memberLink, netlink.NsFd(int(ns)), hardwareAddr(ip)
+	if err := netlink.LinkAdd(host); err != nil {
+		return fmt.Errorf("make the member's link: %w", err)
+	}
+	failpoint.Hit("agent/attach/plugged")
+	// It reaches no other isolated port: neighbours do not meet below IP either.
+	if err := netlink.LinkSetIsolated(host, true); err != nil {
+		return fmt.Errorf("isolate link %s: %w", attrs.Name, err)
+	}
+	failpoint.Hit("agent/attach/isolated")
+	if err := netlink.LinkSetUp(host); err != nil {
+		return fmt.Errorf("bring up link %s: %w", attrs.Name, err)
+	}
+	address := &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(n.prefix.Bits(), 32)}
+	if err := inNetNS(n.netnsPath(memberID), func() error { return furnish(address, n.gateway().AsSlice()) }); err != nil {
+		return err
+	}
+	return awaitForwarding(attrs.Name)
+}
+
+// hardwareAddr is a locally administered one that follows from the address: whoever spoke to the address before and still
+// remembers where it was does not miss its next owner.
+func hardwareAddr(ip netip.Addr) net.HardwareAddr {
+	return append(net.HardwareAddr{0x02, 0x67}, ip.AsSlice()...)
+}
+
+// furnish runs inside: it brings up the loopback link and the member's, and lets the member's processes use low ports, which
+// concern nobody but the member.
+func furnish(address *net.IPNet, gateway net.IP) error {
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_unprivileged_port_start", []byte("0"), 0); err != nil {
+		return err
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("bring up the loopback link: %w", err)
+	}
+	link, err := netlink.LinkByName(memberLink)
+	if err != nil {
+		return err
+	}
+	// Nobody else can have its link-local address. Without IPv6 there is nothing to say.
+	_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+memberLink+"/accept_dad", []byte("0"), 0)
+	if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: address}); err != nil {
+		return fmt.Errorf("give the member its address: %w", err)
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return fmt.Errorf("bring up the member's link: %w", err)
+	}
+	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway}); err != nil {
+		return fmt.Errorf("give the member its way out: %w", err)
+	}
+	return nil
+}
+
+// forwardingLimit bounds how long a bridge may take to see that a port has a carrier.
+const forwardingLimit = 3 * time.Second
+
+// awaitForwarding waits until the bridge forwards to the port: the first packet that it drops would be sent again after a second.
+// Since Linux 6.4 the question itself brings the kernel's answer up to date.
+func awaitForwarding(name string) error {
+	for pause := time.Millisecond; ; pause *= 2 {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		if link.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		if pause > forwardingLimit {
+			return fmt.Errorf("link %s stays %s", name, link.Attrs().OperState)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// unplug removes the member's links; either end takes the other along.
+func (n *Network) unplug(memberID string, r record) error {
+	for _, name := range slices.Compact([]string{n.hostLink(memberID), r.HostLink}) {
+		if err := removeLink(name); err != nil {
+			return err
+		}
+	}
+	if r.HostLink != "" || !n.hasNamespace(memberID) {
+		return nil
+	}
+	// The release of 2026-11-20 knew the name of the host's end only when it had made it.
+	return inNetNS(n.netnsPath(memberID), func() error { return removeLink(memberLink) })
+}
+
+// removeLink removes a link if it is there.
+func removeLink(name string) error {
+	if name == "" {
+		return nil
+	}
+	link, err := netlink.LinkByName(name)
+	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove link %s: %w", name, err)
+	}
+	return nil
+}
