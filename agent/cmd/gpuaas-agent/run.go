@@ -32,6 +32,8 @@ const (
 	// memoryLimitBytes is what the collector aims at when GOMEMLIMIT says nothing: a node's memory is for workloads.
 	memoryLimitBytes = 48 << 20
 	gcPercent        = 50
+	// calmAfter is how long nothing may have changed before memory is given back.
+	calmAfter = 10 * time.Second
 	// enrolRetryMax bounds the pause between attempts to reach the hub before the node is enrolled.
 	enrolRetryMin = time.Second
 	enrolRetryMax = 30 * time.Second
@@ -226,6 +228,7 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 	group.Go(func() error { return re.Run(ctx) })
 	group.Go(func() error { return up.Run(ctx, re) })
 	group.Go(func() error { return server.Serve(ctx, socket) })
+	group.Go(func() error { return giveBack(ctx, re.Subscribe()) })
 	return group.Wait()
 }
 
@@ -235,6 +238,23 @@ func limitMemory() {
 	}
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
+	}
+}
+
+// giveBack returns memory to the machine once nothing has changed on the node for a while. What starting and ending workloads takes
+// is as much as all that the agent keeps, and without this it would hold it for as long as nothing happens.
+func giveBack(ctx context.Context, changed <-chan struct{}) error {
+	calm := time.NewTimer(calmAfter)
+	defer calm.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+			calm.Reset(calmAfter)
+		case <-calm.C:
+			debug.FreeOSMemory()
+		}
 	}
 }
 

@@ -251,6 +251,7 @@ func appImage(t *testing.T, change ...func(*v1.Config)) v1.Image {
 			content []byte
 		}{
 			{"app", app},
+			{"app32", program32()},
 			{"etc/passwd", []byte("root:x:0:0::/:/app\njovyan:x:1000:100::/home:/app\n")},
 			{"etc/group", []byte("root:x:0:\nusers:x:100:\nlab:x:200:jovyan\n")},
 		} {

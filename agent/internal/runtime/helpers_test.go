@@ -2,6 +2,7 @@ package runtime_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -116,6 +117,30 @@ func (f *fixture) pidOf(id string) int {
 	pid, err := strconv.Atoi(string(data))
 	require.NoError(f.t, err)
 	return pid
+}
+
+// exit32 is what program32 exits with.
+const exit32 = 7
+
+// program32 is a whole i386 program: an ELF header, one segment, and exit(exit32) by the kernel's entry for 32 bits.
+func program32() []byte {
+	const base, headers = 0x08048000, 52 + 32
+	code := []byte{0xb8, 1, 0, 0, 0, 0xbb, exit32, 0, 0, 0, 0xcd, 0x80} // mov eax, SYS_exit; mov ebx, exit32; int 0x80
+	size := uint32(headers + len(code))                                 //nolint:gosec // a few bytes
+	b := append([]byte("\x7fELF"), 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+	for _, half := range []uint16{2, 3} { // ET_EXEC, EM_386
+		b = binary.LittleEndian.AppendUint16(b, half)
+	}
+	for _, word := range []uint32{1, base + headers, 52, 0, 0} { // version, entry, program headers, no sections, no flags
+		b = binary.LittleEndian.AppendUint32(b, word)
+	}
+	for _, half := range []uint16{52, 32, 1, 0, 0, 0} { // the headers' sizes and numbers
+		b = binary.LittleEndian.AppendUint16(b, half)
+	}
+	for _, word := range []uint32{1, 0, base, base, size, size, 5, 0x1000} { // PT_LOAD of all of it, to read and execute
+		b = binary.LittleEndian.AppendUint32(b, word)
+	}
+	return append(b, code...)
 }
 
 func processAlive(pid uint32) error { return unix.Kill(int(pid), 0) }

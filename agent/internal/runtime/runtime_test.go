@@ -2,11 +2,16 @@ package runtime_test
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
+	"os/exec"
+	"path/filepath"
+	goruntime "runtime"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -81,6 +86,26 @@ func TestContainerIsConfined(t *testing.T) {
 		require.NotEqual(t, "ok", in[refused], refused)
 	}
 	require.NotEmpty(t, in["cgroups"])
+}
+
+func TestContainerCannotTakeTheKernelsEntriesFor32Bits(t *testing.T) {
+	if goruntime.GOARCH != "amd64" {
+		t.Skip("the program of 32 bits that this test runs is one for amd64")
+	}
+	f := newFixture(t)
+	onHost := filepath.Join(t.TempDir(), "app32")
+	require.NoError(t, os.WriteFile(onHost, program32(), 0o700)) //nolint:gosec // a program
+	var exit *exec.ExitError
+	if err := exec.CommandContext(t.Context(), onHost).Run(); errors.Is(err, unix.ENOEXEC) {
+		t.Skip("this kernel runs no programs of 32 bits at all")
+	} else {
+		require.ErrorAs(t, err, &exit)
+		require.Equal(t, exit32, exit.ExitCode(), "outside it does what it is meant to")
+	}
+	spec := f.spec(f.image())
+	spec.Service.Command = []string{"/app32"}
+	f.start(spec)
+	require.EqualValues(t, 128+unix.SIGSYS, f.wait(spec.ID, runtime.StateExited).ExitCode)
 }
 
 func TestUserIsWhoTheManifestOrTheImageSays(t *testing.T) {
