@@ -228,7 +228,7 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 	group.Go(func() error { return re.Run(ctx) })
 	group.Go(func() error { return up.Run(ctx, re) })
 	group.Go(func() error { return server.Serve(ctx, socket) })
-	group.Go(func() error { return giveBack(ctx, re.Subscribe()) })
+	group.Go(func() error { return giveBack(ctx, re.Subscribe(), n.log) })
 	return group.Wait()
 }
 
@@ -243,7 +243,7 @@ func limitMemory() {
 
 // giveBack returns memory to the machine once nothing has changed on the node for a while. What starting and ending workloads takes
 // is as much as all that the agent keeps, and without this it would hold it for as long as nothing happens.
-func giveBack(ctx context.Context, changed <-chan struct{}) error {
+func giveBack(ctx context.Context, changed <-chan struct{}, log *slog.Logger) error {
 	calm := time.NewTimer(calmAfter)
 	defer calm.Stop()
 	for {
@@ -253,7 +253,9 @@ func giveBack(ctx context.Context, changed <-chan struct{}) error {
 		case <-changed:
 			calm.Reset(calmAfter)
 		case <-calm.C:
-			debug.FreeOSMemory()
+			if err := host.GiveBack(); err != nil {
+				log.WarnContext(ctx, "cannot give memory back", "error", err)
+			}
 		}
 	}
 }

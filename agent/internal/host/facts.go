@@ -1,5 +1,5 @@
 // Package host looks at the machine that the agent runs on: what it is, and whether it has what a node needs. It changes
-// nothing.
+// nothing but how much of the memory the agent itself takes.
 package host
 
 import (
