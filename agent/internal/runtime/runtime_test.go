@@ -94,7 +94,7 @@ func TestContainerCannotTakeTheKernelsEntriesFor32Bits(t *testing.T) {
 	}
 	f := newFixture(t)
 	onHost := filepath.Join(t.TempDir(), "app32")
-	require.NoError(t, os.WriteFile(onHost, program32(), 0o700)) //nolint:gosec // a program
+	require.NoError(t, os.WriteFile(onHost, program32(), 0o700))
 	var exit *exec.ExitError
 	if err := exec.CommandContext(t.Context(), onHost).Run(); errors.Is(err, unix.ENOEXEC) {
 		t.Skip("this kernel runs no programs of 32 bits at all")
