@@ -18,6 +18,8 @@ const (
 	// The pause after a failed pass doubles from firstRetry up to the period; a wake-up does not cut it short, or a
 	// dependency that is down would be asked without pause.
 	firstRetry = 250 * time.Millisecond
+	// maxBreath bounds the pause after a pass that nobody's wake-up cuts short; it is as long as the pass has taken.
+	maxBreath = 100 * time.Millisecond
 )
 
 // Pass looks at everything there is to do and does it.
@@ -46,7 +48,8 @@ func New(name string, every time.Duration, pass Pass, log *slog.Logger) *Loop {
 }
 
 // Wake asks for a pass soon. It carries no data and never blocks: wake-ups that come while a pass runs become one pass after
-// it, so that nothing that happened before a wake-up is missed.
+// it, so that nothing that happened before a wake-up is missed. So do those that come within as long again as the pass has taken: a
+// pass that looks at much is worth more when much has happened, and leaves half of the time to what it has begun.
 func (l *Loop) Wake() {
 	select {
 	case l.wake <- struct{}{}:
@@ -59,7 +62,9 @@ func (l *Loop) Wake() {
 func (l *Loop) Run(ctx context.Context) error {
 	failures := 0
 	for ctx.Err() == nil {
+		began := time.Now()
 		err := l.once(ctx)
+		took := time.Since(began)
 		switch {
 		case err == nil:
 			failures = 0
@@ -69,7 +74,7 @@ func (l *Loop) Run(ctx context.Context) error {
 			failures++
 			l.log.ErrorContext(ctx, "pass failed", slog.String("loop", l.name), slog.Any("error", err), slog.Int("failures", failures))
 		}
-		if !l.rest(ctx, failures) {
+		if !pause(ctx, min(took, maxBreath)) || !l.rest(ctx, failures) {
 			return nil
 		}
 	}
@@ -92,6 +97,16 @@ func (l *Loop) rest(ctx context.Context, failures int) bool {
 	case <-wake:
 		return true
 	case <-timer.C:
+		return true
+	}
+}
+
+// pause reports whether ctx has let it pass.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
 		return true
 	}
 }

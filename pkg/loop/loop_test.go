@@ -63,6 +63,29 @@ func TestWakeUpsDuringAPassBecomeOnePassAfterIt(t *testing.T) {
 	})
 }
 
+func TestLoopRestsAsLongAsItsPassHasTaken(t *testing.T) {
+	for took, rest := range map[time.Duration]time.Duration{20 * time.Millisecond: 20 * time.Millisecond, time.Second: 100 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			var passes atomic.Int64
+			l := loop.New("x", time.Hour, func(context.Context) error { passes.Add(1); time.Sleep(took); return nil }, nil)
+			stop := start(t, l)
+			time.Sleep(took + rest/2) // the first pass is over
+			l.Wake()
+			l.Wake()
+			synctest.Wait()
+			require.EqualValues(t, 1, passes.Load())
+			time.Sleep(rest / 2)
+			synctest.Wait()
+			require.EqualValues(t, 2, passes.Load(), "one for both, and not later")
+			time.Sleep(took + 2*rest)
+			l.Wake()
+			synctest.Wait()
+			require.EqualValues(t, 3, passes.Load(), "at once when it has rested")
+			stop()
+		})
+	}
+}
+
 func TestFailingPassBacksOffWhateverWakesIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
