@@ -15,6 +15,7 @@ import (
 	tasktypes "github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/errdefs"
@@ -159,6 +160,7 @@ func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
 }
 
 func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, image readyImage) (Run, error) {
+	defer r.beginStart(spec.ID)()
 	if err := r.prepareFiles(spec); err != nil {
 		return Run{}, err
 	}
@@ -167,9 +169,10 @@ func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, ima
 	if r.host.userNamespaces {
 		options.IoUid, options.IoGid = r.cfg.UIDMapBase, r.cfg.UIDMapBase
 	}
-	container, err := r.client.NewContainer(ctx, spec.ID,
+	var rootfs []mount.Mount
+	_, err := r.client.NewContainer(ctx, spec.ID,
 		client.WithSnapshotter(r.cfg.Snapshotter),
-		r.withSnapshot(spec, image),
+		r.withSnapshot(spec, image, &rootfs),
 		client.WithContainerLabels(spec.labels(r.host, r.uidMap(), image.config.StopSignal)),
 		client.WithRuntime(runcRuntime, options),
 		client.WithSpec(ociSpec),
@@ -178,36 +181,43 @@ func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, ima
 		return Run{}, fmt.Errorf("make container: %w", err)
 	}
 	failpoint.Hit("agent/start/container")
-	task, err := r.newTask(ctx, container, spec)
-	if err != nil {
+	if err := r.newTask(ctx, spec, rootfs); err != nil {
 		return Run{}, err
 	}
 	failpoint.Hit("agent/start/task")
 	if err := r.awaitNetwork(ctx, spec); err != nil {
 		return Run{}, err
 	}
-	if err := task.Start(ctx); err != nil {
-		return Run{}, fmt.Errorf("start task: %w", err)
+	started, err := r.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: spec.ID})
+	if err != nil {
+		return Run{}, fmt.Errorf("start task: %w", errgrpc.ToNative(err))
 	}
 	failpoint.Hit("agent/start/running")
-	run := Run{ContainerID: spec.ID, PID: task.Pid(), StartedAt: failpoint.Now()}
+	run := Run{ContainerID: spec.ID, PID: started.GetPid(), StartedAt: failpoint.Now()}
 	return run, r.noteStart(spec.ID, run.StartedAt)
 }
 
-// newTask makes the container's first process, which waits for the start before it becomes the workload's.
-func (r *Runtime) newTask(ctx context.Context, container client.Container, spec Spec) (client.Task, error) {
+// newTask makes the container's first process, which waits for the start before it becomes the workload's. Container.NewTask would ask
+// containerd four times for what is known here.
+func (r *Runtime) newTask(ctx context.Context, spec Spec, rootfs []mount.Mount) error {
 	if spec.Namespaces != nil {
 		if err := spec.Namespaces(ctx); err != nil {
-			return nil, err
+			return err
 		}
+	}
+	log, err := cio.LogFile(r.logPath(spec.ID))(spec.ID)
+	if err != nil {
+		return fmt.Errorf("prepare the log: %w", err)
 	}
 	r.parents.RLock()
 	defer r.parents.RUnlock()
-	task, err := container.NewTask(ctx, cio.LogFile(r.logPath(spec.ID)))
+	_, err = r.client.TaskService().Create(ctx, &tasks.CreateTaskRequest{
+		ContainerID: spec.ID, Rootfs: mount.ToProto(rootfs), Stdout: log.Config().Stdout, Stderr: log.Config().Stderr,
+	})
 	if err != nil {
-		return nil, fmt.Errorf("make task: %w", err)
+		return fmt.Errorf("make task: %w", errgrpc.ToNative(err))
 	}
-	return task, nil
+	return nil
 }
 
 // awaitNetwork waits until the network stands that is made beside the container, and tells the container its address.
@@ -221,9 +231,10 @@ func (r *Runtime) awaitNetwork(ctx context.Context, spec Spec) (err error) {
 	return r.writeHosts(spec)
 }
 
-// withSnapshot makes the container's file system upon that of the image. client.WithNewSnapshot would look for it anew each time.
-func (r *Runtime) withSnapshot(spec Spec, image readyImage) client.NewContainerOpts {
-	return func(ctx context.Context, _ *client.Client, c *containers.Container) error {
+// withSnapshot makes the container's file system upon that of the image, and gives its mounts. client.WithNewSnapshot would look for the
+// image anew each time.
+func (r *Runtime) withSnapshot(spec Spec, image readyImage, rootfs *[]mount.Mount) client.NewContainerOpts {
+	return func(ctx context.Context, _ *client.Client, c *containers.Container) (err error) {
 		mapped := snapshots.Info{}
 		if r.host.userNamespaces {
 			if err := r.remapOption()(&mapped); err != nil {
@@ -232,7 +243,7 @@ func (r *Runtime) withSnapshot(spec Spec, image readyImage) client.NewContainerO
 		}
 		labels := map[string]string{labelMember: spec.MemberID}
 		maps.Copy(labels, mapped.Labels)
-		_, err := r.client.SnapshotService(c.Snapshotter).Prepare(ctx, spec.ID, image.snapshot, snapshots.WithLabels(labels))
+		*rootfs, err = r.client.SnapshotService(c.Snapshotter).Prepare(ctx, spec.ID, image.snapshot, snapshots.WithLabels(labels))
 		if errdefs.IsNotFound(err) {
 			r.forgetImages() // somebody has removed it
 			return imageMissing(image.Name(), err)
@@ -240,6 +251,24 @@ func (r *Runtime) withSnapshot(spec Spec, image readyImage) client.NewContainerO
 		c.SnapshotKey, c.Image = spec.ID, image.Name()
 		return err
 	}
+}
+
+// beginStart notes that the container is being made until end is called.
+func (r *Runtime) beginStart(id string) (end func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.starting[id] = true
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.starting, id)
+	}
+}
+
+func (r *Runtime) isStarting(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.starting[id]
 }
 
 func startFault(err error) error {
@@ -308,6 +337,10 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container, pro
 		if !strings.HasPrefix(name, labelPrefix) {
 			c.Labels[name] = value
 		}
+	}
+	if process == nil && r.isStarting(record.ID) {
+		c.State = StateCreated // nothing of it runs that this process does not know of
+		return c, nil
 	}
 	if process == nil {
 		// containerd leaves tasks out of its list whose shim does not answer: only a clear "not found" means that it is gone.

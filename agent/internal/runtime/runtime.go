@@ -131,6 +131,8 @@ type Runtime struct {
 	mu    sync.Mutex
 	users map[string]user       // by image digest and user as written; bounded by maxCachedUsers
 	ready map[string]readyImage // by name; bounded by maxReadyImages
+	// starting are the containers that Start is making.
+	starting map[string]bool
 }
 
 // Open connects to containerd, looks at what the host can give, and removes what pulls that were cut off have left.
@@ -156,7 +158,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err != nil {
 		return nil, unavailable(cfg.Address, err)
 	}
-	r := &Runtime{cfg: cfg, client: c, users: map[string]user{}, ready: map[string]readyImage{}}
+	r := &Runtime{cfg: cfg, client: c, users: map[string]user{}, ready: map[string]readyImage{}, starting: map[string]bool{}}
 	ask, cancel := context.WithTimeout(r.ns(ctx), openTimeout)
 	defer cancel()
 	if _, err := c.Version(ask); err != nil {
