@@ -23,12 +23,11 @@ func skuBySlug(ctx context.Context, tx db.Tx, slug string) (SKU, error) {
 }
 
 func insertAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
-	_, err := tx.Exec(ctx, `INSERT INTO allocations (id, org_id, project_id, node_id, sku, capacity_shape, accelerator_count, accelerator_model,
+	return tx.Later(ctx, `INSERT INTO allocations (id, org_id, project_id, node_id, sku, capacity_shape, accelerator_count, accelerator_model,
 			cpu_cores, memory_mib, status, requested_by_type, requested_by_id, correlation_id, resource_version, created_at, updated_at, activated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)`,
 		a.ID, a.OrgID, a.ProjectID, a.NodeID, a.SKU, string(a.Shape), a.AcceleratorCount, a.AcceleratorModel,
 		a.CPUCores, a.MemoryMiB, string(a.Status), a.RequestedBy.Type, a.RequestedBy.ID, a.CorrelationID, a.ResourceVersion, a.CreatedAt, a.UpdatedAt, a.ActivatedAt)
-	return err
 }
 
 func updateAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
@@ -36,9 +35,8 @@ func updateAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
 	if !a.ReleasedAt.IsZero() {
 		released = &a.ReleasedAt
 	}
-	_, err := tx.Exec(ctx, `UPDATE allocations SET status = $2, resource_version = $3, updated_at = $4, released_at = $5 WHERE id = $1`,
+	return tx.Later(ctx, `UPDATE allocations SET status = $2, resource_version = $3, updated_at = $4, released_at = $5 WHERE id = $1`,
 		a.ID, string(a.Status), a.ResourceVersion, a.UpdatedAt, released)
-	return err
 }
 
 // insertClaim relies on the unique index on active claims (law 14): what placement overlooked fails here.
@@ -52,14 +50,12 @@ func insertClaim(ctx context.Context, tx db.Tx, a Allocation, acceleratorID stri
 }
 
 func endClaims(ctx context.Context, tx db.Tx, allocationID string, now time.Time) error {
-	_, err := tx.Exec(ctx, `UPDATE claims SET released_at = $2 WHERE allocation_id = $1 AND released_at IS NULL`, allocationID, now)
-	return err
+	return tx.Later(ctx, `UPDATE claims SET released_at = $2 WHERE allocation_id = $1 AND released_at IS NULL`, allocationID, now)
 }
 
 func insertReservation(ctx context.Context, tx db.Tx, r Reservation, now time.Time) error {
-	_, err := tx.Exec(ctx, `INSERT INTO reservations (member_id, allocation_id, cpu_millis, memory_bytes, reserved_at) VALUES ($1, $2, $3, $4, $5)`,
+	return tx.Later(ctx, `INSERT INTO reservations (member_id, allocation_id, cpu_millis, memory_bytes, reserved_at) VALUES ($1, $2, $3, $4, $5)`,
 		r.MemberID, r.AllocationID, r.Choice.Need.CPUMillis, r.Choice.Need.MemoryBytes, now)
-	return err
 }
 
 func insertReservedAccelerator(ctx context.Context, tx db.Tx, r Reservation, id string) error {

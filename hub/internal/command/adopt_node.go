@@ -67,7 +67,7 @@ func AdoptNode(ctx context.Context, tx db.Tx, b Brought, now time.Time) error {
 		}
 	}
 	// So that what is compiled next is compiled from these rows.
-	if _, err := fleet.Touch(ctx, tx, b.NodeID); err != nil {
+	if err := fleet.Touch(ctx, tx, b.NodeID); err != nil {
 		return err
 	}
 	if err := recovery.Brought(ctx, tx, b.NodeID, now); err != nil {

@@ -34,7 +34,7 @@ func (c *BanNode) do(ctx context.Context, tx db.Tx, m Meta, nodeID, reason strin
 			return nodeID, err
 		}
 		// Counted although nobody will collect it: a state that was compiled before the ban must not be saved after it.
-		if _, err := fleet.Touch(ctx, tx, nodeID); err != nil {
+		if err := fleet.Touch(ctx, tx, nodeID); err != nil {
 			return "", err
 		}
 		return nodeID, m.recordNode(ctx, tx, nodeChange{event: "fleet.node.banned", action: iam.NodeWrite, node: node, reason: reason})

@@ -151,7 +151,7 @@ func touchNodes(ctx context.Context, tx db.Tx, c instance.Change) ([]string, err
 	slices.Sort(nodes)
 	nodes = slices.Compact(nodes)
 	for _, id := range nodes {
-		if _, err := fleet.Touch(ctx, tx, id); err != nil {
+		if err := fleet.Touch(ctx, tx, id); err != nil {
 			return nil, fmt.Errorf("touch node %s: %w", id, err)
 		}
 	}

@@ -71,7 +71,7 @@ func (c *RemoveNode) do(ctx context.Context, tx db.Tx, m Meta, nodeID string, in
 			return nil, err
 		}
 		// A state that was compiled before must not be saved after it; a lost node that comes back is told to hold nothing.
-		if _, err := fleet.Touch(ctx, tx, nodeID); err != nil {
+		if err := fleet.Touch(ctx, tx, nodeID); err != nil {
 			return nil, err
 		}
 		return touched, m.recordNode(ctx, tx, nodeChange{event: typ, action: iam.NodeWrite, node: node, reason: in.Reason})

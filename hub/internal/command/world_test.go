@@ -326,6 +326,13 @@ func (b *breakingTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.
 	return b.Tx.Exec(ctx, sql, args...)
 }
 
+func (b *breakingTx) Later(ctx context.Context, sql string, args ...any) error {
+	if b.hit() {
+		return errInjected
+	}
+	return b.Tx.Later(ctx, sql, args...)
+}
+
 func (b *breakingTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if b.hit() {
 		return nil, errInjected

@@ -73,8 +73,8 @@ func WithDump(ctx context.Context, d *DB, fn func(*Dump) error) error {
 	if err != nil {
 		return unavailable(err)
 	}
-	defer rollback(ctx, begun)
-	tx := &watchedTx{tx: begun}
+	defer rollback(ctx, conn.Conn())
+	tx := &watchedTx{on: begun, conn: conn.Conn()}
 	dump := &Dump{Tx: tx, conn: conn.Conn()}
 	if dump.Versions, err = appliedVersions(ctx, tx); err != nil {
 		return err

@@ -24,6 +24,9 @@ type Tx interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	// Later sends a statement together with the next one, or with COMMIT, and so without a way there and back of its own. Its result
+	// is not told; where it fails, what it was sent with fails. The error is one of before.
+	Later(ctx context.Context, sql string, args ...any) error
 	// CopyIn sends rows in the form that a COPY … FROM STDIN names; CopyRows writes them.
 	CopyIn(ctx context.Context, sql string, rows io.Reader) (pgconn.CommandTag, error)
 }
@@ -45,6 +48,8 @@ const (
 	statementCache = 256
 	// connectTimeout bounds one attempt to reach the database.
 	connectTimeout = 10 * time.Second
+	// laterStatements is how many statements wait for the next one at most; then they are sent by themselves.
+	laterStatements = 64
 	// idleInTransaction is when the database itself ends a transaction that its client left open.
 	idleInTransaction = 60 * time.Second
 )
@@ -54,7 +59,7 @@ type DB struct {
 	pool   *pgxpool.Pool
 	engine Engine
 	// beforeCommit is nil outside tests, which break the connection there.
-	beforeCommit func(pgx.Tx)
+	beforeCommit func(*pgx.Conn)
 }
 
 // Open connects and finds out which engine answers. The URL is of libpq's form; pgxpool's own parameters are understood.

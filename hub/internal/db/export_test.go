@@ -8,8 +8,8 @@ import (
 
 // BreakCommitOnce makes the database end the connection of the next transaction just before its COMMIT is sent.
 func (d *DB) BreakCommitOnce(ctx context.Context) {
-	d.beforeCommit = func(tx pgx.Tx) {
+	d.beforeCommit = func(conn *pgx.Conn) {
 		d.beforeCommit = nil
-		_, _ = d.pool.Exec(ctx, `SELECT pg_terminate_backend($1)`, tx.Conn().PgConn().PID())
+		_, _ = d.pool.Exec(ctx, `SELECT pg_terminate_backend($1)`, conn.PgConn().PID())
 	}
 }

@@ -124,37 +124,49 @@ func (d *DB) once(ctx context.Context, opts pgx.TxOptions, body func(Tx) error) 
 }
 
 // oncePostgres never hands COMMIT to a library: crdbpgx ignores its error, and on PostgreSQL that is where a serialization
-// failure shows, so that a write would be lost in silence.
+// failure shows, so that a write would be lost in silence. BEGIN goes out with the first statement, and COMMIT takes along what was
+// still to be sent.
 func (d *DB) oncePostgres(ctx context.Context, opts pgx.TxOptions, body func(Tx) error) result {
-	tx, err := d.pool.BeginTx(ctx, opts)
+	lent, err := d.pool.Acquire(ctx)
 	if err != nil {
 		return beginFailed(ctx, err)
 	}
+	conn := lent.Conn()
 	open := true
 	defer func() {
 		if open {
-			rollback(ctx, tx)
+			rollback(ctx, conn)
 		}
+		lent.Release()
 	}()
 
-	w := &watchedTx{tx: tx}
+	w := &watchedTx{on: conn, conn: conn}
+	begin := &pgx.Batch{}
+	begin.Queue(`BEGIN ISOLATION LEVEL ` + string(opts.IsoLevel) + ` ` + string(opts.AccessMode))
+	w.later = begin
 	err = body(w)
-	// The watched error goes first: a slice that turned a serialization failure into "not found" must not hide it.
+	// The watched errors go first: a slice that turned a serialization failure into "not found" must not hide it.
 	if w.conflict != nil {
 		return result{conflict, w.conflict}
+	}
+	if err == nil {
+		err = w.dead
 	}
 	if err != nil {
 		switch {
 		case isConflict(err):
 			return result{conflict, err}
-		case tx.Conn().IsClosed() && ctx.Err() == nil:
+		case conn.IsClosed() && ctx.Err() == nil:
 			return result{lostConnection, err}
 		}
 		return result{failed, err}
 	}
+	if w.later == begin && begin.Len() == 1 {
+		return result{outcome: committed} // nothing was asked of the database
+	}
 
 	if d.beforeCommit != nil {
-		d.beforeCommit(tx)
+		d.beforeCommit(conn)
 	}
 	if opts.AccessMode == pgx.ReadWrite {
 		failpoint.Hit("hub/db/committing")
@@ -162,7 +174,10 @@ func (d *DB) oncePostgres(ctx context.Context, opts pgx.TxOptions, body func(Tx)
 	open = false
 	commitCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
-	done := committing(tx.Commit(commitCtx))
+	done := committing(commit(commitCtx, w))
+	if done.outcome != committed {
+		rollback(ctx, conn)
+	}
 	if opts.AccessMode == pgx.ReadWrite {
 		failpoint.Hit("hub/db/committed")
 	}
@@ -171,8 +186,11 @@ func (d *DB) oncePostgres(ctx context.Context, opts pgx.TxOptions, body func(Tx)
 
 func (d *DB) onceCockroach(ctx context.Context, opts pgx.TxOptions, body func(Tx) error) result {
 	err := crdbpgx.ExecuteTx(crdb.WithMaxRetries(ctx, maxConflicts), d.pool, opts, func(tx pgx.Tx) error {
-		w := &watchedTx{tx: tx}
+		w := &watchedTx{on: tx, conn: tx.Conn()}
 		err := body(w)
+		if err == nil {
+			err = w.flushed(ctx)
+		}
 		if w.conflict != nil {
 			return w.conflict
 		}
@@ -236,11 +254,26 @@ func beginFailed(ctx context.Context, err error) result {
 	return result{lostConnection, err}
 }
 
-func rollback(ctx context.Context, tx pgx.Tx) {
+func commit(ctx context.Context, w *watchedTx) error {
+	tag, err := w.Exec(ctx, `COMMIT`)
+	if err == nil && tag.String() == "ROLLBACK" {
+		return pgx.ErrTxCommitRollback
+	}
+	return err
+}
+
+// rollback ends a transaction that is open. A connection on which that fails is broken and not used again; the database rolls back
+// by itself.
+func rollback(ctx context.Context, conn *pgx.Conn) {
+	const idle = 'I'
+	if conn.IsClosed() || !conn.PgConn().IsBusy() && conn.PgConn().TxStatus() == idle {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
-	// A rollback that fails has a broken connection, which pgx throws away; the database rolls back by itself.
-	_ = tx.Rollback(ctx)
+	if _, err := conn.Exec(ctx, `ROLLBACK`); err != nil {
+		_ = conn.Close(ctx)
+	}
 }
 
 func isConflict(err error) bool {

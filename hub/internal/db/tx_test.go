@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -370,4 +371,87 @@ func TestLookWritesNothingAndOutlivesALostConnection(t *testing.T) {
 		return none{}, tx.QueryRow(ctx, `SELECT 1`).Scan(new(int))
 	})
 	require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
+}
+
+func later(t *testing.T, tx db.Tx, sql string, args ...any) {
+	t.Helper()
+	require.NoError(t, tx.Later(t.Context(), sql, args...))
+}
+
+func TestWhatWaitsGoesOutBeforeTheNextStatementAndWithTheCommit(t *testing.T) {
+	onBothEngines(t, func(t *testing.T, d *db.DB) {
+		do(t, d, `CREATE TABLE rows (id INT8 PRIMARY KEY)`)
+		_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
+			err := tx.QueryRow(t.Context(), `SELECT id FROM rows WHERE id = $1`, 1).Scan(new(int))
+			require.True(t, db.IsNoRows(err), "what a first statement does not find ends nothing: %v", err)
+			for id := range 3 {
+				later(t, tx, `INSERT INTO rows VALUES ($1)`, id)
+			}
+			var n int
+			require.NoError(t, tx.QueryRow(t.Context(), `SELECT count(*) FROM rows`).Scan(&n))
+			require.Equal(t, 3, n)
+			later(t, tx, `INSERT INTO rows VALUES ($1)`, 3)
+			rows, err := tx.Query(t.Context(), `SELECT id FROM rows ORDER BY id`)
+			require.NoError(t, err)
+			all, err := pgx.CollectRows(rows, pgx.RowTo[int])
+			require.NoError(t, err)
+			require.Equal(t, []int{0, 1, 2, 3}, all)
+			later(t, tx, `INSERT INTO rows VALUES ($1)`, 4)
+			tag, err := tx.Exec(t.Context(), `UPDATE rows SET id = id + 10`)
+			require.NoError(t, err)
+			require.EqualValues(t, 5, tag.RowsAffected())
+			for id := range 200 {
+				later(t, tx, `INSERT INTO rows VALUES ($1)`, 20+id)
+			}
+			return none{}, nil
+		})
+		require.NoError(t, err)
+		require.Equal(t, 205, number(t, d, `SELECT count(*) FROM rows`))
+	})
+}
+
+func TestFailureOfWhatWaitedFailsTheTransaction(t *testing.T) {
+	onBothEngines(t, func(t *testing.T, d *db.DB) {
+		do(t, d, `CREATE TABLE rows (id INT8 PRIMARY KEY)`)
+		do(t, d, `INSERT INTO rows VALUES (1)`)
+		for _, wrong := range []string{`INSERT INTO rows VALUES (1)`, `INSERT INTO absent VALUES (1)`} {
+			_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
+				later(t, tx, `INSERT INTO rows VALUES (2)`)
+				later(t, tx, wrong)
+				return none{}, nil
+			})
+			require.ErrorContains(t, err, "that waited")
+			// Nor does anything happen after it, whoever hides it: without its BEGIN a statement would be a transaction of its own.
+			_, err = db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
+				later(t, tx, wrong)
+				_ = tx.QueryRow(t.Context(), `SELECT 1`).Scan(new(int))
+				_, _ = tx.Exec(t.Context(), `INSERT INTO rows VALUES (3)`)
+				require.Error(t, tx.Later(t.Context(), `INSERT INTO rows VALUES (5)`))
+				_, _ = tx.Query(t.Context(), `INSERT INTO rows VALUES (4)`)
+				return none{}, nil
+			})
+			require.ErrorContains(t, err, "that waited")
+		}
+		require.Equal(t, 1, number(t, d, `SELECT count(*) FROM rows`))
+	})
+}
+
+func TestConflictInWhatWaitedIsTriedAgain(t *testing.T) {
+	d := dbtest.New(t)
+	do(t, d, `CREATE TABLE counters (id INT8 PRIMARY KEY, n INT8 NOT NULL)`)
+	do(t, d, `INSERT INTO counters VALUES (1, 0)`)
+	attempts := 0
+	_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
+		attempts++
+		var n int
+		require.NoError(t, tx.QueryRow(t.Context(), `SELECT n FROM counters WHERE id = 1`).Scan(&n))
+		if attempts == 1 {
+			do(t, d, `UPDATE counters SET n = n + 1 WHERE id = 1`)
+		}
+		later(t, tx, `UPDATE counters SET n = $1 WHERE id = 1`, n+1)
+		return none{}, nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, 2, attempts)
+	require.Equal(t, 2, number(t, d, `SELECT n FROM counters`))
 }

@@ -1,8 +1,10 @@
 package db
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 
@@ -11,10 +13,24 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// watchedTx remembers that the database asked for a fresh start, whatever the caller makes of the error.
+// querier is a connection, or a transaction that a library has opened on it.
+type querier interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// watchedTx sends statements, those that can wait together with the next, and remembers that the database asked for a fresh start,
+// whatever the caller makes of the error.
 type watchedTx struct {
-	tx       pgx.Tx
+	on   querier
+	conn *pgx.Conn
+	// later go out with the next statement; nil where there are none.
+	later    *pgx.Batch
 	conflict error
+	// dead is set once a batch has failed: what of it was sent, and with it whether there is a transaction, is not known any more.
+	dead error
 }
 
 func (w *watchedTx) note(err error) error {
@@ -24,45 +40,159 @@ func (w *watchedTx) note(err error) error {
 	return err
 }
 
+// Later implements Tx.
+func (w *watchedTx) Later(ctx context.Context, sql string, args ...any) error {
+	if w.dead != nil {
+		return w.dead
+	}
+	if w.later == nil {
+		w.later = &pgx.Batch{}
+	}
+	if w.later.Len() >= laterStatements {
+		_, err := w.Exec(ctx, sql, args...)
+		return err
+	}
+	w.later.Queue(sql, args...)
+	return nil
+}
+
+// flush sends what waits, and a statement of which the caller reads the result.
+func (w *watchedTx) flush(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
+	if w.dead != nil {
+		return nil, w.dead
+	}
+	batch := w.later
+	w.later = nil
+	waited := batch.Len()
+	batch.Queue(sql, args...)
+	results := w.on.SendBatch(ctx, batch)
+	for n := range waited {
+		if _, err := results.Exec(); err != nil {
+			_ = results.Close()
+			w.dead = w.note(fmt.Errorf("statement %d of %d that waited: %w", n+1, waited, err))
+			return nil, w.dead
+		}
+	}
+	return results, nil
+}
+
+// ended closes a batch of which the last result was read with this error.
+func (w *watchedTx) ended(results pgx.BatchResults, err error) error {
+	if end := results.Close(); end != nil {
+		w.dead = w.note(end)
+		err = cmp.Or(err, end)
+	}
+	return w.note(err)
+}
+
 func (w *watchedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	tag, err := w.tx.Exec(ctx, sql, args...)
-	return tag, w.note(err)
+	if w.later == nil && w.dead == nil {
+		tag, err := w.on.Exec(ctx, sql, args...)
+		return tag, w.note(err)
+	}
+	results, err := w.flush(ctx, sql, args)
+	if err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	tag, err := results.Exec()
+	return tag, w.ended(results, err)
 }
 
 func (w *watchedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	rows, err := w.tx.Query(ctx, sql, args...)
-	if rows == nil {
-		return nil, w.note(err)
+	if w.later == nil && w.dead == nil {
+		rows, err := w.on.Query(ctx, sql, args...)
+		if rows == nil {
+			return nil, w.note(err)
+		}
+		return &watchedRows{Rows: rows, w: w}, w.note(err)
 	}
-	return watchedRows{rows, w}, w.note(err)
+	results, err := w.flush(ctx, sql, args)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return nil, w.ended(results, err)
+	}
+	return &watchedRows{Rows: rows, w: w, results: results}, nil
 }
 
 func (w *watchedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return watchedRow{w.tx.QueryRow(ctx, sql, args...), w}
+	if w.later == nil && w.dead == nil {
+		return watchedRow{row: w.on.QueryRow(ctx, sql, args...), w: w}
+	}
+	results, err := w.flush(ctx, sql, args)
+	if err != nil {
+		return watchedRow{err: err, w: w}
+	}
+	return watchedRow{row: results.QueryRow(), w: w, results: results}
 }
 
 func (w *watchedTx) CopyIn(ctx context.Context, sql string, rows io.Reader) (pgconn.CommandTag, error) {
-	tag, err := w.tx.Conn().PgConn().CopyFrom(ctx, rows, sql)
+	if err := w.flushed(ctx); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	tag, err := w.conn.PgConn().CopyFrom(ctx, rows, sql)
 	return tag, w.note(err)
 }
 
-type watchedRow struct {
-	row pgx.Row
-	w   *watchedTx
+// flushed sends what waits by itself.
+func (w *watchedTx) flushed(ctx context.Context) error {
+	if w.later == nil {
+		return w.dead
+	}
+	_, err := w.Exec(ctx, `SELECT 1`)
+	return err
 }
 
-func (r watchedRow) Scan(dest ...any) error { return r.w.note(r.row.Scan(dest...)) }
+// watchedRow is one row; results, where it is not nil, is the batch that it came in.
+type watchedRow struct {
+	row     pgx.Row
+	err     error
+	w       *watchedTx
+	results pgx.BatchResults
+}
+
+func (r watchedRow) Scan(dest ...any) error {
+	if r.err != nil {
+		return r.err
+	}
+	err := r.row.Scan(dest...)
+	if r.results != nil {
+		return r.w.ended(r.results, err)
+	}
+	return r.w.note(err)
+}
 
 type watchedRows struct {
 	pgx.Rows
 	w *watchedTx
+	// results is the batch that the rows came in; nil where that is over, or was none.
+	results pgx.BatchResults
+	err     error
 }
 
-func (r watchedRows) Err() error             { return r.w.note(r.Rows.Err()) }
-func (r watchedRows) Scan(dest ...any) error { return r.w.note(r.Rows.Scan(dest...)) }
-func (r watchedRows) Next() bool {
+func (r *watchedRows) Close() {
+	r.Rows.Close()
+	if r.results != nil {
+		r.err = r.w.ended(r.results, r.Rows.Err())
+		r.results = nil
+	}
+}
+
+func (r *watchedRows) Err() error {
+	if r.err != nil {
+		return r.err
+	}
+	return r.w.note(r.Rows.Err())
+}
+
+func (r *watchedRows) Scan(dest ...any) error { return r.w.note(r.Rows.Scan(dest...)) }
+
+func (r *watchedRows) Next() bool {
 	ok := r.Rows.Next()
 	if !ok {
+		r.Close()
 		_ = r.w.note(r.Rows.Err())
 	}
 	return ok
@@ -77,6 +207,8 @@ type looking struct{ pool *pgxpool.Pool }
 func (looking) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
 	return pgconn.CommandTag{}, errLookWrites
 }
+
+func (looking) Later(context.Context, string, ...any) error { return errLookWrites }
 
 func (looking) CopyIn(context.Context, string, io.Reader) (pgconn.CommandTag, error) {
 	return pgconn.CommandTag{}, errLookWrites

@@ -121,12 +121,12 @@ func part(ctx context.Context, tx db.Tx, nodeID string, sha256 []byte) (data []b
 }
 
 func insert(ctx context.Context, tx db.Tx, h head, envelope []byte, state plan.NodeState, now time.Time) error {
-	if _, err := tx.Exec(ctx, `INSERT INTO node_states (`+headColumns+`, envelope, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
+	if err := tx.Later(ctx, `INSERT INTO node_states (`+headColumns+`, envelope, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
 		h.nodeID, h.epoch, h.generation, h.rev, h.keyID, h.sha256, envelope, now); err != nil {
 		return err
 	}
 	for _, p := range state.Parts {
-		if _, err := tx.Exec(ctx, `INSERT INTO node_state_parts (node_id, sha256, epoch, generation, data) VALUES ($1, $2, $3, $4, $5)
+		if err := tx.Later(ctx, `INSERT INTO node_state_parts (node_id, sha256, epoch, generation, data) VALUES ($1, $2, $3, $4, $5)
 			ON CONFLICT (node_id, sha256) DO UPDATE SET epoch = excluded.epoch, generation = excluded.generation`,
 			h.nodeID, p.SHA256[:], h.epoch, h.generation, p.Bytes); err != nil {
 			return err
@@ -145,7 +145,7 @@ func prune(ctx context.Context, tx db.Tx, nodeID string) error {
 		return err
 	}
 	for _, table := range []string{"node_states", "node_state_parts"} {
-		if _, err := tx.Exec(ctx, `DELETE FROM `+table+` WHERE node_id = $1 AND (epoch < $2 OR (epoch = $2 AND generation < $3))`, nodeID, epoch, generation); err != nil {
+		if err := tx.Later(ctx, `DELETE FROM `+table+` WHERE node_id = $1 AND (epoch < $2 OR (epoch = $2 AND generation < $3))`, nodeID, epoch, generation); err != nil {
 			return err
 		}
 	}
@@ -154,6 +154,5 @@ func prune(ctx context.Context, tx db.Tx, nodeID string) error {
 
 // confirm notes that a newer intent compiles to the same content.
 func confirm(ctx context.Context, tx db.Tx, h head, rev int64) error {
-	_, err := tx.Exec(ctx, `UPDATE node_states SET rev = $4 WHERE node_id = $1 AND epoch = $2 AND generation = $3`, h.nodeID, h.epoch, h.generation, rev)
-	return err
+	return tx.Later(ctx, `UPDATE node_states SET rev = $4 WHERE node_id = $1 AND epoch = $2 AND generation = $3`, h.nodeID, h.epoch, h.generation, rev)
 }

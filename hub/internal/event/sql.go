@@ -11,11 +11,10 @@ import (
 )
 
 func insertEvent(ctx context.Context, tx db.Tx, e Event, data json.RawMessage) error {
-	_, err := tx.Exec(ctx, `
+	return tx.Later(ctx, `
 		INSERT INTO events (id, type, subject, resource_version, org_id, project_id, correlation_id, trace_id, data, at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`,
 		e.ID, e.Type, e.Subject, e.ResourceVersion, null(e.OrgID), null(e.ProjectID), e.CorrelationID, e.TraceID, data, e.At)
-	return err
 }
 
 const eventColumns = `id, type, subject, resource_version, COALESCE(org_id::TEXT, ''), COALESCE(project_id::TEXT, ''), correlation_id, trace_id, data, at, COALESCE(pos, 0)`
@@ -58,11 +57,10 @@ func selectUnsequenced(ctx context.Context, tx db.Tx, limit int) ([]Event, error
 }
 
 func setPositions(ctx context.Context, tx db.Tx, ids []string, positions []int64) error {
-	_, err := tx.Exec(ctx, `
+	return tx.Later(ctx, `
 		UPDATE events SET pos = n.pos
 		FROM (SELECT unnest($1::UUID[]) AS id, unnest($2::INT8[]) AS pos) AS n
 		WHERE events.id = n.id`, ids, positions)
-	return err
 }
 
 // lease is the sequencer's row: who numbers events until when, and the last number given.
@@ -82,20 +80,18 @@ func selectLease(ctx context.Context, tx db.Tx) (lease, error) {
 }
 
 func saveLease(ctx context.Context, tx db.Tx, l lease) error {
-	_, err := tx.Exec(ctx, `
+	return tx.Later(ctx, `
 		INSERT INTO event_sequencer (name, holder, lease_until, last_pos) VALUES ('events', $1, $2, $3)
 		ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, lease_until = excluded.lease_until, last_pos = excluded.last_pos`,
 		l.holder, l.until, l.lastPos)
-	return err
 }
 
 func insertAudit(ctx context.Context, tx db.Tx, row AuditRow, before, after json.RawMessage) error {
-	_, err := tx.Exec(ctx, `
+	return tx.Later(ctx, `
 		INSERT INTO audit_rows (id, actor_type, actor_id, action, resource_type, resource_id, org_id, project_id, correlation_id, outcome, reason, before, after, at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`,
 		row.ID, row.ActorType, row.ActorID, row.Action, row.ResourceType, row.ResourceID, null(row.OrgID), null(row.ProjectID),
 		row.CorrelationID, row.Outcome, row.Reason, nullJSON(before), nullJSON(after), row.At)
-	return err
 }
 
 func selectAudit(ctx context.Context, tx db.Tx, resourceType, resourceID string, limit int) ([]AuditRow, error) {

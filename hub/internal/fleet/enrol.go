@@ -120,7 +120,7 @@ func Enrol(ctx context.Context, tx db.Tx, in Enrolment, now time.Time) (n Node, 
 		return Node{}, false, err
 	}
 	// A first revision, so that the node gets a first generation, empty as it may be.
-	if _, err := Touch(ctx, tx, in.NodeID); err != nil {
+	if err := Touch(ctx, tx, in.NodeID); err != nil {
 		return Node{}, false, err
 	}
 	n, err = Get(ctx, tx, in.NodeID)

@@ -257,9 +257,13 @@ func TestRefusalsAreKeptOnceAndBounded(t *testing.T) {
 func TestTouchCountsUp(t *testing.T) {
 	d := dbtest.New(t)
 	n := node(t, d)
-	rev := must(t, d, func(ctx context.Context, tx db.Tx) (int64, error) { return fleet.Touch(ctx, tx, n.ID) })
+	rev := must(t, d, func(ctx context.Context, tx db.Tx) (int64, error) {
+		if err := fleet.Touch(ctx, tx, n.ID); err != nil {
+			return 0, err
+		}
+		return fleet.Rev(ctx, tx, n.ID)
+	})
 	require.Equal(t, int64(2), rev, "enrolment is the first")
-	require.Equal(t, rev, must(t, d, func(ctx context.Context, tx db.Tx) (int64, error) { return fleet.Rev(ctx, tx, n.ID) }))
 	_, err := do(t, d, func(ctx context.Context, tx db.Tx) (fleet.Node, error) { return fleet.Get(ctx, tx, "no-id") })
 	require.Equal(t, "node_not_found", codeOf(t, err))
 }

@@ -156,8 +156,7 @@ func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, 
 		NotAlone: !before.quarantined && before.reported != r.SessionNo && heard.NotAlone(before.lastSession, before.reported),
 	}
 	// Only what changed: a quiet fleet writes one small row a report and nothing else.
-	_, err = tx.Exec(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`, r.NodeID, bounded(r.Conditions), now)
-	return out, err
+	return out, tx.Later(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`, r.NodeID, bounded(r.Conditions), now)
 }
 
 // reportedAfter is the newest session in which a report was taken, after one in session no. In quarantine none is.
@@ -190,15 +189,14 @@ func SetUnreachable(ctx context.Context, tx db.Tx, nodeID string, now time.Time)
 // version for a bundle.
 func Accepted(ctx context.Context, tx db.Tx, nodeID, document string, epoch, generation uint64) error {
 	epoch, generation = min(epoch, maxGeneration), min(generation, maxGeneration)
-	var err error
 	switch document {
 	case DocumentState:
-		_, err = tx.Exec(ctx, `UPDATE nodes SET accepted_epoch = $2, accepted_generation = $3 WHERE id = $1
+		return tx.Later(ctx, `UPDATE nodes SET accepted_epoch = $2, accepted_generation = $3 WHERE id = $1
 			AND (accepted_epoch < $2 OR (accepted_epoch = $2 AND accepted_generation < $3))`, nodeID, epoch, generation)
 	case DocumentBundle:
-		_, err = tx.Exec(ctx, `UPDATE nodes SET bundle_version = $2 WHERE id = $1 AND bundle_version < $2`, nodeID, generation)
+		return tx.Later(ctx, `UPDATE nodes SET bundle_version = $2 WHERE id = $1 AND bundle_version < $2`, nodeID, generation)
 	}
-	return err
+	return nil
 }
 
 // The documents that a node accepts or refuses.

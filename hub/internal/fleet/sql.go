@@ -85,11 +85,10 @@ func ForPlacement(ctx context.Context, tx db.Tx, now time.Time) ([]Node, error) 
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Node, error) { return scanNode(row) })
 }
 
-// Touch says that something wanted of the node has changed, and returns the new revision.
-func Touch(ctx context.Context, tx db.Tx, nodeID string) (rev int64, err error) {
-	err = tx.QueryRow(ctx, `INSERT INTO node_intents (node_id, rev) VALUES ($1, 1)
-		ON CONFLICT (node_id) DO UPDATE SET rev = node_intents.rev + 1 RETURNING rev`, nodeID).Scan(&rev)
-	return rev, err
+// Touch says that something wanted of the node has changed: its revision grows.
+func Touch(ctx context.Context, tx db.Tx, nodeID string) error {
+	return tx.Later(ctx, `INSERT INTO node_intents (node_id, rev) VALUES ($1, 1)
+		ON CONFLICT (node_id) DO UPDATE SET rev = node_intents.rev + 1`, nodeID)
 }
 
 // Rev returns the revision of what is wanted of the node; 0 when nothing ever was.

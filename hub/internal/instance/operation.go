@@ -53,15 +53,13 @@ func operationOutcome(s Step) (outcome string, over bool) {
 }
 
 func insertOperation(ctx context.Context, tx db.Tx, op operation, now time.Time) error {
-	_, err := tx.Exec(ctx, `INSERT INTO instance_operations (id, instance_id, kind, revision, status, reason,
+	return tx.Later(ctx, `INSERT INTO instance_operations (id, instance_id, kind, revision, status, reason,
 			requested_by_type, requested_by_id, correlation_id, started_at)
 		VALUES ($1, $2, $3, $4, 'running', '', $5, $6, $7, $8)`,
 		op.ID, op.InstanceID, op.Kind, op.Revision, op.By.Type, op.By.ID, op.CorrelationID, now)
-	return err
 }
 
 func endOperations(ctx context.Context, tx db.Tx, instanceID, outcome string, reason Reason, now time.Time) error {
-	_, err := tx.Exec(ctx, `UPDATE instance_operations SET status = $2, reason = $3, ended_at = $4
+	return tx.Later(ctx, `UPDATE instance_operations SET status = $2, reason = $3, ended_at = $4
 		WHERE instance_id = $1 AND ended_at IS NULL`, instanceID, outcome, string(reason), now)
-	return err
 }

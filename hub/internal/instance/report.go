@@ -101,11 +101,10 @@ func Lose(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Change
 // NoteDispatched is called in the transaction that saves a new signed state of a node, with the members that are in it. For
 // each unwanted member it remembers the first state that is without it.
 func NoteDispatched(ctx context.Context, tx db.Tx, nodeID string, epoch, generation uint64, memberIDs []string, now time.Time) error {
-	_, err := tx.Exec(ctx, `UPDATE instance_members SET absent_epoch = $3, absent_generation = $4, updated_at = $5
+	return tx.Later(ctx, `UPDATE instance_members SET absent_epoch = $3, absent_generation = $4, updated_at = $5
 		WHERE node_id = $1 AND removed_at IS NULL AND absent_generation IS NULL AND NOT (id = ANY($2::UUID[]))
 			AND instance_id IN (SELECT id FROM app_instances WHERE status = 'decommissioning')`,
 		nodeID, memberIDs, int64(epoch), int64(generation), now)
-	return err
 }
 
 // lookAgain applies the lifecycle to instances whose members changed, in the order of their ids.

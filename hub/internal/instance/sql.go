@@ -26,22 +26,20 @@ func insertInstance(ctx context.Context, tx db.Tx, i Instance) error {
 	if err != nil {
 		return err
 	}
-	_, err = tx.Exec(ctx, `INSERT INTO app_instances (id, org_id, org_slug, project_id, app_slug, display_name, status, status_reason, health,
+	return tx.Later(ctx, `INSERT INTO app_instances (id, org_id, org_slug, project_id, app_slug, display_name, status, status_reason, health,
 			operating_mode, control_plane_scope, runtime_backend, tenant_boundary_mode, revision, placement_allocation_ids, config, hint_results,
 			requested_by_type, requested_by_id, correlation_id, resource_version, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)`,
 		i.ID, i.OrgID, i.OrgSlug, i.ProjectID, i.AppSlug, i.DisplayName, string(i.Lifecycle.Status), string(i.Lifecycle.Reason), string(i.Lifecycle.Health),
 		i.Modes.OperatingMode, i.Modes.ControlPlaneScope, i.Modes.RuntimeBackend, i.Modes.TenantBoundaryMode, i.Revision, placement, i.ConfigJSON, hints,
 		i.RequestedBy.Type, i.RequestedBy.ID, i.CorrelationID, i.ResourceVersion, i.CreatedAt, i.UpdatedAt)
-	return err
 }
 
 func updateInstance(ctx context.Context, tx db.Tx, i Instance) error {
-	_, err := tx.Exec(ctx, `UPDATE app_instances SET status = $2, status_reason = $3, health = $4, revision = $5, correlation_id = $6,
+	return tx.Later(ctx, `UPDATE app_instances SET status = $2, status_reason = $3, health = $4, revision = $5, correlation_id = $6,
 			resource_version = $7, updated_at = $8, activated_at = $9, display_name = $10, config = $11 WHERE id = $1`,
 		i.ID, string(i.Lifecycle.Status), string(i.Lifecycle.Reason), string(i.Lifecycle.Health), i.Revision, i.CorrelationID,
 		i.ResourceVersion, i.UpdatedAt, nullable(i.ActivatedAt), i.DisplayName, i.ConfigJSON)
-	return err
 }
 
 func insertRevision(ctx context.Context, tx db.Tx, instanceID string, made Revision, r NewRevision, correlationID string, now time.Time) error {
@@ -49,12 +47,11 @@ func insertRevision(ctx context.Context, tx db.Tx, instanceID string, made Revis
 	if err != nil {
 		return err
 	}
-	_, err = tx.Exec(ctx, `INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, manifest_envelope, delegation_envelope,
+	return tx.Later(ctx, `INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, manifest_envelope, delegation_envelope,
 			features, readiness_timeout_ms, correlation_id, created_at, previous_revision, fallback_revision, ready_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`,
 		instanceID, made.No, r.AppVersion, r.ParametersJSON, r.ManifestEnvelope, orEmpty(r.DelegationEnvelope), features, r.ReadinessTimeout.Milliseconds(),
 		correlationID, now, made.Previous, made.Fallback, nullable(made.ReadyAt))
-	return err
 }
 
 // copyRevision makes a revision with the content of an earlier one, for all members, under the delegation that holds now.
@@ -91,12 +88,11 @@ func selectRevisions(ctx context.Context, tx db.Tx, instanceID string) ([]Revisi
 }
 
 func markReady(ctx context.Context, tx db.Tx, instanceID string, revision int64, now time.Time) error {
-	_, err := tx.Exec(ctx, `UPDATE instance_revisions SET ready_at = $3 WHERE instance_id = $1 AND revision = $2 AND ready_at IS NULL`, instanceID, revision, now)
-	return err
+	return tx.Later(ctx, `UPDATE instance_revisions SET ready_at = $3 WHERE instance_id = $1 AND revision = $2 AND ready_at IS NULL`, instanceID, revision, now)
 }
 
 func insertMember(ctx context.Context, tx db.Tx, m Member, revision int64, services []*protocol.Service, now time.Time) error {
-	if _, err := tx.Exec(ctx, `INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
+	if err := tx.Later(ctx, `INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
 			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, $7, '[]', 0, 0, $8, $8)`,
 		m.ID, m.InstanceID, m.AllocationID, m.NodeID, m.Role, string(m.Status), m.Unreachable, now); err != nil {
@@ -110,8 +106,7 @@ func insertMemberRevision(ctx context.Context, tx db.Tx, memberID string, revisi
 	if err != nil {
 		return fmt.Errorf("member %s: services: %w", memberID, err)
 	}
-	_, err = tx.Exec(ctx, `INSERT INTO member_revisions (member_id, revision, services) VALUES ($1, $2, $3)`, memberID, revision, data)
-	return err
+	return tx.Later(ctx, `INSERT INTO member_revisions (member_id, revision, services) VALUES ($1, $2, $3)`, memberID, revision, data)
 }
 
 // Services gives what a member is to run at a revision.
@@ -142,14 +137,13 @@ func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now
 			return err
 		}
 	}
-	_, err = tx.Exec(ctx, `UPDATE instance_members SET status = $2, status_reason = $3, detail = $4, observed_revision = $5, unreachable = $6,
+	return tx.Later(ctx, `UPDATE instance_members SET status = $2, status_reason = $3, detail = $4, observed_revision = $5, unreachable = $6,
 			endpoints = $7, restarts = $8, exit_code = $9, started_at = $10, ready_at = $11, exited_at = $12,
 			removal_proof = $13, removed_at = $14, updated_at = $15, fallback_from_revision = $16,
 			observed_incarnation = $17, owner_refusal = $18 WHERE id = $1`,
 		m.ID, string(m.Status), string(m.Reason), m.Detail, m.ObservedRevision, m.Unreachable,
 		endpoints, m.Restarts, m.ExitCode, nullable(m.StartedAt), nullable(m.ReadyAt), nullable(m.ExitedAt),
 		proof, nullable(m.RemovedAt), now, m.FallbackFrom, m.ObservedIn, m.OwnerRefusal)
-	return err
 }
 
 func updateReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, now time.Time) ([]string, error) {

@@ -29,7 +29,7 @@ func columns(stores []store) (nodes, incarnations []string) {
 // lockMarks takes the stores' rows first, so that two batches with a store in common wait for each other.
 func lockMarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (map[store]*chain, error) {
 	nodes, incarnations := columns(stores)
-	if _, err := tx.Exec(ctx, `INSERT INTO usage_marks (node_id, incarnation, number, sha256, updated_at)
+	if err := tx.Later(ctx, `INSERT INTO usage_marks (node_id, incarnation, number, sha256, updated_at)
 		SELECT x.node, x.incarnation, 0, ''::bytea, $3::timestamptz FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
 		ON CONFLICT (node_id, incarnation) DO NOTHING`, nodes, incarnations, now); err != nil {
 		return nil, err
@@ -90,12 +90,12 @@ func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]
 	}
 	if len(moved) > 0 {
 		nodes, incarnations := columns(moved)
-		if _, err := tx.Exec(ctx, `UPDATE usage_marks SET number = x.number, sha256 = x.sha256, updated_at = $5
+		if err := tx.Later(ctx, `UPDATE usage_marks SET number = x.number, sha256 = x.sha256, updated_at = $5
 			FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[]) AS x(node, incarnation, number, sha256)
 			WHERE usage_marks.node_id = x.node AND usage_marks.incarnation = x.incarnation`, nodes, incarnations, numbers, digests, now); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `DELETE FROM usage_ahead WHERE (node_id, incarnation, number) IN (SELECT a.node_id, a.incarnation, a.number
+		if err := tx.Later(ctx, `DELETE FROM usage_ahead WHERE (node_id, incarnation, number) IN (SELECT a.node_id, a.incarnation, a.number
 			FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(node, incarnation, number)
 			JOIN usage_ahead a ON a.node_id = x.node AND a.incarnation = x.incarnation AND a.number <= x.number)`, nodes, incarnations, numbers); err != nil {
 			return fmt.Errorf("forget what the mark has passed: %w", err)
@@ -105,8 +105,7 @@ func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]
 		return nil
 	}
 	nodes, incarnations := columns(beyond)
-	_, err := tx.Exec(ctx, `INSERT INTO usage_ahead (node_id, incarnation, number, sha256, previous_sha256, posted_at)
+	return tx.Later(ctx, `INSERT INTO usage_ahead (node_id, incarnation, number, sha256, previous_sha256, posted_at)
 		SELECT x.*, $6::timestamptz FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::bytea[]) AS x`,
 		nodes, incarnations, aheadNumbers, aheadDigests, aheadPrevious, now)
-	return err
 }

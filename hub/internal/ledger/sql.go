@@ -115,13 +115,11 @@ func staleSubjects(ctx context.Context, tx db.Tx, before time.Time, limit int) (
 }
 
 func setClosed(ctx context.Context, tx db.Tx, s subject) error {
-	_, err := tx.Exec(ctx, `UPDATE subjects SET closed_at = $2 WHERE id = $1`, s.ID, s.closedAt)
-	return err
+	return tx.Later(ctx, `UPDATE subjects SET closed_at = $2 WHERE id = $1`, s.ID, s.closedAt)
 }
 
 func setSettled(ctx context.Context, tx db.Tx, id string, now time.Time) error {
-	_, err := tx.Exec(ctx, `UPDATE subjects SET settled_at = $2 WHERE id = $1`, id, now)
-	return err
+	return tx.Later(ctx, `UPDATE subjects SET settled_at = $2 WHERE id = $1`, id, now)
 }
 
 func setFinals(ctx context.Context, tx db.Tx, finals map[string]finalMark) error {
@@ -133,19 +131,16 @@ func setFinals(ctx context.Context, tx db.Tx, finals map[string]finalMark) error
 	for _, id := range slices.Sorted(maps.Keys(finals)) {
 		ids, incarnations, numbers = append(ids, id), append(incarnations, finals[id].incarnation), append(numbers, finals[id].sequence)
 	}
-	_, err := tx.Exec(ctx, `UPDATE subjects SET final_incarnation = x.incarnation, final_sequence = x.number
+	return tx.Later(ctx, `UPDATE subjects SET final_incarnation = x.incarnation, final_sequence = x.number
 		FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(id, incarnation, number) WHERE subjects.id = x.id`, uuids(ids), incarnations, numbers)
-	return err
 }
 
 func setAccrued(ctx context.Context, tx db.Tx, s subject) error {
-	_, err := tx.Exec(ctx, `UPDATE subjects SET accrued_until = $2, currency = $3 WHERE id = $1`, s.ID, s.accruedUntil, s.currency)
-	return err
+	return tx.Later(ctx, `UPDATE subjects SET accrued_until = $2, currency = $3 WHERE id = $1`, s.ID, s.accruedUntil, s.currency)
 }
 
 func setLeased(ctx context.Context, tx db.Tx, s subject, renewAt time.Time) error {
-	_, err := tx.Exec(ctx, `UPDATE subjects SET lease_no = $2, renew_at = $3, currency = $4 WHERE id = $1`, s.ID, s.leaseNo, renewAt, s.currency)
-	return err
+	return tx.Later(ctx, `UPDATE subjects SET lease_no = $2, renew_at = $3, currency = $4 WHERE id = $1`, s.ID, s.leaseNo, renewAt, s.currency)
 }
 
 // ---- prices
@@ -180,9 +175,8 @@ func walletBalance(ctx context.Context, tx db.Tx, orgID, currency string) (nanos
 }
 
 func upsertWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int64, now time.Time) error {
-	_, err := tx.Exec(ctx, `INSERT INTO wallets (org_id, currency, balance_nanos, created_at) VALUES ($1, $2, $3, $4)
+	return tx.Later(ctx, `INSERT INTO wallets (org_id, currency, balance_nanos, created_at) VALUES ($1, $2, $3, $4)
 		ON CONFLICT (org_id, currency) DO UPDATE SET balance_nanos = excluded.balance_nanos`, orgID, currency, nanos, now)
-	return err
 }
 
 func oldestWallet(ctx context.Context, tx db.Tx, orgID string) (currency string, err error) {
@@ -228,15 +222,13 @@ func holdsOf(ctx context.Context, tx db.Tx, subjectIDs []string) (map[string]hol
 }
 
 func insertHold(ctx context.Context, tx db.Tx, h hold) error {
-	_, err := tx.Exec(ctx, `INSERT INTO holds (`+holdColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
+	return tx.Later(ctx, `INSERT INTO holds (`+holdColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
 		h.id, h.subjectID, h.orgID, h.currency, h.placed, h.posted, h.released)
-	return err
 }
 
 func updateHold(ctx context.Context, tx db.Tx, h hold) error {
-	_, err := tx.Exec(ctx, `UPDATE holds SET currency = $2, placed_nanos = $3, posted_nanos = $4, released_nanos = $5 WHERE id = $1`,
+	return tx.Later(ctx, `UPDATE holds SET currency = $2, placed_nanos = $3, posted_nanos = $4, released_nanos = $5 WHERE id = $1`,
 		h.id, h.currency, h.placed, h.posted, h.released)
-	return err
 }
 
 // ---- leases
@@ -260,9 +252,8 @@ func insertLease(ctx context.Context, tx db.Tx, l lease) error {
 	if err != nil {
 		return fmt.Errorf("prices of lease %d of %s: %w", l.no, l.subjectID, err)
 	}
-	_, err = tx.Exec(ctx, `INSERT INTO leases (`+leaseColumns+`, duration_seconds) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`,
+	return tx.Later(ctx, `INSERT INTO leases (`+leaseColumns+`, duration_seconds) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`,
 		l.subjectID, l.no, l.nodeID, l.holdID, l.currency, l.cap, l.issuedAt, l.expiresAt, l.endPolicy, prices, int64(l.expiresAt.Sub(l.issuedAt)/time.Second))
-	return err
 }
 
 // leasesOf are the subjects' leases that end after a moment, one for each subject, in order.

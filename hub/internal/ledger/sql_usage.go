@@ -349,7 +349,7 @@ func insertPostings(ctx context.Context, tx db.Tx, postings ...Posting) error {
 			e.legs, e.nanos = append(e.legs, int64(i)), append(e.nanos, l.Nanos)
 		}
 	}
-	if _, err := tx.Exec(ctx, `INSERT INTO postings (id, key, kind, subject_kind, subject_id, org_id, project_id, app_instance_id, meter, price_id,
+	if err := tx.Later(ctx, `INSERT INTO postings (id, key, kind, subject_kind, subject_id, org_id, project_id, app_instance_id, meter, price_id,
 			period_from, period_to, corrects, description, correlation_id, created_at)
 		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::uuid[], $6::uuid[], $7::uuid[], $8::uuid[], $9::text[], $10::uuid[],
 			$11::timestamptz[], $12::timestamptz[], $13::uuid[], $14::text[], $15::text[], $16::timestamptz[]) AS x`,
@@ -357,10 +357,9 @@ func insertPostings(ctx context.Context, tx db.Tx, postings ...Posting) error {
 		c.from, c.to, c.corrects, c.descriptions, c.correlations, c.created); err != nil {
 		return err
 	}
-	_, err := tx.Exec(ctx, `INSERT INTO entries (posting_id, leg, account, currency, amount_nanos)
+	return tx.Later(ctx, `INSERT INTO entries (posting_id, leg, account, currency, amount_nanos)
 		SELECT x.* FROM unnest($1::uuid[], $2::int8[], $3::text[], $4::text[], $5::int8[]) AS x`,
 		e.postings, e.legs, e.accounts, e.currencies, e.nanos)
-	return err
 }
 
 func timeOrNull(t time.Time) *time.Time {
