@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,10 +20,6 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
-
-// gcPercent is what the collector lets the heap grow by when GOGC says nothing. What a hub holds is mostly sessions that do not
-// change: with the usual 100 it would take as much again for what reports leave behind.
-const gcPercent = 40
 
 // config is what `serve` can be told.
 type config struct {
@@ -71,7 +66,7 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 				return fault.New(fault.Malformed, "log_flags_invalid", "--log-format is json or text, --log-level is debug, info, warn or error.", err)
 			}
 			if os.Getenv("GOGC") == "" {
-				debug.SetGCPercent(gcPercent)
+				paceGC()
 			}
 			hangup := make(chan os.Signal, 1)
 			signal.Notify(hangup, syscall.SIGHUP)
