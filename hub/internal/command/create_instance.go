@@ -121,17 +121,12 @@ func object(v map[string]any) ([]byte, error) {
 // fund opens what is billed and gives the member its first lease: no money, no instance.
 func (c *CreateInstance) fund(ctx context.Context, tx db.Tx, m Meta, project iam.Project, instanceID string, member placed, w wanted) error {
 	need := member.choice.Need
-	if err := ledger.OpenSubject(ctx, tx, ledger.Subject{
-		ID: member.id, Kind: ledger.Member, OrgID: project.OrgID, ProjectID: project.ID, AppInstanceID: instanceID, AppSlug: w.App.Slug,
+	_, err := ledger.OpenMember(ctx, tx, ledger.Subject{
+		ID: member.id, OrgID: project.OrgID, ProjectID: project.ID, AppInstanceID: instanceID, AppSlug: w.App.Slug,
 		AllocationID: member.room.ID, NodeID: member.room.NodeID, SKU: member.room.Allocation.SKU,
 		OperatingMode: w.OperatingMode, ControlPlaneScope: w.ControlPlaneScope, RuntimeBackend: w.RuntimeBackend,
 		CorrelationID: m.CorrelationID, CPUMillis: need.CPUMillis, MemoryBytes: need.MemoryBytes, OpenedAt: m.Now,
-	}); err != nil {
-		return err
-	}
-	_, err := ledger.IssueLease(ctx, tx, ledger.LeaseRequest{
-		SubjectID: member.id, NodeID: member.room.NodeID, Now: m.Now, Duration: c.LeaseDuration, AppSlug: w.App.Slug,
-	})
+	}, c.LeaseDuration)
 	return err
 }
 

@@ -85,17 +85,34 @@ func IssueLease(ctx context.Context, tx db.Tx, r LeaseRequest) (*protocol.Lease,
 	if s.AppSlug == "" {
 		s.AppSlug = r.AppSlug
 	}
+	return issue(ctx, tx, s, r, now, false)
+}
+
+// OpenMember starts billing of a member and gives it its first lease: OpenSubject and IssueLease in fewer statements.
+func OpenMember(ctx context.Context, tx db.Tx, s Subject, duration time.Duration) (*protocol.Lease, error) {
+	s.Kind, s.OpenedAt = Member, s.OpenedAt.UTC().Truncate(time.Microsecond)
+	r := LeaseRequest{SubjectID: s.ID, NodeID: s.NodeID, Now: s.OpenedAt, Duration: duration, AppSlug: s.AppSlug}
+	made, err := insertSubject(ctx, tx, s)
+	if err != nil {
+		return nil, err
+	}
+	if !made {
+		return IssueLease(ctx, tx, r)
+	}
+	return issue(ctx, tx, subject{Subject: s, accruedUntil: s.OpenedAt}, r, s.OpenedAt, true)
+}
+
+// issue gives an open member its next lease. One that was opened just now has no past to ask for.
+func issue(ctx context.Context, tx db.Tx, s subject, r LeaseRequest, now time.Time, opened bool) (*protocol.Lease, error) {
 	prices, err := freeze(ctx, tx, &s, now)
 	if err != nil {
 		return nil, err
 	}
-	h, _, err := holdOf(ctx, tx, s.ID)
-	if err != nil {
-		return nil, err
-	}
-	unreported, last, err := unreportedLength(ctx, tx, s, now)
-	if err != nil {
-		return nil, err
+	var p past
+	if !opened {
+		if p, err = pastOf(ctx, tx, s, prices, now); err != nil {
+			return nil, err
+		}
 	}
 	available, err := walletBalance(ctx, tx, s.OrgID, s.currency)
 	if err != nil {
@@ -103,27 +120,45 @@ func IssueLease(ctx context.Context, tx db.Tx, r LeaseRequest) (*protocol.Lease,
 	}
 	wish := min(max(r.Duration, MinLease), MaxLease).Truncate(time.Second)
 	cost := func(micros int64) (int64, bool) { return costOf(s, prices, micros) }
-	duration, topUp := rating.Affordable(cost, h.balance(), available, unreported, wish, holdMargin)
+	duration, topUp := rating.Affordable(cost, p.hold.balance(), available, p.unreported, wish, holdMargin)
 	l := lease{
 		subjectID: s.ID, no: s.leaseNo + 1, nodeID: s.NodeID, currency: s.currency, issuedAt: now, expiresAt: now.Add(duration),
 		endPolicy: endPolicyStop, prices: prices,
 	}
-	if duration < MinLease || duration < wish && !l.expiresAt.After(last) {
+	if duration < MinLease || duration < wish && !l.expiresAt.After(p.leasedUntil) {
 		return nil, insufficientFunds()
 	}
-	if h, err = place(ctx, tx, s, h, topUp, fmt.Sprintf("lease:%s:%d", s.ID, l.no), now); err != nil {
-		return nil, err
-	}
-	suspended, err := suspendedCost(ctx, tx, s, prices)
+	h, err := place(ctx, tx, s, p.hold, topUp, fmt.Sprintf("lease:%s:%d", s.ID, l.no), now)
 	if err != nil {
 		return nil, err
 	}
-	l.holdID, l.cap = h.id, rating.Cap(h.placed, suspended)
+	l.holdID, l.cap = h.id, rating.Cap(h.placed, p.suspended)
 	if err := insertLease(ctx, tx, l); err != nil {
 		return nil, err
 	}
 	s.leaseNo = l.no
 	return l.message(), setLeased(ctx, tx, s, renewAt(l))
+}
+
+// past is what a member's next lease depends on.
+type past struct {
+	hold hold
+	// unreported is the leased time of which usage may still come, in microseconds; leasedUntil is when the latest lease ends.
+	unreported  int64
+	leasedUntil time.Time
+	// suspended is what usage in suspense would cost.
+	suspended int64
+}
+
+func pastOf(ctx context.Context, tx db.Tx, s subject, prices []frozen, now time.Time) (p past, err error) {
+	if p.hold, _, err = holdOf(ctx, tx, s.ID); err != nil {
+		return p, err
+	}
+	if p.unreported, p.leasedUntil, err = unreportedLength(ctx, tx, s, now); err != nil {
+		return p, err
+	}
+	p.suspended, err = suspendedCost(ctx, tx, s, prices)
+	return p, err
 }
 
 // LeasesFor are the latest leases of all open members of a node, in order of member id: the node's next batch.

@@ -174,6 +174,13 @@ func walletBalance(ctx context.Context, tx db.Tx, orgID, currency string) (nanos
 	return nanos, err
 }
 
+// drawWallet takes from a wallet what it covers; nanos is below zero.
+func drawWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int64) (covered bool, err error) {
+	tag, err := tx.Exec(ctx, `UPDATE wallets SET balance_nanos = balance_nanos + $3 WHERE org_id = $1 AND currency = $2 AND balance_nanos >= -$3::int8`,
+		orgID, currency, nanos)
+	return tag.RowsAffected() == 1, err
+}
+
 func upsertWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int64, now time.Time) error {
 	return tx.Later(ctx, `INSERT INTO wallets (org_id, currency, balance_nanos, created_at) VALUES ($1, $2, $3, $4)
 		ON CONFLICT (org_id, currency) DO UPDATE SET balance_nanos = excluded.balance_nanos`, orgID, currency, nanos, now)

@@ -65,14 +65,17 @@ func (h hold) balance() int64 { return h.placed - h.posted - h.released }
 
 // moveWallet adds nanos, which may be negative, to a wallet. It fails rather than go below zero.
 func moveWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int64, now time.Time) error {
+	if nanos < 0 {
+		if covered, err := drawWallet(ctx, tx, orgID, currency, nanos); err != nil || covered {
+			return err
+		}
+		return insufficientFunds()
+	}
 	have, err := walletBalance(ctx, tx, orgID, currency)
 	if err != nil {
 		return err
 	}
-	switch {
-	case nanos < 0 && have < -nanos:
-		return insufficientFunds()
-	case nanos > 0 && have > math.MaxInt64-nanos:
+	if have > math.MaxInt64-nanos {
 		return fault.New(fault.Unprocessable, "amount_invalid", "The wallet cannot hold that much.", nil).At("/amount", "is too large")
 	}
 	return upsertWallet(ctx, tx, orgID, currency, have+nanos, now)
@@ -84,12 +87,12 @@ func insufficientFunds() *fault.Error {
 
 // place moves nanos from the wallet into the subject's hold, making the hold where there is none. The key names the reason.
 func place(ctx context.Context, tx db.Tx, s subject, h hold, nanos int64, key string, now time.Time) (hold, error) {
-	kind := HoldExtended
+	kind, save := HoldExtended, updateHold
 	if h.id == "" {
-		kind = HoldOpened
+		kind, save = HoldOpened, insertHold
 		h = hold{id: db.NewID(), subjectID: s.ID, orgID: s.OrgID, currency: s.currency}
-		if err := insertHold(ctx, tx, h); err != nil {
-			return h, err
+		if nanos == 0 {
+			return h, save(ctx, tx, h)
 		}
 	}
 	if nanos == 0 {
@@ -106,7 +109,7 @@ func place(ctx context.Context, tx db.Tx, s subject, h hold, nanos int64, key st
 		return h, err
 	}
 	h.placed += nanos
-	if err := updateHold(ctx, tx, h); err != nil {
+	if err := save(ctx, tx, h); err != nil {
 		return h, err
 	}
 	p, err := NewPosting(key, Leg{walletAccount(s.OrgID), h.currency, -nanos}, Leg{holdAccount(h.id), h.currency, nanos})
