@@ -238,7 +238,7 @@ func (d *Dispatcher) sign(ctx context.Context, s seen, state plan.NodeState, nex
 		if err := unmoved(ctx, tx, s); err != nil {
 			return head{}, err
 		}
-		if err := insert(ctx, tx, next, encoded, state, now); err != nil {
+		if err := insert(ctx, tx, next, s.head, s.parts, encoded, state, now); err != nil {
 			return head{}, err
 		}
 		err := instance.NoteDispatched(ctx, tx, next.nodeID, next.epoch, next.generation, members, now)

@@ -3,6 +3,8 @@ package dispatch
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -120,22 +122,47 @@ func part(ctx context.Context, tx db.Tx, nodeID string, sha256 []byte) (data []b
 	return data, err
 }
 
-func insert(ctx context.Context, tx db.Tx, h head, envelope []byte, state plan.NodeState, now time.Time) error {
+// insert saves a state that follows one with these parts. A part that both name is left as it is; one that only the former names is
+// stamped with it, so that it is kept as long as that is.
+func insert(ctx context.Context, tx db.Tx, h, former head, formerParts []*protocol.PartRef, envelope []byte, state plan.NodeState, now time.Time) error {
 	if err := tx.Later(ctx, `INSERT INTO node_states (`+headColumns+`, envelope, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
 		h.nodeID, h.epoch, h.generation, h.rev, h.keyID, h.sha256, envelope, now); err != nil {
 		return err
 	}
+	gone := map[string]bool{}
+	for _, p := range formerParts {
+		gone[string(p.GetSha256())] = true
+	}
+	var named, left, fresh, documents [][]byte
 	for _, p := range state.Parts {
-		if err := tx.Later(ctx, `INSERT INTO node_state_parts (node_id, sha256, epoch, generation, data) VALUES ($1, $2, $3, $4, $5)
+		named = append(named, p.SHA256[:])
+		if !gone[string(p.SHA256[:])] {
+			fresh, documents = append(fresh, p.SHA256[:]), append(documents, p.Bytes)
+		}
+		delete(gone, string(p.SHA256[:]))
+	}
+	for _, digest := range slices.Sorted(maps.Keys(gone)) {
+		left = append(left, []byte(digest))
+	}
+	if len(fresh) > 0 {
+		if err := tx.Later(ctx, `INSERT INTO node_state_parts (node_id, sha256, epoch, generation, data)
+			SELECT $1::uuid, x.sha256, $3::int8, $4::int8, x.data FROM unnest($2::bytea[], $5::bytea[]) AS x(sha256, data)
 			ON CONFLICT (node_id, sha256) DO UPDATE SET epoch = excluded.epoch, generation = excluded.generation`,
-			h.nodeID, p.SHA256[:], h.epoch, h.generation, p.Bytes); err != nil {
+			h.nodeID, fresh, h.epoch, h.generation, documents); err != nil {
 			return err
 		}
 	}
-	return prune(ctx, tx, h.nodeID)
+	if len(left) > 0 {
+		if err := tx.Later(ctx, `UPDATE node_state_parts SET epoch = $3, generation = $4 WHERE node_id = $1 AND sha256 = ANY($2)`,
+			h.nodeID, left, former.epoch, former.generation); err != nil {
+			return err
+		}
+	}
+	return prune(ctx, tx, h.nodeID, named)
 }
 
-func prune(ctx context.Context, tx db.Tx, nodeID string) error {
+// prune forgets all but the newest states of a node, and the parts that none of the kept names: those of the newest are named.
+func prune(ctx context.Context, tx db.Tx, nodeID string, named [][]byte) error {
 	var epoch, generation int64
 	err := tx.QueryRow(ctx, `SELECT epoch, generation FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC OFFSET $2 LIMIT 1`, nodeID, keepStates-1).Scan(&epoch, &generation)
 	if db.IsNoRows(err) {
@@ -144,12 +171,11 @@ func prune(ctx context.Context, tx db.Tx, nodeID string) error {
 	if err != nil {
 		return err
 	}
-	for _, table := range []string{"node_states", "node_state_parts"} {
-		if err := tx.Later(ctx, `DELETE FROM `+table+` WHERE node_id = $1 AND (epoch < $2 OR (epoch = $2 AND generation < $3))`, nodeID, epoch, generation); err != nil {
-			return err
-		}
+	if err := tx.Later(ctx, `DELETE FROM node_states WHERE node_id = $1 AND (epoch < $2 OR (epoch = $2 AND generation < $3))`, nodeID, epoch, generation); err != nil {
+		return err
 	}
-	return nil
+	return tx.Later(ctx, `DELETE FROM node_state_parts WHERE node_id = $1 AND (epoch < $2 OR (epoch = $2 AND generation < $3)) AND sha256 <> ALL($4::bytea[])`,
+		nodeID, epoch, generation, append([][]byte{}, named...))
 }
 
 // confirm notes that a newer intent compiles to the same content.

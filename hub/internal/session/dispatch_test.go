@@ -6,7 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
@@ -50,6 +52,46 @@ func TestOnlyTheNewestStatesAndTheirPartsAreKept(t *testing.T) {
 	}
 	require.LessOrEqual(t, count(h, `SELECT count(*) FROM node_states WHERE node_id = $1`, n.id), 4)
 	require.LessOrEqual(t, count(h, `SELECT count(*) FROM node_state_parts WHERE node_id = $1`, n.id), 2)
+}
+
+// What a kept state names can be fetched, however long it has stood in the states and whatever else came and went.
+func TestPartsOfEveryKeptStateCanBeFetched(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	stays := h.launch()
+	l.state(1)
+	for range 3 {
+		i := h.launch()
+		l.state(2)
+		h.decommission(i.ID)
+		l.state(1)
+	}
+	named := func() (kept int) {
+		t.Helper()
+		envelopes, err := db.ReadTx(t.Context(), h.d, func(tx db.Tx) ([][]byte, error) {
+			rows, err := tx.Query(t.Context(), `SELECT envelope FROM node_states WHERE node_id = $1`, n.id)
+			require.NoError(t, err)
+			return pgx.CollectRows(rows, pgx.RowTo[[]byte])
+		})
+		require.NoError(t, err)
+		for _, raw := range envelopes {
+			env, state := &protocol.Envelope{}, &protocol.DesiredState{}
+			require.NoError(t, proto.Unmarshal(raw, env))
+			require.NoError(t, proto.Unmarshal(env.GetPayload(), state))
+			for _, p := range state.GetParts() {
+				_, err := h.dispatcher.Part(t.Context(), n.id, p.GetSha256())
+				require.NoError(t, err, "a part of generation %d", state.GetGeneration())
+			}
+		}
+		return len(envelopes)
+	}
+	require.Equal(t, 4, named())
+	h.decommission(stays.ID)
+	l.state(0)
+	require.Equal(t, 4, named(), "the part that has just left is named by the states before")
 }
 
 func TestLeasesAreRenewedAtHalfLifeAndPushed(t *testing.T) {

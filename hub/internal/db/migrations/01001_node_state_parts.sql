@@ -1,4 +1,5 @@
--- The workload documents that node_states name, by digest. epoch and generation are of the newest state that names the part.
+-- The workload documents that node_states name, by digest. epoch and generation are of the first state that named the part while it
+-- is in the newest state, and of the last one afterwards.
 -- +goose NO TRANSACTION
 -- +goose Up
 CREATE TABLE IF NOT EXISTS node_state_parts (
