@@ -288,7 +288,7 @@ func List(ctx context.Context, tx db.Tx, f Filter) ([]Instance, error) {
 		and(`l.id <`, f.After)
 	}
 	args = append(args, f.Limit)
-	list, err := selectInstances(ctx, tx, fmt.Sprintf(`WHERE i.id IN (SELECT l.id FROM app_instances l %s ORDER BY l.id DESC LIMIT $%d)`, where, len(args)), args...)
+	list, err := selectInstances(ctx, tx, `WHERE i.id IN (SELECT l.id FROM app_instances l `+where+` ORDER BY l.id DESC LIMIT `+fmt.Sprintf("$%d", len(args))+`)`, args...)
 	slices.Reverse(list)
 	return list, err
 }
