@@ -24,12 +24,12 @@ agent/pull/leased
 agent/pull/fetched
 agent/pull/remapped
 agent/network/intended
-agent/share/table
-agent/share/bridge
-agent/share/joined
 agent/attach/recorded
 agent/attach/mounted
 agent/attach/namespaces
+agent/share/table
+agent/share/bridge
+agent/share/joined
 agent/attach/plugged
 agent/attach/isolated
 agent/network/made

@@ -119,7 +119,8 @@ type Network struct {
 	prefix netip.Prefix
 	bootID string
 
-	// use is held for reading while one member comes or goes, and for writing while what all share is made or removed.
+	// use is held for reading while a member is joined to what all share or taken from it, and for writing while that is made
+	// or removed.
 	use   sync.RWMutex
 	ready bool
 	// walls is the firewall table as the kernel listed it when it was made, without the ports; empty when that is not known.
@@ -244,13 +245,16 @@ func (n *Network) Setup(ctx context.Context, memberID string, ports []PortMappin
 
 func (n *Network) setup(ctx context.Context, memberID string, ports []PortMapping, namespaces func()) (Attachment, error) {
 	defer n.lock(memberID)()
-	release, err := n.share(ctx)
-	if err != nil {
-		return Attachment{}, err
-	}
-	defer release()
-	if r, err := n.readRecord(memberID); err == nil && r.Ready && slices.Equal(r.Ports, ports) && n.stands(memberID, r) {
-		return n.attachment(memberID, r.IP), nil
+	if r, err := n.readRecord(memberID); err == nil && r.Ready && slices.Equal(r.Ports, ports) {
+		release, err := n.share(ctx)
+		if err != nil {
+			return Attachment{}, err
+		}
+		stands := n.stands(memberID, r)
+		release()
+		if stands {
+			return n.attachment(memberID, r.IP), nil
+		}
 	}
 	if err := n.taken(ctx, memberID, ports); err != nil {
 		return Attachment{}, err
@@ -341,6 +345,12 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 	}
 	failpoint.Hit("agent/attach/namespaces")
 	namespaces()
+	// The first member brings the walls, and they stand before anything leads to it.
+	release, err := n.share(ctx)
+	if err != nil {
+		return Attachment{}, err
+	}
+	defer release()
 	ip, err := n.takeAddress(memberID)
 	if err != nil {
 		return Attachment{}, err
@@ -363,8 +373,6 @@ func (n *Network) Remove(ctx context.Context, memberID string) error {
 	}
 	err := func() error {
 		defer n.lock(memberID)()
-		n.use.RLock()
-		defer n.use.RUnlock()
 		return n.detach(ctx, memberID)
 	}()
 	if err != nil {
@@ -375,6 +383,8 @@ func (n *Network) Remove(ctx context.Context, memberID string) error {
 
 // detach removes everything of one member.
 func (n *Network) detach(ctx context.Context, memberID string) error {
+	n.use.RLock()
+	defer n.use.RUnlock()
 	r, err := n.readRecord(memberID)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
