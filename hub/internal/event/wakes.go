@@ -1,12 +1,18 @@
 package event
 
 import (
+	"math/rand/v2"
 	"slices"
 	"sync"
 )
 
-// maxWaiting bounds who may wait for changes at once in this process.
-const maxWaiting = 4096
+const (
+	// maxWaiting bounds who may wait for changes at once in this process.
+	maxWaiting = 4096
+	// maxRemembered bounds the resources of which it is remembered when they changed last. When there are more, all are forgotten:
+	// whoever asks then looks.
+	maxRemembered = 4096
+)
 
 // Wakes wakes those who wait for a change of a resource. A wake-up carries nothing and may be missed, as when another process of
 // the hub made the change: whoever waits looks now and then without one.
@@ -15,6 +21,36 @@ type Wakes struct {
 	waiting map[string][]chan struct{}
 	count   int
 	closed  bool
+
+	// moment counts changes, from a random beginning, so that no other process has its moments. changed has the moments of the latest
+	// changes, all of them after the moment known.
+	moment, known uint64
+	changed       map[string]uint64
+}
+
+// Moment marks a point in the order of changes. Take it before looking: what is seen then is at least as new.
+func (w *Wakes) Moment() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.begin()
+	return w.moment
+}
+
+// Since reports whether the resource may have changed since a moment. It is true for a moment that is not known any more, or was one
+// of another process; what another process has changed it does not know.
+func (w *Wakes) Since(moment uint64, id string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.begin()
+	return moment < w.known || moment > w.moment || w.changed[id] > moment
+}
+
+func (w *Wakes) begin() {
+	if w.changed == nil {
+		// Far from the end, where it would begin again.
+		w.moment = rand.Uint64() >> 1 //nolint:gosec // tells processes apart, keeps no secret
+		w.known, w.changed = w.moment, map[string]uint64{}
+	}
 }
 
 // On has the channel signalled when the resource may have changed, until off is called. It is nil when too many wait already, or
@@ -55,7 +91,13 @@ func (w *Wakes) Waiting() int {
 func (w *Wakes) Changed(ids ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.begin()
 	for _, id := range ids {
+		if w.moment++; len(w.changed) >= maxRemembered {
+			clear(w.changed)
+			w.known = w.moment
+		}
+		w.changed[id] = w.moment
 		wake(w.waiting[id])
 	}
 }

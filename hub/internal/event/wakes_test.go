@@ -1,6 +1,7 @@
 package event_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -54,4 +55,22 @@ func TestSoManyMayWaitAndNoMore(t *testing.T) {
 	off()
 	again, _ := w.On("c")
 	require.NotNil(t, again)
+}
+
+func TestItIsKnownWhetherSomethingChangedSinceAMoment(t *testing.T) {
+	var w, other event.Wakes
+	before := w.Moment()
+	require.False(t, w.Since(before, "a"))
+	w.Changed("b", "a")
+	require.True(t, w.Since(before, "a"))
+	after := w.Moment()
+	require.False(t, w.Since(after, "a"))
+	w.Changed("b")
+	require.False(t, w.Since(after, "a"), "another one changed")
+	require.True(t, w.Since(w.Moment()+1, "a"), "a moment that has not been")
+	require.True(t, other.Since(after, "a"), "a moment of another process")
+	for n := range 10_000 {
+		w.Changed(fmt.Sprint(n))
+	}
+	require.True(t, w.Since(after, "a"), "what is forgotten may have changed")
 }

@@ -154,6 +154,7 @@ func (s *Server) DecommissionAppInstance(ctx context.Context, r DecommissionAppI
 	if err != nil {
 		return nil, err
 	}
+	s.Instances.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return DecommissionAppInstance202JSONResponse(view), err
 }
@@ -164,6 +165,7 @@ func (s *Server) UpgradeAppInstance(ctx context.Context, r UpgradeAppInstanceReq
 	if err != nil {
 		return nil, err
 	}
+	s.Instances.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return UpgradeAppInstance202JSONResponse(view), err
 }
@@ -178,6 +180,7 @@ func (s *Server) RollbackAppInstance(ctx context.Context, r RollbackAppInstanceR
 	if err != nil {
 		return nil, err
 	}
+	s.Instances.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return RollbackAppInstance202JSONResponse(view), err
 }
@@ -188,6 +191,7 @@ func (s *Server) StopAppInstance(ctx context.Context, r StopAppInstanceRequestOb
 	if err != nil {
 		return nil, err
 	}
+	s.Instances.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return StopAppInstance202JSONResponse(view), err
 }
@@ -198,6 +202,7 @@ func (s *Server) StartAppInstance(ctx context.Context, r StartAppInstanceRequest
 	if err != nil {
 		return nil, err
 	}
+	s.Instances.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return StartAppInstance202JSONResponse(view), err
 }
@@ -212,6 +217,7 @@ func (s *Server) ChangeAppInstance(ctx context.Context, r ChangeAppInstanceReque
 	if err != nil {
 		return nil, err
 	}
+	s.Instances.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return ChangeAppInstance200JSONResponse(view), err
 }
