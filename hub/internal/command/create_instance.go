@@ -22,9 +22,8 @@ type CreateInstance struct {
 	Revoked func(keyID string) bool
 	// Poke wakes the dispatcher of a node.
 	Poke func(nodeID string)
-
-	// turns are the projects': the instances of one share a wallet and the room of its allocations.
-	turns turns
+	// Turns are of the commands on instances.
+	Turns *Turns
 }
 
 // CreateInstanceInput is the request. Modes are hints.
@@ -43,12 +42,7 @@ type CreateInstanceInput struct {
 
 // Do creates the instance in status requested; the node's reports move it on.
 func (c *CreateInstance) Do(ctx context.Context, m Meta, in CreateInstanceInput) (instance.Instance, error) {
-	leave, err := c.turns.take(ctx, in.ProjectID)
-	if err != nil {
-		return instance.Instance{}, err
-	}
-	out, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (instanceResult, error) { return c.do(ctx, tx, m, in) })
-	leave()
+	out, err := inTurn(ctx, c.Turns, c.DB, in.ProjectID, func(tx db.Tx) (instanceResult, error) { return c.do(ctx, tx, m, in) })
 	if err != nil {
 		return instance.Instance{}, err
 	}

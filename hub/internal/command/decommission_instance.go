@@ -13,11 +13,13 @@ type DecommissionInstance struct {
 	DB *db.DB
 	// Poke wakes the dispatcher of a node.
 	Poke func(nodeID string)
+	// Turns are of the commands on instances.
+	Turns *Turns
 }
 
 // Do answers with the instance in status decommissioning.
 func (c *DecommissionInstance) Do(ctx context.Context, m Meta, projectID, instanceID string) (instance.Instance, error) {
-	out, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (instanceResult, error) { return c.do(ctx, tx, m, projectID, instanceID) })
+	out, err := inTurn(ctx, c.Turns, c.DB, projectID, func(tx db.Tx) (instanceResult, error) { return c.do(ctx, tx, m, projectID, instanceID) })
 	if err != nil {
 		return instance.Instance{}, err
 	}

@@ -17,11 +17,13 @@ type RollbackInstance struct {
 	Revoked func(keyID string) bool
 	// Poke wakes the dispatcher of a node.
 	Poke func(nodeID string)
+	// Turns are of the commands on instances.
+	Turns *Turns
 }
 
 // Do answers with the instance in status rolling_back. Without a version it goes back to the previous one.
 func (c *RollbackInstance) Do(ctx context.Context, m Meta, projectID, instanceID, version string) (instance.Instance, error) {
-	out, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (instanceResult, error) { return c.do(ctx, tx, m, projectID, instanceID, version) })
+	out, err := inTurn(ctx, c.Turns, c.DB, projectID, func(tx db.Tx) (instanceResult, error) { return c.do(ctx, tx, m, projectID, instanceID, version) })
 	if err != nil {
 		return instance.Instance{}, targetVersion(err)
 	}

@@ -19,11 +19,13 @@ type StartInstance struct {
 	Revoked func(keyID string) bool
 	// Poke wakes the dispatcher of a node.
 	Poke func(nodeID string)
+	// Turns are of the commands on instances.
+	Turns *Turns
 }
 
 // Do answers with the instance in status deploying. No money, no start.
 func (c *StartInstance) Do(ctx context.Context, m Meta, projectID, instanceID string) (instance.Instance, error) {
-	out, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (instanceResult, error) { return c.do(ctx, tx, m, projectID, instanceID) })
+	out, err := inTurn(ctx, c.Turns, c.DB, projectID, func(tx db.Tx) (instanceResult, error) { return c.do(ctx, tx, m, projectID, instanceID) })
 	if err != nil {
 		return instance.Instance{}, err
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 func TestOneTurnAtATimeForEachKey(t *testing.T) {
-	var all turns
+	var all Turns
 	var inside atomic.Int32
 	var everyone sync.WaitGroup
 	for range 50 {

@@ -43,14 +43,15 @@ type Instances struct {
 // NewInstances wires the operations. leaseDuration is the longest lease that a member gets at a start; revoked says whether the
 // trust bundle has revoked a key; poke wakes the dispatcher of a node.
 func NewInstances(d *db.DB, leaseDuration time.Duration, revoked func(keyID string) bool, poke func(nodeID string), logs LogSource, wakes *event.Wakes) Instances {
+	turns := &command.Turns{}
 	return Instances{
 		DB: d, Logs: logs, Wakes: wakes,
-		CreateInstance:       &command.CreateInstance{DB: d, LeaseDuration: leaseDuration, Revoked: revoked, Poke: poke},
-		DecommissionInstance: &command.DecommissionInstance{DB: d, Poke: poke},
-		UpgradeInstance:      &command.UpgradeInstance{DB: d, Revoked: revoked, Poke: poke},
-		RollbackInstance:     &command.RollbackInstance{DB: d, Revoked: revoked, Poke: poke},
-		StopInstance:         &command.StopInstance{DB: d, Poke: poke},
-		StartInstance:        &command.StartInstance{DB: d, LeaseDuration: leaseDuration, Revoked: revoked, Poke: poke},
+		CreateInstance:       &command.CreateInstance{DB: d, LeaseDuration: leaseDuration, Revoked: revoked, Poke: poke, Turns: turns},
+		DecommissionInstance: &command.DecommissionInstance{DB: d, Poke: poke, Turns: turns},
+		UpgradeInstance:      &command.UpgradeInstance{DB: d, Revoked: revoked, Poke: poke, Turns: turns},
+		RollbackInstance:     &command.RollbackInstance{DB: d, Revoked: revoked, Poke: poke, Turns: turns},
+		StopInstance:         &command.StopInstance{DB: d, Poke: poke, Turns: turns},
+		StartInstance:        &command.StartInstance{DB: d, LeaseDuration: leaseDuration, Revoked: revoked, Poke: poke, Turns: turns},
 		ChangeInstance:       &command.ChangeInstance{DB: d},
 	}
 }
