@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Row is one thing to measure. Rows of one subject lie in one file and are listed in rows.
@@ -90,6 +92,25 @@ func (e *Env) Dir(name string) (string, error) {
 		return "", err
 	}
 	return dir, os.Chmod(dir, 0o711)
+}
+
+// inMemory makes a directory in memory that ends with the program: what daemons keep below /run, which is a tmpfs on a node
+// (file-hierarchy(7)) and need not be one where this runs.
+func (e *Env) inMemory(path string) error {
+	if err := os.Mkdir(path, 0o711); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=711"); err != nil {
+		return errors.Join(fmt.Errorf("mount a tmpfs at %s: %w", path, err), os.Remove(path))
+	}
+	e.Defer(func() error {
+		// Whoever has lived in it may have unmounted and removed it.
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+		return os.RemoveAll(path)
+	})
+	return nil
 }
 
 // Defer has something undone at the end of the program, in reverse order.

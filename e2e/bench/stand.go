@@ -63,6 +63,9 @@ func (s *Stand) startContainerd(ctx context.Context, e *Env) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := e.inMemory(filepath.Join(dir, "state")); err != nil {
+		return err
+	}
 	s.Containerd, err = cluster.StartContainerd(ctx, dir)
 	if err == nil {
 		e.Defer(s.Containerd.Destroy)
@@ -99,9 +102,11 @@ func (s *Stand) startAgent(ctx context.Context, e *Env) error {
 		return err
 	}
 	run := filepath.Join("/run", filepath.Base(e.root))
-	e.Defer(func() error { return os.RemoveAll(run) })
+	if err := e.inMemory(run); err != nil {
+		return err
+	}
 	c := cluster.AgentConfig{
-		Bin: e.Bin, Dir: dir, RunDir: run, APIURL: s.Hub.Ready.APIURL, RootFingerprint: s.Hub.RootFingerprint,
+		Bin: e.Bin, Dir: dir, RunDir: filepath.Join(run, "agent"), APIURL: s.Hub.Ready.APIURL, RootFingerprint: s.Hub.RootFingerprint,
 		ContainerdAddress: s.Containerd.Address, ContainerdNamespace: "bench", Bridge: "gpbench0", PodCIDR: "10.219.0.0/24",
 		PortRange: "30000-30999", CgroupParent: "/gpuaas-bench",
 	}
