@@ -20,8 +20,10 @@ import (
 
 // Times of readiness probes.
 const (
-	// firstProbe is the pause before the second try; it doubles up to the probe's period, so that a quick app is seen at once.
+	// Until a service is first ready, the pause between two tries is a share of the time that it has had, from firstProbe up to the
+	// probe's period: a quick app is seen at once, and a slow one late by no more than that share.
 	firstProbe         = 5 * time.Millisecond
+	probeShare         = 8
 	defaultProbePeriod = time.Second
 	// wellPeriod is the least pause after a probe that succeeded once the service is ready; a failure brings the probe's own
 	// period back. Many workloads on a node would otherwise cost it a part of a core.
@@ -93,7 +95,7 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 	if ms := s.GetReadiness().GetTimeoutMillis(); ms > 0 {
 		timeout = time.Duration(ms) * time.Millisecond
 	}
-	ready, bad, pause := !c.ReadyAt.IsZero(), 0, firstProbe
+	ready, bad, began := !c.ReadyAt.IsZero(), 0, time.Now()
 	for {
 		bounded, cancel := context.WithTimeout(ctx, timeout)
 		err := check(bounded)
@@ -112,10 +114,11 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 				r.setFailing(p, true)
 			}
 		}
-		if ready {
-			pause = period
-		}
-		if ready && err == nil {
+		pause := period
+		switch {
+		case !ready:
+			pause = untilNextProbe(time.Since(began), period)
+		case err == nil:
 			pause = max(period, wellPeriod)
 		}
 		select {
@@ -123,8 +126,12 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 			return
 		case <-time.After(pause):
 		}
-		pause = min(2*pause, period)
 	}
+}
+
+// untilNextProbe is the pause before a service that is not ready, and was started so long ago, is probed again.
+func untilNextProbe(since, period time.Duration) time.Duration {
+	return min(max(since/probeShare, firstProbe), period)
 }
 
 func (r *Reconciler) becameReady(ctx context.Context, c agent.Container) bool {

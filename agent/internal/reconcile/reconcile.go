@@ -66,7 +66,7 @@ const (
 	// maxPulls bounds image pulls: they compete for one uplink and one disk.
 	maxPulls = 3
 	// maxActions bounds everything else.
-	maxActions = 16
+	maxActions = 32
 	// everyone is all shares of Reconciler.steady, more than there are goroutines.
 	everyone = 1 << 20
 	// releaseRetry is the pause after a release that failed, awayRetry after anything that failed because containerd or the hub was
