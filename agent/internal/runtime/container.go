@@ -193,6 +193,7 @@ func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, ima
 		return Run{}, fmt.Errorf("start task: %w", errgrpc.ToNative(err))
 	}
 	failpoint.Hit("agent/start/running")
+	r.noteRunning(spec.ID, started.GetPid())
 	run := Run{ContainerID: spec.ID, PID: started.GetPid(), StartedAt: failpoint.Now()}
 	return run, r.noteStart(spec.ID, run.StartedAt)
 }
@@ -292,18 +293,9 @@ func (r *Runtime) List(ctx context.Context) ([]Container, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list containers: %w", err)
 	}
-	listed, err := r.client.TaskService().List(ctx, &tasks.ListTasksRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("list tasks: %w", errgrpc.ToNative(err))
-	}
-	byID := map[string]*tasktypes.Process{}
-	for _, p := range listed.GetTasks() {
-		byID[p.GetID()] = p
-	}
 	out := make([]Container, 0, len(records))
 	for _, record := range records {
-		process := byID[record.ID]
-		c, err := r.describe(ctx, record, process)
+		c, err := r.describe(ctx, record, r.stillRunning(record.ID))
 		if err != nil {
 			return nil, err
 		}
@@ -343,7 +335,7 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container, pro
 		return c, nil
 	}
 	if process == nil {
-		// containerd leaves tasks out of its list whose shim does not answer: only a clear "not found" means that it is gone.
+		// A shim may not answer: only a clear "not found" means that its task is gone.
 		response, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: record.ID})
 		err = errgrpc.ToNative(err)
 		switch {
@@ -357,6 +349,9 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container, pro
 			return c, nil //nolint:nilerr // that is what unknown says
 		}
 		process = response.GetProcess()
+		if process.GetStatus() == tasktypes.Status_RUNNING {
+			r.noteRunning(record.ID, process.GetPid())
+		}
 	}
 	c.PID = process.GetPid()
 	switch process.GetStatus() {
@@ -369,7 +364,9 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container, pro
 		c.State = StateRunning
 		if c.StartedAt.IsZero() {
 			// A crash came between the start and the note of it.
-			c.StartedAt = processStart(c.PID)
+			if p, there := readProcess(c.PID); there {
+				c.StartedAt = p.startedAt()
+			}
 		}
 	default:
 		c.State = StateUnknown

@@ -1,7 +1,6 @@
 package runtime
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,8 +13,6 @@ import (
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"golang.org/x/sys/unix"
-
-	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
 // tempMounts is where containerd's client mounts snapshots for a moment; a crash may leave one there.
@@ -155,26 +152,4 @@ func (r *Runtime) startedAt(id string) time.Time {
 		return time.Time{}
 	}
 	return time.Unix(0, nanos)
-}
-
-// ticksPerSecond is the kernel's USER_HZ, which is 100 on every architecture that containerd serves (proc_pid_stat(5)).
-const ticksPerSecond = 100
-
-// processStart reads when a process was made: a moment before the container's own start. Zero when it is gone.
-func processStart(pid uint32) time.Time {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return time.Time{}
-	}
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(fields) < 20 {
-		return time.Time{}
-	}
-	ticks, err := strconv.ParseInt(fields[19], 10, 64)
-	var now unix.Timespec
-	if err != nil || unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
-		return time.Time{}
-	}
-	sinceStart := time.Duration(now.Nano()) - time.Duration(ticks)*time.Second/ticksPerSecond
-	return failpoint.Now().Add(-sinceStart)
 }

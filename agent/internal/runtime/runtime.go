@@ -133,6 +133,8 @@ type Runtime struct {
 	ready map[string]readyImage // by name; bounded by maxReadyImages
 	// starting are the containers that Start is making.
 	starting map[string]bool
+	// running are the processes of those that were last known to run.
+	running map[string]process
 }
 
 // Open connects to containerd, looks at what the host can give, and removes what pulls that were cut off have left.
@@ -158,7 +160,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err != nil {
 		return nil, unavailable(cfg.Address, err)
 	}
-	r := &Runtime{cfg: cfg, client: c, users: map[string]user{}, ready: map[string]readyImage{}, starting: map[string]bool{}}
+	r := &Runtime{cfg: cfg, client: c, users: map[string]user{}, ready: map[string]readyImage{}, starting: map[string]bool{}, running: map[string]process{}}
 	ask, cancel := context.WithTimeout(r.ns(ctx), openTimeout)
 	defer cancel()
 	if _, err := c.Version(ask); err != nil {

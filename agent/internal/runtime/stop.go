@@ -174,6 +174,9 @@ func (r *Runtime) removeTraces(ctx context.Context, id string) error {
 		return fmt.Errorf("remove files of container %s: %w", id, err)
 	}
 	failpoint.Hit("agent/remove/files")
+	r.mu.Lock()
+	delete(r.running, id)
+	r.mu.Unlock()
 	return r.removeLogs(id)
 }
 
