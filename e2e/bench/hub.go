@@ -6,11 +6,13 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -264,12 +266,22 @@ func measureReconnect(ctx context.Context, e *Env) (results []Result, err error)
 			{Name: "PostgreSQL core-s", Value: (after[1] - before[1]).Seconds()},
 			{Name: "simulated nodes core-s", Value: (after[2] - before[2]).Seconds()},
 		},
-		Note: "counted from the hub's ready line; hub, PostgreSQL and all simulated nodes share the machine; backoff and jitter as the agent's",
+		Note: "counted from the hub's ready line; hub, PostgreSQL and all simulated nodes share the machine; backoff and jitter as the agent's; ends of dials and sessions: " +
+			ends(back.Failures) + "; at first: " + ends(first.Failures),
 	}
 	a := Result{
 		Name: "hub-reconnect.api", What: "API meanwhile (three reads to one write)", Unit: "ms", Target: fmt.Sprintf("p99 ≤ %d", maxMillis), Reached: api.P99() <= maxMillis,
 	}
 	return []Result{r.single(all), api.Into(a)}, nil
+}
+
+// ends lists why dials and sessions ended, with how many did.
+func ends(failures map[string]int64) string {
+	var out []string
+	for _, reason := range slices.Sorted(maps.Keys(failures)) {
+		out = append(out, fmt.Sprintf("%s %d", reason, failures[reason]))
+	}
+	return strings.Join(out, ", ")
 }
 
 // callAPI calls the hub from several programs at once, until stop; samples waits for their end.

@@ -8,6 +8,9 @@ import (
 	"github.com/quic-go/quic-go"
 )
 
+// Places is how many places a listener has here.
+func Places() int { return places() }
+
 // ListenOn is Listen on a socket of a simulated network.
 func ListenOn(socket net.PacketConn, tlsConf *tls.Config, reset *ResetKey) (*Listener, error) {
 	return listen(socket, tlsConf, reset)

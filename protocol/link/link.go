@@ -11,12 +11,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"runtime"
 	"sync"
 	"time"
 
 	"github.com/quic-go/quic-go"
-	"golang.org/x/time/rate"
 
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -35,7 +33,7 @@ const (
 	// connectionIDBytes is long enough that the connections of a listener and of its successor share no id, because a reset
 	// shows the secret of its id to the network (RFC 9000, section 10.3.2).
 	connectionIDBytes = 8
-	// HandshakeTimeout bounds a dial.
+	// HandshakeTimeout bounds a dial. One that nobody answers ends after half of it.
 	HandshakeTimeout = 10 * time.Second
 	// MaxPeerStreams is how many streams the peer may have open; it waits in Open beyond that.
 	MaxPeerStreams = 32
@@ -44,18 +42,6 @@ const (
 	StreamWindowBytes        = 256 << 10
 	// The connection's window holds every stream's, so that streams that nobody reads cannot starve the others.
 	connWindowBytes = MaxPeerStreams * StreamWindowBytes
-	// handshakesPerCore is how many handshakes a second a listener begins for each core, handshakesAtOnce how many it begins
-	// without a pause. With all that follows one costs a node's hub and database about three milliseconds of a core: a fleet that
-	// comes back at once leaves a share to whoever else is served. Dials beyond it wait, or are sent again by whoever dials.
-	handshakesPerCore = 200
-	handshakesAtOnce  = 64
-	// handshakesBegun is how many handshakes may be under way for each core: on a machine that is too busy for the rate, more of them
-	// would all take so long that their diallers give up, and dial again.
-	handshakesBegun = 64
-	// acceptedQueue is how many connections may wait for Accept, acceptors how many may complete at the same moment beyond quic-go's
-	// own queue.
-	acceptedQueue = 256
-	acceptors     = 128
 	// headerTimeout is how long a new stream may take to send its header.
 	headerTimeout = 10 * time.Second
 	// maxReasonBytes bounds what is shown to the peer on close.
@@ -93,6 +79,8 @@ type acceptedStream struct {
 
 // Dial connects to addr (host:port, UDP). tlsConf comes from ClientTLS.
 func Dial(ctx context.Context, addr string, tlsConf *tls.Config) (*Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
+	defer cancel()
 	qc, err := quic.DialAddr(ctx, addr, tlsConf, config())
 	if err != nil {
 		return nil, fmt.Errorf("link: dial %s: %w", addr, err)
@@ -116,8 +104,8 @@ type Listener struct {
 	transport *quic.Transport
 	socket    net.PacketConn
 
-	// begun has a token for each handshake under way.
-	begun chan struct{}
+	// door is nil on a socket that is no real one.
+	door *door
 
 	starting  sync.Once
 	accepting sync.WaitGroup
@@ -145,34 +133,22 @@ func Listen(addr string, tlsConf *tls.Config, reset *ResetKey) (*Listener, error
 
 // listen takes the socket over.
 func listen(socket net.PacketConn, tlsConf *tls.Config, reset *ResetKey) (*Listener, error) {
-	l := &Listener{socket: socket, accepted: make(chan *quic.Conn, acceptedQueue), closing: make(chan struct{}), begun: make(chan struct{}, handshakesBegun*runtime.GOMAXPROCS(0))}
+	l := &Listener{socket: socket, accepted: make(chan *quic.Conn), closing: make(chan struct{})}
 	l.closed = sync.OnceFunc(func() { close(l.closing) })
-	l.transport = &quic.Transport{Conn: socket, ConnectionIDLength: connectionIDBytes, StatelessResetKey: (*quic.StatelessResetKey)(reset), ConnContext: l.begin}
+	l.transport = &quic.Transport{Conn: socket, ConnectionIDLength: connectionIDBytes, StatelessResetKey: (*quic.StatelessResetKey)(reset)}
+	if udp, ok := socket.(*net.UDPConn); ok {
+		l.door = newDoor(udp)
+		l.transport.Conn, l.transport.ConnContext = l.door, l.door.begin
+	}
 	var err error
-	if l.ql, err = l.transport.Listen(tlsConf, paced(config())); err != nil {
+	if l.ql, err = l.transport.Listen(tlsConf, config()); err != nil {
 		return nil, errors.Join(fmt.Errorf("link: listen on %s (UDP): %w", socket.LocalAddr(), err), l.transport.Close(), socket.Close())
 	}
 	return l, nil
 }
 
-// place is the context's key of what gives back a handshake's place.
-type place struct{}
-
-// begin waits for a place among the handshakes that are under way: those that were begun are to end before their dialler gives up. It
-// is given back when the handshake is done, or has failed.
-func (l *Listener) begin(ctx context.Context, _ *quic.ClientInfo) (context.Context, error) {
-	select {
-	case l.begun <- struct{}{}:
-	case <-l.closing:
-		return nil, ErrClosed
-	}
-	done := sync.OnceFunc(func() { <-l.begun })
-	context.AfterFunc(ctx, done)
-	return context.WithValue(ctx, place{}, done), nil
-}
-
 // acceptAll takes connections out of quic-go's queue as they come. That one is short, and a connection that finds it full is refused
-// with all the work of its handshake done; each who waits at it makes it longer by one.
+// with all the work of its handshake done; each who waits at it makes it longer by one, and there is one for each place.
 func (l *Listener) acceptAll(ctx context.Context) {
 	for {
 		qc, err := l.ql.Accept(ctx)
@@ -181,9 +157,6 @@ func (l *Listener) acceptAll(ctx context.Context) {
 				l.failing.Do(func() { l.failed = fmt.Errorf("link: accept: %w", err) })
 			}
 			return
-		}
-		if done, ok := qc.Context().Value(place{}).(func()); ok {
-			done()
 		}
 		select {
 		case l.accepted <- qc:
@@ -198,6 +171,10 @@ func (l *Listener) acceptAll(ctx context.Context) {
 func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	l.starting.Do(func() {
 		forever := context.WithoutCancel(ctx) // until the listener is closed
+		acceptors := 1
+		if l.door != nil {
+			acceptors = l.door.open()
+		}
 		for range acceptors {
 			l.accepting.Go(func() { l.acceptAll(forever) })
 		}
@@ -225,6 +202,9 @@ func (l *Listener) Addr() net.Addr { return l.ql.Addr() }
 // Stop takes no more connections; those that are there live on. Dials are not answered, so that they wait for a successor.
 func (l *Listener) Stop() error {
 	l.closed()
+	if l.door != nil {
+		l.door.close()
+	}
 	return l.ql.Close()
 }
 
@@ -232,6 +212,9 @@ func (l *Listener) Stop() error {
 // answers their probes, or after IdleTimeout.
 func (l *Listener) Close() error {
 	l.closed()
+	if l.door != nil {
+		l.door.close()
+	}
 	return errors.Join(l.ql.Close(), l.transport.Close(), l.socket.Close())
 }
 
@@ -344,6 +327,14 @@ func (c *Conn) Close(code uint64, reason string) error {
 	return c.qc.CloseWithError(quic.ApplicationErrorCode(code), reason)
 }
 
+// Settle says that the peer is let in, or is not to be: one who waits in line at the listener may take its place. A connection that ends
+// gives its place back by itself.
+func (c *Conn) Settle() {
+	if leave, ok := c.life.Value(place{}).(func()); ok {
+		leave()
+	}
+}
+
 // Done is closed when the connection is.
 func (c *Conn) Done() <-chan struct{} { return c.life.Done() }
 
@@ -356,18 +347,6 @@ func CloseCode(err error) (code uint64, ok bool) {
 		return uint64(app.ErrorCode), true
 	}
 	return 0, false
-}
-
-// paced makes a listener begin handshakes at a bounded rate. Its connections wait for nothing: only what would begin another one
-// passes here, one by one, and quic-go drops what does not fit into its queue before it.
-func paced(conf *quic.Config) *quic.Config {
-	pace := rate.NewLimiter(rate.Limit(handshakesPerCore*runtime.GOMAXPROCS(0)), handshakesAtOnce)
-	out := conf.Clone()
-	out.GetConfigForClient = func(*quic.ClientInfo) (*quic.Config, error) {
-		time.Sleep(pace.Reserve().Delay())
-		return conf, nil
-	}
-	return out
 }
 
 func config() *quic.Config {

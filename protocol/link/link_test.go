@@ -312,31 +312,50 @@ func TestListenerCloseEndsAccept(t *testing.T) {
 	require.ErrorIs(t, <-errs, link.ErrClosed)
 }
 
-// A fleet comes back while whoever accepts is busy: quic-go's own queue is shorter than that.
-func TestDialsThatWaitToBeAcceptedAreAllTaken(t *testing.T) {
+// A fleet comes back at once: quic-go's own queue is shorter than that, and so are the places of a listener.
+func TestDialsBeyondTheListenersPlacesWaitInLineAndAreAllTaken(t *testing.T) {
 	s := newSetup(t)
 	ctx := deadline(t)
-	s.connect(t) // the listener accepts
-	const dials = 300
-	nodes := make([]*link.Conn, dials)
+	dials := 2 * link.Places()
 	var dialling errgroup.Group
-	dialling.SetLimit(32) // all at once would only measure how busy the machine is
-	for i := range nodes {
-		dialling.Go(func() (err error) {
-			nodes[i], err = link.Dial(ctx, s.addr(), s.node)
+	for range dials {
+		dialling.Go(func() error {
+			node, err := link.Dial(ctx, s.addr(), s.node)
+			if err == nil {
+				<-node.Done()
+			}
 			return err
 		})
 	}
-	require.NoError(t, dialling.Wait())
-	for range nodes {
+	for range dials {
 		hub, err := s.listener.Accept(ctx)
 		require.NoError(t, err)
-		t.Cleanup(func() { _ = hub.Close(link.CodeOK, "") })
+		require.NoError(t, hub.Close(link.CodeOK, ""))
 	}
-	for _, node := range nodes {
-		require.NoError(t, node.Err(), "not one was refused after its handshake")
-		require.NoError(t, node.Close(link.CodeOK, ""))
+	require.NoError(t, dialling.Wait(), "not one was refused")
+}
+
+// Of those that wait in line none begins a handshake before there is a place: that of one who is let in, or who has gone.
+func TestOneWaitsInLineAsLongAsAllPlacesAreTaken(t *testing.T) {
+	s := newSetup(t)
+	ctx := deadline(t)
+	inside := make(chan *link.Conn, link.Places())
+	for range link.Places() {
+		_, hub := s.connect(t)
+		inside <- hub
 	}
+	waits := func() {
+		short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+		defer cancel()
+		_, err := link.Dial(short, s.addr(), s.node)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	}
+	waits()
+	(<-inside).Settle()
+	s.connect(t)
+	waits()
+	require.NoError(t, (<-inside).Close(link.CodeOK, ""))
+	s.connect(t)
 }
 
 // A hub that goes away lets its nodes finish, and those that dial meanwhile wait for the next hub instead of being refused.

@@ -194,8 +194,6 @@ func (u *Uplink) session(ctx context.Context, observer Reconciler) (lasted time.
 }
 
 func (u *Uplink) dial(ctx context.Context) (*link.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, link.HandshakeTimeout)
-	defer cancel()
 	return link.Dial(ctx, u.addr(), link.ClientTLS(u.creds.Certificate, hubPeer(u.store, u.clock)))
 }
 

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -71,12 +70,13 @@ func (n *node) trouble() error {
 }
 
 // live holds a session whenever a hub answers.
-func (n *node) live(ctx context.Context, dials *atomic.Int64) {
+func (n *node) live(ctx context.Context, c *crowd) {
 	retry := retryMin
 	for ctx.Err() == nil {
 		began := time.Now()
-		dials.Add(1)
+		c.dials.Add(1)
 		err := n.session(ctx)
+		c.news.ended(err)
 		n.mu.Lock()
 		n.conn, n.usage, n.last = nil, nil, err
 		n.mu.Unlock()
@@ -92,9 +92,7 @@ func (n *node) live(ctx context.Context, dials *atomic.Int64) {
 }
 
 func (n *node) session(ctx context.Context) error {
-	dialing, cancel := context.WithTimeout(ctx, link.HandshakeTimeout)
-	conn, err := link.Dial(dialing, n.addr, n.tls)
-	cancel()
+	conn, err := link.Dial(ctx, n.addr, n.tls)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,7 +23,7 @@ const (
 	enrolling = 8
 	// patience bounds how long a command waits for the nodes.
 	patience = 5 * time.Minute
-	poll     = 5 * time.Millisecond
+	poll     = 20 * time.Millisecond
 )
 
 // crowd is the nodes of the process.
@@ -30,6 +32,41 @@ type crowd struct {
 	nodes []*node
 	dials atomic.Int64
 	lives sync.WaitGroup
+	news  news
+}
+
+// news wakes whoever waits for nodes, and counts why their sessions ended.
+type news struct {
+	mu       sync.Mutex
+	failures map[string]int64
+}
+
+// ended counts the end of a session, or of a dial.
+func (n *news) ended(err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.failures == nil {
+		n.failures = map[string]int64{}
+	}
+	n.failures[reason(err)]++
+}
+
+// take gives what was counted since it was asked last.
+func (n *news) take() map[string]int64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	taken := n.failures
+	n.failures = nil
+	return taken
+}
+
+// reason is the last part of an error's text: what is before it names addresses.
+func reason(err error) string {
+	if err == nil {
+		return "none"
+	}
+	text := err.Error()
+	return strings.TrimSpace(text[strings.LastIndex(text, ": ")+1:])
 }
 
 // Serve carries out commands until in ends.
@@ -125,15 +162,16 @@ func (c *crowd) connect(ctx context.Context, count int) (Reply, error) {
 		return Reply{}, err
 	}
 	before := c.dials.Load()
+	c.news.take()
 	for _, n := range nodes {
 		if n.begun {
 			continue
 		}
 		n.begun = true
-		c.lives.Go(func() { n.live(c.ctx, &c.dials) })
+		c.lives.Go(func() { n.live(c.ctx, c) })
 	}
 	err = await(ctx, nodes, "accepted a state", func(n *node) bool { return n.hasAccepted() })
-	return Reply{Dials: c.dials.Load() - before}, err
+	return Reply{Dials: c.dials.Load() - before, Failures: c.news.take()}, err
 }
 
 func (c *crowd) back(ctx context.Context, in Back) (Reply, error) {
@@ -142,30 +180,24 @@ func (c *crowd) back(ctx context.Context, in Back) (Reply, error) {
 		return Reply{}, err
 	}
 	err = await(ctx, nodes, "come back", func(n *node) bool { return n.welcomed().After(in.Since) })
-	r := Reply{Dials: c.dials.Load()}
+	r := Reply{Dials: c.dials.Load(), Failures: c.news.take()}
 	for _, n := range nodes {
 		r.Millis = append(r.Millis, float64(n.welcomed().Sub(in.Since).Microseconds())/1000)
 	}
 	return r, err
 }
 
-// await waits until all nodes are as they should.
+// await waits until all nodes are as they should. Those that are so once are not asked again: looking costs what is measured.
 func await(ctx context.Context, nodes []*node, what string, is func(*node) bool) error {
+	missing := slices.Clone(nodes)
 	for {
-		missing := 0
-		var last error
-		for _, n := range nodes {
-			if !is(n) {
-				missing++
-				last = n.trouble()
-			}
-		}
-		if missing == 0 {
+		missing = slices.DeleteFunc(missing, is)
+		if len(missing) == 0 {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%d of %d nodes have not %s: %w; one of them says: %w", missing, len(nodes), what, ctx.Err(), last)
+			return fmt.Errorf("%d of %d nodes have not %s: %w; one of them says: %w", len(missing), len(nodes), what, ctx.Err(), missing[0].trouble())
 		case <-time.After(poll):
 		}
 	}

@@ -66,8 +66,9 @@ type Reply struct {
 	NodeIDs []string `json:"node_ids,omitempty"`
 	// Millis are the times since Back.Since at which the nodes were back, in the order of the nodes.
 	Millis []float64 `json:"millis,omitempty"`
-	// Dials is how many dials that took.
-	Dials int64 `json:"dials,omitempty"`
+	// Dials is how many dials that took, Failures why sessions did not come about or ended, and how often.
+	Dials    int64            `json:"dials,omitempty"`
+	Failures map[string]int64 `json:"failures,omitempty"`
 	// Seconds is how long the command took, Records how many distinct records it was about, Repeated how many were sent again.
 	Seconds  float64 `json:"seconds"`
 	Records  int64   `json:"records,omitempty"`

@@ -150,7 +150,7 @@ func (h *hub) listen(ctx context.Context) (err error) {
 	}
 	h.certificate = &trust.Server{Keys: h.keys, Names: h.names(), TTL: h.conf.serverLifetime, Now: time.Now}
 	h.session = session.NewServer(session.Options{
-		Bundle: h.keys.Bundle, Certificate: h.certificate.Certificate, Now: time.Now, Log: h.log,
+		Bundle: h.keys.Bundle, Certificate: h.certificate.Certificate, Crowd: h.conf.crowd, Now: time.Now, Log: h.log,
 	})
 	reset, err := h.keys.ResetKey()
 	if err != nil {
@@ -258,7 +258,7 @@ func (h *hub) wire(ctx context.Context) (err error) {
 	h.dispatcher.Wake = h.poked.Wake
 	h.intake = intake.New(&intake.Intake{
 		DB: h.db, ReplicaID: h.keys.HubID(), Started: time.Now(), Newest: dispatch.NewestHead, Line: h.keys.Line, Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise,
-		Kick: h.session.Kick, Changed: h.wakes.Changed, Now: time.Now, Log: h.log,
+		Complete: h.dispatcher.Complete, Kick: h.session.Kick, Changed: h.wakes.Changed, Now: time.Now, Log: h.log,
 	})
 	h.session.Intake, h.session.Documents, h.session.Credentials, h.session.Connected = h.intake, h.dispatcher, h.registry, h.dispatcher.Poke
 	h.handler, err = httpapi.NewHandler(h.server(), httpapi.Config{ //nolint:contextcheck // each request brings its own

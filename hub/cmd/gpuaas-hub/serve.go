@@ -39,6 +39,8 @@ type config struct {
 	otlpEndpoint        string
 	logLevel            string
 	logFormat           string
+	// crowd is told when many nodes connect, and when they have; nil where the collector is not the hub's to pace.
+	crowd func(is bool)
 }
 
 func newServe() *cobra.Command {
@@ -66,7 +68,7 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 				return fault.New(fault.Malformed, "log_flags_invalid", "--log-format is json or text, --log-level is debug, info, warn or error.", err)
 			}
 			if os.Getenv("GOGC") == "" {
-				paceGC()
+				c.crowd = paceGC().crowd
 			}
 			hangup := make(chan os.Signal, 1)
 			signal.Notify(hangup, syscall.SIGHUP)

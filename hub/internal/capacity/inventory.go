@@ -2,6 +2,8 @@ package capacity
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -15,10 +17,25 @@ const MaxAcceleratorsPerNode = 256
 // ApplyInventory takes over which accelerators a node has. One that is not named any more stays, as missing: it may be claimed,
 // and it may come back.
 func ApplyInventory(ctx context.Context, tx db.Tx, nodeID string, reported []*protocol.Accelerator, now time.Time) error {
-	known, err := selectAccelerators(ctx, tx, nodeID)
+	return ApplyInventories(ctx, tx, map[string][]*protocol.Accelerator{nodeID: reported}, now)
+}
+
+// ApplyInventories is ApplyInventory for many nodes; those that name what they named before cost a part of one statement.
+func ApplyInventories(ctx context.Context, tx db.Tx, reported map[string][]*protocol.Accelerator, now time.Time) error {
+	nodes := slices.Sorted(maps.Keys(reported))
+	known, err := selectAccelerators(ctx, tx, nodes)
 	if err != nil {
 		return err
 	}
+	for _, id := range nodes {
+		if err := applyInventory(ctx, tx, id, known[id], reported[id], now); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func applyInventory(ctx context.Context, tx db.Tx, nodeID string, known map[string]accelerator, reported []*protocol.Accelerator, now time.Time) error {
 	for i, r := range reported {
 		if i == MaxAcceleratorsPerNode {
 			break

@@ -153,15 +153,22 @@ func heldByNode(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]hel
 	return out, err
 }
 
-func selectAccelerators(ctx context.Context, tx db.Tx, nodeID string) (map[string]accelerator, error) {
-	rows, err := tx.Query(ctx, `SELECT id, vendor, model, memory_bytes, health FROM accelerators WHERE node_id = $1`, nodeID)
+// selectAccelerators gives the accelerators of nodes, by node and by their own ids.
+func selectAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]map[string]accelerator, error) {
+	rows, err := tx.Query(ctx, `SELECT node_id, id, vendor, model, memory_bytes, health FROM accelerators WHERE node_id = ANY($1::uuid[])`, nodeIDs)
 	if err != nil {
 		return nil, err
 	}
-	out := map[string]accelerator{}
-	var a accelerator
-	_, err = pgx.ForEachRow(rows, []any{&a.ID, &a.Vendor, &a.Model, &a.MemoryBytes, &a.Health}, func() error {
-		out[a.ID] = a
+	out := map[string]map[string]accelerator{}
+	var (
+		node string
+		a    accelerator
+	)
+	_, err = pgx.ForEachRow(rows, []any{&node, &a.ID, &a.Vendor, &a.Model, &a.MemoryBytes, &a.Health}, func() error {
+		if out[node] == nil {
+			out[node] = map[string]accelerator{}
+		}
+		out[node][a.ID] = a
 		return nil
 	})
 	return out, err

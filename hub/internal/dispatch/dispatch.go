@@ -136,8 +136,11 @@ func (d *Dispatcher) Resync(ctx context.Context) error {
 	if all == nil {
 		all = map[string]uint64{}
 	}
-	for _, id := range slices.Concat(nodes, d.Link.Nodes()) {
+	for _, id := range nodes {
 		all[id] = max(all[id], 0)
+	}
+	if err := d.addLacking(ctx, d.Link.Nodes(), all); err != nil {
+		return errors.Join(renewErr, err)
 	}
 	return errors.Join(renewErr, d.each(ctx, all))
 }

@@ -100,6 +100,8 @@ type Node struct {
 	// LastSeenAt is zero before the first connection.
 	LastSeenAt     time.Time
 	DisconnectedAt time.Time
+	// reachable says whether the others were told last that there is contact.
+	reachable bool
 }
 
 // Identity is what documents for this node are addressed to.

@@ -2,98 +2,25 @@ package fleet
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/protocol"
 )
-
-// Connection is a node that said hello.
-type Connection struct {
-	NodeID    string
-	ReplicaID string
-	Hello     *protocol.Hello
-	// PostedSegment is the highest usage segment of the hello's incarnation that the hub has.
-	PostedSegment uint64
-}
-
-// Connected is what the hub answers from.
-type Connected struct {
-	// Node is as it was before, but for its name, store and contact.
-	Node      Node
-	SessionNo uint64
-	// Behind is set when the node's store remembers less than the hub has seen from the same incarnation: a disk was
-	// restored, or lost what it had acknowledged. The node must take a new incarnation.
-	Behind bool
-	// CameBack is set when the node counted as unreachable until now.
-	CameBack bool
-}
-
-// Connect makes this connection the one that counts and stores what the hello says.
-func Connect(ctx context.Context, tx db.Tx, c Connection, now time.Time) (Connected, error) {
-	n, err := Get(ctx, tx, c.NodeID)
-	if err != nil {
-		return Connected{}, err
-	}
-	if err := n.shutOut(); err != nil {
-		return Connected{}, err
-	}
-	h, suspects := c.Hello, n.Suspects
-	if n.IsQuarantined() {
-		// It goes on as it is until it is released; only its usage counts.
-		n.Suspects, suspects = suspect(n.Suspects, cut(h.GetIncarnation())), nil
-	}
-	out := Connected{Behind: heard.Behind(
-		heard.Store{Incarnation: h.GetIncarnation(), Epoch: h.GetEpoch(), Generation: h.GetGeneration()},
-		heard.Store{Incarnation: n.Incarnation, Epoch: n.AcceptedEpoch, Generation: n.AcceptedGeneration},
-		h.GetLastSegment(), c.PostedSegment, suspects)}
-	before, err := contactOf(ctx, tx, c.NodeID)
-	if err != nil {
-		return Connected{}, err
-	}
-	// A quarantined node has contact, and stays out of reach for everyone else.
-	out.CameBack = !before.reachable && !n.IsQuarantined()
-	err = tx.QueryRow(ctx, `INSERT INTO node_sessions (node_id, session_no, replica_id, report_counter, connected_at, seen_at, reachable, last_session) VALUES ($1, 1, $2, 0, $3, $3, $4, $5)
-		ON CONFLICT (node_id) DO UPDATE SET session_no = node_sessions.session_no + 1, replica_id = excluded.replica_id, report_counter = 0,
-			connected_at = excluded.connected_at, seen_at = excluded.seen_at, disconnected_at = NULL, reachable = excluded.reachable, last_session = excluded.last_session
-		RETURNING session_no`, c.NodeID, c.ReplicaID, now, !n.IsQuarantined(), min(h.GetLastSession(), maxGeneration)).Scan(&out.SessionNo)
-	if err != nil {
-		return Connected{}, err
-	}
-	facts := c.Hello.GetFacts()
-	if facts == nil {
-		facts = &protocol.NodeFacts{}
-	}
-	encoded, err := protojson.Marshal(facts)
-	if err != nil {
-		return Connected{}, err
-	}
-	hostname := n.Hostname
-	if facts.GetHostname() != "" {
-		hostname = cut(facts.GetHostname())
-	}
-	if _, err := tx.Exec(ctx, `UPDATE nodes SET hostname = $2, incarnation = $3, accepted_epoch = $4, accepted_generation = $5, bundle_version = $6,
-			agent_version = $7, protocol_version = $8, features = $9, facts = $10, conditions = $11, resource_version = resource_version + 1, updated_at = $12,
-			suspect_incarnations = $13
-		WHERE id = $1`,
-		c.NodeID, hostname, cut(c.Hello.GetIncarnation()), min(c.Hello.GetEpoch(), maxGeneration), min(c.Hello.GetGeneration(), maxGeneration),
-		min(c.Hello.GetBundleVersion(), maxGeneration), cut(c.Hello.GetAgentVersion()), c.Hello.GetProtocolVersion(),
-		bounded(c.Hello.GetFeatures()), string(encoded), bounded(facts.GetConditions()), now, n.Suspects); err != nil {
-		return Connected{}, err
-	}
-	n.Hostname, n.Incarnation, n.SessionNo, n.LastSeenAt, n.DisconnectedAt = hostname, cut(h.GetIncarnation()), out.SessionNo, now, time.Time{}
-	out.Node = n
-	return out, nil
-}
 
 // Disconnect notes the end of a connection, unless a newer one has replaced it.
 func Disconnect(ctx context.Context, tx db.Tx, nodeID string, sessionNo uint64, now time.Time) (ended bool, err error) {
 	tag, err := tx.Exec(ctx, `UPDATE node_sessions SET disconnected_at = $3 WHERE node_id = $1 AND session_no = $2 AND disconnected_at IS NULL`, nodeID, sessionNo, now)
 	return tag.RowsAffected() == 1, err
+}
+
+// DisconnectAll notes the end of all connections of a replica: it has stopped.
+func DisconnectAll(ctx context.Context, tx db.Tx, replicaID string, now time.Time) (ended int64, err error) {
+	tag, err := tx.Exec(ctx, `UPDATE node_sessions SET disconnected_at = $2 WHERE replica_id = $1 AND disconnected_at IS NULL`, replicaID, now)
+	return tag.RowsAffected(), err
 }
 
 // Report is the part of a node's report that is about the node.
@@ -113,6 +40,17 @@ type contact struct {
 	quarantined bool
 	// lastSession is what the present hello named, reported the newest session in which a report was taken.
 	lastSession, reported uint64
+	conditions            []string
+}
+
+// isQuiet reports whether nothing but the time of the node's last word changes by the report.
+func (c contact) isQuiet(r Report) bool {
+	return c.reachable && !c.quarantined && !c.isNotAlone(r.SessionNo) && slices.Equal(c.conditions, bounded(r.Conditions))
+}
+
+// isNotAlone reports whether another process speaks with the node's key at the same time, by a report of session no.
+func (c contact) isNotAlone(no uint64) bool {
+	return !c.quarantined && c.reported != no && heard.NotAlone(c.lastSession, c.reported)
 }
 
 func contactOf(ctx context.Context, tx db.Tx, nodeID string) (c contact, err error) {
@@ -153,7 +91,7 @@ func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, 
 	}
 	out := Observed{
 		Fresh: true, CameBack: !before.reachable && !before.quarantined, Incarnation: before.incarnation, Quarantined: before.quarantined,
-		NotAlone: !before.quarantined && before.reported != r.SessionNo && heard.NotAlone(before.lastSession, before.reported),
+		NotAlone: before.isNotAlone(r.SessionNo),
 	}
 	// Only what changed: a quiet fleet writes one small row a report and nothing else.
 	return out, tx.Later(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`, r.NodeID, bounded(r.Conditions), now)

@@ -15,7 +15,7 @@ import (
 const nodeColumns = `n.id, n.site_id, n.hostname, n.public_key, n.resource_version, n.draining, n.banned_at, n.ban_reason, n.removed_at, n.lost, n.remove_reason,
 	n.quarantined_at, n.quarantine_reason, n.suspect_incarnations, n.certificate_expires_at, n.incarnation, n.accepted_epoch, n.accepted_generation, n.bundle_version, n.agent_version,
 	n.protocol_version, n.features, n.facts, n.conditions, n.created_at, n.updated_at,
-	COALESCE(s.session_no, 0), s.seen_at, s.disconnected_at`
+	COALESCE(s.session_no, 0), s.seen_at, s.disconnected_at, COALESCE(s.reachable, false)`
 
 const nodeFrom = ` FROM nodes n LEFT JOIN node_sessions s ON s.node_id = n.id `
 
@@ -28,7 +28,7 @@ func scanNode(row pgx.Row) (Node, error) {
 	err := row.Scan(&n.ID, &n.SiteID, &n.Hostname, &n.PublicKey, &n.ResourceVersion, &n.Draining, &bannedAt, &n.BanReason, &removedAt, &n.Lost, &n.RemoveReason,
 		&quarantinedAt, &n.QuarantineReason, &n.Suspects, &n.CertificateExpiresAt, &n.Incarnation, &n.AcceptedEpoch, &n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion,
 		&n.ProtocolVersion, &n.Features, &facts, &n.Conditions, &n.CreatedAt, &n.UpdatedAt,
-		&n.SessionNo, &seenAt, &disconnected)
+		&n.SessionNo, &seenAt, &disconnected, &n.reachable)
 	if err != nil {
 		return Node{}, err
 	}
@@ -60,6 +60,20 @@ func Get(ctx context.Context, tx db.Tx, nodeID string) (Node, error) {
 	return n, err
 }
 
+// GetAll returns those of the nodes that there are, banned or not, by their ids.
+func GetAll(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]Node, error) {
+	rows, err := tx.Query(ctx, `SELECT `+nodeColumns+nodeFrom+`WHERE n.id = ANY($1::uuid[])`, nodeIDs)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Node, error) { return scanNode(row) })
+	out := make(map[string]Node, len(nodes))
+	for _, n := range nodes {
+		out[n.ID] = n
+	}
+	return out, err
+}
+
 // List returns up to limit nodes with an id above after, in the order of their ids.
 func List(ctx context.Context, tx db.Tx, after string, limit int) ([]Node, error) {
 	if after == "" {
@@ -89,6 +103,24 @@ func ForPlacement(ctx context.Context, tx db.Tx, now time.Time) ([]Node, error) 
 func Touch(ctx context.Context, tx db.Tx, nodeID string) error {
 	return tx.Later(ctx, `INSERT INTO node_intents (node_id, rev) VALUES ($1, 1)
 		ON CONFLICT (node_id) DO UPDATE SET rev = node_intents.rev + 1`, nodeID)
+}
+
+// Revs returns Rev of many nodes, of those of which it is not 0.
+func Revs(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int64, error) {
+	rows, err := tx.Query(ctx, `SELECT node_id, rev FROM node_intents WHERE node_id = ANY($1::uuid[])`, nodeIDs)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]int64{}
+	var (
+		id  string
+		rev int64
+	)
+	_, err = pgx.ForEachRow(rows, []any{&id, &rev}, func() error {
+		out[id] = rev
+		return nil
+	})
+	return out, err
 }
 
 // Rev returns the revision of what is wanted of the node; 0 when nothing ever was.

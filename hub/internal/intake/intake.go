@@ -4,7 +4,6 @@
 package intake
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"time"
@@ -12,9 +11,7 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/semaphore"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
@@ -48,6 +45,8 @@ type Intake struct {
 	// Newest returns the newest state made for a node, generation 0 for none; Line the hub's trust bundles, the newest first.
 	Newest func(ctx context.Context, tx db.Tx, nodeID string) (epoch, generation uint64, sha256 []byte, err error)
 	Line   func() []protocol.Bundle
+	// Complete gives those of the nodes that hold all that is wanted of them.
+	Complete func(ctx context.Context, tx db.Tx, nodes []session.Holding) (map[string]bool, error)
 	// Poke wakes dispatch for a node; Raise asks for a generation of at least floor; Kick ends its connection, with a reason.
 	Poke  func(nodeID string)
 	Raise func(nodeID string, floor uint64)
@@ -58,6 +57,7 @@ type Intake struct {
 	Log     *slog.Logger
 
 	usageLanes [lanes]lane
+	words      words
 	turns      chan struct{}
 
 	reports, segments metric.Int64Counter
@@ -66,6 +66,7 @@ type Intake struct {
 // New completes an intake of which the exported fields are set.
 func New(i *Intake) *Intake {
 	i.turns = make(chan struct{}, maxTurns)
+	i.words.post = i.takeBatch
 	for n := range i.usageLanes {
 		i.usageLanes[n].post, i.usageLanes[n].room = i.postBatch, semaphore.NewWeighted(maxWaitingRecords)
 	}
@@ -86,56 +87,6 @@ func inTurn[T any](ctx context.Context, i *Intake, fn func(tx db.Tx) (T, error))
 		return none, fault.New(fault.Unavailable, "hub_busy", "The hub is busy with other nodes; dial again in a moment.", ctx.Err())
 	}
 	return db.RunTx(ctx, i.DB, fn)
-}
-
-// Hello opens a session: from here on this connection of the node counts.
-func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.Hello) (session.Opened, error) {
-	if !validIncarnation(hello.GetIncarnation()) {
-		return session.Opened{}, fault.New(fault.Malformed, "incarnation_invalid", "The hello names no incarnation of its store.", nil)
-	}
-	now := i.Now().Truncate(time.Microsecond)
-	type opened struct {
-		fleet.Connected
-		posted mark
-		bring  bool
-	}
-	o, err := inTurn(ctx, i, func(tx db.Tx) (opened, error) {
-		node, err := known(ctx, tx, peer, now)
-		if err != nil {
-			return opened{}, err
-		}
-		if !bytes.Equal(node.PublicKey, peer.Key) {
-			return opened{}, fault.New(fault.Unauthenticated, "node_key_unknown", "The certificate is not for the key that the node enrolled with.", nil)
-		}
-		m, err := markOf(ctx, tx, peer.NodeID, hello.GetIncarnation())
-		if err != nil {
-			return opened{}, err
-		}
-		c, err := fleet.Connect(ctx, tx, fleet.Connection{NodeID: peer.NodeID, ReplicaID: i.ReplicaID, Hello: hello, PostedSegment: m.Number}, now)
-		if err != nil {
-			return opened{}, err
-		}
-		if err := capacity.ApplyInventory(ctx, tx, peer.NodeID, hello.GetFacts().GetAccelerators(), now); err != nil {
-			return opened{}, err
-		}
-		if c.CameBack {
-			if err := reachable(ctx, tx, peer.NodeID, true, now); err != nil {
-				return opened{}, err
-			}
-		}
-		bring, err := i.recovering(ctx, tx, peer.NodeID, hello, now)
-		failpoint.Hit("hub/hello/written")
-		return opened{c, m, bring}, err
-	})
-	if err != nil {
-		return session.Opened{}, err
-	}
-	failpoint.Hit("hub/hello/committed")
-	return session.Opened{SessionNo: o.SessionNo, Welcome: &protocol.Welcome{
-		ProtocolVersion: min(protocol.Version, hello.GetProtocolVersion()), HubTime: timestamppb.New(i.Now()), SessionNo: o.SessionNo, NewIncarnation: o.Behind,
-		PostedSegment: o.posted.Number, ArchivedSegment: o.posted.mayForget(), PostedSha256: o.posted.SHA256, Bring: o.bring,
-		Quarantined: o.Node.QuarantineReason,
-	}}, nil
 }
 
 // reachable tells the slices and everyone else that contact with a node was lost or is back.
@@ -200,13 +151,22 @@ func requireSigned(statuses []*protocol.WorkloadStatus, peer session.Peer) {
 func (i *Intake) Report(ctx context.Context, peer session.Peer, sessionNo uint64, r *protocol.Report) error {
 	nodeID := peer.NodeID
 	now := i.Now().Truncate(time.Microsecond)
+	if len(r.GetWorkloads()) == 0 {
+		w := &word{peer: peer, report: r, sessionNo: sessionNo}
+		i.words.put(ctx, w)
+		if err := w.wait(ctx); err != nil {
+			return err
+		}
+		if w.taken {
+			i.reports.Add(ctx, 1)
+			return nil
+		}
+	}
 	requireSigned(r.GetWorkloads(), peer)
 	var quarantined, noticed bool
 	observed, err := inTurn(ctx, i, func(tx db.Tx) (command.Observed, error) {
 		quarantined, noticed = false, false
-		o, err := fleet.Observe(ctx, tx, fleet.Report{
-			NodeID: nodeID, SessionNo: sessionNo, Counter: r.GetCounter(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Conditions: r.GetConditions(),
-		}, now)
+		o, err := fleet.Observe(ctx, tx, fleetReport(nodeID, sessionNo, r), now)
 		if err != nil || !o.Fresh {
 			return command.Observed{}, err
 		}
@@ -250,6 +210,12 @@ func (i *Intake) Report(ctx context.Context, peer session.Peer, sessionNo uint64
 		i.Poke(id)
 	}
 	return nil
+}
+
+func fleetReport(nodeID string, sessionNo uint64, r *protocol.Report) fleet.Report {
+	return fleet.Report{
+		NodeID: nodeID, SessionNo: sessionNo, Counter: r.GetCounter(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Conditions: r.GetConditions(),
+	}
 }
 
 // Accepted takes the news that a document is on the node's disk.
@@ -302,6 +268,12 @@ func (i *Intake) refused(ctx context.Context, nodeID string, r fleet.Refusal) er
 func (i *Intake) Gone(ctx context.Context, nodeID string, sessionNo uint64) error {
 	_, err := inTurn(ctx, i, func(tx db.Tx) (bool, error) { return fleet.Disconnect(ctx, tx, nodeID, sessionNo, i.Now()) })
 	failpoint.Hit("hub/gone/committed")
+	return err
+}
+
+// Stopped takes the end of all connections of this replica.
+func (i *Intake) Stopped(ctx context.Context) error {
+	_, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (int64, error) { return fleet.DisconnectAll(ctx, tx, i.ReplicaID, i.Now()) })
 	return err
 }
 

@@ -18,6 +18,27 @@ func markOf(ctx context.Context, tx db.Tx, nodeID, incarnation string) (m mark, 
 	return m, err
 }
 
+// marksOf is markOf for many stores; those that it does not name are at their beginning.
+func marksOf(ctx context.Context, tx db.Tx, stores []store) (map[store]mark, error) {
+	nodes, incarnations := columns(stores)
+	rows, err := tx.Query(ctx, `SELECT m.node_id, m.incarnation, m.number, m.sha256, m.archived, EXISTS (SELECT 1 FROM backups)
+		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation) JOIN usage_marks m ON m.node_id = x.node AND m.incarnation = x.incarnation`, nodes, incarnations)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	out := map[store]mark{}
+	for rows.Next() {
+		var s store
+		var m mark
+		if err := rows.Scan(&s.nodeID, &s.incarnation, &m.Number, &m.SHA256, &m.archived, &m.backedUp); err != nil {
+			return nil, err
+		}
+		out[s] = m
+	}
+	return out, rows.Err()
+}
+
 // columns of the stores of a batch, which are in order.
 func columns(stores []store) (nodes, incarnations []string) {
 	for _, s := range stores {

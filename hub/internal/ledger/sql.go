@@ -331,6 +331,22 @@ func lastLeaseEnd(ctx context.Context, tx db.Tx, subjectID string) (end time.Tim
 	return end, err
 }
 
+// Leasing gives those of the nodes that are to hold leases.
+func Leasing(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]bool, error) {
+	rows, err := tx.Query(ctx, `SELECT DISTINCT s.node_id FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
+		WHERE s.node_id = ANY($1::uuid[]) AND s.settled_at IS NULL AND s.closed_at IS NULL AND s.kind = 'member'`, nodeIDs)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]bool{}
+	var id string
+	_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
+		out[id] = true
+		return nil
+	})
+	return out, err
+}
+
 func latestLeases(ctx context.Context, tx db.Tx, nodeID string) ([]lease, error) {
 	return collect(ctx, tx, scanLease, `SELECT l.subject_id, l.lease_no, l.node_id, l.hold_id, l.currency, l.cap_nanos, l.issued_at, l.expires_at, l.end_policy, l.prices
 		FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no

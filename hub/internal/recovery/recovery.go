@@ -145,6 +145,16 @@ func Of(ctx context.Context, tx db.Tx, nodeID string) (n Node, ok bool, err erro
 	return list[0], true, nil
 }
 
+// Among gives those of the nodes of which something is missed.
+func Among(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]bool, error) {
+	list, err := selectNodes(ctx, tx, `WHERE node_id = ANY($1::uuid[])`, nodeIDs)
+	missed := map[string]bool{}
+	for _, n := range list {
+		missed[n.NodeID] = true
+	}
+	return missed, err
+}
+
 // Waits reports whether the node has yet to bring what it has.
 func Waits(ctx context.Context, tx db.Tx, nodeID string) (bool, error) {
 	n, _, err := Of(ctx, tx, nodeID)

@@ -27,6 +27,9 @@ type connection struct {
 	// brought is closed once a restored hub knows what this node was told: usage of a member that it does not know would be lost.
 	brought    chan struct{}
 	hasBrought func()
+	// complete says that at the hello nothing was wanted that the node did not hold; coming, whether that may have changed since.
+	complete bool
+	coming   *arrival
 
 	mu   sync.Mutex
 	held Held

@@ -40,8 +40,6 @@ const (
 	maxUsageStreams = 2
 	maxFetches      = 16
 	maxTunnels      = 8
-	// maxHandshakes bounds connections that have not said hello; those beyond wait for a place until helloTimeout.
-	maxHandshakes = 256
 	// maxParallelPushes spreads a fan-out: uncapped, a push to thousands takes longer for all of them. A writer that waits for
 	// its place longer than pushWait goes on without one, so that nodes that do not read cannot hold up the others.
 	maxParallelPushes = 64
@@ -57,7 +55,9 @@ const (
 // Opened is what intake answers to a hello.
 type Opened struct {
 	SessionNo uint64
-	Welcome   *protocol.Welcome
+	// Complete says that the node holds all that is wanted of it: nothing is to be sent.
+	Complete bool
+	Welcome  *protocol.Welcome
 }
 
 // Peer is the node at the other end, from its certificate.
@@ -76,6 +76,8 @@ type Intake interface {
 	Usage(ctx context.Context, peer Peer, upload *protocol.UsageUpload) func() *protocol.UsageAck
 	Brought(ctx context.Context, peer Peer, brought *protocol.Brought) error
 	Gone(ctx context.Context, nodeID string, sessionNo uint64) error
+	// Stopped takes the end of all sessions of this hub process.
+	Stopped(ctx context.Context) error
 }
 
 // Documents gives what nodes fetch. Its errors carry a refusal reason.
@@ -102,29 +104,34 @@ type Options struct {
 	Certificate link.Certificate
 	// Connected is called when a node's connection counts; dispatch looks what the node lacks.
 	Connected func(nodeID string)
-	Now       func() time.Time
-	Log       *slog.Logger
+	// Crowd is told when nodes begin to connect, and when none has for a while. It may be nil.
+	Crowd func(is bool)
+	Now   func() time.Time
+	Log   *slog.Logger
 }
 
 // Server holds the connections of this hub process.
 type Server struct {
 	Options
 
-	handshakes chan struct{}
-	pushes     chan struct{}
+	pushes chan struct{}
 
 	mu    sync.Mutex
 	nodes map[string]*connection
-	ended sync.WaitGroup
-	calm  *time.Timer
+	// opening are the connections whose hello is being answered, by node.
+	opening map[string][]*arrival
+	ended   sync.WaitGroup
+	calm    *time.Timer
+	// crowded is set from a node's connecting until calm.
+	crowded bool
 
 	opened, refused metric.Int64Counter
 }
 
 // NewServer makes a server without connections.
 func NewServer(o Options) *Server {
-	s := &Server{Options: o, handshakes: make(chan struct{}, maxHandshakes), pushes: make(chan struct{}, maxParallelPushes), nodes: map[string]*connection{}}
-	s.calm = time.AfterFunc(calmAfter, giveBack)
+	s := &Server{Options: o, pushes: make(chan struct{}, maxParallelPushes), nodes: map[string]*connection{}, opening: map[string][]*arrival{}}
+	s.calm = time.AfterFunc(calmAfter, s.giveBack)
 	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
 	meter := otel.Meter("gpuaas/session")
 	s.opened, _ = meter.Int64Counter("gpuaas.sessions.opened", metric.WithDescription("Sessions that nodes opened."))
@@ -165,9 +172,19 @@ func (s *Server) Serve(ctx context.Context, listener *link.Listener) error {
 		c.end(link.CodeShutdown, shuttingDown)
 	}
 	s.ended.Wait()
+	s.stopped(context.WithoutCancel(ctx))
 	// Last: the socket carries the farewells.
 	_ = listener.Close()
 	return failed
+}
+
+// stopped records the end of all sessions at once: one by one they would keep a hub that stops for as long as they are many.
+func (s *Server) stopped(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	if err := s.Intake.Stopped(ctx); err != nil {
+		s.Log.WarnContext(ctx, "end of sessions not recorded", slog.Any("error", err))
+	}
 }
 
 func (s *Server) connections() []*connection {
@@ -208,9 +225,28 @@ type Held struct {
 	LeasesSHA256 []byte
 }
 
-// Held returns what the node holds; ok is false when it is not connected here.
+// Holding is what a node holds.
+type Holding struct {
+	NodeID string
+	Held
+}
+
+// HeldBy is what a node says in its hello that it holds.
+func HeldBy(h *protocol.Hello) Held {
+	return Held{
+		Incarnation: h.GetIncarnation(), Epoch: h.GetEpoch(), Generation: h.GetGeneration(), StateSHA256: h.GetStateSha256(), BundleVersion: h.GetBundleVersion(),
+	}
+}
+
+// Held returns what the node holds; ok is false when it is not connected here. One that is just being let in is looked at again once it
+// is: something may be wanted of it that came after what its hello was held against.
 func (s *Server) Held(nodeID string) (held Held, ok bool) {
-	c := s.of(nodeID)
+	s.mu.Lock()
+	c := s.nodes[nodeID]
+	for _, a := range s.opening[nodeID] {
+		a.missed = true
+	}
+	s.mu.Unlock()
 	if c == nil {
 		return Held{}, false
 	}
@@ -290,16 +326,22 @@ func (s *Server) serve(ctx context.Context, conn *link.Conn) {
 	if ctx.Err() != nil {
 		// Serve has said goodbye to all that it knew of.
 		c.end(link.CodeShutdown, shuttingDown)
-	} else {
+	} else if !c.complete || c.coming.missed {
 		s.Connected(peer.NodeID)
 	}
 	// From here on the connection's own end is what counts: a hub that stops still says goodbye, and takes what it was told.
+	stopping := ctx.Done()
 	ctx = context.WithoutCancel(ctx)
 	err = c.run(ctx)
 	s.unregister(c)
 	log.InfoContext(ctx, "node disconnected", slog.Uint64("session_no", c.held.SessionNo), slog.Any("reason", err))
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
+	select {
+	case <-stopping:
+		return // all go, and Serve says so
+	default:
+	}
 	if err := s.Intake.Gone(ctx, peer.NodeID, c.held.SessionNo); err != nil {
 		log.WarnContext(ctx, "end of session not recorded", slog.Any("error", err))
 	}
@@ -311,13 +353,6 @@ const shuttingDown = "the hub is shutting down"
 func (s *Server) open(ctx context.Context, conn *link.Conn, peer Peer, log *slog.Logger) (*connection, error) {
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
-	select {
-	case s.handshakes <- struct{}{}:
-		defer func() { <-s.handshakes }()
-	case <-ctx.Done():
-		_ = conn.Close(link.CodeUnavailable, "too many nodes at once: dial again")
-		return nil, ctx.Err()
-	}
 	stream, header, err := conn.Accept(ctx)
 	if err != nil {
 		_ = conn.Close(link.CodeProtocol, "no hello")
@@ -339,24 +374,26 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, peer Peer, log *slog
 		_ = conn.Close(link.CodeProtocol, "the first message must be hello")
 		return nil, errors.New("first message is not hello")
 	}
+	coming := s.arrive(peer.NodeID)
 	opened, err := s.Intake.Hello(ctx, peer, hello)
+	conn.Settle()
 	if err != nil {
+		s.arrived(peer.NodeID, coming)
 		s.refuse(conn, stream, err)
 		return nil, err
 	}
 	c := &connection{
 		server: s, peer: peer, conn: conn, control: stream, out: newOutbox(), log: log, tunnels: make(chan struct{}, maxTunnels),
-		held: Held{
-			SessionNo: opened.SessionNo, Incarnation: hello.GetIncarnation(), Epoch: hello.GetEpoch(), Generation: hello.GetGeneration(),
-			StateSHA256: hello.GetStateSha256(), BundleVersion: hello.GetBundleVersion(),
-		},
+		held: HeldBy(hello), complete: opened.Complete, coming: coming,
 	}
+	c.held.SessionNo = opened.SessionNo
 	c.brought = make(chan struct{})
 	c.hasBrought = sync.OnceFunc(func() { close(c.brought) })
 	if !opened.Welcome.GetBring() {
 		c.hasBrought()
 	}
 	if err := stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: opened.Welcome}}); err != nil {
+		s.arrived(peer.NodeID, coming)
 		return nil, err
 	}
 	failpoint.Hit("hub/hello/welcomed")
@@ -383,9 +420,37 @@ func (s *Server) refuse(conn *link.Conn, stream *link.Stream, err error) {
 	_ = conn.Close(code, f.Code)
 }
 
+// arrival is a connection whose hello is being answered. missed is set when somebody has asked meanwhile what its node holds, and was
+// told that it is not there.
+type arrival struct{ missed bool }
+
+func (s *Server) arrive(nodeID string) *arrival {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := &arrival{}
+	s.opening[nodeID] = append(s.opening[nodeID], a)
+	return a
+}
+
+// arrived ends what arrive began; the connection is there, or it has failed.
+func (s *Server) arrived(nodeID string, a *arrival) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forget(nodeID, a)
+}
+
+// forget is arrived where mu is held.
+func (s *Server) forget(nodeID string, a *arrival) {
+	left := slices.DeleteFunc(s.opening[nodeID], func(other *arrival) bool { return other == a })
+	if s.opening[nodeID] = left; len(left) == 0 {
+		delete(s.opening, nodeID)
+	}
+}
+
 // register makes c the connection of its node, and ends an older one.
 func (s *Server) register(c *connection) bool {
 	s.mu.Lock()
+	s.forget(c.peer.NodeID, c.coming)
 	older := s.nodes[c.peer.NodeID]
 	if older != nil && older.held.SessionNo > c.held.SessionNo {
 		s.mu.Unlock()
@@ -393,6 +458,7 @@ func (s *Server) register(c *connection) bool {
 	}
 	s.nodes[c.peer.NodeID] = c
 	s.calm.Reset(calmAfter)
+	s.setCrowded(true)
 	s.mu.Unlock()
 	if older != nil {
 		older.end(link.CodeSuperseded, "a newer connection of this node is open")
@@ -400,9 +466,20 @@ func (s *Server) register(c *connection) bool {
 	return true
 }
 
+// setCrowded tells of a change. mu is held.
+func (s *Server) setCrowded(is bool) {
+	if s.crowded != is && s.Crowd != nil {
+		s.Crowd(is)
+	}
+	s.crowded = is
+}
+
 // giveBack returns memory that handshakes took and sessions do not need: it is as much again, and a hub would hold it for as long as
 // nothing happens. A collection halves the stacks that have become too large; two of them make them small.
-func giveBack() {
+func (s *Server) giveBack() {
+	s.mu.Lock()
+	s.setCrowded(false)
+	s.mu.Unlock()
 	runtime.GC()
 	debug.FreeOSMemory()
 }

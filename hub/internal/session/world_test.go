@@ -125,7 +125,7 @@ func (h *hub) start() *hub {
 	poked := loop.New("dispatch", time.Hour, h.dispatcher.Woken, log)
 	h.resync = loop.New("resync", time.Hour, h.dispatcher.Resync, log)
 	h.dispatcher.Wake = poked.Wake
-	h.intake = intake.New(&intake.Intake{DB: h.d, ReplicaID: "r1", Newest: dispatch.NewestHead, Line: h.keys.Line, Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise, Kick: h.server.Kick, Changed: func(...string) {}, Now: h.now, Log: log})
+	h.intake = intake.New(&intake.Intake{DB: h.d, ReplicaID: "r1", Newest: dispatch.NewestHead, Line: h.keys.Line, Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise, Complete: h.dispatcher.Complete, Kick: h.server.Kick, Changed: func(...string) {}, Now: h.now, Log: log})
 	h.server.Intake, h.server.Documents, h.server.Credentials, h.server.Connected = h.intake, h.dispatcher, credentials{}, h.dispatcher.Poke
 	h.listener, err = link.Listen("127.0.0.1:0", h.server.TLS(), nil)
 	require.NoError(t, err)

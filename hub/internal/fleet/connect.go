@@ -1,0 +1,198 @@
+package fleet
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/hub/heard"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Connection is a node that said hello.
+type Connection struct {
+	NodeID    string
+	ReplicaID string
+	Hello     *protocol.Hello
+	// PostedSegment is the highest usage segment of the hello's incarnation that the hub has.
+	PostedSegment uint64
+}
+
+// Connected is what the hub answers from.
+type Connected struct {
+	// Node is as it was before, but for its name, store and contact.
+	Node      Node
+	SessionNo uint64
+	// Behind is set when the node's store remembers less than the hub has seen from the same incarnation: a disk was
+	// restored, or lost what it had acknowledged. The node must take a new incarnation.
+	Behind bool
+	// CameBack is set when the node counted as unreachable until now.
+	CameBack bool
+	// Refused is why the node is not let in; then nothing else is set.
+	Refused error
+}
+
+// Connect is ConnectAll for one node.
+func Connect(ctx context.Context, tx db.Tx, c Connection, now time.Time) (Connected, error) {
+	n, err := Get(ctx, tx, c.NodeID)
+	if err != nil {
+		return Connected{}, err
+	}
+	all, err := ConnectAll(ctx, tx, map[string]Node{n.ID: n}, []Connection{c}, now)
+	if err != nil {
+		return Connected{}, err
+	}
+	return all[0], all[0].Refused
+}
+
+// ConnectAll makes these connections, of different nodes, the ones that count, and stores what their hellos say. nodes are as GetAll
+// has just read them. What it writes for a node that says what it said before is a part of one statement for all.
+func ConnectAll(ctx context.Context, tx db.Tx, nodes map[string]Node, list []Connection, now time.Time) ([]Connected, error) {
+	out := make([]Connected, len(list))
+	var (
+		ids       []string
+		reachable []bool
+		last      []int64
+		replica   string
+	)
+	at := map[string]int{}
+	for i, c := range list {
+		before := nodes[c.NodeID]
+		out[i] = before.meet(c)
+		if out[i].Refused != nil {
+			continue
+		}
+		at[c.NodeID], replica = i, c.ReplicaID
+		ids, reachable = append(ids, c.NodeID), append(reachable, !before.IsQuarantined())
+		last = append(last, int64(min(c.Hello.GetLastSession(), maxGeneration)))
+		if !before.saysWhatItSaid(out[i].Node) {
+			if err := saveHello(ctx, tx, out[i].Node, now); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if len(ids) == 0 {
+		return out, nil
+	}
+	rows, err := tx.Query(ctx, `INSERT INTO node_sessions (node_id, session_no, replica_id, report_counter, connected_at, seen_at, reachable, last_session)
+		SELECT x.id, 1, $4::text, 0, $5::timestamptz, $5::timestamptz, x.reachable, x.last FROM unnest($1::uuid[], $2::bool[], $3::int8[]) AS x(id, reachable, last)
+		ON CONFLICT (node_id) DO UPDATE SET session_no = node_sessions.session_no + 1, replica_id = excluded.replica_id, report_counter = 0,
+			connected_at = excluded.connected_at, seen_at = excluded.seen_at, disconnected_at = NULL, reachable = excluded.reachable, last_session = excluded.last_session
+		RETURNING node_id, session_no`, ids, reachable, last, replica, now)
+	if err != nil {
+		return nil, err
+	}
+	var (
+		id string
+		no int64
+	)
+	_, err = pgx.ForEachRow(rows, []any{&id, &no}, func() error {
+		c := &out[at[id]]
+		c.SessionNo, c.Node.SessionNo, c.Node.LastSeenAt, c.Node.DisconnectedAt = uint64(no), uint64(no), now, time.Time{}
+		return nil
+	})
+	return out, err
+}
+
+// meet is what a hello means for the node, which is as it was before.
+func (n Node) meet(c Connection) Connected {
+	if err := n.shutOut(); err != nil {
+		return Connected{Refused: err}
+	}
+	h, suspects := c.Hello, n.Suspects
+	after := n
+	if n.IsQuarantined() {
+		// It goes on as it is until it is released; only its usage counts.
+		after.Suspects, suspects = suspect(slices.Clone(n.Suspects), cut(h.GetIncarnation())), nil
+	}
+	facts := h.GetFacts()
+	if facts == nil {
+		facts = &protocol.NodeFacts{}
+	}
+	if facts.GetHostname() != "" {
+		after.Hostname = cut(facts.GetHostname())
+	}
+	after.Incarnation, after.AcceptedEpoch, after.AcceptedGeneration = cut(h.GetIncarnation()), min(h.GetEpoch(), maxGeneration), min(h.GetGeneration(), maxGeneration)
+	after.BundleVersion, after.AgentVersion, after.ProtocolVersion = min(h.GetBundleVersion(), maxGeneration), cut(h.GetAgentVersion()), h.GetProtocolVersion()
+	after.Features, after.Facts, after.Conditions = bounded(h.GetFeatures()), facts, bounded(facts.GetConditions())
+	return Connected{
+		Node: after,
+		Behind: heard.Behind(
+			heard.Store{Incarnation: h.GetIncarnation(), Epoch: h.GetEpoch(), Generation: h.GetGeneration()},
+			heard.Store{Incarnation: n.Incarnation, Epoch: n.AcceptedEpoch, Generation: n.AcceptedGeneration},
+			h.GetLastSegment(), c.PostedSegment, suspects),
+		// A quarantined node has contact, and stays out of reach for everyone else.
+		CameBack: !n.reachable && !n.IsQuarantined(),
+	}
+}
+
+// saysWhatItSaid reports whether a hello after which the node is as given changes nothing that is kept of it.
+func (n Node) saysWhatItSaid(after Node) bool {
+	return n.Hostname == after.Hostname && n.Incarnation == after.Incarnation && n.AcceptedEpoch == after.AcceptedEpoch &&
+		n.AcceptedGeneration == after.AcceptedGeneration && n.BundleVersion == after.BundleVersion && n.AgentVersion == after.AgentVersion &&
+		n.ProtocolVersion == after.ProtocolVersion && slices.Equal(n.Features, after.Features) && slices.Equal(n.Conditions, after.Conditions) &&
+		slices.Equal(n.Suspects, after.Suspects) && proto.Equal(n.Facts, after.Facts)
+}
+
+func saveHello(ctx context.Context, tx db.Tx, n Node, now time.Time) error {
+	facts, err := protojson.Marshal(n.Facts)
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, `UPDATE nodes SET hostname = $2, incarnation = $3, accepted_epoch = $4, accepted_generation = $5, bundle_version = $6,
+			agent_version = $7, protocol_version = $8, features = $9, facts = $10, conditions = $11, resource_version = resource_version + 1, updated_at = $12,
+			suspect_incarnations = $13
+		WHERE id = $1`,
+		n.ID, n.Hostname, n.Incarnation, n.AcceptedEpoch, n.AcceptedGeneration, n.BundleVersion, n.AgentVersion, n.ProtocolVersion, n.Features, string(facts),
+		n.Conditions, now, n.Suspects)
+	return err
+}
+
+// ObserveQuiet takes those reports, of different nodes, that say nothing new of their node, all with one statement, and reports
+// which: the others are for Observe. One that lost against a newer one is taken, and changes nothing.
+func ObserveQuiet(ctx context.Context, tx db.Tx, reports []Report, now time.Time) (taken []bool, err error) {
+	var ids []string
+	for _, r := range reports {
+		ids = append(ids, r.NodeID)
+	}
+	rows, err := tx.Query(ctx, `SELECT s.node_id, s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL, n.conditions
+		FROM node_sessions s JOIN nodes n ON n.id = s.node_id WHERE s.node_id = ANY($1::uuid[])`, ids)
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]contact{}
+	var (
+		id string
+		c  contact
+	)
+	_, err = pgx.ForEachRow(rows, []any{&id, &c.reachable, &c.lastSession, &c.reported, &c.incarnation, &c.quarantined, &c.conditions}, func() error {
+		known[id] = c
+		c.conditions = nil // of the next row's own
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	var (
+		quiet        []string
+		nos, counter []int64
+	)
+	taken = make([]bool, len(reports))
+	for i, r := range reports {
+		before, ok := known[r.NodeID]
+		if !ok || !before.isQuiet(r) {
+			continue
+		}
+		taken[i] = true
+		quiet, nos, counter = append(quiet, r.NodeID), append(nos, int64(r.SessionNo)), append(counter, int64(min(r.Counter, maxGeneration)))
+	}
+	_, err = tx.Exec(ctx, `UPDATE node_sessions SET report_counter = x.counter, seen_at = $4, reported_session = x.no
+		FROM unnest($1::uuid[], $2::int8[], $3::int8[]) AS x(id, no, counter)
+		WHERE node_sessions.node_id = x.id AND node_sessions.session_no = x.no AND node_sessions.report_counter < x.counter`, quiet, nos, counter, now)
+	return taken, err
+}
