@@ -427,7 +427,7 @@ func TestFailureOfWhatWaitedFailsTheTransaction(t *testing.T) {
 				_ = tx.QueryRow(t.Context(), `SELECT 1`).Scan(new(int))
 				_, _ = tx.Exec(t.Context(), `INSERT INTO rows VALUES (3)`)
 				require.Error(t, tx.Later(t.Context(), `INSERT INTO rows VALUES (5)`))
-				_, _ = tx.Query(t.Context(), `INSERT INTO rows VALUES (4)`)
+				_ = tx.QueryRow(t.Context(), `INSERT INTO rows VALUES (4) RETURNING id`).Scan(new(int))
 				return none{}, nil
 			})
 			require.ErrorContains(t, err, "that waited")

@@ -40,16 +40,21 @@ type seen struct {
 	parts []*protocol.PartRef
 }
 
-func look(ctx context.Context, tx db.Tx, nodeID string) (s seen, err error) {
+// intent reads the node and the revision of what is wanted of it.
+func intent(ctx context.Context, tx db.Tx, nodeID string) (s seen, err error) {
 	if s.node, err = fleet.Get(ctx, tx, nodeID); err != nil {
 		return seen{}, err
 	}
 	if s.node.IsQuarantined() {
 		return seen{}, errQuarantined
 	}
-	if s.rev, err = fleet.Rev(ctx, tx, nodeID); err != nil {
-		return seen{}, err
-	}
+	s.rev, err = fleet.Rev(ctx, tx, nodeID)
+	return s, err
+}
+
+// wanted adds to an intent, in the same transaction, what it consists of.
+func wanted(ctx context.Context, tx db.Tx, s seen) (_ seen, err error) {
+	nodeID := s.node.ID
 	s.snap.Node = plan.Node{ID: nodeID, Banned: s.node.IsBanned()}
 	if s.snap.Allocations, s.snap.Node.AcceleratorIDs, err = capacity.SnapshotFor(ctx, tx, nodeID); err != nil {
 		return seen{}, err
@@ -76,6 +81,8 @@ type looked struct {
 	settled bool
 	floor   uint64
 	leases  []*protocol.Lease
+	// seen is what is to be compiled where it is not settled.
+	seen seen
 }
 
 // look finds out whether the node's newest state still says what is wanted, and what leases a connected node is to have. A state that
@@ -83,14 +90,7 @@ type looked struct {
 func (d *Dispatcher) look(ctx context.Context, nodeID string, held session.Held, connected bool, floor uint64) (looked, error) {
 	return db.ReadTx(ctx, d.DB, func(tx db.Tx) (looked, error) {
 		l := looked{floor: floor}
-		n, err := fleet.Get(ctx, tx, nodeID)
-		if err != nil {
-			return l, err
-		}
-		if n.IsQuarantined() {
-			return l, errQuarantined
-		}
-		rev, err := fleet.Rev(ctx, tx, nodeID)
+		s, err := intent(ctx, tx, nodeID)
 		if err != nil {
 			return l, err
 		}
@@ -102,8 +102,11 @@ func (d *Dispatcher) look(ctx context.Context, nodeID string, held session.Held,
 			h.epoch == held.Epoch && h.generation == held.Generation && !bytes.Equal(h.sha256, held.StateSHA256) {
 			l.floor = max(floor, held.Generation+1)
 		}
-		l.settled = h.rev == rev && h.generation >= d.above(n, h, l.floor) && h.generation > 0 && h.epoch == epoch && h.keyID == d.Keys.State().KeyID()
-		if connected && l.settled {
+		l.settled = h.rev == s.rev && h.generation >= d.above(s.node, h, l.floor) && h.generation > 0 && h.epoch == epoch && h.keyID == d.Keys.State().KeyID()
+		switch {
+		case !l.settled:
+			l.seen, err = wanted(ctx, tx, s)
+		case connected:
 			l.leases, err = ledger.LeasesFor(ctx, tx, nodeID)
 		}
 		return l, err
@@ -119,23 +122,31 @@ func (d *Dispatcher) above(n fleet.Node, h head, floor uint64) uint64 {
 	return floor
 }
 
-// bring makes the node's newest state say what is wanted, and gives it a generation of at least floor. It returns the newest
-// state's head.
-func (d *Dispatcher) bring(ctx context.Context, nodeID string, floor uint64) (head, error) {
+// bring makes the node's newest state say what is wanted, as it was seen or as it is by now, and gives it a generation of at least
+// floor. It returns the newest state's head.
+func (d *Dispatcher) bring(ctx context.Context, s seen, floor uint64) (head, error) {
+	nodeID := s.node.ID
 	for range maxTries {
-		h, err := d.bringOnce(ctx, nodeID, floor)
+		h, err := d.bringOnce(ctx, s, floor)
 		if !errors.Is(err, errMoved) {
 			return h, err
+		}
+		s, err = db.ReadTx(ctx, d.DB, func(tx db.Tx) (seen, error) {
+			s, err := intent(ctx, tx, nodeID)
+			if err != nil {
+				return seen{}, err
+			}
+			return wanted(ctx, tx, s)
+		})
+		if err != nil {
+			return head{}, err
 		}
 	}
 	return head{}, fmt.Errorf("node %s: %w %d times", nodeID, errMoved, maxTries)
 }
 
-func (d *Dispatcher) bringOnce(ctx context.Context, nodeID string, floor uint64) (head, error) {
-	s, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) (seen, error) { return look(ctx, tx, nodeID) })
-	if err != nil {
-		return head{}, err
-	}
+func (d *Dispatcher) bringOnce(ctx context.Context, s seen, floor uint64) (head, error) {
+	nodeID := s.node.ID
 	state, err := plan.Compile(s.snap)
 	if err != nil {
 		return head{}, fmt.Errorf("compile node %s: %w", nodeID, err)

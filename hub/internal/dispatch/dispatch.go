@@ -178,7 +178,7 @@ func (d *Dispatcher) each(ctx context.Context, nodes map[string]uint64) error {
 // waiting are the nodes that have not brought yet what they accepted before this hub was restored: compiled from the restored rows,
 // a state might stop what is newer. When one has, dispatch is woken for it.
 func (d *Dispatcher) waiting(ctx context.Context) (map[string]bool, error) {
-	nodes, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) ([]recovery.Node, error) { return recovery.Nodes(ctx, tx) })
+	nodes, err := db.Look(ctx, d.DB, func(tx db.Tx) ([]recovery.Node, error) { return recovery.Nodes(ctx, tx) })
 	waiting := map[string]bool{}
 	for _, n := range nodes {
 		waiting[n.NodeID] = n.Waiting
@@ -191,8 +191,8 @@ func (d *Dispatcher) node(ctx context.Context, nodeID string, floor uint64) erro
 	held, connected := d.Link.Held(nodeID)
 	l, err := d.look(ctx, nodeID, held, connected, floor)
 	if err == nil && !l.settled {
-		if l.head, err = d.bring(ctx, nodeID, l.floor); err == nil && connected {
-			l.leases, err = db.ReadTx(ctx, d.DB, func(tx db.Tx) ([]*protocol.Lease, error) { return ledger.LeasesFor(ctx, tx, nodeID) })
+		if l.head, err = d.bring(ctx, l.seen, l.floor); err == nil && connected {
+			l.leases, err = db.Look(ctx, d.DB, func(tx db.Tx) ([]*protocol.Lease, error) { return ledger.LeasesFor(ctx, tx, nodeID) })
 		}
 	}
 	if fault.Is(err, fault.NotFound) || errors.Is(err, errQuarantined) {
@@ -308,7 +308,7 @@ func (d *Dispatcher) Part(ctx context.Context, nodeID string, digest []byte) ([]
 	if len(digest) != sha256.Size {
 		return nil, protocol.Refuse(protocol.RefusalMalformed, "a digest has %d bytes", sha256.Size)
 	}
-	data, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) ([]byte, error) { return part(ctx, tx, nodeID, digest) })
+	data, err := db.Look(ctx, d.DB, func(tx db.Tx) ([]byte, error) { return part(ctx, tx, nodeID, digest) })
 	if db.IsNoRows(err) {
 		return nil, protocol.Refuse(protocol.RefusalUnknownPart, "no state of this node names the part %s", hex.EncodeToString(digest))
 	}

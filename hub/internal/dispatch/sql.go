@@ -163,19 +163,12 @@ func insert(ctx context.Context, tx db.Tx, h, former head, formerParts []*protoc
 
 // prune forgets all but the newest states of a node, and the parts that none of the kept names: those of the newest are named.
 func prune(ctx context.Context, tx db.Tx, nodeID string, named [][]byte) error {
-	var epoch, generation int64
-	err := tx.QueryRow(ctx, `SELECT epoch, generation FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC OFFSET $2 LIMIT 1`, nodeID, keepStates-1).Scan(&epoch, &generation)
-	if db.IsNoRows(err) {
-		return nil
-	}
-	if err != nil {
+	const oldest = `(SELECT s.epoch, s.generation FROM node_states s WHERE s.node_id = $1 ORDER BY s.epoch DESC, s.generation DESC OFFSET $2 LIMIT 1)`
+	if err := tx.Later(ctx, `DELETE FROM node_state_parts WHERE node_id = $1 AND (epoch, generation) < `+oldest+` AND sha256 <> ALL($3::bytea[])`,
+		nodeID, keepStates-1, append([][]byte{}, named...)); err != nil {
 		return err
 	}
-	if err := tx.Later(ctx, `DELETE FROM node_states WHERE node_id = $1 AND (epoch < $2 OR (epoch = $2 AND generation < $3))`, nodeID, epoch, generation); err != nil {
-		return err
-	}
-	return tx.Later(ctx, `DELETE FROM node_state_parts WHERE node_id = $1 AND (epoch < $2 OR (epoch = $2 AND generation < $3)) AND sha256 <> ALL($4::bytea[])`,
-		nodeID, epoch, generation, append([][]byte{}, named...))
+	return tx.Later(ctx, `DELETE FROM node_states WHERE node_id = $1 AND (epoch, generation) < `+oldest, nodeID, keepStates-1)
 }
 
 // confirm notes that a newer intent compiles to the same content.
