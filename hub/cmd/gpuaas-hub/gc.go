@@ -11,7 +11,7 @@ import (
 const (
 	// gcPercent is what the collector lets the heap grow by when GOGC says nothing. What a hub holds is mostly sessions that do not
 	// change: with the usual 100 it would take as much again for what reports leave behind.
-	gcPercent = 40
+	gcPercent = 33
 	// smallHeap is what the heap may always grow to: collecting a heap of a few MiB again and again took a quarter of a small hub's
 	// processor time.
 	smallHeap = 40 << 20

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/httpapi"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/intake"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
@@ -262,7 +263,7 @@ func (h *hub) wire(ctx context.Context) (err error) {
 	})
 	h.session.Intake, h.session.Documents, h.session.Credentials, h.session.Connected = h.intake, h.dispatcher, h.registry, h.dispatcher.Poke
 	h.handler, err = httpapi.NewHandler(h.server(), httpapi.Config{ //nolint:contextcheck // each request brings its own
-		Authenticator: httpapi.TokenAuthenticator{DB: h.db}, Auditor: &command.FailureAudit{DB: h.db}, Registry: h.registry, Log: h.log, Now: time.Now,
+		Authenticator: httpapi.TokenAuthenticator{DB: h.db, Proofs: &iam.Proofs{}}, Auditor: &command.FailureAudit{DB: h.db}, Registry: h.registry, Log: h.log, Now: time.Now,
 	})
 	return err
 }

@@ -51,5 +51,5 @@ func (a *RegistryAccess) MayPull(ctx context.Context, accessToken, repository st
 }
 
 func (a *RegistryAccess) principal(ctx context.Context, accessToken string) (iam.Principal, error) {
-	return db.Look(ctx, a.DB, func(tx db.Tx) (iam.Principal, error) { return iam.Authenticate(ctx, tx, accessToken, a.Now()) })
+	return db.Look(ctx, a.DB, func(tx db.Tx) (iam.Principal, error) { return iam.Authenticate(ctx, tx, nil, accessToken, a.Now()) })
 }

@@ -53,11 +53,13 @@ type world struct {
 	project    iam.Project
 	sa         iam.ServiceAccount
 	key        iam.Key
+	// proofs are remembered, so that what is revoked or over is tested where it is known that the signature was right.
+	proofs *iam.Proofs
 }
 
 func newWorld(t *testing.T) world {
 	t.Helper()
-	w := world{d: dbtest.New(t)}
+	w := world{d: dbtest.New(t), proofs: &iam.Proofs{}}
 	w.org = iam.Org{ID: db.NewID(), Slug: "acme", DisplayName: "Acme", CreatedAt: start()}
 	w.other = iam.Org{ID: db.NewID(), Slug: "other", DisplayName: "Other", CreatedAt: start()}
 	var err error
@@ -85,7 +87,7 @@ func (w world) mint(t *testing.T, p iam.Proof, now time.Time) (iam.AccessToken, 
 
 func (w world) authenticate(t *testing.T, token string, now time.Time) (iam.Principal, error) {
 	t.Helper()
-	return db.ReadTx(t.Context(), w.d, func(tx db.Tx) (iam.Principal, error) { return iam.Authenticate(t.Context(), tx, token, now) })
+	return db.ReadTx(t.Context(), w.d, func(tx db.Tx) (iam.Principal, error) { return iam.Authenticate(t.Context(), tx, w.proofs, token, now) })
 }
 
 func (w world) byKey() iam.Proof {
@@ -229,6 +231,8 @@ func TestRotatedDisabledAndDeletedEndTokensAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			tok, err := w.mint(t, w.byKey(), start())
+			require.NoError(t, err)
+			_, err = w.authenticate(t, tok.Text, start())
 			require.NoError(t, err)
 			must(t, w.d, func(tx db.Tx) (int, error) { return 0, end(t, w, tx) })
 			_, err = w.authenticate(t, tok.Text, start())
