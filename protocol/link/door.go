@@ -19,6 +19,9 @@ const (
 	// work while packets are on their way; more would only make each take longer, and those who are served beside them wait.
 	placesPerCore = 16
 	placesMost    = 512
+	// handshakePlace is how long a handshake keeps its place. One that takes longer goes on without: packets of it were lost, or its
+	// sender's address is a false one, and such callers are not to keep out the others.
+	handshakePlace = time.Second
 	// placesBefore is how many there are before anyone accepts: that many connections quic-go keeps, and it refuses those beyond with
 	// all the work of their handshake done.
 	placesBefore = 32
@@ -34,7 +37,7 @@ type door struct {
 
 	mu     sync.Mutex
 	places int
-	// inside are those who have a place, with what gives it back when no connection comes of it.
+	// inside are those who have a place, with what gives it back when their handshake takes too long.
 	inside map[netip.AddrPort]*time.Timer
 	line   *line
 	// admitted are packets of callers that were let in and wait for room in a batch.
@@ -110,8 +113,7 @@ func (d *door) admit() bool {
 	if c == nil {
 		return false
 	}
-	// A caller of whom no connection comes gives the place back, too.
-	d.inside[c.addr] = time.AfterFunc(HandshakeTimeout, func() { d.leave(c.addr) })
+	d.inside[c.addr] = time.AfterFunc(handshakePlace, func() { d.leave(c.addr) })
 	d.admitted = c.packets
 	return true
 }
@@ -169,8 +171,9 @@ func (d *door) leave(addr netip.AddrPort) {
 	}
 }
 
-// begun says that a connection has come of a caller, whose end gives the place back.
-func (d *door) begun(addr netip.AddrPort) {
+// authenticated says that the caller's handshake is done: the place is kept until Settle, or the connection's end.
+func (d *door) authenticated(at net.Addr) {
+	addr, _ := addrPort(at)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if late := d.inside[addr]; late != nil {
@@ -209,7 +212,6 @@ func (d *door) begin(ctx context.Context, info *quic.ClientInfo) (context.Contex
 	if !ok {
 		return ctx, nil
 	}
-	d.begun(addr)
 	leave := func() { d.leave(addr) }
 	stop := context.AfterFunc(ctx, leave)
 	return context.WithValue(ctx, place{}, func() { stop(); leave() }), nil

@@ -158,6 +158,9 @@ func (l *Listener) acceptAll(ctx context.Context) {
 			}
 			return
 		}
+		if l.door != nil {
+			l.door.authenticated(qc.RemoteAddr())
+		}
 		select {
 		case l.accepted <- qc:
 		case <-l.closing:
