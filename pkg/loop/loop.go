@@ -19,7 +19,7 @@ const (
 	// dependency that is down would be asked without pause.
 	firstRetry = 250 * time.Millisecond
 	// maxBreath bounds the pause after a pass that nobody's wake-up cuts short; it is as long as the pass has taken.
-	maxBreath = 100 * time.Millisecond
+	maxBreath = 20 * time.Millisecond
 )
 
 // Pass looks at everything there is to do and does it.

@@ -64,7 +64,7 @@ func TestWakeUpsDuringAPassBecomeOnePassAfterIt(t *testing.T) {
 }
 
 func TestLoopRestsAsLongAsItsPassHasTaken(t *testing.T) {
-	for took, rest := range map[time.Duration]time.Duration{20 * time.Millisecond: 20 * time.Millisecond, time.Second: 100 * time.Millisecond} {
+	for took, rest := range map[time.Duration]time.Duration{10 * time.Millisecond: 10 * time.Millisecond, time.Second: 20 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
 			var passes atomic.Int64
 			l := loop.New("x", time.Hour, func(context.Context) error { passes.Add(1); time.Sleep(took); return nil }, nil)

@@ -21,9 +21,10 @@ import (
 // Times of readiness probes.
 const (
 	// Until a service is first ready, the pause between two tries is a share of the time that it has had, from firstProbe up to the
-	// probe's period: a quick app is seen at once, and a slow one late by no more than that share.
+	// probe's period: a quick app is seen at once, and a slow one late by no more than that share. A probe that takes long itself, as a
+	// command in the container does, is followed by twice that.
 	firstProbe         = 5 * time.Millisecond
-	probeShare         = 8
+	probeShare         = 16
 	defaultProbePeriod = time.Second
 	// wellPeriod is the least pause after a probe that succeeded once the service is ready; a failure brings the probe's own
 	// period back. Many workloads on a node would otherwise cost it a part of a core.
@@ -98,7 +99,9 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 	ready, bad, began := !c.ReadyAt.IsZero(), 0, time.Now()
 	for {
 		bounded, cancel := context.WithTimeout(ctx, timeout)
+		asked := time.Now()
 		err := check(bounded)
+		took := time.Since(asked)
 		cancel()
 		switch {
 		case ctx.Err() != nil:
@@ -117,7 +120,7 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 		pause := period
 		switch {
 		case !ready:
-			pause = untilNextProbe(time.Since(began), period)
+			pause = untilNextProbe(time.Since(began), took, period)
 		case err == nil:
 			pause = max(period, wellPeriod)
 		}
@@ -129,9 +132,10 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 	}
 }
 
-// untilNextProbe is the pause before a service that is not ready, and was started so long ago, is probed again.
-func untilNextProbe(since, period time.Duration) time.Duration {
-	return min(max(since/probeShare, firstProbe), period)
+// untilNextProbe is the pause before a service that is not ready is probed again: it was started so long ago, and the last probe took so
+// long.
+func untilNextProbe(since, took, period time.Duration) time.Duration {
+	return min(max(since/probeShare, 2*took, firstProbe), period)
 }
 
 func (r *Reconciler) becameReady(ctx context.Context, c agent.Container) bool {

@@ -32,8 +32,9 @@ type Config struct {
 }
 
 const (
-	defaultRequestsPerSecond = 50
-	defaultBurst             = 200
+	// Whoever launches twenty instances at a time and watches each makes some sixty requests a second.
+	defaultRequestsPerSecond = 100
+	defaultBurst             = 500
 	// Callers without a credential (health, tokens, enrolment, wrong credentials), for each address.
 	visitorsPerSecond = 20
 	visitorsBurst     = 200
