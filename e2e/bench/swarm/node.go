@@ -21,7 +21,8 @@ import (
 const (
 	retryMin       = 500 * time.Millisecond
 	retryMax       = 30 * time.Second
-	settled        = time.Minute
+	settledFactor  = 10
+	goodbyeSpread  = 5 * time.Second
 	helloTimeout   = 15 * time.Second
 	reportInterval = 30 * time.Second
 )
@@ -71,50 +72,58 @@ func (n *node) trouble() error {
 
 // live holds a session whenever a hub answers.
 func (n *node) live(ctx context.Context, c *crowd) {
-	retry := retryMin
+	var next time.Duration
 	for ctx.Err() == nil {
-		began := time.Now()
 		c.dials.Add(1)
-		err := n.session(ctx)
+		lasted, err := n.session(ctx)
 		c.news.ended(err)
 		n.mu.Lock()
 		n.conn, n.usage, n.last = nil, nil, err
 		n.mu.Unlock()
-		if time.Since(began) > settled {
-			retry = retryMin
+		if next == 0 || lasted > settledFactor*next {
+			next = retryMin
 		}
+		pause := next/2 + rand.N(next/2+1)
+		if code, known := link.CloseCode(err); known && code == link.CodeShutdown {
+			pause += rand.N(goodbyeSpread)
+		}
+		next = min(2*next, retryMax)
 		select {
 		case <-ctx.Done():
-		case <-time.After(retry/2 + rand.N(retry/2+1)):
+		case <-time.After(pause):
 		}
-		retry = min(2*retry, retryMax)
 	}
 }
 
-func (n *node) session(ctx context.Context) error {
+// session holds one session, and returns how long it was open.
+func (n *node) session(ctx context.Context) (lasted time.Duration, err error) {
 	conn, err := link.Dial(ctx, n.addr, n.tls)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer func() { _ = conn.Close(link.CodeOK, "the node is stopping") }()
 	control, err := n.greet(ctx, conn)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	usage, err := conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_USAGE})
 	if err != nil {
-		return err
+		return 0, err
 	}
+	began := time.Now()
 	n.mu.Lock()
-	n.conn, n.usage, n.welcomedAt = conn, usage, time.Now()
+	n.conn, n.usage, n.welcomedAt = conn, usage, began
 	n.mu.Unlock()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close(link.CodeOK, "the node is stopping") })()
 	var reporting sync.WaitGroup
 	defer reporting.Wait()
 	reporting.Go(func() { n.report(conn, control) })
 	err = n.receive(control)
+	if connErr := conn.Err(); connErr != nil {
+		err = connErr
+	}
 	_ = conn.Close(link.CodeOK, "the session has ended")
-	return err
+	return time.Since(began), err
 }
 
 func (n *node) greet(ctx context.Context, conn *link.Conn) (*link.Stream, error) {
