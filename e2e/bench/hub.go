@@ -266,7 +266,7 @@ func measureReconnect(ctx context.Context, e *Env) (results []Result, err error)
 			{Name: "PostgreSQL core-s", Value: (after[1] - before[1]).Seconds()},
 			{Name: "simulated nodes core-s", Value: (after[2] - before[2]).Seconds()},
 		},
-		Note: "counted from the hub's ready line; hub, PostgreSQL and all simulated nodes share the machine; backoff and jitter as the agent's; ends of dials and sessions: " +
+		Note: "counted from the hub's ready line; hub, PostgreSQL and all simulated nodes share the machine; backoff and jitter as the agent's after sessions of hours; ends of dials and sessions: " +
 			ends(back.Failures) + "; at first: " + ends(first.Failures),
 	}
 	a := Result{

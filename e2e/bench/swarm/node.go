@@ -49,6 +49,15 @@ type node struct {
 	sha256     []byte
 	bundleNo   uint64
 	last       error
+	// retry is the next pause between dials, 0 for the shortest.
+	retry time.Duration
+}
+
+// settle has the node's session count as one that has lasted.
+func (n *node) settle() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.retry = 0
 }
 
 func (n *node) welcomed() time.Time {
@@ -72,22 +81,21 @@ func (n *node) trouble() error {
 
 // live holds a session whenever a hub answers.
 func (n *node) live(ctx context.Context, c *crowd) {
-	var next time.Duration
 	for ctx.Err() == nil {
 		c.dials.Add(1)
 		lasted, err := n.session(ctx)
 		c.news.ended(err)
 		n.mu.Lock()
 		n.conn, n.usage, n.last = nil, nil, err
-		n.mu.Unlock()
-		if next == 0 || lasted > settledFactor*next {
-			next = retryMin
+		if n.retry == 0 || lasted > settledFactor*n.retry {
+			n.retry = retryMin
 		}
-		pause := next/2 + rand.N(next/2+1)
+		pause := n.retry/2 + rand.N(n.retry/2+1)
+		n.retry = min(2*n.retry, retryMax)
+		n.mu.Unlock()
 		if code, known := link.CloseCode(err); known && code == link.CodeShutdown {
 			pause += rand.N(goodbyeSpread)
 		}
-		next = min(2*next, retryMax)
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):

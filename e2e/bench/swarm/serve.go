@@ -171,6 +171,10 @@ func (c *crowd) connect(ctx context.Context, count int) (Reply, error) {
 		c.lives.Go(func() { n.live(c.ctx, c) })
 	}
 	err = await(ctx, nodes, "accepted a state", func(n *node) bool { return n.hasAccepted() })
+	// What comes now comes after sessions of hours, however long it took until all were there.
+	for _, n := range nodes {
+		n.settle()
+	}
 	return Reply{Dials: c.dials.Load() - before, Failures: c.news.take()}, err
 }
 
