@@ -171,6 +171,24 @@ func TestStatusFollowsTheConnection(t *testing.T) {
 	require.Empty(t, placeable(t, d, now), "nothing new on a draining node")
 }
 
+func TestReplicaThatStopsEndsItsOwnConnectionsOnly(t *testing.T) {
+	d := dbtest.New(t)
+	mine, others := node(t, d), node(t, d)
+	_, err := connect(t, d, mine.ID, &protocol.Hello{Incarnation: "i1"}, 0, now)
+	require.NoError(t, err)
+	must(t, d, func(ctx context.Context, tx db.Tx) (fleet.Connected, error) {
+		return fleet.Connect(ctx, tx, fleet.Connection{NodeID: others.ID, ReplicaID: "r2", Hello: &protocol.Hello{Incarnation: "i2"}}, now)
+	})
+	end := func() int64 {
+		return must(t, d, func(ctx context.Context, tx db.Tx) (int64, error) { return fleet.DisconnectAll(ctx, tx, "r1", now) })
+	}
+	require.EqualValues(t, 1, end())
+	require.Zero(t, end(), "they have ended already")
+	left := placeable(t, d, now)
+	require.Len(t, left, 1)
+	require.Equal(t, others.ID, left[0].ID)
+}
+
 func placeable(t *testing.T, d *db.DB, at time.Time) []fleet.Node {
 	t.Helper()
 	return must(t, d, func(ctx context.Context, tx db.Tx) ([]fleet.Node, error) { return fleet.ForPlacement(ctx, tx, at) })
