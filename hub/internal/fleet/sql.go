@@ -107,20 +107,7 @@ func Touch(ctx context.Context, tx db.Tx, nodeID string) error {
 
 // Revs returns Rev of many nodes, of those of which it is not 0.
 func Revs(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int64, error) {
-	rows, err := tx.Query(ctx, `SELECT node_id, rev FROM node_intents WHERE node_id = ANY($1::uuid[])`, nodeIDs)
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]int64{}
-	var (
-		id  string
-		rev int64
-	)
-	_, err = pgx.ForEachRow(rows, []any{&id, &rev}, func() error {
-		out[id] = rev
-		return nil
-	})
-	return out, err
+	return db.Pairs[string, int64](tx.Query(ctx, `SELECT node_id, rev FROM node_intents WHERE node_id = ANY($1::uuid[])`, nodeIDs))
 }
 
 // Rev returns the revision of what is wanted of the node; 0 when nothing ever was.

@@ -167,17 +167,7 @@ func advanceReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (bool
 
 // Hosting gives those of the nodes that have members of which something may be left.
 func Hosting(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]bool, error) {
-	rows, err := tx.Query(ctx, `SELECT DISTINCT node_id FROM instance_members WHERE node_id = ANY($1::uuid[]) AND removed_at IS NULL`, nodeIDs)
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]bool{}
-	var id string
-	_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
-		out[id] = true
-		return nil
-	})
-	return out, err
+	return db.Pairs[string, bool](tx.Query(ctx, `SELECT DISTINCT node_id, true FROM instance_members WHERE node_id = ANY($1::uuid[]) AND removed_at IS NULL`, nodeIDs))
 }
 
 const memberColumns = `m.id, m.instance_id, m.allocation_id, m.node_id, m.role, m.status, m.status_reason, m.detail, m.observed_revision,

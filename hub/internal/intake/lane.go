@@ -161,15 +161,9 @@ func (l *lane) next() (batch []*delivery) {
 	return batch
 }
 
-// postBatch posts segments in one transaction and tells each what became of it. When that fails for good, one of them is to
-// blame: each is tried alone, and only that one fails.
+// postBatch posts segments in one transaction and tells each what became of it.
 func (i *Intake) postBatch(ctx context.Context, batch []*delivery) {
-	if err := i.postTogether(ctx, batch); err == nil || len(batch) == 1 || fault.Is(err, fault.Unavailable) {
-		return
-	}
-	for n := range batch {
-		_ = i.postTogether(ctx, batch[n:n+1]) // the delivery has it
-	}
+	togetherOrAlone(ctx, batch, i.postTogether)
 }
 
 // verdict is what became of one segment of a batch.

@@ -103,14 +103,19 @@ func (q *words) next() (batch []*word) {
 	return batch
 }
 
-// takeBatch takes words in one transaction and tells each what became of it. When that fails for good, one of them is to blame: each is
-// tried alone, and only that one fails.
+// takeBatch takes words in one transaction and tells each what became of it.
 func (i *Intake) takeBatch(ctx context.Context, batch []*word) {
-	if err := i.takeTogether(ctx, batch); err == nil || len(batch) == 1 || fault.Is(err, fault.Unavailable) {
+	togetherOrAlone(ctx, batch, i.takeTogether)
+}
+
+// togetherOrAlone does a batch in one transaction. When that fails for good, one of the batch is to blame: each is tried alone, and
+// only that one fails. Every one of the batch is told by do what became of it.
+func togetherOrAlone[T any](ctx context.Context, batch []T, do func(context.Context, []T) error) {
+	if err := do(ctx, batch); err == nil || len(batch) == 1 || fault.Is(err, fault.Unavailable) {
 		return
 	}
 	for n := range batch {
-		_ = i.takeTogether(ctx, batch[n:n+1]) // the word has it
+		_ = do(ctx, batch[n:n+1]) // it has been told
 	}
 }
 

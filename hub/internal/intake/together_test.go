@@ -2,6 +2,8 @@ package intake
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -9,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/session"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 func wordOf(node string) *word { return &word{peer: session.Peer{NodeID: node}} }
@@ -60,4 +63,25 @@ func TestWhoeverSpeaksWaitsNoLongerThanItsConnectionLives(t *testing.T) {
 		synctest.Wait()
 		require.NoError(t, w.wait(t.Context()), "what was under way has ended nevertheless")
 	})
+}
+
+func TestOneBadWordFailsAloneAndAHubThatIsAwayIsAskedOnce(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want [][]string
+	}{
+		"one is to blame":   {errors.New("bad"), [][]string{{"a", "bad", "c"}, {"a"}, {"bad"}, {"c"}}},
+		"the hub is away":   {fault.New(fault.Unavailable, "away", "Later.", nil), [][]string{{"a", "bad", "c"}}},
+		"nothing was wrong": {nil, [][]string{{"a", "bad", "c"}}},
+	} {
+		var tried [][]string
+		togetherOrAlone(t.Context(), []string{"a", "bad", "c"}, func(_ context.Context, batch []string) error {
+			tried = append(tried, batch)
+			if slices.Contains(batch, "bad") {
+				return c.err
+			}
+			return nil
+		})
+		require.Equal(t, c.want, tried, name)
+	}
 }

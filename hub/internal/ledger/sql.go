@@ -271,21 +271,8 @@ func leasesOf(ctx context.Context, tx db.Tx, subjectIDs []string, after []time.T
 
 // suspendedOf is what a member has in suspense, by meter.
 func suspendedOf(ctx context.Context, tx db.Tx, memberID string) (map[string]int64, error) {
-	rows, err := tx.Query(ctx, `SELECT meter, least(sum(quantity), 9223372036854775807)::int8 FROM suspense_records WHERE member_id = $1 AND reason <> $2 AND quantity > 0 GROUP BY meter`,
-		memberID, SuspenseAlreadyBilled)
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]int64{}
-	var (
-		meter    string
-		quantity int64
-	)
-	_, err = pgx.ForEachRow(rows, []any{&meter, &quantity}, func() error {
-		out[meter] = quantity
-		return nil
-	})
-	return out, err
+	return db.Pairs[string, int64](tx.Query(ctx, `SELECT meter, least(sum(quantity), 9223372036854775807)::int8 FROM suspense_records WHERE member_id = $1 AND reason <> $2 AND quantity > 0 GROUP BY meter`,
+		memberID, SuspenseAlreadyBilled))
 }
 
 // hastenRenewals makes the next lease of members due at once of whose running time more than holdMargin went into suspense since their
@@ -333,18 +320,8 @@ func lastLeaseEnd(ctx context.Context, tx db.Tx, subjectID string) (end time.Tim
 
 // Leasing gives those of the nodes that are to hold leases.
 func Leasing(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]bool, error) {
-	rows, err := tx.Query(ctx, `SELECT DISTINCT s.node_id FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
-		WHERE s.node_id = ANY($1::uuid[]) AND s.settled_at IS NULL AND s.closed_at IS NULL AND s.kind = 'member'`, nodeIDs)
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]bool{}
-	var id string
-	_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
-		out[id] = true
-		return nil
-	})
-	return out, err
+	return db.Pairs[string, bool](tx.Query(ctx, `SELECT DISTINCT s.node_id, true FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
+		WHERE s.node_id = ANY($1::uuid[]) AND s.settled_at IS NULL AND s.closed_at IS NULL AND s.kind = 'member'`, nodeIDs))
 }
 
 func latestLeases(ctx context.Context, tx db.Tx, nodeID string) ([]lease, error) {

@@ -1,0 +1,20 @@
+package db
+
+import "github.com/jackc/pgx/v5"
+
+// Pairs reads rows of two columns, a key and what belongs to it. It takes what Query returns.
+func Pairs[K comparable, V any](rows pgx.Rows, err error) (map[K]V, error) {
+	if err != nil {
+		return nil, err
+	}
+	out := map[K]V{}
+	var (
+		key   K
+		value V
+	)
+	_, err = pgx.ForEachRow(rows, []any{&key, &value}, func() error {
+		out[key] = value
+		return nil
+	})
+	return out, err
+}
