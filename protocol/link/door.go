@@ -28,8 +28,8 @@ const (
 )
 
 // door is a listener's socket. It has a bounded number of places, from the first packet to Conn.Settle, and has whoever else dials wait
-// in line: a fleet that comes back at once costs no more at any moment than a part of it, and no processor idles while somebody waits. quic-go would hold
-// a second's worth of first packets and drop the others, of which half hellos remain.
+// in line: a fleet that comes back at once costs no more at any moment than a part of it, and no processor idles while somebody
+// waits. quic-go would hold a second's worth of first packets and drop the others, of which half hellos remain.
 type door struct {
 	*net.UDPConn
 	batch *ipv4.PacketConn

@@ -99,7 +99,7 @@ func furnish(address *net.IPNet, gateway net.IP) error {
 	return nil
 }
 
-// forwardingLimit bounds how long a bridge may take to see that a port has a carrier.
+// forwardingLimit is the pause that is not made any more: a bridge has had four seconds by then to see that a port has a carrier.
 const forwardingLimit = 3 * time.Second
 
 // awaitForwarding waits until the bridge forwards to the port: the first packet that it drops would be sent again after a second.
