@@ -17,6 +17,9 @@ type Desired struct {
 	Workloads []Workload
 	// Missing names members whose documents are not here yet. What runs of them stays as it is.
 	Missing []MissingPart
+	// Unverified says that the node has no state that verifies: none has come yet, or the stored one is damaged. Nothing is known to
+	// have left then: nothing starts, and what runs goes on for as long as its lease, where that is known.
+	Unverified bool
 }
 
 // MissingPart is a document that the state names and the node has yet to fetch.
@@ -33,7 +36,8 @@ type Workload struct {
 	CorrelationID string
 	// Stopped keeps the member's place (ports, volumes, lease) with nothing running.
 	Stopped bool
-	// Refused is set when the node must not run this workload at all; the reason is a status_reason of the contract.
+	// Refused is set when the node must not start this workload; the reason is a status_reason of the contract. What the owner refuses is
+	// stopped as well; a container of this very revision that was started before another refusal came goes on.
 	Refused string
 	// RefusedDetail is for people.
 	RefusedDetail string
@@ -76,11 +80,13 @@ type Lease struct {
 	Exhausted bool
 	// RunsUnbilled is the end policy run_unbilled, allowed by the owner of this node.
 	RunsUnbilled bool
+	// Unverified says that the member may have a lease that the node cannot verify: what runs goes on, and nothing is started.
+	Unverified bool
 }
 
 // Covers reports whether the member may run at this time.
 func (l Lease) Covers(now time.Time) bool {
-	if l.No == 0 {
+	if l.No == 0 || l.Unverified {
 		return false
 	}
 	return l.RunsUnbilled || (!l.Exhausted && now.Before(l.ExpiresAt))
@@ -214,7 +220,7 @@ func Backoff(failures uint32) time.Duration {
 
 // gaveUp reports whether the failures of the revision are enough to call it failed.
 func (m Member) gaveUp() bool {
-	if m.Reason == ReasonCrashLoop || m.Reason == ReasonOutOfMemory {
+	if m.Reason == ReasonCrashLoop || m.Reason == ReasonOutOfMemory || m.Reason == ReasonDiskLimit {
 		return m.Failures >= CrashLoopAfter
 	}
 	return m.GaveUp || m.Failures >= GiveUpAfter

@@ -101,15 +101,21 @@ func (d *differ) member(id string) {
 	if busy := d.observed.Busy[id]; busy.Other {
 		return
 	} else if busy.Pulling {
-		if why != "" && !waits {
+		if why != "" && why != unverified && !d.inDoubt(id) {
 			d.add(CancelPull{MemberID: id})
 		}
 		return
 	}
-	if waits {
-		// The document may say anything, so what runs goes on and its exits stay on record; nothing is started.
-		d.recordExits(id, false)
-		d.add(FetchPart(part))
+	if d.inDoubt(id) || why == unverified {
+		// What is signed may say anything, so what runs goes on and its exits stay on record; nothing is started.
+		if l := d.leases[id]; l.No > 0 && !l.Unverified && !l.Covers(d.now) {
+			d.releaseAll(id, w, "lease_ended")
+		} else {
+			d.recordExits(id, false)
+		}
+		if waits {
+			d.add(FetchPart(part))
+		}
 		return
 	}
 	if decision := d.decide(d.wanted[id]); decision != nil {
@@ -117,6 +123,10 @@ func (d *differ) member(id string) {
 		return
 	}
 	before := len(d.actions)
+	if why == refused && d.outlives(w) {
+		d.releaseOutdated(id, w)
+		return
+	}
 	if why != "" {
 		d.releaseAll(id, w, why)
 		if len(d.actions) == before && !wanted {
@@ -133,6 +143,27 @@ func (d *differ) member(id string) {
 	}
 }
 
+// Answers of whyNot: refused for a workload that the node must not start, unverified for one whose lease it cannot verify.
+const (
+	refused    = "refused"
+	unverified = "unverified"
+)
+
+// inDoubt reports whether it is not known what is wanted of the member: its document is not here, or there is no state that verifies.
+func (d *differ) inDoubt(id string) bool {
+	_, waits := d.missing[id]
+	return waits || d.desired.Unverified && d.observed.Members[id].Removal == nil
+}
+
+// outlives reports whether something of a refused workload goes on: it was started while it was admitted (its publisher's key may have
+// been revoked since), its owner does not mind, and its lease covers it.
+func (d *differ) outlives(w Workload) bool {
+	return w.Refused != ReasonOwnerRefused && d.leases[w.MemberID].Covers(d.now) && slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
+		service, known := serviceNamed(w, c.Service)
+		return known && c.Revision == w.Revision && c.SpecDigest == service.SpecDigest && (c.Status == Running || c.Status == Unknown)
+	})
+}
+
 // whyNot says why nothing of the member may run now; empty when it may.
 func (d *differ) whyNot(w Workload, wanted bool) string {
 	switch {
@@ -141,7 +172,9 @@ func (d *differ) whyNot(w Workload, wanted bool) string {
 	case w.Stopped:
 		return "stopped"
 	case w.Refused != "":
-		return "refused"
+		return refused
+	case d.leases[w.MemberID].Unverified:
+		return unverified
 	case !d.leases[w.MemberID].Covers(d.now):
 		return "lease_ended"
 	default:
@@ -169,7 +202,7 @@ func (d *differ) decide(w Workload) Action {
 func (d *differ) failure(w Workload, m Member) (reason, detail string) {
 	switch d.whyNot(w, true) {
 	case "":
-	case "refused":
+	case refused:
 		return w.Refused, w.RefusedDetail
 	default:
 		// That it may not run now says nothing about it.
@@ -299,10 +332,14 @@ func (d *differ) retire(id string) {
 	}
 }
 
-// mayTry holds back a revision that has just failed.
+// mayTry holds back a revision that has just failed. One that has filled its part of the disk again and again is not tried any more:
+// each try would fill it anew.
 func (d *differ) mayTry(w Workload) bool {
 	m := d.observed.Members[w.MemberID]
-	return m.FailedRevision != w.Revision || !d.now.Before(m.RetryAt)
+	if m.FailedRevision != w.Revision {
+		return true
+	}
+	return !d.now.Before(m.RetryAt) && (m.Reason != ReasonDiskLimit || !m.gaveUp())
 }
 
 // acquire takes what the workload still lacks. Images and network do not wait for each other; containers wait for the images, and

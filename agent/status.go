@@ -25,6 +25,7 @@ const (
 	ReasonReadinessTimeout = "readiness_timeout"
 	ReasonCrashLoop        = "crash_loop"
 	ReasonOutOfMemory      = "out_of_memory"
+	ReasonDiskLimit        = "disk_limit"
 	ReasonImagePullFailed  = "image_pull_failed"
 	ReasonInternal         = "internal"
 	ReasonOwnerRefused     = "owner_refused"
@@ -50,9 +51,8 @@ func (d *differ) status(id string) *protocol.WorkloadStatus {
 	}
 	_, attached := d.networks[id]
 	empty := len(cs) == 0 && !attached
-	_, waits := d.missing[id]
 	switch {
-	case waits && !wanted:
+	case d.inDoubt(id) && !wanted:
 		s.Status = StatusPending
 		if len(cs) > 0 {
 			d.running(s, Workload{MemberID: id, Revision: cs[0].Revision}, m)
@@ -90,8 +90,17 @@ func (d *differ) wantedStatus(s *protocol.WorkloadStatus, w Workload, m Member, 
 		s.Reason = ReasonLeaseEnded
 	}
 	switch {
-	case why == "refused":
+	case why == refused && d.outlives(w):
+		d.running(s, w, m)
+		if s.GetReason() == "" {
+			s.Reason, s.Detail = w.Refused, w.RefusedDetail
+		}
+	case why == refused:
 		s.Status, s.Reason, s.Detail = StatusFailed, w.Refused, w.RefusedDetail
+	case why == unverified && empty:
+		s.Status = StatusPending
+	case why == unverified:
+		d.running(s, w, m)
 	case why != "" && !empty:
 		s.Status = StatusStopping
 	case why == "stopped":

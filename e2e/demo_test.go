@@ -128,11 +128,6 @@ func TestJupyterRunsACellInTheBrowser(t *testing.T) {
 	w := newWorld(t)
 	d := w.demo()
 	browser := filepath.Join(source(t), "e2e", "browser")
-	install := exec.Command("npm", "ci", "--no-audit", "--no-fund", "--silent", "--cache", filepath.Join(source(t), ".cache", "npm"))
-	install.Dir = browser
-	out, err := install.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-
 	line := d.up("jupyter", filepath.Join(w.dir, "nobody.sock"))
 	password, err := os.ReadFile(filepath.Join(w.dir, "d", "jupyter-password"))
 	require.NoError(t, err)
@@ -141,7 +136,7 @@ func TestJupyterRunsACellInTheBrowser(t *testing.T) {
 	run.Env = append(os.Environ(), "HOME="+w.dir, "TMPDIR="+w.dir)
 	var stderr bytes.Buffer
 	run.Stderr = &stderr
-	out, err = run.Output()
+	out, err := run.Output()
 	require.NoError(t, err, "%s", stderr.String())
 	require.JSONEq(t, `{"result":"42"}`, string(out))
 }

@@ -31,8 +31,8 @@ func (w *world) nodeConditions() ([]string, error) {
 	return status.Conditions, json.Unmarshal(out, &status)
 }
 
-// The node's disk becomes full while an app runs: the app goes on, the owner and the hub see why nothing is written, nothing
-// new is taken on, and every second is on the bill once there is room again.
+// The node's disk becomes full while two apps run: the owner and the hub see it, one app goes on, the other is decommissioned
+// nevertheless, nothing new is started, and every second is on the bill once there is room again.
 func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.startContainerd()
@@ -47,7 +47,7 @@ func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	w.shipApp()
 	w.allocate(w.agent)
 	containers := w.listen(conf.ContainerdNamespace)
-	i := w.launch("app")
+	i, leaves := w.launch("app"), w.launch("leaves")
 	pid := w.pidOf(i)
 
 	ballast := w.fill(conf.DataDir(), 8<<20)
@@ -61,14 +61,18 @@ func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	})
 	w.answers(i)
 	require.Equal(t, pid, w.pidOf(i))
+	w.decommission(leaves)
 	later, err := client.Read[client.AppInstance](w.operator.CreateAppInstance(w.ctx, w.tenant.Project.ID, client.AppInstanceCreate{
 		AppSlug: appSlug, Version: "1.0.0", DisplayName: "later", PlacementIntent: client.PlacementIntent{AllocationIds: []string{w.allocation.ID}},
 	}))
 	require.NoError(t, err)
-	w.eventually("the node refuses what it cannot keep", func() error {
+	w.eventually("the node refuses the lease of what it cannot start", func() error {
 		n, err := client.Read[client.Node](w.tenant.Admin.GetNode(w.ctx, w.agent.Ready.NodeID))
 		return orMissing(err, n.LastRefusal.Reason == protocol.RefusalUnavailable)
 	})
+	waiting, err := client.Read[client.AppInstance](w.operator.GetAppInstance(w.ctx, w.tenant.Project.ID, later.ID))
+	require.NoError(t, err)
+	require.NotEqual(t, client.AppInstanceStatusRunning, waiting.Status)
 
 	require.NoError(t, os.Remove(ballast))
 	w.eventually("the node has room again", func() error {
@@ -87,7 +91,7 @@ func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 		return orMissing(err, hasKind(postings, client.PostingKindHoldClosed))
 	})
 	billed := new(big.Rat)
-	for _, id := range []string{i.ID, later.ID} {
+	for _, id := range []string{i.ID, leaves.ID, later.ID} {
 		usage, err := w.tenant.Usage(w.ctx, id)
 		require.NoError(t, err)
 		billed.Add(billed, requireContiguous(t, usage, "session_seconds"))
@@ -102,6 +106,7 @@ func TestHubWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	w.startContainerd()
 	conf := w.hubConfig()
 	w.smallDisk(conf.DataDir(), 512)
+	conf.ExtraArgs = append(conf.ExtraArgs, "--registry-min-free", "0")
 	w.startHub(conf)
 	w.newTenant("acme")
 	w.agent = w.startAgent(w.agentConfig("node"))

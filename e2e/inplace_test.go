@@ -2,6 +2,8 @@ package e2e_test
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,24 +19,42 @@ import (
 // yesterdaysCommit is the release before this one: what hosts run while they upgrade, and what they go back to.
 const yesterdaysCommit = "3b3942e8"
 
-// yesterday builds the programs of the release before this one from the tree's own history, once, and returns their directory.
+// yesterday is the directory of the earlier release's programs, which TestMain has built.
 func yesterday(t *testing.T) string {
 	t.Helper()
-	dir := filepath.Join(source(t), ".cache", "yesterday", yesterdaysCommit)
-	bin := filepath.Join(dir, "bin")
-	if _, err := os.Stat(filepath.Join(bin, "done")); err == nil {
-		return bin
-	}
-	if err := exec.Command("git", "-C", source(t), "cat-file", "-e", yesterdaysCommit+"^{commit}").Run(); err != nil {
+	bin := yesterdaysBin(source(t))
+	if _, err := os.Stat(filepath.Join(bin, "done")); err != nil {
 		t.Skipf("the history does not reach back to %s (a shallow clone?), so its programs cannot be built: %v", yesterdaysCommit, err)
 	}
-	require.NoError(t, os.RemoveAll(dir))
-	src := filepath.Join(dir, "src")
-	require.NoError(t, os.MkdirAll(src, 0o700))
-	script := `git -C "$1" archive "$2" | tar -x -C "$3" && cd "$3" && CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o "$4/" ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent ./pkg/cmd/gpuaas && touch "$4/done"`
-	out, err := exec.Command("bash", "-o", "pipefail", "-ec", script, "bash", source(t), yesterdaysCommit, src, bin).CombinedOutput()
-	require.NoError(t, err, "%s", out)
 	return bin
+}
+
+func yesterdaysBin(root string) string {
+	return filepath.Join(root, ".cache", "yesterday", yesterdaysCommit, "bin")
+}
+
+// buildYesterday builds the programs of the earlier release from the tree's own history, once. A history that does not reach
+// back to it has none, and the tests that need them say so.
+func buildYesterday(root string) error {
+	bin := yesterdaysBin(root)
+	if _, err := os.Stat(filepath.Join(bin, "done")); err == nil {
+		return nil
+	}
+	history := exec.Command("git", "-C", root, "cat-file", "-e", yesterdaysCommit+"^{commit}")
+	if err := history.Run(); err != nil {
+		return nil //nolint:nilerr // the tests that need the release say that it is missing
+	}
+	src := filepath.Join(filepath.Dir(bin), "src")
+	if err := errors.Join(os.RemoveAll(filepath.Dir(bin)), os.MkdirAll(src, 0o700)); err != nil {
+		return err
+	}
+	script := `git -C "$1" archive "$2" | tar -x -C "$3" && cd "$3" && CGO_ENABLED=0 go build -trimpath -buildvcs=false ` +
+		`-ldflags '-s -w' -o "$4/" ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent ./pkg/cmd/gpuaas && touch "$4/done"`
+	out, err := exec.Command("bash", "-o", "pipefail", "-ec", script, "bash", root, yesterdaysCommit, src, bin).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("build the release of %s: %w: %s", yesterdaysCommit, err, out)
+	}
+	return os.RemoveAll(src)
 }
 
 // swapHub stops the hub and starts the one from bin on the same data and addresses.
@@ -53,9 +73,9 @@ func (w *world) swapAgent(bin string) {
 	w.restartAgent(w.agent)
 }
 
-// Hosts upgrade hub and nodes in whatever order they like, and may go back to the release before: in every mixture the app that
-// runs is untouched, others come and go, and the bill is right.
-func TestHubAndNodeAreUpgradedInPlaceAndBackInAnyOrder(t *testing.T) {
+// Hosts upgrade hub and nodes in whatever order they like, and the hub may go back to the release before: in every mixture the app
+// that runs is untouched, others come and go, and the bill is right. An upgraded node has sealed its store and does not go back.
+func TestHubAndNodeAreUpgradedInPlaceInAnyOrder(t *testing.T) {
 	t.Parallel()
 	old, today := yesterday(t), binaries(t)
 	type step struct {
@@ -69,8 +89,8 @@ func TestHubAndNodeAreUpgradedInPlaceAndBackInAnyOrder(t *testing.T) {
 		return step{name + " agent", func(w *world) { w.swapAgent(bin) }}
 	}
 	for name, steps := range map[string][]step{
-		"hub first":   {hubTo("today's", today), agentTo("today's", today), hubTo("yesterday's", old), agentTo("yesterday's", old)},
-		"agent first": {agentTo("today's", today), hubTo("today's", today), agentTo("yesterday's", old), hubTo("yesterday's", old)},
+		"hub first":   {hubTo("today's", today), agentTo("today's", today), hubTo("yesterday's", old), hubTo("today's", today)},
+		"agent first": {agentTo("today's", today), hubTo("today's", today), hubTo("yesterday's", old)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

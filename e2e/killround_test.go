@@ -43,7 +43,7 @@ func (k *killing) rounds(which func(point string) bool) {
 	}
 	k.random.Shuffle(len(k.due), func(i, j int) { k.due[i], k.due[j] = k.due[j], k.due[i] })
 	scope := k.scope()
-	scope.ContainerdAddress, scope.KeepImages, scope.IgnoreFiles = k.containerd.Address, true, []string{k.dir}
+	scope.ContainerdAddress, scope.KeepImages, scope.IgnoreFiles = k.containerd.Address, true, append(scope.IgnoreFiles, k.dir)
 	// Not the processes: hub and agent come back as others, and what a workload runs shows in its task and its cgroup. Nor the
 	// routes, which go with their links: those of the keeper's bridge come seconds after it.
 	scope.Kinds = []leftover.Kind{leftover.Mount, leftover.NetNS, leftover.Link, leftover.Firewall, leftover.Sysctl, leftover.Cgroup, leftover.Containerd, leftover.File}

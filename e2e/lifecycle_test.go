@@ -19,7 +19,7 @@ func TestLaw09DecommissionLeavesNothingAndTheBillIsTheTruth(t *testing.T) {
 	w := onlyWorld(t).platform()
 	scope := w.scope()
 	scope.ContainerdAddress, scope.KeepImages = w.containerd.Address, true
-	scope.IgnoreFiles = []string{w.dir} // databases, logs and the image store grow
+	scope.IgnoreFiles = append(scope.IgnoreFiles, w.dir) // databases, logs and the image store grow
 	// A first instance brings the cached image and the bridge's first start; what it leaves is the state to return to.
 	first := w.launch("first")
 	w.decommission(first)

@@ -56,12 +56,12 @@ func TestLaw15TheOwnersRefusalWins(t *testing.T) {
 	})
 	require.Equal(t, client.AppInstanceHealthUnhealthy, refused.Health)
 	w.requireSignedByOwner(refused)
-	w.launchRefused("not here either", "1.0.0", client.StatusReasonOwnerRefused)
+	w.launchWaits("not here either", client.StatusReasonOwnerRefused)
 
 	says("closed: fales\n")
-	w.launchRefused("a typing error opens nothing", "1.0.0", client.StatusReasonOwnerRefused)
+	w.launchWaits("a typing error opens nothing", client.StatusReasonOwnerRefused)
 	says("largest_workload: {cpu_millis: 1}\n")
-	w.launchRefused("too large", "1.0.0", client.StatusReasonOwnerRefused)
+	w.launchWaits("too large", client.StatusReasonOwnerRefused)
 	says("orgs: {only: [acme]}\n")
 	w.eventually("it runs again", func() (err error) {
 		refused, err = client.Read[client.AppInstance](w.operator.GetAppInstance(w.ctx, w.tenant.Project.ID, running.ID))
@@ -87,4 +87,19 @@ func (w *world) requireSignedByOwner(i client.AppInstance) {
 	v, err := protocol.VerifyOwnerRefusal(status, w.agent.Ready.NodeID, ed25519.PublicKey(key))
 	require.NoError(w.t, err)
 	require.Equal(w.t, m.Detail, v.Message().GetRule())
+}
+
+// launchWaits creates an instance that does not run for a reason that passes, and decommissions it.
+func (w *world) launchWaits(name string, reason client.StatusReason) {
+	w.t.Helper()
+	i, err := client.Read[client.AppInstance](w.operator.CreateAppInstance(w.ctx, w.tenant.Project.ID, client.AppInstanceCreate{
+		AppSlug: appSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{AllocationIds: []string{w.allocation.ID}},
+	}))
+	require.NoError(w.t, err)
+	w.eventually("the tenant is told why it waits", func() (err error) {
+		i, err = client.Read[client.AppInstance](w.operator.GetAppInstance(w.ctx, w.tenant.Project.ID, i.ID))
+		return orMissing(err, i.StatusReason == reason)
+	})
+	require.Equal(w.t, client.AppInstanceStatusDeploying, i.Status)
+	w.decommission(i)
 }

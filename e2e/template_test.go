@@ -11,11 +11,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/deploy/apps/jupyter"
 	"github.com/gpuaas/gpuaas/e2e/cluster"
 	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/e2e/sandbox"
 )
 
 // template is a hub that was initialised and started once: what most tests want to find. Copying it saves each of them the
@@ -28,8 +31,9 @@ type template struct {
 // templateDir is outside every test's photograph: it is made before the first and goes after the last.
 var templateDir string
 
+// TestMain runs the tests in a sandbox: what others do on the machine does not disturb them, and nothing of theirs gets out.
 func TestMain(m *testing.M) {
-	code, err := withTemplateDir(m)
+	code, err := run(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
@@ -37,23 +41,84 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// withTemplateDir runs the tests, and holds the whole machine against how it was before them.
+func run(m *testing.M) (int, error) {
+	root, err := filepath.Abs("..")
+	if err != nil {
+		return 1, err
+	}
+	keep, err := goDirs()
+	if err != nil {
+		return 1, err
+	}
+	return sandbox.Run(sandbox.Config{Base: filepath.Join(root, ".cache"), Keep: append(keep, root), Prepare: func() error { return prepare(root) }},
+		func() int {
+			code, err := withTemplateDir(m)
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				return 1
+			}
+			return code
+		})
+}
+
+// goDirs are the directories that the Go tool needs: some tests compile what they run.
+func goDirs() ([]string, error) {
+	out, err := exec.Command("go", "env", "GOROOT", "GOCACHE", "GOMODCACHE").Output()
+	if err != nil {
+		return nil, fmt.Errorf("ask for the Go tool's directories: %w", err)
+	}
+	return strings.Fields(string(out)), nil
+}
+
+// prepare fetches and builds what needs the network, which the sandbox does not have. What is there already is not made again.
+func prepare(root string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), prepareLimit)
+	defer cancel()
+	if _, err := jupyter.Build(ctx, filepath.Join(root, ".cache"), os.Stderr); err != nil {
+		return err
+	}
+	if err := buildYesterday(root); err != nil {
+		return err
+	}
+	return installBrowser(ctx, filepath.Join(root, "e2e", "browser"), filepath.Join(root, ".cache", "npm"))
+}
+
+// prepareLimit bounds the preparation: an image from Debian's packages, an earlier release and npm's packages.
+const prepareLimit = 10 * time.Minute
+
+// installBrowser installs the packages that drive the browser, unless the lock file's own are there.
+func installBrowser(ctx context.Context, dir, cache string) error {
+	locked, err := os.Stat(filepath.Join(dir, "package-lock.json"))
+	if err != nil {
+		return err
+	}
+	installed, err := os.Stat(filepath.Join(dir, "node_modules", ".package-lock.json"))
+	if err == nil && !installed.ModTime().Before(locked.ModTime()) {
+		return nil
+	}
+	install := exec.CommandContext(ctx, "npm", "ci", "--no-audit", "--no-fund", "--silent", "--cache", cache)
+	install.Dir = dir
+	if out, err := install.CombinedOutput(); err != nil {
+		return fmt.Errorf("npm ci: %w: %s", err, out)
+	}
+	return nil
+}
+
+// withTemplateDir runs the tests and compares the whole sandbox with how it was before them.
 func withTemplateDir(m *testing.M) (code int, err error) {
-	if os.Geteuid() != 0 {
+	if !sandbox.Inside() {
 		return m.Run(), nil
 	}
-	var before leftover.Snapshot
-	if os.Getenv(sharedMachineEnv) == "" {
-		if before, err = leftover.Take(leftover.Scope{}); err != nil {
-			return 1, err
-		}
-		defer func() {
-			removeIdlePortmap()
-			if left := leftover.Left(before); len(left) > 0 {
-				err = errors.Join(err, fmt.Errorf("the tests left %d things behind:\n  %s", len(left), strings.Join(left, "\n  ")))
-			}
-		}()
+	before, err := leftover.Take(leftover.Scope{IgnoreFiles: sandbox.Kept()})
+	if err != nil {
+		return 1, err
 	}
+	defer func() {
+		removeIdlePortmap()
+		if left := leftover.Left(before); len(left) > 0 {
+			err = errors.Join(err, fmt.Errorf("the tests left %d things behind:\n  %s", len(left), strings.Join(left, "\n  ")))
+		}
+	}()
 	templateDir = fmt.Sprintf("/tmp/gpuaas-e2e-%d-template", os.Getpid())
 	if err := os.Mkdir(templateDir, 0o711); err != nil {
 		return 1, err

@@ -112,7 +112,7 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 	w.startHub(w.hubConfig())
 	good := w.hubConfig()
 	good.Dir = filepath.Join(w.dir, "second")
-	_, err := cluster.InitHub(w.ctx, good, "passphrase", trustDomain)
+	_, err := cluster.InitHub(w.ctx, good, "correct horse battery", trustDomain)
 	require.NoError(t, err)
 	taken := strings.TrimPrefix(w.hub.Ready.APIURL, "https://")
 	at := func(dir string) cluster.HubConfig {
@@ -139,13 +139,13 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 		{trouble{name: "full disk", says: []string{"is full", "Free some space"}}, func(t *testing.T, c *cluster.HubConfig) {
 			*c = at("small")
 			w.smallDisk(c.DataDir(), 8)
-			_, err := cluster.InitHub(w.ctx, *c, "passphrase", trustDomain)
+			_, err := cluster.InitHub(w.ctx, *c, "correct horse battery", trustDomain)
 			require.NoError(t, err)
 		}},
 		{trouble{name: "not one byte free", says: []string{"is full", "Free some space"}}, func(t *testing.T, c *cluster.HubConfig) {
 			*c = at("none")
 			w.smallDisk(c.DataDir(), 1)
-			_, err := cluster.InitHub(w.ctx, *c, "passphrase", trustDomain)
+			_, err := cluster.InitHub(w.ctx, *c, "correct horse battery", trustDomain)
 			require.NoError(t, err)
 			w.fill(c.DataDir(), 0)
 		}},
@@ -204,7 +204,7 @@ func (w *world) initialised(t *testing.T, name, engine string) cluster.HubConfig
 	t.Helper()
 	c := w.hubConfig()
 	c.Dir = filepath.Join(w.dir, name)
-	_, err := cluster.InitHub(w.ctx, c, "passphrase", trustDomain)
+	_, err := cluster.InitHub(w.ctx, c, "correct horse battery", trustDomain)
 	require.NoError(t, err)
 	if engine != "" {
 		root := filepath.Join(c.DataDir(), "postgres")
@@ -309,7 +309,7 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 			w.smallDisk(c.DataDir(), 1)
 			w.fill(c.DataDir(), 0)
 		}},
-		{trouble{name: "wrong root fingerprint", says: []string{"is not rooted in", "Compare the fingerprint", "gpuaas-hub init"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+		{trouble{name: "wrong root fingerprint", says: []string{"is not rooted in", "Compare the fingerprint", "gpuaas-hub trust show"}}, func(_ *testing.T, c *cluster.AgentConfig) {
 			c.RootFingerprint = "sha256:" + strings.Repeat("0", 64)
 		}},
 		{trouble{name: "used join token", says: []string{"was used by another node", "Make a new one"}}, func(_ *testing.T, c *cluster.AgentConfig) { c.JoinToken = string(usedToken) }},
@@ -369,7 +369,7 @@ func (w *world) machine() leftover.Snapshot {
 // moving are the tables that change by themselves while a hub serves and a node is connected, and the audit trail, which has
 // a row for each refusal.
 func moving() []string {
-	return []string{"audit_rows", "node_sessions", "event_sequencer", "instance_reports"}
+	return []string{"audit_rows", "node_sessions", "event_sequencer", "instance_reports", "hub_lease"}
 }
 
 // rows is the content of every other table of the hub.

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/e2e/cluster"
 	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/e2e/sandbox"
 	"github.com/gpuaas/gpuaas/e2e/scenario"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
@@ -90,7 +90,7 @@ func makeWorld(t *testing.T, alone bool) *world {
 	}
 	binaries(t)
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
-	w := &world{t: t, ctx: ctx, number: int(worlds.Add(1)) + apart(), alone: alone && os.Getenv(sharedMachineEnv) == ""}
+	w := &world{t: t, ctx: ctx, number: int(worlds.Add(1)), alone: alone}
 	// Below /tmp, where an unprivileged PostgreSQL can work, and not t.TempDir, whose parents only the owner may pass.
 	w.dir = filepath.Join("/tmp", fmt.Sprintf("gpuaas-e2e-%d-%03d", os.Getpid(), w.number))
 	leftover.Guard(t, w.scope())
@@ -107,18 +107,6 @@ func makeWorld(t *testing.T, alone bool) *world {
 		}
 	})
 	return w
-}
-
-// sharedMachineEnv is set where several processes with these tests share a machine: each is given another small number, which
-// keeps their names away from each other.
-const sharedMachineEnv = "GPUAAS_E2E_SHARED_MACHINE"
-
-func apart() int {
-	n, err := strconv.Atoi(os.Getenv(sharedMachineEnv))
-	if err != nil {
-		return 0
-	}
-	return n
 }
 
 // agentsInWorld bounds how many nodes one world has.
@@ -138,15 +126,20 @@ func (w *world) ports(n int) string {
 	return fmt.Sprintf("%d-%d", first, first+portsOfNode-1)
 }
 
-// scope is the whole machine for one that has it to itself; otherwise what bears this world's names.
+// scope is the whole sandbox for a world that has it to itself; otherwise what bears this world's names.
 func (w *world) scope() leftover.Scope {
-	s := leftover.Scope{IgnoreFiles: []string{templateDir}}
+	s := leftover.Scope{IgnoreFiles: append(sandbox.Kept(), templateDir)}
 	if w.alone {
 		return s
 	}
 	s.Contains = []string{filepath.Base(w.dir), fmt.Sprintf("e2e-%03d-", w.number), fmt.Sprintf("gpe%03d", w.number), fmt.Sprintf("gpx%03d", w.number)}
 	for n := range agentsInWorld {
 		s.Contains = append(s.Contains, w.subnet(n))
+	}
+	// The firewall tables of other worlds' nodes name the links that were there when they were made, this world's among them.
+	own := fmt.Sprintf("table inet gpuaas_gpe%03d", w.number)
+	s.Skip = func(id string) bool {
+		return strings.HasPrefix(id, "table inet gpuaas_gpe") && !strings.HasPrefix(id, own)
 	}
 	return s
 }

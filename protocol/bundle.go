@@ -3,7 +3,8 @@ package protocol
 import (
 	"crypto/ed25519"
 	"crypto/x509"
-	"strings"
+	"maps"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 )
@@ -19,34 +20,14 @@ const (
 	RoleHubCA   = "hub-ca"
 )
 
-// FingerprintPrefix starts a root fingerprint, which goes on with the root's key id.
-const FingerprintPrefix = "sha256:"
-
 // Bundle is a verified trust bundle. Its zero value trusts nobody.
 type Bundle struct {
 	message  *TrustBundle
 	envelope *Envelope
 	roles    map[string]*Role
 	revoked  map[string]bool
-}
-
-// Fingerprint is what an operator compares and writes into cloud-init.
-func Fingerprint(root ed25519.PublicKey) string { return FingerprintPrefix + KeyID(root) }
-
-// VerifyBundle accepts a bundle that is signed by its own root role, one key of which has the fingerprint. This is the one
-// place where trust comes from outside: the fingerprint reached the node by another way than the bundle.
-func VerifyBundle(env *Envelope, rootFingerprint string) (Bundle, error) {
-	b, err := parseBundle(env)
-	if err != nil {
-		return Bundle{}, err
-	}
-	want := strings.TrimPrefix(strings.ToLower(strings.TrimSpace(rootFingerprint)), FingerprintPrefix)
-	for _, k := range b.roles[RoleRoot].GetKeys() {
-		if k.GetKeyId() == want && !b.revoked[want] {
-			return b, nil
-		}
-	}
-	return Bundle{}, Refuse(RefusalSignature, "no root key of the trust bundle has the fingerprint that was given")
+	// minVersions are the lowest acceptable versions by app slug.
+	minVersions map[string]string
 }
 
 // Succeed accepts the next bundle: a higher version, of the same trust domain and no older epoch, signed by the old and by
@@ -78,10 +59,16 @@ func parseBundle(env *Envelope) (Bundle, error) {
 		return Bundle{}, err
 	}
 	m := &TrustBundle{}
-	if err := proto.Unmarshal(env.GetPayload(), m); err != nil {
+	if err := Unmarshal(env.GetPayload(), m); err != nil {
 		return Bundle{}, &RefusalError{Reason: RefusalMalformed, Detail: "the trust bundle cannot be read", Err: err}
 	}
-	b := Bundle{message: m, envelope: env, roles: map[string]*Role{}, revoked: map[string]bool{}}
+	b := Bundle{message: m, envelope: env, roles: map[string]*Role{}, revoked: map[string]bool{}, minVersions: map[string]string{}}
+	if len(m.GetMinVersions()) > MaxMinVersions {
+		return Bundle{}, Refuse(RefusalTooLarge, "the trust bundle names over %d lowest versions", MaxMinVersions)
+	}
+	for _, floor := range m.GetMinVersions() {
+		b.minVersions[floor.GetAppSlug()] = floor.GetVersion()
+	}
 	for _, id := range m.GetRevokedKeyIds() {
 		b.revoked[id] = true
 	}
@@ -160,14 +147,52 @@ func (b Bundle) Envelope() *Envelope { return b.envelope }
 // Version returns the bundle's number.
 func (b Bundle) Version() uint64 { return b.message.GetVersion() }
 
+// ExpiresAt returns when the bundle should have been replaced; ok is false for one that does not say.
+func (b Bundle) ExpiresAt() (at time.Time, ok bool) {
+	return b.message.GetExpiresAt().AsTime(), b.message.GetExpiresAt() != nil
+}
+
+// Expired reports whether the bundle should have been replaced. It goes on to count: expiry is a condition, never a refusal.
+func (b Bundle) Expired(now time.Time) bool {
+	at, ok := b.ExpiresAt()
+	return ok && now.After(at)
+}
+
+// Pin returns what a node that joins now is given: the fingerprint of the only root key, or the digest of the root role.
+func (b Bundle) Pin() string {
+	root := b.roles[RoleRoot]
+	if len(root.GetKeys()) == 1 {
+		return FingerprintPrefix + root.GetKeys()[0].GetKeyId()
+	}
+	return RootRoleDigest(root)
+}
+
+// RootThreshold returns how many root keys have to sign the next bundle.
+func (b Bundle) RootThreshold() int { return int(b.roles[RoleRoot].GetThreshold()) }
+
 // Epoch returns the epoch whose documents count.
 func (b Bundle) Epoch() uint64 { return b.message.GetEpoch() }
+
+// IssuedAt returns when the bundle was made.
+func (b Bundle) IssuedAt() time.Time { return b.message.GetIssuedAt().AsTime() }
+
+// Under returns the bundle as it counts once a later one is there: its own keys, less those that the later one has revoked. The
+// lowest versions are the later one's.
+func (b Bundle) Under(later Bundle) Bundle {
+	b.revoked = maps.Clone(b.revoked)
+	maps.Copy(b.revoked, later.revoked)
+	b.minVersions = later.minVersions
+	return b
+}
 
 // TrustDomain returns the SPIFFE trust domain.
 func (b Bundle) TrustDomain() string { return b.message.GetTrustDomain() }
 
 // Revoked reports whether the key was revoked.
 func (b Bundle) Revoked(keyID string) bool { return b.revoked[keyID] }
+
+// MinVersion returns the lowest version of an app that may start; empty where any may.
+func (b Bundle) MinVersion(appSlug string) string { return b.minVersions[appSlug] }
 
 // Keys returns the keys of a role that are not revoked.
 func (b Bundle) Keys(role string) []*PublicKey {

@@ -43,7 +43,7 @@ func recordedV2() map[string]proto.Message {
 	return map[string]proto.Message{
 		"welcome": &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: &protocol.Welcome{ProtocolVersion: 2, SessionNo: 3, PostedSegment: 4, ArchivedSegment: 2, Bring: true}}},
 		"brought": &protocol.NodeMessage{Message: &protocol.NodeMessage_Brought{Brought: &protocol.Brought{
-			Bundle: env(protocol.PayloadBundle), State: env(protocol.PayloadState), Parts: [][]byte{{3}}, Leases: env(protocol.PayloadLeases), Last: true,
+			Bundle: env(protocol.PayloadBundle), State: env(protocol.PayloadState), Parts: [][]byte{{3}}, Leases: []*protocol.Envelope{env(protocol.PayloadLeases)}, Last: true,
 		}}},
 	}
 }

@@ -2,8 +2,13 @@ package protocol
 
 // Byte limits of what crosses the wire. A longer message is refused with RefusalTooLarge before it is read.
 const (
-	// MaxControlBytes limits one NodeMessage or HubMessage.
+	// MaxControlBytes limits one HubMessage, and a NodeMessage that answers a restored hub (Brought).
 	MaxControlBytes = 8 << 20
+	// MaxHelloBytes limits the first message of a node, which a hub reads before it knows more than the certificate.
+	MaxHelloBytes = 64 << 10
+	// MaxReportBaseBytes and MaxReportMemberBytes limit every other NodeMessage: base + members of the node × member bytes.
+	MaxReportBaseBytes   = 256 << 10
+	MaxReportMemberBytes = 16 << 10
 	// MaxEnvelopeBytes limits the payload of one signed document.
 	MaxEnvelopeBytes = 4 << 20
 	// MaxBundleBytes limits the payload of a trust bundle.
@@ -26,8 +31,17 @@ const (
 
 // Counts that a valid document never exceeds.
 const (
+	// MaxElements limits the nested messages and list entries of one message, counted on the wire before it is decoded: 16 for
+	// each of MaxParts members in a report.
+	MaxElements = 1 << 16
+	// MaxAccelerators limits the accelerators of one node; those beyond it are left out.
+	MaxAccelerators = 256
+	// MaxConditions limits the conditions, and the features, of one node; those beyond it are left out.
+	MaxConditions = 64
 	// MaxSignatures limits the signatures of one envelope.
 	MaxSignatures = 16
+	// MaxMinVersions limits the apps of which a trust bundle names a lowest version.
+	MaxMinVersions = 1024
 	// MaxParts limits the workloads of one node.
 	MaxParts = 4096
 	// MaxLeases limits the leases of one batch.
@@ -35,3 +49,8 @@ const (
 	// MaxSegmentRecords limits the records of one usage segment.
 	MaxSegmentRecords = 4096
 )
+
+// MaxReportBytes limits a NodeMessage of a node with so many members.
+func MaxReportBytes(members int) int {
+	return min(MaxReportBaseBytes+members*MaxReportMemberBytes, MaxControlBytes)
+}

@@ -77,7 +77,7 @@ func (x StreamHeader_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StreamHeader_Kind.Descriptor instead.
 func (StreamHeader_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{20, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{21, 0}
 }
 
 // Envelope is a DSSE envelope (secure-systems-lab/dsse, v1.0.2) in protobuf instead of JSON: signatures are Ed25519 over
@@ -205,6 +205,10 @@ type TrustBundle struct {
 	Roles         []*Role                `protobuf:"bytes,4,rep,name=roles,proto3" json:"roles,omitempty"`
 	RevokedKeyIds []string               `protobuf:"bytes,5,rep,name=revoked_key_ids,json=revokedKeyIds,proto3" json:"revoked_key_ids,omitempty"`
 	IssuedAt      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
+	// Passing it is a condition of a node, never a refusal. Absent in bundles from before 2026-11-22.
+	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// Nothing below these versions is started any more. What runs goes on.
+	MinVersions   []*MinVersion `protobuf:"bytes,8,rep,name=min_versions,json=minVersions,proto3" json:"min_versions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -281,6 +285,74 @@ func (x *TrustBundle) GetIssuedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *TrustBundle) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
+func (x *TrustBundle) GetMinVersions() []*MinVersion {
+	if x != nil {
+		return x.MinVersions
+	}
+	return nil
+}
+
+// MinVersion is the lowest acceptable version of an app. It stands in the bundle and not in a publisher's delegation, because an old
+// delegation can be shown again and an old bundle cannot.
+type MinVersion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	AppSlug       string                 `protobuf:"bytes,1,opt,name=app_slug,json=appSlug,proto3" json:"app_slug,omitempty"`
+	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MinVersion) Reset() {
+	*x = MinVersion{}
+	mi := &file_protocol_messages_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MinVersion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MinVersion) ProtoMessage() {}
+
+func (x *MinVersion) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MinVersion.ProtoReflect.Descriptor instead.
+func (*MinVersion) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *MinVersion) GetAppSlug() string {
+	if x != nil {
+		return x.AppSlug
+	}
+	return ""
+}
+
+func (x *MinVersion) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
 // Role is one of root, state, lease, catalog, release, node-ca, hub-ca (DESIGN §7).
 type Role struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -293,7 +365,7 @@ type Role struct {
 
 func (x *Role) Reset() {
 	*x = Role{}
-	mi := &file_protocol_messages_proto_msgTypes[3]
+	mi := &file_protocol_messages_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -305,7 +377,7 @@ func (x *Role) String() string {
 func (*Role) ProtoMessage() {}
 
 func (x *Role) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[3]
+	mi := &file_protocol_messages_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -318,7 +390,7 @@ func (x *Role) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Role.ProtoReflect.Descriptor instead.
 func (*Role) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{3}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Role) GetName() string {
@@ -355,7 +427,7 @@ type PublicKey struct {
 
 func (x *PublicKey) Reset() {
 	*x = PublicKey{}
-	mi := &file_protocol_messages_proto_msgTypes[4]
+	mi := &file_protocol_messages_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -367,7 +439,7 @@ func (x *PublicKey) String() string {
 func (*PublicKey) ProtoMessage() {}
 
 func (x *PublicKey) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[4]
+	mi := &file_protocol_messages_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -380,7 +452,7 @@ func (x *PublicKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublicKey.ProtoReflect.Descriptor instead.
 func (*PublicKey) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{4}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PublicKey) GetKeyId() string {
@@ -420,7 +492,7 @@ type Delegation struct {
 
 func (x *Delegation) Reset() {
 	*x = Delegation{}
-	mi := &file_protocol_messages_proto_msgTypes[5]
+	mi := &file_protocol_messages_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -432,7 +504,7 @@ func (x *Delegation) String() string {
 func (*Delegation) ProtoMessage() {}
 
 func (x *Delegation) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[5]
+	mi := &file_protocol_messages_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -445,7 +517,7 @@ func (x *Delegation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delegation.ProtoReflect.Descriptor instead.
 func (*Delegation) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{5}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Delegation) GetPublisher() *PublicKey {
@@ -501,7 +573,7 @@ type DesiredState struct {
 
 func (x *DesiredState) Reset() {
 	*x = DesiredState{}
-	mi := &file_protocol_messages_proto_msgTypes[6]
+	mi := &file_protocol_messages_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -513,7 +585,7 @@ func (x *DesiredState) String() string {
 func (*DesiredState) ProtoMessage() {}
 
 func (x *DesiredState) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[6]
+	mi := &file_protocol_messages_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -526,7 +598,7 @@ func (x *DesiredState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DesiredState.ProtoReflect.Descriptor instead.
 func (*DesiredState) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{6}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DesiredState) GetNodeId() string {
@@ -591,7 +663,7 @@ type PartRef struct {
 
 func (x *PartRef) Reset() {
 	*x = PartRef{}
-	mi := &file_protocol_messages_proto_msgTypes[7]
+	mi := &file_protocol_messages_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -603,7 +675,7 @@ func (x *PartRef) String() string {
 func (*PartRef) ProtoMessage() {}
 
 func (x *PartRef) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[7]
+	mi := &file_protocol_messages_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -616,7 +688,7 @@ func (x *PartRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartRef.ProtoReflect.Descriptor instead.
 func (*PartRef) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{7}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PartRef) GetId() string {
@@ -671,13 +743,15 @@ type Workload struct {
 	Fallback *Workload `protobuf:"bytes,17,opt,name=fallback,proto3" json:"fallback,omitempty"`
 	// Parameters the tenant chose, validated against the manifest's schema by the hub and again by the node's Admits.
 	ParametersJson string `protobuf:"bytes,18,opt,name=parameters_json,json=parametersJson,proto3" json:"parameters_json,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// When this revision was first named to the node. Admission is judged as of this time: a delegation that ends later stops nothing.
+	FirstNamedAt  *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=first_named_at,json=firstNamedAt,proto3" json:"first_named_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Workload) Reset() {
 	*x = Workload{}
-	mi := &file_protocol_messages_proto_msgTypes[8]
+	mi := &file_protocol_messages_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -689,7 +763,7 @@ func (x *Workload) String() string {
 func (*Workload) ProtoMessage() {}
 
 func (x *Workload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[8]
+	mi := &file_protocol_messages_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -702,7 +776,7 @@ func (x *Workload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workload.ProtoReflect.Descriptor instead.
 func (*Workload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{8}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Workload) GetId() string {
@@ -831,6 +905,13 @@ func (x *Workload) GetParametersJson() string {
 	return ""
 }
 
+func (x *Workload) GetFirstNamedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FirstNamedAt
+	}
+	return nil
+}
+
 // Service is one container of a workload.
 type Service struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -856,7 +937,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_protocol_messages_proto_msgTypes[9]
+	mi := &file_protocol_messages_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -868,7 +949,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[9]
+	mi := &file_protocol_messages_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -881,7 +962,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{9}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Service) GetName() string {
@@ -985,7 +1066,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_protocol_messages_proto_msgTypes[10]
+	mi := &file_protocol_messages_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -997,7 +1078,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[10]
+	mi := &file_protocol_messages_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1010,7 +1091,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{10}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *EnvVar) GetName() string {
@@ -1041,7 +1122,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_protocol_messages_proto_msgTypes[11]
+	mi := &file_protocol_messages_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +1134,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[11]
+	mi := &file_protocol_messages_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +1147,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{11}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Port) GetName() string {
@@ -1105,13 +1186,15 @@ type Resources struct {
 	Pids        uint32 `protobuf:"varint,3,opt,name=pids,proto3" json:"pids,omitempty"`
 	// Stable ids of the accelerators claimed for this service.
 	AcceleratorIds []string `protobuf:"bytes,4,rep,name=accelerator_ids,json=acceleratorIds,proto3" json:"accelerator_ids,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// What the container may write to its own file system; 0 leaves it to the node.
+	DiskBytes     uint64 `protobuf:"varint,5,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Resources) Reset() {
 	*x = Resources{}
-	mi := &file_protocol_messages_proto_msgTypes[12]
+	mi := &file_protocol_messages_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1123,7 +1206,7 @@ func (x *Resources) String() string {
 func (*Resources) ProtoMessage() {}
 
 func (x *Resources) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[12]
+	mi := &file_protocol_messages_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1136,7 +1219,7 @@ func (x *Resources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resources.ProtoReflect.Descriptor instead.
 func (*Resources) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{12}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Resources) GetCpuMillis() uint32 {
@@ -1167,6 +1250,13 @@ func (x *Resources) GetAcceleratorIds() []string {
 	return nil
 }
 
+func (x *Resources) GetDiskBytes() uint64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
+}
+
 type Probe struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// http, tcp or exec.
@@ -1182,7 +1272,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_protocol_messages_proto_msgTypes[13]
+	mi := &file_protocol_messages_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1194,7 +1284,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[13]
+	mi := &file_protocol_messages_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1207,7 +1297,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{13}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Probe) GetKind() string {
@@ -1262,7 +1352,7 @@ type Scratch struct {
 
 func (x *Scratch) Reset() {
 	*x = Scratch{}
-	mi := &file_protocol_messages_proto_msgTypes[14]
+	mi := &file_protocol_messages_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1274,7 +1364,7 @@ func (x *Scratch) String() string {
 func (*Scratch) ProtoMessage() {}
 
 func (x *Scratch) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[14]
+	mi := &file_protocol_messages_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1287,7 +1377,7 @@ func (x *Scratch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scratch.ProtoReflect.Descriptor instead.
 func (*Scratch) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{14}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Scratch) GetPath() string {
@@ -1318,7 +1408,7 @@ type LeaseBatch struct {
 
 func (x *LeaseBatch) Reset() {
 	*x = LeaseBatch{}
-	mi := &file_protocol_messages_proto_msgTypes[15]
+	mi := &file_protocol_messages_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1420,7 @@ func (x *LeaseBatch) String() string {
 func (*LeaseBatch) ProtoMessage() {}
 
 func (x *LeaseBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[15]
+	mi := &file_protocol_messages_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1433,7 @@ func (x *LeaseBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseBatch.ProtoReflect.Descriptor instead.
 func (*LeaseBatch) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{15}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LeaseBatch) GetNodeId() string {
@@ -1401,7 +1491,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_protocol_messages_proto_msgTypes[16]
+	mi := &file_protocol_messages_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1413,7 +1503,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[16]
+	mi := &file_protocol_messages_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1426,7 +1516,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{16}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Lease) GetMemberId() string {
@@ -1505,7 +1595,7 @@ type FrozenPrice struct {
 
 func (x *FrozenPrice) Reset() {
 	*x = FrozenPrice{}
-	mi := &file_protocol_messages_proto_msgTypes[17]
+	mi := &file_protocol_messages_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1517,7 +1607,7 @@ func (x *FrozenPrice) String() string {
 func (*FrozenPrice) ProtoMessage() {}
 
 func (x *FrozenPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[17]
+	mi := &file_protocol_messages_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1530,7 +1620,7 @@ func (x *FrozenPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrozenPrice.ProtoReflect.Descriptor instead.
 func (*FrozenPrice) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{17}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FrozenPrice) GetMeter() string {
@@ -1578,7 +1668,7 @@ type UsageSegment struct {
 
 func (x *UsageSegment) Reset() {
 	*x = UsageSegment{}
-	mi := &file_protocol_messages_proto_msgTypes[18]
+	mi := &file_protocol_messages_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1590,7 +1680,7 @@ func (x *UsageSegment) String() string {
 func (*UsageSegment) ProtoMessage() {}
 
 func (x *UsageSegment) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[18]
+	mi := &file_protocol_messages_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1603,7 +1693,7 @@ func (x *UsageSegment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSegment.ProtoReflect.Descriptor instead.
 func (*UsageSegment) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{18}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *UsageSegment) GetNodeId() string {
@@ -1671,7 +1761,7 @@ type UsageRecord struct {
 
 func (x *UsageRecord) Reset() {
 	*x = UsageRecord{}
-	mi := &file_protocol_messages_proto_msgTypes[19]
+	mi := &file_protocol_messages_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1773,7 @@ func (x *UsageRecord) String() string {
 func (*UsageRecord) ProtoMessage() {}
 
 func (x *UsageRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[19]
+	mi := &file_protocol_messages_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1786,7 @@ func (x *UsageRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRecord.ProtoReflect.Descriptor instead.
 func (*UsageRecord) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{19}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UsageRecord) GetSequence() uint64 {
@@ -1781,7 +1871,7 @@ type StreamHeader struct {
 
 func (x *StreamHeader) Reset() {
 	*x = StreamHeader{}
-	mi := &file_protocol_messages_proto_msgTypes[20]
+	mi := &file_protocol_messages_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1793,7 +1883,7 @@ func (x *StreamHeader) String() string {
 func (*StreamHeader) ProtoMessage() {}
 
 func (x *StreamHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[20]
+	mi := &file_protocol_messages_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1806,7 +1896,7 @@ func (x *StreamHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamHeader.ProtoReflect.Descriptor instead.
 func (*StreamHeader) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{20}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StreamHeader) GetKind() StreamHeader_Kind {
@@ -1840,7 +1930,7 @@ type NodeMessage struct {
 
 func (x *NodeMessage) Reset() {
 	*x = NodeMessage{}
-	mi := &file_protocol_messages_proto_msgTypes[21]
+	mi := &file_protocol_messages_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1852,7 +1942,7 @@ func (x *NodeMessage) String() string {
 func (*NodeMessage) ProtoMessage() {}
 
 func (x *NodeMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[21]
+	mi := &file_protocol_messages_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1865,7 +1955,7 @@ func (x *NodeMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeMessage.ProtoReflect.Descriptor instead.
 func (*NodeMessage) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{21}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *NodeMessage) GetMessage() isNodeMessage_Message {
@@ -1972,7 +2062,7 @@ type HubMessage struct {
 
 func (x *HubMessage) Reset() {
 	*x = HubMessage{}
-	mi := &file_protocol_messages_proto_msgTypes[22]
+	mi := &file_protocol_messages_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2074,7 @@ func (x *HubMessage) String() string {
 func (*HubMessage) ProtoMessage() {}
 
 func (x *HubMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[22]
+	mi := &file_protocol_messages_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2087,7 @@ func (x *HubMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HubMessage.ProtoReflect.Descriptor instead.
 func (*HubMessage) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{22}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HubMessage) GetMessage() isHubMessage_Message {
@@ -2125,7 +2215,7 @@ type Hello struct {
 
 func (x *Hello) Reset() {
 	*x = Hello{}
-	mi := &file_protocol_messages_proto_msgTypes[23]
+	mi := &file_protocol_messages_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2137,7 +2227,7 @@ func (x *Hello) String() string {
 func (*Hello) ProtoMessage() {}
 
 func (x *Hello) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[23]
+	mi := &file_protocol_messages_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2150,7 +2240,7 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{23}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Hello) GetProtocolVersion() uint32 {
@@ -2250,7 +2340,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_protocol_messages_proto_msgTypes[24]
+	mi := &file_protocol_messages_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2262,7 +2352,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[24]
+	mi := &file_protocol_messages_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2275,7 +2365,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{24}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *NodeFacts) GetHostname() string {
@@ -2368,7 +2458,7 @@ type Accelerator struct {
 
 func (x *Accelerator) Reset() {
 	*x = Accelerator{}
-	mi := &file_protocol_messages_proto_msgTypes[25]
+	mi := &file_protocol_messages_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2380,7 +2470,7 @@ func (x *Accelerator) String() string {
 func (*Accelerator) ProtoMessage() {}
 
 func (x *Accelerator) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[25]
+	mi := &file_protocol_messages_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2393,7 +2483,7 @@ func (x *Accelerator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accelerator.ProtoReflect.Descriptor instead.
 func (*Accelerator) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{25}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Accelerator) GetId() string {
@@ -2455,7 +2545,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_protocol_messages_proto_msgTypes[26]
+	mi := &file_protocol_messages_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2467,7 +2557,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[26]
+	mi := &file_protocol_messages_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2480,7 +2570,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{26}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Welcome) GetProtocolVersion() uint32 {
@@ -2557,7 +2647,7 @@ type PushState struct {
 
 func (x *PushState) Reset() {
 	*x = PushState{}
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2569,7 +2659,7 @@ func (x *PushState) String() string {
 func (*PushState) ProtoMessage() {}
 
 func (x *PushState) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2582,7 +2672,7 @@ func (x *PushState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushState.ProtoReflect.Descriptor instead.
 func (*PushState) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PushState) GetEnvelope() *Envelope {
@@ -2608,7 +2698,7 @@ type PushLeases struct {
 
 func (x *PushLeases) Reset() {
 	*x = PushLeases{}
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2620,7 +2710,7 @@ func (x *PushLeases) String() string {
 func (*PushLeases) ProtoMessage() {}
 
 func (x *PushLeases) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2633,7 +2723,7 @@ func (x *PushLeases) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushLeases.ProtoReflect.Descriptor instead.
 func (*PushLeases) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PushLeases) GetEnvelope() *Envelope {
@@ -2652,7 +2742,7 @@ type PushBundle struct {
 
 func (x *PushBundle) Reset() {
 	*x = PushBundle{}
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2664,7 +2754,7 @@ func (x *PushBundle) String() string {
 func (*PushBundle) ProtoMessage() {}
 
 func (x *PushBundle) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2677,7 +2767,7 @@ func (x *PushBundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushBundle.ProtoReflect.Descriptor instead.
 func (*PushBundle) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PushBundle) GetEnvelope() *Envelope {
@@ -2696,7 +2786,7 @@ type ReportAck struct {
 
 func (x *ReportAck) Reset() {
 	*x = ReportAck{}
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2708,7 +2798,7 @@ func (x *ReportAck) String() string {
 func (*ReportAck) ProtoMessage() {}
 
 func (x *ReportAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2721,7 +2811,7 @@ func (x *ReportAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportAck.ProtoReflect.Descriptor instead.
 func (*ReportAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReportAck) GetCounter() uint64 {
@@ -2740,7 +2830,7 @@ type Goodbye struct {
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2752,7 +2842,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2765,7 +2855,7 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Goodbye) GetReason() string {
@@ -2788,7 +2878,7 @@ type Accepted struct {
 
 func (x *Accepted) Reset() {
 	*x = Accepted{}
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2800,7 +2890,7 @@ func (x *Accepted) String() string {
 func (*Accepted) ProtoMessage() {}
 
 func (x *Accepted) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2813,7 +2903,7 @@ func (x *Accepted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accepted.ProtoReflect.Descriptor instead.
 func (*Accepted) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Accepted) GetDocument() string {
@@ -2851,7 +2941,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2863,7 +2953,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2876,7 +2966,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Refused) GetDocument() string {
@@ -2924,8 +3014,8 @@ type Brought struct {
 	State *Envelope `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// Documents that the state names, as far as the node holds them.
 	Parts [][]byte `protobuf:"bytes,3,rep,name=parts,proto3" json:"parts,omitempty"`
-	// The newest batch of leases; absent where there is none. With the last message only, like the bundle.
-	Leases *Envelope `protobuf:"bytes,4,opt,name=leases,proto3" json:"leases,omitempty"`
+	// The batches that the node's newest leases come from. With the last message only, like the bundle.
+	Leases []*Envelope `protobuf:"bytes,4,rep,name=leases,proto3" json:"leases,omitempty"`
 	// Nothing follows.
 	Last          bool `protobuf:"varint,5,opt,name=last,proto3" json:"last,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2934,7 +3024,7 @@ type Brought struct {
 
 func (x *Brought) Reset() {
 	*x = Brought{}
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2946,7 +3036,7 @@ func (x *Brought) String() string {
 func (*Brought) ProtoMessage() {}
 
 func (x *Brought) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2959,7 +3049,7 @@ func (x *Brought) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Brought.ProtoReflect.Descriptor instead.
 func (*Brought) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Brought) GetBundle() *Envelope {
@@ -2983,7 +3073,7 @@ func (x *Brought) GetParts() [][]byte {
 	return nil
 }
 
-func (x *Brought) GetLeases() *Envelope {
+func (x *Brought) GetLeases() []*Envelope {
 	if x != nil {
 		return x.Leases
 	}
@@ -3013,7 +3103,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3025,7 +3115,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3038,7 +3128,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Report) GetCounter() uint64 {
@@ -3119,7 +3209,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3131,7 +3221,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3144,7 +3234,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WorkloadStatus) GetMemberId() string {
@@ -3275,7 +3365,7 @@ type OwnerRefusal struct {
 
 func (x *OwnerRefusal) Reset() {
 	*x = OwnerRefusal{}
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3287,7 +3377,7 @@ func (x *OwnerRefusal) String() string {
 func (*OwnerRefusal) ProtoMessage() {}
 
 func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3300,7 +3390,7 @@ func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnerRefusal.ProtoReflect.Descriptor instead.
 func (*OwnerRefusal) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *OwnerRefusal) GetNodeId() string {
@@ -3350,7 +3440,7 @@ type PublishedEndpoint struct {
 
 func (x *PublishedEndpoint) Reset() {
 	*x = PublishedEndpoint{}
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3362,7 +3452,7 @@ func (x *PublishedEndpoint) String() string {
 func (*PublishedEndpoint) ProtoMessage() {}
 
 func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3375,7 +3465,7 @@ func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedEndpoint.ProtoReflect.Descriptor instead.
 func (*PublishedEndpoint) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PublishedEndpoint) GetName() string {
@@ -3419,7 +3509,7 @@ type RemovalProof struct {
 
 func (x *RemovalProof) Reset() {
 	*x = RemovalProof{}
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3431,7 +3521,7 @@ func (x *RemovalProof) String() string {
 func (*RemovalProof) ProtoMessage() {}
 
 func (x *RemovalProof) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3444,7 +3534,7 @@ func (x *RemovalProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovalProof.ProtoReflect.Descriptor instead.
 func (*RemovalProof) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RemovalProof) GetAt() *timestamppb.Timestamp {
@@ -3485,7 +3575,7 @@ type UsageUpload struct {
 
 func (x *UsageUpload) Reset() {
 	*x = UsageUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3497,7 +3587,7 @@ func (x *UsageUpload) String() string {
 func (*UsageUpload) ProtoMessage() {}
 
 func (x *UsageUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3510,7 +3600,7 @@ func (x *UsageUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageUpload.ProtoReflect.Descriptor instead.
 func (*UsageUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UsageUpload) GetSegment() *Envelope {
@@ -3535,7 +3625,7 @@ type UsageAck struct {
 
 func (x *UsageAck) Reset() {
 	*x = UsageAck{}
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3547,7 +3637,7 @@ func (x *UsageAck) String() string {
 func (*UsageAck) ProtoMessage() {}
 
 func (x *UsageAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3560,7 +3650,7 @@ func (x *UsageAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageAck.ProtoReflect.Descriptor instead.
 func (*UsageAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UsageAck) GetIncarnation() string {
@@ -3606,14 +3696,16 @@ type FetchRequest struct {
 	//	*FetchRequest_PartSha256
 	//	*FetchRequest_PullCredential
 	//	*FetchRequest_Bundle
-	Request       isFetchRequest_Request `protobuf_oneof:"request"`
+	Request isFetchRequest_Request `protobuf_oneof:"request"`
+	// With bundle: the version that the node holds. The answer is the newest bundle that may succeed that one; 0: the newest of all.
+	BundleVersion uint64 `protobuf:"varint,4,opt,name=bundle_version,json=bundleVersion,proto3" json:"bundle_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3625,7 +3717,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3638,7 +3730,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *FetchRequest) GetRequest() isFetchRequest_Request {
@@ -3673,6 +3765,13 @@ func (x *FetchRequest) GetBundle() bool {
 		}
 	}
 	return false
+}
+
+func (x *FetchRequest) GetBundleVersion() uint64 {
+	if x != nil {
+		return x.BundleVersion
+	}
+	return 0
 }
 
 type isFetchRequest_Request interface {
@@ -3712,7 +3811,7 @@ type FetchResponse struct {
 
 func (x *FetchResponse) Reset() {
 	*x = FetchResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3724,7 +3823,7 @@ func (x *FetchResponse) String() string {
 func (*FetchResponse) ProtoMessage() {}
 
 func (x *FetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3737,7 +3836,7 @@ func (x *FetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchResponse.ProtoReflect.Descriptor instead.
 func (*FetchResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *FetchResponse) GetRefused() string {
@@ -3777,7 +3876,7 @@ type PullCredentialRequest struct {
 
 func (x *PullCredentialRequest) Reset() {
 	*x = PullCredentialRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3789,7 +3888,7 @@ func (x *PullCredentialRequest) String() string {
 func (*PullCredentialRequest) ProtoMessage() {}
 
 func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3802,7 +3901,7 @@ func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredentialRequest.ProtoReflect.Descriptor instead.
 func (*PullCredentialRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PullCredentialRequest) GetRepository() string {
@@ -3825,7 +3924,7 @@ type PullCredential struct {
 
 func (x *PullCredential) Reset() {
 	*x = PullCredential{}
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3837,7 +3936,7 @@ func (x *PullCredential) String() string {
 func (*PullCredential) ProtoMessage() {}
 
 func (x *PullCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3850,7 +3949,7 @@ func (x *PullCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredential.ProtoReflect.Descriptor instead.
 func (*PullCredential) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PullCredential) GetRegistryHost() string {
@@ -3894,7 +3993,7 @@ type TunnelRequest struct {
 
 func (x *TunnelRequest) Reset() {
 	*x = TunnelRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3906,7 +4005,7 @@ func (x *TunnelRequest) String() string {
 func (*TunnelRequest) ProtoMessage() {}
 
 func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3919,7 +4018,7 @@ func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRequest.ProtoReflect.Descriptor instead.
 func (*TunnelRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *TunnelRequest) GetRequest() isTunnelRequest_Request {
@@ -3960,7 +4059,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3972,7 +4071,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3985,7 +4084,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *LogsRequest) GetMemberId() string {
@@ -4025,7 +4124,7 @@ type TunnelResponse struct {
 
 func (x *TunnelResponse) Reset() {
 	*x = TunnelResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4037,7 +4136,7 @@ func (x *TunnelResponse) String() string {
 func (*TunnelResponse) ProtoMessage() {}
 
 func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4050,7 +4149,7 @@ func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelResponse.ProtoReflect.Descriptor instead.
 func (*TunnelResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *TunnelResponse) GetRefused() string {
@@ -4073,14 +4172,21 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"signatures\"@\n" +
 	"\tSignature\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x1c\n" +
-	"\tsignature\x18\x02 \x01(\fR\tsignature\"\xe8\x01\n" +
+	"\tsignature\x18\x02 \x01(\fR\tsignature\"\xdd\x02\n" +
 	"\vTrustBundle\x12!\n" +
 	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12%\n" +
 	"\x05roles\x18\x04 \x03(\v2\x0f.gpuaas.v1.RoleR\x05roles\x12&\n" +
 	"\x0frevoked_key_ids\x18\x05 \x03(\tR\rrevokedKeyIds\x127\n" +
-	"\tissued_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bissuedAt\"b\n" +
+	"\tissued_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bissuedAt\x129\n" +
+	"\n" +
+	"expires_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x128\n" +
+	"\fmin_versions\x18\b \x03(\v2\x15.gpuaas.v1.MinVersionR\vminVersions\"A\n" +
+	"\n" +
+	"MinVersion\x12\x19\n" +
+	"\bapp_slug\x18\x01 \x01(\tR\aappSlug\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\"b\n" +
 	"\x04Role\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
 	"\x04keys\x18\x02 \x03(\v2\x14.gpuaas.v1.PublicKeyR\x04keys\x12\x1c\n" +
@@ -4111,7 +4217,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\x92\x05\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\xd4\x05\n" +
 	"\bWorkload\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -4136,7 +4242,8 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\astopped\x18\x0f \x01(\bR\astopped\x12:\n" +
 	"\x19readiness_timeout_seconds\x18\x10 \x01(\rR\x17readinessTimeoutSeconds\x12/\n" +
 	"\bfallback\x18\x11 \x01(\v2\x13.gpuaas.v1.WorkloadR\bfallback\x12'\n" +
-	"\x0fparameters_json\x18\x12 \x01(\tR\x0eparametersJson\"\xd9\x03\n" +
+	"\x0fparameters_json\x18\x12 \x01(\tR\x0eparametersJson\x12@\n" +
+	"\x0efirst_named_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\ffirstNamedAt\"\xd9\x03\n" +
 	"\aService\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12#\n" +
@@ -4160,13 +4267,15 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0econtainer_port\x18\x02 \x01(\rR\rcontainerPort\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x16\n" +
-	"\x06expose\x18\x04 \x01(\tR\x06expose\"\x8a\x01\n" +
+	"\x06expose\x18\x04 \x01(\tR\x06expose\"\xa9\x01\n" +
 	"\tResources\x12\x1d\n" +
 	"\n" +
 	"cpu_millis\x18\x01 \x01(\rR\tcpuMillis\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12\x12\n" +
 	"\x04pids\x18\x03 \x01(\rR\x04pids\x12'\n" +
-	"\x0faccelerator_ids\x18\x04 \x03(\tR\x0eacceleratorIds\"\xa9\x01\n" +
+	"\x0faccelerator_ids\x18\x04 \x03(\tR\x0eacceleratorIds\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\x05 \x01(\x04R\tdiskBytes\"\xa9\x01\n" +
 	"\x05Probe\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\tR\x04port\x12\x12\n" +
@@ -4332,7 +4441,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x06bundle\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\x06bundle\x12)\n" +
 	"\x05state\x18\x02 \x01(\v2\x13.gpuaas.v1.EnvelopeR\x05state\x12\x14\n" +
 	"\x05parts\x18\x03 \x03(\fR\x05parts\x12+\n" +
-	"\x06leases\x18\x04 \x01(\v2\x13.gpuaas.v1.EnvelopeR\x06leases\x12\x12\n" +
+	"\x06leases\x18\x04 \x03(\v2\x13.gpuaas.v1.EnvelopeR\x06leases\x12\x12\n" +
 	"\x04last\x18\x05 \x01(\bR\x04last\"\x99\x02\n" +
 	"\x06Report\x12\x18\n" +
 	"\acounter\x18\x01 \x01(\x04R\acounter\x12*\n" +
@@ -4390,12 +4499,13 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x0eposted_segment\x18\x02 \x01(\x04R\rpostedSegment\x12)\n" +
 	"\x10archived_segment\x18\x03 \x01(\x04R\x0farchivedSegment\x12\x18\n" +
 	"\arefused\x18\x04 \x01(\tR\arefused\x12#\n" +
-	"\rposted_sha256\x18\x05 \x01(\fR\fpostedSha256\"\xa3\x01\n" +
+	"\rposted_sha256\x18\x05 \x01(\fR\fpostedSha256\"\xca\x01\n" +
 	"\fFetchRequest\x12!\n" +
 	"\vpart_sha256\x18\x01 \x01(\fH\x00R\n" +
 	"partSha256\x12K\n" +
 	"\x0fpull_credential\x18\x02 \x01(\v2 .gpuaas.v1.PullCredentialRequestH\x00R\x0epullCredential\x12\x18\n" +
-	"\x06bundle\x18\x03 \x01(\bH\x00R\x06bundleB\t\n" +
+	"\x06bundle\x18\x03 \x01(\bH\x00R\x06bundle\x12%\n" +
+	"\x0ebundle_version\x18\x04 \x01(\x04R\rbundleVersionB\t\n" +
 	"\arequest\"\xae\x01\n" +
 	"\rFetchResponse\x12\x18\n" +
 	"\arefused\x18\x01 \x01(\tR\arefused\x12\x12\n" +
@@ -4437,130 +4547,134 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 }
 
 var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_protocol_messages_proto_goTypes = []any{
 	(StreamHeader_Kind)(0),        // 0: gpuaas.v1.StreamHeader.Kind
 	(*Envelope)(nil),              // 1: gpuaas.v1.Envelope
 	(*Signature)(nil),             // 2: gpuaas.v1.Signature
 	(*TrustBundle)(nil),           // 3: gpuaas.v1.TrustBundle
-	(*Role)(nil),                  // 4: gpuaas.v1.Role
-	(*PublicKey)(nil),             // 5: gpuaas.v1.PublicKey
-	(*Delegation)(nil),            // 6: gpuaas.v1.Delegation
-	(*DesiredState)(nil),          // 7: gpuaas.v1.DesiredState
-	(*PartRef)(nil),               // 8: gpuaas.v1.PartRef
-	(*Workload)(nil),              // 9: gpuaas.v1.Workload
-	(*Service)(nil),               // 10: gpuaas.v1.Service
-	(*EnvVar)(nil),                // 11: gpuaas.v1.EnvVar
-	(*Port)(nil),                  // 12: gpuaas.v1.Port
-	(*Resources)(nil),             // 13: gpuaas.v1.Resources
-	(*Probe)(nil),                 // 14: gpuaas.v1.Probe
-	(*Scratch)(nil),               // 15: gpuaas.v1.Scratch
-	(*LeaseBatch)(nil),            // 16: gpuaas.v1.LeaseBatch
-	(*Lease)(nil),                 // 17: gpuaas.v1.Lease
-	(*FrozenPrice)(nil),           // 18: gpuaas.v1.FrozenPrice
-	(*UsageSegment)(nil),          // 19: gpuaas.v1.UsageSegment
-	(*UsageRecord)(nil),           // 20: gpuaas.v1.UsageRecord
-	(*StreamHeader)(nil),          // 21: gpuaas.v1.StreamHeader
-	(*NodeMessage)(nil),           // 22: gpuaas.v1.NodeMessage
-	(*HubMessage)(nil),            // 23: gpuaas.v1.HubMessage
-	(*Hello)(nil),                 // 24: gpuaas.v1.Hello
-	(*NodeFacts)(nil),             // 25: gpuaas.v1.NodeFacts
-	(*Accelerator)(nil),           // 26: gpuaas.v1.Accelerator
-	(*Welcome)(nil),               // 27: gpuaas.v1.Welcome
-	(*PushState)(nil),             // 28: gpuaas.v1.PushState
-	(*PushLeases)(nil),            // 29: gpuaas.v1.PushLeases
-	(*PushBundle)(nil),            // 30: gpuaas.v1.PushBundle
-	(*ReportAck)(nil),             // 31: gpuaas.v1.ReportAck
-	(*Goodbye)(nil),               // 32: gpuaas.v1.Goodbye
-	(*Accepted)(nil),              // 33: gpuaas.v1.Accepted
-	(*Refused)(nil),               // 34: gpuaas.v1.Refused
-	(*Brought)(nil),               // 35: gpuaas.v1.Brought
-	(*Report)(nil),                // 36: gpuaas.v1.Report
-	(*WorkloadStatus)(nil),        // 37: gpuaas.v1.WorkloadStatus
-	(*OwnerRefusal)(nil),          // 38: gpuaas.v1.OwnerRefusal
-	(*PublishedEndpoint)(nil),     // 39: gpuaas.v1.PublishedEndpoint
-	(*RemovalProof)(nil),          // 40: gpuaas.v1.RemovalProof
-	(*UsageUpload)(nil),           // 41: gpuaas.v1.UsageUpload
-	(*UsageAck)(nil),              // 42: gpuaas.v1.UsageAck
-	(*FetchRequest)(nil),          // 43: gpuaas.v1.FetchRequest
-	(*FetchResponse)(nil),         // 44: gpuaas.v1.FetchResponse
-	(*PullCredentialRequest)(nil), // 45: gpuaas.v1.PullCredentialRequest
-	(*PullCredential)(nil),        // 46: gpuaas.v1.PullCredential
-	(*TunnelRequest)(nil),         // 47: gpuaas.v1.TunnelRequest
-	(*LogsRequest)(nil),           // 48: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),        // 49: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil), // 50: google.protobuf.Timestamp
+	(*MinVersion)(nil),            // 4: gpuaas.v1.MinVersion
+	(*Role)(nil),                  // 5: gpuaas.v1.Role
+	(*PublicKey)(nil),             // 6: gpuaas.v1.PublicKey
+	(*Delegation)(nil),            // 7: gpuaas.v1.Delegation
+	(*DesiredState)(nil),          // 8: gpuaas.v1.DesiredState
+	(*PartRef)(nil),               // 9: gpuaas.v1.PartRef
+	(*Workload)(nil),              // 10: gpuaas.v1.Workload
+	(*Service)(nil),               // 11: gpuaas.v1.Service
+	(*EnvVar)(nil),                // 12: gpuaas.v1.EnvVar
+	(*Port)(nil),                  // 13: gpuaas.v1.Port
+	(*Resources)(nil),             // 14: gpuaas.v1.Resources
+	(*Probe)(nil),                 // 15: gpuaas.v1.Probe
+	(*Scratch)(nil),               // 16: gpuaas.v1.Scratch
+	(*LeaseBatch)(nil),            // 17: gpuaas.v1.LeaseBatch
+	(*Lease)(nil),                 // 18: gpuaas.v1.Lease
+	(*FrozenPrice)(nil),           // 19: gpuaas.v1.FrozenPrice
+	(*UsageSegment)(nil),          // 20: gpuaas.v1.UsageSegment
+	(*UsageRecord)(nil),           // 21: gpuaas.v1.UsageRecord
+	(*StreamHeader)(nil),          // 22: gpuaas.v1.StreamHeader
+	(*NodeMessage)(nil),           // 23: gpuaas.v1.NodeMessage
+	(*HubMessage)(nil),            // 24: gpuaas.v1.HubMessage
+	(*Hello)(nil),                 // 25: gpuaas.v1.Hello
+	(*NodeFacts)(nil),             // 26: gpuaas.v1.NodeFacts
+	(*Accelerator)(nil),           // 27: gpuaas.v1.Accelerator
+	(*Welcome)(nil),               // 28: gpuaas.v1.Welcome
+	(*PushState)(nil),             // 29: gpuaas.v1.PushState
+	(*PushLeases)(nil),            // 30: gpuaas.v1.PushLeases
+	(*PushBundle)(nil),            // 31: gpuaas.v1.PushBundle
+	(*ReportAck)(nil),             // 32: gpuaas.v1.ReportAck
+	(*Goodbye)(nil),               // 33: gpuaas.v1.Goodbye
+	(*Accepted)(nil),              // 34: gpuaas.v1.Accepted
+	(*Refused)(nil),               // 35: gpuaas.v1.Refused
+	(*Brought)(nil),               // 36: gpuaas.v1.Brought
+	(*Report)(nil),                // 37: gpuaas.v1.Report
+	(*WorkloadStatus)(nil),        // 38: gpuaas.v1.WorkloadStatus
+	(*OwnerRefusal)(nil),          // 39: gpuaas.v1.OwnerRefusal
+	(*PublishedEndpoint)(nil),     // 40: gpuaas.v1.PublishedEndpoint
+	(*RemovalProof)(nil),          // 41: gpuaas.v1.RemovalProof
+	(*UsageUpload)(nil),           // 42: gpuaas.v1.UsageUpload
+	(*UsageAck)(nil),              // 43: gpuaas.v1.UsageAck
+	(*FetchRequest)(nil),          // 44: gpuaas.v1.FetchRequest
+	(*FetchResponse)(nil),         // 45: gpuaas.v1.FetchResponse
+	(*PullCredentialRequest)(nil), // 46: gpuaas.v1.PullCredentialRequest
+	(*PullCredential)(nil),        // 47: gpuaas.v1.PullCredential
+	(*TunnelRequest)(nil),         // 48: gpuaas.v1.TunnelRequest
+	(*LogsRequest)(nil),           // 49: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),        // 50: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
 	2,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
-	4,  // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	50, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
-	5,  // 3: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
-	5,  // 4: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	50, // 5: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	50, // 6: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	50, // 7: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
-	8,  // 8: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
-	1,  // 9: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
-	1,  // 10: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
-	10, // 11: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
-	9,  // 12: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
-	11, // 13: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
-	12, // 14: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
-	13, // 15: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
-	14, // 16: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
-	15, // 17: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
-	50, // 18: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
-	17, // 19: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
-	18, // 20: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	50, // 21: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	50, // 22: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
-	20, // 23: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	50, // 24: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	50, // 25: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
-	0,  // 26: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
-	24, // 27: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
-	33, // 28: gpuaas.v1.NodeMessage.accepted:type_name -> gpuaas.v1.Accepted
-	34, // 29: gpuaas.v1.NodeMessage.refused:type_name -> gpuaas.v1.Refused
-	36, // 30: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
-	35, // 31: gpuaas.v1.NodeMessage.brought:type_name -> gpuaas.v1.Brought
-	27, // 32: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
-	28, // 33: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
-	29, // 34: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
-	30, // 35: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
-	31, // 36: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
-	32, // 37: gpuaas.v1.HubMessage.goodbye:type_name -> gpuaas.v1.Goodbye
-	25, // 38: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
-	26, // 39: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	50, // 40: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
-	50, // 41: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
-	1,  // 42: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
-	1,  // 43: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
-	1,  // 44: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
-	1,  // 45: gpuaas.v1.Brought.bundle:type_name -> gpuaas.v1.Envelope
-	1,  // 46: gpuaas.v1.Brought.state:type_name -> gpuaas.v1.Envelope
-	1,  // 47: gpuaas.v1.Brought.leases:type_name -> gpuaas.v1.Envelope
-	50, // 48: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
-	37, // 49: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
-	26, // 50: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
-	50, // 51: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	50, // 52: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	50, // 53: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
-	39, // 54: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
-	40, // 55: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
-	1,  // 56: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	50, // 57: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
-	1,  // 58: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
-	45, // 59: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
-	46, // 60: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
-	1,  // 61: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	50, // 62: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	48, // 63: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	64, // [64:64] is the sub-list for method output_type
-	64, // [64:64] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	5,  // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
+	51, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	51, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
+	4,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
+	6,  // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
+	6,  // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
+	51, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	51, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	51, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	9,  // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
+	1,  // 11: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
+	1,  // 12: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
+	11, // 13: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
+	10, // 14: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
+	51, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
+	12, // 16: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
+	13, // 17: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
+	14, // 18: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
+	15, // 19: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
+	16, // 20: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
+	51, // 21: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	18, // 22: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
+	19, // 23: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
+	51, // 24: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	51, // 25: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	21, // 26: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
+	51, // 27: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	51, // 28: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	0,  // 29: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
+	25, // 30: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
+	34, // 31: gpuaas.v1.NodeMessage.accepted:type_name -> gpuaas.v1.Accepted
+	35, // 32: gpuaas.v1.NodeMessage.refused:type_name -> gpuaas.v1.Refused
+	37, // 33: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
+	36, // 34: gpuaas.v1.NodeMessage.brought:type_name -> gpuaas.v1.Brought
+	28, // 35: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
+	29, // 36: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
+	30, // 37: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
+	31, // 38: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
+	32, // 39: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
+	33, // 40: gpuaas.v1.HubMessage.goodbye:type_name -> gpuaas.v1.Goodbye
+	26, // 41: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
+	27, // 42: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
+	51, // 43: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	51, // 44: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	1,  // 45: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
+	1,  // 46: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
+	1,  // 47: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
+	1,  // 48: gpuaas.v1.Brought.bundle:type_name -> gpuaas.v1.Envelope
+	1,  // 49: gpuaas.v1.Brought.state:type_name -> gpuaas.v1.Envelope
+	1,  // 50: gpuaas.v1.Brought.leases:type_name -> gpuaas.v1.Envelope
+	51, // 51: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	38, // 52: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
+	27, // 53: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
+	51, // 54: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	51, // 55: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	51, // 56: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	40, // 57: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
+	41, // 58: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
+	1,  // 59: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
+	51, // 60: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	1,  // 61: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
+	46, // 62: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
+	47, // 63: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
+	1,  // 64: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
+	51, // 65: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	49, // 66: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	67, // [67:67] is the sub-list for method output_type
+	67, // [67:67] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -4568,14 +4682,14 @@ func file_protocol_messages_proto_init() {
 	if File_protocol_messages_proto != nil {
 		return
 	}
-	file_protocol_messages_proto_msgTypes[21].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[22].OneofWrappers = []any{
 		(*NodeMessage_Hello)(nil),
 		(*NodeMessage_Accepted)(nil),
 		(*NodeMessage_Refused)(nil),
 		(*NodeMessage_Report)(nil),
 		(*NodeMessage_Brought)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[22].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[23].OneofWrappers = []any{
 		(*HubMessage_Welcome)(nil),
 		(*HubMessage_PushState)(nil),
 		(*HubMessage_PushLeases)(nil),
@@ -4583,12 +4697,12 @@ func file_protocol_messages_proto_init() {
 		(*HubMessage_ReportAck)(nil),
 		(*HubMessage_Goodbye)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[42].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[43].OneofWrappers = []any{
 		(*FetchRequest_PartSha256)(nil),
 		(*FetchRequest_PullCredential)(nil),
 		(*FetchRequest_Bundle)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[46].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[47].OneofWrappers = []any{
 		(*TunnelRequest_Logs)(nil),
 	}
 	type x struct{}
@@ -4597,7 +4711,7 @@ func file_protocol_messages_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   49,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -157,5 +157,21 @@ func checkShape(env *Envelope, payloadType string, maxBytes int) error {
 	case env.GetPayloadType() != payloadType:
 		return Refuse(RefusalMalformed, "the document is not a %s", payloadType)
 	}
+	for _, s := range env.GetSignatures() {
+		// An envelope is stored as it came: what no key can have made must not take its room there.
+		if !isKeyID(s.GetKeyId()) || len(s.GetSignature()) != ed25519.SignatureSize {
+			return Refuse(RefusalSignature, "a signature has a length that Ed25519 does not have, or names no key")
+		}
+	}
 	return nil
+}
+
+// isKeyID reports whether id has the form that KeyID gives.
+func isKeyID(id string) bool {
+	for _, c := range id {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return len(id) == hex.EncodedLen(sha256.Size)
 }

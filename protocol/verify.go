@@ -87,7 +87,7 @@ func VerifyPart(state Verified[*DesiredState], part []byte) (*Workload, error) {
 			continue
 		}
 		w := &Workload{}
-		if err := proto.Unmarshal(part, w); err != nil {
+		if err := Unmarshal(part, w); err != nil {
 			return nil, &RefusalError{Reason: RefusalMalformed, Detail: "a part cannot be read", Err: err}
 		}
 		if w.GetId() != ref.GetId() {
@@ -171,7 +171,7 @@ func verifyOfNode[M proto.Message](env *Envelope, payloadType string, maxBytes i
 	if ids, _ := signedBy(env, []*PublicKey{key}, nil); len(ids) != 1 {
 		return Verified[M]{}, Refuse(RefusalSignature, "the document is not signed by the node's key")
 	}
-	if err := proto.Unmarshal(env.GetPayload(), m); err != nil {
+	if err := Unmarshal(env.GetPayload(), m); err != nil {
 		return Verified[M]{}, &RefusalError{Reason: RefusalMalformed, Detail: "the document cannot be read", Err: err}
 	}
 	return Verified[M]{message: m, envelope: env, ok: true}, nil
@@ -246,7 +246,7 @@ func verify[T proto.Message](env *Envelope, payloadType string, maxBytes int, b 
 	if err := b.signed(env, role); err != nil {
 		return Verified[T]{}, err
 	}
-	if err := proto.Unmarshal(env.GetPayload(), m); err != nil {
+	if err := Unmarshal(env.GetPayload(), m); err != nil {
 		return Verified[T]{}, &RefusalError{Reason: RefusalMalformed, Detail: "the document cannot be read", Err: err}
 	}
 	return Verified[T]{message: m, envelope: env, ok: true}, nil

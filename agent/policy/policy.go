@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -30,6 +31,13 @@ type Policy struct {
 	Apps Names `yaml:"apps"`
 	// Largest bounds one workload, all of its services together.
 	Largest Size `yaml:"largest_workload"`
+	// Egress bounds what members reach outside the machine.
+	Egress Egress `yaml:"egress"`
+	// ShareWeakIsolation lets workloads of several orgs run side by side although the machine isolates containers weakly.
+	ShareWeakIsolation bool `yaml:"share_weak_isolation"`
+
+	// onlyOrg is the slug of the one org that may use the machine, because of weakness; both are empty where isolation is strong.
+	onlyOrg, weakness string
 }
 
 // Names allows only those listed, where any are, and never those that are listed as never.
@@ -76,6 +84,15 @@ func malformed(reason string, err error) error {
 	return fault.New(fault.Malformed, "policy_invalid", "The owner's policy "+reason+".", err).Lasting()
 }
 
+// ForOneOrg returns the policy with the further rule that only this org may use the machine, where its isolation is weak and the
+// owner does not share it all the same. weak names what is missing.
+func (p Policy) ForOneOrg(orgSlug string, weak []string) Policy {
+	if len(weak) > 0 && !p.ShareWeakIsolation {
+		p.onlyOrg, p.weakness = orgSlug, strings.Join(weak, ", ")
+	}
+	return p
+}
+
 // Refuses gives the rule that keeps the workload off this machine, for its tenant to read; empty where none does.
 func (p Policy) Refuses(w *protocol.Workload) string {
 	if p.Closed {
@@ -83,6 +100,9 @@ func (p Policy) Refuses(w *protocol.Workload) string {
 	}
 	if !p.Orgs.allow(w.GetOrgSlug()) {
 		return "The owner of this node does not accept workloads of this organization."
+	}
+	if p.weakness != "" && w.GetOrgSlug() != p.onlyOrg {
+		return "This node isolates containers weakly (" + p.weakness + ") and is in use by another organization."
 	}
 	if !p.Apps.allow(w.GetAppSlug()) {
 		return "The owner of this node does not accept this app."

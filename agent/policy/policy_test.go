@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -45,6 +46,21 @@ func TestLaw15TheOwnersRulesDecide(t *testing.T) {
 	}
 }
 
+// A machine whose containers may get out serves one org at a time, unless its owner says otherwise.
+func TestAWeaklyIsolatedMachineServesOneOrg(t *testing.T) {
+	acme, other := &protocol.Workload{OrgSlug: "acme"}, &protocol.Workload{OrgSlug: "other"}
+	weak := []string{"runc_vulnerable", "seccomp_unavailable"}
+	closed, err := policy.Parse(nil)
+	require.NoError(t, err)
+	require.Empty(t, closed.ForOneOrg("acme", weak).Refuses(acme))
+	require.Equal(t, "This node isolates containers weakly (runc_vulnerable, seccomp_unavailable) and is in use by another organization.",
+		closed.ForOneOrg("acme", weak).Refuses(other))
+	require.Empty(t, closed.ForOneOrg("acme", nil).Refuses(other))
+	open, err := policy.Parse([]byte("share_weak_isolation: true"))
+	require.NoError(t, err)
+	require.Empty(t, open.ForOneOrg("acme", weak).Refuses(other))
+}
+
 func TestAPolicyWithAnErrorInItIsRefusedAsAWhole(t *testing.T) {
 	for doc, says := range map[string]string{
 		"close: true":                          "field close not found",
@@ -53,9 +69,45 @@ func TestAPolicyWithAnErrorInItIsRefusedAsAWhole(t *testing.T) {
 		"closed: true\n---\nclosed: false":     "must be one document",
 		"largest_workload: {cpu_millis: -1}":   "cannot unmarshal",
 		"closed: [":                            "cannot be read",
+		"egress: some":                         "none, internet or all",
+		"egress: [none]":                       "none, internet or all",
+		"egress: {modus: none}":                "field modus not found",
+		"egress: {allow: [router]}":            "no IPv4 address or network",
+		"egress: {allow: ['10.1.2.3/8']}":      "no IPv4 address or network",
+		"egress: {allow: ['fd00::1']}":         "no IPv4 address or network",
+		"egress: {allow: ['10.1.2.3:0']}":      "no IPv4 address or network",
+		"egress: {allow: ['10.1.2.3:9-8']}":    "no IPv4 address or network",
+		"egress: {allow: ['127.0.0.1:5432']}":  "the machine itself",
 		strings.Repeat("#", policy.MaxBytes+1): "the limit is",
 	} {
 		_, err := policy.Parse([]byte(doc))
 		require.ErrorContains(t, err, says, doc)
+	}
+}
+
+func TestTheOwnerSaysWhatMembersReachOutside(t *testing.T) {
+	destination := func(network string, first, last uint16) policy.Destination {
+		return policy.Destination{Prefix: netip.MustParsePrefix(network), FirstPort: first, LastPort: last}
+	}
+	for doc, want := range map[string]policy.Egress{
+		"":                    {},
+		"egress: none":        {Mode: policy.EgressNone},
+		"egress: internet":    {Mode: policy.EgressInternet},
+		"egress: {mode: all}": {Mode: policy.EgressAll},
+		"egress: {allow: []}": {},
+		"egress: {mode: none, allow: [10.1.2.3, 10.1.0.0/16, '192.168.1.9:443', '10.0.0.0/8:8000-8010']}": {
+			Mode: policy.EgressNone,
+			Allow: []policy.Destination{
+				destination("10.1.2.3/32", 0, 0),
+				destination("10.1.0.0/16", 0, 0),
+				destination("192.168.1.9/32", 443, 443),
+				destination("10.0.0.0/8", 8000, 8010),
+			},
+		},
+	} {
+		p, err := policy.Parse([]byte(doc))
+		require.NoError(t, err, doc)
+		require.Equal(t, want.Mode, p.Egress.Mode, doc)
+		require.ElementsMatch(t, want.Allow, p.Egress.Allow, doc)
 	}
 }

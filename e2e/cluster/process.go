@@ -190,7 +190,8 @@ func StartTicks(pid int) (uint64, error) {
 	return strconv.ParseUint(string(fields[19]), 10, 64)
 }
 
-// EndProcess ends a process that an earlier program started: only if it is still the very one. It waits for its end.
+// EndProcess ends a process that an earlier program started: only if it is still the very one. It waits until the kernel has
+// closed all of its files, so that the locks on them are free.
 func EndProcess(pid int, startTicks uint64, grace time.Duration) error {
 	same := func() bool {
 		t, err := StartTicks(pid)
@@ -201,7 +202,7 @@ func EndProcess(pid int, startTicks uint64, grace time.Duration) error {
 	}
 	_ = syscall.Kill(pid, syscall.SIGTERM)
 	deadline := time.Now().Add(grace)
-	for same() && !zombie(pid) {
+	for same() && !dead(pid) {
 		if time.Now().After(deadline) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 			deadline = deadline.Add(time.Hour)
@@ -211,13 +212,16 @@ func EndProcess(pid int, startTicks uint64, grace time.Duration) error {
 	return nil
 }
 
-func zombie(pid int) bool {
+// dead reports whether a process only waits for its parent to read its exit status. A first thread that has ended is a zombie
+// while others of the process still end, and these hold its open files (proc_pid_stat(5): state and num_threads).
+func dead(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return true
 	}
 	_, rest, _ := bytes.Cut(data, []byte(") "))
-	return len(rest) > 0 && rest[0] == 'Z'
+	fields := bytes.Fields(rest)
+	return len(fields) > 17 && (fields[0][0] == 'Z' || fields[0][0] == 'X') && string(fields[17]) == "1"
 }
 
 func errOr(err, other error) error {

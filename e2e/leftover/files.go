@@ -12,37 +12,19 @@ import (
 	"strings"
 )
 
-// IgnoreEnv names an environment variable with more path prefixes to ignore, separated by colons: for whatever else keeps
-// files on the machine that runs the tests.
-const IgnoreEnv = "GPUAAS_LEFTOVER_IGNORE"
-
 // maxHashedBytes bounds how much of a file under /etc is read to notice a change.
 const maxHashedBytes = 1 << 20
 
-// noise is what comes and goes without anybody's doing, or that is nobody's remainder. Each has its reason.
+// noise is what is nobody's remainder. Each has its reason.
 var noise = regexp.MustCompile(strings.Join([]string{
-	// The Go tool that runs the tests works there.
+	// The Go tool compiles there what tests run; it removes its files itself.
 	`^/tmp/go-(build|link|tool)[^/]*(/|$)`,
-	// The Go linters and language server work there.
-	`^/tmp/(gopath|golangci-lint|gopls)[^/]*(/|$)`,
-	// The package manager and its timers; packages are installed before a test.
-	`^/var/(cache|backups|lib/(apt|dpkg|ucf|man-db|systemd/(timers|coredump)))(/|$)`,
-	// Other programs' logs are rotated at any time.
-	`^/var/log/(journal|apt|sysstat)(/|$)`,
-	// Rotated logs.
-	`^/var/log/.*\.(gz|[0-9]+)$`,
-	// Systemd, udev and logins.
-	`^/run/(systemd|udev|user|log|dbus|utmp)(/|$)`,
-	// The lock file of iptables, made by whoever uses it first and shared by all.
+	// The lock file of iptables, made by the first user and shared by all.
 	`^/run/xtables\.lock$`,
 	// Empty directories that every containerd makes and none removes; what lies in them counts.
 	`^/run/containerd(/(s|fifo|runc))?$`,
 	// The empty directory for named network namespaces; what lies in it counts.
 	`^/run/netns$`,
-	// Private directories of systemd services.
-	`^/(run|tmp|var/tmp)/systemd-private-[^/]*(/|$)`,
-	// Derived files.
-	`^/etc/(mtab|ld\.so\.cache|\.pwd\.lock)$`,
 }, "|"))
 
 func isNoise(path string, extra []string) bool {
@@ -62,7 +44,6 @@ func takeFiles(s *Snapshot) error {
 	if len(roots) == 0 {
 		roots = []string{"/run", "/var", "/tmp", "/etc"}
 	}
-	ignore := append(slices.Clone(s.scope.IgnoreFiles), filepath.SplitList(os.Getenv(IgnoreEnv))...)
 	mounts, err := readMounts()
 	if err != nil {
 		return err
@@ -82,7 +63,7 @@ func takeFiles(s *Snapshot) error {
 			if err != nil {
 				return err
 			}
-			if snapshotContent.MatchString(path) || isNoise(path, ignore) {
+			if snapshotContent.MatchString(path) || isNoise(path, s.scope.IgnoreFiles) {
 				if d.IsDir() && !strings.HasPrefix(path, "/run/containerd") && path != "/run/netns" {
 					return fs.SkipDir
 				}

@@ -42,11 +42,13 @@ type Scope struct {
 	NetNS []string
 	// Files are the trees to walk; empty means /run, /var, /tmp and /etc.
 	Files []string
-	// IgnoreFiles are path prefixes that are not looked at, in addition to the package's own list of noise.
+	// IgnoreFiles are path prefixes that are not looked at, in addition to the package's own short list.
 	IgnoreFiles []string
 	// Contains keeps only items whose text holds one of these; empty keeps all. For tests that share a machine with others:
 	// they name everything they make with one unique word.
 	Contains []string
+	// Skip leaves out what it returns true for, by its identity; nil leaves out nothing.
+	Skip func(id string) bool
 	// KeepImages accepts new images, their content and committed snapshots: cached images may stay (law 9).
 	KeepImages bool
 }
@@ -70,7 +72,7 @@ func Take(scope Scope) (Snapshot, error) {
 }
 
 func (s *Snapshot) add(kind Kind, id, state string) {
-	if len(s.scope.Kinds) > 0 && !slices.Contains(s.scope.Kinds, kind) || !s.scope.covers(id, state) {
+	if len(s.scope.Kinds) > 0 && !slices.Contains(s.scope.Kinds, kind) || !s.scope.covers(id, state) || s.scope.Skip != nil && s.scope.Skip(id) {
 		return
 	}
 	if s.Items[kind] == nil {
@@ -89,10 +91,9 @@ func (c Scope) covers(texts ...string) bool {
 }
 
 // Diff lists what differs, sorted, one line each. What has ended meanwhile and may end at any time — processes, network
-// namespaces, cgroups, files in /tmp — is no difference: it is not left over.
+// namespaces, cgroups — is no difference: it is not left over.
 func Diff(before, after Snapshot) []string {
 	var out []string
-	own := ownCgroup()
 	for _, kind := range []Kind{Process, Mount, NetNS, Link, Route, Firewall, Sysctl, Cgroup, Containerd, File} {
 		was, is := before.Items[kind], after.Items[kind]
 		for id, state := range is {
@@ -100,8 +101,6 @@ func Diff(before, after Snapshot) []string {
 			switch {
 			case !had && kind == Sysctl:
 				// A link that came brings sysctls of its own; the link is reported.
-			case !had && kind == Process && elsewhere(before, state, own):
-				// Somebody else's session or service, which was there before, started it.
 			case !had && kind == NetNS:
 				out = append(out, fmt.Sprintf("%s new: %s %s", kind, id, holders(id)))
 			case !had:
@@ -111,7 +110,7 @@ func Diff(before, after Snapshot) []string {
 			}
 		}
 		for id, state := range was {
-			if _, has := is[id]; !has && !endsByItself(kind, id) {
+			if _, has := is[id]; !has && !endsByItself(kind) {
 				out = append(out, fmt.Sprintf("%s gone: %s %s", kind, id, state))
 			}
 		}
@@ -120,30 +119,13 @@ func Diff(before, after Snapshot) []string {
 	return out
 }
 
-func endsByItself(kind Kind, id string) bool {
+func endsByItself(kind Kind) bool {
 	switch kind {
 	case Process, NetNS, Sysctl, Cgroup:
 		return true
-	case File:
-		return strings.HasPrefix(id, "/tmp/") || strings.HasPrefix(id, "/var/tmp/")
 	default:
 		return false
 	}
-}
-
-// elsewhere reports whether a process runs in a cgroup that existed before and is not the test's own. Whatever a test starts
-// is in the test's cgroup, or in one that was made meanwhile.
-func elsewhere(before Snapshot, process, own string) bool {
-	_, cgroup, found := strings.Cut(process, cgroupMark)
-	if !found || cgroup == own || cgroup == "/" {
-		return false
-	}
-	for dir := range before.Items[Cgroup] {
-		if strings.HasSuffix(dir, cgroup) {
-			return true
-		}
-	}
-	return false
 }
 
 // settleWithin bounds how long Left waits for the kernel, which removes network namespaces and cgroups in its own time.

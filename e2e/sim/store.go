@@ -243,7 +243,6 @@ func (s *store) retire(memberID string, now time.Time) error {
 		},
 	}}
 	delete(s.leases, memberID)
-	delete(s.consumed, memberID)
 	return nil
 }
 

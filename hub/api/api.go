@@ -14,3 +14,8 @@ import _ "embed"
 //
 //go:embed openapi.yaml
 var OpenAPI []byte
+
+// AsyncAPI is asyncapi.yaml as written.
+//
+//go:embed asyncapi.yaml
+var AsyncAPI []byte

@@ -1,13 +1,15 @@
 package api_test
 
 import (
-	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpuaas/gpuaas/hub/api"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
 )
 
 type schemas struct {
@@ -20,10 +22,8 @@ type schemas struct {
 
 // TestBothContractsNameTheSameStatesAndReasons: a reader of events and a reader of answers must not meet different words.
 func TestBothContractsNameTheSameStatesAndReasons(t *testing.T) {
-	text, err := os.ReadFile("asyncapi.yaml")
-	require.NoError(t, err)
 	var events, rest schemas
-	require.NoError(t, yaml.Unmarshal(text, &events))
+	require.NoError(t, yaml.Unmarshal(api.AsyncAPI, &events))
 	require.NoError(t, yaml.Unmarshal(api.OpenAPI, &rest))
 	for _, name := range []string{"AppInstanceStatus", "StatusReason"} {
 		require.NotEmpty(t, rest.Components.Schemas[name].Enum, name)
@@ -31,36 +31,46 @@ func TestBothContractsNameTheSameStatesAndReasons(t *testing.T) {
 	}
 }
 
-// TestEveryEventOfTheLifecycleIsDescribed holds the list of DESIGN §11 against asyncapi.yaml.
-func TestEveryEventOfTheLifecycleIsDescribed(t *testing.T) {
-	text, err := os.ReadFile("asyncapi.yaml")
-	require.NoError(t, err)
+// TestTheContractsHaveTheReasonsOfTheCode: what a tenant may read as a reason stands in one list.
+func TestTheContractsHaveTheReasonsOfTheCode(t *testing.T) {
+	var rest schemas
+	require.NoError(t, yaml.Unmarshal(api.OpenAPI, &rest))
+	var reasons []string
+	for _, r := range instance.Reasons() {
+		reasons = append(reasons, string(r))
+	}
+	require.Equal(t, reasons, rest.Components.Schemas["StatusReason"].Enum)
+}
+
+// TestEveryTypeOfEventIsDescribed: Append writes only event.Types, and asyncapi.yaml has a message in a channel for each of them.
+func TestEveryTypeOfEventIsDescribed(t *testing.T) {
+	type ref struct {
+		Ref string `yaml:"$ref"`
+	}
 	var doc struct {
 		Channels map[string]struct {
-			Messages map[string]struct {
-				Ref string `yaml:"$ref"`
-			} `yaml:"messages"`
+			Address  string         `yaml:"address"`
+			Messages map[string]ref `yaml:"messages"`
 		} `yaml:"channels"`
 		Components struct {
 			Messages map[string]struct {
 				Name    string `yaml:"name"`
-				Payload struct {
-					Ref string `yaml:"$ref"`
-				} `yaml:"payload"`
+				Payload ref    `yaml:"payload"`
 			} `yaml:"messages"`
 			Schemas map[string]any `yaml:"schemas"`
 		} `yaml:"components"`
 	}
-	require.NoError(t, yaml.Unmarshal(text, &doc))
-	types := []string{
-		"requested", "deploying", "running", "upgrade_requested", "upgraded", "rollback_requested", "rolled_back", "start_requested",
-		"stop_requested", "stopped", "decommission_requested", "decommissioned", "failed", "changed", "adopted",
+	require.NoError(t, yaml.Unmarshal(api.AsyncAPI, &doc))
+	var described []string
+	for _, channel := range doc.Channels {
+		for key, message := range channel.Messages {
+			require.Equal(t, "#/components/messages/"+key, message.Ref)
+			m := doc.Components.Messages[key]
+			require.True(t, strings.HasPrefix(m.Name, channel.Address), m.Name)
+			require.Contains(t, doc.Components.Schemas, strings.TrimPrefix(m.Payload.Ref, "#/components/schemas/"))
+			described = append(described, m.Name)
+		}
 	}
-	require.Len(t, doc.Components.Messages, len(types))
-	for _, name := range types {
-		require.Equal(t, "apps.instance."+name, doc.Components.Messages[name].Name)
-		require.Equal(t, "#/components/messages/"+name, doc.Channels["appInstances"].Messages[name].Ref)
-		payload := doc.Components.Messages[name].Payload.Ref
-		require.Contains(t, doc.Components.Schemas, payload[len("#/components/schemas/"):])
-	}
+	require.Len(t, doc.Components.Messages, len(described))
+	require.ElementsMatch(t, event.Types(), described)
 }

@@ -77,6 +77,20 @@ func Check(snap Snapshot, state NodeState) error {
 	return nil
 }
 
+// CheckMember reports whether one member keeps the rules that do not depend on its node: its size, its services, its fallback.
+func CheckMember(m Member) error {
+	part, err := compileMember(m)
+	if err != nil {
+		return err
+	}
+	c := checker{state: NodeState{Parts: []Part{part}}}
+	c.parts()
+	if len(c.found) > 0 {
+		return c.found
+	}
+	return nil
+}
+
 type checker struct {
 	snap  Snapshot
 	state NodeState

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -58,6 +59,8 @@ type Member struct {
 	AppVersion    string
 	Revision      uint64
 	CorrelationID string
+	// NamedAt is when the revision was asked for; its admission is judged as of then. Zero where it is not known.
+	NamedAt time.Time
 	// ManifestEnvelope and DelegationEnvelope are protocol.Envelope in protobuf; the second is empty where the catalog key
 	// itself signed.
 	ManifestEnvelope   []byte
@@ -105,7 +108,7 @@ func (s NodeState) SameAs(other NodeState) bool {
 }
 
 // Compile turns a snapshot into the state of its node. Equal snapshots give equal bytes, whatever the order of their lists.
-// It only translates: Check says whether the result may be signed.
+// It only translates: Check says whether the result may be signed. CompileEach is for what fails it.
 func Compile(snap Snapshot) (NodeState, error) {
 	state := NodeState{NodeID: snap.Node.ID}
 	if snap.Node.Banned {
@@ -167,7 +170,15 @@ func compileWorkload(m Member) (*protocol.Workload, error) {
 		Stopped:                 m.Stopped,
 		ReadinessTimeoutSeconds: wholeSeconds(m.ReadinessTimeout),
 		ParametersJson:          m.ParametersJSON,
+		FirstNamedAt:            timestamp(m.NamedAt),
 	}, nil
+}
+
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
 }
 
 // envelope gives nil for no bytes: an absent delegation is an absent field, not an empty one.

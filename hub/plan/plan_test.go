@@ -127,6 +127,60 @@ func TestLaw14OneAcceleratorOneClaimOneMemberOneCopy(t *testing.T) {
 	}
 }
 
+// A member that breaks a rule is left out of its node's state, or goes on with its last document; its neighbours have theirs.
+func TestAMemberThatBreaksARuleKeepsNoNeighbourOutOfTheState(t *testing.T) {
+	good, err := plan.Compile(goldenSnapshot())
+	require.NoError(t, err)
+	first := goldenSnapshot().Members[0].ID
+	last := map[string][]byte{}
+	for _, p := range good.Parts {
+		last[p.ID] = p.Bytes
+	}
+	cases := map[plan.Rule]func(*plan.Member){
+		plan.RuleTooLarge:             func(m *plan.Member) { m.ParametersJSON = strings.Repeat("x", 1<<20) },
+		plan.RuleServices:             func(m *plan.Member) { m.Services = nil },
+		plan.RuleAllocationFull:       func(m *plan.Member) { m.Services[0].Resources.CpuMillis = 8001 },
+		plan.RuleAllocationUnknown:    func(m *plan.Member) { m.AllocationID = "gone" },
+		plan.RuleAcceleratorUnclaimed: func(m *plan.Member) { m.Services[0].Resources.AcceleratorIds = []string{"GPU-03"} },
+		"manifest envelope":           func(m *plan.Member) { m.ManifestEnvelope = []byte{0xff, 0xff} },
+	}
+	for rule, spoil := range cases {
+		t.Run(string(rule), func(t *testing.T) {
+			snap := goldenSnapshot()
+			spoil(&snap.Members[0])
+			state, left, err := plan.CompileEach(snap, nil)
+			require.NoError(t, err)
+			require.Len(t, left, 1)
+			require.Equal(t, first, left[0].MemberID)
+			require.ErrorContains(t, left[0].Cause, string(rule))
+			require.False(t, left[0].Kept)
+			require.Len(t, state.Parts, len(good.Parts)-1)
+
+			state, left, err = plan.CompileEach(snap, last)
+			require.NoError(t, err)
+			require.True(t, left[0].Kept)
+			require.True(t, state.SameAs(good), "the very documents that the node has")
+
+			snap.Members[0].Stopped = true
+			state, _, err = plan.CompileEach(snap, last)
+			require.NoError(t, err)
+			for _, p := range state.Parts {
+				require.Equal(t, p.ID == first, p.Workload.GetStopped() && !good.Parts[0].Workload.GetStopped(), "a stop takes effect in the last document, too")
+			}
+		})
+	}
+}
+
+// A claim that nobody uses is no reason to refuse a node its state.
+func TestADoubleClaimThatNoMemberUsesLeavesNobodyOut(t *testing.T) {
+	snap := goldenSnapshot()
+	snap.Allocations = append(snap.Allocations, plan.Allocation{ID: "z", NodeID: snap.Node.ID, AcceleratorIDs: snap.Allocations[0].AcceleratorIDs})
+	state, left, err := plan.CompileEach(snap, nil)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	require.Len(t, state.Parts, len(snap.Members))
+}
+
 func TestCheckFindsAStateThatIsNotTheSnapshots(t *testing.T) {
 	cases := map[plan.Rule]func(*plan.NodeState){
 		plan.RuleWrongNode:     func(s *plan.NodeState) { s.NodeID = "node-2" },

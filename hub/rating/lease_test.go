@@ -56,3 +56,38 @@ func TestRenewalsSpreadAroundHalfLife(t *testing.T) {
 	}
 	require.Greater(t, len(seen), 10)
 }
+
+// A node that names a lease whose window does not hold the usage must not choose the price by it.
+func TestUsageIsRatedByALeaseWhoseWindowHoldsIt(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var windows []rating.Window
+		for n := range rapid.IntRange(0, 6).Draw(t, "leases") {
+			from := rapid.Int64Range(0, 100).Draw(t, "from")
+			windows = append(windows, rating.Window{LeaseNo: int64(n + 1), Interval: span(from, from+rapid.Int64Range(1, 60).Draw(t, "length"))})
+		}
+		from := rapid.Int64Range(-10, 160).Draw(t, "usage from")
+		usage := span(from, from+rapid.Int64Range(1, 120).Draw(t, "usage length"))
+		quantity, named := rapid.Int64Range(0, 1000).Draw(t, "quantity"), rapid.Int64Range(0, 8).Draw(t, "named")
+		sum, end := int64(0), usage.From
+		if no, ok := rating.NewLeases(windows).Whole(usage, named); ok {
+			require.Equal(t, []rating.LeasedPart{{Interval: usage, Quantity: quantity, LeaseNo: no}}, rating.NewLeases(windows).Divide(usage, quantity, named))
+		}
+		for _, p := range rating.NewLeases(windows).Divide(usage, quantity, named) {
+			require.True(t, p.From.Equal(end) && p.To.After(p.From), "the pieces follow one another")
+			sum, end = sum+p.Quantity, p.To
+			for _, w := range windows {
+				in := rating.Intersect(p.Interval, []rating.Interval{w.Interval})
+				switch {
+				case w.LeaseNo == p.LeaseNo:
+					require.Equal(t, []rating.Interval{p.Interval}, in, "lease %d rates what it does not cover", p.LeaseNo)
+				case p.LeaseNo == 0:
+					require.Empty(t, in, "lease %d covers what nothing rates", w.LeaseNo)
+				case w.LeaseNo == named:
+					require.NotEqual(t, []rating.Interval{p.Interval}, in, "the named lease covers it and another rates it")
+				}
+			}
+		}
+		require.True(t, end.Equal(usage.To))
+		require.Equal(t, quantity, sum)
+	})
+}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strings"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -108,6 +109,8 @@ func writeImage(tag name.Tag, img v1.Image, options []remote.Option, progress fu
 	}
 	if answer, ok := errors.AsType[*transport.Error](err); ok {
 		switch {
+		case answer.StatusCode == http.StatusForbidden && strings.Contains(err.Error(), "quota_exceeded"):
+			return fault.New(fault.Conflict, "quota_exceeded", "The org may store no more in the registry; ask a platform admin to raise its quota.", err).Lasting()
 		case answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden:
 			return fault.New(fault.Forbidden, "push_refused", "The registry refuses the push; ask for a new publish intent.", err).Lasting()
 		case answer.StatusCode >= http.StatusInternalServerError:

@@ -43,7 +43,7 @@ func (a *app) appsCommand() *cobra.Command {
 		return l.Items, l.NextCursor, err
 	})
 	list.Flags().BoolVar(&entitled, "entitled", false, "only those that the project may launch")
-	return group("apps", "Apps of the catalogue", list,
+	return group("apps", "Apps of the catalogue", list, a.slugsCommand(), a.releaseSlugCommand(), a.transferSlugCommand(),
 		listing(a, "versions APP", "Versions of an app, newest first", cobra.ExactArgs(1), versionColumns(),
 			func(ctx context.Context, s *session, args []string, cursor string) ([]client.AppVersion, string, error) {
 				l, err := client.Read[client.AppVersionList](s.hub.ListAppVersions(ctx, args[0], &client.ListAppVersionsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))

@@ -26,6 +26,8 @@ const (
 	allocation = "0192f0c0-0000-7000-8000-00000000000d"
 	accountID  = "0192f0c0-0000-7000-8000-00000000000e"
 	nodeID     = "0192f0c0-0000-7000-8000-00000000000f"
+	userID     = "0192f0c0-0000-7000-8000-000000000010"
+	tokenID    = "0192f0c0-0000-7000-8000-000000000011"
 )
 
 func TestMain(m *testing.M) {
@@ -83,6 +85,15 @@ type fakeHub struct {
 	instances map[string]*client.AppInstance
 	looks     int
 	keys      []string
+	disabled  bool
+}
+
+func (h *fakeHub) user() client.User {
+	u := client.User{ID: userID, OrgID: orgID, Email: "ada@acme.example", DisplayName: "Ada", Roles: []client.UserRole{"org_member"}, Status: "active"}
+	if h.disabled {
+		u.Status = "disabled"
+	}
+	return u
 }
 
 func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -121,6 +132,45 @@ func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, 200, client.AppList{Items: []client.App{{Slug: "demo", LatestVersion: "1.0.0", RuntimeBackend: "launchable_oci"}}})
 	case "POST " + project + "/allocations":
 		answer(w, 201, client.Allocation{ID: allocation, Status: "active", NodeID: nodeID, CPUCores: 1, FreeCPUCores: "1"})
+	case "GET /orgs/" + orgID + "/users":
+		answer(w, 200, client.UserList{Items: []client.User{h.user()}})
+	case "POST /users/" + userID + "/disable":
+		h.disabled = true
+		answer(w, 200, h.user())
+	case "PUT /users/" + userID + "/roles":
+		var body client.UserRolesPut
+		_ = json.NewDecoder(r.Body).Decode(&body)
+		u := h.user()
+		u.Roles = body.Roles
+		answer(w, 200, u)
+	case "GET /users/" + userID:
+		answer(w, 200, h.user())
+	case "DELETE /orgs/" + orgID + "/users/" + userID, "DELETE /users/" + userID + "/tokens", "DELETE /users/" + orgID + "/tokens/" + tokenID:
+		w.WriteHeader(http.StatusNoContent)
+	case "GET /users/" + orgID + "/tokens":
+		answer(w, 200, client.UserTokenList{Items: []client.UserTokenInfo{{ID: tokenID, UserID: orgID, Description: "laptop"}}})
+	case "GET " + project + "/roles":
+		answer(w, 200, client.ProjectRolesList{Items: []client.ProjectRoles{{UserID: userID, Email: "ada@acme.example", Roles: []client.ProjectRole{"viewer"}}}})
+	case "PUT " + project + "/roles/" + userID:
+		var body client.ProjectRolesPut
+		_ = json.NewDecoder(r.Body).Decode(&body)
+		answer(w, 200, client.ProjectRoles{UserID: userID, Email: "ada@acme.example", Roles: body.Roles})
+	case "GET /orgs/" + orgID + "/quota":
+		answer(w, 200, client.OrgQuota{OrgID: orgID, Items: []client.OrgQuotaItem{{Name: "allocations", Limit: 5, Used: 3, DefaultLimit: 9}}})
+	case "PUT /admin/orgs/" + orgID + "/quota":
+		var body client.OrgQuotaPut
+		_ = json.NewDecoder(r.Body).Decode(&body)
+		q := client.OrgQuota{OrgID: orgID}
+		for _, l := range body.Limits {
+			q.Items = append(q.Items, client.OrgQuotaItem{Name: l.Name, Limit: l.Limit})
+		}
+		answer(w, 200, q)
+	case "GET /orgs/" + orgID + "/app-slugs":
+		answer(w, 200, client.OwnedSlugList{Items: []client.OwnedSlug{{Slug: "vllm", OrgID: orgID}}})
+	case "DELETE /orgs/" + orgID + "/app-slugs/vllm":
+		w.WriteHeader(http.StatusNoContent)
+	case "PUT /admin/apps/catalog/vllm/owner":
+		answer(w, 200, client.OwnedSlug{Slug: "vllm"})
 	case "GET /admin/nodes":
 		answer(w, 200, client.NodeList{Items: []client.Node{{ID: nodeID, Hostname: "node-1", Status: "online"}}})
 	case "POST /admin/nodes/" + nodeID + "/ban":
@@ -147,6 +197,11 @@ func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write([]byte("line " + r.URL.Query().Get("tail_lines") + "\n"))
 	case "GET /billing/usage":
 		answer(w, 200, client.UsageRecordList{Items: []client.UsageRecord{{Meter: "session_seconds", Quantity: "12.5", UsageUnit: "second", AppInstanceID: r.URL.Query().Get("app_instance_id"), ProjectID: r.URL.Query().Get("project_id")}}})
+	case "GET /audit":
+		answer(w, 200, client.AuditRowList{Items: []client.AuditRow{{
+			Actor: client.AuditActor{Type: "user", ID: "u-1"}, Action: r.URL.Query().Get("action"), Outcome: client.AuditOutcome(r.URL.Query().Get("outcome")),
+			Reason: "forbidden", ResourceType: "app_instance", ResourceID: "i-1", CorrelationID: "c-1", At: time.Unix(1_800_000_000, 0),
+		}}})
 	case "GET /billing/ledger":
 		answer(w, 200, client.PostingList{Items: []client.Posting{{PostingID: "p-1", Kind: "usage", Entries: []client.LedgerEntry{
 			{Account: "hold:h", Amount: "-0.5", Currency: "EUR"}, {Account: "platform:revenue", Amount: "0.5", Currency: "EUR"},

@@ -4,7 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"time"
+	"net/http"
 
 	"github.com/spf13/cobra"
 
@@ -27,7 +27,7 @@ func (a *app) orgsCommand() *cobra.Command {
 		return show(s, org, columns)
 	})
 	create.Flags().StringVar(&name, "name", "", "display name; the slug where absent")
-	return group("orgs", "Orgs (platform admin)", create,
+	return group("orgs", "Orgs (platform admin)", create, a.quotaCommand(), a.setQuotaCommand(),
 		listing(a, "list", "Orgs you may see", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Org, string, error) {
 			l, err := client.Read[client.OrgList](s.hub.ListOrgs(ctx, &client.ListOrgsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
 			return l.Items, l.NextCursor, err
@@ -91,11 +91,7 @@ func (a *app) serviceAccountsCommand() *cobra.Command {
 			return show(s, sa, columns)
 		}),
 		a.oneServiceAccount("delete", "Remove a service account for good", func(ctx context.Context, s *session, project, id string) error {
-			res, err := s.hub.DeleteServiceAccount(ctx, project, id, s.editors()...)
-			if err != nil {
-				return err
-			}
-			return res.Body.Close()
+			return closed(s.hub.DeleteServiceAccount(ctx, project, id, s.editors()...))
 		}),
 		listing(a, "list", "Service accounts of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.ServiceAccount, string, error) {
 			project, err := s.projectID(ctx)
@@ -202,56 +198,12 @@ func (a *app) rotateKeyCommand(columns []column[client.ServiceAccount]) *cobra.C
 	return c
 }
 
-func (a *app) usersCommand() *cobra.Command {
-	columns := []column[client.User]{
-		{"EMAIL", func(u client.User) string { return u.Email }},
-		{"NAME", func(u client.User) string { return u.DisplayName }},
-		{"ROLES", func(u client.User) string { return words(u.Roles) }},
-		{"PLATFORM ADMIN", func(u client.User) string { return fmt.Sprint(u.PlatformAdmin) }},
-		{"ORG", func(u client.User) string { return u.OrgID }},
-		{"ID", func(u client.User) string { return u.ID }},
+// closed ends a request whose answer has no content.
+func closed(res *http.Response, err error) error {
+	if err != nil {
+		return err
 	}
-	var (
-		name, org string
-		roles     []string
-		admin     bool
-		life      time.Duration
-	)
-	create := a.action("create EMAIL", "Make a user", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
-		orgID, err := s.orgID(ctx, org)
-		if err != nil {
-			return err
-		}
-		body := client.UserCreate{OrgID: orgID, Email: args[0], DisplayName: or(name, args[0]), PlatformAdmin: admin}
-		for _, r := range roles {
-			body.Roles = append(body.Roles, client.UserRole(r))
-		}
-		u, err := client.Read[client.User](s.hub.CreateUser(ctx, body, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return show(s, u, columns)
-	})
-	create.Flags().StringVar(&name, "name", "", "display name; the address where absent")
-	create.Flags().StringVar(&org, "org", "", "org, by id or slug")
-	create.Flags().StringSliceVar(&roles, "role", nil, "org_admin, org_member or org_billing; may be given again")
-	create.Flags().BoolVar(&admin, "platform-admin", false, "may do everything in every org")
-	token := a.action("token USER_ID", "Make a personal token for a user; it is shown once", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
-		t, err := client.Read[client.UserToken](s.hub.CreateUserToken(ctx, args[0], client.UserTokenCreate{ExpiresInSeconds: int64(life.Seconds())}, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return show(s, t, []column[client.UserToken]{
-			{"TOKEN", func(t client.UserToken) string { return t.Token }},
-			{"EXPIRES", func(t client.UserToken) string { return stamp(t.ExpiresAt) }},
-		})
-	})
-	token.Flags().DurationVar(&life, "life", 0, "how long it is good for; the hub's default where absent")
-	return group("users", "Users (platform admin)", create, token,
-		listing(a, "list", "Users", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.User, string, error) {
-			l, err := client.Read[client.UserList](s.hub.ListUsers(ctx, &client.ListUsersParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
-			return l.Items, l.NextCursor, err
-		}))
+	return res.Body.Close()
 }
 
 func or(value, otherwise string) string {

@@ -29,7 +29,7 @@ func (a *app) recoveryCommand() *cobra.Command {
 			r, err := read(ctx, s)
 			return r.Waiting, "", err
 		})
-	found := listing(a, "findings", "What contradicts the restored data; nothing of it was stopped", cobra.NoArgs, findings,
+	found := listing(a, "findings", "What contradicts the restored data, and what the hub could not process and set aside", cobra.NoArgs, findings,
 		func(ctx context.Context, s *session, _ []string, _ string) ([]client.RecoveryFinding, string, error) {
 			r, err := read(ctx, s)
 			return r.Findings, "", err

@@ -228,6 +228,54 @@ func (e ArtifactSourceType) Valid() bool {
 	}
 }
 
+// Defines values for AuditActorType.
+const (
+	AuditActorTypeAnonymous      AuditActorType = "anonymous"
+	AuditActorTypeNode           AuditActorType = "node"
+	AuditActorTypeServiceAccount AuditActorType = "service_account"
+	AuditActorTypeSystem         AuditActorType = "system"
+	AuditActorTypeUser           AuditActorType = "user"
+)
+
+// Valid indicates whether the value is a known member of the AuditActorType enum.
+func (e AuditActorType) Valid() bool {
+	switch e {
+	case AuditActorTypeAnonymous:
+		return true
+	case AuditActorTypeNode:
+		return true
+	case AuditActorTypeServiceAccount:
+		return true
+	case AuditActorTypeSystem:
+		return true
+	case AuditActorTypeUser:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for AuditOutcome.
+const (
+	AuditOutcomeDenied AuditOutcome = "denied"
+	AuditOutcomeDone   AuditOutcome = "done"
+	AuditOutcomeFailed AuditOutcome = "failed"
+)
+
+// Valid indicates whether the value is a known member of the AuditOutcome enum.
+func (e AuditOutcome) Valid() bool {
+	switch e {
+	case AuditOutcomeDenied:
+		return true
+	case AuditOutcomeDone:
+		return true
+	case AuditOutcomeFailed:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for CapacityShape.
 const (
 	CapacityShapeBaremetal CapacityShape = "baremetal"
@@ -481,6 +529,7 @@ const (
 	PostingKindHoldClosed   PostingKind = "hold_closed"
 	PostingKindHoldExtended PostingKind = "hold_extended"
 	PostingKindHoldOpened   PostingKind = "hold_opened"
+	PostingKindHoldReduced  PostingKind = "hold_reduced"
 	PostingKindUsage        PostingKind = "usage"
 	PostingKindWriteOff     PostingKind = "write_off"
 )
@@ -497,6 +546,8 @@ func (e PostingKind) Valid() bool {
 	case PostingKindHoldExtended:
 		return true
 	case PostingKindHoldOpened:
+		return true
+	case PostingKindHoldReduced:
 		return true
 	case PostingKindUsage:
 		return true
@@ -552,6 +603,27 @@ func (e PriceUnit) Valid() bool {
 	}
 }
 
+// Defines values for ProjectRole.
+const (
+	ProjectRoleAppOperator  ProjectRole = "app_operator"
+	ProjectRoleProjectAdmin ProjectRole = "project_admin"
+	ProjectRoleViewer       ProjectRole = "viewer"
+)
+
+// Valid indicates whether the value is a known member of the ProjectRole enum.
+func (e ProjectRole) Valid() bool {
+	switch e {
+	case ProjectRoleAppOperator:
+		return true
+	case ProjectRoleProjectAdmin:
+		return true
+	case ProjectRoleViewer:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for PublishIntentSignatureScheme.
 const (
 	PublishIntentSignatureSchemeCosignSimpleSigningEd25519 PublishIntentSignatureScheme = "cosign-simple-signing-ed25519"
@@ -588,6 +660,48 @@ func (e PublisherStatus) Valid() bool {
 	}
 }
 
+// Defines values for QuotaName.
+const (
+	QuotaNameAccelerators    QuotaName = "accelerators"
+	QuotaNameAllocations     QuotaName = "allocations"
+	QuotaNameAppInstances    QuotaName = "app_instances"
+	QuotaNameAppSlugs        QuotaName = "app_slugs"
+	QuotaNameCPUCores        QuotaName = "cpu_cores"
+	QuotaNamePublishIntents  QuotaName = "publish_intents"
+	QuotaNameRegistryBytes   QuotaName = "registry_bytes"
+	QuotaNameServiceAccounts QuotaName = "service_accounts"
+	QuotaNameUserTokens      QuotaName = "user_tokens"
+	QuotaNameUsers           QuotaName = "users"
+)
+
+// Valid indicates whether the value is a known member of the QuotaName enum.
+func (e QuotaName) Valid() bool {
+	switch e {
+	case QuotaNameAccelerators:
+		return true
+	case QuotaNameAllocations:
+		return true
+	case QuotaNameAppInstances:
+		return true
+	case QuotaNameAppSlugs:
+		return true
+	case QuotaNameCPUCores:
+		return true
+	case QuotaNamePublishIntents:
+		return true
+	case QuotaNameRegistryBytes:
+		return true
+	case QuotaNameServiceAccounts:
+		return true
+	case QuotaNameUserTokens:
+		return true
+	case QuotaNameUsers:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for RecoveringNodeState.
 const (
 	RecoveringNodeStateOwesUsage RecoveringNodeState = "owes_usage"
@@ -608,24 +722,34 @@ func (e RecoveringNodeState) Valid() bool {
 
 // Defines values for RecoveryFindingKind.
 const (
+	RecoveryFindingKindAccrualFailed          RecoveryFindingKind = "accrual_failed"
 	RecoveryFindingKindAgentTooOld            RecoveryFindingKind = "agent_too_old"
 	RecoveryFindingKindAllocationSuperseded   RecoveryFindingKind = "allocation_superseded"
 	RecoveryFindingKindAllocationUnknown      RecoveryFindingKind = "allocation_unknown"
 	RecoveryFindingKindBundleNewer            RecoveryFindingKind = "bundle_newer"
+	RecoveryFindingKindContactFailed          RecoveryFindingKind = "contact_failed"
 	RecoveryFindingKindDocumentMissing        RecoveryFindingKind = "document_missing"
 	RecoveryFindingKindInstanceDecommissioned RecoveryFindingKind = "instance_decommissioned"
 	RecoveryFindingKindInstanceUnknown        RecoveryFindingKind = "instance_unknown"
 	RecoveryFindingKindLeaseUncovered         RecoveryFindingKind = "lease_uncovered"
+	RecoveryFindingKindMemberLeftOut          RecoveryFindingKind = "member_left_out"
 	RecoveryFindingKindNodeUnknown            RecoveryFindingKind = "node_unknown"
 	RecoveryFindingKindOrgUnknown             RecoveryFindingKind = "org_unknown"
 	RecoveryFindingKindProjectUnknown         RecoveryFindingKind = "project_unknown"
+	RecoveryFindingKindReleaseFailed          RecoveryFindingKind = "release_failed"
+	RecoveryFindingKindRenewalFailed          RecoveryFindingKind = "renewal_failed"
+	RecoveryFindingKindReportFailed           RecoveryFindingKind = "report_failed"
 	RecoveryFindingKindRevisionUnknown        RecoveryFindingKind = "revision_unknown"
+	RecoveryFindingKindSettlementFailed       RecoveryFindingKind = "settlement_failed"
 	RecoveryFindingKindStateUnverified        RecoveryFindingKind = "state_unverified"
+	RecoveryFindingKindUsageSetAside          RecoveryFindingKind = "usage_set_aside"
 )
 
 // Valid indicates whether the value is a known member of the RecoveryFindingKind enum.
 func (e RecoveryFindingKind) Valid() bool {
 	switch e {
+	case RecoveryFindingKindAccrualFailed:
+		return true
 	case RecoveryFindingKindAgentTooOld:
 		return true
 	case RecoveryFindingKindAllocationSuperseded:
@@ -633,6 +757,8 @@ func (e RecoveryFindingKind) Valid() bool {
 	case RecoveryFindingKindAllocationUnknown:
 		return true
 	case RecoveryFindingKindBundleNewer:
+		return true
+	case RecoveryFindingKindContactFailed:
 		return true
 	case RecoveryFindingKindDocumentMissing:
 		return true
@@ -642,15 +768,27 @@ func (e RecoveryFindingKind) Valid() bool {
 		return true
 	case RecoveryFindingKindLeaseUncovered:
 		return true
+	case RecoveryFindingKindMemberLeftOut:
+		return true
 	case RecoveryFindingKindNodeUnknown:
 		return true
 	case RecoveryFindingKindOrgUnknown:
 		return true
 	case RecoveryFindingKindProjectUnknown:
 		return true
+	case RecoveryFindingKindReleaseFailed:
+		return true
+	case RecoveryFindingKindRenewalFailed:
+		return true
+	case RecoveryFindingKindReportFailed:
+		return true
 	case RecoveryFindingKindRevisionUnknown:
 		return true
+	case RecoveryFindingKindSettlementFailed:
+		return true
 	case RecoveryFindingKindStateUnverified:
+		return true
+	case RecoveryFindingKindUsageSetAside:
 		return true
 	default:
 		return false
@@ -805,12 +943,11 @@ func (e ServiceAccountRole) Valid() bool {
 const (
 	StatusReasonCrashLoop             StatusReason = "crash_loop"
 	StatusReasonDeviceFault           StatusReason = "device_fault"
-	StatusReasonDiskFull              StatusReason = "disk_full"
+	StatusReasonDiskLimit             StatusReason = "disk_limit"
 	StatusReasonFeatureMissing        StatusReason = "feature_missing"
 	StatusReasonImagePullFailed       StatusReason = "image_pull_failed"
 	StatusReasonImageSignatureInvalid StatusReason = "image_signature_invalid"
 	StatusReasonInsufficientCapacity  StatusReason = "insufficient_capacity"
-	StatusReasonInsufficientFunds     StatusReason = "insufficient_funds"
 	StatusReasonInternal              StatusReason = "internal"
 	StatusReasonLeaseEnded            StatusReason = "lease_ended"
 	StatusReasonManifestNotAdmitted   StatusReason = "manifest_not_admitted"
@@ -819,7 +956,6 @@ const (
 	StatusReasonOutOfMemory           StatusReason = "out_of_memory"
 	StatusReasonOwnerRefused          StatusReason = "owner_refused"
 	StatusReasonPlacementRequired     StatusReason = "placement_required"
-	StatusReasonPortUnavailable       StatusReason = "port_unavailable"
 	StatusReasonReadinessTimeout      StatusReason = "readiness_timeout"
 )
 
@@ -830,7 +966,7 @@ func (e StatusReason) Valid() bool {
 		return true
 	case StatusReasonDeviceFault:
 		return true
-	case StatusReasonDiskFull:
+	case StatusReasonDiskLimit:
 		return true
 	case StatusReasonFeatureMissing:
 		return true
@@ -839,8 +975,6 @@ func (e StatusReason) Valid() bool {
 	case StatusReasonImageSignatureInvalid:
 		return true
 	case StatusReasonInsufficientCapacity:
-		return true
-	case StatusReasonInsufficientFunds:
 		return true
 	case StatusReasonInternal:
 		return true
@@ -857,8 +991,6 @@ func (e StatusReason) Valid() bool {
 	case StatusReasonOwnerRefused:
 		return true
 	case StatusReasonPlacementRequired:
-		return true
-	case StatusReasonPortUnavailable:
 		return true
 	case StatusReasonReadinessTimeout:
 		return true
@@ -921,16 +1053,37 @@ func (e UsageSource) Valid() bool {
 	}
 }
 
+// Defines values for UserStatus.
+const (
+	UserStatusActive   UserStatus = "active"
+	UserStatusDisabled UserStatus = "disabled"
+)
+
+// Valid indicates whether the value is a known member of the UserStatus enum.
+func (e UserStatus) Valid() bool {
+	switch e {
+	case UserStatusActive:
+		return true
+	case UserStatusDisabled:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for UserRole.
 const (
-	UserRoleOrgAdmin   UserRole = "org_admin"
-	UserRoleOrgBilling UserRole = "org_billing"
-	UserRoleOrgMember  UserRole = "org_member"
+	UserRoleAppPublisher UserRole = "app_publisher"
+	UserRoleOrgAdmin     UserRole = "org_admin"
+	UserRoleOrgBilling   UserRole = "org_billing"
+	UserRoleOrgMember    UserRole = "org_member"
 )
 
 // Valid indicates whether the value is a known member of the UserRole enum.
 func (e UserRole) Valid() bool {
 	switch e {
+	case UserRoleAppPublisher:
+		return true
 	case UserRoleOrgAdmin:
 		return true
 	case UserRoleOrgBilling:
@@ -1138,6 +1291,12 @@ type AppList struct {
 	NextCursor string `json:"next_cursor,omitempty,omitzero"`
 }
 
+// AppSlugTransfer defines model for AppSlugTransfer.
+type AppSlugTransfer struct {
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id,omitempty,omitzero"`
+}
+
 // AppVersion defines model for AppVersion.
 type AppVersion struct {
 	// AppSlug Lower-case letters, digits and inner hyphens.
@@ -1224,6 +1383,55 @@ type ArtifactRegister struct {
 
 // ArtifactSourceType defines model for ArtifactSourceType.
 type ArtifactSourceType string
+
+// AuditActor defines model for AuditActor.
+type AuditActor struct {
+	// ID Absent for the hub itself and for a caller that it does not know
+	ID   string         `json:"id,omitempty,omitzero"`
+	Type AuditActorType `json:"type"`
+}
+
+// AuditActorType defines model for AuditActor.Type.
+type AuditActorType string
+
+// AuditOutcome defines model for AuditOutcome.
+type AuditOutcome string
+
+// AuditRow defines model for AuditRow.
+type AuditRow struct {
+	// Action The permission or the operation, like apps.instance.create
+	Action string     `json:"action"`
+	Actor  AuditActor `json:"actor"`
+
+	// After The resource after; absent where there is none
+	After interface{} `json:"after,omitempty,omitzero"`
+	At    time.Time   `json:"at"`
+
+	// Before The resource before; absent where there was none
+	Before        interface{} `json:"before,omitempty,omitzero"`
+	CorrelationID string      `json:"correlation_id"`
+
+	// ID UUIDv7 in lower case.
+	ID ID `json:"id"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID   ID           `json:"org_id,omitempty,omitzero"`
+	Outcome AuditOutcome `json:"outcome"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id,omitempty,omitzero"`
+
+	// Reason The code of the problem that the caller got; absent where it was done
+	Reason       string `json:"reason,omitempty,omitzero"`
+	ResourceID   string `json:"resource_id"`
+	ResourceType string `json:"resource_type"`
+}
+
+// AuditRowList defines model for AuditRowList.
+type AuditRowList struct {
+	Items      []AuditRow `json:"items"`
+	NextCursor string     `json:"next_cursor,omitempty,omitzero"`
+}
 
 // CapacityShape defines model for CapacityShape.
 type CapacityShape string
@@ -1436,7 +1644,7 @@ type JoinToken struct {
 	// NodeID UUIDv7 in lower case.
 	NodeID ID `json:"node_id,omitempty,omitzero"`
 
-	// RootFingerprint sha256:<hex> of the raw root public key; goes into the enrolment beside the token
+	// RootFingerprint Pin of the root: sha256:<hex> of the raw public key, or root-role-sha256:<hex> of the root role where there are several root keys. Goes into the enrolment beside the token.
 	RootFingerprint string          `json:"root_fingerprint"`
 	Status          JoinTokenStatus `json:"status"`
 
@@ -1537,7 +1745,10 @@ type Node struct {
 	LastRefusal Refusal   `json:"last_refusal,omitempty,omitzero"`
 	LastSeenAt  time.Time `json:"last_seen_at,omitempty,omitzero"`
 	MemoryMib   int64     `json:"memory_mib,omitempty,omitzero"`
-	Os          string    `json:"os,omitempty,omitzero"`
+
+	// OneOrgBecause The conditions for which the node serves one org at a time: user_namespaces_unavailable, seccomp_unavailable, runc_vulnerable. Absent where it isolates well, and where its owner shares it all the same.
+	OneOrgBecause []string `json:"one_org_because,omitempty,omitzero"`
+	Os            string   `json:"os,omitempty,omitzero"`
 
 	// QuarantineReason identity_used_twice: two machines speak with the node's key at the same time. Also among the conditions.
 	QuarantineReason string `json:"quarantine_reason,omitempty,omitzero"`
@@ -1649,6 +1860,50 @@ type OrgCreate struct {
 type OrgList struct {
 	Items      []Org  `json:"items"`
 	NextCursor string `json:"next_cursor,omitempty,omitzero"`
+}
+
+// OrgQuota defines model for OrgQuota.
+type OrgQuota struct {
+	Items []OrgQuotaItem `json:"items"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id"`
+}
+
+// OrgQuotaItem defines model for OrgQuotaItem.
+type OrgQuotaItem struct {
+	DefaultLimit int64 `json:"default_limit"`
+	Limit        int64 `json:"limit"`
+
+	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads; `publish_intents` those that
+	// have not ended; `user_tokens` those that are valid.
+	Name QuotaName `json:"name"`
+	Used int64     `json:"used"`
+}
+
+// OrgQuotaPut defines model for OrgQuotaPut.
+type OrgQuotaPut struct {
+	Limits []QuotaLimit `json:"limits"`
+}
+
+// OwnedSlug defines model for OwnedSlug.
+type OwnedSlug struct {
+	CreatedAt time.Time `json:"created_at"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id,omitempty,omitzero"`
+
+	// Published Versions exist under it
+	Published bool `json:"published"`
+
+	// Slug Lower-case letters, digits and inner hyphens.
+	Slug Slug `json:"slug"`
+}
+
+// OwnedSlugList defines model for OwnedSlugList.
+type OwnedSlugList struct {
+	Items      []OwnedSlug `json:"items"`
+	NextCursor string      `json:"next_cursor,omitempty,omitzero"`
 }
 
 // Period defines model for Period.
@@ -1782,9 +2037,9 @@ type PriceUnit string
 
 // Problem RFC 9457 problem details.
 type Problem struct {
-	// Code Stable and machine-readable
-	Code          string `json:"code"`
-	CorrelationID string `json:"correlation_id"`
+	// Code Stable and machine-readable. The list has all codes of this release; a later one may add some, so a client treats a code that it does not know by the status of the answer.
+	Code          ProblemCode `json:"code"`
+	CorrelationID string      `json:"correlation_id"`
 
 	// Detail For people
 	Detail string         `json:"detail"`
@@ -1794,11 +2049,14 @@ type Problem struct {
 	Type   string         `json:"type"`
 }
 
+// ProblemCode Stable and machine-readable. The list has all codes of this release; a later one may add some, so a client treats a code that it does not know by the status of the answer.
+type ProblemCode = string
+
 // ProblemField defines model for ProblemField.
 type ProblemField struct {
 	Hint string `json:"hint,omitempty,omitzero"`
 
-	// Pointer RFC 6901 pointer into the body, or header/…, query/…, path/… and the name
+	// Pointer RFC 6901 pointer into the body, or header/…, query/…, path/… and the name; budget/… and the name with 429
 	Pointer string `json:"pointer"`
 	Reason  string `json:"reason"`
 }
@@ -1833,6 +2091,30 @@ type ProjectCreate struct {
 type ProjectList struct {
 	Items      []Project `json:"items"`
 	NextCursor string    `json:"next_cursor,omitempty,omitzero"`
+}
+
+// ProjectRole defines model for ProjectRole.
+type ProjectRole string
+
+// ProjectRoles defines model for ProjectRoles.
+type ProjectRoles struct {
+	DisplayName DisplayName   `json:"display_name"`
+	Email       string        `json:"email"`
+	Roles       []ProjectRole `json:"roles"`
+
+	// UserID UUIDv7 in lower case.
+	UserID ID `json:"user_id"`
+}
+
+// ProjectRolesList defines model for ProjectRolesList.
+type ProjectRolesList struct {
+	Items      []ProjectRoles `json:"items"`
+	NextCursor string         `json:"next_cursor,omitempty,omitzero"`
+}
+
+// ProjectRolesPut defines model for ProjectRolesPut.
+type ProjectRolesPut struct {
+	Roles []ProjectRole `json:"roles"`
 }
 
 // PublishIntent defines model for PublishIntent.
@@ -1898,6 +2180,19 @@ type PublisherRegister struct {
 // Quantity Decimal number in usage_unit.
 type Quantity = string
 
+// QuotaLimit defines model for QuotaLimit.
+type QuotaLimit struct {
+	Limit int64 `json:"limit"`
+
+	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads; `publish_intents` those that
+	// have not ended; `user_tokens` those that are valid.
+	Name QuotaName `json:"name"`
+}
+
+// QuotaName `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads; `publish_intents` those that
+// have not ended; `user_tokens` those that are valid.
+type QuotaName string
+
 // RecoveringNode defines model for RecoveringNode.
 type RecoveringNode struct {
 	Hostname string `json:"hostname,omitempty,omitzero"`
@@ -1920,7 +2215,7 @@ type Recovery struct {
 	// Epoch The epoch that began with the restore
 	Epoch int64 `json:"epoch,omitempty,omitzero"`
 
-	// Findings What contradicts the restored rows. None of it was stopped
+	// Findings What contradicts the restored rows, none of which was stopped, and rows that could not be processed and were set aside (kinds that end in _failed, and member_left_out). These go once they are processed
 	Findings []RecoveryFinding `json:"findings"`
 
 	// RestoredAt When the hub was restored last; absent where it never was
@@ -2058,12 +2353,15 @@ type ServiceAccountList struct {
 // ServiceAccountRole defines model for ServiceAccountRole.
 type ServiceAccountRole string
 
-// ServiceAccountTokenRequest Either key_id with private_key_pem, or assertion.
+// ServiceAccountTokenRequest Either an assertion, or key_id with private_key_pem.
 type ServiceAccountTokenRequest struct {
 	Assertion string `json:"assertion,omitempty,omitzero"`
 
 	// KeyID UUIDv7 in lower case.
-	KeyID         ID     `json:"key_id,omitempty,omitzero"`
+	KeyID ID `json:"key_id,omitempty,omitzero"`
+
+	// PrivateKeyPem Send an assertion instead, as the SDK does; it proves the key without sending it.
+	// Deprecated: this property has been marked as deprecated upstream, but no `x-deprecated-reason` was set
 	PrivateKeyPem string `json:"private_key_pem,omitempty,omitzero"`
 
 	// ServiceAccountID UUIDv7 in lower case.
@@ -2161,7 +2459,11 @@ type User struct {
 	OrgID         ID         `json:"org_id,omitempty,omitzero"`
 	PlatformAdmin bool       `json:"platform_admin"`
 	Roles         []UserRole `json:"roles"`
+	Status        UserStatus `json:"status"`
 }
+
+// UserStatus defines model for User.Status.
+type UserStatus string
 
 // UserCreate defines model for UserCreate.
 type UserCreate struct {
@@ -2182,6 +2484,13 @@ type UserList struct {
 
 // UserRole defines model for UserRole.
 type UserRole string
+
+// UserRolesPut defines model for UserRolesPut.
+type UserRolesPut struct {
+	// PlatformAdmin Absent leaves it as it is
+	PlatformAdmin *bool      `json:"platform_admin,omitempty"`
+	Roles         []UserRole `json:"roles"`
+}
 
 // UserToken defines model for UserToken.
 type UserToken struct {
@@ -2204,6 +2513,25 @@ type UserTokenCreate struct {
 
 	// ExpiresInSeconds Absent means 30 days
 	ExpiresInSeconds int64 `json:"expires_in_seconds,omitempty,omitzero"`
+}
+
+// UserTokenInfo defines model for UserTokenInfo.
+type UserTokenInfo struct {
+	CreatedAt   time.Time   `json:"created_at"`
+	Description Description `json:"description"`
+	ExpiresAt   time.Time   `json:"expires_at"`
+
+	// ID UUIDv7 in lower case.
+	ID ID `json:"id"`
+
+	// UserID UUIDv7 in lower case.
+	UserID ID `json:"user_id"`
+}
+
+// UserTokenList defines model for UserTokenList.
+type UserTokenList struct {
+	Items      []UserTokenInfo `json:"items"`
+	NextCursor string          `json:"next_cursor,omitempty,omitzero"`
 }
 
 // VersionName defines model for VersionName.
@@ -2270,6 +2598,9 @@ type Limit = int32
 // NodeID UUIDv7 in lower case.
 type NodeID = ID
 
+// OrgID UUIDv7 in lower case.
+type OrgID = ID
+
 // ProjectID UUIDv7 in lower case.
 type ProjectID = ID
 
@@ -2278,6 +2609,12 @@ type ServiceAccountID = ID
 
 // To defines model for To.
 type To = time.Time
+
+// TokenID UUIDv7 in lower case.
+type TokenID = ID
+
+// UserID UUIDv7 in lower case.
+type UserID = ID
 
 // Version defines model for Version.
 type Version = VersionName
@@ -2351,6 +2688,31 @@ type ListAppVersionsParams struct {
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
 
+// ListAuditParams defines parameters for ListAudit.
+type ListAuditParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor    Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+	OrgID     ID     `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
+	ProjectID ID     `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
+	ActorID   ID     `form:"actor_id,omitempty" json:"actor_id,omitempty,omitzero"`
+
+	// Action Like apps.instance.create
+	Action        string       `form:"action,omitempty" json:"action,omitempty,omitzero"`
+	ResourceType  string       `form:"resource_type,omitempty" json:"resource_type,omitempty,omitzero"`
+	ResourceID    string       `form:"resource_id,omitempty" json:"resource_id,omitempty,omitzero"`
+	CorrelationID string       `form:"correlation_id,omitempty" json:"correlation_id,omitempty,omitzero"`
+	Outcome       AuditOutcome `form:"outcome,omitempty" json:"outcome,omitempty,omitzero"`
+
+	// From Only what ended after this time
+	From From `form:"from,omitempty" json:"from,omitempty,omitzero"`
+
+	// To Only what started before this time
+	To To `form:"to,omitempty" json:"to,omitempty,omitzero"`
+}
+
 // ListLedgerParams defines parameters for ListLedger.
 type ListLedgerParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -2398,6 +2760,24 @@ type GetWalletParams struct {
 
 // ListOrgsParams defines parameters for ListOrgs.
 type ListOrgsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// ListAppSlugsParams defines parameters for ListAppSlugs.
+type ListAppSlugsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// ListOrgUsersParams defines parameters for ListOrgUsers.
+type ListOrgUsersParams struct {
 	// Limit Most items in the answer; absent means 50.
 	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
 
@@ -2491,6 +2871,15 @@ type EstimateCostParams struct {
 	AllocationID ID `form:"allocation_id,omitempty" json:"allocation_id,omitempty,omitzero"`
 }
 
+// ListProjectRolesParams defines parameters for ListProjectRoles.
+type ListProjectRolesParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
 // ListServiceAccountsParams defines parameters for ListServiceAccounts.
 type ListServiceAccountsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -2499,6 +2888,18 @@ type ListServiceAccountsParams struct {
 	// Cursor next_cursor of the page before; opaque.
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
+
+// ListUserTokensParams defines parameters for ListUserTokens.
+type ListUserTokensParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// TransferAppSlugJSONRequestBody defines body for TransferAppSlug for application/json ContentType.
+type TransferAppSlugJSONRequestBody = AppSlugTransfer
 
 // RegisterManifestJSONRequestBody defines body for RegisterManifest for application/json ContentType.
 type RegisterManifestJSONRequestBody = ManifestRegister
@@ -2514,6 +2915,9 @@ type BanNodeJSONRequestBody = NodeBan
 
 // RemoveNodeJSONRequestBody defines body for RemoveNode for application/json ContentType.
 type RemoveNodeJSONRequestBody = NodeRemove
+
+// PutOrgQuotaJSONRequestBody defines body for PutOrgQuota for application/json ContentType.
+type PutOrgQuotaJSONRequestBody = OrgQuotaPut
 
 // CreatePriceJSONRequestBody defines body for CreatePrice for application/json ContentType.
 type CreatePriceJSONRequestBody = PriceCreate
@@ -2566,8 +2970,14 @@ type UpgradeAppInstanceJSONRequestBody = AppInstanceUpgrade
 // PutEntitlementJSONRequestBody defines body for PutEntitlement for application/json ContentType.
 type PutEntitlementJSONRequestBody = EntitlementPut
 
+// PutProjectRolesJSONRequestBody defines body for PutProjectRoles for application/json ContentType.
+type PutProjectRolesJSONRequestBody = ProjectRolesPut
+
 // CreateServiceAccountJSONRequestBody defines body for CreateServiceAccount for application/json ContentType.
 type CreateServiceAccountJSONRequestBody = ServiceAccountCreate
+
+// PutUserRolesJSONRequestBody defines body for PutUserRoles for application/json ContentType.
+type PutUserRolesJSONRequestBody = UserRolesPut
 
 // RequestEditorFn is the function signature for the RequestEditor callback function
 type RequestEditorFn func(ctx context.Context, req *http.Request) error
@@ -2642,6 +3052,20 @@ func WithRequestEditorFn(fn RequestEditorFn) ClientOption {
 
 // The interface specification for the client above.
 type ClientInterface interface {
+
+	// TransferAppSlugWithBody Give an app slug, under which nothing was published, to another org or to the platform (platform admin)
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PUT /admin/apps/catalog/{app_slug}/owner (the `TransferAppSlug` operationId).
+	TransferAppSlugWithBody(ctx context.Context, appSlug AppSlug, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// TransferAppSlug Give an app slug, under which nothing was published, to another org or to the platform (platform admin)
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PUT /admin/apps/catalog/{app_slug}/owner (the `TransferAppSlug` operationId).
+	TransferAppSlug(ctx context.Context, appSlug AppSlug, body TransferAppSlugJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// DeprecateAppVersion Close a version for new instances; those that run go on
 	//
@@ -2771,6 +3195,26 @@ type ClientInterface interface {
 	// Corresponds with POST /admin/nodes/{node_id}/undrain (the `UndrainNode` operationId).
 	UndrainNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// PutOrgQuotaWithBody Set what an org may hold (platform admin)
+	//
+	// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+	// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PUT /admin/orgs/{org_id}/quota (the `PutOrgQuota` operationId).
+	PutOrgQuotaWithBody(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PutOrgQuota Set what an org may hold (platform admin)
+	//
+	// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+	// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PUT /admin/orgs/{org_id}/quota (the `PutOrgQuota` operationId).
+	PutOrgQuota(ctx context.Context, orgID OrgID, body PutOrgQuotaJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// ListPrices The price book
 	//
 	// Corresponds with GET /admin/prices (the `ListPrices` operationId).
@@ -2809,7 +3253,7 @@ type ClientInterface interface {
 	// Corresponds with POST /admin/publishers (the `RegisterPublisher` operationId).
 	RegisterPublisher(ctx context.Context, body RegisterPublisherJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// GetRecovery The last backup and restore of the hub, and what a restored hub still waits for or has found
+	// GetRecovery The last backup and restore of the hub, what a restored hub still waits for, and findings for an admin
 	//
 	// Corresponds with GET /admin/recovery (the `GetRecovery` operationId).
 	GetRecovery(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -2838,14 +3282,14 @@ type ClientInterface interface {
 	// Takes any type of body and a specified content type.
 	//
 	// Corresponds with POST /admin/users/{user_id}/tokens (the `CreateUserToken` operationId).
-	CreateUserTokenWithBody(ctx context.Context, userID ID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+	CreateUserTokenWithBody(ctx context.Context, userID UserID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// CreateUserToken Make a personal token for a user; it is in this answer only
 	//
 	// Takes a body of the `application/json` content type.
 	//
 	// Corresponds with POST /admin/users/{user_id}/tokens (the `CreateUserToken` operationId).
-	CreateUserToken(ctx context.Context, userID ID, body CreateUserTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+	CreateUserToken(ctx context.Context, userID UserID, body CreateUserTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListApps Apps of the catalogue
 	//
@@ -2861,6 +3305,14 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /apps/registry (the `GetRegistry` operationId).
 	GetRegistry(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListAudit The audit trail, newest first
+	//
+	// An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials and failures are
+	// rows as well; what looks like a secret was never written.
+	//
+	// Corresponds with GET /audit (the `ListAudit` operationId).
+	ListAudit(ctx context.Context, params *ListAuditParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// MintServiceAccountTokenWithBody Exchange a service account's key for a short-lived token
 	//
@@ -2931,12 +3383,18 @@ type ClientInterface interface {
 
 	// RenewNodeWithBody Get a new certificate by proof of the node's key, even after the last one expired
 	//
+	// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
+	// its address has none left. Without the proof the answer is the same for every id.
+	//
 	// Takes any type of body and a specified content type.
 	//
 	// Corresponds with POST /nodes/renew (the `RenewNode` operationId).
 	RenewNodeWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// RenewNode Get a new certificate by proof of the node's key, even after the last one expired
+	//
+	// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
+	// its address has none left. Without the proof the answer is the same for every id.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -2966,6 +3424,35 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /orgs (the `CreateOrg` operationId).
 	CreateOrg(ctx context.Context, body CreateOrgJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListAppSlugs App slugs that belong to the org
+	//
+	// Corresponds with GET /orgs/{org_id}/app-slugs (the `ListAppSlugs` operationId).
+	ListAppSlugs(ctx context.Context, orgID OrgID, params *ListAppSlugsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ReleaseAppSlug Give back an app slug under which nothing was published (admins of the org)
+	//
+	// Refused with 409 `app_slug_in_use` while versions, artifacts or open publish intents exist under it.
+	//
+	// Corresponds with DELETE /orgs/{org_id}/app-slugs/{app_slug} (the `ReleaseAppSlug` operationId).
+	ReleaseAppSlug(ctx context.Context, orgID OrgID, appSlug AppSlug, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetOrgQuota What the org may hold, and what it holds (its admins)
+	//
+	// Corresponds with GET /orgs/{org_id}/quota (the `GetOrgQuota` operationId).
+	GetOrgQuota(ctx context.Context, orgID OrgID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListOrgUsers Users of an org (its admins)
+	//
+	// Corresponds with GET /orgs/{org_id}/users (the `ListOrgUsers` operationId).
+	ListOrgUsers(ctx context.Context, orgID OrgID, params *ListOrgUsersParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RemoveOrgUser Remove a user from the org (its admins); roles and tokens end at once
+	//
+	// The account ends, and its address may be used again. A platform admin stays one, without an org.
+	//
+	// Corresponds with DELETE /orgs/{org_id}/users/{user_id} (the `RemoveOrgUser` operationId).
+	RemoveOrgUser(ctx context.Context, orgID OrgID, userID UserID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListProjects Projects the caller may see
 	//
@@ -3138,9 +3625,9 @@ type ClientInterface interface {
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/rollback (the `RollbackAppInstance` operationId).
 	RollbackAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body RollbackAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// StartAppInstance Run a stopped instance again, where it was
+	// StartAppInstance Run a stopped or failed instance again, where it was
 	//
-	// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped.
+	// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped or failed.
 	//
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/start (the `StartAppInstance` operationId).
 	StartAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -3215,6 +3702,29 @@ type ClientInterface interface {
 	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
 	EstimateCost(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// ListProjectRoles Users who hold roles in this project only (admins of the project)
+	//
+	// Corresponds with GET /projects/{project_id}/roles (the `ListProjectRoles` operationId).
+	ListProjectRoles(ctx context.Context, projectID ProjectID, params *ListProjectRolesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PutProjectRolesWithBody Set the roles that a user of the org holds in this project only (admins of the project)
+	//
+	// No role removes the user from the project. Roles held in the whole org are not touched.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PUT /projects/{project_id}/roles/{user_id} (the `PutProjectRoles` operationId).
+	PutProjectRolesWithBody(ctx context.Context, projectID ProjectID, userID UserID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PutProjectRoles Set the roles that a user of the org holds in this project only (admins of the project)
+	//
+	// No role removes the user from the project. Roles held in the whole org are not touched.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PUT /projects/{project_id}/roles/{user_id} (the `PutProjectRoles` operationId).
+	PutProjectRoles(ctx context.Context, projectID ProjectID, userID UserID, body PutProjectRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// ListServiceAccounts Service accounts of the project
 	//
 	// Corresponds with GET /projects/{project_id}/service-accounts (the `ListServiceAccounts` operationId).
@@ -3256,10 +3766,96 @@ type ClientInterface interface {
 
 	// GetTrustBundle The current trust bundle in its signed envelope
 	//
-	// A node compares the root key with the fingerprint it was given and only then trusts anything in it.
+	// A node trusts it only if the pinned root signed it, which is the key with the given fingerprint or the root role with the given digest.
 	//
 	// Corresponds with GET /trust/bundle (the `GetTrustBundle` operationId).
 	GetTrustBundle(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetUser Oneself, or a user of an org that the caller administers
+	//
+	// Corresponds with GET /users/{user_id} (the `GetUser` operationId).
+	GetUser(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DisableUser Refuse a user and all tokens of the user from the next request on
+	//
+	// Tokens that are not revoked count again when the user is enabled. The last platform admin cannot be disabled.
+	//
+	// Corresponds with POST /users/{user_id}/disable (the `DisableUser` operationId).
+	DisableUser(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// EnableUser Let a disabled user in again
+	//
+	// Corresponds with POST /users/{user_id}/enable (the `EnableUser` operationId).
+	EnableUser(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PutUserRolesWithBody Set the roles that a user holds in the whole org (admins of the org)
+	//
+	// `platform_admin` is for platform admins to set; the last one that is not disabled stays one.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PUT /users/{user_id}/roles (the `PutUserRoles` operationId).
+	PutUserRolesWithBody(ctx context.Context, userID UserID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PutUserRoles Set the roles that a user holds in the whole org (admins of the org)
+	//
+	// `platform_admin` is for platform admins to set; the last one that is not disabled stays one.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PUT /users/{user_id}/roles (the `PutUserRoles` operationId).
+	PutUserRoles(ctx context.Context, userID UserID, body PutUserRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RevokeUserTokens Revoke all tokens of a user; they are refused from the next request on
+	//
+	// Corresponds with DELETE /users/{user_id}/tokens (the `RevokeUserTokens` operationId).
+	RevokeUserTokens(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListUserTokens Tokens of a user that still count, without their text
+	//
+	// One's own, or those of a user of an org that the caller administers.
+	//
+	// Corresponds with GET /users/{user_id}/tokens (the `ListUserTokens` operationId).
+	ListUserTokens(ctx context.Context, userID UserID, params *ListUserTokensParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RevokeUserToken Revoke one token; it is refused from the next request on
+	//
+	// Corresponds with DELETE /users/{user_id}/tokens/{token_id} (the `RevokeUserToken` operationId).
+	RevokeUserToken(ctx context.Context, userID UserID, tokenID TokenID, reqEditors ...RequestEditorFn) (*http.Response, error)
+}
+
+// TransferAppSlugWithBody Give an app slug, under which nothing was published, to another org or to the platform (platform admin)
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PUT /admin/apps/catalog/{app_slug}/owner (the `TransferAppSlug` operationId).
+func (c *Client) TransferAppSlugWithBody(ctx context.Context, appSlug AppSlug, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewTransferAppSlugRequestWithBody(c.Server, appSlug, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// TransferAppSlug Give an app slug, under which nothing was published, to another org or to the platform (platform admin)
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PUT /admin/apps/catalog/{app_slug}/owner (the `TransferAppSlug` operationId).
+func (c *Client) TransferAppSlug(ctx context.Context, appSlug AppSlug, body TransferAppSlugJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewTransferAppSlugRequest(c.Server, appSlug, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
 }
 
 // DeprecateAppVersion Close a version for new instances; those that run go on
@@ -3570,6 +4166,46 @@ func (c *Client) UndrainNode(ctx context.Context, nodeID NodeID, reqEditors ...R
 	return c.Client.Do(req)
 }
 
+// PutOrgQuotaWithBody Set what an org may hold (platform admin)
+//
+// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PUT /admin/orgs/{org_id}/quota (the `PutOrgQuota` operationId).
+func (c *Client) PutOrgQuotaWithBody(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPutOrgQuotaRequestWithBody(c.Server, orgID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PutOrgQuota Set what an org may hold (platform admin)
+//
+// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PUT /admin/orgs/{org_id}/quota (the `PutOrgQuota` operationId).
+func (c *Client) PutOrgQuota(ctx context.Context, orgID OrgID, body PutOrgQuotaJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPutOrgQuotaRequest(c.Server, orgID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // ListPrices The price book
 //
 // Corresponds with GET /admin/prices (the `ListPrices` operationId).
@@ -3668,7 +4304,7 @@ func (c *Client) RegisterPublisher(ctx context.Context, body RegisterPublisherJS
 	return c.Client.Do(req)
 }
 
-// GetRecovery The last backup and restore of the hub, and what a restored hub still waits for or has found
+// GetRecovery The last backup and restore of the hub, what a restored hub still waits for, and findings for an admin
 //
 // Corresponds with GET /admin/recovery (the `GetRecovery` operationId).
 func (c *Client) GetRecovery(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -3737,7 +4373,7 @@ func (c *Client) CreateUser(ctx context.Context, body CreateUserJSONRequestBody,
 // Takes any type of body and a specified content type.
 //
 // Corresponds with POST /admin/users/{user_id}/tokens (the `CreateUserToken` operationId).
-func (c *Client) CreateUserTokenWithBody(ctx context.Context, userID ID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+func (c *Client) CreateUserTokenWithBody(ctx context.Context, userID UserID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewCreateUserTokenRequestWithBody(c.Server, userID, contentType, body)
 	if err != nil {
 		return nil, err
@@ -3754,7 +4390,7 @@ func (c *Client) CreateUserTokenWithBody(ctx context.Context, userID ID, content
 // Takes a body of the `application/json` content type.
 //
 // Corresponds with POST /admin/users/{user_id}/tokens (the `CreateUserToken` operationId).
-func (c *Client) CreateUserToken(ctx context.Context, userID ID, body CreateUserTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+func (c *Client) CreateUserToken(ctx context.Context, userID UserID, body CreateUserTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewCreateUserTokenRequest(c.Server, userID, body)
 	if err != nil {
 		return nil, err
@@ -3801,6 +4437,24 @@ func (c *Client) ListAppVersions(ctx context.Context, appSlug AppSlug, params *L
 // Corresponds with GET /apps/registry (the `GetRegistry` operationId).
 func (c *Client) GetRegistry(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetRegistryRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListAudit The audit trail, newest first
+//
+// An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials and failures are
+// rows as well; what looks like a secret was never written.
+//
+// Corresponds with GET /audit (the `ListAudit` operationId).
+func (c *Client) ListAudit(ctx context.Context, params *ListAuditParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListAuditRequest(c.Server, params)
 	if err != nil {
 		return nil, err
 	}
@@ -3970,6 +4624,9 @@ func (c *Client) EnrollNode(ctx context.Context, body EnrollNodeJSONRequestBody,
 
 // RenewNodeWithBody Get a new certificate by proof of the node's key, even after the last one expired
 //
+// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
+// its address has none left. Without the proof the answer is the same for every id.
+//
 // Takes any type of body and a specified content type.
 //
 // Corresponds with POST /nodes/renew (the `RenewNode` operationId).
@@ -3986,6 +4643,9 @@ func (c *Client) RenewNodeWithBody(ctx context.Context, contentType string, body
 }
 
 // RenewNode Get a new certificate by proof of the node's key, even after the last one expired
+//
+// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
+// its address has none left. Without the proof the answer is the same for every id.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -4056,6 +4716,85 @@ func (c *Client) CreateOrgWithBody(ctx context.Context, contentType string, body
 // Corresponds with POST /orgs (the `CreateOrg` operationId).
 func (c *Client) CreateOrg(ctx context.Context, body CreateOrgJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewCreateOrgRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListAppSlugs App slugs that belong to the org
+//
+// Corresponds with GET /orgs/{org_id}/app-slugs (the `ListAppSlugs` operationId).
+func (c *Client) ListAppSlugs(ctx context.Context, orgID OrgID, params *ListAppSlugsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListAppSlugsRequest(c.Server, orgID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ReleaseAppSlug Give back an app slug under which nothing was published (admins of the org)
+//
+// Refused with 409 `app_slug_in_use` while versions, artifacts or open publish intents exist under it.
+//
+// Corresponds with DELETE /orgs/{org_id}/app-slugs/{app_slug} (the `ReleaseAppSlug` operationId).
+func (c *Client) ReleaseAppSlug(ctx context.Context, orgID OrgID, appSlug AppSlug, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewReleaseAppSlugRequest(c.Server, orgID, appSlug)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetOrgQuota What the org may hold, and what it holds (its admins)
+//
+// Corresponds with GET /orgs/{org_id}/quota (the `GetOrgQuota` operationId).
+func (c *Client) GetOrgQuota(ctx context.Context, orgID OrgID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetOrgQuotaRequest(c.Server, orgID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListOrgUsers Users of an org (its admins)
+//
+// Corresponds with GET /orgs/{org_id}/users (the `ListOrgUsers` operationId).
+func (c *Client) ListOrgUsers(ctx context.Context, orgID OrgID, params *ListOrgUsersParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListOrgUsersRequest(c.Server, orgID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RemoveOrgUser Remove a user from the org (its admins); roles and tokens end at once
+//
+// The account ends, and its address may be used again. A platform admin stays one, without an org.
+//
+// Corresponds with DELETE /orgs/{org_id}/users/{user_id} (the `RemoveOrgUser` operationId).
+func (c *Client) RemoveOrgUser(ctx context.Context, orgID OrgID, userID UserID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRemoveOrgUserRequest(c.Server, orgID, userID)
 	if err != nil {
 		return nil, err
 	}
@@ -4487,9 +5226,9 @@ func (c *Client) RollbackAppInstance(ctx context.Context, projectID ProjectID, a
 	return c.Client.Do(req)
 }
 
-// StartAppInstance Run a stopped instance again, where it was
+// StartAppInstance Run a stopped or failed instance again, where it was
 //
-// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped.
+// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped or failed.
 //
 // Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/start (the `StartAppInstance` operationId).
 func (c *Client) StartAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -4664,6 +5403,59 @@ func (c *Client) EstimateCost(ctx context.Context, projectID ProjectID, appSlug 
 	return c.Client.Do(req)
 }
 
+// ListProjectRoles Users who hold roles in this project only (admins of the project)
+//
+// Corresponds with GET /projects/{project_id}/roles (the `ListProjectRoles` operationId).
+func (c *Client) ListProjectRoles(ctx context.Context, projectID ProjectID, params *ListProjectRolesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListProjectRolesRequest(c.Server, projectID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PutProjectRolesWithBody Set the roles that a user of the org holds in this project only (admins of the project)
+//
+// No role removes the user from the project. Roles held in the whole org are not touched.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PUT /projects/{project_id}/roles/{user_id} (the `PutProjectRoles` operationId).
+func (c *Client) PutProjectRolesWithBody(ctx context.Context, projectID ProjectID, userID UserID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPutProjectRolesRequestWithBody(c.Server, projectID, userID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PutProjectRoles Set the roles that a user of the org holds in this project only (admins of the project)
+//
+// No role removes the user from the project. Roles held in the whole org are not touched.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PUT /projects/{project_id}/roles/{user_id} (the `PutProjectRoles` operationId).
+func (c *Client) PutProjectRoles(ctx context.Context, projectID ProjectID, userID UserID, body PutProjectRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPutProjectRolesRequest(c.Server, projectID, userID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // ListServiceAccounts Service accounts of the project
 //
 // Corresponds with GET /projects/{project_id}/service-accounts (the `ListServiceAccounts` operationId).
@@ -4775,7 +5567,7 @@ func (c *Client) GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn
 
 // GetTrustBundle The current trust bundle in its signed envelope
 //
-// A node compares the root key with the fingerprint it was given and only then trusts anything in it.
+// A node trusts it only if the pinned root signed it, which is the key with the given fingerprint or the root role with the given digest.
 //
 // Corresponds with GET /trust/bundle (the `GetTrustBundle` operationId).
 func (c *Client) GetTrustBundle(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -4788,6 +5580,185 @@ func (c *Client) GetTrustBundle(ctx context.Context, reqEditors ...RequestEditor
 		return nil, err
 	}
 	return c.Client.Do(req)
+}
+
+// GetUser Oneself, or a user of an org that the caller administers
+//
+// Corresponds with GET /users/{user_id} (the `GetUser` operationId).
+func (c *Client) GetUser(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetUserRequest(c.Server, userID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DisableUser Refuse a user and all tokens of the user from the next request on
+//
+// Tokens that are not revoked count again when the user is enabled. The last platform admin cannot be disabled.
+//
+// Corresponds with POST /users/{user_id}/disable (the `DisableUser` operationId).
+func (c *Client) DisableUser(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDisableUserRequest(c.Server, userID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// EnableUser Let a disabled user in again
+//
+// Corresponds with POST /users/{user_id}/enable (the `EnableUser` operationId).
+func (c *Client) EnableUser(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewEnableUserRequest(c.Server, userID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PutUserRolesWithBody Set the roles that a user holds in the whole org (admins of the org)
+//
+// `platform_admin` is for platform admins to set; the last one that is not disabled stays one.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PUT /users/{user_id}/roles (the `PutUserRoles` operationId).
+func (c *Client) PutUserRolesWithBody(ctx context.Context, userID UserID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPutUserRolesRequestWithBody(c.Server, userID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PutUserRoles Set the roles that a user holds in the whole org (admins of the org)
+//
+// `platform_admin` is for platform admins to set; the last one that is not disabled stays one.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PUT /users/{user_id}/roles (the `PutUserRoles` operationId).
+func (c *Client) PutUserRoles(ctx context.Context, userID UserID, body PutUserRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPutUserRolesRequest(c.Server, userID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RevokeUserTokens Revoke all tokens of a user; they are refused from the next request on
+//
+// Corresponds with DELETE /users/{user_id}/tokens (the `RevokeUserTokens` operationId).
+func (c *Client) RevokeUserTokens(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRevokeUserTokensRequest(c.Server, userID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListUserTokens Tokens of a user that still count, without their text
+//
+// One's own, or those of a user of an org that the caller administers.
+//
+// Corresponds with GET /users/{user_id}/tokens (the `ListUserTokens` operationId).
+func (c *Client) ListUserTokens(ctx context.Context, userID UserID, params *ListUserTokensParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListUserTokensRequest(c.Server, userID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RevokeUserToken Revoke one token; it is refused from the next request on
+//
+// Corresponds with DELETE /users/{user_id}/tokens/{token_id} (the `RevokeUserToken` operationId).
+func (c *Client) RevokeUserToken(ctx context.Context, userID UserID, tokenID TokenID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRevokeUserTokenRequest(c.Server, userID, tokenID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// NewTransferAppSlugRequest calls the generic TransferAppSlug builder with application/json body
+func NewTransferAppSlugRequest(server string, appSlug AppSlug, body TransferAppSlugJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewTransferAppSlugRequestWithBody(server, appSlug, "application/json", bodyReader)
+}
+
+// NewTransferAppSlugRequestWithBody constructs an http.Request for the TransferAppSlug method, with any body, and a specified content type
+func NewTransferAppSlugRequestWithBody(server string, appSlug AppSlug, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "app_slug", appSlug, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/admin/apps/catalog/%s/owner", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPut, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
 }
 
 // NewDeprecateAppVersionRequest constructs an http.Request for the DeprecateAppVersion method
@@ -5346,6 +6317,53 @@ func NewUndrainNodeRequest(server string, nodeID NodeID) (*http.Request, error) 
 	return req, nil
 }
 
+// NewPutOrgQuotaRequest calls the generic PutOrgQuota builder with application/json body
+func NewPutOrgQuotaRequest(server string, orgID OrgID, body PutOrgQuotaJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewPutOrgQuotaRequestWithBody(server, orgID, "application/json", bodyReader)
+}
+
+// NewPutOrgQuotaRequestWithBody constructs an http.Request for the PutOrgQuota method, with any body, and a specified content type
+func NewPutOrgQuotaRequestWithBody(server string, orgID OrgID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/admin/orgs/%s/quota", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPut, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewListPricesRequest constructs an http.Request for the ListPrices method
 func NewListPricesRequest(server string, params *ListPricesParams) (*http.Request, error) {
 	var err error
@@ -5684,7 +6702,7 @@ func NewCreateUserRequestWithBody(server string, contentType string, body io.Rea
 }
 
 // NewCreateUserTokenRequest calls the generic CreateUserToken builder with application/json body
-func NewCreateUserTokenRequest(server string, userID ID, body CreateUserTokenJSONRequestBody) (*http.Request, error) {
+func NewCreateUserTokenRequest(server string, userID UserID, body CreateUserTokenJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
 	buf, err := json.Marshal(body)
 	if err != nil {
@@ -5695,7 +6713,7 @@ func NewCreateUserTokenRequest(server string, userID ID, body CreateUserTokenJSO
 }
 
 // NewCreateUserTokenRequestWithBody constructs an http.Request for the CreateUserToken method, with any body, and a specified content type
-func NewCreateUserTokenRequestWithBody(server string, userID ID, contentType string, body io.Reader) (*http.Request, error) {
+func NewCreateUserTokenRequestWithBody(server string, userID UserID, contentType string, body io.Reader) (*http.Request, error) {
 	var err error
 
 	var pathParam0 string
@@ -5878,6 +6896,144 @@ func NewGetRegistryRequest(server string) (*http.Request, error) {
 	queryURL, err := serverURL.Parse(operationPath)
 	if err != nil {
 		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListAuditRequest constructs an http.Request for the ListAudit method
+func NewListAuditRequest(server string, params *ListAuditParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/audit")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "org_id", params.OrgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "project_id", params.ProjectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "actor_id", params.ActorID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "action", params.Action, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "resource_type", params.ResourceType, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "resource_id", params.ResourceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "correlation_id", params.CorrelationID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "outcome", params.Outcome, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "from", params.From, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: "date-time"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "to", params.To, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: "date-time"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
 	}
 
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
@@ -6453,6 +7609,252 @@ func NewCreateOrgRequestWithBody(server string, contentType string, body io.Read
 	}
 
 	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewListAppSlugsRequest constructs an http.Request for the ListAppSlugs method
+func NewListAppSlugsRequest(server string, orgID OrgID, params *ListAppSlugsParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/app-slugs", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewReleaseAppSlugRequest constructs an http.Request for the ReleaseAppSlug method
+func NewReleaseAppSlugRequest(server string, orgID OrgID, appSlug AppSlug) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_slug", appSlug, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/app-slugs/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetOrgQuotaRequest constructs an http.Request for the GetOrgQuota method
+func NewGetOrgQuotaRequest(server string, orgID OrgID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/quota", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListOrgUsersRequest constructs an http.Request for the ListOrgUsers method
+func NewListOrgUsersRequest(server string, orgID OrgID, params *ListOrgUsersParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/users", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRemoveOrgUserRequest constructs an http.Request for the RemoveOrgUser method
+func NewRemoveOrgUserRequest(server string, orgID OrgID, userID UserID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "user_id", userID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/users/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
 
 	return req, nil
 }
@@ -7875,6 +9277,125 @@ func NewEstimateCostRequest(server string, projectID ProjectID, appSlug AppSlug,
 	return req, nil
 }
 
+// NewListProjectRolesRequest constructs an http.Request for the ListProjectRoles method
+func NewListProjectRolesRequest(server string, projectID ProjectID, params *ListProjectRolesParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/roles", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewPutProjectRolesRequest calls the generic PutProjectRoles builder with application/json body
+func NewPutProjectRolesRequest(server string, projectID ProjectID, userID UserID, body PutProjectRolesJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewPutProjectRolesRequestWithBody(server, projectID, userID, "application/json", bodyReader)
+}
+
+// NewPutProjectRolesRequestWithBody constructs an http.Request for the PutProjectRoles method, with any body, and a specified content type
+func NewPutProjectRolesRequestWithBody(server string, projectID ProjectID, userID UserID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "user_id", userID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/roles/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPut, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewListServiceAccountsRequest constructs an http.Request for the ListServiceAccounts method
 func NewListServiceAccountsRequest(server string, projectID ProjectID, params *ListServiceAccountsParams) (*http.Request, error) {
 	var err error
@@ -8164,6 +9685,295 @@ func NewGetTrustBundleRequest(server string) (*http.Request, error) {
 	return req, nil
 }
 
+// NewGetUserRequest constructs an http.Request for the GetUser method
+func NewGetUserRequest(server string, userID UserID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "user_id", userID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/users/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewDisableUserRequest constructs an http.Request for the DisableUser method
+func NewDisableUserRequest(server string, userID UserID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "user_id", userID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/users/%s/disable", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewEnableUserRequest constructs an http.Request for the EnableUser method
+func NewEnableUserRequest(server string, userID UserID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "user_id", userID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/users/%s/enable", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewPutUserRolesRequest calls the generic PutUserRoles builder with application/json body
+func NewPutUserRolesRequest(server string, userID UserID, body PutUserRolesJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewPutUserRolesRequestWithBody(server, userID, "application/json", bodyReader)
+}
+
+// NewPutUserRolesRequestWithBody constructs an http.Request for the PutUserRoles method, with any body, and a specified content type
+func NewPutUserRolesRequestWithBody(server string, userID UserID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "user_id", userID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/users/%s/roles", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPut, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewRevokeUserTokensRequest constructs an http.Request for the RevokeUserTokens method
+func NewRevokeUserTokensRequest(server string, userID UserID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "user_id", userID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/users/%s/tokens", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListUserTokensRequest constructs an http.Request for the ListUserTokens method
+func NewListUserTokensRequest(server string, userID UserID, params *ListUserTokensParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "user_id", userID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/users/%s/tokens", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRevokeUserTokenRequest constructs an http.Request for the RevokeUserToken method
+func NewRevokeUserTokenRequest(server string, userID UserID, tokenID TokenID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "user_id", userID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "token_id", tokenID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/users/%s/tokens/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 func (c *Client) applyEditors(ctx context.Context, req *http.Request, additionalEditors []RequestEditorFn) error {
 	for _, r := range c.RequestEditors {
 		if err := r(ctx, req); err != nil {
@@ -8207,6 +10017,20 @@ func WithBaseURL(baseURL string) ClientOption {
 
 // ClientWithResponsesInterface is the interface specification for the client with responses above.
 type ClientWithResponsesInterface interface {
+
+	// TransferAppSlugWithBodyWithResponse Give an app slug, under which nothing was published, to another org or to the platform (platform admin)
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /admin/apps/catalog/{app_slug}/owner (the `TransferAppSlug` operationId).
+	TransferAppSlugWithBodyWithResponse(ctx context.Context, appSlug AppSlug, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*TransferAppSlugResponse, error)
+
+	// TransferAppSlugWithResponse Give an app slug, under which nothing was published, to another org or to the platform (platform admin)
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /admin/apps/catalog/{app_slug}/owner (the `TransferAppSlug` operationId).
+	TransferAppSlugWithResponse(ctx context.Context, appSlug AppSlug, body TransferAppSlugJSONRequestBody, reqEditors ...RequestEditorFn) (*TransferAppSlugResponse, error)
 
 	// DeprecateAppVersionWithResponse Close a version for new instances; those that run go on
 	//
@@ -8352,6 +10176,26 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /admin/nodes/{node_id}/undrain (the `UndrainNode` operationId).
 	UndrainNodeWithResponse(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*UndrainNodeResponse, error)
 
+	// PutOrgQuotaWithBodyWithResponse Set what an org may hold (platform admin)
+	//
+	// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+	// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /admin/orgs/{org_id}/quota (the `PutOrgQuota` operationId).
+	PutOrgQuotaWithBodyWithResponse(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PutOrgQuotaResponse, error)
+
+	// PutOrgQuotaWithResponse Set what an org may hold (platform admin)
+	//
+	// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+	// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /admin/orgs/{org_id}/quota (the `PutOrgQuota` operationId).
+	PutOrgQuotaWithResponse(ctx context.Context, orgID OrgID, body PutOrgQuotaJSONRequestBody, reqEditors ...RequestEditorFn) (*PutOrgQuotaResponse, error)
+
 	// ListPricesWithResponse The price book
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -8394,7 +10238,7 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /admin/publishers (the `RegisterPublisher` operationId).
 	RegisterPublisherWithResponse(ctx context.Context, body RegisterPublisherJSONRequestBody, reqEditors ...RequestEditorFn) (*RegisterPublisherResponse, error)
 
-	// GetRecoveryWithResponse The last backup and restore of the hub, and what a restored hub still waits for or has found
+	// GetRecoveryWithResponse The last backup and restore of the hub, what a restored hub still waits for, and findings for an admin
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -8427,14 +10271,14 @@ type ClientWithResponsesInterface interface {
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with POST /admin/users/{user_id}/tokens (the `CreateUserToken` operationId).
-	CreateUserTokenWithBodyWithResponse(ctx context.Context, userID ID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateUserTokenResponse, error)
+	CreateUserTokenWithBodyWithResponse(ctx context.Context, userID UserID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateUserTokenResponse, error)
 
 	// CreateUserTokenWithResponse Make a personal token for a user; it is in this answer only
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with POST /admin/users/{user_id}/tokens (the `CreateUserToken` operationId).
-	CreateUserTokenWithResponse(ctx context.Context, userID ID, body CreateUserTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateUserTokenResponse, error)
+	CreateUserTokenWithResponse(ctx context.Context, userID UserID, body CreateUserTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateUserTokenResponse, error)
 
 	// ListAppsWithResponse Apps of the catalogue
 	//
@@ -8456,6 +10300,16 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /apps/registry (the `GetRegistry` operationId).
 	GetRegistryWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetRegistryResponse, error)
+
+	// ListAuditWithResponse The audit trail, newest first
+	//
+	// An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials and failures are
+	// rows as well; what looks like a secret was never written.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /audit (the `ListAudit` operationId).
+	ListAuditWithResponse(ctx context.Context, params *ListAuditParams, reqEditors ...RequestEditorFn) (*ListAuditResponse, error)
 
 	// MintServiceAccountTokenWithBodyWithResponse Exchange a service account's key for a short-lived token
 	//
@@ -8536,12 +10390,18 @@ type ClientWithResponsesInterface interface {
 
 	// RenewNodeWithBodyWithResponse Get a new certificate by proof of the node's key, even after the last one expired
 	//
+	// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
+	// its address has none left. Without the proof the answer is the same for every id.
+	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with POST /nodes/renew (the `RenewNode` operationId).
 	RenewNodeWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RenewNodeResponse, error)
 
 	// RenewNodeWithResponse Get a new certificate by proof of the node's key, even after the last one expired
+	//
+	// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
+	// its address has none left. Without the proof the answer is the same for every id.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -8575,6 +10435,45 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /orgs (the `CreateOrg` operationId).
 	CreateOrgWithResponse(ctx context.Context, body CreateOrgJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateOrgResponse, error)
+
+	// ListAppSlugsWithResponse App slugs that belong to the org
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /orgs/{org_id}/app-slugs (the `ListAppSlugs` operationId).
+	ListAppSlugsWithResponse(ctx context.Context, orgID OrgID, params *ListAppSlugsParams, reqEditors ...RequestEditorFn) (*ListAppSlugsResponse, error)
+
+	// ReleaseAppSlugWithResponse Give back an app slug under which nothing was published (admins of the org)
+	//
+	// Refused with 409 `app_slug_in_use` while versions, artifacts or open publish intents exist under it.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /orgs/{org_id}/app-slugs/{app_slug} (the `ReleaseAppSlug` operationId).
+	ReleaseAppSlugWithResponse(ctx context.Context, orgID OrgID, appSlug AppSlug, reqEditors ...RequestEditorFn) (*ReleaseAppSlugResponse, error)
+
+	// GetOrgQuotaWithResponse What the org may hold, and what it holds (its admins)
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /orgs/{org_id}/quota (the `GetOrgQuota` operationId).
+	GetOrgQuotaWithResponse(ctx context.Context, orgID OrgID, reqEditors ...RequestEditorFn) (*GetOrgQuotaResponse, error)
+
+	// ListOrgUsersWithResponse Users of an org (its admins)
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /orgs/{org_id}/users (the `ListOrgUsers` operationId).
+	ListOrgUsersWithResponse(ctx context.Context, orgID OrgID, params *ListOrgUsersParams, reqEditors ...RequestEditorFn) (*ListOrgUsersResponse, error)
+
+	// RemoveOrgUserWithResponse Remove a user from the org (its admins); roles and tokens end at once
+	//
+	// The account ends, and its address may be used again. A platform admin stays one, without an org.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /orgs/{org_id}/users/{user_id} (the `RemoveOrgUser` operationId).
+	RemoveOrgUserWithResponse(ctx context.Context, orgID OrgID, userID UserID, reqEditors ...RequestEditorFn) (*RemoveOrgUserResponse, error)
 
 	// ListProjectsWithResponse Projects the caller may see
 	//
@@ -8769,9 +10668,9 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/rollback (the `RollbackAppInstance` operationId).
 	RollbackAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body RollbackAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*RollbackAppInstanceResponse, error)
 
-	// StartAppInstanceWithResponse Run a stopped instance again, where it was
+	// StartAppInstanceWithResponse Run a stopped or failed instance again, where it was
 	//
-	// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped.
+	// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped or failed.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -8858,6 +10757,31 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
 	EstimateCostWithResponse(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*EstimateCostResponse, error)
 
+	// ListProjectRolesWithResponse Users who hold roles in this project only (admins of the project)
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/roles (the `ListProjectRoles` operationId).
+	ListProjectRolesWithResponse(ctx context.Context, projectID ProjectID, params *ListProjectRolesParams, reqEditors ...RequestEditorFn) (*ListProjectRolesResponse, error)
+
+	// PutProjectRolesWithBodyWithResponse Set the roles that a user of the org holds in this project only (admins of the project)
+	//
+	// No role removes the user from the project. Roles held in the whole org are not touched.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /projects/{project_id}/roles/{user_id} (the `PutProjectRoles` operationId).
+	PutProjectRolesWithBodyWithResponse(ctx context.Context, projectID ProjectID, userID UserID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PutProjectRolesResponse, error)
+
+	// PutProjectRolesWithResponse Set the roles that a user of the org holds in this project only (admins of the project)
+	//
+	// No role removes the user from the project. Roles held in the whole org are not touched.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /projects/{project_id}/roles/{user_id} (the `PutProjectRoles` operationId).
+	PutProjectRolesWithResponse(ctx context.Context, projectID ProjectID, userID UserID, body PutProjectRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*PutProjectRolesResponse, error)
+
 	// ListServiceAccountsWithResponse Service accounts of the project
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -8909,12 +10833,124 @@ type ClientWithResponsesInterface interface {
 
 	// GetTrustBundleWithResponse The current trust bundle in its signed envelope
 	//
-	// A node compares the root key with the fingerprint it was given and only then trusts anything in it.
+	// A node trusts it only if the pinned root signed it, which is the key with the given fingerprint or the root role with the given digest.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with GET /trust/bundle (the `GetTrustBundle` operationId).
 	GetTrustBundleWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetTrustBundleResponse, error)
+
+	// GetUserWithResponse Oneself, or a user of an org that the caller administers
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /users/{user_id} (the `GetUser` operationId).
+	GetUserWithResponse(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*GetUserResponse, error)
+
+	// DisableUserWithResponse Refuse a user and all tokens of the user from the next request on
+	//
+	// Tokens that are not revoked count again when the user is enabled. The last platform admin cannot be disabled.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /users/{user_id}/disable (the `DisableUser` operationId).
+	DisableUserWithResponse(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*DisableUserResponse, error)
+
+	// EnableUserWithResponse Let a disabled user in again
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /users/{user_id}/enable (the `EnableUser` operationId).
+	EnableUserWithResponse(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*EnableUserResponse, error)
+
+	// PutUserRolesWithBodyWithResponse Set the roles that a user holds in the whole org (admins of the org)
+	//
+	// `platform_admin` is for platform admins to set; the last one that is not disabled stays one.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /users/{user_id}/roles (the `PutUserRoles` operationId).
+	PutUserRolesWithBodyWithResponse(ctx context.Context, userID UserID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PutUserRolesResponse, error)
+
+	// PutUserRolesWithResponse Set the roles that a user holds in the whole org (admins of the org)
+	//
+	// `platform_admin` is for platform admins to set; the last one that is not disabled stays one.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /users/{user_id}/roles (the `PutUserRoles` operationId).
+	PutUserRolesWithResponse(ctx context.Context, userID UserID, body PutUserRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*PutUserRolesResponse, error)
+
+	// RevokeUserTokensWithResponse Revoke all tokens of a user; they are refused from the next request on
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /users/{user_id}/tokens (the `RevokeUserTokens` operationId).
+	RevokeUserTokensWithResponse(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*RevokeUserTokensResponse, error)
+
+	// ListUserTokensWithResponse Tokens of a user that still count, without their text
+	//
+	// One's own, or those of a user of an org that the caller administers.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /users/{user_id}/tokens (the `ListUserTokens` operationId).
+	ListUserTokensWithResponse(ctx context.Context, userID UserID, params *ListUserTokensParams, reqEditors ...RequestEditorFn) (*ListUserTokensResponse, error)
+
+	// RevokeUserTokenWithResponse Revoke one token; it is refused from the next request on
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /users/{user_id}/tokens/{token_id} (the `RevokeUserToken` operationId).
+	RevokeUserTokenWithResponse(ctx context.Context, userID UserID, tokenID TokenID, reqEditors ...RequestEditorFn) (*RevokeUserTokenResponse, error)
+}
+
+type TransferAppSlugResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *OwnedSlug
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r TransferAppSlugResponse) GetJSON200() *OwnedSlug {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r TransferAppSlugResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r TransferAppSlugResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r TransferAppSlugResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r TransferAppSlugResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r TransferAppSlugResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
 }
 
 type DeprecateAppVersionResponse struct {
@@ -9541,6 +11577,54 @@ func (r UndrainNodeResponse) ContentType() string {
 	return ""
 }
 
+type PutOrgQuotaResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *OrgQuota
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r PutOrgQuotaResponse) GetJSON200() *OrgQuota {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r PutOrgQuotaResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r PutOrgQuotaResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r PutOrgQuotaResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r PutOrgQuotaResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r PutOrgQuotaResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ListPricesResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -10069,6 +12153,54 @@ func (r GetRegistryResponse) ContentType() string {
 	return ""
 }
 
+type ListAuditResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AuditRowList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListAuditResponse) GetJSON200() *AuditRowList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListAuditResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListAuditResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListAuditResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListAuditResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListAuditResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type MintServiceAccountTokenResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -10591,6 +12723,232 @@ func (r CreateOrgResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r CreateOrgResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListAppSlugsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *OwnedSlugList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListAppSlugsResponse) GetJSON200() *OwnedSlugList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListAppSlugsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListAppSlugsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListAppSlugsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListAppSlugsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListAppSlugsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ReleaseAppSlugResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ReleaseAppSlugResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ReleaseAppSlugResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ReleaseAppSlugResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ReleaseAppSlugResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ReleaseAppSlugResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetOrgQuotaResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *OrgQuota
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetOrgQuotaResponse) GetJSON200() *OrgQuota {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetOrgQuotaResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetOrgQuotaResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetOrgQuotaResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetOrgQuotaResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetOrgQuotaResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListOrgUsersResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *UserList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListOrgUsersResponse) GetJSON200() *UserList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListOrgUsersResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListOrgUsersResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListOrgUsersResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListOrgUsersResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListOrgUsersResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RemoveOrgUserResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RemoveOrgUserResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RemoveOrgUserResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RemoveOrgUserResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RemoveOrgUserResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RemoveOrgUserResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -11838,6 +14196,102 @@ func (r EstimateCostResponse) ContentType() string {
 	return ""
 }
 
+type ListProjectRolesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *ProjectRolesList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListProjectRolesResponse) GetJSON200() *ProjectRolesList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListProjectRolesResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListProjectRolesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListProjectRolesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListProjectRolesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListProjectRolesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type PutProjectRolesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *ProjectRoles
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r PutProjectRolesResponse) GetJSON200() *ProjectRoles {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r PutProjectRolesResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r PutProjectRolesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r PutProjectRolesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r PutProjectRolesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r PutProjectRolesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ListServiceAccountsResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -12167,6 +14621,354 @@ func (r GetTrustBundleResponse) ContentType() string {
 	return ""
 }
 
+type GetUserResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *User
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetUserResponse) GetJSON200() *User {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetUserResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetUserResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetUserResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetUserResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetUserResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type DisableUserResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *User
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r DisableUserResponse) GetJSON200() *User {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r DisableUserResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DisableUserResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DisableUserResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DisableUserResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DisableUserResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type EnableUserResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *User
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r EnableUserResponse) GetJSON200() *User {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r EnableUserResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r EnableUserResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r EnableUserResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r EnableUserResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r EnableUserResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type PutUserRolesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *User
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r PutUserRolesResponse) GetJSON200() *User {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r PutUserRolesResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r PutUserRolesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r PutUserRolesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r PutUserRolesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r PutUserRolesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RevokeUserTokensResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RevokeUserTokensResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RevokeUserTokensResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RevokeUserTokensResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RevokeUserTokensResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RevokeUserTokensResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListUserTokensResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *UserTokenList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListUserTokensResponse) GetJSON200() *UserTokenList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListUserTokensResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListUserTokensResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListUserTokensResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListUserTokensResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListUserTokensResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RevokeUserTokenResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RevokeUserTokenResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RevokeUserTokenResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RevokeUserTokenResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RevokeUserTokenResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RevokeUserTokenResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// TransferAppSlugWithBodyWithResponse Give an app slug, under which nothing was published, to another org or to the platform (platform admin)
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /admin/apps/catalog/{app_slug}/owner (the `TransferAppSlug` operationId).
+func (c *ClientWithResponses) TransferAppSlugWithBodyWithResponse(ctx context.Context, appSlug AppSlug, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*TransferAppSlugResponse, error) {
+	rsp, err := c.TransferAppSlugWithBody(ctx, appSlug, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseTransferAppSlugResponse(rsp)
+}
+
+// TransferAppSlugWithResponse Give an app slug, under which nothing was published, to another org or to the platform (platform admin)
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /admin/apps/catalog/{app_slug}/owner (the `TransferAppSlug` operationId).
+func (c *ClientWithResponses) TransferAppSlugWithResponse(ctx context.Context, appSlug AppSlug, body TransferAppSlugJSONRequestBody, reqEditors ...RequestEditorFn) (*TransferAppSlugResponse, error) {
+	rsp, err := c.TransferAppSlug(ctx, appSlug, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseTransferAppSlugResponse(rsp)
+}
+
 // DeprecateAppVersionWithResponse Close a version for new instances; those that run go on
 //
 // Returns a wrapper object for the known response body format(s).
@@ -12419,6 +15221,38 @@ func (c *ClientWithResponses) UndrainNodeWithResponse(ctx context.Context, nodeI
 	return ParseUndrainNodeResponse(rsp)
 }
 
+// PutOrgQuotaWithBodyWithResponse Set what an org may hold (platform admin)
+//
+// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /admin/orgs/{org_id}/quota (the `PutOrgQuota` operationId).
+func (c *ClientWithResponses) PutOrgQuotaWithBodyWithResponse(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PutOrgQuotaResponse, error) {
+	rsp, err := c.PutOrgQuotaWithBody(ctx, orgID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePutOrgQuotaResponse(rsp)
+}
+
+// PutOrgQuotaWithResponse Set what an org may hold (platform admin)
+//
+// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /admin/orgs/{org_id}/quota (the `PutOrgQuota` operationId).
+func (c *ClientWithResponses) PutOrgQuotaWithResponse(ctx context.Context, orgID OrgID, body PutOrgQuotaJSONRequestBody, reqEditors ...RequestEditorFn) (*PutOrgQuotaResponse, error) {
+	rsp, err := c.PutOrgQuota(ctx, orgID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePutOrgQuotaResponse(rsp)
+}
+
 // ListPricesWithResponse The price book
 //
 // Returns a wrapper object for the known response body format(s).
@@ -12497,7 +15331,7 @@ func (c *ClientWithResponses) RegisterPublisherWithResponse(ctx context.Context,
 	return ParseRegisterPublisherResponse(rsp)
 }
 
-// GetRecoveryWithResponse The last backup and restore of the hub, and what a restored hub still waits for or has found
+// GetRecoveryWithResponse The last backup and restore of the hub, what a restored hub still waits for, and findings for an admin
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -12554,7 +15388,7 @@ func (c *ClientWithResponses) CreateUserWithResponse(ctx context.Context, body C
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
 // Corresponds with POST /admin/users/{user_id}/tokens (the `CreateUserToken` operationId).
-func (c *ClientWithResponses) CreateUserTokenWithBodyWithResponse(ctx context.Context, userID ID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateUserTokenResponse, error) {
+func (c *ClientWithResponses) CreateUserTokenWithBodyWithResponse(ctx context.Context, userID UserID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateUserTokenResponse, error) {
 	rsp, err := c.CreateUserTokenWithBody(ctx, userID, contentType, body, reqEditors...)
 	if err != nil {
 		return nil, err
@@ -12567,7 +15401,7 @@ func (c *ClientWithResponses) CreateUserTokenWithBodyWithResponse(ctx context.Co
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
 // Corresponds with POST /admin/users/{user_id}/tokens (the `CreateUserToken` operationId).
-func (c *ClientWithResponses) CreateUserTokenWithResponse(ctx context.Context, userID ID, body CreateUserTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateUserTokenResponse, error) {
+func (c *ClientWithResponses) CreateUserTokenWithResponse(ctx context.Context, userID UserID, body CreateUserTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateUserTokenResponse, error) {
 	rsp, err := c.CreateUserToken(ctx, userID, body, reqEditors...)
 	if err != nil {
 		return nil, err
@@ -12612,6 +15446,22 @@ func (c *ClientWithResponses) GetRegistryWithResponse(ctx context.Context, reqEd
 		return nil, err
 	}
 	return ParseGetRegistryResponse(rsp)
+}
+
+// ListAuditWithResponse The audit trail, newest first
+//
+// An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials and failures are
+// rows as well; what looks like a secret was never written.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /audit (the `ListAudit` operationId).
+func (c *ClientWithResponses) ListAuditWithResponse(ctx context.Context, params *ListAuditParams, reqEditors ...RequestEditorFn) (*ListAuditResponse, error) {
+	rsp, err := c.ListAudit(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListAuditResponse(rsp)
 }
 
 // MintServiceAccountTokenWithBodyWithResponse Exchange a service account's key for a short-lived token
@@ -12747,6 +15597,9 @@ func (c *ClientWithResponses) EnrollNodeWithResponse(ctx context.Context, body E
 
 // RenewNodeWithBodyWithResponse Get a new certificate by proof of the node's key, even after the last one expired
 //
+// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
+// its address has none left. Without the proof the answer is the same for every id.
+//
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
 // Corresponds with POST /nodes/renew (the `RenewNode` operationId).
@@ -12759,6 +15612,9 @@ func (c *ClientWithResponses) RenewNodeWithBodyWithResponse(ctx context.Context,
 }
 
 // RenewNodeWithResponse Get a new certificate by proof of the node's key, even after the last one expired
+//
+// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
+// its address has none left. Without the proof the answer is the same for every id.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -12821,6 +15677,75 @@ func (c *ClientWithResponses) CreateOrgWithResponse(ctx context.Context, body Cr
 		return nil, err
 	}
 	return ParseCreateOrgResponse(rsp)
+}
+
+// ListAppSlugsWithResponse App slugs that belong to the org
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /orgs/{org_id}/app-slugs (the `ListAppSlugs` operationId).
+func (c *ClientWithResponses) ListAppSlugsWithResponse(ctx context.Context, orgID OrgID, params *ListAppSlugsParams, reqEditors ...RequestEditorFn) (*ListAppSlugsResponse, error) {
+	rsp, err := c.ListAppSlugs(ctx, orgID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListAppSlugsResponse(rsp)
+}
+
+// ReleaseAppSlugWithResponse Give back an app slug under which nothing was published (admins of the org)
+//
+// Refused with 409 `app_slug_in_use` while versions, artifacts or open publish intents exist under it.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /orgs/{org_id}/app-slugs/{app_slug} (the `ReleaseAppSlug` operationId).
+func (c *ClientWithResponses) ReleaseAppSlugWithResponse(ctx context.Context, orgID OrgID, appSlug AppSlug, reqEditors ...RequestEditorFn) (*ReleaseAppSlugResponse, error) {
+	rsp, err := c.ReleaseAppSlug(ctx, orgID, appSlug, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseReleaseAppSlugResponse(rsp)
+}
+
+// GetOrgQuotaWithResponse What the org may hold, and what it holds (its admins)
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /orgs/{org_id}/quota (the `GetOrgQuota` operationId).
+func (c *ClientWithResponses) GetOrgQuotaWithResponse(ctx context.Context, orgID OrgID, reqEditors ...RequestEditorFn) (*GetOrgQuotaResponse, error) {
+	rsp, err := c.GetOrgQuota(ctx, orgID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetOrgQuotaResponse(rsp)
+}
+
+// ListOrgUsersWithResponse Users of an org (its admins)
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /orgs/{org_id}/users (the `ListOrgUsers` operationId).
+func (c *ClientWithResponses) ListOrgUsersWithResponse(ctx context.Context, orgID OrgID, params *ListOrgUsersParams, reqEditors ...RequestEditorFn) (*ListOrgUsersResponse, error) {
+	rsp, err := c.ListOrgUsers(ctx, orgID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListOrgUsersResponse(rsp)
+}
+
+// RemoveOrgUserWithResponse Remove a user from the org (its admins); roles and tokens end at once
+//
+// The account ends, and its address may be used again. A platform admin stays one, without an org.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /orgs/{org_id}/users/{user_id} (the `RemoveOrgUser` operationId).
+func (c *ClientWithResponses) RemoveOrgUserWithResponse(ctx context.Context, orgID OrgID, userID UserID, reqEditors ...RequestEditorFn) (*RemoveOrgUserResponse, error) {
+	rsp, err := c.RemoveOrgUser(ctx, orgID, userID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRemoveOrgUserResponse(rsp)
 }
 
 // ListProjectsWithResponse Projects the caller may see
@@ -13166,9 +16091,9 @@ func (c *ClientWithResponses) RollbackAppInstanceWithResponse(ctx context.Contex
 	return ParseRollbackAppInstanceResponse(rsp)
 }
 
-// StartAppInstanceWithResponse Run a stopped instance again, where it was
+// StartAppInstanceWithResponse Run a stopped or failed instance again, where it was
 //
-// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped.
+// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped or failed.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -13315,6 +16240,49 @@ func (c *ClientWithResponses) EstimateCostWithResponse(ctx context.Context, proj
 	return ParseEstimateCostResponse(rsp)
 }
 
+// ListProjectRolesWithResponse Users who hold roles in this project only (admins of the project)
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/roles (the `ListProjectRoles` operationId).
+func (c *ClientWithResponses) ListProjectRolesWithResponse(ctx context.Context, projectID ProjectID, params *ListProjectRolesParams, reqEditors ...RequestEditorFn) (*ListProjectRolesResponse, error) {
+	rsp, err := c.ListProjectRoles(ctx, projectID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListProjectRolesResponse(rsp)
+}
+
+// PutProjectRolesWithBodyWithResponse Set the roles that a user of the org holds in this project only (admins of the project)
+//
+// No role removes the user from the project. Roles held in the whole org are not touched.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /projects/{project_id}/roles/{user_id} (the `PutProjectRoles` operationId).
+func (c *ClientWithResponses) PutProjectRolesWithBodyWithResponse(ctx context.Context, projectID ProjectID, userID UserID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PutProjectRolesResponse, error) {
+	rsp, err := c.PutProjectRolesWithBody(ctx, projectID, userID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePutProjectRolesResponse(rsp)
+}
+
+// PutProjectRolesWithResponse Set the roles that a user of the org holds in this project only (admins of the project)
+//
+// No role removes the user from the project. Roles held in the whole org are not touched.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /projects/{project_id}/roles/{user_id} (the `PutProjectRoles` operationId).
+func (c *ClientWithResponses) PutProjectRolesWithResponse(ctx context.Context, projectID ProjectID, userID UserID, body PutProjectRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*PutProjectRolesResponse, error) {
+	rsp, err := c.PutProjectRoles(ctx, projectID, userID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePutProjectRolesResponse(rsp)
+}
+
 // ListServiceAccountsWithResponse Service accounts of the project
 //
 // Returns a wrapper object for the known response body format(s).
@@ -13408,7 +16376,7 @@ func (c *ClientWithResponses) GetReadinessWithResponse(ctx context.Context, reqE
 
 // GetTrustBundleWithResponse The current trust bundle in its signed envelope
 //
-// A node compares the root key with the fingerprint it was given and only then trusts anything in it.
+// A node trusts it only if the pinned root signed it, which is the key with the given fingerprint or the root role with the given digest.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -13419,6 +16387,151 @@ func (c *ClientWithResponses) GetTrustBundleWithResponse(ctx context.Context, re
 		return nil, err
 	}
 	return ParseGetTrustBundleResponse(rsp)
+}
+
+// GetUserWithResponse Oneself, or a user of an org that the caller administers
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /users/{user_id} (the `GetUser` operationId).
+func (c *ClientWithResponses) GetUserWithResponse(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*GetUserResponse, error) {
+	rsp, err := c.GetUser(ctx, userID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetUserResponse(rsp)
+}
+
+// DisableUserWithResponse Refuse a user and all tokens of the user from the next request on
+//
+// Tokens that are not revoked count again when the user is enabled. The last platform admin cannot be disabled.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /users/{user_id}/disable (the `DisableUser` operationId).
+func (c *ClientWithResponses) DisableUserWithResponse(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*DisableUserResponse, error) {
+	rsp, err := c.DisableUser(ctx, userID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDisableUserResponse(rsp)
+}
+
+// EnableUserWithResponse Let a disabled user in again
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /users/{user_id}/enable (the `EnableUser` operationId).
+func (c *ClientWithResponses) EnableUserWithResponse(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*EnableUserResponse, error) {
+	rsp, err := c.EnableUser(ctx, userID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseEnableUserResponse(rsp)
+}
+
+// PutUserRolesWithBodyWithResponse Set the roles that a user holds in the whole org (admins of the org)
+//
+// `platform_admin` is for platform admins to set; the last one that is not disabled stays one.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /users/{user_id}/roles (the `PutUserRoles` operationId).
+func (c *ClientWithResponses) PutUserRolesWithBodyWithResponse(ctx context.Context, userID UserID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PutUserRolesResponse, error) {
+	rsp, err := c.PutUserRolesWithBody(ctx, userID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePutUserRolesResponse(rsp)
+}
+
+// PutUserRolesWithResponse Set the roles that a user holds in the whole org (admins of the org)
+//
+// `platform_admin` is for platform admins to set; the last one that is not disabled stays one.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /users/{user_id}/roles (the `PutUserRoles` operationId).
+func (c *ClientWithResponses) PutUserRolesWithResponse(ctx context.Context, userID UserID, body PutUserRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*PutUserRolesResponse, error) {
+	rsp, err := c.PutUserRoles(ctx, userID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePutUserRolesResponse(rsp)
+}
+
+// RevokeUserTokensWithResponse Revoke all tokens of a user; they are refused from the next request on
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /users/{user_id}/tokens (the `RevokeUserTokens` operationId).
+func (c *ClientWithResponses) RevokeUserTokensWithResponse(ctx context.Context, userID UserID, reqEditors ...RequestEditorFn) (*RevokeUserTokensResponse, error) {
+	rsp, err := c.RevokeUserTokens(ctx, userID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRevokeUserTokensResponse(rsp)
+}
+
+// ListUserTokensWithResponse Tokens of a user that still count, without their text
+//
+// One's own, or those of a user of an org that the caller administers.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /users/{user_id}/tokens (the `ListUserTokens` operationId).
+func (c *ClientWithResponses) ListUserTokensWithResponse(ctx context.Context, userID UserID, params *ListUserTokensParams, reqEditors ...RequestEditorFn) (*ListUserTokensResponse, error) {
+	rsp, err := c.ListUserTokens(ctx, userID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListUserTokensResponse(rsp)
+}
+
+// RevokeUserTokenWithResponse Revoke one token; it is refused from the next request on
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /users/{user_id}/tokens/{token_id} (the `RevokeUserToken` operationId).
+func (c *ClientWithResponses) RevokeUserTokenWithResponse(ctx context.Context, userID UserID, tokenID TokenID, reqEditors ...RequestEditorFn) (*RevokeUserTokenResponse, error) {
+	rsp, err := c.RevokeUserToken(ctx, userID, tokenID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRevokeUserTokenResponse(rsp)
+}
+
+// ParseTransferAppSlugResponse parses an HTTP response from a TransferAppSlugWithResponse call
+func ParseTransferAppSlugResponse(rsp *http.Response) (*TransferAppSlugResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &TransferAppSlugResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest OwnedSlug
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
 }
 
 // ParseDeprecateAppVersionResponse parses an HTTP response from a DeprecateAppVersionWithResponse call
@@ -13850,6 +16963,39 @@ func ParseUndrainNodeResponse(rsp *http.Response) (*UndrainNodeResponse, error) 
 	return response, nil
 }
 
+// ParsePutOrgQuotaResponse parses an HTTP response from a PutOrgQuotaWithResponse call
+func ParsePutOrgQuotaResponse(rsp *http.Response) (*PutOrgQuotaResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &PutOrgQuotaResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest OrgQuota
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseListPricesResponse parses an HTTP response from a ListPricesWithResponse call
 func ParseListPricesResponse(rsp *http.Response) (*ListPricesResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -14196,6 +17342,39 @@ func ParseGetRegistryResponse(rsp *http.Response) (*GetRegistryResponse, error) 
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest Registry
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListAuditResponse parses an HTTP response from a ListAuditWithResponse call
+func ParseListAuditResponse(rsp *http.Response) (*ListAuditResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListAuditResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AuditRowList
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}
@@ -14563,6 +17742,163 @@ func ParseCreateOrgResponse(rsp *http.Response) (*CreateOrgResponse, error) {
 			return nil, err
 		}
 		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListAppSlugsResponse parses an HTTP response from a ListAppSlugsWithResponse call
+func ParseListAppSlugsResponse(rsp *http.Response) (*ListAppSlugsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListAppSlugsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest OwnedSlugList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseReleaseAppSlugResponse parses an HTTP response from a ReleaseAppSlugWithResponse call
+func ParseReleaseAppSlugResponse(rsp *http.Response) (*ReleaseAppSlugResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ReleaseAppSlugResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetOrgQuotaResponse parses an HTTP response from a GetOrgQuotaWithResponse call
+func ParseGetOrgQuotaResponse(rsp *http.Response) (*GetOrgQuotaResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetOrgQuotaResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest OrgQuota
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListOrgUsersResponse parses an HTTP response from a ListOrgUsersWithResponse call
+func ParseListOrgUsersResponse(rsp *http.Response) (*ListOrgUsersResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListOrgUsersResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest UserList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRemoveOrgUserResponse parses an HTTP response from a RemoveOrgUserWithResponse call
+func ParseRemoveOrgUserResponse(rsp *http.Response) (*RemoveOrgUserResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RemoveOrgUserResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem
@@ -15427,6 +18763,72 @@ func ParseEstimateCostResponse(rsp *http.Response) (*EstimateCostResponse, error
 	return response, nil
 }
 
+// ParseListProjectRolesResponse parses an HTTP response from a ListProjectRolesWithResponse call
+func ParseListProjectRolesResponse(rsp *http.Response) (*ListProjectRolesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListProjectRolesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest ProjectRolesList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParsePutProjectRolesResponse parses an HTTP response from a PutProjectRolesWithResponse call
+func ParsePutProjectRolesResponse(rsp *http.Response) (*PutProjectRolesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &PutProjectRolesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest ProjectRoles
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseListServiceAccountsResponse parses an HTTP response from a ListServiceAccountsWithResponse call
 func ParseListServiceAccountsResponse(rsp *http.Response) (*ListServiceAccountsResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -15641,6 +19043,229 @@ func ParseGetTrustBundleResponse(rsp *http.Response) (*GetTrustBundleResponse, e
 			return nil, err
 		}
 		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetUserResponse parses an HTTP response from a GetUserWithResponse call
+func ParseGetUserResponse(rsp *http.Response) (*GetUserResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetUserResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest User
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseDisableUserResponse parses an HTTP response from a DisableUserWithResponse call
+func ParseDisableUserResponse(rsp *http.Response) (*DisableUserResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DisableUserResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest User
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseEnableUserResponse parses an HTTP response from a EnableUserWithResponse call
+func ParseEnableUserResponse(rsp *http.Response) (*EnableUserResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &EnableUserResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest User
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParsePutUserRolesResponse parses an HTTP response from a PutUserRolesWithResponse call
+func ParsePutUserRolesResponse(rsp *http.Response) (*PutUserRolesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &PutUserRolesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest User
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRevokeUserTokensResponse parses an HTTP response from a RevokeUserTokensWithResponse call
+func ParseRevokeUserTokensResponse(rsp *http.Response) (*RevokeUserTokensResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RevokeUserTokensResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListUserTokensResponse parses an HTTP response from a ListUserTokensWithResponse call
+func ParseListUserTokensResponse(rsp *http.Response) (*ListUserTokensResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListUserTokensResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest UserTokenList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRevokeUserTokenResponse parses an HTTP response from a RevokeUserTokenWithResponse call
+func ParseRevokeUserTokenResponse(rsp *http.Response) (*RevokeUserTokenResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RevokeUserTokenResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem

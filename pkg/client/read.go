@@ -21,7 +21,15 @@ func Read[T any](res *http.Response, err error) (T, error) {
 		return out, err
 	}
 	defer func() { _ = res.Body.Close() }()
-	if err := json.NewDecoder(io.LimitReader(res.Body, maxAnswerBytes)).Decode(&out); err != nil {
+	body, err := io.ReadAll(io.LimitReader(res.Body, maxAnswerBytes))
+	if err != nil && res.Request != nil {
+		// The hub went away in the middle of its answer.
+		return out, unreachable(res.Request, err)
+	}
+	if err == nil {
+		err = json.Unmarshal(body, &out)
+	}
+	if err != nil {
 		return out, fmt.Errorf("the hub's answer is not what the contract says (correlation id %s): %w", res.Header.Get(requestIDHeader), err)
 	}
 	return out, nil

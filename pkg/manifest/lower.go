@@ -64,6 +64,7 @@ func Lower(m Manifest, params map[string]any, shape Shape) ([]*protocol.Service,
 			CpuMillis:      clampUint32(cpu),
 			MemoryBytes:    memory,
 			Pids:           p.Resources.PidsMax,
+			DiskBytes:      p.Resources.DiskMiB * mebibyte,
 			AcceleratorIds: slices.Clone(shape.AcceleratorIDs),
 		},
 		Readiness: &protocol.Probe{

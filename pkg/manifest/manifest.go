@@ -133,6 +133,8 @@ type Resources struct {
 	CPUMillis Range  `json:"cpu_millis"`
 	MemoryMiB Range  `json:"memory_mib"`
 	PidsMax   uint32 `json:"pids_max,omitempty"`
+	// DiskMiB bounds what a container writes to its own file system; zero leaves it to the node.
+	DiskMiB uint64 `json:"disk_mib,omitempty"`
 }
 
 // Range is min ≤ default ≤ max.

@@ -70,6 +70,19 @@ func TestManifestAndItsServicesStayTheSame(t *testing.T) {
 	golden(t, "jupyter.lowered.golden.json", indented(t, lowered))
 }
 
+func TestDiskLimitOfTheManifestIsTheServices(t *testing.T) {
+	doc, err := os.ReadFile("testdata/jupyter.yaml")
+	require.NoError(t, err)
+	limited := bytes.Replace(doc, []byte("memory_mib:"), []byte("disk_mib: 512\n      memory_mib:"), 1)
+	for text, want := range map[string]uint64{string(doc): 0, string(limited): 512 << 20} {
+		m, err := manifest.Parse([]byte(text))
+		require.NoError(t, err)
+		services, err := manifest.Lower(m, map[string]any{"password_hash": goodHash}, manifest.Shape{})
+		require.NoError(t, err)
+		require.Equal(t, want, services[0].GetResources().GetDiskBytes())
+	}
+}
+
 func TestJSONAndYAMLSayTheSame(t *testing.T) {
 	m := parsed(t)
 	asJSON, err := m.JSON()
@@ -119,6 +132,7 @@ func TestBadDocumentsAreRefusedByFieldAndNeverEchoed(t *testing.T) {
 		"probe of no port":  {swap("port: http, path: /api", "port: nope, path: /api"), fault.Unprocessable, "/version/runtime_profile/readiness/port"},
 		"probe of no path":  {swap("port: http, path: /api", "port: http"), fault.Unprocessable, "/version/runtime_profile/readiness/path"},
 		"range upside down": {swap("{min: 250, default: 1000, max: 8000}", "{min: 250, default: 100, max: 8000}"), fault.Unprocessable, "/version/runtime_profile/resources/cpu_millis"},
+		"kernel directory":  {swap("working_dir: /home/app", "working_dir: /proc/self/fd/7"), fault.Unprocessable, "/version/runtime_profile/working_dir"},
 		"kernel scratch":    {swap("path: /tmp,", "path: /proc/x,"), fault.Unprocessable, "/version/runtime_profile/scratch/0/path"},
 		"scratch climbs":    {swap("path: /tmp,", "path: /tmp/../etc,"), fault.Unprocessable, "/version/runtime_profile/scratch/0/path"},
 		"scratch in scratch": {

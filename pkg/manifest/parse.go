@@ -20,6 +20,7 @@ import (
 const (
 	CodeMalformed         = "manifest_malformed"
 	CodeInvalid           = "manifest_invalid"
+	CodeTooOld            = "app_version_too_old"
 	CodeTooLarge          = "manifest_too_large"
 	CodeParametersInvalid = "parameters_invalid"
 	CodeConfigInvalid     = "config_invalid"

@@ -116,6 +116,9 @@ func (m Manifest) checkProfile(f *findings) {
 	if p.WorkingDir != "" && path.Clean(p.WorkingDir) != p.WorkingDir {
 		f.add(at+"/working_dir", "must be a clean absolute path")
 	}
+	if InKernelFiles(p.WorkingDir) {
+		f.add(at+"/working_dir", "must not be in /proc, /sys or /dev")
+	}
 }
 
 func checkRange(f *findings, at string, r Range) {
@@ -138,6 +141,14 @@ func checkProbe(f *findings, at string, p Probe, ports map[string]bool) {
 	if (p.Kind == "exec") != (len(p.Command) > 0) {
 		f.add(at+"/command", "belongs to exec probes, which need it")
 	}
+}
+
+// InKernelFiles says that a path leads into a file system of the kernel. A working directory like /proc/self/fd/7 has led
+// out of containers (CVE-2024-21626).
+func InKernelFiles(name string) bool {
+	return slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(kernel string) bool {
+		return name == kernel || strings.HasPrefix(name, kernel+"/")
+	})
 }
 
 func checkScratch(f *findings, at string, p RuntimeProfile) {

@@ -44,7 +44,8 @@ func Sign(doc []byte, signer protocol.Signer) (*protocol.Envelope, error) {
 }
 
 // Verify checks the publisher's signature first and parses afterwards: no stranger's document reaches the parser. Every
-// image of the manifest must lie below a prefix that was delegated to the publisher. The error is a *fault.Error, or a
+// image of the manifest must lie below a prefix that was delegated to the publisher, and its version must not be older than the trust
+// bundle's lowest one of the app: otherwise a thief of the state key could start versions with known faults. The error is a *fault.Error, or a
 // protocol refusal.
 func Verify(env, delegation *protocol.Envelope, b protocol.Bundle, now time.Time) (Verified, error) {
 	doc, publisher, err := protocol.VerifyPublisher(env, delegation, b, now)
@@ -54,6 +55,11 @@ func Verify(env, delegation *protocol.Envelope, b protocol.Bundle, now time.Time
 	m, err := Parse(doc)
 	if err != nil {
 		return Verified{}, err
+	}
+	if floor := b.MinVersion(m.App.Slug); floor != "" && Older(m.Version.Version, floor) {
+		return Verified{}, invalid(fault.Unprocessable, CodeTooOld, "The version may not start any more.", []fault.Field{{
+			Pointer: "/version/version", Reason: "is older than " + floor + ", the lowest version of the app that the platform accepts",
+		}})
 	}
 	var fields []fault.Field
 	for i, variant := range m.Version.RuntimeProfile.ImageVariants {

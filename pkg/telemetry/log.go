@@ -92,7 +92,7 @@ func redactAny(v any, clean func(string) string) slog.Value {
 	return slog.StringValue(clean(fmt.Sprintf("%+v", v)))
 }
 
-// cleaner finds secrets inside texts: our user tokens, JSON Web Tokens, private keys, passwords in URLs and bearer headers.
+// cleaner finds secrets inside texts: our user and join tokens, JSON Web Tokens, private keys, passwords in URLs and bearer headers.
 func cleaner() func(string) string {
 	type rule struct {
 		// mark is cheap to look for; most texts hold none.
@@ -101,6 +101,7 @@ func cleaner() func(string) string {
 		with    string
 	}
 	rules := []rule{
+		{"gpuaas-join-", regexp.MustCompile(`gpuaas-join-[A-Za-z0-9_-]+`), Redacted},
 		{"gpuaas_ut_", regexp.MustCompile(`gpuaas_ut_[A-Za-z0-9_-]+`), Redacted},
 		{"eyJ", regexp.MustCompile(`eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*`), Redacted},
 		{"PRIVATE KEY", regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|\z)`), Redacted},

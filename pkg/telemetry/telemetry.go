@@ -41,7 +41,7 @@ type Config struct {
 	// OTLPEndpoint is the URL of an OTLP/HTTP collector for traces, like http://127.0.0.1:4318. Empty sends none; trace ids
 	// are made and passed on all the same.
 	OTLPEndpoint string
-	// SampleRatio is the share of new traces that are sent, 0 … 1; a caller's own decision is followed.
+	// SampleRatio is the share of traces that are sent, 0 … 1; what a caller decided for its own part does not count.
 	SampleRatio float64
 	Log         *slog.Logger
 }
@@ -86,7 +86,7 @@ func Start(ctx context.Context, conf Config) (*Telemetry, error) {
 			return nil, fmt.Errorf("trace exporter: %w", err)
 		}
 		options = append(options,
-			sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(conf.SampleRatio))),
+			sdktrace.WithSampler(sampler(conf.SampleRatio)),
 			sdktrace.WithBatcher(spans, sdktrace.WithMaxQueueSize(maxQueuedSpans), sdktrace.WithExportTimeout(exportTimeout)))
 	}
 	t.tracer = sdktrace.NewTracerProvider(options...)
@@ -100,6 +100,12 @@ func Start(ctx context.Context, conf Config) (*Telemetry, error) {
 	otel.SetTracerProvider(t.tracer)
 	otel.SetMeterProvider(t.meter)
 	return t, nil
+}
+
+// sampler decides alike for what begins here and for what a caller began: anybody may send a traceparent header.
+func sampler(ratio float64) sdktrace.Sampler {
+	own := sdktrace.TraceIDRatioBased(ratio)
+	return sdktrace.ParentBased(own, sdktrace.WithRemoteParentSampled(own), sdktrace.WithRemoteParentNotSampled(own))
 }
 
 // Handler answers a Prometheus scrape.

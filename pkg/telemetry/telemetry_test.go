@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
@@ -40,7 +41,7 @@ func TestLogHoldsNoSecret(t *testing.T) {
 			"body", map[string]any{"token": hush, "list": []any{map[string]any{"secret": hush}}}, "login", login{"ann", hush}, "login2", &login{"bob", hush},
 			"telling", telling{}, "raw", []byte(hush),
 			"error", errors.New("dial postgres://hub:"+hush+"@db/x failed: Authorization: Bearer "+hush),
-			"text", "gpuaas_ut_"+hush+" eyJhbGciOiJ.eyJzdWIiOiJ."+hush+" -----BEGIN PRIVATE KEY-----\n"+hush+"\n-----END PRIVATE KEY----- end",
+			"text", "gpuaas-join-"+hush+" gpuaas_ut_"+hush+" eyJhbGciOiJ.eyJzdWIiOiJ."+hush+" -----BEGIN PRIVATE KEY-----\n"+hush+"\n-----END PRIVATE KEY----- end",
 			"cut", "-----BEGIN PRIVATE KEY-----\n"+hush)
 		require.NotContains(t, out.String(), hush)
 		for _, kept := range []string{"ann", "bob", "postgres://hub:", "@db/x failed", "end", "9 bytes"} {
@@ -112,4 +113,15 @@ func TestTracesGoToTheCollector(t *testing.T) {
 	span.End()
 	require.NoError(t, tel.Close(t.Context()))
 	require.Contains(t, <-got, "/v1/traces")
+}
+
+func TestACallersTraceparentDoesNotDecideWhatIsSampled(t *testing.T) {
+	tel, err := telemetry.Start(t.Context(), telemetry.Config{Service: "gpuaas-hub", OTLPEndpoint: "http://127.0.0.1:1", SampleRatio: 0})
+	require.NoError(t, err)
+	remote := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1}, TraceFlags: trace.FlagsSampled, Remote: true})
+	_, span := otel.Tracer("test").Start(trace.ContextWithRemoteSpanContext(t.Context(), remote), "work")
+	require.Equal(t, remote.TraceID(), span.SpanContext().TraceID())
+	require.False(t, span.SpanContext().IsSampled())
+	span.End()
+	require.NoError(t, tel.Close(t.Context()))
 }

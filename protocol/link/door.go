@@ -16,20 +16,26 @@ import (
 
 const (
 	// placesPerCore is how many callers may be on their way in for each core, placesMost how many at all. Enough that the processors have
-	// work while packets are on their way; more would only make each take longer, and those who are served beside them wait.
+	// work while packets are on their way; more would only make each take longer, and requests that are served beside them wait.
 	placesPerCore = 16
 	placesMost    = 512
-	// handshakePlace is how long a handshake keeps its place. One that takes longer goes on without: packets of it were lost, or its
-	// sender's address is a false one, and such callers are not to keep out the others.
-	handshakePlace = time.Second
-	// placesBefore is how many there are before anyone accepts: that many connections quic-go keeps, and it refuses those beyond with
+	// placesBefore is how many there are before Accept is called: quic-go keeps that many connections, and it refuses those beyond with
 	// all the work of their handshake done.
 	placesBefore = 32
+	// unvalidatedShare is the part of the places that callers may take who have not shown that they receive at their address: 1 of 4. The
+	// others get a Retry packet (RFC 9000, section 8.1.2), which costs no place and no memory.
+	unvalidatedShare = 4
+	// sourceShare keeps 1 of 4 places free for other sources than the one that has most.
+	sourceShare = 4
+	// handshakePlace is how long a handshake keeps its place. One that takes longer goes on without: packets of it were lost, or its
+	// caller is not a node, and such callers must not keep out the others.
+	handshakePlace = time.Second
 )
 
-// door is a listener's socket. It has a bounded number of places, from the first packet to Conn.Settle, and has whoever else dials wait
-// in line: a fleet that comes back at once costs no more at any moment than a part of it, and no processor idles while somebody
-// waits. quic-go would hold a second's worth of first packets and drop the others, of which half hellos remain.
+// door is a listener's socket. It has a bounded number of places, from the first packet to Conn.Settle. A caller that finds none
+// proves its address first and then waits in line: a fleet that comes back at once costs no more at any moment than a part of it, no
+// processor idles while a caller waits, and packets with forged addresses take few places and none of the line. quic-go would hold a
+// second's worth of first packets and drop the others, of which half hellos remain.
 type door struct {
 	*net.UDPConn
 	batch *ipv4.PacketConn
@@ -37,20 +43,38 @@ type door struct {
 
 	mu     sync.Mutex
 	places int
-	// inside are those who have a place, with what gives it back when their handshake takes too long.
-	inside map[netip.AddrPort]*time.Timer
-	line   *line
+	// inside are the callers that have a place, held is how many places each source has, unvalidated how many have no valid token.
+	inside      map[netip.AddrPort]*place
+	held        map[netip.Prefix]int
+	unvalidated int
+	line        *line
 	// admitted are packets of callers that were let in and wait for room in a batch.
 	admitted []packet
-	// ending says that quic-go itself has set a deadline; shut that nobody is let in any more.
+	// ending: quic-go itself has set a deadline; shut: no caller is let in any more.
 	ending, shut bool
 }
 
+// place is a caller on its way in.
+type place struct {
+	// late gives the place back when the handshake takes too long.
+	late *time.Timer
+	// hasToken: the caller has shown a token. quic-go says whether that is a valid one.
+	hasToken bool
+	// begun: a connection has been made for the place.
+	begun bool
+}
+
 func newDoor(socket *net.UDPConn) *door {
-	return &door{UDPConn: socket, batch: ipv4.NewPacketConn(socket), now: time.Now, places: placesBefore, inside: map[netip.AddrPort]*time.Timer{}, line: newLine()}
+	return &door{
+		UDPConn: socket, batch: ipv4.NewPacketConn(socket), now: time.Now, places: placesBefore,
+		inside: map[netip.AddrPort]*place{}, held: map[netip.Prefix]int{}, line: newLine(),
+	}
 }
 
 func places() int { return min(placesPerCore*runtime.GOMAXPROCS(0), placesMost) }
+
+// sourcePlaces is how many of the places one source may have.
+func sourcePlaces(places int) int { return places - places/sourceShare }
 
 // open makes all places available and returns how many there are.
 func (d *door) open() int {
@@ -61,7 +85,7 @@ func (d *door) open() int {
 	return d.places
 }
 
-// close lets nobody in any more and forgets who waits.
+// close lets no caller in any more and forgets those that wait.
 func (d *door) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -87,7 +111,7 @@ func (d *door) ReadBatch(messages []ipv4.Message, flags int) (int, error) {
 	}
 }
 
-// letIn fills messages with packets of callers for whom there are places.
+// letIn fills messages with packets of callers for which there are places.
 func (d *door) letIn(messages []ipv4.Message) (n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -109,20 +133,36 @@ func (d *door) admit() bool {
 	if len(d.inside) >= d.places {
 		return false
 	}
-	c := d.line.next(d.now())
+	c := d.line.next(d.now(), d.hasPlaceFor)
 	if c == nil {
 		return false
 	}
-	d.inside[c.addr] = time.AfterFunc(handshakePlace, func() { d.leave(c.addr) })
+	d.enter(c.addr, true)
 	d.admitted = c.packets
 	return true
+}
+
+// hasPlaceFor reports whether a caller of the source may have a place. mu is held.
+func (d *door) hasPlaceFor(source netip.Prefix) bool {
+	return len(d.inside) < d.places && d.held[source] < sourcePlaces(d.places)
+}
+
+// enter gives the caller a place. mu is held.
+func (d *door) enter(addr netip.AddrPort, hasToken bool) {
+	p := &place{hasToken: hasToken}
+	p.late = time.AfterFunc(handshakePlace, func() { d.leave(addr, p) })
+	d.inside[addr] = p
+	d.held[sourceOf(addr.Addr())]++
+	if !hasToken {
+		d.unvalidated++
+	}
 }
 
 // sort keeps what is to wait and moves the rest to the front. The messages' buffers stay where they are: quic-go counts on it.
 func (d *door) sort(messages []ipv4.Message) (n int) {
 	for i := range messages {
 		m := &messages[i]
-		if to, is := firstFlight(m.Buffers[0][:m.N]); is && d.waits(m, to) {
+		if f, is := firstFlight(m.Buffers[0][:m.N]); is && d.waits(m, f) {
 			continue
 		}
 		if n < i {
@@ -134,21 +174,43 @@ func (d *door) sort(messages []ipv4.Message) (n int) {
 	return n
 }
 
-// waits puts a first packet into the line, unless its sender is inside already.
-func (d *door) waits(m *ipv4.Message, to []byte) bool {
+// waits puts a first packet into the line, unless its sender is inside already, or must show first that it receives at its address.
+func (d *door) waits(m *ipv4.Message, f flight) bool {
 	addr, ok := addrPort(m.Addr)
 	if !ok {
 		return false
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.inside[addr] != nil {
+	switch {
+	case d.inside[addr] != nil:
+		return false
+	case d.shut:
+		return true // not answered: the caller waits for a successor
+	case f.hasToken:
+		d.line.arrive(addr, f.to, packet{m.Buffers[0][:m.N], m.OOB[:m.NN], m.Addr}, d.now())
+		return true
+	}
+	if d.line.isEmpty() && d.unvalidated < d.places/unvalidatedShare && d.hasPlaceFor(sourceOf(addr.Addr())) {
+		d.enter(addr, false)
+	}
+	return false // without a place it gets a Retry: see mustValidate
+}
+
+// mustValidate tells quic-go whether a caller without a valid token gets a Retry packet instead of a connection.
+func (d *door) mustValidate(from net.Addr) bool {
+	addr, ok := addrPort(from)
+	if !ok {
 		return false
 	}
-	if !d.shut {
-		d.line.arrive(addr, to, packet{m.Buffers[0][:m.N], m.OOB[:m.NN], m.Addr}, d.now())
+	d.mu.Lock()
+	p := d.inside[addr]
+	known, forged := p != nil && !p.hasToken, p != nil && p.hasToken && !p.begun
+	d.mu.Unlock()
+	if forged {
+		d.leave(addr, p)
 	}
-	return true
+	return !known
 }
 
 func addrPort(a net.Addr) (netip.AddrPort, bool) {
@@ -161,14 +223,22 @@ func addrPort(a net.Addr) (netip.AddrPort, bool) {
 }
 
 // leave gives a place back.
-func (d *door) leave(addr netip.AddrPort) {
+func (d *door) leave(addr netip.AddrPort, p *place) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if late := d.inside[addr]; late != nil {
-		late.Stop()
-		delete(d.inside, addr)
-		d.call()
+	if d.inside[addr] != p {
+		return
 	}
+	p.late.Stop()
+	delete(d.inside, addr)
+	source := sourceOf(addr.Addr())
+	if d.held[source]--; d.held[source] == 0 {
+		delete(d.held, source)
+	}
+	if !p.hasToken {
+		d.unvalidated--
+	}
+	d.call()
 }
 
 // authenticated says that the caller's handshake is done: the place is kept until Settle, or the connection's end.
@@ -176,8 +246,8 @@ func (d *door) authenticated(at net.Addr) {
 	addr, _ := addrPort(at)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if late := d.inside[addr]; late != nil {
-		late.Stop()
+	if p := d.inside[addr]; p != nil {
+		p.late.Stop()
 	}
 }
 
@@ -203,16 +273,28 @@ func (d *door) SetReadDeadline(t time.Time) error {
 	return d.UDPConn.SetReadDeadline(t)
 }
 
-// place is the context's key of what gives back a caller's place.
-type place struct{}
+// placeKey is the context's key of what gives back a caller's place.
+type placeKey struct{}
 
-// begin ties a connection to the place that its caller was let in to: it is given back by Settle, or with the connection's end.
+// begin ties a connection to the place that its caller was let in to: it is given back by Settle, or with the connection's end. A
+// place is for one connection.
 func (d *door) begin(ctx context.Context, info *quic.ClientInfo) (context.Context, error) {
 	addr, ok := addrPort(info.RemoteAddr)
 	if !ok {
 		return ctx, nil
 	}
-	leave := func() { d.leave(addr) }
+	d.mu.Lock()
+	p := d.inside[addr]
+	if p == nil || p.begun {
+		d.mu.Unlock()
+		if p != nil {
+			return nil, errors.New("link: the caller has another connection on its way in")
+		}
+		return ctx, nil // the place was given back a moment ago
+	}
+	p.begun = true
+	d.mu.Unlock()
+	leave := func() { d.leave(addr, p) }
 	stop := context.AfterFunc(ctx, leave)
-	return context.WithValue(ctx, place{}, func() { stop(); leave() }), nil
+	return context.WithValue(ctx, placeKey{}, func() { stop(); leave() }), nil
 }

@@ -44,6 +44,8 @@ const (
 	connWindowBytes = MaxPeerStreams * StreamWindowBytes
 	// headerTimeout is how long a new stream may take to send its header.
 	headerTimeout = 10 * time.Second
+	// MaxUnsettled is how many connections of one peer may be there that are not settled. One that comes beyond them is closed.
+	MaxUnsettled = 2
 	// maxReasonBytes bounds what is shown to the peer on close.
 	maxReasonBytes = 256
 )
@@ -61,6 +63,9 @@ const (
 // streamCanceled is the code of a stream whose reader or writer has lost interest.
 const streamCanceled quic.StreamErrorCode = 1
 
+// badCertificate is TLS's alert bad_certificate (RFC 8446, section 6) as a code of QUIC (RFC 9001, section 4.8).
+const badCertificate quic.TransportErrorCode = 0x100 + 42
+
 // ErrClosed is what Accept and Open return once the connection or the listener is closed.
 var ErrClosed = errors.New("link: closed")
 
@@ -70,6 +75,8 @@ type Conn struct {
 	// life is the connection's own context; its cause is why the connection ended.
 	life     context.Context
 	accepted chan acceptedStream
+	// settled takes an accepted connection off the unsettled ones of its peer; nil on the dialling side.
+	settled func()
 }
 
 type acceptedStream struct {
@@ -109,7 +116,8 @@ type Listener struct {
 
 	starting  sync.Once
 	accepting sync.WaitGroup
-	accepted  chan *quic.Conn
+	accepted  chan *Conn
+	unsettled unsettled
 	// closing is closed with the listener, accepted when nothing more comes; failed is why, unless it was closed.
 	closing chan struct{}
 	failing sync.Once
@@ -133,12 +141,12 @@ func Listen(addr string, tlsConf *tls.Config, reset *ResetKey) (*Listener, error
 
 // listen takes the socket over.
 func listen(socket net.PacketConn, tlsConf *tls.Config, reset *ResetKey) (*Listener, error) {
-	l := &Listener{socket: socket, accepted: make(chan *quic.Conn), closing: make(chan struct{})}
+	l := &Listener{socket: socket, accepted: make(chan *Conn), closing: make(chan struct{})}
 	l.closed = sync.OnceFunc(func() { close(l.closing) })
 	l.transport = &quic.Transport{Conn: socket, ConnectionIDLength: connectionIDBytes, StatelessResetKey: (*quic.StatelessResetKey)(reset)}
 	if udp, ok := socket.(*net.UDPConn); ok {
 		l.door = newDoor(udp)
-		l.transport.Conn, l.transport.ConnContext = l.door, l.door.begin
+		l.transport.Conn, l.transport.ConnContext, l.transport.VerifySourceAddress = l.door, l.door.begin, l.door.mustValidate
 	}
 	var err error
 	if l.ql, err = l.transport.Listen(tlsConf, config()); err != nil {
@@ -161,8 +169,16 @@ func (l *Listener) acceptAll(ctx context.Context) {
 		if l.door != nil {
 			l.door.authenticated(qc.RemoteAddr())
 		}
+		settled, ok := l.unsettled.add(qc.Context(), peerName(qc)) //nolint:contextcheck // the connection's own life counts
+		if !ok {
+			_ = qc.CloseWithError(quic.ApplicationErrorCode(CodeUnavailable), "two other connections of this peer are on their way in")
+			continue
+		}
+		c := newConn(qc)
+		c.settled = settled
+		go c.takeProbes()
 		select {
-		case l.accepted <- qc:
+		case l.accepted <- c:
 		case <-l.closing:
 			return // its transport will be closed
 		}
@@ -187,12 +203,10 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 		}()
 	})
 	select {
-	case qc, ok := <-l.accepted:
+	case c, ok := <-l.accepted:
 		if !ok {
 			return nil, cmp.Or(l.failed, ErrClosed)
 		}
-		c := newConn(qc)
-		go c.takeProbes()
 		return c, nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("link: accept: %w", ctx.Err())
@@ -330,10 +344,13 @@ func (c *Conn) Close(code uint64, reason string) error {
 	return c.qc.CloseWithError(quic.ApplicationErrorCode(code), reason)
 }
 
-// Settle says that the peer is let in, or is not to be: one who waits in line at the listener may take its place. A connection that ends
-// gives its place back by itself.
+// Settle says that the peer is let in, or is refused: a caller that waits in line at the listener may take its place. A connection that
+// ends is settled by itself.
 func (c *Conn) Settle() {
-	if leave, ok := c.life.Value(place{}).(func()); ok {
+	if c.settled != nil {
+		c.settled()
+	}
+	if leave, ok := c.life.Value(placeKey{}).(func()); ok {
 		leave()
 	}
 }
@@ -350,6 +367,13 @@ func CloseCode(err error) (code uint64, ok bool) {
 		return uint64(app.ErrorCode), true
 	}
 	return 0, false
+}
+
+// IsCertificateRefused reports whether a dial or its connection ended because the listener did not accept the own certificate. The
+// dial may have returned before: the listener verifies the certificate after the dialler's part of the handshake.
+func IsCertificateRefused(err error) bool {
+	failed, is := errors.AsType[*quic.TransportError](err)
+	return is && failed.Remote && failed.ErrorCode == badCertificate
 }
 
 func config() *quic.Config {

@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"fmt"
 	"io"
 	"math/big"
 	"net/url"
@@ -100,11 +101,22 @@ func deadline(t *testing.T) context.Context {
 	return ctx
 }
 
+// named is what the node with that number dials with.
+func (s *setup) named(t *testing.T, number int) *tls.Config {
+	t.Helper()
+	return link.ClientTLS(s.nodeCA.issue(t, protocol.NodeSPIFFE(domain, fmt.Sprintf("node-%d", number))), s.hubCA.vouchesFor(protocol.KindHub))
+}
+
 // connect returns both ends of a connection.
 func (s *setup) connect(t *testing.T) (node, hub *link.Conn) {
 	t.Helper()
+	return s.connectAs(t, s.node)
+}
+
+func (s *setup) connectAs(t *testing.T, as *tls.Config) (node, hub *link.Conn) {
+	t.Helper()
 	ctx := deadline(t)
-	node, err := link.Dial(ctx, s.addr(), s.node)
+	node, err := link.Dial(ctx, s.addr(), as)
 	require.NoError(t, err)
 	hub, err = s.listener.Accept(ctx)
 	require.NoError(t, err)
@@ -205,6 +217,7 @@ func TestStrangersAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			err := s.refused(t, c.conf)
 			require.ErrorContains(t, err, c.says)
+			require.Equal(t, c.says == "bad certificate", link.IsCertificateRefused(err))
 		})
 	}
 }
@@ -318,9 +331,10 @@ func TestDialsBeyondTheListenersPlacesWaitInLineAndAreAllTaken(t *testing.T) {
 	ctx := deadline(t)
 	dials := 2 * link.Places()
 	var dialling errgroup.Group
-	for range dials {
+	for i := range dials {
+		as := s.named(t, i)
 		dialling.Go(func() error {
-			node, err := link.Dial(ctx, s.addr(), s.node)
+			node, err := link.Dial(ctx, s.addr(), as)
 			if err == nil {
 				<-node.Done()
 			}
@@ -335,27 +349,28 @@ func TestDialsBeyondTheListenersPlacesWaitInLineAndAreAllTaken(t *testing.T) {
 	require.NoError(t, dialling.Wait(), "not one was refused")
 }
 
-// Of those that wait in line none begins a handshake before there is a place: that of one who is let in, or who has gone.
-func TestOneWaitsInLineAsLongAsAllPlacesAreTaken(t *testing.T) {
+// Of those that wait in line none begins a handshake before there is a place: that of a caller that is let in, or has gone.
+func TestCallerWaitsInLineAsLongAsAllPlacesOfItsSourceAreTaken(t *testing.T) {
 	s := newSetup(t)
 	ctx := deadline(t)
 	inside := make(chan *link.Conn, link.Places())
-	for range link.Places() {
-		_, hub := s.connect(t)
+	for i := range link.SourcePlaces() {
+		_, hub := s.connectAs(t, s.named(t, i))
 		inside <- hub
 	}
+	last := s.named(t, link.Places())
 	waits := func() {
 		short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 		defer cancel()
-		_, err := link.Dial(short, s.addr(), s.node)
+		_, err := link.Dial(short, s.addr(), last)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 	}
 	waits()
 	(<-inside).Settle()
-	s.connect(t)
+	s.connectAs(t, s.named(t, link.Places()+1))
 	waits()
 	require.NoError(t, (<-inside).Close(link.CodeOK, ""))
-	s.connect(t)
+	s.connectAs(t, last)
 }
 
 // A hub that goes away lets its nodes finish, and those that dial meanwhile wait for the next hub instead of being refused.

@@ -2,9 +2,11 @@ package link
 
 import (
 	"bufio"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,6 +24,9 @@ var ErrTooLarge = errors.New("link: message is larger than its limit")
 // readBufferBytes is enough for what idle peers say. What is larger is read past the buffer, and every stream of thousands of nodes
 // has one.
 const readBufferBytes = 512
+
+// growBytes is the first size of the buffer of a message that is larger.
+const growBytes = 64 << 10
 
 // Stream is one stream of length-delimited messages, or of raw bytes after the messages that both sides agreed on.
 // One goroutine may read while others send.
@@ -46,20 +51,51 @@ func (s *Stream) Send(m proto.Message) error {
 	return nil
 }
 
-// Receive reads one message of at most maxBytes into m. It returns io.EOF when the peer closed the stream between messages.
+// Receive reads one message of at most maxBytes into m, and counts its elements before it is decoded. It returns io.EOF when the peer
+// closed the stream between messages.
 func (s *Stream) Receive(m proto.Message, maxBytes int) error {
+	name := m.ProtoReflect().Descriptor().Name()
 	if maxBytes <= 0 {
-		return fmt.Errorf("link: receive %s: no byte limit", m.ProtoReflect().Descriptor().Name())
+		return fmt.Errorf("link: receive %s: no byte limit", name)
 	}
-	err := protodelim.UnmarshalOptions{MaxSize: int64(maxBytes)}.UnmarshalFrom(s.r, m)
+	raw, err := s.readMessage(maxBytes)
+	if err == nil {
+		err = protocol.Unmarshal(raw, m)
+	}
 	if err == nil || errors.Is(err, io.EOF) {
 		return err
 	}
 	s.qs.CancelRead(streamCanceled)
-	if large, is := errors.AsType[*protodelim.SizeTooLargeError](err); is {
-		return fmt.Errorf("%w: %s of %d bytes, %d allowed", ErrTooLarge, m.ProtoReflect().Descriptor().Name(), large.Size, maxBytes)
+	return fmt.Errorf("link: receive %s: %w", name, err)
+}
+
+// readMessage reads one message, length first. The buffer grows with what has come, not with what the peer says will come.
+func (s *Stream) readMessage(maxBytes int) ([]byte, error) {
+	size, err := binary.ReadUvarint(s.r)
+	if err != nil {
+		return nil, err
 	}
-	return fmt.Errorf("link: receive %s: %w", m.ProtoReflect().Descriptor().Name(), err)
+	if size > uint64(maxBytes) {
+		return nil, fmt.Errorf("%w: %d bytes, %d allowed", ErrTooLarge, size, maxBytes)
+	}
+	raw := make([]byte, 0, min(int(size), growBytes))
+	for len(raw) < int(size) {
+		had := len(raw)
+		raw = slices.Grow(raw, min(int(size)-had, max(had, growBytes)))
+		raw = raw[:min(cap(raw), int(size))]
+		if _, err := io.ReadFull(s.r, raw[had:]); err != nil {
+			return nil, cutShort(err)
+		}
+	}
+	return raw, nil
+}
+
+// cutShort keeps the end of a stream inside a message apart from the end between two.
+func cutShort(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
 }
 
 // Read reads raw bytes.

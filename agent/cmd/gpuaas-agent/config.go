@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -39,11 +40,13 @@ type config struct {
 	containerdAddress, containerdNamespace, snapshotter string
 	cgroupParent                                        string
 	uidMapBase, uidMapSize                              uint32
-	noUserNamespaces                                    bool
+	noUserNamespaces, noSeccomp                         bool
 
 	cniPluginDirs   []string
 	bridge, podCIDR string
 	portRange       string
+
+	containerDiskMiB, imageStoreMiB uint32
 
 	beat, usageInterval, reportInterval, resync, dialRetryMax time.Duration
 	allowUnbilled                                             bool
@@ -65,6 +68,7 @@ func (c *config) machineFlags(f *pflag.FlagSet) {
 	f.Uint32Var(&c.uidMapBase, "uid-map-base", runtime.DefaultUIDMapBase, "first user id of the range that containers run in")
 	f.Uint32Var(&c.uidMapSize, "uid-map-size", runtime.DefaultUIDMapSize, "size of that range")
 	f.BoolVar(&c.noUserNamespaces, "no-user-namespaces", false, "run containers in the host's user namespace (reported as a condition)")
+	f.BoolVar(&c.noSeccomp, "no-seccomp", false, "run containers without a filter of system calls (reported as a condition)")
 	f.StringSliceVar(&c.cniPluginDirs, "cni-plugin-dir", []string{"/usr/lib/cni", "/opt/cni/bin"}, "directories with CNI's plugin portmap; it closes ports that the release of 2026-11-20 has published, and is not needed otherwise")
 	f.StringVar(&c.bridge, "bridge", "gpuaas0", "network bridge of the containers; at most 15 characters")
 	f.StringVar(&c.podCIDR, "pod-cidr", "10.88.0.0/16", "addresses of the containers")
@@ -75,7 +79,7 @@ func (c *config) machineFlags(f *pflag.FlagSet) {
 // enrolmentFlags are needed until the node is enrolled.
 func (c *config) enrolmentFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.apiURL, "api-url", "", "address of the hub's API, https://host:port")
-	f.StringVar(&c.rootFingerprint, "root-fingerprint", "", "root fingerprint that gpuaas-hub init printed, sha256:…")
+	f.StringVar(&c.rootFingerprint, "root-fingerprint", "", "what gpuaas-hub init or trust show printed: the fingerprint of a root key, sha256:…, or the digest of the root role, root-role-sha256:…")
 	f.StringVar(&c.joinTokenFile, "join-token-file", "", "file with the one-time join token")
 }
 
@@ -88,6 +92,8 @@ func (c *config) runFlags(f *pflag.FlagSet) {
 	f.DurationVar(&c.reportInterval, "report-interval", uplink.DefaultReportInterval, "how often the node reports when nothing changes")
 	f.DurationVar(&c.dialRetryMax, "dial-retry-max", uplink.DefaultDialRetryMax, "longest pause before a hub that does not answer is dialled again, 500ms or more")
 	f.DurationVar(&c.resync, "resync", reconcile.DefaultResync, "how often everything is looked at without being asked to")
+	f.Uint32Var(&c.containerDiskMiB, "container-disk-mib", runtime.DefaultDiskBytes>>20, "what a container may write to its own file system where its manifest does not say")
+	f.Uint32Var(&c.imageStoreMiB, "image-store-mib", 0, "what images may take while some of them are unused; 0 collects unused ones only when less than a seventh of the disk is free")
 	f.StringVar(&c.policyFile, "policy", local.DefaultPolicyFile, "file with the owner's policy (YAML); read again at each resync")
 	f.BoolVar(&c.allowUnbilled, "allow-run-unbilled", false, "let workloads whose lease says so go on without pay when it ends")
 }
@@ -129,14 +135,21 @@ func (c *config) runtimeConfig(log *slog.Logger) runtime.Config {
 	return runtime.Config{
 		Address: c.containerdAddress, Namespace: c.containerdNamespace, Snapshotter: c.snapshotter,
 		StateDir: filepath.Join(c.runDir, "containers"), LogDir: filepath.Join(c.dataDir, "logs"), RuncRoot: filepath.Join(c.runDir, "runc"),
-		CgroupParent: c.cgroupParent, UIDMapBase: c.uidMapBase, UIDMapSize: c.uidMapSize, NoUserNamespaces: c.noUserNamespaces, Log: log,
+		CgroupParent: c.cgroupParent, UIDMapBase: c.uidMapBase, UIDMapSize: c.uidMapSize, NoUserNamespaces: c.noUserNamespaces,
+		NoSeccomp: c.noSeccomp, Log: log,
+		DiskBytes: int64(c.containerDiskMiB) << 20, MaxImageStoreBytes: int64(c.imageStoreMiB) << 20,
 	}
 }
 
-func (c *config) networkConfig(rt *runtime.Runtime, log *slog.Logger) network.Config {
+func (c *config) networkConfig(rt *runtime.Runtime, egress func() policy.Egress, log *slog.Logger) network.Config {
 	n := network.Config{
-		Bridge: c.bridge, CIDR: c.podCIDR, PluginDirs: c.cniPluginDirs, StateDir: filepath.Join(c.runDir, "cni"),
-		Log: log,
+		Bridge:     c.bridge,
+		CIDR:       c.podCIDR,
+		PluginDirs: c.cniPluginDirs,
+		StateDir:   filepath.Join(c.runDir, "cni"),
+		Egress:     egress,
+		Resolvers:  rt.Resolvers,
+		Log:        log,
 	}
 	if available, base, size := rt.UserNamespaces(); available {
 		n.UIDMapBase, n.UIDMapSize = base, size

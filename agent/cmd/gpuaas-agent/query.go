@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -84,6 +86,9 @@ func newStatus() *cobra.Command {
 			row(w, "State", fmt.Sprintf("epoch %d, generation %d, %d workloads", s.Epoch, s.Generation, s.Workloads))
 			row(w, "Trust", fmt.Sprintf("%s, bundle %d", s.TrustDomain, s.BundleVersion))
 			row(w, "Usage", fmt.Sprintf("%d segments sealed, %d posted, %d bytes unsent", s.Usage.LastSegment, s.Usage.Marks.Posted, s.Usage.UnsentBytes))
+			for _, key := range slices.Sorted(maps.Keys(s.Unverified)) {
+				row(w, "Unverified", key+": "+s.Unverified[key])
+			}
 			row(w, "Conditions", orNone(strings.Join(s.Conditions, ", ")))
 		})
 	})

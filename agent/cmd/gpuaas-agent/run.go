@@ -9,13 +9,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/host"
 	"github.com/gpuaas/gpuaas/agent/internal/local"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
@@ -23,17 +24,13 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 const (
-	// memoryLimitBytes is what the collector aims at when GOMEMLIMIT says nothing: a node's memory is for workloads.
-	memoryLimitBytes = 48 << 20
-	gcPercent        = 50
-	// calmAfter is how long nothing may have changed before memory is given back.
-	calmAfter = 10 * time.Second
 	// enrolRetryMax bounds the pause between attempts to reach the hub before the node is enrolled.
 	enrolRetryMin = time.Second
 	enrolRetryMax = 30 * time.Second
@@ -107,8 +104,14 @@ func (c *config) open(ctx context.Context) (_ *node, err error) {
 	if n.creds, err = uplink.OpenCredentials(c.dataDir); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
-	if n.store, err = state.Open(filepath.Join(c.dataDir, "state"), state.Options{}); err != nil {
+	if n.store, err = state.Open(filepath.Join(c.dataDir, "state"), state.Options{CopyDir: filepath.Join(c.runDir, "state"), Key: n.creds.StoreKey()}); err != nil {
 		return nil, errors.Join(err, lock.Close())
+	}
+	if err := accept.Resume(n.store, n.creds.Identity().RootFingerprint, c.rootFingerprint, n.creds.Node()); err != nil {
+		return nil, errors.Join(err, n.close())
+	}
+	for key, why := range n.store.Unverified() {
+		log.ErrorContext(ctx, "what is stored does not verify and is set aside", "stored", key, "reason", why)
 	}
 	source, err := state.MachineTime()
 	if err != nil {
@@ -166,7 +169,6 @@ func readToken(path string) (string, error) {
 }
 
 func (c *config) run(ctx context.Context, out io.Writer) (err error) {
-	limitMemory()
 	from, to, err := c.ports()
 	if err != nil {
 		return err
@@ -180,11 +182,13 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.close()) }()
-	owner, err := local.OpenPolicy(c.policyFile, filepath.Join(c.dataDir, "policy.yaml"))
+	owner, err := local.OpenPolicy(c.policyFile, filepath.Join(c.dataDir, "policy.yaml"), n.creds.StoreKey())
 	if err != nil {
 		return err
 	}
-	if err := host.Check(ctx, c.requirements()); err != nil {
+	needs := c.requirements()
+	needs.Enrolled = n.creds.Enrolled()
+	if err := host.Check(ctx, needs); err != nil {
 		return err
 	}
 	rt, err := runtime.Open(ctx, c.runtimeConfig(n.log))
@@ -192,10 +196,11 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, rt.Close()) }()
-	nw, err := network.Open(ctx, c.networkConfig(rt, n.log))
+	nw, err := network.Open(ctx, c.networkConfig(rt, egressOf(owner), n.log))
 	if err != nil {
 		return err
 	}
+	defer nw.Abandon()
 	// Last of all: a machine that cannot run anything must not use up its join token.
 	if !n.creds.Enrolled() {
 		if err := c.enroll(ctx, n); err != nil {
@@ -216,7 +221,7 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 	}, n.creds, n.store, n.clock)
 	re := reconcile.New(reconcile.Config{
 		Beat: c.beat, UsageInterval: c.usageInterval, Resync: c.resync, PortFrom: from, PortTo: to, AllowUnbilled: c.allowUnbilled,
-		Policy: owner.Read, Log: n.log,
+		Policy: owner.Read, WeakIsolation: weakIsolation(ctx, rt), Log: n.log,
 	}, n.store, n.clock, rt, nw, up)
 	server := &local.Server{
 		AgentVersion: daemon.Version(), Store: n.store, Clock: n.clock, Reconciler: re, Uplink: up, Logs: logsOf(rt), Node: n.creds.Node, Log: n.log,
@@ -228,35 +233,15 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 	group.Go(func() error { return re.Run(ctx) })
 	group.Go(func() error { return up.Run(ctx, re) })
 	group.Go(func() error { return server.Serve(ctx, socket) })
-	group.Go(func() error { return giveBack(ctx, re.Subscribe(), n.log) })
 	return group.Wait()
 }
 
-func limitMemory() {
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(memoryLimitBytes)
-	}
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
-}
-
-// giveBack returns memory to the machine once nothing has changed on the node for a while. What starting and ending workloads takes
-// is as much as all that the agent keeps, and without this it would hold it for as long as nothing happens.
-func giveBack(ctx context.Context, changed <-chan struct{}, log *slog.Logger) error {
-	calm := time.NewTimer(calmAfter)
-	defer calm.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-			calm.Reset(calmAfter)
-		case <-calm.C:
-			if err := host.GiveBack(); err != nil {
-				log.WarnContext(ctx, "cannot give memory back", "error", err)
-			}
-		}
+// egressOf is what the owner lets members reach; with an error in the file, which the reconciler reports, what counted
+// before.
+func egressOf(owner *local.PolicyFile) func() policy.Egress {
+	return func() policy.Egress {
+		rules, _ := owner.Read()
+		return rules.Egress
 	}
 }
 
@@ -267,6 +252,21 @@ func ready(out io.Writer, nodeID, socket string) error {
 		NodeID      string `json:"node_id"`
 		LocalSocket string `json:"local_socket"`
 	}{true, nodeID, socket})
+}
+
+// weakIsolation names what lets a container out more easily than it should. It is asked once: a runc that is upgraded counts from
+// the next start of the agent on.
+func weakIsolation(ctx context.Context, rt *runtime.Runtime) []string {
+	var weak []string
+	if v, err := rt.Version(ctx); err != nil || len(host.RuncConditions(v.Runc)) > 0 {
+		weak = append(weak, protocol.ConditionRuncVulnerable)
+	}
+	for _, c := range rt.Conditions() {
+		if slices.Contains(protocol.WeakIsolation(), c) {
+			weak = append(weak, c)
+		}
+	}
+	return weak
 }
 
 // facts are gathered anew for each hello, because a machine changes while its agent runs.

@@ -53,7 +53,7 @@ func (c *config) uninstall(ctx context.Context) error {
 		return err
 	}
 	purgeErr := rt.Purge(ctx)
-	nw, err := network.Open(ctx, c.networkConfig(rt, log))
+	nw, err := network.Open(ctx, c.networkConfig(rt, nil, log))
 	if err == nil {
 		err = nw.Purge(ctx)
 	}

@@ -33,6 +33,8 @@ type Requirements struct {
 	DataDir, RunDir string
 	// ContainerdAddress is the path of containerd's socket.
 	ContainerdAddress string
+	// Enrolled leaves the space out: a node that has run workloads starts on a full disk, because only then can it end them.
+	Enrolled bool
 	// MinFreeBytes overrides the constant of that name.
 	MinFreeBytes uint64
 }
@@ -50,9 +52,16 @@ func Check(ctx context.Context, want Requirements) error {
 		limit = MinFreeBytes
 	}
 	for _, dir := range []string{want.DataDir, want.RunDir} {
-		missing = append(missing, space(dir, limit))
+		if err := space(dir, limit); !want.Enrolled || !isDiskFull(err) {
+			missing = append(missing, err)
+		}
 	}
 	return together(missing)
+}
+
+func isDiskFull(err error) bool {
+	f, is := errors.AsType[*fault.Error](err)
+	return is && (f.Code == "disk_full" || errors.Is(err, unix.ENOSPC))
 }
 
 // together makes one fault of several: the first one's code, everyone's text.

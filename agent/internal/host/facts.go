@@ -24,8 +24,6 @@ import (
 const (
 	// ConditionCgroupV1: limits work, but the kernel's newer accounting (pressure, memory.high) is not there.
 	ConditionCgroupV1 = "cgroup_v1"
-	// ConditionRuncVulnerable: runc lacks the fixes for CVE-2025-31133, -52565 and -52881. User namespaces mitigate them.
-	ConditionRuncVulnerable = "runc_vulnerable"
 )
 
 // Config says where to look. The zero value looks at this machine.
@@ -132,5 +130,5 @@ func RuncConditions(version string) []string {
 	if fixed {
 		return nil
 	}
-	return []string{ConditionRuncVulnerable}
+	return []string{protocol.ConditionRuncVulnerable}
 }

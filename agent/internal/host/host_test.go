@@ -65,6 +65,14 @@ func TestOldRuncIsReported(t *testing.T) {
 }
 
 // requirements of a machine that has everything.
+func TestEnrolledNodeStartsOnAFullDisk(t *testing.T) {
+	r := requirements(t)
+	r.MinFreeBytes = 1 << 60
+	require.ErrorContains(t, host.Check(t.Context(), r), "free space")
+	r.Enrolled = true
+	require.NoError(t, host.Check(t.Context(), r))
+}
+
 func requirements(t *testing.T) host.Requirements {
 	t.Helper()
 	dir := t.TempDir()

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
@@ -48,6 +49,8 @@ type Status struct {
 	Hub           uplink.Status    `json:"hub"`
 	Usage         state.SpoolState `json:"usage"`
 	Workloads     int              `json:"workloads"`
+	// Unverified says, by its place in the store, what did not verify when the agent started and is set aside.
+	Unverified map[string]string `json:"unverified"`
 }
 
 // Workload is one member as it stands.
@@ -184,7 +187,10 @@ func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.status(), nil) })
 	mux.HandleFunc("GET /v1/workloads", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.workloads(), nil) })
-	mux.HandleFunc("GET /v1/verify", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.verify(), nil) })
+	mux.HandleFunc("GET /v1/verify", func(w http.ResponseWriter, _ *http.Request) {
+		checks, err := s.verify()
+		s.answer(w, checks, err)
+	})
 	mux.HandleFunc("GET /v1/logs/{member}", s.logs)
 	mux.HandleFunc("POST /v1/apply", s.apply)
 	return mux
@@ -234,6 +240,7 @@ func (s *Server) status() Status {
 		TrustDomain: bundle.TrustDomain(), BundleVersion: bundle.Version(), Epoch: accepted.Epoch, Generation: accepted.Generation,
 		Time: s.Clock.Now(), TimeTrusted: s.Clock.Trusted(), Conditions: append([]string{}, report.Conditions...),
 		Hub: s.Uplink.Status(), Usage: s.Store.Spool(), Workloads: len(accepted.Parts),
+		Unverified: s.Store.Unverified(),
 	}
 }
 
@@ -277,40 +284,19 @@ func (s *Server) workloads() []Workload {
 	return out
 }
 
-// verify looks anew at the signatures and digests of all that was accepted. What fails here goes on running, because it was
-// good when it was accepted; the owner sees why it would not be accepted again.
-func (s *Server) verify() []Check {
-	checks := []Check{}
-	note := func(subject, what string, err error) {
-		c := Check{Subject: subject, What: what, OK: err == nil}
-		if err != nil {
-			c.Detail = problemOf(err).Code + ": " + problemOf(err).Detail
+// verify looks anew at the signatures and digests of all that was accepted, and says what did not verify when the agent started. What
+// fails here and runs goes on; it is not started again.
+func (s *Server) verify() ([]Check, error) {
+	found, err := accept.Verify(s.Store, s.Node())
+	checks := make([]Check, 0, len(found))
+	for _, f := range found {
+		c := Check{Subject: f.Subject, What: f.What, OK: f.Err == nil}
+		if f.Err != nil {
+			c.Detail = problemOf(f.Err).Code + ": " + problemOf(f.Err).Detail
 		}
 		checks = append(checks, c)
 	}
-	bundle := s.Store.Bundle()
-	var err error
-	if !bundle.Valid() {
-		err = protocol.Refuse(protocol.RefusalSignature, "there is no trust bundle")
-	}
-	note("trust bundle", "is signed by its root", err)
-	if env, _ := s.Store.Envelopes(); env != nil {
-		_, err := protocol.VerifyState(env, bundle, s.Node())
-		note("desired state", "is signed and for this node", err)
-	}
-	for _, p := range s.Store.Accepted().Parts {
-		if p.Workload == nil {
-			note(p.MemberID, "document is here", fault.New(fault.NotFound, "document_missing", "The document has not come yet.", nil))
-			continue
-		}
-		v := reconcile.Judge(p.Workload, bundle, s.Clock.Now())
-		var err error
-		if !v.Admitted {
-			err = protocol.Refuse(v.Reason, "%s", v.Detail)
-		}
-		note(p.MemberID, "is admitted by its publisher's manifest", err)
-	}
-	return checks
+	return checks, err
 }
 
 func (s *Server) logs(w http.ResponseWriter, req *http.Request) {

@@ -1,6 +1,9 @@
 package local
 
 import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -21,11 +24,14 @@ const DefaultPolicyFile = "/etc/gpuaas/policy.yaml"
 // neither a typing error nor a file that is away for a moment stops or admits anything.
 type PolicyFile struct {
 	path, kept string
+	key        []byte
 
 	mu    sync.Mutex
 	seen  version
 	rules policy.Policy
-	err   error
+	// read says that rules are of the file, or of its copy, and not what stands for none.
+	read bool
+	err  error
 }
 
 // version tells one content of a file from another without reading it.
@@ -36,9 +42,9 @@ type version struct {
 
 // OpenPolicy reads the owner's policy from path. kept is a file of the agent's own with what it read last. A named file that
 // does not exist, or one that cannot be read and never could, is an error; the default one may be missing, which allows
-// everything.
-func OpenPolicy(path, kept string) (*PolicyFile, error) {
-	p := &PolicyFile{path: path, kept: kept}
+// everything. key authenticates the copy: an altered one counts as none.
+func OpenPolicy(path, kept string, key []byte) (*PolicyFile, error) {
+	p := &PolicyFile{path: path, kept: kept, key: key}
 	_, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && path == DefaultPolicyFile:
@@ -46,11 +52,15 @@ func OpenPolicy(path, kept string) (*PolicyFile, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fault.New(fault.Malformed, "policy_missing", fmt.Sprintf("There is no file %s. Write the owner's policy there, or leave --policy away.", path), err)
 	}
-	if _, err = p.Read(); err == nil {
-		return p, nil
+	if _, err = p.Read(); err == nil || p.read {
+		return p, nil // what was read counts, although a full disk may not have kept it
 	}
-	doc, keptErr := readAtMost(kept)
+	copied, keptErr := readAtMost(kept, len(p.code(nil)))
 	if keptErr != nil {
+		return nil, err
+	}
+	code, doc, _ := bytes.Cut(copied, []byte("\n"))
+	if !hmac.Equal(append(code, '\n'), p.code(doc)) {
 		return nil, err
 	}
 	if p.rules, keptErr = policy.Parse(doc); keptErr != nil {
@@ -82,7 +92,7 @@ func (p *PolicyFile) Read() (policy.Policy, error) {
 }
 
 func (p *PolicyFile) take() error {
-	doc, err := readAtMost(p.path)
+	doc, err := readAtMost(p.path, 0)
 	if err != nil {
 		return err
 	}
@@ -90,10 +100,10 @@ func (p *PolicyFile) take() error {
 	if err != nil {
 		return err
 	}
-	p.rules = rules
+	p.rules, p.read = rules, true
 	// First whole, then in place.
 	next := p.kept + ".next"
-	if err := os.WriteFile(next, doc, 0o600); err != nil {
+	if err := os.WriteFile(next, append(p.code(doc), doc...), 0o600); err != nil {
 		return err
 	}
 	return os.Rename(next, p.kept)
@@ -106,12 +116,20 @@ func (p *PolicyFile) forget() error {
 	return nil
 }
 
-// readAtMost reads one byte more than a policy may have: policy.Parse says that it is too long.
-func readAtMost(path string) ([]byte, error) {
+// code is the line that the copy of the policy begins with, a comment of YAML.
+func (p *PolicyFile) code(doc []byte) []byte {
+	h := hmac.New(sha256.New, p.key)
+	h.Write([]byte("policy.yaml\x00"))
+	h.Write(doc)
+	return fmt.Appendf(nil, "# %x\n", h.Sum(nil))
+}
+
+// readAtMost reads one byte more than a policy may have, and so many before it: policy.Parse says that it is too long.
+func readAtMost(path string, before int) ([]byte, error) {
 	f, err := os.Open(filepath.Clean(path))
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	return io.ReadAll(io.LimitReader(f, policy.MaxBytes+1))
+	return io.ReadAll(io.LimitReader(f, int64(before+policy.MaxBytes+1)))
 }

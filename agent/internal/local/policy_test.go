@@ -1,6 +1,7 @@
 package local_test
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"testing"
@@ -26,14 +27,14 @@ func TestLaw15TheOwnersPolicyCountsUntilAnotherCanBeRead(t *testing.T) {
 		require.NoError(t, err)
 		return rules.Closed
 	}
-	_, err := local.OpenPolicy(path, kept)
+	_, err := local.OpenPolicy(path, kept, []byte("key"))
 	require.Equal(t, "policy_missing", fault.As(err).Code)
 	write("closed: maybe")
-	_, err = local.OpenPolicy(path, kept)
+	_, err = local.OpenPolicy(path, kept, []byte("key"))
 	require.Equal(t, "policy_invalid", fault.As(err).Code)
 
 	write("closed: true")
-	p, err := local.OpenPolicy(path, kept)
+	p, err := local.OpenPolicy(path, kept, []byte("key"))
 	require.NoError(t, err)
 	require.True(t, closed(p))
 	write("closed: false")
@@ -47,7 +48,7 @@ func TestLaw15TheOwnersPolicyCountsUntilAnotherCanBeRead(t *testing.T) {
 		require.Equal(t, "policy_invalid", fault.As(err).Code)
 		require.True(t, rules.Closed, "what counted before counts")
 	}
-	again, err := local.OpenPolicy(path, kept)
+	again, err := local.OpenPolicy(path, kept, []byte("key"))
 	require.NoError(t, err, "a node comes back after a typing error")
 	rules, err := again.Read()
 	require.Error(t, err)
@@ -58,4 +59,31 @@ func TestLaw15TheOwnersPolicyCountsUntilAnotherCanBeRead(t *testing.T) {
 	require.True(t, rules.Closed, "a file that is away for a moment opens nothing")
 	write("")
 	require.False(t, closed(again), "an empty one opens")
+}
+
+// The copy counts where the owner's file cannot be read. A byte of it that was altered must not admit more.
+func TestLaw15AnAlteredCopyOfTheOwnersPolicyDoesNotCount(t *testing.T) {
+	dir := t.TempDir()
+	path, kept := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "kept")
+	require.NoError(t, os.WriteFile(path, []byte("orgs: {never: [acme]}"), 0o600))
+	_, err := local.OpenPolicy(path, kept, []byte("key"))
+	require.NoError(t, err)
+	whole, err := os.ReadFile(kept)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, []byte("orgs: ["), 0o600))
+	p, err := local.OpenPolicy(path, kept, []byte("key"))
+	require.NoError(t, err)
+	rules, err := p.Read()
+	require.Error(t, err)
+	require.Equal(t, []string{"acme"}, rules.Orgs.Never)
+	for at := range whole {
+		altered := bytes.Clone(whole)
+		altered[at] ^= 0x01
+		require.NoError(t, os.WriteFile(kept, altered, 0o600))
+		_, err := local.OpenPolicy(path, kept, []byte("key"))
+		require.Equal(t, "policy_invalid", fault.As(err).Code, "byte %d", at)
+	}
+	require.NoError(t, os.WriteFile(kept, []byte("closed: false\n"), 0o600))
+	_, err = local.OpenPolicy(path, kept, []byte("key"))
+	require.Equal(t, "policy_invalid", fault.As(err).Code, "without a code")
 }

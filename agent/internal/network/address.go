@@ -25,6 +25,9 @@ func (n *Network) gateway() netip.Addr { return n.prefix.Addr().Next() }
 
 // takeAddress gives the member an address that nobody has.
 func (n *Network) takeAddress(memberID string) (netip.Addr, error) {
+	// Close removes the directory, but not once the member is known, which it is.
+	n.use.RLock()
+	defer n.use.RUnlock()
 	n.addresses.Lock()
 	defer n.addresses.Unlock()
 	if err := os.MkdirAll(n.addressDir(), 0o711); err != nil { //nolint:gosec // as the directories above it
@@ -47,10 +50,12 @@ func (n *Network) takeAddress(memberID string) (netip.Addr, error) {
 func (n *Network) reserve(memberID string) (netip.Addr, error) {
 	first, last := n.gateway().Next(), lastUsable(n.prefix)
 	begin := last
+	was := n.lastGiven // the file goes with the last member
 	if data, err := os.ReadFile(filepath.Join(n.addressDir(), lastReserved)); err == nil {
-		if was, err := netip.ParseAddr(strings.TrimSpace(string(data))); err == nil && !was.Less(first) && !last.Less(was) {
-			begin = was
-		}
+		was, _ = netip.ParseAddr(strings.TrimSpace(string(data)))
+	}
+	if was.IsValid() && !was.Less(first) && !last.Less(was) {
+		begin = was
 	}
 	for ip := begin; ; {
 		if ip = ip.Next(); last.Less(ip) {
@@ -76,6 +81,7 @@ func (n *Network) claim(ip netip.Addr, memberID string) error {
 		return err
 	}
 	// What a crash or a full disk cuts off belongs to nobody, and is freed as leaked.
+	n.lastGiven = ip
 	_, err = f.WriteString(memberID + "\r\n" + memberLink)
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err

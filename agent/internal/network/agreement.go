@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -27,6 +28,8 @@ type agreement struct {
 	Users []string `json:"users"`
 
 	path string
+	// abandoned says that the last users are gone and have restored nothing: what the first one found still counts.
+	abandoned bool
 }
 
 // previous is how the first agent found the machine.
@@ -64,16 +67,23 @@ func (n *Network) agree(fn func(*agreement) error) error {
 		}
 		a.Previous, a.Users = fresh, nil
 	}
-	// An agent whose bridge is gone has left without a word: its namespace has ended, or someone removed it by hand.
+	// An agent whose bridge is gone has left without a word: it was killed while it left, or someone removed the bridge by hand.
+	users := len(a.Users)
 	a.Users = slices.DeleteFunc(a.Users, func(bridge string) bool {
 		_, err := netlink.LinkByName(bridge)
 		return err != nil && bridge != n.cfg.Bridge
 	})
+	a.abandoned = users > 0 && len(a.Users) == 0
 	if err := fn(a); err != nil {
 		return err
 	}
 	if len(a.Users) > 0 {
 		return nil
+	}
+	if a.abandoned {
+		if err := a.Previous.restoreSysctls(); err != nil {
+			return err
+		}
 	}
 	if err := os.Remove(a.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -86,7 +96,7 @@ func (a *agreement) join(bridge string) error {
 	if slices.Contains(a.Users, bridge) {
 		return nil
 	}
-	if len(a.Users) == 0 {
+	if len(a.Users) == 0 && !a.abandoned {
 		found, err := lookAround(a.Previous)
 		if err != nil {
 			return err
@@ -151,6 +161,22 @@ func lookAround(known previous) (previous, error) {
 		}
 	}
 	return p, nil
+}
+
+// linkPattern leaves out names that a firewall script would read as something else.
+var linkPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.@:+-]{0,14}$`)
+
+// links are the links that were there when forwarding was turned on; none where it was on already.
+func (p previous) links() []string {
+	var links []string
+	for name := range p.Sysctls {
+		link := filepath.Base(filepath.Dir(name))
+		if filepath.Base(name) == "forwarding" && link != "all" && link != "default" && link != "lo" && linkPattern.MatchString(link) {
+			links = append(links, link)
+		}
+	}
+	slices.Sort(links)
+	return links
 }
 
 func readSysctl(name string) (string, error) {

@@ -12,28 +12,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Guard looks whether the firewall table is as it was made, with all ports published, and makes it again in one step when someone
-// has taken of it: an administrator's `nft flush ruleset` takes all of it, and with it the walls (law 10). It says whether it had
-// to. While nothing changes any rule of the host, a look is one question to the kernel. Without members there is nothing to guard.
+// Guard compares the firewall table with what it is to be, and makes it again in one step when someone has changed it,
+// which it reports (an administrator's `nft flush ruleset` removes the isolation of members, law 10), and when the
+// owner's policy, the name servers or the machine's networks have changed. While nothing changes, a look is two
+// questions to the kernel. Without members there is nothing to guard.
 func (n *Network) Guard(ctx context.Context) (restored bool, err error) {
 	members, err := n.List(ctx)
 	if err != nil || len(members) == 0 {
 		return false, err
 	}
+	if err := n.holdAll(members); err != nil {
+		n.cfg.Log.WarnContext(ctx, "another program uses a published port; connections to it reach a member", "cause", err)
+	}
 	n.use.RLock()
-	whole := n.tableStands(ctx, members)
+	_, whole, err := n.tableStands(ctx, members)
 	n.use.RUnlock()
-	if whole {
-		return false, nil
+	if whole || err != nil {
+		return false, err
 	}
 	n.use.Lock()
 	defer n.use.Unlock()
 	// A member may have come or gone meanwhile.
-	if members, err = n.List(ctx); err != nil || len(members) == 0 || n.tableStands(ctx, members) {
+	if members, err = n.List(ctx); err != nil || len(members) == 0 {
+		return false, err
+	}
+	current, whole, err := n.tableStands(ctx, members)
+	if whole || err != nil {
 		return false, err
 	}
 	// An agent that has just started does not know what was there.
-	known := n.walls != ""
+	known := n.walls != "" && current
 	if err := n.makeTable(ctx); err != nil {
 		return false, err
 	}
@@ -56,8 +64,18 @@ func (n *Network) listTable(ctx context.Context) (whole, walls string) {
 	return string(out), mapElements.ReplaceAllString(string(out), "")
 }
 
-// tableStands compares the kernel's table with the one that was made and with the members' ports.
-func (n *Network) tableStands(ctx context.Context, members []string) bool {
+// tableStands says whether the table that was made is still the one to make, and whether the kernel has all of that.
+func (n *Network) tableStands(ctx context.Context, members []string) (current, whole bool, err error) {
+	rules, err := n.rules()
+	if err != nil {
+		return false, false, err
+	}
+	current = rules == n.applied
+	return current, current && n.kernelHasTable(ctx, members), nil
+}
+
+// kernelHasTable compares the kernel's table with the one that was made and with the members' ports.
+func (n *Network) kernelHasTable(ctx context.Context, members []string) bool {
 	// Read first: what changes while the table is listed is looked at again.
 	generation, err := rulesetGeneration()
 	if seen := n.sound.Load(); err == nil && seen != nil && *seen == generation {
@@ -85,8 +103,21 @@ func (n *Network) tableStands(ctx context.Context, members []string) bool {
 	return true
 }
 
-// rulesetGeneration is the number that the kernel gives to all nftables rules of this network namespace: another one after each
-// change by anybody (linux/netfilter/nf_tables.h, NFT_MSG_GETGEN).
+// Conditions say what the kernel cannot do for the isolation of members, which is known from the first member on, and
+// whether another program uses a published port.
+func (n *Network) Conditions() []string {
+	var c []string
+	if lacks := n.lacks.Load(); lacks != nil {
+		c = append(c, *lacks...)
+	}
+	if n.portInUse.Load() {
+		c = append(c, ConditionPortInUse)
+	}
+	return c
+}
+
+// rulesetGeneration is the number that the kernel gives to all nftables rules of this network namespace: another one
+// after each change by anybody (linux/netfilter/nf_tables.h, NFT_MSG_GETGEN).
 func rulesetGeneration() (uint32, error) {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})

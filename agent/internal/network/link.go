@@ -151,3 +151,18 @@ func removeLink(name string) error {
 	}
 	return nil
 }
+
+// egressMTU is the packet size of the link that the default route leaves by; members use the same, so that nothing is cut on
+// the way. 1500 where there is no default route.
+func egressMTU() int {
+	const ethernet = 1500
+	index, ok := defaultRouteLink()
+	if !ok {
+		return ethernet
+	}
+	link, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return ethernet
+	}
+	return link.Attrs().MTU
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,10 +29,10 @@ func (n *Network) usernsPath(memberID string) string {
 	return filepath.Join(n.nsDir(), memberID+".user")
 }
 
-// makeNamespaces makes the member's network namespace, and the user namespace that owns it, and mounts both so that they stay.
-// They come from a child that does nothing but wait: a user namespace's map can only be written from outside it, and a process
-// with several threads, such as this one, can enter none.
-func (n *Network) makeNamespaces(ctx context.Context, memberID string) error {
+// makeNamespaces makes the member's network namespace, and the user namespace that owns it, and mounts both so that
+// they stay. They come from a child that does nothing but wait: a user namespace's map can only be written from outside
+// it, and a process with several threads, such as this one, can enter none.
+func (n *Network) makeNamespaces(ctx context.Context, memberID string, ip netip.Addr) error {
 	holder := exec.CommandContext(ctx, "cat")
 	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	paths := map[string]string{"net": n.netnsPath(memberID)}
@@ -39,6 +40,8 @@ func (n *Network) makeNamespaces(ctx context.Context, memberID string) error {
 		ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(n.cfg.UIDMapBase), Size: int(n.cfg.UIDMapSize)}}
 		holder.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
 		holder.SysProcAttr.UidMappings, holder.SysProcAttr.GidMappings = ids, ids
+		// Entry points that step down to a service user call setgroups.
+		holder.SysProcAttr.GidMappingsEnableSetgroups = true
 		paths["user"] = n.usernsPath(memberID)
 	}
 	// The child ends with this pipe, so also when the agent dies.
@@ -46,7 +49,11 @@ func (n *Network) makeNamespaces(ctx context.Context, memberID string) error {
 	if err != nil {
 		return err
 	}
-	if err := holder.Start(); err != nil {
+	start := holder.Start
+	if n.cfg.UIDMapSize > 0 {
+		start = func() error { return asOwner(ownerOf(ip), holder.Start) }
+	}
+	if err := start(); err != nil {
 		return fmt.Errorf("make namespaces: %w", err)
 	}
 	defer func() {
@@ -67,8 +74,8 @@ func (n *Network) makeNamespaces(ctx context.Context, memberID string) error {
 	return nil
 }
 
-// inNetNS runs fn on a thread inside the namespace, and brings the thread back. A thread that cannot be brought back is never
-// used again.
+// inNetNS runs fn on a thread inside the namespace, and brings the thread back. A thread that cannot be brought back is
+// never used again.
 func inNetNS(path string, fn func() error) error {
 	done := make(chan error, 1)
 	go func() {

@@ -19,8 +19,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/vishvananda/netlink"
-
+	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -54,7 +53,11 @@ type Config struct {
 	SharedDir string
 	// UIDMapBase and UIDMapSize are the host ids of the members' user namespaces; a size of 0 means none are made.
 	UIDMapBase, UIDMapSize uint32
-	Log                    *slog.Logger
+	// Egress gives what the owner lets members reach outside the machine, asked for again by each Guard; nil is the internet.
+	Egress func() policy.Egress
+	// Resolvers gives the name servers that members are told. They are reached on port 53 wherever they are, but with EgressNone.
+	Resolvers func() []netip.Addr
+	Log       *slog.Logger
 }
 
 func (c Config) withDefaults() Config {
@@ -125,14 +128,28 @@ type Network struct {
 	ready bool
 	// walls is the firewall table as the kernel listed it when it was made, without the ports; empty when that is not known.
 	walls string
+	// applied is what it was made from, with those features of the kernel and between those links; all three change with it.
+	applied  string
+	features features
+	isolated []string
+	// counts says that the table counts members' flows, remade that it was made again beside members, whose counts it lost.
+	counts, remade atomic.Bool
+	// lacks are the conditions that say what the kernel could not do; nil before the first table.
+	lacks atomic.Pointer[[]string]
 	// sound is the generation of the host's rules at the last look that found the table whole.
 	sound atomic.Pointer[uint32]
 
-	// addresses is held while one is given.
+	// addresses is held while one is given; lastGiven is that one.
 	addresses sync.Mutex
+	lastGiven netip.Addr
+
+	// portInUse says that a published port is not held.
+	portInUse atomic.Bool
 
 	mu    sync.Mutex
 	locks map[string]*memberLock
+	// held are the published ports by member.
+	held map[string][]heldPort
 }
 
 // memberLock lets only one call at a time work on a member; it is forgotten with its last user.
@@ -151,7 +168,7 @@ func Open(_ context.Context, cfg Config) (*Network, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the boot id: %w", err)
 	}
-	n := &Network{cfg: cfg, prefix: netip.MustParsePrefix(cfg.CIDR), bootID: strings.TrimSpace(string(boot)), locks: map[string]*memberLock{}}
+	n := &Network{cfg: cfg, prefix: netip.MustParsePrefix(cfg.CIDR), bootID: strings.TrimSpace(string(boot)), locks: map[string]*memberLock{}, held: map[string][]heldPort{}}
 	if err := n.forgetEarlierBoot(); err != nil {
 		return nil, err
 	}
@@ -253,7 +270,7 @@ func (n *Network) setup(ctx context.Context, memberID string, ports []PortMappin
 		stands := n.stands(memberID, r)
 		release()
 		if stands {
-			return n.attachment(memberID, r.IP), nil
+			return n.attachment(memberID, r.IP), n.hold(memberID, ports)
 		}
 	}
 	if err := n.taken(ctx, memberID, ports); err != nil {
@@ -340,7 +357,11 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 		return Attachment{}, err
 	}
 	failpoint.Hit("agent/attach/recorded")
-	if err := n.makeNamespaces(ctx, memberID); err != nil {
+	ip, err := n.takeAddress(memberID)
+	if err != nil {
+		return Attachment{}, err
+	}
+	if err := n.makeNamespaces(ctx, memberID, ip); err != nil {
 		return Attachment{}, err
 	}
 	failpoint.Hit("agent/attach/namespaces")
@@ -351,14 +372,13 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 		return Attachment{}, err
 	}
 	defer release()
-	ip, err := n.takeAddress(memberID)
-	if err != nil {
-		return Attachment{}, err
-	}
 	if err := n.plug(memberID, ip); err != nil {
 		return Attachment{}, err
 	}
 	r.Ready, r.IP = true, ip.String()
+	if err := n.hold(memberID, ports); err != nil {
+		return Attachment{}, err
+	}
 	if err := n.publish(memberID, r); err != nil {
 		return Attachment{}, err
 	}
@@ -393,13 +413,16 @@ func (n *Network) detach(ctx context.Context, memberID string) error {
 	case err != nil:
 		return fmt.Errorf("read what is known of member %s: %w", memberID, err)
 	}
-	if err := n.unpublish(r); err != nil {
+	if err := errors.Join(n.unpublish(r), n.hold(memberID, nil)); err != nil {
 		return err
 	}
 	if err := n.closePortmap(ctx, memberID, r); err != nil {
 		return err
 	}
 	if err := n.unplug(memberID, r); err != nil {
+		return err
+	}
+	if err := n.forgetFlows(r.IP); err != nil {
 		return err
 	}
 	failpoint.Hit("agent/detach/unplugged")
@@ -459,19 +482,4 @@ func (n *Network) Purge(ctx context.Context) error {
 		return err
 	}
 	return os.RemoveAll(n.cfg.StateDir)
-}
-
-// egressMTU is the packet size of the link that the default route leaves by; members use the same, so that nothing is cut on
-// the way. 1500 where there is no default route.
-func egressMTU() int {
-	const ethernet = 1500
-	index, ok := defaultRouteLink()
-	if !ok {
-		return ethernet
-	}
-	link, err := netlink.LinkByIndex(index)
-	if err != nil {
-		return ethernet
-	}
-	return link.Attrs().MTU
 }

@@ -31,6 +31,10 @@ const inside = "GPUAAS_NETWORK_TEST_INSIDE"
 // TestMain runs the tests in a network namespace of their own, which plays the host: forwarding, firewall and links of the
 // machine stay as they are, and other tests may run beside these. This is also how a second agent on one machine runs.
 func TestMain(m *testing.M) {
+	if os.Getenv(opensInotify) != "" {
+		openInotify()
+		os.Exit(0)
+	}
 	if os.Geteuid() != 0 {
 		fmt.Println("skipped: making networks needs root")
 		os.Exit(0)
@@ -69,8 +73,11 @@ type fixture struct {
 }
 
 const (
-	hostIP    = "192.0.2.2"
-	outsideIP = "192.0.2.1"
+	hostIP   = "192.0.2.2"
+	routerIP = "192.0.2.1"
+	// outsideIP stands for a public address, lanIP for one behind the router that is not; both are beyond the host's own network.
+	outsideIP = "198.51.100.1"
+	lanIP     = "192.168.7.1"
 )
 
 func newFixture(t *testing.T) *fixture {
@@ -82,8 +89,9 @@ func newFixture(t *testing.T) *fixture {
 	sh(t, "touch "+outside+" && unshare --net="+outside+" ip link set lo up")
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(outside, unix.MNT_DETACH)) })
 	sh(t, fmt.Sprintf(`ip link add up0 type veth peer name eth0 && echo 1 > /proc/sys/net/ipv6/conf/up0/disable_ipv6 && nsenter --net=%[1]s true && ip link set eth0 netns %[1]s &&
-		ip addr add %[2]s/24 dev up0 && ip link set up0 up && nsenter --net=%[1]s sh -c 'ip addr add %[3]s/24 dev eth0 && ip link set eth0 up' && ip route add default via %[3]s`,
-		outside, hostIP, outsideIP))
+		ip addr add %[2]s/24 dev up0 && ip link set up0 up && nsenter --net=%[1]s sh -c 'ip addr add %[3]s/24 dev eth0 && ip link set eth0 up' && ip route add default via %[3]s &&
+		for a in %[4]s %[5]s 169.254.169.254 168.63.129.16 100.100.100.200; do nsenter --net=%[1]s ip addr add $a/32 dev eth0; done`,
+		outside, hostIP, routerIP, outsideIP, lanIP))
 	t.Cleanup(func() { sh(t, "ip link del up0") })
 	leftover.Guard(t, leftover.Scope{Kinds: noticed(), Files: []string{"/var/lib", dir}})
 	leftover.Guard(t, leftover.Scope{Kinds: []leftover.Kind{leftover.Mount}, Contains: []string{dir}})
@@ -110,6 +118,9 @@ func (f *fixture) config(dir string) network.Config {
 
 func (f *fixture) open() *network.Network {
 	f.t.Helper()
+	if f.n != nil {
+		f.n.Abandon() // the agent before has ended
+	}
 	n, err := network.Open(ctxOf(f.t), f.cfg)
 	require.NoError(f.t, err)
 	return n
@@ -239,6 +250,7 @@ func TestNeighboursDoNotMeet(t *testing.T) {
 	f := newFixture(t)
 	a, b := f.setup("m1", tcp(21001, 8080)), f.setup("m2", tcp(21002, 8080))
 	other := *f
+	other.n = nil
 	other.cfg = f.config(filepath.Dir(f.cfg.StateDir))
 	other.n = other.open()
 	t.Cleanup(func() { require.NoError(t, other.n.Purge(ctxOf(t))) })
@@ -293,6 +305,28 @@ func TestLastOneTakesEverythingAlong(t *testing.T) {
 	// The guard of the fixture looks at the rest.
 }
 
+// An agent that was killed while it left has removed its bridge and restored nothing: the next one restores what the first found.
+func TestWhatAKilledAgentLeftIsRestoredByTheNext(t *testing.T) {
+	f := newFixture(t)
+	before := forwarding(t)
+	f.setup("m1")
+	require.Equal(t, "1", forwarding(t))
+	sh(t, "ip link del "+f.cfg.Bridge)
+	other := *f
+	other.n = nil
+	other.cfg = f.config(filepath.Dir(f.cfg.StateDir))
+	other.n = other.open()
+	t.Cleanup(func() { require.NoError(t, other.n.Purge(ctxOf(t))) })
+	other.setup("m2")
+	require.NoError(t, other.n.Remove(ctxOf(t), "m2"))
+	require.Equal(t, before, forwarding(t))
+}
+
+func forwarding(t *testing.T) string {
+	t.Helper()
+	return strings.TrimSpace(sh(t, "cat /proc/sys/net/ipv4/ip_forward"))
+}
+
 func TestOthersChainsAndForwardingStay(t *testing.T) {
 	f := newFixture(t)
 	sh(t, "iptables -w -t nat -N CNI-HOSTPORT-DNAT && iptables -w -t nat -A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT && echo 1 > /proc/sys/net/ipv4/ip_forward")
@@ -321,6 +355,7 @@ func TestPublishedPortsOutliveTheAgent(t *testing.T) {
 func TestTwoAgentsShareAndTheLastRestores(t *testing.T) {
 	f := newFixture(t)
 	other := *f
+	other.n = nil
 	other.cfg = f.config(filepath.Dir(f.cfg.StateDir))
 	other.n = other.open()
 	forwarding := func() string { return sh(t, "cat /proc/sys/net/ipv4/ip_forward") }

@@ -176,6 +176,7 @@ func (n *Network) removeShared(ctx context.Context) error {
 	if err := n.removeTable(); err != nil {
 		return err
 	}
+	n.remade.Store(false)
 	failpoint.Hit("agent/unshare/table")
 	// Which address was given last is known from a file, too.
 	return os.RemoveAll(n.ipamDir())

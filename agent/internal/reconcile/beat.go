@@ -8,14 +8,16 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
-	"github.com/gpuaas/gpuaas/pkg/fault"
 )
+
+// collectEvery is how often the store gives disk space of overwritten values back.
+const collectEvery = 10 * time.Minute
 
 // beatLoop beats the meter, rotates logs and gives disk space back, whatever the loop of decisions is doing.
 func (r *Reconciler) beatLoop(ctx context.Context) {
 	beat := time.NewTicker(r.cfg.Beat)
 	defer beat.Stop()
-	collect := time.NewTicker(time.Hour)
+	collect := time.NewTicker(collectEvery)
 	defer collect.Stop()
 	for {
 		if _, err := r.beat(ctx); err != nil && ctx.Err() == nil {
@@ -28,6 +30,7 @@ func (r *Reconciler) beatLoop(ctx context.Context) {
 			if err := r.store.CollectGarbage(); err != nil {
 				r.log.WarnContext(ctx, "cannot give disk space back", "error", err)
 			}
+			r.note("agent_store_large", r.store.Oversized())
 		case <-beat.C:
 			if err := r.runtime.RotateLogs(ctx); err != nil && ctx.Err() == nil {
 				r.log.WarnContext(ctx, "cannot rotate logs", "error", err)
@@ -98,12 +101,7 @@ func (r *Reconciler) observe(ctx context.Context) ([]runtime.Container, error) {
 	failpoint.Hit("agent/beat/looked")
 	err = r.store.Beat(o, stamp)
 	failpoint.Hit("agent/beat/kept")
-	switch {
-	case fault.Is(err, fault.Unavailable):
-		r.note("disk_full", err)
-	case err == nil:
-		r.note("disk_full", nil)
-	}
+	r.note("disk_full", r.store.Full())
 	return containers, err
 }
 

@@ -121,8 +121,12 @@ func (r *Reconciler) failed(ctx context.Context, a agent.Action, err error) {
 var errWaiting = errors.New("waiting for the hub")
 
 func isWaiting(err error) bool {
+	return errors.Is(err, errWaiting) || runtime.IsAway(err) || isDiskFull(err)
+}
+
+func isDiskFull(err error) bool {
 	f, is := errors.AsType[*fault.Error](err)
-	return errors.Is(err, errWaiting) || runtime.IsAway(err) || is && f.Code == "disk_full"
+	return is && f.Code == "disk_full"
 }
 
 func pauseAfter(err error) time.Duration {
@@ -196,7 +200,8 @@ func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
 func (r *Reconciler) stop(ctx context.Context, a agent.StopContainer) error {
 	r.log.InfoContext(ctx, "stopping", "member", a.MemberID, "container", a.ContainerID, "why", a.Why)
 	if err := r.store.UpdateRun(a.ContainerID, func(run *state.Run) { run.StopAsked = true }); err != nil {
-		return err
+		// The container ends in any case; without the note its exit counts as a failure.
+		r.log.ErrorContext(ctx, "cannot keep that a stop was asked for", "container", a.ContainerID, "error", err)
 	}
 	failpoint.Hit("agent/stop/asked")
 	return r.runtime.Stop(ctx, a.ContainerID, a.Grace)
@@ -206,7 +211,7 @@ func (r *Reconciler) stop(ctx context.Context, a agent.StopContainer) error {
 // noted twice is only noted twice.
 func (r *Reconciler) recordExit(ctx context.Context, a agent.RecordExit) error {
 	containers, err := r.beat(ctx)
-	if err != nil {
+	if err != nil && !isDiskFull(err) { // the exit itself is kept on a full disk, too
 		return err
 	}
 	i := slices.IndexFunc(containers, func(c runtime.Container) bool { return c.ID == a.ContainerID })
@@ -234,7 +239,10 @@ func (r *Reconciler) noteExit(a agent.RecordExit, c runtime.Container, now time.
 			return // the machine's doing, not the workload's: it starts again at once
 		}
 		reason, detail := agent.ReasonCrashLoop, "the container exited with code "+strconv.FormatUint(uint64(c.ExitCode), 10)
-		if c.OOMKilled {
+		switch {
+		case run.OverDisk != "":
+			reason, detail = agent.ReasonDiskLimit, run.OverDisk
+		case c.OOMKilled:
 			reason, detail = agent.ReasonOutOfMemory, "the container used more memory than it may"
 		}
 		m.Member = m.Failed(a.Revision, reason, detail, false, exited.Sub(run.StartedAt), now)
@@ -293,7 +301,7 @@ func (r *Reconciler) retire(ctx context.Context, a agent.RetireMember) error {
 	failpoint.Hit("agent/retire/looked")
 	if r.store.Metering(a.MemberID) {
 		// One more look for the meter: whatever of the member it still holds open ends here.
-		if _, err := r.beat(ctx); err != nil {
+		if _, err := r.beat(ctx); err != nil && !isDiskFull(err) {
 			return err
 		}
 	}
@@ -335,7 +343,12 @@ func (r *Reconciler) pull(ctx context.Context, a agent.PullImage) error {
 		}
 		return credential.GetUsername(), credential.GetPassword(), nil
 	}
-	return r.runtime.EnsureImage(ctx, ref, creds, tlsConf)
+	err = r.runtime.EnsureImage(ctx, ref, creds, tlsConf)
+	if missing := runtime.SpaceMissing(err); missing > 0 {
+		r.imageSpace.Store(missing)
+		r.imageGC.Wake()
+	}
+	return err
 }
 
 func waitIfAway(err error) error {

@@ -29,6 +29,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
@@ -76,6 +77,7 @@ type fixture struct {
 	hub    *hub
 	rtCfg  runtime.Config
 	nwCfg  network.Config
+	disk   state.Options
 	from   uint16
 
 	store *state.Store
@@ -86,6 +88,8 @@ type fixture struct {
 	stop  func()
 	// owner is what the owner of the machine allows.
 	owner atomic.Pointer[policy.Policy]
+	// weak is what the machine is said to lack.
+	weak []string
 	// between and networked stand between reconciler and runtime or network where a test sets them before it starts the fixture anew.
 	between   func(*runtime.Runtime) reconcile.Runtime
 	networked func(*network.Network) reconcile.Network
@@ -111,6 +115,7 @@ func newFixture(t testing.TB) *fixture {
 	f.nwCfg = network.Config{
 		Bridge: f.word[:min(len(f.word), 15)], CIDR: fmt.Sprintf("10.%d.%d.0/24", 100+os.Getpid()%100, n), StateDir: f.dir + "/cni", SharedDir: f.dir + "/shared",
 	}
+	f.disk.MinFreeBytes = 1
 	f.owner.Store(&policy.Policy{})
 	t.Cleanup(f.purge)
 	f.start()
@@ -123,10 +128,14 @@ func (f *fixture) ctx() context.Context { return context.WithoutCancel(f.t.Conte
 func (f *fixture) start() {
 	f.t.Helper()
 	var err error
-	f.store, err = state.Open(f.dir+"/state", state.Options{MinFreeBytes: 1})
+	f.store, err = state.Open(f.dir+"/state", f.disk)
 	require.NoError(f.t, err)
 	require.NoError(f.t, f.store.Identify(nodeID, protocol.NewEd25519Signer(f.hub.node)))
-	require.NoError(f.t, f.store.InitBundle(f.hub.bundle))
+	root, node := f.hub.root.Public().(ed25519.PublicKey), f.hub.node.Public().(ed25519.PublicKey)
+	require.NoError(f.t, accept.Resume(f.store, protocol.Fingerprint(root), "", protocol.NewNodeIdentity(nodeID, node)))
+	if !f.store.Bundle().Valid() {
+		require.NoError(f.t, f.store.InitBundle(f.hub.bundle))
+	}
 	source, err := state.MachineTime()
 	require.NoError(f.t, err)
 	f.clock = state.NewClock(f.store, source, time.Time{})
@@ -148,8 +157,8 @@ func (f *fixture) start() {
 	}
 	f.re = reconcile.New(reconcile.Config{
 		Beat: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second, PortFrom: f.from, PortTo: f.from + 9,
-		Policy: func() (policy.Policy, error) { return *f.owner.Load(), nil },
-		Log:    slog.New(slog.NewTextHandler(f.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Policy: func() (policy.Policy, error) { return *f.owner.Load(), nil }, WeakIsolation: f.weak,
+		Log: slog.New(slog.NewTextHandler(f.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}, f.store, f.clock, rt, nw, f.hub)
 	ctx, cancel := context.WithCancel(f.ctx())
 	done := make(chan error, 1)
@@ -157,6 +166,7 @@ func (f *fixture) start() {
 	f.stop = sync.OnceFunc(func() {
 		cancel()
 		require.NoError(f.t, <-done)
+		f.nw.Abandon()
 		require.NoError(f.t, f.rt.Close())
 		require.NoError(f.t, f.store.Close())
 	})

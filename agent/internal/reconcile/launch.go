@@ -5,9 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
-	"net"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -91,7 +89,8 @@ func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork, nam
 			}
 		}
 	}
-	ports, err := r.store.AssignPorts(a.MemberID, keep, r.cfg.PortFrom, r.cfg.PortTo, portFree, func(m *state.Member) {
+	free := func(port uint16) bool { return r.network.PortFree(a.MemberID, port) }
+	ports, err := r.store.AssignPorts(a.MemberID, keep, r.cfg.PortFrom, r.cfg.PortTo, free, func(m *state.Member) {
 		m.NetworkRevision, m.NetworkReady = a.Revision, false
 	})
 	if err != nil {
@@ -123,15 +122,6 @@ func portsOf(w agent.Workload) []*protocol.Port {
 		ports = append(ports, s.Spec.GetPorts()...)
 	}
 	return ports
-}
-
-// portFree reports whether a listener on this machine, or a published port of someone else's that listens, has the port.
-func portFree(port uint16) bool {
-	l, err := net.Listen("tcp4", ":"+strconv.Itoa(int(port))) //nolint:noctx // it is closed at once
-	if err != nil {
-		return false
-	}
-	return l.Close() == nil
 }
 
 // startContainer opens run and usage interval durably before the container exists, so that nothing ever runs that the store

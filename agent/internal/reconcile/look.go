@@ -8,23 +8,18 @@ import (
 	"maps"
 	"math/big"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
-	"github.com/gpuaas/gpuaas/pkg/fault"
-	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
-
-// Features lists what a workload may need and this agent has.
-func Features() []string { return []string{protocol.FeatureSingleService} }
 
 // endRunUnbilled is the end policy of a lease that lets its member go on without pay.
 const endRunUnbilled = "run_unbilled"
@@ -53,7 +48,7 @@ func (r *Reconciler) look(ctx context.Context) (look, error) {
 	}
 	// Members before the state: one that a state brings in between would look as if it had left.
 	l := look{members: r.store.Members()}
-	l.desired, l.leases = r.desired(ctx), r.leases()
+	l.desired, l.leases = r.desired(ctx), r.leases(l.members)
 	l.observed = agent.Observed{
 		Containers: r.containers(containers), Networks: networks(attached, l.members),
 		Members: make(map[string]agent.Member, len(l.members)), Busy: busy,
@@ -236,7 +231,8 @@ func (r *Reconciler) desired(ctx context.Context) agent.Desired {
 	for range maxJudgings {
 		r.judge(ctx)
 		accepted := r.store.Accepted()
-		d = agent.Desired{Epoch: accepted.Epoch, Generation: accepted.Generation}
+		owner = owner.ForOneOrg(firstOrg(accepted.Parts), r.cfg.WeakIsolation)
+		d = agent.Desired{Epoch: accepted.Epoch, Generation: accepted.Generation, Unverified: len(accepted.SHA256) == 0}
 		unjudged := false
 		for _, p := range accepted.Parts {
 			if p.Workload == nil || p.Verdict == nil {
@@ -253,9 +249,20 @@ func (r *Reconciler) desired(ctx context.Context) agent.Desired {
 	return d
 }
 
+// firstOrg is the org of the oldest member: member ids are ordered by the time when they were made.
+func firstOrg(parts []state.Part) string {
+	var first state.Part
+	for _, p := range parts {
+		if p.Workload != nil && (first.Workload == nil || p.MemberID < first.MemberID) {
+			first = p
+		}
+	}
+	return first.Workload.GetOrgSlug()
+}
+
 func workloadOf(p state.Part, owner policy.Policy) agent.Workload {
 	w := workload(p.MemberID, p.Workload, owner)
-	if !p.Verdict.Admitted {
+	if !p.Verdict.Admitted && w.Refused == "" {
 		w.Refused, w.RefusedDetail = p.Verdict.Reason, p.Verdict.Detail
 	}
 	if back := p.Workload.GetFallback(); back != nil && p.Verdict.FallbackAdmitted {
@@ -293,14 +300,20 @@ func specDigest(s *protocol.Service) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func (r *Reconciler) leases() agent.Leases {
+func (r *Reconciler) leases(members map[string]state.Member) agent.Leases {
 	out := make(agent.Leases)
+	if r.store.LeasesUnverified() {
+		for id := range members {
+			out[id] = agent.Lease{MemberID: id, Unverified: true}
+		}
+	}
 	for id, l := range r.store.Leases() {
 		spent := Spent(l, r.store.Consumed(id))
 		out[id] = agent.Lease{
 			MemberID: id, No: l.GetLeaseNo(), ExpiresAt: l.GetExpiresAt().AsTime(),
 			Exhausted:    spent.Sign() > 0 && spent.Cmp(big.NewInt(l.GetCapNanos())) >= 0,
 			RunsUnbilled: r.cfg.AllowUnbilled && l.GetEndPolicy() == endRunUnbilled,
+			Unverified:   r.store.ConsumedUnverified(id),
 		}
 	}
 	return out
@@ -323,16 +336,15 @@ func Spent(l *protocol.Lease, used map[string]int64) *big.Int {
 	return total
 }
 
-// judge checks the documents that have come and remembers the verdicts. An admission stands; a refusal is looked at again
-// under a newer trust bundle.
+// judge checks the documents that have come since the last look; all of them again under a newer trust bundle.
 func (r *Reconciler) judge(ctx context.Context) {
-	bundle := r.store.Bundle()
+	bundles, accepted := r.store.Bundles(), r.store.Accepted()
 	verdicts := map[string]state.Verdict{}
-	for _, p := range r.store.Accepted().Parts {
-		if p.Workload == nil || (p.Verdict != nil && (p.Verdict.Admitted || p.Verdict.BundleVersion == bundle.Version())) {
+	for _, p := range accepted.Parts {
+		if p.Workload == nil || (p.Verdict != nil && p.Verdict.BundleVersion == r.store.Bundle().Version()) {
 			continue
 		}
-		v := Judge(p.Workload, bundle, r.clock.Now())
+		v := accept.Judge(p.Workload, bundles, accepted.IssuedAt)
 		verdicts[p.SHA256Hex()] = v
 		if !v.Admitted {
 			r.log.WarnContext(ctx, "workload refused", "member", p.MemberID, "reason", v.Reason, "detail", v.Detail,
@@ -342,67 +354,32 @@ func (r *Reconciler) judge(ctx context.Context) {
 	if len(verdicts) == 0 {
 		return
 	}
-	if err := r.store.SetVerdicts(verdicts); err != nil {
-		r.log.ErrorContext(ctx, "cannot keep verdicts", "error", err)
-		return
-	}
+	r.store.SetVerdicts(verdicts)
 	failpoint.Hit("agent/accept/judged")
 }
 
-// Judge decides whether the publisher's signed manifest admits this very workload on this agent, and whether its own manifest
-// admits the fallback that it carries.
-func Judge(w *protocol.Workload, bundle protocol.Bundle, now time.Time) state.Verdict {
-	v := judgeOne(w, bundle, now)
-	if back := w.GetFallback(); back != nil {
-		same := back.GetId() == w.GetId() && back.GetInstanceId() == w.GetInstanceId() && back.GetAppSlug() == w.GetAppSlug() && back.GetOrgSlug() == w.GetOrgSlug()
-		v.FallbackAdmitted = same && back.GetRevision() < w.GetRevision() && judgeOne(back, bundle, now).Admitted
-	}
-	return v
-}
-
-func judgeOne(w *protocol.Workload, bundle protocol.Bundle, now time.Time) state.Verdict {
-	refuse := func(reason, detail string) state.Verdict {
-		return state.Verdict{Reason: reason, Detail: detail, BundleVersion: bundle.Version()}
-	}
-	for _, f := range w.GetFeatures() {
-		if !slices.Contains(Features(), f) {
-			return refuse("feature_missing", "this agent lacks the feature "+f)
-		}
-	}
-	delegation := w.GetDelegation()
-	verified, err := manifest.Verify(w.GetManifest(), delegation, bundle, now)
-	if err == nil {
-		err = manifest.Admits(verified, w)
-	}
-	if err != nil {
-		return refuse("manifest_not_admitted", publicText(err))
-	}
-	return state.Verdict{Admitted: true, BundleVersion: bundle.Version()}
-}
-
-// publicText is what may be shown of an error.
-func publicText(err error) string {
-	if protocol.RefusalOf(err) != protocol.RefusalMalformed {
-		return protocol.RefusalOf(err) + ": " + protocol.RefusalDetail(err)
-	}
-	f := fault.As(err)
-	text := []string{f.Public}
-	for _, field := range f.Fields {
-		text = append(text, field.Pointer+" "+field.Reason+".")
-	}
-	return strings.Join(text, " ")
-}
+// conditionBundleExpired says that the trust bundle should have been replaced. It goes on to count, and nothing is refused for it.
+const conditionBundleExpired = "trust_bundle_expired"
 
 func (r *Reconciler) conditions() []string {
 	seen := make(map[string]bool)
 	for c := range r.trouble {
 		seen[c] = true
 	}
-	for _, c := range r.runtime.Conditions() {
+	for _, c := range slices.Concat(r.runtime.Conditions(), r.network.Conditions(), r.cfg.WeakIsolation) {
 		seen[c] = true
+	}
+	if owner, _ := r.cfg.Policy(); owner.ShareWeakIsolation && len(r.cfg.WeakIsolation) > 0 {
+		seen[protocol.ConditionWeakIsolationShared] = true
+	}
+	if len(r.store.Unverified()) > 0 {
+		seen["state_unverified"] = true
 	}
 	if r.clock.MachineIsWrong() {
 		seen["clock_untrusted"] = true
+	}
+	if r.store.Bundle().Expired(r.clock.Now()) {
+		seen[conditionBundleExpired] = true
 	}
 	return slices.Sorted(maps.Keys(seen))
 }

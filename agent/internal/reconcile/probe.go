@@ -26,9 +26,11 @@ const (
 	firstProbe         = 5 * time.Millisecond
 	probeShare         = 16
 	defaultProbePeriod = time.Second
-	// wellPeriod is the least pause after a probe that succeeded once the service is ready; a failure brings the probe's own
-	// period back. Many workloads on a node would otherwise cost it a part of a core.
-	wellPeriod          = 5 * time.Second
+	// Once the service is ready, a probe that succeeded is followed by the probe's period, but by wellPeriod at least, and by
+	// wellShare times what it took, up to maxWellPeriod: a command in each of many containers would otherwise cost a part of a core.
+	wellPeriod          = time.Second
+	wellShare           = 20
+	maxWellPeriod       = 5 * time.Second
 	defaultProbeTimeout = 2 * time.Second
 	failingAfter        = 3
 	// maxProbeBytes bounds what is read of an answer: who answers is the workload.
@@ -122,7 +124,7 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 		case !ready:
 			pause = untilNextProbe(time.Since(began), took, period)
 		case err == nil:
-			pause = max(period, wellPeriod)
+			pause = untilWellProbe(took, period)
 		}
 		select {
 		case <-ctx.Done():
@@ -136,6 +138,11 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 // long.
 func untilNextProbe(since, took, period time.Duration) time.Duration {
 	return min(max(since/probeShare, 2*took, firstProbe), period)
+}
+
+// untilWellProbe is the pause before a service that is ready and well is probed again.
+func untilWellProbe(took, period time.Duration) time.Duration {
+	return max(period, wellPeriod, min(wellShare*took, maxWellPeriod))
 }
 
 func (r *Reconciler) becameReady(ctx context.Context, c agent.Container) bool {

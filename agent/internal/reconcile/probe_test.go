@@ -25,3 +25,15 @@ func TestProbeThatTakesLongIsNotRepeatedWithoutPause(t *testing.T) {
 	require.Equal(t, 200*time.Millisecond, untilNextProbe(300*time.Millisecond, 100*time.Millisecond, time.Second))
 	require.Equal(t, time.Second, untilNextProbe(0, 2*time.Second, time.Second))
 }
+
+func TestAReadyServiceIsProbedAsOftenAsItsManifestSays(t *testing.T) {
+	require.Equal(t, time.Second, untilWellProbe(time.Millisecond, time.Second))
+	require.Equal(t, 3*time.Second, untilWellProbe(time.Millisecond, 3*time.Second))
+	require.Equal(t, time.Minute, untilWellProbe(time.Second, time.Minute))
+}
+
+func TestProbingAReadyServiceHasABoundedCost(t *testing.T) {
+	require.Equal(t, time.Second, untilWellProbe(time.Millisecond, 100*time.Millisecond), "once a second is often enough")
+	require.Equal(t, 2*time.Second, untilWellProbe(100*time.Millisecond, time.Second), "a twentieth of the time at most")
+	require.Equal(t, 5*time.Second, untilWellProbe(2*time.Second, time.Second), "and yet it is probed")
+}

@@ -37,6 +37,8 @@ type Runtime interface {
 	Leftovers(ctx context.Context, memberID string) ([]string, error)
 	AllStats(ctx context.Context) (map[string]runtime.Stats, error)
 	RotateLogs(ctx context.Context) error
+	OverLimit(ctx context.Context) []runtime.Excess
+	CollectImages(ctx context.Context, need int64, keep ...runtime.ImageRef) error
 	Exec(ctx context.Context, id string, argv []string, timeout time.Duration) (code int, err error)
 	Conditions() []string
 }
@@ -49,6 +51,8 @@ type Network interface {
 	List(ctx context.Context) ([]string, error)
 	Leftovers(ctx context.Context, memberID string) ([]string, error)
 	Guard(ctx context.Context) (restored bool, err error)
+	PortFree(memberID string, port uint16) bool
+	Conditions() []string
 }
 
 // Hub is what only a hub can give. Without one every call fails with a fault of kind Unavailable; nothing waits for it.
@@ -93,7 +97,9 @@ type Config struct {
 	AllowUnbilled bool
 	// Policy gives what the owner allows now; with an error, what was allowed before. Nil allows everything.
 	Policy func() (policy.Policy, error)
-	Log    *slog.Logger
+	// WeakIsolation names what this machine lacks to keep containers from each other; empty where it lacks nothing.
+	WeakIsolation []string
+	Log           *slog.Logger
 }
 
 // Report is what one pass found.
@@ -117,6 +123,9 @@ type Reconciler struct {
 	log     *slog.Logger
 
 	loop *loop.Loop
+	// imageGC collects images that nothing uses; imageSpace is how many bytes a pull has missed.
+	imageGC    *loop.Loop
+	imageSpace atomic.Int64
 	// alarm is touched by passes only.
 	alarm   *time.Timer
 	pulls   chan struct{}
@@ -170,6 +179,7 @@ func New(cfg Config, store *state.Store, clock *state.Clock, rt Runtime, nw Netw
 		pulls: make(chan struct{}, maxPulls), actions: make(chan struct{}, maxActions), steady: semaphore.NewWeighted(everyone),
 		busy: map[string]*work{}, hold: map[string]time.Time{}, probers: map[string]*prober{}, trouble: map[string]string{},
 	}
+	r.imageGC = loop.New("images", collectEvery, r.collectImages, cfg.Log)
 	r.loop = loop.New("reconcile", cfg.Resync, r.pass, cfg.Log)
 	return r
 }
@@ -205,6 +215,8 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		}
 	})
 	r.running.Go(func() { r.beatLoop(ctx) })
+	r.running.Go(func() { r.guardDisk(ctx) })
+	r.running.Go(func() { _ = r.imageGC.Run(ctx) })
 	// Apart from the passes: looking at a firewall takes longer than they may.
 	r.running.Go(func() { _ = loop.New("walls", r.cfg.Resync, r.guard, r.log).Run(ctx) })
 	err := r.loop.Run(ctx)

@@ -116,6 +116,25 @@ func TestLaw15WhatTheOwnerRefusesStopsAndIsSigned(t *testing.T) {
 	require.Nil(t, f.untilStatus(w.GetId(), agent.StatusReady).GetOwnerRefusal())
 }
 
+// A machine that isolates containers weakly serves the org of its oldest member, and another one once the owner shares it.
+func TestLaw10AWeaklyIsolatedNodeRunsOneOrg(t *testing.T) {
+	f := newFixture(t)
+	f.weak = []string{protocol.ConditionRuncVulnerable}
+	f.restart()
+	w, other := f.hub.workload(`{}`), f.hub.workload(`{}`)
+	other.OrgSlug = "other"
+	f.push(other, w)
+	f.untilStatus(w.GetId(), agent.StatusReady)
+	refused := f.untilStatus(other.GetId(), agent.StatusFailed)
+	require.Equal(t, agent.ReasonOwnerRefused, refused.GetReason())
+	require.Contains(t, refused.GetDetail(), protocol.ConditionRuncVulnerable)
+	require.Contains(t, f.re.Report().Conditions, protocol.ConditionRuncVulnerable)
+	f.owner.Store(&policy.Policy{ShareWeakIsolation: true})
+	f.untilStatus(other.GetId(), agent.StatusReady)
+	f.untilStatus(w.GetId(), agent.StatusReady)
+	require.Contains(t, f.re.Report().Conditions, protocol.ConditionWeakIsolationShared)
+}
+
 func TestLaw03LeasedWorkloadStartsAgainWithoutAHub(t *testing.T) {
 	f := newFixture(t)
 	w := f.hub.workload(`{}`)
@@ -278,10 +297,44 @@ func TestContainersOfAnotherLifeAreTakenAway(t *testing.T) {
 	f.stop()
 	require.NoError(t, os.RemoveAll(f.dir+"/state"))
 	f.start()
+	f.untilStatus(w.GetId(), agent.StatusStarting) // nothing says yet that it is not wanted any more
+	f.container(w.GetId())
+	f.push()
 	removed := f.untilStatus(w.GetId(), agent.StatusRemoved)
 	require.True(t, removed.GetRemoval().Complete())
 	_, final := f.measured(w.GetId())
 	require.True(t, final)
+}
+
+func TestLaw03AnExpiredTrustBundleIsAConditionAndStopsNothing(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	f.untilStatus(w.GetId(), agent.StatusReady)
+	pid := f.container(w.GetId()).PID
+	require.NotContains(t, f.re.Report().Conditions, "trust_bundle_expired")
+
+	m := f.hub.bundle.Message()
+	m.Version, m.ExpiresAt = 2, timestamppb.New(time.Now().Add(-time.Hour))
+	env, err := protocol.SignMessage(protocol.PayloadBundle, m, protocol.NewEd25519Signer(f.hub.root))
+	require.NoError(t, err)
+	require.NoError(t, f.store.AcceptBundle(env), "an expired bundle is better than an older one")
+	f.hub.bundle = f.store.Bundle()
+	changed := f.re.Subscribe()
+	for bound := time.After(time.Minute); !slices.Contains(f.re.Report().Conditions, "trust_bundle_expired"); {
+		select {
+		case <-changed:
+		case <-bound:
+			t.Fatal("nobody notices that the trust bundle has expired")
+		}
+	}
+	other := f.hub.workload(`{}`)
+	f.push(w, other)
+	f.untilStatus(other.GetId(), agent.StatusReady)
+	require.Equal(t, pid, f.container(w.GetId()).PID)
+	f.push()
+	f.untilStatus(w.GetId(), agent.StatusRemoved)
+	f.untilStatus(other.GetId(), agent.StatusRemoved)
 }
 
 func TestContainerdThatDiesAndComesBackLosesNothing(t *testing.T) {

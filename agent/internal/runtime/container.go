@@ -165,7 +165,9 @@ func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, ima
 		return Run{}, err
 	}
 	failpoint.Hit("agent/start/files")
-	options := &runcoptions.Options{Root: r.cfg.RuncRoot}
+	// A session keyring of its own counts for the user, and the kernel gives a user 200 keys: all containers of a node share
+	// those ids. The filter of system calls keeps a container from the keyring that it inherits.
+	options := &runcoptions.Options{Root: r.cfg.RuncRoot, NoNewKeyring: r.host.seccomp}
 	if r.host.userNamespaces {
 		options.IoUid, options.IoGid = r.cfg.UIDMapBase, r.cfg.UIDMapBase
 	}
@@ -173,7 +175,7 @@ func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, ima
 	_, err := r.client.NewContainer(ctx, spec.ID,
 		client.WithSnapshotter(r.cfg.Snapshotter),
 		r.withSnapshot(spec, image, &rootfs),
-		client.WithContainerLabels(spec.labels(r.host, r.uidMap(), image.config.StopSignal)),
+		client.WithContainerLabels(spec.labels(r.host, r.uidMap(), image.config.StopSignal, r.diskLimit(spec))),
 		client.WithRuntime(runcRuntime, options),
 		client.WithSpec(ociSpec),
 	)

@@ -100,6 +100,7 @@ func resolvConf(path string) string {
 				if addr, err := netip.ParseAddr(f[1]); err != nil || addr.IsLoopback() {
 					continue
 				}
+				f = f[:2]
 				servers++
 			}
 			keep = append(keep, strings.Join(f, " "))
@@ -109,6 +110,19 @@ func resolvConf(path string) string {
 		}
 	}
 	return ""
+}
+
+// Resolvers are the name servers that containers are told.
+func (r *Runtime) Resolvers() []netip.Addr {
+	var servers []netip.Addr
+	for line := range strings.Lines(resolvConf(r.cfg.ResolvConf)) {
+		if name, text, _ := strings.Cut(strings.TrimSpace(line), " "); name == "nameserver" {
+			if addr, err := netip.ParseAddr(text); err == nil {
+				servers = append(servers, addr)
+			}
+		}
+	}
+	return servers
 }
 
 // unmountAll unmounts everything that is mounted on path.

@@ -9,8 +9,10 @@ import (
 	"syscall"
 
 	"github.com/containerd/containerd/v2/client"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // hostSupport is what the kernel and containerd can give to containers.
@@ -18,30 +20,43 @@ type hostSupport struct {
 	userNamespaces bool
 	seccomp        bool
 	swapLimit      bool
+	// resourceLimits says that root here may set those of processes in user namespaces that others have made.
+	resourceLimits bool
 	cgroupV2       bool
 	// cgroupRoot is where the hierarchies are mounted.
 	cgroupRoot string
 	// contentRoot is where containerd keeps unpacked images.
 	contentRoot string
+	// sharedDisk says that containers write to the file system on which the agent keeps what it has measured.
+	sharedDisk bool
 }
 
-// Words for what a host cannot give; the node reports them.
+// Conditions of this host that the node reports.
 const (
-	ConditionNoUserNamespaces = "user_namespaces_unavailable"
-	ConditionNoSeccomp        = "seccomp_unavailable"
-	ConditionNoSwapLimit      = "swap_limit_unavailable"
+	// ConditionNoSwapLimit says that the kernel cannot limit what a container swaps out.
+	ConditionNoSwapLimit = "swap_limit_unavailable"
+	// ConditionSharedDisk says that no quota of the file system keeps containers from filling the agent's own; what they write is measured.
+	ConditionSharedDisk = "disk_shared_without_quota"
+	// ConditionNoCoreLimit says that root here has no CAP_SYS_RESOURCE: containers may dump core.
+	ConditionNoCoreLimit = "core_limit_unavailable"
 )
 
 func (h hostSupport) conditions() []string {
 	var c []string
 	if !h.userNamespaces {
-		c = append(c, ConditionNoUserNamespaces)
+		c = append(c, protocol.ConditionNoUserNamespaces)
 	}
 	if !h.seccomp {
-		c = append(c, ConditionNoSeccomp)
+		c = append(c, protocol.ConditionNoSeccomp)
 	}
 	if !h.swapLimit {
 		c = append(c, ConditionNoSwapLimit)
+	}
+	if h.sharedDisk {
+		c = append(c, ConditionSharedDisk)
+	}
+	if !h.resourceLimits {
+		c = append(c, ConditionNoCoreLimit)
 	}
 	return c
 }
@@ -62,7 +77,10 @@ func lookAtHost(ctx context.Context, c *client.Client, cfg Config) (hostSupport,
 		return hostSupport{}, fault.New(fault.Unavailable, "snapshotter_unavailable",
 			fmt.Sprintf("containerd cannot use its snapshotter %s: look for it in `ctr plugins ls`; the overlay kernel module may be missing.", cfg.Snapshotter), nil)
 	}
-	h := hostSupport{seccomp: hasSeccomp(), contentRoot: root, cgroupRoot: "/sys/fs/cgroup"}
+	h := hostSupport{
+		seccomp: hasSeccomp(), resourceLimits: hasCapability(unix.CAP_SYS_RESOURCE), contentRoot: root, cgroupRoot: "/sys/fs/cgroup",
+	}
+	h.sharedDisk = sameFileSystem(root, cfg.LogDir)
 	_, err = os.Stat(h.cgroupRoot + "/cgroup.controllers")
 	h.cgroupV2 = err == nil
 	h.swapLimit = h.cgroupV2
@@ -70,13 +88,25 @@ func lookAtHost(ctx context.Context, c *client.Client, cfg Config) (hostSupport,
 		h.swapLimit = true
 	}
 	if !cfg.NoUserNamespaces {
-		err := tryUserNamespace(ctx, cfg)
-		h.userNamespaces = err == nil
-		if err != nil {
-			cfg.Log.Warn("containers run without user namespaces: this host does not give them", "cause", err)
+		if err := tryUserNamespace(ctx, cfg); err != nil {
+			return hostSupport{}, fault.New(fault.Unavailable, protocol.ConditionNoUserNamespaces,
+				"This host gives containers no user namespaces (sysctl user.max_user_namespaces): their root would be the host's root. "+
+					"Run the agent with --no-user-namespaces if that is what you want.", err).Lasting()
 		}
+		h.userNamespaces = true
 	}
+	if !h.seccomp && !cfg.NoSeccomp {
+		return hostSupport{}, fault.New(fault.Unavailable, protocol.ConditionNoSeccomp,
+			"This host's kernel cannot filter the system calls of containers (CONFIG_SECCOMP_FILTER). "+
+				"Run the agent with --no-seccomp if you want to run them unfiltered.", nil).Lasting()
+	}
+	h.seccomp = h.seccomp && !cfg.NoSeccomp
 	return h, nil
+}
+
+func sameFileSystem(a, b string) bool {
+	var one, other unix.Stat_t
+	return unix.Stat(a, &one) == nil && unix.Stat(b, &other) == nil && one.Dev == other.Dev
 }
 
 // tryUserNamespace makes one, as a container would.
@@ -91,6 +121,13 @@ func tryUserNamespace(ctx context.Context, cfg Config) error {
 func hasSeccomp() bool {
 	status, err := os.ReadFile("/proc/self/status")
 	return err == nil && strings.Contains(string(status), "\nSeccomp:")
+}
+
+// hasCapability looks whether root has the capability; in a container that a whole node runs in, it may lack some.
+func hasCapability(which int) bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	return unix.Capget(&header, &sets[0]) == nil && sets[which/32].Effective&(1<<(which%32)) != 0
 }
 
 // Version asks containerd and runc what they are.

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -229,7 +230,7 @@ func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentia
 		}
 	}()
 	failpoint.Hit("agent/pull/leased")
-	image, err := r.pull(leases.WithLease(ctx, lease.ID), ref, creds, tlsConf)
+	image, err := r.pullWatched(leases.WithLease(ctx, lease.ID), lease.ID, ref, creds, tlsConf)
 	if err != nil {
 		return pullFault(ref, err)
 	}
@@ -241,7 +242,31 @@ func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentia
 	return nil
 }
 
-func (r *Runtime) pull(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *tls.Config) (client.Image, error) {
+// pullWatched pulls and unpacks, and leaves nothing behind of an image that takes too much of the disk.
+func (r *Runtime) pullWatched(ctx context.Context, lease string, ref ImageRef, creds Credentials, tlsConf *tls.Config) (client.Image, error) {
+	u := &unpacking{r: r, lease: lease}
+	if err := unix.Statfs(r.host.contentRoot, &u.before); err != nil {
+		return nil, fmt.Errorf("look at free space: %w", err)
+	}
+	pulling, cancel := context.WithCancelCause(ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() { u.watch(pulling, cancel) })
+	image, err := r.pull(pulling, u, ref, creds, tlsConf)
+	cancel(nil)
+	watching.Wait()
+	if cause := context.Cause(pulling); err != nil && ctx.Err() == nil && !errors.Is(cause, context.Canceled) {
+		return nil, cause
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := u.checkSize(ctx); err != nil {
+		return nil, errors.Join(err, r.client.ImageService().Delete(ctx, image.Name()))
+	}
+	return image, nil
+}
+
+func (r *Runtime) pull(ctx context.Context, u *unpacking, ref ImageRef, creds Credentials, tlsConf *tls.Config) (client.Image, error) {
 	resolver, transport := newResolver(ctx, ref, creds, tlsConf)
 	defer transport.CloseIdleConnections()
 	return r.client.Pull(ctx, ref.RegistryHost+"/"+ref.name(),
@@ -249,19 +274,16 @@ func (r *Runtime) pull(ctx context.Context, ref ImageRef, creds Credentials, tls
 		client.WithPullUnpack,
 		client.WithPullSnapshotter(r.cfg.Snapshotter),
 		client.WithMaxConcurrentDownloads(parallelDownloads),
-		client.WithImageHandlerWrapper(r.sizeGuard),
+		client.WithImageHandlerWrapper(u.sizeGuard),
 	)
 }
 
-// errImageTooLarge and errDiskFull stop a pull before its layers are fetched.
-var (
-	errImageTooLarge = errors.New("image is larger than this node allows")
-	errDiskFull      = errors.New("not enough free space for the image")
-)
+// errImageTooLarge stops a pull.
+var errImageTooLarge = errors.New("image is larger than this node allows")
 
 // sizeGuard looks at the sizes that a manifest declares before any layer is fetched. The sizes are binding: a layer that is
 // longer or shorter fails its digest.
-func (r *Runtime) sizeGuard(next images.Handler) images.Handler {
+func (u *unpacking) sizeGuard(next images.Handler) images.Handler {
 	return images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		children, err := next.Handle(ctx, desc)
 		if err != nil || !images.IsManifestType(desc.MediaType) {
@@ -269,17 +291,18 @@ func (r *Runtime) sizeGuard(next images.Handler) images.Handler {
 		}
 		var total int64
 		for _, c := range children {
-			if c.Size < 0 || c.Size > r.cfg.MaxImageBytes {
+			if c.Size < 0 || c.Size > u.r.cfg.MaxImageBytes {
 				return nil, errImageTooLarge
 			}
 			total += c.Size
 		}
-		if total > r.cfg.MaxImageBytes {
+		if total > u.r.cfg.MaxImageBytes {
 			return nil, errImageTooLarge
 		}
-		if free, ok := freeBytes(r.host.contentRoot); ok && free < unpackedFactor*total {
-			return nil, errDiskFull
+		if free, ok := freeBytes(u.r.host.contentRoot); ok && free < unpackedFactor*total {
+			return nil, &spaceMissingError{unpackedFactor * total}
 		}
+		u.compressed.Store(total)
 		return children, nil
 	})
 }
@@ -394,7 +417,7 @@ func pullFault(ref ImageRef, err error) error {
 	switch text := err.Error(); {
 	case errors.Is(err, errImageTooLarge):
 		return say(fault.TooLarge, "image_pull_failed", "is larger than this node allows.").Lasting()
-	case errors.Is(err, errDiskFull), errors.Is(err, unix.ENOSPC), strings.Contains(text, "no space left on device"):
+	case SpaceMissing(err) > 0, errors.Is(err, unix.ENOSPC), strings.Contains(text, "no space left on device"):
 		return say(fault.Unavailable, "image_pull_failed", "does not fit on this node's disk: free space where containerd keeps its data.")
 	case strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "wrong diff id"), strings.Contains(text, "failed size validation"), strings.Contains(text, "unexpected commit size"):
 		return say(fault.Unprocessable, "image_digest_mismatch", "is not what its digest says.").Lasting()

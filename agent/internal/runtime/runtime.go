@@ -77,13 +77,21 @@ type Config struct {
 	UIDMapBase   uint32
 	UIDMapSize   uint32
 	MaxLogBytes  int64
+	// DiskBytes is what a container may write to its own file system where its service says nothing.
+	DiskBytes int64
 	// MaxImageBytes refuses larger images before a layer is fetched.
 	MaxImageBytes int64
+	// MinUnpackBytes is what any image may unpack to, however small its layers are.
+	MinUnpackBytes int64
+	// MaxImageStoreBytes bounds what all images take, while some of them are unused; zero leaves only free space as a bound.
+	MaxImageStoreBytes int64
 	// ResolvConf is the host's resolver configuration.
 	ResolvConf string
 	// NoUserNamespaces runs containers in the host's user namespace; it is reported as a condition.
 	NoUserNamespaces bool
-	Log              *slog.Logger
+	// NoSeccomp runs containers without a filter of system calls; it is reported as a condition.
+	NoSeccomp bool
+	Log       *slog.Logger
 }
 
 func (c Config) withDefaults() Config {
@@ -109,8 +117,14 @@ func (c Config) withDefaults() Config {
 	if c.MaxLogBytes == 0 {
 		c.MaxLogBytes = DefaultMaxLogBytes
 	}
+	if c.DiskBytes == 0 {
+		c.DiskBytes = DefaultDiskBytes
+	}
 	if c.MaxImageBytes == 0 {
 		c.MaxImageBytes = DefaultMaxImageBytes
+	}
+	if c.MinUnpackBytes == 0 {
+		c.MinUnpackBytes = DefaultMinUnpackBytes
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -124,6 +138,8 @@ type Runtime struct {
 	client *client.Client
 	host   hostSupport
 	pulls  singleflight.Group
+	// disk belongs to the caller of OverLimit.
+	disk diskWatch
 
 	// parents is held for reading while a cgroup is made below the parent, and for writing while the empty parent goes.
 	parents sync.RWMutex
@@ -161,6 +177,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 		return nil, unavailable(cfg.Address, err)
 	}
 	r := &Runtime{cfg: cfg, client: c, users: map[string]user{}, ready: map[string]readyImage{}, starting: map[string]bool{}, running: map[string]process{}}
+	r.disk.layers = map[string]*layer{}
 	ask, cancel := context.WithTimeout(r.ns(ctx), openTimeout)
 	defer cancel()
 	if _, err := c.Version(ask); err != nil {
@@ -172,8 +189,8 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 		return nil, err
 	}
 	if err := r.dropStaleLeases(ask); err != nil {
-		_ = c.Close()
-		return nil, err
+		// They expire. On a full disk containerd cannot end them, and the agent must start to end containers.
+		cfg.Log.Warn("cannot end the leases of what was cut off", "cause", err)
 	}
 	return r, nil
 }

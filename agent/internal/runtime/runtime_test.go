@@ -3,6 +3,7 @@ package runtime_test
 import (
 	"encoding/json"
 	"errors"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -56,7 +58,7 @@ func seen(t *testing.T, f *fixture, spec runtime.Spec) map[string]any {
 
 func TestContainerIsConfined(t *testing.T) {
 	f := newFixture(t)
-	require.NotContains(t, f.rt.Conditions(), runtime.ConditionNoUserNamespaces)
+	require.NotContains(t, f.rt.Conditions(), protocol.ConditionNoUserNamespaces)
 	spec := f.spec(f.image(), "look")
 	spec.IP = "10.9.8.7"
 	spec.Service.ReadOnlyRoot = true
@@ -142,9 +144,24 @@ func TestUserIsWhoTheManifestOrTheImageSays(t *testing.T) {
 	require.ErrorContains(t, err, "needs a user namespace")
 }
 
+// A host that cannot isolate containers is refused, unless its owner asks for it by name.
+func TestAHostWithoutIsolationIsRefused(t *testing.T) {
+	f := newFixture(t)
+	cfg := f.cfg
+	cfg.UIDMapBase = math.MaxUint32 // the kernel refuses to map it
+	_, err := runtime.Open(t.Context(), cfg)
+	require.Equal(t, protocol.ConditionNoUserNamespaces, fault.As(err).Code)
+	require.True(t, fault.IsPermanent(err))
+	cfg.NoUserNamespaces, cfg.NoSeccomp = true, true
+	weak, err := runtime.Open(t.Context(), cfg)
+	require.NoError(t, err)
+	require.Subset(t, weak.Conditions(), []string{protocol.ConditionNoUserNamespaces, protocol.ConditionNoSeccomp})
+	require.NoError(t, weak.Close())
+}
+
 func TestWithoutUserNamespacesItRunsAndSaysSo(t *testing.T) {
 	f := newFixture(t, func(c *runtime.Config) { c.NoUserNamespaces = true })
-	require.Contains(t, f.rt.Conditions(), runtime.ConditionNoUserNamespaces)
+	require.Contains(t, f.rt.Conditions(), protocol.ConditionNoUserNamespaces)
 	spec := f.spec(f.image(), "look")
 	in := seen(t, f, spec)
 	require.Contains(t, in["uid_map"], "4294967295")
@@ -339,6 +356,8 @@ func TestFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
 		"accelerators":      {func(s *runtime.Spec) { s.Service.Resources.AcceleratorIds = []string{"gpu-1"} }, "feature_missing"},
 		"foreign id":        {func(s *runtime.Spec) { s.ID = "other.1" }, "bad_workload"},
 		"scratch over proc": {func(s *runtime.Spec) { s.Service.Scratch = []*protocol.Scratch{{Path: "/proc/x", SizeBytes: 1}} }, "bad_workload"},
+		"working in proc":   {func(s *runtime.Spec) { s.Service.WorkingDir = "/proc/self/fd/7" }, "bad_workload"},
+		"working its way":   {func(s *runtime.Spec) { s.Service.WorkingDir = "/home/../proc/self/fd/7" }, "bad_workload"},
 		"no memory limit":   {func(s *runtime.Spec) { s.Service.Resources.MemoryBytes = 0 }, "bad_workload"},
 	} {
 		t.Run(name, func(t *testing.T) {

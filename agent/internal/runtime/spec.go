@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd/containerd/v2/contrib/seccomp"
@@ -15,6 +16,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -104,6 +106,10 @@ func buildSpec(in specInput) (*specs.Spec, error) {
 	if !path.IsAbs(cwd) {
 		cwd = "/" + cwd
 	}
+	cwd = path.Clean(cwd)
+	if manifest.InKernelFiles(cwd) {
+		return nil, badSpec("The working directory of the manifest or the image must not be in /proc, /sys or /dev.")
+	}
 	oom := workloadOOMScore
 	caps := capabilities()
 	s := &specs.Spec{
@@ -115,12 +121,10 @@ func buildSpec(in specInput) (*specs.Spec, error) {
 			User:            specs.User{UID: in.user.uid, GID: in.user.gid, AdditionalGids: in.user.groups},
 			Args:            args,
 			Env:             env,
-			Cwd:             path.Clean(cwd),
+			Cwd:             cwd,
 			NoNewPrivileges: true,
 			Capabilities:    &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
-			// Open files stay as containerd was started with: inside a user namespace no limit can be raised.
-			Rlimits:     []specs.POSIXRlimit{{Type: "RLIMIT_CORE"}},
-			OOMScoreAdj: &oom,
+			OOMScoreAdj:     &oom,
 		},
 		Mounts: mounts,
 		Linux: &specs.Linux{
@@ -130,6 +134,10 @@ func buildSpec(in specInput) (*specs.Spec, error) {
 			MaskedPaths:   maskedPaths(),
 			ReadonlyPaths: readonlyPaths(),
 		},
+	}
+	if in.host.resourceLimits {
+		// Open files stay as containerd was started with: inside a user namespace no limit can be raised.
+		s.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_CORE"}}
 	}
 	if in.user.uid != 0 {
 		s.Process.Capabilities = &specs.LinuxCapabilities{}
@@ -238,10 +246,7 @@ func mounts(in specInput) ([]specs.Mount, error) {
 
 // forbiddenScratch keeps scratch from covering what the runtime itself mounts.
 func forbiddenScratch(dst string) bool {
-	if dst == "/" || dst == "/run" || dst == "/etc" {
-		return true
-	}
-	return slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(p string) bool { return dst == p || below(dst, p) })
+	return dst == "/" || dst == "/run" || dst == "/etc" || manifest.InKernelFiles(dst)
 }
 
 func bindFile(dst, src string) specs.Mount {
@@ -365,9 +370,10 @@ const (
 	labelSpecDigest = labelPrefix + "spec-digest"
 	labelUserNS     = labelPrefix + "user-namespace"
 	labelStopSignal = labelPrefix + "stop-signal"
+	labelDiskBytes  = labelPrefix + "disk-bytes"
 )
 
-func (s Spec) labels(host hostSupport, uidMap specs.LinuxIDMapping, stopSignal string) map[string]string {
+func (s Spec) labels(host hostSupport, uidMap specs.LinuxIDMapping, stopSignal string, diskBytes int64) map[string]string {
 	l := map[string]string{}
 	maps.Copy(l, s.Labels)
 	l[labelMember] = s.MemberID
@@ -375,6 +381,7 @@ func (s Spec) labels(host hostSupport, uidMap specs.LinuxIDMapping, stopSignal s
 	l[labelService] = s.Service.GetName()
 	l[labelRevision] = fmt.Sprint(s.Revision)
 	l[labelSpecDigest] = s.SpecDigest
+	l[labelDiskBytes] = strconv.FormatInt(diskBytes, 10)
 	l[labelUserNS] = "none"
 	if host.userNamespaces {
 		l[labelUserNS] = fmt.Sprintf("%d:%d", uidMap.HostID, uidMap.Size)

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/dgraph-io/badger/v4"
@@ -18,24 +20,38 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Verdict is whether a workload document was admitted: publisher, manifest and features were checked when it came. An
-// admission stands until the document leaves the state, because expiry of a signature never stops what was accepted.
+// Verdict is whether a workload document is admitted: publisher, manifest and features. It follows from signed documents alone, so it
+// is not kept on disk: each start judges anew, and so does each new trust bundle.
 type Verdict struct {
-	Admitted bool `json:"admitted"`
+	Admitted bool
 	// Reason is a status_reason of the contract, Detail for people.
-	Reason string `json:"reason,omitempty"`
-	Detail string `json:"detail,omitempty"`
+	Reason string
+	Detail string
 	// FallbackAdmitted is the same for the fallback that the document carries.
-	FallbackAdmitted bool `json:"fallback_admitted,omitempty"`
-	// BundleVersion is the trust bundle that it was judged by; a refusal is judged again when that changes.
-	BundleVersion uint64 `json:"bundle_version"`
+	FallbackAdmitted bool
+	// BundleVersion is the trust bundle that it was judged by.
+	BundleVersion uint64
 }
 
-// Bundle is the trust bundle; invalid before enrolment.
+// Bundle is the present trust bundle; invalid before enrolment.
 func (s *Store) Bundle() protocol.Bundle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.d.bundle
+	return s.d.bundle()
+}
+
+// Bundles are the trust bundles that were accepted, as far as they are kept; the present one is the last.
+func (s *Store) Bundles() []protocol.Bundle {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.d.bundles)
+}
+
+func (d *data) bundle() protocol.Bundle {
+	if len(d.bundles) == 0 {
+		return protocol.Bundle{}
+	}
+	return d.bundles[len(d.bundles)-1]
 }
 
 // InitBundle stores the first trust bundle, which was verified by a fingerprint. It refuses to replace one: later bundles
@@ -46,10 +62,19 @@ func (s *Store) InitBundle(b protocol.Bundle) error {
 	if !b.Valid() {
 		return protocol.Refuse(protocol.RefusalSignature, "the trust bundle was not verified")
 	}
-	if s.d.bundle.Valid() {
+	if s.d.bundle().Valid() {
 		return s.acceptBundle(b.Envelope())
 	}
-	return s.write(func(w *batch) { w.proto(keyBundle, b.Envelope()) }, func(d *data) { d.bundle = b })
+	if err := s.highest.Bundle(b.Version()); err != nil {
+		return err
+	}
+	aside := s.d.asideKeys(keyBundle, preBundle)
+	return s.write(func(w *batch) {
+		for _, key := range aside {
+			w.delete(key)
+		}
+		w.proto(bundleKey(b), b.Envelope())
+	}, func(d *data) { d.bundles = []protocol.Bundle{b} })
 }
 
 // AcceptBundle stores the next trust bundle if it succeeds the present one. The same one again changes nothing.
@@ -60,18 +85,43 @@ func (s *Store) AcceptBundle(env *protocol.Envelope) error {
 }
 
 func (s *Store) acceptBundle(env *protocol.Envelope) error {
-	if s.d.bundle.Valid() && bytes.Equal(env.GetPayload(), s.d.bundle.Envelope().GetPayload()) {
+	present := s.d.bundle()
+	if present.Valid() && bytes.Equal(env.GetPayload(), present.Envelope().GetPayload()) {
 		return nil
 	}
-	next, err := s.d.bundle.Succeed(env)
+	next, err := present.Succeed(env)
 	if err != nil {
 		return err
 	}
-	err = s.write(func(w *batch) { w.proto(keyBundle, env) }, func(d *data) { d.bundle = next })
+	kept, dropped := compact(append(slices.Clone(s.d.bundles), next))
+	err = s.release(func(w *batch) {
+		w.proto(bundleKey(next), env)
+		for _, b := range dropped {
+			w.delete(bundleKey(b))
+		}
+		// The release of 2026-11-20 had one bundle, under a key of its own.
+		w.delete(keyBundle)
+		w.proto(bundleKey(kept[0]), kept[0].Envelope())
+	}, func(d *data) { d.bundles = kept })
 	if err == nil {
 		s.wake()
 	}
 	return err
+}
+
+// compact drops the oldest bundles above MaxBundles that the way from the first to the last can do without: those between which the
+// root did not change.
+func compact(chain []protocol.Bundle) (kept, dropped []protocol.Bundle) {
+	kept = chain
+	for i := 1; len(kept) > MaxBundles && i < len(kept)-1; {
+		if _, err := kept[i-1].Succeed(kept[i+1].Envelope()); err != nil {
+			i++
+			continue
+		}
+		dropped = append(dropped, kept[i])
+		kept = slices.Delete(slices.Clone(kept), i, i+1)
+	}
+	return kept, dropped
 }
 
 // AcceptState stores a desired state and the documents that came with it, and wakes the subscribers once it is on disk. It
@@ -95,19 +145,38 @@ func (s *Store) AcceptState(v protocol.Verified[*protocol.DesiredState], rawPart
 		}
 		fresh[hexSum(raw)] = part{raw, w}
 	}
-	return s.storeState(next, v.Envelope(), fresh)
+	if err := s.storeState(next, v.Envelope(), s.fitting(fresh)); err != nil {
+		return err
+	}
+	if s.unsaved || s.file.saved != s.highest {
+		// It is in force, but a restart may forget it: the hub must not count on it, and offers it again.
+		return protocol.Refuse(protocol.RefusalUnavailable, "the disk is full: the state is in force and could not be stored")
+	}
+	return nil
+}
+
+// fitting leaves out documents that something is started from when the disk is full: they count as missing and are fetched once there
+// is space. The state itself and what stops a member are always stored: somebody else's launch must not keep them away.
+func (s *Store) fitting(fresh map[string]part) map[string]part {
+	if s.room(acquiring, uint64(totalBytes(fresh))) == nil {
+		return fresh
+	}
+	stopped := make(map[string]part)
+	for sum, p := range fresh {
+		if p.workload.GetStopped() {
+			stopped[sum] = p
+		}
+	}
+	return stopped
 }
 
 func (s *Store) checkOrder(next *protocol.DesiredState, env *protocol.Envelope) error {
+	if err := s.highest.State(next.GetEpoch(), next.GetGeneration()); err != nil {
+		return err
+	}
 	have := s.d.state
-	switch {
-	case have == nil || next.GetEpoch() > have.GetEpoch():
-		return nil
-	case next.GetEpoch() < have.GetEpoch():
-		return protocol.Refuse(protocol.RefusalEpoch, "the desired state is of epoch %d, this node has accepted epoch %d", next.GetEpoch(), have.GetEpoch())
-	case next.GetGeneration() < have.GetGeneration():
-		return protocol.Refuse(protocol.RefusalOlder, "generation %d is older than generation %d, which this node has accepted", next.GetGeneration(), have.GetGeneration())
-	case next.GetGeneration() == have.GetGeneration() && !bytes.Equal(env.GetPayload(), s.d.stateEnv.GetPayload()):
+	if have != nil && next.GetEpoch() == have.GetEpoch() && next.GetGeneration() == have.GetGeneration() &&
+		!bytes.Equal(env.GetPayload(), s.d.stateEnv.GetPayload()) {
 		return protocol.Refuse(protocol.RefusalConflict, "this node has accepted other content under generation %d", have.GetGeneration())
 	}
 	return nil
@@ -139,6 +208,13 @@ func (s *Store) storeState(next *protocol.DesiredState, env *protocol.Envelope, 
 			dropped = append(dropped, sum)
 		}
 	}
+	var aside []string
+	// The state was verified by the present bundle, so an earlier one that is set aside is not missed.
+	for _, key := range s.d.asideKeys(prePart, preLease, preBundle) {
+		if sum, isPart := strings.CutPrefix(key, prePart); !isPart || !named[sum] {
+			aside = append(aside, key)
+		}
+	}
 	var orphans []string
 	for id := range s.d.leases {
 		_, known := s.d.members[id]
@@ -154,7 +230,7 @@ func (s *Store) storeState(next *protocol.DesiredState, env *protocol.Envelope, 
 		}
 		together = nil
 	}
-	err := s.write(func(b *batch) {
+	err := s.release(func(b *batch) {
 		b.proto(keyState, env)
 		for sum, p := range together {
 			b.raw(partKey(sum), p.raw)
@@ -164,10 +240,9 @@ func (s *Store) storeState(next *protocol.DesiredState, env *protocol.Envelope, 
 		}
 		for _, sum := range dropped {
 			b.delete(partKey(sum))
-			b.delete(preVerdict + sum)
 		}
-		for _, id := range orphans {
-			b.delete(preLease + id)
+		for _, key := range aside {
+			b.delete(key)
 		}
 	}, func(d *data) {
 		d.state, d.stateEnv = next, env
@@ -181,6 +256,7 @@ func (s *Store) storeState(next *protocol.DesiredState, env *protocol.Envelope, 
 		}
 		for _, id := range orphans {
 			delete(d.leases, id)
+			delete(d.leaseFrom, id)
 		}
 	})
 	if err == nil {
@@ -201,7 +277,7 @@ func totalBytes(parts map[string]part) int {
 func (s *Store) writeParts(fresh map[string]part) error {
 	b := &batch{}
 	flush := func() error {
-		err := s.write(func(w *batch) { *w = *b }, func(*data) {})
+		err := s.release(func(w *batch) { *w = *b }, func(*data) {})
 		b = &batch{}
 		return err
 	}
@@ -242,7 +318,11 @@ func (s *Store) AcceptPart(raw []byte) error {
 		m := s.d.members[w.GetId()]
 		m.ID, m.InstanceID, m.CorrelationID = w.GetId(), w.GetInstanceId(), w.GetCorrelationId()
 		key := hexSum(raw)
-		err := s.write(func(b *batch) { b.raw(partKey(key), raw); b.json(preMember+m.ID, m) },
+		kind := acquiring
+		if w.GetStopped() {
+			kind = releasing
+		}
+		err := s.commit(kind, func(b *batch) { b.raw(partKey(key), raw); b.json(preMember+m.ID, m) },
 			func(d *data) { d.parts[key] = part{workload: w}; d.members[m.ID] = m })
 		if err == nil {
 			s.wake()
@@ -252,24 +332,15 @@ func (s *Store) AcceptPart(raw []byte) error {
 	return protocol.Refuse(protocol.RefusalUnknownPart, "the accepted desired state names no such part")
 }
 
-// SetVerdicts remembers whether documents were admitted, by their digests. What the state no longer names is left out.
-func (s *Store) SetVerdicts(verdicts map[string]Verdict) error {
+// SetVerdicts notes whether documents are admitted, by their digests. What the state no longer names is left out.
+func (s *Store) SetVerdicts(verdicts map[string]Verdict) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	held := make(map[string]Verdict, len(verdicts))
 	for sum, v := range verdicts {
 		if _, is := s.d.parts[sum]; is {
-			held[sum] = v
+			s.d.verdicts[sum] = v
 		}
 	}
-	if len(held) == 0 {
-		return nil
-	}
-	return s.write(func(b *batch) {
-		for sum, v := range held {
-			b.json(preVerdict+sum, v)
-		}
-	}, func(d *data) { maps.Copy(d.verdicts, held) })
 }
 
 // AcceptLeases stores the leases of a batch that are higher than what is stored; the others are old news and change nothing.
@@ -280,7 +351,7 @@ func (s *Store) AcceptLeases(v protocol.Verified[*protocol.LeaseBatch]) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if inc := v.Message().GetIncarnation(); inc != "" && inc != s.d.meta.Incarnation {
+	if v.Message().GetIncarnation() != s.d.meta.Incarnation {
 		return protocol.Refuse(protocol.RefusalWrongNode, "the leases are for another incarnation of this node")
 	}
 	if spool.Full(s.d.unsent, s.maxUnsent) {
@@ -302,12 +373,31 @@ func (s *Store) AcceptLeases(v protocol.Verified[*protocol.LeaseBatch]) error {
 	if len(higher) == 0 {
 		return nil
 	}
-	err := s.write(func(b *batch) {
-		b.proto(keyBatch, v.Envelope())
-		for id, l := range higher {
-			b.proto(preLease+id, l)
+	from := maps.Clone(s.d.leaseFrom)
+	for _, l := range v.Message().GetLeases() {
+		if higher[l.GetMemberId()] != nil || proto.Equal(l, s.d.leases[l.GetMemberId()]) {
+			from[l.GetMemberId()] = batchKey(v.Envelope())
 		}
-	}, func(d *data) { d.batchEnv = v.Envelope(); maps.Copy(d.leases, higher) })
+	}
+	drop := append(idleBatches(s.d.batches, from), s.d.asideKeys(keyBatch, preBatch)...)
+	// The release of 2026-11-20 had one batch, under a key of its own.
+	drop = append(drop, keyBatch)
+	err := s.write(func(b *batch) {
+		for _, key := range drop {
+			b.delete(key)
+		}
+		b.proto(batchKey(v.Envelope()), v.Envelope())
+		for id := range higher {
+			if s.d.consumedAside(id) {
+				b.json(preConsumed+id, map[string]int64{})
+			}
+		}
+	}, func(d *data) {
+		d.takeBatch(v)
+		for _, key := range drop {
+			delete(d.batches, key)
+		}
+	})
 	if err == nil {
 		failpoint.Hit("agent/leases/synced")
 		s.wake()
@@ -388,6 +478,9 @@ func (s *Store) readRaw(key string) (raw []byte, err error) {
 	if s.closed {
 		return nil, errors.New("state: closed")
 	}
+	if value, newer := s.pending[key]; newer && value != nil {
+		return value, nil
+	}
 	err = s.db.View(func(tx *badger.Txn) error {
 		item, err := tx.Get([]byte(key))
 		if err != nil {
@@ -402,11 +495,17 @@ func (s *Store) readRaw(key string) (raw []byte, err error) {
 	return raw, nil
 }
 
-// Envelopes returns the signed documents, for showing and for a hub that was restored; nil where there is none.
-func (s *Store) Envelopes() (state, leases *protocol.Envelope) {
+// Signed returns the state, nil where there is none, and every batch that a lease comes from.
+func (s *Store) Signed() (state *protocol.Envelope, leases []*protocol.Envelope) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.d.stateEnv, s.d.batchEnv
+	idle := idleBatches(s.d.batches, s.d.leaseFrom)
+	for _, key := range slices.Sorted(maps.Keys(s.d.batches)) {
+		if !slices.Contains(idle, key) {
+			leases = append(leases, s.d.batches[key])
+		}
+	}
+	return s.d.stateEnv, leases
 }
 
 func hexSum(raw []byte) string {

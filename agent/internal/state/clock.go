@@ -28,8 +28,8 @@ func (s *Store) known(built time.Time) clock.Known {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := clock.Known{Last: s.d.stamp, Certain: built}
-	if s.d.bundle.Valid() {
-		k.Certain = later(k.Certain, s.d.bundle.Message().GetIssuedAt().AsTime())
+	if b := s.d.bundle(); b.Valid() {
+		k.Certain = later(k.Certain, b.IssuedAt())
 	}
 	if s.d.state != nil {
 		k.Signed = s.d.state.GetIssuedAt().AsTime()
@@ -67,9 +67,9 @@ func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 			members[id] = m
 		}
 	}
-	return s.write(func(b *batch) {
+	return s.release(func(b *batch) {
 		sealed.fill(b)
-		b.json(keyMeter, metered)
+		b.meter(&s.d, metered)
 		b.json(keyStamp, to)
 		for id, r := range runs {
 			b.json(preRun+id, r)
@@ -79,7 +79,8 @@ func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 		}
 	}, func(d *data) {
 		sealed.apply(d)
-		d.meter, d.stamp = metered, to
+		d.setMeter(metered)
+		d.stamp = to
 		maps.Copy(d.runs, runs)
 		maps.Copy(d.members, members)
 	})

@@ -3,24 +3,22 @@ package state_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/ed25519"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
-	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -29,6 +27,10 @@ const victimEnv = "GPUAAS_STATE_TEST_VICTIM"
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(victimEnv); dir != "" {
 		victim(dir)
+		return
+	}
+	if dir := os.Getenv(alteredEnv); dir != "" {
+		alteredAgent(dir)
 		return
 	}
 	os.Exit(m.Run())
@@ -48,7 +50,8 @@ func victimMesh(t testing.TB) *mesh {
 // die lets the mesh's helpers run outside a test.
 type die struct{ testing.TB }
 
-func (die) Helper() {}
+func (die) Helper()                  {}
+func (die) Context() context.Context { return context.Background() }
 func (die) Errorf(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, format, args...)
 	os.Exit(3)
@@ -61,6 +64,7 @@ func victim(dir string) {
 	m := victimMesh(t)
 	s, err := state.Open(dir, state.Options{MinFreeBytes: 1})
 	require.NoError(t, err)
+	require.NoError(t, m.resume(s))
 	require.NoError(t, s.Identify(nodeID, protocol.NewEd25519Signer(m.node)))
 	if !s.Bundle().Valid() {
 		require.NoError(t, s.InitBundle(m.bundle))
@@ -190,38 +194,4 @@ func runVictim(t *testing.T, dir string, lines int) string {
 	_ = cmd.Wait()
 	require.Empty(t, stderr.String())
 	return said.String()
-}
-
-func TestFullDiskIsAClearErrorAndLosesNothing(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("mounting a small file system needs root")
-	}
-	m, dir := newMesh(t), t.TempDir()
-	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=96m"))
-	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, 0)) })
-	s, err := state.Open(filepath.Join(dir, "state"), state.Options{MinFreeBytes: 16 << 20})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	require.NoError(t, s.Identify(nodeID, protocol.NewEd25519Signer(m.node)))
-	require.NoError(t, s.InitBundle(m.bundle))
-	use(t, s, "a", "r1", 60)
-
-	ballast := filepath.Join(dir, "ballast")
-	var fs unix.Statfs_t
-	require.NoError(t, unix.Statfs(dir, &fs))
-	require.NoError(t, os.WriteFile(ballast, make([]byte, fs.Bavail*uint64(fs.Bsize)-(8<<20)), 0o600))
-	up := meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, Up: true}
-	err = s.Beat(meter.Observation{At: noon.Add(2 * time.Minute), Runs: []meter.Run{up}}, clock.Stamp{})
-	require.True(t, fault.Is(err, fault.Unavailable))
-	require.ErrorContains(t, err, "disk_full")
-	v, parts := m.desired(1, workload("a", 1))
-	require.ErrorContains(t, s.AcceptState(v, parts), "disk_full")
-	require.Zero(t, s.Accepted().Generation)
-	_, err = state.Open(filepath.Join(dir, "other"), state.Options{MinFreeBytes: 16 << 20})
-	require.ErrorContains(t, err, "Free some space")
-
-	require.NoError(t, os.Remove(ballast))
-	beat(t, s, noon.Add(3*time.Minute), up)
-	seconds, _ := sealedSeconds(t, s, m)
-	require.InDelta(t, 180, seconds, 0, "the time of the failed beats is there")
 }

@@ -49,6 +49,8 @@ type Run struct {
 	StartedAt time.Time `json:",omitzero"`
 	// StopAsked says that this agent has asked it to end, so that its exit is no failure.
 	StopAsked bool `json:",omitempty"`
+	// OverDisk says why this agent ended it: it took more of the disk than it may.
+	OverDisk string `json:",omitempty"`
 	// ReadyAt is when the readiness probe first succeeded.
 	ReadyAt time.Time `json:",omitzero"`
 	// ExitedAt and ExitCode are durable when ExitRecorded.
@@ -86,12 +88,13 @@ func (s *Store) UpdateMember(id string, change func(*Member)) error {
 	m.ID = id
 	m.Ports = slices.Clone(m.Ports)
 	change(&m)
-	return s.write(func(b *batch) { b.json(preMember+id, m) }, func(d *data) { d.members[id] = m })
+	return s.release(func(b *batch) { b.json(preMember+id, m) }, func(d *data) { d.members[id] = m })
 }
 
-// AssignPorts gives each wanted port of a member a host port and makes the choice durable, together with what else changes. A
-// port that the member has already keeps its number; one that it no longer wants is given up. free reports whether nobody on the
-// machine has it.
+// AssignPorts gives each wanted port of a member a host port and makes the choice durable, together with what else
+// changes. A port that the member has already keeps its number while it is free; one that it no longer wants is given up.
+// free reports whether nobody but this member has the port. Ports are given in turn: who still knows the port of a member
+// that is gone must not reach the next.
 func (s *Store) AssignPorts(memberID string, want []*protocol.Port, from, to uint16, free func(uint16) bool, change func(*Member)) ([]HostPort, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,28 +112,49 @@ func (s *Store) AssignPorts(memberID string, want []*protocol.Port, from, to uin
 	ports := make([]HostPort, 0, len(want))
 	for _, w := range want {
 		p := HostPort{Name: w.GetName(), Protocol: w.GetProtocol(), Container: uint16(w.GetContainerPort())}
-		if i := slices.IndexFunc(m.Ports, func(old HostPort) bool { return old.Name == p.Name }); i >= 0 {
+		i := slices.IndexFunc(m.Ports, func(old HostPort) bool { return old.Name == p.Name })
+		if i >= 0 && free(m.Ports[i].Host) {
 			p.Host = m.Ports[i].Host
 		}
 		ports = append(ports, p)
 		taken[p.Host] = true
 	}
-	next := int(from)
+	settings := s.d.meta
 	for i := range ports {
-		for ports[i].Host == 0 {
-			if next > int(to) {
-				return nil, fault.New(fault.Unavailable, "ports_exhausted",
-					fmt.Sprintf("No port between %d and %d is free. Give the agent a wider --port-range.", from, to), nil)
-			}
-			if p := uint16(next); !taken[p] && free(p) {
-				ports[i].Host = p
-			}
-			next++
+		if ports[i].Host != 0 {
+			continue
 		}
+		port, ok := nextPort(settings.LastPort, from, to, func(p uint16) bool { return !taken[p] && free(p) })
+		if !ok {
+			return nil, fault.New(fault.Unavailable, "ports_exhausted",
+				fmt.Sprintf("No port between %d and %d is free. Give the agent a wider --port-range.", from, to), nil)
+		}
+		ports[i].Host, settings.LastPort, taken[port] = port, port, true
 	}
 	m.Ports = ports
 	change(&m)
-	return slices.Clone(ports), s.write(func(b *batch) { b.json(preMember+memberID, m) }, func(d *data) { d.members[memberID] = m })
+	return slices.Clone(ports), s.write(
+		func(b *batch) { b.json(preMember+memberID, m); b.json(keyMeta, settings) },
+		func(d *data) { d.members[memberID], d.meta = m, settings },
+	)
+}
+
+// nextPort is the first usable port after the last one, which comes last itself.
+func nextPort(last, from, to uint16, usable func(uint16) bool) (port uint16, ok bool) {
+	if last < from || last > to {
+		last = to
+	}
+	for port = last; ; {
+		if port++; port > to || port == 0 {
+			port = from
+		}
+		if usable(port) {
+			return port, true
+		}
+		if port == last {
+			return 0, false
+		}
+	}
 }
 
 // OpenRun writes down that a container is about to be started, and opens its usage interval, before it is.
@@ -162,8 +186,8 @@ func (s *Store) OpenWantedRun(r Run) (wanted bool, err error) {
 
 func (s *Store) openRun(r Run) error {
 	metered := meter.Open(s.d.meter, meter.Intent{RunID: r.ID, MemberID: r.MemberID, Revision: r.Revision, LeaseNo: r.LeaseNo}, r.OpenedAt)
-	return s.write(func(b *batch) { b.json(preRun+r.ID, r); b.json(keyMeter, metered) },
-		func(d *data) { d.runs[r.ID] = r; d.meter = metered })
+	return s.write(func(b *batch) { b.json(preRun+r.ID, r); b.meter(&s.d, metered) },
+		func(d *data) { d.runs[r.ID] = r; d.setMeter(metered) })
 }
 
 // AdoptRun puts a container into the journal that is there and that the journal does not know: the store was lost. The
@@ -174,7 +198,7 @@ func (s *Store) AdoptRun(r Run) error {
 	if _, known := s.d.runs[r.ID]; known {
 		return nil
 	}
-	return s.write(func(b *batch) { b.json(preRun+r.ID, r) }, func(d *data) { d.runs[r.ID] = r })
+	return s.release(func(b *batch) { b.json(preRun+r.ID, r) }, func(d *data) { d.runs[r.ID] = r })
 }
 
 // UpdateRun changes a run in the journal; one that is not there stays absent.
@@ -186,7 +210,7 @@ func (s *Store) UpdateRun(id string, change func(*Run)) error {
 		return nil
 	}
 	change(&r)
-	return s.write(func(b *batch) { b.json(preRun+id, r) }, func(d *data) { d.runs[id] = r })
+	return s.release(func(b *batch) { b.json(preRun+id, r) }, func(d *data) { d.runs[id] = r })
 }
 
 // CloseRun forgets a run whose container is gone. Of a container that never came up, the interval is forgotten too.
@@ -194,8 +218,8 @@ func (s *Store) CloseRun(id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	metered := meter.Cancel(s.d.meter, id)
-	return s.write(func(b *batch) { b.delete(preRun + id); b.json(keyMeter, metered) },
-		func(d *data) { delete(d.runs, id); d.meter = metered })
+	return s.release(func(b *batch) { b.delete(preRun + id); b.meter(&s.d, metered) },
+		func(d *data) { delete(d.runs, id); d.setMeter(metered) })
 }
 
 // AcknowledgeRemovals notes that the hub has these members' proofs. The oldest of many are forgotten then.
@@ -213,17 +237,19 @@ func (s *Store) AcknowledgeRemovals(ids []string) error {
 		return nil
 	}
 	forgotten := s.surplusTombstones()
-	return s.write(func(b *batch) {
+	return s.release(func(b *batch) {
 		for id, m := range changed {
 			b.json(preMember+id, m)
 		}
 		for _, id := range forgotten {
 			b.delete(preMember + id)
+			b.delete(preConsumed + id)
 		}
 	}, func(d *data) {
 		maps.Copy(d.members, changed)
 		for _, id := range forgotten {
 			delete(d.members, id)
+			delete(d.consumed, id)
 		}
 	})
 }
@@ -247,7 +273,8 @@ func (s *Store) surplusTombstones() []string {
 }
 
 // Retire closes a member of which nothing is left: its last usage record is sealed and its proof stored in one transaction;
-// lease, ports and counters are given up. It changes nothing of one that the accepted state, as it is at this very moment, names:
+// lease and ports are given up. What it has used stays with the proof, because a lease's cap counts from the member's beginning, also
+// for one that a restored hub brings back. It changes nothing of one that the accepted state, as it is at this very moment, names:
 // the hub would take that record for its last, and what it uses afterwards would be on no bill.
 func (s *Store) Retire(memberID string, absent []string, now time.Time) error {
 	s.mu.Lock()
@@ -268,17 +295,15 @@ func (s *Store) Retire(memberID string, absent []string, now time.Time) error {
 			At: timestamp(now), Absent: absent, LastUsageSequence: sealed.chain.Sequence, Incarnation: s.d.meta.Incarnation,
 		},
 	}}
-	return s.write(func(b *batch) {
+	return s.release(func(b *batch) {
 		sealed.fill(b)
-		b.json(keyMeter, metered)
+		b.meter(&s.d, metered)
 		b.json(preMember+memberID, m)
-		b.delete(preLease + memberID)
-		b.delete(preConsumed + memberID)
 	}, func(d *data) {
 		sealed.apply(d)
-		d.meter = metered
+		d.setMeter(metered)
 		d.members[memberID] = m
 		delete(d.leases, memberID)
-		delete(d.consumed, memberID)
+		delete(d.leaseFrom, memberID)
 	})
 }

@@ -7,9 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/options"
@@ -28,42 +31,59 @@ import (
 const (
 	memTableBytes = 8 << 20
 	vlogFileBytes = 16 << 20
-	// valueThresholdBytes keeps documents and segments out of the tables, whose writes are bounded by the memtable.
-	valueThresholdBytes = 16 << 10
+	// valueThresholdBytes keeps large documents out of the tables. Whatever is overwritten often must stay below it: the value log
+	// gives space back only after the tables that point into it were merged.
+	valueThresholdBytes = 256 << 10
 	// chunkBytes bounds what is written ahead of a transaction that would be too big for the memtable in one piece.
 	chunkBytes = 256 << 10
+	chunkKeys  = 1000
 	blockBytes = 4 << 10
 	// compactAt tables, each a full memtable, are merged at the next CollectGarbage. Badger's own compactors would look for such work
 	// twenty times a second, which costs an idle node a part of a core; neverStall keeps writes from waiting for them.
 	compactAt  = 2
 	neverStall = 1 << 20
-	// DefaultMinFreeBytes must stay free on the disk, or nothing is written: Badger maps its files, and a full disk
+	// flattenAfter is the age at which a single table is merged, too: then the value log learns what was overwritten.
+	flattenAfter = 24 * time.Hour
+	// DefaultMinFreeBytes must stay free on the disk, or nothing new is stored: Badger maps its files, and a full disk
 	// under a mapped file kills the process instead of returning an error.
 	DefaultMinFreeBytes = 64 << 20
 	// MaxTombstones is how many removed members are remembered for the hub; the oldest acknowledged ones go first.
 	MaxTombstones = 4096
+	// MaxBundles is how many trust bundles are kept for what was admitted under them. Those that a change of the root made are kept
+	// beyond that.
+	MaxBundles = 16
 )
 
 // formatVersion is written into a new store. A store of another one is not opened.
-const formatVersion = 1
+const formatVersion = 2
+
+// plainFormat is that of the release of 2026-11-20, which is converted.
+const plainFormat = 1
 
 // Keys. The first byte after the slash says what follows.
 const (
-	keyMeta     = "meta"
-	keyBundle   = "bundle"
-	keyState    = "state"
-	keyBatch    = "leases"
+	keyMeta = "meta"
+	// keyBundle is where the release of 2026-11-20 kept its one trust bundle.
+	keyBundle = "bundle"
+	keyState  = "state"
+	// keyBatch and preLease are where the release of 2026-11-20 kept its newest batch and single leases.
+	keyBatch = "leases"
+	// keyMeter held the whole meter in the release of 2026-11-20.
 	keyMeter    = "meter"
+	keySample   = "sample"
 	keyChain    = "chain"
 	keyMarks    = "marks"
 	keyStamp    = "stamp"
 	preLease    = "lease/"
+	preBatch    = "batch/"
+	preBundle   = "bundle/"
 	prePart     = "part/"
-	preVerdict  = "verdict/"
 	preMember   = "member/"
 	preRun      = "run/"
 	preSegment  = "segment/"
 	preConsumed = "consumed/"
+	preInterval = "interval/"
+	preMetered  = "metered/"
 )
 
 // Options configures Open. The zero value is for production.
@@ -72,16 +92,34 @@ type Options struct {
 	MinFreeBytes uint64
 	// MaxUnsentBytes is spool.MaxUnsentBytes when zero.
 	MaxUnsentBytes int64
+	// CopyDir is a directory on another file system, best in memory, where a store is opened whose own disk is full. Without one a
+	// store on a full disk cannot be opened.
+	CopyDir string
+	// Key authenticates what the node itself writes down. It belongs to the node and is not kept in the store.
+	Key []byte
 }
 
 // Store is the durable memory. All methods may be called at the same time; each change is one synced transaction.
 type Store struct {
-	db        *badger.DB
 	dir       string
+	copyDir   string
 	minFree   uint64
 	maxUnsent int64
+	key       []byte
 
-	mu   sync.Mutex
+	mu sync.Mutex
+	db *badger.DB
+	// copied says that db is a copy in copyDir, which is only read: the disk was full when the store was opened.
+	copied bool
+	// pending are the changes since the disk became full. They are durable in the reserve file unless unsaved says that they are not.
+	pending pending
+	unsaved bool
+	reserve *reserve
+	// highest is what is accepted, or was before the store lost it; file is how much of that is kept beside the database.
+	highest     Highest
+	file        highestFile
+	flattenedAt time.Time
+
 	node identity
 	d    data
 	subs []chan struct{}
@@ -97,11 +135,22 @@ type identity struct {
 
 // data mirrors the disk. It changes only after a write has succeeded.
 type data struct {
-	meta     meta
-	bundle   protocol.Bundle
+	meta meta
+	// bundles are those that were accepted, the present one last.
+	bundles  []protocol.Bundle
 	state    *protocol.DesiredState
 	stateEnv *protocol.Envelope
-	batchEnv *protocol.Envelope
+	// stored are the signed documents that Resume has still to take; nil afterwards.
+	stored map[string][]byte
+	// unverified says why keys are set aside; loose are documents that nothing verified names.
+	unverified map[string]string
+	loose      []string
+	// plain is set while a store of the release of 2026-11-20 is read; plainRecords are what is to be written in the present form.
+	plain        bool
+	plainRecords map[string][]byte
+	// batches are the signed batches that the leases come from, leaseFrom which of them by member.
+	batches   map[string]*protocol.Envelope
+	leaseFrom map[string]string
 	// parts by hex SHA-256.
 	parts    map[string]part
 	verdicts map[string]Verdict
@@ -110,9 +159,12 @@ type data struct {
 	runs     map[string]Run
 	consumed map[string]map[string]int64
 	meter    meter.State
-	chain    spool.Chain
-	marks    spool.Marks
-	stamp    clock.Stamp
+	// sample is set only while the store is being read; meterInOneKey until the meter was written in its present form.
+	sample        sample
+	meterInOneKey bool
+	chain         spool.Chain
+	marks         spool.Marks
+	stamp         clock.Stamp
 	// unsent counts the bytes of segments that the hub has not posted; sizes their single sizes.
 	unsent int64
 	sizes  map[uint64]int64
@@ -121,6 +173,10 @@ type data struct {
 type meta struct {
 	Format      int    `json:"format"`
 	Incarnation string `json:"incarnation"`
+	// LastPort is the host port that was given last.
+	LastPort uint16 `json:"last_port,omitempty"`
+	// Highest says that the file of that name belongs to the store; older stores have none.
+	Highest bool `json:"highest,omitempty"`
 }
 
 type part struct {
@@ -130,30 +186,70 @@ type part struct {
 }
 
 // Open opens the store in dir, or makes a new one with a new incarnation.
-func Open(dir string, o Options) (*Store, error) {
+func Open(dir string, o Options) (_ *Store, err error) {
+	defer func() {
+		if p := recover(); p != nil { // Badger's answer to some of the damage that a file can have
+			err = unreadable(dir, fmt.Errorf("badger: %v", p))
+		}
+	}()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The state directory %s cannot be made: %v.", dir, rootCause(err)), err)
 	}
-	s := &Store{dir: dir, minFree: o.MinFreeBytes, maxUnsent: o.MaxUnsentBytes}
+	s := &Store{dir: dir, copyDir: o.CopyDir, minFree: o.MinFreeBytes, maxUnsent: o.MaxUnsentBytes, key: o.Key, flattenedAt: time.Now()}
 	if s.minFree == 0 {
 		s.minFree = DefaultMinFreeBytes
 	}
 	if s.maxUnsent == 0 {
 		s.maxUnsent = spool.MaxUnsentBytes
 	}
-	if err := s.room(0); err != nil {
+	if err := s.open(); err != nil {
 		return nil, err
 	}
+	if err := s.load(); err != nil {
+		return nil, errors.Join(err, s.db.Close(), s.reserve.close())
+	}
+	return s, nil
+}
+
+// open opens the database and the reserve file. On a full disk it opens a copy of the database in memory: Badger writes when it is
+// opened, even to be read only, and a node that cannot start cannot end anything.
+func (s *Store) open() (err error) {
+	full := s.room(acquiring, slots*slotBytes+spareBytes)
+	if full == nil {
+		for name, size := range map[string]int64{spareName: spareBytes, highestName: slots * highestSlotBytes} {
+			if err := allocate(filepath.Join(s.dir, name), size); err != nil {
+				return fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The file %s in %s cannot be made.", name, s.dir), err)
+			}
+		}
+	}
+	s.readHighest()
+	if s.reserve, s.pending, err = openReserve(filepath.Join(s.dir, reserveName), full == nil); err != nil {
+		return fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The reserve file in %s cannot be used.", s.dir), err)
+	}
+	dir := s.dir
+	if full = s.room(releasing, 0); full != nil {
+		_, missing := os.Stat(filepath.Join(s.dir, badger.ManifestFilename))
+		if missing != nil || s.copyDir == "" {
+			return errors.Join(full, s.reserve.close())
+		}
+		if err := copyStore(s.dir, s.copyDir); err != nil {
+			return errors.Join(full, fmt.Errorf("copy the store: %w", err), s.reserve.close())
+		}
+		dir, s.copied = s.copyDir, true
+	}
+	if s.db, err = openBadger(dir); err != nil {
+		return errors.Join(err, s.reserve.close())
+	}
+	return nil
+}
+
+func openBadger(dir string) (*badger.DB, error) {
 	db, err := badger.Open(badgerOptions(dir))
 	if err != nil {
 		return nil, fault.New(fault.Unavailable, "state_unusable",
 			fmt.Sprintf("The state in %s cannot be opened. If another agent uses it, stop that one first.", dir), err)
 	}
-	s.db = db
-	if err := s.load(); err != nil {
-		return nil, errors.Join(err, db.Close())
-	}
-	return s, nil
+	return db, nil
 }
 
 func badgerOptions(dir string) badger.Options {
@@ -169,6 +265,8 @@ func badgerOptions(dir string) badger.Options {
 		WithNumGoroutines(1).
 		WithMetricsEnabled(false).
 		WithDetectConflicts(false). // one writer: the mutex
+		// Without it a block that is altered ends an iteration early, without an error.
+		WithChecksumVerificationMode(options.OnTableRead).
 		WithVerifyValueChecksum(true)
 }
 
@@ -180,7 +278,11 @@ func (s *Store) Close() error {
 		return nil
 	}
 	s.closed = true
-	return s.db.Close()
+	if !s.copied && s.room(releasing, 0) != nil && os.Remove(filepath.Join(s.dir, spareName)) != nil {
+		// Badger would write a table. All is in its log, which the next start reads.
+		return s.reserve.close()
+	}
+	return errors.Join(s.db.Close(), s.reserve.close())
 }
 
 // Identify names the node, whose key signs usage segments. Call it before anything is started.
@@ -248,10 +350,11 @@ func signal(subs []chan struct{}) {
 
 // batch gathers what one transaction writes.
 type batch struct {
-	sets    []entry
-	deletes []string
-	bytes   int
-	err     error
+	withCode func(key string, value []byte) []byte
+	sets     []entry
+	deletes  []string
+	bytes    int
+	err      error
 }
 
 type entry struct {
@@ -267,7 +370,7 @@ func (b *batch) raw(key string, value []byte) {
 func (b *batch) json(key string, v any) {
 	raw, err := json.Marshal(v)
 	b.err = errors.Join(b.err, err)
-	b.raw(key, raw)
+	b.raw(key, b.withCode(key, raw))
 }
 
 func (b *batch) proto(key string, m proto.Message) {
@@ -280,18 +383,53 @@ func (b *batch) delete(key string) { b.deletes = append(b.deletes, key) }
 
 // write makes one synced transaction of what fill gathers and then lets apply change the mirror. The mutex is held.
 func (s *Store) write(fill func(*batch), apply func(*data)) error {
+	return s.commit(acquiring, fill, apply)
+}
+
+// release is write for a change that ends something: it takes effect whatever the disk says, and its error is one of encoding only.
+func (s *Store) release(fill func(*batch), apply func(*data)) error {
+	return s.commit(releasing, fill, apply)
+}
+
+func (s *Store) commit(kind need, fill func(*batch), apply func(*data)) error {
 	if s.closed {
 		return errors.New("state: closed")
 	}
-	b := &batch{}
+	b := &batch{withCode: s.withCode}
 	fill(b)
 	if b.err != nil {
 		return fmt.Errorf("state: encode: %w", b.err)
 	}
-	if err := s.room(uint64(b.bytes)); err != nil {
+	err := s.room(kind, uint64(b.bytes))
+	if err == nil {
+		err = s.put(b)
+	}
+	if err != nil && kind != acquiring {
+		err = s.postpone(kind, b, err)
+	}
+	if err != nil {
+		return err
+	}
+	apply(&s.d)
+	s.d.settled(b)
+	_ = s.keepHighest() // AcceptState says when that fails, and the next change tries again
+	return nil
+}
+
+// put writes a batch, after all that has waited for space.
+func (s *Store) put(b *batch) error {
+	if err := s.writePending(); err != nil {
 		return err
 	}
 	failpoint.Hit("agent/state/writing")
+	if err := s.update(b); err != nil {
+		return err
+	}
+	failpoint.Hit("agent/state/synced")
+	return nil
+}
+
+func (s *Store) update(b *batch) error {
 	err := s.db.Update(func(tx *badger.Txn) error {
 		for _, k := range b.deletes {
 			if err := tx.Delete([]byte(k)); err != nil {
@@ -309,42 +447,142 @@ func (s *Store) write(fill func(*batch), apply func(*data)) error {
 		return fault.New(fault.Unavailable, "state_write_failed",
 			fmt.Sprintf("The state in %s could not be written; nothing was changed.", s.dir), err)
 	}
-	failpoint.Hit("agent/state/synced")
-	apply(&s.d)
+	return nil
+}
+
+// postpone keeps a batch until there is space, in the reserve file where that is possible. why is returned where the batch is not kept.
+func (s *Store) postpone(kind need, b *batch, why error) error {
+	most := slotBytes
+	if kind == measuring {
+		most /= 2
+	}
+	next := maps.Clone(s.pending)
+	next.take(b)
+	err := s.reserve.save(next, most)
+	if err != nil && kind == measuring {
+		return why
+	}
+	s.pending, s.unsaved = next, err != nil
+	return nil
+}
+
+// writePending moves what has waited for space to the database, in pieces that fit a transaction. A crash in between repeats it.
+func (s *Store) writePending() error {
+	if s.copied {
+		db, err := openBadger(s.dir)
+		if err != nil {
+			return err
+		}
+		err = s.db.Close()
+		s.db, s.copied = db, false
+		if err = errors.Join(err, os.RemoveAll(s.copyDir)); err != nil {
+			return err
+		}
+	}
+	if len(s.pending) == 0 {
+		return nil
+	}
+	b := &batch{}
+	for _, key := range slices.Sorted(maps.Keys(s.pending)) {
+		if value := s.pending[key]; value != nil {
+			b.raw(key, value)
+		} else {
+			b.delete(key)
+		}
+		if b.bytes < chunkBytes && len(b.deletes) < chunkKeys {
+			continue
+		}
+		if err := s.update(b); err != nil {
+			return err
+		}
+		b = &batch{}
+	}
+	if err := s.update(b); err != nil {
+		return err
+	}
+	if err := s.reserve.save(pending{}, slotBytes); s.reserve != nil && err != nil {
+		return err
+	}
+	s.pending, s.unsaved = pending{}, false
 	return nil
 }
 
 func (s *Store) load() error {
 	s.d = data{
-		parts: map[string]part{}, verdicts: map[string]Verdict{}, leases: map[string]*protocol.Lease{}, members: map[string]Member{},
+		unverified: map[string]string{}, plainRecords: map[string][]byte{},
+		stored: map[string][]byte{}, batches: map[string]*protocol.Envelope{}, leaseFrom: map[string]string{},
+		sample: sample{}, parts: map[string]part{}, verdicts: map[string]Verdict{}, leases: map[string]*protocol.Lease{}, members: map[string]Member{},
 		runs: map[string]Run{}, consumed: map[string]map[string]int64{}, sizes: map[uint64]int64{},
 	}
 	err := s.db.View(func(tx *badger.Txn) error {
+		if err := s.loadFormat(tx); err != nil {
+			return err
+		}
 		it := tx.NewIterator(badger.IteratorOptions{PrefetchValues: true, PrefetchSize: 8})
 		defer it.Close()
 		for it.Rewind(); it.Valid(); it.Next() {
 			key := string(it.Item().KeyCopy(nil))
-			err := it.Item().Value(func(value []byte) error { return s.d.read(key, value) })
+			if _, newer := s.pending[key]; newer {
+				continue
+			}
+			err := it.Item().Value(func(value []byte) error { return s.read(key, value) })
 			if err != nil {
 				return fmt.Errorf("%s: %w", key, err)
 			}
 		}
-		return nil
+		return s.loadPending()
 	})
 	if err != nil {
-		return fault.New(fault.Unavailable, "state_unreadable",
-			fmt.Sprintf("The state in %s is damaged. Keep a copy of it, then start with an empty directory: the node takes a new incarnation.", s.dir), err)
+		return unreadable(s.dir, err)
+	}
+	if s.d.plain {
+		if err := s.convert(); err != nil {
+			return err
+		}
 	}
 	if s.d.meta.Format == 0 {
-		m := meta{Format: formatVersion, Incarnation: uuid.NewString()}
+		m := meta{Format: formatVersion, Incarnation: uuid.NewString(), Highest: true}
 		chain := spool.Chain{Incarnation: m.Incarnation}
-		return s.write(func(b *batch) { b.json(keyMeta, m); b.json(keyChain, chain) }, func(d *data) { d.meta, d.chain = m, chain })
+		return s.write(func(b *batch) { b.json(keyMeta, m); b.json(keyChain, chain) }, func(d *data) {
+			d.meta, d.chain, d.stored = m, chain, nil
+		})
 	}
 	if s.d.meta.Format != formatVersion {
 		return fault.New(fault.Conflict, "state_format",
 			fmt.Sprintf("The state in %s was written by another release (format %d, this one reads %d).", s.dir, s.d.meta.Format, formatVersion), nil)
 	}
 	return s.tidy()
+}
+
+// loadFormat finds out how the records of the store are written.
+func (s *Store) loadFormat(tx *badger.Txn) error {
+	if raw, newer := s.pending[keyMeta]; newer {
+		s.d.plain = isPlain(raw)
+		return nil
+	}
+	item, err := tx.Get([]byte(keyMeta))
+	if errors.Is(err, badger.ErrKeyNotFound) {
+		return nil // a new store
+	}
+	if err != nil {
+		return err
+	}
+	return item.Value(func(raw []byte) error {
+		s.d.plain = isPlain(raw)
+		return nil
+	})
+}
+
+func (s *Store) loadPending() error {
+	for _, key := range slices.Sorted(maps.Keys(s.pending)) {
+		if value := s.pending[key]; value != nil {
+			if err := s.read(key, value); err != nil {
+				return fmt.Errorf("%s: %w", key, err)
+			}
+		}
+	}
+	s.d.assembleMeter()
+	return nil
 }
 
 // rootCause is the innermost error, whose text names no path a second time.
@@ -355,18 +593,37 @@ func rootCause(err error) error {
 	return err
 }
 
-// CollectGarbage gives disk space of overwritten values back. Call it now and then; it does nothing when there is little.
+// CollectGarbage gives disk space of overwritten values back. Call it now and then; it does nothing when there is little, and nothing
+// on a full disk, because it needs space to work.
 func (s *Store) CollectGarbage() error {
-	if s.db.Levels()[0].NumTables >= compactAt {
-		if err := s.db.Flatten(1); err != nil {
+	s.mu.Lock()
+	db, idle := s.db, s.closed || s.copied || s.room(acquiring, 0) != nil
+	tables := 0
+	if !idle {
+		tables = db.Levels()[0].NumTables
+	}
+	flatten := tables >= compactAt || tables > 0 && time.Since(s.flattenedAt) > flattenAfter
+	if flatten {
+		s.flattenedAt = time.Now()
+	}
+	s.mu.Unlock()
+	if idle {
+		return nil
+	}
+	if flatten {
+		if err := db.Flatten(1); err != nil {
 			return err
 		}
 	}
-	err := s.db.RunValueLogGC(0.5)
-	if errors.Is(err, badger.ErrNoRewrite) || errors.Is(err, badger.ErrRejected) {
-		return nil
+	for {
+		err := db.RunValueLogGC(0.5)
+		if errors.Is(err, badger.ErrNoRewrite) || errors.Is(err, badger.ErrRejected) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return err
 }
 
 // Dir is where the store is.

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/agent/clock"
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
@@ -64,6 +65,10 @@ func (m *mesh) bundleEnvelope(version uint64) *protocol.Envelope {
 	return env
 }
 
+func (m *mesh) resume(s *state.Store) error {
+	return accept.Resume(s, protocol.Fingerprint(pub(m.root)), "", m.identity())
+}
+
 func (m *mesh) identity() protocol.NodeIdentity { return protocol.NewNodeIdentity(nodeID, pub(m.node)) }
 
 func workload(member string, revision uint64) *protocol.Workload {
@@ -111,6 +116,7 @@ func open(t testing.TB, dir string, m *mesh) *state.Store {
 	s, err := state.Open(dir, state.Options{MinFreeBytes: 1})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	require.NoError(t, m.resume(s))
 	require.NoError(t, s.Identify(nodeID, protocol.NewEd25519Signer(m.node)))
 	if !s.Bundle().Valid() {
 		require.NoError(t, s.InitBundle(m.bundle))
@@ -186,7 +192,7 @@ func TestPartsComeWithTheStateOrLater(t *testing.T) {
 	require.NotNil(t, s.Accepted().Parts[1].Workload)
 
 	sum := s.Accepted().Parts[1].SHA256Hex()
-	require.NoError(t, s.SetVerdicts(map[string]state.Verdict{sum: {Admitted: true}}))
+	s.SetVerdicts(map[string]state.Verdict{sum: {Admitted: true}})
 	require.True(t, s.Accepted().Parts[1].Verdict.Admitted)
 
 	next, _ := m.desired(2, workload("a", 1))
@@ -211,9 +217,9 @@ func TestLaw01RunIsOpenedOnlyWhileTheAcceptedStateWantsIt(t *testing.T) {
 	v, parts := m.desired(1, workload("a", 2))
 	require.NoError(t, s.AcceptState(v, parts))
 	require.False(t, wanted(), "nobody has judged the document")
-	require.NoError(t, s.SetVerdicts(map[string]state.Verdict{s.Accepted().Parts[0].SHA256Hex(): {Reason: "manifest_not_admitted"}}))
+	s.SetVerdicts(map[string]state.Verdict{s.Accepted().Parts[0].SHA256Hex(): {Reason: "manifest_not_admitted"}})
 	require.False(t, wanted())
-	require.NoError(t, s.SetVerdicts(map[string]state.Verdict{s.Accepted().Parts[0].SHA256Hex(): {Admitted: true}}))
+	s.SetVerdicts(map[string]state.Verdict{s.Accepted().Parts[0].SHA256Hex(): {Admitted: true}})
 	run.Revision = 1
 	require.False(t, wanted(), "another revision")
 	run.Revision = 2
@@ -231,6 +237,7 @@ func TestOnlyHigherLeasesAreTaken(t *testing.T) {
 	require.NoError(t, s.AcceptLeases(m.leases(inc, lease("a", 3), lease("b", 1))))
 	require.NoError(t, s.AcceptLeases(m.leases(inc, lease("a", 2), lease("b", 2))), "old news is no error")
 	require.Equal(t, protocol.RefusalWrongNode, protocol.RefusalOf(s.AcceptLeases(m.leases("another-life", lease("a", 9)))))
+	require.Equal(t, protocol.RefusalWrongNode, protocol.RefusalOf(s.AcceptLeases(m.leases("", lease("a", 9)))), "leases for no incarnation")
 	require.Equal(t, protocol.RefusalMalformed, protocol.RefusalOf(s.AcceptLeases(m.leases(inc, &protocol.Lease{MemberId: "a", LeaseNo: 9}))))
 	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(s.AcceptLeases(protocol.Verified[*protocol.LeaseBatch]{})))
 	require.NoError(t, s.Close())
@@ -238,6 +245,38 @@ func TestOnlyHigherLeasesAreTaken(t *testing.T) {
 	require.EqualValues(t, 3, s.Leases()["a"].GetLeaseNo())
 	require.EqualValues(t, 2, s.Leases()["b"].GetLeaseNo())
 	require.Equal(t, inc, s.Incarnation())
+}
+
+// A hub's batch has all its leases of the node. An earlier one is kept only as long as it has a lease that no later one has.
+func TestABatchIsKeptUntilLaterOnesHaveItsLeases(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	held := func() map[string]uint64 {
+		out := map[string]uint64{}
+		_, batches := s.Signed()
+		for _, env := range batches {
+			v, err := protocol.VerifyLeases(env, m.bundle, m.identity())
+			require.NoError(t, err)
+			for _, l := range v.Message().GetLeases() {
+				out[l.GetMemberId()] = max(out[l.GetMemberId()], l.GetLeaseNo())
+			}
+		}
+		return out
+	}
+	count := func() int { _, batches := s.Signed(); return len(batches) }
+	inc := s.Incarnation()
+	require.NoError(t, s.AcceptLeases(m.leases(inc, lease("a", 2), lease("b", 1))))
+	require.NoError(t, s.AcceptLeases(m.leases(inc, lease("a", 2), lease("b", 1), lease("c", 1))))
+	require.Equal(t, 1, count(), "the later one has all")
+	require.NoError(t, s.AcceptLeases(m.leases(inc, lease("a", 1), lease("d", 1))))
+	require.Equal(t, 2, count())
+	for range 2 {
+		require.Equal(t, map[string]uint64{"a": 2, "b": 1, "c": 1, "d": 1}, held())
+		require.NoError(t, s.Close())
+		s = open(t, dir, m)
+	}
+	require.NoError(t, s.AcceptLeases(m.leases(inc, lease("a", 3), lease("b", 1), lease("c", 1), lease("d", 1))))
+	require.Equal(t, 1, count())
 }
 
 func TestBundleOnlySucceeds(t *testing.T) {
@@ -266,15 +305,41 @@ func TestPortsStayWithTheirMember(t *testing.T) {
 	require.NoError(t, s.Close())
 
 	s = open(t, dir, m)
-	again, err := s.AssignPorts("a", web, 20000, 20004, func(uint16) bool { return false }, func(*state.Member) {})
+	again, err := s.AssignPorts("a", web, 20000, 20004, free, func(*state.Member) {})
 	require.NoError(t, err)
-	require.Equal(t, a, again, "its own ports are not free, because it has them")
+	require.Equal(t, a, again)
 	_, err = s.AssignPorts("c", web, 20000, 20004, free, func(*state.Member) {})
 	require.True(t, fault.Is(err, fault.Unavailable))
 	require.NoError(t, s.Retire("a", nil, noon))
 	c, err := s.AssignPorts("c", web, 20000, 20004, free, func(*state.Member) {})
 	require.NoError(t, err)
-	require.Equal(t, a, c, "what the retired member had is free again")
+	require.Equal(t, []uint16{20004, 20000}, []uint16{c[0].Host, c[1].Host}, "what the retired member had is free again")
+	free = func(p uint16) bool { return p != 20000 }
+	c, err = s.AssignPorts("c", web, 20000, 20004, free, func(*state.Member) {})
+	require.NoError(t, err)
+	require.Equal(t, []uint16{20004, 20001}, []uint16{c[0].Host, c[1].Host}, "another program has taken one meanwhile")
+}
+
+// A browser tab or a tunnel of the tenant that has gone must not reach the next one, also after a restart of the agent.
+func TestAPortThatWasGivenBackIsGivenAgainAfterAllOthers(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	web := []*protocol.Port{{Name: "http", ContainerPort: 8080, Protocol: "http"}}
+	assign := func(member string) uint16 {
+		ports, err := s.AssignPorts(member, web, 20000, 20003, func(uint16) bool { return true }, func(*state.Member) {})
+		require.NoError(t, err)
+		return ports[0].Host
+	}
+	require.EqualValues(t, 20000, assign("stays"))
+	var given []uint16
+	for i := range 5 {
+		member := fmt.Sprintf("m%d", i)
+		given = append(given, assign(member))
+		require.NoError(t, s.Retire(member, nil, noon))
+		require.NoError(t, s.Close())
+		s = open(t, dir, m)
+	}
+	require.Equal(t, []uint16{20001, 20002, 20003, 20001, 20002}, given)
 }
 
 // use makes a container of a run up for the given seconds after noon, one beat each ten seconds.
@@ -367,9 +432,30 @@ func TestRetiringClosesUsageWithAFinalRecordAndAProof(t *testing.T) {
 	require.Equal(t, last.GetSequence(), proof.GetLastUsageSequence())
 	require.Equal(t, s.Incarnation(), proof.GetIncarnation())
 	require.Empty(t, s.Leases())
-	require.Empty(t, s.Consumed("a"))
 	require.NoError(t, s.AcknowledgeRemovals([]string{"a", "unknown"}))
 	require.True(t, s.Members()["a"].Reported)
+}
+
+func TestWhatAMemberHasUsedCountsWhenARestoredHubBringsItBack(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	v, parts := m.desired(1, workload("a", 1))
+	require.NoError(t, s.AcceptState(v, parts))
+	use(t, s, "a", "r1", 45)
+	beat(t, s, noon.Add(50*time.Second), meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, ExitedAt: noon.Add(47 * time.Second)})
+	used := s.Consumed("a")
+	require.Positive(t, used[protocol.MeterSessionSeconds])
+	require.NoError(t, s.CloseRun("r1"))
+	v, parts = m.desired(2)
+	require.NoError(t, s.AcceptState(v, parts))
+	require.NoError(t, s.Retire("a", protocol.RemovalKinds(), noon.Add(time.Minute)))
+	require.NoError(t, s.AcknowledgeRemovals([]string{"a"}))
+	require.NoError(t, s.Close())
+	s = open(t, dir, m)
+	v, parts = m.desired(3, workload("a", 2))
+	require.NoError(t, s.AcceptState(v, parts))
+	require.Nil(t, s.Members()["a"].Removal)
+	require.Equal(t, used, s.Consumed("a"), "the cap of a lease counts from the member's beginning")
 }
 
 // Between the decision to retire and its execution a state may have come that names the member. Were its last record sealed then, what
@@ -478,31 +564,6 @@ func TestStateOfAnotherNodeIsNotTouched(t *testing.T) {
 	s := open(t, dir, m)
 	require.True(t, fault.Is(s.Identify("node-2", nil), fault.Conflict))
 	require.Equal(t, nodeID, s.NodeID())
-}
-
-func TestOverwrittenValuesGiveTheirSpaceBack(t *testing.T) {
-	dir := t.TempDir()
-	s, err := state.Open(dir, state.Options{MinFreeBytes: 1})
-	require.NoError(t, err)
-	tables := func() int {
-		found, err := filepath.Glob(filepath.Join(dir, "*.sst"))
-		require.NoError(t, err)
-		return len(found)
-	}
-	detail := make([]byte, 12<<10)
-	writes := 0
-	for ; tables() < 4; writes++ { // a table is 8 MiB
-		require.Less(t, writes, 10_000)
-		_, _ = rand.Read(detail)
-		require.NoError(t, s.UpdateMember("m", func(m *state.Member) { m.Detail = fmt.Sprintf("%d %x", writes, detail[:6<<10]) }))
-	}
-	require.NoError(t, s.CollectGarbage())
-	require.LessOrEqual(t, tables(), 2, "one with what counts, and one that was being written meanwhile")
-	require.NoError(t, s.Close())
-	s, err = state.Open(dir, state.Options{MinFreeBytes: 1})
-	require.NoError(t, err)
-	require.Contains(t, s.Members()["m"].Detail, fmt.Sprintf("%d ", writes-1))
-	require.NoError(t, s.Close())
 }
 
 func TestSecondOpenerIsTurnedAway(t *testing.T) {

@@ -107,13 +107,18 @@ func (s *Store) Beat(o meter.Observation, stamp clock.Stamp) error {
 	if err != nil {
 		return err
 	}
-	return s.write(func(b *batch) {
+	kind := measuring
+	if len(metered.Intervals) < len(s.d.meter.Intervals) {
+		kind = releasing // an exit: nothing of the container may stay because its usage finds no space
+	}
+	return s.commit(kind, func(b *batch) {
 		sealed.fill(b)
-		b.json(keyMeter, metered)
+		b.meter(&s.d, metered)
 		b.json(keyStamp, stamp)
 	}, func(d *data) {
 		sealed.apply(d)
-		d.meter, d.stamp = metered, stamp
+		d.setMeter(metered)
+		d.stamp = stamp
 	})
 }
 
@@ -163,15 +168,12 @@ func (s *Store) segment(number uint64) (*protocol.Envelope, error) {
 	if s.closed {
 		return nil, errors.New("state: closed")
 	}
-	env := &protocol.Envelope{}
-	err := s.db.View(func(tx *badger.Txn) error {
-		item, err := tx.Get([]byte(segmentKey(s.d.chain.Incarnation, number)))
-		if err != nil {
-			return err
-		}
-		return item.Value(func(raw []byte) error { return proto.Unmarshal(raw, env) })
-	})
+	raw, err := s.readRaw(segmentKey(s.d.chain.Incarnation, number))
 	if err != nil {
+		return nil, fmt.Errorf("state: segment %d: %w", number, err)
+	}
+	env := &protocol.Envelope{}
+	if err := proto.Unmarshal(raw, env); err != nil {
 		return nil, fmt.Errorf("state: segment %d: %w", number, err)
 	}
 	return env, nil
@@ -219,7 +221,7 @@ func (s *Store) AcknowledgeUsage(said spool.Word) error {
 			pruned = append(pruned, number)
 		}
 	}
-	return s.write(func(b *batch) {
+	return s.release(func(b *batch) {
 		b.json(keyMarks, marks)
 		for _, number := range pruned {
 			b.delete(segmentKey(s.d.chain.Incarnation, number))
@@ -242,7 +244,7 @@ func (s *Store) RewindUsage(posted uint64) error {
 	if err != nil || marks == s.d.marks {
 		return err
 	}
-	return s.write(func(b *batch) { b.json(keyMarks, marks) }, func(d *data) {
+	return s.release(func(b *batch) { b.json(keyMarks, marks) }, func(d *data) {
 		d.marks = marks
 		d.unsent = 0
 		for number, size := range d.sizes {
@@ -343,7 +345,7 @@ func (s *Store) tidy() error {
 	}
 	const atOnce = 1000
 	for chunk := range slices.Chunk(stale, atOnce) {
-		err := s.write(func(b *batch) {
+		err := s.release(func(b *batch) {
 			for _, key := range chunk {
 				b.delete(key)
 			}

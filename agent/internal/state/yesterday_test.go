@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/agent/clock"
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -54,9 +55,17 @@ func TestWhatYesterdaysNodeRememberedIsRemembered(t *testing.T) {
 	key, ok := parsed.(ed25519.PrivateKey)
 	require.True(t, ok)
 
+	raw, err = os.ReadFile(filepath.Join(dir, "identity.json"))
+	require.NoError(t, err)
+	var identity struct {
+		RootFingerprint string `json:"root_fingerprint"`
+	}
+	require.NoError(t, json.Unmarshal(raw, &identity))
 	for round := range 2 { // what today's release has written must not keep it from reading again
 		s, err := state.Open(filepath.Join(dir, "state"), state.Options{MinFreeBytes: 1})
 		require.NoError(t, err)
+		require.NoError(t, accept.Resume(s, identity.RootFingerprint, "", protocol.NewNodeIdentity(told.NodeID, key.Public().(ed25519.PublicKey))))
+		require.Empty(t, s.Unverified())
 		require.Equal(t, told.NodeID, s.NodeID())
 		require.True(t, s.Bundle().Valid())
 		require.Positive(t, s.Accepted().Generation)

@@ -3,62 +3,47 @@ package uplink
 import (
 	"context"
 
-	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Names of documents in Accepted and Refused.
-const (
-	documentState  = "state"
-	documentLeases = "leases"
-	documentBundle = "bundle"
-)
-
-// AcceptState verifies a desired state and stores it, wherever it comes from: a hub, a file, a neighbour. A refusal is
+// AcceptState passes a desired state on to be verified and stored, wherever it comes from: a hub, a file, a neighbour. A refusal is
 // returned, and reported to the hub as soon as there is one.
 func (u *Uplink) AcceptState(ctx context.Context, env *protocol.Envelope, parts [][]byte) (*protocol.Accepted, error) {
-	v, err := protocol.VerifyState(env, u.store.Bundle(), u.creds.Node())
-	if protocol.RefusalOf(err) == protocol.RefusalBundleOld && u.refreshBundle(ctx) == nil {
-		v, err = protocol.VerifyState(env, u.store.Bundle(), u.creds.Node())
-	}
-	if err == nil {
-		failpoint.Hit("agent/accept/verified")
-		err = u.store.AcceptState(v, parts)
+	m, err := u.acceptor.State(env, parts)
+	for protocol.RefusalOf(err) == protocol.RefusalBundleOld && u.refreshBundle(ctx) {
+		m, err = u.acceptor.State(env, parts)
 	}
 	if err != nil {
-		u.noteRefusal(documentState, v.Message(), err)
+		u.noteRefusal(accept.DocumentState, m, err)
 		return nil, err
 	}
-	u.log.InfoContext(ctx, "state accepted", "epoch", v.Message().GetEpoch(), "generation", v.Message().GetGeneration())
-	return &protocol.Accepted{Document: documentState, Epoch: v.Message().GetEpoch(), Generation: v.Message().GetGeneration()}, nil
+	u.log.InfoContext(ctx, "state accepted", "epoch", m.GetEpoch(), "generation", m.GetGeneration())
+	return &protocol.Accepted{Document: accept.DocumentState, Epoch: m.GetEpoch(), Generation: m.GetGeneration()}, nil
 }
 
-// AcceptLeases verifies a batch of leases and stores those that are newer.
+// AcceptLeases is AcceptState for a batch of leases.
 func (u *Uplink) AcceptLeases(env *protocol.Envelope) (*protocol.Accepted, error) {
-	v, err := protocol.VerifyLeases(env, u.store.Bundle(), u.creds.Node())
-	if err == nil {
-		failpoint.Hit("agent/leases/verified")
-		err = u.store.AcceptLeases(v)
-	}
+	m, err := u.acceptor.Leases(env)
 	if err != nil {
-		u.noteRefusal(documentLeases, nil, err)
+		u.noteRefusal(accept.DocumentLeases, nil, err)
 		return nil, err
 	}
-	return &protocol.Accepted{Document: documentLeases, Epoch: v.Message().GetEpoch()}, nil
+	return &protocol.Accepted{Document: accept.DocumentLeases, Epoch: m.GetEpoch()}, nil
 }
 
-// AcceptBundle stores the next trust bundle.
+// AcceptBundle is AcceptState for the next trust bundle.
 func (u *Uplink) AcceptBundle(env *protocol.Envelope) (*protocol.Accepted, error) {
-	if err := u.store.AcceptBundle(env); err != nil {
-		u.noteRefusal(documentBundle, nil, err)
+	b, err := u.acceptor.Bundle(env)
+	if err != nil {
+		u.noteRefusal(accept.DocumentBundle, nil, err)
 		return nil, err
 	}
-	b := u.store.Bundle()
-	return &protocol.Accepted{Document: documentBundle, Epoch: b.Epoch(), Generation: b.Version()}, nil
+	return &protocol.Accepted{Document: accept.DocumentBundle, Epoch: b.Epoch(), Generation: b.Version()}, nil
 }
 
 // NoteRefusal reports a document to the hub that was refused before it could be verified.
-func (u *Uplink) NoteRefusal(err error) { u.noteRefusal(documentState, nil, err) }
+func (u *Uplink) NoteRefusal(err error) { u.noteRefusal(accept.DocumentState, nil, err) }
 
 // noteRefusal queues a refusal for the hub and keeps it for the owner. state may be nil.
 func (u *Uplink) noteRefusal(document string, state *protocol.DesiredState, err error) {

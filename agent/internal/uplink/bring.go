@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -26,14 +28,14 @@ func (s *session) rewind(ctx context.Context, posted uint64) error {
 
 // bring sends what this node has accepted, in as many messages as it takes.
 func (s *session) bring(ctx context.Context) error {
-	state, leases := s.u.store.Envelopes()
+	state, leases := s.u.store.Signed()
 	documents, err := s.u.store.Documents()
 	if err != nil {
 		return err
 	}
-	messages := broughtIn(state, documents)
+	messages := broughtIn(state, documents, leases)
 	last := messages[len(messages)-1]
-	last.Last, last.Leases, last.Bundle = true, leases, s.u.store.Bundle().Envelope()
+	last.Last, last.Bundle = true, s.u.store.Bundle().Envelope()
 	for _, m := range messages {
 		if err := s.control.SetDeadline(time.Now().Add(sendTimeout)); err != nil {
 			return err
@@ -47,8 +49,9 @@ func (s *session) bring(ctx context.Context) error {
 	return nil
 }
 
-// broughtIn spreads documents over messages that each stay below the limit of the control stream; there is at least one message.
-func broughtIn(state *protocol.Envelope, documents [][]byte) []*protocol.Brought {
+// broughtIn spreads documents over messages that each stay below the limit of the control stream; there is at least one message, and the
+// leases are in the last.
+func broughtIn(state *protocol.Envelope, documents [][]byte, leases []*protocol.Envelope) []*protocol.Brought {
 	out := []*protocol.Brought{{State: state}}
 	size := 0
 	for _, d := range documents {
@@ -59,5 +62,13 @@ func broughtIn(state *protocol.Envelope, documents [][]byte) []*protocol.Brought
 		m.Parts = append(m.Parts, d)
 		size += len(d)
 	}
+	leased := 0
+	for _, l := range leases {
+		leased += proto.Size(l)
+	}
+	if size+leased > protocol.MaxPushPartsBytes && size > 0 {
+		out = append(out, &protocol.Brought{State: state})
+	}
+	out[len(out)-1].Leases = leases
 	return out
 }

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent/internal/state"
@@ -36,14 +37,14 @@ const (
 
 // Enrolment is what an operator gives a new node.
 type Enrolment struct {
-	APIURL          string
+	APIURL string
+	// RootFingerprint pins the root: a key's fingerprint or the root role's digest (protocol.VerifyBundle).
 	RootFingerprint string
 	JoinToken       string
 	Hostname        string
 }
 
-// Enroll joins the mesh: it gets the trust bundle, compares its root with the fingerprint, and only then shows the join
-// token. The same token with the same key gives the same node id, so an answer that was lost costs nothing.
+// Enroll joins the mesh: it gets the trust bundle, verifies it by the pinned root, and only then shows the join token. The same token with the same key gives the same node id, so an answer that was lost costs nothing.
 func Enroll(ctx context.Context, e Enrolment, creds *Credentials, store *state.Store, clock *state.Clock) error {
 	if err := e.check(); err != nil {
 		return err
@@ -90,10 +91,15 @@ func (e Enrolment) check() error {
 	case e.JoinToken == "":
 		return missing("join token", "--join-token-file")
 	}
+	if _, err := protocol.NormalizePin(e.RootFingerprint); err != nil {
+		return fault.New(fault.Malformed, "root_fingerprint_invalid", fmt.Sprintf(
+			"The root fingerprint must be %s or %s followed by 64 hex digits, as `gpuaas-hub trust show` prints it.",
+			protocol.FingerprintPrefix, protocol.RootRolePrefix), err).Lasting()
+	}
 	return nil
 }
 
-// fetchBundle needs no authenticated connection: whoever answers must show a bundle that the fingerprint's key signed.
+// fetchBundle needs no authenticated connection: whoever answers must show a bundle that the pinned root signed.
 func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle, error) {
 	var raw json.RawMessage
 	//nolint:gosec // nothing of the connection is trusted, and nothing secret is sent
@@ -108,10 +114,25 @@ func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle
 	b, err := protocol.VerifyBundle(env, fingerprint)
 	if err != nil {
 		return protocol.Bundle{}, fault.New(fault.Forbidden, "root_fingerprint_mismatch", fmt.Sprintf(
-			"The hub at %s is not rooted in %s. Compare the fingerprint with the one that gpuaas-hub init printed; if it is right, something else answers at that address.",
+			"The hub at %s is not rooted in %s. Compare the fingerprint with the one that `gpuaas-hub trust show` prints; if it is right, something else answers at that address.",
 			base, fingerprint), err).Lasting()
 	}
 	return b, nil
+}
+
+// trustAgain gets the trust bundle from the hub as at enrolment, by the pinned root, because the stored one does not verify.
+func (u *Uplink) trustAgain(ctx context.Context) error {
+	id := u.creds.Identity()
+	base := u.cfg.APIURL
+	if base == "" {
+		base = id.APIURL
+	}
+	bundle, err := fetchBundle(ctx, base, id.RootFingerprint)
+	if err != nil {
+		return err
+	}
+	u.log.WarnContext(ctx, "the stored trust bundle did not verify; the hub's, which the pinned root signed, replaces it", "version", bundle.Version())
+	return u.store.InitBundle(bundle)
 }
 
 // hubTLS verifies a hub by its SPIFFE id under the bundle of the moment, whatever name or address led to it. own may be nil.
@@ -246,10 +267,12 @@ type renewer struct {
 	clock  *state.Clock
 	apiURL string
 	log    *slog.Logger
+
+	renewing sync.Mutex
 }
 
 // dueIn is the time until half of the certificate's life is over.
-func (r renewer) dueIn() time.Duration {
+func (r *renewer) dueIn() time.Duration {
 	cert, err := r.creds.Certificate()
 	if err != nil {
 		return 0
@@ -259,14 +282,15 @@ func (r renewer) dueIn() time.Duration {
 }
 
 // run renews at half-life until ctx ends. It works after expiry too: the proof is the node's key, not the certificate.
-func (r renewer) run(ctx context.Context) {
+func (r *renewer) run(ctx context.Context) {
 	retry := renewRetryMin
 	// A clock that is behind cannot say that the certificate is still good: the hub gives a new one, once.
 	doubtful := !r.clock.Trusted()
 	for {
 		wait := min(r.dueIn(), time.Hour) // looked at again, because the clock may have been set meanwhile
 		if wait == 0 || doubtful {
-			if err := r.renew(ctx); err == nil {
+			old, _ := r.creds.Certificate() // nil: there is none, and any is newer
+			if err := r.renew(ctx, old); err == nil {
 				retry, doubtful = renewRetryMin, false
 				// One that is half over as soon as it is issued, by this node's clock, must not be renewed without end.
 				wait = max(min(r.dueIn(), time.Hour), renewRetryMin)
@@ -284,7 +308,7 @@ func (r renewer) run(ctx context.Context) {
 }
 
 // afterFailure returns the pause before the next attempt, and what to start from after that one.
-func (r renewer) afterFailure(retry time.Duration) (next, wait time.Duration) {
+func (r *renewer) afterFailure(retry time.Duration) (next, wait time.Duration) {
 	left := time.Duration(0)
 	if cert, err := r.creds.Certificate(); err == nil {
 		left = max(cert.Leaf.NotAfter.Sub(r.clock.Now()), 0)
@@ -293,7 +317,13 @@ func (r renewer) afterFailure(retry time.Duration) (next, wait time.Duration) {
 	return min(2*retry, renewRetryMax), jitter(min(retry, left+renewExpiredRetryMax))
 }
 
-func (r renewer) renew(ctx context.Context) error {
+// renew replaces the certificate old, unless another goroutine has done it.
+func (r *renewer) renew(ctx context.Context, old *tls.Certificate) error {
+	r.renewing.Lock()
+	defer r.renewing.Unlock()
+	if cert, err := r.creds.Certificate(); err == nil && cert != old {
+		return nil
+	}
 	id := r.creds.Identity()
 	csr, err := r.creds.request(id.NodeID)
 	if err != nil {
@@ -307,9 +337,8 @@ func (r renewer) renew(ctx context.Context) error {
 	body := map[string]string{
 		"node_id": id.NodeID, "csr_pem": csr, "issued_at": issued, "signature": base64.StdEncoding.EncodeToString(signature),
 	}
-	var answer nodeCredentials
-	hub := api{base: r.apiURL, tls: hubTLS(r.store, r.clock, nil)}
-	if err := hub.call(ctx, http.MethodPost, "/api/v1/nodes/renew", body, &answer); err != nil {
+	answer, err := r.ask(ctx, body)
+	if err != nil {
 		return err
 	}
 	id.SessionAddr, id.RegistryHost, id.APIURL = answer.SessionAddr, answer.RegistryHost, r.apiURL
@@ -321,4 +350,20 @@ func (r renewer) renew(ctx context.Context) error {
 		r.log.InfoContext(ctx, "certificate renewed", "expires_at", cert.Leaf.NotAfter)
 	}
 	return err
+}
+
+// ask asks for the renewal, first on a connection that shows the certificate: the hub then knows the node before it reads anything,
+// and whatever else comes from this address cannot use up its budget. A hub that does not accept the certificate any more is asked
+// without.
+func (r *renewer) ask(ctx context.Context, body map[string]string) (answer nodeCredentials, err error) {
+	const path = "/api/v1/nodes/renew"
+	if cert, err := r.creds.Certificate(); err == nil && r.clock.Now().Before(cert.Leaf.NotAfter) {
+		hub := api{base: r.apiURL, tls: hubTLS(r.store, r.clock, r.creds.Certificate)}
+		if err := hub.call(ctx, http.MethodPost, path, body, &answer); !fault.Is(err, fault.Unavailable) {
+			return answer, err
+		}
+	}
+	hub := api{base: r.apiURL, tls: hubTLS(r.store, r.clock, nil)}
+	err = hub.call(ctx, http.MethodPost, path, body, &answer)
+	return answer, err
 }

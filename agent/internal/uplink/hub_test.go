@@ -11,6 +11,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"net/http"
 	"net/http/httptest"
@@ -59,6 +60,11 @@ type testHub struct {
 	nodeKey  ed25519.PublicKey
 	used     bool
 	renewals int
+	// age is how old certificates are when they are issued; shown counts the renewals on a connection that shows one.
+	age   time.Duration
+	shown int
+	// shutOut is why the node is refused, in the handshake and at a renewal.
+	shutOut string
 	// welcome makes the answer to a hello.
 	welcome func(*protocol.Hello) *protocol.HubMessage
 	// fetches answers the fetch streams.
@@ -92,11 +98,11 @@ func newHub(t testing.TB) *testHub {
 	}
 	cert := h.issue(h.hubCert, h.hubCA, newKey(t), protocol.HubSPIFFE(domain, "hub-1"), time.Now(), time.Hour)
 	h.api = httptest.NewUnstartedServer(h.mux())
-	h.api.TLS = &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*cert}}
+	h.api.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*cert}}
 	h.api.StartTLS()
 	t.Cleanup(h.api.Close)
 	peer := link.Peer{
-		Roots: func() *x509.CertPool { return h.bundle.NodeCAs() }, TrustDomain: domain, Kind: protocol.KindNode, Now: time.Now,
+		Roots: func() *x509.CertPool { return h.bundle.NodeCAs() }, TrustDomain: domain, Kind: protocol.KindNode, Now: time.Now, Allow: h.allow,
 	}
 	h.listener, err = link.Listen("127.0.0.1:0", link.ServerTLS(func() (*tls.Certificate, error) { return cert, nil }, peer), nil)
 	require.NoError(t, err)
@@ -107,6 +113,21 @@ func newHub(t testing.TB) *testHub {
 		serving.Wait()
 	})
 	return h
+}
+
+func (h *testHub) allow(string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.shutOut != "" {
+		return errors.New(h.shutOut)
+	}
+	return nil
+}
+
+func (h *testHub) setShutOut(reason string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.shutOut = reason
 }
 
 func (h *testHub) setWelcome(welcome func(*protocol.Hello) *protocol.HubMessage) {
@@ -205,7 +226,13 @@ func (h *testHub) mux() http.Handler {
 			w.WriteHeader(http.StatusForbidden)
 			return
 		}
+		if h.shutOut != "" {
+			w.WriteHeader(http.StatusForbidden)
+			_ = json.NewEncoder(w).Encode(map[string]string{"code": h.shutOut, "detail": "This node is shut out."})
+			return
+		}
 		h.renewals++
+		h.shown += min(1, len(r.TLS.PeerCertificates))
 		h.credentials(w, key)
 	})
 	return mux
@@ -229,6 +256,7 @@ func (h *testHub) readCSR(r *http.Request, in any, csrPEM *string) (ed25519.Publ
 
 func (h *testHub) credentials(w http.ResponseWriter, key ed25519.PublicKey) {
 	from := time.Now()
+	from = from.Add(-h.age)
 	if h.lifetime < 0 {
 		from = from.Add(h.lifetime) // long expired
 	}

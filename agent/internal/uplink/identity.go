@@ -3,7 +3,9 @@ package uplink
 import (
 	"bytes"
 	"crypto/ed25519"
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -177,6 +179,13 @@ func (c *Credentials) Node() protocol.NodeIdentity {
 
 // Signer signs with the node's key.
 func (c *Credentials) Signer() protocol.Signer { return protocol.NewEd25519Signer(c.key) }
+
+// StoreKey authenticates what the node writes down for itself; it follows from the node's key.
+func (c *Credentials) StoreKey() []byte {
+	h := hmac.New(sha256.New, c.key.Seed())
+	h.Write([]byte("gpuaas agent store v1"))
+	return h.Sum(nil)
+}
 
 func (c *Credentials) public() ed25519.PublicKey {
 	pub, _ := c.key.Public().(ed25519.PublicKey)

@@ -149,13 +149,19 @@ func (u *Uplink) Part(ctx context.Context, sha256 [32]byte) ([]byte, error) {
 	return answer.GetPart(), nil
 }
 
-// refreshBundle fetches the newest trust bundle and stores it.
-func (u *Uplink) refreshBundle(ctx context.Context) error {
-	answer, err := u.fetch(ctx, &protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}})
-	if err != nil {
-		return err
+// refreshBundle fetches the next trust bundle and stores it; false means that there is no newer one. Where the root changed in
+// between, the newest is several steps away.
+func (u *Uplink) refreshBundle(ctx context.Context) bool {
+	have := u.store.Bundle().Version()
+	answer, err := u.fetch(ctx, &protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}, BundleVersion: have})
+	if err == nil {
+		err = u.store.AcceptBundle(answer.GetBundle())
 	}
-	return u.store.AcceptBundle(answer.GetBundle())
+	if err != nil {
+		u.log.WarnContext(ctx, "cannot refresh the trust bundle", "error", err)
+		return false
+	}
+	return u.store.Bundle().Version() > have
 }
 
 // fetch makes one request on a stream of its own.

@@ -4,6 +4,7 @@
 package uplink
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -16,6 +17,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/spool"
@@ -76,6 +78,8 @@ type Uplink struct {
 	store *state.Store
 	clock *state.Clock
 	log   *slog.Logger
+	// acceptor verifies what comes.
+	acceptor accept.Acceptor
 
 	mu   sync.Mutex
 	conn *link.Conn
@@ -116,7 +120,15 @@ func New(cfg Config, creds *Credentials, store *state.Store, clock *state.Clock)
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Uplink{cfg: cfg, creds: creds, store: store, clock: clock, log: cfg.Log, refused: make(chan struct{}, 1)}
+	return &Uplink{
+		cfg:      cfg,
+		creds:    creds,
+		store:    store,
+		clock:    clock,
+		log:      cfg.Log,
+		acceptor: accept.Acceptor{Store: store, Node: creds.Node},
+		refused:  make(chan struct{}, 1),
+	}
 }
 
 // Run holds a session whenever a hub answers, until ctx ends.
@@ -124,18 +136,21 @@ func (u *Uplink) Run(ctx context.Context, observer Reconciler) error {
 	u.observed, u.sealed = observer.Subscribe(), u.store.SubscribeUsage()
 	var renewing sync.WaitGroup
 	defer renewing.Wait()
-	renewing.Go(func() {
-		apiURL := u.cfg.APIURL
-		if apiURL == "" {
-			apiURL = u.creds.Identity().APIURL
-		}
-		renewer{creds: u.creds, store: u.store, clock: u.clock, apiURL: apiURL, log: u.log}.run(ctx)
-	})
-	retry := backoff{most: u.cfg.DialRetryMax}
+	apiURL := cmp.Or(u.cfg.APIURL, u.creds.Identity().APIURL)
+	renewer := &renewer{creds: u.creds, store: u.store, clock: u.clock, apiURL: apiURL, log: u.log}
+	renewing.Go(func() { renewer.run(ctx) })
+	retry, why := backoff{most: u.cfg.DialRetryMax}, inquiry{ask: renewer.renew}
 	for ctx.Err() == nil {
+		shown, _ := u.creds.Certificate() // a dial without one fails by itself
 		lasted, err := u.session(ctx, observer)
 		if ctx.Err() != nil {
 			return nil
+		}
+		if lasted > 0 {
+			why = inquiry{ask: renewer.renew}
+		}
+		if link.IsCertificateRefused(err) {
+			err = why.reason(ctx, shown, err)
 		}
 		u.disconnected(err)
 		wait := retry.pause(lasted, err, rand.Float64()) //nolint:gosec // not a secret
@@ -156,6 +171,11 @@ func (u *Uplink) addr() string {
 
 // session dials, greets and serves until the connection ends. It returns how long it served.
 func (u *Uplink) session(ctx context.Context, observer Reconciler) (lasted time.Duration, err error) {
+	if !u.store.Bundle().Valid() {
+		if err := u.trustAgain(ctx); err != nil {
+			return 0, err
+		}
+	}
 	conn, err := u.dial(ctx)
 	if err != nil {
 		return 0, err
@@ -274,7 +294,7 @@ func (s *session) greet(ctx context.Context) error {
 		return err
 	}
 	if bye := answer.GetGoodbye(); bye != nil {
-		return fmt.Errorf("the hub refuses the session: %s", bye.GetReason())
+		return refusedSession(bye.GetReason())
 	}
 	welcome := answer.GetWelcome()
 	if welcome == nil {
@@ -328,7 +348,7 @@ func (s *session) hello(ctx context.Context) *protocol.Hello {
 	h := &protocol.Hello{
 		ProtocolVersion: protocol.Version, AgentVersion: s.u.cfg.AgentVersion, Incarnation: usage.Incarnation,
 		Epoch: accepted.Epoch, Generation: accepted.Generation, StateSha256: accepted.SHA256,
-		BundleVersion: s.u.store.Bundle().Version(), LastSegment: usage.LastSegment, Features: reconcile.Features(), LastSession: s.u.lastSession,
+		BundleVersion: s.u.store.Bundle().Version(), LastSegment: usage.LastSegment, Features: accept.Features(), LastSession: s.u.lastSession,
 	}
 	if s.u.cfg.Facts != nil {
 		h.Facts = s.u.cfg.Facts(ctx)

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/agent/clock"
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
@@ -79,6 +80,7 @@ func openNode(t testing.TB) *testNode {
 	require.NoError(t, err)
 	n.store, err = state.Open(filepath.Join(n.dir, "state"), state.Options{MinFreeBytes: 1})
 	require.NoError(t, err)
+	require.NoError(t, accept.Resume(n.store, n.creds.Identity().RootFingerprint, "", n.creds.Node()))
 	t.Cleanup(func() {
 		n.stop()
 		require.NoError(t, n.store.Close())
@@ -147,6 +149,7 @@ func TestEnrolmentSaysWhatIsWrong(t *testing.T) {
 		lasts  bool
 	}{
 		"wrong fingerprint": {func(e *uplink.Enrolment) { e.RootFingerprint = "sha256:" + strings.Repeat("0", 64) }, "root_fingerprint_mismatch", "Compare the fingerprint", true},
+		"pin of no form":    {func(e *uplink.Enrolment) { e.RootFingerprint = "sha256:00" }, "root_fingerprint_invalid", "gpuaas-hub trust show", true},
 		"used token":        {func(*uplink.Enrolment) {}, "join_token_invalid", "Make a new one", true},
 		"nobody there":      {func(e *uplink.Enrolment) { e.APIURL = "https://127.0.0.1:1" }, "hub_unreachable", "Check the address", false},
 		"no token":          {func(e *uplink.Enrolment) { e.JoinToken = "" }, "enrolment_incomplete", "--join-token-file", true},
@@ -162,6 +165,31 @@ func TestEnrolmentSaysWhatIsWrong(t *testing.T) {
 			require.False(t, n.creds.Enrolled())
 		})
 	}
+}
+
+func TestAnEnrollingNodeShowsItsTokenOnlyToAHubThatThePinnedRootSigned(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	// Another hub: it lists the true root's public key beside its own, and signs with its own only.
+	honest, thief := h.bundle, newKey(t)
+	m := honest.Message()
+	m.Roles[0].Keys = append(m.Roles[0].Keys, &protocol.PublicKey{KeyId: protocol.KeyID(pub(thief)), Ed25519: pub(thief)})
+	forged, err := protocol.SignMessage(protocol.PayloadBundle, m, protocol.NewEd25519Signer(thief))
+	require.NoError(t, err)
+	h.bundle, err = protocol.VerifyBundle(forged, protocol.RootRoleDigest(m.Roles[0]))
+	require.NoError(t, err)
+
+	require.Equal(t, "root_fingerprint_mismatch", fault.As(n.enroll(h)).Code)
+	require.False(t, n.store.Bundle().Valid())
+	require.False(t, h.used, "the join token was shown")
+
+	h.bundle = honest
+	e := uplink.Enrolment{
+		APIURL:          h.api.URL,
+		RootFingerprint: protocol.RootRoleDigest(honest.Message().GetRoles()[0]),
+		JoinToken:       joinToken,
+		Hostname:        "n",
+	}
+	require.NoError(t, uplink.Enroll(t.Context(), e, n.creds, n.store, n.clock), "the digest of the root role is a pin, too")
 }
 
 func TestHelloTellsWhereTheNodeStands(t *testing.T) {
@@ -249,6 +277,40 @@ func TestStateThatNeedsANewerBundleFetchesIt(t *testing.T) {
 	s.pushState(env)
 	require.EqualValues(t, 1, s.accepted().GetGeneration())
 	require.EqualValues(t, 2, n.store.Bundle().Version())
+}
+
+func TestStateThatNeedsABundleBehindARotatedRootFetchesEachStep(t *testing.T) {
+	h, n, s := start(t)
+	second := newKey(t)
+	old := h.root
+	step := func(version uint64, signers ...protocol.Signer) *protocol.Envelope {
+		m := h.bundle.Message()
+		m.Version = version
+		m.Roles[0].Keys = []*protocol.PublicKey{{KeyId: protocol.KeyID(pub(second)), Ed25519: pub(second)}}
+		env, err := protocol.SignMessage(protocol.PayloadBundle, m, signers...)
+		require.NoError(t, err)
+		return env
+	}
+	steps := map[uint64]*protocol.Envelope{
+		1: step(2, protocol.NewEd25519Signer(old), protocol.NewEd25519Signer(second)),
+		2: step(3, protocol.NewEd25519Signer(second)),
+	}
+	h.setFetches(func(r *protocol.FetchRequest) *protocol.FetchResponse {
+		return &protocol.FetchResponse{Bundle: steps[r.GetBundleVersion()]}
+	})
+	env, _ := h.desired(h.state, func(d *protocol.DesiredState) { d.MinBundleVersion = 3 })
+	s.pushState(env)
+	require.EqualValues(t, 1, s.accepted().GetGeneration())
+	require.EqualValues(t, 3, n.store.Bundle().Version())
+}
+
+func TestStateThatNeedsABundleThatNobodyHasIsRefused(t *testing.T) {
+	h, _, s := start(t)
+	same := h.bundle.Envelope()
+	h.setFetches(func(*protocol.FetchRequest) *protocol.FetchResponse { return &protocol.FetchResponse{Bundle: same} })
+	env, _ := h.desired(h.state, func(d *protocol.DesiredState) { d.MinBundleVersion = 9 })
+	s.pushState(env)
+	require.Equal(t, protocol.RefusalBundleOld, s.refused().GetReason())
 }
 
 func TestMessageAboveItsLimitIsRefusedAndTheNextSessionIsThere(t *testing.T) {
@@ -568,6 +630,26 @@ func TestCertificateThatIsOverWhenItIsIssuedIsNotRenewedWithoutEnd(t *testing.T)
 	require.Never(t, func() bool { return renewals() > 1 }, 500*time.Millisecond, 10*time.Millisecond)
 }
 
+func TestRenewalShowsTheCertificateWhileItCounts(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	h.mu.Lock()
+	h.lifetime, h.age = time.Hour, 50*time.Minute
+	h.mu.Unlock()
+	require.NoError(t, n.enroll(h))
+	h.mu.Lock()
+	h.age = 0
+	h.mu.Unlock()
+	n.run(uplink.Config{})
+	require.Eventually(t, func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.renewals > 0
+	}, 20*time.Second, time.Millisecond)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	require.Equal(t, h.renewals, h.shown)
+}
+
 func TestCertificateIsRenewedAlsoAfterItHasExpired(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	h.mu.Lock()
@@ -587,4 +669,21 @@ func TestCertificateIsRenewedAlsoAfterItHasExpired(t *testing.T) {
 	cert, err := again.Certificate()
 	require.NoError(t, err)
 	require.True(t, cert.Leaf.NotAfter.After(time.Now()))
+}
+
+func TestANodeWhoseTrustBundleIsGoneGetsItAgainByItsPin(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	require.NoError(t, n.store.Close())
+	require.NoError(t, os.RemoveAll(filepath.Join(n.dir, "state")))
+	var err error
+	n.store, err = state.Open(filepath.Join(n.dir, "state"), state.Options{MinFreeBytes: 1})
+	require.NoError(t, err)
+	require.NoError(t, accept.Resume(n.store, n.creds.Identity().RootFingerprint, "", n.creds.Node()))
+	source, err := state.MachineTime()
+	require.NoError(t, err)
+	n.clock = state.NewClock(n.store, source, time.Time{})
+	require.False(t, n.store.Bundle().Valid())
+	n.run(uplink.Config{AgentVersion: "test"})
+	require.EqualValues(t, 1, h.next().hello.GetBundleVersion())
 }

@@ -24,7 +24,7 @@ import (
 func newBackup() *cobra.Command {
 	var (
 		c               config
-		passphraseFile  string
+		guard           newPassphraseFlags
 		withoutRegistry bool
 	)
 	cmd := &cobra.Command{
@@ -39,7 +39,7 @@ from the first such backup on, nodes keep their usage until it is in one. Root a
 			if err != nil {
 				return err
 			}
-			passphrase, err := readPassphraseFor("Passphrase for the backup: ", passphraseFile, true)
+			passphrase, err := guard.read(func() (string, error) { return readPassphraseFor("Passphrase for the backup: ", "", true) })
 			if err != nil {
 				return err
 			}
@@ -49,12 +49,16 @@ from the first such backup on, nodes keep their usage until it is in one. Root a
 			if err != nil {
 				return err
 			}
+			if err := guard.show(cmd.OutOrStdout(), passphrase); err != nil {
+				return err
+			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Backup %s of %s is in %s (%d bytes, read back and whole).\n", made.ID, made.TakenAt.Format(time.RFC3339), path, made.SizeBytes)
 			return err
 		},
 	}
 	c.databaseFlags(cmd)
-	cmd.Flags().StringVar(&passphraseFile, "passphrase-file", "", "file with the passphrase for the backup (default: asked on the terminal)")
+	guard.add(cmd, "passphrase-file", "file with the passphrase for the backup, 16 bytes or more (default: asked on the terminal)")
+	cmd.Flags().StringVar(&c.registryDir, "registry-dir", "", "directory of the registry's content (default: registry below --data-dir)")
 	cmd.Flags().BoolVar(&withoutRegistry, "without-registry", false, "leave the registry's content out, because it is kept elsewhere")
 	return cmd
 }
@@ -90,7 +94,7 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 	}
 	var marks []intake.Mark
 	made, err := backup.Make(ctx, backup.Source{
-		ID: id, DB: d, DataDir: c.dataDir, HubID: keys.HubID(), Release: daemon.Version(), WithoutRegistry: withoutRegistry, Passphrase: passphrase, Now: time.Now(),
+		ID: id, DB: d, DataDir: c.dataDir, RegistryDir: c.registryDir, HubID: keys.HubID(), Release: daemon.Version(), WithoutRegistry: withoutRegistry, Passphrase: passphrase, Now: time.Now(),
 		Look: func(ctx context.Context, tx db.Tx) (err error) {
 			marks, err = intake.Marks(ctx, tx)
 			return err
@@ -106,8 +110,10 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 
 // restoreFlags are what `restore` can be told beside where the hub is to be.
 type restoreFlags struct {
-	passphraseFile, keyDir, rootKeyFile, rootPassphraseFile string
-	keepEpoch                                               bool
+	passphraseFile, keyDir            string
+	rootKeyFiles, rootPassphraseFiles []string
+	lifetime                          time.Duration
+	keepEpoch                         bool
 }
 
 func newRestore() *cobra.Command {
@@ -151,8 +157,9 @@ Then look at:     gpuaas recovery waiting; gpuaas recovery findings
 	c.databaseFlags(cmd)
 	cmd.Flags().StringVar(&f.passphraseFile, "passphrase-file", "", "file with the passphrase of the backup (default: asked on the terminal)")
 	cmd.Flags().StringVar(&f.keyDir, "key-dir", "", "directory with the offline keys (default <data-dir>-keys)")
-	cmd.Flags().StringVar(&f.rootKeyFile, "root-key-file", "", "the root key (default <key-dir>/"+trust.RootKeyFile+")")
-	cmd.Flags().StringVar(&f.rootPassphraseFile, "root-passphrase-file", "", "file with the passphrase of the root key (default: asked on the terminal)")
+	cmd.Flags().StringArrayVar(&f.rootKeyFiles, "root-key-file", nil, "a root key; repeat it for as many as must sign (default <key-dir>/"+trust.RootKeyFile+")")
+	cmd.Flags().StringArrayVar(&f.rootPassphraseFiles, "root-passphrase-file", nil, "file with the passphrase of the root keys; once for all, or once for each (default: asked on the terminal)")
+	bundleLifetimeFlag(cmd, &f.lifetime)
 	cmd.Flags().BoolVar(&f.keepEpoch, "keep-epoch", false, "begin no new epoch, because the root key is not at hand")
 	return cmd
 }
@@ -166,19 +173,19 @@ func restore(ctx context.Context, c config, f restoreFlags, path string, onClose
 	if err != nil {
 		return backup.Header{}, bundle, err
 	}
-	epoch := trust.EpochOptions{RootKeyFile: f.rootKeyFile, Now: time.Now()}
+	epoch := trust.EpochOptions{Root: trust.RootKeys{Files: f.rootKeyFiles}, Now: time.Now(), BundleTTL: f.lifetime}
 	if !f.keepEpoch {
 		if f.keyDir == "" {
 			f.keyDir = strings.TrimRight(c.dataDir, "/") + "-keys"
 		}
-		if epoch.RootKeyFile == "" {
-			epoch.RootKeyFile = filepath.Join(f.keyDir, trust.RootKeyFile)
+		if len(epoch.Root.Files) == 0 {
+			epoch.Root.Files = []string{filepath.Join(f.keyDir, trust.RootKeyFile)}
 		}
-		if epoch.Passphrase, err = readPassphraseFor("Passphrase of the root key: ", f.rootPassphraseFile, false); err != nil {
+		if epoch.Root.Passphrases, err = readPassphrases(epoch.Root.Files, f.rootPassphraseFiles); err != nil {
 			return backup.Header{}, bundle, err
 		}
 		// Before anything is made: a wrong passphrase is a matter of typing it again.
-		if err := trust.CheckRoot(epoch.RootKeyFile, epoch.Passphrase); err != nil {
+		if err := trust.CheckRoot(epoch.Root); err != nil {
 			return backup.Header{}, bundle, err
 		}
 	}

@@ -22,10 +22,11 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/httpapi"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/intake"
-	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/internal/session"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
@@ -43,6 +44,8 @@ const (
 	sequenceEvery = time.Second
 	accrueEvery   = time.Minute
 	tidyEvery     = time.Hour
+	collectEvery  = time.Hour
+	deleteEvery   = time.Hour
 	// uploadsKept is how long an unfinished upload to the registry stays.
 	uploadsKept  = 24 * time.Hour
 	closeTimeout = 10 * time.Second
@@ -57,6 +60,8 @@ type hub struct {
 
 	keys      *trust.Keys
 	db        *db.DB
+	process   db.Process
+	lease     *db.Lease
 	sealer    *secret.Sealer
 	telemetry *telemetry.Telemetry
 	registry  *artifact.Registry
@@ -72,9 +77,10 @@ type hub struct {
 	dispatcher *dispatch.Dispatcher
 	intake     *intake.Intake
 	wakes      event.Wakes
+	shutOut    fleet.ShutOut
 	handler    http.Handler
 
-	resync, poked *loop.Loop
+	resync, poked, reloadShutOut *loop.Loop
 }
 
 func (h *hub) onClose(fn func() error) { h.closers = append(h.closers, fn) }
@@ -102,6 +108,9 @@ func open(ctx context.Context, c config, log logger, stdout io.Writer) (h *hub, 
 		return nil, err
 	}
 	h.onClose(lock.Close)
+	if h.process, err = thisProcess(lock); err != nil {
+		return nil, err
+	}
 	if h.keys, err = trust.Open(c.dataDir); err != nil {
 		return nil, err
 	}
@@ -149,9 +158,13 @@ func (h *hub) listen(ctx context.Context) (err error) {
 		}
 		h.onClose(func() error { return ignoreClosed(h.metrics.Close()) })
 	}
+	if err := h.checkNames(ctx); err != nil {
+		return err
+	}
+	h.observeBundle()
 	h.certificate = &trust.Server{Keys: h.keys, Names: h.names(), TTL: h.conf.serverLifetime, Now: time.Now}
 	h.session = session.NewServer(session.Options{
-		Bundle: h.keys.Bundle, Certificate: h.certificate.Certificate, Crowd: h.conf.crowd, Now: time.Now, Log: h.log,
+		Bundle: h.keys.Bundle, BundleAfter: h.keys.BundleAfter, Certificate: h.certificate.Certificate, ShutOut: h.shutOut.Has, Now: time.Now, Log: h.log,
 	})
 	reset, err := h.keys.ResetKey()
 	if err != nil {
@@ -188,9 +201,16 @@ func (h *hub) names() []string {
 	return slices.Compact(names)
 }
 
+// openDatabase keeps other hub processes out before it brings the schema up to date.
 func (h *hub) openDatabase(ctx context.Context) (err error) {
-	h.db, err = openDatabase(ctx, h.conf, h.log, h.onClose)
-	return err
+	if h.db, err = connectDatabase(ctx, h.conf, h.log, h.onClose); err != nil {
+		return err
+	}
+	if h.lease, err = db.TakeLease(ctx, h.db, h.process); err != nil {
+		return err
+	}
+	h.onClose(func() error { return h.lease.End(context.WithoutCancel(ctx)) })
+	return db.Migrate(ctx, h.db)
 }
 
 // openDatabase opens the operator's database, or a private one, and brings its schema up to date.
@@ -247,8 +267,9 @@ func (h *hub) bootstrap(ctx context.Context, stdout io.Writer) error {
 func (h *hub) wire(ctx context.Context) (err error) {
 	access := &command.RegistryAccess{DB: h.db, Now: time.Now}
 	h.registry, err = artifact.OpenRegistry(ctx, artifact.RegistryConfig{
-		Dir: filepath.Join(h.conf.dataDir, "registry"), Host: h.apiAddr, SigningKey: h.keys.Token(), TrustDomain: h.keys.TrustDomain(),
+		Dir: h.conf.registryPath(), Host: h.apiAddr, SigningKey: h.keys.Token(), TrustDomain: h.keys.TrustDomain(),
 		IntentOpen: access.IntentOpen, Authenticate: access.Authenticate, MayPull: access.MayPull, Now: time.Now, Log: h.log,
+		Quota: access.Quota, Roots: access.Roots, MinFreeBytes: int64(h.conf.registryMinFree), ShutOut: h.shutOut.Has,
 	})
 	if err != nil {
 		return err
@@ -257,13 +278,15 @@ func (h *hub) wire(ctx context.Context) (err error) {
 	h.poked = loop.New("dispatch", h.conf.resync, h.dispatcher.Woken, h.log)
 	h.resync = loop.New("resync", h.conf.resync, h.dispatcher.Resync, h.log)
 	h.dispatcher.Wake = h.poked.Wake
+	h.reloadShutOut = loop.New("shut-out", h.conf.resync, func(ctx context.Context) error { return h.shutOut.Load(ctx, h.db) }, h.log)
 	h.intake = intake.New(&intake.Intake{
-		DB: h.db, ReplicaID: h.keys.HubID(), Started: time.Now(), Newest: dispatch.NewestHead, Line: h.keys.Line, Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise,
+		DB: h.db, ReplicaID: h.process.ID, Started: time.Now(), Newest: dispatch.NewestHead, Line: h.keys.Line, Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise,
 		Complete: h.dispatcher.Complete, Kick: h.session.Kick, Changed: h.wakes.Changed, Now: time.Now, Log: h.log,
 	})
 	h.session.Intake, h.session.Documents, h.session.Credentials, h.session.Connected = h.intake, h.dispatcher, h.registry, h.dispatcher.Poke
 	h.handler, err = httpapi.NewHandler(h.server(), httpapi.Config{ //nolint:contextcheck // each request brings its own
-		Authenticator: httpapi.TokenAuthenticator{DB: h.db, Proofs: &iam.Proofs{}}, Auditor: &command.FailureAudit{DB: h.db}, Registry: h.registry, Log: h.log, Now: time.Now,
+		Authenticator: httpapi.TokenAuthenticator{DB: h.db, Proofs: &iam.Proofs{}}, Auditor: &command.FailureAudit{DB: h.db},
+		Registry: h.registry, RegistryCaller: h.registry.Caller, NodeKey: (&fleet.PublicKeys{DB: h.db}).Of, Log: h.log, Now: time.Now,
 	})
 	return err
 }
@@ -278,7 +301,7 @@ func (h *hub) server() *httpapi.Server {
 		Catalog:   httpapi.NewCatalog(d, bundle),
 		Artifacts: httpapi.NewArtifacts(d, h.registry, bundle, h.sealer),
 		Capacity:  httpapi.Capacity{DB: d, CreateAllocation: &command.CreateAllocation{DB: d}, ReleaseAllocation: &command.ReleaseAllocation{DB: d}},
-		Instances: httpapi.NewInstances(d, h.conf.leaseDuration, func(keyID string) bool { return bundle().Revoked(keyID) }, poke, h.session, &h.wakes),
+		Instances: httpapi.NewInstances(d, h.conf.leaseDuration, bundle, poke, h.session, &h.wakes),
 		Fleet: httpapi.Fleet{
 			DB: d, Keys: h.keys, SessionAddr: h.sessionAddr, RegistryHost: h.registry.Host(), Generation: dispatch.Newest,
 			CreateJoinToken: &command.CreateJoinToken{DB: d, Sealer: h.sealer},
@@ -287,42 +310,64 @@ func (h *hub) server() *httpapi.Server {
 			DrainNode:       &command.DrainNode{DB: d},
 			UndrainNode:     &command.UndrainNode{DB: d},
 			ReleaseNode:     &command.ReleaseNode{DB: d, Kick: h.session.Kick},
-			BanNode:         &command.BanNode{DB: d, Kick: h.session.Kick},
-			RemoveNode:      &command.RemoveNode{DB: d, Kick: h.session.Kick, Poke: poke},
+			BanNode:         &command.BanNode{DB: d, Kick: h.dismiss},
+			RemoveNode:      &command.RemoveNode{DB: d, Kick: h.dismiss, Poke: poke},
 		},
 		Billing: httpapi.NewBilling(d),
+		Audit:   httpapi.Audit{DB: d},
 	}
+}
+
+// dismiss ends the connection of a node that was banned or removed, and has its next handshake refused.
+func (h *hub) dismiss(nodeID, reason string) {
+	h.session.Kick(nodeID, reason)
+	h.reloadShutOut.Wake()
 }
 
 // loops are what works by itself.
 func (h *hub) loops() []*loop.Loop {
 	sequencer := &event.Sequencer{DB: h.db, Holder: h.keys.HubID(), Now: time.Now}
 	return []*loop.Loop{
-		h.poked, h.resync,
+		h.poked, h.resync, h.reloadShutOut,
+		loop.New("renew", h.conf.resync, h.dispatcher.Renew, h.log),
 		loop.New("sweep", min(sweepEvery, h.conf.resync), h.intake.Sweep, h.log),
 		loop.New("sequencer", sequenceEvery, func(ctx context.Context) error { _, err := sequencer.Pass(ctx); return err }, h.log),
 		loop.New("accrue", accrueEvery, h.accrue, h.log),
 		loop.New("tidy", tidyEvery, h.tidy, h.log),
+		loop.New("bundle", bundleCheckEvery, h.checkBundle, h.log),
+		loop.New("collect", collectEvery, h.collect, h.log),
+		loop.New("retention", deleteEvery, h.deleteOld, h.log),
 	}
 }
 
 func (h *hub) accrue(ctx context.Context) error {
-	now := time.Now()
-	exhausted, err := db.RunTx(ctx, h.db, func(tx db.Tx) ([]string, error) { return ledger.AccrueAllocations(ctx, tx, now) })
-	release := &command.ReleaseUnpaid{DB: h.db, Poke: h.dispatcher.Poke}
-	for _, id := range exhausted {
-		h.log.WarnContext(ctx, "the wallet no longer covers the allocation", slog.String("allocation_id", id))
-		err = errors.Join(err, release.Do(ctx, id, db.NewID(), now))
+	return (&command.AccrueAllocations{DB: h.db, Poke: h.dispatcher.Poke, Log: h.log}).Do(ctx, time.Now())
+}
+
+// collect removes what nothing refers to from the registry. A restored hub waits with it until it knows again what runs.
+func (h *hub) collect(ctx context.Context) error {
+	missed, err := db.ReadTx(ctx, h.db, func(tx db.Tx) ([]recovery.Node, error) { return recovery.Nodes(ctx, tx) })
+	if err != nil || len(missed) > 0 {
+		return err
+	}
+	gone, err := h.registry.Collect(ctx)
+	if gone != (artifact.Collected{}) {
+		h.log.InfoContext(ctx, "the registry's garbage was removed", slog.Int("manifests", gone.Manifests), slog.Int("layers", gone.Layers),
+			slog.Int("blobs", gone.Blobs), slog.Int64("bytes", gone.Bytes))
 	}
 	return err
+}
+
+func (h *hub) deleteOld(ctx context.Context) error {
+	return (&command.DeleteOld{DB: h.db, Retention: h.conf.retention, Log: h.log}).Do(ctx, time.Now())
 }
 
 func (h *hub) tidy(ctx context.Context) error {
 	now := time.Now()
 	_, purgeErr := command.PurgeIdempotency(ctx, h.db, now)
 	_, uploadErr := h.registry.PurgeUploads(ctx, now.Add(-uploadsKept))
-	_, staleErr := db.RunTx(ctx, h.db, func(tx db.Tx) (int, error) { return ledger.ReleaseStale(ctx, tx, now) })
-	return errors.Join(purgeErr, uploadErr, staleErr)
+	_, settleErr := (&command.SettleMembers{DB: h.db, Log: h.log}).Do(ctx, now)
+	return errors.Join(purgeErr, uploadErr, settleErr)
 }
 
 // run serves until ctx ends, then lets go in order: requests, sessions, loops.
@@ -333,6 +378,7 @@ func (h *hub) run(ctx context.Context, stdout io.Writer, hangup <-chan os.Signal
 		return httpapi.Serve(ctx, h.api, h.handler, httpapi.TLSConfig(h.certificate.Certificate, func() *x509.CertPool { return h.keys.Bundle().NodeCAs() }), h.log)
 	})
 	group.Go(func() error { return h.session.Serve(ctx, h.sessions) })
+	group.Go(func() error { return h.lease.Keep(ctx, h.log) })
 	for _, l := range h.loops() {
 		group.Go(func() error { return l.Run(ctx) })
 	}

@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -23,7 +24,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -48,7 +51,7 @@ func newHome(t *testing.T) home {
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	require.NoError(t, os.Chmod(dir, 0o711))
 	h := home{dir: dir, data: filepath.Join(dir, "data"), keys: filepath.Join(dir, "keys"), passphrase: filepath.Join(dir, "passphrase")}
-	require.NoError(t, os.WriteFile(h.passphrase, []byte("correct horse\n"), 0o600))
+	require.NoError(t, os.WriteFile(h.passphrase, []byte("correct horse battery\n"), 0o600))
 	printed, err := cli(t, "init", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase, "--trust-domain", "gpuaas.test", "-o", "json")
 	require.NoError(t, err)
 	var made map[string]string
@@ -72,6 +75,7 @@ func start(t *testing.T, h home) *running {
 	c := config{
 		dataDir: h.data, listen: "127.0.0.1:0", sessionListen: "127.0.0.1:0", metricsListen: "127.0.0.1:0", leaseDuration: time.Hour,
 		certificateLifetime: time.Hour, serverLifetime: 24 * time.Hour, resync: 30 * time.Second,
+		retention: command.DefaultRetention(),
 	}
 	require.NoError(t, c.check())
 	ctx, stop := context.WithCancel(context.Background())
@@ -336,6 +340,19 @@ func TestTwoHubsDoNotShareADataDirectory(t *testing.T) {
 	lock, err = checkDataDir(dir)
 	require.NoError(t, err)
 	require.NoError(t, lock.Close())
+}
+
+func TestSecondHubOnTheSameDatabaseRefusesToStart(t *testing.T) {
+	first, second := newHome(t), newHome(t)
+	r := start(t, first)
+	defer r.end(t)
+	url, ok := managed.Running(filepath.Join(first.data, "postgres"))
+	require.True(t, ok)
+	file := filepath.Join(second.dir, "database-url")
+	require.NoError(t, os.WriteFile(file, []byte(url), 0o600))
+	_, err := cli(t, "serve", "--data-dir", second.data, "--database-url-file", file, "--listen", "127.0.0.1:0", "--session-listen", "127.0.0.1:0")
+	require.Equal(t, db.CodeLeaseHeld, fault.As(err).Code)
+	require.ErrorContains(t, err, fmt.Sprintf("process %d on ", os.Getpid()))
 }
 
 // mount gives a small file system of the test's own.

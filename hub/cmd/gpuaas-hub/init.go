@@ -18,7 +18,12 @@ import (
 const outputJSON = "json"
 
 func newInit() *cobra.Command {
-	var dataDir, keyDir, passphraseFile, trustDomain, output string
+	var (
+		dataDir, keyDir, trustDomain, output string
+		guard                                newPassphraseFlags
+		tlsNames                             []string
+		lifetime                             time.Duration
+	)
 	cmd := &cobra.Command{
 		Use:   "init",
 		Short: "Make the keys of a new hub",
@@ -30,19 +35,33 @@ key can be revoked; without the catalog key no publisher can be added.`,
 			if keyDir == "" {
 				keyDir = strings.TrimRight(dataDir, "/") + "-keys"
 			}
-			passphrase, err := readPassphrase(passphraseFile, true)
+			passphrase, err := guard.read(func() (string, error) { return readPassphrase("", true) })
 			if err != nil {
 				return err
 			}
-			result, err := trust.Init(trust.InitOptions{DataDir: dataDir, OfflineDir: keyDir, TrustDomain: trustDomain, Passphrase: passphrase, Now: time.Now()})
+			hostname, err := os.Hostname()
+			if err != nil {
+				return err
+			}
+			result, err := trust.Init(trust.InitOptions{
+				DataDir: dataDir, OfflineDir: keyDir, TrustDomain: trustDomain, Passphrase: passphrase, Now: time.Now(), BundleTTL: lifetime,
+				ServerNames: tlsNames, Hostname: hostname,
+			})
 			if err != nil {
 				return err
 			}
 			if output == outputJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{
+				made := map[string]string{
 					"root_fingerprint": result.RootFingerprint, "trust_domain": trustDomain, "hub_id": result.HubID,
 					"root_key_file": result.RootKeyFile, "catalog_key_file": result.CatalogKeyFile, "ca_file": result.CAFile,
-				})
+				}
+				if guard.generate {
+					made["passphrase"] = passphrase
+				}
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(made)
+			}
+			if err := guard.show(cmd.OutOrStdout(), passphrase); err != nil {
+				return err
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), `The hub's keys are made.
 
@@ -57,7 +76,11 @@ Start the hub:  gpuaas-hub serve --data-dir %s
 	}
 	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
 	cmd.Flags().StringVar(&keyDir, "key-dir", "", "directory for the root and catalog keys, outside the data directory (default <data-dir>-keys)")
-	cmd.Flags().StringVar(&passphraseFile, "passphrase-file", "", "file with the passphrase for these keys (default: asked on the terminal)")
+	guard.add(cmd, "passphrase-file", "file with the passphrase for these keys, 16 bytes or more (default: asked on the terminal)")
+	cmd.Flags().StringSliceVar(&tlsNames, "tls-name", nil,
+		"DNS name or IP address under which clients reach the hub (repeatable): its authority may vouch for no others but localhost and this machine's name "+
+			"(default: names below the trust domain and private addresses)")
+	bundleLifetimeFlag(cmd, &lifetime)
 	cmd.Flags().StringVar(&trustDomain, "trust-domain", "gpuaas.internal", "name of the mesh in all certificates; it never changes")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd

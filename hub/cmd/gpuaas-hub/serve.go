@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
@@ -24,6 +26,8 @@ import (
 // config is what `serve` can be told.
 type config struct {
 	dataDir             string
+	registryDir         string
+	registryMinFree     byteSize
 	listen              string
 	sessionListen       string
 	advertiseAPI        string
@@ -35,16 +39,15 @@ type config struct {
 	certificateLifetime time.Duration
 	serverLifetime      time.Duration
 	resync              time.Duration
+	retention           command.Retention
 	metricsListen       string
 	otlpEndpoint        string
 	logLevel            string
 	logFormat           string
-	// crowd is told when many nodes connect, and when they have; nil where the collector is not the hub's to pace.
-	crowd func(is bool)
 }
 
 func newServe() *cobra.Command {
-	var c config
+	c := config{registryMinFree: defaultRegistryMinFree, retention: command.DefaultRetention()}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the hub (the default)",
@@ -67,9 +70,6 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 			if err != nil {
 				return fault.New(fault.Malformed, "log_flags_invalid", "--log-format is json or text, --log-level is debug, info, warn or error.", err)
 			}
-			if os.Getenv("GOGC") == "" {
-				c.crowd = paceGC().crowd
-			}
 			hangup := make(chan os.Signal, 1)
 			signal.Notify(hangup, syscall.SIGHUP)
 			defer signal.Stop(hangup)
@@ -78,6 +78,8 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 	}
 	f := cmd.Flags()
 	f.StringVar(&c.dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
+	f.StringVar(&c.registryDir, "registry-dir", "", "directory of the registry's content (default: registry below --data-dir)")
+	f.Var(&c.registryMinFree, "registry-min-free", "space that pushes leave free on the file system of --registry-dir, like 5GiB; 0 leaves none")
 	f.StringVar(&c.listen, "listen", "127.0.0.1:8443", "HOST:PORT of the REST API and the registry (HTTPS)")
 	f.StringVar(&c.sessionListen, "session-listen", "127.0.0.1:8443", "HOST:PORT for the sessions of nodes (QUIC, UDP)")
 	f.StringVar(&c.advertiseAPI, "advertise-api", "", "HOST:PORT under which clients and nodes reach the API (default: --listen)")
@@ -89,6 +91,7 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 	f.DurationVar(&c.certificateLifetime, "certificate-lifetime", 24*time.Hour, "lifetime of node certificates, 15s to 168h")
 	f.DurationVar(&c.serverLifetime, "server-certificate-lifetime", 30*24*time.Hour, "lifetime of the hub's own certificate, 24h to 2160h")
 	f.DurationVar(&c.resync, "resync", 30*time.Second, "how often everything is looked at without being asked to")
+	retentionFlags(f, &c.retention)
 	f.StringVar(&c.metricsListen, "metrics-listen", "", "loopback HOST:PORT for Prometheus at /metrics (default: off)")
 	f.StringVar(&c.otlpEndpoint, "otlp-endpoint", "", "URL of an OTLP/HTTP collector for traces (default: off)")
 	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
@@ -118,6 +121,11 @@ func (c config) check() error {
 	case c.resync < 100*time.Millisecond || c.resync > time.Hour:
 		return bad("resync", "must be between 100ms and 1h")
 	}
+	for flag, d := range c.retentions() {
+		if d < command.MinRetention {
+			return bad(flag, "must be 24h or longer")
+		}
+	}
 	if c.metricsListen != "" {
 		host, _, _ := net.SplitHostPort(c.metricsListen)
 		if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
@@ -125,6 +133,24 @@ func (c config) check() error {
 		}
 	}
 	return nil
+}
+
+func retentionFlags(f *pflag.FlagSet, r *command.Retention) {
+	f.DurationVar(&r.Events, "retention-events", r.Events, "how long events stay, 24h or longer")
+	f.DurationVar(&r.Audit, "retention-audit", r.Audit, "how long rows of the audit trail stay, 24h or longer")
+	f.DurationVar(&r.Leases, "retention-leases", r.Leases, "how long leases stay after their end and the member's settlement, 24h or longer")
+	f.DurationVar(&r.Suspense, "retention-suspense", r.Suspense, "how long records in suspense stay, 24h or longer")
+	f.DurationVar(&r.History, "retention-history", r.History, "how long operations and revisions of decommissioned instances stay, 24h or longer")
+	f.DurationVar(&r.Credentials, "retention-credentials", r.Credentials, "how long join tokens, user tokens and publish intents stay after their end, 24h or longer")
+}
+
+// retentions are the retentions by their flags.
+func (c config) retentions() map[string]time.Duration {
+	r := c.retention
+	return map[string]time.Duration{
+		"retention-events": r.Events, "retention-audit": r.Audit, "retention-leases": r.Leases, "retention-suspense": r.Suspense,
+		"retention-history": r.History, "retention-credentials": r.Credentials,
+	}
 }
 
 func isPort(s string) bool {
@@ -190,6 +216,14 @@ type ready struct {
 func (r ready) print(w io.Writer) error { return json.NewEncoder(w).Encode(r) }
 
 // tokenFile holds the first admin's token.
+// registryPath is the directory of the registry's content.
+func (c config) registryPath() string {
+	if c.registryDir != "" {
+		return c.registryDir
+	}
+	return filepath.Join(c.dataDir, "registry")
+}
+
 func (c config) tokenFile() string { return filepath.Join(c.dataDir, "admin-token") }
 
 // showToken prints the admin token, once, when it was made. Not into the journal: what is printed there is kept.

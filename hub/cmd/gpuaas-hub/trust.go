@@ -16,7 +16,7 @@ import (
 
 func newTrust() *cobra.Command {
 	cmd := &cobra.Command{Use: "trust", Short: "Who is trusted: publishers, keys, revocation"}
-	cmd.AddCommand(newTrustDelegate(), newTrustRevoke(), newTrustShow())
+	cmd.AddCommand(newTrustDelegate(), newTrustRevoke(), newTrustRenew(), newTrustRotateRoot(), newTrustAddRoot(), newTrustMinVersion(), newTrustShow())
 	return cmd
 }
 
@@ -71,7 +71,11 @@ POST /api/v1/admin/publishers. It needs no hub and no network.`,
 }
 
 func newTrustRevoke() *cobra.Command {
-	var dataDir, keyDir, rootKeyFile, passphraseFile, keyID string
+	var (
+		f        rootFlags
+		keyID    string
+		tlsNames []string
+	)
 	cmd := &cobra.Command{
 		Use:   "revoke",
 		Short: "Revoke a key (offline, with the root key); a key of the hub's own is replaced at the same time",
@@ -80,16 +84,18 @@ by a new one. A running hub takes the new bundle over within a resync, or at SIG
 that nodes have accepted stay valid; nothing that runs is stopped.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if rootKeyFile == "" {
-				rootKeyFile = filepath.Join(keyDir, trust.RootKeyFile)
-			}
-			passphrase, err := readPassphrase(passphraseFile, false)
+			root, err := f.keys()
 			if err != nil {
 				return err
 			}
-			catalog := filepath.Join(keyDir, trust.CatalogKeyFile)
+			hostname, err := os.Hostname()
+			if err != nil {
+				return err
+			}
+			catalog := filepath.Join(f.keyDir, trust.CatalogKeyFile)
 			bundle, err := trust.Revoke(trust.RevokeOptions{
-				DataDir: dataDir, RootKeyFile: rootKeyFile, Passphrase: passphrase, KeyID: keyID, Now: time.Now(), CatalogKeyFile: catalog + ".new",
+				DataDir: f.dataDir, Root: root, KeyID: keyID, Now: time.Now(), BundleTTL: f.lifetime, CatalogKeyFile: catalog + ".new",
+				ServerNames: tlsNames, Hostname: hostname,
 			})
 			if err != nil {
 				return err
@@ -102,10 +108,8 @@ that nodes have accepted stay valid; nothing that runs is stopped.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
-	cmd.Flags().StringVar(&keyDir, "key-dir", defaultDataDir+"-keys", "directory with the offline keys")
-	cmd.Flags().StringVar(&rootKeyFile, "root-key-file", "", "the root key (default <key-dir>/"+trust.RootKeyFile+")")
-	cmd.Flags().StringVar(&passphraseFile, "passphrase-file", "", "file with their passphrase (default: asked on the terminal)")
+	f.add(cmd)
+	cmd.Flags().StringSliceVar(&tlsNames, "tls-name", nil, "with the key of hub-ca: a name or address that the new authority may vouch for (repeatable; default: those of the old one)")
 	cmd.Flags().StringVar(&keyID, "key-id", "", "id of the key, 64 hex digits (see `gpuaas-hub trust show`)")
 	_ = cmd.MarkFlagRequired("key-id")
 	return cmd
@@ -131,7 +135,11 @@ func newTrustShow() *cobra.Command {
 			}
 			bundle := keys.Bundle()
 			var shown []shownKey
+			var rootRole string
 			for _, role := range bundle.Message().GetRoles() {
+				if role.GetName() == protocol.RoleRoot {
+					rootRole = protocol.RootRoleDigest(role)
+				}
 				for _, k := range role.GetKeys() {
 					shown = append(shown, shownKey{role.GetName(), k.GetKeyId(), bundle.Revoked(k.GetKeyId())})
 				}
@@ -139,11 +147,12 @@ func newTrustShow() *cobra.Command {
 			w := cmd.OutOrStdout()
 			if output == outputJSON {
 				return json.NewEncoder(w).Encode(map[string]any{
-					"root_fingerprint": keys.RootFingerprint(), "trust_domain": keys.TrustDomain(), "hub_id": keys.HubID(),
-					"version": bundle.Version(), "epoch": bundle.Epoch(), "keys": shown, "revoked_key_ids": bundle.Message().GetRevokedKeyIds(),
+					"root_fingerprint": keys.RootFingerprint(), "root_role_digest": rootRole, "trust_domain": keys.TrustDomain(), "hub_id": keys.HubID(),
+					"expires_at": bundle.Message().GetExpiresAt().AsTime(), "root_threshold": bundle.RootThreshold(), "version": bundle.Version(), "epoch": bundle.Epoch(), "min_versions": minVersions(bundle), "keys": shown, "revoked_key_ids": bundle.Message().GetRevokedKeyIds(),
 				})
 			}
-			_, _ = fmt.Fprintf(w, "trust domain      %s\nroot fingerprint  %s\nbundle            version %d, epoch %d\n\n", keys.TrustDomain(), keys.RootFingerprint(), bundle.Version(), bundle.Epoch())
+			_, _ = fmt.Fprintf(w, "trust domain      %s\nroot fingerprint  %s\nroot role         %s\nbundle            version %d, epoch %d, %s\n\n",
+				keys.TrustDomain(), keys.RootFingerprint(), rootRole, bundle.Version(), bundle.Epoch(), lifeOf(keys, time.Now()))
 			for _, k := range shown {
 				mark := ""
 				if k.Revoked {
@@ -151,10 +160,37 @@ func newTrustShow() *cobra.Command {
 				}
 				_, _ = fmt.Fprintf(w, "%-8s  %s%s\n", k.Role, k.KeyID, mark)
 			}
+			for _, m := range bundle.Message().GetMinVersions() {
+				_, _ = fmt.Fprintf(w, "%s starts from version %s on\n", m.GetAppSlug(), m.GetVersion())
+			}
 			return nil
 		},
 	}
 	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
+}
+
+// lifeOf says until when the bundle is current.
+func lifeOf(keys *trust.Keys, now time.Time) string {
+	end, soon, ok := keys.BundleEnd(now)
+	text := "current until " + end.UTC().Format(time.RFC3339)
+	switch {
+	case !ok:
+		return "without an end: sign the next one with `gpuaas-hub trust renew`"
+	case now.After(end):
+		return "ended at " + end.UTC().Format(time.RFC3339) + ": sign the next one with `gpuaas-hub trust renew`"
+	case soon:
+		return text + ": sign the next one soon with `gpuaas-hub trust renew`"
+	}
+	return text
+}
+
+// minVersions are the lowest versions that may start, by app slug.
+func minVersions(bundle protocol.Bundle) map[string]string {
+	out := map[string]string{}
+	for _, m := range bundle.Message().GetMinVersions() {
+		out[m.GetAppSlug()] = m.GetVersion()
+	}
+	return out
 }

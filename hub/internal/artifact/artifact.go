@@ -147,6 +147,16 @@ func NewIntent(i Intent, now time.Time) Intent {
 // AddIntent keeps an intent.
 func AddIntent(ctx context.Context, tx db.Tx, i Intent) error { return insertIntent(ctx, tx, i) }
 
+// CountOpenIntents is how many intents of the org have not ended.
+func CountOpenIntents(ctx context.Context, tx db.Tx, orgID string, now time.Time) (int64, error) {
+	return countOpenIntents(ctx, tx, orgID, now)
+}
+
+// InUse reports whether artifacts or open intents exist for the app; orgID is its owner, empty for the platform.
+func InUse(ctx context.Context, tx db.Tx, orgID, appSlug string, now time.Time) (bool, error) {
+	return inUse(ctx, tx, orgID, appSlug, now)
+}
+
 // CheckIntentOpen reports, as a fault, that an intent does not exist or has ended.
 func CheckIntentOpen(ctx context.Context, tx db.Tx, id string, now time.Time) error {
 	ended := fault.New(fault.Unauthenticated, CodeIntentEnded, "The publish intent has ended; ask for a new one.", nil).Lasting()
@@ -193,7 +203,8 @@ func Judge(img Image, repository, digest string, signers []SignerKey, now time.T
 }
 
 // Register keeps a digest with what was found out about it. Registering the same digest for the same version again takes
-// the new findings, so that a signature which was pushed late counts; it never makes a revoked one good.
+// the new findings, so that a signature which was pushed late counts; it never makes a revoked one good, nor a verified one
+// unverified.
 func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before *Artifact, after Artifact, err error) {
 	old, found, err := selectOne(ctx, tx, a.Repository, a.Digest, a.AppVersion)
 	if err != nil {
@@ -210,6 +221,10 @@ func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before 
 	if old.Status == Revoked || old.TrustState == TrustRevoked {
 		return nil, Artifact{}, fault.New(fault.Conflict, "artifact_revoked", "This artifact was revoked; push and register another one.", nil).
 			At("/digest", "was revoked").Lasting()
+	}
+	if old.TrustState == Verified && a.TrustState != Verified {
+		// The tag with the signatures can be pushed to by every project of the org; what was verified before stays so.
+		a.TrustState, a.Evidence = old.TrustState, old.Evidence
 	}
 	a.ID, a.CreatedAt, a.CreatedBy, a.Status, a.ResourceVersion = old.ID, old.CreatedAt, old.CreatedBy, old.Status, old.ResourceVersion+1
 	return &old, a, updateArtifact(ctx, tx, a)

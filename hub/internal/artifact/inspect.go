@@ -145,6 +145,12 @@ func (in *inspector) add(ctx context.Context, d godigest.Digest, top bool) error
 	in.image.SizeBytes += doc.Config.Size
 	for _, l := range doc.Layers {
 		in.image.SizeBytes += l.Size
+		// Looking a layer up also keeps it, should it be about to be collected.
+		if _, err := in.repo.Blobs(ctx).Stat(ctx, l.Digest); isUnknown(err) {
+			return notPushed()
+		} else if err != nil {
+			return fmt.Errorf("look up layer %s: %w", l.Digest, err)
+		}
 	}
 	return in.addPlatform(ctx, doc.Config)
 }

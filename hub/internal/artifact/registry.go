@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,6 +26,8 @@ import (
 	"github.com/distribution/distribution/v3/registry/storage"
 	"github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
+	storagemiddleware "github.com/distribution/distribution/v3/registry/storage/driver/middleware"
+	"github.com/opencontainers/go-digest"
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -33,6 +36,8 @@ import (
 const (
 	// MaxUploadBytes bounds the body of one request to the registry; a longer one breaks off. Clients upload a layer in one.
 	MaxUploadBytes = 64 << 30
+	// maxTokenBytes bounds a registry token; a longer one is not read.
+	maxTokenBytes = 16 << 10
 	// maxStorageThreads bounds concurrent file operations; more wait.
 	maxStorageThreads = 64
 	// accessName is under which the access control is known to the distribution library.
@@ -52,13 +57,27 @@ type RegistryConfig struct {
 	TrustDomain string
 	// IntentOpen reports as a fault that a publish intent has ended (CheckIntentOpen in a read transaction).
 	IntentOpen func(ctx context.Context, intentID string) error
+	// ShutOut reports whether a node is banned or removed: its credentials and tokens are refused. It is asked for each request that
+	// shows one. It may be nil.
+	ShutOut func(nodeID string) bool
 	// Authenticate finds out who a person's or service account's access token belongs to; the subject is for the log.
 	Authenticate func(ctx context.Context, accessToken string) (subject string, err error)
 	// MayPull reports as a fault that the token's owner may not read the repository.
 	MayPull func(ctx context.Context, accessToken, repository string) error
-	Now     func() time.Time
-	Log     *slog.Logger
+	// Quota is how many bytes the org may store; nil means no limit.
+	Quota func(ctx context.Context, orgSlug string) (int64, error)
+	// MinFreeBytes stays free on the file system of Dir: no push is stored beyond it.
+	MinFreeBytes int64
+	// Roots are what Collect keeps.
+	Roots func(ctx context.Context) (Roots, error)
+	Now   func() time.Time
+	Log   *slog.Logger
 }
+
+var (
+	errNoToken    = errors.New("the request carries no registry token")
+	errNotTheNode = errors.New("the connection does not show the node's certificate, or the node is banned or removed")
+)
 
 // Registry is the OCI registry at /v2/: push with the credentials of a publish intent, pull with a node's credential or with
 // the permission to read artifacts. It stores; whether an image is trusted is decided when it is registered.
@@ -66,20 +85,32 @@ type Registry struct {
 	conf    RegistryConfig
 	log     *slog.Logger
 	tokens  issuerOfTokens
+	intents intentBytes
 	app     *handlers.App
-	driver  driver.StorageDriver
+	// store is what requests and content see; driver and raw see the same without counting or noting uses.
+	store   *store
 	content distribution.Namespace
+	driver  driver.StorageDriver
+	raw     distribution.Namespace
 }
 
 //nolint:gochecknoglobals // the library keeps its own global list of access controls and refuses a second entry
 var registerAccess = sync.OnceValue(func() error {
-	return auth.Register(accessName, func(options map[string]any) (auth.AccessController, error) {
+	errStore := storagemiddleware.Register(storeName,
+		func(_ context.Context, _ driver.StorageDriver, options map[string]any) (driver.StorageDriver, error) {
+			r, ok := options["registry"].(*Registry)
+			if !ok {
+				return nil, errors.New("the store needs its registry")
+			}
+			return r.store, nil
+		})
+	return errors.Join(errStore, auth.Register(accessName, func(options map[string]any) (auth.AccessController, error) {
 		r, ok := options["registry"].(*Registry)
 		if !ok {
 			return nil, errors.New("the access control needs its registry")
 		}
 		return r, nil
-	})
+	}))
 })
 
 // OpenRegistry opens the blobs below the directory. Close the context to end it.
@@ -100,8 +131,17 @@ func OpenRegistry(ctx context.Context, conf RegistryConfig) (r *Registry, err er
 	quiet(conf.Log)
 	r = &Registry{conf: conf, log: conf.Log, tokens: issuerOfTokens{key: conf.SigningKey, now: conf.Now}}
 	r.driver = filesystem.New(filesystem.DriverParameters{RootDirectory: dir, MaxThreads: maxStorageThreads})
-	if r.content, err = storage.NewRegistry(ctx, r.driver); err != nil {
+	r.store = newStore(r.driver, &space{
+		dir: dir, minFree: conf.MinFreeBytes, owners: map[string]*ownerSpace{}, uploads: map[string]*upload{},
+	}, &uses{now: conf.Now, since: conf.Now(), last: map[digest.Digest]use{}})
+	if r.content, err = storage.NewRegistry(ctx, r.store); err != nil {
 		return nil, fmt.Errorf("open the registry's content: %w", err)
+	}
+	if r.raw, err = storage.NewRegistry(ctx, r.driver, storage.EnableDelete); err != nil {
+		return nil, fmt.Errorf("open the registry's content: %w", err)
+	}
+	if err := r.measure(ctx); err != nil {
+		return nil, err
 	}
 	secret, err := hkdf.Key(sha256.New, conf.SigningKey.Seed(), nil, "gpuaas registry upload state", sha256.Size)
 	if err != nil {
@@ -120,7 +160,8 @@ func OpenRegistry(ctx context.Context, conf RegistryConfig) (r *Registry, err er
 			// PurgeUploads does it, where a caller can end it.
 			"maintenance": configuration.Parameters{"uploadpurging": map[any]any{"enabled": false}},
 		},
-		Auth: configuration.Auth{accessName: configuration.Parameters{"registry": r}},
+		Auth:       configuration.Auth{accessName: configuration.Parameters{"registry": r}},
+		Middleware: map[string][]configuration.Middleware{"storage": {{Name: storeName, Options: configuration.Parameters{"registry": r}}}},
 	}
 	c.HTTP.Secret = hex.EncodeToString(secret)
 	c.HTTP.RelativeURLs = true
@@ -160,23 +201,81 @@ func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		r.serveToken(w, req)
 		return
 	}
+	if isForm(req.Header.Get("Content-Type")) {
+		closeUnread(w, req)
+		writeError(w, http.StatusUnsupportedMediaType, "UNSUPPORTED", "send blobs as application/octet-stream")
+		return
+	}
+	// The distribution library calls FormValue before it authorizes. FormValue reads a form body without any limit when the
+	// body is a MaxBytesReader; it reads nothing when Form is set.
+	req.Form, req.PostForm = req.URL.Query(), url.Values{}
+	c, err := r.accessToken(req)
+	if err != nil {
+		// The answer is a challenge: it needs no body.
+		closeUnread(w, req)
+		req.Body = http.NoBody
+	}
 	req.Body = http.MaxBytesReader(w, req.Body, MaxUploadBytes)
+	if repository := pushTo(req, c); repository != "" {
+		r.push(w, req, c, repository)
+		return
+	}
 	r.app.ServeHTTP(w, req)
+}
+
+// UsedBytes is what the org's repositories store, each blob once, and unfinished uploads.
+func (r *Registry) UsedBytes(orgSlug string) int64 { return r.store.space.used(orgSlug) }
+
+// unreadTime is how long a refused request may still send its body.
+const unreadTime = time.Second
+
+// closeUnread ends an HTTP/1 connection whose request has a body that is not read: net/http would wait for it.
+func closeUnread(w http.ResponseWriter, req *http.Request) {
+	if req.ProtoMajor == 1 && req.ContentLength != 0 {
+		w.Header().Set("Connection", "close")
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(unreadTime))
+	}
+}
+
+// isForm reports a content type whose body net/http would parse as a form; no registry client sends one.
+func isForm(contentType string) bool {
+	kind := strings.ToLower(contentType)
+	return strings.Contains(kind, "application/x-www-form-urlencoded") || strings.Contains(kind, "multipart/")
+}
+
+// Caller names the owner of the request's registry token, by the token's signature alone; it is empty for anybody else.
+func (r *Registry) Caller(req *http.Request) string {
+	c, err := r.accessToken(req)
+	if err != nil {
+		return ""
+	}
+	return c.Subject
+}
+
+// accessToken reads the request's token and checks that it counts on this connection.
+func (r *Registry) accessToken(req *http.Request) (claims, error) {
+	scheme, token, _ := strings.Cut(req.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") || token == "" || len(token) > maxTokenBytes {
+		return claims{}, errNoToken
+	}
+	c, err := r.tokens.read(audienceAccess, token)
+	if err != nil {
+		return claims{}, err
+	}
+	if c.NodeID != "" && !r.showsNode(req.TLS, c.NodeID) {
+		return claims{}, errNotTheNode
+	}
+	return c, nil
 }
 
 // Authorized is how the distribution library asks whether a request may do what it wants to.
 func (r *Registry) Authorized(req *http.Request, access ...auth.Access) (*auth.Grant, error) {
 	challenge := challenge{realm: realmOf(req), access: access}
-	scheme, token, _ := strings.Cut(req.Header.Get("Authorization"), " ")
-	if !strings.EqualFold(scheme, "Bearer") || token == "" {
+	c, err := r.accessToken(req)
+	if errors.Is(err, errNoToken) {
 		return nil, challenge
 	}
-	c, err := r.tokens.read(audienceAccess, token)
 	if err != nil {
-		challenge.code = "invalid_token"
-		return nil, challenge
-	}
-	if c.NodeID != "" && !r.showsNode(req.TLS, c.NodeID) {
 		challenge.code = "invalid_token"
 		return nil, challenge
 	}
@@ -245,6 +344,6 @@ func (r *Registry) PurgeUploads(ctx context.Context, olderThan time.Time) (int, 
 		// Nothing was pushed yet.
 		return 0, nil
 	}
-	deleted, errs := storage.PurgeUploads(ctx, r.driver, olderThan, true)
+	deleted, errs := storage.PurgeUploads(ctx, r.store, olderThan, true)
 	return len(deleted), errors.Join(errs...)
 }

@@ -14,6 +14,7 @@ import (
 	"encoding/pem"
 	"io"
 	"log/slog"
+	"math"
 	"math/big"
 	"net/http"
 	"net/http/httptest"
@@ -54,9 +55,14 @@ type bench struct {
 	now      atomic.Pointer[time.Time]
 	ended    atomic.Bool
 	mayPull  atomic.Pointer[string]
+	// quota in bytes; 0 means none.
+	quota atomic.Int64
+	// shutOut is the node that is banned.
+	shutOut atomic.Pointer[string]
+	roots   atomic.Pointer[artifact.Roots]
 }
 
-func newBench(t *testing.T) *bench {
+func newBench(t *testing.T, change ...func(*artifact.RegistryConfig)) *bench {
 	t.Helper()
 	_, key, err := ed25519.GenerateKey(nil)
 	require.NoError(t, err)
@@ -65,7 +71,8 @@ func newBench(t *testing.T) *bench {
 	b.server = httptest.NewUnstartedServer(nil)
 	b.host = b.server.Listener.Addr().String()
 	ctx, cancel := context.WithCancel(t.Context())
-	b.registry, err = artifact.OpenRegistry(ctx, artifact.RegistryConfig{
+	b.roots.Store(&artifact.Roots{})
+	conf := artifact.RegistryConfig{
 		Dir: b.dir, Host: b.host, SigningKey: key, TrustDomain: trustDomain,
 		Now: func() time.Time { return *b.now.Load() }, Log: slog.New(slog.NewTextHandler(b.log, nil)),
 		IntentOpen: func(context.Context, string) error {
@@ -86,7 +93,22 @@ func newBench(t *testing.T) *bench {
 			}
 			return nil
 		},
-	})
+		Quota: func(context.Context, string) (int64, error) {
+			if limit := b.quota.Load(); limit > 0 {
+				return limit, nil
+			}
+			return math.MaxInt64, nil
+		},
+		ShutOut: func(node string) bool {
+			banned := b.shutOut.Load()
+			return banned != nil && *banned == node
+		},
+		Roots: func(context.Context) (artifact.Roots, error) { return *b.roots.Load(), nil },
+	}
+	for _, c := range change {
+		c(&conf)
+	}
+	b.registry, err = artifact.OpenRegistry(ctx, conf)
 	require.NoError(t, err)
 	pool := x509.NewCertPool()
 	pool.AddCert(b.nodeCA.Leaf)
@@ -333,6 +355,68 @@ func TestNodeCredentialWorksOnThatNodesConnectionOnly(t *testing.T) {
 		require.Equal(t, http.StatusUnauthorized, status)
 		require.Equal(t, http.StatusUnauthorized, get(t, node, url, tok))
 	})
+}
+
+func TestATokenOfABannedNodeEndsWithTheBan(t *testing.T) {
+	b := newBench(t)
+	signer, _ := newSigner(t)
+	pushed, err := appkit.Push(t.Context(), image(t, "x"), b.intent(t, repository), signer, nil)
+	require.NoError(t, err)
+	url := "https://" + b.host + "/v2/" + repository + "/manifests/" + pushed.Digest
+	pull := func(node string) (tokenStatus, pullStatus func() int) {
+		credential, err := b.registry.NodeCredential(node, repository, *b.now.Load())
+		require.NoError(t, err)
+		c := b.client(t, node)
+		ask := func() (int, string) {
+			return token(t, c, b.host, credential.GetUsername(), credential.GetPassword(), "repository:"+repository+":pull")
+		}
+		status, tok := ask()
+		require.Equal(t, http.StatusOK, status)
+		return func() int { status, _ := ask(); return status }, func() int { return get(t, c, url, tok) }
+	}
+	bannedToken, bannedPull := pull(nodeID)
+	otherToken, otherPull := pull(otherNodeID)
+	require.Equal(t, http.StatusOK, bannedPull())
+
+	banned := nodeID
+	b.shutOut.Store(&banned)
+	require.Equal(t, http.StatusUnauthorized, bannedPull(), "the token it has, on the connection it has")
+	require.Equal(t, http.StatusUnauthorized, bannedToken(), "another token for the credential it has")
+	require.Equal(t, http.StatusOK, otherPull())
+	require.Equal(t, http.StatusOK, otherToken())
+}
+
+func TestNoUploadBeginsAfterTheEndOfItsIntent(t *testing.T) {
+	b := newBench(t)
+	target := b.intent(t, repository)
+	c := b.client(t, "")
+	status, tok := token(t, c, b.host, target.Username, target.Password, "repository:"+repository+":pull,push")
+	require.Equal(t, http.StatusOK, status)
+	send := func(method, url, body string) (int, string) {
+		req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+		require.NoError(t, err)
+		req.Header.Set("Authorization", "Bearer "+tok)
+		req.Header.Set("Content-Type", "application/octet-stream")
+		res, err := c.Do(req)
+		require.NoError(t, err)
+		defer res.Body.Close()
+		at, err := res.Location()
+		if err != nil {
+			return res.StatusCode, ""
+		}
+		return res.StatusCode, at.String()
+	}
+	base := "https://" + b.host + "/v2/" + repository
+	status, began := send(http.MethodPost, base+"/blobs/uploads/", "")
+	require.Equal(t, http.StatusAccepted, status)
+
+	b.ended.Store(true)
+	status, _ = send(http.MethodPost, base+"/blobs/uploads/", "")
+	require.Equal(t, http.StatusForbidden, status)
+	status, _ = send(http.MethodPut, base+"/manifests/latest", "{}")
+	require.Equal(t, http.StatusForbidden, status)
+	status, _ = send(http.MethodPatch, began, "x")
+	require.Equal(t, http.StatusAccepted, status, "an upload that began before goes on")
 }
 
 func TestNodeTokenByOAuthForm(t *testing.T) {

@@ -3,6 +3,7 @@ package artifact
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -119,4 +120,42 @@ func selectOfVersion(ctx context.Context, tx db.Tx, appSlug, appVersion string) 
 		return nil, err
 	}
 	return pgx.CollectRows(rows, scanArtifact)
+}
+
+func countOpenIntents(ctx context.Context, tx db.Tx, orgID string, now time.Time) (n int64, err error) {
+	err = tx.QueryRow(ctx, `SELECT count(*) FROM publish_intents WHERE org_id = $1 AND expires_at > $2`, orgID, now).Scan(&n)
+	return n, err
+}
+
+// inUse looks for artifacts under the slug, and for open intents of its owner; a slug of the platform has intents of any org.
+func inUse(ctx context.Context, tx db.Tx, orgID, appSlug string, now time.Time) (used bool, err error) {
+	err = tx.QueryRow(ctx, `
+		SELECT EXISTS (SELECT 1 FROM artifacts WHERE app_slug = $1)
+		    OR EXISTS (SELECT 1 FROM publish_intents WHERE ($2::UUID IS NULL OR org_id = $2::UUID) AND expires_at > $3 AND app_slug = $1)`,
+		appSlug, nullID(orgID), now).Scan(&used)
+	return used, err
+}
+
+func nullID(id string) *string {
+	if id == "" {
+		return nil
+	}
+	return &id
+}
+
+// selectRoots lists what Collect keeps of this slice's rows. A revoked or retired artifact is kept only where a manifest names it.
+func selectRoots(ctx context.Context, tx db.Tx, openAfter time.Time) (Roots, error) {
+	var out Roots
+	rows, err := tx.Query(ctx, `SELECT DISTINCT repository, digest FROM artifacts WHERE status NOT IN ('retired', 'revoked')`)
+	if err != nil {
+		return Roots{}, err
+	}
+	if out.Images, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Ref]); err != nil {
+		return Roots{}, err
+	}
+	if rows, err = tx.Query(ctx, `SELECT DISTINCT repository FROM publish_intents WHERE expires_at > $1`, openAfter); err != nil {
+		return Roots{}, err
+	}
+	out.Repositories, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	return out, err
 }

@@ -23,12 +23,13 @@ const (
 	// TokenPath is where clients change a credential into a token (the realm of the challenge).
 	TokenPath = "/v2/token"
 	// tokenLifetime bounds one token; clients fetch the next one by themselves. A blob upload that lasts longer goes on,
-	// because the token is checked when a request starts.
+	// because the token is checked when a request starts; none starts after the end of its publish intent.
 	tokenLifetime = 5 * time.Minute
 	// nodeCredentialLifetime bounds how long a node may pull with one credential.
 	nodeCredentialLifetime = 15 * time.Minute
-	// maxScopes bounds one token request; the rest is ignored.
-	maxScopes = 16
+	// maxScopes bounds one token request; the rest is ignored. Clients name the repository, and one to mount blobs from; each costs
+	// two statements.
+	maxScopes = 4
 	// maxTokenFormBytes bounds the body of a token request.
 	maxTokenFormBytes = 16 << 10
 
@@ -194,7 +195,7 @@ func (r *Registry) allowed(ctx context.Context, conn *tls.ConnectionState, t tok
 		}
 	}
 	if c.NodeID != "" && !r.showsNode(conn, c.NodeID) {
-		return "", "", nil, refused(errors.New("the connection does not show the node's certificate"))
+		return "", "", nil, refused(errNotTheNode)
 	}
 	return c.Subject, c.NodeID, intersect(t.wanted, c.Grants), nil
 }
@@ -240,14 +241,14 @@ func intersect(wanted, held []grant) []grant {
 	return out
 }
 
-// showsNode reports whether the TLS peer proved to be the node. The server has verified the chain against the node
-// authority; here only the name is compared.
+// showsNode reports whether the TLS peer proved to be the node, and the node is not shut out. The server has verified the chain
+// against the node authority; here only the name is compared.
 func (r *Registry) showsNode(conn *tls.ConnectionState, nodeID string) bool {
 	if conn == nil || len(conn.VerifiedChains) == 0 || len(conn.PeerCertificates) == 0 {
 		return false
 	}
 	id, err := protocol.PeerID(conn.PeerCertificates[0], r.conf.TrustDomain, protocol.KindNode)
-	return err == nil && id == nodeID
+	return err == nil && id == nodeID && (r.conf.ShutOut == nil || !r.conf.ShutOut(nodeID))
 }
 
 func writeJSON(w http.ResponseWriter, status int, body any) {

@@ -28,6 +28,7 @@ import (
 	"filippo.io/age"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -35,8 +36,6 @@ const (
 	format = 1
 	// chunkBytes is how much of a table goes into one entry: tar wants to know the size of an entry before its content.
 	chunkBytes = 4 << 20
-	// MinPassphraseBytes is the shortest passphrase that guards a backup.
-	MinPassphraseBytes = 8
 	// maxJSONBytes bounds the two descriptions.
 	maxJSONBytes = 4 << 20
 
@@ -74,8 +73,10 @@ type Source struct {
 	ID      string
 	DB      *db.DB
 	DataDir string
-	HubID   string
-	Release string
+	// RegistryDir holds the registry's content; empty means registry below DataDir.
+	RegistryDir string
+	HubID       string
+	Release     string
 	// WithoutRegistry leaves the registry's content out, for whoever keeps that elsewhere.
 	WithoutRegistry bool
 	Passphrase      string
@@ -86,6 +87,13 @@ type Source struct {
 	Look func(ctx context.Context, tx db.Tx) error
 }
 
+func (s Source) registryPath() string {
+	if s.RegistryDir != "" {
+		return s.RegistryDir
+	}
+	return filepath.Join(s.DataDir, registryDir)
+}
+
 // Made is a backup that was read back and found whole.
 type Made struct {
 	Header
@@ -94,8 +102,8 @@ type Made struct {
 
 // Make writes a backup to a file that must not exist, mode 0600, synced, and reads it back before it gets its name.
 func Make(ctx context.Context, s Source, path string) (Made, error) {
-	if len(s.Passphrase) < MinPassphraseBytes {
-		return Made{}, fault.New(fault.Malformed, "passphrase_short", fmt.Sprintf("The passphrase needs at least %d bytes.", MinPassphraseBytes), nil)
+	if err := trust.CheckPassphrase(s.Passphrase); err != nil {
+		return Made{}, err
 	}
 	if _, err := os.Lstat(path); err == nil {
 		return Made{}, fault.New(fault.Conflict, "backup_exists", path+" exists already: a backup never overwrites another one.", nil)
@@ -210,7 +218,7 @@ func (s Source) archive(ctx context.Context, to io.Writer) error {
 		return err
 	}
 	if !s.WithoutRegistry {
-		if err := a.tree(s.DataDir, registryDir); err != nil {
+		if err := a.tree(s.registryPath(), registryDir); err != nil {
 			return err
 		}
 	}
@@ -290,8 +298,8 @@ func (p *pieces) flush() error {
 }
 
 // tree writes all files below a directory of the data directory. Uploads that are not finished are not worth keeping.
-func (a *archiver) tree(dataDir, dir string) error {
-	root := filepath.Join(dataDir, dir)
+// tree adds the files below root, with names below dir.
+func (a *archiver) tree(root, dir string) error {
 	return filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
@@ -308,11 +316,11 @@ func (a *archiver) tree(dataDir, dir string) error {
 		if !entry.Type().IsRegular() {
 			return nil
 		}
-		name, err := filepath.Rel(dataDir, path)
+		name, err := filepath.Rel(root, path)
 		if err != nil {
 			return err
 		}
-		return a.file(filesPrefix+filepath.ToSlash(name), path)
+		return a.file(filesPrefix+dir+"/"+filepath.ToSlash(name), path)
 	})
 }
 

@@ -123,6 +123,21 @@ func TestARestoredHubIsTheHubThatWasBackedUp(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(to.DataDir, "registry/docker/_uploads"))
 }
 
+// TestARegistryOnAnotherFileSystemIsInTheBackup: it is restored below the data directory.
+func TestARegistryOnAnotherFileSystemIsInTheBackup(t *testing.T) {
+	s, to := source(t), target(t)
+	elsewhere := filepath.Join(t.TempDir(), "blobs")
+	require.NoError(t, os.Rename(filepath.Join(s.DataDir, "registry"), elsewhere))
+	s.RegistryDir = elsewhere
+	file := filepath.Join(t.TempDir(), "hub.age")
+	_, err := backup.Make(t.Context(), s, file)
+	require.NoError(t, err)
+	to.Finish = func(context.Context, *db.DB, backup.Header, string) error { return nil }
+	_, err = backup.Restore(t.Context(), to, file)
+	require.NoError(t, err)
+	require.FileExists(t, filepath.Join(to.DataDir, "registry/docker/blobs/sha256/aa/data"))
+}
+
 // What is not whole restores nothing, and says so.
 func TestWhatIsNotAWholeBackupIsRefused(t *testing.T) {
 	s := source(t)

@@ -14,15 +14,8 @@ import (
 // Create places an allocation on one of the nodes and claims its accelerators. It is active at once: nothing has to happen on
 // the node before something can be placed in it.
 func Create(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, now time.Time) (Allocation, error) {
-	if n.SKU != "" {
-		sku, err := skuBySlug(ctx, tx, n.SKU)
-		if err != nil {
-			return Allocation{}, err
-		}
-		if err := n.asSKU(sku); err != nil {
-			return Allocation{}, err
-		}
-		n.AcceleratorModel = sku.AcceleratorModel
+	if err := n.readSKU(ctx, tx); err != nil {
+		return Allocation{}, err
 	}
 	if n.NodeID != "" {
 		nodes = slices.DeleteFunc(slices.Clone(nodes), func(node Node) bool { return node.ID != n.NodeID })
@@ -30,7 +23,7 @@ func Create(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, now ti
 			return Allocation{}, fault.New(fault.Unprocessable, "node_unknown", "There is no such node.", nil).At("/node_id", "names no node")
 		}
 	}
-	rooms, err := nodeRooms(ctx, tx, nodes)
+	rooms, err := nodeRooms(ctx, tx, nodes, n.OrgID)
 	if err != nil {
 		return Allocation{}, err
 	}
@@ -47,6 +40,44 @@ func Create(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, now ti
 		}
 	}
 	return a, nil
+}
+
+// CodeInsufficient is the fault's code where no node has room.
+const CodeInsufficient = "insufficient_capacity"
+
+// Candidates gives the nodes that have room for n, the tightest first, at most limit. By the time of Create that may have changed.
+func Candidates(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, limit int) ([]string, error) {
+	if err := n.readSKU(ctx, tx); err != nil {
+		return nil, err
+	}
+	rooms, err := nodeRooms(ctx, tx, nodes, n.OrgID)
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, c := range plan.Fitting(n.need(), rooms) {
+		if len(ids) == limit {
+			break
+		}
+		ids = append(ids, c.ID)
+	}
+	return ids, nil
+}
+
+// readSKU completes n by its SKU, where it names one.
+func (n *NewAllocation) readSKU(ctx context.Context, tx db.Tx) error {
+	if n.SKU == "" {
+		return nil
+	}
+	sku, err := skuBySlug(ctx, tx, n.SKU)
+	if err != nil {
+		return err
+	}
+	if err := n.asSKU(sku); err != nil {
+		return err
+	}
+	n.AcceleratorModel = sku.AcceleratorModel
+	return nil
 }
 
 // Get gives an allocation of the project; another project's answers like none.
@@ -134,6 +165,16 @@ type Loss struct {
 	Before Status
 	// Allocation is as it is now: node_lost, its claims and all that members took of it ended.
 	Allocation Allocation
+}
+
+// Held is what the allocations of an org hold that are not released.
+type Held struct {
+	Allocations, CPUCores, Accelerators int64
+}
+
+// HeldByOrg sums up the allocations of an org that are not released.
+func HeldByOrg(ctx context.Context, tx db.Tx, orgID string) (Held, error) {
+	return sumHeld(ctx, tx, orgID)
 }
 
 // HeldOn is how many allocations a node still has to serve.
@@ -233,14 +274,18 @@ func Rooms(ctx context.Context, tx db.Tx, projectID string, ids []string) ([]Roo
 			return nil, err
 		}
 	}
+	allocationIDs := make([]string, 0, len(list))
+	for _, a := range list {
+		allocationIDs = append(allocationIDs, a.ID)
+	}
+	free, err := freeAccelerators(ctx, tx, allocationIDs)
+	if err != nil {
+		return nil, err
+	}
 	rooms := make([]Room, 0, len(list))
 	for _, a := range list {
-		free, err := freeAccelerators(ctx, tx, a.ID)
-		if err != nil {
-			return nil, err
-		}
 		rooms = append(rooms, Room{NodeID: a.NodeID, Allocation: a, Room: plan.Room{
-			ID: a.ID, Usable: a.Status == Active, Shape: string(a.Shape), CPUMillis: a.FreeCPUMillis, MemoryBytes: a.FreeMemoryBytes, Accelerators: free,
+			ID: a.ID, Usable: a.Status == Active, Shape: string(a.Shape), CPUMillis: a.FreeCPUMillis, MemoryBytes: a.FreeMemoryBytes, Accelerators: free[a.ID],
 		}})
 	}
 	return rooms, nil
@@ -272,7 +317,7 @@ func Choose(needs []plan.Need, rooms []Room, named bool) (Room, plan.Choice, err
 	case fits == 1:
 		return at, found, nil
 	case named:
-		return Room{}, plan.Choice{}, fault.New(fault.Conflict, "insufficient_capacity",
+		return Room{}, plan.Choice{}, fault.New(fault.Conflict, CodeInsufficient,
 			"The named allocation is not active, its node takes nothing new, or it has not enough left for this version.", nil).At("/placement_intent/allocation_ids", "has no room")
 	case fits == 0:
 		return Room{}, plan.Choice{}, placementRequired("No active allocation of this project has room for this version; create one.")

@@ -102,6 +102,8 @@ type Node struct {
 	CPUCores    int64
 	MemoryBytes int64
 	Usable      bool
+	// OneOrg keeps orgs apart that the node itself does not keep apart well enough.
+	OneOrg bool
 }
 
 // SKU is what is sold under one name.
@@ -149,7 +151,7 @@ func (n NewAllocation) need() plan.Need {
 func (n NewAllocation) place(nodes []Node, rooms []plan.Room, now time.Time) (Allocation, error) {
 	choices := plan.Fitting(n.need(), rooms)
 	if len(choices) == 0 {
-		return Allocation{}, fault.New(fault.Conflict, "insufficient_capacity",
+		return Allocation{}, fault.New(fault.Conflict, CodeInsufficient,
 			"No node that may get new work has this much free; ask for less, name no node, or try again later.", nil)
 	}
 	chosen := choices[0]

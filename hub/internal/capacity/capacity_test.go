@@ -84,6 +84,28 @@ func TestACPUNodeGivesASliceWithoutAccelerators(t *testing.T) {
 	require.Equal(t, "insufficient_capacity", code(err), "two of four cores are held")
 }
 
+// A node that isolates weakly takes allocations of one org; what another org holds there keeps it out until it is released.
+func TestAWeaklyIsolatedNodeTakesOneOrg(t *testing.T) {
+	w := newWorld(t)
+	w.cpu.OneOrg = true
+	first, err := w.create(func(n *capacity.NewAllocation) { n.NodeID, n.CPUCores, n.MemoryMiB = w.cpu.ID, 1, 1024 })
+	require.NoError(t, err)
+	_, err = w.create(func(n *capacity.NewAllocation) { n.NodeID, n.CPUCores, n.MemoryMiB = w.cpu.ID, 1, 1024 })
+	require.NoError(t, err, "the same org")
+	stranger := func(n *capacity.NewAllocation) {
+		n.NodeID, n.CPUCores, n.MemoryMiB, n.OrgID, n.ProjectID = w.cpu.ID, 1, 1024, db.NewID(), db.NewID()
+	}
+	_, err = w.create(stranger)
+	require.Equal(t, "insufficient_capacity", code(err))
+	elsewhere, err := w.create(func(n *capacity.NewAllocation) { stranger(n); n.NodeID = "" })
+	require.NoError(t, err)
+	require.Equal(t, w.gpu.ID, elsewhere.NodeID)
+	w.cpu.OneOrg = false
+	_, err = w.create(stranger)
+	require.NoError(t, err, "its owner shares it")
+	require.NotEmpty(t, first.ID)
+}
+
 func TestShapesNodesAndSKUsThatDoNotFitAreRefusedByName(t *testing.T) {
 	w := newWorld(t)
 	cases := []struct {
@@ -323,4 +345,33 @@ func TestAnotherProjectsAllocationAnswersLikeNone(t *testing.T) {
 	}))
 	require.Empty(t, after)
 	require.Len(t, list, 1)
+}
+
+// A node whose old allocation lost an accelerator to a newer one is compiled all the same: only active claims count.
+func TestAnAcceleratorThatWasTakenOverIsClaimedOnceInTheSnapshot(t *testing.T) {
+	w := newWorld(t)
+	old, err := w.create(func(n *capacity.NewAllocation) { n.AcceleratorCount, n.NodeID = 2, w.gpu.ID })
+	require.NoError(t, err)
+	adopted := capacity.Adopted{
+		MemberID: db.NewID(), AllocationID: db.NewID(), NodeID: w.gpu.ID, OrgID: w.org, ProjectID: w.project, CorrelationID: "corr",
+		CPUMillis: 1000, MemoryBytes: 1 << 30, AcceleratorIDs: old.AcceleratorIDs[:1],
+	}
+	require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
+		_, _, err := capacity.Adopt(ctx, tx, adopted, w.now)
+		return err
+	}))
+	snap := plan.Snapshot{Node: plan.Node{ID: w.gpu.ID}}
+	require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) (err error) {
+		snap.Allocations, snap.Node.AcceleratorIDs, err = capacity.SnapshotFor(ctx, tx, w.gpu.ID)
+		return err
+	}))
+	require.Len(t, snap.Allocations, 2)
+	state, err := plan.Compile(snap)
+	require.NoError(t, err)
+	require.NoError(t, plan.Check(snap, state))
+	require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
+		a, err := capacity.Get(ctx, tx, w.project, old.ID)
+		require.Equal(t, old.AcceleratorIDs[1:], a.AcceleratorIDs)
+		return err
+	}))
 }

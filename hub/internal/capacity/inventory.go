@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -11,8 +12,15 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// MaxAcceleratorsPerNode bounds one node's inventory; what a report names beyond it is left out.
-const MaxAcceleratorsPerNode = 256
+const (
+	// maxKnownAccelerators bounds the accelerators of one node that are remembered, with those that are missing. A node that names
+	// ever new ones gets no more.
+	maxKnownAccelerators = 4 * protocol.MaxAccelerators
+	// maxTextBytes bounds each text of an accelerator; a longer one is cut.
+	maxTextBytes = 128
+	// maxMemoryBytes bounds what a node may say that an accelerator has.
+	maxMemoryBytes = 1 << 50
+)
 
 // ApplyInventory takes over which accelerators a node has. One that is not named any more stays, as missing: it may be claimed,
 // and it may come back.
@@ -36,29 +44,27 @@ func ApplyInventories(ctx context.Context, tx db.Tx, reported map[string][]*prot
 }
 
 func applyInventory(ctx context.Context, tx db.Tx, nodeID string, known map[string]accelerator, reported []*protocol.Accelerator, now time.Time) error {
-	for i, r := range reported {
-		if i == MaxAcceleratorsPerNode {
-			break
-		}
-		if r.GetId() == "" {
+	room := maxKnownAccelerators - len(known)
+	named := map[string]bool{}
+	for _, r := range reported[:min(len(reported), protocol.MaxAccelerators)] {
+		a := reportedAs(r, now)
+		before, ok := known[a.ID]
+		if a.ID == "" || named[a.ID] || !ok && room == 0 {
 			continue
 		}
-		health := r.GetHealth()
-		if health == "" {
-			health = HealthOK
-		}
-		now := accelerator{ID: r.GetId(), Vendor: r.GetVendor(), Model: r.GetModel(), MemoryBytes: int64(r.GetMemoryBytes()), Health: health, at: now}
-		before, ok := known[now.ID]
-		delete(known, now.ID)
-		if ok && before.same(now) {
+		named[a.ID] = true
+		if ok && before.same(a) {
 			continue
 		}
-		if err := upsertAccelerator(ctx, tx, nodeID, now); err != nil {
+		if !ok {
+			room--
+		}
+		if err := upsertAccelerator(ctx, tx, nodeID, a); err != nil {
 			return err
 		}
 	}
-	for _, gone := range known {
-		if gone.Health == HealthMissing {
+	for id, gone := range known {
+		if named[id] || gone.Health == HealthMissing {
 			continue
 		}
 		gone.Health, gone.at = HealthMissing, now
@@ -67,6 +73,23 @@ func applyInventory(ctx context.Context, tx db.Tx, nodeID string, known map[stri
 		}
 	}
 	return nil
+}
+
+// reportedAs is what a node says of an accelerator, within its bounds.
+func reportedAs(r *protocol.Accelerator, now time.Time) accelerator {
+	a := accelerator{
+		ID: cut(r.GetId()), Vendor: cut(r.GetVendor()), Model: cut(r.GetModel()), MemoryBytes: int64(min(r.GetMemoryBytes(), maxMemoryBytes)),
+		Health: cut(r.GetHealth()), at: now,
+	}
+	if a.Health == "" {
+		a.Health = HealthOK
+	}
+	return a
+}
+
+// cut bounds a text that a node sent, and drops what the database cannot store as text.
+func cut(s string) string {
+	return strings.ToValidUTF8(strings.ReplaceAll(s[:min(len(s), maxTextBytes)], "\x00", ""), "")
 }
 
 type accelerator struct {
@@ -88,12 +111,12 @@ func (a accelerator) free() plan.Accelerator {
 }
 
 // nodeRooms gives what nodes have left beside the allocations on them.
-func nodeRooms(ctx context.Context, tx db.Tx, nodes []Node) ([]plan.Room, error) {
+func nodeRooms(ctx context.Context, tx db.Tx, nodes []Node, orgID string) ([]plan.Room, error) {
 	ids := make([]string, 0, len(nodes))
 	for _, n := range nodes {
 		ids = append(ids, n.ID)
 	}
-	held, err := heldByNode(ctx, tx, ids)
+	held, err := heldByNode(ctx, tx, ids, orgID)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +128,7 @@ func nodeRooms(ctx context.Context, tx db.Tx, nodes []Node) ([]plan.Room, error)
 	for _, n := range nodes {
 		h := held[n.ID]
 		rooms = append(rooms, plan.Room{
-			ID: n.ID, Usable: n.Usable, Empty: h.allocations == 0,
+			ID: n.ID, Usable: n.Usable && (!n.OneOrg || h.foreign == 0), Empty: h.allocations == 0,
 			CPUMillis: n.CPUCores*millisPerCore - h.cpuMillis, MemoryBytes: n.MemoryBytes - h.memoryBytes,
 			Accelerators: unclaimed[n.ID],
 		})

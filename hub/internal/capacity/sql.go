@@ -44,7 +44,7 @@ func insertClaim(ctx context.Context, tx db.Tx, a Allocation, acceleratorID stri
 	tag, err := tx.Exec(ctx, `INSERT INTO claims (allocation_id, node_id, accelerator_id, claimed_at) VALUES ($1, $2, $3, $4)
 		ON CONFLICT DO NOTHING`, a.ID, a.NodeID, acceleratorID, now)
 	if err == nil && tag.RowsAffected() == 0 {
-		return fault.New(fault.Conflict, "insufficient_capacity", "An accelerator was claimed by someone else just now; try again.", nil)
+		return fault.New(fault.Conflict, CodeInsufficient, "An accelerator was claimed by someone else just now; try again.", nil)
 	}
 	return err
 }
@@ -62,7 +62,7 @@ func insertReservedAccelerator(ctx context.Context, tx db.Tx, r Reservation, id 
 	tag, err := tx.Exec(ctx, `INSERT INTO reserved_accelerators (member_id, allocation_id, node_id, accelerator_id) VALUES ($1, $2, $3, $4)
 		ON CONFLICT DO NOTHING`, r.MemberID, r.AllocationID, r.NodeID, id)
 	if err == nil && tag.RowsAffected() == 0 {
-		return fault.New(fault.Conflict, "insufficient_capacity", "An accelerator was taken by another instance just now; try again.", nil)
+		return fault.New(fault.Conflict, CodeInsufficient, "An accelerator was taken by another instance just now; try again.", nil)
 	}
 	return err
 }
@@ -93,18 +93,26 @@ func countHeld(ctx context.Context, tx db.Tx, nodeID string) (n int, err error) 
 	return n, err
 }
 
+func sumHeld(ctx context.Context, tx db.Tx, orgID string) (h Held, err error) {
+	err = tx.QueryRow(ctx, `
+		SELECT count(*), coalesce(sum(cpu_cores), 0)::INT8, coalesce(sum(accelerator_count), 0)::INT8
+		FROM allocations WHERE org_id = $1 AND released_at IS NULL`, orgID).Scan(&h.Allocations, &h.CPUCores, &h.Accelerators)
+	return h, err
+}
+
 func heldReservations(ctx context.Context, tx db.Tx, allocationID string) (n int, err error) {
 	err = tx.QueryRow(ctx, `SELECT count(*) FROM reservations WHERE allocation_id = $1 AND freed_at IS NULL`, allocationID).Scan(&n)
 	return n, err
 }
 
+// selectAllocations reads allocations with the accelerators that they hold; one that is released keeps those that it held last.
 func selectAllocations(ctx context.Context, tx db.Tx, where string, args ...any) ([]Allocation, error) {
 	rows, err := tx.Query(ctx, `SELECT a.id, a.org_id, a.project_id, a.node_id, a.sku, a.capacity_shape, a.accelerator_count, a.accelerator_model,
 			a.cpu_cores, a.memory_mib, a.status, a.requested_by_type, a.requested_by_id, a.correlation_id, a.resource_version,
 			a.created_at, a.updated_at, a.activated_at, a.released_at,
 			(SELECT coalesce(sum(r.cpu_millis), 0)::INT8 FROM reservations r WHERE r.allocation_id = a.id AND r.freed_at IS NULL),
 			(SELECT coalesce(sum(r.memory_bytes), 0)::INT8 FROM reservations r WHERE r.allocation_id = a.id AND r.freed_at IS NULL),
-			ARRAY(SELECT c.accelerator_id FROM claims c WHERE c.allocation_id = a.id ORDER BY c.accelerator_id)
+			ARRAY(SELECT c.accelerator_id FROM claims c WHERE c.allocation_id = a.id AND (c.released_at IS NULL OR a.released_at IS NOT NULL) ORDER BY c.accelerator_id)
 		FROM allocations a `+where, args...)
 	if err != nil {
 		return nil, err
@@ -130,24 +138,25 @@ func selectAllocations(ctx context.Context, tx db.Tx, where string, args ...any)
 }
 
 type held struct {
-	allocations            int
+	// foreign are the allocations of other orgs among all.
+	allocations, foreign   int
 	cpuMillis, memoryBytes int64
 }
 
-func heldByNode(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]held, error) {
-	rows, err := tx.Query(ctx, `SELECT node_id, count(*), sum(cpu_cores)::INT8, sum(memory_mib)::INT8 FROM allocations
-		WHERE node_id = ANY($1) AND released_at IS NULL GROUP BY node_id`, nodeIDs)
+func heldByNode(ctx context.Context, tx db.Tx, nodeIDs []string, orgID string) (map[string]held, error) {
+	rows, err := tx.Query(ctx, `SELECT node_id, count(*), count(*) FILTER (WHERE org_id <> $2), sum(cpu_cores)::INT8, sum(memory_mib)::INT8 FROM allocations
+		WHERE node_id = ANY($1) AND released_at IS NULL GROUP BY node_id`, nodeIDs, orgID)
 	if err != nil {
 		return nil, err
 	}
 	out := map[string]held{}
 	var (
 		nodeID        string
-		n             int
+		n, foreign    int
 		cores, memory int64
 	)
-	_, err = pgx.ForEachRow(rows, []any{&nodeID, &n, &cores, &memory}, func() error {
-		out[nodeID] = held{allocations: n, cpuMillis: cores * millisPerCore, memoryBytes: memory * mebibyte}
+	_, err = pgx.ForEachRow(rows, []any{&nodeID, &n, &foreign, &cores, &memory}, func() error {
+		out[nodeID] = held{allocations: n, foreign: foreign, cpuMillis: cores * millisPerCore, memoryBytes: memory * mebibyte}
 		return nil
 	})
 	return out, err
@@ -198,18 +207,16 @@ func unclaimedAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map
 		ORDER BY g.node_id, g.id`, nodeIDs)
 }
 
-func freeAccelerators(ctx context.Context, tx db.Tx, allocationID string) ([]plan.Accelerator, error) {
-	byNode, err := collectAccelerators(ctx, tx, `SELECT g.node_id, g.id, g.vendor, g.model, g.health
+// freeAccelerators gives the accelerators of allocations that no member has, by allocation.
+func freeAccelerators(ctx context.Context, tx db.Tx, allocationIDs []string) (map[string][]plan.Accelerator, error) {
+	return collectAccelerators(ctx, tx, `SELECT c.allocation_id, g.id, g.vendor, g.model, g.health
 		FROM claims c JOIN accelerators g ON g.node_id = c.node_id AND g.id = c.accelerator_id
-		WHERE c.allocation_id = $1 AND c.released_at IS NULL AND NOT EXISTS (
+		WHERE c.allocation_id = ANY($1::uuid[]) AND c.released_at IS NULL AND NOT EXISTS (
 			SELECT 1 FROM reserved_accelerators r WHERE r.node_id = g.node_id AND r.accelerator_id = g.id AND r.freed_at IS NULL)
-		ORDER BY g.id`, allocationID)
-	for _, list := range byNode {
-		return list, err // an allocation is on one node
-	}
-	return nil, err
+		ORDER BY g.id`, allocationIDs)
 }
 
+// collectAccelerators reads rows of accelerators, by what their first column names.
 func collectAccelerators(ctx context.Context, tx db.Tx, sql string, args ...any) (map[string][]plan.Accelerator, error) {
 	rows, err := tx.Query(ctx, sql, args...)
 	if err != nil {
@@ -217,11 +224,11 @@ func collectAccelerators(ctx context.Context, tx db.Tx, sql string, args ...any)
 	}
 	out := map[string][]plan.Accelerator{}
 	var (
-		nodeID string
-		a      accelerator
+		key string
+		a   accelerator
 	)
-	_, err = pgx.ForEachRow(rows, []any{&nodeID, &a.ID, &a.Vendor, &a.Model, &a.Health}, func() error {
-		out[nodeID] = append(out[nodeID], a.free())
+	_, err = pgx.ForEachRow(rows, []any{&key, &a.ID, &a.Vendor, &a.Model, &a.Health}, func() error {
+		out[key] = append(out[key], a.free())
 		return nil
 	})
 	if err != nil {

@@ -20,6 +20,8 @@ type Want struct {
 	Now time.Time
 	// Revoked, where set, says whether the trust bundle has revoked a key.
 	Revoked func(keyID string) bool
+	// MinVersion, where set, gives the lowest version of an app that the trust bundle lets start; empty for any.
+	MinVersion func(appSlug string) string
 }
 
 // Hint says what became of a requested mode.
@@ -179,6 +181,12 @@ func delegationOf(ctx context.Context, tx db.Tx, v Version, w Want) ([]byte, err
 	if w.Revoked != nil && w.Revoked(v.PublisherKeyID) {
 		return nil, conflict(CodePublisherInvalid, "The key that signed this version was revoked; the publisher has to sign a new one.").
 			At("/version", "was signed by a revoked key")
+	}
+	if w.MinVersion != nil {
+		if floor := w.MinVersion(v.AppSlug); floor != "" && manifest.Older(v.Version, floor) {
+			return nil, conflict(manifest.CodeTooOld, "The version may not start any more; take "+floor+" or a later one.").
+				At("/version", "is older than the lowest version that the platform accepts")
+		}
 	}
 	if !v.Delegated {
 		return nil, nil

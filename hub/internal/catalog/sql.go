@@ -49,11 +49,20 @@ func insertApp(ctx context.Context, tx db.Tx, slug, orgID string, now time.Time)
 	return tag.RowsAffected() == 1, err
 }
 
+// describeApp takes over what a manifest says of its app.
 func describeApp(ctx context.Context, tx db.Tx, a manifest.App, now time.Time) error {
+	return describe(ctx, tx, a, now, `WHERE slug = $1`)
+}
+
+// describeNewApp does so only while no version of the app has left draft.
+func describeNewApp(ctx context.Context, tx db.Tx, a manifest.App, now time.Time) error {
+	return describe(ctx, tx, a, now, `WHERE slug = $1 AND NOT EXISTS (SELECT 1 FROM app_versions v WHERE v.app_slug = $1 AND v.status <> 'draft')`)
+}
+
+func describe(ctx context.Context, tx db.Tx, a manifest.App, now time.Time, where string) error {
 	_, err := tx.Exec(ctx, `
 		UPDATE apps SET display_name = $2, description = $3, category = $4, runtime_backend = $5, described_at = $6, updated_at = $6,
-		       resource_version = resource_version + 1
-		WHERE slug = $1`, a.Slug, a.DisplayName, a.Description, a.Category, a.RuntimeBackend, now)
+		       resource_version = resource_version + 1 `+where, a.Slug, a.DisplayName, a.Description, a.Category, a.RuntimeBackend, now)
 	return err
 }
 
@@ -90,7 +99,71 @@ func selectApps(ctx context.Context, tx db.Tx, f AppFilter) ([]App, error) {
 	return pgx.CollectRows(rows, scanApp)
 }
 
+func countApps(ctx context.Context, tx db.Tx, orgID string) (n int64, err error) {
+	err = tx.QueryRow(ctx, `SELECT count(*) FROM apps WHERE org_id = $1`, orgID).Scan(&n)
+	return n, err
+}
+
+func hasVersions(ctx context.Context, tx db.Tx, slug string) (exists bool, err error) {
+	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM app_versions WHERE app_slug = $1)`, slug).Scan(&exists)
+	return exists, err
+}
+
+func deleteApp(ctx context.Context, tx db.Tx, slug string) error {
+	_, err := tx.Exec(ctx, `DELETE FROM apps WHERE slug = $1`, slug)
+	return err
+}
+
+func deleteEntitlements(ctx context.Context, tx db.Tx, slug string) error {
+	_, err := tx.Exec(ctx, `DELETE FROM entitlements WHERE app_slug = $1`, slug)
+	return err
+}
+
+func updateAppOwner(ctx context.Context, tx db.Tx, a App, now time.Time) error {
+	_, err := tx.Exec(ctx, `UPDATE apps SET org_id = $2, resource_version = $3, updated_at = $4 WHERE slug = $1`,
+		a.Slug, null(a.OrgID), a.ResourceVersion, now)
+	return err
+}
+
+const slugColumns = `a.slug, COALESCE(a.org_id::TEXT, ''), EXISTS (SELECT 1 FROM app_versions v WHERE v.app_slug = a.slug), a.created_at`
+
+func scanSlug(row pgx.CollectableRow) (Slug, error) {
+	var s Slug
+	return s, row.Scan(&s.Slug, &s.OrgID, &s.Published, &s.CreatedAt)
+}
+
+func selectSlug(ctx context.Context, tx db.Tx, slug string) (Slug, error) {
+	rows, err := tx.Query(ctx, `SELECT `+slugColumns+` FROM apps a WHERE a.slug = $1`, slug)
+	if err != nil {
+		return Slug{}, err
+	}
+	s, err := pgx.CollectExactlyOneRow(rows, scanSlug)
+	return s, orNotFound(err)
+}
+
+func selectSlugs(ctx context.Context, tx db.Tx, orgID, after string, limit int) ([]Slug, error) {
+	rows, err := tx.Query(ctx, `SELECT `+slugColumns+` FROM apps a WHERE a.org_id = $1 AND a.slug > $2 ORDER BY a.slug LIMIT $3`,
+		orgID, after, limit)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, scanSlug)
+}
+
 // ---- versions
+
+func eachManifest(ctx context.Context, tx db.Tx, each func([]byte)) error {
+	rows, err := tx.Query(ctx, `SELECT manifest_envelope FROM app_versions WHERE status <> 'retired'`)
+	if err != nil {
+		return err
+	}
+	var envelope []byte
+	_, err = pgx.ForEachRow(rows, []any{&envelope}, func() error {
+		each(envelope)
+		return nil
+	})
+	return err
+}
 
 func insertVersion(ctx context.Context, tx db.Tx, v Version) error {
 	_, err := tx.Exec(ctx, `

@@ -27,7 +27,8 @@ type Registration struct {
 	Now   time.Time
 }
 
-// Register adds a version as draft and takes the app's description from its manifest. A draft may be registered again with
+// Register adds a version as draft. An app of which no version ever left draft takes its description from it; after that only a
+// version that is published changes what the catalogue shows. A draft may be registered again with
 // other content; whatever is further on never changes, because nodes and reviewers rely on it.
 func Register(ctx context.Context, tx db.Tx, r Registration) (Version, error) {
 	m := r.Verified.Manifest()
@@ -69,12 +70,17 @@ func Register(ctx context.Context, tx db.Tx, r Registration) (Version, error) {
 	if err != nil {
 		return Version{}, err
 	}
-	return v, describeApp(ctx, tx, m.App, r.Now)
+	return v, describeNewApp(ctx, tx, m.App, r.Now)
 }
 
 // GetVersion returns one version.
 func GetVersion(ctx context.Context, tx db.Tx, slug, version string) (Version, error) {
 	return selectVersion(ctx, tx, slug, version)
+}
+
+// EachManifest gives the signed envelope of every version that is not retired. The bytes are valid during the call.
+func EachManifest(ctx context.Context, tx db.Tx, each func(envelope []byte)) error {
+	return eachManifest(ctx, tx, each)
 }
 
 // VersionFilter says which versions a listing shows.
@@ -109,5 +115,8 @@ func SetStatus(ctx context.Context, tx db.Tx, slug, version string, status Statu
 	if status == Active {
 		after.PublishedAt = now
 	}
-	return before, after, updateVersion(ctx, tx, after)
+	if err := updateVersion(ctx, tx, after); err != nil || status != Active {
+		return before, after, err
+	}
+	return before, after, describeApp(ctx, tx, after.Manifest.App, now)
 }

@@ -2,6 +2,8 @@ package command
 
 import (
 	"context"
+	"maps"
+	"slices"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -9,6 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 // CreateAllocation holds capacity on a node for a project.
@@ -28,27 +31,89 @@ type CreateAllocationInput struct {
 	MemoryMiB        int64
 }
 
-// Do answers with the active allocation.
+const (
+	// placementCandidates is how many nodes one transaction looks at.
+	placementCandidates = 4
+	// placementAttempts bounds how often the snapshot is read anew because others have taken the candidates meanwhile.
+	placementAttempts = 20
+)
+
+// Do answers with the active allocation. It chooses among all nodes by a snapshot, and checks a few candidates in the transaction: one that
+// read all nodes would conflict with every report of any.
 func (c *CreateAllocation) Do(ctx context.Context, m Meta, in CreateAllocationInput) (capacity.Allocation, error) {
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (capacity.Allocation, error) { return c.do(ctx, tx, m, in) })
+	for attempt := 1; ; attempt++ {
+		nodeIDs, err := c.candidates(ctx, m, in)
+		if err != nil {
+			return capacity.Allocation{}, err
+		}
+		a, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (capacity.Allocation, error) { return c.do(ctx, tx, m, in, nodeIDs) })
+		taken := fault.As(err).Code == capacity.CodeInsufficient && in.NodeID == "" && len(nodeIDs) > 0
+		if err == nil || !taken || attempt == placementAttempts {
+			return a, err
+		}
+	}
 }
 
-func (c *CreateAllocation) do(ctx context.Context, tx db.Tx, m Meta, in CreateAllocationInput) (capacity.Allocation, error) {
+// candidates are the nodes that the request fits on best, or the one that it names.
+func (c *CreateAllocation) candidates(ctx context.Context, m Meta, in CreateAllocationInput) ([]string, error) {
+	if in.NodeID != "" {
+		return []string{in.NodeID}, nil
+	}
+	ids, err := db.ReadTx(ctx, c.DB, func(tx db.Tx) ([]string, error) {
+		project, err := iam.InProject(ctx, tx, m.Principal, iam.AllocationCreate, in.ProjectID)
+		if err != nil {
+			return nil, err
+		}
+		open, err := fleet.ForPlacement(ctx, tx, m.Now)
+		if err != nil {
+			return nil, err
+		}
+		nodes, err := capacityNodes(ctx, tx, m, open)
+		if err != nil {
+			return nil, err
+		}
+		return capacity.Candidates(ctx, tx, in.allocation(project), nodes, placementCandidates)
+	})
+	if f := fault.As(err); err != nil && f.Kind == fault.Unprocessable {
+		return nil, nil // the transaction says the same, unless the request was answered before
+	}
+	return ids, err
+}
+
+// allocation is what the request asks for.
+func (in CreateAllocationInput) allocation(project iam.Project) capacity.NewAllocation {
+	return capacity.NewAllocation{
+		OrgID: project.OrgID, ProjectID: project.ID, NodeID: in.NodeID, SKU: in.SKU, Shape: in.Shape, AcceleratorCount: in.AcceleratorCount, AcceleratorModel: in.AcceleratorModel,
+		CPUCores: in.CPUCores, MemoryMiB: in.MemoryMiB,
+	}
+}
+
+func (c *CreateAllocation) do(ctx context.Context, tx db.Tx, m Meta, in CreateAllocationInput, nodeIDs []string) (capacity.Allocation, error) {
 	project, err := iam.InProject(ctx, tx, m.Principal, iam.AllocationCreate, in.ProjectID)
 	if err != nil {
 		return capacity.Allocation{}, err
 	}
 	return Idempotent(ctx, tx, m, func() (capacity.Allocation, error) {
-		nodes, err := candidates(ctx, tx, m, in.NodeID)
+		known, err := fleet.GetAll(ctx, tx, nodeIDs)
 		if err != nil {
 			return capacity.Allocation{}, err
 		}
-		a, err := capacity.Create(ctx, tx, capacity.NewAllocation{
-			ID: db.NewID(), OrgID: project.OrgID, ProjectID: project.ID, NodeID: in.NodeID, SKU: in.SKU, Shape: in.Shape,
-			AcceleratorCount: in.AcceleratorCount, AcceleratorModel: in.AcceleratorModel, CPUCores: in.CPUCores, MemoryMiB: in.MemoryMiB,
-			RequestedBy: capacity.Actor{Type: m.Principal.Type, ID: m.Principal.ID}, CorrelationID: m.CorrelationID,
-		}, nodes, m.Now)
+		nodes, err := capacityNodes(ctx, tx, m, slices.Collect(maps.Values(known)))
 		if err != nil {
+			return capacity.Allocation{}, err
+		}
+		held, err := capacity.HeldByOrg(ctx, tx, project.OrgID)
+		if err != nil {
+			return capacity.Allocation{}, err
+		}
+		n := in.allocation(project)
+		n.ID = db.NewID()
+		n.RequestedBy, n.CorrelationID = capacity.Actor{Type: m.Principal.Type, ID: m.Principal.ID}, m.CorrelationID
+		a, err := capacity.Create(ctx, tx, n, nodes, m.Now)
+		if err != nil {
+			return capacity.Allocation{}, err
+		}
+		if err := checkAllocationQuota(ctx, tx, held, a); err != nil {
 			return capacity.Allocation{}, err
 		}
 		if err := ledger.OpenSubject(ctx, tx, ledger.Subject{
@@ -61,30 +126,22 @@ func (c *CreateAllocation) do(ctx context.Context, tx db.Tx, m Meta, in CreateAl
 	})
 }
 
-// candidates are the nodes that may get something new, and the named one even if it may not: it exists, and has no room.
-func candidates(ctx context.Context, tx db.Tx, m Meta, named string) ([]capacity.Node, error) {
-	open, err := fleet.ForPlacement(ctx, tx, m.Now)
+// capacityNodes says of each node what it has, and whether it may get something new.
+func capacityNodes(ctx context.Context, tx db.Tx, m Meta, nodes []fleet.Node) ([]capacity.Node, error) {
+	ids := make([]string, 0, len(nodes))
+	for _, n := range nodes {
+		ids = append(ids, n.ID)
+	}
+	waiting, err := recovery.Waiting(ctx, tx, ids)
 	if err != nil {
 		return nil, err
 	}
-	var out []capacity.Node
-	found := named == ""
-	for _, n := range open {
-		waits, err := recovery.Waits(ctx, tx, n.ID)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, capacityNode(n, !waits))
-		found = found || n.ID == named
-	}
-	if !found {
-		if all, err := fleet.Get(ctx, tx, named); err == nil {
-			out = append(out, capacityNode(all, false))
-		}
+	out := make([]capacity.Node, 0, len(nodes))
+	for _, n := range nodes {
+		out = append(out, capacity.Node{
+			ID: n.ID, CPUCores: n.CPUCores, MemoryBytes: n.MemoryBytes, Usable: n.TakesNew() && n.Connected(m.Now) && !waiting[n.ID],
+			OneOrg: len(n.OneOrgBecause()) > 0,
+		})
 	}
 	return out, nil
-}
-
-func capacityNode(n fleet.Node, usable bool) capacity.Node {
-	return capacity.Node{ID: n.ID, CPUCores: int64(n.Facts.GetCpuCores()), MemoryBytes: int64(n.Facts.GetMemoryBytes()), Usable: usable}
 }

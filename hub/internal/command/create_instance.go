@@ -20,6 +20,8 @@ type CreateInstance struct {
 	LeaseDuration time.Duration
 	// Revoked says whether the trust bundle has revoked a key.
 	Revoked func(keyID string) bool
+	// MinVersion gives the lowest version of an app that the trust bundle lets start; empty for any. It may be nil.
+	MinVersion func(appSlug string) string
 	// Poke wakes the dispatcher of a node.
 	Poke func(nodeID string)
 	// Turns are of the commands on instances.
@@ -55,6 +57,9 @@ func (c *CreateInstance) do(ctx context.Context, tx db.Tx, m Meta, in CreateInst
 		return instanceResult{}, err
 	}
 	return Idempotent(ctx, tx, m, func() (instanceResult, error) {
+		if err := checkInstanceQuota(ctx, tx, project.OrgID); err != nil {
+			return instanceResult{}, err
+		}
 		wanted, err := c.resolve(ctx, tx, m, project, in)
 		if err != nil {
 			return instanceResult{}, err
@@ -72,7 +77,10 @@ func (c *CreateInstance) do(ctx context.Context, tx db.Tx, m Meta, in CreateInst
 		if err != nil {
 			return instanceResult{}, err
 		}
-		nodes, err := touchNodes(ctx, tx, change)
+		if err := checkMembers(ctx, tx, change, "/parameters"); err != nil {
+			return instanceResult{}, err
+		}
+		nodes, err := touchNodes(ctx, tx, change, m.Now)
 		if err != nil {
 			return instanceResult{}, err
 		}
@@ -99,7 +107,7 @@ func (c *CreateInstance) resolve(ctx context.Context, tx db.Tx, m Meta, project 
 	resolved, err := catalog.Resolve(ctx, tx, catalog.Want{
 		AppSlug: in.AppSlug, Version: in.Version, OrgID: project.OrgID, ProjectID: project.ID,
 		OperatingMode: in.OperatingMode, ControlPlaneScope: in.ControlPlaneScope,
-		ParametersJSON: parameters, ConfigJSON: config, Now: m.Now, Revoked: c.Revoked,
+		ParametersJSON: parameters, ConfigJSON: config, Now: m.Now, Revoked: c.Revoked, MinVersion: c.MinVersion,
 	})
 	return wanted{resolved, string(parameters), string(config)}, err
 }

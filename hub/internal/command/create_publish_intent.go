@@ -47,8 +47,11 @@ func (c *CreatePublishIntent) Do(ctx context.Context, m Meta, in PublishIntentIn
 			return CreatedPublishIntent{}, err
 		}
 		return IdempotentSealed(ctx, tx, m, c.Sealer, func() (CreatedPublishIntent, error) {
-			orgSlug, err := publisherOrg(ctx, tx, m, project, in.AppSlug)
+			orgSlug, reserved, err := publisherOrg(ctx, tx, m, project, in.AppSlug)
 			if err != nil {
+				return CreatedPublishIntent{}, err
+			}
+			if err := checkIntentQuota(ctx, tx, m, project.OrgID, reserved); err != nil {
 				return CreatedPublishIntent{}, err
 			}
 			intent := artifact.NewIntent(artifact.Intent{
@@ -91,16 +94,16 @@ func onlyOCI(kind string) error {
 
 // publisherOrg reserves the slug for the project's org and returns the org's slug; empty for an app of the platform, for
 // which only a platform admin publishes.
-func publisherOrg(ctx context.Context, tx db.Tx, m Meta, project iam.Project, appSlug string) (string, error) {
+func publisherOrg(ctx context.Context, tx db.Tx, m Meta, project iam.Project, appSlug string) (orgSlug string, reserved bool, err error) {
 	app, err := catalog.GetApp(ctx, tx, appSlug)
 	if err != nil && !fault.Is(err, fault.NotFound) {
-		return "", err
+		return "", false, err
 	}
 	if err == nil && app.OrgID == "" && m.Principal.PlatformAdmin {
-		return "", nil
+		return "", false, nil
 	}
-	_, _, err = catalog.Reserve(ctx, tx, appSlug, project.OrgID, m.Now)
-	return project.OrgSlug, err
+	_, reserved, err = catalog.Reserve(ctx, tx, appSlug, project.OrgID, m.Now)
+	return project.OrgSlug, reserved, err
 }
 
 // signersOf lists the keys whose signature under an image of the repository counts now.

@@ -45,6 +45,11 @@ func (c *CreateUserToken) Do(ctx context.Context, m Meta, in CreateUserTokenInpu
 			if err != nil {
 				return CreatedUserToken{}, err
 			}
+			if user.OrgID != "" {
+				if err := iam.CheckQuota(ctx, tx, user.OrgID, iam.QuotaUserTokens, m.Now); err != nil {
+					return CreatedUserToken{}, err
+				}
+			}
 			if err := iam.CreateUserToken(ctx, tx, made.Token, made.Text); err != nil {
 				return CreatedUserToken{}, err
 			}

@@ -15,6 +15,8 @@ type Failure struct {
 	Code string
 	// Denied tells a refusal of the caller from a request that failed.
 	Denied bool
+	// Unrecorded counts the failures before this one that have no row, because a budget of rows was used up.
+	Unrecorded int64
 }
 
 // FailureAudit writes failures into the audit trail.
@@ -28,6 +30,9 @@ func (a *FailureAudit) AuditFailure(ctx context.Context, m Meta, f Failure) erro
 		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: f.Operation, ResourceType: "operation", ResourceID: m.Route,
 		OrgID: m.Principal.OrgID, ProjectID: m.Principal.ProjectID, CorrelationID: m.CorrelationID,
 		Outcome: event.Failed, Reason: f.Code, At: m.Now,
+	}
+	if f.Unrecorded > 0 {
+		row.After = map[string]any{"unrecorded_before": f.Unrecorded}
 	}
 	if f.Denied {
 		row.Outcome = event.Denied

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -76,7 +77,10 @@ func (m Meta) act(ctx context.Context, tx db.Tx, permission iam.Permission, proj
 		if err != nil {
 			return instanceResult{}, err
 		}
-		nodes, err := touchNodes(ctx, tx, change)
+		if err := checkMembers(ctx, tx, change, fieldOf(permission)); err != nil {
+			return instanceResult{}, err
+		}
+		nodes, err := touchNodes(ctx, tx, change, m.Now)
 		if err != nil {
 			return instanceResult{}, err
 		}
@@ -137,8 +141,18 @@ func (m Meta) recordAllocation(ctx context.Context, tx db.Tx, action string, bef
 	return event.Audit(ctx, tx, row)
 }
 
-// touchNodes says to the dispatcher that the nodes of an instance are to hold something else, and returns them.
-func touchNodes(ctx context.Context, tx db.Tx, c instance.Change) ([]string, error) {
+// touchNodes says to the dispatcher that the nodes of an instance are to hold something else, and returns them. Members that are to
+// run again are due for a lease.
+func touchNodes(ctx context.Context, tx db.Tx, c instance.Change, now time.Time) ([]string, error) {
+	if c.Resumed() {
+		var ids []string
+		for _, m := range c.Instance.Members {
+			ids = append(ids, m.ID)
+		}
+		if err := ledger.ResumeRenewals(ctx, tx, ids, now); err != nil {
+			return nil, err
+		}
+	}
 	if !c.WantedChanged {
 		return nil, nil
 	}

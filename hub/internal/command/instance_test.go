@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
@@ -114,6 +115,8 @@ func TestAFailedDeploymentTellsTheNodeToStopTrying(t *testing.T) {
 	i := w.instance()
 	failed := w.says(i, "failed")
 	failed.Reason = "readiness_timeout"
+	require.Empty(t, w.report(1, failed))
+	w.now = w.now.Add(time.Minute)
 	require.Equal(t, []string{w.node}, w.report(1, failed))
 	require.Equal(t, []string{"apps.instance.requested", "apps.instance.deploying", "apps.instance.failed"}, w.eventTypes(i.ID))
 }
@@ -162,6 +165,26 @@ func TestWhatRefusesAnInstanceChangesNothing(t *testing.T) {
 	}
 	require.Equal(t, before, w.contents())
 	require.Empty(t, w.poked)
+}
+
+func TestAVersionBelowTheLowestOneStartsNoMoreWhileWhatRunsGoesOn(t *testing.T) {
+	w := newWorld(t)
+	i := w.running()
+	floor := func(app string) string { return map[string]string{"demo": "1.0.1"}[app] }
+	create, start, rollback := w.createInstance(), w.startInstance(), w.rollbackInstance()
+	create.MinVersion, start.MinVersion, rollback.MinVersion = floor, floor, floor
+	_, err := create.Do(t.Context(), w.meta("k"), w.instanceInput())
+	require.Equal(t, "app_version_too_old", fault.As(err).Code, "%v", err)
+	require.Equal(t, "/version", fault.As(err).Fields[0].Pointer)
+	require.Equal(t, instance.Running, w.get(i.ID).Lifecycle.Status)
+
+	_, err = w.stopInstance().Do(t.Context(), w.meta("stop"), w.project.ID, i.ID)
+	require.NoError(t, err)
+	w.report(2, w.says(w.get(i.ID), "stopped"))
+	_, err = start.Do(t.Context(), w.meta("start"), w.project.ID, i.ID)
+	require.Equal(t, "app_version_too_old", fault.As(err).Code, "%v", err)
+	_, err = w.startInstance().Do(t.Context(), w.meta("again"), w.project.ID, i.ID)
+	require.NoError(t, err, "without a lowest version it starts")
 }
 
 func TestNoMoneyNoInstance(t *testing.T) {

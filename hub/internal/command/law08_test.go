@@ -27,7 +27,7 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 		{"create allocation", func(w *world) func(context.Context, db.Tx) error {
 			m := w.meta("k")
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&CreateAllocation{}).do(ctx, tx, m, w.allocationInput())
+				_, err := (&CreateAllocation{}).do(ctx, tx, m, w.allocationInput(), []string{w.node})
 				return err
 			}
 		}, "allocation"},

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -41,22 +42,87 @@ type Observed struct {
 	TouchedNodes []string
 	// Instances may be other than they were; wake those who watch them after the commit.
 	Instances []string
+	// Events is how many were appended for them.
+	Events int
 }
 
 // Observe takes over a node's report, in the caller's transaction: inventory, members, the steps of their instances, and for
-// what was proved gone the room and the bill.
+// what was proved gone the room and the bill. No member of the node is set aside any more.
 func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, error) {
 	if err := capacity.ApplyInventory(ctx, tx, r.NodeID, r.Accelerators, now); err != nil {
 		return Observed{}, err
 	}
-	changes, err := instance.ApplyReport(ctx, tx, instance.Report{
-		NodeID: r.NodeID, SessionNo: r.SessionNo, Counter: r.Counter, Epoch: r.Epoch, Generation: r.Generation, Incarnation: r.Incarnation, Statuses: r.Statuses,
-		SilenceIsNothing: r.SilenceIsNothing,
-	}, now)
+	if err := ledger.NoteIdle(ctx, tx, r.NodeID, r.idle(nil), now); err != nil {
+		return Observed{}, err
+	}
+	changes, err := instance.ApplyReport(ctx, tx, r.ofInstances(), now)
+	if err != nil {
+		return Observed{}, err
+	}
+	if err := recovery.ResolveOthers(ctx, tx, r.NodeID, recovery.FindingReport, nil); err != nil {
+		return Observed{}, err
+	}
+	return follow(ctx, tx, r.NodeID, actionReport, changes, now)
+}
+
+// BeginObserve takes over what a report says of the node itself. It returns the members, for ObserveMembers.
+func BeginObserve(ctx context.Context, tx db.Tx, r Report, now time.Time) (memberIDs []string, err error) {
+	if err := capacity.ApplyInventory(ctx, tx, r.NodeID, r.Accelerators, now); err != nil {
+		return nil, err
+	}
+	return instance.BeginReport(ctx, tx, r.ofInstances(), now)
+}
+
+// ObserveMembers is Observe for some members of a report that was begun, and nothing once a newer report has come.
+func ObserveMembers(ctx context.Context, tx db.Tx, r Report, memberIDs []string, now time.Time) (Observed, error) {
+	if err := ledger.NoteIdle(ctx, tx, r.NodeID, r.idle(memberIDs), now); err != nil {
+		return Observed{}, err
+	}
+	changes, err := instance.ContinueReport(ctx, tx, r.ofInstances(), memberIDs, now)
 	if err != nil {
 		return Observed{}, err
 	}
 	return follow(ctx, tx, r.NodeID, actionReport, changes, now)
+}
+
+// ReportFailed names the finding about a member whose part of a report could not be taken over.
+func ReportFailed(r Report, memberID string) recovery.Finding {
+	return recovery.Finding{NodeID: r.NodeID, Kind: recovery.FindingReport, ResourceType: resourceMember, ResourceID: memberID}
+}
+
+// idle says of the members that the report names, or of those among only, whether nothing of them runs.
+func (r Report) idle(only []string) map[string]bool {
+	named := make(map[string]bool, len(only))
+	for _, id := range only {
+		named[id] = true
+	}
+	idle := make(map[string]bool, len(r.Statuses))
+	for _, status := range r.Statuses {
+		if id := status.GetMemberId(); only == nil || named[id] {
+			idle[id] = instance.SaysIdle(status)
+		}
+	}
+	return idle
+}
+
+func (r Report) ofInstances() instance.Report {
+	return instance.Report{
+		NodeID:           r.NodeID,
+		SessionNo:        r.SessionNo,
+		Counter:          r.Counter,
+		Epoch:            r.Epoch,
+		Generation:       r.Generation,
+		Incarnation:      r.Incarnation,
+		Statuses:         r.Statuses,
+		SilenceIsNothing: r.SilenceIsNothing,
+	}
+}
+
+// Add merges what another part of the same report led to.
+func (o *Observed) Add(part Observed) {
+	o.TouchedNodes = append(o.TouchedNodes, part.TouchedNodes...)
+	o.Instances = append(o.Instances, part.Instances...)
+	o.Events += part.Events
 }
 
 // NodeReachable records, in the caller's transaction, that contact with a node was lost or is back. Nothing ends by it.
@@ -74,6 +140,7 @@ func follow(ctx context.Context, tx db.Tx, nodeID, action string, changes []inst
 	var out Observed
 	for _, c := range changes {
 		out.Instances = append(out.Instances, c.Instance.ID)
+		out.Events += len(c.Steps)
 		// A report has no request of its own: it goes on under the id of what was asked of the instance last.
 		m := Meta{Principal: iam.Principal{Type: iam.TypeNode, ID: nodeID}, CorrelationID: c.Instance.Operation.CorrelationID, Now: now}
 		nodes, err := m.followChange(ctx, tx, action, c)
@@ -94,7 +161,7 @@ func (m Meta) followChange(ctx context.Context, tx db.Tx, action string, c insta
 			return nil, err
 		}
 	}
-	nodes, err := touchNodes(ctx, tx, c)
+	nodes, err := touchNodes(ctx, tx, c, m.Now)
 	if err != nil {
 		return nil, err
 	}

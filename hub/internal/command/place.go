@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -39,25 +40,9 @@ func place(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in Create
 	if err != nil {
 		return placed{}, err
 	}
-	offline := map[string]bool{}
-	for i := range rooms {
-		node, err := fleet.Get(ctx, tx, rooms[i].NodeID)
-		if err != nil {
-			return placed{}, fmt.Errorf("node of allocation %s: %w", rooms[i].ID, err)
-		}
-		// An offline node may get an instance: it starts when the node is back. A draining or quarantined one gets nothing new.
-		if !node.TakesNew() {
-			rooms[i].Usable = false
-		}
-		// Of a node that a restored hub has not heard of it does not know what is free.
-		waits, err := recovery.Waits(ctx, tx, node.ID)
-		if err != nil {
-			return placed{}, err
-		}
-		if waits {
-			rooms[i].Usable = false
-		}
-		offline[node.ID] = !node.Connected(m.Now)
+	offline, err := checkNodes(ctx, tx, m, rooms)
+	if err != nil {
+		return placed{}, err
 	}
 	p := placed{id: db.NewID()}
 	if p.room, p.choice, err = capacity.Choose(needs, rooms, len(in.AllocationIDs) > 0); err != nil {
@@ -82,4 +67,39 @@ func place(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in Create
 		}
 	}
 	return p, nil
+}
+
+// checkNodes takes the rooms on nodes that get nothing new out of use, and says which nodes have no contact.
+func checkNodes(ctx context.Context, tx db.Tx, m Meta, rooms []capacity.Room) (offline map[string]bool, err error) {
+	ids := make([]string, 0, len(rooms))
+	for _, r := range rooms {
+		ids = append(ids, r.NodeID)
+	}
+	nodes, err := fleet.GetAll(ctx, tx, ids)
+	if err != nil {
+		return nil, err
+	}
+	// Of a node that a restored hub has not heard of it does not know what is free.
+	waiting, err := recovery.Waiting(ctx, tx, ids)
+	if err != nil {
+		return nil, err
+	}
+	members, err := instance.Hosting(ctx, tx, ids)
+	if err != nil {
+		return nil, err
+	}
+	offline = map[string]bool{}
+	for i := range rooms {
+		node, ok := nodes[rooms[i].NodeID]
+		if !ok {
+			return nil, fmt.Errorf("allocation %s is on node %s, which does not exist", rooms[i].ID, rooms[i].NodeID)
+		}
+		// An offline node may get an instance: it starts when the node is back. A draining or quarantined one gets nothing new, nor
+		// does one with as many members as its state may have.
+		if !node.TakesNew() || waiting[node.ID] || members[node.ID] >= protocol.MaxParts {
+			rooms[i].Usable = false
+		}
+		offline[node.ID] = !node.Connected(m.Now)
+	}
+	return offline, nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
 )
 
 const (
@@ -45,6 +46,10 @@ func BeginRecovery(ctx context.Context, d *db.DB, r recovery.Restore) error {
 		if err := event.Leap(ctx, tx); err != nil {
 			return struct{}{}, err
 		}
+		// The process that is named there works on the database that was backed up.
+		if err := db.ForgetLease(ctx, tx); err != nil {
+			return struct{}{}, err
+		}
 		return struct{}{}, recordHub(ctx, tx, "hub.restored", actionRestore, r.ID, map[string]any{"backup_id": r.BackupID, "taken_at": r.TakenAt, "epoch": r.Epoch, "nodes": len(nodes)}, r.At)
 	})
 	return err
@@ -60,9 +65,10 @@ func recordHub(ctx context.Context, tx db.Tx, typ, action, id string, data map[s
 }
 
 // AdmitUnknown writes a node down that a restored hub does not know, in the caller's transaction; false where the hub was never
-// restored, so that an unknown node is a stranger.
+// restored, or so long ago that every certificate of before has expired: then an unknown node is a stranger.
 func AdmitUnknown(ctx context.Context, tx db.Tx, nodeID string, key ed25519.PublicKey, now time.Time) (bool, error) {
-	if _, restored, err := recovery.Last(ctx, tx); err != nil || !restored {
+	last, restored, err := recovery.Last(ctx, tx)
+	if err != nil || !restored || now.After(last.At.Add(trust.MaxNodeTTL)) {
 		return false, err
 	}
 	if err := fleet.Adopt(ctx, tx, nodeID, key, db.NewID(), now); err != nil {

@@ -5,8 +5,10 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
 )
 
 // RegistryAccess answers the registry's questions about people and intents. It changes nothing.
@@ -48,6 +50,34 @@ func (a *RegistryAccess) MayPull(ctx context.Context, accessToken, repository st
 	}
 	// Repositories belong to the org; a service account reads them by its role in its own project.
 	return iam.Authorize(p, iam.ArtifactRead, org.ID, p.ProjectID)
+}
+
+// Quota is how many bytes the org may store in the registry.
+func (a *RegistryAccess) Quota(ctx context.Context, orgSlug string) (int64, error) {
+	return db.ReadTx(ctx, a.DB, func(tx db.Tx) (int64, error) {
+		org, err := iam.GetOrgBySlug(ctx, tx, orgSlug)
+		if err != nil {
+			return 0, err
+		}
+		limits, err := iam.LimitsOf(ctx, tx, org.ID)
+		return limits[iam.QuotaRegistryBytes], err
+	})
+}
+
+// Roots are what the registry keeps: artifacts, repositories that may be pushed to, and what the manifests of versions and of
+// instances name. The manifests of instances count, because a restored hub may know an instance and not its version.
+func (a *RegistryAccess) Roots(ctx context.Context) (artifact.Roots, error) {
+	return db.ReadTx(ctx, a.DB, func(tx db.Tx) (artifact.Roots, error) {
+		roots, err := artifact.RootsOf(ctx, tx, a.Now())
+		if err != nil {
+			return artifact.Roots{}, err
+		}
+		add := func(manifest []byte) { roots.Images = append(roots.Images, artifact.RefsIn(manifest)...) }
+		if err := catalog.EachManifest(ctx, tx, add); err != nil {
+			return artifact.Roots{}, err
+		}
+		return roots, instance.EachManifest(ctx, tx, add)
+	})
 }
 
 func (a *RegistryAccess) principal(ctx context.Context, accessToken string) (iam.Principal, error) {

@@ -8,6 +8,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 )
 
 // ReleaseUnpaid ends an allocation whose wallet does not cover it any more: its instances are decommissioned, and it is
@@ -49,7 +50,7 @@ func (c *ReleaseUnpaid) do(ctx context.Context, tx db.Tx, allocationID, correlat
 		if err != nil {
 			return nil, err
 		}
-		nodes, err := touchNodes(ctx, tx, change)
+		nodes, err := touchNodes(ctx, tx, change, m.Now)
 		if err != nil {
 			return nil, err
 		}
@@ -58,6 +59,8 @@ func (c *ReleaseUnpaid) do(ctx context.Context, tx db.Tx, allocationID, correlat
 			return nil, err
 		}
 	}
-	_, err = m.release(ctx, tx, a, 0)
-	return touched, err
+	if _, err = m.release(ctx, tx, a, 0); err != nil {
+		return nil, err
+	}
+	return touched, Resolve(ctx, tx, recovery.Finding{NodeID: a.NodeID, Kind: recovery.FindingRelease, ResourceType: resourceAllocation, ResourceID: a.ID, At: now})
 }

@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -75,6 +76,7 @@ func (w *world) uses(member string, from, to time.Time, sequence uint64, final b
 		_, err = ledger.PostUsage(ctx, tx, w.now, segment)
 		return err
 	})
+	require.NoError(w.t, (&SettleMembers{DB: w.d, Log: slog.New(slog.DiscardHandler)}).Of(w.t.Context(), []string{w.node}, w.now))
 }
 
 func TestADrainedNodeTakesNothingNewUntilItIsUndrained(t *testing.T) {
@@ -234,11 +236,9 @@ func TestTheHoldOfALostMemberGoesBackAfterThirtyDaysOfSilence(t *testing.T) {
 	before, held := w.wallet()
 	w.silent()
 	require.NoError(t, w.removeNode(RemoveNodeInput{Lost: true}))
-	stale := func(at time.Time) (n int) {
-		w.tx(func(ctx context.Context, tx db.Tx) (err error) {
-			n, err = ledger.ReleaseStale(ctx, tx, at)
-			return err
-		})
+	stale := func(at time.Time) int {
+		n, err := (&SettleMembers{DB: w.d, Log: slog.New(slog.DiscardHandler)}).Do(t.Context(), at)
+		require.NoError(t, err)
 		return n
 	}
 	require.Zero(t, stale(w.now.Add(ledger.StaleAfter)), "its lease ended later than that")

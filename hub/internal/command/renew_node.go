@@ -8,6 +8,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 const (
@@ -49,6 +50,9 @@ func (c *RenewNode) Do(ctx context.Context, m Meta, in RenewNodeInput) (NodeCred
 
 func (c *RenewNode) do(ctx context.Context, tx db.Tx, m Meta, in RenewNodeInput, pub ed25519.PublicKey) (fleet.Node, error) {
 	node, err := fleet.Get(ctx, tx, in.NodeID)
+	if fault.Is(err, fault.NotFound) {
+		return fleet.Node{}, fleet.ErrProof()
+	}
 	if err != nil {
 		return fleet.Node{}, err
 	}

@@ -15,6 +15,8 @@ type RollbackInstance struct {
 	DB *db.DB
 	// Revoked says whether the trust bundle has revoked a key.
 	Revoked func(keyID string) bool
+	// MinVersion gives the lowest version of an app that the trust bundle lets start; empty for any. It may be nil.
+	MinVersion func(appSlug string) string
 	// Poke wakes the dispatcher of a node.
 	Poke func(nodeID string)
 	// Turns are of the commands on instances.
@@ -36,7 +38,7 @@ func (c *RollbackInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, 
 		if err != nil {
 			return instance.Change{}, err
 		}
-		delegation, err := again(ctx, tx, m, i, target.No, target.AppVersion, c.Revoked)
+		delegation, err := again(ctx, tx, m, i, target.No, target.AppVersion, c.Revoked, c.MinVersion)
 		if err != nil {
 			return instance.Change{}, err
 		}
@@ -45,9 +47,12 @@ func (c *RollbackInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, 
 }
 
 // again checks that the content of a revision may start once more, and gives the delegation to do so under.
-func again(ctx context.Context, tx db.Tx, m Meta, i instance.Instance, revision int64, version string, revoked func(string) bool) ([]byte, error) {
+func again(
+	ctx context.Context, tx db.Tx, m Meta, i instance.Instance, revision int64, version string, revoked func(string) bool,
+	minVersion func(string) string,
+) ([]byte, error) {
 	delegation, err := catalog.Again(ctx, tx, catalog.Want{
-		AppSlug: i.AppSlug, Version: version, OrgID: i.OrgID, ProjectID: i.ProjectID, Now: m.Now, Revoked: revoked,
+		AppSlug: i.AppSlug, Version: version, OrgID: i.OrgID, ProjectID: i.ProjectID, Now: m.Now, Revoked: revoked, MinVersion: minVersion,
 	})
 	if err != nil {
 		return nil, err

@@ -10,13 +10,15 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 )
 
-// StartInstance runs a stopped app instance again, where it was.
+// StartInstance runs a stopped or failed app instance again, where it was.
 type StartInstance struct {
 	DB *db.DB
 	// LeaseDuration is the longest lease that a member gets with the start.
 	LeaseDuration time.Duration
 	// Revoked says whether the trust bundle has revoked a key.
 	Revoked func(keyID string) bool
+	// MinVersion gives the lowest version of an app that the trust bundle lets start; empty for any. It may be nil.
+	MinVersion func(appSlug string) string
 	// Poke wakes the dispatcher of a node.
 	Poke func(nodeID string)
 	// Turns are of the commands on instances.
@@ -34,10 +36,10 @@ func (c *StartInstance) Do(ctx context.Context, m Meta, projectID, instanceID st
 
 func (c *StartInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, instanceID string) (instanceResult, error) {
 	return m.act(ctx, tx, iam.InstanceStart, projectID, instanceID, func(_ iam.Project, i instance.Instance, ask instance.Ask) (instance.Change, error) {
-		if _, _, err := instance.Start(i.Lifecycle); err != nil {
+		if _, _, err := instance.Start(i.Lifecycle, i.Past()); err != nil {
 			return instance.Change{}, err
 		}
-		delegation, err := again(ctx, tx, m, i, i.Revision, i.Version, c.Revoked)
+		delegation, err := again(ctx, tx, m, i, i.Revision, i.Version, c.Revoked, c.MinVersion)
 		if err != nil {
 			return instance.Change{}, err
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 )
 
-// StopInstance ends the containers of an app instance. Its place stays: allocation, ports, lease and what is billed; usage ends
-// with the containers.
+// StopInstance ends the containers of an app instance. Its place stays: allocation, ports and what is billed for them; usage ends
+// with the containers, and its lease is not renewed.
 type StopInstance struct {
 	DB *db.DB
 	// Poke wakes the dispatcher of a node.

@@ -23,6 +23,8 @@ type UpgradeInstance struct {
 	DB *db.DB
 	// Revoked says whether the trust bundle has revoked a key.
 	Revoked func(keyID string) bool
+	// MinVersion gives the lowest version of an app that the trust bundle lets start; empty for any. It may be nil.
+	MinVersion func(appSlug string) string
 	// Poke wakes the dispatcher of a node.
 	Poke func(nodeID string)
 	// Turns are of the commands on instances.
@@ -43,7 +45,7 @@ func (c *UpgradeInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, i
 		next, err := catalog.Resolve(ctx, tx, catalog.Want{
 			AppSlug: i.AppSlug, Version: version, OrgID: i.OrgID, ProjectID: i.ProjectID,
 			OperatingMode: i.Modes.OperatingMode, ControlPlaneScope: i.Modes.ControlPlaneScope,
-			ParametersJSON: []byte(i.ParametersJSON), ConfigJSON: []byte(i.ConfigJSON), Now: m.Now, Revoked: c.Revoked,
+			ParametersJSON: []byte(i.ParametersJSON), ConfigJSON: []byte(i.ConfigJSON), Now: m.Now, Revoked: c.Revoked, MinVersion: c.MinVersion,
 		})
 		if err != nil {
 			return instance.Change{}, err
@@ -57,15 +59,36 @@ func (c *UpgradeInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, i
 		if err != nil {
 			return instance.Change{}, err
 		}
+		back, err := c.fallbackDelegation(ctx, tx, m, i)
+		if err != nil {
+			return instance.Change{}, err
+		}
 		return instance.AskUpgrade(ctx, tx, i, ask, instance.Upgraded{
 			NewRevision: instance.NewRevision{
 				AppVersion: next.Version.Version, ParametersJSON: i.ParametersJSON,
 				ManifestEnvelope: next.ManifestEnvelope, DelegationEnvelope: next.DelegationEnvelope,
 				ReadinessTimeout: time.Duration(next.Version.Manifest.Version.RuntimeProfile.ReadinessTimeoutSeconds) * time.Second,
 			},
-			Services: services,
+			Services:           services,
+			FallbackDelegation: back,
 		}, m.Now)
 	})
+}
+
+// fallbackDelegation gives the delegation under which the revision that the nodes may go back to could start now; nil where it could not
+// be started anew, which leaves it with the one that it was admitted under.
+func (c *UpgradeInstance) fallbackDelegation(ctx context.Context, tx db.Tx, m Meta, i instance.Instance) ([]byte, error) {
+	back, err := instance.Fallback(ctx, tx, i)
+	if err != nil || back.No == 0 {
+		return nil, err
+	}
+	delegation, err := catalog.Again(ctx, tx, catalog.Want{
+		AppSlug: i.AppSlug, Version: back.AppVersion, OrgID: i.OrgID, ProjectID: i.ProjectID, Now: m.Now, Revoked: c.Revoked, MinVersion: c.MinVersion,
+	})
+	if fault.Is(err, fault.Conflict) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unprocessable) {
+		return nil, nil
+	}
+	return delegation, err
 }
 
 // lowerInPlace gives what each member runs of the new version in the room that it has now.

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/hub/internal/event/eventtest"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
@@ -60,10 +61,14 @@ type world struct {
 	poked   []string
 	// release publishes another version of the demo, with the same image.
 	release func(version string)
+	// sign signs a manifest as the catalogue's key does.
+	sign func(doc string) (manifest.Verified, *protocol.Envelope)
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, d: dbtest.New(t), now: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)}
+	d := dbtest.New(t)
+	t.Cleanup(func() { eventtest.Conform(t, d) })
+	w := &world{t: t, d: d, now: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)}
 	w.project, w.user = w.tenant("acme")
 	w.enrol()
 	w.publish()
@@ -138,12 +143,17 @@ func (w *world) publish() {
 	require.NoError(w.t, err)
 	bundle, err := protocol.VerifyBundle(signed, protocol.FingerprintPrefix+role("", root).GetKeys()[0].GetKeyId())
 	require.NoError(w.t, err)
-	w.release = func(version string) {
+	w.sign = func(doc string) (manifest.Verified, *protocol.Envelope) {
 		w.t.Helper()
-		env, err := manifest.Sign([]byte(strings.Replace(demoManifest, "version: 1.0.0", "version: "+version, 1)), protocol.NewEd25519Signer(key))
+		env, err := manifest.Sign([]byte(doc), protocol.NewEd25519Signer(key))
 		require.NoError(w.t, err)
 		verified, err := manifest.Verify(env, nil, bundle, w.now)
 		require.NoError(w.t, err)
+		return verified, env
+	}
+	w.release = func(version string) {
+		w.t.Helper()
+		verified, env := w.sign(strings.Replace(demoManifest, "version: 1.0.0", "version: "+version, 1))
 		w.publishVersion(version, verified, env)
 	}
 	w.release("1.0.0")

@@ -152,6 +152,15 @@ func IsNoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
 // INSERT ... ON CONFLICT DO NOTHING where the command wants to go on.
 func IsUniqueViolation(err error) bool { return sqlState(err) == "23505" }
 
+// IsRejected reports whether the database refuses the data themselves (SQLSTATE classes 22, 23 and 54): the same again fails again.
+func IsRejected(err error) bool {
+	state := sqlState(err)
+	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") || strings.HasPrefix(state, "54")
+}
+
+// IsDatabase reports whether the database itself answered with the error.
+func IsDatabase(err error) bool { return sqlState(err) != "" }
+
 func setDefault(m map[string]string, key, value string) {
 	if _, ok := m[key]; !ok {
 		m[key] = value

@@ -6,11 +6,13 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
@@ -103,11 +105,13 @@ func (d *Dispatcher) look(ctx context.Context, nodeID string, held session.Held,
 			l.floor = max(floor, held.Generation+1)
 		}
 		l.settled = h.rev == s.rev && h.generation >= d.above(s.node, h, l.floor) && h.generation > 0 && h.epoch == epoch && h.keyID == d.Keys.State().KeyID()
-		switch {
-		case !l.settled:
+		if connected {
+			if l.leases, err = ledger.LeasesFor(ctx, tx, nodeID); err != nil {
+				return l, err
+			}
+		}
+		if !l.settled {
 			l.seen, err = wanted(ctx, tx, s)
-		case connected:
-			l.leases, err = ledger.LeasesFor(ctx, tx, nodeID)
 		}
 		return l, err
 	})
@@ -147,18 +151,15 @@ func (d *Dispatcher) bring(ctx context.Context, s seen, floor uint64) (head, err
 
 func (d *Dispatcher) bringOnce(ctx context.Context, s seen, floor uint64) (head, error) {
 	nodeID := s.node.ID
-	state, err := plan.Compile(s.snap)
+	state, left, err := d.compile(ctx, s)
 	if err != nil {
-		return head{}, fmt.Errorf("compile node %s: %w", nodeID, err)
-	}
-	if err := plan.Check(s.snap, state); err != nil {
-		return head{}, fmt.Errorf("compiled state of node %s is not signed: %w", nodeID, err)
+		return head{}, fmt.Errorf("the state of node %s is not signed: %w", nodeID, err)
 	}
 	failpoint.Hit("hub/dispatch/compiled")
 	bundle, signer := d.Keys.Bundle(), d.Keys.State()
 	floor = d.above(s.node, s.head, floor)
 	if s.head.generation >= floor && s.head.generation > 0 && s.head.epoch == bundle.Epoch() && s.head.keyID == signer.KeyID() && samePartRefs(s.parts, state.Refs()) {
-		return d.confirm(ctx, s)
+		return d.confirm(ctx, s, left)
 	}
 	next := head{
 		nodeID: nodeID, epoch: bundle.Epoch(), generation: max(s.head.generation+1, floor), rev: s.rev, keyID: signer.KeyID(),
@@ -167,7 +168,25 @@ func (d *Dispatcher) bringOnce(ctx context.Context, s seen, floor uint64) (head,
 		// Order is (epoch, generation): a new epoch starts anew.
 		next.generation = max(1, floor)
 	}
-	return d.sign(ctx, s, state, next, signer)
+	return d.sign(ctx, s, state, left, next, signer)
+}
+
+// compile makes the node's state of those members that keep the rules; the others are reported and go on with their last document.
+func (d *Dispatcher) compile(ctx context.Context, s seen) (plan.NodeState, []plan.LeftOut, error) {
+	state, left, err := plan.CompileEach(s.snap, nil)
+	if err != nil || len(left) == 0 {
+		return state, nil, err
+	}
+	last, err := db.Look(ctx, d.DB, func(tx db.Tx) (map[string][]byte, error) { return documents(ctx, tx, s.head.nodeID, s.parts) })
+	if err != nil {
+		return plan.NodeState{}, nil, err
+	}
+	state, left, err = plan.CompileEach(s.snap, last)
+	for _, l := range left {
+		d.Log.ErrorContext(ctx, "member left out of its node's state", slog.String("node_id", s.node.ID), slog.String("member_id", l.MemberID),
+			slog.Bool("last_document_kept", l.Kept), slog.Any("error", l.Cause))
+	}
+	return state, left, err
 }
 
 func samePartRefs(a, b []*protocol.PartRef) bool {
@@ -182,12 +201,15 @@ func samePartRefs(a, b []*protocol.PartRef) bool {
 	return true
 }
 
-func (d *Dispatcher) confirm(ctx context.Context, s seen) (head, error) {
+func (d *Dispatcher) confirm(ctx context.Context, s seen, left []plan.LeftOut) (head, error) {
 	if s.head.rev == s.rev {
 		return s.head, nil
 	}
 	return db.RunTx(ctx, d.DB, func(tx db.Tx) (head, error) {
 		if err := unmoved(ctx, tx, s); err != nil {
+			return head{}, err
+		}
+		if err := command.ReportLeftOut(ctx, tx, s.node.ID, left, d.Now()); err != nil {
 			return head{}, err
 		}
 		h := s.head
@@ -220,7 +242,7 @@ func unmoved(ctx context.Context, tx db.Tx, s seen) error {
 	return nil
 }
 
-func (d *Dispatcher) sign(ctx context.Context, s seen, state plan.NodeState, next head, signer protocol.Signer) (head, error) {
+func (d *Dispatcher) sign(ctx context.Context, s seen, state plan.NodeState, left []plan.LeftOut, next head, signer protocol.Signer) (head, error) {
 	now := d.Now()
 	me := s.node.Identity()
 	env, err := protocol.SignMessage(protocol.PayloadState, &protocol.DesiredState{
@@ -250,6 +272,9 @@ func (d *Dispatcher) sign(ctx context.Context, s seen, state plan.NodeState, nex
 			return head{}, err
 		}
 		if err := insert(ctx, tx, next, s.head, s.parts, encoded, state, now); err != nil {
+			return head{}, err
+		}
+		if err := command.ReportLeftOut(ctx, tx, next.nodeID, left, now); err != nil {
 			return head{}, err
 		}
 		err := instance.NoteDispatched(ctx, tx, next.nodeID, next.epoch, next.generation, members, now)

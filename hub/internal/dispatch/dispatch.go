@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -38,12 +39,14 @@ const (
 	// workers bounds how many nodes are brought up to date at once.
 	workers = 8
 	// DefaultLease is how long a lease runs when nothing else is configured.
-	DefaultLease = 7 * 24 * time.Hour
+	DefaultLease = 24 * time.Hour
 )
 
 // Keys are the hub's signing keys and its newest bundle.
 type Keys interface {
 	Bundle() protocol.Bundle
+	// BundleAfter returns the newest bundle that may succeed the one with the version.
+	BundleAfter(version uint64) protocol.Bundle
 	State() protocol.Signer
 	Lease() protocol.Signer
 	// Reload reads them again and reports whether they changed.
@@ -114,8 +117,7 @@ func (d *Dispatcher) takeWoken() map[string]uint64 {
 // Woken looks at the nodes that were poked.
 func (d *Dispatcher) Woken(ctx context.Context) error { return d.each(ctx, d.takeWoken()) }
 
-// Resync looks at everything: the keys, nodes whose state is not what is wanted, connected nodes that lack something, leases
-// that are due.
+// Resync looks at everything: the keys, nodes whose state is not what is wanted, connected nodes that lack something.
 func (d *Dispatcher) Resync(ctx context.Context) error {
 	changed, err := d.Keys.Reload()
 	if err != nil {
@@ -125,12 +127,11 @@ func (d *Dispatcher) Resync(ctx context.Context) error {
 	if changed {
 		d.Log.InfoContext(ctx, "new trust bundle", slog.Uint64("version", d.Keys.Bundle().Version()))
 	}
-	renewErr := d.renew(ctx)
 	nodes, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) ([]string, error) {
 		return pending(ctx, tx, d.Keys.State().KeyID())
 	})
 	if err != nil {
-		return errors.Join(renewErr, err)
+		return err
 	}
 	all := d.takeWoken()
 	if all == nil {
@@ -140,9 +141,9 @@ func (d *Dispatcher) Resync(ctx context.Context) error {
 		all[id] = max(all[id], 0)
 	}
 	if err := d.addLacking(ctx, d.Link.Nodes(), all); err != nil {
-		return errors.Join(renewErr, err)
+		return err
 	}
-	return errors.Join(renewErr, d.each(ctx, all))
+	return d.each(ctx, all)
 }
 
 // each brings nodes up to date. One node's trouble is logged and does not stop the others; the next pass tries again.
@@ -186,33 +187,37 @@ func (d *Dispatcher) waiting(ctx context.Context) (map[string]bool, error) {
 	return waiting, err
 }
 
-// node makes the state of one node say what is wanted and sends what the node lacks. A quarantined one gets nothing.
+// node makes the state of one node say what is wanted and sends what the node lacks. Leases go first and depend on nothing else: what
+// runs must go on while the state cannot be made. A quarantined node gets nothing.
 func (d *Dispatcher) node(ctx context.Context, nodeID string, floor uint64) error {
 	held, connected := d.Link.Held(nodeID)
 	l, err := d.look(ctx, nodeID, held, connected, floor)
-	if err == nil && !l.settled {
-		if l.head, err = d.bring(ctx, l.seen, l.floor); err == nil && connected {
-			l.leases, err = db.Look(ctx, d.DB, func(tx db.Tx) ([]*protocol.Lease, error) { return ledger.LeasesFor(ctx, tx, nodeID) })
-		}
-	}
 	if fault.Is(err, fault.NotFound) || errors.Is(err, errQuarantined) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if !connected {
-		return nil
-	}
-	if bundle := d.Keys.Bundle(); held.BundleVersion < bundle.Version() {
-		d.Link.PushBundle(nodeID, &protocol.PushBundle{Envelope: bundle.Envelope()})
-	}
-	if held.Epoch != l.epoch || held.Generation != l.generation || !bytes.Equal(held.StateSHA256, l.sha256) {
-		if err := d.pushState(ctx, nodeID); err != nil {
+	if connected {
+		if held.BundleVersion < d.Keys.Bundle().Version() {
+			d.Link.PushBundle(nodeID, &protocol.PushBundle{Envelope: d.Keys.BundleAfter(held.BundleVersion).Envelope()})
+		}
+		if err := d.pushLeases(nodeID, held, l.leases); err != nil {
 			return err
 		}
 	}
-	return d.pushLeases(nodeID, held, l.leases)
+	if !l.settled {
+		if l.head, err = d.bring(ctx, l.seen, l.floor); fault.Is(err, fault.NotFound) || errors.Is(err, errQuarantined) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if connected && (held.Epoch != l.epoch || held.Generation != l.generation || !bytes.Equal(held.StateSHA256, l.sha256)) {
+		return d.pushState(ctx, nodeID)
+	}
+	return nil
 }
 
 func (d *Dispatcher) pushState(ctx context.Context, nodeID string) error {
@@ -260,47 +265,17 @@ func (d *Dispatcher) pushLeases(nodeID string, held session.Held, leases []*prot
 	return nil
 }
 
-// renew gives due members their next lease, each in a transaction of its own: one empty wallet is no reason for others.
-func (d *Dispatcher) renew(ctx context.Context) error {
-	now := d.Now()
-	due, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) ([]ledger.Due, error) {
-		banned, err := fleet.BannedIDs(ctx, tx)
-		if err != nil {
-			return nil, err
-		}
-		quarantined, err := fleet.InQuarantine(ctx, tx)
-		if err != nil {
-			return nil, err
-		}
-		// A banned node cannot be reached, and its leases are to end; a quarantined one gets nothing new.
-		return ledger.DueForRenewal(ctx, tx, slices.Concat(banned, quarantined), now)
-	})
-	if err != nil || len(due) == 0 {
-		return err
-	}
-	waiting, err := d.waiting(ctx)
-	if err != nil {
-		return err
-	}
-	for _, s := range due {
-		if waiting[s.NodeID] {
-			continue
-		}
-		_, err := db.RunTx(ctx, d.DB, func(tx db.Tx) (*protocol.Lease, error) {
-			return ledger.IssueLease(ctx, tx, ledger.LeaseRequest{SubjectID: s.SubjectID, NodeID: s.NodeID, AppSlug: s.AppSlug, Now: now, Duration: d.LeaseDuration})
-		})
-		switch {
-		case err == nil:
+// Renew gives members that are due their next lease and wakes dispatch for their nodes. It is a periodic pass beside Resync: neither
+// waits for the other.
+func (d *Dispatcher) Renew(ctx context.Context) error {
+	return (&command.RenewLeases{
+		DB: d.DB, LeaseDuration: d.LeaseDuration, Log: d.Log,
+		Renewed: func(r ledger.Row) {
 			d.renewed.Add(ctx, 1)
-			d.Poke(s.NodeID)
-		case ctx.Err() != nil:
-			return ctx.Err()
-		default:
-			d.notRenewed.Add(ctx, 1)
-			d.Log.WarnContext(ctx, "lease not renewed", slog.String("subject_id", s.SubjectID), slog.String("node_id", s.NodeID), slog.Any("error", err))
-		}
-	}
-	return nil
+			d.Poke(r.NodeID)
+		},
+		NotRenewed: func(ledger.Row) { d.notRenewed.Add(ctx, 1) },
+	}).Do(ctx, d.Now())
 }
 
 // Part returns a part of one of the node's newest states.

@@ -117,6 +117,19 @@ func parts(ctx context.Context, tx db.Tx, d document, maxBytes int) ([][]byte, e
 	return pgx.CollectRows(rows, pgx.RowTo[[]byte])
 }
 
+// documents reads what a state names, by member; one that is not there is left out.
+func documents(ctx context.Context, tx db.Tx, nodeID string, refs []*protocol.PartRef) (map[string][]byte, error) {
+	out := make(map[string][]byte, len(refs))
+	for _, ref := range refs {
+		data, err := part(ctx, tx, nodeID, ref.GetSha256())
+		if err != nil && !db.IsNoRows(err) {
+			return nil, err
+		}
+		out[ref.GetId()] = data
+	}
+	return out, nil
+}
+
 func part(ctx context.Context, tx db.Tx, nodeID string, sha256 []byte) (data []byte, err error) {
 	err = tx.QueryRow(ctx, `SELECT data FROM node_state_parts WHERE node_id = $1 AND sha256 = $2`, nodeID, sha256).Scan(&data)
 	return data, err

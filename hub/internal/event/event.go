@@ -47,10 +47,13 @@ type Event struct {
 	Pos int64
 }
 
-// Append writes e to the outbox. Secrets in Data are refused by name, not by luck: fields that look like one are redacted.
+// Append writes e to the outbox. Its type must be one of Types. Secrets in Data are refused by name, not by luck: fields that look like one are redacted.
 func Append(ctx context.Context, tx db.Tx, e Event) error {
 	if e.Type == "" || e.Subject == "" || e.At.IsZero() {
 		return fmt.Errorf("event %q of %q: type, subject and time are required", e.Type, e.Subject)
+	}
+	if !knownType(e.Type) {
+		return fmt.Errorf("event type %q is not in the contract", e.Type)
 	}
 	if e.ID == "" {
 		e.ID = db.NewID()

@@ -67,11 +67,11 @@ func TestEventsOfASubjectAreListedByVersionAndByPage(t *testing.T) {
 	org, other := db.NewID(), db.NewID()
 	appendEvents(
 		t, d,
-		event.Event{Type: "b", Subject: "i", ResourceVersion: 2, OrgID: org, At: at(2)},
-		event.Event{Type: "a", Subject: "i", ResourceVersion: 1, OrgID: org, At: at(1)},
-		event.Event{Type: "c1", Subject: "i", ResourceVersion: 3, OrgID: org, At: at(3)},
-		event.Event{Type: "c2", Subject: "i", ResourceVersion: 3, OrgID: org, At: at(3)},
-		event.Event{Type: "x", Subject: "j", ResourceVersion: 1, OrgID: org, At: at(4)},
+		event.Event{Type: "apps.instance.deploying", Subject: "i", ResourceVersion: 2, OrgID: org, At: at(2)},
+		event.Event{Type: "apps.instance.requested", Subject: "i", ResourceVersion: 1, OrgID: org, At: at(1)},
+		event.Event{Type: "apps.instance.running", Subject: "i", ResourceVersion: 3, OrgID: org, At: at(3)},
+		event.Event{Type: "apps.instance.changed", Subject: "i", ResourceVersion: 3, OrgID: org, At: at(3)},
+		event.Event{Type: "apps.instance.stopped", Subject: "j", ResourceVersion: 1, OrgID: org, At: at(4)},
 	)
 	list := func(q event.SubjectQuery) []string {
 		events, err := db.ReadTx(t.Context(), d, func(tx db.Tx) ([]event.Event, error) { return event.BySubject(t.Context(), tx, q) })
@@ -82,7 +82,7 @@ func TestEventsOfASubjectAreListedByVersionAndByPage(t *testing.T) {
 		}
 		return types
 	}
-	require.Equal(t, []string{"a", "b", "c1", "c2"}, list(event.SubjectQuery{Subject: "i", OrgID: org}))
+	require.Equal(t, []string{"apps.instance.requested", "apps.instance.deploying", "apps.instance.running", "apps.instance.changed"}, list(event.SubjectQuery{Subject: "i", OrgID: org}))
 	require.Empty(t, list(event.SubjectQuery{Subject: "i", OrgID: other}), "another org's events do not exist")
 
 	var seen []string
@@ -98,7 +98,7 @@ func TestEventsOfASubjectAreListedByVersionAndByPage(t *testing.T) {
 		seen = append(seen, page[0].Type)
 		cursor = page[0].Cursor()
 	}
-	require.Equal(t, []string{"a", "b", "c1", "c2"}, seen)
+	require.Equal(t, []string{"apps.instance.requested", "apps.instance.deploying", "apps.instance.running", "apps.instance.changed"}, seen)
 
 	for _, bad := range []string{"x", "1.", ".", "-1." + db.NewID(), "1.not-an-id", "9999999999999999999999." + db.NewID()} {
 		_, err := db.ReadTx(t.Context(), d, func(tx db.Tx) ([]event.Event, error) {
@@ -137,9 +137,9 @@ func TestPositionsAreDenseAndFollowVersions(t *testing.T) {
 	early, late := db.NewID(), db.NewID()
 	appendEvents(
 		t, d,
-		event.Event{ID: late, Type: "first", Subject: "i", ResourceVersion: 1, OrgID: org, At: at(1)},
-		event.Event{ID: early, Type: "second", Subject: "i", ResourceVersion: 2, OrgID: org, At: at(0)},
-		event.Event{Type: "other", Subject: "j", ResourceVersion: 1, At: at(2)},
+		event.Event{ID: late, Type: "apps.instance.requested", Subject: "i", ResourceVersion: 1, OrgID: org, At: at(1)},
+		event.Event{ID: early, Type: "apps.instance.deploying", Subject: "i", ResourceVersion: 2, OrgID: org, At: at(0)},
+		event.Event{Type: "apps.instance.failed", Subject: "j", ResourceVersion: 1, At: at(2)},
 	)
 	seq := &event.Sequencer{DB: d, Holder: "hub-1", Now: func() time.Time { return at(0) }}
 	n, err := seq.Pass(t.Context())
@@ -150,7 +150,7 @@ func TestPositionsAreDenseAndFollowVersions(t *testing.T) {
 	for i, e := range all {
 		require.Equal(t, int64(i+1), e.Pos)
 	}
-	require.Equal(t, []string{"first", "second", "other"}, []string{all[0].Type, all[1].Type, all[2].Type})
+	require.Equal(t, []string{"apps.instance.requested", "apps.instance.deploying", "apps.instance.failed"}, []string{all[0].Type, all[1].Type, all[2].Type})
 	require.Len(t, after(t, d, org, 1), 1)
 }
 
@@ -164,13 +164,13 @@ func TestOnlyTheHolderNumbersUntilItsLeaseEnds(t *testing.T) {
 		require.NoError(t, err)
 		return n
 	}
-	appendEvents(t, d, event.Event{Type: "a", Subject: "i", ResourceVersion: 1, At: now})
+	appendEvents(t, d, event.Event{Type: "apps.instance.requested", Subject: "i", ResourceVersion: 1, At: now})
 	require.Equal(t, 1, pass(one))
-	appendEvents(t, d, event.Event{Type: "b", Subject: "i", ResourceVersion: 2, At: now})
+	appendEvents(t, d, event.Event{Type: "apps.instance.deploying", Subject: "i", ResourceVersion: 2, At: now})
 	require.Zero(t, pass(two), "the lease is another's")
 	now = now.Add(time.Minute)
 	require.Equal(t, 1, pass(two), "the holder fell silent")
-	appendEvents(t, d, event.Event{Type: "c", Subject: "i", ResourceVersion: 3, At: now})
+	appendEvents(t, d, event.Event{Type: "apps.instance.running", Subject: "i", ResourceVersion: 3, At: now})
 	require.Zero(t, pass(one), "and lost its lease")
 }
 
@@ -193,7 +193,7 @@ func TestNumbersStayDenseWhileManyWrite(t *testing.T) {
 		writing.Go(func() {
 			for i := range each {
 				_, err := db.RunTx(ctx, d, func(tx db.Tx) (struct{}, error) {
-					return struct{}{}, event.Append(ctx, tx, event.Event{Type: "t", Subject: string(rune('a' + w)), ResourceVersion: int64(i + 1), At: at(i)})
+					return struct{}{}, event.Append(ctx, tx, event.Event{Type: "apps.instance.changed", Subject: string(rune('a' + w)), ResourceVersion: int64(i + 1), At: at(i)})
 				})
 				if err != nil {
 					t.Errorf("writer %d: %v", w, err)

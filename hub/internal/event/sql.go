@@ -94,29 +94,6 @@ func insertAudit(ctx context.Context, tx db.Tx, row AuditRow, before, after json
 		row.CorrelationID, row.Outcome, row.Reason, nullJSON(before), nullJSON(after), row.At)
 }
 
-func selectAudit(ctx context.Context, tx db.Tx, resourceType, resourceID string, limit int) ([]AuditRow, error) {
-	rows, err := tx.Query(ctx, `
-		SELECT id, actor_type, actor_id, action, resource_type, resource_id, COALESCE(org_id::TEXT, ''), COALESCE(project_id::TEXT, ''),
-		       correlation_id, outcome, reason, before, after, at
-		FROM audit_rows WHERE resource_type = $1 AND resource_id = $2 ORDER BY at, id LIMIT $3`, resourceType, resourceID, limit)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (AuditRow, error) {
-		var r AuditRow
-		var before, after []byte
-		err := row.Scan(&r.ID, &r.ActorType, &r.ActorID, &r.Action, &r.ResourceType, &r.ResourceID, &r.OrgID, &r.ProjectID,
-			&r.CorrelationID, &r.Outcome, &r.Reason, &before, &after, &r.At)
-		if before != nil {
-			r.Before = json.RawMessage(before)
-		}
-		if after != nil {
-			r.After = json.RawMessage(after)
-		}
-		return r, err
-	})
-}
-
 func null(s string) *string {
 	if s == "" {
 		return nil

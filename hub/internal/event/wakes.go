@@ -1,7 +1,6 @@
 package event
 
 import (
-	"math/rand/v2"
 	"slices"
 	"sync"
 )
@@ -22,34 +21,23 @@ type Wakes struct {
 	count   int
 	closed  bool
 
-	// moment counts changes, from a random beginning, so that no other process has its moments. changed has the moments of the latest
-	// changes, all of them after the moment known.
+	// moment counts changes. changed has the moments of the latest changes, all of them after the moment known.
 	moment, known uint64
 	changed       map[string]uint64
 }
 
-// Moment marks a point in the order of changes. Take it before looking: what is seen then is at least as new.
-func (w *Wakes) Moment() uint64 {
+// Version changes whenever the resource may have changed in this process. Take it before looking: what is seen then is at least as
+// new. It counts the changes of all resources: do not show it.
+func (w *Wakes) Version(id string) uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.begin()
-	return w.moment
-}
-
-// Since reports whether the resource may have changed since a moment. It is true for a moment that is not known any more, or was one
-// of another process; what another process has changed it does not know.
-func (w *Wakes) Since(moment uint64, id string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.begin()
-	return moment < w.known || moment > w.moment || w.changed[id] > moment
+	return max(w.known, w.changed[id])
 }
 
 func (w *Wakes) begin() {
 	if w.changed == nil {
-		// Far from the end, where it would begin again.
-		w.moment = rand.Uint64() >> 1 //nolint:gosec // tells processes apart, keeps no secret
-		w.known, w.changed = w.moment, map[string]uint64{}
+		w.changed = map[string]uint64{}
 	}
 }
 

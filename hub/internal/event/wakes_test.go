@@ -57,20 +57,16 @@ func TestSoManyMayWaitAndNoMore(t *testing.T) {
 	require.NotNil(t, again)
 }
 
-func TestItIsKnownWhetherSomethingChangedSinceAMoment(t *testing.T) {
-	var w, other event.Wakes
-	before := w.Moment()
-	require.False(t, w.Since(before, "a"))
+func TestAVersionChangesWithItsResourceAndWithWhatIsForgotten(t *testing.T) {
+	var w event.Wakes
+	before := w.Version("a")
 	w.Changed("b", "a")
-	require.True(t, w.Since(before, "a"))
-	after := w.Moment()
-	require.False(t, w.Since(after, "a"))
+	after := w.Version("a")
+	require.NotEqual(t, before, after)
 	w.Changed("b")
-	require.False(t, w.Since(after, "a"), "another one changed")
-	require.True(t, w.Since(w.Moment()+1, "a"), "a moment that has not been")
-	require.True(t, other.Since(after, "a"), "a moment of another process")
+	require.Equal(t, after, w.Version("a"), "another one changed")
 	for n := range 10_000 {
 		w.Changed(fmt.Sprint(n))
 	}
-	require.True(t, w.Since(after, "a"), "what is forgotten may have changed")
+	require.NotEqual(t, after, w.Version("a"), "what is forgotten may have changed")
 }

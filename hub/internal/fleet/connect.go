@@ -1,7 +1,9 @@
 package fleet
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"slices"
 	"time"
 
@@ -110,16 +112,14 @@ func (n Node) meet(c Connection) Connected {
 		// It goes on as it is until it is released; only its usage counts.
 		after.Suspects, suspects = suspect(slices.Clone(n.Suspects), cut(h.GetIncarnation())), nil
 	}
-	facts := h.GetFacts()
-	if facts == nil {
-		facts = &protocol.NodeFacts{}
-	}
+	facts := boundedFacts(h.GetFacts())
 	if facts.GetHostname() != "" {
 		after.Hostname = cut(facts.GetHostname())
 	}
 	after.Incarnation, after.AcceptedEpoch, after.AcceptedGeneration = cut(h.GetIncarnation()), min(h.GetEpoch(), maxGeneration), min(h.GetGeneration(), maxGeneration)
 	after.BundleVersion, after.AgentVersion, after.ProtocolVersion = min(h.GetBundleVersion(), maxGeneration), cut(h.GetAgentVersion()), h.GetProtocolVersion()
-	after.Features, after.Facts, after.Conditions = bounded(h.GetFeatures()), facts, bounded(facts.GetConditions())
+	after.Features, after.Facts, after.Conditions = bounded(h.GetFeatures()), facts, facts.GetConditions()
+	after.CPUCores, after.MemoryBytes, after.factsSHA256 = int64(facts.GetCpuCores()), int64(facts.GetMemoryBytes()), factsDigest(facts)
 	return Connected{
 		Node: after,
 		Behind: heard.Behind(
@@ -136,7 +136,14 @@ func (n Node) saysWhatItSaid(after Node) bool {
 	return n.Hostname == after.Hostname && n.Incarnation == after.Incarnation && n.AcceptedEpoch == after.AcceptedEpoch &&
 		n.AcceptedGeneration == after.AcceptedGeneration && n.BundleVersion == after.BundleVersion && n.AgentVersion == after.AgentVersion &&
 		n.ProtocolVersion == after.ProtocolVersion && slices.Equal(n.Features, after.Features) && slices.Equal(n.Conditions, after.Conditions) &&
-		slices.Equal(n.Suspects, after.Suspects) && proto.Equal(n.Facts, after.Facts)
+		slices.Equal(n.Suspects, after.Suspects) && bytes.Equal(n.factsSHA256, after.factsSHA256)
+}
+
+// factsDigest is the same for facts that say the same.
+func factsDigest(f *protocol.NodeFacts) []byte {
+	raw, _ := proto.MarshalOptions{Deterministic: true}.Marshal(f) // what was made of valid texts can be encoded
+	sum := sha256.Sum256(raw)
+	return sum[:]
 }
 
 func saveHello(ctx context.Context, tx db.Tx, n Node, now time.Time) error {
@@ -146,10 +153,10 @@ func saveHello(ctx context.Context, tx db.Tx, n Node, now time.Time) error {
 	}
 	_, err = tx.Exec(ctx, `UPDATE nodes SET hostname = $2, incarnation = $3, accepted_epoch = $4, accepted_generation = $5, bundle_version = $6,
 			agent_version = $7, protocol_version = $8, features = $9, facts = $10, conditions = $11, resource_version = resource_version + 1, updated_at = $12,
-			suspect_incarnations = $13
+			suspect_incarnations = $13, cpu_cores = $14, memory_bytes = $15, facts_sha256 = $16
 		WHERE id = $1`,
 		n.ID, n.Hostname, n.Incarnation, n.AcceptedEpoch, n.AcceptedGeneration, n.BundleVersion, n.AgentVersion, n.ProtocolVersion, n.Features, string(facts),
-		n.Conditions, now, n.Suspects)
+		n.Conditions, now, n.Suspects, n.CPUCores, n.MemoryBytes, n.factsSHA256)
 	return err
 }
 

@@ -9,8 +9,11 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
+	"slices"
 	"strings"
 	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -29,9 +32,11 @@ const (
 	MaxTokenTTL = 30 * 24 * time.Hour
 	// MaxRefusals is how many refusals of one node are kept; older ones go.
 	MaxRefusals = 20
-	// MaxConditions and maxTextBytes bound what a node can make the hub store; longer lists and texts are cut.
-	MaxConditions = 64
-	maxTextBytes  = 512
+	// maxTextBytes bounds a text that a node can make the hub store, maxFactBytes a word of its facts; longer ones are cut.
+	maxTextBytes = 512
+	maxFactBytes = 128
+	// maxQuantity bounds what a node may say that it has of cores or bytes.
+	maxQuantity = 1 << 50
 	// maxSuspects bounds how many incarnations of a quarantined node are remembered; the oldest go.
 	maxSuspects = 16
 	// maxGeneration keeps numbers that a node names far from the end of the column.
@@ -91,15 +96,21 @@ type Node struct {
 	AgentVersion       string
 	ProtocolVersion    uint32
 	Features           []string
-	Facts              *protocol.NodeFacts
-	Conditions         []string
-	CreatedAt          time.Time
-	UpdatedAt          time.Time
+	// CPUCores and MemoryBytes are of its facts: what placement needs.
+	CPUCores    int64
+	MemoryBytes int64
+	// Facts are what the node says of itself, bounded; nil until LoadFacts.
+	Facts      *protocol.NodeFacts
+	Conditions []string
+	CreatedAt  time.Time
+	UpdatedAt  time.Time
 	// SessionNo is of the newest connection; 0 before the first.
 	SessionNo uint64
 	// LastSeenAt is zero before the first connection.
 	LastSeenAt     time.Time
 	DisconnectedAt time.Time
+	// factsSHA256 tells facts that have changed.
+	factsSHA256 []byte
 	// reachable says whether the others were told last that there is contact.
 	reachable bool
 }
@@ -116,6 +127,14 @@ func (n Node) IsRemoved() bool { return !n.RemovedAt.IsZero() }
 // TakesNew reports whether something new may be placed on the node once it is in contact.
 func (n Node) TakesNew() bool {
 	return !n.Draining && !n.IsBanned() && !n.IsRemoved() && !n.IsQuarantined()
+}
+
+// OneOrgBecause lists the conditions for which the node serves one org at a time; it is empty where several may share it.
+func (n Node) OneOrgBecause() []string {
+	if slices.Contains(n.Conditions, protocol.ConditionWeakIsolationShared) {
+		return nil
+	}
+	return slices.DeleteFunc(protocol.WeakIsolation(), func(c string) bool { return !slices.Contains(n.Conditions, c) })
 }
 
 // shutOut is why the node may not come in. A lost one may: it hands over the usage that it still owes, and is told to hold
@@ -218,15 +237,18 @@ func RenewalMessage(nodeID, csrPEM, issuedAt string) []byte {
 	return []byte(nodeID + "\n" + csrPEM + "\n" + issuedAt)
 }
 
-// MayRenew decides whether a node gets a new certificate: never when banned or removed, and only by proof of the key it enrolled with.
+// MayRenew decides whether a node gets a new certificate: only by proof of the key it enrolled with, and never when banned or
+// removed. Without the proof a caller does not learn which.
 func MayRenew(n Node, csrKey ed25519.PublicKey, message, signature []byte) error {
-	if err := n.shutOut(); err != nil {
-		return err
-	}
 	if !bytes.Equal(n.PublicKey, csrKey) || !ed25519.Verify(n.PublicKey, message, signature) {
-		return fault.New(fault.Unauthenticated, "proof_invalid", "The request is not signed by the key that the node enrolled with.", nil).At("/signature", "does not verify")
+		return ErrProof()
 	}
-	return nil
+	return n.shutOut()
+}
+
+// ErrProof answers a renewal without the proof of the node's key, also for a node that does not exist.
+func ErrProof() *fault.Error {
+	return fault.New(fault.Unauthenticated, "proof_invalid", "The request is not signed by the key that the node enrolled with.", nil).At("/signature", "does not verify")
 }
 
 func bannedFault() error {
@@ -243,14 +265,35 @@ func tokenFault() error {
 }
 
 // cut bounds a text that a node sent, and drops what the database cannot store as text.
-func cut(s string) string {
-	return strings.ToValidUTF8(strings.ReplaceAll(s[:min(len(s), maxTextBytes)], "\x00", ""), "")
+func cut(s string) string { return cutTo(s, maxTextBytes) }
+
+func cutTo(s string, maxBytes int) string {
+	return strings.ToValidUTF8(strings.ReplaceAll(s[:min(len(s), maxBytes)], "\x00", ""), "")
 }
 
 func bounded(list []string) []string {
-	out := make([]string, 0, min(len(list), MaxConditions))
-	for _, s := range list[:min(len(list), MaxConditions)] {
+	out := make([]string, 0, min(len(list), protocol.MaxConditions))
+	for _, s := range list[:min(len(list), protocol.MaxConditions)] {
 		out = append(out, cut(s))
+	}
+	return out
+}
+
+// boundedFacts copies what is known of the facts, each field within its bound.
+func boundedFacts(f *protocol.NodeFacts) *protocol.NodeFacts {
+	fact := func(s string) string { return cutTo(s, maxFactBytes) }
+	out := &protocol.NodeFacts{
+		Hostname: fact(f.GetHostname()), Os: fact(f.GetOs()), Kernel: fact(f.GetKernel()), Architecture: fact(f.GetArchitecture()),
+		ContainerdVersion: fact(f.GetContainerdVersion()), RuncVersion: fact(f.GetRuncVersion()),
+		CpuCores: f.GetCpuCores(), MemoryBytes: min(f.GetMemoryBytes(), maxQuantity), Conditions: bounded(f.GetConditions()),
+	}
+	if f.GetBootTime().IsValid() { // or it could not be encoded
+		out.BootTime = timestamppb.New(f.GetBootTime().AsTime())
+	}
+	for _, a := range f.GetAccelerators()[:min(len(f.GetAccelerators()), protocol.MaxAccelerators)] {
+		out.Accelerators = append(out.Accelerators, &protocol.Accelerator{
+			Id: fact(a.GetId()), Vendor: fact(a.GetVendor()), Model: fact(a.GetModel()), Health: fact(a.GetHealth()), MemoryBytes: min(a.GetMemoryBytes(), maxQuantity),
+		})
 	}
 	return out
 }

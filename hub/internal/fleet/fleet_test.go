@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -132,6 +133,7 @@ func TestRenewalNeedsTheKeyAndNoBan(t *testing.T) {
 	require.Equal(t, "proof_invalid", codeOf(t, fleet.MayRenew(n, other, message, ed25519.Sign(priv, message))), "another key in the request")
 	require.Equal(t, "proof_invalid", codeOf(t, fleet.MayRenew(n, pub, message, nil)))
 	n.BannedAt = now
+	require.Equal(t, "proof_invalid", codeOf(t, fleet.MayRenew(n, pub, message, nil)), "a stranger does not learn of the ban")
 	require.Equal(t, "node_banned", codeOf(t, fleet.MayRenew(n, pub, message, ed25519.Sign(priv, message))))
 }
 
@@ -252,17 +254,20 @@ func TestLateReportsLose(t *testing.T) {
 func TestRefusalsAreKeptOnceAndBounded(t *testing.T) {
 	d := dbtest.New(t)
 	n := node(t, d)
-	refuse := func(generation uint64, at time.Time) bool {
+	refuse := func(reason string, generation uint64, at time.Time) bool {
 		return must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
 			return fleet.Refused(ctx, tx, n.ID, db.NewID(), fleet.Refusal{
-				Document: fleet.DocumentState, Generation: generation, Reason: protocol.RefusalOlder, Detail: strings.Repeat("é", 600), At: at,
+				Document: fleet.DocumentState, Generation: generation, Reason: reason, Detail: strings.Repeat("é", 600), At: at,
 			})
 		})
 	}
-	require.True(t, refuse(1, now))
-	require.False(t, refuse(1, now.Add(time.Minute)), "the same again is no news")
+	require.True(t, refuse(protocol.RefusalOlder, 1, now))
+	require.False(t, refuse(protocol.RefusalOlder, 1, now.Add(time.Minute)), "the same again is no news")
+	require.True(t, refuse(protocol.RefusalConflict, 2, now.Add(2*time.Minute)))
+	require.False(t, refuse(protocol.RefusalOlder, 3, now.Add(3*time.Minute)), "nor is it by turns with another")
+	require.True(t, refuse(protocol.RefusalOlder, 3, now.Add(2*time.Hour)), "an hour later it is")
 	for g := range uint64(30) {
-		require.True(t, refuse(g+2, now.Add(time.Hour+time.Duration(g)*time.Second)))
+		require.True(t, refuse(fmt.Sprint("reason ", g), g+2, now.Add(3*time.Hour+time.Duration(g)*time.Second)))
 	}
 	list := must(t, d, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) {
 		return fleet.Refusals(ctx, tx, n.ID, 100)

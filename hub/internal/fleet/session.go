@@ -144,18 +144,18 @@ const (
 	DocumentBundle = "bundle"
 )
 
-// Refused stores a refusal. When it repeats the newest one only that one's time moves, and news is false: a node that is
-// offered the same document again and again must fill neither the table nor the event stream.
+// refusalQuiet is how long a refusal of the same document for the same reason is no news.
+const refusalQuiet = time.Hour
+
+// Refused stores a refusal. When the same document was refused for the same reason within refusalQuiet that row moves on, and news is
+// false: a node that is offered the same document again and again, or two by turns, must fill neither the table nor the event stream.
 func Refused(ctx context.Context, tx db.Tx, nodeID, newID string, r Refusal) (news bool, err error) {
 	r.Epoch, r.Generation = min(r.Epoch, maxGeneration), min(r.Generation, maxGeneration)
 	r.Document, r.Reason, r.Detail = cut(r.Document), cut(r.Reason), cut(r.Detail)
-	last, err := Refusals(ctx, tx, nodeID, 1)
-	if err != nil {
-		return false, err
-	}
-	if len(last) == 1 && last[0].Document == r.Document && last[0].Epoch == r.Epoch && last[0].Generation == r.Generation && last[0].Reason == r.Reason {
-		_, err := tx.Exec(ctx, `UPDATE node_refusals SET at = $2, detail = $3 WHERE node_id = $1
-			AND id = (SELECT id FROM node_refusals WHERE node_id = $1 ORDER BY at DESC, id DESC LIMIT 1)`, nodeID, r.At, r.Detail)
+	tag, err := tx.Exec(ctx, `UPDATE node_refusals SET at = $4, epoch = $5, generation = $6, detail = $7 WHERE node_id = $1
+		AND id = (SELECT id FROM node_refusals WHERE node_id = $1 AND document = $2 AND reason = $3 AND at > $8 ORDER BY at DESC, id DESC LIMIT 1)`,
+		nodeID, r.Document, r.Reason, r.At, r.Epoch, r.Generation, r.Detail, r.At.Add(-refusalQuiet))
+	if err != nil || tag.RowsAffected() > 0 {
 		return false, err
 	}
 	if _, err := tx.Exec(ctx, `INSERT INTO node_refusals (node_id, id, document, epoch, generation, reason, detail, at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,

@@ -14,7 +14,7 @@ import (
 
 const nodeColumns = `n.id, n.site_id, n.hostname, n.public_key, n.resource_version, n.draining, n.banned_at, n.ban_reason, n.removed_at, n.lost, n.remove_reason,
 	n.quarantined_at, n.quarantine_reason, n.suspect_incarnations, n.certificate_expires_at, n.incarnation, n.accepted_epoch, n.accepted_generation, n.bundle_version, n.agent_version,
-	n.protocol_version, n.features, n.facts, n.conditions, n.created_at, n.updated_at,
+	n.protocol_version, n.features, n.cpu_cores, n.memory_bytes, n.facts_sha256, n.conditions, n.created_at, n.updated_at,
 	COALESCE(s.session_no, 0), s.seen_at, s.disconnected_at, COALESCE(s.reachable, false)`
 
 const nodeFrom = ` FROM nodes n LEFT JOIN node_sessions s ON s.node_id = n.id `
@@ -23,22 +23,37 @@ func scanNode(row pgx.Row) (Node, error) {
 	var (
 		n                                                        Node
 		bannedAt, removedAt, quarantinedAt, seenAt, disconnected *time.Time
-		facts                                                    []byte
 	)
 	err := row.Scan(&n.ID, &n.SiteID, &n.Hostname, &n.PublicKey, &n.ResourceVersion, &n.Draining, &bannedAt, &n.BanReason, &removedAt, &n.Lost, &n.RemoveReason,
 		&quarantinedAt, &n.QuarantineReason, &n.Suspects, &n.CertificateExpiresAt, &n.Incarnation, &n.AcceptedEpoch, &n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion,
-		&n.ProtocolVersion, &n.Features, &facts, &n.Conditions, &n.CreatedAt, &n.UpdatedAt,
+		&n.ProtocolVersion, &n.Features, &n.CPUCores, &n.MemoryBytes, &n.factsSHA256, &n.Conditions, &n.CreatedAt, &n.UpdatedAt,
 		&n.SessionNo, &seenAt, &disconnected, &n.reachable)
 	if err != nil {
 		return Node{}, err
 	}
 	n.BannedAt, n.RemovedAt, n.QuarantinedAt, n.LastSeenAt, n.DisconnectedAt = value(bannedAt), value(removedAt), value(quarantinedAt), value(seenAt), value(disconnected)
-	n.Facts = &protocol.NodeFacts{}
-	// Written by another release, perhaps: a field it does not know must not make the node unreadable.
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(facts, n.Facts); err != nil {
-		return Node{}, err
-	}
 	return n, nil
+}
+
+// LoadFacts fills in what the nodes say of themselves. Only those who show it ask: it may be large, and placement and lists of ids do
+// not need it.
+func LoadFacts(ctx context.Context, tx db.Tx, nodes ...*Node) error {
+	ids := make([]string, 0, len(nodes))
+	for _, n := range nodes {
+		ids = append(ids, n.ID)
+	}
+	raw, err := db.Pairs[string, []byte](tx.Query(ctx, `SELECT id, facts FROM nodes WHERE id = ANY($1::uuid[])`, ids))
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		n.Facts = &protocol.NodeFacts{}
+		// Written by another release, perhaps: a field it does not know must not make the node unreadable.
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(raw[n.ID], n.Facts); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func value(t *time.Time) time.Time {

@@ -2,8 +2,11 @@ package httpapi
 
 import (
 	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
 	"log/slog"
-	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -11,6 +14,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -18,10 +22,10 @@ import (
 const (
 	// maxCredentialBytes bounds a bearer credential; longer ones are not looked at.
 	maxCredentialBytes = 8 << 10
-	// bodyTimeout is how long a body may take to arrive.
-	bodyTimeout = 30 * time.Second
 	// auditTimeout bounds the audit row of a failed request, which is written before the answer goes out.
 	auditTimeout = 5 * time.Second
+	// renewOperation is the id of a certificate's renewal in the contract.
+	renewOperation = "renewNode"
 )
 
 // Authenticator finds out who presents a bearer credential.
@@ -35,42 +39,136 @@ type Auditor interface {
 	AuditFailure(ctx context.Context, m command.Meta, f command.Failure) error
 }
 
-// admit lets a request through to its handler: known caller, within its rate, and as the contract says.
+// admit lets a request through to its handler: within its budgets, from a known caller, and as the contract says.
 func (a *api) admit(c *gin.Context) {
 	state := callOf(c.Request.Context())
-	if err := a.authenticate(c, state); err != nil {
+	leave, err := a.authenticate(c, state)
+	if err != nil {
 		a.fail(c, err)
 		return
 	}
-	// Not every connection can (HTTP/1.1 over a pipe in tests); the server's own timeouts still hold there.
-	_ = http.NewResponseController(c.Writer).SetReadDeadline(a.conf.Now().Add(bodyTimeout))
+	defer leave()
 	body, err := check(c, state.op)
 	if err != nil {
 		a.fail(c, err)
 		return
 	}
+	// The server's read deadline is for the body; a connection over which nothing more is read must not end by it.
 	_ = http.NewResponseController(c.Writer).SetReadDeadline(time.Time{})
 	state.bodyHash = requestHash(c.Request, body)
 	c.Next()
 }
 
-func (a *api) authenticate(c *gin.Context, state *call) error {
-	visitor := "ip/" + network(state.remoteIP)
+// authenticate charges the request to its budgets, before and after it finds out who calls, and takes its places among the
+// requests under way.
+func (a *api) authenticate(c *gin.Context, state *call) (leave func(), err error) {
 	if state.op.open {
-		return a.visitors.take(visitor, state.at)
+		return a.admitOpen(c, state)
 	}
 	bearer, err := credential(c.Request.Header)
-	if err == nil {
-		state.principal, err = a.conf.Authenticator.Authenticate(c.Request.Context(), bearer, state.at)
+	if err != nil {
+		return nil, a.refusedVisitor(state, err)
+	}
+	digest := sha256.Sum256([]byte(bearer))
+	id, known := a.known.get(digest)
+	// Before the database is asked: a flood costs it nothing.
+	if known {
+		err = a.budgets.check(a.budgets.ofCaller(id), state.at)
+	} else {
+		err = a.budgets.check(a.budgets.ofVisitor(state.remoteIP), state.at)
 	}
 	if err != nil {
-		// Guessing is limited by address: a wrong credential has no caller to count for.
-		if limited := a.visitors.take(visitor, state.at); limited != nil {
-			return limited
+		return nil, err
+	}
+	if state.principal, err = a.identify(c.Request.Context(), state, bearer, known); err != nil {
+		if fault.Is(err, fault.Unauthenticated) {
+			a.known.drop(digest)
+			return nil, a.refusedVisitor(state, err)
 		}
+		return nil, err
+	}
+	state.caller = callerOf(state.principal)
+	a.known.put(digest, state.caller)
+	state.again = func(ctx context.Context) (iam.Principal, error) {
+		return a.conf.Authenticator.Authenticate(ctx, bearer, a.conf.Now())
+	}
+	if err := a.budgets.spend(a.budgets.ofCaller(state.caller), state.at); err != nil {
+		return nil, err
+	}
+	return a.places.take(placesOfCaller(state.caller, state.op.id)...)
+}
+
+// identify finds out who calls. An unknown credential takes a visitor's place meanwhile.
+func (a *api) identify(ctx context.Context, state *call, bearer string, known bool) (iam.Principal, error) {
+	if !known {
+		leave, err := a.places.take(placesOfVisitor(state.remoteIP)...)
+		if err != nil {
+			return iam.Principal{}, err
+		}
+		defer leave()
+	}
+	return a.conf.Authenticator.Authenticate(ctx, bearer, state.at)
+}
+
+// refusedVisitor charges a wrong credential to its address: it has no caller to count for.
+func (a *api) refusedVisitor(state *call, refusal error) error {
+	if err := a.budgets.spend(a.budgets.ofVisitor(state.remoteIP), state.at); err != nil {
 		return err
 	}
-	return a.callers.take(state.principal.Type+"/"+state.principal.ID, state.at)
+	return refusal
+}
+
+// admitOpen admits a request of an operation that needs no credential: as a node, where the connection shows a node's
+// certificate, else as a visitor.
+func (a *api) admitOpen(c *gin.Context, state *call) (leave func(), err error) {
+	if node := nodeOf(c.Request.TLS); node != "" {
+		return a.admitNode(node, state)
+	}
+	if err = a.budgets.spend(a.budgets.ofVisitor(state.remoteIP), state.at); err == nil {
+		return a.places.take(placesOfVisitor(state.remoteIP)...)
+	}
+	if state.op.id == renewOperation && a.conf.NodeKey != nil {
+		return a.admitProven(c, state, err)
+	}
+	return nil, err
+}
+
+// admitProven admits the renewal of a node whose certificate has expired, from an address without a budget: what runs on the node
+// shares its address, and must not cost it its certificate. The check costs about what the refusal does, and no query.
+func (a *api) admitProven(c *gin.Context, state *call, refusal error) (leave func(), err error) {
+	address, _ := prefixes(state.remoteIP)
+	done, err := a.places.take(place{"renewals_at_once", address, maxAddressRenewals})
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	body, err := readBody(c, state.op)
+	if err != nil {
+		return nil, err
+	}
+	var r NodeRenew
+	if json.Unmarshal(body, &r) != nil {
+		return nil, refusal
+	}
+	signature, err := base64.StdEncoding.DecodeString(r.Signature)
+	if err != nil {
+		return nil, refusal
+	}
+	key, err := a.conf.NodeKey(c.Request.Context(), r.NodeID, state.at)
+	if err != nil {
+		return nil, err
+	}
+	if key == nil || !ed25519.Verify(key, fleet.RenewalMessage(r.NodeID, r.CsrPem, r.IssuedAt), signature) {
+		return nil, refusal
+	}
+	return a.admitNode(r.NodeID, state)
+}
+
+func (a *api) admitNode(node string, state *call) (leave func(), err error) {
+	if err := a.budgets.spend(a.budgets.ofNode(node), state.at); err != nil {
+		return nil, err
+	}
+	return a.places.take(placesOfNode(node)...)
 }
 
 func credential(h http.Header) (string, error) {
@@ -87,15 +185,6 @@ func credential(h http.Header) (string, error) {
 			AtHint("header/Authorization", "is not a bearer token", "Authorization: Bearer <token>")
 	}
 	return token, nil
-}
-
-// network is what counts as one visitor: an IPv4 address, or the /64 that one IPv6 customer usually has.
-func network(ip string) string {
-	addr := net.ParseIP(ip)
-	if addr == nil || addr.To4() != nil {
-		return ip
-	}
-	return addr.Mask(net.CIDRMask(64, 128)).String()
 }
 
 // fail ends a request with a problem document, after it is in the audit trail and, where it is our defect, in the log.
@@ -120,18 +209,27 @@ func (a *api) fail(c *gin.Context, err error) {
 	writeProblem(c, f, state.correlationID)
 }
 
-// audit keeps denials of every kind and failures of whatever would have changed something. A failing audit trail does not
-// turn a refusal into a success, so it is logged and the answer stands.
+// audit keeps denials of every kind and failures of whatever would have changed something, as far as the budgets of rows go;
+// the next row says how many were left out. A failing audit trail does not turn a refusal into a success, so it is logged and
+// the answer stands.
 func (a *api) audit(ctx context.Context, state *call, f *fault.Error) {
 	denied := f.Kind == fault.Unauthenticated || f.Kind == fault.Forbidden
 	if state.op == nil || f.Kind == fault.RateLimited || !denied && !state.op.mutates() {
 		return
 	}
+	if a.budgets.spend(a.budgets.ofRow(state.caller, state.remoteIP), state.at) != nil {
+		a.unrecorded.Add(1)
+		a.leftOut.Add(ctx, 1)
+		return
+	}
+	unrecorded := a.unrecorded.Swap(0)
 	// The caller may hang up; the row is written all the same.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), auditTimeout)
 	defer cancel()
 	m := command.Meta{Principal: state.principal, CorrelationID: state.correlationID, TraceID: state.traceID, Route: state.op.route(), Now: state.at}
-	if err := a.conf.Auditor.AuditFailure(ctx, m, command.Failure{Operation: state.op.id, Code: f.Code, Denied: denied}); err != nil {
+	failure := command.Failure{Operation: state.op.id, Code: f.Code, Denied: denied, Unrecorded: unrecorded}
+	if err := a.conf.Auditor.AuditFailure(ctx, m, failure); err != nil {
+		a.unrecorded.Add(unrecorded)
 		a.conf.Log.ErrorContext(ctx, "audit row of a failed request is lost", slog.Any("error", err), slog.String("correlation_id", state.correlationID))
 	}
 }

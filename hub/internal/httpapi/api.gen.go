@@ -227,6 +227,54 @@ func (e ArtifactSourceType) Valid() bool {
 	}
 }
 
+// Defines values for AuditActorType.
+const (
+	AuditActorTypeAnonymous      AuditActorType = "anonymous"
+	AuditActorTypeNode           AuditActorType = "node"
+	AuditActorTypeServiceAccount AuditActorType = "service_account"
+	AuditActorTypeSystem         AuditActorType = "system"
+	AuditActorTypeUser           AuditActorType = "user"
+)
+
+// Valid indicates whether the value is a known member of the AuditActorType enum.
+func (e AuditActorType) Valid() bool {
+	switch e {
+	case AuditActorTypeAnonymous:
+		return true
+	case AuditActorTypeNode:
+		return true
+	case AuditActorTypeServiceAccount:
+		return true
+	case AuditActorTypeSystem:
+		return true
+	case AuditActorTypeUser:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for AuditOutcome.
+const (
+	AuditOutcomeDenied AuditOutcome = "denied"
+	AuditOutcomeDone   AuditOutcome = "done"
+	AuditOutcomeFailed AuditOutcome = "failed"
+)
+
+// Valid indicates whether the value is a known member of the AuditOutcome enum.
+func (e AuditOutcome) Valid() bool {
+	switch e {
+	case AuditOutcomeDenied:
+		return true
+	case AuditOutcomeDone:
+		return true
+	case AuditOutcomeFailed:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for CapacityShape.
 const (
 	CapacityShapeBaremetal CapacityShape = "baremetal"
@@ -480,6 +528,7 @@ const (
 	PostingKindHoldClosed   PostingKind = "hold_closed"
 	PostingKindHoldExtended PostingKind = "hold_extended"
 	PostingKindHoldOpened   PostingKind = "hold_opened"
+	PostingKindHoldReduced  PostingKind = "hold_reduced"
 	PostingKindUsage        PostingKind = "usage"
 	PostingKindWriteOff     PostingKind = "write_off"
 )
@@ -496,6 +545,8 @@ func (e PostingKind) Valid() bool {
 	case PostingKindHoldExtended:
 		return true
 	case PostingKindHoldOpened:
+		return true
+	case PostingKindHoldReduced:
 		return true
 	case PostingKindUsage:
 		return true
@@ -551,6 +602,27 @@ func (e PriceUnit) Valid() bool {
 	}
 }
 
+// Defines values for ProjectRole.
+const (
+	ProjectRoleAppOperator  ProjectRole = "app_operator"
+	ProjectRoleProjectAdmin ProjectRole = "project_admin"
+	ProjectRoleViewer       ProjectRole = "viewer"
+)
+
+// Valid indicates whether the value is a known member of the ProjectRole enum.
+func (e ProjectRole) Valid() bool {
+	switch e {
+	case ProjectRoleAppOperator:
+		return true
+	case ProjectRoleProjectAdmin:
+		return true
+	case ProjectRoleViewer:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for PublishIntentSignatureScheme.
 const (
 	PublishIntentSignatureSchemeCosignSimpleSigningEd25519 PublishIntentSignatureScheme = "cosign-simple-signing-ed25519"
@@ -587,6 +659,48 @@ func (e PublisherStatus) Valid() bool {
 	}
 }
 
+// Defines values for QuotaName.
+const (
+	QuotaNameAccelerators    QuotaName = "accelerators"
+	QuotaNameAllocations     QuotaName = "allocations"
+	QuotaNameAppInstances    QuotaName = "app_instances"
+	QuotaNameAppSlugs        QuotaName = "app_slugs"
+	QuotaNameCPUCores        QuotaName = "cpu_cores"
+	QuotaNamePublishIntents  QuotaName = "publish_intents"
+	QuotaNameRegistryBytes   QuotaName = "registry_bytes"
+	QuotaNameServiceAccounts QuotaName = "service_accounts"
+	QuotaNameUserTokens      QuotaName = "user_tokens"
+	QuotaNameUsers           QuotaName = "users"
+)
+
+// Valid indicates whether the value is a known member of the QuotaName enum.
+func (e QuotaName) Valid() bool {
+	switch e {
+	case QuotaNameAccelerators:
+		return true
+	case QuotaNameAllocations:
+		return true
+	case QuotaNameAppInstances:
+		return true
+	case QuotaNameAppSlugs:
+		return true
+	case QuotaNameCPUCores:
+		return true
+	case QuotaNamePublishIntents:
+		return true
+	case QuotaNameRegistryBytes:
+		return true
+	case QuotaNameServiceAccounts:
+		return true
+	case QuotaNameUserTokens:
+		return true
+	case QuotaNameUsers:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for RecoveringNodeState.
 const (
 	RecoveringNodeStateOwesUsage RecoveringNodeState = "owes_usage"
@@ -607,24 +721,34 @@ func (e RecoveringNodeState) Valid() bool {
 
 // Defines values for RecoveryFindingKind.
 const (
+	RecoveryFindingKindAccrualFailed          RecoveryFindingKind = "accrual_failed"
 	RecoveryFindingKindAgentTooOld            RecoveryFindingKind = "agent_too_old"
 	RecoveryFindingKindAllocationSuperseded   RecoveryFindingKind = "allocation_superseded"
 	RecoveryFindingKindAllocationUnknown      RecoveryFindingKind = "allocation_unknown"
 	RecoveryFindingKindBundleNewer            RecoveryFindingKind = "bundle_newer"
+	RecoveryFindingKindContactFailed          RecoveryFindingKind = "contact_failed"
 	RecoveryFindingKindDocumentMissing        RecoveryFindingKind = "document_missing"
 	RecoveryFindingKindInstanceDecommissioned RecoveryFindingKind = "instance_decommissioned"
 	RecoveryFindingKindInstanceUnknown        RecoveryFindingKind = "instance_unknown"
 	RecoveryFindingKindLeaseUncovered         RecoveryFindingKind = "lease_uncovered"
+	RecoveryFindingKindMemberLeftOut          RecoveryFindingKind = "member_left_out"
 	RecoveryFindingKindNodeUnknown            RecoveryFindingKind = "node_unknown"
 	RecoveryFindingKindOrgUnknown             RecoveryFindingKind = "org_unknown"
 	RecoveryFindingKindProjectUnknown         RecoveryFindingKind = "project_unknown"
+	RecoveryFindingKindReleaseFailed          RecoveryFindingKind = "release_failed"
+	RecoveryFindingKindRenewalFailed          RecoveryFindingKind = "renewal_failed"
+	RecoveryFindingKindReportFailed           RecoveryFindingKind = "report_failed"
 	RecoveryFindingKindRevisionUnknown        RecoveryFindingKind = "revision_unknown"
+	RecoveryFindingKindSettlementFailed       RecoveryFindingKind = "settlement_failed"
 	RecoveryFindingKindStateUnverified        RecoveryFindingKind = "state_unverified"
+	RecoveryFindingKindUsageSetAside          RecoveryFindingKind = "usage_set_aside"
 )
 
 // Valid indicates whether the value is a known member of the RecoveryFindingKind enum.
 func (e RecoveryFindingKind) Valid() bool {
 	switch e {
+	case RecoveryFindingKindAccrualFailed:
+		return true
 	case RecoveryFindingKindAgentTooOld:
 		return true
 	case RecoveryFindingKindAllocationSuperseded:
@@ -632,6 +756,8 @@ func (e RecoveryFindingKind) Valid() bool {
 	case RecoveryFindingKindAllocationUnknown:
 		return true
 	case RecoveryFindingKindBundleNewer:
+		return true
+	case RecoveryFindingKindContactFailed:
 		return true
 	case RecoveryFindingKindDocumentMissing:
 		return true
@@ -641,15 +767,27 @@ func (e RecoveryFindingKind) Valid() bool {
 		return true
 	case RecoveryFindingKindLeaseUncovered:
 		return true
+	case RecoveryFindingKindMemberLeftOut:
+		return true
 	case RecoveryFindingKindNodeUnknown:
 		return true
 	case RecoveryFindingKindOrgUnknown:
 		return true
 	case RecoveryFindingKindProjectUnknown:
 		return true
+	case RecoveryFindingKindReleaseFailed:
+		return true
+	case RecoveryFindingKindRenewalFailed:
+		return true
+	case RecoveryFindingKindReportFailed:
+		return true
 	case RecoveryFindingKindRevisionUnknown:
 		return true
+	case RecoveryFindingKindSettlementFailed:
+		return true
 	case RecoveryFindingKindStateUnverified:
+		return true
+	case RecoveryFindingKindUsageSetAside:
 		return true
 	default:
 		return false
@@ -804,12 +942,11 @@ func (e ServiceAccountRole) Valid() bool {
 const (
 	StatusReasonCrashLoop             StatusReason = "crash_loop"
 	StatusReasonDeviceFault           StatusReason = "device_fault"
-	StatusReasonDiskFull              StatusReason = "disk_full"
+	StatusReasonDiskLimit             StatusReason = "disk_limit"
 	StatusReasonFeatureMissing        StatusReason = "feature_missing"
 	StatusReasonImagePullFailed       StatusReason = "image_pull_failed"
 	StatusReasonImageSignatureInvalid StatusReason = "image_signature_invalid"
 	StatusReasonInsufficientCapacity  StatusReason = "insufficient_capacity"
-	StatusReasonInsufficientFunds     StatusReason = "insufficient_funds"
 	StatusReasonInternal              StatusReason = "internal"
 	StatusReasonLeaseEnded            StatusReason = "lease_ended"
 	StatusReasonManifestNotAdmitted   StatusReason = "manifest_not_admitted"
@@ -818,7 +955,6 @@ const (
 	StatusReasonOutOfMemory           StatusReason = "out_of_memory"
 	StatusReasonOwnerRefused          StatusReason = "owner_refused"
 	StatusReasonPlacementRequired     StatusReason = "placement_required"
-	StatusReasonPortUnavailable       StatusReason = "port_unavailable"
 	StatusReasonReadinessTimeout      StatusReason = "readiness_timeout"
 )
 
@@ -829,7 +965,7 @@ func (e StatusReason) Valid() bool {
 		return true
 	case StatusReasonDeviceFault:
 		return true
-	case StatusReasonDiskFull:
+	case StatusReasonDiskLimit:
 		return true
 	case StatusReasonFeatureMissing:
 		return true
@@ -838,8 +974,6 @@ func (e StatusReason) Valid() bool {
 	case StatusReasonImageSignatureInvalid:
 		return true
 	case StatusReasonInsufficientCapacity:
-		return true
-	case StatusReasonInsufficientFunds:
 		return true
 	case StatusReasonInternal:
 		return true
@@ -856,8 +990,6 @@ func (e StatusReason) Valid() bool {
 	case StatusReasonOwnerRefused:
 		return true
 	case StatusReasonPlacementRequired:
-		return true
-	case StatusReasonPortUnavailable:
 		return true
 	case StatusReasonReadinessTimeout:
 		return true
@@ -920,16 +1052,37 @@ func (e UsageSource) Valid() bool {
 	}
 }
 
+// Defines values for UserStatus.
+const (
+	UserStatusActive   UserStatus = "active"
+	UserStatusDisabled UserStatus = "disabled"
+)
+
+// Valid indicates whether the value is a known member of the UserStatus enum.
+func (e UserStatus) Valid() bool {
+	switch e {
+	case UserStatusActive:
+		return true
+	case UserStatusDisabled:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for UserRole.
 const (
-	UserRoleOrgAdmin   UserRole = "org_admin"
-	UserRoleOrgBilling UserRole = "org_billing"
-	UserRoleOrgMember  UserRole = "org_member"
+	UserRoleAppPublisher UserRole = "app_publisher"
+	UserRoleOrgAdmin     UserRole = "org_admin"
+	UserRoleOrgBilling   UserRole = "org_billing"
+	UserRoleOrgMember    UserRole = "org_member"
 )
 
 // Valid indicates whether the value is a known member of the UserRole enum.
 func (e UserRole) Valid() bool {
 	switch e {
+	case UserRoleAppPublisher:
+		return true
 	case UserRoleOrgAdmin:
 		return true
 	case UserRoleOrgBilling:
@@ -1137,6 +1290,12 @@ type AppList struct {
 	NextCursor string `json:"next_cursor,omitempty,omitzero"`
 }
 
+// AppSlugTransfer defines model for AppSlugTransfer.
+type AppSlugTransfer struct {
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id,omitempty,omitzero"`
+}
+
 // AppVersion defines model for AppVersion.
 type AppVersion struct {
 	// AppSlug Lower-case letters, digits and inner hyphens.
@@ -1223,6 +1382,55 @@ type ArtifactRegister struct {
 
 // ArtifactSourceType defines model for ArtifactSourceType.
 type ArtifactSourceType string
+
+// AuditActor defines model for AuditActor.
+type AuditActor struct {
+	// ID Absent for the hub itself and for a caller that it does not know
+	ID   string         `json:"id,omitempty,omitzero"`
+	Type AuditActorType `json:"type"`
+}
+
+// AuditActorType defines model for AuditActor.Type.
+type AuditActorType string
+
+// AuditOutcome defines model for AuditOutcome.
+type AuditOutcome string
+
+// AuditRow defines model for AuditRow.
+type AuditRow struct {
+	// Action The permission or the operation, like apps.instance.create
+	Action string     `json:"action"`
+	Actor  AuditActor `json:"actor"`
+
+	// After The resource after; absent where there is none
+	After interface{} `json:"after,omitempty,omitzero"`
+	At    time.Time   `json:"at"`
+
+	// Before The resource before; absent where there was none
+	Before        interface{} `json:"before,omitempty,omitzero"`
+	CorrelationID string      `json:"correlation_id"`
+
+	// ID UUIDv7 in lower case.
+	ID ID `json:"id"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID   ID           `json:"org_id,omitempty,omitzero"`
+	Outcome AuditOutcome `json:"outcome"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id,omitempty,omitzero"`
+
+	// Reason The code of the problem that the caller got; absent where it was done
+	Reason       string `json:"reason,omitempty,omitzero"`
+	ResourceID   string `json:"resource_id"`
+	ResourceType string `json:"resource_type"`
+}
+
+// AuditRowList defines model for AuditRowList.
+type AuditRowList struct {
+	Items      []AuditRow `json:"items"`
+	NextCursor string     `json:"next_cursor,omitempty,omitzero"`
+}
 
 // CapacityShape defines model for CapacityShape.
 type CapacityShape string
@@ -1435,7 +1643,7 @@ type JoinToken struct {
 	// NodeID UUIDv7 in lower case.
 	NodeID ID `json:"node_id,omitempty,omitzero"`
 
-	// RootFingerprint sha256:<hex> of the raw root public key; goes into the enrolment beside the token
+	// RootFingerprint Pin of the root: sha256:<hex> of the raw public key, or root-role-sha256:<hex> of the root role where there are several root keys. Goes into the enrolment beside the token.
 	RootFingerprint string          `json:"root_fingerprint"`
 	Status          JoinTokenStatus `json:"status"`
 
@@ -1536,7 +1744,10 @@ type Node struct {
 	LastRefusal Refusal   `json:"last_refusal,omitempty,omitzero"`
 	LastSeenAt  time.Time `json:"last_seen_at,omitempty,omitzero"`
 	MemoryMib   int64     `json:"memory_mib,omitempty,omitzero"`
-	Os          string    `json:"os,omitempty,omitzero"`
+
+	// OneOrgBecause The conditions for which the node serves one org at a time: user_namespaces_unavailable, seccomp_unavailable, runc_vulnerable. Absent where it isolates well, and where its owner shares it all the same.
+	OneOrgBecause []string `json:"one_org_because,omitempty,omitzero"`
+	Os            string   `json:"os,omitempty,omitzero"`
 
 	// QuarantineReason identity_used_twice: two machines speak with the node's key at the same time. Also among the conditions.
 	QuarantineReason string `json:"quarantine_reason,omitempty,omitzero"`
@@ -1648,6 +1859,50 @@ type OrgCreate struct {
 type OrgList struct {
 	Items      []Org  `json:"items"`
 	NextCursor string `json:"next_cursor,omitempty,omitzero"`
+}
+
+// OrgQuota defines model for OrgQuota.
+type OrgQuota struct {
+	Items []OrgQuotaItem `json:"items"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id"`
+}
+
+// OrgQuotaItem defines model for OrgQuotaItem.
+type OrgQuotaItem struct {
+	DefaultLimit int64 `json:"default_limit"`
+	Limit        int64 `json:"limit"`
+
+	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads; `publish_intents` those that
+	// have not ended; `user_tokens` those that are valid.
+	Name QuotaName `json:"name"`
+	Used int64     `json:"used"`
+}
+
+// OrgQuotaPut defines model for OrgQuotaPut.
+type OrgQuotaPut struct {
+	Limits []QuotaLimit `json:"limits"`
+}
+
+// OwnedSlug defines model for OwnedSlug.
+type OwnedSlug struct {
+	CreatedAt time.Time `json:"created_at"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id,omitempty,omitzero"`
+
+	// Published Versions exist under it
+	Published bool `json:"published"`
+
+	// Slug Lower-case letters, digits and inner hyphens.
+	Slug Slug `json:"slug"`
+}
+
+// OwnedSlugList defines model for OwnedSlugList.
+type OwnedSlugList struct {
+	Items      []OwnedSlug `json:"items"`
+	NextCursor string      `json:"next_cursor,omitempty,omitzero"`
 }
 
 // Period defines model for Period.
@@ -1781,9 +2036,9 @@ type PriceUnit string
 
 // Problem RFC 9457 problem details.
 type Problem struct {
-	// Code Stable and machine-readable
-	Code          string `json:"code"`
-	CorrelationID string `json:"correlation_id"`
+	// Code Stable and machine-readable. The list has all codes of this release; a later one may add some, so a client treats a code that it does not know by the status of the answer.
+	Code          ProblemCode `json:"code"`
+	CorrelationID string      `json:"correlation_id"`
 
 	// Detail For people
 	Detail string         `json:"detail"`
@@ -1793,11 +2048,14 @@ type Problem struct {
 	Type   string         `json:"type"`
 }
 
+// ProblemCode Stable and machine-readable. The list has all codes of this release; a later one may add some, so a client treats a code that it does not know by the status of the answer.
+type ProblemCode = string
+
 // ProblemField defines model for ProblemField.
 type ProblemField struct {
 	Hint string `json:"hint,omitempty,omitzero"`
 
-	// Pointer RFC 6901 pointer into the body, or header/…, query/…, path/… and the name
+	// Pointer RFC 6901 pointer into the body, or header/…, query/…, path/… and the name; budget/… and the name with 429
 	Pointer string `json:"pointer"`
 	Reason  string `json:"reason"`
 }
@@ -1832,6 +2090,30 @@ type ProjectCreate struct {
 type ProjectList struct {
 	Items      []Project `json:"items"`
 	NextCursor string    `json:"next_cursor,omitempty,omitzero"`
+}
+
+// ProjectRole defines model for ProjectRole.
+type ProjectRole string
+
+// ProjectRoles defines model for ProjectRoles.
+type ProjectRoles struct {
+	DisplayName DisplayName   `json:"display_name"`
+	Email       string        `json:"email"`
+	Roles       []ProjectRole `json:"roles"`
+
+	// UserID UUIDv7 in lower case.
+	UserID ID `json:"user_id"`
+}
+
+// ProjectRolesList defines model for ProjectRolesList.
+type ProjectRolesList struct {
+	Items      []ProjectRoles `json:"items"`
+	NextCursor string         `json:"next_cursor,omitempty,omitzero"`
+}
+
+// ProjectRolesPut defines model for ProjectRolesPut.
+type ProjectRolesPut struct {
+	Roles []ProjectRole `json:"roles"`
 }
 
 // PublishIntent defines model for PublishIntent.
@@ -1897,6 +2179,19 @@ type PublisherRegister struct {
 // Quantity Decimal number in usage_unit.
 type Quantity = string
 
+// QuotaLimit defines model for QuotaLimit.
+type QuotaLimit struct {
+	Limit int64 `json:"limit"`
+
+	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads; `publish_intents` those that
+	// have not ended; `user_tokens` those that are valid.
+	Name QuotaName `json:"name"`
+}
+
+// QuotaName `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads; `publish_intents` those that
+// have not ended; `user_tokens` those that are valid.
+type QuotaName string
+
 // RecoveringNode defines model for RecoveringNode.
 type RecoveringNode struct {
 	Hostname string `json:"hostname,omitempty,omitzero"`
@@ -1919,7 +2214,7 @@ type Recovery struct {
 	// Epoch The epoch that began with the restore
 	Epoch int64 `json:"epoch,omitempty,omitzero"`
 
-	// Findings What contradicts the restored rows. None of it was stopped
+	// Findings What contradicts the restored rows, none of which was stopped, and rows that could not be processed and were set aside (kinds that end in _failed, and member_left_out). These go once they are processed
 	Findings []RecoveryFinding `json:"findings"`
 
 	// RestoredAt When the hub was restored last; absent where it never was
@@ -2057,12 +2352,15 @@ type ServiceAccountList struct {
 // ServiceAccountRole defines model for ServiceAccountRole.
 type ServiceAccountRole string
 
-// ServiceAccountTokenRequest Either key_id with private_key_pem, or assertion.
+// ServiceAccountTokenRequest Either an assertion, or key_id with private_key_pem.
 type ServiceAccountTokenRequest struct {
 	Assertion string `json:"assertion,omitempty,omitzero"`
 
 	// KeyID UUIDv7 in lower case.
-	KeyID         ID     `json:"key_id,omitempty,omitzero"`
+	KeyID ID `json:"key_id,omitempty,omitzero"`
+
+	// PrivateKeyPem Send an assertion instead, as the SDK does; it proves the key without sending it.
+	// Deprecated: this property has been marked as deprecated upstream, but no `x-deprecated-reason` was set
 	PrivateKeyPem string `json:"private_key_pem,omitempty,omitzero"`
 
 	// ServiceAccountID UUIDv7 in lower case.
@@ -2160,7 +2458,11 @@ type User struct {
 	OrgID         ID         `json:"org_id,omitempty,omitzero"`
 	PlatformAdmin bool       `json:"platform_admin"`
 	Roles         []UserRole `json:"roles"`
+	Status        UserStatus `json:"status"`
 }
+
+// UserStatus defines model for User.Status.
+type UserStatus string
 
 // UserCreate defines model for UserCreate.
 type UserCreate struct {
@@ -2181,6 +2483,13 @@ type UserList struct {
 
 // UserRole defines model for UserRole.
 type UserRole string
+
+// UserRolesPut defines model for UserRolesPut.
+type UserRolesPut struct {
+	// PlatformAdmin Absent leaves it as it is
+	PlatformAdmin *bool      `json:"platform_admin,omitempty"`
+	Roles         []UserRole `json:"roles"`
+}
 
 // UserToken defines model for UserToken.
 type UserToken struct {
@@ -2203,6 +2512,25 @@ type UserTokenCreate struct {
 
 	// ExpiresInSeconds Absent means 30 days
 	ExpiresInSeconds int64 `json:"expires_in_seconds,omitempty,omitzero"`
+}
+
+// UserTokenInfo defines model for UserTokenInfo.
+type UserTokenInfo struct {
+	CreatedAt   time.Time   `json:"created_at"`
+	Description Description `json:"description"`
+	ExpiresAt   time.Time   `json:"expires_at"`
+
+	// ID UUIDv7 in lower case.
+	ID ID `json:"id"`
+
+	// UserID UUIDv7 in lower case.
+	UserID ID `json:"user_id"`
+}
+
+// UserTokenList defines model for UserTokenList.
+type UserTokenList struct {
+	Items      []UserTokenInfo `json:"items"`
+	NextCursor string          `json:"next_cursor,omitempty,omitzero"`
 }
 
 // VersionName defines model for VersionName.
@@ -2269,6 +2597,9 @@ type Limit = int32
 // NodeID UUIDv7 in lower case.
 type NodeID = ID
 
+// OrgID UUIDv7 in lower case.
+type OrgID = ID
+
 // ProjectID UUIDv7 in lower case.
 type ProjectID = ID
 
@@ -2277,6 +2608,12 @@ type ServiceAccountID = ID
 
 // To defines model for To.
 type To = time.Time
+
+// TokenID UUIDv7 in lower case.
+type TokenID = ID
+
+// UserID UUIDv7 in lower case.
+type UserID = ID
 
 // Version defines model for Version.
 type Version = VersionName
@@ -2350,6 +2687,31 @@ type ListAppVersionsParams struct {
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
 
+// ListAuditParams defines parameters for ListAudit.
+type ListAuditParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor    Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+	OrgID     ID     `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
+	ProjectID ID     `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
+	ActorID   ID     `form:"actor_id,omitempty" json:"actor_id,omitempty,omitzero"`
+
+	// Action Like apps.instance.create
+	Action        string       `form:"action,omitempty" json:"action,omitempty,omitzero"`
+	ResourceType  string       `form:"resource_type,omitempty" json:"resource_type,omitempty,omitzero"`
+	ResourceID    string       `form:"resource_id,omitempty" json:"resource_id,omitempty,omitzero"`
+	CorrelationID string       `form:"correlation_id,omitempty" json:"correlation_id,omitempty,omitzero"`
+	Outcome       AuditOutcome `form:"outcome,omitempty" json:"outcome,omitempty,omitzero"`
+
+	// From Only what ended after this time
+	From From `form:"from,omitempty" json:"from,omitempty,omitzero"`
+
+	// To Only what started before this time
+	To To `form:"to,omitempty" json:"to,omitempty,omitzero"`
+}
+
 // ListLedgerParams defines parameters for ListLedger.
 type ListLedgerParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -2397,6 +2759,24 @@ type GetWalletParams struct {
 
 // ListOrgsParams defines parameters for ListOrgs.
 type ListOrgsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// ListAppSlugsParams defines parameters for ListAppSlugs.
+type ListAppSlugsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// ListOrgUsersParams defines parameters for ListOrgUsers.
+type ListOrgUsersParams struct {
 	// Limit Most items in the answer; absent means 50.
 	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
 
@@ -2490,6 +2870,15 @@ type EstimateCostParams struct {
 	AllocationID ID `form:"allocation_id,omitempty" json:"allocation_id,omitempty,omitzero"`
 }
 
+// ListProjectRolesParams defines parameters for ListProjectRoles.
+type ListProjectRolesParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
 // ListServiceAccountsParams defines parameters for ListServiceAccounts.
 type ListServiceAccountsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -2498,6 +2887,18 @@ type ListServiceAccountsParams struct {
 	// Cursor next_cursor of the page before; opaque.
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
+
+// ListUserTokensParams defines parameters for ListUserTokens.
+type ListUserTokensParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// TransferAppSlugJSONRequestBody defines body for TransferAppSlug for application/json ContentType.
+type TransferAppSlugJSONRequestBody = AppSlugTransfer
 
 // RegisterManifestJSONRequestBody defines body for RegisterManifest for application/json ContentType.
 type RegisterManifestJSONRequestBody = ManifestRegister
@@ -2513,6 +2914,9 @@ type BanNodeJSONRequestBody = NodeBan
 
 // RemoveNodeJSONRequestBody defines body for RemoveNode for application/json ContentType.
 type RemoveNodeJSONRequestBody = NodeRemove
+
+// PutOrgQuotaJSONRequestBody defines body for PutOrgQuota for application/json ContentType.
+type PutOrgQuotaJSONRequestBody = OrgQuotaPut
 
 // CreatePriceJSONRequestBody defines body for CreatePrice for application/json ContentType.
 type CreatePriceJSONRequestBody = PriceCreate
@@ -2565,11 +2969,20 @@ type UpgradeAppInstanceJSONRequestBody = AppInstanceUpgrade
 // PutEntitlementJSONRequestBody defines body for PutEntitlement for application/json ContentType.
 type PutEntitlementJSONRequestBody = EntitlementPut
 
+// PutProjectRolesJSONRequestBody defines body for PutProjectRoles for application/json ContentType.
+type PutProjectRolesJSONRequestBody = ProjectRolesPut
+
 // CreateServiceAccountJSONRequestBody defines body for CreateServiceAccount for application/json ContentType.
 type CreateServiceAccountJSONRequestBody = ServiceAccountCreate
 
+// PutUserRolesJSONRequestBody defines body for PutUserRoles for application/json ContentType.
+type PutUserRolesJSONRequestBody = UserRolesPut
+
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
+	// TransferAppSlug Give an app slug, under which nothing was published, to another org or to the platform (platform admin)
+	// (PUT /admin/apps/catalog/{app_slug}/owner)
+	TransferAppSlug(c *gin.Context, appSlug AppSlug)
 	// DeprecateAppVersion Close a version for new instances; those that run go on
 	// (POST /admin/apps/catalog/{app_slug}/versions/{version}/deprecate)
 	DeprecateAppVersion(c *gin.Context, appSlug AppSlug, version Version)
@@ -2609,6 +3022,9 @@ type ServerInterface interface {
 	// UndrainNode Place new things on the node again
 	// (POST /admin/nodes/{node_id}/undrain)
 	UndrainNode(c *gin.Context, nodeID NodeID)
+	// PutOrgQuota Set what an org may hold (platform admin)
+	// (PUT /admin/orgs/{org_id}/quota)
+	PutOrgQuota(c *gin.Context, orgID OrgID)
 	// ListPrices The price book
 	// (GET /admin/prices)
 	ListPrices(c *gin.Context, params ListPricesParams)
@@ -2621,7 +3037,7 @@ type ServerInterface interface {
 	// RegisterPublisher Hand in a delegation that a catalog key signed offline
 	// (POST /admin/publishers)
 	RegisterPublisher(c *gin.Context)
-	// GetRecovery The last backup and restore of the hub, and what a restored hub still waits for or has found
+	// GetRecovery The last backup and restore of the hub, what a restored hub still waits for, and findings for an admin
 	// (GET /admin/recovery)
 	GetRecovery(c *gin.Context)
 	// ListUsers Users (platform admin)
@@ -2632,7 +3048,7 @@ type ServerInterface interface {
 	CreateUser(c *gin.Context)
 	// CreateUserToken Make a personal token for a user; it is in this answer only
 	// (POST /admin/users/{user_id}/tokens)
-	CreateUserToken(c *gin.Context, userID ID)
+	CreateUserToken(c *gin.Context, userID UserID)
 	// ListApps Apps of the catalogue
 	// (GET /apps/catalog)
 	ListApps(c *gin.Context, params ListAppsParams)
@@ -2642,6 +3058,9 @@ type ServerInterface interface {
 	// GetRegistry Where images are pushed and pulled
 	// (GET /apps/registry)
 	GetRegistry(c *gin.Context)
+	// ListAudit The audit trail, newest first
+	// (GET /audit)
+	ListAudit(c *gin.Context, params ListAuditParams)
 	// MintServiceAccountToken Exchange a service account's key for a short-lived token
 	// (POST /auth/service-account/token)
 	MintServiceAccountToken(c *gin.Context)
@@ -2675,6 +3094,21 @@ type ServerInterface interface {
 	// CreateOrg Make an org (platform admin)
 	// (POST /orgs)
 	CreateOrg(c *gin.Context)
+	// ListAppSlugs App slugs that belong to the org
+	// (GET /orgs/{org_id}/app-slugs)
+	ListAppSlugs(c *gin.Context, orgID OrgID, params ListAppSlugsParams)
+	// ReleaseAppSlug Give back an app slug under which nothing was published (admins of the org)
+	// (DELETE /orgs/{org_id}/app-slugs/{app_slug})
+	ReleaseAppSlug(c *gin.Context, orgID OrgID, appSlug AppSlug)
+	// GetOrgQuota What the org may hold, and what it holds (its admins)
+	// (GET /orgs/{org_id}/quota)
+	GetOrgQuota(c *gin.Context, orgID OrgID)
+	// ListOrgUsers Users of an org (its admins)
+	// (GET /orgs/{org_id}/users)
+	ListOrgUsers(c *gin.Context, orgID OrgID, params ListOrgUsersParams)
+	// RemoveOrgUser Remove a user from the org (its admins); roles and tokens end at once
+	// (DELETE /orgs/{org_id}/users/{user_id})
+	RemoveOrgUser(c *gin.Context, orgID OrgID, userID UserID)
 	// ListProjects Projects the caller may see
 	// (GET /projects)
 	ListProjects(c *gin.Context, params ListProjectsParams)
@@ -2729,7 +3163,7 @@ type ServerInterface interface {
 	// RollbackAppInstance Go back to a version that the instance has been running
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/rollback)
 	RollbackAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
-	// StartAppInstance Run a stopped instance again, where it was
+	// StartAppInstance Run a stopped or failed instance again, where it was
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/start)
 	StartAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
 	// StopAppInstance End the containers; allocation, revision and ports stay
@@ -2753,6 +3187,12 @@ type ServerInterface interface {
 	// EstimateCost What an app would cost, before it is launched
 	// (GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate)
 	EstimateCost(c *gin.Context, projectID ProjectID, appSlug AppSlug, version Version, params EstimateCostParams)
+	// ListProjectRoles Users who hold roles in this project only (admins of the project)
+	// (GET /projects/{project_id}/roles)
+	ListProjectRoles(c *gin.Context, projectID ProjectID, params ListProjectRolesParams)
+	// PutProjectRoles Set the roles that a user of the org holds in this project only (admins of the project)
+	// (PUT /projects/{project_id}/roles/{user_id})
+	PutProjectRoles(c *gin.Context, projectID ProjectID, userID UserID)
 	// ListServiceAccounts Service accounts of the project
 	// (GET /projects/{project_id}/service-accounts)
 	ListServiceAccounts(c *gin.Context, projectID ProjectID, params ListServiceAccountsParams)
@@ -2774,6 +3214,27 @@ type ServerInterface interface {
 	// GetTrustBundle The current trust bundle in its signed envelope
 	// (GET /trust/bundle)
 	GetTrustBundle(c *gin.Context)
+	// GetUser Oneself, or a user of an org that the caller administers
+	// (GET /users/{user_id})
+	GetUser(c *gin.Context, userID UserID)
+	// DisableUser Refuse a user and all tokens of the user from the next request on
+	// (POST /users/{user_id}/disable)
+	DisableUser(c *gin.Context, userID UserID)
+	// EnableUser Let a disabled user in again
+	// (POST /users/{user_id}/enable)
+	EnableUser(c *gin.Context, userID UserID)
+	// PutUserRoles Set the roles that a user holds in the whole org (admins of the org)
+	// (PUT /users/{user_id}/roles)
+	PutUserRoles(c *gin.Context, userID UserID)
+	// RevokeUserTokens Revoke all tokens of a user; they are refused from the next request on
+	// (DELETE /users/{user_id}/tokens)
+	RevokeUserTokens(c *gin.Context, userID UserID)
+	// ListUserTokens Tokens of a user that still count, without their text
+	// (GET /users/{user_id}/tokens)
+	ListUserTokens(c *gin.Context, userID UserID, params ListUserTokensParams)
+	// RevokeUserToken Revoke one token; it is refused from the next request on
+	// (DELETE /users/{user_id}/tokens/{token_id})
+	RevokeUserToken(c *gin.Context, userID UserID, tokenID TokenID)
 }
 
 // ServerInterfaceWrapper converts contexts to parameters.
@@ -2784,6 +3245,31 @@ type ServerInterfaceWrapper struct {
 }
 
 type MiddlewareFunc func(c *gin.Context)
+
+// TransferAppSlug operation middleware
+func (siw *ServerInterfaceWrapper) TransferAppSlug(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "app_slug" -------------
+	var appSlug AppSlug
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_slug", c.Param("app_slug"), &appSlug, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_slug: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.TransferAppSlug(c, appSlug)
+}
 
 // DeprecateAppVersion operation middleware
 func (siw *ServerInterfaceWrapper) DeprecateAppVersion(c *gin.Context) {
@@ -3120,6 +3606,31 @@ func (siw *ServerInterfaceWrapper) UndrainNode(c *gin.Context) {
 	siw.Handler.UndrainNode(c, nodeID)
 }
 
+// PutOrgQuota operation middleware
+func (siw *ServerInterfaceWrapper) PutOrgQuota(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.PutOrgQuota(c, orgID)
+}
+
 // ListPrices operation middleware
 func (siw *ServerInterfaceWrapper) ListPrices(c *gin.Context) {
 
@@ -3300,7 +3811,7 @@ func (siw *ServerInterfaceWrapper) CreateUserToken(c *gin.Context) {
 	_ = err
 
 	// ------------- Path parameter "user_id" -------------
-	var userID ID
+	var userID UserID
 
 	err = runtime.BindStyledParameterWithOptions("simple", "user_id", c.Param("user_id"), &userID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
 	if err != nil {
@@ -3416,6 +3927,121 @@ func (siw *ServerInterfaceWrapper) GetRegistry(c *gin.Context) {
 	}
 
 	siw.Handler.GetRegistry(c)
+}
+
+// ListAudit operation middleware
+func (siw *ServerInterfaceWrapper) ListAudit(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListAuditParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "org_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "org_id", c.Request.URL.Query(), &params.OrgID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "project_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "project_id", c.Request.URL.Query(), &params.ProjectID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "actor_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "actor_id", c.Request.URL.Query(), &params.ActorID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter actor_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "action" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "action", c.Request.URL.Query(), &params.Action, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter action: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "resource_type" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "resource_type", c.Request.URL.Query(), &params.ResourceType, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter resource_type: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "resource_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "resource_id", c.Request.URL.Query(), &params.ResourceID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter resource_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "correlation_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "correlation_id", c.Request.URL.Query(), &params.CorrelationID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter correlation_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "outcome" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "outcome", c.Request.URL.Query(), &params.Outcome, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter outcome: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "from" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "from", c.Request.URL.Query(), &params.From, runtime.BindQueryParameterOptions{Type: "string", Format: "date-time"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter from: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "to" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "to", c.Request.URL.Query(), &params.To, runtime.BindQueryParameterOptions{Type: "string", Format: "date-time"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter to: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListAudit(c, params)
 }
 
 // MintServiceAccountToken operation middleware
@@ -3743,6 +4369,187 @@ func (siw *ServerInterfaceWrapper) CreateOrg(c *gin.Context) {
 	}
 
 	siw.Handler.CreateOrg(c)
+}
+
+// ListAppSlugs operation middleware
+func (siw *ServerInterfaceWrapper) ListAppSlugs(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListAppSlugsParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListAppSlugs(c, orgID, params)
+}
+
+// ReleaseAppSlug operation middleware
+func (siw *ServerInterfaceWrapper) ReleaseAppSlug(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_slug" -------------
+	var appSlug AppSlug
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_slug", c.Param("app_slug"), &appSlug, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_slug: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ReleaseAppSlug(c, orgID, appSlug)
+}
+
+// GetOrgQuota operation middleware
+func (siw *ServerInterfaceWrapper) GetOrgQuota(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetOrgQuota(c, orgID)
+}
+
+// ListOrgUsers operation middleware
+func (siw *ServerInterfaceWrapper) ListOrgUsers(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListOrgUsersParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListOrgUsers(c, orgID, params)
+}
+
+// RemoveOrgUser operation middleware
+func (siw *ServerInterfaceWrapper) RemoveOrgUser(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "user_id" -------------
+	var userID UserID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "user_id", c.Param("user_id"), &userID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter user_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RemoveOrgUser(c, orgID, userID)
 }
 
 // ListProjects operation middleware
@@ -4729,6 +5536,84 @@ func (siw *ServerInterfaceWrapper) EstimateCost(c *gin.Context) {
 	siw.Handler.EstimateCost(c, projectID, appSlug, version, params)
 }
 
+// ListProjectRoles operation middleware
+func (siw *ServerInterfaceWrapper) ListProjectRoles(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListProjectRolesParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListProjectRoles(c, projectID, params)
+}
+
+// PutProjectRoles operation middleware
+func (siw *ServerInterfaceWrapper) PutProjectRoles(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "user_id" -------------
+	var userID UserID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "user_id", c.Param("user_id"), &userID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter user_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.PutProjectRoles(c, projectID, userID)
+}
+
 // ListServiceAccounts operation middleware
 func (siw *ServerInterfaceWrapper) ListServiceAccounts(c *gin.Context) {
 
@@ -4926,6 +5811,209 @@ func (siw *ServerInterfaceWrapper) GetTrustBundle(c *gin.Context) {
 	siw.Handler.GetTrustBundle(c)
 }
 
+// GetUser operation middleware
+func (siw *ServerInterfaceWrapper) GetUser(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "user_id" -------------
+	var userID UserID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "user_id", c.Param("user_id"), &userID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter user_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetUser(c, userID)
+}
+
+// DisableUser operation middleware
+func (siw *ServerInterfaceWrapper) DisableUser(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "user_id" -------------
+	var userID UserID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "user_id", c.Param("user_id"), &userID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter user_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DisableUser(c, userID)
+}
+
+// EnableUser operation middleware
+func (siw *ServerInterfaceWrapper) EnableUser(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "user_id" -------------
+	var userID UserID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "user_id", c.Param("user_id"), &userID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter user_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.EnableUser(c, userID)
+}
+
+// PutUserRoles operation middleware
+func (siw *ServerInterfaceWrapper) PutUserRoles(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "user_id" -------------
+	var userID UserID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "user_id", c.Param("user_id"), &userID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter user_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.PutUserRoles(c, userID)
+}
+
+// RevokeUserTokens operation middleware
+func (siw *ServerInterfaceWrapper) RevokeUserTokens(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "user_id" -------------
+	var userID UserID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "user_id", c.Param("user_id"), &userID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter user_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RevokeUserTokens(c, userID)
+}
+
+// ListUserTokens operation middleware
+func (siw *ServerInterfaceWrapper) ListUserTokens(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "user_id" -------------
+	var userID UserID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "user_id", c.Param("user_id"), &userID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter user_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListUserTokensParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListUserTokens(c, userID, params)
+}
+
+// RevokeUserToken operation middleware
+func (siw *ServerInterfaceWrapper) RevokeUserToken(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "user_id" -------------
+	var userID UserID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "user_id", c.Param("user_id"), &userID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter user_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "token_id" -------------
+	var tokenID TokenID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "token_id", c.Param("token_id"), &tokenID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter token_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RevokeUserToken(c, userID, tokenID)
+}
+
 // GinServerOptions provides options for the Gin server.
 type GinServerOptions struct {
 	BaseURL      string
@@ -4953,6 +6041,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 		ErrorHandler:       errorHandler,
 	}
 
+	router.PUT(options.BaseURL+"/admin/apps/catalog/:app_slug/owner", wrapper.TransferAppSlug)
 	router.POST(options.BaseURL+"/admin/apps/catalog/:app_slug/versions/:version/deprecate", wrapper.DeprecateAppVersion)
 	router.POST(options.BaseURL+"/admin/apps/catalog/:app_slug/versions/:version/publish", wrapper.PublishAppVersion)
 	router.POST(options.BaseURL+"/admin/apps/manifests", wrapper.RegisterManifest)
@@ -4966,6 +6055,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/admin/nodes/:node_id/release", wrapper.ReleaseNode)
 	router.POST(options.BaseURL+"/admin/nodes/:node_id/remove", wrapper.RemoveNode)
 	router.POST(options.BaseURL+"/admin/nodes/:node_id/undrain", wrapper.UndrainNode)
+	router.PUT(options.BaseURL+"/admin/orgs/:org_id/quota", wrapper.PutOrgQuota)
 	router.GET(options.BaseURL+"/admin/prices", wrapper.ListPrices)
 	router.POST(options.BaseURL+"/admin/prices", wrapper.CreatePrice)
 	router.GET(options.BaseURL+"/admin/publishers", wrapper.ListPublishers)
@@ -4977,6 +6067,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/apps/catalog", wrapper.ListApps)
 	router.GET(options.BaseURL+"/apps/catalog/:app_slug/versions", wrapper.ListAppVersions)
 	router.GET(options.BaseURL+"/apps/registry", wrapper.GetRegistry)
+	router.GET(options.BaseURL+"/audit", wrapper.ListAudit)
 	router.POST(options.BaseURL+"/auth/service-account/token", wrapper.MintServiceAccountToken)
 	router.GET(options.BaseURL+"/auth/whoami", wrapper.Whoami)
 	router.GET(options.BaseURL+"/billing/ledger", wrapper.ListLedger)
@@ -4988,6 +6079,11 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/openapi.yaml", wrapper.GetOpenAPI)
 	router.GET(options.BaseURL+"/orgs", wrapper.ListOrgs)
 	router.POST(options.BaseURL+"/orgs", wrapper.CreateOrg)
+	router.GET(options.BaseURL+"/orgs/:org_id/app-slugs", wrapper.ListAppSlugs)
+	router.DELETE(options.BaseURL+"/orgs/:org_id/app-slugs/:app_slug", wrapper.ReleaseAppSlug)
+	router.GET(options.BaseURL+"/orgs/:org_id/quota", wrapper.GetOrgQuota)
+	router.GET(options.BaseURL+"/orgs/:org_id/users", wrapper.ListOrgUsers)
+	router.DELETE(options.BaseURL+"/orgs/:org_id/users/:user_id", wrapper.RemoveOrgUser)
 	router.GET(options.BaseURL+"/projects", wrapper.ListProjects)
 	router.POST(options.BaseURL+"/projects", wrapper.CreateProject)
 	router.GET(options.BaseURL+"/projects/:project_id", wrapper.GetProject)
@@ -5014,6 +6110,8 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements", wrapper.ListEntitlements)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.GetEntitlement)
 	router.PUT(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.PutEntitlement)
+	router.GET(options.BaseURL+"/projects/:project_id/roles", wrapper.ListProjectRoles)
+	router.PUT(options.BaseURL+"/projects/:project_id/roles/:user_id", wrapper.PutProjectRoles)
 	router.GET(options.BaseURL+"/projects/:project_id/service-accounts", wrapper.ListServiceAccounts)
 	router.POST(options.BaseURL+"/projects/:project_id/service-accounts", wrapper.CreateServiceAccount)
 	router.DELETE(options.BaseURL+"/projects/:project_id/service-accounts/:service_account_id", wrapper.DeleteServiceAccount)
@@ -5021,9 +6119,56 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/projects/:project_id/service-accounts/:service_account_id/rotate-key", wrapper.RotateServiceAccountKey)
 	router.GET(options.BaseURL+"/readyz", wrapper.GetReadiness)
 	router.GET(options.BaseURL+"/trust/bundle", wrapper.GetTrustBundle)
+	router.GET(options.BaseURL+"/users/:user_id", wrapper.GetUser)
+	router.POST(options.BaseURL+"/users/:user_id/disable", wrapper.DisableUser)
+	router.POST(options.BaseURL+"/users/:user_id/enable", wrapper.EnableUser)
+	router.PUT(options.BaseURL+"/users/:user_id/roles", wrapper.PutUserRoles)
+	router.DELETE(options.BaseURL+"/users/:user_id/tokens", wrapper.RevokeUserTokens)
+	router.GET(options.BaseURL+"/users/:user_id/tokens", wrapper.ListUserTokens)
+	router.DELETE(options.BaseURL+"/users/:user_id/tokens/:token_id", wrapper.RevokeUserToken)
 }
 
 type ProblemApplicationProblemPlusJSONResponse Problem
+
+type TransferAppSlugRequestObject struct {
+	AppSlug AppSlug `json:"app_slug"`
+	Body    *TransferAppSlugJSONRequestBody
+}
+
+type TransferAppSlugResponseObject interface {
+	VisitTransferAppSlugResponse(w http.ResponseWriter) error
+}
+
+type TransferAppSlug200JSONResponse OwnedSlug
+
+func (response TransferAppSlug200JSONResponse) VisitTransferAppSlugResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type TransferAppSlugdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response TransferAppSlugdefaultApplicationProblemPlusJSONResponse) VisitTransferAppSlugResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
 
 type DeprecateAppVersionRequestObject struct {
 	AppSlug AppSlug `json:"app_slug"`
@@ -5536,6 +6681,46 @@ func (response UndrainNodedefaultApplicationProblemPlusJSONResponse) VisitUndrai
 	return err
 }
 
+type PutOrgQuotaRequestObject struct {
+	OrgID OrgID `json:"org_id"`
+	Body  *PutOrgQuotaJSONRequestBody
+}
+
+type PutOrgQuotaResponseObject interface {
+	VisitPutOrgQuotaResponse(w http.ResponseWriter) error
+}
+
+type PutOrgQuota200JSONResponse OrgQuota
+
+func (response PutOrgQuota200JSONResponse) VisitPutOrgQuotaResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PutOrgQuotadefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response PutOrgQuotadefaultApplicationProblemPlusJSONResponse) VisitPutOrgQuotaResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type ListPricesRequestObject struct {
 	Params ListPricesParams
 }
@@ -5809,7 +6994,7 @@ func (response CreateUserdefaultApplicationProblemPlusJSONResponse) VisitCreateU
 }
 
 type CreateUserTokenRequestObject struct {
-	UserID ID `json:"user_id"`
+	UserID UserID `json:"user_id"`
 	Body   *CreateUserTokenJSONRequestBody
 }
 
@@ -5954,6 +7139,45 @@ type GetRegistrydefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetRegistrydefaultApplicationProblemPlusJSONResponse) VisitGetRegistryResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListAuditRequestObject struct {
+	Params ListAuditParams
+}
+
+type ListAuditResponseObject interface {
+	VisitListAuditResponse(w http.ResponseWriter) error
+}
+
+type ListAudit200JSONResponse AuditRowList
+
+func (response ListAudit200JSONResponse) VisitListAuditResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListAuditdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListAuditdefaultApplicationProblemPlusJSONResponse) VisitListAuditResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -6386,6 +7610,193 @@ type CreateOrgdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response CreateOrgdefaultApplicationProblemPlusJSONResponse) VisitCreateOrgResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListAppSlugsRequestObject struct {
+	OrgID  OrgID `json:"org_id"`
+	Params ListAppSlugsParams
+}
+
+type ListAppSlugsResponseObject interface {
+	VisitListAppSlugsResponse(w http.ResponseWriter) error
+}
+
+type ListAppSlugs200JSONResponse OwnedSlugList
+
+func (response ListAppSlugs200JSONResponse) VisitListAppSlugsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListAppSlugsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListAppSlugsdefaultApplicationProblemPlusJSONResponse) VisitListAppSlugsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ReleaseAppSlugRequestObject struct {
+	OrgID   OrgID   `json:"org_id"`
+	AppSlug AppSlug `json:"app_slug"`
+}
+
+type ReleaseAppSlugResponseObject interface {
+	VisitReleaseAppSlugResponse(w http.ResponseWriter) error
+}
+
+type ReleaseAppSlug204Response struct {
+}
+
+func (response ReleaseAppSlug204Response) VisitReleaseAppSlugResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type ReleaseAppSlugdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ReleaseAppSlugdefaultApplicationProblemPlusJSONResponse) VisitReleaseAppSlugResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetOrgQuotaRequestObject struct {
+	OrgID OrgID `json:"org_id"`
+}
+
+type GetOrgQuotaResponseObject interface {
+	VisitGetOrgQuotaResponse(w http.ResponseWriter) error
+}
+
+type GetOrgQuota200JSONResponse OrgQuota
+
+func (response GetOrgQuota200JSONResponse) VisitGetOrgQuotaResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetOrgQuotadefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetOrgQuotadefaultApplicationProblemPlusJSONResponse) VisitGetOrgQuotaResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListOrgUsersRequestObject struct {
+	OrgID  OrgID `json:"org_id"`
+	Params ListOrgUsersParams
+}
+
+type ListOrgUsersResponseObject interface {
+	VisitListOrgUsersResponse(w http.ResponseWriter) error
+}
+
+type ListOrgUsers200JSONResponse UserList
+
+func (response ListOrgUsers200JSONResponse) VisitListOrgUsersResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListOrgUsersdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListOrgUsersdefaultApplicationProblemPlusJSONResponse) VisitListOrgUsersResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RemoveOrgUserRequestObject struct {
+	OrgID  OrgID  `json:"org_id"`
+	UserID UserID `json:"user_id"`
+}
+
+type RemoveOrgUserResponseObject interface {
+	VisitRemoveOrgUserResponse(w http.ResponseWriter) error
+}
+
+type RemoveOrgUser204Response struct {
+}
+
+func (response RemoveOrgUser204Response) VisitRemoveOrgUserResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type RemoveOrgUserdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RemoveOrgUserdefaultApplicationProblemPlusJSONResponse) VisitRemoveOrgUserResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -7440,6 +8851,87 @@ func (response EstimateCostdefaultApplicationProblemPlusJSONResponse) VisitEstim
 	return err
 }
 
+type ListProjectRolesRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	Params    ListProjectRolesParams
+}
+
+type ListProjectRolesResponseObject interface {
+	VisitListProjectRolesResponse(w http.ResponseWriter) error
+}
+
+type ListProjectRoles200JSONResponse ProjectRolesList
+
+func (response ListProjectRoles200JSONResponse) VisitListProjectRolesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListProjectRolesdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListProjectRolesdefaultApplicationProblemPlusJSONResponse) VisitListProjectRolesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PutProjectRolesRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	UserID    UserID    `json:"user_id"`
+	Body      *PutProjectRolesJSONRequestBody
+}
+
+type PutProjectRolesResponseObject interface {
+	VisitPutProjectRolesResponse(w http.ResponseWriter) error
+}
+
+type PutProjectRoles200JSONResponse ProjectRoles
+
+func (response PutProjectRoles200JSONResponse) VisitPutProjectRolesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PutProjectRolesdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response PutProjectRolesdefaultApplicationProblemPlusJSONResponse) VisitPutProjectRolesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type ListServiceAccountsRequestObject struct {
 	ProjectID ProjectID `json:"project_id"`
 	Params    ListServiceAccountsParams
@@ -7710,8 +9202,275 @@ func (response GetTrustBundledefaultApplicationProblemPlusJSONResponse) VisitGet
 	return err
 }
 
+type GetUserRequestObject struct {
+	UserID UserID `json:"user_id"`
+}
+
+type GetUserResponseObject interface {
+	VisitGetUserResponse(w http.ResponseWriter) error
+}
+
+type GetUser200JSONResponse User
+
+func (response GetUser200JSONResponse) VisitGetUserResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetUserdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetUserdefaultApplicationProblemPlusJSONResponse) VisitGetUserResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DisableUserRequestObject struct {
+	UserID UserID `json:"user_id"`
+}
+
+type DisableUserResponseObject interface {
+	VisitDisableUserResponse(w http.ResponseWriter) error
+}
+
+type DisableUser200JSONResponse User
+
+func (response DisableUser200JSONResponse) VisitDisableUserResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DisableUserdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response DisableUserdefaultApplicationProblemPlusJSONResponse) VisitDisableUserResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type EnableUserRequestObject struct {
+	UserID UserID `json:"user_id"`
+}
+
+type EnableUserResponseObject interface {
+	VisitEnableUserResponse(w http.ResponseWriter) error
+}
+
+type EnableUser200JSONResponse User
+
+func (response EnableUser200JSONResponse) VisitEnableUserResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type EnableUserdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response EnableUserdefaultApplicationProblemPlusJSONResponse) VisitEnableUserResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PutUserRolesRequestObject struct {
+	UserID UserID `json:"user_id"`
+	Body   *PutUserRolesJSONRequestBody
+}
+
+type PutUserRolesResponseObject interface {
+	VisitPutUserRolesResponse(w http.ResponseWriter) error
+}
+
+type PutUserRoles200JSONResponse User
+
+func (response PutUserRoles200JSONResponse) VisitPutUserRolesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PutUserRolesdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response PutUserRolesdefaultApplicationProblemPlusJSONResponse) VisitPutUserRolesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RevokeUserTokensRequestObject struct {
+	UserID UserID `json:"user_id"`
+}
+
+type RevokeUserTokensResponseObject interface {
+	VisitRevokeUserTokensResponse(w http.ResponseWriter) error
+}
+
+type RevokeUserTokens204Response struct {
+}
+
+func (response RevokeUserTokens204Response) VisitRevokeUserTokensResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type RevokeUserTokensdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RevokeUserTokensdefaultApplicationProblemPlusJSONResponse) VisitRevokeUserTokensResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListUserTokensRequestObject struct {
+	UserID UserID `json:"user_id"`
+	Params ListUserTokensParams
+}
+
+type ListUserTokensResponseObject interface {
+	VisitListUserTokensResponse(w http.ResponseWriter) error
+}
+
+type ListUserTokens200JSONResponse UserTokenList
+
+func (response ListUserTokens200JSONResponse) VisitListUserTokensResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListUserTokensdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListUserTokensdefaultApplicationProblemPlusJSONResponse) VisitListUserTokensResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RevokeUserTokenRequestObject struct {
+	UserID  UserID  `json:"user_id"`
+	TokenID TokenID `json:"token_id"`
+}
+
+type RevokeUserTokenResponseObject interface {
+	VisitRevokeUserTokenResponse(w http.ResponseWriter) error
+}
+
+type RevokeUserToken204Response struct {
+}
+
+func (response RevokeUserToken204Response) VisitRevokeUserTokenResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type RevokeUserTokendefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RevokeUserTokendefaultApplicationProblemPlusJSONResponse) VisitRevokeUserTokenResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 // StrictServerInterface represents all server handlers.
 type StrictServerInterface interface {
+	// TransferAppSlug Give an app slug, under which nothing was published, to another org or to the platform (platform admin)
+	// (PUT /admin/apps/catalog/{app_slug}/owner)
+	TransferAppSlug(ctx context.Context, request TransferAppSlugRequestObject) (TransferAppSlugResponseObject, error)
 	// DeprecateAppVersion Close a version for new instances; those that run go on
 	// (POST /admin/apps/catalog/{app_slug}/versions/{version}/deprecate)
 	DeprecateAppVersion(ctx context.Context, request DeprecateAppVersionRequestObject) (DeprecateAppVersionResponseObject, error)
@@ -7751,6 +9510,9 @@ type StrictServerInterface interface {
 	// UndrainNode Place new things on the node again
 	// (POST /admin/nodes/{node_id}/undrain)
 	UndrainNode(ctx context.Context, request UndrainNodeRequestObject) (UndrainNodeResponseObject, error)
+	// PutOrgQuota Set what an org may hold (platform admin)
+	// (PUT /admin/orgs/{org_id}/quota)
+	PutOrgQuota(ctx context.Context, request PutOrgQuotaRequestObject) (PutOrgQuotaResponseObject, error)
 	// ListPrices The price book
 	// (GET /admin/prices)
 	ListPrices(ctx context.Context, request ListPricesRequestObject) (ListPricesResponseObject, error)
@@ -7763,7 +9525,7 @@ type StrictServerInterface interface {
 	// RegisterPublisher Hand in a delegation that a catalog key signed offline
 	// (POST /admin/publishers)
 	RegisterPublisher(ctx context.Context, request RegisterPublisherRequestObject) (RegisterPublisherResponseObject, error)
-	// GetRecovery The last backup and restore of the hub, and what a restored hub still waits for or has found
+	// GetRecovery The last backup and restore of the hub, what a restored hub still waits for, and findings for an admin
 	// (GET /admin/recovery)
 	GetRecovery(ctx context.Context, request GetRecoveryRequestObject) (GetRecoveryResponseObject, error)
 	// ListUsers Users (platform admin)
@@ -7784,6 +9546,9 @@ type StrictServerInterface interface {
 	// GetRegistry Where images are pushed and pulled
 	// (GET /apps/registry)
 	GetRegistry(ctx context.Context, request GetRegistryRequestObject) (GetRegistryResponseObject, error)
+	// ListAudit The audit trail, newest first
+	// (GET /audit)
+	ListAudit(ctx context.Context, request ListAuditRequestObject) (ListAuditResponseObject, error)
 	// MintServiceAccountToken Exchange a service account's key for a short-lived token
 	// (POST /auth/service-account/token)
 	MintServiceAccountToken(ctx context.Context, request MintServiceAccountTokenRequestObject) (MintServiceAccountTokenResponseObject, error)
@@ -7817,6 +9582,21 @@ type StrictServerInterface interface {
 	// CreateOrg Make an org (platform admin)
 	// (POST /orgs)
 	CreateOrg(ctx context.Context, request CreateOrgRequestObject) (CreateOrgResponseObject, error)
+	// ListAppSlugs App slugs that belong to the org
+	// (GET /orgs/{org_id}/app-slugs)
+	ListAppSlugs(ctx context.Context, request ListAppSlugsRequestObject) (ListAppSlugsResponseObject, error)
+	// ReleaseAppSlug Give back an app slug under which nothing was published (admins of the org)
+	// (DELETE /orgs/{org_id}/app-slugs/{app_slug})
+	ReleaseAppSlug(ctx context.Context, request ReleaseAppSlugRequestObject) (ReleaseAppSlugResponseObject, error)
+	// GetOrgQuota What the org may hold, and what it holds (its admins)
+	// (GET /orgs/{org_id}/quota)
+	GetOrgQuota(ctx context.Context, request GetOrgQuotaRequestObject) (GetOrgQuotaResponseObject, error)
+	// ListOrgUsers Users of an org (its admins)
+	// (GET /orgs/{org_id}/users)
+	ListOrgUsers(ctx context.Context, request ListOrgUsersRequestObject) (ListOrgUsersResponseObject, error)
+	// RemoveOrgUser Remove a user from the org (its admins); roles and tokens end at once
+	// (DELETE /orgs/{org_id}/users/{user_id})
+	RemoveOrgUser(ctx context.Context, request RemoveOrgUserRequestObject) (RemoveOrgUserResponseObject, error)
 	// ListProjects Projects the caller may see
 	// (GET /projects)
 	ListProjects(ctx context.Context, request ListProjectsRequestObject) (ListProjectsResponseObject, error)
@@ -7871,7 +9651,7 @@ type StrictServerInterface interface {
 	// RollbackAppInstance Go back to a version that the instance has been running
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/rollback)
 	RollbackAppInstance(ctx context.Context, request RollbackAppInstanceRequestObject) (RollbackAppInstanceResponseObject, error)
-	// StartAppInstance Run a stopped instance again, where it was
+	// StartAppInstance Run a stopped or failed instance again, where it was
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/start)
 	StartAppInstance(ctx context.Context, request StartAppInstanceRequestObject) (StartAppInstanceResponseObject, error)
 	// StopAppInstance End the containers; allocation, revision and ports stay
@@ -7895,6 +9675,12 @@ type StrictServerInterface interface {
 	// EstimateCost What an app would cost, before it is launched
 	// (GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate)
 	EstimateCost(ctx context.Context, request EstimateCostRequestObject) (EstimateCostResponseObject, error)
+	// ListProjectRoles Users who hold roles in this project only (admins of the project)
+	// (GET /projects/{project_id}/roles)
+	ListProjectRoles(ctx context.Context, request ListProjectRolesRequestObject) (ListProjectRolesResponseObject, error)
+	// PutProjectRoles Set the roles that a user of the org holds in this project only (admins of the project)
+	// (PUT /projects/{project_id}/roles/{user_id})
+	PutProjectRoles(ctx context.Context, request PutProjectRolesRequestObject) (PutProjectRolesResponseObject, error)
 	// ListServiceAccounts Service accounts of the project
 	// (GET /projects/{project_id}/service-accounts)
 	ListServiceAccounts(ctx context.Context, request ListServiceAccountsRequestObject) (ListServiceAccountsResponseObject, error)
@@ -7916,6 +9702,27 @@ type StrictServerInterface interface {
 	// GetTrustBundle The current trust bundle in its signed envelope
 	// (GET /trust/bundle)
 	GetTrustBundle(ctx context.Context, request GetTrustBundleRequestObject) (GetTrustBundleResponseObject, error)
+	// GetUser Oneself, or a user of an org that the caller administers
+	// (GET /users/{user_id})
+	GetUser(ctx context.Context, request GetUserRequestObject) (GetUserResponseObject, error)
+	// DisableUser Refuse a user and all tokens of the user from the next request on
+	// (POST /users/{user_id}/disable)
+	DisableUser(ctx context.Context, request DisableUserRequestObject) (DisableUserResponseObject, error)
+	// EnableUser Let a disabled user in again
+	// (POST /users/{user_id}/enable)
+	EnableUser(ctx context.Context, request EnableUserRequestObject) (EnableUserResponseObject, error)
+	// PutUserRoles Set the roles that a user holds in the whole org (admins of the org)
+	// (PUT /users/{user_id}/roles)
+	PutUserRoles(ctx context.Context, request PutUserRolesRequestObject) (PutUserRolesResponseObject, error)
+	// RevokeUserTokens Revoke all tokens of a user; they are refused from the next request on
+	// (DELETE /users/{user_id}/tokens)
+	RevokeUserTokens(ctx context.Context, request RevokeUserTokensRequestObject) (RevokeUserTokensResponseObject, error)
+	// ListUserTokens Tokens of a user that still count, without their text
+	// (GET /users/{user_id}/tokens)
+	ListUserTokens(ctx context.Context, request ListUserTokensRequestObject) (ListUserTokensResponseObject, error)
+	// RevokeUserToken Revoke one token; it is refused from the next request on
+	// (DELETE /users/{user_id}/tokens/{token_id})
+	RevokeUserToken(ctx context.Context, request RevokeUserTokenRequestObject) (RevokeUserTokenResponseObject, error)
 }
 
 type StrictHandlerFunc func(ctx *gin.Context, request any) (any, error)
@@ -7973,6 +9780,50 @@ type strictHandler struct {
 	ssi         StrictServerInterface
 	middlewares []StrictMiddlewareFunc
 	options     StrictGinServerOptions
+}
+
+// TransferAppSlug operation middleware
+func (sh *strictHandler) TransferAppSlug(ctx *gin.Context, appSlug AppSlug) {
+	var request TransferAppSlugRequestObject
+
+	request.AppSlug = appSlug
+
+	var body TransferAppSlugJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.TransferAppSlug(ctx, request.(TransferAppSlugRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "TransferAppSlug")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(TransferAppSlugResponseObject); ok {
+		if err := validResponse.VisitTransferAppSlugResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
 }
 
 // DeprecateAppVersion operation middleware
@@ -8402,6 +10253,50 @@ func (sh *strictHandler) UndrainNode(ctx *gin.Context, nodeID NodeID) {
 	}
 }
 
+// PutOrgQuota operation middleware
+func (sh *strictHandler) PutOrgQuota(ctx *gin.Context, orgID OrgID) {
+	var request PutOrgQuotaRequestObject
+
+	request.OrgID = orgID
+
+	var body PutOrgQuotaJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.PutOrgQuota(ctx, request.(PutOrgQuotaRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "PutOrgQuota")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(PutOrgQuotaResponseObject); ok {
+		if err := validResponse.VisitPutOrgQuotaResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // ListPrices operation middleware
 func (sh *strictHandler) ListPrices(ctx *gin.Context, params ListPricesParams) {
 	var request ListPricesRequestObject
@@ -8631,7 +10526,7 @@ func (sh *strictHandler) CreateUser(ctx *gin.Context) {
 }
 
 // CreateUserToken operation middleware
-func (sh *strictHandler) CreateUserToken(ctx *gin.Context, userID ID) {
+func (sh *strictHandler) CreateUserToken(ctx *gin.Context, userID UserID) {
 	var request CreateUserTokenRequestObject
 
 	request.UserID = userID
@@ -8744,6 +10639,32 @@ func (sh *strictHandler) GetRegistry(ctx *gin.Context) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(GetRegistryResponseObject); ok {
 		if err := validResponse.VisitGetRegistryResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListAudit operation middleware
+func (sh *strictHandler) ListAudit(ctx *gin.Context, params ListAuditParams) {
+	var request ListAuditRequestObject
+
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListAudit(ctx, request.(ListAuditRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListAudit")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListAuditResponseObject); ok {
+		if err := validResponse.VisitListAuditResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
@@ -9088,6 +11009,140 @@ func (sh *strictHandler) CreateOrg(ctx *gin.Context) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(CreateOrgResponseObject); ok {
 		if err := validResponse.VisitCreateOrgResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListAppSlugs operation middleware
+func (sh *strictHandler) ListAppSlugs(ctx *gin.Context, orgID OrgID, params ListAppSlugsParams) {
+	var request ListAppSlugsRequestObject
+
+	request.OrgID = orgID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListAppSlugs(ctx, request.(ListAppSlugsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListAppSlugs")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListAppSlugsResponseObject); ok {
+		if err := validResponse.VisitListAppSlugsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ReleaseAppSlug operation middleware
+func (sh *strictHandler) ReleaseAppSlug(ctx *gin.Context, orgID OrgID, appSlug AppSlug) {
+	var request ReleaseAppSlugRequestObject
+
+	request.OrgID = orgID
+	request.AppSlug = appSlug
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ReleaseAppSlug(ctx, request.(ReleaseAppSlugRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ReleaseAppSlug")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ReleaseAppSlugResponseObject); ok {
+		if err := validResponse.VisitReleaseAppSlugResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetOrgQuota operation middleware
+func (sh *strictHandler) GetOrgQuota(ctx *gin.Context, orgID OrgID) {
+	var request GetOrgQuotaRequestObject
+
+	request.OrgID = orgID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetOrgQuota(ctx, request.(GetOrgQuotaRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetOrgQuota")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetOrgQuotaResponseObject); ok {
+		if err := validResponse.VisitGetOrgQuotaResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListOrgUsers operation middleware
+func (sh *strictHandler) ListOrgUsers(ctx *gin.Context, orgID OrgID, params ListOrgUsersParams) {
+	var request ListOrgUsersRequestObject
+
+	request.OrgID = orgID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListOrgUsers(ctx, request.(ListOrgUsersRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListOrgUsers")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListOrgUsersResponseObject); ok {
+		if err := validResponse.VisitListOrgUsersResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RemoveOrgUser operation middleware
+func (sh *strictHandler) RemoveOrgUser(ctx *gin.Context, orgID OrgID, userID UserID) {
+	var request RemoveOrgUserRequestObject
+
+	request.OrgID = orgID
+	request.UserID = userID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RemoveOrgUser(ctx, request.(RemoveOrgUserRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RemoveOrgUser")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RemoveOrgUserResponseObject); ok {
+		if err := validResponse.VisitRemoveOrgUserResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
@@ -9958,6 +12013,78 @@ func (sh *strictHandler) EstimateCost(ctx *gin.Context, projectID ProjectID, app
 	}
 }
 
+// ListProjectRoles operation middleware
+func (sh *strictHandler) ListProjectRoles(ctx *gin.Context, projectID ProjectID, params ListProjectRolesParams) {
+	var request ListProjectRolesRequestObject
+
+	request.ProjectID = projectID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListProjectRoles(ctx, request.(ListProjectRolesRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListProjectRoles")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListProjectRolesResponseObject); ok {
+		if err := validResponse.VisitListProjectRolesResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// PutProjectRoles operation middleware
+func (sh *strictHandler) PutProjectRoles(ctx *gin.Context, projectID ProjectID, userID UserID) {
+	var request PutProjectRolesRequestObject
+
+	request.ProjectID = projectID
+	request.UserID = userID
+
+	var body PutProjectRolesJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.PutProjectRoles(ctx, request.(PutProjectRolesRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "PutProjectRoles")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(PutProjectRolesResponseObject); ok {
+		if err := validResponse.VisitPutProjectRolesResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // ListServiceAccounts operation middleware
 func (sh *strictHandler) ListServiceAccounts(ctx *gin.Context, projectID ProjectID, params ListServiceAccountsParams) {
 	var request ListServiceAccountsRequestObject
@@ -10151,6 +12278,208 @@ func (sh *strictHandler) GetTrustBundle(ctx *gin.Context) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(GetTrustBundleResponseObject); ok {
 		if err := validResponse.VisitGetTrustBundleResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetUser operation middleware
+func (sh *strictHandler) GetUser(ctx *gin.Context, userID UserID) {
+	var request GetUserRequestObject
+
+	request.UserID = userID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetUser(ctx, request.(GetUserRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetUser")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetUserResponseObject); ok {
+		if err := validResponse.VisitGetUserResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DisableUser operation middleware
+func (sh *strictHandler) DisableUser(ctx *gin.Context, userID UserID) {
+	var request DisableUserRequestObject
+
+	request.UserID = userID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.DisableUser(ctx, request.(DisableUserRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DisableUser")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(DisableUserResponseObject); ok {
+		if err := validResponse.VisitDisableUserResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// EnableUser operation middleware
+func (sh *strictHandler) EnableUser(ctx *gin.Context, userID UserID) {
+	var request EnableUserRequestObject
+
+	request.UserID = userID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.EnableUser(ctx, request.(EnableUserRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "EnableUser")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(EnableUserResponseObject); ok {
+		if err := validResponse.VisitEnableUserResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// PutUserRoles operation middleware
+func (sh *strictHandler) PutUserRoles(ctx *gin.Context, userID UserID) {
+	var request PutUserRolesRequestObject
+
+	request.UserID = userID
+
+	var body PutUserRolesJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.PutUserRoles(ctx, request.(PutUserRolesRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "PutUserRoles")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(PutUserRolesResponseObject); ok {
+		if err := validResponse.VisitPutUserRolesResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RevokeUserTokens operation middleware
+func (sh *strictHandler) RevokeUserTokens(ctx *gin.Context, userID UserID) {
+	var request RevokeUserTokensRequestObject
+
+	request.UserID = userID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RevokeUserTokens(ctx, request.(RevokeUserTokensRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RevokeUserTokens")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RevokeUserTokensResponseObject); ok {
+		if err := validResponse.VisitRevokeUserTokensResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListUserTokens operation middleware
+func (sh *strictHandler) ListUserTokens(ctx *gin.Context, userID UserID, params ListUserTokensParams) {
+	var request ListUserTokensRequestObject
+
+	request.UserID = userID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListUserTokens(ctx, request.(ListUserTokensRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListUserTokens")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListUserTokensResponseObject); ok {
+		if err := validResponse.VisitListUserTokensResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RevokeUserToken operation middleware
+func (sh *strictHandler) RevokeUserToken(ctx *gin.Context, userID UserID, tokenID TokenID) {
+	var request RevokeUserTokenRequestObject
+
+	request.UserID = userID
+	request.TokenID = tokenID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RevokeUserToken(ctx, request.(RevokeUserTokenRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RevokeUserToken")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RevokeUserTokenResponseObject); ok {
+		if err := validResponse.VisitRevokeUserTokenResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -1,14 +1,18 @@
 package httpapi
 
 import (
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"time"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 // beside gives a handler that is not of the contract what every request gets: a request id, one line in the log, and a panic
-// that ends one answer instead of the hub. Its answers, limits and credentials are its own.
+// that ends one answer instead of the hub; and it charges the request to its budgets. Its answers and credentials are its own.
 func (a *api) beside(route string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start, id := a.conf.Now(), requestID(r.Header)
@@ -32,8 +36,48 @@ func (a *api) beside(route string, next http.Handler) http.Handler {
 				panic(http.ErrAbortHandler) // half an answer must not look whole
 			}
 		}()
-		next.ServeHTTP(seen, r)
+		leave, known, err := a.admitBeside(r, start)
+		if err != nil {
+			refuseBeside(seen, r, fault.As(err))
+			return
+		}
+		defer leave()
+		if !known {
+			next.ServeHTTP(seen, r) // within the server's deadlines: a challenge, or a token
+			return
+		}
+		next.ServeHTTP(transfer(seen, r))
 	})
+}
+
+// admitBeside charges a request to the node, or the owner of the registry token, that it comes from, else to its address; known
+// is false then.
+func (a *api) admitBeside(r *http.Request, now time.Time) (leave func(), known bool, err error) {
+	ip := remoteIP(r.RemoteAddr)
+	charges, taken, known := a.budgets.ofVisitor(ip), placesOfVisitor(ip), false
+	if node := nodeOf(r.TLS); node != "" {
+		charges, taken, known = a.budgets.ofNode(node), placesOfNode(node), true
+	} else if a.conf.RegistryCaller != nil {
+		if subject := a.conf.RegistryCaller(r); subject != "" {
+			id := callerID{key: "registry/" + subject}
+			charges, taken, known = a.budgets.ofCaller(id), placesOfCaller(id, ""), true
+		}
+	}
+	if err := a.budgets.spend(charges, now); err != nil {
+		return nil, false, err
+	}
+	leave, err = a.places.take(taken...)
+	return leave, known, err
+}
+
+// refuseBeside answers in the error form of the distribution specification, which registry clients read.
+func refuseBeside(w http.ResponseWriter, r *http.Request, f *fault.Error) {
+	closeUnread(w, r)
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Retry-After", retryAfter(f))
+	w.WriteHeader(statusOf(f.Kind))
+	// The client has gone when this fails.
+	_ = json.NewEncoder(w).Encode(map[string]any{"errors": []map[string]string{{"code": "TOOMANYREQUESTS", "message": f.Public}}})
 }
 
 // seenWriter remembers what went out. Unwrap keeps flushing and deadlines working.

@@ -17,8 +17,12 @@ type call struct {
 	traceID       string
 	remoteIP      string
 	principal     iam.Principal
-	bodyHash      []byte
-	at            time.Time
+	// caller is whom the request is charged to.
+	caller callerID
+	// again finds out anew who calls, by the same credential: it may have been revoked meanwhile.
+	again    func(ctx context.Context) (iam.Principal, error)
+	bodyHash []byte
+	at       time.Time
 	// failure is the code of the fault that ended it; empty when all went well.
 	failure string
 }

@@ -61,10 +61,16 @@ func readBody(c *gin.Context, o *operation) ([]byte, error) {
 	case err != nil:
 		return nil, fault.New(fault.Malformed, "body_incomplete", "The body did not arrive completely; send the request again.", err)
 	}
-	c.Request.Body = io.NopCloser(bytes.NewReader(body))
+	c.Request.Body = readAlready{bytes.NewReader(body)}
 	c.Request.ContentLength = int64(len(body))
 	return body, nil
 }
+
+// readAlready is a body of which nothing is left on the connection.
+type readAlready struct{ io.Reader }
+
+// Close implements io.Closer.
+func (readAlready) Close() error { return nil }
 
 func checkBody(r *http.Request, o *operation, body []byte) ([]fault.Field, error) {
 	text := bytes.TrimSpace(body)

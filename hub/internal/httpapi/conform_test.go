@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,6 +26,8 @@ func conforms(t *testing.T, next http.Handler) http.Handler {
 	require.NoError(t, err)
 	compiler, err := schemaCompiler(hubapi.OpenAPI)
 	require.NoError(t, err)
+	codes, ok := doc.Components.Schemas["ProblemCode"].Value.Extensions["x-extensible-enum"].([]any)
+	require.True(t, ok)
 	var mu sync.Mutex
 	schemaAt := func(pointer string) *jsonschema.Schema {
 		mu.Lock()
@@ -48,7 +51,7 @@ func conforms(t *testing.T, next http.Handler) http.Handler {
 		match := httptest.NewRecorder()
 		routes.ServeHTTP(match, r)
 		if found := match.Header().Get("Path"); found != "" {
-			checkAnswer(t, doc.Paths.Value(found).Operations()[r.Method], "/paths/"+escapePointer(found)+"/"+strings.ToLower(r.Method), rec, schemaAt)
+			checkAnswer(t, doc.Paths.Value(found).Operations()[r.Method], "/paths/"+escapePointer(found)+"/"+strings.ToLower(r.Method), rec, schemaAt, codes)
 		}
 		maps.Copy(w.Header(), rec.Header())
 		w.WriteHeader(rec.Code)
@@ -56,7 +59,9 @@ func conforms(t *testing.T, next http.Handler) http.Handler {
 	})
 }
 
-func checkAnswer(t *testing.T, op *openapi3.Operation, at string, rec *httptest.ResponseRecorder, schemaAt func(string) *jsonschema.Schema) {
+func checkAnswer(t *testing.T, op *openapi3.Operation, at string, rec *httptest.ResponseRecorder,
+	schemaAt func(string) *jsonschema.Schema, codes []any,
+) {
 	t.Helper()
 	pointer := at + "/responses/" + strconv.Itoa(rec.Code)
 	declared := op.Responses.Status(rec.Code)
@@ -82,7 +87,19 @@ func checkAnswer(t *testing.T, op *openapi3.Operation, at string, rec *httptest.
 	if err == nil {
 		err = schemaAt(pointer + "/content/" + escapePointer(media) + "/schema").Validate(value)
 	}
+	if code, known := knownCode(value, codes); err == nil && !known {
+		t.Errorf("%s: the code %q is not in the contract", op.OperationID, code)
+	}
 	if err != nil {
 		t.Errorf("%s: the answer %s is not what the contract says: %v", op.OperationID, rec.Body.String(), err)
 	}
+}
+
+// knownCode gives the code of a problem, and whether the contract lists it; what is no problem has no code.
+func knownCode(answer any, codes []any) (code any, known bool) {
+	problem, _ := answer.(map[string]any)
+	if urn, _ := problem["type"].(string); !strings.HasPrefix(urn, problemType) {
+		return nil, true
+	}
+	return problem["code"], slices.Contains(codes, problem["code"])
 }

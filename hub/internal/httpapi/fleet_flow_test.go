@@ -3,12 +3,14 @@ package httpapi
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // fleet has the operations on nodes beside those that open wires.
@@ -57,4 +59,30 @@ func TestNodesOverREST(t *testing.T) {
 	require.Equal(t, "node_removed", s.must(t, s.admin, "POST", node+"/drain", "d3", "", 409).text("code"))
 	require.Len(t, items(s.must(t, s.admin, "GET", "/admin/nodes?status=lost", "", "", 200)), 1)
 	require.Equal(t, "banned", s.must(t, s.admin, "POST", node+"/ban", "b1", `{"reason":"stolen"}`, 200).text("status"))
+}
+
+// A node's detail shows what it refused, the newest first, and why it serves one org.
+func TestANodeShowsItsRefusalsAndItsIsolation(t *testing.T) {
+	s := &theater{house: newHouse(t)}
+	s.tenant(t, "acme")
+	s.open(t)
+	for n, reason := range []string{"malformed", "stale"} {
+		s.tx(t, func(ctx context.Context, tx db.Tx) error {
+			_, err := fleet.Refused(ctx, tx, s.node, db.NewID(), fleet.Refusal{
+				Document: fleet.DocumentState, Epoch: 1, Generation: uint64(n + 1), Reason: reason, At: s.clock().Add(time.Duration(n) * time.Minute),
+			})
+			return err
+		})
+	}
+	s.tx(t, func(ctx context.Context, tx db.Tx) error {
+		_, err := fleet.Observe(ctx, tx, fleet.Report{NodeID: s.node, SessionNo: 1, Counter: 99, Conditions: []string{protocol.ConditionRuncVulnerable}}, s.clock())
+		return err
+	})
+	got := s.must(t, s.admin, "GET", "/admin/nodes/"+s.node, "", "", 200)
+	var reasons []any
+	for _, r := range got.body["refusals"].([]any) {
+		reasons = append(reasons, r.(map[string]any)["reason"])
+	}
+	require.Equal(t, []any{"stale", "malformed"}, reasons)
+	require.Equal(t, []any{protocol.ConditionRuncVulnerable}, got.body["one_org_because"])
 }

@@ -1,11 +1,14 @@
 package httpapi
 
 import (
+	"context"
+	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -24,29 +27,29 @@ type Config struct {
 	Auditor       Auditor
 	// Registry serves /v2/ (image pushes and pulls, and their tokens); it does its own authentication. May be nil.
 	Registry http.Handler
-	Log      *slog.Logger
-	Now      func() time.Time
+	// RegistryCaller names whom a request to the registry is charged to, without asking the database; empty for a visitor. May
+	// be nil.
+	RegistryCaller func(*http.Request) string
+	// NodeKey gives a node's public key without a query for each call; nil for a node that there is not. May be nil.
+	NodeKey func(ctx context.Context, nodeID string, now time.Time) (ed25519.PublicKey, error)
+	Log     *slog.Logger
+	Now     func() time.Time
 	// RequestsPerSecond and Burst bound each caller; zero means the defaults.
 	RequestsPerSecond float64
 	Burst             int
 }
 
-const (
-	// Whoever launches twenty instances at a time and watches each makes some sixty requests a second.
-	defaultRequestsPerSecond = 100
-	defaultBurst             = 500
-	// Callers without a credential (health, tokens, enrolment, wrong credentials), for each address.
-	visitorsPerSecond = 20
-	visitorsBurst     = 200
-)
-
 type api struct {
 	conf     Config
 	contract *contract
-	callers  *limiter
-	visitors *limiter
-	tracer   trace.Tracer
-	duration metric.Float64Histogram
+	budgets  *budgets
+	places   places
+	known    knownCredentials
+	// unrecorded counts the failures without an audit row since the last row.
+	unrecorded atomic.Int64
+	leftOut    metric.Int64Counter
+	tracer     trace.Tracer
+	duration   metric.Float64Histogram
 }
 
 // NewHandler makes the hub's HTTPS face: the operations of the contract below /api/v1, and the registry below /v2/.
@@ -66,10 +69,14 @@ func NewHandler(s StrictServerInterface, conf Config) (http.Handler, error) {
 	if err != nil {
 		return nil, fmt.Errorf("request metric: %w", err)
 	}
+	leftOut, err := otel.Meter("gpuaas/httpapi").Int64Counter("gpuaas.audit.unrecorded",
+		metric.WithDescription("Denied or failed requests without an audit row of their own, because a budget of rows was used up."))
+	if err != nil {
+		return nil, fmt.Errorf("audit metric: %w", err)
+	}
 	a := &api{
-		conf: conf, contract: contract, tracer: otel.Tracer("gpuaas/httpapi"), duration: duration,
-		callers:  newLimiter(conf.RequestsPerSecond, conf.Burst),
-		visitors: newLimiter(visitorsPerSecond, visitorsBurst),
+		conf: conf, contract: contract, tracer: otel.Tracer("gpuaas/httpapi"), duration: duration, leftOut: leftOut,
+		budgets: newBudgets(conf.RequestsPerSecond, conf.Burst),
 	}
 	engine := a.engine(s)
 	if conf.Registry == nil {
@@ -98,6 +105,10 @@ func (a *api) engine(s StrictServerInterface) *gin.Engine {
 	e.ForwardedByClientIP = false
 	e.Use(a.observe, securityHeaders)
 	e.NoRoute(func(c *gin.Context) {
+		if err := a.visit(c); err != nil {
+			a.fail(c, err)
+			return
+		}
 		a.fail(c, fault.New(fault.NotFound, "route_not_found", "There is no such path; openapi.yaml lists them all.", nil).Lasting())
 	})
 	e.NoMethod(func(c *gin.Context) { a.methodNotAllowed(c) })
@@ -116,23 +127,41 @@ func (a *api) engine(s StrictServerInterface) *gin.Engine {
 	}}
 	RegisterHandlersWithOptions(e.Group(basePath, a.admit), strict, options)
 
-	// What probes look for at the root.
+	// What probes look for at the root. Health and readiness have no budget: they cost next to nothing, and an orchestrator ends a
+	// hub whose probes fail.
 	wrapper := ServerInterfaceWrapper{Handler: strict, ErrorHandler: options.ErrorHandler}
 	e.GET("/healthz", wrapper.GetHealth)
 	e.GET("/readyz", wrapper.GetReadiness)
-	e.GET("/openapi.yaml", wrapper.GetOpenAPI)
+	e.GET("/openapi.yaml", func(c *gin.Context) {
+		if err := a.visit(c); err != nil {
+			a.fail(c, err)
+			return
+		}
+		wrapper.GetOpenAPI(c)
+	})
 	return e
 }
 
-func (a *api) methodNotAllowed(c *gin.Context) {
+// visit charges a request that is of no operation, and is not asked for a credential, to its address.
+func (a *api) visit(c *gin.Context) error {
 	state := callOf(c.Request.Context())
-	state.failure = "method_not_allowed"
+	return a.budgets.spend(a.budgets.ofVisitor(state.remoteIP), state.at)
+}
+
+func (a *api) methodNotAllowed(c *gin.Context) {
+	if err := a.visit(c); err != nil {
+		a.fail(c, err)
+		return
+	}
+	state := callOf(c.Request.Context())
+	state.failure = codeMethodNotAllowed
 	c.Abort()
 	h := c.Writer.Header()
 	h.Set("Content-Type", "application/problem+json")
+	closeUnread(c.Writer, c.Request)
 	c.JSON(http.StatusMethodNotAllowed, Problem{
-		Type: problemType + state.failure, Title: http.StatusText(http.StatusMethodNotAllowed), Status: http.StatusMethodNotAllowed,
-		Code: state.failure, Detail: "This path does not take this method; the Allow header lists those it takes.", CorrelationID: state.correlationID,
+		Type: problemType + codeMethodNotAllowed, Title: http.StatusText(http.StatusMethodNotAllowed), Status: http.StatusMethodNotAllowed,
+		Code: codeMethodNotAllowed, Detail: "This path does not take this method; the Allow header lists those it takes.", CorrelationID: state.correlationID,
 	})
 }
 

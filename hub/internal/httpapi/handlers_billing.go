@@ -95,6 +95,9 @@ func (s *Server) EstimateCost(ctx context.Context, r EstimateCostRequestObject) 
 		if err != nil {
 			return CostEstimate{}, err
 		}
+		if version.Status == catalog.Draft && !seesDrafts(principalOf(ctx), app) {
+			return CostEstimate{}, iam.ErrNotFound()
+		}
 		if r.Params.AllocationID != "" {
 			allocation, err := capacity.Get(ctx, tx, project.ID, r.Params.AllocationID)
 			if err != nil {

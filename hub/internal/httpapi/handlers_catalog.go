@@ -89,7 +89,7 @@ func (s *Server) ListAppVersions(ctx context.Context, r ListAppVersionsRequestOb
 			return AppVersionList{}, iam.ErrNotFound()
 		}
 		versions, err := catalog.Versions(ctx, tx, catalog.VersionFilter{
-			AppSlug: app.Slug, Drafts: p.PlatformAdmin || app.OrgID == p.OrgID && app.OrgID != "", After: r.Params.Cursor, Limit: limit + 1,
+			AppSlug: app.Slug, Drafts: seesDrafts(p, app), After: r.Params.Cursor, Limit: limit + 1,
 		})
 		if err != nil {
 			return AppVersionList{}, err
@@ -333,4 +333,9 @@ func envelopeOf(in SignedEnvelope, pointer string) (*protocol.Envelope, error) {
 		env.Signatures = append(env.Signatures, &protocol.Signature{KeyId: s.Keyid, Signature: sig})
 	}
 	return env, nil
+}
+
+// seesDrafts reports whether a caller may know of an app's versions that are not out yet: the owner and admins.
+func seesDrafts(p iam.Principal, app catalog.App) bool {
+	return p.PlatformAdmin || app.OrgID == p.OrgID && app.OrgID != ""
 }

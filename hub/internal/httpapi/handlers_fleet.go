@@ -59,6 +59,9 @@ func (s *Server) ListNodes(ctx context.Context, r ListNodesRequestObject) (ListN
 					out.NextCursor = out.Items[limit-1].ID
 					return out, nil
 				}
+				if err := fleet.LoadFacts(ctx, tx, &n); err != nil {
+					return NodeList{}, err
+				}
 				node, err := s.nodeView(ctx, tx, n, now)
 				if err != nil {
 					return NodeList{}, err
@@ -160,6 +163,9 @@ func (s *Server) node(ctx context.Context, nodeID string) (Node, error) {
 		if err != nil {
 			return Node{}, err
 		}
+		if err := fleet.LoadFacts(ctx, tx, &n); err != nil {
+			return Node{}, err
+		}
 		return s.nodeView(ctx, tx, n, now)
 	})
 }
@@ -169,7 +175,7 @@ func (s *Server) nodeView(ctx context.Context, tx db.Tx, n fleet.Node, now time.
 	if err != nil {
 		return Node{}, err
 	}
-	refusals, err := fleet.Refusals(ctx, tx, n.ID, 1)
+	refusals, err := fleet.Refusals(ctx, tx, n.ID, fleet.MaxRefusals)
 	if err != nil {
 		return Node{}, err
 	}
@@ -192,11 +198,14 @@ func (s *Server) nodeView(ctx context.Context, tx db.Tx, n fleet.Node, now time.
 			ID: a.GetId(), Vendor: a.GetVendor(), Model: a.GetModel(), MemoryMib: int64(a.GetMemoryBytes() >> 20), Health: a.GetHealth(),
 		})
 	}
-	for _, last := range refusals {
-		out.LastRefusal = Refusal{
-			Document: RefusalDocument(last.Document), Epoch: int64(last.Epoch), Generation: int64(last.Generation),
-			Reason: last.Reason, Detail: last.Detail, At: last.At,
-		}
+	out.OneOrgBecause = n.OneOrgBecause()
+	for _, r := range refusals {
+		out.Refusals = append(out.Refusals, Refusal{
+			Document: RefusalDocument(r.Document), Epoch: int64(r.Epoch), Generation: int64(r.Generation), Reason: r.Reason, Detail: r.Detail, At: r.At,
+		})
+	}
+	if len(out.Refusals) > 0 {
+		out.LastRefusal = out.Refusals[0]
 	}
 	return out, nil
 }

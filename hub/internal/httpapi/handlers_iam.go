@@ -23,6 +23,17 @@ type IAM struct {
 	DeleteServiceAccount    *command.DeleteServiceAccount
 
 	MintToken *command.MintToken
+
+	DisableUser      *command.DisableUser
+	EnableUser       *command.EnableUser
+	PutUserRoles     *command.PutUserRoles
+	RemoveOrgUser    *command.RemoveOrgUser
+	RevokeUserToken  *command.RevokeUserToken
+	RevokeUserTokens *command.RevokeUserTokens
+	PutProjectRoles  *command.PutProjectRoles
+	PutOrgQuota      *command.PutOrgQuota
+	ReleaseAppSlug   *command.ReleaseAppSlug
+	TransferAppSlug  *command.TransferAppSlug
 }
 
 // NewIAM makes IAM's commands.
@@ -40,6 +51,17 @@ func NewIAM(d *db.DB, sealer command.Sealer) IAM {
 		DeleteServiceAccount:    &command.DeleteServiceAccount{DB: d},
 
 		MintToken: &command.MintToken{DB: d, Sealer: sealer},
+
+		DisableUser:      &command.DisableUser{DB: d},
+		EnableUser:       &command.EnableUser{DB: d},
+		PutUserRoles:     &command.PutUserRoles{DB: d},
+		RemoveOrgUser:    &command.RemoveOrgUser{DB: d},
+		RevokeUserToken:  &command.RevokeUserToken{DB: d},
+		RevokeUserTokens: &command.RevokeUserTokens{DB: d},
+		PutProjectRoles:  &command.PutProjectRoles{DB: d},
+		PutOrgQuota:      &command.PutOrgQuota{DB: d},
+		ReleaseAppSlug:   &command.ReleaseAppSlug{DB: d},
+		TransferAppSlug:  &command.TransferAppSlug{DB: d},
 	}
 }
 
@@ -141,9 +163,8 @@ func (s *Server) ListUsers(ctx context.Context, r ListUsersRequestObject) (ListU
 
 // CreateUser makes a user.
 func (s *Server) CreateUser(ctx context.Context, r CreateUserRequestObject) (CreateUserResponseObject, error) {
-	in := command.CreateUserInput{OrgID: r.Body.OrgID, Email: r.Body.Email, DisplayName: r.Body.DisplayName, PlatformAdmin: r.Body.PlatformAdmin}
-	for _, role := range r.Body.Roles {
-		in.Roles = append(in.Roles, iam.Role(role))
+	in := command.CreateUserInput{
+		OrgID: r.Body.OrgID, Email: r.Body.Email, DisplayName: r.Body.DisplayName, PlatformAdmin: r.Body.PlatformAdmin, Roles: rolesOf(r.Body.Roles),
 	}
 	user, err := s.IAM.CreateUser.Do(ctx, metaFrom(ctx), in)
 	if err != nil {
@@ -247,7 +268,10 @@ func projectView(p iam.Project) Project {
 }
 
 func userView(u iam.User) User {
-	out := User{ID: u.ID, OrgID: u.OrgID, Email: u.Email, DisplayName: u.DisplayName, PlatformAdmin: u.PlatformAdmin, Roles: []UserRole{}, CreatedAt: u.CreatedAt}
+	out := User{ID: u.ID, OrgID: u.OrgID, Email: u.Email, DisplayName: u.DisplayName, PlatformAdmin: u.PlatformAdmin, Roles: []UserRole{}, Status: UserStatusActive, CreatedAt: u.CreatedAt}
+	if u.Disabled {
+		out.Status = UserStatusDisabled
+	}
 	for _, r := range u.Roles {
 		out.Roles = append(out.Roles, UserRole(r))
 	}

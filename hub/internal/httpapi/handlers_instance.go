@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -22,7 +23,8 @@ const defaultTailLines = 200
 
 // LogSource fetches what a member writes, from the node that runs it.
 type LogSource interface {
-	Logs(ctx context.Context, nodeID string, r *protocol.LogsRequest) (io.ReadCloser, error)
+	// orgID is whose share of the node's streams it takes.
+	Logs(ctx context.Context, nodeID, orgID string, r *protocol.LogsRequest) (io.ReadCloser, error)
 }
 
 // Instances is what the operations on app instances need.
@@ -36,22 +38,25 @@ type Instances struct {
 	StartInstance        *command.StartInstance
 	ChangeInstance       *command.ChangeInstance
 	Logs                 LogSource
-	// Wakes are for those who watch an instance.
-	Wakes *event.Wakes
+	// Wakes are for those who watch an instance; watchKey signs what they have seen.
+	Wakes    *event.Wakes
+	watchKey [sha256.Size]byte
 }
 
-// NewInstances wires the operations. leaseDuration is the longest lease that a member gets at a start; revoked says whether the
-// trust bundle has revoked a key; poke wakes the dispatcher of a node.
-func NewInstances(d *db.DB, leaseDuration time.Duration, revoked func(keyID string) bool, poke func(nodeID string), logs LogSource, wakes *event.Wakes) Instances {
+// NewInstances wires the operations. leaseDuration is the longest lease that a member gets at a start; bundle is the
+// newest trust bundle; poke wakes the dispatcher of a node.
+func NewInstances(d *db.DB, leaseDuration time.Duration, bundle func() protocol.Bundle, poke func(nodeID string), logs LogSource, wakes *event.Wakes) Instances {
 	turns := &command.Turns{}
+	revoked := func(keyID string) bool { return bundle().Revoked(keyID) }
+	minVersion := func(appSlug string) string { return bundle().MinVersion(appSlug) }
 	return Instances{
-		DB: d, Logs: logs, Wakes: wakes,
-		CreateInstance:       &command.CreateInstance{DB: d, LeaseDuration: leaseDuration, Revoked: revoked, Poke: poke, Turns: turns},
+		DB: d, Logs: logs, Wakes: wakes, watchKey: newWatchKey(),
+		CreateInstance:       &command.CreateInstance{DB: d, LeaseDuration: leaseDuration, Revoked: revoked, MinVersion: minVersion, Poke: poke, Turns: turns},
 		DecommissionInstance: &command.DecommissionInstance{DB: d, Poke: poke, Turns: turns},
-		UpgradeInstance:      &command.UpgradeInstance{DB: d, Revoked: revoked, Poke: poke, Turns: turns},
-		RollbackInstance:     &command.RollbackInstance{DB: d, Revoked: revoked, Poke: poke, Turns: turns},
+		UpgradeInstance:      &command.UpgradeInstance{DB: d, Revoked: revoked, MinVersion: minVersion, Poke: poke, Turns: turns},
+		RollbackInstance:     &command.RollbackInstance{DB: d, Revoked: revoked, MinVersion: minVersion, Poke: poke, Turns: turns},
 		StopInstance:         &command.StopInstance{DB: d, Poke: poke, Turns: turns},
-		StartInstance:        &command.StartInstance{DB: d, LeaseDuration: leaseDuration, Revoked: revoked, Poke: poke, Turns: turns},
+		StartInstance:        &command.StartInstance{DB: d, LeaseDuration: leaseDuration, Revoked: revoked, MinVersion: minVersion, Poke: poke, Turns: turns},
 		ChangeInstance:       &command.ChangeInstance{DB: d},
 	}
 }
@@ -269,13 +274,29 @@ func (s *Server) GetAppInstanceLogs(ctx context.Context, r GetAppInstanceLogsReq
 	if tail == 0 {
 		tail = defaultTailLines
 	}
-	source, err := s.Instances.Logs.Logs(ctx, member.NodeID, &protocol.LogsRequest{
+	source, err := s.Instances.Logs.Logs(ctx, member.NodeID, i.OrgID, &protocol.LogsRequest{
 		MemberId: member.ID, Service: r.Params.Service, TailLines: uint32(tail), Follow: r.Params.Follow,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return logStream{source: source}, nil
+	again := callOf(ctx).again
+	return logStream{source: source, may: func() error {
+		ctx, cancel := context.WithTimeout(ctx, logCheckTimeout)
+		defer cancel()
+		return s.mayReadLogs(ctx, again, r.ProjectID)
+	}}, nil
+}
+
+// mayReadLogs reports as a fault that the caller of an open stream may not read logs of the project any more: the credential was
+// revoked or has expired, the caller was disabled, or lost the role.
+func (s *Server) mayReadLogs(ctx context.Context, again func(context.Context) (iam.Principal, error), projectID string) error {
+	p, err := again(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) (iam.Project, error) { return iam.InProject(ctx, tx, p, iam.InstanceLogs, projectID) })
+	return err
 }
 
 func (s *Server) instance(ctx context.Context, permission iam.Permission, projectID, id string) (instance.Instance, error) {
@@ -345,7 +366,7 @@ func eventView(e event.Event) (Event, error) {
 	}
 	out := Event{
 		ID: ce.ID, Source: ce.Source, Specversion: EventSpecversion(ce.SpecVersion), Type: ce.Type, Subject: ce.Subject, Time: ce.Time,
-		Datacontenttype: EventDatacontenttype(ce.DataContentType), Resourceversion: ce.ResourceVersion,
+		Datacontenttype: EventDatacontenttype(ce.DataContentType), Resourceversion: ce.ResourceVersion, Pos: ce.Pos,
 	}
 	if err := json.Unmarshal(ce.Data, &out.Data); err != nil {
 		return Event{}, fmt.Errorf("data of event %s: %w", e.ID, err)

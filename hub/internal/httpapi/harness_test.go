@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -32,9 +33,18 @@ type door struct {
 	metas  []command.Meta
 	log    strings.Builder
 	now    time.Time
+	// known are credentials beside goodToken; lookups counts the calls of Authenticate.
+	known   map[string]iam.Principal
+	lookups int
 }
 
 func (d *door) Authenticate(_ context.Context, bearer string, _ time.Time) (iam.Principal, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lookups++
+	if p, ok := d.known[bearer]; ok {
+		return p, nil
+	}
 	if bearer != goodToken {
 		return iam.Principal{}, fault.New(fault.Unauthenticated, "token_invalid", "The token does not count.", nil)
 	}
@@ -81,6 +91,8 @@ func newDoor(t *testing.T, s StrictServerInterface, change ...func(*Config)) *do
 type ask struct {
 	method, path, body string
 	header             http.Header
+	// address of the caller; empty is httptest's own.
+	address string
 }
 
 func (d *door) do(t *testing.T, a ask) *http.Response {
@@ -101,6 +113,9 @@ func (d *door) do(t *testing.T, a ask) *http.Response {
 		for _, v := range values {
 			r.Header.Add(name, v)
 		}
+	}
+	if a.address != "" {
+		r.RemoteAddr = net.JoinHostPort(a.address, "1")
 	}
 	w := httptest.NewRecorder()
 	d.ServeHTTP(w, r)
@@ -129,13 +144,13 @@ func problem(t *testing.T, res *http.Response, status int) Problem {
 }
 
 // steps is a clock that moves on with every look, so that a test of many requests is never over its rate.
-func steps(start time.Time) func() time.Time {
+func steps(start time.Time, by time.Duration) func() time.Time {
 	var mu sync.Mutex
 	now := start
 	return func() time.Time {
 		mu.Lock()
 		defer mu.Unlock()
-		now = now.Add(time.Second)
+		now = now.Add(by)
 		return now
 	}
 }

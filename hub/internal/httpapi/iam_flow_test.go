@@ -64,7 +64,7 @@ func newHouse(t *testing.T) *house {
 	made, err := (&command.Bootstrap{DB: h.d, Sealer: sealer}).Do(t.Context(), h.admin, h.now)
 	require.NoError(t, err)
 	require.True(t, made)
-	h.Handler, err = NewHandler(&Server{IAM: NewIAM(h.d, sealer), Billing: NewBilling(h.d)}, Config{
+	h.Handler, err = NewHandler(&Server{IAM: NewIAM(h.d, sealer), Billing: NewBilling(h.d), Audit: Audit{DB: h.d}}, Config{
 		Authenticator: TokenAuthenticator{DB: h.d}, Auditor: &command.FailureAudit{DB: h.d},
 		Log: slog.New(slog.NewJSONHandler(h.log, nil)), Now: h.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -33,7 +34,7 @@ type theater struct {
 	wakes event.Wakes
 }
 
-func (s *theater) Logs(_ context.Context, nodeID string, r *protocol.LogsRequest) (io.ReadCloser, error) {
+func (s *theater) Logs(_ context.Context, nodeID, _ string, r *protocol.LogsRequest) (io.ReadCloser, error) {
 	if nodeID != s.node {
 		return nil, fault.New(fault.Unavailable, "node_unreachable", "The node is not connected.", nil)
 	}
@@ -66,7 +67,7 @@ func (s *theater) open(t *testing.T) {
 	poke := func(string) {}
 	s.Handler, err = NewHandler(&Server{
 		Capacity:  Capacity{DB: s.d, CreateAllocation: &command.CreateAllocation{DB: s.d}, ReleaseAllocation: &command.ReleaseAllocation{DB: s.d}},
-		Instances: NewInstances(s.d, time.Hour, func(string) bool { return false }, poke, s, &s.wakes),
+		Instances: NewInstances(s.d, time.Hour, func() protocol.Bundle { return protocol.Bundle{} }, poke, s, &s.wakes),
 		Fleet:     s.fleet(),
 	}, Config{
 		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.FailureAudit{DB: s.d},
@@ -204,6 +205,15 @@ func TestInstancesOverREST(t *testing.T) {
 	require.Contains(t, more.raw, `"from":"running"`)
 }
 
+// mayReadLogs asks for a bearer what an open stream asks.
+func (s *theater) mayReadLogs(t *testing.T, bearer, projectID string) error {
+	t.Helper()
+	api := &Server{Instances: Instances{DB: s.d}}
+	return api.mayReadLogs(t.Context(), func(ctx context.Context) (iam.Principal, error) {
+		return TokenAuthenticator{DB: s.d}.Authenticate(ctx, bearer, s.clock())
+	}, projectID)
+}
+
 func TestAWatcherWaitsForAChangeAndHearsOfItAtOnce(t *testing.T) {
 	s := &theater{house: newHouse(t)}
 	orgID, projectID, boss := s.tenant(t, "acme")
@@ -231,6 +241,13 @@ func TestAWatcherWaitsForAChangeAndHearsOfItAtOnce(t *testing.T) {
 	s.wakes.Changed(i.ID)
 	require.Contains(t, <-answered, `"status":"stopping"`)
 	require.Zero(t, s.wakes.Waiting())
+
+	// What another caller has seen is no proof: a foreign instance answers at once, like an absent one.
+	mine := s.must(t, boss, "GET", path+"/watch", "", "", 200).text("seen")
+	require.Equal(t, 404, s.ask(t, other, "GET", path+"/watch?seen="+mine, "", "").status)
+	require.Equal(t, 404, s.ask(t, other, "GET", "/projects/"+projectID+"/app-instances/"+someID+"/watch?seen="+mine, "", "").status)
+	require.NoError(t, s.mayReadLogs(t, boss, projectID))
+	require.Equal(t, "not_found", fault.As(s.mayReadLogs(t, other, projectID)).Code)
 
 	// A hub that stops answers with what there is.
 	seen := s.must(t, boss, "GET", path+"/watch", "", "", 200).text("seen")

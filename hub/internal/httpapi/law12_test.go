@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/stretchr/testify/require"
@@ -35,6 +36,10 @@ func samples() map[string]string {
 		"createServiceAccount":    `{"name":"n","slug":"s","description":"d","role":"app_operator"}`,
 		"createUser":              `{"org_id":"` + someID + `","email":"a@b","display_name":"A","platform_admin":false,"roles":["org_admin"]}`,
 		"createUserToken":         `{"description":"d","expires_in_seconds":60}`,
+		"putUserRoles":            `{"roles":["org_member"],"platform_admin":false}`,
+		"putProjectRoles":         `{"roles":["viewer"]}`,
+		"putOrgQuota":             `{"limits":[{"name":"users","limit":5}]}`,
+		"transferAppSlug":         `{"org_id":"` + someID + `"}`,
 		"registerManifest":        `{"manifest_envelope":` + envelope + `}`,
 		"putEntitlement":          `{"enabled":true,"policy_overrides":{"allowed_operating_modes":["tenant_dedicated"],"allowed_control_plane_scopes":["project"],"allowed_versions":["1"],"max_accelerators":1}}`,
 		"createPublishIntent":     `{"app_slug":"a","app_version":"1","artifact_name":"runtime","artifact_kind":"oci","source_type":"oci_registry","channel":"dev"}`,
@@ -70,7 +75,7 @@ type badInput struct {
 func TestLaw12BadInputIsAClearErrorOnEveryOperation(t *testing.T) {
 	c, err := loadContract(hubapi.OpenAPI)
 	require.NoError(t, err)
-	d := newDoor(t, tripwire{}, func(conf *Config) { conf.Now = steps(conf.Now()) })
+	d := newDoor(t, tripwire{}, func(conf *Config) { conf.Now = steps(conf.Now(), time.Minute) })
 	for _, key := range slices.Sorted(maps.Keys(c.operations)) {
 		op := c.operations[key]
 		t.Run(op.id, func(t *testing.T) {

@@ -24,7 +24,7 @@ const maxRequestIDBytes = 128
 // observe gives every request its correlation id, span, metric and one line in the log, whatever becomes of it.
 func (a *api) observe(c *gin.Context) {
 	start := a.conf.Now()
-	state := &call{correlationID: requestID(c.Request.Header), at: start.UTC().Truncate(time.Microsecond), remoteIP: c.RemoteIP()}
+	state := &call{correlationID: requestID(c.Request.Header), at: start.UTC().Truncate(time.Microsecond), remoteIP: remoteIP(c.Request.RemoteAddr)}
 	state.op = a.contract.operations[c.Request.Method+" "+c.FullPath()]
 	route := "unmatched"
 	if state.op != nil {
@@ -105,7 +105,11 @@ func methodLabel(method string) string {
 	}
 }
 
+// levelOf keeps refused floods out of the log; the metric counts them.
 func levelOf(status int) slog.Level {
+	if status == http.StatusTooManyRequests {
+		return slog.LevelDebug
+	}
 	if status >= http.StatusInternalServerError && status != http.StatusServiceUnavailable {
 		return slog.LevelError
 	}

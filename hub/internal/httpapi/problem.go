@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -13,6 +14,9 @@ import (
 
 // problemType is the prefix of a problem's type; the code follows.
 const problemType = "urn:gpuaas:problem:"
+
+// codeMethodNotAllowed is the one code that no fault has: no kind of fault is a 405.
+const codeMethodNotAllowed = "method_not_allowed"
 
 // writeProblem is the one translation of a fault into HTTP (RFC 9457). The cause is never in it.
 func writeProblem(c *gin.Context, f *fault.Error, correlationID string) {
@@ -32,14 +36,30 @@ func writeProblem(c *gin.Context, f *fault.Error, correlationID string) {
 	case fault.Unauthenticated:
 		h.Set("WWW-Authenticate", `Bearer realm="gpuaas"`)
 	case fault.RateLimited, fault.Unavailable:
-		// Both always say when to come back (contract); one second is the least that the header can say.
-		seconds := max(1, int64(math.Ceil(f.RetryAfter.Seconds())))
-		h.Set("Retry-After", strconv.FormatInt(seconds, 10))
+		h.Set("Retry-After", retryAfter(f)) // both always say when to come back (contract)
 	default:
 	}
+	closeUnread(c.Writer, c.Request)
 	c.Writer.WriteHeader(status)
 	// The header is out; a caller that hung up is nobody's error.
 	_ = json.NewEncoder(c.Writer).Encode(p)
+}
+
+// retryAfter is the header's value; one second is the least that it can say.
+func retryAfter(f *fault.Error) string {
+	return strconv.FormatInt(max(1, int64(math.Ceil(f.RetryAfter.Seconds()))), 10)
+}
+
+// unreadTime is how long a refused request may still send its body.
+const unreadTime = time.Second
+
+// closeUnread ends an HTTP/1 connection after the answer when the request has a body that nobody has read: net/http would wait
+// for the body before it answers, and again before it closes. A stream of HTTP/2 ends without its connection.
+func closeUnread(w http.ResponseWriter, r *http.Request) {
+	if _, read := r.Body.(readAlready); !read && r.ProtoMajor == 1 && r.ContentLength != 0 {
+		w.Header().Set("Connection", "close")
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(unreadTime))
+	}
 }
 
 func statusOf(k fault.Kind) int {

@@ -10,7 +10,8 @@ type Server struct {
 	// Version is the hub's own, for healthz.
 	Version string
 	// Ready says why the hub cannot serve, or nil; a nil func is always ready.
-	Ready func(ctx context.Context) error
+	Ready     func(ctx context.Context) error
+	readiness readiness
 
 	// ---- iam
 
@@ -20,6 +21,10 @@ type Server struct {
 
 	Catalog   Catalog
 	Artifacts Artifacts
+
+	// ---- event
+
+	Audit Audit
 
 	// ---- capacity, instance
 

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
@@ -40,7 +41,7 @@ type yard struct {
 
 func newYard(t *testing.T) *yard {
 	t.Helper()
-	y := &yard{house: newHouse(t), passphrase: "correct horse"}
+	y := &yard{house: newHouse(t), passphrase: "correct horse battery"}
 	dir := t.TempDir()
 	var err error
 	y.init, err = trust.Init(trust.InitOptions{
@@ -177,6 +178,25 @@ func TestAppGoesFromPushToLaunchable(t *testing.T) {
 	version := y.must(t, y.admin, "POST", "/admin/apps/manifests", "m1", y.manifest(t, "1.0.0", pushed.Repository, pushed.Digest, y.signer), 201)
 	require.Equal(t, "draft", version.text("status"))
 	require.Contains(t, version.raw, pushed.Digest)
+	// A draft is priced for its owner, and not for those who may not know of it.
+	estimate := func(p iam.Principal) error {
+		ctx := context.WithValue(t.Context(), callKey{}, &call{principal: p, at: y.clock()})
+		_, err := (&Server{Billing: NewBilling(y.d)}).EstimateCost(ctx, EstimateCostRequestObject{ProjectID: y.projectID, AppSlug: "demo", Version: "1.0.0"})
+		return err
+	}
+	owner := iam.Principal{Type: iam.TypeUser, ID: db.NewID(), OrgID: y.orgID, Bindings: []iam.Binding{{Role: iam.OrgAdmin}}}
+	require.NoError(t, estimate(owner))
+	ofPlatform := func(org any) {
+		_, err := db.RunTx(t.Context(), y.d, func(tx db.Tx) (struct{}, error) {
+			_, err := tx.Exec(t.Context(), `UPDATE apps SET org_id = $1 WHERE slug = 'demo'`, org)
+			return struct{}{}, err
+		})
+		require.NoError(t, err)
+	}
+	ofPlatform(nil)
+	require.Equal(t, "not_found", fault.As(estimate(owner)).Code)
+	require.NoError(t, estimate(iam.Principal{Type: iam.TypeUser, ID: db.NewID(), PlatformAdmin: true}))
+	ofPlatform(y.orgID)
 	entitlement := "/projects/" + y.projectID + "/apps/entitlements/demo"
 	y.must(t, y.boss, "GET", entitlement, "", "", 404)
 	put := `{"enabled":true,"policy_overrides":{"allowed_operating_modes":["tenant_dedicated"],"allowed_control_plane_scopes":["project"],"max_accelerators":2}}`

@@ -4,31 +4,46 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"sync"
+	"time"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	// streamBytes is the piece that is sent on at once.
+	streamBytes = 32 << 10
+	// logStreamTime is how long a followed log goes on; the caller may follow it again.
+	logStreamTime = time.Hour
+	// logCheckEvery is how often it is checked whether the caller may still read it.
+	logCheckEvery = time.Minute
+	// logCheckTimeout bounds one such check.
+	logCheckTimeout = 10 * time.Second
 )
 
 // logStream sends log text on as it comes, so that a followed log is seen line by line. It closes its source.
 type logStream struct {
 	source io.ReadCloser
+	// may reports as a fault that the caller may not read on; nil means that it always may.
+	may func() error
 }
-
-// streamBytes is the piece that is sent on at once.
-const streamBytes = 32 << 10
 
 // VisitGetAppInstanceLogsResponse makes it an answer of getAppInstanceLogs.
 func (l logStream) VisitGetAppInstanceLogsResponse(w http.ResponseWriter) error {
-	defer func() { _ = l.source.Close() }()
+	stop := l.endInTime()
+	defer stop()
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(http.StatusOK)
-	flush := http.NewResponseController(w)
-	_ = flush.Flush() // the header goes out before the first line is written; a writer that cannot flush sends it later
+	out := newTransferWriter(w)
+	out.Flush() // the header goes out before the first line is written; a writer that cannot flush sends it later
 	piece := make([]byte, streamBytes)
 	for {
 		n, err := l.source.Read(piece)
 		if n > 0 {
-			if _, err := w.Write(piece[:n]); err != nil {
+			if _, err := out.Write(piece[:n]); err != nil {
 				return err
 			}
-			_ = flush.Flush()
+			out.Flush()
 		}
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -37,4 +52,38 @@ func (l logStream) VisitGetAppInstanceLogsResponse(w http.ResponseWriter) error 
 			return err
 		}
 	}
+}
+
+// endInTime closes the source after logStreamTime, or when the caller may not read it any more. stop closes it in any case.
+func (l logStream) endInTime() (stop func()) {
+	done := make(chan struct{})
+	var running sync.WaitGroup
+	running.Go(func() {
+		defer func() { _ = l.source.Close() }()
+		again := time.NewTicker(logCheckEvery)
+		defer again.Stop()
+		limit := time.NewTimer(logStreamTime)
+		defer limit.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-limit.C:
+				return
+			case <-again.C:
+			}
+			if l.may != nil && ended(l.may()) {
+				return
+			}
+		}
+	})
+	return func() {
+		close(done)
+		running.Wait()
+	}
+}
+
+// ended tells a refusal from a database that does not answer now: that one ends no stream.
+func ended(err error) bool {
+	return fault.Is(err, fault.Unauthenticated) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.NotFound)
 }

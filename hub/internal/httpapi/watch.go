@@ -2,11 +2,12 @@ package httpapi
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -18,7 +19,8 @@ const (
 )
 
 // WatchAppInstance gives one instance as soon as it is not what the caller has seen. Who may see it is looked at before each answer.
-// Where nothing has changed in this process since the caller's last answer, it begins with waiting.
+// Where nothing has changed in this process since this caller's last answer, it begins with waiting; a caller that has had no answer
+// cannot tell a foreign instance from an absent one.
 func (s *Server) WatchAppInstance(ctx context.Context, r WatchAppInstanceRequestObject) (WatchAppInstanceResponseObject, error) {
 	// Listening before looking: what changes in between wakes.
 	wake, off := s.Instances.Wakes.On(r.AppInstanceID)
@@ -26,16 +28,16 @@ func (s *Server) WatchAppInstance(ctx context.Context, r WatchAppInstanceRequest
 	limit := time.NewTimer(watchTime)
 	defer limit.Stop()
 	last := wake == nil
-	for look := last || !s.unchanged(r.AppInstanceID, r.Params.Seen); ; look = true {
+	for look := last || !s.unchanged(ctx, r); ; look = true {
 		if look {
-			moment := s.Instances.Wakes.Moment()
+			version := s.Instances.Wakes.Version(r.AppInstanceID)
 			view, err := s.viewOf(ctx, r.ProjectID, r.AppInstanceID)
 			if err != nil {
 				return nil, err
 			}
 			digest, err := digestOf(view)
 			if err != nil || last || !strings.HasPrefix(r.Params.Seen, digest) {
-				return WatchAppInstance200JSONResponse{Seen: digest + fmt.Sprintf("%016x", moment), Instance: view}, err
+				return WatchAppInstance200JSONResponse{Seen: digest + s.seenTag(ctx, r, digest, version), Instance: view}, err
 			}
 		}
 		select {
@@ -50,8 +52,16 @@ func (s *Server) WatchAppInstance(ctx context.Context, r WatchAppInstanceRequest
 	}
 }
 
-// digestChars is the length of what in `seen` stands for the view. The rest is the moment before which it was looked at.
-const digestChars = 16
+// digestChars is the length of what in `seen` stands for the view; tagBytes, as hexadecimal, of the rest.
+const (
+	digestChars = 16
+	tagBytes    = 8
+)
+
+func newWatchKey() (key [sha256.Size]byte) {
+	_, _ = rand.Read(key[:]) // never fails
+	return key
+}
 
 // digestOf is the same for the same view.
 func digestOf(view AppInstance) (string, error) {
@@ -60,12 +70,19 @@ func digestOf(view AppInstance) (string, error) {
 	return hex.EncodeToString(sum[:digestChars/2]), err
 }
 
+// seenTag proves that this process gave this caller the view when the instance had that version; it tells nothing else.
+func (s *Server) seenTag(ctx context.Context, r WatchAppInstanceRequestObject, digest string, version uint64) string {
+	mac := hmac.New(sha256.New, s.Instances.watchKey[:])
+	fmt.Fprintf(mac, "%s\x00%s\x00%s\x00%s\x00%d", callOf(ctx).caller.key, r.ProjectID, r.AppInstanceID, digest, version)
+	return hex.EncodeToString(mac.Sum(nil)[:tagBytes])
+}
+
 // unchanged reports that this process has changed nothing of the instance since it gave the caller what it has seen. What others
 // change is found by looking now and then.
-func (s *Server) unchanged(id, seen string) bool {
-	if len(seen) <= digestChars {
+func (s *Server) unchanged(ctx context.Context, r WatchAppInstanceRequestObject) bool {
+	if len(r.Params.Seen) <= digestChars {
 		return false
 	}
-	moment, err := strconv.ParseUint(seen[digestChars:], 16, 64)
-	return err == nil && !s.Instances.Wakes.Since(moment, id)
+	digest, tag := r.Params.Seen[:digestChars], r.Params.Seen[digestChars:]
+	return hmac.Equal([]byte(tag), []byte(s.seenTag(ctx, r, digest, s.Instances.Wakes.Version(r.AppInstanceID))))
 }

@@ -260,7 +260,10 @@ func TestUserTokenCountsUntilItExpiresOrIsRevoked(t *testing.T) {
 	require.True(t, fault.Is(err, fault.Unauthenticated), "expired")
 	_, err = w.authenticate(t, text+"x", start())
 	require.True(t, fault.Is(err, fault.Unauthenticated), "another token")
-	must(t, w.d, func(tx db.Tx) (int64, error) { return iam.RevokeUserTokens(t.Context(), tx, user.ID, start()) })
+	must(t, w.d, func(tx db.Tx) (int64, error) {
+		_, revoked, err := iam.RevokeUserTokens(t.Context(), tx, user, start())
+		return revoked, err
+	})
 	_, err = w.authenticate(t, text, start())
 	require.True(t, fault.Is(err, fault.Unauthenticated), "revoked")
 

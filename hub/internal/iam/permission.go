@@ -40,12 +40,18 @@ const (
 	PriceWrite  Permission = "billing.price.write"
 	CreditGrant Permission = "billing.credit.grant"
 
-	OrgRead             Permission = "iam.org.read"
-	OrgCreate           Permission = "iam.org.create"
-	ProjectRead         Permission = "iam.project.read"
-	ProjectCreate       Permission = "iam.project.create"
-	UserRead            Permission = "iam.user.read"
-	UserWrite           Permission = "iam.user.write"
+	OrgRead       Permission = "iam.org.read"
+	OrgCreate     Permission = "iam.org.create"
+	QuotaRead     Permission = "iam.quota.read"
+	QuotaWrite    Permission = "iam.quota.write"
+	ProjectRead   Permission = "iam.project.read"
+	ProjectCreate Permission = "iam.project.create"
+	UserRead      Permission = "iam.user.read"
+	UserWrite     Permission = "iam.user.write"
+	// UserManage disables and removes users of an org and revokes their tokens; RoleWrite gives and takes roles.
+	UserManage          Permission = "iam.user.manage"
+	RoleRead            Permission = "iam.role.read"
+	RoleWrite           Permission = "iam.role.write"
 	ServiceAccountRead  Permission = "iam.service_account.read"
 	ServiceAccountWrite Permission = "iam.service_account.write"
 
@@ -78,11 +84,11 @@ func (r Role) Permissions() []Permission {
 	var out []Permission
 	switch r {
 	case OrgAdmin:
-		out = append(projectAdmin(), ProjectCreate, UserRead, LedgerRead, WalletRead, AuditRead)
+		out = append(projectAdmin(), ProjectCreate, UserRead, UserManage, QuotaRead, LedgerRead, WalletRead, AuditRead)
 	case OrgMember:
 		out = append(operator(), AllocationCreate, AllocationRelease, LedgerRead, WalletRead)
 	case OrgBilling:
-		out = append(viewer(), LedgerRead, WalletRead)
+		out = append(viewer(), QuotaRead, LedgerRead, WalletRead)
 	case ProjectAdmin:
 		out = projectAdmin()
 	case AppOperator:
@@ -102,7 +108,12 @@ func (r Role) has(p Permission) bool {
 }
 
 // ForUser reports whether an org's user may hold the role in the whole org.
-func (r Role) ForUser() bool { return r == OrgAdmin || r == OrgMember || r == OrgBilling }
+func (r Role) ForUser() bool {
+	return r == OrgAdmin || r == OrgMember || r == OrgBilling || r == AppPublisher
+}
+
+// ForProject reports whether a user of the org may hold the role in one project.
+func (r Role) ForProject() bool { return r == ProjectAdmin || r == AppOperator || r == Viewer }
 
 // ForServiceAccount reports whether a service account may hold the role: none of these can change who may do what.
 func (r Role) ForServiceAccount() bool { return r == AppOperator || r == AppPublisher || r == Viewer }
@@ -118,11 +129,12 @@ func operator() []Permission {
 }
 
 func projectAdmin() []Permission {
-	return append(operator(), ArtifactManage, EntitlementWrite, AllocationCreate, AllocationRelease, ServiceAccountRead, ServiceAccountWrite)
+	return append(operator(), ArtifactManage, EntitlementWrite, AllocationCreate, AllocationRelease, ServiceAccountRead, ServiceAccountWrite,
+		RoleRead, RoleWrite)
 }
 
 func allPermissions() []Permission {
-	out := append(Role(OrgAdmin).Permissions(), CatalogManage, PriceWrite, CreditGrant, OrgCreate, UserWrite,
+	out := append(Role(OrgAdmin).Permissions(), CatalogManage, PriceWrite, CreditGrant, OrgCreate, UserWrite, QuotaWrite,
 		NodeRead, NodeWrite, JoinTokenRead, JoinTokenWrite, PublisherRead, PublisherWrite)
 	slices.Sort(out)
 	return slices.Compact(out)

@@ -27,7 +27,7 @@ type Principal struct {
 	ProjectID string
 	// PlatformAdmin may do everything in every org. Never true for a service account.
 	PlatformAdmin bool
-	// Bindings are the roles held in OrgID.
+	// Bindings are the roles held in OrgID, in the order of role and project.
 	Bindings []Binding
 }
 

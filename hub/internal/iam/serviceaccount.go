@@ -77,6 +77,9 @@ func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key 
 	if err := below(ctx, tx, countServiceAccounts, sa.ProjectID, maxServiceAccountsPerProject, "service accounts in the project"); err != nil {
 		return ServiceAccount{}, err
 	}
+	if err := CheckQuota(ctx, tx, sa.OrgID, QuotaServiceAccounts, key.CreatedAt); err != nil {
+		return ServiceAccount{}, err
+	}
 	made, err := insertServiceAccount(ctx, tx, sa)
 	if err != nil {
 		return ServiceAccount{}, err

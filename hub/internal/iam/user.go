@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -35,8 +34,12 @@ type User struct {
 	Email, DisplayName string
 	PlatformAdmin      bool
 	// Roles are held in the whole org.
-	Roles     []Role
-	CreatedAt time.Time
+	Roles []Role
+	// Disabled refuses all tokens of the user.
+	Disabled bool
+	// ResourceVersion counts the changes of the user and of its roles, its making included.
+	ResourceVersion int64
+	CreatedAt       time.Time
 }
 
 // UserToken is the record of a token; the token itself is known to its owner only.
@@ -68,17 +71,19 @@ func CreateUser(ctx context.Context, tx db.Tx, u User) (User, error) {
 			return User{}, err
 		}
 	}
-	for _, r := range u.Roles {
-		if !r.ForUser() {
-			return User{}, bad.AtHint("/roles", "is no role of an org", "org_admin, org_member or org_billing")
-		}
-	}
 	if u.OrgID != "" && len(u.Roles) == 0 {
 		u.Roles = []Role{OrgMember}
 	}
-	u.Roles = slices.Clone(u.Roles)
-	slices.Sort(u.Roles)
-	u.Roles = slices.Compact(u.Roles)
+	roles, err := checkRoles(u.Roles, Role.ForUser, orgRoles)
+	if err != nil {
+		return User{}, err
+	}
+	u.Roles, u.ResourceVersion = roles, 1
+	if u.OrgID != "" {
+		if err := CheckQuota(ctx, tx, u.OrgID, QuotaUsers, u.CreatedAt); err != nil {
+			return User{}, err
+		}
+	}
 	made, err := insertUser(ctx, tx, u)
 	if err != nil {
 		return User{}, err
@@ -142,11 +147,6 @@ func CreateUserToken(ctx context.Context, tx db.Tx, t UserToken, text string) er
 		return err
 	}
 	return insertUserToken(ctx, tx, t, hashToken(text))
-}
-
-// RevokeUserTokens ends every token of the user at once and says how many.
-func RevokeUserTokens(ctx context.Context, tx db.Tx, userID string, now time.Time) (int64, error) {
-	return revokeTokens(ctx, tx, userID, now)
 }
 
 func hashToken(text string) []byte {

@@ -30,6 +30,17 @@ type Upgraded struct {
 	NewRevision
 	// Services by member id.
 	Services map[string][]*protocol.Service
+	// FallbackDelegation is the delegation under which the fallback may start now; nil leaves it with the one that it has.
+	FallbackDelegation []byte
+}
+
+// Fallback is the revision that a node goes back to from an upgrade that is asked for now; its number is 0 where none has worked.
+func Fallback(ctx context.Context, tx db.Tx, i Instance) (Revision, error) {
+	revisions, err := selectRevisions(ctx, tx, i.ID)
+	if err != nil {
+		return Revision{}, err
+	}
+	return find(revisions, lastGood(revisions, i.Revision)), nil
 }
 
 // AskUpgrade asks for another version. What worked last is what the node goes back to if the new one is not ready in time.
@@ -51,6 +62,11 @@ func AskUpgrade(ctx context.Context, tx db.Tx, i Instance, ask Ask, u Upgraded, 
 	made := Revision{No: i.Revision, AppVersion: u.AppVersion, Previous: base, Fallback: base}
 	if err := insertRevision(ctx, tx, i.ID, made, u.NewRevision, ask.CorrelationID, now); err != nil {
 		return Change{}, err
+	}
+	if base > 0 && u.FallbackDelegation != nil {
+		if err := updateDelegation(ctx, tx, i.ID, base, u.FallbackDelegation); err != nil {
+			return Change{}, err
+		}
 	}
 	for _, m := range i.Members {
 		if err := insertMemberRevision(ctx, tx, m.ID, i.Revision, u.Services[m.ID]); err != nil {
@@ -132,10 +148,10 @@ func AskStop(ctx context.Context, tx db.Tx, i Instance, ask Ask, now time.Time) 
 	return begin(ctx, tx, i, ask, operationStop, next, step, now)
 }
 
-// AskStart asks a stopped instance to run again, as a new revision of the same content: what failed before it was stopped
+// AskStart asks a stopped or failed instance to run again, as a new revision of the same content: what failed before it was stopped
 // does not count against it.
 func AskStart(ctx context.Context, tx db.Tx, i Instance, ask Ask, delegationEnvelope []byte, now time.Time) (Change, error) {
-	next, step, err := Start(i.Lifecycle)
+	next, step, err := Start(i.Lifecycle, i.Past())
 	if err != nil {
 		return Change{}, err
 	}

@@ -134,7 +134,7 @@ func TestAFallbackThatWillNotStartIsTheEnd(t *testing.T) {
 	w.upgrade("2.0.0")
 	back := w.saysOf(1, "failed")
 	back.FallbackFromRevision, back.Reason = 2, "image_pull_failed"
-	w.report(2, back)
+	w.reportTwice(2, back)
 	require.Equal(t, instance.Lifecycle{Status: instance.Failed, Health: instance.HealthUnhealthy, Reason: instance.ReasonImagePullFailed}, w.get().Lifecycle)
 	require.True(t, w.compiled().Stopped)
 
@@ -143,11 +143,11 @@ func TestAFallbackThatWillNotStartIsTheEnd(t *testing.T) {
 	require.EqualValues(t, 1, w.compiled().Fallback.Revision)
 }
 
-func TestAfterAFailedFirstDeploymentOnlyDecommissionIsOpen(t *testing.T) {
+func TestAfterAFailedFirstDeploymentOnlyStartAndDecommissionAreOpen(t *testing.T) {
 	w := newWorld(t)
 	failed := w.says("failed")
 	failed.Reason = "crash_loop"
-	w.report(1, failed)
+	w.reportTwice(1, failed)
 	i := w.get()
 	w.do(func(ctx context.Context, tx db.Tx) {
 		_, err := instance.AskUpgrade(ctx, tx, i, w.ask(), instance.Upgraded{NewRevision: instance.NewRevision{AppVersion: "2.0.0"}}, w.now)
@@ -156,9 +156,17 @@ func TestAfterAFailedFirstDeploymentOnlyDecommissionIsOpen(t *testing.T) {
 		require.Equal(t, "instance_failed", fault.As(err).Code)
 		_, err = instance.AskStop(ctx, tx, i, w.ask(), w.now)
 		require.Equal(t, "instance_failed", fault.As(err).Code)
-		_, err = instance.AskStart(ctx, tx, i, w.ask(), nil, w.now)
-		require.Equal(t, "instance_failed", fault.As(err).Code)
 	})
+	c := w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
+		return instance.AskStart(ctx, tx, i, w.ask(), nil, w.now)
+	})
+	require.Equal(t, "apps.instance.start_requested", c.Steps[0].EventType())
+	require.EqualValues(t, 2, w.compiled().Revision, "what failed before does not count against the new revision")
+	require.False(t, w.compiled().Stopped)
+	w.report(2, failed)
+	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status)
+	w.report(2, w.saysOf(2, "ready"))
+	require.Equal(t, instance.Running, w.get().Lifecycle.Status)
 	require.Equal(t, instance.Decommissioning, w.decommission().Instance.Lifecycle.Status)
 }
 
@@ -218,7 +226,7 @@ func TestStopKeepsTheRevisionAndStartMakesANewOne(t *testing.T) {
 	// A start that fails is no first deployment: what once ran can be gone back to.
 	failed := w.saysOf(3, "failed")
 	failed.Reason = "crash_loop"
-	w.report(4, failed)
+	w.reportTwice(4, failed)
 	require.Equal(t, instance.Failed, w.get().Lifecycle.Status)
 	require.Equal(t, instance.Upgrading, w.upgrade("3.0.0").Instance.Lifecycle.Status)
 }
@@ -238,4 +246,34 @@ func TestAChangeOfSettingsTouchesNoNode(t *testing.T) {
 	require.Equal(t, config, after.ConfigJSON)
 	require.Equal(t, i.Revision, after.Revision)
 	require.Equal(t, before, w.compiled())
+}
+
+func TestAnUpgradesFallbackCarriesTheDelegationThatHoldsNow(t *testing.T) {
+	w := newWorld(t)
+	w.report(1, w.says("ready"))
+	first := w.compiled()
+	require.False(t, first.NamedAt.IsZero())
+	i := w.get()
+	w.now = w.now.AddDate(1, 0, 0)
+	w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
+		back, err := instance.Fallback(ctx, tx, i)
+		require.NoError(w.t, err)
+		require.EqualValues(t, 1, back.No)
+		return instance.AskUpgrade(ctx, tx, i, w.ask(), instance.Upgraded{
+			NewRevision:        instance.NewRevision{AppVersion: "2.0.0", ParametersJSON: `{}`, ManifestEnvelope: []byte("2"), DelegationEnvelope: []byte("of 2")},
+			Services:           map[string][]*protocol.Service{w.member: {{Name: "main", Image: "2"}}},
+			FallbackDelegation: []byte("renewed"),
+		}, w.now)
+	})
+	m := w.compiled()
+	require.Equal(t, []byte("of 2"), m.DelegationEnvelope)
+	require.True(t, m.NamedAt.After(first.NamedAt.AddDate(0, 11, 0)), "the upgrade is judged as of when it was asked for")
+	require.Equal(t, []byte("renewed"), m.Fallback.DelegationEnvelope)
+	require.Equal(t, first.NamedAt, m.Fallback.NamedAt, "what it goes back to is judged as of when it was first named")
+
+	back := w.saysOf(1, "ready")
+	back.FallbackFromRevision = 2
+	w.report(2, back)
+	require.EqualValues(t, 1, w.compiled().Revision)
+	require.Equal(t, first.NamedAt, w.compiled().NamedAt)
 }

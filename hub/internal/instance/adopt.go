@@ -154,6 +154,9 @@ func adoptRevision(ctx context.Context, tx db.Tx, instanceID string, made Revisi
 			return fmt.Errorf("member %s: delegation: %w", w.GetId(), err)
 		}
 	}
+	if t := instant(w.GetFirstNamedAt()); !t.IsZero() {
+		now = t
+	}
 	return insertRevision(ctx, tx, instanceID, made, n, w.GetCorrelationId(), now)
 }
 

@@ -103,13 +103,17 @@ type Member struct {
 	ObservedIn string
 	// FallbackFrom is the revision that the node left by itself for the observed one; 0 where it did not.
 	FallbackFrom int64
-	Unreachable  bool
-	Endpoints    []Endpoint
-	Restarts     int64
-	ExitCode     int64
-	StartedAt    time.Time
-	ReadyAt      time.Time
-	ExitedAt     time.Time
+	// FailingSince is when the node first reported this failure of the observed revision; zero while the member has not failed.
+	FailingSince time.Time
+	// FailureConfirmed says that a later report repeated it.
+	FailureConfirmed bool
+	Unreachable      bool
+	Endpoints        []Endpoint
+	Restarts         int64
+	ExitCode         int64
+	StartedAt        time.Time
+	ReadyAt          time.Time
+	ExitedAt         time.Time
 	// Gone is set with RemovedAt: the node's proof was complete, or its silence proved as much, or the node is lost.
 	Gone      bool
 	RemovedAt time.Time
@@ -125,12 +129,29 @@ func (m Member) state(wanted int64) MemberState {
 		s.WentBack, s.Reason = true, m.Reason
 	case m.ObservedRevision == wanted:
 		s.Status, s.Reason = m.Status, m.Reason
+		s.GaveUp = m.Status == MemberFailed && m.FailureConfirmed && !m.Reason.Passes()
 		if m.FallbackFrom != 0 && m.Status != MemberFailed {
 			// The reason is why the other revision was left.
 			s.Reason = ""
 		}
 	}
 	return s
+}
+
+// failureConfirmedAfter is how much later a report must repeat a failure until it counts: a file that is being replaced or an
+// agent that is being upgraded is refused once and admitted in the next look.
+const failureConfirmedAfter = 5 * time.Second
+
+// noteFailure keeps since when a member fails, and whether a later report has repeated it. before is the member as it was.
+func (m *Member) noteFailure(before Member, now time.Time) {
+	switch {
+	case m.Status != MemberFailed:
+		m.FailingSince, m.FailureConfirmed = time.Time{}, false
+	case before.Status != MemberFailed || before.Reason != m.Reason || before.ObservedRevision != m.ObservedRevision || before.FailingSince.IsZero():
+		m.FailingSince, m.FailureConfirmed = now, false
+	case now.Sub(before.FailingSince) >= failureConfirmedAfter:
+		m.FailureConfirmed = true
+	}
 }
 
 // lost reports whether the member ended with its node, unproved; one that was proved gone is removed.
@@ -144,6 +165,9 @@ func (i Instance) past(base int64) Past {
 	}
 	return p
 }
+
+// Past is past of an action that goes back to no revision.
+func (i Instance) Past() Past { return i.past(0) }
 
 func (i Instance) memberStates() []MemberState {
 	states := make([]MemberState, 0, len(i.Members))
@@ -163,6 +187,16 @@ type Change struct {
 	WantedChanged bool
 	// Removed are the members that were proved gone, or lost, by this look.
 	Removed []Removal
+}
+
+// Resumed reports whether the members are to run after the change and were not to before.
+func (c Change) Resumed() bool {
+	if len(c.Steps) == 0 || c.Steps[0].From == "" {
+		return false
+	}
+	held, stopped := c.Instance.Lifecycle.Status.Wanted()
+	_, before := c.Steps[0].From.Wanted()
+	return held && !stopped && before
 }
 
 // Removal is one member that ended.
@@ -271,6 +305,17 @@ type Filter struct {
 	Limit     int
 }
 
+// EachManifest gives the signed envelopes of all revisions of instances that are not decommissioned, each once. The bytes are
+// valid during the call.
+func EachManifest(ctx context.Context, tx db.Tx, each func(envelope []byte)) error {
+	return eachManifest(ctx, tx, each)
+}
+
+// CountLive is how many instances of the org are not decommissioned.
+func CountLive(ctx context.Context, tx db.Tx, orgID string) (int64, error) {
+	return countLive(ctx, tx, orgID)
+}
+
 // List gives a page of a project's instances, the newest first.
 func List(ctx context.Context, tx db.Tx, f Filter) ([]Instance, error) {
 	where, args := `WHERE l.project_id = $1`, []any{f.ProjectID}
@@ -362,7 +407,12 @@ func LiveIn(ctx context.Context, tx db.Tx, allocationID string) ([]Instance, err
 
 // SnapshotFor gives what a node is to hold, for the compiler.
 func SnapshotFor(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Member, error) {
-	return selectWanted(ctx, tx, nodeID)
+	return selectWanted(ctx, tx, `m.node_id = $1`, nodeID)
+}
+
+// SnapshotOf gives what the nodes of one instance are to hold of it, for the compiler.
+func SnapshotOf(ctx context.Context, tx db.Tx, instanceID string) ([]plan.Member, error) {
+	return selectWanted(ctx, tx, `m.instance_id = $1`, instanceID)
 }
 
 func errNotFound() error {

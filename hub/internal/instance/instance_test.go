@@ -73,6 +73,14 @@ func (w *world) report(generation uint64, statuses ...*protocol.WorkloadStatus) 
 	return w.reportAs(instance.Report{NodeID: w.node, SessionNo: 1, Counter: w.counter, Epoch: 1, Generation: generation, Statuses: statuses})
 }
 
+// reportTwice repeats a report when a failure in it counts.
+func (w *world) reportTwice(generation uint64, statuses ...*protocol.WorkloadStatus) []instance.Change {
+	w.t.Helper()
+	w.report(generation, statuses...)
+	w.now = w.now.Add(time.Minute)
+	return w.report(generation, statuses...)
+}
+
 func (w *world) reportAs(r instance.Report) (changes []instance.Change) {
 	w.t.Helper()
 	w.do(func(ctx context.Context, tx db.Tx) {
@@ -123,7 +131,14 @@ func TestReportsDriveAnInstanceToRunning(t *testing.T) {
 	require.Equal(t, "corr-create", changes[0].Instance.Operation.CorrelationID)
 
 	ready := w.says("ready")
-	ready.Endpoints = []*protocol.PublishedEndpoint{{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20001}}
+	// Of what a node says that it publishes, only its own loopback ports are shown.
+	ready.Endpoints = []*protocol.PublishedEndpoint{
+		{Name: "script", Protocol: "javascript", Host: "127.0.0.1", Port: 20001},
+		{Name: "elsewhere", Protocol: "http", Host: "198.51.100.1", Port: 20001},
+		{Name: "name", Protocol: "http", Host: "localhost@evil.example", Port: 20001},
+		{Name: "port", Protocol: "http", Host: "127.0.0.1", Port: 1 << 17},
+		{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20001},
+	}
 	ready.StartedAt = timestamppb.New(w.now)
 	changes = w.report(1, ready)
 	require.Equal(t, []instance.Step{{From: instance.Deploying, To: instance.Running}}, changes[0].Steps)
@@ -131,6 +146,7 @@ func TestReportsDriveAnInstanceToRunning(t *testing.T) {
 
 	i := w.get()
 	require.Equal(t, instance.Lifecycle{Status: instance.Running, Health: instance.HealthHealthy}, i.Lifecycle)
+	require.Len(t, i.Members[0].Endpoints, 1)
 	require.Equal(t, "http://127.0.0.1:20001", i.Members[0].Endpoints[0].URL())
 	require.Equal(t, int64(3), i.ResourceVersion)
 	require.False(t, i.ActivatedAt.IsZero())
@@ -164,7 +180,7 @@ func TestAFailedDeploymentIsHeldStopped(t *testing.T) {
 	w := newWorld(t)
 	failed := w.says("failed")
 	failed.Reason, failed.Detail = "readiness_timeout", "no answer\x00 on /"+strings.Repeat("é", 4000)
-	changes := w.report(1, failed)
+	changes := w.reportTwice(1, failed)
 	require.True(t, changes[0].WantedChanged)
 	i := w.get()
 	require.Equal(t, instance.Lifecycle{Status: instance.Failed, Health: instance.HealthUnhealthy, Reason: instance.ReasonReadinessTimeout}, i.Lifecycle)
@@ -178,6 +194,28 @@ func TestAFailedDeploymentIsHeldStopped(t *testing.T) {
 	require.Equal(t, instance.MemberStopped, w.get().Members[0].Status)
 	require.Contains(t, w.get().Members[0].Detail, "no answer", "why it failed stays readable")
 	require.Equal(t, instance.Failed, w.get().Lifecycle.Status)
+}
+
+// What the owner refuses, a node that is being upgraded or a failure that was reported once does not end a deployment: the
+// tenant reads the reason, and the next good report is all that it takes.
+func TestAPassingReasonNeverEndsADeployment(t *testing.T) {
+	w := newWorld(t)
+	for _, reason := range []string{"owner_refused", "feature_missing"} {
+		refused := w.says("failed")
+		refused.Reason = reason
+		w.reportTwice(1, refused)
+		require.Equal(t, instance.Lifecycle{Status: instance.Deploying, Health: instance.HealthUnknown, Reason: instance.Reason(reason)}, w.get().Lifecycle)
+		require.Equal(t, 1, w.wanted())
+	}
+	once := w.says("failed")
+	once.Reason = "crash_loop"
+	w.report(1, once)
+	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status)
+	w.report(1, w.says("starting"))
+	w.report(1, once)
+	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status, "not the same failure that was reported before")
+	w.report(1, w.says("ready"))
+	require.Equal(t, instance.Lifecycle{Status: instance.Running, Health: instance.HealthHealthy}, w.get().Lifecycle)
 }
 
 // TestLaw09DecommissionEndsOnlyOnTheNodesProof: neither silence nor a word nor half a proof ends it.

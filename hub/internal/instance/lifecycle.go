@@ -62,20 +62,22 @@ const (
 	ReasonReadinessTimeout      Reason = "readiness_timeout"
 	ReasonCrashLoop             Reason = "crash_loop"
 	ReasonOutOfMemory           Reason = "out_of_memory"
-	ReasonDeviceFault           Reason = "device_fault"
-	ReasonLeaseEnded            Reason = "lease_ended"
-	ReasonOwnerRefused          Reason = "owner_refused"
-	ReasonNodeUnreachable       Reason = "node_unreachable"
-	ReasonNodeLost              Reason = "node_lost"
-	ReasonFeatureMissing        Reason = "feature_missing"
-	ReasonInternal              Reason = "internal"
+	// ReasonDiskLimit: the member took more of its node's disk than it may.
+	ReasonDiskLimit       Reason = "disk_limit"
+	ReasonDeviceFault     Reason = "device_fault"
+	ReasonLeaseEnded      Reason = "lease_ended"
+	ReasonOwnerRefused    Reason = "owner_refused"
+	ReasonNodeUnreachable Reason = "node_unreachable"
+	ReasonNodeLost        Reason = "node_lost"
+	ReasonFeatureMissing  Reason = "feature_missing"
+	ReasonInternal        Reason = "internal"
 )
 
 // Reasons lists the closed list in the order of the documentation.
 func Reasons() []Reason {
 	return []Reason{
 		ReasonImagePullFailed, ReasonImageSignatureInvalid, ReasonManifestNotAdmitted, ReasonInsufficientCapacity,
-		ReasonPlacementRequired, ReasonReadinessTimeout, ReasonCrashLoop, ReasonOutOfMemory, ReasonDeviceFault, ReasonLeaseEnded,
+		ReasonPlacementRequired, ReasonReadinessTimeout, ReasonCrashLoop, ReasonOutOfMemory, ReasonDiskLimit, ReasonDeviceFault, ReasonLeaseEnded,
 		ReasonOwnerRefused, ReasonNodeUnreachable, ReasonNodeLost, ReasonFeatureMissing, ReasonInternal,
 	}
 }
@@ -116,6 +118,19 @@ type MemberState struct {
 	Lost bool
 	// WentBack is true when the node has left the wanted revision for its fallback by itself; Reason says why.
 	WentBack bool
+	// GaveUp is true when the member failed for a reason that lasts, in two reports some time apart.
+	GaveUp bool
+}
+
+// Passes reports whether a failure for this reason may end without anybody touching the instance: the owner opens the machine
+// again, the agent is upgraded, credit is granted, the node comes back. Such a failure is shown and never ends an instance.
+func (r Reason) Passes() bool {
+	switch r {
+	case ReasonOwnerRefused, ReasonFeatureMissing, ReasonLeaseEnded, ReasonNodeUnreachable, ReasonInsufficientCapacity:
+		return true
+	default:
+		return false
+	}
 }
 
 // CanBecome reports whether the lifecycle of DESIGN §11 has this edge.
@@ -136,7 +151,7 @@ func (s Status) CanBecome(next Status) bool {
 	case Stopped:
 		return next == Deploying || next == Decommissioning || next == Failed
 	case Failed:
-		return next == Upgrading || next == RollingBack || next == Decommissioning
+		return next == Deploying || next == Upgrading || next == RollingBack || next == Decommissioning
 	case Decommissioning:
 		return next == Decommissioned
 	case Decommissioned:
@@ -193,13 +208,13 @@ func Stop(l Lifecycle) (Lifecycle, Step, error) {
 	return ask(l, Stopping, "stopped", Past{Worked: true})
 }
 
-// Start asks a stopped instance to run again.
-func Start(l Lifecycle) (Lifecycle, Step, error) {
-	// Stopped is the only status that leads to deploying on request; a requested one gets there by itself.
-	if l.Status != Stopped {
+// Start asks a stopped or failed instance to run again, also one that never ran.
+func Start(l Lifecycle, p Past) (Lifecycle, Step, error) {
+	// A requested instance becomes deploying by itself.
+	if l.Status != Stopped && l.Status != Failed {
 		return l, Step{}, notOpen(l.Status, "started")
 	}
-	return ask(l, Deploying, "started", Past{Worked: true})
+	return ask(l, Deploying, "started", Past{Worked: true, Lost: p.Lost})
 }
 
 func ask(l Lifecycle, next Status, done string, p Past) (Lifecycle, Step, error) {
@@ -212,7 +227,7 @@ func ask(l Lifecycle, next Status, done string, p Past) (Lifecycle, Step, error)
 	}
 	if l.Status == Failed && !p.Worked {
 		return l, Step{}, fault.New(fault.Conflict, "instance_failed",
-			"The app instance has never been running; decommission it and deploy anew.", nil)
+			"The app instance has never been running; start it again, or decommission it.", nil)
 	}
 	if !l.Status.CanBecome(next) {
 		return l, Step{}, notOpen(l.Status, done)
@@ -293,10 +308,11 @@ func observeOnce(l Lifecycle, members []MemberState) Lifecycle {
 	}
 }
 
-// observeStarting waits for the last member before it decides: one that fails while another serves is a matter of health.
+// observeStarting waits for the last member before it decides: one that fails while another serves is a matter of health. It
+// fails only when every member gave up: what passes by itself, or was reported once, is waited for.
 func observeStarting(at Status, n counts) Lifecycle {
 	switch {
-	case n.waiting > 0 || n.total == 0:
+	case n.waiting > 0 || n.total == 0 || n.serving == 0 && n.gaveUp < n.total:
 		return Lifecycle{Status: at, Health: HealthUnknown, Reason: n.reason}
 	case n.serving > 0:
 		return Lifecycle{Status: Running, Health: n.health(), Reason: n.reason}
@@ -310,7 +326,7 @@ func observeStarting(at Status, n counts) Lifecycle {
 }
 
 type counts struct {
-	total, seen, ready, serving, waiting, stopped, unreachable, gone, lost int
+	total, seen, ready, serving, waiting, stopped, unreachable, gone, lost, gaveUp int
 	// reason of the first member that has one.
 	reason Reason
 	// wentBack: a node has left the wanted revision, for backReason.
@@ -334,6 +350,9 @@ func count(members []MemberState) counts {
 		}
 		if m.Lost {
 			n.lost++
+		}
+		if m.Lost || m.GaveUp {
+			n.gaveUp++
 		}
 		if m.Status != "" {
 			n.seen++
@@ -391,7 +410,7 @@ func (s Step) EventType() string {
 		return prefix + "rollback_requested"
 	case s.To == Stopping:
 		return prefix + "stop_requested"
-	case s.From == Stopped && s.To == Deploying:
+	case s.To == Deploying && s.From != Requested:
 		return prefix + "start_requested"
 	case s.From == Upgrading && s.To == Running:
 		return prefix + "upgraded"

@@ -24,7 +24,7 @@ func TestLifecycleHasExactlyTheEdgesOfTheDesign(t *testing.T) {
 		RollingBack:     {Running, Decommissioning, Failed},
 		Stopping:        {Stopped, Decommissioning, Failed},
 		Stopped:         {Deploying, Decommissioning, Failed},
-		Failed:          {Upgrading, RollingBack, Decommissioning},
+		Failed:          {Deploying, Upgrading, RollingBack, Decommissioning},
 		Decommissioning: {Decommissioned},
 	}
 	for _, from := range allStatuses() {
@@ -38,7 +38,8 @@ func TestLifecycleHasExactlyTheEdgesOfTheDesign(t *testing.T) {
 func TestObserve(t *testing.T) {
 	ready := MemberState{Status: MemberReady}
 	starting := MemberState{Status: MemberStarting}
-	failed := MemberState{Status: MemberFailed, Reason: ReasonCrashLoop}
+	failed := MemberState{Status: MemberFailed, Reason: ReasonCrashLoop, GaveUp: true}
+	failedOnce := MemberState{Status: MemberFailed, Reason: ReasonCrashLoop}
 	lost := MemberState{Status: MemberReady, Unreachable: true}
 	gone := MemberState{Status: MemberRemoved, Gone: true}
 	nodeLost := MemberState{Status: MemberFailed, Reason: ReasonNodeLost, Gone: true, Lost: true}
@@ -62,11 +63,14 @@ func TestObserve(t *testing.T) {
 		},
 		{
 			"refused at once", live(Requested),
-			[]MemberState{{Status: MemberFailed, Reason: ReasonManifestNotAdmitted}},
+			[]MemberState{{Status: MemberFailed, Reason: ReasonManifestNotAdmitted, GaveUp: true}},
 			Lifecycle{Failed, HealthUnhealthy, ReasonManifestNotAdmitted},
 			[]Step{{Requested, Deploying, ""}, {Deploying, Failed, ReasonManifestNotAdmitted}},
 		},
-		{"failed without a word", live(Deploying), []MemberState{{Status: MemberFailed}}, Lifecycle{Failed, HealthUnhealthy, ReasonInternal}, []Step{{Deploying, Failed, ReasonInternal}}},
+		{"failed once so far", live(Deploying), []MemberState{failedOnce}, Lifecycle{Deploying, HealthUnknown, ReasonCrashLoop}, nil},
+		{"failed once so far while rolling back", live(RollingBack), []MemberState{failedOnce}, Lifecycle{RollingBack, HealthUnknown, ReasonCrashLoop}, nil},
+		{"one gave up, one failed once so far", live(Deploying), []MemberState{failed, failedOnce}, Lifecycle{Deploying, HealthUnknown, ReasonCrashLoop}, nil},
+		{"failed without a reason", live(Deploying), []MemberState{{Status: MemberFailed, GaveUp: true}}, Lifecycle{Failed, HealthUnhealthy, ReasonInternal}, []Step{{Deploying, Failed, ReasonInternal}}},
 		{
 			"a pull that is tried again shows why it takes so long", live(Deploying),
 			[]MemberState{{Status: MemberPending, Reason: ReasonImagePullFailed}},
@@ -167,7 +171,7 @@ func TestActionsAreOpenWhereTheContractSaysAndNowhereElse(t *testing.T) {
 		"never ran: upgrade":  {func(l Lifecycle) (Lifecycle, Step, error) { return Upgrade(l, never) }, Upgrading, "upgrade_requested", []Status{Running}},
 		"never ran: rollback": {func(l Lifecycle) (Lifecycle, Step, error) { return RollBack(l, never) }, RollingBack, "rollback_requested", []Status{Running}},
 		"stop":                {Stop, Stopping, "stop_requested", []Status{Running}},
-		"start":               {Start, Deploying, "start_requested", []Status{Stopped}},
+		"start":               {func(l Lifecycle) (Lifecycle, Step, error) { return Start(l, never) }, Deploying, "start_requested", []Status{Stopped, Failed}},
 	}
 	for name, a := range actions {
 		for _, s := range allStatuses() {
@@ -188,7 +192,7 @@ func TestActionsAreOpenWhereTheContractSaysAndNowhereElse(t *testing.T) {
 func TestNothingButTheEndIsOpenOnceEveryNodeIsLost(t *testing.T) {
 	failed := Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: ReasonNodeLost}
 	past := Past{Worked: true, Lost: true}
-	for _, do := range []func(Lifecycle, Past) (Lifecycle, Step, error){Upgrade, RollBack} {
+	for _, do := range []func(Lifecycle, Past) (Lifecycle, Step, error){Upgrade, RollBack, Start} {
 		l, _, err := do(failed, past)
 		require.Equal(t, "node_lost", fault.As(err).Code)
 		require.Equal(t, failed, l)
@@ -261,6 +265,7 @@ func drawMember(t *rapid.T) MemberState {
 		Unreachable: rapid.Bool().Draw(t, "unreachable"),
 		Gone:        rapid.Bool().Draw(t, "gone"),
 		WentBack:    rapid.IntRange(0, 4).Draw(t, "went_back") == 0,
+		GaveUp:      rapid.Bool().Draw(t, "gave_up"),
 	}
 	if rapid.IntRange(0, 4).Draw(t, "lost") == 0 {
 		m = MemberState{Status: MemberFailed, Reason: ReasonNodeLost, Gone: true, Lost: true}
@@ -276,7 +281,8 @@ func TestLifecycleStaysOnItsEdges(t *testing.T) {
 		for range rapid.IntRange(1, 30).Draw(t, "length") {
 			past := Past{Worked: rapid.Bool().Draw(t, "worked")}
 			asked := []func(Lifecycle) (Lifecycle, Step, error){
-				Decommission, Stop, Start,
+				Decommission, Stop,
+				func(l Lifecycle) (Lifecycle, Step, error) { return Start(l, past) },
 				func(l Lifecycle) (Lifecycle, Step, error) { return Upgrade(l, past) },
 				func(l Lifecycle) (Lifecycle, Step, error) { return RollBack(l, past) },
 			}
@@ -322,4 +328,40 @@ func TestReasonsAreAClosedList(t *testing.T) {
 	require.Equal(t, ReasonInternal, knownReason("something a newer node says"))
 	require.Equal(t, ReasonCrashLoop, knownReason("crash_loop"))
 	require.Empty(t, knownReason(""))
+}
+
+// A failure ends a deployment only when a later report repeats it and its reason lasts.
+func TestOnlyAReasonThatLastsAndIsRepeatedEndsADeployment(t *testing.T) {
+	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	failing := func(r Reason) Member { return Member{Status: MemberFailed, Reason: r, ObservedRevision: 3} }
+	for _, r := range Reasons() {
+		first := failing(r)
+		first.noteFailure(Member{Status: MemberStarting, ObservedRevision: 3}, at)
+		require.False(t, first.state(3).GaveUp, r)
+		soon := failing(r)
+		soon.FailingSince = first.FailingSince
+		soon.noteFailure(first, at.Add(failureConfirmedAfter-1))
+		require.False(t, soon.state(3).GaveUp, r)
+		later := soon
+		later.noteFailure(soon, at.Add(failureConfirmedAfter))
+		require.Equal(t, !r.Passes(), later.state(3).GaveUp, r)
+
+		for name, before := range map[string]Member{
+			"another reason":   {Status: MemberFailed, Reason: "other", ObservedRevision: 3, FailingSince: at},
+			"another revision": {Status: MemberFailed, Reason: r, ObservedRevision: 2, FailingSince: at},
+			"not failed":       {Status: MemberReady, ObservedRevision: 3},
+		} {
+			again := failing(r)
+			again.noteFailure(before, at.Add(time.Hour))
+			require.False(t, again.FailureConfirmed, name)
+			require.Equal(t, at.Add(time.Hour), again.FailingSince, name)
+		}
+		ready := Member{Status: MemberReady, ObservedRevision: 3, FailingSince: at, FailureConfirmed: true}
+		ready.noteFailure(later, at.Add(time.Hour))
+		require.Zero(t, ready.FailingSince)
+		require.False(t, ready.FailureConfirmed)
+	}
+	require.True(t, ReasonOwnerRefused.Passes())
+	require.True(t, ReasonFeatureMissing.Passes())
+	require.False(t, ReasonCrashLoop.Passes())
 }

@@ -3,6 +3,8 @@ package instance
 import (
 	"bytes"
 	"context"
+	"math"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -38,10 +40,37 @@ func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) ([]Chan
 	if err != nil || !newer {
 		return nil, err
 	}
-	members, err := selectMembersOf(ctx, tx, r.NodeID)
+	members, err := selectMembersOf(ctx, tx, r.NodeID, nil)
 	if err != nil {
 		return nil, err
 	}
+	return r.apply(ctx, tx, members, now)
+}
+
+// BeginReport records a report as the newest of its node and changes no member; ContinueReport follows for the members that it returns.
+func BeginReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (memberIDs []string, err error) {
+	newer, err := advanceReport(ctx, tx, r, now)
+	if err != nil || !newer {
+		return nil, err
+	}
+	return selectMemberIDs(ctx, tx, r.NodeID)
+}
+
+// ContinueReport is ApplyReport for some members of a report that was begun. Once a newer one has come, it changes nothing.
+func ContinueReport(ctx context.Context, tx db.Tx, r Report, memberIDs []string, now time.Time) ([]Change, error) {
+	newest, err := isNewestReport(ctx, tx, r)
+	if err != nil || !newest || len(memberIDs) == 0 {
+		return nil, err
+	}
+	members, err := selectMembersOf(ctx, tx, r.NodeID, memberIDs)
+	if err != nil {
+		return nil, err
+	}
+	return r.apply(ctx, tx, members, now)
+}
+
+// apply takes over what the report says about these members, or by its silence.
+func (r Report) apply(ctx context.Context, tx db.Tx, members []heldMember, now time.Time) ([]Change, error) {
 	said := map[string]*protocol.WorkloadStatus{}
 	for _, s := range r.Statuses {
 		said[s.GetMemberId()] = s
@@ -78,7 +107,7 @@ func SetReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, 
 // Lose ends the members of a node that is gone for good. Nobody proved anything: they failed as node_lost, and where none is
 // left so has their instance; one that was being decommissioned is decommissioned, with that as its reason.
 func Lose(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Change, error) {
-	members, err := selectMembersOf(ctx, tx, nodeID)
+	members, err := selectMembersOf(ctx, tx, nodeID, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -184,7 +213,7 @@ func (m heldMember) hear(s *protocol.WorkloadStatus, r Report, now time.Time) (M
 		return next, nil
 	}
 	// A node that went back to its fallback has a lower revision than before. Older reports have lost already.
-	next.ObservedRevision, next.FallbackFrom = int64(s.GetRevision()), int64(s.GetFallbackFromRevision())
+	next.ObservedRevision, next.FallbackFrom = revisionOf(s.GetRevision()), revisionOf(s.GetFallbackFromRevision())
 	if s.GetRevision() == 0 {
 		next.ObservedRevision = m.ObservedRevision
 	}
@@ -203,17 +232,41 @@ func (m heldMember) hear(s *protocol.WorkloadStatus, r Report, now time.Time) (M
 	next.Restarts, next.ExitCode = int64(s.GetRestarts()), int64(s.GetExitCode())
 	next.StartedAt, next.ReadyAt, next.ExitedAt = instant(s.GetStartedAt()), instant(s.GetReadyAt()), instant(s.GetExitedAt())
 	next.Endpoints = published(s.GetEndpoints())
+	next.noteFailure(m.Member, now)
 	return next, nil
 }
 
+// SaysIdle reports whether a node says that no container of a member runs.
+func SaysIdle(s *protocol.WorkloadStatus) bool {
+	switch MemberStatus(s.GetStatus()) {
+	case MemberPending, MemberStarting, MemberFailed, MemberStopped:
+		return s.GetStartedAt() == nil
+	default:
+		return false
+	}
+}
+
+// revisionOf keeps a number that a node names within the column.
+func revisionOf(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
+
+// published keeps what a node may publish: a port of its own loopback address. People open these URLs, and the node writes them.
 func published(reported []*protocol.PublishedEndpoint) []Endpoint {
 	var out []Endpoint
 	for _, e := range reported[:min(len(reported), maxEndpoints)] {
+		if !mayPublish(e) {
+			continue
+		}
 		out = append(out, Endpoint{
 			Name: cut(e.GetName(), maxEndpointBytes), Protocol: cut(e.GetProtocol(), maxEndpointBytes), Host: cut(e.GetHost(), maxEndpointBytes), Port: e.GetPort(),
 		})
 	}
 	return out
+}
+
+func mayPublish(e *protocol.PublishedEndpoint) bool {
+	host, err := netip.ParseAddr(e.GetHost())
+	return err == nil && host.IsLoopback() && host.Zone() == "" && e.GetPort() > 0 && e.GetPort() <= math.MaxUint16 &&
+		slices.Contains([]string{"http", "https", "tcp"}, e.GetProtocol())
 }
 
 func (m heldMember) absence() heard.Absence {
@@ -240,6 +293,7 @@ func knownMemberStatus(s string) MemberStatus {
 func (m Member) differs(n Member) bool {
 	return m.Status != n.Status || m.Reason != n.Reason || m.Detail != n.Detail || m.ObservedRevision != n.ObservedRevision || m.FallbackFrom != n.FallbackFrom ||
 		m.Unreachable != n.Unreachable || m.Restarts != n.Restarts || m.ExitCode != n.ExitCode || m.Gone != n.Gone || m.ObservedIn != n.ObservedIn ||
+		m.FailureConfirmed != n.FailureConfirmed || !m.FailingSince.Equal(n.FailingSince) ||
 		!m.StartedAt.Equal(n.StartedAt) || !m.ReadyAt.Equal(n.ReadyAt) || !m.ExitedAt.Equal(n.ExitedAt) ||
 		!slices.Equal(m.Endpoints, n.Endpoints) || !bytes.Equal(m.OwnerRefusal, n.OwnerRefusal)
 }

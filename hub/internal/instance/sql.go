@@ -35,9 +35,29 @@ func insertInstance(ctx context.Context, tx db.Tx, i Instance) error {
 		i.RequestedBy.Type, i.RequestedBy.ID, i.CorrelationID, i.ResourceVersion, i.CreatedAt, i.UpdatedAt)
 }
 
+func eachManifest(ctx context.Context, tx db.Tx, each func([]byte)) error {
+	rows, err := tx.Query(ctx, `SELECT DISTINCT r.manifest_envelope FROM instance_revisions r JOIN app_instances i ON i.id = r.instance_id
+		WHERE i.status <> 'decommissioned'`)
+	if err != nil {
+		return err
+	}
+	var envelope []byte
+	_, err = pgx.ForEachRow(rows, []any{&envelope}, func() error {
+		each(envelope)
+		return nil
+	})
+	return err
+}
+
+func countLive(ctx context.Context, tx db.Tx, orgID string) (n int64, err error) {
+	err = tx.QueryRow(ctx, `SELECT count(*) FROM app_instances WHERE org_id = $1 AND status <> 'decommissioned'`, orgID).Scan(&n)
+	return n, err
+}
+
 func updateInstance(ctx context.Context, tx db.Tx, i Instance) error {
 	return tx.Later(ctx, `UPDATE app_instances SET status = $2, status_reason = $3, health = $4, revision = $5, correlation_id = $6,
-			resource_version = $7, updated_at = $8, activated_at = $9, display_name = $10, config = $11 WHERE id = $1`,
+			resource_version = $7, updated_at = $8, activated_at = $9, display_name = $10, config = $11,
+			history_deleted = false WHERE id = $1`,
 		i.ID, string(i.Lifecycle.Status), string(i.Lifecycle.Reason), string(i.Lifecycle.Health), i.Revision, i.CorrelationID,
 		i.ResourceVersion, i.UpdatedAt, nullable(i.ActivatedAt), i.DisplayName, i.ConfigJSON)
 }
@@ -70,6 +90,11 @@ func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Re
 	_, err := tx.Exec(ctx, `INSERT INTO member_revisions (member_id, revision, services)
 		SELECT member_id, $3, services FROM member_revisions WHERE member_id = ANY($1::UUID[]) AND revision = $2`, ids, from, made.No)
 	return err
+}
+
+// updateDelegation replaces the delegation of a revision by a newer one of the same publisher.
+func updateDelegation(ctx context.Context, tx db.Tx, instanceID string, revision int64, delegation []byte) error {
+	return tx.Later(ctx, `UPDATE instance_revisions SET delegation_envelope = $3 WHERE instance_id = $1 AND revision = $2`, instanceID, revision, orEmpty(delegation))
 }
 
 // selectRevisions gives all revisions of an instance in the order of their numbers.
@@ -140,10 +165,10 @@ func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now
 	return tx.Later(ctx, `UPDATE instance_members SET status = $2, status_reason = $3, detail = $4, observed_revision = $5, unreachable = $6,
 			endpoints = $7, restarts = $8, exit_code = $9, started_at = $10, ready_at = $11, exited_at = $12,
 			removal_proof = $13, removed_at = $14, updated_at = $15, fallback_from_revision = $16,
-			observed_incarnation = $17, owner_refusal = $18 WHERE id = $1`,
+			observed_incarnation = $17, owner_refusal = $18, failing_since = $19, failure_confirmed = $20 WHERE id = $1`,
 		m.ID, string(m.Status), string(m.Reason), m.Detail, m.ObservedRevision, m.Unreachable,
 		endpoints, m.Restarts, m.ExitCode, nullable(m.StartedAt), nullable(m.ReadyAt), nullable(m.ExitedAt),
-		proof, nullable(m.RemovedAt), now, m.FallbackFrom, m.ObservedIn, m.OwnerRefusal)
+		proof, nullable(m.RemovedAt), now, m.FallbackFrom, m.ObservedIn, m.OwnerRefusal, nullable(m.FailingSince), m.FailureConfirmed)
 }
 
 func updateReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, now time.Time) ([]string, error) {
@@ -165,31 +190,49 @@ func advanceReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (bool
 	return err == nil && tag.RowsAffected() == 1, err
 }
 
+// isNewestReport reports whether no report has come after r.
+func isNewestReport(ctx context.Context, tx db.Tx, r Report) (is bool, err error) {
+	err = tx.QueryRow(ctx, `SELECT count(*) = 1 FROM instance_reports WHERE node_id = $1 AND session_no = $2 AND counter = $3`,
+		r.NodeID, int64(r.SessionNo), int64(r.Counter)).Scan(&is)
+	return is, err
+}
+
 // Hosting gives those of the nodes that have members of which something may be left.
-func Hosting(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]bool, error) {
-	return db.Pairs[string, bool](tx.Query(ctx, `SELECT DISTINCT node_id, true FROM instance_members WHERE node_id = ANY($1::uuid[]) AND removed_at IS NULL`, nodeIDs))
+func Hosting(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int, error) {
+	return db.Pairs[string, int](tx.Query(ctx, `SELECT node_id, count(*) FROM instance_members WHERE node_id = ANY($1::uuid[]) AND removed_at IS NULL GROUP BY node_id`, nodeIDs))
+}
+
+// IsDown reports whether a member is not to run: its instance is stopped, failed or on its way out. One that is not known is not down.
+func IsDown(ctx context.Context, tx db.Tx, memberID string) (bool, error) {
+	var status Status
+	err := tx.QueryRow(ctx, `SELECT i.status FROM instance_members m JOIN app_instances i ON i.id = m.instance_id WHERE m.id = $1`, memberID).Scan(&status)
+	if db.IsNoRows(err) {
+		return false, nil
+	}
+	held, stopped := status.Wanted()
+	return !held || stopped, err
 }
 
 const memberColumns = `m.id, m.instance_id, m.allocation_id, m.node_id, m.role, m.status, m.status_reason, m.detail, m.observed_revision,
 	m.unreachable, m.endpoints, m.restarts, m.exit_code, m.started_at, m.ready_at, m.exited_at, m.removed_at, m.fallback_from_revision,
-	m.observed_incarnation, m.owner_refusal`
+	m.observed_incarnation, m.owner_refusal, m.failing_since, m.failure_confirmed`
 
 // scanMember reads memberColumns and whatever more the query selects after them.
 func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
 	var (
-		endpoints                       []byte
-		started, ready, exited, removed *time.Time
+		endpoints                                []byte
+		started, ready, exited, removed, failing *time.Time
 	)
 	into := append([]any{
 		&m.ID, &m.InstanceID, &m.AllocationID, &m.NodeID, &m.Role, &m.Status, &m.Reason, &m.Detail, &m.ObservedRevision,
 		&m.Unreachable, &endpoints, &m.Restarts, &m.ExitCode, &started, &ready, &exited, &removed, &m.FallbackFrom,
-		&m.ObservedIn, &m.OwnerRefusal,
+		&m.ObservedIn, &m.OwnerRefusal, &failing, &m.FailureConfirmed,
 	}, more...)
 	if err := row.Scan(into...); err != nil {
 		return err
 	}
 	m.StartedAt, m.ReadyAt, m.ExitedAt, m.RemovedAt = orZero(started), orZero(ready), orZero(exited), orZero(removed)
-	m.Gone = removed != nil
+	m.Gone, m.FailingSince = removed != nil, orZero(failing)
 	if err := json.Unmarshal(endpoints, &m.Endpoints); err != nil {
 		return fmt.Errorf("member %s: endpoints: %w", m.ID, err)
 	}
@@ -199,10 +242,20 @@ func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
 	return nil
 }
 
-func selectMembersOf(ctx context.Context, tx db.Tx, nodeID string) ([]heldMember, error) {
+// selectMemberIDs gives the members of a node of which something may be left.
+func selectMemberIDs(ctx context.Context, tx db.Tx, nodeID string) ([]string, error) {
+	rows, err := tx.Query(ctx, `SELECT id FROM instance_members WHERE node_id = $1 AND removed_at IS NULL ORDER BY id`, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// selectMembersOf gives the members of a node of which something may be left: those named, or all where only is nil.
+func selectMembersOf(ctx context.Context, tx db.Tx, nodeID string, only []string) ([]heldMember, error) {
 	rows, err := tx.Query(ctx, `SELECT `+memberColumns+`, i.status <> 'decommissioning', coalesce(m.absent_epoch, 0), coalesce(m.absent_generation, 0)
 		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id
-		WHERE m.node_id = $1 AND m.removed_at IS NULL ORDER BY m.id`, nodeID)
+		WHERE m.node_id = $1 AND m.removed_at IS NULL AND ($2::UUID[] IS NULL OR m.id = ANY($2::UUID[])) ORDER BY m.id`, nodeID, only)
 	if err != nil {
 		return nil, err
 	}
@@ -273,9 +326,10 @@ func scanInstance(row pgx.CollectableRow) (Instance, error) {
 	return i, nil
 }
 
-func selectWanted(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Member, error) {
+// selectWanted gives what the nodes of a condition on members are to hold.
+func selectWanted(ctx context.Context, tx db.Tx, where, id string) ([]plan.Member, error) {
 	const revision = `%[1]s.app_version, %[1]s.revision, %[1]s.correlation_id, %[1]s.manifest_envelope, %[1]s.delegation_envelope, %[1]s.parameters,
-		%[1]s.features, %[1]s.readiness_timeout_ms, %[2]s.services`
+		%[1]s.features, %[1]s.readiness_timeout_ms, %[1]s.created_at, %[2]s.services`
 	rows, err := tx.Query(ctx, `SELECT m.id, m.instance_id, m.allocation_id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.status,
 			`+fmt.Sprintf(revision, "r", "s")+`, `+fmt.Sprintf(revision, "f", "fs")+`
 		FROM instance_members m
@@ -284,8 +338,8 @@ func selectWanted(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Member, 
 		JOIN member_revisions s ON s.member_id = m.id AND s.revision = i.revision
 		LEFT JOIN instance_revisions f ON f.instance_id = i.id AND f.revision = r.fallback_revision AND i.status = 'upgrading'
 		LEFT JOIN member_revisions fs ON fs.member_id = m.id AND fs.revision = f.revision
-		WHERE m.node_id = $1 AND m.removed_at IS NULL AND i.status NOT IN ('decommissioning', 'decommissioned')
-		ORDER BY m.id`, nodeID)
+		WHERE `+where+` AND m.removed_at IS NULL AND i.status NOT IN ('decommissioning', 'decommissioned')
+		ORDER BY m.id`, id)
 	if err != nil {
 		return nil, err
 	}
@@ -297,15 +351,16 @@ type content struct {
 	version, correlationID, parameters       *string
 	manifest, delegation, features, services []byte
 	revision, timeoutMillis                  *int64
+	createdAt                                *time.Time
 }
 
 func (c *content) into() []any {
-	return []any{&c.version, &c.revision, &c.correlationID, &c.manifest, &c.delegation, &c.parameters, &c.features, &c.timeoutMillis, &c.services}
+	return []any{&c.version, &c.revision, &c.correlationID, &c.manifest, &c.delegation, &c.parameters, &c.features, &c.timeoutMillis, &c.createdAt, &c.services}
 }
 
 func (c *content) fill(m *plan.Member) (err error) {
 	m.AppVersion, m.CorrelationID, m.ParametersJSON = *c.version, *c.correlationID, *c.parameters
-	m.ManifestEnvelope, m.DelegationEnvelope = c.manifest, c.delegation
+	m.ManifestEnvelope, m.DelegationEnvelope, m.NamedAt = c.manifest, c.delegation, c.createdAt.UTC()
 	m.Revision, m.ReadinessTimeout = uint64(*c.revision), time.Duration(*c.timeoutMillis)*time.Millisecond
 	if err := json.Unmarshal(c.features, &m.Features); err != nil {
 		return fmt.Errorf("member %s: features: %w", m.ID, err)

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/internal/session"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -23,6 +24,7 @@ type greeted struct {
 	posted mark
 	// bring asks for what the node has accepted; complete says that it lacks nothing that dispatch would send.
 	bring, complete bool
+	members         int
 	// refused is why the node is not let in.
 	refused error
 }
@@ -35,6 +37,9 @@ func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.H
 	if !db.IsID(peer.NodeID) {
 		return session.Opened{}, fault.New(fault.NotFound, "node_not_found", "There is no such node.", nil)
 	}
+	if !i.budgets.mayBear(peer.NodeID, hello.GetIncarnation(), i.Now()) {
+		return session.Opened{}, fault.New(fault.Unavailable, "incarnations_too_many", "The node has given its store a new name too often; it may dial again in a minute.", nil)
+	}
 	w := &word{peer: peer, hello: hello}
 	i.words.put(ctx, w)
 	if err := w.wait(ctx); err != nil {
@@ -42,7 +47,7 @@ func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.H
 	}
 	failpoint.Hit("hub/hello/committed")
 	o := w.greeted
-	return session.Opened{SessionNo: o.SessionNo, Complete: o.complete, Welcome: &protocol.Welcome{
+	return session.Opened{SessionNo: o.SessionNo, Complete: o.complete, Members: o.members, Welcome: &protocol.Welcome{
 		ProtocolVersion: min(protocol.Version, hello.GetProtocolVersion()), HubTime: timestamppb.New(i.Now()), SessionNo: o.SessionNo, NewIncarnation: o.Behind,
 		PostedSegment: o.posted.Number, ArchivedSegment: o.posted.mayForget(), PostedSha256: o.posted.SHA256, Bring: o.bring,
 		Quarantined: o.Node.QuarantineReason,
@@ -133,8 +138,13 @@ func (i *Intake) follow(ctx context.Context, tx db.Tx, words []*word, in []int, 
 	if err != nil {
 		return err
 	}
+	hosting, err := instance.Hosting(ctx, tx, ids)
+	if err != nil {
+		return err
+	}
 	for _, n := range in {
 		id := words[n].peer.NodeID
+		out[n].members = hosting[id]
 		if out[n].CameBack {
 			if err := reachable(ctx, tx, id, true, now); err != nil {
 				return err

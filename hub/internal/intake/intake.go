@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/internal/session"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -59,6 +60,8 @@ type Intake struct {
 	usageLanes [lanes]lane
 	words      words
 	turns      chan struct{}
+	settle     command.SettleMembers
+	budgets    budgets
 
 	reports, segments metric.Int64Counter
 }
@@ -67,6 +70,7 @@ type Intake struct {
 func New(i *Intake) *Intake {
 	i.turns = make(chan struct{}, maxTurns)
 	i.words.post = i.takeBatch
+	i.settle = command.SettleMembers{DB: i.DB, Log: i.Log}
 	for n := range i.usageLanes {
 		i.usageLanes[n].post, i.usageLanes[n].room = i.postBatch, semaphore.NewWeighted(maxWaitingRecords)
 	}
@@ -147,7 +151,7 @@ func requireSigned(statuses []*protocol.WorkloadStatus, peer session.Peer) {
 }
 
 // Report takes a node's observed state. A report that lost against a newer one is acknowledged and changes nothing. One of a
-// quarantined node is not acknowledged, so that what it proves is said again.
+// quarantined node is not acknowledged, so that what it proves is said again; nor is one of which a member was set aside.
 func (i *Intake) Report(ctx context.Context, peer session.Peer, sessionNo uint64, r *protocol.Report) error {
 	nodeID := peer.NodeID
 	now := i.Now().Truncate(time.Microsecond)
@@ -162,54 +166,30 @@ func (i *Intake) Report(ctx context.Context, peer session.Peer, sessionNo uint64
 			return nil
 		}
 	}
+	if err := i.budgets.await(ctx, nodeID, now); err != nil {
+		return err
+	}
 	requireSigned(r.GetWorkloads(), peer)
-	var quarantined, noticed bool
-	observed, err := inTurn(ctx, i, func(tx db.Tx) (command.Observed, error) {
-		quarantined, noticed = false, false
-		o, err := fleet.Observe(ctx, tx, fleetReport(nodeID, sessionNo, r), now)
-		if err != nil || !o.Fresh {
-			return command.Observed{}, err
-		}
-		if quarantined = o.Quarantined || o.NotAlone; quarantined {
-			if !o.NotAlone {
-				return command.Observed{}, nil
-			}
-			noticed, err = quarantine(ctx, tx, nodeID, now)
-			return command.Observed{}, err
-		}
-		if o.CameBack {
-			if err := reachable(ctx, tx, nodeID, true, now); err != nil {
-				return command.Observed{}, err
-			}
-		}
-		owes, err := owesUsage(ctx, tx, nodeID)
-		if err != nil {
-			return command.Observed{}, err
-		}
-		out, err := command.Observe(ctx, tx, command.Report{
-			SilenceIsNothing: owes, NodeID: nodeID, SessionNo: sessionNo, Counter: r.GetCounter(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Incarnation: o.Incarnation,
-			Statuses: r.GetWorkloads(), Accelerators: r.GetAccelerators(),
-		}, now)
-		failpoint.Hit("hub/report/written")
-		return out, err
-	})
-	if err != nil {
+	at := arrival{nodeID, sessionNo, r, now}
+	out, err := i.takeReport(ctx, at)
+	if err != nil && !out.apart {
 		return err
 	}
 	failpoint.Hit("hub/report/committed")
-	if noticed {
+	if out.noticed {
 		i.Log.WarnContext(ctx, "node quarantined", slog.String("node_id", nodeID), slog.String("reason", fleet.ReasonIdentityUsedTwice))
 		i.Kick(nodeID, protocol.RefusalQuarantined)
 	}
-	if quarantined {
+	if out.quarantined {
 		return fault.New(fault.Conflict, protocol.RefusalQuarantined, "The node is quarantined; its reports do not count.", nil)
 	}
 	i.reports.Add(ctx, 1)
-	i.Changed(observed.Instances...)
-	for _, id := range observed.TouchedNodes {
+	i.budgets.wrote(nodeID, out.observed.Events, now)
+	i.Changed(out.observed.Instances...)
+	for _, id := range out.observed.TouchedNodes {
 		i.Poke(id)
 	}
-	return nil
+	return err
 }
 
 func fleetReport(nodeID string, sessionNo uint64, r *protocol.Report) fleet.Report {
@@ -231,14 +211,30 @@ func (i *Intake) Accepted(ctx context.Context, nodeID string, a *protocol.Accept
 
 // Refused takes the news that a node refused a document: it is shown to admins, as an event and on the node.
 func (i *Intake) Refused(ctx context.Context, nodeID string, r *protocol.Refused) error {
+	switch r.GetDocument() {
+	case fleet.DocumentState, fleet.DocumentLeases, fleet.DocumentBundle:
+	default:
+		return nil // no document that a hub sends
+	}
 	if err := i.refused(ctx, nodeID, fleet.Refusal{
 		Document: r.GetDocument(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Reason: r.GetReason(), Detail: r.GetDetail(),
 	}); err != nil {
 		return err
 	}
 	contradicts := r.GetReason() == protocol.RefusalOlder || r.GetReason() == protocol.RefusalConflict
-	if r.GetDocument() == fleet.DocumentState && contradicts && r.GetGeneration() < maxNumber {
-		// The number that was refused is taken on the node: whatever is newest here must be above it.
+	if r.GetDocument() != fleet.DocumentState || !contradicts {
+		return nil
+	}
+	// The number that was refused is taken on the node: whatever is newest here must be above it. A number that was never sent there
+	// cannot have been refused.
+	newest, err := db.Look(ctx, i.DB, func(tx db.Tx) (uint64, error) {
+		_, generation, _, err := i.Newest(ctx, tx, nodeID)
+		return generation, err
+	})
+	if err != nil {
+		return err
+	}
+	if r.GetGeneration() <= newest && i.budgets.mayRaise(nodeID, i.Now()) {
 		i.Raise(nodeID, r.GetGeneration()+1)
 	}
 	return nil
@@ -246,6 +242,9 @@ func (i *Intake) Refused(ctx context.Context, nodeID string, r *protocol.Refused
 
 func (i *Intake) refused(ctx context.Context, nodeID string, r fleet.Refusal) error {
 	now := i.Now().Truncate(time.Microsecond)
+	if !i.budgets.mayRefuse(nodeID, now) {
+		return nil
+	}
 	r.At = now
 	id := db.NewID()
 	_, err := inTurn(ctx, i, func(tx db.Tx) (bool, error) {
@@ -288,14 +287,24 @@ func (i *Intake) Sweep(ctx context.Context) error {
 		return err
 	}
 	for _, id := range silent {
-		if _, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (bool, error) {
+		f := recovery.Finding{NodeID: id, Kind: recovery.FindingContact, ResourceType: "node", ResourceID: id, At: now}
+		_, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (bool, error) {
 			still, err := fleet.SetUnreachable(ctx, tx, id, now)
 			if err != nil || !still {
 				return false, err
 			}
-			return true, reachable(ctx, tx, id, false, now)
-		}); err != nil {
+			if err := reachable(ctx, tx, id, false, now); err != nil {
+				return false, err
+			}
+			return true, command.Resolve(ctx, tx, f)
+		})
+		switch {
+		case err == nil:
+		case ctx.Err() != nil, fault.Is(err, fault.Unavailable):
 			return err
+		default:
+			// The next pass tries again; the other nodes' silence is recorded meanwhile.
+			_ = command.SetAside(ctx, i.DB, i.Log, err, now, func(context.Context, db.Tx) (recovery.Finding, error) { return f, nil })
 		}
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"hash/fnv"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -44,6 +45,8 @@ type delivery struct {
 	store store
 	at    heard.Link
 	usage ledger.Segment
+	// signed is the segment as it came, for setAside.
+	signed *protocol.Envelope
 
 	// Set before done is closed.
 	reached mark
@@ -52,18 +55,18 @@ type delivery struct {
 }
 
 // read checks a verified segment and reads its records.
-func read(v protocol.Verified[*protocol.UsageSegment], nodeID string) (*delivery, error) {
+func read(v protocol.Verified[*protocol.UsageSegment], of store) (*delivery, error) {
 	seg, digest := v.Message(), v.Digest()
-	if err := checkSegment(seg, nodeID); err != nil {
+	if err := checkSegment(seg, of); err != nil {
 		return nil, err
 	}
-	usage, err := ledger.ReadSegment(nodeID, seg.GetIncarnation(), seg)
+	usage, err := ledger.ReadSegment(of.nodeID, of.incarnation, seg)
 	if err != nil {
 		return nil, err
 	}
 	return &delivery{
-		store: store{nodeID, seg.GetIncarnation()}, at: heard.Link{Number: seg.GetNumber(), SHA256: digest[:], Previous: seg.GetPreviousSha256()},
-		usage: usage, done: make(chan struct{}),
+		store: of, at: heard.Link{Number: seg.GetNumber(), SHA256: digest[:], Previous: seg.GetPreviousSha256()},
+		usage: usage, signed: v.Envelope(), done: make(chan struct{}),
 	}, nil
 }
 
@@ -150,6 +153,10 @@ func (l *lane) next() (batch []*delivery) {
 		}
 		if n < len(queue) {
 			l.waiting[node] = queue[n:]
+			if n > 0 {
+				// It had its share: what is left of it waits for the others' turns, however much more it sends.
+				l.turns = append(l.turns[1:], node)
+			}
 			return batch
 		}
 		delete(l.waiting, node)
@@ -164,6 +171,22 @@ func (l *lane) next() (batch []*delivery) {
 // postBatch posts segments in one transaction and tells each what became of it.
 func (i *Intake) postBatch(ctx context.Context, batch []*delivery) {
 	togetherOrAlone(ctx, batch, i.postTogether)
+	for _, d := range batch {
+		if isUnpostable(ctx, d.err) {
+			d.reached, d.err = i.setAside(ctx, d, d.err)
+		}
+	}
+	var posted []string
+	for _, d := range batch {
+		if d.err == nil {
+			posted = append(posted, d.store.nodeID)
+		}
+	}
+	slices.Sort(posted)
+	// After the commit: a member that cannot be settled must not hold up its node's usage. What fails here the periodic pass does.
+	if err := i.settle.Of(ctx, slices.Compact(posted), i.Now().Truncate(time.Microsecond)); err != nil {
+		i.Log.WarnContext(ctx, "members not settled", slog.Any("error", err))
+	}
 }
 
 // verdict is what became of one segment of a batch.

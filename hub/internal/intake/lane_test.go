@@ -68,6 +68,26 @@ func TestSegmentsOfANodeArePostedTogetherInTheirOrderAndNoNodeIsPassedOver(t *te
 	})
 }
 
+// A node that sends more than a batch holds, again and again, keeps nobody waiting for longer than one batch.
+func TestANodeThatFloodsTheHubWaitsForTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &lane{room: semaphore.NewWeighted(maxWaitingRecords)}
+		posts(l)
+		var last *delivery
+		for range 12 {
+			last = arriving(t, "flood", maxBatchRecords/2)
+			require.NoError(t, l.put(t.Context(), last))
+		}
+		synctest.Wait()
+		start := time.Now()
+		small := arriving(t, "small", 1)
+		require.NoError(t, l.put(t.Context(), small))
+		<-small.done
+		require.Equal(t, 3*time.Second, time.Since(start), "the batch that is being posted, the next, and its own")
+		<-last.done
+	})
+}
+
 func TestAWholeFleetThatCatchesUpWaitsOutsideUntilThereIsRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &lane{room: semaphore.NewWeighted(10)}

@@ -2,10 +2,12 @@ package intake
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -237,18 +239,20 @@ func succeeding(line []protocol.Bundle, env *protocol.Envelope) (protocol.Bundle
 	return protocol.Bundle{}, false
 }
 
-func verifyLeases(peer session.Peer, b *protocol.Brought, line []protocol.Bundle) []*protocol.Lease {
-	if b.GetLeases() == nil {
-		return nil
-	}
+// verifyLeases gives the leases of all batches, each member's in the order of their numbers.
+func verifyLeases(peer session.Peer, b *protocol.Brought, line []protocol.Bundle) (leases []*protocol.Lease) {
 	if newer, ok := succeeding(line, b.GetBundle()); ok {
 		line = append([]protocol.Bundle{newer}, line...)
 	}
 	me := protocol.NewNodeIdentity(peer.NodeID, peer.Key)
-	for _, bundle := range line {
-		if v, err := protocol.VerifyLeases(b.GetLeases(), bundle, me); err == nil {
-			return v.Message().GetLeases()
+	for _, batch := range b.GetLeases() {
+		for _, bundle := range line {
+			if v, err := protocol.VerifyLeases(batch, bundle, me); err == nil {
+				leases = append(leases, v.Message().GetLeases()...)
+				break
+			}
 		}
 	}
-	return nil
+	slices.SortStableFunc(leases, func(a, b *protocol.Lease) int { return cmp.Compare(a.GetLeaseNo(), b.GetLeaseNo()) })
+	return leases
 }

@@ -108,15 +108,14 @@ func (i *Intake) takeBatch(ctx context.Context, batch []*word) {
 	togetherOrAlone(ctx, batch, i.takeTogether)
 }
 
-// togetherOrAlone does a batch in one transaction. When that fails for good, one of the batch is to blame: each is tried alone, and
-// only that one fails. Every one of the batch is told by do what became of it.
+// togetherOrAlone does a batch in one transaction. When that fails for good, one of the batch is to blame: its halves are tried, and so
+// on, until only that one fails. Every one of the batch is told by do what became of it.
 func togetherOrAlone[T any](ctx context.Context, batch []T, do func(context.Context, []T) error) {
 	if err := do(ctx, batch); err == nil || len(batch) == 1 || fault.Is(err, fault.Unavailable) {
 		return
 	}
-	for n := range batch {
-		_ = do(ctx, batch[n:n+1]) // it has been told
-	}
+	togetherOrAlone(ctx, batch[:len(batch)/2], do)
+	togetherOrAlone(ctx, batch[len(batch)/2:], do)
 }
 
 func (i *Intake) takeTogether(ctx context.Context, batch []*word) error {
@@ -176,7 +175,7 @@ func quietReports(ctx context.Context, tx db.Tx, words []*word, now time.Time) (
 	var at []int
 	var reports []fleet.Report
 	for n, w := range words {
-		if hosting[w.peer.NodeID] || missed[w.peer.NodeID] {
+		if hosting[w.peer.NodeID] > 0 || missed[w.peer.NodeID] {
 			continue
 		}
 		at, reports = append(at, n), append(reports, fleetReport(w.peer.NodeID, w.sessionNo, w.report))

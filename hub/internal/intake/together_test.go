@@ -70,7 +70,7 @@ func TestOneBadWordFailsAloneAndAHubThatIsAwayIsAskedOnce(t *testing.T) {
 		err  error
 		want [][]string
 	}{
-		"one is to blame":   {errors.New("bad"), [][]string{{"a", "bad", "c"}, {"a"}, {"bad"}, {"c"}}},
+		"one is to blame":   {errors.New("bad"), [][]string{{"a", "bad", "c"}, {"a"}, {"bad", "c"}, {"bad"}, {"c"}}},
 		"the hub is away":   {fault.New(fault.Unavailable, "away", "Later.", nil), [][]string{{"a", "bad", "c"}}},
 		"nothing was wrong": {nil, [][]string{{"a", "bad", "c"}}},
 	} {

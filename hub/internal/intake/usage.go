@@ -23,11 +23,13 @@ const documentUsage = "usage"
 // Usage takes a sealed segment: it checks it at once and puts it into the next batch of its lane, so that segments are posted
 // in the order of the calls. The returned function waits for the commit and gives the acknowledgement. A segment that was
 // posted before is acknowledged again and posts nothing.
-func (i *Intake) Usage(ctx context.Context, peer session.Peer, upload *protocol.UsageUpload) func() *protocol.UsageAck {
+//
+// A session carries the segments of one store, the one of its hello: a store that takes another name seals again what is not posted.
+func (i *Intake) Usage(ctx context.Context, peer session.Peer, incarnation string, upload *protocol.UsageUpload) func() *protocol.UsageAck {
 	verified, err := protocol.VerifySegment(upload.GetSegment(), peer.Key)
 	var d *delivery
 	if err == nil {
-		d, err = read(verified, peer.NodeID)
+		d, err = read(verified, store{peer.NodeID, incarnation})
 	}
 	if err == nil {
 		err = i.lane(peer.NodeID).put(ctx, d)
@@ -74,12 +76,12 @@ func reasonOf(err error) string {
 	return protocol.RefusalUnavailable
 }
 
-func checkSegment(s *protocol.UsageSegment, nodeID string) error {
+func checkSegment(s *protocol.UsageSegment, of store) error {
 	switch {
-	case s.GetNodeId() != nodeID:
+	case s.GetNodeId() != of.nodeID:
 		return protocol.Refuse(protocol.RefusalWrongNode, "the usage segment is of another node")
-	case !validIncarnation(s.GetIncarnation()):
-		return protocol.Refuse(protocol.RefusalMalformed, "the usage segment names no incarnation")
+	case s.GetIncarnation() != of.incarnation:
+		return protocol.Refuse(protocol.RefusalMalformed, "the usage segment is of another incarnation than the session")
 	case s.GetNumber() == 0 || s.GetNumber() > maxNumber:
 		return protocol.Refuse(protocol.RefusalMalformed, "usage segments are numbered from 1")
 	case s.GetNumber() == 1 && len(s.GetPreviousSha256()) != 0, s.GetNumber() > 1 && len(s.GetPreviousSha256()) != sha256.Size:

@@ -39,7 +39,7 @@ func AdoptLease(ctx context.Context, tx db.Tx, nodeID string, in *protocol.Lease
 	if err != nil {
 		return false, false, err
 	}
-	lack := max(in.GetCapNanos()-h.placed, 0)
+	lack := max(in.GetCapNanos()-(h.placed-h.released), 0)
 	if h, err = place(ctx, tx, s, h, min(lack, wallet), fmt.Sprintf("lease:%s:%d", s.ID, l.no), now); err != nil {
 		return false, false, err
 	}

@@ -33,70 +33,75 @@ func openAllocation(ctx context.Context, tx db.Tx, s subject) error {
 	return setAccrued(ctx, tx, s)
 }
 
-// AccrueAllocations measures and bills the time of open allocations up to now, a bounded number a call, those longest ago
-// first, and keeps their holds ahead. It returns allocations whose wallet no longer covers the next AllocationNotice: whoever
-// calls must release them, because what they use beyond their hold is written off.
-func AccrueAllocations(ctx context.Context, tx db.Tx, now time.Time) (exhausted []string, err error) {
-	now = now.UTC().Truncate(time.Microsecond)
-	due, err := dueAllocations(ctx, tx, now, passLimit)
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range due {
-		if s, err = accrueAllocation(ctx, tx, s, now, now, true); err != nil {
-			return nil, err
-		}
-		prices, err := allocationPrices(ctx, tx, &s, now)
-		if err != nil && !fault.Is(err, fault.Conflict) {
-			return nil, err
-		}
-		h, _, err := holdOf(ctx, tx, s.ID)
-		if err != nil {
-			return nil, err
-		}
-		need, err := aheadCost(prices, now, AllocationNotice)
-		if err != nil {
-			return nil, err
-		}
-		if h.balance() < need {
-			exhausted = append(exhausted, s.ID)
-		}
-	}
-	return exhausted, nil
+// Row is a subject that a periodic pass has to process.
+type Row struct {
+	ID     string
+	OrgID  string
+	NodeID string
 }
 
-// accrueAllocation bills an allocation's time from where it was left to a moment; with ahead it then fills the hold up for the
-// next allocationHold, as far as the wallet goes.
-func accrueAllocation(ctx context.Context, tx db.Tx, s subject, until, now time.Time, ahead bool) (subject, error) {
-	prices, err := allocationPrices(ctx, tx, &s, now)
-	if err != nil && !fault.Is(err, fault.Conflict) {
-		return s, err
+// DueAllocations lists open allocations that are billed up to a moment before now and are not set aside, in order of their ids, from
+// the one after a given id on.
+func DueAllocations(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]Row, error) {
+	return dueAllocations(ctx, tx, after, now, limit)
+}
+
+// Accrued is what AccrueAllocation found.
+type Accrued struct {
+	// Exhausted: the wallet no longer covers the next AllocationNotice. The caller must release the allocation, because what it uses
+	// beyond its hold is written off.
+	Exhausted bool
+	// WasAside: earlier attempts had failed.
+	WasAside bool
+}
+
+// AccrueAllocation measures and bills the time of an open allocation up to now, and keeps its hold ahead.
+func AccrueAllocation(ctx context.Context, tx db.Tx, id string, now time.Time) (out Accrued, err error) {
+	now = now.UTC().Truncate(time.Microsecond)
+	s, err := lockSubject(ctx, tx, id)
+	if err != nil || !s.closedAt.IsZero() {
+		return out, err
 	}
-	h, _, err := holdOf(ctx, tx, s.ID)
+	out.WasAside = s.failures > 0
+	s, h, prices, err := accrueAllocation(ctx, tx, s, latest(now, s.accruedUntil), now)
 	if err != nil {
-		return s, err
-	}
-	if span := (rating.Interval{From: s.accruedUntil, To: until}); span.Length() > 0 {
-		if h, err = postAllocation(ctx, tx, s, h, prices, span, now); err != nil {
-			return s, err
-		}
-		s.accruedUntil = until
-	}
-	if err := setAccrued(ctx, tx, s); err != nil || !ahead {
-		return s, err
+		return out, err
 	}
 	need, err := aheadCost(prices, now, allocationHold)
 	if err != nil {
-		return s, err
+		return out, err
 	}
 	wallet, err := walletBalance(ctx, tx, s.OrgID, s.currency)
 	if err != nil {
-		return s, err
+		return out, err
 	}
 	if lack := min(need-h.balance(), wallet); lack > 0 {
-		_, err = place(ctx, tx, s, h, lack, fmt.Sprintf("allocation:%s:%d", s.ID, s.accruedUntil.UnixMicro()), now)
+		if h, err = place(ctx, tx, s, h, lack, fmt.Sprintf("allocation:%s:%d", s.ID, s.accruedUntil.UnixMicro()), now); err != nil {
+			return out, err
+		}
 	}
-	return s, err
+	notice, err := aheadCost(prices, now, AllocationNotice)
+	out.Exhausted = h.balance() < notice
+	return out, err
+}
+
+// accrueAllocation bills an allocation's time from where it was left to a moment.
+func accrueAllocation(ctx context.Context, tx db.Tx, s subject, until, now time.Time) (subject, hold, []rating.Price, error) {
+	prices, err := allocationPrices(ctx, tx, &s, now)
+	if err != nil && !fault.Is(err, fault.Conflict) {
+		return s, hold{}, nil, err
+	}
+	h, _, err := holdOf(ctx, tx, s.ID)
+	if err != nil {
+		return s, h, nil, err
+	}
+	if span := (rating.Interval{From: s.accruedUntil, To: until}); span.Length() > 0 {
+		if h, err = postAllocation(ctx, tx, s, h, prices, span, now); err != nil {
+			return s, h, nil, err
+		}
+		s.accruedUntil = until
+	}
+	return s, h, prices, setAccrued(ctx, tx, s)
 }
 
 func postAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices []rating.Price, span rating.Interval, now time.Time) (hold, error) {

@@ -11,9 +11,32 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 )
 
-func (w *world) accrue() []string {
+// accrue bills all allocations that are due and returns the exhausted ones.
+func (w *world) accrue() (exhausted []string) {
 	w.t.Helper()
-	return must(w, func(ctx context.Context, tx db.Tx) ([]string, error) { return ledger.AccrueAllocations(ctx, tx, w.now) })
+	due := must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Row, error) {
+		return ledger.DueAllocations(ctx, tx, "", w.now, 100)
+	})
+	for _, d := range due {
+		if must(w, func(ctx context.Context, tx db.Tx) (ledger.Accrued, error) {
+			return ledger.AccrueAllocation(ctx, tx, d.ID, w.now)
+		}).Exhausted {
+			exhausted = append(exhausted, d.ID)
+		}
+	}
+	return exhausted
+}
+
+// settle settles the members for which that is due and returns how many were looked at.
+func (w *world) settle() int {
+	w.t.Helper()
+	due := must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Row, error) {
+		return ledger.UnsettledMembers(ctx, tx, "", w.now, 100)
+	})
+	for _, d := range due {
+		must(w, func(ctx context.Context, tx db.Tx) (bool, error) { return ledger.SettleDue(ctx, tx, d.ID, w.now) })
+	}
+	return len(due)
 }
 
 func TestAllocationIsBilledFromClaimToRelease(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -36,12 +37,12 @@ type batch struct {
 	now time.Time
 
 	subjects map[string]*subject
+	// leases are ordered by number; windows are theirs, and leased are the windows joined.
 	leases   map[string][]lease
-	// leased are the windows of a subject's leases, joined.
+	windows  map[string]rating.Leases
 	leased   map[string][]rating.Interval
 	holds    map[string]hold
-	coverage map[coverageKey][]rating.Interval
-	stored   map[coverageKey][]rating.Interval
+	billed   map[coverageKey]*billedTime
 	accruals map[accrualKey]rating.Accrual
 
 	added    map[accrualKey]*addition
@@ -77,73 +78,125 @@ type suspenseRow struct {
 	piece piece
 }
 
-// stretches is how far back a batch looks: for each member, and for each thing that is billed once, the earliest beginning of
-// its records. One node with an old spool must not make the others' history be read.
-type stretches[K comparable] map[K]time.Time
-
-func (s stretches[K]) reach(k K, from time.Time) {
-	if since, ok := s[k]; !ok || from.Before(since) {
-		s[k] = from
-	}
+// billedTime is what is billed of one key: as the database has it, and with what the batch adds.
+type billedTime struct {
+	// since is how far back the batch looks: the earliest beginning of the key's records. One node with an old spool must not make the
+	// others' history be read.
+	since  time.Time
+	stored []rating.Interval
+	*rating.Coverage
+	// outOfOrder counts what the batch adds before what is billed already, inHour its records of an hour.
+	outOfOrder int
+	hour       time.Time
+	inHour     int
 }
 
 func loadBatch(ctx context.Context, tx db.Tx, records []*record, now time.Time) (*batch, error) {
-	b := &batch{now: now, added: map[accrualKey]*addition{}, drawn: map[string]hold{}, finals: map[string]finalMark{}, leases: map[string][]lease{}, leased: map[string][]rating.Interval{}}
-	members, billed := stretches[string]{}, stretches[coverageKey]{}
+	b := &batch{
+		now: now, added: map[accrualKey]*addition{}, drawn: map[string]hold{}, finals: map[string]finalMark{},
+		leases: map[string][]lease{}, windows: map[string]rating.Leases{}, leased: map[string][]rating.Interval{},
+	}
 	b.usage = make([]usageRow, 0, len(records))
-	for _, r := range records {
-		if _, known := members[r.memberID]; !known && !db.IsID(r.memberID) {
-			continue
-		}
-		from := r.span.From
-		if from.IsZero() {
-			from = now
-		}
-		members.reach(r.memberID, from)
-		billed.reach(r.coverage(), from)
-	}
-	ids := slices.Sorted(maps.Keys(members))
 	var err error
-	if b.subjects, err = subjectsByID(ctx, tx, ids); err != nil {
+	if b.subjects, err = subjectsByID(ctx, tx, namedMembers(records)); err != nil {
 		return nil, err
 	}
-	since := make([]time.Time, len(ids))
-	for i, id := range ids {
-		since[i] = members[id]
-	}
-	leases, err := leasesOf(ctx, tx, ids, since)
-	if err != nil {
+	ids, since := b.reach(records)
+	if err := b.loadLeases(ctx, tx, ids, since); err != nil {
 		return nil, err
-	}
-	for _, l := range leases {
-		b.leases[l.subjectID] = append(b.leases[l.subjectID], l)
-		b.leased[l.subjectID] = append(b.leased[l.subjectID], l.window())
-	}
-	for id, windows := range b.leased {
-		b.leased[id] = rating.Union(windows)
 	}
 	if b.holds, err = holdsOf(ctx, tx, ids); err != nil {
 		return nil, err
 	}
-	if b.stored, err = coverageOf(ctx, tx, billed); err != nil {
-		return nil, err
+	return b, loadCoverage(ctx, tx, b.billed)
+}
+
+// reach notes the key of each record and how far back the batch looks, for keys and for the members that it returns. Only what may be
+// billed counts: anybody's record may name any member and any time.
+func (b *batch) reach(records []*record) (ids []string, since []time.Time) {
+	members := map[string]time.Time{}
+	b.billed = map[coverageKey]*billedTime{}
+	for _, r := range records {
+		r.billed = nil // of an earlier attempt of the transaction
+		s, reason := b.subjectOf(r)
+		if reason != "" || malformed(r) != "" {
+			continue
+		}
+		if claim := s.claim(); !r.span.To.After(claim.From) || !r.span.From.Before(claim.To) {
+			continue
+		}
+		from := latest(r.span.From, s.OpenedAt)
+		if at, known := members[s.ID]; !known || from.Before(at) {
+			members[s.ID] = from
+		}
+		key := r.coverage()
+		r.billed = b.billed[key]
+		if r.billed == nil {
+			r.billed = &billedTime{since: from}
+			b.billed[key] = r.billed
+		}
+		if from.Before(r.billed.since) {
+			r.billed.since = from
+		}
 	}
-	b.coverage = make(map[coverageKey][]rating.Interval, len(billed))
-	for key, spans := range b.stored {
-		b.coverage[key] = slices.Clone(spans)
+	ids = slices.Sorted(maps.Keys(members))
+	for _, id := range ids {
+		since = append(since, members[id])
 	}
-	return b, nil
+	return ids, since
+}
+
+// namedMembers are the ids that records name, as far as they are ids at all.
+func namedMembers(records []*record) []string {
+	named, last := map[string]bool{}, ""
+	for _, r := range records {
+		if r.memberID == last {
+			continue
+		}
+		last = r.memberID
+		if _, known := named[r.memberID]; !known {
+			named[r.memberID] = db.IsID(r.memberID)
+		}
+	}
+	maps.DeleteFunc(named, func(_ string, isID bool) bool { return !isID })
+	return slices.Sorted(maps.Keys(named))
+}
+
+func (b *batch) loadLeases(ctx context.Context, tx db.Tx, ids []string, since []time.Time) error {
+	all, err := leasesOf(ctx, tx, ids, since)
+	if err != nil {
+		return err
+	}
+	for _, l := range all {
+		b.leases[l.subjectID] = append(b.leases[l.subjectID], l)
+	}
+	for id, leases := range b.leases {
+		windows, spans := make([]rating.Window, len(leases)), make([]rating.Interval, len(leases))
+		for i, l := range leases {
+			windows[i], spans[i] = rating.Window{LeaseNo: l.no, Interval: l.window()}, l.window()
+		}
+		b.windows[id], b.leased[id] = rating.NewLeases(windows), rating.Union(spans)
+	}
+	return nil
+}
+
+// subjectOf is the member that a record is for, or why its node may not bill it.
+func (b *batch) subjectOf(r *record) (s *subject, reason string) {
+	s, known := b.subjects[r.memberID]
+	switch {
+	case !known || s.Kind != Member:
+		return nil, SuspenseUnknownSubject
+	case s.NodeID != r.store.nodeID:
+		return nil, SuspenseWrongNode
+	}
+	return s, ""
 }
 
 // take holds one record against what it may bill, and puts every part of it where it belongs.
 func (b *batch) take(r *record) {
-	s, known := b.subjects[r.memberID]
-	switch {
-	case !known || s.Kind != Member:
-		b.suspend(r, piece{r.span, r.quantity, SuspenseUnknownSubject})
-		return
-	case s.NodeID != r.store.nodeID:
-		b.suspend(r, piece{r.span, r.quantity, SuspenseWrongNode})
+	s, reason := b.subjectOf(r)
+	if reason != "" {
+		b.suspend(r, piece{r.span, r.quantity, reason})
 		return
 	}
 	if r.final {
@@ -152,10 +205,9 @@ func (b *batch) take(r *record) {
 	if r.quantity == 0 && r.span.Length() == 0 && !r.span.From.IsZero() {
 		return // a mark, no usage
 	}
-	key := r.coverage()
 	row := usageRow{record: r, subject: s, source: SourceAppRuntime}
 	var accepted []rating.Interval
-	for _, p := range clip(r, s.Subject, bounds{b.now, s.claim(), b.leased[s.ID], b.coverage[key]}) {
+	for _, p := range clip(r, s.Subject, bounds{b.now, s.claim(), b.leased[s.ID], r.billed, r.fragmented()}) {
 		if p.reason != "" {
 			if p.quantity != 0 {
 				b.suspend(r, p)
@@ -168,45 +220,104 @@ func (b *batch) take(r *record) {
 			row.added = a
 		}
 	}
-	if len(accepted) > 0 {
-		b.coverage[key] = cover(b.coverage[key], accepted)
-		b.usage = append(b.usage, row)
+	if len(accepted) == 0 {
+		return
 	}
+	r.billed.inHour++
+	for _, span := range accepted {
+		if r.billed.Before(span.From) {
+			r.billed.outOfOrder++
+		}
+		r.billed.Add(span)
+	}
+	b.usage = append(b.usage, row)
 }
 
-// cover adds what was accepted to what is billed, in place. Mostly it goes on where the last ended, or is the first.
-func cover(billed, accepted []rating.Interval) []rating.Interval {
-	if len(accepted) == 1 && len(billed) == 0 {
-		return accepted
+const (
+	// maxSpans bounds the intervals of billed time of one key that a batch looks at. An honest node's begin where its records do.
+	maxSpans = 10_000
+	// maxOutOfOrder bounds how often a batch adds to one key before what is billed already. A node seals its records in order.
+	maxOutOfOrder = 1000
+	// maxRecordsPerHour bounds a key's records of one hour in a batch: one a second, where a node makes one in thirty.
+	maxRecordsPerHour = 3600
+	// maxPieces bounds the pieces that billed time cuts one record into.
+	maxPieces = 32
+)
+
+// fragmented reports whether a record is one too many of what no honest meter makes: each would cost all nodes' batches time.
+func (r *record) fragmented() bool {
+	t := r.billed
+	if t == nil {
+		return false
 	}
-	if n := len(billed); len(accepted) == 1 && accepted[0].From.Equal(billed[n-1].To) {
-		billed[n-1].To = accepted[0].To
-		return billed
+	if hour := r.span.From.Truncate(time.Hour); hour.After(t.hour) {
+		t.hour, t.inHour = hour, 0
 	}
-	return rating.Union(slices.Concat(billed, accepted))
+	return len(t.Spans()) >= maxSpans || t.outOfOrder >= maxOutOfOrder || t.inHour >= maxRecordsPerHour
 }
 
 func (b *batch) suspend(r *record, p piece) { b.suspense = append(b.suspense, suspenseRow{r, p}) }
 
-// suspended are the known members of which something went into suspense.
-func (b *batch) suspended() []string {
-	members := map[string]bool{}
-	for _, s := range b.suspense {
-		if _, known := b.subjects[s.memberID]; known && s.piece.reason != SuspenseAlreadyBilled {
-			members[s.memberID] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(members))
+// suspendedTotal is usage of one member and meter that its own node measured and nobody is billed for.
+type suspendedTotal struct{ subjectID, meter string }
+
+func (k suspendedTotal) compare(o suspendedTotal) int {
+	return cmp.Or(strings.Compare(k.subjectID, o.subjectID), strings.Compare(k.meter, o.meter))
 }
 
-// accrue notes an accepted piece under its hours, at the price that its lease froze; it returns the first. What has no price is
-// recorded and not charged.
+// suspended sums what the batch adds to suspense, for those whose lease it counts against: the node has counted it there. Usage that
+// was billed before, and what another node says, is not among it. A sum is bounded by what the node can have measured since the
+// member was opened.
+func (b *batch) suspended() (added, most map[suspendedTotal]int64) {
+	added, most = map[suspendedTotal]int64{}, map[suspendedTotal]int64{}
+	for _, row := range b.suspense {
+		s, reason := b.subjectOf(row.record)
+		if reason != "" || row.piece.reason == SuspenseAlreadyBilled || row.piece.quantity <= 0 {
+			continue
+		}
+		k := suspendedTotal{s.ID, row.meter}
+		if _, seen := most[k]; !seen {
+			most[k] = s.measurable(row.meter, b.now)
+		}
+		added[k] = min(added[k]+min(row.piece.quantity, most[k]), most[k])
+	}
+	return added, most
+}
+
+// maxSuspended bounds a total, so that two of them can be added.
+const maxSuspended = math.MaxInt64 / 2
+
+// measurable is the most of a meter that the member's node can have measured by now; nothing where the limit is unknown, as no hold
+// covers such a meter.
+func (s *subject) measurable(meter string, now time.Time) int64 {
+	most, ok := mostOf(s.Subject, meter, max(now.Add(maxClockSkew).Sub(s.OpenedAt).Microseconds(), 0))
+	if !ok {
+		return maxSuspended
+	}
+	return min(most, maxSuspended)
+}
+
+// accrue adds an accepted piece to its hours, at the prices that its leases froze; it returns the first addition. What has no
+// price is recorded and not charged.
 func (b *batch) accrue(s *subject, r *record, p piece) (first *addition) {
-	price, ok := b.price(s.ID, r, p)
+	windows := b.windows[s.ID]
+	if no, ok := windows.Whole(p.span, r.leaseNo); ok {
+		return b.accrueAt(s, r, p.span, p.quantity, no)
+	}
+	for _, by := range windows.Divide(p.span, p.quantity, r.leaseNo) {
+		if a := b.accrueAt(s, r, by.Interval, by.Quantity, by.LeaseNo); first == nil {
+			first = a
+		}
+	}
+	return first
+}
+
+func (b *batch) accrueAt(s *subject, r *record, span rating.Interval, quantity, leaseNo int64) (first *addition) {
+	price, ok := b.price(s.ID, leaseNo, r.meter)
 	if !ok {
 		return nil
 	}
-	for i, part := range rating.Split(p.span, p.quantity, nil) {
+	for _, part := range rating.Split(span, quantity, nil) {
 		k := accrualKey{s.ID, r.meter, price.ID, part.Hour}
 		a, ok := b.added[k]
 		if !ok {
@@ -214,31 +325,23 @@ func (b *batch) accrue(s *subject, r *record, p piece) (first *addition) {
 			b.added[k] = a
 		}
 		a.quantity += part.Quantity
-		if i == 0 {
+		if first == nil {
 			first = a
 		}
 	}
 	return first
 }
 
-// price is the one that the record's lease froze. A record with a number that is no lease's is rated by the lease that ran.
-func (b *batch) price(subjectID string, r *record, p piece) (rating.Price, bool) {
-	var by *lease
-	for i, l := range b.leases[subjectID] {
-		if l.no == r.leaseNo {
-			by = &b.leases[subjectID][i]
-			break
-		}
-		if by == nil && len(rating.Intersect(p.span, []rating.Interval{l.window()})) > 0 {
-			by = &b.leases[subjectID][i]
-		}
-	}
-	if by == nil {
+// price is the one that a lease froze for a meter.
+func (b *batch) price(subjectID string, leaseNo int64, meter string) (rating.Price, bool) {
+	leases := b.leases[subjectID]
+	at, found := slices.BinarySearchFunc(leases, leaseNo, func(l lease, no int64) int { return cmp.Compare(l.no, no) })
+	if !found {
 		return rating.Price{}, false
 	}
-	for _, f := range by.prices {
-		if f.Meter == r.meter {
-			return f.rated(by.currency), true
+	for _, f := range leases[at].prices {
+		if f.Meter == meter {
+			return f.rated(leases[at].currency), true
 		}
 	}
 	return rating.Price{}, false
@@ -315,10 +418,15 @@ func (b *batch) save(ctx context.Context, tx db.Tx) error {
 	if err := insertSuspense(ctx, tx, b.suspense, b.now); err != nil {
 		return err
 	}
-	if err := hastenRenewals(ctx, tx, b.suspended(), b.now); err != nil {
-		return err
+	if added, most := b.suspended(); len(added) > 0 {
+		if err := addSuspended(ctx, tx, added, most); err != nil {
+			return err
+		}
+		if err := hastenRenewals(ctx, tx, added, b.now); err != nil {
+			return err
+		}
 	}
-	if err := saveCoverage(ctx, tx, b.stored, b.coverage); err != nil {
+	if err := saveCoverage(ctx, tx, b.billed); err != nil {
 		return err
 	}
 	changed := make(map[accrualKey]rating.Accrual, len(b.added))
@@ -335,18 +443,4 @@ func (b *batch) save(ctx context.Context, tx db.Tx) error {
 		return err
 	}
 	return insertPostings(ctx, tx, b.postings...)
-}
-
-// settleClosed settles the nodes' closed members whose last record is now here.
-func (b *batch) settleClosed(ctx context.Context, tx db.Tx, stores []store) error {
-	waiting, err := unsettledSubjects(ctx, tx, nodesOf(stores))
-	if err != nil {
-		return err
-	}
-	for _, s := range waiting {
-		if err := settleFinal(ctx, tx, s, b.now); err != nil {
-			return err
-		}
-	}
-	return nil
 }

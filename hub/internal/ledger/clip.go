@@ -19,6 +19,8 @@ const (
 	SuspenseOutsideLease   = "outside_lease"
 	SuspenseAlreadyBilled  = "already_billed"
 	SuspenseOutOfRange     = "out_of_range"
+	// SuspenseTooFragmented: no honest meter makes so many, or so small, records.
+	SuspenseTooFragmented = "too_fragmented"
 )
 
 const (
@@ -41,14 +43,19 @@ type record struct {
 	leaseNo  int64
 	revision int64
 	final    bool
+	// billed is of the record's key, once the batch is loaded; nil where nothing of the record may be billed.
+	billed *billedTime
 }
 
 // bounds are what a record is held against.
 type bounds struct {
-	now     time.Time
-	claim   rating.Interval
-	leased  []rating.Interval
-	covered []rating.Interval
+	now    time.Time
+	claim  rating.Interval
+	leased []rating.Interval
+	// covered is what is billed of the record's key; nil where the record lies outside the claim.
+	covered *billedTime
+	// fragmented: the record is one too many.
+	fragmented bool
 }
 
 // piece is a part of a record: accepted where reason is empty.
@@ -63,6 +70,9 @@ type piece struct {
 func clip(r *record, s Subject, b bounds) []piece {
 	if reason := malformed(r); reason != "" {
 		return []piece{{r.span, r.quantity, reason}}
+	}
+	if b.fragmented {
+		return []piece{{r.span, r.quantity, SuspenseTooFragmented}}
 	}
 	var pieces []piece
 	quantity := r.quantity
@@ -84,7 +94,10 @@ func clip(r *record, s Subject, b bounds) []piece {
 	} {
 		parts = narrow(parts, step.allowed, step.reason)
 	}
-	parts = exclude(parts, b.covered, SuspenseAlreadyBilled)
+	parts, ok := exclude(parts, b.covered, SuspenseAlreadyBilled)
+	if !ok {
+		return []piece{{r.span, r.quantity, SuspenseTooFragmented}}
+	}
 	slices.SortFunc(parts, func(a, b piece) int { return a.span.From.Compare(b.span.From) })
 	spans := make([]rating.Interval, len(parts))
 	for i, p := range parts {
@@ -99,8 +112,7 @@ func clip(r *record, s Subject, b bounds) []piece {
 // admit says that all of a span may be billed, which is what nearly every record is: nothing of it need be divided.
 func (b bounds) admit(span rating.Interval) bool {
 	holds := func(outer rating.Interval) bool { return !span.From.Before(outer.From) && !span.To.After(outer.To) }
-	touches := func(i rating.Interval) bool { return i.From.Before(span.To) && i.To.After(span.From) }
-	return !span.To.After(b.now.Add(maxClockSkew)) && holds(b.claim) && slices.ContainsFunc(b.leased, holds) && !slices.ContainsFunc(b.covered, touches)
+	return !span.To.After(b.now.Add(maxClockSkew)) && holds(b.claim) && slices.ContainsFunc(b.leased, holds) && b.covered != nil && !b.covered.Before(span.From)
 }
 
 func malformed(r *record) string {
@@ -150,21 +162,25 @@ func narrow(parts []piece, allowed []rating.Interval, reason string) []piece {
 	return out
 }
 
-func exclude(parts []piece, covered []rating.Interval, reason string) []piece {
-	var out []piece
+// exclude takes out what is billed; ok is false where that cuts the record into too many pieces.
+func exclude(parts []piece, covered *billedTime, reason string) (out []piece, ok bool) {
 	for _, p := range parts {
-		if p.reason != "" {
+		if p.reason != "" || covered == nil {
 			out = append(out, p)
 			continue
 		}
-		for _, i := range rating.Intersect(p.span, covered) {
+		free, billed, ok := covered.Divide(p.span, maxPieces)
+		if !ok {
+			return nil, false
+		}
+		for _, i := range billed {
 			out = append(out, piece{span: i, reason: reason})
 		}
-		for _, i := range rating.Subtract(p.span, covered) {
+		for _, i := range free {
 			out = append(out, piece{span: i})
 		}
 	}
-	return out
+	return out, true
 }
 
 // coverage is under what a record's time is kept: a member's running time counts once, over all its containers.

@@ -3,10 +3,12 @@ package ledger
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -22,8 +24,6 @@ const (
 	MaxLease = 7 * 24 * time.Hour
 	// holdMargin is held beyond a lease's end: what the last beats and a slow stop may take.
 	holdMargin = 10 * time.Minute
-	// renewalsLimit bounds one answer of DueForRenewal; the next pass has the rest.
-	renewalsLimit = 5000
 
 	endPolicyStop = "stop"
 )
@@ -69,11 +69,14 @@ func (l lease) message() *protocol.Lease {
 // what the member may have spent and not yet reported. A wallet that does not cover the wish gets a shorter lease; one that
 // does not cover MinLease, or no longer than the lease that runs, gets insufficient_funds and changes nothing.
 func IssueLease(ctx context.Context, tx db.Tx, r LeaseRequest) (*protocol.Lease, error) {
-	now := r.Now.UTC().Truncate(time.Microsecond)
 	s, err := lockSubject(ctx, tx, r.SubjectID)
 	if err != nil {
 		return nil, err
 	}
+	return nextLease(ctx, tx, s, r)
+}
+
+func nextLease(ctx context.Context, tx db.Tx, s subject, r LeaseRequest) (*protocol.Lease, error) {
 	switch {
 	case s.Kind != Member:
 		return nil, fault.New(fault.Internal, "subject_kind", "Only a member has leases.", nil)
@@ -85,7 +88,7 @@ func IssueLease(ctx context.Context, tx db.Tx, r LeaseRequest) (*protocol.Lease,
 	if s.AppSlug == "" {
 		s.AppSlug = r.AppSlug
 	}
-	return issue(ctx, tx, s, r, now, false)
+	return issue(ctx, tx, s, r, r.Now.UTC().Truncate(time.Microsecond), false)
 }
 
 // OpenMember starts billing of a member and gives it its first lease: OpenSubject and IssueLease in fewer statements.
@@ -132,7 +135,7 @@ func issue(ctx context.Context, tx db.Tx, s subject, r LeaseRequest, now time.Ti
 	if err != nil {
 		return nil, err
 	}
-	l.holdID, l.cap = h.id, rating.Cap(h.placed, p.suspended)
+	l.holdID, l.cap = h.id, rating.Cap(h.placed-h.released, p.suspended)
 	if err := insertLease(ctx, tx, l); err != nil {
 		return nil, err
 	}
@@ -179,17 +182,100 @@ func LeasedUntil(ctx context.Context, tx db.Tx, subjectID string) (time.Time, er
 	return lastLeaseEnd(ctx, tx, subjectID)
 }
 
-// Due is a member whose next lease is due.
-type Due struct {
-	SubjectID string
-	NodeID    string
-	AppSlug   string
+// DueForRenewal are the open members whose lease is past its half-life, give or take a fifth, and that are not set aside. One that has
+// run out is due, too: with new credit its workload starts again. Those on the nodes except are not. Each org has its turn, with those
+// of its members first that are due longest.
+func DueForRenewal(ctx context.Context, tx db.Tx, except []string, now time.Time, limit int) ([]Row, error) {
+	return dueSubjects(ctx, tx, except, now, limit)
 }
 
-// DueForRenewal are the open members whose lease is past its half-life, give or take a fifth, those that are due longest
-// first. One that has run out is due, too: with new credit its workload starts again. Those on the nodes except are not.
-func DueForRenewal(ctx context.Context, tx db.Tx, except []string, now time.Time) ([]Due, error) {
-	return dueSubjects(ctx, tx, except, now, renewalsLimit)
+// Renewal is what came of RenewLease.
+type Renewal struct {
+	// Issued is false where the wallet does not cover the next lease; the member is due again after a pause.
+	Issued bool
+	// WasAside: earlier attempts had failed.
+	WasAside bool
+}
+
+// RenewLease gives a member its next lease where its org's wallet covers it. One that has been closed meanwhile gets none.
+func RenewLease(ctx context.Context, tx db.Tx, r LeaseRequest) (out Renewal, err error) {
+	s, err := lockSubject(ctx, tx, r.SubjectID)
+	if err != nil || !s.closedAt.IsZero() {
+		return out, err
+	}
+	out.WasAside = s.failures > 0
+	_, err = nextLease(ctx, tx, s, r)
+	if err == nil {
+		out.Issued = true
+		return out, nil
+	}
+	if fault.As(err).Code != codeInsufficientFunds {
+		return out, err
+	}
+	leased, err := lastLeaseEnd(ctx, tx, s.ID)
+	if err != nil {
+		return out, err
+	}
+	// While the lease still runs it is worth asking often; a grant of credit makes the member due at once.
+	most := lastRetry
+	if leased.After(r.Now) {
+		most = holdMargin
+	}
+	return out, setAside(ctx, tx, s.ID, s.failures+1, r.Now.Add(retryAfter(s.failures+1, most)))
+}
+
+// ReduceHold is for a member that is not to run: it gets no further lease, and once its last one has ended, what its hold has beyond
+// the usage that may still come goes back to the wallet. It is due again until then.
+func ReduceHold(ctx context.Context, tx db.Tx, subjectID string, now time.Time) error {
+	s, err := lockSubject(ctx, tx, subjectID)
+	if err != nil || !s.closedAt.IsZero() {
+		return err
+	}
+	if s.leaseNo == 0 {
+		return setRenewal(ctx, tx, s.ID, time.Time{})
+	}
+	latest, err := leaseOf(ctx, tx, s.ID, s.leaseNo)
+	if err != nil {
+		return err
+	}
+	if ended := latest.expiresAt.Add(holdMargin); now.Before(ended) {
+		return setRenewal(ctx, tx, s.ID, ended)
+	}
+	p, err := pastOf(ctx, tx, s, latest.prices, now)
+	if err != nil {
+		return err
+	}
+	need, ok := costOf(s, latest.prices, p.unreported+holdMargin.Microseconds())
+	if surplus := p.hold.balance() - need; ok && surplus > 0 {
+		if err := release(ctx, tx, s, p.hold, surplus, HoldReduced, fmt.Sprintf("hold_reduced:%s:%d", p.hold.id, now.UnixMicro()), now); err != nil {
+			return err
+		}
+	}
+	if p.unreported > holdMargin.Microseconds() {
+		// Its node has yet to say that nothing of the member runs, or to bring what ran.
+		return setRenewal(ctx, tx, s.ID, now.Add(lastRetry))
+	}
+	return setRenewal(ctx, tx, s.ID, time.Time{})
+}
+
+// ResumeRenewals makes members due that are to run again.
+func ResumeRenewals(ctx context.Context, tx db.Tx, subjectIDs []string, now time.Time) error {
+	return resumeRenewals(ctx, tx, subjectIDs, now)
+}
+
+// NoteIdle takes over what a node says of its members at a moment: whether nothing of one runs. No usage is expected of that time.
+func NoteIdle(ctx context.Context, tx db.Tx, nodeID string, idle map[string]bool, now time.Time) error {
+	var ids []pgtype.UUID
+	var flags []bool
+	for _, member := range slices.Sorted(maps.Keys(idle)) {
+		if db.IsID(member) {
+			ids, flags = append(ids, id(member)), append(flags, idle[member])
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	return noteIdle(ctx, tx, nodeID, ids, flags, now, now.Add(-holdMargin/2))
 }
 
 func renewAt(l lease) time.Time {
@@ -236,7 +322,8 @@ func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]frozen,
 	return out, nil
 }
 
-// unreportedLength is the leased time of which the node may still bring usage, in microseconds, and when the last lease ends.
+// unreportedLength is the leased time of which the node may still bring usage, in microseconds, and when the last lease ends. While the
+// node says that nothing of the member runs there is none.
 func unreportedLength(ctx context.Context, tx db.Tx, s subject, now time.Time) (int64, time.Time, error) {
 	covered, err := coveredUntil(ctx, tx, s.ID, protocol.MeterSessionSeconds)
 	if err != nil {
@@ -253,8 +340,11 @@ func unreportedLength(ctx context.Context, tx db.Tx, s subject, now time.Time) (
 		windows = append(windows, l.window())
 		last = latest(last, l.expiresAt)
 	}
-	unreported := rating.Intersect(rating.Interval{From: since, To: now}, rating.Union(windows))
-	return rating.TotalLength(unreported), last, nil
+	var unreported int64
+	for _, running := range rating.Subtract(rating.Interval{From: since, To: now}, []rating.Interval{s.idle}) {
+		unreported += rating.TotalLength(rating.Intersect(running, rating.Union(windows)))
+	}
+	return unreported, last, nil
 }
 
 // costOf is the most that so many microseconds of running can cost; ok is false when it is out of range.

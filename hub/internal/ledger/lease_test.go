@@ -117,11 +117,11 @@ func TestRenewalIsDueAroundHalfLife(t *testing.T) {
 	w.lease(a, 100*time.Minute)
 	w.lease(b, 100*time.Minute)
 	due := func() (ids []string) {
-		for _, d := range must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Due, error) {
-			return ledger.DueForRenewal(ctx, tx, nil, w.now)
+		for _, d := range must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Row, error) {
+			return ledger.DueForRenewal(ctx, tx, nil, w.now, 10)
 		}) {
 			require.Equal(t, w.node, d.NodeID)
-			ids = append(ids, d.SubjectID)
+			ids = append(ids, d.ID)
 		}
 		return ids
 	}
@@ -216,21 +216,133 @@ func TestLaw16UsageInSuspenseDoesNotEndTheLeaseEarly(t *testing.T) {
 	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
 	s := w.member()
 	w.lease(s, time.Hour)
-	w.now = at(1000)
-	due := func() []ledger.Due {
-		list, err := db.ReadTx(t.Context(), w.d, func(tx db.Tx) ([]ledger.Due, error) { return ledger.DueForRenewal(t.Context(), tx, nil, w.now) })
-		require.NoError(t, err)
-		return list
-	}
+	w.now = at(1300)
 	w.post(w.session(s, -500, 0), w.session(s, 0, 1000))
-	require.Empty(t, due(), "the hold's margin covers it")
+	require.Empty(t, w.due(), "the hold's margin covers it")
 	w.post(w.session(s, -1200, -500))
-	require.Len(t, due(), 1)
+	require.Len(t, w.due(), 1)
 	_, held := w.wallet()
 	require.Equal(t, "3.2", held)
 	second := w.lease(s, time.Hour)
-	require.Equal(t, "6.4", ledger.FormatNanos(second.GetCapNanos()), "5.2 were held in all, and 1.2 are in suspense")
+	require.Equal(t, "6.7", ledger.FormatNanos(second.GetCapNanos()), "5.5 were held in all, and 1.2 are in suspense")
 	_, held = w.wallet()
-	require.Equal(t, "4.2", held, "what is in suspense costs nobody anything")
+	require.Equal(t, "4.5", held, "what is in suspense costs nobody anything")
 	w.checkInvariants()
+}
+
+// What a foreign node says of a member, and more than its own node can have measured, moves neither its lease nor its cap.
+func TestSuspenseThatTheMembersNodeCannotHaveMeasuredMovesNoLease(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s := w.member()
+	w.lease(s, time.Hour)
+	w.now = at(300)
+	const absurd = int64(1) << 50
+	foreign := record(1, s, protocol.MeterSessionSeconds, 0, 300, absurd)
+	must(w, func(ctx context.Context, tx db.Tx) (bool, error) {
+		return postUsage(ctx, tx, db.NewID(), incarnation, []*protocol.UsageRecord{foreign}, w.now)
+	})
+	require.Equal(t, []suspended{{ledger.SuspenseWrongNode, absurd}}, w.suspense())
+	require.Empty(t, w.due())
+	require.Equal(t, "4.5", ledger.FormatNanos(w.lease(s, time.Hour).GetCapNanos()), "an hour, ten minutes, and five that are not reported")
+
+	w.seq++
+	w.post(record(w.seq, s, protocol.MeterSessionSeconds, 0, 300, absurd))
+	require.Empty(t, w.due(), "no node measures ten minutes in five")
+	require.Equal(t, "4.92", ledger.FormatNanos(w.lease(s, time.Hour).GetCapNanos()), "300 s and the clock's allowance of 120 s at most are made up for")
+	w.checkInvariants()
+}
+
+func TestAMemberIsDueForItsFirstLeaseFromTheMomentItIsOpened(t *testing.T) {
+	w := newWorld(t)
+	s := w.member()
+	require.Equal(t, []string{s.ID}, w.due())
+	_, err := w.open(w.subject(ledger.Allocation))
+	require.NoError(t, err)
+	require.Equal(t, []string{s.ID}, w.due(), "an allocation has no lease")
+	w.lease(s, time.Hour)
+	require.Empty(t, w.due())
+}
+
+func (w *world) noteIdle(s ledger.Subject, idle bool) {
+	w.t.Helper()
+	require.NoError(w.t, do(w, func(ctx context.Context, tx db.Tx) error {
+		return ledger.NoteIdle(ctx, tx, s.NodeID, map[string]bool{s.ID: idle}, w.now)
+	}))
+}
+
+// A member that is to run and does not, because its image cannot be pulled or its owner refuses it, costs one lease's hold, however
+// long that lasts.
+func TestAMemberThatDoesNotRunHoldsNoMoreThanOneLease(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s := w.member()
+	w.lease(s, time.Hour)
+	w.now = at(600)
+	w.post(w.session(s, 0, 60))
+	for range 48 {
+		w.now = w.now.Add(30 * time.Minute)
+		w.noteIdle(s, true)
+		w.lease(s, time.Hour)
+	}
+	available, held := w.wallet()
+	require.Equal(t, "6.54", held, "an hour, ten minutes, and the half hour and nine minutes before the first report")
+	require.Equal(t, "993.4", available)
+	w.noteIdle(s, false)
+	w.now = w.now.Add(30 * time.Minute)
+	w.lease(s, time.Hour)
+	_, after := w.wallet()
+	require.NotEqual(t, held, after, "it runs, and its usage is still to come")
+	w.checkInvariants()
+}
+
+// Law 7: a member that is not to run gives back what its hold has too much once its lease has ended; what comes late is paid from
+// what is left, and the wallet stays as it is.
+func TestLaw07AReducedHoldPaysForLateUsageAsFarAsItGoes(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s := w.member()
+	w.lease(s, time.Hour)
+	reduce := func() {
+		t.Helper()
+		require.NoError(t, do(w, func(ctx context.Context, tx db.Tx) error { return ledger.ReduceHold(ctx, tx, s.ID, w.now) }))
+	}
+	w.now = at(600)
+	w.noteIdle(s, true)
+	reduce()
+	_, held := w.wallet()
+	require.Equal(t, "4.2", held, "the lease may still be used")
+	w.now = at(3600 + 600)
+	w.noteIdle(s, true)
+	reduce()
+	available, held := w.wallet()
+	require.Equal(t, "1.2", held, "ten minutes before the first report, and the margin")
+	require.Equal(t, "98.8", available)
+	require.Empty(t, w.due(), "it gets no further lease")
+
+	w.post(w.session(s, 0, 3600))
+	available, held = w.wallet()
+	require.Equal(t, "0", held)
+	require.Equal(t, "98.8", available)
+	require.Equal(t, "-2.4", w.accounts()["platform:write_off"])
+
+	require.NoError(t, do(w, func(ctx context.Context, tx db.Tx) error {
+		return ledger.ResumeRenewals(ctx, tx, []string{s.ID}, w.now)
+	}))
+	require.Equal(t, []string{s.ID}, w.due())
+	require.Equal(t, "5.4", ledger.FormatNanos(w.lease(s, time.Hour).GetCapNanos()), "1.2 are spent; an hour and ten minutes may be")
+	w.checkInvariants()
+}
+
+func (w *world) due() (ids []string) {
+	w.t.Helper()
+	for _, d := range must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Row, error) {
+		return ledger.DueForRenewal(ctx, tx, nil, w.now, 10)
+	}) {
+		ids = append(ids, d.ID)
+	}
+	return ids
 }

@@ -3,7 +3,7 @@
 // who may see a bill (iam).
 //
 // Invariants, each with a test: the legs of every posting sum to zero per currency; journal, usage, suspense and price rows
-// never change; a posting's key is unique; a wallet moves only when a hold opens, grows or closes and when credit is
+// never change; a posting's key is unique; a wallet moves only when a hold opens, grows, shrinks or closes and when credit is
 // granted; what is collected never exceeds the hold, the rest is written off in the open; a record is posted once, by its
 // (node, incarnation, sequence), and a stretch of a subject's time is posted once, whatever the node calls it.
 package ledger
@@ -70,6 +70,10 @@ type subject struct {
 	closedAt     time.Time
 	settledAt    time.Time
 	final        finalMark
+	// failures is how often in a row a periodic pass could not process it.
+	failures int64
+	// idle is when its node last said that nothing of it runs, from the first such report to the last; zero while something runs.
+	idle rating.Interval
 	// ids are kept once they were read.
 	ids *rowIDs
 }
@@ -111,9 +115,9 @@ func CloseSubject(ctx context.Context, tx db.Tx, subjectID string, at, now time.
 	if !s.closedAt.IsZero() {
 		return nil
 	}
-	s.closedAt = latest(s.OpenedAt, at.UTC().Truncate(time.Microsecond))
+	s.closedAt = s.possibleEnd(at.UTC().Truncate(time.Microsecond), now)
 	if s.Kind == Allocation {
-		if s, err = accrueAllocation(ctx, tx, s, s.closedAt, now, false); err != nil {
+		if s, _, _, err = accrueAllocation(ctx, tx, s, s.closedAt, now); err != nil {
 			return err
 		}
 	}
@@ -144,23 +148,52 @@ func Owing(ctx context.Context, tx db.Tx, nodeID string) (int, error) {
 	return countOwing(ctx, tx, nodeID)
 }
 
-// ReleaseStale settles closed members whose node has said nothing final for StaleAfter, and returns how many there were. It
-// is a periodic pass.
-func ReleaseStale(ctx context.Context, tx db.Tx, now time.Time) (int, error) {
-	ids, err := staleSubjects(ctx, tx, now.Add(-StaleAfter), passLimit)
-	if err != nil {
-		return 0, err
-	}
-	for _, id := range ids {
-		if err := SettleSubject(ctx, tx, id, now); err != nil {
-			return 0, err
-		}
-	}
-	return len(ids), nil
+// UnsettledMembers lists closed members that SettleDue may settle and that are not set aside, in order of their ids, from the one after
+// a given id on: those whose final record is known, and those whose node has said nothing final for StaleAfter.
+func UnsettledMembers(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]Row, error) {
+	return unsettledSubjects(ctx, tx, after, now.Add(-StaleAfter), now, limit)
 }
 
-// passLimit bounds what one transaction of a periodic pass takes on; the next pass goes on from there.
-const passLimit = 500
+// FinalMembers lists those of the closed, unsettled members of nodes whose final record is known, in order of their ids.
+func FinalMembers(ctx context.Context, tx db.Tx, nodeIDs []string, now time.Time) ([]Row, error) {
+	return finalSubjects(ctx, tx, nodeIDs, now)
+}
+
+// SettleDue gives the rest of a closed member's hold back once its node's records are here up to the final one, or its node has said
+// nothing final for StaleAfter. Before that it changes nothing. It reports whether the member had been set aside.
+func SettleDue(ctx context.Context, tx db.Tx, subjectID string, now time.Time) (wasAside bool, err error) {
+	s, err := lockSubject(ctx, tx, subjectID)
+	if err != nil || s.closedAt.IsZero() {
+		return false, err
+	}
+	leased, err := lastLeaseEnd(ctx, tx, s.ID)
+	if err != nil {
+		return false, err
+	}
+	if stale := now.Add(-StaleAfter); s.closedAt.Before(stale) && leased.Before(stale) {
+		return s.failures > 0, settle(ctx, tx, s, now)
+	}
+	return s.failures > 0, settleFinal(ctx, tx, s, now)
+}
+
+const (
+	// firstRetry is the pause after a row's first failure; it doubles with each further one, up to lastRetry.
+	firstRetry = time.Minute
+	lastRetry  = time.Hour
+)
+
+// SetAside keeps a subject that cannot be processed out of the periodic passes for a while, so that it is not taken first again.
+func SetAside(ctx context.Context, tx db.Tx, subjectID string, now time.Time) error {
+	s, err := lockSubject(ctx, tx, subjectID)
+	if err != nil {
+		return err
+	}
+	return setAside(ctx, tx, subjectID, s.failures+1, now.Add(retryAfter(s.failures+1, lastRetry)))
+}
+
+func retryAfter(failures int64, most time.Duration) time.Duration {
+	return min(firstRetry<<min(failures-1, 10), most)
+}
 
 // settleFinal settles a closed member once its node's records are here up to the final one.
 func settleFinal(ctx context.Context, tx db.Tx, s subject, now time.Time) error {
@@ -191,20 +224,23 @@ func settle(ctx context.Context, tx db.Tx, s subject, now time.Time) error {
 	if err != nil || !ok || h.balance() == 0 {
 		return err
 	}
-	rest := h.balance()
-	h.released += rest
+	return release(ctx, tx, s, h, h.balance(), HoldClosed, "hold_closed:"+h.id, now)
+}
+
+// release moves nanos from a subject's hold back to its org's wallet.
+func release(ctx context.Context, tx db.Tx, s subject, h hold, nanos int64, kind, key string, now time.Time) error {
+	h.released += nanos
 	if err := updateHold(ctx, tx, h); err != nil {
 		return err
 	}
-	if err := moveWallet(ctx, tx, s.OrgID, h.currency, rest, now); err != nil {
+	if err := moveWallet(ctx, tx, s.OrgID, h.currency, nanos, now); err != nil {
 		return err
 	}
-	p, err := NewPosting("hold_closed:"+h.id,
-		Leg{holdAccount(h.id), h.currency, -rest}, Leg{walletAccount(s.OrgID), h.currency, rest})
+	p, err := NewPosting(key, Leg{holdAccount(h.id), h.currency, -nanos}, Leg{walletAccount(s.OrgID), h.currency, nanos})
 	if err != nil {
 		return err
 	}
-	return insertPostings(ctx, tx, p.of(HoldClosed, s, now))
+	return insertPostings(ctx, tx, p.of(kind, s, now))
 }
 
 func latest(a, b time.Time) time.Time {
@@ -212,4 +248,16 @@ func latest(a, b time.Time) time.Time {
 		return b
 	}
 	return a
+}
+
+// maxClockAhead is how far ahead of the hub's the clock may be that names the end of a claim.
+const maxClockAhead = 10 * time.Minute
+
+// possibleEnd is at, where a claim can have ended then. A clock that was never set names a time before the claim began, one that runs ahead a
+// time to come: the claim ends now, or usage that arrives later would lie outside it, or could not be stored at all.
+func (s subject) possibleEnd(at, now time.Time) time.Time {
+	if at.Before(s.OpenedAt) || at.After(now.Add(maxClockAhead)) {
+		at = now.UTC().Truncate(time.Microsecond)
+	}
+	return latest(s.OpenedAt, at)
 }

@@ -136,11 +136,14 @@ func at(seconds float64) time.Time {
 	return noon.Add(time.Duration(math.Round(seconds*1e6)) * time.Microsecond)
 }
 
+// post posts a segment and settles what that makes due.
 func (w *world) post(records ...*protocol.UsageRecord) bool {
 	w.t.Helper()
-	return must(w, func(ctx context.Context, tx db.Tx) (bool, error) {
+	posted := must(w, func(ctx context.Context, tx db.Tx) (bool, error) {
 		return postUsage(ctx, tx, w.node, incarnation, records, w.now)
 	})
+	w.settle()
+	return posted
 }
 
 // postUsage posts one segment and reports whether anything in it was new.

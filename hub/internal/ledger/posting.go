@@ -13,6 +13,7 @@ const (
 	Credit       = "credit"
 	HoldOpened   = "hold_opened"
 	HoldExtended = "hold_extended"
+	HoldReduced  = "hold_reduced"
 	HoldClosed   = "hold_closed"
 	Usage        = "usage"
 	WriteOff     = "write_off"

@@ -8,9 +8,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -19,14 +22,19 @@ import (
 
 const subjectColumns = `id, kind, org_id, project_id, coalesce(app_instance_id::text, ''), app_slug, coalesce(allocation_id::text, ''), node_id, sku,
 	operating_mode, control_plane_scope, runtime_backend, correlation_id, cpu_millis, memory_bytes, opened_at, currency, lease_no,
-	accrued_until, closed_at, settled_at, coalesce(final_incarnation, ''), coalesce(final_sequence, 0)`
+	accrued_until, closed_at, settled_at, coalesce(final_incarnation, ''), coalesce(final_sequence, 0), failures,
+	idle_since, idle_until`
 
 func scanSubject(row pgx.Row) (subject, error) {
 	var s subject
-	var closed, settled *time.Time
+	var closed, settled, idleSince, idleUntil *time.Time
 	err := row.Scan(&s.ID, &s.Kind, &s.OrgID, &s.ProjectID, &s.AppInstanceID, &s.AppSlug, &s.AllocationID, &s.NodeID, &s.SKU,
 		&s.OperatingMode, &s.ControlPlaneScope, &s.RuntimeBackend, &s.CorrelationID, &s.CPUMillis, &s.MemoryBytes, &s.OpenedAt, &s.currency, &s.leaseNo,
-		&s.accruedUntil, &closed, &settled, &s.final.incarnation, &s.final.sequence)
+		&s.accruedUntil, &closed, &settled, &s.final.incarnation, &s.final.sequence, &s.failures,
+		&idleSince, &idleUntil)
+	if idleSince != nil && idleUntil != nil {
+		s.idle = rating.Interval{From: *idleSince, To: *idleUntil}
+	}
 	if closed != nil {
 		s.closedAt = *closed
 	}
@@ -46,11 +54,16 @@ func collect[T any](ctx context.Context, tx db.Tx, scan func(pgx.Row) (T, error)
 }
 
 func insertSubject(ctx context.Context, tx db.Tx, s Subject) (made bool, err error) {
+	var renewAt *time.Time
+	if s.Kind == Member {
+		// A member needs a lease from the first moment on, whether or not anything asks for it.
+		renewAt = &s.OpenedAt
+	}
 	tag, err := tx.Exec(ctx, `INSERT INTO subjects (id, kind, org_id, project_id, app_instance_id, app_slug, allocation_id, node_id, sku,
-			operating_mode, control_plane_scope, runtime_backend, correlation_id, cpu_millis, memory_bytes, opened_at, currency, lease_no, accrued_until)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, '', 0, $16) ON CONFLICT (id) DO NOTHING`,
+			operating_mode, control_plane_scope, runtime_backend, correlation_id, cpu_millis, memory_bytes, opened_at, currency, lease_no, accrued_until, renew_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, '', 0, $16, $17) ON CONFLICT (id) DO NOTHING`,
 		s.ID, s.Kind, s.OrgID, s.ProjectID, orNull(s.AppInstanceID), s.AppSlug, orNull(s.AllocationID), s.NodeID, s.SKU,
-		s.OperatingMode, s.ControlPlaneScope, s.RuntimeBackend, s.CorrelationID, s.CPUMillis, s.MemoryBytes, s.OpenedAt)
+		s.OperatingMode, s.ControlPlaneScope, s.RuntimeBackend, s.CorrelationID, s.CPUMillis, s.MemoryBytes, s.OpenedAt, renewAt)
 	return tag.RowsAffected() == 1, err
 }
 
@@ -79,9 +92,14 @@ func subjectsByID(ctx context.Context, tx db.Tx, ids []string) (map[string]*subj
 	return out, err
 }
 
-func unsettledSubjects(ctx context.Context, tx db.Tx, nodeIDs []string) ([]subject, error) {
-	return collect(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects
-		WHERE node_id = ANY($1::uuid[]) AND settled_at IS NULL AND closed_at IS NOT NULL AND final_incarnation IS NOT NULL ORDER BY id`, nodeIDs)
+func scanRow(row pgx.Row) (r Row, err error) {
+	err = row.Scan(&r.ID, &r.OrgID, &r.NodeID)
+	return r, err
+}
+
+func finalSubjects(ctx context.Context, tx db.Tx, nodeIDs []string, now time.Time) ([]Row, error) {
+	return collect(ctx, tx, scanRow, `SELECT id, org_id, node_id FROM subjects WHERE node_id = ANY($1::uuid[]) AND settled_at IS NULL AND closed_at IS NOT NULL
+		AND final_incarnation IS NOT NULL AND (retry_at IS NULL OR retry_at <= $2) ORDER BY id`, nodeIDs, now)
 }
 
 func countOwing(ctx context.Context, tx db.Tx, nodeID string) (n int, err error) {
@@ -89,29 +107,57 @@ func countOwing(ctx context.Context, tx db.Tx, nodeID string) (n int, err error)
 	return n, err
 }
 
-func dueAllocations(ctx context.Context, tx db.Tx, now time.Time, limit int) ([]subject, error) {
-	return collect(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects
-		WHERE kind = 'allocation' AND closed_at IS NULL AND accrued_until < $1 ORDER BY accrued_until, id LIMIT $2`, now, limit)
+func dueAllocations(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]Row, error) {
+	return collect(ctx, tx, scanRow, `SELECT id, org_id, node_id FROM subjects WHERE kind = 'allocation' AND closed_at IS NULL AND accrued_until < $1
+		AND (retry_at IS NULL OR retry_at <= $1) AND id > $2 ORDER BY id LIMIT $3`, now, orFirst(after), limit)
 }
 
-func scanID(row pgx.Row) (id string, err error) {
-	err = row.Scan(&id)
-	return id, err
+// orFirst is the id before all others, for a listing from its beginning.
+func orFirst(id string) string {
+	if id == "" {
+		return uuid.Nil.String()
+	}
+	return id
 }
 
-func dueSubjects(ctx context.Context, tx db.Tx, except []string, now time.Time, limit int) ([]Due, error) {
-	return collect(ctx, tx, func(row pgx.Row) (d Due, err error) {
-		err = row.Scan(&d.SubjectID, &d.NodeID, &d.AppSlug)
-		return d, err
-	},
-		`SELECT id, node_id, app_slug FROM subjects WHERE closed_at IS NULL AND renew_at <= $1 AND node_id <> ALL($3::uuid[]) ORDER BY renew_at, id LIMIT $2`,
-		now, limit, append([]string{}, except...))
+func dueSubjects(ctx context.Context, tx db.Tx, except []string, now time.Time, limit int) ([]Row, error) {
+	return collect(ctx, tx, scanRow, `SELECT id, org_id, node_id FROM (
+			SELECT id, org_id, node_id, renew_at, row_number() OVER (PARTITION BY org_id ORDER BY renew_at, id) AS turn FROM subjects
+			WHERE closed_at IS NULL AND renew_at <= $1 AND node_id <> ALL($3::uuid[])) AS due
+		ORDER BY turn, renew_at, id LIMIT $2`, now, limit, append([]string{}, except...))
 }
 
-func staleSubjects(ctx context.Context, tx db.Tx, before time.Time, limit int) ([]string, error) {
-	return collect(ctx, tx, scanID,
-		`SELECT s.id FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
-		WHERE s.settled_at IS NULL AND s.closed_at < $1 AND l.expires_at < $1 ORDER BY s.id LIMIT $2`, before, limit)
+// retryRenewals makes those members of an org due that were not renewed when they last were.
+func retryRenewals(ctx context.Context, tx db.Tx, orgID string, now time.Time) error {
+	return tx.Later(ctx, `UPDATE subjects SET renew_at = $2, retry_at = NULL WHERE org_id = $1 AND failures > 0 AND closed_at IS NULL AND renew_at > $2`, orgID, now)
+}
+
+func unsettledSubjects(ctx context.Context, tx db.Tx, after string, stale, now time.Time, limit int) ([]Row, error) {
+	return collect(ctx, tx, scanRow, `SELECT s.id, s.org_id, s.node_id FROM subjects s LEFT JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
+		WHERE s.settled_at IS NULL AND s.closed_at IS NOT NULL AND (s.final_incarnation IS NOT NULL OR s.closed_at < $1 AND l.expires_at < $1)
+			AND (s.retry_at IS NULL OR s.retry_at <= $2) AND s.id > $3 ORDER BY s.id LIMIT $4`, stale, now, orFirst(after), limit)
+}
+
+// setRenewal changes when a member is due; the zero time is never.
+func setRenewal(ctx context.Context, tx db.Tx, id string, at time.Time) error {
+	return tx.Later(ctx, `UPDATE subjects SET renew_at = $2 WHERE id = $1`, id, timeOrNull(at))
+}
+
+func resumeRenewals(ctx context.Context, tx db.Tx, ids []string, now time.Time) error {
+	return tx.Later(ctx, `UPDATE subjects SET renew_at = $2 WHERE id = ANY($1) AND closed_at IS NULL AND kind = 'member' AND (renew_at IS NULL OR failures > 0)`, uuids(ids), now)
+}
+
+// noteIdle writes only what says something new: a report comes every half minute.
+func noteIdle(ctx context.Context, tx db.Tx, nodeID string, ids []pgtype.UUID, idle []bool, now, before time.Time) error {
+	return tx.Later(ctx, `UPDATE subjects SET idle_since = CASE WHEN x.idle THEN coalesce(idle_since, $4::timestamptz) END,
+			idle_until = CASE WHEN x.idle THEN $4::timestamptz ELSE idle_until END
+		FROM unnest($1::uuid[], $2::bool[]) AS x(id, idle) WHERE subjects.id = x.id AND subjects.node_id = $3 AND subjects.closed_at IS NULL
+			AND (x.idle AND (idle_since IS NULL OR idle_until < $5) OR NOT x.idle AND idle_since IS NOT NULL)`, ids, idle, nodeID, now, before)
+}
+
+func setAside(ctx context.Context, tx db.Tx, id string, failures int64, until time.Time) error {
+	return tx.Later(ctx, `UPDATE subjects SET failures = $2, retry_at = $3::timestamptz, renew_at = CASE WHEN renew_at IS NULL THEN NULL ELSE $3::timestamptz END WHERE id = $1`,
+		id, failures, until)
 }
 
 func setClosed(ctx context.Context, tx db.Tx, s subject) error {
@@ -119,7 +165,7 @@ func setClosed(ctx context.Context, tx db.Tx, s subject) error {
 }
 
 func setSettled(ctx context.Context, tx db.Tx, id string, now time.Time) error {
-	return tx.Later(ctx, `UPDATE subjects SET settled_at = $2 WHERE id = $1`, id, now)
+	return tx.Later(ctx, `UPDATE subjects SET settled_at = $2, failures = 0, retry_at = NULL WHERE id = $1`, id, now)
 }
 
 func setFinals(ctx context.Context, tx db.Tx, finals map[string]finalMark) error {
@@ -136,11 +182,15 @@ func setFinals(ctx context.Context, tx db.Tx, finals map[string]finalMark) error
 }
 
 func setAccrued(ctx context.Context, tx db.Tx, s subject) error {
-	return tx.Later(ctx, `UPDATE subjects SET accrued_until = $2, currency = $3 WHERE id = $1`, s.ID, s.accruedUntil, s.currency)
+	return tx.Later(ctx, `UPDATE subjects SET accrued_until = $2, currency = $3, failures = 0, retry_at = NULL WHERE id = $1`, s.ID, s.accruedUntil, s.currency)
 }
 
 func setLeased(ctx context.Context, tx db.Tx, s subject, renewAt time.Time) error {
-	return tx.Later(ctx, `UPDATE subjects SET lease_no = $2, renew_at = $3, currency = $4 WHERE id = $1`, s.ID, s.leaseNo, renewAt, s.currency)
+	// The new lease's cap makes up for all that is in suspense by now.
+	if err := tx.Later(ctx, `UPDATE suspense_totals SET leased_quantity = quantity WHERE subject_id = $1`, s.ID); err != nil {
+		return err
+	}
+	return tx.Later(ctx, `UPDATE subjects SET lease_no = $2, renew_at = $3, currency = $4, failures = 0, retry_at = NULL WHERE id = $1`, s.ID, s.leaseNo, renewAt, s.currency)
 }
 
 // ---- prices
@@ -269,22 +319,50 @@ func leasesOf(ctx context.Context, tx db.Tx, subjectIDs []string, after []time.T
 		JOIN leases ON subject_id = x.id AND expires_at > x.since ORDER BY subject_id, lease_no`, uuids(subjectIDs), after)
 }
 
+func leaseOf(ctx context.Context, tx db.Tx, subjectID string, no int64) (lease, error) {
+	return scanLease(tx.QueryRow(ctx, `SELECT `+leaseColumns+` FROM leases WHERE subject_id = $1 AND lease_no = $2`, subjectID, no))
+}
+
 // suspendedOf is what a member has in suspense, by meter.
-func suspendedOf(ctx context.Context, tx db.Tx, memberID string) (map[string]int64, error) {
-	return db.Pairs[string, int64](tx.Query(ctx, `SELECT meter, least(sum(quantity), 9223372036854775807)::int8 FROM suspense_records WHERE member_id = $1 AND reason <> $2 AND quantity > 0 GROUP BY meter`,
-		memberID, SuspenseAlreadyBilled))
+func suspendedOf(ctx context.Context, tx db.Tx, subjectID string) (map[string]int64, error) {
+	return db.Pairs[string, int64](tx.Query(ctx, `SELECT meter, quantity FROM suspense_totals WHERE subject_id = $1`, subjectID))
+}
+
+// addSuspended keeps the totals of what is in suspense, each at most what can have been measured by now.
+func addSuspended(ctx context.Context, tx db.Tx, added, most map[suspendedTotal]int64) error {
+	var (
+		ids                []pgtype.UUID
+		meters             []string
+		quantities, limits []int64
+	)
+	for _, k := range slices.SortedFunc(maps.Keys(added), suspendedTotal.compare) {
+		ids, meters = append(ids, id(k.subjectID)), append(meters, k.meter)
+		quantities, limits = append(quantities, added[k]), append(limits, most[k])
+	}
+	if err := tx.Later(ctx, `INSERT INTO suspense_totals (subject_id, meter, quantity, leased_quantity)
+		SELECT x.id, x.meter, 0, 0 FROM unnest($1::uuid[], $2::text[]) AS x(id, meter) ON CONFLICT (subject_id, meter) DO NOTHING`, ids, meters); err != nil {
+		return err
+	}
+	return tx.Later(ctx, `UPDATE suspense_totals SET quantity = greatest(quantity, least(quantity + x.added, x.most))
+		FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::int8[]) AS x(id, name, added, most)
+		WHERE suspense_totals.subject_id = x.id AND suspense_totals.meter = x.name`, ids, meters, quantities, limits)
 }
 
 // hastenRenewals makes the next lease of members due at once of whose running time more than holdMargin went into suspense since their
 // latest lease: the node has counted it against that lease.
-func hastenRenewals(ctx context.Context, tx db.Tx, memberIDs []string, now time.Time) error {
-	if len(memberIDs) == 0 {
+func hastenRenewals(ctx context.Context, tx db.Tx, added map[suspendedTotal]int64, now time.Time) error {
+	var ids []pgtype.UUID
+	for k := range added {
+		if k.meter == protocol.MeterSessionSeconds {
+			ids = append(ids, id(k.subjectID))
+		}
+	}
+	if len(ids) == 0 {
 		return nil
 	}
-	_, err := tx.Exec(ctx, `UPDATE subjects SET renew_at = $2 WHERE id = ANY($1::uuid[]) AND closed_at IS NULL AND renew_at > $2 AND $3 < (
-		SELECT coalesce(sum(r.quantity), 0) FROM suspense_records r JOIN leases l ON l.subject_id = subjects.id AND l.lease_no = subjects.lease_no
-		WHERE r.member_id = subjects.id::text AND r.meter = $4 AND r.reason <> $5 AND r.created_at > l.issued_at)`,
-		memberIDs, now, holdMargin.Microseconds(), protocol.MeterSessionSeconds, SuspenseAlreadyBilled)
+	_, err := tx.Exec(ctx, `UPDATE subjects SET renew_at = $2 FROM suspense_totals t WHERE subjects.id = ANY($1) AND closed_at IS NULL AND renew_at > $2
+		AND t.subject_id = subjects.id AND t.meter = $4 AND t.quantity - t.leased_quantity > $3`,
+		ids, now, holdMargin.Microseconds(), protocol.MeterSessionSeconds)
 	return err
 }
 

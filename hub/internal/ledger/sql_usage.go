@@ -79,9 +79,36 @@ func insertUsage(ctx context.Context, tx db.Tx, rows []usageRow, now time.Time) 
 		})
 }
 
+// maxSuspenseRows bounds the suspense rows of one node in an hour. Beyond it the sums count and the node's own segments are the record.
+const maxSuspenseRows = 10_000
+
+// withinBudget drops the rows of nodes that have written maxSuspenseRows in the hour before now.
+func withinBudget(ctx context.Context, tx db.Tx, rows []suspenseRow, now time.Time) ([]suspenseRow, error) {
+	left := map[string]int64{}
+	for _, r := range rows {
+		left[r.store.nodeID] = maxSuspenseRows
+	}
+	written, err := db.Pairs[string, int64](tx.Query(ctx, `SELECT node_id, count(*) FROM suspense_records WHERE node_id = ANY($1::uuid[]) AND created_at > $2 GROUP BY node_id`,
+		slices.Sorted(maps.Keys(left)), now.Add(-time.Hour)))
+	if err != nil {
+		return nil, err
+	}
+	for node, n := range written {
+		left[node] -= n
+	}
+	return slices.DeleteFunc(slices.Clone(rows), func(r suspenseRow) bool {
+		left[r.store.nodeID]--
+		return left[r.store.nodeID] < 0
+	}), nil
+}
+
 func insertSuspense(ctx context.Context, tx db.Tx, rows []suspenseRow, now time.Time) error {
 	if len(rows) == 0 {
 		return nil
+	}
+	rows, err := withinBudget(ctx, tx, rows, now)
+	if err != nil || len(rows) == 0 {
+		return err
 	}
 	var c struct {
 		ids, nodes                             []pgtype.UUID
@@ -95,7 +122,7 @@ func insertSuspense(ctx context.Context, tx db.Tx, rows []suspenseRow, now time.
 		c.sequences, c.quantities = append(c.sequences, r.sequence), append(c.quantities, r.piece.quantity)
 		c.from, c.to = append(c.from, r.piece.span.From), append(c.to, r.piece.span.To)
 	}
-	_, err := tx.Exec(ctx, `INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at, reason, created_at)
+	_, err = tx.Exec(ctx, `INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at, reason, created_at)
 		SELECT x.*, $11::timestamptz FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::int8[], $5::text[], $6::text[], $7::int8[],
 			$8::timestamptz[], $9::timestamptz[], $10::text[]) AS x`,
 		c.ids, c.nodes, c.incarnations, c.sequences, c.members, c.meters, c.quantities, c.from, c.to, c.reasons, now)
@@ -139,12 +166,12 @@ func saveSequences(ctx context.Context, tx db.Tx, before, after map[store][]sequ
 	var gone, kept sequenceColumns
 	for s, ranges := range after {
 		for _, b := range before[s] {
-			if !slices.ContainsFunc(ranges, func(a sequenceRange) bool { return a.from == b.from }) {
+			if _, found := slices.BinarySearchFunc(ranges, b.from, sequenceRange.compareFrom); !found {
 				gone.add(s, b)
 			}
 		}
 		for _, a := range ranges {
-			if !slices.Contains(before[s], a) {
+			if at, found := slices.BinarySearchFunc(before[s], a.from, sequenceRange.compareFrom); !found || before[s][at] != a {
 				kept.add(s, a)
 			}
 		}
@@ -182,23 +209,30 @@ type coverageRow struct {
 	span rating.Interval
 }
 
-// coverageOf is the billed time that ends at or after a moment, each thing's own.
-func coverageOf(ctx context.Context, tx db.Tx, since stretches[coverageKey]) (map[coverageKey][]rating.Interval, error) {
+// loadCoverage reads the billed time of keys that ends at or after a moment, each key's own, at most maxSpans intervals of each: a key
+// that has as many gets no more.
+func loadCoverage(ctx context.Context, tx db.Tx, billed map[coverageKey]*billedTime) error {
 	var c coverageColumns
-	for key, from := range since {
-		c.add(key, rating.Interval{From: from})
+	for key, b := range billed {
+		c.add(key, rating.Interval{From: b.since})
 	}
-	out := map[coverageKey][]rating.Interval{}
 	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
 		var r coverageRow
 		err = row.Scan(&r.key.subjectID, &r.key.meter, &r.key.runID, &r.span.From, &r.span.To)
-		out[r.key] = append(out[r.key], r.span)
+		b := billed[r.key]
+		b.stored = append(b.stored, r.span)
 		return struct{}{}, err
-	}, `SELECT c.subject_id, c.meter, c.run_id, c.from_at, c.to_at
+	}, `SELECT x.subject, x.meter, x.run, c.from_at, c.to_at
 		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::timestamptz[]) AS x(subject, meter, run, since)
-		JOIN usage_coverage c ON c.subject_id = x.subject AND c.meter = x.meter AND c.run_id = x.run AND c.to_at >= x.since ORDER BY c.from_at`,
-		c.subjects, c.meters, c.runs, c.from)
-	return out, err
+		CROSS JOIN LATERAL (SELECT u.from_at, u.to_at FROM usage_coverage u WHERE u.subject_id = x.subject AND u.meter = x.meter AND u.run_id = x.run
+			AND u.from_at >= coalesce((SELECT max(p.from_at) FROM usage_coverage p
+				WHERE p.subject_id = x.subject AND p.meter = x.meter AND p.run_id = x.run AND p.from_at <= x.since), x.since)
+			ORDER BY u.from_at LIMIT $5) AS c`,
+		c.subjects, c.meters, c.runs, c.from, maxSpans)
+	for _, b := range billed {
+		b.Coverage = rating.NewCoverage(slices.Clone(b.stored))
+	}
+	return err
 }
 
 func coveredUntil(ctx context.Context, tx db.Tx, subjectID, meter string) (time.Time, error) {
@@ -210,19 +244,16 @@ func coveredUntil(ctx context.Context, tx db.Tx, subjectID, meter string) (time.
 	return *at, nil
 }
 
-// saveCoverage writes the difference between two sets of joined intervals.
-func saveCoverage(ctx context.Context, tx db.Tx, before, after map[coverageKey][]rating.Interval) error {
+// saveCoverage writes what the batch has changed of the billed time.
+func saveCoverage(ctx context.Context, tx db.Tx, billed map[coverageKey]*billedTime) error {
 	var gone, kept coverageColumns
-	for key, spans := range after {
-		for _, b := range before[key] {
-			if !slices.ContainsFunc(spans, func(a rating.Interval) bool { return a.From.Equal(b.From) }) {
-				gone.add(key, b)
-			}
+	for key, b := range billed {
+		removed, changed := rating.Changes(b.stored, b.Spans())
+		for _, i := range removed {
+			gone.add(key, i)
 		}
-		for _, a := range spans {
-			if !slices.ContainsFunc(before[key], func(b rating.Interval) bool { return a.From.Equal(b.From) && a.To.Equal(b.To) }) {
-				kept.add(key, a)
-			}
+		for _, i := range changed {
+			kept.add(key, i)
 		}
 	}
 	if len(gone.subjects) > 0 {

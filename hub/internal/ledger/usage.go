@@ -52,7 +52,8 @@ func ReadSegment(nodeID, incarnation string, seg *protocol.UsageSegment) (Segmen
 // PostUsage bills segments, of one node or of many, in the caller's transaction: usage rows, accruals and postings, with one
 // statement a table however many segments there are. Records that were posted before, or twice here, are skipped; it returns
 // how many were not. Nothing that a node says about usage makes it fail: what cannot be billed goes to suspense with a reason,
-// so that a bad record never blocks the ones behind it.
+// so that a bad record never blocks the ones behind it. Closed members
+// whose last record is here now are settled by SettleFinal.
 func PostUsage(ctx context.Context, tx db.Tx, now time.Time, segments ...Segment) (posted int, err error) {
 	var stores []store
 	for _, s := range segments {
@@ -90,7 +91,7 @@ func PostUsage(ctx context.Context, tx db.Tx, now time.Time, segments ...Segment
 	if err := saveSequences(ctx, tx, before, after); err != nil {
 		return 0, err
 	}
-	return len(records), b.settleClosed(ctx, tx, stores)
+	return len(records), nil
 }
 
 // maxNameBytes bounds ids and names in a record; a longer one is cut, so that it can be written down at all.
@@ -124,6 +125,14 @@ func when(ts interface {
 // sequenceRange is a run of posted record numbers, both ends included.
 type sequenceRange struct{ from, to int64 }
 
+func (r sequenceRange) compareFrom(from int64) int { return cmp.Compare(r.from, from) }
+
+// has reports whether one of sorted ranges holds a number.
+func has(ranges []sequenceRange, sequence int64) bool {
+	n, found := slices.BinarySearchFunc(ranges, sequence, sequenceRange.compareFrom)
+	return found || n > 0 && sequence <= ranges[n-1].to
+}
+
 // unposted returns the records whose numbers are in no range yet, and the ranges with them.
 func unposted(segments []Segment, before map[store][]sequenceRange) (fresh []*record, after map[store][]sequenceRange) {
 	after = maps.Clone(before)
@@ -137,7 +146,7 @@ func unposted(segments []Segment, before map[store][]sequenceRange) (fresh []*re
 		var added []sequenceRange
 		for i := range seg.records {
 			r := &seg.records[i]
-			if slices.ContainsFunc(posted, func(p sequenceRange) bool { return p.from <= r.sequence && r.sequence <= p.to }) {
+			if has(posted, r.sequence) {
 				continue
 			}
 			fresh = append(fresh, r)

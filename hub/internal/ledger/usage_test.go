@@ -262,3 +262,66 @@ func TestNothingANodeSaysBlocksItsUsage(t *testing.T) {
 	require.EqualValues(t, 1, number(w, `SELECT count(*) FROM usage_records WHERE sequence = $1 AND quantity = 10000000`, int64(w.seq+1)))
 	w.checkInvariants()
 }
+
+func TestUsageIsPricedByTheLeaseThatCoversItWhateverTheNodeNames(t *testing.T) {
+	w := newWorld(t)
+	w.credit("10000")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, HostBasisPoints: 7000}, "36")
+	s := w.member()
+	w.lease(s, time.Hour)
+	w.now = at(2 * 86400)
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, HostBasisPoints: 7000}, "3.6")
+	w.lease(s, 24*time.Hour)
+	w.now = w.now.Add(2 * time.Hour)
+	r := w.session(s, 2*86400, 2*86400+3600)
+	r.LeaseNo = 1 // which ended two days before
+	w.post(r)
+	require.Equal(t, "2.52", w.accounts()["host:"+w.node], "an hour at 3.6")
+	require.Empty(t, w.suspense())
+
+	// A record over the end of one lease and the beginning of the next is rated by both.
+	w.now = at(2 * 86400).Add(23 * time.Hour)
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, HostBasisPoints: 7000}, "36")
+	w.now = at(3 * 86400)
+	w.lease(s, 24*time.Hour)
+	w.now = w.now.Add(2 * time.Hour)
+	r = w.session(s, 3*86400-1800, 3*86400+1800)
+	r.LeaseNo = 2
+	w.post(r)
+	require.Equal(t, "16.38", w.accounts()["host:"+w.node], "half an hour at 3.6 and half an hour at 36 more")
+	w.checkBill()
+}
+
+// What no honest meter makes goes to suspense before it costs other nodes' batches time.
+func TestUsageInSliversIsInSuspense(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s, other := w.member(), w.member()
+	w.lease(s, 24*time.Hour)
+	w.lease(other, 24*time.Hour)
+	must(w, func(ctx context.Context, tx db.Tx) (int64, error) {
+		tag, err := tx.Exec(ctx, `INSERT INTO usage_coverage (subject_id, meter, run_id, from_at, to_at)
+			SELECT $1, 'session_seconds', '', $2::timestamptz + n * interval '2 microseconds', $2::timestamptz + n * interval '2 microseconds' + interval '1 microsecond'
+			FROM generate_series(1, 100000) AS n`, s.ID, noon)
+		return tag.RowsAffected(), err
+	})
+	w.now = at(7200)
+	slivers := make([]*protocol.UsageRecord, 0, 4097)
+	for n := range 4096 {
+		slivers = append(slivers, w.session(s, 0.00002*float64(n), 0.00002*float64(n)+0.000001))
+	}
+	w.post(append(slivers, w.session(other, 0, 3600))...)
+	require.EqualValues(t, 4096, number(w, `SELECT count(*) FROM suspense_records WHERE reason = $1`, ledger.SuspenseTooFragmented))
+	require.EqualValues(t, 3600_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_records`), "its neighbour's is billed")
+	require.EqualValues(t, 100_001, number(w, `SELECT count(*) FROM usage_coverage`))
+
+	// Many records in one hour, without a gap.
+	many := make([]*protocol.UsageRecord, 0, 4000)
+	for n := range 4000 {
+		many = append(many, w.session(s, 3600+0.001*float64(n), 3600+0.001*float64(n+1)))
+	}
+	w.post(many...)
+	require.EqualValues(t, 400, number(w, `SELECT count(*) FROM suspense_records WHERE reason = $1 AND started_at >= $2`, ledger.SuspenseTooFragmented, at(3600)))
+	w.checkInvariants()
+}

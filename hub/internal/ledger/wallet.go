@@ -20,7 +20,7 @@ type Grant struct {
 	Key string
 }
 
-// GrantCredit posts the grant. The org's first grant opens its wallet.
+// GrantCredit posts the grant. The org's first grant opens its wallet. Members whose lease the wallet did not cover are due again.
 func GrantCredit(ctx context.Context, tx db.Tx, g Grant, now time.Time) (Posting, error) {
 	if g.Nanos <= 0 {
 		return Posting{}, fault.New(fault.Unprocessable, "amount_invalid", "A credit must be above zero.", nil).At("/amount", "is not above zero")
@@ -33,6 +33,9 @@ func GrantCredit(ctx context.Context, tx db.Tx, g Grant, now time.Time) (Posting
 	p.Kind, p.SubjectKind, p.SubjectID, p.OrgID = Credit, "org", g.OrgID, g.OrgID
 	p.Description, p.CorrelationID, p.CreatedAt = g.Description, g.CorrelationID, now.UTC().Truncate(time.Microsecond)
 	if err := moveWallet(ctx, tx, g.OrgID, g.Currency, g.Nanos, p.CreatedAt); err != nil {
+		return Posting{}, err
+	}
+	if err := retryRenewals(ctx, tx, g.OrgID, p.CreatedAt); err != nil {
 		return Posting{}, err
 	}
 	return p, insertPostings(ctx, tx, p)
@@ -81,8 +84,10 @@ func moveWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int
 	return upsertWallet(ctx, tx, orgID, currency, have+nanos, now)
 }
 
+const codeInsufficientFunds = "insufficient_funds"
+
 func insufficientFunds() *fault.Error {
-	return fault.New(fault.Conflict, "insufficient_funds", "The org's wallet does not cover this; ask for credit, or release what is no longer needed.", nil)
+	return fault.New(fault.Conflict, codeInsufficientFunds, "The org's wallet does not cover this; ask for credit, or release what is no longer needed.", nil)
 }
 
 // place moves nanos from the wallet into the subject's hold, making the hold where there is none. The key names the reason.

@@ -1,6 +1,6 @@
 // Package recovery owns what a hub knows about its backups and, once it was restored from one, what it still waits for: which
-// nodes have not brought what they have, and what they brought that contradicts the restored rows. It does not read a backup
-// (backup), change what it finds (command.AdoptNode) or speak to nodes (intake, dispatch).
+// nodes have not brought what they have, and what they brought that contradicts the restored rows. It also keeps the findings about
+// rows that could not be processed. It does not read a backup (backup), change what it finds (command.AdoptNode) or speak to nodes (intake, dispatch).
 //
 // A node waits from the restore until it has brought its accepted state and its leases. Meanwhile nothing is compiled for it, its
 // leases are not renewed and its capacity stays reserved. It owes from then until its usage is in again up to the last segment
@@ -19,7 +19,7 @@ import (
 // MaxFindings bounds a listing; there are rarely more than a few.
 const MaxFindings = 1000
 
-// What can be found. None of them stops anything; each is for an admin to look at.
+// What can be found after a restore. None of them stops anything; each is for an admin to look at.
 const (
 	// FindingNode: the node is enrolled, but the restored rows do not know it.
 	FindingNode = "node_unknown"
@@ -45,6 +45,26 @@ const (
 	FindingAgent = "agent_too_old"
 	// FindingBundle: the node holds a newer trust bundle than the backup: a key was revoked or added since.
 	FindingBundle = "bundle_newer"
+)
+
+// What can be found at any time: a row that could not be processed and was set aside. Its finding goes when it is processed after all.
+const (
+	// FindingAccrual: an allocation's time cannot be billed.
+	FindingAccrual = "accrual_failed"
+	// FindingSettlement: the rest of a member's hold cannot go back to the wallet.
+	FindingSettlement = "settlement_failed"
+	// FindingRelease: an allocation whose wallet is empty cannot be released.
+	FindingRelease = "release_failed"
+	// FindingRenewal: a member's lease cannot be renewed, for another reason than an empty wallet.
+	FindingRenewal = "renewal_failed"
+	// FindingUsage: a usage segment cannot be posted. It is kept as its node signed it, and what follows it is posted.
+	FindingUsage = "usage_set_aside"
+	// FindingContact: it cannot be recorded that a node is silent.
+	FindingContact = "contact_failed"
+	// FindingReport: what a node reports of a member cannot be taken over. The node repeats it, and what it reports of others is taken over.
+	FindingReport = "report_failed"
+	// FindingMember: a member breaks a rule of its node's state and is left out of it.
+	FindingMember = "member_left_out"
 )
 
 // Backup is one that was read back and found whole.
@@ -77,7 +97,7 @@ type Node struct {
 	BroughtAt       time.Time
 }
 
-// Finding is a contradiction between a node and the restored rows.
+// Finding is what an admin should look at: a contradiction between a node and the restored rows, or a row that was set aside.
 type Finding struct {
 	ID           string
 	NodeID       string
@@ -155,6 +175,16 @@ func Among(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]bool, er
 	return missed, err
 }
 
+// Waiting gives those of the nodes that have not brought yet what they have.
+func Waiting(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]bool, error) {
+	list, err := selectNodes(ctx, tx, `WHERE node_id = ANY($1::uuid[])`, nodeIDs)
+	waiting := map[string]bool{}
+	for _, n := range list {
+		waiting[n.NodeID] = n.Waiting
+	}
+	return waiting, err
+}
+
 // Waits reports whether the node has yet to bring what it has.
 func Waits(ctx context.Context, tx db.Tx, nodeID string) (bool, error) {
 	n, _, err := Of(ctx, tx, nodeID)
@@ -229,7 +259,7 @@ func Find(ctx context.Context, tx db.Tx, f Finding) (news bool, err error) {
 	return tag.RowsAffected() == 1, err
 }
 
-// Findings lists what was found since the last restore, in order.
+// Findings lists what was found since the last restore and is not resolved, in order.
 func Findings(ctx context.Context, tx db.Tx) ([]Finding, error) {
 	rows, err := tx.Query(ctx, `SELECT id, node_id, kind, resource_type, resource_id, detail, found_at FROM recovery_findings ORDER BY id LIMIT $1`, MaxFindings)
 	if err != nil {
@@ -239,6 +269,17 @@ func Findings(ctx context.Context, tx db.Tx) ([]Finding, error) {
 		err = row.Scan(&f.ID, &f.NodeID, &f.Kind, &f.ResourceType, &f.ResourceID, &f.Detail, &f.At)
 		return f, err
 	})
+}
+
+// Resolve forgets a finding whose row was processed after all; gone is false where there was none.
+func Resolve(ctx context.Context, tx db.Tx, nodeID, kind, resourceID string) (gone bool, err error) {
+	tag, err := tx.Exec(ctx, `DELETE FROM recovery_findings WHERE node_id = $1 AND kind = $2 AND resource_id = $3`, nodeID, kind, resourceID)
+	return tag.RowsAffected() == 1, err
+}
+
+// ResolveOthers forgets a node's findings of a kind but for those about some resources.
+func ResolveOthers(ctx context.Context, tx db.Tx, nodeID, kind string, still []string) error {
+	return tx.Later(ctx, `DELETE FROM recovery_findings WHERE node_id = $1 AND kind = $2 AND resource_id <> ALL($3::text[])`, nodeID, kind, append([]string{}, still...))
 }
 
 // LastBackup gives the newest verified backup; ok is false where there is none.

@@ -125,11 +125,14 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 	require.Equal(t, uint64(4), ack.GetPostedSegment())
 	require.Equal(t, int64(120*1_000_000), revenue(h))
 	require.Equal(t, sha(chain[3].GetPayload()), ack.GetPostedSha256())
-	for _, env := range n.segments("i2", run(0), run(30)) {
-		require.Empty(t, upload(t, stream, env).GetRefused())
+	l.report(2)
+	again := n.segments("i2", run(0), run(30))
+	require.Equal(t, protocol.RefusalMalformed, upload(t, stream, again[0]).GetRefused(), "a session carries the segments of one store")
+	renamed := n.connect(hello("i2"))
+	for _, env := range again {
+		require.Empty(t, upload(t, renamed.usage(), env).GetRefused())
 	}
 	require.Equal(t, int64(120*1_000_000), revenue(h), "the same time under another name is in suspense, not on the bill")
-	l.report(2)
 }
 
 // half is a connection that breaks in the middle of what is written.

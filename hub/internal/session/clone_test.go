@@ -92,6 +92,8 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	require.Equal(t, fleet.ReasonIdentityUsedTwice, two.welcome.GetQuarantined())
 	fork := n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 90)})[0]
 	require.Equal(t, protocol.RefusalChainBroken, upload(t, two.usage(), fork).GetRefused())
+	second.incarnation = "i2"
+	two = second.connect(held)
 	anew := n.segments("i2", []*protocol.UsageRecord{seconds(member, lease, start, 90)})[0]
 	require.Empty(t, upload(t, two.usage(), anew).GetRefused())
 	require.Equal(t, int64(90*1_000_000), revenue(h))

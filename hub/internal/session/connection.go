@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -23,13 +25,16 @@ type connection struct {
 	control *link.Stream
 	out     *outbox
 	log     *slog.Logger
-	tunnels chan struct{}
+	tunnels tunnels
 	// brought is closed once a restored hub knows what this node was told: usage of a member that it does not know would be lost.
 	brought    chan struct{}
 	hasBrought func()
 	// complete says that at the hello nothing was wanted that the node did not hold; coming, whether that may have changed since.
 	complete bool
 	coming   *arrival
+	// incarnation is of the store that the session was opened with, messageBytes limits each message of the node.
+	incarnation  string
+	messageBytes int
 
 	mu   sync.Mutex
 	held Held
@@ -114,9 +119,13 @@ func (c *connection) send(ctx context.Context, m *protocol.HubMessage) error {
 
 // read takes what the node says on the control stream.
 func (c *connection) read(ctx context.Context) error {
+	budget := rate.NewLimiter(messageRate, messageBurst)
 	for {
+		if err := budget.Wait(ctx); err != nil {
+			return err
+		}
 		m := &protocol.NodeMessage{}
-		if err := c.control.Receive(m, protocol.MaxControlBytes); err != nil {
+		if err := c.control.Receive(m, c.limit()); err != nil {
 			return err
 		}
 		var err error
@@ -147,6 +156,16 @@ func (c *connection) read(ctx context.Context) error {
 	}
 }
 
+// limit is of the node's next message. Documents that a restored hub has asked for are larger than a report.
+func (c *connection) limit() int {
+	select {
+	case <-c.brought:
+		return c.messageBytes
+	default:
+		return protocol.MaxControlBytes
+	}
+}
+
 func (c *connection) report(ctx context.Context, r *protocol.Report) error {
 	if err := c.server.Intake.Report(ctx, c.peer, c.held.SessionNo, r); err != nil {
 		return err
@@ -168,6 +187,10 @@ func (c *connection) accepted(ctx context.Context, a *protocol.Accepted) error {
 		c.held.BundleVersion = a.GetGeneration()
 	}
 	c.mu.Unlock()
+	if a.GetDocument() == documentBundle && a.GetGeneration() < c.server.Bundle().Version() {
+		// The root changed more than once: the next step follows.
+		c.server.Connected(c.peer.NodeID)
+	}
 	return c.server.Intake.Accepted(ctx, c.peer.NodeID, a)
 }
 
@@ -238,7 +261,7 @@ func (c *connection) usage(ctx context.Context, stream *link.Stream) {
 			return
 		}
 		a.room <- struct{}{} // given back at the latest when ctx ends, which ends every wait
-		a.put(c.server.Intake.Usage(ctx, c.peer, upload))
+		a.put(c.server.Intake.Usage(ctx, c.peer, c.incarnation, upload))
 	}
 }
 
@@ -274,7 +297,7 @@ func (c *connection) answer(ctx context.Context, request *protocol.FetchRequest)
 		part, err := c.server.Documents.Part(ctx, c.peer.NodeID, r.PartSha256)
 		return &protocol.FetchResponse{Part: part}, err
 	case *protocol.FetchRequest_Bundle:
-		return &protocol.FetchResponse{Bundle: c.server.Bundle().Envelope()}, nil
+		return &protocol.FetchResponse{Bundle: c.server.BundleAfter(request.GetBundleVersion()).Envelope()}, nil
 	case *protocol.FetchRequest_PullCredential:
 		repository := r.PullCredential.GetRepository()
 		assigned, err := c.server.Documents.MayPull(ctx, c.peer.NodeID, repository)
@@ -291,26 +314,24 @@ func (c *connection) answer(ctx context.Context, request *protocol.FetchRequest)
 	}
 }
 
-// Logs opens a stream of a member's log on the node that runs it. The caller closes it.
-func (s *Server) Logs(ctx context.Context, nodeID string, request *protocol.LogsRequest) (io.ReadCloser, error) {
-	return s.tunnel(ctx, nodeID, &protocol.TunnelRequest{Request: &protocol.TunnelRequest_Logs{Logs: request}})
+// Logs opens a stream of the log of an org's member on the node that runs it. The caller closes it.
+func (s *Server) Logs(ctx context.Context, nodeID, orgID string, request *protocol.LogsRequest) (io.ReadCloser, error) {
+	return s.tunnel(ctx, nodeID, orgID, &protocol.TunnelRequest{Request: &protocol.TunnelRequest_Logs{Logs: request}})
 }
 
 func unreachable(cause error) error {
 	return fault.New(fault.Unavailable, "node_unreachable", "The node is not connected now; try again later.", cause).After(10 * time.Second)
 }
 
-func (s *Server) tunnel(ctx context.Context, nodeID string, request *protocol.TunnelRequest) (io.ReadCloser, error) {
+func (s *Server) tunnel(ctx context.Context, nodeID, orgID string, request *protocol.TunnelRequest) (io.ReadCloser, error) {
 	c := s.of(nodeID)
 	if c == nil {
 		return nil, unreachable(nil)
 	}
-	select {
-	case c.tunnels <- struct{}{}:
-	default:
-		return nil, fault.New(fault.RateLimited, "tunnels_busy", fmt.Sprintf("%d streams to this node are open already; close one.", maxTunnels), nil).After(10 * time.Second)
+	free, err := c.tunnels.take(orgID)
+	if err != nil {
+		return nil, err
 	}
-	free := sync.OnceFunc(func() { <-c.tunnels })
 	opening, cancel := context.WithTimeout(ctx, tunnelAnswerTimeout)
 	defer cancel()
 	stream, err := c.conn.Open(opening, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_TUNNEL})

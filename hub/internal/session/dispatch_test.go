@@ -10,10 +10,12 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -102,7 +104,7 @@ func TestLeasesAreRenewedAtHalfLifeAndPushed(t *testing.T) {
 	l.state(0)
 	_, member, first := running(t, h, l)
 	h.forward(40 * time.Minute)
-	require.NoError(t, h.dispatcher.Resync(t.Context()))
+	require.NoError(t, h.dispatcher.Renew(t.Context()))
 	second := next(l, func(m *protocol.HubMessage) (*protocol.Lease, bool) {
 		if m.GetPushLeases() == nil {
 			return nil, false
@@ -154,11 +156,84 @@ func TestAnEmptyWalletRenewsNothingAndStopsNothing(t *testing.T) {
 		return 0, err
 	})
 	h.forward(50 * time.Minute)
-	require.NoError(t, h.dispatcher.Resync(t.Context()), "one empty wallet is no trouble of the pass")
+	require.NoError(t, h.dispatcher.Renew(t.Context()), "one empty wallet is no trouble of the pass")
 	leases := tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.Lease, error) { return ledger.LeasesFor(ctx, tx, n.id) })
 	require.Equal(t, first.GetLeaseNo(), leases[0].GetLeaseNo())
 	state, _ := n.connect(hello("i2")).state(1)
 	require.Len(t, state.GetParts(), 1, "the workload stays wanted; its lease ends it")
+}
+
+// A stopped instance costs no lease and, once its last one has ended, only what may still come; starting it gives it a new one.
+func TestAStoppedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	i, member, lease := running(t, h, l)
+	start := h.now()
+	h.forward(time.Minute)
+	require.Empty(t, upload(t, l.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).GetRefused())
+	_, err := (&command.StopInstance{DB: h.d, Poke: h.dispatcher.Poke}).Do(t.Context(), h.tenant("stop"), h.project.ID, i.ID)
+	require.NoError(t, err)
+	state, _ := l.state(1)
+	stopped := &protocol.WorkloadStatus{MemberId: member, InstanceId: i.ID, Revision: 1, Status: "stopped"}
+	wallet := func() int { return count(h, `SELECT balance_nanos / 1000000 FROM wallets`) }
+	before := wallet()
+	for range 48 {
+		l.report(state.GetGeneration(), stopped)
+		require.NoError(t, h.dispatcher.Renew(t.Context()))
+		h.forward(30 * time.Minute)
+	}
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM leases`))
+	require.Greater(t, wallet(), before)
+	require.Greater(t, wallet(), 999_000, "of 1000, a minute is spent and a quarter of an hour is held at most")
+
+	_, err = (&command.StartInstance{DB: h.d, LeaseDuration: time.Hour, Revoked: func(string) bool { return false }, Poke: h.dispatcher.Poke}).
+		Do(t.Context(), h.tenant("start"), h.project.ID, i.ID)
+	require.NoError(t, err)
+	require.Equal(t, 2, count(h, `SELECT count(*) FROM leases`))
+	require.Less(t, wallet(), before+100)
+	h.forward(40 * time.Minute)
+	require.NoError(t, h.dispatcher.Renew(t.Context()))
+	require.Equal(t, 3, count(h, `SELECT count(*) FROM leases`), "it is to run: its lease is renewed")
+}
+
+// One member that breaks a rule keeps neither its neighbours' documents nor anybody's leases from its node.
+func TestAMemberThatBreaksARuleKeepsNoLeaseAndNoNeighbourFromItsNode(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	broken, _, first := running(t, h, l)
+	tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
+		_, err := tx.Exec(ctx, `UPDATE instance_revisions SET manifest_envelope = '\xffff' WHERE instance_id = $1`, broken.ID)
+		return 0, err
+	})
+	made := h.launch()
+	state, push := l.state(2)
+	require.Len(t, push.GetParts(), 2, "the broken one's last document stands")
+	require.Equal(t, broken.Members[0].ID, h.findings()[recovery.FindingMember])
+	l.report(state.GetGeneration(), ready(made))
+	h.forward(40 * time.Minute)
+	require.NoError(t, h.dispatcher.Renew(t.Context()))
+	next(l, func(m *protocol.HubMessage) (bool, bool) {
+		if m.GetPushLeases() == nil {
+			return false, false
+		}
+		v, err := protocol.VerifyLeases(m.GetPushLeases().GetEnvelope(), n.bundle, n.me)
+		require.NoError(t, err)
+		for _, lease := range v.Message().GetLeases() {
+			if lease.GetMemberId() == first.GetMemberId() && lease.GetLeaseNo() > first.GetLeaseNo() {
+				return true, true
+			}
+		}
+		return false, false
+	})
+	h.decommission(broken.ID)
+	l.state(1)
+	require.Empty(t, h.findings())
 }
 
 func TestAHubThatWasAwayGivesNodesTimeToComeBack(t *testing.T) {

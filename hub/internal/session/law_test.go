@@ -182,7 +182,7 @@ func TestLaw05SegmentsAreBilledOnceInAnyOrder(t *testing.T) {
 	require.Equal(t, int64(120*1_000_000), revenue(h))
 
 	// After a reconnect both streams send everything again, at the same time.
-	again := n.connect(hello("i2"))
+	again := n.connect(hello("i1"))
 	again.state(1)
 	done := make(chan *protocol.UsageAck, 2)
 	for range 2 {

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Law 15: the refusal of a node's owner is the end of an instance there, and the tenant is shown the owner's signed word. What
-// the owner has not signed is no word of the owner's.
+// Law 15: an instance that the node's owner refuses waits there, and the tenant is shown the owner's signed refusal. A refusal
+// that the owner has not signed counts as an internal failure.
 func TestLaw15TheOwnersSignedRefusalIsShownToTheTenant(t *testing.T) {
 	h := newHub(t)
 	h.publish()
@@ -36,7 +36,7 @@ func TestLaw15TheOwnersSignedRefusalIsShownToTheTenant(t *testing.T) {
 	require.Empty(t, forged.Members[0].OwnerRefusal)
 
 	i := refused(n.key)
-	require.Equal(t, instance.Lifecycle{Status: instance.Failed, Health: instance.HealthUnhealthy, Reason: instance.ReasonOwnerRefused}, i.Lifecycle)
+	require.Equal(t, instance.Lifecycle{Status: instance.Deploying, Health: instance.HealthUnknown, Reason: instance.ReasonOwnerRefused}, i.Lifecycle)
 	m := i.Members[0]
 	require.Equal(t, "Not here.", m.Detail)
 	env := &protocol.Envelope{}

@@ -55,7 +55,7 @@ func TestALostNodeThatComesBackIsEmptiedAndHeardOnce(t *testing.T) {
 	})
 	require.Equal(t, instance.Lifecycle{Status: instance.Failed, Health: instance.HealthUnhealthy, Reason: instance.ReasonNodeLost}, got.Lifecycle, "what it says of the member is too late")
 	require.Equal(t, fleet.Lost, h.node(n.id).Status(h.now()))
-	require.NoError(t, h.dispatcher.Resync(t.Context()))
+	require.NoError(t, h.dispatcher.Renew(t.Context()))
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM leases`), "no further lease")
 
 	last := seconds(member, lease, start.Add(200*time.Second), 400)
@@ -81,10 +81,10 @@ func TestABannedNodesLeasesAreNotRenewed(t *testing.T) {
 	l.state(0)
 	running(t, h, l)
 	h.forward(40 * time.Minute)
-	require.NoError(t, h.dispatcher.Resync(t.Context()))
+	require.NoError(t, h.dispatcher.Renew(t.Context()))
 	require.Equal(t, 2, count(h, `SELECT count(*) FROM leases`), "past its half-life a lease is renewed")
 	require.NoError(t, (&command.BanNode{DB: h.d, Kick: h.server.Kick}).Do(t.Context(), h.admin("ban"), n.id, "stolen"))
 	h.forward(2 * time.Hour)
-	require.NoError(t, h.dispatcher.Resync(t.Context()))
+	require.NoError(t, h.dispatcher.Renew(t.Context()))
 	require.Equal(t, 2, count(h, `SELECT count(*) FROM leases`))
 }

@@ -3,9 +3,12 @@ package session_test
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"crypto/rand"
 	"crypto/sha256"
 	"io"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -61,7 +64,7 @@ func (h *hub) restored(r remembered) *hub {
 		return r.tables[next], bytes.NewReader(r.rows[next]), true, nil
 	}))
 	bundle, err := trust.NewEpoch(trust.EpochOptions{
-		TrustDir: filepath.Join(h.trustInit.DataDir, "trust"), RootKeyFile: filepath.Join(h.trustInit.OfflineDir, trust.RootKeyFile), Passphrase: passphrase, Now: time.Now(),
+		TrustDir: filepath.Join(h.trustInit.DataDir, "trust"), Root: trust.RootKey(filepath.Join(h.trustInit.OfflineDir, trust.RootKeyFile), passphrase), Now: time.Now(),
 	})
 	require.NoError(t, err)
 	require.NoError(t, command.BeginRecovery(t.Context(), d, recovery.Restore{
@@ -137,7 +140,7 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 
 	// In two messages, as a node does with much to tell.
 	l.bring(&protocol.Brought{State: push.GetEnvelope(), Parts: push.GetParts()[:1]})
-	l.bring(&protocol.Brought{State: push.GetEnvelope(), Parts: push.GetParts()[1:], Leases: leases, Bundle: n.bundle.Envelope(), Last: true})
+	l.bring(&protocol.Brought{State: push.GetEnvelope(), Parts: push.GetParts()[1:], Leases: []*protocol.Envelope{leases}, Bundle: n.bundle.Envelope(), Last: true})
 	bundle := next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
 		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
 	})
@@ -194,12 +197,32 @@ func TestLaw16ANodeEnrolledAfterTheBackupIsTakenIn(t *testing.T) {
 	n.h = again
 	l = n.connect(holds("i1", state, push.GetEnvelope()))
 	require.True(t, l.welcome.GetBring())
-	l.bring(&protocol.Brought{State: push.GetEnvelope(), Parts: push.GetParts(), Leases: leases, Bundle: n.bundle.Envelope(), Last: true})
+	l.bring(&protocol.Brought{State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{leases}, Bundle: n.bundle.Envelope(), Last: true})
 	require.Eventually(t, func() bool { return count(again, `SELECT count(*) FROM recovering_nodes WHERE waiting`) == 0 }, bound, 20*time.Millisecond)
 	require.Equal(t, map[string]string{
 		recovery.FindingNode: n.id, recovery.FindingInstance: made.ID, recovery.FindingAllocation: made.Members[0].AllocationID,
 	}, again.findings())
 	require.Equal(t, n.id, again.instance(made.ID).Members[0].NodeID)
+}
+
+// A certificate of before the restore has expired by then: whoever shows a newer one under an unknown id was never enrolled.
+func TestANodeThatARestoredHubDoesNotKnowIsAStrangerOnceOldCertificatesHaveExpired(t *testing.T) {
+	h := newHub(t)
+	backup := h.remember()
+	again := h.restored(backup)
+	pub, _, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	last := tx(again, func(ctx context.Context, tx db.Tx) (recovery.Restore, error) {
+		r, _, err := recovery.Last(ctx, tx)
+		return r, err
+	})
+	admit := func(at time.Time) bool {
+		return tx(again, func(ctx context.Context, tx db.Tx) (bool, error) {
+			return command.AdmitUnknown(ctx, tx, db.NewID(), pub, at)
+		})
+	}
+	require.True(t, admit(last.At.Add(trust.MaxNodeTTL)))
+	require.False(t, admit(last.At.Add(trust.MaxNodeTTL+time.Second)))
 }
 
 // A state that this hub never signed is not taken over, and the node is not told anything by it either.
@@ -218,6 +241,58 @@ func TestLaw16AStateThatTheHubNeverSignedIsAFinding(t *testing.T) {
 	l.bring(&protocol.Brought{State: forged, Parts: push.GetParts(), Last: true})
 	require.Eventually(t, func() bool { return again.findings()[recovery.FindingUnverified] == n.id }, bound, 20*time.Millisecond)
 	require.NotEqual(t, instance.Decommissioning, again.instance(kept.ID).Lifecycle.Status)
+}
+
+// Law 16: the node had accepted the state and not yet the first lease of what is in it. Nobody else asks for one.
+func TestLaw16AnAdoptedMemberWithoutALeaseGetsOne(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	backup := h.remember()
+	made := h.launch()
+	state, push := l.state(1)
+	again := h.restored(backup)
+	n.h = again
+	l = n.connect(holds("i1", state, push.GetEnvelope()))
+	l.bring(&protocol.Brought{State: push.GetEnvelope(), Parts: push.GetParts(), Bundle: n.bundle.Envelope(), Last: true})
+	bundle := next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
+		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
+	})
+	var err error
+	n.bundle, err = n.bundle.Succeed(bundle)
+	require.NoError(t, err)
+	l.accept("bundle", 0, n.bundle.Version())
+	l.state(1)
+	require.NoError(t, again.dispatcher.Renew(t.Context()))
+	require.Equal(t, made.Members[0].ID, l.pushedLeases().GetLeases()[0].GetMemberId())
+}
+
+// Law 16: the node's leases come from two batches, one from before the backup and one from after it. What ran is billed under the lease
+// that it ran under, although its end is asked for before the hub gives any lease itself.
+func TestLaw16LeasesOfAllBatchesAreTakenOver(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	h.launch()
+	l.state(1)
+	before, backup := h.leasesOf(l), h.remember()
+	made := h.launch()
+	state, push := l.state(2)
+	list := tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.Lease, error) { return ledger.LeasesFor(ctx, tx, n.id) })
+	list = slices.DeleteFunc(list, func(l *protocol.Lease) bool { return l.GetMemberId() != made.Members[0].ID })
+	again := h.restored(backup)
+	n.h = again
+	l = n.connect(holds("i1", state, push.GetEnvelope()))
+	l.bring(&protocol.Brought{
+		State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{before, h.batchOf(l, list...)}, Bundle: n.bundle.Envelope(), Last: true,
+	})
+	require.Eventually(t, func() bool { return count(again, `SELECT count(*) FROM recovering_nodes WHERE waiting`) == 0 }, bound, 20*time.Millisecond)
+	require.Equal(t, 1, count(again, `SELECT count(*) FROM leases WHERE subject_id = $1`, made.Members[0].ID))
+	require.Equal(t, 1, count(again, `SELECT count(*) FROM postings WHERE app_instance_id = $1`, made.ID), "what its lease may cost is held")
 }
 
 func (l *line) bring(b *protocol.Brought) {
@@ -241,6 +316,11 @@ func (h *hub) leasesOf(l *line) *protocol.Envelope {
 	list := tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.Lease, error) {
 		return ledger.LeasesFor(ctx, tx, l.node.id)
 	})
+	return h.batchOf(l, list...)
+}
+
+func (h *hub) batchOf(l *line, list ...*protocol.Lease) *protocol.Envelope {
+	h.t.Helper()
 	env, err := protocol.SignMessage(protocol.PayloadLeases, &protocol.LeaseBatch{NodeId: l.node.id, Incarnation: "i1", Epoch: 1, IssuedAt: timestamppb.Now(), Leases: list}, h.keys.Lease())
 	require.NoError(h.t, err)
 	return env

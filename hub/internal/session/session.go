@@ -12,8 +12,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -28,24 +26,28 @@ import (
 )
 
 const (
-	// helloTimeout bounds how long a connection may stay without a hello.
-	helloTimeout = 15 * time.Second
+	// helloTimeout bounds how long a connection may stay without a hello, answerTimeout how long that may wait for its answer.
+	helloTimeout  = 3 * time.Second
+	answerTimeout = 15 * time.Second
 	// writeTimeout bounds one message down the control stream: a node that does not read is dropped and dials again.
 	writeTimeout = 60 * time.Second
 	// fetchTimeout bounds one fetch, from its request to the last byte of its answer.
 	fetchTimeout = 60 * time.Second
 	// tunnelAnswerTimeout bounds how long a node may take to answer a tunnel request.
 	tunnelAnswerTimeout = 15 * time.Second
-	// maxUsageStreams, maxFetches and maxTunnels bound one connection; streams beyond are aborted, tunnels beyond refused.
+	// maxUsageStreams, maxFetches and maxTunnels bound one connection, maxOrgTunnels the share of one org; streams beyond are aborted,
+	// tunnels beyond refused.
 	maxUsageStreams = 2
 	maxFetches      = 16
-	maxTunnels      = 8
+	maxTunnels      = 16
+	maxOrgTunnels   = 4
 	// maxParallelPushes spreads a fan-out: uncapped, a push to thousands takes longer for all of them. A writer that waits for
 	// its place longer than pushWait goes on without one, so that nodes that do not read cannot hold up the others.
 	maxParallelPushes = 64
 	pushWait          = time.Second
-	// calmAfter is how long no node may have connected before what a crowd of them took for its handshakes is given back.
-	calmAfter = 10 * time.Second
+	// messageRate and messageBurst bound what one node may say on its control stream. One that says more is read later, and delays itself.
+	messageRate  = 10 // a second
+	messageBurst = 100
 	// maxUsageAhead is how many segments of one stream may wait for the same commit: a node that catches up sends several.
 	maxUsageAhead = 16
 	// segmentEnvelopeBytes is what the envelope of a usage segment may add to its payload.
@@ -57,7 +59,9 @@ type Opened struct {
 	SessionNo uint64
 	// Complete says that the node holds all that is wanted of it: nothing is to be sent.
 	Complete bool
-	Welcome  *protocol.Welcome
+	// Members is how many members the node has now. It bounds the reports of the session; a node that gets many more dials again.
+	Members int
+	Welcome *protocol.Welcome
 }
 
 // Peer is the node at the other end, from its certificate.
@@ -72,8 +76,9 @@ type Intake interface {
 	Report(ctx context.Context, peer Peer, sessionNo uint64, report *protocol.Report) error
 	Accepted(ctx context.Context, nodeID string, accepted *protocol.Accepted) error
 	Refused(ctx context.Context, nodeID string, refused *protocol.Refused) error
-	// Usage takes a segment, in the order of the calls, and returns what waits for its acknowledgement.
-	Usage(ctx context.Context, peer Peer, upload *protocol.UsageUpload) func() *protocol.UsageAck
+	// Usage takes a segment of the store that the session was opened with, in the order of the calls, and returns what waits for its
+	// acknowledgement.
+	Usage(ctx context.Context, peer Peer, incarnation string, upload *protocol.UsageUpload) func() *protocol.UsageAck
 	Brought(ctx context.Context, peer Peer, brought *protocol.Brought) error
 	Gone(ctx context.Context, nodeID string, sessionNo uint64) error
 	// Stopped takes the end of all sessions of this hub process.
@@ -100,14 +105,16 @@ type Options struct {
 	Credentials Credentials
 	// Bundle returns the newest trust bundle.
 	Bundle func() protocol.Bundle
+	// BundleAfter returns the newest one that may succeed the one with the version.
+	BundleAfter func(version uint64) protocol.Bundle
 	// Certificate returns the hub's own.
 	Certificate link.Certificate
 	// Connected is called when a node's connection counts; dispatch looks what the node lacks.
 	Connected func(nodeID string)
-	// Crowd is told when nodes begin to connect, and when none has for a while. It may be nil.
-	Crowd func(is bool)
-	Now   func() time.Time
-	Log   *slog.Logger
+	// ShutOut reports whether a node is known to be banned or removed: TLS refuses it. The database decides at the hello. It may be nil.
+	ShutOut func(nodeID string) bool
+	Now     func() time.Time
+	Log     *slog.Logger
 }
 
 // Server holds the connections of this hub process.
@@ -121,9 +128,6 @@ type Server struct {
 	// opening are the connections whose hello is being answered, by node.
 	opening map[string][]*arrival
 	ended   sync.WaitGroup
-	calm    *time.Timer
-	// crowded is set from a node's connecting until calm.
-	crowded bool
 
 	opened, refused metric.Int64Counter
 }
@@ -131,7 +135,6 @@ type Server struct {
 // NewServer makes a server without connections.
 func NewServer(o Options) *Server {
 	s := &Server{Options: o, pushes: make(chan struct{}, maxParallelPushes), nodes: map[string]*connection{}, opening: map[string][]*arrival{}}
-	s.calm = time.AfterFunc(calmAfter, s.giveBack)
 	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
 	meter := otel.Meter("gpuaas/session")
 	s.opened, _ = meter.Int64Counter("gpuaas.sessions.opened", metric.WithDescription("Sessions that nodes opened."))
@@ -148,13 +151,22 @@ func NewServer(o Options) *Server {
 func (s *Server) TLS() *tls.Config {
 	return link.ServerTLS(s.Certificate, link.Peer{
 		Roots:       func() *x509.CertPool { return s.Bundle().NodeCAs() },
-		TrustDomain: s.Bundle().TrustDomain(), Kind: protocol.KindNode, Now: s.Now,
+		TrustDomain: s.Bundle().TrustDomain(), Kind: protocol.KindNode, Now: s.Now, Allow: s.allow,
 	})
+}
+
+// errShutOut ends the handshake of a node that is banned or removed.
+var errShutOut = errors.New("the node is banned or was removed")
+
+func (s *Server) allow(nodeID string) error {
+	if s.ShutOut != nil && s.ShutOut(nodeID) {
+		return errShutOut
+	}
+	return nil
 }
 
 // Serve takes connections until ctx ends, then says goodbye to all and waits for them.
 func (s *Server) Serve(ctx context.Context, listener *link.Listener) error {
-	defer s.calm.Stop()
 	var failed error
 	for {
 		conn, err := listener.Accept(ctx)
@@ -180,7 +192,7 @@ func (s *Server) Serve(ctx context.Context, listener *link.Listener) error {
 
 // stopped records the end of all sessions at once: one by one they would keep a hub that stops for as long as they are many.
 func (s *Server) stopped(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	if err := s.Intake.Stopped(ctx); err != nil {
 		s.Log.WarnContext(ctx, "end of sessions not recorded", slog.Any("error", err))
@@ -335,7 +347,7 @@ func (s *Server) serve(ctx context.Context, conn *link.Conn) {
 	err = c.run(ctx)
 	s.unregister(c)
 	log.InfoContext(ctx, "node disconnected", slog.Uint64("session_no", c.held.SessionNo), slog.Any("reason", err))
-	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	select {
 	case <-stopping:
@@ -351,29 +363,14 @@ const shuttingDown = "the hub is shutting down"
 
 // open waits for the hello and answers it.
 func (s *Server) open(ctx context.Context, conn *link.Conn, peer Peer, log *slog.Logger) (*connection, error) {
-	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
-	defer cancel()
-	stream, header, err := conn.Accept(ctx)
+	stream, hello, err := s.awaitHello(ctx, conn)
 	if err != nil {
-		_ = conn.Close(link.CodeProtocol, "no hello")
 		return nil, err
 	}
-	if header.GetKind() != protocol.StreamHeader_KIND_CONTROL {
-		_ = conn.Close(link.CodeProtocol, "the first stream must be the control stream")
-		return nil, errors.New("first stream is not control")
-	}
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
 	deadline, _ := ctx.Deadline()
 	_ = stream.SetDeadline(deadline)
-	first := &protocol.NodeMessage{}
-	if err := stream.Receive(first, protocol.MaxControlBytes); err != nil {
-		_ = conn.Close(link.CodeProtocol, "no hello")
-		return nil, err
-	}
-	hello := first.GetHello()
-	if hello == nil || hello.GetProtocolVersion() == 0 {
-		_ = conn.Close(link.CodeProtocol, "the first message must be hello")
-		return nil, errors.New("first message is not hello")
-	}
 	coming := s.arrive(peer.NodeID)
 	opened, err := s.Intake.Hello(ctx, peer, hello)
 	conn.Settle()
@@ -383,8 +380,8 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, peer Peer, log *slog
 		return nil, err
 	}
 	c := &connection{
-		server: s, peer: peer, conn: conn, control: stream, out: newOutbox(), log: log, tunnels: make(chan struct{}, maxTunnels),
-		held: HeldBy(hello), complete: opened.Complete, coming: coming,
+		server: s, peer: peer, conn: conn, control: stream, out: newOutbox(), log: log,
+		held: HeldBy(hello), incarnation: hello.GetIncarnation(), messageBytes: protocol.MaxReportBytes(opened.Members), complete: opened.Complete, coming: coming,
 	}
 	c.held.SessionNo = opened.SessionNo
 	c.brought = make(chan struct{})
@@ -401,6 +398,34 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, peer Peer, log *slog
 	return c, nil
 }
 
+// awaitHello reads the first message of a connection.
+func (s *Server) awaitHello(ctx context.Context, conn *link.Conn) (*link.Stream, *protocol.Hello, error) {
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	stream, header, err := conn.Accept(ctx)
+	if err != nil {
+		_ = conn.Close(link.CodeProtocol, "no hello")
+		return nil, nil, err
+	}
+	if header.GetKind() != protocol.StreamHeader_KIND_CONTROL {
+		_ = conn.Close(link.CodeProtocol, "the first stream must be the control stream")
+		return nil, nil, errors.New("first stream is not control")
+	}
+	deadline, _ := ctx.Deadline()
+	_ = stream.SetDeadline(deadline)
+	first := &protocol.NodeMessage{}
+	if err := stream.Receive(first, protocol.MaxHelloBytes); err != nil {
+		_ = conn.Close(link.CodeProtocol, "no hello")
+		return nil, nil, err
+	}
+	hello := first.GetHello()
+	if hello == nil || hello.GetProtocolVersion() == 0 {
+		_ = conn.Close(link.CodeProtocol, "the first message must be hello")
+		return nil, nil, errors.New("first message is not hello")
+	}
+	return stream, hello, nil
+}
+
 // refuse tells the node why it is not let in and gives it a moment to read that.
 func (s *Server) refuse(conn *link.Conn, stream *link.Stream, err error) {
 	f := fault.As(err)
@@ -415,7 +440,7 @@ func (s *Server) refuse(conn *link.Conn, stream *link.Stream, err error) {
 	if stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_Goodbye{Goodbye: &protocol.Goodbye{Reason: f.Code}}}) == nil {
 		_ = stream.CloseWrite()
 		// The node closes when it has read the farewell; closing first could outrun it. The stream's deadline bounds the wait.
-		_ = stream.Receive(&protocol.NodeMessage{}, protocol.MaxControlBytes)
+		_ = stream.Receive(&protocol.NodeMessage{}, protocol.MaxHelloBytes)
 	}
 	_ = conn.Close(code, f.Code)
 }
@@ -457,31 +482,11 @@ func (s *Server) register(c *connection) bool {
 		return false
 	}
 	s.nodes[c.peer.NodeID] = c
-	s.calm.Reset(calmAfter)
-	s.setCrowded(true)
 	s.mu.Unlock()
 	if older != nil {
 		older.end(link.CodeSuperseded, "a newer connection of this node is open")
 	}
 	return true
-}
-
-// setCrowded tells of a change. mu is held.
-func (s *Server) setCrowded(is bool) {
-	if s.crowded != is && s.Crowd != nil {
-		s.Crowd(is)
-	}
-	s.crowded = is
-}
-
-// giveBack returns memory that handshakes took and sessions do not need: it is as much again, and a hub would hold it for as long as
-// nothing happens. A collection halves the stacks that have become too large; two of them make them small.
-func (s *Server) giveBack() {
-	s.mu.Lock()
-	s.setCrowded(false)
-	s.mu.Unlock()
-	runtime.GC()
-	debug.FreeOSMemory()
 }
 
 func (s *Server) unregister(c *connection) {

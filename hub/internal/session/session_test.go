@@ -5,7 +5,9 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/sha256"
+	"io"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -35,7 +37,7 @@ func TestANewNodeGetsAnEmptyStateAndCountsAsOnline(t *testing.T) {
 	got := h.node(n.id)
 	require.Equal(t, fleet.Online, got.Status(h.now()))
 	require.Equal(t, uint64(1), got.AcceptedGeneration)
-	require.Equal(t, uint32(8), got.Facts.GetCpuCores())
+	require.EqualValues(t, 8, got.CPUCores)
 }
 
 func TestLaunchReachesTheNodeWithItsLease(t *testing.T) {
@@ -203,7 +205,7 @@ func TestASlowStreamDelaysNoOther(t *testing.T) {
 func TestLogsComeThroughTheNodesOwnConnection(t *testing.T) {
 	h := newHub(t)
 	n := h.enrol()
-	_, err := h.server.Logs(t.Context(), n.id, &protocol.LogsRequest{})
+	_, err := h.server.Logs(t.Context(), n.id, "org", &protocol.LogsRequest{})
 	require.Equal(t, "node_unreachable", fault.As(err).Code)
 
 	l := n.connect(hello("i1"))
@@ -229,7 +231,7 @@ func TestLogsComeThroughTheNodesOwnConnection(t *testing.T) {
 			_ = s.CloseWrite()
 		}
 	}()
-	logs, err := h.server.Logs(t.Context(), n.id, &protocol.LogsRequest{MemberId: "m1"})
+	logs, err := h.server.Logs(t.Context(), n.id, "org", &protocol.LogsRequest{MemberId: "m1"})
 	require.NoError(t, err)
 	buf := make([]byte, 100)
 	read, _ := logs.Read(buf)
@@ -237,12 +239,26 @@ func TestLogsComeThroughTheNodesOwnConnection(t *testing.T) {
 	require.NoError(t, logs.Close())
 	require.NoError(t, logs.Close(), "closing twice is harmless")
 
-	_, err = h.server.Logs(t.Context(), n.id, &protocol.LogsRequest{})
+	_, err = h.server.Logs(t.Context(), n.id, "org", &protocol.LogsRequest{})
 	require.Equal(t, "node_refused", fault.As(err).Code)
+	// One org's followed logs leave room for another's.
+	var followed []io.Closer
+	for range 8 {
+		logs, err := h.server.Logs(t.Context(), n.id, "greedy", &protocol.LogsRequest{MemberId: "m1", Follow: true})
+		if len(followed) == 4 {
+			require.Equal(t, "tunnels_busy", fault.As(err).Code)
+			continue
+		}
+		require.NoError(t, err)
+		followed = append(followed, logs)
+	}
 	// Each refused or closed tunnel gave its place back.
 	for range 20 {
-		logs, err := h.server.Logs(t.Context(), n.id, &protocol.LogsRequest{MemberId: "m1"})
+		logs, err := h.server.Logs(t.Context(), n.id, "org", &protocol.LogsRequest{MemberId: "m1"})
 		require.NoError(t, err)
+		require.NoError(t, logs.Close())
+	}
+	for _, logs := range followed {
 		require.NoError(t, logs.Close())
 	}
 }
@@ -301,7 +317,7 @@ func TestUnauthorisedCallersChangeNoNode(t *testing.T) {
 func revoke(t *testing.T, h *hub, keyID string) {
 	t.Helper()
 	_, err := trust.Revoke(trust.RevokeOptions{
-		DataDir: h.trustInit.DataDir, RootKeyFile: filepath.Join(h.trustInit.OfflineDir, trust.RootKeyFile), Passphrase: passphrase, KeyID: keyID, Now: time.Now(),
+		DataDir: h.trustInit.DataDir, Root: trust.RootKey(filepath.Join(h.trustInit.OfflineDir, trust.RootKeyFile), passphrase), KeyID: keyID, Now: time.Now(),
 	})
 	require.NoError(t, err)
 	h.resync.Wake()
@@ -326,6 +342,42 @@ func TestRevocationReachesTheNodeAndEveryStateIsSignedAnew(t *testing.T) {
 	second, _ := l.state(0)
 	require.Equal(t, first.GetGeneration()+1, second.GetGeneration())
 	require.Equal(t, uint64(2), second.GetMinBundleVersion())
+}
+
+// The root changes twice while a node is away: the hub leads it from one bundle to the next.
+func TestANodeThatMissedTwoRotationsOfTheRootIsLedThroughBoth(t *testing.T) {
+	h := newHub(t)
+	n := h.enrol()
+	root := trust.RootKey(filepath.Join(h.trustInit.OfflineDir, trust.RootKeyFile), passphrase)
+	for _, file := range []string{"second.age", "third.age"} {
+		next := filepath.Join(h.trustInit.OfflineDir, file)
+		_, err := h.keys.Reload()
+		require.NoError(t, err)
+		_, err = trust.ChangeRoot(trust.ChangeRootOptions{
+			DataDir: h.trustInit.DataDir, Root: root, Add: []trust.NewRootKey{{File: next, Passphrase: passphrase}},
+			Retire: strings.TrimPrefix(h.keys.RootFingerprint(), protocol.FingerprintPrefix), Now: time.Now(), ScryptWorkFactor: 8,
+		})
+		require.NoError(t, err)
+		root = trust.RootKey(next, passphrase)
+	}
+	_, err := h.keys.Reload()
+	require.NoError(t, err)
+	l := n.connect(hello("i1"))
+	for version := uint64(2); version <= 3; version++ {
+		env := next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
+			return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
+		})
+		n.bundle, err = n.bundle.Succeed(env)
+		require.NoError(t, err)
+		require.Equal(t, version, n.bundle.Version())
+		require.NoError(t, l.control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Accepted{
+			Accepted: &protocol.Accepted{Document: "bundle", Epoch: 1, Generation: version},
+		}}))
+	}
+	fetched := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}, BundleVersion: 1}).GetBundle()
+	require.True(t, proto.Equal(h.keys.BundleAfter(1).Envelope(), fetched), "the step after the one that the node holds")
+	fetched = l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}}).GetBundle()
+	require.True(t, proto.Equal(h.keys.Bundle().Envelope(), fetched), "an older agent asks for the newest")
 }
 
 func sha(data []byte) []byte {

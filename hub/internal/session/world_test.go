@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
+	"github.com/gpuaas/gpuaas/hub/internal/event/eventtest"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
@@ -101,7 +102,9 @@ func (credentials) NodeCredential(nodeID, repository string, now time.Time) (*pr
 func newHub(t *testing.T) *hub {
 	t.Helper()
 	base := t.TempDir()
-	h := &hub{t: t, d: dbtest.New(t), trustInit: trust.InitOptions{
+	d := dbtest.New(t)
+	t.Cleanup(func() { eventtest.Conform(t, d) })
+	h := &hub{t: t, d: d, trustInit: trust.InitOptions{
 		DataDir: filepath.Join(base, "data"), OfflineDir: filepath.Join(base, "keys"), TrustDomain: "gpuaas.test", Passphrase: passphrase,
 		Now: time.Now(), ScryptWorkFactor: 8,
 	}}
@@ -120,7 +123,7 @@ func (h *hub) start() *hub {
 
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	certificate := &trust.Server{Keys: h.keys, TTL: 24 * time.Hour, Now: time.Now}
-	h.server = session.NewServer(session.Options{Bundle: h.keys.Bundle, Certificate: certificate.Certificate, Now: time.Now, Log: log})
+	h.server = session.NewServer(session.Options{Bundle: h.keys.Bundle, BundleAfter: h.keys.BundleAfter, Certificate: certificate.Certificate, Now: time.Now, Log: log})
 	h.dispatcher = dispatch.New(&dispatch.Dispatcher{DB: h.d, Keys: h.keys, Link: h.server, LeaseDuration: time.Hour, Now: h.now, Log: log})
 	poked := loop.New("dispatch", time.Hour, h.dispatcher.Woken, log)
 	h.resync = loop.New("resync", time.Hour, h.dispatcher.Resync, log)
@@ -186,7 +189,7 @@ func (h *hub) publish() {
 	require.NoError(h.t, err)
 	delegation, err := trust.Delegate(trust.DelegateOptions{
 		CatalogKeyFile: filepath.Join(h.trustInit.OfflineDir, trust.CatalogKeyFile), Passphrase: passphrase,
-		PublisherPEM: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), Prefixes: []string{"apps/"}, Now: now, TTL: time.Hour,
+		PublisherPEM: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), Prefixes: []string{"apps/"}, Now: now, TTL: 72 * time.Hour,
 	})
 	require.NoError(h.t, err)
 	_, err = (&command.RegisterPublisher{DB: h.d, Bundle: h.keys.Bundle}).Do(ctx, h.admin("publisher"), delegation)

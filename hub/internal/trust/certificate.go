@@ -40,10 +40,9 @@ const (
 	MaxCSRBytes = 16 << 10
 )
 
-// newAuthority makes a self-signed authority that may vouch only for SPIFFE ids of the trust domain. The node authority may
-// vouch for no host name and no address at all; the hub authority also signs the HTTPS certificate, whose names the operator
-// chooses.
-func newAuthority(key *ecdsa.PrivateKey, role, trustDomain string, now time.Time) (der []byte, keyID string, err error) {
+// newAuthority makes a self-signed authority. That of nodes may vouch only for SPIFFE ids of the trust domain, and for no host
+// name and no address at all. That of the hub also signs the HTTPS certificate, and may vouch only for the hosts.
+func newAuthority(key *ecdsa.PrivateKey, role, trustDomain string, hosts hostNames, now time.Time) (der []byte, keyID string, err error) {
 	template := &x509.Certificate{
 		SerialNumber:          big.NewInt(1),
 		Subject:               pkix.Name{CommonName: role + " of " + trustDomain},
@@ -53,11 +52,17 @@ func newAuthority(key *ecdsa.PrivateKey, role, trustDomain string, now time.Time
 		BasicConstraintsValid: true,
 		MaxPathLenZero:        true,
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-		PermittedURIDomains:   []string{trustDomain},
+		// Of all constraints of the certificate, not only of those on DNS names.
+		PermittedDNSDomainsCritical: true,
 	}
-	if role == protocol.RoleNodeCA {
-		// Critical only here: browsers know no constraints on URIs and would refuse the hub's authority for a critical one.
-		template.PermittedDNSDomainsCritical = true
+	switch role {
+	case protocol.RoleHubCA:
+		// No constraint on URIs: browsers know none and would refuse the authority for a critical one. Nodes compare the hub's
+		// SPIFFE id with the trust domain themselves (protocol.PeerID).
+		template.PermittedDNSDomains, template.PermittedIPRanges = hosts.dns, hosts.ips
+		template.PermittedDNSDomainsCritical = len(hosts.dns) > 0 || len(hosts.ips) > 0
+	case protocol.RoleNodeCA:
+		template.PermittedURIDomains = []string{trustDomain}
 		// An empty DNS constraint matches every name (RFC 5280, section 4.2.1.10).
 		template.ExcludedDNSDomains = []string{""}
 		template.ExcludedEmailAddresses = []string{""}
@@ -134,7 +139,7 @@ func (k *Keys) IssueNodeCertificate(csr *x509.CertificateRequest, nodeID string,
 }
 
 // IssueHubCertificate makes a key and a certificate for this hub's SPIFFE id and, where names are given, for HTTPS under
-// these DNS names and IP addresses. ECDSA, because browsers do not take Ed25519.
+// those of these DNS names and IP addresses that the authority permits: clients refuse a certificate for one other name in it. ECDSA, because browsers do not take Ed25519.
 func (k *Keys) IssueHubCertificate(names []string, ttl time.Duration, now time.Time) (*tls.Certificate, error) {
 	ttl = min(max(ttl, MinServerTTL), MaxServerTTL)
 	set := k.current()
@@ -149,7 +154,11 @@ func (k *Keys) IssueHubCertificate(names []string, ttl time.Duration, now time.T
 		URIs:        []*url.URL{protocol.HubSPIFFE(set.bundle.TrustDomain(), k.hubID)},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
+	permitted := hostsOf(set.hubCA.certificate)
 	for _, name := range names {
+		if !permitted.permit(name) {
+			continue
+		}
 		if ip := net.ParseIP(name); ip != nil {
 			template.IPAddresses = append(template.IPAddresses, ip)
 		} else {

@@ -4,9 +4,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"google.golang.org/protobuf/types/known/timestamppb"
-
-	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -17,10 +14,11 @@ const bundleLeap = 1000
 // EpochOptions says whose epoch ends.
 type EpochOptions struct {
 	// TrustDir holds keys and bundles: trust/ of the data directory, or what is to become that.
-	TrustDir    string
-	RootKeyFile string
-	Passphrase  string
-	Now         time.Time
+	TrustDir string
+	Root     RootKeys
+	Now      time.Time
+	// BundleTTL is how long the next bundle is current; 0 takes DefaultBundleTTL.
+	BundleTTL time.Duration
 }
 
 // NewEpoch signs the bundle with which a new order of states and leases begins (DESIGN §7.7), and makes new keys for both. What was
@@ -31,15 +29,17 @@ func NewEpoch(o EpochOptions) (protocol.Bundle, error) {
 	if err != nil {
 		return protocol.Bundle{}, err
 	}
-	root, err := readOffline(o.RootKeyFile, protocol.RoleRoot, o.Passphrase)
+	root, err := o.Root.open()
 	if err != nil {
 		return protocol.Bundle{}, err
 	}
-	defer clear(root)
-	next := bundle.Message()
-	next.Version += bundleLeap
+	defer wipe(root)
+	next, err := dated(bundle, o.Now, o.BundleTTL)
+	if err != nil {
+		return protocol.Bundle{}, err
+	}
+	next.Version = bundle.Version() + bundleLeap
 	next.Epoch++
-	next.IssuedAt = timestamppb.New(o.Now)
 	for i, role := range next.GetRoles() {
 		if role.GetName() != protocol.RoleState && role.GetName() != protocol.RoleLease {
 			continue
@@ -47,24 +47,17 @@ func NewEpoch(o EpochOptions) (protocol.Bundle, error) {
 		for _, k := range bundle.Keys(role.GetName()) {
 			next.RevokedKeyIds = append(next.RevokedKeyIds, k.GetKeyId())
 		}
-		fresh, err := newOnlineRole(dir, role.GetName(), next.GetTrustDomain(), o.Now)
+		fresh, err := newOnlineRole(dir, role.GetName(), next.GetTrustDomain(), hostNames{}, o.Now)
 		if err != nil {
 			return protocol.Bundle{}, err
 		}
 		next.Roles[i].Keys = append(next.Roles[i].Keys, fresh.GetKeys()...)
 	}
-	env, err := protocol.SignMessage(protocol.PayloadBundle, next, protocol.NewEd25519Signer(root))
+	succeeded, err := sign(bundle, next, root)
 	if err != nil {
 		return protocol.Bundle{}, err
 	}
-	succeeded, err := bundle.Succeed(env)
-	if err != nil {
-		return protocol.Bundle{}, fault.New(fault.Malformed, "root_key_wrong", "The root key in "+o.RootKeyFile+" is not the one of this hub's trust bundle.", err)
-	}
-	if err := writeBundle(dir, env, next.GetVersion()); err != nil {
-		return protocol.Bundle{}, fault.New(fault.Internal, "bundle_not_written", "The new trust bundle could not be written to "+dir+".", err)
-	}
-	return succeeded, nil
+	return succeeded, keep(dir, "", succeeded)
 }
 
 // Newest is the newest bundle of a trust directory.
@@ -78,11 +71,4 @@ func Newest(trustDir string) (protocol.Bundle, error) {
 		return protocol.Bundle{}, unreadable(trustDir, err)
 	}
 	return bundle, nil
-}
-
-// CheckRoot finds out, before anything is changed, whether the passphrase opens the root key.
-func CheckRoot(rootKeyFile, passphrase string) error {
-	root, err := readOffline(rootKeyFile, protocol.RoleRoot, passphrase)
-	clear(root)
-	return err
 }

@@ -6,7 +6,6 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"encoding/pem"
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -26,9 +25,6 @@ const (
 	CatalogKeyFile = "catalog.age"
 )
 
-// MinPassphraseBytes is the shortest passphrase that guards an offline key.
-const MinPassphraseBytes = 8
-
 // InitOptions says where the first keys go.
 type InitOptions struct {
 	DataDir string
@@ -36,7 +32,13 @@ type InitOptions struct {
 	OfflineDir  string
 	TrustDomain string
 	Passphrase  string
+	// ServerNames are the host names and addresses of the HTTPS server, Hostname that of this machine: the hub's authority may
+	// vouch for no others. Without ServerNames, it may for names below the trust domain and for private addresses.
+	ServerNames []string
+	Hostname    string
 	Now         time.Time
+	// BundleTTL is how long the first bundle is current; 0 takes DefaultBundleTTL.
+	BundleTTL time.Duration
 	// ScryptWorkFactor is log2 of the work for one guess of the passphrase; 0 takes age's default.
 	ScryptWorkFactor int
 }
@@ -58,8 +60,14 @@ func (o InitOptions) check() error {
 	if !trustDomainForm.MatchString(o.TrustDomain) || len(o.TrustDomain) > 253 {
 		return fault.New(fault.Malformed, "trust_domain_invalid", "The trust domain must be a lower-case DNS name with a dot, like gpuaas.internal.", nil)
 	}
-	if len(o.Passphrase) < MinPassphraseBytes {
-		return fault.New(fault.Malformed, "passphrase_short", fmt.Sprintf("The passphrase needs at least %d bytes.", MinPassphraseBytes), nil)
+	if err := CheckPassphrase(o.Passphrase); err != nil {
+		return err
+	}
+	if _, err := permittedHosts(o.ServerNames, o.Hostname, o.TrustDomain); err != nil {
+		return err
+	}
+	if _, err := bundleEnd(o.Now, o.BundleTTL); err != nil {
+		return err
 	}
 	in, err := inside(o.OfflineDir, o.DataDir)
 	if err != nil {
@@ -113,9 +121,13 @@ func makeKeys(o InitOptions, dir string) (InitResult, error) {
 	}
 	defer clear(catalog)
 
+	hosts, err := permittedHosts(o.ServerNames, o.Hostname, o.TrustDomain)
+	if err != nil {
+		return InitResult{}, err
+	}
 	roles := []*protocol.Role{edRole(protocol.RoleRoot, root), edRole(protocol.RoleCatalog, catalog)}
 	for _, role := range []string{protocol.RoleState, protocol.RoleLease, protocol.RoleNodeCA, protocol.RoleHubCA} {
-		r, err := newOnlineRole(dir, role, o.TrustDomain, o.Now)
+		r, err := newOnlineRole(dir, role, o.TrustDomain, hosts, o.Now)
 		if err != nil {
 			return InitResult{}, err
 		}
@@ -129,7 +141,13 @@ func makeKeys(o InitOptions, dir string) (InitResult, error) {
 		return InitResult{}, err
 	}
 
-	bundle := &protocol.TrustBundle{TrustDomain: o.TrustDomain, Version: 1, Epoch: 1, Roles: roles, IssuedAt: timestamppb.New(o.Now)}
+	expires, err := bundleEnd(o.Now, o.BundleTTL)
+	if err != nil {
+		return InitResult{}, err
+	}
+	bundle := &protocol.TrustBundle{
+		TrustDomain: o.TrustDomain, Version: 1, Epoch: 1, Roles: roles, IssuedAt: timestamppb.New(o.Now), ExpiresAt: expires,
+	}
 	env, err := protocol.SignMessage(protocol.PayloadBundle, bundle, protocol.NewEd25519Signer(root))
 	if err != nil {
 		return InitResult{}, err
@@ -173,7 +191,7 @@ func edRole(name string, key ed25519.PrivateKey) *protocol.Role {
 }
 
 // newOnlineRole makes a key or an authority and writes it to the trust directory.
-func newOnlineRole(dir, role, trustDomain string, now time.Time) (*protocol.Role, error) {
+func newOnlineRole(dir, role, trustDomain string, hosts hostNames, now time.Time) (*protocol.Role, error) {
 	if role != protocol.RoleNodeCA && role != protocol.RoleHubCA {
 		_, key, err := ed25519.GenerateKey(rand.Reader)
 		if err != nil {
@@ -186,7 +204,7 @@ func newOnlineRole(dir, role, trustDomain string, now time.Time) (*protocol.Role
 	if err != nil {
 		return nil, err
 	}
-	cert, keyID, err := newAuthority(key, role, trustDomain, now)
+	cert, keyID, err := newAuthority(key, role, trustDomain, hosts, now)
 	if err != nil {
 		return nil, err
 	}

@@ -85,27 +85,29 @@ func checkPrefixes(orgSlug string, prefixes []string) error {
 
 // RevokeOptions says which key no longer counts.
 type RevokeOptions struct {
-	DataDir     string
-	RootKeyFile string
-	Passphrase  string
-	KeyID       string
-	Now         time.Time
-	// CatalogKeyFile is where a new catalog key goes when the catalog key is the revoked one; empty otherwise.
+	DataDir string
+	Root    RootKeys
+	KeyID   string
+	Now     time.Time
+	// BundleTTL is how long the next bundle is current; 0 takes DefaultBundleTTL.
+	BundleTTL time.Duration
+	// CatalogKeyFile is where a new catalog key goes when the catalog key is the revoked one; empty otherwise. The first root
+	// passphrase guards it.
 	CatalogKeyFile   string
 	ScryptWorkFactor int
+	// ServerNames and Hostname constrain a new hub authority (InitOptions). Without ServerNames it may vouch for what the old one
+	// may.
+	ServerNames []string
+	Hostname    string
 }
 
 // Revoke signs the next trust bundle: the key is on its revocation list, and a key of one of the hub's roles is replaced by a
 // new one. A running hub notices by itself.
 func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 	dir := filepath.Join(o.DataDir, trustDirName)
-	fingerprint, err := readLine(filepath.Join(dir, rootFingerprintFile))
+	bundle, err := Newest(dir)
 	if err != nil {
-		return protocol.Bundle{}, unreadable(dir, err)
-	}
-	bundle, err := newestBundle(dir, fingerprint)
-	if err != nil {
-		return protocol.Bundle{}, unreadable(dir, err)
+		return protocol.Bundle{}, err
 	}
 	if len(o.KeyID) != len(protocol.KeyID(make([]byte, ed25519.PublicKeySize))) {
 		return protocol.Bundle{}, fault.New(fault.Malformed, "key_id_invalid", "A key id is 64 hex digits; `gpuaas-hub trust show` lists those in use.", nil)
@@ -113,29 +115,21 @@ func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 	if bundle.Revoked(o.KeyID) {
 		return protocol.Bundle{}, fault.New(fault.Conflict, "key_revoked_already", "This key was revoked already.", nil)
 	}
-	root, err := readOffline(o.RootKeyFile, protocol.RoleRoot, o.Passphrase)
+	root, err := o.Root.open()
 	if err != nil {
 		return protocol.Bundle{}, err
 	}
-	defer clear(root)
+	defer wipe(root)
 	next, retired, err := o.successor(dir, bundle)
 	if err != nil {
 		return protocol.Bundle{}, err
 	}
-	env, err := protocol.SignMessage(protocol.PayloadBundle, next, protocol.NewEd25519Signer(root))
+	succeeded, err := sign(bundle, next, root)
 	if err != nil {
 		return protocol.Bundle{}, err
 	}
-	// Checked before it is written: a bundle that nodes refuse must never reach the disk.
-	succeeded, err := bundle.Succeed(env)
-	if err != nil {
-		return protocol.Bundle{}, fault.New(fault.Malformed, "root_key_wrong", "The root key in "+o.RootKeyFile+" is not the one of this hub's trust bundle.", err)
-	}
-	if err := writeBundle(dir, env, next.GetVersion()); err != nil {
-		return protocol.Bundle{}, fault.New(fault.Internal, "bundle_not_written", "The new trust bundle could not be written to "+dir+".", err)
-	}
-	if err := writeCA(o.DataDir, next); err != nil {
-		return protocol.Bundle{}, fault.New(fault.Internal, "ca_not_written", "The file "+CAFile+" could not be replaced in "+o.DataDir+".", err)
+	if err := keep(dir, o.DataDir, succeeded); err != nil {
+		return protocol.Bundle{}, err
 	}
 	if retired != "" {
 		if err := os.Remove(retired); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -147,9 +141,9 @@ func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 
 // successor builds the next bundle and returns the file of the key that it makes useless.
 func (o RevokeOptions) successor(dir string, bundle protocol.Bundle) (next *protocol.TrustBundle, retired string, err error) {
-	next = bundle.Message()
-	next.Version++
-	next.IssuedAt = timestamppb.New(o.Now)
+	if next, err = dated(bundle, o.Now, o.BundleTTL); err != nil {
+		return nil, "", err
+	}
 	next.RevokedKeyIds = append(next.RevokedKeyIds, o.KeyID)
 	for i, role := range next.GetRoles() {
 		if !slices.ContainsFunc(role.GetKeys(), func(k *protocol.PublicKey) bool { return k.GetKeyId() == o.KeyID }) {
@@ -158,11 +152,15 @@ func (o RevokeOptions) successor(dir string, bundle protocol.Bundle) (next *prot
 		var fresh *protocol.Role
 		switch role.GetName() {
 		case protocol.RoleRoot:
-			return nil, "", fault.New(fault.Unprocessable, "root_key_irrevocable", "The only root key cannot revoke itself: start a new trust domain.", nil)
+			return nil, "", fault.New(fault.Unprocessable, "root_key_irrevocable", "A root key is replaced with `gpuaas-hub trust rotate-root`.", nil)
 		case protocol.RoleCatalog:
 			fresh, err = o.newCatalog()
 		default:
-			fresh, err = newOnlineRole(dir, role.GetName(), next.GetTrustDomain(), o.Now)
+			var hosts hostNames
+			if hosts, err = o.hosts(role, next.GetTrustDomain()); err != nil {
+				return nil, "", err
+			}
+			fresh, err = newOnlineRole(dir, role.GetName(), next.GetTrustDomain(), hosts, o.Now)
 			retired = keyPath(dir, role.GetName(), o.KeyID)
 		}
 		if err != nil {
@@ -172,6 +170,26 @@ func (o RevokeOptions) successor(dir string, bundle protocol.Bundle) (next *prot
 		next.Roles[i].Keys = append(next.Roles[i].Keys, fresh.GetKeys()...)
 	}
 	return next, retired, nil
+}
+
+// hosts is what the authority that takes the place of the role's revoked one may vouch for.
+func (o RevokeOptions) hosts(role *protocol.Role, trustDomain string) (hostNames, error) {
+	if role.GetName() != protocol.RoleHubCA {
+		return hostNames{}, nil
+	}
+	if len(o.ServerNames) > 0 {
+		return permittedHosts(o.ServerNames, o.Hostname, trustDomain)
+	}
+	for _, k := range role.GetKeys() {
+		if k.GetKeyId() == o.KeyID {
+			old, err := x509.ParseCertificate(k.GetCertificate())
+			if err != nil {
+				return hostNames{}, err
+			}
+			return hostsOf(old), nil
+		}
+	}
+	return hostNames{}, nil
 }
 
 func (o RevokeOptions) newCatalog() (*protocol.Role, error) {
@@ -186,7 +204,7 @@ func (o RevokeOptions) newCatalog() (*protocol.Role, error) {
 		return nil, err
 	}
 	defer clear(key)
-	if err := writeOffline(o.CatalogKeyFile, protocol.RoleCatalog, key, o.Passphrase, o.ScryptWorkFactor); err != nil {
+	if err := writeOffline(o.CatalogKeyFile, protocol.RoleCatalog, key, o.Root.Passphrases[0], o.ScryptWorkFactor); err != nil {
 		return nil, fault.New(fault.Internal, "catalog_key_not_written", "The new catalog key could not be written to "+o.CatalogKeyFile+": the file must not exist yet.", err)
 	}
 	return edRole(protocol.RoleCatalog, key), nil

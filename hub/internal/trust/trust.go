@@ -4,7 +4,7 @@
 // Layout of the data directory (private files are 0600 and lie in a directory of mode 0700):
 //
 //	trust/hub-id                 this hub's id
-//	trust/root-fingerprint       what operators write into cloud-init
+//	trust/root-fingerprint       the pin of the first bundle; each later one succeeds the one before it
 //	trust/bundle-000001.json     the signed trust bundles, DSSE JSON
 //	trust/state-<key id>.key     online keys: state, lease, token (Ed25519, PKCS #8)
 //	trust/node-ca-<key id>.key   the two certificate authorities (ECDSA P-256, PKCS #8), each with its .crt beside it
@@ -146,8 +146,8 @@ func (k *Keys) current() keySet {
 // HubID is this hub's id, in its SPIFFE id.
 func (k *Keys) HubID() string { return k.hubID }
 
-// RootFingerprint is what a node is given to trust this hub.
-func (k *Keys) RootFingerprint() string { return k.fingerprint }
+// RootFingerprint pins the present root: what a node that joins now is given to trust this hub.
+func (k *Keys) RootFingerprint() string { return k.Bundle().Pin() }
 
 // Bundle is the newest trust bundle.
 func (k *Keys) Bundle() protocol.Bundle { return k.current().bundle }

@@ -156,7 +156,8 @@ func TestInitRefuses(t *testing.T) {
 	}{
 		"offline inside":              {func(o *InitOptions) { o.OfflineDir = filepath.Join(o.DataDir, "off") }, "offline_dir_inside"},
 		"offline is the data dir":     {func(o *InitOptions) { o.OfflineDir = o.DataDir }, "offline_dir_inside"},
-		"short passphrase":            {func(o *InitOptions) { o.Passphrase = "1234567" }, "passphrase_short"},
+		"short passphrase":            {func(o *InitOptions) { o.Passphrase = "123456789012345" }, "passphrase_short"},
+		"a name that is none":         {func(o *InitOptions) { o.ServerNames = []string{"hub example"} }, "tls_name_invalid"},
 		"trust domain without a dot":  {func(o *InitOptions) { o.TrustDomain = "localhost" }, "trust_domain_invalid"},
 		"trust domain in upper case":  {func(o *InitOptions) { o.TrustDomain = "Gpuaas.test" }, "trust_domain_invalid"},
 		"offline inside after a link": {func(o *InitOptions) { o.OfflineDir = filepath.Join(link, "off") }, "offline_dir_inside"},
@@ -247,7 +248,7 @@ func TestHTTPSCertificateServesItsNamesAndIsRenewedAtHalfLife(t *testing.T) {
 	keys, err := Open(o.DataDir)
 	require.NoError(t, err)
 	now := start
-	server := &Server{Keys: keys, Names: []string{"127.0.0.1", "hub.example"}, TTL: time.Hour, Now: func() time.Time { return now }}
+	server := &Server{Keys: keys, Names: []string{"127.0.0.1", "hub.gpuaas.test"}, TTL: time.Hour, Now: func() time.Time { return now }}
 
 	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
 		MinVersion: tls.VersionTLS13, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return server.Certificate() },
@@ -277,7 +278,7 @@ func TestHTTPSCertificateServesItsNamesAndIsRenewedAtHalfLife(t *testing.T) {
 	renewed, err := server.Certificate()
 	require.NoError(t, err)
 	require.NotSame(t, first, renewed)
-	require.Contains(t, renewed.Leaf.DNSNames, "hub.example")
+	require.Contains(t, renewed.Leaf.DNSNames, "hub.gpuaas.test")
 }
 
 func publisher(t *testing.T) (ed25519.PrivateKey, []byte) {
@@ -332,7 +333,7 @@ func TestRevokedStateKeyIsReplacedAndRefusedByItsName(t *testing.T) {
 	old, lease := keys.State(), keys.Lease().KeyID()
 	held := keys.Bundle()
 
-	_, err = Revoke(RevokeOptions{DataDir: o.DataDir, RootKeyFile: result.RootKeyFile, Passphrase: passphrase, KeyID: old.KeyID(), Now: start.Add(time.Hour)})
+	_, err = Revoke(RevokeOptions{DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), KeyID: old.KeyID(), Now: start.Add(time.Hour)})
 	require.NoError(t, err)
 	changed, err := keys.Reload()
 	require.NoError(t, err)
@@ -361,7 +362,7 @@ func TestRevokedStateKeyIsReplacedAndRefusedByItsName(t *testing.T) {
 	paths, err := filepath.Glob(filepath.Join(o.DataDir, trustDirName, "state-*.key"))
 	require.NoError(t, err)
 	require.Len(t, paths, 1, "the revoked key is gone from the disk")
-	_, err = Revoke(RevokeOptions{DataDir: o.DataDir, RootKeyFile: result.RootKeyFile, Passphrase: passphrase, KeyID: old.KeyID(), Now: start})
+	_, err = Revoke(RevokeOptions{DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), KeyID: old.KeyID(), Now: start})
 	require.Equal(t, "key_revoked_already", code(t, err))
 }
 
@@ -375,7 +376,7 @@ func TestRevokingAnAuthorityReplacesTheClientsFile(t *testing.T) {
 	first, err := server.Certificate()
 	require.NoError(t, err)
 	id := keys.Bundle().Keys(protocol.RoleHubCA)[0].GetKeyId()
-	_, err = Revoke(RevokeOptions{DataDir: o.DataDir, RootKeyFile: result.RootKeyFile, Passphrase: passphrase, KeyID: id, Now: start})
+	_, err = Revoke(RevokeOptions{DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), KeyID: id, Now: start})
 	require.NoError(t, err)
 	_, err = keys.Reload()
 	require.NoError(t, err)

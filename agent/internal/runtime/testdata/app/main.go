@@ -57,6 +57,30 @@ func main() {
 			all = append(all, b)
 		}
 		fmt.Println(len(all))
+	case "fill", "fill-removed": // a file of so many megabytes, which is removed while it is held open
+		file, err := os.Create(os.Args[2])
+		check(err)
+		if os.Args[1] == "fill-removed" {
+			check(os.Remove(os.Args[2]))
+		}
+		for range number(3) {
+			_, err := file.Write(make([]byte, 1<<20))
+			check(err)
+		}
+		check(file.Sync())
+		fmt.Println("filled")
+		forever()
+	case "deep": // directories in one another
+		for range number(2) {
+			check(os.Mkdir("d", 0o700))
+			check(os.Chdir("d"))
+		}
+		fmt.Println("made")
+		forever()
+	case "shout":
+		for line := make([]byte, 1<<20); ; {
+			_, _ = os.Stdout.Write(line)
+		}
 	case "spin":
 		fmt.Println("ready")
 		for {

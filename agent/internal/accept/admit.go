@@ -1,0 +1,88 @@
+package accept
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Features lists what a workload may need and this agent has.
+func Features() []string { return []string{protocol.FeatureSingleService} }
+
+// Judge decides whether the publisher's signed manifest admits this very workload on this agent, and whether its own manifest
+// admits the fallback that it carries. Both are judged as of the time at which their revision was first named, with keys that are not
+// revoked now. bundles are those that the node has accepted, the present one last; issued is when the state was signed.
+func Judge(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time) state.Verdict {
+	v := judgeOne(w, bundles, issued)
+	if back := w.GetFallback(); back != nil {
+		same := back.GetId() == w.GetId() && back.GetInstanceId() == w.GetInstanceId() && back.GetAppSlug() == w.GetAppSlug() && back.GetOrgSlug() == w.GetOrgSlug()
+		v.FallbackAdmitted = same && back.GetRevision() < w.GetRevision() && judgeOne(back, bundles, issued).Admitted
+	}
+	return v
+}
+
+func judgeOne(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time) state.Verdict {
+	var present protocol.Bundle
+	if len(bundles) > 0 {
+		present = bundles[len(bundles)-1]
+	}
+	v := state.Verdict{BundleVersion: present.Version()}
+	for _, f := range w.GetFeatures() {
+		if !slices.Contains(Features(), f) {
+			v.Reason, v.Detail = "feature_missing", "this agent lacks the feature "+f
+			return v
+		}
+	}
+	verified, err := verifyManifest(w, bundles, judgedAt(w, issued))
+	if err == nil {
+		err = manifest.Admits(verified, w)
+	}
+	if err != nil {
+		v.Reason, v.Detail = "manifest_not_admitted", publicText(err)
+		return v
+	}
+	v.Admitted = true
+	return v
+}
+
+// judgedAt is when the revision was first named, but not after the state that names it was signed.
+func judgedAt(w *protocol.Workload, issued time.Time) time.Time {
+	if named := w.GetFirstNamedAt(); named != nil && named.IsValid() && named.AsTime().Before(issued) {
+		return named.AsTime()
+	}
+	return issued
+}
+
+// verifyManifest tries the present bundle, then the earlier one that was in force at the time: a catalog key that was rotated out
+// since, and not revoked, still vouches for what was admitted then.
+func verifyManifest(w *protocol.Workload, bundles []protocol.Bundle, at time.Time) (manifest.Verified, error) {
+	if len(bundles) == 0 {
+		return manifest.Verified{}, protocol.Refuse(protocol.RefusalSignature, "there is no trust bundle")
+	}
+	present := bundles[len(bundles)-1]
+	v, err := manifest.Verify(w.GetManifest(), w.GetDelegation(), present, at)
+	for i := len(bundles) - 2; err != nil && i >= 0 && at.Before(bundles[i+1].IssuedAt()); i-- {
+		if earlier, ok := manifest.Verify(w.GetManifest(), w.GetDelegation(), bundles[i].Under(present), at); ok == nil {
+			return earlier, nil
+		}
+	}
+	return v, err
+}
+
+// publicText is what may be shown of an error.
+func publicText(err error) string {
+	if protocol.RefusalOf(err) != protocol.RefusalMalformed {
+		return protocol.RefusalOf(err) + ": " + protocol.RefusalDetail(err)
+	}
+	f := fault.As(err)
+	text := []string{f.Public}
+	for _, field := range f.Fields {
+		text = append(text, field.Pointer+" "+field.Reason+".")
+	}
+	return strings.Join(text, " ")
+}

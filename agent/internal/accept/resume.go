@@ -1,0 +1,264 @@
+package accept
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Resume verifies what the store holds from the pinned root on: the chain of trust bundles, the state and whose it is, the digest of each
+// document, the leases. What does not verify is set aside. Call it once, before anything looks at the store. stored is the pin that the
+// node was enrolled with; given, which may be empty, is one that the operator gives now.
+func Resume(store *state.Store, stored, given string, node protocol.NodeIdentity) error {
+	docs := store.Stored()
+	r := &resumption{node: node, out: state.Resumed{Unverified: map[string]string{}}}
+	if err := r.pin(docs.Bundles, stored, given); err != nil {
+		return err
+	}
+	r.bundles(docs.Bundles)
+	r.newestBundle(docs)
+	r.state(docs)
+	r.leases(docs.Leases)
+	return store.Resume(r.out)
+}
+
+type resumption struct {
+	node protocol.NodeIdentity
+	pins []string
+	out  state.Resumed
+}
+
+// pin takes the pins that the first bundle has to satisfy. One that the operator gives now may have another form than the stored one,
+// but must name the same root.
+func (r *resumption) pin(bundles []state.Document, stored, given string) error {
+	for _, p := range []string{stored, given} {
+		if p != "" {
+			r.pins = append(r.pins, p)
+		}
+	}
+	one, errOne := protocol.NormalizePin(stored)
+	other, errOther := protocol.NormalizePin(given)
+	if stored == "" || given == "" || errOne == nil && errOther == nil && one == other {
+		return nil
+	}
+	for _, doc := range bundles {
+		env, err := doc.Envelope()
+		if err != nil {
+			continue
+		}
+		_, byStored := protocol.VerifyBundle(env, stored)
+		if _, byGiven := protocol.VerifyBundle(env, given); byStored == nil && byGiven == nil {
+			return nil
+		}
+	}
+	return fault.New(fault.Conflict, "root_fingerprint_mismatch",
+		"This node was enrolled under the root "+stored+", and --root-fingerprint names "+given+". Give the root that it was enrolled under, or leave the flag away.", nil).Lasting()
+}
+
+// bundles follows the chain. The present bundle is the last: where that does not verify, nothing does, because an earlier one does not
+// know what was revoked since.
+func (r *resumption) bundles(docs []state.Document) {
+	var chain []protocol.Bundle
+	for i, doc := range docs {
+		b, err := r.bundle(chain, doc)
+		if err == nil {
+			chain = append(chain, b)
+			continue
+		}
+		r.out.Unverified[doc.Key] = reason(err)
+		if i == len(docs)-1 {
+			chain = nil
+		}
+	}
+	r.out.Bundles = chain
+}
+
+// newestBundle refuses a chain whose end was lost.
+func (r *resumption) newestBundle(docs state.Stored) {
+	key, version := state.BundleKey, uint64(0)
+	if len(r.out.Bundles) > 0 {
+		key, version = docs.Bundles[len(docs.Bundles)-1].Key, r.out.Bundles[len(r.out.Bundles)-1].Version()
+	}
+	if err := docs.Highest.Bundle(version); err != nil && (version > 0 || len(docs.Bundles) == 0) {
+		r.out.Bundles, r.out.Unverified[key] = nil, reason(err)
+	}
+}
+
+func (r *resumption) bundle(chain []protocol.Bundle, doc state.Document) (b protocol.Bundle, err error) {
+	env, err := doc.Envelope()
+	if err != nil {
+		return b, err
+	}
+	if len(chain) > 0 {
+		if b, err = chain[len(chain)-1].Succeed(env); err == nil {
+			return b, nil
+		}
+	}
+	if len(r.pins) == 0 {
+		return b, protocol.Refuse(protocol.RefusalSignature, "this node has no pinned root")
+	}
+	for _, p := range r.pins {
+		if b, err = protocol.VerifyBundle(env, p); err != nil {
+			return protocol.Bundle{}, err
+		}
+	}
+	return b, nil
+}
+
+// under tries the present bundle, then those before it, each without the keys that are revoked by now: what was accepted stays accepted
+// when its key is rotated out.
+func (r *resumption) under(verify func(protocol.Bundle) error) error {
+	if len(r.out.Bundles) == 0 {
+		return protocol.Refuse(protocol.RefusalSignature, "there is no trust bundle that verifies")
+	}
+	present := r.out.Bundles[len(r.out.Bundles)-1]
+	err := verify(present)
+	for _, b := range slices.Backward(r.out.Bundles[:len(r.out.Bundles)-1]) {
+		if err == nil || verify(b.Under(present)) == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+func (r *resumption) state(docs state.Stored) {
+	for _, doc := range docs.State {
+		env, err := doc.Envelope()
+		if err == nil {
+			err = r.under(func(b protocol.Bundle) (err error) {
+				r.out.State, err = protocol.VerifyState(env, b, r.node)
+				return err
+			})
+		}
+		if err == nil {
+			err = newestState(r.out.State.Message(), docs)
+		}
+		if err != nil {
+			r.out.State, r.out.Unverified[doc.Key] = protocol.Verified[*protocol.DesiredState]{}, reason(err)
+		}
+	}
+	if err := docs.Highest.State(0, 0); err != nil && len(docs.State) == 0 {
+		r.out.Unverified[state.StateKey] = reason(err)
+	}
+	named := map[string]bool{}
+	if r.out.State.OK() {
+		for _, ref := range r.out.State.Message().GetParts() {
+			named[string(ref.GetSha256())] = true
+		}
+	}
+	for _, doc := range docs.Parts {
+		sum := sha256.Sum256(doc.Raw)
+		if _, digest, _ := strings.Cut(doc.Key, "/"); digest != hex.EncodeToString(sum[:]) {
+			r.out.Unverified[doc.Key] = protocol.RefusalPartDigest + ": the document has another digest than the one it is kept under"
+			continue
+		}
+		if !named[string(sum[:])] {
+			continue // of another state
+		}
+		if _, err := protocol.VerifyPart(r.out.State, doc.Raw); err != nil {
+			r.out.Unverified[doc.Key] = reason(err)
+			continue
+		}
+		r.out.Parts = append(r.out.Parts, doc.Raw)
+	}
+}
+
+// newestState refuses a state after which the node has accepted another one, or may have.
+func newestState(d *protocol.DesiredState, docs state.Stored) error {
+	if docs.HighestAltered {
+		return protocol.Refuse(protocol.RefusalOlder, "the record of the highest accepted generation is missing or altered")
+	}
+	return docs.Highest.State(d.GetEpoch(), d.GetGeneration())
+}
+
+func (r *resumption) leases(docs []state.Document) {
+	for _, doc := range docs {
+		env, err := doc.Envelope()
+		var v protocol.Verified[*protocol.LeaseBatch]
+		if err == nil {
+			err = r.under(func(b protocol.Bundle) (err error) {
+				v, err = protocol.VerifyLeases(env, b, r.node)
+				return err
+			})
+		}
+		if err != nil {
+			r.out.Unverified[doc.Key] = reason(err)
+			continue
+		}
+		r.out.Leases = append(r.out.Leases, v)
+	}
+}
+
+func reason(err error) string { return protocol.RefusalOf(err) + ": " + protocol.RefusalDetail(err) }
+
+// Check is one thing that Verify looked at.
+type Check struct {
+	// Subject is a document or a member.
+	Subject string
+	What    string
+	Err     error
+}
+
+// Verify looks anew at all that the store holds: signatures, digests and admissions.
+func Verify(store *state.Store, node protocol.NodeIdentity) ([]Check, error) {
+	checks := []Check{}
+	note := func(subject, what string, err error) { checks = append(checks, Check{subject, what, err}) }
+	bundles, accepted := store.Bundles(), store.Accepted()
+	var err error
+	if len(bundles) == 0 {
+		err = protocol.Refuse(protocol.RefusalSignature, "there is no trust bundle")
+	}
+	note("trust bundle", "is signed by its root", err)
+	r := &resumption{node: node, out: state.Resumed{Bundles: bundles}}
+	stateEnv, leases := store.Signed()
+	if stateEnv != nil {
+		note("desired state", "is signed and for this node", r.under(func(b protocol.Bundle) error {
+			_, err := protocol.VerifyState(stateEnv, b, node)
+			return err
+		}))
+	}
+	for _, env := range leases {
+		note("leases", "are signed and for this node", r.under(func(b protocol.Bundle) error {
+			_, err := protocol.VerifyLeases(env, b, node)
+			return err
+		}))
+	}
+	documents, err := store.Documents()
+	if err != nil {
+		return nil, err
+	}
+	named := map[[sha256.Size]byte]bool{}
+	for _, p := range accepted.Parts {
+		named[p.SHA256] = true
+	}
+	for _, raw := range documents {
+		w := &protocol.Workload{}
+		if err := proto.Unmarshal(raw, w); err != nil || !named[sha256.Sum256(raw)] {
+			note("document of "+w.GetId(), "has the digest that the state names", protocol.Refuse(protocol.RefusalPartDigest, "the stored document was altered"))
+			continue
+		}
+		v := Judge(w, bundles, accepted.IssuedAt)
+		var err error
+		if !v.Admitted {
+			err = protocol.Refuse(v.Reason, "%s", v.Detail)
+		}
+		note(w.GetId(), "is admitted by its publisher's manifest", err)
+	}
+	for _, p := range accepted.Parts {
+		if p.Workload == nil {
+			note(p.MemberID, "document is here", fault.New(fault.NotFound, "document_missing", "The document has not come yet.", nil))
+		}
+	}
+	for key, why := range store.Unverified() {
+		code, detail, _ := strings.Cut(why, ": ")
+		note("stored "+key, "verified when the agent started", protocol.Refuse(code, "%s", detail))
+	}
+	return checks, nil
+}

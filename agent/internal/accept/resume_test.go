@@ -1,0 +1,130 @@
+package accept_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
+	"github.com/gpuaas/gpuaas/agent/internal/accept/accepttest"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func reopen(t testing.TB, dir string, s *state.Store) *state.Store {
+	t.Helper()
+	if s != nil {
+		require.NoError(t, s.Close())
+	}
+	s, err := state.Open(filepath.Join(dir, "state"), state.Options{MinFreeBytes: 1})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func TestTheStoredChainLeadsFromThePinnedRootOverItsRotations(t *testing.T) {
+	m, dir := accepttest.New(t, noon), t.TempDir()
+	pin := m.Pin()
+	s := reopen(t, dir, nil)
+	require.NoError(t, accept.Resume(s, pin, "", m.Node()))
+	require.NoError(t, s.InitBundle(m.Bundle()))
+	for range 3 * state.MaxBundles {
+		former := m.Root
+		if len(m.Bundles)%5 == 0 {
+			m.Root = accepttest.Key(t)
+			require.NoError(t, s.AcceptBundle(m.RotatedBundle(noon, former).Envelope()))
+		} else {
+			require.NoError(t, s.AcceptBundle(m.NextBundle(noon).Envelope()))
+		}
+	}
+	require.Less(t, len(s.Bundles()), 2*state.MaxBundles, "links that the way does not need are dropped")
+	s = reopen(t, dir, s)
+	require.NoError(t, accept.Resume(s, pin, "", m.Node()))
+	require.Empty(t, s.Unverified())
+	require.Equal(t, m.Bundle().Version(), s.Bundle().Version())
+
+	stranger := accepttest.New(t, noon)
+	s = reopen(t, dir, s)
+	require.NoError(t, accept.Resume(s, stranger.Pin(), "", m.Node()))
+	require.False(t, s.Bundle().Valid(), "no chain leads there from another root")
+	require.NotEmpty(t, s.Unverified())
+}
+
+func TestAPinThatIsGivenAtTheStartMustNameTheRootOfTheEnrolment(t *testing.T) {
+	m, dir := accepttest.New(t, noon), t.TempDir()
+	s := reopen(t, dir, nil)
+	require.NoError(t, s.InitBundle(m.Bundle()))
+	root := m.Bundle().Message().GetRoles()[0]
+	for _, r := range m.Bundle().Message().GetRoles() {
+		if r.GetName() == protocol.RoleRoot {
+			root = r
+		}
+	}
+	s = reopen(t, dir, s)
+	require.NoError(t, accept.Resume(s, m.Pin(), protocol.RootRoleDigest(root), m.Node()), "another form of the same")
+	require.True(t, s.Bundle().Valid())
+	s = reopen(t, dir, s)
+	err := accept.Resume(s, m.Pin(), accepttest.New(t, noon).Pin(), m.Node())
+	require.Equal(t, "root_fingerprint_mismatch", fault.As(err).Code)
+}
+
+func TestAStoredStateOfARevokedKeyStartsNothing(t *testing.T) {
+	m, dir := accepttest.New(t, noon), t.TempDir()
+	s := reopen(t, dir, nil)
+	require.NoError(t, s.InitBundle(m.Bundle()))
+	acceptor := accept.Acceptor{Store: s, Node: m.Node}
+	env, parts := m.Desired(1, m.Workload("a", 1))
+	_, err := acceptor.State(env, parts)
+	require.NoError(t, err)
+	old := m.State
+	m.State = accepttest.Key(t)
+	_, err = acceptor.Bundle(m.NextBundle(noon).Envelope())
+	require.NoError(t, err)
+	s = reopen(t, dir, s)
+	require.NoError(t, accept.Resume(s, m.Pin(), "", m.Node()))
+	require.EqualValues(t, 1, s.Accepted().Generation, "a key that was rotated out vouches for what was accepted")
+
+	require.NoError(t, s.AcceptBundle(m.NextBundle(noon, accepttest.KeyID(old)).Envelope()))
+	s = reopen(t, dir, s)
+	require.NoError(t, accept.Resume(s, m.Pin(), "", m.Node()))
+	require.Zero(t, s.Accepted().Generation)
+	require.Contains(t, s.Unverified()["state"], protocol.RefusalSignature)
+}
+
+// BenchmarkStart is what a start costs before the first look: the store is opened, all is verified, and every workload is judged.
+func BenchmarkStart(b *testing.B) {
+	for _, parts := range []int{20, protocol.MaxParts} {
+		b.Run(fmt.Sprint(parts), func(b *testing.B) {
+			m, dir := accepttest.New(b, noon), b.TempDir()
+			s := reopen(b, dir, nil)
+			require.NoError(b, s.InitBundle(m.Bundle()))
+			var workloads []*protocol.Workload
+			var ids []string
+			for i := range parts {
+				ids = append(ids, fmt.Sprintf("member-%04d", i))
+				workloads = append(workloads, m.Workload(ids[i], 1))
+			}
+			acceptor := accept.Acceptor{Store: s, Node: m.Node}
+			env, documents := m.Desired(1, workloads...)
+			_, err := acceptor.State(env, documents)
+			require.NoError(b, err)
+			_, err = acceptor.Leases(m.Leases(s.Incarnation(), 1, ids...))
+			require.NoError(b, err)
+			require.NoError(b, s.Close())
+			for b.Loop() {
+				s, err := state.Open(filepath.Join(dir, "state"), state.Options{MinFreeBytes: 1})
+				require.NoError(b, err)
+				require.NoError(b, accept.Resume(s, m.Pin(), "", m.Node()))
+				accepted, bundles := s.Accepted(), s.Bundles()
+				for _, p := range accepted.Parts {
+					require.True(b, accept.Judge(p.Workload, bundles, accepted.IssuedAt).Admitted)
+				}
+				require.Empty(b, s.Unverified())
+				require.NoError(b, s.Close())
+			}
+		})
+	}
+}

@@ -1,0 +1,101 @@
+package network_test
+
+import (
+	"fmt"
+	"net"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// flows is how many entries the host's connection table has.
+func flows(t *testing.T) int {
+	t.Helper()
+	n, err := strconv.Atoi(sh(t, "cat /proc/sys/net/netfilter/nf_conntrack_count"))
+	require.NoError(t, err)
+	return n
+}
+
+// openMany sends a packet to as many ports of the address.
+func openMany(t *testing.T, ns, address string, count int) {
+	t.Helper()
+	require.NoError(t, in(t, ns, func() error {
+		c, err := net.ListenPacket("udp4", ":0")
+		if err != nil {
+			return err
+		}
+		defer func() { _ = c.Close() }()
+		for port := range count {
+			// A packet that the host drops is no error of the sender's.
+			_, _ = c.WriteTo([]byte("?"), &net.UDPAddr{IP: net.ParseIP(address), Port: 10000 + port})
+		}
+		return nil
+	}))
+}
+
+func TestAMembersFlowsLeaveRoomForTheHosts(t *testing.T) {
+	const maxFlows = 4096
+	f := newFixture(t)
+	a, b := f.setup("m1"), f.setup("m2")
+	before := flows(t)
+	openMany(t, a.NetNSPath, outsideIP, 10_000)
+	atOnce := flows(t) - before
+	require.Positive(t, atOnce, "it has opened some")
+	require.Less(t, atOnce, maxFlows, "new ones are bounded")
+	for range 3 {
+		sh(t, "nft flush set inet gpuaas_"+f.cfg.Bridge+" new_flows") // as if time had passed
+		openMany(t, a.NetNSPath, outsideIP, 10_000)
+	}
+	require.Greater(t, flows(t)-before, atOnce)
+	// The kernel may leave out of its count a flow that another processor is about to confirm (nf_conncount.c).
+	require.LessOrEqual(t, flows(t)-before, maxFlows+runtime.NumCPU(), "so are those that are open")
+	serve(t, f.outside, ":9000")
+	_, err := call(t, "", outsideIP+":9000", reachable)
+	require.NoError(t, err, "the host's own connections go on")
+	_, err = call(t, b.NetNSPath, outsideIP+":9000", reachable)
+	require.NoError(t, err, "and the neighbour's")
+	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
+	require.NotContains(t, sh(t, "cat /proc/net/nf_conntrack"), "src="+a.IP+" ", "what was open goes with the member")
+	require.Contains(t, sh(t, "cat /proc/net/nf_conntrack"), "src="+b.IP+" ", "and nobody else's")
+}
+
+// The counts of flows go with the table; which members have any is not known then.
+func TestFlowsGoWithTheirMemberAlsoAfterTheTableWasMadeAgain(t *testing.T) {
+	f := newFixture(t)
+	for name, does := range map[string]func(){
+		"by the same agent":  func() { sh(t, "nft flush ruleset") },
+		"by the next agent":  func() { f.n = f.open() },
+		"and nothing before": func() {},
+	} {
+		f.setup("stays")
+		a := f.setup("m1")
+		openMany(t, a.NetNSPath, outsideIP, 10)
+		require.Contains(t, sh(t, "cat /proc/net/nf_conntrack"), "src="+a.IP+" ", name)
+		does()
+		_, err := f.n.Guard(ctxOf(t))
+		require.NoError(t, err)
+		require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
+		require.NotContains(t, sh(t, "cat /proc/net/nf_conntrack"), "src="+a.IP+" ", name)
+	}
+}
+
+// The host's ephemeral ports are its own: members' flows leave by others.
+func TestMembersTakeNoneOfTheHostsPorts(t *testing.T) {
+	f := newFixture(t)
+	a := f.setup("m1")
+	var first, last int
+	_, err := fmt.Sscan(sh(t, "cat /proc/sys/net/ipv4/ip_local_port_range"), &first, &last)
+	require.NoError(t, err)
+	listen(t, f.outside, ":9000", func(c net.Conn) { _, _ = fmt.Fprint(c, c.RemoteAddr()) })
+	for range 20 {
+		from, err := call(t, a.NetNSPath, outsideIP+":9000", reachable)
+		require.NoError(t, err)
+		port, err := strconv.Atoi(from[strings.LastIndex(from, ":")+1:])
+		require.NoError(t, err)
+		require.Less(t, port, first)
+		require.GreaterOrEqual(t, port, 1024)
+	}
+}

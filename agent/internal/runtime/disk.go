@@ -1,0 +1,284 @@
+package runtime
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A container may write to its own file system and to its log. Without a quota of the file system, which would have to be mounted with
+// it, both are measured, and a container that takes too much is ended: see docs/adr/0019-*.
+
+const (
+	// GuardEvery is how often OverLimit is to be called.
+	GuardEvery = 250 * time.Millisecond
+	// DefaultDiskBytes is what a container may write to its own file system where its service says nothing.
+	DefaultDiskBytes = 10 << 30
+	// bytesPerFile is what each file and directory counts for at least, which bounds their number.
+	bytesPerFile = 4 << 10
+	// maxDepth bounds directories in directories: the time to measure them grows with the square of it.
+	maxDepth = 1000
+	// logBurst times MaxLogBytes is what a container may write to its log between two calls of OverLimit.
+	logBurst = 4
+	// growth is by how much the file system must have filled before a layer is measured again; for small limits it is a part of these.
+	growth     = 64 << 20
+	growthPart = 4
+	// restAge is when a layer is measured although the file system has not filled.
+	restAge = 5 * time.Minute
+	// measureShare is the part of the time that measuring may take, scarceShare the same once less than a scarceth part of the file
+	// system is free.
+	measureShare = 20
+	scarceShare  = 2
+	scarce       = 20
+)
+
+// Excess is a container that takes more of the disk than it may.
+type Excess struct {
+	ID string
+	// Detail is for people.
+	Detail string
+}
+
+// layer is a container's own file system, and when it was measured.
+type layer struct {
+	dir        string
+	limit      int64
+	measuredAt time.Time
+	// fullness is how much of the file system was in use at that time.
+	fullness int64
+	logBytes int64
+}
+
+// diskWatch is what OverLimit remembers. It is used by one caller at a time.
+type diskWatch struct {
+	layers map[string]*layer
+	// restUntil is when layers may be measured again.
+	restUntil time.Time
+}
+
+// OverLimit looks at what running containers have written and returns those that must be ended. Logs over their size are cut. It costs
+// little while nothing is written: call it each GuardEvery, from one goroutine.
+func (r *Runtime) OverLimit(ctx context.Context) []Excess {
+	r.mu.Lock()
+	running := maps.Clone(r.running)
+	r.mu.Unlock()
+	w := &r.disk
+	maps.DeleteFunc(w.layers, func(id string, _ *layer) bool { _, runs := running[id]; return !runs })
+	var out []Excess
+	for id := range running {
+		l, known := w.layers[id]
+		if !known {
+			var err error
+			if l, err = r.layerOf(r.ns(ctx), id); err != nil {
+				continue // it has ended, or containerd is away: it is looked for again
+			}
+			w.layers[id] = l
+			if info, err := os.Stat(r.logPath(id)); err == nil {
+				l.logBytes = info.Size() // what was written while nobody looked is no burst
+			}
+		}
+		if grown := r.boundLog(id, l); grown > logBurst*r.cfg.MaxLogBytes {
+			out = append(out, Excess{id, fmt.Sprintf("the container wrote %d MiB of output within %v", grown>>20, GuardEvery)})
+		}
+	}
+	return append(out, r.fullLayers(ctx)...)
+}
+
+// boundLog cuts a log over its size and returns by how much it has grown since the last call.
+func (r *Runtime) boundLog(id string, l *layer) (grown int64) {
+	info, err := os.Stat(r.logPath(id))
+	if err != nil {
+		return 0
+	}
+	grown, l.logBytes = info.Size()-l.logBytes, info.Size()
+	if info.Size() <= r.cfg.MaxLogBytes {
+		return grown
+	}
+	if err := r.rotate(id); err != nil {
+		r.cfg.Log.Warn("cannot rotate a log", "container", id, "cause", err)
+	}
+	l.logBytes = 0
+	return grown
+}
+
+// fullLayers measures the layers that may have grown, those first that were not measured for longest.
+func (r *Runtime) fullLayers(ctx context.Context) []Excess {
+	var st unix.Statfs_t
+	began := time.Now()
+	if began.Before(r.disk.restUntil) || unix.Statfs(r.host.contentRoot, &st) != nil {
+		return nil
+	}
+	fullness := int64(st.Blocks-st.Bfree) * st.Bsize
+	due := slices.DeleteFunc(slices.Collect(maps.Keys(r.disk.layers)), func(id string) bool {
+		l := r.disk.layers[id]
+		l.fullness = min(l.fullness, fullness)
+		step := min(growth, l.limit/growthPart)
+		return !l.measuredAt.IsZero() && fullness-l.fullness < step && began.Sub(l.measuredAt) < restAge
+	})
+	slices.SortFunc(due, func(a, b string) int {
+		return cmp.Or(r.disk.layers[a].measuredAt.Compare(r.disk.layers[b].measuredAt), cmp.Compare(a, b))
+	})
+	var out []Excess
+	for _, id := range due {
+		l := r.disk.layers[id]
+		used, err := r.layerUse(ctx, id, l.dir, l.limit)
+		l.measuredAt, l.fullness = time.Now(), fullness
+		switch {
+		case errors.Is(err, errTooDeep):
+			out = append(out, Excess{id, err.Error()})
+		case err == nil && used > l.limit:
+			out = append(out, Excess{id, fmt.Sprintf("the container wrote more than %d MiB to its file system", l.limit>>20)})
+		}
+		if time.Since(began) > GuardEvery {
+			break
+		}
+	}
+	share := time.Duration(measureShare)
+	if st.Bavail < st.Blocks/scarce {
+		share = scarceShare
+	}
+	r.disk.restUntil = time.Now().Add(time.Since(began) * (share - 1))
+	return out
+}
+
+// layerOf finds where containerd keeps what the container writes.
+func (r *Runtime) layerOf(ctx context.Context, id string) (*layer, error) {
+	record, err := r.client.ContainerService().Get(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	mounts, err := r.client.SnapshotService(r.cfg.Snapshotter).Mounts(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	l := &layer{limit: r.cfg.DiskBytes}
+	if label := record.Labels[labelDiskBytes]; label != "" {
+		if l.limit, err = strconv.ParseInt(label, 10, 64); err != nil {
+			return nil, err
+		}
+	}
+	for _, m := range mounts {
+		l.dir = m.Source // of snapshotters that copy or clone
+		for _, option := range m.Options {
+			if upper, is := strings.CutPrefix(option, "upperdir="); is {
+				l.dir = upper
+			}
+		}
+	}
+	return l, nil
+}
+
+// diskLimit is what the run's container may write.
+func (r *Runtime) diskLimit(spec Spec) int64 {
+	if wanted := spec.Service.GetResources().GetDiskBytes(); wanted > 0 {
+		return int64(min(wanted, math.MaxInt64))
+	}
+	return r.cfg.DiskBytes
+}
+
+var errTooDeep = fmt.Errorf("the container made more than %d directories in one another", maxDepth)
+
+// layerUse counts the blocks of all files in a container's layer, and of those that it has removed and holds open. It stops above the
+// limit.
+func (r *Runtime) layerUse(ctx context.Context, id, dir string, limit int64) (int64, error) {
+	root, err := os.OpenRoot(dir) // the container may put links into it while it is read
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = root.Close() }()
+	count := use{seen: map[uint64]bool{}}
+	err = fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return nil //nolint:nilerr // removed meanwhile
+		}
+		if strings.Count(path, "/") > maxDepth {
+			return errTooDeep
+		}
+		if info, err := entry.Info(); err == nil {
+			count.add(info)
+		}
+		if count.bytes > limit || ctx.Err() != nil {
+			return fs.SkipAll
+		}
+		return nil
+	})
+	if err == nil && count.bytes <= limit {
+		r.addRemoved(id, &count)
+	}
+	return count.bytes, errors.Join(err, ctx.Err())
+}
+
+// use adds up files, each once however many names it has.
+type use struct {
+	bytes int64
+	seen  map[uint64]bool
+}
+
+func (u *use) add(info fs.FileInfo) {
+	st, is := info.Sys().(*syscall.Stat_t)
+	if !is || u.seen[st.Ino] {
+		return
+	}
+	if st.Nlink != 1 && !info.IsDir() {
+		u.seen[st.Ino] = true
+	}
+	const blockBytes = 512
+	u.bytes += max(st.Blocks*blockBytes, bytesPerFile)
+}
+
+// addRemoved counts files that the container's processes hold open although they were removed: they take space, and no walk meets them.
+func (r *Runtime) addRemoved(id string, count *use) {
+	dirs := r.cgroupDirs(r.cgroupPath(id))
+	if len(dirs) == 0 {
+		return
+	}
+	_ = filepath.WalkDir(dirs[0], func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.Name() != "cgroup.procs" {
+			return nil // removed meanwhile
+		}
+		file, err := os.Open(path) //nolint:gosec // nobody can make a link in a cgroup
+		if err != nil {
+			return nil // removed meanwhile
+		}
+		defer func() { _ = file.Close() }()
+		for lines := bufio.NewScanner(file); lines.Scan(); {
+			addRemovedOf("/proc/"+lines.Text(), count)
+		}
+		return nil
+	})
+}
+
+func addRemovedOf(process string, count *use) {
+	var root unix.Stat_t
+	if unix.Stat(process+"/root", &root) != nil {
+		return
+	}
+	open, err := os.ReadDir(process + "/fd")
+	if err != nil {
+		return
+	}
+	for _, fd := range open {
+		// Following the link reaches the open file itself. Other file systems than the container's own have limits of their own.
+		info, err := os.Stat(process + "/fd/" + fd.Name())
+		if err != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		if st, is := info.Sys().(*syscall.Stat_t); is && st.Nlink == 0 && st.Dev == root.Dev {
+			count.add(info)
+		}
+	}
+}

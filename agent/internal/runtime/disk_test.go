@@ -1,0 +1,83 @@
+package runtime_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+)
+
+// untilOver calls OverLimit as the agent does until it names the container.
+func (f *fixture) untilOver(id string) runtime.Excess {
+	f.t.Helper()
+	var found runtime.Excess
+	require.Eventually(f.t, func() bool {
+		for _, x := range f.rt.OverLimit(f.t.Context()) {
+			if x.ID == id {
+				found = x
+			}
+		}
+		return found.ID != ""
+	}, 60*time.Second, runtime.GuardEvery)
+	return found
+}
+
+func TestContainerIsOverItsLimitByWhateverItWrites(t *testing.T) {
+	f := newFixture(t, func(c *runtime.Config) { c.DiskBytes = 16 << 20 })
+	image := f.image()
+	for what, args := range map[string][]string{
+		"a file":                           {"fill", "/junk", "24"},
+		"a file that it has removed":       {"fill-removed", "/junk", "24"},
+		"directories that nobody measures": {"deep", "1500"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			spec, calm := f.spec(image, args...), f.spec(image, "fill", "/some", "8")
+			f.start(calm)
+			f.start(spec)
+			require.NotEmpty(t, f.untilOver(spec.ID).Detail)
+			f.waitForLog(calm.ID, "filled")
+			for _, x := range f.rt.OverLimit(t.Context()) {
+				require.NotEqual(t, calm.ID, x.ID)
+			}
+			for _, id := range []string{spec.ID, calm.ID} {
+				require.NoError(t, f.rt.Stop(t.Context(), id, 0))
+				require.NoError(t, f.rt.Remove(t.Context(), id))
+			}
+		})
+	}
+}
+
+func TestLimitOfTheServiceCountsAlsoAfterARestartOfTheAgent(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "fill", "/junk", "24")
+	spec.Service.Resources.DiskBytes = 16 << 20
+	f.start(spec)
+	f.waitForLog(spec.ID, "filled")
+	f.rt = f.open()
+	require.NotNil(t, f.wait(spec.ID, runtime.StateRunning))
+	require.Contains(t, f.untilOver(spec.ID).Detail, "16 MiB")
+}
+
+// No file on the node grows without bound, however fast a container writes to its standard output.
+func TestContainerThatFloodsItsLogIsOverItsLimit(t *testing.T) {
+	f := newFixture(t, func(c *runtime.Config) { c.MaxLogBytes = 64 << 10 })
+	spec := f.spec(f.image(), "shout")
+	f.start(spec)
+	require.Contains(t, f.untilOver(spec.ID).Detail, "output")
+	require.NoError(t, f.rt.Stop(t.Context(), spec.ID, 0))
+	f.rt.OverLimit(t.Context())
+	require.NoError(t, f.rt.RotateLogs(t.Context()))
+	var kept int64
+	logs, err := filepath.Glob(filepath.Join(f.cfg.LogDir, spec.ID+"*"))
+	require.NoError(t, err)
+	for _, path := range logs {
+		info, err := os.Stat(path)
+		require.NoError(t, err)
+		kept += info.Size()
+	}
+	require.LessOrEqual(t, kept, 2*f.cfg.MaxLogBytes)
+}

@@ -1,0 +1,221 @@
+package runtime
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// freePart is the part of the file system that must be free, or images that nothing uses go.
+	freePart = 7
+	// unpackReservePart and unpackReserveBytes are what unpacking leaves free, whichever is less.
+	unpackReservePart  = 20
+	unpackReserveBytes = 2 << 30
+	// unpackRatio is how much larger than its compressed layers an image may be.
+	unpackRatio = 16
+	// DefaultMinUnpackBytes is what any image may unpack to.
+	DefaultMinUnpackBytes = 1 << 30
+	unpackLookEvery       = 250 * time.Millisecond
+	// labelUnusedSince on an image says since when no container was made from it.
+	labelUnusedSince = labelPrefix + "unused-since"
+)
+
+// spaceMissingError stops a pull for want of space.
+type spaceMissingError struct{ bytes int64 }
+
+func (e *spaceMissingError) Error() string {
+	return fmt.Sprintf("not enough free space for the image: %d MiB are needed", e.bytes>>20)
+}
+
+// SpaceMissing returns how many bytes must be free for a pull that failed for want of space; zero for other errors.
+func SpaceMissing(err error) int64 {
+	if e, is := errors.AsType[*spaceMissingError](err); is {
+		return e.bytes
+	}
+	return 0
+}
+
+// unpacking watches the disk while one image is pulled and unpacked.
+type unpacking struct {
+	r     *Runtime
+	lease string
+	// compressed is set before a layer is fetched.
+	compressed atomic.Int64
+	before     unix.Statfs_t
+}
+
+func (u *unpacking) limit() int64 {
+	return max(u.r.cfg.MinUnpackBytes, unpackRatio*u.compressed.Load())
+}
+
+// watch cancels the pull when its image unpacks to much more than its compressed size, or fills the disk. The sizes in a manifest are
+// those of compressed layers: a few megabytes of them can hold terabytes.
+func (u *unpacking) watch(ctx context.Context, cancel context.CancelCauseFunc) {
+	tick := time.NewTicker(unpackLookEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if err := u.check(ctx); err != nil {
+			cancel(err)
+			return
+		}
+	}
+}
+
+func (u *unpacking) check(ctx context.Context) error {
+	var now unix.Statfs_t
+	if err := unix.Statfs(u.r.host.contentRoot, &now); err != nil {
+		return fmt.Errorf("look at free space: %w", err)
+	}
+	reserve := min(now.Blocks/unpackReservePart, unpackReserveBytes/uint64(now.Bsize))
+	if now.Bavail < reserve && now.Bavail < u.before.Bavail {
+		return &spaceMissingError{int64(2*reserve) * now.Bsize}
+	}
+	if int64(u.before.Bfree)-int64(now.Bfree) < u.limit()/now.Bsize {
+		return nil // whoever took space, it is not too much for this image
+	}
+	return u.checkSize(ctx)
+}
+
+// checkSize counts what the lease of the pull holds.
+func (u *unpacking) checkSize(ctx context.Context) error {
+	held, err := u.r.client.LeasesService().ListResources(ctx, leases.Lease{ID: u.lease})
+	if err != nil {
+		return fmt.Errorf("list what a pull holds: %w", err)
+	}
+	var total int64
+	for _, one := range held {
+		if one.Type != "snapshots/"+u.r.cfg.Snapshotter {
+			continue
+		}
+		if used, err := u.r.client.SnapshotService(u.r.cfg.Snapshotter).Usage(ctx, one.ID); err == nil {
+			total += used.Size
+		}
+	}
+	if total > u.limit() {
+		return fmt.Errorf("%w: its layers of %d MiB unpack to more than %d MiB", errImageTooLarge, u.compressed.Load()>>20, u.limit()>>20)
+	}
+	return nil
+}
+
+// CollectImages removes images from which no container was made and that are not to be kept, those first that are unused for longest,
+// until the file system has as much space as a node should have, and at least need bytes, and all images together take no more than
+// they may.
+func (r *Runtime) CollectImages(ctx context.Context, need int64, keep ...ImageRef) error {
+	ctx = r.ns(ctx)
+	unused, err := r.unusedImages(ctx, keep)
+	if err != nil {
+		return err
+	}
+	for _, name := range unused {
+		enough, err := r.roomForImages(ctx, need)
+		if err != nil || enough {
+			return err
+		}
+		r.forgetImages()
+		if err := r.client.ImageService().Delete(ctx, name, images.SynchronousDelete()); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("remove image %s: %w", name, err)
+		}
+		r.cfg.Log.Info("an image that nothing uses was removed for its space", "image", name)
+	}
+	return nil
+}
+
+// unusedImages are sorted by how long they have been unused, which is noted on them: it outlives a restart of the agent.
+func (r *Runtime) unusedImages(ctx context.Context, keep []ImageRef) ([]string, error) {
+	all, err := r.client.ImageService().List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	used, err := r.usedImages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var unused []images.Image
+	for _, i := range all {
+		inUse := used[i.Name] || slices.ContainsFunc(keep, func(k ImageRef) bool { return k.name() == i.Name })
+		_, noted := i.Labels[labelUnusedSince]
+		if inUse != noted {
+			if !inUse {
+				unused = append(unused, i)
+			}
+			continue
+		}
+		i.Labels = map[string]string{labelUnusedSince: ""}
+		if !inUse {
+			i.Labels[labelUnusedSince] = time.Now().UTC().Format(time.RFC3339Nano)
+			unused = append(unused, i)
+		}
+		if _, err := r.client.ImageService().Update(ctx, i, "labels."+labelUnusedSince); err != nil && !errdefs.IsNotFound(err) {
+			// On a full disk containerd notes nothing; removing comes first.
+			r.cfg.Log.Warn("cannot note since when an image is unused", "image", i.Name, "cause", err)
+		}
+	}
+	slices.SortFunc(unused, func(a, b images.Image) int {
+		return cmp.Or(cmp.Compare(a.Labels[labelUnusedSince], b.Labels[labelUnusedSince]), cmp.Compare(a.Name, b.Name))
+	})
+	names := make([]string, 0, len(unused))
+	for _, i := range unused {
+		names = append(names, i.Name)
+	}
+	return names, nil
+}
+
+func (r *Runtime) roomForImages(ctx context.Context, need int64) (enough bool, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(r.host.contentRoot, &st); err != nil {
+		return false, err
+	}
+	if st.Bavail < st.Blocks/freePart || int64(st.Bavail)*st.Bsize < need {
+		return false, nil
+	}
+	if r.cfg.MaxImageStoreBytes == 0 {
+		return true, nil
+	}
+	stored, err := r.ImageStoreBytes(ctx)
+	return stored <= r.cfg.MaxImageStoreBytes, err
+}
+
+// ImageStoreBytes is what all images take, compressed and unpacked. containerd remembers it for what is committed.
+func (r *Runtime) ImageStoreBytes(ctx context.Context) (total int64, err error) {
+	ctx = r.ns(ctx)
+	err = r.client.ContentStore().Walk(ctx, func(info content.Info) error {
+		total += info.Size
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("list content: %w", err)
+	}
+	service := r.client.SnapshotService(r.cfg.Snapshotter)
+	err = service.Walk(ctx, func(ctx context.Context, info snapshots.Info) error {
+		if info.Kind != snapshots.KindCommitted {
+			return nil
+		}
+		used, err := service.Usage(ctx, info.Name)
+		if errdefs.IsNotFound(err) {
+			return nil
+		}
+		total += used.Size
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("list snapshots: %w", err)
+	}
+	return total, nil
+}

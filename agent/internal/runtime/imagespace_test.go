@@ -1,0 +1,99 @@
+package runtime_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// zeroLayer is a file of zeros, which compresses to a thousandth.
+func zeroLayer(t *testing.T, img v1.Image, bytesOfZeros int64) v1.Image {
+	t.Helper()
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		var header, end bytes.Buffer
+		if err := tar.NewWriter(&header).WriteHeader(&tar.Header{Name: "zeros", Mode: 0o644, Size: bytesOfZeros}); err != nil {
+			return nil, err
+		}
+		if err := tar.NewWriter(&end).Close(); err != nil {
+			return nil, err
+		}
+		return io.NopCloser(io.MultiReader(&header, io.LimitReader(zeroReader{}, bytesOfZeros), &end)), nil
+	})
+	require.NoError(t, err)
+	img, err = mutate.AppendLayers(img, layer)
+	require.NoError(t, err)
+	return img
+}
+
+type zeroReader struct{}
+
+func (zeroReader) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+func TestImageThatUnpacksToMuchMoreThanItsLayersIsRefused(t *testing.T) {
+	f := newFixture(t, func(c *runtime.Config) { c.MinUnpackBytes = 32 << 20 })
+	for name, size := range map[string]int64{"small": 192 << 20, "large": 2 << 30} {
+		err := f.ensure(f.registry.push("org/acme/"+f.word+name, zeroLayer(t, appImage(t), size)))
+		require.True(t, fault.Is(err, fault.TooLarge), err)
+		require.True(t, fault.IsPermanent(err), "another try unpacks as much")
+		require.Empty(t, f.snapshots(), "nothing of it stays")
+		left, err := f.rt.Images(t.Context())
+		require.NoError(t, err)
+		require.Empty(t, left)
+	}
+	require.NoError(t, f.ensure(f.registry.push("org/acme/"+f.word, zeroLayer(t, appImage(t), 8<<20))))
+}
+
+func TestImagesThatNothingUsesGoByLeastRecentUse(t *testing.T) {
+	f := newFixture(t, func(c *runtime.Config) { c.MaxImageStoreBytes = 1 << 40 })
+	var refs []runtime.ImageRef
+	for n := range 4 {
+		image := f.image(func(c *v1.Config) { c.Env = append(c.Env, fmt.Sprintf("N=%d", n)) })
+		ref, err := runtime.ParseImage(image)
+		require.NoError(t, err)
+		refs = append(refs, ref)
+	}
+	has := func() (out []bool) {
+		for _, ref := range refs {
+			there, err := f.rt.HasImage(t.Context(), ref)
+			require.NoError(t, err)
+			out = append(out, there)
+		}
+		return out
+	}
+	collect := func(rt *runtime.Runtime, need int64) {
+		require.NoError(t, rt.CollectImages(context.WithoutCancel(t.Context()), need, refs[3]))
+	}
+	spec := f.spec(refs[0].Repository+"@"+refs[0].Digest, "hang")
+	f.start(spec)
+	collect(f.rt, 0)
+	require.Equal(t, []bool{true, true, true, true}, has(), "there is space enough")
+	f.start(f.spec(refs[1].Repository+"@"+refs[1].Digest, "hang"))
+	require.NoError(t, f.rt.Remove(t.Context(), spec.ID))
+	collect(f.rt, 0) // the first image is unused from now on, the third was all the time
+	require.NoError(t, f.rt.Close())
+
+	f.cfg.MaxImageStoreBytes = stored(t, f) - 1
+	f.rt = f.open()
+	collect(f.rt, 0)
+	require.Equal(t, []bool{true, true, false, true}, has(), "the one that is unused for longest goes, and is enough")
+	collect(f.rt, 1<<60)
+	require.Equal(t, []bool{false, true, false, true}, has(), "what runs and what is wanted stays, whatever a pull may miss")
+}
+
+func stored(t *testing.T, f *fixture) int64 {
+	t.Helper()
+	total, err := f.open().ImageStoreBytes(context.WithoutCancel(t.Context()))
+	require.NoError(t, err)
+	return total
+}

@@ -1,0 +1,65 @@
+package cluster_test
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/e2e/cluster"
+)
+
+// holderEnv makes this program hold a lock on the named file while its first thread has ended.
+const holderEnv = "CLUSTER_TEST_HOLDER"
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(holderEnv); name != "" {
+		// The first goroutine runs on the process's first thread.
+		runtime.LockOSThread()
+		go holdLock(name)
+		signal.Ignore(syscall.SIGTERM)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT, 0, 0, 0)
+	}
+	os.Exit(m.Run())
+}
+
+func holdLock(name string) {
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil || unix.Flock(int(f.Fd()), unix.LOCK_EX) != nil {
+		os.Exit(1)
+	}
+	fmt.Println("locked")
+	select {}
+}
+
+// A process whose first thread has ended looks like a zombie while its other threads still hold its files.
+func TestAProcessHasEndedOnlyWhenItsLocksAreFree(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "lock")
+	require.NoError(t, os.WriteFile(name, nil, 0o600))
+	holder := exec.Command("/proc/self/exe")
+	holder.Env = append(os.Environ(), holderEnv+"="+name)
+	out, err := holder.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, holder.Start())
+	t.Cleanup(func() { _ = holder.Process.Kill(); _ = holder.Wait() })
+	_, err = bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	ticks, err := cluster.StartTicks(holder.Process.Pid)
+	require.NoError(t, err)
+
+	require.NoError(t, cluster.EndProcess(holder.Process.Pid, ticks, 100*time.Millisecond))
+
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer func() { _ = f.Close() }()
+	require.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB))
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// shown is what `trust show -o json` says.
+type shown struct {
+	RootFingerprint string    `json:"root_fingerprint"`
+	RootRoleDigest  string    `json:"root_role_digest"`
+	RootThreshold   int       `json:"root_threshold"`
+	Version         uint64    `json:"version"`
+	ExpiresAt       time.Time `json:"expires_at"`
+}
+
+func (h home) show(t *testing.T) (s shown) {
+	t.Helper()
+	printed, err := cli(t, "trust", "show", "--data-dir", h.data, "-o", "json")
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal([]byte(printed), &s))
+	return s
+}
+
+func TestTheRootIsRenewedRotatedAndSpreadFromTheCommandLine(t *testing.T) {
+	h := newHome(t)
+	trustCommand := func(verb string, args ...string) (string, error) {
+		return cli(t, append([]string{"trust", verb, "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase}, args...)...)
+	}
+	first := h.show(t)
+	require.Equal(t, h.fingerprint, first.RootFingerprint)
+	require.WithinDuration(t, time.Now().Add(trust.DefaultBundleTTL), first.ExpiresAt, time.Hour)
+
+	_, err := trustCommand("renew", "--bundle-lifetime", "48h")
+	require.NoError(t, err)
+	renewed := h.show(t)
+	require.EqualValues(t, 2, renewed.Version)
+	require.Equal(t, first.RootFingerprint, renewed.RootFingerprint)
+	require.True(t, renewed.ExpiresAt.Before(first.ExpiresAt))
+	text, err := cli(t, "trust", "show", "--data-dir", h.data)
+	require.NoError(t, err)
+	require.Contains(t, text, "trust renew", "an end that is near is said")
+
+	printed, err := trustCommand("rotate-root", "--generate-passphrase")
+	require.NoError(t, err)
+	made := regexp.MustCompile(`shown this once: (\S+)`).FindStringSubmatch(printed)
+	require.Len(t, made, 2)
+	rotated := h.show(t)
+	require.NotEqual(t, first.RootFingerprint, rotated.RootFingerprint)
+	require.Contains(t, printed, rotated.RootFingerprint)
+	_, err = trustCommand("renew")
+	require.Equal(t, "passphrase_wrong", fault.As(err).Code, "the new key lies in the place of the old one")
+	require.NoError(t, os.WriteFile(h.passphrase, []byte(made[1]), 0o600))
+
+	printed, err = trustCommand("add-root")
+	require.NoError(t, err)
+	spread := h.show(t)
+	require.Equal(t, 2, spread.RootThreshold)
+	require.Equal(t, spread.RootRoleDigest, spread.RootFingerprint)
+	require.True(t, strings.HasPrefix(spread.RootFingerprint, protocol.RootRolePrefix))
+	require.Contains(t, printed, spread.RootFingerprint)
+	_, err = trustCommand("renew")
+	require.Equal(t, "root_key_wrong", fault.As(err).Code)
+	_, err = trustCommand("renew", "--root-key-file", filepath.Join(h.keys, "root-2.age"), "--root-key-file", filepath.Join(h.keys, "root-3.age"))
+	require.NoError(t, err)
+	_, err = trustCommand("rotate-root", "--root-key-file", filepath.Join(h.keys, "root-2.age"), "--root-key-file", filepath.Join(h.keys, "root-3.age"))
+	require.Equal(t, "flag_invalid", fault.As(err).Code, "which of three is not guessed")
+}
+
+func TestTheLowestVersionOfAnAppIsSetAndLifted(t *testing.T) {
+	h := newHome(t)
+	set := func(args ...string) error {
+		_, err := cli(t, append([]string{"trust", "min-version", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase, "--app", "jupyter"}, args...)...)
+		return err
+	}
+	floor := func() string {
+		keys, err := trust.Open(h.data)
+		require.NoError(t, err)
+		return keys.Bundle().MinVersion("jupyter")
+	}
+	require.Equal(t, "flag_invalid", fault.As(set()).Code)
+	require.NoError(t, set("--version", "1.2.0"))
+	require.Equal(t, "1.2.0", floor())
+	require.NoError(t, set("--version", "1.3.0"))
+	require.Equal(t, "1.3.0", floor())
+	text, err := cli(t, "trust", "show", "--data-dir", h.data)
+	require.NoError(t, err)
+	require.Contains(t, text, "jupyter starts from version 1.3.0 on")
+	require.NoError(t, set("--any"))
+	require.Empty(t, floor())
+}
+
+func TestInitPrintsAGeneratedPassphraseOnce(t *testing.T) {
+	dir := t.TempDir()
+	args := []string{"init", "--data-dir", filepath.Join(dir, "data"), "--key-dir", filepath.Join(dir, "keys"), "-o", "json"}
+	short := filepath.Join(dir, "short")
+	require.NoError(t, os.WriteFile(short, []byte("correct horse\n"), 0o600))
+	_, err := cli(t, append(args, "--passphrase-file", short)...)
+	require.Equal(t, "passphrase_short", fault.As(err).Code)
+	_, err = cli(t, append(args, "--passphrase-file", short, "--generate-passphrase")...)
+	require.Equal(t, "flag_invalid", fault.As(err).Code)
+
+	printed, err := cli(t, append(args, "--generate-passphrase")...)
+	require.NoError(t, err)
+	var made map[string]string
+	require.NoError(t, json.Unmarshal([]byte(printed), &made))
+	require.GreaterOrEqual(t, len(made["passphrase"]), trust.MinPassphraseBytes)
+	require.NoError(t, trust.CheckRoot(trust.RootKey(made["root_key_file"], made["passphrase"])))
+}
+
+func TestANameThatTheAuthorityMayNotVouchForIsSaidAtTheStart(t *testing.T) {
+	h := newHome(t)
+	keys, err := trust.Open(h.data)
+	require.NoError(t, err)
+	for name, c := range map[string]config{
+		"further name": {tlsNames: []string{"hub.example.com"}},
+		"advertised":   {advertiseAPI: "203.0.113.7:8443"},
+	} {
+		err := (&hub{keys: keys, conf: c}).checkNames(t.Context())
+		require.Equal(t, "tls_name_not_permitted", fault.As(err).Code, name)
+		require.Contains(t, fault.As(err).Public, "--tls-name", name)
+	}
+	require.NoError(t, (&hub{keys: keys, conf: config{advertiseAPI: "10.0.0.1:8443", tlsNames: []string{"hub.gpuaas.test"}}}).checkNames(t.Context()))
+}

@@ -1,0 +1,240 @@
+package artifact
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/google/uuid"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// MaxIntentBytes bounds what is pushed with the credentials of one publish intent.
+const MaxIntentBytes = 256 << 30
+
+// errIntentFull refuses what exceeds MaxIntentBytes.
+var errIntentFull = errors.New("more than 256 GiB were pushed with this publish intent")
+
+// refusal is why a push is not stored. It travels with the request, because the library would answer 500 without a reason.
+type refusal struct {
+	mu  sync.Mutex
+	err error
+}
+
+type refusalKey struct{}
+
+// refuse notes the reason beside the request and returns it.
+func refuse(ctx context.Context, err error) error {
+	if r, ok := ctx.Value(refusalKey{}).(*refusal); ok {
+		r.set(err)
+	}
+	return err
+}
+
+func (r *refusal) set(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err = err
+}
+
+func (r *refusal) reason() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.err
+}
+
+// pushWriter answers a refused push with its reason.
+type pushWriter struct {
+	http.ResponseWriter
+	refused  *refusal
+	answered bool
+}
+
+// WriteHeader is part of http.ResponseWriter.
+func (w *pushWriter) WriteHeader(status int) {
+	if err := w.refused.reason(); err != nil && status >= http.StatusBadRequest && !w.answered {
+		w.answered = true
+		answerRefused(w.ResponseWriter, err)
+		return
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Write is part of http.ResponseWriter.
+func (w *pushWriter) Write(p []byte) (int, error) {
+	if w.answered {
+		return len(p), nil
+	}
+	return w.ResponseWriter.Write(p)
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (w *pushWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// answerRefused answers with a status that clients do not try again: they repeat a push after 429.
+func answerRefused(w http.ResponseWriter, err error) {
+	space, ok := errors.AsType[*spaceError](err)
+	switch {
+	case ok && space.full:
+		writeError(w, http.StatusInsufficientStorage, "DENIED", err.Error()+"; tell a platform admin")
+	case ok:
+		writeError(w, http.StatusForbidden, "DENIED", "quota_exceeded: "+err.Error()+"; ask a platform admin to raise it")
+	case errors.Is(err, errIntentFull):
+		writeError(w, http.StatusForbidden, "DENIED", "quota_exceeded: "+err.Error()+"; ask for another one")
+	case fault.Is(err, fault.Unauthenticated):
+		writeError(w, http.StatusForbidden, "DENIED", fault.As(err).Public)
+	default:
+		writeError(w, http.StatusServiceUnavailable, "UNAVAILABLE", "try again in a moment")
+	}
+}
+
+// push serves a request that may store something. What its length says exceeds a limit is refused before the body is read.
+func (r *Registry) push(w http.ResponseWriter, req *http.Request, c claims, repository string) {
+	owner, _ := OrgSlugOf(repository)
+	ctx := req.Context()
+	if err := r.intentOpen(req, c); err != nil {
+		closeUnread(w, req)
+		answerRefused(w, err)
+		return
+	}
+	if r.conf.Quota != nil && owner != "" {
+		limit, err := r.conf.Quota(ctx, owner)
+		if err != nil {
+			r.log.ErrorContext(ctx, "read the quota of a push", "error", err)
+			closeUnread(w, req)
+			answerRefused(w, err)
+			return
+		}
+		r.store.space.setLimit(repository, limit)
+	}
+	declared := max(req.ContentLength, 0)
+	err := r.store.space.fits(repository, declared)
+	if err == nil {
+		err = r.intents.fits(c.Subject, declared)
+	}
+	if err != nil {
+		closeUnread(w, req)
+		answerRefused(w, err)
+		r.dropUpload(ctx, req.URL.Path, repository)
+		return
+	}
+	refused := &refusal{}
+	req = req.WithContext(context.WithValue(ctx, refusalKey{}, refused))
+	req.Body = &countedBody{ReadCloser: req.Body, refused: refused, count: func(n int64) error {
+		return r.intents.add(c.Subject, n, r.conf.Now())
+	}}
+	r.app.ServeHTTP(&pushWriter{ResponseWriter: w, refused: refused}, req)
+	if refused.reason() != nil {
+		r.dropUpload(ctx, req.URL.Path, repository)
+	}
+}
+
+// intentOpen reports as a fault that the publish intent of a token has ended, where the request begins an upload or stores a
+// manifest. A token outlives its intent by minutes; an upload that began before the end goes on.
+func (r *Registry) intentOpen(req *http.Request, c claims) error {
+	intentID, isIntent := strings.CutPrefix(c.Subject, subjectIntent)
+	if !isIntent || (req.Method != http.MethodPost && !strings.Contains(req.URL.Path, "/manifests/")) {
+		return nil
+	}
+	err := r.conf.IntentOpen(req.Context(), intentID)
+	if err != nil && !fault.Is(err, fault.Unauthenticated) {
+		r.log.ErrorContext(req.Context(), "read the publish intent of a push", "error", err)
+	}
+	return err
+}
+
+// dropUpload removes what of a refused upload was stored.
+func (r *Registry) dropUpload(ctx context.Context, urlPath, repository string) {
+	id, ok := strings.CutPrefix(urlPath, "/v2/"+repository+"/blobs/uploads/")
+	if !ok || uuid.Validate(id) != nil {
+		return
+	}
+	err := r.store.Delete(context.WithoutCancel(ctx), path.Join(repositoriesRoot, repository, "_uploads", id))
+	if err != nil && !errors.As(err, new(driver.PathNotFoundError)) {
+		r.log.ErrorContext(ctx, "remove a refused upload", "error", err)
+	}
+}
+
+// pushTo names the repository that the request may store something in; empty where it stores nothing, or may not.
+func pushTo(req *http.Request, c claims) string {
+	if req.Method != http.MethodPost && req.Method != http.MethodPut && req.Method != http.MethodPatch {
+		return ""
+	}
+	for _, kind := range []string{"/blobs/", "/manifests/"} {
+		name, _, ok := strings.Cut(strings.TrimPrefix(req.URL.Path, "/v2/"), kind)
+		if ok && slices.ContainsFunc(c.Grants, func(g grant) bool { return g.Repository == name && slices.Contains(g.Actions, actionPush) }) {
+			return name
+		}
+	}
+	return ""
+}
+
+// countedBody counts what is read of a body.
+type countedBody struct {
+	io.ReadCloser
+	refused *refusal
+	count   func(n int64) error
+}
+
+// Read is part of io.Reader.
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if over := b.count(int64(n)); over != nil {
+		b.refused.set(over)
+		return 0, over
+	}
+	return n, err
+}
+
+// intentBytes counts what was pushed with each intent, in memory: an intent lives for an hour.
+type intentBytes struct {
+	mu sync.Mutex
+	of map[string]pushed
+}
+
+type pushed struct {
+	bytes int64
+	last  time.Time
+}
+
+func (i *intentBytes) fits(subject string, n int64) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.of[subject].bytes+n > MaxIntentBytes {
+		return errIntentFull
+	}
+	return nil
+}
+
+func (i *intentBytes) add(subject string, n int64, now time.Time) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.of == nil {
+		i.of = map[string]pushed{}
+	}
+	p := pushed{bytes: i.of[subject].bytes + n, last: now}
+	i.of[subject] = p
+	if p.bytes > MaxIntentBytes {
+		return errIntentFull
+	}
+	return nil
+}
+
+// forget drops intents that nothing was pushed with since the cutoff.
+func (i *intentBytes) forget(cutoff time.Time) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for subject, p := range i.of {
+		if p.last.Before(cutoff) {
+			delete(i.of, subject)
+		}
+	}
+}

@@ -1,0 +1,83 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+)
+
+const resourceMember = "member"
+
+// AccrueAllocations bills the time of all open allocations, and releases those whose wallet does not cover them any more.
+type AccrueAllocations struct {
+	DB *db.DB
+	// Poke wakes the dispatcher of a node.
+	Poke func(nodeID string)
+	Log  *slog.Logger
+}
+
+// accrual is an allocation with what came of billing it.
+type accrual struct {
+	ledger.Row
+	ledger.Accrued
+}
+
+func (a *accrual) finding(kind string, now time.Time) recovery.Finding {
+	return recovery.Finding{NodeID: a.NodeID, Kind: kind, ResourceType: resourceAllocation, ResourceID: a.ID, At: now}
+}
+
+// Do is a periodic pass.
+func (c *AccrueAllocations) Do(ctx context.Context, now time.Time) error {
+	accrue := pass[*accrual]{
+		db: c.DB, log: c.Log, now: now,
+		list: func(ctx context.Context, tx db.Tx, after **accrual) ([]*accrual, error) {
+			last := ""
+			if after != nil {
+				last = (*after).ID
+			}
+			rows, err := ledger.DueAllocations(ctx, tx, last, now, passPageRows)
+			out := make([]*accrual, len(rows))
+			for i, r := range rows {
+				out[i] = &accrual{Row: r}
+			}
+			return out, err
+		},
+		org: func(a *accrual) string { return a.OrgID },
+		process: func(ctx context.Context, tx db.Tx, a *accrual) (err error) {
+			if a.Accrued, err = ledger.AccrueAllocation(ctx, tx, a.ID, now); err != nil || !a.WasAside {
+				return err
+			}
+			return Resolve(ctx, tx, a.finding(recovery.FindingAccrual, now))
+		},
+		aside: func(ctx context.Context, tx db.Tx, a *accrual) (recovery.Finding, error) {
+			return a.finding(recovery.FindingAccrual, now), ledger.SetAside(ctx, tx, a.ID, now)
+		},
+	}
+	done, err := accrue.run(ctx)
+	for _, a := range done {
+		if !a.Exhausted {
+			continue
+		}
+		c.Log.WarnContext(ctx, "the wallet no longer covers the allocation", slog.String("allocation_id", a.ID))
+		if releaseErr := c.release(ctx, a, now); passing(ctx, releaseErr) {
+			return errors.Join(err, releaseErr)
+		}
+	}
+	return err
+}
+
+// release ends an exhausted allocation; where that fails, the next pass, which finds it exhausted again, tries again.
+func (c *AccrueAllocations) release(ctx context.Context, a *accrual, now time.Time) error {
+	cause := (&ReleaseUnpaid{DB: c.DB, Poke: c.Poke}).Do(ctx, a.ID, db.NewID(), now)
+	if cause == nil || passing(ctx, cause) {
+		return cause
+	}
+	return SetAside(ctx, c.DB, c.Log, cause, now, func(context.Context, db.Tx) (recovery.Finding, error) {
+		return a.finding(recovery.FindingRelease, now), nil
+	})
+}

@@ -1,0 +1,36 @@
+package command
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+)
+
+// A draft of an app that is out changes nothing that others see; publishing it does.
+func TestADraftChangesNothingVisible(t *testing.T) {
+	w := newWorld(t)
+	app := func() (a catalog.App) {
+		w.tx(func(ctx context.Context, tx db.Tx) (err error) {
+			a, err = catalog.GetApp(ctx, tx, "demo")
+			return err
+		})
+		return a
+	}
+	before := app()
+	verified, env := w.sign(strings.NewReplacer("version: 1.0.0", "version: 2.0.0", "display_name: Demo", "display_name: Changed").Replace(demoManifest))
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		_, err := catalog.Register(ctx, tx, catalog.Registration{ID: db.NewID(), Verified: verified, Envelope: env, Now: w.now})
+		return err
+	})
+	require.Equal(t, before, app())
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		_, _, err := catalog.SetStatus(ctx, tx, "demo", "2.0.0", catalog.Active, w.now)
+		return err
+	})
+	require.Equal(t, "Changed", app().DisplayName)
+}

@@ -1,0 +1,100 @@
+package command
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// A report of one node, which writes its session, must not make an allocation on another start afresh, and the other way round.
+func TestAllocationDoesNotConflictWithReportsOfOtherNodes(t *testing.T) {
+	w := newWorld(t)
+	other := w.node
+	w.enrol()
+	in := w.allocationInput()
+	create := &CreateAllocation{DB: w.d}
+	attempts := 0
+	_, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (capacity.Allocation, error) {
+		attempts++
+		// Of a table with two rows PostgreSQL reads, and locks, all.
+		if _, err := tx.Exec(t.Context(), `SET LOCAL enable_seqscan = off`); err != nil {
+			return capacity.Allocation{}, err
+		}
+		a, err := create.do(t.Context(), tx, w.meta("allocation"), in, []string{w.node})
+		if attempts == 1 {
+			// It sees nothing of the allocation, which sees nothing of it: one of the two would have to start afresh if both looked.
+			w.tx(func(ctx context.Context, tx db.Tx) error {
+				var n int
+				if err := tx.QueryRow(ctx, `SELECT count(*) FROM allocations`).Scan(&n); err != nil {
+					return err
+				}
+				_, err := tx.Exec(ctx, `UPDATE node_sessions SET report_counter = report_counter + 1 WHERE node_id = $1`, other)
+				return err
+			})
+		}
+		return a, err
+	})
+	require.NoError(t, err)
+	require.Equal(t, 1, attempts)
+}
+
+func TestCandidateThatIsFullByNowHasNoRoomAndAnotherNodeIsTaken(t *testing.T) {
+	w := newWorld(t)
+	full := w.node
+	for range 4 {
+		w.allocation()
+	}
+	create := &CreateAllocation{DB: w.d}
+	_, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (capacity.Allocation, error) {
+		return create.do(t.Context(), tx, w.meta("stale"), w.allocationInput(), []string{full})
+	})
+	require.Equal(t, capacity.CodeInsufficient, fault.As(err).Code)
+	_, err = create.Do(t.Context(), w.meta("none"), w.allocationInput())
+	require.Equal(t, capacity.CodeInsufficient, fault.As(err).Code)
+	w.enrol()
+	a, err := create.Do(t.Context(), w.meta("another"), w.allocationInput())
+	require.NoError(t, err)
+	require.Equal(t, w.node, a.NodeID)
+}
+
+// As many at once as there is room for: each finds a place, and none is given twice.
+func TestAllocationsAtOnceAllFindRoom(t *testing.T) {
+	w := newWorld(t)
+	const nodes, each = 6, 4
+	for range nodes - 1 {
+		w.enrol()
+	}
+	create := &CreateAllocation{DB: w.d}
+	var group errgroup.Group
+	for range nodes * each {
+		m := w.meta("allocation" + db.NewID())
+		group.Go(func() error {
+			_, err := create.Do(t.Context(), m, w.allocationInput())
+			return err
+		})
+	}
+	require.NoError(t, group.Wait())
+	_, err := create.Do(t.Context(), w.meta("more"), w.allocationInput())
+	require.Equal(t, capacity.CodeInsufficient, fault.As(err).Code)
+}
+
+// What was answered once is answered again, however full the nodes are by now.
+func TestAllocationIsAnsweredAgainWhenNoNodeHasRoom(t *testing.T) {
+	w := newWorld(t)
+	create := &CreateAllocation{DB: w.d}
+	m := w.meta("first")
+	first, err := create.Do(t.Context(), m, w.allocationInput())
+	require.NoError(t, err)
+	for range 3 {
+		w.allocation()
+	}
+	again, err := create.Do(t.Context(), m, w.allocationInput())
+	require.NoError(t, err)
+	require.Equal(t, first.ID, again.ID)
+}

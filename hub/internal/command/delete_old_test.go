@@ -1,0 +1,185 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const day = 24 * time.Hour
+
+// deleteOld runs a pass in batches of two rows.
+func (w *world) deleteOld(r Retention) {
+	w.t.Helper()
+	c := &DeleteOld{DB: w.d, Retention: r, Log: slog.New(slog.DiscardHandler), batchRows: 2, batchInstances: 1}
+	require.NoError(w.t, c.Do(w.t.Context(), w.now))
+}
+
+// retention keeps everything but for what a test sets.
+func retention(set func(*Retention)) Retention {
+	const long = 10_000 * day
+	r := Retention{Events: long, Audit: long, Suspense: long, Leases: long, History: long, Credentials: long}
+	set(&r)
+	return r
+}
+
+// idAt is an id as NewID makes it at a moment.
+func idAt(t time.Time) string { return db.FirstID(t)[:15] + db.NewID()[15:] }
+
+// Rows that an id dates go when they are past their retention, in several batches, and younger ones stay.
+func TestRowsGoAfterTheirRetentionAndYoungerOnesStay(t *testing.T) {
+	w := newWorld(t)
+	for _, c := range []struct {
+		table, insert string
+		keep          func(*Retention)
+	}{
+		{"events", `INSERT INTO events (id, pos, type, subject, resource_version, correlation_id, trace_id, data, at)
+			VALUES ($1, $3, 't', 's', 1, '', '', '{}', $2)`, func(r *Retention) { r.Events = 10 * day }},
+		{"audit_rows", `INSERT INTO audit_rows (id, actor_type, actor_id, action, resource_type, resource_id, correlation_id, outcome, reason, at)
+			VALUES ($1, 'user', '', 'a', '', $3::INT8::TEXT, '', 'done', '', $2)`, func(r *Retention) { r.Audit = 10 * day }},
+		{"suspense_records", `INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at, reason, created_at)
+			VALUES ($1, $1, '', $3, '', '', 1, $2, $2, '', $2)`, func(r *Retention) { r.Suspense = 10 * day }},
+		{"join_tokens", `INSERT INTO join_tokens (id, secret_sha256, site_id, description, created_by, created_at, expires_at)
+			VALUES ($1, $3::INT8::TEXT::BYTEA, $1, '', '', $2, $2)`, func(r *Retention) { r.Credentials = 10 * day }},
+		{
+			"publish_intents", `INSERT INTO publish_intents (id, org_id, project_id, app_slug, app_version, artifact_name, artifact_kind, channel, repository, tag,
+			created_by_type, created_by_id, created_at, expires_at) VALUES ($1, $1, $1, '', '', '', '', '', '', $3::INT8::TEXT, '', $1, $2, $2)`,
+			func(r *Retention) { r.Credentials = 10 * day },
+		},
+	} {
+		t.Run(c.table, func(t *testing.T) {
+			w.exec(`DELETE FROM ` + c.table)
+			for age := range 20 {
+				at := w.now.Add(-time.Duration(age)*day - time.Hour)
+				w.exec(c.insert, idAt(at), at, age+1)
+			}
+			count := func() int { return w.count(`SELECT count(*) FROM ` + c.table) }
+			w.deleteOld(retention(func(*Retention) {}))
+			require.Equal(t, 20, count(), "nothing is past a long retention")
+			for range 2 {
+				w.deleteOld(retention(c.keep))
+				require.Equal(t, 10, count())
+			}
+			w.exec(`DELETE FROM ` + c.table)
+		})
+	}
+}
+
+// An event without a position was not given to those who follow events.
+func TestAnEventWithoutAPositionStays(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`DELETE FROM events`)
+	w.exec(`INSERT INTO events (id, type, subject, resource_version, correlation_id, trace_id, data, at) VALUES ($1, 't', 's', 1, '', '', '{}', $2)`,
+		idAt(w.now.Add(-20*day)), w.now.Add(-20*day))
+	w.deleteOld(retention(func(r *Retention) { r.Events = 10 * day }))
+	require.Equal(t, 1, w.count(`SELECT count(*) FROM events`))
+	w.exec(`DELETE FROM events`)
+}
+
+// A token that is old and still good stays; one that was revoked long ago goes, whenever it would have expired.
+func TestUserTokensGoOnceTheyHaveEnded(t *testing.T) {
+	w := newWorld(t)
+	user := db.NewID()
+	w.exec(`INSERT INTO users (id, email, name, platform_admin, created_at, updated_at) VALUES ($1, 'a@b', 'a', true, $2, $2)`, user, w.now)
+	old := w.now.Add(-30 * day)
+	for n, ends := range []struct{ expires, revoked any }{
+		{w.now.Add(day), nil},
+		{w.now.Add(-5 * day), nil},
+		{w.now.Add(day), w.now.Add(-5 * day)},
+		{w.now.Add(-15 * day), nil},
+		{w.now.Add(day), w.now.Add(-15 * day)},
+		{w.now.Add(-15 * day), nil},
+	} {
+		w.exec(`INSERT INTO user_tokens (id, user_id, hash, description, expires_at, revoked_at, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
+			idAt(old), user, []byte{byte(n)}, fmt.Sprint(n), ends.expires, ends.revoked, old)
+	}
+	w.deleteOld(retention(func(r *Retention) { r.Credentials = 10 * day }))
+	require.Equal(t, 3, w.count(`SELECT count(*) FROM user_tokens`))
+	require.Equal(t, 3, w.count(`SELECT count(*) FROM user_tokens WHERE description IN ('0', '1', '2')`))
+}
+
+// leased gives a member leases of a day each, one after the other, of which the last ends now.
+func (w *world) leased(member string, n int) {
+	w.t.Helper()
+	for no := range n {
+		from := w.now.Add(-time.Duration(n-no) * day)
+		w.exec(`INSERT INTO leases (subject_id, lease_no, node_id, hold_id, currency, cap_nanos, issued_at, expires_at, duration_seconds, end_policy, prices)
+			VALUES ($1, $2, $1, $1, 'EUR', 0, $3, $4, 86400, 'stop', '[]')`, member, no+1, from, from.Add(day))
+	}
+	w.exec(`UPDATE subjects SET lease_no = $2 WHERE id = $1`, member, n)
+}
+
+func (w *world) reported(member string, until time.Time) {
+	w.t.Helper()
+	w.exec(`INSERT INTO usage_coverage (subject_id, meter, run_id, from_at, to_at) VALUES ($1, $2, '', $3, $4)`,
+		member, protocol.MeterSessionSeconds, until.Add(-time.Minute), until)
+}
+
+func TestLeasesStayWhileUsageMayBeRatedByThem(t *testing.T) {
+	w := newWorld(t)
+	members := w.subjects("member", 5)
+	for _, m := range members {
+		w.leased(m, 20)
+	}
+	all, behind, silent, settled, lately := members[0], members[1], members[2], members[3], members[4]
+	w.reported(all, w.now)
+	// The node reported four days of usage: all leases but the first four may still rate the rest.
+	w.reported(behind, w.now.Add(-16*day))
+	w.exec(`UPDATE subjects SET closed_at = $2, settled_at = $2 WHERE id = $1`, settled, w.now.Add(-11*day))
+	w.exec(`UPDATE subjects SET closed_at = $2, settled_at = $2 WHERE id = $1`, lately, w.now.Add(-9*day))
+	keep := retention(func(r *Retention) { r.Leases = 10 * day })
+	w.deleteOld(keep)
+	left := func() (n []int) {
+		for _, m := range members {
+			n = append(n, w.count(`SELECT count(*) FROM leases WHERE subject_id = $1`, m))
+		}
+		return n
+	}
+	// Leases that ended less than ten days ago stay, too: eleven of the twenty.
+	require.Equal(t, []int{11, 16, 20, 11, 20}, left())
+	w.deleteOld(keep)
+	require.Equal(t, []int{11, 16, 20, 11, 20}, left())
+
+	w.now = w.now.Add(100 * day)
+	w.deleteOld(keep)
+	require.Equal(t, []int{2, 16, 20, 0, 0}, left(), "all: reported %s, behind: %s, silent: %s", all, behind, silent)
+}
+
+func TestTheHistoryOfADecommissionedInstanceGoes(t *testing.T) {
+	w := newWorld(t)
+	i := w.upgraded()
+	history := func() []int {
+		return []int{
+			w.count(`SELECT count(*) FROM instance_operations WHERE instance_id = $1`, i.ID),
+			w.count(`SELECT count(*) FROM instance_revisions WHERE instance_id = $1`, i.ID),
+			w.count(`SELECT count(*) FROM member_revisions WHERE member_id = $1`, i.Members[0].ID),
+		}
+	}
+	for _, c := range []struct {
+		status string
+		keep   time.Duration
+		want   []int
+	}{
+		{"running", 10 * day, []int{2, 2, 2}},
+		{"decommissioned", 12 * day, []int{2, 2, 2}},
+		{"decommissioned", 10 * day, []int{1, 1, 0}},
+		{"decommissioned", 10 * day, []int{1, 1, 0}},
+	} {
+		w.exec(`UPDATE app_instances SET status = $2, updated_at = $3 WHERE id = $1`, i.ID, c.status, w.now.Add(-11*day))
+		w.deleteOld(retention(func(r *Retention) { r.History = c.keep }))
+		require.Equal(t, c.want, history(), "%s, kept for %s", c.status, c.keep)
+	}
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		shown, err := instance.Get(ctx, tx, i.ProjectID, i.ID)
+		require.Equal(t, "2.0.0", shown.Version)
+		return err
+	})
+}

@@ -1,0 +1,130 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+)
+
+func (w *world) exec(sql string, args ...any) {
+	w.t.Helper()
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		_, err := tx.Exec(ctx, sql, args...)
+		return err
+	})
+}
+
+func (w *world) count(sql string, args ...any) (n int) {
+	w.t.Helper()
+	w.tx(func(ctx context.Context, tx db.Tx) error { return tx.QueryRow(ctx, sql, args...).Scan(&n) })
+	return n
+}
+
+func (w *world) findings() (out []recovery.Finding) {
+	w.t.Helper()
+	w.tx(func(ctx context.Context, tx db.Tx) (err error) {
+		out, err = recovery.Findings(ctx, tx)
+		return err
+	})
+	return out
+}
+
+// subjects opens as many of a kind, in one org, and returns their ids in order.
+func (w *world) subjects(kind string, n int) (ids []string) {
+	w.t.Helper()
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		ids = nil
+		for range n {
+			s := ledger.Subject{ID: db.NewID(), Kind: kind, OrgID: w.project.OrgID, ProjectID: w.project.ID, NodeID: w.node, SKU: "cpu-2", OpenedAt: w.now}
+			if err := ledger.OpenSubject(ctx, tx, s); err != nil {
+				return err
+			}
+			ids = append(ids, s.ID)
+		}
+		return nil
+	})
+	slices.Sort(ids)
+	return ids
+}
+
+// occupy takes the key of a posting, so that whoever makes that one fails.
+func (w *world) occupy(subject, key string) {
+	w.t.Helper()
+	w.exec(`INSERT INTO postings (id, key, kind, subject_kind, subject_id, org_id, meter, description, correlation_id, created_at)
+		VALUES ($1, $2, 'occupied', '', $3, $4, '', '', '', $5)`, db.NewID(), key, subject, w.project.OrgID, w.now)
+}
+
+// More allocations than one page has are billed in one pass, and the first of them, which cannot be billed, holds up none.
+func TestAccrualGoesOnPastAnAllocationThatCannotBeBilled(t *testing.T) {
+	w := newWorld(t)
+	var price ledger.Price
+	w.tx(func(ctx context.Context, tx db.Tx) (err error) {
+		price, err = ledger.CreatePrice(ctx, tx, ledger.Price{Meter: ledger.MeterAllocationSeconds, Currency: "EUR", Nanos: 1_000_000, Per: "hour", From: w.now}, w.now)
+		return err
+	})
+	ids := w.subjects(ledger.Allocation, passPageRows+1)
+	w.occupy(ids[0], fmt.Sprintf("usage:%s:%s:%s:%d", ids[0], ledger.MeterAllocationSeconds, price.ID, w.now.UnixMicro()))
+	accrue := &AccrueAllocations{DB: w.d, Poke: func(string) {}, Log: slog.New(slog.DiscardHandler)}
+	w.now = w.now.Add(30 * time.Minute)
+	require.NoError(t, accrue.Do(t.Context(), w.now))
+	require.Equal(t, passPageRows, w.count(`SELECT count(*) FROM subjects WHERE kind = 'allocation' AND accrued_until = $1`, w.now))
+	found := w.findings()
+	require.Len(t, found, 1)
+	require.Equal(t, recovery.FindingAccrual, found[0].Kind)
+	require.Equal(t, ids[0], found[0].ResourceID)
+	require.Equal(t, w.node, found[0].NodeID)
+	require.Equal(t, 1, w.count(`SELECT count(*) FROM events WHERE type = 'hub.recovery.finding' AND subject = $1`, ids[0]))
+
+	w.now = w.now.Add(30 * time.Second)
+	require.NoError(t, accrue.Do(t.Context(), w.now))
+	require.Equal(t, 1, w.count(`SELECT failures FROM subjects WHERE id = $1`, ids[0]), "it waits before it is tried again")
+
+	w.exec(`DELETE FROM postings WHERE subject_id = $1 AND kind = 'occupied'`, ids[0])
+	w.now = w.now.Add(time.Minute)
+	require.NoError(t, accrue.Do(t.Context(), w.now))
+	require.Equal(t, passPageRows+1, w.count(`SELECT count(*) FROM subjects WHERE kind = 'allocation' AND accrued_until = $1 AND failures = 0`, w.now))
+	require.Empty(t, w.findings())
+}
+
+// A member whose hold cannot go back keeps no other's from going back, neither in the periodic pass nor after its node's usage.
+func TestSettlementGoesOnPastAMemberThatCannotBeSettled(t *testing.T) {
+	w := newWorld(t)
+	ids := w.subjects(ledger.Member, 3)
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		for _, id := range ids {
+			if _, err := ledger.IssueLease(ctx, tx, ledger.LeaseRequest{SubjectID: id, NodeID: w.node, Now: w.now, Duration: time.Hour}); err != nil {
+				return err
+			}
+			if err := ledger.CloseSubject(ctx, tx, id, w.now, w.now); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	var hold string
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		return tx.QueryRow(ctx, `SELECT id FROM holds WHERE subject_id = $1`, ids[0]).Scan(&hold)
+	})
+	w.occupy(ids[0], "hold_closed:"+hold)
+	settle := &SettleMembers{DB: w.d, Log: slog.New(slog.DiscardHandler)}
+	w.now = w.now.Add(ledger.StaleAfter + 2*time.Hour)
+	n, err := settle.Do(t.Context(), w.now)
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	require.Equal(t, 2, w.count(`SELECT count(*) FROM subjects WHERE settled_at = $1`, w.now))
+	require.Equal(t, recovery.FindingSettlement, w.findings()[0].Kind)
+	require.Equal(t, ids[0], w.findings()[0].ResourceID)
+
+	w.exec(`UPDATE subjects SET final_incarnation = 'i1', final_sequence = 1, retry_at = NULL WHERE id = $1`, ids[0])
+	require.NoError(t, settle.Of(t.Context(), []string{w.node}, w.now))
+	require.Equal(t, 2, w.count(`SELECT failures FROM subjects WHERE id = $1`, ids[0]))
+}

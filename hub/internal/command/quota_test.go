@@ -1,0 +1,163 @@
+package command
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+func (w *world) limit(name iam.Quota, limit int64) {
+	w.t.Helper()
+	_, err := (&PutOrgQuota{DB: w.d}).Do(w.t.Context(), w.admin(db.NewID()), w.project.OrgID, iam.Limits{name: limit})
+	require.NoError(w.t, err)
+}
+
+func (w *world) used(name iam.Quota) (n int64) {
+	w.t.Helper()
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		used, err := QuotaUsage(ctx, tx, w.meta("q"), w.project.OrgID)
+		n = used[name]
+		return err
+	})
+	return n
+}
+
+func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
+	attempts := map[iam.Quota]func(w *world) error{
+		iam.QuotaAllocations: func(w *world) error {
+			return second((&CreateAllocation{DB: w.d}).Do(w.t.Context(), w.meta(db.NewID()), w.allocationInput()))
+		},
+		iam.QuotaCPUCores: func(w *world) error {
+			return second((&CreateAllocation{DB: w.d}).Do(w.t.Context(), w.meta(db.NewID()), w.allocationInput()))
+		},
+		iam.QuotaInstances: func(w *world) error {
+			return second(w.createInstance().Do(w.t.Context(), w.meta(db.NewID()), w.instanceInput()))
+		},
+		iam.QuotaServiceAccounts: func(w *world) error {
+			return second((&CreateServiceAccount{DB: w.d, Sealer: plain{}}).Do(w.t.Context(), w.meta(db.NewID()),
+				CreateServiceAccountInput{ProjectID: w.project.ID, Name: "CI", Slug: "ci"}))
+		},
+		iam.QuotaUsers: func(w *world) error {
+			return second((&CreateUser{DB: w.d}).Do(w.t.Context(), w.admin(db.NewID()),
+				CreateUserInput{OrgID: w.project.OrgID, Email: "ada@acme.example", DisplayName: "Ada"}))
+		},
+	}
+	for name, attempt := range attempts {
+		t.Run(string(name), func(t *testing.T) {
+			w := newWorld(t)
+			if name == iam.QuotaInstances {
+				w.allocation()
+			}
+			used := w.used(name)
+			w.limit(name, used)
+			before := w.contents()
+			err := attempt(w)
+			require.True(t, fault.Is(err, fault.Conflict), "%v", err)
+			f := fault.As(err)
+			require.Equal(t, iam.CodeQuotaExceeded, f.Code)
+			require.Equal(t, "quota/"+string(name), f.Fields[0].Pointer)
+			require.Equal(t, before, w.contents())
+
+			w.limit(name, used+100)
+			require.NoError(t, attempt(w))
+			require.Greater(t, w.used(name), used)
+		})
+	}
+}
+
+func TestEveryQuotaIsCounted(t *testing.T) {
+	w := newWorld(t)
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		used, err := QuotaUsage(ctx, tx, w.meta("q"), w.project.OrgID)
+		for _, name := range iam.QuotaNames() {
+			if name != iam.QuotaRegistryBytes {
+				require.Contains(t, used, name)
+			}
+			require.Positive(t, iam.DefaultLimits()[name])
+		}
+		return err
+	})
+}
+
+// TestReservedSlugsAreLimitedGivenBackAndTransferred: a name that is only reserved does not stay with its org for ever.
+func TestReservedSlugsAreLimitedGivenBackAndTransferred(t *testing.T) {
+	w := newWorld(t)
+	m := w.meta("k")
+	reserve := func(slug string) error {
+		_, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (struct{}, error) {
+			_, reserved, err := publisherOrg(t.Context(), tx, m, w.project, slug)
+			if err != nil {
+				return struct{}{}, err
+			}
+			return struct{}{}, checkIntentQuota(t.Context(), tx, m, w.project.OrgID, reserved)
+		})
+		return err
+	}
+	w.limit(iam.QuotaAppSlugs, w.used(iam.QuotaAppSlugs)+1)
+	require.NoError(t, reserve("vllm"))
+	require.NoError(t, reserve("vllm"), "the same again")
+	require.Equal(t, iam.CodeQuotaExceeded, fault.As(reserve("ollama")).Code)
+
+	other, stranger := w.tenant("other")
+	asStranger := m
+	asStranger.Principal = stranger
+	release := &ReleaseAppSlug{DB: w.d}
+	for _, orgID := range []string{w.project.OrgID, other.OrgID} {
+		require.True(t, fault.Is(release.Do(t.Context(), asStranger, orgID, "vllm"), fault.NotFound))
+	}
+	intent := artifact.NewIntent(artifact.Intent{
+		ID: db.NewID(), OrgID: w.project.OrgID, ProjectID: w.project.ID, AppSlug: "vllm", Repository: "org/acme/vllm/runtime",
+		CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
+	}, w.now)
+	w.tx(func(ctx context.Context, tx db.Tx) error { return artifact.AddIntent(ctx, tx, intent) })
+	require.Equal(t, "app_slug_in_use", fault.As(release.Do(t.Context(), m, w.project.OrgID, "vllm")).Code)
+	m.Now = intent.ExpiresAt.Add(1)
+	require.NoError(t, release.Do(t.Context(), m, w.project.OrgID, "vllm"))
+	require.True(t, fault.Is(release.Do(t.Context(), m, w.project.OrgID, "vllm"), fault.NotFound))
+
+	require.NoError(t, reserve("vllm"))
+	admin := w.admin(db.NewID())
+	admin.Now = m.Now
+	transfer := &TransferAppSlug{DB: w.d}
+	require.True(t, fault.Is(second(transfer.Do(t.Context(), m, "vllm", other.OrgID)), fault.Forbidden))
+	moved, err := transfer.Do(t.Context(), admin, "vllm", other.OrgID)
+	require.NoError(t, err)
+	require.Equal(t, other.OrgID, moved.OrgID)
+	require.Equal(t, catalog.CodeSlugTaken, fault.As(reserve("vllm")).Code)
+	require.Equal(t, "app_slug_in_use", fault.As(second(transfer.Do(t.Context(), admin, "demo", other.OrgID))).Code, "a published one stays")
+}
+
+func TestTheRegistryKeepsWhatVersionsAndInstancesNameAndAsksTheOrgsQuota(t *testing.T) {
+	w := newWorld(t)
+	w.allocation()
+	w.instance()
+	access := &RegistryAccess{DB: w.d, Now: func() time.Time { return w.now }}
+	repository, digest, _ := strings.Cut(demoImage, "@")
+	ref := artifact.Ref{Repository: repository, Digest: digest}
+	for _, gone := range []string{"artifacts", "app_versions"} {
+		roots, err := access.Roots(t.Context())
+		require.NoError(t, err)
+		require.Contains(t, roots.Images, ref)
+		w.tx(func(ctx context.Context, tx db.Tx) error {
+			_, err := tx.Exec(ctx, `DELETE FROM `+gone)
+			return err
+		})
+	}
+	roots, err := access.Roots(t.Context())
+	require.NoError(t, err)
+	require.Contains(t, roots.Images, ref, "a restored hub knows the instance only")
+
+	w.limit(iam.QuotaRegistryBytes, 5)
+	limit, err := access.Quota(t.Context(), "acme")
+	require.NoError(t, err)
+	require.EqualValues(t, 5, limit)
+}

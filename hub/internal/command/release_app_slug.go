@@ -1,0 +1,110 @@
+package command
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const resourceApp = "app"
+
+// ReleaseAppSlug gives back an app slug under which nothing was published.
+type ReleaseAppSlug struct {
+	DB *db.DB
+}
+
+// TransferAppSlug gives such a slug to another org, or to the platform.
+type TransferAppSlug struct {
+	DB *db.DB
+}
+
+// Do releases the slug: the next one who asks may have it.
+func (c *ReleaseAppSlug) Do(ctx context.Context, m Meta, orgID, slug string) error {
+	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (struct{}, error) { return struct{}{}, c.do(ctx, tx, m, orgID, slug) })
+	return err
+}
+
+func (c *ReleaseAppSlug) do(ctx context.Context, tx db.Tx, m Meta, orgID, slug string) error {
+	org, err := iam.GetOrg(ctx, tx, orgID)
+	if err != nil {
+		return err
+	}
+	if err := iam.Authorize(m.Principal, iam.ArtifactManage, org.ID, ""); err != nil {
+		return err
+	}
+	app, err := catalog.GetApp(ctx, tx, slug)
+	if err != nil {
+		return err
+	}
+	if app.OrgID != org.ID {
+		return iam.ErrNotFound()
+	}
+	if err := checkUnpublished(ctx, tx, m, app); err != nil {
+		return err
+	}
+	if err := catalog.Release(ctx, tx, slug); err != nil {
+		return err
+	}
+	return m.recordAppSlug(ctx, tx, "apps.slug.released", iam.ArtifactManage, app, app.ResourceVersion+1, nil)
+}
+
+// Do transfers the slug; an empty org is the platform.
+func (c *TransferAppSlug) Do(ctx context.Context, m Meta, slug, orgID string) (catalog.Slug, error) {
+	return db.RunTx(ctx, c.DB, func(tx db.Tx) (catalog.Slug, error) { return c.do(ctx, tx, m, slug, orgID) })
+}
+
+func (c *TransferAppSlug) do(ctx context.Context, tx db.Tx, m Meta, slug, orgID string) (catalog.Slug, error) {
+	if err := iam.Authorize(m.Principal, iam.CatalogManage, "", ""); err != nil {
+		return catalog.Slug{}, err
+	}
+	if orgID != "" {
+		if _, err := iam.GetOrg(ctx, tx, orgID); err != nil {
+			return catalog.Slug{}, fault.New(fault.Unprocessable, "org_unknown", "There is no such org.", err).At("/org_id", "names no org").Lasting()
+		}
+	}
+	before, err := catalog.GetApp(ctx, tx, slug)
+	if err != nil {
+		return catalog.Slug{}, err
+	}
+	if before.OrgID == orgID {
+		return catalog.GetSlug(ctx, tx, slug)
+	}
+	if err := checkUnpublished(ctx, tx, m, before); err != nil {
+		return catalog.Slug{}, err
+	}
+	after, err := catalog.Transfer(ctx, tx, before, orgID, m.Now)
+	if err != nil {
+		return catalog.Slug{}, err
+	}
+	if err := m.recordAppSlug(ctx, tx, "apps.slug.transferred", iam.CatalogManage, before, after.ResourceVersion, map[string]any{"org_id": orgID}); err != nil {
+		return catalog.Slug{}, err
+	}
+	return catalog.GetSlug(ctx, tx, slug)
+}
+
+// checkUnpublished refuses to part with a slug under which versions, artifacts or open intents exist.
+func checkUnpublished(ctx context.Context, tx db.Tx, m Meta, app catalog.App) error {
+	versions, err := catalog.HasVersions(ctx, tx, app.Slug)
+	if err != nil {
+		return err
+	}
+	used, err := artifact.InUse(ctx, tx, app.OrgID, app.Slug, m.Now)
+	if err != nil {
+		return err
+	}
+	if versions || used {
+		return fault.New(fault.Conflict, "app_slug_in_use", "Versions, artifacts or open publish intents exist under this slug.", nil).Lasting()
+	}
+	return nil
+}
+
+func (m Meta) recordAppSlug(ctx context.Context, tx db.Tx, event, action string, before catalog.App, version int64, after any) error {
+	return m.recordShipping(ctx, tx, shipChange{
+		event: event, action: action, resourceType: resourceApp, resourceID: before.Slug, version: version, orgID: before.OrgID,
+		data: map[string]any{"app_slug": before.Slug}, before: map[string]any{"org_id": before.OrgID}, after: after,
+	})
+}

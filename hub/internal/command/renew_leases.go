@@ -1,0 +1,115 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+)
+
+// renewalPageRows bounds one listing of the members that are due.
+const renewalPageRows = 5000
+
+// RenewLeases gives members their next lease, before the one that runs ends.
+type RenewLeases struct {
+	DB            *db.DB
+	LeaseDuration time.Duration
+	Log           *slog.Logger
+	// Renewed and NotRenewed are called after the commit, from several goroutines; a member is not renewed when its org's wallet
+	// does not cover the next lease.
+	Renewed    func(ledger.Row)
+	NotRenewed func(ledger.Row)
+
+	pageRows int
+}
+
+// renewal is a member with whether it was renewed.
+type renewal struct {
+	ledger.Row
+	ledger.Renewal
+	// down: it is not to run.
+	down bool
+}
+
+// Do is a periodic pass: it takes the members that are due in turns of their orgs, until none is. One that is stopped, failed or to be
+// decommissioned gets no lease; what its hold has too much goes back.
+func (c *RenewLeases) Do(ctx context.Context, now time.Time) error {
+	except, err := db.ReadTx(ctx, c.DB, func(tx db.Tx) ([]string, error) { return unreachableNodes(ctx, tx) })
+	if err != nil {
+		return err
+	}
+	finding := func(r *renewal) recovery.Finding {
+		return recovery.Finding{NodeID: r.NodeID, Kind: recovery.FindingRenewal, ResourceType: resourceMember, ResourceID: r.ID, At: now}
+	}
+	pageRows := cmp.Or(c.pageRows, renewalPageRows)
+	_, err = pass[*renewal]{
+		db: c.DB, log: c.Log, now: now, pageRows: pageRows,
+		// A larger transaction would conflict with the posting of usage, which draws on the same holds.
+		batchRows: 1,
+		// A row that was processed is not due any more, whatever came of it: each page begins anew.
+		list: func(ctx context.Context, tx db.Tx, _ **renewal) ([]*renewal, error) {
+			due, err := ledger.DueForRenewal(ctx, tx, except, now, pageRows)
+			out := make([]*renewal, len(due))
+			for i, r := range due {
+				out[i] = &renewal{Row: r}
+			}
+			return out, err
+		},
+		org: func(r *renewal) string { return r.OrgID },
+		process: func(ctx context.Context, tx db.Tx, r *renewal) (err error) {
+			r.Renewal, r.down = ledger.Renewal{}, false
+			if r.down, err = instance.IsDown(ctx, tx, r.ID); err != nil {
+				return err
+			}
+			if r.down {
+				return ledger.ReduceHold(ctx, tx, r.ID, now)
+			}
+			r.Renewal, err = ledger.RenewLease(ctx, tx, ledger.LeaseRequest{SubjectID: r.ID, NodeID: r.NodeID, Now: now, Duration: c.LeaseDuration})
+			if err != nil || !r.WasAside {
+				return err
+			}
+			return Resolve(ctx, tx, finding(r))
+		},
+		committed: func(r *renewal) {
+			switch {
+			case r.down:
+			case r.Issued:
+				c.Renewed(r.Row)
+			default:
+				c.NotRenewed(r.Row)
+			}
+		},
+		aside: func(ctx context.Context, tx db.Tx, r *renewal) (recovery.Finding, error) {
+			return finding(r), ledger.SetAside(ctx, tx, r.ID, now)
+		},
+	}.run(ctx)
+	return err
+}
+
+// unreachableNodes are those whose members get no lease: a banned node's leases are to end, a quarantined one gets nothing new, and one
+// that a restored hub waits for first brings the leases that it has.
+func unreachableNodes(ctx context.Context, tx db.Tx) ([]string, error) {
+	banned, err := fleet.BannedIDs(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	quarantined, err := fleet.InQuarantine(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := recovery.Nodes(ctx, tx)
+	out := slices.Concat(banned, quarantined)
+	for _, n := range nodes {
+		if n.Waiting {
+			out = append(out, n.NodeID)
+		}
+	}
+	return out, err
+}

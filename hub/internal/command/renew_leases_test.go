@@ -1,0 +1,117 @@
+package command
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+)
+
+// renewals is a pass with pages of ten members, which counts what it did.
+type renewals struct {
+	RenewLeases
+	renewed, notRenewed atomic.Int64
+}
+
+func newRenewals(w *world) *renewals {
+	r := &renewals{}
+	r.RenewLeases = RenewLeases{
+		DB: w.d, LeaseDuration: time.Hour, Log: slog.New(slog.DiscardHandler), pageRows: 10,
+		Renewed: func(ledger.Row) { r.renewed.Add(1) }, NotRenewed: func(ledger.Row) { r.notRenewed.Add(1) },
+	}
+	return r
+}
+
+func (w *world) grant(org string) {
+	w.t.Helper()
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		_, err := ledger.GrantCredit(ctx, tx, ledger.Grant{OrgID: org, Currency: "EUR", Nanos: 1000 * 1_000_000_000, Key: db.NewID()}, w.now)
+		return err
+	})
+}
+
+// rich opens a member of another org, which has money, on a node of its own.
+func (w *world) rich() (member string) {
+	w.t.Helper()
+	project, _ := w.tenant("rich")
+	w.grant(project.OrgID)
+	s := ledger.Subject{ID: db.NewID(), Kind: ledger.Member, OrgID: project.OrgID, ProjectID: project.ID, NodeID: db.NewID(), SKU: "cpu-2", OpenedAt: w.now}
+	w.tx(func(ctx context.Context, tx db.Tx) error { return ledger.OpenSubject(ctx, tx, s) })
+	return s.ID
+}
+
+func (w *world) leases(member string) int {
+	w.t.Helper()
+	return w.count(`SELECT count(*) FROM leases WHERE subject_id = $1`, member)
+}
+
+// Members whose org cannot pay are tried once each in a pass, wait with growing pauses, and hold up nobody; credit ends their pause.
+func TestMembersThatCannotPayHoldUpNobodysRenewal(t *testing.T) {
+	const broke = 35
+	w := newWorld(t)
+	w.subjects(ledger.Member, broke)
+	w.exec(`UPDATE wallets SET balance_nanos = 0`)
+	w.now = w.now.Add(time.Minute)
+	rich := w.rich()
+	r := newRenewals(w)
+	first := false
+	r.Renewed = func(row ledger.Row) { first = r.notRenewed.Load() < 10 && row.ID == rich }
+	require.NoError(t, r.Do(t.Context(), w.now))
+	require.Equal(t, 1, w.leases(rich))
+	require.True(t, first, "each org has its turn in the first page, whoever is due longest")
+	require.EqualValues(t, broke, r.notRenewed.Load())
+	require.Empty(t, w.findings(), "an empty wallet is no finding")
+
+	require.NoError(t, r.Do(t.Context(), w.now))
+	require.EqualValues(t, broke, r.notRenewed.Load(), "they wait before they are tried again")
+	w.now = w.now.Add(time.Minute)
+	require.NoError(t, r.Do(t.Context(), w.now))
+	require.EqualValues(t, 2*broke, r.notRenewed.Load())
+	w.now = w.now.Add(time.Minute)
+	require.NoError(t, r.Do(t.Context(), w.now))
+	require.EqualValues(t, 2*broke, r.notRenewed.Load(), "longer each time")
+
+	r = newRenewals(w)
+	w.grant(w.project.OrgID)
+	require.NoError(t, r.Do(t.Context(), w.now))
+	require.EqualValues(t, broke, r.renewed.Load())
+	require.Zero(t, w.count(`SELECT count(*) FROM subjects WHERE failures > 0`))
+}
+
+// After a restore, members of nodes that have not come back wait; they fill no page.
+func TestMembersOfNodesThatARestoredHubWaitsForHoldUpNobodysRenewal(t *testing.T) {
+	w := newWorld(t)
+	w.subjects(ledger.Member, 25)
+	w.tx(func(ctx context.Context, tx db.Tx) error { return recovery.Await(ctx, tx, w.node) })
+	w.now = w.now.Add(time.Minute)
+	rich := w.rich()
+	r := newRenewals(w)
+	require.NoError(t, r.Do(t.Context(), w.now))
+	require.Equal(t, 1, w.leases(rich))
+	require.Equal(t, 1, w.count(`SELECT count(*) FROM leases`))
+	require.Zero(t, r.notRenewed.Load())
+}
+
+// A lease that cannot be issued is a finding, and the member's neighbours have theirs.
+func TestRenewalGoesOnPastAMemberThatCannotBeRenewed(t *testing.T) {
+	w := newWorld(t)
+	ids := w.subjects(ledger.Member, 3)
+	w.occupy(ids[0], "lease:"+ids[0]+":1")
+	r := newRenewals(w)
+	require.NoError(t, r.Do(t.Context(), w.now))
+	require.EqualValues(t, 2, r.renewed.Load())
+	require.Equal(t, recovery.FindingRenewal, w.findings()[0].Kind)
+	require.Equal(t, ids[0], w.findings()[0].ResourceID)
+	w.exec(`DELETE FROM postings WHERE kind = 'occupied'`)
+	w.now = w.now.Add(time.Minute)
+	require.NoError(t, r.Do(t.Context(), w.now))
+	require.Equal(t, 1, w.leases(ids[0]))
+	require.Empty(t, w.findings())
+}

@@ -1,0 +1,60 @@
+package command
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+)
+
+// SettleMembers gives the rest of the holds of closed members back, where nothing more is to come of them.
+type SettleMembers struct {
+	DB  *db.DB
+	Log *slog.Logger
+}
+
+// Do looks at all members; it is a periodic pass. It returns how many it looked at.
+func (c *SettleMembers) Do(ctx context.Context, now time.Time) (int, error) {
+	return c.run(ctx, now, func(ctx context.Context, tx db.Tx, after *ledger.Row) ([]ledger.Row, error) {
+		id := ""
+		if after != nil {
+			id = after.ID
+		}
+		return ledger.UnsettledMembers(ctx, tx, id, now, passPageRows)
+	})
+}
+
+// Of looks at the members of nodes whose usage has just come in.
+func (c *SettleMembers) Of(ctx context.Context, nodeIDs []string, now time.Time) error {
+	_, err := c.run(ctx, now, func(ctx context.Context, tx db.Tx, after *ledger.Row) ([]ledger.Row, error) {
+		if after != nil {
+			return nil, nil
+		}
+		return ledger.FinalMembers(ctx, tx, nodeIDs, now)
+	})
+	return err
+}
+
+func (c *SettleMembers) run(ctx context.Context, now time.Time, list func(context.Context, db.Tx, *ledger.Row) ([]ledger.Row, error)) (int, error) {
+	finding := func(r ledger.Row) recovery.Finding {
+		return recovery.Finding{NodeID: r.NodeID, Kind: recovery.FindingSettlement, ResourceType: resourceMember, ResourceID: r.ID, At: now}
+	}
+	done, err := pass[ledger.Row]{
+		db: c.DB, log: c.Log, now: now, list: list,
+		org: func(r ledger.Row) string { return r.OrgID },
+		process: func(ctx context.Context, tx db.Tx, r ledger.Row) error {
+			wasAside, err := ledger.SettleDue(ctx, tx, r.ID, now)
+			if err != nil || !wasAside {
+				return err
+			}
+			return Resolve(ctx, tx, finding(r))
+		},
+		aside: func(ctx context.Context, tx db.Tx, r ledger.Row) (recovery.Finding, error) {
+			return finding(r), ledger.SetAside(ctx, tx, r.ID, now)
+		},
+	}.run(ctx)
+	return len(done), err
+}

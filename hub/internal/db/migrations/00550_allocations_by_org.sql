@@ -1,0 +1,3 @@
+-- +goose NO TRANSACTION
+-- +goose Up
+CREATE INDEX IF NOT EXISTS allocations_by_org ON allocations (org_id) WHERE released_at IS NULL;

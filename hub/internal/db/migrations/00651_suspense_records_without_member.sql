@@ -1,0 +1,3 @@
+-- +goose NO TRANSACTION
+-- +goose Up
+DROP INDEX IF EXISTS suspense_records_by_member;

@@ -1,0 +1,3 @@
+-- +goose NO TRANSACTION
+-- +goose Up
+DROP INDEX IF EXISTS subjects_by_accrual;

@@ -1,0 +1,194 @@
+package httpapi
+
+import (
+	lru "container/list"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// The budgets of requests. A caller without a valid credential counts for its address, for the prefix that one customer of a
+// provider usually has, and for all such callers together; one with a credential for itself, for its org, and for all.
+const (
+	// Twenty instances that are launched at once and each watched make some sixty requests a second.
+	defaultRequestsPerSecond = 100
+	defaultBurst             = 500
+	// orgShare and apiShare are how many callers' rates an org, and all callers together, may use.
+	orgShare = 4
+	apiShare = 20
+
+	visitorsPerSecond  = 20
+	visitorsBurst      = 200
+	prefixPerSecond    = 100
+	prefixBurst        = 1000
+	anonymousPerSecond = 500
+	anonymousBurst     = 2000
+
+	// A node asks for a certificate a few times a day, and for each image a few requests for each of its layers.
+	nodePerSecond  = 50
+	nodeBurst      = 1000
+	nodesPerSecond = 1000
+	nodesBurst     = 10_000
+
+	// rowShare is the part of a caller's rate that may leave audit rows by failing; a burst of requests may leave a row each.
+	rowShare = 50
+	// anonymousRowsPerSecond bounds the audit rows of all refused callers without a credential together.
+	anonymousRowsPerSecond = 1
+	anonymousRowsBurst     = 60
+)
+
+// budget gives each key a token bucket of requests.
+type budget struct {
+	name      string
+	perSecond rate.Limit
+	burst     int
+	// capacity bounds the remembered keys. The key that was charged least recently is forgotten first; capacity is at least what
+	// the total can admit while a bucket fills up, so that the bucket of a forgotten key would be full again.
+	capacity int
+	buckets  map[string]*lru.Element
+	recent   *lru.List
+}
+
+type bucket struct {
+	key     string
+	limiter *rate.Limiter
+}
+
+// newBudget makes a budget whose keys are all charged to total, too; total is nil for a total itself.
+func newBudget(name string, perSecond float64, burst int, total *budget) *budget {
+	b := &budget{name: name, perSecond: rate.Limit(perSecond), burst: burst, capacity: 1, buckets: map[string]*lru.Element{}, recent: lru.New()}
+	if total != nil {
+		refillSeconds := float64(burst) / perSecond
+		b.capacity = total.burst + int(math.Ceil(float64(total.perSecond)*refillSeconds))
+	}
+	return b
+}
+
+// wait is how long until the key has a request left; zero when it has one.
+func (b *budget) wait(key string, now time.Time) time.Duration {
+	e, ok := b.buckets[key]
+	if !ok {
+		return 0
+	}
+	left := e.Value.(*bucket).limiter.TokensAt(now) //nolint:forcetypeassert // only buckets are put in
+	if left >= 1 {
+		return 0
+	}
+	return time.Duration(math.Ceil((1 - left) / float64(b.perSecond) * float64(time.Second)))
+}
+
+func (b *budget) charge(key string, now time.Time) {
+	e, ok := b.buckets[key]
+	if !ok {
+		if len(b.buckets) >= b.capacity {
+			oldest := b.recent.Back()
+			delete(b.buckets, b.recent.Remove(oldest).(*bucket).key) //nolint:forcetypeassert // only buckets are put in
+		}
+		e = b.recent.PushFront(&bucket{key, rate.NewLimiter(b.perSecond, b.burst)})
+		b.buckets[key] = e
+	}
+	b.recent.MoveToFront(e)
+	e.Value.(*bucket).limiter.AllowN(now, 1) //nolint:forcetypeassert // only buckets are put in
+}
+
+// charge is one request of a key of a budget.
+type charge struct {
+	*budget
+	key string
+}
+
+// budgets are all budgets of the process, under one lock: a request is charged to each of its budgets or to none.
+type budgets struct {
+	mu sync.Mutex
+
+	address, prefix, anonymous *budget
+	caller, org, api           *budget
+	node, nodes                *budget
+	// What failing requests write to the audit trail.
+	addressRows, anonymousRows          *budget
+	callerRows, orgRows, identifiedRows *budget
+}
+
+func newBudgets(perSecond float64, burst int) *budgets {
+	b := &budgets{
+		anonymous:      newBudget("anonymous", anonymousPerSecond, anonymousBurst, nil),
+		api:            newBudget("api", apiShare*perSecond, apiShare*burst, nil),
+		nodes:          newBudget("nodes", nodesPerSecond, nodesBurst, nil),
+		anonymousRows:  newBudget("anonymous_rows", anonymousRowsPerSecond, anonymousRowsBurst, nil),
+		identifiedRows: newBudget("rows", apiShare*perSecond/rowShare, apiShare*burst, nil),
+	}
+	b.address = newBudget("address", visitorsPerSecond, visitorsBurst, b.anonymous)
+	b.prefix = newBudget("prefix", prefixPerSecond, prefixBurst, b.anonymous)
+	b.caller = newBudget("caller", perSecond, burst, b.api)
+	b.org = newBudget("org", orgShare*perSecond, orgShare*burst, b.api)
+	b.node = newBudget("node", nodePerSecond, nodeBurst, b.nodes)
+	b.addressRows = newBudget("address_rows", 1/time.Minute.Seconds(), 1, b.anonymousRows)
+	b.callerRows = newBudget("caller_rows", perSecond/rowShare, burst, b.identifiedRows)
+	b.orgRows = newBudget("org_rows", orgShare*perSecond/rowShare, orgShare*burst, b.identifiedRows)
+	return b
+}
+
+func (b *budgets) ofVisitor(ip string) []charge {
+	address, prefix := prefixes(ip)
+	return []charge{{b.address, address}, {b.prefix, prefix}, {b.anonymous, ""}}
+}
+
+func (b *budgets) ofNode(name string) []charge {
+	return []charge{{b.node, name}, {b.nodes, ""}}
+}
+
+// ofCaller leaves the org out where it is empty, as for platform admins.
+func (b *budgets) ofCaller(id callerID) []charge {
+	if id.org == "" {
+		return []charge{{b.caller, id.key}, {b.api, ""}}
+	}
+	return []charge{{b.caller, id.key}, {b.org, id.org}, {b.api, ""}}
+}
+
+// ofRow is charged for an audit row of a failed request; an empty caller is one without a valid credential.
+func (b *budgets) ofRow(id callerID, ip string) []charge {
+	if id.key == "" {
+		address, _ := prefixes(ip)
+		return []charge{{b.addressRows, address}, {b.anonymousRows, ""}}
+	}
+	if id.org == "" {
+		return []charge{{b.callerRows, id.key}, {b.identifiedRows, ""}}
+	}
+	return []charge{{b.callerRows, id.key}, {b.orgRows, id.org}, {b.identifiedRows, ""}}
+}
+
+// spend takes one request from each budget. Where one has none left it takes nothing and names that one.
+func (b *budgets) spend(charges []charge, now time.Time) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := exhausted(charges, now); err != nil {
+		return err
+	}
+	for _, c := range charges {
+		c.charge(c.key, now)
+	}
+	return nil
+}
+
+// check is spend that takes nothing.
+func (b *budgets) check(charges []charge, now time.Time) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return exhausted(charges, now)
+}
+
+func exhausted(charges []charge, now time.Time) error {
+	for _, c := range charges {
+		if wait := c.wait(c.key, now); wait > 0 {
+			return fault.New(fault.RateLimited, "rate_limited",
+				fmt.Sprintf("Too many requests: the budget %q is used up. Wait as long as Retry-After says.", c.name), nil).
+				At("budget/"+c.name, fmt.Sprintf("allows %g requests a second", float64(c.perSecond))).After(wait)
+		}
+	}
+	return nil
+}

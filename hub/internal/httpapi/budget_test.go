@@ -1,0 +1,247 @@
+package httpapi
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// status makes the request and gives the status of its answer alone.
+func (d *door) status(t *testing.T, a ask) int {
+	t.Helper()
+	res := d.do(t, a)
+	require.NoError(t, res.Body.Close())
+	return res.StatusCode
+}
+
+func bearer(token string) http.Header { return http.Header{"Authorization": {"Bearer " + token}} }
+
+// TestAUsedUpBudgetIsNotForgottenForOthers floods a budget with as many keys as its total admits: memory stays bounded, and a key
+// that has used up its budget gets no more than its rate.
+func TestAUsedUpBudgetIsNotForgottenForOthers(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	total := newBudget("total", 100, 200, nil)
+	b := &budgets{}
+	keys := newBudget("key", 1, 10, total)
+	spend := func(key string) error { return b.spend([]charge{{keys, key}, {total, ""}}, now) }
+	for range 10 {
+		require.NoError(t, spend("attacker"))
+	}
+	require.Error(t, spend("attacker"))
+	admitted := 0
+	for second := range 60 {
+		now = now.Add(time.Second)
+		if second < 5 {
+			require.NoError(t, spend("attacker"), "its rate")
+			require.Error(t, spend("attacker"), "not more")
+		}
+		for n := 0; spend(fmt.Sprintf("%d/%d", second, n)) == nil; n++ {
+			admitted++
+		}
+		require.LessOrEqual(t, len(keys.buckets), keys.capacity)
+		require.Equal(t, len(keys.buckets), keys.recent.Len())
+	}
+	require.Greater(t, admitted, 2*keys.capacity, "enough keys to be forgotten")
+}
+
+func TestServiceAccountsOfOneOrgTogetherGetNoMoreThanTheOrgsRate(t *testing.T) {
+	d := newDoor(t, desk{}, func(c *Config) { c.RequestsPerSecond, c.Burst = 1, 10 })
+	d.known = map[string]iam.Principal{"other": {Type: iam.TypeServiceAccount, ID: "other", OrgID: "org-2"}}
+	for n := range 30 {
+		d.known[strconv.Itoa(n)] = iam.Principal{Type: iam.TypeServiceAccount, ID: strconv.Itoa(n), OrgID: "org-1"}
+	}
+	granted, refused := 0, ""
+	for range 10 {
+		for n := range 30 {
+			a := getOrgs()
+			a.header = bearer(strconv.Itoa(n))
+			res := d.do(t, a)
+			if res.StatusCode == http.StatusOK {
+				granted++
+				require.NoError(t, res.Body.Close())
+				continue
+			}
+			refused = problem(t, res, 429).Errors[0].Pointer
+		}
+	}
+	require.Equal(t, orgShare*10, granted)
+	require.Equal(t, "budget/org", refused)
+	a := getOrgs()
+	a.header = bearer("other")
+	require.Equal(t, http.StatusOK, d.status(t, a), "another org has its own")
+}
+
+func TestAFloodWithAGoodCredentialIsRefusedBeforeTheDatabaseIsAsked(t *testing.T) {
+	d := newDoor(t, desk{}, func(c *Config) { c.RequestsPerSecond, c.Burst = 1, 5 })
+	for range 50 {
+		d.status(t, getOrgs())
+	}
+	require.Equal(t, 5, d.lookups)
+}
+
+func TestAnonymousRefusalsAreSampledInTheAuditTrail(t *testing.T) {
+	d := newDoor(t, desk{})
+	refuse := func(times int) {
+		for range times {
+			a := getOrgs()
+			a.header = bearer("wrong")
+			d.status(t, a)
+			d.now = d.now.Add(50 * time.Millisecond)
+		}
+	}
+	refuse(1000)
+	require.Len(t, d.audits, 1)
+	d.now = d.now.Add(time.Minute)
+	refuse(1)
+	require.Len(t, d.audits, 2)
+	require.EqualValues(t, 999, d.audits[1].Unrecorded)
+
+	d.audits = nil
+	for n := range 10 * anonymousRowsBurst {
+		a := getOrgs()
+		a.header, a.address = bearer("wrong"), fmt.Sprintf("10.%d.%d.1", n/256, n%256)
+		d.status(t, a)
+	}
+	require.LessOrEqual(t, len(d.audits), anonymousRowsBurst, "from all addresses together")
+}
+
+func TestPathsOfNoOperationHaveABudget(t *testing.T) {
+	for _, a := range []ask{
+		{method: http.MethodGet, path: "/nothing"},
+		{method: http.MethodDelete, path: "/api/v1/orgs"},
+		{method: http.MethodGet, path: "/openapi.yaml"},
+	} {
+		d := newDoor(t, struct{ StrictServerInterface }{&Server{}})
+		for range visitorsBurst {
+			require.NotEqual(t, http.StatusTooManyRequests, d.status(t, a))
+		}
+		require.Equal(t, http.StatusTooManyRequests, d.status(t, a), a.path)
+		a.address = "198.51.100.1"
+		require.NotEqual(t, http.StatusTooManyRequests, d.status(t, a), a.path)
+	}
+}
+
+func TestTheRegistryHasBudgetsByTokenAndByAddress(t *testing.T) {
+	served := 0
+	d := newDoor(t, desk{}, func(c *Config) {
+		c.RequestsPerSecond, c.Burst = 1, visitorsBurst+10
+		c.Registry = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ })
+		c.RegistryCaller = func(r *http.Request) string { return r.Header.Get("Authorization") }
+	})
+	flood := func(path, token string) int {
+		served = 0
+		for range 2 * visitorsBurst {
+			d.status(t, ask{method: http.MethodGet, path: path, header: http.Header{"Authorization": {token}}})
+		}
+		return served
+	}
+	require.Equal(t, visitorsBurst, flood("/v2/token", ""))
+	require.Zero(t, flood("/v2/a/b/manifests/x", ""), "the same address")
+	require.Equal(t, visitorsBurst+10, flood("/v2/a/b/manifests/x", "one"))
+	require.Equal(t, visitorsBurst+10, flood("/v2/a/b/manifests/x", "two"))
+	res := d.do(t, ask{method: http.MethodGet, path: "/v2/", header: http.Header{"Authorization": {"two"}}})
+	require.NoError(t, res.Body.Close())
+	require.Equal(t, "1", res.Header.Get("Retry-After"))
+}
+
+// blocking is a handler whose requests stay under way until release is closed.
+type blocking struct {
+	StrictServerInterface
+	entered chan struct{}
+	release chan struct{}
+}
+
+func (b blocking) ListOrgs(context.Context, ListOrgsRequestObject) (ListOrgsResponseObject, error) {
+	b.entered <- struct{}{}
+	<-b.release
+	return ListOrgs200JSONResponse{Items: []Org{}}, nil
+}
+
+func (b blocking) WatchAppInstance(context.Context, WatchAppInstanceRequestObject) (WatchAppInstanceResponseObject, error) {
+	b.entered <- struct{}{}
+	<-b.release
+	return nil, iam.ErrNotFound()
+}
+
+func (b blocking) GetAppInstanceLogs(context.Context, GetAppInstanceLogsRequestObject) (GetAppInstanceLogsResponseObject, error) {
+	b.entered <- struct{}{}
+	<-b.release
+	return nil, iam.ErrNotFound()
+}
+
+func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachCaller(t *testing.T) {
+	instance := "/api/v1/projects/" + someID + "/app-instances/" + someID
+	for path, c := range map[string]struct {
+		max    int
+		budget string
+	}{
+		"/api/v1/orgs":      {maxCallerRequests, "budget/caller_requests_at_once"},
+		instance + "/watch": {maxCallerWatchers, "budget/caller_watchers"},
+		instance + "/logs":  {maxCallerLogStreams, "budget/caller_log_streams"},
+	} {
+		t.Run(c.budget, func(t *testing.T) {
+			s := blocking{entered: make(chan struct{}), release: make(chan struct{})}
+			d := newDoor(t, s)
+			d.known = map[string]iam.Principal{"other": {Type: iam.TypeUser, ID: "other", OrgID: "other"}}
+			a := ask{method: http.MethodGet, path: path}
+			done := make(chan struct{})
+			start := func(a ask) {
+				go func() {
+					res := d.do(t, a)
+					_, _ = io.Copy(io.Discard, res.Body)
+					_ = res.Body.Close()
+					done <- struct{}{}
+				}()
+				<-s.entered
+			}
+			for range c.max {
+				start(a)
+			}
+			p := problem(t, d.do(t, a), 429)
+			require.Equal(t, "too_many_at_once", p.Code)
+			require.Equal(t, c.budget, p.Errors[0].Pointer)
+			other := a
+			other.header = bearer("other")
+			start(other)
+			close(s.release)
+			for range c.max + 1 {
+				<-done
+			}
+			go func() { <-s.entered }()
+			require.NotEqual(t, http.StatusTooManyRequests, d.status(t, a), "a place that is left is free")
+		})
+	}
+}
+
+func TestAddressesCountByWhatOneCustomerHas(t *testing.T) {
+	for ip, want := range map[string][2]string{
+		"192.0.2.7":        {"192.0.2.7", "192.0.2.0/24"},
+		"::ffff:192.0.2.7": {"192.0.2.7", "192.0.2.0/24"},
+		"2001:db8:1:2:3::": {"2001:db8:1:2::/64", "2001:db8:1::/48"},
+		"fe80::1%eth0":     {"fe80::/64", "fe80::/48"},
+		"@":                {"@", "@"},
+	} {
+		address, prefix := prefixes(ip)
+		require.Equal(t, want, [2]string{address, prefix}, ip)
+	}
+}
+
+func TestReadinessAsksTheDatabaseOnceASecond(t *testing.T) {
+	asked := 0
+	d := newDoor(t, struct{ StrictServerInterface }{&Server{Ready: func(context.Context) error { asked++; return nil }}})
+	for range 100 {
+		require.Equal(t, http.StatusOK, d.status(t, ask{method: http.MethodGet, path: "/readyz"}))
+	}
+	require.Equal(t, 1, asked)
+	d.now = d.now.Add(time.Second)
+	d.status(t, ask{method: http.MethodGet, path: "/readyz"})
+	require.Equal(t, 2, asked)
+}

@@ -1,0 +1,54 @@
+package httpapi
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// Audit is what reading the audit trail needs.
+type Audit struct {
+	DB *db.DB
+}
+
+// ListAudit lists the audit trail, the newest row first.
+func (s *Server) ListAudit(ctx context.Context, r ListAuditRequestObject) (ListAuditResponseObject, error) {
+	q := r.Params
+	f, err := billingFilter(q.Cursor, q.Limit, q.From, q.To)
+	if err != nil {
+		return nil, err
+	}
+	list := event.AuditQuery{
+		ActorID: q.ActorID, Action: q.Action, ResourceType: q.ResourceType, ResourceID: q.ResourceID, CorrelationID: q.CorrelationID,
+		Outcome: string(q.Outcome), From: f.From, To: f.To, Before: f.Before, Limit: f.Limit + 1,
+	}
+	out, err := db.ReadTx(ctx, s.Audit.DB, func(tx db.Tx) (AuditRowList, error) {
+		if list.OrgID, list.ProjectID, err = billingScope(ctx, tx, iam.AuditRead, q.OrgID, q.ProjectID); err != nil {
+			return AuditRowList{}, err
+		}
+		rows, err := event.ListAudit(ctx, tx, list)
+		out := AuditRowList{Items: []AuditRow{}}
+		for i, row := range rows {
+			if i == f.Limit {
+				out.NextCursor = out.Items[i-1].ID
+				break
+			}
+			out.Items = append(out.Items, auditView(row))
+		}
+		return out, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return ListAudit200JSONResponse(out), nil
+}
+
+func auditView(r event.AuditRow) AuditRow {
+	return AuditRow{
+		ID: r.ID, At: r.At, Actor: AuditActor{Type: AuditActorType(r.ActorType), ID: r.ActorID}, Action: r.Action, Outcome: AuditOutcome(r.Outcome),
+		Reason: r.Reason, ResourceType: r.ResourceType, ResourceID: r.ResourceID, OrgID: r.OrgID, ProjectID: r.ProjectID,
+		CorrelationID: r.CorrelationID, Before: r.Before, After: r.After,
+	}
+}

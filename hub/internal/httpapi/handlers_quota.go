@@ -1,0 +1,114 @@
+package httpapi
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// GetOrgQuota tells what an org may hold, and what it holds.
+func (s *Server) GetOrgQuota(ctx context.Context, r GetOrgQuotaRequestObject) (GetOrgQuotaResponseObject, error) {
+	quota, err := s.orgQuota(ctx, r.OrgID)
+	if err != nil {
+		return nil, err
+	}
+	return GetOrgQuota200JSONResponse(quota), nil
+}
+
+// PutOrgQuota sets what an org may hold.
+func (s *Server) PutOrgQuota(ctx context.Context, r PutOrgQuotaRequestObject) (PutOrgQuotaResponseObject, error) {
+	set := iam.Limits{}
+	for _, l := range r.Body.Limits {
+		set[iam.Quota(l.Name)] = l.Limit
+	}
+	if _, err := s.IAM.PutOrgQuota.Do(ctx, metaFrom(ctx), r.OrgID, set); err != nil {
+		return nil, err
+	}
+	quota, err := s.orgQuota(ctx, r.OrgID)
+	if err != nil {
+		return nil, err
+	}
+	return PutOrgQuota200JSONResponse(quota), nil
+}
+
+func (s *Server) orgQuota(ctx context.Context, orgID string) (OrgQuota, error) {
+	var limits, used iam.Limits
+	m := metaFrom(ctx)
+	org, err := db.ReadTx(ctx, s.IAM.DB, func(tx db.Tx) (iam.Org, error) {
+		org, err := iam.GetOrg(ctx, tx, orgID)
+		if err != nil {
+			return org, err
+		}
+		if err := iam.Authorize(m.Principal, iam.QuotaRead, org.ID, ""); err != nil {
+			return org, err
+		}
+		if limits, err = iam.LimitsOf(ctx, tx, org.ID); err != nil {
+			return org, err
+		}
+		used, err = command.QuotaUsage(ctx, tx, m, org.ID)
+		return org, err
+	})
+	if err != nil {
+		return OrgQuota{}, err
+	}
+	if registry := s.Artifacts.Registry; registry != nil {
+		used[iam.QuotaRegistryBytes] = registry.UsedBytes(org.Slug)
+	}
+	out := OrgQuota{OrgID: orgID, Items: []OrgQuotaItem{}}
+	defaults := iam.DefaultLimits()
+	for _, name := range iam.QuotaNames() {
+		out.Items = append(out.Items, OrgQuotaItem{Name: QuotaName(name), Limit: limits[name], Used: used[name], DefaultLimit: defaults[name]})
+	}
+	return out, nil
+}
+
+// ListAppSlugs lists the app slugs that belong to an org.
+func (s *Server) ListAppSlugs(ctx context.Context, r ListAppSlugsRequestObject) (ListAppSlugsResponseObject, error) {
+	limit := limitOf(r.Params.Limit)
+	slugs, err := db.ReadTx(ctx, s.IAM.DB, func(tx db.Tx) ([]catalog.Slug, error) {
+		org, err := iam.GetOrg(ctx, tx, r.OrgID)
+		if err != nil {
+			return nil, err
+		}
+		if err := iam.Authorize(principalOf(ctx), iam.ArtifactRead, org.ID, ""); err != nil {
+			return nil, err
+		}
+		return catalog.Slugs(ctx, tx, org.ID, r.Params.Cursor, limit+1)
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := OwnedSlugList{Items: []OwnedSlug{}}
+	for i, slug := range slugs {
+		if i == limit {
+			out.NextCursor = out.Items[limit-1].Slug
+			break
+		}
+		out.Items = append(out.Items, slugView(slug))
+	}
+	return ListAppSlugs200JSONResponse(out), nil
+}
+
+// ReleaseAppSlug gives back a slug under which nothing was published.
+func (s *Server) ReleaseAppSlug(ctx context.Context, r ReleaseAppSlugRequestObject) (ReleaseAppSlugResponseObject, error) {
+	if err := s.IAM.ReleaseAppSlug.Do(ctx, metaFrom(ctx), r.OrgID, r.AppSlug); err != nil {
+		return nil, err
+	}
+	return ReleaseAppSlug204Response{}, nil
+}
+
+// TransferAppSlug gives a slug to another org, or to the platform.
+func (s *Server) TransferAppSlug(ctx context.Context, r TransferAppSlugRequestObject) (TransferAppSlugResponseObject, error) {
+	slug, err := s.IAM.TransferAppSlug.Do(ctx, metaFrom(ctx), r.AppSlug, r.Body.OrgID)
+	if err != nil {
+		return nil, err
+	}
+	return TransferAppSlug200JSONResponse(slugView(slug)), nil
+}
+
+func slugView(s catalog.Slug) OwnedSlug {
+	return OwnedSlug{Slug: s.Slug, OrgID: s.OrgID, Published: s.Published, CreatedAt: s.CreatedAt}
+}

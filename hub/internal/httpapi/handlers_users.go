@@ -1,0 +1,148 @@
+package httpapi
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// ListOrgUsers lists the users of an org.
+func (s *Server) ListOrgUsers(ctx context.Context, r ListOrgUsersRequestObject) (ListOrgUsersResponseObject, error) {
+	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit, func(tx db.Tx, page iam.Page) ([]iam.User, error) {
+		org, err := iam.GetOrg(ctx, tx, r.OrgID)
+		if err != nil {
+			return nil, err
+		}
+		if err := iam.Authorize(principalOf(ctx), iam.UserRead, org.ID, ""); err != nil {
+			return nil, err
+		}
+		return iam.ListUsers(ctx, tx, org.ID, page)
+	}, userView, func(v User) string { return v.ID })
+	if err != nil {
+		return nil, err
+	}
+	return ListOrgUsers200JSONResponse{Items: items, NextCursor: next}, nil
+}
+
+// RemoveOrgUser removes a user from an org.
+func (s *Server) RemoveOrgUser(ctx context.Context, r RemoveOrgUserRequestObject) (RemoveOrgUserResponseObject, error) {
+	if err := s.IAM.RemoveOrgUser.Do(ctx, metaFrom(ctx), r.OrgID, r.UserID); err != nil {
+		return nil, err
+	}
+	return RemoveOrgUser204Response{}, nil
+}
+
+// GetUser gives one user.
+func (s *Server) GetUser(ctx context.Context, r GetUserRequestObject) (GetUserResponseObject, error) {
+	user, err := db.ReadTx(ctx, s.IAM.DB, func(tx db.Tx) (iam.User, error) {
+		return iam.OfUserOrSelf(ctx, tx, principalOf(ctx), iam.UserRead, r.UserID)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return GetUser200JSONResponse(userView(user)), nil
+}
+
+// PutUserRoles sets a user's roles in the whole org.
+func (s *Server) PutUserRoles(ctx context.Context, r PutUserRolesRequestObject) (PutUserRolesResponseObject, error) {
+	user, err := s.IAM.PutUserRoles.Do(ctx, metaFrom(ctx), r.UserID, rolesOf(r.Body.Roles), r.Body.PlatformAdmin)
+	if err != nil {
+		return nil, err
+	}
+	return PutUserRoles200JSONResponse(userView(user)), nil
+}
+
+// DisableUser refuses a user from the next request on.
+func (s *Server) DisableUser(ctx context.Context, r DisableUserRequestObject) (DisableUserResponseObject, error) {
+	user, err := s.IAM.DisableUser.Do(ctx, metaFrom(ctx), r.UserID)
+	if err != nil {
+		return nil, err
+	}
+	return DisableUser200JSONResponse(userView(user)), nil
+}
+
+// EnableUser lets a disabled user in again.
+func (s *Server) EnableUser(ctx context.Context, r EnableUserRequestObject) (EnableUserResponseObject, error) {
+	user, err := s.IAM.EnableUser.Do(ctx, metaFrom(ctx), r.UserID)
+	if err != nil {
+		return nil, err
+	}
+	return EnableUser200JSONResponse(userView(user)), nil
+}
+
+// ListUserTokens lists a user's tokens that count, without their text.
+func (s *Server) ListUserTokens(ctx context.Context, r ListUserTokensRequestObject) (ListUserTokensResponseObject, error) {
+	now := metaFrom(ctx).Now
+	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit, func(tx db.Tx, page iam.Page) ([]iam.UserToken, error) {
+		user, err := iam.OfUserOrSelf(ctx, tx, principalOf(ctx), iam.UserRead, r.UserID)
+		if err != nil {
+			return nil, err
+		}
+		return iam.ListUserTokens(ctx, tx, user.ID, now, page)
+	}, tokenView, func(v UserTokenInfo) string { return v.ID })
+	if err != nil {
+		return nil, err
+	}
+	return ListUserTokens200JSONResponse{Items: items, NextCursor: next}, nil
+}
+
+// RevokeUserTokens ends all tokens of a user.
+func (s *Server) RevokeUserTokens(ctx context.Context, r RevokeUserTokensRequestObject) (RevokeUserTokensResponseObject, error) {
+	if err := s.IAM.RevokeUserTokens.Do(ctx, metaFrom(ctx), r.UserID); err != nil {
+		return nil, err
+	}
+	return RevokeUserTokens204Response{}, nil
+}
+
+// RevokeUserToken ends one token.
+func (s *Server) RevokeUserToken(ctx context.Context, r RevokeUserTokenRequestObject) (RevokeUserTokenResponseObject, error) {
+	if err := s.IAM.RevokeUserToken.Do(ctx, metaFrom(ctx), r.UserID, r.TokenID); err != nil {
+		return nil, err
+	}
+	return RevokeUserToken204Response{}, nil
+}
+
+// ListProjectRoles lists who holds roles in this project only.
+func (s *Server) ListProjectRoles(ctx context.Context, r ListProjectRolesRequestObject) (ListProjectRolesResponseObject, error) {
+	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit, func(tx db.Tx, page iam.Page) ([]iam.ProjectRoles, error) {
+		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.RoleRead, r.ProjectID)
+		if err != nil {
+			return nil, err
+		}
+		return iam.ListProjectRoles(ctx, tx, project.ID, page)
+	}, projectRolesView, func(v ProjectRoles) string { return v.UserID })
+	if err != nil {
+		return nil, err
+	}
+	return ListProjectRoles200JSONResponse{Items: items, NextCursor: next}, nil
+}
+
+// PutProjectRoles sets a user's roles in this project only.
+func (s *Server) PutProjectRoles(ctx context.Context, r PutProjectRolesRequestObject) (PutProjectRolesResponseObject, error) {
+	roles, err := s.IAM.PutProjectRoles.Do(ctx, metaFrom(ctx), r.ProjectID, r.UserID, rolesOf(r.Body.Roles))
+	if err != nil {
+		return nil, err
+	}
+	return PutProjectRoles200JSONResponse(projectRolesView(roles)), nil
+}
+
+func rolesOf[T ~string](names []T) []iam.Role {
+	out := make([]iam.Role, 0, len(names))
+	for _, n := range names {
+		out = append(out, iam.Role(n))
+	}
+	return out
+}
+
+func tokenView(t iam.UserToken) UserTokenInfo {
+	return UserTokenInfo{ID: t.ID, UserID: t.UserID, Description: t.Description, ExpiresAt: t.ExpiresAt, CreatedAt: t.CreatedAt}
+}
+
+func projectRolesView(p iam.ProjectRoles) ProjectRoles {
+	out := ProjectRoles{UserID: p.UserID, Email: p.Email, DisplayName: p.DisplayName, Roles: []ProjectRole{}}
+	for _, r := range p.Roles {
+		out.Roles = append(out.Roles, ProjectRole(r))
+	}
+	return out
+}

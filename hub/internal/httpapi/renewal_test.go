@@ -1,0 +1,129 @@
+package httpapi
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// enrolled puts a node into the database and gives its id and key.
+func (y *yard) enrolled(t *testing.T) (id string, key ed25519.PrivateKey) {
+	t.Helper()
+	pub, key, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	secret, err := fleet.NewJoinSecret()
+	require.NoError(t, err)
+	n, err := db.RunTx(t.Context(), y.d, func(tx db.Tx) (fleet.Node, error) {
+		if _, err := fleet.CreateToken(t.Context(), tx, fleet.NewToken{ID: db.NewID(), Secret: secret, CreatedBy: "admin"}, y.clock()); err != nil {
+			return fleet.Node{}, err
+		}
+		n, _, err := fleet.Enrol(t.Context(), tx, fleet.Enrolment{NodeID: db.NewID(), Secret: secret, Hostname: "n1", PublicKey: pub, CertificateExpiresAt: y.clock()}, y.clock())
+		return n, err
+	})
+	require.NoError(t, err)
+	return n.ID, key
+}
+
+// renewal is a request for a new certificate of a node, signed by a key.
+func renewal(t *testing.T, id string, key ed25519.PrivateKey) string {
+	t.Helper()
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	require.NoError(t, err)
+	csr, at := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})), "1970-01-01T00:00:00Z"
+	body, err := json.Marshal(map[string]string{
+		"node_id": id, "csr_pem": csr, "issued_at": at, "signature": base64.StdEncoding.EncodeToString(ed25519.Sign(key, fleet.RenewalMessage(id, csr, at))),
+	})
+	require.NoError(t, err)
+	return string(body)
+}
+
+func TestARenewalSucceedsFromAnAddressWhoseBudgetIsUsedUp(t *testing.T) {
+	y := newYard(t)
+	id, key := y.enrolled(t)
+	banned, bannedKey := y.enrolled(t)
+	_, stranger, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	keys := &fleet.PublicKeys{DB: y.d}
+	lookups := 0
+	y.Handler, err = NewHandler(&Server{Fleet: Fleet{
+		DB: y.d, Keys: y.keys, RenewNode: &command.RenewNode{DB: y.d, Keys: y.keys, CertificateTTL: time.Hour},
+		BanNode: &command.BanNode{DB: y.d, Kick: func(string, string) {}}, Generation: func(context.Context, db.Tx, string) (uint64, error) { return 1, nil },
+	}}, Config{
+		Authenticator: TokenAuthenticator{DB: y.d}, Auditor: &command.FailureAudit{DB: y.d}, Log: slog.New(slog.DiscardHandler), Now: y.clock,
+		NodeKey: func(ctx context.Context, id string, now time.Time) (ed25519.PublicKey, error) {
+			lookups++
+			return keys.Of(ctx, id, now)
+		},
+	})
+	require.NoError(t, err)
+	y.must(t, y.admin, "POST", "/admin/nodes/"+banned+"/ban", "ban", `{"reason":"stolen"}`, 200)
+	renew := func(body string) answer { return y.ask(t, "", "POST", "/nodes/renew", "", body) }
+
+	// Without the proof, no id tells more than another.
+	var refusals []string
+	for _, node := range []string{id, banned, db.NewID()} {
+		a := renew(renewal(t, node, stranger))
+		require.Equal(t, http.StatusUnauthorized, a.status)
+		delete(a.body, "correlation_id")
+		raw, err := json.Marshal(a.body)
+		require.NoError(t, err)
+		refusals = append(refusals, string(raw))
+	}
+	require.Equal(t, refusals[0], refusals[1])
+	require.Equal(t, refusals[0], refusals[2])
+	require.Equal(t, fleet.CodeBanned, renew(renewal(t, banned, bannedKey)).text("code"))
+	require.Zero(t, lookups, "while the address has a budget")
+
+	for range visitorsBurst {
+		y.ask(t, "", "GET", "/healthz", "", "")
+	}
+	require.Equal(t, http.StatusTooManyRequests, y.ask(t, "", "GET", "/healthz", "", "").status)
+	require.Equal(t, http.StatusOK, renew(renewal(t, id, key)).status, "by the proof, also with an expired certificate")
+	for _, body := range []string{renewal(t, id, stranger), renewal(t, banned, bannedKey), renewal(t, db.NewID(), stranger), "{", strings.Repeat(" ", 64<<10)} {
+		require.Contains(t, []int{http.StatusTooManyRequests, http.StatusRequestEntityTooLarge}, renew(body).status)
+	}
+
+	r := httptest.NewRequest(http.MethodPost, "/api/v1/nodes/renew", strings.NewReader(renewal(t, id, key)))
+	r.Header.Set("Content-Type", "application/json")
+	leaf := &x509.Certificate{URIs: []*url.URL{protocol.NodeSPIFFE("gpuaas.test", id)}}
+	r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{{leaf}}}
+	before, w := lookups, httptest.NewRecorder()
+	y.ServeHTTP(w, r)
+	require.Equal(t, http.StatusOK, w.Code, "by the certificate that the connection shows")
+	require.Equal(t, before, lookups)
+}
+
+func TestKeysOfNodesAreLoadedOnceForManyUnknownIDs(t *testing.T) {
+	y := newYard(t)
+	keys := &fleet.PublicKeys{DB: y.d}
+	now := y.clock()
+	key, err := keys.Of(t.Context(), db.NewID(), now)
+	require.NoError(t, err)
+	require.Nil(t, key)
+	id, private := y.enrolled(t)
+	key, err = keys.Of(t.Context(), id, now)
+	require.NoError(t, err)
+	require.Nil(t, key, "asked again a moment later")
+	key, err = keys.Of(t.Context(), id, now.Add(time.Minute))
+	require.NoError(t, err)
+	require.Equal(t, private.Public(), key)
+}

@@ -1,0 +1,63 @@
+package httpapi
+
+import (
+	"io"
+	"net/http"
+	"time"
+)
+
+// transferTimeout is how long one piece of an upload, a download or a log may take. A transfer has no end of its own.
+const transferTimeout = 60 * time.Second
+
+// transfer lifts the server's deadlines from a request, and gives each piece of its body and answer one of its own instead.
+func transfer(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, *http.Request) {
+	deadlines := http.NewResponseController(w)
+	_ = deadlines.SetReadDeadline(time.Time{})
+	if r.Body != nil && r.Body != http.NoBody {
+		r.Body = transferBody{r.Body, deadlines}
+	}
+	return newTransferWriter(w), r
+}
+
+// newTransferWriter is transfer for the answer alone.
+func newTransferWriter(w http.ResponseWriter) transferWriter {
+	deadlines := http.NewResponseController(w)
+	_ = deadlines.SetWriteDeadline(time.Time{})
+	return transferWriter{w, deadlines}
+}
+
+type transferBody struct {
+	io.ReadCloser
+	deadlines *http.ResponseController
+}
+
+// Read implements io.Reader.
+func (b transferBody) Read(p []byte) (int, error) {
+	_ = b.deadlines.SetReadDeadline(time.Now().Add(transferTimeout))
+	n, err := b.ReadCloser.Read(p)
+	_ = b.deadlines.SetReadDeadline(time.Time{})
+	return n, err
+}
+
+type transferWriter struct {
+	http.ResponseWriter
+	deadlines *http.ResponseController
+}
+
+// Write implements io.Writer.
+func (w transferWriter) Write(p []byte) (int, error) {
+	_ = w.deadlines.SetWriteDeadline(time.Now().Add(transferTimeout))
+	n, err := w.ResponseWriter.Write(p)
+	_ = w.deadlines.SetWriteDeadline(time.Time{})
+	return n, err
+}
+
+// Flush implements http.Flusher.
+func (w transferWriter) Flush() {
+	_ = w.deadlines.SetWriteDeadline(time.Now().Add(transferTimeout))
+	_ = w.deadlines.Flush()
+	_ = w.deadlines.SetWriteDeadline(time.Time{})
+}
+
+// Unwrap is for http.ResponseController.
+func (w transferWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -1,0 +1,216 @@
+package iam
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	orgRoles     = "org_admin, org_member, org_billing or app_publisher"
+	projectRoles = "project_admin, app_operator or viewer"
+)
+
+// ProjectRoles are the roles that a user holds in one project only.
+type ProjectRoles struct {
+	UserID, Email, DisplayName string
+	Roles                      []Role
+}
+
+// OfUser finds the user and decides whether p may do permission to it: an admin of the user's org, or a platform admin. Only
+// a platform admin changes another platform admin.
+func OfUser(ctx context.Context, tx db.Tx, p Principal, permission Permission, userID string) (User, error) {
+	u, err := GetUser(ctx, tx, userID)
+	if err != nil || p.PlatformAdmin && p.Type == TypeUser {
+		return u, err
+	}
+	if u.OrgID == "" {
+		return User{}, ErrNotFound()
+	}
+	if err := Authorize(p, permission, u.OrgID, ""); err != nil {
+		return User{}, err
+	}
+	if u.PlatformAdmin && permission != UserRead {
+		return User{}, forbidden(permission)
+	}
+	return u, nil
+}
+
+// OfUserOrSelf is OfUser, except that users may always do it to themselves.
+func OfUserOrSelf(ctx context.Context, tx db.Tx, p Principal, permission Permission, userID string) (User, error) {
+	if p.Type == TypeUser && p.ID == userID {
+		return GetUser(ctx, tx, userID)
+	}
+	return OfUser(ctx, tx, p, permission, userID)
+}
+
+// SetUserDisabled refuses the user's tokens, or lets those that are not revoked count again. It changes nothing where the
+// user is in that state already.
+func SetUserDisabled(ctx context.Context, tx db.Tx, u User, disabled bool, now time.Time) (User, error) {
+	if u.Disabled == disabled {
+		return u, nil
+	}
+	if disabled {
+		if err := keepsAnAdmin(ctx, tx, u); err != nil {
+			return u, err
+		}
+	}
+	u.Disabled = disabled
+	version, err := updateUser(ctx, tx, u, now)
+	u.ResourceVersion = version
+	return u, err
+}
+
+// SetUserRoles replaces the roles that the user holds in the whole org. It changes nothing where they are the same.
+func SetUserRoles(ctx context.Context, tx db.Tx, u User, roles []Role, platformAdmin bool, now time.Time) (User, error) {
+	roles, err := checkRoles(roles, Role.ForUser, orgRoles)
+	if err != nil {
+		return u, err
+	}
+	bad := fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).Lasting()
+	switch {
+	case u.OrgID == "" && len(roles) > 0:
+		return u, bad.AtHint("/roles", "roles are held in an org", "this user belongs to none")
+	case u.OrgID == "" && !platformAdmin:
+		return u, bad.AtHint("/platform_admin", "is required", "only a platform admin may belong to no org")
+	case slices.Equal(roles, u.Roles) && platformAdmin == u.PlatformAdmin:
+		return u, nil
+	case u.PlatformAdmin && !platformAdmin:
+		if err := keepsAnAdmin(ctx, tx, u); err != nil {
+			return u, err
+		}
+	}
+	if err := deleteBindings(ctx, tx, u.ID, orgWide); err != nil {
+		return u, err
+	}
+	for _, r := range roles {
+		if err := insertBinding(ctx, tx, u.ID, r, "", now); err != nil {
+			return u, err
+		}
+	}
+	u.Roles, u.PlatformAdmin = roles, platformAdmin
+	version, err := updateUser(ctx, tx, u, now)
+	u.ResourceVersion = version
+	return u, err
+}
+
+// RemoveFromOrg takes the user's roles and ends the account with its tokens; its address may be used again. A platform admin
+// stays one, without an org.
+func RemoveFromOrg(ctx context.Context, tx db.Tx, u User, now time.Time) (User, error) {
+	if err := deleteBindings(ctx, tx, u.ID, ""); err != nil {
+		return u, err
+	}
+	u.Roles = nil
+	if u.PlatformAdmin {
+		u.OrgID = ""
+	} else {
+		if _, err := revokeTokens(ctx, tx, u.ID, now); err != nil {
+			return u, err
+		}
+		if err := markUserRemoved(ctx, tx, u.ID, now); err != nil {
+			return u, err
+		}
+		u.Email, u.Disabled = "removed-"+u.ID, true
+	}
+	version, err := updateUser(ctx, tx, u, now)
+	u.ResourceVersion = version
+	return u, err
+}
+
+// ListProjectRoles lists the users who hold roles in this project only.
+func ListProjectRoles(ctx context.Context, tx db.Tx, projectID string, page Page) ([]ProjectRoles, error) {
+	page, err := page.check()
+	if err != nil {
+		return nil, err
+	}
+	return selectProjectRoles(ctx, tx, projectID, page)
+}
+
+// SetProjectRoles replaces the roles that a user of the project's org holds in this project only, and returns those before.
+func SetProjectRoles(ctx context.Context, tx db.Tx, project Project, userID string, roles []Role, now time.Time) (before []Role, after User, err error) {
+	if roles, err = checkRoles(roles, Role.ForProject, projectRoles); err != nil {
+		return nil, User{}, err
+	}
+	u, err := GetUser(ctx, tx, userID)
+	if err != nil {
+		return nil, User{}, err
+	}
+	if u.OrgID != project.OrgID {
+		return nil, User{}, ErrNotFound()
+	}
+	if before, err = selectProjectRolesOf(ctx, tx, project.ID, u.ID); err != nil {
+		return nil, User{}, err
+	}
+	u.Roles = roles
+	if slices.Equal(before, roles) {
+		return before, u, nil
+	}
+	if err := deleteBindings(ctx, tx, u.ID, project.ID); err != nil {
+		return nil, User{}, err
+	}
+	for _, r := range roles {
+		if err := insertBinding(ctx, tx, u.ID, r, project.ID, now); err != nil {
+			return nil, User{}, err
+		}
+	}
+	u.ResourceVersion, err = updateUser(ctx, tx, u, now)
+	return before, u, err
+}
+
+// ListUserTokens lists the tokens of the user that count.
+func ListUserTokens(ctx context.Context, tx db.Tx, userID string, now time.Time, page Page) ([]UserToken, error) {
+	page, err := page.check()
+	if err != nil {
+		return nil, err
+	}
+	return selectUserTokens(ctx, tx, userID, now, page)
+}
+
+// RevokeUserToken ends one token of the user. One that does not count any more is NotFound.
+func RevokeUserToken(ctx context.Context, tx db.Tx, userID, tokenID string, now time.Time) error {
+	if !db.IsID(tokenID) {
+		return ErrNotFound()
+	}
+	revoked, err := revokeToken(ctx, tx, userID, tokenID, now)
+	if err == nil && !revoked {
+		err = ErrNotFound()
+	}
+	return err
+}
+
+// RevokeUserTokens ends every token of the user and returns how many there were.
+func RevokeUserTokens(ctx context.Context, tx db.Tx, u User, now time.Time) (User, int64, error) {
+	revoked, err := revokeTokens(ctx, tx, u.ID, now)
+	if err != nil || revoked == 0 {
+		return u, 0, err
+	}
+	u.ResourceVersion, err = updateUser(ctx, tx, u, now)
+	return u, revoked, err
+}
+
+// keepsAnAdmin refuses to take the last platform admin whose tokens count.
+func keepsAnAdmin(ctx context.Context, tx db.Tx, u User) error {
+	if !u.PlatformAdmin || u.Disabled {
+		return nil
+	}
+	other, err := otherAdminExists(ctx, tx, u.ID)
+	if err == nil && !other {
+		err = fault.New(fault.Conflict, "last_platform_admin", "This is the last platform admin; make another one first.", nil).Lasting()
+	}
+	return err
+}
+
+func checkRoles(roles []Role, may func(Role) bool, hint string) ([]Role, error) {
+	for _, r := range roles {
+		if !may(r) {
+			return nil, fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).
+				AtHint("/roles", "is no role that can be held here", hint).Lasting()
+		}
+	}
+	roles = slices.Clone(roles)
+	slices.Sort(roles)
+	return slices.Compact(roles), nil
+}

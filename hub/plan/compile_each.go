@@ -1,0 +1,160 @@
+package plan
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// LeftOut is a member that breaks a rule of its node's state.
+type LeftOut struct {
+	MemberID string
+	Cause    error
+	// Kept: the node goes on with the member's last document; otherwise it is to have nothing of it.
+	Kept bool
+}
+
+// CompileEach compiles those members of a snapshot that keep the rules, so that one which does not is no trouble of its neighbours. In place of
+// a member that breaks a rule its last document stands, where that keeps them; a member that is to be stopped is stopped in it. Of
+// members that only together break a rule the older goes first.
+func CompileEach(snap Snapshot, last map[string][]byte) (NodeState, []LeftOut, error) {
+	if state, err := compileChecked(snap); err == nil {
+		return state, nil, nil
+	}
+	f := fitting{snap: snap, allocations: map[string]*usage{}, given: map[string]bool{}, seen: map[string]bool{}}
+	for _, a := range snap.Allocations {
+		f.allocations[a.ID] = newUsage(a)
+	}
+	members := slices.Clone(snap.Members)
+	slices.SortStableFunc(members, func(a, b Member) int { return cmp.Compare(a.ID, b.ID) })
+	var left []LeftOut
+	for _, m := range members {
+		part, err := compileMember(m)
+		if err == nil {
+			err = f.admit(m, part)
+		}
+		if err == nil {
+			continue
+		}
+		out := LeftOut{MemberID: m.ID, Cause: err}
+		if data := last[m.ID]; data != nil {
+			out.Kept = f.admitLast(m, data) == nil
+		}
+		left = append(left, out)
+	}
+	state := NodeState{NodeID: snap.Node.ID, Parts: f.parts}
+	if err := Check(f.used(), state); err != nil {
+		return NodeState{}, nil, err
+	}
+	return state, left, nil
+}
+
+func compileChecked(snap Snapshot) (NodeState, error) {
+	state, err := Compile(snap)
+	if err != nil {
+		return NodeState{}, err
+	}
+	return state, Check(snap, state)
+}
+
+// fitting is a state that grows by one member at a time.
+type fitting struct {
+	snap        Snapshot
+	allocations map[string]*usage
+	// given are accelerators that a member has, seen are members.
+	given, seen map[string]bool
+	members     []Member
+	parts       []Part
+}
+
+// admit adds a member's part, or says what it breaks.
+func (f *fitting) admit(m Member, p Part) error {
+	if f.seen[m.ID] {
+		return Violations{{RuleDuplicateMember, m.ID}}
+	}
+	if len(f.parts) == protocol.MaxParts {
+		return Violations{{RuleTooMany, f.snap.Node.ID}}
+	}
+	alone := Snapshot{Node: f.snap.Node, Members: []Member{m}}
+	u := f.allocations[p.Workload.GetAllocationId()]
+	if u != nil {
+		alone.Allocations = []Allocation{withAccelerators(u.allocation, acceleratorsOf(p.Workload))}
+	}
+	if err := Check(alone, NodeState{NodeID: f.snap.Node.ID, Parts: []Part{p}}); err != nil {
+		return err
+	}
+	next := *u
+	next.addLarger(p.Workload.GetServices(), p.Workload.GetFallback().GetServices())
+	if next.overfull() {
+		return Violations{{RuleAllocationFull, u.allocation.ID}}
+	}
+	mine := acceleratorsOf(p.Workload)
+	for id := range mine {
+		if f.given[id] {
+			return Violations{{RuleAcceleratorShared, id}}
+		}
+	}
+	for id := range mine {
+		f.given[id] = true
+	}
+	*u = next
+	f.seen[m.ID] = true
+	f.members, f.parts = append(f.members, m), append(f.parts, p)
+	return nil
+}
+
+// admitLast adds the member's last document, with the very bytes that the node has, but for a stop.
+func (f *fitting) admitLast(m Member, data []byte) error {
+	w := &protocol.Workload{}
+	err := proto.Unmarshal(data, w)
+	if err == nil && m.Stopped && !w.GetStopped() {
+		w.Stopped, w.Fallback = true, nil
+		data, err = proto.MarshalOptions{Deterministic: true}.Marshal(w)
+	}
+	if err != nil {
+		return fmt.Errorf("member %s: %w", m.ID, err)
+	}
+	return f.admit(m, Part{ID: m.ID, Workload: w, Bytes: data, SHA256: sha256.Sum256(data)})
+}
+
+// used is the snapshot as far as the parts make use of it.
+func (f *fitting) used() Snapshot {
+	out := Snapshot{Node: f.snap.Node, Members: f.members}
+	mine := map[string]map[string]bool{}
+	for _, p := range f.parts {
+		id := p.Workload.GetAllocationId()
+		if mine[id] == nil {
+			mine[id] = map[string]bool{}
+		}
+		for accelerator := range acceleratorsOf(p.Workload) {
+			mine[id][accelerator] = true
+		}
+	}
+	for _, a := range f.snap.Allocations {
+		if mine[a.ID] != nil {
+			out.Allocations = append(out.Allocations, withAccelerators(a, mine[a.ID]))
+		}
+	}
+	return out
+}
+
+// withAccelerators keeps those accelerators of an allocation that are used.
+func withAccelerators(a Allocation, used map[string]bool) Allocation {
+	a.AcceleratorIDs = slices.DeleteFunc(slices.Clone(a.AcceleratorIDs), func(id string) bool { return !used[id] })
+	return a
+}
+
+func acceleratorsOf(w *protocol.Workload) map[string]bool {
+	ids := map[string]bool{}
+	for _, s := range slices.Concat(w.GetServices(), w.GetFallback().GetServices()) {
+		for _, id := range s.GetResources().GetAcceleratorIds() {
+			ids[id] = true
+		}
+	}
+	return ids
+}

@@ -1,0 +1,268 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+func userColumns() []column[client.User] {
+	return []column[client.User]{
+		{"EMAIL", func(u client.User) string { return u.Email }},
+		{"NAME", func(u client.User) string { return u.DisplayName }},
+		{"ROLES", func(u client.User) string { return words(u.Roles) }},
+		{"PLATFORM ADMIN", func(u client.User) string { return fmt.Sprint(u.PlatformAdmin) }},
+		{"STATUS", func(u client.User) string { return string(u.Status) }},
+		{"ORG", func(u client.User) string { return u.OrgID }},
+		{"ID", func(u client.User) string { return u.ID }},
+	}
+}
+
+func (a *app) usersCommand() *cobra.Command {
+	var org string
+	list := listing(a, "list", "Users of your org; all of them for a platform admin", cobra.NoArgs, userColumns(),
+		func(ctx context.Context, s *session, _ []string, cursor string) ([]client.User, string, error) {
+			return s.users(ctx, org)(cursor)
+		})
+	list.Flags().StringVar(&org, "org", "", "org, by id or slug")
+	return group("users", "Users of an org", list, a.createUserCommand(), a.createTokenCommand(), a.setRolesCommand(),
+		a.oneUser("get", "One user", func(ctx context.Context, s *session, id string) error {
+			u, err := client.Read[client.User](s.hub.GetUser(ctx, id, s.editors()...))
+			return s.showUser(u, err)
+		}),
+		a.oneUser("disable", "Refuse a user and all tokens of the user from now on", func(ctx context.Context, s *session, id string) error {
+			u, err := client.Read[client.User](s.hub.DisableUser(ctx, id, s.editors()...))
+			return s.showUser(u, err)
+		}),
+		a.oneUser("enable", "Let a disabled user in again", func(ctx context.Context, s *session, id string) error {
+			u, err := client.Read[client.User](s.hub.EnableUser(ctx, id, s.editors()...))
+			return s.showUser(u, err)
+		}),
+		a.oneUser("remove", "Remove a user from the org for good", func(ctx context.Context, s *session, id string) error {
+			u, err := client.Read[client.User](s.hub.GetUser(ctx, id))
+			if err != nil {
+				return err
+			}
+			return closed(s.hub.RemoveOrgUser(ctx, u.OrgID, id, s.editors()...))
+		}))
+}
+
+func (a *app) createUserCommand() *cobra.Command {
+	var (
+		name, org string
+		roles     []string
+		admin     bool
+	)
+	c := a.action("create EMAIL", "Make a user (platform admin)", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+		orgID, err := s.orgID(ctx, org)
+		if err != nil {
+			return err
+		}
+		body := client.UserCreate{OrgID: orgID, Email: args[0], DisplayName: or(name, args[0]), PlatformAdmin: admin}
+		for _, r := range roles {
+			body.Roles = append(body.Roles, client.UserRole(r))
+		}
+		u, err := client.Read[client.User](s.hub.CreateUser(ctx, body, s.editors()...))
+		return s.showUser(u, err)
+	})
+	f := c.Flags()
+	f.StringVar(&name, "name", "", "display name; the address where absent")
+	f.StringVar(&org, "org", "", "org, by id or slug")
+	f.StringSliceVar(&roles, "role", nil, "org_admin, org_member, org_billing or app_publisher; may be given again")
+	f.BoolVar(&admin, "platform-admin", false, "may do everything in every org")
+	return c
+}
+
+func (a *app) createTokenCommand() *cobra.Command {
+	var (
+		life        time.Duration
+		description string
+	)
+	c := a.oneUser("token", "Make a personal token for a user (platform admin); it is shown once", func(ctx context.Context, s *session, id string) error {
+		t, err := client.Read[client.UserToken](s.hub.CreateUserToken(ctx, id, client.UserTokenCreate{
+			Description: description, ExpiresInSeconds: int64(life.Seconds()),
+		}, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, t, []column[client.UserToken]{
+			{"TOKEN", func(t client.UserToken) string { return t.Token }},
+			{"EXPIRES", func(t client.UserToken) string { return stamp(t.ExpiresAt) }},
+		})
+	})
+	c.Flags().DurationVar(&life, "life", 0, "how long it is valid; the hub's default where absent")
+	c.Flags().StringVar(&description, "description", "", "what it is for")
+	return c
+}
+
+func (a *app) setRolesCommand() *cobra.Command {
+	var platformAdmin string
+	c := a.action("set-roles USER [ROLE…]", "Set the roles that a user holds in the whole org", cobra.MinimumNArgs(1), func(ctx context.Context, s *session, args []string) error {
+		id, err := s.userID(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		body := client.UserRolesPut{Roles: []client.UserRole{}}
+		for _, r := range args[1:] {
+			body.Roles = append(body.Roles, client.UserRole(r))
+		}
+		switch platformAdmin {
+		case "":
+		case "true", "false":
+			admin := platformAdmin == "true"
+			body.PlatformAdmin = &admin
+		default:
+			return usage(errors.New("--platform-admin is true or false"))
+		}
+		u, err := client.Read[client.User](s.hub.PutUserRoles(ctx, id, body, s.editors()...))
+		return s.showUser(u, err)
+	})
+	c.Long = "Set the roles that a user holds in the whole org: org_admin, org_member, org_billing, app_publisher. Roles that are not named are taken."
+	c.Flags().StringVar(&platformAdmin, "platform-admin", "", "true or false; unchanged where absent (platform admin)")
+	return c
+}
+
+func (a *app) tokensCommand() *cobra.Command {
+	var user string
+	columns := []column[client.UserTokenInfo]{
+		{"ID", func(t client.UserTokenInfo) string { return t.ID }},
+		{"DESCRIPTION", func(t client.UserTokenInfo) string { return t.Description }},
+		{"CREATED", func(t client.UserTokenInfo) string { return stamp(t.CreatedAt) }},
+		{"EXPIRES", func(t client.UserTokenInfo) string { return stamp(t.ExpiresAt) }},
+	}
+	list := listing(a, "list", "Tokens that are valid, without their text", cobra.NoArgs, columns,
+		func(ctx context.Context, s *session, _ []string, cursor string) ([]client.UserTokenInfo, string, error) {
+			id, err := s.userOrSelf(ctx, user)
+			if err != nil {
+				return nil, "", err
+			}
+			l, err := client.Read[client.UserTokenList](s.hub.ListUserTokens(ctx, id, &client.ListUserTokensParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			return l.Items, l.NextCursor, err
+		})
+	var all bool
+	revoke := a.action("revoke [TOKEN_ID]", "Revoke a token; it is refused from now on", cobra.MaximumNArgs(1), func(ctx context.Context, s *session, args []string) error {
+		if all == (len(args) == 1) {
+			return usage(errors.New("give a token's id (gpuaas tokens list shows them) or --all"))
+		}
+		id, err := s.userOrSelf(ctx, user)
+		if err != nil {
+			return err
+		}
+		if all {
+			return closed(s.hub.RevokeUserTokens(ctx, id, s.editors()...))
+		}
+		return closed(s.hub.RevokeUserToken(ctx, id, args[0], s.editors()...))
+	})
+	revoke.Flags().BoolVar(&all, "all", false, "revoke every token of the user, the one in use included")
+	c := group("tokens", "Personal tokens: your own, or those of a user of your org", list, revoke)
+	c.PersistentFlags().StringVar(&user, "user", "", "user, by id or e-mail address; yourself where absent")
+	return c
+}
+
+func (a *app) rolesCommand() *cobra.Command {
+	columns := []column[client.ProjectRoles]{
+		{"EMAIL", func(p client.ProjectRoles) string { return p.Email }},
+		{"NAME", func(p client.ProjectRoles) string { return p.DisplayName }},
+		{"ROLES", func(p client.ProjectRoles) string { return words(p.Roles) }},
+		{"USER", func(p client.ProjectRoles) string { return p.UserID }},
+	}
+	set := a.action("set USER [ROLE…]", "Set the roles that a user holds in the project; no role takes the user out", cobra.MinimumNArgs(1),
+		func(ctx context.Context, s *session, args []string) error {
+			project, err := s.projectID(ctx)
+			if err != nil {
+				return err
+			}
+			id, err := s.userID(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			body := client.ProjectRolesPut{Roles: []client.ProjectRole{}}
+			for _, r := range args[1:] {
+				body.Roles = append(body.Roles, client.ProjectRole(r))
+			}
+			p, err := client.Read[client.ProjectRoles](s.hub.PutProjectRoles(ctx, project, id, body, s.editors()...))
+			if err != nil {
+				return err
+			}
+			return show(s, p, columns)
+		})
+	set.Long = "Set the roles that a user of the org holds in this project only: project_admin, app_operator, viewer."
+	return group("roles", "Roles in a project", set,
+		listing(a, "list", "Users who hold roles in this project only", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.ProjectRoles, string, error) {
+			project, err := s.projectID(ctx)
+			if err != nil {
+				return nil, "", err
+			}
+			l, err := client.Read[client.ProjectRolesList](s.hub.ListProjectRoles(ctx, project, &client.ListProjectRolesParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			return l.Items, l.NextCursor, err
+		}))
+}
+
+// oneUser is a leaf about one user, by id or e-mail address.
+func (a *app) oneUser(verb, short string, run func(ctx context.Context, s *session, id string) error) *cobra.Command {
+	return a.action(verb+" USER", short, cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+		id, err := s.userID(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		return run(ctx, s, id)
+	})
+}
+
+func (s *session) showUser(u client.User, err error) error {
+	if err != nil {
+		return err
+	}
+	return show(s, u, userColumns())
+}
+
+// users pages through the users of the org (by id or slug); where it is empty, of the caller's org, or all for a platform admin.
+func (s *session) users(ctx context.Context, org string) func(string) ([]client.User, string, error) {
+	return func(cursor string) ([]client.User, string, error) {
+		orgID, err := s.orgID(ctx, org)
+		if err != nil {
+			return nil, "", err
+		}
+		if orgID == "" {
+			who, err := client.Read[client.Whoami](s.hub.Whoami(ctx))
+			if err != nil {
+				return nil, "", err
+			}
+			if who.PlatformAdmin {
+				l, err := client.Read[client.UserList](s.hub.ListUsers(ctx, &client.ListUsersParams{Cursor: cursor, Limit: client.PageSize}))
+				return l.Items, l.NextCursor, err
+			}
+			orgID = who.OrgID
+		}
+		l, err := client.Read[client.UserList](s.hub.ListOrgUsers(ctx, orgID, &client.ListOrgUsersParams{Cursor: cursor, Limit: client.PageSize}))
+		return l.Items, l.NextCursor, err
+	}
+}
+
+// userID finds a user by id or e-mail address.
+func (s *session) userID(ctx context.Context, want string) (string, error) {
+	if isID(want) {
+		return want, nil
+	}
+	return only(want, "user", s.users(ctx, ""), func(u client.User) (string, bool) { return u.ID, u.Email == want })
+}
+
+// userOrSelf is userID, and the caller where none is named.
+func (s *session) userOrSelf(ctx context.Context, want string) (string, error) {
+	if want != "" {
+		return s.userID(ctx, want)
+	}
+	who, err := client.Read[client.Whoami](s.hub.Whoami(ctx))
+	if err != nil {
+		return "", err
+	}
+	if who.Type != "user" {
+		return "", usage(errors.New("a service account has no personal tokens; rotate its key instead: gpuaas sa rotate-key"))
+	}
+	return who.ID, nil
+}
