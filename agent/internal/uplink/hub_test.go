@@ -361,6 +361,15 @@ func (s *hubSession) pushState(env *protocol.Envelope, parts ...[]byte) {
 	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_PushState{PushState: &protocol.PushState{Envelope: env, Parts: parts}}})
 }
 
+// sendTooLarge sends a state that is above the limit. The node reads only its length, so that the rest may not go out.
+func (s *hubSession) sendTooLarge() {
+	go func() {
+		_ = s.control.Send(&protocol.HubMessage{Message: &protocol.HubMessage_PushState{PushState: &protocol.PushState{
+			Parts: [][]byte{make([]byte, protocol.MaxControlBytes)},
+		}}})
+	}()
+}
+
 func (s *hubSession) accepted() *protocol.Accepted {
 	var a *protocol.Accepted
 	s.until(func(m *protocol.NodeMessage) bool {

@@ -37,8 +37,8 @@ const (
 	fetchTimeout = 30 * time.Second
 	// ackPause is how long a change waits for the hub to have taken in the report before it.
 	ackPause = time.Second
-	// lastWords is how long a refusal may take to reach the hub before the connection is closed.
-	lastWords = 2 * time.Second
+	// lastRefusalWait is how long the last refusal may take to reach the hub before the connection is closed.
+	lastRefusalWait = 2 * time.Second
 	// tombstoneReports is how long after its removal a member that the hub has acknowledged is reported to a new session.
 	tombstoneReports = 24 * time.Hour
 )
@@ -180,7 +180,15 @@ func (u *Uplink) session(ctx context.Context, observer Reconciler) (lasted time.
 	if err != nil {
 		return 0, err
 	}
-	s := &session{u: u, conn: conn, observer: observer, sent: map[uint64][]string{}, first: true, acks: make(chan struct{}, 1)}
+	s := &session{
+		u:          u,
+		conn:       conn,
+		observer:   observer,
+		unreadable: make(chan error, 1),
+		acks:       make(chan struct{}, 1),
+		sent:       map[uint64][]string{},
+		first:      true,
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	code, reason := link.CodeOK, "the agent is stopping"
 	var workers sync.WaitGroup
@@ -260,6 +268,8 @@ type session struct {
 	conn     *link.Conn
 	control  *link.Stream
 	observer Reconciler
+	// unreadable passes from receive to report why nothing more can be read from the control stream.
+	unreadable chan error
 
 	mu      sync.Mutex
 	counter uint64
@@ -369,7 +379,9 @@ func (s *session) receive(ctx context.Context) error {
 		m := &protocol.HubMessage{}
 		err := s.control.Receive(m, protocol.MaxControlBytes)
 		if errors.Is(err, link.ErrTooLarge) {
-			return s.refuseTooLarge(ctx, err)
+			s.refuseTooLarge(err)
+			<-ctx.Done() // report ends the session
+			return ctx.Err()
 		}
 		if err != nil {
 			return err
@@ -403,12 +415,18 @@ func (s *session) answer(a *protocol.Accepted, _ error) error {
 	return err
 }
 
-// refuseTooLarge tells the hub why before the connection goes: the stream cannot be read any further.
-func (s *session) refuseTooLarge(ctx context.Context, cause error) error {
+// refuseTooLarge queues the refusal and leaves closing the stream, which cannot be read any further, to report: only the
+// goroutine that sends reports and refusals can close it without cutting one off.
+func (s *session) refuseTooLarge(cause error) {
 	s.u.noteRefusal("state", nil, protocol.Refuse(protocol.RefusalTooLarge, "a message has over %d bytes", protocol.MaxControlBytes))
+	s.unreadable <- cause
+}
+
+// sendLastRefusals sends what is queued and gives the hub time to read it before the connection goes.
+func (s *session) sendLastRefusals(ctx context.Context, cause error) error {
 	s.sendRefusals()
 	_ = s.control.CloseWrite()
-	pause(ctx, lastWords)
+	pause(ctx, lastRefusalWait)
 	return cause
 }
 
@@ -455,6 +473,8 @@ func (s *session) report(ctx context.Context) error {
 				return ctx.Err()
 			}
 		case <-s.u.refused:
+		case cause := <-s.unreadable:
+			return s.sendLastRefusals(ctx, cause)
 		}
 	}
 }

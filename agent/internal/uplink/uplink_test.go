@@ -1,11 +1,13 @@
 package uplink_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,6 +27,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
 )
 
 // testNode is the side under test, with real disk and real time.
@@ -316,17 +319,29 @@ func TestStateThatNeedsABundleThatNobodyHasIsRefused(t *testing.T) {
 func TestMessageAboveItsLimitIsRefusedAndTheNextSessionIsThere(t *testing.T) {
 	h, n, s := start(t)
 	env, _ := h.desired(h.state, nil)
-	go func() {
-		// Only its length is read.
-		_ = s.control.Send(&protocol.HubMessage{Message: &protocol.HubMessage_PushState{PushState: &protocol.PushState{
-			Envelope: env, Parts: [][]byte{make([]byte, protocol.MaxControlBytes)},
-		}}})
-	}()
+	s.sendTooLarge()
 	require.Equal(t, protocol.RefusalTooLarge, s.refused().GetReason())
 	s = h.next()
 	s.pushState(env)
 	require.EqualValues(t, 1, s.accepted().GetGeneration())
 	require.EqualValues(t, 1, n.store.Accepted().Generation)
+}
+
+// A report that comes while the hub still reads the refusal would find the stream closed and end the session at once.
+func TestReportDoesNotCutOffTheLastRefusal(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	var log bytes.Buffer
+	n.run(uplink.Config{AgentVersion: "test", Log: slog.New(slog.NewTextHandler(&log, nil))})
+	s := h.next()
+	s.sendTooLarge()
+	require.Equal(t, protocol.RefusalTooLarge, s.refused().GetReason())
+	require.ErrorIs(t, s.control.Receive(&protocol.NodeMessage{}, protocol.MaxControlBytes), io.EOF)
+	n.seen.set(reconcile.Report{Epoch: 1, Generation: 1})
+	h.next()
+	n.stop()
+	require.Contains(t, log.String(), link.ErrTooLarge.Error(), "what ended the session")
+	require.NotContains(t, log.String(), "link: send")
 }
 
 func TestRemovalIsReportedUntilTheHubHasIt(t *testing.T) {
