@@ -28,6 +28,9 @@ func (h *hub) usage(i, attempt int, payload []byte) {
 	ack := usageAck{attempt: attempt, incarnation: seg.GetIncarnation()}
 	sum := sha256.Sum256(payload)
 	at := heard.Link{Number: seg.GetNumber(), SHA256: sum[:], Previous: seg.GetPreviousSha256()}
+	if records := seg.GetRecords(); len(records) > 0 {
+		at.First, at.Last = records[0].GetSequence(), records[len(records)-1].GetSequence()
+	}
 	m := row.mark(seg.GetIncarnation())
 	known, err := m.Place(m.ahead, at)
 	switch {
@@ -38,6 +41,9 @@ func (h *hub) usage(i, attempt int, payload []byte) {
 			h.postUsage(row, seg, true)
 		}
 	default:
+		if at, err = m.CheckNumbers(m.ahead, at); err != nil {
+			h.w.fail(5, "a true segment of %s is set aside: %v", row.id, err)
+		}
 		h.w.result.Segments++
 		h.inTurn(row, m, seg, payload)
 		h.postUsage(row, seg, false)

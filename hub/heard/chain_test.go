@@ -80,3 +80,90 @@ func TestSegmentsFarBeyondAGapAreSentAgainLater(t *testing.T) {
 	_, err = heard.Mark{Number: 1, SHA256: make([]byte, 32)}.Place(nil, far)
 	require.NoError(t, err)
 }
+
+// numbered are segments of the given first and last record numbers.
+func numbered(from uint64, spans ...[2]uint64) map[uint64]heard.Link {
+	near := map[uint64]heard.Link{}
+	for i, s := range spans {
+		number := from + uint64(i)
+		near[number] = heard.Link{Number: number, First: s[0], Last: s[1]}
+	}
+	return near
+}
+
+func TestRecordNumbersContinueThoseOfTheNeighbours(t *testing.T) {
+	at := func(number, first, last uint64) heard.Link {
+		return heard.Link{Number: number, First: first, Last: last}
+	}
+	mark := heard.Mark{Number: 4, Last: 40}
+	for name, c := range map[string]struct {
+		mark heard.Mark
+		near map[uint64]heard.Link
+		at   heard.Link
+		fits bool
+	}{
+		"the first segment":                          {heard.Mark{}, nil, at(1, 1, 9), true},
+		"the first segment begins late":              {heard.Mark{}, nil, at(1, 2, 9), false},
+		"after the mark":                             {mark, nil, at(5, 41, 50), true},
+		"a gap after the mark":                       {mark, nil, at(5, 42, 50), false},
+		"numbers of before":                          {mark, nil, at(5, 40, 50), false},
+		"a mark of an older release":                 {heard.Mark{Number: 4}, nil, at(5, 77, 80), true},
+		"beyond a gap":                               {mark, nil, at(7, 60, 61), true},
+		"beyond a gap with numbers of before":        {mark, nil, at(7, 30, 61), false},
+		"between its neighbours":                     {mark, numbered(6, [2]uint64{51, 60}), at(5, 41, 50), true},
+		"short of the next":                          {mark, numbered(6, [2]uint64{52, 60}), at(5, 41, 50), false},
+		"into the next":                              {mark, numbered(6, [2]uint64{50, 60}), at(5, 41, 50), false},
+		"after one that is ahead":                    {mark, numbered(6, [2]uint64{51, 60}), at(7, 61, 70), true},
+		"a gap after one that is ahead":              {mark, numbered(6, [2]uint64{51, 60}), at(7, 62, 70), false},
+		"before one that is ahead":                   {mark, numbered(7, [2]uint64{61, 70}), at(6, 51, 60), true},
+		"short of one that is ahead":                 {mark, numbered(7, [2]uint64{61, 70}), at(6, 51, 59), false},
+		"beside segments of an older release":        {mark, map[uint64]heard.Link{6: {Number: 6}, 8: {Number: 8}}, at(7, 99, 120), true},
+		"no records":                                 {mark, numbered(6, [2]uint64{41, 60}), at(5, 0, 0), true},
+		"no records where some are due":              {mark, numbered(6, [2]uint64{51, 60}), at(5, 0, 0), false},
+		"no records, and nobody knows what is due":   {mark, nil, at(9, 0, 0), true},
+		"after one without records":                  {mark, numbered(6, [2]uint64{51, 50}), at(7, 51, 60), true},
+		"a gap after one without records":            {mark, numbered(6, [2]uint64{51, 50}), at(7, 52, 60), false},
+		"the mark's own beside an older predecessor": {heard.Mark{Number: 4}, numbered(6, [2]uint64{51, 60}), at(5, 41, 49), false},
+	} {
+		_, err := c.mark.CheckNumbers(c.near, c.at)
+		require.Equal(t, c.fits, err == nil, "%s: %v", name, err)
+	}
+}
+
+// TestSegmentsOfAnHonestNodeAlwaysContinueEachOther: in whatever order they come, whichever were posted by an older release that kept no
+// numbers, and however often the hub is set back to an older mark.
+func TestSegmentsOfAnHonestNodeAlwaysContinueEachOther(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		chain := chainOf(rapid.IntRange(1, 12).Draw(t, "segments"), "true")
+		var last uint64
+		for i := range chain {
+			chain[i].First = last + 1
+			last += rapid.Uint64Range(1, 4).Draw(t, "records")
+			chain[i].Last = last
+		}
+		b := &book{ahead: map[uint64]heard.Link{}, posted: map[uint64]int{}}
+		backup := heard.Mark{}
+		for _, i := range rapid.SliceOf(rapid.IntRange(0, len(chain)-1)).Draw(t, "arrivals") {
+			at := chain[i]
+			known, err := b.mark.Place(b.ahead, at)
+			require.NoError(t, err)
+			if !known {
+				at, err = b.mark.CheckNumbers(b.ahead, at)
+				require.NoError(t, err)
+				if rapid.Bool().Draw(t, "by an older release") {
+					at.First, at.Last = 0, 0
+				}
+				require.NoError(t, b.take(at))
+			}
+			if b.mark.Last != 0 {
+				require.Equal(t, chain[b.mark.Number-1].Last, b.mark.Last)
+			}
+			switch rapid.SampledFrom([]string{"", "", "backup", "restore"}).Draw(t, "then") {
+			case "backup":
+				backup = b.mark
+			case "restore":
+				b = &book{mark: backup, ahead: map[uint64]heard.Link{}, posted: map[uint64]int{}}
+			}
+		}
+	})
+}

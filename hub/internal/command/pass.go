@@ -151,15 +151,32 @@ func cutText(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxFin
 // SetAside records, in a transaction of its own, that a row could not be processed: move takes it out of the way and names the finding.
 // Where even that fails, it is logged, and the other rows go on.
 func SetAside(ctx context.Context, d *db.DB, log *slog.Logger, cause error, now time.Time, move func(ctx context.Context, tx db.Tx) (recovery.Finding, error)) error {
-	f, err := db.RunTx(ctx, d, func(tx db.Tx) (recovery.Finding, error) {
+	return SetAllAside(ctx, d, log, cause, now, func(ctx context.Context, tx db.Tx) ([]recovery.Finding, error) {
 		f, err := move(ctx, tx)
-		if err != nil {
-			return f, err
-		}
-		f.At, f.Detail = now, cutText(cause.Error())
-		return f, find(ctx, tx, f)
+		return []recovery.Finding{f}, err
 	})
-	log.ErrorContext(ctx, "row set aside", slog.String("kind", f.Kind), slog.String("node_id", f.NodeID),
+}
+
+// SetAllAside is SetAside for many rows of one owner. A finding without a detail has the cause as its detail; the log has the first finding.
+func SetAllAside(ctx context.Context, d *db.DB, log *slog.Logger, cause error, now time.Time, move func(ctx context.Context, tx db.Tx) ([]recovery.Finding, error)) error {
+	findings, err := db.RunTx(ctx, d, func(tx db.Tx) ([]recovery.Finding, error) {
+		findings, err := move(ctx, tx)
+		if err != nil {
+			return findings, err
+		}
+		for _, f := range findings {
+			f.At, f.Detail = now, cutText(cmp.Or(f.Detail, cause.Error()))
+			if err := find(ctx, tx, f); err != nil {
+				return findings, err
+			}
+		}
+		return findings, nil
+	})
+	f := recovery.Finding{}
+	if len(findings) > 0 {
+		f = findings[0]
+	}
+	log.ErrorContext(ctx, "row set aside", slog.Int("rows", len(findings)), slog.String("kind", f.Kind), slog.String("node_id", f.NodeID),
 		slog.String("resource_type", f.ResourceType), slog.String("resource_id", f.ResourceID), slog.Any("cause", cause), slog.Any("error", err))
 	return err
 }

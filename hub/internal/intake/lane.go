@@ -5,6 +5,7 @@ import (
 	"context"
 	"hash/fnv"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -64,10 +65,9 @@ func read(v protocol.Verified[*protocol.UsageSegment], of store) (*delivery, err
 	if err != nil {
 		return nil, err
 	}
-	return &delivery{
-		store: of, at: heard.Link{Number: seg.GetNumber(), SHA256: digest[:], Previous: seg.GetPreviousSha256()},
-		usage: usage, signed: v.Envelope(), done: make(chan struct{}),
-	}, nil
+	at := heard.Link{Number: seg.GetNumber(), SHA256: digest[:], Previous: seg.GetPreviousSha256()}
+	at.First, at.Last = usage.Numbers()
+	return &delivery{store: of, at: at, usage: usage, signed: v.Envelope(), done: make(chan struct{})}, nil
 }
 
 // wait returns how far the store's chain is posted once the segment is committed.
@@ -171,11 +171,7 @@ func (l *lane) next() (batch []*delivery) {
 // postBatch posts segments in one transaction and tells each what became of it.
 func (i *Intake) postBatch(ctx context.Context, batch []*delivery) {
 	togetherOrAlone(ctx, batch, i.postTogether)
-	for _, d := range batch {
-		if isUnpostable(ctx, d.err) {
-			d.reached, d.err = i.setAside(ctx, d, d.err)
-		}
-	}
+	i.setAsideUnpostable(ctx, batch)
 	var posted []string
 	for _, d := range batch {
 		if d.err == nil {
@@ -222,17 +218,16 @@ func postSegments(ctx context.Context, tx db.Tx, batch []*delivery, now time.Tim
 	if err := loadAhead(ctx, tx, stores, chains); err != nil {
 		return nil, err
 	}
-	var fresh []ledger.Segment
-	verdicts := make([]verdict, len(batch))
+	isNew, verdicts := make([]bool, len(batch)), make([]verdict, len(batch))
 	for n, d := range batch {
-		isNew, err := chains[d.store].take(d.at)
-		verdicts[n].err = err
-		if isNew {
-			fresh = append(fresh, d.usage)
-		}
+		isNew[n], verdicts[n].err = chains[d.store].take(d.at)
 	}
+	var fresh []ledger.Segment
 	for n, d := range batch {
 		verdicts[n].reached = chains[d.store].mark
+		if isNew[n] {
+			fresh = append(fresh, d.usage.Passed(chains[d.store].mark.Last))
+		}
 	}
 	if len(fresh) == 0 {
 		return verdicts, nil
@@ -253,17 +248,47 @@ type chain struct {
 	stored mark
 	ahead  map[uint64]heard.Link
 	added  []heard.Link
+	// misnumbered are segments of this batch that are set aside after it; those behind them continue their numbers.
+	misnumbered map[uint64]heard.Link
 }
 
 // take judges a segment and moves the mark over all that is now there without a gap; isNew is false for one that was posted
-// before.
+// before. One whose record numbers do not continue those of its neighbours is unpostable (isUnpostable): it is set aside.
 func (c *chain) take(at heard.Link) (isNew bool, err error) {
 	known, err := c.mark.Place(c.ahead, at)
 	if err != nil || known {
 		return false, err
 	}
+	near := c.ahead
+	if len(c.misnumbered) > 0 {
+		near = maps.Clone(c.ahead)
+		maps.Copy(near, c.misnumbered)
+	}
+	at, err = c.mark.CheckNumbers(near, at)
+	if err != nil {
+		if c.misnumbered == nil {
+			c.misnumbered = map[uint64]heard.Link{}
+		}
+		c.misnumbered[at.Number] = at
+		return false, err
+	}
+	c.add(at)
+	return true, nil
+}
+
+// takeAside takes a segment that is set aside: whatever its record numbers are, they count as passed.
+func (c *chain) takeAside(at heard.Link) (isNew bool, err error) {
+	known, err := c.mark.Place(c.ahead, at)
+	if err != nil || known {
+		return false, err
+	}
+	at, _ = c.mark.CheckNumbers(c.ahead, at)
+	c.add(at)
+	return true, nil
+}
+
+func (c *chain) add(at heard.Link) {
 	c.ahead[at.Number] = at
 	c.added = append(c.added, at)
 	c.mark.Mark = c.mark.Past(c.ahead)
-	return true, nil
 }

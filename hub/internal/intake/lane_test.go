@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -108,4 +109,66 @@ func TestAWholeFleetThatCatchesUpWaitsOutsideUntilThereIsRoom(t *testing.T) {
 		require.Equal(t, 3, posted)
 		require.True(t, l.room.TryAcquire(10), "all room is given back")
 	})
+}
+
+// link is the nth segment of a chain in which each has the payload digest of its number.
+func link(number, first, last uint64) heard.Link {
+	l := heard.Link{Number: number, SHA256: []byte{byte(number)}, First: first, Last: last}
+	if number > 1 {
+		l.Previous = []byte{byte(number - 1)}
+	}
+	return l
+}
+
+// Segments that skip numbers are set aside alike, whether they come in one batch or one by one; what follows them goes on.
+func TestChainTakesNoSegmentThatSkipsRecordNumbers(t *testing.T) {
+	sent := []heard.Link{link(1, 1, 1), link(2, 3, 3), link(3, 5, 5), link(4, 6, 9), link(5, 8, 9), link(6, 10, 10), link(7, 12, 12)}
+	together, oneByOne := &chain{ahead: map[uint64]heard.Link{}}, &chain{ahead: map[uint64]heard.Link{}}
+	var refused, aside []uint64
+	for _, at := range sent {
+		isNew, err := together.take(at)
+		require.Equal(t, err == nil, isNew)
+		if err != nil {
+			require.True(t, isUnpostable(t.Context(), err))
+			refused = append(refused, at.Number)
+		}
+		if _, err := oneByOne.take(at); err != nil {
+			oneByOne.misnumbered = nil
+			isNew, err = oneByOne.takeAside(at)
+			require.NoError(t, err)
+			require.True(t, isNew)
+			aside = append(aside, at.Number)
+		}
+	}
+	require.Equal(t, []uint64{2, 3, 5, 7}, refused)
+	require.Equal(t, refused, aside)
+	require.Equal(t, heard.Mark{Number: 7, SHA256: []byte{7}, Last: 12}, oneByOne.mark.Mark)
+
+	require.EqualValues(t, 1, together.mark.Number, "what is set aside is passed after the batch")
+	for _, number := range refused {
+		_, err := together.takeAside(sent[number-1])
+		require.NoError(t, err)
+	}
+	require.Equal(t, oneByOne.mark.Mark, together.mark.Mark)
+	require.Empty(t, together.ahead)
+	for _, at := range sent {
+		isNew, err := together.take(at)
+		require.NoError(t, err, "what was passed is known")
+		require.False(t, isNew)
+	}
+	isNew, err := together.take(link(8, 13, 20))
+	require.NoError(t, err)
+	require.True(t, isNew)
+}
+
+func TestChainTakesAnySegmentAfterOnesOfAnOlderRelease(t *testing.T) {
+	c := &chain{mark: mark{Mark: heard.Mark{Number: 3, SHA256: []byte{3}}}, ahead: map[uint64]heard.Link{5: {Number: 5, SHA256: []byte{5}, Previous: []byte{4}}}}
+	for _, at := range []heard.Link{link(6, 50, 59), link(4, 30, 39)} {
+		isNew, err := c.take(at)
+		require.NoError(t, err)
+		require.True(t, isNew)
+	}
+	require.Equal(t, heard.Mark{Number: 6, SHA256: []byte{6}, Last: 59}, c.mark.Mark)
+	_, err := c.take(link(7, 61, 61))
+	require.Error(t, err, "from here on the numbers are known")
 }

@@ -55,7 +55,9 @@ func lockMarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (ma
 		ON CONFLICT (node_id, incarnation) DO NOTHING`, nodes, incarnations, now); err != nil {
 		return nil, err
 	}
-	rows, err := tx.Query(ctx, `SELECT m.node_id, m.incarnation, m.number, m.sha256, m.archived, EXISTS (SELECT 1 FROM backups) FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
+	rows, err := tx.Query(ctx, `SELECT m.node_id, m.incarnation, m.number, m.sha256, m.archived, EXISTS (SELECT 1 FROM backups),
+			CASE WHEN m.last_sequence_segment = m.number THEN coalesce(m.last_sequence, 0) ELSE 0 END
+		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
 		JOIN usage_marks m ON m.node_id = x.node AND m.incarnation = x.incarnation ORDER BY m.node_id, m.incarnation FOR UPDATE OF m`, nodes, incarnations)
 	if err != nil {
 		return nil, err
@@ -65,7 +67,9 @@ func lockMarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (ma
 	for rows.Next() {
 		var s store
 		c := &chain{ahead: map[uint64]heard.Link{}}
-		if err := rows.Scan(&s.nodeID, &s.incarnation, &c.mark.Number, &c.mark.SHA256, &c.mark.archived, &c.mark.backedUp); err != nil {
+		if err := rows.Scan(
+			&s.nodeID, &s.incarnation, &c.mark.Number, &c.mark.SHA256, &c.mark.archived, &c.mark.backedUp, &c.mark.Last,
+		); err != nil {
 			return nil, err
 		}
 		c.stored, out[s] = c.mark, c
@@ -75,7 +79,9 @@ func lockMarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (ma
 
 func loadAhead(ctx context.Context, tx db.Tx, stores []store, chains map[store]*chain) error {
 	nodes, incarnations := columns(stores)
-	rows, err := tx.Query(ctx, `SELECT a.node_id, a.incarnation, a.number, a.sha256, a.previous_sha256 FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
+	rows, err := tx.Query(ctx, `SELECT a.node_id, a.incarnation, a.number, a.sha256, a.previous_sha256,
+			coalesce(a.first_sequence, 0), coalesce(a.last_sequence, 0)
+		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
 		JOIN usage_ahead a ON a.node_id = x.node AND a.incarnation = x.incarnation`, nodes, incarnations)
 	if err != nil {
 		return err
@@ -84,7 +90,7 @@ func loadAhead(ctx context.Context, tx db.Tx, stores []store, chains map[store]*
 	for rows.Next() {
 		var s store
 		var l heard.Link
-		if err := rows.Scan(&s.nodeID, &s.incarnation, &l.Number, &l.SHA256, &l.Previous); err != nil {
+		if err := rows.Scan(&s.nodeID, &s.incarnation, &l.Number, &l.SHA256, &l.Previous, &l.First, &l.Last); err != nil {
 			return err
 		}
 		chains[s].ahead[l.Number] = l
@@ -95,25 +101,29 @@ func loadAhead(ctx context.Context, tx db.Tx, stores []store, chains map[store]*
 // saveChains writes what of the chains has changed: marks, and what is posted beyond a gap.
 func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]*chain, now time.Time) error {
 	var moved, beyond []store
-	var numbers, aheadNumbers []int64
+	var numbers, lasts, aheadNumbers, aheadFirsts, aheadLasts []int64
 	var digests, aheadDigests, aheadPrevious [][]byte
 	for _, s := range stores {
 		c := chains[s]
 		if c.mark.Number != c.stored.Number {
 			moved, numbers, digests = append(moved, s), append(numbers, int64(c.mark.Number)), append(digests, c.mark.SHA256)
+			lasts = append(lasts, int64(c.mark.Last))
 		}
 		for _, l := range c.added {
 			if l.Number > c.mark.Number {
 				beyond, aheadNumbers = append(beyond, s), append(aheadNumbers, int64(l.Number))
 				aheadDigests, aheadPrevious = append(aheadDigests, l.SHA256), append(aheadPrevious, l.Previous)
+				aheadFirsts, aheadLasts = append(aheadFirsts, int64(l.First)), append(aheadLasts, int64(l.Last))
 			}
 		}
 	}
 	if len(moved) > 0 {
 		nodes, incarnations := columns(moved)
-		if err := tx.Later(ctx, `UPDATE usage_marks SET number = x.number, sha256 = x.sha256, updated_at = $5
-			FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[]) AS x(node, incarnation, number, sha256)
-			WHERE usage_marks.node_id = x.node AND usage_marks.incarnation = x.incarnation`, nodes, incarnations, numbers, digests, now); err != nil {
+		if err := tx.Later(ctx, `UPDATE usage_marks SET number = x.number, sha256 = x.sha256, updated_at = $6,
+				last_sequence = nullif(x.last, 0), last_sequence_segment = x.number
+			FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::int8[]) AS x(node, incarnation, number, sha256, last)
+			WHERE usage_marks.node_id = x.node AND usage_marks.incarnation = x.incarnation`,
+			nodes, incarnations, numbers, digests, lasts, now); err != nil {
 			return err
 		}
 		if err := tx.Later(ctx, `DELETE FROM usage_ahead WHERE (node_id, incarnation, number) IN (SELECT a.node_id, a.incarnation, a.number
@@ -126,7 +136,9 @@ func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]
 		return nil
 	}
 	nodes, incarnations := columns(beyond)
-	return tx.Later(ctx, `INSERT INTO usage_ahead (node_id, incarnation, number, sha256, previous_sha256, posted_at)
-		SELECT x.*, $6::timestamptz FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::bytea[]) AS x`,
-		nodes, incarnations, aheadNumbers, aheadDigests, aheadPrevious, now)
+	return tx.Later(ctx, `INSERT INTO usage_ahead
+			(node_id, incarnation, number, sha256, previous_sha256, first_sequence, last_sequence, posted_at)
+		SELECT x.*, $8::timestamptz
+		FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::bytea[], $6::int8[], $7::int8[]) AS x`,
+		nodes, incarnations, aheadNumbers, aheadDigests, aheadPrevious, aheadFirsts, aheadLasts, now)
 }

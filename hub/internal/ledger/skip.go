@@ -6,10 +6,13 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// SkipUsage counts the records of a segment as posted without billing them, in the caller's transaction: the segment was set aside, and
-// those behind it must not wait for it.
-func SkipUsage(ctx context.Context, tx db.Tx, s Segment) error {
-	stores := []store{s.store}
+// SkipUsage counts the records of one store's segments as posted without billing them, in the caller's transaction: the segments were set
+// aside, and those behind them must not wait for them.
+func SkipUsage(ctx context.Context, tx db.Tx, segments ...Segment) error {
+	if len(segments) == 0 {
+		return nil
+	}
+	stores := []store{segments[0].store}
 	if err := takeTurns(ctx, tx, stores); err != nil {
 		return err
 	}
@@ -17,6 +20,6 @@ func SkipUsage(ctx context.Context, tx db.Tx, s Segment) error {
 	if err != nil {
 		return err
 	}
-	_, after := unposted([]Segment{s}, before)
+	_, after := unposted(segments, before)
 	return saveSequences(ctx, tx, before, after)
 }

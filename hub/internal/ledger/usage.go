@@ -26,15 +26,32 @@ func (s store) compare(o store) int {
 type Segment struct {
 	store   store
 	records []record
+	passed  int64
 }
 
 // Len is how many records it has.
 func (s Segment) Len() int { return len(s.records) }
 
+// Numbers are those of its first and last record; 0 where it has none.
+func (s Segment) Numbers() (first, last uint64) {
+	if len(s.records) == 0 {
+		return 0, 0
+	}
+	return uint64(s.records[0].sequence), uint64(s.records[len(s.records)-1].sequence)
+}
+
+// Passed is the segment with the number up to which all records of its store count as posted once it is: up to the mark of its chain.
+// That keeps the ranges of posted numbers of one store few, whatever numbers its node chooses: one up to the mark, and at most one for
+// each segment beyond it, of which a chain takes no more than heard.MaxAhead.
+func (s Segment) Passed(number uint64) Segment {
+	s.passed = int64(number)
+	return s
+}
+
 // ReadSegment reads a segment without a look at the books, so that many can be read at once while others are billed. Its
 // numbers must be one run without a gap: one that is not is refused, for good.
 func ReadSegment(nodeID, incarnation string, seg *protocol.UsageSegment) (Segment, error) {
-	out := Segment{store{nodeID, incarnation}, make([]record, len(seg.GetRecords()))}
+	out := Segment{store: store{nodeID, incarnation}, records: make([]record, len(seg.GetRecords()))}
 	for i, r := range seg.GetRecords() {
 		out.records[i] = record{
 			store: out.store, sequence: int64(r.GetSequence()), memberID: name(r.GetMemberId()), meter: name(r.GetMeter()), quantity: r.GetQuantity(),
@@ -70,7 +87,7 @@ func PostUsage(ctx context.Context, tx db.Tx, now time.Time, segments ...Segment
 	}
 	records, after := unposted(segments, before)
 	if len(records) == 0 {
-		return 0, nil
+		return 0, saveSequences(ctx, tx, before, after)
 	}
 	b, err := loadBatch(ctx, tx, records, now.UTC().Truncate(time.Microsecond))
 	if err != nil {
@@ -133,7 +150,7 @@ func has(ranges []sequenceRange, sequence int64) bool {
 	return found || n > 0 && sequence <= ranges[n-1].to
 }
 
-// unposted returns the records whose numbers are in no range yet, and the ranges with them.
+// unposted returns the records whose numbers are in no range yet, and the ranges with them and with what the segments pass.
 func unposted(segments []Segment, before map[store][]sequenceRange) (fresh []*record, after map[store][]sequenceRange) {
 	after = maps.Clone(before)
 	all := 0
@@ -158,6 +175,11 @@ func unposted(segments []Segment, before map[store][]sequenceRange) (fresh []*re
 		}
 		if len(added) > 0 {
 			after[seg.store] = joinRanges(posted, added)
+		}
+	}
+	for _, seg := range segments {
+		if r := after[seg.store]; seg.passed > 0 && (len(r) == 0 || r[0].from > 1 || r[0].to < seg.passed) {
+			after[seg.store] = joinRanges(r, []sequenceRange{{1, seg.passed}})
 		}
 	}
 	return fresh, after

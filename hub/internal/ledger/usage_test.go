@@ -325,3 +325,39 @@ func TestUsageInSliversIsInSuspense(t *testing.T) {
 	require.EqualValues(t, 400, number(w, `SELECT count(*) FROM suspense_records WHERE reason = $1 AND started_at >= $2`, ledger.SuspenseTooFragmented, at(3600)))
 	w.checkInvariants()
 }
+
+// Whatever numbers a node chooses, the ranges of its posted numbers are one up to its chain's mark and one for each segment beyond it.
+func TestNumbersUpToTheMarkAreOneRange(t *testing.T) {
+	w := newWorld(t)
+	s := w.member()
+	post := func(first, last, mark uint64) {
+		var records []*protocol.UsageRecord
+		for n := first; n <= last; n++ {
+			records = append(records, record(n, s, protocol.MeterSessionSeconds, float64(n), float64(n)+1, 1_000_000))
+		}
+		seg, err := ledger.ReadSegment(w.node, incarnation, &protocol.UsageSegment{Records: records})
+		require.NoError(t, err)
+		gotFirst, gotLast := seg.Numbers()
+		require.Equal(t, []uint64{first, last}, []uint64{gotFirst, gotLast})
+		require.NoError(t, do(w, func(ctx context.Context, tx db.Tx) error {
+			_, err := ledger.PostUsage(ctx, tx, w.now, seg.Passed(mark))
+			return err
+		}))
+	}
+	ranges := func() [][2]int64 {
+		return query(w, `SELECT from_sequence, to_sequence FROM usage_sequences ORDER BY 1`, func(scan func(...any) error) (r [2]int64, err error) {
+			err = scan(&r[0], &r[1])
+			return r, err
+		})
+	}
+	for n := uint64(1); n < 20; n += 2 {
+		post(n, n, n)
+		require.Equal(t, [][2]int64{{1, int64(n)}}, ranges())
+	}
+	post(30, 33, 19)
+	post(40, 40, 19)
+	require.Equal(t, [][2]int64{{1, 19}, {30, 33}, {40, 40}}, ranges())
+	post(36, 36, 40)
+	require.Equal(t, [][2]int64{{1, 40}}, ranges())
+	require.EqualValues(t, 10+4+1+1, number(w, `SELECT count(*) FROM suspense_records`)+number(w, `SELECT count(*) FROM usage_records`), "each record once")
+}

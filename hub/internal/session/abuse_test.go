@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"slices"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -179,4 +181,112 @@ func TestSegmentsThatFollowEachOtherUnansweredAreAcknowledgedInTheirOrder(t *tes
 	require.EqualValues(t, segments, posted)
 	require.Equal(t, int64(segments*1_000_000), revenue(h))
 	require.Equal(t, segments, count(h, `SELECT count(*) FROM usage_records WHERE meter = 'session_seconds'`))
+}
+
+// TestSegmentsThatSkipRecordNumbersAreSetAside: a node that chooses the numbers of its records is billed nothing for those segments, makes
+// the hub keep no row for each, and goes on as soon as it numbers as it should.
+func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	_, member, lease := running(t, h, l)
+	start := h.now().Truncate(time.Microsecond)
+	h.forward(10 * time.Minute)
+	const segments = 40
+	var runs [][]*protocol.UsageRecord
+	var wrong []string
+	for k := range segments {
+		r := seconds(member, lease, start.Add(time.Duration(k)*time.Second), 1)
+		r.Sequence = uint64(2*k + 1) // 1, 3, 5, …
+		runs = append(runs, []*protocol.UsageRecord{r})
+		wrong = append(wrong, fmt.Sprintf("i1/%d", k+1))
+	}
+	// The last two continue the numbers of those before them.
+	runs[segments-2][0].Sequence, runs[segments-1][0].Sequence = 2*segments-4, 2*segments-3
+	wrong = wrong[1 : segments-2]
+	chain := n.numbered("i1", runs...)
+	stream := l.usage()
+
+	// One by one.
+	for k, env := range chain[:5] {
+		ack := upload(t, stream, env)
+		require.Empty(t, ack.GetRefused())
+		require.EqualValues(t, k+1, ack.GetPostedSegment())
+		require.Equal(t, sha(env.GetPayload()), ack.GetPostedSha256())
+	}
+	// The next beyond a gap, before what is missing.
+	require.EqualValues(t, 5, upload(t, stream, chain[7]).GetPostedSegment())
+	for _, k := range []int{6, 5} {
+		require.Empty(t, upload(t, stream, chain[k]).GetRefused())
+	}
+	// The others at once, in batches as the hub makes them.
+	for _, env := range chain[8:] {
+		require.NoError(t, stream.Send(&protocol.UsageUpload{Segment: env}))
+	}
+	var posted uint64
+	for range chain[8:] {
+		ack := &protocol.UsageAck{}
+		require.NoError(t, stream.Receive(ack, protocol.MaxControlBytes))
+		require.Empty(t, ack.GetRefused())
+		posted = max(posted, ack.GetPostedSegment())
+	}
+	require.EqualValues(t, segments, posted)
+
+	// The first, the one that came before what is missing, and the last two.
+	require.Equal(t, int64(4*1_000_000), revenue(h))
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM usage_sequences`), "up to the mark there is one range")
+	require.Zero(t, count(h, `SELECT count(*) FROM usage_ahead`))
+	require.Equal(t, 16, count(h, `SELECT count(*) FROM usage_set_aside`), "a node has room for so many")
+	found := tx(h, func(ctx context.Context, tx db.Tx) ([]recovery.Finding, error) { return recovery.Findings(ctx, tx) })
+	require.Len(t, found, 17, "one for each that is kept, and one for the store")
+	for _, f := range found {
+		require.Equal(t, recovery.FindingUsage, f.Kind)
+		require.Contains(t, append(wrong, "i1"), f.ResourceID)
+		require.Contains(t, f.Detail, "record")
+	}
+	require.Contains(t, found[0].Detail, "segment 2 begins with record 3 where record 2 is due")
+
+	before := books(h)
+	for _, env := range chain {
+		require.Empty(t, upload(t, stream, env).GetRefused(), "all are known when they come again")
+	}
+	require.Equal(t, before, books(h))
+}
+
+// Marks that an older release wrote, or moved, name no record number: what follows them is posted.
+func TestSegmentAfterAMarkOfAnOlderReleaseIsPosted(t *testing.T) {
+	for name, older := range map[string]string{
+		"wrote": `UPDATE usage_marks SET last_sequence = NULL, last_sequence_segment = NULL`,
+		"moved": `UPDATE usage_marks SET last_sequence_segment = 1, last_sequence = 1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHub(t)
+			h.publish()
+			n := h.enrol()
+			l := n.connect(hello("i1"))
+			l.state(0)
+			_, member, lease := running(t, h, l)
+			start := h.now().Truncate(time.Microsecond)
+			h.forward(10 * time.Minute)
+			var runs [][]*protocol.UsageRecord
+			for k := range 4 {
+				runs = append(runs, []*protocol.UsageRecord{seconds(member, lease, start.Add(time.Duration(k)*time.Second), 1)})
+			}
+			chain := n.segments("i1", runs...)
+			stream := l.usage()
+			for _, env := range chain[:3] {
+				require.Empty(t, upload(t, stream, env).GetRefused())
+			}
+			tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
+				_, err := tx.Exec(ctx, older)
+				return 0, err
+			})
+			require.EqualValues(t, 4, upload(t, stream, chain[3]).GetPostedSegment())
+			require.Equal(t, int64(4*1_000_000), revenue(h))
+			require.Empty(t, h.findings())
+			require.Equal(t, 1, count(h, `SELECT count(*) FROM usage_marks WHERE last_sequence = 4 AND last_sequence_segment = 4`))
+		})
+	}
 }

@@ -465,16 +465,24 @@ func upload(t *testing.T, stream *link.Stream, env *protocol.Envelope) *protocol
 // segments seals runs of records into a chain, one segment each.
 func (n *node) segments(incarnation string, runs ...[]*protocol.UsageRecord) []*protocol.Envelope {
 	n.h.t.Helper()
-	var (
-		out      []*protocol.Envelope
-		previous []byte
-		sequence uint64
-	)
-	for i, records := range runs {
+	var sequence uint64
+	for _, records := range runs {
 		for _, r := range records {
 			sequence++
 			r.Sequence = sequence
 		}
+	}
+	return n.numbered(incarnation, runs...)
+}
+
+// numbered is segments whose records have their numbers.
+func (n *node) numbered(incarnation string, runs ...[]*protocol.UsageRecord) []*protocol.Envelope {
+	n.h.t.Helper()
+	var (
+		out      []*protocol.Envelope
+		previous []byte
+	)
+	for i, records := range runs {
 		env, err := protocol.SignMessage(protocol.PayloadSegment, &protocol.UsageSegment{
 			NodeId: n.id, Incarnation: incarnation, Number: uint64(i + 1), PreviousSha256: previous, SealedAt: timestamppb.Now(), Records: records,
 		}, protocol.NewEd25519Signer(n.key))
