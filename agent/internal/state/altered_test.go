@@ -40,10 +40,13 @@ type machine struct {
 	stopped []string
 	// onStart, where it is set, is called at each start.
 	onStart func(runtime.Spec)
+	// idle counts the listings since the reconciler last changed something; looked is signalled at each.
+	idle   int
+	looked chan struct{}
 }
 
 func newMachine() *machine {
-	return &machine{containers: map[string]runtime.Container{}, attached: map[string]bool{}}
+	return &machine{containers: map[string]runtime.Container{}, attached: map[string]bool{}, looked: make(chan struct{}, 1)}
 }
 
 func (m *machine) HasImage(context.Context, runtime.ImageRef) (bool, error) { return true, nil }
@@ -51,6 +54,7 @@ func (m *machine) HasImage(context.Context, runtime.ImageRef) (bool, error) { re
 func (m *machine) Start(_ context.Context, spec runtime.Spec) (runtime.Run, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.idle = 0
 	m.started = append(m.started, spec)
 	if m.onStart != nil {
 		m.onStart(spec)
@@ -83,6 +87,11 @@ func (networks) Conditions() []string { return nil }
 func (m *machine) List(context.Context) ([]runtime.Container, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.idle++
+	select {
+	case m.looked <- struct{}{}:
+	default:
+	}
 	var list []runtime.Container
 	for _, c := range m.containers {
 		list = append(list, c)
@@ -95,6 +104,7 @@ func (m *machine) Events(context.Context) <-chan struct{} { return nil }
 func (m *machine) Stop(_ context.Context, id string, _ time.Duration) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.idle = 0
 	c := m.containers[id]
 	c.State, c.ExitedAt = runtime.StateExited, time.Now()
 	m.containers[id] = c
@@ -105,6 +115,7 @@ func (m *machine) Stop(_ context.Context, id string, _ time.Duration) error {
 func (m *machine) remove(id string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.idle = 0
 	delete(m.containers, id)
 	return nil
 }
@@ -112,6 +123,7 @@ func (m *machine) remove(id string) error {
 func (m *machine) detach(id string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.idle = 0
 	delete(m.attached, id)
 	return nil
 }
@@ -131,6 +143,7 @@ func (m *machine) AllStats(context.Context) (map[string]runtime.Stats, error) {
 
 func (m networks) Setup(_ context.Context, id string, _ []network.PortMapping, namespaces func()) (network.Attachment, error) {
 	m.mu.Lock()
+	m.idle = 0
 	m.attached[id] = true
 	m.mu.Unlock()
 	if namespaces != nil {
@@ -199,27 +212,34 @@ func (n *usedNode) open(t testing.TB, dir string) *state.Store {
 	return s
 }
 
+// idleListings is how often the reconciler lists the containers, without a change of anything, until what has not started is no danger: it
+// waits for something that altered values have moved away. An action needs the store between two passes, so that none is overtaken by many.
+const idleListings = 50
+
 // run reconciles until each member has been started or is not going to be, and returns the last report.
 func (n *usedNode) run(t testing.TB, s *state.Store, m *machine) reconcile.Report {
 	t.Helper()
 	source, err := state.MachineTime()
 	require.NoError(t, err)
 	re := reconcile.New(reconcile.Config{
-		Beat: 20 * time.Millisecond, UsageInterval: 100 * time.Millisecond, Resync: 50 * time.Millisecond, PortFrom: 40000, PortTo: 40099,
+		Beat: 20 * time.Millisecond, UsageInterval: 100 * time.Millisecond, Resync: 10 * time.Millisecond, PortFrom: 40000, PortTo: 40099,
 	}, s, state.NewClock(s, source, time.Time{}), m, networks{m}, m)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- re.Run(ctx) }()
-	deadline := time.Now().Add(2 * time.Second)
-	for r := re.Report(); r.Passes < 2 || m.undecided(r); r = re.Report() {
-		if time.Now().After(deadline) {
-			break // it waits for something that altered values have moved away; what has not started by now is no danger
-		}
-		time.Sleep(time.Millisecond)
+	for !m.settled(re.Report()) {
+		<-m.looked
 	}
 	cancel()
 	require.NoError(t, <-done)
 	return re.Report()
+}
+
+func (m *machine) settled(r reconcile.Report) bool {
+	m.mu.Lock()
+	idle := m.idle
+	m.mu.Unlock()
+	return idle >= idleListings || r.Passes >= 2 && !m.undecided(r)
 }
 
 func (m *machine) undecided(r reconcile.Report) bool {
