@@ -243,13 +243,19 @@ func isForm(contentType string) bool {
 	return strings.Contains(kind, "application/x-www-form-urlencoded") || strings.Contains(kind, "multipart/")
 }
 
-// Caller names the owner of the request's registry token, by the token's signature alone; it is empty for anybody else.
-func (r *Registry) Caller(req *http.Request) string {
+// Caller names the owner of the request's registry token, and the org whose repositories it is for, by the token's signature alone.
+// Both are empty for anybody else; the org is for the platform's repositories.
+func (r *Registry) Caller(req *http.Request) (subject, orgSlug string) {
 	c, err := r.accessToken(req)
 	if err != nil {
-		return ""
+		return "", ""
 	}
-	return c.Subject
+	for _, g := range c.Grants {
+		if slug, _ := OrgSlugOf(g.Repository); slug != "" {
+			return c.Subject, slug
+		}
+	}
+	return c.Subject, ""
 }
 
 // accessToken reads the request's token and checks that it counts on this connection.

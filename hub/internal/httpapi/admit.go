@@ -73,9 +73,9 @@ func (a *api) authenticate(c *gin.Context, state *call) (leave func(), err error
 	id, known := a.known.get(digest)
 	// Before the database is asked: a flood costs it nothing.
 	if known {
-		err = a.budgets.check(a.budgets.ofCaller(id), state.at)
+		err = a.budgets.check(a.budgets.ofCaller(id), 1, state.at)
 	} else {
-		err = a.budgets.check(a.budgets.ofVisitor(state.remoteIP), state.at)
+		err = a.budgets.check(a.budgets.ofVisitor(state.remoteIP), 1, state.at)
 	}
 	if err != nil {
 		return nil, err

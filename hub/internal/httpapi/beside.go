@@ -3,6 +3,7 @@ package httpapi
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
@@ -36,38 +37,82 @@ func (a *api) beside(route string, next http.Handler) http.Handler {
 				panic(http.ErrAbortHandler) // half an answer must not look whole
 			}
 		}()
-		leave, known, err := a.admitBeside(r, start)
+		caller := a.besideOf(r)
+		leave, err := a.admitBeside(r, caller, start)
 		if err != nil {
 			refuseBeside(seen, r, fault.As(err))
 			return
 		}
 		defer leave()
-		if !known {
+		if !caller.known {
 			next.ServeHTTP(seen, r) // within the server's deadlines: a challenge, or a token
 			return
+		}
+		seen.moved = func(n int) { a.budgets.moved(caller.bytes, n, a.conf.Now()) }
+		if r.Body != nil && r.Body != http.NoBody {
+			r.Body = movedBody{r.Body, seen.moved}
 		}
 		next.ServeHTTP(transfer(seen, r))
 	})
 }
 
-// admitBeside charges a request to the node, or the owner of the registry token, that it comes from, else to its address; known
-// is false then.
-func (a *api) admitBeside(r *http.Request, now time.Time) (leave func(), known bool, err error) {
-	ip := remoteIP(r.RemoteAddr)
-	charges, taken, known := a.budgets.ofVisitor(ip), placesOfVisitor(ip), false
+// besideCaller is what a request beside the contract is charged to.
+type besideCaller struct {
+	known           bool
+	requests, bytes []charge
+	places          []place
+}
+
+// besideOf finds the node, or the owner of the registry token, that a request comes from; without one it is charged to its address.
+func (a *api) besideOf(r *http.Request) besideCaller {
 	if node := nodeOf(r.TLS); node != "" {
-		charges, taken, known = a.budgets.ofNode(node), placesOfNode(node), true
-	} else if a.conf.RegistryCaller != nil {
-		if subject := a.conf.RegistryCaller(r); subject != "" {
-			id := callerID{key: "registry/" + subject}
-			charges, taken, known = a.budgets.ofCaller(id), placesOfCaller(id, ""), true
+		return besideCaller{
+			known:    true,
+			requests: a.budgets.ofNode(node),
+			bytes:    a.budgets.bytesOfNode(node),
+			places:   placesOfNode(node),
 		}
 	}
-	if err := a.budgets.spend(charges, now); err != nil {
-		return nil, false, err
+	if a.conf.RegistryCaller != nil {
+		if subject, orgSlug := a.conf.RegistryCaller(r); subject != "" {
+			id := callerID{key: "registry/" + subject}
+			if orgSlug != "" {
+				id.org = "registry/" + orgSlug
+			}
+			return besideCaller{
+				known:    true,
+				requests: a.budgets.ofCaller(id),
+				bytes:    a.budgets.bytesOfCaller(id),
+				places:   placesOfCaller(id, ""),
+			}
+		}
 	}
-	leave, err = a.places.take(taken...)
-	return leave, known, err
+	ip := remoteIP(r.RemoteAddr)
+	return besideCaller{requests: a.budgets.ofVisitor(ip), places: placesOfVisitor(ip)}
+}
+
+// admitBeside charges a request. What its length says must be left of the bytes; of an unknown length, one.
+func (a *api) admitBeside(r *http.Request, caller besideCaller, now time.Time) (leave func(), err error) {
+	if err := a.budgets.check(caller.bytes, int(max(r.ContentLength, 1)), now); err != nil {
+		return nil, err
+	}
+	if err := a.budgets.spend(caller.requests, now); err != nil {
+		return nil, err
+	}
+	return a.places.take(caller.places...)
+}
+
+// movedBody counts what is read of a body.
+type movedBody struct {
+	io.ReadCloser
+	moved func(n int)
+}
+
+// Read implements io.Reader.
+func (b movedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.moved(n)
+	return n, err
 }
 
 // refuseBeside answers in the error form of the distribution specification, which registry clients read.
@@ -85,6 +130,8 @@ type seenWriter struct {
 	http.ResponseWriter
 	status int
 	bytes  int64
+	// moved is told what went out; it may be nil.
+	moved func(n int)
 }
 
 func (w *seenWriter) WriteHeader(status int) {
@@ -100,6 +147,9 @@ func (w *seenWriter) Write(p []byte) (int, error) {
 	}
 	n, err := w.ResponseWriter.Write(p)
 	w.bytes += int64(n)
+	if w.moved != nil {
+		w.moved(n)
+	}
 	return n, err
 }
 

@@ -4,11 +4,13 @@ import (
 	lru "container/list"
 	"fmt"
 	"math"
+	"strconv"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
 
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -35,6 +37,10 @@ const (
 	nodesPerSecond = 1000
 	nodesBurst     = 10_000
 
+	// A transfer through the registry is charged by its bytes, too. The burst is one layer of the largest size.
+	defaultRegistryBytesPerSecond = 256 << 20
+	defaultRegistryBurstBytes     = artifact.MaxUploadBytes
+
 	// rowShare is the part of a caller's rate that may leave audit rows by failing; a burst of requests may leave a row each.
 	rowShare = 50
 	// anonymousRowsPerSecond bounds the audit rows of all refused callers without a credential together.
@@ -42,9 +48,16 @@ const (
 	anonymousRowsBurst     = 60
 )
 
-// budget gives each key a token bucket of requests.
+// The units of budgets.
+const (
+	unitRequests = "requests"
+	unitBytes    = "bytes"
+)
+
+// budget gives each key a token bucket of requests, or of bytes.
 type budget struct {
 	name      string
+	unit      string
 	perSecond rate.Limit
 	burst     int
 	// capacity bounds the remembered keys. The key that was charged least recently is forgotten first; capacity is at least what
@@ -61,7 +74,15 @@ type bucket struct {
 
 // newBudget makes a budget whose keys are all charged to total, too; total is nil for a total itself.
 func newBudget(name string, perSecond float64, burst int, total *budget) *budget {
-	b := &budget{name: name, perSecond: rate.Limit(perSecond), burst: burst, capacity: 1, buckets: map[string]*lru.Element{}, recent: lru.New()}
+	b := &budget{
+		name:      name,
+		unit:      unitRequests,
+		perSecond: rate.Limit(perSecond),
+		burst:     burst,
+		capacity:  1,
+		buckets:   map[string]*lru.Element{},
+		recent:    lru.New(),
+	}
 	if total != nil {
 		refillSeconds := float64(burst) / perSecond
 		b.capacity = total.burst + int(math.Ceil(float64(total.perSecond)*refillSeconds))
@@ -69,20 +90,29 @@ func newBudget(name string, perSecond float64, burst int, total *budget) *budget
 	return b
 }
 
-// wait is how long until the key has a request left; zero when it has one.
-func (b *budget) wait(key string, now time.Time) time.Duration {
+// newByteBudget makes a budget of bytes. Whoever is charged to it has been charged a request to requests.
+func newByteBudget(name string, perSecond float64, burst int, requests *budget) *budget {
+	b := newBudget(name, perSecond, burst, requests)
+	b.unit = unitBytes
+	return b
+}
+
+// wait is how long until the key has n left, or a full bucket where that is less; zero when it has.
+func (b *budget) wait(key string, n int, now time.Time) time.Duration {
 	e, ok := b.buckets[key]
 	if !ok {
 		return 0
 	}
+	wanted := float64(min(n, b.burst))
 	left := e.Value.(*bucket).limiter.TokensAt(now) //nolint:forcetypeassert // only buckets are put in
-	if left >= 1 {
+	if left >= wanted {
 		return 0
 	}
-	return time.Duration(math.Ceil((1 - left) / float64(b.perSecond) * float64(time.Second)))
+	return time.Duration(math.Ceil((wanted - left) / float64(b.perSecond) * float64(time.Second)))
 }
 
-func (b *budget) charge(key string, now time.Time) {
+// charge takes n from the key. What the bucket does not have is owed.
+func (b *budget) charge(key string, n int, now time.Time) {
 	e, ok := b.buckets[key]
 	if !ok {
 		if len(b.buckets) >= b.capacity {
@@ -93,10 +123,14 @@ func (b *budget) charge(key string, now time.Time) {
 		b.buckets[key] = e
 	}
 	b.recent.MoveToFront(e)
-	e.Value.(*bucket).limiter.AllowN(now, 1) //nolint:forcetypeassert // only buckets are put in
+	for n > 0 {
+		piece := min(n, b.burst)
+		e.Value.(*bucket).limiter.ReserveN(now, piece) //nolint:forcetypeassert // only buckets are put in
+		n -= piece
+	}
 }
 
-// charge is one request of a key of a budget.
+// charge is a key of a budget.
 type charge struct {
 	*budget
 	key string
@@ -109,12 +143,16 @@ type budgets struct {
 	address, prefix, anonymous *budget
 	caller, org, api           *budget
 	node, nodes                *budget
+	// What the registry's transfers move.
+	callerBytes, orgBytes, nodeBytes *budget
 	// What failing requests write to the audit trail.
 	addressRows, anonymousRows          *budget
 	callerRows, orgRows, identifiedRows *budget
 }
 
-func newBudgets(perSecond float64, burst int) *budgets {
+func newBudgets(conf Config) *budgets {
+	perSecond, burst := conf.RequestsPerSecond, conf.Burst
+	bytesPerSecond, burstBytes := conf.RegistryBytesPerSecond, conf.RegistryBurstBytes
 	b := &budgets{
 		anonymous:      newBudget("anonymous", anonymousPerSecond, anonymousBurst, nil),
 		api:            newBudget("api", apiShare*perSecond, apiShare*burst, nil),
@@ -127,6 +165,9 @@ func newBudgets(perSecond float64, burst int) *budgets {
 	b.caller = newBudget("caller", perSecond, burst, b.api)
 	b.org = newBudget("org", orgShare*perSecond, orgShare*burst, b.api)
 	b.node = newBudget("node", nodePerSecond, nodeBurst, b.nodes)
+	b.callerBytes = newByteBudget("caller_bytes", bytesPerSecond, burstBytes, b.api)
+	b.orgBytes = newByteBudget("org_bytes", orgShare*bytesPerSecond, orgShare*burstBytes, b.api)
+	b.nodeBytes = newByteBudget("node_bytes", bytesPerSecond, burstBytes, b.nodes)
 	b.addressRows = newBudget("address_rows", 1/time.Minute.Seconds(), 1, b.anonymousRows)
 	b.callerRows = newBudget("caller_rows", perSecond/rowShare, burst, b.identifiedRows)
 	b.orgRows = newBudget("org_rows", orgShare*perSecond/rowShare, orgShare*burst, b.identifiedRows)
@@ -162,32 +203,53 @@ func (b *budgets) ofRow(id callerID, ip string) []charge {
 	return []charge{{b.callerRows, id.key}, {b.orgRows, id.org}, {b.identifiedRows, ""}}
 }
 
+// bytesOfNode are charged with what a node moves through the registry.
+func (b *budgets) bytesOfNode(name string) []charge { return []charge{{b.nodeBytes, name}} }
+
+// bytesOfCaller leaves the org out where it is empty, as for images of the platform.
+func (b *budgets) bytesOfCaller(id callerID) []charge {
+	if id.org == "" {
+		return []charge{{b.callerBytes, id.key}}
+	}
+	return []charge{{b.callerBytes, id.key}, {b.orgBytes, id.org}}
+}
+
 // spend takes one request from each budget. Where one has none left it takes nothing and names that one.
 func (b *budgets) spend(charges []charge, now time.Time) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := exhausted(charges, now); err != nil {
+	if err := exhausted(charges, 1, now); err != nil {
 		return err
 	}
 	for _, c := range charges {
-		c.charge(c.key, now)
+		c.charge(c.key, 1, now)
 	}
 	return nil
 }
 
-// check is spend that takes nothing.
-func (b *budgets) check(charges []charge, now time.Time) error {
+// check names a budget that has not n left. It takes nothing.
+func (b *budgets) check(charges []charge, n int, now time.Time) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return exhausted(charges, now)
+	return exhausted(charges, n, now)
 }
 
-func exhausted(charges []charge, now time.Time) error {
+// moved charges n bytes that a transfer has moved, whatever is left: an admitted transfer is not broken off.
+func (b *budgets) moved(charges []charge, n int, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	for _, c := range charges {
-		if wait := c.wait(c.key, now); wait > 0 {
+		c.charge(c.key, n, now)
+	}
+}
+
+func exhausted(charges []charge, n int, now time.Time) error {
+	for _, c := range charges {
+		if wait := c.wait(c.key, n, now); wait > 0 {
+			perSecond := strconv.FormatFloat(float64(c.perSecond), 'f', -1, 64)
 			return fault.New(fault.RateLimited, "rate_limited",
-				fmt.Sprintf("Too many requests: the budget %q is used up. Wait as long as Retry-After says.", c.name), nil).
-				At("budget/"+c.name, fmt.Sprintf("allows %g requests a second", float64(c.perSecond))).After(wait)
+				fmt.Sprintf("Too many %s: the budget %q is used up. Wait as long as Retry-After says.", c.unit, c.name), nil).
+				At("budget/"+c.name, "allows "+perSecond+" "+c.unit+" a second").After(wait)
 		}
 	}
 	return nil

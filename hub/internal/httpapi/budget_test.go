@@ -1,17 +1,25 @@
 package httpapi
 
 import (
+	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // status makes the request and gives the status of its answer alone.
@@ -134,7 +142,7 @@ func TestTheRegistryHasBudgetsByTokenAndByAddress(t *testing.T) {
 	d := newDoor(t, desk{}, func(c *Config) {
 		c.RequestsPerSecond, c.Burst = 1, visitorsBurst+10
 		c.Registry = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ })
-		c.RegistryCaller = func(r *http.Request) string { return r.Header.Get("Authorization") }
+		c.RegistryCaller = func(r *http.Request) (string, string) { return r.Header.Get("Authorization"), "" }
 	})
 	flood := func(path, token string) int {
 		served = 0
@@ -150,6 +158,140 @@ func TestTheRegistryHasBudgetsByTokenAndByAddress(t *testing.T) {
 	res := d.do(t, ask{method: http.MethodGet, path: "/v2/", header: http.Header{"Authorization": {"two"}}})
 	require.NoError(t, res.Body.Close())
 	require.Equal(t, "1", res.Header.Get("Retry-After"))
+}
+
+// transfers stands for a registry that reads each body to its end and answers a GET with 400 bytes.
+type transfers struct{ read, served int }
+
+func (x *transfers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	n, _ := io.Copy(io.Discard, r.Body)
+	x.read += int(n)
+	x.served++
+	if r.Method == http.MethodGet {
+		_, _ = w.Write(make([]byte, 400))
+	}
+}
+
+// newTransferDoor serves it; a token is ORG/SUBJECT. Of bytes, a caller has 1,000, and 10 a second.
+func newTransferDoor(t *testing.T) (*door, *transfers) {
+	t.Helper()
+	x := &transfers{}
+	return newDoor(t, desk{}, func(c *Config) {
+		c.Registry, c.RegistryBytesPerSecond, c.RegistryBurstBytes = x, 10, 1000
+		c.RegistryCaller = func(r *http.Request) (string, string) {
+			org, subject, _ := strings.Cut(r.Header.Get("Authorization"), "/")
+			return subject, org
+		}
+	}), x
+}
+
+// move asks for a transfer and returns the status, the message of a refusal and Retry-After.
+func (d *door) move(r *http.Request) (status int, message, retryAfter string) {
+	w := httptest.NewRecorder()
+	d.ServeHTTP(w, r)
+	var refusal struct {
+		Errors []struct{ Message string } `json:"errors"`
+	}
+	if json.Unmarshal(w.Body.Bytes(), &refusal) == nil && len(refusal.Errors) > 0 {
+		message = refusal.Errors[0].Message
+	}
+	return w.Code, message, w.Header().Get("Retry-After")
+}
+
+func upload(token string, body io.Reader, length int64) *http.Request {
+	r := httptest.NewRequest(http.MethodPut, "/v2/a/b/blobs/uploads/x", body)
+	r.ContentLength = length
+	r.Header.Set("Authorization", token)
+	return r
+}
+
+func download(token string) *http.Request {
+	r := httptest.NewRequest(http.MethodGet, "/v2/a/b/blobs/x", nil)
+	r.Header.Set("Authorization", token)
+	return r
+}
+
+func TestRegistryTransfersHaveABudgetOfBytes(t *testing.T) {
+	send := func(n int) (io.Reader, int64) { return bytes.NewReader(make([]byte, n)), int64(n) }
+	t.Run("an upload that is too long is refused before its body is read", func(t *testing.T) {
+		d, x := newTransferDoor(t)
+		body, length := send(600)
+		status, _, _ := d.move(upload("acme/a", body, length))
+		require.Equal(t, http.StatusOK, status)
+		body, length = send(600)
+		status, message, after := d.move(upload("acme/a", body, length))
+		require.Equal(t, http.StatusTooManyRequests, status)
+		require.Contains(t, message, "caller_bytes")
+		require.Equal(t, "20", after, "of 400 that are left, at 10 a second")
+		require.Equal(t, 600, x.read)
+		require.Equal(t, 1, x.served)
+		body, length = send(400)
+		status, _, _ = d.move(upload("acme/b", body, length))
+		require.Equal(t, http.StatusOK, status, "another caller has its own")
+		d.now = d.now.Add(20 * time.Second)
+		body, length = send(600)
+		status, _, _ = d.move(upload("acme/a", body, length))
+		require.Equal(t, http.StatusOK, status)
+	})
+	t.Run("what nobody knew the length of is owed", func(t *testing.T) {
+		for name, ask := range map[string]func() *http.Request{
+			"upload":   func() *http.Request { return upload("acme/a", bytes.NewReader(make([]byte, 400)), -1) },
+			"download": func() *http.Request { return download("acme/a") },
+		} {
+			d, _ := newTransferDoor(t)
+			for range 3 {
+				status, _, _ := d.move(ask())
+				require.Equal(t, http.StatusOK, status, name)
+			}
+			status, message, after := d.move(ask())
+			require.Equal(t, http.StatusTooManyRequests, status, name)
+			require.Contains(t, message, "caller_bytes", name)
+			require.Equal(t, "21", after, "200 are owed, and one byte must be left")
+		}
+	})
+	t.Run("a layer that is larger than the burst goes through a full bucket", func(t *testing.T) {
+		d, _ := newTransferDoor(t)
+		body, length := send(2500)
+		status, _, _ := d.move(upload("acme/a", body, length))
+		require.Equal(t, http.StatusOK, status)
+		_, _, after := d.move(download("acme/a"))
+		require.Equal(t, "151", after)
+	})
+	t.Run("the callers of an org share the org's", func(t *testing.T) {
+		d, _ := newTransferDoor(t)
+		for n := range orgShare {
+			body, length := send(1000)
+			status, _, _ := d.move(upload("acme/"+strconv.Itoa(n), body, length))
+			require.Equal(t, http.StatusOK, status)
+		}
+		status, message, _ := d.move(download("acme/other"))
+		require.Equal(t, http.StatusTooManyRequests, status)
+		require.Contains(t, message, "org_bytes")
+		for _, token := range []string{"globex/other", "/platform", ""} {
+			status, _, _ = d.move(download(token))
+			require.Equal(t, http.StatusOK, status, token)
+		}
+	})
+	t.Run("a node has its own", func(t *testing.T) {
+		d, _ := newTransferDoor(t)
+		ask := func(id string) *http.Request {
+			r := download("acme/a")
+			leaf := &x509.Certificate{URIs: []*url.URL{protocol.NodeSPIFFE("gpuaas.test", id)}}
+			r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{{leaf}}}
+			return r
+		}
+		for range 3 {
+			status, _, _ := d.move(ask("n1"))
+			require.Equal(t, http.StatusOK, status)
+		}
+		status, message, _ := d.move(ask("n1"))
+		require.Equal(t, http.StatusTooManyRequests, status)
+		require.Contains(t, message, "node_bytes")
+		for _, r := range []*http.Request{ask("n2"), download("acme/a")} {
+			status, _, _ = d.move(r)
+			require.Equal(t, http.StatusOK, status)
+		}
+	})
 }
 
 // blocking is a handler whose requests stay under way until release is closed.

@@ -27,9 +27,9 @@ type Config struct {
 	Auditor       Auditor
 	// Registry serves /v2/ (image pushes and pulls, and their tokens); it does its own authentication. May be nil.
 	Registry http.Handler
-	// RegistryCaller names whom a request to the registry is charged to, without asking the database; empty for a visitor. May
-	// be nil.
-	RegistryCaller func(*http.Request) string
+	// RegistryCaller names whom a request to the registry is charged to, and the org (empty where there is none), without asking the
+	// database; subject is empty for a visitor. May be nil.
+	RegistryCaller func(*http.Request) (subject, orgSlug string)
 	// NodeKey gives a node's public key without a query for each call; nil for a node that there is not. May be nil.
 	NodeKey func(ctx context.Context, nodeID string, now time.Time) (ed25519.PublicKey, error)
 	Log     *slog.Logger
@@ -37,6 +37,9 @@ type Config struct {
 	// RequestsPerSecond and Burst bound each caller; zero means the defaults.
 	RequestsPerSecond float64
 	Burst             int
+	// RegistryBytesPerSecond and RegistryBurstBytes bound what each caller moves through the registry; zero means the defaults.
+	RegistryBytesPerSecond float64
+	RegistryBurstBytes     int
 }
 
 type api struct {
@@ -60,6 +63,9 @@ func NewHandler(s StrictServerInterface, conf Config) (http.Handler, error) {
 	if conf.RequestsPerSecond == 0 {
 		conf.RequestsPerSecond, conf.Burst = defaultRequestsPerSecond, defaultBurst
 	}
+	if conf.RegistryBytesPerSecond == 0 {
+		conf.RegistryBytesPerSecond, conf.RegistryBurstBytes = defaultRegistryBytesPerSecond, defaultRegistryBurstBytes
+	}
 	contract, err := loadContract(hubapi.OpenAPI)
 	if err != nil {
 		return nil, err
@@ -76,7 +82,7 @@ func NewHandler(s StrictServerInterface, conf Config) (http.Handler, error) {
 	}
 	a := &api{
 		conf: conf, contract: contract, tracer: otel.Tracer("gpuaas/httpapi"), duration: duration, leftOut: leftOut,
-		budgets: newBudgets(conf.RequestsPerSecond, conf.Burst),
+		budgets: newBudgets(conf),
 	}
 	engine := a.engine(s)
 	if conf.Registry == nil {

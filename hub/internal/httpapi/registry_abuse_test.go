@@ -128,5 +128,7 @@ func TestAFormIsNoUploadForThePublisherEither(t *testing.T) {
 	d.ServeHTTP(w, r)
 	require.Equal(t, http.StatusUnsupportedMediaType, w.Code)
 	require.Zero(t, body.read)
-	require.NotEmpty(t, registry.Caller(r))
+	subject, orgSlug := registry.Caller(r)
+	require.Equal(t, username, subject)
+	require.Equal(t, "acme", orgSlug)
 }
