@@ -48,6 +48,9 @@ func (a *api) admit(c *gin.Context) {
 		return
 	}
 	defer leave()
+	if !state.op.open || nodeOf(c.Request.TLS) != "" {
+		proveConn(c.Request)
+	}
 	body, err := check(c, state.op)
 	if err != nil {
 		a.fail(c, err)

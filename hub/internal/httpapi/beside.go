@@ -48,6 +48,7 @@ func (a *api) beside(route string, next http.Handler) http.Handler {
 			next.ServeHTTP(seen, r) // within the server's deadlines: a challenge, or a token
 			return
 		}
+		proveConn(r)
 		seen.moved = func(n int) { a.budgets.moved(caller.bytes, n, a.conf.Now()) }
 		if r.Body != nil && r.Body != http.NoBody {
 			r.Body = movedBody{r.Body, seen.moved}

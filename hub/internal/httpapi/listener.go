@@ -1,30 +1,53 @@
 package httpapi
 
 import (
+	lru "container/list"
+	"context"
+	"crypto/tls"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 )
 
 // connLimits bounds the open connections: of one address, of one prefix, and of all together. Loopback has no share of its own:
 // a proxy or a whole test may stand behind it.
 type connLimits struct{ address, prefix, total int }
 
-// cappedListener closes connections beyond the limits at once: whoever holds many keeps out itself, and nobody waits in a queue
-// that it fills.
+// provenShare is the part of a limit, in quarters, that connections which have shown a credential may keep for themselves.
+const provenShare = 3
+
+// cappedListener closes connections beyond the limits. Where a limit is reached, the oldest connection of those that have shown no
+// credential makes room: what holds many connections open, on a node for example, does not keep out the renewal of its certificate.
 type cappedListener struct {
 	net.Listener
 	limits connLimits
 	log    *slog.Logger
 
-	mu    sync.Mutex
-	open  map[string]int
-	total int
+	mu     sync.Mutex
+	scopes map[string]*connScope
+	all    *connScope
+}
+
+// connScope counts the connections of an address, of a prefix, or all.
+type connScope struct {
+	key          string
+	max          int
+	open, proven int
+	// unproven are the others, in the order in which they came.
+	unproven *lru.List
 }
 
 func newCappedListener(l net.Listener, limits connLimits, log *slog.Logger) *cappedListener {
-	return &cappedListener{Listener: l, limits: limits, log: log, open: map[string]int{}}
+	return &cappedListener{
+		Listener: l,
+		limits:   limits,
+		log:      log,
+		scopes:   map[string]*connScope{},
+		all:      &connScope{max: limits.total, unproven: lru.New()},
+	}
 }
 
 // Accept implements net.Listener.
@@ -35,47 +58,137 @@ func (l *cappedListener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		ip := remoteIP(conn.RemoteAddr().String())
-		if leave, ok := l.enter(ip); ok {
-			return &cappedConn{Conn: conn, leave: leave}, nil
+		c := &cappedConn{Conn: conn, listener: l}
+		evicted, ok := l.enter(c, ip)
+		if evicted != nil {
+			l.log.Debug("connection made room for a newer one", slog.String("remote_ip", ip))
+			_ = evicted.Close()
+		}
+		if ok {
+			return c, nil
 		}
 		l.log.Debug("connection over the limit", slog.String("remote_ip", ip))
 		_ = conn.Close()
 	}
 }
 
-func (l *cappedListener) enter(ip string) (leave func(), ok bool) {
-	address, prefix := prefixes(ip)
-	parsed, err := netip.ParseAddr(ip)
-	shared := err == nil && parsed.Unmap().IsLoopback()
+// enter counts a connection in its scopes. evicted is one that the caller closes in its place.
+func (l *cappedListener) enter(c *cappedConn, ip string) (evicted *cappedConn, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.total >= l.limits.total || !shared && (l.open[address] >= l.limits.address || l.open[prefix] >= l.limits.prefix) {
-		return nil, false
+	scopes := l.scopesOf(ip)
+	// Each scope lies in the next one: what leaves the first full one leaves all that follow.
+	for _, s := range scopes {
+		if s.open < s.max {
+			continue
+		}
+		oldest := s.unproven.Front()
+		if oldest == nil {
+			return nil, false
+		}
+		evicted = oldest.Value.(*cappedConn) //nolint:forcetypeassert // only these are put in
+		l.leave(evicted)
+		break
 	}
-	l.count(address, prefix, 1)
-	return sync.OnceFunc(func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.count(address, prefix, -1)
-	}), true
+	for _, s := range scopes {
+		s.open++
+		c.scopes = append(c.scopes, s)
+		c.waiting = append(c.waiting, s.unproven.PushBack(c))
+		if s != l.all {
+			l.scopes[s.key] = s
+		}
+	}
+	return evicted, true
 }
 
-func (l *cappedListener) count(address, prefix string, n int) {
-	l.total += n
-	for _, key := range []string{address, prefix} {
-		if l.open[key] += n; l.open[key] == 0 {
-			delete(l.open, key)
+// scopesOf gives the scopes of an address, the smallest first.
+func (l *cappedListener) scopesOf(ip string) []*connScope {
+	if parsed, err := netip.ParseAddr(ip); err == nil && parsed.Unmap().IsLoopback() {
+		return []*connScope{l.all}
+	}
+	address, prefix := prefixes(ip)
+	return []*connScope{l.scope(address, l.limits.address), l.scope(prefix, l.limits.prefix), l.all}
+}
+
+func (l *cappedListener) scope(key string, most int) *connScope {
+	if s := l.scopes[key]; s != nil {
+		return s
+	}
+	return &connScope{key: key, max: most, unproven: lru.New()}
+}
+
+// leave takes a connection out of its scopes, once.
+func (l *cappedListener) leave(c *cappedConn) {
+	if c.left {
+		return
+	}
+	c.left = true
+	for i, s := range c.scopes {
+		s.open--
+		if c.proven.Load() {
+			s.proven--
+		} else {
+			s.unproven.Remove(c.waiting[i])
 		}
+		if s.open == 0 {
+			delete(l.scopes, s.key)
+		}
+	}
+}
+
+// prove notes that a request on the connection had a credential. Beyond their share such connections are like all others.
+func (l *cappedListener) prove(c *cappedConn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c.left || c.proven.Load() {
+		return
+	}
+	for _, s := range c.scopes {
+		if s.proven >= s.max*provenShare/4 {
+			return
+		}
+	}
+	c.proven.Store(true)
+	for i, s := range c.scopes {
+		s.proven++
+		s.unproven.Remove(c.waiting[i])
 	}
 }
 
 type cappedConn struct {
 	net.Conn
-	leave func()
+	listener *cappedListener
+	proven   atomic.Bool
+	// scopes, waiting (its element in each) and left belong to the listener's lock.
+	scopes  []*connScope
+	waiting []*lru.Element
+	left    bool
 }
 
 // Close implements net.Conn.
 func (c *cappedConn) Close() error {
-	c.leave()
+	c.listener.mu.Lock()
+	c.listener.leave(c)
+	c.listener.mu.Unlock()
 	return c.Conn.Close()
+}
+
+type connKey struct{}
+
+// withConn is http.Server's ConnContext: requests find the connection that they came on.
+func withConn(ctx context.Context, c net.Conn) context.Context {
+	if conn, ok := c.(*tls.Conn); ok {
+		c = conn.NetConn()
+	}
+	if capped, ok := c.(*cappedConn); ok {
+		return context.WithValue(ctx, connKey{}, capped)
+	}
+	return ctx
+}
+
+// proveConn notes that the request had a credential that counts.
+func proveConn(r *http.Request) {
+	if c, ok := r.Context().Value(connKey{}).(*cappedConn); ok && !c.proven.Load() {
+		c.listener.prove(c)
+	}
 }

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"bufio"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -9,7 +10,9 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -110,6 +113,71 @@ func TestARenewalSucceedsFromAnAddressWhoseBudgetIsUsedUp(t *testing.T) {
 	y.ServeHTTP(w, r)
 	require.Equal(t, http.StatusOK, w.Code, "by the certificate that the connection shows")
 	require.Equal(t, before, lookups)
+}
+
+// elsewhere is a listener whose callers have an address that is not loopback.
+type elsewhere struct{ net.Listener }
+
+type elsewhereConn struct{ net.Conn }
+
+func (l elsewhere) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return elsewhereConn{c}, nil
+}
+
+func (elsewhereConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1} }
+
+// What runs on a node shares its address and may open as many connections as it likes, with a credential or without.
+func TestARenewalGetsAConnectionFromACrowdedAddress(t *testing.T) {
+	y := newYard(t)
+	id, key := y.enrolled(t)
+	handler, err := NewHandler(&Server{
+		IAM:   NewIAM(y.d, nil),
+		Fleet: Fleet{DB: y.d, Keys: y.keys, RenewNode: &command.RenewNode{DB: y.d, Keys: y.keys, CertificateTTL: time.Hour}},
+	}, Config{
+		Authenticator: TokenAuthenticator{DB: y.d},
+		Auditor:       &command.FailureAudit{DB: y.d},
+		Log:           slog.New(slog.DiscardHandler),
+		Now:           y.clock,
+	})
+	require.NoError(t, err)
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	limits := defaultServeLimits()
+	limits.conns = connLimits{address: 8, prefix: 8, total: 8}
+	dial := servedOn(t, elsewhere{listener}, handler, limits)
+	ask := func(conn *tls.Conn, method, path, token, body string) {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), method, "https://hub/api/v1"+path, strings.NewReader(body))
+		require.NoError(t, err)
+		r.Header.Set("Content-Type", "application/json")
+		if token != "" {
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
+		require.NoError(t, r.Write(conn))
+		res, err := http.ReadResponse(bufio.NewReader(conn), r)
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, res.Body)
+		require.NoError(t, err)
+		require.NoError(t, res.Body.Close())
+		require.Equal(t, http.StatusOK, res.StatusCode)
+	}
+	callers := make([]*tls.Conn, 20)
+	for i := range callers {
+		callers[i] = dial()
+		ask(callers[i], http.MethodGet, "/orgs", y.admin, "")
+	}
+	silent := make([]*tls.Conn, 20)
+	for i := range silent {
+		silent[i] = dial()
+	}
+	ask(dial(), http.MethodPost, "/nodes/renew", "", renewal(t, id, key))
+	ask(callers[0], http.MethodGet, "/orgs", y.admin, "")
+	_, err = silent[0].Read(make([]byte, 1))
+	require.Error(t, err, "it has made room")
 }
 
 func TestKeysOfNodesAreLoadedOnceForManyUnknownIDs(t *testing.T) {

@@ -76,6 +76,7 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler, con
 		IdleTimeout:       limits.idle,
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 		MaxHeaderBytes:    maxHeaderBytes,
+		ConnContext:       withConn,
 		// Handshakes that scanners break off are no errors of ours.
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}

@@ -19,9 +19,15 @@ import (
 // servedWithin serves a handler with limits of its own and gives a function that dials it.
 func servedWithin(t *testing.T, handler http.Handler, limits serveLimits) (dial func() *tls.Conn) {
 	t.Helper()
-	cert, roots := certificate(t, "hub")
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
+	return servedOn(t, listener, handler, limits)
+}
+
+// servedOn is servedWithin on a listener.
+func servedOn(t *testing.T, listener net.Listener, handler http.Handler, limits serveLimits) (dial func() *tls.Conn) {
+	t.Helper()
+	cert, roots := certificate(t, "hub")
 	conf := TLSConfig(func() (*tls.Certificate, error) { return &cert, nil }, func() *x509.CertPool { return nil })
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -161,45 +167,71 @@ func (c *conn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c.fro
 func (c *conn) Close() error         { c.closed = true; return nil }
 
 func TestConnectionsAreBoundedByAddressPrefixAndTotal(t *testing.T) {
-	calls := make(callers, 100)
-	l := newCappedListener(calls, connLimits{address: 2, prefix: 3, total: 6}, slog.New(slog.DiscardHandler))
-	call := func(from string) (*conn, net.Conn) {
-		c, after := &conn{from: from}, &conn{from: "127.0.0.1"}
+	calls := make(callers, 1)
+	l := newCappedListener(calls, connLimits{address: 4, prefix: 8, total: 12}, slog.New(slog.DiscardHandler))
+	call := func(from string) (*conn, *cappedConn) {
+		c := &conn{from: from}
 		calls <- c
-		calls <- after
 		got, err := l.Accept()
 		require.NoError(t, err)
-		if c.closed {
-			require.NoError(t, got.Close(), "the one after")
-			return c, nil
-		}
-		<-calls
-		return c, got
+		return c, got.(*cappedConn)
 	}
 	var open []net.Conn
-	for _, from := range []string{"192.0.2.1", "192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2"} {
-		_, got := call(from)
-		require.NotNil(t, got, from)
+	flood := func(from string) {
+		for range 20 {
+			_, got := call(from)
+			open = append(open, got)
+		}
+	}
+	oldest, _ := call("192.0.2.1")
+	shown, proven := call("192.0.2.1")
+	l.prove(proven)
+	l.prove(proven)
+	flood("192.0.2.1")
+	require.True(t, oldest.closed)
+	require.False(t, shown.closed, "it has shown a credential")
+	require.Equal(t, 4, l.all.open)
+	flood("192.0.2.2")
+	require.Equal(t, 8, l.all.open)
+	flood("192.0.2.3")
+	require.Equal(t, 8, l.all.open, "of one prefix")
+	flood("2001:db8:1::")
+	require.Equal(t, 12, l.all.open)
+	flood("203.0.113.1")
+	flood("127.0.0.1")
+	require.Equal(t, 12, l.all.open, "in all")
+	require.False(t, shown.closed)
+
+	// Those with a credential do not take all: three of four.
+	var kept []*conn
+	for range 20 {
+		c, got := call("198.51.100.1")
+		l.prove(got)
+		kept = append(kept, c)
 		open = append(open, got)
 	}
-	for _, from := range []string{"192.0.2.1", "192.0.2.3", "2001:db8::3"} {
-		c, _ := call(from)
-		require.True(t, c.closed, from)
+	flood("198.51.100.1")
+	for i, c := range kept {
+		require.Equal(t, i >= 3, c.closed, i)
 	}
-	require.NoError(t, open[0].Close())
-	require.NoError(t, open[0].Close(), "counts once")
-	for _, from := range []string{"192.0.2.3", "198.51.100.1"} {
-		_, got := call(from)
-		require.NotNil(t, got, from)
-		open = append(open, got)
+	for _, c := range append(open, proven) {
+		require.NoError(t, c.Close())
+		require.NoError(t, c.Close(), "counts once")
 	}
-	calls <- &conn{from: "203.0.113.1"}
+	require.Empty(t, l.scopes)
+	require.Zero(t, l.all.open)
+	require.Zero(t, l.all.proven)
+	require.Zero(t, l.all.unproven.Len())
+}
+
+// A connection for which no other can make room is closed, and the next caller is served.
+func TestAConnectionBeyondTheLimitIsClosed(t *testing.T) {
+	calls := make(callers, 2)
+	l := newCappedListener(calls, connLimits{}, slog.New(slog.DiscardHandler))
+	c := &conn{from: "192.0.2.1"}
+	calls <- c
 	close(calls)
 	_, err := l.Accept()
-	require.ErrorIs(t, err, net.ErrClosed, "over the total")
-	for _, c := range open {
-		require.NoError(t, c.Close())
-	}
-	require.Empty(t, l.open)
-	require.Zero(t, l.total)
+	require.ErrorIs(t, err, net.ErrClosed)
+	require.True(t, c.closed)
 }
