@@ -294,6 +294,20 @@ func TestRegistryTransfersHaveABudgetOfBytes(t *testing.T) {
 	})
 }
 
+// An operation without a body reads none: a request costs little, whatever comes with it.
+func TestABodyThatAnOperationDoesNotTakeIsNotRead(t *testing.T) {
+	d := newDoor(t, desk{})
+	for _, path := range []string{"/api/v1/orgs", "/api/v1/trust/bundle"} {
+		body := &countedBody{}
+		r := httptest.NewRequest(http.MethodGet, path, body)
+		r.Header.Set("Authorization", "Bearer "+goodToken)
+		w := httptest.NewRecorder()
+		d.ServeHTTP(w, r)
+		require.Equal(t, http.StatusRequestEntityTooLarge, w.Code, path)
+		require.LessOrEqual(t, body.read, 4<<10, path)
+	}
+}
+
 // blocking is a handler whose requests stay under way until release is closed.
 type blocking struct {
 	StrictServerInterface

@@ -16,7 +16,9 @@ import (
 const (
 	basePath = "/api/v1"
 	// defaultMaxBodyBytes bounds a request body; an operation that needs more says so as x-max-body-bytes. Larger ones are 413.
-	defaultMaxBodyBytes  = 256 << 10
+	defaultMaxBodyBytes = 256 << 10
+	// maxEmptyBodyBytes is for operations that take no body: an empty object counts as none.
+	maxEmptyBodyBytes    = 1 << 10
 	maxBodyBytesKey      = "x-max-body-bytes"
 	idempotencyKeyHeader = "X-Idempotency-Key"
 	requestIDHeader      = "X-Request-ID"
@@ -147,7 +149,9 @@ func newOperation(compiler *jsonschema.Compiler, method, path string, op *openap
 		o.needsKey = o.needsKey || p.Name == idempotencyKeyHeader
 	}
 	slices.SortFunc(o.params, func(a, b parameter) int { return strings.Compare(a.in+"/"+a.name, b.in+"/"+b.name) })
-	if op.RequestBody != nil {
+	if op.RequestBody == nil {
+		o.maxBodyBytes = maxEmptyBodyBytes
+	} else {
 		at := here + "/requestBody/content/" + escapePointer("application/json") + "/schema"
 		schema, err := compiler.Compile(contractURL + "#" + at)
 		if err != nil {
