@@ -151,6 +151,123 @@ func TestTheCommandRunsAnAppFromLoginToLedger(t *testing.T) {
 	s.fails(6, "", "instances", "decommission", i.ID, "--project", "main")
 }
 
+// People, quotas, names and the audit trail with the command alone. It needs no node.
+func TestTheCommandManagesPeopleQuotasAndNames(t *testing.T) {
+	w := newWorld(t)
+	w.startHub(w.hubConfig())
+	w.newTenant("acme")
+	s := w.adminShell()
+	ada := w.requireUsersAndTokens(s)
+	requireRoles(t, s, ada)
+	w.requireQuotasAndSlugs(s)
+	requireAudit(t, s, ada)
+	require.Empty(t, asJSON[items[client.RecoveryFinding]](s, "recovery", "findings").Items)
+	require.Empty(t, asJSON[items[client.RecoveringNode]](s, "recovery", "waiting").Items)
+}
+
+const adaEmail = "ada@acme.example"
+
+// requireUsersAndTokens makes a user, who logs in, and takes the user's tokens and access away again.
+func (w *world) requireUsersAndTokens(s *shell) client.User {
+	w.t.Helper()
+	ada := asJSON[client.User](s, "users", "create", adaEmail, "--org", "acme", "--role", "org_member")
+	require.Equal(w.t, w.tenant.Org.ID, ada.OrgID)
+	requireEveryFormat(w.t, s, ada.ID, "users", "list", "--org", "acme")
+	token := asJSON[client.UserToken](s, "users", "token", adaEmail, "--description", "laptop", "--life", "1h")
+	more := asJSON[client.UserToken](s, "users", "token", adaEmail)
+
+	own := w.shell("ada")
+	file := filepath.Join(w.dir, "ada", "token")
+	require.NoError(w.t, os.WriteFile(file, []byte(token.Token), 0o600))
+	own.gpuaas("login", "--url", w.hub.Ready.APIURL, "--ca-file", w.hub.Ready.CAFile, "--token-file", file)
+	requireEveryFormat(w.t, own, token.ID, "tokens", "list")
+	listed := own.gpuaas("tokens", "list")
+	require.Contains(w.t, listed, "laptop")
+	require.NotContains(w.t, listed, token.Token)
+	own.gpuaas("tokens", "revoke", more.ID)
+	require.Len(w.t, asJSON[items[client.UserTokenInfo]](s, "tokens", "list", "--user", adaEmail).Items, 1)
+	own.fails(4, "correlation id", "orgs", "set-quota", "acme", "users=1")
+	own.fails(2, "--all", "tokens", "revoke")
+
+	require.Equal(w.t, client.UserStatusDisabled, asJSON[client.User](s, "users", "disable", adaEmail).Status)
+	own.fails(3, "", "whoami")
+	require.Equal(w.t, client.UserStatusActive, asJSON[client.User](s, "users", "enable", adaEmail).Status)
+	require.Equal(w.t, ada.ID, asJSON[client.Whoami](own, "whoami").ID)
+	s.gpuaas("tokens", "revoke", "--all", "--user", adaEmail)
+	own.fails(3, "", "whoami")
+	return ada
+}
+
+// requireRoles changes what the user may do in the org and in the project, and removes the user in the end.
+func requireRoles(t *testing.T, s *shell, ada client.User) {
+	t.Helper()
+	changed := asJSON[client.User](s, "users", "set-roles", adaEmail, "org_billing", "app_publisher")
+	require.ElementsMatch(t, []client.UserRole{client.UserRoleOrgBilling, client.UserRoleAppPublisher}, changed.Roles)
+	require.Equal(t, changed.Roles, asJSON[client.User](s, "users", "get", adaEmail).Roles)
+	s.fails(7, "", "users", "set-roles", adaEmail, "emperor")
+
+	bound := asJSON[client.ProjectRoles](s, "roles", "set", adaEmail, "project_admin", "--project", "main")
+	require.Equal(t, []client.ProjectRole{client.ProjectRoleProjectAdmin}, bound.Roles)
+	requireEveryFormat(t, s, ada.ID, "roles", "list", "--project", "main")
+	require.Empty(t, asJSON[client.ProjectRoles](s, "roles", "set", adaEmail, "--project", "main").Roles)
+	require.Empty(t, asJSON[items[client.ProjectRoles]](s, "roles", "list", "--project", "main").Items)
+
+	s.gpuaas("users", "remove", adaEmail)
+	s.fails(5, "", "users", "get", ada.ID)
+}
+
+// requireQuotasAndSlugs sets a quota and meets it, and tries to give away the name of an app.
+func (w *world) requireQuotasAndSlugs(s *shell) {
+	w.t.Helper()
+	quota := func(list items[client.OrgQuotaItem], name client.QuotaName) client.OrgQuotaItem {
+		at := slices.IndexFunc(list.Items, func(q client.OrgQuotaItem) bool { return q.Name == name })
+		require.GreaterOrEqual(w.t, at, 0, name)
+		return list.Items[at]
+	}
+	before := quota(asJSON[items[client.OrgQuotaItem]](s, "orgs", "quota", "acme"), client.QuotaNameAppSlugs)
+	require.Equal(w.t, before.DefaultLimit, before.Limit)
+	intent := client.PublishIntentCreate{AppSlug: "spare", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: client.ChannelDev}
+	_, err := client.Read[client.PublishIntent](w.tenant.Admin.CreatePublishIntent(w.ctx, w.tenant.Project.ID, intent))
+	require.NoError(w.t, err)
+	after := quota(asJSON[items[client.OrgQuotaItem]](s, "orgs", "set-quota", "acme", "app_slugs=1"), client.QuotaNameAppSlugs)
+	require.EqualValues(w.t, 1, after.Limit)
+	require.Equal(w.t, before.Used+1, after.Used)
+	intent.AppSlug = "second"
+	_, err = client.Read[client.PublishIntent](w.tenant.Admin.CreatePublishIntent(w.ctx, w.tenant.Project.ID, intent))
+	require.ErrorContains(w.t, err, "app_slugs")
+	s.fails(2, "NAME=LIMIT", "orgs", "set-quota", "acme", "app_slugs")
+	s.fails(7, "", "orgs", "set-quota", "acme", "wishes=3")
+
+	// An hour passes before a slug is free: its publish intent is open.
+	s.gpuaas("orgs", "create", "globex")
+	slugs := asJSON[items[client.OwnedSlug]](s, "apps", "slugs", "--org", "acme").Items
+	require.Len(w.t, slugs, 1)
+	require.Equal(w.t, "spare", slugs[0].Slug)
+	require.False(w.t, slugs[0].Published)
+	s.fails(6, "app_slug_in_use", "apps", "transfer-slug", "spare", "--org", "globex")
+	s.fails(6, "app_slug_in_use", "apps", "release-slug", "spare", "--org", "acme")
+	s.fails(5, "", "apps", "release-slug", "spare", "--org", "globex")
+}
+
+// requireAudit finds in the audit trail what was done before, by each filter.
+func requireAudit(t *testing.T, s *shell, ada client.User) {
+	t.Helper()
+	requireEveryFormat(t, s, ada.ID, "audit", "list")
+	rows := func(args ...string) []client.AuditRow {
+		return asJSON[items[client.AuditRow]](s, append([]string{"audit", "list"}, args...)...).Items
+	}
+	onAda := rows("--resource-type", "user", "--resource", ada.ID, "--outcome", "done")
+	require.NotEmpty(t, onAda)
+	for _, row := range onAda {
+		require.Equal(t, ada.ID, row.ResourceID)
+	}
+	denied := rows("--actor", ada.ID, "--outcome", "denied", "--from", "1h")
+	require.NotEmpty(t, denied, "the quota that the user tried to set")
+	require.Equal(t, denied[:1], rows("--correlation", denied[0].CorrelationID))
+	require.Empty(t, rows("--to", "1h"))
+	s.fails(7, "", "audit", "list", "--outcome", "undone")
+}
+
 // requireEveryFormat holds the three formats of one list against each other.
 func requireEveryFormat(t *testing.T, s *shell, id string, args ...string) {
 	t.Helper()
