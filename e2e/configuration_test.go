@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
 )
 
 // The reference names every flag of the daemons, and none that does not exist.
@@ -25,6 +26,60 @@ func TestConfigurationReferenceNamesEveryFlag(t *testing.T) {
 		has := flags(regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z-]+)`), string(out))
 		delete(has, "help")
 		require.Equal(t, has, flags(regexp.MustCompile("(?m)^\\| `--([a-z-]+)`"), section), command)
+	}
+}
+
+// The bootstrap files set flags that the agent has, name files that are there, and commands that exist.
+func TestTheBootstrapFilesFitThePrograms(t *testing.T) {
+	read := func(name string) string {
+		data, err := os.ReadFile(filepath.Join(source(t), filepath.FromSlash(name)))
+		require.NoError(t, err)
+		return string(data)
+	}
+	help := func(command string) string {
+		words := strings.Fields(command + " --help")
+		out, err := exec.Command(filepath.Join(binaries(t), words[0]), words[1:]...).Output()
+		require.NoError(t, err)
+		return string(out)
+	}
+	var cloud struct {
+		WriteFiles []struct{ Path, Permissions, Content string } `yaml:"write_files"`
+	}
+	require.NoError(t, yaml.Unmarshal([]byte(read("bootstrap/cloud-init.yaml")), &cloud))
+	files := map[string]string{}
+	for _, f := range cloud.WriteFiles {
+		require.Equal(t, "0600", f.Permissions, f.Path)
+		files[f.Path] = f.Content
+	}
+
+	unit := read("systemd/gpuaas-agent.service")
+	require.Contains(t, unit, "\nExecStart=/usr/local/bin/gpuaas-agent run\n")
+	require.Contains(t, unit, "\nEnvironmentFile=/etc/gpuaas/agent.env\n")
+	has := flags(regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z-]+)`), help("gpuaas-agent run"))
+	set := map[string]string{}
+	for line := range strings.Lines(files["/etc/gpuaas/agent.env"]) {
+		name, value, isSet := strings.Cut(strings.TrimSpace(line), "=")
+		if strings.HasPrefix(name, "#") {
+			continue
+		}
+		require.True(t, isSet, line)
+		flag := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name, "GPUAAS_AGENT_"), "_", "-"))
+		require.Contains(t, has, flag, name)
+		set[flag] = value
+	}
+	for _, needed := range []string{"api-url", "root-fingerprint", "join-token-file"} {
+		require.Contains(t, set, needed)
+	}
+	require.Contains(t, files, set["join-token-file"])
+
+	text := read("bootstrap/README.md")
+	for _, name := range regexp.MustCompile("`GPUAAS_AGENT_([A-Z_]+)`").FindAllStringSubmatch(text, -1) {
+		require.Contains(t, set, strings.ToLower(strings.ReplaceAll(name[1], "_", "-")))
+	}
+	commands := regexp.MustCompile("`(gpuaas(?:-hub|-agent)? [a-z -]+)`").FindAllStringSubmatch(text, -1)
+	require.GreaterOrEqual(t, len(commands), 4)
+	for _, c := range commands {
+		require.Contains(t, help(c[1]), "\n  "+c[1]+" [flags]\n")
 	}
 }
 

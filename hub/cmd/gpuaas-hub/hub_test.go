@@ -27,6 +27,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
+	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -360,6 +362,20 @@ func TestANodeJoinsARealHub(t *testing.T) {
 	status, _ = hub.api(t, http.MethodGet, "/admin/nodes", readToken(t, hub), "")
 	require.Equal(t, http.StatusOK, status)
 	hub.end(t)
+}
+
+// A node that has lost its hub goes on for a day: the lease is what the documents, the flag and the dispatcher agree on.
+func TestDefaultsAreWhatTheDocumentsSay(t *testing.T) {
+	read := func(name string) string {
+		data, err := os.ReadFile(filepath.Join("..", "..", "..", filepath.FromSlash(name)))
+		require.NoError(t, err)
+		return string(data)
+	}
+	require.Equal(t, 24*time.Hour, dispatch.DefaultLease)
+	require.Equal(t, "24h0m0s", newServe().Flags().Lookup("lease-duration").DefValue)
+	require.Contains(t, read("docs/configuration.md"), "| `--lease-duration` | `24h` |")
+	require.Equal(t, 24*time.Hour, fleet.DefaultTokenTTL)
+	require.Contains(t, read("bootstrap/README.md"), "valid once and for 24 hours")
 }
 
 func TestStartSaysWhatIsWrongAndWhatToDo(t *testing.T) {
