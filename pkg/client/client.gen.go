@@ -3197,7 +3197,9 @@ type ClientInterface interface {
 
 	// PutOrgQuotaWithBody Set what an org may hold (platform admin)
 	//
-	// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+	// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
+	// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
+	// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
 	// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
 	//
 	// Takes any type of body and a specified content type.
@@ -3207,7 +3209,9 @@ type ClientInterface interface {
 
 	// PutOrgQuota Set what an org may hold (platform admin)
 	//
-	// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+	// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
+	// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
+	// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
 	// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
 	//
 	// Takes a body of the `application/json` content type.
@@ -3528,12 +3532,20 @@ type ClientInterface interface {
 
 	// CreatePublishIntentWithBody Ask where and with which credentials to push
 	//
+	// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
+	// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
+	// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
+	//
 	// Takes any type of body and a specified content type.
 	//
 	// Corresponds with POST /projects/{project_id}/app-artifacts/publish-intents (the `CreatePublishIntent` operationId).
 	CreatePublishIntentWithBody(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// CreatePublishIntent Ask where and with which credentials to push
+	//
+	// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
+	// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
+	// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -4168,7 +4180,9 @@ func (c *Client) UndrainNode(ctx context.Context, nodeID NodeID, reqEditors ...R
 
 // PutOrgQuotaWithBody Set what an org may hold (platform admin)
 //
-// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
+// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
+// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
 // it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
 //
 // Takes any type of body and a specified content type.
@@ -4188,7 +4202,9 @@ func (c *Client) PutOrgQuotaWithBody(ctx context.Context, orgID OrgID, contentTy
 
 // PutOrgQuota Set what an org may hold (platform admin)
 //
-// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
+// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
+// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
 // it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
 //
 // Takes a body of the `application/json` content type.
@@ -4999,6 +5015,10 @@ func (c *Client) RegisterArtifact(ctx context.Context, projectID ProjectID, body
 
 // CreatePublishIntentWithBody Ask where and with which credentials to push
 //
+// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
+// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
+// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
+//
 // Takes any type of body and a specified content type.
 //
 // Corresponds with POST /projects/{project_id}/app-artifacts/publish-intents (the `CreatePublishIntent` operationId).
@@ -5015,6 +5035,10 @@ func (c *Client) CreatePublishIntentWithBody(ctx context.Context, projectID Proj
 }
 
 // CreatePublishIntent Ask where and with which credentials to push
+//
+// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
+// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
+// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -10178,7 +10202,9 @@ type ClientWithResponsesInterface interface {
 
 	// PutOrgQuotaWithBodyWithResponse Set what an org may hold (platform admin)
 	//
-	// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+	// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
+	// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
+	// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
 	// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
@@ -10188,7 +10214,9 @@ type ClientWithResponsesInterface interface {
 
 	// PutOrgQuotaWithResponse Set what an org may hold (platform admin)
 	//
-	// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+	// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
+	// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
+	// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
 	// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
@@ -10561,12 +10589,20 @@ type ClientWithResponsesInterface interface {
 
 	// CreatePublishIntentWithBodyWithResponse Ask where and with which credentials to push
 	//
+	// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
+	// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
+	// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
+	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with POST /projects/{project_id}/app-artifacts/publish-intents (the `CreatePublishIntent` operationId).
 	CreatePublishIntentWithBodyWithResponse(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreatePublishIntentResponse, error)
 
 	// CreatePublishIntentWithResponse Ask where and with which credentials to push
+	//
+	// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
+	// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
+	// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -15223,7 +15259,9 @@ func (c *ClientWithResponses) UndrainNodeWithResponse(ctx context.Context, nodeI
 
 // PutOrgQuotaWithBodyWithResponse Set what an org may hold (platform admin)
 //
-// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
+// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
+// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
 // it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
@@ -15239,7 +15277,9 @@ func (c *ClientWithResponses) PutOrgQuotaWithBodyWithResponse(ctx context.Contex
 
 // PutOrgQuotaWithResponse Set what an org may hold (platform admin)
 //
-// A quota that is not named gets the hub's default. A limit below what is in use takes nothing away; nothing is added until
+// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
+// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
+// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
 // it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
@@ -15906,6 +15946,10 @@ func (c *ClientWithResponses) RegisterArtifactWithResponse(ctx context.Context, 
 
 // CreatePublishIntentWithBodyWithResponse Ask where and with which credentials to push
 //
+// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
+// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
+// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
+//
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
 // Corresponds with POST /projects/{project_id}/app-artifacts/publish-intents (the `CreatePublishIntent` operationId).
@@ -15918,6 +15962,10 @@ func (c *ClientWithResponses) CreatePublishIntentWithBodyWithResponse(ctx contex
 }
 
 // CreatePublishIntentWithResponse Ask where and with which credentials to push
+//
+// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
+// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
+// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
