@@ -192,7 +192,8 @@ type Work struct {
 const (
 	// CrashLoopAfter early exits in a row a revision counts as failed. It is still tried, at BackoffMax.
 	CrashLoopAfter = 5
-	// GiveUpAfter is the same for starts that never came to a running container: a registry may be away for some minutes.
+	// GiveUpAfter is the same for starts that never came to a running container. A pull that may still succeed has no such bound, except
+	// that an upgrade is left for its fallback.
 	GiveUpAfter = 9
 	// BackoffMin is the pause after the first failure; it doubles up to BackoffMax.
 	BackoffMin = time.Second
@@ -223,16 +224,20 @@ func (m Member) gaveUp() bool {
 	if m.Reason == ReasonCrashLoop || m.Reason == ReasonOutOfMemory || m.Reason == ReasonDiskLimit {
 		return m.Failures >= CrashLoopAfter
 	}
-	return m.GaveUp || m.Failures >= GiveUpAfter
+	return m.GaveUp || m.Reason != ReasonImagePullFailed && m.Failures >= GiveUpAfter
 }
+
+// leavesUpgrade reports whether the failures of a revision are enough to go back to its fallback.
+func (m Member) leavesUpgrade() bool { return m.gaveUp() || m.Failures >= GiveUpAfter }
 
 // Failed returns the member after another failed try of the revision. ran is how long the container was up, zero when it
 // never was.
 func (m Member) Failed(revision uint64, reason, detail string, permanent bool, ran time.Duration, now time.Time) Member {
-	if m.FailedRevision != revision || ran >= SettledAfter {
+	imageCame := m.Reason == ReasonImagePullFailed && reason != ReasonImagePullFailed
+	if m.FailedRevision != revision || ran >= SettledAfter || imageCame {
 		m.Failures = 0
 	}
-	if m.FailedRevision != revision {
+	if m.FailedRevision != revision || imageCame {
 		m.GaveUp = false
 	}
 	m.FailedRevision = revision

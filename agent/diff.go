@@ -208,7 +208,7 @@ func (d *differ) failure(w Workload, m Member) (reason, detail string) {
 		// That it may not run now says nothing about it.
 		return "", ""
 	}
-	if m.Failures > 0 && m.FailedRevision == w.Revision && m.gaveUp() {
+	if m.Failures > 0 && m.FailedRevision == w.Revision && m.leavesUpgrade() {
 		return m.Reason, m.Detail
 	}
 	for _, c := range d.containers[w.MemberID] {

@@ -496,6 +496,39 @@ func TestFailuresAreForgottenAfterALongRunAndWithANewRevision(t *testing.T) {
 	require.EqualValues(t, 1, m.Failed(2, agent.ReasonCrashLoop, "", false, time.Second, noon).Failures)
 }
 
+// A registry that is away says nothing about the workload: it waits, says for what, and is pulled when the registry is back.
+func TestARegistryThatIsAwayNeverFailsAMember(t *testing.T) {
+	m := agent.Member{ID: "web", InstanceID: "i-web"}
+	now := noon
+	wanted := agent.Desired{Workloads: []agent.Workload{web(2)}}
+	status := func() *protocol.WorkloadStatus {
+		leases := agent.Leases{"web": {MemberID: "web", No: 1, ExpiresAt: now.Add(time.Hour)}}
+		observed := agent.Observed{Members: map[string]agent.Member{"web": m}, Networks: []agent.Network{{MemberID: "web", Revision: 2}}}
+		require.NotEmpty(t, agent.Diff(wanted, leases, observed, m.RetryAt), "it is tried again")
+		require.Empty(t, agent.Diff(wanted, leases, observed, m.RetryAt.Add(-1)), "after a pause")
+		return agent.Statuses(wanted, leases, observed, now)[0]
+	}
+	for range 50 {
+		m = m.Failed(2, agent.ReasonImagePullFailed, "could not be pulled", false, 0, now)
+		s := status()
+		require.Equal(t, []string{agent.StatusStarting, agent.ReasonImagePullFailed, "could not be pulled"},
+			[]string{s.GetStatus(), s.GetReason(), s.GetDetail()})
+		now = m.RetryAt
+	}
+	require.Equal(t, now, m.RetryAt)
+
+	came := m
+	for range agent.CrashLoopAfter - 1 {
+		m = m.Failed(2, agent.ReasonCrashLoop, "exit code 1", false, time.Second, now)
+		require.Equal(t, agent.StatusStarting, status().GetStatus(), "what fails once the image is there is counted from then on")
+	}
+	m = m.Failed(2, agent.ReasonCrashLoop, "exit code 1", false, time.Second, now)
+	require.Equal(t, agent.StatusFailed, status().GetStatus())
+
+	m = came.Failed(2, agent.ReasonImagePullFailed, "is not in the registry", true, 0, now)
+	require.Equal(t, agent.StatusFailed, status().GetStatus(), "what no other try can bring is a failure at once")
+}
+
 // Each try of a revision that fills its part of the disk fills it anew: after a few it is left alone, until there is another revision.
 func TestRevisionThatFillsTheDiskIsNotTriedForEver(t *testing.T) {
 	w := web(2)

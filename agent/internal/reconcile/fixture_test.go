@@ -294,13 +294,15 @@ type hub struct {
 	registry                      *httptest.Server
 	image                         string
 
-	away       atomic.Bool
-	pulls      atomic.Int64
-	mu         sync.Mutex
-	generation uint64
-	leaseNo    uint64
-	parts      map[[32]byte][]byte
-	withheld   bool
+	away atomic.Bool
+	// registryDown makes the registry answer 503.
+	registryDown atomic.Bool
+	pulls        atomic.Int64
+	mu           sync.Mutex
+	generation   uint64
+	leaseNo      uint64
+	parts        map[[32]byte][]byte
+	withheld     bool
 	// readyWithin replaces the manifest's readiness timeout, in seconds.
 	readyWithin string
 }
@@ -325,7 +327,14 @@ func newHub(t testing.TB, word string) *hub {
 	h.bundle, err = protocol.VerifyBundle(env, protocol.Fingerprint(h.root.Public().(ed25519.PublicKey)))
 	require.NoError(t, err)
 
-	h.registry = httptest.NewUnstartedServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	h.registry = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if h.registryDown.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		images.ServeHTTP(w, req)
+	}))
 	h.registry.Config.ErrorLog = log.New(io.Discard, "", 0)
 	h.registry.StartTLS()
 	t.Cleanup(h.registry.Close)

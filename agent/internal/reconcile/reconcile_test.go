@@ -24,6 +24,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -261,7 +262,7 @@ func TestMissingDocumentIsFetchedAndOneSlowPullDelaysNoOther(t *testing.T) {
 	f.push(w)
 	f.untilStatus(w.GetId(), agent.StatusReady)
 
-	// A registry that holds an image back for ever; another workload starts meanwhile, and the first can be taken away.
+	// An image that the registry does not have: another workload starts meanwhile, and the first can be taken away.
 	f.hub.withheld = false
 	m := "sha256:" + strings.Repeat("ab", 32)
 	repository, _, _ := strings.Cut(f.hub.image, "@")
@@ -273,7 +274,7 @@ func TestMissingDocumentIsFetchedAndOneSlowPullDelaysNoOther(t *testing.T) {
 	f.push(w, slow, second)
 	f.untilStatus(second.GetId(), agent.StatusReady)
 	s := f.until(slow.GetId(), func(s *protocol.WorkloadStatus) bool { return s.GetReason() == agent.ReasonImagePullFailed })
-	require.Equal(t, agent.StatusStarting, s.GetStatus(), "it is tried again for a while")
+	require.Equal(t, agent.StatusFailed, s.GetStatus(), "no other try can bring it")
 	f.push(w, second)
 	f.untilStatus(slow.GetId(), agent.StatusRemoved)
 }
@@ -287,6 +288,34 @@ func TestWithoutAHubAPullWaitsAndIsNoFailure(t *testing.T) {
 	require.Zero(t, f.store.Members()[w.GetId()].Failures)
 	f.hub.away.Store(false)
 	f.untilStatus(w.GetId(), agent.StatusReady)
+}
+
+func TestARegistryThatComesBackIsPulledFrom(t *testing.T) {
+	f := newFixture(t)
+	f.hub.registryDown.Store(true)
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	until := func(condition func(*protocol.WorkloadStatus) bool) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			if m := f.store.Members()[w.GetId()]; !m.RetryAt.IsZero() {
+				// The pause before the next try is over.
+				require.NoError(t, f.store.UpdateMember(w.GetId(), func(m *state.Member) { m.RetryAt = time.Time{} }))
+			}
+			for _, s := range f.re.Report().Workloads {
+				require.NotEqual(t, agent.StatusFailed, s.GetStatus(), s.GetReason())
+				if condition(s) {
+					return true
+				}
+			}
+			return false
+		}, 90*time.Second, 10*time.Millisecond)
+	}
+	until(func(s *protocol.WorkloadStatus) bool {
+		return s.GetReason() == agent.ReasonImagePullFailed && f.store.Members()[w.GetId()].Failures > agent.GiveUpAfter+1
+	})
+	f.hub.registryDown.Store(false)
+	until(func(s *protocol.WorkloadStatus) bool { return s.GetStatus() == agent.StatusReady })
 }
 
 func TestContainersOfAnotherLifeAreTakenAway(t *testing.T) {

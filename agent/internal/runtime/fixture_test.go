@@ -287,7 +287,8 @@ type testRegistry struct {
 	host    string
 	tls     *tls.Config
 	open    http.Handler
-	corrupt atomic.Bool // answers blobs with other bytes of the same length
+	corrupt atomic.Bool  // answers blobs with other bytes of the same length
+	refuse  atomic.Int64 // the status of every answer but tokens
 	pulls   atomic.Int64
 	server  *httptest.Server
 	hold    atomic.Pointer[chan struct{}] // blobs wait for it
@@ -324,6 +325,10 @@ func (r *testRegistry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			return
 		}
 		_, _ = fmt.Fprintf(w, `{"token":%q}`, testToken)
+		return
+	}
+	if status := r.refuse.Load(); status != 0 {
+		w.WriteHeader(int(status))
 		return
 	}
 	if req.Method == http.MethodGet || req.Method == http.MethodHead {

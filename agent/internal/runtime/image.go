@@ -278,6 +278,9 @@ func (r *Runtime) pull(ctx context.Context, u *unpacking, ref ImageRef, creds Cr
 	)
 }
 
+// errNotInRegistry says that a registry that answers does not have the manifest.
+var errNotInRegistry = errors.New("the registry does not have the image")
+
 // errImageTooLarge stops a pull.
 var errImageTooLarge = errors.New("image is larger than this node allows")
 
@@ -323,6 +326,12 @@ type hostless struct {
 
 func (h hostless) Resolve(ctx context.Context, ref string) (string, ocispec.Descriptor, error) {
 	_, desc, err := h.Resolver.Resolve(ctx, ref)
+	if errdefs.IsNotFound(err) {
+		// The resolver reports the last of several answers, and the first one may have come from a registry that was just starting.
+		if _, desc, err = h.Resolver.Resolve(ctx, ref); errdefs.IsNotFound(err) {
+			err = fmt.Errorf("%w: %w", errNotInRegistry, err)
+		}
+	}
 	return h.name, desc, err
 }
 
@@ -405,7 +414,7 @@ func (r *Runtime) remapOption() snapshots.Opt {
 	return client.WithUserNSRemapperLabels(m, m)
 }
 
-// pullFault says what went wrong with an image. Wrong content is final; most else may pass.
+// pullFault says what went wrong with an image. Wrong content, a missing manifest and a refusal are final; all else may pass.
 func pullFault(ref ImageRef, err error) error {
 	if _, known := errors.AsType[*fault.Error](err); known {
 		return err
@@ -421,10 +430,15 @@ func pullFault(ref ImageRef, err error) error {
 		return say(fault.Unavailable, "image_pull_failed", "does not fit on this node's disk: free space where containerd keeps its data.")
 	case strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "wrong diff id"), strings.Contains(text, "failed size validation"), strings.Contains(text, "unexpected commit size"):
 		return say(fault.Unprocessable, "image_digest_mismatch", "is not what its digest says.").Lasting()
-	case errors.Is(err, docker.ErrInvalidAuthorization), errors.As(err, &status) && (status.StatusCode == http.StatusUnauthorized || status.StatusCode == http.StatusForbidden):
+	case errors.As(err, &status) && status.StatusCode == http.StatusForbidden:
+		return say(fault.Forbidden, "image_pull_failed", "may not be pulled: the registry refuses.").Lasting()
+	case errors.Is(err, docker.ErrInvalidAuthorization), errors.As(err, &status) && status.StatusCode == http.StatusUnauthorized:
+		// The node's credentials are renewed now and then.
 		return say(fault.Unavailable, "image_pull_failed", "may not be pulled with this node's credentials.")
+	case errors.Is(err, errNotInRegistry):
+		return say(fault.NotFound, "image_pull_failed", "is not in the registry.").Lasting()
 	case errdefs.IsNotFound(err):
-		return say(fault.NotFound, "image_pull_failed", "is not in the registry.")
+		return say(fault.NotFound, "image_pull_failed", "could not be pulled whole.")
 	}
 	return say(fault.Unavailable, "image_pull_failed", "could not be pulled.")
 }

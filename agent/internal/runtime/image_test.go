@@ -2,6 +2,7 @@ package runtime_test
 
 import (
 	"context"
+	"net/http"
 	"sync"
 	"testing"
 	"time"
@@ -123,9 +124,25 @@ func TestPullFailuresSayWhy(t *testing.T) {
 	none.Digest = "sha256:" + zeros
 	err = ensure(none, f.registry.credentials)
 	require.True(t, fault.Is(err, fault.NotFound), err)
+	require.True(t, fault.IsPermanent(err), "another try does not find it either")
+	refused := func(status int) error {
+		f.registry.refuse.Store(int64(status))
+		defer f.registry.refuse.Store(0)
+		return ensure(ref, f.registry.credentials)
+	}
+	err = refused(http.StatusForbidden)
+	require.ErrorContains(t, err, "the registry refuses")
+	require.True(t, fault.IsPermanent(err))
+	for _, status := range []int{http.StatusUnauthorized, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable} {
+		err = refused(status)
+		require.True(t, fault.Is(err, fault.Unavailable), err)
+		require.False(t, fault.IsPermanent(err), "it may pass: %d", status)
+	}
 	gone := ref
 	gone.RegistryHost = "127.0.0.1:1"
-	require.ErrorContains(t, ensure(gone, f.registry.credentials), "could not be pulled")
+	err = ensure(gone, f.registry.credentials)
+	require.ErrorContains(t, err, "could not be pulled")
+	require.False(t, fault.IsPermanent(err))
 	require.ErrorContains(t, f.rt.EnsureImage(t.Context(), ref, f.registry.credentials, nil), "could not be pulled", "an unknown certificate")
 	for _, bad := range []string{"", "x", "a/b:latest", "a/b@sha256:123", "../b@sha256:" + zeros, "A/b@sha256:" + zeros} {
 		_, err := runtime.ParseImage(bad)

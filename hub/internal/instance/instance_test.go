@@ -207,6 +207,11 @@ func TestAPassingReasonNeverEndsADeployment(t *testing.T) {
 		require.Equal(t, instance.Lifecycle{Status: instance.Deploying, Health: instance.HealthUnknown, Reason: instance.Reason(reason)}, w.get().Lifecycle)
 		require.Equal(t, 1, w.wanted())
 	}
+	waiting := w.says("starting")
+	waiting.Reason, waiting.Detail = "image_pull_failed", "The image could not be pulled."
+	w.reportTwice(1, waiting)
+	require.Equal(t, instance.Lifecycle{Status: instance.Deploying, Health: instance.HealthUnknown, Reason: "image_pull_failed"}, w.get().Lifecycle)
+	require.Equal(t, 1, w.wanted(), "a registry that is away")
 	once := w.says("failed")
 	once.Reason = "crash_loop"
 	w.report(1, once)
