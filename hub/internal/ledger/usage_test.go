@@ -361,3 +361,65 @@ func TestNumbersUpToTheMarkAreOneRange(t *testing.T) {
 	require.Equal(t, [][2]int64{{1, 40}}, ranges())
 	require.EqualValues(t, 10+4+1+1, number(w, `SELECT count(*) FROM suspense_records`)+number(w, `SELECT count(*) FROM usage_records`), "each record once")
 }
+
+// Beyond its budget of an hour a node's usage in suspense leaves sums and no rows; the rows of other nodes are written as ever.
+func TestSuspenseBeyondANodesBudgetLeavesSumsOnly(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s := w.member()
+	w.lease(s, time.Hour)
+	elsewhere := w.subject(ledger.Member)
+	elsewhere.NodeID = db.NewID()
+	neighbour, err := w.open(elsewhere)
+	require.NoError(t, err)
+	w.lease(neighbour, time.Hour)
+	earlier := func(rows int, at time.Time) {
+		must(w, func(ctx context.Context, tx db.Tx) (int64, error) {
+			tag, err := tx.Exec(ctx, `INSERT INTO suspense_records
+					(id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at, reason, created_at)
+				SELECT gen_random_uuid(), $1, 'earlier', n, 'm', 'session_seconds', 1, $2, $2, 'malformed', $2 FROM generate_series(1, $3::int8) AS n`,
+				w.node, at, rows)
+			return tag.RowsAffected(), err
+		})
+	}
+	w.now = at(3000)
+	earlier(50, w.now.Add(-61*time.Minute)) // do not count any more
+	earlier(9_998, w.now.Add(-59*time.Minute))
+	rows := func(node string) int64 {
+		return number(w, `SELECT count(*) FROM suspense_records WHERE node_id = $1 AND incarnation = $2`, node, incarnation)
+	}
+	sum := func(s ledger.Subject) int64 {
+		return number(w, `SELECT coalesce(sum(quantity), 0)::int8 FROM suspense_totals WHERE subject_id = $1`, s.ID)
+	}
+	// before are five records of ten seconds each before the claim.
+	before := func(s ledger.Subject, first uint64) ledger.Segment {
+		var records []*protocol.UsageRecord
+		for k := range 5 {
+			from := -float64(first)*10 - float64(k)*10 - 10
+			records = append(records, record(first+uint64(k), s, protocol.MeterSessionSeconds, from, from+10, 10_000_000))
+		}
+		seg, err := ledger.ReadSegment(s.NodeID, incarnation, &protocol.UsageSegment{Records: records})
+		require.NoError(t, err)
+		return seg
+	}
+	post := func(segments ...ledger.Segment) {
+		posted := must(w, func(ctx context.Context, tx db.Tx) (int, error) { return ledger.PostUsage(ctx, tx, w.now, segments...) })
+		require.Equal(t, 5*len(segments), posted)
+	}
+	post(before(s, 1), before(neighbour, 1))
+	require.EqualValues(t, 2, rows(w.node))
+	require.EqualValues(t, 5, rows(elsewhere.NodeID))
+	require.EqualValues(t, 50_000_000, sum(s), "all of it counts against the lease")
+	require.EqualValues(t, 50_000_000, sum(neighbour))
+
+	post(before(s, 6), before(neighbour, 6))
+	require.EqualValues(t, 2, rows(w.node))
+	require.EqualValues(t, 10, rows(elsewhere.NodeID))
+	require.EqualValues(t, 100_000_000, sum(s))
+
+	w.now = w.now.Add(2 * time.Minute)
+	post(before(s, 11))
+	require.EqualValues(t, 7, rows(w.node), "the hour of the earlier ones is over")
+	w.checkInvariants()
+}

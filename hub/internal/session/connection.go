@@ -67,7 +67,9 @@ func (c *connection) run(ctx context.Context) error {
 	defer cancel(nil)
 	var streams sync.WaitGroup
 	streams.Go(func() { cancel(c.write(ctx)) })
-	streams.Go(func() { cancel(c.read(ctx)) })
+	streams.Go(func() {
+		cancel(c.read(ctx, func(m *protocol.NodeMessage) error { return c.control.Receive(m, c.limit()) }))
+	})
 	// On this goroutine: a hub holds thousands of connections, and each one more costs its stack.
 	cancel(c.accept(ctx, &streams))
 	_ = c.conn.Close(link.CodeProtocol, fmt.Sprint(context.Cause(ctx)))
@@ -117,15 +119,15 @@ func (c *connection) send(ctx context.Context, m *protocol.HubMessage) error {
 	return c.control.Send(m)
 }
 
-// read takes what the node says on the control stream.
-func (c *connection) read(ctx context.Context) error {
+// read takes what the node says on the control stream, no faster than messageRate.
+func (c *connection) read(ctx context.Context, receive func(*protocol.NodeMessage) error) error {
 	budget := rate.NewLimiter(messageRate, messageBurst)
 	for {
 		if err := budget.Wait(ctx); err != nil {
 			return err
 		}
 		m := &protocol.NodeMessage{}
-		if err := c.control.Receive(m, c.limit()); err != nil {
+		if err := receive(m); err != nil {
 			return err
 		}
 		var err error
