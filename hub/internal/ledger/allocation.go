@@ -96,7 +96,7 @@ func accrueAllocation(ctx context.Context, tx db.Tx, s subject, until, now time.
 		return s, h, nil, err
 	}
 	if span := (rating.Interval{From: s.accruedUntil, To: until}); span.Length() > 0 {
-		if h, err = postAllocation(ctx, tx, s, h, prices, span, now); err != nil {
+		if h, err = chargeAllocation(ctx, tx, s, h, prices, span, now); err != nil {
 			return s, h, nil, err
 		}
 		s.accruedUntil = until
@@ -104,58 +104,49 @@ func accrueAllocation(ctx context.Context, tx db.Tx, s subject, until, now time.
 	return s, h, prices, setAccrued(ctx, tx, s)
 }
 
-func postAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices []rating.Price, span rating.Interval, now time.Time) (hold, error) {
+// chargeAllocation adds a stretch of an allocation's time to its hours and draws what it costs on the hold.
+func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices []rating.Price, span rating.Interval, now time.Time) (hold, error) {
 	byID := map[string]rating.Price{}
 	for _, p := range prices {
 		byID[p.ID] = p
 	}
-	parts := rating.Split(span, span.Length(), prices)
-	var keys []accrualKey
-	for _, part := range parts {
-		if byID[part.PriceID].ID != "" {
-			keys = append(keys, accrualKey{s.ID, MeterAllocationSeconds, part.PriceID, part.Hour})
-		}
-	}
-	accruals, err := accrualsOf(ctx, tx, keys)
+	accruals, err := loadHours(ctx, tx, []string{s.ID}, []rating.Interval{span}, map[hourKey]*hourCount{})
 	if err != nil {
 		return h, err
 	}
-	changed, first := map[accrualKey]rating.Accrual{}, &addition{}
-	for _, part := range parts {
-		price, ok := byID[part.PriceID]
-		if !ok {
-			continue
-		}
-		k := accrualKey{s.ID, MeterAllocationSeconds, price.ID, part.Hour}
-		next, d, err := rating.Accrue(accruals[k], price, part.Quantity, h.balance())
+	toPost, err := pendingOf(ctx, tx, []string{s.ID})
+	if err != nil {
+		return h, err
+	}
+	row := usageRow{
+		subject: &s, source: SourceAllocation, accepted: span.Length(),
+		record: &record{store: store{nodeID: s.NodeID}, meter: MeterAllocationSeconds, quantity: span.Length(), span: span},
+	}
+	hours := map[accrualKey]hourRow{}
+	for _, part := range rating.Split(span, span.Length(), prices) {
+		k, a := accrualKey{s.ID, MeterAllocationSeconds, part.PriceID, part.Hour}, &addition{quantity: part.Quantity, price: byID[part.PriceID]}
+		next, d, err := a.rate(accruals[k], h)
 		if err != nil {
 			return h, err
 		}
 		h.posted += d.CollectedNanos
-		accruals[k], changed[k] = next, next
-		key := fmt.Sprintf("usage:%s:%s:%s:%d", s.ID, MeterAllocationSeconds, price.ID, part.From.UnixMicro())
-		postings, err := postDelta(key, s, h, price, k, d, now)
-		if err != nil {
-			return h, err
+		accruals[k] = next
+		a.posting = addPending(toPost, k, a.price.Currency, d, now)
+		if row.added == nil {
+			row.added, a.records = a, 1
 		}
-		if err := insertPostings(ctx, tx, postings...); err != nil {
-			return h, err
-		}
-		if !first.posting.Valid && len(postings) > 0 {
-			first.posting = id(postings[0].ID)
-		}
+		hours[k] = hourRow{next, hours[k].records + a.records}
 	}
 	if h.id != "" {
 		if err := updateHold(ctx, tx, h); err != nil {
 			return h, err
 		}
 	}
-	if err := upsertAccruals(ctx, tx, changed); err != nil {
+	if err := upsertHours(ctx, tx, hours); err != nil {
 		return h, err
 	}
-	row := usageRow{
-		subject: &s, source: SourceAllocation, accepted: span.Length(), added: first,
-		record: &record{store: store{nodeID: s.NodeID}, meter: MeterAllocationSeconds, quantity: span.Length(), span: span},
+	if err := savePending(ctx, tx, toPost); err != nil {
+		return h, err
 	}
 	return h, insertUsage(ctx, tx, []usageRow{row}, now)
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -44,24 +43,31 @@ type batch struct {
 	holds    map[string]hold
 	billed   map[coverageKey]*billedTime
 	accruals map[accrualKey]rating.Accrual
+	// hours count what was accepted of a member and meter in an hour: what the database has, and what the batch adds.
+	hours map[hourKey]*hourCount
 
 	added    map[accrualKey]*addition
 	usage    []usageRow
 	suspense []suspenseRow
-	postings []Posting
+	pending  map[pendingKey]*pendingPosting
 	drawn    map[string]hold
 	finals   map[string]finalMark
 }
 
-// addition is what a batch adds to an accrual.
+type hourKey struct {
+	memberID, meter string
+	hour            time.Time
+}
+
+// hourCount is how many records began in an hour, and their quantity, over all runs and prices.
+type hourCount struct{ records, quantity int64 }
+
+// addition is what a batch adds to an accrual: a quantity, and the records that began in its hour. price is empty where usage has none.
 type addition struct {
-	quantity int64
-	price    rating.Price
-	// posting is what came of it, not valid for nothing.
+	quantity, records int64
+	price             rating.Price
+	// posting is what charges it, not valid for nothing.
 	posting pgtype.UUID
-	// With its store, the number of the first record names what is posted: a record is posted once, so no key comes twice.
-	incarnation string
-	sequence    int64
 }
 
 // usageRow is a record with what of it was accepted, and what it was first added to, nil for nothing.
@@ -85,36 +91,41 @@ type billedTime struct {
 	since  time.Time
 	stored []rating.Interval
 	*rating.Coverage
-	// outOfOrder counts what the batch adds before what is billed already, inHour its records of an hour.
+	// outOfOrder counts what the batch adds before what is billed already.
 	outOfOrder int
-	hour       time.Time
-	inHour     int
 }
 
 func loadBatch(ctx context.Context, tx db.Tx, records []*record, now time.Time) (*batch, error) {
 	b := &batch{
 		now: now, added: map[accrualKey]*addition{}, drawn: map[string]hold{}, finals: map[string]finalMark{},
 		leases: map[string][]lease{}, windows: map[string]rating.Leases{}, leased: map[string][]rating.Interval{},
+		hours: map[hourKey]*hourCount{},
 	}
 	b.usage = make([]usageRow, 0, len(records))
 	var err error
 	if b.subjects, err = subjectsByID(ctx, tx, namedMembers(records)); err != nil {
 		return nil, err
 	}
-	ids, since := b.reach(records)
-	if err := b.loadLeases(ctx, tx, ids, since); err != nil {
+	ids, reach := b.reach(records)
+	if err := b.loadLeases(ctx, tx, ids, reach); err != nil {
 		return nil, err
 	}
 	if b.holds, err = holdsOf(ctx, tx, ids); err != nil {
 		return nil, err
 	}
+	if b.accruals, err = loadHours(ctx, tx, ids, reach, b.hours); err != nil {
+		return nil, err
+	}
+	if b.pending, err = pendingOf(ctx, tx, ids); err != nil {
+		return nil, err
+	}
 	return b, loadCoverage(ctx, tx, b.billed)
 }
 
-// reach notes the key of each record and how far back the batch looks, for keys and for the members that it returns. Only what may be
-// billed counts: anybody's record may name any member and any time.
-func (b *batch) reach(records []*record) (ids []string, since []time.Time) {
-	members := map[string]time.Time{}
+// reach notes the key of each record and how far back the batch looks, for keys and for the members, which it returns with the time of
+// their records. Only what may be billed counts: anybody's record may name any member and any time.
+func (b *batch) reach(records []*record) (ids []string, spans []rating.Interval) {
+	members := map[string]rating.Interval{}
 	b.billed = map[coverageKey]*billedTime{}
 	for _, r := range records {
 		r.billed = nil // of an earlier attempt of the transaction
@@ -126,9 +137,12 @@ func (b *batch) reach(records []*record) (ids []string, since []time.Time) {
 			continue
 		}
 		from := latest(r.span.From, s.OpenedAt)
-		if at, known := members[s.ID]; !known || from.Before(at) {
-			members[s.ID] = from
+		span, known := members[s.ID]
+		if !known || from.Before(span.From) {
+			span.From = from
 		}
+		span.To = latest(span.To, r.span.To)
+		members[s.ID] = span
 		key := r.coverage()
 		r.billed = b.billed[key]
 		if r.billed == nil {
@@ -141,9 +155,9 @@ func (b *batch) reach(records []*record) (ids []string, since []time.Time) {
 	}
 	ids = slices.Sorted(maps.Keys(members))
 	for _, id := range ids {
-		since = append(since, members[id])
+		spans = append(spans, members[id])
 	}
-	return ids, since
+	return ids, spans
 }
 
 // namedMembers are the ids that records name, as far as they are ids at all.
@@ -162,7 +176,11 @@ func namedMembers(records []*record) []string {
 	return slices.Sorted(maps.Keys(named))
 }
 
-func (b *batch) loadLeases(ctx context.Context, tx db.Tx, ids []string, since []time.Time) error {
+func (b *batch) loadLeases(ctx context.Context, tx db.Tx, ids []string, reach []rating.Interval) error {
+	since := make([]time.Time, len(reach))
+	for i, span := range reach {
+		since[i] = span.From
+	}
 	all, err := leasesOf(ctx, tx, ids, since)
 	if err != nil {
 		return err
@@ -205,9 +223,56 @@ func (b *batch) take(r *record) {
 	if r.quantity == 0 && r.span.Length() == 0 && !r.span.From.IsZero() {
 		return // a mark, no usage
 	}
+	pieces := clip(r, s.Subject, bounds{b.now, s.claim(), b.leased[s.ID], r.billed, r.fragmented()})
+	b.put(s, r, b.withinHour(s, r, pieces))
+}
+
+// withinHour bounds what is accepted of a member and meter in one hour, however many runs its node names.
+func (b *batch) withinHour(s *subject, r *record, pieces []piece) []piece {
+	hour, ok := firstHour(pieces)
+	if !ok {
+		return pieces
+	}
+	k := hourKey{r.memberID, r.meter, hour}
+	count := b.hours[k]
+	if count == nil {
+		count = &hourCount{}
+		b.hours[k] = count
+	}
+	if count.records >= maxRecordsPerHour {
+		return []piece{{r.span, r.quantity, SuspenseTooFragmented}}
+	}
+	count.records++
+	most := hourMost(r, s.Subject)
+	for i := range pieces {
+		p := &pieces[i]
+		if p.reason != "" {
+			continue
+		}
+		if room := max(most-count.quantity, 0); p.quantity > room {
+			pieces = append(pieces, piece{p.span, p.quantity - room, SuspenseBeyondLimit})
+			p = &pieces[i]
+			p.quantity = room
+		}
+		count.quantity += p.quantity
+	}
+	return pieces
+}
+
+// firstHour is the hour in which what is accepted begins; ok is false where nothing is.
+func firstHour(pieces []piece) (hour time.Time, ok bool) {
+	for _, p := range pieces {
+		if p.reason == "" {
+			return hourOf(p.span.From), true
+		}
+	}
+	return hour, false
+}
+
+// put suspends the pieces of a record that have a reason, and bills the others.
+func (b *batch) put(s *subject, r *record, pieces []piece) {
 	row := usageRow{record: r, subject: s, source: SourceAppRuntime}
-	var accepted []rating.Interval
-	for _, p := range clip(r, s.Subject, bounds{b.now, s.claim(), b.leased[s.ID], r.billed, r.fragmented()}) {
+	for _, p := range pieces {
 		if p.reason != "" {
 			if p.quantity != 0 {
 				b.suspend(r, p)
@@ -215,22 +280,19 @@ func (b *batch) take(r *record) {
 			continue
 		}
 		row.accepted += p.quantity
-		accepted = append(accepted, p.span)
-		if a := b.accrue(s, r, p); row.added == nil {
+		a := b.accrue(s, r, p)
+		if row.added == nil && a != nil {
 			row.added = a
+			a.records++
 		}
-	}
-	if len(accepted) == 0 {
-		return
-	}
-	r.billed.inHour++
-	for _, span := range accepted {
-		if r.billed.Before(span.From) {
+		if r.billed.Before(p.span.From) {
 			r.billed.outOfOrder++
 		}
-		r.billed.Add(span)
+		r.billed.Add(p.span)
 	}
-	b.usage = append(b.usage, row)
+	if row.added != nil {
+		b.usage = append(b.usage, row)
+	}
 }
 
 const (
@@ -238,8 +300,10 @@ const (
 	maxSpans = 10_000
 	// maxOutOfOrder bounds how often a batch adds to one key before what is billed already. A node seals its records in order.
 	maxOutOfOrder = 1000
-	// maxRecordsPerHour bounds a key's records of one hour in a batch: one a second, where a node makes one in thirty.
+	// maxRecordsPerHour bounds the records of a member and meter that begin in one hour: one a second, where a node makes one in thirty.
 	maxRecordsPerHour = 3600
+	// hourSlack is what the records of one hour may be longer than it: each may overrun its limit a little.
+	hourSlack = 3 * time.Minute
 	// maxPieces bounds the pieces that billed time cuts one record into.
 	maxPieces = 32
 )
@@ -247,13 +311,7 @@ const (
 // fragmented reports whether a record is one too many of what no honest meter makes: each would cost all nodes' batches time.
 func (r *record) fragmented() bool {
 	t := r.billed
-	if t == nil {
-		return false
-	}
-	if hour := r.span.From.Truncate(time.Hour); hour.After(t.hour) {
-		t.hour, t.inHour = hour, 0
-	}
-	return len(t.Spans()) >= maxSpans || t.outOfOrder >= maxOutOfOrder || t.inHour >= maxRecordsPerHour
+	return t != nil && (len(t.Spans()) >= maxSpans || t.outOfOrder >= maxOutOfOrder)
 }
 
 func (b *batch) suspend(r *record, p piece) { b.suspense = append(b.suspense, suspenseRow{r, p}) }
@@ -298,7 +356,7 @@ func (s *subject) measurable(meter string, now time.Time) int64 {
 }
 
 // accrue adds an accepted piece to its hours, at the prices that its leases froze; it returns the first addition. What has no
-// price is recorded and not charged.
+// price adds up and is not charged.
 func (b *batch) accrue(s *subject, r *record, p piece) (first *addition) {
 	windows := b.windows[s.ID]
 	if no, ok := windows.Whole(p.span, r.leaseNo); ok {
@@ -313,15 +371,12 @@ func (b *batch) accrue(s *subject, r *record, p piece) (first *addition) {
 }
 
 func (b *batch) accrueAt(s *subject, r *record, span rating.Interval, quantity, leaseNo int64) (first *addition) {
-	price, ok := b.price(s.ID, leaseNo, r.meter)
-	if !ok {
-		return nil
-	}
+	price, _ := b.price(s.ID, leaseNo, r.meter)
 	for _, part := range rating.Split(span, quantity, nil) {
 		k := accrualKey{s.ID, r.meter, price.ID, part.Hour}
 		a, ok := b.added[k]
 		if !ok {
-			a = &addition{price: price, incarnation: r.store.incarnation, sequence: r.sequence}
+			a = &addition{price: price}
 			b.added[k] = a
 		}
 		a.quantity += part.Quantity
@@ -347,15 +402,14 @@ func (b *batch) price(subjectID string, leaseNo int64, meter string) (rating.Pri
 	return rating.Price{}, false
 }
 
-// rate turns what was added to accruals into postings, in a fixed order: where a hold runs out, the earliest hour is paid
-// first.
+// rate charges what was added to the hours, in a fixed order: where a hold runs out, the earliest hour is paid first.
 func (b *batch) rate() error {
 	for _, k := range slices.SortedFunc(maps.Keys(b.added), accrualKey.compare) {
 		h, s, a := b.holds[k.subjectID], b.subjects[k.subjectID], b.added[k]
-		next, d, err := rating.Accrue(b.accruals[k], a.price, a.quantity, h.balance())
+		next, d, err := a.rate(b.accruals[k], h)
 		if errors.Is(err, rating.ErrOverflow) {
 			hour := rating.Interval{From: k.hour, To: k.hour.Add(time.Hour)}
-			b.suspend(&record{store: store{s.NodeID, a.incarnation}, memberID: k.subjectID, meter: k.meter, span: hour}, piece{hour, a.quantity, SuspenseOutOfRange})
+			b.suspend(&record{store: store{nodeID: s.NodeID}, memberID: k.subjectID, meter: k.meter, span: hour}, piece{hour, a.quantity, SuspenseOutOfRange})
 			delete(b.added, k)
 			continue
 		}
@@ -367,47 +421,21 @@ func (b *batch) rate() error {
 			b.drawn[h.id] = h
 		}
 		b.accruals[k], b.holds[k.subjectID] = next, h
-		key := fmt.Sprintf("usage:%s:%s:%s:%s:%s:%d", s.ID, k.meter, k.priceID, k.hour.Format("2006-01-02T15"), a.incarnation, a.sequence)
-		postings, err := postDelta(key, *s, h, a.price, k, d, b.now)
-		if err != nil {
-			return err
-		}
-		b.postings = append(b.postings, postings...)
-		if len(postings) > 0 {
-			a.posting = id(postings[0].ID)
-		}
+		a.posting = addPending(b.pending, k, a.price.Currency, d, b.now)
 	}
 	return nil
 }
 
-// postDelta writes one accrual's change as postings: what the hold pays, shared with the host, and what is written off.
-func postDelta(key string, s subject, h hold, price rating.Price, k accrualKey, d rating.Delta, now time.Time) ([]Posting, error) {
-	var out []Posting
-	if d.CollectedNanos > 0 {
-		legs := []Leg{{holdAccount(h.id), price.Currency, -d.CollectedNanos}}
-		for _, l := range []Leg{
-			{accountRevenue, price.Currency, d.CollectedNanos - d.HostNanos},
-			{hostAccount(s.NodeID), price.Currency, d.HostNanos},
-		} {
-			if l.Nanos != 0 {
-				legs = append(legs, l)
-			}
-		}
-		p, err := NewPosting(key, legs...)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, p.of(Usage, s, now).over(k.meter, k.priceID, k.hour))
+// rate adds to an accrual; what has no price costs nothing.
+func (a *addition) rate(to rating.Accrual, h hold) (rating.Accrual, rating.Delta, error) {
+	if a.price.ID != "" {
+		return rating.Accrue(to, a.price, a.quantity, h.balance())
 	}
-	if d.WrittenOffNanos > 0 {
-		p, err := NewPosting(key+":write_off",
-			Leg{accountRevenue, price.Currency, d.WrittenOffNanos}, Leg{accountWriteOff, price.Currency, -d.WrittenOffNanos})
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, p.of(WriteOff, s, now).over(k.meter, k.priceID, k.hour))
+	if to.Quantity > math.MaxInt64-a.quantity {
+		return to, rating.Delta{}, rating.ErrOverflow
 	}
-	return out, nil
+	to.Quantity += a.quantity
+	return to, rating.Delta{}, nil
 }
 
 // save writes the whole batch, one statement a table.
@@ -429,18 +457,22 @@ func (b *batch) save(ctx context.Context, tx db.Tx) error {
 	if err := saveCoverage(ctx, tx, b.billed); err != nil {
 		return err
 	}
-	changed := make(map[accrualKey]rating.Accrual, len(b.added))
-	for k := range b.added {
-		changed[k] = b.accruals[k]
+	if err := b.saveHours(ctx, tx); err != nil {
+		return err
 	}
-	if err := upsertAccruals(ctx, tx, changed); err != nil {
+	if err := savePending(ctx, tx, b.pending); err != nil {
 		return err
 	}
 	if err := drawHolds(ctx, tx, b.drawn); err != nil {
 		return err
 	}
-	if err := setFinals(ctx, tx, b.finals); err != nil {
-		return err
+	return setFinals(ctx, tx, b.finals)
+}
+
+func (b *batch) saveHours(ctx context.Context, tx db.Tx) error {
+	hours := make(map[accrualKey]hourRow, len(b.added))
+	for k, a := range b.added {
+		hours[k] = hourRow{b.accruals[k], a.records}
 	}
-	return insertPostings(ctx, tx, b.postings...)
+	return upsertHours(ctx, tx, hours)
 }

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -142,6 +143,18 @@ func ceiling(r *record, s Subject) (int64, string) {
 		return r.quantity, ""
 	}
 	return most, SuspenseBeyondLimit
+}
+
+// hourMost is the most of a meter that may be accepted of one hour, over all runs; a record that begins in the hour may end beyond it.
+func hourMost(r *record, s Subject) int64 {
+	if r.meter == protocol.MeterSessionSeconds {
+		return math.MaxInt64 // its time counts once
+	}
+	most, ok := mostOf(s, r.meter, (time.Hour+hourSlack).Microseconds()+r.span.Length())
+	if !ok || most == 0 {
+		return math.MaxInt64 // no limit is known
+	}
+	return most
 }
 
 func narrow(parts []piece, allowed []rating.Interval, reason string) []piece {

@@ -25,7 +25,7 @@ func TestLaw17PostedAcceleratorSecondsNeverExceedPhysicalTime(t *testing.T) {
 			w := newWorld(t)
 			priced(w)
 			posted := func(s ledger.Subject) time.Duration {
-				return time.Duration(number(w, `SELECT coalesce(sum(quantity), 0)::int8 FROM accruals WHERE subject_id = $1 AND meter = 'session_seconds'`, s.ID)) * time.Microsecond
+				return time.Duration(number(w, `SELECT coalesce(sum(quantity), 0)::int8 FROM usage_hours WHERE subject_id = $1 AND meter = 'session_seconds'`, s.ID)) * time.Microsecond
 			}
 			var all []ledger.Subject
 			for range members {

@@ -69,30 +69,34 @@ func priced(w *world) {
 func (w *world) checkBill() {
 	w.t.Helper()
 	w.checkInvariants()
+	w.flush()
 	type row struct {
-		subject, meter, price string
-		hour                  time.Time
-		quantity, nanos, per  int64
-		collected, writtenOff int64
+		subject, meter, price         string
+		hour                          time.Time
+		quantity, charged, nanos, per int64
 	}
-	rows := query(w, `SELECT a.subject_id, a.meter, a.price_id, a.hour, a.quantity, p.nanos, p.per_quantity,
-			coalesce((SELECT -sum(e.amount_nanos) FROM postings q JOIN entries e ON e.posting_id = q.id WHERE q.subject_id = a.subject_id AND q.meter = a.meter
-				AND q.price_id = a.price_id AND q.period_from = a.hour AND q.kind = 'usage' AND e.account LIKE 'hold:%'), 0)::int8,
-			coalesce((SELECT -sum(e.amount_nanos) FROM postings q JOIN entries e ON e.posting_id = q.id WHERE q.subject_id = a.subject_id AND q.meter = a.meter
-				AND q.price_id = a.price_id AND q.period_from = a.hour AND q.kind = 'write_off' AND e.account = 'platform:write_off'), 0)::int8
-		FROM accruals a JOIN prices p ON p.id = a.price_id`, func(scan func(...any) error) (r row, err error) {
-		err = scan(&r.subject, &r.meter, &r.price, &r.hour, &r.quantity, &r.nanos, &r.per, &r.collected, &r.writtenOff)
+	rows := query(w, `SELECT a.subject_id, a.meter, a.price_id, a.hour, a.quantity, a.charged_nanos, p.nanos, p.per_quantity
+		FROM usage_hours a JOIN prices p ON p.id = a.price_id`, func(scan func(...any) error) (r row, err error) {
+		err = scan(&r.subject, &r.meter, &r.price, &r.hour, &r.quantity, &r.charged, &r.nanos, &r.per)
 		return r, err
 	})
 	for _, r := range rows {
 		want, err := rating.Charge(r.nanos, r.per, r.quantity)
 		require.NoError(w.t, err)
-		require.Equal(w.t, want, r.collected+r.writtenOff, "%s in %s: debit is not price × quantity", r.meter, r.hour)
+		require.Equal(w.t, want, r.charged, "%s in %s: the charge is not price × quantity", r.meter, r.hour)
 	}
+	require.Zero(w.t, number(w, `SELECT count(*) FROM (SELECT subject_id, meter, price_id, sum(collected_nanos) AS collected, sum(written_off_nanos) AS written_off,
+			min(hour) AS first, max(hour) + interval '1 hour' AS last FROM usage_hours WHERE charged_nanos > 0 GROUP BY subject_id, meter, price_id) h
+		LEFT JOIN (SELECT p.subject_id, p.meter, p.price_id, -sum(e.amount_nanos) FILTER (WHERE p.kind = 'usage' AND e.account LIKE 'hold:%') AS collected,
+			-sum(e.amount_nanos) FILTER (WHERE p.kind = 'write_off' AND e.account = 'platform:write_off') AS written_off,
+			min(p.period_from) AS first, max(p.period_to) AS last
+			FROM postings p JOIN entries e ON e.posting_id = p.id WHERE p.kind IN ('usage', 'write_off') GROUP BY p.subject_id, p.meter, p.price_id) j
+			USING (subject_id, meter, price_id)
+		WHERE h.collected <> coalesce(j.collected, 0) OR h.written_off <> coalesce(j.written_off, 0) OR j.first < h.first OR j.last > h.last`), "the journal is not the hours")
 	require.Zero(w.t, number(w, `SELECT count(*) FROM (
-		SELECT subject_id, meter, sum(quantity) AS q FROM usage_records WHERE meter IN (SELECT meter FROM prices) GROUP BY subject_id, meter) u
-		FULL JOIN (SELECT subject_id, meter, sum(quantity) AS q FROM accruals GROUP BY subject_id, meter) a USING (subject_id, meter)
-		WHERE coalesce(u.q, 0) <> coalesce(a.q, 0)`), "usage and accruals differ")
+		SELECT subject_id, meter, sum(quantity) AS q FROM usage_records GROUP BY subject_id, meter) u
+		FULL JOIN (SELECT subject_id, meter, sum(quantity) AS q FROM usage_hours GROUP BY subject_id, meter) a USING (subject_id, meter)
+		WHERE coalesce(u.q, 0) <> coalesce(a.q, 0)`), "usage and its hours differ")
 }
 
 // TestLaw05ASecondIsPostedOnce sends the same segments repeatedly, out of order, cut differently and from several connections
@@ -139,7 +143,7 @@ func TestLaw05ASecondIsPostedOnce(t *testing.T) {
 			}
 			for _, st := range all {
 				require.Equal(t, at(st.to).Sub(at(st.from)).Microseconds(), number(w,
-					`SELECT sum(quantity)::int8 FROM accruals WHERE subject_id = $1 AND meter = 'session_seconds'`, st.subject.ID))
+					`SELECT sum(quantity)::int8 FROM usage_hours WHERE subject_id = $1 AND meter = 'session_seconds'`, st.subject.ID))
 			}
 			require.Empty(t, w.suspense())
 			require.EqualValues(t, 1, number(w, `SELECT count(*) FROM usage_sequences`), "posted numbers are one joined range")
@@ -167,7 +171,7 @@ func TestLaw05CuttingDoesNotChangeTheBill(t *testing.T) {
 			seg = seg[n:]
 		}
 		w.checkBill()
-		return number(w, `SELECT sum(collected_nanos)::int8 FROM accruals`), number(w, `SELECT sum(host_nanos)::int8 FROM accruals`)
+		return number(w, `SELECT sum(collected_nanos)::int8 FROM usage_hours`), number(w, `SELECT sum(host_nanos)::int8 FROM usage_hours`)
 	}
 	one, oneHost := bill(1)
 	many, manyHost := bill(1000)
@@ -220,7 +224,7 @@ func TestLaw05BatchingDoesNotChangeTheBill(t *testing.T) {
 					out.accounts[names.Replace(names.Replace(account))] = sum
 				}
 				for _, row := range query(w, `SELECT subject_id::text || ' ' || meter || ' ' || hour::text || ' ' || quantity || ' ' || charged_nanos || ' ' || collected_nanos || ' ' || host_nanos
-					FROM accruals`, func(scan func(...any) error) (s string, err error) {
+					FROM usage_hours`, func(scan func(...any) error) (s string, err error) {
 					err = scan(&s)
 					return s, err
 				}) {

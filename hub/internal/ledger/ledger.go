@@ -212,12 +212,15 @@ func settleFinal(ctx context.Context, tx db.Tx, s subject, now time.Time) error 
 	return settle(ctx, tx, s, now)
 }
 
-// settle gives what is left of the hold back to the wallet.
+// settle posts what the journal does not have yet and gives what is left of the hold back to the wallet.
 func settle(ctx context.Context, tx db.Tx, s subject, now time.Time) error {
 	if !s.settledAt.IsZero() {
 		return nil
 	}
 	if err := setSettled(ctx, tx, s.ID, now); err != nil {
+		return err
+	}
+	if err := postPending(ctx, tx, s, now); err != nil {
 		return err
 	}
 	h, ok, err := holdOf(ctx, tx, s.ID)

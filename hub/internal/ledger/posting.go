@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/rating"
 )
 
 // Kinds of postings.
@@ -98,7 +99,7 @@ func (p Posting) of(kind string, s subject, now time.Time) Posting {
 }
 
 // For what part of a bill the posting is.
-func (p Posting) over(meter, priceID string, hour time.Time) Posting {
-	p.Meter, p.PriceID, p.PeriodFrom, p.PeriodTo = meter, priceID, hour, hour.Add(time.Hour)
+func (p Posting) over(meter, priceID string, hours rating.Interval) Posting {
+	p.Meter, p.PriceID, p.PeriodFrom, p.PeriodTo = meter, priceID, hours.From, hours.To
 	return p
 }

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -284,58 +285,70 @@ func (c *coverageColumns) add(k coverageKey, i rating.Interval) {
 	c.from, c.to = append(c.from, i.From), append(c.to, i.To)
 }
 
-// accrualsOf are the accruals of these keys that are there.
-func accrualsOf(ctx context.Context, tx db.Tx, keys []accrualKey) (map[accrualKey]rating.Accrual, error) {
-	out := make(map[accrualKey]rating.Accrual, len(keys))
-	if len(keys) == 0 {
-		return out, nil
+// loadHours reads the hours of subjects that a stretch of each one's time touches, and adds them to counts.
+func loadHours(ctx context.Context, tx db.Tx, ids []string, spans []rating.Interval, counts map[hourKey]*hourCount) (map[accrualKey]rating.Accrual, error) {
+	from, to := make([]time.Time, len(spans)), make([]time.Time, len(spans))
+	for i, span := range spans {
+		from[i], to[i] = hourOf(span.From), span.To
 	}
-	var c accrualColumns
-	for _, k := range keys {
-		c.add(k)
-	}
+	out := make(map[accrualKey]rating.Accrual, len(ids))
 	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
 		var k accrualKey
 		var a rating.Accrual
-		err = row.Scan(&k.subjectID, &k.meter, &k.priceID, &k.hour, &a.Quantity, &a.ChargedNanos, &a.CollectedNanos, &a.WrittenOffNanos, &a.HostNanos)
+		var records int64
+		err = row.Scan(&k.subjectID, &k.hour, &k.meter, &k.priceID, &a.Quantity, &records, &a.ChargedNanos, &a.CollectedNanos, &a.WrittenOffNanos, &a.HostNanos)
 		k.hour = k.hour.UTC()
+		count := counts[hourKey{k.subjectID, k.meter, k.hour}]
+		if count == nil {
+			count = &hourCount{}
+			counts[hourKey{k.subjectID, k.meter, k.hour}] = count
+		}
+		count.records += records
+		count.quantity += a.Quantity
+		if k.priceID == noPrice {
+			k.priceID = ""
+		}
 		out[k] = a
 		return struct{}{}, err
-	}, `SELECT a.subject_id, a.meter, a.price_id, a.hour, a.quantity, a.charged_nanos, a.collected_nanos, a.written_off_nanos, a.host_nanos
-		FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::timestamptz[]) AS x(subject, meter, price, hour)
-		JOIN accruals a ON a.subject_id = x.subject AND a.meter = x.meter AND a.price_id = x.price AND a.hour = x.hour`,
-		c.subjects, c.meters, c.prices, c.hours)
+	}, `SELECT h.subject_id, h.hour, h.meter, h.price_id, h.quantity, h.records, h.charged_nanos, h.collected_nanos, h.written_off_nanos, h.host_nanos
+		FROM unnest($1::uuid[], $2::timestamptz[], $3::timestamptz[]) AS x(subject, started, ended)
+		JOIN usage_hours h ON h.subject_id = x.subject AND h.hour >= x.started AND h.hour < x.ended`,
+		uuids(ids), from, to)
 	return out, err
 }
 
-type accrualColumns struct {
-	subjects, prices []pgtype.UUID
-	meters           []string
-	hours            []time.Time
+// noPrice is the price_id of hours without one.
+const noPrice = "00000000-0000-0000-0000-000000000000"
+
+func hourOf(t time.Time) time.Time { return t.UTC().Truncate(time.Hour) }
+
+// hourRow is an hour as it is now, with the records that are added to it.
+type hourRow struct {
+	rating.Accrual
+	records int64
 }
 
-func (c *accrualColumns) add(k accrualKey) {
-	c.subjects, c.meters = append(c.subjects, id(k.subjectID)), append(c.meters, k.meter)
-	c.prices, c.hours = append(c.prices, id(k.priceID)), append(c.hours, k.hour)
-}
-
-func upsertAccruals(ctx context.Context, tx db.Tx, changed map[accrualKey]rating.Accrual) error {
+func upsertHours(ctx context.Context, tx db.Tx, changed map[accrualKey]hourRow) error {
 	if len(changed) == 0 {
 		return nil
 	}
-	var c accrualColumns
-	var quantities, charged, collected, writtenOff, host []int64
+	var subjects, prices []pgtype.UUID
+	var meters []string
+	var hours []time.Time
+	var quantities, records, charged, collected, writtenOff, host []int64
 	for _, k := range slices.SortedFunc(maps.Keys(changed), accrualKey.compare) {
 		a := changed[k]
-		c.add(k)
-		quantities, charged, collected = append(quantities, a.Quantity), append(charged, a.ChargedNanos), append(collected, a.CollectedNanos)
-		writtenOff, host = append(writtenOff, a.WrittenOffNanos), append(host, a.HostNanos)
+		subjects, prices = append(subjects, id(k.subjectID)), append(prices, id(cmp.Or(k.priceID, noPrice)))
+		meters, hours = append(meters, k.meter), append(hours, k.hour)
+		quantities, records, charged = append(quantities, a.Quantity), append(records, a.records), append(charged, a.ChargedNanos)
+		collected, writtenOff, host = append(collected, a.CollectedNanos), append(writtenOff, a.WrittenOffNanos), append(host, a.HostNanos)
 	}
-	_, err := tx.Exec(ctx, `INSERT INTO accruals (subject_id, meter, price_id, hour, quantity, charged_nanos, collected_nanos, written_off_nanos, host_nanos)
-		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::timestamptz[], $5::int8[], $6::int8[], $7::int8[], $8::int8[], $9::int8[]) AS x
-		ON CONFLICT (subject_id, meter, price_id, hour) DO UPDATE SET quantity = excluded.quantity, charged_nanos = excluded.charged_nanos,
-			collected_nanos = excluded.collected_nanos, written_off_nanos = excluded.written_off_nanos, host_nanos = excluded.host_nanos`,
-		c.subjects, c.meters, c.prices, c.hours, quantities, charged, collected, writtenOff, host)
+	_, err := tx.Exec(ctx, `INSERT INTO usage_hours (subject_id, hour, meter, price_id, quantity, records, charged_nanos, collected_nanos, written_off_nanos, host_nanos)
+		SELECT x.* FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::uuid[], $5::int8[], $6::int8[], $7::int8[], $8::int8[], $9::int8[], $10::int8[]) AS x
+		ON CONFLICT (subject_id, hour, meter, price_id) DO UPDATE SET quantity = excluded.quantity, records = usage_hours.records + excluded.records,
+			charged_nanos = excluded.charged_nanos, collected_nanos = excluded.collected_nanos, written_off_nanos = excluded.written_off_nanos,
+			host_nanos = excluded.host_nanos`,
+		subjects, hours, meters, prices, quantities, records, charged, collected, writtenOff, host)
 	return err
 }
 

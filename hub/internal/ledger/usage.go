@@ -66,8 +66,8 @@ func ReadSegment(nodeID, incarnation string, seg *protocol.UsageSegment) (Segmen
 	return out, nil
 }
 
-// PostUsage bills segments, of one node or of many, in the caller's transaction: usage rows, accruals and postings, with one
-// statement a table however many segments there are. Records that were posted before, or twice here, are skipped; it returns
+// PostUsage bills segments, of one node or of many, in the caller's transaction: usage rows and hours, with one statement a
+// table however many segments there are. The journal follows with PostPending. Records that were posted before, or twice here, are skipped; it returns
 // how many were not. Nothing that a node says about usage makes it fail: what cannot be billed goes to suspense with a reason,
 // so that a bad record never blocks the ones behind it. Closed members
 // whose last record is here now are settled by SettleFinal.
@@ -95,9 +95,6 @@ func PostUsage(ctx context.Context, tx db.Tx, now time.Time, segments ...Segment
 	}
 	for _, r := range records {
 		b.take(r)
-	}
-	if b.accruals, err = accrualsOf(ctx, tx, slices.Collect(maps.Keys(b.added))); err != nil {
-		return 0, err
 	}
 	if err := b.rate(); err != nil {
 		return 0, err

@@ -1,0 +1,195 @@
+package ledger
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/rating"
+)
+
+// Usage draws on its hold at once; the journal follows with one posting for each subject, meter and price a posting interval, and when
+// the subject is settled. A posting for each segment would be a journal of terabytes a year.
+
+type pendingKey struct{ subjectID, meter, priceID string }
+
+func (k pendingKey) compare(o pendingKey) int {
+	if c := strings.Compare(k.subjectID, o.subjectID); c != 0 {
+		return c
+	}
+	if c := strings.Compare(k.meter, o.meter); c != 0 {
+		return c
+	}
+	return strings.Compare(k.priceID, o.priceID)
+}
+
+// pendingPosting is what the journal does not have yet of one subject, meter and price.
+type pendingPosting struct {
+	// posting is the id that the posting will have.
+	posting  pgtype.UUID
+	currency string
+	// hours are those that it is for; since is when the first usage of it came.
+	hours rating.Interval
+	since time.Time
+	rating.Delta
+	changed bool
+}
+
+// addPending adds what one hour's charge has changed, and returns the id of its posting to come; not valid where there is none.
+func addPending(all map[pendingKey]*pendingPosting, k accrualKey, currency string, d rating.Delta, now time.Time) (posting pgtype.UUID) {
+	key := pendingKey{k.subjectID, k.meter, k.priceID}
+	u := all[key]
+	if u == nil {
+		if d.Zero() {
+			return posting
+		}
+		u = &pendingPosting{posting: id(db.NewID()), currency: currency, hours: rating.Interval{From: k.hour, To: k.hour}, since: now}
+		all[key] = u
+	}
+	if d.Zero() {
+		return u.posting
+	}
+	u.CollectedNanos += d.CollectedNanos
+	u.WrittenOffNanos += d.WrittenOffNanos
+	u.HostNanos += d.HostNanos
+	u.hours.From, u.hours.To = earliest(u.hours.From, k.hour), latest(u.hours.To, k.hour.Add(time.Hour))
+	u.changed = true
+	return u.posting
+}
+
+// PendingPostings lists subjects of which usage waits for the journal since before a moment and that are not set aside, in order of when
+// it came, from the one after a given on.
+func PendingPostings(ctx context.Context, tx db.Tx, after Pending, before, now time.Time, limit int) ([]Pending, error) {
+	return collect(ctx, tx, func(row pgx.Row) (p Pending, err error) {
+		err = row.Scan(&p.ID, &p.OrgID, &p.NodeID, &p.Since)
+		return p, err
+	}, `SELECT DISTINCT s.id, s.org_id, s.node_id, p.since FROM pending_postings p JOIN subjects s ON s.id = p.subject_id
+		WHERE (p.since, p.subject_id) > ($1, $2) AND p.since < $3 AND (s.retry_at IS NULL OR s.retry_at <= $4)
+		ORDER BY p.since, s.id LIMIT $5`, after.Since, orFirst(after.ID), before, now, limit)
+}
+
+// Pending is a subject with usage that waits for the journal.
+type Pending struct {
+	Row
+	Since time.Time
+}
+
+// PostPending writes the postings of a subject's usage that the journal does not have yet.
+func PostPending(ctx context.Context, tx db.Tx, subjectID string, now time.Time) (wasAside bool, err error) {
+	s, err := lockSubject(ctx, tx, subjectID)
+	if err != nil {
+		return false, err
+	}
+	return s.failures > 0, postPending(ctx, tx, s, now)
+}
+
+func postPending(ctx context.Context, tx db.Tx, s subject, now time.Time) error {
+	all, err := pendingOf(ctx, tx, []string{s.ID})
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	h, _, err := holdOf(ctx, tx, s.ID)
+	if err != nil {
+		return err
+	}
+	var postings []Posting
+	for _, k := range slices.SortedFunc(maps.Keys(all), pendingKey.compare) {
+		made, err := all[k].postings(s, h, k, now)
+		if err != nil {
+			return err
+		}
+		postings = append(postings, made...)
+	}
+	if err := deletePending(ctx, tx, s.ID); err != nil {
+		return err
+	}
+	return insertPostings(ctx, tx, postings...)
+}
+
+// postings are what the hold paid, shared with the host, and what was written off.
+func (u *pendingPosting) postings(s subject, h hold, k pendingKey, now time.Time) (out []Posting, err error) {
+	key := "usage:" + u.posting.String()
+	if u.CollectedNanos > 0 {
+		legs := []Leg{{holdAccount(h.id), u.currency, -u.CollectedNanos}}
+		for _, l := range []Leg{
+			{accountRevenue, u.currency, u.CollectedNanos - u.HostNanos},
+			{hostAccount(s.NodeID), u.currency, u.HostNanos},
+		} {
+			if l.Nanos != 0 {
+				legs = append(legs, l)
+			}
+		}
+		p, err := NewPosting(key, legs...)
+		if err != nil {
+			return nil, err
+		}
+		p.ID = u.posting.String()
+		out = append(out, p.of(Usage, s, now).over(k.meter, k.priceID, u.hours))
+	}
+	if u.WrittenOffNanos > 0 {
+		p, err := NewPosting(key+":write_off",
+			Leg{accountRevenue, u.currency, u.WrittenOffNanos}, Leg{accountWriteOff, u.currency, -u.WrittenOffNanos})
+		if err != nil {
+			return nil, err
+		}
+		if len(out) == 0 {
+			p.ID = u.posting.String()
+		}
+		out = append(out, p.of(WriteOff, s, now).over(k.meter, k.priceID, u.hours))
+	}
+	return out, nil
+}
+
+func pendingOf(ctx context.Context, tx db.Tx, subjectIDs []string) (map[pendingKey]*pendingPosting, error) {
+	out := map[pendingKey]*pendingPosting{}
+	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
+		var k pendingKey
+		u := &pendingPosting{}
+		err = row.Scan(&k.subjectID, &k.meter, &k.priceID, &u.posting, &u.currency, &u.hours.From, &u.hours.To,
+			&u.CollectedNanos, &u.WrittenOffNanos, &u.HostNanos, &u.since)
+		out[k] = u
+		return struct{}{}, err
+	}, `SELECT subject_id, meter, price_id, posting_id, currency, from_hour, to_hour, collected_nanos, written_off_nanos, host_nanos, since
+		FROM pending_postings WHERE subject_id = ANY($1::uuid[])`, uuids(subjectIDs))
+	return out, err
+}
+
+func savePending(ctx context.Context, tx db.Tx, all map[pendingKey]*pendingPosting) error {
+	var subjects, prices, postings []pgtype.UUID
+	var meters, currencies []string
+	var from, to, since []time.Time
+	var collected, writtenOff, host []int64
+	for _, k := range slices.SortedFunc(maps.Keys(all), pendingKey.compare) {
+		u := all[k]
+		if !u.changed {
+			continue
+		}
+		subjects, prices, postings = append(subjects, id(k.subjectID)), append(prices, id(k.priceID)), append(postings, u.posting)
+		meters, currencies = append(meters, k.meter), append(currencies, u.currency)
+		from, to, since = append(from, u.hours.From), append(to, u.hours.To), append(since, u.since)
+		collected, writtenOff = append(collected, u.CollectedNanos), append(writtenOff, u.WrittenOffNanos)
+		host = append(host, u.HostNanos)
+	}
+	if len(subjects) == 0 {
+		return nil
+	}
+	_, err := tx.Exec(ctx, `INSERT INTO pending_postings (subject_id, meter, price_id, posting_id, currency, from_hour, to_hour,
+			collected_nanos, written_off_nanos, host_nanos, since)
+		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::uuid[], $5::text[], $6::timestamptz[], $7::timestamptz[],
+			$8::int8[], $9::int8[], $10::int8[], $11::timestamptz[]) AS x
+		ON CONFLICT (subject_id, meter, price_id) DO UPDATE SET from_hour = excluded.from_hour, to_hour = excluded.to_hour,
+			collected_nanos = excluded.collected_nanos, written_off_nanos = excluded.written_off_nanos, host_nanos = excluded.host_nanos`,
+		subjects, meters, prices, postings, currencies, from, to, collected, writtenOff, host, since)
+	return err
+}
+
+func deletePending(ctx context.Context, tx db.Tx, subjectID string) error {
+	_, err := tx.Exec(ctx, `DELETE FROM pending_postings WHERE subject_id = $1`, subjectID)
+	return err
+}
