@@ -29,7 +29,7 @@ func TestLaw09DecommissionLeavesNothingAndTheBillIsTheTruth(t *testing.T) {
 	containers := w.listen(w.agent.Config.ContainerdNamespace)
 	second := w.launch("second")
 	w.answers(second)
-	_, err = w.tenant.AwaitDebit(w.ctx, second.ID)
+	_, err = w.tenant.AwaitCharge(w.ctx, second.ID)
 	require.NoError(t, err)
 	ended := w.decommission(second)
 	require.Equal(t, client.AppInstanceStatusDecommissioned, ended.Status)

@@ -248,7 +248,7 @@ func TestTwoNodesAcrossNetworkNamespaces(t *testing.T) {
 		} else {
 			w.answers(i)
 		}
-		_, err := w.tenant.AwaitDebit(w.ctx, i.ID)
+		_, err := w.tenant.AwaitCharge(w.ctx, i.ID)
 		require.NoError(t, err)
 		w.decommission(i)
 	}

@@ -28,7 +28,7 @@ func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 	kept, changed := w.launch("kept"), w.launch("changed")
 	w.allocate(w.agent)
 	ended := w.launch("ended")
-	_, err = w.tenant.AwaitDebit(w.ctx, kept.ID)
+	_, err = w.tenant.AwaitCharge(w.ctx, kept.ID)
 	require.NoError(t, err)
 
 	file := filepath.Join(w.dir, "backup.age")

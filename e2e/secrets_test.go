@@ -31,7 +31,7 @@ func TestLaw11NoSecretIsWrittenDown(t *testing.T) {
 	w := platform(t)
 	secrets := w.secrets()
 	i := w.launch("app")
-	_, err := w.tenant.AwaitDebit(w.ctx, i.ID)
+	_, err := w.tenant.AwaitCharge(w.ctx, i.ID)
 	require.NoError(t, err)
 	specs := w.containerSpecs()
 	require.NotEmpty(t, specs)

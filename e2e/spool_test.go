@@ -79,7 +79,7 @@ func TestLaw05ADiskFromYesterdayTakesANewIncarnationAndIsBilledOnce(t *testing.T
 	containers := w.listen(w.agent.Config.ContainerdNamespace)
 	i := w.launch("app")
 	pid := w.pidOf(i)
-	_, err := w.tenant.AwaitDebit(w.ctx, i.ID)
+	_, err := w.tenant.AwaitCharge(w.ctx, i.ID)
 	require.NoError(t, err)
 
 	require.NoError(t, w.agent.Stop())
@@ -130,7 +130,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	containers := w.listen(w.agent.Config.ContainerdNamespace)
 	i := w.launch("app")
 	pid := w.pidOf(i)
-	_, err := w.tenant.AwaitDebit(w.ctx, i.ID)
+	_, err := w.tenant.AwaitCharge(w.ctx, i.ID)
 	require.NoError(t, err)
 
 	second := w.agentConfig("copy")

@@ -20,7 +20,7 @@ func TestLaw04AKilledAgentLeavesTheAppServingAndTheUsageWhole(t *testing.T) {
 	i := w.launch("app")
 	pid := w.pidOf(i)
 	serving := w.keepAsking(i)
-	_, err := w.tenant.AwaitDebit(w.ctx, i.ID)
+	_, err := w.tenant.AwaitCharge(w.ctx, i.ID)
 	require.NoError(t, err)
 
 	for range 3 {

@@ -116,7 +116,11 @@ func up(ctx context.Context, c *config) error {
 
 func (d *demo) startHub(ctx context.Context) (string, error) {
 	passphrase := rand.Text()
-	conf := cluster.HubConfig{Bin: d.conf.Bin, Dir: filepath.Join(d.conf.Dir, "hub"), Listen: d.conf.Listen, SessionListen: d.conf.Listen}
+	conf := cluster.HubConfig{
+		Bin: d.conf.Bin, Dir: filepath.Join(d.conf.Dir, "hub"), Listen: d.conf.Listen, SessionListen: d.conf.Listen,
+		// So that the journal can be shown at once, and not once a day.
+		ExtraArgs: []string{"--posting-interval", "1s"},
+	}
 	fingerprint, err := cluster.InitHub(ctx, conf, passphrase, trustDomain)
 	if err != nil {
 		return "", err

@@ -185,7 +185,7 @@ func (c *Crowd) checkBooks(ctx context.Context, records int64) error {
 			{"priced records without a posting", `SELECT count(*) FROM usage_records WHERE posting_id IS NULL AND meter <> 'memory_byte_seconds' AND usage_source = 'app_runtime'`, 0},
 			{"postings that do not sum to zero", `SELECT count(*) FROM (SELECT posting_id FROM entries GROUP BY posting_id HAVING sum(amount_nanos) <> 0) x`, 0},
 			{
-				"accruals that are not their records", `SELECT count(*) FROM (SELECT subject_id, meter, sum(quantity) AS q FROM accruals GROUP BY subject_id, meter) a
+				"accruals that are not their records", `SELECT count(*) FROM (SELECT subject_id, meter, sum(quantity) AS q FROM usage_hours GROUP BY subject_id, meter) a
 				JOIN (SELECT subject_id, meter, sum(quantity) AS q FROM usage_records GROUP BY subject_id, meter) u USING (subject_id, meter) WHERE a.q <> u.q`, 0,
 			},
 		} {

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -289,21 +290,24 @@ func await[T any](ctx context.Context, look func() (T, bool, error)) (T, error) 
 	}
 }
 
-// AwaitDebit waits until the instance's usage has cost something, and returns all its postings.
+// AwaitCharge waits until the instance's usage has cost something.
+func (t *Tenant) AwaitCharge(ctx context.Context, instanceID string) (client.AppInstance, error) {
+	return await(ctx, func() (client.AppInstance, bool, error) {
+		i, err := client.Read[client.AppInstance](t.Admin.GetAppInstance(ctx, t.Project.ID, instanceID))
+		if err != nil {
+			return i, false, err
+		}
+		spent, ok := new(big.Rat).SetString(i.Cost.Spent)
+		return i, ok && spent.Sign() > 0, nil
+	})
+}
+
+// AwaitDebit waits until usage of the instance is in the journal, and returns all its postings.
 func (t *Tenant) AwaitDebit(ctx context.Context, instanceID string) ([]client.Posting, error) {
 	return await(ctx, func() ([]client.Posting, bool, error) {
 		postings, err := t.Postings(ctx, instanceID)
-		for _, p := range postings {
-			if p.Kind != client.PostingKindUsage {
-				continue
-			}
-			for _, e := range p.Entries {
-				if amount, ok := new(big.Rat).SetString(e.Amount); ok && amount.Sign() != 0 {
-					return postings, true, nil
-				}
-			}
-		}
-		return postings, false, err
+		isUsage := func(p client.Posting) bool { return p.Kind == client.PostingKindUsage }
+		return postings, slices.ContainsFunc(postings, isUsage), err
 	})
 }
 

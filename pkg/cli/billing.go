@@ -70,6 +70,36 @@ func (a *app) usageCommand() *cobra.Command {
 	f.StringVar(&p.Meter, "meter", "", "only this meter")
 	f.Var(timeFlag{&p.From}, "from", "only what ended after this time (RFC 3339, or a span back from now)")
 	f.Var(timeFlag{&p.To}, "to", "only what started before this time")
+	c.AddCommand(a.hourlyUsageCommand())
+	return c
+}
+
+func (a *app) hourlyUsageCommand() *cobra.Command {
+	var (
+		p        client.ListHourlyUsageParams
+		instance string
+	)
+	columns := []column[client.UsageHour]{
+		{"HOUR", func(h client.UsageHour) string { return stamp(h.Hour) }},
+		{"METER", func(h client.UsageHour) string { return h.Meter }},
+		{"QUANTITY", func(h client.UsageHour) string { return h.Quantity + " " + h.UsageUnit }},
+		{"CHARGED", func(h client.UsageHour) string { return strings.TrimSpace(h.Charged + " " + h.Currency) }},
+		{"APP", func(h client.UsageHour) string { return h.AppSlug }},
+		{"INSTANCE", func(h client.UsageHour) string { return h.AppInstanceID }},
+	}
+	c := listing(a, "hourly", "Usage of each hour and what it was charged, newest first", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) (_ []client.UsageHour, _ string, err error) {
+		p.Cursor, p.Limit = cursor, client.PageSize
+		if p.ProjectID, p.AppInstanceID, err = s.billed(ctx, instance); err != nil {
+			return nil, "", err
+		}
+		l, err := client.Read[client.UsageHourList](s.hub.ListHourlyUsage(ctx, &p, s.editors()...))
+		return l.Items, l.NextCursor, err
+	})
+	f := c.Flags()
+	f.StringVar(&instance, "instance", "", "only of this app instance, by id or display name")
+	f.StringVar(&p.Meter, "meter", "", "only this meter")
+	f.Var(timeFlag{&p.From}, "from", "only hours that begin at or after this time (RFC 3339, or a span back from now; default 31 days)")
+	f.Var(timeFlag{&p.To}, "to", "only hours that begin before this time")
 	return c
 }
 

@@ -43,6 +43,7 @@ const (
 	sweepEvery    = 10 * time.Second
 	sequenceEvery = time.Second
 	accrueEvery   = time.Minute
+	postEvery     = time.Minute
 	tidyEvery     = time.Hour
 	collectEvery  = time.Hour
 	deleteEvery   = time.Hour
@@ -333,6 +334,7 @@ func (h *hub) loops() []*loop.Loop {
 		loop.New("sweep", min(sweepEvery, h.conf.resync), h.intake.Sweep, h.log),
 		loop.New("sequencer", sequenceEvery, func(ctx context.Context) error { _, err := sequencer.Pass(ctx); return err }, h.log),
 		loop.New("accrue", accrueEvery, h.accrue, h.log),
+		loop.New("post", min(postEvery, h.conf.postingInterval), h.post, h.log),
 		loop.New("tidy", tidyEvery, h.tidy, h.log),
 		loop.New("bundle", bundleCheckEvery, h.checkBundle, h.log),
 		loop.New("collect", collectEvery, h.collect, h.log),
@@ -342,6 +344,10 @@ func (h *hub) loops() []*loop.Loop {
 
 func (h *hub) accrue(ctx context.Context) error {
 	return (&command.AccrueAllocations{DB: h.db, Poke: h.dispatcher.Poke, Log: h.log}).Do(ctx, time.Now())
+}
+
+func (h *hub) post(ctx context.Context) error {
+	return (&command.PostPending{DB: h.db, Interval: h.conf.postingInterval, Log: h.log}).Do(ctx, time.Now())
 }
 
 // collect removes what nothing refers to from the registry. A restored hub waits with it until it knows again what runs.

@@ -77,7 +77,7 @@ func start(t *testing.T, h home, change ...func(*config)) *running {
 	c := config{
 		dataDir: h.data, listen: "127.0.0.1:0", sessionListen: "127.0.0.1:0", metricsListen: "127.0.0.1:0", leaseDuration: time.Hour,
 		certificateLifetime: time.Hour, serverLifetime: 24 * time.Hour, resync: 30 * time.Second,
-		retention: command.DefaultRetention(),
+		retention: command.DefaultRetention(), postingInterval: time.Hour,
 	}
 	for _, apply := range change {
 		apply(&c)

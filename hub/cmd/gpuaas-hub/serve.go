@@ -40,6 +40,7 @@ type config struct {
 	serverLifetime      time.Duration
 	resync              time.Duration
 	retention           command.Retention
+	postingInterval     time.Duration
 	metricsListen       string
 	otlpEndpoint        string
 	logLevel            string
@@ -92,6 +93,7 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 	f.DurationVar(&c.serverLifetime, "server-certificate-lifetime", 30*24*time.Hour, "lifetime of the hub's own certificate, 24h to 2160h")
 	f.DurationVar(&c.resync, "resync", 30*time.Second, "how often everything is looked at without being asked to")
 	retentionFlags(f, &c.retention)
+	f.DurationVar(&c.postingInterval, "posting-interval", command.DefaultPostingInterval, "how often a member's usage is written to the journal, 1s to 24h; it is charged at once")
 	f.StringVar(&c.metricsListen, "metrics-listen", "", "loopback HOST:PORT for Prometheus at /metrics (default: off)")
 	f.StringVar(&c.otlpEndpoint, "otlp-endpoint", "", "URL of an OTLP/HTTP collector for traces (default: off)")
 	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
@@ -120,6 +122,9 @@ func (c config) check() error {
 		return bad("server-certificate-lifetime", "must be between 24h and 2160h")
 	case c.resync < 100*time.Millisecond || c.resync > time.Hour:
 		return bad("resync", "must be between 100ms and 1h")
+	}
+	if c.postingInterval < command.MinPostingInterval || c.postingInterval > command.MaxPostingInterval {
+		return bad("posting-interval", "must be between 1s and 24h")
 	}
 	for flag, d := range c.retentions() {
 		if d < command.MinRetention {

@@ -66,15 +66,14 @@ func (w *world) occupy(subject, key string) {
 // More allocations than one page has are billed in one pass, and the first of them, which cannot be billed, holds up none.
 func TestAccrualGoesOnPastAnAllocationThatCannotBeBilled(t *testing.T) {
 	w := newWorld(t)
-	var price ledger.Price
-	w.tx(func(ctx context.Context, tx db.Tx) (err error) {
-		price, err = ledger.CreatePrice(ctx, tx, ledger.Price{Meter: ledger.MeterAllocationSeconds, Currency: "EUR", Nanos: 1_000_000, Per: "hour", From: w.now}, w.now)
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		_, err := ledger.CreatePrice(ctx, tx, ledger.Price{Meter: ledger.MeterAllocationSeconds, Currency: "EUR", Nanos: 1_000_000, Per: "hour", From: w.now}, w.now)
 		return err
 	})
 	ids := w.subjects(ledger.Allocation, passPageRows+1)
-	w.occupy(ids[0], fmt.Sprintf("usage:%s:%s:%s:%d", ids[0], ledger.MeterAllocationSeconds, price.ID, w.now.UnixMicro()))
 	accrue := &AccrueAllocations{DB: w.d, Poke: func(string) {}, Log: slog.New(slog.DiscardHandler)}
 	w.now = w.now.Add(30 * time.Minute)
+	w.occupy(ids[0], fmt.Sprintf("allocation:%s:%d", ids[0], w.now.UnixMicro()))
 	require.NoError(t, accrue.Do(t.Context(), w.now))
 	require.Equal(t, passPageRows, w.count(`SELECT count(*) FROM subjects WHERE kind = 'allocation' AND accrued_until = $1`, w.now))
 	found := w.findings()
@@ -93,6 +92,45 @@ func TestAccrualGoesOnPastAnAllocationThatCannotBeBilled(t *testing.T) {
 	require.NoError(t, accrue.Do(t.Context(), w.now))
 	require.Equal(t, passPageRows+1, w.count(`SELECT count(*) FROM subjects WHERE kind = 'allocation' AND accrued_until = $1 AND failures = 0`, w.now))
 	require.Empty(t, w.findings())
+}
+
+// Usage that cannot be written to the journal keeps no other subject's out of it, and is written once it can be.
+func TestPostingGoesOnPastASubjectThatCannotBePosted(t *testing.T) {
+	w := newWorld(t)
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		_, err := ledger.CreatePrice(ctx, tx, ledger.Price{Meter: ledger.MeterAllocationSeconds, Currency: "EUR", Nanos: 1_000_000, Per: "hour", From: w.now}, w.now)
+		return err
+	})
+	ids := w.subjects(ledger.Allocation, 3)
+	w.now = w.now.Add(30 * time.Minute)
+	require.NoError(t, (&AccrueAllocations{DB: w.d, Poke: func(string) {}, Log: slog.New(slog.DiscardHandler)}).Do(t.Context(), w.now))
+	var posting string
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		return tx.QueryRow(ctx, `SELECT posting_id FROM pending_postings WHERE subject_id = $1`, ids[0]).Scan(&posting)
+	})
+	w.occupy(ids[0], "usage:"+posting)
+	post := &PostPending{DB: w.d, Interval: time.Hour, Log: slog.New(slog.DiscardHandler)}
+	posted := func() int { return w.count(`SELECT count(*) FROM postings WHERE kind = 'usage'`) }
+
+	require.NoError(t, post.Do(t.Context(), w.now.Add(time.Hour)))
+	require.Zero(t, posted(), "it has not waited for longer than the interval")
+	w.now = w.now.Add(time.Hour + time.Second)
+	require.NoError(t, post.Do(t.Context(), w.now))
+	require.Equal(t, 2, posted())
+	found := w.findings()
+	require.Len(t, found, 1)
+	require.Equal(t, recovery.FindingPosting, found[0].Kind)
+	require.Equal(t, ids[0], found[0].ResourceID)
+
+	w.exec(`DELETE FROM postings WHERE subject_id = $1 AND kind = 'occupied'`, ids[0])
+	require.NoError(t, post.Do(t.Context(), w.now.Add(time.Hour)))
+	require.Equal(t, 2, posted(), "it waits before it is tried again")
+	require.NoError(t, post.Do(t.Context(), w.now.Add(time.Hour+time.Second)))
+	require.Equal(t, 3, posted())
+	require.Equal(t, 1, w.count(`SELECT count(*) FROM postings WHERE id = $1 AND kind = 'usage'`, posting))
+	require.Empty(t, w.findings())
+	require.NoError(t, post.Do(t.Context(), w.now.Add(9*time.Hour)))
+	require.Equal(t, 3, posted(), "once")
 }
 
 // A member whose hold cannot go back keeps no other's from going back, neither in the periodic pass nor after its node's usage.

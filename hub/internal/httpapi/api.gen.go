@@ -734,6 +734,7 @@ const (
 	RecoveryFindingKindMemberLeftOut          RecoveryFindingKind = "member_left_out"
 	RecoveryFindingKindNodeUnknown            RecoveryFindingKind = "node_unknown"
 	RecoveryFindingKindOrgUnknown             RecoveryFindingKind = "org_unknown"
+	RecoveryFindingKindPostingFailed          RecoveryFindingKind = "posting_failed"
 	RecoveryFindingKindProjectUnknown         RecoveryFindingKind = "project_unknown"
 	RecoveryFindingKindReleaseFailed          RecoveryFindingKind = "release_failed"
 	RecoveryFindingKindRenewalFailed          RecoveryFindingKind = "renewal_failed"
@@ -772,6 +773,8 @@ func (e RecoveryFindingKind) Valid() bool {
 	case RecoveryFindingKindNodeUnknown:
 		return true
 	case RecoveryFindingKindOrgUnknown:
+		return true
+	case RecoveryFindingKindPostingFailed:
 		return true
 	case RecoveryFindingKindProjectUnknown:
 		return true
@@ -1627,7 +1630,7 @@ type InstanceCost struct {
 	// PerHour Decimal; the most that an hour of running costs now. A stopped instance costs nothing
 	PerHour string `json:"per_hour"`
 
-	// Spent Decimal; posted so far
+	// Spent Decimal; charged so far
 	Spent string `json:"spent"`
 }
 
@@ -2397,6 +2400,57 @@ type Token struct {
 // TokenTokenType defines model for Token.TokenType.
 type TokenTokenType string
 
+// UsageHour defines model for UsageHour.
+type UsageHour struct {
+	// AllocationID UUIDv7 in lower case.
+	AllocationID ID `json:"allocation_id,omitempty,omitzero"`
+
+	// AppInstanceID UUIDv7 in lower case.
+	AppInstanceID ID     `json:"app_instance_id,omitempty,omitzero"`
+	AppSlug       string `json:"app_slug,omitempty,omitzero"`
+
+	// Charged Decimal; price × quantity. Absent where the meter has no price
+	Charged string `json:"charged,omitempty,omitzero"`
+
+	// Currency ISO 4217 code.
+	Currency Currency `json:"currency,omitempty,omitzero"`
+
+	// Hour When the hour begins
+	Hour time.Time `json:"hour"`
+
+	// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
+	Meter Meter `json:"meter"`
+
+	// NodeID UUIDv7 in lower case.
+	NodeID ID `json:"node_id"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id"`
+
+	// PriceID UUIDv7 in lower case.
+	PriceID ID `json:"price_id,omitempty,omitzero"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id"`
+
+	// Quantity Decimal number in usage_unit.
+	Quantity Quantity `json:"quantity"`
+
+	// SubjectID UUIDv7 in lower case.
+	SubjectID   ID          `json:"subject_id"`
+	UsageSource UsageSource `json:"usage_source"`
+	UsageUnit   string      `json:"usage_unit"`
+
+	// WrittenOff Decimal; what of it the hold did not cover
+	WrittenOff string `json:"written_off,omitempty,omitzero"`
+}
+
+// UsageHourList defines model for UsageHourList.
+type UsageHourList struct {
+	Items      []UsageHour `json:"items"`
+	NextCursor string      `json:"next_cursor,omitempty,omitzero"`
+}
+
 // UsageRecord defines model for UsageRecord.
 type UsageRecord struct {
 	// AllocationID UUIDv7 in lower case.
@@ -2751,6 +2805,25 @@ type ListUsageParams struct {
 	To To `form:"to,omitempty" json:"to,omitempty,omitzero"`
 }
 
+// ListHourlyUsageParams defines parameters for ListHourlyUsage.
+type ListHourlyUsageParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor        Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+	OrgID         ID     `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
+	ProjectID     ID     `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
+	AppInstanceID ID     `form:"app_instance_id,omitempty" json:"app_instance_id,omitempty,omitzero"`
+	Meter         Meter  `form:"meter,omitempty" json:"meter,omitempty,omitzero"`
+
+	// From Only what ended after this time
+	From From `form:"from,omitempty" json:"from,omitempty,omitzero"`
+
+	// To Only what started before this time
+	To To `form:"to,omitempty" json:"to,omitempty,omitzero"`
+}
+
 // GetWalletParams defines parameters for GetWallet.
 type GetWalletParams struct {
 	// OrgID Absent means the caller's org
@@ -3073,6 +3146,9 @@ type ServerInterface interface {
 	// ListUsage Measured usage, newest first
 	// (GET /billing/usage)
 	ListUsage(c *gin.Context, params ListUsageParams)
+	// ListHourlyUsage Usage of each UTC hour and what it was charged, newest first
+	// (GET /billing/usage/hourly)
+	ListHourlyUsage(c *gin.Context, params ListHourlyUsageParams)
 	// GetWallet What the org can still spend and what is held
 	// (GET /billing/wallet)
 	GetWallet(c *gin.Context, params GetWalletParams)
@@ -4242,6 +4318,89 @@ func (siw *ServerInterfaceWrapper) ListUsage(c *gin.Context) {
 	}
 
 	siw.Handler.ListUsage(c, params)
+}
+
+// ListHourlyUsage operation middleware
+func (siw *ServerInterfaceWrapper) ListHourlyUsage(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListHourlyUsageParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "org_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "org_id", c.Request.URL.Query(), &params.OrgID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "project_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "project_id", c.Request.URL.Query(), &params.ProjectID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "app_instance_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "app_instance_id", c.Request.URL.Query(), &params.AppInstanceID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "meter" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "meter", c.Request.URL.Query(), &params.Meter, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter meter: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "from" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "from", c.Request.URL.Query(), &params.From, runtime.BindQueryParameterOptions{Type: "string", Format: "date-time"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter from: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "to" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "to", c.Request.URL.Query(), &params.To, runtime.BindQueryParameterOptions{Type: "string", Format: "date-time"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter to: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListHourlyUsage(c, params)
 }
 
 // GetWallet operation middleware
@@ -6072,6 +6231,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/auth/whoami", wrapper.Whoami)
 	router.GET(options.BaseURL+"/billing/ledger", wrapper.ListLedger)
 	router.GET(options.BaseURL+"/billing/usage", wrapper.ListUsage)
+	router.GET(options.BaseURL+"/billing/usage/hourly", wrapper.ListHourlyUsage)
 	router.GET(options.BaseURL+"/billing/wallet", wrapper.GetWallet)
 	router.GET(options.BaseURL+"/healthz", wrapper.GetHealth)
 	router.POST(options.BaseURL+"/nodes/enroll", wrapper.EnrollNode)
@@ -7333,6 +7493,45 @@ type ListUsagedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListUsagedefaultApplicationProblemPlusJSONResponse) VisitListUsageResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListHourlyUsageRequestObject struct {
+	Params ListHourlyUsageParams
+}
+
+type ListHourlyUsageResponseObject interface {
+	VisitListHourlyUsageResponse(w http.ResponseWriter) error
+}
+
+type ListHourlyUsage200JSONResponse UsageHourList
+
+func (response ListHourlyUsage200JSONResponse) VisitListHourlyUsageResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListHourlyUsagedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListHourlyUsagedefaultApplicationProblemPlusJSONResponse) VisitListHourlyUsageResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -9561,6 +9760,9 @@ type StrictServerInterface interface {
 	// ListUsage Measured usage, newest first
 	// (GET /billing/usage)
 	ListUsage(ctx context.Context, request ListUsageRequestObject) (ListUsageResponseObject, error)
+	// ListHourlyUsage Usage of each UTC hour and what it was charged, newest first
+	// (GET /billing/usage/hourly)
+	ListHourlyUsage(ctx context.Context, request ListHourlyUsageRequestObject) (ListHourlyUsageResponseObject, error)
 	// GetWallet What the org can still spend and what is held
 	// (GET /billing/wallet)
 	GetWallet(ctx context.Context, request GetWalletRequestObject) (GetWalletResponseObject, error)
@@ -10783,6 +10985,32 @@ func (sh *strictHandler) ListUsage(ctx *gin.Context, params ListUsageParams) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(ListUsageResponseObject); ok {
 		if err := validResponse.VisitListUsageResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListHourlyUsage operation middleware
+func (sh *strictHandler) ListHourlyUsage(ctx *gin.Context, params ListHourlyUsageParams) {
+	var request ListHourlyUsageRequestObject
+
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListHourlyUsage(ctx, request.(ListHourlyUsageRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListHourlyUsage")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListHourlyUsageResponseObject); ok {
+		if err := validResponse.VisitListHourlyUsageResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -65,7 +65,19 @@ func TestBillFromPriceToPosting(t *testing.T) {
 	require.Equal(t, "run-1", record["correlation_id"])
 	require.NotEmpty(t, record["posting_id"])
 
+	hours := h.must(t, boss, "GET", "/billing/usage/hourly?app_instance_id="+instance, "", "", 200)
+	require.Len(t, hours.body["items"], 1)
+	hour, _ := hours.body["items"].([]any)[0].(map[string]any)
+	require.Equal(t, "100", hour["quantity"])
+	require.Equal(t, "0.1", hour["charged"])
+	require.Equal(t, "EUR", hour["currency"])
+	require.Equal(t, h.clock().Truncate(time.Hour).Format(time.RFC3339), hour["hour"])
+
 	journal := h.must(t, boss, "GET", "/billing/ledger?kind=usage&app_instance_id="+instance, "", "", 200)
+	require.Empty(t, journal.body["items"], "the journal follows later")
+	post := command.PostPending{DB: h.d, Interval: time.Hour, Log: slog.New(slog.DiscardHandler)}
+	require.NoError(t, post.Do(t.Context(), h.clock().Add(time.Hour+time.Second)))
+	journal = h.must(t, boss, "GET", "/billing/ledger?kind=usage&app_instance_id="+instance, "", "", 200)
 	require.Len(t, journal.body["items"], 1)
 	posting, _ := journal.body["items"].([]any)[0].(map[string]any)
 	require.Equal(t, record["posting_id"], posting["posting_id"])

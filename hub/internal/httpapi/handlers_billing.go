@@ -50,6 +50,37 @@ func (s *Server) ListUsage(ctx context.Context, r ListUsageRequestObject) (ListU
 	return ListUsage200JSONResponse(list), nil
 }
 
+// hourlyWindow is how far back hours are listed where the caller does not say.
+const hourlyWindow = 31 * 24 * time.Hour
+
+// ListHourlyUsage lists usage by hours, the newest first.
+func (s *Server) ListHourlyUsage(ctx context.Context, r ListHourlyUsageRequestObject) (ListHourlyUsageResponseObject, error) {
+	q := r.Params
+	f, err := billingFilter("", q.Limit, q.From, q.To)
+	if err != nil {
+		return nil, err
+	}
+	if f.From.IsZero() {
+		f.From = metaFrom(ctx).Now.Add(-hourlyWindow)
+	}
+	f.Before, f.AppInstanceID, f.Meter = q.Cursor, q.AppInstanceID, q.Meter
+	list, err := db.ReadTx(ctx, s.Billing.DB, func(tx db.Tx) (UsageHourList, error) {
+		if f.OrgID, f.ProjectID, err = billingScope(ctx, tx, iam.UsageRead, q.OrgID, q.ProjectID); err != nil {
+			return UsageHourList{}, err
+		}
+		rows, next, err := ledger.ListHours(ctx, tx, f)
+		out := UsageHourList{Items: make([]UsageHour, len(rows)), NextCursor: next}
+		for i, h := range rows {
+			out.Items[i] = hourView(h)
+		}
+		return out, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return ListHourlyUsage200JSONResponse(list), nil
+}
+
 // ListLedger lists the journal, the newest first.
 func (s *Server) ListLedger(ctx context.Context, r ListLedgerRequestObject) (ListLedgerResponseObject, error) {
 	q := r.Params
@@ -269,6 +300,18 @@ func usageView(u ledger.UsageRecord) UsageRecord {
 		OperatingMode: OperatingMode(u.OperatingMode), ControlPlaneScope: ControlPlaneScope(u.ControlPlaneScope), RuntimeBackend: RuntimeBackend(u.RuntimeBackend),
 		StartedAt: u.StartedAt, EndedAt: u.EndedAt, CorrelationID: u.CorrelationID, PostingID: u.PostingID,
 	}
+}
+
+func hourView(h ledger.UsageHour) UsageHour {
+	out := UsageHour{
+		OrgID: h.OrgID, ProjectID: h.ProjectID, AppInstanceID: h.AppInstanceID, AppSlug: h.AppSlug, AllocationID: h.AllocationID, NodeID: h.NodeID,
+		SubjectID: h.SubjectID, UsageSource: UsageSource(h.UsageSource), Meter: h.Meter, UsageUnit: ledger.Unit(h.Meter),
+		Quantity: ledger.FormatQuantity(h.Meter, h.Quantity), Hour: h.Hour, PriceID: h.PriceID, Currency: h.Currency,
+	}
+	if h.PriceID != "" {
+		out.Charged, out.WrittenOff = ledger.FormatNanos(h.ChargedNanos), ledger.FormatNanos(h.WrittenOffNanos)
+	}
+	return out
 }
 
 func postingView(p ledger.Posting) Posting {

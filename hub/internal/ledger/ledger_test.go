@@ -174,9 +174,9 @@ func (w *world) wallet() (available, held string) {
 func (w *world) flush() (subjects int) {
 	w.t.Helper()
 	return must(w, func(ctx context.Context, tx db.Tx) (int, error) {
-		due, err := ledger.PendingPostings(ctx, tx, ledger.Pending{}, w.now.Add(time.Hour), w.now, 1000)
+		due, err := ledger.PendingPostings(ctx, tx, ledger.Pending{}, w.now.Add(time.Hour), 1000)
 		for _, s := range due {
-			if _, err := ledger.PostPending(ctx, tx, s.ID, w.now); err != nil {
+			if err := ledger.PostPending(ctx, tx, s.ID, w.now); err != nil {
 				return 0, err
 			}
 		}

@@ -183,8 +183,7 @@ func (f Filter) check() error {
 		}
 	}
 	if f.Before != "" && !db.IsID(f.Before) {
-		return fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).
-			AtHint("cursor", "is not a cursor", "leave it out to start at the newest")
+		return cursorInvalid()
 	}
 	return nil
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/rating"
 )
 
-// Usage draws on its hold at once; the journal follows with one posting for each subject, meter and price a posting interval, and when
-// the subject is settled. A posting for each segment would be a journal of terabytes a year.
+// Usage draws on its hold at once. The journal follows with one posting for each subject, meter and price in a posting interval, and when
+// the subject is settled: a posting for each segment would make a journal of terabytes a year.
 
 type pendingKey struct{ subjectID, meter, priceID string }
 
@@ -63,15 +63,15 @@ func addPending(all map[pendingKey]*pendingPosting, k accrualKey, currency strin
 	return u.posting
 }
 
-// PendingPostings lists subjects of which usage waits for the journal since before a moment and that are not set aside, in order of when
-// it came, from the one after a given on.
-func PendingPostings(ctx context.Context, tx db.Tx, after Pending, before, now time.Time, limit int) ([]Pending, error) {
+// PendingPostings lists subjects of which usage waits for the journal since before a moment in order of when it came, from the one
+// after a given on.
+func PendingPostings(ctx context.Context, tx db.Tx, after Pending, before time.Time, limit int) ([]Pending, error) {
 	return collect(ctx, tx, func(row pgx.Row) (p Pending, err error) {
 		err = row.Scan(&p.ID, &p.OrgID, &p.NodeID, &p.Since)
 		return p, err
 	}, `SELECT DISTINCT s.id, s.org_id, s.node_id, p.since FROM pending_postings p JOIN subjects s ON s.id = p.subject_id
-		WHERE (p.since, p.subject_id) > ($1, $2) AND p.since < $3 AND (s.retry_at IS NULL OR s.retry_at <= $4)
-		ORDER BY p.since, s.id LIMIT $5`, after.Since, orFirst(after.ID), before, now, limit)
+		WHERE (p.since, p.subject_id) > ($1, $2) AND p.since < $3
+		ORDER BY p.since, s.id LIMIT $4`, after.Since, orFirst(after.ID), before, limit)
 }
 
 // Pending is a subject with usage that waits for the journal.
@@ -81,12 +81,17 @@ type Pending struct {
 }
 
 // PostPending writes the postings of a subject's usage that the journal does not have yet.
-func PostPending(ctx context.Context, tx db.Tx, subjectID string, now time.Time) (wasAside bool, err error) {
+func PostPending(ctx context.Context, tx db.Tx, subjectID string, now time.Time) error {
 	s, err := lockSubject(ctx, tx, subjectID)
 	if err != nil {
-		return false, err
+		return err
 	}
-	return s.failures > 0, postPending(ctx, tx, s, now)
+	return postPending(ctx, tx, s, now)
+}
+
+// PutOffPending makes a subject's pending postings due again as if their usage had come now.
+func PutOffPending(ctx context.Context, tx db.Tx, subjectID string, now time.Time) error {
+	return tx.Later(ctx, `UPDATE pending_postings SET since = $2 WHERE subject_id = $1`, subjectID, now)
 }
 
 func postPending(ctx context.Context, tx db.Tx, s subject, now time.Time) error {

@@ -53,6 +53,8 @@ const (
 	FindingAccrual = "accrual_failed"
 	// FindingSettlement: the rest of a member's hold cannot go back to the wallet.
 	FindingSettlement = "settlement_failed"
+	// FindingPosting: usage that has been charged cannot be written to the journal.
+	FindingPosting = "posting_failed"
 	// FindingRelease: an allocation whose wallet is empty cannot be released.
 	FindingRelease = "release_failed"
 	// FindingRenewal: a member's lease cannot be renewed, for another reason than an empty wallet.

@@ -23,7 +23,7 @@ import (
 func books(h *hub) map[string]int {
 	out := map[string]int{"revenue": int(revenue(h))}
 	for _, table := range []string{
-		"usage_records", "suspense_records", "accruals", "postings", "entries", "usage_coverage", "usage_sequences", "usage_marks", "usage_ahead", "leases", "instance_members",
+		"usage_records", "suspense_records", "usage_hours", "pending_postings", "postings", "entries", "usage_coverage", "usage_sequences", "usage_marks", "usage_ahead", "leases", "instance_members",
 	} {
 		out[table] = count(h, `SELECT count(*) FROM `+table)
 	}

@@ -146,7 +146,8 @@ func seconds(member string, lease *protocol.Lease, from time.Time, n int64) *pro
 func revenue(h *hub) int64 {
 	h.t.Helper()
 	return tx(h, func(ctx context.Context, tx db.Tx) (n int64, err error) {
-		return n, tx.QueryRow(ctx, `SELECT COALESCE(sum(amount_nanos), 0)::INT8 FROM entries WHERE account = 'platform:revenue'`).Scan(&n)
+		return n, tx.QueryRow(ctx, `SELECT (COALESCE((SELECT sum(amount_nanos) FROM entries WHERE account = 'platform:revenue'), 0)
+			+ COALESCE((SELECT sum(collected_nanos - host_nanos + written_off_nanos) FROM pending_postings), 0))::INT8`).Scan(&n)
 	})
 }
 

@@ -1,0 +1,119 @@
+package ledger
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// UsageHour is what was accepted of one subject, meter and price in a UTC hour, and what was charged for it.
+type UsageHour struct {
+	OrgID, ProjectID, AppInstanceID, AppSlug, AllocationID, NodeID string
+
+	SubjectID   string
+	UsageSource string
+	Meter       string
+	Quantity    int64
+	Hour        time.Time
+	// PriceID is empty where the usage has no price; then there is no currency and nothing is charged.
+	PriceID         string
+	Currency        string
+	ChargedNanos    int64
+	WrittenOffNanos int64
+}
+
+// hourCursor is the last row of a page: hours are listed newest first, those of an hour by descending key.
+type hourCursor struct {
+	Hour      time.Time `json:"h"`
+	SubjectID string    `json:"s"`
+	Meter     string    `json:"m"`
+	PriceID   string    `json:"p"`
+}
+
+func (c hourCursor) String() string {
+	raw, _ := json.Marshal(c) // strings and a time: it cannot fail
+	return base64.RawURLEncoding.EncodeToString(raw)
+}
+
+// parseHourCursor reads what String wrote. No cursor is the one before all rows.
+func parseHourCursor(text string) (c hourCursor, err error) {
+	if text == "" {
+		return hourCursor{Hour: endOfTime, SubjectID: noPrice, PriceID: noPrice}, nil
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	if err == nil {
+		err = json.Unmarshal(raw, &c)
+	}
+	if err != nil || !db.IsID(c.SubjectID) || !db.IsID(c.PriceID) {
+		return c, cursorInvalid()
+	}
+	return c, nil
+}
+
+func cursorInvalid() *fault.Error {
+	return fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).
+		AtHint("cursor", "is not a cursor", "leave it out to start at the newest")
+}
+
+var endOfTime = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// ListHours gives usage by hours, newest first, and the cursor of the next page, empty at the end. From and To bound the hours.
+func ListHours(ctx context.Context, tx db.Tx, f Filter) ([]UsageHour, string, error) {
+	before, err := parseHourCursor(f.Before)
+	if err != nil {
+		return nil, "", err
+	}
+	f.Before = ""
+	if err := f.check(); err != nil {
+		return nil, "", err
+	}
+	if f.To.IsZero() {
+		f.To = endOfTime
+	}
+	var w conditions
+	from, to := w.arg(f.From), w.arg(f.To)
+	w.ids("s.", f)
+	w.parts = append(w.parts, "s.opened_at < "+to, "(s.settled_at IS NULL OR s.settled_at >= "+from+")")
+	meter := ""
+	if f.Meter != "" {
+		meter = " AND u.meter = " + w.arg(f.Meter)
+	}
+	limit := w.arg(f.limit() + 1)
+	rows, err := collect(ctx, tx, scanHour, `SELECT s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug, coalesce(s.allocation_id::text, ''),
+			s.node_id, s.id, s.kind, h.meter, h.quantity, h.hour, h.price_id, coalesce(p.currency, s.currency), h.charged_nanos, h.written_off_nanos
+		FROM subjects s CROSS JOIN LATERAL (SELECT u.* FROM usage_hours u WHERE u.subject_id = s.id AND u.hour >= `+from+` AND u.hour < `+to+meter+`
+			AND (u.hour, u.subject_id, u.meter, u.price_id) < (`+w.arg(before.Hour)+`::timestamptz, `+w.arg(before.SubjectID)+`::uuid, `+w.arg(before.Meter)+`::text, `+w.arg(before.PriceID)+`::uuid)
+			ORDER BY u.hour DESC, u.meter DESC, u.price_id DESC LIMIT `+limit+`) AS h
+		LEFT JOIN prices p ON p.id = h.price_id`+w.where()+` ORDER BY h.hour DESC, s.id DESC, h.meter DESC, h.price_id DESC LIMIT `+limit, w.args...)
+	if err != nil {
+		return nil, "", err
+	}
+	rows, next := page(rows, f.limit(), func(h UsageHour) string {
+		price := h.PriceID
+		if price == "" {
+			price = noPrice
+		}
+		return hourCursor{h.Hour, h.SubjectID, h.Meter, price}.String()
+	})
+	return rows, next, nil
+}
+
+func scanHour(row pgx.Row) (h UsageHour, err error) {
+	var kind string
+	err = row.Scan(&h.OrgID, &h.ProjectID, &h.AppInstanceID, &h.AppSlug, &h.AllocationID, &h.NodeID, &h.SubjectID, &kind, &h.Meter, &h.Quantity,
+		&h.Hour, &h.PriceID, &h.Currency, &h.ChargedNanos, &h.WrittenOffNanos)
+	h.Hour, h.UsageSource = h.Hour.UTC(), SourceAppRuntime
+	if kind == Allocation {
+		h.UsageSource = SourceAllocation
+	}
+	if h.PriceID == noPrice {
+		h.PriceID, h.Currency = "", ""
+	}
+	return h, err
+}
