@@ -4,8 +4,9 @@
 //
 // Invariants, each with a test: the legs of every posting sum to zero per currency; journal, usage, suspense and price rows
 // never change; a posting's key is unique; a wallet moves only when a hold opens, grows, shrinks or closes and when credit is
-// granted; what is collected never exceeds the hold, the rest is written off in the open; a record is posted once, by its
-// (node, incarnation, sequence), and a stretch of a subject's time is posted once, whatever the node calls it.
+// granted; what is collected never exceeds the hold, the rest is written off in the open; a record is charged once, by its
+// (node, incarnation, sequence), and a stretch of a subject's time is charged once, whatever the node calls it. Usage draws on its hold
+// when it arrives and is in the journal within a posting interval: a hold's account, less its pending postings, is the hold.
 package ledger
 
 import (
