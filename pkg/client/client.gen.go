@@ -735,6 +735,7 @@ const (
 	RecoveryFindingKindMemberLeftOut          RecoveryFindingKind = "member_left_out"
 	RecoveryFindingKindNodeUnknown            RecoveryFindingKind = "node_unknown"
 	RecoveryFindingKindOrgUnknown             RecoveryFindingKind = "org_unknown"
+	RecoveryFindingKindPostingFailed          RecoveryFindingKind = "posting_failed"
 	RecoveryFindingKindProjectUnknown         RecoveryFindingKind = "project_unknown"
 	RecoveryFindingKindReleaseFailed          RecoveryFindingKind = "release_failed"
 	RecoveryFindingKindRenewalFailed          RecoveryFindingKind = "renewal_failed"
@@ -773,6 +774,8 @@ func (e RecoveryFindingKind) Valid() bool {
 	case RecoveryFindingKindNodeUnknown:
 		return true
 	case RecoveryFindingKindOrgUnknown:
+		return true
+	case RecoveryFindingKindPostingFailed:
 		return true
 	case RecoveryFindingKindProjectUnknown:
 		return true
@@ -1628,7 +1631,7 @@ type InstanceCost struct {
 	// PerHour Decimal; the most that an hour of running costs now. A stopped instance costs nothing
 	PerHour string `json:"per_hour"`
 
-	// Spent Decimal; posted so far
+	// Spent Decimal; charged so far
 	Spent string `json:"spent"`
 }
 
@@ -2398,6 +2401,57 @@ type Token struct {
 // TokenTokenType defines model for Token.TokenType.
 type TokenTokenType string
 
+// UsageHour defines model for UsageHour.
+type UsageHour struct {
+	// AllocationID UUIDv7 in lower case.
+	AllocationID ID `json:"allocation_id,omitempty,omitzero"`
+
+	// AppInstanceID UUIDv7 in lower case.
+	AppInstanceID ID     `json:"app_instance_id,omitempty,omitzero"`
+	AppSlug       string `json:"app_slug,omitempty,omitzero"`
+
+	// Charged Decimal; price × quantity. Absent where the meter has no price
+	Charged string `json:"charged,omitempty,omitzero"`
+
+	// Currency ISO 4217 code.
+	Currency Currency `json:"currency,omitempty,omitzero"`
+
+	// Hour When the hour begins
+	Hour time.Time `json:"hour"`
+
+	// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
+	Meter Meter `json:"meter"`
+
+	// NodeID UUIDv7 in lower case.
+	NodeID ID `json:"node_id"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id"`
+
+	// PriceID UUIDv7 in lower case.
+	PriceID ID `json:"price_id,omitempty,omitzero"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id"`
+
+	// Quantity Decimal number in usage_unit.
+	Quantity Quantity `json:"quantity"`
+
+	// SubjectID UUIDv7 in lower case.
+	SubjectID   ID          `json:"subject_id"`
+	UsageSource UsageSource `json:"usage_source"`
+	UsageUnit   string      `json:"usage_unit"`
+
+	// WrittenOff Decimal; what of it the hold did not cover
+	WrittenOff string `json:"written_off,omitempty,omitzero"`
+}
+
+// UsageHourList defines model for UsageHourList.
+type UsageHourList struct {
+	Items      []UsageHour `json:"items"`
+	NextCursor string      `json:"next_cursor,omitempty,omitzero"`
+}
+
 // UsageRecord defines model for UsageRecord.
 type UsageRecord struct {
 	// AllocationID UUIDv7 in lower case.
@@ -2744,6 +2798,25 @@ type ListUsageParams struct {
 	AppInstanceID ID          `form:"app_instance_id,omitempty" json:"app_instance_id,omitempty,omitzero"`
 	UsageSource   UsageSource `form:"usage_source,omitempty" json:"usage_source,omitempty,omitzero"`
 	Meter         Meter       `form:"meter,omitempty" json:"meter,omitempty,omitzero"`
+
+	// From Only what ended after this time
+	From From `form:"from,omitempty" json:"from,omitempty,omitzero"`
+
+	// To Only what started before this time
+	To To `form:"to,omitempty" json:"to,omitempty,omitzero"`
+}
+
+// ListHourlyUsageParams defines parameters for ListHourlyUsage.
+type ListHourlyUsageParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor        Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+	OrgID         ID     `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
+	ProjectID     ID     `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
+	AppInstanceID ID     `form:"app_instance_id,omitempty" json:"app_instance_id,omitempty,omitzero"`
+	Meter         Meter  `form:"meter,omitempty" json:"meter,omitempty,omitzero"`
 
 	// From Only what ended after this time
 	From From `form:"from,omitempty" json:"from,omitempty,omitzero"`
@@ -3352,8 +3425,17 @@ type ClientInterface interface {
 
 	// ListUsage Measured usage, newest first
 	//
+	// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`).
+	//
 	// Corresponds with GET /billing/usage (the `ListUsage` operationId).
 	ListUsage(ctx context.Context, params *ListUsageParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListHourlyUsage Usage of each UTC hour and what it was charged, newest first
+	//
+	// Kept for good. Where `from` is absent the last 31 days are listed.
+	//
+	// Corresponds with GET /billing/usage/hourly (the `ListHourlyUsage` operationId).
+	ListHourlyUsage(ctx context.Context, params *ListHourlyUsageParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetWallet What the org can still spend and what is held
 	//
@@ -4555,9 +4637,28 @@ func (c *Client) ListLedger(ctx context.Context, params *ListLedgerParams, reqEd
 
 // ListUsage Measured usage, newest first
 //
+// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`).
+//
 // Corresponds with GET /billing/usage (the `ListUsage` operationId).
 func (c *Client) ListUsage(ctx context.Context, params *ListUsageParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewListUsageRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListHourlyUsage Usage of each UTC hour and what it was charged, newest first
+//
+// Kept for good. Where `from` is absent the last 31 days are listed.
+//
+// Corresponds with GET /billing/usage/hourly (the `ListHourlyUsage` operationId).
+func (c *Client) ListHourlyUsage(ctx context.Context, params *ListHourlyUsageParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListHourlyUsageRequest(c.Server, params)
 	if err != nil {
 		return nil, err
 	}
@@ -7310,6 +7411,112 @@ func NewListUsageRequest(server string, params *ListUsageParams) (*http.Request,
 		}
 
 		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "usage_source", params.UsageSource, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "meter", params.Meter, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "from", params.From, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: "date-time"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "to", params.To, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: "date-time"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListHourlyUsageRequest constructs an http.Request for the ListHourlyUsage method
+func NewListHourlyUsageRequest(server string, params *ListHourlyUsageParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/billing/usage/hourly")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "org_id", params.OrgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "project_id", params.ProjectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "app_instance_id", params.AppInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
 			return nil, err
 		} else {
 			for _, qp := range strings.Split(queryFrag, "&") {
@@ -10377,10 +10584,21 @@ type ClientWithResponsesInterface interface {
 
 	// ListUsageWithResponse Measured usage, newest first
 	//
+	// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`).
+	//
 	// Returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with GET /billing/usage (the `ListUsage` operationId).
 	ListUsageWithResponse(ctx context.Context, params *ListUsageParams, reqEditors ...RequestEditorFn) (*ListUsageResponse, error)
+
+	// ListHourlyUsageWithResponse Usage of each UTC hour and what it was charged, newest first
+	//
+	// Kept for good. Where `from` is absent the last 31 days are listed.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /billing/usage/hourly (the `ListHourlyUsage` operationId).
+	ListHourlyUsageWithResponse(ctx context.Context, params *ListHourlyUsageParams, reqEditors ...RequestEditorFn) (*ListHourlyUsageResponse, error)
 
 	// GetWalletWithResponse What the org can still spend and what is held
 	//
@@ -12423,6 +12641,54 @@ func (r ListUsageResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r ListUsageResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListHourlyUsageResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *UsageHourList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListHourlyUsageResponse) GetJSON200() *UsageHourList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListHourlyUsageResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListHourlyUsageResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListHourlyUsageResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListHourlyUsageResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListHourlyUsageResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -15566,6 +15832,8 @@ func (c *ClientWithResponses) ListLedgerWithResponse(ctx context.Context, params
 
 // ListUsageWithResponse Measured usage, newest first
 //
+// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`).
+//
 // Returns a wrapper object for the known response body format(s).
 //
 // Corresponds with GET /billing/usage (the `ListUsage` operationId).
@@ -15575,6 +15843,21 @@ func (c *ClientWithResponses) ListUsageWithResponse(ctx context.Context, params 
 		return nil, err
 	}
 	return ParseListUsageResponse(rsp)
+}
+
+// ListHourlyUsageWithResponse Usage of each UTC hour and what it was charged, newest first
+//
+// Kept for good. Where `from` is absent the last 31 days are listed.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /billing/usage/hourly (the `ListHourlyUsage` operationId).
+func (c *ClientWithResponses) ListHourlyUsageWithResponse(ctx context.Context, params *ListHourlyUsageParams, reqEditors ...RequestEditorFn) (*ListHourlyUsageResponse, error) {
+	rsp, err := c.ListHourlyUsage(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListHourlyUsageResponse(rsp)
 }
 
 // GetWalletWithResponse What the org can still spend and what is held
@@ -17555,6 +17838,39 @@ func ParseListUsageResponse(rsp *http.Response) (*ListUsageResponse, error) {
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest UsageRecordList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListHourlyUsageResponse parses an HTTP response from a ListHourlyUsageWithResponse call
+func ParseListHourlyUsageResponse(rsp *http.Response) (*ListHourlyUsageResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListHourlyUsageResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest UsageHourList
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}
