@@ -13,8 +13,9 @@ import (
 const (
 	// DefaultPostingInterval is how long usage waits for the journal where the operator does not say. It draws on its hold at once.
 	DefaultPostingInterval = 24 * time.Hour
-	// MinPostingInterval and MaxPostingInterval bound it.
+	// MinPostingInterval is the shortest.
 	MinPostingInterval = time.Second
+	// MaxPostingInterval is the longest.
 	MaxPostingInterval = 24 * time.Hour
 )
 

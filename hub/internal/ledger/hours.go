@@ -44,7 +44,7 @@ func (c hourCursor) String() string {
 // parseHourCursor reads what String wrote. No cursor is the one before all rows.
 func parseHourCursor(text string) (c hourCursor, err error) {
 	if text == "" {
-		return hourCursor{Hour: endOfTime, SubjectID: noPrice, PriceID: noPrice}, nil
+		return hourCursor{Hour: endOfTime(), SubjectID: noPrice, PriceID: noPrice}, nil
 	}
 	raw, err := base64.RawURLEncoding.DecodeString(text)
 	if err == nil {
@@ -61,7 +61,8 @@ func cursorInvalid() *fault.Error {
 		AtHint("cursor", "is not a cursor", "leave it out to start at the newest")
 }
 
-var endOfTime = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
+// endOfTime is after all hours.
+func endOfTime() time.Time { return time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC) }
 
 // ListHours gives usage by hours, newest first, and the cursor of the next page, empty at the end. From and To bound the hours.
 func ListHours(ctx context.Context, tx db.Tx, f Filter) ([]UsageHour, string, error) {
@@ -74,7 +75,7 @@ func ListHours(ctx context.Context, tx db.Tx, f Filter) ([]UsageHour, string, er
 		return nil, "", err
 	}
 	if f.To.IsZero() {
-		f.To = endOfTime
+		f.To = endOfTime()
 	}
 	var w conditions
 	from, to := w.arg(f.From), w.arg(f.To)

@@ -119,7 +119,7 @@ func TestHoursAreListedByPages(t *testing.T) {
 	}
 	total := number(w, `SELECT count(*) FROM usage_hours`)
 	rows := list(ledger.Filter{OrgID: w.org, Limit: 3})
-	require.EqualValues(t, total, len(rows))
+	require.Len(t, rows, int(total))
 	seen, charged := map[string]bool{}, int64(0)
 	for i, r := range rows {
 		require.False(t, i > 0 && rows[i-1].Hour.Before(r.Hour), "newest first")
