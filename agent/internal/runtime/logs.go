@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -102,7 +104,7 @@ func (r *Runtime) rotate(id string) error {
 type LogOptions struct {
 	// TailLines is how many of the last lines come first; 0 means all that is kept, at most MaxTailLines.
 	TailLines int
-	// Follow goes on with what is written, until the container has ended or the reader is closed.
+	// Follow goes on with what is written, until the container has ended and all of its output is read, or the reader is closed.
 	Follow bool
 }
 
@@ -152,8 +154,8 @@ func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id str
 		}
 	}
 	for {
-		// Looked at before reading: what it wrote before its end is then read after it.
-		running := opts.Follow && r.isRunning(ctx, id)
+		// Checked before reading: what was written before the end is then read after it.
+		more := opts.Follow && (r.isRunning(ctx, id) || isWritten(log))
 		info, err := log.Stat()
 		if err != nil {
 			return err
@@ -163,7 +165,7 @@ func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id str
 		}
 		n, err := io.Copy(w, io.NewSectionReader(log, at, info.Size()-at))
 		at += n
-		if err != nil || !running {
+		if err != nil || !more {
 			return err
 		}
 		select {
@@ -177,6 +179,17 @@ func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id str
 func (r *Runtime) isRunning(ctx context.Context, id string) bool {
 	c, err := r.Get(ctx, id)
 	return err == nil && (c.State == StateRunning || c.State == StateUnknown)
+}
+
+// isWritten reports whether a process has the log open for writing. The shim has until it has copied the container's output, which
+// may be after the container's exit is known. The kernel grants a read lease (fcntl(2), F_SETLEASE) only on a file without
+// writers; on a file system without leases isWritten is false.
+func isWritten(log *os.File) bool {
+	_, err := unix.FcntlInt(log.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	if err == nil {
+		_, _ = unix.FcntlInt(log.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+	}
+	return errors.Is(err, unix.EAGAIN)
 }
 
 func copyRotated(w io.Writer, path string, lines int) error {

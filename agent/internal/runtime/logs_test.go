@@ -34,6 +34,29 @@ func TestLogTailAndFollow(t *testing.T) {
 	require.Error(t, err)
 }
 
+// The test writes to the log as the shim does, later than the shim of this container.
+func TestFollowedLogHasWhatIsWrittenAfterTheExit(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "lines-exit", "1")
+	f.start(spec)
+	shim, err := os.OpenFile(filepath.Join(f.cfg.LogDir, spec.ID+".log"), os.O_WRONLY|os.O_APPEND, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = shim.Close() })
+	f.wait(spec.ID, runtime.StateExited)
+	follow, err := f.rt.Logs(t.Context(), spec.ID, runtime.LogOptions{Follow: true})
+	require.NoError(t, err)
+	first := make([]byte, len("line 0\n"))
+	_, err = io.ReadFull(follow, first)
+	require.NoError(t, err)
+	require.Equal(t, "line 0\n", string(first))
+	_, err = shim.WriteString("late\n")
+	require.NoError(t, err)
+	require.NoError(t, shim.Close())
+	rest, err := io.ReadAll(follow)
+	require.NoError(t, err)
+	require.Equal(t, "late\n", string(rest))
+}
+
 func TestLogsAreBoundedWhileTheContainerWrites(t *testing.T) {
 	f := newFixture(t, func(c *runtime.Config) { c.MaxLogBytes = 64 << 10 })
 	spec := f.spec(f.image(), "lines", "20000")
