@@ -29,18 +29,18 @@ func main() {
 	case "exit":
 		os.Exit(number(2))
 	case "exit-when": // a file appears
-		for {
-			if _, err := os.Stat(os.Args[2]); err == nil {
-				os.Exit(number(3))
-			}
-			time.Sleep(5 * time.Millisecond)
-		}
+		await(os.Args[2])
+		os.Exit(number(3))
 	case "touch":
 		check(os.WriteFile(os.Args[2], nil, 0o600))
-	case "lines": // number of lines, then wait
-		for i := range number(2) {
+	case "lines": // number of lines, a file made after all but the last of them, and one that the last waits for
+		last := number(2) - 1
+		for i := range last {
 			fmt.Println("line", i)
 		}
+		check(os.WriteFile(os.Args[3], nil, 0o600))
+		await(os.Args[4])
+		fmt.Println("line", last)
 		fmt.Println("done")
 		forever()
 	case "lines-exit":
@@ -83,7 +83,7 @@ func main() {
 		}
 	case "spin":
 		fmt.Println("ready")
-		for {
+		for { //nolint:staticcheck // it is to use a whole core
 		}
 	case "serve":
 		check(http.ListenAndServe(os.Args[2], http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") })))
@@ -97,6 +97,16 @@ func main() {
 func forever() {
 	for {
 		time.Sleep(time.Hour)
+	}
+}
+
+// await returns when the file is there.
+func await(path string) {
+	for {
+		if _, err := os.Stat(path); err == nil {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
 	}
 }
 
