@@ -145,7 +145,7 @@ func retentionFlags(f *pflag.FlagSet, r *command.Retention) {
 	f.DurationVar(&r.Audit, "retention-audit", r.Audit, "how long rows of the audit trail stay, 24h or longer")
 	f.DurationVar(&r.Leases, "retention-leases", r.Leases, "how long leases stay after their end and the member's settlement, 24h or longer")
 	f.DurationVar(&r.Suspense, "retention-suspense", r.Suspense, "how long records in suspense stay, 24h or longer")
-	f.DurationVar(&r.History, "retention-history", r.History, "how long operations and revisions of decommissioned instances stay, 24h or longer")
+	f.DurationVar(&r.History, "retention-history", r.History, "how long operations and revisions stay that are not current, 24h or longer")
 	f.DurationVar(&r.Credentials, "retention-credentials", r.Credentials, "how long join tokens, user tokens and publish intents stay after their end, 24h or longer")
 }
 

@@ -42,7 +42,7 @@ type Retention struct {
 	Events, Audit, Suspense time.Duration
 	// Leases counts from the settlement of a member, or from the end of a lease that a later one has followed.
 	Leases time.Duration
-	// History counts from when an instance was decommissioned; its operations and revisions are deleted then.
+	// History counts from when an instance was decommissioned, and from when an operation or revision of a living one was superseded.
 	History time.Duration
 	// Credentials counts from when a join token, user token or publish intent ended.
 	Credentials time.Duration
@@ -76,6 +76,8 @@ func (c *DeleteOld) Do(ctx context.Context, now time.Time) error {
 		deleteOld(ctx, c, "leases", ledger.DeleteOldLeases, before(r.Leases), rows),
 		deleteOld(ctx, c, "suspense", ledger.DeleteOldSuspense, before(r.Suspense), rows),
 		deleteOld(ctx, c, "history", instance.DeleteHistory, before(r.History), instances),
+		deleteOld(ctx, c, "revisions", instance.DeleteOldRevisions, before(r.History), rows),
+		deleteOld(ctx, c, "operations", instance.DeleteOldOperations, before(r.History), rows),
 		deleteOld(ctx, c, "join tokens", fleet.DeleteOldTokens, before(r.Credentials), rows),
 		deleteOld(ctx, c, "user tokens", iam.DeleteOldTokens, before(r.Credentials), rows),
 		deleteOld(ctx, c, "publish intents", artifact.DeleteOldIntents, before(r.Credentials), rows),

@@ -183,3 +183,65 @@ func TestTheHistoryOfADecommissionedInstanceGoes(t *testing.T) {
 		return err
 	})
 }
+
+// An instance that lives goes through many revisions. What nothing goes back to goes once it is past its retention; what a rollback
+// needs stays, and no number is given twice.
+func TestOldRevisionsOfALivingInstanceGo(t *testing.T) {
+	w := newWorld(t)
+	i := w.running()
+	keep := retention(func(r *Retention) { r.History = 10 * day })
+	generation := uint64(1)
+	ready := func(revision int64) {
+		generation++
+		says := w.says(i, "ready")
+		says.Revision = uint64(revision)
+		w.report(generation, says)
+		require.Equal(t, instance.Running, w.get(i.ID).Lifecycle.Status)
+	}
+	for n := range 8 {
+		w.now = w.now.Add(2 * day)
+		version := fmt.Sprintf("2.%d.0", n)
+		w.release(version)
+		asked, err := w.upgradeInstance().Do(t.Context(), w.meta(version), w.project.ID, i.ID, version)
+		require.NoError(t, err)
+		ready(asked.Revision)
+	}
+	rows := func() []int {
+		return []int{
+			w.count(`SELECT count(*) FROM instance_revisions WHERE instance_id = $1`, i.ID),
+			w.count(`SELECT count(*) FROM member_revisions WHERE member_id = $1`, i.Members[0].ID),
+			w.count(`SELECT count(*) FROM instance_operations WHERE instance_id = $1`, i.ID),
+		}
+	}
+	w.deleteOld(retention(func(*Retention) {}))
+	require.Equal(t, []int{9, 9, 9}, rows())
+	w.deleteOld(keep)
+	// Superseded on the days 6, 8, 10, 12, 14 and 16 of 16; the operations on the days 2, 4, 6 ... 16.
+	require.Equal(t, []int{8, 8, 6}, rows())
+
+	w.now = w.now.Add(100 * day)
+	w.deleteOld(keep)
+	require.Equal(t, []int{3, 3, 1}, rows())
+	back, err := w.rollbackInstance().Do(t.Context(), w.meta("back"), w.project.ID, i.ID, "")
+	require.NoError(t, err)
+	require.Equal(t, []any{"2.6.0", int64(10)}, []any{back.Version, back.Revision})
+	ready(back.Revision)
+	again, err := w.rollbackInstance().Do(t.Context(), w.meta("forth"), w.project.ID, i.ID, "")
+	require.NoError(t, err)
+	require.Equal(t, "2.7.0", again.Version)
+	ready(again.Revision)
+
+	// The node leaves an upgrade by itself: its number stays taken.
+	asked, err := w.upgradeInstance().Do(t.Context(), w.meta("upgrade"), w.project.ID, i.ID, "2.5.0")
+	require.NoError(t, err)
+	generation++
+	says := w.says(i, "ready")
+	says.Revision, says.FallbackFromRevision, says.Reason = uint64(again.Revision), uint64(asked.Revision), "readiness_timeout"
+	w.report(generation, says)
+	require.Equal(t, again.Revision, w.get(i.ID).Revision)
+	w.now = w.now.Add(100 * day)
+	w.deleteOld(keep)
+	next, err := w.upgradeInstance().Do(t.Context(), w.meta("next"), w.project.ID, i.ID, "2.5.0")
+	require.NoError(t, err)
+	require.Equal(t, asked.Revision+1, next.Revision)
+}

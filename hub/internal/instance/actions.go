@@ -111,8 +111,8 @@ func rollbackTarget(revisions []Revision, wanted int64, status Status, version s
 			return r, nil
 		}
 	}
-	return Revision{}, fault.New(fault.Unprocessable, "reference_unknown", "This app instance has never been running that version.", nil).
-		At("/target_version", "names no version that it was running").Lasting()
+	return Revision{}, fault.New(fault.Unprocessable, "reference_unknown", "This app instance has not been running that version, or so long ago that it is not kept.", nil).
+		At("/target_version", "names no version that it was running within the retention").Lasting()
 }
 
 // AskRollback asks for the content of an earlier revision again, under a new number. It has no fallback: where the old one
@@ -185,6 +185,9 @@ func begin(ctx context.Context, tx db.Tx, i Instance, ask Ask, kind string, next
 	c, err := saveSteps(ctx, tx, i, next, []Step{step}, now)
 	c.WantedChanged = true
 	if err != nil {
+		return Change{}, err
+	}
+	if err := supersede(ctx, tx, i.ID, i.Revision, now); err != nil {
 		return Change{}, err
 	}
 	// With the revision the version that is wanted has changed, too.

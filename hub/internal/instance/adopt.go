@@ -81,6 +81,9 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance,
 	if err := adoptRevisions(ctx, tx, i, w, now); err != nil {
 		return Instance{}, made, err
 	}
+	if err := supersede(ctx, tx, i.ID, i.Revision, now); err != nil {
+		return Instance{}, made, err
+	}
 	op := operation{ID: a.OperationID, InstanceID: i.ID, Kind: operationDeploy, Revision: i.Revision, By: a.By, CorrelationID: w.GetCorrelationId()}
 	if err := endOperations(ctx, tx, i.ID, operationAbandoned, "", now); err != nil {
 		return Instance{}, made, err

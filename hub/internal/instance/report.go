@@ -175,6 +175,9 @@ func lookAt(ctx context.Context, tx db.Tx, i Instance, now time.Time) (Change, e
 	if err := updateInstance(ctx, tx, c.Instance); err != nil {
 		return Change{}, err
 	}
+	if err := supersede(ctx, tx, i.ID, c.Instance.Revision, now); err != nil {
+		return Change{}, err
+	}
 	if c.Instance, err = Get(ctx, tx, i.ProjectID, i.ID); err != nil {
 		return Change{}, err
 	}

@@ -44,3 +44,74 @@ func DeleteHistory(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last tim
 	}
 	return last, len(ids), nil
 }
+
+// supersede notes since when nothing goes back to a revision of an instance: see keptRevisions.
+func supersede(ctx context.Context, tx db.Tx, instanceID string, wanted int64, now time.Time) error {
+	revisions, err := selectRevisions(ctx, tx, instanceID)
+	if err != nil {
+		return err
+	}
+	return tx.Later(ctx, `UPDATE instance_revisions SET superseded_at = CASE WHEN superseded_at IS NULL THEN $3::TIMESTAMPTZ END
+		WHERE instance_id = $1 AND (superseded_at IS NULL) <> (revision = ANY($2::INT8[]))`,
+		instanceID, keptRevisions(revisions, wanted), now)
+}
+
+// keptRevisions are the revisions that stay however old they are: the wanted one, the newest (its number is not given again), the one
+// that an upgrade falls back to, the one that a rollback goes back to, and the one that the rollback after it goes back to.
+func keptRevisions(revisions []Revision, wanted int64) []int64 {
+	now := find(revisions, wanted)
+	previous := find(revisions, now.Previous)
+	return []int64{wanted, newest(revisions).No, now.Fallback, previous.No, previous.Previous}
+}
+
+// DeleteOldRevisions deletes revisions that were superseded before a moment, with what their members were to run at them. It returns how
+// many they were, and when the last of them was superseded.
+func DeleteOldRevisions(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last time.Time, n int, err error) {
+	rows, err := tx.Query(ctx, `SELECT instance_id, revision, superseded_at FROM instance_revisions
+		WHERE superseded_at >= $1 AND superseded_at < $2 ORDER BY superseded_at LIMIT $3`, o.After, o.Before, o.Limit)
+	if err != nil {
+		return last, 0, err
+	}
+	var (
+		ids     []pgtype.UUID
+		numbers []int64
+		id      pgtype.UUID
+		number  int64
+	)
+	if _, err := pgx.ForEachRow(rows, []any{&id, &number, &last}, func() error {
+		ids, numbers = append(ids, id), append(numbers, number)
+		return nil
+	}); err != nil || len(ids) == 0 {
+		return last, 0, err
+	}
+	for _, statement := range []string{
+		`DELETE FROM member_revisions WHERE (member_id, revision) IN (SELECT m.id, x.no
+			FROM unnest($1::UUID[], $2::INT8[]) AS x(id, no) JOIN instance_members m ON m.instance_id = x.id)`,
+		`DELETE FROM instance_revisions WHERE (instance_id, revision) IN (SELECT x.id, x.no FROM unnest($1::UUID[], $2::INT8[]) AS x(id, no))`,
+	} {
+		if err := tx.Later(ctx, statement, ids, numbers); err != nil {
+			return last, 0, err
+		}
+	}
+	return last, len(ids), nil
+}
+
+// DeleteOldOperations deletes operations that a later one of their instance followed before a moment.
+func DeleteOldOperations(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last time.Time, n int, err error) {
+	rows, err := tx.Query(ctx, `SELECT id, superseded_at FROM instance_operations
+		WHERE superseded_at >= $1 AND superseded_at < $2 ORDER BY superseded_at LIMIT $3`, o.After, o.Before, o.Limit)
+	if err != nil {
+		return last, 0, err
+	}
+	var (
+		ids []pgtype.UUID
+		id  pgtype.UUID
+	)
+	if _, err := pgx.ForEachRow(rows, []any{&id, &last}, func() error {
+		ids = append(ids, id)
+		return nil
+	}); err != nil || len(ids) == 0 {
+		return last, 0, err
+	}
+	return last, len(ids), tx.Later(ctx, `DELETE FROM instance_operations WHERE id = ANY($1::UUID[])`, ids)
+}
