@@ -33,6 +33,8 @@ type pass[T any] struct {
 	now time.Time
 	// list returns the rows that are due, in an order that starts after a given one; nil for the beginning.
 	list func(ctx context.Context, tx db.Tx, after *T) ([]T, error)
+	// anew: list begins each page anew, without the rows that were processed or set aside, and after is always nil.
+	anew bool
 	// org groups rows.
 	org func(T) string
 	// pageRows bounds one listing, batchRows one transaction; zero is passPageRows and passBatchRows.
@@ -56,65 +58,79 @@ func (p pass[T]) run(ctx context.Context) ([]T, error) {
 		if err != nil {
 			return done, err
 		}
-		processed, err := p.page(ctx, rows)
-		done = append(done, processed...)
+		out, err := p.page(ctx, rows)
+		done = append(done, out.done...)
 		if err != nil || len(rows) < p.pageRows {
 			return done, err
 		}
-		after = &rows[len(rows)-1]
+		switch {
+		case !p.anew:
+			after = &rows[len(rows)-1]
+		case len(out.done) == 0 && out.aside == 0:
+			// The next page would be the same one.
+			return done, nil
+		}
 	}
 }
 
-func (p pass[T]) page(ctx context.Context, rows []T) ([]T, error) {
+// passed is what became of rows: those that were processed, and how many were set aside.
+type passed[T any] struct {
+	done  []T
+	aside int
+}
+
+func (p pass[T]) page(ctx context.Context, rows []T) (all passed[T], err error) {
 	byOrg := map[string][]T{}
 	for _, r := range rows {
 		byOrg[p.org(r)] = append(byOrg[p.org(r)], r)
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(passOrgs)
-	results := make(chan []T, len(byOrg))
+	results := make(chan passed[T], len(byOrg))
 	for _, mine := range byOrg {
 		group.Go(func() error {
-			done, err := p.rows(ctx, mine)
-			results <- done
+			out, err := p.rows(ctx, mine)
+			results <- out
 			return err
 		})
 	}
-	err := group.Wait()
+	err = group.Wait()
 	close(results)
-	var all []T
-	for done := range results {
-		all = append(all, done...)
+	for out := range results {
+		all.done = append(all.done, out.done...)
+		all.aside += out.aside
 	}
 	return all, err
 }
 
 // rows processes the rows of one org in batches; one that fails falls apart into rows. It ends early only where passing says so.
-func (p pass[T]) rows(ctx context.Context, rows []T) (done []T, err error) {
+func (p pass[T]) rows(ctx context.Context, rows []T) (out passed[T], err error) {
 	for batch := range slices.Chunk(rows, cmp.Or(p.batchRows, passBatchRows)) {
 		err := p.together(ctx, batch)
 		if err == nil {
-			done = append(done, batch...)
+			out.done = append(out.done, batch...)
 			continue
 		}
 		for n := range batch {
 			if passing(ctx, err) {
-				return done, err
+				return out, err
 			}
 			if len(batch) > 1 {
 				err = p.together(ctx, batch[n:n+1])
 			}
 			if err == nil {
-				done = append(done, batch[n])
+				out.done = append(out.done, batch[n])
 			} else if !passing(ctx, err) {
-				err = p.setAside(ctx, batch[n], err)
+				if err = p.setAside(ctx, batch[n], err); err == nil {
+					out.aside++
+				}
 			}
 		}
 		if passing(ctx, err) {
-			return done, err
+			return out, err
 		}
 	}
-	return done, nil
+	return out, nil
 }
 
 // passing reports whether a failure is the database's or the process's and not the row's.

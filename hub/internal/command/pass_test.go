@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -165,4 +166,41 @@ func TestSettlementGoesOnPastAMemberThatCannotBeSettled(t *testing.T) {
 	w.exec(`UPDATE subjects SET final_incarnation = 'i1', final_sequence = 1, retry_at = NULL WHERE id = $1`, ids[0])
 	require.NoError(t, settle.Of(t.Context(), []string{w.node}, w.now))
 	require.Equal(t, 2, w.count(`SELECT failures FROM subjects WHERE id = $1`, ids[0]))
+}
+
+// Where rows fail and cannot even be set aside, the pass ends: the page that begins anew would be the same.
+func TestAPassEndsWhenItCanSetNothingAside(t *testing.T) {
+	w := newWorld(t)
+	for name, c := range map[string]struct {
+		asideOf  int
+		listings int
+	}{
+		"none can be set aside": {asideOf: 0, listings: 1},
+		"one can":               {asideOf: 1, listings: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			listings, asides := 0, 0
+			_, err := pass[string]{
+				db: w.d, log: slog.New(slog.DiscardHandler), now: w.now, pageRows: 2, anew: true,
+				list: func(_ context.Context, _ db.Tx, after *string) ([]string, error) {
+					require.Nil(t, after)
+					listings++
+					if listings > 10 {
+						return nil, errors.New("it lists the same page again and again")
+					}
+					return []string{"a", "b"}, nil
+				},
+				org:     func(string) string { return "org" },
+				process: func(context.Context, db.Tx, string) error { return errInjected },
+				aside: func(context.Context, db.Tx, string) (recovery.Finding, error) {
+					if asides++; asides > c.asideOf {
+						return recovery.Finding{}, errInjected
+					}
+					return recovery.Finding{NodeID: w.node, Kind: recovery.FindingRenewal, ResourceID: db.NewID()}, nil
+				},
+			}.run(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, c.listings, listings)
+		})
+	}
 }

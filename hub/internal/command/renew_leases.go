@@ -53,7 +53,8 @@ func (c *RenewLeases) Do(ctx context.Context, now time.Time) error {
 		db: c.DB, log: c.Log, now: now, pageRows: pageRows,
 		// A larger transaction would conflict with the posting of usage, which draws on the same holds.
 		batchRows: 1,
-		// A row that was processed is not due any more, whatever came of it: each page begins anew.
+		// A row that was processed is not due any more, whatever came of it.
+		anew: true,
 		list: func(ctx context.Context, tx db.Tx, _ **renewal) ([]*renewal, error) {
 			due, err := ledger.DueForRenewal(ctx, tx, except, now, pageRows)
 			out := make([]*renewal, len(due))

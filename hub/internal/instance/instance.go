@@ -139,8 +139,8 @@ func (m Member) state(wanted int64) MemberState {
 }
 
 // failureConfirmedAfter is how much later a report must repeat a failure until it counts: a file that is being replaced or an
-// agent that is being upgraded is refused once and admitted in the next look.
-const failureConfirmedAfter = 5 * time.Second
+// agent that is being upgraded is refused once and admitted in the next look. It is twice the longest time between two reports of a node.
+const failureConfirmedAfter = 20 * time.Second
 
 // noteFailure keeps since when a member fails, and whether a later report has repeated it. before is the member as it was.
 func (m *Member) noteFailure(before Member, now time.Time) {
