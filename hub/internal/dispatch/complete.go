@@ -18,7 +18,7 @@ import (
 const maxLooked = 500
 
 // Complete gives those of the nodes that hold all that is wanted of them: the newest state, signed by the key of the moment and of the
-// newest intent, the newest bundle, and no leases where there are none. For the others one has to look (node). A fleet of which nothing
+// newest intent, the newest bundle, and the latest leases. For the others one has to look (node). A fleet of which nothing
 // new is wanted costs a few statements, however large it is.
 func (d *Dispatcher) Complete(ctx context.Context, tx db.Tx, nodes []session.Holding) (map[string]bool, error) {
 	ids := make([]string, 0, len(nodes))
@@ -29,15 +29,19 @@ func (d *Dispatcher) Complete(ctx context.Context, tx db.Tx, nodes []session.Hol
 	if err != nil {
 		return nil, err
 	}
-	leasing, err := ledger.Leasing(ctx, tx, ids)
+	leases, err := ledger.LeasesOf(ctx, tx, ids)
 	if err != nil {
 		return nil, err
 	}
-	bundle, keyID := d.Keys.Bundle(), d.Keys.State().KeyID()
+	bundle, keyID, signer := d.Keys.Bundle(), d.Keys.State().KeyID(), d.Keys.Lease()
 	complete := map[string]bool{}
 	for _, n := range nodes {
 		h, ok := heads[n.NodeID]
-		complete[n.NodeID] = ok && !leasing[n.NodeID] && len(n.LeasesSHA256) == 0 && h.epoch == bundle.Epoch() && h.keyID == keyID &&
+		_, sum, err := d.leaseBatch(n.NodeID, n.Held, leases[n.NodeID], signer)
+		if err != nil {
+			return nil, err
+		}
+		complete[n.NodeID] = ok && bytes.Equal(sum, n.LeasesSHA256) && h.epoch == bundle.Epoch() && h.keyID == keyID &&
 			n.Epoch == h.epoch && n.Generation == h.generation && bytes.Equal(n.StateSHA256, h.sha256) && n.BundleVersion >= bundle.Version()
 	}
 	return complete, nil

@@ -11,10 +11,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"log/slog"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -26,7 +23,6 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/internal/session"
@@ -242,18 +238,10 @@ func (d *Dispatcher) pushState(ctx context.Context, nodeID string) error {
 
 // pushLeases sends the node's leases when they are not the ones that were sent last on this connection.
 func (d *Dispatcher) pushLeases(nodeID string, held session.Held, leases []*protocol.Lease) error {
-	if len(leases) == 0 && len(held.LeasesSHA256) == 0 {
-		return nil
-	}
-	signer, bundle := d.Keys.Lease(), d.Keys.Bundle()
-	batch := &protocol.LeaseBatch{NodeId: nodeID, Incarnation: held.Incarnation, Epoch: bundle.Epoch(), Leases: leases}
-	content, err := proto.MarshalOptions{Deterministic: true}.Marshal(batch)
-	if err != nil {
+	signer := d.Keys.Lease()
+	batch, sum, err := d.leaseBatch(nodeID, held, leases, signer)
+	if err != nil || bytes.Equal(sum, held.LeasesSHA256) {
 		return err
-	}
-	sum := sha256.Sum256(append(content, signer.KeyID()...))
-	if bytes.Equal(sum[:], held.LeasesSHA256) {
-		return nil
 	}
 	batch.IssuedAt = timestamppb.New(d.Now())
 	env, err := protocol.SignMessage(protocol.PayloadLeases, batch, signer)
@@ -261,8 +249,22 @@ func (d *Dispatcher) pushLeases(nodeID string, held session.Held, leases []*prot
 		return err
 	}
 	failpoint.Hit("hub/leases/signed")
-	d.Link.PushLeases(nodeID, &protocol.PushLeases{Envelope: env}, sum[:])
+	d.Link.PushLeases(nodeID, &protocol.PushLeases{Envelope: env}, sum)
 	return nil
+}
+
+// leaseBatch is what a node is to hold, with the digest that tells it from what was pushed; that is nil where nothing has to be.
+func (d *Dispatcher) leaseBatch(nodeID string, held session.Held, leases []*protocol.Lease, signer protocol.Signer) (*protocol.LeaseBatch, []byte, error) {
+	if len(leases) == 0 && len(held.LeasesSHA256) == 0 {
+		return nil, nil, nil
+	}
+	batch := &protocol.LeaseBatch{NodeId: nodeID, Incarnation: held.Incarnation, Epoch: d.Keys.Bundle().Epoch(), Leases: leases}
+	content, err := proto.MarshalOptions{Deterministic: true}.Marshal(batch)
+	if err != nil {
+		return nil, nil, err
+	}
+	sum := sha256.Sum256(append(content, signer.KeyID()...))
+	return batch, sum[:], nil
 }
 
 // Renew gives members that are due their next lease and wakes dispatch for their nodes. It is a periodic pass beside Resync: neither
@@ -288,45 +290,4 @@ func (d *Dispatcher) Part(ctx context.Context, nodeID string, digest []byte) ([]
 		return nil, protocol.Refuse(protocol.RefusalUnknownPart, "no state of this node names the part %s", hex.EncodeToString(digest))
 	}
 	return data, err
-}
-
-// MayPull reports whether the node's newest state needs an image of the repository.
-func (d *Dispatcher) MayPull(ctx context.Context, nodeID, repository string) (bool, error) {
-	return db.ReadTx(ctx, d.DB, func(tx db.Tx) (bool, error) {
-		n, err := fleet.Get(ctx, tx, nodeID)
-		if err != nil {
-			return false, err
-		}
-		if n.IsQuarantined() {
-			return false, protocol.Refuse(protocol.RefusalQuarantined, "the node is quarantined")
-		}
-		doc, err := load(ctx, tx, nodeID)
-		if db.IsNoRows(err) {
-			return false, nil
-		}
-		if err != nil {
-			return false, err
-		}
-		for _, ref := range doc.state.GetParts() {
-			data, err := part(ctx, tx, nodeID, ref.GetSha256())
-			if err != nil {
-				return false, err
-			}
-			w := &protocol.Workload{}
-			if err := proto.Unmarshal(data, w); err != nil {
-				return false, fmt.Errorf("part %s of node %s: %w", ref.GetId(), nodeID, err)
-			}
-			if needs(w, repository) || needs(w.GetFallback(), repository) {
-				return true, nil
-			}
-		}
-		return false, nil
-	})
-}
-
-func needs(w *protocol.Workload, repository string) bool {
-	return slices.ContainsFunc(w.GetServices(), func(s *protocol.Service) bool {
-		name, _, _ := strings.Cut(s.GetImage(), "@")
-		return name == repository
-	})
 }

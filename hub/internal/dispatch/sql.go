@@ -138,8 +138,17 @@ func part(ctx context.Context, tx db.Tx, nodeID string, sha256 []byte) (data []b
 // insert saves a state that follows one with these parts. A part that both name is left as it is; one that only the former names is
 // stamped with it, so that it is kept as long as that is.
 func insert(ctx context.Context, tx db.Tx, h, former head, formerParts []*protocol.PartRef, envelope []byte, state plan.NodeState, now time.Time) error {
-	if err := tx.Later(ctx, `INSERT INTO node_states (`+headColumns+`, envelope, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
-		h.nodeID, h.epoch, h.generation, h.rev, h.keyID, h.sha256, envelope, now); err != nil {
+	all := make([][]byte, 0, len(state.Parts))
+	for _, p := range state.Parts {
+		all = append(all, p.Bytes)
+	}
+	repositories, err := repositoriesOf(all)
+	if err != nil {
+		return err
+	}
+	if err := tx.Later(ctx, `INSERT INTO node_states (`+headColumns+`, envelope, created_at, repositories)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
+		h.nodeID, h.epoch, h.generation, h.rev, h.keyID, h.sha256, envelope, now, repositories); err != nil {
 		return err
 	}
 	gone := map[string]bool{}

@@ -166,13 +166,19 @@ func pastOf(ctx context.Context, tx db.Tx, s subject, prices []frozen, now time.
 
 // LeasesFor are the latest leases of all open members of a node, in order of member id: the node's next batch.
 func LeasesFor(ctx context.Context, tx db.Tx, nodeID string) ([]*protocol.Lease, error) {
-	rows, err := latestLeases(ctx, tx, nodeID)
+	leases, err := LeasesOf(ctx, tx, []string{nodeID})
+	return leases[nodeID], err
+}
+
+// LeasesOf are the next batches of nodes.
+func LeasesOf(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string][]*protocol.Lease, error) {
+	rows, err := latestLeases(ctx, tx, nodeIDs)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]*protocol.Lease, len(rows))
-	for i, l := range rows {
-		out[i] = l.message()
+	out := map[string][]*protocol.Lease{}
+	for _, l := range rows {
+		out[l.nodeID] = append(out[l.nodeID], l.message())
 	}
 	return out, nil
 }

@@ -396,14 +396,8 @@ func lastLeaseEnd(ctx context.Context, tx db.Tx, subjectID string) (end time.Tim
 	return end, err
 }
 
-// Leasing gives those of the nodes that are to hold leases.
-func Leasing(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]bool, error) {
-	return db.Pairs[string, bool](tx.Query(ctx, `SELECT DISTINCT s.node_id, true FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
-		WHERE s.node_id = ANY($1::uuid[]) AND s.settled_at IS NULL AND s.closed_at IS NULL AND s.kind = 'member'`, nodeIDs))
-}
-
-func latestLeases(ctx context.Context, tx db.Tx, nodeID string) ([]lease, error) {
-	return collect(ctx, tx, scanLease, `SELECT l.subject_id, l.lease_no, l.node_id, l.hold_id, l.currency, l.cap_nanos, l.issued_at, l.expires_at, l.end_policy, l.prices
+func latestLeases(ctx context.Context, tx db.Tx, nodeIDs []string) ([]lease, error) {
+	return collect(ctx, tx, scanLease, `SELECT l.subject_id, l.lease_no, s.node_id, l.hold_id, l.currency, l.cap_nanos, l.issued_at, l.expires_at, l.end_policy, l.prices
 		FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
-		WHERE s.node_id = $1 AND s.settled_at IS NULL AND s.closed_at IS NULL AND s.kind = 'member' ORDER BY l.subject_id`, nodeID)
+		WHERE s.node_id = ANY($1::uuid[]) AND s.settled_at IS NULL AND s.closed_at IS NULL AND s.kind = 'member' ORDER BY l.subject_id`, nodeIDs)
 }

@@ -2,6 +2,8 @@ package session_test
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -14,8 +16,10 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/hub/internal/session"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -248,3 +252,112 @@ func TestAHubThatWasAwayGivesNodesTimeToComeBack(t *testing.T) {
 	require.NoError(t, h.intake.Sweep(t.Context()))
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.offline'`))
 }
+
+// A periodic pass looks no further at a node that holds the latest leases, and does at one that does not.
+func TestNodesWithLeasesThatHoldThemAreComplete(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	running(t, h, l)
+	held, connected := h.server.Held(n.id)
+	require.True(t, connected)
+	complete := func(held session.Held) bool {
+		return tx(h, func(ctx context.Context, tx db.Tx) (map[string]bool, error) {
+			return h.dispatcher.Complete(ctx, tx, []session.Holding{{NodeID: n.id, Held: held}})
+		})[n.id]
+	}
+	require.True(t, complete(held))
+	for name, change := range map[string]func(*session.Held){
+		"has just connected": func(held *session.Held) { held.LeasesSHA256 = nil },
+		"another store":      func(held *session.Held) { held.Incarnation = "i2" },
+	} {
+		other := held
+		change(&other)
+		require.False(t, complete(other), name)
+	}
+	h.forward(40 * time.Minute)
+	require.NoError(t, h.dispatcher.Renew(t.Context()))
+	require.False(t, complete(held), "there is a newer lease")
+}
+
+// What runs goes on while no state can be made: leases come first.
+func TestLeasesReachANodeWhoseStateCannotBeMade(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	_, _, first := running(t, h, l)
+	newest := func() uint64 {
+		return tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) { return dispatch.Newest(ctx, tx, n.id) })
+	}
+	before := newest()
+	tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
+		_, err := tx.Exec(ctx, fmt.Sprintf(`ALTER TABLE node_states ADD CONSTRAINT none_made CHECK (generation <= %d)`, before))
+		return 0, err
+	})
+	h.forward(40 * time.Minute)
+	h.launch()
+	require.NoError(t, h.dispatcher.Renew(t.Context()))
+	next(l, func(m *protocol.HubMessage) (bool, bool) {
+		if m.GetPushLeases() == nil {
+			return false, false
+		}
+		v, err := protocol.VerifyLeases(m.GetPushLeases().GetEnvelope(), n.bundle, n.me)
+		require.NoError(t, err)
+		return true, slices.ContainsFunc(v.Message().GetLeases(), func(lease *protocol.Lease) bool {
+			return lease.GetMemberId() == first.GetMemberId() && lease.GetLeaseNo() > first.GetLeaseNo()
+		})
+	})
+	require.Equal(t, before, newest())
+}
+
+// An instance that failed costs as little as one that was stopped, however long its node goes on to report the failure.
+func TestAFailedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	l := h.enrol().connect(hello("i1"))
+	l.state(0)
+	i := h.launch()
+	state, _ := l.state(1)
+	failed := &protocol.WorkloadStatus{
+		MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: 1, Status: "failed", Reason: string(instance.ReasonManifestNotAdmitted),
+	}
+	l.report(state.GetGeneration(), failed)
+	h.forward(time.Minute)
+	l.report(state.GetGeneration(), failed)
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM app_instances WHERE status = 'failed'`))
+	h.aDayOf(l, state.GetGeneration(), failed)
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM leases`))
+	require.Greater(t, h.wallet(), 999_000, "of 1000, a quarter of an hour is held at most")
+}
+
+// A running instance whose node waits for its owner is to run: its lease is renewed, and what its hold does not need goes back.
+func TestAWaitingInstanceHoldsOneLease(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	l := h.enrol().connect(hello("i1"))
+	l.state(0)
+	i, member, _ := running(t, h, l)
+	h.aDayOf(l, 2, &protocol.WorkloadStatus{
+		MemberId: member, InstanceId: i.ID, Revision: 1, Status: "failed", Reason: string(instance.ReasonOwnerRefused),
+	})
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM app_instances WHERE status = 'running'`))
+	require.Greater(t, count(h, `SELECT count(*) FROM leases`), 20)
+	require.Greater(t, h.wallet(), 995_000, "of 1000, an hour and a quarter are held at most")
+}
+
+// aDayOf has a node repeat a report all day.
+func (h *hub) aDayOf(l *line, generation uint64, status *protocol.WorkloadStatus) {
+	h.t.Helper()
+	for range 48 {
+		l.report(generation, status)
+		require.NoError(h.t, h.dispatcher.Renew(h.t.Context()))
+		h.forward(30 * time.Minute)
+	}
+}
+
+// wallet is in thousandths of the currency.
+func (h *hub) wallet() int { return count(h, `SELECT balance_nanos / 1000000 FROM wallets`) }
