@@ -448,6 +448,29 @@ func TestSecondHubOnTheSameDatabaseRefusesToStart(t *testing.T) {
 	require.ErrorContains(t, err, fmt.Sprintf("process %d on ", os.Getpid()))
 }
 
+// A hub that was taken for dead, and whose database another one works on, ends by itself: it changes nothing more.
+func TestAHubWhoseDatabaseWasTakenOverStops(t *testing.T) {
+	h := newHome(t)
+	r := start(t, h)
+	defer r.stop()
+	url, ok := managed.Running(filepath.Join(h.data, "postgres"))
+	require.True(t, ok)
+	d, err := db.Open(t.Context(), url)
+	require.NoError(t, err)
+	_, err = db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, tx.Later(t.Context(), `UPDATE hub_lease SET holder = $1, owner = $1`, db.NewID())
+	})
+	require.NoError(t, err)
+	d.Close()
+	select {
+	case err = <-r.ended:
+	case <-time.After(2 * time.Minute):
+		require.FailNow(t, "the hub goes on")
+	}
+	require.Equal(t, db.CodeLeaseHeld, fault.As(err).Code)
+	require.ErrorContains(t, err, "taken over")
+}
+
 // mount gives a small file system of the test's own.
 func mount(t *testing.T, options string) string {
 	t.Helper()
