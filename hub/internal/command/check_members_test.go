@@ -61,6 +61,35 @@ func TestInstanceThatExceedsALimitOfItsNodeIsRefusedWhenItIsAskedFor(t *testing.
 	require.Equal(t, before, w.contents())
 }
 
+// So is a rollback or a start to content that no longer fits: a limit may have become smaller since.
+func TestRollbackOrStartToWhatExceedsALimitIsRefused(t *testing.T) {
+	outgrow := func(w *world, id string, revision int64) map[string]string {
+		w.exec(`UPDATE instance_revisions SET parameters = repeat('x', $3::INT) WHERE instance_id = $1 AND revision = $2`,
+			id, revision, protocol.MaxWorkloadBytes)
+		return w.contents()
+	}
+	t.Run("rollback", func(t *testing.T) {
+		w := newWorld(t)
+		i := w.upgraded()
+		ready := w.says(i, "ready")
+		ready.Revision = 2
+		w.report(2, ready)
+		before := outgrow(w, i.ID, 1)
+		_, err := w.rollbackInstance().Do(t.Context(), w.meta("back"), w.project.ID, i.ID, "")
+		w.requireRefused(err, "member_limit_exceeded", "/target_version")
+		require.Equal(t, before, w.contents())
+	})
+	t.Run("start", func(t *testing.T) {
+		w := newWorld(t)
+		i := w.stopped()
+		before := outgrow(w, i.ID, 1)
+		_, err := w.startInstance().Do(t.Context(), w.meta("start"), w.project.ID, i.ID)
+		require.Equal(t, "member_limit_exceeded", fault.As(err).Code)
+		require.Empty(t, fault.As(err).Fields, "the request has no field to blame")
+		require.Equal(t, before, w.contents())
+	})
+}
+
 // A node with as many members as its state may have gets no other.
 func TestNodeWithTheMostMembersGetsNoOther(t *testing.T) {
 	w := newWorld(t)

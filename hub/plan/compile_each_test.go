@@ -1,0 +1,61 @@
+package plan_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Of members that only together break a rule the older goes first, and nothing else is left out.
+func TestOfMembersThatTogetherBreakARuleTheOlderStays(t *testing.T) {
+	for rule, spoil := range map[plan.Rule]func(*plan.Snapshot){
+		plan.RuleAcceleratorShared: func(s *plan.Snapshot) {
+			older, younger := s.Members[1].Services[0].GetResources(), s.Members[0].Services[0].GetResources()
+			younger.AcceleratorIds = older.GetAcceleratorIds()
+		},
+		plan.RuleDuplicateMember: func(s *plan.Snapshot) { s.Members = append(s.Members, s.Members[0]) },
+		plan.RuleAllocationFull: func(s *plan.Snapshot) {
+			for _, m := range s.Members {
+				m.Services[0].Resources.CpuMillis = 5000
+			}
+		},
+	} {
+		t.Run(string(rule), func(t *testing.T) {
+			snap := goldenSnapshot()
+			require.Less(t, snap.Members[1].ID, snap.Members[0].ID)
+			spoil(&snap)
+			state, left, err := plan.CompileEach(snap, nil)
+			require.NoError(t, err)
+			require.Len(t, left, 1)
+			require.Equal(t, "member-2", left[0].MemberID)
+			require.ErrorContains(t, left[0].Cause, string(rule))
+			require.Len(t, state.Parts, len(snap.Members)-1)
+			require.Equal(t, "member-1", state.Parts[0].ID)
+		})
+	}
+}
+
+// A node has its state however many members its rows give it: those beyond the most are left out.
+func TestMembersBeyondTheMostAreLeftOut(t *testing.T) {
+	snap := goldenSnapshot()
+	model := snap.Members[0]
+	snap.Members = nil
+	for n := range protocol.MaxParts + 2 {
+		m := model
+		m.ID = fmt.Sprintf("member-%05d", n)
+		m.Services = []*protocol.Service{service("app", 1, 1<<20, nil)}
+		snap.Members = append(snap.Members, m)
+	}
+	state, left, err := plan.CompileEach(snap, nil)
+	require.NoError(t, err)
+	require.Len(t, state.Parts, protocol.MaxParts)
+	require.Len(t, left, 2)
+	for n, l := range left {
+		require.Equal(t, fmt.Sprintf("member-%05d", protocol.MaxParts+n), l.MemberID)
+		require.ErrorContains(t, l.Cause, string(plan.RuleTooMany))
+	}
+}
