@@ -1,6 +1,7 @@
 package protocol_test
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/elliptic"
@@ -9,6 +10,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"math/big"
+	"strings"
 	"testing"
 	"time"
 
@@ -304,6 +306,61 @@ func TestLaw15AnOwnersRefusalIsSignedAndAboutOneRevision(t *testing.T) {
 		}
 		require.NoError(t, err, name)
 		require.Equal(t, "Not here.", v.Message().GetRule(), name)
+	}
+}
+
+// An envelope is stored as it came. Beside a good signature it holds nothing that no key can have made.
+func TestASignatureOfAnotherLengthIsRefused(t *testing.T) {
+	w := newWorld(t)
+	signed := func(payloadType string, m proto.Message, by key) *protocol.Envelope {
+		env, err := protocol.SignMessage(payloadType, m, by.signer)
+		require.NoError(t, err)
+		return env
+	}
+	status := &protocol.WorkloadStatus{MemberId: "m1", InstanceId: "i1", Revision: 3, Status: "failed", Reason: "owner_refused"}
+	require.NoError(t, status.RefuseAsOwner(w.me.ID, w.node.signer))
+	documents := map[string]struct {
+		envelope *protocol.Envelope
+		verify   func(*protocol.Envelope) error
+	}{
+		"an owner's refusal": {status.GetOwnerRefusal(), func(e *protocol.Envelope) error {
+			s := proto.CloneOf(status)
+			s.OwnerRefusal = e
+			_, err := protocol.VerifyOwnerRefusal(s, w.me.ID, w.node.pub)
+			return err
+		}},
+		"a usage segment": {
+			signed(protocol.PayloadSegment, &protocol.UsageSegment{NodeId: w.me.ID, Number: 1}, w.node),
+			func(e *protocol.Envelope) error { _, err := protocol.VerifySegment(e, w.node.pub); return err },
+		},
+		"a trust bundle": {
+			signed(protocol.PayloadBundle, w.message(1), w.root),
+			func(e *protocol.Envelope) error {
+				_, err := protocol.VerifyBundle(e, protocol.Fingerprint(w.root.pub))
+				return err
+			},
+		},
+	}
+	id, signature := protocol.KeyID(w.node.pub), bytes.Repeat([]byte{1}, ed25519.SignatureSize)
+	besides := map[string]*protocol.Signature{
+		"500 KiB of junk":          {KeyId: id, Signature: make([]byte, 500<<10)},
+		"a signature of 63 bytes":  {KeyId: id, Signature: signature[1:]},
+		"no signature":             {KeyId: id},
+		"a key id of a KiB":        {KeyId: strings.Repeat("a", 1<<10), Signature: signature},
+		"a key id in upper case":   {KeyId: strings.Repeat("A", len(id)), Signature: signature},
+		"a key id that is no text": {KeyId: strings.Repeat("\x00", len(id)), Signature: signature},
+		"no key id":                {Signature: signature},
+	}
+	for name, d := range documents {
+		require.NoError(t, d.verify(d.envelope), name)
+		unknown := proto.CloneOf(d.envelope)
+		unknown.Signatures = append(unknown.Signatures, &protocol.Signature{KeyId: protocol.KeyID(newKey(t).pub), Signature: signature})
+		require.NoError(t, d.verify(unknown), "%s: a key that the verifier does not know may have signed, too", name)
+		for what, s := range besides {
+			long := proto.CloneOf(d.envelope)
+			long.Signatures = append(long.Signatures, s)
+			require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(d.verify(long)), "%s with %s", name, what)
+		}
 	}
 }
 
