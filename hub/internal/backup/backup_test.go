@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -84,6 +86,21 @@ func dump(t *testing.T, d *db.DB) map[string]string {
 		return nil
 	}))
 	return out
+}
+
+// The file may be copied and its passphrase guessed at for years. Nothing is written under a short one.
+func TestABackupWithAShortPassphraseIsRefused(t *testing.T) {
+	s := source(t)
+	s.Passphrase = strings.Repeat("p", trust.MinPassphraseBytes-1)
+	dir := t.TempDir()
+	_, err := backup.Make(t.Context(), s, filepath.Join(dir, "hub.age"))
+	require.Equal(t, "passphrase_short", fault.As(err).Code)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	s.Passphrase += "p"
+	_, err = backup.Make(t.Context(), s, filepath.Join(dir, "hub.age"))
+	require.NoError(t, err)
 }
 
 func TestARestoredHubIsTheHubThatWasBackedUp(t *testing.T) {

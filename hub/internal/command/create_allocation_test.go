@@ -9,7 +9,9 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // A report of one node, which writes its session, must not make an allocation on another start afresh, and the other way round.
@@ -97,4 +99,38 @@ func TestAllocationIsAnsweredAgainWhenNoNodeHasRoom(t *testing.T) {
 	again, err := create.Do(t.Context(), m, w.allocationInput())
 	require.NoError(t, err)
 	require.Equal(t, first.ID, again.ID)
+}
+
+// A node whose runtime does not keep orgs apart gets one org's allocations, until its owner or a newer runtime says otherwise.
+func TestAWeakNodeIsNotGivenToASecondOrg(t *testing.T) {
+	w := newWorld(t)
+	w.conditions(protocol.ConditionRuncVulnerable)
+	w.allocation()
+	w.allocation()
+	other, stranger := w.tenant("other")
+	ask := func() error {
+		m := w.meta(db.NewID())
+		m.Principal = stranger
+		in := w.allocationInput()
+		in.ProjectID = other.ID
+		return second((&CreateAllocation{DB: w.d}).Do(t.Context(), m, in))
+	}
+	require.Equal(t, capacity.CodeInsufficient, fault.As(ask()).Code)
+	w.conditions(protocol.ConditionRuncVulnerable, protocol.ConditionWeakIsolationShared)
+	require.NoError(t, ask(), "its owner shares it")
+	w.conditions(protocol.ConditionRuncVulnerable)
+	require.Equal(t, capacity.CodeInsufficient, fault.As(ask()).Code)
+	w.conditions()
+	require.NoError(t, ask())
+}
+
+// conditions has the node connect with them.
+func (w *world) conditions(list ...string) {
+	w.t.Helper()
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		_, err := fleet.Connect(ctx, tx, fleet.Connection{NodeID: w.node, ReplicaID: "r1", Hello: &protocol.Hello{
+			Incarnation: "i1", Facts: &protocol.NodeFacts{Hostname: "n1", CpuCores: 4, MemoryBytes: 8 << 30, Conditions: list},
+		}}, w.now)
+		return err
+	})
 }

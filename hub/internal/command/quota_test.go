@@ -2,6 +2,8 @@ package command
 
 import (
 	"context"
+	"crypto/ed25519"
+	"crypto/rand"
 	"strings"
 	"testing"
 	"time"
@@ -9,10 +11,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 func (w *world) limit(name iam.Quota, limit int64) {
@@ -31,8 +35,54 @@ func (w *world) used(name iam.Quota) (n int64) {
 	return n
 }
 
+// publishing is a command that makes publish intents, with a registry that nothing is pushed to.
+func (w *world) publishing() *CreatePublishIntent {
+	w.t.Helper()
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(w.t, err)
+	registry, err := artifact.OpenRegistry(w.t.Context(), artifact.RegistryConfig{
+		Dir: w.t.TempDir(), Host: "hub.test", SigningKey: key, TrustDomain: "gpuaas.test", Now: func() time.Time { return w.now },
+	})
+	require.NoError(w.t, err)
+	return &CreatePublishIntent{DB: w.d, Registry: registry, Bundle: func() protocol.Bundle { return protocol.Bundle{} }, Sealer: plain{}}
+}
+
 func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
+	const shape = "H200"
+	ada := db.NewID()
+	prepare := map[iam.Quota]func(w *world){
+		iam.QuotaInstances: func(w *world) { w.allocation() },
+		iam.QuotaAccelerators: func(w *world) {
+			w.tx(func(ctx context.Context, tx db.Tx) error {
+				return capacity.ApplyInventory(ctx, tx, w.node, []*protocol.Accelerator{
+					{Id: "GPU-0", Vendor: "nvidia", Model: shape, MemoryBytes: 141 << 30, Health: "ok"},
+				}, w.now)
+			})
+		},
+		iam.QuotaUserTokens: func(w *world) {
+			w.exec(`INSERT INTO users (id, org_id, email, name, platform_admin, created_at, updated_at) VALUES ($1, $2, 'ada@acme', 'Ada', false, $3, $3)`,
+				ada, w.project.OrgID, w.now)
+		},
+	}
 	attempts := map[iam.Quota]func(w *world) error{
+		iam.QuotaAccelerators: func(w *world) error {
+			in := w.allocationInput()
+			in.AcceleratorCount, in.AcceleratorModel = 1, shape
+			return second((&CreateAllocation{DB: w.d}).Do(w.t.Context(), w.meta(db.NewID()), in))
+		},
+		iam.QuotaPublishIntents: func(w *world) error {
+			return second(w.publishing().Do(w.t.Context(), w.meta(db.NewID()), PublishIntentInput{
+				ProjectID: w.project.ID, AppSlug: "vllm", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: "prod",
+			}))
+		},
+		iam.QuotaAppSlugs: func(w *world) error {
+			return second(w.publishing().Do(w.t.Context(), w.meta(db.NewID()), PublishIntentInput{
+				ProjectID: w.project.ID, AppSlug: "vllm", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: "prod",
+			}))
+		},
+		iam.QuotaUserTokens: func(w *world) error {
+			return second((&CreateUserToken{DB: w.d, Sealer: plain{}}).Do(w.t.Context(), w.admin(db.NewID()), CreateUserTokenInput{UserID: ada}))
+		},
 		iam.QuotaAllocations: func(w *world) error {
 			return second((&CreateAllocation{DB: w.d}).Do(w.t.Context(), w.meta(db.NewID()), w.allocationInput()))
 		},
@@ -51,11 +101,16 @@ func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
 				CreateUserInput{OrgID: w.project.OrgID, Email: "ada@acme.example", DisplayName: "Ada"}))
 		},
 	}
-	for name, attempt := range attempts {
+	for _, name := range iam.QuotaNames() {
+		attempt := attempts[name]
+		if name == iam.QuotaRegistryBytes {
+			continue // its attempt is a push: TestAPushBeyondTheQuotaIsRefusedAndNothingOfItIsKept
+		}
 		t.Run(string(name), func(t *testing.T) {
+			require.NotNil(t, attempt, "each quota has an attempt")
 			w := newWorld(t)
-			if name == iam.QuotaInstances {
-				w.allocation()
+			if set := prepare[name]; set != nil {
+				set(w)
 			}
 			used := w.used(name)
 			w.limit(name, used)
