@@ -2,6 +2,7 @@ package artifact_test
 
 import (
 	"bytes"
+	"crypto/ed25519"
 	"fmt"
 	"io"
 	"io/fs"
@@ -143,6 +144,27 @@ func TestAPushThatWouldFillTheDiskIsRefused(t *testing.T) {
 	status, _, text := p.do(t, http.MethodPost, "/blobs/uploads/", nil)
 	require.Equal(t, http.StatusInsufficientStorage, status)
 	require.Contains(t, text, "nearly full")
+}
+
+// An upload that began while there was room ends when there is none any more, whether or not it says how long it is.
+func TestAnUploadUnderWayEndsBeforeItFillsTheDisk(t *testing.T) {
+	var key ed25519.PrivateKey
+	roomy := newBench(t, func(c *artifact.RegistryConfig) { key = c.SigningKey })
+	tight := newBench(t, func(c *artifact.RegistryConfig) {
+		c.Dir, c.SigningKey, c.MinFreeBytes = roomy.dir, key, math.MaxInt64/2
+	})
+	before, after := roomy.pusher(t, repository), tight.pusher(t, repository)
+	for name, body := range map[string]io.Reader{"length told": bytes.NewReader(make([]byte, 2000)), "length not told": chunked(2000)} {
+		t.Run(name, func(t *testing.T) {
+			status, upload, text := before.do(t, http.MethodPost, "/blobs/uploads/", nil)
+			require.Equal(t, http.StatusAccepted, status, text)
+			status, upload, text = before.do(t, http.MethodPatch, upload, chunked(100))
+			require.Equal(t, http.StatusAccepted, status, text)
+			status, _, text = after.do(t, http.MethodPatch, upload, body)
+			require.Equal(t, http.StatusInsufficientStorage, status, text)
+			require.Contains(t, text, "nearly full")
+		})
+	}
 }
 
 // index makes an image index of two images.

@@ -12,6 +12,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"log/slog"
 	"math"
@@ -495,4 +496,22 @@ func TestStorageFailureIsToldAndLogged(t *testing.T) {
 	b.server.Close()
 	require.Contains(t, b.log.String(), "not a directory")
 	require.NotContains(t, b.log.String(), "eyJ")
+}
+
+// Each repository of a token request costs the hub two statements: it looks at few, and grants no more than it has looked at.
+func TestATokenRequestAsksForFewRepositories(t *testing.T) {
+	var asked []string
+	b := newBench(t, func(c *artifact.RegistryConfig) {
+		c.MayPull = func(_ context.Context, _, repo string) error {
+			asked = append(asked, repo)
+			return nil
+		}
+	})
+	var scopes []string
+	for n := range 16 {
+		scopes = append(scopes, fmt.Sprintf("repository:org/acme/demo/r%d:pull", n))
+	}
+	status, _ := token(t, b.client(t, ""), b.host, "me", goodToken, strings.Join(scopes, " "))
+	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, []string{"org/acme/demo/r0", "org/acme/demo/r1", "org/acme/demo/r2", "org/acme/demo/r3"}, asked)
 }
