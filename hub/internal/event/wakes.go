@@ -6,8 +6,9 @@ import (
 )
 
 const (
-	// maxWaiting bounds who may wait for changes at once in this process.
-	maxWaiting = 4096
+	// maxWaiting bounds who may wait for changes at once in this process; one beyond it is answered at once, and so polls. It is twice
+	// the connections that the API takes, and 32 orgs' places for watchers: a few orgs do not take it from the others.
+	maxWaiting = 16384
 	// maxRemembered bounds the resources of which it is remembered when they changed last. When there are more, all are forgotten:
 	// whoever asks then looks.
 	maxRemembered = 4096

@@ -377,6 +377,51 @@ func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachCaller(t *testing
 	}
 }
 
+// However many callers an org has: together they leave places to others.
+func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachOrg(t *testing.T) {
+	instance := "/api/v1/projects/" + someID + "/app-instances/" + someID
+	for path, c := range map[string]struct {
+		each, max int
+		budget    string
+	}{
+		"/api/v1/orgs":      {maxCallerRequests, maxOrgRequests, "budget/org_requests_at_once"},
+		instance + "/watch": {maxCallerWatchers, maxOrgWatchers, "budget/org_watchers"},
+		instance + "/logs":  {maxCallerLogStreams, maxOrgLogStreams, "budget/org_log_streams"},
+	} {
+		t.Run(c.budget, func(t *testing.T) {
+			s := blocking{entered: make(chan struct{}), release: make(chan struct{})}
+			d := newDoor(t, s)
+			d.known = map[string]iam.Principal{"other": {Type: iam.TypeUser, ID: "other", OrgID: "other"}}
+			callers := c.max/c.each + 1
+			for n := range callers {
+				name := strconv.Itoa(n)
+				d.known[name] = iam.Principal{Type: iam.TypeUser, ID: name, OrgID: "org"}
+			}
+			done := make(chan struct{})
+			start := func(bearerOf string) {
+				go func() {
+					res := d.do(t, ask{method: http.MethodGet, path: path, header: bearer(bearerOf)})
+					_, _ = io.Copy(io.Discard, res.Body)
+					_ = res.Body.Close()
+					done <- struct{}{}
+				}()
+				<-s.entered
+			}
+			for n := range c.max {
+				start(strconv.Itoa(n / c.each))
+			}
+			p := problem(t, d.do(t, ask{method: http.MethodGet, path: path, header: bearer(strconv.Itoa(callers - 1))}), 429)
+			require.Equal(t, "too_many_at_once", p.Code)
+			require.Equal(t, c.budget, p.Errors[0].Pointer, "a caller of the org that has no place itself")
+			start("other")
+			close(s.release)
+			for range c.max + 1 {
+				<-done
+			}
+		})
+	}
+}
+
 func TestAddressesCountByWhatOneCustomerHas(t *testing.T) {
 	for ip, want := range map[string][2]string{
 		"192.0.2.7":        {"192.0.2.7", "192.0.2.0/24"},

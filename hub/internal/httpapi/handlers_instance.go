@@ -38,6 +38,8 @@ type Instances struct {
 	StartInstance        *command.StartInstance
 	ChangeInstance       *command.ChangeInstance
 	Logs                 LogSource
+	// logCheckEvery, watchLook and watchTime are as the constants of these names where they are zero.
+	logCheckEvery, watchLook, watchTime time.Duration
 	// Wakes are for those who watch an instance; watchKey signs what they have seen.
 	Wakes    *event.Wakes
 	watchKey [sha256.Size]byte
@@ -281,7 +283,7 @@ func (s *Server) GetAppInstanceLogs(ctx context.Context, r GetAppInstanceLogsReq
 		return nil, err
 	}
 	again := callOf(ctx).again
-	return logStream{source: source, may: func() error {
+	return logStream{source: source, checkEvery: s.Instances.logCheckEvery, may: func() error {
 		ctx, cancel := context.WithTimeout(ctx, logCheckTimeout)
 		defer cancel()
 		return s.mayReadLogs(ctx, again, r.ProjectID)

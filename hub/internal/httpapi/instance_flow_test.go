@@ -32,11 +32,17 @@ type theater struct {
 	node  string
 	asked []*protocol.LogsRequest
 	wakes event.Wakes
+	// source is what a node answers with where it is not nil.
+	source                    func() io.ReadCloser
+	logCheckEvery, watchEvery time.Duration
 }
 
 func (s *theater) Logs(_ context.Context, nodeID, _ string, r *protocol.LogsRequest) (io.ReadCloser, error) {
 	if nodeID != s.node {
 		return nil, fault.New(fault.Unavailable, "node_unreachable", "The node is not connected.", nil)
+	}
+	if s.source != nil {
+		return s.source(), nil
 	}
 	s.asked = append(s.asked, r)
 	return io.NopCloser(strings.NewReader("one\ntwo\n")), nil
@@ -65,9 +71,11 @@ func (s *theater) open(t *testing.T) {
 		return err
 	})
 	poke := func(string) {}
+	instances := NewInstances(s.d, time.Hour, func() protocol.Bundle { return protocol.Bundle{} }, poke, s, &s.wakes)
+	instances.logCheckEvery, instances.watchLook, instances.watchTime = s.logCheckEvery, s.watchEvery, s.watchEvery
 	s.Handler, err = NewHandler(&Server{
 		Capacity:  Capacity{DB: s.d, CreateAllocation: &command.CreateAllocation{DB: s.d}, ReleaseAllocation: &command.ReleaseAllocation{DB: s.d}},
-		Instances: NewInstances(s.d, time.Hour, func() protocol.Bundle { return protocol.Bundle{} }, poke, s, &s.wakes),
+		Instances: instances,
 		Fleet:     s.fleet(),
 	}, Config{
 		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.FailureAudit{DB: s.d},
@@ -215,7 +223,8 @@ func (s *theater) mayReadLogs(t *testing.T, bearer, projectID string) error {
 }
 
 func TestAWatcherWaitsForAChangeAndHearsOfItAtOnce(t *testing.T) {
-	s := &theater{house: newHouse(t)}
+	// Nobody who waits looks by itself before the test ends.
+	s := &theater{house: newHouse(t), watchEvery: time.Hour}
 	orgID, projectID, boss := s.tenant(t, "acme")
 	_, _, other := s.tenant(t, "other")
 	s.open(t)
@@ -244,8 +253,18 @@ func TestAWatcherWaitsForAChangeAndHearsOfItAtOnce(t *testing.T) {
 
 	// What another caller has seen is no proof: a foreign instance answers at once, like an absent one.
 	mine := s.must(t, boss, "GET", path+"/watch", "", "", 200).text("seen")
-	require.Equal(t, 404, s.ask(t, other, "GET", path+"/watch?seen="+mine, "", "").status)
-	require.Equal(t, 404, s.ask(t, other, "GET", "/projects/"+projectID+"/app-instances/"+someID+"/watch?seen="+mine, "", "").status)
+	for _, id := range []string{i.ID, someID} {
+		foreign := make(chan int, 1)
+		go func() {
+			foreign <- s.ask(t, other, "GET", "/projects/"+projectID+"/app-instances/"+id+"/watch?seen="+mine, "", "").status
+		}()
+		select {
+		case status := <-foreign:
+			require.Equal(t, 404, status)
+		case <-time.After(time.Minute):
+			require.FailNow(t, "it waits before it looks, and so shows that the instance is there")
+		}
+	}
 	require.NoError(t, s.mayReadLogs(t, boss, projectID))
 	require.Equal(t, "not_found", fault.As(s.mayReadLogs(t, other, projectID)).Code)
 
@@ -253,6 +272,40 @@ func TestAWatcherWaitsForAChangeAndHearsOfItAtOnce(t *testing.T) {
 	seen := s.must(t, boss, "GET", path+"/watch", "", "", 200).text("seen")
 	s.wakes.Close()
 	require.Equal(t, seen, s.must(t, boss, "GET", path+"/watch?seen="+seen, "", "", 200).text("seen"))
+}
+
+// A token that is revoked while its log is followed ends the log, whatever the app goes on to write.
+func TestAFollowedLogEndsWhenItsTokenIsRevoked(t *testing.T) {
+	followed := make(chan *io.PipeWriter, 1)
+	s := &theater{house: newHouse(t), logCheckEvery: time.Millisecond, source: func() io.ReadCloser {
+		source, app := io.Pipe()
+		followed <- app
+		return source
+	}}
+	orgID, projectID, boss := s.tenant(t, "acme")
+	s.open(t)
+	allocation := s.must(t, boss, "POST", "/projects/"+projectID+"/allocations", "k1", sliceBody, 201).text("id")
+	i := s.instance(t, orgID, projectID, allocation)
+	ended := make(chan string, 1)
+	go func() {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest("GET", "/api/v1/projects/"+projectID+"/app-instances/"+i.ID+"/logs?follow=true", http.NoBody)
+		r.Header.Set("Authorization", "Bearer "+boss)
+		s.ServeHTTP(w, r)
+		ended <- w.Body.String()
+	}()
+	app := <-followed
+	_, err := io.WriteString(app, "one\n")
+	require.NoError(t, err)
+	_, err = io.WriteString(app, "two\n")
+	require.NoError(t, err, "checks that find nothing end nothing")
+	s.tx(t, func(ctx context.Context, tx db.Tx) error {
+		_, err := tx.Exec(ctx, `UPDATE user_tokens SET revoked_at = $1 WHERE user_id IN (SELECT id FROM users WHERE email LIKE 'boss@%')`, s.clock())
+		return err
+	})
+	require.Equal(t, "one\ntwo\n", <-ended)
+	_, err = io.WriteString(app, "three\n")
+	require.ErrorIs(t, err, io.ErrClosedPipe)
 }
 
 func TestActionsOnAnInstanceOverREST(t *testing.T) {

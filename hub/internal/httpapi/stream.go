@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"net/http"
@@ -26,6 +27,8 @@ type logStream struct {
 	source io.ReadCloser
 	// may reports as a fault that the caller may not read on; nil means that it always may.
 	may func() error
+	// checkEvery and pieceTime are logCheckEvery and transferTimeout where they are zero.
+	checkEvery, pieceTime time.Duration
 }
 
 // VisitGetAppInstanceLogsResponse makes it an answer of getAppInstanceLogs.
@@ -34,7 +37,7 @@ func (l logStream) VisitGetAppInstanceLogsResponse(w http.ResponseWriter) error 
 	defer stop()
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(http.StatusOK)
-	out := newTransferWriter(w)
+	out := newTransferWriter(w, cmp.Or(l.pieceTime, transferTimeout))
 	out.Flush() // the header goes out before the first line is written; a writer that cannot flush sends it later
 	piece := make([]byte, streamBytes)
 	for {
@@ -60,7 +63,7 @@ func (l logStream) endInTime() (stop func()) {
 	var running sync.WaitGroup
 	running.Go(func() {
 		defer func() { _ = l.source.Close() }()
-		again := time.NewTicker(logCheckEvery)
+		again := time.NewTicker(cmp.Or(l.checkEvery, logCheckEvery))
 		defer again.Stop()
 		limit := time.NewTimer(logStreamTime)
 		defer limit.Stop()

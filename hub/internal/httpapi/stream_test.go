@@ -68,3 +68,26 @@ func TestAnOpenStreamLearnsThatItsCredentialWasRevoked(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, d.status(t, a))
 	require.True(t, fault.Is(s.after, fault.Unauthenticated))
 }
+
+// endless is a log that never stops; closed says when it was.
+type endless struct{ closed chan struct{} }
+
+func (e endless) Read(p []byte) (int, error) { return len(p), nil }
+
+func (e endless) Close() error {
+	close(e.closed)
+	return nil
+}
+
+// A caller who stops reading holds a tunnel to a node no longer than one piece may take.
+func TestALogThatNobodyReadsEnds(t *testing.T) {
+	limits := defaultServeLimits()
+	limits.write = time.Hour
+	source := endless{make(chan struct{})}
+	dial := servedWithin(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = logStream{source: source, pieceTime: 100 * time.Millisecond}.VisitGetAppInstanceLogsResponse(w)
+	}), limits)
+	_, err := io.WriteString(dial(), "GET / HTTP/1.1\r\nHost: hub\r\n\r\n")
+	require.NoError(t, err)
+	<-source.closed
+}

@@ -16,14 +16,14 @@ func transfer(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, *htt
 	if r.Body != nil && r.Body != http.NoBody {
 		r.Body = transferBody{r.Body, deadlines}
 	}
-	return newTransferWriter(w), r
+	return newTransferWriter(w, transferTimeout), r
 }
 
-// newTransferWriter is transfer for the answer alone.
-func newTransferWriter(w http.ResponseWriter) transferWriter {
+// newTransferWriter is transfer for the answer alone, each piece of which may take as long.
+func newTransferWriter(w http.ResponseWriter, piece time.Duration) transferWriter {
 	deadlines := http.NewResponseController(w)
 	_ = deadlines.SetWriteDeadline(time.Time{})
-	return transferWriter{w, deadlines}
+	return transferWriter{w, deadlines, piece}
 }
 
 type transferBody struct {
@@ -42,11 +42,12 @@ func (b transferBody) Read(p []byte) (int, error) {
 type transferWriter struct {
 	http.ResponseWriter
 	deadlines *http.ResponseController
+	piece     time.Duration
 }
 
 // Write implements io.Writer.
 func (w transferWriter) Write(p []byte) (int, error) {
-	_ = w.deadlines.SetWriteDeadline(time.Now().Add(transferTimeout))
+	_ = w.deadlines.SetWriteDeadline(time.Now().Add(w.piece))
 	n, err := w.ResponseWriter.Write(p)
 	_ = w.deadlines.SetWriteDeadline(time.Time{})
 	return n, err
@@ -54,7 +55,7 @@ func (w transferWriter) Write(p []byte) (int, error) {
 
 // Flush implements http.Flusher.
 func (w transferWriter) Flush() {
-	_ = w.deadlines.SetWriteDeadline(time.Now().Add(transferTimeout))
+	_ = w.deadlines.SetWriteDeadline(time.Now().Add(w.piece))
 	_ = w.deadlines.Flush()
 	_ = w.deadlines.SetWriteDeadline(time.Time{})
 }

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
@@ -25,7 +26,7 @@ func (s *Server) WatchAppInstance(ctx context.Context, r WatchAppInstanceRequest
 	// Listening before looking: what changes in between wakes.
 	wake, off := s.Instances.Wakes.On(r.AppInstanceID)
 	defer off()
-	limit := time.NewTimer(watchTime)
+	limit := time.NewTimer(cmp.Or(s.Instances.watchTime, watchTime))
 	defer limit.Stop()
 	last := wake == nil
 	for look := last || !s.unchanged(ctx, r); ; look = true {
@@ -44,7 +45,7 @@ func (s *Server) WatchAppInstance(ctx context.Context, r WatchAppInstanceRequest
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-wake:
-		case <-time.After(watchLook):
+		case <-time.After(cmp.Or(s.Instances.watchLook, watchLook)):
 		case <-limit.C:
 			last = true
 		}

@@ -3,14 +3,19 @@ package session_test
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/session"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -134,4 +139,79 @@ func TestNodeThatSaysNothingLosesItsConnections(t *testing.T) {
 	}
 	require.Less(t, time.Since(began), bound)
 	n.connect(hello("i1"))
+}
+
+// A node that gives its store ever new names is not let in for a while; the name that it has counts, and so does every other node.
+func TestANodeThatRenamesItsStoreAgainAndAgainIsKeptOut(t *testing.T) {
+	h := newHub(t)
+	n, neighbour := h.enrol(), h.enrol()
+	say := func(n *node, incarnation string) error {
+		pub, _ := n.key.Public().(ed25519.PublicKey)
+		_, err := h.intake.Hello(t.Context(), session.Peer{NodeID: n.id, Key: pub}, hello(incarnation))
+		return err
+	}
+	const names = 60
+	for k := range names {
+		require.NoError(t, say(n, fmt.Sprint("i", k)))
+	}
+	require.Equal(t, "incarnations_too_many", fault.As(say(n, "another")).Code)
+	require.NoError(t, say(n, fmt.Sprint("i", names-1)))
+	require.NoError(t, say(neighbour, "another"))
+	h.forward(time.Hour)
+	require.NoError(t, say(n, "another"))
+}
+
+// A node whose reports made more events than its budget waits with the next one; reports of its neighbour are taken meanwhile.
+func TestANodeThatFlapsWaitsWithItsNextReport(t *testing.T) {
+	const first, all = 1000, 1020
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	h.launch()
+	state, _ := l.state(1)
+	neighbour := h.enrol()
+	beside := neighbour.connect(hello("i1"))
+	tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
+		for _, c := range []struct{ table, ids string }{
+			{"app_instances", `'id', md5('i' || g)`},
+			{"instance_revisions", `'instance_id', md5('i' || g)`},
+			{"instance_operations", `'id', md5('o' || g), 'instance_id', md5('i' || g)`},
+			{"instance_members", `'id', md5('m' || g), 'instance_id', md5('i' || g)`},
+			{"member_revisions", `'member_id', md5('m' || g)`},
+		} {
+			if _, err := tx.Exec(ctx, fmt.Sprintf(`INSERT INTO %[1]s SELECT r.* FROM %[1]s t, generate_series(1, %[2]d) g,
+				LATERAL jsonb_populate_record(t, jsonb_build_object(%[3]s)) r`, c.table, all, c.ids)); err != nil {
+				return 0, err
+			}
+		}
+		return 0, nil
+	})
+	statuses := tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.WorkloadStatus, error) {
+		rows, err := tx.Query(ctx, `SELECT id, instance_id FROM instance_members ORDER BY id LIMIT $1`, all)
+		if err != nil {
+			return nil, err
+		}
+		return pgx.CollectRows(rows, func(row pgx.CollectableRow) (*protocol.WorkloadStatus, error) {
+			s := &protocol.WorkloadStatus{Revision: 1, Status: "ready"}
+			return s, row.Scan(&s.MemberId, &s.InstanceId)
+		})
+	})
+	counter := uint64(0)
+	report := func(ctx context.Context, l *line, statuses ...*protocol.WorkloadStatus) error {
+		counter++
+		return h.intake.Report(ctx, session.Peer{NodeID: l.node.id}, l.welcome.GetSessionNo(), &protocol.Report{
+			Counter: counter, Epoch: 1, Generation: state.GetGeneration(), Workloads: statuses,
+		})
+	}
+	require.NoError(t, report(t.Context(), l, statuses[:first]...))
+	require.NoError(t, report(t.Context(), l, statuses[first:]...))
+	require.GreaterOrEqual(t, count(h, `SELECT count(*) FROM app_instances WHERE status = 'running'`), all)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.Equal(t, "reports_too_many", fault.As(report(over, l, statuses[0])).Code, "its connection ends before its turn comes")
+	require.NoError(t, report(t.Context(), beside, statuses[0]))
+	h.forward(time.Hour)
+	require.NoError(t, report(t.Context(), l, statuses[0]))
 }
