@@ -85,8 +85,9 @@ func takeAccelerators(ctx context.Context, tx db.Tx, a Adopted, now time.Time) e
 		a.NodeID, a.AcceleratorIDs, a.AllocationID, now); err != nil {
 		return err
 	}
-	_, err := tx.Exec(ctx, `UPDATE reserved_accelerators SET freed_at = $4 WHERE node_id = $1 AND accelerator_id = ANY($2) AND member_id <> $3 AND freed_at IS NULL`,
-		a.NodeID, a.AcceleratorIDs, a.MemberID, now)
+	_, err := tx.Exec(ctx, `DELETE FROM reserved_accelerators
+		WHERE node_id = $1 AND accelerator_id = ANY($2) AND member_id <> $3 AND freed_at IS NULL`,
+		a.NodeID, a.AcceleratorIDs, a.MemberID)
 	return err
 }
 

@@ -199,7 +199,7 @@ func Lose(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Loss, 
 		if err := endClaims(ctx, tx, a.ID, now); err != nil {
 			return nil, err
 		}
-		if err := endReservations(ctx, tx, a.ID, now); err != nil {
+		if err := endReservations(ctx, tx, a.ID); err != nil {
 			return nil, err
 		}
 		losses = append(losses, Loss{Before: before, Allocation: a})
@@ -231,7 +231,7 @@ func Reserve(ctx context.Context, tx db.Tx, r Reservation, now time.Time) error 
 // Free gives back what a member took, once it is proved gone. It returns the allocation when that was the last thing that kept
 // it from being released, and nil otherwise. Freeing twice changes nothing.
 func Free(ctx context.Context, tx db.Tx, memberID string, now time.Time) (*Allocation, error) {
-	allocationID, freed, err := endReservation(ctx, tx, memberID, now)
+	allocationID, freed, err := endReservation(ctx, tx, memberID)
 	if err != nil || !freed {
 		return nil, err
 	}

@@ -67,24 +67,24 @@ func insertReservedAccelerator(ctx context.Context, tx db.Tx, r Reservation, id 
 	return err
 }
 
-func endReservation(ctx context.Context, tx db.Tx, memberID string, now time.Time) (allocationID string, freed bool, err error) {
-	err = tx.QueryRow(ctx, `UPDATE reservations SET freed_at = $2 WHERE member_id = $1 AND freed_at IS NULL RETURNING allocation_id`, memberID, now).Scan(&allocationID)
+func endReservation(ctx context.Context, tx db.Tx, memberID string) (allocationID string, freed bool, err error) {
+	err = tx.QueryRow(ctx, `DELETE FROM reservations WHERE member_id = $1 RETURNING allocation_id`, memberID).Scan(&allocationID)
 	if db.IsNoRows(err) {
 		return "", false, nil
 	}
 	if err != nil {
 		return "", false, err
 	}
-	_, err = tx.Exec(ctx, `UPDATE reserved_accelerators SET freed_at = $2 WHERE member_id = $1 AND freed_at IS NULL`, memberID, now)
+	_, err = tx.Exec(ctx, `DELETE FROM reserved_accelerators WHERE member_id = $1`, memberID)
 	return allocationID, true, err
 }
 
 // endReservations ends all that members took of an allocation.
-func endReservations(ctx context.Context, tx db.Tx, allocationID string, now time.Time) error {
-	if _, err := tx.Exec(ctx, `UPDATE reservations SET freed_at = $2 WHERE allocation_id = $1 AND freed_at IS NULL`, allocationID, now); err != nil {
+func endReservations(ctx context.Context, tx db.Tx, allocationID string) error {
+	if _, err := tx.Exec(ctx, `DELETE FROM reservations WHERE allocation_id = $1 AND freed_at IS NULL`, allocationID); err != nil {
 		return err
 	}
-	_, err := tx.Exec(ctx, `UPDATE reserved_accelerators SET freed_at = $2 WHERE allocation_id = $1 AND freed_at IS NULL`, allocationID, now)
+	_, err := tx.Exec(ctx, `DELETE FROM reserved_accelerators WHERE allocation_id = $1`, allocationID)
 	return err
 }
 

@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
@@ -49,7 +50,11 @@ func AdoptNode(ctx context.Context, tx db.Tx, b Brought, now time.Time) error {
 			return err
 		}
 	}
-	members, err := instance.RememberedOn(ctx, tx, b.NodeID)
+	named := slices.Clone(b.Named)
+	for _, w := range b.Workloads {
+		named = append(named, w.GetId())
+	}
+	members, err := instance.RememberedOn(ctx, tx, b.NodeID, named)
 	if err != nil {
 		return err
 	}

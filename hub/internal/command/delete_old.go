@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 )
 
 // Default retentions.
@@ -38,11 +39,12 @@ const (
 
 // Retention is how long rows stay.
 type Retention struct {
-	// Events counts from when an event was written, and so do Audit and Suspense.
+	// Events counts from when an event was written, and so do Audit and Suspense. Suspense is also of segments that were set aside.
 	Events, Audit, Suspense time.Duration
 	// Leases counts from the settlement of a member, or from the end of a lease that a later one has followed.
 	Leases time.Duration
-	// History counts from when an instance was decommissioned, and from when an operation or revision of a living one was superseded.
+	// History counts from when an instance was decommissioned, from when an operation or revision of a living one was superseded, and
+	// from when a backup was taken.
 	History time.Duration
 	// Credentials counts from when a join token, user token or publish intent ended.
 	Credentials time.Duration
@@ -63,6 +65,8 @@ type DeleteOld struct {
 	Log       *slog.Logger
 
 	batchRows, batchInstances int
+	// observe is what a test puts around each transaction; it may be nil.
+	observe func(db.Tx) db.Tx
 }
 
 // Do is a periodic pass: it goes through each table in the order of an index, in short transactions, until nothing is due. Several
@@ -75,6 +79,8 @@ func (c *DeleteOld) Do(ctx context.Context, now time.Time) error {
 		deleteOld(ctx, c, "audit", event.DeleteOldAudit, before(r.Audit), rows),
 		deleteOld(ctx, c, "leases", ledger.DeleteOldLeases, before(r.Leases), rows),
 		deleteOld(ctx, c, "suspense", ledger.DeleteOldSuspense, before(r.Suspense), rows),
+		deleteOld(ctx, c, "usage set aside", recovery.DeleteOldSetAside, before(r.Suspense), rows),
+		deleteOld(ctx, c, "backups", recovery.DeleteOldBackups, before(r.History), rows),
 		deleteOld(ctx, c, "history", instance.DeleteHistory, before(r.History), instances),
 		deleteOld(ctx, c, "revisions", instance.DeleteOldRevisions, before(r.History), rows),
 		deleteOld(ctx, c, "operations", instance.DeleteOldOperations, before(r.History), rows),
@@ -93,6 +99,9 @@ func deleteOld[K any](ctx context.Context, c *DeleteOld, name string, batch func
 	old, total := db.Old[K]{Before: before, Limit: limit}, 0
 	for {
 		r, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (r result, err error) {
+			if c.observe != nil {
+				tx = c.observe(tx)
+			}
 			r.last, r.n, err = batch(ctx, tx, old)
 			return r, err
 		})

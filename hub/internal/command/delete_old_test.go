@@ -4,13 +4,16 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -47,6 +50,9 @@ func TestRowsGoAfterTheirRetentionAndYoungerOnesStay(t *testing.T) {
 			VALUES ($1, 'user', '', 'a', '', $3::INT8::TEXT, '', 'done', '', $2)`, func(r *Retention) { r.Audit = 10 * day }},
 		{"suspense_records", `INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at, reason, created_at)
 			VALUES ($1, $1, '', $3, '', '', 1, $2, $2, '', $2)`, func(r *Retention) { r.Suspense = 10 * day }},
+		{"usage_set_aside", `INSERT INTO usage_set_aside (node_id, incarnation, number, envelope, cause, set_aside_at)
+			VALUES ($1, '', $3, '', '', $2)`, func(r *Retention) { r.Suspense = 10 * day }},
+		{"backups", `INSERT INTO backups (id, taken_at, size_bytes, verified_at) VALUES ($1, $2, $3, $2)`, func(r *Retention) { r.History = 10 * day }},
 		{"join_tokens", `INSERT INTO join_tokens (id, secret_sha256, site_id, description, created_by, created_at, expires_at)
 			VALUES ($1, $3::INT8::TEXT::BYTEA, $1, '', '', $2, $2)`, func(r *Retention) { r.Credentials = 10 * day }},
 		{
@@ -244,4 +250,118 @@ func TestOldRevisionsOfALivingInstanceGo(t *testing.T) {
 	next, err := w.upgradeInstance().Do(t.Context(), w.meta("next"), w.project.ID, i.ID, "2.5.0")
 	require.NoError(t, err)
 	require.Equal(t, asked.Revision+1, next.Revision)
+}
+
+// With a segment that was set aside goes its finding, and no other finding.
+func TestASegmentThatWasSetAsideGoesWithItsFinding(t *testing.T) {
+	w := newWorld(t)
+	at := w.now.Add(-20 * day)
+	for n := range 3 {
+		w.exec(`INSERT INTO usage_set_aside (node_id, incarnation, number, envelope, cause, set_aside_at) VALUES ($1, 'i1', $2, '', '', $3)`, w.node, n, at)
+	}
+	w.tx(func(ctx context.Context, tx db.Tx) error {
+		for _, f := range []recovery.Finding{
+			{Kind: recovery.FindingUsage, ResourceID: "i1/0"}, {Kind: recovery.FindingUsage, ResourceID: "i1/1"}, {Kind: recovery.FindingUsage, ResourceID: "i1/2"},
+			{Kind: recovery.FindingUsage, ResourceID: "i2/0"}, {Kind: recovery.FindingRenewal, ResourceID: "i1/1"},
+		} {
+			f.NodeID, f.At = w.node, at
+			if _, err := recovery.Find(ctx, tx, f); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	w.deleteOld(retention(func(r *Retention) { r.Suspense = 10 * day }))
+	require.Zero(t, w.count(`SELECT count(*) FROM usage_set_aside`))
+	var left []string
+	for _, f := range w.findings() {
+		left = append(left, f.Kind+" "+f.ResourceID)
+	}
+	require.ElementsMatch(t, []string{recovery.FindingUsage + " i2/0", recovery.FindingRenewal + " i1/1"}, left)
+}
+
+// Nodes forget usage by the newest verified backup: its record stays however old it is.
+func TestTheNewestVerifiedBackupStays(t *testing.T) {
+	w := newWorld(t)
+	newest := ""
+	for age, verified := range []bool{false, true, true, false} {
+		at := w.now.Add(-time.Duration(20+age) * day)
+		id := idAt(at)
+		w.exec(`INSERT INTO backups (id, taken_at, size_bytes) VALUES ($1, $2, 1)`, id, at)
+		if verified {
+			w.exec(`UPDATE backups SET verified_at = $2 WHERE id = $1`, id, at)
+		}
+		if verified && newest == "" {
+			newest = id
+		}
+	}
+	w.deleteOld(retention(func(r *Retention) { r.History = 10 * day }))
+	require.Equal(t, 1, w.count(`SELECT count(*) FROM backups WHERE id = $1`, newest))
+	require.Equal(t, 1, w.count(`SELECT count(*) FROM backups`))
+	w.exec(`DELETE FROM backups`)
+}
+
+// A member that ended leaves no reservation: nothing reads one.
+func TestAFreedReservationLeavesNoRow(t *testing.T) {
+	w := newWorld(t)
+	i := w.running()
+	require.Equal(t, 1, w.count(`SELECT count(*) FROM reservations`))
+	_, err := w.decommissionInstance().Do(t.Context(), w.meta("end"), w.project.ID, i.ID)
+	require.NoError(t, err)
+	w.report(2, w.removed(i))
+	require.Zero(t, w.count(`SELECT count(*) FROM reservations`))
+}
+
+// What a node may still draw from its caps is judged by the sums, of which each renewal reads a row a meter: they stay.
+func TestTheSumsOfSuspenseOutliveItsRecords(t *testing.T) {
+	w := newWorld(t)
+	member, at := w.subjects("member", 1)[0], w.now.Add(-20*day)
+	for n := range 3 {
+		w.exec(`INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at, reason, created_at)
+			VALUES ($1, $2, 'i1', $3, $4, 'session_seconds', 5, $5, $5, 'lease_unknown', $5)`, idAt(at), w.node, n, member, at)
+	}
+	w.exec(`INSERT INTO suspense_totals (subject_id, meter, quantity, leased_quantity) VALUES ($1, 'session_seconds', 15, 0)`, member)
+	w.deleteOld(retention(func(r *Retention) { r.Suspense = 10 * day }))
+	require.Zero(t, w.count(`SELECT count(*) FROM suspense_records`))
+	require.Equal(t, 15, w.count(`SELECT quantity FROM suspense_totals WHERE subject_id = $1`, member))
+}
+
+// explainingTx requires of each query that it reads by an index.
+type explainingTx struct {
+	db.Tx
+	t    *testing.T
+	seen map[string]bool
+}
+
+func (e explainingTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	e.seen[sql] = true
+	requireIndexScan(ctx, e.t, e.Tx, sql, args...)
+	return e.Tx.Query(ctx, sql, args...)
+}
+
+// requireIndexScan fails where a query would read a table from its beginning, however large it is. A table of a few rows is read that
+// way in any case, unless that is made expensive.
+func requireIndexScan(ctx context.Context, t *testing.T, tx db.Tx, sql string, args ...any) {
+	t.Helper()
+	_, err := tx.Exec(ctx, `SET LOCAL enable_seqscan = off`)
+	require.NoError(t, err)
+	rows, err := tx.Query(ctx, `EXPLAIN `+sql, args...)
+	require.NoError(t, err)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	plan := strings.Join(lines, "\n")
+	require.NotContains(t, plan, "Seq Scan", "%s\n%s", sql, plan)
+	require.Contains(t, plan, "Index Cond", "a range, not the whole index: %s\n%s", sql, plan)
+}
+
+// ADR 26 rests on it: what is due is found by a range of an index, in each table.
+func TestWhatIsDueIsFoundByARangeOfAnIndex(t *testing.T) {
+	w := newWorld(t)
+	e := explainingTx{t: t, seen: map[string]bool{}}
+	c := &DeleteOld{DB: w.d, Retention: DefaultRetention(), Log: slog.New(slog.DiscardHandler), observe: func(tx db.Tx) db.Tx {
+		e.Tx = tx
+		return e
+	}}
+	require.NoError(t, c.Do(t.Context(), w.now))
+	require.GreaterOrEqual(t, len(e.seen), 12, "one query a table")
 }

@@ -277,3 +277,25 @@ func TestAnUpgradesFallbackCarriesTheDelegationThatHoldsNow(t *testing.T) {
 	require.EqualValues(t, 1, w.compiled().Revision)
 	require.Equal(t, first.NamedAt, w.compiled().NamedAt)
 }
+
+// However many members a node has had, only those that are there or that it names are read when it is adopted.
+func TestAMemberThatIsGoneIsRememberedWhereItsNodeNamesIt(t *testing.T) {
+	w := newWorld(t)
+	remembered := func(named ...string) (list []plan.Remembered) {
+		w.do(func(ctx context.Context, tx db.Tx) {
+			var err error
+			list, err = instance.RememberedOn(ctx, tx, w.node, named)
+			require.NoError(t, err)
+		})
+		return list
+	}
+	require.Len(t, remembered(), 1)
+	require.Len(t, remembered(w.member), 1, "it is there once")
+	w.do(func(ctx context.Context, tx db.Tx) {
+		_, err := tx.Exec(ctx, `UPDATE instance_members SET removed_at = $1`, w.now)
+		require.NoError(t, err)
+	})
+	require.Empty(t, remembered())
+	require.Empty(t, remembered(db.NewID(), "no id"))
+	require.True(t, remembered(w.member)[0].Gone)
+}

@@ -3,6 +3,7 @@ package instance
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -16,10 +17,13 @@ import (
 // higher one drops the lower ones.
 const versionLeap = 1000
 
-// RememberedOn says what the rows know of the node's members, for plan.Adopt. Members that are gone stay known.
-func RememberedOn(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Remembered, error) {
+// RememberedOn says what the rows know of the node's members, for plan.Adopt: of those that are not gone, and of those that the node names.
+func RememberedOn(ctx context.Context, tx db.Tx, nodeID string, named []string) ([]plan.Remembered, error) {
+	named = slices.DeleteFunc(slices.Clone(named), func(id string) bool { return !db.IsID(id) })
 	rows, err := tx.Query(ctx, `SELECT m.id, m.allocation_id, i.revision, i.status, m.removed_at IS NOT NULL
-		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id WHERE m.node_id = $1 ORDER BY m.id`, nodeID)
+		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id WHERE m.id IN (
+			SELECT l.id FROM instance_members l WHERE l.node_id = $1 AND l.removed_at IS NULL
+			UNION ALL SELECT g.id FROM instance_members g WHERE g.id = ANY($2::UUID[]) AND g.node_id = $1) ORDER BY m.id`, nodeID, named)
 	if err != nil {
 		return nil, err
 	}
