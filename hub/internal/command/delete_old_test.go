@@ -261,8 +261,11 @@ func TestASegmentThatWasSetAsideGoesWithItsFinding(t *testing.T) {
 	}
 	w.tx(func(ctx context.Context, tx db.Tx) error {
 		for _, f := range []recovery.Finding{
-			{Kind: recovery.FindingUsage, ResourceID: "i1/0"}, {Kind: recovery.FindingUsage, ResourceID: "i1/1"}, {Kind: recovery.FindingUsage, ResourceID: "i1/2"},
-			{Kind: recovery.FindingUsage, ResourceID: "i2/0"}, {Kind: recovery.FindingRenewal, ResourceID: "i1/1"},
+			{Kind: recovery.FindingUsage, ResourceID: "i1/0"},
+			{Kind: recovery.FindingUsage, ResourceID: "i1/1"},
+			{Kind: recovery.FindingUsage, ResourceID: "i1/2"},
+			{Kind: recovery.FindingUsage, ResourceID: "i2/0"},
+			{Kind: recovery.FindingRenewal, ResourceID: "i1/1"},
 		} {
 			f.NodeID, f.At = w.node, at
 			if _, err := recovery.Find(ctx, tx, f); err != nil {
