@@ -3,6 +3,7 @@ package accept_test
 import (
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -92,6 +93,48 @@ func TestAStoredStateOfARevokedKeyStartsNothing(t *testing.T) {
 	require.NoError(t, accept.Resume(s, m.Pin(), "", m.Node()))
 	require.Zero(t, s.Accepted().Generation)
 	require.Contains(t, s.Unverified()["state"], protocol.RefusalSignature)
+}
+
+// The work of a start grows with what is stored, and each document is verified once, whatever the number of trust bundles. How long a
+// start beside twenty workloads takes is measured: restart.recognised in bench/results.json. Allocations stand for work.
+func TestAStartBesideTwentyWorkloadsVerifiesEachDocumentOnce(t *testing.T) {
+	work := func(workloads, bundles int) (allocations float64) {
+		m, dir := accepttest.New(t, noon), t.TempDir()
+		s := reopen(t, dir, nil)
+		require.NoError(t, s.InitBundle(m.Bundle()))
+		for range bundles - 1 {
+			require.NoError(t, s.AcceptBundle(m.NextBundle(noon).Envelope()))
+		}
+		acceptor := accept.Acceptor{Store: s, Node: m.Node}
+		var wanted []*protocol.Workload
+		for i := range workloads {
+			wanted = append(wanted, m.Workload(fmt.Sprintf("member-%04d", i), 1))
+		}
+		env, documents := m.Desired(1, wanted...)
+		_, err := acceptor.State(env, documents)
+		require.NoError(t, err)
+		for i, w := range wanted {
+			_, err := acceptor.Leases(m.Leases(s.Incarnation(), uint64(i+1), w.GetId()))
+			require.NoError(t, err)
+		}
+		s = reopen(t, dir, s)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		require.NoError(t, accept.Resume(s, m.Pin(), "", m.Node()))
+		accepted, all := s.Accepted(), s.Bundles()
+		for _, p := range accepted.Parts {
+			require.True(t, accept.Judge(p.Workload, all, accepted.IssuedAt).Admitted)
+		}
+		runtime.ReadMemStats(&after)
+		require.Len(t, accepted.Parts, workloads)
+		require.Len(t, s.Leases(), workloads)
+		require.Len(t, all, bundles)
+		return float64(after.Mallocs - before.Mallocs)
+	}
+	twenty, eighty := work(20, 1), work(80, 1)
+	require.Less(t, eighty, 5*twenty, "four times the documents are four times the work")
+	chain := work(20, state.MaxBundles) - twenty
+	require.InDelta(t, chain, work(80, state.MaxBundles)-eighty, twenty/10, "more bundles cost the same beside any number of documents")
 }
 
 // BenchmarkStart is what a start costs before the first look: the store is opened, all is verified, and every workload is judged.
