@@ -10,14 +10,11 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
-// collectEvery is how often the store gives disk space of overwritten values back.
-const collectEvery = 10 * time.Minute
-
 // beatLoop beats the meter, rotates logs and gives disk space back, whatever the loop of decisions is doing.
 func (r *Reconciler) beatLoop(ctx context.Context) {
 	beat := time.NewTicker(r.cfg.Beat)
 	defer beat.Stop()
-	collect := time.NewTicker(collectEvery)
+	collect := time.NewTicker(r.cfg.CollectEvery)
 	defer collect.Stop()
 	for {
 		if _, err := r.beat(ctx); err != nil && ctx.Err() == nil {
@@ -31,6 +28,7 @@ func (r *Reconciler) beatLoop(ctx context.Context) {
 				r.log.WarnContext(ctx, "cannot give disk space back", "error", err)
 			}
 			r.note("agent_store_large", r.store.Oversized())
+			r.Wake()
 		case <-beat.C:
 			if err := r.runtime.RotateLogs(ctx); err != nil && ctx.Err() == nil {
 				r.log.WarnContext(ctx, "cannot rotate logs", "error", err)

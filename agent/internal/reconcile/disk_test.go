@@ -3,6 +3,7 @@ package reconcile_test
 import (
 	"io"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -93,6 +94,30 @@ func (f *fixture) untilNothingRuns() {
 		there, err := f.rt.List(f.ctx())
 		return err == nil && len(there) == 0
 	}, 30*time.Second, 10*time.Millisecond)
+}
+
+func TestALargeStoreIsReported(t *testing.T) {
+	f := newFixture(t)
+	f.stop()
+	f.collectEvery = 20 * time.Millisecond
+	f.disk.LargeBytes = 1
+	f.start()
+	untilReported := func(reported bool) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			r := f.re.Report()
+			return r.Passes > 0 && slices.Contains(r.Conditions, "agent_store_large") == reported
+		}, 30*time.Second, 10*time.Millisecond)
+	}
+	untilReported(true)
+	f.stop()
+	f.disk.LargeBytes = 0
+	f.start()
+	for range 3 {
+		before := f.re.Report().Passes
+		require.Eventually(t, func() bool { return f.re.Report().Passes > before }, 30*time.Second, 10*time.Millisecond)
+	}
+	untilReported(false)
 }
 
 // A container that takes too much of the disk is ended, its status says why, and each try begins with an empty layer.

@@ -77,8 +77,10 @@ type fixture struct {
 	hub    *hub
 	rtCfg  runtime.Config
 	nwCfg  network.Config
-	disk   state.Options
-	from   uint16
+	// collectEvery is the reconciler's default when zero.
+	collectEvery time.Duration
+	disk         state.Options
+	from         uint16
 
 	store *state.Store
 	clock *state.Clock
@@ -156,7 +158,7 @@ func (f *fixture) start() {
 		nw = f.networked(f.nw)
 	}
 	f.re = reconcile.New(reconcile.Config{
-		Beat: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second, PortFrom: f.from, PortTo: f.from + 9,
+		Beat: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second, CollectEvery: f.collectEvery, PortFrom: f.from, PortTo: f.from + 9,
 		Policy: func() (policy.Policy, error) { return *f.owner.Load(), nil }, WeakIsolation: f.weak,
 		Log: slog.New(slog.NewTextHandler(f.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}, f.store, f.clock, rt, nw, f.hub)

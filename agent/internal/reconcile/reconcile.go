@@ -77,6 +77,8 @@ const (
 	// away: to ask again costs nothing.
 	releaseRetry = 5 * time.Second
 	awayRetry    = time.Second
+	// imagesEvery is how often images that nothing uses are looked for.
+	imagesEvery = 10 * time.Minute
 )
 
 // Defaults of Config.
@@ -84,6 +86,7 @@ const (
 	DefaultBeat          = 10 * time.Second
 	DefaultUsageInterval = 30 * time.Second
 	DefaultResync        = 30 * time.Second
+	DefaultCollectEvery  = 10 * time.Minute
 )
 
 // Config says how often and where. Zero values take the defaults.
@@ -91,6 +94,8 @@ type Config struct {
 	Beat          time.Duration
 	UsageInterval time.Duration
 	Resync        time.Duration
+	// CollectEvery is how often the store gives disk space of overwritten values back, and is measured.
+	CollectEvery time.Duration
 	// PortFrom and PortTo bound the host ports that this node publishes on.
 	PortFrom, PortTo uint16
 	// AllowUnbilled is the owner's permission for leases that end with run_unbilled.
@@ -168,6 +173,7 @@ func New(cfg Config, store *state.Store, clock *state.Clock, rt Runtime, nw Netw
 	set(&cfg.Beat, DefaultBeat)
 	set(&cfg.UsageInterval, DefaultUsageInterval)
 	set(&cfg.Resync, DefaultResync)
+	set(&cfg.CollectEvery, DefaultCollectEvery)
 	if cfg.Policy == nil {
 		cfg.Policy = func() (policy.Policy, error) { return policy.Policy{}, nil }
 	}
@@ -179,7 +185,7 @@ func New(cfg Config, store *state.Store, clock *state.Clock, rt Runtime, nw Netw
 		pulls: make(chan struct{}, maxPulls), actions: make(chan struct{}, maxActions), steady: semaphore.NewWeighted(everyone),
 		busy: map[string]*work{}, hold: map[string]time.Time{}, probers: map[string]*prober{}, trouble: map[string]string{},
 	}
-	r.imageGC = loop.New("images", collectEvery, r.collectImages, cfg.Log)
+	r.imageGC = loop.New("images", imagesEvery, r.collectImages, cfg.Log)
 	r.loop = loop.New("reconcile", cfg.Resync, r.pass, cfg.Log)
 	return r
 }

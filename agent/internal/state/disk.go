@@ -69,8 +69,8 @@ func (s *Store) room(kind need, bytes uint64) error {
 // Full returns why nothing new can be stored; nil when it can.
 func (s *Store) Full() error { return s.room(acquiring, 0) }
 
-// LargeStoreBytes is what the store may take of the disk beside unsent usage; above it the node says so.
-const LargeStoreBytes = 256 << 20
+// DefaultLargeBytes is what the store may take of the disk beside unsent usage; above it the node says so.
+const DefaultLargeBytes = 256 << 20
 
 // Oversized returns an error when the store takes more of the disk than it should.
 func (s *Store) Oversized() error {
@@ -78,7 +78,7 @@ func (s *Store) Oversized() error {
 	if err != nil {
 		return err
 	}
-	if limit := LargeStoreBytes + s.Spool().UnsentBytes; used > limit {
+	if limit := s.largeBytes + s.Spool().UnsentBytes; used > limit {
 		return fmt.Errorf("the store in %s takes %d MiB, expected are at most %d", s.dir, used>>20, limit>>20)
 	}
 	return nil

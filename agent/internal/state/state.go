@@ -4,6 +4,7 @@
 package state
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -92,6 +93,8 @@ type Options struct {
 	MinFreeBytes uint64
 	// MaxUnsentBytes is spool.MaxUnsentBytes when zero.
 	MaxUnsentBytes int64
+	// LargeBytes is DefaultLargeBytes when zero.
+	LargeBytes int64
 	// CopyDir is a directory on another file system, best in memory, where a store is opened whose own disk is full. Without one a
 	// store on a full disk cannot be opened.
 	CopyDir string
@@ -101,11 +104,12 @@ type Options struct {
 
 // Store is the durable memory. All methods may be called at the same time; each change is one synced transaction.
 type Store struct {
-	dir       string
-	copyDir   string
-	minFree   uint64
-	maxUnsent int64
-	key       []byte
+	dir        string
+	copyDir    string
+	minFree    uint64
+	maxUnsent  int64
+	largeBytes int64
+	key        []byte
 
 	mu sync.Mutex
 	db *badger.DB
@@ -195,7 +199,15 @@ func Open(dir string, o Options) (_ *Store, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The state directory %s cannot be made: %v.", dir, rootCause(err)), err)
 	}
-	s := &Store{dir: dir, copyDir: o.CopyDir, minFree: o.MinFreeBytes, maxUnsent: o.MaxUnsentBytes, key: o.Key, flattenedAt: time.Now()}
+	s := &Store{
+		dir:         dir,
+		copyDir:     o.CopyDir,
+		minFree:     o.MinFreeBytes,
+		maxUnsent:   o.MaxUnsentBytes,
+		largeBytes:  cmp.Or(o.LargeBytes, DefaultLargeBytes),
+		key:         o.Key,
+		flattenedAt: time.Now(),
+	}
 	if s.minFree == 0 {
 		s.minFree = DefaultMinFreeBytes
 	}
