@@ -594,3 +594,17 @@ func BenchmarkSetupAndRemove(b *testing.B) {
 	b.ReportMetric(float64(down.Milliseconds())/float64(b.N), "ms/remove")
 	require.NoError(b, n.Purge(b.Context()))
 }
+
+func TestAMemberPublishesABoundedNumberOfPorts(t *testing.T) {
+	f := newFixture(t)
+	var ports []network.PortMapping
+	for i := range uint16(33) {
+		ports = append(ports, tcp(41000+i, 8000+i))
+	}
+	_, err := f.n.Setup(ctxOf(t), "m1", ports, nil)
+	require.ErrorContains(t, err, "may publish 32 ports")
+	left, err := f.n.Leftovers(ctxOf(t), "m1")
+	require.NoError(t, err)
+	require.Empty(t, left)
+	f.setup("m1", ports[:32]...)
+}
