@@ -29,6 +29,11 @@ const (
 	ReasonImagePullFailed  = "image_pull_failed"
 	ReasonInternal         = "internal"
 	ReasonOwnerRefused     = "owner_refused"
+
+	ReasonFeatureMissing       = "feature_missing"
+	ReasonManifestNotAdmitted  = "manifest_not_admitted"
+	ReasonInsufficientCapacity = "insufficient_capacity"
+	ReasonDeviceFault          = "device_fault"
 )
 
 // Statuses is what the node reports, one for each member that it knows, sorted by member id.

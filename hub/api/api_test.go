@@ -1,6 +1,11 @@
 package api_test
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -40,6 +45,33 @@ func TestTheContractsHaveTheReasonsOfTheCode(t *testing.T) {
 		reasons = append(reasons, string(r))
 	}
 	require.Equal(t, reasons, rest.Components.Schemas["StatusReason"].Enum)
+}
+
+// TestTheReasonsOfTheAgentAreInTheContract: the hub turns a reason that is not in the list into "internal". The agent's constants are
+// read from its source, because neither side imports the other.
+func TestTheReasonsOfTheAgentAreInTheContract(t *testing.T) {
+	files, err := filepath.Glob("../../agent/*.go")
+	require.NoError(t, err)
+	reasons := map[string]instance.Reason{}
+	for _, name := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		require.NoError(t, err)
+		ast.Inspect(file, func(n ast.Node) bool {
+			spec, is := n.(*ast.ValueSpec)
+			if !is || !strings.HasPrefix(spec.Names[0].Name, "Reason") {
+				return true
+			}
+			require.Len(t, spec.Values, 1, spec.Names[0].Name)
+			value, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
+			require.NoError(t, err)
+			reasons[spec.Names[0].Name] = instance.Reason(value)
+			return false
+		})
+	}
+	require.Contains(t, reasons, "ReasonCrashLoop")
+	for name, reason := range reasons {
+		require.Contains(t, instance.Reasons(), reason, "agent.%s", name)
+	}
 }
 
 // TestEveryTypeOfEventIsDescribed: Append writes only event.Types, and asyncapi.yaml has a message in a channel for each of them.

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
@@ -34,7 +35,7 @@ func judgeOne(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time)
 	v := state.Verdict{BundleVersion: present.Version()}
 	for _, f := range w.GetFeatures() {
 		if !slices.Contains(Features(), f) {
-			v.Reason, v.Detail = "feature_missing", "this agent lacks the feature "+f
+			v.Reason, v.Detail = agent.ReasonFeatureMissing, "this agent lacks the feature "+f
 			return v
 		}
 	}
@@ -43,7 +44,7 @@ func judgeOne(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time)
 		err = manifest.Admits(verified, w)
 	}
 	if err != nil {
-		v.Reason, v.Detail = "manifest_not_admitted", publicText(err)
+		v.Reason, v.Detail = agent.ReasonManifestNotAdmitted, publicText(err)
 		return v
 	}
 	v.Admitted = true

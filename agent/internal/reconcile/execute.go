@@ -153,7 +153,8 @@ func revisionOf(a agent.Action) (revision uint64, acquires bool) {
 
 // reasonOf keeps to the contract's closed list.
 func reasonOf(a agent.Action, err error) string {
-	if code := fault.As(err).Code; code == "feature_missing" || code == "insufficient_capacity" || code == "device_fault" {
+	switch code := fault.As(err).Code; code {
+	case agent.ReasonFeatureMissing, agent.ReasonInsufficientCapacity, agent.ReasonDeviceFault:
 		return code
 	}
 	if _, is := a.(agent.PullImage); is {
