@@ -123,10 +123,13 @@ func (d *Daemon) born() string { return filepath.Join(d.Dir, "born") }
 
 func (d *Daemon) stateDir() string { return filepath.Join(d.Dir, "state") }
 
-// Start runs the daemon and waits until it serves.
+// Start runs the daemon, unless it runs already, and waits until it serves.
 func (d *Daemon) Start(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.runs() {
+		return d.waitUntilServing(ctx)
+	}
 	logFile, err := os.OpenFile(filepath.Join(d.Dir, "containerd.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -158,6 +161,19 @@ func (d *Daemon) Start(ctx context.Context) error {
 	}
 	d.gone = gone
 	return d.waitUntilServing(ctx)
+}
+
+// runs reports whether the daemon was started and has not ended. The mutex is held.
+func (d *Daemon) runs() bool {
+	if d.pid == 0 {
+		return false
+	}
+	select {
+	case <-d.gone:
+		return false
+	default:
+		return true
+	}
 }
 
 func (d *Daemon) waitUntilServing(ctx context.Context) error {
@@ -217,14 +233,9 @@ func (d *Daemon) Stop() error { return d.end(unix.SIGTERM) }
 func (d *Daemon) end(sig unix.Signal) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.pid == 0 {
-		return nil
-	}
-	select {
-	case <-d.gone:
+	if !d.runs() {
 		d.pid = 0
 		return nil
-	default:
 	}
 	if err := unix.Kill(d.pid, sig); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
