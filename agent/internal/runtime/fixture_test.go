@@ -76,6 +76,12 @@ type fixture struct {
 
 func newFixture(t *testing.T, change ...func(*runtime.Config)) *fixture {
 	t.Helper()
+	return newFixtureOn(t, "", change...)
+}
+
+// newFixtureOn is one whose containerd keeps everything on a file system of this size, where it is not empty.
+func newFixtureOn(t *testing.T, size string, change ...func(*runtime.Config)) *fixture {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("containers need root")
 	}
@@ -84,6 +90,13 @@ func newFixture(t *testing.T, change ...func(*runtime.Config)) *fixture {
 	dir := filepath.Join(os.TempDir(), f.word)
 	require.NoError(t, os.Mkdir(dir, 0o711))
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	if size != "" {
+		disk := dir + "/disk"
+		require.NoError(t, os.Mkdir(disk, 0o711))
+		require.NoError(t, unix.Mount("tmpfs", disk, "tmpfs", 0, "mode=711,size="+size))
+		t.Cleanup(func() { require.NoError(t, unix.Unmount(disk, unix.MNT_DETACH)) })
+		t.Setenv("TMPDIR", disk)
+	}
 	f.daemon = containerdtest.Start(t)
 	f.cfg = runtime.Config{
 		Address: f.daemon.Address, Namespace: f.word, StateDir: dir + "/state", LogDir: dir + "/logs", RuncRoot: dir + "/runc", CgroupParent: "/" + f.word,
@@ -291,8 +304,10 @@ type testRegistry struct {
 	refuse  atomic.Int64 // the status of every answer but tokens
 	pulls   atomic.Int64
 	server  *httptest.Server
-	hold    atomic.Pointer[chan struct{}] // blobs wait for it
-	holding chan struct{}                 // told once when one waits
+	hold    atomic.Pointer[chan struct{}] // blobs wait for it, all or that of holdBlob
+	// holdBlob is the digest of the one blob that waits.
+	holdBlob atomic.Pointer[string]
+	holding  chan struct{} // told once when one waits
 }
 
 const (
@@ -339,7 +354,9 @@ func (r *testRegistry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 		r.pulls.Add(1)
 	}
-	if held := r.hold.Load(); held != nil && req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/blobs/") {
+	only := r.holdBlob.Load()
+	if held := r.hold.Load(); held != nil && req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/blobs/") &&
+		(only == nil || strings.HasSuffix(req.URL.Path, *only)) {
 		r.holding <- struct{}{}
 		<-*held
 	}

@@ -6,12 +6,16 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"sync"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -52,6 +56,68 @@ func TestImageThatUnpacksToMuchMoreThanItsLayersIsRefused(t *testing.T) {
 		require.Empty(t, left)
 	}
 	require.NoError(t, f.ensure(f.registry.push("org/acme/"+f.word, zeroLayer(t, appImage(t), 8<<20))))
+}
+
+// holdLayer makes the registry keep one layer back until the returned function is called.
+func (r *testRegistry) holdLayer(layer v1.Layer) (release func()) {
+	r.t.Helper()
+	digest, err := layer.Digest()
+	require.NoError(r.t, err)
+	only, held := digest.String(), make(chan struct{})
+	r.holdBlob.Store(&only)
+	r.hold.Store(&held)
+	return sync.OnceFunc(func() {
+		r.hold.Store(nil)
+		close(held)
+	})
+}
+
+// The first layer alone is too much; the second never comes.
+func TestAnImageThatIsTooLargeIsGivenUpBeforeAllOfItIsUnpacked(t *testing.T) {
+	f := newFixtureOn(t, "1g", func(c *runtime.Config) { c.MinUnpackBytes = 32 << 20 })
+	image := zeroLayer(t, zeroLayer(t, appImage(t), 192<<20), 1<<20)
+	layers, err := image.Layers()
+	require.NoError(t, err)
+	pushed := f.registry.push("org/acme/"+f.word, image)
+	release := f.registry.holdLayer(layers[len(layers)-1])
+	defer release()
+	err = f.ensure(pushed)
+	require.True(t, fault.Is(err, fault.TooLarge), err)
+	release()
+	require.Empty(t, f.snapshots())
+}
+
+func TestAPullThatFillsTheDiskIsCancelled(t *testing.T) {
+	f := newFixtureOn(t, "512m")
+	image := zeroLayer(t, appImage(t), 1<<20)
+	layers, err := image.Layers()
+	require.NoError(t, err)
+	pushed := f.registry.push("org/acme/"+f.word, image)
+	release := f.registry.holdLayer(layers[len(layers)-1])
+	defer release()
+	done := make(chan error, 1)
+	go func() { done <- f.ensure(pushed) }()
+	<-f.registry.holding
+	ballast := filepath.Join(f.daemon.Dir, "ballast")
+	fill(t, ballast, 16<<20)
+	err = <-done
+	require.Positive(t, runtime.SpaceMissing(err), err)
+	require.False(t, fault.IsPermanent(err), "there may be space later")
+	release()
+	require.NoError(t, os.Remove(ballast))
+	require.Empty(t, f.snapshots())
+	require.NoError(t, f.ensure(pushed))
+}
+
+// fill makes a file that leaves this much of its file system free.
+func fill(t *testing.T, path string, leave int64) {
+	t.Helper()
+	file, err := os.Create(path)
+	require.NoError(t, err)
+	var st unix.Statfs_t
+	require.NoError(t, unix.Fstatfs(int(file.Fd()), &st))
+	require.NoError(t, unix.Fallocate(int(file.Fd()), 0, 0, int64(st.Bavail)*st.Bsize-leave))
+	require.NoError(t, file.Close())
 }
 
 func TestImagesThatNothingUsesGoByLeastRecentUse(t *testing.T) {
