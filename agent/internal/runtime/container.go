@@ -121,6 +121,13 @@ func imageMissing(name string, cause error) error {
 // made is made again; one that has ended is a conflict.
 func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
 	ctx = r.ns(ctx)
+	if r.host.appArmor != "" {
+		// The owner's tools may have unloaded it meanwhile (aa-remove-unknown).
+		if _, err := r.cfg.LoadAppArmor(r.host.appArmor); err != nil {
+			return Run{}, fault.New(fault.Unavailable, "apparmor_unavailable",
+				"The AppArmor profile of containers cannot be loaded: see whether apparmor_parser works.", err)
+		}
+	}
 	ociSpec, image, err := r.buildSpec(ctx, spec)
 	if err != nil {
 		return Run{}, err

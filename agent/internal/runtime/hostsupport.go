@@ -20,6 +20,8 @@ type hostSupport struct {
 	userNamespaces bool
 	seccomp        bool
 	swapLimit      bool
+	// appArmor is the profile of containers; empty where the kernel has none for them.
+	appArmor string
 	// resourceLimits says that root here may set those of processes in user namespaces that others have made.
 	resourceLimits bool
 	cgroupV2       bool
@@ -37,6 +39,8 @@ const (
 	ConditionNoSwapLimit = "swap_limit_unavailable"
 	// ConditionSharedDisk says that no quota of the file system keeps containers from filling the agent's own; what they write is measured.
 	ConditionSharedDisk = "disk_shared_without_quota"
+	// ConditionNoAppArmor says that containers have no AppArmor profile: the kernel or apparmor_parser is missing.
+	ConditionNoAppArmor = "apparmor_unavailable"
 	// ConditionNoCoreLimit says that root here has no CAP_SYS_RESOURCE: containers may dump core.
 	ConditionNoCoreLimit = "core_limit_unavailable"
 )
@@ -51,6 +55,9 @@ func (h hostSupport) conditions() []string {
 	}
 	if !h.swapLimit {
 		c = append(c, ConditionNoSwapLimit)
+	}
+	if h.appArmor == "" {
+		c = append(c, ConditionNoAppArmor)
 	}
 	if h.sharedDisk {
 		c = append(c, ConditionSharedDisk)
@@ -78,7 +85,7 @@ func lookAtHost(ctx context.Context, c *client.Client, cfg Config) (hostSupport,
 			fmt.Sprintf("containerd cannot use its snapshotter %s: look for it in `ctr plugins ls`; the overlay kernel module may be missing.", cfg.Snapshotter), nil)
 	}
 	h := hostSupport{
-		seccomp: hasSeccomp(), resourceLimits: hasCapability(unix.CAP_SYS_RESOURCE), contentRoot: root, cgroupRoot: "/sys/fs/cgroup",
+		seccomp: hasSeccomp(cfg.ProcDir), resourceLimits: hasCapability(unix.CAP_SYS_RESOURCE), contentRoot: root, cgroupRoot: "/sys/fs/cgroup",
 	}
 	h.sharedDisk = sameFileSystem(root, cfg.LogDir)
 	_, err = os.Stat(h.cgroupRoot + "/cgroup.controllers")
@@ -101,6 +108,12 @@ func lookAtHost(ctx context.Context, c *client.Client, cfg Config) (hostSupport,
 				"Run the agent with --no-seccomp if you want to run them unfiltered.", nil).Lasting()
 	}
 	h.seccomp = h.seccomp && !cfg.NoSeccomp
+	switch loaded, err := cfg.LoadAppArmor(cfg.profileName()); {
+	case err != nil:
+		cfg.Log.Warn("cannot load an AppArmor profile; containers run without one", "profile", cfg.profileName(), "cause", err)
+	case loaded:
+		h.appArmor = cfg.profileName()
+	}
 	return h, nil
 }
 
@@ -118,8 +131,8 @@ func tryUserNamespace(ctx context.Context, cfg Config) error {
 }
 
 // hasSeccomp looks at this process's own status: the line is there when the kernel filters system calls.
-func hasSeccomp() bool {
-	status, err := os.ReadFile("/proc/self/status")
+func hasSeccomp(procDir string) bool {
+	status, err := os.ReadFile(procDir + "/self/status")
 	return err == nil && strings.Contains(string(status), "\nSeccomp:")
 }
 

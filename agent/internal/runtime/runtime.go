@@ -87,6 +87,11 @@ type Config struct {
 	MaxImageStoreBytes int64
 	// ResolvConf is the host's resolver configuration.
 	ResolvConf string
+	// ProcDir is where proc(5) is mounted.
+	ProcDir string
+	// LoadAppArmor makes sure that the kernel has the profile of this name, and reports whether it can have one; nil loads containerd's
+	// default profile under the name.
+	LoadAppArmor func(profile string) (bool, error)
 	// NoUserNamespaces runs containers in the host's user namespace; it is reported as a condition.
 	NoUserNamespaces bool
 	// NoSeccomp runs containers without a filter of system calls; it is reported as a condition.
@@ -108,6 +113,10 @@ func (c Config) withDefaults() Config {
 	set(&c.RuncRoot, DefaultRuncRoot)
 	set(&c.CgroupParent, DefaultCgroup)
 	set(&c.ResolvConf, "/etc/resolv.conf")
+	set(&c.ProcDir, "/proc")
+	if c.LoadAppArmor == nil {
+		c.LoadAppArmor = loadAppArmor
+	}
 	if c.UIDMapBase == 0 {
 		c.UIDMapBase = DefaultUIDMapBase
 	}
@@ -288,6 +297,9 @@ func (r *Runtime) Purge(ctx context.Context) error {
 	}
 	for _, dir := range []string{r.cfg.StateDir, r.cfg.LogDir, r.cfg.RuncRoot} {
 		errs = append(errs, os.RemoveAll(dir))
+	}
+	if r.host.appArmor != "" {
+		errs = append(errs, removeAppArmor(r.host.appArmor))
 	}
 	return errors.Join(append(errs, r.removeEmptyCgroup(r.cfg.CgroupParent))...)
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -156,11 +157,63 @@ func TestAHostWithoutIsolationIsRefused(t *testing.T) {
 	_, err := runtime.Open(t.Context(), cfg)
 	require.Equal(t, protocol.ConditionNoUserNamespaces, fault.As(err).Code)
 	require.True(t, fault.IsPermanent(err))
+	cfg.UIDMapBase, cfg.ProcDir = f.cfg.UIDMapBase, t.TempDir()
+	require.NoError(t, os.Mkdir(cfg.ProcDir+"/self", 0o700))
+	require.NoError(t, os.WriteFile(cfg.ProcDir+"/self/status", []byte("Name:\ttest\nNoNewPrivs:\t0\n"), 0o600))
+	_, err = runtime.Open(t.Context(), cfg)
+	require.Equal(t, protocol.ConditionNoSeccomp, fault.As(err).Code)
+	require.True(t, fault.IsPermanent(err))
 	cfg.NoUserNamespaces, cfg.NoSeccomp = true, true
 	weak, err := runtime.Open(t.Context(), cfg)
 	require.NoError(t, err)
 	require.Subset(t, weak.Conditions(), []string{protocol.ConditionNoUserNamespaces, protocol.ConditionNoSeccomp})
 	require.NoError(t, weak.Close())
+}
+
+// The profile itself is containerd's; most kernels of these tests have no AppArmor.
+func TestContainersHaveAnAppArmorProfileWhereTheKernelHasIt(t *testing.T) {
+	f := newFixture(t)
+	image := f.image()
+	var loaded []string
+	with := func(available bool, err error) *runtime.Runtime {
+		cfg := f.cfg
+		cfg.LoadAppArmor = func(profile string) (bool, error) {
+			loaded = append(loaded, profile)
+			return available, err
+		}
+		rt, openErr := runtime.Open(t.Context(), cfg)
+		require.NoError(t, openErr)
+		t.Cleanup(func() { require.NoError(t, rt.Close()) })
+		return rt
+	}
+	rt := with(true, nil)
+	require.NotContains(t, rt.Conditions(), runtime.ConditionNoAppArmor)
+	spec, err := rt.BuildSpec(t.Context(), f.spec(image, "wait"))
+	require.NoError(t, err)
+	require.Equal(t, f.word+"-container", spec.Process.ApparmorProfile)
+	require.Equal(t, []string{f.word + "-container"}, loaded)
+
+	for name, rt := range map[string]*runtime.Runtime{
+		"the kernel has none": with(false, nil), "it cannot be loaded": with(true, errors.New("apparmor_parser: exit status 1")),
+	} {
+		require.Contains(t, rt.Conditions(), runtime.ConditionNoAppArmor, name)
+		spec, err := rt.BuildSpec(t.Context(), f.spec(image, "wait"))
+		require.NoError(t, err)
+		require.Empty(t, spec.Process.ApparmorProfile, name)
+	}
+}
+
+func TestASharedFileSystemIsSaid(t *testing.T) {
+	f := newFixture(t)
+	require.Contains(t, f.rt.Conditions(), runtime.ConditionSharedDisk, "the test's containerd and logs are both in the directory for temporary files")
+	cfg := f.cfg
+	cfg.LogDir = t.TempDir()
+	require.NoError(t, unix.Mount("tmpfs", cfg.LogDir, "tmpfs", 0, "size=1m"))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(cfg.LogDir, 0)) })
+	apart, err := runtime.Open(t.Context(), cfg)
+	require.NoError(t, err)
+	require.NotContains(t, apart.Conditions(), runtime.ConditionSharedDisk)
+	require.NoError(t, apart.Close())
 }
 
 func TestWithoutUserNamespacesItRunsAndSaysSo(t *testing.T) {
@@ -373,6 +426,19 @@ func TestFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
 			require.NoError(t, err)
 			require.Empty(t, left)
 		})
+	}
+}
+
+// An image says where its program begins, and is signed by the publisher only as a whole (CVE-2024-21626).
+func TestAnImagesOwnWorkingDirectoryIsNotInKernelFiles(t *testing.T) {
+	f := newFixture(t)
+	for _, dir := range []string{"/proc/self/fd/7", "proc/self/fd/7", "/home/../sys/fs"} {
+		spec := f.spec(f.image(func(c *v1.Config) { c.WorkingDir = dir }), "wait")
+		_, err := f.rt.Start(t.Context(), spec)
+		require.ErrorContains(t, err, "bad_workload", dir)
+		left, err := f.rt.Leftovers(t.Context(), spec.MemberID)
+		require.NoError(t, err)
+		require.Empty(t, left)
 	}
 }
 

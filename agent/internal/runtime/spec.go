@@ -125,6 +125,7 @@ func buildSpec(in specInput) (*specs.Spec, error) {
 			NoNewPrivileges: true,
 			Capabilities:    &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
 			OOMScoreAdj:     &oom,
+			ApparmorProfile: in.host.appArmor,
 		},
 		Mounts: mounts,
 		Linux: &specs.Linux{
