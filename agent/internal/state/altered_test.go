@@ -27,11 +27,9 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// machine is a runtime and a network that remember what they were asked for. Its images are there, its hub is away.
+// machine is a runtime and a network that remember what they were asked for. Its images are there, its hub is away. It implements
+// the interfaces itself, without embedding them: a method that is missing would panic as soon as the reconciler comes to call it.
 type machine struct {
-	reconcile.Runtime
-	reconcile.Network
-
 	mu         sync.Mutex
 	containers map[string]runtime.Container
 	attached   map[string]bool
@@ -135,7 +133,16 @@ func (m *machine) Leftovers(context.Context, string) ([]string, error) { return 
 func (m *machine) RotateLogs(context.Context) error                    { return nil }
 func (m *machine) Conditions() []string                                { return nil }
 func (m *machine) Guard(context.Context) (bool, error)                 { return false, nil }
+func (m *machine) OverLimit(context.Context) []runtime.Excess          { return nil }
 func (m *machine) Namespaces(string) network.Attachment                { return network.Attachment{} }
+
+func (m *machine) EnsureImage(context.Context, runtime.ImageRef, runtime.Credentials, *tls.Config) error {
+	return away()
+}
+
+func (m *machine) CollectImages(context.Context, int64, ...runtime.ImageRef) error { return nil }
+
+func (m *machine) Exec(context.Context, string, []string, time.Duration) (int, error) { return 0, nil }
 
 func (m *machine) AllStats(context.Context) (map[string]runtime.Stats, error) {
 	return map[string]runtime.Stats{}, nil
