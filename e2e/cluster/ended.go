@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// endLimit bounds how long a program that cannot work may take to say so.
-const endLimit = 30 * time.Second
+// EndLimit bounds how long a program that cannot work may take to say so.
+const EndLimit = 30 * time.Second
 
 // Ended is how a program came to its end by itself, and all that it wrote.
 type Ended struct {
@@ -46,7 +46,7 @@ func TryAgent(ctx context.Context, c AgentConfig, hide ...string) (Ended, error)
 }
 
 func try(ctx context.Context, path string, args, env, hide []string) (Ended, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, endLimit, errors.New("it took too long"))
+	ctx, cancel := context.WithTimeoutCause(ctx, EndLimit, errors.New("it took too long"))
 	defer cancel()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -60,7 +60,7 @@ func try(ctx context.Context, path string, args, env, hide []string) (Ended, err
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = said, said
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = endLimit
+	cmd.WaitDelay = EndLimit
 	err = cmd.Run()
 	e := Ended{ExitCode: cmd.ProcessState.ExitCode(), Said: said.String()}
 	if ctx.Err() != nil {
