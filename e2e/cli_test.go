@@ -131,11 +131,22 @@ func TestTheCommandRunsAnAppFromLoginToLedger(t *testing.T) {
 	requireEveryFormat(t, s, w.agent.Ready.NodeID, "nodes", "list")
 	require.Equal(t, client.NodeStatusOnline, asJSON[client.Node](s, "nodes", "get", w.agent.Ready.NodeID).Status)
 
-	w.eventually("the command shows usage and its postings", func() error {
+	w.eventually("the command shows usage", func() error {
 		usage := asJSON[items[client.UsageRecord]](s, "usage", "--instance", i.ID).Items
 		return orMissing(nil, slices.ContainsFunc(usage, func(u client.UsageRecord) bool { return u.Meter == "session_seconds" && u.PostingID != "" }))
 	})
 	requireEveryFormat(t, s, i.ID, "usage", "--instance", i.ID)
+	hours := asJSON[items[client.UsageHour]](s, "usage", "hourly", "--instance", i.ID).Items
+	require.True(t, slices.ContainsFunc(hours, func(h client.UsageHour) bool { return h.Meter == "session_seconds" && h.Charged != "0" }), "%v", hours)
+	requireEveryFormat(t, s, i.ID, "usage", "hourly", "--instance", i.ID)
+	w.requireLocalCommands(s, i)
+	requireExitCodes(t, s, ci)
+
+	require.Equal(t, client.AppInstanceStatusDecommissioned, asJSON[client.AppInstance](ci, "instances", "decommission", "cli", "--wait").Status)
+	w.eventually("the command shows all postings of the instance", func() error {
+		postings := asJSON[items[client.Posting]](s, "ledger", "--instance", i.ID).Items
+		return orMissing(nil, hasKind(postings, client.PostingKindHoldClosed) && hasKind(postings, client.PostingKindUsage))
+	})
 	for _, p := range asJSON[items[client.Posting]](s, "ledger", "--instance", i.ID).Items {
 		sums, err := scenario.Sums(p)
 		require.NoError(t, err)
@@ -143,11 +154,7 @@ func TestTheCommandRunsAnAppFromLoginToLedger(t *testing.T) {
 			require.Zero(t, sum.Sign())
 		}
 	}
-	require.Contains(t, s.gpuaas("ledger", "--instance", "cli", "--project", "main"), "usage")
-	w.requireLocalCommands(s, i)
-	requireExitCodes(t, s, ci)
-
-	require.Equal(t, client.AppInstanceStatusDecommissioned, asJSON[client.AppInstance](ci, "instances", "decommission", "cli", "--wait").Status)
+	require.Contains(t, s.gpuaas("ledger", "--instance", i.ID, "--project", "main"), "usage")
 	s.fails(6, "", "instances", "decommission", i.ID, "--project", "main")
 }
 
