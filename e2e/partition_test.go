@@ -235,7 +235,8 @@ func (n *farNode) requireOneChain() {
 	require.EqualValues(t, 1, count(`SELECT count(*), 0, 0 FROM usage_marks WHERE node_id = $1`)[0], "one incarnation")
 	sealed := count(`SELECT count(*), min(from_sequence), max(to_sequence) FROM usage_sequences WHERE node_id = $1`)
 	require.Equal(t, [3]int64{1, 1, sealed[2]}, sealed, "one range from the first on")
-	posted := count(`SELECT count(*), count(DISTINCT sequence), 0 FROM usage_records WHERE node_id = $1 AND sequence IS NOT NULL`)
+	posted := count(`SELECT count(*), count(DISTINCT (u.subject_id, u.meter, u.run_id, u.started_at)), 0
+		FROM usage_recent u JOIN subjects s ON s.id = u.subject_id WHERE s.node_id = $1 AND s.kind = 'member'`)
 	require.Equal(t, posted[0], posted[1], "no record is there twice")
 	// The last word on each member is of no length.
 	require.Equal(t, sealed[2], posted[0]+int64(len(n.all)), "each record is there")

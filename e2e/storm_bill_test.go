@@ -76,7 +76,7 @@ func (s *storm) requireBills() {
 	s.t.Helper()
 	db := s.database()
 	rows, err := db.Query(s.ctx, `SELECT run_id, min(started_at), max(ended_at), sum(quantity)::INT8, count(*)::INT8
-		FROM usage_records WHERE meter = 'session_seconds' GROUP BY run_id`)
+		FROM usage_recent WHERE meter = 'session_seconds' GROUP BY run_id`)
 	require.NoError(s.t, err)
 	bills, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (b bill, err error) {
 		err = row.Scan(&b.run, &b.from, &b.to, &b.micros, &b.records)
@@ -199,7 +199,7 @@ func (s *storm) requireMoney(db *pgx.Conn) {
 		require.NoError(s.t, err)
 		return out
 	}
-	used := sums(`SELECT subject_id::TEXT, sum(quantity)::INT8 FROM usage_records WHERE meter = 'session_seconds' GROUP BY subject_id`)
+	used := sums(`SELECT subject_id::TEXT, sum(quantity)::INT8 FROM usage_recent WHERE meter = 'session_seconds' GROUP BY subject_id`)
 	paid := sums(`SELECT p.subject_id::TEXT, -sum(e.amount_nanos)::INT8 FROM postings p JOIN entries e ON e.posting_id = p.id
 		WHERE p.kind = 'usage' AND e.account LIKE 'hold:%' GROUP BY p.subject_id`)
 	for subject, quantity := range used {
@@ -223,7 +223,7 @@ func (s *storm) requireMoney(db *pgx.Conn) {
 func (s *storm) showSubject(db *pgx.Conn, subject string) {
 	s.t.Helper()
 	for _, table := range []string{
-		`subjects WHERE id = $1`, `leases WHERE subject_id = $1`, `holds WHERE subject_id = $1`, `usage_records WHERE subject_id = $1`, `suspense_records WHERE member_id = $1`,
+		`subjects WHERE id = $1`, `leases WHERE subject_id = $1`, `holds WHERE subject_id = $1`, `usage_recent WHERE subject_id = $1`, `suspense_records WHERE member_id = $1`,
 		`postings WHERE subject_id = $1`, `entries WHERE posting_id IN (SELECT id FROM postings WHERE subject_id = $1)`, `instance_members WHERE id = $1`,
 	} {
 		rows, err := db.Query(s.ctx, `SELECT row_to_json(x)::TEXT FROM (SELECT * FROM `+table+`) x`, subject)

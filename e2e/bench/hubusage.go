@@ -180,13 +180,13 @@ func (c *Crowd) checkBooks(ctx context.Context, records int64) error {
 			what, query string
 			want        int64
 		}{
-			{"usage records", `SELECT count(*) FROM usage_records WHERE usage_source = 'app_runtime'`, records},
+			{"usage records", `SELECT count(*) FROM usage_recent WHERE meter <> 'allocation_seconds'`, records},
 			{"records in suspense", `SELECT count(*) FROM suspense_records`, 0},
-			{"priced records without a posting", `SELECT count(*) FROM usage_records WHERE posting_id IS NULL AND meter <> 'memory_byte_seconds' AND usage_source = 'app_runtime'`, 0},
+			{"priced records without a posting", `SELECT count(*) FROM usage_recent WHERE posting_id IS NULL AND meter NOT IN ('memory_byte_seconds', 'allocation_seconds')`, 0},
 			{"postings that do not sum to zero", `SELECT count(*) FROM (SELECT posting_id FROM entries GROUP BY posting_id HAVING sum(amount_nanos) <> 0) x`, 0},
 			{
 				"accruals that are not their records", `SELECT count(*) FROM (SELECT subject_id, meter, sum(quantity) AS q FROM usage_hours GROUP BY subject_id, meter) a
-				JOIN (SELECT subject_id, meter, sum(quantity) AS q FROM usage_records GROUP BY subject_id, meter) u USING (subject_id, meter) WHERE a.q <> u.q`, 0,
+				JOIN (SELECT subject_id, meter, sum(quantity) AS q FROM usage_recent GROUP BY subject_id, meter) u USING (subject_id, meter) WHERE a.q <> u.q`, 0,
 			},
 		} {
 			var got int64
@@ -205,7 +205,7 @@ func (c *Crowd) checkBooks(ctx context.Context, records int64) error {
 func (c *Crowd) plainInsert(ctx context.Context) (rate float64, err error) {
 	err = c.sql(ctx, func(conn *pgx.Conn) error {
 		for _, statement := range []string{
-			`CREATE TABLE bench_plain (LIKE usage_records)`, `ALTER TABLE bench_plain ADD PRIMARY KEY (id)`,
+			`CREATE TABLE bench_plain (LIKE usage_records_0)`, `ALTER TABLE bench_plain ADD PRIMARY KEY (id)`,
 		} {
 			if _, err := conn.Exec(ctx, statement); err != nil {
 				return err
@@ -242,7 +242,7 @@ func (c *Crowd) plainInsert(ctx context.Context) (rate float64, err error) {
 type column struct{ Name, Kind string }
 
 func columnsOf(ctx context.Context, conn *pgx.Conn) ([]column, error) {
-	rows, err := conn.Query(ctx, `SELECT column_name, udt_name FROM information_schema.columns WHERE table_name = 'usage_records' ORDER BY ordinal_position`)
+	rows, err := conn.Query(ctx, `SELECT column_name, udt_name FROM information_schema.columns WHERE table_name = 'usage_records_0' ORDER BY ordinal_position`)
 	if err != nil {
 		return nil, err
 	}
@@ -287,7 +287,7 @@ const plainLimit = 200_000
 
 // readColumns gives the rows that were posted, column by column.
 func readColumns(ctx context.Context, conn *pgx.Conn, columns []column) ([][]any, error) {
-	rows, err := conn.Query(ctx, fmt.Sprintf(`SELECT * FROM usage_records ORDER BY id LIMIT %d`, plainLimit))
+	rows, err := conn.Query(ctx, fmt.Sprintf(`SELECT * FROM usage_recent ORDER BY id LIMIT %d`, plainLimit))
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package db
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -53,7 +54,7 @@ func (d *Dump) Copy(ctx context.Context, t Table, w io.Writer) (rows int64, err 
 	return tag.RowsAffected(), nil
 }
 
-// WithDump runs fn over one snapshot. Nothing is locked; the snapshot lasts as long as fn does.
+// WithDump runs fn over one snapshot. Nothing is locked but for TRUNCATE; the snapshot lasts as long as fn does.
 func WithDump(ctx context.Context, d *DB, fn func(*Dump) error) error {
 	conn, err := d.pool.Acquire(ctx)
 	if err != nil {
@@ -69,23 +70,60 @@ func WithDump(ctx context.Context, d *DB, fn func(*Dump) error) error {
 		return err
 	}
 	defer func() { _, _ = conn.Exec(context.WithoutCancel(ctx), `RESET idle_in_transaction_session_timeout`) }()
-	begun, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: level, AccessMode: pgx.ReadOnly})
-	if err != nil {
-		return unavailable(err)
-	}
 	defer rollback(ctx, conn.Conn())
-	tx := &watchedTx{on: begun, conn: conn.Conn()}
-	dump := &Dump{Tx: tx, conn: conn.Conn()}
-	if dump.Versions, err = appliedVersions(ctx, tx); err != nil {
+	for range maxDumpStarts {
+		begun, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: level, AccessMode: pgx.ReadOnly})
+		if err != nil {
+			return unavailable(err)
+		}
+		dump := &Dump{Tx: &watchedTx{on: begun, conn: conn.Conn()}, conn: conn.Conn()}
+		if err := dump.describe(ctx); err != nil {
+			return err
+		}
+		if d.afterSnapshot != nil {
+			d.afterSnapshot()
+		}
+		whole, err := dump.keepWhole(ctx, d.engine)
+		if err != nil {
+			return err
+		}
+		if whole {
+			return fn(dump)
+		}
+		rollback(ctx, conn.Conn())
+	}
+	return busy(errors.New("tables were emptied at each start of the dump"))
+}
+
+// maxDumpStarts bounds how often a dump starts afresh because a table was emptied meanwhile, which happens every few hours.
+const maxDumpStarts = 10
+
+func (d *Dump) describe(ctx context.Context) (err error) {
+	if d.Versions, err = appliedVersions(ctx, d); err != nil {
 		return err
 	}
-	if dump.Tables, err = tables(ctx, tx); err != nil {
+	if d.Tables, err = tables(ctx, d); err != nil {
 		return err
 	}
-	if dump.Tables, err = referredFirst(ctx, tx, dump.Tables); err != nil {
-		return err
+	d.Tables, err = referredFirst(ctx, d, d.Tables)
+	return err
+}
+
+// keepWhole keeps all tables from being emptied by TRUNCATE until the dump ends. On PostgreSQL a snapshot does not hold the rows of a
+// table that was truncated after it: whole is false where that has happened.
+func (d *Dump) keepWhole(ctx context.Context, engine Engine) (whole bool, err error) {
+	if engine != PostgreSQL {
+		return true, nil
 	}
-	return fn(dump)
+	for _, t := range d.Tables {
+		if _, err := d.Exec(ctx, `SELECT 1 FROM `+pgx.Identifier{t.Name}.Sanitize()+` LIMIT 0`); err != nil {
+			return false, err
+		}
+	}
+	// The column is of the snapshot, the function's result of now.
+	err = d.QueryRow(ctx, `SELECT NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = 'public' AND c.relkind = 'r' AND pg_relation_filenode(c.oid) IS DISTINCT FROM c.relfilenode)`).Scan(&whole)
+	return whole, err
 }
 
 func appliedVersions(ctx context.Context, tx Tx) ([]int64, error) {
@@ -98,8 +136,9 @@ func appliedVersions(ctx context.Context, tx Tx) ([]int64, error) {
 }
 
 func tables(ctx context.Context, tx Tx) ([]Table, error) {
-	rows, err := tx.Query(ctx, `SELECT table_name, column_name FROM information_schema.columns
-		WHERE table_schema = 'public' AND is_generated = 'NEVER' ORDER BY table_name, column_name`)
+	rows, err := tx.Query(ctx, `SELECT c.table_name, c.column_name FROM information_schema.columns c JOIN information_schema.tables t
+			ON t.table_schema = c.table_schema AND t.table_name = c.table_name AND t.table_type = 'BASE TABLE'
+		WHERE c.table_schema = 'public' AND c.is_generated = 'NEVER' ORDER BY c.table_name, c.column_name`)
 	if err != nil {
 		return nil, err
 	}

@@ -60,6 +60,8 @@ type DB struct {
 	engine Engine
 	// beforeCommit is nil outside tests, which break the connection there.
 	beforeCommit func(*pgx.Conn)
+	// afterSnapshot is nil outside tests, which empty a table there.
+	afterSnapshot func()
 }
 
 // Open connects and finds out which engine answers. The URL is of libpq's form; pgxpool's own parameters are understood.
@@ -157,6 +159,9 @@ func IsRejected(err error) bool {
 	state := sqlState(err)
 	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") || strings.HasPrefix(state, "54")
 }
+
+// IsLockTimeout reports whether a statement gave up because others kept a table busy.
+func IsLockTimeout(err error) bool { return sqlState(err) == "55P03" }
 
 // IsDatabase reports whether the database itself answered with the error.
 func IsDatabase(err error) bool { return sqlState(err) != "" }

@@ -13,3 +13,11 @@ func (d *DB) BreakCommitOnce(ctx context.Context) {
 		_, _ = d.pool.Exec(ctx, `SELECT pg_terminate_backend($1)`, conn.PgConn().PID())
 	}
 }
+
+// AfterSnapshotOnce runs fn when the next dump has its snapshot.
+func (d *DB) AfterSnapshotOnce(fn func()) {
+	d.afterSnapshot = func() {
+		d.afterSnapshot = nil
+		fn()
+	}
+}

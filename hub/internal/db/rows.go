@@ -33,6 +33,12 @@ func (r *Row) Text(s string) {
 	r.buf = append(r.buf, s...)
 }
 
+// Bytes adds a BYTEA column.
+func (r *Row) Bytes(b []byte) {
+	r.size(len(b))
+	r.buf = append(r.buf, b...)
+}
+
 // Int8 adds an INT8 column.
 func (r *Row) Int8(n int64) {
 	r.size(8)

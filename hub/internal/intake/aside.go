@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -98,14 +96,10 @@ func keepAside(ctx context.Context, tx db.Tx, d *delivery, now time.Time) (recov
 		NodeID: d.store.nodeID, Kind: recovery.FindingUsage, ResourceType: "usage_segment",
 		ResourceID: fmt.Sprintf("%s/%d", d.store.incarnation, d.at.Number), Detail: d.err.Error(),
 	}
-	raw, err := proto.Marshal(d.signed)
-	if err != nil {
-		return f, err
-	}
 	tag, err := tx.Exec(ctx, `INSERT INTO usage_set_aside (node_id, incarnation, number, envelope, cause, set_aside_at)
 		SELECT $1::uuid, $2::text, $3::int8, $4::bytea, $5::text, $6::timestamptz WHERE (SELECT count(*) FROM usage_set_aside WHERE node_id = $1::uuid) < $7::int8
 		ON CONFLICT (node_id, incarnation, number) DO NOTHING`,
-		d.store.nodeID, d.store.incarnation, int64(d.at.Number), raw, d.err.Error(), now, maxSetAside)
+		d.store.nodeID, d.store.incarnation, int64(d.at.Number), d.signed, d.err.Error(), now, maxSetAside)
 	if err == nil && tag.RowsAffected() == 0 {
 		f.ResourceID = d.store.incarnation
 	}

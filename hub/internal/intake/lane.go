@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/semaphore"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -46,8 +47,8 @@ type delivery struct {
 	store store
 	at    heard.Link
 	usage ledger.Segment
-	// signed is the segment as it came, for setAside.
-	signed *protocol.Envelope
+	// signed is the segment as its node signed it (protobuf), for the archive and for setAside.
+	signed []byte
 
 	// Set before done is closed.
 	reached mark
@@ -65,9 +66,13 @@ func read(v protocol.Verified[*protocol.UsageSegment], of store) (*delivery, err
 	if err != nil {
 		return nil, err
 	}
+	signed, err := proto.Marshal(v.Envelope())
+	if err != nil {
+		return nil, err
+	}
 	at := heard.Link{Number: seg.GetNumber(), SHA256: digest[:], Previous: seg.GetPreviousSha256()}
 	at.First, at.Last = usage.Numbers()
-	return &delivery{store: of, at: at, usage: usage, signed: v.Envelope(), done: make(chan struct{})}, nil
+	return &delivery{store: of, at: at, usage: usage.Signed(signed), signed: signed, done: make(chan struct{})}, nil
 }
 
 // wait returns how far the store's chain is posted once the segment is committed.

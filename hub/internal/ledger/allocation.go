@@ -119,7 +119,7 @@ func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices [
 		return h, err
 	}
 	row := usageRow{
-		subject: &s, source: SourceAllocation, accepted: span.Length(),
+		subject: &s, accepted: span.Length(),
 		record: &record{store: store{nodeID: s.NodeID}, meter: MeterAllocationSeconds, quantity: span.Length(), span: span},
 	}
 	hours := map[accrualKey]hourRow{}
@@ -148,7 +148,11 @@ func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices [
 	if err := savePending(ctx, tx, toPost); err != nil {
 		return h, err
 	}
-	return h, insertUsage(ctx, tx, []usageRow{row}, now)
+	slot, err := CurrentSlot(ctx, tx, now)
+	if err != nil {
+		return h, err
+	}
+	return h, insertUsage(ctx, tx, slot, []usageRow{row})
 }
 
 // allocationPrices is the schedule of the allocation's time, in its currency, which is settled here. A conflict means that it

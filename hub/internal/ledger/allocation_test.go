@@ -63,7 +63,7 @@ func TestAllocationIsBilledFromClaimToRelease(t *testing.T) {
 	require.Equal(t, "0", held)
 	require.Equal(t, "93", available, "4000 s at 3.6 and 1500 s at 7.2")
 	require.Equal(t, "5.6", w.accounts()["host:"+w.node])
-	require.EqualValues(t, 5500_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_records WHERE usage_source = 'allocation'`))
+	require.EqualValues(t, 5500_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_recent WHERE meter = 'allocation_seconds'`))
 	require.Empty(t, w.accrue(), "released")
 	w.close(s, at(9000))
 	w.checkBill()
@@ -76,7 +76,7 @@ func TestAllocationWithoutAPriceIsMeasuredAndFree(t *testing.T) {
 	w.now = at(60)
 	require.Empty(t, w.accrue())
 	w.close(s, at(90))
-	require.EqualValues(t, 90_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_records`))
+	require.EqualValues(t, 90_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_recent`))
 	require.Empty(t, w.accounts())
 }
 

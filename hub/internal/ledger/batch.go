@@ -34,6 +34,8 @@ type coverageKey struct{ subjectID, meter, runID string }
 // batch is segments being billed together: what the database said of their subjects, and what is to be written back.
 type batch struct {
 	now time.Time
+	// slot is where the raw usage goes.
+	slot Slot
 
 	subjects map[string]*subject
 	// leases are ordered by number; windows are theirs, and leased are the windows joined.
@@ -75,7 +77,6 @@ type usageRow struct {
 	*record
 	accepted int64
 	subject  *subject
-	source   string
 	added    *addition
 }
 
@@ -271,7 +272,7 @@ func firstHour(pieces []piece) (hour time.Time, ok bool) {
 
 // put suspends the pieces of a record that have a reason, and bills the others.
 func (b *batch) put(s *subject, r *record, pieces []piece) {
-	row := usageRow{record: r, subject: s, source: SourceAppRuntime}
+	row := usageRow{record: r, subject: s}
 	for _, p := range pieces {
 		if p.reason != "" {
 			if p.quantity != 0 {
@@ -440,7 +441,7 @@ func (a *addition) rate(to rating.Accrual, h hold) (rating.Accrual, rating.Delta
 
 // save writes the whole batch, one statement a table.
 func (b *batch) save(ctx context.Context, tx db.Tx) error {
-	if err := insertUsage(ctx, tx, b.usage, b.now); err != nil {
+	if err := insertUsage(ctx, tx, b.slot, b.usage); err != nil {
 		return err
 	}
 	if err := insertSuspense(ctx, tx, b.suspense, b.now); err != nil {

@@ -28,12 +28,12 @@ func TestUsageIsPostedOnceAPostingInterval(t *testing.T) {
 	}
 	require.Zero(t, postings())
 	require.EqualValues(t, 9_000_000_000, number(w, `SELECT posted_nanos FROM holds WHERE subject_id = $1`, s.ID), "it is charged at once")
-	require.Zero(t, number(w, `SELECT count(*) FROM usage_records u WHERE u.posting_id NOT IN (SELECT posting_id FROM pending_postings)`))
+	require.Zero(t, number(w, `SELECT count(*) FROM usage_recent u WHERE u.posting_id NOT IN (SELECT posting_id FROM pending_postings)`))
 	w.checkInvariants()
 
 	require.Equal(t, 1, w.flush())
 	require.EqualValues(t, 1, postings())
-	require.Zero(t, number(w, `SELECT count(*) FROM usage_records u WHERE u.posting_id NOT IN (SELECT id FROM postings)`))
+	require.Zero(t, number(w, `SELECT count(*) FROM usage_recent u WHERE u.posting_id NOT IN (SELECT id FROM postings)`))
 	require.Equal(t, "2.7", w.accounts()["platform:revenue"])
 	require.Equal(t, "6.3", w.accounts()["host:"+w.node])
 	require.Zero(t, w.flush(), "once")
@@ -85,7 +85,7 @@ func TestRecordsOfMadeUpRunsAreInSuspense(t *testing.T) {
 		w.post(records...)
 	}
 	require.EqualValues(t, 3600, number(w, `SELECT records FROM usage_hours WHERE hour = $1`, at(3600)))
-	require.EqualValues(t, 3600, number(w, `SELECT count(*) FROM usage_records WHERE started_at >= $1`, at(3600)))
+	require.EqualValues(t, 3600, number(w, `SELECT count(*) FROM usage_recent WHERE started_at >= $1`, at(3600)))
 	require.EqualValues(t, 400, number(w, `SELECT count(*) FROM suspense_records WHERE reason = $1`, ledger.SuspenseTooFragmented))
 	w.post(w.session(other, 0, 3600))
 	require.EqualValues(t, 3600_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_hours WHERE subject_id = $1`, other.ID), "its neighbour's is accepted")

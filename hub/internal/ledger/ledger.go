@@ -13,6 +13,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -75,8 +77,15 @@ type subject struct {
 	failures int64
 	// idle is when its node last said that nothing of it runs, from the first such report to the last; zero while something runs.
 	idle rating.Interval
-	// ids are kept once they were read.
-	ids *rowIDs
+	// binaryID is ID, kept once it was read.
+	binaryID pgtype.UUID
+}
+
+func (s *subject) uuid() pgtype.UUID {
+	if !s.binaryID.Valid {
+		s.binaryID = id(s.ID)
+	}
+	return s.binaryID
 }
 
 // finalMark is the record after which nothing of a member follows.

@@ -37,50 +37,6 @@ type Filter struct {
 	Limit  int
 }
 
-// UsageRecord is accepted usage with what its subject was made with.
-type UsageRecord struct {
-	ID                string
-	OrgID             string
-	ProjectID         string
-	AppInstanceID     string
-	AppSlug           string
-	AllocationID      string
-	NodeID            string
-	UsageSource       string
-	Meter             string
-	Quantity          int64
-	OperatingMode     string
-	ControlPlaneScope string
-	RuntimeBackend    string
-	StartedAt         time.Time
-	EndedAt           time.Time
-	CorrelationID     string
-	PostingID         string
-	RunID             string
-	LeaseNo           int64
-}
-
-// ListUsage gives usage, newest first, and the cursor of the next page, empty at the end.
-func ListUsage(ctx context.Context, tx db.Tx, f Filter) ([]UsageRecord, string, error) {
-	if err := f.check(); err != nil {
-		return nil, "", err
-	}
-	var w conditions
-	w.ids("u.", f)
-	w.text("u.usage_source", f.UsageSource)
-	w.text("u.meter", f.Meter)
-	w.span("u.started_at", f)
-	rows, err := collect(ctx, tx, scanUsage, `SELECT u.id, u.org_id, u.project_id, coalesce(u.app_instance_id::text, ''), s.app_slug,
-			coalesce(s.allocation_id::text, ''), u.node_id, u.usage_source, u.meter, u.quantity, s.operating_mode, s.control_plane_scope,
-			s.runtime_backend, u.started_at, u.ended_at, s.correlation_id, coalesce(u.posting_id::text, ''), u.run_id, u.lease_no
-		FROM usage_records u JOIN subjects s ON s.id = u.subject_id`+w.where()+` ORDER BY u.id DESC LIMIT `+w.arg(f.limit()+1), w.args...)
-	if err != nil {
-		return nil, "", err
-	}
-	rows, next := page(rows, f.limit(), func(r UsageRecord) string { return r.ID })
-	return rows, next, nil
-}
-
 // ListPostings gives the journal, newest first, and the cursor of the next page, empty at the end.
 func ListPostings(ctx context.Context, tx db.Tx, f Filter) ([]Posting, string, error) {
 	if err := f.check(); err != nil {
@@ -194,13 +150,6 @@ func page[T any](rows []T, limit int, id func(T) string) ([]T, string) {
 		return rows, ""
 	}
 	return rows[:limit], id(rows[limit-1])
-}
-
-func scanUsage(row pgx.Row) (UsageRecord, error) {
-	var u UsageRecord
-	err := row.Scan(&u.ID, &u.OrgID, &u.ProjectID, &u.AppInstanceID, &u.AppSlug, &u.AllocationID, &u.NodeID, &u.UsageSource, &u.Meter, &u.Quantity,
-		&u.OperatingMode, &u.ControlPlaneScope, &u.RuntimeBackend, &u.StartedAt, &u.EndedAt, &u.CorrelationID, &u.PostingID, &u.RunID, &u.LeaseNo)
-	return u, err
 }
 
 func scanPosting(row pgx.Row) (Posting, error) {

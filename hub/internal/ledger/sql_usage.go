@@ -33,42 +33,20 @@ func uuids(all []string) []pgtype.UUID {
 	return out
 }
 
-// rowIDs are a subject's ids as a usage row has them.
-type rowIDs struct{ subject, org, project, instance, node pgtype.UUID }
-
-func (s *subject) rowIDs() *rowIDs {
-	if s.ids == nil {
-		s.ids = &rowIDs{id(s.ID), id(s.OrgID), id(s.ProjectID), id(s.AppInstanceID), id(s.NodeID)}
-	}
-	return s.ids
-}
-
-func insertUsage(ctx context.Context, tx db.Tx, rows []usageRow, now time.Time) error {
+// insertUsage writes raw usage to the current slot.
+func insertUsage(ctx context.Context, tx db.Tx, slot Slot, rows []usageRow) error {
 	if len(rows) == 0 {
 		return nil
 	}
-	return db.CopyRows(ctx, tx, `COPY usage_records (id, subject_id, org_id, project_id, app_instance_id, node_id, incarnation, sequence, usage_source, meter,
-			quantity, measured_quantity, started_at, ended_at, revision, run_id, lease_no, posting_id, created_at) FROM STDIN BINARY`, rows,
+	return db.CopyRows(ctx, tx, `COPY usage_records_`+slot.number()+` (id, subject_id, meter, quantity, started_at, ended_at, run_id, lease_no,
+			posting_id) FROM STDIN BINARY`, rows,
 		func(w *db.Row, u *usageRow) {
-			ids := u.subject.rowIDs()
 			w.UUID(db.NewUUID())
-			for _, id := range []pgtype.UUID{ids.subject, ids.org, ids.project, ids.instance, ids.node} {
-				w.UUID(id)
-			}
-			if u.store.incarnation == "" {
-				w.Null()
-				w.Null()
-			} else {
-				w.Text(u.store.incarnation)
-				w.Int8(u.sequence)
-			}
-			w.Text(u.source)
+			w.UUID(u.subject.uuid())
 			w.Text(u.meter)
 			w.Int8(u.accepted)
-			w.Int8(u.quantity)
 			w.Time(u.span.From)
 			w.Time(u.span.To)
-			w.Int8(u.revision)
 			w.Text(u.runID)
 			w.Int8(u.leaseNo)
 			if u.added == nil {
@@ -76,7 +54,6 @@ func insertUsage(ctx context.Context, tx db.Tx, rows []usageRow, now time.Time) 
 			} else {
 				w.UUID(u.added.posting)
 			}
-			w.Time(now)
 		})
 }
 

@@ -25,8 +25,17 @@ func (s store) compare(o store) int {
 // Segment is a node's sealed segment, read and ready to be billed. ReadSegment makes it.
 type Segment struct {
 	store   store
+	number  uint64
 	records []record
 	passed  int64
+	// envelope is the segment as its node signed it; nil where nobody keeps it.
+	envelope []byte
+}
+
+// Signed returns the segment with the envelope that its node signed: PostUsage keeps it as evidence.
+func (s Segment) Signed(envelope []byte) Segment {
+	s.envelope = envelope
+	return s
 }
 
 // Len is how many records it has.
@@ -51,7 +60,7 @@ func (s Segment) Passed(number uint64) Segment {
 // ReadSegment reads a segment without a look at the books, so that many can be read at once while others are billed. Its
 // numbers must be one run without a gap: one that is not is refused, for good.
 func ReadSegment(nodeID, incarnation string, seg *protocol.UsageSegment) (Segment, error) {
-	out := Segment{store: store{nodeID, incarnation}, records: make([]record, len(seg.GetRecords()))}
+	out := Segment{store: store{nodeID, incarnation}, number: seg.GetNumber(), records: make([]record, len(seg.GetRecords()))}
 	for i, r := range seg.GetRecords() {
 		out.records[i] = record{
 			store: out.store, sequence: int64(r.GetSequence()), memberID: name(r.GetMemberId()), meter: name(r.GetMeter()), quantity: r.GetQuantity(),
@@ -66,7 +75,7 @@ func ReadSegment(nodeID, incarnation string, seg *protocol.UsageSegment) (Segmen
 	return out, nil
 }
 
-// PostUsage bills segments, of one node or of many, in the caller's transaction: usage rows and hours, with one statement a
+// PostUsage bills segments, of one node or of many, in the caller's transaction: usage rows, hours and the signed segments, with one statement a
 // table however many segments there are. The journal follows with PostPending. Records that were posted before, or twice here, are skipped; it returns
 // how many were not. Nothing that a node says about usage makes it fail: what cannot be billed goes to suspense with a reason,
 // so that a bad record never blocks the ones behind it. Closed members
@@ -85,6 +94,13 @@ func PostUsage(ctx context.Context, tx db.Tx, now time.Time, segments ...Segment
 	if err != nil {
 		return 0, err
 	}
+	slot, err := CurrentSlot(ctx, tx, now)
+	if err != nil {
+		return 0, err
+	}
+	if err := keepSegments(ctx, tx, slot, segments); err != nil {
+		return 0, err
+	}
 	records, after := unposted(segments, before)
 	if len(records) == 0 {
 		return 0, saveSequences(ctx, tx, before, after)
@@ -93,6 +109,7 @@ func PostUsage(ctx context.Context, tx db.Tx, now time.Time, segments ...Segment
 	if err != nil {
 		return 0, err
 	}
+	b.slot = slot
 	for _, r := range records {
 		b.take(r)
 	}

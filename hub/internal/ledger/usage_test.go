@@ -100,7 +100,7 @@ func TestUsageBeyondClaimLeaseAndElapsedTimeIsInSuspense(t *testing.T) {
 		{ledger.SuspenseUnknownSubject, 10_000_000},
 		{ledger.SuspenseUnknownSubject, 10_000_000},
 	}, w.suspense())
-	require.EqualValues(t, 10+10+10+110, number(w, `SELECT sum(quantity)::int8 / 1000000 FROM usage_records`))
+	require.EqualValues(t, 10+10+10+110, number(w, `SELECT sum(quantity)::int8 / 1000000 FROM usage_recent`))
 	w.checkInvariants()
 }
 
@@ -129,7 +129,7 @@ func TestAnotherIncarnationBillsNoSecondAgain(t *testing.T) {
 			record(1, s, protocol.MeterSessionSeconds, 50, 150, 100_000_000),
 		}, w.now)
 	})
-	require.EqualValues(t, 150_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_records`))
+	require.EqualValues(t, 150_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_recent`))
 	require.Equal(t, []suspended{{ledger.SuspenseAlreadyBilled, 50_000_000}}, w.suspense())
 }
 
@@ -175,7 +175,7 @@ func TestUnpricedUsageIsRecordedAndFree(t *testing.T) {
 	require.Empty(t, l.GetPrices())
 	w.now = at(10)
 	require.True(t, w.post(w.session(s, 0, 10)))
-	require.EqualValues(t, 1, number(w, `SELECT count(*) FROM usage_records WHERE posting_id IS NULL`))
+	require.EqualValues(t, 1, number(w, `SELECT count(*) FROM usage_recent WHERE posting_id IS NULL`))
 	require.Empty(t, w.accounts())
 }
 
@@ -261,7 +261,7 @@ func TestNothingANodeSaysBlocksItsUsage(t *testing.T) {
 	})
 	good := record(w.seq+1, s, protocol.MeterSessionSeconds, 60_000, 60_010, 10_000_000)
 	require.True(t, w.post(good))
-	require.EqualValues(t, 1, number(w, `SELECT count(*) FROM usage_records WHERE sequence = $1 AND quantity = 10000000`, int64(w.seq+1)))
+	require.EqualValues(t, 1, number(w, `SELECT count(*) FROM usage_recent WHERE started_at = $1 AND quantity = 10000000`, at(60_000)))
 	w.checkInvariants()
 }
 
@@ -315,7 +315,7 @@ func TestUsageInSliversIsInSuspense(t *testing.T) {
 	}
 	w.post(append(slivers, w.session(other, 0, 3600))...)
 	require.EqualValues(t, 4096, number(w, `SELECT count(*) FROM suspense_records WHERE reason = $1`, ledger.SuspenseTooFragmented))
-	require.EqualValues(t, 3600_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_records`), "its neighbour's is billed")
+	require.EqualValues(t, 3600_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_recent`), "its neighbour's is billed")
 	require.EqualValues(t, 100_001, number(w, `SELECT count(*) FROM usage_coverage`))
 
 	// Many records in one hour, without a gap.
@@ -361,7 +361,7 @@ func TestNumbersUpToTheMarkAreOneRange(t *testing.T) {
 	require.Equal(t, [][2]int64{{1, 19}, {30, 33}, {40, 40}}, ranges())
 	post(36, 36, 40)
 	require.Equal(t, [][2]int64{{1, 40}}, ranges())
-	require.EqualValues(t, 10+4+1+1, number(w, `SELECT count(*) FROM suspense_records`)+number(w, `SELECT count(*) FROM usage_records`), "each record once")
+	require.EqualValues(t, 10+4+1+1, number(w, `SELECT count(*) FROM suspense_records`)+number(w, `SELECT count(*) FROM usage_recent`), "each record once")
 }
 
 // Beyond its budget of an hour a node's usage in suspense leaves sums and no rows; the rows of other nodes are written as ever.

@@ -23,7 +23,7 @@ import (
 func books(h *hub) map[string]int {
 	out := map[string]int{"revenue": int(revenue(h))}
 	for _, table := range []string{
-		"usage_records", "suspense_records", "usage_hours", "pending_postings", "postings", "entries", "usage_coverage", "usage_sequences", "usage_marks", "usage_ahead", "leases", "instance_members",
+		"usage_recent", "suspense_records", "usage_hours", "pending_postings", "postings", "entries", "usage_coverage", "usage_sequences", "usage_marks", "usage_ahead", "leases", "instance_members",
 	} {
 		out[table] = count(h, `SELECT count(*) FROM `+table)
 	}
@@ -180,7 +180,7 @@ func TestSegmentsThatFollowEachOtherUnansweredAreAcknowledgedInTheirOrder(t *tes
 	}
 	require.EqualValues(t, segments, posted)
 	require.Equal(t, int64(segments*1_000_000), revenue(h))
-	require.Equal(t, segments, count(h, `SELECT count(*) FROM usage_records WHERE meter = 'session_seconds'`))
+	require.Equal(t, segments, count(h, `SELECT count(*) FROM usage_recent WHERE meter = 'session_seconds'`))
 }
 
 // TestSegmentsThatSkipRecordNumbersAreSetAside: a node that chooses the numbers of its records is billed nothing for those segments, makes

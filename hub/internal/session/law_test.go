@@ -177,7 +177,7 @@ func TestLaw05SegmentsAreBilledOnceInAnyOrder(t *testing.T) {
 		require.Empty(t, ack.GetRefused())
 		require.Equal(t, step.posted, ack.GetPostedSegment(), "after segment %d", step.segment+1)
 	}
-	require.Equal(t, 4, count(h, `SELECT count(*) FROM usage_records WHERE meter = 'session_seconds'`))
+	require.Equal(t, 4, count(h, `SELECT count(*) FROM usage_recent WHERE meter = 'session_seconds'`))
 	require.Equal(t, 0, count(h, `SELECT count(*) FROM usage_ahead`), "the gap is closed and forgotten")
 	// 3.60 EUR an hour are 1 000 000 nanos a second.
 	require.Equal(t, int64(120*1_000_000), revenue(h))

@@ -1,0 +1,169 @@
+package ledger
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+)
+
+// UsageRecord is accepted usage with what its subject was made with.
+type UsageRecord struct {
+	ID                string
+	OrgID             string
+	ProjectID         string
+	AppInstanceID     string
+	AppSlug           string
+	AllocationID      string
+	NodeID            string
+	UsageSource       string
+	Meter             string
+	Quantity          int64
+	OperatingMode     string
+	ControlPlaneScope string
+	RuntimeBackend    string
+	StartedAt         time.Time
+	EndedAt           time.Time
+	CorrelationID     string
+	PostingID         string
+	RunID             string
+	LeaseNo           int64
+}
+
+// usageColumns are what all tables of raw usage have.
+const usageColumns = `id, subject_id, meter, quantity, started_at, ended_at, run_id, lease_no, posting_id`
+
+// ListUsage gives raw usage, newest first, and the cursor of the next page, empty at the end. With a filter by org, project or instance,
+// it leaves out what came for a subject that was settled before the oldest raw usage.
+func ListUsage(ctx context.Context, tx db.Tx, f Filter) ([]UsageRecord, string, error) {
+	if err := f.check(); err != nil {
+		return nil, "", err
+	}
+	u, err := usageQueryOf(ctx, tx, f)
+	if err != nil {
+		return nil, "", err
+	}
+	arms := u.slots(usageColumns, f.limit()+1, f.limit()+1) + " UNION ALL (" + u.former(f.limit()+1) + ")"
+	rows, err := collect(ctx, tx, scanUsage, `SELECT u.id, s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug,
+			coalesce(s.allocation_id::text, ''), s.node_id, CASE s.kind WHEN `+u.arg(Allocation)+` THEN `+u.arg(SourceAllocation)+` ELSE `+u.arg(SourceAppRuntime)+` END,
+			u.meter, u.quantity, s.operating_mode, s.control_plane_scope,
+			s.runtime_backend, u.started_at, u.ended_at, s.correlation_id, coalesce(u.posting_id::text, ''), u.run_id, u.lease_no
+		FROM (`+arms+`) AS u JOIN subjects s ON s.id = u.subject_id ORDER BY u.id DESC LIMIT `+u.arg(f.limit()+1), u.args...)
+	if err != nil {
+		return nil, "", err
+	}
+	rows, next := page(rows, f.limit(), func(r UsageRecord) string { return r.ID })
+	return rows, next, nil
+}
+
+// usageQuery builds a query of all tables of raw usage. Each table is read along an index and gives no more rows than a page has.
+type usageQuery struct {
+	conditions
+	// ofSubjects is the parameter with the subjects' ids; empty where the filter names none.
+	ofSubjects string
+	// own are the parts of the filter that the former table answers by indexes of its own.
+	own []string
+}
+
+// usageQueryOf resolves the filter's org, project and instance to subjects, as the slots' rows have nothing else.
+func usageQueryOf(ctx context.Context, tx db.Tx, f Filter) (*usageQuery, error) {
+	u := &usageQuery{}
+	u.text("meter", f.Meter)
+	u.span("started_at", f)
+	u.ids("", Filter{Before: f.Before})
+	if f.UsageSource != "" {
+		u.parts = append(u.parts, `subject_id IN (SELECT id FROM subjects WHERE kind = `+u.arg(kindOf(f.UsageSource))+`)`)
+	}
+	if f.OrgID == "" && f.ProjectID == "" && f.AppInstanceID == "" {
+		return u, nil
+	}
+	subjects, err := subjectsWithRawUsage(ctx, tx, f)
+	if err != nil {
+		return nil, err
+	}
+	u.ofSubjects = u.arg(subjects)
+	if err := u.startAt(ctx, tx, len(subjects), f.limit()+1); err != nil {
+		return nil, err
+	}
+	own := conditions{args: u.args}
+	own.ids("", Filter{OrgID: f.OrgID, ProjectID: f.ProjectID, AppInstanceID: f.AppInstanceID})
+	u.args, u.own = own.args, own.parts
+	return u, nil
+}
+
+func kindOf(source string) string {
+	if source == SourceAllocation {
+		return Allocation
+	}
+	return Member
+}
+
+// subjectsWithRawUsage returns the filter's subjects but for those that were settled before the oldest slot began.
+func subjectsWithRawUsage(ctx context.Context, tx db.Tx, f Filter) ([]pgtype.UUID, error) {
+	var (
+		oldest *time.Time
+		former bool
+	)
+	if err := tx.QueryRow(ctx, `SELECT (SELECT min(from_at) FROM usage_slots), EXISTS (SELECT 1 FROM usage_records)`).Scan(&oldest, &former); err != nil {
+		return nil, err
+	}
+	if oldest == nil || former {
+		oldest = &time.Time{}
+	}
+	var w conditions
+	w.ids("", Filter{OrgID: f.OrgID, ProjectID: f.ProjectID, AppInstanceID: f.AppInstanceID})
+	return collect(ctx, tx, func(row pgx.Row) (id pgtype.UUID, err error) {
+		err = row.Scan(&id)
+		return id, err
+	}, `SELECT id FROM subjects`+w.where()+` AND (settled_at IS NULL OR settled_at >= `+w.arg(*oldest)+`)`, w.args...)
+}
+
+// startAt leaves out what is older than the page where many subjects would each give a page of rows: no row of the page is older than the
+// last one of as many subjects' newest rows.
+func (u *usageQuery) startAt(ctx context.Context, tx db.Tx, subjects, limit int) error {
+	if subjects <= limit {
+		return nil
+	}
+	look := *u
+	newest := look.slots("id", 1, limit)
+	ids, err := collect(ctx, tx, func(row pgx.Row) (id pgtype.UUID, err error) {
+		err = row.Scan(&id)
+		return id, err
+	}, `SELECT n.id FROM (`+newest+`) AS n ORDER BY n.id DESC OFFSET `+look.arg(limit-1)+` LIMIT 1`, look.args...)
+	if err == nil && len(ids) > 0 {
+		u.parts = append(u.parts, "id >= "+u.arg(ids[0]))
+	}
+	return err
+}
+
+// slots reads columns of all slots, the newest rows of each; with subjects, those of the newest rows of each subject.
+func (u *usageQuery) slots(columns string, ofSubject, ofSlot int) string {
+	most, each := u.arg(ofSlot), ""
+	if u.ofSubjects != "" {
+		each = u.arg(ofSubject)
+	}
+	return eachSlotTable(func(table string) string {
+		if u.ofSubjects == "" {
+			return `SELECT ` + columns + ` FROM ` + table + u.where() + ` ORDER BY id DESC LIMIT ` + most
+		}
+		own := conditions{parts: append([]string{"subject_id = x.subject"}, u.parts...)}
+		return `SELECT r.* FROM unnest(` + u.ofSubjects + `::uuid[]) AS x(subject)
+			CROSS JOIN LATERAL (SELECT ` + columns + ` FROM ` + table + own.where() + ` ORDER BY id DESC LIMIT ` + each + `) AS r ORDER BY r.id DESC LIMIT ` + most
+	})
+}
+
+// former reads what a release without slots has left.
+func (u *usageQuery) former(limit int) string {
+	all := conditions{parts: append(append([]string{}, u.own...), u.parts...)}
+	return `SELECT ` + usageColumns + ` FROM usage_records` + all.where() + ` ORDER BY id DESC LIMIT ` + u.arg(limit)
+}
+
+func scanUsage(row pgx.Row) (UsageRecord, error) {
+	var u UsageRecord
+	err := row.Scan(&u.ID, &u.OrgID, &u.ProjectID, &u.AppInstanceID, &u.AppSlug, &u.AllocationID, &u.NodeID, &u.UsageSource, &u.Meter, &u.Quantity,
+		&u.OperatingMode, &u.ControlPlaneScope, &u.RuntimeBackend, &u.StartedAt, &u.EndedAt, &u.CorrelationID, &u.PostingID, &u.RunID, &u.LeaseNo)
+	return u, err
+}
