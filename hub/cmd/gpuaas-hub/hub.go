@@ -47,6 +47,8 @@ const (
 	tidyEvery     = time.Hour
 	collectEvery  = time.Hour
 	deleteEvery   = time.Hour
+	// rotateEvery leaves three passes to empty a slot of raw usage before it is written to again.
+	rotateEvery = time.Hour
 	// uploadsKept is how long an unfinished upload to the registry stays.
 	uploadsKept  = 24 * time.Hour
 	closeTimeout = 10 * time.Second
@@ -338,6 +340,7 @@ func (h *hub) loops() []*loop.Loop {
 		loop.New("tidy", tidyEvery, h.tidy, h.log),
 		loop.New("bundle", bundleCheckEvery, h.checkBundle, h.log),
 		loop.New("collect", collectEvery, h.collect, h.log),
+		loop.New("usage slots", rotateEvery, h.rotateUsage, h.log),
 		loop.New("retention", deleteEvery, h.deleteOld, h.log),
 	}
 }
@@ -362,6 +365,10 @@ func (h *hub) collect(ctx context.Context) error {
 			slog.Int("blobs", gone.Blobs), slog.Int64("bytes", gone.Bytes))
 	}
 	return err
+}
+
+func (h *hub) rotateUsage(ctx context.Context) error {
+	return (&command.RotateUsage{DB: h.db, Log: h.log}).Do(ctx, time.Now())
 }
 
 func (h *hub) deleteOld(ctx context.Context) error {

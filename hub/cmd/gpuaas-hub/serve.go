@@ -147,6 +147,7 @@ func retentionFlags(f *pflag.FlagSet, r *command.Retention) {
 	f.DurationVar(&r.Suspense, "retention-suspense", r.Suspense, "how long records in suspense stay, 24h or longer")
 	f.DurationVar(&r.History, "retention-history", r.History, "how long operations and revisions stay that are not current, 24h or longer")
 	f.DurationVar(&r.Credentials, "retention-credentials", r.Credentials, "how long join tokens, user tokens and publish intents stay after their end, 24h or longer")
+	f.DurationVar(&r.Segments, "retention-segments", r.Segments, "how long signed usage segments stay, for disputes about usage, 24h or longer")
 }
 
 // retentions are the retentions by their flags.
@@ -155,6 +156,7 @@ func (c config) retentions() map[string]time.Duration {
 	return map[string]time.Duration{
 		"retention-events": r.Events, "retention-audit": r.Audit, "retention-leases": r.Leases, "retention-suspense": r.Suspense,
 		"retention-history": r.History, "retention-credentials": r.Credentials,
+		"retention-segments": r.Segments,
 	}
 }
 

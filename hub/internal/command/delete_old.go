@@ -25,6 +25,7 @@ const (
 	suspenseRetention   = 35 * 24 * time.Hour
 	historyRetention    = 35 * 24 * time.Hour
 	credentialRetention = 35 * 24 * time.Hour
+	segmentRetention    = 35 * 24 * time.Hour
 
 	// MinRetention is the shortest retention of anything.
 	MinRetention = 24 * time.Hour
@@ -48,6 +49,8 @@ type Retention struct {
 	History time.Duration
 	// Credentials counts from when a join token, user token or publish intent ended.
 	Credentials time.Duration
+	// Segments is the dispute window: it counts from when a usage segment was posted.
+	Segments time.Duration
 }
 
 // DefaultRetention is how long rows stay where the operator does not say.
@@ -55,6 +58,7 @@ func DefaultRetention() Retention {
 	return Retention{
 		Events: eventRetention, Audit: auditRetention, Suspense: suspenseRetention,
 		Leases: leaseRetention, History: historyRetention, Credentials: credentialRetention,
+		Segments: segmentRetention,
 	}
 }
 
@@ -87,6 +91,7 @@ func (c *DeleteOld) Do(ctx context.Context, now time.Time) error {
 		deleteOld(ctx, c, "join tokens", fleet.DeleteOldTokens, before(r.Credentials), rows),
 		deleteOld(ctx, c, "user tokens", iam.DeleteOldTokens, before(r.Credentials), rows),
 		deleteOld(ctx, c, "publish intents", artifact.DeleteOldIntents, before(r.Credentials), rows),
+		deleteOld(ctx, c, "usage segments", ledger.DeleteOldArchive, before(r.Segments), rows),
 	)
 }
 

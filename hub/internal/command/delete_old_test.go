@@ -29,7 +29,7 @@ func (w *world) deleteOld(r Retention) {
 // retention keeps everything but for what a test sets.
 func retention(set func(*Retention)) Retention {
 	const long = 10_000 * day
-	r := Retention{Events: long, Audit: long, Suspense: long, Leases: long, History: long, Credentials: long}
+	r := Retention{Events: long, Audit: long, Suspense: long, Leases: long, History: long, Credentials: long, Segments: long}
 	set(&r)
 	return r
 }
