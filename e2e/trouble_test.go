@@ -369,7 +369,7 @@ func (w *world) machine() leftover.Snapshot {
 // moving are the tables that change by themselves while a hub serves and a node is connected, and the audit trail, which has
 // a row for each refusal.
 func moving() []string {
-	return []string{"audit_rows", "node_sessions", "event_sequencer", "instance_reports", "hub_lease"}
+	return []string{"audit_rows", "node_sessions", "event_sequencer", "instance_reports", "hub_lease", "usage_slots"}
 }
 
 // rows is the content of every other table of the hub.

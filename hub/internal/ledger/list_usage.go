@@ -46,12 +46,12 @@ func ListUsage(ctx context.Context, tx db.Tx, f Filter) ([]UsageRecord, string, 
 	if err != nil {
 		return nil, "", err
 	}
-	arms := u.slots(usageColumns, f.limit()+1, f.limit()+1) + " UNION ALL (" + u.former(f.limit()+1) + ")"
+	arms := "(" + u.slots(usageColumns, f.limit()+1, f.limit()+1) + " UNION ALL (" + u.former(f.limit()+1) + "))"
 	rows, err := collect(ctx, tx, scanUsage, `SELECT u.id, s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug,
-			coalesce(s.allocation_id::text, ''), s.node_id, CASE s.kind WHEN `+u.arg(Allocation)+` THEN `+u.arg(SourceAllocation)+` ELSE `+u.arg(SourceAppRuntime)+` END,
+			coalesce(s.allocation_id::text, ''), s.node_id, CASE s.kind WHEN '`+Allocation+`' THEN '`+SourceAllocation+`' ELSE '`+SourceAppRuntime+`' END,
 			u.meter, u.quantity, s.operating_mode, s.control_plane_scope,
 			s.runtime_backend, u.started_at, u.ended_at, s.correlation_id, coalesce(u.posting_id::text, ''), u.run_id, u.lease_no
-		FROM (`+arms+`) AS u JOIN subjects s ON s.id = u.subject_id ORDER BY u.id DESC LIMIT `+u.arg(f.limit()+1), u.args...)
+		FROM `+arms+` AS u JOIN subjects s ON s.id = u.subject_id ORDER BY u.id DESC LIMIT `+u.arg(f.limit()+1), u.args...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -115,10 +115,11 @@ func subjectsWithRawUsage(ctx context.Context, tx db.Tx, f Filter) ([]pgtype.UUI
 	}
 	var w conditions
 	w.ids("", Filter{OrgID: f.OrgID, ProjectID: f.ProjectID, AppInstanceID: f.AppInstanceID})
+	w.parts = append(w.parts, "(settled_at IS NULL OR settled_at >= "+w.arg(*oldest)+")")
 	return collect(ctx, tx, func(row pgx.Row) (id pgtype.UUID, err error) {
 		err = row.Scan(&id)
 		return id, err
-	}, `SELECT id FROM subjects`+w.where()+` AND (settled_at IS NULL OR settled_at >= `+w.arg(*oldest)+`)`, w.args...)
+	}, `SELECT id FROM subjects`+w.where(), w.args...)
 }
 
 // startAt leaves out what is older than the page where many subjects would each give a page of rows: no row of the page is older than the
@@ -128,11 +129,11 @@ func (u *usageQuery) startAt(ctx context.Context, tx db.Tx, subjects, limit int)
 		return nil
 	}
 	look := *u
-	newest := look.slots("id", 1, limit)
+	newest := "(" + look.slots("id", 1, limit) + ")"
 	ids, err := collect(ctx, tx, func(row pgx.Row) (id pgtype.UUID, err error) {
 		err = row.Scan(&id)
 		return id, err
-	}, `SELECT n.id FROM (`+newest+`) AS n ORDER BY n.id DESC OFFSET `+look.arg(limit-1)+` LIMIT 1`, look.args...)
+	}, `SELECT n.id FROM `+newest+` AS n ORDER BY n.id DESC OFFSET `+look.arg(limit-1)+` LIMIT 1`, look.args...)
 	if err == nil && len(ids) > 0 {
 		u.parts = append(u.parts, "id >= "+u.arg(ids[0]))
 	}

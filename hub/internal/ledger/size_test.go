@@ -90,7 +90,7 @@ func (s *sealer) next(t testing.TB) ledger.Segment {
 // TestUsageTakesFewBytes posts a slot of four nodes with ten members and three meters each, and measures what a record takes: as a row with
 // its indexes, in its signed segment, and in the archive.
 func TestUsageTakesFewBytes(t *testing.T) {
-	const nodes, members, cuts = 4, 10, 480
+	const nodes, members, cuts = 4, 10, 432
 	w := newWorld(t)
 	w.credit("10000000")
 	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, HostBasisPoints: 7000}, "3.6")
@@ -98,7 +98,7 @@ func TestUsageTakesFewBytes(t *testing.T) {
 	for range nodes {
 		all = append(all, newSealer(w, members, noon))
 	}
-	w.now = noon.Add(3 * time.Hour)
+	w.now = noon.Add(3*time.Hour + 50*time.Minute)
 	for at := 0; at < cuts; at += 48 {
 		var batch []ledger.Segment
 		for _, s := range all {

@@ -75,11 +75,11 @@ func ReadSegment(nodeID, incarnation string, seg *protocol.UsageSegment) (Segmen
 	return out, nil
 }
 
-// PostUsage bills segments, of one node or of many, in the caller's transaction: usage rows, hours and the signed segments, with one statement a
-// table however many segments there are. The journal follows with PostPending. Records that were posted before, or twice here, are skipped; it returns
-// how many were not. Nothing that a node says about usage makes it fail: what cannot be billed goes to suspense with a reason,
-// so that a bad record never blocks the ones behind it. Closed members
-// whose last record is here now are settled by SettleFinal.
+// PostUsage bills segments, of one node or of many, in the caller's transaction: usage rows, hours and the signed segments, with one
+// statement a table however many segments there are. The journal follows with PostPending. Records that were posted before, or twice here,
+// are skipped; it returns how many were not. Nothing that a node says about usage makes it fail: what cannot be billed goes to suspense
+// with a reason, so that a bad record never blocks the ones behind it. Closed members whose last record is here now are settled by
+// SettleFinal.
 func PostUsage(ctx context.Context, tx db.Tx, now time.Time, segments ...Segment) (posted int, err error) {
 	var stores []store
 	for _, s := range segments {
