@@ -66,6 +66,6 @@ func TestMigrationsKeepTheHouseRules(t *testing.T) {
 		statement := strings.TrimSpace(sql.String())
 		require.Equal(t, 1, strings.Count(statement, ";"), "%s holds one statement", name)
 		require.True(t, strings.HasSuffix(statement, ";"), name)
-		require.Regexp(t, `(?s)IF (NOT )?EXISTS|^ALTER TABLE \w+ ALTER COLUMN \w+ DROP NOT NULL|^INSERT .*\sON CONFLICT|^UPDATE |^CREATE OR REPLACE VIEW `, statement, "%s must be able to run again", name)
+		require.Regexp(t, `(?s)IF (NOT )?EXISTS|^ALTER TABLE \w+ ALTER COLUMN \w+ DROP NOT NULL|^INSERT .*\sON CONFLICT|^UPDATE |^DELETE FROM |^CREATE OR REPLACE VIEW `, statement, "%s must be able to run again", name)
 	}
 }
