@@ -145,7 +145,8 @@ func Beat(s State, o Observation) (State, []*protocol.UsageRecord) {
 	for _, r := range o.Runs {
 		seen[r.RunID] = r
 	}
-	var gone, due []string
+	var gone, due, soon []string
+	full := false
 	for i := range s.Intervals {
 		iv := &s.Intervals[i]
 		r, ok := seen[iv.RunID]
@@ -153,9 +154,18 @@ func Beat(s State, o Observation) (State, []*protocol.UsageRecord) {
 		case ended:
 			gone = append(gone, iv.RunID)
 			due = append(due, iv.MemberID)
-		case ok && r.LeaseNo != 0 && iv.LeaseNo != r.LeaseNo, iv.Until.Sub(iv.CutAt) >= cutEvery:
+		case iv.Until.Sub(iv.CutAt) >= cutEvery:
+			full = true
 			due = append(due, iv.MemberID)
+		case ok && r.LeaseNo != 0 && iv.LeaseNo != r.LeaseNo:
+			due = append(due, iv.MemberID)
+		case !iv.StartedAt.IsZero() && iv.Until.Sub(iv.CutAt) >= cutEvery/2:
+			soon = append(soon, iv.MemberID)
 		}
+	}
+	if full {
+		// All members come to be cut at the same beats, so that their records share segments, each with a signature and a sync of its own.
+		due = append(due, soon...)
 	}
 	records := s.cutMembers(due)
 	s.Intervals = slices.DeleteFunc(s.Intervals, func(iv Interval) bool { return slices.Contains(gone, iv.RunID) })

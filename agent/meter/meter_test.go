@@ -192,3 +192,39 @@ func restart(t testing.TB, s meter.State) meter.State {
 	require.NoError(t, json.Unmarshal(b, &back))
 	return back
 }
+
+// Members that were started at different times come to be cut at the same beats: a segment has the records of all of them.
+func TestMembersAreCutAtTheSameBeats(t *testing.T) {
+	started := map[string]float64{"r1": 0, "r2": 4, "r3": 11, "r4": 17, "r5": 26}
+	var s meter.State
+	cuts := map[float64]map[string]bool{}
+	for now := 1.0; now <= 200; now++ {
+		var runs []meter.Run
+		for run, from := range started {
+			if now > from {
+				r := up(run, from, now-from)
+				r.MemberID = "m" + run
+				runs = append(runs, r)
+			}
+		}
+		var records []*protocol.UsageRecord
+		s, records = meter.Beat(s, look(now, runs...))
+		for _, r := range records {
+			require.LessOrEqual(t, r.GetEndedAt().AsTime().Sub(r.GetStartedAt().AsTime()), 30*time.Second)
+			if cuts[now] == nil {
+				cuts[now] = map[string]bool{}
+			}
+			cuts[now][r.GetMemberId()] = true
+		}
+	}
+	apart := 0
+	for now, members := range cuts {
+		if now > 60 {
+			require.Len(t, members, len(started), "second %v", now)
+		} else {
+			apart++
+		}
+	}
+	require.LessOrEqual(t, apart, 4)
+	require.Len(t, cuts, apart+5, "a cut every 30 s")
+}
