@@ -1251,7 +1251,7 @@ type AppInstanceCreate struct {
 	DisplayName       DisplayName            `json:"display_name"`
 	OperatingMode     OperatingMode          `json:"operating_mode,omitempty,omitzero"`
 
-	// Parameters Checked against the version's parameter schema
+	// Parameters Checked against the version's parameter schema. Not for secrets: they are shown again by this API and stand in the arguments and the environment of containers
 	Parameters      map[string]interface{} `json:"parameters,omitempty,omitzero"`
 	PlacementIntent PlacementIntent        `json:"placement_intent,omitempty,omitzero"`
 	Version         VersionName            `json:"version"`

@@ -87,13 +87,14 @@ func (s *sealer) next(t testing.TB) ledger.Segment {
 	return read.Signed(raw)
 }
 
-// TestUsageTakesFewBytes posts a slot of four nodes with ten members and three meters each, and measures what a record takes: as a row with
-// its indexes, in its signed segment, and in the archive.
-func TestUsageTakesFewBytes(t *testing.T) {
+// TestAYearOfUsageFitsOnADisk posts a slot of four nodes with ten members and three meters each, measures what a record takes as a row with
+// its indexes, in its signed segment and in the archive, and what hours, postings and leases take, and multiplies.
+func TestAYearOfUsageFitsOnADisk(t *testing.T) {
 	const nodes, members, cuts = 4, 10, 432
 	w := newWorld(t)
 	w.credit("10000000")
 	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, HostBasisPoints: 7000}, "3.6")
+	w.price(ledger.Price{Meter: protocol.MeterCPUSeconds, HostBasisPoints: 7000}, "0.1")
 	var all []*sealer
 	for range nodes {
 		all = append(all, newSealer(w, members, noon))
@@ -122,15 +123,63 @@ func TestUsageTakesFewBytes(t *testing.T) {
 	for !must(w, func(ctx context.Context, tx db.Tx) (bool, error) { return ledger.ArchiveNext(ctx, tx, slot) }) {
 	}
 	require.EqualValues(t, records, number(w, `SELECT sum(records)::INT8 FROM usage_archive`))
-	size := func(table string) float64 {
-		return float64(number(w, fmt.Sprintf(`SELECT pg_total_relation_size('%s')`, table))) / records
+	size := func(rows float64, tables ...string) (bytes float64) {
+		for _, table := range tables {
+			bytes += float64(number(w, fmt.Sprintf(`SELECT pg_total_relation_size('%s')`, table)))
+		}
+		return bytes / rows
 	}
-	raw, signed, archived := size(fmt.Sprintf("usage_records_%d", slot.No)), size(fmt.Sprintf("usage_segments_%d", slot.No)), size("usage_archive")
+	slotNo := func(table string) string { return fmt.Sprintf("%s_%d", table, slot.No) }
+	raw, signed, archived := size(records, slotNo("usage_records")), size(records, slotNo("usage_segments")), size(records, "usage_archive")
 	packed := float64(number(w, `SELECT sum(octet_length(packed))::INT8 FROM usage_archive`)) / records
 	t.Logf("bytes a record: %.1f as a row with its indexes, %.1f in its signed segment, %.1f packed, %.1f in the archive with all of its row",
 		raw, signed, packed, archived)
 	require.Less(t, raw, 330.0)
 	require.Less(t, archived, 24.0)
+
+	// Hours and postings of more members than were made, so that pages are as full as on a hub in use.
+	w.now = w.now.Add(24 * time.Hour)
+	w.flush()
+	must(w, func(ctx context.Context, tx db.Tx) (int64, error) {
+		tag, err := tx.Exec(ctx, `INSERT INTO usage_hours SELECT gen_random_uuid(), hour, meter, price_id, quantity, records, charged_nanos, collected_nanos,
+			written_off_nanos, host_nanos FROM usage_hours CROSS JOIN generate_series(1, 100)`)
+		return tag.RowsAffected(), err
+	})
+	hour := size(float64(number(w, `SELECT count(*) FROM usage_hours`)), "usage_hours")
+	for range 100 {
+		must(w, func(ctx context.Context, tx db.Tx) (int64, error) {
+			tag, err := tx.Exec(ctx, `WITH p AS (INSERT INTO postings SELECT gen_random_uuid(), 'usage:' || gen_random_uuid(), kind, subject_kind, subject_id, org_id, project_id,
+					app_instance_id, meter, price_id, period_from, period_to, corrects, description, correlation_id, created_at FROM postings WHERE kind = 'usage' LIMIT 40 RETURNING id)
+				INSERT INTO entries SELECT p.id, l.leg, 'hold:' || p.id, 'EUR', l.leg FROM p CROSS JOIN generate_series(0, 2) AS l(leg)`)
+			return tag.RowsAffected(), err
+		})
+	}
+	posting := size(float64(number(w, `SELECT count(*) FROM postings`)), "postings", "entries")
+	lease := size(float64(number(w, `SELECT count(*) FROM leases`)), "leases")
+
+	// A year of 1,000 nodes with ten members and three meters, two of them with a price, a record in 30 s, a lease in twelve hours.
+	const (
+		running = 10_000
+		daily   = running * 3 * 24 * 120
+		year    = 365.0
+	)
+	total := 0.0
+	for _, part := range []struct {
+		what  string
+		bytes float64
+	}{
+		{"raw records of 28 hours", daily * 28 / 24 * raw},
+		{"signed segments of 28 hours", daily * 28 / 24 * signed},
+		{"packed segments of 35 days", daily * 35 * archived},
+		{"hours of a year", running * 3 * 24 * year * hour},
+		{"postings of a year, two of usage and two of holds a member and day", running * 4 * year * posting},
+		{"leases of 36 days", running * 2 * 36 * lease},
+	} {
+		t.Logf("%6.1f GB  %s", part.bytes/1e9, part.what)
+		total += part.bytes
+	}
+	t.Logf("%6.1f GB  in all; %.0f bytes an hour's row, %.0f a posting with its entries, %.0f a lease", total/1e9, hour, posting, lease)
+	require.Less(t, total, 190e9, "a disk of 200 GB, with room for the write-ahead log, events and everything else")
 }
 
 // Segments are unpacked as they were packed, and an altered row is noticed.
