@@ -73,8 +73,21 @@ func takeOneNetwork(s *Snapshot, where string) error {
 	return errors.Join(takeLinks(s, where), takeRoutes(s, where), takeFirewall(s, where), takeSysctls(s, where))
 }
 
+// maxDumps bounds how often a listing is asked for that changes while the kernel gives it out.
+const maxDumps = 100
+
+// dumped asks the kernel for a listing again where it changed meanwhile: other programs make links at any time.
+func dumped[T any](list func() ([]T, error)) (all []T, err error) {
+	for range maxDumps {
+		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return all, err
+}
+
 func takeLinks(s *Snapshot, where string) error {
-	links, err := netlink.LinkList()
+	links, err := dumped(netlink.LinkList)
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}
@@ -84,7 +97,7 @@ func takeLinks(s *Snapshot, where string) error {
 	}
 	for _, l := range links {
 		a := l.Attrs()
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+		addrs, err := dumped(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
 		if err != nil && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("list addresses of %s: %w", a.Name, err)
 		}
@@ -99,7 +112,7 @@ func takeLinks(s *Snapshot, where string) error {
 }
 
 func takeRoutes(s *Snapshot, where string) error {
-	links, err := netlink.LinkList()
+	links, err := dumped(netlink.LinkList)
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}
@@ -108,7 +121,9 @@ func takeRoutes(s *Snapshot, where string) error {
 		names[l.Attrs().Index] = l.Attrs().Name
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		routes, err := dumped(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		})
 		if err != nil {
 			return fmt.Errorf("list routes: %w", err)
 		}

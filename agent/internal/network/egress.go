@@ -30,7 +30,7 @@ const smallestRoute = 8 // bits
 // connected are the networks that this machine reaches without a router, but for the members' own. Their public
 // addresses, too, are often trusted by what else is there.
 func (n *Network) connected() ([]netip.Prefix, error) {
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	routes, err := dumped(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}

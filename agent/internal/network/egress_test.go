@@ -1,6 +1,7 @@
 package network_test
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -184,6 +185,27 @@ func TestTheMachineBecomesNoRouter(t *testing.T) {
 	_, err = f.n.Guard(ctxOf(t))
 	require.NoError(t, err)
 	_, err = call(t, third, outsideIP+":9000", reachable)
+	require.NoError(t, err)
+}
+
+// What a bridge of the machine passes between its own ports is no routing, also where the firewall sees it (br_netfilter).
+func TestABridgeOfTheMachineGoesOnBridging(t *testing.T) {
+	f := newFixture(t)
+	base := filepath.Dir(f.outside)
+	left, right := filepath.Join(base, "left"), filepath.Join(base, "right")
+	sh(t, `ip link add own0 type bridge && ip link set own0 up; echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables || true`)
+	t.Cleanup(func() { sh(t, "ip link del own0; umount "+left+" "+right+"; rm "+left+" "+right) })
+	for i, name := range []string{left, right} {
+		sh(t, fmt.Sprintf(`touch %[1]s && unshare --net=%[1]s ip link set lo up
+			ip link add own%[2]d type veth peer name eth0 && ip link set eth0 netns %[1]s
+			ip link set own%[2]d master own0 && ip link set own%[2]d up
+			nsenter --net=%[1]s sh -c 'ip addr add 10.98.0.%[2]d/24 dev eth0; ip link set eth0 up'`, name, i+1))
+	}
+	serve(t, right, ":9000")
+	_, err := call(t, left, "10.98.0.2:9000", reachable)
+	require.NoError(t, err)
+	f.setup("m1")
+	_, err = call(t, left, "10.98.0.2:9000", reachable)
 	require.NoError(t, err)
 }
 

@@ -135,7 +135,7 @@ func (n *Network) stands(memberID string, r record) bool {
 		if err != nil {
 			return err
 		}
-		addrs, err := netlink.AddrList(link, netlink.FAMILY_V4)
+		addrs, err := dumped(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_V4) })
 		if err != nil {
 			return err
 		}
@@ -168,7 +168,7 @@ func (n *Network) removeNamespaces(memberID string) error {
 }
 
 func defaultRouteLink() (index int, ok bool) {
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	routes, err := dumped(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return 0, false
 	}

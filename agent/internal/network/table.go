@@ -90,7 +90,7 @@ func (n *Network) rules() (string, error) {
 		"{DECLARATIONS}", n.features.declarations(n.prefix),
 		"{FLOWS}", n.features.flowRules(),
 		"{EGRESS}", egress,
-		"{EARLIER_LINKS}", n.isolationRule(),
+		"{EARLIER_LINKS}", n.isolationRules(),
 		"{PORTS}", translatedPorts(),
 	).Replace(tableTemplate), nil
 }
@@ -141,17 +141,22 @@ table {TABLE} {
 }
 `
 
-// isolationRule keeps the machine from being a router between the links that it was none between.
-func (n *Network) isolationRule() string {
-	if len(n.isolated) == 0 {
-		return ""
+// isolationRules keep the machine from being a router between the links that it was none between. What comes in by a link may leave by
+// the same: with br_netfilter the firewall sees what a bridge passes between its own ports, too.
+func (n *Network) isolationRules() string {
+	var rules strings.Builder
+	for i, link := range n.isolated {
+		var others []string
+		for k, other := range n.isolated {
+			if k != i {
+				others = append(others, strconv.Quote(other))
+			}
+		}
+		if len(others) > 0 {
+			fmt.Fprintf(&rules, "iifname %q oifname { %s } drop\n\t\t", link, strings.Join(others, ", "))
+		}
 	}
-	links := make([]string, 0, len(n.isolated))
-	for _, link := range n.isolated {
-		links = append(links, strconv.Quote(link))
-	}
-	set := "{ " + strings.Join(links, ", ") + " }"
-	return "iifname " + set + " oifname " + set + " drop"
+	return rules.String()
 }
 
 // elements names a member's ports in the table's maps; the comment says whose they are, to whoever looks at the
