@@ -115,7 +115,8 @@ func withTemplateDir(m *testing.M) (code int, err error) {
 	if !sandbox.Inside() {
 		return m.Run(), nil
 	}
-	before, err := leftover.Take(leftover.Scope{IgnoreFiles: sandbox.Kept()})
+	// A containerd that is killed while it starts a shim leaves the socket that it made for it; a shim that is left is found as a process.
+	before, err := leftover.Take(leftover.Scope{IgnoreFiles: append(sandbox.Kept(), "/run/containerd/s/")})
 	if err != nil {
 		return 1, err
 	}
