@@ -13,7 +13,7 @@ import (
 // What one node may make the hub write by itself. A node that says more delays itself, or is not recorded; no other node notices.
 const (
 	// eventsBurst and eventsAnHour bound the events of the instances on a node: a report beyond them waits.
-	eventsBurst, eventsAnHour = 1000, 3600
+	eventsBurst, eventsAnHour = 4000, 3600
 	// refusalsBurst and refusalsAnHour bound the refused documents that are recorded, each perhaps with an event and an audit row.
 	refusalsBurst, refusalsAnHour = 60, 60
 	// raisesBurst and raisesAnHour bound the generations that are made because a node refused one.

@@ -163,7 +163,7 @@ func TestANodeThatRenamesItsStoreAgainAndAgainIsKeptOut(t *testing.T) {
 
 // A node whose reports made more events than its budget waits with the next one; reports of its neighbour are taken meanwhile.
 func TestANodeThatFlapsWaitsWithItsNextReport(t *testing.T) {
-	const first, all = 1000, 1020
+	const first, all = 4000, 4020
 	h := newHub(t)
 	h.publish()
 	n := h.enrol()
