@@ -16,7 +16,7 @@ import (
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// yesterdaysCommit is the release before this one: what hosts run while they upgrade, and what they go back to.
+// yesterdaysCommit is the release before this one: what hosts run until they upgrade.
 const yesterdaysCommit = "3b3942e8"
 
 // yesterday is the directory of the earlier release's programs, which TestMain has built.

@@ -3425,7 +3425,8 @@ type ClientInterface interface {
 
 	// ListUsage Measured usage, newest first
 	//
-	// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`).
+	// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`). The posting that a
+	// record names is in the ledger within the hub's posting interval, or when the bill is final.
 	//
 	// Corresponds with GET /billing/usage (the `ListUsage` operationId).
 	ListUsage(ctx context.Context, params *ListUsageParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -4637,7 +4638,8 @@ func (c *Client) ListLedger(ctx context.Context, params *ListLedgerParams, reqEd
 
 // ListUsage Measured usage, newest first
 //
-// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`).
+// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`). The posting that a
+// record names is in the ledger within the hub's posting interval, or when the bill is final.
 //
 // Corresponds with GET /billing/usage (the `ListUsage` operationId).
 func (c *Client) ListUsage(ctx context.Context, params *ListUsageParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -10584,7 +10586,8 @@ type ClientWithResponsesInterface interface {
 
 	// ListUsageWithResponse Measured usage, newest first
 	//
-	// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`).
+	// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`). The posting that a
+	// record names is in the ledger within the hub's posting interval, or when the bill is final.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -15832,7 +15835,8 @@ func (c *ClientWithResponses) ListLedgerWithResponse(ctx context.Context, params
 
 // ListUsageWithResponse Measured usage, newest first
 //
-// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`).
+// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`). The posting that a
+// record names is in the ledger within the hub's posting interval, or when the bill is final.
 //
 // Returns a wrapper object for the known response body format(s).
 //
