@@ -42,8 +42,6 @@ type Observed struct {
 	TouchedNodes []string
 	// Instances may be other than they were; wake those who watch them after the commit.
 	Instances []string
-	// Events is how many were appended for them.
-	Events int
 }
 
 // Observe takes over a node's report, in the caller's transaction: inventory, members, the steps of their instances, and for
@@ -122,7 +120,6 @@ func (r Report) ofInstances() instance.Report {
 func (o *Observed) Add(part Observed) {
 	o.TouchedNodes = append(o.TouchedNodes, part.TouchedNodes...)
 	o.Instances = append(o.Instances, part.Instances...)
-	o.Events += part.Events
 }
 
 // NodeReachable records, in the caller's transaction, that contact with a node was lost or is back. Nothing ends by it.
@@ -140,7 +137,6 @@ func follow(ctx context.Context, tx db.Tx, nodeID, action string, changes []inst
 	var out Observed
 	for _, c := range changes {
 		out.Instances = append(out.Instances, c.Instance.ID)
-		out.Events += len(c.Steps)
 		// A report has no request of its own: it goes on under the id of what was asked of the instance last.
 		m := Meta{Principal: iam.Principal{Type: iam.TypeNode, ID: nodeID}, CorrelationID: c.Instance.Operation.CorrelationID, Now: now}
 		nodes, err := m.followChange(ctx, tx, action, c)

@@ -1,19 +1,15 @@
 package intake
 
 import (
-	"context"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
-
-	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// What one node may make the hub write by itself. A node that says more delays itself, or is not recorded; no other node notices.
+// What one node may make the hub write by itself; what is beyond it is not recorded, and no other node notices. A report has no budget:
+// its events are the steps of operations that tenants asked for, however often a node changes its mind.
 const (
-	// eventsBurst and eventsAnHour bound the events of the instances on a node: a report beyond them waits.
-	eventsBurst, eventsAnHour = 4000, 3600
 	// refusalsBurst and refusalsAnHour bound the refused documents that are recorded, each perhaps with an event and an audit row.
 	refusalsBurst, refusalsAnHour = 60, 60
 	// raisesBurst and raisesAnHour bound the generations that are made because a node refused one.
@@ -26,7 +22,7 @@ const (
 
 // budget is what one node has left. It lives in memory: a hub that restarts begins anew.
 type budget struct {
-	events, refusals, raises, incarnations *rate.Limiter
+	refusals, raises, incarnations *rate.Limiter
 	// incarnation is the store's name in the newest hello.
 	incarnation string
 	usedAt      time.Time
@@ -57,8 +53,8 @@ func (b *budgets) of(nodeID string, now time.Time) *budget {
 	n := b.byNode[nodeID]
 	if n == nil {
 		n = &budget{
-			events: rate.NewLimiter(perHour(eventsAnHour), eventsBurst), refusals: rate.NewLimiter(perHour(refusalsAnHour), refusalsBurst),
-			raises: rate.NewLimiter(perHour(raisesAnHour), raisesBurst), incarnations: rate.NewLimiter(perHour(incarnationsAnHour), incarnationsBurst),
+			refusals: rate.NewLimiter(perHour(refusalsAnHour), refusalsBurst), raises: rate.NewLimiter(perHour(raisesAnHour), raisesBurst),
+			incarnations: rate.NewLimiter(perHour(incarnationsAnHour), incarnationsBurst),
 		}
 		b.byNode[nodeID] = n
 	}
@@ -91,37 +87,4 @@ func (b *budgets) mayBear(nodeID, incarnation string, now time.Time) bool {
 	}
 	n.incarnation = incarnation
 	return true
-}
-
-// wrote takes events from the node's budget.
-func (b *budgets) wrote(nodeID string, events int, now time.Time) {
-	if events == 0 {
-		return
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.of(nodeID, now).events.ReserveN(now, min(events, eventsBurst))
-}
-
-// owes is how long the node's next report has to wait.
-func (b *budgets) owes(nodeID string, now time.Time) time.Duration {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.of(nodeID, now).events.ReserveN(now, 0).DelayFrom(now)
-}
-
-// await returns when the node may report again. Its own connection waits, no turn and no other node.
-func (b *budgets) await(ctx context.Context, nodeID string, now time.Time) error {
-	delay := b.owes(nodeID, now)
-	if delay <= 0 {
-		return nil
-	}
-	t := time.NewTimer(delay)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return fault.New(fault.Unavailable, "reports_too_many", "The node changes its members more often than the hub records.", ctx.Err())
-	}
 }

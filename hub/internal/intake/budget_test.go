@@ -8,19 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestNodeThatFlapsWaitsAndNoOtherDoes(t *testing.T) {
-	var b budgets
-	now := time.Unix(1_800_000_000, 0)
-	for range eventsBurst {
-		b.wrote("n1", 1, now)
-	}
-	require.Zero(t, b.owes("n1", now))
-	b.wrote("n1", 10, now)
-	require.InDelta(t, 10*time.Hour.Seconds()/eventsAnHour, b.owes("n1", now).Seconds(), 0.01)
-	require.Zero(t, b.owes("n2", now))
-	require.Zero(t, b.owes("n1", now.Add(time.Minute)))
-}
-
 func TestNodeThatRenamesItsStoreAgainAndAgainIsNotLetIn(t *testing.T) {
 	var b budgets
 	now := time.Unix(1_800_000_000, 0)

@@ -166,9 +166,6 @@ func (i *Intake) Report(ctx context.Context, peer session.Peer, sessionNo uint64
 			return nil
 		}
 	}
-	if err := i.budgets.await(ctx, nodeID, now); err != nil {
-		return err
-	}
 	requireSigned(r.GetWorkloads(), peer)
 	at := arrival{nodeID, sessionNo, r, now}
 	out, err := i.takeReport(ctx, at)
@@ -184,7 +181,6 @@ func (i *Intake) Report(ctx context.Context, peer session.Peer, sessionNo uint64
 		return fault.New(fault.Conflict, protocol.RefusalQuarantined, "The node is quarantined; its reports do not count.", nil)
 	}
 	i.reports.Add(ctx, 1)
-	i.budgets.wrote(nodeID, out.observed.Events, now)
 	i.Changed(out.observed.Instances...)
 	for _, id := range out.observed.TouchedNodes {
 		i.Poke(id)

@@ -119,15 +119,41 @@ func (c *connection) send(ctx context.Context, m *protocol.HubMessage) error {
 	return c.control.Send(m)
 }
 
-// read takes what the node says on the control stream, no faster than messageRate.
+// hearing bounds how fast a node is heard.
+type hearing struct {
+	limiter *rate.Limiter
+	// generation is the newest that was sent; answers is how many messages it still has.
+	generation uint64
+	answers    int
+}
+
+// wait returns when the node's next message may be heard; generation is the newest that was sent to it by then.
+func (h *hearing) wait(ctx context.Context, generation uint64) error {
+	if generation > h.generation {
+		h.generation, h.answers = generation, messagesPerState
+	}
+	if h.answers > 0 {
+		h.answers--
+		return nil
+	}
+	return h.limiter.Wait(ctx)
+}
+
+func (c *connection) pushed() (generation uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.pushedGeneration
+}
+
+// read takes what the node says on the control stream, one message after the other, no faster than hearing allows.
 func (c *connection) read(ctx context.Context, receive func(*protocol.NodeMessage) error) error {
-	budget := rate.NewLimiter(messageRate, messageBurst)
+	budget := hearing{limiter: rate.NewLimiter(messageRate, messageBurst)}
 	for {
-		if err := budget.Wait(ctx); err != nil {
-			return err
-		}
 		m := &protocol.NodeMessage{}
 		if err := receive(m); err != nil {
+			return err
+		}
+		if err := budget.wait(ctx, c.pushed()); err != nil {
 			return err
 		}
 		var err error

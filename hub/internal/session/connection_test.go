@@ -12,14 +12,14 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// A node that talks without a pause is read at messageRate after its first messageBurst; one that pauses has its burst again.
-func TestNodeThatTalksWithoutAPauseIsReadAtTheRate(t *testing.T) {
+// A node that talks without a pause is heard at messageRate after its first messageBurst; one that pauses has its burst again. The
+// message behind the one that is heard was received already.
+func TestNodeThatTalksWithoutAPauseIsHeardAtTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		var readAt []time.Duration
 		const pausesAfter, messages = messageBurst + 10*messageRate, 2*messageBurst + 10*messageRate
 		c := &connection{log: slog.New(slog.DiscardHandler)}
-		errEnd := errors.New("the stream ends")
 		err := c.read(t.Context(), func(*protocol.NodeMessage) error {
 			if len(readAt) == messages {
 				return errEnd
@@ -31,11 +31,45 @@ func TestNodeThatTalksWithoutAPauseIsReadAtTheRate(t *testing.T) {
 			return nil
 		})
 		require.ErrorIs(t, err, errEnd)
-		require.Zero(t, readAt[messageBurst-1], "the first are read at once")
-		for k := messageBurst; k < pausesAfter; k++ {
-			due := time.Duration(k-messageBurst+1) * time.Second / messageRate
+		require.Zero(t, readAt[messageBurst], "the first are heard at once")
+		for k := messageBurst + 1; k < pausesAfter; k++ {
+			due := time.Duration(k-messageBurst) * time.Second / messageRate
 			require.InDelta(t, due, readAt[k], float64(time.Millisecond), "message %d", k)
 		}
-		require.Equal(t, readAt[pausesAfter], readAt[messages-1], "after a pause as many are read at once")
+		require.Equal(t, readAt[pausesAfter], readAt[messages-1], "after a pause as many are heard at once")
+	})
+}
+
+var errEnd = errors.New("the stream ends")
+
+// However many states a node is sent, it may answer each without a delay; the same state again gives it nothing.
+func TestANodeAnswersEachNewStateWithoutADelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const states = 10 * messageBurst
+		began := time.Now()
+		c := &connection{log: slog.New(slog.DiscardHandler)}
+		read := 0
+		err := c.read(t.Context(), func(*protocol.NodeMessage) error {
+			if read == states*messagesPerState {
+				return errEnd
+			}
+			c.mu.Lock()
+			c.pushedGeneration = uint64(read/messagesPerState) + 1
+			c.mu.Unlock()
+			read++
+			return nil
+		})
+		require.ErrorIs(t, err, errEnd)
+		require.Zero(t, time.Since(began))
+
+		err = c.read(t.Context(), func(*protocol.NodeMessage) error {
+			if read--; read == 0 {
+				return errEnd
+			}
+			return nil
+		})
+		require.ErrorIs(t, err, errEnd)
+		said := time.Duration(states*messagesPerState - 1 - messagesPerState - messageBurst)
+		require.InDelta(t, said*time.Second/messageRate, time.Since(began), float64(time.Millisecond))
 	})
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
@@ -161,9 +161,9 @@ func TestANodeThatRenamesItsStoreAgainAndAgainIsKeptOut(t *testing.T) {
 	require.NoError(t, say(n, "another"))
 }
 
-// A node whose reports made more events than its budget waits with the next one; reports of its neighbour are taken meanwhile.
-func TestANodeThatFlapsWaitsWithItsNextReport(t *testing.T) {
-	const first, all = 4000, 4020
+// Whatever a node says of a member, again and again, it writes no event and no audit row beyond the steps of what its tenant asked for.
+func TestANodeThatFlapsWritesNoEvents(t *testing.T) {
+	const rounds = 20
 	h := newHub(t)
 	h.publish()
 	n := h.enrol()
@@ -171,47 +171,30 @@ func TestANodeThatFlapsWaitsWithItsNextReport(t *testing.T) {
 	l.state(0)
 	h.launch()
 	state, _ := l.state(1)
-	neighbour := h.enrol()
-	beside := neighbour.connect(hello("i1"))
+	status := &protocol.WorkloadStatus{Revision: 1}
 	tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
-		for _, c := range []struct{ table, ids string }{
-			{"app_instances", `'id', md5('i' || g)`},
-			{"instance_revisions", `'instance_id', md5('i' || g)`},
-			{"instance_operations", `'id', md5('o' || g), 'instance_id', md5('i' || g)`},
-			{"instance_members", `'id', md5('m' || g), 'instance_id', md5('i' || g)`},
-			{"member_revisions", `'member_id', md5('m' || g)`},
-		} {
-			if _, err := tx.Exec(ctx, fmt.Sprintf(`INSERT INTO %[1]s SELECT r.* FROM %[1]s t, generate_series(1, %[2]d) g,
-				LATERAL jsonb_populate_record(t, jsonb_build_object(%[3]s)) r`, c.table, all, c.ids)); err != nil {
-				return 0, err
-			}
-		}
-		return 0, nil
-	})
-	statuses := tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.WorkloadStatus, error) {
-		rows, err := tx.Query(ctx, `SELECT id, instance_id FROM instance_members ORDER BY id LIMIT $1`, all)
-		if err != nil {
-			return nil, err
-		}
-		return pgx.CollectRows(rows, func(row pgx.CollectableRow) (*protocol.WorkloadStatus, error) {
-			s := &protocol.WorkloadStatus{Revision: 1, Status: "ready"}
-			return s, row.Scan(&s.MemberId, &s.InstanceId)
-		})
+		return 0, tx.QueryRow(ctx, `SELECT id, instance_id FROM instance_members`).Scan(&status.MemberId, &status.InstanceId)
 	})
 	counter := uint64(0)
-	report := func(ctx context.Context, l *line, statuses ...*protocol.WorkloadStatus) error {
+	report := func(word, reason string) {
 		counter++
-		return h.intake.Report(ctx, session.Peer{NodeID: l.node.id}, l.welcome.GetSessionNo(), &protocol.Report{
-			Counter: counter, Epoch: 1, Generation: state.GetGeneration(), Workloads: statuses,
-		})
+		status.Status, status.Reason, status.Detail, status.Restarts = word, reason, fmt.Sprint(counter), uint32(counter)
+		require.NoError(t, h.intake.Report(t.Context(), session.Peer{NodeID: n.id}, l.welcome.GetSessionNo(), &protocol.Report{
+			Counter: counter, Epoch: 1, Generation: state.GetGeneration(), Workloads: []*protocol.WorkloadStatus{proto.CloneOf(status)},
+		}))
 	}
-	require.NoError(t, report(t.Context(), l, statuses[:first]...))
-	require.NoError(t, report(t.Context(), l, statuses[first:]...))
-	require.GreaterOrEqual(t, count(h, `SELECT count(*) FROM app_instances WHERE status = 'running'`), all)
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.Equal(t, "reports_too_many", fault.As(report(over, l, statuses[0])).Code, "its connection ends before its turn comes")
-	require.NoError(t, report(t.Context(), beside, statuses[0]))
-	h.forward(time.Hour)
-	require.NoError(t, report(t.Context(), l, statuses[0]))
+	written := func() int { return count(h, `SELECT (SELECT count(*) FROM events) + (SELECT count(*) FROM audit_rows)`) }
+	report("pending", "")
+	report("ready", "")
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM app_instances WHERE status = 'running'`))
+	before := written()
+	for range rounds {
+		for _, word := range []string{"pending", "starting", "ready", "degraded", "failed", "stopping", "stopped", "removed", "unheard-of"} {
+			report(word, "")
+			report(word, "crash_loop")
+			h.forward(time.Minute)
+		}
+	}
+	require.Equal(t, before, written())
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM instance_members WHERE restarts = $1`, counter), "each report was taken")
 }

@@ -45,9 +45,12 @@ const (
 	// its place longer than pushWait goes on without one, so that nodes that do not read cannot hold up the others.
 	maxParallelPushes = 64
 	pushWait          = time.Second
-	// messageRate and messageBurst bound what one node may say on its control stream. One that says more is read later, and delays itself.
+	// messageRate and messageBurst bound what one node may say on its control stream. One that says more is heard later, and delays itself.
 	messageRate  = 10 // a second
 	messageBurst = 100
+	// messagesPerState is how many messages do not count after a new state was sent: that it and its leases were accepted, and
+	// reports of what came of it. However fast tenants act, their node is heard at once.
+	messagesPerState = 4
 	// maxUsageAhead is how many segments of one stream may wait for the same commit: a node that catches up sends several.
 	maxUsageAhead = 16
 	// segmentEnvelopeBytes is what the envelope of a usage segment may add to its payload.
