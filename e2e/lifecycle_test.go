@@ -1,14 +1,24 @@
 package e2e_test
 
 import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
 	"math/big"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/e2e/cluster"
 	"github.com/gpuaas/gpuaas/e2e/leftover"
 	"github.com/gpuaas/gpuaas/pkg/client"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // beat is the agents' beat in these tests: how far the bill may be from the truth, in the tenant's favour.
@@ -60,6 +70,8 @@ func TestLaw09DecommissionLeavesNothingAndTheBillIsTheTruth(t *testing.T) {
 	off := new(big.Rat).Sub(paid, want)
 	require.LessOrEqual(t, off.Abs(off).Cmp(big.NewRat(1, 1_000_000_000)), 0, "paid %s for %s s", paid.FloatString(9), seconds.FloatString(6))
 
+	require.Equal(t, seconds.RatString(), w.signedSeconds(second).RatString(), "what the node signed is what was billed")
+
 	events, err := w.tenant.Events(w.ctx, w.operator, second.ID)
 	require.NoError(t, err)
 	var types []string
@@ -71,6 +83,38 @@ func TestLaw09DecommissionLeavesNothingAndTheBillIsTheTruth(t *testing.T) {
 		"apps.instance.requested", "apps.instance.deploying", "apps.instance.running",
 		"apps.instance.decommission_requested", "apps.instance.decommissioned",
 	}, types)
+}
+
+// signedSeconds sums the session time of an instance in the segments that the hub exports, each verified with the node's key.
+func (w *world) signedSeconds(i client.AppInstance) *big.Rat {
+	w.t.Helper()
+	raw, err := os.ReadFile(filepath.Join(w.agent.Config.DataDir(), "node.crt"))
+	require.NoError(w.t, err)
+	block, _ := pem.Decode(raw)
+	require.NotNil(w.t, block)
+	certificate, err := x509.ParseCertificate(block.Bytes)
+	require.NoError(w.t, err)
+	key, ok := certificate.PublicKey.(ed25519.PublicKey)
+	require.True(w.t, ok)
+	out, err := cluster.ExportUsage(w.ctx, w.hub.Config, w.agent.Ready.NodeID)
+	require.NoError(w.t, err)
+	micros := int64(0)
+	for line := range bytes.Lines(out) {
+		var segment struct {
+			Envelope []byte `json:"envelope"`
+		}
+		require.NoError(w.t, json.Unmarshal(line, &segment))
+		env := &protocol.Envelope{}
+		require.NoError(w.t, proto.Unmarshal(segment.Envelope, env))
+		v, err := protocol.VerifySegment(env, key)
+		require.NoError(w.t, err)
+		for _, r := range v.Message().GetRecords() {
+			if r.GetMemberId() == i.Members[0].ID && r.GetMeter() == protocol.MeterSessionSeconds {
+				micros += r.GetQuantity()
+			}
+		}
+	}
+	return big.NewRat(micros, 1_000_000)
 }
 
 // requireWithinBeat holds billed seconds against the time that containerd saw: never more, and less by one beat at most.

@@ -139,6 +139,11 @@ func AdminToken(ctx context.Context, c HubConfig) error {
 	return err
 }
 
+// ExportUsage runs `gpuaas-hub usage export` for a node and returns its lines.
+func ExportUsage(ctx context.Context, c HubConfig, nodeID string) ([]byte, error) {
+	return run(ctx, c.binary(), "usage", "export", "--data-dir", c.DataDir(), "--node", nodeID)
+}
+
 // Destroy removes all of a killed hub's data, as a lost disk would, once its database has ended.
 func Destroy(ctx context.Context, c HubConfig) error {
 	pid, err := os.ReadFile(filepath.Join(c.DataDir(), "postgres", "data", "postmaster.pid"))
