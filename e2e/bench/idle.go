@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -98,25 +99,41 @@ func ResidentBytes(pid int) (int64, error) {
 	return pages * int64(os.Getpagesize()), err
 }
 
-// measureIdle looks at the agent without and with many workloads.
+// measureIdle looks at the agent without workloads, with many, and with many that are probed as often as a manifest may ask for.
 func measureIdle(ctx context.Context, e *Env) ([]Result, error) {
 	s, err := e.Stand(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var results []Result
 	alone, err := MeasureIdle(ctx, e, s.Agent.PID)
 	if err != nil {
 		return nil, err
 	}
-	results = append(results, idleResults("none", "no workload", alone, 48)...)
+	few, err := s.idleWithMany(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	version := s.version
+	often := bytes.Replace(appManifest, []byte("period_millis: 5000"), []byte("period_millis: 1000"), 1)
+	if err := s.release(ctx, probedVersion, often); err != nil {
+		return nil, err
+	}
+	probed, err := s.idleWithMany(ctx, e)
+	s.version = version
+	return slices.Concat(
+		idleResults("none", "no workload", alone, 48),
+		idleResults("many", fmt.Sprintf("%d workloads, each probed every 5 s", manyAtOnce), few, 64),
+		idleResults("probed", fmt.Sprintf("%d workloads, each probed every second", manyAtOnce), probed, 64),
+	), err
+}
+
+// idleWithMany watches the agent beside many workloads.
+func (s *Stand) idleWithMany(ctx context.Context, e *Env) (idle Idle, err error) {
 	ids, _, err := s.LaunchMany(ctx, manyAtOnce)
 	if err == nil {
-		var busy Idle
-		busy, err = MeasureIdle(ctx, e, s.Agent.PID)
-		results = append(results, idleResults("many", fmt.Sprintf("%d workloads", manyAtOnce), busy, 64)...)
+		idle, err = MeasureIdle(ctx, e, s.Agent.PID)
 	}
-	return results, errors.Join(err, s.DecommissionAll(ctx, ids))
+	return idle, errors.Join(err, s.DecommissionAll(ctx, ids))
 }
 
 func idleResults(name, with string, i Idle, maxMB float64) []Result {

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
 	"github.com/gpuaas/gpuaas/e2e/cluster"
 	"github.com/gpuaas/gpuaas/e2e/floor"
 	"github.com/gpuaas/gpuaas/e2e/scenario"
@@ -24,6 +26,8 @@ import (
 const (
 	appSlug    = "bench"
 	appVersion = "1.0.0"
+	// probedVersion is the same app, probed every second instead of every five.
+	probedVersion = "1.0.1"
 	// price is an hour's, in the tenants' currency.
 	price = "3.60"
 	// credit is more than any run can cost.
@@ -41,6 +45,11 @@ type Stand struct {
 	Tenant     *scenario.Tenant
 	Operator   *client.Hub
 	Allocation client.Allocation
+
+	publisher *scenario.Publisher
+	image     v1.Image
+	// version is launched.
+	version string
 }
 
 // Stand starts everything at the first call; the rows share it.
@@ -148,12 +157,11 @@ func (s *Stand) ship(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	publisher, err := s.Tenant.NewPublisher(ctx)
-	if err != nil {
+	s.image = image
+	if s.publisher, err = s.Tenant.NewPublisher(ctx); err != nil {
 		return err
 	}
-	_, err = s.Tenant.Ship(ctx, publisher, scenario.Release{AppSlug: appSlug, Version: appVersion, Image: image, Template: appManifest})
-	if err != nil {
+	if err := s.release(ctx, appVersion, appManifest); err != nil {
 		return err
 	}
 	if err := errors.Join(s.Tenant.Entitle(ctx, appSlug), s.Tenant.Price(ctx, appSlug, price)); err != nil {
@@ -165,6 +173,13 @@ func (s *Stand) ship(ctx context.Context, e *Env) error {
 	}
 	cores := max(int32(node.CPUCores), 1)
 	s.Allocation, err = s.Tenant.Allocate(ctx, s.Tenant.Admin, s.Agent.Ready.NodeID, cores, 1024)
+	return err
+}
+
+// release ships a version, which is launched from then on.
+func (s *Stand) release(ctx context.Context, version string, manifest []byte) error {
+	s.version = version
+	_, err := s.Tenant.Ship(ctx, s.publisher, scenario.Release{AppSlug: appSlug, Version: version, Image: s.image, Template: manifest})
 	return err
 }
 
@@ -185,7 +200,7 @@ func (s *Stand) Launch(ctx context.Context, name string) (client.AppInstance, ti
 
 func (s *Stand) request(name string) client.AppInstanceCreate {
 	return client.AppInstanceCreate{
-		AppSlug: appSlug, Version: appVersion, DisplayName: name, PlacementIntent: client.PlacementIntent{AllocationIds: []string{s.Allocation.ID}},
+		AppSlug: appSlug, Version: s.version, DisplayName: name, PlacementIntent: client.PlacementIntent{AllocationIds: []string{s.Allocation.ID}},
 	}
 }
 

@@ -28,15 +28,9 @@ func (r *Reconciler) collectImages(ctx context.Context) error {
 // guardDisk ends containers that take more of the disk than they may. Their exits count as failures, with the reason disk_limit, and
 // their layers go with them: a restart begins with an empty one.
 func (r *Reconciler) guardDisk(ctx context.Context) {
-	tick := time.NewTicker(runtime.GuardEvery)
-	defer tick.Stop()
 	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		for _, x := range r.runtime.OverLimit(ctx) {
+		over, pause := r.runtime.OverLimit(ctx)
+		for _, x := range over {
 			r.log.WarnContext(ctx, "a container takes too much of the disk and is ended", "container", x.ID, "why", x.Detail)
 			if err := r.store.UpdateRun(x.ID, func(run *state.Run) { run.OverDisk = x.Detail }); err != nil {
 				r.log.ErrorContext(ctx, "cannot keep why a container is ended", "container", x.ID, "error", err)
@@ -45,6 +39,12 @@ func (r *Reconciler) guardDisk(ctx context.Context) {
 				r.log.WarnContext(ctx, "cannot end a container", "container", x.ID, "error", err)
 			}
 			r.Wake()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.more:
+		case <-time.After(untilSlot(time.Now(), pause)):
 		}
 	}
 }

@@ -124,7 +124,7 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 		case !ready:
 			pause = untilNextProbe(time.Since(began), took, period)
 		case err == nil:
-			pause = untilWellProbe(took, period)
+			pause = untilSlot(time.Now(), untilWellProbe(took, period))
 		}
 		select {
 		case <-ctx.Done():
@@ -143,6 +143,14 @@ func untilNextProbe(since, took, period time.Duration) time.Duration {
 // untilWellProbe is the pause before a service that is ready and well is probed again.
 func untilWellProbe(took, period time.Duration) time.Duration {
 	return max(period, wellPeriod, min(wellShare*took, maxWellPeriod))
+}
+
+// slot is the grid on which an idle node wakes up: for many probes at once rather than for each, because the wake-up costs most.
+const slot = 250 * time.Millisecond
+
+// untilSlot moves the end of a pause to the nearest slot.
+func untilSlot(now time.Time, pause time.Duration) time.Duration {
+	return now.Add(pause + slot/2).Truncate(slot).Sub(now)
 }
 
 func (r *Reconciler) becameReady(ctx context.Context, c agent.Container) bool {
@@ -210,8 +218,11 @@ func (r *Reconciler) probeExec(ctx context.Context, containerID string, argv []s
 	return err
 }
 
+// probeDialer spares the system calls for keep-alive packets: a probe's connection ends with its answer.
+func probeDialer() *net.Dialer { return &net.Dialer{KeepAlive: -1} }
+
 func probeTCP(ctx context.Context, addr string) error {
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp4", addr)
+	conn, err := probeDialer().DialContext(ctx, "tcp4", addr)
 	if err != nil {
 		return err
 	}
@@ -230,7 +241,7 @@ func probeHTTP(ctx context.Context, addr, path string) error {
 	// A connection of its own each time: a kept one would not show that new callers get in. By hand, because a node does this all
 	// the time for each of its workloads, and an http.Transport costs a multiple.
 	req.Close = true
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp4", addr)
+	conn, err := probeDialer().DialContext(ctx, "tcp4", addr)
 	if err != nil {
 		return err
 	}

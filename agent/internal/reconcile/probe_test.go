@@ -37,3 +37,14 @@ func TestProbingAReadyServiceHasABoundedCost(t *testing.T) {
 	require.Equal(t, 2*time.Second, untilWellProbe(100*time.Millisecond, time.Second), "a twentieth of the time at most")
 	require.Equal(t, 5*time.Second, untilWellProbe(2*time.Second, time.Second), "and yet it is probed")
 }
+
+func TestPausesOfAnIdleNodeEndTogether(t *testing.T) {
+	began := time.Unix(1_800_000_000, 0)
+	for _, at := range []time.Duration{0, 3 * time.Millisecond, 130 * time.Millisecond, 249 * time.Millisecond} {
+		for _, pause := range []time.Duration{250 * time.Millisecond, time.Second, 5 * time.Second} {
+			until := untilSlot(began.Add(at), pause)
+			require.Zero(t, began.Add(at+until).UnixMilli()%slot.Milliseconds())
+			require.InDelta(t, pause, until, float64(slot/2))
+		}
+	}
+}

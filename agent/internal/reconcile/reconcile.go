@@ -37,7 +37,7 @@ type Runtime interface {
 	Leftovers(ctx context.Context, memberID string) ([]string, error)
 	AllStats(ctx context.Context) (map[string]runtime.Stats, error)
 	RotateLogs(ctx context.Context) error
-	OverLimit(ctx context.Context) []runtime.Excess
+	OverLimit(ctx context.Context) (over []runtime.Excess, pause time.Duration)
 	CollectImages(ctx context.Context, need int64, keep ...runtime.ImageRef) error
 	Exec(ctx context.Context, id string, argv []string, timeout time.Duration) (code int, err error)
 	Conditions() []string
@@ -135,6 +135,9 @@ type Reconciler struct {
 	alarm   *time.Timer
 	pulls   chan struct{}
 	actions chan struct{}
+	// more wakes the guard of the disk when there are more containers than in the pass before, which has seen this many.
+	more    chan struct{}
+	guarded int
 	// beating orders beats, so that the meter never sees an older look after a newer one.
 	beating sync.Mutex
 	// steady has a share for whoever brings the clock and times in the store together; all of it is held to set the clock.
@@ -182,7 +185,7 @@ func New(cfg Config, store *state.Store, clock *state.Clock, rt Runtime, nw Netw
 	}
 	r := &Reconciler{
 		cfg: cfg, store: store, clock: clock, runtime: rt, network: nw, hub: hub, log: cfg.Log,
-		pulls: make(chan struct{}, maxPulls), actions: make(chan struct{}, maxActions), steady: semaphore.NewWeighted(everyone),
+		pulls: make(chan struct{}, maxPulls), actions: make(chan struct{}, maxActions), more: make(chan struct{}, 1), steady: semaphore.NewWeighted(everyone),
 		busy: map[string]*work{}, hold: map[string]time.Time{}, probers: map[string]*prober{}, trouble: map[string]string{},
 	}
 	r.imageGC = loop.New("images", imagesEvery, r.collectImages, cfg.Log)
@@ -253,6 +256,13 @@ func (r *Reconciler) pass(ctx context.Context) error {
 		r.start(ctx, a)
 	}
 	r.probe(ctx, look)
+	if len(look.observed.Containers) > r.guarded {
+		select {
+		case r.more <- struct{}{}:
+		default:
+		}
+	}
+	r.guarded = len(look.observed.Containers)
 	r.publish(Report{
 		Epoch: look.desired.Epoch, Generation: look.desired.Generation,
 		Workloads: r.statuses(ctx, look, now),

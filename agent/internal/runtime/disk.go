@@ -24,15 +24,20 @@ import (
 // it, both are measured, and a container that takes too much is ended: see docs/adr/0019-*.
 
 const (
-	// GuardEvery is how often OverLimit is to be called.
+	// GuardEvery is how often OverLimit is called while containers write, guardQuiet while they do not, guardIdle while none runs.
 	GuardEvery = 250 * time.Millisecond
+	guardQuiet = time.Second
+	guardIdle  = 10 * time.Second
+	// quietLog and quietDisk are what a log and the file system may grow by between two calls that find all quiet.
+	quietLog  = 64 << 10
+	quietDisk = 4 << 20
 	// DefaultDiskBytes is what a container may write to its own file system where its service says nothing.
 	DefaultDiskBytes = 10 << 30
 	// bytesPerFile is what each file and directory counts for at least, which bounds their number.
 	bytesPerFile = 4 << 10
 	// maxDepth bounds directories in directories: the time to measure them grows with the square of it.
 	maxDepth = 1000
-	// logBurst times MaxLogBytes is what a container may write to its log between two calls of OverLimit.
+	// logBurst times MaxLogBytes is what a container may write to its log within GuardEvery.
 	logBurst = 4
 	// growth is by how much the file system must have filled before a layer is measured again; for small limits it is a part of these.
 	growth     = 64 << 20
@@ -68,17 +73,24 @@ type diskWatch struct {
 	layers map[string]*layer
 	// restUntil is when layers may be measured again.
 	restUntil time.Time
+	// calledAt is the time of the last call, fullness how much of the file system was in use then.
+	calledAt time.Time
+	fullness int64
 }
 
-// OverLimit looks at what running containers have written and returns those that must be ended. Logs over their size are cut. It costs
-// little while nothing is written: call it each GuardEvery, from one goroutine.
-func (r *Runtime) OverLimit(ctx context.Context) []Excess {
+// OverLimit measures what running containers have written and returns those that must be ended, and the pause until it is to be called
+// again, which is at most GuardEvery while they write. Logs over their size are cut. It is called from one goroutine.
+func (r *Runtime) OverLimit(ctx context.Context) (over []Excess, pause time.Duration) {
 	r.mu.Lock()
 	running := maps.Clone(r.running)
 	r.mu.Unlock()
 	w := &r.disk
+	now := time.Now()
+	// A container may write for longer between two calls that are further apart.
+	burst := logBurst * r.cfg.MaxLogBytes * max(1, int64(min(now.Sub(w.calledAt), guardIdle)/GuardEvery))
+	w.calledAt = now
+	quiet := true
 	maps.DeleteFunc(w.layers, func(id string, _ *layer) bool { _, runs := running[id]; return !runs })
-	var out []Excess
 	for id := range running {
 		l, known := w.layers[id]
 		if !known {
@@ -91,11 +103,20 @@ func (r *Runtime) OverLimit(ctx context.Context) []Excess {
 				l.logBytes = info.Size() // what was written while nobody looked is no burst
 			}
 		}
-		if grown := r.boundLog(id, l); grown > logBurst*r.cfg.MaxLogBytes {
-			out = append(out, Excess{id, fmt.Sprintf("the container wrote %d MiB of output within %v", grown>>20, GuardEvery)})
+		grown := r.boundLog(id, l)
+		quiet = quiet && grown <= quietLog
+		if grown > burst {
+			over = append(over, Excess{id, fmt.Sprintf("the container wrote %d MiB of output at once", grown>>20)})
 		}
 	}
-	return append(out, r.fullLayers(ctx)...)
+	if len(running) == 0 {
+		return nil, guardIdle
+	}
+	full, still := r.fullLayers(ctx)
+	if quiet && still {
+		return append(over, full...), guardQuiet
+	}
+	return append(over, full...), GuardEvery
 }
 
 // boundLog cuts a log over its size and returns by how much it has grown since the last call.
@@ -115,14 +136,20 @@ func (r *Runtime) boundLog(id string, l *layer) (grown int64) {
 	return grown
 }
 
-// fullLayers measures the layers that may have grown, those first that were not measured for longest.
-func (r *Runtime) fullLayers(ctx context.Context) []Excess {
+// fullLayers measures the layers that may have grown, those first that were not measured for longest. quiet reports that the file
+// system has hardly filled since the last call.
+func (r *Runtime) fullLayers(ctx context.Context) (over []Excess, quiet bool) {
 	var st unix.Statfs_t
 	began := time.Now()
-	if began.Before(r.disk.restUntil) || unix.Statfs(r.host.contentRoot, &st) != nil {
-		return nil
+	if unix.Statfs(r.host.contentRoot, &st) != nil {
+		return nil, false
 	}
 	fullness := int64(st.Blocks-st.Bfree) * st.Bsize
+	quiet = fullness-r.disk.fullness <= quietDisk
+	r.disk.fullness = fullness
+	if began.Before(r.disk.restUntil) {
+		return nil, quiet
+	}
 	due := slices.DeleteFunc(slices.Collect(maps.Keys(r.disk.layers)), func(id string) bool {
 		l := r.disk.layers[id]
 		l.fullness = min(l.fullness, fullness)
@@ -132,16 +159,15 @@ func (r *Runtime) fullLayers(ctx context.Context) []Excess {
 	slices.SortFunc(due, func(a, b string) int {
 		return cmp.Or(r.disk.layers[a].measuredAt.Compare(r.disk.layers[b].measuredAt), cmp.Compare(a, b))
 	})
-	var out []Excess
 	for _, id := range due {
 		l := r.disk.layers[id]
 		used, err := r.layerUse(ctx, id, l.dir, l.limit)
 		l.measuredAt, l.fullness = time.Now(), fullness
 		switch {
 		case errors.Is(err, errTooDeep):
-			out = append(out, Excess{id, err.Error()})
+			over = append(over, Excess{id, err.Error()})
 		case err == nil && used > l.limit:
-			out = append(out, Excess{id, fmt.Sprintf("the container wrote more than %d MiB to its file system", l.limit>>20)})
+			over = append(over, Excess{id, fmt.Sprintf("the container wrote more than %d MiB to its file system", l.limit>>20)})
 		}
 		if time.Since(began) > GuardEvery {
 			break
@@ -152,7 +178,7 @@ func (r *Runtime) fullLayers(ctx context.Context) []Excess {
 		share = scarceShare
 	}
 	r.disk.restUntil = time.Now().Add(time.Since(began) * (share - 1))
-	return out
+	return over, quiet
 }
 
 // layerOf finds where containerd keeps what the container writes.

@@ -16,7 +16,8 @@ func (f *fixture) untilOver(id string) runtime.Excess {
 	f.t.Helper()
 	var found runtime.Excess
 	require.Eventually(f.t, func() bool {
-		for _, x := range f.rt.OverLimit(f.t.Context()) {
+		over, _ := f.rt.OverLimit(f.t.Context())
+		for _, x := range over {
 			if x.ID == id {
 				found = x
 			}
@@ -40,7 +41,8 @@ func TestContainerIsOverItsLimitByWhateverItWrites(t *testing.T) {
 			f.start(spec)
 			require.NotEmpty(t, f.untilOver(spec.ID).Detail)
 			f.waitForLog(calm.ID, "filled")
-			for _, x := range f.rt.OverLimit(t.Context()) {
+			over, _ := f.rt.OverLimit(t.Context())
+			for _, x := range over {
 				require.NotEqual(t, calm.ID, x.ID)
 			}
 			for _, id := range []string{spec.ID, calm.ID} {
@@ -49,6 +51,22 @@ func TestContainerIsOverItsLimitByWhateverItWrites(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestTheDiskIsWatchedMoreCloselyWhileContainersWrite(t *testing.T) {
+	f := newFixture(t)
+	_, idle := f.rt.OverLimit(t.Context())
+	spec := f.spec(f.image(), "wait", "0")
+	f.start(spec)
+	_, first := f.rt.OverLimit(t.Context())
+	require.Less(t, first, idle, "a container runs")
+	log, err := os.OpenFile(filepath.Join(f.cfg.LogDir, spec.ID+".log"), os.O_WRONLY|os.O_APPEND, 0)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, log.Close()) }()
+	_, err = log.Write(make([]byte, 1<<20))
+	require.NoError(t, err)
+	_, pause := f.rt.OverLimit(t.Context())
+	require.Equal(t, runtime.GuardEvery, pause)
 }
 
 func TestLimitOfTheServiceCountsAlsoAfterARestartOfTheAgent(t *testing.T) {

@@ -133,7 +133,9 @@ func (m *machine) Leftovers(context.Context, string) ([]string, error) { return 
 func (m *machine) RotateLogs(context.Context) error                    { return nil }
 func (m *machine) Conditions() []string                                { return nil }
 func (m *machine) Guard(context.Context) (bool, error)                 { return false, nil }
-func (m *machine) OverLimit(context.Context) []runtime.Excess          { return nil }
+func (m *machine) OverLimit(context.Context) ([]runtime.Excess, time.Duration) {
+	return nil, time.Hour
+}
 func (m *machine) Namespaces(string) network.Attachment                { return network.Attachment{} }
 
 func (m *machine) EnsureImage(context.Context, runtime.ImageRef, runtime.Credentials, *tls.Config) error {

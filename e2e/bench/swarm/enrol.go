@@ -24,7 +24,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
 
-// perAddress is how many nodes share a source address: the hub bounds how often one address may knock.
+// perAddress is how many nodes share a source address: the hub bounds the requests of an address, and those of its /24.
 const perAddress = 100
 
 // door is the hub's API for nodes that have no certificate yet.
@@ -38,7 +38,7 @@ type door struct {
 func newDoor(ctx context.Context, in Enrol) (*door, error) {
 	d := &door{in: in}
 	for i := range 1 + len(in.Tokens)/perAddress {
-		dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 77, byte(i>>8), byte(i+1))}}
+		dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, byte(64+i>>8), byte(i), 1)}}
 		d.clients = append(d.clients, &http.Client{Transport: &http.Transport{
 			DialContext: dialer.DialContext, MaxIdleConnsPerHost: enrolling,
 			// Whoever answers shows a bundle that the fingerprint's key signed; nothing else of the connection is needed here.
