@@ -115,7 +115,7 @@ func (f *far) startHub() {
 func (f *far) kill() { require.NoError(f.t, f.hub.Close()) }
 
 func (f *far) dial() (*link.Conn, error) {
-	return link.DialFrom(context.Background(), simnet.NewSimConn(nodeAddr, f.wire), hubAddr, f.node)
+	return link.DialFrom(context.Background(), simnet.NewSimConn(nodeAddr, f.wire), hubAddr, f.node, nil)
 }
 
 func (f *far) connect() (node, hub *link.Conn) {

@@ -48,7 +48,7 @@ func TestNodesAreLetInWhileForgedPacketsComeInFromManyAddresses(t *testing.T) {
 					require.NoError(t, err)
 					require.NoError(t, socket.Close())
 				}
-				node, err := link.Dial(ctx, s.addr(), s.named(t, i))
+				node, err := link.Dial(ctx, s.addr(), s.named(t, i), nil)
 				if err != nil {
 					continue
 				}
@@ -66,7 +66,7 @@ func TestSilentConnectionsOfOneNodeDoNotKeepAnotherOut(t *testing.T) {
 	const silent = 32
 	var nodes []*link.Conn
 	for range silent {
-		node, err := link.Dial(ctx, s.addr(), s.node)
+		node, err := link.Dial(ctx, s.addr(), s.node, nil)
 		require.NoError(t, err)
 		nodes = append(nodes, node)
 		if len(nodes) <= link.MaxUnsettled {

@@ -6,6 +6,8 @@ package link
 import (
 	"cmp"
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -84,13 +86,42 @@ type acceptedStream struct {
 	header *protocol.StreamHeader
 }
 
+// Tokens are what listeners gave a caller whose address they have validated (RFC 9000, section 8.1.3): shown with the next dial, they
+// spare it a Retry packet. All dials of a node share one; nil keeps none.
+type Tokens struct{ store quic.TokenStore }
+
+// tokensKept is of one listener: it sends one with each connection.
+const tokensKept = 2
+
+// NewTokens keeps the tokens of one listener.
+func NewTokens() *Tokens { return &Tokens{quic.NewLRUTokenStore(1, tokensKept)} }
+
+func (t *Tokens) config() *quic.Config {
+	c := config()
+	if t != nil {
+		c.TokenStore = t.store
+	}
+	return c
+}
+
 // Dial connects to addr (host:port, UDP). tlsConf comes from ClientTLS.
-func Dial(ctx context.Context, addr string, tlsConf *tls.Config) (*Conn, error) {
+func Dial(ctx context.Context, addr string, tlsConf *tls.Config, tokens *Tokens) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
 	defer cancel()
-	qc, err := quic.DialAddr(ctx, addr, tlsConf, config())
+	qc, err := quic.DialAddr(ctx, addr, tlsConf, tokens.config())
 	if err != nil {
 		return nil, fmt.Errorf("link: dial %s: %w", addr, err)
+	}
+	return dialled(qc), nil
+}
+
+// DialFrom is Dial on a socket that the caller has bound and closes once the connection has ended.
+func DialFrom(ctx context.Context, socket net.PacketConn, to net.Addr, tlsConf *tls.Config, tokens *Tokens) (*Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
+	defer cancel()
+	qc, err := quic.Dial(ctx, socket, to, tlsConf, tokens.config())
+	if err != nil {
+		return nil, fmt.Errorf("link: dial %s: %w", to, err)
 	}
 	return dialled(qc), nil
 }
@@ -101,9 +132,19 @@ func dialled(qc *quic.Conn) *Conn {
 	return c
 }
 
-// ResetKey is what a listener's stateless resets (RFC 9000, section 10.3) are made from. It is secret, and the same for a
-// listener and its successor at the same address.
+// ResetKey is what a listener's stateless resets (RFC 9000, section 10.3) and its callers' tokens are made from. It is secret, and the
+// same for a listener and its successor at the same address.
 type ResetKey [32]byte
+
+// tokenKey encrypts the tokens, so that a successor knows them.
+func (k *ResetKey) tokenKey() *quic.TokenGeneratorKey {
+	if k == nil {
+		return nil
+	}
+	mac := hmac.New(sha256.New, k[:])
+	mac.Write([]byte("gpuaas address validation tokens"))
+	return (*quic.TokenGeneratorKey)(mac.Sum(nil))
+}
 
 // Listener takes connections on one UDP port.
 type Listener struct {
@@ -143,7 +184,7 @@ func Listen(addr string, tlsConf *tls.Config, reset *ResetKey) (*Listener, error
 func listen(socket net.PacketConn, tlsConf *tls.Config, reset *ResetKey) (*Listener, error) {
 	l := &Listener{socket: socket, accepted: make(chan *Conn), closing: make(chan struct{})}
 	l.closed = sync.OnceFunc(func() { close(l.closing) })
-	l.transport = &quic.Transport{Conn: socket, ConnectionIDLength: connectionIDBytes, StatelessResetKey: (*quic.StatelessResetKey)(reset)}
+	l.transport = &quic.Transport{Conn: socket, ConnectionIDLength: connectionIDBytes, StatelessResetKey: (*quic.StatelessResetKey)(reset), TokenGeneratorKey: reset.tokenKey()}
 	if udp, ok := socket.(*net.UDPConn); ok {
 		l.door = newDoor(udp)
 		l.transport.Conn, l.transport.ConnContext, l.transport.VerifySourceAddress = l.door, l.door.begin, l.door.mustValidate

@@ -116,7 +116,7 @@ func (s *setup) connect(t *testing.T) (node, hub *link.Conn) {
 func (s *setup) connectAs(t *testing.T, as *tls.Config) (node, hub *link.Conn) {
 	t.Helper()
 	ctx := deadline(t)
-	node, err := link.Dial(ctx, s.addr(), as)
+	node, err := link.Dial(ctx, s.addr(), as, nil)
 	require.NoError(t, err)
 	hub, err = s.listener.Accept(ctx)
 	require.NoError(t, err)
@@ -142,7 +142,7 @@ func (s *setup) open(t *testing.T, node, hub *link.Conn, kind protocol.StreamHea
 // refused holds when the dial fails, or when the server ends the connection because of the client's certificate.
 func (s *setup) refused(t *testing.T, conf *tls.Config) error {
 	t.Helper()
-	conn, err := link.Dial(deadline(t), s.addr(), conf)
+	conn, err := link.Dial(deadline(t), s.addr(), conf, nil)
 	if err != nil {
 		return err
 	}
@@ -240,7 +240,7 @@ func TestNodeWithDeadClockDialsByItsTimeFloor(t *testing.T) {
 		return clock
 	}
 	conf := link.ClientTLS(s.nodeCA.issue(t, protocol.NodeSPIFFE(domain, "node-1")), peer)
-	conn, err := link.Dial(deadline(t), s.addr(), conf)
+	conn, err := link.Dial(deadline(t), s.addr(), conf, nil)
 	require.NoError(t, err)
 	require.NoError(t, conn.Close(link.CodeOK, ""))
 }
@@ -334,7 +334,7 @@ func TestDialsBeyondTheListenersPlacesWaitInLineAndAreAllTaken(t *testing.T) {
 	for i := range dials {
 		as := s.named(t, i)
 		dialling.Go(func() error {
-			node, err := link.Dial(ctx, s.addr(), as)
+			node, err := link.Dial(ctx, s.addr(), as, nil)
 			if err == nil {
 				<-node.Done()
 			}
@@ -362,7 +362,7 @@ func TestCallerWaitsInLineAsLongAsAllPlacesOfItsSourceAreTaken(t *testing.T) {
 	waits := func() {
 		short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 		defer cancel()
-		_, err := link.Dial(short, s.addr(), last)
+		_, err := link.Dial(short, s.addr(), last, nil)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 	}
 	waits()
@@ -381,7 +381,7 @@ func TestStoppedListenerKeepsItsConnectionsAndAnswersNoDial(t *testing.T) {
 	s.open(t, node, hub, protocol.StreamHeader_KIND_CONTROL)
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	_, err := link.Dial(ctx, s.addr(), s.node)
+	_, err := link.Dial(ctx, s.addr(), s.node, nil)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	_, err = s.listener.Accept(deadline(t))
 	require.ErrorIs(t, err, link.ErrClosed)

@@ -80,6 +80,7 @@ type Uplink struct {
 	log   *slog.Logger
 	// acceptor verifies what comes.
 	acceptor accept.Acceptor
+	tokens   *link.Tokens
 
 	mu   sync.Mutex
 	conn *link.Conn
@@ -127,6 +128,7 @@ func New(cfg Config, creds *Credentials, store *state.Store, clock *state.Clock)
 		clock:    clock,
 		log:      cfg.Log,
 		acceptor: accept.Acceptor{Store: store, Node: creds.Node},
+		tokens:   link.NewTokens(),
 		refused:  make(chan struct{}, 1),
 	}
 }
@@ -222,7 +224,7 @@ func (u *Uplink) session(ctx context.Context, observer Reconciler) (lasted time.
 }
 
 func (u *Uplink) dial(ctx context.Context) (*link.Conn, error) {
-	return link.Dial(ctx, u.addr(), link.ClientTLS(u.creds.Certificate, hubPeer(u.store, u.clock)))
+	return link.Dial(ctx, u.addr(), link.ClientTLS(u.creds.Certificate, hubPeer(u.store, u.clock)), u.tokens)
 }
 
 func (u *Uplink) connected(conn *link.Conn) {

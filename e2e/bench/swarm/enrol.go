@@ -15,6 +15,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -35,10 +36,13 @@ type door struct {
 	clients []*http.Client
 }
 
+// siteAddress is the n-th site's: each has a /24 of the loopback network of its own.
+func siteAddress(n int) net.IP { return net.IPv4(127, byte(64+n>>8), byte(n), 1) }
+
 func newDoor(ctx context.Context, in Enrol) (*door, error) {
 	d := &door{in: in}
 	for i := range 1 + len(in.Tokens)/perAddress {
-		dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, byte(64+i>>8), byte(i), 1)}}
+		dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: siteAddress(i)}}
 		d.clients = append(d.clients, &http.Client{Transport: &http.Transport{
 			DialContext: dialer.DialContext, MaxIdleConnsPerHost: enrolling,
 			// Whoever answers shows a bundle that the fingerprint's key signed; nothing else of the connection is needed here.
@@ -57,14 +61,32 @@ func newDoor(ctx context.Context, in Enrol) (*door, error) {
 	return d, err
 }
 
+// call waits and repeats where the hub says so, as an agent does.
 func (d *door) call(ctx context.Context, nth int, method, path string, in, out any) error {
+	for {
+		after, err := d.callOnce(ctx, nth, method, path, in, out)
+		if err == nil || after == 0 {
+			return err
+		}
+		t := time.NewTimer(after)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return err
+		}
+	}
+}
+
+// callOnce returns how long to wait before the call is repeated, 0 for never.
+func (d *door) callOnce(ctx context.Context, nth int, method, path string, in, out any) (after time.Duration, err error) {
 	body, err := json.Marshal(in)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	req, err := http.NewRequestWithContext(ctx, method, d.in.APIURL+path, bytes.NewReader(body))
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
@@ -73,17 +95,21 @@ func (d *door) call(ctx context.Context, nth int, method, path string, in, out a
 	}
 	res, err := d.clients[nth/perAddress].Do(req)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer func() { _ = res.Body.Close() }()
 	raw, err := io.ReadAll(res.Body)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if res.StatusCode >= http.StatusBadRequest {
-		return fmt.Errorf("%s answered %s: %s", path, res.Status, raw)
+		if res.StatusCode == http.StatusTooManyRequests {
+			seconds, _ := strconv.Atoi(res.Header.Get("Retry-After"))
+			after = time.Duration(max(seconds, 1)) * time.Second
+		}
+		return after, fmt.Errorf("%s answered %s: %s", path, res.Status, raw)
 	}
-	return json.Unmarshal(raw, out)
+	return 0, json.Unmarshal(raw, out)
 }
 
 // enrol makes a key and has the hub certify it.
@@ -119,7 +145,8 @@ func (d *door) enrol(ctx context.Context, index int, token string) (*node, error
 		return nil, err
 	}
 	n := &node{
-		id: answer.NodeID, hostname: hostname, addr: answer.SessionAddr, incarnation: uuid.NewString(), key: key, bundle: d.bundle,
+		id: answer.NodeID, hostname: hostname, addr: answer.SessionAddr, site: siteAddress(index / perAddress % len(d.clients)), tokens: link.NewTokens(),
+		incarnation: uuid.NewString(), key: key, bundle: d.bundle,
 		identity: protocol.NodeIdentity{ID: answer.NodeID, KeySHA256: sha256.Sum256(key.Public().(ed25519.PublicKey))},
 	}
 	n.tls = link.ClientTLS(func() (*tls.Certificate, error) { return &certificate, nil }, link.Peer{

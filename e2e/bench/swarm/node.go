@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"time"
 
@@ -30,12 +31,15 @@ const (
 // node is one simulated node.
 type node struct {
 	id, hostname, addr string
-	incarnation        string
-	key                ed25519.PrivateKey
-	identity           protocol.NodeIdentity
-	bundle             protocol.Bundle
-	tls                *tls.Config
-	begun              bool
+	// site is the address that it dials from.
+	site        net.IP
+	tokens      *link.Tokens
+	incarnation string
+	key         ed25519.PrivateKey
+	identity    protocol.NodeIdentity
+	bundle      protocol.Bundle
+	tls         *tls.Config
+	begun       bool
 
 	// sealed waits to be uploaded.
 	sealed []sealed
@@ -105,7 +109,16 @@ func (n *node) live(ctx context.Context, c *crowd) {
 
 // session holds one session, and returns how long it was open.
 func (n *node) session(ctx context.Context) (lasted time.Duration, err error) {
-	conn, err := link.Dial(ctx, n.addr, n.tls)
+	to, err := net.ResolveUDPAddr("udp4", n.addr)
+	if err != nil {
+		return 0, err
+	}
+	socket, err := net.ListenUDP("udp4", &net.UDPAddr{IP: n.site})
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = socket.Close() }()
+	conn, err := link.DialFrom(ctx, socket, to, n.tls, n.tokens)
 	if err != nil {
 		return 0, err
 	}

@@ -208,7 +208,7 @@ func (n node) dial(ctx context.Context) (*link.Conn, error) {
 	return link.Dial(ctx, n.sessionAddr, link.ClientTLS(
 		func() (*tls.Certificate, error) { return &n.certificate, nil },
 		link.Peer{Roots: n.bundle.HubCAs, TrustDomain: "gpuaas.test", Kind: protocol.KindHub, Now: time.Now},
-	))
+	), nil)
 }
 
 // hello opens the control stream and says hello.

@@ -304,7 +304,7 @@ func (n *node) dial() (*link.Conn, error) {
 	return link.Dial(n.h.t.Context(), n.h.listener.Addr().String(), link.ClientTLS(
 		func() (*tls.Certificate, error) { return &n.cert, nil },
 		link.Peer{Roots: n.bundle.HubCAs, TrustDomain: "gpuaas.test", Kind: protocol.KindHub, Now: time.Now},
-	))
+	), nil)
 }
 
 // line is a node's open session.
