@@ -136,7 +136,7 @@ func (m *machine) Guard(context.Context) (bool, error)                 { return 
 func (m *machine) OverLimit(context.Context) ([]runtime.Excess, time.Duration) {
 	return nil, time.Hour
 }
-func (m *machine) Namespaces(string) network.Attachment                { return network.Attachment{} }
+func (m *machine) Namespaces(string) network.Attachment { return network.Attachment{} }
 
 func (m *machine) EnsureImage(context.Context, runtime.ImageRef, runtime.Credentials, *tls.Config) error {
 	return away()

@@ -183,7 +183,9 @@ func TestANodeThatFlapsWritesNoEvents(t *testing.T) {
 			Counter: counter, Epoch: 1, Generation: state.GetGeneration(), Workloads: []*protocol.WorkloadStatus{proto.CloneOf(status)},
 		}))
 	}
-	written := func() int { return count(h, `SELECT (SELECT count(*) FROM events) + (SELECT count(*) FROM audit_rows)`) }
+	written := func() int {
+		return count(h, `SELECT (SELECT count(*) FROM events) + (SELECT count(*) FROM audit_rows)`)
+	}
 	report("pending", "")
 	report("ready", "")
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM app_instances WHERE status = 'running'`))
