@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Role names of a trust bundle (DESIGN §7).
+// Role names of a trust bundle (docs/design/trust.md).
 const (
 	RoleRoot    = "root"
 	RoleState   = "state"

@@ -353,7 +353,7 @@ func (x *MinVersion) GetVersion() string {
 	return ""
 }
 
-// Role is one of root, state, lease, catalog, release, node-ca, hub-ca (DESIGN §7).
+// Role is one of root, state, lease, catalog, release, node-ca, hub-ca (docs/design/trust.md).
 type Role struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`

@@ -3,7 +3,7 @@ package protocol
 import "slices"
 
 // What a RemovalProof must name as absent: the node looked for each of these kinds and found none that belonged to the member
-// (DESIGN §5, law 9). Cached images and persistent volumes stay and are not listed.
+// (docs/design/laws.md, law 9). Cached images and persistent volumes stay and are not listed.
 const (
 	AbsentProcess          = "process"
 	AbsentContainer        = "container"

@@ -1,7 +1,7 @@
 // Package sim runs a hub and many nodes on one heap of events, from one seed, with faults: partitions, crashes, power cuts,
 // disks that forget, clocks that lie, messages late, twice and out of order. Then it heals and holds the outcome against the
-// laws 2, 3, 5, 6, 13, 14, 16 and 17 of DESIGN §5. Equal seeds give equal traces: there is no wall clock, no goroutine and no
-// map whose order matters.
+// laws 2, 3, 5, 6, 13, 14, 16 and 17 (docs/design/laws.md). Equal seeds give equal traces: there is no wall clock, no
+// goroutine and no map whose order matters.
 //
 // Real are the pure rooms and what both sides share: plan.Compile, Check and Fitting; agent.Diff, Statuses, NextChange and
 // Member.Failed; agent/meter; agent/spool; hub/rating; hub/heard; protocol's signatures and verification of states and leases.
@@ -10,7 +10,8 @@
 //
 //   - hub/internal/ledger: subjects, leases, holds, clip, coverage, accruals, postings (ledger.go)
 //   - hub/internal/intake and fleet: the marks of the usage chain, sessions, the hello (intake.go)
-//   - hub/internal/dispatch, instance, capacity: generations, members, claims, proofs (hub.go); restore as DESIGN §10 says
+//   - hub/internal/dispatch, instance, capacity: generations, members, claims, proofs (hub.go);
+//     restore as docs/design/recovery.md says
 //   - agent/internal/state and uplink: what is durable, order of generations, incarnations (store.go, uplink.go)
 //   - agent/internal/reconcile and runtime: the machine and what an action takes (machine.go, reconcile.go)
 //

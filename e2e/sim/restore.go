@@ -23,7 +23,8 @@ func (h *hub) takeBackup(keep bool) {
 	}
 }
 
-// restore sets the hub back. It compiles nothing for a node before that node has brought what it has (DESIGN §10).
+// restore sets the hub back. It compiles nothing for a node before that node has brought what it has
+// (docs/design/recovery.md).
 func (h *hub) restore() {
 	h.crash()
 	h.restores++

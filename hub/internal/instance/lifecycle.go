@@ -6,7 +6,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// Status is where an app instance is in its life (DESIGN §11).
+// Status is where an app instance is in its life (docs/design/overview.md).
 type Status string
 
 // The statuses of the contract.
@@ -133,7 +133,7 @@ func (r Reason) Passes() bool {
 	}
 }
 
-// CanBecome reports whether the lifecycle of DESIGN §11 has this edge.
+// CanBecome reports whether the lifecycle has this edge (docs/design/overview.md).
 func (s Status) CanBecome(next Status) bool {
 	switch s {
 	case Requested:

@@ -98,7 +98,8 @@ type mark struct {
 	backedUp bool
 }
 
-// mayForget is up to where the node may forget its segments: what is posted, where no backup is set up (DESIGN §10).
+// mayForget is the last segment that the node may forget: the last posted one, where no backup is set up
+// (docs/design/metering.md).
 func (m mark) mayForget() uint64 {
 	if m.backedUp {
 		return m.archived

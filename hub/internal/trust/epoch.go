@@ -21,8 +21,9 @@ type EpochOptions struct {
 	BundleTTL time.Duration
 }
 
-// NewEpoch signs the bundle with which a new order of states and leases begins (DESIGN §7.7), and makes new keys for both. What was
-// signed before and reaches a node later is refused there; so is a hub that goes on from before. Accepted documents stay valid.
+// NewEpoch signs the bundle that begins a new order of states and leases (docs/design/trust.md), and makes new keys for
+// both. Nodes refuse what was signed before and reaches them later, and a hub that goes on from before. Accepted documents
+// stay valid.
 func NewEpoch(o EpochOptions) (protocol.Bundle, error) {
 	dir := o.TrustDir
 	bundle, err := Newest(dir)
