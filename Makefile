@@ -53,6 +53,7 @@ demo-down: ## take the demo down; nothing is left but the build cache
 check: tools generate-check ## format, linters (vet is one), room rules, generated files
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'gofmt would change these'; exit 1; }
 	@golangci-lint run ./...
+	@$(GO) test -vet=off ./docs/... # links, cited documents, the tests of each law
 	@big=$$(git ls-files -z | xargs -0 -r stat -c '%s %n' 2>/dev/null | awk '$$1 > 1048576'); test -z "$$big" || { echo "$$big"; echo 'a tracked file is above 1 MiB: what is built is not kept here'; exit 1; }
 
 .PHONY: generate
