@@ -86,20 +86,32 @@ type acceptedStream struct {
 	header *protocol.StreamHeader
 }
 
-// Tokens are what listeners gave a caller whose address they have validated (RFC 9000, section 8.1.3): shown with the next dial, they
-// spare it a Retry packet. All dials of a node share one; nil keeps none.
-type Tokens struct{ store quic.TokenStore }
+// Tokens keeps the newest token that a listener gave a caller whose address it has validated (RFC 9000, section 8.1.3): shown with each
+// dial, it spares the caller a Retry packet. All dials of a node share one; nil keeps none. A token is shown again when a dial fails: the
+// RFC advises against it only for callers that do not want to be recognised.
+type Tokens struct {
+	mu     sync.Mutex
+	newest *quic.ClientToken
+}
 
-// tokensKept is of one listener: it sends one with each connection.
-const tokensKept = 2
+// Pop implements quic.TokenStore.
+func (t *Tokens) Pop(string) *quic.ClientToken {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.newest
+}
 
-// NewTokens keeps the tokens of one listener.
-func NewTokens() *Tokens { return &Tokens{quic.NewLRUTokenStore(1, tokensKept)} }
+// Put implements quic.TokenStore.
+func (t *Tokens) Put(_ string, token *quic.ClientToken) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.newest = token
+}
 
 func (t *Tokens) config() *quic.Config {
 	c := config()
 	if t != nil {
-		c.TokenStore = t.store
+		c.TokenStore = t
 	}
 	return c
 }

@@ -71,13 +71,14 @@ func TestATokenSparesANodeTheRetryAlsoAfterARestartOfTheHub(t *testing.T) {
 	}
 
 	restart(first)
-	tokens := link.NewTokens()
+	tokens := &link.Tokens{}
 	dial(tokens)
-	for range 2 { // a token is for one dial, and each connection brings the next
+	for range 2 {
 		restart(first)
 		crowd()
 		require.True(t, dial(nil))
 		require.False(t, dial(tokens))
+		require.False(t, dial(tokens), "also when it is shown again")
 	}
 	restart(other)
 	crowd()

@@ -128,7 +128,7 @@ func New(cfg Config, creds *Credentials, store *state.Store, clock *state.Clock)
 		clock:    clock,
 		log:      cfg.Log,
 		acceptor: accept.Acceptor{Store: store, Node: creds.Node},
-		tokens:   link.NewTokens(),
+		tokens:   &link.Tokens{},
 		refused:  make(chan struct{}, 1),
 	}
 }

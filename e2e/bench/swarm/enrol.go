@@ -145,7 +145,7 @@ func (d *door) enrol(ctx context.Context, index int, token string) (*node, error
 		return nil, err
 	}
 	n := &node{
-		id: answer.NodeID, hostname: hostname, addr: answer.SessionAddr, site: siteAddress(index / perAddress % len(d.clients)), tokens: link.NewTokens(),
+		id: answer.NodeID, hostname: hostname, addr: answer.SessionAddr, site: siteAddress(index / perAddress % len(d.clients)), tokens: &link.Tokens{},
 		incarnation: uuid.NewString(), key: key, bundle: d.bundle,
 		identity: protocol.NodeIdentity{ID: answer.NodeID, KeySHA256: sha256.Sum256(key.Public().(ed25519.PublicKey))},
 	}
