@@ -166,6 +166,26 @@ func trimSlash(s string) string {
 	return s
 }
 
+// What is parsed already is not trusted for it: signatures count each time.
+func TestAManifestThatIsParsedOnceIsVerifiedEachTime(t *testing.T) {
+	w := newWorld(t, "org/acme/", "acme")
+	doc, parsed := []byte(document(t)), manifest.Parsed{}
+	env, err := manifest.Sign(doc, protocol.NewEd25519Signer(w.publisher))
+	require.NoError(t, err)
+	first, err := parsed.Verify(env, w.delegation, w.bundle, w.now)
+	require.NoError(t, err)
+	require.Len(t, parsed, 1)
+	again, err := parsed.Verify(env, w.delegation, w.bundle, w.now)
+	require.NoError(t, err)
+	require.Equal(t, first, again)
+	stranger, err := manifest.Sign(doc, protocol.NewEd25519Signer(newKey(t)))
+	require.NoError(t, err)
+	_, err = parsed.Verify(stranger, w.delegation, w.bundle, w.now)
+	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err))
+	_, err = parsed.Verify(env, w.delegation, w.bundle, w.now.Add(2*time.Hour))
+	require.Equal(t, protocol.RefusalExpired, protocol.RefusalOf(err))
+}
+
 func TestVerifyRefusesStrangersAndForeignRepositories(t *testing.T) {
 	w := newWorld(t, "org/acme/", "acme")
 	doc := []byte(document(t))

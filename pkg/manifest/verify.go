@@ -48,11 +48,32 @@ func Sign(doc []byte, signer protocol.Signer) (*protocol.Envelope, error) {
 // bundle's lowest one of the app: otherwise a thief of the state key could start versions with known faults. The error is a *fault.Error, or a
 // protocol refusal.
 func Verify(env, delegation *protocol.Envelope, b protocol.Bundle, now time.Time) (Verified, error) {
+	return Parsed(nil).Verify(env, delegation, b, now)
+}
+
+// Parsed holds manifests by the SHA-256 of their document, so that one which many workloads name is parsed once. It grows with each valid
+// document. Callers do not use it at the same time, and do not change what it holds.
+type Parsed map[[sha256.Size]byte]Manifest
+
+func (p Parsed) parse(doc []byte) (Manifest, error) {
+	digest := sha256.Sum256(doc)
+	if m, known := p[digest]; known {
+		return m, nil
+	}
+	m, err := Parse(doc)
+	if err == nil && p != nil {
+		p[digest] = m
+	}
+	return m, err
+}
+
+// Verify is Verify for a document that p may hold. Signatures are checked each time.
+func (p Parsed) Verify(env, delegation *protocol.Envelope, b protocol.Bundle, now time.Time) (Verified, error) {
 	doc, publisher, err := protocol.VerifyPublisher(env, delegation, b, now)
 	if err != nil {
 		return Verified{}, err
 	}
-	m, err := Parse(doc)
+	m, err := p.parse(doc)
 	if err != nil {
 		return Verified{}, err
 	}

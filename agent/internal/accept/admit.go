@@ -18,16 +18,17 @@ func Features() []string { return []string{protocol.FeatureSingleService} }
 // Judge decides whether the publisher's signed manifest admits this very workload on this agent, and whether its own manifest
 // admits the fallback that it carries. Both are judged as of the time at which their revision was first named, with keys that are not
 // revoked now. bundles are those that the node has accepted, the present one last; issued is when the state was signed.
-func Judge(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time) state.Verdict {
-	v := judgeOne(w, bundles, issued)
+// parsed may be nil; with it, workloads that name the same manifest share its parsing.
+func Judge(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time, parsed manifest.Parsed) state.Verdict {
+	v := judgeOne(w, bundles, issued, parsed)
 	if back := w.GetFallback(); back != nil {
 		same := back.GetId() == w.GetId() && back.GetInstanceId() == w.GetInstanceId() && back.GetAppSlug() == w.GetAppSlug() && back.GetOrgSlug() == w.GetOrgSlug()
-		v.FallbackAdmitted = same && back.GetRevision() < w.GetRevision() && judgeOne(back, bundles, issued).Admitted
+		v.FallbackAdmitted = same && back.GetRevision() < w.GetRevision() && judgeOne(back, bundles, issued, parsed).Admitted
 	}
 	return v
 }
 
-func judgeOne(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time) state.Verdict {
+func judgeOne(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time, parsed manifest.Parsed) state.Verdict {
 	var present protocol.Bundle
 	if len(bundles) > 0 {
 		present = bundles[len(bundles)-1]
@@ -39,7 +40,7 @@ func judgeOne(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time)
 			return v
 		}
 	}
-	verified, err := verifyManifest(w, bundles, judgedAt(w, issued))
+	verified, err := verifyManifest(w, bundles, judgedAt(w, issued), parsed)
 	if err == nil {
 		err = manifest.Admits(verified, w)
 	}
@@ -61,14 +62,14 @@ func judgedAt(w *protocol.Workload, issued time.Time) time.Time {
 
 // verifyManifest tries the present bundle, then the earlier one that was in force at the time: a catalog key that was rotated out
 // since, and not revoked, still vouches for what was admitted then.
-func verifyManifest(w *protocol.Workload, bundles []protocol.Bundle, at time.Time) (manifest.Verified, error) {
+func verifyManifest(w *protocol.Workload, bundles []protocol.Bundle, at time.Time, parsed manifest.Parsed) (manifest.Verified, error) {
 	if len(bundles) == 0 {
 		return manifest.Verified{}, protocol.Refuse(protocol.RefusalSignature, "there is no trust bundle")
 	}
 	present := bundles[len(bundles)-1]
-	v, err := manifest.Verify(w.GetManifest(), w.GetDelegation(), present, at)
+	v, err := parsed.Verify(w.GetManifest(), w.GetDelegation(), present, at)
 	for i := len(bundles) - 2; err != nil && i >= 0 && at.Before(bundles[i+1].IssuedAt()); i-- {
-		if earlier, ok := manifest.Verify(w.GetManifest(), w.GetDelegation(), bundles[i].Under(present), at); ok == nil {
+		if earlier, ok := parsed.Verify(w.GetManifest(), w.GetDelegation(), bundles[i].Under(present), at); ok == nil {
 			return earlier, nil
 		}
 	}

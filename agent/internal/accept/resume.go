@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -238,13 +239,14 @@ func Verify(store *state.Store, node protocol.NodeIdentity) ([]Check, error) {
 	for _, p := range accepted.Parts {
 		named[p.SHA256] = true
 	}
+	parsed := manifest.Parsed{}
 	for _, raw := range documents {
 		w := &protocol.Workload{}
 		if err := proto.Unmarshal(raw, w); err != nil || !named[sha256.Sum256(raw)] {
 			note("document of "+w.GetId(), "has the digest that the state names", protocol.Refuse(protocol.RefusalPartDigest, "the stored document was altered"))
 			continue
 		}
-		v := Judge(w, bundles, accepted.IssuedAt)
+		v := Judge(w, bundles, accepted.IssuedAt, parsed)
 		var err error
 		if !v.Admitted {
 			err = protocol.Refuse(v.Reason, "%s", v.Detail)

@@ -123,7 +123,7 @@ func TestAStartBesideTwentyWorkloadsVerifiesEachDocumentOnce(t *testing.T) {
 		require.NoError(t, accept.Resume(s, m.Pin(), "", m.Node()))
 		accepted, all := s.Accepted(), s.Bundles()
 		for _, p := range accepted.Parts {
-			require.True(t, accept.Judge(p.Workload, all, accepted.IssuedAt).Admitted)
+			require.True(t, accept.Judge(p.Workload, all, accepted.IssuedAt, nil).Admitted)
 		}
 		runtime.ReadMemStats(&after)
 		require.Len(t, accepted.Parts, workloads)
@@ -163,7 +163,7 @@ func BenchmarkStart(b *testing.B) {
 				require.NoError(b, accept.Resume(s, m.Pin(), "", m.Node()))
 				accepted, bundles := s.Accepted(), s.Bundles()
 				for _, p := range accepted.Parts {
-					require.True(b, accept.Judge(p.Workload, bundles, accepted.IssuedAt).Admitted)
+					require.True(b, accept.Judge(p.Workload, bundles, accepted.IssuedAt, nil).Admitted)
 				}
 				require.Empty(b, s.Unverified())
 				require.NoError(b, s.Close())

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -339,12 +340,12 @@ func Spent(l *protocol.Lease, used map[string]int64) *big.Int {
 // judge checks the documents that have come since the last look; all of them again under a newer trust bundle.
 func (r *Reconciler) judge(ctx context.Context) {
 	bundles, accepted := r.store.Bundles(), r.store.Accepted()
-	verdicts := map[string]state.Verdict{}
+	verdicts, parsed := map[string]state.Verdict{}, manifest.Parsed{}
 	for _, p := range accepted.Parts {
 		if p.Workload == nil || (p.Verdict != nil && p.Verdict.BundleVersion == r.store.Bundle().Version()) {
 			continue
 		}
-		v := accept.Judge(p.Workload, bundles, accepted.IssuedAt)
+		v := accept.Judge(p.Workload, bundles, accepted.IssuedAt, parsed)
 		verdicts[p.SHA256Hex()] = v
 		if !v.Admitted {
 			r.log.WarnContext(ctx, "workload refused", "member", p.MemberID, "reason", v.Reason, "detail", v.Detail,
