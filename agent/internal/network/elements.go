@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -33,36 +34,44 @@ func (n *Network) publish(memberID string, r record) error {
 		// Each part of the value has four bytes of its own.
 		value := append(binary.BigEndian.AppendUint16(ip.AsSlice(), p.ContainerPort), 0, 0)
 		return nftables.SetElement{Key: portKey(p), Val: value, Comment: memberID}
-	})
+	}, nil)
 	if err != nil {
 		return fault.New(fault.Unavailable, "firewall_failed", "The node cannot publish ports: look for a firewall that refuses changes.", err)
 	}
 	return nil
 }
 
-// unpublish closes a member's ports, in one transaction; of those that a crash or somebody has left, some may be open.
-func (n *Network) unpublish(r record) error {
-	closing := func(ports []PortMapping) error {
+// unpublish closes a member's ports and removes the count of its flows where there is one, in one transaction: each that removes
+// something waits some ten milliseconds for the kernel's readers. Of what a crash or somebody has left, some may be gone.
+func (n *Network) unpublish(r record, counted net.IP) error {
+	closing := func(ports []PortMapping, counted net.IP) error {
 		return n.change(ports, (*nftables.Conn).SetDeleteElements, func(p PortMapping) nftables.SetElement {
 			return nftables.SetElement{Key: portKey(p)}
-		})
+		}, counted)
 	}
-	err := closing(r.Ports)
+	err := closing(r.Ports, counted)
 	if !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	for _, p := range r.Ports {
-		if err := closing([]PortMapping{p}); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := closing([]PortMapping{p}, nil); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("close port %d: %w", p.HostPort, err)
 		}
+	}
+	if err := closing(nil, counted); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove the count of flows: %w", err)
 	}
 	return nil
 }
 
 func portKey(p PortMapping) []byte { return binary.BigEndian.AppendUint16(nil, p.HostPort) }
 
-// change does the same to the elements of all ports, in one transaction.
-func (n *Network) change(ports []PortMapping, do func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error, element func(PortMapping) nftables.SetElement) error {
+// change does the same to the elements of all ports, in one transaction; counted is the address whose count of flows goes with them, if
+// any does.
+func (n *Network) change(
+	ports []PortMapping, do func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error,
+	element func(PortMapping) nftables.SetElement, counted net.IP,
+) error {
 	kernel, err := nftables.New()
 	if err != nil {
 		return err
@@ -78,6 +87,11 @@ func (n *Network) change(ports []PortMapping, do func(*nftables.Conn, *nftables.
 			continue
 		}
 		if err := do(kernel, n.portSet(protocol), elements); err != nil {
+			return err
+		}
+	}
+	if counted != nil {
+		if err := kernel.SetDeleteElements(n.flowCounts(), []nftables.SetElement{{Key: counted}}); err != nil {
 			return err
 		}
 	}

@@ -142,46 +142,41 @@ const (
 
 // forgetFlows removes the flows that a member has begun from the connection table: entries outlive it by up to five days,
 // would fill the table, and would lead late answers to the next member with this address.
-func (n *Network) forgetFlows(ip string) error {
-	addr := net.ParseIP(ip).To4()
-	if addr == nil {
-		return nil
-	}
-	begun, err := n.forgetCount(addr)
-	if err != nil || !begun {
-		return err
-	}
+func forgetFlows(addr net.IP) error {
 	flows, err := listFlows(addr)
 	if err != nil {
-		return fmt.Errorf("list the flows of %s: %w", ip, err)
+		return fmt.Errorf("list the flows of %s: %w", addr, err)
 	}
 	for _, flow := range flows {
 		forget := nl.NewNetlinkRequest(deleteFlow, unix.NLM_F_ACK)
 		forget.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
 		forget.AddRawData(flow)
 		if _, err := forget.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("forget a flow of %s: %w", ip, err)
+			return fmt.Errorf("forget a flow of %s: %w", addr, err)
 		}
 	}
 	return nil
 }
 
-// forgetCount removes the count of a member's flows, and says whether it may have begun any. The kernel goes through all
-// of a large table in milliseconds, which a member that only answers need not cost.
-func (n *Network) forgetCount(addr net.IP) (begun bool, err error) {
+// flowCounts names the set of the members' counted flows to the kernel.
+func (n *Network) flowCounts() *nftables.Set {
+	return &nftables.Set{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: n.table()}, Name: "flows"}
+}
+
+// countedFlows reports whether the table counts flows of the address, and whether the member may have begun any: the kernel
+// goes through all of a large connection table in milliseconds, which a member that only answers need not cost.
+func (n *Network) countedFlows(addr net.IP) (counted, begun bool, err error) {
 	kernel, err := nftables.New()
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
-	counts := &nftables.Set{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: n.table()}, Name: "flows"}
-	if err := kernel.SetDeleteElements(counts, []nftables.SetElement{{Key: addr}}); err != nil {
-		return false, err
+	elements, err := kernel.GetSetElements(n.flowCounts())
+	// The library hands on the kernel's words, not its number.
+	if err != nil && !strings.Contains(err.Error(), unix.ENOENT.Error()) {
+		return false, false, fmt.Errorf("list the counts of flows: %w", err)
 	}
-	err = kernel.Flush()
-	if errors.Is(err, unix.ENOENT) {
-		return n.remade.Load() || !n.counts.Load(), nil
-	}
-	return true, err
+	counted = slices.ContainsFunc(elements, func(e nftables.SetElement) bool { return addr.Equal(net.IP(e.Key)) })
+	return counted, counted || n.remade.Load() || !n.counts.Load(), nil
 }
 
 // listFlows gives the attributes of all flows that the address has begun; kernels before 5.8 list all, of which others

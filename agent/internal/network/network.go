@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -413,7 +414,18 @@ func (n *Network) detach(ctx context.Context, memberID string) error {
 	case err != nil:
 		return fmt.Errorf("read what is known of member %s: %w", memberID, err)
 	}
-	if err := errors.Join(n.unpublish(r), n.hold(memberID, nil)); err != nil {
+	var counted net.IP
+	addr, begun := net.ParseIP(r.IP).To4(), false
+	if addr != nil {
+		var has bool
+		if has, begun, err = n.countedFlows(addr); err != nil {
+			return err
+		}
+		if has {
+			counted = addr
+		}
+	}
+	if err := errors.Join(n.unpublish(r, counted), n.hold(memberID, nil)); err != nil {
 		return err
 	}
 	if err := n.closePortmap(ctx, memberID, r); err != nil {
@@ -422,8 +434,10 @@ func (n *Network) detach(ctx context.Context, memberID string) error {
 	if err := n.unplug(memberID, r); err != nil {
 		return err
 	}
-	if err := n.forgetFlows(r.IP); err != nil {
-		return err
+	if begun {
+		if err := forgetFlows(addr); err != nil {
+			return err
+		}
 	}
 	failpoint.Hit("agent/detach/unplugged")
 	if err := errors.Join(n.freeAddresses(memberID), n.removeNamespaces(memberID)); err != nil {
