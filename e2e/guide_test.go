@@ -88,6 +88,42 @@ func TestGuidesHoldNoCommandThatIsNotRun(t *testing.T) {
 	}
 }
 
+// What a guide names between two blocks is a command that exists, with flags that it has.
+func TestGuidesNameCommandsThatExist(t *testing.T) {
+	inline := regexp.MustCompile("`(gpuaas(?:-hub|-agent)? [a-z][^`]*)`")
+	flag := regexp.MustCompile(`(?:^| )--([a-z-]+)`)
+	for _, guide := range guides() {
+		for _, m := range inline.FindAllStringSubmatch(guideProse(t, guide), -1) {
+			words := strings.Fields(m[1])
+			argument := slices.IndexFunc(words, func(w string) bool { return !regexp.MustCompile(`^[a-z][a-z-]*$`).MatchString(w) })
+			if argument > 0 {
+				words = words[:argument]
+			}
+			help, err := exec.Command(filepath.Join(binaries(t), words[0]), append(slices.Clone(words[1:]), "--help")...).Output()
+			require.NoError(t, err, "%s: %s", guide, m[1])
+			used, _, _ := strings.Cut(string(help), "\nFlags:")
+			require.Contains(t, used, "  "+strings.Join(words, " "), "%s: %s", guide, m[1])
+			for _, f := range flag.FindAllStringSubmatch(m[1], -1) {
+				require.Contains(t, string(help), " --"+f[1]+" ", "%s: %s", guide, m[1])
+			}
+		}
+	}
+}
+
+// guideProse is a guide without its blocks, each run of white space as one space.
+func guideProse(t *testing.T, guide string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(source(t), "docs", "guide", guide+".md"))
+	require.NoError(t, err)
+	var prose []string
+	for n, part := range strings.Split(string(data), "```") {
+		if n%2 == 0 {
+			prose = append(prose, strings.Fields(part)...)
+		}
+	}
+	return strings.Join(prose, " ")
+}
+
 // guides are run in this order: each starts with what the one before has left.
 func guides() []string { return []string{"operator", "app-team", "tenant"} }
 
