@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -60,8 +61,7 @@ func Check(ctx context.Context, want Requirements) error {
 }
 
 func isDiskFull(err error) bool {
-	f, is := errors.AsType[*fault.Error](err)
-	return is && (f.Code == "disk_full" || errors.Is(err, unix.ENOSPC))
+	return agent.IsDiskFull(err) || errors.Is(err, unix.ENOSPC)
 }
 
 // together makes one fault of several: the first one's code, everyone's text.
@@ -149,11 +149,11 @@ func space(dir string, limit uint64) error {
 		return unavailable("directory_unusable", fmt.Sprintf("The directory %s cannot be looked at.", dir), err)
 	}
 	if free := st.Bavail * uint64(st.Bsize); free < limit {
-		return unavailable("disk_full", fmt.Sprintf("The disk of %s has %d MiB free; a node needs %d MiB: free space there, or put the directory elsewhere.", dir, free>>20, limit>>20), nil)
+		return unavailable(agent.CodeDiskFull, fmt.Sprintf("The disk of %s has %d MiB free; a node needs %d MiB: free space there, or put the directory elsewhere.", dir, free>>20, limit>>20), nil)
 	}
 	// A file system that does not count files says 0 of 0.
 	if st.Files > 0 && st.Ffree < MinFreeFiles {
-		return unavailable("disk_full", fmt.Sprintf("The disk of %s has no free inodes: remove files there, or put the directory elsewhere.", dir), nil)
+		return unavailable(agent.CodeDiskFull, fmt.Sprintf("The disk of %s has no free inodes: remove files there, or put the directory elsewhere.", dir), nil)
 	}
 	probe, err := os.CreateTemp(dir, ".writable-")
 	if err != nil {

@@ -121,17 +121,11 @@ func (r *Reconciler) failed(ctx context.Context, a agent.Action, err error) {
 var errWaiting = errors.New("waiting for the hub")
 
 func isWaiting(err error) bool {
-	return errors.Is(err, errWaiting) || runtime.IsAway(err) || isDiskFull(err)
-}
-
-func isDiskFull(err error) bool {
-	f, is := errors.AsType[*fault.Error](err)
-	return is && f.Code == "disk_full"
+	return errors.Is(err, errWaiting) || runtime.IsAway(err) || agent.IsDiskFull(err)
 }
 
 func pauseAfter(err error) time.Duration {
-	f, is := errors.AsType[*fault.Error](err)
-	if runtime.IsAway(err) || is && f.Code == "hub_away" {
+	if runtime.IsAway(err) || agent.IsHubAway(err) {
 		return awayRetry
 	}
 	return releaseRetry
@@ -212,7 +206,7 @@ func (r *Reconciler) stop(ctx context.Context, a agent.StopContainer) error {
 // noted twice is only noted twice.
 func (r *Reconciler) recordExit(ctx context.Context, a agent.RecordExit) error {
 	containers, err := r.beat(ctx)
-	if err != nil && !isDiskFull(err) { // the exit itself is kept on a full disk, too
+	if err != nil && !agent.IsDiskFull(err) { // the exit itself is kept on a full disk, too
 		return err
 	}
 	i := slices.IndexFunc(containers, func(c runtime.Container) bool { return c.ID == a.ContainerID })
@@ -302,7 +296,7 @@ func (r *Reconciler) retire(ctx context.Context, a agent.RetireMember) error {
 	failpoint.Hit("agent/retire/looked")
 	if r.store.Metering(a.MemberID) {
 		// One more look for the meter: whatever of the member it still holds open ends here.
-		if _, err := r.beat(ctx); err != nil && !isDiskFull(err) {
+		if _, err := r.beat(ctx); err != nil && !agent.IsDiskFull(err) {
 			return err
 		}
 	}

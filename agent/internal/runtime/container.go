@@ -22,6 +22,7 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -290,7 +291,7 @@ func startFault(err error) error {
 	case strings.Contains(text, "executable file not found"), strings.Contains(text, "no such file or directory") && strings.Contains(text, "exec"):
 		return fault.New(fault.Unprocessable, "bad_command", "The command is not in the image.", err).Lasting()
 	case strings.Contains(text, "no space left on device"):
-		return fault.New(fault.Unavailable, "disk_full", "The node's disk is full: free space where containerd keeps its data.", err)
+		return fault.New(fault.Unavailable, agent.CodeDiskFull, "The node's disk is full: free space where containerd keeps its data.", err)
 	}
 	return fault.New(fault.Unavailable, "start_failed", "The container could not be started.", err)
 }

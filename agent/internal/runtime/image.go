@@ -28,6 +28,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -425,22 +426,22 @@ func pullFault(ref ImageRef, err error) error {
 	var status remoteserrors.ErrUnexpectedStatus
 	switch text := err.Error(); {
 	case errors.Is(err, errImageTooLarge):
-		return say(fault.TooLarge, "image_pull_failed", "is larger than this node allows.").Lasting()
+		return say(fault.TooLarge, agent.ReasonImagePullFailed, "is larger than this node allows.").Lasting()
 	case SpaceMissing(err) > 0, errors.Is(err, unix.ENOSPC), strings.Contains(text, "no space left on device"):
-		return say(fault.Unavailable, "image_pull_failed", "does not fit on this node's disk: free space where containerd keeps its data.")
+		return say(fault.Unavailable, agent.ReasonImagePullFailed, "does not fit on this node's disk: free space where containerd keeps its data.")
 	case strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "wrong diff id"), strings.Contains(text, "failed size validation"), strings.Contains(text, "unexpected commit size"):
 		return say(fault.Unprocessable, "image_digest_mismatch", "is not what its digest says.").Lasting()
 	case errors.As(err, &status) && status.StatusCode == http.StatusForbidden:
-		return say(fault.Forbidden, "image_pull_failed", "may not be pulled: the registry refuses.").Lasting()
+		return say(fault.Forbidden, agent.ReasonImagePullFailed, "may not be pulled: the registry refuses.").Lasting()
 	case errors.Is(err, docker.ErrInvalidAuthorization), errors.As(err, &status) && status.StatusCode == http.StatusUnauthorized:
 		// The node's credentials are renewed now and then.
-		return say(fault.Unavailable, "image_pull_failed", "may not be pulled with this node's credentials.")
+		return say(fault.Unavailable, agent.ReasonImagePullFailed, "may not be pulled with this node's credentials.")
 	case errors.Is(err, errNotInRegistry):
-		return say(fault.NotFound, "image_pull_failed", "is not in the registry.").Lasting()
+		return say(fault.NotFound, agent.ReasonImagePullFailed, "is not in the registry.").Lasting()
 	case errdefs.IsNotFound(err):
-		return say(fault.NotFound, "image_pull_failed", "could not be pulled whole.")
+		return say(fault.NotFound, agent.ReasonImagePullFailed, "could not be pulled whole.")
 	}
-	return say(fault.Unavailable, "image_pull_failed", "could not be pulled.")
+	return say(fault.Unavailable, agent.ReasonImagePullFailed, "could not be pulled.")
 }
 
 // Image is one cached image.

@@ -15,6 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -345,7 +346,7 @@ func (s Spec) check(host hostSupport) error {
 	case host.userNamespaces != filepath.IsAbs(s.UserNSPath):
 		return badSpec("The run needs a user namespace exactly where the host gives them.")
 	case len(s.Service.GetResources().GetAcceleratorIds()) > 0:
-		return fault.New(fault.Unprocessable, "feature_missing", "This agent cannot attach accelerators to containers yet.", nil).Lasting()
+		return fault.New(fault.Unprocessable, agent.ReasonFeatureMissing, "This agent cannot attach accelerators to containers yet.", nil).Lasting()
 	}
 	for name := range s.Labels {
 		if strings.HasPrefix(name, labelPrefix) {

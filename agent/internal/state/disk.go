@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -61,7 +62,7 @@ func (s *Store) room(kind need, bytes uint64) error {
 	if free >= least+bytes {
 		return nil
 	}
-	return fault.New(fault.Unavailable, "disk_full", fmt.Sprintf(
+	return fault.New(fault.Unavailable, agent.CodeDiskFull, fmt.Sprintf(
 		"The disk under %s has %d MiB free, %d are needed. Free some space; what runs goes on, and usage that was measured is kept.",
 		s.dir, free>>20, (least+bytes)>>20), nil)
 }

@@ -226,9 +226,6 @@ func problem(status int, raw []byte) error {
 		Code   string `json:"code"`
 		Detail string `json:"detail"`
 	}
-	if err := json.Unmarshal(raw, &p); err != nil || p.Code == "" {
-		p.Code, p.Detail = "hub_error", fmt.Sprintf("The hub answered with HTTP status %d.", status)
-	}
 	kind := fault.Unavailable
 	switch {
 	case status == http.StatusUnauthorized:
@@ -240,7 +237,12 @@ func problem(status int, raw []byte) error {
 	case status < http.StatusInternalServerError:
 		kind = fault.Conflict
 	}
-	f := fault.New(kind, p.Code, p.Detail, nil)
+	var f *fault.Error
+	if err := json.Unmarshal(raw, &p); err != nil || p.Code == "" {
+		f = fault.New(kind, "hub_error", fmt.Sprintf("The hub answered with HTTP status %d.", status), nil)
+	} else {
+		f = fault.New(kind, p.Code, p.Detail, nil)
+	}
 	if status < http.StatusInternalServerError && status != http.StatusTooManyRequests {
 		return f.Lasting()
 	}

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -91,7 +92,7 @@ func OpenCredentials(dir string) (*Credentials, error) {
 
 func unusable(dir string, err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return fault.New(fault.Unavailable, "disk_full", fmt.Sprintf("The disk of %s is full: free some space there, or give the agent another directory with --data-dir.", dir), err)
+		return fault.New(fault.Unavailable, agent.CodeDiskFull, fmt.Sprintf("The disk of %s is full: free some space there, or give the agent another directory with --data-dir.", dir), err)
 	}
 	return fault.New(fault.Unavailable, "identity_unusable", fmt.Sprintf("The node's identity in %s cannot be used: %v.", dir, err), err)
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -201,7 +202,7 @@ func (u *Uplink) fetch(ctx context.Context, request *protocol.FetchRequest) (*pr
 }
 
 func lost(err error) error {
-	return fault.New(fault.Unavailable, "hub_away", "The session to the hub was lost.", err)
+	return fault.New(fault.Unavailable, agent.CodeHubAway, "The session to the hub was lost.", err)
 }
 
 // serveTunnels takes the streams that the hub opens.

@@ -17,6 +17,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
@@ -566,7 +567,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 
 // away is the answer to whoever needs a hub when there is none.
 func away() error {
-	return fault.New(fault.Unavailable, "hub_away", "There is no session to a hub at the moment.", nil)
+	return fault.New(fault.Unavailable, agent.CodeHubAway, "There is no session to a hub at the moment.", nil)
 }
 
 // RegistryTLS verifies the registry as a hub and shows this node's certificate, without which a pull credential is void.
