@@ -1,15 +1,49 @@
 package protocol
 
-// Conditions of a node that the hub's placement depends on. A node may report others; they only inform.
+// Conditions that a node reports with its facts and its reports. The hub's placement depends on those of WeakIsolation
+// and on ConditionWeakIsolationShared; the others inform.
 const (
 	// ConditionNoUserNamespaces: the root user of a container is the root user of the host.
 	ConditionNoUserNamespaces = "user_namespaces_unavailable"
 	// ConditionNoSeccomp: containers may call everything that the kernel offers.
 	ConditionNoSeccomp = "seccomp_unavailable"
-	// ConditionRuncVulnerable: runc lacks the fixes for CVE-2025-31133, CVE-2025-52565 and CVE-2025-52881.
+	// ConditionRuncVulnerable: the runc of the host lacks the fixes for CVE-2025-31133, CVE-2025-52565 and
+	// CVE-2025-52881.
 	ConditionRuncVulnerable = "runc_vulnerable"
 	// ConditionWeakIsolationShared: the owner lets several orgs use the node in spite of the conditions above.
 	ConditionWeakIsolationShared = "weak_isolation_shared"
+
+	// ConditionNoAppArmor: containers have no AppArmor profile; the kernel or apparmor_parser lacks it.
+	ConditionNoAppArmor = "apparmor_unavailable"
+	// ConditionNoCoreLimit: root on the host has no CAP_SYS_RESOURCE; containers may dump core.
+	ConditionNoCoreLimit = "core_limit_unavailable"
+	// ConditionNoSwapLimit: the kernel cannot limit what a container swaps out.
+	ConditionNoSwapLimit = "swap_limit_unavailable"
+	// ConditionCgroupV1: limits work, but the kernel lacks the newer accounting (pressure, memory.high).
+	ConditionCgroupV1 = "cgroup_v1"
+
+	// ConditionFirewallUnguarded: the agent cannot check or repair its firewall table.
+	ConditionFirewallUnguarded = "firewall_unguarded"
+	// ConditionNoFlowLimits: the kernel cannot limit the flows of a member.
+	ConditionNoFlowLimits = "flow_limits_unavailable"
+	// ConditionNoFlowTimeouts: the kernel cannot set the timeouts of a member's flows.
+	ConditionNoFlowTimeouts = "flow_timeouts_unavailable"
+	// ConditionPortInUse: another program took a published port while no agent ran; connections to it reach the member.
+	ConditionPortInUse = "published_port_in_use"
+
+	// ConditionDiskFull: a file system of the agent has less than 64 MiB free; the node starts nothing new.
+	ConditionDiskFull = "disk_full"
+	// ConditionSharedDisk: no quota keeps containers from filling the agent's file system; what they write is measured.
+	ConditionSharedDisk = "disk_shared_without_quota"
+	// ConditionStoreLarge: the agent's store takes more than 256 MiB beside usage that waits for the hub.
+	ConditionStoreLarge = "agent_store_large"
+
+	// ConditionContainerdUnavailable: no containerd answers at the configured socket.
+	ConditionContainerdUnavailable = "containerd_unavailable"
+	// ConditionPolicyInvalid: the owner's policy has an error; the last valid one is in force.
+	ConditionPolicyInvalid = "policy_invalid"
+	// ConditionBundleExpired: the trust bundle is past its end; it stays valid until a newer one arrives.
+	ConditionBundleExpired = "trust_bundle_expired"
 )
 
 // WeakIsolation lists the conditions that make a node serve one org at a time, unless its owner shares it.

@@ -20,12 +20,6 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Words for what a host cannot give or should not be; the node reports them.
-const (
-	// ConditionCgroupV1: limits work, but the kernel's newer accounting (pressure, memory.high) is not there.
-	ConditionCgroupV1 = "cgroup_v1"
-)
-
 // Config says where to look. The zero value looks at this machine.
 type Config struct {
 	// Root is a directory with the machine's /etc, /proc and /sys; empty means /.
@@ -62,7 +56,7 @@ func Facts(_ context.Context, cfg Config) (*protocol.NodeFacts, error) {
 		f.BootTime = timestamppb.New(boot)
 	}
 	if _, err := os.Stat(filepath.Join("/", cfg.Root, "sys/fs/cgroup/cgroup.controllers")); err != nil {
-		f.Conditions = append(f.Conditions, ConditionCgroupV1)
+		f.Conditions = append(f.Conditions, protocol.ConditionCgroupV1)
 	}
 	return f, errors.Join(errs...)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/internal/host"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // machine writes files of a made-up machine.
@@ -53,7 +54,7 @@ func TestFactsAreReadFromTheirSources(t *testing.T) {
 	f, err = host.Facts(t.Context(), machine(t, nil))
 	require.ErrorContains(t, err, "memory")
 	require.NotEmpty(t, f.GetKernel(), "what can be read is there all the same")
-	require.Equal(t, []string{host.ConditionCgroupV1}, f.GetConditions())
+	require.Equal(t, []string{protocol.ConditionCgroupV1}, f.GetConditions())
 }
 
 func TestOldRuncIsReported(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/policy"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // reaches tries all addresses at once and gives those that answer; reachable ones are awaited.
@@ -214,9 +214,9 @@ func TestWhatTheKernelCannotBoundIsReported(t *testing.T) {
 	f := newFixture(t)
 	dir := t.TempDir()
 	for lacking, want := range map[string][]string{
-		"ct count":            {network.ConditionNoFlowLimits},
-		"ct timeout":          {network.ConditionNoFlowTimeouts},
-		"ct count|ct timeout": {network.ConditionNoFlowLimits, network.ConditionNoFlowTimeouts},
+		"ct count":            {protocol.ConditionNoFlowLimits},
+		"ct timeout":          {protocol.ConditionNoFlowTimeouts},
+		"ct count|ct timeout": {protocol.ConditionNoFlowLimits, protocol.ConditionNoFlowTimeouts},
 		"not in any rule":     nil,
 	} {
 		nft := strings.Join([]string{

@@ -15,6 +15,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Bounds on the flows of one member, so that the machine's connection table has room for all others. With the timeouts
@@ -45,12 +47,6 @@ const flowTimeouts = `ct timeout member_tcp {
 		policy = { unreplied : 15 }
 	}`
 
-// Conditions that the node reports while its kernel lacks something.
-const (
-	ConditionNoFlowLimits   = "flow_limits_unavailable"
-	ConditionNoFlowTimeouts = "flow_timeouts_unavailable"
-)
-
 // features is what the kernel's nftables can do about flows.
 type features struct{ limits, timeouts bool }
 
@@ -62,10 +58,10 @@ func featureSets() []features {
 func (f features) conditions() []string {
 	var c []string
 	if !f.limits {
-		c = append(c, ConditionNoFlowLimits)
+		c = append(c, protocol.ConditionNoFlowLimits)
 	}
 	if !f.timeouts {
-		c = append(c, ConditionNoFlowTimeouts)
+		c = append(c, protocol.ConditionNoFlowTimeouts)
 	}
 	return c
 }

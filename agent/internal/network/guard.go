@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Guard compares the firewall table with what it is to be, and makes it again in one step when someone has changed it,
@@ -111,7 +113,7 @@ func (n *Network) Conditions() []string {
 		c = append(c, *lacks...)
 	}
 	if n.portInUse.Load() {
-		c = append(c, ConditionPortInUse)
+		c = append(c, protocol.ConditionPortInUse)
 	}
 	return c
 }

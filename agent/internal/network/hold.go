@@ -11,9 +11,6 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// ConditionPortInUse says that another program took a published port while no agent ran. Connections to it reach the member.
-const ConditionPortInUse = "published_port_in_use"
-
 // heldPort is a socket that is bound to a published port and does not listen: another program of the host that wants the
 // port is refused, instead of losing its connections to the member.
 type heldPort struct {

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/agent/internal/network"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // occupied says whether a program of the host is refused the port.
@@ -65,7 +66,7 @@ func TestAPortThatWasTakenWhileNoAgentRanIsReported(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.n.Guard(ctxOf(t))
 	require.NoError(t, err)
-	require.Contains(t, f.n.Conditions(), network.ConditionPortInUse)
+	require.Contains(t, f.n.Conditions(), protocol.ConditionPortInUse)
 	require.NoError(t, intruder.Close())
 	_, err = f.n.Guard(ctxOf(t))
 	require.NoError(t, err)

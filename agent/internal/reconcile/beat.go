@@ -8,6 +8,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // beatLoop beats the meter, rotates logs and gives disk space back, whatever the loop of decisions is doing.
@@ -27,7 +28,7 @@ func (r *Reconciler) beatLoop(ctx context.Context) {
 			if err := r.store.CollectGarbage(); err != nil {
 				r.log.WarnContext(ctx, "cannot give disk space back", "error", err)
 			}
-			r.note("agent_store_large", r.store.Oversized())
+			r.note(protocol.ConditionStoreLarge, r.store.Oversized())
 			r.Wake()
 		case <-beat.C:
 			if err := r.runtime.RotateLogs(ctx); err != nil && ctx.Err() == nil {
@@ -99,7 +100,7 @@ func (r *Reconciler) observe(ctx context.Context) ([]runtime.Container, error) {
 	failpoint.Hit("agent/beat/looked")
 	err = r.store.Beat(o, stamp)
 	failpoint.Hit("agent/beat/kept")
-	r.note("disk_full", r.store.Full())
+	r.note(protocol.ConditionDiskFull, r.store.Full())
 	return containers, err
 }
 

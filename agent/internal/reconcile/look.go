@@ -228,7 +228,7 @@ const maxJudgings = 8
 func (r *Reconciler) desired(ctx context.Context) agent.Desired {
 	var d agent.Desired
 	owner, err := r.cfg.Policy()
-	r.note("policy_invalid", err)
+	r.note(protocol.ConditionPolicyInvalid, err)
 	for range maxJudgings {
 		r.judge(ctx)
 		accepted := r.store.Accepted()
@@ -359,9 +359,6 @@ func (r *Reconciler) judge(ctx context.Context) {
 	failpoint.Hit("agent/accept/judged")
 }
 
-// conditionBundleExpired says that the trust bundle should have been replaced. It goes on to count, and nothing is refused for it.
-const conditionBundleExpired = "trust_bundle_expired"
-
 func (r *Reconciler) conditions() []string {
 	seen := make(map[string]bool)
 	for c := range r.trouble {
@@ -380,7 +377,7 @@ func (r *Reconciler) conditions() []string {
 		seen["clock_untrusted"] = true
 	}
 	if r.store.Bundle().Expired(r.clock.Now()) {
-		seen[conditionBundleExpired] = true
+		seen[protocol.ConditionBundleExpired] = true
 	}
 	return slices.Sorted(maps.Keys(seen))
 }

@@ -246,7 +246,7 @@ func (r *Reconciler) pass(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	r.note("containerd_unavailable", err)
+	r.note(protocol.ConditionContainerdUnavailable, err)
 	if err != nil {
 		r.publish(Report{}, false)
 		return fmt.Errorf("look at the machine: %w", err)
@@ -291,7 +291,7 @@ func (r *Reconciler) guard(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // the agent is being stopped
 	}
-	r.note("firewall_unguarded", err)
+	r.note(protocol.ConditionFirewallUnguarded, err)
 	if restored {
 		r.log.WarnContext(ctx, "someone has changed this agent's firewall table; it is as it was again")
 	}

@@ -33,18 +33,6 @@ type hostSupport struct {
 	sharedDisk bool
 }
 
-// Conditions of this host that the node reports.
-const (
-	// ConditionNoSwapLimit says that the kernel cannot limit what a container swaps out.
-	ConditionNoSwapLimit = "swap_limit_unavailable"
-	// ConditionSharedDisk says that no quota of the file system keeps containers from filling the agent's own; what they write is measured.
-	ConditionSharedDisk = "disk_shared_without_quota"
-	// ConditionNoAppArmor says that containers have no AppArmor profile: the kernel or apparmor_parser is missing.
-	ConditionNoAppArmor = "apparmor_unavailable"
-	// ConditionNoCoreLimit says that root here has no CAP_SYS_RESOURCE: containers may dump core.
-	ConditionNoCoreLimit = "core_limit_unavailable"
-)
-
 func (h hostSupport) conditions() []string {
 	var c []string
 	if !h.userNamespaces {
@@ -54,16 +42,16 @@ func (h hostSupport) conditions() []string {
 		c = append(c, protocol.ConditionNoSeccomp)
 	}
 	if !h.swapLimit {
-		c = append(c, ConditionNoSwapLimit)
+		c = append(c, protocol.ConditionNoSwapLimit)
 	}
 	if h.appArmor == "" {
-		c = append(c, ConditionNoAppArmor)
+		c = append(c, protocol.ConditionNoAppArmor)
 	}
 	if h.sharedDisk {
-		c = append(c, ConditionSharedDisk)
+		c = append(c, protocol.ConditionSharedDisk)
 	}
 	if !h.resourceLimits {
-		c = append(c, ConditionNoCoreLimit)
+		c = append(c, protocol.ConditionNoCoreLimit)
 	}
 	return c
 }

@@ -187,7 +187,7 @@ func TestContainersHaveAnAppArmorProfileWhereTheKernelHasIt(t *testing.T) {
 		return rt
 	}
 	rt := with(true, nil)
-	require.NotContains(t, rt.Conditions(), runtime.ConditionNoAppArmor)
+	require.NotContains(t, rt.Conditions(), protocol.ConditionNoAppArmor)
 	spec, err := rt.BuildSpec(t.Context(), f.spec(image, "wait"))
 	require.NoError(t, err)
 	require.Equal(t, f.word+"-container", spec.Process.ApparmorProfile)
@@ -196,7 +196,7 @@ func TestContainersHaveAnAppArmorProfileWhereTheKernelHasIt(t *testing.T) {
 	for name, rt := range map[string]*runtime.Runtime{
 		"the kernel has none": with(false, nil), "it cannot be loaded": with(true, errors.New("apparmor_parser: exit status 1")),
 	} {
-		require.Contains(t, rt.Conditions(), runtime.ConditionNoAppArmor, name)
+		require.Contains(t, rt.Conditions(), protocol.ConditionNoAppArmor, name)
 		spec, err := rt.BuildSpec(t.Context(), f.spec(image, "wait"))
 		require.NoError(t, err)
 		require.Empty(t, spec.Process.ApparmorProfile, name)
@@ -205,14 +205,14 @@ func TestContainersHaveAnAppArmorProfileWhereTheKernelHasIt(t *testing.T) {
 
 func TestASharedFileSystemIsSaid(t *testing.T) {
 	f := newFixture(t)
-	require.Contains(t, f.rt.Conditions(), runtime.ConditionSharedDisk, "the test's containerd and logs are both in the directory for temporary files")
+	require.Contains(t, f.rt.Conditions(), protocol.ConditionSharedDisk, "the test's containerd and logs are both in the directory for temporary files")
 	cfg := f.cfg
 	cfg.LogDir = t.TempDir()
 	require.NoError(t, unix.Mount("tmpfs", cfg.LogDir, "tmpfs", 0, "size=1m"))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(cfg.LogDir, 0)) })
 	apart, err := runtime.Open(t.Context(), cfg)
 	require.NoError(t, err)
-	require.NotContains(t, apart.Conditions(), runtime.ConditionSharedDisk)
+	require.NotContains(t, apart.Conditions(), protocol.ConditionSharedDisk)
 	require.NoError(t, apart.Close())
 }
 
