@@ -12,9 +12,9 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The reference names every flag of the daemons, and none that does not exist.
+// TestConfigurationReferenceNamesEveryFlag holds the page to the built programs: it names their flags and no others.
 func TestConfigurationReferenceNamesEveryFlag(t *testing.T) {
-	data, err := os.ReadFile(filepath.Join(source(t), "docs", "configuration.md"))
+	data, err := os.ReadFile(filepath.Join(source(t), "docs", "reference", "configuration.md"))
 	require.NoError(t, err)
 	for _, command := range []string{"gpuaas-hub init", "gpuaas-hub serve", "gpuaas-hub backup", "gpuaas-hub restore", "gpuaas-agent run"} {
 		_, section, found := strings.Cut(string(data), "## "+command+"\n")
@@ -25,7 +25,7 @@ func TestConfigurationReferenceNamesEveryFlag(t *testing.T) {
 		require.NoError(t, err)
 		has := flags(regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z-]+)`), string(out))
 		delete(has, "help")
-		require.Equal(t, has, flags(regexp.MustCompile("(?m)^\\| `--([a-z-]+)`"), section), command)
+		require.Equal(t, has, flags(regexp.MustCompile("(?m)^\\| (?:`-\\w`, )?`--([a-z-]+)`"), section), command)
 	}
 }
 

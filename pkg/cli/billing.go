@@ -175,7 +175,7 @@ func (a *app) walletCommand() *cobra.Command {
 			{"HELD", func(b client.WalletBalance) string { return b.Held }},
 		})
 	})
-	c.Flags().StringVar(&org, "org", "", "org, by id or slug; your own where absent")
+	c.Flags().StringVar(&org, "org", "", "org, by id or slug (default: your own)")
 	return c
 }
 
@@ -224,7 +224,7 @@ func (a *app) pricesCommand() *cobra.Command {
 	f.StringVar(&body.AppSlug, "app", "", "only for this app")
 	f.StringVar(&body.Sku, "sku", "", "only for this SKU")
 	f.Int32Var(&body.HostSharePercent, "host-share", 0, "percent that the node's owner gets")
-	f.Var(timeFlag{&body.From}, "from", "when it begins; now where absent")
+	f.Var(timeFlag{&body.From}, "from", "when it begins (default: now)")
 	return group("prices", "The price book (platform admin)", create,
 		listing(a, "list", "Prices", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Price, string, error) {
 			l, err := client.Read[client.PriceList](s.hub.ListPrices(ctx, &client.ListPricesParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))

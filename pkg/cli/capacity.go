@@ -43,7 +43,7 @@ func (a *app) allocationsCommand() *cobra.Command {
 		return show(s, l, columns)
 	})
 	f := create.Flags()
-	f.StringVar(&node, "node", "", "node, by id or host name; the hub chooses where absent")
+	f.StringVar(&node, "node", "", "node, by id or host name (default: the hub chooses one)")
 	f.StringVar(&body.Sku, "sku", "", "SKU of the price book")
 	f.StringVar(&shape, "shape", string(client.CapacityShapeGpuSlice), "gpu_slice or baremetal")
 	f.Int32Var(&body.AcceleratorCount, "accelerators", 0, "how many accelerators")

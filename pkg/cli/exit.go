@@ -34,18 +34,19 @@ func exitCodesTopic() *cobra.Command {
 		Use:   "exit-codes",
 		Short: "What the exit codes mean",
 		Long: `Exit codes:
-    0  done
-    1  failed for another reason
-    2  wrong use: unknown command or flag, missing argument, no hub configured
-    3  no or bad credential (401)
-    4  not allowed (403)
-    5  not there, or another org's (404)
-    6  the state does not allow it (409, 412)
-    7  the input is not acceptable (400, 413, 422)
-    8  the hub is not reachable or too busy (network, 429, 5xx)
-    9  gave up waiting (--timeout)
-   10  the app instance failed or ended elsewhere than waited for
-  130  interrupted`,
+
+      0  done
+      1  failed for another reason
+      2  wrong use: unknown command or flag, missing argument, no hub configured
+      3  no or bad credential (401)
+      4  not allowed (403)
+      5  not there, or another org's (404)
+      6  the state does not allow it (409, 412)
+      7  the input is not acceptable (400, 413, 422)
+      8  the hub is not reachable or too busy (network, 429, 5xx)
+      9  gave up waiting (--timeout)
+     10  the app instance failed or ended elsewhere than waited for
+    130  interrupted`,
 	}
 }
 

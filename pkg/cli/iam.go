@@ -26,7 +26,7 @@ func (a *app) orgsCommand() *cobra.Command {
 		}
 		return show(s, org, columns)
 	})
-	create.Flags().StringVar(&name, "name", "", "display name; the slug where absent")
+	create.Flags().StringVar(&name, "name", "", "display name (default: the slug)")
 	return group("orgs", "Orgs (platform admin)", create, a.quotaCommand(), a.setQuotaCommand(),
 		listing(a, "list", "Orgs you may see", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Org, string, error) {
 			l, err := client.Read[client.OrgList](s.hub.ListOrgs(ctx, &client.ListOrgsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
@@ -54,8 +54,8 @@ func (a *app) projectsCommand() *cobra.Command {
 		}
 		return show(s, p, columns)
 	})
-	create.Flags().StringVar(&name, "name", "", "display name; the slug where absent")
-	create.Flags().StringVar(&org, "org", "", "org, by id or slug; your own where absent")
+	create.Flags().StringVar(&name, "name", "", "display name (default: the slug)")
+	create.Flags().StringVar(&org, "org", "", "org, by id or slug (default: your own)")
 	return group("projects", "Projects", create,
 		listing(a, "list", "Projects you may see", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Project, string, error) {
 			return s.projects(ctx)(cursor)
@@ -136,9 +136,9 @@ func (a *app) createServiceAccountCommand(columns []column[client.ServiceAccount
 		return s.showKeyOnce(sa, save, columns)
 	})
 	f := c.Flags()
-	f.StringVar(&name, "name", "", "name; the slug where absent")
+	f.StringVar(&name, "name", "", "name (default: the slug)")
 	f.StringVar(&description, "description", "", "what it is for")
-	f.StringVar(&role, "role", "", "app_operator (default), app_publisher or viewer")
+	f.StringVar(&role, "role", "", "app_operator, app_publisher or viewer (default: app_operator)")
 	f.StringVar(&save, "save", "", "write the account with its key to this file (mode 0600) instead of showing the key")
 	return c
 }

@@ -116,7 +116,7 @@ func (a *app) estimateCommand() *cobra.Command {
 		}
 		return show(s, e, columns)
 	})
-	c.Flags().StringVar(&version, "version", "", "version; the newest active one where absent")
+	c.Flags().StringVar(&version, "version", "", "version (default: the newest active one)")
 	c.Flags().StringVar(&p.AllocationID, "allocation", "", "id of the allocation that it would run on")
 	return c
 }
@@ -167,12 +167,12 @@ func (a *app) createInstanceCommand() *cobra.Command {
 		return show(s, i, instanceColumns())
 	})
 	f := c.Flags()
-	f.StringVar(&body.Version, "version", "", "version; the newest active one where absent")
-	f.StringVar(&body.DisplayName, "name", "", "display name; the app's slug where absent")
+	f.StringVar(&body.Version, "version", "", "version (default: the newest active one)")
+	f.StringVar(&body.DisplayName, "name", "", "display name (default: the app's slug)")
 	f.StringVar(&mode, "operating-mode", "", "hint: tenant_dedicated or platform_managed")
 	f.StringVar(&scope, "control-plane-scope", "", "hint: project, tenant or platform")
-	f.StringSliceVar(&allocations, "allocation", nil, "id of the allocation to run on; the only one with room where absent")
-	f.StringArrayVar(&params, "param", nil, "launch parameter NAME=VALUE; VALUE is JSON, or else text; may be given again")
+	f.StringSliceVar(&allocations, "allocation", nil, "id of the allocation to run on (default: the only one with room)")
+	f.StringArrayVar(&params, "param", nil, "launch parameter NAME=VALUE; VALUE is JSON, or else text (repeatable)")
 	f.StringVar(&paramsFile, "params-file", "", "JSON object with launch parameters; - for stdin")
 	f.StringVar(&configFile, "config-file", "", "JSON object with the app's config; - for stdin")
 	f.BoolVar(&wait, "wait", false, "wait until it is running")
@@ -291,7 +291,7 @@ func (a *app) upgradeCommand() *cobra.Command {
 			}
 			return client.Read[client.AppInstance](s.hub.UpgradeAppInstance(ctx, project, id, client.AppInstanceUpgrade{TargetVersion: to}, s.editors()...))
 		})
-	c.Flags().StringVar(&to, "to", "", "version; the newest active one where absent")
+	c.Flags().StringVar(&to, "to", "", "version (default: the newest active one)")
 	return c
 }
 
@@ -301,7 +301,7 @@ func (a *app) rollbackCommand() *cobra.Command {
 		func(ctx context.Context, s *session, project, id string) (client.AppInstance, error) {
 			return client.Read[client.AppInstance](s.hub.RollbackAppInstance(ctx, project, id, client.AppInstanceRollback{TargetVersion: to}, s.editors()...))
 		})
-	c.Flags().StringVar(&to, "to", "", "version; the previous one where absent")
+	c.Flags().StringVar(&to, "to", "", "version (default: the previous one)")
 	return c
 }
 
@@ -399,8 +399,8 @@ func (a *app) logsCommand() *cobra.Command {
 	})
 	f := c.Flags()
 	f.BoolVarP(&p.Follow, "follow", "f", false, "go on as more is written")
-	f.Int32VarP(&p.TailLines, "tail", "n", 0, "last lines only; the hub's default where absent")
-	f.StringVar(&p.Service, "service", "", "service of the app; the first where absent")
-	f.StringVar(&p.MemberID, "member", "", "member of the app instance; the first where absent")
+	f.Int32VarP(&p.TailLines, "tail", "n", 0, "last lines only (default: what the hub gives)")
+	f.StringVar(&p.Service, "service", "", "service of the app (default: the first)")
+	f.StringVar(&p.MemberID, "member", "", "member of the app instance (default: the first)")
 	return c
 }

