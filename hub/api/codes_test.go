@@ -2,7 +2,6 @@ package api_test
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -15,10 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/gpuaas/gpuaas/docs/reference"
 	"github.com/gpuaas/gpuaas/hub/api"
 )
-
-var update = flag.Bool("update", false, "rewrite the list of fault codes in openapi.yaml")
 
 const (
 	modulePath = "github.com/gpuaas/gpuaas/"
@@ -30,34 +28,64 @@ const (
 )
 
 // localFiles make faults for the hub's commands and its start only; no caller of the API gets them.
-var localFiles = []string{
-	"hub/internal/db/copy.go",
-	"hub/internal/db/lease.go",
-	"hub/internal/db/migrate.go",
-	"hub/internal/iam/bootstrap.go",
-	"hub/internal/trust/init.go",
-	"hub/internal/trust/keyfile.go",
-	"hub/internal/trust/names.go",
-	"hub/internal/trust/offline.go",
-	"hub/internal/trust/passphrase.go",
-	"hub/internal/trust/root.go",
-	"hub/internal/trust/trust.go",
+func localFiles() []string {
+	return []string{
+		"hub/internal/db/copy.go",
+		"hub/internal/db/lease.go",
+		"hub/internal/db/migrate.go",
+		"hub/internal/iam/bootstrap.go",
+		"hub/internal/trust/init.go",
+		"hub/internal/trust/keyfile.go",
+		"hub/internal/trust/names.go",
+		"hub/internal/trust/offline.go",
+		"hub/internal/trust/passphrase.go",
+		"hub/internal/trust/root.go",
+		"hub/internal/trust/trust.go",
+	}
 }
 
-// TestTheContractHasTheFaultCodesOfTheCode: ProblemCode lists what the packages behind the REST API give as the code of a fault.
-func TestTheContractHasTheFaultCodesOfTheCode(t *testing.T) {
-	// The session answers requests for logs; the API reaches it through an interface.
+// faultsOf gives the faults of packages and of those that they import.
+func faultsOf(t *testing.T, relays []string, roots ...string) (*collector, []madeFault) {
 	c := newCollector()
-	for _, root := range []string{"hub/internal/httpapi", "hub/internal/session"} {
+	c.relays = relays
+	for _, root := range roots {
 		require.NoError(t, c.load(modulePath+root))
 	}
-	codes := map[string]struct{}{}
+	var all []madeFault
 	for _, p := range c.packages {
-		require.NoError(t, c.collect(p, codes))
+		made, err := c.collect(p)
+		require.NoError(t, err)
+		all = append(all, made...)
 	}
-	require.ElementsMatch(t, localFiles, slices.Collect(maps.Keys(c.local)), "a file of the list makes no fault")
+	return c, all
+}
+
+// apiFaults are those that a caller of the REST API can get. The session answers requests for logs; the API reaches it
+// through an interface.
+func apiFaults(t *testing.T) []madeFault {
+	_, all := faultsOf(t, nil, "hub/internal/httpapi", "hub/internal/session")
+	var local []string
+	answers := slices.DeleteFunc(all, func(f madeFault) bool {
+		if !slices.Contains(localFiles(), f.file) {
+			return false
+		}
+		local = append(local, f.file)
+		return true
+	})
+	slices.Sort(local)
+	require.Equal(t, localFiles(), slices.Compact(local), "a file of the list makes no fault")
+	return answers
+}
+
+// TestTheContractHasTheFaultCodesOfTheCode: ProblemCode lists what the packages behind the REST API give as the code
+// of a fault.
+func TestTheContractHasTheFaultCodesOfTheCode(t *testing.T) {
+	codes := map[string]bool{}
+	for _, f := range apiFaults(t) {
+		codes[f.code] = true
+	}
 	inCode := slices.Sorted(maps.Keys(codes))
-	if *update {
+	if reference.Update() {
 		begin, rest, _ := strings.Cut(string(api.OpenAPI), codesBegin)
 		_, end, found := strings.Cut(rest, codesEnd)
 		require.True(t, found, "openapi.yaml has no list of fault codes")
@@ -90,12 +118,13 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 		source string
 		codes  []string
 	}{
-		"literal":          {`var _ = fault.New(0, "a", "", nil)`, []string{"a"}},
-		"constant":         {`const b = "b"; var _ = fault.New(0, string(b), "", nil)`, []string{"b"}},
-		"parameter":        {`func f(code string) { fault.New(0, code, "", nil) }; func g() { f("x"); f("y") }`, []string{"x", "y"}},
-		"closure":          {`func f() { no := func(code string) { fault.New(0, code, "", nil) }; no("x") }`, []string{"x"}},
-		"variable":         {`func f(i int) { code := "x"; if i > 0 { code = "y" }; fault.New(0, code, "", nil) }`, []string{"x", "y"}},
-		"status":           {`type S string; const A S = "a"; const B S = "b"; func f(s S) { fault.New(0, "is_"+string(s), "", nil) }`, []string{"is_a", "is_b"}},
+		"literal":   {`var _ = fault.New(0, "a", "", nil)`, []string{"a"}},
+		"constant":  {`const b = "b"; var _ = fault.New(0, string(b), "", nil)`, []string{"b"}},
+		"parameter": {`func f(code string) { fault.New(0, code, "", nil) }; func g() { f("x"); f("y") }`, []string{"x", "y"}},
+		"closure":   {`func f() { no := func(code string) { fault.New(0, code, "", nil) }; no("x") }`, []string{"x"}},
+		"variable":  {`func f(i int) { code := "x"; if i > 0 { code = "y" }; fault.New(0, code, "", nil) }`, []string{"x", "y"}},
+		"status": {`type S string; const A S = "a"; const B S = "b"; ` +
+			`func f(s S) { fault.New(0, "is_"+string(s), "", nil) }`, []string{"is_a", "is_b"}},
 		"call":             {`func f() { fault.New(0, g(), "", nil) }; func g() string`, nil},
 		"unused parameter": {`func f(code string) { fault.New(0, code, "", nil) }`, nil},
 		"variadic call":    {`func f(code ...string) { fault.New(0, code[0], "", nil) }`, nil},
@@ -110,14 +139,43 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 			require.NoError(t, err)
 			p := &sources{path: modulePath + "p", files: []*ast.File{file}}
 			col.packages[p.path] = p
-			codes := map[string]struct{}{}
-			err = col.collect(p, codes)
+			made, err := col.collect(p)
 			if c.codes == nil {
 				require.Error(t, err)
 				return
 			}
 			require.NoError(t, err)
-			require.Equal(t, c.codes, slices.Sorted(maps.Keys(codes)))
+			var codes []string
+			for _, f := range made {
+				codes = append(codes, f.code)
+			}
+			require.ElementsMatch(t, c.codes, codes)
 		})
 	}
+}
+
+// TestTheCollectorKeepsKindCodeAndTextTogether: a function that makes faults gives each caller's text to that caller's
+// code.
+func TestTheCollectorKeepsKindCodeAndTextTogether(t *testing.T) {
+	const source = `package p
+import ("fmt"; "github.com/gpuaas/gpuaas/pkg/fault")
+func refuse(kind fault.Kind, code, text string, n int) {
+	fault.New(kind, code, fmt.Sprintf("It %s, %d times.", text, n<<1), nil)
+}
+func a(n int) { refuse(fault.Conflict, "a", "failed", n) }
+func b(path string) {
+	say := func(code string) { refuse(fault.NotFound, code, "is not at "+path, 2) }
+	say("b"); say("c")
+}`
+	c := newCollector()
+	file, err := parser.ParseFile(c.fset, "p.go", source, parser.SkipObjectResolution)
+	require.NoError(t, err)
+	c.packages[modulePath+"p"] = &sources{path: modulePath + "p", files: []*ast.File{file}}
+	made, err := c.collect(c.packages[modulePath+"p"])
+	require.NoError(t, err)
+	require.ElementsMatch(t, []madeFault{
+		{"p.go", "Conflict", "a", "It failed, … times."},
+		{"p.go", "NotFound", "b", "It is not at …, … times."},
+		{"p.go", "NotFound", "c", "It is not at …, … times."},
+	}, made)
 }

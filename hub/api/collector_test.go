@@ -18,16 +18,27 @@ type sources struct {
 	files []*ast.File
 }
 
-// collector finds the codes of faults by reading Go source. What it cannot resolve is an error.
+// collector finds the faults that the code makes by reading Go source. A code that it cannot resolve is an error.
 type collector struct {
 	packages map[string]*sources
 	fset     *token.FileSet
-	// local has the localFiles in which a fault was found.
-	local map[string]struct{}
+	// relays are the files that pass on the code of a fault that another program made.
+	relays []string
 }
 
 func newCollector() *collector {
-	return &collector{packages: map[string]*sources{}, fset: token.NewFileSet(), local: map[string]struct{}{}}
+	return &collector{packages: map[string]*sources{}, fset: token.NewFileSet()}
+}
+
+// madeFault is one fault that the code can make.
+type madeFault struct {
+	// file is its path from the root of the repository.
+	file string
+	// kind is the name of a constant of package fault.
+	kind string
+	code string
+	// text is what a person reads; … stands for what is known only when the program runs.
+	text string
 }
 
 // load parses a package of this module and those that it imports.
@@ -69,8 +80,33 @@ type place struct {
 	p     *sources
 	file  *ast.File
 	funcs []ast.Node
-	// depth counts the callers that were followed.
-	depth int
+	// calls are those through which the functions were reached.
+	calls []callOf
+}
+
+// callOf is a call of a function literal or declaration.
+type callOf struct {
+	f    ast.Node
+	call *ast.CallExpr
+	at   place
+}
+
+// within is the place, reached through one more call.
+func (at place) within(c callOf) place {
+	at.calls = append(slices.Clip(at.calls), c)
+	return at
+}
+
+// argument is what the call that led here gives to parameter n of f.
+func (at place) argument(f ast.Node, n int) (place, ast.Expr, bool) {
+	for i, c := range at.calls {
+		if c.f == f && n < len(c.call.Args) {
+			from := c.at
+			from.calls = slices.Concat(at.calls[:i], at.calls[i+1:])
+			return from, c.call.Args[n], true
+		}
+	}
+	return place{}, nil, false
 }
 
 // visit calls f for each node of the package.
@@ -97,22 +133,8 @@ func (p *sources) visit(f func(at place, n ast.Node, parent ast.Node)) {
 	}
 }
 
-// collect adds the codes of the faults that the package makes.
-func (c *collector) collect(p *sources, codes map[string]struct{}) (failed error) {
-	add := func(at place, e ast.Expr) {
-		found, err := c.values(at, e)
-		if err != nil && failed == nil {
-			failed = fmt.Errorf("%s: %w", c.fset.Position(e.Pos()), err)
-		}
-		name := filepath.ToSlash(strings.TrimPrefix(c.fset.Position(e.Pos()).Filename, "../../"))
-		if slices.Contains(localFiles, name) {
-			c.local[name] = struct{}{}
-			return
-		}
-		for _, code := range found {
-			codes[code] = struct{}{}
-		}
-	}
+// collect gives the faults that the package makes.
+func (c *collector) collect(p *sources) (all []madeFault, failed error) {
 	refuse := func(n ast.Node, why string) {
 		if failed == nil {
 			failed = fmt.Errorf("%s: %s", c.fset.Position(n.Pos()), why)
@@ -122,7 +144,11 @@ func (c *collector) collect(p *sources, codes map[string]struct{}) (failed error
 		switch n := n.(type) {
 		case *ast.CallExpr:
 			if c.names(at, n.Fun, "New") {
-				add(at, n.Args[1])
+				made, err := c.made(at, n)
+				if err != nil && !slices.Contains(c.relays, c.fileOf(n)) {
+					refuse(n, err.Error())
+				}
+				all = append(all, made...)
 			}
 		case *ast.SelectorExpr:
 			if call, ok := parent.(*ast.CallExpr); c.names(at, n, "New") && (!ok || call.Fun != ast.Expr(n)) {
@@ -133,7 +159,11 @@ func (c *collector) collect(p *sources, codes map[string]struct{}) (failed error
 				refuse(n, "a fault is made without fault.New")
 			}
 			if id, ok := n.Type.(*ast.Ident); ok && id.Name == "Problem" {
-				c.problem(at, n, add)
+				made, err := c.problem(at, n)
+				if err != nil {
+					refuse(n, err.Error())
+				}
+				all = append(all, made...)
 			}
 		case *ast.AssignStmt:
 			for _, to := range n.Lhs {
@@ -143,21 +173,114 @@ func (c *collector) collect(p *sources, codes map[string]struct{}) (failed error
 			}
 		}
 	})
-	return failed
+	return all, failed
 }
 
-// problem adds the code of a problem that is written without a fault.
-func (c *collector) problem(at place, n *ast.CompositeLit, add func(place, ast.Expr)) {
-	for _, e := range n.Elts {
-		kv, ok := e.(*ast.KeyValueExpr)
-		if !ok || kv.Key.(*ast.Ident).Name != "Code" {
+// fileOf is the path of the node's file from the root of the repository.
+func (c *collector) fileOf(n ast.Node) string {
+	return filepath.ToSlash(strings.TrimPrefix(c.fset.Position(n.Pos()).Filename, "../../"))
+}
+
+// made resolves a call of fault.New, once for each way that its arguments reach it through parameters.
+func (c *collector) made(at place, call *ast.CallExpr) ([]madeFault, error) {
+	if len(at.calls) > maxCallers {
+		return nil, errors.New("a parameter goes through too many callers")
+	}
+	for i, e := range []ast.Expr{call.Args[0], call.Args[1], formatOf(call.Args[2])} {
+		f, n, outer, unknown := unbound(at, e)
+		if !unknown {
 			continue
 		}
-		if s, ok := kv.Value.(*ast.SelectorExpr); ok && s.Sel.Name == "Code" {
-			continue // the code of a fault
+		callers, err := c.callers(f, n, outer)
+		if err != nil && i == 2 {
+			break // a text that cannot be resolved is an ellipsis
 		}
-		add(at, kv.Value)
+		if err != nil {
+			return nil, err
+		}
+		var all []madeFault
+		for _, from := range callers {
+			made, err := c.made(at.within(from), call)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, made...)
+		}
+		return all, nil
 	}
+	kinds := []string{"Internal"} // 0
+	if _, isLiteral := call.Args[0].(*ast.BasicLit); !isLiteral {
+		var err error
+		if kinds, err = c.values(at, call.Args[0]); err != nil {
+			return nil, err
+		}
+	}
+	codes, err := c.values(at, call.Args[1])
+	if err != nil {
+		return nil, err
+	}
+	texts := c.texts(at, call.Args[2])
+	if len(kinds) == 0 || len(codes) == 0 || len(texts) == 0 {
+		return nil, errors.New("a fault without kind, code or text")
+	}
+	var all []madeFault
+	for _, kind := range kinds {
+		for _, code := range codes {
+			for _, text := range texts {
+				all = append(all, madeFault{c.fileOf(call), kind, code, text})
+			}
+		}
+	}
+	return all, nil
+}
+
+// formatOf is the format of a call of fmt.Sprintf, and any other expression itself.
+func formatOf(e ast.Expr) ast.Expr {
+	if call, ok := e.(*ast.CallExpr); ok && len(call.Args) > 0 {
+		if s, ok := call.Fun.(*ast.SelectorExpr); ok && s.Sel.Name == "Sprintf" {
+			return call.Args[0]
+		}
+	}
+	return e
+}
+
+// unbound finds the parameter that the expression is and that no call has given a value yet.
+func unbound(at place, e ast.Expr) (f ast.Node, n int, outer place, found bool) {
+	id, ok := e.(*ast.Ident)
+	if !ok {
+		return nil, 0, place{}, false
+	}
+	for i, f := range slices.Backward(at.funcs) {
+		n, ok := parameter(f, id.Name)
+		if !ok {
+			continue
+		}
+		if from, given, bound := at.argument(f, n); bound {
+			return unbound(from, given)
+		}
+		at.funcs = at.funcs[:i]
+		return f, n, at, true
+	}
+	return nil, 0, place{}, false
+}
+
+// problem gives the code of a problem that is written without a fault.
+func (c *collector) problem(at place, n *ast.CompositeLit) ([]madeFault, error) {
+	fields := map[string]ast.Expr{}
+	for _, e := range n.Elts {
+		if kv, ok := e.(*ast.KeyValueExpr); ok {
+			fields[kv.Key.(*ast.Ident).Name] = kv.Value
+		}
+	}
+	if s, ok := fields["Code"].(*ast.SelectorExpr); fields["Code"] == nil || ok && s.Sel.Name == "Code" {
+		return nil, nil // the code of a fault
+	}
+	codes, err := c.values(at, fields["Code"])
+	var all []madeFault
+	for _, code := range codes {
+		all = append(all, madeFault{c.fileOf(n), "", code, strings.Join(c.texts(at, fields["Detail"]), " ")})
+	}
+	return all, err
 }
 
 // names reports whether e is the name of package fault.
@@ -183,133 +306,6 @@ func imported(file *ast.File, name string) string {
 	return ""
 }
 
-// values are all strings that the expression may have.
-func (c *collector) values(at place, e ast.Expr) ([]string, error) {
-	if at.depth > maxCallers {
-		return nil, errors.New("a parameter goes through too many callers")
-	}
-	switch e := e.(type) {
-	case *ast.BasicLit:
-		s, err := strconv.Unquote(e.Value)
-		return []string{s}, err
-	case *ast.ParenExpr:
-		return c.values(at, e.X)
-	case *ast.CallExpr:
-		if id, ok := e.Fun.(*ast.Ident); ok && id.Name == "string" && len(e.Args) == 1 {
-			return c.values(at, e.Args[0])
-		}
-	case *ast.BinaryExpr:
-		return c.joined(at, e)
-	case *ast.SelectorExpr:
-		if x, ok := e.X.(*ast.Ident); ok {
-			if p := c.packages[imported(at.file, x.Name)]; p != nil {
-				return c.constant(p, e.Sel.Name)
-			}
-		}
-	case *ast.Ident:
-		for i, f := range slices.Backward(at.funcs) {
-			if n, ok := parameter(f, e.Name); ok {
-				return c.arguments(at, at.funcs[:i], f, n)
-			}
-			if values, found, err := c.assigned(at, f, e.Name); found {
-				return values, err
-			}
-		}
-		return c.constant(at.p, e.Name)
-	}
-	return nil, fmt.Errorf("cannot tell the values of this %T", e)
-}
-
-// joined are the values of a literal and what follows it; a status stands for each constant of its type.
-func (c *collector) joined(at place, e *ast.BinaryExpr) ([]string, error) {
-	before, err := c.values(at, e.X)
-	if err != nil {
-		return nil, err
-	}
-	after, err := c.statuses(at, e.Y)
-	if err != nil {
-		return nil, err
-	}
-	var joined []string
-	for _, b := range before {
-		for _, a := range after {
-			joined = append(joined, b+a)
-		}
-	}
-	return joined, nil
-}
-
-// statuses are the constants of the type of x in string(x). A field is of the type of its own name.
-func (c *collector) statuses(at place, e ast.Expr) ([]string, error) {
-	call, ok := e.(*ast.CallExpr)
-	if !ok || len(call.Args) != 1 {
-		return c.values(at, e)
-	}
-	var typeName string
-	switch x := call.Args[0].(type) {
-	case *ast.SelectorExpr:
-		typeName = x.Sel.Name
-	case *ast.Ident:
-		for _, f := range at.funcs {
-			for _, field := range signature(f).Params.List {
-				if t, ok := field.Type.(*ast.Ident); ok && slices.ContainsFunc(field.Names, func(n *ast.Ident) bool { return n.Name == x.Name }) {
-					typeName = t.Name
-				}
-			}
-		}
-	}
-	var values []string
-	for _, d := range constants(at.p) {
-		if t, ok := d.spec.Type.(*ast.Ident); ok && t.Name == typeName {
-			more, err := c.values(d.at, d.value)
-			if err != nil {
-				return nil, err
-			}
-			values = append(values, more...)
-		}
-	}
-	if len(values) == 0 {
-		return nil, fmt.Errorf("%s has no constants of the type %q", at.p.path, typeName)
-	}
-	return values, nil
-}
-
-// declared is one constant of a package.
-type declared struct {
-	at    place
-	spec  *ast.ValueSpec
-	name  string
-	value ast.Expr
-}
-
-func constants(p *sources) []declared {
-	var all []declared
-	for _, file := range p.files {
-		for _, d := range file.Decls {
-			g, ok := d.(*ast.GenDecl)
-			if !ok || g.Tok != token.CONST {
-				continue
-			}
-			for _, s := range g.Specs {
-				spec := s.(*ast.ValueSpec)
-				for i, value := range spec.Values {
-					all = append(all, declared{place{p: p, file: file}, spec, spec.Names[i].Name, value})
-				}
-			}
-		}
-	}
-	return all
-}
-
-func (c *collector) constant(p *sources, name string) ([]string, error) {
-	for _, d := range constants(p) {
-		if d.name == name {
-			return c.values(d.at, d.value)
-		}
-	}
-	return nil, fmt.Errorf("%s has no constant %s", p.path, name)
-}
-
 func signature(f ast.Node) *ast.FuncType {
 	if d, ok := f.(*ast.FuncDecl); ok {
 		return d.Type
@@ -331,40 +327,15 @@ func parameter(f ast.Node, name string) (int, bool) {
 	return 0, false
 }
 
-// assigned are the values that a function gives to a local variable.
-func (c *collector) assigned(at place, f ast.Node, name string) (values []string, found bool, failed error) {
-	is := func(e ast.Expr) bool {
-		id, ok := e.(*ast.Ident)
-		return ok && id.Name == name
-	}
-	at.p.visit(func(in place, n, _ ast.Node) {
-		a, ok := n.(*ast.AssignStmt)
-		if !ok || !slices.Contains(in.funcs, f) || !slices.ContainsFunc(a.Lhs, is) {
-			return
-		}
-		found = true
-		if len(a.Rhs) != len(a.Lhs) {
-			failed = fmt.Errorf("%s is assigned from a call", name)
-			return
-		}
-		more, err := c.values(in, a.Rhs[slices.IndexFunc(a.Lhs, is)])
-		if err != nil {
-			failed = err
-		}
-		values = append(values, more...)
-	})
-	return values, found, failed
-}
-
-// arguments are the values that the callers of f give to its parameter n; outer are the functions around f.
-func (c *collector) arguments(at place, outer []ast.Node, f ast.Node, n int) (values []string, failed error) {
+// callers are the calls of f that give its parameter n; outer is the place around f.
+func (c *collector) callers(f ast.Node, n int, outer place) (calls []callOf, failed error) {
 	name, within := "", ast.Node(nil)
 	decl, isDecl := f.(*ast.FuncDecl)
 	if isDecl {
 		name = decl.Name.Name
-	} else if len(outer) > 0 {
-		within = outer[len(outer)-1]
-		name = nameOf(at.p, f)
+	} else if len(outer.funcs) > 0 {
+		within = outer.funcs[len(outer.funcs)-1]
+		name = nameOf(outer.p, f)
 	}
 	if name == "" || name == "_" {
 		return nil, errors.New("the callers of a function are not known")
@@ -372,16 +343,16 @@ func (c *collector) arguments(at place, outer []ast.Node, f ast.Node, n int) (va
 	refersTo := func(in place, e ast.Expr) bool {
 		switch e := e.(type) {
 		case *ast.Ident:
-			return e.Name == name && in.p == at.p && (!isDecl || decl.Recv == nil) && (within == nil || slices.Contains(in.funcs, within))
+			return e.Name == name && in.p == outer.p && (!isDecl || decl.Recv == nil) &&
+				(within == nil || slices.Contains(in.funcs, within))
 		case *ast.SelectorExpr:
 			x, ok := e.X.(*ast.Ident)
-			return isDecl && e.Sel.Name == name && (decl.Recv != nil || ok && imported(in.file, x.Name) == at.p.path)
+			return isDecl && e.Sel.Name == name && (decl.Recv != nil || ok && imported(in.file, x.Name) == outer.p.path)
 		}
 		return false
 	}
-	calls := 0
 	for _, p := range c.packages {
-		if p != at.p && (!isDecl || !decl.Name.IsExported()) {
+		if p != outer.p && (!isDecl || !decl.Name.IsExported()) {
 			continue
 		}
 		p.visit(func(in place, e, parent ast.Node) {
@@ -389,22 +360,15 @@ func (c *collector) arguments(at place, outer []ast.Node, f ast.Node, n int) (va
 			if x, isExpr := e.(ast.Expr); !ok && isExpr && refersTo(in, x) && isValue(parent, x) {
 				failed = fmt.Errorf("%s: %s is used as a value", c.fset.Position(e.Pos()), name)
 			}
-			if !ok || !refersTo(in, call.Fun) || n >= len(call.Args) {
-				return
+			if ok && refersTo(in, call.Fun) && n < len(call.Args) {
+				calls = append(calls, callOf{f, call, in})
 			}
-			calls++
-			in.depth = at.depth + 1
-			more, err := c.values(in, call.Args[n])
-			if err != nil {
-				failed = fmt.Errorf("%s: %w", c.fset.Position(call.Pos()), err)
-			}
-			values = append(values, more...)
 		})
 	}
-	if failed == nil && calls == 0 {
+	if failed == nil && len(calls) == 0 {
 		failed = fmt.Errorf("%s has no caller", name)
 	}
-	return values, failed
+	return calls, failed
 }
 
 // nameOf is the local name of a function literal.

@@ -1,0 +1,87 @@
+package httpapi
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/stretchr/testify/require"
+
+	hubapi "github.com/gpuaas/gpuaas/hub/api"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// powerless authenticates every caller as a user of the org whose roles have no permission.
+type powerless struct{ orgID, projectID string }
+
+func (p powerless) Authenticate(context.Context, string, time.Time) (iam.Principal, error) {
+	return iam.Principal{
+		Type:     iam.TypeUser,
+		ID:       someID,
+		OrgID:    p.orgID,
+		Bindings: []iam.Binding{{Role: "none"}, {Role: "none", ProjectID: p.projectID}},
+	}, nil
+}
+
+// TestEveryOperationNeedsThePermissionOfTheContract: x-permission of an operation is the permission that a caller
+// without any is told to be missing. An operation that has none refuses nobody.
+func TestEveryOperationNeedsThePermissionOfTheContract(t *testing.T) {
+	s := &theater{house: newHouse(t)}
+	orgID, projectID, _ := s.tenant(t, "acme")
+	user := `{"org_id":"` + orgID + `","email":"a@acme.example","display_name":"A"}`
+	userID := s.must(t, s.admin, "POST", "/admin/users", "user", user, 201).text("id")
+	s.open(t)
+	bundle, poke, kick := func() protocol.Bundle { return protocol.Bundle{} }, func(string) {}, func(string, string) {}
+	fleet := s.fleet()
+	fleet.CreateJoinToken, fleet.ReleaseNode = &command.CreateJoinToken{DB: s.d}, &command.ReleaseNode{DB: s.d, Kick: kick}
+	var err error
+	s.Handler, err = NewHandler(&Server{
+		IAM:       NewIAM(s.d, nil),
+		Catalog:   NewCatalog(s.d, bundle),
+		Artifacts: NewArtifacts(s.d, nil, bundle, nil),
+		Capacity: Capacity{
+			DB:                s.d,
+			CreateAllocation:  &command.CreateAllocation{DB: s.d},
+			ReleaseAllocation: &command.ReleaseAllocation{DB: s.d},
+		},
+		Instances: NewInstances(s.d, time.Hour, bundle, poke, s, &s.wakes),
+		Fleet:     fleet,
+		Billing:   NewBilling(s.d),
+		Audit:     Audit{DB: s.d},
+	}, Config{
+		Authenticator: powerless{orgID, projectID}, Auditor: &command.FailureAudit{DB: s.d},
+		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
+	})
+	require.NoError(t, err)
+	doc, err := openapi3.NewLoader().LoadFromData(hubapi.OpenAPI)
+	require.NoError(t, err)
+	bodies := samples()
+	ids := strings.NewReplacer("{org_id}", orgID, "{project_id}", projectID, "{user_id}", userID,
+		`"org_id":"`+someID, `"org_id":"`+orgID)
+	for _, template := range slices.Sorted(maps.Keys(doc.Paths.Map())) {
+		for method, op := range doc.Paths.Value(template).Operations() {
+			if op.Security != nil {
+				continue
+			}
+			path := regexp.MustCompile(`\{[a-z_]+_id\}`).ReplaceAllString(ids.Replace(template), someID)
+			path = regexp.MustCompile(`\{[a-z_]+\}`).ReplaceAllString(path, "a")
+			res := s.ask(t, "any", method, path, "key-"+op.OperationID, ids.Replace(bodies[op.OperationID]))
+			permission, _ := op.Extensions["x-permission"].(string)
+			if permission == "" {
+				require.Equal(t, http.StatusOK, res.status, "%s: %s", op.OperationID, res.raw)
+				continue
+			}
+			require.Equal(t, http.StatusForbidden, res.status, "%s: %s", op.OperationID, res.raw)
+			require.Equal(t, "You may not do this; it needs the permission "+permission+".", res.text("detail"), op.OperationID)
+		}
+	}
+}
