@@ -7,14 +7,17 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math/big"
 	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
 )
 
@@ -43,7 +46,13 @@ func TestWhatYesterdaysHubKnewIsToldToday(t *testing.T) {
 	require.NotEmpty(t, before.Postings)
 	require.NotEmpty(t, before.Usage)
 
-	hub := start(t, h)
+	forever := 100 * 365 * 24 * time.Hour
+	hub := start(t, h, func(c *config) {
+		c.retention = command.Retention{
+			Events: forever, Audit: forever, Suspense: forever, Leases: forever, History: forever, Credentials: forever,
+			Segments: forever,
+		}
+	})
 	defer hub.end(t)
 	token := readToken(t, hub)
 	require.NotContains(t, hub.printed, token, "the token of yesterday opens the hub; no new one is made")
@@ -64,7 +73,7 @@ func TestWhatYesterdaysHubKnewIsToldToday(t *testing.T) {
 		}
 		require.Equal(t, before.Events[id], types)
 		requireTold(t, hub, token, "/billing/ledger?limit=200&app_instance_id="+id, "posting_id", of(before.Postings, "subject", id))
-		requireTold(t, hub, token, "/billing/usage?limit=200&app_instance_id="+id, "id", of(before.Usage, "app_instance_id", id))
+		requireMeasured(t, hub, token, id, of(before.Usage, "app_instance_id", id))
 	}
 	status, node := hub.api(t, http.MethodGet, "/admin/nodes/"+before.NodeID, token, "")
 	require.Equal(t, http.StatusOK, status)
@@ -87,6 +96,36 @@ func requireTold(t *testing.T, hub *running, token, path, key string, before []m
 			require.Equal(t, value, is[field], "%s of %v", field, was[key])
 		}
 	}
+}
+
+// requireMeasured adds up the hours of an instance: the recording gets older, and single records are kept for a day.
+func requireMeasured(t *testing.T, hub *running, token, instance string, before []map[string]any) {
+	t.Helper()
+	first := "2026-01-01T00:00:00Z" // before any recording
+	status, list := hub.api(t, http.MethodGet, "/billing/usage/hourly?limit=200&from="+first+"&app_instance_id="+instance, token, "")
+	require.Equal(t, http.StatusOK, status, "%v", list)
+	require.Equal(t, quantities(t, before), quantities(t, items(t, list)))
+}
+
+// quantities adds up usage by meter.
+func quantities(t *testing.T, usage []map[string]any) map[string]string {
+	t.Helper()
+	sums := map[string]*big.Rat{}
+	for _, u := range usage {
+		meter, _ := u["meter"].(string)
+		text, _ := u["quantity"].(string)
+		quantity, ok := new(big.Rat).SetString(text)
+		require.True(t, ok, "%v", u)
+		if sums[meter] == nil {
+			sums[meter] = new(big.Rat)
+		}
+		sums[meter].Add(sums[meter], quantity)
+	}
+	texts := map[string]string{}
+	for meter, sum := range sums {
+		texts[meter] = sum.FloatString(6)
+	}
+	return texts
 }
 
 func items(t *testing.T, list map[string]any) []map[string]any {
