@@ -177,6 +177,11 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+	oldRunc := make(chan bool, 1)
+	go func() { // beside the opening of the store
+		version, err := runtime.RuncVersion(ctx)
+		oldRunc <- err != nil || len(host.RuncConditions(version)) > 0
+	}()
 	n, err := c.open(ctx)
 	if err != nil {
 		return err
@@ -221,7 +226,7 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 	}, n.creds, n.store, n.clock)
 	re := reconcile.New(reconcile.Config{
 		Beat: c.beat, UsageInterval: c.usageInterval, Resync: c.resync, PortFrom: from, PortTo: to, AllowUnbilled: c.allowUnbilled,
-		Policy: owner.Read, WeakIsolation: weakIsolation(ctx, rt), Log: n.log,
+		Policy: owner.Read, WeakIsolation: weakIsolation(<-oldRunc, rt.Conditions()), Log: n.log,
 	}, n.store, n.clock, rt, nw, up)
 	server := &local.Server{
 		AgentVersion: daemon.Version(), Store: n.store, Clock: n.clock, Reconciler: re, Uplink: up, Logs: logsOf(rt), Node: n.creds.Node, Log: n.log,
@@ -254,14 +259,14 @@ func ready(out io.Writer, nodeID, socket string) error {
 	}{true, nodeID, socket})
 }
 
-// weakIsolation names what lets a container out more easily than it should. It is asked once: a runc that is upgraded counts from
-// the next start of the agent on.
-func weakIsolation(ctx context.Context, rt *runtime.Runtime) []string {
+// weakIsolation names what lets a container out more easily than it should. It is asked once: a runc that is upgraded counts
+// from the next start of the agent on.
+func weakIsolation(oldRunc bool, conditions []string) []string {
 	var weak []string
-	if v, err := rt.Version(ctx); err != nil || len(host.RuncConditions(v.Runc)) > 0 {
+	if oldRunc {
 		weak = append(weak, protocol.ConditionRuncVulnerable)
 	}
-	for _, c := range rt.Conditions() {
+	for _, c := range conditions {
 		if slices.Contains(protocol.WeakIsolation(), c) {
 			weak = append(weak, c)
 		}

@@ -69,6 +69,8 @@ type Hub interface {
 const (
 	// maxPulls bounds image pulls: they compete for one uplink and one disk.
 	maxPulls = 3
+	// firstPassMax bounds how long housekeeping waits for the first pass.
+	firstPassMax = 5 * time.Second
 	// maxActions bounds everything else.
 	maxActions = 32
 	// everyone is all shares of Reconciler.steady, more than there are goroutines.
@@ -147,6 +149,10 @@ type Reconciler struct {
 	setting sync.Mutex
 	running sync.WaitGroup
 
+	// passed is closed when the first pass has ended.
+	passed    chan struct{}
+	firstPass sync.Once
+
 	mu      sync.Mutex
 	busy    map[string]*work
 	hold    map[string]time.Time
@@ -186,7 +192,8 @@ func New(cfg Config, store *state.Store, clock *state.Clock, rt Runtime, nw Netw
 	r := &Reconciler{
 		cfg: cfg, store: store, clock: clock, runtime: rt, network: nw, hub: hub, log: cfg.Log,
 		pulls: make(chan struct{}, maxPulls), actions: make(chan struct{}, maxActions), more: make(chan struct{}, 1), steady: semaphore.NewWeighted(everyone),
-		busy: map[string]*work{}, hold: map[string]time.Time{}, probers: map[string]*prober{}, trouble: map[string]string{},
+		passed: make(chan struct{}),
+		busy:   map[string]*work{}, hold: map[string]time.Time{}, probers: map[string]*prober{}, trouble: map[string]string{},
 	}
 	r.imageGC = loop.New("images", imagesEvery, r.collectImages, cfg.Log)
 	r.loop = loop.New("reconcile", cfg.Resync, r.pass, cfg.Log)
@@ -224,10 +231,22 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		}
 	})
 	r.running.Go(func() { r.beatLoop(ctx) })
-	r.running.Go(func() { r.guardDisk(ctx) })
-	r.running.Go(func() { _ = r.imageGC.Run(ctx) })
-	// Apart from the passes: looking at a firewall takes longer than they may.
-	r.running.Go(func() { _ = loop.New("walls", r.cfg.Resync, r.guard, r.log).Run(ctx) })
+	// Apart from the passes: looking at disks and a firewall takes longer than they may. The first pass has the machine to itself,
+	// unless containerd keeps it waiting.
+	apart := func(work func()) {
+		r.running.Go(func() {
+			select {
+			case <-ctx.Done():
+			case <-r.passed:
+				work()
+			case <-time.After(firstPassMax):
+				work()
+			}
+		})
+	}
+	apart(func() { r.guardDisk(ctx) })
+	apart(func() { _ = r.imageGC.Run(ctx) })
+	apart(func() { _ = loop.New("walls", r.cfg.Resync, r.guard, r.log).Run(ctx) })
 	err := r.loop.Run(ctx)
 	r.running.Wait()
 	return err
@@ -242,6 +261,7 @@ func (r *Reconciler) pass(ctx context.Context) error {
 		return nil // the agent is being stopped
 	}
 	defer r.steady.Release(1)
+	defer r.firstPass.Do(func() { close(r.passed) })
 	look, err := r.look(ctx)
 	if ctx.Err() != nil {
 		return nil

@@ -56,7 +56,8 @@ func (h hostSupport) conditions() []string {
 	return c
 }
 
-func lookAtHost(ctx context.Context, c *client.Client, cfg Config) (hostSupport, error) {
+// lookAtHost takes the outcome of making a user namespace, which was begun earlier.
+func lookAtHost(ctx context.Context, c *client.Client, cfg Config, userNamespace <-chan error) (hostSupport, error) {
 	plugins, err := c.IntrospectionService().Plugins(ctx)
 	if err != nil {
 		return hostSupport{}, unavailable(cfg.Address, err)
@@ -83,7 +84,7 @@ func lookAtHost(ctx context.Context, c *client.Client, cfg Config) (hostSupport,
 		h.swapLimit = true
 	}
 	if !cfg.NoUserNamespaces {
-		if err := tryUserNamespace(ctx, cfg); err != nil {
+		if err := <-userNamespace; err != nil {
 			return hostSupport{}, fault.New(fault.Unavailable, protocol.ConditionNoUserNamespaces,
 				"This host gives containers no user namespaces (sysctl user.max_user_namespaces): their root would be the host's root. "+
 					"Run the agent with --no-user-namespaces if that is what you want.", err).Lasting()
@@ -110,12 +111,14 @@ func sameFileSystem(a, b string) bool {
 	return unix.Stat(a, &one) == nil && unix.Stat(b, &other) == nil && one.Dev == other.Dev
 }
 
-// tryUserNamespace makes one, as a container would.
-func tryUserNamespace(ctx context.Context, cfg Config) error {
+// tryUserNamespace makes one, as a container would, and gives the outcome when it is known.
+func tryUserNamespace(ctx context.Context, cfg Config) <-chan error {
+	outcome := make(chan error, 1)
 	cmd := exec.CommandContext(ctx, "/bin/true")
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(cfg.UIDMapBase), Size: int(cfg.UIDMapSize)}}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
-	return cmd.Run()
+	go func() { outcome <- cmd.Run() }()
+	return outcome
 }
 
 // hasSeccomp looks at this process's own status: the line is there when the kernel filters system calls.
@@ -137,10 +140,16 @@ func (r *Runtime) Version(ctx context.Context) (Version, error) {
 	if err != nil {
 		return Version{}, unavailable(r.cfg.Address, err)
 	}
+	runc, err := RuncVersion(ctx)
+	return Version{Containerd: v.Version, Runc: runc}, err
+}
+
+// RuncVersion asks the runc that containerd finds in the path; it needs no containerd.
+func RuncVersion(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "runc", "--version").Output()
 	if err != nil {
-		return Version{}, fault.New(fault.Unavailable, "runc_unavailable", "runc cannot be run: install it (apt-get install runc).", err)
+		return "", fault.New(fault.Unavailable, "runc_unavailable", "runc cannot be run: install it (apt-get install runc).", err)
 	}
 	first, _, _ := strings.Cut(string(out), "\n")
-	return Version{Containerd: v.Version, Runc: strings.TrimPrefix(first, "runc version ")}, nil
+	return strings.TrimPrefix(first, "runc version "), nil
 }

@@ -179,6 +179,12 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err := useOwnTempMounts(cfg); err != nil {
 		return nil, err
 	}
+	ask, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	var userNamespace <-chan error
+	if !cfg.NoUserNamespaces {
+		userNamespace = tryUserNamespace(ask, cfg)
+	}
 	again := backoff.Config{BaseDelay: connectAgainMin, Multiplier: backoff.DefaultConfig.Multiplier, Jitter: backoff.DefaultConfig.Jitter, MaxDelay: connectAgainMax}
 	c, err := client.New(cfg.Address, client.WithDefaultNamespace(cfg.Namespace), client.WithTimeout(openTimeout),
 		client.WithExtraDialOpts([]grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: openTimeout})}))
@@ -187,13 +193,12 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	}
 	r := &Runtime{cfg: cfg, client: c, users: map[string]user{}, ready: map[string]readyImage{}, starting: map[string]bool{}, running: map[string]process{}}
 	r.disk.layers = map[string]*layer{}
-	ask, cancel := context.WithTimeout(r.ns(ctx), openTimeout)
-	defer cancel()
+	ask = r.ns(ask)
 	if _, err := c.Version(ask); err != nil {
 		_ = c.Close()
 		return nil, unavailable(cfg.Address, err)
 	}
-	if r.host, err = lookAtHost(ask, c, cfg); err != nil {
+	if r.host, err = lookAtHost(ask, c, cfg, userNamespace); err != nil {
 		_ = c.Close()
 		return nil, err
 	}
