@@ -1,6 +1,6 @@
-// Package agent decides what a node does next: Diff compares what the hub signed, the leases and what is on the machine, and
-// returns actions; Statuses says the same to the hub. It is pure: no I/O, no clock. It does not execute anything
-// (agent/internal/reconcile) and remembers nothing (agent/internal/state).
+// Package agent decides what a node does next: Diff compares what the hub signed, the leases and what is on the
+// machine, and returns actions; Statuses says the same to the hub. It is pure: no I/O, no clock. It does not execute
+// anything (agent/internal/reconcile) and remembers nothing (agent/internal/state).
 package agent
 
 import (
@@ -17,8 +17,8 @@ type Desired struct {
 	Workloads []Workload
 	// Missing names members whose documents are not here yet. What runs of them stays as it is.
 	Missing []MissingPart
-	// Unverified says that the node has no state that verifies: none has come yet, or the stored one is damaged. Nothing is known to
-	// have left then: nothing starts, and what runs goes on for as long as its lease, where that is known.
+	// Unverified says that the node has no state that verifies: none has come yet, or the stored one is damaged. Nothing
+	// is known to have left then: nothing starts, and what runs goes on for as long as its lease, where that is known.
 	Unverified bool
 }
 
@@ -36,16 +36,17 @@ type Workload struct {
 	CorrelationID string
 	// Stopped keeps the member's place (ports, volumes, lease) with nothing running.
 	Stopped bool
-	// Refused is set when the node must not start this workload; the reason is a status_reason of the contract. What the owner refuses is
-	// stopped as well; a container of this very revision that was started before another refusal came goes on.
+	// Refused is set when the node must not start this workload; the reason is a status_reason of the contract. What the
+	// owner refuses is stopped as well; a container of this very revision that was started before another refusal came
+	// goes on.
 	Refused string
 	// RefusedDetail is for people.
 	RefusedDetail string
 	// ReadinessTimeout of zero means DefaultReadinessTimeout.
 	ReadinessTimeout time.Duration
 	Services         []Service
-	// Fallback is what to go back to, without asking, when this revision fails before it was ever ready. It is admitted, and
-	// has none of its own.
+	// Fallback is what to go back to, without asking, when this revision fails before it was ever ready. It is admitted,
+	// and has none of its own.
 	Fallback *Workload `json:",omitempty"`
 }
 
@@ -80,7 +81,8 @@ type Lease struct {
 	Exhausted bool
 	// RunsUnbilled is the end policy run_unbilled, allowed by the owner of this node.
 	RunsUnbilled bool
-	// Unverified says that the member may have a lease that the node cannot verify: what runs goes on, and nothing is started.
+	// Unverified says that the member may have a lease that the node cannot verify: what runs goes on, and nothing is
+	// started.
 	Unverified bool
 }
 
@@ -192,8 +194,8 @@ type Work struct {
 const (
 	// CrashLoopAfter early exits in a row a revision counts as failed. It is still tried, at BackoffMax.
 	CrashLoopAfter = 5
-	// GiveUpAfter is the same for starts that never came to a running container. A pull that may still succeed has no such bound, except
-	// that an upgrade is left for its fallback.
+	// GiveUpAfter is the same for starts that never came to a running container. A pull that may still succeed has no such
+	// bound, except that an upgrade is left for its fallback.
 	GiveUpAfter = 9
 	// BackoffMin is the pause after the first failure; it doubles up to BackoffMax.
 	BackoffMin = time.Second
@@ -230,9 +232,11 @@ func (m Member) gaveUp() bool {
 // leavesUpgrade reports whether the failures of a revision are enough to go back to its fallback.
 func (m Member) leavesUpgrade() bool { return m.gaveUp() || m.Failures >= GiveUpAfter }
 
-// Failed returns the member after another failed try of the revision. ran is how long the container was up, zero when it
-// never was.
-func (m Member) Failed(revision uint64, reason, detail string, permanent bool, ran time.Duration, now time.Time) Member {
+// Failed returns the member after another failed try of the revision. ran is how long the container was up, zero when
+// it never was.
+func (m Member) Failed(revision uint64, reason, detail string, permanent bool, ran time.Duration,
+	now time.Time,
+) Member {
 	imageCame := m.Reason == ReasonImagePullFailed && reason != ReasonImagePullFailed
 	if m.FailedRevision != revision || ran >= SettledAfter || imageCame {
 		m.Failures = 0

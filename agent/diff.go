@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Diff returns what to do next, sorted: releases first, so that an accelerator, a port or an address is seen free before it
-// is taken again. It returns nothing once the machine is as it should be. A member that gives something back takes nothing
-// in the same pass, and a member with an action under way is left alone.
+// Diff returns what to do next, sorted: releases first, so that an accelerator, a port or an address is seen free
+// before it is taken again. It returns nothing once the machine is as it should be. A member that gives something back
+// takes nothing in the same pass, and a member with an action under way is left alone.
 func Diff(desired Desired, leases Leases, observed Observed, now time.Time) []Action {
 	d := differ{desired: desired, leases: leases, observed: observed, now: now}
 	d.index()
@@ -143,25 +143,29 @@ func (d *differ) member(id string) {
 	}
 }
 
-// Answers of whyNot: refused for a workload that the node must not start, unverified for one whose lease it cannot verify.
+// Answers of whyNot: refused for a workload that the node must not start, unverified for one whose lease it cannot
+// verify.
 const (
 	refused    = "refused"
 	unverified = "unverified"
 )
 
-// inDoubt reports whether it is not known what is wanted of the member: its document is not here, or there is no state that verifies.
+// inDoubt reports whether it is not known what is wanted of the member: its document is not here, or there is no state
+// that verifies.
 func (d *differ) inDoubt(id string) bool {
 	_, waits := d.missing[id]
 	return waits || d.desired.Unverified && d.observed.Members[id].Removal == nil
 }
 
-// outlives reports whether something of a refused workload goes on: it was started while it was admitted (its publisher's key may have
-// been revoked since), its owner does not mind, and its lease covers it.
+// outlives reports whether something of a refused workload goes on: it was started while it was admitted (its
+// publisher's key may have been revoked since), its owner does not mind, and its lease covers it.
 func (d *differ) outlives(w Workload) bool {
-	return w.Refused != ReasonOwnerRefused && d.leases[w.MemberID].Covers(d.now) && slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
-		service, known := serviceNamed(w, c.Service)
-		return known && c.Revision == w.Revision && c.SpecDigest == service.SpecDigest && (c.Status == Running || c.Status == Unknown)
-	})
+	return w.Refused != ReasonOwnerRefused && d.leases[w.MemberID].Covers(d.now) &&
+		slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
+			service, known := serviceNamed(w, c.Service)
+			return known && c.Revision == w.Revision && c.SpecDigest == service.SpecDigest &&
+				(c.Status == Running || c.Status == Unknown)
+		})
 }
 
 // whyNot says why nothing of the member may run now; empty when it may.
@@ -182,8 +186,8 @@ func (d *differ) whyNot(w Workload, wanted bool) string {
 	}
 }
 
-// decide gives the decision that is due about a revision with a fallback, which is made durable before anything follows from
-// it; nil when none is.
+// decide gives the decision that is due about a revision with a fallback, which is made durable before anything follows
+// from it; nil when none is.
 func (d *differ) decide(w Workload) Action {
 	m := d.observed.Members[w.MemberID]
 	if w.Fallback == nil || w.Stopped || m.FellBackFrom == w.Revision || m.SettledRevision == w.Revision {
@@ -212,7 +216,8 @@ func (d *differ) failure(w Workload, m Member) (reason, detail string) {
 		return m.Reason, m.Detail
 	}
 	for _, c := range d.containers[w.MemberID] {
-		if c.Revision == w.Revision && c.Status == Running && c.ReadyAt.IsZero() && !d.now.Before(c.StartedAt.Add(readinessTimeout(w))) {
+		if c.Revision == w.Revision && c.Status == Running && c.ReadyAt.IsZero() &&
+			!d.now.Before(c.StartedAt.Add(readinessTimeout(w))) {
 			return ReasonReadinessTimeout, "not ready within " + readinessTimeout(w).String()
 		}
 	}
@@ -229,8 +234,8 @@ func (d *differ) allReady(w Workload) bool {
 	return ready >= max(len(w.Services), 1)
 }
 
-// prefetch gets the images of an upgrade while its fallback still runs: what cannot be had must not end what serves. It reports
-// whether the change has to wait for that.
+// prefetch gets the images of an upgrade while its fallback still runs: what cannot be had must not end what serves. It
+// reports whether the change has to wait for that.
 func (d *differ) prefetch(w Workload) bool {
 	serves := w.Fallback != nil && slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
 		return c.Status == Running && c.Revision == w.Fallback.Revision
@@ -332,8 +337,8 @@ func (d *differ) retire(id string) {
 	}
 }
 
-// mayTry holds back a revision that has just failed. One that has filled its part of the disk again and again is not tried any more:
-// each try would fill it anew.
+// mayTry holds back a revision that has just failed. One that has filled its part of the disk again and again is not
+// tried any more: each try would fill it anew.
 func (d *differ) mayTry(w Workload) bool {
 	m := d.observed.Members[w.MemberID]
 	if m.FailedRevision != w.Revision {
@@ -342,8 +347,8 @@ func (d *differ) mayTry(w Workload) bool {
 	return !d.now.Before(m.RetryAt) && (m.Reason != ReasonDiskLimit || !m.gaveUp())
 }
 
-// acquire takes what the workload still lacks. Images and network do not wait for each other; containers wait for the images, and
-// are made beside the network.
+// acquire takes what the workload still lacks. Images and network do not wait for each other; containers wait for the
+// images, and are made beside the network.
 func (d *differ) acquire(w Workload) {
 	before := len(d.actions)
 	pulled := make(map[string]bool)

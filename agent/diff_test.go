@@ -81,7 +81,8 @@ func (m *machine) do(a agent.Action) {
 		c := m.container(a.ContainerID)
 		c.ExitRecorded = true
 		if a.Unasked {
-			m.Members[a.MemberID] = m.Members[a.MemberID].Failed(a.Revision, agent.ReasonCrashLoop, "", false, c.ExitedAt.Sub(c.StartedAt), m.now)
+			m.Members[a.MemberID] = m.Members[a.MemberID].Failed(a.Revision, agent.ReasonCrashLoop, "", false,
+				c.ExitedAt.Sub(c.StartedAt), m.now)
 		}
 	case agent.RemoveContainer:
 		m.Containers = slices.DeleteFunc(m.Containers, func(c agent.Container) bool { return c.ID == a.ContainerID })
@@ -123,7 +124,8 @@ func workloads(t *rapid.T) []agent.Workload {
 			w.Refused = rapid.SampledFrom([]string{"manifest_not_admitted", agent.ReasonOwnerRefused}).Draw(t, "reason")
 		}
 		for i := range rapid.IntRange(1, 2).Draw(t, "services") {
-			s := agent.Service{Name: fmt.Sprintf("s%d", i), Image: rapid.SampledFrom([]string{"a@sha256:1", "b@sha256:2"}).Draw(t, "image")}
+			s := agent.Service{Name: fmt.Sprintf("s%d", i), Image: rapid.SampledFrom([]string{"a@sha256:1", "b@sha256:2"}).Draw(
+				t, "image")}
 			// The hub never claims one accelerator twice; over time one moves from member to member.
 			if len(gpus) > 0 && rapid.Bool().Draw(t, "gpu") {
 				s.AcceleratorIDs, gpus = gpus[:1], gpus[1:]
@@ -166,7 +168,10 @@ func (m *machine) mess(t *rapid.T) {
 			MemberID: rapid.SampledFrom([]string{"", "m1", "m2", "m9"}).Draw(t, "member"),
 			Service:  rapid.SampledFrom([]string{"s0", "s1", "s9"}).Draw(t, "service"),
 			Revision: rapid.Uint64Range(0, 3).Draw(t, "revision"), SpecDigest: "whatever",
-			Status:         rapid.SampledFrom([]agent.ContainerStatus{agent.Created, agent.Running, agent.Exited, agent.Unknown}).Draw(t, "status"),
+			Status: rapid.SampledFrom([]agent.ContainerStatus{
+				agent.Created, agent.Running, agent.Exited,
+				agent.Unknown,
+			}).Draw(t, "status"),
 			StartedAt:      noon.Add(-time.Duration(rapid.IntRange(0, 100).Draw(t, "minutes")) * time.Minute),
 			AcceleratorIDs: rapid.SampledFrom([][]string{nil, {"gpu0"}, {"gpu1"}}).Draw(t, "gpus"),
 		})
@@ -315,14 +320,18 @@ func TestDiffDoesNotDependOnTheOrderOfItsInput(t *testing.T) {
 func web(revision uint64) agent.Workload {
 	return agent.Workload{
 		MemberID: "web", InstanceID: "i-web", Revision: revision, CorrelationID: "corr",
-		Services: []agent.Service{{Name: "app", Image: "org/acme/web/app@sha256:1", SpecDigest: fmt.Sprint("spec", revision), StopGrace: 3 * time.Second}},
+		Services: []agent.Service{{
+			Name: "app", Image: "org/acme/web/app@sha256:1", SpecDigest: fmt.Sprint("spec", revision),
+			StopGrace: 3 * time.Second,
+		}},
 	}
 }
 
 func running(w agent.Workload) agent.Container {
 	return agent.Container{
 		ID: "c1", RunID: "r1", MemberID: w.MemberID, InstanceID: w.InstanceID, Service: "app", Revision: w.Revision,
-		SpecDigest: w.Services[0].SpecDigest, Status: agent.Running, StartedAt: noon.Add(-time.Hour), ReadyAt: noon.Add(-59 * time.Minute),
+		SpecDigest: w.Services[0].SpecDigest, Status: agent.Running, StartedAt: noon.Add(-time.Hour),
+		ReadyAt: noon.Add(-59 * time.Minute),
 	}
 }
 
@@ -393,61 +402,196 @@ func TestGoldenDiffs(t *testing.T) {
 		leases   agent.Leases
 		observed agent.Observed
 	}{
-		"first start":                         {wanted, week("web"), agent.Observed{Members: member}},
-		"only the network is missing":         {wanted, week("web"), agent.Observed{Members: member, Images: images}},
-		"image and network are there":         {wanted, week("web"), agent.Observed{Members: member, Networks: net, Images: images}},
-		"ready":                               {wanted, week("web"), ready},
-		"probe fails after ready":             {wanted, week("web"), agent.Observed{Containers: []agent.Container{failing}, Networks: net, Members: member}},
-		"not ready in time":                   {wanted, week("web"), agent.Observed{Containers: []agent.Container{slow}, Networks: net, Members: member}},
-		"no lease yet":                        {wanted, nil, agent.Observed{Members: member}},
-		"lease ended":                         {wanted, agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon}}, ready},
-		"lease ended and stopped":             {wanted, agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon}}, agent.Observed{Members: member}},
-		"lease spent":                         {wanted, agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon.Add(time.Hour), Exhausted: true}}, ready},
-		"stop":                                {agent.Desired{Workloads: []agent.Workload{stopped}}, week("web"), ready},
-		"stopped":                             {agent.Desired{Workloads: []agent.Workload{stopped}}, week("web"), agent.Observed{Members: member}},
-		"refused while it runs":               {agent.Desired{Workloads: []agent.Workload{refused}}, week("web"), ready},
-		"refused while it runs and it ends":   {agent.Desired{Workloads: []agent.Workload{refused}}, week("web"), agent.Observed{Containers: []agent.Container{recorded}, Networks: net, Members: member}},
-		"refused while it runs unleased":      {agent.Desired{Workloads: []agent.Workload{refused}}, nil, ready},
-		"refused by the owner":                {agent.Desired{Workloads: []agent.Workload{unwelcome}}, week("web"), ready},
-		"refused":                             {agent.Desired{Workloads: []agent.Workload{refused}}, week("web"), agent.Observed{Members: member}},
-		"upgrade":                             {agent.Desired{Workloads: []agent.Workload{web(3)}}, week("web"), ready},
-		"upgrade gets its image first":        {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), ready},
-		"upgrade waits for its image":         {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Containers: ready.Containers, Networks: net, Members: failed3(2, "image_pull_failed")}},
-		"upgrade with its image there":        {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Containers: ready.Containers, Networks: net, Members: member, Images: images}},
-		"upgrade ready":                       {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Containers: []agent.Container{running(next)}, Networks: net3, Members: member}},
-		"upgrade never gets its image":        {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Containers: ready.Containers, Networks: net, Members: failed3(agent.GiveUpAfter, "image_pull_failed")}},
-		"upgrade is not ready in time":        {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Containers: []agent.Container{late}, Networks: net3, Members: member}},
-		"upgrade crashes":                     {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Networks: net3, Members: failed3(agent.CrashLoopAfter, "crash_loop"), Images: images}},
+		"first start":                 {wanted, week("web"), agent.Observed{Members: member}},
+		"only the network is missing": {wanted, week("web"), agent.Observed{Members: member, Images: images}},
+		"image and network are there": {wanted, week("web"), agent.Observed{
+			Members: member, Networks: net,
+			Images: images,
+		}},
+		"ready": {wanted, week("web"), ready},
+		"probe fails after ready": {wanted, week("web"), agent.Observed{
+			Containers: []agent.Container{failing},
+			Networks:   net, Members: member,
+		}},
+		"not ready in time": {wanted, week("web"), agent.Observed{
+			Containers: []agent.Container{slow},
+			Networks:   net, Members: member,
+		}},
+		"no lease yet": {wanted, nil, agent.Observed{Members: member}},
+		"lease ended": {
+			wanted,
+			agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon}},
+			ready,
+		},
+		"lease ended and stopped": {
+			wanted,
+			agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon}},
+			agent.Observed{Members: member},
+		},
+		"lease spent": {
+			wanted,
+			agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon.Add(time.Hour), Exhausted: true}},
+			ready,
+		},
+		"stop": {agent.Desired{Workloads: []agent.Workload{stopped}}, week("web"), ready},
+		"stopped": {
+			agent.Desired{Workloads: []agent.Workload{stopped}},
+			week("web"),
+			agent.Observed{Members: member},
+		},
+		"refused while it runs": {agent.Desired{Workloads: []agent.Workload{refused}}, week("web"), ready},
+		"refused while it runs and it ends": {
+			agent.Desired{Workloads: []agent.Workload{refused}},
+			week("web"),
+			agent.Observed{Containers: []agent.Container{recorded}, Networks: net, Members: member},
+		},
+		"refused while it runs unleased": {agent.Desired{Workloads: []agent.Workload{refused}}, nil, ready},
+		"refused by the owner":           {agent.Desired{Workloads: []agent.Workload{unwelcome}}, week("web"), ready},
+		"refused": {
+			agent.Desired{Workloads: []agent.Workload{refused}},
+			week("web"),
+			agent.Observed{Members: member},
+		},
+		"upgrade":                      {agent.Desired{Workloads: []agent.Workload{web(3)}}, week("web"), ready},
+		"upgrade gets its image first": {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), ready},
+		"upgrade waits for its image": {
+			agent.Desired{Workloads: []agent.Workload{next}},
+			week("web"),
+			agent.Observed{Containers: ready.Containers, Networks: net, Members: failed3(2, "image_pull_failed")},
+		},
+		"upgrade with its image there": {
+			agent.Desired{Workloads: []agent.Workload{next}},
+			week("web"),
+			agent.Observed{Containers: ready.Containers, Networks: net, Members: member, Images: images},
+		},
+		"upgrade ready": {
+			agent.Desired{Workloads: []agent.Workload{next}},
+			week("web"),
+			agent.Observed{Containers: []agent.Container{running(next)}, Networks: net3, Members: member},
+		},
+		"upgrade never gets its image": {
+			agent.Desired{Workloads: []agent.Workload{next}},
+			week("web"),
+			agent.Observed{Containers: ready.Containers, Networks: net, Members: failed3(agent.GiveUpAfter,
+				"image_pull_failed")},
+		},
+		"upgrade is not ready in time": {
+			agent.Desired{Workloads: []agent.Workload{next}},
+			week("web"),
+			agent.Observed{Containers: []agent.Container{late}, Networks: net3, Members: member},
+		},
+		"upgrade crashes": {
+			agent.Desired{Workloads: []agent.Workload{next}},
+			week("web"),
+			agent.Observed{Networks: net3, Members: failed3(agent.CrashLoopAfter, "crash_loop"), Images: images},
+		},
 		"upgrade is refused":                  {agent.Desired{Workloads: []agent.Workload{refusedNext}}, week("web"), ready},
 		"upgrade without fallback is refused": {agent.Desired{Workloads: []agent.Workload{refusedBare}}, week("web"), ready},
-		"upgrade settled and crashes":         {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Networks: net3, Members: settled(failed3(agent.CrashLoopAfter, "crash_loop")), Images: images}},
-		"fallback the failed one ends":        {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Containers: []agent.Container{late}, Networks: net3, Members: fellBack(member), Images: images}},
-		"fallback network":                    {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Networks: net3, Members: fellBack(member), Images: images}},
-		"fallback starts":                     {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Networks: net, Members: fellBack(member), Images: images}},
-		"fallback runs":                       {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Containers: []agent.Container{running(w)}, Networks: net, Members: fellBack(member)}},
-		"fallback fails too":                  {agent.Desired{Workloads: []agent.Workload{next}}, week("web"), agent.Observed{Networks: net, Members: fellBack(failures(agent.CrashLoopAfter, "crash_loop")), Images: images}},
-		"fallback refused main":               {agent.Desired{Workloads: []agent.Workload{refusedNext}}, week("web"), agent.Observed{Containers: []agent.Container{running(w)}, Networks: net, Members: fellBack(member)}},
-		"fallback lease ended":                {agent.Desired{Workloads: []agent.Workload{next}}, agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon}}, agent.Observed{Containers: []agent.Container{late}, Networks: net3, Members: member}},
-		"upgrade network":                     {agent.Desired{Workloads: []agent.Workload{web(3)}}, week("web"), agent.Observed{Networks: net, Members: member, Images: images}},
-		"document missing":                    {agent.Desired{Missing: []agent.MissingPart{{MemberID: "web", SHA256: [32]byte{1}}}}, week("web"), ready},
-		"exited":                              {wanted, week("web"), agent.Observed{Containers: []agent.Container{exited}, Networks: net, Members: member}},
-		"exit recorded":                       {wanted, week("web"), agent.Observed{Containers: []agent.Container{recorded}, Networks: net, Members: failures(1, "crash_loop")}},
-		"pause before restart":                {wanted, week("web"), agent.Observed{Networks: net, Members: failures(2, "crash_loop"), Images: images}},
-		"crash loop":                          {wanted, week("web"), agent.Observed{Networks: net, Members: failures(5, "crash_loop"), Images: images}},
-		"image pull failed":                   {wanted, week("web"), agent.Observed{Networks: net, Members: failures(1, "image_pull_failed")}},
-		"decommission":                        {agent.Desired{}, nil, ready},
-		"decommission exited":                 {agent.Desired{}, nil, agent.Observed{Containers: []agent.Container{recorded}, Networks: net, Members: member}},
-		"decommission network":                {agent.Desired{}, nil, agent.Observed{Networks: net, Members: member}},
-		"decommission nothing left":           {agent.Desired{}, nil, agent.Observed{Members: member}},
-		"decommissioned":                      {agent.Desired{}, nil, agent.Observed{Members: map[string]agent.Member{"web": gone}}},
-		"decommission during the pull":        {agent.Desired{}, nil, agent.Observed{Members: member, Busy: map[string]agent.Work{"web": {Pulling: true}}}},
-		"busy":                                {agent.Desired{}, nil, agent.Observed{Members: member, Busy: map[string]agent.Work{"web": {Other: true}}}},
+		"upgrade settled and crashes": {
+			agent.Desired{Workloads: []agent.Workload{next}},
+			week("web"),
+			agent.Observed{Networks: net3, Members: settled(failed3(agent.CrashLoopAfter, "crash_loop")), Images: images},
+		},
+		"fallback the failed one ends": {
+			agent.Desired{Workloads: []agent.Workload{next}},
+			week("web"),
+			agent.Observed{Containers: []agent.Container{late}, Networks: net3, Members: fellBack(member), Images: images},
+		},
+		"fallback network": {
+			agent.Desired{Workloads: []agent.Workload{next}},
+			week("web"),
+			agent.Observed{Networks: net3, Members: fellBack(member), Images: images},
+		},
+		"fallback starts": {
+			agent.Desired{Workloads: []agent.Workload{next}},
+			week("web"),
+			agent.Observed{Networks: net, Members: fellBack(member), Images: images},
+		},
+		"fallback runs": {
+			agent.Desired{Workloads: []agent.Workload{next}},
+			week("web"),
+			agent.Observed{Containers: []agent.Container{running(w)}, Networks: net, Members: fellBack(member)},
+		},
+		"fallback fails too": {
+			agent.Desired{Workloads: []agent.Workload{next}},
+			week("web"),
+			agent.Observed{Networks: net, Members: fellBack(failures(agent.CrashLoopAfter, "crash_loop")), Images: images},
+		},
+		"fallback refused main": {
+			agent.Desired{Workloads: []agent.Workload{refusedNext}},
+			week("web"),
+			agent.Observed{Containers: []agent.Container{running(w)}, Networks: net, Members: fellBack(member)},
+		},
+		"fallback lease ended": {
+			agent.Desired{Workloads: []agent.Workload{next}},
+			agent.Leases{"web": {MemberID: "web", No: 3, ExpiresAt: noon}},
+			agent.Observed{
+				Containers: []agent.Container{late},
+				Networks:   net3, Members: member,
+			},
+		},
+		"upgrade network": {
+			agent.Desired{Workloads: []agent.Workload{web(3)}},
+			week("web"),
+			agent.Observed{Networks: net, Members: member, Images: images},
+		},
+		"document missing": {
+			agent.Desired{Missing: []agent.MissingPart{{MemberID: "web", SHA256: [32]byte{1}}}}, week("web"), ready,
+		},
+		"exited": {wanted, week("web"), agent.Observed{
+			Containers: []agent.Container{exited},
+			Networks:   net, Members: member,
+		}},
+		"exit recorded": {wanted, week("web"), agent.Observed{
+			Containers: []agent.Container{recorded},
+			Networks:   net, Members: failures(1, "crash_loop"),
+		}},
+		"pause before restart": {wanted, week("web"), agent.Observed{
+			Networks: net,
+			Members:  failures(2, "crash_loop"), Images: images,
+		}},
+		"crash loop": {wanted, week("web"), agent.Observed{
+			Networks: net,
+			Members:  failures(5, "crash_loop"), Images: images,
+		}},
+		"image pull failed": {wanted, week("web"), agent.Observed{
+			Networks: net,
+			Members:  failures(1, "image_pull_failed"),
+		}},
+		"decommission": {agent.Desired{}, nil, ready},
+		"decommission exited": {agent.Desired{}, nil, agent.Observed{
+			Containers: []agent.Container{recorded},
+			Networks:   net, Members: member,
+		}},
+		"decommission network":      {agent.Desired{}, nil, agent.Observed{Networks: net, Members: member}},
+		"decommission nothing left": {agent.Desired{}, nil, agent.Observed{Members: member}},
+		"decommissioned": {
+			agent.Desired{},
+			nil,
+			agent.Observed{Members: map[string]agent.Member{"web": gone}},
+		},
+		"decommission during the pull": {agent.Desired{}, nil, agent.Observed{
+			Members: member,
+			Busy:    map[string]agent.Work{"web": {Pulling: true}},
+		}},
+		"busy": {agent.Desired{}, nil, agent.Observed{
+			Members: member,
+			Busy:    map[string]agent.Work{"web": {Other: true}},
+		}},
 		"accelerator still held": {
-			agent.Desired{Workloads: []agent.Workload{{MemberID: "next", Revision: 1, Services: []agent.Service{{Name: "app", Image: "i", AcceleratorIDs: []string{"gpu0"}}}}}},
+			agent.Desired{Workloads: []agent.Workload{{
+				MemberID: "next", Revision: 1,
+				Services: []agent.Service{{Name: "app", Image: "i", AcceleratorIDs: []string{"gpu0"}}},
+			}}},
 			week("next"),
 			agent.Observed{
-				Containers: []agent.Container{{ID: "c0", MemberID: "old", Service: "app", Status: agent.Running, AcceleratorIDs: []string{"gpu0"}, StartedAt: noon}},
-				Networks:   []agent.Network{{MemberID: "next", Revision: 1}}, Members: map[string]agent.Member{"next": {ID: "next"}}, Images: map[string]bool{"i": true},
+				Containers: []agent.Container{{
+					ID: "c0", MemberID: "old", Service: "app", Status: agent.Running,
+					AcceleratorIDs: []string{"gpu0"}, StartedAt: noon,
+				}},
+				Networks: []agent.Network{{MemberID: "next", Revision: 1}}, Members: map[string]agent.Member{
+					"next": {ID: "next"},
+				}, Images: map[string]bool{"i": true},
 			},
 		},
 	} {
@@ -496,14 +640,18 @@ func TestFailuresAreForgottenAfterALongRunAndWithANewRevision(t *testing.T) {
 	require.EqualValues(t, 1, m.Failed(2, agent.ReasonCrashLoop, "", false, time.Second, noon).Failures)
 }
 
-// A registry that is away says nothing about the workload: it waits, says for what, and is pulled when the registry is back.
+// A registry that is away says nothing about the workload: it waits, says for what, and is pulled when the registry is
+// back.
 func TestARegistryThatIsAwayNeverFailsAMember(t *testing.T) {
 	m := agent.Member{ID: "web", InstanceID: "i-web"}
 	now := noon
 	wanted := agent.Desired{Workloads: []agent.Workload{web(2)}}
 	status := func() *protocol.WorkloadStatus {
 		leases := agent.Leases{"web": {MemberID: "web", No: 1, ExpiresAt: now.Add(time.Hour)}}
-		observed := agent.Observed{Members: map[string]agent.Member{"web": m}, Networks: []agent.Network{{MemberID: "web", Revision: 2}}}
+		observed := agent.Observed{
+			Members:  map[string]agent.Member{"web": m},
+			Networks: []agent.Network{{MemberID: "web", Revision: 2}},
+		}
 		require.NotEmpty(t, agent.Diff(wanted, leases, observed, m.RetryAt), "it is tried again")
 		require.Empty(t, agent.Diff(wanted, leases, observed, m.RetryAt.Add(-1)), "after a pause")
 		return agent.Statuses(wanted, leases, observed, now)[0]
@@ -520,7 +668,8 @@ func TestARegistryThatIsAwayNeverFailsAMember(t *testing.T) {
 	came := m
 	for range agent.CrashLoopAfter - 1 {
 		m = m.Failed(2, agent.ReasonCrashLoop, "exit code 1", false, time.Second, now)
-		require.Equal(t, agent.StatusStarting, status().GetStatus(), "what fails once the image is there is counted from then on")
+		require.Equal(t, agent.StatusStarting, status().GetStatus(), "what fails once the image is there is counted from "+
+			"then on")
 	}
 	m = m.Failed(2, agent.ReasonCrashLoop, "exit code 1", false, time.Second, now)
 	require.Equal(t, agent.StatusFailed, status().GetStatus())
@@ -529,13 +678,15 @@ func TestARegistryThatIsAwayNeverFailsAMember(t *testing.T) {
 	require.Equal(t, agent.StatusFailed, status().GetStatus(), "what no other try can bring is a failure at once")
 }
 
-// Each try of a revision that fills its part of the disk fills it anew: after a few it is left alone, until there is another revision.
+// Each try of a revision that fills its part of the disk fills it anew: after a few it is left alone, until there is
+// another revision.
 func TestRevisionThatFillsTheDiskIsNotTriedForEver(t *testing.T) {
 	w := web(2)
 	m := agent.Member{ID: "web", InstanceID: "i-web"}
 	diff := func(w agent.Workload) []agent.Action {
 		later := m.RetryAt.Add(time.Hour)
-		return agent.Diff(agent.Desired{Workloads: []agent.Workload{w}}, agent.Leases{"web": {MemberID: "web", No: 1, ExpiresAt: later.Add(time.Hour)}},
+		return agent.Diff(agent.Desired{Workloads: []agent.Workload{w}},
+			agent.Leases{"web": {MemberID: "web", No: 1, ExpiresAt: later.Add(time.Hour)}},
 			agent.Observed{Members: map[string]agent.Member{"web": m}}, later)
 	}
 	for range agent.CrashLoopAfter {
@@ -546,8 +697,8 @@ func TestRevisionThatFillsTheDiskIsNotTriedForEver(t *testing.T) {
 	require.NotEmpty(t, diff(web(3)))
 }
 
-// Whatever happens to an upgrade, and in whatever portions it is executed: the node goes back only from a revision that was
-// never ready, it goes back for good, and a revision that was ready once is never left by itself.
+// Whatever happens to an upgrade, and in whatever portions it is executed: the node goes back only from a revision that
+// was never ready, it goes back for good, and a revision that was ready once is never left by itself.
 func TestANodeGoesBackOnceAndOnlyFromWhatWasNeverReady(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := newMachine()
@@ -566,7 +717,8 @@ func TestANodeGoesBackOnceAndOnlyFromWhatWasNeverReady(t *testing.T) {
 					continue
 				}
 				if _, pull := a.(agent.PullImage); pull && rapid.Bool().Draw(t, "pull fails") {
-					m.Members["web"] = m.Members["web"].Failed(a.(agent.PullImage).Revision, agent.ReasonImagePullFailed, "", false, 0, m.now)
+					m.Members["web"] = m.Members["web"].Failed(a.(agent.PullImage).Revision, agent.ReasonImagePullFailed, "", false, 0,
+						m.now)
 					continue
 				}
 				if _, back := a.(agent.FallBack); back {
@@ -582,7 +734,8 @@ func TestANodeGoesBackOnceAndOnlyFromWhatWasNeverReady(t *testing.T) {
 			require.False(t, after.FellBackFrom == 3 && after.SettledRevision == 3, "both at once")
 			for _, s := range agent.Statuses(d, leases, m.Observed, m.now) {
 				if s.GetFallbackFromRevision() == 0 {
-					require.False(t, s.GetStatus() == agent.StatusFailed && after.SettledRevision != 3, "the hub would end what has something to go back to")
+					require.False(t, s.GetStatus() == agent.StatusFailed && after.SettledRevision != 3,
+						"the hub would end what has something to go back to")
 					continue
 				}
 				require.EqualValues(t, 3, s.GetFallbackFromRevision())

@@ -74,8 +74,8 @@ func (d *differ) status(id string) *protocol.WorkloadStatus {
 	return s
 }
 
-// fallbackStatus says that a fallback runs, from which revision, and why. Where going back is decided and not yet durable, the
-// revision is not said to have failed: to the hub that would be the end of it.
+// fallbackStatus says that a fallback runs, from which revision, and why. Where going back is decided and not yet
+// durable, the revision is not said to have failed: to the hub that would be the end of it.
 func (d *differ) fallbackStatus(s *protocol.WorkloadStatus, w Workload, m Member) {
 	if w.Fallback != nil && m.FellBackFrom == w.Revision {
 		s.FallbackFromRevision, s.CorrelationId = w.Revision, w.CorrelationID

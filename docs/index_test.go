@@ -37,7 +37,8 @@ func TestTheIndexListsEveryDecision(t *testing.T) {
 // CONTRIBUTING names files and, in brackets behind them, what stands in them; all of it is there.
 func TestContributingNamesWhatIsThere(t *testing.T) {
 	text := strings.Join(strings.Fields(read(t, "../CONTRIBUTING.md")), " ")
-	file := regexp.MustCompile("`((?:agent|deploy|docs|e2e|hub|pkg|protocol)(?:/[\\w.-]+)+)`(?: \\(((?:`\\w+`(?:, )?)+)\\))?")
+	file := regexp.MustCompile("`((?:agent|deploy|docs|e2e|hub|pkg|protocol)(?:/[\\w.-]+)+)`" +
+		"(?: \\(((?:`\\w+`(?:, )?)+)\\))?")
 	named := 0
 	for _, m := range file.FindAllStringSubmatch(text, -1) {
 		path := filepath.Join("..", m[1])

@@ -16,9 +16,10 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// What an owner who wants to run something else tries first: one byte of each file below the data directory is altered while the agent is
-// stopped. Beside an app that runs, one that was stopped is in the store, in its older values as a running one. No container is ever
-// started, and the one that runs goes on. The bytes of single values are altered in agent/internal/state.
+// What an owner who wants to run something else tries first: one byte of each file below the data directory is altered
+// while the agent is stopped. Beside an app that runs, one that was stopped is in the store, in its older values as a
+// running one. No container is ever started, and the one that runs goes on. The bytes of single values are altered in
+// agent/internal/state.
 func TestAnAlteredDataDirectoryStartsNothing(t *testing.T) {
 	w := platform(t)
 	runs, stopped := w.launch("runs"), w.launch("stopped")
@@ -74,7 +75,8 @@ func TestAnAlteredDataDirectoryStartsNothing(t *testing.T) {
 	}
 }
 
-// alterMiddle flips a bit in the middle of what the file holds: Badger's files end in zeros. It reports false for a file of zeros.
+// alterMiddle flips a bit in the middle of what the file holds: Badger's files end in zeros. It reports false for a
+// file of zeros.
 func alterMiddle(t *testing.T, path string) bool {
 	t.Helper()
 	held, err := os.ReadFile(path)
@@ -91,8 +93,8 @@ func alterMiddle(t *testing.T, path string) bool {
 	return true
 }
 
-// untilItLooksOrEnds runs the agent until it has looked at the machine and shows what it has seen, or until it has ended by itself. It
-// reports whether it came up.
+// untilItLooksOrEnds runs the agent until it has looked at the machine and shows what it has seen, or until it has
+// ended by itself. It reports whether it came up.
 func (w *world) untilItLooksOrEnds() (cameUp bool) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.ctx, cluster.EndLimit)
@@ -103,7 +105,8 @@ func (w *world) untilItLooksOrEnds() (cameUp bool) {
 		return false
 	}
 	w.eventually("the agent shows the container that runs", func() error {
-		out, err := exec.Command(filepath.Join(binaries(w.t), "gpuaas-agent"), "workloads", "-o", "json", "--local-socket", a.Ready.LocalSocket).Output()
+		out, err := exec.Command(filepath.Join(binaries(w.t), "gpuaas-agent"), "workloads", "-o", "json", "--local-socket",
+			a.Ready.LocalSocket).Output()
 		var shown []any
 		if err == nil {
 			err = json.Unmarshal(out, &shown)

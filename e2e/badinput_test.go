@@ -49,7 +49,10 @@ func operations(t *testing.T) []operation {
 	var all []operation
 	for path, methods := range contract.Paths {
 		for method, op := range methods {
-			all = append(all, operation{id: op.OperationID, method: strings.ToUpper(method), path: path, takesBody: op.RequestBody != nil, open: op.Security != nil})
+			all = append(all, operation{
+				id: op.OperationID, method: strings.ToUpper(method), path: path,
+				takesBody: op.RequestBody != nil, open: op.Security != nil,
+			})
 		}
 	}
 	slices.SortFunc(all, func(a, b operation) int { return strings.Compare(a.path+a.method, b.path+b.method) })
@@ -69,7 +72,8 @@ func (o operation) filled() string {
 	})
 }
 
-// Law 12 from outside, one bad request for each operation of the contract. Every way to be wrong is in hub/internal/httpapi.
+// Law 12 from outside, one bad request for each operation of the contract. Every way to be wrong is in
+// hub/internal/httpapi.
 func TestLaw12BadInputIsAClearErrorFromOutside(t *testing.T) {
 	w := newWorld(t)
 	w.startHub(w.hubConfig())

@@ -85,7 +85,8 @@ func TestTheCommandRunsAnAppFromLoginToLedger(t *testing.T) {
 	s := w.shell("admin")
 	ready := w.hub.Ready
 	s.fails(2, "gpuaas login", "nodes", "list")
-	require.Contains(t, s.gpuaas("login", "--name", "e2e", "--url", ready.APIURL, "--ca-file", ready.CAFile, "--token-file", ready.TokenFile), "Logged in to "+ready.APIURL)
+	require.Contains(t, s.gpuaas("login", "--name", "e2e", "--url", ready.APIURL, "--ca-file", ready.CAFile,
+		"--token-file", ready.TokenFile), "Logged in to "+ready.APIURL)
 	info, err := os.Stat(filepath.Join(w.dir, "admin", ".config", "gpuaas", "config.yaml"))
 	require.NoError(t, err)
 	require.EqualValues(t, 0o600, info.Mode().Perm())
@@ -103,7 +104,8 @@ func TestTheCommandRunsAnAppFromLoginToLedger(t *testing.T) {
 
 	// A program's account: its key is in a file of its own, and the program logs in with it.
 	file := filepath.Join(w.dir, "admin", "ci.json")
-	require.NotContains(t, s.gpuaas("sa", "create", "ci", "--project", "main", "--save", file, "-o", "json"), "PRIVATE KEY")
+	require.NotContains(t, s.gpuaas("sa", "create", "ci", "--project", "main", "--save", file, "-o", "json"),
+		"PRIVATE KEY")
 	info, err = os.Stat(file)
 	require.NoError(t, err)
 	require.EqualValues(t, 0o600, info.Mode().Perm())
@@ -114,7 +116,8 @@ func TestTheCommandRunsAnAppFromLoginToLedger(t *testing.T) {
 
 	allocations := asJSON[items[client.Allocation]](s, "allocations", "list", "--project", "main").Items
 	require.Len(t, allocations, 1)
-	more := asJSON[client.Allocation](s, "allocations", "create", "--project", "main", "--node", w.agent.Ready.NodeID, "--cpu", "1", "--memory-mib", "64")
+	more := asJSON[client.Allocation](s, "allocations", "create", "--project", "main", "--node", w.agent.Ready.NodeID,
+		"--cpu", "1", "--memory-mib", "64")
 	require.Equal(t, more.ID, asJSON[client.Allocation](s, "allocations", "get", more.ID, "--project", "main").ID)
 	s.gpuaas("allocations", "release", more.ID, "--project", "main")
 
@@ -133,16 +136,21 @@ func TestTheCommandRunsAnAppFromLoginToLedger(t *testing.T) {
 
 	w.eventually("the command shows usage", func() error {
 		usage := asJSON[items[client.UsageRecord]](s, "usage", "--instance", i.ID).Items
-		return orMissing(nil, slices.ContainsFunc(usage, func(u client.UsageRecord) bool { return u.Meter == "session_seconds" && u.PostingID != "" }))
+		return orMissing(nil, slices.ContainsFunc(usage, func(u client.UsageRecord) bool {
+			return u.Meter == "session_seconds" && u.PostingID != ""
+		}))
 	})
 	requireEveryFormat(t, s, i.ID, "usage", "--instance", i.ID)
 	hours := asJSON[items[client.UsageHour]](s, "usage", "hourly", "--instance", i.ID).Items
-	require.True(t, slices.ContainsFunc(hours, func(h client.UsageHour) bool { return h.Meter == "session_seconds" && h.Charged != "0" }), "%v", hours)
+	require.True(t, slices.ContainsFunc(hours, func(h client.UsageHour) bool {
+		return h.Meter == "session_seconds" && h.Charged != "0"
+	}), "%v", hours)
 	requireEveryFormat(t, s, i.ID, "usage", "hourly", "--instance", i.ID)
 	w.requireLocalCommands(s, i)
 	requireExitCodes(t, s, ci)
 
-	require.Equal(t, client.AppInstanceStatusDecommissioned, asJSON[client.AppInstance](ci, "instances", "decommission", "cli", "--wait").Status)
+	require.Equal(t, client.AppInstanceStatusDecommissioned, asJSON[client.AppInstance](ci, "instances", "decommission",
+		"cli", "--wait").Status)
 	w.eventually("the command shows all postings of the instance", func() error {
 		postings := asJSON[items[client.Posting]](s, "ledger", "--instance", i.ID).Items
 		return orMissing(nil, hasKind(postings, client.PostingKindHoldClosed) && hasKind(postings, client.PostingKindUsage))
@@ -233,10 +241,14 @@ func (w *world) requireQuotasAndSlugs(s *shell) {
 	}
 	before := quota(asJSON[items[client.OrgQuotaItem]](s, "orgs", "quota", "acme"), client.QuotaNameAppSlugs)
 	require.Equal(w.t, before.DefaultLimit, before.Limit)
-	intent := client.PublishIntentCreate{AppSlug: "spare", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: client.ChannelDev}
+	intent := client.PublishIntentCreate{
+		AppSlug: "spare", AppVersion: "1.0.0", ArtifactName: "runtime",
+		Channel: client.ChannelDev,
+	}
 	_, err := client.Read[client.PublishIntent](w.tenant.Admin.CreatePublishIntent(w.ctx, w.tenant.Project.ID, intent))
 	require.NoError(w.t, err)
-	after := quota(asJSON[items[client.OrgQuotaItem]](s, "orgs", "set-quota", "acme", "app_slugs=1"), client.QuotaNameAppSlugs)
+	after := quota(asJSON[items[client.OrgQuotaItem]](s, "orgs", "set-quota", "acme", "app_slugs=1"),
+		client.QuotaNameAppSlugs)
 	require.EqualValues(w.t, 1, after.Limit)
 	require.Equal(w.t, before.Used+1, after.Used)
 	intent.AppSlug = "second"
@@ -330,9 +342,11 @@ func (w *world) requireLocalCommands(s *shell, i client.AppInstance) {
 	for _, c := range checks {
 		require.True(w.t, c.OK)
 	}
-	r := s.run(filepath.Join(binaries(w.t), "gpuaas-agent"), "logs", w.tenant.Org.ID, "--local-socket", w.agent.Ready.LocalSocket)
+	r := s.run(filepath.Join(binaries(w.t), "gpuaas-agent"), "logs", w.tenant.Org.ID, "--local-socket",
+		w.agent.Ready.LocalSocket)
 	require.Equal(w.t, 1, r.code, "a member that is not there: %s", r.out)
-	r = s.run(filepath.Join(binaries(w.t), "gpuaas-agent"), "status", "--local-socket", filepath.Join(w.run, "nobody.sock"))
+	r = s.run(filepath.Join(binaries(w.t), "gpuaas-agent"), "status", "--local-socket",
+		filepath.Join(w.run, "nobody.sock"))
 	require.Equal(w.t, 1, r.code)
 	require.Contains(w.t, r.err, "gpuaas-agent")
 }
@@ -346,13 +360,15 @@ func requireExitCodes(t *testing.T, admin, operator *shell) {
 	admin.fails(2, "which project?", "instances", "list")
 	bad := filepath.Join(w.dir, "bad-token")
 	require.NoError(t, os.WriteFile(bad, []byte("nobody's"), 0o600))
-	admin.fails(3, "", "login", "--name", "bad", "--url", w.hub.Ready.APIURL, "--ca-file", w.hub.Ready.CAFile, "--token-file", bad)
+	admin.fails(3, "", "login", "--name", "bad", "--url", w.hub.Ready.APIURL, "--ca-file", w.hub.Ready.CAFile,
+		"--token-file", bad)
 	require.NotContains(t, admin.gpuaas("context", "list"), "bad", "a credential that does not count is not kept")
 	operator.fails(4, "correlation id", "entitlements", "set", appSlug)
 	operator.fails(5, "", "instances", "get", "no-such-app")
 	operator.fails(5, "correlation id", "instances", "get", w.tenant.Org.ID)
 	admin.fails(7, "", "orgs", "create", "Not A Slug")
-	admin.fails(8, "", "login", "--name", "gone", "--url", "https://"+closedPort(t), "--ca-file", w.hub.Ready.CAFile, "--token-file", w.hub.Ready.TokenFile)
+	admin.fails(8, "", "login", "--name", "gone", "--url", "https://"+closedPort(t), "--ca-file", w.hub.Ready.CAFile,
+		"--token-file", w.hub.Ready.TokenFile)
 	operator.fails(9, "", "instances", "watch", "cli", "--until", "stopped", "--timeout", "300ms")
 	operator.fails(7, "", "instances", "create", appSlug, "--param", "surprise=1")
 }

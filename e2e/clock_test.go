@@ -20,7 +20,8 @@ import (
 )
 
 const (
-	// day is how far clocks are off here: longer than a node's certificate lasts. A lease lasts longer than one, and not two.
+	// day is how far clocks are off here: longer than a node's certificate lasts. A lease lasts longer than one, and not
+	// two.
 	day   = 25 * time.Hour
 	lease = 36 * time.Hour
 	// conditionClock is what a node reports whose machine's clock does not tell the time.
@@ -29,8 +30,9 @@ const (
 	rightTime = 2 * time.Second
 )
 
-// datedNode is a node whose machine's clock says what the test wants: its agent is built with the clock hook of pkg/failpoint.
-// Containerd's own times are the truth; the agent reads them as that machine's clock would have told them.
+// datedNode is a node whose machine's clock says what the test wants: its agent is built with the clock hook of
+// pkg/failpoint. Containerd's own times are the truth; the agent reads them as that machine's clock would have told
+// them.
 type datedNode struct {
 	*steadyNode
 	file string
@@ -92,7 +94,8 @@ type nodeTime struct {
 
 // tell asks the agent itself.
 func (n *datedNode) tell(verb string, out any) error {
-	text, err := exec.Command(filepath.Join(n.agent.Config.Bin, "gpuaas-agent"), verb, "-o", "json", "--local-socket", n.agent.Ready.LocalSocket).Output()
+	text, err := exec.Command(filepath.Join(n.agent.Config.Bin, "gpuaas-agent"), verb, "-o", "json", "--local-socket",
+		n.agent.Ready.LocalSocket).Output()
 	return errors.Join(err, json.Unmarshal(text, out))
 }
 
@@ -102,7 +105,8 @@ func (n *datedNode) knows() {
 	n.w.eventually("the node knows the time", func() error {
 		var s nodeTime
 		err := n.tell("status", &s)
-		if err == nil && (!s.Trusted || time.Since(s.Time).Abs() > rightTime || slices.Contains(s.Conditions, conditionClock) != (n.off != 0)) {
+		if err == nil && (!s.Trusted || time.Since(s.Time).Abs() > rightTime || slices.Contains(s.Conditions,
+			conditionClock) != (n.off != 0)) {
 			err = fmt.Errorf("it is %s by the node, trusted %t, conditions %v", s.Time, s.Trusted, s.Conditions)
 		}
 		return err
@@ -175,9 +179,10 @@ func (n *datedNode) crash(i api.AppInstance, off time.Duration) {
 	})
 }
 
-// Laws 3, 5 and 17: two nodes whose clocks are a day ahead and a day behind from their first start on, jump while a hub is there and
-// while it is away, lose their power and boot in 1970, boot a day later. What is leased runs on untouched or starts again, the
-// bill is the time that has passed by containerd's own clock, and once a hub is there everything is as it should be.
+// Laws 3, 5 and 17: two nodes whose clocks are a day ahead and a day behind from their first start on, jump while a hub
+// is there and while it is away, lose their power and boot in 1970, boot a day later. What is leased runs on untouched
+// or starts again, the bill is the time that has passed by containerd's own clock, and once a hub is there everything
+// is as it should be.
 func TestLaw17WhateverANodesClockSaysOnlyTimeThatHasPassedIsBilled(t *testing.T) {
 	w := newWorld(t)
 	began := time.Now()
@@ -186,7 +191,10 @@ func TestLaw17WhateverANodesClockSaysOnlyTimeThatHasPassedIsBilled(t *testing.T)
 	c.ExtraArgs = []string{"--lease-duration", lease.String()}
 	w.startHub(c)
 	w.newTenant("acme")
-	_, err := api.Read[api.Posting](w.tenant.Admin.GrantCredit(w.ctx, api.CreditGrant{OrgID: w.tenant.Org.ID, Amount: "9000", Currency: scenario.Currency, Description: "long leases"}))
+	_, err := api.Read[api.Posting](w.tenant.Admin.GrantCredit(w.ctx, api.CreditGrant{
+		OrgID:  w.tenant.Org.ID,
+		Amount: "9000", Currency: scenario.Currency, Description: "long leases",
+	}))
 	require.NoError(t, err)
 	w.shipApp()
 	ahead, behind := w.dated("ahead", day), w.dated("behind", -day)
@@ -240,8 +248,8 @@ func TestLaw17WhateverANodesClockSaysOnlyTimeThatHasPassedIsBilled(t *testing.T)
 	w.restartHub()
 	each((*datedNode).settles)
 
-	// The power goes again. One clock leaps by a day meanwhile, which could have been a day without power: what is measured then lies
-	// ahead of the truth, and is not billed. The other one's lost battery is new.
+	// The power goes again. One clock leaps by a day meanwhile, which could have been a day without power: what is
+	// measured then lies ahead of the truth, and is not billed. The other one's lost battery is new.
 	require.NoError(t, w.hub.Kill9())
 	ahead.billed = time.Now()
 	ahead.powerCut(ahead.off + day)
@@ -270,7 +278,8 @@ func TestLaw17WhateverANodesClockSaysOnlyTimeThatHasPassedIsBilled(t *testing.T)
 			n.requireBill(i, began)
 		}
 	})
-	require.Equal(t, []string{"requested", "deploying", "running", "decommission_requested", "decommissioned"}, w.eventTypes(ahead.kept.ID))
+	require.Equal(t, []string{"requested", "deploying", "running", "decommission_requested", "decommissioned"},
+		w.eventTypes(ahead.kept.ID))
 	require.Equal(t, w.eventTypes(ahead.kept.ID), w.eventTypes(behind.kept.ID), "for the operator nothing has happened")
 }
 
@@ -293,10 +302,13 @@ func (n *datedNode) requireBill(i api.AppInstance, began time.Time) {
 	slack := time.Duration(runs) * rightTime / 8
 	most := big.NewRat((ran + slack).Microseconds(), 1_000_000)
 	least := big.NewRat((sure - slack - time.Duration(runs)*beat - n.unseen).Microseconds(), 1_000_000)
-	require.LessOrEqual(t, billed.Cmp(most), 0, "%s: billed %s s of %s in %d runs", i.DisplayName, billed.FloatString(3), ran, runs)
-	require.GreaterOrEqual(t, billed.Cmp(least), 0, "%s: billed %s s of %s in %d runs", i.DisplayName, billed.FloatString(3), ran, runs)
+	require.LessOrEqual(t, billed.Cmp(most), 0, "%s: billed %s s of %s in %d runs", i.DisplayName, billed.FloatString(3),
+		ran, runs)
+	require.GreaterOrEqual(t, billed.Cmp(least), 0, "%s: billed %s s of %s in %d runs", i.DisplayName,
+		billed.FloatString(3), ran, runs)
 	off := new(big.Rat).Sub(debit(t, postings), new(big.Rat).Mul(billed, big.NewRat(1, 1000)))
-	require.LessOrEqual(t, off.Abs(off).Cmp(big.NewRat(1, 1_000_000_000)), 0, "%s: paid %s off", i.DisplayName, off.FloatString(9))
+	require.LessOrEqual(t, off.Abs(off).Cmp(big.NewRat(1, 1_000_000_000)), 0, "%s: paid %s off", i.DisplayName,
+		off.FloatString(9))
 }
 
 // until is how long a member's containers had run before a moment, or in all when that is zero.

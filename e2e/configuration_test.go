@@ -16,7 +16,10 @@ import (
 func TestConfigurationReferenceNamesEveryFlag(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join(source(t), "docs", "reference", "configuration.md"))
 	require.NoError(t, err)
-	for _, command := range []string{"gpuaas-hub init", "gpuaas-hub serve", "gpuaas-hub backup", "gpuaas-hub restore", "gpuaas-agent run"} {
+	for _, command := range []string{
+		"gpuaas-hub init", "gpuaas-hub serve", "gpuaas-hub backup", "gpuaas-hub restore",
+		"gpuaas-agent run",
+	} {
 		_, section, found := strings.Cut(string(data), "## "+command+"\n")
 		require.True(t, found, command)
 		section, _, _ = strings.Cut(section, "\n## ")

@@ -42,7 +42,10 @@ type demo struct {
 
 func (w *world) demo() *demo {
 	w.t.Helper()
-	d := &demo{w: w, binary: filepath.Join(w.dir, "demo"), args: []string{"--dir", filepath.Join(w.dir, "d"), "--run-dir", filepath.Join(w.run, "d")}}
+	d := &demo{w: w, binary: filepath.Join(w.dir, "demo"), args: []string{
+		"--dir", filepath.Join(w.dir, "d"), "--run-dir",
+		filepath.Join(w.run, "d"),
+	}}
 	build := exec.Command("go", "build", "-o", d.binary, "./deploy/demo")
 	build.Dir = source(w.t)
 	out, err := build.CombinedOutput()
@@ -63,7 +66,8 @@ func (d *demo) run(verb string, more ...string) string {
 // up brings the demo up; where no containerd serves at the address it starts its own.
 func (d *demo) up(app, containerd string) demoLine {
 	d.w.t.Helper()
-	out := d.run("up", "--bin", binaries(d.w.t), "--source", source(d.w.t), "--app", app, "--containerd-address", containerd,
+	out := d.run("up", "--bin", binaries(d.w.t), "--source", source(d.w.t), "--app", app, "--containerd-address",
+		containerd,
 		"--bridge", d.w.bridge(0), "--pod-cidr", d.w.subnet(0)+"0/24", "--port-range", d.w.ports(0))
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	var line demoLine
@@ -90,7 +94,8 @@ func (d *demo) up(app, containerd string) demoLine {
 	return line
 }
 
-// The demo, a second one on top of it, one after a failure, and the end of it: the guard of the world finds nothing left.
+// The demo, a second one on top of it, one after a failure, and the end of it: the guard of the world finds nothing
+// left.
 func TestDemoComesUpTwiceAndLeavesNothing(t *testing.T) {
 	w := onlyWorld(t)
 	d := w.demo()
@@ -108,14 +113,20 @@ func TestDemoComesUpTwiceAndLeavesNothing(t *testing.T) {
 func TestDemoIsAGuestInTheMachinesContainerd(t *testing.T) {
 	w := newWorld(t)
 	w.startContainerd()
-	before, err := leftover.Take(leftover.Scope{Kinds: []leftover.Kind{leftover.Containerd}, ContainerdAddress: w.containerd.Address})
+	before, err := leftover.Take(leftover.Scope{
+		Kinds:             []leftover.Kind{leftover.Containerd},
+		ContainerdAddress: w.containerd.Address,
+	})
 	require.NoError(t, err)
 	d := w.demo()
 	d.up("demo", w.containerd.Address)
 	require.NoDirExists(t, filepath.Join(w.dir, "d", "containerd"))
 	d.run("down")
 	w.eventually("containerd holds what it held before", func() error {
-		after, err := leftover.Take(leftover.Scope{Kinds: []leftover.Kind{leftover.Containerd}, ContainerdAddress: w.containerd.Address})
+		after, err := leftover.Take(leftover.Scope{
+			Kinds:             []leftover.Kind{leftover.Containerd},
+			ContainerdAddress: w.containerd.Address,
+		})
 		if err != nil {
 			return err
 		}

@@ -21,7 +21,8 @@ const conditionDiskFull = "disk_full"
 
 // nodeConditions are those that the node itself shows its owner.
 func (w *world) nodeConditions() ([]string, error) {
-	out, err := exec.Command(filepath.Join(binaries(w.t), "gpuaas-agent"), "status", "-o", "json", "--local-socket", w.agent.Ready.LocalSocket).Output()
+	out, err := exec.Command(filepath.Join(binaries(w.t), "gpuaas-agent"), "status", "-o", "json", "--local-socket",
+		w.agent.Ready.LocalSocket).Output()
 	if err != nil {
 		return nil, err
 	}
@@ -31,8 +32,8 @@ func (w *world) nodeConditions() ([]string, error) {
 	return status.Conditions, json.Unmarshal(out, &status)
 }
 
-// The node's disk becomes full while two apps run: the owner and the hub see it, one app goes on, the other is decommissioned
-// nevertheless, nothing new is started, and every second is on the bill once there is room again.
+// The node's disk becomes full while two apps run: the owner and the hub see it, one app goes on, the other is
+// decommissioned nevertheless, nothing new is started, and every second is on the bill once there is room again.
 func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.startContainerd()
@@ -62,9 +63,12 @@ func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	w.answers(i)
 	require.Equal(t, pid, w.pidOf(i))
 	w.decommission(leaves)
-	later, err := client.Read[client.AppInstance](w.operator.CreateAppInstance(w.ctx, w.tenant.Project.ID, client.AppInstanceCreate{
-		AppSlug: appSlug, Version: "1.0.0", DisplayName: "later", PlacementIntent: client.PlacementIntent{AllocationIds: []string{w.allocation.ID}},
-	}))
+	later, err := client.Read[client.AppInstance](w.operator.CreateAppInstance(w.ctx, w.tenant.Project.ID,
+		client.AppInstanceCreate{
+			AppSlug: appSlug, Version: "1.0.0", DisplayName: "later", PlacementIntent: client.PlacementIntent{
+				AllocationIds: []string{w.allocation.ID},
+			},
+		}))
 	require.NoError(t, err)
 	w.eventually("the node refuses the lease of what it cannot start", func() error {
 		n, err := client.Read[client.Node](w.tenant.Admin.GetNode(w.ctx, w.agent.Ready.NodeID))
@@ -99,8 +103,8 @@ func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	requireWithinBeat(t, containers.running(t), billed)
 }
 
-// The hub's disk becomes full: it says so and takes nothing it cannot keep; what it has answered is there afterwards, and it
-// works on by itself once there is room.
+// The hub's disk becomes full: it says so and takes nothing it cannot keep; what it has answered is there afterwards,
+// and it works on by itself once there is room.
 func TestHubWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.startContainerd()
@@ -120,7 +124,8 @@ func TestHubWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	// Plain requests: the SDK would wait and try again.
 	plain := w.plain()
 	create := func() answer {
-		return w.ask(plain, http.MethodPost, "/admin/join-tokens", `{}`, map[string]string{"X-Idempotency-Key": scenario.NewID()})
+		return w.ask(plain, http.MethodPost, "/admin/join-tokens", `{}`,
+			map[string]string{"X-Idempotency-Key": scenario.NewID()})
 	}
 	var kept []string
 	var refused answer
@@ -142,10 +147,12 @@ func TestHubWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 
 	require.NoError(t, os.Remove(ballast))
 	w.eventually("the hub works again", func() error { return orMissing(nil, create().status == http.StatusCreated) })
-	tokens, err := client.Read[client.JoinTokenList](w.tenant.Admin.ListJoinTokens(w.ctx, &client.ListJoinTokensParams{Limit: client.PageSize}))
+	tokens, err := client.Read[client.JoinTokenList](w.tenant.Admin.ListJoinTokens(w.ctx,
+		&client.ListJoinTokensParams{Limit: client.PageSize}))
 	require.NoError(t, err)
 	for _, id := range kept {
-		require.True(t, slices.ContainsFunc(tokens.Items, func(j client.JoinToken) bool { return j.ID == id }), "%s was answered and is lost", id)
+		require.True(t, slices.ContainsFunc(tokens.Items, func(j client.JoinToken) bool { return j.ID == id }),
+			"%s was answered and is lost", id)
 	}
 	w.decommission(i)
 	var postings []client.Posting

@@ -34,6 +34,7 @@ func TestTheShippedProgramsHoldNoFailpoints(t *testing.T) {
 	for _, b := range []string{"gpuaas-hub", "gpuaas-agent", "gpuaas"} {
 		require.Empty(t, holds(filepath.Join(binaries(t), b)), b)
 	}
-	both := append(holds(filepath.Join(failpointBinaries(t), "gpuaas-hub")), holds(filepath.Join(failpointBinaries(t), "gpuaas-agent"))...)
+	both := append(holds(filepath.Join(failpointBinaries(t), "gpuaas-hub")),
+		holds(filepath.Join(failpointBinaries(t), "gpuaas-agent"))...)
 	require.Subset(t, both, words)
 }

@@ -62,13 +62,14 @@ func readGuide(t *testing.T, guide string) (blocks []block) {
 	return blocks
 }
 
-// consoleCommands are the commands of a guide that no test runs: they change a machine's packages, users and units, or need a
-// program that the tests do without.
+// consoleCommands are the commands of a guide that no test runs: they change a machine's packages, users and units, or
+// need a program that the tests do without.
 func consoleCommands() []string {
 	return []string{"apt-get", "chown", "docker", "install", "journalctl", "ssh", "systemctl", "useradd"}
 }
 
-// Every block of the guides is either run by TestGuidesWorkAsWritten, holds only commands of consoleCommands, or shows a file.
+// Every block of the guides is either run by TestGuidesWorkAsWritten, holds only commands of consoleCommands, or shows
+// a file.
 func TestGuidesHoldNoCommandThatIsNotRun(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(source(t), "docs", "guide", "*.md"))
 	require.NoError(t, err)
@@ -95,11 +96,14 @@ func TestGuidesNameCommandsThatExist(t *testing.T) {
 	for _, guide := range guides() {
 		for _, m := range inline.FindAllStringSubmatch(guideProse(t, guide), -1) {
 			words := strings.Fields(m[1])
-			argument := slices.IndexFunc(words, func(w string) bool { return !regexp.MustCompile(`^[a-z][a-z-]*$`).MatchString(w) })
+			argument := slices.IndexFunc(words, func(w string) bool {
+				return !regexp.MustCompile(`^[a-z][a-z-]*$`).MatchString(w)
+			})
 			if argument > 0 {
 				words = words[:argument]
 			}
-			help, err := exec.Command(filepath.Join(binaries(t), words[0]), append(slices.Clone(words[1:]), "--help")...).Output()
+			help, err := exec.Command(filepath.Join(binaries(t), words[0]), append(slices.Clone(words[1:]), "--help")...).
+				Output()
 			require.NoError(t, err, "%s: %s", guide, m[1])
 			used, _, _ := strings.Cut(string(help), "\nFlags:")
 			require.Contains(t, used, "  "+strings.Join(words, " "), "%s: %s", guide, m[1])
@@ -127,8 +131,8 @@ func guideProse(t *testing.T, guide string) string {
 // guides are run in this order: each starts with what the one before has left.
 func guides() []string { return []string{"operator", "app-team", "tenant"} }
 
-// The guides are followed on one machine that is hub and node: each block as it stands, but for the names of this test's own
-// directories and ports; what systemctl would do with a unit, the test does.
+// The guides are followed on one machine that is hub and node: each block as it stands, but for the names of this
+// test's own directories and ports; what systemctl would do with a unit, the test does.
 func TestGuidesWorkAsWritten(t *testing.T) {
 	w := newWorld(t)
 	w.startContainerd()
@@ -192,7 +196,8 @@ func newGuideRun(w *world) *guideRun {
 	require.NoError(w.t, err)
 	r.place = strings.NewReplacer(
 		"hub.example.com:8443", address, "0.0.0.0:8443", address, "hub.example.com", host,
-		"/var/lib/gpuaas-hub-keys", r.hub.KeyDir(), "/var/lib/gpuaas-hub", r.hub.DataDir(), "/var/backups/gpuaas-hub", backups,
+		"/var/lib/gpuaas-hub-keys", r.hub.KeyDir(), "/var/lib/gpuaas-hub", r.hub.DataDir(), "/var/backups/gpuaas-hub",
+		backups,
 		"/etc/gpuaas/join-token", filepath.Join(r.node.Dir, "join-token"), "/etc/gpuaas", etc, "/root/gpuaas", work,
 		"/run/containerd/containerd.sock", w.containerd.Address, "/usr/local/bin", binaries(w.t),
 	)
@@ -200,7 +205,8 @@ func newGuideRun(w *world) *guideRun {
 		"PATH=" + binaries(w.t) + ":" + os.Getenv("PATH"),
 		"GPUAAS_HUB_DATA_DIR=" + r.hub.DataDir(), "GPUAAS_HUB_KEY_DIR=" + r.hub.KeyDir(),
 		"GPUAAS_AGENT_DATA_DIR=" + r.node.DataDir(), "GPUAAS_AGENT_RUN_DIR=" + r.node.RunDir,
-		"GPUAAS_AGENT_LOCAL_SOCKET=" + r.node.LocalSocket(), "GPUAAS_AGENT_CONTAINERD_NAMESPACE=" + r.node.ContainerdNamespace,
+		"GPUAAS_AGENT_LOCAL_SOCKET=" + r.node.LocalSocket(), "GPUAAS_AGENT_CONTAINERD_NAMESPACE=" +
+			r.node.ContainerdNamespace,
 		"GPUAAS_AGENT_BRIDGE=" + r.node.Bridge, "GPUAAS_AGENT_POD_CIDR=" + r.node.PodCIDR,
 		"GPUAAS_AGENT_PORT_RANGE=" + r.node.PortRange, "GPUAAS_AGENT_CGROUP_PARENT=" + r.node.CgroupParent,
 	}

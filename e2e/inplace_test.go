@@ -24,7 +24,8 @@ func yesterday(t *testing.T) string {
 	t.Helper()
 	bin := yesterdaysBin(source(t))
 	if _, err := os.Stat(filepath.Join(bin, "done")); err != nil {
-		t.Skipf("the history does not reach back to %s (a shallow clone?), so its programs cannot be built: %v", yesterdaysCommit, err)
+		t.Skipf("the history does not reach back to %s (a shallow clone?), so its programs cannot be built: %v",
+			yesterdaysCommit, err)
 	}
 	return bin
 }
@@ -33,8 +34,8 @@ func yesterdaysBin(root string) string {
 	return filepath.Join(root, ".cache", "yesterday", yesterdaysCommit, "bin")
 }
 
-// buildYesterday builds the programs of the earlier release from the tree's own history, once. A history that does not reach
-// back to it has none, and the tests that need them say so.
+// buildYesterday builds the programs of the earlier release from the tree's own history, once. A history that does not
+// reach back to it has none, and the tests that need them say so.
 func buildYesterday(root string) error {
 	bin := yesterdaysBin(root)
 	if _, err := os.Stat(filepath.Join(bin, "done")); err == nil {
@@ -50,7 +51,8 @@ func buildYesterday(root string) error {
 	}
 	script := `git -C "$1" archive "$2" | tar -x -C "$3" && cd "$3" && CGO_ENABLED=0 go build -trimpath -buildvcs=false ` +
 		`-ldflags '-s -w' -o "$4/" ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent ./pkg/cmd/gpuaas && touch "$4/done"`
-	out, err := exec.Command("bash", "-o", "pipefail", "-ec", script, "bash", root, yesterdaysCommit, src, bin).CombinedOutput()
+	out, err := exec.Command("bash", "-o", "pipefail", "-ec", script, "bash", root, yesterdaysCommit, src,
+		bin).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("build the release of %s: %w: %s", yesterdaysCommit, err, out)
 	}
@@ -73,9 +75,9 @@ func (w *world) swapAgent(bin string) {
 	w.restartAgent(w.agent)
 }
 
-// A node is upgraded, then the hub: the app that runs is untouched, others come and go, and the bill is right. The order matters: an agent
-// of yesterday may restart a container while a newer hub words its document anew. Neither goes back: a node has sealed its store,
-// and the hub keeps its books in other tables.
+// A node is upgraded, then the hub: the app that runs is untouched, others come and go, and the bill is right. The
+// order matters: an agent of yesterday may restart a container while a newer hub words its document anew. Neither goes
+// back: a node has sealed its store, and the hub keeps its books in other tables.
 func TestANodeAndThenTheHubAreUpgradedInPlace(t *testing.T) {
 	old, today := yesterday(t), binaries(t)
 	steps := []struct {
@@ -97,7 +99,10 @@ func TestANodeAndThenTheHubAreUpgradedInPlace(t *testing.T) {
 	node.Bin = old
 	w.agent = w.startAgent(node)
 	w.shipApp()
-	_, err := api.Read[api.Posting](w.tenant.Admin.GrantCredit(w.ctx, api.CreditGrant{OrgID: w.tenant.Org.ID, Amount: "9000", Currency: scenario.Currency, Description: "weeks of leases"}))
+	_, err := api.Read[api.Posting](w.tenant.Admin.GrantCredit(w.ctx, api.CreditGrant{
+		OrgID:  w.tenant.Org.ID,
+		Amount: "9000", Currency: scenario.Currency, Description: "weeks of leases",
+	}))
 	require.NoError(t, err)
 	w.allocation, err = w.tenant.Allocate(w.ctx, w.tenant.Admin, w.agent.Ready.NodeID, 2, 1024)
 	require.NoError(t, err)
@@ -160,7 +165,8 @@ func (w *world) hasNoAddressTwice() {
 	require.GreaterOrEqual(w.t, len(whose), 2)
 }
 
-// Whoever asks a program of yesterday for its version is told so: the test above would prove nothing with today's twice.
+// Whoever asks a program of yesterday for its version is told so: the test above would prove nothing with today's
+// twice.
 func TestYesterdaysProgramsAreNotTodays(t *testing.T) {
 	old, today := yesterday(t), binaries(t)
 	for _, b := range []string{"gpuaas-hub", "gpuaas-agent"} {

@@ -99,7 +99,10 @@ func enrols(point string) bool { return strings.Contains(point, "/enrol/") }
 
 // often reports whether every step passes the point many times, so that the hit may be another one each time.
 func often(point string) bool {
-	return slices.Contains([]string{"agent/state/writing", "agent/state/synced", "agent/action/begun", "agent/action/done", "hub/db/committing", "hub/db/committed"}, point)
+	return slices.Contains([]string{
+		"agent/state/writing", "agent/state/synced", "agent/action/begun", "agent/action/done",
+		"hub/db/committing", "hub/db/committed",
+	}, point)
 }
 
 // killing is one run over all points.
@@ -117,10 +120,10 @@ type killing struct {
 	shipped int
 }
 
-// TestEverythingResumesAfterAKillAtAnyPoint kills hub and agent at each of their failpoints while an instance goes through its
-// life, starts them again, and holds everything against the laws: nothing is stuck, lost, doubled or left over. The environment
-// may give the seed (GPUAAS_E2E_SEED), how often each point is reached (GPUAAS_E2E_KILL_REPEATS), and a part of the names of the
-// points to be reached (GPUAAS_E2E_KILL_POINTS).
+// TestEverythingResumesAfterAKillAtAnyPoint kills hub and agent at each of their failpoints while an instance goes
+// through its life, starts them again, and holds everything against the laws: nothing is stuck, lost, doubled or left
+// over. The environment may give the seed (GPUAAS_E2E_SEED), how often each point is reached (GPUAAS_E2E_KILL_REPEATS),
+// and a part of the names of the points to be reached (GPUAAS_E2E_KILL_POINTS).
 func TestEverythingResumesAfterAKillAtAnyPoint(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("GPUAAS_E2E_SEED"); s != "" {
@@ -130,7 +133,8 @@ func TestEverythingResumesAfterAKillAtAnyPoint(t *testing.T) {
 	}
 	t.Logf("GPUAAS_E2E_SEED=%d", seed)
 	k := newKilling(t, seed)
-	// A first instance brings the cached image and the directories of the first start; what it leaves is the state to return to.
+	// A first instance brings the cached image and the directories of the first start; what it leaves is the state to
+	// return to.
 	k.decommission(k.launch("first"))
 
 	k.rounds(func(point string) bool { return alone(point) })
@@ -142,9 +146,13 @@ func TestEverythingResumesAfterAKillAtAnyPoint(t *testing.T) {
 	require.Equal(t, pid, k.pidOf(keeper), "the one that nobody touched is the very same process")
 	k.answers(keeper)
 	k.decommission(keeper)
-	k.requireWhole(course{id: keeper.ID, member: keeper.Members[0].ID, events: []string{"requested", "deploying", "running", "decommission_requested", "decommissioned"}, keeps: true})
+	k.requireWhole(course{id: keeper.ID, member: keeper.Members[0].ID, events: []string{
+		"requested", "deploying",
+		"running", "decommission_requested", "decommissioned",
+	}, keeps: true})
 	for _, m := range k.mortals {
-		t.Logf("%s died %d times at its points; %d starts took %s", m.name, m.deaths, m.starts, m.starting.Round(time.Millisecond))
+		t.Logf("%s died %d times at its points; %d starts took %s", m.name, m.deaths, m.starts,
+			m.starting.Round(time.Millisecond))
 	}
 }
 
@@ -157,7 +165,8 @@ func (k *killing) repeats() int {
 	return n
 }
 
-// newKilling makes a platform of programs that were built with failpoints. The node's enrolment dies at each of its points.
+// newKilling makes a platform of programs that were built with failpoints. The node's enrolment dies at each of its
+// points.
 func newKilling(t *testing.T, seed uint64) *killing {
 	t.Helper()
 	k := &killing{world: newWorld(t), random: rand.New(rand.NewPCG(seed, 0)), armed: map[string]int{}}
@@ -178,7 +187,10 @@ func newKilling(t *testing.T, seed uint64) *killing {
 
 	c := k.agentConfig("node")
 	c.Bin, c.Env = failpointBinaries(t), k.node.env()
-	c.ExtraArgs = []string{"--beat", beat.String(), "--usage-interval", "1s", "--resync", "5s", "--report-interval", "250ms", "--dial-retry-max", "500ms"}
+	c.ExtraArgs = []string{
+		"--beat", beat.String(), "--usage-interval", "1s", "--resync", "5s", "--report-interval",
+		"250ms", "--dial-retry-max", "500ms",
+	}
 	k.agent = &cluster.Agent{Config: c}
 	k.agents = append(k.agents, k.agent)
 	k.enrol()
@@ -189,7 +201,8 @@ func newKilling(t *testing.T, seed uint64) *killing {
 
 	k.shipApp()
 	k.shipVersion("2.0.0", firstGreeting, secondGreeting)
-	k.shipVersion("3.0.0", "path: /healthz", "path: /nowhere", "readiness_timeout_seconds: 30", "readiness_timeout_seconds: 2")
+	k.shipVersion("3.0.0", "path: /healthz", "path: /nowhere", "readiness_timeout_seconds: 30",
+		"readiness_timeout_seconds: 2")
 	k.allocate(k.agent)
 	k.truths = k.listen(c.ContainerdNamespace)
 	return k

@@ -43,10 +43,14 @@ func (k *killing) rounds(which func(point string) bool) {
 	}
 	k.random.Shuffle(len(k.due), func(i, j int) { k.due[i], k.due[j] = k.due[j], k.due[i] })
 	scope := k.scope()
-	scope.ContainerdAddress, scope.KeepImages, scope.IgnoreFiles = k.containerd.Address, true, append(scope.IgnoreFiles, k.dir)
-	// Not the processes: hub and agent come back as others, and what a workload runs shows in its task and its cgroup. Nor the
-	// routes, which go with their links: those of the keeper's bridge come seconds after it.
-	scope.Kinds = []leftover.Kind{leftover.Mount, leftover.NetNS, leftover.Link, leftover.Firewall, leftover.Sysctl, leftover.Cgroup, leftover.Containerd, leftover.File}
+	scope.ContainerdAddress, scope.KeepImages, scope.IgnoreFiles = k.containerd.Address, true, append(scope.IgnoreFiles,
+		k.dir)
+	// Not the processes: hub and agent come back as others, and what a workload runs shows in its task and its cgroup. Nor
+	// the routes, which go with their links: those of the keeper's bridge come seconds after it.
+	scope.Kinds = []leftover.Kind{
+		leftover.Mount, leftover.NetNS, leftover.Link, leftover.Firewall, leftover.Sysctl,
+		leftover.Cgroup, leftover.Containerd, leftover.File,
+	}
 	before, err := leftover.Take(scope)
 	require.NoError(k.t, err)
 	for len(k.due) > 0 {
@@ -73,7 +77,9 @@ func (k *killing) round() course {
 	}
 	k.step(first, api.AppInstanceStatusRunning, &l, func(ctx context.Context, once api.RequestEditorFn) error {
 		i, err := api.Read[api.AppInstance](k.operator.CreateAppInstance(ctx, k.tenant.Project.ID, api.AppInstanceCreate{
-			AppSlug: appSlug, Version: version, DisplayName: "mortal", PlacementIntent: api.PlacementIntent{AllocationIds: []string{k.allocation.ID}},
+			AppSlug: appSlug, Version: version, DisplayName: "mortal", PlacementIntent: api.PlacementIntent{
+				AllocationIds: []string{k.allocation.ID},
+			},
 		}, once))
 		if err == nil {
 			l.id, l.member = i.ID, i.Members[0].ID
@@ -90,7 +96,8 @@ func (k *killing) round() course {
 		k.step(upgrade, api.AppInstanceStatusRunning, &l, k.upgradeTo(&l, "2.0.0"), "upgrade_requested", "upgraded")
 	}
 	if k.wants(failedUpgrade) {
-		k.step(failedUpgrade, api.AppInstanceStatusRunning, &l, k.upgradeTo(&l, "3.0.0"), "upgrade_requested", "failed", "rolled_back")
+		k.step(failedUpgrade, api.AppInstanceStatusRunning, &l, k.upgradeTo(&l, "3.0.0"), "upgrade_requested", "failed",
+			"rolled_back")
 	}
 	if k.wants(stop) || k.wants(start) {
 		k.step(stop, api.AppInstanceStatusStopped, &l, func(ctx context.Context, once api.RequestEditorFn) error {
@@ -102,7 +109,9 @@ func (k *killing) round() course {
 			return err
 		}, "start_requested", "running")
 	}
-	k.step(decommission, api.AppInstanceStatusDecommissioned, &l, func(ctx context.Context, once api.RequestEditorFn) error {
+	k.step(decommission, api.AppInstanceStatusDecommissioned, &l, func(ctx context.Context,
+		once api.RequestEditorFn,
+	) error {
 		_, err := api.Read[api.AppInstance](k.operator.DecommissionAppInstance(ctx, k.tenant.Project.ID, l.id, once))
 		return err
 	}, "decommission_requested", "decommissioned")
@@ -111,7 +120,8 @@ func (k *killing) round() course {
 
 func (k *killing) upgradeTo(l *course, version string) func(context.Context, api.RequestEditorFn) error {
 	return func(ctx context.Context, once api.RequestEditorFn) error {
-		_, err := api.Read[api.AppInstance](k.operator.UpgradeAppInstance(ctx, k.tenant.Project.ID, l.id, api.AppInstanceUpgrade{TargetVersion: version}, once))
+		_, err := api.Read[api.AppInstance](k.operator.UpgradeAppInstance(ctx, k.tenant.Project.ID, l.id,
+			api.AppInstanceUpgrade{TargetVersion: version}, once))
 		return err
 	}
 }
@@ -121,7 +131,10 @@ func (k *killing) shipNew() string {
 	k.t.Helper()
 	k.shipped++
 	r := k.release(fmt.Sprintf("1.1.%d", k.shipped))
-	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: demoBinary(k.t), Mode: 0o755}, {Path: "/mark", Content: []byte(r.Version), Mode: 0o644}},
+	image, err := appkit.ImageFromFiles([]appkit.File{
+		{Path: "/app", Source: demoBinary(k.t), Mode: 0o755},
+		{Path: "/mark", Content: []byte(r.Version), Mode: 0o644},
+	},
 		appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
 	require.NoError(k.t, err)
 	r.Image = image
@@ -151,9 +164,11 @@ func (k *killing) choose(m *mortal, step string) string {
 	return best
 }
 
-// step asks for something while hub and agent are armed, waits until they have died of it and have come back, and until the
-// instance is where it should be.
-func (k *killing) step(name string, want api.AppInstanceStatus, l *course, ask func(ctx context.Context, once api.RequestEditorFn) error, events ...string) {
+// step asks for something while hub and agent are armed, waits until they have died of it and have come back, and until
+// the instance is where it should be.
+func (k *killing) step(name string, want api.AppInstanceStatus, l *course, ask func(ctx context.Context,
+	once api.RequestEditorFn) error, events ...string,
+) {
 	k.t.Helper()
 	began := time.Now()
 	var chosen []string
@@ -188,8 +203,8 @@ func (k *killing) step(name string, want api.AppInstanceStatus, l *course, ask f
 	k.t.Logf("%s took %s", name, time.Since(began).Round(time.Millisecond))
 }
 
-// takeStock waits a little for points that are not reached yet. Those that stay away are tried again in another step: two deaths at
-// once may keep each other from their points.
+// takeStock waits a little for points that are not reached yet. Those that stay away are tried again in another step:
+// two deaths at once may keep each other from their points.
 func (k *killing) takeStock(chosen []string) {
 	k.t.Helper()
 	deadline := time.Now().Add(lingers)
@@ -213,7 +228,8 @@ func (k *killing) hasArrived(ctx context.Context, id string, want api.AppInstanc
 	case err != nil:
 		return err
 	case i.Status != want || want == api.AppInstanceStatusRunning && i.Health != api.AppInstanceHealthHealthy:
-		return fmt.Errorf("it is %s (%s), %s, revision %d of version %s, members %+v", i.Status, i.StatusReason, i.Health, i.Revision, i.Version, i.Members)
+		return fmt.Errorf("it is %s (%s), %s, revision %d of version %s, members %+v", i.Status, i.StatusReason, i.Health,
+			i.Revision, i.Version, i.Members)
 	case want != api.AppInstanceStatusRunning:
 		return nil
 	}
@@ -237,8 +253,8 @@ func insist(ctx context.Context, ask func(ctx context.Context, once api.RequestE
 	}
 }
 
-// requireWhole holds an ended instance against the laws: each event once and in order, each posting in balance, and a bill that is
-// what containerd saw.
+// requireWhole holds an ended instance against the laws: each event once and in order, each posting in balance, and a
+// bill that is what containerd saw.
 func (k *killing) requireWhole(l course) {
 	k.t.Helper()
 	k.until("its events are told", func(ctx context.Context) error {
@@ -262,7 +278,8 @@ func (k *killing) requireWhole(l course) {
 	// Containerd's events are written some milliseconds after what they tell of.
 	slack := big.NewRat(int64(runs), 4)
 	least := new(big.Rat).Sub(seen, new(big.Rat).Add(slack, big.NewRat(int64(runs)*beat.Microseconds(), 1_000_000)))
-	require.LessOrEqual(k.t, billed.Cmp(new(big.Rat).Add(seen, slack)), 0, "billed %s s of %s in %d runs", billed.FloatString(3), ran, runs)
+	require.LessOrEqual(k.t, billed.Cmp(new(big.Rat).Add(seen, slack)), 0, "billed %s s of %s in %d runs",
+		billed.FloatString(3), ran, runs)
 	require.GreaterOrEqual(k.t, billed.Cmp(least), 0, "billed %s s of %s in %d runs", billed.FloatString(3), ran, runs)
 	off := new(big.Rat).Sub(debit(k.t, postings), new(big.Rat).Mul(billed, big.NewRat(1, 1000)))
 	require.LessOrEqual(k.t, off.Abs(off).Cmp(big.NewRat(1, 1_000_000_000)), 0, "paid %s off", off.FloatString(9))
@@ -279,7 +296,8 @@ func requireNoOverlap(t *testing.T, usage []api.UsageRecord) *big.Rat {
 		require.True(t, ok)
 		total.Add(total, q)
 		if n > 0 {
-			require.False(t, u.StartedAt.Before(mine[n-1].EndedAt), "usage from %s overlaps usage to %s", u.StartedAt, mine[n-1].EndedAt)
+			require.False(t, u.StartedAt.Before(mine[n-1].EndedAt), "usage from %s overlaps usage to %s", u.StartedAt,
+				mine[n-1].EndedAt)
 		}
 	}
 	return total

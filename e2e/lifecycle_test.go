@@ -68,7 +68,8 @@ func TestLaw09DecommissionLeavesNothingAndTheBillIsTheTruth(t *testing.T) {
 	// 3.60 an hour is a tenth of a cent a second, rounded to a billionth once.
 	want := new(big.Rat).Mul(seconds, big.NewRat(1, 1000))
 	off := new(big.Rat).Sub(paid, want)
-	require.LessOrEqual(t, off.Abs(off).Cmp(big.NewRat(1, 1_000_000_000)), 0, "paid %s for %s s", paid.FloatString(9), seconds.FloatString(6))
+	require.LessOrEqual(t, off.Abs(off).Cmp(big.NewRat(1, 1_000_000_000)), 0, "paid %s for %s s", paid.FloatString(9),
+		seconds.FloatString(6))
 
 	require.Equal(t, seconds.RatString(), w.signedSeconds(second).RatString(), "what the node signed is what was billed")
 
@@ -85,7 +86,8 @@ func TestLaw09DecommissionLeavesNothingAndTheBillIsTheTruth(t *testing.T) {
 	}, types)
 }
 
-// signedSeconds sums the session time of an instance in the segments that the hub exports, each verified with the node's key.
+// signedSeconds sums the session time of an instance in the segments that the hub exports, each verified with the
+// node's key.
 func (w *world) signedSeconds(i client.AppInstance) *big.Rat {
 	w.t.Helper()
 	raw, err := os.ReadFile(filepath.Join(w.agent.Config.DataDir(), "node.crt"))
@@ -117,15 +119,18 @@ func (w *world) signedSeconds(i client.AppInstance) *big.Rat {
 	return big.NewRat(micros, 1_000_000)
 }
 
-// requireWithinBeat holds billed seconds against the time that containerd saw: never more, and less by one beat at most.
+// requireWithinBeat holds billed seconds against the time that containerd saw: never more, and less by one beat at
+// most.
 func requireWithinBeat(t *testing.T, ran time.Duration, seconds *big.Rat) {
 	t.Helper()
 	truth := big.NewRat(ran.Microseconds(), 1_000_000)
 	// Containerd's start event is written some milliseconds after the process has started.
 	slack := big.NewRat(250, 1000)
 	least := new(big.Rat).Sub(truth, big.NewRat(beat.Microseconds(), 1_000_000))
-	require.GreaterOrEqual(t, seconds.Cmp(new(big.Rat).Sub(least, slack)), 0, "billed %s s of %s", seconds.FloatString(3), ran)
-	require.LessOrEqual(t, seconds.Cmp(new(big.Rat).Add(truth, slack)), 0, "billed %s s of %s", seconds.FloatString(3), ran)
+	require.GreaterOrEqual(t, seconds.Cmp(new(big.Rat).Sub(least, slack)), 0, "billed %s s of %s", seconds.FloatString(3),
+		ran)
+	require.LessOrEqual(t, seconds.Cmp(new(big.Rat).Add(truth, slack)), 0, "billed %s s of %s", seconds.FloatString(3),
+		ran)
 }
 
 func (w *world) decommission(i client.AppInstance) client.AppInstance {

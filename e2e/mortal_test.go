@@ -15,8 +15,8 @@ import (
 	"github.com/gpuaas/gpuaas/e2e/cluster"
 )
 
-// mortal is a program that was built with failpoints: it dies at the one that it is armed with, and is started again at once, as
-// systemd would.
+// mortal is a program that was built with failpoints: it dies at the one that it is armed with, and is started again at
+// once, as systemd would.
 type mortal struct {
 	// name is how its points begin.
 	name string

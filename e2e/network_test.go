@@ -12,8 +12,8 @@ import (
 	"github.com/gpuaas/gpuaas/e2e/cluster"
 )
 
-// network is a bridge in the test's own namespace with a host behind each of its ports. The test itself, and what it starts
-// without a namespace, stands on the bridge as here.
+// network is a bridge in the test's own namespace with a host behind each of its ports. The test itself, and what it
+// starts without a namespace, stands on the bridge as here.
 type network struct {
 	w      *world
 	prefix string

@@ -20,7 +20,8 @@ import (
 func (w *world) adminShell() *shell {
 	w.t.Helper()
 	s := w.shell("admin")
-	s.gpuaas("login", "--name", "e2e", "--url", w.hub.Ready.APIURL, "--ca-file", w.hub.Ready.CAFile, "--token-file", w.hub.Ready.TokenFile)
+	s.gpuaas("login", "--name", "e2e", "--url", w.hub.Ready.APIURL, "--ca-file", w.hub.Ready.CAFile, "--token-file",
+		w.hub.Ready.TokenFile)
 	return s
 }
 
@@ -28,7 +29,8 @@ func (w *world) adminShell() *shell {
 func (w *world) isCutOff(a *cluster.Agent, reason string) {
 	w.t.Helper()
 	w.eventually("the agent knows that it is shut out", func() error {
-		out, err := exec.Command(filepath.Join(a.Config.Bin, "gpuaas-agent"), "status", "-o", "json", "--local-socket", a.Ready.LocalSocket).Output()
+		out, err := exec.Command(filepath.Join(a.Config.Bin, "gpuaas-agent"), "status", "-o", "json", "--local-socket",
+			a.Ready.LocalSocket).Output()
 		if err != nil {
 			return err
 		}
@@ -62,7 +64,8 @@ func (w *world) containersOn(a *cluster.Agent, i client.AppInstance) int {
 	return len(list)
 }
 
-// Law 9: a node that is gone for good is its own outcome. It comes back all the same: it is emptied, and the bill ends at its loss.
+// Law 9: a node that is gone for good is its own outcome. It comes back all the same: it is emptied, and the bill ends
+// at its loss.
 func TestLaw09ALostNodeIsAnOutcomeOfItsOwnAndIsHeardOnceMore(t *testing.T) {
 	w := platform(t)
 	s := w.adminShell()
@@ -72,7 +75,8 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwnAndIsHeardOnceMore(t *testing.T) {
 	pid := w.pidOf(i)
 
 	require.Equal(t, client.NodeStatusDraining, asJSON[client.Node](s, "nodes", "drain", node).Status)
-	s.fails(6, "insufficient_capacity", "instances", "create", appSlug, "--project", "main", "--name", "late", "--allocation", w.allocation.ID)
+	s.fails(6, "insufficient_capacity", "instances", "create", appSlug, "--project", "main", "--name", "late",
+		"--allocation", w.allocation.ID)
 	s.fails(6, "node_in_use", "nodes", "remove", node)
 	s.fails(6, "node_connected", "nodes", "remove", node, "--lost")
 	w.answers(i)
@@ -93,7 +97,8 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwnAndIsHeardOnceMore(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, client.AllocationStatusNodeLost, a.Status)
 	require.Equal(t, client.AppInstanceStatusDecommissioned, w.decommission(i).Status)
-	require.Equal(t, []string{"requested", "deploying", "running", "failed", "decommission_requested", "decommissioned"}, w.eventTypes(i.ID))
+	require.Equal(t, []string{"requested", "deploying", "running", "failed", "decommission_requested", "decommissioned"},
+		w.eventTypes(i.ID))
 	require.Equal(t, pid, w.pidOf(i), "nobody was there to end it")
 
 	w.restartAgent(w.agent)
@@ -110,7 +115,8 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwnAndIsHeardOnceMore(t *testing.T) {
 	requireWithinBeat(t, lost.RemovedAt.Sub(containers.firstStart()), seconds)
 	paid := new(big.Rat).Sub(debit(t, postings), new(big.Rat).Mul(seconds, big.NewRat(1, 1000)))
 	require.LessOrEqual(t, paid.Abs(paid).Cmp(big.NewRat(1, 1_000_000_000)), 0, "paid %s off", paid.FloatString(9))
-	require.Equal(t, client.NodeStatusLost, asJSON[client.Node](s, "nodes", "get", node).Status, "it stays what it was declared")
+	require.Equal(t, client.NodeStatusLost, asJSON[client.Node](s, "nodes", "get", node).Status,
+		"it stays what it was declared")
 }
 
 // A node leaves in order, and one is shut out; what the second runs goes on as long as its lease does.
@@ -135,5 +141,6 @@ func TestARemovedAndABannedNodeAreShutOut(t *testing.T) {
 	s.gpuaas("nodes", "remove", node, "--lost")
 	require.Equal(t, client.StatusReasonNodeLost, w.instance(i.ID).StatusReason)
 	require.Len(t, asJSON[items[client.Node]](s, "nodes", "list", "--status", "removed").Items, 1)
-	require.Len(t, asJSON[items[client.Node]](s, "nodes", "list", "--status", "banned").Items, 1, "banned stays the stronger word")
+	require.Len(t, asJSON[items[client.Node]](s, "nodes", "list", "--status", "banned").Items, 1,
+		"banned stays the stronger word")
 }

@@ -16,15 +16,18 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Law 15: the owner closes the machine. What runs there stops although it is leased and paid, and although no hub is there to
-// agree, and is not billed; hub and tenant learn it from the owner's signed word. Nothing starts there until the owner opens it
-// again; then what was stopped goes on.
+// Law 15: the owner closes the machine. What runs there stops although it is leased and paid, and although no hub is
+// there to agree, and is not billed; hub and tenant learn it from the owner's signed word. Nothing starts there until
+// the owner opens it again; then what was stopped goes on.
 func TestLaw15TheOwnersRefusalWins(t *testing.T) {
 	w := newWorld(t)
 	w.startContainerd()
 	w.startHub(w.hubConfig())
 	w.newTenant("acme")
-	_, err := client.Read[client.Posting](w.tenant.Admin.GrantCredit(w.ctx, client.CreditGrant{OrgID: w.tenant.Org.ID, Amount: "9000", Currency: scenario.Currency, Description: "leases of what is refused"}))
+	_, err := client.Read[client.Posting](w.tenant.Admin.GrantCredit(w.ctx, client.CreditGrant{
+		OrgID:  w.tenant.Org.ID,
+		Amount: "9000", Currency: scenario.Currency, Description: "leases of what is refused",
+	}))
 	require.NoError(t, err)
 	node := w.agentConfig("node")
 	file := filepath.Join(w.dir, "policy.yaml")
@@ -78,12 +81,16 @@ func TestLaw15TheOwnersRefusalWins(t *testing.T) {
 func (w *world) requireSignedByOwner(i client.AppInstance) {
 	w.t.Helper()
 	var key []byte
-	require.NoError(w.t, w.database().QueryRow(w.ctx, `SELECT public_key FROM nodes WHERE id = $1`, w.agent.Ready.NodeID).Scan(&key))
+	require.NoError(w.t, w.database().QueryRow(w.ctx, `SELECT public_key FROM nodes WHERE id = $1`, w.agent.Ready.NodeID).
+		Scan(&key))
 	m := i.Members[0]
 	require.Contains(w.t, m.Detail, "accepts no workloads")
 	env := &protocol.Envelope{}
 	require.NoError(w.t, proto.Unmarshal(m.OwnerRefusal, env))
-	status := &protocol.WorkloadStatus{MemberId: m.ID, InstanceId: i.ID, Revision: uint64(i.Revision), Status: "failed", OwnerRefusal: env}
+	status := &protocol.WorkloadStatus{
+		MemberId: m.ID, InstanceId: i.ID, Revision: uint64(i.Revision), Status: "failed",
+		OwnerRefusal: env,
+	}
 	v, err := protocol.VerifyOwnerRefusal(status, w.agent.Ready.NodeID, ed25519.PublicKey(key))
 	require.NoError(w.t, err)
 	require.Equal(w.t, m.Detail, v.Message().GetRule())
@@ -92,9 +99,12 @@ func (w *world) requireSignedByOwner(i client.AppInstance) {
 // launchWaits creates an instance that does not run for a reason that passes, and decommissions it.
 func (w *world) launchWaits(name string, reason client.StatusReason) {
 	w.t.Helper()
-	i, err := client.Read[client.AppInstance](w.operator.CreateAppInstance(w.ctx, w.tenant.Project.ID, client.AppInstanceCreate{
-		AppSlug: appSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{AllocationIds: []string{w.allocation.ID}},
-	}))
+	i, err := client.Read[client.AppInstance](w.operator.CreateAppInstance(w.ctx, w.tenant.Project.ID,
+		client.AppInstanceCreate{
+			AppSlug: appSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{
+				AllocationIds: []string{w.allocation.ID},
+			},
+		}))
 	require.NoError(w.t, err)
 	w.eventually("the tenant is told why it waits", func() (err error) {
 		i, err = client.Read[client.AppInstance](w.operator.GetAppInstance(w.ctx, w.tenant.Project.ID, i.ID))

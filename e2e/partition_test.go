@@ -17,10 +17,11 @@ import (
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
 
-// certificateLife is so short that the certificate of a node that is cut off expires within the test, as it does after a day
-// with the lifetime that is usual. Cuts of hours are shown in test time: of the connection on real QUIC in protocol/link
-// (TestCutOfHoursEndsTheConnectionOnBothSidesAndTheNextDialAfterItWorks), of leases, usage and documents in e2e/sim. So is that
-// 10,000 nodes come back without a stampede: TestNodesOfAHubThatWasAwayForLongDialAtAnEvenRate in agent/internal/uplink.
+// certificateLife is so short that the certificate of a node that is cut off expires within the test, as it does after
+// a day with the lifetime that is usual. Cuts of hours are shown in test time: of the connection on real QUIC in
+// protocol/link (TestCutOfHoursEndsTheConnectionOnBothSidesAndTheNextDialAfterItWorks), of leases, usage and documents
+// in e2e/sim. So is that 10,000 nodes come back without a stampede: TestNodesOfAHubThatWasAwayForLongDialAtAnEvenRate
+// in agent/internal/uplink.
 const certificateLife = "20s"
 
 // divided is a hub, nodes, and between them a bad network: each in a network namespace of its own. A node's only way to
@@ -56,7 +57,8 @@ func newDivided(t *testing.T, nodes int) *divided {
 	c.ExtraArgs = []string{"--certificate-lifetime", certificateLife, "--lease-duration", "15m", "--resync", "5s"}
 	var err error
 	d.proxy, err = impair.Start(impair.Config{
-		NetNS: net.path("mid"), ListenUDP: c.AdvertiseSession, HubUDP: c.SessionListen, ListenTCP: c.AdvertiseAPI, HubTCP: c.Listen, Seed: seed,
+		NetNS: net.path("mid"), ListenUDP: c.AdvertiseSession, HubUDP: c.SessionListen, ListenTCP: c.AdvertiseAPI,
+		HubTCP: c.Listen, Seed: seed,
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, d.proxy.Close()) })
@@ -73,8 +75,8 @@ func newDivided(t *testing.T, nodes int) *divided {
 	return d
 }
 
-// unheard asks for an instance while one direction is cut, and for as long as something else takes the hub cannot know that it runs.
-// What ran before goes on, and afterwards it lives as any other.
+// unheard asks for an instance while one direction is cut, and for as long as something else takes the hub cannot know
+// that it runs. What ran before goes on, and afterwards it lives as any other.
 func (n *farNode) unheard(name string, up, down impair.Conditions, meanwhile func()) {
 	n.w.t.Helper()
 	began := time.Now()
@@ -115,7 +117,8 @@ func (n *farNode) certificateExpired() (bool, error) {
 	return err == nil && time.Now().After(node.CertificateExpiresAt), err
 }
 
-// Laws 3, 4, 5, 13: whatever the network does, workloads run on, states arrive, and usage is delivered once and in order.
+// Laws 3, 4, 5, 13: whatever the network does, workloads run on, states arrive, and usage is delivered once and in
+// order.
 func TestWhateverTheNetworkDoesWorkGoesOnAndUsageArrivesOnceInOrder(t *testing.T) {
 	d := newDivided(t, 3)
 	shaky, moved, gone := d.nodes[0], d.nodes[1], d.nodes[2]
@@ -181,8 +184,8 @@ func TestWhateverTheNetworkDoesWorkGoesOnAndUsageArrivesOnceInOrder(t *testing.T
 	}
 }
 
-// requireSpaced holds that a node that gets no answer goes on dialling, ever more seldom: after each silence a pause that is at
-// least twice the least of the one before.
+// requireSpaced holds that a node that gets no answer goes on dialling, ever more seldom: after each silence a pause
+// that is at least twice the least of the one before.
 func requireSpaced(t *testing.T, dials []time.Time) {
 	t.Helper()
 	require.GreaterOrEqual(t, len(dials), 3, "the node tries again and again")
@@ -222,8 +225,9 @@ func (n *farNode) settle() {
 	n.requireOneChain()
 }
 
-// requireOneChain holds that the hub has every record of the node once, in order and in one chain: a chain that is begun anew
-// has another incarnation, numbers with a hole make a second range, and the hub refuses what does not continue the chain.
+// requireOneChain holds that the hub has every record of the node once, in order and in one chain: a chain that is
+// begun anew has another incarnation, numbers with a hole make a second range, and the hub refuses what does not
+// continue the chain.
 func (n *farNode) requireOneChain() {
 	t, d := n.w.t, n.w
 	t.Helper()

@@ -11,7 +11,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// quickstart is the shell of somebody who follows the platform's quickstart: curl, jq and exported variables, nothing else.
+// quickstart is the shell of somebody who follows the platform's quickstart: curl, jq and exported variables, nothing
+// else.
 type quickstart struct {
 	*shell
 }
@@ -43,8 +44,8 @@ func (q *quickstart) sh(status, script string, v any) {
 
 func (q *quickstart) export(name, value string) { q.env = append(q.env, name+"="+value) }
 
-// The quickstart's requests in their order, as far as their paths exist: account, token, catalogue, entitlement, artifact,
-// instance, lifecycle, billing.
+// The quickstart's requests in their order, as far as their paths exist: account, token, catalogue, entitlement,
+// artifact, instance, lifecycle, billing.
 func TestQuickstartWorksWithCurl(t *testing.T) {
 	w := platform(t)
 	q := &quickstart{w.shell("quickstart")}
@@ -98,7 +99,8 @@ func (q *quickstart) account() {
 	require.Contains(t, problem.Errors[0].Hint, "jq -n --arg")
 	var token client.Token
 	q.sh("200", `call POST /auth/service-account/token "" -H "Content-Type: application/json" -d "$(jq -n \
-  --arg service_account_id "$SERVICE_ACCOUNT_ID" --arg key_id "$SERVICE_ACCOUNT_KEY_ID" --arg private_key_pem "$SERVICE_ACCOUNT_PRIVATE_KEY_PEM" \
+  --arg service_account_id "$SERVICE_ACCOUNT_ID" --arg key_id "$SERVICE_ACCOUNT_KEY_ID" --arg private_key_pem `+
+		`"$SERVICE_ACCOUNT_PRIVATE_KEY_PEM" \
   '{service_account_id: $service_account_id, key_id: $key_id, private_key_pem: $private_key_pem}')"`, &token)
 	require.Equal(t, "Bearer", string(token.TokenType))
 	q.export("SA_TOKEN", token.AccessToken)
@@ -108,7 +110,8 @@ func (q *quickstart) account() {
 func (q *quickstart) entitle() {
 	q.w.t.Helper()
 	put := func(token string) string {
-		return `call PUT "/projects/$PROJECT_ID/apps/entitlements/$APP_SLUG" "` + token + `" -H "Content-Type: application/json" -d '{
+		return `call PUT "/projects/$PROJECT_ID/apps/entitlements/$APP_SLUG" "` + token +
+			`" -H "Content-Type: application/json" -d '{
 "enabled": true,
 "policy_overrides": {
 "allowed_operating_modes": ["tenant_dedicated"],
@@ -156,8 +159,11 @@ func (q *quickstart) publish() {
 	// An image that nobody pushed.
 	q.export("NO_DIGEST", "sha256:"+strings.Repeat("0", 64))
 	var problem client.Problem
-	q.sh("422", `post "/projects/$PROJECT_ID/app-artifacts" "$SA_TOKEN" -d "$(jq -n --arg a "$APP_SLUG" --arg v "$APP_VERSION" --arg r "$REPOSITORY" --arg d "$NO_DIGEST" \
-  '{app_slug: $a, app_version: $v, artifact_name: "sidecar", repository: $r, digest: $d, media_type: "application/vnd.oci.image.manifest.v1+json"}')"`, &problem)
+	q.sh("422",
+		`post "/projects/$PROJECT_ID/app-artifacts" "$SA_TOKEN" -d "$(jq -n --arg a "$APP_SLUG" --arg v "$APP_VERSION" `+
+			`--arg r "$REPOSITORY" --arg d "$NO_DIGEST" \
+  '{app_slug: $a, app_version: $v, artifact_name: "sidecar", repository: $r, digest: $d, media_type: `+
+			`"application/vnd.oci.image.manifest.v1+json"}')"`, &problem)
 	require.NotEmpty(t, problem.CorrelationID)
 }
 
@@ -184,7 +190,8 @@ func (q *quickstart) operate() {
 	q.until(client.AppInstanceStatusRunning)
 	q.w.eventually("usage is on the bill", func() error {
 		var usage client.UsageRecordList
-		q.sh("200", `call GET "/billing/usage?app_instance_id=$APP_INSTANCE_ID&usage_source=app_runtime" "$HUMAN_TOKEN"`, &usage)
+		q.sh("200", `call GET "/billing/usage?app_instance_id=$APP_INSTANCE_ID&usage_source=app_runtime" "$HUMAN_TOKEN"`,
+			&usage)
 		for _, u := range usage.Items {
 			require.Equal(t, i.ID, u.AppInstanceID)
 			require.Equal(t, client.OperatingModeTenantDedicated, u.OperatingMode)
@@ -195,7 +202,9 @@ func (q *quickstart) operate() {
 		return orMissing(nil, len(usage.Items) > 0)
 	})
 	// No body and no content type, as the quickstart has it.
-	q.sh("202", `call POST "/projects/$PROJECT_ID/app-instances/$APP_INSTANCE_ID/decommission" "$SA_TOKEN" -H "X-Idempotency-Key: $(new_id)"`, nil)
+	q.sh("202",
+		`call POST "/projects/$PROJECT_ID/app-instances/$APP_INSTANCE_ID/decommission" "$SA_TOKEN" -H `+
+			`"X-Idempotency-Key: $(new_id)"`, nil)
 	q.until(client.AppInstanceStatusDecommissioned)
 }
 

@@ -39,7 +39,8 @@ func (w *world) attacker() *attacker {
 	a := &attacker{w: w, key: w.stateKey(), envelope: &protocol.Envelope{}, state: &protocol.DesiredState{}}
 	var stored []byte
 	require.NoError(w.t, w.database().QueryRow(w.ctx,
-		`SELECT envelope FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC LIMIT 1`, w.agent.Ready.NodeID).Scan(&stored))
+		`SELECT envelope FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC LIMIT 1`,
+		w.agent.Ready.NodeID).Scan(&stored))
 	require.NoError(w.t, proto.Unmarshal(stored, a.envelope))
 	require.NoError(w.t, proto.Unmarshal(a.envelope.GetPayload(), a.state))
 	return a
@@ -66,7 +67,10 @@ func (w *world) stateKey() ed25519.PrivateKey {
 func (w *world) database() *pgx.Conn {
 	w.t.Helper()
 	socket := filepath.Join(w.hub.Config.DataDir(), "postgres", "run")
-	u := url.URL{Scheme: "postgres", User: url.User("gpuaas"), Path: "/gpuaas", RawQuery: url.Values{"host": {socket}}.Encode()}
+	u := url.URL{
+		Scheme: "postgres", User: url.User("gpuaas"), Path: "/gpuaas",
+		RawQuery: url.Values{"host": {socket}}.Encode(),
+	}
 	conn, err := pgx.Connect(w.ctx, u.String())
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { _ = conn.Close(w.ctx) })
@@ -80,7 +84,8 @@ func (a *attacker) apply(env *protocol.Envelope) string {
 	require.NoError(a.w.t, err)
 	file := filepath.Join(a.w.dir, "forged.json")
 	require.NoError(a.w.t, os.WriteFile(file, doc, 0o600))
-	out, err := exec.Command(filepath.Join(binaries(a.w.t), "gpuaas-agent"), "apply", file, "--local-socket", a.w.agent.Ready.LocalSocket).CombinedOutput()
+	out, err := exec.Command(filepath.Join(binaries(a.w.t), "gpuaas-agent"), "apply", file, "--local-socket",
+		a.w.agent.Ready.LocalSocket).CombinedOutput()
 	require.Error(a.w.t, err, "the node took it: %s", out)
 	return string(out)
 }
@@ -100,7 +105,8 @@ func (a *attacker) sign(key ed25519.PrivateKey, change func(*protocol.DesiredSta
 	return env
 }
 
-// Laws 1 and 2, seen from outside: what a node refuses, it refuses with a reason that the hub shows, and what runs goes on.
+// Laws 1 and 2, seen from outside: what a node refuses, it refuses with a reason that the hub shows, and what runs goes
+// on.
 func TestLaw01AndLaw02ANodeRefusesForgedAndOldStates(t *testing.T) {
 	w := platform(t)
 	i := w.launch("app")
@@ -121,12 +127,21 @@ func TestLaw01AndLaw02ANodeRefusesForgedAndOldStates(t *testing.T) {
 		w.answers(i)
 	}
 	refused("forged", protocol.RefusalSignature, a.sign(stranger, nil))
-	refused("for another node", protocol.RefusalWrongNode, a.sign(a.key, func(s *protocol.DesiredState) { s.NodeId = w.tenant.Org.ID }))
-	refused("for another key of this node", protocol.RefusalWrongNode, a.sign(a.key, func(s *protocol.DesiredState) { s.NodeKeySha256 = make([]byte, 32) }))
-	refused("older", protocol.RefusalOlder, a.sign(a.key, func(s *protocol.DesiredState) { s.Generation = a.state.GetGeneration() - 1 }))
-	refused("same generation, other content", protocol.RefusalConflict, a.sign(a.key, func(s *protocol.DesiredState) { s.Generation = a.state.GetGeneration() }))
+	refused("for another node", protocol.RefusalWrongNode, a.sign(a.key, func(s *protocol.DesiredState) {
+		s.NodeId = w.tenant.Org.ID
+	}))
+	refused("for another key of this node", protocol.RefusalWrongNode, a.sign(a.key, func(s *protocol.DesiredState) {
+		s.NodeKeySha256 = make([]byte, 32)
+	}))
+	refused("older", protocol.RefusalOlder, a.sign(a.key, func(s *protocol.DesiredState) {
+		s.Generation = a.state.GetGeneration() - 1
+	}))
+	refused("same generation, other content", protocol.RefusalConflict, a.sign(a.key, func(s *protocol.DesiredState) {
+		s.Generation = a.state.GetGeneration()
+	}))
 	refused("unknown epoch", protocol.RefusalEpoch, a.sign(a.key, func(s *protocol.DesiredState) { s.Epoch++ }))
-	oversized, err := protocol.Sign(protocol.PayloadState, make([]byte, protocol.MaxEnvelopeBytes+1), protocol.NewEd25519Signer(a.key))
+	oversized, err := protocol.Sign(protocol.PayloadState, make([]byte, protocol.MaxEnvelopeBytes+1),
+		protocol.NewEd25519Signer(a.key))
 	require.NoError(t, err)
 	refused("oversized", protocol.RefusalTooLarge, oversized)
 
@@ -135,11 +150,13 @@ func TestLaw01AndLaw02ANodeRefusesForgedAndOldStates(t *testing.T) {
 	pub, ok := a.key.Public().(ed25519.PublicKey)
 	require.True(t, ok)
 	c := w.hub.Config
-	out, err := exec.Command(filepath.Join(c.Bin, "gpuaas-hub"), "trust", "revoke", "--data-dir", c.DataDir(), "--key-dir", c.KeyDir(),
+	out, err := exec.Command(filepath.Join(c.Bin, "gpuaas-hub"), "trust", "revoke", "--data-dir", c.DataDir(), "--key-dir",
+		c.KeyDir(),
 		"--passphrase-file", c.PassphraseFile(), "--key-id", protocol.KeyID(pub)).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	w.eventually("the node has the new bundle", func() error {
-		out, err := exec.Command(filepath.Join(c.Bin, "gpuaas-agent"), "status", "-o", "json", "--local-socket", w.agent.Ready.LocalSocket).Output()
+		out, err := exec.Command(filepath.Join(c.Bin, "gpuaas-agent"), "status", "-o", "json", "--local-socket",
+			w.agent.Ready.LocalSocket).Output()
 		if err != nil {
 			return err
 		}
@@ -162,7 +179,9 @@ func TestLaw01AManifestThatThePublisherDidNotSignNeverRuns(t *testing.T) {
 	require.NoError(t, err)
 	db := w.database()
 	var stored []byte
-	require.NoError(t, db.QueryRow(w.ctx, `SELECT manifest_envelope FROM app_versions WHERE app_slug = $1 AND version = '1.0.0'`, appSlug).Scan(&stored))
+	require.NoError(t,
+		db.QueryRow(w.ctx, `SELECT manifest_envelope FROM app_versions WHERE app_slug = $1 AND version = '1.0.0'`,
+			appSlug).Scan(&stored))
 	env := &protocol.Envelope{}
 	require.NoError(t, proto.Unmarshal(stored, env))
 	// The very manifest, but with another command, signed by somebody else.
@@ -195,7 +214,8 @@ func TestLaw01AnImageThatIsNotItsDigestNeverRuns(t *testing.T) {
 	require.NoError(t, err)
 	digest, err := layers[0].Digest()
 	require.NoError(t, err)
-	blob := filepath.Join(w.hub.Config.DataDir(), "registry", "docker", "registry", "v2", "blobs", "sha256", digest.Hex[:2], digest.Hex, "data")
+	blob := filepath.Join(w.hub.Config.DataDir(), "registry", "docker", "registry", "v2", "blobs", "sha256",
+		digest.Hex[:2], digest.Hex, "data")
 	data, err := os.ReadFile(blob)
 	require.NoError(t, err)
 	data[len(data)/2] ^= 0xff
@@ -211,7 +231,9 @@ func TestLaw01AnImageThatIsNotItsDigestNeverRuns(t *testing.T) {
 func (w *world) launchRefused(name, version string, reasons ...client.StatusReason) {
 	w.t.Helper()
 	_, _, err := w.tenant.Launch(w.ctx, w.operator, client.AppInstanceCreate{
-		AppSlug: appSlug, Version: version, DisplayName: name, PlacementIntent: client.PlacementIntent{AllocationIds: []string{w.allocation.ID}},
+		AppSlug: appSlug, Version: version, DisplayName: name, PlacementIntent: client.PlacementIntent{
+			AllocationIds: []string{w.allocation.ID},
+		},
 	}, nil)
 	var failed *client.InstanceError
 	require.ErrorAs(w.t, err, &failed)

@@ -13,8 +13,8 @@ import (
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// Law 16: the hub's disk is lost, and the hub comes back from a backup that knows nothing of what was asked for since. Nothing that
-// runs is stopped, what was asked for since stays as it is, and every second is billed once.
+// Law 16: the hub's disk is lost, and the hub comes back from a backup that knows nothing of what was asked for since.
+// Nothing that runs is stopped, what was asked for since stays as it is, and every second is billed once.
 func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 	w := platform(t)
 	away := w.startAgent(w.agentConfig("away"))
@@ -22,7 +22,10 @@ func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 	require.NoError(t, err)
 	w.shipVersion("2.0.0", firstGreeting, secondGreeting)
 	// Each lease of a week holds some 600.
-	_, err = api.Read[api.Posting](w.tenant.Admin.GrantCredit(w.ctx, api.CreditGrant{OrgID: w.tenant.Org.ID, Amount: "9000", Currency: scenario.Currency, Description: "more"}))
+	_, err = api.Read[api.Posting](w.tenant.Admin.GrantCredit(w.ctx, api.CreditGrant{
+		OrgID:  w.tenant.Org.ID,
+		Amount: "9000", Currency: scenario.Currency, Description: "more",
+	}))
 	require.NoError(t, err)
 	containers := w.listen(w.agent.Config.ContainerdNamespace)
 	kept, changed := w.launch("kept"), w.launch("changed")
@@ -68,7 +71,8 @@ func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 	for _, i := range running {
 		w.eventually(i.DisplayName+" is seen running", func() error {
 			got, err := api.Read[api.AppInstance](w.operator.GetAppInstance(w.ctx, w.tenant.Project.ID, i.ID))
-			return orMissing(err, got.Status == api.AppInstanceStatusRunning && got.Health == api.AppInstanceHealthHealthy && got.Version == i.Version)
+			return orMissing(err, got.Status == api.AppInstanceStatusRunning && got.Health == api.AppInstanceHealthHealthy &&
+				got.Version == i.Version)
 		})
 	}
 	w.eventually("what was decommissioned is so again", func() error {
@@ -76,7 +80,8 @@ func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 		return orMissing(err, got.Status == api.AppInstanceStatusDecommissioned)
 	})
 	w.foundOnly(map[string]api.RecoveryFindingKind{
-		kept.ID: "", changed.ID: api.RecoveryFindingKindRevisionUnknown, made.ID: api.RecoveryFindingKindInstanceUnknown, ended.ID: api.RecoveryFindingKindInstanceDecommissioned,
+		kept.ID: "", changed.ID: api.RecoveryFindingKindRevisionUnknown, made.ID: api.RecoveryFindingKindInstanceUnknown,
+		ended.ID: api.RecoveryFindingKindInstanceDecommissioned,
 	})
 	still, err := api.Read[api.Allocation](w.operator.GetAllocation(w.ctx, w.tenant.Project.ID, reserved.ID))
 	require.NoError(t, err)
@@ -111,7 +116,8 @@ func (w *world) billedOnce(containers *truth, ended api.AppInstance, running []a
 		seconds := sessionSeconds(w.t, usage)
 		all.Add(all, seconds)
 		off := new(big.Rat).Sub(debit(w.t, postings), new(big.Rat).Mul(seconds, big.NewRat(1, 1000)))
-		require.LessOrEqual(w.t, off.Abs(off).Cmp(big.NewRat(5, 1_000_000_000)), 0, "%s: %s for %s s", i.DisplayName, debit(w.t, postings).FloatString(9), seconds.FloatString(6))
+		require.LessOrEqual(w.t, off.Abs(off).Cmp(big.NewRat(5, 1_000_000_000)), 0, "%s: %s for %s s", i.DisplayName,
+			debit(w.t, postings).FloatString(9), seconds.FloatString(6))
 	}
 	ran := containers.running(w.t)
 	truth := big.NewRat(ran.Microseconds(), 1_000_000)
@@ -119,7 +125,8 @@ func (w *world) billedOnce(containers *truth, ended api.AppInstance, running []a
 	runs := int64(len(running) + 2)
 	least := new(big.Rat).Sub(truth, big.NewRat(runs*(beat.Microseconds()+250_000), 1_000_000))
 	require.GreaterOrEqual(w.t, all.Cmp(least), 0, "billed %s s of %s", all.FloatString(3), ran)
-	require.LessOrEqual(w.t, all.Cmp(new(big.Rat).Add(truth, big.NewRat(runs, 4))), 0, "billed %s s of %s", all.FloatString(3), ran)
+	require.LessOrEqual(w.t, all.Cmp(new(big.Rat).Add(truth, big.NewRat(runs, 4))), 0, "billed %s s of %s",
+		all.FloatString(3), ran)
 }
 
 func sessionSeconds(t *testing.T, records []api.UsageRecord) *big.Rat {
@@ -159,7 +166,8 @@ func (w *world) foundOnly(want map[string]api.RecoveryFindingKind) {
 	require.Equal(w.t, want, got)
 }
 
-// The admin's token is lost. Whoever is root on the hub's machine makes a new one, whether the hub runs or not; the old one ends.
+// The admin's token is lost. Whoever is root on the hub's machine makes a new one, whether the hub runs or not; the old
+// one ends.
 func TestALostAdminTokenIsRecoveredOnTheHubsMachine(t *testing.T) {
 	w := newWorld(t)
 	w.startHub(w.hubConfig())

@@ -25,8 +25,8 @@ func keyFiles() []string {
 	}
 }
 
-// Law 11: after a whole life of an app, no secret stands in a log, an event, an audit row, a container's spec, a database, or
-// any file but the listed ones.
+// Law 11: after a whole life of an app, no secret stands in a log, an event, an audit row, a container's spec, a
+// database, or any file but the listed ones.
 func TestLaw11NoSecretIsWrittenDown(t *testing.T) {
 	w := platform(t)
 	secrets := w.secrets()
@@ -46,7 +46,8 @@ func TestLaw11NoSecretIsWrittenDown(t *testing.T) {
 			require.NotContains(t, spec, secret, "%s in a container's spec", name)
 		}
 	}
-	rows, err := w.database().Query(w.ctx, `SELECT row_to_json(a)::text FROM audit_rows a UNION ALL SELECT row_to_json(e)::text FROM events e`)
+	rows, err := w.database().Query(w.ctx,
+		`SELECT row_to_json(a)::text FROM audit_rows a UNION ALL SELECT row_to_json(e)::text FROM events e`)
 	require.NoError(t, err)
 	defer rows.Close()
 	read := 0
@@ -126,9 +127,10 @@ func (w *world) secrets() map[string]string {
 		"the publisher's key":        body(filepath.Join(tenant, "publisher.key")),
 		"the publishing robot's key": body(filepath.Join(tenant, "publisher.pem")),
 	}
-	intent, err := api.Read[api.PublishIntent](w.publisher.Hub.CreatePublishIntent(w.ctx, w.tenant.Project.ID, api.PublishIntentCreate{
-		AppSlug: appSlug, AppVersion: "9.9.9", ArtifactName: "runtime", Channel: api.ChannelDev,
-	}))
+	intent, err := api.Read[api.PublishIntent](w.publisher.Hub.CreatePublishIntent(w.ctx, w.tenant.Project.ID,
+		api.PublishIntentCreate{
+			AppSlug: appSlug, AppVersion: "9.9.9", ArtifactName: "runtime", Channel: api.ChannelDev,
+		}))
 	require.NoError(w.t, err)
 	s["a push credential"] = intent.Credentials.Password
 	token, err := w.tenant.AccessToken(w.ctx, w.operator)

@@ -32,7 +32,8 @@ type nodeSays struct {
 }
 
 func (w *world) says(a *cluster.Agent) (s nodeSays, err error) {
-	out, err := exec.Command(filepath.Join(binaries(w.t), "gpuaas-agent"), "status", "-o", "json", "--local-socket", a.Ready.LocalSocket).Output()
+	out, err := exec.Command(filepath.Join(binaries(w.t), "gpuaas-agent"), "status", "-o", "json", "--local-socket",
+		a.Ready.LocalSocket).Output()
 	if err != nil {
 		return s, err
 	}
@@ -70,8 +71,9 @@ func (w *world) finalBill(i client.AppInstance) *big.Rat {
 	return total
 }
 
-// Laws 2 and 5: yesterday's disk is put back, and goes on without the hub until it has sealed more than the hub has posted. By
-// numbers alone it could be the old one; it is noticed, takes a new incarnation, and the bill is the truth. Nothing is stopped.
+// Laws 2 and 5: yesterday's disk is put back, and goes on without the hub until it has sealed more than the hub has
+// posted. By numbers alone it could be the old one; it is noticed, takes a new incarnation, and the bill is the truth.
+// Nothing is stopped.
 func TestLaw05ADiskFromYesterdayTakesANewIncarnationAndIsBilledOnce(t *testing.T) {
 	w := platform(t)
 	data := w.agent.Config.DataDir()
@@ -104,7 +106,8 @@ func TestLaw05ADiskFromYesterdayTakesANewIncarnationAndIsBilledOnce(t *testing.T
 	w.restartHub()
 	w.eventually("the store takes a new incarnation, and its usage is posted", func() error {
 		s, err := w.says(w.agent)
-		return orMissing(err, s.Incarnation != today.Incarnation && s.Usage.LastSegment > 0 && s.Usage.Marks.Posted == s.Usage.LastSegment)
+		return orMissing(err, s.Incarnation != today.Incarnation && s.Usage.LastSegment > 0 &&
+			s.Usage.Marks.Posted == s.Usage.LastSegment)
 	})
 	w.answers(i)
 	require.Equal(t, pid, w.pidOf(i), "nothing was stopped")
@@ -116,8 +119,8 @@ func TestLaw05ADiskFromYesterdayTakesANewIncarnationAndIsBilledOnce(t *testing.T
 	requireWithinBeat(t, containers.running(t), bill)
 }
 
-// Law 5: a node's disk is copied and a second machine started from it. The hub notices and gives neither anything new; both are
-// told why, what runs goes on, and once the copy is shut down and the node released there is one bill.
+// Law 5: a node's disk is copied and a second machine started from it. The hub notices and gives neither anything new;
+// both are told why, what runs goes on, and once the copy is shut down and the node released there is one bill.
 func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	w := newWorld(t)
 	net := w.newNetwork("hub", "far")

@@ -16,7 +16,8 @@ import (
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// askEvery is the pause between two calls of an app that is asked all the time: short against everything that happens to it.
+// askEvery is the pause between two calls of an app that is asked all the time: short against everything that happens
+// to it.
 const askEvery = 50 * time.Millisecond
 
 // steadyNode is a node with an app that is to go on whatever happens around it.
@@ -53,9 +54,12 @@ func (n *steadyNode) ask() {
 // request asks for an instance on the node and waits for nothing.
 func (n *steadyNode) request(name string) (id string) {
 	n.w.t.Helper()
-	i, err := api.Read[api.AppInstance](n.w.operator.CreateAppInstance(n.w.ctx, n.w.tenant.Project.ID, api.AppInstanceCreate{
-		AppSlug: appSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: api.PlacementIntent{AllocationIds: []string{n.allocation.ID}},
-	}))
+	i, err := api.Read[api.AppInstance](n.w.operator.CreateAppInstance(n.w.ctx, n.w.tenant.Project.ID,
+		api.AppInstanceCreate{
+			AppSlug: appSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: api.PlacementIntent{
+				AllocationIds: []string{n.allocation.ID},
+			},
+		}))
 	require.NoError(n.w.t, err)
 	return i.ID
 }
@@ -73,7 +77,9 @@ func (n *steadyNode) running(id string) api.AppInstance {
 // get calls the instance's private endpoint from its node.
 func (n *steadyNode) get(ctx context.Context, i api.AppInstance) error {
 	dialer := &net.Dialer{}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context,
+		network, addr string,
+	) (conn net.Conn, err error) {
 		err = impair.Within(n.agent.Config.NetNS, func() (err error) {
 			conn, err = dialer.DialContext(ctx, network, addr)
 			return err

@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// resolution is how far containerd, the kernel and the agent may lie apart, on a busy machine, about when one thing was.
+	// resolution is how far containerd, the kernel and the agent may lie apart, on a busy machine, about when one thing
+	// was.
 	resolution = 250 * time.Millisecond
 	// lateness is how late an agent on a busy machine may beat, and note a start that containerd has told already.
 	lateness = time.Second
@@ -31,8 +32,8 @@ func (s *storm) wasBlind(o outage) {
 	s.blind = append(s.blind, o)
 }
 
-// lookedAt is the last moment not after end at which a beat must have looked at the containers: no beat can look while agent or
-// containerd is away, and where both are there one does every beat. It is zero where none need have.
+// lookedAt is the last moment not after end at which a beat must have looked at the containers: no beat can look while
+// agent or containerd is away, and where both are there one does every beat. It is zero where none need have.
 func lookedAt(blind []outage, end time.Time) (last time.Time) {
 	blind = slices.Clone(blind)
 	slices.SortFunc(blind, func(a, b outage) int { return a.from.Compare(b.from) })
@@ -69,9 +70,9 @@ func undisturbed(blind []outage, l life) bool {
 	return !slices.ContainsFunc(blind, func(o outage) bool { return o.from.Before(noted) && o.to.After(l.born) })
 }
 
-// requireBills holds what was posted against what containerd told and what the kernel saw: no run is billed for longer than it
-// lived, none for less than up to the last beat that could look at it, which is its end where nothing was away, no second twice, and
-// the money is exactly the seconds' price.
+// requireBills holds what was posted against what containerd told and what the kernel saw: no run is billed for longer
+// than it lived, none for less than up to the last beat that could look at it, which is its end where nothing was away,
+// no second twice, and the money is exactly the seconds' price.
 func (s *storm) requireBills() {
 	s.t.Helper()
 	db := s.database()
@@ -98,7 +99,8 @@ func (s *storm) requireBills() {
 		over, under = max(over, b.to.Sub(b.from)-most), max(under, least-b.to.Sub(b.from))
 	}
 	unbilled, missed := s.unbilled(lives, billed)
-	s.t.Logf("%d runs seen, %d billed; at most %s more than they lived, at most %s less than was to be seen of them; %d runs without a bill",
+	s.t.Logf("%d runs seen, %d billed; at most %s more than they lived, at most %s less than was to be seen of them; %d "+
+		"runs without a bill",
 		len(lives), len(bills), over.Round(time.Millisecond), max(under, missed).Round(time.Millisecond), unbilled)
 	require.LessOrEqual(s.t, over, resolution, "billed for longer than it lived")
 	require.LessOrEqual(s.t, under, lateness, "billed for less than was to be seen of it")
@@ -108,9 +110,10 @@ func (s *storm) requireBills() {
 	s.requireMoney(db)
 }
 
-// truthOf is how long a run lived at most, and how long the node must have seen it live at least. Two saw its end, and neither too
-// early: the kernel told the witness, and containerd, where it lived, told what the shim noted as it got to it, or when itself it
-// found the shim's process gone after a restart. The bill may reach to the later, and must have been made as of the earlier.
+// truthOf is how long a run lived at most, and how long the node must have seen it live at least. Two saw its end, and
+// neither too early: the kernel told the witness, and containerd, where it lived, told what the shim noted as it got to
+// it, or when itself it found the shim's process gone after a restart. The bill may reach to the later, and must have
+// been made as of the earlier.
 func (s *storm) truthOf(run string, l life) (most, least time.Duration) {
 	s.truth.mu.Lock()
 	defer s.truth.mu.Unlock()
@@ -120,9 +123,11 @@ func (s *storm) truthOf(run string, l life) (most, least time.Duration) {
 	}
 	if told, has := s.truth.exited[run]; has {
 		if apart := told.Sub(l.ended).Abs(); apart > resolution {
-			s.t.Logf("the end of %s: %s by containerd, %s by the kernel", run, told.Format(clockFormat), l.ended.Format(clockFormat))
+			s.t.Logf("the end of %s: %s by containerd, %s by the kernel", run, told.Format(clockFormat),
+				l.ended.Format(clockFormat))
 		}
-		first, last = slices.MinFunc([]time.Time{first, told}, time.Time.Compare), slices.MaxFunc([]time.Time{last, told}, time.Time.Compare)
+		first, last = slices.MinFunc([]time.Time{first, told}, time.Time.Compare), slices.MaxFunc([]time.Time{last, told},
+			time.Time.Compare)
 	}
 	if start.IsZero() {
 		return last.Sub(l.born), 0 // made, and taken away before anything ran in it
@@ -139,8 +144,10 @@ func (s *storm) unbilled(lives map[string]life, billed map[string]bill) (n int, 
 		if _, has := billed[run]; !has {
 			_, least := s.truthOf(run, l)
 			n, missed = n+1, max(missed, least)
-			require.True(s.t, l.began.IsZero() || !undisturbed(s.blind, l), "run %s ran and is on no bill, and nothing was away", run)
-			s.t.Logf("run %s is on no bill: made at %s, ran from %s, ended at %s", run, l.born.Format(clockFormat), l.began.Format(clockFormat), l.ended.Format(clockFormat))
+			require.True(s.t, l.began.IsZero() || !undisturbed(s.blind, l), "run %s ran and is on no bill, and nothing was away",
+				run)
+			s.t.Logf("run %s is on no bill: made at %s, ran from %s, ended at %s", run, l.born.Format(clockFormat),
+				l.began.Format(clockFormat), l.ended.Format(clockFormat))
 		}
 	}
 	return n, missed
@@ -162,7 +169,8 @@ func (s *storm) requireOneCopy(lives map[string]life) {
 		slices.SortFunc(list, func(a, b life) int { return a.born.Compare(b.born) })
 		for n := 1; n < len(list); n++ {
 			// The kernel counts starts in hundredths of a second.
-			require.False(s.t, list[n].born.Before(list[n-1].ended.Add(-time.Second/clockTicksPerSecond)), "two containers of member %s at once", member)
+			require.False(s.t, list[n].born.Before(list[n-1].ended.Add(-time.Second/clockTicksPerSecond)),
+				"two containers of member %s at once", member)
 		}
 	}
 }
@@ -182,8 +190,8 @@ func (s *storm) requireRuns(lives map[string]life) {
 	s.t.Logf("%d runs more than were asked for: starts that were cut short", extra)
 }
 
-// requireMoney holds that the debit is exactly the price of the seconds, which is a billionth of a dollar a microsecond, that
-// every posting balances and that the wallet lacks what was debited and nothing else.
+// requireMoney holds that the debit is exactly the price of the seconds, which is a billionth of a dollar a
+// microsecond, that every posting balances and that the wallet lacks what was debited and nothing else.
 func (s *storm) requireMoney(db *pgx.Conn) {
 	s.t.Helper()
 	sums := func(query string) map[string]int64 {
@@ -199,8 +207,10 @@ func (s *storm) requireMoney(db *pgx.Conn) {
 		require.NoError(s.t, err)
 		return out
 	}
-	used := sums(`SELECT subject_id::TEXT, sum(quantity)::INT8 FROM usage_recent WHERE meter = 'session_seconds' GROUP BY subject_id`)
-	paid := sums(`SELECT p.subject_id::TEXT, -sum(e.amount_nanos)::INT8 FROM postings p JOIN entries e ON e.posting_id = p.id
+	used := sums(
+		`SELECT subject_id::TEXT, sum(quantity)::INT8 FROM usage_recent WHERE meter = 'session_seconds' GROUP BY subject_id`)
+	paid := sums(
+		`SELECT p.subject_id::TEXT, -sum(e.amount_nanos)::INT8 FROM postings p JOIN entries e ON e.posting_id = p.id
 		WHERE p.kind = 'usage' AND e.account LIKE 'hold:%' GROUP BY p.subject_id`)
 	for subject, quantity := range used {
 		if paid[subject] != quantity {
@@ -208,7 +218,10 @@ func (s *storm) requireMoney(db *pgx.Conn) {
 		}
 	}
 	require.Equal(s.t, used, paid)
-	require.Empty(s.t, sums(`SELECT posting_id::TEXT, sum(amount_nanos)::INT8 FROM entries GROUP BY posting_id, currency HAVING sum(amount_nanos) <> 0`))
+	require.Empty(s.t,
+		sums(
+			`SELECT posting_id::TEXT, sum(amount_nanos)::INT8 FROM entries GROUP BY posting_id, currency
+				HAVING sum(amount_nanos) <> 0`))
 	suspense := sums(`SELECT reason, sum(quantity)::INT8 FROM suspense_records GROUP BY reason`)
 	s.t.Logf("in suspense, in millionths: %v", suspense)
 	var total int64
@@ -223,8 +236,11 @@ func (s *storm) requireMoney(db *pgx.Conn) {
 func (s *storm) showSubject(db *pgx.Conn, subject string) {
 	s.t.Helper()
 	for _, table := range []string{
-		`subjects WHERE id = $1`, `leases WHERE subject_id = $1`, `holds WHERE subject_id = $1`, `usage_recent WHERE subject_id = $1`, `suspense_records WHERE member_id = $1`,
-		`postings WHERE subject_id = $1`, `entries WHERE posting_id IN (SELECT id FROM postings WHERE subject_id = $1)`, `instance_members WHERE id = $1`,
+		`subjects WHERE id = $1`, `leases WHERE subject_id = $1`, `holds WHERE subject_id = $1`, `usage_recent
+			WHERE subject_id = $1`, `suspense_records WHERE member_id = $1`,
+		`postings WHERE subject_id =
+			$1`, `entries WHERE posting_id IN (SELECT id FROM postings
+			WHERE subject_id = $1)`, `instance_members WHERE id = $1`,
 	} {
 		rows, err := db.Query(s.ctx, `SELECT row_to_json(x)::TEXT FROM (SELECT * FROM `+table+`) x`, subject)
 		require.NoError(s.t, err)

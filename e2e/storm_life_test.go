@@ -43,8 +43,8 @@ func (s *storm) work(ctx context.Context, over <-chan struct{}, number int, hub 
 	}
 }
 
-// liver is a client that takes one instance through its life. It repeats what did not come through, with the same key, as a
-// real one does.
+// liver is a client that takes one instance through its life. It repeats what did not come through, with the same key,
+// as a real one does.
 type liver struct {
 	lifecycle
 	s   *storm
@@ -57,7 +57,9 @@ func (l *liver) live(random *rand.Rand, name string) error {
 	project := l.s.tenant.Project.ID
 	i, err := again[client.AppInstance](l, func(key client.RequestEditorFn) (*http.Response, error) {
 		return l.hub.CreateAppInstance(l.ctx, project, client.AppInstanceCreate{
-			AppSlug: appSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{AllocationIds: []string{l.s.allocation.ID}},
+			AppSlug: appSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{
+				AllocationIds: []string{l.s.allocation.ID},
+			},
 		}, key)
 	})
 	if err != nil {

@@ -52,16 +52,18 @@ func planOfStorm(t *testing.T) stormPlan {
 		return n
 	}
 	p := stormPlan{
-		seed: uint64(number("GPUAAS_STORM_SEED", int(rand.Uint32()))), kills: number("GPUAAS_STORM_KILLS", 10), lifecycles: number("GPUAAS_STORM_LIFECYCLES", 100),
-		pause: time.Duration(number("GPUAAS_STORM_PAUSE_MILLIS", 4000)) * time.Millisecond, restart: time.Duration(number("GPUAAS_STORM_RESTART_MILLIS", 300)) * time.Millisecond,
+		seed: uint64(number("GPUAAS_STORM_SEED", int(rand.Uint32()))), kills: number("GPUAAS_STORM_KILLS", 10),
+		lifecycles: number("GPUAAS_STORM_LIFECYCLES", 100),
+		pause:      time.Duration(number("GPUAAS_STORM_PAUSE_MILLIS", 4000)) * time.Millisecond,
+		restart:    time.Duration(number("GPUAAS_STORM_RESTART_MILLIS", 300)) * time.Millisecond,
 	}
 	t.Logf("the storm: %+v; again with GPUAAS_STORM_SEED=%d", p, p.seed)
 	return p
 }
 
-// Law 13, under everything that can be killed: hub, its PostgreSQL, containerd's daemon and the agent, in random order, while
-// app instances go through their whole lives. All of it converges; each step happened once; every second is billed once, and
-// none that containerd and the kernel did not see.
+// Law 13, under everything that can be killed: hub, its PostgreSQL, containerd's daemon and the agent, in random order,
+// while app instances go through their whole lives. All of it converges; each step happened once; every second is
+// billed once, and none that containerd and the kernel did not see.
 func TestLaw13EverythingResumesThroughAStormOfKills(t *testing.T) {
 	plan := planOfStorm(t)
 	s := newStorm(t, plan)
@@ -119,7 +121,10 @@ func newStorm(t *testing.T, plan stormPlan) *storm {
 	}
 	w.operator = s.workers[0]
 	conf := w.agentConfig("node")
-	conf.ExtraArgs = []string{"--beat", "1s", "--usage-interval", "3s", "--resync", stormResync.String(), "--report-interval", "1s", "--dial-retry-max", "1s"}
+	conf.ExtraArgs = []string{
+		"--beat", "1s", "--usage-interval", "3s", "--resync", stormResync.String(),
+		"--report-interval", "1s", "--dial-retry-max", "1s",
+	}
 	w.agent = w.startAgent(conf)
 	w.shipSmallApp()
 	w.allocation, err = w.tenant.Allocate(w.ctx, w.tenant.Admin, w.agent.Ready.NodeID, 2, 2048)
@@ -177,7 +182,9 @@ func (p *supervised) set(up bool, exited <-chan struct{}) {
 }
 
 // keep starts the supervisor; start returns what is closed when the program ends. away may be nil.
-func (s *storm) keep(name string, exited <-chan struct{}, away func(outage), start func() (<-chan struct{}, error)) *supervised {
+func (s *storm) keep(name string, exited <-chan struct{}, away func(outage),
+	start func() (<-chan struct{}, error),
+) *supervised {
 	p := &supervised{up: true, exited: exited}
 	s.supervise.Go(func() {
 		for {
@@ -295,8 +302,8 @@ func (s *storm) databaseVictim() *victim {
 	}}
 }
 
-// blow kills in random order, round after round, until each was killed often enough and enough lives are over; then every
-// program is up again, and the workers end the lives that they are in.
+// blow kills in random order, round after round, until each was killed often enough and enough lives are over; then
+// every program is up again, and the workers end the lives that they are in.
 func (s *storm) blow() {
 	s.t.Helper()
 	began := time.Now()
@@ -325,7 +332,8 @@ func (s *storm) blow() {
 		counts = append(counts, fmt.Sprintf("%s %d", v.name, v.kills))
 	}
 	s.t.Logf("killed %s in %s; %d lives over meanwhile, %d in all, the last %s after the last kill",
-		strings.Join(counts, ", "), s.lastKill.Sub(began).Round(time.Second), meanwhile, s.finished(), took.Round(100*time.Millisecond))
+		strings.Join(counts, ", "), s.lastKill.Sub(began).Round(time.Second), meanwhile, s.finished(),
+		took.Round(100*time.Millisecond))
 	require.Less(s.t, took, stormBound, "law 13's bound")
 }
 
@@ -348,8 +356,8 @@ func (s *storm) endKeeper() {
 	})
 }
 
-// strike kills as soon as there is something to kill, and no sooner than the lives keep up: kills that nothing happens between
-// show nothing.
+// strike kills as soon as there is something to kill, and no sooner than the lives keep up: kills that nothing happens
+// between show nothing.
 func (s *storm) strike(ctx context.Context, v *victim) {
 	for !v.isUp() || s.finished()*s.plan.kills < s.plan.lifecycles*min(v.kills, s.plan.kills) {
 		if !pause(ctx, 20*time.Millisecond) {
@@ -383,7 +391,8 @@ func (s *storm) settle() {
 	deadline := s.lastKill.Add(stormBound)
 	s.eventually("every bill is final", func() error {
 		var open int
-		if err := db.QueryRow(s.ctx, `SELECT count(*) FROM subjects WHERE kind = 'member' AND settled_at IS NULL`).Scan(&open); err != nil {
+		if err := db.QueryRow(s.ctx, `SELECT count(*) FROM subjects WHERE kind = 'member' AND settled_at IS NULL`).Scan(
+			&open); err != nil {
 			return err
 		}
 		if open > 0 && time.Now().After(deadline) {
@@ -393,7 +402,8 @@ func (s *storm) settle() {
 	})
 	s.t.Logf("every bill was final %s after the last kill", time.Since(s.lastKill).Round(100*time.Millisecond))
 	var stuck int
-	require.NoError(s.t, db.QueryRow(s.ctx, `SELECT count(*) FROM app_instances WHERE status <> 'decommissioned'`).Scan(&stuck))
+	require.NoError(s.t, db.QueryRow(s.ctx, `SELECT count(*) FROM app_instances WHERE status <> 'decommissioned'`).Scan(
+		&stuck))
 	require.Zero(s.t, stuck, "instances that are stuck")
 	for _, l := range s.lives {
 		require.Equal(s.t, l.events, s.eventTypes(l.id), "each step of %s once", l.id)
@@ -407,7 +417,9 @@ func (s *storm) requireNothingBroke() {
 		text, err := os.ReadFile(log)
 		require.NoError(s.t, err)
 		for line := range strings.Lines(string(text)) {
-			broke := slices.ContainsFunc([]string{"panic: ", "fatal error: ", "goroutine 1 ["}, func(sign string) bool { return strings.HasPrefix(line, sign) })
+			broke := slices.ContainsFunc([]string{"panic: ", "fatal error: ", "goroutine 1 ["}, func(sign string) bool {
+				return strings.HasPrefix(line, sign)
+			})
 			require.False(s.t, broke, "%s: %s", log, line)
 		}
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/gpuaas/gpuaas/e2e/sandbox"
 )
 
-// template is a hub that was initialised and started once: what most tests want to find. Copying it saves each of them the
-// seconds that passphrases, a new database cluster and all migrations take.
+// template is a hub that was initialised and started once: what most tests want to find. Copying it saves each of them
+// the seconds that passphrases, a new database cluster and all migrations take.
 type template struct {
 	dir         string
 	fingerprint string
@@ -31,7 +31,8 @@ type template struct {
 // templateDir is outside every test's photograph: it is made before the first and goes after the last.
 var templateDir string
 
-// TestMain runs the tests in a sandbox: what others do on the machine does not disturb them, and nothing of theirs gets out.
+// TestMain runs the tests in a sandbox: what others do on the machine does not disturb them, and nothing of theirs gets
+// out.
 func TestMain(m *testing.M) {
 	code, err := run(m)
 	if err != nil {
@@ -50,10 +51,14 @@ func run(m *testing.M) (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	return sandbox.Run(sandbox.Config{Base: filepath.Join(root, ".cache"), Keep: append(keep, root), Prepare: func() error { return prepare(root) }},
+	return sandbox.Run(sandbox.Config{
+		Base: filepath.Join(root, ".cache"), Keep: append(keep, root),
+		Prepare: func() error { return prepare(root) },
+	},
 		func() int {
-			// The tests share a network namespace, in which the first agent turns forwarding on and the last one off, and isolates the
-			// links that it finds. To a machine that forwards already agents change nothing, and tests do not feel each other's.
+			// The tests share a network namespace, in which the first agent turns forwarding on and the last one off, and
+			// isolates the links that it finds. To a machine that forwards already agents change nothing, and tests do not feel
+			// each other's.
 			if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o600); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				return 1
@@ -76,7 +81,8 @@ func goDirs() ([]string, error) {
 	return strings.Fields(string(out)), nil
 }
 
-// prepare fetches and builds what needs the network, which the sandbox does not have. What is there already is not made again.
+// prepare fetches and builds what needs the network, which the sandbox does not have. What is there already is not made
+// again.
 func prepare(root string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), prepareLimit)
 	defer cancel()
@@ -115,7 +121,8 @@ func withTemplateDir(m *testing.M) (code int, err error) {
 	if !sandbox.Inside() {
 		return m.Run(), nil
 	}
-	// A containerd that is killed while it starts a shim leaves the socket that it made for it; a shim that is left is found as a process.
+	// A containerd that is killed while it starts a shim leaves the socket that it made for it; a shim that is left is
+	// found as a process.
 	before, err := leftover.Take(leftover.Scope{IgnoreFiles: append(sandbox.Kept(), "/run/containerd/s/")})
 	if err != nil {
 		return 1, err
@@ -135,8 +142,8 @@ func withTemplateDir(m *testing.M) (code int, err error) {
 }
 
 // removeIdlePortmap takes away the chains of CNI's portmap plugin, which only the floor of the demos and the release of
-// 2026-11-20 use. Each of them removes the chains when nobody else is in them; two that go at once both leave them. A chain
-// of somebody's own, or one with a published port in it, stays and is noticed.
+// 2026-11-20 use. Each of them removes the chains when nobody else is in them; two that go at once both leave them. A
+// chain of somebody's own, or one with a published port in it, stays and is noticed.
 func removeIdlePortmap() {
 	nat := func(args ...string) string {
 		out, _ := exec.Command("iptables", append([]string{"-w", "-t", "nat"}, args...)...).Output()
@@ -162,7 +169,10 @@ var hubTemplate = sync.OnceValues(func() (template, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	defer cancel()
-	c := cluster.HubConfig{Bin: bin, Dir: filepath.Join(templateDir, "hub"), Listen: "127.0.0.1:0", SessionListen: "127.0.0.1:0"}
+	c := cluster.HubConfig{
+		Bin: bin, Dir: filepath.Join(templateDir, "hub"), Listen: "127.0.0.1:0",
+		SessionListen: "127.0.0.1:0",
+	}
 	fingerprint, err := cluster.InitHub(ctx, c, rand.Text(), trustDomain)
 	if err != nil {
 		return template{}, err

@@ -29,11 +29,11 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// What is wrong with a machine is said at the start, with what to do, and nothing is changed: once it is set right, the very
-// same directories and tokens work.
+// What is wrong with a machine is said at the start, with what to do, and nothing is changed: once it is set right, the
+// very same directories and tokens work.
 
-// photograph knows every file below the directories: mode and content. Lock files are left out: they are empty, and each
-// start makes them.
+// photograph knows every file below the directories: mode and content. Lock files are left out: they are empty, and
+// each start makes them.
 func photograph(t *testing.T, dirs ...string) map[string]string {
 	t.Helper()
 	seen := map[string]string{}
@@ -124,56 +124,95 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 		trouble
 		change func(t *testing.T, c *cluster.HubConfig)
 	}{
-		{trouble{name: "taken TCP port", says: []string{taken, "taken by another program", "ss -ltnp", "--listen"}}, func(_ *testing.T, c *cluster.HubConfig) { c.Listen = taken }},
+		{
+			trouble{name: "taken TCP port", says: []string{taken, "taken by another program", "ss -ltnp", "--listen"}},
+			func(_ *testing.T, c *cluster.HubConfig) { c.Listen = taken },
+		},
 		{
 			trouble{name: "taken UDP port", says: []string{"taken by another program", "ss -lunp", "--session-listen"}},
 			func(_ *testing.T, c *cluster.HubConfig) { c.SessionListen = w.hub.Ready.SessionAddr },
 		},
-		{trouble{name: "taken metrics port", says: []string{"taken by another program", "--metrics-listen"}}, func(_ *testing.T, c *cluster.HubConfig) {
-			c.ExtraArgs = []string{"--metrics-listen", taken}
-		}},
-		{trouble{name: "another machine's address", says: []string{"No interface of this machine has the address", "--listen"}}, func(_ *testing.T, c *cluster.HubConfig) { c.Listen = "192.0.2.1:8443" }},
-		{trouble{name: "no PostgreSQL", hide: []string{"/usr/lib/postgresql"}, says: []string{"PostgreSQL is not installed", "apt-get install postgresql"}}, nil},
-		{trouble{name: "never initialised", says: []string{"There is no data directory", "gpuaas-hub init"}}, func(_ *testing.T, c *cluster.HubConfig) { *c = at("nowhere") }},
-		{trouble{name: "data directory in use", says: []string{"Another gpuaas-hub works on the data directory", "stop it"}}, func(_ *testing.T, c *cluster.HubConfig) { c.Dir = w.hub.Config.Dir }},
+		{
+			trouble{name: "taken metrics port", says: []string{"taken by another program", "--metrics-listen"}},
+			func(_ *testing.T, c *cluster.HubConfig) {
+				c.ExtraArgs = []string{"--metrics-listen", taken}
+			},
+		},
+		{trouble{name: "another machine's address", says: []string{
+			"No interface of this machine has the address",
+			"--listen",
+		}}, func(_ *testing.T, c *cluster.HubConfig) { c.Listen = "192.0.2.1:8443" }},
+		{trouble{name: "no PostgreSQL", hide: []string{"/usr/lib/postgresql"}, says: []string{
+			"PostgreSQL is not installed",
+			"apt-get install postgresql",
+		}}, nil},
+		{
+			trouble{name: "never initialised", says: []string{"There is no data directory", "gpuaas-hub init"}},
+			func(_ *testing.T, c *cluster.HubConfig) { *c = at("nowhere") },
+		},
+		{
+			trouble{name: "data directory in use", says: []string{"Another gpuaas-hub works on the data directory", "stop it"}},
+			func(_ *testing.T, c *cluster.HubConfig) { c.Dir = w.hub.Config.Dir },
+		},
 		{trouble{name: "full disk", says: []string{"is full", "Free some space"}}, func(t *testing.T, c *cluster.HubConfig) {
 			*c = at("small")
 			w.smallDisk(c.DataDir(), 8)
 			_, err := cluster.InitHub(w.ctx, *c, "correct horse battery", trustDomain)
 			require.NoError(t, err)
 		}},
-		{trouble{name: "not one byte free", says: []string{"is full", "Free some space"}}, func(t *testing.T, c *cluster.HubConfig) {
-			*c = at("none")
-			w.smallDisk(c.DataDir(), 1)
-			_, err := cluster.InitHub(w.ctx, *c, "correct horse battery", trustDomain)
-			require.NoError(t, err)
-			w.fill(c.DataDir(), 0)
-		}},
-		{trouble{name: "another engine's data", says: []string{"made by another engine", "give this one another --data-dir"}}, func(t *testing.T, c *cluster.HubConfig) {
-			*c = w.initialised(t, "engine", "cockroachdb 25\n")
-		}},
-		{trouble{name: "another PostgreSQL's data", says: []string{"made by PostgreSQL 99", "apt-get install postgresql-99"}}, func(t *testing.T, c *cluster.HubConfig) {
-			*c = w.initialised(t, "newer", "postgresql 99\n")
-		}},
-		{trouble{name: "database that does not answer", says: []string{"database-url", "does not answer: check that it runs"}}, func(t *testing.T, c *cluster.HubConfig) {
+		{
+			trouble{name: "not one byte free", says: []string{"is full", "Free some space"}},
+			func(t *testing.T, c *cluster.HubConfig) {
+				*c = at("none")
+				w.smallDisk(c.DataDir(), 1)
+				_, err := cluster.InitHub(w.ctx, *c, "correct horse battery", trustDomain)
+				require.NoError(t, err)
+				w.fill(c.DataDir(), 0)
+			},
+		},
+		{
+			trouble{name: "another engine's data", says: []string{"made by another engine", "give this one another --data-dir"}},
+			func(t *testing.T, c *cluster.HubConfig) {
+				*c = w.initialised(t, "engine", "cockroachdb 25\n")
+			},
+		},
+		{
+			trouble{name: "another PostgreSQL's data", says: []string{"made by PostgreSQL 99", "apt-get install postgresql-99"}},
+			func(t *testing.T, c *cluster.HubConfig) {
+				*c = w.initialised(t, "newer", "postgresql 99\n")
+			},
+		},
+		{trouble{name: "database that does not answer", says: []string{
+			"database-url",
+			"does not answer: check that it runs",
+		}}, func(t *testing.T, c *cluster.HubConfig) {
 			file := filepath.Join(w.dir, "database-url")
 			require.NoError(t, os.WriteFile(file, []byte("postgres://nobody@"+closedPort(t)+"/none\n"), 0o600))
 			c.ExtraArgs = []string{"--database-url-file", file}
 		}},
-		{trouble{name: "a flag that cannot be", says: []string{"--lease-duration must be between"}}, func(_ *testing.T, c *cluster.HubConfig) {
-			c.ExtraArgs = []string{"--lease-duration", "1s"}
-		}},
-		{trouble{name: "clock that is behind", says: []string{"This machine's clock is wrong", "timedatectl set-ntp true"}}, func(t *testing.T, c *cluster.HubConfig) {
-			*c = w.initialised(t, "early", "")
-			w.signBundle(*c, time.Now().Add(time.Hour))
-		}},
-		{trouble{name: "root key in the data directory", says: []string{"lies inside the data directory", "Move it"}}, func(t *testing.T, c *cluster.HubConfig) {
-			*c = w.initialised(t, "careless", "")
-			keys, err := filepath.Glob(filepath.Join(c.KeyDir(), "root*"))
-			require.NoError(t, err)
-			require.Len(t, keys, 1)
-			require.NoError(t, os.Rename(keys[0], filepath.Join(c.DataDir(), filepath.Base(keys[0]))))
-		}},
+		{
+			trouble{name: "a flag that cannot be", says: []string{"--lease-duration must be between"}},
+			func(_ *testing.T, c *cluster.HubConfig) {
+				c.ExtraArgs = []string{"--lease-duration", "1s"}
+			},
+		},
+		{
+			trouble{name: "clock that is behind", says: []string{"This machine's clock is wrong", "timedatectl set-ntp true"}},
+			func(t *testing.T, c *cluster.HubConfig) {
+				*c = w.initialised(t, "early", "")
+				w.signBundle(*c, time.Now().Add(time.Hour))
+			},
+		},
+		{
+			trouble{name: "root key in the data directory", says: []string{"lies inside the data directory", "Move it"}},
+			func(t *testing.T, c *cluster.HubConfig) {
+				*c = w.initialised(t, "careless", "")
+				keys, err := filepath.Glob(filepath.Join(c.KeyDir(), "root*"))
+				require.NoError(t, err)
+				require.Len(t, keys, 1)
+				require.NoError(t, os.Rename(keys[0], filepath.Join(c.DataDir(), filepath.Base(keys[0]))))
+			},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			conf := good
@@ -199,7 +238,8 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 	require.NoError(t, second.Stop())
 }
 
-// initialised is a hub's directory of its own; engine is what the file says of who made its database, where there is one.
+// initialised is a hub's directory of its own; engine is what the file says of who made its database, where there is
+// one.
 func (w *world) initialised(t *testing.T, name, engine string) cluster.HubConfig {
 	t.Helper()
 	c := w.hubConfig()
@@ -284,43 +324,77 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 		trouble
 		change func(t *testing.T, c *cluster.AgentConfig)
 	}{
-		{trouble{name: "no containerd", says: []string{"There is no containerd socket", "apt-get install containerd", "--containerd-address"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+		{trouble{name: "no containerd", says: []string{
+			"There is no containerd socket", "apt-get install containerd",
+			"--containerd-address",
+		}}, func(_ *testing.T, c *cluster.AgentConfig) {
 			c.ContainerdAddress = filepath.Join(w.dir, "nobody.sock")
 		}},
-		{trouble{name: "containerd that is dead", says: []string{"containerd does not answer", "systemctl start containerd"}}, func(t *testing.T, c *cluster.AgentConfig) {
-			c.ContainerdAddress = filepath.Join(w.dir, "dead.sock")
-			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: c.ContainerdAddress, Net: "unix"})
-			require.NoError(t, err)
-			l.SetUnlinkOnClose(false)
-			require.NoError(t, l.Close())
-		}},
+		{
+			trouble{name: "containerd that is dead", says: []string{"containerd does not answer", "systemctl start containerd"}},
+			func(t *testing.T, c *cluster.AgentConfig) {
+				c.ContainerdAddress = filepath.Join(w.dir, "dead.sock")
+				l, err := net.ListenUnix("unix", &net.UnixAddr{Name: c.ContainerdAddress, Net: "unix"})
+				require.NoError(t, err)
+				l.SetUnlinkOnClose(false)
+				require.NoError(t, l.Close())
+			},
+		},
 		{trouble{name: "no iptables", hide: []string{"/usr/sbin/iptables"}, says: []string{"apt-get install iptables"}}, nil},
-		{trouble{name: "no runc and no nft", hide: []string{"/usr/sbin/runc", "/usr/sbin/nft"}, says: []string{"apt-get install nftables runc"}}, nil},
-		{trouble{name: "small disk", says: []string{"MiB free", "a node needs 256 MiB"}}, func(_ *testing.T, c *cluster.AgentConfig) {
-			c.Dir = filepath.Join(w.dir, "small")
-			w.smallDisk(c.DataDir(), 200)
-		}},
+		{trouble{
+			name: "no runc and no nft", hide: []string{"/usr/sbin/runc", "/usr/sbin/nft"},
+			says: []string{"apt-get install nftables runc"},
+		}, nil},
+		{
+			trouble{name: "small disk", says: []string{"MiB free", "a node needs 256 MiB"}},
+			func(_ *testing.T, c *cluster.AgentConfig) {
+				c.Dir = filepath.Join(w.dir, "small")
+				w.smallDisk(c.DataDir(), 200)
+			},
+		},
 		{trouble{name: "full disk", says: []string{"Free some space"}}, func(_ *testing.T, c *cluster.AgentConfig) {
 			c.Dir = filepath.Join(w.dir, "full")
 			w.smallDisk(c.DataDir(), 20)
 		}},
-		{trouble{name: "not one byte free", says: []string{"is full: free some space", "--data-dir"}}, func(_ *testing.T, c *cluster.AgentConfig) {
-			c.Dir = filepath.Join(w.dir, "none")
-			w.smallDisk(c.DataDir(), 1)
-			w.fill(c.DataDir(), 0)
-		}},
-		{trouble{name: "wrong root fingerprint", says: []string{"is not rooted in", "Compare the fingerprint", "gpuaas-hub trust show"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+		{
+			trouble{name: "not one byte free", says: []string{"is full: free some space", "--data-dir"}},
+			func(_ *testing.T, c *cluster.AgentConfig) {
+				c.Dir = filepath.Join(w.dir, "none")
+				w.smallDisk(c.DataDir(), 1)
+				w.fill(c.DataDir(), 0)
+			},
+		},
+		{trouble{name: "wrong root fingerprint", says: []string{
+			"is not rooted in", "Compare the fingerprint",
+			"gpuaas-hub trust show",
+		}}, func(_ *testing.T, c *cluster.AgentConfig) {
 			c.RootFingerprint = "sha256:" + strings.Repeat("0", 64)
 		}},
-		{trouble{name: "used join token", says: []string{"was used by another node", "Make a new one"}}, func(_ *testing.T, c *cluster.AgentConfig) { c.JoinToken = string(usedToken) }},
-		{trouble{name: "expired join token", says: []string{"expired", "Make a new one"}}, func(_ *testing.T, c *cluster.AgentConfig) { c.JoinToken = expired }},
-		{trouble{name: "no address of a hub", says: []string{"--api-url"}}, func(_ *testing.T, c *cluster.AgentConfig) { c.APIURL = "" }},
-		{trouble{name: "address without TLS", says: []string{"https://"}}, func(_ *testing.T, c *cluster.AgentConfig) { c.APIURL = "http://127.0.0.1:1" }},
-		{trouble{name: "data directory in use", says: []string{"Another gpuaas-agent works on the data directory", "stop it first"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+		{
+			trouble{name: "used join token", says: []string{"was used by another node", "Make a new one"}},
+			func(_ *testing.T, c *cluster.AgentConfig) { c.JoinToken = string(usedToken) },
+		},
+		{
+			trouble{name: "expired join token", says: []string{"expired", "Make a new one"}},
+			func(_ *testing.T, c *cluster.AgentConfig) { c.JoinToken = expired },
+		},
+		{trouble{name: "no address of a hub", says: []string{"--api-url"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+			c.APIURL = ""
+		}},
+		{trouble{name: "address without TLS", says: []string{"https://"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+			c.APIURL = "http://127.0.0.1:1"
+		}},
+		{trouble{name: "data directory in use", says: []string{
+			"Another gpuaas-agent works on the data directory",
+			"stop it first",
+		}}, func(_ *testing.T, c *cluster.AgentConfig) {
 			c.Dir, c.RunDir = running.Config.Dir, running.Config.RunDir
 			c.JoinToken = ""
 		}},
-		{trouble{name: "a flag that cannot be", says: []string{"--port-range must look like"}}, func(_ *testing.T, c *cluster.AgentConfig) { c.PortRange = "9-1" }},
+		{
+			trouble{name: "a flag that cannot be", says: []string{"--port-range must look like"}},
+			func(_ *testing.T, c *cluster.AgentConfig) { c.PortRange = "9-1" },
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			conf := good
@@ -350,7 +424,8 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 func (w *world) expire(token string) {
 	w.t.Helper()
 	digest := sha256.Sum256([]byte(token))
-	tag, err := w.database().Exec(w.ctx, `UPDATE join_tokens SET expires_at = created_at WHERE secret_sha256 = $1`, digest[:])
+	tag, err := w.database().Exec(w.ctx, `UPDATE join_tokens SET expires_at = created_at WHERE secret_sha256 = $1`,
+		digest[:])
 	require.NoError(w.t, err)
 	require.EqualValues(w.t, 1, tag.RowsAffected())
 }
@@ -359,15 +434,18 @@ func (w *world) expire(token string) {
 func (w *world) machine() leftover.Snapshot {
 	w.t.Helper()
 	s := w.scope()
-	s.Kinds = []leftover.Kind{leftover.Process, leftover.NetNS, leftover.Link, leftover.Route, leftover.Firewall, leftover.Cgroup, leftover.Containerd}
+	s.Kinds = []leftover.Kind{
+		leftover.Process, leftover.NetNS, leftover.Link, leftover.Route, leftover.Firewall,
+		leftover.Cgroup, leftover.Containerd,
+	}
 	s.ContainerdAddress, s.Files = w.containerd.Address, []string{filepath.Join(w.dir, "hub", "keys")}
 	snapshot, err := leftover.Take(s)
 	require.NoError(w.t, err)
 	return snapshot
 }
 
-// moving are the tables that change by themselves while a hub serves and a node is connected, and the audit trail, which has
-// a row for each refusal.
+// moving are the tables that change by themselves while a hub serves and a node is connected, and the audit trail,
+// which has a row for each refusal.
 func moving() []string {
 	return []string{"audit_rows", "node_sessions", "event_sequencer", "instance_reports", "hub_lease", "usage_slots"}
 }
@@ -377,7 +455,10 @@ func (w *world) rows() map[string]string {
 	w.t.Helper()
 	db := w.database()
 	var names []string
-	require.NoError(w.t, db.QueryRow(w.ctx, `SELECT array_agg(table_name::text) FROM information_schema.tables WHERE table_schema = 'public' AND NOT table_name = ANY($1)`, moving()).Scan(&names))
+	require.NoError(w.t,
+		db.QueryRow(w.ctx,
+			`SELECT array_agg(table_name::text) FROM information_schema.tables WHERE table_schema = 'public'
+				AND NOT table_name = ANY($1)`, moving()).Scan(&names))
 	require.NotEmpty(w.t, names)
 	content := map[string]string{}
 	for _, name := range names {
@@ -385,7 +466,9 @@ func (w *world) rows() map[string]string {
 		var hash string
 		// The name comes from the catalogue of the database itself.
 		// An event's place in the sequence is written a moment after the event.
-		sql := fmt.Sprintf(`SELECT count(*), coalesce(md5(string_agg(md5(t::text), '' ORDER BY md5(t::text))), '') FROM (SELECT to_jsonb(r) - 'pos' FROM %q r) t`, name)
+		sql := fmt.Sprintf(
+			`SELECT count(*), coalesce(md5(string_agg(md5(t::text), '' ORDER BY md5(t::text))), '')
+				FROM (SELECT to_jsonb(r) - 'pos' FROM %q r) t`, name)
 		require.NoError(w.t, db.QueryRow(w.ctx, sql).Scan(&count, &hash))
 		content[name] = fmt.Sprintf("%d rows %s", count, hash)
 	}

@@ -166,7 +166,8 @@ func requireContiguous(t *testing.T, records []api.UsageRecord, meter string) (t
 		require.True(t, ok)
 		total.Add(total, q)
 		if i > 0 {
-			require.True(t, mine[i-1].EndedAt.Equal(r.StartedAt), "usage from %s follows usage to %s", r.StartedAt, mine[i-1].EndedAt)
+			require.True(t, mine[i-1].EndedAt.Equal(r.StartedAt), "usage from %s follows usage to %s", r.StartedAt,
+				mine[i-1].EndedAt)
 		}
 	}
 	return total

@@ -60,8 +60,8 @@ func samePlace(t *testing.T, before, after api.AppInstance) {
 	require.Equal(t, before.Endpoints, after.Endpoints)
 }
 
-// requireRuns holds the bill of an ended instance against what containerd saw: so many runs, each measured without a gap and none
-// overlapping another, and every second charged once at the price of a tenth of a cent.
+// requireRuns holds the bill of an ended instance against what containerd saw: so many runs, each measured without a
+// gap and none overlapping another, and every second charged once at the price of a tenth of a cent.
 func (w *world) requireRuns(containers *truth, id string, runs int) {
 	w.t.Helper()
 	var postings []api.Posting
@@ -87,7 +87,8 @@ func (w *world) requireRuns(containers *truth, id string, runs int) {
 		if n == 0 || mine[n-1].EndedAt.Equal(u.StartedAt) {
 			continue
 		}
-		require.True(w.t, mine[n-1].EndedAt.Before(u.StartedAt), "usage from %s overlaps usage to %s", u.StartedAt, mine[n-1].EndedAt)
+		require.True(w.t, mine[n-1].EndedAt.Before(u.StartedAt), "usage from %s overlaps usage to %s", u.StartedAt,
+			mine[n-1].EndedAt)
 		gaps++
 	}
 	require.Equal(w.t, runs-1, gaps, "one gap between two runs, none within one")
@@ -95,7 +96,9 @@ func (w *world) requireRuns(containers *truth, id string, runs int) {
 	truth, slack := big.NewRat(ran.Microseconds(), 1_000_000), big.NewRat(int64(runs), 4)
 	off := new(big.Rat).Sub(total, truth)
 	require.LessOrEqual(w.t, off.Cmp(slack), 0, "billed %s s of %s", total.FloatString(3), ran)
-	require.GreaterOrEqual(w.t, off.Cmp(new(big.Rat).Neg(new(big.Rat).Add(slack, big.NewRat(beat.Microseconds(), 1_000_000)))), 0, "billed %s s of %s", total.FloatString(3), ran)
+	require.GreaterOrEqual(w.t,
+		off.Cmp(new(big.Rat).Neg(new(big.Rat).Add(slack, big.NewRat(beat.Microseconds(), 1_000_000)))), 0,
+		"billed %s s of %s", total.FloatString(3), ran)
 	paid := new(big.Rat).Sub(debit(w.t, postings), new(big.Rat).Mul(total, big.NewRat(1, 1000)))
 	require.LessOrEqual(w.t, paid.Abs(paid).Cmp(big.NewRat(1, 1_000_000_000)), 0, "paid %s off", paid.FloatString(9))
 }
@@ -124,7 +127,8 @@ func TestUpgradeAndRollbackStayInPlaceAndAreBilledOnce(t *testing.T) {
 
 	w.decommission(first)
 	require.Equal(t, []string{
-		"requested", "deploying", "running", "upgrade_requested", "upgraded", "rollback_requested", "rolled_back", "decommission_requested", "decommissioned",
+		"requested", "deploying", "running", "upgrade_requested", "upgraded", "rollback_requested", "rolled_back",
+		"decommission_requested", "decommissioned",
 	}, w.eventTypes(first.ID))
 	w.requireRuns(containers, first.ID, 3)
 }
@@ -136,13 +140,17 @@ func TestLaw03AFailedUpgradeGoesBackWithoutTheHub(t *testing.T) {
 	i := w.launch("app")
 	pid := w.pidOf(i)
 	// It starts and is never ready.
-	w.shipVersion("2.0.0", "path: /healthz", "path: /nowhere", "readiness_timeout_seconds: 30", "readiness_timeout_seconds: 4")
-	_, err := api.Read[api.AppInstance](w.operator.UpgradeAppInstance(w.ctx, w.tenant.Project.ID, i.ID, api.AppInstanceUpgrade{TargetVersion: "2.0.0"}))
+	w.shipVersion("2.0.0", "path: /healthz", "path: /nowhere", "readiness_timeout_seconds: 30",
+		"readiness_timeout_seconds: 4")
+	_, err := api.Read[api.AppInstance](w.operator.UpgradeAppInstance(w.ctx, w.tenant.Project.ID, i.ID,
+		api.AppInstanceUpgrade{TargetVersion: "2.0.0"}))
 	require.NoError(t, err)
 	w.eventually("the node has the upgrade", func() error { return orMissing(nil, !w.runsAt(i, 1)) })
 	require.NoError(t, w.hub.Kill9())
 
-	w.eventually("the node runs the first version again, by itself", func() error { return orMissing(nil, w.runsAt(i, 1)) })
+	w.eventually("the node runs the first version again, by itself", func() error {
+		return orMissing(nil, w.runsAt(i, 1))
+	})
 	w.eventually("it answers", func() error {
 		_, err := scenario.Get(w.ctx, i.Endpoints[0].URL+"/")
 		return err
@@ -158,7 +166,8 @@ func TestLaw03AFailedUpgradeGoesBackWithoutTheHub(t *testing.T) {
 	after := w.instance(i.ID)
 	require.Equal(t, "1.0.0", after.Version)
 	samePlace(t, i, after)
-	require.Equal(t, []string{"requested", "deploying", "running", "upgrade_requested", "failed", "rolled_back"}, w.eventTypes(i.ID))
+	require.Equal(t, []string{"requested", "deploying", "running", "upgrade_requested", "failed", "rolled_back"},
+		w.eventTypes(i.ID))
 	events, err := w.tenant.Events(w.ctx, w.operator, i.ID)
 	require.NoError(t, err)
 	require.Equal(t, "readiness_timeout", events[4].Data.Reason)
@@ -185,7 +194,8 @@ func (w *world) priceIsKnown(i api.AppInstance) {
 		require.True(w.t, ok, text)
 		return r.FloatString(2)
 	}
-	estimate, err := api.Read[api.CostEstimate](w.operator.EstimateCost(w.ctx, w.tenant.Project.ID, appSlug, i.Version, &api.EstimateCostParams{AllocationID: w.allocation.ID}))
+	estimate, err := api.Read[api.CostEstimate](w.operator.EstimateCost(w.ctx, w.tenant.Project.ID, appSlug, i.Version,
+		&api.EstimateCostParams{AllocationID: w.allocation.ID}))
 	require.NoError(w.t, err)
 	require.Equal(w.t, pricePerHour, perHour(estimate.PerHour))
 	require.Equal(w.t, scenario.Currency, estimate.Currency)
@@ -204,7 +214,8 @@ func (w *world) runsAt(i api.AppInstance, revision int) bool {
 	cl, err := client.New(w.containerd.Address, client.WithDefaultNamespace(w.agent.Config.ContainerdNamespace))
 	require.NoError(w.t, err)
 	defer func() { require.NoError(w.t, cl.Close()) }()
-	containers, err := cl.Containers(w.ctx, fmt.Sprintf("labels.%q==%q,labels.%q==%q", "gpuaas.instance", i.ID, "gpuaas.revision", fmt.Sprint(revision)))
+	containers, err := cl.Containers(w.ctx, fmt.Sprintf("labels.%q==%q,labels.%q==%q", "gpuaas.instance", i.ID,
+		"gpuaas.revision", fmt.Sprint(revision)))
 	require.NoError(w.t, err)
 	for _, c := range containers {
 		if _, err := c.Task(w.ctx, nil); err == nil {
@@ -241,7 +252,8 @@ func TestStopAndStartKeepThePlaceAndBillOnlyWhatRan(t *testing.T) {
 	w.greets(started, firstGreeting)
 	w.decommission(first)
 	require.Equal(t, []string{
-		"requested", "deploying", "running", "stop_requested", "stopped", "start_requested", "running", "decommission_requested", "decommissioned",
+		"requested", "deploying", "running", "stop_requested", "stopped", "start_requested", "running",
+		"decommission_requested", "decommissioned",
 	}, w.eventTypes(first.ID))
 	w.requireRuns(containers, first.ID, 2)
 }

@@ -22,16 +22,16 @@ const (
 	witnessPoll         = 10 * time.Millisecond
 )
 
-// life is one container's first process as the kernel knows it: when it was made, when it became what the image says, and when it
-// ended.
+// life is one container's first process as the kernel knows it: when it was made, when it became what the image says,
+// and when it ended.
 type life struct {
 	born, began, ended time.Time
 	pid                int
 }
 
 // witness watches the containers of one containerd namespace through the kernel alone, so that it goes on seeing while
-// containerd, the agent and the hub are dead: the process ids are what runc wrote into the bundles, the start is the kernel's,
-// the end is when the process's own file descriptor says so.
+// containerd, the agent and the hub are dead: the process ids are what runc wrote into the bundles, the start is the
+// kernel's, the end is when the process's own file descriptor says so.
 type witness struct {
 	bundles string
 	booted  time.Time
@@ -98,7 +98,8 @@ func (wit *witness) awaitBegin(l *life) {
 	if !l.began.IsZero() || !l.ended.IsZero() {
 		return
 	}
-	if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", l.pid)); err == nil && !bytes.HasPrefix(name, []byte(waitingToBegin)) {
+	if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", l.pid)); err == nil && !bytes.HasPrefix(name,
+		[]byte(waitingToBegin)) {
 		l.began = time.Now()
 	}
 }

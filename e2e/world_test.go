@@ -68,8 +68,8 @@ type world struct {
 	allocation client.Allocation
 }
 
-// newWorld is a world that stands beside others: its test is parallel, and looks at what bears its own names. TestMain looks at
-// the whole machine.
+// newWorld is a world that stands beside others: its test is parallel, and looks at what bears its own names. TestMain
+// looks at the whole machine.
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	t.Parallel()
@@ -132,11 +132,15 @@ func (w *world) scope() leftover.Scope {
 	if w.alone {
 		return s
 	}
-	s.Contains = []string{filepath.Base(w.dir), fmt.Sprintf("e2e-%03d-", w.number), fmt.Sprintf("gpe%03d", w.number), fmt.Sprintf("gpx%03d", w.number)}
+	s.Contains = []string{
+		filepath.Base(w.dir), fmt.Sprintf("e2e-%03d-", w.number), fmt.Sprintf("gpe%03d", w.number),
+		fmt.Sprintf("gpx%03d", w.number),
+	}
 	for n := range agentsInWorld {
 		s.Contains = append(s.Contains, w.subnet(n))
 	}
-	// The firewall tables of other worlds' nodes name the links that were there when they were made, this world's among them.
+	// The firewall tables of other worlds' nodes name the links that were there when they were made, this world's among
+	// them.
 	own := fmt.Sprintf("table inet gpuaas_gpe%03d", w.number)
 	s.Skip = func(id string) bool {
 		return strings.HasPrefix(id, "table inet gpuaas_gpe") && !strings.HasPrefix(id, own)
@@ -163,7 +167,10 @@ func (w *world) startContainerd() {
 
 // hubConfig is a hub on loopback with ports of its own choice.
 func (w *world) hubConfig() cluster.HubConfig {
-	return cluster.HubConfig{Bin: binaries(w.t), Dir: filepath.Join(w.dir, "hub"), Listen: "127.0.0.1:0", SessionListen: "127.0.0.1:0"}
+	return cluster.HubConfig{
+		Bin: binaries(w.t), Dir: filepath.Join(w.dir, "hub"), Listen: "127.0.0.1:0",
+		SessionListen: "127.0.0.1:0",
+	}
 }
 
 func (w *world) startHub(c cluster.HubConfig) {
@@ -197,8 +204,9 @@ func (w *world) agentConfig(name string) cluster.AgentConfig {
 		Bin: binaries(w.t), Dir: filepath.Join(w.dir, name), RunDir: filepath.Join(w.run, name),
 		APIURL: w.hub.Ready.APIURL, RootFingerprint: w.hub.RootFingerprint,
 		ContainerdAddress: w.containerd.Address, ContainerdNamespace: fmt.Sprintf("e2e-%03d-%s", w.number, name),
-		Bridge: w.bridge(n), PodCIDR: w.subnet(n) + "0/24", PortRange: w.ports(n), CgroupParent: fmt.Sprintf("/gpuaas-e2e-%03d-%s", w.number, name),
-		ExtraArgs: []string{"--beat", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval", "5s"},
+		Bridge: w.bridge(n), PodCIDR: w.subnet(n) + "0/24", PortRange: w.ports(n),
+		CgroupParent: fmt.Sprintf("/gpuaas-e2e-%03d-%s", w.number, name),
+		ExtraArgs:    []string{"--beat", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval", "5s"},
 	}
 }
 
@@ -308,7 +316,9 @@ func (w *world) allocate(a *cluster.Agent) {
 func (w *world) launch(name string) client.AppInstance {
 	w.t.Helper()
 	i, _, err := w.tenant.Launch(w.ctx, w.operator, client.AppInstanceCreate{
-		AppSlug: appSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{AllocationIds: []string{w.allocation.ID}},
+		AppSlug: appSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{
+			AllocationIds: []string{w.allocation.ID},
+		},
 	}, nil)
 	require.NoError(w.t, err)
 	require.NotEmpty(w.t, i.Endpoints)

@@ -30,8 +30,8 @@ type Bundle struct {
 	minVersions map[string]string
 }
 
-// Succeed accepts the next bundle: a higher version, of the same trust domain and no older epoch, signed by the old and by
-// the new root role.
+// Succeed accepts the next bundle: a higher version, of the same trust domain and no older epoch, signed by the old and
+// by the new root role.
 func (b Bundle) Succeed(env *Envelope) (Bundle, error) {
 	if b.message == nil {
 		return Bundle{}, Refuse(RefusalSignature, "there is no trust bundle to succeed")
@@ -62,7 +62,10 @@ func parseBundle(env *Envelope) (Bundle, error) {
 	if err := Unmarshal(env.GetPayload(), m); err != nil {
 		return Bundle{}, &RefusalError{Reason: RefusalMalformed, Detail: "the trust bundle cannot be read", Err: err}
 	}
-	b := Bundle{message: m, envelope: env, roles: map[string]*Role{}, revoked: map[string]bool{}, minVersions: map[string]string{}}
+	b := Bundle{
+		message: m, envelope: env, roles: map[string]*Role{}, revoked: map[string]bool{},
+		minVersions: map[string]string{},
+	}
 	if len(m.GetMinVersions()) > MaxMinVersions {
 		return Bundle{}, Refuse(RefusalTooLarge, "the trust bundle names over %d lowest versions", MaxMinVersions)
 	}
@@ -94,7 +97,8 @@ func parseBundle(env *Envelope) (Bundle, error) {
 func checkRole(r *Role) error {
 	isCA := r.GetName() == RoleNodeCA || r.GetName() == RoleHubCA
 	if !isCA && (r.GetThreshold() == 0 || int(r.GetThreshold()) > len(r.GetKeys())) {
-		return Refuse(RefusalMalformed, "role %q has a threshold of %d for %d keys", r.GetName(), r.GetThreshold(), len(r.GetKeys()))
+		return Refuse(RefusalMalformed, "role %q has a threshold of %d for %d keys", r.GetName(), r.GetThreshold(),
+			len(r.GetKeys()))
 	}
 	seen := map[string]bool{}
 	for _, k := range r.GetKeys() {
@@ -104,7 +108,8 @@ func checkRole(r *Role) error {
 		seen[k.GetKeyId()] = true
 		if isCA {
 			if _, err := x509.ParseCertificate(k.GetCertificate()); err != nil {
-				return &RefusalError{Reason: RefusalMalformed, Detail: "role " + r.GetName() + " holds a certificate that cannot be read", Err: err}
+				return &RefusalError{Reason: RefusalMalformed, Detail: "role " + r.GetName() + " holds a certificate that cannot " +
+					"be read", Err: err}
 			}
 			continue
 		}
@@ -152,13 +157,15 @@ func (b Bundle) ExpiresAt() (at time.Time, ok bool) {
 	return b.message.GetExpiresAt().AsTime(), b.message.GetExpiresAt() != nil
 }
 
-// Expired reports whether the bundle should have been replaced. It goes on to count: expiry is a condition, never a refusal.
+// Expired reports whether the bundle should have been replaced. It goes on to count: expiry is a condition, never a
+// refusal.
 func (b Bundle) Expired(now time.Time) bool {
 	at, ok := b.ExpiresAt()
 	return ok && now.After(at)
 }
 
-// Pin returns what a node that joins now is given: the fingerprint of the only root key, or the digest of the root role.
+// Pin returns what a node that joins now is given: the fingerprint of the only root key, or the digest of the root
+// role.
 func (b Bundle) Pin() string {
 	root := b.roles[RoleRoot]
 	if len(root.GetKeys()) == 1 {
@@ -176,8 +183,8 @@ func (b Bundle) Epoch() uint64 { return b.message.GetEpoch() }
 // IssuedAt returns when the bundle was made.
 func (b Bundle) IssuedAt() time.Time { return b.message.GetIssuedAt().AsTime() }
 
-// Under returns the bundle as it counts once a later one is there: its own keys, less those that the later one has revoked. The
-// lowest versions are the later one's.
+// Under returns the bundle as it counts once a later one is there: its own keys, less those that the later one has
+// revoked. The lowest versions are the later one's.
 func (b Bundle) Under(later Bundle) Bundle {
 	b.revoked = maps.Clone(b.revoked)
 	maps.Copy(b.revoked, later.revoked)

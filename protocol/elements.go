@@ -49,7 +49,8 @@ func countElements(d protoreflect.MessageDescriptor, raw []byte, left *int, dept
 		cost := 1
 		content, _ := protowire.ConsumeBytes(value)
 		isBytes := wire == protowire.BytesType
-		if isBytes && field.Message() == nil && field.Kind() != protoreflect.StringKind && field.Kind() != protoreflect.BytesKind {
+		if isBytes && field.Message() == nil && field.Kind() != protoreflect.StringKind &&
+			field.Kind() != protoreflect.BytesKind {
 			cost = len(content) // a packed list has at most as many entries as bytes
 		}
 		if *left -= cost; *left < 0 {

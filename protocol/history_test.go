@@ -22,15 +22,34 @@ func recorded() map[string]proto.Message {
 	at := timestamppb.New(time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC))
 	return map[string]proto.Message{
 		"hello": &protocol.NodeMessage{Message: &protocol.NodeMessage_Hello{Hello: &protocol.Hello{
-			ProtocolVersion: 1, AgentVersion: "1.0.0", Incarnation: "i1", Epoch: 1, Generation: 4, StateSha256: []byte{1, 2}, BundleVersion: 1, LastSegment: 9,
-			Facts: &protocol.NodeFacts{Hostname: "n1", CpuCores: 2, MemoryBytes: 1 << 34, Conditions: []string{"user_namespaces_unavailable"}, BootTime: at},
+			ProtocolVersion: 1, AgentVersion: "1.0.0", Incarnation: "i1", Epoch: 1, Generation: 4, StateSha256: []byte{1, 2},
+			BundleVersion: 1, LastSegment: 9,
+			Facts: &protocol.NodeFacts{
+				Hostname: "n1", CpuCores: 2, MemoryBytes: 1 << 34,
+				Conditions: []string{"user_namespaces_unavailable"}, BootTime: at,
+			},
 		}}},
-		"usage": &protocol.UsageSegment{NodeId: "n1", Incarnation: "i1", Number: 2, PreviousSha256: []byte{3}, SealedAt: at, Records: []*protocol.UsageRecord{
-			{Sequence: 5, MemberId: "m1", Revision: 1, Meter: "session_seconds", Quantity: 30_000_000, StartedAt: at, EndedAt: at, RunId: "r1", LeaseNo: 1, Final: true},
-		}},
-		"state": &protocol.DesiredState{NodeId: "n1", NodeKeySha256: []byte{4}, Epoch: 1, Generation: 4, IssuedAt: at, MinBundleVersion: 1, Parts: []*protocol.PartRef{{Id: "m1", Sha256: []byte{5}, SizeBytes: 6}}},
+		"usage": &protocol.UsageSegment{
+			NodeId: "n1", Incarnation: "i1", Number: 2, PreviousSha256: []byte{3}, SealedAt: at,
+			Records: []*protocol.UsageRecord{
+				{
+					Sequence: 5, MemberId: "m1", Revision: 1, Meter: "session_seconds", Quantity: 30_000_000, StartedAt: at,
+					EndedAt: at, RunId: "r1", LeaseNo: 1, Final: true,
+				},
+			},
+		},
+		"state": &protocol.DesiredState{
+			NodeId: "n1", NodeKeySha256: []byte{4}, Epoch: 1, Generation: 4, IssuedAt: at,
+			MinBundleVersion: 1, Parts: []*protocol.PartRef{{Id: "m1", Sha256: []byte{5}, SizeBytes: 6}},
+		},
 		"leases": &protocol.LeaseBatch{NodeId: "n1", Incarnation: "i1", Epoch: 1, IssuedAt: at, Leases: []*protocol.Lease{
-			{MemberId: "m1", LeaseNo: 1, HoldId: "h1", Prices: []*protocol.FrozenPrice{{Meter: "session_seconds", PriceId: "p1", PriceNanos: 7, PerQuantity: 1_000_000}}, CapNanos: 8, Currency: "USD", ExpiresAt: at, DurationSeconds: 604800, EndPolicy: "stop"},
+			{
+				MemberId: "m1", LeaseNo: 1, HoldId: "h1", Prices: []*protocol.FrozenPrice{{
+					Meter: "session_seconds", PriceId: "p1",
+					PriceNanos: 7, PerQuantity: 1_000_000,
+				}}, CapNanos: 8, Currency: "USD", ExpiresAt: at, DurationSeconds: 604800,
+				EndPolicy: "stop",
+			},
 		}},
 	}
 }
@@ -38,12 +57,18 @@ func recorded() map[string]proto.Message {
 // recordedV2 is what version 2 added: a restored hub asks for what a node has accepted.
 func recordedV2() map[string]proto.Message {
 	env := func(kind string) *protocol.Envelope {
-		return &protocol.Envelope{PayloadType: kind, Payload: []byte{1}, Signatures: []*protocol.Signature{{KeyId: "k1", Signature: []byte{2}}}}
+		return &protocol.Envelope{PayloadType: kind, Payload: []byte{1}, Signatures: []*protocol.Signature{
+			{KeyId: "k1", Signature: []byte{2}},
+		}}
 	}
 	return map[string]proto.Message{
-		"welcome": &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: &protocol.Welcome{ProtocolVersion: 2, SessionNo: 3, PostedSegment: 4, ArchivedSegment: 2, Bring: true}}},
+		"welcome": &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: &protocol.Welcome{
+			ProtocolVersion: 2,
+			SessionNo:       3, PostedSegment: 4, ArchivedSegment: 2, Bring: true,
+		}}},
 		"brought": &protocol.NodeMessage{Message: &protocol.NodeMessage_Brought{Brought: &protocol.Brought{
-			Bundle: env(protocol.PayloadBundle), State: env(protocol.PayloadState), Parts: [][]byte{{3}}, Leases: []*protocol.Envelope{env(protocol.PayloadLeases)}, Last: true,
+			Bundle: env(protocol.PayloadBundle), State: env(protocol.PayloadState), Parts: [][]byte{{3}},
+			Leases: []*protocol.Envelope{env(protocol.PayloadLeases)}, Last: true,
 		}}},
 	}
 }

@@ -6,7 +6,8 @@ const (
 	MaxControlBytes = 8 << 20
 	// MaxHelloBytes limits the first message of a node, which a hub reads before it knows more than the certificate.
 	MaxHelloBytes = 64 << 10
-	// MaxReportBaseBytes and MaxReportMemberBytes limit every other NodeMessage: base + members of the node × member bytes.
+	// MaxReportBaseBytes and MaxReportMemberBytes limit every other NodeMessage: base + members of the node × member
+	// bytes.
 	MaxReportBaseBytes   = 256 << 10
 	MaxReportMemberBytes = 16 << 10
 	// MaxEnvelopeBytes limits the payload of one signed document.
@@ -31,8 +32,8 @@ const (
 
 // Counts that a valid document never exceeds.
 const (
-	// MaxElements limits the nested messages and list entries of one message, counted on the wire before it is decoded: 16 for
-	// each of MaxParts members in a report.
+	// MaxElements limits the nested messages and list entries of one message, counted on the wire before it is decoded: 16
+	// for each of MaxParts members in a report.
 	MaxElements = 1 << 16
 	// MaxAccelerators limits the accelerators of one node; those beyond it are left out.
 	MaxAccelerators = 256

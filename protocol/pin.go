@@ -27,7 +27,8 @@ func RootRoleDigest(root *Role) string {
 		ids = append(ids, k.GetKeyId())
 	}
 	slices.Sort(ids)
-	sum := sha256.Sum256([]byte(fmt.Sprintf("gpuaas root role v1\n%d\n%s\n", root.GetThreshold(), strings.Join(ids, "\n"))))
+	sum := sha256.Sum256([]byte(fmt.Sprintf("gpuaas root role v1\n%d\n%s\n", root.GetThreshold(),
+		strings.Join(ids, "\n"))))
 	return RootRolePrefix + hex.EncodeToString(sum[:])
 }
 
@@ -39,14 +40,15 @@ func NormalizePin(pin string) (string, error) {
 		prefix, digits = RootRolePrefix, rest
 	}
 	if raw, err := hex.DecodeString(digits); err != nil || len(raw) != sha256.Size {
-		return "", Refuse(RefusalMalformed, "a root fingerprint is %s or %s followed by 64 hex digits", FingerprintPrefix, RootRolePrefix)
+		return "", Refuse(RefusalMalformed, "a root fingerprint is %s or %s followed by 64 hex digits", FingerprintPrefix,
+			RootRolePrefix)
 	}
 	return prefix + digits, nil
 }
 
-// VerifyBundle accepts a bundle that its own root role signed and that the pin names: the pinned key is one of the signers,
-// or the pinned digest is that of the root role. This is the one place where trust comes from outside: the pin reached the
-// node by another way than the bundle.
+// VerifyBundle accepts a bundle that its own root role signed and that the pin names: the pinned key is one of the
+// signers, or the pinned digest is that of the root role. This is the one place where trust comes from outside: the pin
+// reached the node by another way than the bundle.
 func VerifyBundle(env *Envelope, pin string) (Bundle, error) {
 	want, err := NormalizePin(pin)
 	if err != nil {
@@ -68,13 +70,14 @@ func VerifyBundle(env *Envelope, pin string) (Bundle, error) {
 		return Bundle{}, err
 	}
 	if !slices.Contains(signers, strings.TrimPrefix(want, FingerprintPrefix)) {
-		return Bundle{}, Refuse(RefusalSignature, "the trust bundle is not signed by the root key with the fingerprint that was given")
+		return Bundle{}, Refuse(RefusalSignature, "the trust bundle is not signed by the root key with the fingerprint "+
+			"that was given")
 	}
 	return b, nil
 }
 
-// VerifyChain verifies the first bundle by the pin and each further one as the successor of the one before it. It returns
-// the last one.
+// VerifyChain verifies the first bundle by the pin and each further one as the successor of the one before it. It
+// returns the last one.
 func VerifyChain(pin string, chain ...*Envelope) (Bundle, error) {
 	if len(chain) == 0 {
 		return Bundle{}, Refuse(RefusalSignature, "there is no trust bundle")

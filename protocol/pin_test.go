@@ -44,26 +44,53 @@ func TestABundleThePinnedRootDidNotSignIsRefused(t *testing.T) {
 		pin  string
 		want string
 	}{
-		"signed by the pinned key":               {signBundle(t, w.message(1), root), protocol.Fingerprint(root.pub), ""},
-		"the pinned key is only listed":          {signBundle(t, w.withRoot(1, 1, root, thief), thief), protocol.Fingerprint(root.pub), protocol.RefusalSignature},
-		"under the pinned key's id":              {relabelled, protocol.Fingerprint(root.pub), protocol.RefusalSignature},
-		"signed by the pinned key, not listed":   {signBundle(t, w.withRoot(1, 1, thief), root, thief), protocol.Fingerprint(root.pub), protocol.RefusalSignature},
-		"the pinned key is listed and revoked":   {signBundle(t, revoked, root, thief), protocol.Fingerprint(root.pub), protocol.RefusalSignature},
-		"2 of 3, the pinned key did not sign":    {signBundle(t, three, second, third), protocol.Fingerprint(root.pub), protocol.RefusalSignature},
-		"2 of 3, the pinned key signed":          {signBundle(t, three, root, third), protocol.Fingerprint(root.pub), ""},
-		"2 of 3, only the pinned key":            {signBundle(t, three, root), protocol.Fingerprint(root.pub), protocol.RefusalSignature},
-		"2 of 3, the pinned key twice":           {signBundle(t, three, root, root), protocol.Fingerprint(root.pub), protocol.RefusalSignature},
-		"2 of 3 by the digest of the role":       {signBundle(t, three, second, third), protocol.RootRoleDigest(three.Roles[0]), ""},
-		"digest of the role, too few signatures": {signBundle(t, three, second), protocol.RootRoleDigest(three.Roles[0]), protocol.RefusalSignature},
+		"signed by the pinned key": {signBundle(t, w.message(1), root), protocol.Fingerprint(root.pub), ""},
+		"the pinned key is only listed": {
+			signBundle(t, w.withRoot(1, 1, root, thief), thief),
+			protocol.Fingerprint(root.pub), protocol.RefusalSignature,
+		},
+		"under the pinned key's id": {relabelled, protocol.Fingerprint(root.pub), protocol.RefusalSignature},
+		"signed by the pinned key, not listed": {
+			signBundle(t, w.withRoot(1, 1, thief), root, thief),
+			protocol.Fingerprint(root.pub), protocol.RefusalSignature,
+		},
+		"the pinned key is listed and revoked": {
+			signBundle(t, revoked, root, thief), protocol.Fingerprint(root.pub),
+			protocol.RefusalSignature,
+		},
+		"2 of 3, the pinned key did not sign": {
+			signBundle(t, three, second, third), protocol.Fingerprint(root.pub),
+			protocol.RefusalSignature,
+		},
+		"2 of 3, the pinned key signed": {signBundle(t, three, root, third), protocol.Fingerprint(root.pub), ""},
+		"2 of 3, only the pinned key": {
+			signBundle(t, three, root), protocol.Fingerprint(root.pub),
+			protocol.RefusalSignature,
+		},
+		"2 of 3, the pinned key twice": {
+			signBundle(t, three, root, root), protocol.Fingerprint(root.pub),
+			protocol.RefusalSignature,
+		},
+		"2 of 3 by the digest of the role": {
+			signBundle(t, three, second, third),
+			protocol.RootRoleDigest(three.Roles[0]), "",
+		},
+		"digest of the role, too few signatures": {
+			signBundle(t, three, second), protocol.RootRoleDigest(three.Roles[0]),
+			protocol.RefusalSignature,
+		},
 		"digest of the role, another threshold": {
-			signBundle(t, w.withRoot(1, 1, root, second, third), second), protocol.RootRoleDigest(three.Roles[0]), protocol.RefusalSignature,
+			signBundle(t, w.withRoot(1, 1, root, second, third), second), protocol.RootRoleDigest(three.Roles[0]),
+			protocol.RefusalSignature,
 		},
 		"digest of the role, one more key": {
-			signBundle(t, w.withRoot(1, 2, root, second, third, thief), second, thief), protocol.RootRoleDigest(three.Roles[0]), protocol.RefusalSignature,
+			signBundle(t, w.withRoot(1, 2, root, second, third, thief), second, thief), protocol.RootRoleDigest(three.Roles[0]),
+			protocol.RefusalSignature,
 		},
 		"a role's digest given as a key's": {
 			signBundle(t, three, root, third),
-			protocol.FingerprintPrefix + strings.TrimPrefix(protocol.RootRoleDigest(three.Roles[0]), protocol.RootRolePrefix), protocol.RefusalSignature,
+			protocol.FingerprintPrefix + strings.TrimPrefix(protocol.RootRoleDigest(three.Roles[0]), protocol.RootRolePrefix),
+			protocol.RefusalSignature,
 		},
 		"no pin":       {signBundle(t, w.message(1), root), "", protocol.RefusalMalformed},
 		"a short pin":  {signBundle(t, w.message(1), root), "sha256:00", protocol.RefusalMalformed},
@@ -114,8 +141,8 @@ func TestEveryBundleThatVerifiesCarriesThePinnedKeysSignature(t *testing.T) {
 	})
 }
 
-// requireSignedBy looks for the key's signature with another function than the one under test: a key of its own verifies
-// the payload as the only member of a role.
+// requireSignedBy looks for the key's signature with another function than the one under test: a key of its own
+// verifies the payload as the only member of a role.
 func requireSignedBy(t require.TestingT, env *protocol.Envelope, k key) {
 	found := false
 	for _, s := range env.GetSignatures() {
@@ -131,7 +158,8 @@ func FuzzVerifyBundle(f *testing.F) {
 	w := newWorld(f)
 	thief := newKey(f)
 	for _, env := range []*protocol.Envelope{
-		w.bundle.Envelope(), signBundle(f, w.withRoot(1, 1, w.root, thief), thief), signBundle(f, w.withRoot(1, 2, w.root, thief), w.root, thief),
+		w.bundle.Envelope(), signBundle(f, w.withRoot(1, 1, w.root, thief), thief), signBundle(f,
+			w.withRoot(1, 2, w.root, thief), w.root, thief),
 	} {
 		seed, err := proto.Marshal(env)
 		require.NoError(f, err)

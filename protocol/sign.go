@@ -93,7 +93,10 @@ type signatureJSON struct {
 func EnvelopeToJSON(env *Envelope) ([]byte, error) {
 	out := envelopeJSON{PayloadType: env.GetPayloadType(), Payload: base64.StdEncoding.EncodeToString(env.GetPayload())}
 	for _, s := range env.GetSignatures() {
-		out.Signatures = append(out.Signatures, signatureJSON{KeyID: s.GetKeyId(), Sig: base64.StdEncoding.EncodeToString(s.GetSignature())})
+		out.Signatures = append(out.Signatures, signatureJSON{
+			KeyID: s.GetKeyId(),
+			Sig:   base64.StdEncoding.EncodeToString(s.GetSignature()),
+		})
 	}
 	return json.MarshalIndent(out, "", "  ")
 }
@@ -122,8 +125,8 @@ func EnvelopeFromJSON(data []byte) (*Envelope, error) {
 	return env, nil
 }
 
-// signedBy counts the distinct keys of the list that signed the envelope and were not revoked. A revoked key that did sign
-// is told apart from a wrong signature, so that an admin sees which of the two happened.
+// signedBy counts the distinct keys of the list that signed the envelope and were not revoked. A revoked key that did
+// sign is told apart from a wrong signature, so that an admin sees which of the two happened.
 func signedBy(env *Envelope, keys []*PublicKey, revoked map[string]bool) (ids []string, sawRevoked bool) {
 	encoded := dsse.PAE(env.GetPayloadType(), env.GetPayload())
 	seen := map[string]bool{}

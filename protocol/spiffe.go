@@ -48,8 +48,8 @@ func ParseSPIFFE(u *url.URL) (trustDomain, kind, id string, err error) {
 	return u.Host, parts[0], parts[1], nil
 }
 
-// PeerID returns the id in a certificate that was verified already. It must hold exactly one URI name (SPIFFE X.509-SVID,
-// section 2), of the trust domain and kind.
+// PeerID returns the id in a certificate that was verified already. It must hold exactly one URI name (SPIFFE
+// X.509-SVID, section 2), of the trust domain and kind.
 func PeerID(cert *x509.Certificate, trustDomain, kind string) (string, error) {
 	if len(cert.URIs) != 1 {
 		return "", fmt.Errorf("the certificate has %d URI names, one SPIFFE id is needed", len(cert.URIs))

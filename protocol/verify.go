@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Verified is a document whose signature and address were checked. Only this package makes one; its zero value is refused by
-// everyone who takes one.
+// Verified is a document whose signature and address were checked. Only this package makes one; its zero value is
+// refused by everyone who takes one.
 type Verified[T proto.Message] struct {
 	message  T
 	envelope *Envelope
@@ -50,11 +50,15 @@ func VerifyState(env *Envelope, b Bundle, me NodeIdentity) (Verified[*DesiredSta
 	}
 	switch {
 	case m.GetNodeId() != me.ID || subtle.ConstantTimeCompare(m.GetNodeKeySha256(), me.KeySHA256[:]) != 1:
-		return Verified[*DesiredState]{}, Refuse(RefusalWrongNode, "the desired state is for another node or another key of it")
+		return Verified[*DesiredState]{}, Refuse(RefusalWrongNode, "the desired state is for another node or another key "+
+			"of it")
 	case m.GetMinBundleVersion() > b.Version():
-		return Verified[*DesiredState]{}, Refuse(RefusalBundleOld, "the desired state needs trust bundle %d, this node has %d", m.GetMinBundleVersion(), b.Version())
+		return Verified[*DesiredState]{},
+			Refuse(RefusalBundleOld, "the desired state needs trust bundle %d, this node has %d", m.GetMinBundleVersion(),
+				b.Version())
 	case m.GetEpoch() != b.Epoch():
-		return Verified[*DesiredState]{}, Refuse(RefusalEpoch, "the desired state is of epoch %d, the trust bundle of %d", m.GetEpoch(), b.Epoch())
+		return Verified[*DesiredState]{}, Refuse(RefusalEpoch, "the desired state is of epoch %d, the trust bundle of %d",
+			m.GetEpoch(), b.Epoch())
 	case m.GetGeneration() == 0:
 		return Verified[*DesiredState]{}, Refuse(RefusalMalformed, "generations start at 1")
 	case len(m.GetParts()) > MaxParts:
@@ -112,15 +116,16 @@ func VerifyLeases(env *Envelope, b Bundle, me NodeIdentity) (Verified[*LeaseBatc
 	case m.GetNodeId() != me.ID:
 		return Verified[*LeaseBatch]{}, Refuse(RefusalWrongNode, "the leases are for another node")
 	case m.GetEpoch() != b.Epoch():
-		return Verified[*LeaseBatch]{}, Refuse(RefusalEpoch, "the leases are of epoch %d, the trust bundle of %d", m.GetEpoch(), b.Epoch())
+		return Verified[*LeaseBatch]{}, Refuse(RefusalEpoch, "the leases are of epoch %d, the trust bundle of %d",
+			m.GetEpoch(), b.Epoch())
 	case len(m.GetLeases()) > MaxLeases:
 		return Verified[*LeaseBatch]{}, Refuse(RefusalTooLarge, "the batch has over %d leases", MaxLeases)
 	}
 	return v, nil
 }
 
-// VerifySegment checks that a usage segment is signed by the node's own key. Whose segment it is and its place in the chain
-// are checked where the chain is stored.
+// VerifySegment checks that a usage segment is signed by the node's own key. Whose segment it is and its place in the
+// chain are checked where the chain is stored.
 func VerifySegment(env *Envelope, node ed25519.PublicKey) (Verified[*UsageSegment], error) {
 	v, err := verifyOfNode(env, PayloadSegment, MaxSegmentBytes, node, &UsageSegment{})
 	if err == nil && len(v.message.GetRecords()) > MaxSegmentRecords {
@@ -129,14 +134,16 @@ func VerifySegment(env *Envelope, node ed25519.PublicKey) (Verified[*UsageSegmen
 	return v, err
 }
 
-// VerifyOwnerRefusal checks that the refusal of a node's owner is signed by the node's own key and about this very status.
+// VerifyOwnerRefusal checks that the refusal of a node's owner is signed by the node's own key and about this very
+// status.
 func VerifyOwnerRefusal(s *WorkloadStatus, nodeID string, node ed25519.PublicKey) (Verified[*OwnerRefusal], error) {
 	v, err := verifyOfNode(s.GetOwnerRefusal(), PayloadRefusal, MaxRefusalBytes, node, &OwnerRefusal{})
 	if err != nil {
 		return v, err
 	}
 	m := v.message
-	if m.GetNodeId() != nodeID || m.GetMemberId() != s.GetMemberId() || m.GetInstanceId() != s.GetInstanceId() || m.GetRevision() != s.refusedRevision() {
+	if m.GetNodeId() != nodeID || m.GetMemberId() != s.GetMemberId() || m.GetInstanceId() != s.GetInstanceId() ||
+		m.GetRevision() != s.refusedRevision() {
 		return Verified[*OwnerRefusal]{}, Refuse(RefusalMalformed, "the owner's refusal is about something else")
 	}
 	return v, nil
@@ -156,14 +163,17 @@ const statusFailed = "failed"
 // RefuseAsOwner adds to a status that the node's owner refused what it is about, with its detail as the rule.
 func (s *WorkloadStatus) RefuseAsOwner(nodeID string, signer Signer) error {
 	env, err := SignMessage(PayloadRefusal, &OwnerRefusal{
-		NodeId: nodeID, MemberId: s.GetMemberId(), InstanceId: s.GetInstanceId(), Revision: s.refusedRevision(), Rule: s.GetDetail(),
+		NodeId: nodeID, MemberId: s.GetMemberId(), InstanceId: s.GetInstanceId(), Revision: s.refusedRevision(),
+		Rule: s.GetDetail(),
 	}, signer)
 	s.OwnerRefusal = env
 	return err
 }
 
 // verifyOfNode reads what a node signed with its own key.
-func verifyOfNode[M proto.Message](env *Envelope, payloadType string, maxBytes int, node ed25519.PublicKey, m M) (Verified[M], error) {
+func verifyOfNode[M proto.Message](env *Envelope, payloadType string, maxBytes int, node ed25519.PublicKey,
+	m M,
+) (Verified[M], error) {
 	if err := checkShape(env, payloadType, maxBytes); err != nil {
 		return Verified[M]{}, err
 	}
@@ -197,7 +207,8 @@ func VerifyDelegation(env *Envelope, b Bundle, now time.Time) (Verified[*Delegat
 	}
 	for _, p := range m.GetRepositoryPrefixes() {
 		if len(p) < 2 || p[len(p)-1] != '/' || p[0] == '/' {
-			return Verified[*Delegation]{}, Refuse(RefusalMalformed, "a repository prefix does not end in a slash or starts with one")
+			return Verified[*Delegation]{}, Refuse(RefusalMalformed, "a repository prefix does not end in a slash or starts "+
+				"with one")
 		}
 	}
 	return v, nil
@@ -211,8 +222,8 @@ type Publisher struct {
 	RepositoryPrefixes []string
 }
 
-// VerifyPublisher checks a manifest's envelope. With a delegation the publisher that it names must have signed; without one,
-// the catalog role itself, which may speak for every repository.
+// VerifyPublisher checks a manifest's envelope. With a delegation the publisher that it names must have signed; without
+// one, the catalog role itself, which may speak for every repository.
 func VerifyPublisher(env, delegation *Envelope, b Bundle, now time.Time) ([]byte, Publisher, error) {
 	if err := checkShape(env, PayloadManifest, MaxManifestBytes); err != nil {
 		return nil, Publisher{}, err
@@ -230,12 +241,18 @@ func VerifyPublisher(env, delegation *Envelope, b Bundle, now time.Time) ([]byte
 	}
 	m := d.Message()
 	if ids, _ := signedBy(env, []*PublicKey{m.GetPublisher()}, b.revoked); len(ids) != 1 {
-		return nil, Publisher{}, Refuse(RefusalSignature, "the manifest is not signed by the publisher that the delegation names")
+		return nil, Publisher{}, Refuse(RefusalSignature, "the manifest is not signed by the publisher that the delegation "+
+			"names")
 	}
-	return env.GetPayload(), Publisher{KeyID: m.GetPublisher().GetKeyId(), OrgSlug: m.GetOrgSlug(), RepositoryPrefixes: m.GetRepositoryPrefixes()}, nil
+	return env.GetPayload(), Publisher{
+		KeyID: m.GetPublisher().GetKeyId(), OrgSlug: m.GetOrgSlug(),
+		RepositoryPrefixes: m.GetRepositoryPrefixes(),
+	}, nil
 }
 
-func verify[T proto.Message](env *Envelope, payloadType string, maxBytes int, b Bundle, role string, m T) (Verified[T], error) {
+func verify[T proto.Message](env *Envelope, payloadType string, maxBytes int, b Bundle, role string,
+	m T,
+) (Verified[T], error) {
 	if err := checkShape(env, payloadType, maxBytes); err != nil {
 		return Verified[T]{}, err
 	}

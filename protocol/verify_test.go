@@ -40,7 +40,10 @@ func (k key) public() *protocol.PublicKey {
 func caDER(t require.TestingT) []byte {
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotAfter: time.Unix(4e9, 0), IsCA: true, BasicConstraintsValid: true}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"},
+		NotAfter: time.Unix(4e9, 0), IsCA: true, BasicConstraintsValid: true,
+	}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, k.Public(), k)
 	require.NoError(t, err)
 	return der
@@ -80,7 +83,10 @@ func newWorld(t require.TestingT) *world {
 }
 
 func (w *world) desired() *protocol.DesiredState {
-	return &protocol.DesiredState{NodeId: w.me.ID, NodeKeySha256: w.me.KeySHA256[:], Epoch: 1, Generation: 7, MinBundleVersion: 1}
+	return &protocol.DesiredState{
+		NodeId: w.me.ID, NodeKeySha256: w.me.KeySHA256[:], Epoch: 1, Generation: 7,
+		MinBundleVersion: 1,
+	}
 }
 
 func TestDesiredStateIsRefusedWithAReason(t *testing.T) {
@@ -94,14 +100,23 @@ func TestDesiredStateIsRefusedWithAReason(t *testing.T) {
 		"as it should be":        {want: ""},
 		"signed by a stranger":   {signer: other.signer, want: protocol.RefusalSignature},
 		"signed by another role": {signer: w.lease.signer, want: protocol.RefusalSignature},
-		"for another node":       {change: func(d *protocol.DesiredState) { d.NodeId = "node-2" }, want: protocol.RefusalWrongNode},
+		"for another node": {change: func(d *protocol.DesiredState) {
+			d.NodeId = "node-2"
+		}, want: protocol.RefusalWrongNode},
 		"for an older key of this node": {change: func(d *protocol.DesiredState) {
 			d.NodeKeySha256 = make([]byte, 32)
 		}, want: protocol.RefusalWrongNode},
-		"of an unknown epoch":      {change: func(d *protocol.DesiredState) { d.Epoch = 2 }, want: protocol.RefusalEpoch},
-		"needing a newer bundle":   {change: func(d *protocol.DesiredState) { d.MinBundleVersion = 2 }, want: protocol.RefusalBundleOld},
-		"without a generation":     {change: func(d *protocol.DesiredState) { d.Generation = 0 }, want: protocol.RefusalMalformed},
-		"with a part of no digest": {change: func(d *protocol.DesiredState) { d.Parts = []*protocol.PartRef{{Id: "a"}} }, want: protocol.RefusalMalformed},
+		"of an unknown epoch": {change: func(d *protocol.DesiredState) { d.Epoch = 2 }, want: protocol.RefusalEpoch},
+		"needing a newer bundle": {change: func(d *protocol.DesiredState) {
+			d.MinBundleVersion = 2
+		}, want: protocol.RefusalBundleOld},
+		"without a generation": {change: func(d *protocol.DesiredState) {
+			d.Generation = 0
+		}, want: protocol.RefusalMalformed},
+		"with a part of no digest": {
+			change: func(d *protocol.DesiredState) { d.Parts = []*protocol.PartRef{{Id: "a"}} },
+			want:   protocol.RefusalMalformed,
+		},
 		"with a part twice": {change: func(d *protocol.DesiredState) {
 			d.Parts = []*protocol.PartRef{{Id: "a", Sha256: make([]byte, 32)}, {Id: "a", Sha256: make([]byte, 32)}}
 		}, want: protocol.RefusalMalformed},
@@ -248,7 +263,8 @@ func TestPublisherSignsOnlyWithALivingDelegation(t *testing.T) {
 	publisher, now := newKey(t), time.Unix(1_800_000_000, 0)
 	delegate := func(expires time.Time, signer protocol.Signer) *protocol.Envelope {
 		env, err := protocol.SignMessage(protocol.PayloadDelegation, &protocol.Delegation{
-			Publisher: publisher.public(), OrgSlug: "acme", RepositoryPrefixes: []string{"org/acme/"}, ExpiresAt: timestamppb.New(expires),
+			Publisher: publisher.public(), OrgSlug: "acme", RepositoryPrefixes: []string{"org/acme/"},
+			ExpiresAt: timestamppb.New(expires),
 		}, signer)
 		require.NoError(t, err)
 		return env
@@ -271,7 +287,8 @@ func TestPublisherSignsOnlyWithALivingDelegation(t *testing.T) {
 
 func TestSegmentIsSignedByTheNodeItself(t *testing.T) {
 	w := newWorld(t)
-	env, err := protocol.SignMessage(protocol.PayloadSegment, &protocol.UsageSegment{NodeId: w.me.ID, Number: 1}, w.node.signer)
+	env, err := protocol.SignMessage(protocol.PayloadSegment, &protocol.UsageSegment{NodeId: w.me.ID, Number: 1},
+		w.node.signer)
 	require.NoError(t, err)
 	v, err := protocol.VerifySegment(env, w.node.pub)
 	require.NoError(t, err)
@@ -286,17 +303,33 @@ func TestLaw15AnOwnersRefusalIsSignedAndAboutOneRevision(t *testing.T) {
 		change func(*protocol.WorkloadStatus)
 		says   string
 	}{
-		"as it was signed":             {func(*protocol.WorkloadStatus) {}, ""},
-		"nothing is signed":            {func(s *protocol.WorkloadStatus) { s.OwnerRefusal = nil }, protocol.RefusalMalformed},
-		"another member":               {func(s *protocol.WorkloadStatus) { s.MemberId = "m2" }, protocol.RefusalMalformed},
-		"another instance":             {func(s *protocol.WorkloadStatus) { s.InstanceId = "i2" }, protocol.RefusalMalformed},
-		"another revision":             {func(s *protocol.WorkloadStatus) { s.Revision = 4 }, protocol.RefusalMalformed},
-		"altered":                      {func(s *protocol.WorkloadStatus) { s.OwnerRefusal.Payload[3] ^= 1 }, protocol.RefusalSignature},
-		"signed by the hub":            {func(s *protocol.WorkloadStatus) { _ = s.RefuseAsOwner(w.me.ID, w.state.signer) }, protocol.RefusalSignature},
-		"of another node":              {func(s *protocol.WorkloadStatus) { _ = s.RefuseAsOwner("n2", w.node.signer) }, protocol.RefusalMalformed},
-		"why it went back, at the new": {func(s *protocol.WorkloadStatus) { s.Status, s.Revision, s.FallbackFromRevision = "ready", 2, 3 }, ""},
+		"as it was signed": {func(*protocol.WorkloadStatus) {}, ""},
+		"nothing is signed": {func(s *protocol.WorkloadStatus) {
+			s.OwnerRefusal = nil
+		}, protocol.RefusalMalformed},
+		"another member":   {func(s *protocol.WorkloadStatus) { s.MemberId = "m2" }, protocol.RefusalMalformed},
+		"another instance": {func(s *protocol.WorkloadStatus) { s.InstanceId = "i2" }, protocol.RefusalMalformed},
+		"another revision": {func(s *protocol.WorkloadStatus) { s.Revision = 4 }, protocol.RefusalMalformed},
+		"altered": {
+			func(s *protocol.WorkloadStatus) { s.OwnerRefusal.Payload[3] ^= 1 },
+			protocol.RefusalSignature,
+		},
+		"signed by the hub": {
+			func(s *protocol.WorkloadStatus) { _ = s.RefuseAsOwner(w.me.ID, w.state.signer) },
+			protocol.RefusalSignature,
+		},
+		"of another node": {
+			func(s *protocol.WorkloadStatus) { _ = s.RefuseAsOwner("n2", w.node.signer) },
+			protocol.RefusalMalformed,
+		},
+		"why it went back, at the new": {func(s *protocol.WorkloadStatus) {
+			s.Status, s.Revision, s.FallbackFromRevision = "ready", 2, 3
+		}, ""},
 	} {
-		s := &protocol.WorkloadStatus{MemberId: "m1", InstanceId: "i1", Revision: 3, Status: "failed", Reason: "owner_refused", Detail: "Not here."}
+		s := &protocol.WorkloadStatus{
+			MemberId: "m1", InstanceId: "i1", Revision: 3, Status: "failed",
+			Reason: "owner_refused", Detail: "Not here.",
+		}
 		require.NoError(t, s.RefuseAsOwner(w.me.ID, w.node.signer))
 		c.change(s)
 		v, err := protocol.VerifyOwnerRefusal(s, w.me.ID, w.node.pub)
@@ -317,7 +350,10 @@ func TestASignatureOfAnotherLengthIsRefused(t *testing.T) {
 		require.NoError(t, err)
 		return env
 	}
-	status := &protocol.WorkloadStatus{MemberId: "m1", InstanceId: "i1", Revision: 3, Status: "failed", Reason: "owner_refused"}
+	status := &protocol.WorkloadStatus{
+		MemberId: "m1", InstanceId: "i1", Revision: 3, Status: "failed",
+		Reason: "owner_refused",
+	}
 	require.NoError(t, status.RefuseAsOwner(w.me.ID, w.node.signer))
 	documents := map[string]struct {
 		envelope *protocol.Envelope
@@ -354,7 +390,10 @@ func TestASignatureOfAnotherLengthIsRefused(t *testing.T) {
 	for name, d := range documents {
 		require.NoError(t, d.verify(d.envelope), name)
 		unknown := proto.CloneOf(d.envelope)
-		unknown.Signatures = append(unknown.Signatures, &protocol.Signature{KeyId: protocol.KeyID(newKey(t).pub), Signature: signature})
+		unknown.Signatures = append(unknown.Signatures, &protocol.Signature{
+			KeyId:     protocol.KeyID(newKey(t).pub),
+			Signature: signature,
+		})
 		require.NoError(t, d.verify(unknown), "%s: a key that the verifier does not know may have signed, too", name)
 		for what, s := range besides {
 			long := proto.CloneOf(d.envelope)

@@ -1,7 +1,7 @@
 package protocol
 
-// Version is the protocol that this build speaks best. Hello, usage upload and release fetch of version 1 are served for
-// ever.
+// Version is the protocol that this build speaks best. Hello, usage upload and release fetch of version 1 are served
+// for ever.
 //
 // History:
 //
@@ -9,7 +9,8 @@ package protocol
 //	   2026-11-21  before any release: Hello.last_session, Welcome.posted_sha256 and quarantined, UsageAck.posted_sha256.
 //	2  2026-11-21  a restored hub asks for what a node has accepted: bring in the welcome, brought up the control stream.
 //	   2026-11-22  before any release: Workload.first_named_at.
-//	   2026-11-22  expires_at and min_versions in bundles; a bundle is fetched as the successor of the one that the node holds.
+//	   2026-11-22  expires_at and min_versions in bundles; a bundle is fetched as the successor of the one
+//	               that the node holds.
 const Version = 2
 
 // BringVersion is the first that knows of Brought.

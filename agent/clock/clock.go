@@ -1,7 +1,7 @@
-// Package clock tells a node's time from three sources, none of which is enough alone: the machine's own clock, which may be
-// wrong and may be set at any moment; the counter since boot, which nobody can set but which begins anew with each boot; and
-// what a hub has said. Within one boot the time always goes on from an anchor by the counter alone. It is pure: who holds a
-// Clock reads the machine and keeps the stamps (agent/internal/state).
+// Package clock tells a node's time from three sources, none of which is enough alone: the machine's own clock, which
+// may be wrong and may be set at any moment; the counter since boot, which nobody can set but which begins anew with
+// each boot; and what a hub has said. Within one boot the time always goes on from an anchor by the counter alone. It
+// is pure: who holds a Clock reads the machine and keeps the stamps (agent/internal/state).
 //
 // Where the truth is unknown, the earlier time counts: leases last, and nothing is billed that may not have passed.
 package clock
@@ -44,7 +44,8 @@ type Stamp struct {
 type Known struct {
 	// Last is the newest stamp; zero in a new store.
 	Last Stamp
-	// Certain has passed for sure: the build of the program and the newest trust bundle. Not even a hub sets a clock below it.
+	// Certain has passed for sure: the build of the program and the newest trust bundle. Not even a hub sets a clock below
+	// it.
 	Certain time.Time
 	// Signed is the newest time in a document that a hub signed. It has passed, unless that hub's clock ran ahead.
 	Signed time.Time
@@ -56,8 +57,8 @@ type Clock struct {
 	floor  time.Time
 }
 
-// Start begins the clock of a process. In a boot that the last stamp knows it goes on from there. After another boot it goes by
-// the machine's clock, which has counted while the power was off.
+// Start begins the clock of a process. In a boot that the last stamp knows it goes on from there. After another boot it
+// goes by the machine's clock, which has counted while the power was off.
 func Start(k Known, r Reading) Clock {
 	signed := later(k.Certain, k.Signed)
 	if k.Last.At.IsZero() || k.Last.BootID != r.BootID {
@@ -70,9 +71,9 @@ func Start(k Known, r Reading) Clock {
 	return c.atLeast(signed, r)
 }
 
-// afterBoot is where the time goes on after the machine was off. There are two ways to tell it by the machine's clock: what it
-// says, and how far it has come since the last stamp, which is right also when that clock is wrong by a constant. The earlier
-// one that is not before what has passed counts; unless both agree, the time is in doubt.
+// afterBoot is where the time goes on after the machine was off. There are two ways to tell it by the machine's clock:
+// what it says, and how far it has come since the last stamp, which is right also when that clock is wrong by a
+// constant. The earlier one that is not before what has passed counts; unless both agree, the time is in doubt.
 func afterBoot(last Stamp, passed time.Time, r Reading) Stamp {
 	at, doubtful := r.RTC, false
 	if !last.RTC.IsZero() {
@@ -95,8 +96,9 @@ func (c Clock) At(r Reading) time.Time {
 	return c.anchor.At.Add(r.SinceBoot - c.anchor.SinceBoot).Round(0).UTC()
 }
 
-// Earliest is the earliest time that it may be. Until a hub has told the time in this boot, only the machine's clock has said that
-// it is as late as At: where that clock has been set back since, no more has passed for sure than what is certain.
+// Earliest is the earliest time that it may be. Until a hub has told the time in this boot, only the machine's clock
+// has said that it is as late as At: where that clock has been set back since, no more has passed for sure than what is
+// certain.
 func (c Clock) Earliest(r Reading) time.Time {
 	at := c.At(r)
 	if c.anchor.Synced || !r.RTC.Before(at) {
@@ -105,8 +107,9 @@ func (c Clock) Earliest(r Reading) time.Time {
 	return later(r.RTC, c.floor).Round(0).UTC()
 }
 
-// Sync takes over the time that a hub told in an answer that took so long: it lies between hub and hub + took now. A clock that
-// is in there, or Near it, is as right as can be known and is left as it is; any other is set to the nearer end.
+// Sync takes over the time that a hub told in an answer that took so long: it lies between hub and hub + took now. A
+// clock that is in there, or Near it, is as right as can be known and is left as it is; any other is set to the nearer
+// end.
 func (c Clock) Sync(hub time.Time, took time.Duration, r Reading) Clock {
 	at, latest := c.At(r), hub.Add(took)
 	switch {
@@ -135,8 +138,8 @@ func (c Clock) atLeast(t time.Time, r Reading) Clock {
 // Doubtful is true while the time is no more than the earliest that it can be.
 func (c Clock) Doubtful() bool { return c.anchor.Doubtful }
 
-// Wrong reports whether the machine's own clock cannot be what it should be: the time is in doubt, or that clock tells another
-// one.
+// Wrong reports whether the machine's own clock cannot be what it should be: the time is in doubt, or that clock tells
+// another one.
 func (c Clock) Wrong(r Reading) bool {
 	return c.Doubtful() || c.At(r).Sub(r.RTC).Abs() > Slack
 }
@@ -149,10 +152,10 @@ func (c Clock) Stamp(r Reading) Stamp {
 	}
 }
 
-// Happened converts a time of the machine's clock to the node's: that of something, such as a start, which happened after a
-// moment that is known and before the reading. The machine's clock may have been set since the last stamp, so the time is what
-// that clock meant before or what it means now, whichever lies in between; the later one when both do, and that of the reading
-// when neither does. Zero stays zero.
+// Happened converts a time of the machine's clock to the node's: that of something, such as a start, which happened
+// after a moment that is known and before the reading. The machine's clock may have been set since the last stamp, so
+// the time is what that clock meant before or what it means now, whichever lies in between; the later one when both do,
+// and that of the reading when neither does. Zero stays zero.
 func (c Clock) Happened(t, after time.Time, last Stamp, r Reading) time.Time {
 	if t.IsZero() {
 		return t
@@ -169,8 +172,8 @@ func (c Clock) Happened(t, after time.Time, last Stamp, r Reading) time.Time {
 	return found
 }
 
-// Exited converts the machine's time of an exit that happened after the last stamp, like Happened, but takes the earlier one when
-// both lie in between. When neither does, the exit counts as unseen: it returns zero.
+// Exited converts the machine's time of an exit that happened after the last stamp, like Happened, but takes the
+// earlier one when both lie in between. When neither does, the exit counts as unseen: it returns zero.
 func (c Clock) Exited(t time.Time, last Stamp, r Reading) time.Time {
 	if t.IsZero() {
 		return t
@@ -184,8 +187,8 @@ func (c Clock) Exited(t time.Time, last Stamp, r Reading) time.Time {
 	return found
 }
 
-// meanings are what a time of the machine's clock can have meant: by how that clock stood at the last stamp, and by how it
-// stands now.
+// meanings are what a time of the machine's clock can have meant: by how that clock stood at the last stamp, and by how
+// it stands now.
 func (c Clock) meanings(t time.Time, last Stamp, r Reading) []time.Time {
 	out := []time.Time{t.Add(c.At(r).Sub(r.RTC)).Round(0).UTC()}
 	if !last.RTC.IsZero() {

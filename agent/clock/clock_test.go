@@ -23,7 +23,8 @@ func newMachine(rtc time.Time, boot string) *machine {
 
 func (m *machine) pass(d time.Duration) { m.RTC, m.SinceBoot = m.RTC.Add(d), m.SinceBoot+d }
 
-// beaten is the stamp of a machine that a hub told the time a minute before noon in boot one, and whose clock was off by that.
+// beaten is the stamp of a machine that a hub told the time a minute before noon in boot one, and whose clock was off
+// by that.
 func beaten(off time.Duration) clock.Stamp {
 	m := newMachine(noon.Add(off-time.Minute), "one")
 	c := clock.Start(clock.Known{}, m.Reading).Sync(noon.Add(-time.Minute), 0, m.Reading)
@@ -65,19 +66,49 @@ func TestAfterABootTheEarlierOfTwoPlausibleTimesCounts(t *testing.T) {
 		want     time.Time
 		doubtful bool
 	}{
-		"right all the time":                     {last: beaten(0), rtc: noon.Add(5 * time.Hour), want: noon.Add(5 * time.Hour)},
-		"a day ahead all the time":               {last: beaten(day), rtc: noon.Add(day + 5*time.Hour), want: noon.Add(5 * time.Hour), doubtful: true},
-		"a day behind all the time":              {last: beaten(-day), rtc: noon.Add(-day + 5*time.Hour), want: noon.Add(5 * time.Hour), doubtful: true},
-		"it was a day ahead and has been set":    {last: beaten(day), rtc: noon.Add(5 * time.Hour), want: noon.Add(5 * time.Hour), doubtful: true},
-		"it was a day behind and has been set":   {last: beaten(-day), rtc: noon.Add(5 * time.Hour), want: noon.Add(5 * time.Hour), doubtful: true},
-		"1970":                                   {last: beaten(0), rtc: time.Unix(100, 0), want: noon, doubtful: true},
-		"1970, and never anything else":          {last: beaten(-noon.Sub(time.Unix(100, 0))), rtc: time.Unix(50, 0), want: noon, doubtful: true},
-		"an older release's stamp":               {last: clock.Stamp{At: noon, BootID: "one", Synced: true}, rtc: noon.Add(time.Hour), want: noon.Add(time.Hour)},
-		"an older release's stamp and 1970":      {last: clock.Stamp{At: noon, BootID: "one", Synced: true}, rtc: time.Unix(9, 0), want: noon, doubtful: true},
-		"a new store":                            {rtc: noon.Add(-time.Hour), want: noon.Add(-time.Hour)},
-		"a new store, a document is younger":     {rtc: time.Unix(9, 0), signed: noon, want: noon, doubtful: true},
-		"a document is younger than the stamp":   {last: beaten(0), rtc: time.Unix(9, 0), signed: noon.Add(time.Hour), want: noon.Add(time.Hour), doubtful: true},
-		"behind by less than is worth a thought": {last: beaten(-10 * time.Second), rtc: noon.Add(5 * time.Hour), want: noon.Add(5 * time.Hour)},
+		"right all the time": {
+			last: beaten(0), rtc: noon.Add(5 * time.Hour),
+			want: noon.Add(5 * time.Hour),
+		},
+		"a day ahead all the time": {
+			last: beaten(day), rtc: noon.Add(day + 5*time.Hour),
+			want: noon.Add(5 * time.Hour), doubtful: true,
+		},
+		"a day behind all the time": {
+			last: beaten(-day), rtc: noon.Add(-day + 5*time.Hour),
+			want: noon.Add(5 * time.Hour), doubtful: true,
+		},
+		"it was a day ahead and has been set": {
+			last: beaten(day), rtc: noon.Add(5 * time.Hour),
+			want: noon.Add(5 * time.Hour), doubtful: true,
+		},
+		"it was a day behind and has been set": {
+			last: beaten(-day), rtc: noon.Add(5 * time.Hour),
+			want: noon.Add(5 * time.Hour), doubtful: true,
+		},
+		"1970": {last: beaten(0), rtc: time.Unix(100, 0), want: noon, doubtful: true},
+		"1970, and never anything else": {
+			last: beaten(-noon.Sub(time.Unix(100, 0))), rtc: time.Unix(50, 0),
+			want: noon, doubtful: true,
+		},
+		"an older release's stamp": {
+			last: clock.Stamp{At: noon, BootID: "one", Synced: true},
+			rtc:  noon.Add(time.Hour), want: noon.Add(time.Hour),
+		},
+		"an older release's stamp and 1970": {
+			last: clock.Stamp{At: noon, BootID: "one", Synced: true},
+			rtc:  time.Unix(9, 0), want: noon, doubtful: true,
+		},
+		"a new store":                        {rtc: noon.Add(-time.Hour), want: noon.Add(-time.Hour)},
+		"a new store, a document is younger": {rtc: time.Unix(9, 0), signed: noon, want: noon, doubtful: true},
+		"a document is younger than the stamp": {
+			last: beaten(0), rtc: time.Unix(9, 0), signed: noon.Add(time.Hour),
+			want: noon.Add(time.Hour), doubtful: true,
+		},
+		"behind by less than is worth a thought": {
+			last: beaten(-10 * time.Second), rtc: noon.Add(5 * time.Hour),
+			want: noon.Add(5 * time.Hour),
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(c.rtc, "two")
@@ -123,7 +154,8 @@ func TestAClockThatRanAheadDoesNotStandStillAfterTheHubsTime(t *testing.T) {
 	require.False(t, c.Wrong(m.Reading))
 }
 
-// A clock that ran ahead was set right: the node goes on by the later time, but knows that it may be as early as that clock says.
+// A clock that ran ahead was set right: the node goes on by the later time, but knows that it may be as early as that
+// clock says.
 func TestATimeThatOnlyTheMachinesClockHasToldMayBeAsEarlyAsItTellsNow(t *testing.T) {
 	m := newMachine(noon.Add(400*day), "one")
 	c := clock.Start(clock.Known{Certain: noon.Add(-day)}, m.Reading)
@@ -197,7 +229,8 @@ func TestExitTimesAreConvertedByTheClockThatToldThem(t *testing.T) {
 	require.Equal(t, noon, clk.Happened(noon, noon, last, m.Reading), "what cannot be is taken for now")
 }
 
-// TestTimeNeverStandsStillOrRunsByItself holds any history of boots, hubs and settings of the machine's clock against the counter.
+// TestTimeNeverStandsStillOrRunsByItself holds any history of boots, hubs and settings of the machine's clock against
+// the counter.
 func TestTimeNeverStandsStillOrRunsByItself(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		span := func(name string, least, most time.Duration) time.Duration {

@@ -79,9 +79,9 @@ func (n *node) observe() meter.Observation {
 	return o
 }
 
-// TestLaw05NodeBillsASecondOnce drives one member through starts, exits, beats, killed agents and power cuts, and holds the
-// records against the truth: contiguous, never before a start, never beyond an exit, never twice, and short by no more than
-// one beat for each power cut.
+// TestLaw05NodeBillsASecondOnce drives one member through starts, exits, beats, killed agents and power cuts, and holds
+// the records against the truth: contiguous, never before a start, never beyond an exit, never twice, and short by no
+// more than one beat for each power cut.
 func TestLaw05NodeBillsASecondOnce(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n := &node{rt: rt, now: noon}
@@ -181,8 +181,8 @@ func (n *node) check(rt *rapid.T, closed bool) {
 	}
 }
 
-// TestLaw05ClockSetBackNeverOverlaps lets the node's clock jump either way: records of a member stay ordered, disjoint and
-// positive, also over several containers and starts.
+// TestLaw05ClockSetBackNeverOverlaps lets the node's clock jump either way: records of a member stay ordered, disjoint
+// and positive, also over several containers and starts.
 func TestLaw05ClockSetBackNeverOverlaps(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		now, s, next := noon, meter.State{}, 0
@@ -206,7 +206,10 @@ func TestLaw05ClockSetBackNeverOverlaps(t *testing.T) {
 				id := fmt.Sprintf("r%03d", next)
 				s = meter.Open(s, meter.Intent{RunID: id, MemberID: "m"}, now)
 				if rapid.Bool().Draw(rt, "came up") {
-					runs[id] = meter.Run{RunID: id, MemberID: "m", StartedAt: now, Up: true, Sampled: true, CPUMicros: 1, MemoryBytes: 5}
+					runs[id] = meter.Run{
+						RunID: id, MemberID: "m", StartedAt: now, Up: true, Sampled: true, CPUMicros: 1,
+						MemoryBytes: 5,
+					}
 				}
 			},
 			"exit": func(rt *rapid.T) {

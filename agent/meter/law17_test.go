@@ -80,7 +80,10 @@ func (m *machine) beat() {
 	r := m.reading()
 	o := meter.Observation{At: m.clock.At(r)}
 	for _, p := range m.runs {
-		run := meter.Run{RunID: p.run, MemberID: "m", Up: p.exited < 0, StartedAt: p.startedOwn, ExitedAt: m.clock.Exited(p.exitedRTC, m.stamp, r)}
+		run := meter.Run{
+			RunID: p.run, MemberID: "m", Up: p.exited < 0, StartedAt: p.startedOwn,
+			ExitedAt: m.clock.Exited(p.exitedRTC, m.stamp, r),
+		}
 		if run.StartedAt.IsZero() {
 			run.StartedAt = m.clock.Happened(p.startedRTC, p.openedNode, m.stamp, r)
 			p.startedOwn = run.StartedAt
@@ -166,9 +169,9 @@ func (m *machine) check(final bool) {
 	}
 }
 
-// TestLaw17NodeNeverMeasuresMoreThanPhysicalTime sets the machine's clock at any moment, tells the node the hub's time late,
-// kills the agent and cuts the power: what is measured never exceeds what really ran, and what the clock itself has not taken
-// away is measured.
+// TestLaw17NodeNeverMeasuresMoreThanPhysicalTime sets the machine's clock at any moment, tells the node the hub's time
+// late, kills the agent and cuts the power: what is measured never exceeds what really ran, and what the clock itself
+// has not taken away is measured.
 func TestLaw17NodeNeverMeasuresMoreThanPhysicalTime(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		m := &machine{rt: rt, boot: 1}

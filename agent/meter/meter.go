@@ -1,6 +1,7 @@
-// Package meter turns what the agent observes of its containers into usage records. It is pure: State, observation and time
-// go in, State and records come out. It owns where an interval starts, grows and ends; it does not store, number, seal or
-// send anything (agent/spool, agent/internal/state), and it does not look at containers itself (agent/internal/runtime).
+// Package meter turns what the agent observes of its containers into usage records. It is pure: State, observation and
+// time go in, State and records come out. It owns where an interval starts, grows and ends; it does not store, number,
+// seal or send anything (agent/spool, agent/internal/state), and it does not look at containers itself
+// (agent/internal/runtime).
 //
 // The caller keeps to one order, which is what makes usage survive a kill at any moment:
 //
@@ -23,8 +24,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// PendingFor is how long an interval may wait for its container to come up. A start that never happened is forgotten then;
-// a container that shows up even later is measured from when it is first seen.
+// PendingFor is how long an interval may wait for its container to come up. A start that never happened is forgotten
+// then; a container that shows up even later is measured from when it is first seen.
 const PendingFor = time.Hour
 
 // DefaultCutEvery is how often a running interval is cut into records when nothing else cuts it.
@@ -63,8 +64,8 @@ type Interval struct {
 	MemoryRest        int64 `json:"memory_rest"`
 }
 
-// Member remembers up to when a member's running time is in records, over all its containers: a second of a member counts
-// once, however many containers it has and whatever the clock does.
+// Member remembers up to when a member's running time is in records, over all its containers: a second of a member
+// counts once, however many containers it has and whatever the clock does.
 type Member struct {
 	ID       string    `json:"id"`
 	Revision uint64    `json:"revision"`
@@ -100,8 +101,8 @@ type Run struct {
 	Sampled     bool
 }
 
-// Observation is one complete look at the node. A look that failed is no observation: no beat then, and nothing is lost,
-// because the next one extends all that still runs.
+// Observation is one complete look at the node. A look that failed is no observation: no beat then, and nothing is
+// lost, because the next one extends all that still runs.
 type Observation struct {
 	// At is the agent's clock when the listing began.
 	At time.Time
@@ -132,8 +133,8 @@ func Cancel(s State, runID string) State {
 	return s
 }
 
-// Beat takes one observation in: intervals whose container is up grow, those that are due are cut, those whose container
-// has ended are cut for the last time.
+// Beat takes one observation in: intervals whose container is up grow, those that are due are cut, those whose
+// container has ended are cut for the last time.
 func Beat(s State, o Observation) (State, []*protocol.UsageRecord) {
 	s = s.clone()
 	now := micros(o.At)
@@ -164,7 +165,8 @@ func Beat(s State, o Observation) (State, []*protocol.UsageRecord) {
 		}
 	}
 	if full {
-		// All members come to be cut at the same beats, so that their records share segments, each with a signature and a sync of its own.
+		// All members come to be cut at the same beats, so that their records share segments, each with a signature and a
+		// sync of its own.
 		due = append(due, soon...)
 	}
 	records := s.cutMembers(due)
@@ -179,9 +181,9 @@ func Beat(s State, o Observation) (State, []*protocol.UsageRecord) {
 	return s, records
 }
 
-// Leap takes in that the clock is set from one time to another, right after a beat. Every interval ends where the beat left it and
-// goes on from the new time: what lies between has not passed. Where the clock is set back, an interval waits until the time that
-// is in records has come again.
+// Leap takes in that the clock is set from one time to another, right after a beat. Every interval ends where the beat
+// left it and goes on from the new time: what lies between has not passed. Where the clock is set back, an interval
+// waits until the time that is in records has come again.
 func Leap(s State, from, to time.Time) (State, []*protocol.UsageRecord) {
 	s = s.clone()
 	to = micros(to)
@@ -207,8 +209,8 @@ func Leap(s State, from, to time.Time) (State, []*protocol.UsageRecord) {
 }
 
 // Close ends everything of one member that has left the node, and returns its last records. The very last one is marked
-// final: it has no length and no quantity, and tells the hub that it has seen all of this member. The caller has made sure
-// that no container of the member is up; one whose exit no beat has seen ends at its last beat.
+// final: it has no length and no quantity, and tells the hub that it has seen all of this member. The caller has made
+// sure that no container of the member is up; one whose exit no beat has seen ends at its last beat.
 func Close(s State, memberID string, now time.Time) (State, []*protocol.UsageRecord) {
 	s = s.clone()
 	last := Member{ID: memberID}
@@ -314,8 +316,8 @@ func (iv *Interval) addMemory(bytes, micros int64) {
 	iv.MemoryByteSeconds = math.MaxInt64
 }
 
-// adopt opens an interval for a container that is up and was never announced (its store was lost). What it ran before may
-// have been billed already, so it counts from now.
+// adopt opens an interval for a container that is up and was never announced (its store was lost). What it ran before
+// may have been billed already, so it counts from now.
 func (s *State) adopt(runs []Run, ended []string, now time.Time) {
 	for _, r := range runs {
 		if !r.Up || s.interval(r.RunID) != nil {

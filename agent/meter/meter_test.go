@@ -45,7 +45,8 @@ func lines(records []*protocol.UsageRecord) []line {
 	out := []line{}
 	for _, r := range records {
 		out = append(out, line{
-			r.GetMeter(), r.GetStartedAt().AsTime().Sub(noon).Seconds(), r.GetEndedAt().AsTime().Sub(noon).Seconds(), r.GetQuantity(),
+			r.GetMeter(), r.GetStartedAt().AsTime().Sub(noon).Seconds(), r.GetEndedAt().AsTime().Sub(noon).Seconds(),
+			r.GetQuantity(),
 		})
 	}
 	return out
@@ -193,7 +194,8 @@ func restart(t testing.TB, s meter.State) meter.State {
 	return back
 }
 
-// Members that were started at different times come to be cut at the same beats: a segment has the records of all of them.
+// Members that were started at different times come to be cut at the same beats: a segment has the records of all of
+// them.
 func TestMembersAreCutAtTheSameBeats(t *testing.T) {
 	started := map[string]float64{"r1": 0, "r2": 4, "r3": 11, "r4": 17, "r5": 26}
 	var s meter.State

@@ -11,7 +11,9 @@ func (s State) clone() State {
 }
 
 func (s *State) interval(runID string) *Interval {
-	at, ok := slices.BinarySearchFunc(s.Intervals, runID, func(iv Interval, id string) int { return compare(iv.RunID, id) })
+	at, ok := slices.BinarySearchFunc(s.Intervals, runID, func(iv Interval, id string) int {
+		return compare(iv.RunID, id)
+	})
 	if !ok {
 		return nil
 	}
@@ -19,7 +21,9 @@ func (s *State) interval(runID string) *Interval {
 }
 
 func (s *State) insert(iv Interval) {
-	at, _ := slices.BinarySearchFunc(s.Intervals, iv.RunID, func(iv Interval, id string) int { return compare(iv.RunID, id) })
+	at, _ := slices.BinarySearchFunc(s.Intervals, iv.RunID, func(iv Interval, id string) int {
+		return compare(iv.RunID, id)
+	})
 	s.Intervals = slices.Insert(s.Intervals, at, iv)
 }
 

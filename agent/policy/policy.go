@@ -1,5 +1,5 @@
-// Package policy is the owner's word about what runs on the machine: rules in a local file, which no hub overrules. It decides;
-// agent/internal/local reads the file, and agent/internal/reconcile stops what is refused. It is pure.
+// Package policy is the owner's word about what runs on the machine: rules in a local file, which no hub overrules. It
+// decides; agent/internal/local reads the file, and agent/internal/reconcile stops what is refused. It is pure.
 package policy
 
 import (
@@ -36,7 +36,8 @@ type Policy struct {
 	// ShareWeakIsolation lets workloads of several orgs run side by side although the machine isolates containers weakly.
 	ShareWeakIsolation bool `yaml:"share_weak_isolation"`
 
-	// onlyOrg is the slug of the one org that may use the machine, because of weakness; both are empty where isolation is strong.
+	// onlyOrg is the slug of the one org that may use the machine, because of weakness; both are empty where isolation is
+	// strong.
 	onlyOrg, weakness string
 }
 
@@ -56,7 +57,8 @@ type Size struct {
 	Accelerators uint64 `yaml:"accelerators"`
 }
 
-// Parse reads a policy file (YAML). A key that is not known is an error: a rule with a typing error in it would not hold.
+// Parse reads a policy file (YAML). A key that is not known is an error: a rule with a typing error in it would not
+// hold.
 func Parse(doc []byte) (Policy, error) {
 	if len(doc) > MaxBytes {
 		return Policy{}, malformed(fmt.Sprintf("has %d bytes; the limit is %d", len(doc), MaxBytes), nil)
@@ -84,8 +86,8 @@ func malformed(reason string, err error) error {
 	return fault.New(fault.Malformed, "policy_invalid", "The owner's policy "+reason+".", err).Lasting()
 }
 
-// ForOneOrg returns the policy with the further rule that only this org may use the machine, where its isolation is weak and the
-// owner does not share it all the same. weak names what is missing.
+// ForOneOrg returns the policy with the further rule that only this org may use the machine, where its isolation is
+// weak and the owner does not share it all the same. weak names what is missing.
 func (p Policy) ForOneOrg(orgSlug string, weak []string) Policy {
 	if len(weak) > 0 && !p.ShareWeakIsolation {
 		p.onlyOrg, p.weakness = orgSlug, strings.Join(weak, ", ")
@@ -132,7 +134,8 @@ func (s Size) refuses(w *protocol.Workload) string {
 		{"accelerators", accelerators, s.Accelerators},
 	} {
 		if bound.max > 0 && bound.asks > bound.max {
-			return fmt.Sprintf("The owner of this node accepts workloads of at most %d %s; this one asks for %d.", bound.max, bound.what, bound.asks)
+			return fmt.Sprintf("The owner of this node accepts workloads of at most %d %s; this one asks for %d.", bound.max,
+				bound.what, bound.asks)
 		}
 	}
 	return ""

@@ -53,7 +53,8 @@ func TestAWeaklyIsolatedMachineServesOneOrg(t *testing.T) {
 	closed, err := policy.Parse(nil)
 	require.NoError(t, err)
 	require.Empty(t, closed.ForOneOrg("acme", weak).Refuses(acme))
-	require.Equal(t, "This node isolates containers weakly (runc_vulnerable, seccomp_unavailable) and is in use by another organization.",
+	require.Equal(t, "This node isolates containers weakly (runc_vulnerable, seccomp_unavailable) and is in use by "+
+		"another organization.",
 		closed.ForOneOrg("acme", weak).Refuses(other))
 	require.Empty(t, closed.ForOneOrg("acme", nil).Refuses(other))
 	open, err := policy.Parse([]byte("share_weak_isolation: true"))

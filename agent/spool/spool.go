@@ -1,9 +1,9 @@
-// Package spool decides how measured usage waits for the hub: records become segments that are numbered, chained by hash
-// and bounded; acknowledgements become what may be sent next and what may be forgotten. It is pure. It does not measure
-// (agent/meter), sign (protocol), keep (agent/internal/state) or send (agent/internal/uplink).
+// Package spool decides how measured usage waits for the hub: records become segments that are numbered, chained by
+// hash and bounded; acknowledgements become what may be sent next and what may be forgotten. It is pure. It does not
+// measure (agent/meter), sign (protocol), keep (agent/internal/state) or send (agent/internal/uplink).
 //
-// Numbers and chain belong to one incarnation of the node's store. What the hub has not acknowledged is never forgotten:
-// a full spool refuses new work (Full), it does not drop.
+// Numbers and chain belong to one incarnation of the node's store. What the hub has not acknowledged is never
+// forgotten: a full spool refuses new work (Full), it does not drop.
 package spool
 
 import (
@@ -27,7 +27,8 @@ const (
 	// MaxUnsentBytes is how much unacknowledged usage a node keeps before it refuses new leases: about a year of one
 	// member's records, a month of a busy node's.
 	MaxUnsentBytes = 512 << 20
-	// MaxKeptBytes is how much posted usage a node keeps for a hub that may be restored; the oldest goes first. It is billed, after all.
+	// MaxKeptBytes is how much posted usage a node keeps for a hub that may be restored; the oldest goes first. It is
+	// billed, after all.
 	MaxKeptBytes = 128 << 20
 )
 
@@ -43,15 +44,16 @@ type Chain struct {
 	SHA256 []byte `json:"sha256,omitempty"`
 }
 
-// Sealed is one segment and the very bytes that are signed, kept and sent. They are never encoded again: the chain is over
-// bytes, and an encoder may change its mind.
+// Sealed is one segment and the very bytes that are signed, kept and sent. They are never encoded again: the chain is
+// over bytes, and an encoder may change its mind.
 type Sealed struct {
 	Segment *protocol.UsageSegment
 	Payload []byte
 }
 
-// Seal puts as many of the waiting records into the next segment as fit, and numbers them. It returns the segment, the chain
-// after it, and the records that still wait. With no record there is nothing to seal: the chain comes back as it was.
+// Seal puts as many of the waiting records into the next segment as fit, and numbers them. It returns the segment, the
+// chain after it, and the records that still wait. With no record there is nothing to seal: the chain comes back as it
+// was.
 func Seal(c Chain, waiting []*protocol.UsageRecord, now time.Time) (Sealed, Chain, []*protocol.UsageRecord, error) {
 	if len(waiting) == 0 {
 		return Sealed{}, c, nil, nil
@@ -60,7 +62,8 @@ func Seal(c Chain, waiting []*protocol.UsageRecord, now time.Time) (Sealed, Chai
 		return Sealed{}, c, waiting, fmt.Errorf("seal: the chain has no node or no incarnation")
 	}
 	seg := &protocol.UsageSegment{
-		NodeId: c.NodeID, Incarnation: c.Incarnation, Number: c.Number + 1, PreviousSha256: c.SHA256, SealedAt: timestamppb.New(now),
+		NodeId: c.NodeID, Incarnation: c.Incarnation, Number: c.Number + 1, PreviousSha256: c.SHA256,
+		SealedAt: timestamppb.New(now),
 	}
 	next := c
 	size := proto.Size(seg)
@@ -86,7 +89,8 @@ func Seal(c Chain, waiting []*protocol.UsageRecord, now time.Time) (Sealed, Chai
 	return Sealed{Segment: seg, Payload: payload}, next, waiting[len(seg.Records):], nil
 }
 
-// Follow checks that payload is the segment right after the chain, and returns the chain after it. It checks no signature.
+// Follow checks that payload is the segment right after the chain, and returns the chain after it. It checks no
+// signature.
 func Follow(c Chain, payload []byte) (*protocol.UsageSegment, Chain, error) {
 	seg := &protocol.UsageSegment{}
 	if err := proto.Unmarshal(payload, seg); err != nil {
@@ -128,17 +132,17 @@ type Word struct {
 	PostedSHA256 []byte
 }
 
-// ErrOtherStore says that the hub has more, or other, segments of this incarnation than were ever sealed in this store: an
-// older copy of it was put back, or somebody has a copy of it. It must take a new incarnation (Reincarnate) before anything
-// else is sealed.
+// ErrOtherStore says that the hub has more, or other, segments of this incarnation than were ever sealed in this store:
+// an older copy of it was put back, or somebody has a copy of it. It must take a new incarnation (Reincarnate) before
+// anything else is sealed.
 var ErrOtherStore = errors.New("the hub knows this incarnation from another store")
 
-// Acknowledge takes in what the hub says. Marks only grow, so that a late or repeated acknowledgement does no harm. One of
-// another incarnation says nothing about this chain and changes nothing. own is the digest of this store's segment number
-// said.Posted, nil where that is kept no more: then it was archived out of this very chain.
+// Acknowledge takes in what the hub says. Marks only grow, so that a late or repeated acknowledgement does no harm. One
+// of another incarnation says nothing about this chain and changes nothing. own is the digest of this store's segment
+// number said.Posted, nil where that is kept no more: then it was archived out of this very chain.
 //
-// It fails with ErrOtherStore when the hub does not speak of what was sealed here; then nothing counts as posted, and nothing
-// may be forgotten.
+// It fails with ErrOtherStore when the hub does not speak of what was sealed here; then nothing counts as posted, and
+// nothing may be forgotten.
 func Acknowledge(m Marks, c Chain, said Word, own []byte) (Marks, error) {
 	if said.Incarnation != c.Incarnation {
 		return m, nil
@@ -157,8 +161,8 @@ func Acknowledge(m Marks, c Chain, said Word, own []byte) (Marks, error) {
 	return m, nil
 }
 
-// Rewind goes back to what a restored hub has posted, so that what it has forgotten is sent again. It fails where that was archived:
-// it may be gone here, and the store must take a new incarnation (Reincarnate).
+// Rewind goes back to what a restored hub has posted, so that what it has forgotten is sent again. It fails where that
+// was archived: it may be gone here, and the store must take a new incarnation (Reincarnate).
 func Rewind(m Marks, posted uint64) (Marks, error) {
 	if posted < m.Archived {
 		return m, fmt.Errorf("the hub is back at segment %d, this store has kept what is above %d only", posted, m.Archived)
@@ -167,8 +171,8 @@ func Rewind(m Marks, posted uint64) (Marks, error) {
 	return m, nil
 }
 
-// Forget raises the archived mark where keeping what is posted would take more than MaxKeptBytes. sizes are of the segments that are
-// there.
+// Forget raises the archived mark where keeping what is posted would take more than MaxKeptBytes. sizes are of the
+// segments that are there.
 func Forget(m Marks, sizes map[uint64]int64) Marks {
 	var kept int64
 	for number := m.Posted; number > m.Archived; number-- {
@@ -180,8 +184,9 @@ func Forget(m Marks, sizes map[uint64]int64) Marks {
 	return m
 }
 
-// Next is the segment to send when inFlight segments after Posted are under way; ok is false when there is nothing to send or
-// the window is full. After a reconnect inFlight is 0, and everything not posted is sent again: the hub bills it once.
+// Next is the segment to send when inFlight segments after Posted are under way; ok is false when there is nothing to
+// send or the window is full. After a reconnect inFlight is 0, and everything not posted is sent again: the hub bills
+// it once.
 func Next(m Marks, c Chain, inFlight, window uint64) (number uint64, ok bool) {
 	number = m.Posted + inFlight + 1
 	return number, inFlight < window && number <= c.Number
@@ -190,13 +195,17 @@ func Next(m Marks, c Chain, inFlight, window uint64) (number uint64, ok bool) {
 // Prunable is the last segment that may be forgotten; 0 for none.
 func Prunable(m Marks) uint64 { return m.Archived }
 
-// Full says that no new lease may be accepted, because usage of it might find no room. mostBytes is MaxUnsentBytes on a node.
+// Full says that no new lease may be accepted, because usage of it might find no room. mostBytes is MaxUnsentBytes on a
+// node.
 func Full(unsentBytes, mostBytes int64) bool { return unsentBytes >= mostBytes }
 
-// Reincarnate starts a new chain under a fresh random incarnation. kept are the old chain's segments in order that are not
-// archived: a hub that was restored has forgotten what it posted since; waiting the records not sealed yet; their records, which the caller stores as waiting, are sealed again
-// under the new name. Where the hub does know some of that time under the old name, it bills it once.
-func Reincarnate(c Chain, incarnation string, m Marks, kept []*protocol.UsageSegment, waiting []*protocol.UsageRecord) (Chain, []*protocol.UsageRecord) {
+// Reincarnate starts a new chain under a fresh random incarnation. kept are the old chain's segments in order that are
+// not archived: a hub that was restored has forgotten what it posted since; waiting the records not sealed yet; their
+// records, which the caller stores as waiting, are sealed again under the new name. Where the hub does know some of
+// that time under the old name, it bills it once.
+func Reincarnate(c Chain, incarnation string, m Marks, kept []*protocol.UsageSegment,
+	waiting []*protocol.UsageRecord,
+) (Chain, []*protocol.UsageRecord) {
 	var again []*protocol.UsageRecord
 	for _, seg := range kept {
 		if seg.GetNumber() <= m.Archived {

@@ -23,7 +23,10 @@ func first() spool.Chain { return spool.Chain{NodeID: "n1", Incarnation: "i1"} }
 func records(from, n int) []*protocol.UsageRecord {
 	out := make([]*protocol.UsageRecord, n)
 	for i := range out {
-		out[i] = &protocol.UsageRecord{MemberId: "m1", Meter: protocol.MeterSessionSeconds, Quantity: int64(from + i), RunId: "r1"}
+		out[i] = &protocol.UsageRecord{
+			MemberId: "m1", Meter: protocol.MeterSessionSeconds, Quantity: int64(from + i),
+			RunId: "r1",
+		}
 	}
 	return out
 }
@@ -70,9 +73,12 @@ func TestFollowRefusesAnythingButTheNextSegment(t *testing.T) {
 		at      spool.Chain
 		payload []byte
 	}{
-		"again":             {c1, s1.Payload},
-		"one left out":      {first(), s2.Payload},
-		"other predecessor": {spool.Chain{NodeID: "n1", Incarnation: "i1", Number: 1, Sequence: 3, SHA256: make([]byte, 32)}, s2.Payload},
+		"again":        {c1, s1.Payload},
+		"one left out": {first(), s2.Payload},
+		"other predecessor": {
+			spool.Chain{NodeID: "n1", Incarnation: "i1", Number: 1, Sequence: 3, SHA256: make([]byte, 32)},
+			s2.Payload,
+		},
 		"other node":        {spool.Chain{NodeID: "n2", Incarnation: "i1"}, s1.Payload},
 		"other incarnation": {spool.Chain{NodeID: "n1", Incarnation: "i2"}, s1.Payload},
 		"not a segment":     {first(), []byte("\xff\xff")},
@@ -95,14 +101,19 @@ func TestRecordSequenceGapIsRefused(t *testing.T) {
 }
 
 func TestHubThatKnowsMoreMeansTheStoreIsBehind(t *testing.T) {
-	_, err := spool.Acknowledge(spool.Marks{}, spool.Chain{Incarnation: "i1", Number: 3}, spool.Word{Incarnation: "i1", Posted: 4, Archived: 4}, nil)
+	_, err := spool.Acknowledge(spool.Marks{}, spool.Chain{Incarnation: "i1", Number: 3}, spool.Word{
+		Incarnation: "i1",
+		Posted:      4, Archived: 4,
+	}, nil)
 	require.ErrorIs(t, err, spool.ErrOtherStore)
-	m, err := spool.Acknowledge(spool.Marks{Posted: 1}, spool.Chain{Incarnation: "i1", Number: 3}, spool.Word{Incarnation: "i0", Posted: 9, Archived: 9}, nil)
+	m, err := spool.Acknowledge(spool.Marks{Posted: 1}, spool.Chain{Incarnation: "i1", Number: 3},
+		spool.Word{Incarnation: "i0", Posted: 9, Archived: 9}, nil)
 	require.NoError(t, err, "another incarnation says nothing about this chain")
 	require.Equal(t, spool.Marks{Posted: 1}, m)
 }
 
-// A store that was put back and went on has sealed as many segments as the hub has posted, or more: only their content tells.
+// A store that was put back and went on has sealed as many segments as the hub has posted, or more: only their content
+// tells.
 func TestLaw05HubThatPostedOtherSegmentsMeansTheStoreIsAnother(t *testing.T) {
 	sum := func(s string) []byte { d := sha256.Sum256([]byte(s)); return d[:] }
 	chain := spool.Chain{Incarnation: "i1", Number: 3, SHA256: sum("three")}
@@ -113,11 +124,31 @@ func TestLaw05HubThatPostedOtherSegmentsMeansTheStoreIsAnother(t *testing.T) {
 		other bool
 		after spool.Marks
 	}{
-		"the same segment":                  {spool.Word{Posted: 2, PostedSHA256: sum("two")}, sum("two"), false, spool.Marks{Posted: 2}},
-		"another under the same number":     {spool.Word{Posted: 2, PostedSHA256: sum("two of another")}, sum("two"), true, before},
-		"the newest, the same":              {spool.Word{Posted: 3, PostedSHA256: sum("three")}, nil, false, spool.Marks{Posted: 3}},
-		"the newest, another":               {spool.Word{Posted: 3, PostedSHA256: sum("three of another")}, nil, true, before},
-		"late, of another":                  {spool.Word{Posted: 1, PostedSHA256: sum("one of another")}, sum("one"), true, before},
+		"the same segment": {
+			spool.Word{Posted: 2, PostedSHA256: sum("two")},
+			sum("two"), false,
+			spool.Marks{Posted: 2},
+		},
+		"another under the same number": {
+			spool.Word{Posted: 2, PostedSHA256: sum("two of another")},
+			sum("two"), true,
+			before,
+		},
+		"the newest, the same": {
+			spool.Word{Posted: 3, PostedSHA256: sum("three")},
+			nil, false,
+			spool.Marks{Posted: 3},
+		},
+		"the newest, another": {
+			spool.Word{Posted: 3, PostedSHA256: sum("three of another")},
+			nil, true,
+			before,
+		},
+		"late, of another": {
+			spool.Word{Posted: 1, PostedSHA256: sum("one of another")},
+			sum("one"), true,
+			before,
+		},
 		"one that was archived and is gone": {spool.Word{Posted: 1, PostedSHA256: sum("one")}, nil, false, before},
 		"a hub that does not say":           {spool.Word{Posted: 3}, nil, false, spool.Marks{Posted: 3}},
 		"nothing posted":                    {spool.Word{}, nil, false, before},
@@ -145,9 +176,9 @@ func TestReincarnateKeepsWhatIsNotArchived(t *testing.T) {
 	require.EqualValues(t, 3, s2.Segment.GetRecords()[0].GetSequence(), "the old segment is not touched")
 }
 
-// TestLaw05SpoolLosesAndDoublesNothing lets a node seal, send, lose its connection and be killed, against a hub that posts
-// what follows and acknowledges late, repeatedly or not at all: the hub has every record once, in order, and the node has
-// forgotten none before.
+// TestLaw05SpoolLosesAndDoublesNothing lets a node seal, send, lose its connection and be killed, against a hub that
+// posts what follows and acknowledges late, repeatedly or not at all: the hub has every record once, in order, and the
+// node has forgotten none before.
 func TestLaw05SpoolLosesAndDoublesNothing(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		const window = 4

@@ -40,7 +40,8 @@ func demoApp(ctx context.Context, c *config) (app, error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return app{}, fmt.Errorf("build the app: %w: %s", err, out)
 	}
-	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: binary, Mode: 0o755}}, appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
+	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: binary, Mode: 0o755}},
+		appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
 	if err != nil {
 		return app{}, err
 	}
@@ -50,6 +51,7 @@ func demoApp(ctx context.Context, c *config) (app, error) {
 	}
 	return app{
 		Release:     scenario.Release{AppSlug: "hello", Version: "1.0.0", Image: image, Template: template},
-		Description: "one static program, 1 layer", AllocationCores: 1, AllocationMiB: 512, ContainerPort: 8080, ProbePath: "/",
+		Description: "one static program, 1 layer", AllocationCores: 1, AllocationMiB: 512, ContainerPort: 8080,
+		ProbePath: "/",
 	}, nil
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/gpuaas/gpuaas/e2e/scenario"
 )
 
-// jupyterApp builds a real Jupyter server. Its password is made here and kept in a file beside the demo's other secrets.
+// jupyterApp builds a real Jupyter server. Its password is made here and kept in a file beside the demo's other
+// secrets.
 func jupyterApp(ctx context.Context, c *config) (app, error) {
 	image, err := jupyter.Build(ctx, filepath.Join(c.Source, ".cache"), os.Stderr)
 	if err != nil {

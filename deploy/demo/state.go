@@ -27,7 +27,8 @@ type config struct {
 func defaults() *config {
 	return &config{
 		Dir: "/var/lib/gpuaas-demo", RunDir: "/run/gpuaas-demo", Bin: "bin", Source: ".", App: "demo",
-		Listen: "127.0.0.1:0", Bridge: "gpuaas-demo0", PodCIDR: "10.213.0.0/24", PortRange: "21000-21999", Containerd: cluster.SystemContainerd,
+		Listen: "127.0.0.1:0", Bridge: "gpuaas-demo0", PodCIDR: "10.213.0.0/24", PortRange: "21000-21999",
+		Containerd: cluster.SystemContainerd,
 	}
 }
 

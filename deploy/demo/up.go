@@ -130,7 +130,8 @@ func (d *demo) startHub(ctx context.Context) (string, error) {
 		return "", err
 	}
 	d.hub.RootFingerprint = fingerprint
-	d.out.HubPID, d.out.APIURL, d.out.CAFile, d.out.TokenFile = d.hub.PID, d.hub.Ready.APIURL, d.hub.Ready.CAFile, d.hub.Ready.TokenFile
+	d.out.HubPID, d.out.APIURL, d.out.CAFile, d.out.TokenFile = d.hub.PID, d.hub.Ready.APIURL, d.hub.Ready.CAFile,
+		d.hub.Ready.TokenFile
 	return "serves at " + d.hub.Ready.APIURL + ", root " + fingerprint[:19] + "…", d.state.started("hub", d.hub.PID)
 }
 
@@ -207,7 +208,8 @@ func (d *demo) ship(ctx context.Context) (string, error) {
 	if err := d.tenant.Price(ctx, d.app.Release.AppSlug, pricePerHour); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s %s is signed, active and entitled at %s %s an hour", d.app.Release.AppSlug, d.app.Release.Version, pricePerHour, scenario.Currency), nil
+	return fmt.Sprintf("%s %s is signed, active and entitled at %s %s an hour", d.app.Release.AppSlug,
+		d.app.Release.Version, pricePerHour, scenario.Currency), nil
 }
 
 func (d *demo) run(ctx context.Context) (string, error) {
@@ -215,7 +217,8 @@ func (d *demo) run(ctx context.Context) (string, error) {
 	if d.operator, err = d.tenant.ServiceAccount(ctx, "operator", client.ServiceAccountRoleAppOperator); err != nil {
 		return "", err
 	}
-	if d.allocation, err = d.tenant.Allocate(ctx, d.tenant.Admin, d.agent.Ready.NodeID, d.app.AllocationCores, d.app.AllocationMiB); err != nil {
+	if d.allocation, err = d.tenant.Allocate(ctx, d.tenant.Admin, d.agent.Ready.NodeID, d.app.AllocationCores,
+		d.app.AllocationMiB); err != nil {
 		return "", err
 	}
 	var took time.Duration
@@ -224,7 +227,8 @@ func (d *demo) run(ctx context.Context) (string, error) {
 		return "", err
 	}
 	d.out.InstanceID, d.out.Status, d.out.AppVersion = d.instance.ID, string(d.instance.Status), d.instance.Version
-	return fmt.Sprintf("%s after %d ms, the image pulled and unpacked on the way", d.instance.Status, took.Milliseconds()), nil
+	return fmt.Sprintf("%s after %d ms, the image pulled and unpacked on the way", d.instance.Status, took.Milliseconds()),
+		nil
 }
 
 func (d *demo) launch(ctx context.Context, name string) (client.AppInstance, time.Duration, error) {
@@ -341,7 +345,8 @@ func (d *demo) launchAgain(ctx context.Context) (string, error) {
 	defer func() { _ = os.RemoveAll(dir) }()
 	bench, err := floor.New(ctx, floor.Config{
 		Address: d.state.Agent.ContainerdAddress, Namespace: d.state.Agent.ContainerdNamespace, ContainerID: container,
-		Bridge: d.state.Agent.Bridge, CIDR: d.state.Agent.PodCIDR, PluginDir: cluster.PluginDir(), Dir: dir, ContainerPort: d.app.ContainerPort,
+		Bridge: d.state.Agent.Bridge, CIDR: d.state.Agent.PodCIDR, PluginDir: cluster.PluginDir(), Dir: dir,
+		ContainerPort: d.app.ContainerPort,
 	})
 	if err != nil {
 		return "", fmt.Errorf("floor: %w", err)
@@ -362,7 +367,8 @@ func (d *demo) launchAgain(ctx context.Context) (string, error) {
 	if _, err := d.tenant.Decommission(ctx, d.operator, second.ID); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%.0f ms from POST to running, floor %.0f ms; the second instance is decommissioned again", d.out.LaunchMillis, d.out.FloorMillis), nil
+	return fmt.Sprintf("%.0f ms from POST to running, floor %.0f ms; the second instance is decommissioned again",
+		d.out.LaunchMillis, d.out.FloorMillis), nil
 }
 
 func (d *demo) explain() {

@@ -35,8 +35,8 @@ var (
 	lawNumber  = regexp.MustCompile(`Law(\d\d)`)
 )
 
-// TestEachLawNamesItsTests parses laws.md and all test files of the module. It fails when a law has no test, a listed test does not
-// exist, or a test named after a law is not listed.
+// TestEachLawNamesItsTests parses laws.md and all test files of the module. It fails when a law has no test, a listed
+// test does not exist, or a test named after a law is not listed.
 func TestEachLawNamesItsTests(t *testing.T) {
 	tests := findLawTests(t)
 	document, err := os.ReadFile(lawsFile)
@@ -51,14 +51,16 @@ func TestEachLawNamesItsTests(t *testing.T) {
 		written = append(written, strings.TrimRight(statement, "\n")+"\n\nTests:\n\n"+renderTests(tests[number])+"\n")
 	}
 	for number := range tests {
-		require.True(t, number >= 1 && number <= lawCount, "tests %v name law %d, which laws.md does not state", tests[number], number)
+		require.True(t, number >= 1 && number <= lawCount, "tests %v name law %d, which laws.md does not state",
+			tests[number], number)
 	}
 	want := strings.TrimRight(strings.Join(written, ""), "\n") + "\n"
 	if *update {
 		require.NoError(t, os.WriteFile(lawsFile, []byte(want), 0o644))
 		return
 	}
-	require.Equal(t, want, string(document), "the lists of tests are out of step; go test ./docs/design -update rewrites them")
+	require.Equal(t, want, string(document), "the lists of tests are out of step; go test ./docs/design -update "+
+		"rewrites them")
 }
 
 // splitLaws returns what precedes the first law, and the section of each law in the order of their numbers.

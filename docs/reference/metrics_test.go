@@ -199,6 +199,9 @@ func lastName(e ast.Expr) string {
 }
 
 func text(t *testing.T, e ast.Expr) string {
+	if sum, ok := e.(*ast.BinaryExpr); ok && sum.Op == token.ADD {
+		return text(t, sum.X) + text(t, sum.Y)
+	}
 	literal, ok := e.(*ast.BasicLit)
 	require.True(t, ok, "names and texts of instruments are literals")
 	value, err := strconv.Unquote(literal.Value)

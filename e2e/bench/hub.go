@@ -32,7 +32,8 @@ const (
 	reconnectingNodes = 5000
 )
 
-// hubRows are about the hub: what it needs while nothing happens, when everybody comes back, and when all send what they used.
+// hubRows are about the hub: what it needs while nothing happens, when everybody comes back, and when all send what
+// they used.
 func hubRows() []Row {
 	return []Row{
 		{Name: "hub-idle", Measure: measureHubIdle},
@@ -137,14 +138,19 @@ func (c *Crowd) enrol(ctx context.Context, count int) error {
 		digests[i] = sum[:]
 	}
 	err = c.sql(ctx, func(conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, `INSERT INTO join_tokens SELECT (jsonb_populate_record(t, jsonb_build_object('id', x.id, 'secret_sha256', x.digest::text))).*
+		_, err := conn.Exec(ctx,
+			`INSERT INTO join_tokens SELECT (jsonb_populate_record(t, jsonb_build_object('id', x.id, 'secret_sha256',
+				x.digest::text))).*
 			FROM join_tokens t, unnest($1::uuid[], $2::bytea[]) AS x(id, digest) WHERE t.id = $3`, ids, digests, one.ID)
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("join tokens: %w", err)
 	}
-	r, err := c.Swarm.Do(ctx, swarm.Command{Enrol: &swarm.Enrol{APIURL: c.Hub.Ready.APIURL, RootFingerprint: c.Hub.RootFingerprint, Tokens: tokens}})
+	r, err := c.Swarm.Do(ctx, swarm.Command{Enrol: &swarm.Enrol{
+		APIURL:          c.Hub.Ready.APIURL,
+		RootFingerprint: c.Hub.RootFingerprint, Tokens: tokens,
+	}})
 	c.Nodes = r.NodeIDs
 	return err
 }
@@ -169,7 +175,8 @@ func measureHubIdle(ctx context.Context, e *Env) (results []Result, err error) {
 	}
 	r := Result{
 		Name: "hub-idle", What: "hub, idle with one node: RSS", Unit: "MB", Target: "≤ 100", Reached: idle.RSSMB <= 100,
-		Parts: []Part{{Name: "CPU in % of a core", Value: idle.CPUPercent}}, Note: "without PostgreSQL; mapped files included",
+		Parts: []Part{{Name: "CPU in % of a core", Value: idle.CPUPercent}},
+		Note:  "without PostgreSQL; mapped files included",
 	}
 	return []Result{r.single(idle.RSSMB)}, nil
 }
@@ -200,11 +207,15 @@ func measureHubMemory(ctx context.Context, e *Env) (results []Result, err error)
 	}
 	perNode := (crowded.RSSMB - alone.RSSMB) * 1000 / float64(nodes)
 	r := Result{
-		Name: "hub-memory", What: fmt.Sprintf("hub memory per idle node, %d of them", nodes), Unit: "KB", Target: fmt.Sprintf("≤ %d", maxKB), Reached: perNode <= maxKB,
+		Name: "hub-memory", What: fmt.Sprintf("hub memory per idle node, %d of them", nodes), Unit: "KB",
+		Target: fmt.Sprintf("≤ %d", maxKB), Reached: perNode <= maxKB,
 		Parts: []Part{
-			{Name: "RSS with none, MB", Value: alone.RSSMB}, {Name: "RSS with all, MB", Value: crowded.RSSMB}, {Name: "CPU with all, % of a core", Value: crowded.CPUPercent},
+			{Name: "RSS with none, MB", Value: alone.RSSMB},
+			{Name: "RSS with all, MB", Value: crowded.RSSMB},
+			{Name: "CPU with all, % of a core", Value: crowded.CPUPercent},
 		},
-		Note: "bare quic-go: 75–96 KB. Enrolled certificates, control and usage stream open, state accepted, a report every 30 s, at least 60 s idle",
+		Note: "bare quic-go: 75–96 KB. Enrolled certificates, control and usage stream open, state accepted, a report " +
+			"every 30 s, at least 60 s idle",
 	}
 	return []Result{r.single(perNode)}, nil
 }
@@ -254,7 +265,8 @@ func measureReconnect(ctx context.Context, e *Env) (results []Result, err error)
 	}
 	all := times.P(100)
 	r := Result{
-		Name: "hub-reconnect.nodes", What: fmt.Sprintf("%d nodes reconnecting after a hub restart: all back", nodes), Unit: "s",
+		Name: "hub-reconnect.nodes", What: fmt.Sprintf("%d nodes reconnecting after a hub restart: all back", nodes),
+		Unit:   "s",
 		Target: fmt.Sprintf("≤ %d", maxSeconds), Reached: all <= maxSeconds,
 		Parts: []Part{
 			{Name: "half back after", Value: times.P50()},
@@ -266,11 +278,13 @@ func measureReconnect(ctx context.Context, e *Env) (results []Result, err error)
 			{Name: "PostgreSQL core-s", Value: (after[1] - before[1]).Seconds()},
 			{Name: "simulated nodes core-s", Value: (after[2] - before[2]).Seconds()},
 		},
-		Note: "counted from the hub's ready line; hub, PostgreSQL and all simulated nodes share the machine; backoff and jitter as the agent's after sessions of hours; ends of dials and sessions: " +
+		Note: "counted from the hub's ready line; hub, PostgreSQL and all simulated nodes share the machine; backoff and " +
+			"jitter as the agent's after sessions of hours; ends of dials and sessions: " +
 			ends(back.Failures) + "; at first: " + ends(first.Failures),
 	}
 	a := Result{
-		Name: "hub-reconnect.api", What: "API meanwhile (three reads to one write)", Unit: "ms", Target: fmt.Sprintf("p99 ≤ %d", maxMillis), Reached: api.P99() <= maxMillis,
+		Name: "hub-reconnect.api", What: "API meanwhile (three reads to one write)", Unit: "ms",
+		Target: fmt.Sprintf("p99 ≤ %d", maxMillis), Reached: api.P99() <= maxMillis,
 	}
 	return []Result{r.single(all), api.Into(a)}, nil
 }
@@ -332,7 +346,8 @@ func (c *Crowd) call(ctx context.Context, admin *client.Hub, i int) error {
 	case 0:
 		_, err = client.Read[client.Node](admin.GetNode(ctx, c.Nodes[i%len(c.Nodes)]))
 	case 1:
-		_, err = client.Read[client.AppInstanceList](admin.ListAppInstances(ctx, c.Tenant.Project.ID, &client.ListAppInstancesParams{}))
+		_, err = client.Read[client.AppInstanceList](admin.ListAppInstances(ctx, c.Tenant.Project.ID,
+			&client.ListAppInstancesParams{}))
 	case 2:
 		_, err = client.Read[client.PostingList](admin.ListLedger(ctx, &client.ListLedgerParams{}))
 	default:

@@ -51,7 +51,10 @@ func measureUsage(ctx context.Context, e *Env) (results []Result, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("members: %w", err)
 	}
-	if _, err := c.Swarm.Do(ctx, swarm.Command{Seal: &swarm.Seal{Members: members, Meters: usageMeters(), From: from, Cut: cut, Cuts: e.Samples(cuts)}}); err != nil {
+	if _, err := c.Swarm.Do(ctx, swarm.Command{Seal: &swarm.Seal{
+		Members: members, Meters: usageMeters(), From: from,
+		Cut: cut, Cuts: e.Samples(cuts),
+	}}); err != nil {
 		return nil, err
 	}
 	before, err := c.cpu()
@@ -75,7 +78,8 @@ func measureUsage(ctx context.Context, e *Env) (results []Result, err error) {
 	}
 	rate := float64(sent.Records) / sent.Seconds
 	r := Result{
-		Name: "hub-usage", What: fmt.Sprintf("usage of %d nodes, signed, through their sessions: rated and posted", usageNodes), Unit: "records/s",
+		Name: "hub-usage", What: fmt.Sprintf("usage of %d nodes, signed, through their sessions: rated and posted",
+			usageNodes), Unit: "records/s",
 		Target: fmt.Sprintf("≥ %d", minRate), Reached: rate >= minRate,
 		Parts: []Part{
 			{Name: "records", Value: float64(sent.Records)},
@@ -85,8 +89,10 @@ func measureUsage(ctx context.Context, e *Env) (results []Result, err error) {
 			{Name: "PostgreSQL core-s", Value: (after[1] - before[1]).Seconds()},
 			{Name: "simulated nodes core-s", Value: (after[2] - before[2]).Seconds()},
 		},
-		Note: fmt.Sprintf("segments of %d records (%d members, 3 meters, 2 of them priced, a cut every 30 s), 16 under way for each node; records are counted once; "+
-			"floor: INSERT … SELECT unnest … ON CONFLICT DO NOTHING of the same rows into a table with a primary key, %d at once, on one connection", membersPerNode*len(usageMeters()), membersPerNode, batchRows),
+		Note: fmt.Sprintf("segments of %d records (%d members, 3 meters, 2 of them priced, a cut every 30 s), 16 under way "+
+			"for each node; records are counted once; "+
+			"floor: INSERT … SELECT unnest … ON CONFLICT DO NOTHING of the same rows into a table with a primary key, %d at "+
+			"once, on one connection", membersPerNode*len(usageMeters()), membersPerNode, batchRows),
 	}
 	return []Result{r.single(rate).against(plain)}, nil
 }
@@ -99,8 +105,8 @@ func (c *Crowd) cpu() ([3]time.Duration, error) {
 	return [3]time.Duration{hub, database, nodes}, errors.Join(err1, err2, err3)
 }
 
-// members gives each node its members, leased since a moment. One instance is made through the API; the subjects of all members
-// are copies of its.
+// members gives each node its members, leased since a moment. One instance is made through the API; the subjects of all
+// members are copies of its.
 func (c *Crowd) members(ctx context.Context, since time.Time) ([][]string, error) {
 	id, err := c.oneMember(ctx)
 	if err != nil {
@@ -119,11 +125,15 @@ func (c *Crowd) members(ctx context.Context, since time.Time) ([][]string, error
 	err = c.sql(ctx, func(conn *pgx.Conn) error {
 		const all = `unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[]) AS x(id, node, instance, hold)`
 		for _, statement := range []string{
-			`INSERT INTO holds SELECT (jsonb_populate_record(t, jsonb_build_object('id', x.hold, 'subject_id', x.id, 'placed_nanos', 1000000000000))).*
-				FROM holds t, ` + all + ` WHERE t.subject_id = $5 AND x.node IS NOT NULL AND x.instance IS NOT NULL AND $6::timestamptz IS NOT NULL`,
-			`INSERT INTO leases SELECT (jsonb_populate_record(t, jsonb_build_object('subject_id', x.id, 'node_id', x.node, 'hold_id', x.hold, 'issued_at', $6::timestamptz))).*
+			`INSERT INTO holds SELECT (jsonb_populate_record(t, jsonb_build_object('id', x.hold, 'subject_id', x.id,
+				'placed_nanos', 1000000000000))).*
+				FROM holds t, ` + all +
+				` WHERE t.subject_id = $5 AND x.node IS NOT NULL AND x.instance IS NOT NULL AND $6::timestamptz IS NOT NULL`,
+			`INSERT INTO leases SELECT (jsonb_populate_record(t, jsonb_build_object('subject_id', x.id, 'node_id', x.node,
+				'hold_id', x.hold, 'issued_at', $6::timestamptz))).*
 				FROM leases t, ` + all + ` WHERE t.subject_id = $5 AND x.instance IS NOT NULL`,
-			`INSERT INTO subjects SELECT (jsonb_populate_record(t, jsonb_build_object('id', x.id, 'node_id', x.node, 'app_instance_id', x.instance, 'opened_at', $6::timestamptz))).*
+			`INSERT INTO subjects SELECT (jsonb_populate_record(t, jsonb_build_object('id', x.id, 'node_id', x.node,
+				'app_instance_id', x.instance, 'opened_at', $6::timestamptz))).*
 				FROM subjects t, ` + all + ` WHERE t.id = $5 AND x.hold IS NOT NULL`,
 		} {
 			if _, err := conn.Exec(ctx, statement, ids, nodes, instances, holds, id, since); err != nil {
@@ -139,7 +149,8 @@ func (c *Crowd) members(ctx context.Context, since time.Time) ([][]string, error
 
 // oneMember makes an instance with two prices in force and returns the id of its member.
 func (c *Crowd) oneMember(ctx context.Context) (string, error) {
-	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Content: []byte("never run"), Mode: 0o755}}, appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
+	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Content: []byte("never run"), Mode: 0o755}},
+		appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
 	if err != nil {
 		return "", err
 	}
@@ -147,14 +158,18 @@ func (c *Crowd) oneMember(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, err := c.Tenant.Ship(ctx, publisher, scenario.Release{AppSlug: appSlug, Version: appVersion, Image: image, Template: appManifest}); err != nil {
+	if _, err := c.Tenant.Ship(ctx, publisher, scenario.Release{
+		AppSlug: appSlug, Version: appVersion, Image: image,
+		Template: appManifest,
+	}); err != nil {
 		return "", err
 	}
 	if err := errors.Join(c.Tenant.Entitle(ctx, appSlug), c.Tenant.Price(ctx, appSlug, price)); err != nil {
 		return "", err
 	}
 	if _, err := client.Read[client.Price](c.Tenant.Admin.CreatePrice(ctx, client.PriceCreate{
-		Meter: protocol.MeterCPUSeconds, AppSlug: appSlug, Currency: scenario.Currency, Price: "0.12", Per: client.PriceUnitHour,
+		Meter: protocol.MeterCPUSeconds, AppSlug: appSlug, Currency: scenario.Currency, Price: "0.12",
+		Per: client.PriceUnitHour,
 	})); err != nil {
 		return "", err
 	}
@@ -162,9 +177,12 @@ func (c *Crowd) oneMember(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	i, err := client.Read[client.AppInstance](c.Tenant.Admin.CreateAppInstance(ctx, c.Tenant.Project.ID, client.AppInstanceCreate{
-		AppSlug: appSlug, Version: appVersion, DisplayName: "first", PlacementIntent: client.PlacementIntent{AllocationIds: []string{allocation.ID}},
-	}))
+	i, err := client.Read[client.AppInstance](c.Tenant.Admin.CreateAppInstance(ctx, c.Tenant.Project.ID,
+		client.AppInstanceCreate{
+			AppSlug: appSlug, Version: appVersion, DisplayName: "first", PlacementIntent: client.PlacementIntent{
+				AllocationIds: []string{allocation.ID},
+			},
+		}))
 	if err != nil {
 		return "", err
 	}
@@ -183,11 +201,20 @@ func (c *Crowd) checkBooks(ctx context.Context, records int64) error {
 		}{
 			{"usage records", `SELECT count(*) FROM usage_recent WHERE meter <> 'allocation_seconds'`, records},
 			{"records in suspense", `SELECT count(*) FROM suspense_records`, 0},
-			{"priced records without a posting", `SELECT count(*) FROM usage_recent WHERE posting_id IS NULL AND meter NOT IN ('memory_byte_seconds', 'allocation_seconds')`, 0},
-			{"postings that do not sum to zero", `SELECT count(*) FROM (SELECT posting_id FROM entries GROUP BY posting_id HAVING sum(amount_nanos) <> 0) x`, 0},
 			{
-				"accruals that are not their records", `SELECT count(*) FROM (SELECT subject_id, meter, sum(quantity) AS q FROM usage_hours GROUP BY subject_id, meter) a
-				JOIN (SELECT subject_id, meter, sum(quantity) AS q FROM usage_recent GROUP BY subject_id, meter) u USING (subject_id, meter) WHERE a.q <> u.q`, 0,
+				"priced records without a posting",
+				`SELECT count(*) FROM usage_recent WHERE posting_id IS NULL
+					AND meter NOT IN ('memory_byte_seconds', 'allocation_seconds')`, 0,
+			},
+			{
+				"postings that do not sum to zero",
+				`SELECT count(*) FROM (SELECT posting_id FROM entries GROUP BY posting_id HAVING sum(amount_nanos) <> 0) x`, 0,
+			},
+			{
+				"accruals that are not their records", `SELECT count(*) FROM (SELECT subject_id, meter, sum(quantity) AS q
+					FROM usage_hours GROUP BY subject_id, meter) a
+				JOIN (SELECT subject_id, meter, sum(quantity) AS q FROM usage_recent
+				GROUP BY subject_id, meter) u USING (subject_id, meter) WHERE a.q <> u.q`, 0,
 			},
 		} {
 			var got int64
@@ -243,7 +270,9 @@ func (c *Crowd) plainInsert(ctx context.Context) (rate float64, err error) {
 type column struct{ Name, Kind string }
 
 func columnsOf(ctx context.Context, conn *pgx.Conn) ([]column, error) {
-	rows, err := conn.Query(ctx, `SELECT column_name, udt_name FROM information_schema.columns WHERE table_name = 'usage_records_0' ORDER BY ordinal_position`)
+	rows, err := conn.Query(ctx,
+		`SELECT column_name, udt_name FROM information_schema.columns WHERE table_name = 'usage_records_0'
+			ORDER BY ordinal_position`)
 	if err != nil {
 		return nil, err
 	}

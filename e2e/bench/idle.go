@@ -99,7 +99,8 @@ func ResidentBytes(pid int) (int64, error) {
 	return pages * int64(os.Getpagesize()), err
 }
 
-// measureIdle looks at the agent without workloads, with many, and with many that are probed as often as a manifest may ask for.
+// measureIdle looks at the agent without workloads, with many, and with many that are probed as often as a manifest may
+// ask for.
 func measureIdle(ctx context.Context, e *Env) ([]Result, error) {
 	s, err := e.Stand(ctx)
 	if err != nil {
@@ -138,18 +139,21 @@ func (s *Stand) idleWithMany(ctx context.Context, e *Env) (idle Idle, err error)
 
 func idleResults(name, with string, i Idle, maxMB float64) []Result {
 	memory := Result{
-		Name: "idle." + name + ".memory", What: "agent, idle with " + with + ": RSS", Unit: "MB", Target: fmt.Sprintf("≤ %.0f", maxMB), Reached: i.RSSMB <= maxMB,
+		Name: "idle." + name + ".memory", What: "agent, idle with " + with + ": RSS", Unit: "MB",
+		Target: fmt.Sprintf("≤ %.0f", maxMB), Reached: i.RSSMB <= maxMB,
 		Note: "mapped files included",
 	}
 	cpu := Result{
-		Name: "idle." + name + ".cpu", What: "agent, idle with " + with + ": CPU", Unit: "% of a core", Target: "≤ 0.5", Reached: i.CPUPercent <= 0.5,
+		Name: "idle." + name + ".cpu", What: "agent, idle with " + with + ": CPU", Unit: "% of a core", Target: "≤ 0.5",
+		Reached: i.CPUPercent <= 0.5,
 	}
 	return []Result{memory.single(i.RSSMB), cpu.single(i.CPUPercent)}
 }
 
 // processes names the process of every container of the node and when it started.
 func (s *Stand) processes(_ context.Context) (string, error) {
-	files, err := filepath.Glob(filepath.Join(s.Containerd.Dir, "state", "io.containerd.runtime.v2.task", s.Agent.Config.ContainerdNamespace, "*", "init.pid"))
+	files, err := filepath.Glob(filepath.Join(s.Containerd.Dir, "state", "io.containerd.runtime.v2.task",
+		s.Agent.Config.ContainerdNamespace, "*", "init.pid"))
 	if err != nil {
 		return "", err
 	}

@@ -1,6 +1,6 @@
-// Command bench measures what the product promises in numbers, with the real programs from outside, each number against the
-// floor that it cannot go below. `make bench` runs it; rows lie in files of their own. It measures; what is right or wrong is
-// the tests' business.
+// Command bench measures what the product promises in numbers, with the real programs from outside, each number against
+// the floor that it cannot go below. `make bench` runs it; rows lie in files of their own. It measures; what is right
+// or wrong is the tests' business.
 package main
 
 import (

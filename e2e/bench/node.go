@@ -23,7 +23,12 @@ const (
 
 // nodeRows are about one node.
 func nodeRows() []Row {
-	return []Row{{"lifecycle", measureLifecycle}, {"many", measureMany}, {"idle", measureIdle}, {"restart", measureRestart}}
+	return []Row{
+		{"lifecycle", measureLifecycle},
+		{"many", measureMany},
+		{"idle", measureIdle},
+		{"restart", measureRestart},
+	}
 }
 
 // floorSamples are the parts of the floor, a sample each.
@@ -105,7 +110,8 @@ func lifecycleResults(launch, removal Samples, floors floorSamples) []Result {
 	}).against(floors.launch.P50())
 	up.Reached = up.P50 <= up.Floor+60 && up.P50 <= 200 && up.P99 <= up.Floor+250
 	down := removal.Into(Result{
-		Name: "lifecycle.decommission", What: "decommission → gone by the node's proof, seen by a watching client", Unit: "ms", Target: "p50 ≤ 1.3 × floor",
+		Name: "lifecycle.decommission", What: "decommission → gone by the node's proof, seen by a watching client",
+		Unit: "ms", Target: "p50 ≤ 1.3 × floor",
 		Parts: []Part{
 			{"floor: kill", floors.kill.P50()},
 			{"delete task", floors.deleteTask.P50()},
@@ -134,8 +140,10 @@ func measureMany(ctx context.Context, e *Env) ([]Result, error) {
 		}
 	}
 	r := all.Into(Result{
-		Name: "many.running", What: fmt.Sprintf("%d instances at once → all running", manyAtOnce), Unit: "ms", Target: "p50 ≤ 1200",
-		Note: fmt.Sprintf("%d requests at once, each instance watched by the one client; hub, PostgreSQL, containerd and node on the one machine", manyAtOnce),
+		Name: "many.running", What: fmt.Sprintf("%d instances at once → all running", manyAtOnce), Unit: "ms",
+		Target: "p50 ≤ 1200",
+		Note: fmt.Sprintf("%d requests at once, each instance watched by the one client; hub, PostgreSQL, containerd and "+
+			"node on the one machine", manyAtOnce),
 	})
 	r.Reached = r.P50 <= 1200
 	return []Result{r}, nil
@@ -160,8 +168,10 @@ func measureRestart(ctx context.Context, e *Env) ([]Result, error) {
 		all.Add(took)
 	}
 	r := all.Into(Result{
-		Name: "restart.recognised", What: fmt.Sprintf("agent start beside %d running workloads → all ready again in its own report, none touched", manyAtOnce),
-		Unit: "ms", Target: "p50 ≤ 1000", Note: "from the start of the program after kill -9; same process ids before and after",
+		Name: "restart.recognised", What: fmt.Sprintf("agent start beside %d running workloads → all ready again in its "+
+			"own report, none touched", manyAtOnce),
+		Unit: "ms", Target: "p50 ≤ 1000", Note: "from the start of the program after kill -9; same process ids before and " +
+			"after",
 	})
 	r.Reached = r.P50 <= 1000
 	return []Result{r}, s.DecommissionAll(ctx, ids)

@@ -54,7 +54,8 @@ func printTable(out io.Writer, results []Result) error {
 		if r.Reached {
 			reached = "yes"
 		}
-		say(r.What, strconv.Itoa(r.N), number(r.P50), number(r.P99), orDash(r.Floor), orDash(r.Ratio), r.Unit, r.Target, reached)
+		say(r.What, strconv.Itoa(r.N), number(r.P50), number(r.P99), orDash(r.Floor), orDash(r.Ratio), r.Unit, r.Target,
+			reached)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -113,8 +114,8 @@ func keep(path string, results []Result, known []string) error {
 	return os.WriteFile(path, append(data, '\n'), 0o644)
 }
 
-// merge replaces the lines that were measured now, and forgets those of rows that there are no more. The order is that of the
-// known rows.
+// merge replaces the lines that were measured now, and forgets those of rows that there are no more. The order is that
+// of the known rows.
 func merge(old, now []Result, known []string) []Result {
 	at := func(r Result) int {
 		return slices.IndexFunc(known, func(row string) bool { return r.Name == row || strings.HasPrefix(r.Name, row+".") })

@@ -66,7 +66,10 @@ type Env struct {
 
 // newEnv makes the directory of this run: below /tmp, where an unprivileged PostgreSQL can work.
 func newEnv(source string, samples int) (*Env, error) {
-	e := &Env{Source: source, Bin: filepath.Join(source, "bin"), samples: samples, root: fmt.Sprintf("/tmp/gpuaas-bench-%d", os.Getpid())}
+	e := &Env{
+		Source: source, Bin: filepath.Join(source, "bin"), samples: samples,
+		root: fmt.Sprintf("/tmp/gpuaas-bench-%d", os.Getpid()),
+	}
 	if err := os.Mkdir(e.root, 0o711); err != nil {
 		return nil, err
 	}
@@ -94,8 +97,8 @@ func (e *Env) Dir(name string) (string, error) {
 	return dir, os.Chmod(dir, 0o711)
 }
 
-// inMemory makes a directory in memory that ends with the program: what daemons keep below /run, which is a tmpfs on a node
-// (file-hierarchy(7)) and need not be one where this runs.
+// inMemory makes a directory in memory that ends with the program: what daemons keep below /run, which is a tmpfs on a
+// node (file-hierarchy(7)) and need not be one where this runs.
 func (e *Env) inMemory(path string) error {
 	if err := os.Mkdir(path, 0o711); err != nil {
 		return err
@@ -105,7 +108,8 @@ func (e *Env) inMemory(path string) error {
 	}
 	e.Defer(func() error {
 		// Whoever has lived in it may have unmounted and removed it.
-		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) &&
+			!errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("unmount %s: %w", path, err)
 		}
 		return os.RemoveAll(path)

@@ -25,5 +25,6 @@ func TestPercentilesAreSamplesThatWereTaken(t *testing.T) {
 func TestRowsMeasuredAgainReplaceTheirLinesAndNoOthers(t *testing.T) {
 	old := []Result{{Name: "a", P50: 1}, {Name: "b.x", P50: 1}, {Name: "b.y", P50: 1}, {Name: "gone", P50: 1}}
 	merged := merge(old, []Result{{Name: "b.y", P50: 2}, {Name: "b.z", P50: 2}}, []string{"a", "b"})
-	require.Equal(t, []Result{{Name: "a", P50: 1}, {Name: "b.x", P50: 1}, {Name: "b.y", P50: 2}, {Name: "b.z", P50: 2}}, merged)
+	require.Equal(t, []Result{{Name: "a", P50: 1}, {Name: "b.x", P50: 1}, {Name: "b.y", P50: 2}, {Name: "b.z", P50: 2}},
+		merged)
 }

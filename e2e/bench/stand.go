@@ -58,7 +58,10 @@ func (e *Env) Stand(ctx context.Context) (*Stand, error) {
 		return e.stand, nil
 	}
 	s := &Stand{}
-	for _, step := range []func(context.Context, *Env) error{s.startContainerd, s.startHub, s.startAgent, s.ship, s.warmUp} {
+	for _, step := range []func(context.Context, *Env) error{
+		s.startContainerd, s.startHub, s.startAgent, s.ship,
+		s.warmUp,
+	} {
 		if err := step(ctx, e); err != nil {
 			return nil, fmt.Errorf("set up the stand: %w", err)
 		}
@@ -115,7 +118,8 @@ func (s *Stand) startAgent(ctx context.Context, e *Env) error {
 		return err
 	}
 	c := cluster.AgentConfig{
-		Bin: e.Bin, Dir: dir, RunDir: filepath.Join(run, "agent"), APIURL: s.Hub.Ready.APIURL, RootFingerprint: s.Hub.RootFingerprint,
+		Bin: e.Bin, Dir: dir, RunDir: filepath.Join(run, "agent"), APIURL: s.Hub.Ready.APIURL,
+		RootFingerprint:   s.Hub.RootFingerprint,
 		ContainerdAddress: s.Containerd.Address, ContainerdNamespace: "bench", Bridge: "gpbench0", PodCIDR: "10.219.0.0/24",
 		PortRange: "30000-30999", CgroupParent: "/gpuaas-bench",
 	}
@@ -179,7 +183,10 @@ func (s *Stand) ship(ctx context.Context, e *Env) error {
 // release ships a version, which is launched from then on.
 func (s *Stand) release(ctx context.Context, version string, manifest []byte) error {
 	s.version = version
-	_, err := s.Tenant.Ship(ctx, s.publisher, scenario.Release{AppSlug: appSlug, Version: version, Image: s.image, Template: manifest})
+	_, err := s.Tenant.Ship(ctx, s.publisher, scenario.Release{
+		AppSlug: appSlug, Version: version, Image: s.image,
+		Template: manifest,
+	})
 	return err
 }
 
@@ -200,7 +207,9 @@ func (s *Stand) Launch(ctx context.Context, name string) (client.AppInstance, ti
 
 func (s *Stand) request(name string) client.AppInstanceCreate {
 	return client.AppInstanceCreate{
-		AppSlug: appSlug, Version: s.version, DisplayName: name, PlacementIntent: client.PlacementIntent{AllocationIds: []string{s.Allocation.ID}},
+		AppSlug: appSlug, Version: s.version, DisplayName: name, PlacementIntent: client.PlacementIntent{
+			AllocationIds: []string{s.Allocation.ID},
+		},
 	}
 }
 
@@ -222,8 +231,8 @@ func Each(n int, do func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// LaunchMany requests that many instances at once, each watched from its answer on, and returns how long it took until the last of
-// them was seen running.
+// LaunchMany requests that many instances at once, each watched from its answer on, and returns how long it took until
+// the last of them was seen running.
 func (s *Stand) LaunchMany(ctx context.Context, n int) (ids []string, took time.Duration, err error) {
 	ids = make([]string, n)
 	start := time.Now()

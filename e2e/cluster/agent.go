@@ -48,7 +48,8 @@ func (c AgentConfig) binary() string { return filepath.Join(c.Bin, "gpuaas-agent
 
 func (c AgentConfig) args(verb string) []string {
 	return []string{
-		verb, "--data-dir", c.DataDir(), "--run-dir", c.RunDir, "--api-url", c.APIURL, "--root-fingerprint", c.RootFingerprint,
+		verb, "--data-dir", c.DataDir(), "--run-dir", c.RunDir, "--api-url", c.APIURL, "--root-fingerprint",
+		c.RootFingerprint,
 		"--join-token-file", filepath.Join(c.Dir, "join-token"),
 		"--containerd-address", c.ContainerdAddress, "--containerd-namespace", c.ContainerdNamespace,
 		"--bridge", c.Bridge, "--pod-cidr", c.PodCIDR, "--port-range", c.PortRange, "--cgroup-parent", c.CgroupParent,
@@ -56,7 +57,8 @@ func (c AgentConfig) args(verb string) []string {
 	}
 }
 
-// StartAgent runs `gpuaas-agent run` and waits until its store is open and containerd answers. It does not wait for the hub.
+// StartAgent runs `gpuaas-agent run` and waits until its store is open and containerd answers. It does not wait for the
+// hub.
 func StartAgent(ctx context.Context, c AgentConfig) (*Agent, error) {
 	for _, d := range []string{c.Dir, c.RunDir} {
 		if err := os.MkdirAll(d, 0o700); err != nil {

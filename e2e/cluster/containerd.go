@@ -15,8 +15,8 @@ const SystemContainerd = "/run/containerd/containerd.sock"
 // Containerd is a containerd with everything of its own below one directory.
 type Containerd = containerdtest.Daemon
 
-// StartContainerd starts a containerd of its own and waits until it serves. What an earlier one left in the directory is
-// taken up again. It outlives the caller until it is stopped; Destroy removes all of it.
+// StartContainerd starts a containerd of its own and waits until it serves. What an earlier one left in the directory
+// is taken up again. It outlives the caller until it is stopped; Destroy removes all of it.
 func StartContainerd(ctx context.Context, dir string) (*Containerd, error) {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return nil, err

@@ -23,8 +23,8 @@ type Ended struct {
 	Said     string
 }
 
-// TryHub runs `gpuaas-hub serve` where it cannot work, and returns how it ended. One that comes up is stopped and an error.
-// The hub does not see the paths in hide.
+// TryHub runs `gpuaas-hub serve` where it cannot work, and returns how it ended. One that comes up is stopped and an
+// error. The hub does not see the paths in hide.
 func TryHub(ctx context.Context, c HubConfig, hide ...string) (Ended, error) {
 	args := []string{"serve", "--data-dir", c.DataDir(), "--listen", c.Listen, "--session-listen", c.SessionListen}
 	return try(ctx, c.binary(), append(args, c.ExtraArgs...), c.Env, hide)
@@ -91,7 +91,8 @@ func hidden(path string, args, hide []string) (string, []string, error) {
 		}
 	}
 	script.WriteString(`exec "$0" "$@"`)
-	return "unshare", append([]string{"--mount", "--propagation", "private", "sh", "-c", script.String(), path}, args...), nil
+	return "unshare", append([]string{"--mount", "--propagation", "private", "sh", "-c", script.String(), path}, args...),
+		nil
 }
 
 // watched keeps what is written and calls seen at a word.

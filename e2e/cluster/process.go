@@ -1,6 +1,6 @@
-// Package cluster starts the real programs — hub, agents, containerd — each with directories, ports and names of its own, so
-// that several stand beside each other on one machine and any of them may be killed. It serves the demo and the end-to-end
-// tests; it asserts nothing.
+// Package cluster starts the real programs — hub, agents, containerd — each with directories, ports and names of its
+// own, so that several stand beside each other on one machine and any of them may be killed. It serves the demo and the
+// end-to-end tests; it asserts nothing.
 package cluster
 
 import (
@@ -190,8 +190,8 @@ func StartTicks(pid int) (uint64, error) {
 	return strconv.ParseUint(string(fields[19]), 10, 64)
 }
 
-// EndProcess ends a process that an earlier program started: only if it is still the very one. It waits until the kernel has
-// closed all of its files, so that the locks on them are free.
+// EndProcess ends a process that an earlier program started: only if it is still the very one. It waits until the
+// kernel has closed all of its files, so that the locks on them are free.
 func EndProcess(pid int, startTicks uint64, grace time.Duration) error {
 	same := func() bool {
 		t, err := StartTicks(pid)
@@ -212,8 +212,9 @@ func EndProcess(pid int, startTicks uint64, grace time.Duration) error {
 	return nil
 }
 
-// dead reports whether a process only waits for its parent to read its exit status. A first thread that has ended is a zombie
-// while others of the process still end, and these hold its open files (proc_pid_stat(5): state and num_threads).
+// dead reports whether a process only waits for its parent to read its exit status. A first thread that has ended is a
+// zombie while others of the process still end, and these hold its open files (proc_pid_stat(5): state and
+// num_threads).
 func dead(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

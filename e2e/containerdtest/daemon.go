@@ -1,6 +1,6 @@
-// Package containerdtest runs a real containerd of a test's own: own root, state, socket and configuration, without CRI. It
-// can be killed and started again, and leaves nothing behind, not even after the test killed things in the middle. It knows
-// nothing of what runs inside.
+// Package containerdtest runs a real containerd of a test's own: own root, state, socket and configuration, without
+// CRI. It can be killed and started again, and leaves nothing behind, not even after the test killed things in the
+// middle. It knows nothing of what runs inside.
 package containerdtest
 
 import (
@@ -55,7 +55,8 @@ func Start(t testing.TB) *Daemon {
 		t.Skip("containerd needs root")
 	}
 	sweep(t)
-	dir, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", namePrefix, os.Getpid())) //nolint:usetesting // short, and swept by later runs
+	//nolint:usetesting // short, and swept by later runs
+	dir, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", namePrefix, os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +83,8 @@ func sweep(t testing.TB) {
 	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), namePrefix+"*-*"))
 	for _, dir := range dirs {
 		var pid int
-		if _, err := fmt.Sscanf(filepath.Base(dir), namePrefix+"%d-", &pid); err != nil || pid == os.Getpid() || unix.Kill(pid, 0) == nil {
+		if _, err := fmt.Sscanf(filepath.Base(dir), namePrefix+"%d-", &pid); err != nil || pid == os.Getpid() ||
+			unix.Kill(pid, 0) == nil {
 			continue
 		}
 		if err := (&Daemon{Dir: dir, Address: filepath.Join(dir, "s.sock")}).Destroy(); err != nil {
@@ -98,8 +100,10 @@ func New(dir string) (*Daemon, error) {
 root = %q
 state = %q
 disabled_plugins = [
-  "io.containerd.grpc.v1.cri", "io.containerd.internal.v1.restart", "io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing",
-  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.grpc.v1.cri", "io.containerd.internal.v1.restart", "io.containerd.tracing.processor.v1.otlp", `+
+		`"io.containerd.internal.v1.tracing",
+  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs", `+
+		`"io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",
 ]
 [grpc]
   address = %q
@@ -294,7 +298,8 @@ func (d *Daemon) Shims() []int {
 	names, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, name := range names {
 		data, err := os.ReadFile(name)
-		if err != nil || !bytes.Contains(data, []byte("containerd-shim")) || !bytes.Contains(data, []byte("\x00-address\x00"+d.Address+"\x00")) {
+		if err != nil || !bytes.Contains(data, []byte("containerd-shim")) || !bytes.Contains(data,
+			[]byte("\x00-address\x00"+d.Address+"\x00")) {
 			continue
 		}
 		var pid int
@@ -381,8 +386,8 @@ func (d *Daemon) removeShimSockets() error {
 	return errors.Join(append(errs, d.removeForgottenSockets())...)
 }
 
-// removeForgottenSockets removes the sockets of shims that the daemon was killed over while it started them, and of which it
-// wrote nothing down: those that came after it and that nobody listens on.
+// removeForgottenSockets removes the sockets of shims that the daemon was killed over while it started them, and of
+// which it wrote nothing down: those that came after it and that nobody listens on.
 func (d *Daemon) removeForgottenSockets() error {
 	began, err := os.Stat(d.born())
 	if err != nil {
@@ -391,7 +396,8 @@ func (d *Daemon) removeForgottenSockets() error {
 	names, _ := filepath.Glob("/run/containerd/s/*")
 	var errs []error
 	for _, name := range names {
-		if info, err := os.Stat(name); err != nil || info.Mode().Type() != fs.ModeSocket || info.ModTime().Before(began.ModTime()) {
+		if info, err := os.Stat(name); err != nil || info.Mode().Type() != fs.ModeSocket ||
+			info.ModTime().Before(began.ModTime()) {
 			continue
 		}
 		conn, err := net.Dial("unix", name)

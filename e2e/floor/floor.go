@@ -1,6 +1,6 @@
-// Package floor measures what containerd and CNI need by themselves for a container that already runs: NewContainer, NewTask,
-// Start and go-cni's Setup with a published port, of the byte-identical spec and image, and nothing else, and then to take all of
-// it away again. It is what launch times are held against.
+// Package floor measures what containerd and CNI need by themselves for a container that already runs: NewContainer,
+// NewTask, Start and go-cni's Setup with a published port, of the byte-identical spec and image, and nothing else, and
+// then to take all of it away again. It is what launch times are held against.
 package floor
 
 import (
@@ -55,8 +55,8 @@ type Config struct {
 	// Bridge and CIDR are the node's; the same is made by CNI's plugins, which are in PluginDir.
 	Bridge, CIDR string
 	PluginDir    string
-	// Dir holds runc's state and the network namespaces' mount points while measuring, also that of the one that plays the host:
-	// the plugins leave chains and links there, which end with it. It must exist.
+	// Dir holds runc's state and the network namespaces' mount points while measuring, also that of the one that plays the
+	// host: the plugins leave chains and links there, which end with it. It must exist.
 	Dir string
 	// ContainerPort is published on a free port of 127.0.0.1.
 	ContainerPort int32
@@ -131,7 +131,8 @@ func (b *Bench) prepareNetwork() (err error) {
 	if err != nil {
 		return err
 	}
-	b.plugins, err = cni.New(cni.WithPluginDir([]string{b.conf.PluginDir}), cni.WithMinNetworkCount(1), cni.WithConfListBytes(data))
+	b.plugins, err = cni.New(cni.WithPluginDir([]string{b.conf.PluginDir}), cni.WithMinNetworkCount(1),
+		cni.WithConfListBytes(data))
 	if err != nil {
 		return err
 	}
@@ -139,8 +140,8 @@ func (b *Bench) prepareNetwork() (err error) {
 	return err
 }
 
-// conflist is the configuration by which the release of 2026-11-20 made their members' networks, of the same addresses and packet
-// size as the node's.
+// conflist is the configuration by which the release of 2026-11-20 made their members' networks, of the same addresses
+// and packet size as the node's.
 func (b *Bench) conflist() ([]byte, error) {
 	bridge, err := netlink.LinkByName(b.conf.Bridge)
 	if err != nil {
@@ -151,9 +152,11 @@ func (b *Bench) conflist() ([]byte, error) {
 		"name":       b.conf.Bridge,
 		"plugins": []map[string]any{
 			{
-				"type": "bridge", "bridge": b.conf.Bridge, "isGateway": true, "ipMasq": false, "hairpinMode": false, "mtu": bridge.Attrs().MTU,
+				"type": "bridge", "bridge": b.conf.Bridge, "isGateway": true, "ipMasq": false, "hairpinMode": false,
+				"mtu": bridge.Attrs().MTU,
 				"ipam": map[string]any{
-					"type": "host-local", "dataDir": filepath.Join(b.conf.Dir, "ipam"), "ranges": [][]map[string]any{{{"subnet": b.conf.CIDR}}}, "routes": []map[string]any{{"dst": "0.0.0.0/0"}},
+					"type": "host-local", "dataDir": filepath.Join(b.conf.Dir, "ipam"),
+					"ranges": [][]map[string]any{{{"subnet": b.conf.CIDR}}}, "routes": []map[string]any{{"dst": "0.0.0.0/0"}},
 				},
 			},
 			{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}, "snat": true},
@@ -166,8 +169,10 @@ func (b *Bench) newContainer(ctx context.Context, id string, ns kept) (client.Co
 	if maps := b.spec.Linux.UIDMappings; len(maps) == 1 {
 		snapshotOpts = append(snapshotOpts, client.WithUserNSRemapperLabels(maps, b.spec.Linux.GIDMappings))
 	}
-	return b.cl.NewContainer(ctx, id, client.WithSnapshotter("overlayfs"), client.WithNewSnapshot(id, b.image, snapshotOpts...),
-		client.WithRuntime("io.containerd.runc.v2", &runcoptions.Options{Root: filepath.Join(b.conf.Dir, "runc")}), client.WithSpec(b.spec, ns.join, ownCgroup(id)))
+	return b.cl.NewContainer(ctx, id, client.WithSnapshotter("overlayfs"), client.WithNewSnapshot(id, b.image,
+		snapshotOpts...),
+		client.WithRuntime("io.containerd.runc.v2", &runcoptions.Options{Root: filepath.Join(b.conf.Dir, "runc")}),
+		client.WithSpec(b.spec, ns.join, ownCgroup(id)))
 }
 
 // Close removes what the measuring left in containerd.
@@ -217,7 +222,10 @@ func (b *Bench) Measure(ctx context.Context) (p Parts, err error) {
 	if err != nil {
 		return Parts{}, err
 	}
-	mapping := cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: port, ContainerPort: b.conf.ContainerPort, Protocol: "tcp", HostIP: "127.0.0.1"}})
+	mapping := cni.WithCapabilityPortMap([]cni.PortMapping{{
+		HostPort: port, ContainerPort: b.conf.ContainerPort,
+		Protocol: "tcp", HostIP: "127.0.0.1",
+	}})
 	// A plugin is a child of the thread that asks for it, and so stands in that thread's network namespace.
 	err = leftover.InNetNS(b.host.net, func() error {
 		return timed(&p.Network, func() error {
@@ -241,10 +249,15 @@ func (b *Bench) measureContainer(ctx context.Context, id string, ns kept, p *Par
 		return fmt.Errorf("container: %w", err)
 	}
 	defer func() {
-		err = errors.Join(err, timed(&p.DeleteContainer, func() error { return container.Delete(ctx, client.WithSnapshotCleanup) }))
+		err = errors.Join(err, timed(&p.DeleteContainer, func() error {
+			return container.Delete(ctx, client.WithSnapshotCleanup)
+		}))
 	}()
 	var task client.Task
-	if err = timed(&p.NewTask, func() (err error) { task, err = container.NewTask(ctx, cio.NullIO); return err }); err != nil {
+	if err = timed(&p.NewTask, func() (err error) {
+		task, err = container.NewTask(ctx, cio.NullIO)
+		return err
+	}); err != nil {
 		return fmt.Errorf("task: %w", err)
 	}
 	ended, err := task.Wait(ctx)
@@ -315,7 +328,8 @@ func newNamespaces(path string, mappings []specs.LinuxIDMapping) (kept, error) {
 			k.close()
 			return kept{}, err
 		}
-		if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/%s", holder.Process.Pid, name), file, "", unix.MS_BIND, ""); err != nil {
+		if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/%s", holder.Process.Pid, name), file, "", unix.MS_BIND,
+			""); err != nil {
 			k.close()
 			return kept{}, fmt.Errorf("keep the %s namespace: %w", name, err)
 		}
@@ -366,7 +380,8 @@ func Find(ctx context.Context, address, namespace, instanceID string) (string, e
 		return "", err
 	}
 	defer func() { _ = cl.Close() }()
-	list, err := cl.Containers(namespaces.WithNamespace(ctx, namespace), fmt.Sprintf("labels.%q==%q", "gpuaas.instance", instanceID))
+	list, err := cl.Containers(namespaces.WithNamespace(ctx, namespace), fmt.Sprintf("labels.%q==%q", "gpuaas.instance",
+		instanceID))
 	if err != nil {
 		return "", err
 	}

@@ -1,6 +1,6 @@
-// Package impair is a bad network between nodes and a hub: a proxy for UDP and TCP that loses, delays, reorders, doubles, cuts
-// and rebinds as it is told while it runs. What happens to each packet follows from a seed. It understands nothing of what it
-// carries.
+// Package impair is a bad network between nodes and a hub: a proxy for UDP and TCP that loses, delays, reorders,
+// doubles, cuts and rebinds as it is told while it runs. What happens to each packet follows from a seed. It
+// understands nothing of what it carries.
 package impair
 
 import (
@@ -48,8 +48,8 @@ func newFate(seed uint64, link string, direction uint64) *fate {
 	return &fate{random: rand.New(rand.NewPCG(mixed, direction))}
 }
 
-// next returns when the copies of the next packet arrive, from now; none when it is lost. It draws the same number of values
-// whatever the conditions are.
+// next returns when the copies of the next packet arrive, from now; none when it is lost. It draws the same number of
+// values whatever the conditions are.
 func (f *fate) next(c Conditions) []time.Duration {
 	loss, turn, twice := f.random.Float64(), f.random.Float64(), f.random.Float64()
 	var late [maxCopies]float64

@@ -8,8 +8,8 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// Within runs open on a thread in the network namespace at path; the sockets that it opens stay there. The empty path is the
-// caller's.
+// Within runs open on a thread in the network namespace at path; the sockets that it opens stay there. The empty path
+// is the caller's.
 func Within(path string, open func() error) error {
 	if path == "" {
 		return open()

@@ -96,7 +96,8 @@ func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	h := newHub(t)
 	p, err := impair.Start(impair.Config{
-		ListenUDP: "127.0.0.1:0", HubUDP: h.udp.LocalAddr().String(), ListenTCP: "127.0.0.1:0", HubTCP: h.tcp.Addr().String(), Seed: seed,
+		ListenUDP: "127.0.0.1:0", HubUDP: h.udp.LocalAddr().String(), ListenTCP: "127.0.0.1:0", HubTCP: h.tcp.Addr().String(),
+		Seed: seed,
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close()) })
@@ -181,7 +182,8 @@ func TestProxyLosesWhatItSays(t *testing.T) {
 func TestJitterReordersAndDuplicateDoubles(t *testing.T) {
 	f := newFixture(t)
 	c := f.socket()
-	f.l.Set(impair.Conditions{Delay: 10 * time.Millisecond, Jitter: 40 * time.Millisecond, Duplicate: 0.2}, impair.Conditions{})
+	f.l.Set(impair.Conditions{Delay: 10 * time.Millisecond, Jitter: 40 * time.Millisecond, Duplicate: 0.2},
+		impair.Conditions{})
 	f.send(c, 200)
 	back := f.receive(c, silence)
 	up, _ := f.l.Stats()

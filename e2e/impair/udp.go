@@ -115,7 +115,9 @@ func (f *flow) receive(outside *net.UDPConn) {
 		if err != nil {
 			continue // the port of a hub that is away is unreachable
 		}
-		deliver(f.link.next(&f.link.down), buf[:n], func(packet []byte) { _, _ = f.link.p.udp.WriteToUDPAddrPort(packet, f.node) })
+		deliver(f.link.next(&f.link.down), buf[:n], func(packet []byte) {
+			_, _ = f.link.p.udp.WriteToUDPAddrPort(packet, f.node)
+		})
 	}
 }
 

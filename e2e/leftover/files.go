@@ -33,12 +33,13 @@ func isNoise(path string, extra []string) bool {
 	})
 }
 
-// snapshotContent is where containerd's snapshotters keep the files of images and containers: the snapshots themselves are
-// counted as containerd's objects and as directories, their content is not walked.
+// snapshotContent is where containerd's snapshotters keep the files of images and containers: the snapshots themselves
+// are counted as containerd's objects and as directories, their content is not walked.
 var snapshotContent = regexp.MustCompile(`/io\.containerd\.snapshotter\.v1\.[a-z]+/snapshots/[0-9]+/`)
 
-// takeFiles lists names, types and modes; of files under /etc also the content. Sizes and times elsewhere are noise: daemons
-// write to their own files. Other file systems' content is not walked where it is a container's root or kernel state.
+// takeFiles lists names, types and modes; of files under /etc also the content. Sizes and times elsewhere are noise:
+// daemons write to their own files. Other file systems' content is not walked where it is a container's root or kernel
+// state.
 func takeFiles(s *Snapshot) error {
 	roots := s.scope.Files
 	if len(roots) == 0 {

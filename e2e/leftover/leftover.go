@@ -44,8 +44,8 @@ type Scope struct {
 	Files []string
 	// IgnoreFiles are path prefixes that are not looked at, in addition to the package's own short list.
 	IgnoreFiles []string
-	// Contains keeps only items whose text holds one of these; empty keeps all. For tests that share a machine with others:
-	// they name everything they make with one unique word.
+	// Contains keeps only items whose text holds one of these; empty keeps all. For tests that share a machine with
+	// others: they name everything they make with one unique word.
 	Contains []string
 	// Skip leaves out what it returns true for, by its identity; nil leaves out nothing.
 	Skip func(id string) bool
@@ -72,7 +72,8 @@ func Take(scope Scope) (Snapshot, error) {
 }
 
 func (s *Snapshot) add(kind Kind, id, state string) {
-	if len(s.scope.Kinds) > 0 && !slices.Contains(s.scope.Kinds, kind) || !s.scope.covers(id, state) || s.scope.Skip != nil && s.scope.Skip(id) {
+	if len(s.scope.Kinds) > 0 && !slices.Contains(s.scope.Kinds, kind) || !s.scope.covers(id, state) ||
+		s.scope.Skip != nil && s.scope.Skip(id) {
 		return
 	}
 	if s.Items[kind] == nil {
@@ -131,8 +132,8 @@ func endsByItself(kind Kind) bool {
 // settleWithin bounds how long Left waits for the kernel, which removes network namespaces and cgroups in its own time.
 const settleWithin = 15 * time.Second
 
-// Guard photographs now and again after everything else that the test cleans up, and fails the test on any difference. Call
-// it first: clean-ups run in the opposite order.
+// Guard photographs now and again after everything else that the test cleans up, and fails the test on any difference.
+// Call it first: clean-ups run in the opposite order.
 func Guard(t testing.TB, scope Scope) {
 	t.Helper()
 	before, err := Take(scope)

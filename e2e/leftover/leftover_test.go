@@ -21,7 +21,8 @@ import (
 // word marks everything that this process makes: other tests may run on the same machine.
 func word() string { return fmt.Sprintf("lo%dx", os.Getpid()) }
 
-// TestEveryKindOfRemainderIsNoticed makes one thing of each kind, expects exactly one line for it, and nothing once it is gone.
+// TestEveryKindOfRemainderIsNoticed makes one thing of each kind, expects exactly one line for it, and nothing once it
+// is gone.
 func TestEveryKindOfRemainderIsNoticed(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("making links, mounts and cgroups needs root")
@@ -180,7 +181,10 @@ func TestGuardWaitsForTheKernelAndThenTells(t *testing.T) {
 
 func TestWholeMachineCanBePhotographed(t *testing.T) {
 	s := take(t, leftover.Scope{})
-	for _, kind := range []leftover.Kind{leftover.Process, leftover.Mount, leftover.NetNS, leftover.Link, leftover.Sysctl, leftover.Cgroup, leftover.File} {
+	for _, kind := range []leftover.Kind{
+		leftover.Process, leftover.Mount, leftover.NetNS, leftover.Link, leftover.Sysctl,
+		leftover.Cgroup, leftover.File,
+	} {
 		require.NotEmpty(t, s.Items[kind], kind)
 	}
 }

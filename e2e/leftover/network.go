@@ -32,8 +32,8 @@ func takeNetwork(s *Snapshot) error {
 	return nil
 }
 
-// InNetNS runs fn on a thread inside the namespace at path, and brings the thread back. A thread that cannot be brought back is
-// never used again.
+// InNetNS runs fn on a thread inside the namespace at path, and brings the thread back. A thread that cannot be brought
+// back is never used again.
 func InNetNS(path string, fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -106,7 +106,8 @@ func takeLinks(s *Snapshot, where string) error {
 			texts = append(texts, addr.IPNet.String())
 		}
 		slices.Sort(texts)
-		s.add(Link, a.Name+where, fmt.Sprintf("%s master %q mtu %d %s addresses %v", l.Type(), names[a.MasterIndex], a.MTU, a.Flags, texts))
+		s.add(Link, a.Name+where, fmt.Sprintf("%s master %q mtu %d %s addresses %v", l.Type(), names[a.MasterIndex], a.MTU,
+			a.Flags, texts))
 	}
 	return nil
 }
@@ -173,7 +174,8 @@ func takeFirewall(s *Snapshot, where string) error {
 			switch {
 			case strings.HasPrefix(line, "*"):
 				table = line
-			case strings.HasPrefix(line, "-A"), strings.HasPrefix(line, ":") && strings.Contains(line, " - "), strings.Contains(line, " DROP "):
+			case strings.HasPrefix(line, "-A"), strings.HasPrefix(line, ":") && strings.Contains(line, " - "),
+				strings.Contains(line, " DROP "):
 				s.add(Firewall, fmt.Sprintf("%s %s %s%s", legacy.command, table, strings.Split(line, " [")[0], where), "")
 			}
 		}
@@ -181,8 +183,8 @@ func takeFirewall(s *Snapshot, where string) error {
 	return nil
 }
 
-// takeNft adds every chain and rule of nft's listing as "table | chain | rule". Empty tables and empty base chains with the
-// policy accept are noise: iptables makes them when it merely lists, and they do nothing.
+// takeNft adds every chain and rule of nft's listing as "table | chain | rule". Empty tables and empty base chains with
+// the policy accept are noise: iptables makes them when it merely lists, and they do nothing.
 func takeNft(s *Snapshot, where string) error {
 	out, err := command("nft", "--stateless", "list", "ruleset")
 	if errors.Is(err, exec.ErrNotFound) {
@@ -206,7 +208,8 @@ func takeNft(s *Snapshot, where string) error {
 			if len(path) == 2 && !strings.HasPrefix(path[1], "chain") {
 				s.add(Firewall, strings.Join(path, " | ")+where, "")
 			}
-		case strings.HasPrefix(line, "type ") && strings.Contains(line, " hook ") && strings.HasSuffix(line, "policy accept;"):
+		case strings.HasPrefix(line, "type ") && strings.Contains(line, " hook ") && strings.HasSuffix(line,
+			"policy accept;"):
 		default:
 			id := strings.Join(append(slices.Clone(path), line), " | ") + where
 			seen[id]++
@@ -263,7 +266,8 @@ func command(name string, args ...string) ([]byte, error) {
 func takeSysctls(s *Snapshot, where string) error {
 	roots := []string{"net/ipv4", "net/ipv6", "net/bridge"}
 	if where == "" {
-		roots = append(roots, "user", "net/core", "kernel/unprivileged_userns_clone", "kernel/keys", "vm/overcommit_memory", "vm/max_map_count")
+		roots = append(roots, "user", "net/core", "kernel/unprivileged_userns_clone", "kernel/keys", "vm/overcommit_memory",
+			"vm/max_map_count")
 	}
 	// /proc/sys/net is that of the reading thread.
 	for _, root := range roots {

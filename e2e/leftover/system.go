@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// takeProcesses lists user processes by id and start time, so that a reused id is another process. Kernel threads are noise:
-// the kernel starts and ends them as it likes.
+// takeProcesses lists user processes by id and start time, so that a reused id is another process. Kernel threads are
+// noise: the kernel starts and ends them as it likes.
 func takeProcesses(s *Snapshot) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -39,13 +39,14 @@ func takeProcesses(s *Snapshot) error {
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		cgroup, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 		text := strings.TrimSpace(string(bytes.ReplaceAll(cmdline, []byte{0}, []byte{' '})))
-		s.add(Process, fmt.Sprintf("%d@%s", pid, fields[19]), fmt.Sprintf("%s %q parent %s", name, text, fields[1])+cgroupMark+cgroupText(cgroup))
+		s.add(Process, fmt.Sprintf("%d@%s", pid, fields[19]), fmt.Sprintf("%s %q parent %s", name, text, fields[1])+
+			cgroupMark+cgroupText(cgroup))
 	}
 	return nil
 }
 
-// statFields splits /proc/<pid>/stat (proc_pid_stat(5)) behind the name, which may itself hold blanks and brackets: fields[0]
-// is the state, fields[1] the parent, fields[19] the start time in clock ticks after boot.
+// statFields splits /proc/<pid>/stat (proc_pid_stat(5)) behind the name, which may itself hold blanks and brackets:
+// fields[0] is the state, fields[1] the parent, fields[19] the start time in clock ticks after boot.
 func statFields(stat []byte) (fields []string, name string, ok bool) {
 	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
 	if open < 0 || end < open {

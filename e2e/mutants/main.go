@@ -211,7 +211,8 @@ func (m mutant) overlay(ctx context.Context, dir string) (string, error) {
 
 func (t lawTest) mustFail(ctx context.Context, overlay string) error {
 	defer t.forget()()
-	cmd := exec.CommandContext(ctx, "go", "test", "-vet=off", "-count=1", "-overlay", overlay, "-run", "^"+t.name+"$", t.pkg)
+	cmd := exec.CommandContext(ctx, "go", "test", "-vet=off", "-count=1", "-overlay", overlay, "-run", "^"+t.name+"$",
+		t.pkg)
 	out, err := cmd.CombinedOutput()
 	switch {
 	case err == nil && bytes.Contains(out, []byte("no tests to run")):
@@ -226,7 +227,8 @@ func (t lawTest) mustFail(ctx context.Context, overlay string) error {
 	return nil
 }
 
-// forget notes whether the package holds files of failed properties; the function that it returns removes those that came since.
+// forget notes whether the package holds files of failed properties; the function that it returns removes those that
+// came since.
 func (t lawTest) forget() func() {
 	dir := filepath.Join(t.pkg, "testdata", "rapid", t.name)
 	if _, err := os.Stat(dir); err == nil {

@@ -24,7 +24,8 @@ type hierarchy struct {
 
 func (h hierarchy) v2() bool { return h.controllers == "" }
 
-// hierarchies reads /proc/self/cgroup (cgroups(7)) and /proc/self/mountinfo. A hierarchy that is not mounted is left out.
+// hierarchies reads /proc/self/cgroup (cgroups(7)) and /proc/self/mountinfo. A hierarchy that is not mounted is left
+// out.
 func hierarchies() ([]hierarchy, error) {
 	data, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {

@@ -30,7 +30,8 @@ var ownDirs = []ownDir{
 	{"/etc", copyEtc},
 }
 
-// makeRun makes a /run that a reboot would have emptied, with what mount(8) and ip-netns(8) leave there for good when they are used.
+// makeRun makes a /run that a reboot would have emptied, with what mount(8) and ip-netns(8) leave there for good when
+// they are used.
 func makeRun(dir string) error {
 	if err := unix.Mount("none", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"); err != nil {
 		return err
@@ -58,7 +59,8 @@ func makeVar(dir string) error {
 	if err := os.Chmod(filepath.Join(dir, "tmp"), 0o777|fs.ModeSticky); err != nil {
 		return err
 	}
-	if err := errors.Join(os.Symlink("/run", filepath.Join(dir, "run")), os.Symlink("/run/lock", filepath.Join(dir, "lock"))); err != nil {
+	if err := errors.Join(os.Symlink("/run", filepath.Join(dir, "run")),
+		os.Symlink("/run/lock", filepath.Join(dir, "lock"))); err != nil {
 		return err
 	}
 	// The package manager made the fonts' cache; a browser that finds none makes it again.
@@ -91,8 +93,8 @@ func copyEtc(dir string) error {
 	return os.WriteFile(target, resolv, 0o644)
 }
 
-// runInit is process 1 of the sandbox: it prepares the namespaces, runs the program inside and reaps every process that loses
-// its parent.
+// runInit is process 1 of the sandbox: it prepares the namespaces, runs the program inside and reaps every process that
+// loses its parent.
 func runInit() (int, error) {
 	// A cgroup namespace belongs to a thread, and so do the processes that the thread starts.
 	runtime.LockOSThread()
@@ -218,8 +220,8 @@ func replaceDirs(base string) error {
 	return os.Chdir(cwd)
 }
 
-// detach takes the machine's mounts out of the directories that are replaced: one whose mount point the machine removes would
-// vanish here, too. What is needed stays.
+// detach takes the machine's mounts out of the directories that are replaced: one whose mount point the machine removes
+// would vanish here, too. What is needed stays.
 func detach(needed []string) error {
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -239,7 +241,8 @@ func detach(needed []string) error {
 		if !inside || holds {
 			continue
 		}
-		if err := unix.Unmount(point, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		if err := unix.Unmount(point, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) &&
+			!errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("detach %s: %w", point, err)
 		}
 	}

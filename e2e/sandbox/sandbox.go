@@ -1,6 +1,7 @@
-// Package sandbox runs a test program on a machine of its own: in new mount, network, process, host name, IPC and cgroup
-// namespaces, with its own /tmp, /run, /var and a copy of /etc. What others do on the machine is not visible inside, and what
-// the program leaves inside ends with it. It isolates by accident, not against attack: root inside is root.
+// Package sandbox runs a test program on a machine of its own: in new mount, network, process, host name, IPC and
+// cgroup namespaces, with its own /tmp, /run, /var and a copy of /etc. What others do on the machine is not visible
+// inside, and what the program leaves inside ends with it. It isolates by accident, not against attack: root inside is
+// root.
 package sandbox
 
 import (
@@ -38,8 +39,8 @@ type Config struct {
 	Prepare func() error
 }
 
-// Run runs the tests in a sandbox and returns their exit status. Without root there can be no sandbox, and the tests run as
-// they are. Call it from TestMain and nowhere else: it starts the program again.
+// Run runs the tests in a sandbox and returns their exit status. Without root there can be no sandbox, and the tests
+// run as they are. Call it from TestMain and nowhere else: it starts the program again.
 func Run(c Config, tests func() int) (int, error) {
 	switch os.Getenv(stageEnv) {
 	case stageInside:
@@ -85,11 +86,13 @@ func (c Config) runOutside() (code int, err error) {
 	defer runtime.UnlockOSThread()
 	init := exec.Command("/proc/self/exe", os.Args[1:]...)
 	init.Args[0] = os.Args[0]
-	init.Env = append(os.Environ(), stageEnv+"="+stageInit, baseEnv+"="+base, keptEnv+"="+strings.Join(c.hidden(), string(filepath.ListSeparator)))
+	init.Env = append(os.Environ(), stageEnv+"="+stageInit, baseEnv+"="+base, keptEnv+"="+strings.Join(c.hidden(),
+		string(filepath.ListSeparator)))
 	init.Stdin, init.Stdout, init.Stderr = os.Stdin, os.Stdout, os.Stderr
 	init.SysProcAttr = &syscall.SysProcAttr{
-		Pdeathsig:  syscall.SIGKILL,
-		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
+		Pdeathsig: syscall.SIGKILL,
+		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWPID |
+			syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
 	}
 	return exitStatus(init.Run())
 }
@@ -111,7 +114,10 @@ func (c Config) hidden() []string {
 func outputDirs() []string {
 	var dirs []string
 	for _, arg := range os.Args[1:] {
-		if name, file, ok := strings.Cut(arg, "="); ok && slices.Contains([]string{"-test.testlogfile", "-test.coverprofile", "-test.gocoverdir"}, name) {
+		if name, file, ok := strings.Cut(arg, "="); ok && slices.Contains([]string{
+			"-test.testlogfile", "-test.coverprofile",
+			"-test.gocoverdir",
+		}, name) {
 			dirs = append(dirs, filepath.Dir(file))
 		}
 	}

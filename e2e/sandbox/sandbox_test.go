@@ -31,7 +31,9 @@ func TestMain(m *testing.M) {
 	if kept == "" {
 		os.Exit(m.Run())
 	}
-	code, err := sandbox.Run(sandbox.Config{Base: filepath.Join(kept, "base"), Keep: []string{kept}}, func() int { return child(kept) })
+	code, err := sandbox.Run(sandbox.Config{Base: filepath.Join(kept, "base"), Keep: []string{kept}}, func() int {
+		return child(kept)
+	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
@@ -66,7 +68,10 @@ func child(kept string) int {
 	if err != nil {
 		return 1
 	}
-	s := said{Differences: leftover.Diff(before, after), Kept: string(content), Processes: len(after.Items[leftover.Process])}
+	s := said{
+		Differences: leftover.Diff(before, after), Kept: string(content),
+		Processes: len(after.Items[leftover.Process]),
+	}
 	if err := json.NewEncoder(os.Stdout).Encode(s); err != nil || mess() != nil {
 		return 1
 	}

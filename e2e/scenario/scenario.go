@@ -1,5 +1,6 @@
-// Package scenario is what people and programs do with a hub, one step each, through the public API and the programs alone: a
-// platform admin sets up an org, an app team ships a version, an operator runs it. It serves the demo and the end-to-end tests.
+// Package scenario is what people and programs do with a hub, one step each, through the public API and the programs
+// alone: a platform admin sets up an org, an app team ships a version, an operator runs it. It serves the demo and the
+// end-to-end tests.
 package scenario
 
 import (
@@ -44,7 +45,10 @@ func Admin(ready cluster.HubReady) (*client.Hub, error) {
 	if err != nil {
 		return nil, err
 	}
-	return client.Open(client.Config{URL: ready.APIURL, CAFile: ready.CAFile, Credential: client.BearerToken(strings.TrimSpace(string(token)))})
+	return client.Open(client.Config{
+		URL: ready.APIURL, CAFile: ready.CAFile,
+		Credential: client.BearerToken(strings.TrimSpace(string(token))),
+	})
 }
 
 // NewTenant makes an org, a project and a credit. Dir receives the tenant's key files.
@@ -53,21 +57,33 @@ func NewTenant(ctx context.Context, h *cluster.Hub, dir, orgSlug, credit string)
 	if err != nil {
 		return nil, err
 	}
-	t := &Tenant{Admin: admin, credentials: map[*client.Hub]client.Credential{}, hub: h.Config, url: h.Ready.APIURL, ca: h.Ready.CAFile, dir: dir}
+	t := &Tenant{
+		Admin: admin, credentials: map[*client.Hub]client.Credential{}, hub: h.Config, url: h.Ready.APIURL,
+		ca: h.Ready.CAFile, dir: dir,
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	if t.Org, err = client.Read[client.Org](admin.CreateOrg(ctx, client.OrgCreate{Slug: orgSlug, DisplayName: orgSlug})); err != nil {
+	if t.Org, err = client.Read[client.Org](admin.CreateOrg(ctx, client.OrgCreate{
+		Slug:        orgSlug,
+		DisplayName: orgSlug,
+	})); err != nil {
 		return nil, fmt.Errorf("create org: %w", err)
 	}
-	t.Project, err = client.Read[client.Project](admin.CreateProject(ctx, client.ProjectCreate{OrgID: t.Org.ID, Slug: "main", DisplayName: "Main"}))
+	t.Project, err = client.Read[client.Project](admin.CreateProject(ctx, client.ProjectCreate{
+		OrgID: t.Org.ID,
+		Slug:  "main", DisplayName: "Main",
+	}))
 	if err != nil {
 		return nil, fmt.Errorf("create project: %w", err)
 	}
 	if credit == "" {
 		return t, nil
 	}
-	if _, err := client.Read[client.Posting](admin.GrantCredit(ctx, client.CreditGrant{OrgID: t.Org.ID, Amount: credit, Currency: Currency, Description: "start"})); err != nil {
+	if _, err := client.Read[client.Posting](admin.GrantCredit(ctx, client.CreditGrant{
+		OrgID: t.Org.ID, Amount: credit,
+		Currency: Currency, Description: "start",
+	})); err != nil {
 		return nil, fmt.Errorf("grant credit: %w", err)
 	}
 	return t, nil
@@ -92,7 +108,8 @@ func AwaitNode(ctx context.Context, admin *client.Hub, nodeID string) (client.No
 
 // ServiceAccount makes a service account in the project and opens the hub as it: its token is minted with its key.
 func (t *Tenant) ServiceAccount(ctx context.Context, slug string, role client.ServiceAccountRole) (*client.Hub, error) {
-	sa, err := client.Read[client.ServiceAccount](t.Admin.CreateServiceAccount(ctx, t.Project.ID, client.ServiceAccountCreate{Name: slug, Slug: slug, Role: role}))
+	sa, err := client.Read[client.ServiceAccount](t.Admin.CreateServiceAccount(ctx, t.Project.ID,
+		client.ServiceAccountCreate{Name: slug, Slug: slug, Role: role}))
 	if err != nil {
 		return nil, fmt.Errorf("create service account: %w", err)
 	}
@@ -131,13 +148,17 @@ func (t *Tenant) Price(ctx context.Context, appSlug, perHour string) error {
 // Entitle lets the project run the app.
 func (t *Tenant) Entitle(ctx context.Context, appSlug string) error {
 	_, err := client.Read[client.Entitlement](t.Admin.PutEntitlement(ctx, t.Project.ID, appSlug, client.EntitlementPut{
-		Enabled: true, PolicyOverrides: client.PolicyOverrides{AllowedOperatingModes: []client.OperatingMode{client.OperatingModeTenantDedicated}},
+		Enabled: true, PolicyOverrides: client.PolicyOverrides{AllowedOperatingModes: []client.OperatingMode{
+			client.OperatingModeTenantDedicated,
+		}},
 	}))
 	return err
 }
 
 // Allocate takes a slice without accelerators on the node and waits until it is active.
-func (t *Tenant) Allocate(ctx context.Context, as *client.Hub, nodeID string, cores int32, memoryMiB int64) (client.Allocation, error) {
+func (t *Tenant) Allocate(ctx context.Context, as *client.Hub, nodeID string, cores int32,
+	memoryMiB int64,
+) (client.Allocation, error) {
 	a, err := client.Read[client.Allocation](as.CreateAllocation(ctx, t.Project.ID, client.AllocationCreate{
 		NodeID: nodeID, CapacityShape: client.CapacityShapeGpuSlice, CPUCores: cores, MemoryMib: memoryMiB,
 	}))
@@ -151,7 +172,9 @@ func (t *Tenant) Allocate(ctx context.Context, as *client.Hub, nodeID string, co
 }
 
 // Launch creates an instance and waits until a watching client sees it running; took is the time between the two.
-func (t *Tenant) Launch(ctx context.Context, as *client.Hub, in client.AppInstanceCreate, onChange func(client.AppInstance)) (i client.AppInstance, took time.Duration, err error) {
+func (t *Tenant) Launch(ctx context.Context, as *client.Hub, in client.AppInstanceCreate,
+	onChange func(client.AppInstance),
+) (i client.AppInstance, took time.Duration, err error) {
 	start := time.Now()
 	i, err = client.Read[client.AppInstance](as.CreateAppInstance(ctx, t.Project.ID, in))
 	if err != nil {
@@ -169,18 +192,24 @@ func (t *Tenant) Decommission(ctx context.Context, as *client.Hub, id string) (c
 	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusDecommissioned, nil)
 }
 
-// Upgrade brings an instance to another version and waits until it runs; onChange sees each change. Where the node has left the
-// version by itself, the instance that is returned runs the one before.
-func (t *Tenant) Upgrade(ctx context.Context, as *client.Hub, id, version string, onChange func(client.AppInstance)) (client.AppInstance, error) {
-	if _, err := client.Read[client.AppInstance](as.UpgradeAppInstance(ctx, t.Project.ID, id, client.AppInstanceUpgrade{TargetVersion: version})); err != nil {
+// Upgrade brings an instance to another version and waits until it runs; onChange sees each change. Where the node has
+// left the version by itself, the instance that is returned runs the one before.
+func (t *Tenant) Upgrade(ctx context.Context, as *client.Hub, id, version string,
+	onChange func(client.AppInstance),
+) (client.AppInstance, error) {
+	if _, err := client.Read[client.AppInstance](as.UpgradeAppInstance(ctx, t.Project.ID, id,
+		client.AppInstanceUpgrade{TargetVersion: version})); err != nil {
 		return client.AppInstance{}, fmt.Errorf("upgrade: %w", err)
 	}
 	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusRunning, onChange)
 }
 
 // Rollback brings an instance back to its previous version and waits until it runs.
-func (t *Tenant) Rollback(ctx context.Context, as *client.Hub, id string, onChange func(client.AppInstance)) (client.AppInstance, error) {
-	if _, err := client.Read[client.AppInstance](as.RollbackAppInstance(ctx, t.Project.ID, id, client.AppInstanceRollback{})); err != nil {
+func (t *Tenant) Rollback(ctx context.Context, as *client.Hub, id string,
+	onChange func(client.AppInstance),
+) (client.AppInstance, error) {
+	if _, err := client.Read[client.AppInstance](as.RollbackAppInstance(ctx, t.Project.ID, id,
+		client.AppInstanceRollback{})); err != nil {
 		return client.AppInstance{}, fmt.Errorf("rollback: %w", err)
 	}
 	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusRunning, onChange)
@@ -205,7 +234,8 @@ func (t *Tenant) Start(ctx context.Context, as *client.Hub, id string) (client.A
 // Usage lists all usage records of the instance.
 func (t *Tenant) Usage(ctx context.Context, instanceID string) ([]client.UsageRecord, error) {
 	return collect(func(cursor string) ([]client.UsageRecord, string, error) {
-		l, err := client.Read[client.UsageRecordList](t.Admin.ListUsage(ctx, &client.ListUsageParams{AppInstanceID: instanceID, Limit: client.PageSize, Cursor: cursor}))
+		l, err := client.Read[client.UsageRecordList](t.Admin.ListUsage(ctx,
+			&client.ListUsageParams{AppInstanceID: instanceID, Limit: client.PageSize, Cursor: cursor}))
 		return l.Items, l.NextCursor, err
 	})
 }
@@ -213,7 +243,10 @@ func (t *Tenant) Usage(ctx context.Context, instanceID string) ([]client.UsageRe
 // Postings lists all postings of the instance.
 func (t *Tenant) Postings(ctx context.Context, instanceID string) ([]client.Posting, error) {
 	return collect(func(cursor string) ([]client.Posting, string, error) {
-		l, err := client.Read[client.PostingList](t.Admin.ListLedger(ctx, &client.ListLedgerParams{AppInstanceID: instanceID, Limit: client.PageSize, Cursor: cursor}))
+		l, err := client.Read[client.PostingList](t.Admin.ListLedger(ctx, &client.ListLedgerParams{
+			AppInstanceID: instanceID,
+			Limit:         client.PageSize, Cursor: cursor,
+		}))
 		return l.Items, l.NextCursor, err
 	})
 }
@@ -221,7 +254,8 @@ func (t *Tenant) Postings(ctx context.Context, instanceID string) ([]client.Post
 // Events lists all events of the instance.
 func (t *Tenant) Events(ctx context.Context, as *client.Hub, instanceID string) ([]client.Event, error) {
 	return collect(func(cursor string) ([]client.Event, string, error) {
-		l, err := client.Read[client.EventList](as.ListAppInstanceEvents(ctx, t.Project.ID, instanceID, &client.ListAppInstanceEventsParams{Limit: client.PageSize, Cursor: cursor}))
+		l, err := client.Read[client.EventList](as.ListAppInstanceEvents(ctx, t.Project.ID, instanceID,
+			&client.ListAppInstanceEventsParams{Limit: client.PageSize, Cursor: cursor}))
 		return l.Items, l.NextCursor, err
 	})
 }
@@ -271,8 +305,8 @@ func collect[T any](page func(cursor string) ([]T, string, error)) ([]T, error) 
 	return all, nil
 }
 
-// await looks until it sees what it waits for; an error of the look itself is kept for the report, not fatal: a hub may be
-// restarting.
+// await looks until it sees what it waits for; an error of the look itself is kept for the report, not fatal: a hub may
+// be restarting.
 func await[T any](ctx context.Context, look func() (T, bool, error)) (T, error) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Publisher is an app team: a key that the catalog role lets sign for the org's repositories, and a service account that
-// pushes.
+// Publisher is an app team: a key that the catalog role lets sign for the org's repositories, and a service account
+// that pushes.
 type Publisher struct {
 	Signer protocol.Signer
 	Hub    *client.Hub
@@ -36,7 +36,8 @@ func (t *Tenant) NewPublisher(ctx context.Context) (*Publisher, error) {
 	if err := json.Unmarshal(delegation, &env); err != nil {
 		return nil, fmt.Errorf("the delegation is no envelope: %w", err)
 	}
-	if _, err := client.Read[client.Publisher](t.Admin.RegisterPublisher(ctx, client.PublisherRegister{Delegation: env})); err != nil {
+	if _, err := client.Read[client.Publisher](t.Admin.RegisterPublisher(ctx,
+		client.PublisherRegister{Delegation: env})); err != nil {
 		return nil, fmt.Errorf("register publisher: %w", err)
 	}
 	hub, err := t.ServiceAccount(ctx, "publisher", client.ServiceAccountRoleAppPublisher)
@@ -51,8 +52,8 @@ type Release struct {
 	Template []byte
 }
 
-// Ship pushes and signs the image with the credentials of a publish intent, registers the digest, signs and registers the
-// manifest, and publishes the version. It returns the manifest's document.
+// Ship pushes and signs the image with the credentials of a publish intent, registers the digest, signs and registers
+// the manifest, and publishes the version. It returns the manifest's document.
 func (t *Tenant) Ship(ctx context.Context, p *Publisher, r Release) ([]byte, error) {
 	image, err := t.Push(ctx, p, r)
 	if err != nil {
@@ -67,9 +68,10 @@ func (t *Tenant) Ship(ctx context.Context, p *Publisher, r Release) ([]byte, err
 
 // Push uploads the signed image and registers its digest; it returns <repository>@<digest>.
 func (t *Tenant) Push(ctx context.Context, p *Publisher, r Release) (string, error) {
-	intent, err := client.Read[client.PublishIntent](p.Hub.CreatePublishIntent(ctx, t.Project.ID, client.PublishIntentCreate{
-		AppSlug: r.AppSlug, AppVersion: r.Version, ArtifactName: "runtime", Channel: client.ChannelDev,
-	}))
+	intent, err := client.Read[client.PublishIntent](p.Hub.CreatePublishIntent(ctx, t.Project.ID,
+		client.PublishIntentCreate{
+			AppSlug: r.AppSlug, AppVersion: r.Version, ArtifactName: "runtime", Channel: client.ChannelDev,
+		}))
 	if err != nil {
 		return "", fmt.Errorf("publish intent: %w", err)
 	}
@@ -81,7 +83,8 @@ func (t *Tenant) Push(ctx context.Context, p *Publisher, r Release) (string, err
 		return "", fmt.Errorf("push: %w", err)
 	}
 	a, err := client.Read[client.Artifact](p.Hub.RegisterArtifact(ctx, t.Project.ID, client.ArtifactRegister{
-		AppSlug: r.AppSlug, AppVersion: r.Version, ArtifactName: "runtime", Repository: pushed.Repository, Digest: pushed.Digest, MediaType: pushed.MediaType,
+		AppSlug: r.AppSlug, AppVersion: r.Version, ArtifactName: "runtime", Repository: pushed.Repository,
+		Digest: pushed.Digest, MediaType: pushed.MediaType,
 	}))
 	if err != nil {
 		return "", fmt.Errorf("register artifact: %w", err)
@@ -102,7 +105,8 @@ func (t *Tenant) Publish(ctx context.Context, p *Publisher, appSlug, version str
 	if err := json.Unmarshal(signed, &env); err != nil {
 		return err
 	}
-	if _, err := client.Read[client.AppVersion](t.Admin.RegisterManifest(ctx, client.ManifestRegister{ManifestEnvelope: env})); err != nil {
+	if _, err := client.Read[client.AppVersion](t.Admin.RegisterManifest(ctx,
+		client.ManifestRegister{ManifestEnvelope: env})); err != nil {
 		return fmt.Errorf("register manifest: %w", err)
 	}
 	if _, err := client.Read[client.AppVersion](t.Admin.PublishAppVersion(ctx, appSlug, version)); err != nil {

@@ -129,7 +129,10 @@ func keyOf(name string) ed25519.PrivateKey {
 func newBundle() protocol.Bundle {
 	role := func(name string) *protocol.Role {
 		public, _ := keyOf(name).Public().(ed25519.PublicKey)
-		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{KeyId: protocol.KeyID(public), Ed25519: public}}}
+		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{
+			KeyId:   protocol.KeyID(public),
+			Ed25519: public,
+		}}}
 	}
 	root, _ := keyOf(protocol.RoleRoot).Public().(ed25519.PublicKey)
 	env, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
@@ -148,7 +151,8 @@ func newBundle() protocol.Bundle {
 
 func newHub(w *World) *hub {
 	h := &hub{
-		w: w, up: true, signer: protocol.NewEd25519Signer(keyOf(protocol.RoleState)), leaseSigner: protocol.NewEd25519Signer(keyOf(protocol.RoleLease)),
+		w: w, up: true, signer: protocol.NewEd25519Signer(keyOf(protocol.RoleState)),
+		leaseSigner: protocol.NewEd25519Signer(keyOf(protocol.RoleLease)),
 	}
 	h.rows.wallets = make([]int64, orgs)
 	for o := range orgs {
@@ -166,8 +170,9 @@ func thin(org int) bool { return org == 0 }
 
 func (r *rows) enrol(n *node) {
 	r.nodes = append(r.nodes, nodeRow{
-		i: n.i, id: n.id, self: n.self, accelerators: n.accelerators, cpuMillis: 16_000, memoryBytes: 64 << 30, claims: map[string]string{},
-		marks: map[string]*mark{}, sequences: map[string][]sequenceRange{}, rev: 1,
+		i: n.i, id: n.id, self: n.self, accelerators: n.accelerators, cpuMillis: 16_000, memoryBytes: 64 << 30,
+		claims: map[string]string{},
+		marks:  map[string]*mark{}, sequences: map[string][]sequenceRange{}, rev: 1,
 	})
 	n.w.hub.sessions = append(n.w.hub.sessions, nil)
 }
@@ -230,7 +235,10 @@ func (r *nodeRow) free(m *memberRow) {
 
 // room is what the node has left for something new.
 func (r *nodeRow) room(usable bool) plan.Room {
-	room := plan.Room{ID: strconv.Itoa(r.i), Usable: usable && !r.waits, CPUMillis: r.cpuMillis, MemoryBytes: r.memoryBytes}
+	room := plan.Room{
+		ID: strconv.Itoa(r.i), Usable: usable && !r.waits, CPUMillis: r.cpuMillis,
+		MemoryBytes: r.memoryBytes,
+	}
 	for _, m := range r.members {
 		if !m.gone {
 			room.CPUMillis -= m.cpuMillis
@@ -259,8 +267,10 @@ func (h *hub) create(candidates []int, org int, need plan.Need, services int) *m
 	row := &h.rows.nodes[i]
 	h.made++
 	m := &memberRow{
-		node: i, id: fmt.Sprintf("member-%06d", h.made), instance: fmt.Sprintf("instance-%06d", h.made), allocation: fmt.Sprintf("allocation-%06d", h.made),
-		org: org, cpuMillis: need.CPUMillis, memoryBytes: need.MemoryBytes, accelerators: choices[0].AcceleratorIDs, revision: 1, wanted: true,
+		node: i, id: fmt.Sprintf("member-%06d", h.made), instance: fmt.Sprintf("instance-%06d", h.made),
+		allocation: fmt.Sprintf("allocation-%06d", h.made),
+		org:        org, cpuMillis: need.CPUMillis, memoryBytes: need.MemoryBytes, accelerators: choices[0].AcceleratorIDs,
+		revision: 1, wanted: true,
 		subject: newSubject(h.w.now.time()),
 	}
 	m.services = servicesOf(m, services)
@@ -286,8 +296,12 @@ func servicesOf(m *memberRow, count int) []*protocol.Service {
 	for k := range count {
 		image := sha256.Sum256(fmt.Appendf(nil, "image %d", int(m.revision)%3))
 		s := &protocol.Service{
-			Name: fmt.Sprintf("service-%d", k), Image: fmt.Sprintf("apps/app/image@sha256:%x", image), ImageVariant: fmt.Sprintf("%s/%d/%d", m.id, m.revision, k),
-			Resources: &protocol.Resources{CpuMillis: uint32(m.cpuMillis) / uint32(count), MemoryBytes: uint64(m.memoryBytes) / uint64(count)}, StopGraceSeconds: 5,
+			Name: fmt.Sprintf("service-%d", k), Image: fmt.Sprintf("apps/app/image@sha256:%x", image),
+			ImageVariant: fmt.Sprintf("%s/%d/%d", m.id, m.revision, k),
+			Resources: &protocol.Resources{
+				CpuMillis:   uint32(m.cpuMillis) / uint32(count),
+				MemoryBytes: uint64(m.memoryBytes) / uint64(count),
+			}, StopGraceSeconds: 5,
 		}
 		if k == 0 {
 			s.Resources.AcceleratorIds = m.accelerators
@@ -310,7 +324,8 @@ func (h *hub) look(i int, floor uint64) {
 		return
 	}
 	s := h.sessions[i]
-	if s != nil && s.epoch == row.head.epoch && s.generation == row.head.generation && s.generation > 0 && s.digest != row.head.digest {
+	if s != nil && s.epoch == row.head.epoch && s.generation == row.head.generation && s.generation > 0 &&
+		s.digest != row.head.digest {
 		floor = max(floor, s.generation+1)
 	}
 	if row.acceptedEpoch == epoch && row.acceptedGeneration > row.head.generation {
@@ -345,7 +360,8 @@ func (h *hub) bring(row *nodeRow, floor uint64) {
 			next.parts = append(next.parts, p.Bytes)
 		}
 		next.envelope, err = protocol.SignMessage(protocol.PayloadState, &protocol.DesiredState{
-			NodeId: row.id, NodeKeySha256: row.self.KeySHA256[:], Epoch: epoch, Generation: next.generation, IssuedAt: timestamppb.New(h.w.now.time()),
+			NodeId: row.id, NodeKeySha256: row.self.KeySHA256[:], Epoch: epoch, Generation: next.generation,
+			IssuedAt:         timestamppb.New(h.w.now.time()),
 			MinBundleVersion: 1, Parts: refs,
 		}, h.signer)
 		if err != nil {
@@ -373,11 +389,13 @@ func (r *nodeRow) snapshot() plan.Snapshot {
 		}
 		claimed := slices.DeleteFunc(slices.Clone(m.accelerators), func(id string) bool { return r.claims[id] != m.id })
 		snap.Allocations = append(snap.Allocations, plan.Allocation{
-			ID: m.allocation, NodeID: r.id, OrgID: strconv.Itoa(m.org), ProjectID: "project", CPUMillis: m.cpuMillis, MemoryBytes: m.memoryBytes, AcceleratorIDs: claimed,
+			ID: m.allocation, NodeID: r.id, OrgID: strconv.Itoa(m.org), ProjectID: "project", CPUMillis: m.cpuMillis,
+			MemoryBytes: m.memoryBytes, AcceleratorIDs: claimed,
 		})
 		if m.wanted {
 			snap.Members = append(snap.Members, plan.Member{
-				ID: m.id, InstanceID: m.instance, AllocationID: m.allocation, OrgID: strconv.Itoa(m.org), ProjectID: "project", Revision: m.revision,
+				ID: m.id, InstanceID: m.instance, AllocationID: m.allocation, OrgID: strconv.Itoa(m.org), ProjectID: "project",
+				Revision:         m.revision,
 				ManifestEnvelope: manifestEnvelope(), Services: m.services, Stopped: m.stopped,
 			})
 		}
@@ -386,7 +404,10 @@ func (r *nodeRow) snapshot() plan.Snapshot {
 }
 
 func manifestEnvelope() []byte {
-	raw, _ := proto.Marshal(&protocol.Envelope{PayloadType: protocol.PayloadManifest, Payload: []byte("m"), Signatures: []*protocol.Signature{{KeyId: "k", Signature: []byte("s")}}})
+	raw, _ := proto.Marshal(&protocol.Envelope{
+		PayloadType: protocol.PayloadManifest, Payload: []byte("m"),
+		Signatures: []*protocol.Signature{{KeyId: "k", Signature: []byte("s")}},
+	})
 	return raw
 }
 

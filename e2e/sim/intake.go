@@ -73,7 +73,8 @@ func (h *hub) hello(i, attempt int, g greeting) {
 	row := &h.rows.nodes[i]
 	m := row.mark(g.incarnation)
 	behind := heard.Behind(heard.Store{Incarnation: g.incarnation, Epoch: g.epoch, Generation: g.generation},
-		heard.Store{Incarnation: row.incarnation, Epoch: row.acceptedEpoch, Generation: row.acceptedGeneration}, g.lastSegment, m.Number, nil)
+		heard.Store{Incarnation: row.incarnation, Epoch: row.acceptedEpoch, Generation: row.acceptedGeneration},
+		g.lastSegment, m.Number, nil)
 	row.sessionNo++
 	row.reportCounter = 0
 	row.incarnation, row.acceptedEpoch, row.acceptedGeneration = g.incarnation, g.epoch, g.generation
@@ -84,9 +85,13 @@ func (h *hub) hello(i, attempt int, g greeting) {
 		// It has sealed what it owes again, under its new name.
 		row.owes, row.owesIn = g.lastSegment, g.incarnation
 	}
-	h.sessions[i] = &session{no: row.sessionNo, attempt: attempt, incarnation: g.incarnation, epoch: g.epoch, generation: g.generation, digest: g.digest}
+	h.sessions[i] = &session{
+		no: row.sessionNo, attempt: attempt, incarnation: g.incarnation, epoch: g.epoch,
+		generation: g.generation, digest: g.digest,
+	}
 	answer := welcome{
-		attempt: attempt, no: row.sessionNo, hubTime: h.w.now.time(), newIncarnation: behind, posted: m.Number, archived: m.archived, postedSHA256: m.SHA256,
+		attempt: attempt, no: row.sessionNo, hubTime: h.w.now.time(), newIncarnation: behind, posted: m.Number,
+		archived: m.archived, postedSHA256: m.SHA256,
 	}
 	u := &h.w.nodes[i].up
 	u.carry(false, "welcome", func() { u.welcomed(answer) })
@@ -142,15 +147,16 @@ func (h *hub) report(i, attempt int, r statusReport) {
 // hear takes a node's word about a member, or its silence.
 func (h *hub) hear(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus, r statusReport) {
 	absence := heard.Absence{
-		Epoch: m.absentEpoch, Generation: m.absentGeneration, Spoken: m.observedRevision != 0 && !m.adoptedGone, SpokenIn: m.observedIn,
+		Epoch: m.absentEpoch, Generation: m.absentGeneration, Spoken: m.observedRevision != 0 && !m.adoptedGone,
+		SpokenIn: m.observedIn,
 	}
 	if h.w.breaks(BreakSilence) {
 		absence.SpokenIn = ""
 	}
 	switch {
 	case s == nil && !m.wanted && absence.Proven(r.epoch, r.generation, row.incarnation):
-		// The node never had it; or the state that it brought to a restored hub shows that it was through with it; or its disk
-		// has forgotten it, and whatever of it were still on the machine would have been found.
+		// The node never had it; or the state that it brought to a restored hub shows that it was through with it; or its
+		// disk has forgotten it, and whatever of it were still on the machine would have been found.
 		h.removed(row, m, h.w.now)
 		h.settle(m)
 		return

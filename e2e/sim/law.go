@@ -48,7 +48,8 @@ type memberTruth struct {
 	thin   bool
 	starts int
 	leases []rating.Interval
-	// unsure says that time may have been lost for reasons that the laws allow: a clock that lied, a disk that was put back.
+	// unsure says that time may have been lost for reasons that the laws allow: a clock that lied, a disk that was put
+	// back.
 	unsure       bool
 	accelerators []string
 }
@@ -58,7 +59,10 @@ func newTruth(w *World) truth {
 }
 
 func (t *truth) asked(m *memberRow, mood float64) {
-	x := &memberTruth{id: m.id, node: m.node, wanted: true, revision: 1, mood: mood, thin: thin(m.org), accelerators: m.accelerators}
+	x := &memberTruth{
+		id: m.id, node: m.node, wanted: true, revision: 1, mood: mood, thin: thin(m.org),
+		accelerators: m.accelerators,
+	}
 	l := m.subject.lease()
 	x.leases = append(x.leases, rating.Interval{From: l.issuedAt, To: l.expiresAt})
 	t.members[m.id], t.order = x, append(t.order, x)
@@ -178,10 +182,12 @@ func (t *truth) stopping(n *node, a agent.StopContainer) {
 	case "lease_ended":
 		covered := now.Add(time.Second).Before(lease.GetExpiresAt().AsTime())
 		if covered && !n.clockFaulty && !m.thin && !m.unsure {
-			t.w.fail(law, "%s was stopped on %s although lease %d covers it until %s", a.MemberID, n.id, lease.GetLeaseNo(), lease.GetExpiresAt().AsTime())
+			t.w.fail(law, "%s was stopped on %s although lease %d covers it until %s", a.MemberID, n.id, lease.GetLeaseNo(),
+				lease.GetExpiresAt().AsTime())
 		}
 		if !m.thin && n.up.no != 0 && t.w.hub.up && t.w.now-n.up.since > 30*minute && !n.clockFaulty {
-			t.w.fail(law, "%s was stopped on %s: its lease %d ended, while the hub was there to renew it (%s)", a.MemberID, n.id, lease.GetLeaseNo(), t.hubSays(n, a.MemberID))
+			t.w.fail(law, "%s was stopped on %s: its lease %d ended, while the hub was there to renew it (%s)", a.MemberID, n.id,
+				lease.GetLeaseNo(), t.hubSays(n, a.MemberID))
 		}
 	default:
 		t.w.fail(law, "%s was stopped on %s: %s", a.MemberID, n.id, a.Why)
@@ -193,11 +199,15 @@ func (t *truth) coldBoot(n *node) {
 	now := n.now()
 	for _, w := range n.store.desired().Workloads {
 		l, m := n.store.agentLeases()[w.MemberID], n.store.members[w.MemberID]
-		if w.Stopped || !l.Covers(now) || m.FailedRevision == w.Revision || !n.images[w.Services[0].Image] || n.clockFaulty || t.members[w.MemberID].mood > 0 {
+		if w.Stopped || !l.Covers(now) || m.FailedRevision == w.Revision || !n.images[w.Services[0].Image] || n.clockFaulty ||
+			t.members[w.MemberID].mood > 0 {
 			continue
 		}
-		if !slices.ContainsFunc(n.containers, func(c *container) bool { return c.memberID == w.MemberID && c.status == agent.Running }) {
-			t.w.fail(3, "%s does not run on %s after a cold boot without the hub, though lease %d covers it", w.MemberID, n.id, l.No)
+		if !slices.ContainsFunc(n.containers, func(c *container) bool {
+			return c.memberID == w.MemberID && c.status == agent.Running
+		}) {
+			t.w.fail(3, "%s does not run on %s after a cold boot without the hub, though lease %d covers it", w.MemberID, n.id,
+				l.No)
 		}
 	}
 }
@@ -271,7 +281,8 @@ func (t *truth) hold(m *memberRow) {
 		collected += a.CollectedNanos
 	}
 	if collected != s.posted || quantity != s.billed {
-		t.w.fail(6, "%s has %d collected and %d posted, %d accrued and %d billed", m.id, collected, s.posted, quantity, s.billed)
+		t.w.fail(6, "%s has %d collected and %d posted, %d accrued and %d billed", m.id, collected, s.posted, quantity,
+			s.billed)
 	}
 }
 
@@ -310,7 +321,8 @@ func (t *truth) memberTime(m *memberRow) {
 		return
 	}
 	if slack := x.lost + 100*second; s.billed+s.suspended < int64(ran-min(slack, ran)) {
-		t.w.fail(5, "%s ran %s, of which %s are lost: billed %s, suspended %s", m.id, ran.dur(), x.lost.dur(), instant(s.billed).dur(), instant(s.suspended).dur())
+		t.w.fail(5, "%s ran %s, of which %s are lost: billed %s, suspended %s", m.id, ran.dur(), x.lost.dur(),
+			instant(s.billed).dur(), instant(s.suspended).dur())
 	}
 }
 
@@ -373,7 +385,8 @@ func (t *truth) sameStatus(n *node, m *memberRow, stuck func(string, ...any)) {
 			continue
 		}
 		if s.GetStatus() != m.status || s.GetRevision() != m.observedRevision || m.observedRevision != m.revision {
-			stuck("%s is %s at revision %d, the hub thinks %s at %d of %d", m.id, s.GetStatus(), s.GetRevision(), m.status, m.observedRevision, m.revision)
+			stuck("%s is %s at revision %d, the hub thinks %s at %d of %d", m.id, s.GetStatus(), s.GetRevision(), m.status,
+				m.observedRevision, m.revision)
 		}
 		return
 	}
@@ -389,6 +402,8 @@ func (t *truth) hubSays(n *node, memberID string) string {
 	}
 	l := m.subject.lease()
 	used := instant(n.store.consumed[memberID][protocol.MeterSessionSeconds]).dur()
-	return fmt.Sprintf("the hub has lease %d until %s for %s, used %s, billed %s, suspended %s, leases lost %t", l.no, l.expiresAt.Format(time.RFC3339),
-		instant(rating.Affords(price().Nanos, price().PerQuantity, l.cap)).dur(), used, instant(m.subject.billed).dur(), instant(m.subject.suspended).dur(), m.subject.lostLeases)
+	return fmt.Sprintf("the hub has lease %d until %s for %s, used %s, billed %s, suspended %s, leases lost %t", l.no,
+		l.expiresAt.Format(time.RFC3339),
+		instant(rating.Affords(price().Nanos, price().PerQuantity, l.cap)).dur(), used, instant(m.subject.billed).dur(),
+		instant(m.subject.suspended).dur(), m.subject.lostLeases)
 }

@@ -24,7 +24,8 @@ const (
 // price is one price for everybody: half a unit an hour of running, of which the host gets 70 %.
 func price() rating.Price {
 	return rating.Price{
-		ID: "price-1", Meter: protocol.MeterSessionSeconds, Currency: currency, Nanos: 500_000_000, PerQuantity: int64(hour), HostBasisPoints: 7000,
+		ID: "price-1", Meter: protocol.MeterSessionSeconds, Currency: currency, Nanos: 500_000_000, PerQuantity: int64(hour),
+		HostBasisPoints: 7000,
 	}
 }
 
@@ -83,9 +84,13 @@ func (s *subject) windows() []rating.Interval {
 func (l leaseRow) message(memberID string) *protocol.Lease {
 	p := price()
 	return &protocol.Lease{
-		MemberId: memberID, LeaseNo: l.no, CapNanos: l.cap, Currency: currency, EndPolicy: "stop", ExpiresAt: timestamppb.New(l.expiresAt),
+		MemberId: memberID, LeaseNo: l.no, CapNanos: l.cap, Currency: currency, EndPolicy: "stop",
+		ExpiresAt:       timestamppb.New(l.expiresAt),
 		DurationSeconds: uint64(l.expiresAt.Sub(l.issuedAt) / time.Second),
-		Prices:          []*protocol.FrozenPrice{{Meter: p.Meter, PriceId: p.ID, PriceNanos: p.Nanos, PerQuantity: p.PerQuantity}},
+		Prices: []*protocol.FrozenPrice{{
+			Meter: p.Meter, PriceId: p.ID, PriceNanos: p.Nanos,
+			PerQuantity: p.PerQuantity,
+		}},
 	}
 }
 
@@ -230,14 +235,17 @@ func joinSequences(ranges []sequenceRange, from, to uint64) []sequenceRange {
 	return out
 }
 
-// postUsage bills a segment: what was posted before is skipped, what cannot be billed is suspended, nothing makes it fail.
+// postUsage bills a segment: what was posted before is skipped, what cannot be billed is suspended, nothing makes it
+// fail.
 func (h *hub) postUsage(row *nodeRow, seg *protocol.UsageSegment, again bool) {
 	incarnation := seg.GetIncarnation()
 	done := row.sequences[incarnation]
 	touched := map[string]map[int64]int64{}
 	var order []string
 	for _, r := range seg.GetRecords() {
-		if !again && slices.ContainsFunc(done, func(d sequenceRange) bool { return d.from <= r.GetSequence() && r.GetSequence() <= d.to }) {
+		if !again && slices.ContainsFunc(done, func(d sequenceRange) bool {
+			return d.from <= r.GetSequence() && r.GetSequence() <= d.to
+		}) {
 			continue
 		}
 		m := row.member(r.GetMemberId())
@@ -259,7 +267,8 @@ func (h *hub) postUsage(row *nodeRow, seg *protocol.UsageSegment, again bool) {
 	for _, id := range order {
 		m := row.member(id)
 		h.rate(m, touched[id])
-		if l := m.subject.lease(); l.no > 0 && m.subject.suspended-l.suspended > holdMargin.Microseconds() && !h.w.breaks(BreakCap) {
+		if l := m.subject.lease(); l.no > 0 && m.subject.suspended-l.suspended > holdMargin.Microseconds() &&
+			!h.w.breaks(BreakCap) {
 			// The node has counted it against the lease: the next one is due now, not at half-life.
 			h.renewAt(m.node, m.id, l.no, h.w.now)
 		}

@@ -138,7 +138,10 @@ func (w *World) create() {
 }
 
 func (w *World) createOn(candidates []int, accelerators int) {
-	need := plan.Need{CPUMillis: int64(500 * (1 + w.rng.IntN(6))), MemoryBytes: int64(1+w.rng.IntN(8)) << 30, Accelerators: accelerators}
+	need := plan.Need{
+		CPUMillis: int64(500 * (1 + w.rng.IntN(6))), MemoryBytes: int64(1+w.rng.IntN(8)) << 30,
+		Accelerators: accelerators,
+	}
 	mood := 0.0
 	if w.chance(0.25) {
 		mood = w.rng.Float64()

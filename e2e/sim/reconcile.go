@@ -82,7 +82,9 @@ func (n *node) pass() {
 }
 
 func sameStatuses(a, b []*protocol.WorkloadStatus) bool {
-	return a != nil && b != nil && slices.EqualFunc(a, b, func(x, y *protocol.WorkloadStatus) bool { return proto.Equal(x, y) })
+	return a != nil && b != nil && slices.EqualFunc(a, b, func(x, y *protocol.WorkloadStatus) bool {
+		return proto.Equal(x, y)
+	})
 }
 
 // comeBack plans a pass for when time alone changes what is to be done.
@@ -146,12 +148,16 @@ func (n *node) probe() {
 }
 
 func (n *node) observe(now time.Time) agent.Observed {
-	o := agent.Observed{Members: make(map[string]agent.Member, len(n.store.members)), Images: n.images, Busy: map[string]agent.Work{}}
+	o := agent.Observed{
+		Members: make(map[string]agent.Member, len(n.store.members)), Images: n.images,
+		Busy: map[string]agent.Work{},
+	}
 	for _, c := range n.containers {
 		run := n.store.runs[c.id]
 		x := agent.Container{
-			ID: c.id, MemberID: c.memberID, InstanceID: c.instanceID, Service: c.service, Revision: c.revision, SpecDigest: c.specDigest,
-			RunID: c.id, Status: c.status, StartedAt: run.startedAt, ExitedAt: run.exitedAt, ExitCode: run.exitCode,
+			ID: c.id, MemberID: c.memberID, InstanceID: c.instanceID, Service: c.service, Revision: c.revision,
+			SpecDigest: c.specDigest,
+			RunID:      c.id, Status: c.status, StartedAt: run.startedAt, ExitedAt: run.exitedAt, ExitCode: run.exitCode,
 			ExitRecorded: run.exitRecorded, AcceleratorIDs: c.accelerators, ReadyAt: run.readyAt,
 		}
 		if x.StartedAt.IsZero() {
@@ -267,7 +273,8 @@ func (n *node) do(id string, pulling bool, takes instant, kind string, end func(
 	})
 }
 
-// startContainer makes the run durable, then the container, then notes when it came up. A crash may fall between any two.
+// startContainer makes the run durable, then the container, then notes when it came up. A crash may fall between any
+// two.
 func (n *node) startContainer(a agent.StartContainer) {
 	if !n.store.wants(a.MemberID, a.Revision) {
 		return
@@ -275,7 +282,8 @@ func (n *node) startContainer(a agent.StartContainer) {
 	n.runNo++
 	id := fmt.Sprintf("%s.%d", a.MemberID, n.runNo)
 	n.store.openRun(storedRun{
-		id: id, memberID: a.MemberID, instanceID: a.Workload.InstanceID, service: a.Service.Name, revision: a.Revision, leaseNo: a.LeaseNo,
+		id: id, memberID: a.MemberID, instanceID: a.Workload.InstanceID, service: a.Service.Name, revision: a.Revision,
+		leaseNo: a.LeaseNo,
 	}, n.now())
 	resources := a.Service.Spec.GetResources()
 	c := &container{
@@ -309,7 +317,9 @@ func (n *node) startContainer(a agent.StartContainer) {
 }
 
 func (n *node) failed(id string, revision uint64, reason string, permanent bool, ran time.Duration) {
-	n.store.updateMember(id, func(m *storedMember) { m.Member = m.Failed(revision, reason, reason, permanent, ran, n.now()) })
+	n.store.updateMember(id, func(m *storedMember) {
+		m.Member = m.Failed(revision, reason, reason, permanent, ran, n.now())
+	})
 }
 
 func (n *node) pull(a agent.PullImage) {

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// takeBackup is a verified backup: what was posted before is archived. The rows themselves are copied only when they will be
-// needed.
+// takeBackup is a verified backup: what was posted before is archived. The rows themselves are copied only when they
+// will be needed.
 func (h *hub) takeBackup(keep bool) {
 	for i := range h.rows.nodes {
 		for _, m := range h.rows.nodes[i].marks {
@@ -50,7 +50,8 @@ func (h *hub) adopt(row *nodeRow, g greeting) {
 		expires := l.GetExpiresAt().AsTime()
 		m.subject.lostLeases = true
 		m.subject.leases = append(m.subject.leases, leaseRow{
-			no: l.GetLeaseNo(), issuedAt: expires.Add(-time.Duration(l.GetDurationSeconds()) * time.Second), expiresAt: expires, cap: l.GetCapNanos(),
+			no: l.GetLeaseNo(), issuedAt: expires.Add(-time.Duration(l.GetDurationSeconds()) * time.Second), expiresAt: expires,
+			cap: l.GetCapNanos(),
 		})
 		m.subject.openedAt = earlier(m.subject.openedAt, m.subject.lease().issuedAt)
 		h.place(m, max(min(l.GetCapNanos()-m.subject.placed, h.rows.wallets[m.org]), 0))
@@ -59,7 +60,10 @@ func (h *hub) adopt(row *nodeRow, g greeting) {
 }
 
 func (h *hub) adoptState(row *nodeRow, g greeting) {
-	next := head{epoch: g.epoch, generation: g.generation, digest: g.digest, envelope: g.envelope, refs: g.state.GetParts(), rev: -1}
+	next := head{
+		epoch: g.epoch, generation: g.generation, digest: g.digest, envelope: g.envelope,
+		refs: g.state.GetParts(), rev: -1,
+	}
 	named := map[string]*protocol.Workload{}
 	for _, w := range g.parts {
 		raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(w)
@@ -73,7 +77,10 @@ func (h *hub) adoptState(row *nodeRow, g greeting) {
 	row.head = next
 	var known []plan.Remembered
 	for _, m := range row.members {
-		known = append(known, plan.Remembered{ID: m.id, AllocationID: m.allocation, Revision: m.revision, Stopped: m.stopped, Wanted: m.wanted, Gone: m.gone})
+		known = append(known, plan.Remembered{
+			ID: m.id, AllocationID: m.allocation, Revision: m.revision, Stopped: m.stopped,
+			Wanted: m.wanted, Gone: m.gone,
+		})
 	}
 	var claims []plan.Claimed
 	for _, id := range row.accelerators {
@@ -123,7 +130,8 @@ func (h *hub) apply(row *nodeRow, todo plan.Adoption, g greeting) {
 // memberOf makes the rows of a member anew from its signed document.
 func (h *hub) memberOf(row *nodeRow, w *protocol.Workload) *memberRow {
 	m := &memberRow{
-		node: row.i, id: w.GetId(), instance: w.GetInstanceId(), allocation: w.GetAllocationId(), revision: w.GetRevision(), wanted: true,
+		node: row.i, id: w.GetId(), instance: w.GetInstanceId(), allocation: w.GetAllocationId(), revision: w.GetRevision(),
+		wanted:  true,
 		stopped: w.GetStopped(), services: w.GetServices(), subject: newSubject(h.w.now.time()),
 	}
 	m.org, _ = strconv.Atoi(w.GetOrgId())

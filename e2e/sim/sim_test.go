@@ -27,9 +27,15 @@ func worldOf(seed uint64) sim.Config {
 	case 0:
 		return sim.Config{Seed: seed, Nodes: 3, Days: 12, Commands: 3, Faults: 4, Quiet: 10 * time.Minute, Restores: 1}
 	case 1:
-		return sim.Config{Seed: seed, Nodes: 12, Days: 9, Commands: 2, Faults: 2, Quiet: 30 * time.Minute, Lease: 7 * 24 * time.Hour}
+		return sim.Config{
+			Seed: seed, Nodes: 12, Days: 9, Commands: 2, Faults: 2, Quiet: 30 * time.Minute,
+			Lease: 7 * 24 * time.Hour,
+		}
 	case 2:
-		return sim.Config{Seed: seed, Nodes: 6, Days: 9, Commands: 6, Faults: 8, Quiet: 10 * time.Minute, Lease: 6 * time.Hour, Restores: 2}
+		return sim.Config{
+			Seed: seed, Nodes: 6, Days: 9, Commands: 6, Faults: 8, Quiet: 10 * time.Minute,
+			Lease: 6 * time.Hour, Restores: 2,
+		}
 	default:
 		return sim.Config{Seed: seed, Nodes: 40, Days: 6, Commands: 1, Faults: 1, Restores: 1}
 	}
@@ -52,7 +58,8 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// wildWorlds are run once for the laws that no single room can keep: what the nodes owe, what a restored hub owes, and physics.
+// wildWorlds are run once for the laws that no single room can keep: what the nodes owe, what a restored hub owes, and
+// physics.
 var wildWorlds = sync.OnceValue(func() map[int]*sim.Violation {
 	broken := map[int]*sim.Violation{}
 	for s := uint64(101); s <= 106; s++ {
@@ -72,14 +79,16 @@ func TestLaw17PostedAcceleratorSecondsNeverExceedPhysicalTime(t *testing.T) {
 	require.Nil(t, wildWorlds()[17])
 }
 
-// TestThousandNodesForThirtyDays is the size that the issue asks for. Its time is go test's to bound: two minutes of one core.
+// TestThousandNodesForThirtyDays is the size that the issue asks for. Its time is go test's to bound: two minutes of
+// one core.
 func TestThousandNodesForThirtyDays(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a thousand nodes take most of a minute; run without -short")
 	}
 	began := time.Now()
 	result, err := sim.Run(sim.Config{
-		Seed: 1, Nodes: 1000, Days: 30, Commands: 0.2, Faults: 0.1, Quiet: 3 * time.Hour, Lease: 7 * 24 * time.Hour, Backup: 24 * time.Hour, Restores: 1,
+		Seed: 1, Nodes: 1000, Days: 30, Commands: 0.2, Faults: 0.1, Quiet: 3 * time.Hour, Lease: 7 * 24 * time.Hour,
+		Backup: 24 * time.Hour, Restores: 1,
 	})
 	t.Logf("%s: %+v", time.Since(began).Round(time.Second), result)
 	require.NoError(t, err)
@@ -100,12 +109,16 @@ func TestSameSeedGivesTheSameTrace(t *testing.T) {
 
 // forgetful worlds lose disks, busy ones give accelerators from hand to hand.
 func forgetful(seed uint64) sim.Config {
-	return sim.Config{Seed: seed, Nodes: 3, Days: 6, Commands: 16, Faults: 30, Kinds: []string{"disk put back", "writes lost"}}
+	return sim.Config{Seed: seed, Nodes: 3, Days: 6, Commands: 16, Faults: 30, Kinds: []string{
+		"disk put back",
+		"writes lost",
+	}}
 }
 
 func busy(seed uint64) sim.Config { return sim.Config{Seed: seed, Nodes: 6, Days: 3, Commands: 24} }
 
-// TestCheckerCatchesWhatIsBroken leaves one rule out at a time: some seed must break one of the laws that the rule is for.
+// TestCheckerCatchesWhatIsBroken leaves one rule out at a time: some seed must break one of the laws that the rule is
+// for.
 func TestCheckerCatchesWhatIsBroken(t *testing.T) {
 	for _, c := range []struct {
 		rule  sim.Breakage
@@ -146,8 +159,8 @@ func TestCheckerCatchesWhatIsBroken(t *testing.T) {
 	}
 }
 
-// TestJumpedBeatsBillTheSame holds the simulation's way of beating, one beat in place of many where nothing happens, against
-// the agent's, which beats every ten seconds.
+// TestJumpedBeatsBillTheSame holds the simulation's way of beating, one beat in place of many where nothing happens,
+// against the agent's, which beats every ten seconds.
 func TestJumpedBeatsBillTheSame(t *testing.T) {
 	began := time.Date(2031, 3, 1, 0, 0, 0, 0, time.UTC)
 	const beat, length = 10 * time.Second, 3 * time.Hour

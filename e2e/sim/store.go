@@ -19,7 +19,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// store is what a node has on disk. Each method is one synced write: it happened or it did not. It mirrors agent/internal/state.
+// store is what a node has on disk. Each method is one synced write: it happened or it did not. It mirrors
+// agent/internal/state.
 type store struct {
 	incarnation string
 	state       *protocol.DesiredState
@@ -170,7 +171,10 @@ func (s *store) wants(memberID string, revision uint64) bool {
 func (s *store) openRun(r storedRun, now time.Time) {
 	r.openedAt = now
 	s.runs[r.id] = r
-	s.meter = meter.Open(s.meter, meter.Intent{RunID: r.id, MemberID: r.memberID, Revision: r.revision, LeaseNo: r.leaseNo}, now)
+	s.meter = meter.Open(s.meter, meter.Intent{
+		RunID: r.id, MemberID: r.memberID, Revision: r.revision,
+		LeaseNo: r.leaseNo,
+	}, now)
 }
 
 func (s *store) updateRun(id string, change func(*storedRun)) {
@@ -194,7 +198,9 @@ func (s *store) updateMember(id string, change func(*storedMember)) {
 
 // measured reports whether the run's interval has ended and its records are sealed, or never began.
 func (s *store) measured(runID string) bool {
-	return !slices.ContainsFunc(s.meter.Intervals, func(iv meter.Interval) bool { return iv.RunID == runID && !iv.StartedAt.IsZero() })
+	return !slices.ContainsFunc(s.meter.Intervals, func(iv meter.Interval) bool {
+		return iv.RunID == runID && !iv.StartedAt.IsZero()
+	})
 }
 
 // seal puts records into the chain; it returns the numbers of the new segments.
@@ -237,9 +243,11 @@ func (s *store) retire(memberID string, now time.Time) error {
 	}
 	old := s.members[memberID]
 	s.members[memberID] = storedMember{Member: agent.Member{
-		ID: memberID, InstanceID: old.InstanceID, CorrelationID: old.CorrelationID, ExitedAt: old.ExitedAt, ExitCode: old.ExitCode,
+		ID: memberID, InstanceID: old.InstanceID, CorrelationID: old.CorrelationID, ExitedAt: old.ExitedAt,
+		ExitCode: old.ExitCode,
 		Removal: &protocol.RemovalProof{
-			At: timestamppb.New(now), Absent: protocol.RemovalKinds(), LastUsageSequence: s.chain.Sequence, Incarnation: s.incarnation,
+			At: timestamppb.New(now), Absent: protocol.RemovalKinds(), LastUsageSequence: s.chain.Sequence,
+			Incarnation: s.incarnation,
 		},
 	}}
 	delete(s.leases, memberID)
@@ -281,7 +289,8 @@ func (s *store) rewind(posted uint64) error {
 	return nil
 }
 
-// reincarnate gives the store a new name. What is not archived is sealed again: the hub bills each stretch of time once.
+// reincarnate gives the store a new name. What is not archived is sealed again: the hub bills each stretch of time
+// once.
 func (s *store) reincarnate(incarnation string, now time.Time) error {
 	var kept []*protocol.UsageSegment
 	for number := s.marks.Archived + 1; number <= s.chain.Number; number++ {
@@ -329,13 +338,15 @@ func (s *store) desired() agent.Desired {
 			continue
 		}
 		out := agent.Workload{
-			MemberID: ref.GetId(), InstanceID: w.GetInstanceId(), Revision: w.GetRevision(), CorrelationID: w.GetCorrelationId(), Stopped: w.GetStopped(),
+			MemberID: ref.GetId(), InstanceID: w.GetInstanceId(), Revision: w.GetRevision(), CorrelationID: w.GetCorrelationId(),
+			Stopped:          w.GetStopped(),
 			ReadinessTimeout: time.Duration(w.GetReadinessTimeoutSeconds()) * time.Second,
 		}
 		for _, svc := range w.GetServices() {
 			out.Services = append(out.Services, agent.Service{
 				Name: svc.GetName(), Image: svc.GetImage(), SpecDigest: svc.GetImageVariant(), Spec: svc,
-				StopGrace: time.Duration(svc.GetStopGraceSeconds()) * time.Second, AcceleratorIDs: svc.GetResources().GetAcceleratorIds(),
+				StopGrace:      time.Duration(svc.GetStopGraceSeconds()) * time.Second,
+				AcceleratorIDs: svc.GetResources().GetAcceleratorIds(),
 			})
 		}
 		d.Workloads = append(d.Workloads, out)

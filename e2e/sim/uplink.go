@@ -159,7 +159,10 @@ type greeting struct {
 func (u *uplink) hello(attempt int) {
 	s := u.n.store
 	u.asked = u.n.w.now
-	g := greeting{incarnation: s.incarnation, digest: s.digest, lastSegment: s.chain.Number, envelope: s.envelope, state: s.state}
+	g := greeting{
+		incarnation: s.incarnation, digest: s.digest, lastSegment: s.chain.Number, envelope: s.envelope,
+		state: s.state,
+	}
 	g.epoch, g.generation = s.accepted()
 	for _, ref := range s.state.GetParts() {
 		if w := s.parts[[sha256.Size]byte(ref.GetSha256())]; w != nil {
@@ -194,7 +197,10 @@ func (u *uplink) welcomed(m welcome) {
 		return
 	}
 	n.syncClock(m.hubTime, n.w.now-u.asked)
-	said := spool.Word{Incarnation: n.store.incarnation, Posted: m.posted, Archived: m.archived, PostedSHA256: u.digestOf(m.postedSHA256)}
+	said := spool.Word{
+		Incarnation: n.store.incarnation, Posted: m.posted, Archived: m.archived,
+		PostedSHA256: u.digestOf(m.postedSHA256),
+	}
 	behind := m.newIncarnation || n.store.acknowledge(said) != nil
 	if behind && !n.w.breaks(BreakIncarnation) {
 		u.retry = dialRetryMin
@@ -272,7 +278,10 @@ func (u *uplink) acked(a usageAck) {
 		return
 	}
 	before := u.n.store.marks.Posted
-	said := spool.Word{Incarnation: a.incarnation, Posted: a.posted, Archived: a.archived, PostedSHA256: u.digestOf(a.postedSHA256)}
+	said := spool.Word{
+		Incarnation: a.incarnation, Posted: a.posted, Archived: a.archived,
+		PostedSHA256: u.digestOf(a.postedSHA256),
+	}
 	if u.n.store.acknowledge(said) != nil {
 		u.redial()
 		return

@@ -44,7 +44,8 @@ const (
 	BreakOrder Breakage = "order"
 	// BreakIncarnation lets a restored disk go on under its old name.
 	BreakIncarnation Breakage = "incarnation"
-	// BreakFork notices a restored disk by its numbers only: one that has gone on without the hub is taken for the old one.
+	// BreakFork notices a restored disk by its numbers only: one that has gone on without the hub is taken for the old
+	// one.
 	BreakFork Breakage = "fork"
 	// BreakRewind does not send again what a restored hub has forgotten.
 	BreakRewind Breakage = "rewind"
@@ -247,7 +248,8 @@ func (w *World) fail(law int, format string, args ...any) {
 	v := &Violation{Seed: w.cfg.Seed, Break: w.cfg.Break, Law: law, At: w.now.time(), What: fmt.Sprintf(format, args...)}
 	for i := max(0, w.traces-len(w.ring)); i < w.traces; i++ {
 		t := w.ring[i%len(w.ring)]
-		v.Trace = append(v.Trace, fmt.Sprintf("%s node %d %s %d %s", t.at.time().Format("01-02 15:04:05.000000"), t.node, t.kind, t.arg, t.text))
+		v.Trace = append(v.Trace, fmt.Sprintf("%s node %d %s %d %s", t.at.time().Format("01-02 15:04:05.000000"), t.node,
+			t.kind, t.arg, t.text))
 	}
 	w.broken = v
 }

@@ -27,7 +27,8 @@ func postgresOnly(dir string) bool {
 
 // verbs start a statement. They are upper case in this house, which tells them from prose.
 func verbs() *regexp.Regexp {
-	return regexp.MustCompile(`^\s*(SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP|UPSERT|TRUNCATE|COPY|SET|SHOW|LOCK|LISTEN|NOTIFY|MERGE)\s`)
+	return regexp.MustCompile(
+		`^\s*(SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP|UPSERT|TRUNCATE|COPY|SET|SHOW|LOCK|LISTEN|NOTIFY|MERGE)\s`)
 }
 
 // clauses go on where another string ends.
@@ -77,8 +78,8 @@ func TestEveryStatementIsUnderstoodByCockroachDB(t *testing.T) {
 	t.Logf("%d statements", total)
 }
 
-// check parses a statement. Where a part is chosen at run time (a condition that may be absent, the name of a table, the number
-// of a parameter) the rest must be right around one of these.
+// check parses a statement. Where a part is chosen at run time (a condition that may be absent, the name of a table,
+// the number of a parameter) the rest must be right around one of these.
 func check(t *testing.T, s statement) {
 	t.Helper()
 	tries := []string{""}
@@ -112,7 +113,11 @@ func check(t *testing.T, s statement) {
 // refuseWhatIsMissingThere names what the parser lets pass although CockroachDB does not do it, or does it otherwise.
 func refuseWhatIsMissingThere(t *testing.T, at, sql string) {
 	t.Helper()
-	for _, bad := range []string{`\bSERIAL\b`, `\bBIGSERIAL\b`, `\bLISTEN\b`, `\bNOTIFY\b`, `\bMERGE INTO\b`, `\bLOCK TABLE\b`, `pg_(try_)?advisory`, `\bCREATE (OR REPLACE )?TRIGGER\b`, `\bCREATE EXTENSION\b`, `\bDEFERRABLE\b`, `\bCREATE SEQUENCE\b`, `\bnextval\b`} {
+	for _, bad := range []string{
+		`\bSERIAL\b`, `\bBIGSERIAL\b`, `\bLISTEN\b`, `\bNOTIFY\b`, `\bMERGE INTO\b`,
+		`\bLOCK TABLE\b`, `pg_(try_)?advisory`, `\bCREATE (OR REPLACE )?TRIGGER\b`, `\bCREATE EXTENSION\b`, `\bDEFERRABLE\b`,
+		`\bCREATE SEQUENCE\b`, `\bnextval\b`,
+	} {
 		if regexp.MustCompile(`(?i)` + bad).MatchString(sql) {
 			t.Errorf("%s: uses %s, which is not for both engines", at, bad)
 		}
@@ -126,8 +131,8 @@ type statement struct {
 	chosen []bool
 }
 
-// statementsIn finds, in a package without its tests, every string that starts like a statement or a clause, its constants put
-// together as the compiler would.
+// statementsIn finds, in a package without its tests, every string that starts like a statement or a clause, its
+// constants put together as the compiler would.
 func statementsIn(t *testing.T, dir string) []statement {
 	t.Helper()
 	fset := token.NewFileSet()
@@ -137,7 +142,8 @@ func statementsIn(t *testing.T, dir string) []statement {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		if !strings.HasSuffix(e.Name(), ".go") || strings.HasSuffix(e.Name(), "_test.go") || strings.HasSuffix(e.Name(), ".gen.go") {
+		if !strings.HasSuffix(e.Name(), ".go") || strings.HasSuffix(e.Name(), "_test.go") || strings.HasSuffix(e.Name(),
+			".gen.go") {
 			continue
 		}
 		file, err := parser.ParseFile(fset, filepath.Join(dir, e.Name()), nil, parser.SkipObjectResolution)

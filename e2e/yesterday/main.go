@@ -1,6 +1,6 @@
-// Command yesterday records what a release leaves on the disks of a hub and of a node, for the tests that hold later releases
-// against it. It runs the release's own programs through a short life: an app that runs, one that is stopped, one that is gone,
-// usage that is billed and usage that the node has not been able to send.
+// Command yesterday records what a release leaves on the disks of a hub and of a node, for the tests that hold later
+// releases against it. It runs the release's own programs through a short life: an app that runs, one that is stopped,
+// one that is gone, usage that is billed and usage that the node has not been able to send.
 //
 //	go run ./e2e/yesterday -bin <directory with the release's programs> -out e2e/testdata/<release>
 //
@@ -81,7 +81,9 @@ func record(ctx context.Context, bin, app, out string) (err error) {
 	defer func() { err = errors.Join(err, r.containerd.Destroy()) }()
 	defer func() { err = errors.Join(err, r.end()) }()
 	for _, step := range []func(context.Context) error{
-		r.startHub, r.startNode, func(ctx context.Context) error { return r.ship(ctx, app) }, r.live, r.keepAnswers, r.keepDatabase, r.keepHub, r.keepNode,
+		r.startHub, r.startNode, func(ctx context.Context) error {
+			return r.ship(ctx, app)
+		}, r.live, r.keepAnswers, r.keepDatabase, r.keepHub, r.keepNode,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -91,7 +93,10 @@ func record(ctx context.Context, bin, app, out string) (err error) {
 }
 
 func (r *recording) startHub(ctx context.Context) error {
-	c := cluster.HubConfig{Bin: r.bin, Dir: filepath.Join(r.dir, "hub"), Listen: "127.0.0.1:0", SessionListen: "127.0.0.1:0"}
+	c := cluster.HubConfig{
+		Bin: r.bin, Dir: filepath.Join(r.dir, "hub"), Listen: "127.0.0.1:0",
+		SessionListen: "127.0.0.1:0",
+	}
 	fingerprint, err := cluster.InitHub(ctx, c, rand.Text(), trustDomain)
 	if err != nil {
 		return err
@@ -116,7 +121,8 @@ func (r *recording) startNode(ctx context.Context) error {
 	r.agent, err = cluster.StartAgent(ctx, cluster.AgentConfig{
 		Bin: r.bin, Dir: filepath.Join(r.dir, "node"), RunDir: filepath.Join(r.dir, "run"), JoinToken: token,
 		APIURL: r.hub.Ready.APIURL, RootFingerprint: r.hub.RootFingerprint,
-		ContainerdAddress: r.containerd.Address, ContainerdNamespace: "yesterday", Bridge: "gpyest0", PodCIDR: "10.230.0.0/24",
+		ContainerdAddress: r.containerd.Address, ContainerdNamespace: "yesterday", Bridge: "gpyest0",
+		PodCIDR:   "10.230.0.0/24",
 		PortRange: "23900-23919", CgroupParent: "/gpuaas-yesterday",
 		ExtraArgs: []string{"--beat", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval", "5s"},
 	})
@@ -136,12 +142,16 @@ func (r *recording) ship(ctx context.Context, app string) error {
 	if err != nil {
 		return err
 	}
-	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: app, Mode: 0o755}}, appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
+	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: app, Mode: 0o755}},
+		appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
 	if err != nil {
 		return err
 	}
 	for _, version := range []string{"1.0.0", "1.1.0"} {
-		if _, err := r.tenant.Ship(ctx, publisher, scenario.Release{AppSlug: appSlug, Version: version, Image: image, Template: template}); err != nil {
+		if _, err := r.tenant.Ship(ctx, publisher, scenario.Release{
+			AppSlug: appSlug, Version: version, Image: image,
+			Template: template,
+		}); err != nil {
 			return err
 		}
 	}
@@ -159,7 +169,9 @@ func (r *recording) live(ctx context.Context) error {
 	}
 	for _, name := range []string{"running", "stopped", "gone"} {
 		i, _, err := r.tenant.Launch(ctx, r.operator, client.AppInstanceCreate{
-			AppSlug: appSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{AllocationIds: []string{a.ID}},
+			AppSlug: appSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{
+				AllocationIds: []string{a.ID},
+			},
 		}, nil)
 		if err != nil {
 			return err
@@ -215,7 +227,8 @@ func (r *recording) keepAnswers(ctx context.Context) error {
 		for _, e := range events {
 			told.Events[i.ID] = append(told.Events[i.ID], e.Type)
 		}
-		told.Instances, told.Postings, told.Usage = append(told.Instances, now), append(told.Postings, postings...), append(told.Usage, usage...)
+		told.Instances, told.Postings, told.Usage = append(told.Instances, now), append(told.Postings, postings...),
+			append(told.Usage, usage...)
 	}
 	text, err := json.MarshalIndent(told, "", "  ")
 	if err != nil {
@@ -226,12 +239,16 @@ func (r *recording) keepAnswers(ctx context.Context) error {
 
 // keepDatabase writes the rows as statements, which every later version of PostgreSQL reads.
 func (r *recording) keepDatabase(ctx context.Context) error {
-	return r.shell(ctx, `pg_dump --host "$1/hub/data/postgres/run" --username gpuaas --no-owner --no-privileges --rows-per-insert=500 gpuaas | grep -v '^\\' | gzip -9n > "$2/database.sql.gz"`)
+	return r.shell(ctx,
+		`pg_dump --host "$1/hub/data/postgres/run" --username gpuaas --no-owner --no-privileges --rows-per-insert=500 `+
+			`gpuaas | grep -v '^\\' | gzip -9n > "$2/database.sql.gz"`)
 }
 
 // keepHub keeps the hub's keys and documents; its token opens nothing but this recording.
 func (r *recording) keepHub(ctx context.Context) error {
-	return r.shell(ctx, `tar -C "$1/hub/data" --exclude ./postgres --exclude ./registry --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - . | gzip -9n > "$2/hub.tar.gz"`)
+	return r.shell(ctx,
+		`tar -C "$1/hub/data" --exclude ./postgres --exclude ./registry --sort=name --mtime=@0 --owner=0 --group=0 `+
+			`--numeric-owner -cf - . | gzip -9n > "$2/hub.tar.gz"`)
 }
 
 // keepNode lets the node run on without its hub for a while and then kills it: its disk is as a power cut leaves it.
@@ -252,7 +269,9 @@ func (r *recording) keepNode(ctx context.Context) error {
 	if err := r.agent.Kill9(); err != nil {
 		return err
 	}
-	return r.shell(ctx, `tar -C "$1/node/data" --sparse --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - . | gzip -9n > "$2/node.tar.gz"`)
+	return r.shell(ctx,
+		`tar -C "$1/node/data" --sparse --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - . | gzip -9n > `+
+			`"$2/node.tar.gz"`)
 }
 
 func (r *recording) shell(ctx context.Context, script string) error {

@@ -1,5 +1,5 @@
-// Package api holds the contract: openapi.yaml for REST, asyncapi.yaml for events. It owns no behaviour; httpapi checks every
-// request against it and serves it.
+// Package api holds the contract: openapi.yaml for REST, asyncapi.yaml for events. It owns no behaviour; httpapi checks
+// every request against it and serves it.
 package api
 
 import _ "embed"

@@ -25,7 +25,8 @@ type schemas struct {
 	} `yaml:"components"`
 }
 
-// TestBothContractsNameTheSameStatesAndReasons: a reader of events and a reader of answers must not meet different words.
+// TestBothContractsNameTheSameStatesAndReasons: a reader of events and a reader of answers must not meet different
+// words.
 func TestBothContractsNameTheSameStatesAndReasons(t *testing.T) {
 	var events, rest schemas
 	require.NoError(t, yaml.Unmarshal(api.AsyncAPI, &events))
@@ -47,8 +48,8 @@ func TestTheContractsHaveTheReasonsOfTheCode(t *testing.T) {
 	require.Equal(t, reasons, rest.Components.Schemas["StatusReason"].Enum)
 }
 
-// TestTheReasonsOfTheAgentAreInTheContract: the hub turns a reason that is not in the list into "internal". The agent's constants are
-// read from its source, because neither side imports the other.
+// TestTheReasonsOfTheAgentAreInTheContract: the hub turns a reason that is not in the list into "internal". The agent's
+// constants are read from its source, because neither side imports the other.
 func TestTheReasonsOfTheAgentAreInTheContract(t *testing.T) {
 	files, err := filepath.Glob("../../agent/*.go")
 	require.NoError(t, err)
@@ -74,7 +75,8 @@ func TestTheReasonsOfTheAgentAreInTheContract(t *testing.T) {
 	}
 }
 
-// TestEveryTypeOfEventIsDescribed: Append writes only event.Types, and asyncapi.yaml has a message in a channel for each of them.
+// TestEveryTypeOfEventIsDescribed: Append writes only event.Types, and asyncapi.yaml has a message in a channel for
+// each of them.
 func TestEveryTypeOfEventIsDescribed(t *testing.T) {
 	type ref struct {
 		Ref string `yaml:"$ref"`

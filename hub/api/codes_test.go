@@ -122,13 +122,19 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 		"constant":  {`const b = "b"; var _ = fault.New(0, string(b), "", nil)`, []string{"b"}},
 		"parameter": {`func f(code string) { fault.New(0, code, "", nil) }; func g() { f("x"); f("y") }`, []string{"x", "y"}},
 		"closure":   {`func f() { no := func(code string) { fault.New(0, code, "", nil) }; no("x") }`, []string{"x"}},
-		"variable":  {`func f(i int) { code := "x"; if i > 0 { code = "y" }; fault.New(0, code, "", nil) }`, []string{"x", "y"}},
+		"variable": {
+			`func f(i int) { code := "x"; if i > 0 { code = "y" }; fault.New(0, code, "", nil) }`,
+			[]string{"x", "y"},
+		},
 		"status": {`type S string; const A S = "a"; const B S = "b"; ` +
 			`func f(s S) { fault.New(0, "is_"+string(s), "", nil) }`, []string{"is_a", "is_b"}},
 		"call":             {`func f() { fault.New(0, g(), "", nil) }; func g() string`, nil},
 		"unused parameter": {`func f(code string) { fault.New(0, code, "", nil) }`, nil},
 		"variadic call":    {`func f(code ...string) { fault.New(0, code[0], "", nil) }`, nil},
-		"function value":   {`func f(code string) { fault.New(0, code, "", nil) }; func g() { f("x"); h(f) }; func h(any)`, nil},
+		"function value": {
+			`func f(code string) { fault.New(0, code, "", nil) }; func g() { f("x"); h(f) }; func h(any)`,
+			nil,
+		},
 		"New as a value":   {`var no = fault.New`, nil},
 		"literal of Error": {`var _ = fault.Error{Code: "x"}`, nil},
 		"assigned code":    {`func f(e *fault.Error) { e.Code = "x" }`, nil},

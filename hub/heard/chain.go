@@ -1,6 +1,6 @@
-// Package heard decides what a node's word is worth to the hub: whether a usage segment has its place in the chain, whether a
-// store has fallen behind, whether two machines speak with one key, and whether silence about a member proves that it is gone.
-// It is pure. What was heard before is kept by hub/internal/intake, fleet and instance.
+// Package heard decides what a node's word is worth to the hub: whether a usage segment has its place in the chain,
+// whether a store has fallen behind, whether two machines speak with one key, and whether silence about a member proves
+// that it is gone. It is pure. What was heard before is kept by hub/internal/intake, fleet and instance.
 package heard
 
 import (
@@ -35,8 +35,8 @@ type Mark struct {
 	Last uint64
 }
 
-// Place decides whether a segment may be taken at its place; known is true for one that was posted before. ahead are the
-// segments posted beyond a gap. Every neighbour that is there must fit, whichever came first.
+// Place decides whether a segment may be taken at its place; known is true for one that was posted before. ahead are
+// the segments posted beyond a gap. Every neighbour that is there must fit, whichever came first.
 func (m Mark) Place(ahead map[uint64]Link, at Link) (known bool, err error) {
 	broken := func(format string) error {
 		return protocol.Refuse(protocol.RefusalChainBroken, format, at.Number)
@@ -59,7 +59,8 @@ func (m Mark) Place(ahead map[uint64]Link, at Link) (known bool, err error) {
 		return true, nil
 	}
 	if at.Number-m.Number > MaxAhead {
-		return false, protocol.Refuse(ReasonOutOfOrder, "segment %d is too far beyond segment %d, which is the last without a gap", at.Number, m.Number)
+		return false, protocol.Refuse(ReasonOutOfOrder, "segment %d is too far beyond segment %d, which is the last "+
+			"without a gap", at.Number, m.Number)
 	}
 	before, ok := ahead[at.Number-1]
 	if at.Number == m.Number+1 {
@@ -74,9 +75,10 @@ func (m Mark) Place(ahead map[uint64]Link, at Link) (known bool, err error) {
 	return false, nil
 }
 
-// CheckNumbers checks a segment that Place lets in: its records must continue those of its neighbours. near are the segments beyond the
-// mark. Where the numbers of a neighbour are not known, that side is not checked. It returns the segment with what follows for its own
-// numbers: an empty segment has the place after its predecessor, and no number counts below one that was passed.
+// CheckNumbers checks a segment that Place lets in: its records must continue those of its neighbours. near are the
+// segments beyond the mark. Where the numbers of a neighbour are not known, that side is not checked. It returns the
+// segment with what follows for its own numbers: an empty segment has the place after its predecessor, and no number
+// counts below one that was passed.
 func (m Mark) CheckNumbers(near map[uint64]Link, at Link) (Link, error) {
 	last, due := m.before(near, at.Number)
 	if at.First == 0 && due {
@@ -93,13 +95,14 @@ func (m Mark) CheckNumbers(near map[uint64]Link, at Link) (Link, error) {
 	case first <= last:
 		return at, fmt.Errorf("segment %d begins with record %d, and record %d was passed before", at.Number, first, last)
 	case after.First != 0 && after.First != at.Last+1:
-		return at, fmt.Errorf("segment %d ends with record %d, and the next one begins with record %d", at.Number, at.Last, after.First)
+		return at, fmt.Errorf("segment %d ends with record %d, and the next one begins with record %d", at.Number, at.Last,
+			after.First)
 	}
 	return at, nil
 }
 
-// before returns the highest record number that is known to come before a segment. due is true where it is the predecessor's, so that the
-// segment begins with the one after it.
+// before returns the highest record number that is known to come before a segment. due is true where it is the
+// predecessor's, so that the segment begins with the one after it.
 func (m Mark) before(near map[uint64]Link, number uint64) (last uint64, due bool) {
 	if number == m.Number+1 {
 		return m.Last, m.Number == 0 || m.Last != 0

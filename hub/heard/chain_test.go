@@ -42,8 +42,9 @@ func (b *book) take(at heard.Link) error {
 	return nil
 }
 
-// TestLaw05AnyOrderPostsEachSegmentOnce: whatever is lost, repeated or overtaken on the way, each segment is posted at most
-// once, the mark never passes a gap, and what a forger or a damaged store mixes in is never taken beside the true chain.
+// TestLaw05AnyOrderPostsEachSegmentOnce: whatever is lost, repeated or overtaken on the way, each segment is posted at
+// most once, the mark never passes a gap, and what a forger or a damaged store mixes in is never taken beside the true
+// chain.
 func TestLaw05AnyOrderPostsEachSegmentOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 12).Draw(t, "segments")
@@ -52,8 +53,10 @@ func TestLaw05AnyOrderPostsEachSegmentOnce(t *testing.T) {
 		arrivals := rapid.SliceOf(rapid.IntRange(0, n-1)).Draw(t, "arrivals")
 		for _, i := range arrivals {
 			require.NoError(t, b.take(chain[i]), "the true chain fits in any order")
-			if forged := rapid.IntRange(0, n-1).Draw(t, "forged"); b.posted[uint64(forged+1)] > 0 && uint64(forged+1) >= b.mark.Number {
-				require.Equal(t, protocol.RefusalChainBroken, protocol.RefusalOf(b.take(fork[forged])), "another content under a posted number")
+			if forged := rapid.IntRange(0, n-1).Draw(t, "forged"); b.posted[uint64(forged+1)] > 0 &&
+				uint64(forged+1) >= b.mark.Number {
+				require.Equal(t, protocol.RefusalChainBroken, protocol.RefusalOf(b.take(fork[forged])),
+					"another content under a posted number")
 			}
 		}
 		seen := map[int]bool{}
@@ -102,36 +105,44 @@ func TestRecordNumbersContinueThoseOfTheNeighbours(t *testing.T) {
 		at   heard.Link
 		fits bool
 	}{
-		"the first segment":                          {heard.Mark{}, nil, at(1, 1, 9), true},
-		"the first segment begins late":              {heard.Mark{}, nil, at(1, 2, 9), false},
-		"after the mark":                             {mark, nil, at(5, 41, 50), true},
-		"a gap after the mark":                       {mark, nil, at(5, 42, 50), false},
-		"numbers of before":                          {mark, nil, at(5, 40, 50), false},
-		"a mark of an older release":                 {heard.Mark{Number: 4}, nil, at(5, 77, 80), true},
-		"beyond a gap":                               {mark, nil, at(7, 60, 61), true},
-		"beyond a gap with numbers of before":        {mark, nil, at(7, 30, 61), false},
-		"between its neighbours":                     {mark, numbered(6, [2]uint64{51, 60}), at(5, 41, 50), true},
-		"short of the next":                          {mark, numbered(6, [2]uint64{52, 60}), at(5, 41, 50), false},
-		"into the next":                              {mark, numbered(6, [2]uint64{50, 60}), at(5, 41, 50), false},
-		"after one that is ahead":                    {mark, numbered(6, [2]uint64{51, 60}), at(7, 61, 70), true},
-		"a gap after one that is ahead":              {mark, numbered(6, [2]uint64{51, 60}), at(7, 62, 70), false},
-		"before one that is ahead":                   {mark, numbered(7, [2]uint64{61, 70}), at(6, 51, 60), true},
-		"short of one that is ahead":                 {mark, numbered(7, [2]uint64{61, 70}), at(6, 51, 59), false},
-		"beside segments of an older release":        {mark, map[uint64]heard.Link{6: {Number: 6}, 8: {Number: 8}}, at(7, 99, 120), true},
-		"no records":                                 {mark, numbered(6, [2]uint64{41, 60}), at(5, 0, 0), true},
-		"no records where some are due":              {mark, numbered(6, [2]uint64{51, 60}), at(5, 0, 0), false},
-		"no records, and nobody knows what is due":   {mark, nil, at(9, 0, 0), true},
-		"after one without records":                  {mark, numbered(6, [2]uint64{51, 50}), at(7, 51, 60), true},
-		"a gap after one without records":            {mark, numbered(6, [2]uint64{51, 50}), at(7, 52, 60), false},
-		"the mark's own beside an older predecessor": {heard.Mark{Number: 4}, numbered(6, [2]uint64{51, 60}), at(5, 41, 49), false},
+		"the first segment":                   {heard.Mark{}, nil, at(1, 1, 9), true},
+		"the first segment begins late":       {heard.Mark{}, nil, at(1, 2, 9), false},
+		"after the mark":                      {mark, nil, at(5, 41, 50), true},
+		"a gap after the mark":                {mark, nil, at(5, 42, 50), false},
+		"numbers of before":                   {mark, nil, at(5, 40, 50), false},
+		"a mark of an older release":          {heard.Mark{Number: 4}, nil, at(5, 77, 80), true},
+		"beyond a gap":                        {mark, nil, at(7, 60, 61), true},
+		"beyond a gap with numbers of before": {mark, nil, at(7, 30, 61), false},
+		"between its neighbours":              {mark, numbered(6, [2]uint64{51, 60}), at(5, 41, 50), true},
+		"short of the next":                   {mark, numbered(6, [2]uint64{52, 60}), at(5, 41, 50), false},
+		"into the next":                       {mark, numbered(6, [2]uint64{50, 60}), at(5, 41, 50), false},
+		"after one that is ahead":             {mark, numbered(6, [2]uint64{51, 60}), at(7, 61, 70), true},
+		"a gap after one that is ahead":       {mark, numbered(6, [2]uint64{51, 60}), at(7, 62, 70), false},
+		"before one that is ahead":            {mark, numbered(7, [2]uint64{61, 70}), at(6, 51, 60), true},
+		"short of one that is ahead":          {mark, numbered(7, [2]uint64{61, 70}), at(6, 51, 59), false},
+		"beside segments of an older release": {
+			mark,
+			map[uint64]heard.Link{6: {Number: 6}, 8: {Number: 8}},
+			at(7, 99, 120), true,
+		},
+		"no records":                               {mark, numbered(6, [2]uint64{41, 60}), at(5, 0, 0), true},
+		"no records where some are due":            {mark, numbered(6, [2]uint64{51, 60}), at(5, 0, 0), false},
+		"no records, and nobody knows what is due": {mark, nil, at(9, 0, 0), true},
+		"after one without records":                {mark, numbered(6, [2]uint64{51, 50}), at(7, 51, 60), true},
+		"a gap after one without records":          {mark, numbered(6, [2]uint64{51, 50}), at(7, 52, 60), false},
+		"the mark's own beside an older predecessor": {
+			heard.Mark{Number: 4},
+			numbered(6, [2]uint64{51, 60}), at(5, 41, 49),
+			false,
+		},
 	} {
 		_, err := c.mark.CheckNumbers(c.near, c.at)
 		require.Equal(t, c.fits, err == nil, "%s: %v", name, err)
 	}
 }
 
-// TestSegmentsOfAnHonestNodeAlwaysContinueEachOther: in whatever order they come, whichever were posted by an older release that kept no
-// numbers, and however often the hub is set back to an older mark.
+// TestSegmentsOfAnHonestNodeAlwaysContinueEachOther: in whatever order they come, whichever were posted by an older
+// release that kept no numbers, and however often the hub is set back to an older mark.
 func TestSegmentsOfAnHonestNodeAlwaysContinueEachOther(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		chain := chainOf(rapid.IntRange(1, 12).Draw(t, "segments"), "true")

@@ -34,7 +34,8 @@ func TestLaw02StoreBehindTheHubsRecordIsNoticed(t *testing.T) {
 // process is an agent's process as NotAlone knows it: what it holds in memory, and nothing on disk.
 type process struct{ lastSession uint64 }
 
-// hub is what the hub keeps for NotAlone: the newest session, what its hello named, and the newest in which it took a report.
+// hub is what the hub keeps for NotAlone: the newest session, what its hello named, and the newest in which it took a
+// report.
 type hub struct{ session, named, reported uint64 }
 
 func (h *hub) hello(p *process) uint64 {
@@ -52,7 +53,8 @@ func (h *hub) report(session uint64) (notAlone bool) {
 	return notAlone
 }
 
-// One process after the other: whatever restarts, is lost on the way or comes late, nobody is taken for a second machine.
+// One process after the other: whatever restarts, is lost on the way or comes late, nobody is taken for a second
+// machine.
 func TestProcessesThatFollowEachOtherAreOneMachine(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h, p := &hub{}, &process{}
@@ -107,14 +109,18 @@ func TestLaw13SilenceProvesWhatItCan(t *testing.T) {
 		incarnation       string
 		proven            bool
 	}{
-		"never spoken of":                             {never, 1, 5, "i1", true},
-		"never spoken of, a later epoch":              {never, 2, 1, "i1", true},
-		"never spoken of, but it may still come":      {never, 1, 4, "i1", false},
-		"not asked to go yet":                         {heard.Absence{}, 1, 9, "i1", false},
-		"silent in the incarnation that spoke":        {spoken, 1, 9, "i1", false},
-		"silent in another incarnation":               {spoken, 1, 5, "i2", true},
-		"silent in another, with an older state":      {spoken, 1, 4, "i2", false},
-		"silent, and nobody knows who spoke":          {heard.Absence{Epoch: 1, Generation: 5, Spoken: true}, 1, 5, "i2", false},
+		"never spoken of":                        {never, 1, 5, "i1", true},
+		"never spoken of, a later epoch":         {never, 2, 1, "i1", true},
+		"never spoken of, but it may still come": {never, 1, 4, "i1", false},
+		"not asked to go yet":                    {heard.Absence{}, 1, 9, "i1", false},
+		"silent in the incarnation that spoke":   {spoken, 1, 9, "i1", false},
+		"silent in another incarnation":          {spoken, 1, 5, "i2", true},
+		"silent in another, with an older state": {spoken, 1, 4, "i2", false},
+		"silent, and nobody knows who spoke": {
+			heard.Absence{Epoch: 1, Generation: 5, Spoken: true},
+			1, 5, "i2",
+			false,
+		},
 		"silent, and the node does not say who it is": {spoken, 1, 5, "", false},
 	} {
 		require.Equal(t, c.proven, c.absence.Proven(c.epoch, c.generation, c.incarnation), name)

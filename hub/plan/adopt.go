@@ -41,7 +41,8 @@ type Adoption struct {
 	Changed []*protocol.Workload
 	// Ended are wanted members that the newer state does not name: their end was asked for after the backup.
 	Ended []string
-	// Left are all members that the node is through with, Ended among them: from now on its silence proves that they are gone.
+	// Left are all members that the node is through with, Ended among them: from now on its silence proves that they are
+	// gone.
 	Left []string
 	// Superseded are accelerators that the rows give to another allocation than the newer state does.
 	Superseded []Claimed
@@ -49,8 +50,8 @@ type Adoption struct {
 	Missing []string
 }
 
-// Adopt compares the rows with what the node brought. Only what was signed by this hub's own keys may get here; so a newer state
-// beats older rows. Nothing that runs is ever left out of what is compiled next.
+// Adopt compares the rows with what the node brought. Only what was signed by this hub's own keys may get here; so a
+// newer state beats older rows. Nothing that runs is ever left out of what is compiled next.
 func Adopt(members []Remembered, claims []Claimed, b Brought) Adoption {
 	known := map[string]Remembered{}
 	for _, m := range members {
@@ -90,7 +91,8 @@ func (a *Adoption) newer(known map[string]Remembered, claims []Claimed, b Brough
 		switch {
 		case !there:
 			a.Made = append(a.Made, w)
-		case m.Wanted && !m.Gone && (w.GetRevision() > m.Revision || w.GetRevision() == m.Revision && w.GetStopped() != m.Stopped):
+		case m.Wanted && !m.Gone && (w.GetRevision() > m.Revision || w.GetRevision() == m.Revision &&
+			w.GetStopped() != m.Stopped):
 			a.Changed = append(a.Changed, w)
 		}
 		for _, s := range w.GetServices() {

@@ -30,7 +30,10 @@ func TestLaw16ANewerStateBeatsTheRestoredRows(t *testing.T) {
 	claims := []plan.Claimed{{"gpu-0", "alloc-ended"}, {"gpu-1", "alloc-same"}}
 	got := plan.Adopt(rows, claims, plan.Brought{
 		Newer: true, Named: []string{"changed", "made", "missing", "same", "stopped"},
-		Workloads: []*protocol.Workload{doc("made", 1, false, "gpu-0"), doc("changed", 3, false), doc("same", 2, false, "gpu-1"), doc("stopped", 1, true)},
+		Workloads: []*protocol.Workload{
+			doc("made", 1, false, "gpu-0"), doc("changed", 3, false),
+			doc("same", 2, false, "gpu-1"), doc("stopped", 1, true),
+		},
 	})
 	require.Equal(t, []string{"made"}, ids(got.Made))
 	require.Equal(t, []string{"changed", "stopped"}, ids(got.Changed))
@@ -46,7 +49,8 @@ func TestLaw16AStateThatIsNotNewerEndsNothing(t *testing.T) {
 	require.Equal(t, plan.Adoption{Left: []string{"ending"}}, got)
 }
 
-// Whatever the rows say: all that the node was told to run is wanted afterwards, unless its end was asked for before the backup.
+// Whatever the rows say: all that the node was told to run is wanted afterwards, unless its end was asked for before
+// the backup.
 func TestLaw16NothingThatRunsIsForgotten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var rows []plan.Remembered
@@ -56,13 +60,15 @@ func TestLaw16NothingThatRunsIsForgotten(t *testing.T) {
 		for i := range rapid.IntRange(0, 12).Draw(t, "members") {
 			id := fmt.Sprintf("m%02d", i)
 			if rapid.Bool().Draw(t, "known") {
-				m := plan.Remembered{ID: id, Revision: rapid.Uint64Range(1, 4).Draw(t, "revision"), Wanted: rapid.Bool().Draw(t, "wanted")}
+				m := plan.Remembered{ID: id, Revision: rapid.Uint64Range(1, 4).Draw(t, "revision"), Wanted: rapid.Bool().Draw(t,
+					"wanted")}
 				rows = append(rows, m)
 				wanted[id] = m.Wanted
 			}
 			if rapid.Bool().Draw(t, "named") {
 				b.Named = append(b.Named, id)
-				b.Workloads = append(b.Workloads, doc(id, rapid.Uint64Range(1, 4).Draw(t, "running"), rapid.Bool().Draw(t, "stopped")))
+				b.Workloads = append(b.Workloads, doc(id, rapid.Uint64Range(1, 4).Draw(t, "running"),
+					rapid.Bool().Draw(t, "stopped")))
 			}
 		}
 		a := plan.Adopt(rows, nil, b)

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// MaxServicesPerMember bounds the containers of one workload. A state over this limit, or over those of package protocol, is
-// a violation, so that it never reaches a node that would have to refuse it.
+// MaxServicesPerMember bounds the containers of one workload. A state over this limit, or over those of package
+// protocol, is a violation, so that it never reaches a node that would have to refuse it.
 const MaxServicesPerMember = 32
 
 // Rule names what a violation broke.
@@ -60,8 +60,8 @@ func (v Violations) Error() string {
 	return "the planned state breaks " + strings.Join(lines, ", ")
 }
 
-// Check holds a compiled state against the snapshot it came from, by other means than Compile used. A state that fails must
-// not be signed: the node stays with what it has.
+// Check holds a compiled state against the snapshot it came from, by other means than Compile used. A state that fails
+// must not be signed: the node stays with what it has.
 //
 // Law 14 is checked here a second time, after the unique index on active claims: one accelerator has one claim and one
 // member, every accelerator is the node's own, and a member is there once and fits into its allocation.
@@ -77,7 +77,8 @@ func Check(snap Snapshot, state NodeState) error {
 	return nil
 }
 
-// CheckMember reports whether one member keeps the rules that do not depend on its node: its size, its services, its fallback.
+// CheckMember reports whether one member keeps the rules that do not depend on its node: its size, its services, its
+// fallback.
 func CheckMember(m Member) error {
 	part, err := compileMember(m)
 	if err != nil {
@@ -185,7 +186,8 @@ func (c *checker) parts() {
 
 // fallback checks that what a node may go back to is the same member's, and earlier.
 func (c *checker) fallback(w, back *protocol.Workload) {
-	same := back.GetId() == w.GetId() && back.GetInstanceId() == w.GetInstanceId() && back.GetAllocationId() == w.GetAllocationId() &&
+	same := back.GetId() == w.GetId() && back.GetInstanceId() == w.GetInstanceId() &&
+		back.GetAllocationId() == w.GetAllocationId() &&
 		back.GetOrgId() == w.GetOrgId() && back.GetProjectId() == w.GetProjectId() && back.GetAppSlug() == w.GetAppSlug()
 	if !same || back.GetFallback() != nil || back.GetStopped() || w.GetStopped() || back.GetRevision() >= w.GetRevision() {
 		c.report(RuleFallback, w.GetId())
@@ -241,7 +243,8 @@ func pinned(image string) bool {
 	return ok && repository != "" && len(digest) == sha256.Size*2 && strings.Trim(digest, "0123456789abcdef") == ""
 }
 
-// room checks that what the members of an allocation may take together is in it, and no accelerator is given to two of them.
+// room checks that what the members of an allocation may take together is in it, and no accelerator is given to two of
+// them.
 func (c *checker) room() {
 	allocations := map[string]*usage{}
 	for _, a := range c.snap.Allocations {

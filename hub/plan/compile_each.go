@@ -19,9 +19,9 @@ type LeftOut struct {
 	Kept bool
 }
 
-// CompileEach compiles those members of a snapshot that keep the rules, so that one which does not is no trouble of its neighbours. In place of
-// a member that breaks a rule its last document stands, where that keeps them; a member that is to be stopped is stopped in it. Of
-// members that only together break a rule the older goes first.
+// CompileEach compiles those members of a snapshot that keep the rules, so that one which does not is no trouble of its
+// neighbours. In place of a member that breaks a rule its last document stands, where that keeps them; a member that is
+// to be stopped is stopped in it. Of members that only together break a rule the older goes first.
 func CompileEach(snap Snapshot, last map[string][]byte) (NodeState, []LeftOut, error) {
 	if state, err := compileChecked(snap); err == nil {
 		return state, nil, nil

@@ -40,7 +40,8 @@ func members(t *rapid.T, a plan.Allocation) []plan.Member {
 	for i := range rapid.IntRange(0, 4).Draw(t, "members") {
 		take := rapid.IntRange(0, len(free)).Draw(t, "given")
 		out = append(out, plan.Member{
-			ID: fmt.Sprintf("%s-member-%d", a.ID, i), InstanceID: "instance", AllocationID: a.ID, OrgID: a.OrgID, OrgSlug: "acme",
+			ID: fmt.Sprintf("%s-member-%d", a.ID, i), InstanceID: "instance", AllocationID: a.ID, OrgID: a.OrgID,
+			OrgSlug:   "acme",
 			ProjectID: a.ProjectID, AppSlug: "demo", AppVersion: "1.0.0", CorrelationID: "correlation",
 			Revision:         rapid.Uint64Range(1, 9).Draw(t, "revision"),
 			ManifestEnvelope: signed("manifest"), DelegationEnvelope: signed("delegation"), ParametersJSON: "{}",
@@ -57,7 +58,10 @@ func members(t *rapid.T, a plan.Allocation) []plan.Member {
 func service(name string, cpuMillis uint32, memoryBytes uint64, accelerators []string) *protocol.Service {
 	return &protocol.Service{
 		Name: name, Image: "apps/demo/runtime@sha256:" + strings.Repeat("a1", 32),
-		Resources: &protocol.Resources{CpuMillis: cpuMillis, MemoryBytes: memoryBytes, Pids: 100, AcceleratorIds: accelerators},
+		Resources: &protocol.Resources{
+			CpuMillis: cpuMillis, MemoryBytes: memoryBytes, Pids: 100,
+			AcceleratorIds: accelerators,
+		},
 	}
 }
 

@@ -52,12 +52,15 @@ type Choice struct {
 	AcceleratorIDs []string
 }
 
-// Needs gives what an instance of a version may take, in the order of preference: with an accelerator of a vendor that the
-// version has an image for, and without one where it can do so. CPU and memory are the version's defaults. A need for more
-// accelerators than maxAccelerators is left out; 0 is no limit.
+// Needs gives what an instance of a version may take, in the order of preference: with an accelerator of a vendor that
+// the version has an image for, and without one where it can do so. CPU and memory are the version's defaults. A need
+// for more accelerators than maxAccelerators is left out; 0 is no limit.
 func Needs(m manifest.Manifest, maxAccelerators int) []Need {
 	c, r := m.Version.Compatibility, m.Version.RuntimeProfile.Resources
-	base := Need{CPUMillis: int64(r.CPUMillis.Default), MemoryBytes: int64(r.MemoryMiB.Default) << 20, Shapes: c.RequiresCapacityShape}
+	base := Need{
+		CPUMillis: int64(r.CPUMillis.Default), MemoryBytes: int64(r.MemoryMiB.Default) << 20,
+		Shapes: c.RequiresCapacityShape,
+	}
 	if c.RequiresExclusiveNode {
 		base.Shapes = []string{ShapeBaremetal}
 	}
@@ -118,8 +121,8 @@ func Fit(need Need, room Room) (Choice, bool) {
 	return Choice{ID: room.ID, Need: need, AcceleratorIDs: ids[:need.Accelerators:need.Accelerators]}, true
 }
 
-// Fitting gives every room that the need fits into, the tightest first, so that large gaps stay for large needs; equals in
-// the order of their ids.
+// Fitting gives every room that the need fits into, the tightest first, so that large gaps stay for large needs; equals
+// in the order of their ids.
 func Fitting(need Need, rooms []Room) []Choice {
 	type candidate struct {
 		choice Choice

@@ -28,7 +28,12 @@ func TestPlacement(t *testing.T) {
 		want []string
 		fits bool
 	}{
-		{"a CPU node gives a slice with no accelerators", plan.Need{CPUMillis: 1000, MemoryBytes: 1 << 30}, plan.Room{ID: "r", Usable: true, CPUMillis: 1000, MemoryBytes: 1 << 30}, nil, true},
+		{
+			"a CPU node gives a slice with no accelerators",
+			plan.Need{CPUMillis: 1000, MemoryBytes: 1 << 30},
+			plan.Room{ID: "r", Usable: true, CPUMillis: 1000, MemoryBytes: 1 << 30},
+			nil, true,
+		},
 		{"the lowest healthy accelerators are taken", plan.Need{Accelerators: 1}, room, []string{"GPU-1"}, true},
 		{"an unhealthy one is not given", plan.Need{Accelerators: 3}, room, nil, false},
 		{"another model does not match", plan.Need{Accelerators: 1, AcceleratorModel: "MI300X"}, room, nil, false},
@@ -51,8 +56,14 @@ func TestPlacement(t *testing.T) {
 func TestNeedsPreferAnAcceleratorAndKeepToTheVersionsShapes(t *testing.T) {
 	version := func(minimum int, exclusive bool, accelerators ...string) manifest.Manifest {
 		var m manifest.Manifest
-		m.Version.Compatibility = manifest.Compatibility{MinGPUCount: minimum, RequiresExclusiveNode: exclusive, SupportedAccelerators: accelerators}
-		m.Version.RuntimeProfile.Resources = manifest.Resources{CPUMillis: manifest.Range{Default: 500}, MemoryMiB: manifest.Range{Default: 64}}
+		m.Version.Compatibility = manifest.Compatibility{
+			MinGPUCount: minimum, RequiresExclusiveNode: exclusive,
+			SupportedAccelerators: accelerators,
+		}
+		m.Version.RuntimeProfile.Resources = manifest.Resources{
+			CPUMillis: manifest.Range{Default: 500},
+			MemoryMiB: manifest.Range{Default: 64},
+		}
 		return m
 	}
 	cpuOnly := plan.Room{ID: "cpu", Usable: true, Shape: plan.ShapeGPUSlice, CPUMillis: 500, MemoryBytes: 64 << 20}
@@ -87,14 +98,17 @@ func TestPlacementTakesTheTightestRoomAndNeverMoreThanItHas(t *testing.T) {
 			}
 			for j := range rapid.IntRange(0, 4).Draw(t, "accelerators") {
 				rooms[i].Accelerators = append(rooms[i].Accelerators, plan.Accelerator{
-					ID: fmt.Sprintf("GPU-%d-%d", i, j), Model: rapid.SampledFrom([]string{"H200", "MI300X"}).Draw(t, "model"), Healthy: rapid.Bool().Draw(t, "healthy"),
+					ID: fmt.Sprintf("GPU-%d-%d", i, j), Model: rapid.SampledFrom([]string{"H200", "MI300X"}).Draw(t, "model"),
+					Healthy: rapid.Bool().Draw(t, "healthy"),
 				})
 			}
 		}
 		need := plan.Need{
-			CPUMillis: rapid.Int64Range(0, 8).Draw(t, "needCPU") * 1000, MemoryBytes: rapid.Int64Range(0, 8).Draw(t, "needMemory") << 30,
-			Accelerators: rapid.IntRange(0, 4).Draw(t, "needAccelerators"), AcceleratorModel: rapid.SampledFrom([]string{"", "H200"}).Draw(t, "needModel"),
-			Whole: rapid.Bool().Draw(t, "whole"),
+			CPUMillis: rapid.Int64Range(0, 8).Draw(t, "needCPU") * 1000, MemoryBytes: rapid.Int64Range(0, 8).Draw(t,
+				"needMemory") << 30,
+			Accelerators:     rapid.IntRange(0, 4).Draw(t, "needAccelerators"),
+			AcceleratorModel: rapid.SampledFrom([]string{"", "H200"}).Draw(t, "needModel"),
+			Whole:            rapid.Bool().Draw(t, "whole"),
 		}
 		choices := plan.Fitting(need, rooms)
 		byID := map[string]plan.Room{}

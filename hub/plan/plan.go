@@ -1,6 +1,7 @@
-// Package plan decides, purely: which node and which allocation something is placed on, and what one node is to run. It owns
-// the translation from a snapshot of the hub's rows to the documents that are signed, and the check that stands between the
-// two. It takes no context, clock, database or key, and it knows nothing of generations, leases or signatures.
+// Package plan decides, purely: which node and which allocation something is placed on, and what one node is to run. It
+// owns the translation from a snapshot of the hub's rows to the documents that are signed, and the check that stands
+// between the two. It takes no context, clock, database or key, and it knows nothing of generations, leases or
+// signatures.
 package plan
 
 import (
@@ -16,8 +17,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Snapshot is everything that the state of one node follows from, read in one transaction. The order of its lists does not
-// matter.
+// Snapshot is everything that the state of one node follows from, read in one transaction. The order of its lists does
+// not matter.
 type Snapshot struct {
 	Node        Node
 	Allocations []Allocation
@@ -46,8 +47,9 @@ type Allocation struct {
 	AcceleratorIDs []string
 }
 
-// Member is one app instance's part on the node, at the revision that is wanted. Its fields are frozen when the revision is
-// made, so that a newer hub does not compile other bytes, and with them other containers, from the same rows.
+// Member is one app instance's part on the node, at the revision that is wanted. Its fields are frozen when the
+// revision is made, so that a newer hub does not compile other bytes, and with them other containers, from the same
+// rows.
 type Member struct {
 	ID            string
 	InstanceID    string
@@ -72,7 +74,8 @@ type Member struct {
 	// Stopped keeps ports, volumes and leases, and no container.
 	Stopped          bool
 	ReadinessTimeout time.Duration
-	// Fallback is the revision that the node goes back to by itself when this one is not ready in time; it has none itself.
+	// Fallback is the revision that the node goes back to by itself when this one is not ready in time; it has none
+	// itself.
 	Fallback *Member
 }
 
@@ -107,8 +110,8 @@ func (s NodeState) SameAs(other NodeState) bool {
 	})
 }
 
-// Compile turns a snapshot into the state of its node. Equal snapshots give equal bytes, whatever the order of their lists.
-// It only translates: Check says whether the result may be signed. CompileEach is for what fails it.
+// Compile turns a snapshot into the state of its node. Equal snapshots give equal bytes, whatever the order of their
+// lists. It only translates: Check says whether the result may be signed. CompileEach is for what fails it.
 func Compile(snap Snapshot) (NodeState, error) {
 	state := NodeState{NodeID: snap.Node.ID}
 	if snap.Node.Banned {

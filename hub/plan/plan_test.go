@@ -127,7 +127,8 @@ func TestLaw14OneAcceleratorOneClaimOneMemberOneCopy(t *testing.T) {
 	}
 }
 
-// A member that breaks a rule is left out of its node's state, or goes on with its last document; its neighbours have theirs.
+// A member that breaks a rule is left out of its node's state, or goes on with its last document; its neighbours have
+// theirs.
 func TestAMemberThatBreaksARuleKeepsNoNeighbourOutOfTheState(t *testing.T) {
 	good, err := plan.Compile(goldenSnapshot())
 	require.NoError(t, err)
@@ -165,7 +166,8 @@ func TestAMemberThatBreaksARuleKeepsNoNeighbourOutOfTheState(t *testing.T) {
 			state, _, err = plan.CompileEach(snap, last)
 			require.NoError(t, err)
 			for _, p := range state.Parts {
-				require.Equal(t, p.ID == first, p.Workload.GetStopped() && !good.Parts[0].Workload.GetStopped(), "a stop takes effect in the last document, too")
+				require.Equal(t, p.ID == first, p.Workload.GetStopped() && !good.Parts[0].Workload.GetStopped(),
+					"a stop takes effect in the last document, too")
 			}
 		})
 	}
@@ -174,7 +176,10 @@ func TestAMemberThatBreaksARuleKeepsNoNeighbourOutOfTheState(t *testing.T) {
 // A claim that nobody uses is no reason to refuse a node its state.
 func TestADoubleClaimThatNoMemberUsesLeavesNobodyOut(t *testing.T) {
 	snap := goldenSnapshot()
-	snap.Allocations = append(snap.Allocations, plan.Allocation{ID: "z", NodeID: snap.Node.ID, AcceleratorIDs: snap.Allocations[0].AcceleratorIDs})
+	snap.Allocations = append(snap.Allocations, plan.Allocation{
+		ID: "z", NodeID: snap.Node.ID,
+		AcceleratorIDs: snap.Allocations[0].AcceleratorIDs,
+	})
 	state, left, err := plan.CompileEach(snap, nil)
 	require.NoError(t, err)
 	require.Empty(t, left)
@@ -209,7 +214,8 @@ func TestMemoryThatOverflowsDoesNotFit(t *testing.T) {
 	require.ErrorContains(t, plan.Check(snap, state), string(plan.RuleAllocationFull))
 }
 
-// TestCompiledStateIsTheGoldenOne guards the bytes: other bytes for the same rows would make every node replace what it runs.
+// TestCompiledStateIsTheGoldenOne guards the bytes: other bytes for the same rows would make every node replace what it
+// runs.
 func TestCompiledStateIsTheGoldenOne(t *testing.T) {
 	state, err := plan.Compile(goldenSnapshot())
 	require.NoError(t, err)
@@ -231,9 +237,14 @@ func TestCompiledStateIsTheGoldenOne(t *testing.T) {
 func goldenSnapshot() plan.Snapshot {
 	member := func(id string, accelerators ...string) plan.Member {
 		return plan.Member{
-			ID: id, InstanceID: "instance-" + id, AllocationID: "allocation-1", OrgID: "org-1", OrgSlug: "acme", ProjectID: "project-1",
-			AppSlug: "demo", AppVersion: "1.0.0", Revision: 1, CorrelationID: "correlation-1", ParametersJSON: `{"greeting":"hello"}`,
-			ManifestEnvelope: signed("manifest"), DelegationEnvelope: signed("delegation"), Features: []string{"logs", "exec", "logs"},
+			ID: id, InstanceID: "instance-" + id, AllocationID: "allocation-1", OrgID: "org-1", OrgSlug: "acme",
+			ProjectID: "project-1",
+			AppSlug:   "demo", AppVersion: "1.0.0", Revision: 1, CorrelationID: "correlation-1",
+			ParametersJSON:   `{"greeting":"hello"}`,
+			ManifestEnvelope: signed("manifest"), DelegationEnvelope: signed("delegation"), Features: []string{
+				"logs", "exec",
+				"logs",
+			},
 			ReadinessTimeout: 1500 * time.Millisecond,
 			Services: []*protocol.Service{
 				service("sidecar", 500, 1<<20, nil),
@@ -244,8 +255,14 @@ func goldenSnapshot() plan.Snapshot {
 	s := plan.Snapshot{
 		Node: plan.Node{ID: "node-1", AcceleratorIDs: []string{"GPU-00", "GPU-01", "GPU-02", "GPU-03"}},
 		Allocations: []plan.Allocation{
-			{ID: "allocation-1", NodeID: "node-1", OrgID: "org-1", ProjectID: "project-1", CPUMillis: 8000, MemoryBytes: 16 << 30, AcceleratorIDs: []string{"GPU-00", "GPU-01"}},
-			{ID: "allocation-2", NodeID: "node-1", OrgID: "org-2", ProjectID: "project-2", CPUMillis: 8000, MemoryBytes: 16 << 30, AcceleratorIDs: []string{"GPU-02"}},
+			{
+				ID: "allocation-1", NodeID: "node-1", OrgID: "org-1", ProjectID: "project-1", CPUMillis: 8000,
+				MemoryBytes: 16 << 30, AcceleratorIDs: []string{"GPU-00", "GPU-01"},
+			},
+			{
+				ID: "allocation-2", NodeID: "node-1", OrgID: "org-2", ProjectID: "project-2", CPUMillis: 8000,
+				MemoryBytes: 16 << 30, AcceleratorIDs: []string{"GPU-02"},
+			},
 		},
 		Members: []plan.Member{member("member-2", "GPU-01"), member("member-1", "GPU-00")},
 	}

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Coverage is time that is billed: sorted, disjoint intervals that do not touch. Its work for a record grows with the intervals that the
-// record overlaps, not with those that there are.
+// Coverage is time that is billed: sorted, disjoint intervals that do not touch. Its work for a record grows with the
+// intervals that the record overlaps, not with those that there are.
 type Coverage struct {
 	spans []Interval
 	// Steps counts the intervals that were looked at or moved.
@@ -19,7 +19,8 @@ func NewCoverage(sorted []Interval) *Coverage { return &Coverage{spans: sorted} 
 // Spans are the intervals, in order.
 func (c *Coverage) Spans() []Interval { return c.spans }
 
-// Divide gives the parts of i that are not billed yet and those that are. ok is false where there are more than most of either.
+// Divide gives the parts of i that are not billed yet and those that are. ok is false where there are more than most of
+// either.
 func (c *Coverage) Divide(i Interval, most int) (free, billed []Interval, ok bool) {
 	from := i.From
 	for n := c.after(i.From); n < len(c.spans) && c.spans[n].From.Before(i.To); n++ {
@@ -80,7 +81,8 @@ func (c *Coverage) after(t time.Time) int {
 	return n
 }
 
-// Changes gives what has to be removed and written to make one sorted list of disjoint intervals another, by their beginnings.
+// Changes gives what has to be removed and written to make one sorted list of disjoint intervals another, by their
+// beginnings.
 func Changes(before, after []Interval) (gone, changed []Interval) {
 	n := 0
 	for _, a := range after {

@@ -13,9 +13,11 @@ import (
 // Cost is the most that so many microseconds of running can cost, in nanos; ok is false when it is out of range.
 type Cost func(micros int64) (nanos int64, ok bool)
 
-// Affordable is the longest lease up to the wish that wallet and hold cover, in whole seconds, and what the hold lacks for it.
-// unreported microseconds may have been run and not reported; margin is held beyond the end.
-func Affordable(cost Cost, held, wallet, unreported int64, wish, margin time.Duration) (duration time.Duration, lacks int64) {
+// Affordable is the longest lease up to the wish that wallet and hold cover, in whole seconds, and what the hold lacks
+// for it. unreported microseconds may have been run and not reported; margin is held beyond the end.
+func Affordable(cost Cost, held, wallet, unreported int64, wish,
+	margin time.Duration,
+) (duration time.Duration, lacks int64) {
 	need := func(d time.Duration) int64 {
 		nanos, ok := cost(unreported + (d + margin).Microseconds())
 		if !ok {
@@ -33,8 +35,9 @@ func Affordable(cost Cost, held, wallet, unreported int64, wish, margin time.Dur
 	return duration, need(duration)
 }
 
-// Cap is what a member may spend in all under its next lease: what was ever held for it, and the cost of what it measured and nobody is
-// billed for. The node counts all that it measured; without the second part, usage in suspense would use up the lease.
+// Cap is what a member may spend in all under its next lease: what was ever held for it, and the cost of what it
+// measured and nobody is billed for. The node counts all that it measured; without the second part, usage in suspense
+// would use up the lease.
 func Cap(placed, suspendedCost int64) int64 {
 	if suspendedCost > math.MaxInt64-placed {
 		return math.MaxInt64
@@ -42,8 +45,8 @@ func Cap(placed, suspendedCost int64) int64 {
 	return placed + suspendedCost
 }
 
-// RenewAfter is how long after its issue a lease is due for renewal: about its half-life, spread by the member's id, so that members
-// made together do not renew together for ever.
+// RenewAfter is how long after its issue a lease is due for renewal: about its half-life, spread by the member's id, so
+// that members made together do not renew together for ever.
 func RenewAfter(memberID string, leaseNo uint64, duration time.Duration) time.Duration {
 	h := fnv.New32a()
 	_, _ = fmt.Fprintf(h, "%s/%d", memberID, leaseNo)
@@ -91,7 +94,8 @@ func (l Leases) overlapping(usage Interval) []Window {
 	return out
 }
 
-// Whole gives the lease that rates all of a usage, where that is plain from the latest window; nearly every record's is.
+// Whole gives the lease that rates all of a usage, where that is plain from the latest window; nearly every record's
+// is.
 func (l Leases) Whole(usage Interval, named int64) (leaseNo int64, ok bool) {
 	n := len(l.windows) - 1
 	if n < 0 || usage.From.Before(l.windows[n].From) || usage.To.After(l.windows[n].To) {
@@ -108,8 +112,8 @@ type LeasedPart struct {
 	LeaseNo  int64
 }
 
-// Divide assigns usage to the leases that rate it: each piece to one whose window holds it. The lease that the node named counts
-// only among those; otherwise the lowest number does.
+// Divide assigns usage to the leases that rate it: each piece to one whose window holds it. The lease that the node
+// named counts only among those; otherwise the lowest number does.
 func (l Leases) Divide(usage Interval, quantity, named int64) []LeasedPart {
 	windows := l.overlapping(usage)
 	cuts := []time.Time{usage.From, usage.To}

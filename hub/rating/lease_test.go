@@ -63,14 +63,18 @@ func TestUsageIsRatedByALeaseWhoseWindowHoldsIt(t *testing.T) {
 		var windows []rating.Window
 		for n := range rapid.IntRange(0, 6).Draw(t, "leases") {
 			from := rapid.Int64Range(0, 100).Draw(t, "from")
-			windows = append(windows, rating.Window{LeaseNo: int64(n + 1), Interval: span(from, from+rapid.Int64Range(1, 60).Draw(t, "length"))})
+			windows = append(windows, rating.Window{
+				LeaseNo:  int64(n + 1),
+				Interval: span(from, from+rapid.Int64Range(1, 60).Draw(t, "length")),
+			})
 		}
 		from := rapid.Int64Range(-10, 160).Draw(t, "usage from")
 		usage := span(from, from+rapid.Int64Range(1, 120).Draw(t, "usage length"))
 		quantity, named := rapid.Int64Range(0, 1000).Draw(t, "quantity"), rapid.Int64Range(0, 8).Draw(t, "named")
 		sum, end := int64(0), usage.From
 		if no, ok := rating.NewLeases(windows).Whole(usage, named); ok {
-			require.Equal(t, []rating.LeasedPart{{Interval: usage, Quantity: quantity, LeaseNo: no}}, rating.NewLeases(windows).Divide(usage, quantity, named))
+			require.Equal(t, []rating.LeasedPart{{Interval: usage, Quantity: quantity, LeaseNo: no}},
+				rating.NewLeases(windows).Divide(usage, quantity, named))
 		}
 		for _, p := range rating.NewLeases(windows).Divide(usage, quantity, named) {
 			require.True(t, p.From.Equal(end) && p.To.After(p.From), "the pieces follow one another")

@@ -1,10 +1,10 @@
-// Package rating turns measured quantities and prices into amounts of money. It is pure: integers in, integers out. It owns
-// how a record is divided over hours and prices, how an amount is rounded, and how it is shared with the host. It does not
-// know where accruals are kept or how entries are written (hub/internal/ledger).
+// Package rating turns measured quantities and prices into amounts of money. It is pure: integers in, integers out. It
+// owns how a record is divided over hours and prices, how an amount is rounded, and how it is shared with the host. It
+// does not know where accruals are kept or how entries are written (hub/internal/ledger).
 //
 // An amount is never computed from one record. Quantities add up exactly in an accrual, and what is posted is
-// round(price × total) − posted so far: however usage was cut into records, and in whatever order they came, the sum of all
-// postings of an accrual is the rounded price of its total.
+// round(price × total) − posted so far: however usage was cut into records, and in whatever order they came, the sum of
+// all postings of an accrual is the rounded price of its total.
 package rating
 
 import (
@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// ErrOverflow means that an amount or a quantity does not fit. Money is in nanos, billionths of the currency's main unit, so
-// an amount ends at about nine billion units.
+// ErrOverflow means that an amount or a quantity does not fit. Money is in nanos, billionths of the currency's main
+// unit, so an amount ends at about nine billion units.
 var ErrOverflow = errors.New("amount or quantity is out of range")
 
 // BasisPoints in the whole: host shares are in ten-thousandths.
@@ -58,8 +58,8 @@ type Accrual struct {
 	HostNanos int64
 }
 
-// Delta is what one posting adds: what the tenant's hold pays, what the hold no longer covers, and the host's part of what
-// was paid.
+// Delta is what one posting adds: what the tenant's hold pays, what the hold no longer covers, and the host's part of
+// what was paid.
 type Delta struct {
 	CollectedNanos  int64
 	WrittenOffNanos int64
@@ -75,9 +75,9 @@ type Interval struct{ From, To time.Time }
 // Length is in microseconds, the finest time that usage is measured in.
 func (i Interval) Length() int64 { return max(i.To.Sub(i.From).Microseconds(), 0) }
 
-// Split divides a record over UTC hours and over the given prices, which must not overlap. Quantities follow the lengths of
-// the pieces by largest remainder, so that they add up to the whole, and a quantity that is the length itself splits exactly.
-// A record without length is one piece.
+// Split divides a record over UTC hours and over the given prices, which must not overlap. Quantities follow the
+// lengths of the pieces by largest remainder, so that they add up to the whole, and a quantity that is the length
+// itself splits exactly. A record without length is one piece.
 func Split(record Interval, quantity int64, prices []Price) []Part {
 	if hour := record.From.UTC().Truncate(time.Hour); len(prices) == 0 && !record.To.After(hour.Add(time.Hour)) {
 		// Nearly every record: nothing to divide.
@@ -95,14 +95,15 @@ func Split(record Interval, quantity int64, prices []Price) []Part {
 	parts := make([]Part, len(intervals))
 	for i, iv := range intervals {
 		parts[i] = Part{
-			From: iv.From, To: iv.To, Hour: iv.From.UTC().Truncate(time.Hour), PriceID: priceAt(prices, iv.From), Quantity: quantities[i],
+			From: iv.From, To: iv.To, Hour: iv.From.UTC().Truncate(time.Hour), PriceID: priceAt(prices, iv.From),
+			Quantity: quantities[i],
 		}
 	}
 	return parts
 }
 
-// Divide spreads a quantity over intervals in proportion to their lengths, by largest remainder, earlier first among equals.
-// The parts add up to the whole. Where all lengths are zero the first interval takes it.
+// Divide spreads a quantity over intervals in proportion to their lengths, by largest remainder, earlier first among
+// equals. The parts add up to the whole. Where all lengths are zero the first interval takes it.
 func Divide(quantity int64, over []Interval) []int64 {
 	out := make([]int64, len(over))
 	switch len(over) {
@@ -175,8 +176,8 @@ func Affords(priceNanos, perQuantity, nanos int64) int64 {
 	return q.Int64()
 }
 
-// Accrue adds a quantity to an accrual and says what to post for it. The tenant pays no more than available; the rest is
-// written off, and the host has its share of what was paid.
+// Accrue adds a quantity to an accrual and says what to post for it. The tenant pays no more than available; the rest
+// is written off, and the host has its share of what was paid.
 func Accrue(a Accrual, p Price, quantity, available int64) (Accrual, Delta, error) {
 	if quantity < 0 || available < 0 {
 		return a, Delta{}, fmt.Errorf("accrue %d with %d available: %w", quantity, available, ErrOverflow)

@@ -96,12 +96,13 @@ func TestTimeSplitsExactly(t *testing.T) {
 	})
 }
 
-// TestLaw05CuttingAndOrderDoNotChangeTheBill cuts the same running time in two different ways, shuffles it, and posts it: the
-// totals by account are the same, and they are the rounded price of each hour.
+// TestLaw05CuttingAndOrderDoNotChangeTheBill cuts the same running time in two different ways, shuffles it, and posts
+// it: the totals by account are the same, and they are the rounded price of each hour.
 func TestLaw05CuttingAndOrderDoNotChangeTheBill(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		price := rating.Price{
-			ID: "p", Nanos: rapid.Int64Range(0, 1e12).Draw(rt, "nanos"), PerQuantity: rapid.Int64Range(1_000_000, hour).Draw(rt, "per"),
+			ID: "p", Nanos: rapid.Int64Range(0, 1e12).Draw(rt, "nanos"), PerQuantity: rapid.Int64Range(1_000_000, hour).Draw(rt,
+				"per"),
 			HostBasisPoints: rapid.Int64Range(0, rating.BasisPoints).Draw(rt, "host"),
 		}
 		length := rapid.Int64Range(1, 3*hour).Draw(rt, "length")
@@ -114,7 +115,8 @@ func TestLaw05CuttingAndOrderDoNotChangeTheBill(t *testing.T) {
 			if a != two[h] {
 				rt.Fatalf("hour %s: %+v and %+v", h, a, two[h])
 			}
-			exact := new(big.Rat).SetFrac(new(big.Int).Mul(big.NewInt(price.Nanos), big.NewInt(a.Quantity)), big.NewInt(price.PerQuantity))
+			exact := new(big.Rat).SetFrac(new(big.Int).Mul(big.NewInt(price.Nanos), big.NewInt(a.Quantity)),
+				big.NewInt(price.PerQuantity))
 			off := exact.Sub(exact, new(big.Rat).SetInt64(a.ChargedNanos))
 			if off.Abs(off).Cmp(big.NewRat(1, 2)) > 0 {
 				rt.Fatalf("charged %d, off by %s", a.ChargedNanos, off)
@@ -182,7 +184,8 @@ func between(edges []int64, length int64) [][2]int64 {
 // TestLaw07NoMoreIsCollectedThanIsAvailable: the rest is written off, and nothing of it reaches the host.
 func TestLaw07NoMoreIsCollectedThanIsAvailable(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		price := rating.Price{Nanos: rapid.Int64Range(0, 1000).Draw(rt, "nanos"), PerQuantity: rapid.Int64Range(1, 10).Draw(rt, "per"), HostBasisPoints: 7000}
+		price := rating.Price{Nanos: rapid.Int64Range(0, 1000).Draw(rt, "nanos"), PerQuantity: rapid.Int64Range(1,
+			10).Draw(rt, "per"), HostBasisPoints: 7000}
 		hold := rapid.Int64Range(0, 10_000).Draw(rt, "hold")
 		left, a := hold, rating.Accrual{}
 		for range rapid.IntRange(1, 20).Draw(rt, "records") {

@@ -68,7 +68,9 @@ func writeTar(t *testing.T, path string, at time.Time) {
 		{Typeflag: tar.TypeDir, Name: "./", Mode: 0o755},
 		{Typeflag: tar.TypeDir, Name: "./dev/", Mode: 0o755},
 		{Typeflag: tar.TypeChar, Name: "./dev/null", Devmajor: 1, Devminor: 3},
-		{Typeflag: tar.TypeReg, Name: "./file", Mode: 0o4755, Uid: 10, Uname: "ten", Size: 3, PAXRecords: map[string]string{"SCHILY.xattr.security.capability": "x"}},
+		{Typeflag: tar.TypeReg, Name: "./file", Mode: 0o4755, Uid: 10, Uname: "ten", Size: 3, PAXRecords: map[string]string{
+			"SCHILY.xattr.security.capability": "x",
+		}},
 		{Typeflag: tar.TypeLink, Name: "./hard", Linkname: "./file"},
 		{Typeflag: tar.TypeSymlink, Name: "./soft", Linkname: "../file"},
 	} {
@@ -124,7 +126,10 @@ func TestRootFileSystemLosesWhatDiffersFromDayToDay(t *testing.T) {
 }
 
 func TestTemplateTakesPlainWordsAndMissesNothing(t *testing.T) {
-	out, err := appkit.FillTemplate([]byte("a: ${one}\nb: ${two}-${one}\n"), map[string]string{"one": "1", "two": "org/x@sha256:ab"})
+	out, err := appkit.FillTemplate([]byte("a: ${one}\nb: ${two}-${one}\n"), map[string]string{
+		"one": "1",
+		"two": "org/x@sha256:ab",
+	})
 	require.NoError(t, err)
 	require.Equal(t, "a: 1\nb: org/x@sha256:ab-1\n", string(out))
 	for _, values := range []map[string]string{{}, {"one": "1", "two": "2"}, {"one": "x\ny: z"}, {"one": "a #b"}} {

@@ -70,7 +70,10 @@ func ImageFromFiles(files []File, c ImageConfig) (v1.Image, error) {
 				return nil, fmt.Errorf("image: %w", err)
 			}
 		}
-		header := &tar.Header{Typeflag: tar.TypeReg, Name: clean[1:], Size: int64(len(content)), Mode: f.Mode, ModTime: epoch(), Format: tar.FormatPAX}
+		header := &tar.Header{
+			Typeflag: tar.TypeReg, Name: clean[1:], Size: int64(len(content)), Mode: f.Mode,
+			ModTime: epoch(), Format: tar.FormatPAX,
+		}
 		if err := w.WriteHeader(header); err != nil {
 			return nil, fmt.Errorf("image: %w", err)
 		}
@@ -82,7 +85,9 @@ func ImageFromFiles(files []File, c ImageConfig) (v1.Image, error) {
 	if err := w.Close(); err != nil {
 		return nil, fmt.Errorf("image: %w", err)
 	}
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(buf.Bytes())), nil },
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(buf.Bytes())), nil
+	},
 		tarball.WithMediaType(types.OCILayer), tarball.WithCompressedCaching)
 	if err != nil {
 		return nil, fmt.Errorf("image layer: %w", err)
@@ -99,11 +104,14 @@ func addParents(w *tar.Writer, file string, made map[string]bool) error {
 		return err
 	}
 	made[dir] = true
-	return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir[1:] + "/", Mode: 0o755, ModTime: epoch(), Format: tar.FormatPAX})
+	return w.WriteHeader(&tar.Header{
+		Typeflag: tar.TypeDir, Name: dir[1:] + "/", Mode: 0o755, ModTime: epoch(),
+		Format: tar.FormatPAX,
+	})
 }
 
-// ImageFromTar makes an image of one layer from a root file system's tar, such as mmdebstrap writes. The compressed layer is
-// kept in workDir for as long as the image is used.
+// ImageFromTar makes an image of one layer from a root file system's tar, such as mmdebstrap writes. The compressed
+// layer is kept in workDir for as long as the image is used.
 func ImageFromTar(tarPath, workDir string, c ImageConfig) (v1.Image, error) {
 	layerPath := filepath.Join(workDir, "layer.tar.gz")
 	if err := CompressLayer(tarPath, layerPath); err != nil {
@@ -112,8 +120,8 @@ func ImageFromTar(tarPath, workDir string, c ImageConfig) (v1.Image, error) {
 	return ImageFromLayer(layerPath, c)
 }
 
-// CompressLayer makes a layer of a root file system's tar. Device nodes, extended attributes, times and names of owners are
-// left out. The layer is there as a whole or not at all.
+// CompressLayer makes a layer of a root file system's tar. Device nodes, extended attributes, times and names of owners
+// are left out. The layer is there as a whole or not at all.
 func CompressLayer(tarPath, layerPath string) error {
 	in, err := os.Open(tarPath)
 	if err != nil {
@@ -166,7 +174,8 @@ func compressTar(in io.Reader, out io.Writer) error {
 			name += "/"
 		}
 		clean := &tar.Header{
-			Typeflag: h.Typeflag, Name: name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode & 0o7777, Uid: h.Uid, Gid: h.Gid, ModTime: epoch(), Format: tar.FormatPAX,
+			Typeflag: h.Typeflag, Name: name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode & 0o7777, Uid: h.Uid, Gid: h.Gid,
+			ModTime: epoch(), Format: tar.FormatPAX,
 		}
 		if h.Typeflag == tar.TypeLink {
 			clean.Linkname = strings.TrimPrefix(path.Clean("/"+h.Linkname), "/")
@@ -186,7 +195,10 @@ func imageOf(layer v1.Layer, c ImageConfig) (v1.Image, error) {
 		c.Architecture = runtime.GOARCH
 	}
 	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
-	img, err := mutate.Append(img, mutate.Addendum{Layer: layer, MediaType: types.OCILayer, History: v1.History{Created: v1.Time{Time: epoch()}, CreatedBy: "gpuaas appkit"}})
+	img, err := mutate.Append(img, mutate.Addendum{
+		Layer: layer, MediaType: types.OCILayer,
+		History: v1.History{Created: v1.Time{Time: epoch()}, CreatedBy: "gpuaas appkit"},
+	})
 	if err != nil {
 		return nil, fmt.Errorf("image: %w", err)
 	}
@@ -196,7 +208,10 @@ func imageOf(layer v1.Layer, c ImageConfig) (v1.Image, error) {
 	}
 	file = file.DeepCopy()
 	file.OS, file.Architecture, file.Created = "linux", c.Architecture, v1.Time{Time: epoch()}
-	file.Config = v1.Config{Entrypoint: c.Entrypoint, Cmd: c.Cmd, Env: c.Env, User: c.User, WorkingDir: c.WorkingDir, Labels: c.Labels}
+	file.Config = v1.Config{
+		Entrypoint: c.Entrypoint, Cmd: c.Cmd, Env: c.Env, User: c.User, WorkingDir: c.WorkingDir,
+		Labels: c.Labels,
+	}
 	if img, err = mutate.ConfigFile(img, file); err != nil {
 		return nil, fmt.Errorf("image: %w", err)
 	}

@@ -17,8 +17,8 @@ import (
 // maxKeyFileBytes bounds a key file that is read; a larger one is none.
 const maxKeyFileBytes = 64 << 10
 
-// GenerateKey makes a publisher's key pair: the private half as PKCS #8 PEM (mode 0600), the public half as PKIX PEM. It
-// never overwrites a file.
+// GenerateKey makes a publisher's key pair: the private half as PKCS #8 PEM (mode 0600), the public half as PKIX PEM.
+// It never overwrites a file.
 func GenerateKey(keyPath, publicPath string) (protocol.Signer, error) {
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -44,7 +44,8 @@ func GenerateKey(keyPath, publicPath string) (protocol.Signer, error) {
 func writeNew(path string, data []byte, mode fs.FileMode) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, fs.ErrExist) {
-		return fault.New(fault.Conflict, "key_exists", "There is a key file already; choose another path: "+path, err).Lasting()
+		return fault.New(fault.Conflict, "key_exists", "There is a key file already; choose another path: "+path,
+			err).Lasting()
 	}
 	if err != nil {
 		return fmt.Errorf("write a key file: %w", err)
@@ -58,14 +59,16 @@ func writeNew(path string, data []byte, mode fs.FileMode) error {
 // LoadKey reads a publisher's private key. A file that others may read is refused: the key counts as known to them.
 func LoadKey(path string) (protocol.Signer, error) {
 	unreadable := func(cause error) error {
-		return fault.New(fault.Unprocessable, "key_unreadable", "The key file is no Ed25519 key in PKCS #8 PEM: "+path, cause).Lasting()
+		return fault.New(fault.Unprocessable, "key_unreadable", "The key file is no Ed25519 key in PKCS #8 PEM: "+path,
+			cause).Lasting()
 	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fault.New(fault.Unprocessable, "key_unreadable", "The key file cannot be read: "+path, err).Lasting()
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fault.New(fault.Unprocessable, "key_exposed", "Other users may read the key file; run: chmod 600 "+path, nil).Lasting()
+		return nil, fault.New(fault.Unprocessable, "key_exposed", "Other users may read the key file; run: chmod 600 "+path,
+			nil).Lasting()
 	}
 	if info.Size() > maxKeyFileBytes {
 		return nil, unreadable(errors.New("too large"))

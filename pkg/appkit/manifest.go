@@ -11,7 +11,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// SignManifest checks a manifest document and returns its envelope in DSSE's JSON form, as admin/apps/manifests takes it.
+// SignManifest checks a manifest document and returns its envelope in DSSE's JSON form, as admin/apps/manifests takes
+// it.
 func SignManifest(doc []byte, signer protocol.Signer) ([]byte, error) {
 	env, err := manifest.Sign(doc, signer)
 	if err != nil {
@@ -20,14 +21,15 @@ func SignManifest(doc []byte, signer protocol.Signer) ([]byte, error) {
 	return protocol.EnvelopeToJSON(env)
 }
 
-// FillTemplate replaces ${name} in a manifest template. A name without a value, a value that is not used and a value that
-// could be anything but a plain word in YAML are errors.
+// FillTemplate replaces ${name} in a manifest template. A name without a value, a value that is not used and a value
+// that could be anything but a plain word in YAML are errors.
 func FillTemplate(template []byte, values map[string]string) ([]byte, error) {
 	word := regexp.MustCompile(`^[A-Za-z0-9._:/@+-]+$`)
 	text, used := string(template), map[string]bool{}
 	for name, v := range values {
 		if !word.MatchString(v) {
-			return nil, fault.New(fault.Unprocessable, "template_value", "The value of "+name+" has characters that a manifest template does not take.", nil).Lasting()
+			return nil, fault.New(fault.Unprocessable, "template_value", "The value of "+name+" has characters that a "+
+				"manifest template does not take.", nil).Lasting()
 		}
 	}
 	var missing []string
@@ -47,7 +49,8 @@ func FillTemplate(template []byte, values map[string]string) ([]byte, error) {
 	}
 	if len(missing) > 0 {
 		slices.Sort(missing)
-		return nil, fault.New(fault.Unprocessable, "template_value", fmt.Sprintf("The manifest template and the values do not fit: %s.", strings.Join(missing, ", ")), nil).Lasting()
+		return nil, fault.New(fault.Unprocessable, "template_value", fmt.Sprintf("The manifest template and the values do "+
+			"not fit: %s.", strings.Join(missing, ", ")), nil).Lasting()
 	}
 	return []byte(out), nil
 }

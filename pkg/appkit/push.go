@@ -46,12 +46,15 @@ type Pushed struct {
 	MediaType string
 }
 
-// Push uploads an image and its signature (cosign's .sig tag). progress, which may be nil, hears how many bytes of how many
-// are there. Pushing the same image again uploads nothing.
-func Push(ctx context.Context, img v1.Image, t Target, signer protocol.Signer, progress func(done, total int64)) (Pushed, error) {
+// Push uploads an image and its signature (cosign's .sig tag). progress, which may be nil, hears how many bytes of how
+// many are there. Pushing the same image again uploads nothing.
+func Push(ctx context.Context, img v1.Image, t Target, signer protocol.Signer,
+	progress func(done, total int64),
+) (Pushed, error) {
 	repo, err := name.NewRepository(t.RegistryHost + "/" + t.Repository)
 	if err != nil {
-		return Pushed{}, fault.New(fault.Malformed, "repository_malformed", "The repository name cannot be used.", err).Lasting()
+		return Pushed{}, fault.New(fault.Malformed, "repository_malformed", "The repository name cannot be used.",
+			err).Lasting()
 	}
 	base, err := httpsOnly(t.CAFile, t.CAPEM)
 	if err != nil {
@@ -110,14 +113,18 @@ func writeImage(tag name.Tag, img v1.Image, options []remote.Option, progress fu
 	if answer, ok := errors.AsType[*transport.Error](err); ok {
 		switch {
 		case answer.StatusCode == http.StatusForbidden && strings.Contains(err.Error(), "quota_exceeded"):
-			return fault.New(fault.Conflict, "quota_exceeded", "The org may store no more in the registry; ask a platform admin to raise its quota.", err).Lasting()
+			return fault.New(fault.Conflict, "quota_exceeded", "The org may store no more in the registry; ask a platform "+
+				"admin to raise its quota.", err).Lasting()
 		case answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden:
-			return fault.New(fault.Forbidden, "push_refused", "The registry refuses the push; ask for a new publish intent.", err).Lasting()
+			return fault.New(fault.Forbidden, "push_refused", "The registry refuses the push; ask for a new publish intent.",
+				err).Lasting()
 		case answer.StatusCode >= http.StatusInternalServerError:
-			return fault.New(fault.Unavailable, "push_not_stored", "The registry could not store the image; its disk may be full, the hub's log says more.", err)
+			return fault.New(fault.Unavailable, "push_not_stored", "The registry could not store the image; its disk may be "+
+				"full, the hub's log says more.", err)
 		}
 	}
-	return fault.New(fault.Unavailable, "push_failed", "The image could not be pushed; check the registry's address and the CA file.", err)
+	return fault.New(fault.Unavailable, "push_failed", "The image could not be pushed; check the registry's address and "+
+		"the CA file.", err)
 }
 
 // SignatureImage makes what lies under the .sig tag.
@@ -168,7 +175,8 @@ func httpsOnly(caFile string, text []byte) (transportOf, error) {
 	if caFile != "" || len(text) > 0 {
 		pool := x509.NewCertPool()
 		if err != nil || !pool.AppendCertsFromPEM(text) {
-			return transportOf{}, fault.New(fault.Unprocessable, "ca_unreadable", "The CA file holds no certificate: "+caFile, err).Lasting()
+			return transportOf{}, fault.New(fault.Unprocessable, "ca_unreadable", "The CA file holds no certificate: "+caFile,
+				err).Lasting()
 		}
 		out.TLSClientConfig.RootCAs = pool
 	}

@@ -29,12 +29,15 @@ func artifactColumns() []column[client.Artifact] {
 
 func (a *app) artifactsCommand() *cobra.Command {
 	var slug string
-	list := listing(a, "list", "Artifacts of the project", cobra.NoArgs, artifactColumns(), func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Artifact, string, error) {
+	list := listing(a, "list", "Artifacts of the project", cobra.NoArgs, artifactColumns(), func(ctx context.Context,
+		s *session, _ []string, cursor string,
+	) ([]client.Artifact, string, error) {
 		project, err := s.projectID(ctx)
 		if err != nil {
 			return nil, "", err
 		}
-		l, err := client.Read[client.ArtifactList](s.hub.ListArtifacts(ctx, project, &client.ListArtifactsParams{Cursor: cursor, Limit: client.PageSize, AppSlug: slug}, s.editors()...))
+		l, err := client.Read[client.ArtifactList](s.hub.ListArtifacts(ctx, project,
+			&client.ListArtifactsParams{Cursor: cursor, Limit: client.PageSize, AppSlug: slug}, s.editors()...))
 		return l.Items, l.NextCursor, err
 	})
 	list.Flags().StringVar(&slug, "app", "", "only of this app")
@@ -44,30 +47,32 @@ func (a *app) artifactsCommand() *cobra.Command {
 func (a *app) pushCommand() *cobra.Command {
 	intent := client.PublishIntentCreate{ArtifactName: "runtime"}
 	var keyFile, channel string
-	c := a.action("push APP VERSION IMAGE", "Push an image, sign it and register its digest", cobra.ExactArgs(3), func(ctx context.Context, s *session, args []string) error {
-		key, err := publisherKey(keyFile)
-		if err != nil {
-			return err
-		}
-		image, err := openImage(args[2])
-		if err != nil {
-			return err
-		}
-		intent.AppSlug, intent.AppVersion, intent.Channel, intent.ArtifactKind = args[0], args[1], client.Channel(channel), client.ArtifactKindOci
-		project, err := s.projectID(ctx)
-		if err != nil {
-			return err
-		}
-		artifact, err := s.push(ctx, project, intent, image, key)
-		if err != nil {
-			return err
-		}
-		return show(s, artifact, artifactColumns())
-	})
+	c := a.action("push APP VERSION IMAGE", "Push an image, sign it and register its digest", cobra.ExactArgs(3),
+		func(ctx context.Context, s *session, args []string) error {
+			key, err := publisherKey(keyFile)
+			if err != nil {
+				return err
+			}
+			image, err := openImage(args[2])
+			if err != nil {
+				return err
+			}
+			intent.AppSlug, intent.AppVersion, intent.Channel, intent.ArtifactKind = args[0], args[1], client.Channel(channel),
+				client.ArtifactKindOci
+			project, err := s.projectID(ctx)
+			if err != nil {
+				return err
+			}
+			artifact, err := s.push(ctx, project, intent, image, key)
+			if err != nil {
+				return err
+			}
+			return show(s, artifact, artifactColumns())
+		})
 	c.Long = `Push an image, sign it and register its digest.
 
-IMAGE is a file that "docker save" would write, or the directory of an OCI layout with one image. The publisher's key signs
-in cosign's form; the manifest then names the image as REPOSITORY@DIGEST.`
+IMAGE is a file that "docker save" would write, or the directory of an OCI layout with one image.
+The publisher's key signs in cosign's form; the manifest then names the image as REPOSITORY@DIGEST.`
 	f := c.Flags()
 	f.StringVar(&intent.ArtifactName, "name", intent.ArtifactName, "name of the artifact within the app")
 	f.StringVar(&channel, "channel", string(client.ChannelDev), "dev, stage or prod")
@@ -76,7 +81,9 @@ in cosign's form; the manifest then names the image as REPOSITORY@DIGEST.`
 }
 
 // push goes the way of every publisher: intent, registry with signature, registration.
-func (s *session) push(ctx context.Context, project string, want client.PublishIntentCreate, image v1.Image, signer protocol.Signer) (client.Artifact, error) {
+func (s *session) push(ctx context.Context, project string, want client.PublishIntentCreate, image v1.Image,
+	signer protocol.Signer,
+) (client.Artifact, error) {
 	intent, err := client.Read[client.PublishIntent](s.hub.CreatePublishIntent(ctx, project, want))
 	if err != nil {
 		return client.Artifact{}, err
@@ -92,8 +99,10 @@ func (s *session) push(ctx context.Context, project string, want client.PublishI
 		return client.Artifact{}, err
 	}
 	return client.Read[client.Artifact](s.hub.RegisterArtifact(ctx, project, client.ArtifactRegister{
-		AppSlug: want.AppSlug, AppVersion: want.AppVersion, ArtifactName: want.ArtifactName, ArtifactKind: client.ArtifactKindOci,
-		Repository: pushed.Repository, Digest: pushed.Digest, Tag: intent.Tag, MediaType: pushed.MediaType, Channel: want.Channel,
+		AppSlug: want.AppSlug, AppVersion: want.AppVersion, ArtifactName: want.ArtifactName,
+		ArtifactKind: client.ArtifactKindOci,
+		Repository:   pushed.Repository, Digest: pushed.Digest, Tag: intent.Tag, MediaType: pushed.MediaType,
+		Channel: want.Channel,
 	}, s.editors()...))
 }
 

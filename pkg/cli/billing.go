@@ -56,7 +56,9 @@ func (a *app) usageCommand() *cobra.Command {
 		{"TO", func(u client.UsageRecord) string { return stamp(u.EndedAt) }},
 		{"POSTING", func(u client.UsageRecord) string { return u.PostingID }},
 	}
-	c := listing(a, "usage", "Measured usage, newest first", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) (_ []client.UsageRecord, _ string, err error) {
+	c := listing(a, "usage", "Measured usage, newest first", cobra.NoArgs, columns, func(ctx context.Context, s *session,
+		_ []string, cursor string,
+	) (_ []client.UsageRecord, _ string, err error) {
 		p.Cursor, p.Limit, p.UsageSource = cursor, client.PageSize, client.UsageSource(source)
 		if p.ProjectID, p.AppInstanceID, err = s.billed(ctx, instance); err != nil {
 			return nil, "", err
@@ -87,18 +89,20 @@ func (a *app) hourlyUsageCommand() *cobra.Command {
 		{"APP", func(h client.UsageHour) string { return h.AppSlug }},
 		{"INSTANCE", func(h client.UsageHour) string { return h.AppInstanceID }},
 	}
-	c := listing(a, "hourly", "Usage of each hour and what it was charged, newest first", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) (_ []client.UsageHour, _ string, err error) {
-		p.Cursor, p.Limit = cursor, client.PageSize
-		if p.ProjectID, p.AppInstanceID, err = s.billed(ctx, instance); err != nil {
-			return nil, "", err
-		}
-		l, err := client.Read[client.UsageHourList](s.hub.ListHourlyUsage(ctx, &p, s.editors()...))
-		return l.Items, l.NextCursor, err
-	})
+	c := listing(a, "hourly", "Usage of each hour and what it was charged, newest first", cobra.NoArgs, columns,
+		func(ctx context.Context, s *session, _ []string, cursor string) (_ []client.UsageHour, _ string, err error) {
+			p.Cursor, p.Limit = cursor, client.PageSize
+			if p.ProjectID, p.AppInstanceID, err = s.billed(ctx, instance); err != nil {
+				return nil, "", err
+			}
+			l, err := client.Read[client.UsageHourList](s.hub.ListHourlyUsage(ctx, &p, s.editors()...))
+			return l.Items, l.NextCursor, err
+		})
 	f := c.Flags()
 	f.StringVar(&instance, "instance", "", "only of this app instance, by id or display name")
 	f.StringVar(&p.Meter, "meter", "", "only this meter")
-	f.Var(timeFlag{&p.From}, "from", "only hours that begin at or after this time (RFC 3339, or a span back from now; default 31 days)")
+	f.Var(timeFlag{&p.From}, "from", "only hours that begin at or after this time (RFC 3339, or a span back from now; "+
+		"default 31 days)")
 	f.Var(timeFlag{&p.To}, "to", "only hours that begin before this time")
 	return c
 }
@@ -156,7 +160,9 @@ func (a *app) ledgerCommand() *cobra.Command {
 
 func (a *app) walletCommand() *cobra.Command {
 	var org string
-	c := a.action("wallet", "What the org can still spend, and what is held", cobra.NoArgs, func(ctx context.Context, s *session, _ []string) error {
+	c := a.action("wallet", "What the org can still spend, and what is held", cobra.NoArgs, func(ctx context.Context,
+		s *session, _ []string,
+	) error {
 		id, err := s.orgID(ctx, org)
 		if err != nil {
 			return err
@@ -181,17 +187,21 @@ func (a *app) walletCommand() *cobra.Command {
 
 func (a *app) creditsCommand() *cobra.Command {
 	var description string
-	grant := a.action("grant ORG AMOUNT CURRENCY", "Put money into an org's wallet", cobra.ExactArgs(3), func(ctx context.Context, s *session, args []string) error {
-		org, err := s.orgID(ctx, args[0])
-		if err != nil {
-			return err
-		}
-		p, err := client.Read[client.Posting](s.hub.GrantCredit(ctx, client.CreditGrant{OrgID: org, Amount: args[1], Currency: args[2], Description: description}, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return show(s, p, postingColumns())
-	})
+	grant := a.action("grant ORG AMOUNT CURRENCY", "Put money into an org's wallet", cobra.ExactArgs(3),
+		func(ctx context.Context, s *session, args []string) error {
+			org, err := s.orgID(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			p, err := client.Read[client.Posting](s.hub.GrantCredit(ctx, client.CreditGrant{
+				OrgID: org, Amount: args[1],
+				Currency: args[2], Description: description,
+			}, s.editors()...))
+			if err != nil {
+				return err
+			}
+			return show(s, p, postingColumns())
+		})
 	grant.Flags().StringVar(&description, "description", "credit", "why")
 	return group("credits", "Money for orgs (platform admin)", grant)
 }
@@ -211,14 +221,15 @@ func (a *app) pricesCommand() *cobra.Command {
 		body client.PriceCreate
 		per  string
 	)
-	create := a.action("create METER PRICE CURRENCY", "Add a price; it ends the one before it", cobra.ExactArgs(3), func(ctx context.Context, s *session, args []string) error {
-		body.Meter, body.Price, body.Currency, body.Per = args[0], args[1], args[2], client.PriceUnit(per)
-		p, err := client.Read[client.Price](s.hub.CreatePrice(ctx, body, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return show(s, p, columns)
-	})
+	create := a.action("create METER PRICE CURRENCY", "Add a price; it ends the one before it", cobra.ExactArgs(3),
+		func(ctx context.Context, s *session, args []string) error {
+			body.Meter, body.Price, body.Currency, body.Per = args[0], args[1], args[2], client.PriceUnit(per)
+			p, err := client.Read[client.Price](s.hub.CreatePrice(ctx, body, s.editors()...))
+			if err != nil {
+				return err
+			}
+			return show(s, p, columns)
+		})
 	f := create.Flags()
 	f.StringVar(&per, "per", string(client.PriceUnitHour), "second, minute, hour, or unit for an app's own meter")
 	f.StringVar(&body.AppSlug, "app", "", "only for this app")
@@ -226,8 +237,13 @@ func (a *app) pricesCommand() *cobra.Command {
 	f.Int32Var(&body.HostSharePercent, "host-share", 0, "percent that the node's owner gets")
 	f.Var(timeFlag{&body.From}, "from", "when it begins (default: now)")
 	return group("prices", "The price book (platform admin)", create,
-		listing(a, "list", "Prices", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Price, string, error) {
-			l, err := client.Read[client.PriceList](s.hub.ListPrices(ctx, &client.ListPricesParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+		listing(a, "list", "Prices", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string,
+			cursor string,
+		) ([]client.Price, string, error) {
+			l, err := client.Read[client.PriceList](s.hub.ListPrices(ctx, &client.ListPricesParams{
+				Cursor: cursor,
+				Limit:  client.PageSize,
+			}, s.editors()...))
 			return l.Items, l.NextCursor, err
 		}))
 }

@@ -16,7 +16,9 @@ func (a *app) allocationsCommand() *cobra.Command {
 		{"STATUS", func(l client.Allocation) string { return string(l.Status) }},
 		{"NODE", func(l client.Allocation) string { return l.NodeID }},
 		{"SHAPE", func(l client.Allocation) string { return string(l.CapacityShape) }},
-		{"ACCELERATORS", func(l client.Allocation) string { return fmt.Sprintf("%d %s", l.AcceleratorCount, l.AcceleratorModel) }},
+		{"ACCELERATORS", func(l client.Allocation) string {
+			return fmt.Sprintf("%d %s", l.AcceleratorCount, l.AcceleratorModel)
+		}},
 		{"CPU", func(l client.Allocation) string { return fmt.Sprintf("%d (%s free)", l.CPUCores, l.FreeCPUCores) }},
 		{"MEMORY MIB", func(l client.Allocation) string { return fmt.Sprintf("%d (%d free)", l.MemoryMib, l.FreeMemoryMib) }},
 		{"CREATED", func(l client.Allocation) string { return stamp(l.CreatedAt) }},
@@ -25,7 +27,9 @@ func (a *app) allocationsCommand() *cobra.Command {
 		body              client.AllocationCreate
 		node, shape, only string
 	)
-	create := a.action("create", "Hold capacity on a node", cobra.NoArgs, func(ctx context.Context, s *session, _ []string) error {
+	create := a.action("create", "Hold capacity on a node", cobra.NoArgs, func(ctx context.Context, s *session,
+		_ []string,
+	) error {
 		project, err := s.projectID(ctx)
 		if err != nil {
 			return err
@@ -51,7 +55,9 @@ func (a *app) allocationsCommand() *cobra.Command {
 	f.Int32Var(&body.CPUCores, "cpu", 1, "CPU cores")
 	f.Int64Var(&body.MemoryMib, "memory-mib", 512, "memory in MiB")
 
-	list := listing(a, "list", "Allocations of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Allocation, string, error) {
+	list := listing(a, "list", "Allocations of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session,
+		_ []string, cursor string,
+	) ([]client.Allocation, string, error) {
 		project, err := s.projectID(ctx)
 		if err != nil {
 			return nil, "", err
@@ -62,8 +68,12 @@ func (a *app) allocationsCommand() *cobra.Command {
 		return l.Items, l.NextCursor, err
 	})
 	list.Flags().StringVar(&only, "status", "", "only those with this status")
-	one := func(verb, short string, call func(ctx context.Context, s *session, project, id string) (client.Allocation, error)) *cobra.Command {
-		return a.action(verb+" ALLOCATION_ID", short, cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+	one := func(verb, short string, call func(ctx context.Context, s *session, project,
+		id string) (client.Allocation, error),
+	) *cobra.Command {
+		return a.action(verb+" ALLOCATION_ID", short, cobra.ExactArgs(1), func(ctx context.Context, s *session,
+			args []string,
+		) error {
 			project, err := s.projectID(ctx)
 			if err != nil {
 				return err
@@ -79,7 +89,9 @@ func (a *app) allocationsCommand() *cobra.Command {
 		one("get", "One allocation", func(ctx context.Context, s *session, project, id string) (client.Allocation, error) {
 			return client.Read[client.Allocation](s.hub.GetAllocation(ctx, project, id, s.editors()...))
 		}),
-		one("release", "Give capacity back", func(ctx context.Context, s *session, project, id string) (client.Allocation, error) {
+		one("release", "Give capacity back", func(ctx context.Context, s *session, project,
+			id string,
+		) (client.Allocation, error) {
 			return client.Read[client.Allocation](s.hub.ReleaseAllocation(ctx, project, id, s.editors()...))
 		}))
 }
@@ -97,7 +109,9 @@ func (a *app) nodesCommand() *cobra.Command {
 		{"CONDITIONS", func(n client.Node) string { return words(n.Conditions) }},
 		{"ID", func(n client.Node) string { return n.ID }},
 	}
-	one := func(verb, short string, call func(ctx context.Context, s *session, id string) (client.Node, error)) *cobra.Command {
+	one := func(verb, short string, call func(ctx context.Context, s *session,
+		id string) (client.Node, error),
+	) *cobra.Command {
 		return a.action(verb+" NODE", short, cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
 			id, err := s.nodeID(ctx, args[0])
 			if err != nil {
@@ -111,32 +125,44 @@ func (a *app) nodesCommand() *cobra.Command {
 		})
 	}
 	var status, reason string
-	list := listing(a, "list", "Nodes of the mesh", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Node, string, error) {
-		l, err := client.Read[client.NodeList](s.hub.ListNodes(ctx, &client.ListNodesParams{Cursor: cursor, Limit: client.PageSize, Status: client.NodeStatus(status)}, s.editors()...))
+	list := listing(a, "list", "Nodes of the mesh", cobra.NoArgs, columns, func(ctx context.Context, s *session,
+		_ []string, cursor string,
+	) ([]client.Node, string, error) {
+		l, err := client.Read[client.NodeList](s.hub.ListNodes(ctx, &client.ListNodesParams{
+			Cursor: cursor,
+			Limit:  client.PageSize, Status: client.NodeStatus(status),
+		}, s.editors()...))
 		return l.Items, l.NextCursor, err
 	})
 	list.Flags().StringVar(&status, "status", "", "only those with this status")
-	ban := one("ban", "Shut a compromised node out for good", func(ctx context.Context, s *session, id string) (client.Node, error) {
+	ban := one("ban", "Shut a compromised node out for good", func(ctx context.Context, s *session,
+		id string,
+	) (client.Node, error) {
 		return client.Read[client.Node](s.hub.BanNode(ctx, id, client.NodeBan{Reason: reason}, s.editors()...))
 	})
 	ban.Flags().StringVar(&reason, "reason", "", "why (required)")
 	var removal client.NodeRemove
-	remove := one("remove", "Take a drained, empty node out of the mesh for good, or one that is lost", func(ctx context.Context, s *session, id string) (client.Node, error) {
-		return client.Read[client.Node](s.hub.RemoveNode(ctx, id, removal, s.editors()...))
-	})
+	remove := one("remove", "Take a drained, empty node out of the mesh for good, or one that is lost",
+		func(ctx context.Context, s *session, id string) (client.Node, error) {
+			return client.Read[client.Node](s.hub.RemoveNode(ctx, id, removal, s.editors()...))
+		})
 	remove.Flags().BoolVar(&removal.Lost, "lost", false, "the node is gone for good: what it ran ends as node_lost")
 	remove.Flags().StringVar(&removal.Reason, "reason", "", "why")
 	return group("nodes", "Nodes of the mesh (platform admin)", list, ban, remove,
 		one("get", "One node", func(ctx context.Context, s *session, id string) (client.Node, error) {
 			return client.Read[client.Node](s.hub.GetNode(ctx, id, s.editors()...))
 		}),
-		one("release", "Let a quarantined node go on, once one machine only has its key", func(ctx context.Context, s *session, id string) (client.Node, error) {
+		one("release", "Let a quarantined node go on, once one machine only has its key", func(ctx context.Context,
+			s *session, id string,
+		) (client.Node, error) {
 			return client.Read[client.Node](s.hub.ReleaseNode(ctx, id, s.editors()...))
 		}),
 		one("drain", "Place nothing new on a node", func(ctx context.Context, s *session, id string) (client.Node, error) {
 			return client.Read[client.Node](s.hub.DrainNode(ctx, id, s.editors()...))
 		}),
-		one("undrain", "Place new things on a node again", func(ctx context.Context, s *session, id string) (client.Node, error) {
+		one("undrain", "Place new things on a node again", func(ctx context.Context, s *session,
+			id string,
+		) (client.Node, error) {
 			return client.Read[client.Node](s.hub.UndrainNode(ctx, id, s.editors()...))
 		}))
 }
@@ -150,8 +176,11 @@ func (a *app) joinTokensCommand() *cobra.Command {
 		{"EXPIRES", func(t client.JoinToken) string { return stamp(t.ExpiresAt) }},
 	}
 	var description, save string
-	create := a.action("create", "Make a one-time join token; it is shown once", cobra.NoArgs, func(ctx context.Context, s *session, _ []string) error {
-		t, err := client.Read[client.JoinToken](s.hub.CreateJoinToken(ctx, client.JoinTokenCreate{Description: description}, s.editors()...))
+	create := a.action("create", "Make a one-time join token; it is shown once", cobra.NoArgs, func(ctx context.Context,
+		s *session, _ []string,
+	) error {
+		t, err := client.Read[client.JoinToken](s.hub.CreateJoinToken(ctx, client.JoinTokenCreate{Description: description},
+			s.editors()...))
 		if err != nil {
 			return err
 		}
@@ -170,8 +199,13 @@ func (a *app) joinTokensCommand() *cobra.Command {
 	create.Flags().StringVar(&description, "description", "", "which node it is for")
 	create.Flags().StringVar(&save, "save", "", "write the token to this file (mode 0600) instead of showing it")
 	return group("join-tokens", "Tokens with which nodes join (platform admin)", create,
-		listing(a, "list", "Join tokens", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.JoinToken, string, error) {
-			l, err := client.Read[client.JoinTokenList](s.hub.ListJoinTokens(ctx, &client.ListJoinTokensParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+		listing(a, "list", "Join tokens", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string,
+			cursor string,
+		) ([]client.JoinToken, string, error) {
+			l, err := client.Read[client.JoinTokenList](s.hub.ListJoinTokens(ctx, &client.ListJoinTokensParams{
+				Cursor: cursor,
+				Limit:  client.PageSize,
+			}, s.editors()...))
 			return l.Items, l.NextCursor, err
 		}))
 }

@@ -32,7 +32,9 @@ func (a *app) appsCommand() *cobra.Command {
 		{"LATEST", func(p client.App) string { return p.LatestVersion }},
 	}
 	var entitled bool
-	list := listing(a, "list", "Apps of the catalogue", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) (_ []client.App, _ string, err error) {
+	list := listing(a, "list", "Apps of the catalogue", cobra.NoArgs, columns, func(ctx context.Context, s *session,
+		_ []string, cursor string,
+	) (_ []client.App, _ string, err error) {
 		p := client.ListAppsParams{Cursor: cursor, Limit: client.PageSize}
 		if entitled {
 			if p.ProjectID, err = s.projectID(ctx); err != nil {
@@ -46,10 +48,14 @@ func (a *app) appsCommand() *cobra.Command {
 	return group("apps", "Apps of the catalogue", list, a.slugsCommand(), a.releaseSlugCommand(), a.transferSlugCommand(),
 		listing(a, "versions APP", "Versions of an app, newest first", cobra.ExactArgs(1), versionColumns(),
 			func(ctx context.Context, s *session, args []string, cursor string) ([]client.AppVersion, string, error) {
-				l, err := client.Read[client.AppVersionList](s.hub.ListAppVersions(ctx, args[0], &client.ListAppVersionsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+				l, err := client.Read[client.AppVersionList](s.hub.ListAppVersions(ctx, args[0], &client.ListAppVersionsParams{
+					Cursor: cursor, Limit: client.PageSize,
+				}, s.editors()...))
 				return l.Items, l.NextCursor, err
 			}),
-		a.action("registry", "Where images are pushed and pulled", cobra.NoArgs, func(ctx context.Context, s *session, _ []string) error {
+		a.action("registry", "Where images are pushed and pulled", cobra.NoArgs, func(ctx context.Context, s *session,
+			_ []string,
+		) error {
 			r, err := client.Read[client.Registry](s.hub.GetRegistry(ctx, s.editors()...))
 			if err != nil {
 				return err
@@ -63,8 +69,12 @@ func (a *app) appsCommand() *cobra.Command {
 }
 
 func (a *app) versionsCommand() *cobra.Command {
-	one := func(verb, short string, call func(ctx context.Context, s *session, app, version string) (client.AppVersion, error)) *cobra.Command {
-		return a.action(verb+" APP VERSION", short, cobra.ExactArgs(2), func(ctx context.Context, s *session, args []string) error {
+	one := func(verb, short string, call func(ctx context.Context, s *session, app,
+		version string) (client.AppVersion, error),
+	) *cobra.Command {
+		return a.action(verb+" APP VERSION", short, cobra.ExactArgs(2), func(ctx context.Context, s *session,
+			args []string,
+		) error {
 			v, err := call(ctx, s, args[0], args[1])
 			if err != nil {
 				return err
@@ -73,28 +83,35 @@ func (a *app) versionsCommand() *cobra.Command {
 		})
 	}
 	return group("versions", "Publish and deprecate app versions (platform admin)",
-		one("publish", "Make a version launchable", func(ctx context.Context, s *session, app, version string) (client.AppVersion, error) {
+		one("publish", "Make a version launchable", func(ctx context.Context, s *session, app,
+			version string,
+		) (client.AppVersion, error) {
 			return client.Read[client.AppVersion](s.hub.PublishAppVersion(ctx, app, version, s.editors()...))
 		}),
-		one("deprecate", "Close a version for new instances", func(ctx context.Context, s *session, app, version string) (client.AppVersion, error) {
+		one("deprecate", "Close a version for new instances", func(ctx context.Context, s *session, app,
+			version string,
+		) (client.AppVersion, error) {
 			return client.Read[client.AppVersion](s.hub.DeprecateAppVersion(ctx, app, version, s.editors()...))
 		}))
 }
 
 func (a *app) manifestsCommand() *cobra.Command {
 	var keyFile, signKeyFile string
-	register := a.action("register FILE", "Register a signed manifest, or sign one and register it", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
-		envelope, err := s.manifestEnvelope(args[0], keyFile)
-		if err != nil {
-			return err
-		}
-		v, err := client.Read[client.AppVersion](s.hub.RegisterManifest(ctx, client.ManifestRegister{ManifestEnvelope: envelope}, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return show(s, v, versionColumns())
-	})
-	register.Flags().StringVar(&keyFile, "key", "", "publisher's private key (PEM): FILE is the manifest itself and is signed now")
+	register := a.action("register FILE", "Register a signed manifest, or sign one and register it", cobra.ExactArgs(1),
+		func(ctx context.Context, s *session, args []string) error {
+			envelope, err := s.manifestEnvelope(args[0], keyFile)
+			if err != nil {
+				return err
+			}
+			v, err := client.Read[client.AppVersion](s.hub.RegisterManifest(ctx,
+				client.ManifestRegister{ManifestEnvelope: envelope}, s.editors()...))
+			if err != nil {
+				return err
+			}
+			return show(s, v, versionColumns())
+		})
+	register.Flags().StringVar(&keyFile, "key", "", "publisher's private key (PEM): FILE is the manifest itself and is "+
+		"signed now")
 	sign := &cobra.Command{
 		Use: "sign FILE", Short: "Check a manifest and sign it; nothing leaves this machine",
 		Args: checked(cobra.ExactArgs(1)),
@@ -164,19 +181,26 @@ func (a *app) publishersCommand() *cobra.Command {
 	}
 	return group("publishers", "Who may sign manifests and images",
 		a.keygenCommand(),
-		a.action("register DELEGATION_FILE", "Hand in what gpuaas-hub trust delegate wrote", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
-			delegation, err := readEnvelope(s.app, args[0])
-			if err != nil {
-				return err
-			}
-			p, err := client.Read[client.Publisher](s.hub.RegisterPublisher(ctx, client.PublisherRegister{Delegation: delegation}, s.editors()...))
-			if err != nil {
-				return err
-			}
-			return show(s, p, columns)
-		}),
-		listing(a, "list", "Publishers", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Publisher, string, error) {
-			l, err := client.Read[client.PublisherList](s.hub.ListPublishers(ctx, &client.ListPublishersParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+		a.action("register DELEGATION_FILE", "Hand in what gpuaas-hub trust delegate wrote", cobra.ExactArgs(1),
+			func(ctx context.Context, s *session, args []string) error {
+				delegation, err := readEnvelope(s.app, args[0])
+				if err != nil {
+					return err
+				}
+				p, err := client.Read[client.Publisher](s.hub.RegisterPublisher(ctx,
+					client.PublisherRegister{Delegation: delegation}, s.editors()...))
+				if err != nil {
+					return err
+				}
+				return show(s, p, columns)
+			}),
+		listing(a, "list", "Publishers", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string,
+			cursor string,
+		) ([]client.Publisher, string, error) {
+			l, err := client.Read[client.PublisherList](s.hub.ListPublishers(ctx, &client.ListPublishersParams{
+				Cursor: cursor,
+				Limit:  client.PageSize,
+			}, s.editors()...))
 			return l.Items, l.NextCursor, err
 		}))
 }
@@ -210,24 +234,30 @@ func (a *app) entitlementsCommand() *cobra.Command {
 		modes, scopes, versions []string
 		accelerators            int32
 	)
-	set := a.action("set APP", "Grant, narrow or withdraw an app for the project", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
-		project, err := s.projectID(ctx)
-		if err != nil {
-			return err
-		}
-		body := client.EntitlementPut{Enabled: !disable, PolicyOverrides: client.PolicyOverrides{AllowedVersions: versions, MaxAccelerators: accelerators}}
-		for _, m := range modes {
-			body.PolicyOverrides.AllowedOperatingModes = append(body.PolicyOverrides.AllowedOperatingModes, client.OperatingMode(m))
-		}
-		for _, c := range scopes {
-			body.PolicyOverrides.AllowedControlPlaneScopes = append(body.PolicyOverrides.AllowedControlPlaneScopes, client.ControlPlaneScope(c))
-		}
-		e, err := client.Read[client.Entitlement](s.hub.PutEntitlement(ctx, project, args[0], body, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return show(s, e, columns)
-	})
+	set := a.action("set APP", "Grant, narrow or withdraw an app for the project", cobra.ExactArgs(1),
+		func(ctx context.Context, s *session, args []string) error {
+			project, err := s.projectID(ctx)
+			if err != nil {
+				return err
+			}
+			body := client.EntitlementPut{Enabled: !disable, PolicyOverrides: client.PolicyOverrides{
+				AllowedVersions: versions,
+				MaxAccelerators: accelerators,
+			}}
+			for _, m := range modes {
+				body.PolicyOverrides.AllowedOperatingModes = append(body.PolicyOverrides.AllowedOperatingModes,
+					client.OperatingMode(m))
+			}
+			for _, c := range scopes {
+				body.PolicyOverrides.AllowedControlPlaneScopes = append(body.PolicyOverrides.AllowedControlPlaneScopes,
+					client.ControlPlaneScope(c))
+			}
+			e, err := client.Read[client.Entitlement](s.hub.PutEntitlement(ctx, project, args[0], body, s.editors()...))
+			if err != nil {
+				return err
+			}
+			return show(s, e, columns)
+		})
 	f := set.Flags()
 	f.BoolVar(&disable, "disable", false, "withdraw it")
 	f.StringSliceVar(&modes, "operating-mode", nil, "only these modes")
@@ -235,12 +265,16 @@ func (a *app) entitlementsCommand() *cobra.Command {
 	f.StringSliceVar(&versions, "version", nil, "only these versions")
 	f.Int32Var(&accelerators, "max-accelerators", 0, "at most so many accelerators; 0 means no limit")
 	return group("entitlements", "What the project may launch", set,
-		listing(a, "list", "Entitlements of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Entitlement, string, error) {
+		listing(a, "list", "Entitlements of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session,
+			_ []string, cursor string,
+		) ([]client.Entitlement, string, error) {
 			project, err := s.projectID(ctx)
 			if err != nil {
 				return nil, "", err
 			}
-			l, err := client.Read[client.EntitlementList](s.hub.ListEntitlements(ctx, project, &client.ListEntitlementsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			l, err := client.Read[client.EntitlementList](s.hub.ListEntitlements(ctx, project, &client.ListEntitlementsParams{
+				Cursor: cursor, Limit: client.PageSize,
+			}, s.editors()...))
 			return l.Items, l.NextCursor, err
 		}))
 }

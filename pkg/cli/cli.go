@@ -1,6 +1,6 @@
-// Package cli is the gpuaas command: it turns words into calls of pkg/client and answers into tables, JSON or YAML. It knows
-// several hubs, keeps their credentials in one 0600 file, says what it waits for, and ends with a documented exit code. It
-// holds no rule of the platform.
+// Package cli is the gpuaas command: it turns words into calls of pkg/client and answers into tables, JSON or YAML. It
+// knows several hubs, keeps their credentials in one 0600 file, says what it waits for, and ends with a documented exit
+// code. It holds no rule of the platform.
 package cli
 
 import (
@@ -62,7 +62,8 @@ func (a *app) root() *cobra.Command {
 		Short: "Run apps on a mesh of GPU nodes",
 		Long: `Run apps on a mesh of GPU nodes.
 
-Start with "gpuaas login". Credentials of all hubs are in ` + "`~/.config/gpuaas/config.yaml`" + ` (mode 0600; GPUAAS_CONFIG moves it).
+Start with "gpuaas login". Credentials of all hubs are in ` + "`~/.config/gpuaas/config.yaml`" +
+			` (mode 0600; GPUAAS_CONFIG moves it).
 Without a file, GPUAAS_URL, GPUAAS_CA_FILE and GPUAAS_TOKEN or GPUAAS_TOKEN_FILE do the same for one hub.`,
 		Version:           a.env.Version,
 		SilenceErrors:     true,
@@ -72,20 +73,23 @@ Without a file, GPUAAS_URL, GPUAAS_CA_FILE and GPUAAS_TOKEN or GPUAAS_TOKEN_FILE
 	}
 	f := root.PersistentFlags()
 	f.StringVar(&a.configPath, "config", a.getenv("GPUAAS_CONFIG"), "file with contexts and credentials (GPUAAS_CONFIG)")
-	f.StringVar(&a.contextName, "context", a.getenv("GPUAAS_CONTEXT"), "context to use instead of the current one (GPUAAS_CONTEXT)")
+	f.StringVar(&a.contextName, "context", a.getenv("GPUAAS_CONTEXT"), "context to use instead of the current one "+
+		"(GPUAAS_CONTEXT)")
 	f.StringVarP(&a.project, "project", "p", a.getenv("GPUAAS_PROJECT"), "project, by id or slug (GPUAAS_PROJECT)")
 	f.StringVarP(&a.output, "output", "o", "table", "table, json or yaml")
 	f.StringVar(&a.key, "idempotency-key", "", "makes repeating this very command harmless")
 	f.StringVar(&a.requestID, "request-id", "", "correlation id of the request")
 	f.DurationVar(&a.timeout, "timeout", 0, "give up after this time; 0 waits as long as it takes")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
-	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"},
+		cobra.ShellCompDirectiveNoFileComp))
 	_ = root.RegisterFlagCompletionFunc("context", a.completeContexts)
 	root.AddCommand(
 		a.loginCommand(), a.contextCommand(), a.whoamiCommand(),
 		a.appsCommand(), a.projectsCommand(), a.serviceAccountsCommand(), a.allocationsCommand(), a.instancesCommand(),
 		a.nodesCommand(), a.recoveryCommand(), a.usageCommand(), a.ledgerCommand(), a.walletCommand(), a.auditCommand(),
-		a.orgsCommand(), a.usersCommand(), a.tokensCommand(), a.rolesCommand(), a.joinTokensCommand(), a.pricesCommand(), a.creditsCommand(), a.publishersCommand(),
+		a.orgsCommand(), a.usersCommand(), a.tokensCommand(), a.rolesCommand(), a.joinTokensCommand(), a.pricesCommand(),
+		a.creditsCommand(), a.publishersCommand(),
 		a.manifestsCommand(), a.versionsCommand(), a.entitlementsCommand(), a.artifactsCommand(),
 		exitCodesTopic(),
 	)
@@ -107,7 +111,8 @@ func helpOrUnknown(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return cmd.Help()
 	}
-	text := fmt.Sprintf("there is no command %q; %s --help lists them", strings.TrimSpace(cmd.CommandPath()+" "+args[0]), cmd.CommandPath())
+	text := fmt.Sprintf("there is no command %q; %s --help lists them", strings.TrimSpace(cmd.CommandPath()+" "+args[0]),
+		cmd.CommandPath())
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 		text += "; did you mean " + strings.Join(near, " or ") + "?"
 	}
@@ -115,7 +120,9 @@ func helpOrUnknown(cmd *cobra.Command, args []string) error {
 }
 
 // action is a leaf: it opens the session, keeps people informed, and bounds the time.
-func (a *app) action(use, short string, args cobra.PositionalArgs, run func(ctx context.Context, s *session, args []string) error) *cobra.Command {
+func (a *app) action(use, short string, args cobra.PositionalArgs, run func(ctx context.Context, s *session,
+	args []string) error,
+) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short,
 		Args: checked(args),
@@ -198,7 +205,8 @@ func (a *app) open(p *progress) (*session, error) {
 	conf := client.Config{
 		URL: c.URL, CAPEM: []byte(c.CAPEM), UserAgent: "gpuaas/" + a.env.Version,
 		OnRetry: func(attempt int, wait time.Duration, cause error) {
-			p.note(fmt.Sprintf("the hub did not answer (attempt %d), next in %s: %s", attempt, wait.Round(100*time.Millisecond), firstLine(cause)))
+			p.note(fmt.Sprintf("the hub did not answer (attempt %d), next in %s: %s", attempt, wait.Round(100*time.Millisecond),
+				firstLine(cause)))
 		},
 	}
 	if conf.Credential, err = c.credential(conf); err != nil {
@@ -225,7 +233,8 @@ func (a *app) currentContext() (hubContext, error) {
 		name = store.CurrentContext
 	}
 	if name == "" {
-		return hubContext{}, usage(errors.New("no hub yet; log in with: gpuaas login --url https://HOST:PORT --ca-file CA.pem --token-file FILE"))
+		return hubContext{}, usage(errors.New("no hub yet; log in with: gpuaas login --url https://HOST:PORT --ca-file " +
+			"CA.pem --token-file FILE"))
 	}
 	c, ok := store.Contexts[name]
 	if !ok {

@@ -89,7 +89,10 @@ type fakeHub struct {
 }
 
 func (h *fakeHub) user() client.User {
-	u := client.User{ID: userID, OrgID: orgID, Email: "ada@acme.example", DisplayName: "Ada", Roles: []client.UserRole{"org_member"}, Status: "active"}
+	u := client.User{
+		ID: userID, OrgID: orgID, Email: "ada@acme.example", DisplayName: "Ada",
+		Roles: []client.UserRole{"org_member"}, Status: "active",
+	}
 	if h.disabled {
 		u.Status = "disabled"
 	}
@@ -114,13 +117,19 @@ func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "GET /auth/whoami":
 		who := client.Whoami{Type: "user", ID: orgID, DisplayName: "Ada", OrgID: orgID, Permissions: []string{}}
 		if r.Header.Get("Authorization") == "Bearer minted" {
-			who = client.Whoami{Type: "service_account", ID: accountID, OrgID: orgID, ProjectID: projectID, Permissions: []string{}}
+			who = client.Whoami{
+				Type: "service_account", ID: accountID, OrgID: orgID, ProjectID: projectID,
+				Permissions: []string{},
+			}
 		}
 		answer(w, 200, who)
 	case "POST /auth/service-account/token":
 		answer(w, 200, client.Token{AccessToken: "minted", TokenType: "Bearer", ExpiresIn: 900})
 	case "GET /projects":
-		answer(w, 200, client.ProjectList{Items: []client.Project{{ID: projectID, OrgID: orgID, Slug: "dev", DisplayName: "Dev\x1b[2J"}}})
+		answer(w, 200, client.ProjectList{Items: []client.Project{{
+			ID: projectID, OrgID: orgID, Slug: "dev",
+			DisplayName: "Dev\x1b[2J",
+		}}})
 	case "POST " + project + "/service-accounts":
 		answer(w, 201, h.account())
 	case "GET /apps/catalog":
@@ -129,7 +138,8 @@ func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			answer(w, 200, client.AppList{Items: []client.App{{Slug: "jupyter", LatestVersion: "2"}}, NextCursor: "next"})
 			return
 		}
-		answer(w, 200, client.AppList{Items: []client.App{{Slug: "demo", LatestVersion: "1.0.0", RuntimeBackend: "launchable_oci"}}})
+		answer(w, 200,
+			client.AppList{Items: []client.App{{Slug: "demo", LatestVersion: "1.0.0", RuntimeBackend: "launchable_oci"}}})
 	case "POST " + project + "/allocations":
 		answer(w, 201, client.Allocation{ID: allocation, Status: "active", NodeID: nodeID, CPUCores: 1, FreeCPUCores: "1"})
 	case "GET /orgs/" + orgID + "/users":
@@ -145,18 +155,28 @@ func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, 200, u)
 	case "GET /users/" + userID:
 		answer(w, 200, h.user())
-	case "DELETE /orgs/" + orgID + "/users/" + userID, "DELETE /users/" + userID + "/tokens", "DELETE /users/" + orgID + "/tokens/" + tokenID:
+	case "DELETE /orgs/" + orgID + "/users/" + userID, "DELETE /users/" + userID + "/tokens", "DELETE /users/" + orgID +
+		"/tokens/" + tokenID:
 		w.WriteHeader(http.StatusNoContent)
 	case "GET /users/" + orgID + "/tokens":
-		answer(w, 200, client.UserTokenList{Items: []client.UserTokenInfo{{ID: tokenID, UserID: orgID, Description: "laptop"}}})
+		answer(w, 200, client.UserTokenList{Items: []client.UserTokenInfo{{
+			ID: tokenID, UserID: orgID,
+			Description: "laptop",
+		}}})
 	case "GET " + project + "/roles":
-		answer(w, 200, client.ProjectRolesList{Items: []client.ProjectRoles{{UserID: userID, Email: "ada@acme.example", Roles: []client.ProjectRole{"viewer"}}}})
+		answer(w, 200, client.ProjectRolesList{Items: []client.ProjectRoles{{
+			UserID: userID, Email: "ada@acme.example",
+			Roles: []client.ProjectRole{"viewer"},
+		}}})
 	case "PUT " + project + "/roles/" + userID:
 		var body client.ProjectRolesPut
 		_ = json.NewDecoder(r.Body).Decode(&body)
 		answer(w, 200, client.ProjectRoles{UserID: userID, Email: "ada@acme.example", Roles: body.Roles})
 	case "GET /orgs/" + orgID + "/quota":
-		answer(w, 200, client.OrgQuota{OrgID: orgID, Items: []client.OrgQuotaItem{{Name: "allocations", Limit: 5, Used: 3, DefaultLimit: 9}}})
+		answer(w, 200, client.OrgQuota{OrgID: orgID, Items: []client.OrgQuotaItem{{
+			Name: "allocations", Limit: 5, Used: 3,
+			DefaultLimit: 9,
+		}}})
 	case "PUT /admin/orgs/" + orgID + "/quota":
 		var body client.OrgQuotaPut
 		_ = json.NewDecoder(r.Body).Decode(&body)
@@ -190,22 +210,37 @@ func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, 202, h.instances[instanceID])
 	case "GET " + project + "/app-instances/" + instanceID + "/events":
 		answer(w, 200, client.EventList{Items: []client.Event{
-			{Type: "apps.instance.requested", Time: time.Unix(1_800_000_000, 0), Data: client.EventData{To: "requested", CorrelationID: "c-1"}},
-			{Type: "apps.instance.running", Time: time.Unix(1_800_000_001, 0), Data: client.EventData{From: "deploying", To: "running", CorrelationID: "c-1"}},
+			{Type: "apps.instance.requested", Time: time.Unix(1_800_000_000, 0), Data: client.EventData{
+				To:            "requested",
+				CorrelationID: "c-1",
+			}},
+			{Type: "apps.instance.running", Time: time.Unix(1_800_000_001, 0), Data: client.EventData{
+				From: "deploying",
+				To:   "running", CorrelationID: "c-1",
+			}},
 		}})
 	case "GET " + project + "/app-instances/" + instanceID + "/logs":
 		_, _ = w.Write([]byte("line " + r.URL.Query().Get("tail_lines") + "\n"))
 	case "GET /billing/usage":
-		answer(w, 200, client.UsageRecordList{Items: []client.UsageRecord{{Meter: "session_seconds", Quantity: "12.5", UsageUnit: "second", AppInstanceID: r.URL.Query().Get("app_instance_id"), ProjectID: r.URL.Query().Get("project_id")}}})
+		answer(w, 200, client.UsageRecordList{Items: []client.UsageRecord{{
+			Meter: "session_seconds", Quantity: "12.5",
+			UsageUnit: "second", AppInstanceID: r.URL.Query().Get("app_instance_id"),
+			ProjectID: r.URL.Query().Get("project_id"),
+		}}})
 	case "GET /audit":
 		answer(w, 200, client.AuditRowList{Items: []client.AuditRow{{
-			Actor: client.AuditActor{Type: "user", ID: "u-1"}, Action: r.URL.Query().Get("action"), Outcome: client.AuditOutcome(r.URL.Query().Get("outcome")),
-			Reason: "forbidden", ResourceType: "app_instance", ResourceID: "i-1", CorrelationID: "c-1", At: time.Unix(1_800_000_000, 0),
+			Actor: client.AuditActor{Type: "user", ID: "u-1"}, Action: r.URL.Query().Get("action"),
+			Outcome: client.AuditOutcome(r.URL.Query().Get("outcome")),
+			Reason:  "forbidden", ResourceType: "app_instance", ResourceID: "i-1", CorrelationID: "c-1",
+			At: time.Unix(1_800_000_000, 0),
 		}}})
 	case "GET /billing/ledger":
-		answer(w, 200, client.PostingList{Items: []client.Posting{{PostingID: "p-1", Kind: "usage", Entries: []client.LedgerEntry{
-			{Account: "hold:h", Amount: "-0.5", Currency: "EUR"}, {Account: "platform:revenue", Amount: "0.5", Currency: "EUR"},
-		}}}})
+		answer(w, 200, client.PostingList{Items: []client.Posting{{
+			PostingID: "p-1", Kind: "usage",
+			Entries: []client.LedgerEntry{
+				{Account: "hold:h", Amount: "-0.5", Currency: "EUR"}, {Account: "platform:revenue", Amount: "0.5", Currency: "EUR"},
+			},
+		}}})
 	default:
 		refuse(w, r, http.StatusNotFound, "not_found", "There is no such resource.")
 	}
@@ -214,13 +249,15 @@ func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (h *fakeHub) create(w http.ResponseWriter, r *http.Request) {
 	var body client.AppInstanceCreate
 	if err := json.NewDecoder(r.Body).Decode(&body); err != nil || body.AppSlug != "demo" {
-		refuse(w, r, http.StatusConflict, "placement_required", "Say where.", client.ProblemField{Pointer: "/placement_intent", Reason: "is missing"})
+		refuse(w, r, http.StatusConflict, "placement_required", "Say where.",
+			client.ProblemField{Pointer: "/placement_intent", Reason: "is missing"})
 		return
 	}
 	h.keys = append(h.keys, r.Header.Get("X-Idempotency-Key"))
 	h.looks = 0
 	h.instances[instanceID] = &client.AppInstance{
-		ID: instanceID, AppSlug: body.AppSlug, Version: body.Version, DisplayName: body.DisplayName, Status: "requested", Parameters: body.Parameters,
+		ID: instanceID, AppSlug: body.AppSlug, Version: body.Version, DisplayName: body.DisplayName, Status: "requested",
+		Parameters:      body.Parameters,
 		PlacementIntent: body.PlacementIntent, Config: map[string]any{}, CorrelationID: r.Header.Get("X-Request-ID"),
 	}
 	answer(w, 201, h.instances[instanceID])
@@ -234,7 +271,10 @@ func (h *fakeHub) look(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if h.looks++; h.looks%2 == 0 {
-		next := map[client.AppInstanceStatus]client.AppInstanceStatus{"requested": "deploying", "deploying": "running", "decommissioning": "decommissioned"}
+		next := map[client.AppInstanceStatus]client.AppInstanceStatus{
+			"requested": "deploying", "deploying": "running",
+			"decommissioning": "decommissioned",
+		}
 		if i.DisplayName == "doomed" && i.Status == "deploying" {
 			i.Status, i.StatusReason = "failed", "image_pull_failed"
 		} else if s, ok := next[i.Status]; ok {
@@ -248,13 +288,17 @@ func (h *fakeHub) look(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *fakeHub) account() client.ServiceAccount {
-	return client.ServiceAccount{ID: accountID, ProjectID: projectID, Slug: "ci", Name: "ci", Role: "app_operator", Status: "active", Key: client.ServiceAccountKey{
-		KeyID: accountID, Algorithm: "Ed25519", PrivateKeyPem: testKey,
-	}}
+	return client.ServiceAccount{
+		ID: accountID, ProjectID: projectID, Slug: "ci", Name: "ci", Role: "app_operator",
+		Status: "active", Key: client.ServiceAccountKey{
+			KeyID: accountID, Algorithm: "Ed25519", PrivateKeyPem: testKey,
+		},
+	}
 }
 
 // testKey is good for nothing: it was made for these scripts.
-const testKey = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f\n-----END PRIVATE KEY-----\n"
+const testKey = "-----BEGIN PRIVATE " +
+	"KEY-----\nMC4CAQAwBQYDK2VwBCIEIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f\n-----END PRIVATE KEY-----\n"
 
 func answer(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
@@ -265,5 +309,8 @@ func answer(w http.ResponseWriter, status int, v any) {
 func refuse(w http.ResponseWriter, r *http.Request, status int, code, detail string, fields ...client.ProblemField) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(client.Problem{Status: int32(status), Code: code, Detail: detail, Errors: fields, CorrelationID: r.Header.Get("X-Request-ID")})
+	_ = json.NewEncoder(w).Encode(client.Problem{
+		Status: int32(status), Code: code, Detail: detail, Errors: fields,
+		CorrelationID: r.Header.Get("X-Request-ID"),
+	})
 }

@@ -19,8 +19,13 @@ func (a *app) orgsCommand() *cobra.Command {
 		{"CREATED", func(o client.Org) string { return stamp(o.CreatedAt) }},
 	}
 	var name string
-	create := a.action("create SLUG", "Make an org", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
-		org, err := client.Read[client.Org](s.hub.CreateOrg(ctx, client.OrgCreate{Slug: args[0], DisplayName: or(name, args[0])}, s.editors()...))
+	create := a.action("create SLUG", "Make an org", cobra.ExactArgs(1), func(ctx context.Context, s *session,
+		args []string,
+	) error {
+		org, err := client.Read[client.Org](s.hub.CreateOrg(ctx, client.OrgCreate{
+			Slug:        args[0],
+			DisplayName: or(name, args[0]),
+		}, s.editors()...))
 		if err != nil {
 			return err
 		}
@@ -28,8 +33,13 @@ func (a *app) orgsCommand() *cobra.Command {
 	})
 	create.Flags().StringVar(&name, "name", "", "display name (default: the slug)")
 	return group("orgs", "Orgs (platform admin)", create, a.quotaCommand(), a.setQuotaCommand(),
-		listing(a, "list", "Orgs you may see", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Org, string, error) {
-			l, err := client.Read[client.OrgList](s.hub.ListOrgs(ctx, &client.ListOrgsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+		listing(a, "list", "Orgs you may see", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string,
+			cursor string,
+		) ([]client.Org, string, error) {
+			l, err := client.Read[client.OrgList](s.hub.ListOrgs(ctx, &client.ListOrgsParams{
+				Cursor: cursor,
+				Limit:  client.PageSize,
+			}, s.editors()...))
 			return l.Items, l.NextCursor, err
 		}))
 }
@@ -43,12 +53,17 @@ func (a *app) projectsCommand() *cobra.Command {
 		{"CREATED", func(p client.Project) string { return stamp(p.CreatedAt) }},
 	}
 	var name, org string
-	create := a.action("create SLUG", "Make a project", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+	create := a.action("create SLUG", "Make a project", cobra.ExactArgs(1), func(ctx context.Context, s *session,
+		args []string,
+	) error {
 		orgID, err := s.orgID(ctx, org)
 		if err != nil {
 			return err
 		}
-		p, err := client.Read[client.Project](s.hub.CreateProject(ctx, client.ProjectCreate{OrgID: orgID, Slug: args[0], DisplayName: or(name, args[0])}, s.editors()...))
+		p, err := client.Read[client.Project](s.hub.CreateProject(ctx, client.ProjectCreate{
+			OrgID: orgID, Slug: args[0],
+			DisplayName: or(name, args[0]),
+		}, s.editors()...))
 		if err != nil {
 			return err
 		}
@@ -57,7 +72,9 @@ func (a *app) projectsCommand() *cobra.Command {
 	create.Flags().StringVar(&name, "name", "", "display name (default: the slug)")
 	create.Flags().StringVar(&org, "org", "", "org, by id or slug (default: your own)")
 	return group("projects", "Projects", create,
-		listing(a, "list", "Projects you may see", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.Project, string, error) {
+		listing(a, "list", "Projects you may see", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string,
+			cursor string,
+		) ([]client.Project, string, error) {
 			return s.projects(ctx)(cursor)
 		}),
 		a.action("get", "The project of --project", cobra.NoArgs, func(ctx context.Context, s *session, _ []string) error {
@@ -82,59 +99,70 @@ func (a *app) serviceAccountsCommand() *cobra.Command {
 		{"ID", func(sa client.ServiceAccount) string { return sa.ID }},
 		{"CREATED", func(sa client.ServiceAccount) string { return stamp(sa.CreatedAt) }},
 	}
-	return group("sa", "Service accounts: identities for programs", a.createServiceAccountCommand(columns), a.rotateKeyCommand(columns),
-		a.oneServiceAccount("disable", "Refuse a service account from now on", func(ctx context.Context, s *session, project, id string) error {
+	return group("sa", "Service accounts: identities for programs", a.createServiceAccountCommand(columns),
+		a.rotateKeyCommand(columns),
+		a.oneServiceAccount("disable", "Refuse a service account from now on", func(ctx context.Context, s *session, project,
+			id string,
+		) error {
 			sa, err := client.Read[client.ServiceAccount](s.hub.DisableServiceAccount(ctx, project, id, s.editors()...))
 			if err != nil {
 				return err
 			}
 			return show(s, sa, columns)
 		}),
-		a.oneServiceAccount("delete", "Remove a service account for good", func(ctx context.Context, s *session, project, id string) error {
+		a.oneServiceAccount("delete", "Remove a service account for good", func(ctx context.Context, s *session, project,
+			id string,
+		) error {
 			return closed(s.hub.DeleteServiceAccount(ctx, project, id, s.editors()...))
 		}),
-		listing(a, "list", "Service accounts of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.ServiceAccount, string, error) {
+		listing(a, "list", "Service accounts of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session,
+			_ []string, cursor string,
+		) ([]client.ServiceAccount, string, error) {
 			project, err := s.projectID(ctx)
 			if err != nil {
 				return nil, "", err
 			}
-			l, err := client.Read[client.ServiceAccountList](s.hub.ListServiceAccounts(ctx, project, &client.ListServiceAccountsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			l, err := client.Read[client.ServiceAccountList](s.hub.ListServiceAccounts(ctx, project,
+				&client.ListServiceAccountsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
 			return l.Items, l.NextCursor, err
 		}),
-		a.action("token FILE", "Mint a short-lived token with the file of sa create --save", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
-			account, err := readServiceAccount(args[0])
-			if err != nil {
+		a.action("token FILE", "Mint a short-lived token with the file of sa create --save", cobra.ExactArgs(1),
+			func(ctx context.Context, s *session, args []string) error {
+				account, err := readServiceAccount(args[0])
+				if err != nil {
+					return err
+				}
+				credential, err := client.NewServiceAccountCredential(s.conf, account.ID, account.KeyID,
+					[]byte(account.PrivateKeyPEM))
+				if err != nil {
+					return usage(err)
+				}
+				token, err := credential.Bearer(ctx)
+				if err != nil {
+					return err
+				}
+				s.progress.stop()
+				_, err = fmt.Fprintln(s.env.Stdout, token)
 				return err
-			}
-			credential, err := client.NewServiceAccountCredential(s.conf, account.ID, account.KeyID, []byte(account.PrivateKeyPEM))
-			if err != nil {
-				return usage(err)
-			}
-			token, err := credential.Bearer(ctx)
-			if err != nil {
-				return err
-			}
-			s.progress.stop()
-			_, err = fmt.Fprintln(s.env.Stdout, token)
-			return err
-		}))
+			}))
 }
 
 func (a *app) createServiceAccountCommand(columns []column[client.ServiceAccount]) *cobra.Command {
 	var name, description, role, save string
-	c := a.action("create SLUG", "Make a service account; its key is shown once", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
-		project, err := s.projectID(ctx)
-		if err != nil {
-			return err
-		}
-		sa, err := client.Read[client.ServiceAccount](s.hub.CreateServiceAccount(ctx, project, client.ServiceAccountCreate{
-			Name: or(name, args[0]), Slug: args[0], Description: description, Role: client.ServiceAccountRole(role),
-		}, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return s.showKeyOnce(sa, save, columns)
-	})
+	c := a.action("create SLUG", "Make a service account; its key is shown once", cobra.ExactArgs(1),
+		func(ctx context.Context, s *session, args []string) error {
+			project, err := s.projectID(ctx)
+			if err != nil {
+				return err
+			}
+			sa, err := client.Read[client.ServiceAccount](s.hub.CreateServiceAccount(ctx, project, client.ServiceAccountCreate{
+				Name: or(name, args[0]), Slug: args[0], Description: description, Role: client.ServiceAccountRole(role),
+			}, s.editors()...))
+			if err != nil {
+				return err
+			}
+			return s.showKeyOnce(sa, save, columns)
+		})
 	f := c.Flags()
 	f.StringVar(&name, "name", "", "name (default: the slug)")
 	f.StringVar(&description, "description", "", "what it is for")
@@ -151,7 +179,8 @@ func (s *session) showKeyOnce(sa client.ServiceAccount, save string, columns []c
 			return err
 		}
 		if err := writePrivate(save, append(text, '\n')); err != nil {
-			return fmt.Errorf("the account has a new key, but it could not be saved; make another with gpuaas sa rotate-key %s: %w", sa.ID, err)
+			return fmt.Errorf("the account has a new key, but it could not be saved; make another with gpuaas sa rotate-key "+
+				"%s: %w", sa.ID, err)
 		}
 		sa.Key = client.ServiceAccountKey{}
 		return show(s, sa, columns)
@@ -165,8 +194,12 @@ func (s *session) showKeyOnce(sa client.ServiceAccount, save string, columns []c
 }
 
 // oneServiceAccount is a leaf about one account, by id or slug.
-func (a *app) oneServiceAccount(verb, short string, run func(ctx context.Context, s *session, project, id string) error) *cobra.Command {
-	return a.action(verb+" ACCOUNT", short, cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+func (a *app) oneServiceAccount(verb, short string, run func(ctx context.Context, s *session, project,
+	id string) error,
+) *cobra.Command {
+	return a.action(verb+" ACCOUNT", short, cobra.ExactArgs(1), func(ctx context.Context, s *session,
+		args []string,
+	) error {
 		project, err := s.projectID(ctx)
 		if err != nil {
 			return err
@@ -174,7 +207,8 @@ func (a *app) oneServiceAccount(verb, short string, run func(ctx context.Context
 		id := args[0]
 		if !isID(id) {
 			id, err = only(id, "service account", func(cursor string) ([]client.ServiceAccount, string, error) {
-				l, err := client.Read[client.ServiceAccountList](s.hub.ListServiceAccounts(ctx, project, &client.ListServiceAccountsParams{Cursor: cursor, Limit: client.PageSize}))
+				l, err := client.Read[client.ServiceAccountList](s.hub.ListServiceAccounts(ctx, project,
+					&client.ListServiceAccountsParams{Cursor: cursor, Limit: client.PageSize}))
 				return l.Items, l.NextCursor, err
 			}, func(sa client.ServiceAccount) (string, bool) { return sa.ID, sa.Slug == args[0] })
 			if err != nil {
@@ -187,14 +221,16 @@ func (a *app) oneServiceAccount(verb, short string, run func(ctx context.Context
 
 func (a *app) rotateKeyCommand(columns []column[client.ServiceAccount]) *cobra.Command {
 	var save string
-	c := a.oneServiceAccount("rotate-key", "Replace the key of a service account; the new one is shown once", func(ctx context.Context, s *session, project, id string) error {
-		sa, err := client.Read[client.ServiceAccount](s.hub.RotateServiceAccountKey(ctx, project, id, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return s.showKeyOnce(sa, save, columns)
-	})
-	c.Flags().StringVar(&save, "save", "", "write the account with its key to this file (mode 0600) instead of showing the key")
+	c := a.oneServiceAccount("rotate-key", "Replace the key of a service account; the new one is shown once",
+		func(ctx context.Context, s *session, project, id string) error {
+			sa, err := client.Read[client.ServiceAccount](s.hub.RotateServiceAccountKey(ctx, project, id, s.editors()...))
+			if err != nil {
+				return err
+			}
+			return s.showKeyOnce(sa, save, columns)
+		})
+	c.Flags().StringVar(&save, "save", "", "write the account with its key to this file (mode 0600) instead of showing "+
+		"the key")
 	return c
 }
 

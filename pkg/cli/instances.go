@@ -60,17 +60,24 @@ func (a *app) instancesCommand() *cobra.Command {
 			return err
 		}
 		return show(s, i, append(instanceColumns(),
-			column[client.AppInstance]{"SPENT", func(i client.AppInstance) string { return strings.TrimSpace(i.Cost.Spent + " " + i.Cost.Currency) }},
+			column[client.AppInstance]{"SPENT", func(i client.AppInstance) string {
+				return strings.TrimSpace(i.Cost.Spent + " " + i.Cost.Currency)
+			}},
 			column[client.AppInstance]{"PER HOUR", func(i client.AppInstance) string { return i.Cost.PerHour }}))
 	})
 	return group("instances", "App instances: create, watch, look into, upgrade, roll back, stop, start, decommission",
-		a.createInstanceCommand(), a.estimateCommand(), list, get, a.watchCommand(), a.upgradeCommand(), a.rollbackCommand(), a.stopCommand(), a.startCommand(),
+		a.createInstanceCommand(), a.estimateCommand(), list, get, a.watchCommand(), a.upgradeCommand(), a.rollbackCommand(),
+		a.stopCommand(), a.startCommand(),
 		a.setCommand(), a.decommissionCommand(), a.eventsCommand(), a.logsCommand())
 }
 
 // instanceAction is a leaf about one app instance, by id or display name.
-func (a *app) instanceAction(verb, short string, run func(ctx context.Context, s *session, project, id string) error) *cobra.Command {
-	return a.action(verb+" INSTANCE", short, cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+func (a *app) instanceAction(verb, short string, run func(ctx context.Context, s *session, project,
+	id string) error,
+) *cobra.Command {
+	return a.action(verb+" INSTANCE", short, cobra.ExactArgs(1), func(ctx context.Context, s *session,
+		args []string,
+	) error {
 		project, err := s.projectID(ctx)
 		if err != nil {
 			return err
@@ -99,23 +106,24 @@ func (a *app) estimateCommand() *cobra.Command {
 			return strings.Join(parts, ", ")
 		}},
 	}
-	c := a.action("estimate APP", "What an app costs at most in an hour, before it is launched", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
-		project, err := s.projectID(ctx)
-		if err != nil {
-			return err
-		}
-		v := version
-		if v == "" {
-			if v, err = s.latestVersion(ctx, args[0]); err != nil {
+	c := a.action("estimate APP", "What an app costs at most in an hour, before it is launched", cobra.ExactArgs(1),
+		func(ctx context.Context, s *session, args []string) error {
+			project, err := s.projectID(ctx)
+			if err != nil {
 				return err
 			}
-		}
-		e, err := client.Read[client.CostEstimate](s.hub.EstimateCost(ctx, project, args[0], v, &p, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return show(s, e, columns)
-	})
+			v := version
+			if v == "" {
+				if v, err = s.latestVersion(ctx, args[0]); err != nil {
+					return err
+				}
+			}
+			e, err := client.Read[client.CostEstimate](s.hub.EstimateCost(ctx, project, args[0], v, &p, s.editors()...))
+			if err != nil {
+				return err
+			}
+			return show(s, e, columns)
+		})
 	c.Flags().StringVar(&version, "version", "", "version (default: the newest active one)")
 	c.Flags().StringVar(&p.AllocationID, "allocation", "", "id of the allocation that it would run on")
 	return c
@@ -130,7 +138,9 @@ func (a *app) createInstanceCommand() *cobra.Command {
 		allocations            []string
 		wait                   bool
 	)
-	c := a.action("create APP", "Deploy an app", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) (err error) {
+	c := a.action("create APP", "Deploy an app", cobra.ExactArgs(1), func(ctx context.Context, s *session,
+		args []string,
+	) (err error) {
 		body.AppSlug = args[0]
 		body.DisplayName = or(body.DisplayName, args[0])
 		body.OperatingMode, body.ControlPlaneScope = client.OperatingMode(mode), client.ControlPlaneScope(scope)
@@ -181,7 +191,10 @@ func (a *app) createInstanceCommand() *cobra.Command {
 
 func (s *session) latestVersion(ctx context.Context, slug string) (string, error) {
 	for app, err := range client.All(func(cursor string) ([]client.App, string, error) {
-		l, err := client.Read[client.AppList](s.hub.ListApps(ctx, &client.ListAppsParams{Cursor: cursor, Limit: client.PageSize}))
+		l, err := client.Read[client.AppList](s.hub.ListApps(ctx, &client.ListAppsParams{
+			Cursor: cursor,
+			Limit:  client.PageSize,
+		}))
 		return l.Items, l.NextCursor, err
 	}) {
 		if err != nil {
@@ -191,7 +204,8 @@ func (s *session) latestVersion(ctx context.Context, slug string) (string, error
 			return app.LatestVersion, nil
 		}
 	}
-	return "", &client.Problem{Status: 404, Code: "not_found", Detail: fmt.Sprintf("There is no app %q with an active version; gpuaas apps list shows what there is.", slug)}
+	return "", &client.Problem{Status: 404, Code: "not_found", Detail: fmt.Sprintf("There is no app %q with an active "+
+		"version; gpuaas apps list shows what there is.", slug)}
 }
 
 // parameters merges a JSON file with NAME=VALUE pairs, which win.
@@ -231,13 +245,17 @@ func readInput(stdin io.Reader, path string) ([]byte, error) {
 }
 
 // waitFor watches an instance and says each change.
-func (s *session) waitFor(ctx context.Context, project, id string, want client.AppInstanceStatus) (client.AppInstance, error) {
+func (s *session) waitFor(ctx context.Context, project, id string,
+	want client.AppInstanceStatus,
+) (client.AppInstance, error) {
 	return s.hub.WaitInstance(ctx, project, id, want, func(i client.AppInstance) { s.progress.note(statusOf(i)) })
 }
 
 func (a *app) watchCommand() *cobra.Command {
 	until := string(client.AppInstanceStatusRunning)
-	c := a.instanceAction("watch", "Follow an app instance until it has a status", func(ctx context.Context, s *session, project, id string) error {
+	c := a.instanceAction("watch", "Follow an app instance until it has a status", func(ctx context.Context, s *session,
+		project, id string,
+	) error {
 		if !client.AppInstanceStatus(until).Valid() {
 			return usage(errors.New("--until is no status of an app instance"))
 		}
@@ -267,7 +285,8 @@ func (a *app) lifecycleAction(verb, short string, until client.AppInstanceStatus
 				return err
 			}
 			if i.Version != version {
-				return fmt.Errorf("version %s did not become ready; the app instance is back at %s (gpuaas instances events %s says why)", version, i.Version, id)
+				return fmt.Errorf("version %s did not become ready; the app instance is back at %s (gpuaas instances events %s "+
+					"says why)", version, i.Version, id)
 			}
 		}
 		return show(s, i, instanceColumns())
@@ -278,7 +297,8 @@ func (a *app) lifecycleAction(verb, short string, until client.AppInstanceStatus
 
 func (a *app) upgradeCommand() *cobra.Command {
 	var to string
-	c := a.lifecycleAction("upgrade", "Bring an app instance to another version, where it is", client.AppInstanceStatusRunning,
+	c := a.lifecycleAction("upgrade", "Bring an app instance to another version, where it is",
+		client.AppInstanceStatusRunning,
 		func(ctx context.Context, s *session, project, id string) (client.AppInstance, error) {
 			if to == "" {
 				now, err := client.Read[client.AppInstance](s.hub.GetAppInstance(ctx, project, id, s.editors()...))
@@ -289,7 +309,8 @@ func (a *app) upgradeCommand() *cobra.Command {
 					return now, err
 				}
 			}
-			return client.Read[client.AppInstance](s.hub.UpgradeAppInstance(ctx, project, id, client.AppInstanceUpgrade{TargetVersion: to}, s.editors()...))
+			return client.Read[client.AppInstance](s.hub.UpgradeAppInstance(ctx, project, id,
+				client.AppInstanceUpgrade{TargetVersion: to}, s.editors()...))
 		})
 	c.Flags().StringVar(&to, "to", "", "version (default: the newest active one)")
 	return c
@@ -297,16 +318,19 @@ func (a *app) upgradeCommand() *cobra.Command {
 
 func (a *app) rollbackCommand() *cobra.Command {
 	var to string
-	c := a.lifecycleAction("rollback", "Bring an app instance back to a version that it was running", client.AppInstanceStatusRunning,
+	c := a.lifecycleAction("rollback", "Bring an app instance back to a version that it was running",
+		client.AppInstanceStatusRunning,
 		func(ctx context.Context, s *session, project, id string) (client.AppInstance, error) {
-			return client.Read[client.AppInstance](s.hub.RollbackAppInstance(ctx, project, id, client.AppInstanceRollback{TargetVersion: to}, s.editors()...))
+			return client.Read[client.AppInstance](s.hub.RollbackAppInstance(ctx, project, id,
+				client.AppInstanceRollback{TargetVersion: to}, s.editors()...))
 		})
 	c.Flags().StringVar(&to, "to", "", "version (default: the previous one)")
 	return c
 }
 
 func (a *app) stopCommand() *cobra.Command {
-	return a.lifecycleAction("stop", "End the containers of an app instance; its place stays", client.AppInstanceStatusStopped,
+	return a.lifecycleAction("stop", "End the containers of an app instance; its place stays",
+		client.AppInstanceStatusStopped,
 		func(ctx context.Context, s *session, project, id string) (client.AppInstance, error) {
 			return client.Read[client.AppInstance](s.hub.StopAppInstance(ctx, project, id, s.editors()...))
 		})
@@ -321,7 +345,9 @@ func (a *app) startCommand() *cobra.Command {
 
 func (a *app) setCommand() *cobra.Command {
 	var name, configFile string
-	c := a.instanceAction("set", "Rename an app instance or change its config", func(ctx context.Context, s *session, project, id string) error {
+	c := a.instanceAction("set", "Rename an app instance or change its config", func(ctx context.Context, s *session,
+		project, id string,
+	) error {
 		body := client.AppInstanceChange{DisplayName: name}
 		if configFile != "" {
 			var err error
@@ -345,7 +371,9 @@ func (a *app) setCommand() *cobra.Command {
 
 func (a *app) decommissionCommand() *cobra.Command {
 	var wait bool
-	c := a.instanceAction("decommission", "Stop an app instance and remove all of it", func(ctx context.Context, s *session, project, id string) error {
+	c := a.instanceAction("decommission", "Stop an app instance and remove all of it", func(ctx context.Context,
+		s *session, project, id string,
+	) error {
 		i, err := client.Read[client.AppInstance](s.hub.DecommissionAppInstance(ctx, project, id, s.editors()...))
 		if err != nil {
 			return err
@@ -380,14 +408,17 @@ func (a *app) eventsCommand() *cobra.Command {
 			if err != nil {
 				return nil, "", err
 			}
-			l, err := client.Read[client.EventList](s.hub.ListAppInstanceEvents(ctx, project, id, &client.ListAppInstanceEventsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			l, err := client.Read[client.EventList](s.hub.ListAppInstanceEvents(ctx, project, id,
+				&client.ListAppInstanceEventsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
 			return l.Items, l.NextCursor, err
 		})
 }
 
 func (a *app) logsCommand() *cobra.Command {
 	var p client.GetAppInstanceLogsParams
-	c := a.instanceAction("logs", "What an app instance wrote", func(ctx context.Context, s *session, project, id string) error {
+	c := a.instanceAction("logs", "What an app instance wrote", func(ctx context.Context, s *session, project,
+		id string,
+	) error {
 		res, err := s.hub.GetAppInstanceLogs(ctx, project, id, &p, s.editors()...)
 		if err != nil {
 			return err

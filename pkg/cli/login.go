@@ -25,9 +25,11 @@ func (a *app) loginCommand() *cobra.Command {
 		Short: "Check a credential and keep it as a context",
 		Long: `Check a credential with the hub and keep it as a context, which becomes the current one.
 
-The token comes from --token-file, or from stdin ("-" or a pipe), or is asked for. A program logs in with --service-account
-and the file that "gpuaas sa create --save" wrote; it then mints short-lived tokens by itself.`,
-		Example: `  gpuaas login --url https://127.0.0.1:8443 --ca-file /var/lib/gpuaas-hub/ca.pem --token-file /var/lib/gpuaas-hub/admin-token
+The token comes from --token-file, or from stdin ("-" or a pipe), or is asked for. A program logs in
+with --service-account and the file that "gpuaas sa create --save" wrote; it then mints short-lived
+tokens by itself.`,
+		Example: `  gpuaas login --url https://127.0.0.1:8443 --ca-file /var/lib/gpuaas-hub/ca.pem --token-file ` +
+			`/var/lib/gpuaas-hub/admin-token
   gpuaas login --url https://hub.example:8443 --service-account ci.json --name ci`,
 		Args: checked(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -92,7 +94,8 @@ func (a *app) login(ctx context.Context, name string, fresh hubContext) error {
 		return err
 	}
 	p.stop()
-	fmt.Fprintf(a.env.Stdout, "Logged in to %s as %s %s; context %s.\n", fresh.URL, who.Type, printable(callerName(who)), name)
+	fmt.Fprintf(a.env.Stdout, "Logged in to %s as %s %s; context %s.\n", fresh.URL, who.Type, printable(callerName(who)),
+		name)
 	return nil
 }
 
@@ -241,7 +244,9 @@ func (a *app) completeContexts(*cobra.Command, []string, string) ([]string, cobr
 }
 
 func (a *app) whoamiCommand() *cobra.Command {
-	return a.action("whoami", "Who the current credential stands for", cobra.NoArgs, func(ctx context.Context, s *session, _ []string) error {
+	return a.action("whoami", "Who the current credential stands for", cobra.NoArgs, func(ctx context.Context, s *session,
+		_ []string,
+	) error {
 		who, err := client.Read[client.Whoami](s.hub.Whoami(ctx, s.editors()...))
 		if err != nil {
 			return err

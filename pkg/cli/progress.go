@@ -30,7 +30,10 @@ type progress struct {
 }
 
 func newProgress(out io.Writer, terminal bool, what string) *progress {
-	p := &progress{out: out, terminal: terminal, what: what, start: time.Now(), finish: make(chan struct{}), gone: make(chan struct{})}
+	p := &progress{
+		out: out, terminal: terminal, what: what, start: time.Now(), finish: make(chan struct{}),
+		gone: make(chan struct{}),
+	}
 	go p.run()
 	return p
 }

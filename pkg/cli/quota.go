@@ -57,7 +57,8 @@ func (a *app) setQuotaCommand() *cobra.Command {
 			}
 			return showList(s, q.Items, quotaColumns())
 		})
-	c.Long = "Set what an org may hold. Quotas that are not named get the hub's default; a limit below what is in use takes nothing away."
+	c.Long = "Set what an org may hold. Quotas that are not named get the hub's default; a limit below what is in use " +
+		"takes nothing away."
 	return c
 }
 
@@ -78,7 +79,10 @@ func (a *app) slugsCommand() *cobra.Command {
 			if err != nil {
 				return nil, "", err
 			}
-			l, err := client.Read[client.OwnedSlugList](s.hub.ListAppSlugs(ctx, id, &client.ListAppSlugsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			l, err := client.Read[client.OwnedSlugList](s.hub.ListAppSlugs(ctx, id, &client.ListAppSlugsParams{
+				Cursor: cursor,
+				Limit:  client.PageSize,
+			}, s.editors()...))
 			return l.Items, l.NextCursor, err
 		})
 	c.Flags().StringVar(&org, "org", "", "org, by id or slug (default: your own)")
@@ -101,13 +105,15 @@ func (a *app) releaseSlugCommand() *cobra.Command {
 
 func (a *app) transferSlugCommand() *cobra.Command {
 	var org string
-	c := a.action("transfer-slug SLUG", "Give an app slug, under which nothing was published, to another org (platform admin)", cobra.ExactArgs(1),
+	c := a.action("transfer-slug SLUG", "Give an app slug, under which nothing was published, to another org (platform "+
+		"admin)", cobra.ExactArgs(1),
 		func(ctx context.Context, s *session, args []string) error {
 			id, err := s.orgID(ctx, org)
 			if err != nil {
 				return err
 			}
-			slug, err := client.Read[client.OwnedSlug](s.hub.TransferAppSlug(ctx, args[0], client.AppSlugTransfer{OrgID: id}, s.editors()...))
+			slug, err := client.Read[client.OwnedSlug](s.hub.TransferAppSlug(ctx, args[0], client.AppSlugTransfer{OrgID: id},
+				s.editors()...))
 			if err != nil {
 				return err
 			}

@@ -24,15 +24,18 @@ func (a *app) recoveryCommand() *cobra.Command {
 	read := func(ctx context.Context, s *session) (client.Recovery, error) {
 		return client.Read[client.Recovery](s.hub.GetRecovery(ctx, s.editors()...))
 	}
-	waiting := listing(a, "waiting", "Nodes that a restored hub has not heard of yet, or whose usage is still to come", cobra.NoArgs, nodes,
+	waiting := listing(a, "waiting", "Nodes that a restored hub has not heard of yet, or whose usage is still to come",
+		cobra.NoArgs, nodes,
 		func(ctx context.Context, s *session, _ []string, _ string) ([]client.RecoveringNode, string, error) {
 			r, err := read(ctx, s)
 			return r.Waiting, "", err
 		})
-	found := listing(a, "findings", "What contradicts the restored data, and what the hub could not process and set aside", cobra.NoArgs, findings,
+	found := listing(a, "findings", "What contradicts the restored data, and what the hub could not process and set aside",
+		cobra.NoArgs, findings,
 		func(ctx context.Context, s *session, _ []string, _ string) ([]client.RecoveryFinding, string, error) {
 			r, err := read(ctx, s)
 			return r.Findings, "", err
 		})
-	return group("recovery", "A hub restored from a backup: what it waits for and what it found (platform admin)", waiting, found)
+	return group("recovery", "A hub restored from a backup: what it waits for and what it found (platform admin)", waiting,
+		found)
 }

@@ -29,7 +29,8 @@ func (s *session) projectID(ctx context.Context) (string, error) {
 			return "", err
 		}
 		if who.ProjectID == "" {
-			return "", usage(errors.New("which project? Give --project ID or SLUG, or keep one: gpuaas context use NAME --project SLUG"))
+			return "", usage(errors.New("which project? Give --project ID or SLUG, or keep one: gpuaas context use NAME " +
+				"--project SLUG"))
 		}
 		return who.ProjectID, nil
 	}
@@ -42,7 +43,10 @@ func (s *session) orgID(ctx context.Context, want string) (string, error) {
 		return want, nil
 	}
 	orgs := func(cursor string) ([]client.Org, string, error) {
-		l, err := client.Read[client.OrgList](s.hub.ListOrgs(ctx, &client.ListOrgsParams{Cursor: cursor, Limit: client.PageSize}))
+		l, err := client.Read[client.OrgList](s.hub.ListOrgs(ctx, &client.ListOrgsParams{
+			Cursor: cursor,
+			Limit:  client.PageSize,
+		}))
 		return l.Items, l.NextCursor, err
 	}
 	return only(want, "org", orgs, func(o client.Org) (string, bool) { return o.ID, o.Slug == want })
@@ -54,7 +58,9 @@ func (s *session) instanceID(ctx context.Context, project, want string) (string,
 		return want, nil
 	}
 	instances := func(cursor string) ([]client.AppInstance, string, error) {
-		l, err := client.Read[client.AppInstanceList](s.hub.ListAppInstances(ctx, project, &client.ListAppInstancesParams{Cursor: cursor, Limit: client.PageSize}))
+		l, err := client.Read[client.AppInstanceList](s.hub.ListAppInstances(ctx, project, &client.ListAppInstancesParams{
+			Cursor: cursor, Limit: client.PageSize,
+		}))
 		return l.Items, l.NextCursor, err
 	}
 	return only(want, "app instance", instances, func(i client.AppInstance) (string, bool) {
@@ -68,7 +74,10 @@ func (s *session) nodeID(ctx context.Context, want string) (string, error) {
 		return want, nil
 	}
 	nodes := func(cursor string) ([]client.Node, string, error) {
-		l, err := client.Read[client.NodeList](s.hub.ListNodes(ctx, &client.ListNodesParams{Cursor: cursor, Limit: client.PageSize}))
+		l, err := client.Read[client.NodeList](s.hub.ListNodes(ctx, &client.ListNodesParams{
+			Cursor: cursor,
+			Limit:  client.PageSize,
+		}))
 		return l.Items, l.NextCursor, err
 	}
 	return only(want, "node", nodes, func(n client.Node) (string, bool) { return n.ID, n.Hostname == want })
@@ -76,13 +85,18 @@ func (s *session) nodeID(ctx context.Context, want string) (string, error) {
 
 func (s *session) projects(ctx context.Context) func(string) ([]client.Project, string, error) {
 	return func(cursor string) ([]client.Project, string, error) {
-		l, err := client.Read[client.ProjectList](s.hub.ListProjects(ctx, &client.ListProjectsParams{Cursor: cursor, Limit: client.PageSize}))
+		l, err := client.Read[client.ProjectList](s.hub.ListProjects(ctx, &client.ListProjectsParams{
+			Cursor: cursor,
+			Limit:  client.PageSize,
+		}))
 		return l.Items, l.NextCursor, err
 	}
 }
 
 // only gives the id of the one item that matches; names may be ambiguous, ids are not.
-func only[T any](want, kind string, page func(string) ([]T, string, error), match func(T) (string, bool)) (string, error) {
+func only[T any](want, kind string, page func(string) ([]T, string, error),
+	match func(T) (string, bool),
+) (string, error) {
 	found := ""
 	for item, err := range client.All(page) {
 		if err != nil {

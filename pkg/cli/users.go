@@ -35,7 +35,9 @@ func (a *app) usersCommand() *cobra.Command {
 			u, err := client.Read[client.User](s.hub.GetUser(ctx, id, s.editors()...))
 			return s.showUser(u, err)
 		}),
-		a.oneUser("disable", "Refuse a user and all tokens of the user from now on", func(ctx context.Context, s *session, id string) error {
+		a.oneUser("disable", "Refuse a user and all tokens of the user from now on", func(ctx context.Context, s *session,
+			id string,
+		) error {
 			u, err := client.Read[client.User](s.hub.DisableUser(ctx, id, s.editors()...))
 			return s.showUser(u, err)
 		}),
@@ -58,7 +60,9 @@ func (a *app) createUserCommand() *cobra.Command {
 		roles     []string
 		admin     bool
 	)
-	c := a.action("create EMAIL", "Make a user (platform admin)", cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
+	c := a.action("create EMAIL", "Make a user (platform admin)", cobra.ExactArgs(1), func(ctx context.Context, s *session,
+		args []string,
+	) error {
 		orgID, err := s.orgID(ctx, org)
 		if err != nil {
 			return err
@@ -83,18 +87,19 @@ func (a *app) createTokenCommand() *cobra.Command {
 		life        time.Duration
 		description string
 	)
-	c := a.oneUser("token", "Make a personal token for a user (platform admin); it is shown once", func(ctx context.Context, s *session, id string) error {
-		t, err := client.Read[client.UserToken](s.hub.CreateUserToken(ctx, id, client.UserTokenCreate{
-			Description: description, ExpiresInSeconds: int64(life.Seconds()),
-		}, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return show(s, t, []column[client.UserToken]{
-			{"TOKEN", func(t client.UserToken) string { return t.Token }},
-			{"EXPIRES", func(t client.UserToken) string { return stamp(t.ExpiresAt) }},
+	c := a.oneUser("token", "Make a personal token for a user (platform admin); it is shown once",
+		func(ctx context.Context, s *session, id string) error {
+			t, err := client.Read[client.UserToken](s.hub.CreateUserToken(ctx, id, client.UserTokenCreate{
+				Description: description, ExpiresInSeconds: int64(life.Seconds()),
+			}, s.editors()...))
+			if err != nil {
+				return err
+			}
+			return show(s, t, []column[client.UserToken]{
+				{"TOKEN", func(t client.UserToken) string { return t.Token }},
+				{"EXPIRES", func(t client.UserToken) string { return stamp(t.ExpiresAt) }},
+			})
 		})
-	})
 	c.Flags().DurationVar(&life, "life", 0, "how long it is valid (default: what the hub gives)")
 	c.Flags().StringVar(&description, "description", "", "what it is for")
 	return c
@@ -102,27 +107,29 @@ func (a *app) createTokenCommand() *cobra.Command {
 
 func (a *app) setRolesCommand() *cobra.Command {
 	var platformAdmin string
-	c := a.action("set-roles USER [ROLE…]", "Set the roles that a user holds in the whole org", cobra.MinimumNArgs(1), func(ctx context.Context, s *session, args []string) error {
-		id, err := s.userID(ctx, args[0])
-		if err != nil {
-			return err
-		}
-		body := client.UserRolesPut{Roles: []client.UserRole{}}
-		for _, r := range args[1:] {
-			body.Roles = append(body.Roles, client.UserRole(r))
-		}
-		switch platformAdmin {
-		case "":
-		case "true", "false":
-			admin := platformAdmin == "true"
-			body.PlatformAdmin = &admin
-		default:
-			return usage(errors.New("--platform-admin is true or false"))
-		}
-		u, err := client.Read[client.User](s.hub.PutUserRoles(ctx, id, body, s.editors()...))
-		return s.showUser(u, err)
-	})
-	c.Long = "Set the roles that a user holds in the whole org: org_admin, org_member, org_billing, app_publisher. Roles that are not named are taken."
+	c := a.action("set-roles USER [ROLE…]", "Set the roles that a user holds in the whole org", cobra.MinimumNArgs(1),
+		func(ctx context.Context, s *session, args []string) error {
+			id, err := s.userID(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			body := client.UserRolesPut{Roles: []client.UserRole{}}
+			for _, r := range args[1:] {
+				body.Roles = append(body.Roles, client.UserRole(r))
+			}
+			switch platformAdmin {
+			case "":
+			case "true", "false":
+				admin := platformAdmin == "true"
+				body.PlatformAdmin = &admin
+			default:
+				return usage(errors.New("--platform-admin is true or false"))
+			}
+			u, err := client.Read[client.User](s.hub.PutUserRoles(ctx, id, body, s.editors()...))
+			return s.showUser(u, err)
+		})
+	c.Long = "Set the roles that a user holds in the whole org: org_admin, org_member, org_billing, app_publisher. " +
+		"Roles that are not named are taken."
 	c.Flags().StringVar(&platformAdmin, "platform-admin", "", "true or false, for platform admins (default: unchanged)")
 	return c
 }
@@ -141,23 +148,25 @@ func (a *app) tokensCommand() *cobra.Command {
 			if err != nil {
 				return nil, "", err
 			}
-			l, err := client.Read[client.UserTokenList](s.hub.ListUserTokens(ctx, id, &client.ListUserTokensParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			l, err := client.Read[client.UserTokenList](s.hub.ListUserTokens(ctx, id,
+				&client.ListUserTokensParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
 			return l.Items, l.NextCursor, err
 		})
 	var all bool
-	revoke := a.action("revoke [TOKEN_ID]", "Revoke a token; it is refused from now on", cobra.MaximumNArgs(1), func(ctx context.Context, s *session, args []string) error {
-		if all == (len(args) == 1) {
-			return usage(errors.New("give a token's id (gpuaas tokens list shows them) or --all"))
-		}
-		id, err := s.userOrSelf(ctx, user)
-		if err != nil {
-			return err
-		}
-		if all {
-			return closed(s.hub.RevokeUserTokens(ctx, id, s.editors()...))
-		}
-		return closed(s.hub.RevokeUserToken(ctx, id, args[0], s.editors()...))
-	})
+	revoke := a.action("revoke [TOKEN_ID]", "Revoke a token; it is refused from now on", cobra.MaximumNArgs(1),
+		func(ctx context.Context, s *session, args []string) error {
+			if all == (len(args) == 1) {
+				return usage(errors.New("give a token's id (gpuaas tokens list shows them) or --all"))
+			}
+			id, err := s.userOrSelf(ctx, user)
+			if err != nil {
+				return err
+			}
+			if all {
+				return closed(s.hub.RevokeUserTokens(ctx, id, s.editors()...))
+			}
+			return closed(s.hub.RevokeUserToken(ctx, id, args[0], s.editors()...))
+		})
 	revoke.Flags().BoolVar(&all, "all", false, "revoke every token of the user, the one in use included")
 	c := group("tokens", "Personal tokens: your own, or those of a user of your org", list, revoke)
 	c.PersistentFlags().StringVar(&user, "user", "", "user, by id or e-mail address (default: yourself)")
@@ -171,7 +180,8 @@ func (a *app) rolesCommand() *cobra.Command {
 		{"ROLES", func(p client.ProjectRoles) string { return words(p.Roles) }},
 		{"USER", func(p client.ProjectRoles) string { return p.UserID }},
 	}
-	set := a.action("set USER [ROLE…]", "Set the roles that a user holds in the project; no role takes the user out", cobra.MinimumNArgs(1),
+	set := a.action("set USER [ROLE…]", "Set the roles that a user holds in the project; no role takes the user out",
+		cobra.MinimumNArgs(1),
 		func(ctx context.Context, s *session, args []string) error {
 			project, err := s.projectID(ctx)
 			if err != nil {
@@ -193,12 +203,16 @@ func (a *app) rolesCommand() *cobra.Command {
 		})
 	set.Long = "Set the roles that a user of the org holds in this project only: project_admin, app_operator, viewer."
 	return group("roles", "Roles in a project", set,
-		listing(a, "list", "Users who hold roles in this project only", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string, cursor string) ([]client.ProjectRoles, string, error) {
+		listing(a, "list", "Users who hold roles in this project only", cobra.NoArgs, columns, func(ctx context.Context,
+			s *session, _ []string, cursor string,
+		) ([]client.ProjectRoles, string, error) {
 			project, err := s.projectID(ctx)
 			if err != nil {
 				return nil, "", err
 			}
-			l, err := client.Read[client.ProjectRolesList](s.hub.ListProjectRoles(ctx, project, &client.ListProjectRolesParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
+			l, err := client.Read[client.ProjectRolesList](s.hub.ListProjectRoles(ctx, project, &client.ListProjectRolesParams{
+				Cursor: cursor, Limit: client.PageSize,
+			}, s.editors()...))
 			return l.Items, l.NextCursor, err
 		}))
 }
@@ -221,7 +235,8 @@ func (s *session) showUser(u client.User, err error) error {
 	return show(s, u, userColumns())
 }
 
-// users pages through the users of the org (by id or slug); where it is empty, of the caller's org, or all for a platform admin.
+// users pages through the users of the org (by id or slug); where it is empty, of the caller's org, or all for a
+// platform admin.
 func (s *session) users(ctx context.Context, org string) func(string) ([]client.User, string, error) {
 	return func(cursor string) ([]client.User, string, error) {
 		orgID, err := s.orgID(ctx, org)
@@ -234,12 +249,18 @@ func (s *session) users(ctx context.Context, org string) func(string) ([]client.
 				return nil, "", err
 			}
 			if who.PlatformAdmin {
-				l, err := client.Read[client.UserList](s.hub.ListUsers(ctx, &client.ListUsersParams{Cursor: cursor, Limit: client.PageSize}))
+				l, err := client.Read[client.UserList](s.hub.ListUsers(ctx, &client.ListUsersParams{
+					Cursor: cursor,
+					Limit:  client.PageSize,
+				}))
 				return l.Items, l.NextCursor, err
 			}
 			orgID = who.OrgID
 		}
-		l, err := client.Read[client.UserList](s.hub.ListOrgUsers(ctx, orgID, &client.ListOrgUsersParams{Cursor: cursor, Limit: client.PageSize}))
+		l, err := client.Read[client.UserList](s.hub.ListOrgUsers(ctx, orgID, &client.ListOrgUsersParams{
+			Cursor: cursor,
+			Limit:  client.PageSize,
+		}))
 		return l.Items, l.NextCursor, err
 	}
 }

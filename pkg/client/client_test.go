@@ -61,7 +61,10 @@ func TestCallCarriesCredentialIdsAndOnlySetParameters(t *testing.T) {
 		got = r
 		answer(w, http.StatusOK, client.UsageRecordList{Items: []client.UsageRecord{}})
 	})
-	_, err := client.Read[client.UsageRecordList](hub.ListUsage(t.Context(), &client.ListUsageParams{ProjectID: id, From: time.Unix(0, 0).UTC()}))
+	_, err := client.Read[client.UsageRecordList](hub.ListUsage(t.Context(), &client.ListUsageParams{
+		ProjectID: id,
+		From:      time.Unix(0, 0).UTC(),
+	}))
 	require.NoError(t, err)
 	require.Equal(t, "/api/v1/billing/usage", got.URL.Path)
 	require.Equal(t, "from=1970-01-01T00%3A00%3A00Z&project_id="+id, got.URL.RawQuery)
@@ -112,11 +115,15 @@ func TestProblemsAreErrorsAndNotRetried(t *testing.T) {
 			Errors: []client.ProblemField{{Pointer: "/placement_intent", Reason: "is missing", Hint: "give allocation_ids"}},
 		})
 	})
-	_, err := hub.CreateAppInstance(t.Context(), id, client.AppInstanceCreate{AppSlug: "a", Version: "1", DisplayName: "d"}, client.WithIdempotencyKey("k"))
+	_, err := hub.CreateAppInstance(t.Context(), id, client.AppInstanceCreate{
+		AppSlug: "a", Version: "1",
+		DisplayName: "d",
+	}, client.WithIdempotencyKey("k"))
 	var p *client.Problem
 	require.ErrorAs(t, err, &p)
 	require.Equal(t, "placement_required", p.Code)
-	require.Equal(t, "Say where. (placement_required, 409); /placement_intent is missing (give allocation_ids); correlation id c-1", err.Error())
+	require.Equal(t, "Say where. (placement_required, 409); /placement_intent is missing (give allocation_ids); "+
+		"correlation id c-1", err.Error())
 	require.Equal(t, 1, calls)
 }
 
@@ -134,10 +141,11 @@ func TestAnswerOfSomethingElseIsSaidToBeThat(t *testing.T) {
 
 func TestUntrustedHubFailsAtOnce(t *testing.T) {
 	retries := 0
-	hub := open(t, func(http.ResponseWriter, *http.Request) { t.Error("the credential went to a stranger") }, func(c *client.Config) {
-		c.CAPEM = nil
-		c.OnRetry = func(int, time.Duration, error) { retries++ }
-	})
+	hub := open(t, func(http.ResponseWriter, *http.Request) { t.Error("the credential went to a stranger") },
+		func(c *client.Config) {
+			c.CAPEM = nil
+			c.OnRetry = func(int, time.Duration, error) { retries++ }
+		})
 	_, err := hub.Whoami(t.Context())
 	var u *client.UnreachableError
 	require.ErrorAs(t, err, &u)
@@ -145,7 +153,10 @@ func TestUntrustedHubFailsAtOnce(t *testing.T) {
 }
 
 func TestPlainHTTPIsForLoopbackOnly(t *testing.T) {
-	for url, ok := range map[string]bool{"http://127.0.0.1:1": true, "http://localhost": true, "http://[::1]:1": true, "http://hub.example": false, "https://hub.example": true, "hub.example:1": false, "ftp://x": false} {
+	for url, ok := range map[string]bool{
+		"http://127.0.0.1:1": true, "http://localhost": true, "http://[::1]:1": true,
+		"http://hub.example": false, "https://hub.example": true, "hub.example:1": false, "ftp://x": false,
+	} {
 		_, err := client.Open(client.Config{URL: url})
 		require.Equal(t, ok, err == nil, url)
 	}
@@ -157,10 +168,16 @@ func TestAllWalksEveryPageAndStopsWhenAsked(t *testing.T) {
 		cursor := r.URL.Query().Get("cursor")
 		cursors = append(cursors, cursor)
 		next := map[string]string{"": "1", "1": "2"}[cursor]
-		answer(w, http.StatusOK, client.OrgList{Items: []client.Org{{Slug: "a" + cursor}, {Slug: "b" + cursor}}, NextCursor: next})
+		answer(w, http.StatusOK, client.OrgList{
+			Items:      []client.Org{{Slug: "a" + cursor}, {Slug: "b" + cursor}},
+			NextCursor: next,
+		})
 	})
 	page := func(cursor string) ([]client.Org, string, error) {
-		l, err := client.Read[client.OrgList](hub.ListOrgs(t.Context(), &client.ListOrgsParams{Cursor: cursor, Limit: client.PageSize}))
+		l, err := client.Read[client.OrgList](hub.ListOrgs(t.Context(), &client.ListOrgsParams{
+			Cursor: cursor,
+			Limit:  client.PageSize,
+		}))
 		return l.Items, l.NextCursor, err
 	}
 	var slugs []string
@@ -207,7 +224,9 @@ func TestWaitInstanceSeesChangesAndDeadEnds(t *testing.T) {
 					answer(w, http.StatusOK, client.AppInstanceSeen{Seen: fmt.Sprintf("%032x", next), Instance: i})
 				})
 				var seen []client.AppInstanceStatus
-				got, err := hub.WaitInstance(t.Context(), id, id, c.want, func(i client.AppInstance) { seen = append(seen, i.Status) })
+				got, err := hub.WaitInstance(t.Context(), id, id, c.want, func(i client.AppInstance) {
+					seen = append(seen, i.Status)
+				})
 				var dead *client.InstanceError
 				if c.fails {
 					require.ErrorAs(t, err, &dead)

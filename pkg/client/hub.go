@@ -1,8 +1,10 @@
-// Package client is the Go SDK of the hub's REST API: types and requests are generated from hub/api/openapi.yaml, this thin
-// face adds trust in the hub's own authority, credentials, request ids, idempotency keys, retries, problems as errors, paging
-// and waiting. It keeps no state beyond the credential and imports nothing of the hub.
+// Package client is the Go SDK of the hub's REST API: types and requests are generated from hub/api/openapi.yaml, this
+// thin face adds trust in the hub's own authority, credentials, request ids, idempotency keys, retries, problems as
+// errors, paging and waiting. It keeps no state beyond the credential and imports nothing of the hub.
 //
-//	hub, err := client.Open(client.Config{URL: "https://hub:8443", CAFile: "ca.pem", Credential: client.BearerToken(token)})
+//	hub, err := client.Open(client.Config{
+//		URL: "https://hub:8443", CAFile: "ca.pem", Credential: client.BearerToken(token),
+//	})
 //	instance, err := client.Read[client.AppInstance](hub.CreateAppInstance(ctx, projectID, client.AppInstanceCreate{…}))
 package client
 
@@ -90,9 +92,11 @@ func Open(conf Config) (*Hub, error) {
 		conf: conf,
 		http: &http.Client{
 			Transport: &http.Transport{
-				Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext, TLSClientConfig: tlsConf,
-				TLSHandshakeTimeout: dialTimeout, ResponseHeaderTimeout: responseHeaderTimeout, MaxResponseHeaderBytes: maxResponseHeaders,
-				ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 8, IdleConnTimeout: time.Minute,
+				Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext,
+				TLSClientConfig:     tlsConf,
+				TLSHandshakeTimeout: dialTimeout, ResponseHeaderTimeout: responseHeaderTimeout,
+				MaxResponseHeaderBytes: maxResponseHeaders,
+				ForceAttemptHTTP2:      true, MaxIdleConnsPerHost: 8, IdleConnTimeout: time.Minute,
 			},
 			// The API never redirects; following one would carry the credential elsewhere.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -116,8 +120,8 @@ func isLoopback(host string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// WithIdempotencyKey makes repeating this call harmless across restarts of the caller. Without it every call gets a key of its
-// own, which covers the client's own retries.
+// WithIdempotencyKey makes repeating this call harmless across restarts of the caller. Without it every call gets a key
+// of its own, which covers the client's own retries.
 func WithIdempotencyKey(key string) RequestEditorFn { return withHeader(idempotencyKeyHeader, key) }
 
 // WithRequestID sets the correlation id of the call.

@@ -6,7 +6,8 @@ import (
 	"errors"
 )
 
-// isPassing tells network trouble, which may pass, from what will be the same next time: a certificate that is not trusted.
+// isPassing tells network trouble, which may pass, from what will be the same next time: a certificate that is not
+// trusted.
 func isPassing(err error) bool {
 	var (
 		authority x509.UnknownAuthorityError
@@ -15,5 +16,6 @@ func isPassing(err error) bool {
 		verify    *tls.CertificateVerificationError
 		record    tls.RecordHeaderError
 	)
-	return !errors.As(err, &authority) && !errors.As(err, &hostname) && !errors.As(err, &invalid) && !errors.As(err, &verify) && !errors.As(err, &record)
+	return !errors.As(err, &authority) && !errors.As(err, &hostname) && !errors.As(err, &invalid) &&
+		!errors.As(err, &verify) && !errors.As(err, &record)
 }

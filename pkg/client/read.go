@@ -30,7 +30,8 @@ func Read[T any](res *http.Response, err error) (T, error) {
 		err = json.Unmarshal(body, &out)
 	}
 	if err != nil {
-		return out, fmt.Errorf("the hub's answer is not what the contract says (correlation id %s): %w", res.Header.Get(requestIDHeader), err)
+		return out, fmt.Errorf("the hub's answer is not what the contract says (correlation id %s): %w",
+			res.Header.Get(requestIDHeader), err)
 	}
 	return out, nil
 }

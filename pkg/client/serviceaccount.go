@@ -31,8 +31,8 @@ func (e *CredentialError) Error() string { return "no access token: " + e.Cause.
 // Unwrap returns the cause.
 func (e *CredentialError) Unwrap() error { return e.Cause }
 
-// ServiceAccountCredential mints short-lived tokens with a service account's key and keeps them until shortly before their end.
-// The private key never leaves the process: what is sent is an assertion signed with it.
+// ServiceAccountCredential mints short-lived tokens with a service account's key and keeps them until shortly before
+// their end. The private key never leaves the process: what is sent is an assertion signed with it.
 type ServiceAccountCredential struct {
 	hub       *Hub
 	accountID string
@@ -45,7 +45,9 @@ type ServiceAccountCredential struct {
 }
 
 // NewServiceAccountCredential takes the three values that the account's creation gave. conf.Credential is not used.
-func NewServiceAccountCredential(conf Config, serviceAccountID, keyID string, privateKeyPEM []byte) (*ServiceAccountCredential, error) {
+func NewServiceAccountCredential(conf Config, serviceAccountID, keyID string,
+	privateKeyPEM []byte,
+) (*ServiceAccountCredential, error) {
 	block, _ := pem.Decode(privateKeyPEM)
 	if block == nil {
 		return nil, errors.New("client: the service account's private key is not PEM")
@@ -100,7 +102,10 @@ func (c *ServiceAccountCredential) mint(ctx context.Context, now time.Time) (Tok
 	if err != nil {
 		return Token{}, fmt.Errorf("sign the assertion: %w", err)
 	}
-	return Read[Token](c.hub.MintServiceAccountToken(ctx, ServiceAccountTokenRequest{ServiceAccountID: c.accountID, KeyID: c.keyID, Assertion: signed}))
+	return Read[Token](c.hub.MintServiceAccountToken(ctx, ServiceAccountTokenRequest{
+		ServiceAccountID: c.accountID,
+		KeyID:            c.keyID, Assertion: signed,
+	}))
 }
 
 func isUnauthenticated(err error) bool {

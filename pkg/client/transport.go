@@ -21,7 +21,8 @@ const (
 	requestIDHeader      = "X-Request-ID"
 	// maxAttempts bounds one call, the first attempt included; then the last answer or error is the caller's.
 	maxAttempts = 6
-	// Waiting between attempts: what Retry-After says, at most maxWait; otherwise random below backoffBase<<n, at most maxBackoff.
+	// Waiting between attempts: what Retry-After says, at most maxWait; otherwise random below backoffBase<<n, at most
+	// maxBackoff.
 	maxWait     = 60 * time.Second
 	backoffBase = 200 * time.Millisecond
 	maxBackoff  = 5 * time.Second
@@ -83,8 +84,8 @@ func (t *transport) prepare(r *http.Request) {
 	dropAbsent(r)
 }
 
-// dropAbsent removes query parameters that were not set: in the generated types absent is the zero value, and no parameter of
-// the contract means anything at zero.
+// dropAbsent removes query parameters that were not set: in the generated types absent is the zero value, and no
+// parameter of the contract means anything at zero.
 func dropAbsent(r *http.Request) {
 	q := r.URL.Query()
 	for name, values := range q {
@@ -146,7 +147,10 @@ func (t *transport) judge(res *http.Response) (*http.Response, error) {
 	media, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	if err != nil || media != "application/problem+json" || json.Unmarshal(text, p) != nil {
 		// Not from a hub: a proxy, or something else on that port.
-		*p = Problem{Code: "not_a_problem_document", Title: http.StatusText(res.StatusCode), Detail: "The answer did not come from a hub; check the URL and what lies in between."}
+		*p = Problem{
+			Code: "not_a_problem_document", Title: http.StatusText(res.StatusCode),
+			Detail: "The answer did not come from a hub; check the URL and what lies in between.",
+		}
 	}
 	p.Status = int32(res.StatusCode)
 	if p.CorrelationID == "" {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A hub that keeps no watchers is asked again and again: a launch takes tenths of a second, so the first pauses are short; a pause
-// is a sixteenth of the time waited so far, so that nobody learns of a change much later than that.
+// A hub that keeps no watchers is asked again and again: a launch takes tenths of a second, so the first pauses are
+// short; a pause is a sixteenth of the time waited so far, so that nobody learns of a change much later than that.
 const (
 	minPoll   = 10 * time.Millisecond
 	maxPoll   = 2 * time.Second
@@ -38,9 +38,12 @@ func (e *InstanceError) Error() string {
 	return text.String()
 }
 
-// WaitInstance watches an instance until it has the wanted status, and tells onChange (may be nil) about every change on the
-// way. It returns an *InstanceError when the status can no longer be reached, and the context's error when that ends first.
-func (h *Hub) WaitInstance(ctx context.Context, projectID, id string, want AppInstanceStatus, onChange func(AppInstance)) (AppInstance, error) {
+// WaitInstance watches an instance until it has the wanted status, and tells onChange (may be nil) about every change
+// on the way. It returns an *InstanceError when the status can no longer be reached, and the context's error when that
+// ends first.
+func (h *Hub) WaitInstance(ctx context.Context, projectID, id string, want AppInstanceStatus,
+	onChange func(AppInstance),
+) (AppInstance, error) {
 	var last AppInstance
 	err := h.Watch(ctx, projectID, id, func(i AppInstance) (bool, error) {
 		if onChange != nil && (i.Status != last.Status || i.StatusReason != last.StatusReason || i.Health != last.Health) {
@@ -91,7 +94,8 @@ func (h *Hub) Watch(ctx context.Context, projectID, id string, see func(AppInsta
 	}
 }
 
-// look gives an instance as soon as it is not what was seen, if the hub keeps watchers; a hub of an earlier release does not.
+// look gives an instance as soon as it is not what was seen, if the hub keeps watchers; a hub of an earlier release
+// does not.
 func (h *Hub) look(ctx context.Context, projectID, id, seen string, keeps *bool) (AppInstance, string, error) {
 	if *keeps {
 		s, err := Read[AppInstanceSeen](h.WatchAppInstance(ctx, projectID, id, &WatchAppInstanceParams{Seen: seen}))

@@ -1,5 +1,6 @@
-// Package daemon is the command line that the programs share: flags that may come from the environment, a default command,
-// signals, errors that say what to do, and what the build recorded about itself. It knows nothing of what a program does.
+// Package daemon is the command line that the programs share: flags that may come from the environment, a default
+// command, signals, errors that say what to do, and what the build recorded about itself. It knows nothing of what a
+// program does.
 package daemon
 
 import (
@@ -44,7 +45,9 @@ func (p Program) Main() int {
 // Execute runs the program with these arguments, until it ends or ctx does.
 func (p Program) Execute(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	p.Root.SilenceUsage, p.Root.SilenceErrors, p.Root.Version = true, true, Version()
-	p.Root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return p.fromEnvironment(cmd.Flags(), os.LookupEnv) }
+	p.Root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		return p.fromEnvironment(cmd.Flags(), os.LookupEnv)
+	}
 	p.Root.SetOut(stdout)
 	p.Root.SetErr(stderr)
 	p.Root.SetArgs(p.withDefault(args))
@@ -53,7 +56,8 @@ func (p Program) Execute(ctx context.Context, args []string, stdout, stderr io.W
 
 // withDefault makes `program --flag` mean `program command --flag`.
 func (p Program) withDefault(args []string) []string {
-	if len(args) > 0 && (!strings.HasPrefix(args[0], "-") || args[0] == "-h" || args[0] == "--help" || args[0] == "-v" || args[0] == "--version") {
+	if len(args) > 0 && (!strings.HasPrefix(args[0], "-") || args[0] == "-h" || args[0] == "--help" || args[0] == "-v" ||
+		args[0] == "--version") {
 		return args
 	}
 	return append([]string{p.Default}, args...)
@@ -70,7 +74,8 @@ func (p Program) fromEnvironment(flags *pflag.FlagSet, lookup func(string) (stri
 		}
 		if err := flags.Set(f.Name, value); err != nil {
 			failed = fault.New(fault.Malformed, "environment_invalid",
-				fmt.Sprintf("The environment variable %s has an unusable value: see --%s in `%s %s --help`.", name, f.Name, p.Root.Name(), p.Default), err)
+				fmt.Sprintf("The environment variable %s has an unusable value: see --%s in `%s %s --help`.", name, f.Name,
+					p.Root.Name(), p.Default), err)
 		}
 	})
 	return failed

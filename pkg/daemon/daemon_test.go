@@ -18,7 +18,9 @@ type given struct {
 }
 
 func program(g *given) Program {
-	root, serve := &cobra.Command{Use: "thing"}, &cobra.Command{Use: "serve", RunE: func(*cobra.Command, []string) error { return nil }}
+	root, serve := &cobra.Command{Use: "thing"}, &cobra.Command{Use: "serve", RunE: func(*cobra.Command, []string) error {
+		return nil
+	}}
 	serve.Flags().StringVar(&g.dir, "data-dir", "/default", "")
 	serve.Flags().DurationVar(&g.every, "resync", time.Minute, "")
 	serve.Flags().StringSliceVar(&g.names, "tls-name", nil, "")

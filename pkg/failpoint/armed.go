@@ -1,8 +1,8 @@
 //go:build failpoint
 
-// Package failpoint marks the steps between which a program may be killed, so that a test can kill it at each of them. It owns
-// the marks and their list; what must hold afterwards is the tests' business. Without the build tag failpoint a mark compiles
-// to nothing, and no program that is shipped is built with it.
+// Package failpoint marks the steps between which a program may be killed, so that a test can kill it at each of them.
+// It owns the marks and their list; what must hold afterwards is the tests' business. Without the build tag failpoint a
+// mark compiles to nothing, and no program that is shipped is built with it.
 package failpoint
 
 import (
@@ -12,9 +12,10 @@ import (
 	"syscall"
 )
 
-// Env names the file that arms one point: it holds the name and at which hit of it the program dies ("agent/accept/synced 1").
-// The file may come and change while the program runs. As the program dies, the file is renamed to end in ReachedSuffix: it is
-// disarmed for the next start, and whoever armed it sees that the point was reached.
+// Env names the file that arms one point: it holds the name and at which hit of it the program dies
+// ("agent/accept/synced 1"). The file may come and change while the program runs. As the program dies, the file is
+// renamed to end in ReachedSuffix: it is disarmed for the next start, and whoever armed it sees that the point was
+// reached.
 const (
 	Env           = "GPUAAS_FAILPOINT"
 	ReachedSuffix = ".reached"
@@ -29,7 +30,8 @@ type counter struct {
 
 var counted counter
 
-// Hit ends the program with SIGKILL, as a power cut would, if the point is armed and this is the hit that was asked for.
+// Hit ends the program with SIGKILL, as a power cut would, if the point is armed and this is the hit that was asked
+// for.
 func Hit(name string) {
 	path := os.Getenv(Env)
 	if path == "" {

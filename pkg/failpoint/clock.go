@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// clockEnv names a file with how far the machine's clock is off (a Go duration such as "-24h") and, after a blank, the id of
-// the boot that the machine seems to be in. It is read at every look at the clock, so that the clock can jump.
+// clockEnv names a file with how far the machine's clock is off (a Go duration such as "-24h") and, after a blank, the
+// id of the boot that the machine seems to be in. It is read at every look at the clock, so that the clock can jump.
 const clockEnv = "GPUAAS_FAILPOINT_CLOCK"
 
 // clock is what the file says; nothing where there is none.

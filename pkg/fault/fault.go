@@ -1,6 +1,6 @@
-// Package fault is the one error type that may reach a person or a program outside: what kind it is, a public text that is
-// safe to show and says what to do, and a cause that stays in the log. It knows nothing of HTTP, QUIC or SQL; each transport
-// translates it in one place.
+// Package fault is the one error type that may reach a person or a program outside: what kind it is, a public text that
+// is safe to show and says what to do, and a cause that stays in the log. It knows nothing of HTTP, QUIC or SQL; each
+// transport translates it in one place.
 package fault
 
 import (

@@ -1,6 +1,6 @@
-// Package imagesign is the form in which a publisher signs an image: cosign's simple signing (the .sig tag) with an Ed25519
-// key. It makes, reads and checks payloads; it is pure and knows neither registry nor key file. Whoever wants to know which
-// keys count asks the trust bundle and its delegations.
+// Package imagesign is the form in which a publisher signs an image: cosign's simple signing (the .sig tag) with an
+// Ed25519 key. It makes, reads and checks payloads; it is pure and knows neither registry nor key file. Whoever wants
+// to know which keys count asks the trust bundle and its delegations.
 //
 // Format: https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
 package imagesign
@@ -81,7 +81,8 @@ func Check(key ed25519.PublicKey, signed, signature []byte, repository, digest s
 	if err := dec.Decode(&p); err != nil {
 		return fmt.Errorf("%w: %w", ErrPayload, err)
 	}
-	if p.Critical.Type != payloadType || p.Critical.Image.DockerManifestDigest != digest || withoutHost(p.Critical.Identity.DockerReference) != repository {
+	if p.Critical.Type != payloadType || p.Critical.Image.DockerManifestDigest != digest ||
+		withoutHost(p.Critical.Identity.DockerReference) != repository {
 		return ErrPayload
 	}
 	return nil

@@ -29,7 +29,8 @@ func TestSignatureCountsForItsKeyDigestAndRepositoryOnly(t *testing.T) {
 	require.ErrorIs(t, imagesign.Check(nil, payload, sig, repository, digest), imagesign.ErrSignature)
 	require.ErrorIs(t, imagesign.Check(pub, payload, sig[1:], repository, digest), imagesign.ErrSignature)
 	require.ErrorIs(t, imagesign.Check(pub, payload, sig, "org/evil/demo/runtime", digest), imagesign.ErrPayload)
-	require.ErrorIs(t, imagesign.Check(pub, payload, sig, repository, strings.Replace(digest, "1", "2", 1)), imagesign.ErrPayload)
+	require.ErrorIs(t, imagesign.Check(pub, payload, sig, repository, strings.Replace(digest, "1", "2", 1)),
+		imagesign.ErrPayload)
 
 	for name, text := range map[string]string{
 		"another type": strings.Replace(string(payload), "cosign container", "cosign", 1),
@@ -37,7 +38,8 @@ func TestSignatureCountsForItsKeyDigestAndRepositoryOnly(t *testing.T) {
 		"too large":    string(payload) + strings.Repeat(" ", imagesign.MaxPayloadBytes),
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.ErrorIs(t, imagesign.Check(pub, []byte(text), ed25519.Sign(key, []byte(text)), repository, digest), imagesign.ErrPayload)
+			require.ErrorIs(t, imagesign.Check(pub, []byte(text), ed25519.Sign(key, []byte(text)), repository, digest),
+				imagesign.ErrPayload)
 		})
 	}
 }

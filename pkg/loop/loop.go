@@ -1,5 +1,5 @@
-// Package loop drives work that looks at the whole state each time: at once when woken, and periodically anyway, because a
-// wake-up may be lost. It owns when a pass runs; what a pass does belongs to its owner.
+// Package loop drives work that looks at the whole state each time: at once when woken, and periodically anyway,
+// because a wake-up may be lost. It owns when a pass runs; what a pass does belongs to its owner.
 package loop
 
 import (
@@ -47,9 +47,10 @@ func New(name string, every time.Duration, pass Pass, log *slog.Logger) *Loop {
 	return &Loop{name: name, every: every, pass: pass, log: log, random: rand.Float64, wake: make(chan struct{}, 1)}
 }
 
-// Wake asks for a pass soon. It carries no data and never blocks: wake-ups that come while a pass runs become one pass after
-// it, so that nothing that happened before a wake-up is missed. So do those that come within as long again as the pass has taken: a
-// pass that looks at much is worth more when much has happened, and leaves half of the time to what it has begun.
+// Wake asks for a pass soon. It carries no data and never blocks: wake-ups that come while a pass runs become one pass
+// after it, so that nothing that happened before a wake-up is missed. So do those that come within as long again as the
+// pass has taken: a pass that looks at much is worth more when much has happened, and leaves half of the time to what
+// it has begun.
 func (l *Loop) Wake() {
 	select {
 	case l.wake <- struct{}{}:
@@ -57,8 +58,8 @@ func (l *Loop) Wake() {
 	}
 }
 
-// Run passes until ctx ends, the first time at once, and returns nil then. A failing or panicking pass is logged and tried
-// again; it never ends the loop.
+// Run passes until ctx ends, the first time at once, and returns nil then. A failing or panicking pass is logged and
+// tried again; it never ends the loop.
 func (l *Loop) Run(ctx context.Context) error {
 	failures := 0
 	for ctx.Err() == nil {
@@ -72,7 +73,8 @@ func (l *Loop) Run(ctx context.Context) error {
 			return nil //nolint:nilerr // ended from outside, which is no failure of the pass
 		default:
 			failures++
-			l.log.ErrorContext(ctx, "pass failed", slog.String("loop", l.name), slog.Any("error", err), slog.Int("failures", failures))
+			l.log.ErrorContext(ctx, "pass failed", slog.String("loop", l.name), slog.Any("error", err),
+				slog.Int("failures", failures))
 		}
 		if !pause(ctx, min(took, maxBreath)) || !l.rest(ctx, failures) {
 			return nil

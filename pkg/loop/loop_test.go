@@ -64,7 +64,10 @@ func TestWakeUpsDuringAPassBecomeOnePassAfterIt(t *testing.T) {
 }
 
 func TestLoopRestsAsLongAsItsPassHasTaken(t *testing.T) {
-	for took, rest := range map[time.Duration]time.Duration{10 * time.Millisecond: 10 * time.Millisecond, time.Second: 20 * time.Millisecond} {
+	for took, rest := range map[time.Duration]time.Duration{
+		10 * time.Millisecond: 10 * time.Millisecond,
+		time.Second:           20 * time.Millisecond,
+	} {
 		synctest.Test(t, func(t *testing.T) {
 			var passes atomic.Int64
 			l := loop.New("x", time.Hour, func(context.Context) error { passes.Add(1); time.Sleep(took); return nil }, nil)
@@ -141,7 +144,8 @@ func TestPanickingPassDoesNotEndTheLoop(t *testing.T) {
 func TestEndingDuringAPassIsNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
-		stop := start(t, loop.New("x", time.Second, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, slog.New(slog.NewTextHandler(&log, nil))))
+		stop := start(t, loop.New("x", time.Second, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+			slog.New(slog.NewTextHandler(&log, nil))))
 		synctest.Wait()
 		stop()
 		require.Empty(t, log.String())

@@ -10,10 +10,10 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Admits reports whether the publisher's manifest allows this workload: nil, or a fault that names what deviates. It lowers
-// the manifest again with the workload's own parameters and shape, and wants exactly those services; so whoever holds only
-// the hub's online keys can neither change an image, a command, an environment, a port or a user, nor leave the resource
-// bounds, nor add a service. A fallback carries a manifest of its own and is asked about separately.
+// Admits reports whether the publisher's manifest allows this workload: nil, or a fault that names what deviates. It
+// lowers the manifest again with the workload's own parameters and shape, and wants exactly those services; so whoever
+// holds only the hub's online keys can neither change an image, a command, an environment, a port or a user, nor leave
+// the resource bounds, nor add a service. A fallback carries a manifest of its own and is asked about separately.
 func Admits(v Verified, w *protocol.Workload) error {
 	if !v.ok {
 		return notAdmitted("/manifest", "the manifest was not verified")
@@ -62,7 +62,8 @@ func (v Verified) identifies(w *protocol.Workload) error {
 	return nil
 }
 
-// shapeOf reads the choices that a workload leaves open. Absent limits are refused: absent means unlimited to a runtime.
+// shapeOf reads the choices that a workload leaves open. Absent limits are refused: absent means unlimited to a
+// runtime.
 func (m Manifest) shapeOf(s *protocol.Service) (Shape, error) {
 	r := s.GetResources()
 	if r.GetCpuMillis() == 0 || r.GetMemoryBytes() == 0 || r.GetPids() == 0 {
@@ -95,10 +96,14 @@ func compare(want, got *protocol.Service) error {
 		{"image", want.GetImage() == got.GetImage()},
 		{"command", slices.Equal(want.GetCommand(), got.GetCommand())},
 		{"env", slices.EqualFunc(want.GetEnv(), got.GetEnv(), func(a, b *protocol.EnvVar) bool { return proto.Equal(a, b) })},
-		{"ports", slices.EqualFunc(want.GetPorts(), got.GetPorts(), func(a, b *protocol.Port) bool { return proto.Equal(a, b) })},
+		{"ports", slices.EqualFunc(want.GetPorts(), got.GetPorts(), func(a, b *protocol.Port) bool {
+			return proto.Equal(a, b)
+		})},
 		{"resources", proto.Equal(want.GetResources(), got.GetResources())},
 		{"readiness", proto.Equal(want.GetReadiness(), got.GetReadiness())},
-		{"scratch", slices.EqualFunc(want.GetScratch(), got.GetScratch(), func(a, b *protocol.Scratch) bool { return proto.Equal(a, b) })},
+		{"scratch", slices.EqualFunc(want.GetScratch(), got.GetScratch(), func(a, b *protocol.Scratch) bool {
+			return proto.Equal(a, b)
+		})},
 		{"stop_grace_seconds", want.GetStopGraceSeconds() == got.GetStopGraceSeconds()},
 		{"user", want.GetUser() == got.GetUser()},
 		{"read_only_root", want.GetReadOnlyRoot() == got.GetReadOnlyRoot()},
@@ -114,12 +119,14 @@ func compare(want, got *protocol.Service) error {
 }
 
 func notAdmitted(pointer, reason string) error {
-	return invalid(fault.Forbidden, CodeNotAdmitted, "The publisher's manifest does not allow this workload.", []fault.Field{{Pointer: pointer, Reason: reason}})
+	return invalid(fault.Forbidden, CodeNotAdmitted, "The publisher's manifest does not allow this workload.",
+		[]fault.Field{{Pointer: pointer, Reason: reason}})
 }
 
 // because keeps the fields of a fault from the shared rules under the code of a refusal.
 func because(err error) error {
-	f := fault.New(fault.Forbidden, CodeNotAdmitted, "The publisher's manifest does not allow this workload.", err).Lasting()
+	f := fault.New(fault.Forbidden, CodeNotAdmitted, "The publisher's manifest does not allow this workload.",
+		err).Lasting()
 	f.Fields = fault.As(err).Fields
 	return f
 }

@@ -88,15 +88,35 @@ func TestLaw01OnlyWhatThePublisherAllowedIsAdmitted(t *testing.T) {
 		change  func(*protocol.Workload, *protocol.Service)
 		pointer string
 	}{
-		"another digest":      {func(_ *protocol.Workload, s *protocol.Service) { s.Image = s.Image[:len(s.Image)-1] + "2" }, "/services/0/image"},
-		"another repository":  {func(_ *protocol.Workload, s *protocol.Service) { s.Image = "org/evil/jupyter/runtime" + s.Image[24:] }, "/services/0/image"},
-		"another variant":     {func(_ *protocol.Workload, s *protocol.Service) { s.ImageVariant = "cuda" }, "/accelerator_count"},
-		"unknown variant":     {func(_ *protocol.Workload, s *protocol.Service) { s.ImageVariant = "x" }, "/services/0/image_variant"},
-		"another command":     {func(_ *protocol.Workload, s *protocol.Service) { s.Command[0] = "/bin/sh" }, "/services/0/command"},
-		"one more argument":   {func(_ *protocol.Workload, s *protocol.Service) { s.Command = append(s.Command, "--allow-root") }, "/services/0/command"},
-		"no command":          {func(_ *protocol.Workload, s *protocol.Service) { s.Command = nil }, "/services/0/command"},
-		"one more variable":   {func(_ *protocol.Workload, s *protocol.Service) { s.Env = append(s.Env, &protocol.EnvVar{Name: "A"}) }, "/services/0/env"},
-		"another variable":    {func(_ *protocol.Workload, s *protocol.Service) { s.Env[0].Value = "/root" }, "/services/0/env"},
+		"another digest": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.Image = s.Image[:len(s.Image)-1] + "2" },
+			"/services/0/image",
+		},
+		"another repository": {func(_ *protocol.Workload, s *protocol.Service) {
+			s.Image = "org/evil/jupyter/runtime" + s.Image[24:]
+		}, "/services/0/image"},
+		"another variant": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.ImageVariant = "cuda" },
+			"/accelerator_count",
+		},
+		"unknown variant": {func(_ *protocol.Workload, s *protocol.Service) {
+			s.ImageVariant = "x"
+		}, "/services/0/image_variant"},
+		"another command": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.Command[0] = "/bin/sh" },
+			"/services/0/command",
+		},
+		"one more argument": {func(_ *protocol.Workload, s *protocol.Service) {
+			s.Command = append(s.Command, "--allow-root")
+		}, "/services/0/command"},
+		"no command": {func(_ *protocol.Workload, s *protocol.Service) { s.Command = nil }, "/services/0/command"},
+		"one more variable": {func(_ *protocol.Workload, s *protocol.Service) {
+			s.Env = append(s.Env, &protocol.EnvVar{Name: "A"})
+		}, "/services/0/env"},
+		"another variable": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.Env[0].Value = "/root" },
+			"/services/0/env",
+		},
 		"value not parameter": {func(_ *protocol.Workload, s *protocol.Service) { s.Env[1].Value = "9" }, "/services/0/env"},
 		"parameter not value": {func(w *protocol.Workload, _ *protocol.Service) {
 			w.ParametersJson = `{"password_hash":"` + goodHash + `","threads":9}`
@@ -105,40 +125,90 @@ func TestLaw01OnlyWhatThePublisherAllowedIsAdmitted(t *testing.T) {
 			w.ParametersJson = `{"password_hash":"` + goodHash + `","threads":99}`
 		}, "/parameters/threads"},
 		"parameters not JSON": {func(w *protocol.Workload, _ *protocol.Service) { w.ParametersJson = "{" }, "/parameters"},
-		"another port":        {func(_ *protocol.Workload, s *protocol.Service) { s.Ports[0].ContainerPort = 22 }, "/services/0/ports"},
-		"one more port":       {func(_ *protocol.Workload, s *protocol.Service) { s.Ports = append(s.Ports, s.Ports[0]) }, "/services/0/ports"},
-		"a public port":       {func(_ *protocol.Workload, s *protocol.Service) { s.Ports[0].Expose = "public" }, "/services/0/ports"},
-		"root":                {func(_ *protocol.Workload, s *protocol.Service) { s.User = "0:0" }, "/services/0/user"},
-		"the image's user":    {func(_ *protocol.Workload, s *protocol.Service) { s.User = "" }, "/services/0/user"},
-		"a writable root":     {func(_ *protocol.Workload, s *protocol.Service) { s.ReadOnlyRoot = false }, "/services/0/read_only_root"},
-		"another directory":   {func(_ *protocol.Workload, s *protocol.Service) { s.WorkingDir = "/" }, "/services/0/working_dir"},
-		"more scratch":        {func(_ *protocol.Workload, s *protocol.Service) { s.Scratch[0].SizeBytes++ }, "/services/0/scratch"},
-		"too much memory":     {func(_ *protocol.Workload, s *protocol.Service) { s.Resources.MemoryBytes = 1 << 50 }, "/memory_bytes"},
-		"no memory limit":     {func(_ *protocol.Workload, s *protocol.Service) { s.Resources.MemoryBytes = 0 }, "/services/0/resources"},
-		"too much CPU":        {func(_ *protocol.Workload, s *protocol.Service) { s.Resources.CpuMillis = 9000 }, "/cpu_millis"},
-		"no CPU limit":        {func(_ *protocol.Workload, s *protocol.Service) { s.Resources.CpuMillis = 0 }, "/services/0/resources"},
-		"more processes":      {func(_ *protocol.Workload, s *protocol.Service) { s.Resources.Pids++ }, "/services/0/resources"},
-		"no resources":        {func(_ *protocol.Workload, s *protocol.Service) { s.Resources = nil }, "/services/0/resources"},
+		"another port": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.Ports[0].ContainerPort = 22 },
+			"/services/0/ports",
+		},
+		"one more port": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.Ports = append(s.Ports, s.Ports[0]) },
+			"/services/0/ports",
+		},
+		"a public port": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.Ports[0].Expose = "public" },
+			"/services/0/ports",
+		},
+		"root":             {func(_ *protocol.Workload, s *protocol.Service) { s.User = "0:0" }, "/services/0/user"},
+		"the image's user": {func(_ *protocol.Workload, s *protocol.Service) { s.User = "" }, "/services/0/user"},
+		"a writable root": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.ReadOnlyRoot = false },
+			"/services/0/read_only_root",
+		},
+		"another directory": {func(_ *protocol.Workload, s *protocol.Service) {
+			s.WorkingDir = "/"
+		}, "/services/0/working_dir"},
+		"more scratch": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.Scratch[0].SizeBytes++ },
+			"/services/0/scratch",
+		},
+		"too much memory": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.Resources.MemoryBytes = 1 << 50 },
+			"/memory_bytes",
+		},
+		"no memory limit": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.Resources.MemoryBytes = 0 },
+			"/services/0/resources",
+		},
+		"too much CPU": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.Resources.CpuMillis = 9000 },
+			"/cpu_millis",
+		},
+		"no CPU limit": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.Resources.CpuMillis = 0 },
+			"/services/0/resources",
+		},
+		"more processes": {func(_ *protocol.Workload, s *protocol.Service) {
+			s.Resources.Pids++
+		}, "/services/0/resources"},
+		"no resources": {func(_ *protocol.Workload, s *protocol.Service) {
+			s.Resources = nil
+		}, "/services/0/resources"},
 		"an accelerator": {func(_ *protocol.Workload, s *protocol.Service) {
 			s.Resources.AcceleratorIds = []string{"GPU-1"}
 		}, "/accelerator_vendor"},
 		"an accelerator twice": {func(_ *protocol.Workload, s *protocol.Service) {
 			s.Resources.AcceleratorIds = []string{"GPU-1", "GPU-1"}
 		}, "/services/0/resources/accelerator_ids"},
-		"a shell as probe":  {func(_ *protocol.Workload, s *protocol.Service) { s.Readiness.Command = []string{"/bin/sh"} }, "/services/0/readiness"},
-		"no probe":          {func(_ *protocol.Workload, s *protocol.Service) { s.Readiness = nil }, "/services/0/readiness"},
-		"another grace":     {func(_ *protocol.Workload, s *protocol.Service) { s.StopGraceSeconds++ }, "/services/0/stop_grace_seconds"},
-		"another name":      {func(_ *protocol.Workload, s *protocol.Service) { s.Name = "x" }, "/services/0/name"},
-		"a field of later":  {func(_ *protocol.Workload, s *protocol.Service) { s.ProtoReflect().SetUnknown(unknownField) }, "/services/0/"},
-		"one more service":  {func(w *protocol.Workload, s *protocol.Service) { w.Services = append(w.Services, s) }, "/services"},
-		"no service":        {func(w *protocol.Workload, _ *protocol.Service) { w.Services = nil }, "/services"},
-		"a nil service":     {func(w *protocol.Workload, _ *protocol.Service) { w.Services[0] = nil }, "/services/0"},
-		"another app":       {func(w *protocol.Workload, _ *protocol.Service) { w.AppSlug = "x" }, "/app_slug"},
-		"another version":   {func(w *protocol.Workload, _ *protocol.Service) { w.AppVersion = "x" }, "/app_version"},
-		"another org":       {func(w *protocol.Workload, _ *protocol.Service) { w.OrgSlug = "evil" }, "/org_slug"},
-		"another manifest":  {func(w *protocol.Workload, _ *protocol.Service) { w.Manifest.Payload = []byte("x") }, "/manifest"},
-		"no manifest":       {func(w *protocol.Workload, _ *protocol.Service) { w.Manifest = nil }, "/manifest"},
-		"another readiness": {func(w *protocol.Workload, _ *protocol.Service) { w.ReadinessTimeoutSeconds = 0 }, "/readiness_timeout_seconds"},
+		"a shell as probe": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.Readiness.Command = []string{"/bin/sh"} },
+			"/services/0/readiness",
+		},
+		"no probe": {func(_ *protocol.Workload, s *protocol.Service) { s.Readiness = nil }, "/services/0/readiness"},
+		"another grace": {func(_ *protocol.Workload, s *protocol.Service) {
+			s.StopGraceSeconds++
+		}, "/services/0/stop_grace_seconds"},
+		"another name": {func(_ *protocol.Workload, s *protocol.Service) { s.Name = "x" }, "/services/0/name"},
+		"a field of later": {
+			func(_ *protocol.Workload, s *protocol.Service) { s.ProtoReflect().SetUnknown(unknownField) },
+			"/services/0/",
+		},
+		"one more service": {
+			func(w *protocol.Workload, s *protocol.Service) { w.Services = append(w.Services, s) },
+			"/services",
+		},
+		"no service":      {func(w *protocol.Workload, _ *protocol.Service) { w.Services = nil }, "/services"},
+		"a nil service":   {func(w *protocol.Workload, _ *protocol.Service) { w.Services[0] = nil }, "/services/0"},
+		"another app":     {func(w *protocol.Workload, _ *protocol.Service) { w.AppSlug = "x" }, "/app_slug"},
+		"another version": {func(w *protocol.Workload, _ *protocol.Service) { w.AppVersion = "x" }, "/app_version"},
+		"another org":     {func(w *protocol.Workload, _ *protocol.Service) { w.OrgSlug = "evil" }, "/org_slug"},
+		"another manifest": {
+			func(w *protocol.Workload, _ *protocol.Service) { w.Manifest.Payload = []byte("x") },
+			"/manifest",
+		},
+		"no manifest": {func(w *protocol.Workload, _ *protocol.Service) { w.Manifest = nil }, "/manifest"},
+		"another readiness": {
+			func(w *protocol.Workload, _ *protocol.Service) { w.ReadinessTimeoutSeconds = 0 },
+			"/readiness_timeout_seconds",
+		},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -6,8 +6,8 @@ import (
 )
 
 // Argument is one element of a command: a fixed text, or a parameter's value behind an optional prefix such as
-// "--token=". A value never becomes more than one argument and never passes through a shell. A parameter without a value
-// leaves the argument out.
+// "--token=". A value never becomes more than one argument and never passes through a shell. A parameter without a
+// value leaves the argument out.
 type Argument struct {
 	Text      string
 	Parameter string

@@ -22,8 +22,8 @@ type Shape struct {
 
 const mebibyte = 1 << 20
 
-// Lower turns a manifest, the tenant's parameters and a shape into the services that a node runs. The same input gives the
-// same services everywhere: Admits relies on it.
+// Lower turns a manifest, the tenant's parameters and a shape into the services that a node runs. The same input gives
+// the same services everywhere: Admits relies on it.
 func Lower(m Manifest, params map[string]any, shape Shape) ([]*protocol.Service, error) {
 	p := m.Version.RuntimeProfile
 	if p.Kind != RuntimeLaunchableOCI {
@@ -77,7 +77,10 @@ func Lower(m Manifest, params map[string]any, shape Shape) ([]*protocol.Service,
 		WorkingDir:       p.WorkingDir,
 	}
 	for _, port := range p.Ports {
-		s.Ports = append(s.Ports, &protocol.Port{Name: port.Name, ContainerPort: port.Container, Protocol: port.Protocol, Expose: port.Expose})
+		s.Ports = append(s.Ports, &protocol.Port{
+			Name: port.Name, ContainerPort: port.Container, Protocol: port.Protocol,
+			Expose: port.Expose,
+		})
 	}
 	for _, dir := range p.Scratch {
 		s.Scratch = append(s.Scratch, &protocol.Scratch{Path: dir.Path, SizeBytes: dir.SizeMiB * mebibyte})
@@ -93,7 +96,8 @@ func (p RuntimeProfile) stopGrace() uint32 {
 }
 
 func shapeRefused(pointer, reason string) error {
-	return fault.New(fault.Unprocessable, CodeShapeRefused, "The version does not run on this capacity.", nil).At(pointer, reason).Lasting()
+	return fault.New(fault.Unprocessable, CodeShapeRefused, "The version does not run on this capacity.", nil).At(pointer,
+		reason).Lasting()
 }
 
 // variantFor never falls back to another kind of accelerator: the tenant would pay for one that the image cannot use.
@@ -108,9 +112,11 @@ func (m Manifest) variantFor(shape Shape) (Variant, error) {
 	case vendor != AcceleratorNone && len(shape.AcceleratorIDs) == 0:
 		return Variant{}, shapeRefused("accelerator_count", "a vendor was given without accelerators")
 	case len(shape.AcceleratorIDs) < m.Version.Compatibility.MinGPUCount:
-		return Variant{}, shapeRefused("accelerator_count", fmt.Sprintf("the version needs at least %d", m.Version.Compatibility.MinGPUCount))
+		return Variant{}, shapeRefused("accelerator_count", fmt.Sprintf("the version needs at least %d",
+			m.Version.Compatibility.MinGPUCount))
 	case !slices.Contains(m.Version.Compatibility.SupportedAccelerators, vendor):
-		return Variant{}, shapeRefused("accelerator_vendor", "the version supports "+strings.Join(m.Version.Compatibility.SupportedAccelerators, ", "))
+		return Variant{}, shapeRefused("accelerator_vendor", "the version supports "+
+			strings.Join(m.Version.Compatibility.SupportedAccelerators, ", "))
 	}
 	for _, v := range m.Version.RuntimeProfile.ImageVariants {
 		if v.Accelerator == vendor {

@@ -1,7 +1,7 @@
 // Package manifest is the app manifest, version 1: the signed document that describes an app and one release of it. It
-// parses, validates, signs, verifies and lowers a manifest, and decides whether a workload is what its publisher allowed
-// (Admits). Hub, node, command line and app teams share it. It is pure: no clock, no I/O, no logger; it knows no
-// catalogue, no registry and no node.
+// parses, validates, signs, verifies and lowers a manifest, and decides whether a workload is what its publisher
+// allowed (Admits). Hub, node, command line and app teams share it. It is pure: no clock, no I/O, no logger; it knows
+// no catalogue, no registry and no node.
 package manifest
 
 // Limits of a manifest and of what a tenant passes to it.
@@ -111,7 +111,8 @@ type Variant struct {
 	ImageRef string `json:"image_ref"`
 }
 
-// EnvVar is a fixed value, or the value of a parameter; one of the two is set. A parameter without a value leaves it out.
+// EnvVar is a fixed value, or the value of a parameter; one of the two is set. A parameter without a value leaves it
+// out.
 type EnvVar struct {
 	Name      string  `json:"name"`
 	Value     *string `json:"value,omitempty"`

@@ -60,9 +60,13 @@ func TestManifestAndItsServicesStayTheSame(t *testing.T) {
 	require.NoError(t, err)
 	golden(t, "jupyter.golden.json", indented(t, asJSON))
 
-	params, err := m.CheckParameters([]byte(`{"password_hash":"` + goodHash + `","threads":8,"ratio":0.25,"verbose":true,"workspace":"work"}`))
+	params, err := m.CheckParameters([]byte(`{"password_hash":"` + goodHash +
+		`","threads":8,"ratio":0.25,"verbose":true,"workspace":"work"}`))
 	require.NoError(t, err)
-	services, err := manifest.Lower(m, params, manifest.Shape{AcceleratorVendor: "nvidia", AcceleratorIDs: []string{"GPU-1"}, CPUMillis: 2000})
+	services, err := manifest.Lower(m, params, manifest.Shape{
+		AcceleratorVendor: "nvidia",
+		AcceleratorIDs:    []string{"GPU-1"}, CPUMillis: 2000,
+	})
 	require.NoError(t, err)
 	require.Len(t, services, 1)
 	lowered, err := protojson.Marshal(services[0])
@@ -106,58 +110,149 @@ func TestBadDocumentsAreRefusedByFieldAndNeverEchoed(t *testing.T) {
 		kind    fault.Kind
 		pointer string
 	}{
-		"empty":            {func(string) string { return "" }, fault.Malformed, ""},
-		"not YAML":         {func(string) string { return "app: [" + secret }, fault.Malformed, ""},
-		"not UTF-8":        {func(s string) string { return s + "\xff" }, fault.Malformed, ""},
-		"a list":           {func(string) string { return "[" + secret + "]" }, fault.Malformed, ""},
-		"two documents":    {func(s string) string { return s + "---\na: 1\n" }, fault.Malformed, ""},
-		"flat sample":      {func(string) string { return `{"slug":"a","version":"1","artifact_ref":"` + secret + `"}` }, fault.Malformed, "/slug"},
-		"anchor":           {swap("slug: jupyter", "slug: &a jupyter"), fault.Malformed, "/app/slug"},
-		"merge key":        {swap("slug: jupyter", "<<: {slug: jupyter}"), fault.Malformed, "/app"},
-		"custom tag":       {swap("slug: jupyter", "slug: !x jupyter"), fault.Malformed, "/app/slug"},
-		"duplicate key":    {swap("slug: jupyter", "slug: jupyter\n  slug: other"), fault.Malformed, "/app/slug"},
-		"unknown key":      {swap("slug: jupyter", "slug: jupyter\n  slgu: "+secret), fault.Malformed, "/app/slgu"},
-		"missing key":      {swap("  slug: jupyter\n", ""), fault.Malformed, "/app/slug"},
-		"wrong type":       {swap("pids_max: 512", "pids_max: "+secret), fault.Malformed, "/version/runtime_profile/resources/pids_max"},
+		"empty":         {func(string) string { return "" }, fault.Malformed, ""},
+		"not YAML":      {func(string) string { return "app: [" + secret }, fault.Malformed, ""},
+		"not UTF-8":     {func(s string) string { return s + "\xff" }, fault.Malformed, ""},
+		"a list":        {func(string) string { return "[" + secret + "]" }, fault.Malformed, ""},
+		"two documents": {func(s string) string { return s + "---\na: 1\n" }, fault.Malformed, ""},
+		"flat sample": {
+			func(string) string { return `{"slug":"a","version":"1","artifact_ref":"` + secret + `"}` },
+			fault.Malformed, "/slug",
+		},
+		"anchor":        {swap("slug: jupyter", "slug: &a jupyter"), fault.Malformed, "/app/slug"},
+		"merge key":     {swap("slug: jupyter", "<<: {slug: jupyter}"), fault.Malformed, "/app"},
+		"custom tag":    {swap("slug: jupyter", "slug: !x jupyter"), fault.Malformed, "/app/slug"},
+		"duplicate key": {swap("slug: jupyter", "slug: jupyter\n  slug: other"), fault.Malformed, "/app/slug"},
+		"unknown key":   {swap("slug: jupyter", "slug: jupyter\n  slgu: "+secret), fault.Malformed, "/app/slgu"},
+		"missing key":   {swap("  slug: jupyter\n", ""), fault.Malformed, "/app/slug"},
+		"wrong type": {
+			swap("pids_max: 512", "pids_max: "+secret), fault.Malformed,
+			"/version/runtime_profile/resources/pids_max",
+		},
 		"version as float": {swap("version: 24.05.0", "version: 24.05"), fault.Malformed, "/version/version"},
-		"huge exponent":    {swap("pids_max: 512", "pids_max: 1e999999999"), fault.Malformed, "/version/runtime_profile/resources/pids_max"},
-		"tag, no digest":   {swap("runtime@sha256:"+strings.Repeat("1", 64), "runtime:latest"), fault.Malformed, "/version/runtime_profile/image_variants/0/image_ref"},
-		"registry host":    {swap("org/acme/jupyter/runtime@", "reg.example.com/org/acme/jupyter/runtime@"), fault.Malformed, "/version/runtime_profile/image_variants/0/image_ref"},
+		"huge exponent": {
+			swap("pids_max: 512", "pids_max: 1e999999999"), fault.Malformed,
+			"/version/runtime_profile/resources/pids_max",
+		},
+		"tag, no digest": {
+			swap("runtime@sha256:"+strings.Repeat("1", 64), "runtime:latest"), fault.Malformed,
+			"/version/runtime_profile/image_variants/0/image_ref",
+		},
+		"registry host": {
+			swap("org/acme/jupyter/runtime@", "reg.example.com/org/acme/jupyter/runtime@"), fault.Malformed,
+			"/version/runtime_profile/image_variants/0/image_ref",
+		},
 		"other app's repository": {
 			swap("org/acme/jupyter/runtime@", "org/acme/other/runtime@"), fault.Unprocessable,
 			"/version/runtime_profile/image_variants/0/image_ref",
 		},
-		"public port":       {swap("container: 8888}", "container: 8888, expose: public}"), fault.Malformed, "/version/runtime_profile/ports/0/expose"},
-		"port twice":        {swap("container: 9229", "container: 8888"), fault.Unprocessable, "/version/runtime_profile/ports/1/container"},
-		"probe of no port":  {swap("port: http, path: /api", "port: nope, path: /api"), fault.Unprocessable, "/version/runtime_profile/readiness/port"},
-		"probe of no path":  {swap("port: http, path: /api", "port: http"), fault.Unprocessable, "/version/runtime_profile/readiness/path"},
-		"range upside down": {swap("{min: 250, default: 1000, max: 8000}", "{min: 250, default: 100, max: 8000}"), fault.Unprocessable, "/version/runtime_profile/resources/cpu_millis"},
-		"kernel directory":  {swap("working_dir: /home/app", "working_dir: /proc/self/fd/7"), fault.Unprocessable, "/version/runtime_profile/working_dir"},
-		"kernel scratch":    {swap("path: /tmp,", "path: /proc/x,"), fault.Unprocessable, "/version/runtime_profile/scratch/0/path"},
-		"scratch climbs":    {swap("path: /tmp,", "path: /tmp/../etc,"), fault.Unprocessable, "/version/runtime_profile/scratch/0/path"},
+		"public port": {
+			swap("container: 8888}", "container: 8888, expose: public}"), fault.Malformed,
+			"/version/runtime_profile/ports/0/expose",
+		},
+		"port twice": {
+			swap("container: 9229", "container: 8888"), fault.Unprocessable,
+			"/version/runtime_profile/ports/1/container",
+		},
+		"probe of no port": {
+			swap("port: http, path: /api", "port: nope, path: /api"), fault.Unprocessable,
+			"/version/runtime_profile/readiness/port",
+		},
+		"probe of no path": {
+			swap("port: http, path: /api", "port: http"), fault.Unprocessable,
+			"/version/runtime_profile/readiness/path",
+		},
+		"range upside down": {
+			swap("{min: 250, default: 1000, max: 8000}", "{min: 250, default: 100, max: 8000}"),
+			fault.Unprocessable, "/version/runtime_profile/resources/cpu_millis",
+		},
+		"kernel directory": {
+			swap("working_dir: /home/app", "working_dir: /proc/self/fd/7"), fault.Unprocessable,
+			"/version/runtime_profile/working_dir",
+		},
+		"kernel scratch": {
+			swap("path: /tmp,", "path: /proc/x,"), fault.Unprocessable,
+			"/version/runtime_profile/scratch/0/path",
+		},
+		"scratch climbs": {
+			swap("path: /tmp,", "path: /tmp/../etc,"), fault.Unprocessable,
+			"/version/runtime_profile/scratch/0/path",
+		},
 		"scratch in scratch": {
 			swap("path: /tmp,", "path: /home/app/x,"), fault.Unprocessable,
 			"/version/runtime_profile/scratch/0/path",
 		},
-		"scratch over memory":  {swap("size_mib: 64}", "size_mib: 100000}"), fault.Unprocessable, "/version/runtime_profile/scratch"},
-		"uid unmapped":         {swap(`"10001:10001"`, `"70000:1"`), fault.Unprocessable, "/version/runtime_profile/user"},
-		"accelerator no image": {swap("[none, nvidia]", "[none, amd]"), fault.Unprocessable, "/version/compatibility/supported_accelerators/1"},
-		"GPUs for none":        {swap("supported_accelerators: [none, nvidia]", "min_gpu_count: 1"), fault.Unprocessable, "/version/compatibility/min_gpu_count"},
-		"undeclared parameter": {swap("parameter: threads}", "parameter: nope}"), fault.Unprocessable, "/version/runtime_profile/env/1/parameter"},
-		"program parameter":    {swap("- /usr/bin/jupyter", "- {parameter: theme}"), fault.Unprocessable, "/version/runtime_profile/command/0"},
-		"reserved variable":    {swap("name: THREADS", "name: LD_PRELOAD"), fault.Unprocessable, "/version/runtime_profile/env/1/name"},
-		"secret parameter":     {swap("verbose: {type: boolean}", "verbose: {type: boolean, writeOnly: true}"), fault.Unprocessable, "/version/parameters/properties/verbose/writeOnly"},
-		"remote reference":     {swap("verbose: {type: boolean}", `verbose: {type: boolean, $ref: "https://example.com/x"}`), fault.Unprocessable, "/version/parameters/properties/verbose/$ref"},
-		"file reference":       {swap("verbose: {type: boolean}", `verbose: {type: boolean, $ref: "file:///etc/passwd"}`), fault.Unprocessable, "/version/parameters/properties/verbose/$ref"},
-		"open parameters":      {swap("additionalProperties: false\n    required", "required"), fault.Unprocessable, "/version/parameters/additionalProperties"},
-		"broken schema":        {swap("verbose: {type: boolean}", "verbose: {type: bool}"), fault.Unprocessable, "/version/parameters"},
-		"bad default":          {swap("maximum: 64, default: 4", "maximum: 64, default: 99"), fault.Unprocessable, "/version/parameters/properties/threads/default"},
-		"array as variable":    {swap("threads: {type: integer, minimum: 1, maximum: 64, default: 4}", "threads: {type: array}"), fault.Unprocessable, "/version/runtime_profile/env/1/parameter"},
-		"NUL in a variable":    {swap("value: /home/app}", `value: "a\0b"}`), fault.Malformed, "/version/runtime_profile/env/0"},
-		"other backend":        {swap("runtime_backend: launchable_oci", "runtime_backend: slurm"), fault.Unprocessable, "/app/runtime_backend"},
-		"UI without port":      {swap("port: http, path: /tree", "port: debug, path: /tree"), fault.Unprocessable, "/version/ui/port"},
-		"too large":            {func(s string) string { return s + strings.Repeat("#", manifest.MaxDocumentBytes) }, fault.TooLarge, "-"},
-		"too deep":             {func(string) string { return strings.Repeat("[", 64) + strings.Repeat("]", 64) }, fault.Malformed, strings.Repeat("/0", manifest.MaxDepth+1)},
+		"scratch over memory": {
+			swap("size_mib: 64}", "size_mib: 100000}"), fault.Unprocessable,
+			"/version/runtime_profile/scratch",
+		},
+		"uid unmapped": {swap(`"10001:10001"`, `"70000:1"`), fault.Unprocessable, "/version/runtime_profile/user"},
+		"accelerator no image": {
+			swap("[none, nvidia]", "[none, amd]"), fault.Unprocessable,
+			"/version/compatibility/supported_accelerators/1",
+		},
+		"GPUs for none": {
+			swap("supported_accelerators: [none, nvidia]", "min_gpu_count: 1"), fault.Unprocessable,
+			"/version/compatibility/min_gpu_count",
+		},
+		"undeclared parameter": {
+			swap("parameter: threads}", "parameter: nope}"), fault.Unprocessable,
+			"/version/runtime_profile/env/1/parameter",
+		},
+		"program parameter": {
+			swap("- /usr/bin/jupyter", "- {parameter: theme}"), fault.Unprocessable,
+			"/version/runtime_profile/command/0",
+		},
+		"reserved variable": {
+			swap("name: THREADS", "name: LD_PRELOAD"), fault.Unprocessable,
+			"/version/runtime_profile/env/1/name",
+		},
+		"secret parameter": {
+			swap("verbose: {type: boolean}", "verbose: {type: boolean, writeOnly: true}"),
+			fault.Unprocessable, "/version/parameters/properties/verbose/writeOnly",
+		},
+		"remote reference": {
+			swap("verbose: {type: boolean}", `verbose: {type: boolean, $ref: "https://example.com/x"}`),
+			fault.Unprocessable, "/version/parameters/properties/verbose/$ref",
+		},
+		"file reference": {
+			swap("verbose: {type: boolean}", `verbose: {type: boolean, $ref: "file:///etc/passwd"}`),
+			fault.Unprocessable, "/version/parameters/properties/verbose/$ref",
+		},
+		"open parameters": {
+			swap("additionalProperties: false\n    required", "required"), fault.Unprocessable,
+			"/version/parameters/additionalProperties",
+		},
+		"broken schema": {
+			swap("verbose: {type: boolean}", "verbose: {type: bool}"), fault.Unprocessable,
+			"/version/parameters",
+		},
+		"bad default": {
+			swap("maximum: 64, default: 4", "maximum: 64, default: 99"), fault.Unprocessable,
+			"/version/parameters/properties/threads/default",
+		},
+		"array as variable": {swap("threads: {type: integer, minimum: 1, maximum: 64, default: 4}",
+			"threads: {type: array}"), fault.Unprocessable, "/version/runtime_profile/env/1/parameter"},
+		"NUL in a variable": {
+			swap("value: /home/app}", `value: "a\0b"}`), fault.Malformed,
+			"/version/runtime_profile/env/0",
+		},
+		"other backend": {
+			swap("runtime_backend: launchable_oci", "runtime_backend: slurm"), fault.Unprocessable,
+			"/app/runtime_backend",
+		},
+		"UI without port": {
+			swap("port: http, path: /tree", "port: debug, path: /tree"), fault.Unprocessable,
+			"/version/ui/port",
+		},
+		"too large": {
+			func(s string) string { return s + strings.Repeat("#", manifest.MaxDocumentBytes) },
+			fault.TooLarge, "-",
+		},
+		"too deep": {
+			func(string) string { return strings.Repeat("[", 64) + strings.Repeat("]", 64) },
+			fault.Malformed, strings.Repeat("/0", manifest.MaxDepth+1),
+		},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -194,12 +289,15 @@ func swap(from, to string) func(string) string {
 func TestParametersAreTypedAndNeverBecomeOptions(t *testing.T) {
 	m := parsed(t)
 	cases := map[string]struct{ raw, pointer string }{
-		"missing":       {`{}`, "/parameters/password_hash"},
-		"unknown":       {`{"password_hash":"` + goodHash + `","x":1}`, "/parameters/x"},
-		"wrong type":    {`{"password_hash":"` + goodHash + `","threads":"4"}`, "/parameters/threads"},
-		"out of range":  {`{"password_hash":"` + goodHash + `","threads":65}`, "/parameters/threads"},
-		"not in enum":   {`{"password_hash":"` + goodHash + `","theme":"$(id)"}`, "/parameters/theme"},
-		"duplicate":     {`{"password_hash":"` + goodHash + `","password_hash":"` + goodHash + `"}`, "/parameters/password_hash"},
+		"missing":      {`{}`, "/parameters/password_hash"},
+		"unknown":      {`{"password_hash":"` + goodHash + `","x":1}`, "/parameters/x"},
+		"wrong type":   {`{"password_hash":"` + goodHash + `","threads":"4"}`, "/parameters/threads"},
+		"out of range": {`{"password_hash":"` + goodHash + `","threads":65}`, "/parameters/threads"},
+		"not in enum":  {`{"password_hash":"` + goodHash + `","theme":"$(id)"}`, "/parameters/theme"},
+		"duplicate": {
+			`{"password_hash":"` + goodHash + `","password_hash":"` + goodHash + `"}`,
+			"/parameters/password_hash",
+		},
 		"trailing":      {`{"password_hash":"` + goodHash + `"}{}`, "/parameters"},
 		"array":         {`[]`, "/parameters"},
 		"huge exponent": {`{"password_hash":"` + goodHash + `","ratio":1e999999999}`, "/parameters/ratio"},

@@ -10,7 +10,10 @@ import (
 )
 
 func TestVersionsAreOrderedAsPeopleReadThem(t *testing.T) {
-	inOrder := []string{"0.9", "1.0.0-alpha", "1.0.0-alpha.1", "1.0.0-alpha.beta", "1.0.0-beta.2", "1.0.0-beta.11", "1.0.0-rc.1", "1.0.0", "1.0.1", "1.2", "1.9.3", "1.10.0", "2", "2026.11.22"}
+	inOrder := []string{
+		"0.9", "1.0.0-alpha", "1.0.0-alpha.1", "1.0.0-alpha.beta", "1.0.0-beta.2", "1.0.0-beta.11",
+		"1.0.0-rc.1", "1.0.0", "1.0.1", "1.2", "1.9.3", "1.10.0", "2", "2026.11.22",
+	}
 	for i, older := range inOrder {
 		for j, newer := range inOrder {
 			require.Equal(t, i < j, manifest.Older(older, newer), "%s before %s", older, newer)

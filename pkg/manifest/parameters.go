@@ -37,7 +37,8 @@ func (m Manifest) CheckConfig(raw []byte) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkAgainst(m.Version.ConfigSchema, config, CodeConfigInvalid, "/config", "The config does not follow the version's config_schema."); err != nil {
+	if err := checkAgainst(m.Version.ConfigSchema, config, CodeConfigInvalid, "/config",
+		"The config does not follow the version's config_schema."); err != nil {
 		return nil, err
 	}
 	return config, nil
@@ -55,7 +56,8 @@ func (m Manifest) resolveParameters(params map[string]any) (map[string]any, erro
 			all[name] = v
 		}
 	}
-	if err := checkAgainst(m.Version.Parameters, all, CodeParametersInvalid, "/parameters", "The parameters do not follow the version's schema."); err != nil {
+	if err := checkAgainst(m.Version.Parameters, all, CodeParametersInvalid, "/parameters",
+		"The parameters do not follow the version's schema."); err != nil {
 		return nil, err
 	}
 	return all, nil
@@ -107,7 +109,8 @@ func parseObject(raw []byte, code, pointer string) (map[string]any, error) {
 		return map[string]any{}, nil
 	}
 	if len(raw) > MaxParametersBytes {
-		return nil, fault.New(fault.TooLarge, code, fmt.Sprintf("The JSON has %d bytes; the limit is %d.", len(raw), MaxParametersBytes), nil).
+		return nil, fault.New(fault.TooLarge, code, fmt.Sprintf("The JSON has %d bytes; the limit is %d.", len(raw),
+			MaxParametersBytes), nil).
 			At(pointer, "is too large").Lasting()
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
@@ -189,8 +192,8 @@ func readArray(dec *json.Decoder, pointer string, depth int, refuse func(at, rea
 	return out, err
 }
 
-// number bounds what the schema validator has to compute with: it turns numbers into exact fractions, and 1e999999999 as a
-// fraction fills the memory.
+// number bounds what the schema validator has to compute with: it turns numbers into exact fractions, and 1e999999999
+// as a fraction fills the memory.
 func number(n json.Number) (any, bool) {
 	if i, err := strconv.ParseInt(n.String(), 10, 64); err == nil {
 		return i, true

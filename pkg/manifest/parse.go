@@ -28,9 +28,9 @@ const (
 	CodeNotAdmitted       = "manifest_not_admitted"
 )
 
-// Parse reads a manifest document (YAML or JSON) and validates it. The fault of a bad one names the fields by JSON pointer
-// and never echoes a value. Anchors, aliases, merge keys, several documents and duplicate keys are refused: what a reviewer
-// reads is what runs.
+// Parse reads a manifest document (YAML or JSON) and validates it. The fault of a bad one names the fields by JSON
+// pointer and never echoes a value. Anchors, aliases, merge keys, several documents and duplicate keys are refused:
+// what a reviewer reads is what runs.
 func Parse(doc []byte) (Manifest, error) {
 	if len(doc) > MaxDocumentBytes {
 		return Manifest{}, fault.New(fault.TooLarge, CodeTooLarge,
@@ -44,7 +44,8 @@ func Parse(doc []byte) (Manifest, error) {
 		return Manifest{}, err
 	}
 	if fields := checkSchema(manifestSchema(), tree); len(fields) > 0 {
-		return Manifest{}, invalid(fault.Malformed, CodeMalformed, "The manifest does not follow the schema of version 1.", fields)
+		return Manifest{}, invalid(fault.Malformed, CodeMalformed, "The manifest does not follow the schema of version 1.",
+			fields)
 	}
 	m, err := decode(tree)
 	if err != nil {
@@ -67,7 +68,8 @@ func invalid(kind fault.Kind, code, public string, fields []fault.Field) error {
 }
 
 func malformed(pointer, reason, hint string) error {
-	return invalid(fault.Malformed, CodeMalformed, "The manifest cannot be read.", []fault.Field{{Pointer: pointer, Reason: reason, Hint: hint}})
+	return invalid(fault.Malformed, CodeMalformed, "The manifest cannot be read.",
+		[]fault.Field{{Pointer: pointer, Reason: reason, Hint: hint}})
 }
 
 // refuseFlatSample tells the writer of a one-layer manifest, as an older page shows it, where the keys go.
@@ -82,7 +84,8 @@ func refuseFlatSample(tree any) error {
 	for _, key := range []string{"slug", "artifact_ref", "artifact_kind", "runtime_profile", "display_name"} {
 		if _, flat := top[key]; flat {
 			return malformed("/"+key, "a manifest has two layers and this key is not one of them",
-				"put slug, display_name, description, category, runtime_backend and supported_modes below app:, and version, compatibility, runtime_profile, parameters, metering and ui below version:")
+				"put slug, display_name, description, category, runtime_backend and supported_modes below app:, and version, "+
+					"compatibility, runtime_profile, parameters, metering and ui below version:")
 		}
 	}
 	return nil
@@ -160,7 +163,8 @@ func parseTree(doc []byte) (any, error) {
 		if errors.Is(err, io.EOF) {
 			return nil, malformed("", "is empty", "")
 		}
-		return nil, fault.New(fault.Malformed, CodeMalformed, "The manifest is neither YAML nor JSON.", err).At("", lineOf(err)).Lasting()
+		return nil, fault.New(fault.Malformed, CodeMalformed, "The manifest is neither YAML nor JSON.", err).At("",
+			lineOf(err)).Lasting()
 	}
 	var more yaml.Node
 	if err := dec.Decode(&more); !errors.Is(err, io.EOF) {
@@ -276,7 +280,8 @@ func (m Manifest) JSON() ([]byte, error) {
 	return data, nil
 }
 
-// FromJSON reads what JSON wrote, from a trusted place such as the hub's own rows. Documents of others go through Parse.
+// FromJSON reads what JSON wrote, from a trusted place such as the hub's own rows. Documents of others go through
+// Parse.
 func FromJSON(data []byte) (Manifest, error) {
 	var m Manifest
 	if err := json.Unmarshal(data, &m); err != nil {

@@ -35,7 +35,8 @@ func (m Manifest) Validate() error {
 		return nil
 	}
 	slices.SortStableFunc(f.fields, func(a, b fault.Field) int { return strings.Compare(a.Pointer, b.Pointer) })
-	return invalid(fault.Unprocessable, CodeInvalid, "The manifest contradicts itself or asks for what version 1 cannot give.", f.fields)
+	return invalid(fault.Unprocessable, CodeInvalid, "The manifest contradicts itself or asks for what version 1 cannot "+
+		"give.", f.fields)
 }
 
 func (m Manifest) checkBackend(f *findings) {
@@ -61,7 +62,8 @@ func (m Manifest) checkVariants(f *findings) {
 		// org/<org>/<app>/<artifact> or apps/<app>/<artifact>: the app is always the last but one.
 		steps := strings.Split(RepositoryOf(v.ImageRef), "/")
 		if len(steps) < 3 || steps[len(steps)-2] != m.App.Slug {
-			f.hint(at+"/image_ref", "is not a repository of this app", "org/<org-slug>/"+m.App.Slug+"/<artifact-name> or apps/"+m.App.Slug+"/<artifact-name>")
+			f.hint(at+"/image_ref", "is not a repository of this app", "org/<org-slug>/"+m.App.Slug+"/<artifact-name> or apps/"+
+				m.App.Slug+"/<artifact-name>")
 		}
 	}
 }
@@ -143,8 +145,8 @@ func checkProbe(f *findings, at string, p Probe, ports map[string]bool) {
 	}
 }
 
-// InKernelFiles says that a path leads into a file system of the kernel. A working directory like /proc/self/fd/7 has led
-// out of containers (CVE-2024-21626).
+// InKernelFiles says that a path leads into a file system of the kernel. A working directory like /proc/self/fd/7 has
+// led out of containers (CVE-2024-21626).
 func InKernelFiles(name string) bool {
 	return slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(kernel string) bool {
 		return name == kernel || strings.HasPrefix(name, kernel+"/")

@@ -44,15 +44,15 @@ func Sign(doc []byte, signer protocol.Signer) (*protocol.Envelope, error) {
 }
 
 // Verify checks the publisher's signature first and parses afterwards: no stranger's document reaches the parser. Every
-// image of the manifest must lie below a prefix that was delegated to the publisher, and its version must not be older than the trust
-// bundle's lowest one of the app: otherwise a thief of the state key could start versions with known faults. The error is a *fault.Error, or a
-// protocol refusal.
+// image of the manifest must lie below a prefix that was delegated to the publisher, and its version must not be older
+// than the trust bundle's lowest one of the app: otherwise a thief of the state key could start versions with known
+// faults. The error is a *fault.Error, or a protocol refusal.
 func Verify(env, delegation *protocol.Envelope, b protocol.Bundle, now time.Time) (Verified, error) {
 	return Parsed(nil).Verify(env, delegation, b, now)
 }
 
-// Parsed holds manifests by the SHA-256 of their document, so that one which many workloads name is parsed once. It grows with each valid
-// document. Callers do not use it at the same time, and do not change what it holds.
+// Parsed holds manifests by the SHA-256 of their document, so that one which many workloads name is parsed once. It
+// grows with each valid document. Callers do not use it at the same time, and do not change what it holds.
 type Parsed map[[sha256.Size]byte]Manifest
 
 func (p Parsed) parse(doc []byte) (Manifest, error) {
@@ -79,7 +79,8 @@ func (p Parsed) Verify(env, delegation *protocol.Envelope, b protocol.Bundle, no
 	}
 	if floor := b.MinVersion(m.App.Slug); floor != "" && Older(m.Version.Version, floor) {
 		return Verified{}, invalid(fault.Unprocessable, CodeTooOld, "The version may not start any more.", []fault.Field{{
-			Pointer: "/version/version", Reason: "is older than " + floor + ", the lowest version of the app that the platform accepts",
+			Pointer: "/version/version", Reason: "is older than " + floor + ", the lowest version of the app that the " +
+				"platform accepts",
 		}})
 	}
 	var fields []fault.Field
@@ -93,7 +94,8 @@ func (p Parsed) Verify(env, delegation *protocol.Envelope, b protocol.Bundle, no
 		}
 	}
 	if len(fields) > 0 {
-		return Verified{}, invalid(fault.Unprocessable, CodeInvalid, "The publisher may not speak for every image of this manifest.", fields)
+		return Verified{}, invalid(fault.Unprocessable, CodeInvalid, "The publisher may not speak for every image of this "+
+			"manifest.", fields)
 	}
 	return Verified{manifest: m, publisher: publisher, digest: sha256.Sum256(doc), ok: true}, nil
 }

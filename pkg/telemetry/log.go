@@ -20,8 +20,8 @@ type LogConfig struct {
 	Level string
 }
 
-// NewLogger makes a logger that writes no secret: a field whose name says that it is one is replaced, at any depth, and so is
-// what looks like a token or a private key inside any text. A line within a trace carries its ids.
+// NewLogger makes a logger that writes no secret: a field whose name says that it is one is replaced, at any depth, and
+// so is what looks like a token or a private key inside any text. A line within a trace carries its ids.
 func NewLogger(w io.Writer, conf LogConfig) (*slog.Logger, error) {
 	level := slog.LevelInfo
 	if conf.Level != "" {
@@ -92,7 +92,8 @@ func redactAny(v any, clean func(string) string) slog.Value {
 	return slog.StringValue(clean(fmt.Sprintf("%+v", v)))
 }
 
-// cleaner finds secrets inside texts: our user and join tokens, JSON Web Tokens, private keys, passwords in URLs and bearer headers.
+// cleaner finds secrets inside texts: our user and join tokens, JSON Web Tokens, private keys, passwords in URLs and
+// bearer headers.
 func cleaner() func(string) string {
 	type rule struct {
 		// mark is cheap to look for; most texts hold none.
@@ -104,7 +105,10 @@ func cleaner() func(string) string {
 		{"gpuaas-join-", regexp.MustCompile(`gpuaas-join-[A-Za-z0-9_-]+`), Redacted},
 		{"gpuaas_ut_", regexp.MustCompile(`gpuaas_ut_[A-Za-z0-9_-]+`), Redacted},
 		{"eyJ", regexp.MustCompile(`eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*`), Redacted},
-		{"PRIVATE KEY", regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|\z)`), Redacted},
+		{
+			"PRIVATE KEY", regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|\z)`),
+			Redacted,
+		},
 		{"://", regexp.MustCompile(`(://[^/\s:@]*):[^/\s@]+@`), "$1:" + Redacted + "@"},
 		{"earer ", regexp.MustCompile(`([Bb]earer )[^\s"',]+`), "${1}" + Redacted},
 	}

@@ -10,8 +10,8 @@ import (
 // Redacted stands where a secret was.
 const Redacted = "[redacted]"
 
-// IsSecretKey reports whether a field of this name holds a secret: passwords, tokens, private keys and what carries them.
-// Names are compared without case, hyphens and underscores.
+// IsSecretKey reports whether a field of this name holds a secret: passwords, tokens, private keys and what carries
+// them. Names are compared without case, hyphens and underscores.
 func IsSecretKey(key string) bool {
 	key = strings.Map(letter, key)
 	switch key {

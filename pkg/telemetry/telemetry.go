@@ -1,5 +1,6 @@
-// Package telemetry sets up what a daemon tells about itself: structured logs that hold no secret, traces, and metrics for
-// Prometheus. It owns the set-up and the list of names that are secret; what is logged or counted belongs to the rooms.
+// Package telemetry sets up what a daemon tells about itself: structured logs that hold no secret, traces, and metrics
+// for Prometheus. It owns the set-up and the list of names that are secret; what is logged or counted belongs to the
+// rooms.
 package telemetry
 
 import (
@@ -38,8 +39,8 @@ const (
 type Config struct {
 	// Service is gpuaas-hub or gpuaas-agent; Instance is the hub's or the node's id.
 	Service, Version, Instance string
-	// OTLPEndpoint is the URL of an OTLP/HTTP collector for traces, like http://127.0.0.1:4318. Empty sends none; trace ids
-	// are made and passed on all the same.
+	// OTLPEndpoint is the URL of an OTLP/HTTP collector for traces, like http://127.0.0.1:4318. Empty sends none; trace
+	// ids are made and passed on all the same.
 	OTLPEndpoint string
 	// SampleRatio is the share of traces that are sent, 0 … 1; what a caller decided for its own part does not count.
 	SampleRatio float64
@@ -71,7 +72,8 @@ func Start(ctx context.Context, conf Config) (*Telemetry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("prometheus exporter: %w", err)
 	}
-	t.meter = sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter), sdkmetric.WithResource(who), sdkmetric.WithCardinalityLimit(maxSeries))
+	t.meter = sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter), sdkmetric.WithResource(who),
+		sdkmetric.WithCardinalityLimit(maxSeries))
 
 	options := []sdktrace.TracerProviderOption{sdktrace.WithResource(who)}
 	if conf.OTLPEndpoint == "" {
@@ -81,7 +83,8 @@ func Start(ctx context.Context, conf Config) (*Telemetry, error) {
 		if err != nil {
 			return nil, fmt.Errorf("collector URL: %w", err)
 		}
-		spans, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(endpoint), otlptracehttp.WithTimeout(exportTimeout))
+		spans, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(endpoint),
+			otlptracehttp.WithTimeout(exportTimeout))
 		if err != nil {
 			return nil, fmt.Errorf("trace exporter: %w", err)
 		}

@@ -38,10 +38,12 @@ func TestLogHoldsNoSecret(t *testing.T) {
 		require.NoError(t, err)
 		log = log.With("passphrase", hush).WithGroup("request")
 		log.Info("bearer "+hush+" came", "password", hush, slog.Group("inner", "api_key", hush),
-			"body", map[string]any{"token": hush, "list": []any{map[string]any{"secret": hush}}}, "login", login{"ann", hush}, "login2", &login{"bob", hush},
+			"body", map[string]any{"token": hush, "list": []any{map[string]any{"secret": hush}}}, "login", login{"ann", hush},
+			"login2", &login{"bob", hush},
 			"telling", telling{}, "raw", []byte(hush),
 			"error", errors.New("dial postgres://hub:"+hush+"@db/x failed: Authorization: Bearer "+hush),
-			"text", "gpuaas-join-"+hush+" gpuaas_ut_"+hush+" eyJhbGciOiJ.eyJzdWIiOiJ."+hush+" -----BEGIN PRIVATE KEY-----\n"+hush+"\n-----END PRIVATE KEY----- end",
+			"text", "gpuaas-join-"+hush+" gpuaas_ut_"+hush+" eyJhbGciOiJ.eyJzdWIiOiJ."+hush+" -----BEGIN PRIVATE KEY-----\n"+
+				hush+"\n-----END PRIVATE KEY----- end",
 			"cut", "-----BEGIN PRIVATE KEY-----\n"+hush)
 		require.NotContains(t, out.String(), hush)
 		for _, kept := range []string{"ann", "bob", "postgres://hub:", "@db/x failed", "end", "9 bytes"} {
@@ -51,10 +53,16 @@ func TestLogHoldsNoSecret(t *testing.T) {
 }
 
 func TestSecretKeys(t *testing.T) {
-	for _, key := range []string{"password", "X-Api-Key", "private_key_pem", "privateKeyPem", "access_token", "token", "Authorization", "Set-Cookie", "join_token", "client_secret", "credentials", "passphrase_file"} {
+	for _, key := range []string{
+		"password", "X-Api-Key", "private_key_pem", "privateKeyPem", "access_token", "token",
+		"Authorization", "Set-Cookie", "join_token", "client_secret", "credentials", "passphrase_file",
+	} {
 		require.True(t, telemetry.IsSecretKey(key), key)
 	}
-	for _, key := range []string{"token_type", "tokens", "key_id", "public_key", "expires_at", "slug", "correlation_id", "tokens_per_second", "user_token_id"} {
+	for _, key := range []string{
+		"token_type", "tokens", "key_id", "public_key", "expires_at", "slug", "correlation_id",
+		"tokens_per_second", "user_token_id",
+	} {
 		require.False(t, telemetry.IsSecretKey(key), key)
 	}
 }
@@ -107,7 +115,10 @@ func TestTracesGoToTheCollector(t *testing.T) {
 		}
 	}))
 	defer collector.Close()
-	tel, err := telemetry.Start(t.Context(), telemetry.Config{Service: "gpuaas-hub", OTLPEndpoint: collector.URL, SampleRatio: 1})
+	tel, err := telemetry.Start(t.Context(), telemetry.Config{
+		Service: "gpuaas-hub", OTLPEndpoint: collector.URL,
+		SampleRatio: 1,
+	})
 	require.NoError(t, err)
 	_, span := otel.Tracer("test").Start(t.Context(), "work")
 	span.End()
@@ -116,9 +127,15 @@ func TestTracesGoToTheCollector(t *testing.T) {
 }
 
 func TestACallersTraceparentDoesNotDecideWhatIsSampled(t *testing.T) {
-	tel, err := telemetry.Start(t.Context(), telemetry.Config{Service: "gpuaas-hub", OTLPEndpoint: "http://127.0.0.1:1", SampleRatio: 0})
+	tel, err := telemetry.Start(t.Context(), telemetry.Config{
+		Service: "gpuaas-hub", OTLPEndpoint: "http://127.0.0.1:1",
+		SampleRatio: 0,
+	})
 	require.NoError(t, err)
-	remote := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1}, TraceFlags: trace.FlagsSampled, Remote: true})
+	remote := trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1},
+		TraceFlags: trace.FlagsSampled, Remote: true,
+	})
 	_, span := otel.Tracer("test").Start(trace.ContextWithRemoteSpanContext(t.Context(), remote), "work")
 	require.Equal(t, remote.TraceID(), span.SpanContext().TraceID())
 	require.False(t, span.SpanContext().IsSampled())

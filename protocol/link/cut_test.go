@@ -18,7 +18,8 @@ import (
 // latency is one way.
 const latency = 10 * time.Millisecond
 
-// wire is a network in test time. Packets of a node pass a NAT, whose outer port can change, and can be lost either way.
+// wire is a network in test time. Packets of a node pass a NAT, whose outer port can change, and can be lost either
+// way.
 type wire struct {
 	mu               sync.Mutex
 	sockets          map[string]simnet.PacketReceiver
@@ -97,7 +98,10 @@ type far struct {
 }
 
 func newFar(t *testing.T) *far {
-	f := &far{setup: &setup{hubCA: newAuthority(t), nodeCA: newAuthority(t)}, t: t, wire: newWire(), reset: link.ResetKey{1}}
+	f := &far{
+		setup: &setup{hubCA: newAuthority(t), nodeCA: newAuthority(t)}, t: t, wire: newWire(),
+		reset: link.ResetKey{1},
+	}
 	f.node = link.ClientTLS(f.nodeCA.issue(t, protocol.NodeSPIFFE(domain, "node-1")), f.hubCA.vouchesFor(protocol.KindHub))
 	f.startHub()
 	return f
@@ -107,7 +111,8 @@ func (f *far) startHub() {
 	f.t.Helper()
 	hub := f.hubCA.issue(f.t, protocol.HubSPIFFE(domain, "hub-1"))
 	var err error
-	f.hub, err = link.ListenOn(simnet.NewSimConn(hubAddr, f.wire), link.ServerTLS(hub, f.nodeCA.vouchesFor(protocol.KindNode)), &f.reset)
+	f.hub, err = link.ListenOn(simnet.NewSimConn(hubAddr, f.wire),
+		link.ServerTLS(hub, f.nodeCA.vouchesFor(protocol.KindNode)), &f.reset)
 	require.NoError(f.t, err)
 }
 

@@ -15,27 +15,29 @@ import (
 )
 
 const (
-	// placesPerCore is how many callers may be on their way in for each core, placesMost how many at all. Enough that the processors have
-	// work while packets are on their way; more would only make each take longer, and requests that are served beside them wait.
+	// placesPerCore is how many callers may be on their way in for each core, placesMost how many at all. Enough that the
+	// processors have work while packets are on their way; more would only make each take longer, and requests that are
+	// served beside them wait.
 	placesPerCore = 16
 	placesMost    = 512
-	// placesBefore is how many there are before Accept is called: quic-go keeps that many connections, and it refuses those beyond with
-	// all the work of their handshake done.
+	// placesBefore is how many there are before Accept is called: quic-go keeps that many connections, and it refuses
+	// those beyond with all the work of their handshake done.
 	placesBefore = 32
-	// unvalidatedShare is the part of the places that callers may take who have not shown that they receive at their address: 1 of 4. The
-	// others get a Retry packet (RFC 9000, section 8.1.2), which costs no place and no memory.
+	// unvalidatedShare is the part of the places that callers may take who have not shown that they receive at their
+	// address: 1 of 4. The others get a Retry packet (RFC 9000, section 8.1.2), which costs no place and no memory.
 	unvalidatedShare = 4
 	// sourceShare keeps 1 of 4 places free for other sources than the one that has most.
 	sourceShare = 4
-	// handshakePlace is how long a handshake keeps its place. One that takes longer goes on without: packets of it were lost, or its
-	// caller is not a node, and such callers must not keep out the others.
+	// handshakePlace is how long a handshake keeps its place. One that takes longer goes on without: packets of it were
+	// lost, or its caller is not a node, and such callers must not keep out the others.
 	handshakePlace = time.Second
 )
 
-// door is a listener's socket. It has a bounded number of places, from the first packet to Conn.Settle. A caller that finds none
-// proves its address first and then waits in line: a fleet that comes back at once costs no more at any moment than a part of it, no
-// processor idles while a caller waits, and packets with forged addresses take few places and none of the line. quic-go would hold a
-// second's worth of first packets and drop the others, of which half hellos remain.
+// door is a listener's socket. It has a bounded number of places, from the first packet to Conn.Settle. A caller that
+// finds none proves its address first and then waits in line: a fleet that comes back at once costs no more at any
+// moment than a part of it, no processor idles while a caller waits, and packets with forged addresses take few places
+// and none of the line. quic-go would hold a second's worth of first packets and drop the others, of which half hellos
+// remain.
 type door struct {
 	*net.UDPConn
 	batch *ipv4.PacketConn
@@ -43,7 +45,8 @@ type door struct {
 
 	mu     sync.Mutex
 	places int
-	// inside are the callers that have a place, held is how many places each source has, unvalidated how many have no valid token.
+	// inside are the callers that have a place, held is how many places each source has, unvalidated how many have no
+	// valid token.
 	inside      map[netip.AddrPort]*place
 	held        map[netip.Prefix]int
 	unvalidated int
@@ -158,7 +161,8 @@ func (d *door) enter(addr netip.AddrPort, hasToken bool) {
 	}
 }
 
-// sort keeps what is to wait and moves the rest to the front. The messages' buffers stay where they are: quic-go counts on it.
+// sort keeps what is to wait and moves the rest to the front. The messages' buffers stay where they are: quic-go counts
+// on it.
 func (d *door) sort(messages []ipv4.Message) (n int) {
 	for i := range messages {
 		m := &messages[i]
@@ -174,7 +178,8 @@ func (d *door) sort(messages []ipv4.Message) (n int) {
 	return n
 }
 
-// waits puts a first packet into the line, unless its sender is inside already, or must show first that it receives at its address.
+// waits puts a first packet into the line, unless its sender is inside already, or must show first that it receives at
+// its address.
 func (d *door) waits(m *ipv4.Message, f flight) bool {
 	addr, ok := addrPort(m.Addr)
 	if !ok {
@@ -276,8 +281,8 @@ func (d *door) SetReadDeadline(t time.Time) error {
 // placeKey is the context's key of what gives back a caller's place.
 type placeKey struct{}
 
-// begin ties a connection to the place that its caller was let in to: it is given back by Settle, or with the connection's end. A
-// place is for one connection.
+// begin ties a connection to the place that its caller was let in to: it is given back by Settle, or with the
+// connection's end. A place is for one connection.
 func (d *door) begin(ctx context.Context, info *quic.ClientInfo) (context.Context, error) {
 	addr, ok := addrPort(info.RemoteAddr)
 	if !ok {

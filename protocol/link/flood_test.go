@@ -24,8 +24,8 @@ func forged(t *testing.T, tokenBytes int) []byte {
 	return b
 }
 
-// Each dial comes after more forged packets, each from an address of its own, than the listener has places. Before addresses were
-// validated each of them kept a place for a second, and one dial of eight was let in.
+// Each dial comes after more forged packets, each from an address of its own, than the listener has places. Before
+// addresses were validated each of them kept a place for a second, and one dial of eight was let in.
 func TestNodesAreLetInWhileForgedPacketsComeInFromManyAddresses(t *testing.T) {
 	for name, tokenBytes := range map[string]int{"without a token": 0, "with a forged token": 32} {
 		t.Run(name, func(t *testing.T) {

@@ -8,15 +8,15 @@ import (
 )
 
 const (
-	// lineCallers is how many callers may wait in line, sourceCallers how many of one source, callerPackets what is kept of each: a
-	// first flight with a post-quantum key exchange has two packets, and may be sent twice. Together they are at most 20 MB. A caller
-	// that finds no room repeats its flight by itself.
+	// lineCallers is how many callers may wait in line, sourceCallers how many of one source, callerPackets what is kept
+	// of each: a first flight with a post-quantum key exchange has two packets, and may be sent twice. Together they are
+	// at most 20 MB. A caller that finds no room repeats its flight by itself.
 	lineCallers   = 4096
 	sourceCallers = 1024
 	callerPackets = 4
-	// callerPatience is how long a first flight may wait. A caller takes the time until it is answered for the time that packets travel:
-	// answered after seconds, it would wait as long again for each packet that is lost. It repeats its flight after 0.3, 0.9, 2.1 and
-	// 4.5 s, and then dials again; of a crowd there are always some who have just called.
+	// callerPatience is how long a first flight may wait. A caller takes the time until it is answered for the time that
+	// packets travel: answered after seconds, it would wait as long again for each packet that is lost. It repeats its
+	// flight after 0.3, 0.9, 2.1 and 4.5 s, and then dials again; of a crowd there are always some who have just called.
 	callerPatience = 250 * time.Millisecond
 	// firstFlightBytes is the least that a client may begin with (RFC 9000, section 14.1).
 	firstFlightBytes = 1200
@@ -56,8 +56,8 @@ func sourceOf(addr netip.Addr) netip.Prefix {
 	return p
 }
 
-// line holds the callers that wait for a place. Sources take turns, so that one with many callers delays its own only. Waiting
-// costs its memory and nothing else, and ends by itself: no caller in it has given up.
+// line holds the callers that wait for a place. Sources take turns, so that one with many callers delays its own only.
+// Waiting costs its memory and nothing else, and ends by itself: no caller in it has given up.
 type line struct {
 	callers map[netip.AddrPort]*caller
 	sources map[netip.Prefix]*source
@@ -169,7 +169,8 @@ func (l *line) next(now time.Time, mayEnter func(netip.Prefix) bool) *caller {
 
 func (l *line) isEmpty() bool { return len(l.callers) == 0 }
 
-// The versions of QUIC that are spoken here, and what tells a first packet in each (RFC 9000, section 17.2.2, and RFC 9369, section 3.2).
+// The versions of QUIC that are spoken here, and what tells a first packet in each (RFC 9000, section 17.2.2, and RFC
+// 9369, section 3.2).
 const (
 	quicVersion1, initialVersion1 = 1, 0
 	quicVersion2, initialVersion2 = 0x6b3343cf, 1

@@ -39,13 +39,16 @@ func TestSourceWithAllItsPlacesIsPassedOver(t *testing.T) {
 func TestLineIsBoundedAndForgetsStaleCallers(t *testing.T) {
 	l, now := newLine(), time.Unix(100, 0)
 	for i := range 2 * lineCallers {
-		l.arrive(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 1}), 1), []byte("dial"), packet{data: []byte{1}}, now)
+		l.arrive(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 1}), 1), []byte("dial"),
+			packet{data: []byte{1}}, now)
 	}
 	require.Len(t, l.callers, lineCallers)
 	for i := range 2 * sourceCallers {
-		l.arrive(netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(i+1)), []byte("dial"), packet{data: []byte{1}}, now.Add(time.Second))
+		l.arrive(netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(i+1)), []byte("dial"), packet{data: []byte{1}},
+			now.Add(time.Second))
 	}
-	require.Len(t, l.callers, sourceCallers, "the stale ones gave their room to others, and one source has its share of it")
+	require.Len(t, l.callers, sourceCallers,
+		"the stale ones gave their room to others, and one source has its share of it")
 	require.Nil(t, l.next(now.Add(time.Minute), always))
 	require.Empty(t, l.sources)
 	require.Empty(t, l.callers)

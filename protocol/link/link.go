@@ -1,6 +1,6 @@
-// Package link carries streams of messages between a hub and a node over QUIC with TLS 1.3 and certificates on both sides.
-// It owns framing, keepalive, windows and stream caps, and is the only user of quic-go. What the messages mean is not its
-// business.
+// Package link carries streams of messages between a hub and a node over QUIC with TLS 1.3 and certificates on both
+// sides. It owns framing, keepalive, windows and stream caps, and is the only user of quic-go. What the messages mean
+// is not its business.
 package link
 
 import (
@@ -32,8 +32,8 @@ const (
 	// probeBytes makes a probe larger than 42 bytes on the wire: quic-go answers nothing smaller with a reset, and its own
 	// keepalive is smaller.
 	probeBytes = 32
-	// connectionIDBytes is long enough that the connections of a listener and of its successor share no id, because a reset
-	// shows the secret of its id to the network (RFC 9000, section 10.3.2).
+	// connectionIDBytes is long enough that the connections of a listener and of its successor share no id, because a
+	// reset shows the secret of its id to the network (RFC 9000, section 10.3.2).
 	connectionIDBytes = 8
 	// HandshakeTimeout bounds a dial. One that nobody answers ends after half of it.
 	HandshakeTimeout = 10 * time.Second
@@ -46,7 +46,8 @@ const (
 	connWindowBytes = MaxPeerStreams * StreamWindowBytes
 	// headerTimeout is how long a new stream may take to send its header.
 	headerTimeout = 10 * time.Second
-	// MaxUnsettled is how many connections of one peer may be there that are not settled. One that comes beyond them is closed.
+	// MaxUnsettled is how many connections of one peer may be there that are not settled. One that comes beyond them is
+	// closed.
 	MaxUnsettled = 2
 	// maxReasonBytes bounds what is shown to the peer on close.
 	maxReasonBytes = 256
@@ -86,9 +87,9 @@ type acceptedStream struct {
 	header *protocol.StreamHeader
 }
 
-// Tokens keeps the newest token that a listener gave a caller whose address it has validated (RFC 9000, section 8.1.3): shown with each
-// dial, it spares the caller a Retry packet. All dials of a node share one; nil keeps none. A token is shown again when a dial fails: the
-// RFC advises against it only for callers that do not want to be recognised.
+// Tokens keeps the newest token that a listener gave a caller whose address it has validated (RFC 9000, section 8.1.3):
+// shown with each dial, it spares the caller a Retry packet. All dials of a node share one; nil keeps none. A token is
+// shown again when a dial fails: the RFC advises against it only for callers that do not want to be recognised.
 type Tokens struct {
 	mu     sync.Mutex
 	newest *quic.ClientToken
@@ -128,7 +129,9 @@ func Dial(ctx context.Context, addr string, tlsConf *tls.Config, tokens *Tokens)
 }
 
 // DialFrom is Dial on a socket that the caller has bound and closes once the connection has ended.
-func DialFrom(ctx context.Context, socket net.PacketConn, to net.Addr, tlsConf *tls.Config, tokens *Tokens) (*Conn, error) {
+func DialFrom(ctx context.Context, socket net.PacketConn, to net.Addr, tlsConf *tls.Config,
+	tokens *Tokens,
+) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
 	defer cancel()
 	qc, err := quic.Dial(ctx, socket, to, tlsConf, tokens.config())
@@ -144,8 +147,8 @@ func dialled(qc *quic.Conn) *Conn {
 	return c
 }
 
-// ResetKey is what a listener's stateless resets (RFC 9000, section 10.3) and its callers' tokens are made from. It is secret, and the
-// same for a listener and its successor at the same address.
+// ResetKey is what a listener's stateless resets (RFC 9000, section 10.3) and its callers' tokens are made from. It is
+// secret, and the same for a listener and its successor at the same address.
 type ResetKey [32]byte
 
 // tokenKey encrypts the tokens, so that a successor knows them.
@@ -178,8 +181,8 @@ type Listener struct {
 	closed  func()
 }
 
-// Listen takes connections on addr (host:port, UDP; port 0 for any). tlsConf comes from ServerTLS. Without a reset key the
-// peers of a listener that was killed wait for IdleTimeout.
+// Listen takes connections on addr (host:port, UDP; port 0 for any). tlsConf comes from ServerTLS. Without a reset key
+// the peers of a listener that was killed wait for IdleTimeout.
 func Listen(addr string, tlsConf *tls.Config, reset *ResetKey) (*Listener, error) {
 	udp, err := net.ResolveUDPAddr("udp", addr)
 	if err != nil {
@@ -196,20 +199,25 @@ func Listen(addr string, tlsConf *tls.Config, reset *ResetKey) (*Listener, error
 func listen(socket net.PacketConn, tlsConf *tls.Config, reset *ResetKey) (*Listener, error) {
 	l := &Listener{socket: socket, accepted: make(chan *Conn), closing: make(chan struct{})}
 	l.closed = sync.OnceFunc(func() { close(l.closing) })
-	l.transport = &quic.Transport{Conn: socket, ConnectionIDLength: connectionIDBytes, StatelessResetKey: (*quic.StatelessResetKey)(reset), TokenGeneratorKey: reset.tokenKey()}
+	l.transport = &quic.Transport{
+		Conn: socket, ConnectionIDLength: connectionIDBytes,
+		StatelessResetKey: (*quic.StatelessResetKey)(reset), TokenGeneratorKey: reset.tokenKey(),
+	}
 	if udp, ok := socket.(*net.UDPConn); ok {
 		l.door = newDoor(udp)
 		l.transport.Conn, l.transport.ConnContext, l.transport.VerifySourceAddress = l.door, l.door.begin, l.door.mustValidate
 	}
 	var err error
 	if l.ql, err = l.transport.Listen(tlsConf, config()); err != nil {
-		return nil, errors.Join(fmt.Errorf("link: listen on %s (UDP): %w", socket.LocalAddr(), err), l.transport.Close(), socket.Close())
+		return nil, errors.Join(fmt.Errorf("link: listen on %s (UDP): %w", socket.LocalAddr(), err), l.transport.Close(),
+			socket.Close())
 	}
 	return l, nil
 }
 
-// acceptAll takes connections out of quic-go's queue as they come. That one is short, and a connection that finds it full is refused
-// with all the work of its handshake done; each who waits at it makes it longer by one, and there is one for each place.
+// acceptAll takes connections out of quic-go's queue as they come. That one is short, and a connection that finds it
+// full is refused with all the work of its handshake done; each who waits at it makes it longer by one, and there is
+// one for each place.
 func (l *Listener) acceptAll(ctx context.Context) {
 	for {
 		qc, err := l.ql.Accept(ctx)
@@ -224,7 +232,8 @@ func (l *Listener) acceptAll(ctx context.Context) {
 		}
 		settled, ok := l.unsettled.add(qc.Context(), peerName(qc)) //nolint:contextcheck // the connection's own life counts
 		if !ok {
-			_ = qc.CloseWithError(quic.ApplicationErrorCode(CodeUnavailable), "two other connections of this peer are on their way in")
+			_ = qc.CloseWithError(quic.ApplicationErrorCode(CodeUnavailable), "two other connections of this peer are on "+
+				"their way in")
 			continue
 		}
 		c := newConn(qc)
@@ -238,8 +247,8 @@ func (l *Listener) acceptAll(ctx context.Context) {
 	}
 }
 
-// Accept returns the next connection whose peer is authenticated. Call it in a loop that does nothing else: dials beyond the
-// queue behind it are refused.
+// Accept returns the next connection whose peer is authenticated. Call it in a loop that does nothing else: dials
+// beyond the queue behind it are refused.
 func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	l.starting.Do(func() {
 		forever := context.WithoutCancel(ctx) // until the listener is closed
@@ -269,7 +278,8 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 // Addr is the address that it listens on.
 func (l *Listener) Addr() net.Addr { return l.ql.Addr() }
 
-// Stop takes no more connections; those that are there live on. Dials are not answered, so that they wait for a successor.
+// Stop takes no more connections; those that are there live on. Dials are not answered, so that they wait for a
+// successor.
 func (l *Listener) Stop() error {
 	l.closed()
 	if l.door != nil {
@@ -278,8 +288,8 @@ func (l *Listener) Stop() error {
 	return l.ql.Close()
 }
 
-// Close stops listening and frees the port. Close accepted connections first: their peers would notice only when a successor
-// answers their probes, or after IdleTimeout.
+// Close stops listening and frees the port. Close accepted connections first: their peers would notice only when a
+// successor answers their probes, or after IdleTimeout.
 func (l *Listener) Close() error {
 	l.closed()
 	if l.door != nil {
@@ -294,8 +304,8 @@ func newConn(qc *quic.Conn) *Conn {
 	return c
 }
 
-// probe sends what has no meaning but that it must be answered. A peer that takes no datagrams is of another release: then the
-// keepalive must do.
+// probe sends what has no meaning but that it must be answered. A peer that takes no datagrams is of another release:
+// then the keepalive must do.
 func (c *Conn) probe() {
 	tick := time.NewTicker(ProbeEvery)
 	defer tick.Stop()
@@ -320,8 +330,8 @@ func (c *Conn) takeProbes() {
 	}
 }
 
-// acceptLoop reads each new stream's header on its own goroutine (at most MaxPeerStreams of them): a stream whose header
-// does not come must not keep the next one waiting.
+// acceptLoop reads each new stream's header on its own goroutine (at most MaxPeerStreams of them): a stream whose
+// header does not come must not keep the next one waiting.
 func (c *Conn) acceptLoop() {
 	for {
 		qs, err := c.qc.AcceptStream(c.life)
@@ -388,8 +398,8 @@ func (c *Conn) LocalAddr() net.Addr { return c.qc.LocalAddr() }
 // OneWay is about how long a packet takes to the other side: half of what QUIC has measured for both ways.
 func (c *Conn) OneWay() time.Duration { return c.qc.ConnectionStats().SmoothedRTT / 2 }
 
-// Close ends the connection and all its streams; the peer sees code and reason. What was sent and not yet received may be
-// lost.
+// Close ends the connection and all its streams; the peer sees code and reason. What was sent and not yet received may
+// be lost.
 func (c *Conn) Close(code uint64, reason string) error {
 	if len(reason) > maxReasonBytes {
 		reason = reason[:maxReasonBytes]
@@ -397,8 +407,8 @@ func (c *Conn) Close(code uint64, reason string) error {
 	return c.qc.CloseWithError(quic.ApplicationErrorCode(code), reason)
 }
 
-// Settle says that the peer is let in, or is refused: a caller that waits in line at the listener may take its place. A connection that
-// ends is settled by itself.
+// Settle says that the peer is let in, or is refused: a caller that waits in line at the listener may take its place. A
+// connection that ends is settled by itself.
 func (c *Conn) Settle() {
 	if c.settled != nil {
 		c.settled()
@@ -422,8 +432,9 @@ func CloseCode(err error) (code uint64, ok bool) {
 	return 0, false
 }
 
-// IsCertificateRefused reports whether a dial or its connection ended because the listener did not accept the own certificate. The
-// dial may have returned before: the listener verifies the certificate after the dialler's part of the handshake.
+// IsCertificateRefused reports whether a dial or its connection ended because the listener did not accept the own
+// certificate. The dial may have returned before: the listener verifies the certificate after the dialler's part of the
+// handshake.
 func IsCertificateRefused(err error) bool {
 	failed, is := errors.AsType[*quic.TransportError](err)
 	return is && failed.Remote && failed.ErrorCode == badCertificate

@@ -60,7 +60,10 @@ func (a authority) issue(t *testing.T, id *url.URL) link.Certificate {
 	require.NoError(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(2), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{
+			x509.ExtKeyUsageClientAuth,
+			x509.ExtKeyUsageServerAuth,
+		},
 		URIs: []*url.URL{id},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, pub, a.key)
@@ -104,7 +107,8 @@ func deadline(t *testing.T) context.Context {
 // named is what the node with that number dials with.
 func (s *setup) named(t *testing.T, number int) *tls.Config {
 	t.Helper()
-	return link.ClientTLS(s.nodeCA.issue(t, protocol.NodeSPIFFE(domain, fmt.Sprintf("node-%d", number))), s.hubCA.vouchesFor(protocol.KindHub))
+	return link.ClientTLS(s.nodeCA.issue(t, protocol.NodeSPIFFE(domain, fmt.Sprintf("node-%d", number))),
+		s.hubCA.vouchesFor(protocol.KindHub))
 }
 
 // connect returns both ends of a connection.
@@ -202,16 +206,25 @@ func TestStrangersAreRefused(t *testing.T) {
 		conf *tls.Config
 		says string
 	}{
-		"hub of another authority":        {link.ClientTLS(good, stranger.vouchesFor(protocol.KindHub)), "unknown authority"},
-		"hub is not the kind wanted":      {link.ClientTLS(good, s.hubCA.vouchesFor(protocol.KindNode)), "identity"},
-		"hub of another trust domain":     {link.ClientTLS(good, link.Peer{Roots: s.hubCA.pool, TrustDomain: "other.example", Kind: protocol.KindHub, Now: time.Now}), "identity"},
-		"hub certificate not yet valid":   {link.ClientTLS(good, late), "not yet valid"},
-		"no authority known":              {link.ClientTLS(good, noRoots), "no authority"},
-		"caller does not allow it":        {link.ClientTLS(good, choosy), "banned"},
-		"node of another authority":       {link.ClientTLS(stranger.issue(t, nodeID), hubPeer), "bad certificate"},
-		"node shows a hub's certificate":  {link.ClientTLS(s.nodeCA.issue(t, protocol.HubSPIFFE(domain, "hub-1")), hubPeer), "bad certificate"},
-		"node of another trust domain":    {link.ClientTLS(s.nodeCA.issue(t, protocol.NodeSPIFFE("other.example", "node-1")), hubPeer), "bad certificate"},
-		"node without certificate":        {link.ClientTLS(func() (*tls.Certificate, error) { return &tls.Certificate{}, nil }, hubPeer), "certificate required"},
+		"hub of another authority":   {link.ClientTLS(good, stranger.vouchesFor(protocol.KindHub)), "unknown authority"},
+		"hub is not the kind wanted": {link.ClientTLS(good, s.hubCA.vouchesFor(protocol.KindNode)), "identity"},
+		"hub of another trust domain": {link.ClientTLS(good, link.Peer{
+			Roots: s.hubCA.pool, TrustDomain: "other.example",
+			Kind: protocol.KindHub, Now: time.Now,
+		}), "identity"},
+		"hub certificate not yet valid": {link.ClientTLS(good, late), "not yet valid"},
+		"no authority known":            {link.ClientTLS(good, noRoots), "no authority"},
+		"caller does not allow it":      {link.ClientTLS(good, choosy), "banned"},
+		"node of another authority":     {link.ClientTLS(stranger.issue(t, nodeID), hubPeer), "bad certificate"},
+		"node shows a hub's certificate": {
+			link.ClientTLS(s.nodeCA.issue(t, protocol.HubSPIFFE(domain, "hub-1")), hubPeer),
+			"bad certificate",
+		},
+		"node of another trust domain": {link.ClientTLS(s.nodeCA.issue(t, protocol.NodeSPIFFE("other.example", "node-1")),
+			hubPeer), "bad certificate"},
+		"node without certificate": {link.ClientTLS(func() (*tls.Certificate, error) {
+			return &tls.Certificate{}, nil
+		}, hubPeer), "certificate required"},
 		"node speaks another application": {withALPN(link.ClientTLS(good, hubPeer), "h3"), "no application protocol"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -349,7 +362,8 @@ func TestDialsBeyondTheListenersPlacesWaitInLineAndAreAllTaken(t *testing.T) {
 	require.NoError(t, dialling.Wait(), "not one was refused")
 }
 
-// Of those that wait in line none begins a handshake before there is a place: that of a caller that is let in, or has gone.
+// Of those that wait in line none begins a handshake before there is a place: that of a caller that is let in, or has
+// gone.
 func TestCallerWaitsInLineAsLongAsAllPlacesOfItsSourceAreTaken(t *testing.T) {
 	s := newSetup(t)
 	ctx := deadline(t)
@@ -373,7 +387,8 @@ func TestCallerWaitsInLineAsLongAsAllPlacesOfItsSourceAreTaken(t *testing.T) {
 	s.connectAs(t, last)
 }
 
-// A hub that goes away lets its nodes finish, and those that dial meanwhile wait for the next hub instead of being refused.
+// A hub that goes away lets its nodes finish, and those that dial meanwhile wait for the next hub instead of being
+// refused.
 func TestStoppedListenerKeepsItsConnectionsAndAnswersNoDial(t *testing.T) {
 	s := newSetup(t)
 	node, hub := s.connect(t)

@@ -17,12 +17,12 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// ErrTooLarge is returned by Receive for a message above the caller's limit. Nothing of it is kept, and the stream is of no
-// further use.
+// ErrTooLarge is returned by Receive for a message above the caller's limit. Nothing of it is kept, and the stream is
+// of no further use.
 var ErrTooLarge = errors.New("link: message is larger than its limit")
 
-// readBufferBytes is enough for what idle peers say. What is larger is read past the buffer, and every stream of thousands of nodes
-// has one.
+// readBufferBytes is enough for what idle peers say. What is larger is read past the buffer, and every stream of
+// thousands of nodes has one.
 const readBufferBytes = 512
 
 // growBytes is the first size of the buffer of a message that is larger.
@@ -41,7 +41,8 @@ func newStream(qs *quic.Stream) *Stream {
 	return &Stream{qs: qs, r: bufio.NewReaderSize(qs, readBufferBytes)}
 }
 
-// Send writes one message, length first. It blocks while the peer does not read. Messages of several senders do not mix.
+// Send writes one message, length first. It blocks while the peer does not read. Messages of several senders do not
+// mix.
 func (s *Stream) Send(m proto.Message) error {
 	s.sending.Lock()
 	defer s.sending.Unlock()
@@ -51,8 +52,8 @@ func (s *Stream) Send(m proto.Message) error {
 	return nil
 }
 
-// Receive reads one message of at most maxBytes into m, and counts its elements before it is decoded. It returns io.EOF when the peer
-// closed the stream between messages.
+// Receive reads one message of at most maxBytes into m, and counts its elements before it is decoded. It returns io.EOF
+// when the peer closed the stream between messages.
 func (s *Stream) Receive(m proto.Message, maxBytes int) error {
 	name := m.ProtoReflect().Descriptor().Name()
 	if maxBytes <= 0 {
@@ -69,7 +70,8 @@ func (s *Stream) Receive(m proto.Message, maxBytes int) error {
 	return fmt.Errorf("link: receive %s: %w", name, err)
 }
 
-// readMessage reads one message, length first. The buffer grows with what has come, not with what the peer says will come.
+// readMessage reads one message, length first. The buffer grows with what has come, not with what the peer says will
+// come.
 func (s *Stream) readMessage(maxBytes int) ([]byte, error) {
 	size, err := binary.ReadUvarint(s.r)
 	if err != nil {
@@ -123,7 +125,8 @@ func (s *Stream) Abort() {
 	s.qs.CancelWrite(streamCanceled)
 }
 
-// Done is closed when nothing more can be sent: the peer has stopped reading, or the stream or its connection is closed.
+// Done is closed when nothing more can be sent: the peer has stopped reading, or the stream or its connection is
+// closed.
 func (s *Stream) Done() <-chan struct{} { return s.qs.Context().Done() }
 
 // SetDeadline bounds reads and writes; the zero time lifts the bound.

@@ -18,20 +18,21 @@ type Peer struct {
 	// TrustDomain and Kind (protocol.KindHub or KindNode) must be those of the peer's SPIFFE id.
 	TrustDomain string
 	Kind        string
-	// Now is the time that validity is judged by. A node passes its time floor, so that one whose clock says 1970 can still
-	// dial.
+	// Now is the time that validity is judged by. A node passes its time floor, so that one whose clock says 1970 can
+	// still dial.
 	Now func() time.Time
-	// Earliest, when set, is the earliest time that it may be. A certificate that has expired by Now is judged by that: a clock
-	// that once ran ahead must not keep a node away for ever.
+	// Earliest, when set, is the earliest time that it may be. A certificate that has expired by Now is judged by that: a
+	// clock that once ran ahead must not keep a node away for ever.
 	Earliest func() time.Time
-	// Behind, when set, says whether Now is known to be behind: then a certificate that is not valid yet tells the time. One
-	// that has expired stays refused.
+	// Behind, when set, says whether Now is known to be behind: then a certificate that is not valid yet tells the time.
+	// One that has expired stays refused.
 	Behind func() bool
 	// Allow, when set, has the last word: it sees the id from the peer's verified certificate.
 	Allow func(id string) error
 }
 
-// Certificate returns the own certificate and key of the moment; it is asked at every handshake, because they are renewed.
+// Certificate returns the own certificate and key of the moment; it is asked at every handshake, because they are
+// renewed.
 type Certificate func() (*tls.Certificate, error)
 
 // ClientTLS is for Dial. The server is known by its SPIFFE id, not by a host name, so any address leads to it.

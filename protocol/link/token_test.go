@@ -26,8 +26,8 @@ func (r *retries) ReadFrom(b []byte) (int, net.Addr, error) {
 	return n, from, err
 }
 
-// A successor with the same reset key knows the tokens of its predecessor: a node that comes back needs no Retry. One with another key
-// sends it one and lets it in.
+// A successor with the same reset key knows the tokens of its predecessor: a node that comes back needs no Retry. One
+// with another key sends it one and lets it in.
 func TestATokenSparesANodeTheRetryAlsoAfterARestartOfTheHub(t *testing.T) {
 	first, other := &link.ResetKey{1}, &link.ResetKey{2}
 	s := newSetup(t)

@@ -7,14 +7,15 @@ import (
 	"github.com/quic-go/quic-go"
 )
 
-// unsettled counts, for each peer, the connections whose handshake is done and that are not settled: one peer that opens connections
-// and says nothing must not take the places of all. It counts only what the peer's key has proved.
+// unsettled counts, for each peer, the connections whose handshake is done and that are not settled: one peer that
+// opens connections and says nothing must not take the places of all. It counts only what the peer's key has proved.
 type unsettled struct {
 	mu     sync.Mutex
 	byPeer map[string]int
 }
 
-// add counts a connection of the peer until settled is called or life ends; ok is false when the peer has MaxUnsettled already.
+// add counts a connection of the peer until settled is called or life ends; ok is false when the peer has MaxUnsettled
+// already.
 func (u *unsettled) add(life context.Context, peer string) (settled func(), ok bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

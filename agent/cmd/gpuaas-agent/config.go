@@ -57,19 +57,27 @@ type config struct {
 
 // machineFlags say where on the machine everything is; uninstall needs them too.
 func (c *config) machineFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.dataDir, "data-dir", defaultDataDir, "directory of everything that must outlive a reboot: keys, state, usage, logs")
-	f.StringVar(&c.runDir, "run-dir", defaultRunDir, "directory of what a reboot may empty: socket, networks, files bound into containers")
+	f.StringVar(&c.dataDir, "data-dir", defaultDataDir, "directory of everything that must outlive a reboot: keys, "+
+		"state, usage, logs")
+	f.StringVar(&c.runDir, "run-dir", defaultRunDir, "directory of what a reboot may empty: socket, networks, files "+
+		"bound into containers")
 	f.StringVar(&c.localSocket, "local-socket", "", "Unix socket of the local commands (default: <run-dir>/agent.sock)")
 	f.StringVar(&c.socketMode, "local-socket-mode", "0600", "file mode of the socket: 0600, or 0660 to let its group in")
 	f.StringVar(&c.containerdAddress, "containerd-address", runtime.DefaultAddress, "socket of containerd")
-	f.StringVar(&c.containerdNamespace, "containerd-namespace", runtime.DefaultNamespace, "containerd namespace that belongs to this agent alone")
+	f.StringVar(&c.containerdNamespace, "containerd-namespace", runtime.DefaultNamespace,
+		"containerd namespace that belongs to this agent alone")
 	f.StringVar(&c.snapshotter, "snapshotter", runtime.DefaultSnapshotter, "containerd snapshotter")
 	f.StringVar(&c.cgroupParent, "cgroup-parent", runtime.DefaultCgroup, "cgroup that holds all containers")
-	f.Uint32Var(&c.uidMapBase, "uid-map-base", runtime.DefaultUIDMapBase, "first user id of the range that containers run in")
+	f.Uint32Var(&c.uidMapBase, "uid-map-base", runtime.DefaultUIDMapBase, "first user id of the range that containers "+
+		"run in")
 	f.Uint32Var(&c.uidMapSize, "uid-map-size", runtime.DefaultUIDMapSize, "size of that range")
-	f.BoolVar(&c.noUserNamespaces, "no-user-namespaces", false, "run containers in the host's user namespace, reported as a condition; without it the agent does not start where the kernel has no user namespaces")
-	f.BoolVar(&c.noSeccomp, "no-seccomp", false, "run containers without a filter of system calls, reported as a condition; without it the agent does not start where the kernel has no filter")
-	f.StringSliceVar(&c.cniPluginDirs, "cni-plugin-dir", []string{"/usr/lib/cni", "/opt/cni/bin"}, "directories with CNI's plugin portmap; it closes ports that the release of 2026-11-20 has published, and is not needed otherwise")
+	f.BoolVar(&c.noUserNamespaces, "no-user-namespaces", false, "run containers in the host's user namespace, reported "+
+		"as a condition; without it the agent does not start where the kernel has no user namespaces")
+	f.BoolVar(&c.noSeccomp, "no-seccomp", false, "run containers without a filter of system calls, reported as a "+
+		"condition; without it the agent does not start where the kernel has no filter")
+	f.StringSliceVar(&c.cniPluginDirs, "cni-plugin-dir", []string{"/usr/lib/cni", "/opt/cni/bin"},
+		"directories with CNI's plugin portmap; it closes ports that the release of 2026-11-20 has published, and is not "+
+			"needed otherwise")
 	f.StringVar(&c.bridge, "bridge", "gpuaas0", "network bridge of the containers; at most 15 characters")
 	f.StringVar(&c.podCIDR, "pod-cidr", "10.88.0.0/16", "addresses of the containers")
 	f.StringVar(&c.portRange, "port-range", "20000-29999", "ports of 127.0.0.1 on which endpoints are published")
@@ -79,23 +87,36 @@ func (c *config) machineFlags(f *pflag.FlagSet) {
 // enrolmentFlags are needed until the node is enrolled.
 func (c *config) enrolmentFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.apiURL, "api-url", "", "address of the hub's API, https://host:port; kept after enrolment")
-	f.StringVar(&c.rootFingerprint, "root-fingerprint", "", "what gpuaas-hub init or trust show printed: the fingerprint of a root key, sha256:…, or the digest of the root role, root-role-sha256:…; kept after enrolment, and must name the same root when given again")
-	f.StringVar(&c.joinTokenFile, "join-token-file", "", "file with the one-time join token, needed until the node is enrolled")
+	f.StringVar(&c.rootFingerprint, "root-fingerprint", "", "what gpuaas-hub init or trust show printed: the "+
+		"fingerprint of a root key, sha256:…, or the digest of the root role, root-role-sha256:…; kept after enrolment, "+
+		"and must name the same root when given again")
+	f.StringVar(&c.joinTokenFile, "join-token-file", "", "file with the one-time join token, needed until the node is "+
+		"enrolled")
 }
 
 func (c *config) runFlags(f *pflag.FlagSet) {
 	c.machineFlags(f)
 	c.enrolmentFlags(f)
-	f.StringVar(&c.sessionAddr, "session-addr", "", "host:port (UDP) of the hub's sessions (default: what the hub said at enrolment)")
-	f.DurationVar(&c.beat, "beat", reconcile.DefaultBeat, "how often usage is measured and made durable; a power cut loses at most this much, in the tenant's favour")
+	f.StringVar(&c.sessionAddr, "session-addr", "", "host:port (UDP) of the hub's sessions (default: what the hub said "+
+		"at enrolment)")
+	f.DurationVar(&c.beat, "beat", reconcile.DefaultBeat, "how often usage is measured and made durable; a power cut "+
+		"loses at most this much, in the tenant's favour")
 	f.DurationVar(&c.usageInterval, "usage-interval", reconcile.DefaultUsageInterval, "longest time in one usage record")
-	f.DurationVar(&c.reportInterval, "report-interval", uplink.DefaultReportInterval, "how often the node reports when nothing changes")
-	f.DurationVar(&c.dialRetryMax, "dial-retry-max", uplink.DefaultDialRetryMax, "longest pause before a hub that does not answer is dialled again, 500ms or more")
-	f.DurationVar(&c.resync, "resync", reconcile.DefaultResync, "how often the agent checks everything again without a cause")
-	f.Uint32Var(&c.containerDiskMiB, "container-disk-mib", runtime.DefaultDiskBytes>>20, "what a container may write to its own file system where its manifest does not say (resources.disk_mib), in MiB; one that writes more ends with disk_limit")
-	f.Uint32Var(&c.imageStoreMiB, "image-store-mib", 0, "what images may take while some of them are unused, in MiB; 0 collects unused ones only when less than a seventh of the disk is free")
-	f.StringVar(&c.policyFile, "policy", local.DefaultPolicyFile, "file with the owner's policy (YAML), read again at each resync; the default file may be missing")
-	f.BoolVar(&c.allowUnbilled, "allow-run-unbilled", false, "let workloads whose lease says so go on without pay when it ends")
+	f.DurationVar(&c.reportInterval, "report-interval", uplink.DefaultReportInterval, "how often the node reports when "+
+		"nothing changes")
+	f.DurationVar(&c.dialRetryMax, "dial-retry-max", uplink.DefaultDialRetryMax, "longest pause before a hub that does "+
+		"not answer is dialled again, 500ms or more")
+	f.DurationVar(&c.resync, "resync", reconcile.DefaultResync, "how often the agent checks everything again without a "+
+		"cause")
+	f.Uint32Var(&c.containerDiskMiB, "container-disk-mib", runtime.DefaultDiskBytes>>20,
+		"what a container may write to its own file system where its manifest does not say (resources.disk_mib), in MiB; "+
+			"one that writes more ends with disk_limit")
+	f.Uint32Var(&c.imageStoreMiB, "image-store-mib", 0, "what images may take while some of them are unused, in MiB; 0 "+
+		"collects unused ones only when less than a seventh of the disk is free")
+	f.StringVar(&c.policyFile, "policy", local.DefaultPolicyFile, "file with the owner's policy (YAML), read again at "+
+		"each resync; the default file may be missing")
+	f.BoolVar(&c.allowUnbilled, "allow-run-unbilled", false, "let workloads whose lease says so go on without pay when "+
+		"it ends")
 }
 
 func (c *config) socket() string {
@@ -134,9 +155,11 @@ func (c *config) logger() (*slog.Logger, error) {
 func (c *config) runtimeConfig(log *slog.Logger) runtime.Config {
 	return runtime.Config{
 		Address: c.containerdAddress, Namespace: c.containerdNamespace, Snapshotter: c.snapshotter,
-		StateDir: filepath.Join(c.runDir, "containers"), LogDir: filepath.Join(c.dataDir, "logs"), RuncRoot: filepath.Join(c.runDir, "runc"),
-		CgroupParent: c.cgroupParent, UIDMapBase: c.uidMapBase, UIDMapSize: c.uidMapSize, NoUserNamespaces: c.noUserNamespaces,
-		NoSeccomp: c.noSeccomp, Log: log,
+		StateDir: filepath.Join(c.runDir, "containers"), LogDir: filepath.Join(c.dataDir, "logs"),
+		RuncRoot:     filepath.Join(c.runDir, "runc"),
+		CgroupParent: c.cgroupParent, UIDMapBase: c.uidMapBase, UIDMapSize: c.uidMapSize,
+		NoUserNamespaces: c.noUserNamespaces,
+		NoSeccomp:        c.noSeccomp, Log: log,
 		DiskBytes: int64(c.containerDiskMiB) << 20, MaxImageStoreBytes: int64(c.imageStoreMiB) << 20,
 	}
 }
@@ -172,7 +195,8 @@ func (c *config) directories() error {
 		}
 		if err != nil {
 			return fault.New(fault.Internal, "directory_unusable",
-				fmt.Sprintf("The directory %s cannot be made or opened: run the agent as root, or give it another one with --data-dir and --run-dir.", dir), err)
+				fmt.Sprintf("The directory %s cannot be made or opened: run the agent as root, or give it another one with "+
+					"--data-dir and --run-dir.", dir), err)
 		}
 	}
 	return nil

@@ -17,7 +17,8 @@ func program() daemon.Program {
 }
 
 func newRoot() *cobra.Command {
-	root := &cobra.Command{Use: "gpuaas-agent", Short: "A node of a GPUaaS mesh: it verifies, remembers, runs, measures and reports"}
+	root := &cobra.Command{Use: "gpuaas-agent", Short: "A node of a GPUaaS mesh: it verifies, remembers, runs, measures " +
+		"and reports"}
 	root.AddCommand(newRun(), newEnroll(), newStatus(), newWorkloads(), newLogs(), newVerify(), newApply(), newUninstall())
 	return root
 }

@@ -27,7 +27,10 @@ func execute(t *testing.T, args ...string) (out string, err error) {
 func directories(t *testing.T) []string {
 	t.Helper()
 	dir := t.TempDir()
-	return []string{"--data-dir", filepath.Join(dir, "data"), "--run-dir", filepath.Join(dir, "run"), "--log-level", "error"}
+	return []string{
+		"--data-dir", filepath.Join(dir, "data"), "--run-dir", filepath.Join(dir, "run"), "--log-level",
+		"error",
+	}
 }
 
 func needRoot(t *testing.T) {
@@ -74,13 +77,17 @@ func TestStartUpTroublesSayWhatToDo(t *testing.T) {
 		code, says string
 		args       []string
 	}{
-		"no containerd": {"containerd_unavailable", "containerd", []string{"--containerd-address", "/nonexistent/containerd.sock"}},
-		"not enrolled":  {"enrolment_incomplete", "--api-url", []string{"--containerd-address", daemon.Address}},
+		"no containerd": {"containerd_unavailable", "containerd", []string{
+			"--containerd-address",
+			"/nonexistent/containerd.sock",
+		}},
+		"not enrolled": {"enrolment_incomplete", "--api-url", []string{"--containerd-address", daemon.Address}},
 		"no join token": {"enrolment_incomplete", "--join-token-file", []string{
 			"--containerd-address", daemon.Address, "--api-url", "https://127.0.0.1:1", "--root-fingerprint", "sha256:00",
 		}},
 		"join token missing": {"join_token_unreadable", "/nonexistent/token", []string{
-			"--containerd-address", daemon.Address, "--api-url", "https://127.0.0.1:1", "--root-fingerprint", "sha256:00", "--join-token-file", "/nonexistent/token",
+			"--containerd-address", daemon.Address, "--api-url", "https://127.0.0.1:1", "--root-fingerprint", "sha256:00",
+			"--join-token-file", "/nonexistent/token",
 		}},
 		"data directory is a file": {"directory_unusable", "--data-dir", []string{"--data-dir", "/proc/version"}},
 	} {

@@ -30,7 +30,9 @@ type query struct {
 	output string
 }
 
-func (q *query) command(use, short string, do func(ctx context.Context, c *local.Client, args []string, out io.Writer) error) *cobra.Command {
+func (q *query) command(use, short string, do func(ctx context.Context, c *local.Client, args []string,
+	out io.Writer) error,
+) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short, Args: cobra.ExactArgs(strings.Count(use, " ")),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -61,7 +63,9 @@ func (q *query) show(out io.Writer, value any, rows func(w io.Writer)) error {
 
 func newStatus() *cobra.Command {
 	q := &query{}
-	return q.command("status", "Show how the node stands", func(ctx context.Context, c *local.Client, _ []string, out io.Writer) error {
+	return q.command("status", "Show how the node stands", func(ctx context.Context, c *local.Client, _ []string,
+		out io.Writer,
+	) error {
 		s, err := c.Status(ctx)
 		if err != nil {
 			return err
@@ -85,7 +89,8 @@ func newStatus() *cobra.Command {
 			}
 			row(w, "State", fmt.Sprintf("epoch %d, generation %d, %d workloads", s.Epoch, s.Generation, s.Workloads))
 			row(w, "Trust", fmt.Sprintf("%s, bundle %d", s.TrustDomain, s.BundleVersion))
-			row(w, "Usage", fmt.Sprintf("%d segments sealed, %d posted, %d bytes unsent", s.Usage.LastSegment, s.Usage.Marks.Posted, s.Usage.UnsentBytes))
+			row(w, "Usage", fmt.Sprintf("%d segments sealed, %d posted, %d bytes unsent", s.Usage.LastSegment,
+				s.Usage.Marks.Posted, s.Usage.UnsentBytes))
 			for _, key := range slices.Sorted(maps.Keys(s.Unverified)) {
 				row(w, "Unverified", key+": "+s.Unverified[key])
 			}
@@ -96,7 +101,9 @@ func newStatus() *cobra.Command {
 
 func newWorkloads() *cobra.Command {
 	q := &query{}
-	return q.command("workloads", "Show what runs on the node", func(ctx context.Context, c *local.Client, _ []string, out io.Writer) error {
+	return q.command("workloads", "Show what runs on the node", func(ctx context.Context, c *local.Client, _ []string,
+		out io.Writer,
+	) error {
 		list, err := c.Workloads(ctx)
 		if err != nil {
 			return err
@@ -108,7 +115,8 @@ func newWorkloads() *cobra.Command {
 				for _, e := range x.Endpoints {
 					urls = append(urls, e.URL)
 				}
-				row(w, x.MemberID, orNone(strings.TrimSpace(x.AppSlug+" "+x.AppVersion)), x.Status, orNone(x.Reason), fmt.Sprint(x.Restarts), orNone(strings.Join(urls, " ")))
+				row(w, x.MemberID, orNone(strings.TrimSpace(x.AppSlug+" "+x.AppVersion)), x.Status, orNone(x.Reason),
+					fmt.Sprint(x.Restarts), orNone(strings.Join(urls, " ")))
 			}
 		})
 	})
@@ -116,7 +124,9 @@ func newWorkloads() *cobra.Command {
 
 func newVerify() *cobra.Command {
 	q := &query{}
-	return q.command("verify", "Check all signatures and digests again", func(ctx context.Context, c *local.Client, _ []string, out io.Writer) error {
+	return q.command("verify", "Check all signatures and digests again", func(ctx context.Context, c *local.Client,
+		_ []string, out io.Writer,
+	) error {
 		checks, err := c.Verify(ctx)
 		if err != nil {
 			return err
@@ -148,7 +158,9 @@ func newLogs() *cobra.Command {
 	var service string
 	var tail int
 	var follow bool
-	cmd := q.command("logs MEMBER", "Show the log of a workload", func(ctx context.Context, c *local.Client, args []string, out io.Writer) error {
+	cmd := q.command("logs MEMBER", "Show the log of a workload", func(ctx context.Context, c *local.Client, args []string,
+		out io.Writer,
+	) error {
 		log, err := c.Logs(ctx, local.LogsQuery{MemberID: args[0], Service: service, TailLines: tail, Follow: follow})
 		if err != nil {
 			return err
@@ -167,7 +179,9 @@ func newLogs() *cobra.Command {
 
 func newApply() *cobra.Command {
 	q := &query{}
-	cmd := q.command("apply FILE", "Hand a signed document to the node, as a hub would", func(ctx context.Context, c *local.Client, args []string, out io.Writer) error {
+	cmd := q.command("apply FILE", "Hand a signed document to the node, as a hub would", func(ctx context.Context,
+		c *local.Client, args []string, out io.Writer,
+	) error {
 		d, err := readDocument(args[0])
 		if err != nil {
 			return err
@@ -180,8 +194,9 @@ func newApply() *cobra.Command {
 			row(w, "accepted", applied.Document, fmt.Sprintf("epoch %d, generation %d", applied.Epoch, applied.Generation))
 		})
 	})
-	cmd.Long = `Takes a desired state, leases or a trust bundle as a DSSE envelope in JSON. The parts of a desired state lie beside it, each in
-FILE.parts/<sha256 in hex>. The node checks it as if the hub had sent it, and tells the hub of a refusal.`
+	cmd.Long = `Takes a desired state, leases or a trust bundle as a DSSE envelope in JSON. The parts of a
+desired state lie beside it, each in FILE.parts/<sha256 in hex>. The node checks it as if the hub
+had sent it, and tells the hub of a refusal.`
 	return cmd
 }
 

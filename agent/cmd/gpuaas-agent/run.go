@@ -104,7 +104,8 @@ func (c *config) open(ctx context.Context) (_ *node, err error) {
 	if n.creds, err = uplink.OpenCredentials(c.dataDir); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
-	if n.store, err = state.Open(filepath.Join(c.dataDir, "state"), state.Options{CopyDir: filepath.Join(c.runDir, "state"), Key: n.creds.StoreKey()}); err != nil {
+	if n.store, err = state.Open(filepath.Join(c.dataDir, "state"),
+		state.Options{CopyDir: filepath.Join(c.runDir, "state"), Key: n.creds.StoreKey()}); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
 	if err := accept.Resume(n.store, n.creds.Identity().RootFingerprint, c.rootFingerprint, n.creds.Node()); err != nil {
@@ -221,15 +222,18 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	up := uplink.New(uplink.Config{
-		AgentVersion: daemon.Version(), ReportInterval: c.reportInterval, APIURL: c.apiURL, SessionAddr: c.sessionAddr, DialRetryMax: c.dialRetryMax,
-		Facts: c.facts(rt, n.log), Logs: logsOf(rt), Log: n.log,
+		AgentVersion: daemon.Version(), ReportInterval: c.reportInterval, APIURL: c.apiURL, SessionAddr: c.sessionAddr,
+		DialRetryMax: c.dialRetryMax,
+		Facts:        c.facts(rt, n.log), Logs: logsOf(rt), Log: n.log,
 	}, n.creds, n.store, n.clock)
 	re := reconcile.New(reconcile.Config{
-		Beat: c.beat, UsageInterval: c.usageInterval, Resync: c.resync, PortFrom: from, PortTo: to, AllowUnbilled: c.allowUnbilled,
-		Policy: owner.Read, WeakIsolation: weakIsolation(<-oldRunc, rt.Conditions()), Log: n.log,
+		Beat: c.beat, UsageInterval: c.usageInterval, Resync: c.resync, PortFrom: from, PortTo: to,
+		AllowUnbilled: c.allowUnbilled,
+		Policy:        owner.Read, WeakIsolation: weakIsolation(<-oldRunc, rt.Conditions()), Log: n.log,
 	}, n.store, n.clock, rt, nw, up)
 	server := &local.Server{
-		AgentVersion: daemon.Version(), Store: n.store, Clock: n.clock, Reconciler: re, Uplink: up, Logs: logsOf(rt), Node: n.creds.Node, Log: n.log,
+		AgentVersion: daemon.Version(), Store: n.store, Clock: n.clock, Reconciler: re, Uplink: up, Logs: logsOf(rt),
+		Node: n.creds.Node, Log: n.log,
 	}
 	if err := ready(out, id.NodeID, c.socket()); err != nil {
 		return err
@@ -259,8 +263,8 @@ func ready(out io.Writer, nodeID, socket string) error {
 	}{true, nodeID, socket})
 }
 
-// weakIsolation names what lets a container out more easily than it should. It is asked once: a runc that is upgraded counts
-// from the next start of the agent on.
+// weakIsolation names what lets a container out more easily than it should. It is asked once: a runc that is upgraded
+// counts from the next start of the agent on.
 func weakIsolation(oldRunc bool, conditions []string) []string {
 	var weak []string
 	if oldRunc {

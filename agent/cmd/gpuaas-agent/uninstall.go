@@ -20,8 +20,9 @@ func newUninstall() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove everything that this agent made on the machine: containers, images, networks, rules, files, keys",
-		Long: `Removes every container, snapshot, image, network, rule, changed sysctl and file of this agent, its key and usage too. Give it
-the flags that the agent ran with. Usage that no hub has yet is lost, so decommission the node first.`,
+		Long: `Removes every container, snapshot, image, network, rule, changed sysctl and file of this agent,
+its key and usage too. Give it the flags that the agent ran with. Usage that no hub has yet is lost,
+so decommission the node first.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.uninstall(cmd.Context()) },
 	}
@@ -58,7 +59,8 @@ func (c *config) uninstall(ctx context.Context) error {
 		err = nw.Purge(ctx)
 	}
 	if err := errors.Join(purgeErr, err, rt.Close()); err != nil {
-		return fault.New(fault.Internal, "uninstall_incomplete", "Not everything could be removed; the data directory stays, so that uninstall can be run again.", err)
+		return fault.New(fault.Internal, "uninstall_incomplete", "Not everything could be removed; the data directory "+
+			"stays, so that uninstall can be run again.", err)
 	}
 	return c.removeDirectories()
 }
@@ -72,7 +74,8 @@ func (c *config) removeDirectories() error {
 		}
 		for _, e := range entries {
 			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
-				return fault.New(fault.Internal, "uninstall_incomplete", fmt.Sprintf("%s cannot be removed.", filepath.Join(dir, e.Name())), err)
+				return fault.New(fault.Internal, "uninstall_incomplete", fmt.Sprintf("%s cannot be removed.",
+					filepath.Join(dir, e.Name())), err)
 			}
 		}
 		if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.EBUSY) {

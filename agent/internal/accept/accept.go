@@ -1,6 +1,6 @@
-// Package accept decides what counts: it verifies signed documents, whatever way they came and again from the disk at each start, and
-// judges whether a publisher admits a workload. It neither carries documents (agent/internal/uplink, agent/internal/local) nor keeps
-// them (agent/internal/state).
+// Package accept decides what counts: it verifies signed documents, whatever way they came and again from the disk at
+// each start, and judges whether a publisher admits a workload. It neither carries documents (agent/internal/uplink,
+// agent/internal/local) nor keeps them (agent/internal/state).
 package accept
 
 import (
@@ -23,8 +23,8 @@ type Acceptor struct {
 	Node func() protocol.NodeIdentity
 }
 
-// State verifies a desired state and stores it with the documents that came along. On a refusal it returns what could be read of it, or
-// nil.
+// State verifies a desired state and stores it with the documents that came along. On a refusal it returns what could
+// be read of it, or nil.
 func (a *Acceptor) State(env *protocol.Envelope, parts [][]byte) (*protocol.DesiredState, error) {
 	v, err := protocol.VerifyState(env, a.Store.Bundle(), a.Node())
 	if err != nil {

@@ -15,14 +15,15 @@ import (
 // Features lists what a workload may need and this agent has.
 func Features() []string { return []string{protocol.FeatureSingleService} }
 
-// Judge decides whether the publisher's signed manifest admits this very workload on this agent, and whether its own manifest
-// admits the fallback that it carries. Both are judged as of the time at which their revision was first named, with keys that are not
-// revoked now. bundles are those that the node has accepted, the present one last; issued is when the state was signed.
-// parsed may be nil; with it, workloads that name the same manifest share its parsing.
+// Judge decides whether the publisher's signed manifest admits this very workload on this agent, and whether its own
+// manifest admits the fallback that it carries. Both are judged as of the time at which their revision was first named,
+// with keys that are not revoked now. bundles are those that the node has accepted, the present one last; issued is
+// when the state was signed. parsed may be nil; with it, workloads that name the same manifest share its parsing.
 func Judge(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time, parsed manifest.Parsed) state.Verdict {
 	v := judgeOne(w, bundles, issued, parsed)
 	if back := w.GetFallback(); back != nil {
-		same := back.GetId() == w.GetId() && back.GetInstanceId() == w.GetInstanceId() && back.GetAppSlug() == w.GetAppSlug() && back.GetOrgSlug() == w.GetOrgSlug()
+		same := back.GetId() == w.GetId() && back.GetInstanceId() == w.GetInstanceId() &&
+			back.GetAppSlug() == w.GetAppSlug() && back.GetOrgSlug() == w.GetOrgSlug()
 		v.FallbackAdmitted = same && back.GetRevision() < w.GetRevision() && judgeOne(back, bundles, issued, parsed).Admitted
 	}
 	return v
@@ -60,9 +61,11 @@ func judgedAt(w *protocol.Workload, issued time.Time) time.Time {
 	return issued
 }
 
-// verifyManifest tries the present bundle, then the earlier one that was in force at the time: a catalog key that was rotated out
-// since, and not revoked, still vouches for what was admitted then.
-func verifyManifest(w *protocol.Workload, bundles []protocol.Bundle, at time.Time, parsed manifest.Parsed) (manifest.Verified, error) {
+// verifyManifest tries the present bundle, then the earlier one that was in force at the time: a catalog key that was
+// rotated out since, and not revoked, still vouches for what was admitted then.
+func verifyManifest(w *protocol.Workload, bundles []protocol.Bundle, at time.Time,
+	parsed manifest.Parsed,
+) (manifest.Verified, error) {
 	if len(bundles) == 0 {
 		return manifest.Verified{}, protocol.Refuse(protocol.RefusalSignature, "there is no trust bundle")
 	}

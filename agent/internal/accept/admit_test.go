@@ -21,7 +21,8 @@ func TestADelegationThatEndsStopsNothingAdmittedUnderIt(t *testing.T) {
 	m := accepttest.New(t, noon)
 	m.Delegate(noon.Add(time.Hour))
 	w := m.Workload("a", 1)
-	require.True(t, accept.Judge(w, m.Bundles, noon.Add(year), nil).Admitted, "other bytes of the same revision, a year later, in a new store")
+	require.True(t, accept.Judge(w, m.Bundles, noon.Add(year), nil).Admitted, "other bytes of the same revision, a year "+
+		"later, in a new store")
 
 	late := proto.CloneOf(w)
 	late.FirstNamedAt = timestamppb.New(noon.Add(2 * time.Hour))

@@ -14,9 +14,10 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Resume verifies what the store holds from the pinned root on: the chain of trust bundles, the state and whose it is, the digest of each
-// document, the leases. What does not verify is set aside. Call it once, before anything looks at the store. stored is the pin that the
-// node was enrolled with; given, which may be empty, is one that the operator gives now.
+// Resume verifies what the store holds from the pinned root on: the chain of trust bundles, the state and whose it is,
+// the digest of each document, the leases. What does not verify is set aside. Call it once, before anything looks at
+// the store. stored is the pin that the node was enrolled with; given, which may be empty, is one that the operator
+// gives now.
 func Resume(store *state.Store, stored, given string, node protocol.NodeIdentity) error {
 	docs := store.Stored()
 	r := &resumption{node: node, out: state.Resumed{Unverified: map[string]string{}}}
@@ -36,8 +37,8 @@ type resumption struct {
 	out  state.Resumed
 }
 
-// pin takes the pins that the first bundle has to satisfy. One that the operator gives now may have another form than the stored one,
-// but must name the same root.
+// pin takes the pins that the first bundle has to satisfy. One that the operator gives now may have another form than
+// the stored one, but must name the same root.
 func (r *resumption) pin(bundles []state.Document, stored, given string) error {
 	for _, p := range []string{stored, given} {
 		if p != "" {
@@ -60,11 +61,12 @@ func (r *resumption) pin(bundles []state.Document, stored, given string) error {
 		}
 	}
 	return fault.New(fault.Conflict, "root_fingerprint_mismatch",
-		"This node was enrolled under the root "+stored+", and --root-fingerprint names "+given+". Give the root that it was enrolled under, or leave the flag away.", nil).Lasting()
+		"This node was enrolled under the root "+stored+", and --root-fingerprint names "+given+
+			". Give the root that it was enrolled under, or leave the flag away.", nil).Lasting()
 }
 
-// bundles follows the chain. The present bundle is the last: where that does not verify, nothing does, because an earlier one does not
-// know what was revoked since.
+// bundles follows the chain. The present bundle is the last: where that does not verify, nothing does, because an
+// earlier one does not know what was revoked since.
 func (r *resumption) bundles(docs []state.Document) {
 	var chain []protocol.Bundle
 	for i, doc := range docs {
@@ -113,8 +115,8 @@ func (r *resumption) bundle(chain []protocol.Bundle, doc state.Document) (b prot
 	return b, nil
 }
 
-// under tries the present bundle, then those before it, each without the keys that are revoked by now: what was accepted stays accepted
-// when its key is rotated out.
+// under tries the present bundle, then those before it, each without the keys that are revoked by now: what was
+// accepted stays accepted when its key is rotated out.
 func (r *resumption) under(verify func(protocol.Bundle) error) error {
 	if len(r.out.Bundles) == 0 {
 		return protocol.Refuse(protocol.RefusalSignature, "there is no trust bundle that verifies")
@@ -157,7 +159,8 @@ func (r *resumption) state(docs state.Stored) {
 	for _, doc := range docs.Parts {
 		sum := sha256.Sum256(doc.Raw)
 		if _, digest, _ := strings.Cut(doc.Key, "/"); digest != hex.EncodeToString(sum[:]) {
-			r.out.Unverified[doc.Key] = protocol.RefusalPartDigest + ": the document has another digest than the one it is kept under"
+			r.out.Unverified[doc.Key] = protocol.RefusalPartDigest + ": the document has another digest than the one it is " +
+				"kept under"
 			continue
 		}
 		if !named[string(sum[:])] {
@@ -243,7 +246,8 @@ func Verify(store *state.Store, node protocol.NodeIdentity) ([]Check, error) {
 	for _, raw := range documents {
 		w := &protocol.Workload{}
 		if err := proto.Unmarshal(raw, w); err != nil || !named[sha256.Sum256(raw)] {
-			note("document of "+w.GetId(), "has the digest that the state names", protocol.Refuse(protocol.RefusalPartDigest, "the stored document was altered"))
+			note("document of "+w.GetId(), "has the digest that the state names", protocol.Refuse(protocol.RefusalPartDigest,
+				"the stored document was altered"))
 			continue
 		}
 		v := Judge(w, bundles, accepted.IssuedAt, parsed)
@@ -255,7 +259,8 @@ func Verify(store *state.Store, node protocol.NodeIdentity) ([]Check, error) {
 	}
 	for _, p := range accepted.Parts {
 		if p.Workload == nil {
-			note(p.MemberID, "document is here", fault.New(fault.NotFound, "document_missing", "The document has not come yet.", nil))
+			note(p.MemberID, "document is here", fault.New(fault.NotFound, "document_missing", "The document has not come yet.",
+				nil))
 		}
 	}
 	for key, why := range store.Unverified() {

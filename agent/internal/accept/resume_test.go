@@ -95,8 +95,9 @@ func TestAStoredStateOfARevokedKeyStartsNothing(t *testing.T) {
 	require.Contains(t, s.Unverified()["state"], protocol.RefusalSignature)
 }
 
-// The work of a start grows with what is stored, and each document is verified once, whatever the number of trust bundles. How long a
-// start beside twenty workloads takes is measured: restart.recognised in bench/results.json. Allocations stand for work.
+// The work of a start grows with what is stored, and each document is verified once, whatever the number of trust
+// bundles. How long a start beside twenty workloads takes is measured: restart.recognised in bench/results.json.
+// Allocations stand for work.
 func TestAStartBesideTwentyWorkloadsVerifiesEachDocumentOnce(t *testing.T) {
 	work := func(workloads, bundles int) (allocations float64) {
 		m, dir := accepttest.New(t, noon), t.TempDir()
@@ -134,10 +135,12 @@ func TestAStartBesideTwentyWorkloadsVerifiesEachDocumentOnce(t *testing.T) {
 	twenty, eighty := work(20, 1), work(80, 1)
 	require.Less(t, eighty, 5*twenty, "four times the documents are four times the work")
 	chain := work(20, state.MaxBundles) - twenty
-	require.InDelta(t, chain, work(80, state.MaxBundles)-eighty, twenty/10, "more bundles cost the same beside any number of documents")
+	require.InDelta(t, chain, work(80, state.MaxBundles)-eighty, twenty/10, "more bundles cost the same beside any "+
+		"number of documents")
 }
 
-// BenchmarkStart is what a start costs before the first look: the store is opened, all is verified, and every workload is judged.
+// BenchmarkStart is what a start costs before the first look: the store is opened, all is verified, and every workload
+// is judged.
 func BenchmarkStart(b *testing.B) {
 	for _, parts := range []int{20, protocol.MaxParts} {
 		b.Run(fmt.Sprint(parts), func(b *testing.B) {

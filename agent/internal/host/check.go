@@ -34,18 +34,20 @@ type Requirements struct {
 	DataDir, RunDir string
 	// ContainerdAddress is the path of containerd's socket.
 	ContainerdAddress string
-	// Enrolled leaves the space out: a node that has run workloads starts on a full disk, because only then can it end them.
+	// Enrolled leaves the space out: a node that has run workloads starts on a full disk, because only then can it end
+	// them.
 	Enrolled bool
 	// MinFreeBytes overrides the constant of that name.
 	MinFreeBytes uint64
 }
 
-// Check looks for everything that a node needs and names all that is missing, each with what to do. Everything it names is
-// fatal: an agent that starts without it would fail later, on somebody's workload.
+// Check looks for everything that a node needs and names all that is missing, each with what to do. Everything it names
+// is fatal: an agent that starts without it would fail later, on somebody's workload.
 func Check(ctx context.Context, want Requirements) error {
 	var missing []error
 	if os.Geteuid() != 0 {
-		missing = append(missing, fault.New(fault.Forbidden, "not_root", "The agent must run as root: it makes containers and networks.", nil))
+		missing = append(missing, fault.New(fault.Forbidden, "not_root", "The agent must run as root: it makes containers "+
+			"and networks.", nil))
 	}
 	missing = append(missing, binaries(), kernelFeatures(Config{}), containerd(ctx, want.ContainerdAddress))
 	limit := want.MinFreeBytes
@@ -88,7 +90,10 @@ func unavailable(code, public string, cause error) error {
 
 func binaries() error {
 	var absent []string
-	for name, debianPackage := range map[string]string{"runc": "runc", "iptables": "iptables", "ip6tables": "iptables", "nft": "nftables", "containerd-shim-runc-v2": "containerd"} {
+	for name, debianPackage := range map[string]string{
+		"runc": "runc", "iptables": "iptables", "ip6tables": "iptables",
+		"nft": "nftables", "containerd-shim-runc-v2": "containerd",
+	} {
 		if _, err := exec.LookPath(name); err == nil {
 			continue
 		}
@@ -100,7 +105,8 @@ func binaries() error {
 		return nil
 	}
 	slices.Sort(absent)
-	return unavailable("binary_missing", "Programs that a node needs are missing: apt-get install "+strings.Join(absent, " "), nil)
+	return unavailable("binary_missing", "Programs that a node needs are missing: apt-get install "+strings.Join(absent,
+		" "), nil)
 }
 
 // kernelFeatures looks for the overlay file system and for the cgroup controllers that limits need.
@@ -110,7 +116,8 @@ func kernelFeatures(cfg Config) error {
 		return unavailable("kernel_feature_missing", "/proc is not mounted.", err)
 	}
 	if !strings.Contains(systems, "\toverlay\n") {
-		return unavailable("kernel_feature_missing", "The kernel has no overlay file system: modprobe overlay, and add it to /etc/modules-load.d.", nil)
+		return unavailable("kernel_feature_missing", "The kernel has no overlay file system: modprobe overlay, and add it "+
+			"to /etc/modules-load.d.", nil)
 	}
 	controllers, err := cfg.read("sys/fs/cgroup/cgroup.controllers")
 	if err != nil {
@@ -123,16 +130,19 @@ func kernelFeatures(cfg Config) error {
 	}
 	for _, name := range []string{"cpu", "memory", "pids"} {
 		if !slices.Contains(strings.Fields(controllers), name) {
-			return unavailable("kernel_feature_missing", fmt.Sprintf("The cgroup controller %s is not available, so limits could not be enforced: mount cgroups, or boot with cgroup_enable=%s.", name, name), nil)
+			return unavailable("kernel_feature_missing", fmt.Sprintf("The cgroup controller %s is not available, so limits "+
+				"could not be enforced: mount cgroups, or boot with cgroup_enable=%s.", name, name), nil)
 		}
 	}
 	return nil
 }
 
 func containerd(ctx context.Context, address string) error {
-	const what = "apt-get install containerd and systemctl start containerd, or name another socket with --containerd-address."
+	const what = "apt-get install containerd and systemctl start containerd, or name another socket with " +
+		"--containerd-address."
 	if _, err := os.Stat(address); err != nil {
-		return unavailable("containerd_unavailable", fmt.Sprintf("There is no containerd socket at %s: %s", address, what), err)
+		return unavailable("containerd_unavailable", fmt.Sprintf("There is no containerd socket at %s: %s", address, what),
+			err)
 	}
 	dialer := net.Dialer{Timeout: dialTimeout}
 	conn, err := dialer.DialContext(ctx, "unix", address)
@@ -149,25 +159,30 @@ func space(dir string, limit uint64) error {
 		return unavailable("directory_unusable", fmt.Sprintf("The directory %s cannot be looked at.", dir), err)
 	}
 	if free := st.Bavail * uint64(st.Bsize); free < limit {
-		return unavailable(agent.CodeDiskFull, fmt.Sprintf("The disk of %s has %d MiB free; a node needs %d MiB: free space there, or put the directory elsewhere.", dir, free>>20, limit>>20), nil)
+		return unavailable(agent.CodeDiskFull, fmt.Sprintf("The disk of %s has %d MiB free; a node needs %d MiB: free "+
+			"space there, or put the directory elsewhere.", dir, free>>20, limit>>20), nil)
 	}
 	// A file system that does not count files says 0 of 0.
 	if st.Files > 0 && st.Ffree < MinFreeFiles {
-		return unavailable(agent.CodeDiskFull, fmt.Sprintf("The disk of %s has no free inodes: remove files there, or put the directory elsewhere.", dir), nil)
+		return unavailable(agent.CodeDiskFull, fmt.Sprintf("The disk of %s has no free inodes: remove files there, or put "+
+			"the directory elsewhere.", dir), nil)
 	}
 	probe, err := os.CreateTemp(dir, ".writable-")
 	if err != nil {
-		return unavailable("directory_unusable", fmt.Sprintf("The directory %s cannot be written: it may be mounted read-only, or its disk may be full.", dir), err)
+		return unavailable("directory_unusable", fmt.Sprintf("The directory %s cannot be written: it may be mounted "+
+			"read-only, or its disk may be full.", dir), err)
 	}
 	return errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
 
-// CheckClock tells that the machine's clock is behind a time that has certainly passed, such as the newest signed document's
-// or the program's own build. It is no reason to stop: the node goes by the later time until a hub tells it the right one.
+// CheckClock tells that the machine's clock is behind a time that has certainly passed, such as the newest signed
+// document's or the program's own build. It is no reason to stop: the node goes by the later time until a hub tells it
+// the right one.
 func CheckClock(now, passed time.Time) error {
 	if now.Add(clockSlack).After(passed) {
 		return nil
 	}
-	return unavailable("clock_wrong", fmt.Sprintf("This machine's clock says %s, but it is at least %s: set it (timedatectl set-ntp true, or date -s) and look after its battery.",
+	return unavailable("clock_wrong", fmt.Sprintf("This machine's clock says %s, but it is at least %s: set it "+
+		"(timedatectl set-ntp true, or date -s) and look after its battery.",
 		now.UTC().Format(time.RFC3339), passed.UTC().Format(time.RFC3339)), nil)
 }

@@ -1,5 +1,5 @@
-// Package local is the agent's Unix socket: what the owner of the machine may see and do without any hub. It shows and passes
-// on; it decides nothing. Who may open the socket is up to its file mode.
+// Package local is the agent's Unix socket: what the owner of the machine may see and do without any hub. It shows and
+// passes on; it decides nothing. Who may open the socket is up to its file mode.
 package local
 
 import (
@@ -137,7 +137,8 @@ type Server struct {
 // Listen makes the socket with this mode. Whatever lies at the path is replaced: the caller holds the lock of the data
 // directory, so no other agent listens there.
 func Listen(ctx context.Context, path string, mode os.FileMode) (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil { //nolint:gosec // containers' files below the run directory need the way
+	//nolint:gosec // containers' files below the run directory need the way
+	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
 		return nil, unusable(path, err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -154,7 +155,8 @@ func Listen(ctx context.Context, path string, mode os.FileMode) (net.Listener, e
 }
 
 func unusable(path string, err error) error {
-	return fault.New(fault.Unavailable, "socket_unusable", fmt.Sprintf("The socket %s cannot be made: %v.", path, err), err)
+	return fault.New(fault.Unavailable, "socket_unusable", fmt.Sprintf("The socket %s cannot be made: %v.", path, err),
+		err)
 }
 
 // Serve answers until ctx ends.
@@ -237,8 +239,9 @@ func (s *Server) status() Status {
 	accepted, bundle, report := s.Store.Accepted(), s.Store.Bundle(), s.Reconciler.Report()
 	return Status{
 		NodeID: s.Store.NodeID(), AgentVersion: s.AgentVersion, Incarnation: s.Store.Incarnation(),
-		TrustDomain: bundle.TrustDomain(), BundleVersion: bundle.Version(), Epoch: accepted.Epoch, Generation: accepted.Generation,
-		Time: s.Clock.Now(), TimeTrusted: s.Clock.Trusted(), Conditions: append([]string{}, report.Conditions...),
+		TrustDomain: bundle.TrustDomain(), BundleVersion: bundle.Version(), Epoch: accepted.Epoch,
+		Generation: accepted.Generation,
+		Time:       s.Clock.Now(), TimeTrusted: s.Clock.Trusted(), Conditions: append([]string{}, report.Conditions...),
 		Hub: s.Uplink.Status(), Usage: s.Store.Spool(), Workloads: len(accepted.Parts),
 		Unverified: s.Store.Unverified(),
 	}
@@ -254,7 +257,8 @@ func (s *Server) workloads() []Workload {
 	for _, x := range s.Reconciler.Report().Workloads {
 		w := Workload{
 			MemberID: x.GetMemberId(), InstanceID: x.GetInstanceId(), Revision: x.GetRevision(), Status: x.GetStatus(),
-			Reason: x.GetReason(), Detail: x.GetDetail(), Restarts: x.GetRestarts(), LeaseNo: leases[x.GetMemberId()].GetLeaseNo(),
+			Reason: x.GetReason(), Detail: x.GetDetail(), Restarts: x.GetRestarts(),
+			LeaseNo: leases[x.GetMemberId()].GetLeaseNo(),
 			AppSlug: documents[x.GetMemberId()].GetAppSlug(), AppVersion: documents[x.GetMemberId()].GetAppVersion(),
 		}
 		if t := x.GetStartedAt(); t != nil {
@@ -284,8 +288,8 @@ func (s *Server) workloads() []Workload {
 	return out
 }
 
-// verify looks anew at the signatures and digests of all that was accepted, and says what did not verify when the agent started. What
-// fails here and runs goes on; it is not started again.
+// verify looks anew at the signatures and digests of all that was accepted, and says what did not verify when the agent
+// started. What fails here and runs goes on; it is not started again.
 func (s *Server) verify() ([]Check, error) {
 	found, err := accept.Verify(s.Store, s.Node())
 	checks := make([]Check, 0, len(found))
@@ -337,7 +341,10 @@ func (s *Server) apply(w http.ResponseWriter, req *http.Request) {
 		s.answer(w, nil, err)
 		return
 	}
-	s.answer(w, Applied{Document: accepted.GetDocument(), Epoch: accepted.GetEpoch(), Generation: accepted.GetGeneration()}, nil)
+	s.answer(w, Applied{
+		Document: accepted.GetDocument(), Epoch: accepted.GetEpoch(),
+		Generation: accepted.GetGeneration(),
+	}, nil)
 }
 
 func (s *Server) accept(req *http.Request) (*protocol.Accepted, error) {

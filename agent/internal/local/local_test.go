@@ -61,7 +61,8 @@ func newFixture(t *testing.T, logs uplink.Logs) *fixture {
 	require.NoError(t, err)
 	clock := state.NewClock(f.store, source, time.Time{})
 	server := &local.Server{
-		AgentVersion: "test", Store: f.store, Clock: clock, Reconciler: f.seen, Uplink: uplink.New(uplink.Config{}, f.creds, f.store, clock),
+		AgentVersion: "test", Store: f.store, Clock: clock, Reconciler: f.seen, Uplink: uplink.New(uplink.Config{}, f.creds,
+			f.store, clock),
 		Logs: logs, Node: f.creds.Node, Log: slog.New(slog.DiscardHandler),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -81,10 +82,14 @@ func newFixture(t *testing.T, logs uplink.Logs) *fixture {
 func (f *fixture) trust() {
 	role := func(name string, k ed25519.PrivateKey) *protocol.Role {
 		pub := k.Public().(ed25519.PublicKey)
-		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{KeyId: protocol.KeyID(pub), Ed25519: pub}}}
+		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{
+			KeyId:   protocol.KeyID(pub),
+			Ed25519: pub,
+		}}}
 	}
 	env, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
-		TrustDomain: "mesh.example", Version: 1, Epoch: 1, IssuedAt: timestamppb.Now(), Roles: []*protocol.Role{role("root", f.root), role("state", f.signer)},
+		TrustDomain: "mesh.example", Version: 1, Epoch: 1, IssuedAt: timestamppb.Now(),
+		Roles: []*protocol.Role{role("root", f.root), role("state", f.signer)},
 	}, protocol.NewEd25519Signer(f.root))
 	require.NoError(f.t, err)
 	b, err := protocol.VerifyBundle(env, protocol.Fingerprint(f.root.Public().(ed25519.PublicKey)))
@@ -122,7 +127,10 @@ func TestStatusAndWorkloadsShowWhatIsKnown(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, f.store.OpenRun(state.Run{ID: "m1.1", MemberID: "m1", OpenedAt: time.Now()}))
 	f.seen.report = reconcile.Report{Conditions: []string{"cgroup_v1"}, Workloads: []*protocol.WorkloadStatus{{
-		MemberId: "m1", Status: "ready", Endpoints: []*protocol.PublishedEndpoint{{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20000}},
+		MemberId: "m1", Status: "ready", Endpoints: []*protocol.PublishedEndpoint{{
+			Name: "http", Protocol: "http",
+			Host: "127.0.0.1", Port: 20000,
+		}},
 	}}}
 	s, err := f.client.Status(t.Context())
 	require.NoError(t, err)
@@ -150,12 +158,15 @@ func TestApplyGoesTheSameWayAsAHubsPush(t *testing.T) {
 		document local.Document
 		code     string
 	}{
-		"older":               {f.state(f.signer, 2), protocol.RefusalOlder},
-		"forged":              {f.state(f.root, 4), protocol.RefusalSignature},
-		"oversized":           {local.Document{Envelope: []byte(huge)}, protocol.RefusalTooLarge},
-		"no envelope":         {local.Document{Envelope: []byte(`"text"`)}, protocol.RefusalMalformed},
-		"the part is another": {local.Document{Envelope: f.state(f.signer, 4).Envelope, Parts: [][]byte{[]byte("x")}}, protocol.RefusalPartDigest},
-		"the bundle it has":   {local.Document{Envelope: bundle}, ""},
+		"older":       {f.state(f.signer, 2), protocol.RefusalOlder},
+		"forged":      {f.state(f.root, 4), protocol.RefusalSignature},
+		"oversized":   {local.Document{Envelope: []byte(huge)}, protocol.RefusalTooLarge},
+		"no envelope": {local.Document{Envelope: []byte(`"text"`)}, protocol.RefusalMalformed},
+		"the part is another": {
+			local.Document{Envelope: f.state(f.signer, 4).Envelope, Parts: [][]byte{[]byte("x")}},
+			protocol.RefusalPartDigest,
+		},
+		"the bundle it has": {local.Document{Envelope: bundle}, ""},
 	} {
 		_, err := f.client.Apply(t.Context(), c.document)
 		if c.code == "" {
@@ -180,7 +191,8 @@ func TestVerifyNamesWhatWouldNotBeAcceptedAgain(t *testing.T) {
 	for _, c := range checks {
 		verdicts[c.Subject] = c.OK
 	}
-	require.Equal(t, map[string]bool{"trust bundle": true, "desired state": true, "m1": false}, verdicts, "m1 has no publisher's manifest")
+	require.Equal(t, map[string]bool{"trust bundle": true, "desired state": true, "m1": false}, verdicts,
+		"m1 has no publisher's manifest")
 }
 
 func TestLogsStream(t *testing.T) {

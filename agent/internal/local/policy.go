@@ -20,8 +20,8 @@ import (
 // DefaultPolicyFile holds the owner's policy where no other file is named. It may be missing.
 const DefaultPolicyFile = "/etc/gpuaas/policy.yaml"
 
-// PolicyFile is the owner's policy on disk. What was read last counts until something else can be read, also after a restart:
-// neither a typing error nor a file that is away for a moment stops or admits anything.
+// PolicyFile is the owner's policy on disk. What was read last counts until something else can be read, also after a
+// restart: neither a typing error nor a file that is away for a moment stops or admits anything.
 type PolicyFile struct {
 	path, kept string
 	key        []byte
@@ -40,9 +40,9 @@ type version struct {
 	modified time.Time
 }
 
-// OpenPolicy reads the owner's policy from path. kept is a file of the agent's own with what it read last. A named file that
-// does not exist, or one that cannot be read and never could, is an error; the default one may be missing, which allows
-// everything. key authenticates the copy: an altered one counts as none.
+// OpenPolicy reads the owner's policy from path. kept is a file of the agent's own with what it read last. A named file
+// that does not exist, or one that cannot be read and never could, is an error; the default one may be missing, which
+// allows everything. key authenticates the copy: an altered one counts as none.
 func OpenPolicy(path, kept string, key []byte) (*PolicyFile, error) {
 	p := &PolicyFile{path: path, kept: kept, key: key}
 	_, err := os.Stat(path)
@@ -50,7 +50,8 @@ func OpenPolicy(path, kept string, key []byte) (*PolicyFile, error) {
 	case errors.Is(err, fs.ErrNotExist) && path == DefaultPolicyFile:
 		return p, p.forget()
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fault.New(fault.Malformed, "policy_missing", fmt.Sprintf("There is no file %s. Write the owner's policy there, or leave --policy away.", path), err)
+		return nil, fault.New(fault.Malformed, "policy_missing", fmt.Sprintf("There is no file %s. Write the owner's "+
+			"policy there, or leave --policy away.", path), err)
 	}
 	if _, err = p.Read(); err == nil || p.read {
 		return p, nil // what was read counts, although a full disk may not have kept it
@@ -69,7 +70,8 @@ func OpenPolicy(path, kept string, key []byte) (*PolicyFile, error) {
 	return p, nil
 }
 
-// Read gives what the owner allows now. With an error, which says what is wrong with the file, it gives what counted before.
+// Read gives what the owner allows now. With an error, which says what is wrong with the file, it gives what counted
+// before.
 func (p *PolicyFile) Read() (policy.Policy, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -12,12 +12,12 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// lastReserved holds the address that was given last. An address that was given back is given again only after all others: who
-// still speaks to the one that had it must not reach the next.
+// lastReserved holds the address that was given last. An address that was given back is given again only after all
+// others: who still speaks to the one that had it must not reach the next.
 const lastReserved = "last_reserved_ip.0"
 
-// addressDir holds a file for each address that is given. Names and contents are those of CNI's host-local plugin, with which the
-// release of 2026-11-20 gave addresses: either takes over from the other.
+// addressDir holds a file for each address that is given. Names and contents are those of CNI's host-local plugin, with
+// which the release of 2026-11-20 gave addresses: either takes over from the other.
 func (n *Network) addressDir() string { return filepath.Join(n.ipamDir(), n.cfg.Bridge) }
 
 // gateway is the bridge's address: the network's first.
@@ -41,7 +41,8 @@ func (n *Network) takeAddress(memberID string) (netip.Addr, error) {
 		return netip.Addr{}, err
 	}
 	if ip, err = n.reserve(memberID); err == nil && !ip.IsValid() {
-		err = fault.New(fault.Unavailable, "network_full", "The node's network for members has no free address: remove members or take a larger --pod-cidr.", nil)
+		err = fault.New(fault.Unavailable, "network_full", "The node's network for members has no free address: remove "+
+			"members or take a larger --pod-cidr.", nil)
 	}
 	return ip, err
 }
@@ -76,7 +77,8 @@ func (n *Network) reserve(memberID string) (netip.Addr, error) {
 
 // claim notes that the member has the address, unless somebody has it.
 func (n *Network) claim(ip netip.Addr, memberID string) error {
-	f, err := os.OpenFile(filepath.Join(n.addressDir(), ip.String()), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) //nolint:gosec // the name of an address leads nowhere else
+	//nolint:gosec // the name of an address leads nowhere else
+	f, err := os.OpenFile(filepath.Join(n.addressDir(), ip.String()), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
@@ -98,8 +100,8 @@ func lastUsable(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(b).Prev()
 }
 
-// freeLeaked frees the addresses of members that are not known: a member is noted before it is given an address, and forgotten
-// after that was freed.
+// freeLeaked frees the addresses of members that are not known: a member is noted before it is given an address, and
+// forgotten after that was freed.
 func (n *Network) freeLeaked() error {
 	owners, err := n.addressOwners()
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 
 const ipForward = "net/ipv4/ip_forward"
 
-// agreement is what the agents of one network namespace share: what was there before the first of them, and who is still
-// there. The last one restores.
+// agreement is what the agents of one network namespace share: what was there before the first of them, and who is
+// still there. The last one restores.
 type agreement struct {
 	Previous previous `json:"previous"`
 	// Users are the bridges of the agents.
@@ -67,7 +67,8 @@ func (n *Network) agree(fn func(*agreement) error) error {
 		}
 		a.Previous, a.Users = fresh, nil
 	}
-	// An agent whose bridge is gone has left without a word: it was killed while it left, or someone removed the bridge by hand.
+	// An agent whose bridge is gone has left without a word: it was killed while it left, or someone removed the bridge by
+	// hand.
 	users := len(a.Users)
 	a.Users = slices.DeleteFunc(a.Users, func(bridge string) bool {
 		_, err := netlink.LinkByName(bridge)
@@ -171,7 +172,8 @@ func (p previous) links() []string {
 	var links []string
 	for name := range p.Sysctls {
 		link := filepath.Base(filepath.Dir(name))
-		if filepath.Base(name) == "forwarding" && link != "all" && link != "default" && link != "lo" && linkPattern.MatchString(link) {
+		if filepath.Base(name) == "forwarding" && link != "all" && link != "default" && link != "lo" &&
+			linkPattern.MatchString(link) {
 			links = append(links, link)
 		}
 	}
@@ -189,7 +191,8 @@ func writeSysctl(name, value string) error {
 		return nil
 	}
 	if err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0); err != nil {
-		return fault.New(fault.Unavailable, "sysctl_refused", "The node cannot set "+strings.ReplaceAll(name, "/", ".")+": the agent needs root and a writable /proc/sys.", err)
+		return fault.New(fault.Unavailable, "sysctl_refused", "The node cannot set "+strings.ReplaceAll(name, "/", ".")+
+			": the agent needs root and a writable /proc/sys.", err)
 	}
 	return nil
 }
@@ -215,7 +218,8 @@ func lockDir(dir string) (unlock func(), err error) {
 	path := filepath.Join(dir, "lock")
 	for {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, fault.New(fault.Unavailable, "directory_unusable", "The agent cannot make its directory "+dir+": run it as root.", err)
+			return nil, fault.New(fault.Unavailable, "directory_unusable", "The agent cannot make its directory "+dir+
+				": run it as root.", err)
 		}
 		lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 		if errors.Is(err, fs.ErrNotExist) {

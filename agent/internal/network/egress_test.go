@@ -188,12 +188,14 @@ func TestTheMachineBecomesNoRouter(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// What a bridge of the machine passes between its own ports is no routing, also where the firewall sees it (br_netfilter).
+// What a bridge of the machine passes between its own ports is no routing, also where the firewall sees it
+// (br_netfilter).
 func TestABridgeOfTheMachineGoesOnBridging(t *testing.T) {
 	f := newFixture(t)
 	base := filepath.Dir(f.outside)
 	left, right := filepath.Join(base, "left"), filepath.Join(base, "right")
-	sh(t, `ip link add own0 type bridge && ip link set own0 up; echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables || true`)
+	sh(t,
+		`ip link add own0 type bridge && ip link set own0 up; echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables || true`)
 	t.Cleanup(func() { sh(t, "ip link del own0; umount "+left+" "+right+"; rm "+left+" "+right) })
 	for i, name := range []string{left, right} {
 		sh(t, fmt.Sprintf(`touch %[1]s && unshare --net=%[1]s ip link set lo up

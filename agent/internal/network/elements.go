@@ -21,7 +21,10 @@ func protocols() []string { return []string{"tcp", "udp"} }
 
 // portSet names one of the table's maps to the kernel.
 func (n *Network) portSet(protocol string) *nftables.Set {
-	return &nftables.Set{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: n.table()}, Name: portMap(protocol), IsMap: true}
+	return &nftables.Set{
+		Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: n.table()},
+		Name:  portMap(protocol), IsMap: true,
+	}
 }
 
 // publish opens a member's ports, in one transaction.
@@ -36,13 +39,15 @@ func (n *Network) publish(memberID string, r record) error {
 		return nftables.SetElement{Key: portKey(p), Val: value, Comment: memberID}
 	}, nil)
 	if err != nil {
-		return fault.New(fault.Unavailable, "firewall_failed", "The node cannot publish ports: look for a firewall that refuses changes.", err)
+		return fault.New(fault.Unavailable, "firewall_failed", "The node cannot publish ports: look for a firewall that "+
+			"refuses changes.", err)
 	}
 	return nil
 }
 
-// unpublish closes a member's ports and removes the count of its flows where there is one, in one transaction: each that removes
-// something waits some ten milliseconds for the kernel's readers. Of what a crash or somebody has left, some may be gone.
+// unpublish closes a member's ports and removes the count of its flows where there is one, in one transaction: each
+// that removes something waits some ten milliseconds for the kernel's readers. Of what a crash or somebody has left,
+// some may be gone.
 func (n *Network) unpublish(r record, counted net.IP) error {
 	closing := func(ports []PortMapping, counted net.IP) error {
 		return n.change(ports, (*nftables.Conn).SetDeleteElements, func(p PortMapping) nftables.SetElement {
@@ -66,8 +71,8 @@ func (n *Network) unpublish(r record, counted net.IP) error {
 
 func portKey(p PortMapping) []byte { return binary.BigEndian.AppendUint16(nil, p.HostPort) }
 
-// change does the same to the elements of all ports, in one transaction; counted is the address whose count of flows goes with them, if
-// any does.
+// change does the same to the elements of all ports, in one transaction; counted is the address whose count of flows
+// goes with them, if any does.
 func (n *Network) change(
 	ports []PortMapping, do func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error,
 	element func(PortMapping) nftables.SetElement, counted net.IP,
@@ -122,13 +127,15 @@ func (n *Network) openPorts(memberID string) ([]string, error) {
 		}
 		open, err := n.listElements(memberID)
 		if err != nil {
-			return nil, fault.New(fault.Unavailable, "firewall_failed", "The node cannot read its firewall: look for a program that changes it all the time.", err)
+			return nil, fault.New(fault.Unavailable, "firewall_failed", "The node cannot read its firewall: look for a "+
+				"program that changes it all the time.", err)
 		}
 		if after, err := rulesetGeneration(); err != nil || after == before {
 			return open, err
 		}
 	}
-	return nil, fault.New(fault.Unavailable, "firewall_failed", "The node cannot read its firewall: a program changes it all the time.", nil)
+	return nil, fault.New(fault.Unavailable, "firewall_failed", "The node cannot read its firewall: a program changes "+
+		"it all the time.", nil)
 }
 
 func (n *Network) listElements(memberID string) ([]string, error) {

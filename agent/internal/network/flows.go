@@ -136,8 +136,8 @@ const (
 	ctaFilterSource = 1 // a flag: compare the source address
 )
 
-// forgetFlows removes the flows that a member has begun from the connection table: entries outlive it by up to five days,
-// would fill the table, and would lead late answers to the next member with this address.
+// forgetFlows removes the flows that a member has begun from the connection table: entries outlive it by up to five
+// days, would fill the table, and would lead late answers to the next member with this address.
 func forgetFlows(addr net.IP) error {
 	flows, err := listFlows(addr)
 	if err != nil {
@@ -159,8 +159,8 @@ func (n *Network) flowCounts() *nftables.Set {
 	return &nftables.Set{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: n.table()}, Name: "flows"}
 }
 
-// countedFlows reports whether the table counts flows of the address, and whether the member may have begun any: the kernel
-// goes through all of a large connection table in milliseconds, which a member that only answers need not cost.
+// countedFlows reports whether the table counts flows of the address, and whether the member may have begun any: the
+// kernel goes through all of a large connection table in milliseconds, which a member that only answers need not cost.
 func (n *Network) countedFlows(addr net.IP) (counted, begun bool, err error) {
 	kernel, err := nftables.New()
 	if err != nil {

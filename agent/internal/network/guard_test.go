@@ -16,7 +16,10 @@ func TestTheGenerationOfTheRulesTellsOfEveryChange(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = exec.Command("nft", "delete", "table", "inet", "generation").Run() })
 	was := generation()
-	for _, change := range []string{"add table inet generation", "add chain inet generation c", "add rule inet generation c accept", "flush chain inet generation c", "delete table inet generation"} {
+	for _, change := range []string{
+		"add table inet generation", "add chain inet generation c",
+		"add rule inet generation c accept", "flush chain inet generation c", "delete table inet generation",
+	} {
 		require.Equal(t, was, generation())
 		out, err := exec.Command("nft", change).CombinedOutput()
 		require.NoError(t, err, "%s", out)

@@ -12,17 +12,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// plugins makes networks as the release of 2026-11-20 did: by CNI, with this configuration. What it did about ports is not in it.
+// plugins makes networks as the release of 2026-11-20 did: by CNI, with this configuration. What it did about ports is
+// not in it.
 func (f *fixture) plugins() cni.CNI {
 	conf := map[string]any{
 		"cniVersion": "1.0.0", "name": f.cfg.Bridge, "plugins": []map[string]any{{
 			"type": "bridge", "bridge": f.cfg.Bridge, "isGateway": true, "ipMasq": false, "hairpinMode": false, "mtu": 1500,
-			"ipam": map[string]any{"type": "host-local", "dataDir": f.cfg.StateDir + "/ipam", "ranges": [][]map[string]any{{{"subnet": f.cfg.CIDR}}}, "routes": []map[string]any{{"dst": "0.0.0.0/0"}}},
+			"ipam": map[string]any{
+				"type": "host-local", "dataDir": f.cfg.StateDir + "/ipam",
+				"ranges": [][]map[string]any{{{"subnet": f.cfg.CIDR}}}, "routes": []map[string]any{{"dst": "0.0.0.0/0"}},
+			},
 		}},
 	}
 	data, err := json.Marshal(conf)
 	require.NoError(f.t, err)
-	plugins, err := cni.New(cni.WithPluginDir([]string{"/usr/lib/cni", "/opt/cni/bin"}), cni.WithInterfacePrefix("eth"), cni.WithConfListBytes(data))
+	plugins, err := cni.New(cni.WithPluginDir([]string{"/usr/lib/cni", "/opt/cni/bin"}), cni.WithInterfacePrefix("eth"),
+		cni.WithConfListBytes(data))
 	require.NoError(f.t, err)
 	return plugins
 }
@@ -36,7 +41,10 @@ func (f *fixture) plugged(plugins cni.CNI, member string) (ip string) {
 	result, err := plugins.SetupSerially(ctxOf(f.t), member, ns)
 	require.NoError(f.t, err)
 	ip = result.Interfaces["eth0"].IPConfigs[0].IP.String()
-	record := map[string]any{"boot_id": sh(f.t, "cat /proc/sys/kernel/random/boot_id"), "ready": true, "ports": nil, "ip": ip}
+	record := map[string]any{
+		"boot_id": sh(f.t, "cat /proc/sys/kernel/random/boot_id"), "ready": true, "ports": nil,
+		"ip": ip,
+	}
 	for name, link := range result.Interfaces {
 		if link.Sandbox == "" && name != f.cfg.Bridge {
 			sh(f.t, "bridge link set dev "+name+" isolated on")
@@ -55,7 +63,10 @@ func TestReleasesTakeOverFromEachOther(t *testing.T) {
 	plugins := f.plugins()
 	f.n = f.open()
 	f.setup("first")
-	given := map[string]string{"before": f.plugged(plugins, "before"), "halfway": f.plugged(plugins, "halfway"), "stays": f.plugged(plugins, "stays")}
+	given := map[string]string{
+		"before": f.plugged(plugins, "before"), "halfway": f.plugged(plugins, "halfway"),
+		"stays": f.plugged(plugins, "stays"),
+	}
 	halfway := f.cfg.StateDir + "/members/halfway.json"
 	require.NoError(t, os.WriteFile(halfway, unready(t, halfway), 0o600))
 
@@ -70,7 +81,8 @@ func TestReleasesTakeOverFromEachOther(t *testing.T) {
 	_, err = call(t, after.NetNSPath, before.IP+":8080", unreachable)
 	require.Error(t, err, "neighbours of two releases do not meet")
 	given["after"] = after.IP
-	held, err := os.Open(filepath.Join(f.cfg.StateDir, "ns", "halfway.net")) // or the kernel would remove what is forgotten
+	// or the kernel would remove what is forgotten
+	held, err := os.Open(filepath.Join(f.cfg.StateDir, "ns", "halfway.net"))
 	require.NoError(t, err)
 	defer func() { _ = held.Close() }()
 	for _, member := range []string{"before", "halfway"} {

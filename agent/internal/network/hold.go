@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// heldPort is a socket that is bound to a published port and does not listen: another program of the host that wants the
-// port is refused, instead of losing its connections to the member.
+// heldPort is a socket that is bound to a published port and does not listen: another program of the host that wants
+// the port is refused, instead of losing its connections to the member.
 type heldPort struct {
 	protocol string
 	port     uint16

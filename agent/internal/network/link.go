@@ -21,14 +21,15 @@ import (
 // memberLink is the name of the link inside.
 const memberLink = "eth0"
 
-// hostLink is the name of the other end, on the host. It follows from the member, so that it is found whatever was noted; many
-// programs leave links alone that are called veth.
+// hostLink is the name of the other end, on the host. It follows from the member, so that it is found whatever was
+// noted; many programs leave links alone that are called veth.
 func (n *Network) hostLink(memberID string) string {
 	sum := sha256.Sum256([]byte(n.cfg.Bridge + "\n" + memberID))
 	return "veth" + hex.EncodeToString(sum[:])[:11]
 }
 
-// plug joins the member's namespace to the bridge and gives it its address and a way out. Nothing passes before the last step.
+// plug joins the member's namespace to the bridge and gives it its address and a way out. Nothing passes before the
+// last step.
 func (n *Network) plug(memberID string, ip netip.Addr) error {
 	bridge, err := n.bridge()
 	if err != nil {
@@ -62,14 +63,14 @@ func (n *Network) plug(memberID string, ip netip.Addr) error {
 	return awaitForwarding(attrs.Name)
 }
 
-// hardwareAddr is a locally administered one that follows from the address: whoever spoke to the address before and still
-// remembers where it was does not miss its next owner.
+// hardwareAddr is a locally administered one that follows from the address: whoever spoke to the address before and
+// still remembers where it was does not miss its next owner.
 func hardwareAddr(ip netip.Addr) net.HardwareAddr {
 	return append(net.HardwareAddr{0x02, 0x67}, ip.AsSlice()...)
 }
 
-// furnish runs inside: it brings up the loopback link and the member's, and lets the member's processes use low ports, which
-// concern nobody but the member.
+// furnish runs inside: it brings up the loopback link and the member's, and lets the member's processes use low ports,
+// which concern nobody but the member.
 func furnish(address *net.IPNet, gateway net.IP) error {
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_unprivileged_port_start", []byte("0"), 0); err != nil {
 		return err
@@ -99,11 +100,12 @@ func furnish(address *net.IPNet, gateway net.IP) error {
 	return nil
 }
 
-// forwardingLimit is the pause that is not made any more: a bridge has had four seconds by then to see that a port has a carrier.
+// forwardingLimit is the pause that is not made any more: a bridge has had four seconds by then to see that a port has
+// a carrier.
 const forwardingLimit = 3 * time.Second
 
-// awaitForwarding waits until the bridge forwards to the port: the first packet that it drops would be sent again after a second.
-// Since Linux 6.4 the question itself brings the kernel's answer up to date.
+// awaitForwarding waits until the bridge forwards to the port: the first packet that it drops would be sent again after
+// a second. Since Linux 6.4 the question itself brings the kernel's answer up to date.
 func awaitForwarding(name string) error {
 	for pause := time.Millisecond; ; pause *= 2 {
 		link, err := netlink.LinkByName(name)
@@ -152,8 +154,8 @@ func removeLink(name string) error {
 	return nil
 }
 
-// egressMTU is the packet size of the link that the default route leaves by; members use the same, so that nothing is cut on
-// the way. 1500 where there is no default route.
+// egressMTU is the packet size of the link that the default route leaves by; members use the same, so that nothing is
+// cut on the way. 1500 where there is no default route.
 func egressMTU() int {
 	const ethernet = 1500
 	index, ok := defaultRouteLink()

@@ -66,7 +66,8 @@ func (n *Network) makeNamespaces(ctx context.Context, memberID string, ip netip.
 		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			return err
 		}
-		if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/%s", holder.Process.Pid, kind), path, "", unix.MS_BIND, ""); err != nil {
+		if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/%s", holder.Process.Pid, kind), path, "", unix.MS_BIND,
+			""); err != nil {
 			return fmt.Errorf("keep the %s namespace: %w", kind, err)
 		}
 		failpoint.Hit("agent/attach/mounted")

@@ -1,7 +1,8 @@
-// Package network gives each member a network of its own on this node: namespaces, an address behind a bridge, published ports
-// on the node's 127.0.0.1, and walls to its neighbours and to the host. All but the walls is made by netlink, without another
-// program. It owns its bridge, one firewall table and its state directory; the settings of the host that it changes are put back
-// when the last member has gone. It knows nothing of containers, and the networks outlive the agent.
+// Package network gives each member a network of its own on this node: namespaces, an address behind a bridge,
+// published ports on the node's 127.0.0.1, and walls to its neighbours and to the host. All but the walls is made by
+// netlink, without another program. It owns its bridge, one firewall table and its state directory; the settings of the
+// host that it changes are put back when the last member has gone. It knows nothing of containers, and the networks
+// outlive the agent.
 package network
 
 import (
@@ -46,7 +47,8 @@ type Config struct {
 	Bridge string
 	// CIDR is the IPv4 network of the members; its first address is the bridge's.
 	CIDR string
-	// PluginDirs hold CNI's plugin portmap, by which ports of members are closed that the release of 2026-11-20 has published.
+	// PluginDirs hold CNI's plugin portmap, by which ports of members are closed that the release of 2026-11-20 has
+	// published.
 	PluginDirs []string
 	// StateDir remembers what was made. It need not outlive a reboot; when it does, what it says is recognised as old.
 	StateDir string
@@ -54,9 +56,11 @@ type Config struct {
 	SharedDir string
 	// UIDMapBase and UIDMapSize are the host ids of the members' user namespaces; a size of 0 means none are made.
 	UIDMapBase, UIDMapSize uint32
-	// Egress gives what the owner lets members reach outside the machine, asked for again by each Guard; nil is the internet.
+	// Egress gives what the owner lets members reach outside the machine, asked for again by each Guard; nil is the
+	// internet.
 	Egress func() policy.Egress
-	// Resolvers gives the name servers that members are told. They are reached on port 53 wherever they are, but with EgressNone.
+	// Resolvers gives the name servers that members are told. They are reached on port 53 wherever they are, but with
+	// EgressNone.
 	Resolvers func() []netip.Addr
 	Log       *slog.Logger
 }
@@ -123,17 +127,20 @@ type Network struct {
 	prefix netip.Prefix
 	bootID string
 
-	// use is held for reading while a member is joined to what all share or taken from it, and for writing while that is made
-	// or removed.
+	// use is held for reading while a member is joined to what all share or taken from it, and for writing while that is
+	// made or removed.
 	use   sync.RWMutex
 	ready bool
-	// walls is the firewall table as the kernel listed it when it was made, without the ports; empty when that is not known.
+	// walls is the firewall table as the kernel listed it when it was made, without the ports; empty when that is not
+	// known.
 	walls string
-	// applied is what it was made from, with those features of the kernel and between those links; all three change with it.
+	// applied is what it was made from, with those features of the kernel and between those links; all three change with
+	// it.
 	applied  string
 	features features
 	isolated []string
-	// counts says that the table counts members' flows, remade that it was made again beside members, whose counts it lost.
+	// counts says that the table counts members' flows, remade that it was made again beside members, whose counts it
+	// lost.
 	counts, remade atomic.Bool
 	// lacks are the conditions that say what the kernel could not do; nil before the first table.
 	lacks atomic.Pointer[[]string]
@@ -169,7 +176,10 @@ func Open(_ context.Context, cfg Config) (*Network, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the boot id: %w", err)
 	}
-	n := &Network{cfg: cfg, prefix: netip.MustParsePrefix(cfg.CIDR), bootID: strings.TrimSpace(string(boot)), locks: map[string]*memberLock{}, held: map[string][]heldPort{}}
+	n := &Network{
+		cfg: cfg, prefix: netip.MustParsePrefix(cfg.CIDR), bootID: strings.TrimSpace(string(boot)),
+		locks: map[string]*memberLock{}, held: map[string][]heldPort{},
+	}
 	if err := n.forgetEarlierBoot(); err != nil {
 		return nil, err
 	}
@@ -186,7 +196,8 @@ func (n *Network) membersDir() string { return filepath.Join(n.cfg.StateDir, "me
 func (n *Network) makeDirs() error {
 	for _, dir := range []string{n.nsDir(), n.ipamDir(), n.membersDir()} {
 		if err := os.MkdirAll(dir, 0o711); err != nil { //nolint:gosec // remapped containers walk to their namespaces
-			return fault.New(fault.Unavailable, "directory_unusable", fmt.Sprintf("The agent cannot make its directory %s: run it as root and free space on that disk.", dir), err)
+			return fault.New(fault.Unavailable, "directory_unusable", fmt.Sprintf("The agent cannot make its directory %s: "+
+				"run it as root and free space on that disk.", dir), err)
 		}
 	}
 	return nil
@@ -231,18 +242,22 @@ func checkPorts(ports []PortMapping) error {
 		if p.HostPort == 0 || p.ContainerPort == 0 || p.Protocol != "tcp" && p.Protocol != "udp" {
 			return badNetwork("A published port needs a host port, a container port, and tcp or udp.")
 		}
-		if slices.ContainsFunc(ports[:i], func(q PortMapping) bool { return q.HostPort == p.HostPort && q.Protocol == p.Protocol }) {
+		if slices.ContainsFunc(ports[:i], func(q PortMapping) bool {
+			return q.HostPort == p.HostPort && q.Protocol == p.Protocol
+		}) {
 			return badNetwork("A host port is published twice.")
 		}
 	}
 	return nil
 }
 
-// Setup gives the member its network and publishes its ports. Repeated with the same ports it returns what is there; whatever
-// a crash has left half made, and a network with other ports, is made anew. namespaces, where it is not nil, is called when the
-// new namespaces of the member are there and nothing leads into them yet: a container may be made in them, and must not run
-// anything before Setup has returned.
-func (n *Network) Setup(ctx context.Context, memberID string, ports []PortMapping, namespaces func()) (Attachment, error) {
+// Setup gives the member its network and publishes its ports. Repeated with the same ports it returns what is there;
+// whatever a crash has left half made, and a network with other ports, is made anew. namespaces, where it is not nil,
+// is called when the new namespaces of the member are there and nothing leads into them yet: a container may be made in
+// them, and must not run anything before Setup has returned.
+func (n *Network) Setup(ctx context.Context, memberID string, ports []PortMapping,
+	namespaces func(),
+) (Attachment, error) {
 	if err := errors.Join(checkMember(memberID), checkPorts(ports)); err != nil {
 		return Attachment{}, err
 	}
@@ -261,7 +276,9 @@ func (n *Network) Setup(ctx context.Context, memberID string, ports []PortMappin
 	return a, err
 }
 
-func (n *Network) setup(ctx context.Context, memberID string, ports []PortMapping, namespaces func()) (Attachment, error) {
+func (n *Network) setup(ctx context.Context, memberID string, ports []PortMapping,
+	namespaces func(),
+) (Attachment, error) {
 	defer n.lock(memberID)()
 	if r, err := n.readRecord(memberID); err == nil && r.Ready && slices.Equal(r.Ports, ports) {
 		release, err := n.share(ctx)
@@ -324,8 +341,11 @@ func (n *Network) taken(ctx context.Context, memberID string, ports []PortMappin
 			continue
 		}
 		for _, p := range ports {
-			if slices.ContainsFunc(r.Ports, func(q PortMapping) bool { return q.HostPort == p.HostPort && q.Protocol == p.Protocol }) {
-				return fault.New(fault.Conflict, "port_taken", fmt.Sprintf("Port %d of this node is published for another member.", p.HostPort), nil)
+			if slices.ContainsFunc(r.Ports, func(q PortMapping) bool {
+				return q.HostPort == p.HostPort && q.Protocol == p.Protocol
+			}) {
+				return fault.New(fault.Conflict, "port_taken", fmt.Sprintf("Port %d of this node is published for another member.",
+					p.HostPort), nil)
 			}
 		}
 	}
@@ -351,7 +371,9 @@ func (n *Network) attachment(memberID, ip string) Attachment {
 }
 
 // attach makes a member's network from nothing.
-func (n *Network) attach(ctx context.Context, memberID string, ports []PortMapping, namespaces func()) (Attachment, error) {
+func (n *Network) attach(ctx context.Context, memberID string, ports []PortMapping,
+	namespaces func(),
+) (Attachment, error) {
 	// Known before it is made: whatever is there of a member after a crash is found through its record.
 	r := record{BootID: n.bootID, Ports: ports, InTable: true, HostLink: n.hostLink(memberID)}
 	if err := n.writeRecord(memberID, r); err != nil {
@@ -386,8 +408,8 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 	return n.attachment(memberID, r.IP), n.writeRecord(memberID, r)
 }
 
-// Remove takes the member's network away, from whatever half-way state. The last member takes bridge, firewall table, shared
-// chains and changed sysctls along. A member that is not there is no error.
+// Remove takes the member's network away, from whatever half-way state. The last member takes bridge, firewall table,
+// shared chains and changed sysctls along. A member that is not there is no error.
 func (n *Network) Remove(ctx context.Context, memberID string) error {
 	if err := checkMember(memberID); err != nil {
 		return err
@@ -465,8 +487,8 @@ func (n *Network) List(_ context.Context) ([]string, error) {
 	return members, nil
 }
 
-// Close removes what all members share, when there is no member any more; otherwise it does nothing. The next Setup makes it
-// again.
+// Close removes what all members share, when there is no member any more; otherwise it does nothing. The next Setup
+// makes it again.
 func (n *Network) Close(ctx context.Context) error {
 	members, err := n.List(ctx)
 	if err != nil || len(members) > 0 {

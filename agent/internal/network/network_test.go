@@ -28,8 +28,9 @@ import (
 // inside marks the second run of this program, in namespaces of its own.
 const inside = "GPUAAS_NETWORK_TEST_INSIDE"
 
-// TestMain runs the tests in a network namespace of their own, which plays the host: forwarding, firewall and links of the
-// machine stay as they are, and other tests may run beside these. This is also how a second agent on one machine runs.
+// TestMain runs the tests in a network namespace of their own, which plays the host: forwarding, firewall and links of
+// the machine stay as they are, and other tests may run beside these. This is also how a second agent on one machine
+// runs.
 func TestMain(m *testing.M) {
 	if os.Getenv(opensInotify) != "" {
 		openInotify()
@@ -75,7 +76,8 @@ type fixture struct {
 const (
 	hostIP   = "192.0.2.2"
 	routerIP = "192.0.2.1"
-	// outsideIP stands for a public address, lanIP for one behind the router that is not; both are beyond the host's own network.
+	// outsideIP stands for a public address, lanIP for one behind the router that is not; both are beyond the host's own
+	// network.
 	outsideIP = "198.51.100.1"
 	lanIP     = "192.168.7.1"
 )
@@ -88,10 +90,15 @@ func newFixture(t *testing.T) *fixture {
 	outside := filepath.Join(dir, "outside")
 	sh(t, "touch "+outside+" && unshare --net="+outside+" ip link set lo up")
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(outside, unix.MNT_DETACH)) })
-	sh(t, fmt.Sprintf(`ip link add up0 type veth peer name eth0 && echo 1 > /proc/sys/net/ipv6/conf/up0/disable_ipv6 && nsenter --net=%[1]s true && ip link set eth0 netns %[1]s &&
-		ip addr add %[2]s/24 dev up0 && ip link set up0 up && nsenter --net=%[1]s sh -c 'ip addr add %[3]s/24 dev eth0 && ip link set eth0 up' && ip route add default via %[3]s &&
-		for a in %[4]s %[5]s 169.254.169.254 168.63.129.16 100.100.100.200; do nsenter --net=%[1]s ip addr add $a/32 dev eth0; done`,
-		outside, hostIP, routerIP, outsideIP, lanIP))
+	sh(t,
+		fmt.Sprintf(
+			`ip link add up0 type veth peer name eth0 && echo 1 > /proc/sys/net/ipv6/conf/up0/disable_ipv6 && nsenter `+
+				`--net=%[1]s true && ip link set eth0 netns %[1]s &&
+		ip addr add %[2]s/24 dev up0 && ip link set up0 up && nsenter --net=%[1]s sh -c 'ip addr add %[3]s/24 dev eth0 `+
+				`&& ip link set eth0 up' && ip route add default via %[3]s &&
+		for a in %[4]s %[5]s 169.254.169.254 168.63.129.16 100.100.100.200; do nsenter --net=%[1]s ip addr add $a/32 dev `+
+				`eth0; done`,
+			outside, hostIP, routerIP, outsideIP, lanIP))
 	t.Cleanup(func() { sh(t, "ip link del up0") })
 	leftover.Guard(t, leftover.Scope{Kinds: noticed(), Files: []string{"/var/lib", dir}})
 	leftover.Guard(t, leftover.Scope{Kinds: []leftover.Kind{leftover.Mount}, Contains: []string{dir}})
@@ -111,7 +118,8 @@ func noticed() []leftover.Kind {
 func (f *fixture) config(dir string) network.Config {
 	i := fixtures.Add(1)
 	return network.Config{
-		Bridge: fmt.Sprintf("nt%d", i), CIDR: fmt.Sprintf("10.77.%d.0/24", i), StateDir: fmt.Sprintf("%s/agent%d", dir, i), SharedDir: filepath.Join(dir, "shared"),
+		Bridge: fmt.Sprintf("nt%d", i), CIDR: fmt.Sprintf("10.77.%d.0/24", i), StateDir: fmt.Sprintf("%s/agent%d", dir, i),
+		SharedDir:  filepath.Join(dir, "shared"),
 		UIDMapBase: 100000, UIDMapSize: 65536,
 	}
 }
@@ -233,7 +241,8 @@ func TestMemberIsReachedOnLoopbackOnlyAndReachesOut(t *testing.T) {
 	sh(t, "nsenter --net="+f.outside+" ip route add "+f.cfg.CIDR+" via "+hostIP)
 	_, err = call(t, f.outside, a.IP+":8080", unreachable)
 	require.Error(t, err, "nor by the member's own address")
-	sh(t, "nsenter --net="+f.outside+" sh -c 'echo 1 > /proc/sys/net/ipv4/conf/eth0/route_localnet; ip route add 127.0.0.0/8 via "+hostIP+" table local; ip route del local 127.0.0.0/8 table local'")
+	sh(t, "nsenter --net="+f.outside+" sh -c 'echo 1 > /proc/sys/net/ipv4/conf/eth0/route_localnet; ip route add "+
+		"127.0.0.0/8 via "+hostIP+" table local; ip route del local 127.0.0.0/8 table local'")
 	_, err = call(t, f.outside, "127.0.0.1:21001", unreachable)
 	require.Error(t, err, "nor by a forged loopback address")
 
@@ -289,7 +298,10 @@ func TestLastOneTakesEverythingAlong(t *testing.T) {
 	require.Equal(t, "1", sysctls()["net.ipv4.ip_forward"])
 	left, err := f.n.Leftovers(ctxOf(t), "m2")
 	require.NoError(t, err)
-	for _, kind := range []string{protocol.AbsentAddress, protocol.AbsentNetworkNamespace, protocol.AbsentPort, protocol.AbsentRule} {
+	for _, kind := range []string{
+		protocol.AbsentAddress, protocol.AbsentNetworkNamespace, protocol.AbsentPort,
+		protocol.AbsentRule,
+	} {
 		require.Contains(t, strings.Join(left, "\n"), kind+" ")
 	}
 	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
@@ -305,7 +317,8 @@ func TestLastOneTakesEverythingAlong(t *testing.T) {
 	// The guard of the fixture looks at the rest.
 }
 
-// An agent that was killed while it left has removed its bridge and restored nothing: the next one restores what the first found.
+// An agent that was killed while it left has removed its bridge and restored nothing: the next one restores what the
+// first found.
 func TestWhatAKilledAgentLeftIsRestoredByTheNext(t *testing.T) {
 	f := newFixture(t)
 	before := forwarding(t)
@@ -329,9 +342,11 @@ func forwarding(t *testing.T) string {
 
 func TestOthersChainsAndForwardingStay(t *testing.T) {
 	f := newFixture(t)
-	sh(t, "iptables -w -t nat -N CNI-HOSTPORT-DNAT && iptables -w -t nat -A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT && echo 1 > /proc/sys/net/ipv4/ip_forward")
+	sh(t, "iptables -w -t nat -N CNI-HOSTPORT-DNAT && iptables -w -t nat -A PREROUTING -m addrtype --dst-type LOCAL -j "+
+		"CNI-HOSTPORT-DNAT && echo 1 > /proc/sys/net/ipv4/ip_forward")
 	t.Cleanup(func() {
-		sh(t, "iptables -w -t nat -F && iptables -w -t nat -X && nft delete table ip nat; echo 0 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv4/conf/all/accept_redirects")
+		sh(t, "iptables -w -t nat -F && iptables -w -t nat -X && nft delete table ip nat; echo 0 > "+
+			"/proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv4/conf/all/accept_redirects")
 	})
 	before, err := leftover.Take(leftover.Scope{Kinds: noticed(), Files: []string{"/var/lib"}})
 	require.NoError(t, err)
@@ -418,18 +433,20 @@ func TestCrashBetweenAnyTwoStepsIsMadeGood(t *testing.T) {
 		"record only":          "true",
 		"namespace files only": "umount " + ns("net") + " " + ns("user"),
 		"namespace is gone":    "umount " + ns("net") + "; rm -f " + ns("net"),
-		"host link is gone":    "ip link del $(ip -o link show type veth master " + f.cfg.Bridge + " | head -1 | sed 's/^[0-9]*: \\([^@]*\\).*/\\1/')",
-		"bridge is gone":       "ip link del " + f.cfg.Bridge,
-		"no open port":         "nft flush map inet gpuaas_" + f.cfg.Bridge + " tcp_ports",
-		"no firewall table":    "nft delete table inet gpuaas_" + f.cfg.Bridge,
-		"no address store":     "rm -rf " + f.cfg.StateDir + "/ipam/*",
+		"host link is gone": "ip link del $(ip -o link show type veth master " + f.cfg.Bridge +
+			" | head -1 | sed 's/^[0-9]*: \\([^@]*\\).*/\\1/')",
+		"bridge is gone":    "ip link del " + f.cfg.Bridge,
+		"no open port":      "nft flush map inet gpuaas_" + f.cfg.Bridge + " tcp_ports",
+		"no firewall table": "nft delete table inet gpuaas_" + f.cfg.Bridge,
+		"no address store":  "rm -rf " + f.cfg.StateDir + "/ipam/*",
 	}
 	for name, halve := range halves {
 		for _, then := range []string{"setup", "remove"} {
 			t.Run(name+" then "+then, func(t *testing.T) {
 				f.setup("m1", tcp(21001, 8080))
 				sh(t, halve)
-				require.NoError(t, os.WriteFile(f.cfg.StateDir+"/members/m1.json", unready(t, f.cfg.StateDir+"/members/m1.json"), 0o600))
+				require.NoError(t, os.WriteFile(f.cfg.StateDir+"/members/m1.json", unready(t, f.cfg.StateDir+"/members/m1.json"),
+					0o600))
 				f.n = f.open()
 				if then == "setup" {
 					a := f.setup("m1", tcp(21001, 8080))
@@ -468,7 +485,8 @@ func TestWhatAnEarlierBootLeftIsForgotten(t *testing.T) {
 	f := newFixture(t)
 	f.setup("m1", tcp(21001, 8080))
 	// The machine goes down: the kernel's state is gone, the files are there.
-	sh(t, "umount "+f.cfg.StateDir+"/ns/*; ip link del "+f.cfg.Bridge+"; nft flush ruleset; echo 0 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv4/conf/all/accept_redirects")
+	sh(t, "umount "+f.cfg.StateDir+"/ns/*; ip link del "+f.cfg.Bridge+"; nft flush ruleset; echo 0 > "+
+		"/proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv4/conf/all/accept_redirects")
 	require.NoError(t, os.WriteFile(f.cfg.StateDir+"/boot", []byte("another-boot\n"), 0o600))
 	shared, err := filepath.Glob(f.cfg.SharedDir + "/netns-*.json")
 	require.NoError(t, err)
@@ -542,7 +560,12 @@ func TestBridgeThatSomebodyHasRemovedIsMadeAgain(t *testing.T) {
 
 func TestBadInputIsAClearError(t *testing.T) {
 	f := newFixture(t)
-	for _, ports := range [][]network.PortMapping{{tcp(0, 1)}, {tcp(1, 0)}, {{HostPort: 1, ContainerPort: 1, Protocol: "sctp"}}, {tcp(5, 1), tcp(5, 2)}} {
+	for _, ports := range [][]network.PortMapping{
+		{tcp(0, 1)},
+		{tcp(1, 0)},
+		{{HostPort: 1, ContainerPort: 1, Protocol: "sctp"}},
+		{tcp(5, 1), tcp(5, 2)},
+	} {
 		_, err := f.n.Setup(ctxOf(t), "m1", ports, nil)
 		require.ErrorContains(t, err, "bad_network")
 	}
@@ -576,7 +599,10 @@ func TestMemberWithoutPortsAndWithoutUserNamespace(t *testing.T) {
 
 func BenchmarkSetupAndRemove(b *testing.B) {
 	dir := b.TempDir()
-	n, err := network.Open(b.Context(), network.Config{Bridge: "bench0", CIDR: "10.78.0.0/16", StateDir: dir + "/a", SharedDir: dir + "/s", UIDMapBase: 100000, UIDMapSize: 65536})
+	n, err := network.Open(b.Context(), network.Config{
+		Bridge: "bench0", CIDR: "10.78.0.0/16", StateDir: dir + "/a",
+		SharedDir: dir + "/s", UIDMapBase: 100000, UIDMapSize: 65536,
+	})
 	require.NoError(b, err)
 	_, err = n.Setup(b.Context(), "first", nil, nil)
 	require.NoError(b, err)

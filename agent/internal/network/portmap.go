@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// closePortmap removes the chains in which the release of 2026-11-20 published a member's ports, with CNI's portmap plugin. Its
-// members outlive the upgrade of the agent; the table publishes their ports as well, until they go.
+// closePortmap removes the chains in which the release of 2026-11-20 published a member's ports, with CNI's portmap
+// plugin. Its members outlive the upgrade of the agent; the table publishes their ports as well, until they go.
 func (n *Network) closePortmap(ctx context.Context, memberID string, r record) error {
 	if r.InTable || len(r.Ports) == 0 {
 		return nil
@@ -50,7 +50,8 @@ func (n *Network) portmapDelete(ctx context.Context, plugin, memberID string, po
 		return err
 	}
 	cmd := exec.CommandContext(ctx, plugin)
-	cmd.Env = append(os.Environ(), "CNI_COMMAND=DEL", "CNI_CONTAINERID="+memberID, "CNI_NETNS=", "CNI_IFNAME="+memberLink, "CNI_PATH="+filepath.Dir(plugin))
+	cmd.Env = append(os.Environ(), "CNI_COMMAND=DEL", "CNI_CONTAINERID="+memberID, "CNI_NETNS=", "CNI_IFNAME="+memberLink,
+		"CNI_PATH="+filepath.Dir(plugin))
 	cmd.Stdin = bytes.NewReader(conf)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
@@ -58,7 +59,8 @@ func (n *Network) portmapDelete(ctx context.Context, plugin, memberID string, po
 	return nil
 }
 
-// removeIdlePortmap takes the plugin's own chains away once nothing is published through them. Whoever needs them again makes them.
+// removeIdlePortmap takes the plugin's own chains away once nothing is published through them. Whoever needs them again
+// makes them.
 func removeIdlePortmap(ctx context.Context) error {
 	rules, err := run(ctx, "", "iptables", "-w", "-t", "nat", "-S", "CNI-HOSTPORT-DNAT")
 	if err != nil || strings.Count(string(rules), "\n") > 1 {

@@ -54,7 +54,8 @@ func (n *Network) writeRecord(memberID string, r record) error {
 	return os.Rename(path+".new", path)
 }
 
-// forgetEarlierBoot removes what the state directory says about a boot that is over: addresses and networks went with it.
+// forgetEarlierBoot removes what the state directory says about a boot that is over: addresses and networks went with
+// it.
 func (n *Network) forgetEarlierBoot() error {
 	path := filepath.Join(n.cfg.StateDir, "boot")
 	was, err := os.ReadFile(path)
@@ -71,7 +72,8 @@ func (n *Network) forgetEarlierBoot() error {
 			return err
 		}
 	}
-	if err := os.MkdirAll(n.cfg.StateDir, 0o711); err != nil { //nolint:gosec // remapped containers walk to their namespaces
+	//nolint:gosec // remapped containers walk to their namespaces
+	if err := os.MkdirAll(n.cfg.StateDir, 0o711); err != nil {
 		return err
 	}
 	return os.WriteFile(path, []byte(n.bootID+"\n"), 0o600)

@@ -24,8 +24,8 @@ import (
 // commandTimeout bounds one call of a firewall command, which may wait for others to finish theirs.
 const commandTimeout = 30 * time.Second
 
-// makeShared makes what all members need: the bridge, forwarding between links, and the firewall table. The walls stand before
-// the first member comes.
+// makeShared makes what all members need: the bridge, forwarding between links, and the firewall table. The walls stand
+// before the first member comes.
 func (n *Network) makeShared(ctx context.Context) error {
 	if err := n.makeDirs(); err != nil {
 		return err
@@ -54,7 +54,8 @@ func (n *Network) makeShared(ctx context.Context) error {
 	})
 }
 
-// bridge is the members' link on the host. Somebody may have removed it, and then it is made again: with no member on it.
+// bridge is the members' link on the host. Somebody may have removed it, and then it is made again: with no member on
+// it.
 func (n *Network) bridge() (netlink.Link, error) {
 	link, err := netlink.LinkByName(n.cfg.Bridge)
 	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
@@ -70,14 +71,16 @@ func (n *Network) makeBridge() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = n.cfg.Bridge, egressMTU()
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fault.New(fault.Unavailable, "network_failed", "The node cannot make the bridge "+n.cfg.Bridge+": the bridge kernel module may be missing.", err)
+		return fault.New(fault.Unavailable, "network_failed", "The node cannot make the bridge "+n.cfg.Bridge+
+			": the bridge kernel module may be missing.", err)
 	}
 	link, err := netlink.LinkByName(n.cfg.Bridge)
 	if err != nil {
 		return err
 	}
 	if link.Type() != "bridge" {
-		return fault.New(fault.Conflict, "network_overlaps", "The link "+n.cfg.Bridge+" is there already and is no bridge: choose another name with --bridge.", nil)
+		return fault.New(fault.Conflict, "network_overlaps", "The link "+n.cfg.Bridge+" is there already and is no bridge: "+
+			"choose another name with --bridge.", nil)
 	}
 	// Who calls a published port comes from 127.0.0.1, and the kernel lets that out by the loopback link only.
 	if err := writeSysctl("net/ipv4/conf/"+n.cfg.Bridge+"/route_localnet", "1"); err != nil {
@@ -114,7 +117,8 @@ func (n *Network) overlapping() error {
 	}
 	for _, a := range addrs {
 		if a.LinkIndex != ownIndex && (own.Contains(a.IP) || a.Contains(own.IP)) {
-			return fault.New(fault.Conflict, "network_overlaps", fmt.Sprintf("The members' network %s overlaps with %s, which this machine uses: choose another with --pod-cidr.", n.cfg.CIDR, a.IPNet), nil)
+			return fault.New(fault.Conflict, "network_overlaps", fmt.Sprintf("The members' network %s overlaps with %s, which "+
+				"this machine uses: choose another with --pod-cidr.", n.cfg.CIDR, a.IPNet), nil)
 		}
 	}
 	return nil
@@ -123,15 +127,21 @@ func (n *Network) overlapping() error {
 // forwardComment marks the rules that this agent adds to iptables' own forward chain.
 func (n *Network) forwardComment() string { return "gpuaas " + n.cfg.Bridge }
 
-// openForward lets members out where another firewall on this host (Docker's, ufw) forwards nothing by default: an accept in
-// the own table does not overrule a drop in another.
+// openForward lets members out where another firewall on this host (Docker's, ufw) forwards nothing by default: an
+// accept in the own table does not overrule a drop in another.
 func (n *Network) openForward(ctx context.Context) error {
 	rules, err := run(ctx, "", "iptables-save", "-t", "filter")
 	if err != nil || !bytes.Contains(rules, []byte(":FORWARD DROP")) || bytes.Contains(rules, []byte(n.forwardComment())) {
 		return err
 	}
-	for _, match := range [][]string{{"-i", n.cfg.Bridge}, {"-o", n.cfg.Bridge, "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"}} {
-		args := slices.Concat([]string{"-w", "30", "-I", "FORWARD"}, match, []string{"-m", "comment", "--comment", n.forwardComment(), "-j", "ACCEPT"})
+	for _, match := range [][]string{{"-i", n.cfg.Bridge}, {
+		"-o", n.cfg.Bridge, "-m", "conntrack", "--ctstate",
+		"RELATED,ESTABLISHED",
+	}} {
+		args := slices.Concat([]string{"-w", "30", "-I", "FORWARD"}, match, []string{
+			"-m", "comment", "--comment",
+			n.forwardComment(), "-j", "ACCEPT",
+		})
 		if _, err := run(ctx, "", "iptables", args...); err != nil {
 			return fmt.Errorf("let members out through the host's firewall: %w", err)
 		}
@@ -147,14 +157,16 @@ func (n *Network) closeForward(ctx context.Context) error {
 	}
 	var remove []string
 	for line := range strings.Lines(string(rules)) {
-		if rule, ok := strings.CutPrefix(strings.TrimSpace(line), "-A FORWARD "); ok && strings.Contains(rule, `"`+n.forwardComment()+`"`) {
+		if rule, ok := strings.CutPrefix(strings.TrimSpace(line), "-A FORWARD "); ok && strings.Contains(rule,
+			`"`+n.forwardComment()+`"`) {
 			remove = append(remove, "-D FORWARD "+rule)
 		}
 	}
 	if len(remove) == 0 {
 		return nil
 	}
-	if _, err := run(ctx, "*filter\n"+strings.Join(remove, "\n")+"\nCOMMIT\n", "iptables-restore", "--noflush", "-w", "30"); err != nil {
+	if _, err := run(ctx, "*filter\n"+strings.Join(remove, "\n")+"\nCOMMIT\n", "iptables-restore", "--noflush", "-w",
+		"30"); err != nil {
 		return fmt.Errorf("remove the rules that let members out: %w", err)
 	}
 	return nil

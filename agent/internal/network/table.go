@@ -141,8 +141,8 @@ table {TABLE} {
 }
 `
 
-// isolationRules keep the machine from being a router between the links that it was none between. What comes in by a link may leave by
-// the same: with br_netfilter the firewall sees what a bridge passes between its own ports, too.
+// isolationRules keep the machine from being a router between the links that it was none between. What comes in by a
+// link may leave by the same: with br_netfilter the firewall sees what a bridge passes between its own ports, too.
 func (n *Network) isolationRules() string {
 	var rules strings.Builder
 	for i, link := range n.isolated {

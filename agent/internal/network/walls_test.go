@@ -41,7 +41,8 @@ func TestLaw10WallsThatAnAdministratorFlushesStandAgain(t *testing.T) {
 	whole("before")
 	table := "inet gpuaas_" + f.cfg.Bridge
 	for name, does := range map[string]string{
-		"everything": "nft flush ruleset", "the table": "nft delete table " + table, "one chain": "nft flush chain " + table + " input",
+		"everything": "nft flush ruleset", "the table": "nft delete table " + table, "one chain": "nft flush chain " + table +
+			" input",
 		"one port": "nft delete element " + table + " tcp_ports '{ 21002 }'",
 	} {
 		sh(t, does)

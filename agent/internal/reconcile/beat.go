@@ -38,8 +38,9 @@ func (r *Reconciler) beatLoop(ctx context.Context) {
 	}
 }
 
-// beat takes one complete look at the containers into the meter and returns it. A look that failed is no beat: the next one
-// extends all that still runs, so nothing is lost. Where a hub has told another time, the clock is set right after the look.
+// beat takes one complete look at the containers into the meter and returns it. A look that failed is no beat: the next
+// one extends all that still runs, so nothing is lost. Where a hub has told another time, the clock is set right after
+// the look.
 func (r *Reconciler) beat(ctx context.Context) ([]runtime.Container, error) {
 	share := int64(1)
 	if r.told.Load() != nil {
@@ -70,8 +71,8 @@ func (r *Reconciler) observe(ctx context.Context) ([]runtime.Container, error) {
 	journal := r.store.Runs()
 	var used map[string]runtime.Stats
 	if slices.ContainsFunc(containers, func(c runtime.Container) bool { return c.State == runtime.StateRunning }) {
-		// Without an answer nothing has a sample, which costs the node and not the tenant. The same goes for a container that ends
-		// between the two looks.
+		// Without an answer nothing has a sample, which costs the node and not the tenant. The same goes for a container that
+		// ends between the two looks.
 		used, _ = r.runtime.AllStats(ctx)
 	}
 	o := meter.Observation{At: stamp.At, CutEvery: r.cfg.UsageInterval}
@@ -104,7 +105,8 @@ func (r *Reconciler) observe(ctx context.Context) ([]runtime.Container, error) {
 	return containers, err
 }
 
-// syncWait bounds how long a session waits until the clock is set; a machine that does not answer sets it with a later beat.
+// syncWait bounds how long a session waits until the clock is set; a machine that does not answer sets it with a later
+// beat.
 const syncWait = 5 * time.Second
 
 // SyncClock takes over the time that a hub told in an answer that took so long.
@@ -119,8 +121,8 @@ func (r *Reconciler) SyncClock(ctx context.Context, hub time.Time, took time.Dur
 	}
 }
 
-// tell reports whether the hub's time is another one: then the clock is set at a beat, so that all that has passed by the old
-// time is measured, and nothing of the leap.
+// tell reports whether the hub's time is another one: then the clock is set at a beat, so that all that has passed by
+// the old time is measured, and nothing of the leap.
 func (r *Reconciler) tell(hub time.Time, took time.Duration) (leaps bool) {
 	defer r.Wake()
 	r.setting.Lock()

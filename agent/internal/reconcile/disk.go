@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// collectImages removes images that nothing uses where there is too little space. Those of the accepted state stay, also of members that
-// are stopped or wait for a lease, and those that a node would fall back to.
+// collectImages removes images that nothing uses where there is too little space. Those of the accepted state stay,
+// also of members that are stopped or wait for a lease, and those that a node would fall back to.
 func (r *Reconciler) collectImages(ctx context.Context) error {
 	var keep []runtime.ImageRef
 	for _, p := range r.store.Accepted().Parts {
@@ -25,8 +25,8 @@ func (r *Reconciler) collectImages(ctx context.Context) error {
 	return r.runtime.CollectImages(ctx, r.imageSpace.Swap(0), keep...)
 }
 
-// guardDisk ends containers that take more of the disk than they may. Their exits count as failures, with the reason disk_limit, and
-// their layers go with them: a restart begins with an empty one.
+// guardDisk ends containers that take more of the disk than they may. Their exits count as failures, with the reason
+// disk_limit, and their layers go with them: a restart begins with an empty one.
 func (r *Reconciler) guardDisk(ctx context.Context) {
 	for {
 		over, pause := r.runtime.OverLimit(ctx)

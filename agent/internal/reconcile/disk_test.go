@@ -16,8 +16,9 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// The disk of the store is really full. A stop, a decommission, the end of a lease and the owner's word all take effect, also where the
-// agent was restarted meanwhile; and a restart afterwards, on the disk that is still full, starts nothing of it again.
+// The disk of the store is really full. A stop, a decommission, the end of a lease and the owner's word all take
+// effect, also where the agent was restarted meanwhile; and a restart afterwards, on the disk that is still full,
+// starts nothing of it again.
 func TestFullDiskKeepsNothingRunning(t *testing.T) {
 	for name, restarted := range map[string]bool{"while the agent runs": false, "after a restart of the agent": true} {
 		t.Run(name, func(t *testing.T) { fullDiskKeepsNothingRunning(t, restarted) })

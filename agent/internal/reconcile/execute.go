@@ -44,7 +44,8 @@ func (r *Reconciler) start(ctx context.Context, a agent.Action) {
 		failpoint.Hit("agent/action/begun")
 		err := r.execute(doing, a)
 		failpoint.Hit("agent/action/done")
-		r.log.DebugContext(ctx, "action", "action", fmt.Sprintf("%T", a), "member", id, "took", time.Since(began), "error", err)
+		r.log.DebugContext(ctx, "action", "action", fmt.Sprintf("%T", a), "member", id, "took", time.Since(began), "error",
+			err)
 		if err == nil || doing.Err() != nil {
 			return
 		}
@@ -95,8 +96,8 @@ func (r *Reconciler) cancelPulls(id string) {
 	}
 }
 
-// failed remembers why an action did not work. What takes is tried again by its member's backoff; what gives back is tried
-// again after a pause, for ever.
+// failed remembers why an action did not work. What takes is tried again by its member's backoff; what gives back is
+// tried again after a pause, for ever.
 func (r *Reconciler) failed(ctx context.Context, a agent.Action, err error) {
 	id := agent.MemberOf(a)
 	r.log.WarnContext(ctx, "action failed", "action", fmt.Sprintf("%T", a), "member", id, "error", err)
@@ -139,7 +140,8 @@ func revisionOf(a agent.Action) (revision uint64, acquires bool) {
 		return a.Revision, true
 	case agent.StartContainer:
 		return a.Revision, true
-	case agent.Settle, agent.FallBack, agent.CancelPull, agent.StopContainer, agent.RecordExit, agent.RemoveContainer, agent.RemoveNetwork, agent.RetireMember, agent.FetchPart:
+	case agent.Settle, agent.FallBack, agent.CancelPull, agent.StopContainer, agent.RecordExit, agent.RemoveContainer,
+		agent.RemoveNetwork, agent.RetireMember, agent.FetchPart:
 		return 0, false
 	}
 	return 0, false
@@ -163,7 +165,8 @@ func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
 		failpoint.Hit("agent/settle/due")
 		return r.store.UpdateMember(a.MemberID, func(m *state.Member) { m.SettledRevision = a.Revision })
 	case agent.FallBack:
-		r.log.WarnContext(ctx, "revision failed, going back", "member", a.MemberID, "revision", a.Revision, "reason", a.Reason, "detail", a.Detail)
+		r.log.WarnContext(ctx, "revision failed, going back", "member", a.MemberID, "revision", a.Revision, "reason",
+			a.Reason, "detail", a.Detail)
 		failpoint.Hit("agent/fallback/due")
 		return r.store.UpdateMember(a.MemberID, func(m *state.Member) {
 			m.FellBackFrom, m.FallbackReason, m.FallbackDetail = a.Revision, a.Reason, a.Detail
@@ -202,8 +205,8 @@ func (r *Reconciler) stop(ctx context.Context, a agent.StopContainer) error {
 	return r.runtime.Stop(ctx, a.ContainerID, a.Grace)
 }
 
-// recordExit makes exit and usage durable, in this order: usage that is sealed twice would be billed twice, an exit that is
-// noted twice is only noted twice.
+// recordExit makes exit and usage durable, in this order: usage that is sealed twice would be billed twice, an exit
+// that is noted twice is only noted twice.
 func (r *Reconciler) recordExit(ctx context.Context, a agent.RecordExit) error {
 	containers, err := r.beat(ctx)
 	if err != nil && !agent.IsDiskFull(err) { // the exit itself is kept on a full disk, too
@@ -269,7 +272,8 @@ func (r *Reconciler) removeNetwork(ctx context.Context, memberID string) error {
 	})
 }
 
-// retire looks whether anything of the member is left, rather than trusting what was done, and only then gives the proof.
+// retire looks whether anything of the member is left, rather than trusting what was done, and only then gives the
+// proof.
 func (r *Reconciler) retire(ctx context.Context, a agent.RetireMember) error {
 	left, err := r.runtime.Leftovers(ctx, a.MemberID)
 	if err == nil && len(left) > 0 {

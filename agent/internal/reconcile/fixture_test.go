@@ -92,7 +92,8 @@ type fixture struct {
 	owner atomic.Pointer[policy.Policy]
 	// weak is what the machine is said to lack.
 	weak []string
-	// between and networked stand between reconciler and runtime or network where a test sets them before it starts the fixture anew.
+	// between and networked stand between reconciler and runtime or network where a test sets them before it starts the
+	// fixture anew.
 	between   func(*runtime.Runtime) reconcile.Runtime
 	networked func(*network.Network) reconcile.Network
 }
@@ -112,10 +113,12 @@ func newFixture(t testing.TB) *fixture {
 	f.daemon = containerdtest.Start(t)
 	f.hub = newHub(t, f.word)
 	f.rtCfg = runtime.Config{
-		Address: f.daemon.Address, Namespace: f.word, StateDir: f.dir + "/containers", LogDir: f.dir + "/logs", RuncRoot: f.dir + "/runc", CgroupParent: "/" + f.word,
+		Address: f.daemon.Address, Namespace: f.word, StateDir: f.dir + "/containers", LogDir: f.dir + "/logs",
+		RuncRoot: f.dir + "/runc", CgroupParent: "/" + f.word,
 	}
 	f.nwCfg = network.Config{
-		Bridge: f.word[:min(len(f.word), 15)], CIDR: fmt.Sprintf("10.%d.%d.0/24", 100+os.Getpid()%100, n), StateDir: f.dir + "/cni", SharedDir: f.dir + "/shared",
+		Bridge: f.word[:min(len(f.word), 15)], CIDR: fmt.Sprintf("10.%d.%d.0/24", 100+os.Getpid()%100, n), StateDir: f.dir +
+			"/cni", SharedDir: f.dir + "/shared",
 	}
 	f.disk.MinFreeBytes = 1
 	f.owner.Store(&policy.Policy{})
@@ -158,7 +161,8 @@ func (f *fixture) start() {
 		nw = f.networked(f.nw)
 	}
 	f.re = reconcile.New(reconcile.Config{
-		Beat: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second, CollectEvery: f.collectEvery, PortFrom: f.from, PortTo: f.from + 9,
+		Beat: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second, CollectEvery: f.collectEvery,
+		PortFrom: f.from, PortTo: f.from + 9,
 		Policy: func() (policy.Policy, error) { return *f.owner.Load(), nil }, WeakIsolation: f.weak,
 		Log: slog.New(slog.NewTextHandler(f.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}, f.store, f.clock, rt, nw, f.hub)
@@ -264,7 +268,8 @@ func get(t testing.TB, url string) string {
 	return string(raw)
 }
 
-// measured is the running time of a member that is sealed so far, which must be one line without gap or overlap in each run.
+// measured is the running time of a member that is sealed so far, which must be one line without gap or overlap in each
+// run.
 func (f *fixture) measured(memberID string) (total time.Duration, final bool) {
 	f.t.Helper()
 	var end time.Time
@@ -319,7 +324,10 @@ func newHub(t testing.TB, word string) *hub {
 	h := &hub{t: t, root: key(), state: key(), lease: key(), cat: key(), node: key(), parts: map[[32]byte][]byte{}}
 	role := func(name string, k ed25519.PrivateKey) *protocol.Role {
 		pub := k.Public().(ed25519.PublicKey)
-		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{KeyId: protocol.KeyID(pub), Ed25519: pub}}}
+		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{
+			KeyId:   protocol.KeyID(pub),
+			Ed25519: pub,
+		}}}
 	}
 	env, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
 		TrustDomain: "mesh.example", Version: 1, Epoch: 1, IssuedAt: timestamppb.Now(),
@@ -340,7 +348,8 @@ func newHub(t testing.TB, word string) *hub {
 	h.registry.Config.ErrorLog = log.New(io.Discard, "", 0)
 	h.registry.StartTLS()
 	t.Cleanup(h.registry.Close)
-	img, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: appBinary, Mode: 0o755}}, appkit.ImageConfig{Entrypoint: []string{"/app"}})
+	img, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: appBinary, Mode: 0o755}},
+		appkit.ImageConfig{Entrypoint: []string{"/app"}})
 	require.NoError(t, err)
 	digest, err := img.Digest()
 	require.NoError(t, err)
@@ -358,7 +367,8 @@ func (h *hub) workload(parametersJSON string) *protocol.Workload {
 	template, err := os.ReadFile("../../../deploy/demo/app/manifest.yaml")
 	require.NoError(h.t, err)
 	if h.readyWithin != "" {
-		template = bytes.Replace(template, []byte("readiness_timeout_seconds: 30"), []byte("readiness_timeout_seconds: "+h.readyWithin), 1)
+		template = bytes.Replace(template, []byte("readiness_timeout_seconds: 30"), []byte("readiness_timeout_seconds: "+
+			h.readyWithin), 1)
 	}
 	doc, err := appkit.FillTemplate(template, map[string]string{"version": "1.0.0", "image": h.image})
 	require.NoError(h.t, err)
@@ -371,9 +381,11 @@ func (h *hub) workload(parametersJSON string) *protocol.Workload {
 	services, err := manifest.Lower(m, params, manifest.Shape{})
 	require.NoError(h.t, err)
 	return &protocol.Workload{
-		Id: uuid.Must(uuid.NewV7()).String(), InstanceId: uuid.Must(uuid.NewV7()).String(), Revision: 1, AppSlug: "hello", AppVersion: "1.0.0",
+		Id: uuid.Must(uuid.NewV7()).String(), InstanceId: uuid.Must(uuid.NewV7()).String(), Revision: 1, AppSlug: "hello",
+		AppVersion:    "1.0.0",
 		CorrelationId: "corr-1", Manifest: env, Services: services, ParametersJson: parametersJSON,
-		Features: []string{protocol.FeatureSingleService}, ReadinessTimeoutSeconds: m.Version.RuntimeProfile.ReadinessTimeoutSeconds,
+		Features:                []string{protocol.FeatureSingleService},
+		ReadinessTimeoutSeconds: m.Version.RuntimeProfile.ReadinessTimeoutSeconds,
 	}
 }
 
@@ -383,7 +395,10 @@ func (h *hub) desired(ws ...*protocol.Workload) (protocol.Verified[*protocol.Des
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.generation++
-	d := &protocol.DesiredState{NodeId: nodeID, NodeKeySha256: me.KeySHA256[:], Epoch: 1, Generation: h.generation, IssuedAt: timestamppb.Now()}
+	d := &protocol.DesiredState{
+		NodeId: nodeID, NodeKeySha256: me.KeySHA256[:], Epoch: 1, Generation: h.generation,
+		IssuedAt: timestamppb.Now(),
+	}
 	var parts [][]byte
 	for _, w := range ws {
 		raw, err := proto.Marshal(w)
@@ -407,14 +422,18 @@ func (h *hub) newLease(memberID string, life time.Duration) *protocol.Lease {
 	defer h.mu.Unlock()
 	h.leaseNo++
 	return &protocol.Lease{
-		MemberId: memberID, LeaseNo: h.leaseNo, ExpiresAt: timestamppb.New(time.Now().Add(life)), EndPolicy: "stop", CapNanos: 1 << 60,
-		Prices: []*protocol.FrozenPrice{{Meter: protocol.MeterSessionSeconds, PriceNanos: 1000, PerQuantity: 1_000_000}},
+		MemberId: memberID, LeaseNo: h.leaseNo, ExpiresAt: timestamppb.New(time.Now().Add(life)), EndPolicy: "stop",
+		CapNanos: 1 << 60,
+		Prices:   []*protocol.FrozenPrice{{Meter: protocol.MeterSessionSeconds, PriceNanos: 1000, PerQuantity: 1_000_000}},
 	}
 }
 
 func (h *hub) leases(incarnation string, ls ...*protocol.Lease) protocol.Verified[*protocol.LeaseBatch] {
 	h.t.Helper()
-	env, err := protocol.SignMessage(protocol.PayloadLeases, &protocol.LeaseBatch{NodeId: nodeID, Incarnation: incarnation, Epoch: 1, Leases: ls},
+	env, err := protocol.SignMessage(protocol.PayloadLeases, &protocol.LeaseBatch{
+		NodeId: nodeID, Incarnation: incarnation,
+		Epoch: 1, Leases: ls,
+	},
 		protocol.NewEd25519Signer(h.lease))
 	require.NoError(h.t, err)
 	v, err := protocol.VerifyLeases(env, h.bundle, protocol.NewNodeIdentity(nodeID, h.node.Public().(ed25519.PublicKey)))
@@ -436,7 +455,8 @@ func (h *hub) PullCredential(context.Context, string) (*protocol.PullCredential,
 		return nil, err
 	}
 	return &protocol.PullCredential{
-		RegistryHost: h.registry.Listener.Addr().String(), Username: "node", Password: "secret", ExpiresAt: timestamppb.New(time.Now().Add(time.Hour)),
+		RegistryHost: h.registry.Listener.Addr().String(), Username: "node", Password: "secret",
+		ExpiresAt: timestamppb.New(time.Now().Add(time.Hour)),
 	}, nil
 }
 

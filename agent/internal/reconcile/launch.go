@@ -52,9 +52,10 @@ func (m *making) awaitNetwork(ctx context.Context) (ip string, err error) {
 	}
 }
 
-// launch makes a member's network and, beside it, the containers that are to run in it. Either takes about as long as the other,
-// and most of it is waiting for other programs. A container is made while its network is not, but does not run then; what a crash
-// leaves of both is known by itself: a container that was cut short, and a network that is not ready.
+// launch makes a member's network and, beside it, the containers that are to run in it. Either takes about as long as
+// the other, and most of it is waiting for other programs. A container is made while its network is not, but does not
+// run then; what a crash leaves of both is known by itself: a container that was cut short, and a network that is not
+// ready.
 func (r *Reconciler) launch(ctx context.Context, a agent.SetupNetwork) error {
 	starting, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -76,8 +77,8 @@ func (r *Reconciler) launch(ctx context.Context, a agent.SetupNetwork) error {
 	return errors.Join(errs...)
 }
 
-// setupNetwork writes the intent down before anything exists: an attachment whose making was cut short is seen as revision
-// 0 and made anew. It returns the member's address.
+// setupNetwork writes the intent down before anything exists: an attachment whose making was cut short is seen as
+// revision 0 and made anew. It returns the member's address.
 func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork, namespaces func()) (ip string, err error) {
 	want := portsOf(a.Workload)
 	keep := slices.Clone(want)
@@ -103,7 +104,10 @@ func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork, nam
 	for _, p := range ports {
 		// http and tcp alike are TCP to the network.
 		mappings = append(mappings, network.PortMapping{HostPort: p.Host, ContainerPort: p.Container, Protocol: "tcp"})
-		endpoints = append(endpoints, &protocol.PublishedEndpoint{Name: p.Name, Protocol: p.Protocol, Host: loopback, Port: uint32(p.Host)})
+		endpoints = append(endpoints, &protocol.PublishedEndpoint{
+			Name: p.Name, Protocol: p.Protocol, Host: loopback,
+			Port: uint32(p.Host),
+		})
 	}
 	attachment, err := r.network.Setup(ctx, a.MemberID, mappings, namespaces)
 	if err != nil {
@@ -124,12 +128,13 @@ func portsOf(w agent.Workload) []*protocol.Port {
 	return ports
 }
 
-// startContainer opens run and usage interval durably before the container exists, so that nothing ever runs that the store
-// does not know. beside is the network where that is being made at the same time.
+// startContainer opens run and usage interval durably before the container exists, so that nothing ever runs that the
+// store does not know. beside is the network where that is being made at the same time.
 func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer, beside *making) error {
 	run := state.Run{
-		ID: runID(a.MemberID), MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Service: a.Service.Name, Revision: a.Revision,
-		LeaseNo: a.LeaseNo,
+		ID: runID(a.MemberID), MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Service: a.Service.Name,
+		Revision: a.Revision,
+		LeaseNo:  a.LeaseNo,
 	}
 	var wanted bool
 	err := r.timed(ctx, func(now time.Time) (err error) {
@@ -141,10 +146,12 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer,
 		return err
 	}
 	failpoint.Hit("agent/start/opened")
-	r.log.InfoContext(ctx, "starting", "member", a.MemberID, "run", run.ID, "image", a.Service.Image, "correlation_id", a.Workload.CorrelationID)
+	r.log.InfoContext(ctx, "starting", "member", a.MemberID, "run", run.ID, "image", a.Service.Image, "correlation_id",
+		a.Workload.CorrelationID)
 	spec := runtime.Spec{
-		ID: run.ID, MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Revision: a.Revision, SpecDigest: a.Service.SpecDigest,
-		Service: a.Service.Spec,
+		ID: run.ID, MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Revision: a.Revision,
+		SpecDigest: a.Service.SpecDigest,
+		Service:    a.Service.Spec,
 	}
 	if beside != nil {
 		spec.NetNSPath, spec.UserNSPath = beside.at.NetNSPath, beside.at.UserNSPath

@@ -24,7 +24,9 @@ type held struct {
 	stands chan error
 }
 
-func (h held) Setup(ctx context.Context, memberID string, ports []network.PortMapping, namespaces func()) (network.Attachment, error) {
+func (h held) Setup(ctx context.Context, memberID string, ports []network.PortMapping,
+	namespaces func(),
+) (network.Attachment, error) {
 	a, err := h.Network.Setup(ctx, memberID, ports, namespaces)
 	if err != nil {
 		return a, err

@@ -203,7 +203,8 @@ func (r *Reconciler) images(ctx context.Context, l look) (map[string]bool, error
 			continue
 		}
 		for _, s := range w.Services {
-			if _, asked := have[s.Image]; asked || up[fmt.Sprintf("%s/%s/%d/%s", w.MemberID, s.Name, w.Revision, s.SpecDigest)] || w.Stopped || w.Refused != "" {
+			if _, asked := have[s.Image]; asked || up[fmt.Sprintf("%s/%s/%d/%s", w.MemberID, s.Name, w.Revision,
+				s.SpecDigest)] || w.Stopped || w.Refused != "" {
 				continue
 			}
 			ref, err := runtime.ParseImage(s.Image)
@@ -223,8 +224,9 @@ func (r *Reconciler) images(ctx context.Context, l look) (map[string]bool, error
 // maxJudgings bounds how often a newer state may come while its forerunner is judged; the next pass has the rest.
 const maxJudgings = 8
 
-// desired is the accepted state with the verdicts on its documents. A state may be accepted at any moment: one document that
-// nobody has judged must neither be started nor be called refused, which would be the end of it at the hub. It counts as not here.
+// desired is the accepted state with the verdicts on its documents. A state may be accepted at any moment: one document
+// that nobody has judged must neither be started nor be called refused, which would be the end of it at the hub. It
+// counts as not here.
 func (r *Reconciler) desired(ctx context.Context) agent.Desired {
 	var d agent.Desired
 	owner, err := r.cfg.Policy()
@@ -275,7 +277,8 @@ func workloadOf(p state.Part, owner policy.Policy) agent.Workload {
 
 func workload(memberID string, p *protocol.Workload, owner policy.Policy) agent.Workload {
 	w := agent.Workload{
-		MemberID: memberID, InstanceID: p.GetInstanceId(), Revision: p.GetRevision(), CorrelationID: p.GetCorrelationId(), Stopped: p.GetStopped(),
+		MemberID: memberID, InstanceID: p.GetInstanceId(), Revision: p.GetRevision(), CorrelationID: p.GetCorrelationId(),
+		Stopped:          p.GetStopped(),
 		ReadinessTimeout: time.Duration(p.GetReadinessTimeoutSeconds()) * time.Second,
 	}
 	if rule := owner.Refuses(p); rule != "" {

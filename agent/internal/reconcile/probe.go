@@ -20,14 +20,15 @@ import (
 
 // Times of readiness probes.
 const (
-	// Until a service is first ready, the pause between two tries is a share of the time that it has had, from firstProbe up to the
-	// probe's period: a quick app is seen at once, and a slow one late by no more than that share. A probe that takes long itself, as a
-	// command in the container does, is followed by twice that.
+	// Until a service is first ready, the pause between two tries is a share of the time that it has had, from firstProbe
+	// up to the probe's period: a quick app is seen at once, and a slow one late by no more than that share. A probe that
+	// takes long itself, as a command in the container does, is followed by twice that.
 	firstProbe         = 5 * time.Millisecond
 	probeShare         = 16
 	defaultProbePeriod = time.Second
-	// Once the service is ready, a probe that succeeded is followed by the probe's period, but by wellPeriod at least, and by
-	// wellShare times what it took, up to maxWellPeriod: a command in each of many containers would otherwise cost a part of a core.
+	// Once the service is ready, a probe that succeeded is followed by the probe's period, but by wellPeriod at least, and
+	// by wellShare times what it took, up to maxWellPeriod: a command in each of many containers would otherwise cost a
+	// part of a core.
 	wellPeriod          = time.Second
 	wellShare           = 20
 	maxWellPeriod       = 5 * time.Second
@@ -88,8 +89,11 @@ func (r *Reconciler) probe(ctx context.Context, l look) {
 	}
 }
 
-// watch probes until the run ends. The first success makes the run ready, durably; later it only tells failing from well.
-func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s *protocol.Service, ports []state.HostPort) {
+// watch probes until the run ends. The first success makes the run ready, durably; later it only tells failing from
+// well.
+func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s *protocol.Service,
+	ports []state.HostPort,
+) {
 	check := r.checkOf(c, s, ports)
 	period, timeout := defaultProbePeriod, defaultProbeTimeout
 	if ms := s.GetReadiness().GetPeriodMillis(); ms > 0 {
@@ -134,8 +138,8 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 	}
 }
 
-// untilNextProbe is the pause before a service that is not ready is probed again: it was started so long ago, and the last probe took so
-// long.
+// untilNextProbe is the pause before a service that is not ready is probed again: it was started so long ago, and the
+// last probe took so long.
 func untilNextProbe(since, took, period time.Duration) time.Duration {
 	return min(max(since/probeShare, 2*took, firstProbe), period)
 }
@@ -145,7 +149,8 @@ func untilWellProbe(took, period time.Duration) time.Duration {
 	return max(period, wellPeriod, min(wellShare*took, maxWellPeriod))
 }
 
-// slot is the grid on which an idle node wakes up: for many probes at once rather than for each, because the wake-up costs most.
+// slot is the grid on which an idle node wakes up: for many probes at once rather than for each, because the wake-up
+// costs most.
 const slot = 250 * time.Millisecond
 
 // untilSlot moves the end of a pause to the nearest slot.
@@ -177,9 +182,11 @@ func (r *Reconciler) setFailing(p *prober, failing bool) {
 	}
 }
 
-// checkOf is the probe of a service, through its published endpoint. A service without a probe is ready when its first port
-// answers, and one without ports when it runs.
-func (r *Reconciler) checkOf(c agent.Container, s *protocol.Service, ports []state.HostPort) func(context.Context) error {
+// checkOf is the probe of a service, through its published endpoint. A service without a probe is ready when its first
+// port answers, and one without ports when it runs.
+func (r *Reconciler) checkOf(c agent.Container, s *protocol.Service,
+	ports []state.HostPort,
+) func(context.Context) error {
 	probe := s.GetReadiness()
 	kind, port := probe.GetKind(), probe.GetPort()
 	if kind == "" && len(s.GetPorts()) > 0 {
@@ -238,8 +245,8 @@ func probeHTTP(ctx context.Context, addr, path string) error {
 	if err != nil {
 		return err
 	}
-	// A connection of its own each time: a kept one would not show that new callers get in. By hand, because a node does this all
-	// the time for each of its workloads, and an http.Transport costs a multiple.
+	// A connection of its own each time: a kept one would not show that new callers get in. By hand, because a node does
+	// this all the time for each of its workloads, and an http.Transport costs a multiple.
 	req.Close = true
 	conn, err := probeDialer().DialContext(ctx, "tcp4", addr)
 	if err != nil {

@@ -9,7 +9,10 @@ import (
 
 func TestServiceIsSeenReadyLateByAShareOfItsStartAtMost(t *testing.T) {
 	const period = time.Second
-	for _, readyAfter := range []time.Duration{time.Millisecond, 30 * time.Millisecond, 400 * time.Millisecond, 3 * time.Second, time.Minute} {
+	for _, readyAfter := range []time.Duration{
+		time.Millisecond, 30 * time.Millisecond, 400 * time.Millisecond,
+		3 * time.Second, time.Minute,
+	} {
 		probes, at := 1, time.Duration(0)
 		for at < readyAfter {
 			at += untilNextProbe(at, 0, period)

@@ -10,11 +10,12 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// lull is how long news may wait that nobody waits for: mostly better news comes meanwhile, and the hub takes in one report of a
-// launch instead of one for each step.
+// lull is how long news may wait that nobody waits for: mostly better news comes meanwhile, and the hub takes in one
+// report of a launch instead of one for each step.
 const lull = 250 * time.Millisecond
 
-// publish keeps the report and tells the subscribers when it says something new. With fresh false, only conditions are new.
+// publish keeps the report and tells the subscribers when it says something new. With fresh false, only conditions are
+// new.
 func (r *Reconciler) publish(report Report, fresh bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -31,7 +32,8 @@ func (r *Reconciler) publish(report Report, fresh bool) {
 	r.report = report
 	switch {
 	case same:
-	case before.Passes == 0 || !slices.Equal(report.Conditions, before.Conditions) || pressing(before.Workloads, report.Workloads):
+	case before.Passes == 0 || !slices.Equal(report.Conditions, before.Conditions) || pressing(before.Workloads,
+		report.Workloads):
 		r.announce()
 	case r.later == nil:
 		r.later = time.AfterFunc(lull, func() {
@@ -56,8 +58,8 @@ func (r *Reconciler) announce() {
 	}
 }
 
-// pressing reports whether somebody waits for the news: a member has come to where it was to come, or fares worse. That it is on
-// its way is no such news.
+// pressing reports whether somebody waits for the news: a member has come to where it was to come, or fares worse. That
+// it is on its way is no such news.
 func pressing(before, now []*protocol.WorkloadStatus) bool {
 	was := make(map[string]*protocol.WorkloadStatus, len(before))
 	for _, s := range before {
@@ -65,7 +67,8 @@ func pressing(before, now []*protocol.WorkloadStatus) bool {
 	}
 	for _, s := range now {
 		old := was[s.GetMemberId()]
-		onItsWay := s.GetStatus() == agent.StatusPending || s.GetStatus() == agent.StatusStarting || s.GetStatus() == agent.StatusStopping
+		onItsWay := s.GetStatus() == agent.StatusPending || s.GetStatus() == agent.StatusStarting ||
+			s.GetStatus() == agent.StatusStopping
 		if s.GetReason() != old.GetReason() || s.GetFallbackFromRevision() != old.GetFallbackFromRevision() ||
 			!onItsWay && (s.GetStatus() != old.GetStatus() || s.GetRevision() != old.GetRevision()) {
 			return true

@@ -1,6 +1,6 @@
-// Package reconcile makes the machine what the store says: it looks at containers and networks, asks agent.Diff what to do,
-// executes that, probes what runs, and beats the meter. It makes no decisions of its own, and keeps nothing that must
-// outlive it: that is in agent/internal/state.
+// Package reconcile makes the machine what the store says: it looks at containers and networks, asks agent.Diff what to
+// do, executes that, probes what runs, and beats the meter. It makes no decisions of its own, and keeps nothing that
+// must outlive it: that is in agent/internal/state.
 package reconcile
 
 import (
@@ -75,8 +75,8 @@ const (
 	maxActions = 32
 	// everyone is all shares of Reconciler.steady, more than there are goroutines.
 	everyone = 1 << 20
-	// releaseRetry is the pause after a release that failed, awayRetry after anything that failed because containerd or the hub was
-	// away: to ask again costs nothing.
+	// releaseRetry is the pause after a release that failed, awayRetry after anything that failed because containerd or
+	// the hub was away: to ask again costs nothing.
 	releaseRetry = 5 * time.Second
 	awayRetry    = time.Second
 	// imagesEvery is how often images that nothing uses are looked for.
@@ -191,7 +191,8 @@ func New(cfg Config, store *state.Store, clock *state.Clock, rt Runtime, nw Netw
 	}
 	r := &Reconciler{
 		cfg: cfg, store: store, clock: clock, runtime: rt, network: nw, hub: hub, log: cfg.Log,
-		pulls: make(chan struct{}, maxPulls), actions: make(chan struct{}, maxActions), more: make(chan struct{}, 1), steady: semaphore.NewWeighted(everyone),
+		pulls: make(chan struct{}, maxPulls), actions: make(chan struct{}, maxActions), more: make(chan struct{}, 1),
+		steady: semaphore.NewWeighted(everyone),
 		passed: make(chan struct{}),
 		busy:   map[string]*work{}, hold: map[string]time.Time{}, probers: map[string]*prober{}, trouble: map[string]string{},
 	}
@@ -231,8 +232,8 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		}
 	})
 	r.running.Go(func() { r.beatLoop(ctx) })
-	// Apart from the passes: looking at disks and a firewall takes longer than they may. The first pass has the machine to itself,
-	// unless containerd keeps it waiting.
+	// Apart from the passes: looking at disks and a firewall takes longer than they may. The first pass has the machine to
+	// itself, unless containerd keeps it waiting.
 	apart := func(work func()) {
 		r.running.Go(func() {
 			select {

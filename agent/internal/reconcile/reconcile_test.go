@@ -55,7 +55,8 @@ func TestWorkloadRunsIsMeasuredAndLeavesNothing(t *testing.T) {
 	member := f.store.Members()[w.GetId()]
 	seconds, final := f.measured(w.GetId())
 	require.True(t, final)
-	require.InDelta(t, member.ExitedAt.Sub(c.StartedAt).Seconds(), seconds.Seconds(), 0.1, "usage is the container's own running time")
+	require.InDelta(t, member.ExitedAt.Sub(c.StartedAt).Seconds(), seconds.Seconds(), 0.1,
+		"usage is the container's own running time")
 	require.Equal(t, f.store.Spool().LastSequence, removed.GetRemoval().GetLastUsageSequence())
 }
 
@@ -117,7 +118,8 @@ func TestLaw15WhatTheOwnerRefusesStopsAndIsSigned(t *testing.T) {
 	require.Nil(t, f.untilStatus(w.GetId(), agent.StatusReady).GetOwnerRefusal())
 }
 
-// A machine that isolates containers weakly serves the org of its oldest member, and another one once the owner shares it.
+// A machine that isolates containers weakly serves the org of its oldest member, and another one once the owner shares
+// it.
 func TestLaw10AWeaklyIsolatedNodeRunsOneOrg(t *testing.T) {
 	f := newFixture(t)
 	f.weak = []string{protocol.ConditionRuncVulnerable}
@@ -172,7 +174,10 @@ func TestLaw01WhatThePublisherDidNotSignIsNotStarted(t *testing.T) {
 	lacking.Features = append(lacking.Features, "time_travel")
 	f.push(good, other, unsigned, lacking)
 	f.untilStatus(good.GetId(), agent.StatusReady)
-	for w, reason := range map[*protocol.Workload]string{other: "manifest_not_admitted", unsigned: "manifest_not_admitted", lacking: "feature_missing"} {
+	for w, reason := range map[*protocol.Workload]string{
+		other: "manifest_not_admitted", unsigned: "manifest_not_admitted",
+		lacking: "feature_missing",
+	} {
 		s := f.untilStatus(w.GetId(), agent.StatusFailed)
 		require.Equal(t, reason, s.GetReason())
 		require.NotEmpty(t, s.GetDetail())
@@ -273,7 +278,9 @@ func TestMissingDocumentIsFetchedAndOneSlowPullDelaysNoOther(t *testing.T) {
 	second := f.hub.workload(`{}`)
 	f.push(w, slow, second)
 	f.untilStatus(second.GetId(), agent.StatusReady)
-	s := f.until(slow.GetId(), func(s *protocol.WorkloadStatus) bool { return s.GetReason() == agent.ReasonImagePullFailed })
+	s := f.until(slow.GetId(), func(s *protocol.WorkloadStatus) bool {
+		return s.GetReason() == agent.ReasonImagePullFailed
+	})
 	require.Equal(t, agent.StatusFailed, s.GetStatus(), "no other try can bring it")
 	f.push(w, second)
 	f.untilStatus(slow.GetId(), agent.StatusRemoved)
@@ -477,7 +484,9 @@ func TestLaw05AStartThatEndsDuringALookIsMeasuredFromItsBeginning(t *testing.T) 
 
 func TestSpentRoundsUpAndDoesNotOverflow(t *testing.T) {
 	l := &protocol.Lease{ExpiresAt: timestamppb.Now(), Prices: []*protocol.FrozenPrice{
-		{Meter: "a", PriceNanos: 10, PerQuantity: 3}, {Meter: "b", PriceNanos: 1 << 62, PerQuantity: 1}, {Meter: "free", PriceNanos: 5},
+		{Meter: "a", PriceNanos: 10, PerQuantity: 3},
+		{Meter: "b", PriceNanos: 1 << 62, PerQuantity: 1},
+		{Meter: "free", PriceNanos: 5},
 	}}
 	require.Equal(t, "4", spent(l, map[string]int64{"a": 1}))
 	require.Equal(t, "0", spent(l, map[string]int64{"free": 1 << 60}))
@@ -486,8 +495,8 @@ func TestSpentRoundsUpAndDoesNotOverflow(t *testing.T) {
 
 func spent(l *protocol.Lease, used map[string]int64) string { return reconcile.Spent(l, used).String() }
 
-// TestDocumentThatComesDuringALookIsNotCalledRefused accepts state after state while the reconciler looks: to the hub a refusal
-// would be the end of the instance.
+// TestDocumentThatComesDuringALookIsNotCalledRefused accepts state after state while the reconciler looks: to the hub a
+// refusal would be the end of the instance.
 func TestDocumentThatComesDuringALookIsNotCalledRefused(t *testing.T) {
 	f := newFixture(t)
 	changed, done := f.re.Subscribe(), make(chan struct{})

@@ -27,7 +27,8 @@ func (r *Runtime) cgroupDirs(path string) []string {
 	return dirs
 }
 
-// oomKilled reads whether the kernel killed a process in the container's cgroup. The cgroup stays until the task is deleted.
+// oomKilled reads whether the kernel killed a process in the container's cgroup. The cgroup stays until the task is
+// deleted.
 func (r *Runtime) oomKilled(id string) bool {
 	file := "memory/" + r.cgroupPath(id) + "/memory.oom_control"
 	if r.host.cgroupV2 {
@@ -101,7 +102,8 @@ func (r *Runtime) removeEmptyCgroup(path string) error {
 	defer r.parents.Unlock()
 	for ; path != "/"; path = filepath.Dir(path) {
 		for _, dir := range r.cgroupDirs(path) {
-			if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.ENOENT) {
+			if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOTEMPTY) &&
+				!errors.Is(err, unix.ENOENT) {
 				return err
 			}
 		}

@@ -17,7 +17,8 @@ func TestBothCgroupVersionsAreRead(t *testing.T) {
 		files map[string]string
 		dirs  []string
 	}{
-		"version 1": {false, map[string]string{"memory/p/a.1/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", "pids/p/a.1/cgroup.procs": ""}, []string{"memory/p/a.1", "pids/p/a.1"}},
+		"version 1": {false, map[string]string{"memory/p/a.1/memory.oom_control": "oom_kill_disable 0\nunder_oom " +
+			"0\noom_kill 2\n", "pids/p/a.1/cgroup.procs": ""}, []string{"memory/p/a.1", "pids/p/a.1"}},
 		"version 2": {true, map[string]string{"p/a.1/memory.events": "low 0\noom 1\noom_kill 1\n"}, []string{"p/a.1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -43,12 +44,18 @@ func TestBothCgroupVersionsAreRead(t *testing.T) {
 func TestBothVersionsMetricsAreDecoded(t *testing.T) {
 	want := Stats{CPUUsageMicros: 5, MemoryBytes: 70, Pids: 3}
 	got, err := statsOf(&cgroup1.Metrics{
-		CPU: &cgroup1.CPUStat{Usage: &cgroup1.CPUUsage{Total: 5999}}, Memory: &cgroup1.MemoryStat{TotalInactiveFile: 30, Usage: &cgroup1.MemoryEntry{Usage: 100}},
+		CPU: &cgroup1.CPUStat{Usage: &cgroup1.CPUUsage{Total: 5999}}, Memory: &cgroup1.MemoryStat{
+			TotalInactiveFile: 30,
+			Usage:             &cgroup1.MemoryEntry{Usage: 100},
+		},
 		Pids: &cgroup1.PidsStat{Current: 3},
 	})
 	require.NoError(t, err)
 	require.Equal(t, want, got)
-	got, err = statsOf(&cgroup2.Metrics{CPU: &cgroup2.CPUStat{UsageUsec: 5}, Memory: &cgroup2.MemoryStat{Usage: 100, InactiveFile: 30}, Pids: &cgroup2.PidsStat{Current: 3}})
+	got, err = statsOf(&cgroup2.Metrics{CPU: &cgroup2.CPUStat{UsageUsec: 5}, Memory: &cgroup2.MemoryStat{
+		Usage:        100,
+		InactiveFile: 30,
+	}, Pids: &cgroup2.PidsStat{Current: 3}})
 	require.NoError(t, err)
 	require.Equal(t, want, got)
 	got, err = statsOf(&cgroup2.Metrics{})

@@ -109,7 +109,8 @@ func (r *Runtime) buildSpec(ctx context.Context, spec Spec) (*specs.Spec, readyI
 		return nil, readyImage{}, err
 	}
 	s, err := buildSpec(specInput{
-		spec: spec, image: image.config, user: usr, host: r.host, files: r.files(spec.ID), cgroup: r.cgroupPath(spec.ID), uidMap: r.uidMap(),
+		spec: spec, image: image.config, user: usr, host: r.host, files: r.files(spec.ID), cgroup: r.cgroupPath(spec.ID),
+		uidMap: r.uidMap(),
 	})
 	return s, image, err
 }
@@ -118,8 +119,8 @@ func imageMissing(name string, cause error) error {
 	return fault.New(fault.NotFound, "image_missing", "The image "+name+" is not on this node yet.", cause)
 }
 
-// Start makes and starts the container of this run. A run that is up already is returned as it is; one that a crash left half
-// made is made again; one that has ended is a conflict.
+// Start makes and starts the container of this run. A run that is up already is returned as it is; one that a crash
+// left half made is made again; one that has ended is a conflict.
 func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
 	ctx = r.ns(ctx)
 	if r.host.appArmor != "" {
@@ -143,7 +144,8 @@ func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
 	case had.State == StateUnknown:
 		return Run{}, fault.New(fault.Unavailable, "container_unknown", "The container does not answer at the moment.", nil)
 	case had.State == StateExited, had.State == StateLost && !had.StartedAt.IsZero():
-		return Run{}, fault.New(fault.Conflict, "run_ended", "This run has ended; a new one needs an id of its own.", nil).Lasting()
+		return Run{}, fault.New(fault.Conflict, "run_ended", "This run has ended; a new one needs an id of its own.",
+			nil).Lasting()
 	default:
 		if err := r.Remove(ctx, spec.ID); err != nil {
 			return Run{}, err
@@ -173,8 +175,8 @@ func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, ima
 		return Run{}, err
 	}
 	failpoint.Hit("agent/start/files")
-	// A session keyring of its own counts for the user, and the kernel gives a user 200 keys: all containers of a node share
-	// those ids. The filter of system calls keeps a container from the keyring that it inherits.
+	// A session keyring of its own counts for the user, and the kernel gives a user 200 keys: all containers of a node
+	// share those ids. The filter of system calls keeps a container from the keyring that it inherits.
 	options := &runcoptions.Options{Root: r.cfg.RuncRoot, NoNewKeyring: r.host.seccomp}
 	if r.host.userNamespaces {
 		options.IoUid, options.IoGid = r.cfg.UIDMapBase, r.cfg.UIDMapBase
@@ -208,8 +210,8 @@ func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, ima
 	return run, r.noteStart(spec.ID, run.StartedAt)
 }
 
-// newTask makes the container's first process, which waits for the start before it becomes the workload's. Container.NewTask would ask
-// containerd four times for what is known here.
+// newTask makes the container's first process, which waits for the start before it becomes the workload's.
+// Container.NewTask would ask containerd four times for what is known here.
 func (r *Runtime) newTask(ctx context.Context, spec Spec, rootfs []mount.Mount) error {
 	if spec.Namespaces != nil {
 		if err := spec.Namespaces(ctx); err != nil {
@@ -242,8 +244,8 @@ func (r *Runtime) awaitNetwork(ctx context.Context, spec Spec) (err error) {
 	return r.writeHosts(spec)
 }
 
-// withSnapshot makes the container's file system upon that of the image, and gives its mounts. client.WithNewSnapshot would look for the
-// image anew each time.
+// withSnapshot makes the container's file system upon that of the image, and gives its mounts. client.WithNewSnapshot
+// would look for the image anew each time.
 func (r *Runtime) withSnapshot(spec Spec, image readyImage, rootfs *[]mount.Mount) client.NewContainerOpts {
 	return func(ctx context.Context, _ *client.Client, c *containers.Container) (err error) {
 		mapped := snapshots.Info{}
@@ -254,7 +256,8 @@ func (r *Runtime) withSnapshot(spec Spec, image readyImage, rootfs *[]mount.Moun
 		}
 		labels := map[string]string{labelMember: spec.MemberID}
 		maps.Copy(labels, mapped.Labels)
-		*rootfs, err = r.client.SnapshotService(c.Snapshotter).Prepare(ctx, spec.ID, image.snapshot, snapshots.WithLabels(labels))
+		*rootfs, err = r.client.SnapshotService(c.Snapshotter).Prepare(ctx, spec.ID, image.snapshot,
+			snapshots.WithLabels(labels))
 		if errdefs.IsNotFound(err) {
 			r.forgetImages() // somebody has removed it
 			return imageMissing(image.Name(), err)
@@ -288,10 +291,12 @@ func startFault(err error) error {
 	}
 	text := err.Error()
 	switch {
-	case strings.Contains(text, "executable file not found"), strings.Contains(text, "no such file or directory") && strings.Contains(text, "exec"):
+	case strings.Contains(text, "executable file not found"), strings.Contains(text, "no such file or directory") &&
+		strings.Contains(text, "exec"):
 		return fault.New(fault.Unprocessable, "bad_command", "The command is not in the image.", err).Lasting()
 	case strings.Contains(text, "no space left on device"):
-		return fault.New(fault.Unavailable, agent.CodeDiskFull, "The node's disk is full: free space where containerd keeps its data.", err)
+		return fault.New(fault.Unavailable, agent.CodeDiskFull, "The node's disk is full: free space where containerd "+
+			"keeps its data.", err)
 	}
 	return fault.New(fault.Unavailable, "start_failed", "The container could not be started.", err)
 }
@@ -328,10 +333,13 @@ func (r *Runtime) Get(ctx context.Context, id string) (Container, error) {
 	return r.describe(ctx, record, nil)
 }
 
-func (r *Runtime) describe(ctx context.Context, record containers.Container, process *tasktypes.Process) (Container, error) {
+func (r *Runtime) describe(ctx context.Context, record containers.Container,
+	process *tasktypes.Process,
+) (Container, error) {
 	revision, _ := strconv.ParseUint(record.Labels[labelRevision], 10, 64)
 	c := Container{
-		ID: record.ID, MemberID: record.Labels[labelMember], InstanceID: record.Labels[labelInstance], Service: record.Labels[labelService],
+		ID: record.ID, MemberID: record.Labels[labelMember], InstanceID: record.Labels[labelInstance],
+		Service:  record.Labels[labelService],
 		Revision: revision, SpecDigest: record.Labels[labelSpecDigest], Image: record.Image, CreatedAt: record.CreatedAt,
 		Labels: map[string]string{}, StartedAt: r.startedAt(record.ID), UserNamespace: record.Labels[labelUserNS] != "none",
 	}
@@ -368,7 +376,8 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container, pro
 	case tasktypes.Status_CREATED:
 		c.State = StateCreated
 	case tasktypes.Status_STOPPED:
-		c.State, c.ExitCode, c.ExitedAt = StateExited, process.GetExitStatus(), failpoint.Machine(process.GetExitedAt().AsTime())
+		c.State, c.ExitCode, c.ExitedAt = StateExited, process.GetExitStatus(),
+			failpoint.Machine(process.GetExitedAt().AsTime())
 		c.OOMKilled = r.oomKilled(record.ID)
 	case tasktypes.Status_RUNNING, tasktypes.Status_PAUSED, tasktypes.Status_PAUSING:
 		c.State = StateRunning

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 )
 
-// TestStartCostsLittleMoreThanItsFloor prints what Start takes beside NewContainer, NewTask and Start of the same spec, and
-// fails only when it is a multiple.
+// TestStartCostsLittleMoreThanItsFloor prints what Start takes beside NewContainer, NewTask and Start of the same spec,
+// and fails only when it is a multiple.
 func TestStartCostsLittleMoreThanItsFloor(t *testing.T) {
 	f := newFixture(t)
 	image := f.image()
@@ -40,7 +40,8 @@ func TestStartCostsLittleMoreThanItsFloor(t *testing.T) {
 		img, err := c.GetImage(f.ns(), image)
 		require.NoError(t, err)
 		start = time.Now()
-		container, err := c.NewContainer(f.ns(), spec.ID, client.WithSnapshotter("overlayfs"), client.WithNewSnapshot(spec.ID, img, client.WithUserNSRemapperLabels(ids, ids)),
+		container, err := c.NewContainer(f.ns(), spec.ID, client.WithSnapshotter("overlayfs"), client.WithNewSnapshot(spec.ID,
+			img, client.WithUserNSRemapperLabels(ids, ids)),
 			client.WithRuntime("io.containerd.runc.v2", &runcoptions.Options{Root: f.cfg.RuncRoot}), client.WithSpec(oci))
 		require.NoError(t, err)
 		task, err = container.NewTask(f.ns(), cio.LogFile(f.cfg.LogDir+"/"+spec.ID+".log"))

@@ -20,11 +20,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A container may write to its own file system and to its log. Without a quota of the file system, which would have to be mounted with
-// it, both are measured, and a container that takes too much is ended: see docs/adr/0019-*.
+// A container may write to its own file system and to its log. Without a quota of the file system, which would have to
+// be mounted with it, both are measured, and a container that takes too much is ended: see docs/adr/0019-*.
 
 const (
-	// GuardEvery is how often OverLimit is called while containers write, guardQuiet while they do not, guardIdle while none runs.
+	// GuardEvery is how often OverLimit is called while containers write, guardQuiet while they do not, guardIdle while
+	// none runs.
 	GuardEvery = 250 * time.Millisecond
 	guardQuiet = time.Second
 	guardIdle  = 10 * time.Second
@@ -39,13 +40,14 @@ const (
 	maxDepth = 1000
 	// logBurst times MaxLogBytes is what a container may write to its log within GuardEvery.
 	logBurst = 4
-	// growth is by how much the file system must have filled before a layer is measured again; for small limits it is a part of these.
+	// growth is by how much the file system must have filled before a layer is measured again; for small limits it is a
+	// part of these.
 	growth     = 64 << 20
 	growthPart = 4
 	// restAge is when a layer is measured although the file system has not filled.
 	restAge = 5 * time.Minute
-	// measureShare is the part of the time that measuring may take, scarceShare the same once less than a scarceth part of the file
-	// system is free.
+	// measureShare is the part of the time that measuring may take, scarceShare the same once less than a scarceth part of
+	// the file system is free.
 	measureShare = 20
 	scarceShare  = 2
 	scarce       = 20
@@ -78,8 +80,9 @@ type diskWatch struct {
 	fullness int64
 }
 
-// OverLimit measures what running containers have written and returns those that must be ended, and the pause until it is to be called
-// again, which is at most GuardEvery while they write. Logs over their size are cut. It is called from one goroutine.
+// OverLimit measures what running containers have written and returns those that must be ended, and the pause until it
+// is to be called again, which is at most GuardEvery while they write. Logs over their size are cut. It is called from
+// one goroutine.
 func (r *Runtime) OverLimit(ctx context.Context) (over []Excess, pause time.Duration) {
 	r.mu.Lock()
 	running := maps.Clone(r.running)
@@ -136,8 +139,8 @@ func (r *Runtime) boundLog(id string, l *layer) (grown int64) {
 	return grown
 }
 
-// fullLayers measures the layers that may have grown, those first that were not measured for longest. quiet reports that the file
-// system has hardly filled since the last call.
+// fullLayers measures the layers that may have grown, those first that were not measured for longest. quiet reports
+// that the file system has hardly filled since the last call.
 func (r *Runtime) fullLayers(ctx context.Context) (over []Excess, quiet bool) {
 	var st unix.Statfs_t
 	began := time.Now()
@@ -218,8 +221,8 @@ func (r *Runtime) diskLimit(spec Spec) int64 {
 
 var errTooDeep = fmt.Errorf("the container made more than %d directories in one another", maxDepth)
 
-// layerUse counts the blocks of all files in a container's layer, and of those that it has removed and holds open. It stops above the
-// limit.
+// layerUse counts the blocks of all files in a container's layer, and of those that it has removed and holds open. It
+// stops above the limit.
 func (r *Runtime) layerUse(ctx context.Context, id, dir string, limit int64) (int64, error) {
 	root, err := os.OpenRoot(dir) // the container may put links into it while it is read
 	if err != nil {
@@ -266,7 +269,8 @@ func (u *use) add(info fs.FileInfo) {
 	u.bytes += max(st.Blocks*blockBytes, bytesPerFile)
 }
 
-// addRemoved counts files that the container's processes hold open although they were removed: they take space, and no walk meets them.
+// addRemoved counts files that the container's processes hold open although they were removed: they take space, and no
+// walk meets them.
 func (r *Runtime) addRemoved(id string, count *use) {
 	dirs := r.cgroupDirs(r.cgroupPath(id))
 	if len(dirs) == 0 {
@@ -298,7 +302,8 @@ func addRemovedOf(process string, count *use) {
 		return
 	}
 	for _, fd := range open {
-		// Following the link reaches the open file itself. Other file systems than the container's own have limits of their own.
+		// Following the link reaches the open file itself. Other file systems than the container's own have limits of their
+		// own.
 		info, err := os.Stat(process + "/fd/" + fd.Name())
 		if err != nil || !info.Mode().IsRegular() {
 			continue

@@ -54,7 +54,10 @@ func (r *Runtime) prepareFiles(spec Spec) error {
 	if err := os.MkdirAll(f.dir, 0o711); err != nil { //nolint:gosec // a remapped container's root must walk through it
 		return directoryFault(f.dir, err)
 	}
-	for path, text := range map[string]string{f.hostname: spec.hostname() + "\n", f.resolvConf: resolvConf(r.cfg.ResolvConf)} {
+	for path, text := range map[string]string{
+		f.hostname:   spec.hostname() + "\n",
+		f.resolvConf: resolvConf(r.cfg.ResolvConf),
+	} {
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil { //nolint:gosec // read inside the container
 			return directoryFault(path, err)
 		}
@@ -75,8 +78,8 @@ func (r *Runtime) writeHosts(spec Spec) error {
 	return nil
 }
 
-// resolvedStub and resolvedConf: systemd-resolved answers on an address that a container cannot reach; the second file names
-// the real servers.
+// resolvedStub and resolvedConf: systemd-resolved answers on an address that a container cannot reach; the second file
+// names the real servers.
 const resolvedConf = "/run/systemd/resolve/resolv.conf"
 
 // resolvConf is the host's resolver configuration without servers on a loopback address.
@@ -146,8 +149,8 @@ func (r *Runtime) removeFiles(id string) error {
 	return os.RemoveAll(f.dir)
 }
 
-// noteStart keeps the time of the start beside the container's files: containerd does not tell it afterwards. The note need
-// not be synced: a crash of the machine ends the container as well.
+// noteStart keeps the time of the start beside the container's files: containerd does not tell it afterwards. The note
+// need not be synced: a crash of the machine ends the container as well.
 func (r *Runtime) noteStart(id string, at time.Time) error {
 	path := filepath.Join(r.files(id).dir, "started")
 	if err := os.WriteFile(path+".new", strconv.AppendInt(nil, at.UnixNano(), 10), 0o600); err != nil {

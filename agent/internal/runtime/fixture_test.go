@@ -99,10 +99,12 @@ func newFixtureOn(t *testing.T, size string, change ...func(*runtime.Config)) *f
 	}
 	f.daemon = containerdtest.Start(t)
 	f.cfg = runtime.Config{
-		Address: f.daemon.Address, Namespace: f.word, StateDir: dir + "/state", LogDir: dir + "/logs", RuncRoot: dir + "/runc", CgroupParent: "/" + f.word,
+		Address: f.daemon.Address, Namespace: f.word, StateDir: dir + "/state", LogDir: dir + "/logs", RuncRoot: dir +
+			"/runc", CgroupParent: "/" + f.word,
 		ResolvConf: dir + "/resolv.conf",
 	}
-	require.NoError(t, os.WriteFile(f.cfg.ResolvConf, []byte("nameserver 127.0.0.53\nnameserver 192.0.2.53\nsearch example.org\n"), 0o600))
+	require.NoError(t, os.WriteFile(f.cfg.ResolvConf, []byte("nameserver 127.0.0.53\nnameserver 192.0.2.53\nsearch "+
+		"example.org\n"), 0o600))
 	for _, c := range change {
 		c(&f.cfg)
 	}
@@ -173,7 +175,8 @@ func (f *fixture) ensure(image string) error {
 func (f *fixture) spec(image string, args ...string) runtime.Spec {
 	member := uuid.Must(uuid.NewV7()).String()
 	return runtime.Spec{
-		ID: member + ".app.1", MemberID: member, InstanceID: uuid.Must(uuid.NewV7()).String(), Revision: 3, SpecDigest: "sha256:abc", NetNSPath: f.netns, UserNSPath: f.userns,
+		ID: member + ".app.1", MemberID: member, InstanceID: uuid.Must(uuid.NewV7()).String(), Revision: 3,
+		SpecDigest: "sha256:abc", NetNSPath: f.netns, UserNSPath: f.userns,
 		Service: &protocol.Service{
 			Name: "app", Image: image, Command: append([]string{"/app"}, args...),
 			Resources: &protocol.Resources{CpuMillis: 500, MemoryBytes: 64 << 20, Pids: 64},
@@ -280,7 +283,10 @@ func appImage(t *testing.T, change ...func(*v1.Config)) v1.Image {
 	require.NoError(t, err)
 	img, err := mutate.AppendLayers(empty.Image, layer)
 	require.NoError(t, err)
-	cfg := v1.Config{Entrypoint: []string{"/app"}, Cmd: []string{"look"}, Env: []string{"FROM=image", "BOTH=image"}, WorkingDir: "/home"}
+	cfg := v1.Config{
+		Entrypoint: []string{"/app"}, Cmd: []string{"look"}, Env: []string{"FROM=image", "BOTH=image"},
+		WorkingDir: "/home",
+	}
 	for _, c := range change {
 		c(&cfg)
 	}
@@ -316,7 +322,10 @@ const (
 )
 
 func newRegistry(t *testing.T) *testRegistry {
-	r := &testRegistry{t: t, holding: make(chan struct{}, 16), open: registry.New(registry.Logger(log.New(io.Discard, "", 0)))}
+	r := &testRegistry{
+		t: t, holding: make(chan struct{}, 16),
+		open: registry.New(registry.Logger(log.New(io.Discard, "", 0))),
+	}
 	r.server = httptest.NewUnstartedServer(r)
 	r.server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	r.server.StartTLS()

@@ -46,7 +46,8 @@ func (f *fixture) makeContainer(spec runtime.Spec, withTask bool) {
 	}
 	oci.Mounts = keep
 	ids := []specs.LinuxIDMapping{{HostID: runtime.DefaultUIDMapBase, Size: runtime.DefaultUIDMapSize}}
-	container, err := c.NewContainer(f.ns(), spec.ID, client.WithSnapshotter("overlayfs"), client.WithNewSnapshot(spec.ID, image, client.WithUserNSRemapperLabels(ids, ids)),
+	container, err := c.NewContainer(f.ns(), spec.ID, client.WithSnapshotter("overlayfs"), client.WithNewSnapshot(spec.ID,
+		image, client.WithUserNSRemapperLabels(ids, ids)),
 		client.WithContainerLabels(map[string]string{"gpuaas.member": spec.MemberID}),
 		client.WithRuntime("io.containerd.runc.v2", &runcoptions.Options{Root: f.cfg.RuncRoot}), client.WithSpec(oci))
 	require.NoError(f.t, err)
@@ -69,10 +70,11 @@ func (f *fixture) snapshots() []string {
 	f.t.Helper()
 	f.collectGarbage()
 	var names []string
-	require.NoError(f.t, f.daemon.Client(f.t).SnapshotService("overlayfs").Walk(f.ns(), func(_ context.Context, info snapshots.Info) error {
-		names = append(names, info.Name)
-		return nil
-	}))
+	require.NoError(f.t, f.daemon.Client(f.t).SnapshotService("overlayfs").Walk(f.ns(),
+		func(_ context.Context, info snapshots.Info) error {
+			names = append(names, info.Name)
+			return nil
+		}))
 	return names
 }
 
@@ -112,7 +114,8 @@ func (f *fixture) cgroupProcesses(id string) string {
 // pidOf reads a container's first process from its bundle, without containerd.
 func (f *fixture) pidOf(id string) int {
 	f.t.Helper()
-	data, err := os.ReadFile(filepath.Join(f.daemon.Dir, "state/io.containerd.runtime.v2.task", f.cfg.Namespace, id, "init.pid"))
+	data, err := os.ReadFile(filepath.Join(f.daemon.Dir, "state/io.containerd.runtime.v2.task", f.cfg.Namespace, id,
+		"init.pid"))
 	require.NoError(f.t, err)
 	pid, err := strconv.Atoi(string(data))
 	require.NoError(f.t, err)

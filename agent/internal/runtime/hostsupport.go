@@ -71,10 +71,12 @@ func lookAtHost(ctx context.Context, c *client.Client, cfg Config, userNamespace
 	}
 	if !found {
 		return hostSupport{}, fault.New(fault.Unavailable, "snapshotter_unavailable",
-			fmt.Sprintf("containerd cannot use its snapshotter %s: look for it in `ctr plugins ls`; the overlay kernel module may be missing.", cfg.Snapshotter), nil)
+			fmt.Sprintf("containerd cannot use its snapshotter %s: look for it in `ctr plugins ls`; the overlay kernel module "+
+				"may be missing.", cfg.Snapshotter), nil)
 	}
 	h := hostSupport{
-		seccomp: hasSeccomp(cfg.ProcDir), resourceLimits: hasCapability(unix.CAP_SYS_RESOURCE), contentRoot: root, cgroupRoot: "/sys/fs/cgroup",
+		seccomp: hasSeccomp(cfg.ProcDir), resourceLimits: hasCapability(unix.CAP_SYS_RESOURCE), contentRoot: root,
+		cgroupRoot: "/sys/fs/cgroup",
 	}
 	h.sharedDisk = sameFileSystem(root, cfg.LogDir)
 	_, err = os.Stat(h.cgroupRoot + "/cgroup.controllers")
@@ -86,7 +88,8 @@ func lookAtHost(ctx context.Context, c *client.Client, cfg Config, userNamespace
 	if !cfg.NoUserNamespaces {
 		if err := <-userNamespace; err != nil {
 			return hostSupport{}, fault.New(fault.Unavailable, protocol.ConditionNoUserNamespaces,
-				"This host gives containers no user namespaces (sysctl user.max_user_namespaces): their root would be the host's root. "+
+				"This host gives containers no user namespaces (sysctl user.max_user_namespaces): their root would be the host's "+
+					"root. "+
 					"Run the agent with --no-user-namespaces if that is what you want.", err).Lasting()
 		}
 		h.userNamespaces = true
@@ -99,7 +102,8 @@ func lookAtHost(ctx context.Context, c *client.Client, cfg Config, userNamespace
 	h.seccomp = h.seccomp && !cfg.NoSeccomp
 	switch loaded, err := cfg.LoadAppArmor(cfg.profileName()); {
 	case err != nil:
-		cfg.Log.Warn("cannot load an AppArmor profile; containers run without one", "profile", cfg.profileName(), "cause", err)
+		cfg.Log.Warn("cannot load an AppArmor profile; containers run without one", "profile", cfg.profileName(), "cause",
+			err)
 	case loaded:
 		h.appArmor = cfg.profileName()
 	}
@@ -148,7 +152,8 @@ func (r *Runtime) Version(ctx context.Context) (Version, error) {
 func RuncVersion(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "runc", "--version").Output()
 	if err != nil {
-		return "", fault.New(fault.Unavailable, "runc_unavailable", "runc cannot be run: install it (apt-get install runc).", err)
+		return "", fault.New(fault.Unavailable, "runc_unavailable", "runc cannot be run: install it (apt-get install runc).",
+			err)
 	}
 	first, _, _ := strings.Cut(string(out), "\n")
 	return strings.TrimPrefix(first, "runc version "), nil

@@ -46,8 +46,8 @@ const (
 	unpackedFactor = 4
 )
 
-// ImageRef names one image by digest. The host is where it is pulled from now; it is no part of the image's name, so a hub
-// that moves does not make nodes pull again.
+// ImageRef names one image by digest. The host is where it is pulled from now; it is no part of the image's name, so a
+// hub that moves does not make nodes pull again.
 type ImageRef struct {
 	RegistryHost string
 	Repository   string
@@ -56,7 +56,8 @@ type ImageRef struct {
 }
 
 // repositoryPattern is the path of a repository (OCI distribution specification).
-var repositoryPattern = regexp.MustCompile(`^[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*$`)
+var repositoryPattern = regexp.MustCompile(
+	`^[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*$`)
 
 // ParseImage reads <repository>@sha256:<hex>, as a Service names its image.
 func ParseImage(name string) (ImageRef, error) {
@@ -70,7 +71,8 @@ func ParseImage(name string) (ImageRef, error) {
 
 func (i ImageRef) check() error {
 	d := digest.Digest(i.Digest)
-	if d.Validate() != nil || d.Algorithm() != digest.SHA256 || !repositoryPattern.MatchString(i.Repository) || len(i.Repository) > 255 {
+	if d.Validate() != nil || d.Algorithm() != digest.SHA256 || !repositoryPattern.MatchString(i.Repository) ||
+		len(i.Repository) > 255 {
 		return badSpec("The image is not named as repository@sha256:digest.")
 	}
 	return nil
@@ -81,8 +83,8 @@ func (i ImageRef) name() string { return i.Repository + "@" + i.Digest }
 // Credentials gives user and password for pulling from one repository. It is asked when the registry wants them.
 type Credentials func(ctx context.Context, repository string) (user, password string, err error)
 
-// EnsureImage makes the image ready to start from: pulled, every byte checked against its digest, unpacked, and copied into
-// the containers' user ids. It does nothing when that is so already; it then needs no registry.
+// EnsureImage makes the image ready to start from: pulled, every byte checked against its digest, unpacked, and copied
+// into the containers' user ids. It does nothing when that is so already; it then needs no registry.
 func (r *Runtime) EnsureImage(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *tls.Config) error {
 	if err := ref.check(); err != nil {
 		return err
@@ -128,8 +130,8 @@ type readyImage struct {
 	snapshot string
 }
 
-// readyImage finds an image that is whole, unpacked and remapped; otherwise its error is errdefs' not found. What was found once is
-// remembered until a start finds it gone.
+// readyImage finds an image that is whole, unpacked and remapped; otherwise its error is errdefs' not found. What was
+// found once is remembered until a start finds it gone.
 func (r *Runtime) readyImage(ctx context.Context, name string) (readyImage, error) {
 	r.mu.Lock()
 	ready, known := r.ready[name]
@@ -201,8 +203,8 @@ func (r *Runtime) remapped(ctx context.Context, image client.Image) (string, err
 	return key, err
 }
 
-// remapLabel on an image's configuration keeps containerd from collecting the remapped copy as garbage, as long as the image
-// is there.
+// remapLabel on an image's configuration keeps containerd from collecting the remapped copy as garbage, as long as the
+// image is there.
 func (r *Runtime) remapLabel() string {
 	return fmt.Sprintf("containerd.io/gc.ref.snapshot.%s/%d-%d", r.cfg.Snapshotter, r.cfg.UIDMapBase, r.cfg.UIDMapSize)
 }
@@ -244,7 +246,9 @@ func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentia
 }
 
 // pullWatched pulls and unpacks, and leaves nothing behind of an image that takes too much of the disk.
-func (r *Runtime) pullWatched(ctx context.Context, lease string, ref ImageRef, creds Credentials, tlsConf *tls.Config) (client.Image, error) {
+func (r *Runtime) pullWatched(ctx context.Context, lease string, ref ImageRef, creds Credentials,
+	tlsConf *tls.Config,
+) (client.Image, error) {
 	u := &unpacking{r: r, lease: lease}
 	if err := unix.Statfs(r.host.contentRoot, &u.before); err != nil {
 		return nil, fmt.Errorf("look at free space: %w", err)
@@ -267,7 +271,9 @@ func (r *Runtime) pullWatched(ctx context.Context, lease string, ref ImageRef, c
 	return image, nil
 }
 
-func (r *Runtime) pull(ctx context.Context, u *unpacking, ref ImageRef, creds Credentials, tlsConf *tls.Config) (client.Image, error) {
+func (r *Runtime) pull(ctx context.Context, u *unpacking, ref ImageRef, creds Credentials,
+	tlsConf *tls.Config,
+) (client.Image, error) {
 	resolver, transport := newResolver(ctx, ref, creds, tlsConf)
 	defer transport.CloseIdleConnections()
 	return r.client.Pull(ctx, ref.RegistryHost+"/"+ref.name(),
@@ -285,8 +291,8 @@ var errNotInRegistry = errors.New("the registry does not have the image")
 // errImageTooLarge stops a pull.
 var errImageTooLarge = errors.New("image is larger than this node allows")
 
-// sizeGuard looks at the sizes that a manifest declares before any layer is fetched. The sizes are binding: a layer that is
-// longer or shorter fails its digest.
+// sizeGuard looks at the sizes that a manifest declares before any layer is fetched. The sizes are binding: a layer
+// that is longer or shorter fails its digest.
 func (u *unpacking) sizeGuard(next images.Handler) images.Handler {
 	return images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		children, err := next.Handle(ctx, desc)
@@ -328,7 +334,8 @@ type hostless struct {
 func (h hostless) Resolve(ctx context.Context, ref string) (string, ocispec.Descriptor, error) {
 	_, desc, err := h.Resolver.Resolve(ctx, ref)
 	if errdefs.IsNotFound(err) {
-		// The resolver reports the last of several answers, and the first one may have come from a registry that was just starting.
+		// The resolver reports the last of several answers, and the first one may have come from a registry that was just
+		// starting.
 		if _, desc, err = h.Resolver.Resolve(ctx, ref); errdefs.IsNotFound(err) {
 			err = fmt.Errorf("%w: %w", errNotInRegistry, err)
 		}
@@ -340,7 +347,9 @@ func (h hostless) Fetcher(ctx context.Context, name string) (remotes.Fetcher, er
 	return h.Resolver.Fetcher(ctx, h.host+"/"+name)
 }
 
-func newResolver(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *tls.Config) (remotes.Resolver, *http.Transport) {
+func newResolver(ctx context.Context, ref ImageRef, creds Credentials,
+	tlsConf *tls.Config,
+) (remotes.Resolver, *http.Transport) {
 	transport := &http.Transport{
 		TLSClientConfig:       tlsConf,
 		TLSHandshakeTimeout:   pullDialTimeout,
@@ -351,19 +360,23 @@ func newResolver(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *
 		Proxy:                 http.ProxyFromEnvironment,
 	}
 	web := &http.Client{Transport: transport, CheckRedirect: onlyHTTPS}
-	authorizer := docker.NewDockerAuthorizer(docker.WithAuthClient(web), docker.WithAuthCreds(func(string) (string, string, error) {
-		if creds == nil {
-			return "", "", nil
-		}
-		return creds(ctx, ref.Repository)
-	}))
+	authorizer := docker.NewDockerAuthorizer(docker.WithAuthClient(web),
+		docker.WithAuthCreds(func(string) (string, string, error) {
+			if creds == nil {
+				return "", "", nil
+			}
+			return creds(ctx, ref.Repository)
+		}))
 	hosts := func(host string) ([]docker.RegistryHost, error) {
 		return []docker.RegistryHost{{
 			Client: web, Authorizer: authorizer, Host: host, Scheme: "https", Path: "/v2",
 			Capabilities: docker.HostCapabilityPull | docker.HostCapabilityResolve,
 		}}, nil
 	}
-	return hostless{Resolver: docker.NewResolver(docker.ResolverOptions{Hosts: hosts}), host: ref.RegistryHost, name: ref.name()}, transport
+	return hostless{
+		Resolver: docker.NewResolver(docker.ResolverOptions{Hosts: hosts}), host: ref.RegistryHost,
+		name: ref.name(),
+	}, transport
 }
 
 // maxRedirects is how often a registry may send a pull elsewhere, as object stores do.
@@ -376,8 +389,8 @@ func onlyHTTPS(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// remap makes the image's copy in the containers' user ids. containerd's client does it as a part of making a container's
-// snapshot, so one is made and thrown away.
+// remap makes the image's copy in the containers' user ids. containerd's client does it as a part of making a
+// container's snapshot, so one is made and thrown away.
 func (r *Runtime) remap(ctx context.Context, image client.Image) error {
 	if !r.host.userNamespaces {
 		return nil
@@ -387,7 +400,8 @@ func (r *Runtime) remap(ctx context.Context, image client.Image) error {
 	if err := service.Remove(ctx, key); err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
-	if err := client.WithNewSnapshot(key, image, r.remapOption())(ctx, r.client, &containers.Container{Snapshotter: r.cfg.Snapshotter}); err != nil {
+	if err := client.WithNewSnapshot(key, image, r.remapOption())(ctx, r.client,
+		&containers.Container{Snapshotter: r.cfg.Snapshotter}); err != nil {
 		return err
 	}
 	info, err := service.Stat(ctx, key)
@@ -415,7 +429,8 @@ func (r *Runtime) remapOption() snapshots.Opt {
 	return client.WithUserNSRemapperLabels(m, m)
 }
 
-// pullFault says what went wrong with an image. Wrong content, a missing manifest and a refusal are final; all else may pass.
+// pullFault says what went wrong with an image. Wrong content, a missing manifest and a refusal are final; all else may
+// pass.
 func pullFault(ref ImageRef, err error) error {
 	if _, known := errors.AsType[*fault.Error](err); known {
 		return err
@@ -428,12 +443,15 @@ func pullFault(ref ImageRef, err error) error {
 	case errors.Is(err, errImageTooLarge):
 		return say(fault.TooLarge, agent.ReasonImagePullFailed, "is larger than this node allows.").Lasting()
 	case SpaceMissing(err) > 0, errors.Is(err, unix.ENOSPC), strings.Contains(text, "no space left on device"):
-		return say(fault.Unavailable, agent.ReasonImagePullFailed, "does not fit on this node's disk: free space where containerd keeps its data.")
-	case strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "wrong diff id"), strings.Contains(text, "failed size validation"), strings.Contains(text, "unexpected commit size"):
+		return say(fault.Unavailable, agent.ReasonImagePullFailed, "does not fit on this node's disk: free space where "+
+			"containerd keeps its data.")
+	case strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "wrong diff id"),
+		strings.Contains(text, "failed size validation"), strings.Contains(text, "unexpected commit size"):
 		return say(fault.Unprocessable, "image_digest_mismatch", "is not what its digest says.").Lasting()
 	case errors.As(err, &status) && status.StatusCode == http.StatusForbidden:
 		return say(fault.Forbidden, agent.ReasonImagePullFailed, "may not be pulled: the registry refuses.").Lasting()
-	case errors.Is(err, docker.ErrInvalidAuthorization), errors.As(err, &status) && status.StatusCode == http.StatusUnauthorized:
+	case errors.Is(err, docker.ErrInvalidAuthorization), errors.As(err, &status) &&
+		status.StatusCode == http.StatusUnauthorized:
 		// The node's credentials are renewed now and then.
 		return say(fault.Unavailable, agent.ReasonImagePullFailed, "may not be pulled with this node's credentials.")
 	case errors.Is(err, errNotInRegistry):
@@ -469,7 +487,10 @@ func (r *Runtime) Images(ctx context.Context) ([]Image, error) {
 	for _, i := range all {
 		// An image whose content is incomplete has no size; it is still listed, so that it can be removed.
 		size, _ := i.Size(ctx)
-		out = append(out, Image{Name: i.Name(), Digest: i.Target().Digest.String(), SizeBytes: size, CreatedAt: i.Metadata().CreatedAt, InUse: used[i.Name()]})
+		out = append(out, Image{
+			Name: i.Name(), Digest: i.Target().Digest.String(), SizeBytes: size,
+			CreatedAt: i.Metadata().CreatedAt, InUse: used[i.Name()],
+		})
 	}
 	slices.SortFunc(out, func(a, b Image) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil
@@ -487,8 +508,8 @@ func (r *Runtime) usedImages(ctx context.Context) (map[string]bool, error) {
 	return used, nil
 }
 
-// RemoveUnusedImages removes every cached image that no container was made from and that is not to be kept, with its content
-// and its unpacked and remapped copies.
+// RemoveUnusedImages removes every cached image that no container was made from and that is not to be kept, with its
+// content and its unpacked and remapped copies.
 func (r *Runtime) RemoveUnusedImages(ctx context.Context, keep ...ImageRef) error {
 	all, err := r.Images(ctx)
 	if err != nil {

@@ -133,7 +133,10 @@ func TestPullFailuresSayWhy(t *testing.T) {
 	err = refused(http.StatusForbidden)
 	require.ErrorContains(t, err, "the registry refuses")
 	require.True(t, fault.IsPermanent(err))
-	for _, status := range []int{http.StatusUnauthorized, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable} {
+	for _, status := range []int{
+		http.StatusUnauthorized, http.StatusTooManyRequests, http.StatusInternalServerError,
+		http.StatusServiceUnavailable,
+	} {
 		err = refused(status)
 		require.True(t, fault.Is(err, fault.Unavailable), err)
 		require.False(t, fault.IsPermanent(err), "it may pass: %d", status)
@@ -143,7 +146,8 @@ func TestPullFailuresSayWhy(t *testing.T) {
 	err = ensure(gone, f.registry.credentials)
 	require.ErrorContains(t, err, "could not be pulled")
 	require.False(t, fault.IsPermanent(err))
-	require.ErrorContains(t, f.rt.EnsureImage(t.Context(), ref, f.registry.credentials, nil), "could not be pulled", "an unknown certificate")
+	require.ErrorContains(t, f.rt.EnsureImage(t.Context(), ref, f.registry.credentials, nil), "could not be pulled",
+		"an unknown certificate")
 	for _, bad := range []string{"", "x", "a/b:latest", "a/b@sha256:123", "../b@sha256:" + zeros, "A/b@sha256:" + zeros} {
 		_, err := runtime.ParseImage(bad)
 		require.Error(t, err, bad)

@@ -60,8 +60,8 @@ func (u *unpacking) limit() int64 {
 	return max(u.r.cfg.MinUnpackBytes, unpackRatio*u.compressed.Load())
 }
 
-// watch cancels the pull when its image unpacks to much more than its compressed size, or fills the disk. The sizes in a manifest are
-// those of compressed layers: a few megabytes of them can hold terabytes.
+// watch cancels the pull when its image unpacks to much more than its compressed size, or fills the disk. The sizes in
+// a manifest are those of compressed layers: a few megabytes of them can hold terabytes.
 func (u *unpacking) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	tick := time.NewTicker(unpackLookEvery)
 	defer tick.Stop()
@@ -109,14 +109,15 @@ func (u *unpacking) checkSize(ctx context.Context) error {
 		}
 	}
 	if total > u.limit() {
-		return fmt.Errorf("%w: its layers of %d MiB unpack to more than %d MiB", errImageTooLarge, u.compressed.Load()>>20, u.limit()>>20)
+		return fmt.Errorf("%w: its layers of %d MiB unpack to more than %d MiB", errImageTooLarge, u.compressed.Load()>>20,
+			u.limit()>>20)
 	}
 	return nil
 }
 
-// CollectImages removes images from which no container was made and that are not to be kept, those first that are unused for longest,
-// until the file system has as much space as a node should have, and at least need bytes, and all images together take no more than
-// they may.
+// CollectImages removes images from which no container was made and that are not to be kept, those first that are
+// unused for longest, until the file system has as much space as a node should have, and at least need bytes, and all
+// images together take no more than they may.
 func (r *Runtime) CollectImages(ctx context.Context, need int64, keep ...ImageRef) error {
 	ctx = r.ns(ctx)
 	unused, err := r.unusedImages(ctx, keep)
@@ -129,7 +130,8 @@ func (r *Runtime) CollectImages(ctx context.Context, need int64, keep ...ImageRe
 			return err
 		}
 		r.forgetImages()
-		if err := r.client.ImageService().Delete(ctx, name, images.SynchronousDelete()); err != nil && !errdefs.IsNotFound(err) {
+		if err := r.client.ImageService().Delete(ctx, name, images.SynchronousDelete()); err != nil &&
+			!errdefs.IsNotFound(err) {
 			return fmt.Errorf("remove image %s: %w", name, err)
 		}
 		r.cfg.Log.Info("an image that nothing uses was removed for its space", "image", name)
@@ -137,7 +139,8 @@ func (r *Runtime) CollectImages(ctx context.Context, need int64, keep ...ImageRe
 	return nil
 }
 
-// unusedImages are sorted by how long they have been unused, which is noted on them: it outlives a restart of the agent.
+// unusedImages are sorted by how long they have been unused, which is noted on them: it outlives a restart of the
+// agent.
 func (r *Runtime) unusedImages(ctx context.Context, keep []ImageRef) ([]string, error) {
 	all, err := r.client.ImageService().List(ctx)
 	if err != nil {
@@ -162,7 +165,8 @@ func (r *Runtime) unusedImages(ctx context.Context, keep []ImageRef) ([]string, 
 			i.Labels[labelUnusedSince] = time.Now().UTC().Format(time.RFC3339Nano)
 			unused = append(unused, i)
 		}
-		if _, err := r.client.ImageService().Update(ctx, i, "labels."+labelUnusedSince); err != nil && !errdefs.IsNotFound(err) {
+		if _, err := r.client.ImageService().Update(ctx, i, "labels."+labelUnusedSince); err != nil &&
+			!errdefs.IsNotFound(err) {
 			// On a full disk containerd notes nothing; removing comes first.
 			r.cfg.Log.Warn("cannot note since when an image is unused", "image", i.Name, "cause", err)
 		}

@@ -26,7 +26,10 @@ func zeroLayer(t *testing.T, img v1.Image, bytesOfZeros int64) v1.Image {
 	t.Helper()
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
 		var header, end bytes.Buffer
-		if err := tar.NewWriter(&header).WriteHeader(&tar.Header{Name: "zeros", Mode: 0o644, Size: bytesOfZeros}); err != nil {
+		if err := tar.NewWriter(&header).WriteHeader(&tar.Header{
+			Name: "zeros", Mode: 0o644,
+			Size: bytesOfZeros,
+		}); err != nil {
 			return nil, err
 		}
 		if err := tar.NewWriter(&end).Close(); err != nil {
@@ -154,7 +157,8 @@ func TestImagesThatNothingUsesGoByLeastRecentUse(t *testing.T) {
 	collect(f.rt, 0)
 	require.Equal(t, []bool{true, true, false, true}, has(), "the one that is unused for longest goes, and is enough")
 	collect(f.rt, 1<<60)
-	require.Equal(t, []bool{false, true, false, true}, has(), "what runs and what is wanted stays, whatever a pull may miss")
+	require.Equal(t, []bool{false, true, false, true}, has(), "what runs and what is wanted stays, whatever a pull may "+
+		"miss")
 }
 
 func stored(t *testing.T, f *fixture) int64 {

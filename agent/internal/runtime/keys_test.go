@@ -37,7 +37,8 @@ func useUpKeys(t *testing.T, uid uint32) {
 	})
 }
 
-// The containers of a node share a range of user ids, and the kernel gives a user 200 keys: hundreds of containers start.
+// The containers of a node share a range of user ids, and the kernel gives a user 200 keys: hundreds of containers
+// start.
 func TestContainersTakeNoKeysOfTheirSharedUser(t *testing.T) {
 	f := newFixture(t)
 	image := f.image()

@@ -43,9 +43,9 @@ func (r *Runtime) removeLogs(id string) error {
 	return nil
 }
 
-// RotateLogs bounds the disk that logs take: a log over the limit is copied beside itself, replacing the copy before, and cut
-// to nothing. The shim that writes it appends, so it goes on at the new end; what it writes between copy and cut is lost.
-// Call it often: between two calls a log may grow without limit.
+// RotateLogs bounds the disk that logs take: a log over the limit is copied beside itself, replacing the copy before,
+// and cut to nothing. The shim that writes it appends, so it goes on at the new end; what it writes between copy and
+// cut is lost. Call it often: between two calls a log may grow without limit.
 func (r *Runtime) RotateLogs(ctx context.Context) error {
 	entries, err := os.ReadDir(r.cfg.LogDir)
 	if err != nil {
@@ -104,7 +104,8 @@ func (r *Runtime) rotate(id string) error {
 type LogOptions struct {
 	// TailLines is how many of the last lines come first; 0 means all that is kept, at most MaxTailLines.
 	TailLines int
-	// Follow goes on with what is written, until the container has ended and all of its output is read, or the reader is closed.
+	// Follow goes on with what is written, until the container has ended and all of its output is read, or the reader is
+	// closed.
 	Follow bool
 }
 
@@ -181,9 +182,9 @@ func (r *Runtime) isRunning(ctx context.Context, id string) bool {
 	return err == nil && (c.State == StateRunning || c.State == StateUnknown)
 }
 
-// isWritten reports whether a process has the log open for writing. The shim has until it has copied the container's output, which
-// may be after the container's exit is known. The kernel grants a read lease (fcntl(2), F_SETLEASE) only on a file without
-// writers; on a file system without leases isWritten is false.
+// isWritten reports whether a process has the log open for writing. The shim has until it has copied the container's
+// output, which may be after the container's exit is known. The kernel grants a read lease (fcntl(2), F_SETLEASE) only
+// on a file without writers; on a file system without leases isWritten is false.
 func isWritten(log *os.File) bool {
 	_, err := unix.FcntlInt(log.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == nil {

@@ -116,7 +116,8 @@ func TestPurgeLeavesNothing(t *testing.T) {
 	f.start(spec)
 	v, err := f.rt.Version(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []bool{true, true}, []bool{strings.Contains(v.Containerd, "."), strings.Contains(v.Runc, ".")}, fmt.Sprint(v))
+	require.Equal(t, []bool{true, true}, []bool{strings.Contains(v.Containerd, "."), strings.Contains(v.Runc, ".")},
+		fmt.Sprint(v))
 	require.NoError(t, f.rt.Purge(t.Context()))
 	namespaces, err := f.daemon.Client(t).NamespaceService().List(t.Context())
 	require.NoError(t, err)

@@ -58,8 +58,9 @@ func (r *Runtime) noteRunning(id string, pid uint32) {
 	}
 }
 
-// stillRunning asks the kernel whether the process that a container was last known to run is there. It is a fraction of the price of asking
-// the container's shim, which has to be scheduled for its answer. Nil when that is not known: containerd must be asked.
+// stillRunning asks the kernel whether the process that a container was last known to run is there. It is a fraction of
+// the price of asking the container's shim, which has to be scheduled for its answer. Nil when that is not known:
+// containerd must be asked.
 func (r *Runtime) stillRunning(id string) *tasktypes.Process {
 	r.mu.Lock()
 	was, known := r.running[id]

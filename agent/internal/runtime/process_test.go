@@ -25,7 +25,8 @@ func TestOnlyTheVeryProcessThatWasSeenRunningCountsAsRunning(t *testing.T) {
 	require.Nil(t, r.stillRunning("b"), "the number was given again")
 
 	require.NoError(t, child.Process.Signal(os.Kill))
-	require.Eventually(t, func() bool { return r.stillRunning("a") == nil }, time.Minute, time.Millisecond, "a zombie has ended")
+	require.Eventually(t, func() bool { return r.stillRunning("a") == nil }, time.Minute, time.Millisecond,
+		"a zombie has ended")
 	require.Error(t, child.Wait())
 	r.noteRunning("c", pid)
 	require.Nil(t, r.stillRunning("c"))

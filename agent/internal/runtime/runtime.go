@@ -1,6 +1,6 @@
-// Package runtime runs containers on this node: images, containers, tasks, logs, exec. It is the only user of containerd.
-// It owns what lies under its state, log and runc directories, the containerd namespace it is given and the cgroup parent.
-// It decides nothing: what runs, when and for how long is told to it, and containers outlive it.
+// Package runtime runs containers on this node: images, containers, tasks, logs, exec. It is the only user of
+// containerd. It owns what lies under its state, log and runc directories, the containerd namespace it is given and the
+// cgroup parent. It decides nothing: what runs, when and for how long is told to it, and containers outlive it.
 package runtime
 
 import (
@@ -51,8 +51,8 @@ const (
 	killWait = 30 * time.Second
 )
 
-// Pauses between tries to reach a containerd that went away. It is on this machine, so that asking costs nothing, and while it is
-// not reached usage is not measured.
+// Pauses between tries to reach a containerd that went away. It is on this machine, so that asking costs nothing, and
+// while it is not reached usage is not measured.
 const (
 	connectAgainMin = 50 * time.Millisecond
 	connectAgainMax = 500 * time.Millisecond
@@ -65,8 +65,8 @@ type Config struct {
 	// Namespace is the containerd namespace that belongs to this agent alone.
 	Namespace   string
 	Snapshotter string
-	// StateDir holds the files that are bound into containers. User-namespaced containers must be able to walk to it, so it
-	// and every directory above it are world-executable. It does not have to outlive a reboot.
+	// StateDir holds the files that are bound into containers. User-namespaced containers must be able to walk to it, so
+	// it and every directory above it are world-executable. It does not have to outlive a reboot.
 	StateDir string
 	// LogDir holds the containers' logs.
 	LogDir string
@@ -83,14 +83,15 @@ type Config struct {
 	MaxImageBytes int64
 	// MinUnpackBytes is what any image may unpack to, however small its layers are.
 	MinUnpackBytes int64
-	// MaxImageStoreBytes bounds what all images take, while some of them are unused; zero leaves only free space as a bound.
+	// MaxImageStoreBytes bounds what all images take, while some of them are unused; zero leaves only free space as a
+	// bound.
 	MaxImageStoreBytes int64
 	// ResolvConf is the host's resolver configuration.
 	ResolvConf string
 	// ProcDir is where proc(5) is mounted.
 	ProcDir string
-	// LoadAppArmor makes sure that the kernel has the profile of this name, and reports whether it can have one; nil loads containerd's
-	// default profile under the name.
+	// LoadAppArmor makes sure that the kernel has the profile of this name, and reports whether it can have one; nil loads
+	// containerd's default profile under the name.
 	LoadAppArmor func(profile string) (bool, error)
 	// NoUserNamespaces runs containers in the host's user namespace; it is reported as a condition.
 	NoUserNamespaces bool
@@ -185,13 +186,22 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if !cfg.NoUserNamespaces {
 		userNamespace = tryUserNamespace(ask, cfg)
 	}
-	again := backoff.Config{BaseDelay: connectAgainMin, Multiplier: backoff.DefaultConfig.Multiplier, Jitter: backoff.DefaultConfig.Jitter, MaxDelay: connectAgainMax}
+	again := backoff.Config{
+		BaseDelay: connectAgainMin, Multiplier: backoff.DefaultConfig.Multiplier,
+		Jitter: backoff.DefaultConfig.Jitter, MaxDelay: connectAgainMax,
+	}
 	c, err := client.New(cfg.Address, client.WithDefaultNamespace(cfg.Namespace), client.WithTimeout(openTimeout),
-		client.WithExtraDialOpts([]grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: openTimeout})}))
+		client.WithExtraDialOpts([]grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           again,
+			MinConnectTimeout: openTimeout,
+		})}))
 	if err != nil {
 		return nil, unavailable(cfg.Address, err)
 	}
-	r := &Runtime{cfg: cfg, client: c, users: map[string]user{}, ready: map[string]readyImage{}, starting: map[string]bool{}, running: map[string]process{}}
+	r := &Runtime{
+		cfg: cfg, client: c, users: map[string]user{}, ready: map[string]readyImage{},
+		starting: map[string]bool{}, running: map[string]process{},
+	}
 	r.disk.layers = map[string]*layer{}
 	ask = r.ns(ask)
 	if _, err := c.Version(ask); err != nil {
@@ -210,27 +220,35 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 }
 
 func (c Config) check() error {
-	for name, path := range map[string]string{"state": c.StateDir, "log": c.LogDir, "runc": c.RuncRoot, "cgroup": c.CgroupParent} {
+	for name, path := range map[string]string{
+		"state": c.StateDir, "log": c.LogDir, "runc": c.RuncRoot,
+		"cgroup": c.CgroupParent,
+	} {
 		if !filepath.IsAbs(path) || path == "/" {
-			return fault.New(fault.Unprocessable, "bad_configuration", fmt.Sprintf("The runtime's %s path must be absolute and not /.", name), nil).Lasting()
+			return fault.New(fault.Unprocessable, "bad_configuration", fmt.Sprintf("The runtime's %s path must be absolute "+
+				"and not /.", name), nil).Lasting()
 		}
 	}
 	if c.UIDMapSize < 65536 {
-		return fault.New(fault.Unprocessable, "bad_configuration", "The range of user ids for containers must hold at least 65536.", nil).Lasting()
+		return fault.New(fault.Unprocessable, "bad_configuration", "The range of user ids for containers must hold at "+
+			"least 65536.", nil).Lasting()
 	}
 	return nil
 }
 
 func directoryFault(dir string, err error) error {
-	return fault.New(fault.Unavailable, "directory_unusable", fmt.Sprintf("The agent cannot make its directory %s: run it as root and free space on that disk.", dir), err)
+	return fault.New(fault.Unavailable, "directory_unusable", fmt.Sprintf("The agent cannot make its directory %s: run "+
+		"it as root and free space on that disk.", dir), err)
 }
 
 func unavailable(address string, err error) error {
 	return fault.New(fault.Unavailable, "containerd_unavailable",
-		fmt.Sprintf("containerd does not answer on %s: install it (apt-get install containerd), start it (systemctl start containerd), or name its socket with --containerd-address.", address), err)
+		fmt.Sprintf("containerd does not answer on %s: install it (apt-get install containerd), start it (systemctl start "+
+			"containerd), or name its socket with --containerd-address.", address), err)
 }
 
-// IsAway reports whether an error says that containerd was not there to do what was asked, which is no fault of what was asked.
+// IsAway reports whether an error says that containerd was not there to do what was asked, which is no fault of what
+// was asked.
 func IsAway(err error) bool { return errdefs.IsUnavailable(err) }
 
 // Close ends the connection. Containers go on.
@@ -254,8 +272,9 @@ func (r *Runtime) detached(ctx context.Context) (context.Context, context.Cancel
 	return context.WithTimeout(context.WithoutCancel(r.ns(ctx)), cleanupTimeout)
 }
 
-// dropStaleLeases ends the leases of what a crash has cut off, and with them what they held: a pull's, and those that containerd's
-// client takes to make a container. The namespace is this agent's alone, so that all are stale before anything is begun.
+// dropStaleLeases ends the leases of what a crash has cut off, and with them what they held: a pull's, and those that
+// containerd's client takes to make a container. The namespace is this agent's alone, so that all are stale before
+// anything is begun.
 func (r *Runtime) dropStaleLeases(ctx context.Context) error {
 	stale, err := r.client.LeasesService().List(ctx)
 	if err != nil {

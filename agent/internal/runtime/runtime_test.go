@@ -30,7 +30,11 @@ func TestContainerRunsStopsAndLeavesNothing(t *testing.T) {
 	c := f.wait(spec.ID, runtime.StateRunning)
 	require.Equal(t, run.PID, c.PID)
 	require.True(t, c.StartedAt.Equal(run.StartedAt))
-	require.Equal(t, []any{spec.MemberID, spec.InstanceID, "app", uint64(3), "sha256:abc", map[string]string{"who": "test"}, spec.Service.Image},
+	require.Equal(t, []any{
+		spec.MemberID, spec.InstanceID, "app", uint64(3), "sha256:abc",
+		map[string]string{"who": "test"},
+		spec.Service.Image,
+	},
 		[]any{c.MemberID, c.InstanceID, c.Service, c.Revision, c.SpecDigest, c.Labels, c.Image})
 	f.waitForLog(spec.ID, "ready")
 	require.NoError(t, f.rt.Stop(t.Context(), spec.ID, time.Minute))
@@ -81,11 +85,17 @@ func TestContainerIsConfined(t *testing.T) {
 	require.Contains(t, in["status"], "CapEff:\t00000000000004eb")
 	require.Equal(t, "500", in["oom"])
 	require.Equal(t, []any{"lo"}, in["links"])
-	require.Subset(t, []any{"core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"}, in["devices"])
+	require.Subset(t, []any{
+		"core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin",
+		"stdout", "tty", "urandom", "zero",
+	}, in["devices"])
 	require.Equal(t, "nameserver 192.0.2.53\nsearch example.org", in["resolv"])
 	require.Contains(t, in["hosts"], "10.9.8.7\tapp-")
 	require.Equal(t, "/home", in["cwd"])
-	require.Equal(t, []any{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "FROM=image", "BOTH=manifest", "OWN=x=y", "HOME=/"}, in["env"])
+	require.Equal(t, []any{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "FROM=image",
+		"BOTH=manifest", "OWN=x=y", "HOME=/",
+	}, in["env"])
 	require.EqualValues(t, 1<<20, in["scratch_bytes"])
 	require.Equal(t, "ok", in["write_scratch"])
 	require.Equal(t, "ok", in["listen80"])
@@ -194,7 +204,8 @@ func TestContainersHaveAnAppArmorProfileWhereTheKernelHasIt(t *testing.T) {
 	require.Equal(t, []string{f.word + "-container"}, loaded)
 
 	for name, rt := range map[string]*runtime.Runtime{
-		"the kernel has none": with(false, nil), "it cannot be loaded": with(true, errors.New("apparmor_parser: exit status 1")),
+		"the kernel has none": with(false, nil), "it cannot be loaded": with(true,
+			errors.New("apparmor_parser: exit status 1")),
 	} {
 		require.Contains(t, rt.Conditions(), protocol.ConditionNoAppArmor, name)
 		spec, err := rt.BuildSpec(t.Context(), f.spec(image, "wait"))
@@ -205,7 +216,8 @@ func TestContainersHaveAnAppArmorProfileWhereTheKernelHasIt(t *testing.T) {
 
 func TestASharedFileSystemIsSaid(t *testing.T) {
 	f := newFixture(t)
-	require.Contains(t, f.rt.Conditions(), protocol.ConditionSharedDisk, "the test's containerd and logs are both in the directory for temporary files")
+	require.Contains(t, f.rt.Conditions(), protocol.ConditionSharedDisk, "the test's containerd and logs are both in "+
+		"the directory for temporary files")
 	cfg := f.cfg
 	cfg.LogDir = t.TempDir()
 	require.NoError(t, unix.Mount("tmpfs", cfg.LogDir, "tmpfs", 0, "size=1m"))
@@ -407,15 +419,20 @@ func TestFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
 		change func(*runtime.Spec)
 		want   string
 	}{
-		"no such command":   {func(s *runtime.Spec) { s.Service.Command = []string{"/nothing"} }, "bad_command"},
-		"no such image":     {func(s *runtime.Spec) { s.Service.Image = "org/acme/none@sha256:" + zeros }, "image_missing"},
-		"no network":        {func(s *runtime.Spec) { s.NetNSPath = "/nowhere" }, "start_failed"},
-		"accelerators":      {func(s *runtime.Spec) { s.Service.Resources.AcceleratorIds = []string{"gpu-1"} }, "feature_missing"},
-		"foreign id":        {func(s *runtime.Spec) { s.ID = "other.1" }, "bad_workload"},
-		"scratch over proc": {func(s *runtime.Spec) { s.Service.Scratch = []*protocol.Scratch{{Path: "/proc/x", SizeBytes: 1}} }, "bad_workload"},
-		"working in proc":   {func(s *runtime.Spec) { s.Service.WorkingDir = "/proc/self/fd/7" }, "bad_workload"},
-		"working its way":   {func(s *runtime.Spec) { s.Service.WorkingDir = "/home/../proc/self/fd/7" }, "bad_workload"},
-		"no memory limit":   {func(s *runtime.Spec) { s.Service.Resources.MemoryBytes = 0 }, "bad_workload"},
+		"no such command": {func(s *runtime.Spec) { s.Service.Command = []string{"/nothing"} }, "bad_command"},
+		"no such image":   {func(s *runtime.Spec) { s.Service.Image = "org/acme/none@sha256:" + zeros }, "image_missing"},
+		"no network":      {func(s *runtime.Spec) { s.NetNSPath = "/nowhere" }, "start_failed"},
+		"accelerators": {
+			func(s *runtime.Spec) { s.Service.Resources.AcceleratorIds = []string{"gpu-1"} },
+			"feature_missing",
+		},
+		"foreign id": {func(s *runtime.Spec) { s.ID = "other.1" }, "bad_workload"},
+		"scratch over proc": {func(s *runtime.Spec) {
+			s.Service.Scratch = []*protocol.Scratch{{Path: "/proc/x", SizeBytes: 1}}
+		}, "bad_workload"},
+		"working in proc": {func(s *runtime.Spec) { s.Service.WorkingDir = "/proc/self/fd/7" }, "bad_workload"},
+		"working its way": {func(s *runtime.Spec) { s.Service.WorkingDir = "/home/../proc/self/fd/7" }, "bad_workload"},
+		"no memory limit": {func(s *runtime.Spec) { s.Service.Resources.MemoryBytes = 0 }, "bad_workload"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := f.spec(image, "wait")

@@ -32,25 +32,30 @@ const (
 	minCPUQuota    = 1_000   // microseconds, the kernel's minimum
 	// runTmpfsBytes is the size of the writable /run that many programs expect.
 	runTmpfsBytes = 64 << 20
-	// workloadOOMScore makes the kernel end a workload before the daemons, which would otherwise pass their own low score on.
+	// workloadOOMScore makes the kernel end a workload before the daemons, which would otherwise pass their own low score
+	// on.
 	workloadOOMScore = 500
 )
 
-// capabilities is all that a container's root keeps, and only inside its user namespace. A container whose user is not root
-// has none of them.
+// capabilities is all that a container's root keeps, and only inside its user namespace. A container whose user is not
+// root has none of them.
 //
 //   - CHOWN, DAC_OVERRIDE, FOWNER: entry points that prepare their data directory
 //   - SETUID, SETGID: entry points that step down to a service user
 //   - KILL: supervisors whose children run as other users
 //   - NET_BIND_SERVICE: ports below 1024
 func capabilities() []string {
-	return []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_SETGID", "CAP_SETUID"}
+	return []string{
+		"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_SETGID",
+		"CAP_SETUID",
+	}
 }
 
 // maskedPaths hold the host's secrets or controls; readonlyPaths would let a container change the host.
 func maskedPaths() []string {
 	return []string{
-		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi",
+		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+		"/proc/sched_debug", "/proc/scsi",
 		"/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
 	}
 }
@@ -154,9 +159,10 @@ func buildSpec(in specInput) (*specs.Spec, error) {
 	return s, nil
 }
 
-// nativeOnly leaves a profile the architecture that the kernel runs in, without the kernel's entries for programs of 32 bits: a
-// program that takes one of those is ended by SIGSYS. Few look after that code, it has let containers out before
-// (CVE-2014-0038, CVE-2021-22555), and the filter of each of them cost as much of a launch as the whole container's mounts.
+// nativeOnly leaves a profile the architecture that the kernel runs in, without the kernel's entries for programs of 32
+// bits: a program that takes one of those is ended by SIGSYS. Few look after that code, it has let containers out
+// before (CVE-2014-0038, CVE-2021-22555), and the filter of each of them cost as much of a launch as the whole
+// container's mounts.
 func nativeOnly(profile *specs.LinuxSeccomp) *specs.LinuxSeccomp {
 	profile.Architectures = slices.DeleteFunc(profile.Architectures, func(a specs.Arch) bool {
 		return a == specs.ArchX86 || a == specs.ArchX32 || a == specs.ArchARM
@@ -211,14 +217,29 @@ func mounts(in specInput) ([]specs.Mount, error) {
 	shm := max(svc.GetResources().GetMemoryBytes()/2, runTmpfsBytes)
 	all := []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
-		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{
+			"nosuid", "strictatime", "mode=755",
+			"size=65536k",
+		}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{
+			"nosuid", "noexec", "newinstance",
+			"ptmxmode=0666", "mode=0620", "gid=5",
+		}},
 		// Machine-learning frameworks pass batches through shared memory; it counts against the container's memory limit.
-		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", fmt.Sprintf("size=%d", shm)}},
+		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{
+			"nosuid", "noexec", "nodev", "mode=1777",
+			fmt.Sprintf("size=%d", shm),
+		}},
 		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
-		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"}},
-		{Destination: "/run", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=755", fmt.Sprintf("size=%d", runTmpfsBytes)}},
+		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{
+			"nosuid", "noexec", "nodev",
+			"relatime", "ro",
+		}},
+		{Destination: "/run", Type: "tmpfs", Source: "tmpfs", Options: []string{
+			"nosuid", "nodev", "mode=755",
+			fmt.Sprintf("size=%d", runTmpfsBytes),
+		}},
 		bindFile("/etc/hosts", in.files.hosts),
 		bindFile("/etc/hostname", in.files.hostname),
 		bindFile("/etc/resolv.conf", in.files.resolvConf),
@@ -231,10 +252,12 @@ func mounts(in specInput) ([]specs.Mount, error) {
 	for _, one := range scratch {
 		dst := path.Clean(one.GetPath())
 		if !path.IsAbs(dst) || dst != one.GetPath() || forbiddenScratch(dst) || seen[dst] || one.GetSizeBytes() == 0 {
-			return nil, badSpec("A scratch directory needs a size and an absolute, clean path of its own that is not part of the system.")
+			return nil, badSpec("A scratch directory needs a size and an absolute, clean path of its own that is not part of " +
+				"the system.")
 		}
 		seen[dst] = true
-		// It belongs to the service's user: where the image has a directory of that path, runc gives the mount that one's mode.
+		// It belongs to the service's user: where the image has a directory of that path, runc gives the mount that one's
+		// mode.
 		all = append(all, specs.Mount{
 			Destination: dst, Type: "tmpfs", Source: "tmpfs",
 			Options: []string{
@@ -252,7 +275,10 @@ func forbiddenScratch(dst string) bool {
 }
 
 func bindFile(dst, src string) specs.Mount {
-	return specs.Mount{Destination: dst, Type: "bind", Source: src, Options: []string{"rbind", "ro", "nosuid", "nodev", "noexec"}}
+	return specs.Mount{Destination: dst, Type: "bind", Source: src, Options: []string{
+		"rbind", "ro", "nosuid", "nodev",
+		"noexec",
+	}}
 }
 
 func namespacesOf(in specInput) []specs.LinuxNamespace {
@@ -303,8 +329,8 @@ func badSpec(public string) error {
 // Spec is one run of one container of a workload.
 type Spec struct {
 	// ID names the run and the container. The caller chooses it and remembers it before Start, so that nothing runs that
-	// nobody knows of. It begins with the member's id and a dot, so that whatever a crash leaves behind is found by the member
-	// alone. Letters, digits, dots, dashes, underscores; at most 76.
+	// nobody knows of. It begins with the member's id and a dot, so that whatever a crash leaves behind is found by the
+	// member alone. Letters, digits, dots, dashes, underscores; at most 76.
 	ID         string
 	MemberID   string
 	InstanceID string
@@ -320,8 +346,9 @@ type Spec struct {
 	UserNSPath string
 	// IP is the container's own address for /etc/hosts; may be empty.
 	IP string
-	// Namespaces and Network let a container be made beside its network; nil where that stands already. Namespaces returns once
-	// those above are mounted, Network once all of the network stands, with the address: nothing of the container runs before.
+	// Namespaces and Network let a container be made beside its network; nil where that stands already. Namespaces returns
+	// once those above are mounted, Network once all of the network stands, with the address: nothing of the container
+	// runs before.
 	Namespaces func(context.Context) error
 	Network    func(context.Context) (ip string, err error)
 	// Labels are the caller's own; they come back in List.
@@ -346,7 +373,8 @@ func (s Spec) check(host hostSupport) error {
 	case host.userNamespaces != filepath.IsAbs(s.UserNSPath):
 		return badSpec("The run needs a user namespace exactly where the host gives them.")
 	case len(s.Service.GetResources().GetAcceleratorIds()) > 0:
-		return fault.New(fault.Unprocessable, agent.ReasonFeatureMissing, "This agent cannot attach accelerators to containers yet.", nil).Lasting()
+		return fault.New(fault.Unprocessable, agent.ReasonFeatureMissing, "This agent cannot attach accelerators to "+
+			"containers yet.", nil).Lasting()
 	}
 	for name := range s.Labels {
 		if strings.HasPrefix(name, labelPrefix) {
@@ -375,7 +403,9 @@ const (
 	labelDiskBytes  = labelPrefix + "disk-bytes"
 )
 
-func (s Spec) labels(host hostSupport, uidMap specs.LinuxIDMapping, stopSignal string, diskBytes int64) map[string]string {
+func (s Spec) labels(host hostSupport, uidMap specs.LinuxIDMapping, stopSignal string,
+	diskBytes int64,
+) map[string]string {
 	l := map[string]string{}
 	maps.Copy(l, s.Labels)
 	l[labelMember] = s.MemberID

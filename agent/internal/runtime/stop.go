@@ -24,9 +24,9 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Stop ends the container's processes: the image's stop signal first (SIGTERM where it names none), and after the grace, a
-// kill of all of them. It returns when they have ended. The container stays, so that exit code and time can be made durable.
-// A container that is not there or has ended is no error.
+// Stop ends the container's processes: the image's stop signal first (SIGTERM where it names none), and after the
+// grace, a kill of all of them. It returns when they have ended. The container stays, so that exit code and time can be
+// made durable. A container that is not there or has ended is no error.
 func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) error {
 	ctx = r.ns(ctx)
 	c, err := r.Get(ctx, id)
@@ -53,7 +53,8 @@ func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) erro
 	}
 	ended, err := r.awaitExit(ctx, id, killWait)
 	if err == nil && !ended {
-		err = fault.New(fault.Unavailable, "stop_failed", "A process of the container does not end although it was killed: it hangs in the kernel.", nil)
+		err = fault.New(fault.Unavailable, "stop_failed", "A process of the container does not end although it was killed: "+
+			"it hangs in the kernel.", nil)
 	}
 	return err
 }
@@ -70,7 +71,8 @@ func (r *Runtime) stopSignal(ctx context.Context, id string) syscall.Signal {
 
 func (r *Runtime) signal(ctx context.Context, id string, sig syscall.Signal, all bool) error {
 	_, err := r.client.TaskService().Kill(ctx, &tasks.KillRequest{ContainerID: id, Signal: uint32(sig), All: all})
-	if err = errgrpc.ToNative(err); err == nil || errdefs.IsNotFound(err) || strings.Contains(err.Error(), "process already finished") {
+	if err = errgrpc.ToNative(err); err == nil || errdefs.IsNotFound(err) || strings.Contains(err.Error(),
+		"process already finished") {
 		return nil
 	}
 	return fmt.Errorf("send %v to container %s: %w", sig, id, err)
@@ -102,8 +104,8 @@ func (r *Runtime) awaitExit(ctx context.Context, id string, within time.Duration
 	}
 }
 
-// Remove takes away everything of the run: processes, task, container, snapshot, log, bound files, cgroup. What is not there
-// is no error, so it can be repeated from any half-way state.
+// Remove takes away everything of the run: processes, task, container, snapshot, log, bound files, cgroup. What is not
+// there is no error, so it can be repeated from any half-way state.
 func (r *Runtime) Remove(ctx context.Context, id string) error {
 	ctx = r.ns(ctx)
 	if !idPattern.MatchString(id) {
@@ -126,7 +128,8 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 	return r.removeTraces(ctx, id)
 }
 
-// deleteWait bounds how long a task may refuse to be deleted, for instance while containerd finds out that its shim is dead.
+// deleteWait bounds how long a task may refuse to be deleted, for instance while containerd finds out that its shim is
+// dead.
 const deleteWait = 20 * time.Second
 
 func (r *Runtime) deleteTask(ctx context.Context, id string) error {
@@ -197,8 +200,8 @@ func (r *Runtime) RemoveMember(ctx context.Context, memberID string) error {
 	return errors.Join(errs...)
 }
 
-// Leftovers lists what is still there of a member, as "<kind> <what>" with the kinds of package protocol. It looks; it does
-// not trust what was done before. An empty list is the runtime's part of a removal proof.
+// Leftovers lists what is still there of a member, as "<kind> <what>" with the kinds of package protocol. It looks; it
+// does not trust what was done before. An empty list is the runtime's part of a removal proof.
 func (r *Runtime) Leftovers(ctx context.Context, memberID string) ([]string, error) {
 	t, err := r.traces(r.ns(ctx), memberID)
 	if err != nil {

@@ -28,9 +28,9 @@ const (
 	eventsMaxBackoff = 5 * time.Second
 )
 
-// Events wakes the reader whenever a container may have changed by itself, and after every interruption of containerd's event
-// stream, because containerd does not replay. What Start makes is no news to its caller. A wake-up carries nothing: whoever is
-// woken lists. The channel is never closed.
+// Events wakes the reader whenever a container may have changed by itself, and after every interruption of containerd's
+// event stream, because containerd does not replay. What Start makes is no news to its caller. A wake-up carries
+// nothing: whoever is woken lists. The channel is never closed.
 func (r *Runtime) Events(ctx context.Context) <-chan struct{} {
 	wake := make(chan struct{}, 1)
 	poke := func() {
@@ -62,7 +62,8 @@ func (r *Runtime) Events(ctx context.Context) <-chan struct{} {
 func (r *Runtime) listen(ctx context.Context, poke func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, errs := r.client.Subscribe(ctx, `namespace==`+r.cfg.Namespace+`,topic~="^/(tasks/(exit|oom|delete|paused|resumed)|containers/delete)$"`)
+	stream, errs := r.client.Subscribe(ctx, `namespace==`+r.cfg.Namespace+
+		`,topic~="^/(tasks/(exit|oom|delete|paused|resumed)|containers/delete)$"`)
 	// Subscribed first, poked afterwards: what happened in between is seen by whoever is woken now.
 	poke()
 	for {

@@ -22,8 +22,8 @@ const maxCachedUsers = 256
 // maxUserFileBytes bounds how much of an image's /etc/passwd and /etc/group is read.
 const maxUserFileBytes = 1 << 20
 
-// resolveUser turns what a manifest or image says ("", "1000", "1000:100", "jovyan", "jovyan:users") into ids, with the help
-// of the image's own /etc/passwd and /etc/group.
+// resolveUser turns what a manifest or image says ("", "1000", "1000:100", "jovyan", "jovyan:users") into ids, with the
+// help of the image's own /etc/passwd and /etc/group.
 func (r *Runtime) resolveUser(ctx context.Context, image client.Image, who string) (user, error) {
 	if u, ok := numericUser(who); ok {
 		return u, r.checkUser(u)

@@ -20,8 +20,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Verdict is whether a workload document is admitted: publisher, manifest and features. It follows from signed documents alone, so it
-// is not kept on disk: each start judges anew, and so does each new trust bundle.
+// Verdict is whether a workload document is admitted: publisher, manifest and features. It follows from signed
+// documents alone, so it is not kept on disk: each start judges anew, and so does each new trust bundle.
 type Verdict struct {
 	Admitted bool
 	// Reason is a status_reason of the contract, Detail for people.
@@ -54,8 +54,8 @@ func (d *data) bundle() protocol.Bundle {
 	return d.bundles[len(d.bundles)-1]
 }
 
-// InitBundle stores the first trust bundle, which was verified by a fingerprint. It refuses to replace one: later bundles
-// come through AcceptBundle.
+// InitBundle stores the first trust bundle, which was verified by a fingerprint. It refuses to replace one: later
+// bundles come through AcceptBundle.
 func (s *Store) InitBundle(b protocol.Bundle) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,8 +109,8 @@ func (s *Store) acceptBundle(env *protocol.Envelope) error {
 	return err
 }
 
-// compact drops the oldest bundles above MaxBundles that the way from the first to the last can do without: those between which the
-// root did not change.
+// compact drops the oldest bundles above MaxBundles that the way from the first to the last can do without: those
+// between which the root did not change.
 func compact(chain []protocol.Bundle) (kept, dropped []protocol.Bundle) {
 	kept = chain
 	for i := 1; len(kept) > MaxBundles && i < len(kept)-1; {
@@ -124,9 +124,9 @@ func compact(chain []protocol.Bundle) (kept, dropped []protocol.Bundle) {
 	return kept, dropped
 }
 
-// AcceptState stores a desired state and the documents that came with it, and wakes the subscribers once it is on disk. It
-// never goes backwards: an older (epoch, generation) is refused, and so is other content under the same number. The same
-// state again adds the documents that were missing.
+// AcceptState stores a desired state and the documents that came with it, and wakes the subscribers once it is on disk.
+// It never goes backwards: an older (epoch, generation) is refused, and so is other content under the same number. The
+// same state again adds the documents that were missing.
 func (s *Store) AcceptState(v protocol.Verified[*protocol.DesiredState], rawParts [][]byte) error {
 	if !v.OK() {
 		return protocol.Refuse(protocol.RefusalSignature, "the desired state was not verified")
@@ -155,8 +155,9 @@ func (s *Store) AcceptState(v protocol.Verified[*protocol.DesiredState], rawPart
 	return nil
 }
 
-// fitting leaves out documents that something is started from when the disk is full: they count as missing and are fetched once there
-// is space. The state itself and what stops a member are always stored: somebody else's launch must not keep them away.
+// fitting leaves out documents that something is started from when the disk is full: they count as missing and are
+// fetched once there is space. The state itself and what stops a member are always stored: somebody else's launch must
+// not keep them away.
 func (s *Store) fitting(fresh map[string]part) map[string]part {
 	if s.room(acquiring, uint64(totalBytes(fresh))) == nil {
 		return fresh
@@ -177,7 +178,8 @@ func (s *Store) checkOrder(next *protocol.DesiredState, env *protocol.Envelope) 
 	have := s.d.state
 	if have != nil && next.GetEpoch() == have.GetEpoch() && next.GetGeneration() == have.GetGeneration() &&
 		!bytes.Equal(env.GetPayload(), s.d.stateEnv.GetPayload()) {
-		return protocol.Refuse(protocol.RefusalConflict, "this node has accepted other content under generation %d", have.GetGeneration())
+		return protocol.Refuse(protocol.RefusalConflict, "this node has accepted other content under generation %d",
+			have.GetGeneration())
 	}
 	return nil
 }
@@ -343,8 +345,8 @@ func (s *Store) SetVerdicts(verdicts map[string]Verdict) {
 	}
 }
 
-// AcceptLeases stores the leases of a batch that are higher than what is stored; the others are old news and change nothing.
-// A full spool refuses the batch: usage under a new lease might find no room.
+// AcceptLeases stores the leases of a batch that are higher than what is stored; the others are old news and change
+// nothing. A full spool refuses the batch: usage under a new lease might find no room.
 func (s *Store) AcceptLeases(v protocol.Verified[*protocol.LeaseBatch]) error {
 	if !v.OK() {
 		return protocol.Refuse(protocol.RefusalSignature, "the leases were not verified")
@@ -355,7 +357,8 @@ func (s *Store) AcceptLeases(v protocol.Verified[*protocol.LeaseBatch]) error {
 		return protocol.Refuse(protocol.RefusalWrongNode, "the leases are for another incarnation of this node")
 	}
 	if spool.Full(s.d.unsent, s.maxUnsent) {
-		return protocol.Refuse(protocol.RefusalUnavailable, "the usage spool is full; %d MiB wait for the hub", s.d.unsent>>20)
+		return protocol.Refuse(protocol.RefusalUnavailable, "the usage spool is full; %d MiB wait for the hub",
+			s.d.unsent>>20)
 	}
 	higher := make(map[string]*protocol.Lease)
 	for _, l := range v.Message().GetLeases() {

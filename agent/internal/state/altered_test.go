@@ -27,8 +27,9 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// machine is a runtime and a network that remember what they were asked for. Its images are there, its hub is away. It implements
-// the interfaces itself, without embedding them: a method that is missing would panic as soon as the reconciler comes to call it.
+// machine is a runtime and a network that remember what they were asked for. Its images are there, its hub is away. It
+// implements the interfaces itself, without embedding them: a method that is missing would panic as soon as the
+// reconciler comes to call it.
 type machine struct {
 	mu         sync.Mutex
 	containers map[string]runtime.Container
@@ -44,7 +45,8 @@ type machine struct {
 }
 
 func newMachine() *machine {
-	return &machine{containers: map[string]runtime.Container{}, attached: map[string]bool{}, looked: make(chan struct{}, 1)}
+	return &machine{containers: map[string]runtime.Container{}, attached: map[string]bool{}, looked: make(chan struct{},
+		1)}
 }
 
 func (m *machine) HasImage(context.Context, runtime.ImageRef) (bool, error) { return true, nil }
@@ -59,7 +61,8 @@ func (m *machine) Start(_ context.Context, spec runtime.Spec) (runtime.Run, erro
 	}
 	now := time.Now()
 	m.containers[spec.ID] = runtime.Container{
-		ID: spec.ID, MemberID: spec.MemberID, InstanceID: spec.InstanceID, Service: spec.Service.GetName(), Revision: spec.Revision,
+		ID: spec.ID, MemberID: spec.MemberID, InstanceID: spec.InstanceID, Service: spec.Service.GetName(),
+		Revision:   spec.Revision,
 		SpecDigest: spec.SpecDigest, State: runtime.StateRunning, StartedAt: now,
 	}
 	return runtime.Run{ContainerID: spec.ID, PID: 1, StartedAt: now}, nil
@@ -150,7 +153,9 @@ func (m *machine) AllStats(context.Context) (map[string]runtime.Stats, error) {
 	return map[string]runtime.Stats{}, nil
 }
 
-func (m networks) Setup(_ context.Context, id string, _ []network.PortMapping, namespaces func()) (network.Attachment, error) {
+func (m networks) Setup(_ context.Context, id string, _ []network.PortMapping,
+	namespaces func(),
+) (network.Attachment, error) {
 	m.mu.Lock()
 	m.idle = 0
 	m.attached[id] = true
@@ -180,7 +185,8 @@ type usedNode struct {
 	machine *machine
 }
 
-// newUsedNode has two trust bundles, a state with a running, a stopped and an upgraded workload, leases from two batches, and usage.
+// newUsedNode has two trust bundles, a state with a running, a stopped and an upgraded workload, leases from two
+// batches, and usage.
 func newUsedNode(t *testing.T) *usedNode {
 	t.Helper()
 	m := accepttest.New(t, time.Now().Add(-time.Minute))
@@ -221,8 +227,9 @@ func (n *usedNode) open(t testing.TB, dir string) *state.Store {
 	return s
 }
 
-// idleListings is how often the reconciler lists the containers, without a change of anything, until what has not started is no danger: it
-// waits for something that altered values have moved away. An action needs the store between two passes, so that none is overtaken by many.
+// idleListings is how often the reconciler lists the containers, without a change of anything, until what has not
+// started is no danger: it waits for something that altered values have moved away. An action needs the store between
+// two passes, so that none is overtaken by many.
 const idleListings = 50
 
 // run reconciles until each member has been started or is not going to be, and returns the last report.
@@ -231,7 +238,8 @@ func (n *usedNode) run(t testing.TB, s *state.Store, m *machine) reconcile.Repor
 	source, err := state.MachineTime()
 	require.NoError(t, err)
 	re := reconcile.New(reconcile.Config{
-		Beat: 20 * time.Millisecond, UsageInterval: 100 * time.Millisecond, Resync: 10 * time.Millisecond, PortFrom: 40000, PortTo: 40099,
+		Beat: 20 * time.Millisecond, UsageInterval: 100 * time.Millisecond, Resync: 10 * time.Millisecond, PortFrom: 40000,
+		PortTo: 40099,
 	}, s, state.NewClock(s, source, time.Time{}), m, networks{m}, m)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -300,7 +308,8 @@ func dump(t testing.TB, dir string) map[string][]byte {
 func (n *usedNode) disk(t testing.TB, key string, alter func([]byte)) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "state")
-	db, err := badger.Open(badger.DefaultOptions(dir).WithLogger(nil).WithMemTableSize(8 << 20).WithValueLogFileSize(16 << 20).WithNumCompactors(0))
+	db, err := badger.Open(badger.DefaultOptions(dir).WithLogger(nil).WithMemTableSize(8 << 20).WithValueLogFileSize(
+		16 << 20).WithNumCompactors(0))
 	require.NoError(t, err)
 	require.NoError(t, db.Update(func(tx *badger.Txn) error {
 		for k, v := range n.values {

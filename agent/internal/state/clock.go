@@ -37,8 +37,8 @@ func (s *Store) known(built time.Time) clock.Known {
 	return k
 }
 
-// SetClock takes in, in one write, that the clock is set from one time to that of the stamp: nothing of a leap is billed, and
-// every time in the journal of what is here moves with the clock, so that what was a minute ago still is.
+// SetClock takes in, in one write, that the clock is set from one time to that of the stamp: nothing of a leap is
+// billed, and every time in the journal of what is here moves with the clock, so that what was a minute ago still is.
 func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,7 +214,8 @@ func (c *Clock) Stamp() clock.Stamp {
 	return is.Stamp(r)
 }
 
-// Happened converts the machine's time, such as the runtime's, of something that happened after the given time of the node.
+// Happened converts the machine's time, such as the runtime's, of something that happened after the given time of the
+// node.
 func (c *Clock) Happened(t, after time.Time) time.Time {
 	is, r := c.read()
 	return is.Happened(t, after, c.store.LastStamp(), r)

@@ -19,7 +19,10 @@ type box struct {
 }
 
 func (b *box) source() state.Source {
-	return state.Source{RTC: func() time.Time { return b.rtc }, SinceBoot: func() time.Duration { return b.up }, BootID: b.boot}
+	return state.Source{
+		RTC: func() time.Time { return b.rtc }, SinceBoot: func() time.Duration { return b.up },
+		BootID: b.boot,
+	}
 }
 
 func (b *box) pass(d time.Duration) { b.rtc, b.up = b.rtc.Add(d), b.up+d }
@@ -56,14 +59,18 @@ func TestClockOf1970StartsFromTheFloor(t *testing.T) {
 	c := state.NewClock(s, b.source(), built)
 	require.Equal(t, noon, c.Now(), "the newest signed document is younger than the build")
 	require.False(t, c.Trusted())
-	require.NoError(t, s.Beat(meter.Observation{At: c.Now()}, clock.Stamp{At: noon.Add(24 * time.Hour), BootID: "one", Synced: true}))
+	require.NoError(t, s.Beat(meter.Observation{At: c.Now()}, clock.Stamp{
+		At: noon.Add(24 * time.Hour), BootID: "one",
+		Synced: true,
+	}))
 	c = state.NewClock(s, b.source(), built)
 	require.Equal(t, noon.Add(24*time.Hour), c.Now(), "after a power cut with a dead battery the last stamp counts")
 	require.False(t, c.Trusted())
 	require.True(t, c.MachineIsWrong())
 }
 
-// A day's leap, either way: what is open goes on from the new time, and every time in the journal is as long ago as it was.
+// A day's leap, either way: what is open goes on from the new time, and every time in the journal is as long ago as it
+// was.
 func TestSettingTheClockMovesTheJournalAndBillsNothing(t *testing.T) {
 	for name, by := range map[string]time.Duration{"ahead": 24 * time.Hour, "back": -24 * time.Hour} {
 		t.Run(name, func(t *testing.T) {
@@ -74,18 +81,23 @@ func TestSettingTheClockMovesTheJournalAndBillsNothing(t *testing.T) {
 			require.NoError(t, s.UpdateRun("a.1", func(r *state.Run) { r.StartedAt, r.ReadyAt = noon, noon.Add(time.Second) }))
 			require.NoError(t, s.UpdateMember("a", func(x *state.Member) { x.RetryAt = noon.Add(time.Hour) }))
 			up := meter.Run{RunID: "a.1", MemberID: "a", StartedAt: noon, Up: true}
-			require.NoError(t, s.Beat(meter.Observation{At: from, Runs: []meter.Run{up}, CutEvery: time.Hour}, clock.Stamp{At: from}))
+			require.NoError(t, s.Beat(meter.Observation{At: from, Runs: []meter.Run{up}, CutEvery: time.Hour},
+				clock.Stamp{At: from}))
 			require.NoError(t, s.SetClock(from, clock.Stamp{At: from.Add(by), Synced: true}))
 
 			require.NoError(t, s.Close())
 			s = open(t, dir, m)
 			run := s.Runs()["a.1"]
-			require.Equal(t, []time.Time{noon.Add(by), noon.Add(by), noon.Add(by + time.Second)}, []time.Time{run.OpenedAt, run.StartedAt, run.ReadyAt})
+			require.Equal(t, []time.Time{noon.Add(by), noon.Add(by), noon.Add(by + time.Second)}, []time.Time{
+				run.OpenedAt,
+				run.StartedAt, run.ReadyAt,
+			})
 			require.Equal(t, noon.Add(by+time.Hour), s.Members()["a"].RetryAt)
 			require.True(t, s.LastStamp().Synced)
 			up.StartedAt = run.StartedAt
 			end := from.Add(by + 10*time.Second)
-			require.NoError(t, s.Beat(meter.Observation{At: end, Runs: []meter.Run{up}, CutEvery: time.Second}, clock.Stamp{At: end}))
+			require.NoError(t, s.Beat(meter.Observation{At: end, Runs: []meter.Run{up}, CutEvery: time.Second},
+				clock.Stamp{At: end}))
 			billed := s.Consumed("a")["session_seconds"]
 			if by > 0 {
 				require.EqualValues(t, 70_000_000, billed)

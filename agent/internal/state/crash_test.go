@@ -90,18 +90,26 @@ func victim(dir string) {
 		started := at
 		for range 4 {
 			at = at.Add(10 * time.Second)
-			require.NoError(t, s.Beat(meter.Observation{At: at, Runs: []meter.Run{{RunID: run, MemberID: "a", StartedAt: started, Up: true}}}, clock.Stamp{At: at}))
+			require.NoError(t,
+				s.Beat(meter.Observation{At: at, Runs: []meter.Run{{RunID: run, MemberID: "a", StartedAt: started, Up: true}}},
+					clock.Stamp{At: at}))
 		}
-		require.NoError(t, s.Beat(meter.Observation{At: at, Runs: []meter.Run{{RunID: run, MemberID: "a", StartedAt: started, ExitedAt: at}}}, clock.Stamp{At: at}))
+		require.NoError(t,
+			s.Beat(meter.Observation{At: at, Runs: []meter.Run{{RunID: run, MemberID: "a", StartedAt: started, ExitedAt: at}}},
+				clock.Stamp{At: at}))
 		require.NoError(t, s.CloseRun(run))
 		promise("sealed %d", s.Spool().LastSegment)
 		if g%7 == 0 {
-			require.NoError(t, s.AcknowledgeUsage(spool.Word{Incarnation: s.Incarnation(), Posted: s.Spool().LastSegment / 2, Archived: s.Spool().LastSegment / 3}))
+			require.NoError(t, s.AcknowledgeUsage(spool.Word{
+				Incarnation: s.Incarnation(), Posted: s.Spool().LastSegment / 2,
+				Archived: s.Spool().LastSegment / 3,
+			}))
 		}
 	}
 }
 
-// TestLaw05NothingPromisedIsLostByAKill kills a process that writes, at random moments, over and over on the same store.
+// TestLaw05NothingPromisedIsLostByAKill kills a process that writes, at random moments, over and over on the same
+// store.
 func TestLaw05NothingPromisedIsLostByAKill(t *testing.T) {
 	m, dir := victimMesh(t), t.TempDir()
 	rounds := 12
@@ -134,7 +142,8 @@ func TestLaw05NothingPromisedIsLostByAKill(t *testing.T) {
 	}
 }
 
-// checkChain reads all that is unsent, in order and signed, and checks that its seconds neither overlap nor leave a gap.
+// checkChain reads all that is unsent, in order and signed, and checks that its seconds neither overlap nor leave a
+// gap.
 func checkChain(t *testing.T, s *state.Store, m *mesh) {
 	t.Helper()
 	var chain *spool.Chain

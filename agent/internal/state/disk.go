@@ -22,19 +22,20 @@ type need int
 const (
 	// acquiring changes start or keep something new: they need the whole reserve on the disk.
 	acquiring need = iota
-	// measuring changes record usage of what runs. On a full disk they go into half of the reserve file; when that is used up they
-	// fail, and the next sample makes up for them.
+	// measuring changes record usage of what runs. On a full disk they go into half of the reserve file; when that is used
+	// up they fail, and the next sample makes up for them.
 	measuring
-	// releasing changes end something. They never fail for want of space: they go to the disk, to the reserve file, or, where that
-	// is not usable, stay in memory until there is space again.
+	// releasing changes end something. They never fail for want of space: they go to the disk, to the reserve file, or,
+	// where that is not usable, stay in memory until there is space again.
 	releasing
 )
 
-// releaseShare is the part of the reserve on the disk that a change which is not acquiring leaves free: Badger maps its files, and a
-// disk that is full to the last block would kill the process.
+// releaseShare is the part of the reserve on the disk that a change which is not acquiring leaves free: Badger maps its
+// files, and a disk that is full to the last block would kill the process.
 const releaseShare = 2
 
-// spareName is a file that only takes space: it goes when the store is closed on a full disk, so that Badger can write its last table.
+// spareName is a file that only takes space: it goes when the store is closed on a full disk, so that Badger can write
+// its last table.
 const (
 	spareName  = "spare"
 	spareBytes = 2 * memTableBytes
@@ -52,7 +53,8 @@ func allocate(path string, size int64) error {
 func (s *Store) room(kind need, bytes uint64) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(s.dir, &fs); err != nil {
-		return fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The free space under %s cannot be read.", s.dir), err)
+		return fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The free space under %s cannot be read.", s.dir),
+			err)
 	}
 	least := s.minFree
 	if kind != acquiring {
@@ -63,7 +65,8 @@ func (s *Store) room(kind need, bytes uint64) error {
 		return nil
 	}
 	return fault.New(fault.Unavailable, agent.CodeDiskFull, fmt.Sprintf(
-		"The disk under %s has %d MiB free, %d are needed. Free some space; what runs goes on, and usage that was measured is kept.",
+		"The disk under %s has %d MiB free, %d are needed. Free some space; what runs goes on, and usage that was measured "+
+			"is kept.",
 		s.dir, free>>20, (least+bytes)>>20), nil)
 }
 

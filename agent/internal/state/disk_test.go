@@ -38,7 +38,10 @@ func newSmallDisk(t *testing.T) *smallDisk {
 	dir := t.TempDir()
 	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256m"))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, 0)) })
-	return &smallDisk{t: t, m: newMesh(t), dir: dir, options: state.Options{MinFreeBytes: minFree, CopyDir: filepath.Join(t.TempDir(), "copy")}}
+	return &smallDisk{t: t, m: newMesh(t), dir: dir, options: state.Options{
+		MinFreeBytes: minFree,
+		CopyDir:      filepath.Join(t.TempDir(), "copy"),
+	}}
 }
 
 func (d *smallDisk) open() *state.Store {
@@ -104,8 +107,8 @@ func TestFullDiskTakesNothingNewAndLosesNothing(t *testing.T) {
 	require.InDelta(t, 180, seconds, 0, "what was measured on the full disk is durable")
 }
 
-// One state stops a member and starts somebody else's. Neither a full disk nor the other one's launch keeps the stop away, and a
-// restart on the disk that is still full forgets none of it.
+// One state stops a member and starts somebody else's. Neither a full disk nor the other one's launch keeps the stop
+// away, and a restart on the disk that is still full forgets none of it.
 func TestReleasingNeverWaitsForTheDisk(t *testing.T) {
 	d := newSmallDisk(t)
 	s := d.open()
@@ -165,8 +168,8 @@ func TestReleasingNeverWaitsForTheDisk(t *testing.T) {
 	check("without the reserve file, whose changes are in the database by now")
 }
 
-// Where there was never space for the reserve file, a state that ends something is in force although it cannot be stored; the hub is
-// told that it is not, and no older one is taken afterwards.
+// Where there was never space for the reserve file, a state that ends something is in force although it cannot be
+// stored; the hub is told that it is not, and no older one is taken afterwards.
 func TestStateThatCannotBeStoredIsInForceAndNotAcknowledged(t *testing.T) {
 	d := newSmallDisk(t)
 	first, err := state.Open(filepath.Join(d.dir, "state"), d.options)
@@ -225,9 +228,15 @@ func TestStoreOfABusyNodeStaysSmall(t *testing.T) {
 	const runs, hours = 100, 6
 	var up []meter.Run
 	for i := range runs {
-		r := state.Run{ID: fmt.Sprintf("4a3c1f62-9d0e-4c57-8d4e-%012d.0123456789ab", i), MemberID: fmt.Sprintf("4a3c1f62-9d0e-4c57-8d4e-%012d", i), OpenedAt: noon}
+		r := state.Run{
+			ID:       fmt.Sprintf("4a3c1f62-9d0e-4c57-8d4e-%012d.0123456789ab", i),
+			MemberID: fmt.Sprintf("4a3c1f62-9d0e-4c57-8d4e-%012d", i), OpenedAt: noon,
+		}
 		require.NoError(t, s.OpenRun(r))
-		up = append(up, meter.Run{RunID: r.ID, MemberID: r.MemberID, Revision: 1, LeaseNo: 1, StartedAt: noon, Up: true, Sampled: true})
+		up = append(up, meter.Run{
+			RunID: r.ID, MemberID: r.MemberID, Revision: 1, LeaseNo: 1, StartedAt: noon, Up: true,
+			Sampled: true,
+		})
 	}
 	for tick := range hours * 360 {
 		at := noon.Add(time.Duration(tick) * 10 * time.Second)

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Highest is the highest that the node has accepted. It is kept beside the database, because a damaged log of the database loses its
-// newest transactions without a sign: what was accepted before them is signed, too.
+// Highest is the highest that the node has accepted. It is kept beside the database, because a damaged log of the
+// database loses its newest transactions without a sign: what was accepted before them is signed, too.
 type Highest struct {
 	Epoch, Generation, BundleVersion uint64
 }
@@ -28,9 +28,11 @@ func (h Highest) beyond(epoch, generation uint64) bool {
 func (h Highest) State(epoch, generation uint64) error {
 	switch {
 	case epoch < h.Epoch:
-		return protocol.Refuse(protocol.RefusalEpoch, "the desired state is of epoch %d, this node has accepted epoch %d", epoch, h.Epoch)
+		return protocol.Refuse(protocol.RefusalEpoch, "the desired state is of epoch %d, this node has accepted epoch %d",
+			epoch, h.Epoch)
 	case h.beyond(epoch, generation):
-		return protocol.Refuse(protocol.RefusalOlder, "generation %d is older than generation %d, which this node has accepted", generation, h.Generation)
+		return protocol.Refuse(protocol.RefusalOlder, "generation %d is older than generation %d, which this node has "+
+			"accepted", generation, h.Generation)
 	}
 	return nil
 }
@@ -38,13 +40,14 @@ func (h Highest) State(epoch, generation uint64) error {
 // Bundle returns an error for a trust bundle that is older than the highest one.
 func (h Highest) Bundle(version uint64) error {
 	if version < h.BundleVersion {
-		return protocol.Refuse(protocol.RefusalOlder, "trust bundle %d is older than trust bundle %d, which this node has accepted", version, h.BundleVersion)
+		return protocol.Refuse(protocol.RefusalOlder, "trust bundle %d is older than trust bundle %d, which this node has "+
+			"accepted", version, h.BundleVersion)
 	}
 	return nil
 }
 
-// The file has two slots in blocks of their own, which are allocated while there is space: a torn write leaves the other one whole, and
-// a full disk takes it.
+// The file has two slots in blocks of their own, which are allocated while there is space: a torn write leaves the
+// other one whole, and a full disk takes it.
 const (
 	highestName      = "highest"
 	highestSlotBytes = 4 << 10
@@ -89,8 +92,8 @@ func (s *Store) readHighest() {
 	s.highest = s.file.saved
 }
 
-// keepHighest follows what is accepted. The file comes after the database, so that a crash in between leaves the file behind, which is
-// no sign of damage; a write that fails is tried again with the next change.
+// keepHighest follows what is accepted. The file comes after the database, so that a crash in between leaves the file
+// behind, which is no sign of damage; a write that fails is tried again with the next change.
 func (s *Store) keepHighest() error {
 	if s.d.state != nil && !s.highest.beyond(s.d.state.GetEpoch(), s.d.state.GetGeneration()) {
 		s.highest.Epoch, s.highest.Generation = s.d.state.GetEpoch(), s.d.state.GetGeneration()

@@ -44,7 +44,8 @@ type diskNode struct {
 func newDiskNode(t *testing.T) *diskNode {
 	t.Helper()
 	n := &diskNode{t: t, live: t.TempDir()}
-	n.mesh, n.wanted, n.machine = accepttest.New(t, time.Now().Add(-time.Minute)), map[string]*protocol.Workload{}, newMachine()
+	n.mesh, n.wanted, n.machine = accepttest.New(t, time.Now().Add(-time.Minute)), map[string]*protocol.Workload{},
+		newMachine()
 	_, err := uplink.OpenCredentials(n.live)
 	require.NoError(t, err)
 	raw, err := os.ReadFile(filepath.Join(n.live, "node.key"))
@@ -56,7 +57,10 @@ func newDiskNode(t *testing.T) *diskNode {
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: accepttest.NodeID}}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, n.mesh.NodeKey.Public(), n.mesh.NodeKey)
 	require.NoError(t, err)
-	identity, err := json.Marshal(uplink.Identity{NodeID: accepttest.NodeID, HubID: "hub", APIURL: "https://hub", RootFingerprint: n.mesh.Pin()})
+	identity, err := json.Marshal(uplink.Identity{
+		NodeID: accepttest.NodeID, HubID: "hub", APIURL: "https://hub",
+		RootFingerprint: n.mesh.Pin(),
+	})
 	require.NoError(t, err)
 	for name, content := range map[string][]byte{
 		"node.crt":      pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
@@ -249,7 +253,8 @@ func TestLaw01AnAlteredByteOfAnyFileStartsNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, s.Close())
 	for _, disk := range []string{killed, closed} {
-		require.Equal(t, 1, n.startsOnlyTheNewest(n.killed(disk), "untouched", policyFile), "what the newest state wants starts")
+		require.Equal(t, 1, n.startsOnlyTheNewest(n.killed(disk), "untouched", policyFile),
+			"what the newest state wants starts")
 	}
 
 	seed := mathrand.Uint64()
@@ -270,7 +275,10 @@ func (n *diskNode) files(dir string) (names []string) {
 		}
 		return err
 	}))
-	for _, must := range []string{"node.key", "node.crt", "identity.json", "policy.yaml", "state/highest", "state/reserve", "state/MANIFEST"} {
+	for _, must := range []string{
+		"node.key", "node.crt", "identity.json", "policy.yaml", "state/highest", "state/reserve",
+		"state/MANIFEST",
+	} {
 		require.True(n.t, slices.Contains(names, must), must)
 	}
 	return names

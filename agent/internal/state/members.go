@@ -92,10 +92,12 @@ func (s *Store) UpdateMember(id string, change func(*Member)) error {
 }
 
 // AssignPorts gives each wanted port of a member a host port and makes the choice durable, together with what else
-// changes. A port that the member has already keeps its number while it is free; one that it no longer wants is given up.
-// free reports whether nobody but this member has the port. Ports are given in turn: who still knows the port of a member
-// that is gone must not reach the next.
-func (s *Store) AssignPorts(memberID string, want []*protocol.Port, from, to uint16, free func(uint16) bool, change func(*Member)) ([]HostPort, error) {
+// changes. A port that the member has already keeps its number while it is free; one that it no longer wants is given
+// up. free reports whether nobody but this member has the port. Ports are given in turn: who still knows the port of a
+// member that is gone must not reach the next.
+func (s *Store) AssignPorts(memberID string, want []*protocol.Port, from, to uint16, free func(uint16) bool,
+	change func(*Member),
+) ([]HostPort, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	taken := make(map[uint16]bool)
@@ -164,8 +166,8 @@ func (s *Store) OpenRun(r Run) error {
 	return s.openRun(r)
 }
 
-// OpenWantedRun is OpenRun if the accepted state, as it is at this very moment, still wants the run; otherwise it changes
-// nothing. Between the decision to start and the start, a newer state may have come.
+// OpenWantedRun is OpenRun if the accepted state, as it is at this very moment, still wants the run; otherwise it
+// changes nothing. Between the decision to start and the start, a newer state may have come.
 func (s *Store) OpenWantedRun(r Run) (wanted bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,7 +187,10 @@ func (s *Store) OpenWantedRun(r Run) (wanted bool, err error) {
 }
 
 func (s *Store) openRun(r Run) error {
-	metered := meter.Open(s.d.meter, meter.Intent{RunID: r.ID, MemberID: r.MemberID, Revision: r.Revision, LeaseNo: r.LeaseNo}, r.OpenedAt)
+	metered := meter.Open(s.d.meter, meter.Intent{
+		RunID: r.ID, MemberID: r.MemberID, Revision: r.Revision,
+		LeaseNo: r.LeaseNo,
+	}, r.OpenedAt)
 	return s.write(func(b *batch) { b.json(preRun+r.ID, r); b.meter(&s.d, metered) },
 		func(d *data) { d.runs[r.ID] = r; d.setMeter(metered) })
 }
@@ -272,10 +277,11 @@ func (s *Store) surplusTombstones() []string {
 	return ids
 }
 
-// Retire closes a member of which nothing is left: its last usage record is sealed and its proof stored in one transaction;
-// lease and ports are given up. What it has used stays with the proof, because a lease's cap counts from the member's beginning, also
-// for one that a restored hub brings back. It changes nothing of one that the accepted state, as it is at this very moment, names:
-// the hub would take that record for its last, and what it uses afterwards would be on no bill.
+// Retire closes a member of which nothing is left: its last usage record is sealed and its proof stored in one
+// transaction; lease and ports are given up. What it has used stays with the proof, because a lease's cap counts from
+// the member's beginning, also for one that a restored hub brings back. It changes nothing of one that the accepted
+// state, as it is at this very moment, names: the hub would take that record for its last, and what it uses afterwards
+// would be on no bill.
 func (s *Store) Retire(memberID string, absent []string, now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -290,7 +296,8 @@ func (s *Store) Retire(memberID string, absent []string, now time.Time) error {
 		return err
 	}
 	m := Member{Member: agent.Member{
-		ID: memberID, InstanceID: old.InstanceID, CorrelationID: old.CorrelationID, ExitedAt: old.ExitedAt, ExitCode: old.ExitCode,
+		ID: memberID, InstanceID: old.InstanceID, CorrelationID: old.CorrelationID, ExitedAt: old.ExitedAt,
+		ExitCode: old.ExitCode,
 		Removal: &protocol.RemovalProof{
 			At: timestamp(now), Absent: absent, LastUsageSequence: sealed.chain.Sequence, Incarnation: s.d.meta.Incarnation,
 		},

@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/gpuaas/agent/meter"
 )
 
-// The meter is stored in three kinds of keys: what seldom changes of each interval, the mark of each member, and one small sample
-// with what each sample changes of all intervals. Together they are always exactly the meter's state.
+// The meter is stored in three kinds of keys: what seldom changes of each interval, the mark of each member, and one
+// small sample with what each sample changes of all intervals. Together they are always exactly the meter's state.
 
 // sample is what changes of each interval with each sample, by run id.
 type sample map[string][7]int64
@@ -19,7 +19,8 @@ func sampleOf(s meter.State) sample {
 	out := make(sample, len(s.Intervals))
 	for _, iv := range s.Intervals {
 		v := [7]int64{
-			toMicros(iv.CutAt), toMicros(iv.Until), iv.CPUMicros, iv.CPUCutMicros, iv.MemoryBytes, iv.MemoryByteSeconds, iv.MemoryRest,
+			toMicros(iv.CutAt), toMicros(iv.Until), iv.CPUMicros, iv.CPUCutMicros, iv.MemoryBytes, iv.MemoryByteSeconds,
+			iv.MemoryRest,
 		}
 		if v != [7]int64{} {
 			out[iv.RunID] = v
@@ -40,7 +41,8 @@ func (v sample) apply(iv *meter.Interval) {
 // lasting is the interval without what is in the sample.
 func lasting(iv meter.Interval) meter.Interval {
 	return meter.Interval{
-		RunID: iv.RunID, MemberID: iv.MemberID, Revision: iv.Revision, LeaseNo: iv.LeaseNo, OpenedAt: iv.OpenedAt, StartedAt: iv.StartedAt,
+		RunID: iv.RunID, MemberID: iv.MemberID, Revision: iv.Revision, LeaseNo: iv.LeaseNo, OpenedAt: iv.OpenedAt,
+		StartedAt: iv.StartedAt,
 	}
 }
 

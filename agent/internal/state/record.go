@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// What the node itself has written down carries an authentication code, so that an altered byte is noticed instead of believed. Signed
-// documents need none.
+// What the node itself has written down carries an authentication code, so that an altered byte is noticed instead of
+// believed. Signed documents need none.
 const (
 	codeVersion = 2
 	codeBytes   = 16
@@ -35,7 +35,8 @@ func (s *Store) code(key string, value []byte) []byte {
 	return h.Sum(nil)[:codeBytes]
 }
 
-// withoutCode returns a record's value. The release of 2026-11-20 wrote plain JSON; such a store is converted when it is opened.
+// withoutCode returns a record's value. The release of 2026-11-20 wrote plain JSON; such a store is converted when it
+// is opened.
 func (s *Store) withoutCode(key string, raw []byte) ([]byte, error) {
 	if s.d.plain {
 		return raw, nil
@@ -52,8 +53,8 @@ func isPlain(rawMeta []byte) bool {
 	return json.Unmarshal(rawMeta, &m) == nil && m.Format == plainFormat
 }
 
-// readRecord takes one of the node's own records into the mirror. An altered one is set aside; without those on which all of the usage
-// hangs the store cannot be used.
+// readRecord takes one of the node's own records into the mirror. An altered one is set aside; without those on which
+// all of the usage hangs the store cannot be used.
 func (s *Store) readRecord(key string, raw []byte) error {
 	value, err := s.withoutCode(key, raw)
 	needed := key == keyMeta || key == keyChain || key == keyMarks
@@ -103,8 +104,8 @@ func (d *data) consumedAside(memberID string) bool {
 	return aside
 }
 
-// ConsumedUnverified reports whether the record of what the member has used was altered. A lease that is accepted from then on counts
-// from its own beginning: the hub gives none that the tenant cannot pay.
+// ConsumedUnverified reports whether the record of what the member has used was altered. A lease that is accepted from
+// then on counts from its own beginning: the hub gives none that the tenant cannot pay.
 func (s *Store) ConsumedUnverified(memberID string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,5 +114,6 @@ func (s *Store) ConsumedUnverified(memberID string) bool {
 
 func unreadable(dir string, err error) error {
 	return fault.New(fault.Unavailable, "state_unreadable",
-		"The state in "+dir+" is damaged. Keep a copy of it, then start with an empty directory: the node takes a new incarnation.", err)
+		"The state in "+dir+" is damaged. Keep a copy of it, then start with an empty directory: the node takes a new "+
+			"incarnation.", err)
 }

@@ -37,15 +37,16 @@ func (p pending) take(b *batch) {
 	}
 }
 
-// reserve is a file whose blocks were allocated while there was space, so that it can be written on a full disk. Each write puts
-// all pending changes into the slot that does not hold the newest ones: a torn write leaves the other slot whole.
+// reserve is a file whose blocks were allocated while there was space, so that it can be written on a full disk. Each
+// write puts all pending changes into the slot that does not hold the newest ones: a torn write leaves the other slot
+// whole.
 type reserve struct {
 	file   *os.File
 	number uint64
 }
 
-// slotHeader precedes the changes in a slot. SHA256 is of the header without it and the changes: an altered number would make the older
-// slot the newest.
+// slotHeader precedes the changes in a slot. SHA256 is of the header without it and the changes: an altered number
+// would make the older slot the newest.
 type slotHeader struct {
 	Version, Number, Length uint64
 	SHA256                  [sha256.Size]byte
@@ -59,8 +60,8 @@ func (h slotHeader) sum(body []byte) [sha256.Size]byte {
 	return sha256.Sum256(append(head, body...))
 }
 
-// openReserve opens the file, makes it where allocate says that there is space for it, and returns the changes in it. Without a
-// file it returns nil.
+// openReserve opens the file, makes it where allocate says that there is space for it, and returns the changes in it.
+// Without a file it returns nil.
 func openReserve(path string, allocate bool) (*reserve, pending, error) {
 	flags := os.O_RDWR
 	if allocate {

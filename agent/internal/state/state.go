@@ -1,6 +1,6 @@
 // Package state is the agent's durable memory: trust bundle, accepted desired state, leases, members, the journal of
-// container runs, measured usage and the time. A change is on disk before anyone hears of it. It is the only user of Badger
-// and talks neither to the hub nor to containerd.
+// container runs, measured usage and the time. A change is on disk before anyone hears of it. It is the only user of
+// Badger and talks neither to the hub nor to containerd.
 package state
 
 import (
@@ -32,15 +32,16 @@ import (
 const (
 	memTableBytes = 8 << 20
 	vlogFileBytes = 16 << 20
-	// valueThresholdBytes keeps large documents out of the tables. Whatever is overwritten often must stay below it: the value log
-	// gives space back only after the tables that point into it were merged.
+	// valueThresholdBytes keeps large documents out of the tables. Whatever is overwritten often must stay below it: the
+	// value log gives space back only after the tables that point into it were merged.
 	valueThresholdBytes = 256 << 10
 	// chunkBytes bounds what is written ahead of a transaction that would be too big for the memtable in one piece.
 	chunkBytes = 256 << 10
 	chunkKeys  = 1000
 	blockBytes = 4 << 10
-	// compactAt tables, each a full memtable, are merged at the next CollectGarbage. Badger's own compactors would look for such work
-	// twenty times a second, which costs an idle node a part of a core; neverStall keeps writes from waiting for them.
+	// compactAt tables, each a full memtable, are merged at the next CollectGarbage. Badger's own compactors would look
+	// for such work twenty times a second, which costs an idle node a part of a core; neverStall keeps writes from waiting
+	// for them.
 	compactAt  = 2
 	neverStall = 1 << 20
 	// flattenAfter is the age at which a single table is merged, too: then the value log learns what was overwritten.
@@ -50,8 +51,8 @@ const (
 	DefaultMinFreeBytes = 64 << 20
 	// MaxTombstones is how many removed members are remembered for the hub; the oldest acknowledged ones go first.
 	MaxTombstones = 4096
-	// MaxBundles is how many trust bundles are kept for what was admitted under them. Those that a change of the root made are kept
-	// beyond that.
+	// MaxBundles is how many trust bundles are kept for what was admitted under them. Those that a change of the root made
+	// are kept beyond that.
 	MaxBundles = 16
 )
 
@@ -95,8 +96,8 @@ type Options struct {
 	MaxUnsentBytes int64
 	// LargeBytes is DefaultLargeBytes when zero.
 	LargeBytes int64
-	// CopyDir is a directory on another file system, best in memory, where a store is opened whose own disk is full. Without one a
-	// store on a full disk cannot be opened.
+	// CopyDir is a directory on another file system, best in memory, where a store is opened whose own disk is full.
+	// Without one a store on a full disk cannot be opened.
 	CopyDir string
 	// Key authenticates what the node itself writes down. It belongs to the node and is not kept in the store.
 	Key []byte
@@ -115,7 +116,8 @@ type Store struct {
 	db *badger.DB
 	// copied says that db is a copy in copyDir, which is only read: the disk was full when the store was opened.
 	copied bool
-	// pending are the changes since the disk became full. They are durable in the reserve file unless unsaved says that they are not.
+	// pending are the changes since the disk became full. They are durable in the reserve file unless unsaved says that
+	// they are not.
 	pending pending
 	unsaved bool
 	reserve *reserve
@@ -149,7 +151,8 @@ type data struct {
 	// unverified says why keys are set aside; loose are documents that nothing verified names.
 	unverified map[string]string
 	loose      []string
-	// plain is set while a store of the release of 2026-11-20 is read; plainRecords are what is to be written in the present form.
+	// plain is set while a store of the release of 2026-11-20 is read; plainRecords are what is to be written in the
+	// present form.
 	plain        bool
 	plainRecords map[string][]byte
 	// batches are the signed batches that the leases come from, leaseFrom which of them by member.
@@ -197,7 +200,8 @@ func Open(dir string, o Options) (_ *Store, err error) {
 		}
 	}()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The state directory %s cannot be made: %v.", dir, rootCause(err)), err)
+		return nil, fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The state directory %s cannot be made: %v.",
+			dir, rootCause(err)), err)
 	}
 	s := &Store{
 		dir:         dir,
@@ -223,20 +227,22 @@ func Open(dir string, o Options) (_ *Store, err error) {
 	return s, nil
 }
 
-// open opens the database and the reserve file. On a full disk it opens a copy of the database in memory: Badger writes when it is
-// opened, even to be read only, and a node that cannot start cannot end anything.
+// open opens the database and the reserve file. On a full disk it opens a copy of the database in memory: Badger writes
+// when it is opened, even to be read only, and a node that cannot start cannot end anything.
 func (s *Store) open() (err error) {
 	full := s.room(acquiring, slots*slotBytes+spareBytes)
 	if full == nil {
 		for name, size := range map[string]int64{spareName: spareBytes, highestName: slots * highestSlotBytes} {
 			if err := allocate(filepath.Join(s.dir, name), size); err != nil {
-				return fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The file %s in %s cannot be made.", name, s.dir), err)
+				return fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The file %s in %s cannot be made.", name, s.dir),
+					err)
 			}
 		}
 	}
 	s.readHighest()
 	if s.reserve, s.pending, err = openReserve(filepath.Join(s.dir, reserveName), full == nil); err != nil {
-		return fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The reserve file in %s cannot be used.", s.dir), err)
+		return fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The reserve file in %s cannot be used.", s.dir),
+			err)
 	}
 	dir := s.dir
 	if full = s.room(releasing, 0); full != nil {
@@ -303,7 +309,8 @@ func (s *Store) Identify(nodeID string, signer protocol.Signer) error {
 	defer s.mu.Unlock()
 	if s.d.chain.NodeID != "" && s.d.chain.NodeID != nodeID {
 		return fault.New(fault.Conflict, "state_of_another_node",
-			fmt.Sprintf("The state in %s belongs to node %s, not to %s. Give this agent an empty data directory.", s.dir, s.d.chain.NodeID, nodeID), nil)
+			fmt.Sprintf("The state in %s belongs to node %s, not to %s. Give this agent an empty data directory.", s.dir,
+				s.d.chain.NodeID, nodeID), nil)
 	}
 	s.node = identity{nodeID, signer}
 	if s.d.chain.NodeID == nodeID {
@@ -339,8 +346,8 @@ func (s *Store) Incarnation() string {
 	return s.d.meta.Incarnation
 }
 
-// Subscribe returns a channel that gets a signal after each accepted document. It carries no data, and signals that nobody
-// took are merged.
+// Subscribe returns a channel that gets a signal after each accepted document. It carries no data, and signals that
+// nobody took are merged.
 func (s *Store) Subscribe() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -398,7 +405,8 @@ func (s *Store) write(fill func(*batch), apply func(*data)) error {
 	return s.commit(acquiring, fill, apply)
 }
 
-// release is write for a change that ends something: it takes effect whatever the disk says, and its error is one of encoding only.
+// release is write for a change that ends something: it takes effect whatever the disk says, and its error is one of
+// encoding only.
 func (s *Store) release(fill func(*batch), apply func(*data)) error {
 	return s.commit(releasing, fill, apply)
 }
@@ -462,7 +470,8 @@ func (s *Store) update(b *batch) error {
 	return nil
 }
 
-// postpone keeps a batch until there is space, in the reserve file where that is possible. why is returned where the batch is not kept.
+// postpone keeps a batch until there is space, in the reserve file where that is possible. why is returned where the
+// batch is not kept.
 func (s *Store) postpone(kind need, b *batch, why error) error {
 	most := slotBytes
 	if kind == measuring {
@@ -478,7 +487,8 @@ func (s *Store) postpone(kind need, b *batch, why error) error {
 	return nil
 }
 
-// writePending moves what has waited for space to the database, in pieces that fit a transaction. A crash in between repeats it.
+// writePending moves what has waited for space to the database, in pieces that fit a transaction. A crash in between
+// repeats it.
 func (s *Store) writePending() error {
 	if s.copied {
 		db, err := openBadger(s.dir)
@@ -523,8 +533,9 @@ func (s *Store) load() error {
 	s.d = data{
 		unverified: map[string]string{}, plainRecords: map[string][]byte{},
 		stored: map[string][]byte{}, batches: map[string]*protocol.Envelope{}, leaseFrom: map[string]string{},
-		sample: sample{}, parts: map[string]part{}, verdicts: map[string]Verdict{}, leases: map[string]*protocol.Lease{}, members: map[string]Member{},
-		runs: map[string]Run{}, consumed: map[string]map[string]int64{}, sizes: map[uint64]int64{},
+		sample: sample{}, parts: map[string]part{}, verdicts: map[string]Verdict{}, leases: map[string]*protocol.Lease{},
+		members: map[string]Member{},
+		runs:    map[string]Run{}, consumed: map[string]map[string]int64{}, sizes: map[uint64]int64{},
 	}
 	err := s.db.View(func(tx *badger.Txn) error {
 		if err := s.loadFormat(tx); err != nil {
@@ -561,7 +572,8 @@ func (s *Store) load() error {
 	}
 	if s.d.meta.Format != formatVersion {
 		return fault.New(fault.Conflict, "state_format",
-			fmt.Sprintf("The state in %s was written by another release (format %d, this one reads %d).", s.dir, s.d.meta.Format, formatVersion), nil)
+			fmt.Sprintf("The state in %s was written by another release (format %d, this one reads %d).", s.dir, s.d.meta.Format,
+				formatVersion), nil)
 	}
 	return s.tidy()
 }
@@ -605,8 +617,8 @@ func rootCause(err error) error {
 	return err
 }
 
-// CollectGarbage gives disk space of overwritten values back. Call it now and then; it does nothing when there is little, and nothing
-// on a full disk, because it needs space to work.
+// CollectGarbage gives disk space of overwritten values back. Call it now and then; it does nothing when there is
+// little, and nothing on a full disk, because it needs space to work.
 func (s *Store) CollectGarbage() error {
 	s.mu.Lock()
 	db, idle := s.db, s.closed || s.copied || s.room(acquiring, 0) != nil

@@ -55,7 +55,10 @@ func pub(k ed25519.PrivateKey) ed25519.PublicKey { return k.Public().(ed25519.Pu
 
 func (m *mesh) bundleEnvelope(version uint64) *protocol.Envelope {
 	role := func(name string, k ed25519.PrivateKey) *protocol.Role {
-		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{KeyId: protocol.KeyID(pub(k)), Ed25519: pub(k)}}}
+		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{
+			KeyId:   protocol.KeyID(pub(k)),
+			Ed25519: pub(k),
+		}}}
 	}
 	env, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
 		TrustDomain: "mesh.example", Version: version, Epoch: m.epoch, IssuedAt: timestamppb.New(noon),
@@ -76,11 +79,14 @@ func workload(member string, revision uint64) *protocol.Workload {
 }
 
 // desired signs a state that names the workloads, and returns their documents.
-func (m *mesh) desired(generation uint64, ws ...*protocol.Workload) (protocol.Verified[*protocol.DesiredState], [][]byte) {
+func (m *mesh) desired(generation uint64,
+	ws ...*protocol.Workload,
+) (protocol.Verified[*protocol.DesiredState], [][]byte) {
 	m.t.Helper()
 	me := m.identity()
 	d := &protocol.DesiredState{
-		NodeId: nodeID, NodeKeySha256: me.KeySHA256[:], Epoch: m.epoch, Generation: generation, IssuedAt: timestamppb.New(noon),
+		NodeId: nodeID, NodeKeySha256: me.KeySHA256[:], Epoch: m.epoch, Generation: generation,
+		IssuedAt: timestamppb.New(noon),
 	}
 	var parts [][]byte
 	for _, w := range ws {
@@ -100,7 +106,8 @@ func (m *mesh) desired(generation uint64, ws ...*protocol.Workload) (protocol.Ve
 func (m *mesh) leases(incarnation string, ls ...*protocol.Lease) protocol.Verified[*protocol.LeaseBatch] {
 	m.t.Helper()
 	env, err := protocol.SignMessage(protocol.PayloadLeases,
-		&protocol.LeaseBatch{NodeId: nodeID, Incarnation: incarnation, Epoch: m.epoch, Leases: ls}, protocol.NewEd25519Signer(m.lease))
+		&protocol.LeaseBatch{NodeId: nodeID, Incarnation: incarnation, Epoch: m.epoch, Leases: ls},
+		protocol.NewEd25519Signer(m.lease))
 	require.NoError(m.t, err)
 	v, err := protocol.VerifyLeases(env, m.bundle, m.identity())
 	require.NoError(m.t, err)
@@ -108,7 +115,10 @@ func (m *mesh) leases(incarnation string, ls ...*protocol.Lease) protocol.Verifi
 }
 
 func lease(member string, no uint64) *protocol.Lease {
-	return &protocol.Lease{MemberId: member, LeaseNo: no, ExpiresAt: timestamppb.New(noon.Add(time.Hour * time.Duration(no)))}
+	return &protocol.Lease{
+		MemberId: member, LeaseNo: no,
+		ExpiresAt: timestamppb.New(noon.Add(time.Hour * time.Duration(no))),
+	}
 }
 
 func open(t testing.TB, dir string, m *mesh) *state.Store {
@@ -236,10 +246,14 @@ func TestOnlyHigherLeasesAreTaken(t *testing.T) {
 	inc := s.Incarnation()
 	require.NoError(t, s.AcceptLeases(m.leases(inc, lease("a", 3), lease("b", 1))))
 	require.NoError(t, s.AcceptLeases(m.leases(inc, lease("a", 2), lease("b", 2))), "old news is no error")
-	require.Equal(t, protocol.RefusalWrongNode, protocol.RefusalOf(s.AcceptLeases(m.leases("another-life", lease("a", 9)))))
-	require.Equal(t, protocol.RefusalWrongNode, protocol.RefusalOf(s.AcceptLeases(m.leases("", lease("a", 9)))), "leases for no incarnation")
-	require.Equal(t, protocol.RefusalMalformed, protocol.RefusalOf(s.AcceptLeases(m.leases(inc, &protocol.Lease{MemberId: "a", LeaseNo: 9}))))
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(s.AcceptLeases(protocol.Verified[*protocol.LeaseBatch]{})))
+	require.Equal(t, protocol.RefusalWrongNode,
+		protocol.RefusalOf(s.AcceptLeases(m.leases("another-life", lease("a", 9)))))
+	require.Equal(t, protocol.RefusalWrongNode, protocol.RefusalOf(s.AcceptLeases(m.leases("", lease("a", 9)))),
+		"leases for no incarnation")
+	require.Equal(t, protocol.RefusalMalformed,
+		protocol.RefusalOf(s.AcceptLeases(m.leases(inc, &protocol.Lease{MemberId: "a", LeaseNo: 9}))))
+	require.Equal(t, protocol.RefusalSignature,
+		protocol.RefusalOf(s.AcceptLeases(protocol.Verified[*protocol.LeaseBatch]{})))
 	require.NoError(t, s.Close())
 	s = open(t, dir, m)
 	require.EqualValues(t, 3, s.Leases()["a"].GetLeaseNo())
@@ -247,7 +261,8 @@ func TestOnlyHigherLeasesAreTaken(t *testing.T) {
 	require.Equal(t, inc, s.Incarnation())
 }
 
-// A hub's batch has all its leases of the node. An earlier one is kept only as long as it has a lease that no later one has.
+// A hub's batch has all its leases of the node. An earlier one is kept only as long as it has a lease that no later one
+// has.
 func TestABatchIsKeptUntilLaterOnesHaveItsLeases(t *testing.T) {
 	m, dir := newMesh(t), t.TempDir()
 	s := open(t, dir, m)
@@ -294,7 +309,10 @@ func TestBundleOnlySucceeds(t *testing.T) {
 func TestPortsStayWithTheirMember(t *testing.T) {
 	m, dir := newMesh(t), t.TempDir()
 	s := open(t, dir, m)
-	web := []*protocol.Port{{Name: "http", ContainerPort: 8080, Protocol: "http"}, {Name: "ssh", ContainerPort: 22, Protocol: "tcp"}}
+	web := []*protocol.Port{{Name: "http", ContainerPort: 8080, Protocol: "http"}, {
+		Name: "ssh", ContainerPort: 22,
+		Protocol: "tcp",
+	}}
 	free := func(p uint16) bool { return p != 20001 }
 	a, err := s.AssignPorts("a", web, 20000, 20004, free, func(*state.Member) {})
 	require.NoError(t, err)
@@ -347,7 +365,10 @@ func use(t testing.TB, s *state.Store, member, run string, seconds int) {
 	t.Helper()
 	require.NoError(t, s.OpenRun(state.Run{ID: run, MemberID: member, OpenedAt: noon}))
 	for at := 0; at <= seconds; at += 10 {
-		beat(t, s, noon.Add(time.Duration(at)*time.Second), meter.Run{RunID: run, MemberID: member, StartedAt: noon, Up: true})
+		beat(t, s, noon.Add(time.Duration(at)*time.Second), meter.Run{
+			RunID: run, MemberID: member, StartedAt: noon,
+			Up: true,
+		})
 	}
 }
 
@@ -391,7 +412,8 @@ func TestUsageIsChainedAndPrunedWhenArchived(t *testing.T) {
 
 	require.NoError(t, s.AcknowledgeUsage(spool.Word{Incarnation: s.Incarnation(), Posted: 2, Archived: 1}))
 	require.NoError(t, s.AcknowledgeUsage(spool.Word{Incarnation: "another-life", Posted: 99, Archived: 99}))
-	require.Error(t, s.AcknowledgeUsage(spool.Word{Incarnation: s.Incarnation(), Posted: 99, Archived: 99}), "the hub cannot know more than was sealed")
+	require.Error(t, s.AcknowledgeUsage(spool.Word{Incarnation: s.Incarnation(), Posted: 99, Archived: 99}),
+		"the hub cannot know more than was sealed")
 	env, err := s.Segment(3)
 	require.NoError(t, err)
 	require.NotNil(t, env)
@@ -402,7 +424,10 @@ func TestUsageIsChainedAndPrunedWhenArchived(t *testing.T) {
 	s = open(t, dir, m)
 	require.Equal(t, spool.Marks{Posted: 2, Archived: 1}, s.Spool().Marks)
 	before := s.Spool().UnsentBytes
-	require.NoError(t, s.AcknowledgeUsage(spool.Word{Incarnation: s.Incarnation(), Posted: s.Spool().LastSegment, Archived: s.Spool().LastSegment}))
+	require.NoError(t, s.AcknowledgeUsage(spool.Word{
+		Incarnation: s.Incarnation(), Posted: s.Spool().LastSegment,
+		Archived: s.Spool().LastSegment,
+	}))
 	require.Positive(t, before)
 	require.Zero(t, s.Spool().UnsentBytes)
 	env, err = s.Segment(s.Spool().LastSegment + 1)
@@ -417,7 +442,10 @@ func TestRetiringClosesUsageWithAFinalRecordAndAProof(t *testing.T) {
 	require.NoError(t, s.AcceptState(v, parts))
 	require.NoError(t, s.AcceptLeases(m.leases(s.Incarnation(), lease("a", 1))))
 	use(t, s, "a", "r1", 45)
-	beat(t, s, noon.Add(50*time.Second), meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, ExitedAt: noon.Add(47 * time.Second)})
+	beat(t, s, noon.Add(50*time.Second), meter.Run{
+		RunID: "r1", MemberID: "a", StartedAt: noon,
+		ExitedAt: noon.Add(47 * time.Second),
+	})
 	require.True(t, s.Measured("r1"))
 	require.NoError(t, s.CloseRun("r1"))
 	v, parts = m.desired(2)
@@ -442,7 +470,10 @@ func TestWhatAMemberHasUsedCountsWhenARestoredHubBringsItBack(t *testing.T) {
 	v, parts := m.desired(1, workload("a", 1))
 	require.NoError(t, s.AcceptState(v, parts))
 	use(t, s, "a", "r1", 45)
-	beat(t, s, noon.Add(50*time.Second), meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, ExitedAt: noon.Add(47 * time.Second)})
+	beat(t, s, noon.Add(50*time.Second), meter.Run{
+		RunID: "r1", MemberID: "a", StartedAt: noon,
+		ExitedAt: noon.Add(47 * time.Second),
+	})
 	used := s.Consumed("a")
 	require.Positive(t, used[protocol.MeterSessionSeconds])
 	require.NoError(t, s.CloseRun("r1"))
@@ -458,8 +489,8 @@ func TestWhatAMemberHasUsedCountsWhenARestoredHubBringsItBack(t *testing.T) {
 	require.Equal(t, used, s.Consumed("a"), "the cap of a lease counts from the member's beginning")
 }
 
-// Between the decision to retire and its execution a state may have come that names the member. Were its last record sealed then, what
-// it uses from now on would be written off.
+// Between the decision to retire and its execution a state may have come that names the member. Were its last record
+// sealed then, what it uses from now on would be written off.
 func TestLaw05AMemberThatTheStateNamesIsNotRetired(t *testing.T) {
 	m := newMesh(t)
 	s := open(t, t.TempDir(), m)
@@ -496,8 +527,8 @@ func TestNewIncarnationKeepsWhatIsNotArchived(t *testing.T) {
 	require.InDelta(t, 130, seconds, 0)
 }
 
-// A copy of the disk is put back after the node has gone on, and goes on itself: it seals other segments under the numbers that
-// the hub has posted. It notices by their content, and keeps all that is not posted of its own.
+// A copy of the disk is put back after the node has gone on, and goes on itself: it seals other segments under the
+// numbers that the hub has posted. It notices by their content, and keeps all that is not posted of its own.
 func TestLaw05StoreThatWentOnFromAnOlderCopyNoticesAndKeepsItsUsage(t *testing.T) {
 	m, dir := newMesh(t), t.TempDir()
 	s := open(t, dir, m)
@@ -529,7 +560,8 @@ func TestLaw05StoreThatWentOnFromAnOlderCopyNoticesAndKeepsItsUsage(t *testing.T
 	require.NoError(t, back.TakeNewIncarnation(noon.Add(time.Hour)))
 	seconds, _ := sealedSeconds(t, back, m)
 	_, last := sealedSeconds(t, back, m)
-	require.InDelta(t, last.GetEndedAt().AsTime().Sub(noon).Seconds(), seconds, 0, "all that is not archived: the hub bills each second once")
+	require.InDelta(t, last.GetEndedAt().AsTime().Sub(noon).Seconds(), seconds, 0, "all that is not archived: the hub "+
+		"bills each second once")
 }
 
 func payloadSum(env *protocol.Envelope) []byte {

@@ -24,8 +24,8 @@ type Stored struct {
 	State  []Document
 	Parts  []Document
 	Leases []Document
-	// Highest is what was accepted, as the file beside the database says. HighestAltered says that the store had that file, and that it
-	// is missing or altered.
+	// Highest is what was accepted, as the file beside the database says. HighestAltered says that the store had that
+	// file, and that it is missing or altered.
 	Highest        Highest
 	HighestAltered bool
 }
@@ -68,8 +68,8 @@ func (s *Store) Stored() Stored {
 	return out
 }
 
-// Resume takes what was verified of the stored documents as accepted, and sets the rest aside: it stays on the disk until what replaces
-// it has come, and does not count.
+// Resume takes what was verified of the stored documents as accepted, and sets the rest aside: it stays on the disk
+// until what replaces it has come, and does not count.
 func (s *Store) Resume(r Resumed) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +124,8 @@ func (s *Store) Unverified() map[string]string {
 	return maps.Clone(s.d.unverified)
 }
 
-// LeasesUnverified reports whether the node may have leases that it cannot show: some are set aside, or none were ever accepted.
+// LeasesUnverified reports whether the node may have leases that it cannot show: some are set aside, or none were ever
+// accepted.
 func (s *Store) LeasesUnverified() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +136,9 @@ func (s *Store) LeasesUnverified() bool {
 func (d *data) asideKeys(prefixes ...string) []string {
 	var out []string
 	has := func(key string) bool {
-		return slices.ContainsFunc(prefixes, func(p string) bool { return key == p || strings.HasSuffix(p, "/") && strings.HasPrefix(key, p) })
+		return slices.ContainsFunc(prefixes, func(p string) bool {
+			return key == p || strings.HasSuffix(p, "/") && strings.HasPrefix(key, p)
+		})
 	}
 	for key := range d.unverified {
 		if has(key) {
@@ -166,8 +169,8 @@ func (d *data) settled(b *batch) {
 	d.loose = slices.DeleteFunc(d.loose, func(key string) bool { return written[key] })
 }
 
-// takeBatch takes the leases of a batch that are higher than those that are there. What is there already comes from it from now on: a
-// hub's batch has all its leases of the node, so that the earlier batches become idle.
+// takeBatch takes the leases of a batch that are higher than those that are there. What is there already comes from it
+// from now on: a hub's batch has all its leases of the node, so that the earlier batches become idle.
 func (d *data) takeBatch(v protocol.Verified[*protocol.LeaseBatch]) {
 	key := batchKey(v.Envelope())
 	for _, l := range v.Message().GetLeases() {

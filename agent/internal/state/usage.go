@@ -97,8 +97,8 @@ func (x sealing) apply(d *data) {
 	}
 }
 
-// Beat takes one observation of all containers into the meter, and writes what it says in one transaction: open intervals,
-// sealed records and the time. A beat that cannot be written changes nothing; the next one makes up for it.
+// Beat takes one observation of all containers into the meter, and writes what it says in one transaction: open
+// intervals, sealed records and the time. A beat that cannot be written changes nothing; the next one makes up for it.
 func (s *Store) Beat(o meter.Observation, stamp clock.Stamp) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,8 +195,8 @@ func (s *Store) Spool() SpoolState {
 	return SpoolState{s.d.meta.Incarnation, s.d.chain.Number, s.d.chain.Sequence, s.d.marks, s.d.unsent}
 }
 
-// AcknowledgeUsage takes in how far the hub has come, and forgets what is archived. It fails with spool.ErrOtherStore, and
-// changes nothing, when the hub has posted what this store never sealed: then TakeNewIncarnation is due.
+// AcknowledgeUsage takes in how far the hub has come, and forgets what is archived. It fails with spool.ErrOtherStore,
+// and changes nothing, when the hub has posted what this store never sealed: then TakeNewIncarnation is due.
 func (s *Store) AcknowledgeUsage(said spool.Word) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -235,8 +235,8 @@ func (s *Store) AcknowledgeUsage(said spool.Word) error {
 	})
 }
 
-// RewindUsage goes back to what a restored hub has posted: what it has forgotten is sent again. It fails, and changes nothing, when
-// that is no longer all here: then TakeNewIncarnation is due.
+// RewindUsage goes back to what a restored hub has posted: what it has forgotten is sent again. It fails, and changes
+// nothing, when that is no longer all here: then TakeNewIncarnation is due.
 func (s *Store) RewindUsage(posted uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,7 +257,8 @@ func (s *Store) RewindUsage(posted uint64) error {
 
 // segmentDigest is of the segment that the hub speaks of, as this store has it; nil where it is not kept.
 func (s *Store) segmentDigest(said spool.Word) ([]byte, error) {
-	if _, kept := s.d.sizes[said.Posted]; !kept || said.Incarnation != s.d.chain.Incarnation || len(said.PostedSHA256) == 0 {
+	if _, kept := s.d.sizes[said.Posted]; !kept || said.Incarnation != s.d.chain.Incarnation ||
+		len(said.PostedSHA256) == 0 {
 		return nil, nil
 	}
 	env, err := s.segment(said.Posted)
@@ -299,7 +300,9 @@ func (s *Store) TakeNewIncarnation(now time.Time) error {
 	sealed.consumed = nil
 	// The new segments first, one by one: nobody reads them until meta names their incarnation.
 	for _, seg := range sealed.segments {
-		if err := s.write(func(b *batch) { b.raw(segmentKey(m.Incarnation, seg.number), seg.raw) }, func(*data) {}); err != nil {
+		if err := s.write(func(b *batch) {
+			b.raw(segmentKey(m.Incarnation, seg.number), seg.raw)
+		}, func(*data) {}); err != nil {
 			return err
 		}
 	}

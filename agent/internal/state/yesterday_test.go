@@ -23,8 +23,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// yesterday is what e2e/yesterday recorded with the programs of the release before this one: here the disk of a node whose hub
-// went away, and which was killed some seconds later.
+// yesterday is what e2e/yesterday recorded with the programs of the release before this one: here the disk of a node
+// whose hub went away, and which was killed some seconds later.
 const yesterday = "../../../e2e/testdata/yesterday"
 
 func TestWhatYesterdaysNodeRememberedIsRemembered(t *testing.T) {
@@ -64,7 +64,8 @@ func TestWhatYesterdaysNodeRememberedIsRemembered(t *testing.T) {
 	for round := range 2 { // what today's release has written must not keep it from reading again
 		s, err := state.Open(filepath.Join(dir, "state"), state.Options{MinFreeBytes: 1})
 		require.NoError(t, err)
-		require.NoError(t, accept.Resume(s, identity.RootFingerprint, "", protocol.NewNodeIdentity(told.NodeID, key.Public().(ed25519.PublicKey))))
+		require.NoError(t, accept.Resume(s, identity.RootFingerprint, "", protocol.NewNodeIdentity(told.NodeID,
+			key.Public().(ed25519.PublicKey))))
 		require.Empty(t, s.Unverified())
 		require.Equal(t, told.NodeID, s.NodeID())
 		require.True(t, s.Bundle().Valid())

@@ -7,8 +7,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// AcceptState passes a desired state on to be verified and stored, wherever it comes from: a hub, a file, a neighbour. A refusal is
-// returned, and reported to the hub as soon as there is one.
+// AcceptState passes a desired state on to be verified and stored, wherever it comes from: a hub, a file, a neighbour.
+// A refusal is returned, and reported to the hub as soon as there is one.
 func (u *Uplink) AcceptState(ctx context.Context, env *protocol.Envelope, parts [][]byte) (*protocol.Accepted, error) {
 	m, err := u.acceptor.State(env, parts)
 	for protocol.RefusalOf(err) == protocol.RefusalBundleOld && u.refreshBundle(ctx) {
@@ -48,7 +48,8 @@ func (u *Uplink) NoteRefusal(err error) { u.noteRefusal(accept.DocumentState, ni
 // noteRefusal queues a refusal for the hub and keeps it for the owner. state may be nil.
 func (u *Uplink) noteRefusal(document string, state *protocol.DesiredState, err error) {
 	r := &protocol.Refused{
-		Document: document, Epoch: state.GetEpoch(), Generation: state.GetGeneration(), Reason: refusalOf(err), Detail: refusalDetail(err),
+		Document: document, Epoch: state.GetEpoch(), Generation: state.GetGeneration(), Reason: refusalOf(err),
+		Detail: refusalDetail(err),
 	}
 	u.log.Warn("document refused", "document", document, "reason", r.GetReason(), "detail", r.GetDetail(), "error", err)
 	u.mu.Lock()

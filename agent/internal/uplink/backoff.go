@@ -15,7 +15,8 @@ const (
 	// settledFactor: a session that lasted this many times the next pause is well, and the pauses start from dialRetryMin
 	// again. One that ends sooner each time is dialled ever more seldom.
 	settledFactor = 10
-	// goodbyeSpread is the time over which nodes come back that a hub has sent away all at once. It is not back sooner anyway.
+	// goodbyeSpread is the time over which nodes come back that a hub has sent away all at once. It is not back sooner
+	// anyway.
 	goodbyeSpread = 5 * time.Second
 )
 
@@ -26,16 +27,16 @@ var (
 	errGoodbye = errors.New("the hub ends the session")
 )
 
-// backoff makes the pauses between dials, such that many nodes that lost the same hub do not come back at once. The zero value
-// is a node that has not dialled yet.
+// backoff makes the pauses between dials, such that many nodes that lost the same hub do not come back at once. The
+// zero value is a node that has not dialled yet.
 type backoff struct {
 	next time.Duration
 	// most bounds a pause; zero means DefaultDialRetryMax, and none is below dialRetryMin.
 	most time.Duration
 }
 
-// pause is the time until the next dial. The session before it was open for lasted (0 when there was none) and ended with err;
-// random is a value in [0, 1).
+// pause is the time until the next dial. The session before it was open for lasted (0 when there was none) and ended
+// with err; random is a value in [0, 1).
 func (b *backoff) pause(lasted time.Duration, err error, random float64) time.Duration {
 	if b.next == 0 || lasted > settledFactor*b.next || errors.Is(err, errDialAgain) {
 		b.next = dialRetryMin

@@ -68,7 +68,8 @@ func TestNodesThatAHubSendsAwayComeBackSpread(t *testing.T) {
 	require.LessOrEqual(t, busiest(dials), fleet*13/10/int(goodbyeSpread/time.Second))
 }
 
-// After a long absence of the hub the fleet dials at an even rate: whenever the hub is back, a few hundred come in each second.
+// After a long absence of the hub the fleet dials at an even rate: whenever the hub is back, a few hundred come in each
+// second.
 func TestNodesOfAHubThatWasAwayForLongDialAtAnEvenRate(t *testing.T) {
 	const (
 		away    = 10 * time.Minute
@@ -78,7 +79,8 @@ func TestNodesOfAHubThatWasAwayForLongDialAtAnEvenRate(t *testing.T) {
 	var late []time.Duration
 	for range fleet {
 		var b backoff
-		for at := b.pause(time.Hour, errLost, random.Float64()); at < away+time.Minute; at += timeout + b.pause(0, errLost, random.Float64()) {
+		for at := b.pause(time.Hour, errLost, random.Float64()); at < away+time.Minute; at += timeout + b.pause(0, errLost,
+			random.Float64()) {
 			if at > away {
 				late = append(late, at)
 			}

@@ -11,18 +11,20 @@ import (
 
 // What a hub asks for that was restored from a backup.
 
-// rewind sends usage again that the hub has forgotten. What is not here any more either is lost with the hub's rows; the rest goes
-// under a new name, because the old one's numbers have a gap now.
+// rewind sends usage again that the hub has forgotten. What is not here any more either is lost with the hub's rows;
+// the rest goes under a new name, because the old one's numbers have a gap now.
 func (s *session) rewind(ctx context.Context, posted uint64) error {
 	before := s.u.store.Spool().Marks
 	if err := s.u.store.RewindUsage(posted); err != nil {
-		s.u.log.WarnContext(ctx, "the hub has forgotten usage that is not kept here either: this store takes a new incarnation", "error", err)
+		s.u.log.WarnContext(ctx, "the hub has forgotten usage that is not kept here either: this store takes a new "+
+			"incarnation", "error", err)
 		if err := s.u.store.TakeNewIncarnation(s.u.clock.Now()); err != nil {
 			return err
 		}
 		return errDialAgain
 	}
-	s.u.log.WarnContext(ctx, "the hub was restored: usage is sent again", "from_segment", posted+1, "to_segment", before.Posted)
+	s.u.log.WarnContext(ctx, "the hub was restored: usage is sent again", "from_segment", posted+1, "to_segment",
+		before.Posted)
 	return nil
 }
 
@@ -49,8 +51,8 @@ func (s *session) bring(ctx context.Context) error {
 	return nil
 }
 
-// broughtIn spreads documents over messages that each stay below the limit of the control stream; there is at least one message, and the
-// leases are in the last.
+// broughtIn spreads documents over messages that each stay below the limit of the control stream; there is at least one
+// message, and the leases are in the last.
 func broughtIn(state *protocol.Envelope, documents [][]byte, leases []*protocol.Envelope) []*protocol.Brought {
 	out := []*protocol.Brought{{State: state}}
 	size := 0

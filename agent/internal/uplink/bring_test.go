@@ -12,8 +12,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Law 16: a node's newest leases may come from several batches. A restored hub is told all of them, or it would bill nothing of those
-// that it misses.
+// Law 16: a node's newest leases may come from several batches. A restored hub is told all of them, or it would bill
+// nothing of those that it misses.
 func TestLaw16ARestoredHubIsToldTheLeasesOfAllBatches(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	require.NoError(t, n.enroll(h))
@@ -26,7 +26,10 @@ func TestLaw16ARestoredHubIsToldTheLeasesOfAllBatches(t *testing.T) {
 	for _, members := range [][]string{{"ended-1", "ended-2"}, {"made"}} {
 		batch := &protocol.LeaseBatch{NodeId: nodeID, Incarnation: n.store.Incarnation(), Epoch: 1}
 		for _, id := range members {
-			batch.Leases = append(batch.Leases, &protocol.Lease{MemberId: id, LeaseNo: 1, ExpiresAt: timestamppb.New(time.Now().Add(time.Hour))})
+			batch.Leases = append(batch.Leases, &protocol.Lease{
+				MemberId: id, LeaseNo: 1,
+				ExpiresAt: timestamppb.New(time.Now().Add(time.Hour)),
+			})
 			want[id] = 1
 		}
 		env, err := protocol.SignMessage(protocol.PayloadLeases, batch, protocol.NewEd25519Signer(h.lease))

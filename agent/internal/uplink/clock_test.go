@@ -25,10 +25,13 @@ func (n *testNode) withClock(rtc time.Time, built time.Time) {
 	n.clock = state.NewClock(n.store, source, built)
 }
 
-// A new machine whose battery is dead: the hub's certificates are younger than anything it knows, and it still joins, opens
-// its session and learns the time.
+// A new machine whose battery is dead: the hub's certificates are younger than anything it knows, and it still joins,
+// opens its session and learns the time.
 func TestNodeWithAClockOf1970EnrolsAndLearnsTheTime(t *testing.T) {
-	for name, built := range map[string]time.Time{"built a week ago": time.Now().AddDate(0, 0, -7), "built nobody knows when": {}} {
+	for name, built := range map[string]time.Time{
+		"built a week ago":        time.Now().AddDate(0, 0, -7),
+		"built nobody knows when": {},
+	} {
 		t.Run(name, func(t *testing.T) {
 			h, n := newHub(t), openNode(t)
 			n.withClock(time.Unix(100, 0), built)
@@ -42,7 +45,8 @@ func TestNodeWithAClockOf1970EnrolsAndLearnsTheTime(t *testing.T) {
 	}
 }
 
-// A node that was off for a month, with a dead battery: by its own clock its certificate is good, by the hub's it has expired.
+// A node that was off for a month, with a dead battery: by its own clock its certificate is good, by the hub's it has
+// expired.
 func TestNodeWhoseClockIsBehindRenewsBeforeItAsks(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	h.mu.Lock()
@@ -53,7 +57,10 @@ func TestNodeWhoseClockIsBehindRenewsBeforeItAsks(t *testing.T) {
 	h.lifetime = time.Hour
 	h.mu.Unlock()
 	off := time.Now().AddDate(0, 0, -30)
-	require.NoError(t, n.store.Beat(meter.Observation{At: off}, clock.Stamp{At: off, BootID: "another boot", Synced: true}))
+	require.NoError(t, n.store.Beat(meter.Observation{At: off}, clock.Stamp{
+		At: off, BootID: "another boot",
+		Synced: true,
+	}))
 	n.withClock(time.Unix(100, 0), time.Time{})
 	n.run(uplink.Config{})
 	h.next()
@@ -63,8 +70,9 @@ func TestNodeWhoseClockIsBehindRenewsBeforeItAsks(t *testing.T) {
 	require.Equal(t, 1, h.renewals)
 }
 
-// A clock in the future is no floor's business: the certificate has expired by it, and the message says to look at the clock. Who
-// does that has a node: it goes by the later time, for what it knows, until a hub that it now may trust tells the right one.
+// A clock in the future is no floor's business: the certificate has expired by it, and the message says to look at the
+// clock. Who does that has a node: it goes by the later time, for what it knows, until a hub that it now may trust
+// tells the right one.
 func TestNodeWithAClockInTheFutureSaysSoAndJoinsOnceItIsSet(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	source, err := state.MachineTime()
@@ -89,10 +97,12 @@ func TestNodeWithAClockInTheFutureSaysSoAndJoinsOnceItIsSet(t *testing.T) {
 	require.WithinDuration(t, time.Now().AddDate(1, 0, 0), n.clock.Now(), time.Minute)
 	n.run(uplink.Config{})
 	h.next()
-	require.Eventually(t, func() bool { return time.Since(n.clock.Now()).Abs() < time.Minute }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return time.Since(n.clock.Now()).Abs() < time.Minute }, 10*time.Second,
+		5*time.Millisecond)
 }
 
-// A node that has once worked for a while with its clock a year ahead, and without a hub, is not kept away for that year.
+// A node that has once worked for a while with its clock a year ahead, and without a hub, is not kept away for that
+// year.
 func TestNodeThatHasBeatenInTheFutureFindsBackToItsHub(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	require.NoError(t, n.enroll(h))

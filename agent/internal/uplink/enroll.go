@@ -28,8 +28,8 @@ const (
 	apiTimeout = 20 * time.Second
 	// maxAnswerBytes bounds its answer.
 	maxAnswerBytes = 2 << 20
-	// renewRetryMin and renewRetryMax bound the pause between attempts to renew; renewExpiredRetryMax once the certificate has
-	// expired, because then there is no session until it is renewed (law 13).
+	// renewRetryMin and renewRetryMax bound the pause between attempts to renew; renewExpiredRetryMax once the certificate
+	// has expired, because then there is no session until it is renewed (law 13).
 	renewRetryMin        = 10 * time.Second
 	renewRetryMax        = 10 * time.Minute
 	renewExpiredRetryMax = time.Minute
@@ -44,7 +44,8 @@ type Enrolment struct {
 	Hostname        string
 }
 
-// Enroll joins the mesh: it gets the trust bundle, verifies it by the pinned root, and only then shows the join token. The same token with the same key gives the same node id, so an answer that was lost costs nothing.
+// Enroll joins the mesh: it gets the trust bundle, verifies it by the pinned root, and only then shows the join token.
+// The same token with the same key gives the same node id, so an answer that was lost costs nothing.
 func Enroll(ctx context.Context, e Enrolment, creds *Credentials, store *state.Store, clock *state.Clock) error {
 	if err := e.check(); err != nil {
 		return err
@@ -55,7 +56,8 @@ func Enroll(ctx context.Context, e Enrolment, creds *Credentials, store *state.S
 	}
 	if err := store.InitBundle(bundle); err != nil {
 		return fault.New(fault.Conflict, "trust_bundle_conflict",
-			"The data directory holds a trust bundle that the hub's does not continue. Give this agent an empty data directory.", err).Lasting()
+			"The data directory holds a trust bundle that the hub's does not continue. Give this agent an empty data directory.",
+			err).Lasting()
 	}
 	failpoint.Hit("agent/enrol/trusted")
 	clock.Passed(bundle.Message().GetIssuedAt().AsTime())
@@ -79,7 +81,8 @@ func Enroll(ctx context.Context, e Enrolment, creds *Credentials, store *state.S
 
 func (e Enrolment) check() error {
 	missing := func(what, flag string) error {
-		return fault.New(fault.Malformed, "enrolment_incomplete", fmt.Sprintf("This node is not enrolled and has no %s. Give it with %s.", what, flag), nil).Lasting()
+		return fault.New(fault.Malformed, "enrolment_incomplete", fmt.Sprintf("This node is not enrolled and has no %s. "+
+			"Give it with %s.", what, flag), nil).Lasting()
 	}
 	switch {
 	case e.APIURL == "":
@@ -109,18 +112,21 @@ func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle
 	}
 	env, err := protocol.EnvelopeFromJSON(raw)
 	if err != nil {
-		return protocol.Bundle{}, fault.New(fault.Malformed, "trust_bundle_invalid", "What answers at "+base+" shows no trust bundle.", err).Lasting()
+		return protocol.Bundle{}, fault.New(fault.Malformed, "trust_bundle_invalid", "What answers at "+base+
+			" shows no trust bundle.", err).Lasting()
 	}
 	b, err := protocol.VerifyBundle(env, fingerprint)
 	if err != nil {
 		return protocol.Bundle{}, fault.New(fault.Forbidden, "root_fingerprint_mismatch", fmt.Sprintf(
-			"The hub at %s is not rooted in %s. Compare the fingerprint with the one that `gpuaas-hub trust show` prints; if it is right, something else answers at that address.",
+			"The hub at %s is not rooted in %s. Compare the fingerprint with the one that `gpuaas-hub trust show` prints; if "+
+				"it is right, something else answers at that address.",
 			base, fingerprint), err).Lasting()
 	}
 	return b, nil
 }
 
-// trustAgain gets the trust bundle from the hub as at enrolment, by the pinned root, because the stored one does not verify.
+// trustAgain gets the trust bundle from the hub as at enrolment, by the pinned root, because the stored one does not
+// verify.
 func (u *Uplink) trustAgain(ctx context.Context) error {
 	id := u.creds.Identity()
 	base := u.cfg.APIURL
@@ -131,17 +137,20 @@ func (u *Uplink) trustAgain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	u.log.WarnContext(ctx, "the stored trust bundle did not verify; the hub's, which the pinned root signed, replaces it", "version", bundle.Version())
+	u.log.WarnContext(ctx, "the stored trust bundle did not verify; the hub's, which the pinned root signed, replaces it",
+		"version", bundle.Version())
 	return u.store.InitBundle(bundle)
 }
 
-// hubTLS verifies a hub by its SPIFFE id under the bundle of the moment, whatever name or address led to it. own may be nil.
+// hubTLS verifies a hub by its SPIFFE id under the bundle of the moment, whatever name or address led to it. own may be
+// nil.
 func hubTLS(store *state.Store, clock *state.Clock, own link.Certificate) *tls.Config {
 	peer := hubPeer(store, clock)
 	conf := &tls.Config{
-		MinVersion:         tls.VersionTLS13,
-		Time:               clock.Now,
-		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection checks chain, validity and identity; Go's own check needs a host name
+		MinVersion: tls.VersionTLS13,
+		Time:       clock.Now,
+		//nolint:gosec // VerifyConnection checks chain, validity and identity; Go's own check needs a host name
+		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			p := peer
 			p.TrustDomain = store.Bundle().TrustDomain()
@@ -213,11 +222,13 @@ func unreachable(base string, err error) error {
 	switch {
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return fault.New(fault.Unavailable, "hub_certificate_expired",
-			"The hub's certificate is not valid at this machine's time. Set the clock (and see that it keeps time), then try again.", err)
+			"The hub's certificate is not valid at this machine's time. Set the clock (and see that it keeps time), then try "+
+				"again.", err)
 	case errors.As(err, &unknown):
 		return fault.New(fault.Unavailable, "hub_not_trusted", "What answers at "+base+" does not belong to this mesh.", err)
 	}
-	return fault.New(fault.Unavailable, "hub_unreachable", "The hub at "+base+" does not answer. Check the address, and that this machine may reach it.", err)
+	return fault.New(fault.Unavailable, "hub_unreachable", "The hub at "+base+" does not answer. Check the address, and "+
+		"that this machine may reach it.", err)
 }
 
 // problem turns the hub's answer (RFC 9457) into a fault of the same meaning.
@@ -354,9 +365,9 @@ func (r *renewer) renew(ctx context.Context, old *tls.Certificate) error {
 	return err
 }
 
-// ask asks for the renewal, first on a connection that shows the certificate: the hub then knows the node before it reads anything,
-// and whatever else comes from this address cannot use up its budget. A hub that does not accept the certificate any more is asked
-// without.
+// ask asks for the renewal, first on a connection that shows the certificate: the hub then knows the node before it
+// reads anything, and whatever else comes from this address cannot use up its budget. A hub that does not accept the
+// certificate any more is asked without.
 func (r *renewer) ask(ctx context.Context, body map[string]string) (answer nodeCredentials, err error) {
 	const path = "/api/v1/nodes/renew"
 	if cert, err := r.creds.Certificate(); err == nil && r.clock.Now().Before(cert.Leaf.NotAfter) {

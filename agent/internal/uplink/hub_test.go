@@ -98,13 +98,18 @@ func newHub(t testing.TB) *testHub {
 	}
 	cert := h.issue(h.hubCert, h.hubCA, newKey(t), protocol.HubSPIFFE(domain, "hub-1"), time.Now(), time.Hour)
 	h.api = httptest.NewUnstartedServer(h.mux())
-	h.api.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*cert}}
+	h.api.TLS = &tls.Config{
+		ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS13,
+		Certificates: []tls.Certificate{*cert},
+	}
 	h.api.StartTLS()
 	t.Cleanup(h.api.Close)
 	peer := link.Peer{
-		Roots: func() *x509.CertPool { return h.bundle.NodeCAs() }, TrustDomain: domain, Kind: protocol.KindNode, Now: time.Now, Allow: h.allow,
+		Roots: func() *x509.CertPool { return h.bundle.NodeCAs() }, TrustDomain: domain, Kind: protocol.KindNode,
+		Now: time.Now, Allow: h.allow,
 	}
-	h.listener, err = link.Listen("127.0.0.1:0", link.ServerTLS(func() (*tls.Certificate, error) { return cert, nil }, peer), nil)
+	h.listener, err = link.Listen("127.0.0.1:0", link.ServerTLS(func() (*tls.Certificate, error) { return cert, nil },
+		peer), nil)
 	require.NoError(t, err)
 	var serving sync.WaitGroup
 	serving.Go(h.serve)
@@ -146,14 +151,21 @@ func (h *testHub) fingerprint() string { return protocol.Fingerprint(pub(h.root)
 
 func (h *testHub) bundleEnvelope() *protocol.Envelope {
 	role := func(name string, k ed25519.PrivateKey) *protocol.Role {
-		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{KeyId: protocol.KeyID(pub(k)), Ed25519: pub(k)}}}
+		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{
+			KeyId:   protocol.KeyID(pub(k)),
+			Ed25519: pub(k),
+		}}}
 	}
 	ca := func(name string, c *x509.Certificate) *protocol.Role {
 		return &protocol.Role{Name: name, Keys: []*protocol.PublicKey{{KeyId: name, Certificate: c.Raw}}}
 	}
 	env, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
-		TrustDomain: domain, Version: h.version, Epoch: 1, IssuedAt: timestamppb.New(time.Now().Add(-time.Minute)), RevokedKeyIds: h.revoked,
-		Roles: []*protocol.Role{role("root", h.root), role("state", h.state), role("lease", h.lease), ca("hub-ca", h.hubCert), ca("node-ca", h.nodeCACert)},
+		TrustDomain: domain, Version: h.version, Epoch: 1, IssuedAt: timestamppb.New(time.Now().Add(-time.Minute)),
+		RevokedKeyIds: h.revoked,
+		Roles: []*protocol.Role{
+			role("root", h.root), role("state", h.state), role("lease", h.lease), ca("hub-ca", h.hubCert),
+			ca("node-ca", h.nodeCACert),
+		},
 	}, protocol.NewEd25519Signer(h.root))
 	require.NoError(h.t, err)
 	return env
@@ -162,8 +174,9 @@ func (h *testHub) bundleEnvelope() *protocol.Envelope {
 func selfSigned(t testing.TB, key ed25519.PrivateKey) *x509.Certificate {
 	t.Helper()
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(24 * time.Hour),
+		IsCA:     true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, pub(key), key)
 	require.NoError(t, err)
@@ -172,13 +185,18 @@ func selfSigned(t testing.TB, key ed25519.PrivateKey) *x509.Certificate {
 	return c
 }
 
-func (h *testHub) issue(ca *x509.Certificate, caKey, key ed25519.PrivateKey, id *url.URL, from time.Time, life time.Duration) *tls.Certificate {
+func (h *testHub) issue(ca *x509.Certificate, caKey, key ed25519.PrivateKey, id *url.URL, from time.Time,
+	life time.Duration,
+) *tls.Certificate {
 	return &tls.Certificate{Certificate: [][]byte{h.certificate(ca, caKey, pub(key), id, from, life)}, PrivateKey: key}
 }
 
-func (h *testHub) certificate(ca *x509.Certificate, caKey ed25519.PrivateKey, key ed25519.PublicKey, id *url.URL, from time.Time, life time.Duration) []byte {
+func (h *testHub) certificate(ca *x509.Certificate, caKey ed25519.PrivateKey, key ed25519.PublicKey, id *url.URL,
+	from time.Time, life time.Duration,
+) []byte {
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(2), NotBefore: from.Add(-time.Second), NotAfter: from.Add(life), KeyUsage: x509.KeyUsageDigitalSignature,
+		SerialNumber: big.NewInt(2), NotBefore: from.Add(-time.Second), NotAfter: from.Add(life),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}, URIs: []*url.URL{id},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, ca, key, caKey)
@@ -205,7 +223,8 @@ func (h *testHub) mux() http.Handler {
 		defer h.mu.Unlock()
 		if !ok || in.JoinToken != joinToken || in.Hostname == "" || (h.used && !key.Equal(h.nodeKey)) {
 			w.WriteHeader(http.StatusUnauthorized)
-			_, _ = w.Write([]byte(`{"code":"join_token_invalid","detail":"The join token was used by another node. Make a new one."}`))
+			_, _ = w.Write(
+				[]byte(`{"code":"join_token_invalid","detail":"The join token was used by another node. Make a new one."}`))
 			return
 		}
 		h.used, h.nodeKey = true, key
@@ -222,7 +241,8 @@ func (h *testHub) mux() http.Handler {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		sig, err := base64.StdEncoding.DecodeString(in.Signature)
-		if !ok || err != nil || !key.Equal(h.nodeKey) || !ed25519.Verify(key, []byte(in.NodeID+"\n"+in.CSR+"\n"+in.IssuedAt), sig) {
+		if !ok || err != nil || !key.Equal(h.nodeKey) || !ed25519.Verify(key, []byte(in.NodeID+"\n"+in.CSR+"\n"+in.IssuedAt),
+			sig) {
 			w.WriteHeader(http.StatusForbidden)
 			return
 		}
@@ -260,7 +280,8 @@ func (h *testHub) credentials(w http.ResponseWriter, key ed25519.PublicKey) {
 	if h.lifetime < 0 {
 		from = from.Add(h.lifetime) // long expired
 	}
-	der := h.certificate(h.nodeCACert, h.nodeCA, key, protocol.NodeSPIFFE(domain, nodeID), from, max(h.lifetime, time.Second))
+	der := h.certificate(h.nodeCACert, h.nodeCA, key, protocol.NodeSPIFFE(domain, nodeID), from,
+		max(h.lifetime, time.Second))
 	w.WriteHeader(http.StatusCreated)
 	_ = json.NewEncoder(w).Encode(map[string]any{
 		"node_id": nodeID, "certificate_pem": string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})),
@@ -358,7 +379,10 @@ func (s *hubSession) push(m *protocol.HubMessage) {
 }
 
 func (s *hubSession) pushState(env *protocol.Envelope, parts ...[]byte) {
-	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_PushState{PushState: &protocol.PushState{Envelope: env, Parts: parts}}})
+	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_PushState{PushState: &protocol.PushState{
+		Envelope: env,
+		Parts:    parts,
+	}}})
 }
 
 // sendTooLarge sends a state that is above the limit. The node reads only its length, so that the rest may not go out.
@@ -391,12 +415,17 @@ func (s *hubSession) refused() *protocol.Refused {
 }
 
 // desired signs a state for the node with the given key.
-func (h *testHub) desired(signer ed25519.PrivateKey, change func(*protocol.DesiredState), ws ...*protocol.Workload) (*protocol.Envelope, [][]byte) {
+func (h *testHub) desired(signer ed25519.PrivateKey, change func(*protocol.DesiredState),
+	ws ...*protocol.Workload,
+) (*protocol.Envelope, [][]byte) {
 	h.t.Helper()
 	h.mu.Lock()
 	sum := sha256.Sum256(h.nodeKey)
 	h.mu.Unlock()
-	d := &protocol.DesiredState{NodeId: nodeID, NodeKeySha256: sum[:], Epoch: 1, Generation: 1, IssuedAt: timestamppb.Now()}
+	d := &protocol.DesiredState{
+		NodeId: nodeID, NodeKeySha256: sum[:], Epoch: 1, Generation: 1,
+		IssuedAt: timestamppb.Now(),
+	}
 	var parts [][]byte
 	for _, w := range ws {
 		raw, err := proto.Marshal(w)

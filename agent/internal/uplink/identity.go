@@ -48,8 +48,8 @@ type Identity struct {
 	RootFingerprint string `json:"root_fingerprint"`
 }
 
-// Credentials are the node's key, certificate and identity on disk. The key is made at the first call and stays for ever;
-// the certificate is renewed.
+// Credentials are the node's key, certificate and identity on disk. The key is made at the first call and stays for
+// ever; the certificate is renewed.
 type Credentials struct {
 	dir string
 	key ed25519.PrivateKey
@@ -92,9 +92,11 @@ func OpenCredentials(dir string) (*Credentials, error) {
 
 func unusable(dir string, err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return fault.New(fault.Unavailable, agent.CodeDiskFull, fmt.Sprintf("The disk of %s is full: free some space there, or give the agent another directory with --data-dir.", dir), err)
+		return fault.New(fault.Unavailable, agent.CodeDiskFull, fmt.Sprintf("The disk of %s is full: free some space "+
+			"there, or give the agent another directory with --data-dir.", dir), err)
 	}
-	return fault.New(fault.Unavailable, "identity_unusable", fmt.Sprintf("The node's identity in %s cannot be used: %v.", dir, err), err)
+	return fault.New(fault.Unavailable, "identity_unusable", fmt.Sprintf("The node's identity in %s cannot be used: %v.",
+		dir, err), err)
 }
 
 func readOrMakeKey(path string) (ed25519.PrivateKey, error) {
@@ -205,7 +207,8 @@ func (c *Credentials) Certificate() (*tls.Certificate, error) {
 
 // request is a PKCS #10 request by the node's key.
 func (c *Credentials) request(hostname string) (string, error) {
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: hostname}}, c.key)
+	der, err := x509.CreateCertificateRequest(rand.Reader,
+		&x509.CertificateRequest{Subject: pkix.Name{CommonName: hostname}}, c.key)
 	if err != nil {
 		return "", err
 	}
@@ -216,7 +219,8 @@ func (c *Credentials) request(hostname string) (string, error) {
 func (c *Credentials) save(id Identity, chain []byte) error {
 	cert, err := c.parse(chain)
 	if err != nil {
-		return fault.New(fault.Internal, "certificate_invalid", "The hub answered with a certificate that this node cannot use.", err)
+		return fault.New(fault.Internal, "certificate_invalid", "The hub answered with a certificate that this node cannot "+
+			"use.", err)
 	}
 	raw, err := json.MarshalIndent(id, "", "  ")
 	if err != nil {

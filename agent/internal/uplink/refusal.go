@@ -9,7 +9,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// inquiry finds out why a hub refuses this node's certificate: the handshake does not say, a renewal does. One goroutine uses it.
+// inquiry finds out why a hub refuses this node's certificate: the handshake does not say, a renewal does. One
+// goroutine uses it.
 type inquiry struct {
 	// ask renews the certificate that was shown, unless that was done meanwhile.
 	ask func(ctx context.Context, shown *tls.Certificate) error

@@ -27,7 +27,10 @@ func TestExpiredCertificateIsTriedAtLeastOnceAMinute(t *testing.T) {
 		"expires soon": {2 * time.Minute, 2*time.Minute + renewExpiredRetryMax},
 		"good":         {24 * time.Hour, renewRetryMax},
 	} {
-		r := &renewer{creds: &Credentials{cert: &tls.Certificate{Leaf: &x509.Certificate{NotAfter: clock.Now().Add(c.left)}}}, clock: clock}
+		r := &renewer{
+			creds: &Credentials{cert: &tls.Certificate{Leaf: &x509.Certificate{NotAfter: clock.Now().Add(c.left)}}},
+			clock: clock,
+		}
 		retry, wait := renewRetryMin, time.Duration(0)
 		for range 20 {
 			retry, wait = r.afterFailure(retry)

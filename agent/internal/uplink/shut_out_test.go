@@ -30,7 +30,8 @@ func TestANodeRefusedInTheHandshakeShowsWhyItIsShutOut(t *testing.T) {
 			require.Eventually(t, isShown, 20*time.Second, time.Millisecond, "also after a restart of the agent")
 			h.setShutOut("")
 			h.next()
-			require.Eventually(t, func() bool { st := n.up.Status(); return st.Connected && st.LastError == "" }, 20*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { st := n.up.Status(); return st.Connected && st.LastError == "" }, 20*time.Second,
+				time.Millisecond)
 		})
 	}
 }

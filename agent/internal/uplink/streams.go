@@ -18,12 +18,13 @@ import (
 )
 
 const (
-	// usageWindow is how many segments may be under way to the hub. What of one member arrives together is posted together.
+	// usageWindow is how many segments may be under way to the hub. What of one member arrives together is posted
+	// together.
 	usageWindow = 16
 	// ackTimeout bounds the wait for one acknowledgement.
 	ackTimeout = time.Minute
-	// DefaultUsageRetry is the pause after a segment that the hub could not take now, usageRefusedRetry after one that it will
-	// not.
+	// DefaultUsageRetry is the pause after a segment that the hub could not take now, usageRefusedRetry after one that it
+	// will not.
 	DefaultUsageRetry = 5 * time.Second
 	usageRefusedRetry = 5 * time.Minute
 	// refusedForNow is the one refusal that passes by itself.
@@ -32,8 +33,8 @@ const (
 	maxLogLines = 10_000
 )
 
-// upload sends the sealed segments in order and takes one acknowledgement for each. After a reconnect it starts from the
-// first segment that the hub has not posted; the hub bills each once.
+// upload sends the sealed segments in order and takes one acknowledgement for each. After a reconnect it starts from
+// the first segment that the hub has not posted; the hub bills each once.
 func (s *session) upload(ctx context.Context) error {
 	stream, err := s.conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_USAGE})
 	if err != nil {
@@ -82,9 +83,9 @@ func (s *session) upload(ctx context.Context) error {
 			}
 		}
 		if refused == protocol.RefusalChainBroken {
-			// The hub has other segments of this incarnation: no retry will make them these. What it has not posted of this store
-			// is sealed again under a new name, and billed as far as its time is not billed yet. Dialled with the usual pause:
-			// a hub that refuses everything must not make a store rename itself without end.
+			// The hub has other segments of this incarnation: no retry will make them these. What it has not posted of this
+			// store is sealed again under a new name, and billed as far as its time is not billed yet. Dialled with the usual
+			// pause: a hub that refuses everything must not make a store rename itself without end.
 			if err := s.reincarnate(ctx, spool.ErrOtherStore); !errors.Is(err, errDialAgain) {
 				return err
 			}
@@ -94,7 +95,8 @@ func (s *session) upload(ctx context.Context) error {
 		if refused == refusedForNow {
 			wait = s.u.cfg.UsageRetry
 		}
-		s.u.log.WarnContext(ctx, "usage segment refused", "reason", refused, "after", s.u.store.Spool().Marks.Posted, "retry_in", wait.String())
+		s.u.log.WarnContext(ctx, "usage segment refused", "reason", refused, "after", s.u.store.Spool().Marks.Posted,
+			"retry_in", wait.String())
 		if !pause(ctx, wait) {
 			return ctx.Err()
 		}
@@ -112,7 +114,8 @@ func (s *session) takeAck(stream *link.Stream) (refused string, err error) {
 	}
 	failpoint.Hit("agent/upload/answered")
 	if err := s.u.store.AcknowledgeUsage(spool.Word{
-		Incarnation: ack.GetIncarnation(), Posted: ack.GetPostedSegment(), Archived: ack.GetArchivedSegment(), PostedSHA256: ack.GetPostedSha256(),
+		Incarnation: ack.GetIncarnation(), Posted: ack.GetPostedSegment(), Archived: ack.GetArchivedSegment(),
+		PostedSHA256: ack.GetPostedSha256(),
 	}); err != nil {
 		return "", err
 	}
@@ -130,7 +133,9 @@ func sendWithin(stream *link.Stream, m *protocol.UsageUpload) error {
 // PullCredential asks the hub to let this node pull from one repository.
 func (u *Uplink) PullCredential(ctx context.Context, repository string) (*protocol.PullCredential, error) {
 	answer, err := u.fetch(ctx, &protocol.FetchRequest{
-		Request: &protocol.FetchRequest_PullCredential{PullCredential: &protocol.PullCredentialRequest{Repository: repository}},
+		Request: &protocol.FetchRequest_PullCredential{PullCredential: &protocol.PullCredentialRequest{
+			Repository: repository,
+		}},
 	})
 	if err != nil {
 		return nil, err
@@ -150,11 +155,14 @@ func (u *Uplink) Part(ctx context.Context, sha256 [32]byte) ([]byte, error) {
 	return answer.GetPart(), nil
 }
 
-// refreshBundle fetches the next trust bundle and stores it; false means that there is no newer one. Where the root changed in
-// between, the newest is several steps away.
+// refreshBundle fetches the next trust bundle and stores it; false means that there is no newer one. Where the root
+// changed in between, the newest is several steps away.
 func (u *Uplink) refreshBundle(ctx context.Context) bool {
 	have := u.store.Bundle().Version()
-	answer, err := u.fetch(ctx, &protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}, BundleVersion: have})
+	answer, err := u.fetch(ctx, &protocol.FetchRequest{
+		Request:       &protocol.FetchRequest_Bundle{Bundle: true},
+		BundleVersion: have,
+	})
 	if err == nil {
 		err = u.store.AcceptBundle(answer.GetBundle())
 	}

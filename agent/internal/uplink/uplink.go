@@ -1,6 +1,6 @@
-// Package uplink is the node's side of the session to a hub: it enrols, keeps the certificate fresh, dials, verifies and
-// accepts what is pushed, reports what is observed, uploads usage, fetches documents and serves tunnels. It decides nothing
-// about workloads, and nothing waits for it: without a hub everything else goes on.
+// Package uplink is the node's side of the session to a hub: it enrols, keeps the certificate fresh, dials, verifies
+// and accepts what is pushed, reports what is observed, uploads usage, fetches documents and serves tunnels. It decides
+// nothing about workloads, and nothing waits for it: without a hub everything else goes on.
 package uplink
 
 import (
@@ -232,7 +232,10 @@ func (u *Uplink) connected(conn *link.Conn) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.conn = conn
-	u.status = Status{Connected: true, HubAddr: u.addr(), Since: u.clock.Now(), LastRefusal: u.status.LastRefusal, Quarantined: u.status.Quarantined}
+	u.status = Status{
+		Connected: true, HubAddr: u.addr(), Since: u.clock.Now(), LastRefusal: u.status.LastRefusal,
+		Quarantined: u.status.Quarantined,
+	}
 	u.log.Info("session open", "hub", u.status.HubAddr)
 }
 
@@ -325,7 +328,8 @@ func (s *session) greet(ctx context.Context) error {
 	}
 	// A hub that has posted what was never sealed here knows more than this store, too.
 	err = s.u.store.AcknowledgeUsage(spool.Word{
-		Incarnation: s.u.store.Incarnation(), Posted: welcome.GetPostedSegment(), Archived: welcome.GetArchivedSegment(), PostedSHA256: welcome.GetPostedSha256(),
+		Incarnation: s.u.store.Incarnation(), Posted: welcome.GetPostedSegment(), Archived: welcome.GetArchivedSegment(),
+		PostedSHA256: welcome.GetPostedSha256(),
 	})
 	if errors.Is(err, spool.ErrOtherStore) {
 		return s.reincarnate(ctx, err)
@@ -361,7 +365,8 @@ func (s *session) hello(ctx context.Context) *protocol.Hello {
 	h := &protocol.Hello{
 		ProtocolVersion: protocol.Version, AgentVersion: s.u.cfg.AgentVersion, Incarnation: usage.Incarnation,
 		Epoch: accepted.Epoch, Generation: accepted.Generation, StateSha256: accepted.SHA256,
-		BundleVersion: s.u.store.Bundle().Version(), LastSegment: usage.LastSegment, Features: accept.Features(), LastSession: s.u.lastSession,
+		BundleVersion: s.u.store.Bundle().Version(), LastSegment: usage.LastSegment, Features: accept.Features(),
+		LastSession: s.u.lastSession,
 	}
 	if s.u.cfg.Facts != nil {
 		h.Facts = s.u.cfg.Facts(ctx)
@@ -418,10 +423,11 @@ func (s *session) answer(a *protocol.Accepted, _ error) error {
 	return err
 }
 
-// refuseTooLarge queues the refusal and leaves closing the stream, which cannot be read any further, to report: only the
-// goroutine that sends reports and refusals can close it without cutting one off.
+// refuseTooLarge queues the refusal and leaves closing the stream, which cannot be read any further, to report: only
+// the goroutine that sends reports and refusals can close it without cutting one off.
 func (s *session) refuseTooLarge(cause error) {
-	s.u.noteRefusal("state", nil, protocol.Refuse(protocol.RefusalTooLarge, "a message has over %d bytes", protocol.MaxControlBytes))
+	s.u.noteRefusal("state", nil, protocol.Refuse(protocol.RefusalTooLarge, "a message has over %d bytes",
+		protocol.MaxControlBytes))
 	s.unreadable <- cause
 }
 
@@ -482,8 +488,8 @@ func (s *session) report(ctx context.Context) error {
 	}
 }
 
-// settle waits until the hub has taken in the last report: what changes meanwhile becomes one report, however busy it is, and one
-// change alone is reported at once. It reports whether ctx still lives.
+// settle waits until the hub has taken in the last report: what changes meanwhile becomes one report, however busy it
+// is, and one change alone is reported at once. It reports whether ctx still lives.
 func (s *session) settle(ctx context.Context) bool {
 	limit := time.NewTimer(ackPause)
 	defer limit.Stop()
@@ -509,7 +515,10 @@ func (s *session) sendReport(r reconcile.Report) error {
 	members := s.u.store.Members()
 	s.mu.Lock()
 	s.counter++
-	out := &protocol.Report{Counter: s.counter, At: timestamppb.New(now), Epoch: r.Epoch, Generation: r.Generation, Conditions: r.Conditions}
+	out := &protocol.Report{
+		Counter: s.counter, At: timestamppb.New(now), Epoch: r.Epoch, Generation: r.Generation,
+		Conditions: r.Conditions,
+	}
 	var removed []string
 	for _, w := range r.Workloads {
 		if w.GetRemoval() != nil {
@@ -570,7 +579,8 @@ func away() error {
 	return fault.New(fault.Unavailable, agent.CodeHubAway, "There is no session to a hub at the moment.", nil)
 }
 
-// RegistryTLS verifies the registry as a hub and shows this node's certificate, without which a pull credential is void.
+// RegistryTLS verifies the registry as a hub and shows this node's certificate, without which a pull credential is
+// void.
 func (u *Uplink) RegistryTLS() (*tls.Config, error) {
 	if !u.creds.Enrolled() {
 		return nil, away()

@@ -151,12 +151,24 @@ func TestEnrolmentSaysWhatIsWrong(t *testing.T) {
 		says   string
 		lasts  bool
 	}{
-		"wrong fingerprint": {func(e *uplink.Enrolment) { e.RootFingerprint = "sha256:" + strings.Repeat("0", 64) }, "root_fingerprint_mismatch", "Compare the fingerprint", true},
-		"pin of no form":    {func(e *uplink.Enrolment) { e.RootFingerprint = "sha256:00" }, "root_fingerprint_invalid", "gpuaas-hub trust show", true},
-		"used token":        {func(*uplink.Enrolment) {}, "join_token_invalid", "Make a new one", true},
-		"nobody there":      {func(e *uplink.Enrolment) { e.APIURL = "https://127.0.0.1:1" }, "hub_unreachable", "Check the address", false},
-		"no token":          {func(e *uplink.Enrolment) { e.JoinToken = "" }, "enrolment_incomplete", "--join-token-file", true},
-		"plain http":        {func(e *uplink.Enrolment) { e.APIURL = "http://hub" }, "api_url_invalid", "https://", true},
+		"wrong fingerprint": {
+			func(e *uplink.Enrolment) { e.RootFingerprint = "sha256:" + strings.Repeat("0", 64) },
+			"root_fingerprint_mismatch", "Compare the fingerprint", true,
+		},
+		"pin of no form": {
+			func(e *uplink.Enrolment) { e.RootFingerprint = "sha256:00" }, "root_fingerprint_invalid",
+			"gpuaas-hub trust show", true,
+		},
+		"used token": {func(*uplink.Enrolment) {}, "join_token_invalid", "Make a new one", true},
+		"nobody there": {
+			func(e *uplink.Enrolment) { e.APIURL = "https://127.0.0.1:1" }, "hub_unreachable",
+			"Check the address", false,
+		},
+		"no token": {
+			func(e *uplink.Enrolment) { e.JoinToken = "" }, "enrolment_incomplete", "--join-token-file",
+			true,
+		},
+		"plain http": {func(e *uplink.Enrolment) { e.APIURL = "http://hub" }, "api_url_invalid", "https://", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, e := openNode(t), good
@@ -192,7 +204,8 @@ func TestAnEnrollingNodeShowsItsTokenOnlyToAHubThatThePinnedRootSigned(t *testin
 		JoinToken:       joinToken,
 		Hostname:        "n",
 	}
-	require.NoError(t, uplink.Enroll(t.Context(), e, n.creds, n.store, n.clock), "the digest of the root role is a pin, too")
+	require.NoError(t, uplink.Enroll(t.Context(), e, n.creds, n.store, n.clock), "the digest of the root role is a pin, "+
+		"too")
 }
 
 func TestHelloTellsWhereTheNodeStands(t *testing.T) {
@@ -239,14 +252,23 @@ func TestLaw01OnlyWhatIsSignedForThisNodeIsAccepted(t *testing.T) {
 	}{
 		{"forged", protocol.RefusalSignature, forged},
 		{"tampered", protocol.RefusalSignature, tampered},
-		{"signed by the wrong role", protocol.RefusalSignature, func() *protocol.Envelope { e, _ := h.desired(h.lease, nil); return e }()},
+		{"signed by the wrong role", protocol.RefusalSignature, func() *protocol.Envelope {
+			e, _ := h.desired(h.lease, nil)
+			return e
+		}()},
 		{"for another node", protocol.RefusalWrongNode, next(func(d *protocol.DesiredState) { d.NodeId = "other" })},
-		{"for an earlier key of this node", protocol.RefusalWrongNode, next(func(d *protocol.DesiredState) { d.NodeKeySha256 = stranger[:] })},
+		{"for an earlier key of this node", protocol.RefusalWrongNode, next(func(d *protocol.DesiredState) {
+			d.NodeKeySha256 = stranger[:]
+		})},
 		{"older", protocol.RefusalOlder, next(func(d *protocol.DesiredState) { d.Generation = 4 })},
-		{"same generation, other content", protocol.RefusalConflict, next(func(d *protocol.DesiredState) { d.Generation = 5 })},
+		{"same generation, other content", protocol.RefusalConflict, next(func(d *protocol.DesiredState) {
+			d.Generation = 5
+		})},
 		{"of an unknown epoch", protocol.RefusalEpoch, next(func(d *protocol.DesiredState) { d.Epoch = 9 })},
 		{"oversized", protocol.RefusalTooLarge, huge},
-		{"needs a newer trust bundle", protocol.RefusalBundleOld, next(func(d *protocol.DesiredState) { d.MinBundleVersion = 7 })},
+		{"needs a newer trust bundle", protocol.RefusalBundleOld, next(func(d *protocol.DesiredState) {
+			d.MinBundleVersion = 7
+		})},
 		{"empty", protocol.RefusalMalformed, nil},
 	} {
 		h.setFetches(func(*protocol.FetchRequest) *protocol.FetchResponse {
@@ -260,7 +282,9 @@ func TestLaw01OnlyWhatIsSignedForThisNodeIsAccepted(t *testing.T) {
 
 	// A revoked key signs in vain, and the next bundle comes first.
 	h.version, h.revoked = 2, []string{protocol.KeyID(pub(h.state))}
-	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_PushBundle{PushBundle: &protocol.PushBundle{Envelope: h.bundleEnvelope()}}})
+	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_PushBundle{PushBundle: &protocol.PushBundle{
+		Envelope: h.bundleEnvelope(),
+	}}})
 	require.Equal(t, "bundle", s.accepted().GetDocument())
 	s.pushState(next(nil))
 	require.Equal(t, protocol.RefusalKeyRevoked, s.refused().GetReason())
@@ -368,7 +392,9 @@ func TestRemovalIsReportedUntilTheHubHasIt(t *testing.T) {
 	require.Len(t, second.GetWorkloads(), 2, "not acknowledged yet")
 	require.Greater(t, second.GetCounter(), first.GetCounter())
 
-	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_ReportAck{ReportAck: &protocol.ReportAck{Counter: second.GetCounter()}}})
+	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_ReportAck{ReportAck: &protocol.ReportAck{
+		Counter: second.GetCounter(),
+	}}})
 	require.Eventually(t, func() bool { return n.store.Members()["m1"].Reported }, 20*time.Second, time.Millisecond)
 	n.seen.set(reconcile.Report{Epoch: 1, Generation: 3, Workloads: []*protocol.WorkloadStatus{gone, other}})
 	require.Len(t, report(s).GetWorkloads(), 1)
@@ -388,7 +414,8 @@ func (n *testNode) use(segments int) {
 	}
 	for range segments + 1 {
 		r := meter.Run{RunID: run, MemberID: "m1", StartedAt: n.clock.Now(), Up: true}
-		require.NoError(n.t, n.store.Beat(meter.Observation{At: at, Runs: []meter.Run{r}, CutEvery: time.Second}, clock.Stamp{}))
+		require.NoError(n.t, n.store.Beat(meter.Observation{At: at, Runs: []meter.Run{r}, CutEvery: time.Second},
+			clock.Stamp{}))
 		at = at.Add(10 * time.Second)
 	}
 	at = at.Add(time.Second)
@@ -433,7 +460,9 @@ func TestUsageGoesUpInOrderAndOnceAcrossSessions(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return n.store.Spool().Marks.Posted == 10 }, 20*time.Second, time.Millisecond)
 	h.setWelcome(func(*protocol.Hello) *protocol.HubMessage {
-		return &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: &protocol.Welcome{HubTime: timestamppb.Now(), PostedSegment: 10}}}
+		return &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: &protocol.Welcome{
+			HubTime: timestamppb.Now(), PostedSegment: 10,
+		}}}
 	})
 	require.NoError(t, s.conn.Close(0, "the hub restarts"))
 	s = h.next()
@@ -549,17 +578,23 @@ func TestQuarantineIsShownToTheOwnerUntilItEnds(t *testing.T) {
 	require.NoError(t, n.enroll(h))
 	reason := "identity_used_twice"
 	h.setWelcome(func(*protocol.Hello) *protocol.HubMessage {
-		return &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: &protocol.Welcome{HubTime: timestamppb.Now(), Quarantined: reason}}}
+		return &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: &protocol.Welcome{
+			HubTime: timestamppb.Now(), Quarantined: reason,
+		}}}
 	})
 	n.run(uplink.Config{})
 	s := h.next()
-	require.Eventually(t, func() bool { st := n.up.Status(); return st.Connected && st.Quarantined == reason }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { st := n.up.Status(); return st.Connected && st.Quarantined == reason },
+		20*time.Second, time.Millisecond)
 	h.mu.Lock()
 	reason = ""
 	h.mu.Unlock()
-	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_Goodbye{Goodbye: &protocol.Goodbye{Reason: "quarantine_released"}}})
+	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_Goodbye{Goodbye: &protocol.Goodbye{
+		Reason: "quarantine_released",
+	}}})
 	h.next()
-	require.Eventually(t, func() bool { st := n.up.Status(); return st.Connected && st.Quarantined == "" }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { st := n.up.Status(); return st.Connected && st.Quarantined == "" }, 20*time.Second,
+		time.Millisecond)
 }
 
 func TestFetchesUseTheSessionAndFailAtOnceWithoutOne(t *testing.T) {
@@ -571,7 +606,10 @@ func TestFetchesUseTheSessionAndFailAtOnceWithoutOne(t *testing.T) {
 
 	h.setFetches(func(r *protocol.FetchRequest) *protocol.FetchResponse {
 		if p := r.GetPullCredential(); p != nil {
-			return &protocol.FetchResponse{PullCredential: &protocol.PullCredential{RegistryHost: "registry.example", Username: p.GetRepository()}}
+			return &protocol.FetchResponse{PullCredential: &protocol.PullCredential{
+				RegistryHost: "registry.example",
+				Username:     p.GetRepository(),
+			}}
 		}
 		return &protocol.FetchResponse{Refused: protocol.RefusalUnknownPart}
 	})

@@ -32,8 +32,8 @@ var template []byte
 // Template returns the manifest template; appkit.FillTemplate wants image and version.
 func Template() []byte { return template }
 
-// HashPassword returns the value of the parameter password_hash for a long random password. salt is at least 12 hex digits.
-// For a password that a person could remember use notebook.auth.passwd(), which takes Argon2.
+// HashPassword returns the value of the parameter password_hash for a long random password. salt is at least 12 hex
+// digits. For a password that a person could remember use notebook.auth.passwd(), which takes Argon2.
 func HashPassword(password, salt string) string {
 	sum := sha256.Sum256([]byte(password + salt))
 	return "sha256:" + salt + ":" + hex.EncodeToString(sum[:])

@@ -1,5 +1,5 @@
-// Command app is the small web app that the demo ships and the end-to-end tests torment: it greets, says who it runs as,
-// and can be slow, unready, hungry or dead on request. It needs nothing but its own binary.
+// Command app is the small web app that the demo ships and the end-to-end tests torment: it greets, says who it runs
+// as, and can be slow, unready, hungry or dead on request. It needs nothing but its own binary.
 package main
 
 import (
@@ -132,8 +132,9 @@ func (a *app) whoami(w http.ResponseWriter, _ *http.Request) {
 	hostname, _ := os.Hostname()
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(map[string]any{
-		"hostname": hostname, "pid": os.Getpid(), "uid": os.Getuid(), "gid": os.Getgid(), "started_at": a.started.UTC().Format(time.RFC3339Nano),
-		"requests": a.requests.Load(), "root_writable": writable("/"), "tmp_writable": writable("/tmp"),
+		"hostname": hostname, "pid": os.Getpid(), "uid": os.Getuid(), "gid": os.Getgid(),
+		"started_at": a.started.UTC().Format(time.RFC3339Nano),
+		"requests":   a.requests.Load(), "root_writable": writable("/"), "tmp_writable": writable("/tmp"),
 	})
 }
 

@@ -14,7 +14,10 @@ import (
 func TestTemplateIsAManifest(t *testing.T) {
 	template, err := os.ReadFile("manifest.yaml")
 	require.NoError(t, err)
-	doc, err := appkit.FillTemplate(template, map[string]string{"version": "1.0.0", "image": "org/acme/hello/runtime@sha256:" + strings.Repeat("1", 64)})
+	doc, err := appkit.FillTemplate(template, map[string]string{
+		"version": "1.0.0",
+		"image":   "org/acme/hello/runtime@sha256:" + strings.Repeat("1", 64),
+	})
 	require.NoError(t, err)
 	m, err := manifest.Parse(doc)
 	require.NoError(t, err)

@@ -1,5 +1,5 @@
-// Command nodes is a process full of simulated nodes: real identities, certificates, sessions and signed usage, no containers.
-// The benchmark starts it and tells it what to do (e2e/bench/swarm).
+// Command nodes is a process full of simulated nodes: real identities, certificates, sessions and signed usage, no
+// containers. The benchmark starts it and tells it what to do (e2e/bench/swarm).
 package main
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/gpuaas/gpuaas/e2e/bench/swarm"
 )
 
-// gcPercent lets garbage of the nodes lie longer than a program's of its own would: they stand for machines of their own, and what
-// is measured shares the processors with them.
+// gcPercent lets garbage of the nodes lie longer than a program's of its own would: they stand for machines of their
+// own, and what is measured shares the processors with them.
 const gcPercent = 400
 
 func main() {

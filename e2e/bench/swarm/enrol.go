@@ -79,7 +79,9 @@ func (d *door) call(ctx context.Context, nth int, method, path string, in, out a
 }
 
 // callOnce returns how long to wait before the call is repeated, 0 for never.
-func (d *door) callOnce(ctx context.Context, nth int, method, path string, in, out any) (after time.Duration, err error) {
+func (d *door) callOnce(ctx context.Context, nth int, method, path string, in,
+	out any,
+) (after time.Duration, err error) {
 	body, err := json.Marshal(in)
 	if err != nil {
 		return 0, err
@@ -118,7 +120,8 @@ func (d *door) enrol(ctx context.Context, index int, token string) (*node, error
 	if err != nil {
 		return nil, err
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "simulated"}}, key)
+	der, err := x509.CreateCertificateRequest(rand.Reader,
+		&x509.CertificateRequest{Subject: pkix.Name{CommonName: "simulated"}}, key)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +148,8 @@ func (d *door) enrol(ctx context.Context, index int, token string) (*node, error
 		return nil, err
 	}
 	n := &node{
-		id: answer.NodeID, hostname: hostname, addr: answer.SessionAddr, site: siteAddress(index / perAddress % len(d.clients)), tokens: &link.Tokens{},
+		id: answer.NodeID, hostname: hostname, addr: answer.SessionAddr,
+		site: siteAddress(index / perAddress % len(d.clients)), tokens: &link.Tokens{},
 		incarnation: uuid.NewString(), key: key, bundle: d.bundle,
 		identity: protocol.NodeIdentity{ID: answer.NodeID, KeySHA256: sha256.Sum256(key.Public().(ed25519.PublicKey))},
 	}

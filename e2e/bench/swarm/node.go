@@ -157,10 +157,12 @@ func (n *node) greet(ctx context.Context, conn *link.Conn) (*link.Stream, error)
 	_ = control.SetDeadline(time.Now().Add(helloTimeout))
 	n.mu.Lock()
 	hello := &protocol.Hello{
-		ProtocolVersion: protocol.Version, AgentVersion: "simulated", Incarnation: n.incarnation, Epoch: n.epoch, Generation: n.generation,
+		ProtocolVersion: protocol.Version, AgentVersion: "simulated", Incarnation: n.incarnation, Epoch: n.epoch,
+		Generation:  n.generation,
 		StateSha256: n.sha256, BundleVersion: max(n.bundleNo, n.bundle.Version()), LastSegment: uint64(len(n.sealed)),
 		Facts: &protocol.NodeFacts{
-			Hostname: n.hostname, Os: "Debian GNU/Linux 12 (bookworm)", Kernel: "6.18.0", Architecture: "amd64", CpuCores: 64, MemoryBytes: 256 << 30,
+			Hostname: n.hostname, Os: "Debian GNU/Linux 12 (bookworm)", Kernel: "6.18.0", Architecture: "amd64", CpuCores: 64,
+			MemoryBytes:       256 << 30,
 			ContainerdVersion: "1.6.20", RuncVersion: "1.1.5", BootTime: timestamppb.New(time.Unix(1_700_000_000, 0)),
 		},
 	}
@@ -197,7 +199,9 @@ func (n *node) receive(control *link.Stream) error {
 		if accepted == nil {
 			continue
 		}
-		if err := control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Accepted{Accepted: accepted}}); err != nil {
+		if err := control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Accepted{
+			Accepted: accepted,
+		}}); err != nil {
 			return err
 		}
 	}
@@ -214,7 +218,8 @@ func (n *node) accept(m *protocol.HubMessage) (*protocol.Accepted, error) {
 		n.mu.Lock()
 		n.epoch, n.generation, n.sha256 = v.Message().GetEpoch(), v.Message().GetGeneration(), sum[:]
 		n.mu.Unlock()
-		return &protocol.Accepted{Document: "state", Epoch: v.Message().GetEpoch(), Generation: v.Message().GetGeneration()}, nil
+		return &protocol.Accepted{Document: "state", Epoch: v.Message().GetEpoch(), Generation: v.Message().GetGeneration()},
+			nil
 	case *protocol.HubMessage_PushLeases:
 		v, err := protocol.VerifyLeases(x.PushLeases.GetEnvelope(), n.bundle, n.identity)
 		if err != nil {

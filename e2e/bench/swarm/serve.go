@@ -28,7 +28,8 @@ const (
 
 // crowd is the nodes of the process.
 type crowd struct {
-	ctx   context.Context //nolint:containedctx // the life of the process, in which sessions outlive the command that began them
+	//nolint:containedctx // the life of the process, in which sessions outlive the command that began them
+	ctx   context.Context
 	nodes []*node
 	dials atomic.Int64
 	lives sync.WaitGroup
@@ -191,7 +192,8 @@ func (c *crowd) back(ctx context.Context, in Back) (Reply, error) {
 	return r, err
 }
 
-// await waits until all nodes are as they should. Those that are so once are not asked again: looking costs what is measured.
+// await waits until all nodes are as they should. Those that are so once are not asked again: looking costs what is
+// measured.
 func await(ctx context.Context, nodes []*node, what string, is func(*node) bool) error {
 	missing := slices.Clone(nodes)
 	for {
@@ -201,7 +203,8 @@ func await(ctx context.Context, nodes []*node, what string, is func(*node) bool)
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%d of %d nodes have not %s: %w; one of them says: %w", len(missing), len(nodes), what, ctx.Err(), missing[0].trouble())
+			return fmt.Errorf("%d of %d nodes have not %s: %w; one of them says: %w", len(missing), len(nodes), what, ctx.Err(),
+				missing[0].trouble())
 		case <-time.After(poll):
 		}
 	}

@@ -1,6 +1,6 @@
 // Package swarm is thousands of simulated nodes in one process, and how a benchmark commands that process. A node of it
-// enrols, dials, says hello, verifies and accepts its desired state, reports, and uploads usage that it sealed and signed, as
-// an agent does (agent/internal/uplink); it has no containers, no disk and no clock of its own.
+// enrols, dials, says hello, verifies and accepts its desired state, reports, and uploads usage that it sealed and
+// signed, as an agent does (agent/internal/uplink); it has no containers, no disk and no clock of its own.
 package swarm
 
 import (
@@ -42,8 +42,8 @@ type Back struct {
 	Since time.Time `json:"since"`
 }
 
-// Seal has nodes measure a while, without sending it yet: every cut gives one record of each meter for each member, and one
-// segment.
+// Seal has nodes measure a while, without sending it yet: every cut gives one record of each meter for each member, and
+// one segment.
 type Seal struct {
 	// Members are those of the first nodes.
 	Members [][]string `json:"members"`
@@ -69,7 +69,8 @@ type Reply struct {
 	// Dials is how many dials that took, Failures why sessions did not come about or ended, and how often.
 	Dials    int64            `json:"dials,omitempty"`
 	Failures map[string]int64 `json:"failures,omitempty"`
-	// Seconds is how long the command took, Records how many distinct records it was about, Repeated how many were sent again.
+	// Seconds is how long the command took, Records how many distinct records it was about, Repeated how many were sent
+	// again.
 	Seconds  float64 `json:"seconds"`
 	Records  int64   `json:"records,omitempty"`
 	Repeated int64   `json:"repeated,omitempty"`

@@ -57,7 +57,8 @@ func (n *node) seal(in Seal, members []string) error {
 		for _, member := range members {
 			for _, meter := range in.Meters {
 				records = append(records, &protocol.UsageRecord{
-					MemberId: member, Revision: 1, Meter: meter, Quantity: quantity(meter, in.Cut), RunId: member + ".runtime.1", LeaseNo: 1,
+					MemberId: member, Revision: 1, Meter: meter, Quantity: quantity(meter, in.Cut), RunId: member + ".runtime.1",
+					LeaseNo:   1,
 					StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(from.Add(in.Cut)),
 				})
 			}
@@ -72,13 +73,17 @@ func (n *node) seal(in Seal, members []string) error {
 			if err != nil {
 				return err
 			}
-			n.sealed = append(n.sealed, sealed{s.Segment.GetNumber(), len(s.Segment.GetRecords()), &protocol.UsageUpload{Segment: env}})
+			n.sealed = append(n.sealed, sealed{
+				s.Segment.GetNumber(), len(s.Segment.GetRecords()),
+				&protocol.UsageUpload{Segment: env},
+			})
 		}
 	}
 	return nil
 }
 
-// quantity is what a member measures in a while, within the limits of the app: all of the time, a twentieth of a core, 16 MiB.
+// quantity is what a member measures in a while, within the limits of the app: all of the time, a twentieth of a core,
+// 16 MiB.
 func quantity(meter string, d time.Duration) int64 {
 	switch meter {
 	case protocol.MeterCPUSeconds:

@@ -19,8 +19,9 @@ func newAdminToken() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "admin-token",
 		Short: "Make a new token for the first admin; the old ones no longer count",
-		Long: `Makes a new token for the first platform admin, writes it to <data-dir>/admin-token and ends all others of that admin. The hub
-may run or not. It is for whoever may read the hub's data directory on its own machine, and is in the audit trail.`,
+		Long: `Makes a new token for the first platform admin, writes it to <data-dir>/admin-token and ends
+all others of that admin. The hub may run or not. It is for whoever may read the hub's data
+directory on its own machine, and is in the audit trail.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			ctx := cmd.Context()
@@ -43,11 +44,12 @@ may run or not. It is for whoever may read the hub's data directory on its own m
 	return cmd
 }
 
-// withTokenFile keeps a new token beside the file, lets count make it the one that counts, then moves it into place. A token
-// that a crash left beside the file is taken again: it may count already.
+// withTokenFile keeps a new token beside the file, lets count make it the one that counts, then moves it into place. A
+// token that a crash left beside the file is taken again: it may count already.
 func withTokenFile(path string, count func(token string) (bool, error)) (token string, made bool, err error) {
 	failed := func(err error) error {
-		return fault.New(fault.Internal, "token_file_unwritable", "The admin token cannot be written to "+path+": check free space and permissions.", err)
+		return fault.New(fault.Internal, "token_file_unwritable", "The admin token cannot be written to "+path+
+			": check free space and permissions.", err)
 	}
 	next := path + ".new"
 	left, err := os.ReadFile(next)

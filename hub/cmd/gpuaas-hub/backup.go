@@ -30,16 +30,20 @@ func newBackup() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backup FILE",
 		Short: "Write everything of the hub but the offline keys to one encrypted file; the hub may run",
-		Long: `Writes one consistent look at the database, the online keys and trust bundles, the key-encryption key, the admin token's file and
-the registry to FILE, encrypted with a passphrase (age), mode 0600. FILE must not exist. It is read back before it gets its name;
-from the first such backup on, nodes keep their usage until it is in one. Root and catalog key are not in it: keep them apart.`,
+		Long: `Writes one consistent look at the database, the online keys and trust bundles, the
+key-encryption key, the admin token's file and the registry to FILE, encrypted with a passphrase
+(age), mode 0600. FILE must not exist. It is read back before it gets its name; from the first such
+backup on, nodes keep their usage until it is in one. Root and catalog key are not in it: keep them
+apart.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			path, err := backupPath(args[0], c.dataDir)
 			if err != nil {
 				return err
 			}
-			passphrase, err := guard.read(func() (string, error) { return readPassphraseFor("Passphrase for the backup: ", "", true) })
+			passphrase, err := guard.read(func() (string, error) {
+				return readPassphraseFor("Passphrase for the backup: ", "", true)
+			})
 			if err != nil {
 				return err
 			}
@@ -52,14 +56,18 @@ from the first such backup on, nodes keep their usage until it is in one. Root a
 			if err := guard.show(cmd.OutOrStdout(), passphrase); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Backup %s of %s is in %s (%d bytes, read back and whole).\n", made.ID, made.TakenAt.Format(time.RFC3339), path, made.SizeBytes)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Backup %s of %s is in %s (%d bytes, read back and whole).\n", made.ID,
+				made.TakenAt.Format(time.RFC3339), path, made.SizeBytes)
 			return err
 		},
 	}
 	c.databaseFlags(cmd)
-	guard.add(cmd, "passphrase-file", "file with the passphrase for the backup, 16 bytes or more (default: asked on the terminal)")
-	cmd.Flags().StringVar(&c.registryDir, "registry-dir", "", "directory of the registry's content, as given to serve (default: registry below --data-dir)")
-	cmd.Flags().BoolVar(&withoutRegistry, "without-registry", false, "leave the registry's content out, because it is kept elsewhere")
+	guard.add(cmd, "passphrase-file", "file with the passphrase for the backup, 16 bytes or more (default: asked on the "+
+		"terminal)")
+	cmd.Flags().StringVar(&c.registryDir, "registry-dir", "", "directory of the registry's content, as given to serve "+
+		"(default: registry below --data-dir)")
+	cmd.Flags().BoolVar(&withoutRegistry, "without-registry", false, "leave the registry's content out, because it is "+
+		"kept elsewhere")
 	return cmd
 }
 
@@ -74,12 +82,15 @@ func backupPath(file, dataDir string) (string, error) {
 		return "", err
 	}
 	if rel, err := filepath.Rel(dir, path); err == nil && filepath.IsLocal(rel) {
-		return "", fault.New(fault.Malformed, "backup_in_data_dir", "The backup must not lie in the data directory "+dataDir+": both would be lost together.", nil)
+		return "", fault.New(fault.Malformed, "backup_in_data_dir", "The backup must not lie in the data directory "+dataDir+
+			": both would be lost together.", nil)
 	}
 	return path, nil
 }
 
-func makeBackup(ctx context.Context, c config, path, passphrase string, withoutRegistry bool, onClose func(func() error)) (backup.Made, error) {
+func makeBackup(ctx context.Context, c config, path, passphrase string, withoutRegistry bool,
+	onClose func(func() error),
+) (backup.Made, error) {
 	keys, err := trust.Open(c.dataDir)
 	if err != nil {
 		return backup.Made{}, err
@@ -89,12 +100,15 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 		return backup.Made{}, err
 	}
 	id, now := db.NewID(), time.Now().UTC().Truncate(time.Microsecond)
-	if _, err := db.RunTx(ctx, d, func(tx db.Tx) (struct{}, error) { return struct{}{}, recovery.PlanBackup(ctx, tx, id, now) }); err != nil {
+	if _, err := db.RunTx(ctx, d, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, recovery.PlanBackup(ctx, tx, id, now)
+	}); err != nil {
 		return backup.Made{}, err
 	}
 	var marks []intake.Mark
 	made, err := backup.Make(ctx, backup.Source{
-		ID: id, DB: d, DataDir: c.dataDir, RegistryDir: c.registryDir, HubID: keys.HubID(), Release: daemon.Version(), WithoutRegistry: withoutRegistry, Passphrase: passphrase, Now: time.Now(),
+		ID: id, DB: d, DataDir: c.dataDir, RegistryDir: c.registryDir, HubID: keys.HubID(), Release: daemon.Version(),
+		WithoutRegistry: withoutRegistry, Passphrase: passphrase, Now: time.Now(),
 		Look: func(ctx context.Context, tx db.Tx) (err error) {
 			marks, err = intake.Marks(ctx, tx)
 			return err
@@ -124,14 +138,18 @@ func newRestore() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "restore FILE",
 		Short: "Bring a hub back from a backup into an empty data directory (with the root key)",
-		Long: `Checks all of FILE, then fills an empty data directory and an empty database from it. With the root key it begins a new epoch:
-what was signed before and is still under way can no longer reach a node, and a hub that goes on from before is refused by them.
+		Long: `Checks all of FILE, then fills an empty data directory and an empty database from it. With the
+root key it begins a new epoch: what was signed before and is still under way can no longer reach a
+node, and a hub that goes on from before is refused by them.
 
-The restored hub stops nothing. It compiles nothing for a node until the node has brought what it was told after the backup; what is
-not heard of keeps its capacity; what contradicts the restored data is listed by ` + "`gpuaas recovery findings`" + `. Usage since the backup
+The restored hub stops nothing. It compiles nothing for a node until the node has brought what it
+was told after the backup; what is not heard of keeps its capacity; what contradicts the restored
+data is listed by` + "`gpuaas recovery findings`" +
+			`. Usage since the backup
 comes again from the nodes.
 
-Without the root key at hand, --keep-epoch restores all the same; make sure then that the old hub never runs again. What was revoked,
+Without the root key at hand, --keep-epoch restores all the same; make sure then that the old hub never runs ` +
+			`again. What was revoked,
 banned or ended after the backup (keys, nodes, tokens) counts again: repeat it.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -143,7 +161,8 @@ banned or ended after the backup (keys, nodes, tokens) counts again: repeat it.`
 			}
 			registry := ""
 			if !header.Registry {
-				registry = "\nThe registry is not in the backup: put its content into " + filepath.Join(c.dataDir, "registry") + " before the start.\n"
+				registry = "\nThe registry is not in the backup: put its content into " + filepath.Join(c.dataDir, "registry") +
+					" before the start.\n"
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), `The hub is restored from backup %s of %s (epoch %d, trust bundle %d).
 %s
@@ -155,19 +174,25 @@ Then look at:     gpuaas recovery waiting; gpuaas recovery findings
 		},
 	}
 	c.databaseFlags(cmd)
-	cmd.Flags().StringVar(&f.passphraseFile, "passphrase-file", "", "file with the passphrase of the backup (default: asked on the terminal)")
+	cmd.Flags().StringVar(&f.passphraseFile, "passphrase-file", "", "file with the passphrase of the backup (default: "+
+		"asked on the terminal)")
 	cmd.Flags().StringVar(&f.keyDir, "key-dir", "", "directory with the offline keys (default: <data-dir>-keys)")
-	cmd.Flags().StringArrayVar(&f.rootKeyFiles, "root-key-file", nil, "a root key; repeat it for as many as must sign (default: <key-dir>/"+trust.RootKeyFile+")")
-	cmd.Flags().StringArrayVar(&f.rootPassphraseFiles, "root-passphrase-file", nil, "file with the passphrase of the root keys; once for all, or once for each (default: asked on the terminal)")
+	cmd.Flags().StringArrayVar(&f.rootKeyFiles, "root-key-file", nil, "a root key; repeat it for as many as must sign "+
+		"(default: <key-dir>/"+trust.RootKeyFile+")")
+	cmd.Flags().StringArrayVar(&f.rootPassphraseFiles, "root-passphrase-file", nil, "file with the passphrase of the "+
+		"root keys; once for all, or once for each (default: asked on the terminal)")
 	bundleLifetimeFlag(cmd, &f.lifetime)
-	cmd.Flags().BoolVar(&f.keepEpoch, "keep-epoch", false, "begin no new epoch, because the root key is not at hand; the old hub must never run again")
+	cmd.Flags().BoolVar(&f.keepEpoch, "keep-epoch", false, "begin no new epoch, because the root key is not at hand; "+
+		"the old hub must never run again")
 	return cmd
 }
 
 // restoredBundle is what counts after a restore.
 type restoredBundle struct{ epoch, version uint64 }
 
-func restore(ctx context.Context, c config, f restoreFlags, path string, onClose func(func() error)) (backup.Header, restoredBundle, error) {
+func restore(ctx context.Context, c config, f restoreFlags, path string,
+	onClose func(func() error),
+) (backup.Header, restoredBundle, error) {
 	var bundle restoredBundle
 	passphrase, err := readPassphraseFor("Passphrase of the backup: ", f.passphraseFile, false)
 	if err != nil {
@@ -209,7 +234,9 @@ func restore(ctx context.Context, c config, f restoreFlags, path string, onClose
 }
 
 // beginRecovery brings the schema up to date, begins the new epoch and lets the hub wait for its nodes.
-func beginRecovery(ctx context.Context, d *db.DB, h backup.Header, o trust.EpochOptions, keepEpoch bool) (restoredBundle, error) {
+func beginRecovery(ctx context.Context, d *db.DB, h backup.Header, o trust.EpochOptions,
+	keepEpoch bool,
+) (restoredBundle, error) {
 	if err := db.Migrate(ctx, d); err != nil {
 		return restoredBundle{}, err
 	}
@@ -221,6 +248,7 @@ func beginRecovery(ctx context.Context, d *db.DB, h backup.Header, o trust.Epoch
 		return restoredBundle{}, err
 	}
 	return restoredBundle{newest.Epoch(), newest.Version()}, command.BeginRecovery(ctx, d, recovery.Restore{
-		ID: db.NewID(), BackupID: h.ID, TakenAt: h.TakenAt, Epoch: newest.Epoch(), At: time.Now().UTC().Truncate(time.Microsecond),
+		ID: db.NewID(), BackupID: h.ID, TakenAt: h.TakenAt, Epoch: newest.Epoch(),
+		At: time.Now().UTC().Truncate(time.Microsecond),
 	})
 }

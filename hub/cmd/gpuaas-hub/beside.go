@@ -31,11 +31,14 @@ func (c *closers) close() error {
 
 func (c *config) databaseFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
-	cmd.Flags().StringVar(&c.databaseURLFile, "database-url-file", "", "file with the URL of the hub's database (default: its private PostgreSQL)")
-	cmd.Flags().StringVar(&c.postgresBinDir, "postgres-bin-dir", "", "directory with initdb and postgres (default: found on the machine)")
+	cmd.Flags().StringVar(&c.databaseURLFile, "database-url-file", "", "file with the URL of the hub's database "+
+		"(default: its private PostgreSQL)")
+	cmd.Flags().StringVar(&c.postgresBinDir, "postgres-bin-dir", "", "directory with initdb and postgres (default: "+
+		"found on the machine)")
 }
 
-// openBeside opens the hub's database: beside the hub where that runs, otherwise as the hub would, keeping it out meanwhile.
+// openBeside opens the hub's database: beside the hub where that runs, otherwise as the hub would, keeping it out
+// meanwhile.
 func openBeside(ctx context.Context, c config, onClose func(func() error)) (*db.DB, error) {
 	lock, err := checkDataDir(c.dataDir)
 	if err == nil {
@@ -52,7 +55,8 @@ func openBeside(ctx context.Context, c config, onClose func(func() error)) (*db.
 	if url == "" {
 		running := false
 		if url, running = managed.Running(filepath.Join(c.dataDir, "postgres")); !running {
-			return nil, fault.New(fault.Unavailable, "database_not_ready", "The hub in "+c.dataDir+" is starting or stopping, and its database does not run; try again in a moment.", nil)
+			return nil, fault.New(fault.Unavailable, "database_not_ready", "The hub in "+c.dataDir+
+				" is starting or stopping, and its database does not run; try again in a moment.", nil)
 		}
 	}
 	d, err := db.Open(ctx, url)

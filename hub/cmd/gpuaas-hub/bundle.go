@@ -16,17 +16,19 @@ import (
 // bundleCheckEvery is how often the hub looks when its trust bundle ends.
 const bundleCheckEvery = 12 * time.Hour
 
-// checkNames refuses names for which the hub's authority may not vouch: clients would refuse the hub under them. Nodes do not
-// mind, so that a name which nobody gave is only a warning.
+// checkNames refuses names for which the hub's authority may not vouch: clients would refuse the hub under them. Nodes
+// do not mind, so that a name which nobody gave is only a warning.
 func (h *hub) checkNames(ctx context.Context) error {
 	given := h.conf.tlsNames
 	if host, _, err := net.SplitHostPort(h.conf.advertiseAPI); err == nil && host != "" {
 		given = append([]string{host}, given...)
 	}
-	const remedy = "give it to `gpuaas-hub init --tls-name`, or replace the authority with `gpuaas-hub trust revoke --key-id … --tls-name …`"
+	const remedy = "give it to `gpuaas-hub init --tls-name`, or replace the authority with `gpuaas-hub trust revoke " +
+		"--key-id … --tls-name …`"
 	for _, name := range given {
 		if !h.keys.Permits(name) {
-			return fault.New(fault.Malformed, "tls_name_not_permitted", fmt.Sprintf("The hub's authority may not vouch for %s: %s.", name, remedy), nil)
+			return fault.New(fault.Malformed, "tls_name_not_permitted", fmt.Sprintf("The hub's authority may not vouch for "+
+				"%s: %s.", name, remedy), nil)
 		}
 	}
 	if host, _, err := net.SplitHostPort(h.apiAddr); err == nil && !h.keys.Permits(host) {
@@ -39,7 +41,8 @@ func (h *hub) checkNames(ctx context.Context) error {
 func (h *hub) observeBundle() {
 	// An instrument that cannot be made observes nothing; its error would be a misspelt name.
 	_, _ = otel.Meter("gpuaas/trust").Int64ObservableGauge("gpuaas.trust.bundle.expires",
-		metric.WithDescription("Unix time at which the newest trust bundle ends; absent where it has no end."), metric.WithUnit("s"),
+		metric.WithDescription("Unix time at which the newest trust bundle ends; absent where it has no end."),
+		metric.WithUnit("s"),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			if end, ok := h.keys.Bundle().ExpiresAt(); ok {
 				o.Observe(end.Unix())
@@ -56,9 +59,11 @@ func (h *hub) checkBundle(ctx context.Context) error {
 	case !ok:
 		h.log.InfoContext(ctx, "the trust bundle has no end: sign the next one with `gpuaas-hub trust renew`")
 	case now.After(end):
-		h.log.ErrorContext(ctx, "the trust bundle has ended; nothing stops, but nodes report it: sign the next one with `gpuaas-hub trust renew`", slog.Time("expires_at", end))
+		h.log.ErrorContext(ctx, "the trust bundle has ended; nothing stops, but nodes report it: sign the next one with "+
+			"`gpuaas-hub trust renew`", slog.Time("expires_at", end))
 	case soon:
-		h.log.WarnContext(ctx, "the trust bundle ends soon: sign the next one with `gpuaas-hub trust renew`", slog.Time("expires_at", end))
+		h.log.WarnContext(ctx, "the trust bundle ends soon: sign the next one with `gpuaas-hub trust renew`",
+			slog.Time("expires_at", end))
 	}
 	return nil
 }

@@ -133,7 +133,8 @@ func open(ctx context.Context, c config, log logger, stdout io.Writer) (h *hub, 
 
 func (h *hub) openTelemetry(ctx context.Context) (err error) {
 	h.telemetry, err = telemetry.Start(ctx, telemetry.Config{
-		Service: "gpuaas-hub", Version: daemon.Version(), Instance: h.keys.HubID(), OTLPEndpoint: h.conf.otlpEndpoint, SampleRatio: 1, Log: h.log,
+		Service: "gpuaas-hub", Version: daemon.Version(), Instance: h.keys.HubID(), OTLPEndpoint: h.conf.otlpEndpoint,
+		SampleRatio: 1, Log: h.log,
 	})
 	if err != nil {
 		return err
@@ -167,7 +168,8 @@ func (h *hub) listen(ctx context.Context) (err error) {
 	h.observeBundle()
 	h.certificate = &trust.Server{Keys: h.keys, Names: h.names(), TTL: h.conf.serverLifetime, Now: time.Now}
 	h.session = session.NewServer(session.Options{
-		Bundle: h.keys.Bundle, BundleAfter: h.keys.BundleAfter, Certificate: h.certificate.Certificate, ShutOut: h.shutOut.Has, Now: time.Now, Log: h.log,
+		Bundle: h.keys.Bundle, BundleAfter: h.keys.BundleAfter, Certificate: h.certificate.Certificate,
+		ShutOut: h.shutOut.Has, Now: time.Now, Log: h.log,
 	})
 	reset, err := h.keys.ResetKey()
 	if err != nil {
@@ -232,7 +234,10 @@ func connectDatabase(ctx context.Context, c config, log logger, onClose func(fun
 		return nil, err
 	}
 	if url == "" {
-		server, err := managed.Start(ctx, managed.Config{Dir: filepath.Join(c.dataDir, "postgres"), BinDir: c.postgresBinDir, Log: log})
+		server, err := managed.Start(ctx, managed.Config{
+			Dir: filepath.Join(c.dataDir, "postgres"), BinDir: c.postgresBinDir,
+			Log: log,
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -241,7 +246,8 @@ func connectDatabase(ctx context.Context, c config, log logger, onClose func(fun
 	}
 	d, err := db.Open(ctx, url)
 	if c.databaseURLFile != "" && fault.Is(err, fault.Unavailable) {
-		err = fault.New(fault.Unavailable, "database_unavailable", "The database that "+c.databaseURLFile+" names does not answer: check that it runs, that this machine reaches it, and that the URL is right.", err)
+		err = fault.New(fault.Unavailable, "database_unavailable", "The database that "+c.databaseURLFile+
+			" names does not answer: check that it runs, that this machine reaches it, and that the URL is right.", err)
 	}
 	if err != nil {
 		return nil, err
@@ -277,19 +283,27 @@ func (h *hub) wire(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	h.dispatcher = dispatch.New(&dispatch.Dispatcher{DB: h.db, Keys: h.keys, Link: h.session, LeaseDuration: h.conf.leaseDuration, Now: time.Now, Log: h.log})
+	h.dispatcher = dispatch.New(&dispatch.Dispatcher{
+		DB: h.db, Keys: h.keys, Link: h.session,
+		LeaseDuration: h.conf.leaseDuration, Now: time.Now, Log: h.log,
+	})
 	h.poked = loop.New("dispatch", h.conf.resync, h.dispatcher.Woken, h.log)
 	h.resync = loop.New("resync", h.conf.resync, h.dispatcher.Resync, h.log)
 	h.dispatcher.Wake = h.poked.Wake
-	h.reloadShutOut = loop.New("shut-out", h.conf.resync, func(ctx context.Context) error { return h.shutOut.Load(ctx, h.db) }, h.log)
+	h.reloadShutOut = loop.New("shut-out", h.conf.resync, func(ctx context.Context) error {
+		return h.shutOut.Load(ctx, h.db)
+	}, h.log)
 	h.intake = intake.New(&intake.Intake{
-		DB: h.db, ReplicaID: h.process.ID, Started: time.Now(), Newest: dispatch.NewestHead, Line: h.keys.Line, Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise,
+		DB: h.db, ReplicaID: h.process.ID, Started: time.Now(), Newest: dispatch.NewestHead, Line: h.keys.Line,
+		Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise,
 		Complete: h.dispatcher.Complete, Kick: h.session.Kick, Changed: h.wakes.Changed, Now: time.Now, Log: h.log,
 	})
-	h.session.Intake, h.session.Documents, h.session.Credentials, h.session.Connected = h.intake, h.dispatcher, h.registry, h.dispatcher.Poke
+	h.session.Intake, h.session.Documents, h.session.Credentials, h.session.Connected = h.intake, h.dispatcher, h.registry,
+		h.dispatcher.Poke
 	h.handler, err = httpapi.NewHandler(h.server(), httpapi.Config{ //nolint:contextcheck // each request brings its own
 		Authenticator: httpapi.TokenAuthenticator{DB: h.db, Proofs: &iam.Proofs{}}, Auditor: &command.FailureAudit{DB: h.db},
-		Registry: h.registry, RegistryCaller: h.registry.Caller, NodeKey: (&fleet.PublicKeys{DB: h.db}).Of, Log: h.log, Now: time.Now,
+		Registry: h.registry, RegistryCaller: h.registry.Caller, NodeKey: (&fleet.PublicKeys{DB: h.db}).Of, Log: h.log,
+		Now: time.Now,
 	})
 	return err
 }
@@ -303,7 +317,10 @@ func (h *hub) server() *httpapi.Server {
 		IAM:       httpapi.NewIAM(d, h.sealer),
 		Catalog:   httpapi.NewCatalog(d, bundle),
 		Artifacts: httpapi.NewArtifacts(d, h.registry, bundle, h.sealer),
-		Capacity:  httpapi.Capacity{DB: d, CreateAllocation: &command.CreateAllocation{DB: d}, ReleaseAllocation: &command.ReleaseAllocation{DB: d}},
+		Capacity: httpapi.Capacity{
+			DB: d, CreateAllocation: &command.CreateAllocation{DB: d},
+			ReleaseAllocation: &command.ReleaseAllocation{DB: d},
+		},
 		Instances: httpapi.NewInstances(d, h.conf.leaseDuration, bundle, poke, h.session, &h.wakes),
 		Fleet: httpapi.Fleet{
 			DB: d, Keys: h.keys, SessionAddr: h.sessionAddr, RegistryHost: h.registry.Host(), Generation: dispatch.Newest,
@@ -334,7 +351,8 @@ func (h *hub) loops() []*loop.Loop {
 		h.poked, h.resync, h.reloadShutOut,
 		loop.New("renew", h.conf.resync, h.dispatcher.Renew, h.log),
 		loop.New("sweep", min(sweepEvery, h.conf.resync), h.intake.Sweep, h.log),
-		loop.New("sequencer", sequenceEvery, func(ctx context.Context) error { _, err := sequencer.Pass(ctx); return err }, h.log),
+		loop.New("sequencer", sequenceEvery, func(ctx context.Context) error { _, err := sequencer.Pass(ctx); return err },
+			h.log),
 		loop.New("accrue", accrueEvery, h.accrue, h.log),
 		loop.New("post", min(postEvery, h.conf.postingInterval), h.post, h.log),
 		loop.New("tidy", tidyEvery, h.tidy, h.log),
@@ -353,7 +371,8 @@ func (h *hub) post(ctx context.Context) error {
 	return (&command.PostPending{DB: h.db, Interval: h.conf.postingInterval, Log: h.log}).Do(ctx, time.Now())
 }
 
-// collect removes what nothing refers to from the registry. A restored hub waits with it until it knows again what runs.
+// collect removes what nothing refers to from the registry. A restored hub waits with it until it knows again what
+// runs.
 func (h *hub) collect(ctx context.Context) error {
 	missed, err := db.ReadTx(ctx, h.db, func(tx db.Tx) ([]recovery.Node, error) { return recovery.Nodes(ctx, tx) })
 	if err != nil || len(missed) > 0 {
@@ -361,7 +380,8 @@ func (h *hub) collect(ctx context.Context) error {
 	}
 	gone, err := h.registry.Collect(ctx)
 	if gone != (artifact.Collected{}) {
-		h.log.InfoContext(ctx, "the registry's garbage was removed", slog.Int("manifests", gone.Manifests), slog.Int("layers", gone.Layers),
+		h.log.InfoContext(ctx, "the registry's garbage was removed", slog.Int("manifests", gone.Manifests),
+			slog.Int("layers", gone.Layers),
 			slog.Int("blobs", gone.Blobs), slog.Int64("bytes", gone.Bytes))
 	}
 	return err
@@ -388,7 +408,9 @@ func (h *hub) run(ctx context.Context, stdout io.Writer, hangup <-chan os.Signal
 	group, ctx := errgroup.WithContext(ctx)
 	defer context.AfterFunc(ctx, h.wakes.Close)()
 	group.Go(func() error {
-		return httpapi.Serve(ctx, h.api, h.handler, httpapi.TLSConfig(h.certificate.Certificate, func() *x509.CertPool { return h.keys.Bundle().NodeCAs() }), h.log)
+		return httpapi.Serve(ctx, h.api, h.handler, httpapi.TLSConfig(h.certificate.Certificate, func() *x509.CertPool {
+			return h.keys.Bundle().NodeCAs()
+		}), h.log)
 	})
 	group.Go(func() error { return h.session.Serve(ctx, h.sessions) })
 	group.Go(func() error { return h.lease.Keep(ctx, h.log) })
@@ -396,7 +418,8 @@ func (h *hub) run(ctx context.Context, stdout io.Writer, hangup <-chan os.Signal
 		group.Go(func() error { return l.Run(ctx) })
 	}
 	line := ready{
-		Ready: true, APIURL: "https://" + h.apiAddr, SessionAddr: h.sessionAddr, CAFile: filepath.Join(h.conf.dataDir, trust.CAFile),
+		Ready: true, APIURL: "https://" + h.apiAddr, SessionAddr: h.sessionAddr, CAFile: filepath.Join(h.conf.dataDir,
+			trust.CAFile),
 		TokenFile: h.conf.tokenFile(), RootFingerprint: h.keys.RootFingerprint(),
 	}
 	if h.metrics != nil {
@@ -416,7 +439,8 @@ func (h *hub) run(ctx context.Context, stdout io.Writer, hangup <-chan os.Signal
 	if err := line.print(stdout); err != nil {
 		return fmt.Errorf("print the ready line: %w", err)
 	}
-	h.log.InfoContext(ctx, "serving", slog.String("api_url", line.APIURL), slog.String("session_addr", line.SessionAddr), slog.String("version", daemon.Version()))
+	h.log.InfoContext(ctx, "serving", slog.String("api_url", line.APIURL), slog.String("session_addr", line.SessionAddr),
+		slog.String("version", daemon.Version()))
 	err := group.Wait()
 	h.log.InfoContext(context.WithoutCancel(ctx), "stopped", slog.Any("error", err))
 	return err

@@ -48,13 +48,16 @@ type home struct{ dir, data, keys, passphrase, fingerprint string }
 // newHome makes a hub's keys in a directory that the unprivileged database can pass through.
 func newHome(t *testing.T) home {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "gpuaas-hub-test-") //nolint:usetesting // what is above t.TempDir() lets nobody else pass
+	//nolint:usetesting // what is above t.TempDir() lets nobody else pass
+	dir, err := os.MkdirTemp("/tmp", "gpuaas-hub-test-")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	require.NoError(t, os.Chmod(dir, 0o711))
-	h := home{dir: dir, data: filepath.Join(dir, "data"), keys: filepath.Join(dir, "keys"), passphrase: filepath.Join(dir, "passphrase")}
+	h := home{dir: dir, data: filepath.Join(dir, "data"), keys: filepath.Join(dir, "keys"), passphrase: filepath.Join(dir,
+		"passphrase")}
 	require.NoError(t, os.WriteFile(h.passphrase, []byte("correct horse battery\n"), 0o600))
-	printed, err := cli(t, "init", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase, "--trust-domain", "gpuaas.test", "-o", "json")
+	printed, err := cli(t, "init", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase,
+		"--trust-domain", "gpuaas.test", "-o", "json")
 	require.NoError(t, err)
 	var made map[string]string
 	require.NoError(t, json.Unmarshal([]byte(printed), &made))
@@ -75,7 +78,8 @@ type running struct {
 func start(t *testing.T, h home, change ...func(*config)) *running {
 	t.Helper()
 	c := config{
-		dataDir: h.data, listen: "127.0.0.1:0", sessionListen: "127.0.0.1:0", metricsListen: "127.0.0.1:0", leaseDuration: time.Hour,
+		dataDir: h.data, listen: "127.0.0.1:0", sessionListen: "127.0.0.1:0", metricsListen: "127.0.0.1:0",
+		leaseDuration:       time.Hour,
 		certificateLifetime: time.Hour, serverLifetime: 24 * time.Hour, resync: 30 * time.Second,
 		retention: command.DefaultRetention(), postingInterval: time.Hour,
 	}
@@ -226,8 +230,8 @@ func helloMessage() *protocol.NodeMessage {
 	}}
 }
 
-// The set of nodes that TLS refuses is loaded because of the ban: the periodic pass is an hour away. Until it is loaded, the database
-// refuses the hello.
+// The set of nodes that TLS refuses is loaded because of the ban: the periodic pass is an hour away. Until it is
+// loaded, the database refuses the hello.
 func TestABanRefusesTheNodesNextHandshake(t *testing.T) {
 	h := newHome(t)
 	hub := start(t, h, func(c *config) { c.resync = time.Hour })
@@ -303,7 +307,8 @@ func TestANodeJoinsARealHub(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(printed), &shown))
 	for _, k := range shown.Keys {
 		if k.Role == protocol.RoleState {
-			_, err := cli(t, "trust", "revoke", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase, "--key-id", k.KeyID)
+			_, err := cli(t, "trust", "revoke", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase,
+				"--key-id", k.KeyID)
 			require.NoError(t, err)
 		}
 	}
@@ -343,7 +348,8 @@ func TestANodeJoinsARealHub(t *testing.T) {
 	issued := "2026-11-20T12:00:00Z"
 	request := csr(t, key)
 	status, problem := hub.api(t, http.MethodPost, "/nodes/renew", "", marshal(t, map[string]any{
-		"node_id": nodeID, "csr_pem": request, "issued_at": issued, "signature": ed25519.Sign(key, []byte(nodeID+"\n"+request+"\n"+issued)),
+		"node_id": nodeID, "csr_pem": request, "issued_at": issued, "signature": ed25519.Sign(key,
+			[]byte(nodeID+"\n"+request+"\n"+issued)),
 	}))
 	require.Equal(t, http.StatusForbidden, status)
 	require.Equal(t, "node_banned", problem["code"])
@@ -364,7 +370,8 @@ func TestANodeJoinsARealHub(t *testing.T) {
 	hub.end(t)
 }
 
-// A node that has lost its hub goes on for a day: the lease is what the documents, the flag and the dispatcher agree on.
+// A node that has lost its hub goes on for a day: the lease is what the documents, the flag and the dispatcher agree
+// on.
 func TestDefaultsAreWhatTheDocumentsSay(t *testing.T) {
 	read := func(name string) string {
 		data, err := os.ReadFile(filepath.Join("..", "..", "..", filepath.FromSlash(name)))
@@ -390,16 +397,39 @@ func TestStartSaysWhatIsWrongAndWhatToDo(t *testing.T) {
 		args       []string
 		code, says string
 	}{
-		"TCP port taken":   {[]string{"--data-dir", h.data, "--listen", tcp.Addr().String(), "--session-listen", "127.0.0.1:0"}, "listen_failed", "--listen"},
-		"UDP port taken":   {[]string{"--data-dir", h.data, "--listen", "127.0.0.1:0", "--session-listen", udp.LocalAddr().String()}, "listen_failed", "--session-listen"},
-		"foreign address":  {[]string{"--data-dir", h.data, "--listen", "192.0.2.1:8443", "--session-listen", "127.0.0.1:0"}, "listen_failed", "--advertise-api"},
-		"no data dir":      {append([]string{"--data-dir", filepath.Join(h.dir, "none")}, free...), "data_dir_missing", "gpuaas-hub init"},
-		"no PostgreSQL":    {append([]string{"--data-dir", h.data, "--postgres-bin-dir", filepath.Join(h.dir, "none")}, free...), "", "initdb"},
-		"no database file": {append([]string{"--data-dir", h.data, "--database-url-file", filepath.Join(h.dir, "none")}, free...), "database_url_unreadable", "cannot be read"},
-		"bad address":      {[]string{"--data-dir", h.data, "--listen", "8443"}, "flag_invalid", "HOST:PORT"},
-		"open metrics":     {append([]string{"--data-dir", h.data, "--metrics-listen", "0.0.0.0:9"}, free...), "flag_invalid", "loopback"},
-		"long lease":       {append([]string{"--data-dir", h.data, "--lease-duration", "1000h"}, free...), "flag_invalid", "168h"},
-		"log level":        {append([]string{"--data-dir", h.data, "--log-level", "loud"}, free...), "log_flags_invalid", "--log-level"},
+		"TCP port taken": {[]string{
+			"--data-dir", h.data, "--listen", tcp.Addr().String(), "--session-listen",
+			"127.0.0.1:0",
+		}, "listen_failed", "--listen"},
+		"UDP port taken": {[]string{
+			"--data-dir", h.data, "--listen", "127.0.0.1:0", "--session-listen",
+			udp.LocalAddr().String(),
+		}, "listen_failed", "--session-listen"},
+		"foreign address": {
+			[]string{"--data-dir", h.data, "--listen", "192.0.2.1:8443", "--session-listen", "127.0.0.1:0"},
+			"listen_failed", "--advertise-api",
+		},
+		"no data dir": {
+			append([]string{"--data-dir", filepath.Join(h.dir, "none")}, free...), "data_dir_missing",
+			"gpuaas-hub init",
+		},
+		"no PostgreSQL": {append([]string{"--data-dir", h.data, "--postgres-bin-dir", filepath.Join(h.dir, "none")},
+			free...), "", "initdb"},
+		"no database file": {append([]string{"--data-dir", h.data, "--database-url-file", filepath.Join(h.dir, "none")},
+			free...), "database_url_unreadable", "cannot be read"},
+		"bad address": {[]string{"--data-dir", h.data, "--listen", "8443"}, "flag_invalid", "HOST:PORT"},
+		"open metrics": {
+			append([]string{"--data-dir", h.data, "--metrics-listen", "0.0.0.0:9"}, free...), "flag_invalid",
+			"loopback",
+		},
+		"long lease": {
+			append([]string{"--data-dir", h.data, "--lease-duration", "1000h"}, free...), "flag_invalid",
+			"168h",
+		},
+		"log level": {
+			append([]string{"--data-dir", h.data, "--log-level", "loud"}, free...), "log_flags_invalid",
+			"--log-level",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := cli(t, c.args...)
@@ -442,7 +472,8 @@ func TestSecondHubOnTheSameDatabaseRefusesToStart(t *testing.T) {
 	require.True(t, ok)
 	file := filepath.Join(second.dir, "database-url")
 	require.NoError(t, os.WriteFile(file, []byte(url), 0o600))
-	_, err := cli(t, "serve", "--data-dir", second.data, "--database-url-file", file, "--listen", "127.0.0.1:0", "--session-listen", "127.0.0.1:0")
+	_, err := cli(t, "serve", "--data-dir", second.data, "--database-url-file", file, "--listen", "127.0.0.1:0",
+		"--session-listen", "127.0.0.1:0")
 	require.Equal(t, db.CodeLeaseHeld, fault.As(err).Code)
 	require.ErrorContains(t, err, fmt.Sprintf("process %d on ", os.Getpid()))
 }

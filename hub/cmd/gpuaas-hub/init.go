@@ -27,9 +27,10 @@ func newInit() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "init",
 		Short: "Make the keys of a new hub",
-		Long: `Makes all keys of a new hub and its first trust bundle. Root and catalog key are written, encrypted with a passphrase,
-to the key directory, which must lie outside the data directory: move it to a safe place afterwards. Without the root key no
-key can be revoked; without the catalog key no publisher can be added.`,
+		Long: `Makes all keys of a new hub and its first trust bundle. Root and catalog key are written,
+encrypted with a passphrase, to the key directory, which must lie outside the data directory: move
+it to a safe place afterwards. Without the root key no key can be revoked; without the catalog key
+no publisher can be added.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if keyDir == "" {
@@ -44,7 +45,8 @@ key can be revoked; without the catalog key no publisher can be added.`,
 				return err
 			}
 			result, err := trust.Init(trust.InitOptions{
-				DataDir: dataDir, OfflineDir: keyDir, TrustDomain: trustDomain, Passphrase: passphrase, Now: time.Now(), BundleTTL: lifetime,
+				DataDir: dataDir, OfflineDir: keyDir, TrustDomain: trustDomain, Passphrase: passphrase, Now: time.Now(),
+				BundleTTL:   lifetime,
 				ServerNames: tlsNames, Hostname: hostname,
 			})
 			if err != nil {
@@ -75,13 +77,17 @@ Start the hub:  gpuaas-hub serve --data-dir %s
 		},
 	}
 	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
-	cmd.Flags().StringVar(&keyDir, "key-dir", "", "directory for the root and catalog keys, outside the data directory (default: <data-dir>-keys)")
-	guard.add(cmd, "passphrase-file", "file with the passphrase for these keys, 16 bytes or more (default: asked on the terminal)")
+	cmd.Flags().StringVar(&keyDir, "key-dir", "", "directory for the root and catalog keys, outside the data directory "+
+		"(default: <data-dir>-keys)")
+	guard.add(cmd, "passphrase-file", "file with the passphrase for these keys, 16 bytes or more (default: asked on the "+
+		"terminal)")
 	cmd.Flags().StringSliceVar(&tlsNames, "tls-name", nil,
-		"DNS name or IP address under which clients reach the hub (repeatable): its authority may vouch for no others but localhost and this machine's name "+
+		"DNS name or IP address under which clients reach the hub (repeatable): its authority may vouch for no others but "+
+			"localhost and this machine's name "+
 			"(default: names below the trust domain and private addresses)")
 	bundleLifetimeFlag(cmd, &lifetime)
-	cmd.Flags().StringVar(&trustDomain, "trust-domain", "gpuaas.internal", "name of the mesh in all certificates; it never changes")
+	cmd.Flags().StringVar(&trustDomain, "trust-domain", "gpuaas.internal", "name of the mesh in all certificates; it "+
+		"never changes")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }
@@ -96,14 +102,16 @@ func readPassphraseFor(prompt, file string, repeat bool) (string, error) {
 	if file != "" {
 		data, err := os.ReadFile(file)
 		if err != nil {
-			return "", fault.New(fault.Malformed, "passphrase_file_unreadable", "The passphrase file "+file+" cannot be read.", err)
+			return "", fault.New(fault.Malformed, "passphrase_file_unreadable", "The passphrase file "+file+" cannot be read.",
+				err)
 		}
 		line, _, _ := strings.Cut(string(data), "\n")
 		return strings.TrimRight(line, "\r"), nil
 	}
 	stdin := int(os.Stdin.Fd())
 	if !term.IsTerminal(stdin) {
-		return "", fault.New(fault.Malformed, "passphrase_missing", "Give the passphrase with --passphrase-file, or run this on a terminal.", nil)
+		return "", fault.New(fault.Malformed, "passphrase_missing", "Give the passphrase with --passphrase-file, or run "+
+			"this on a terminal.", nil)
 	}
 	return askPassphrase(prompt, stdin, repeat)
 }

@@ -1,5 +1,5 @@
-// Command gpuaas-hub is the hub: `init` makes its keys, `serve` runs it, `trust` is for whoever holds the offline keys. It
-// wires the rooms together and decides nothing.
+// Command gpuaas-hub is the hub: `init` makes its keys, `serve` runs it, `trust` is for whoever holds the offline keys.
+// It wires the rooms together and decides nothing.
 package main
 
 import (

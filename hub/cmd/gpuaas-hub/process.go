@@ -12,8 +12,8 @@ import (
 // bootIDFile names this run of the machine's kernel, which keeps the locks on its files.
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
-// thisProcess is what a hub writes into the lease of its database. Its owner is the file that it has locked, under this kernel: where that
-// is the same, the process before is gone.
+// thisProcess is what a hub writes into the lease of its database. Its owner is the file that it has locked, under this
+// kernel: where that is the same, the process before is gone.
 func thisProcess(lock *os.File) (db.Process, error) {
 	p := db.Process{ID: db.NewID(), PID: os.Getpid()}
 	p.Host, _ = os.Hostname()

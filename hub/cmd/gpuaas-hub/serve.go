@@ -52,8 +52,9 @@ func newServe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the hub (the default)",
-		Long: `Runs the hub until SIGTERM. Without --database-url-file it starts a private PostgreSQL below the data directory. When it
-serves it prints one JSON line on standard output; logs go to standard error. SIGHUP makes it look at keys and nodes at once.
+		Long: `Runs the hub until SIGTERM. Without --database-url-file it starts a private PostgreSQL below
+the data directory. When it serves it prints one JSON line on standard output; logs go to standard
+error. SIGHUP makes it look at keys and nodes at once.
 
 Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FOO_BAR.`,
 		Args: cobra.NoArgs,
@@ -69,7 +70,8 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 			c.dataDir = dir
 			log, err := telemetry.NewLogger(cmd.ErrOrStderr(), telemetry.LogConfig{Format: c.logFormat, Level: c.logLevel})
 			if err != nil {
-				return fault.New(fault.Malformed, "log_flags_invalid", "--log-format is json or text, --log-level is debug, info, warn or error.", err)
+				return fault.New(fault.Malformed, "log_flags_invalid", "--log-format is json or text, --log-level is debug, "+
+					"info, warn or error.", err)
 			}
 			hangup := make(chan os.Signal, 1)
 			signal.Notify(hangup, syscall.SIGHUP)
@@ -79,21 +81,33 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 	}
 	f := cmd.Flags()
 	f.StringVar(&c.dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
-	f.StringVar(&c.registryDir, "registry-dir", "", "directory of the registry's content, better not on the database's file system (default: registry below --data-dir)")
-	f.Var(&c.registryMinFree, "registry-min-free", "space that pushes leave free on the file system of --registry-dir, like 5GiB; a push that needs it gets 507; 0 leaves none")
+	f.StringVar(&c.registryDir, "registry-dir", "", "directory of the registry's content, better not on the database's "+
+		"file system (default: registry below --data-dir)")
+	f.Var(&c.registryMinFree, "registry-min-free", "space that pushes leave free on the file system of --registry-dir, "+
+		"like 5GiB; a push that needs it gets 507; 0 leaves none")
 	f.StringVar(&c.listen, "listen", "127.0.0.1:8443", "HOST:PORT of the REST API and the registry (HTTPS)")
 	f.StringVar(&c.sessionListen, "session-listen", "127.0.0.1:8443", "HOST:PORT for the sessions of nodes (QUIC, UDP)")
-	f.StringVar(&c.advertiseAPI, "advertise-api", "", "HOST:PORT under which clients and nodes reach the API; set it where the hub is behind an address translation or listens on all addresses (default: --listen)")
-	f.StringVar(&c.advertiseSession, "advertise-session", "", "HOST:PORT under which nodes reach the hub for their sessions (default: --session-listen)")
-	f.StringSliceVar(&c.tlsNames, "tls-name", nil, "further DNS name or IP address in the HTTPS certificate; init --tls-name must permit it (repeatable; default: the advertised host)")
-	f.StringVar(&c.databaseURLFile, "database-url-file", "", "file with the URL of a PostgreSQL or CockroachDB database; the engine chosen first stays (default: a private PostgreSQL)")
-	f.StringVar(&c.postgresBinDir, "postgres-bin-dir", "", "directory with initdb and postgres (default: found on the machine)")
-	f.DurationVar(&c.leaseDuration, "lease-duration", dispatch.DefaultLease, "how long a node may run a workload without hearing from the hub, 15m to 168h")
-	f.DurationVar(&c.certificateLifetime, "certificate-lifetime", 24*time.Hour, "lifetime of node certificates, 15s to 168h; nodes renew at half of it")
-	f.DurationVar(&c.serverLifetime, "server-certificate-lifetime", 30*24*time.Hour, "lifetime of the hub's own certificate, 24h to 2160h")
-	f.DurationVar(&c.resync, "resync", 30*time.Second, "how often the hub checks everything again without a cause, 100ms to 1h")
+	f.StringVar(&c.advertiseAPI, "advertise-api", "", "HOST:PORT under which clients and nodes reach the API; set it "+
+		"where the hub is behind an address translation or listens on all addresses (default: --listen)")
+	f.StringVar(&c.advertiseSession, "advertise-session", "", "HOST:PORT under which nodes reach the hub for their "+
+		"sessions (default: --session-listen)")
+	f.StringSliceVar(&c.tlsNames, "tls-name", nil, "further DNS name or IP address in the HTTPS certificate; init "+
+		"--tls-name must permit it (repeatable; default: the advertised host)")
+	f.StringVar(&c.databaseURLFile, "database-url-file", "", "file with the URL of a PostgreSQL or CockroachDB "+
+		"database; the engine chosen first stays (default: a private PostgreSQL)")
+	f.StringVar(&c.postgresBinDir, "postgres-bin-dir", "", "directory with initdb and postgres (default: found on the "+
+		"machine)")
+	f.DurationVar(&c.leaseDuration, "lease-duration", dispatch.DefaultLease, "how long a node may run a workload "+
+		"without hearing from the hub, 15m to 168h")
+	f.DurationVar(&c.certificateLifetime, "certificate-lifetime", 24*time.Hour, "lifetime of node certificates, 15s to "+
+		"168h; nodes renew at half of it")
+	f.DurationVar(&c.serverLifetime, "server-certificate-lifetime", 30*24*time.Hour, "lifetime of the hub's own "+
+		"certificate, 24h to 2160h")
+	f.DurationVar(&c.resync, "resync", 30*time.Second, "how often the hub checks everything again without a cause, "+
+		"100ms to 1h")
 	retentionFlags(f, &c.retention)
-	f.DurationVar(&c.postingInterval, "posting-interval", command.DefaultPostingInterval, "how often a member's usage is written to the journal, 1s to 24h; it is charged at once")
+	f.DurationVar(&c.postingInterval, "posting-interval", command.DefaultPostingInterval,
+		"how often a member's usage is written to the journal, 1s to 24h; it is charged at once")
 	f.StringVar(&c.metricsListen, "metrics-listen", "", "loopback HOST:PORT for Prometheus at /metrics (default: off)")
 	f.StringVar(&c.otlpEndpoint, "otlp-endpoint", "", "URL of an OTLP/HTTP collector for traces (default: off)")
 	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
@@ -105,7 +119,10 @@ func (c config) check() error {
 	bad := func(flag, reason string) error {
 		return fault.New(fault.Malformed, "flag_invalid", fmt.Sprintf("--%s %s.", flag, reason), nil)
 	}
-	for flag, addr := range map[string]string{"listen": c.listen, "session-listen": c.sessionListen, "advertise-api": c.advertiseAPI, "advertise-session": c.advertiseSession, "metrics-listen": c.metricsListen} {
+	for flag, addr := range map[string]string{
+		"listen": c.listen, "session-listen": c.sessionListen,
+		"advertise-api": c.advertiseAPI, "advertise-session": c.advertiseSession, "metrics-listen": c.metricsListen,
+	} {
 		if addr == "" && flag != "listen" && flag != "session-listen" {
 			continue
 		}
@@ -143,19 +160,25 @@ func (c config) check() error {
 func retentionFlags(f *pflag.FlagSet, r *command.Retention) {
 	f.DurationVar(&r.Events, "retention-events", r.Events, "how long events stay, 24h or longer")
 	f.DurationVar(&r.Audit, "retention-audit", r.Audit, "how long rows of the audit trail stay, 24h or longer")
-	f.DurationVar(&r.Leases, "retention-leases", r.Leases, "how long a lease stays after its end, and the last ones after the member's settlement, 24h or longer")
-	f.DurationVar(&r.Suspense, "retention-suspense", r.Suspense, "how long usage records in suspense stay, and usage segments that were set aside, with their findings, 24h or longer; their sums stay for good")
-	f.DurationVar(&r.History, "retention-history", r.History, "how long operations and revisions stay that are not current, and those of a decommissioned instance, 24h or longer")
-	f.DurationVar(&r.Credentials, "retention-credentials", r.Credentials, "how long join tokens, user tokens and publish intents stay after they expired or were revoked, 24h or longer")
-	f.DurationVar(&r.Segments, "retention-segments", r.Segments, "how long the usage segments stay that nodes signed, for disputes about usage, 24h or longer")
+	f.DurationVar(&r.Leases, "retention-leases", r.Leases, "how long a lease stays after its end, and the last ones "+
+		"after the member's settlement, 24h or longer")
+	f.DurationVar(&r.Suspense, "retention-suspense", r.Suspense, "how long usage records in suspense stay, and usage "+
+		"segments that were set aside, with their findings, 24h or longer; their sums stay for good")
+	f.DurationVar(&r.History, "retention-history", r.History, "how long operations and revisions stay that are not "+
+		"current, and those of a decommissioned instance, 24h or longer")
+	f.DurationVar(&r.Credentials, "retention-credentials", r.Credentials, "how long join tokens, user tokens and "+
+		"publish intents stay after they expired or were revoked, 24h or longer")
+	f.DurationVar(&r.Segments, "retention-segments", r.Segments, "how long the usage segments stay that nodes signed, "+
+		"for disputes about usage, 24h or longer")
 }
 
 // retentions are the retentions by their flags.
 func (c config) retentions() map[string]time.Duration {
 	r := c.retention
 	return map[string]time.Duration{
-		"retention-events": r.Events, "retention-audit": r.Audit, "retention-leases": r.Leases, "retention-suspense": r.Suspense,
-		"retention-history": r.History, "retention-credentials": r.Credentials,
+		"retention-events": r.Events, "retention-audit": r.Audit, "retention-leases": r.Leases,
+		"retention-suspense": r.Suspense,
+		"retention-history":  r.History, "retention-credentials": r.Credentials,
 		"retention-segments": r.Segments,
 	}
 }
@@ -172,11 +195,13 @@ func (c config) databaseURL() (string, error) {
 	}
 	data, err := os.ReadFile(c.databaseURLFile)
 	if err != nil {
-		return "", fault.New(fault.Malformed, "database_url_unreadable", "The file "+c.databaseURLFile+" with the database URL cannot be read.", err)
+		return "", fault.New(fault.Malformed, "database_url_unreadable", "The file "+c.databaseURLFile+
+			" with the database URL cannot be read.", err)
 	}
 	url := strings.TrimSpace(string(data))
 	if url == "" {
-		return "", fault.New(fault.Malformed, "database_url_empty", "The file "+c.databaseURLFile+" is empty; it should hold postgres://user:password@host:port/name.", nil)
+		return "", fault.New(fault.Malformed, "database_url_empty", "The file "+c.databaseURLFile+
+			" is empty; it should hold postgres://user:password@host:port/name.", nil)
 	}
 	return url, nil
 }

@@ -33,9 +33,11 @@ func checkDataDir(dir string) (lock *os.File, err error) {
 	lock, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fault.New(fault.Internal, "data_dir_missing", "There is no data directory "+dir+": run `gpuaas-hub init --data-dir "+dir+"` first.", err)
+		return nil, fault.New(fault.Internal, "data_dir_missing", "There is no data directory "+dir+
+			": run `gpuaas-hub init --data-dir "+dir+"` first.", err)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		return nil, fault.New(fault.Internal, "data_dir_unwritable", fmt.Sprintf("The data directory %s cannot be written by this user (uid %d): run the hub as the directory's owner, or chown it.", dir, os.Getuid()), err)
+		return nil, fault.New(fault.Internal, "data_dir_unwritable", fmt.Sprintf("The data directory %s cannot be written "+
+			"by this user (uid %d): run the hub as the directory's owner, or chown it.", dir, os.Getuid()), err)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return nil, diskFull(dir, 0, err)
 	case err != nil:
@@ -43,7 +45,8 @@ func checkDataDir(dir string) (lock *os.File, err error) {
 	}
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = lock.Close()
-		return nil, fault.New(fault.Conflict, codeDataDirInUse, "Another gpuaas-hub works on the data directory "+dir+": stop it first, or give this one a directory of its own.", err)
+		return nil, fault.New(fault.Conflict, codeDataDirInUse, "Another gpuaas-hub works on the data directory "+dir+
+			": stop it first, or give this one a directory of its own.", err)
 	}
 	var stat syscall.Statfs_t
 	if err := syscall.Statfs(dir, &stat); err == nil {
@@ -56,20 +59,25 @@ func checkDataDir(dir string) (lock *os.File, err error) {
 }
 
 func diskFull(dir string, free uint64, cause error) error {
-	return fault.New(fault.Internal, "disk_full", fmt.Sprintf("The disk of the data directory %s is full: %d MiB are free, the hub needs %d MiB to start. Free some space, or move the directory.", dir, free>>20, minFreeBytes>>20), cause)
+	return fault.New(fault.Internal, "disk_full", fmt.Sprintf("The disk of the data directory %s is full: %d MiB are "+
+		"free, the hub needs %d MiB to start. Free some space, or move the directory.", dir, free>>20, minFreeBytes>>20),
+		cause)
 }
 
 // checkClock compares the clock with what cannot lie in its future or past.
 func checkClock(keys *trust.Keys, now time.Time) error {
 	issued := keys.Bundle().Message().GetIssuedAt().AsTime()
 	if now.Add(clockSlack).Before(issued) {
-		return fault.New(fault.Internal, "clock_wrong", fmt.Sprintf("This machine's clock is wrong: it says %s, but the trust bundle was signed at %s. Set it (timedatectl set-ntp true), then start again.",
+		return fault.New(fault.Internal, "clock_wrong", fmt.Sprintf("This machine's clock is wrong: it says %s, but the "+
+			"trust bundle was signed at %s. Set it (timedatectl set-ntp true), then start again.",
 			now.UTC().Format(time.RFC3339), issued.UTC().Format(time.RFC3339)), nil)
 	}
 	for _, role := range []string{protocol.RoleHubCA, protocol.RoleNodeCA} {
 		end, ok := keys.AuthorityExpiry(role)
 		if ok && now.After(end) {
-			return fault.New(fault.Internal, "clock_or_authority", fmt.Sprintf("The authority %s expired at %s and this machine's clock says %s. If the clock is right, replace the authority with `gpuaas-hub trust revoke`; otherwise set the clock.",
+			return fault.New(fault.Internal, "clock_or_authority", fmt.Sprintf("The authority %s expired at %s and this "+
+				"machine's clock says %s. If the clock is right, replace the authority with `gpuaas-hub trust revoke`; otherwise "+
+				"set the clock.",
 				role, end.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339)), nil)
 		}
 	}
@@ -94,11 +102,14 @@ func listenTrouble(flag, addr, network string, err error) error {
 		if network == "UDP" {
 			tool = "ss -lunp"
 		}
-		text = fmt.Sprintf("The %s port of %s is taken by another program (%s shows which): stop that one, or choose another address with --%s.", network, addr, tool, flag)
+		text = fmt.Sprintf("The %s port of %s is taken by another program (%s shows which): stop that one, or choose "+
+			"another address with --%s.", network, addr, tool, flag)
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
-		text = fmt.Sprintf("This user may not listen on %s (%s): ports below 1024 need CAP_NET_BIND_SERVICE; choose another address with --%s.", addr, network, flag)
+		text = fmt.Sprintf("This user may not listen on %s (%s): ports below 1024 need CAP_NET_BIND_SERVICE; choose "+
+			"another address with --%s.", addr, network, flag)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		text = fmt.Sprintf("No interface of this machine has the address of %s (%s): choose another one with --%s, and say with --advertise-api and --advertise-session how nodes reach it.", addr, network, flag)
+		text = fmt.Sprintf("No interface of this machine has the address of %s (%s): choose another one with --%s, and say "+
+			"with --advertise-api and --advertise-session how nodes reach it.", addr, network, flag)
 	default:
 		text = fmt.Sprintf("The hub cannot listen on %s (%s): --%s takes HOST:PORT.", addr, network, flag)
 	}

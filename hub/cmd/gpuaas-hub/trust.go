@@ -16,7 +16,8 @@ import (
 
 func newTrust() *cobra.Command {
 	cmd := &cobra.Command{Use: "trust", Short: "Who is trusted: publishers, keys, revocation"}
-	cmd.AddCommand(newTrustDelegate(), newTrustRevoke(), newTrustRenew(), newTrustRotateRoot(), newTrustAddRoot(), newTrustMinVersion(), newTrustShow())
+	cmd.AddCommand(newTrustDelegate(), newTrustRevoke(), newTrustRenew(), newTrustRotateRoot(), newTrustAddRoot(),
+		newTrustMinVersion(), newTrustShow())
 	return cmd
 }
 
@@ -29,16 +30,18 @@ func newTrustDelegate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delegate",
 		Short: "Let a publisher sign manifests and images for an org's repositories (offline, with the catalog key)",
-		Long: `Signs a delegation with the catalog key and prints it as a DSSE envelope in JSON; a platform admin hands it to the hub with
-POST /api/v1/admin/publishers. It needs no hub and no network.`,
+		Long: `Signs a delegation with the catalog key and prints it as a DSSE envelope in JSON; a platform
+admin hands it to the hub with POST /api/v1/admin/publishers. It needs no hub and no network.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if expires <= 0 {
-				return fault.New(fault.Malformed, "flag_invalid", "--expires must be longer than nothing: a delegation without an end is not taken.", nil)
+				return fault.New(fault.Malformed, "flag_invalid", "--expires must be longer than nothing: a delegation without "+
+					"an end is not taken.", nil)
 			}
 			pub, err := os.ReadFile(publisher)
 			if err != nil {
-				return fault.New(fault.Malformed, "publisher_key_unreadable", "The publisher's public key "+publisher+" cannot be read.", err)
+				return fault.New(fault.Malformed, "publisher_key_unreadable", "The publisher's public key "+publisher+
+					" cannot be read.", err)
 			}
 			passphrase, err := readPassphrase(passphraseFile, false)
 			if err != nil {
@@ -60,7 +63,8 @@ POST /api/v1/admin/publishers. It needs no hub and no network.`,
 		},
 	}
 	cmd.Flags().StringVar(&keyDir, "key-dir", defaultDataDir+"-keys", "directory with the offline keys")
-	cmd.Flags().StringVar(&passphraseFile, "passphrase-file", "", "file with their passphrase (default: asked on the terminal)")
+	cmd.Flags().StringVar(&passphraseFile, "passphrase-file", "", "file with their passphrase (default: asked on the "+
+		"terminal)")
 	cmd.Flags().StringVar(&publisher, "publisher", "", "the publisher's Ed25519 public key, PEM")
 	cmd.Flags().StringVar(&org, "org", "", "slug of the org; empty for platform apps")
 	cmd.Flags().StringArrayVar(&prefixes, "prefix", nil, "repository prefix, like org/acme/ (repeatable)")
@@ -79,9 +83,10 @@ func newTrustRevoke() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "revoke",
 		Short: "Revoke a key (offline, with the root key); a key of the hub's own is replaced at the same time",
-		Long: `Signs the next trust bundle with the root key: the key no longer counts, and a key of one of the hub's own roles is replaced
-by a new one. A running hub takes the new bundle over within a resync, or at SIGHUP, and passes it on to the nodes. Documents
-that nodes have accepted stay valid; nothing that runs is stopped.`,
+		Long: `Signs the next trust bundle with the root key: the key no longer counts, and a key of one of
+the hub's own roles is replaced by a new one. A running hub takes the new bundle over within a
+resync, or at SIGHUP, and passes it on to the nodes. Documents that nodes have accepted stay valid;
+nothing that runs is stopped.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			root, err := f.keys()
@@ -94,7 +99,8 @@ that nodes have accepted stay valid; nothing that runs is stopped.`,
 			}
 			catalog := filepath.Join(f.keyDir, trust.CatalogKeyFile)
 			bundle, err := trust.Revoke(trust.RevokeOptions{
-				DataDir: f.dataDir, Root: root, KeyID: keyID, Now: time.Now(), BundleTTL: f.lifetime, CatalogKeyFile: catalog + ".new",
+				DataDir: f.dataDir, Root: root, KeyID: keyID, Now: time.Now(), BundleTTL: f.lifetime, CatalogKeyFile: catalog +
+					".new",
 				ServerNames: tlsNames, Hostname: hostname,
 			})
 			if err != nil {
@@ -102,14 +108,16 @@ that nodes have accepted stay valid; nothing that runs is stopped.`,
 			}
 			// A new catalog key takes the place of the revoked one.
 			if err := os.Rename(catalog+".new", catalog); err != nil && !os.IsNotExist(err) {
-				return fault.New(fault.Internal, "catalog_key_not_moved", "The key is revoked; move "+catalog+".new to "+catalog+" by hand.", err)
+				return fault.New(fault.Internal, "catalog_key_not_moved", "The key is revoked; move "+catalog+".new to "+catalog+
+					" by hand.", err)
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Key %s is revoked by trust bundle %d.\n", keyID, bundle.Version())
 			return err
 		},
 	}
 	f.add(cmd)
-	cmd.Flags().StringSliceVar(&tlsNames, "tls-name", nil, "with the key of hub-ca: a name or address that the new authority may vouch for (repeatable; default: those of the old one)")
+	cmd.Flags().StringSliceVar(&tlsNames, "tls-name", nil, "with the key of hub-ca: a name or address that the new "+
+		"authority may vouch for (repeatable; default: those of the old one)")
 	cmd.Flags().StringVar(&keyID, "key-id", "", "id of the key, 64 hex digits; gpuaas-hub trust show lists them")
 	_ = cmd.MarkFlagRequired("key-id")
 	return cmd
@@ -147,11 +155,15 @@ func newTrustShow() *cobra.Command {
 			w := cmd.OutOrStdout()
 			if output == outputJSON {
 				return json.NewEncoder(w).Encode(map[string]any{
-					"root_fingerprint": keys.RootFingerprint(), "root_role_digest": rootRole, "trust_domain": keys.TrustDomain(), "hub_id": keys.HubID(),
-					"expires_at": bundle.Message().GetExpiresAt().AsTime(), "root_threshold": bundle.RootThreshold(), "version": bundle.Version(), "epoch": bundle.Epoch(), "min_versions": minVersions(bundle), "keys": shown, "revoked_key_ids": bundle.Message().GetRevokedKeyIds(),
+					"root_fingerprint": keys.RootFingerprint(), "root_role_digest": rootRole, "trust_domain": keys.TrustDomain(),
+					"hub_id":     keys.HubID(),
+					"expires_at": bundle.Message().GetExpiresAt().AsTime(), "root_threshold": bundle.RootThreshold(),
+					"version": bundle.Version(), "epoch": bundle.Epoch(), "min_versions": minVersions(bundle), "keys": shown,
+					"revoked_key_ids": bundle.Message().GetRevokedKeyIds(),
 				})
 			}
-			_, _ = fmt.Fprintf(w, "trust domain      %s\nroot fingerprint  %s\nroot role         %s\nbundle            version %d, epoch %d, %s\n\n",
+			_, _ = fmt.Fprintf(w, "trust domain      %s\nroot fingerprint  %s\nroot role         %s\nbundle            "+
+				"version %d, epoch %d, %s\n\n",
 				keys.TrustDomain(), keys.RootFingerprint(), rootRole, bundle.Version(), bundle.Epoch(), lifeOf(keys, time.Now()))
 			for _, k := range shown {
 				mark := ""

@@ -24,13 +24,16 @@ type rootFlags struct {
 func (f *rootFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
 	cmd.Flags().StringVar(&f.keyDir, "key-dir", defaultDataDir+"-keys", "directory with the offline keys")
-	cmd.Flags().StringArrayVar(&f.files, "root-key-file", nil, "a root key; repeat it for as many as must sign (default: <key-dir>/"+trust.RootKeyFile+")")
-	cmd.Flags().StringArrayVar(&f.passphraseFiles, "passphrase-file", nil, "file with their passphrase; once for all keys, or once for each (default: asked on the terminal)")
+	cmd.Flags().StringArrayVar(&f.files, "root-key-file", nil, "a root key; repeat it for as many as must sign "+
+		"(default: <key-dir>/"+trust.RootKeyFile+")")
+	cmd.Flags().StringArrayVar(&f.passphraseFiles, "passphrase-file", nil, "file with their passphrase; once for all "+
+		"keys, or once for each (default: asked on the terminal)")
 	bundleLifetimeFlag(cmd, &f.lifetime)
 }
 
 func bundleLifetimeFlag(cmd *cobra.Command, lifetime *time.Duration) {
-	cmd.Flags().DurationVar(lifetime, "bundle-lifetime", trust.DefaultBundleTTL, "how long the signed trust bundle is current, 24h or longer; afterwards nodes report trust_bundle_expired")
+	cmd.Flags().DurationVar(lifetime, "bundle-lifetime", trust.DefaultBundleTTL, "how long the signed trust bundle is "+
+		"current, 24h or longer; afterwards nodes report trust_bundle_expired")
 }
 
 // keys reads the passphrases and says which files they open.
@@ -79,7 +82,8 @@ func (f *newPassphraseFlags) add(cmd *cobra.Command, fileFlag, what string) {
 func (f *newPassphraseFlags) read(otherwise func() (string, error)) (string, error) {
 	switch {
 	case f.generate && f.file != "":
-		return "", fault.New(fault.Malformed, "flag_invalid", "Give a passphrase file or --generate-passphrase, not both.", nil)
+		return "", fault.New(fault.Malformed, "flag_invalid", "Give a passphrase file or --generate-passphrase, not both.",
+			nil)
 	case f.generate:
 		return trust.NewPassphrase(), nil
 	case f.file != "":
@@ -101,15 +105,20 @@ func newTrustRenew() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "renew",
 		Short: "Sign the trust bundle again, with a new end (offline, with the root key)",
-		Long: `Signs the same keys again as the next trust bundle. Do it before the present one ends (` + "`gpuaas-hub trust show`" + `); nothing stops
-when it is forgotten, but nodes report trust_bundle_expired. A running hub takes the new bundle over within a resync, or at SIGHUP.`,
+		Long: `Signs the same keys again as the next trust bundle. Do it before the present one ends (` +
+			"`gpuaas-hub trust show`" + `); nothing stops
+when it is forgotten, but nodes report trust_bundle_expired. A running hub takes the new bundle over within a ` +
+			`resync, or at SIGHUP.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			root, err := f.keys()
 			if err != nil {
 				return err
 			}
-			bundle, err := trust.Renew(trust.RenewOptions{DataDir: f.dataDir, Root: root, Now: time.Now(), BundleTTL: f.lifetime})
+			bundle, err := trust.Renew(trust.RenewOptions{
+				DataDir: f.dataDir, Root: root, Now: time.Now(),
+				BundleTTL: f.lifetime,
+			})
 			if err != nil {
 				return err
 			}
@@ -122,7 +131,8 @@ when it is forgotten, but nodes report trust_bundle_expired. A running hub takes
 
 func showBundle(w io.Writer, bundle protocol.Bundle) error {
 	end, _ := bundle.ExpiresAt()
-	_, err := fmt.Fprintf(w, "Trust bundle %d is signed and current until %s.\n", bundle.Version(), end.UTC().Format(time.RFC3339))
+	_, err := fmt.Fprintf(w, "Trust bundle %d is signed and current until %s.\n", bundle.Version(),
+		end.UTC().Format(time.RFC3339))
 	return err
 }
 
@@ -131,7 +141,8 @@ func showRoot(w io.Writer, bundle protocol.Bundle) error {
 	if err := showBundle(w, bundle); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "Nodes of this hub follow by themselves. Nodes that join from now on need this root fingerprint:\n  %s\n", bundle.Pin())
+	_, err := fmt.Fprintf(w, "Nodes of this hub follow by themselves. Nodes that join from now on need this root "+
+		"fingerprint:\n  %s\n", bundle.Pin())
 	return err
 }
 
@@ -144,8 +155,9 @@ func newTrustRotateRoot() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rotate-root",
 		Short: "Replace a root key by a new one (offline, with the present root)",
-		Long: `Makes a new root key, and signs with the present root and the new key the trust bundle in which it takes the place of the old one,
-which is revoked. Where the root is 2-of-3, two present keys sign, and the third may be the lost one: name it with --retire.`,
+		Long: `Makes a new root key, and signs with the present root and the new key the trust bundle in which
+it takes the place of the old one, which is revoked. Where the root is 2-of-3, two present keys
+sign, and the third may be the lost one: name it with --retire.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			root, err := f.keys()
@@ -166,14 +178,16 @@ which is revoked. Where the root is 2-of-3, two present keys sign, and the third
 				file = present + ".new"
 			}
 			bundle, err := trust.ChangeRoot(trust.ChangeRootOptions{
-				DataDir: f.dataDir, Root: root, Add: []trust.NewRootKey{{File: file, Passphrase: secret}}, Retire: retire, Now: time.Now(), BundleTTL: f.lifetime,
+				DataDir: f.dataDir, Root: root, Add: []trust.NewRootKey{{File: file, Passphrase: secret}}, Retire: retire,
+				Now: time.Now(), BundleTTL: f.lifetime,
 			})
 			if err != nil {
 				return err
 			}
 			if target == "" {
 				if err := os.Rename(file, present); err != nil {
-					return fault.New(fault.Internal, "root_key_not_moved", "The root is rotated; move "+file+" to "+present+" by hand.", err)
+					return fault.New(fault.Internal, "root_key_not_moved", "The root is rotated; move "+file+" to "+present+
+						" by hand.", err)
 				}
 			}
 			if err := passphrase.show(cmd.OutOrStdout(), secret); err != nil {
@@ -183,9 +197,11 @@ which is revoked. Where the root is 2-of-3, two present keys sign, and the third
 		},
 	}
 	f.add(cmd)
-	passphrase.add(cmd, "new-passphrase-file", "file with the passphrase of the new key (default: that of the first root key)")
+	passphrase.add(cmd, "new-passphrase-file", "file with the passphrase of the new key (default: that of the first "+
+		"root key)")
 	cmd.Flags().StringVar(&retire, "retire", "", "id of the root key that is replaced (default: the only one)")
-	cmd.Flags().StringVar(&target, "new-root-key-file", "", "where the new key goes (default: it takes the place of <key-dir>/"+trust.RootKeyFile+")")
+	cmd.Flags().StringVar(&target, "new-root-key-file", "", "where the new key goes (default: it takes the place of "+
+		"<key-dir>/"+trust.RootKeyFile+")")
 	return cmd
 }
 
@@ -197,7 +213,8 @@ func onlyRoot(dataDir string) (string, error) {
 	}
 	root := keys.Bundle().Keys(protocol.RoleRoot)
 	if len(root) != 1 {
-		return "", fault.New(fault.Malformed, "flag_invalid", "There are several root keys: say with --retire which one is replaced (`gpuaas-hub trust show` lists them).", nil)
+		return "", fault.New(fault.Malformed, "flag_invalid", "There are several root keys: say with --retire which one is "+
+			"replaced (`gpuaas-hub trust show` lists them).", nil)
 	}
 	return root[0].GetKeyId(), nil
 }
@@ -212,8 +229,9 @@ func newTrustAddRoot() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "add-root",
 		Short: "Add root keys, so that several must sign, like 2 of 3 (offline, with the present root)",
-		Long: `Makes further root keys and signs, with the present root and the new keys, the trust bundle that lists them. By default two are added
-to the first one, and two of the three must sign from then on: one may be lost or stolen. Keep them in different places.`,
+		Long: `Makes further root keys and signs, with the present root and the new keys, the trust bundle
+that lists them. By default two are added to the first one, and two of the three must sign from then
+on: one may be lost or stolen. Keep them in different places.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			root, err := f.keys()
@@ -227,7 +245,10 @@ to the first one, and two of the three must sign from then on: one may be lost o
 			if len(targets) == 0 {
 				targets = []string{filepath.Join(f.keyDir, "root-2.age"), filepath.Join(f.keyDir, "root-3.age")}
 			}
-			o := trust.ChangeRootOptions{DataDir: f.dataDir, Root: root, Threshold: threshold, Now: time.Now(), BundleTTL: f.lifetime}
+			o := trust.ChangeRootOptions{
+				DataDir: f.dataDir, Root: root, Threshold: threshold, Now: time.Now(),
+				BundleTTL: f.lifetime,
+			}
 			for _, file := range targets {
 				o.Add = append(o.Add, trust.NewRootKey{File: file, Passphrase: secret})
 			}
@@ -242,8 +263,10 @@ to the first one, and two of the three must sign from then on: one may be lost o
 		},
 	}
 	f.add(cmd)
-	passphrase.add(cmd, "new-passphrase-file", "file with the passphrase of the new keys (default: that of the first root key)")
-	cmd.Flags().StringArrayVar(&targets, "new-root-key-file", nil, "where a new key goes (repeatable; default: <key-dir>/root-2.age and root-3.age)")
+	passphrase.add(cmd, "new-passphrase-file", "file with the passphrase of the new keys (default: that of the first "+
+		"root key)")
+	cmd.Flags().StringArrayVar(&targets, "new-root-key-file", nil, "where a new key goes (repeatable; default: "+
+		"<key-dir>/root-2.age and root-3.age)")
 	cmd.Flags().IntVar(&threshold, "threshold", 2, "how many root keys must sign from then on")
 	return cmd
 }

@@ -36,7 +36,10 @@ func (h home) show(t *testing.T) (s shown) {
 func TestTheRootIsRenewedRotatedAndSpreadFromTheCommandLine(t *testing.T) {
 	h := newHome(t)
 	trustCommand := func(verb string, args ...string) (string, error) {
-		return cli(t, append([]string{"trust", verb, "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase}, args...)...)
+		return cli(t, append([]string{
+			"trust", verb, "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file",
+			h.passphrase,
+		}, args...)...)
 	}
 	first := h.show(t)
 	require.Equal(t, h.fingerprint, first.RootFingerprint)
@@ -72,16 +75,21 @@ func TestTheRootIsRenewedRotatedAndSpreadFromTheCommandLine(t *testing.T) {
 	require.Contains(t, printed, spread.RootFingerprint)
 	_, err = trustCommand("renew")
 	require.Equal(t, "root_key_wrong", fault.As(err).Code)
-	_, err = trustCommand("renew", "--root-key-file", filepath.Join(h.keys, "root-2.age"), "--root-key-file", filepath.Join(h.keys, "root-3.age"))
+	_, err = trustCommand("renew", "--root-key-file", filepath.Join(h.keys, "root-2.age"), "--root-key-file",
+		filepath.Join(h.keys, "root-3.age"))
 	require.NoError(t, err)
-	_, err = trustCommand("rotate-root", "--root-key-file", filepath.Join(h.keys, "root-2.age"), "--root-key-file", filepath.Join(h.keys, "root-3.age"))
+	_, err = trustCommand("rotate-root", "--root-key-file", filepath.Join(h.keys, "root-2.age"), "--root-key-file",
+		filepath.Join(h.keys, "root-3.age"))
 	require.Equal(t, "flag_invalid", fault.As(err).Code, "which of three is not guessed")
 }
 
 func TestTheLowestVersionOfAnAppIsSetAndLifted(t *testing.T) {
 	h := newHome(t)
 	set := func(args ...string) error {
-		_, err := cli(t, append([]string{"trust", "min-version", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase, "--app", "jupyter"}, args...)...)
+		_, err := cli(t, append([]string{
+			"trust", "min-version", "--data-dir", h.data, "--key-dir", h.keys,
+			"--passphrase-file", h.passphrase, "--app", "jupyter",
+		}, args...)...)
 		return err
 	}
 	floor := func() string {
@@ -103,7 +111,10 @@ func TestTheLowestVersionOfAnAppIsSetAndLifted(t *testing.T) {
 
 func TestInitPrintsAGeneratedPassphraseOnce(t *testing.T) {
 	dir := t.TempDir()
-	args := []string{"init", "--data-dir", filepath.Join(dir, "data"), "--key-dir", filepath.Join(dir, "keys"), "-o", "json"}
+	args := []string{
+		"init", "--data-dir", filepath.Join(dir, "data"), "--key-dir", filepath.Join(dir, "keys"), "-o",
+		"json",
+	}
 	short := filepath.Join(dir, "short")
 	require.NoError(t, os.WriteFile(short, []byte("correct horse\n"), 0o600))
 	_, err := cli(t, append(args, "--passphrase-file", short)...)
@@ -131,5 +142,7 @@ func TestANameThatTheAuthorityMayNotVouchForIsSaidAtTheStart(t *testing.T) {
 		require.Equal(t, "tls_name_not_permitted", fault.As(err).Code, name)
 		require.Contains(t, fault.As(err).Public, "--tls-name", name)
 	}
-	require.NoError(t, (&hub{keys: keys, conf: config{advertiseAPI: "10.0.0.1:8443", tlsNames: []string{"hub.gpuaas.test"}}}).checkNames(t.Context()))
+	require.NoError(t,
+		(&hub{keys: keys, conf: config{advertiseAPI: "10.0.0.1:8443", tlsNames: []string{"hub.gpuaas.test"}}}).checkNames(
+			t.Context()))
 }

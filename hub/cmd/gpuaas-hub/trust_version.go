@@ -19,8 +19,9 @@ func newTrustMinVersion() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "min-version",
 		Short: "Set the lowest version of an app that may start (offline, with the root key)",
-		Long: `Signs the next trust bundle with the lowest acceptable version of an app, for instance after a fault was found in older ones. Hub and nodes
-start nothing older from then on, so that a thief of the hub's online keys cannot either; what runs goes on until it stops or is upgraded.`,
+		Long: `Signs the next trust bundle with the lowest acceptable version of an app, for instance after a
+fault was found in older ones. Hub and nodes start nothing older from then on, so that a thief of
+the hub's online keys cannot either; what runs goes on until it stops or is upgraded.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if lift == (version != "") {

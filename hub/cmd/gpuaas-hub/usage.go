@@ -38,9 +38,10 @@ func newUsageExport() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export --node ID",
 		Short: "Write a node's signed usage segments, one JSON object a line; the hub may run",
-		Long: `Writes the usage segments of a node as the node signed them, one JSON object a line: node_id, incarnation, number and envelope, the
-base64 of the protobuf gpuaas.v1.Envelope, signed with the node's key. --from and --to choose by the time at which the hub posted a segment;
-as segments are kept by slots of four hours or more, those of the whole first and last slot are written.`,
+		Long: `Writes the usage segments of a node as the node signed them, one JSON object a line: node_id,
+incarnation, number and envelope, the base64 of the protobuf gpuaas.v1.Envelope, signed with the
+node's key. --from and --to choose by the time at which the hub posted a segment; as segments are
+kept by slots of four hours or more, those of the whole first and last slot are written.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if !db.IsID(node) {
@@ -68,8 +69,10 @@ as segments are kept by slots of four hours or more, those of the whole first an
 	}
 	c.databaseFlags(cmd)
 	cmd.Flags().StringVar(&node, "node", "", "id of the node")
-	cmd.Flags().StringVar(&from, "from", "", "leave out what was posted before, like 2026-11-22T10:00:00Z (default: the oldest that is kept)")
-	cmd.Flags().StringVar(&to, "to", "", "leave out what was posted at or after, like 2026-11-22T10:00:00Z (default: the newest)")
+	cmd.Flags().StringVar(&from, "from", "", "leave out what was posted before, like 2026-11-22T10:00:00Z (default: the "+
+		"oldest that is kept)")
+	cmd.Flags().StringVar(&to, "to", "", "leave out what was posted at or after, like 2026-11-22T10:00:00Z (default: "+
+		"the newest)")
 	return cmd
 }
 
@@ -79,7 +82,8 @@ func timeFlag(name, value string, absent time.Time) (time.Time, error) {
 	}
 	t, err := time.Parse(time.RFC3339, value)
 	if err != nil {
-		return t, fault.New(fault.Malformed, "flag_invalid", "--"+name+" needs a time of RFC 3339, like 2026-11-22T10:00:00Z.", err)
+		return t, fault.New(fault.Malformed, "flag_invalid", "--"+name+" needs a time of RFC 3339, like "+
+			"2026-11-22T10:00:00Z.", err)
 	}
 	return t, nil
 }

@@ -34,8 +34,8 @@ type told struct {
 	Events    map[string][]string `json:"events"`
 }
 
-// The rows, keys and documents that the release before this one left on a hub's disk are taken over: everybody is told what they
-// were told before, with the credentials they had.
+// The rows, keys and documents that the release before this one left on a hub's disk are taken over: everybody is told
+// what they were told before, with the credentials they had.
 func TestWhatYesterdaysHubKnewIsToldToday(t *testing.T) {
 	h := yesterdaysHome(t)
 	var before told
@@ -61,7 +61,10 @@ func TestWhatYesterdaysHubKnewIsToldToday(t *testing.T) {
 		id, _ := was["id"].(string)
 		status, is := hub.api(t, http.MethodGet, project+"/app-instances/"+id, token, "")
 		require.Equal(t, http.StatusOK, status, "%v", is)
-		for _, field := range []string{"id", "project_id", "org_id", "app_slug", "version", "display_name", "status", "revision", "previous_version", "endpoints", "created_at", "activated_at", "requested_by"} {
+		for _, field := range []string{
+			"id", "project_id", "org_id", "app_slug", "version", "display_name", "status",
+			"revision", "previous_version", "endpoints", "created_at", "activated_at", "requested_by",
+		} {
 			require.Equal(t, was[field], is[field], "%s of %s", field, was["display_name"])
 		}
 		status, events := hub.api(t, http.MethodGet, project+"/app-instances/"+id+"/events?limit=200", token, "")
@@ -72,7 +75,8 @@ func TestWhatYesterdaysHubKnewIsToldToday(t *testing.T) {
 			types = append(types, kind)
 		}
 		require.Equal(t, before.Events[id], types)
-		requireTold(t, hub, token, "/billing/ledger?limit=200&app_instance_id="+id, "posting_id", of(before.Postings, "subject", id))
+		requireTold(t, hub, token, "/billing/ledger?limit=200&app_instance_id="+id, "posting_id",
+			of(before.Postings, "subject", id))
 		requireMeasured(t, hub, token, id, of(before.Usage, "app_instance_id", id))
 	}
 	status, node := hub.api(t, http.MethodGet, "/admin/nodes/"+before.NodeID, token, "")
@@ -80,7 +84,8 @@ func TestWhatYesterdaysHubKnewIsToldToday(t *testing.T) {
 	require.Equal(t, before.NodeID, node["id"])
 }
 
-// requireTold asks for a list and finds in it everything that was told before, field by field; a release may add fields.
+// requireTold asks for a list and finds in it everything that was told before, field by field; a release may add
+// fields.
 func requireTold(t *testing.T, hub *running, token, path, key string, before []map[string]any) {
 	t.Helper()
 	status, list := hub.api(t, http.MethodGet, path, token, "")
@@ -102,7 +107,8 @@ func requireTold(t *testing.T, hub *running, token, path, key string, before []m
 func requireMeasured(t *testing.T, hub *running, token, instance string, before []map[string]any) {
 	t.Helper()
 	first := "2026-01-01T00:00:00Z" // before any recording
-	status, list := hub.api(t, http.MethodGet, "/billing/usage/hourly?limit=200&from="+first+"&app_instance_id="+instance, token, "")
+	status, list := hub.api(t, http.MethodGet, "/billing/usage/hourly?limit=200&from="+first+"&app_instance_id="+instance,
+		token, "")
 	require.Equal(t, http.StatusOK, status, "%v", list)
 	require.Equal(t, quantities(t, before), quantities(t, items(t, list)))
 }
@@ -162,7 +168,8 @@ func of(all []map[string]any, field, id string) []map[string]any {
 // yesterdaysHome puts the recording on disk, the rows into a private PostgreSQL as the hub keeps them.
 func yesterdaysHome(t *testing.T) home {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "gpuaas-hub-test-") //nolint:usetesting // what is above t.TempDir() lets nobody else pass
+	//nolint:usetesting // what is above t.TempDir() lets nobody else pass
+	dir, err := os.MkdirTemp("/tmp", "gpuaas-hub-test-")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	require.NoError(t, os.Chmod(dir, 0o711))

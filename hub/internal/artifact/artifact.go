@@ -1,6 +1,6 @@
 // Package artifact owns what is shipped: publish intents, artifacts with their digests and the evidence that makes them
-// trusted, and the OCI registry that holds the bytes. Which keys may sign for a repository is told to it; apps and versions
-// are the catalogue's.
+// trusted, and the OCI registry that holds the bytes. Which keys may sign for a repository is told to it; apps and
+// versions are the catalogue's.
 package artifact
 
 import (
@@ -119,8 +119,8 @@ func Repository(orgSlug, appSlug, artifactName string) string {
 	return "org/" + orgSlug + "/" + appSlug + "/" + artifactName
 }
 
-// OrgSlugOf returns the org to which a repository belongs; empty for one of the platform. ok is false for a name that no
-// artifact can have.
+// OrgSlugOf returns the org to which a repository belongs; empty for one of the platform. ok is false for a name that
+// no artifact can have.
 func OrgSlugOf(repository string) (orgSlug string, ok bool) {
 	steps := strings.Split(repository, "/")
 	switch {
@@ -159,7 +159,8 @@ func InUse(ctx context.Context, tx db.Tx, orgID, appSlug string, now time.Time) 
 
 // CheckIntentOpen reports, as a fault, that an intent does not exist or has ended.
 func CheckIntentOpen(ctx context.Context, tx db.Tx, id string, now time.Time) error {
-	ended := fault.New(fault.Unauthenticated, CodeIntentEnded, "The publish intent has ended; ask for a new one.", nil).Lasting()
+	ended := fault.New(fault.Unauthenticated, CodeIntentEnded, "The publish intent has ended; ask for a new one.",
+		nil).Lasting()
 	if !db.IsID(id) {
 		return ended
 	}
@@ -202,9 +203,9 @@ func Judge(img Image, repository, digest string, signers []SignerKey, now time.T
 	return Verified, evidence
 }
 
-// Register keeps a digest with what was found out about it. Registering the same digest for the same version again takes
-// the new findings, so that a signature which was pushed late counts; it never makes a revoked one good, nor a verified one
-// unverified.
+// Register keeps a digest with what was found out about it. Registering the same digest for the same version again
+// takes the new findings, so that a signature which was pushed late counts; it never makes a revoked one good, nor a
+// verified one unverified.
 func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before *Artifact, after Artifact, err error) {
 	old, found, err := selectOne(ctx, tx, a.Repository, a.Digest, a.AppVersion)
 	if err != nil {
@@ -215,26 +216,29 @@ func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before 
 		return nil, a, insertArtifact(ctx, tx, a)
 	}
 	if old.ProjectID != a.ProjectID {
-		return nil, Artifact{}, fault.New(fault.Conflict, "artifact_exists", "Another project has registered this digest for this version.", nil).
+		return nil, Artifact{}, fault.New(fault.Conflict, "artifact_exists", "Another project has registered this digest "+
+			"for this version.", nil).
 			At("/digest", "is registered already").Lasting()
 	}
 	if old.Status == Revoked || old.TrustState == TrustRevoked {
-		return nil, Artifact{}, fault.New(fault.Conflict, "artifact_revoked", "This artifact was revoked; push and register another one.", nil).
+		return nil, Artifact{}, fault.New(fault.Conflict, "artifact_revoked", "This artifact was revoked; push and "+
+			"register another one.", nil).
 			At("/digest", "was revoked").Lasting()
 	}
 	if old.TrustState == Verified && a.TrustState != Verified {
 		// The tag with the signatures can be pushed to by every project of the org; what was verified before stays so.
 		a.TrustState, a.Evidence = old.TrustState, old.Evidence
 	}
-	a.ID, a.CreatedAt, a.CreatedBy, a.Status, a.ResourceVersion = old.ID, old.CreatedAt, old.CreatedBy, old.Status, old.ResourceVersion+1
+	a.ID, a.CreatedAt, a.CreatedBy, a.Status, a.ResourceVersion = old.ID, old.CreatedAt, old.CreatedBy, old.Status,
+		old.ResourceVersion+1
 	return &old, a, updateArtifact(ctx, tx, a)
 }
 
 // Promotion is one artifact that became active.
 type Promotion struct{ Before, After Artifact }
 
-// Activate makes the artifacts behind image references (repository@digest) active for a version, or says which of them are
-// not verified. It returns those that changed.
+// Activate makes the artifacts behind image references (repository@digest) active for a version, or says which of them
+// are not verified. It returns those that changed.
 func Activate(ctx context.Context, tx db.Tx, appVersion string, refs []string, now time.Time) ([]Promotion, error) {
 	refused := fault.New(fault.Conflict, CodeNotVerified,
 		"The version names images that are not registered and verified; push, sign and register them first.", nil).Lasting()

@@ -16,7 +16,8 @@ func TestAVerifiedArtifactStaysVerifiedWhenItsSignatureTagIsOverwritten(t *testi
 	d := dbtest.New(t)
 	now := time.Unix(1_800_000_000, 0).UTC()
 	a := artifact.Artifact{
-		ID: db.NewID(), OrgID: db.NewID(), ProjectID: db.NewID(), AppSlug: "demo", AppVersion: "1", Repository: repository, Digest: "sha256:1",
+		ID: db.NewID(), OrgID: db.NewID(), ProjectID: db.NewID(), AppSlug: "demo", AppVersion: "1", Repository: repository,
+		Digest:     "sha256:1",
 		TrustState: artifact.Verified, Evidence: []artifact.Evidence{{Kind: "signature", KeyID: "k"}},
 		CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
 	}
@@ -43,14 +44,17 @@ func TestRetiredAndRevokedArtifactsAndEndedIntentsAreNoRoots(t *testing.T) {
 	d := dbtest.New(t)
 	now := time.Unix(1_800_000_000, 0).UTC()
 	roots := func(at time.Time) artifact.Roots {
-		out, err := db.ReadTx(t.Context(), d, func(tx db.Tx) (artifact.Roots, error) { return artifact.RootsOf(t.Context(), tx, at) })
+		out, err := db.ReadTx(t.Context(), d, func(tx db.Tx) (artifact.Roots, error) {
+			return artifact.RootsOf(t.Context(), tx, at)
+		})
 		require.NoError(t, err)
 		return out
 	}
 	_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
 		for _, status := range []string{"registered", "active", "deprecated", "retired", "revoked"} {
 			a := artifact.Artifact{
-				ID: db.NewID(), OrgID: db.NewID(), ProjectID: db.NewID(), AppVersion: "1", Repository: repository, Digest: "sha256:" + status,
+				ID: db.NewID(), OrgID: db.NewID(), ProjectID: db.NewID(), AppVersion: "1", Repository: repository,
+				Digest:    "sha256:" + status,
 				CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
 			}
 			if _, _, err := artifact.Register(t.Context(), tx, a, now); err != nil {

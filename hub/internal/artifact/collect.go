@@ -20,8 +20,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// CollectGrace is how long nothing that was pushed, pulled or looked up is collected. It is longer than a publish intent and the
-// last token of it, so that a push ends on what it began with.
+// CollectGrace is how long nothing that was pushed, pulled or looked up is collected. It is longer than a publish
+// intent and the last token of it, so that a push ends on what it began with.
 const CollectGrace = 2 * IntentLifetime
 
 // Ref names an image in a repository.
@@ -56,8 +56,9 @@ type Collected struct {
 	Bytes int64
 }
 
-// Collect removes what no root reaches. Pushes and pulls go on: what they have used since the grace before its beginning stays,
-// and each removal looks at that once more, with uses of the digest waiting. A repository that cannot be read is kept as it is.
+// Collect removes what no root reaches. Pushes and pulls go on: what they have used since the grace before its
+// beginning stays, and each removal looks at that once more, with uses of the digest waiting. A repository that cannot
+// be read is kept as it is.
 func (r *Registry) Collect(ctx context.Context) (Collected, error) {
 	cutoff := r.conf.Now().Add(-CollectGrace)
 	var out Collected
@@ -330,7 +331,9 @@ func (s *sweeper) sweepRepository(ctx context.Context, name string) error {
 		if s.marked.links[name][d] {
 			continue
 		}
-		removed, err := s.r.store.uses.ifUnused(d, s.cutoff, func() error { return s.removeManifest(ctx, repo, name, d, tags) })
+		removed, err := s.r.store.uses.ifUnused(d, s.cutoff, func() error {
+			return s.removeManifest(ctx, repo, name, d, tags)
+		})
 		if err != nil {
 			return fmt.Errorf("remove manifest %s of %s: %w", d, name, err)
 		}
@@ -359,7 +362,9 @@ func (s *sweeper) sweepRepository(ctx context.Context, name string) error {
 	return nil
 }
 
-func (s *sweeper) removeManifest(ctx context.Context, repo repository, name string, d digest.Digest, tags []string) error {
+func (s *sweeper) removeManifest(ctx context.Context, repo repository, name string, d digest.Digest,
+	tags []string,
+) error {
 	s.r.store.tags.Lock()
 	defer s.r.store.tags.Unlock()
 	for _, tag := range tags {

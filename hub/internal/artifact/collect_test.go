@@ -88,7 +88,10 @@ func TestAPushBeyondTheQuotaIsRefusedAndNothingOfItIsKept(t *testing.T) {
 	require.Equal(t, "quota_exceeded", fault.As(err).Code, "%v", err)
 
 	p := b.pusher(t, repository)
-	for name, body := range map[string]io.Reader{"length told": bytes.NewReader(make([]byte, 2000)), "length not told": chunked(2000)} {
+	for name, body := range map[string]io.Reader{
+		"length told":     bytes.NewReader(make([]byte, 2000)),
+		"length not told": chunked(2000),
+	} {
 		t.Run(name, func(t *testing.T) {
 			before := b.registry.UsedBytes("acme")
 			status, upload, _ := p.do(t, http.MethodPost, "/blobs/uploads/", nil)
@@ -154,7 +157,10 @@ func TestAnUploadUnderWayEndsBeforeItFillsTheDisk(t *testing.T) {
 		c.Dir, c.SigningKey, c.MinFreeBytes = roomy.dir, key, math.MaxInt64/2
 	})
 	before, after := roomy.pusher(t, repository), tight.pusher(t, repository)
-	for name, body := range map[string]io.Reader{"length told": bytes.NewReader(make([]byte, 2000)), "length not told": chunked(2000)} {
+	for name, body := range map[string]io.Reader{
+		"length told":     bytes.NewReader(make([]byte, 2000)),
+		"length not told": chunked(2000),
+	} {
 		t.Run(name, func(t *testing.T) {
 			status, upload, text := before.do(t, http.MethodPost, "/blobs/uploads/", nil)
 			require.Equal(t, http.StatusAccepted, status, text)
@@ -170,7 +176,8 @@ func TestAnUploadUnderWayEndsBeforeItFillsTheDisk(t *testing.T) {
 // index makes an image index of two images.
 func index(t *testing.T, content string) v1.ImageIndex {
 	t.Helper()
-	return mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: image(t, content+"-a")}, mutate.IndexAddendum{Add: image(t, content+"-b")})
+	return mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: image(t, content+"-a")},
+		mutate.IndexAddendum{Add: image(t, content+"-b")})
 }
 
 // later is past the grace.
@@ -213,7 +220,10 @@ func TestCollectKeepsWhatARootReachesAndNothingElse(t *testing.T) {
 	listDigest, err := list.Digest()
 	require.NoError(t, err)
 
-	b.roots.Store(&artifact.Roots{Images: []artifact.Ref{{repository, kept}, {repository, listDigest.String()}}, Repositories: []string{open}})
+	b.roots.Store(&artifact.Roots{
+		Images:       []artifact.Ref{{repository, kept}, {repository, listDigest.String()}},
+		Repositories: []string{open},
+	})
 	require.Zero(t, b.collect(t), "nothing that was just pushed")
 	b.later()
 	before := b.registry.UsedBytes("acme")
@@ -288,8 +298,9 @@ func TestABrokenRepositoryIsKeptAndHoldsUpNoOther(t *testing.T) {
 	require.Zero(t, b.registry.UsedBytes("other"))
 }
 
-// TestCollectingWhilePushesGoOnLosesNothing pushes the same few images again and again to several repositories, while garbage
-// is collected without a pause and time leaps past the grace: what was registered is whole at the end, and all else is gone.
+// TestCollectingWhilePushesGoOnLosesNothing pushes the same few images again and again to several repositories, while
+// garbage is collected without a pause and time leaps past the grace: what was registered is whole at the end, and all
+// else is gone.
 func TestCollectingWhilePushesGoOnLosesNothing(t *testing.T) {
 	const pushers, pushesEach, contents = 3, 8, 4
 	for seed := range uint64(2) {
@@ -385,7 +396,8 @@ func assertNoError(t *testing.T, err error) {
 
 func TestImageReferencesAreFoundInAnyManifest(t *testing.T) {
 	d := "sha256:" + strings.Repeat("a", 64)
-	text := []byte("\x00\x12" + `{"image_ref":"org/acme/demo/runtime@` + d + `","services":[{"image":"apps/x/y@` + d + `"}],"note":"a@b"}`)
+	text := []byte("\x00\x12" + `{"image_ref":"org/acme/demo/runtime@` + d + `","services":[{"image":"apps/x/y@` + d +
+		`"}],"note":"a@b"}`)
 	require.Equal(t, []artifact.Ref{{"org/acme/demo/runtime", d}, {"apps/x/y", d}}, artifact.RefsIn(text))
 	require.Equal(t, imagesign.Tag(d), "sha256-"+strings.Repeat("a", 64)+".sig", "by which signatures are kept")
 }

@@ -52,11 +52,13 @@ type Signature struct {
 func (r *Registry) Inspect(ctx context.Context, repository, digest string) (Image, error) {
 	d, err := godigest.Parse(digest)
 	if err != nil || d.Algorithm() != godigest.SHA256 {
-		return Image{}, fault.New(fault.Malformed, "digest_malformed", "The digest must be sha256:<hex>.", err).At("/digest", "is not sha256:<64 hex digits>").Lasting()
+		return Image{}, fault.New(fault.Malformed, "digest_malformed", "The digest must be sha256:<hex>.", err).At("/digest",
+			"is not sha256:<64 hex digits>").Lasting()
 	}
 	named, err := reference.WithName(repository)
 	if err != nil {
-		return Image{}, fault.New(fault.Malformed, "repository_malformed", "The repository name cannot be used.", err).At("/repository", "is not a repository name").Lasting()
+		return Image{}, fault.New(fault.Malformed, "repository_malformed", "The repository name cannot be used.",
+			err).At("/repository", "is not a repository name").Lasting()
 	}
 	repo, err := r.content.Repository(ctx, named)
 	if err != nil {
@@ -90,7 +92,9 @@ type document struct {
 	Manifests []v1.Descriptor `json:"manifests"`
 }
 
-func (in *inspector) read(ctx context.Context, d godigest.Digest) (mediaType string, size int64, doc document, err error) {
+func (in *inspector) read(ctx context.Context,
+	d godigest.Digest,
+) (mediaType string, size int64, doc document, err error) {
 	m, err := in.manifests.Get(ctx, d)
 	if err != nil {
 		if isUnknown(err) {
@@ -229,16 +233,19 @@ func (in *inspector) signatures(ctx context.Context, digest string) ([]Signature
 }
 
 func isUnknown(err error) bool {
-	return errors.As(err, new(distribution.ErrManifestUnknownRevision)) || errors.As(err, new(distribution.ErrManifestUnknown)) ||
+	return errors.As(err, new(distribution.ErrManifestUnknownRevision)) ||
+		errors.As(err, new(distribution.ErrManifestUnknown)) ||
 		errors.As(err, new(distribution.ErrTagUnknown)) || errors.As(err, new(distribution.ErrRepositoryUnknown)) ||
 		errors.As(err, new(driver.PathNotFoundError)) || errors.Is(err, distribution.ErrBlobUnknown)
 }
 
 func notPushed() error {
-	return fault.New(fault.Unprocessable, CodeNotPushed, "The registry does not hold this digest in this repository; push it first.", nil).
+	return fault.New(fault.Unprocessable, CodeNotPushed, "The registry does not hold this digest in this repository; "+
+		"push it first.", nil).
 		At("/digest", "was not pushed to the repository").Lasting()
 }
 
 func unsupported(reason string) error {
-	return fault.New(fault.Unprocessable, CodeUnsupported, "This artifact cannot be run here.", nil).At("/digest", reason).Lasting()
+	return fault.New(fault.Unprocessable, CodeUnsupported, "This artifact cannot be run here.", nil).At("/digest",
+		reason).Lasting()
 }

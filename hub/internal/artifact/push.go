@@ -23,7 +23,8 @@ const MaxIntentBytes = 256 << 30
 // errIntentFull refuses what exceeds MaxIntentBytes.
 var errIntentFull = errors.New("more than 256 GiB were pushed with this publish intent")
 
-// refusal is why a push is not stored. It travels with the request, because the library would answer 500 without a reason.
+// refusal is why a push is not stored. It travels with the request, because the library would answer 500 without a
+// reason.
 type refusal struct {
 	mu  sync.Mutex
 	err error
@@ -96,7 +97,8 @@ func answerRefused(w http.ResponseWriter, err error) {
 	}
 }
 
-// push serves a request that may store something. What its length says exceeds a limit is refused before the body is read.
+// push serves a request that may store something. What its length says exceeds a limit is refused before the body is
+// read.
 func (r *Registry) push(w http.ResponseWriter, req *http.Request, c claims, repository string) {
 	owner, _ := OrgSlugOf(repository)
 	ctx := req.Context()
@@ -137,8 +139,8 @@ func (r *Registry) push(w http.ResponseWriter, req *http.Request, c claims, repo
 	}
 }
 
-// intentOpen reports as a fault that the publish intent of a token has ended, where the request begins an upload or stores a
-// manifest. A token outlives its intent by minutes; an upload that began before the end goes on.
+// intentOpen reports as a fault that the publish intent of a token has ended, where the request begins an upload or
+// stores a manifest. A token outlives its intent by minutes; an upload that began before the end goes on.
 func (r *Registry) intentOpen(req *http.Request, c claims) error {
 	intentID, isIntent := strings.CutPrefix(c.Subject, subjectIntent)
 	if !isIntent || (req.Method != http.MethodPost && !strings.Contains(req.URL.Path, "/manifests/")) {
@@ -170,7 +172,9 @@ func pushTo(req *http.Request, c claims) string {
 	}
 	for _, kind := range []string{"/blobs/", "/manifests/"} {
 		name, _, ok := strings.Cut(strings.TrimPrefix(req.URL.Path, "/v2/"), kind)
-		if ok && slices.ContainsFunc(c.Grants, func(g grant) bool { return g.Repository == name && slices.Contains(g.Actions, actionPush) }) {
+		if ok && slices.ContainsFunc(c.Grants, func(g grant) bool {
+			return g.Repository == name && slices.Contains(g.Actions, actionPush)
+		}) {
 			return name
 		}
 	}

@@ -34,7 +34,8 @@ import (
 )
 
 const (
-	// MaxUploadBytes bounds the body of one request to the registry; a longer one breaks off. Clients upload a layer in one.
+	// MaxUploadBytes bounds the body of one request to the registry; a longer one breaks off. Clients upload a layer in
+	// one.
 	MaxUploadBytes = 64 << 30
 	// maxTokenBytes bounds a registry token; a longer one is not read.
 	maxTokenBytes = 16 << 10
@@ -57,8 +58,8 @@ type RegistryConfig struct {
 	TrustDomain string
 	// IntentOpen reports as a fault that a publish intent has ended (CheckIntentOpen in a read transaction).
 	IntentOpen func(ctx context.Context, intentID string) error
-	// ShutOut reports whether a node is banned or removed: its credentials and tokens are refused. It is asked for each request that
-	// shows one. It may be nil.
+	// ShutOut reports whether a node is banned or removed: its credentials and tokens are refused. It is asked for each
+	// request that shows one. It may be nil.
 	ShutOut func(nodeID string) bool
 	// Authenticate finds out who a person's or service account's access token belongs to; the subject is for the log.
 	Authenticate func(ctx context.Context, accessToken string) (subject string, err error)
@@ -79,8 +80,8 @@ var (
 	errNotTheNode = errors.New("the connection does not show the node's certificate, or the node is banned or removed")
 )
 
-// Registry is the OCI registry at /v2/: push with the credentials of a publish intent, pull with a node's credential or with
-// the permission to read artifacts. It stores; whether an image is trusted is decided when it is registered.
+// Registry is the OCI registry at /v2/: push with the credentials of a publish intent, pull with a node's credential or
+// with the permission to read artifacts. It stores; whether an image is trusted is decided when it is registered.
 type Registry struct {
 	conf    RegistryConfig
 	log     *slog.Logger
@@ -123,7 +124,8 @@ func OpenRegistry(ctx context.Context, conf RegistryConfig) (r *Registry, err er
 		return nil, fmt.Errorf("registry directory: %w", err)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fault.New(fault.Unavailable, "registry_unavailable", "The registry's directory cannot be made; check the hub's data directory.", err)
+		return nil, fault.New(fault.Unavailable, "registry_unavailable", "The registry's directory cannot be made; check "+
+			"the hub's data directory.", err)
 	}
 	if err := registerAccess(); err != nil {
 		return nil, fmt.Errorf("register the access control: %w", err)
@@ -160,8 +162,10 @@ func OpenRegistry(ctx context.Context, conf RegistryConfig) (r *Registry, err er
 			// PurgeUploads does it, where a caller can end it.
 			"maintenance": configuration.Parameters{"uploadpurging": map[any]any{"enabled": false}},
 		},
-		Auth:       configuration.Auth{accessName: configuration.Parameters{"registry": r}},
-		Middleware: map[string][]configuration.Middleware{"storage": {{Name: storeName, Options: configuration.Parameters{"registry": r}}}},
+		Auth: configuration.Auth{accessName: configuration.Parameters{"registry": r}},
+		Middleware: map[string][]configuration.Middleware{
+			"storage": {{Name: storeName, Options: configuration.Parameters{"registry": r}}},
+		},
 	}
 	c.HTTP.Secret = hex.EncodeToString(secret)
 	c.HTTP.RelativeURLs = true
@@ -206,8 +210,8 @@ func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		writeError(w, http.StatusUnsupportedMediaType, "UNSUPPORTED", "send blobs as application/octet-stream")
 		return
 	}
-	// The distribution library calls FormValue before it authorizes. FormValue reads a form body without any limit when the
-	// body is a MaxBytesReader; it reads nothing when Form is set.
+	// The distribution library calls FormValue before it authorizes. FormValue reads a form body without any limit when
+	// the body is a MaxBytesReader; it reads nothing when Form is set.
 	req.Form, req.PostForm = req.URL.Query(), url.Values{}
 	c, err := r.accessToken(req)
 	if err != nil {
@@ -243,8 +247,8 @@ func isForm(contentType string) bool {
 	return strings.Contains(kind, "application/x-www-form-urlencoded") || strings.Contains(kind, "multipart/")
 }
 
-// Caller names the owner of the request's registry token, and the org whose repositories it is for, by the token's signature alone.
-// Both are empty for anybody else; the org is for the platform's repositories.
+// Caller names the owner of the request's registry token, and the org whose repositories it is for, by the token's
+// signature alone. Both are empty for anybody else; the org is for the platform's repositories.
 func (r *Registry) Caller(req *http.Request) (subject, orgSlug string) {
 	c, err := r.accessToken(req)
 	if err != nil {

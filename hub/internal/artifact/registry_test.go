@@ -121,7 +121,8 @@ func newBench(t *testing.T, change ...func(*artifact.RegistryConfig)) *bench {
 		cancel()
 	})
 	b.caFile = filepath.Join(t.TempDir(), "ca.pem")
-	require.NoError(t, os.WriteFile(b.caFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b.server.Certificate().Raw}), 0o600))
+	require.NoError(t,
+		os.WriteFile(b.caFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b.server.Certificate().Raw}), 0o600))
 	return b
 }
 
@@ -152,8 +153,10 @@ func (b *bench) client(t *testing.T, node string) *http.Client {
 		_, key, err := ed25519.GenerateKey(nil)
 		require.NoError(t, err)
 		template := &x509.Certificate{
-			SerialNumber: big.NewInt(2), URIs: []*url.URL{protocol.NodeSPIFFE(trustDomain, node)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
+			SerialNumber: big.NewInt(2), URIs: []*url.URL{protocol.NodeSPIFFE(trustDomain, node)},
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+			NotBefore:   time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+			KeyUsage: x509.KeyUsageDigitalSignature,
 		}
 		der, err := x509.CreateCertificate(rand.Reader, template, b.nodeCA.Leaf, key.Public(), b.nodeCA.PrivateKey)
 		require.NoError(t, err)
@@ -166,10 +169,16 @@ func (b *bench) client(t *testing.T, node string) *http.Client {
 
 func (b *bench) intent(t *testing.T, repo string) appkit.Target {
 	t.Helper()
-	i := artifact.NewIntent(artifact.Intent{ID: "0192f0c0-0000-7000-8000-000000000001", AppVersion: "1.0.0+build", Channel: "dev", Repository: repo}, *b.now.Load())
+	i := artifact.NewIntent(artifact.Intent{
+		ID: "0192f0c0-0000-7000-8000-000000000001", AppVersion: "1.0.0+build",
+		Channel: "dev", Repository: repo,
+	}, *b.now.Load())
 	username, password, err := b.registry.IntentCredential(i)
 	require.NoError(t, err)
-	return appkit.Target{RegistryHost: b.host, Repository: repo, Tag: i.Tag, Username: username, Password: password, CAFile: b.caFile}
+	return appkit.Target{
+		RegistryHost: b.host, Repository: repo, Tag: i.Tag, Username: username, Password: password,
+		CAFile: b.caFile,
+	}
 }
 
 func newSigner(t *testing.T) (protocol.Signer, artifact.SignerKey) {
@@ -181,7 +190,8 @@ func newSigner(t *testing.T) (protocol.Signer, artifact.SignerKey) {
 
 func image(t *testing.T, content string) v1.Image {
 	t.Helper()
-	img, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Content: []byte(content), Mode: 0o755}}, appkit.ImageConfig{Architecture: "amd64"})
+	img, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Content: []byte(content), Mode: 0o755}},
+		appkit.ImageConfig{Architecture: "amd64"})
 	require.NoError(t, err)
 	return img
 }
@@ -189,7 +199,8 @@ func image(t *testing.T, content string) v1.Image {
 // token asks for one and returns it with the status.
 func token(t *testing.T, c *http.Client, host, user, password, scope string) (int, string) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+host+"/v2/token?service=x&scope="+url.QueryEscape(scope), nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+host+"/v2/token?service=x&scope="+
+		url.QueryEscape(scope), nil)
 	require.NoError(t, err)
 	req.SetBasicAuth(user, password)
 	res, err := c.Do(req)
@@ -223,7 +234,9 @@ func TestPushedImageIsInspectedAndItsSignatureJudged(t *testing.T) {
 	signer, key := newSigner(t)
 	_, stranger := newSigner(t)
 	var last int64
-	pushed, err := appkit.Push(t.Context(), image(t, "one"), b.intent(t, repository), signer, func(done, _ int64) { last = done })
+	pushed, err := appkit.Push(t.Context(), image(t, "one"), b.intent(t, repository), signer, func(done, _ int64) {
+		last = done
+	})
 	require.NoError(t, err)
 	require.Positive(t, last)
 
@@ -298,7 +311,8 @@ func TestLayerOfAnotherRepositoryIsNotMounted(t *testing.T) {
 
 	mine := b.intent(t, repository)
 	c := b.client(t, "")
-	status, tok := token(t, c, b.host, mine.Username, mine.Password, "repository:"+repository+":pull,push repository:org/other/app/runtime:pull")
+	status, tok := token(t, c, b.host, mine.Username, mine.Password, "repository:"+repository+
+		":pull,push repository:org/other/app/runtime:pull")
 	require.Equal(t, http.StatusOK, status)
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
 		"https://"+b.host+"/v2/"+repository+"/blobs/uploads/?mount="+digest.String()+"&from=org/other/app/runtime", nil)
@@ -326,7 +340,8 @@ func TestNodeCredentialWorksOnThatNodesConnectionOnly(t *testing.T) {
 	status, tok := token(t, node, b.host, user, password, scope)
 	require.Equal(t, http.StatusOK, status)
 	require.Equal(t, http.StatusOK, get(t, node, url, tok))
-	for name, thief := range map[string]*http.Client{"no certificate": b.client(t, ""), "another node": b.client(t, otherNodeID)} {
+	for name, thief := range map[string]*http.Client{"no certificate": b.client(t, ""), "another node": b.client(t,
+		otherNodeID)} {
 		t.Run(name, func(t *testing.T) {
 			status, _ := token(t, thief, b.host, user, password, scope)
 			require.Equal(t, http.StatusUnauthorized, status)
@@ -338,7 +353,8 @@ func TestNodeCredentialWorksOnThatNodesConnectionOnly(t *testing.T) {
 		require.Equal(t, http.StatusUnauthorized, get(t, node, strings.Replace(url, "runtime", "other", 1), tok))
 	})
 	t.Run("push", func(t *testing.T) {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+b.host+"/v2/"+repository+"/blobs/uploads/", nil)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+b.host+"/v2/"+repository+
+			"/blobs/uploads/", nil)
 		require.NoError(t, err)
 		req.Header.Set("Authorization", "Bearer "+tok)
 		res, err := node.Do(req)
@@ -470,7 +486,8 @@ func TestUnfinishedUploadsArePurged(t *testing.T) {
 	mine := b.intent(t, repository)
 	c := b.client(t, "")
 	_, tok := token(t, c, b.host, mine.Username, mine.Password, "repository:"+repository+":pull,push")
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+b.host+"/v2/"+repository+"/blobs/uploads/", nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+b.host+"/v2/"+repository+
+		"/blobs/uploads/", nil)
 	require.NoError(t, err)
 	req.Header.Set("Authorization", "Bearer "+tok)
 	res, err := c.Do(req)
@@ -498,7 +515,8 @@ func TestStorageFailureIsToldAndLogged(t *testing.T) {
 	require.NotContains(t, b.log.String(), "eyJ")
 }
 
-// Each repository of a token request costs the hub two statements: it looks at few, and grants no more than it has looked at.
+// Each repository of a token request costs the hub two statements: it looks at few, and grants no more than it has
+// looked at.
 func TestATokenRequestAsksForFewRepositories(t *testing.T) {
 	var asked []string
 	b := newBench(t, func(c *artifact.RegistryConfig) {

@@ -17,7 +17,8 @@ func CheckRunnable(ctx context.Context, tx db.Tx, appVersion, ref string) error 
 	case err != nil:
 		return err
 	case !found || a.TrustState != Verified || a.Status != Active:
-		return fault.New(fault.Conflict, CodeNotVerified, "The version's image is not, or no longer, active and verified; choose another version.", nil).
+		return fault.New(fault.Conflict, CodeNotVerified, "The version's image is not, or no longer, active and verified; "+
+			"choose another version.", nil).
 			At("/version", "has an image that may not be run").Lasting()
 	}
 	return nil

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// space counts what each owner of repositories stores: blobs that its repositories link to, each once, and unfinished uploads.
-// It is kept in memory; what is on the disk is read at the start and after each collection.
+// space counts what each owner of repositories stores: blobs that its repositories link to, each once, and unfinished
+// uploads. It is kept in memory; what is on the disk is read at the start and after each collection.
 type space struct {
 	dir string
 	// minFree is what must stay free on the file system, for what else lies there.
@@ -157,8 +157,8 @@ func (s *space) drop(dir string) {
 	}
 }
 
-// link adds a blob to what the repository's owner stores. Unfinished uploads do not count against it: one of them may be this
-// very blob, and each is linked in its turn.
+// link adds a blob to what the repository's owner stores. Unfinished uploads do not count against it: one of them may
+// be this very blob, and each is linked in its turn.
 func (s *space) link(repository string, d digest.Digest, size int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -21,8 +21,8 @@ const (
 	blobsRoot        = storeRoot + "/blobs"
 )
 
-// store is the storage of the registry as pushes and pulls see it: it counts what each owner stores, refuses what exceeds a
-// limit, and notes which digests are in use, so that collecting garbage spares them.
+// store is the storage of the registry as pushes and pulls see it: it counts what each owner stores, refuses what
+// exceeds a limit, and notes which digests are in use, so that collecting garbage spares them.
 type store struct {
 	driver.StorageDriver
 	space *space

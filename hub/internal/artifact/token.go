@@ -27,8 +27,8 @@ const (
 	tokenLifetime = 5 * time.Minute
 	// nodeCredentialLifetime bounds how long a node may pull with one credential.
 	nodeCredentialLifetime = 15 * time.Minute
-	// maxScopes bounds one token request; the rest is ignored. Clients name the repository, and one to mount blobs from; each costs
-	// two statements.
+	// maxScopes bounds one token request; the rest is ignored. Clients name the repository, and one to mount blobs from;
+	// each costs two statements.
 	maxScopes = 4
 	// maxTokenFormBytes bounds the body of a token request.
 	maxTokenFormBytes = 16 << 10
@@ -84,26 +84,32 @@ func (i issuerOfTokens) read(audience, token string) (claims, error) {
 	return c, err
 }
 
-// IntentCredential returns user name and password with which the intent's repository, and no other, can be pushed to until
-// the intent ends. The password is a secret: show it once.
+// IntentCredential returns user name and password with which the intent's repository, and no other, can be pushed to
+// until the intent ends. The password is a secret: show it once.
 func (r *Registry) IntentCredential(i Intent) (username, password string, err error) {
 	username = subjectIntent + i.ID
-	password, err = r.tokens.sign(audienceCredential, username, "", []grant{{i.Repository, []string{actionPull, actionPush}}}, i.ExpiresAt)
+	password, err = r.tokens.sign(audienceCredential, username, "",
+		[]grant{{i.Repository, []string{actionPull, actionPush}}}, i.ExpiresAt)
 	return username, password, err
 }
 
-// NodeCredential lets a node pull one repository for a short while, on connections that show the node's certificate only.
-// The caller has checked that the node needs the repository.
+// NodeCredential lets a node pull one repository for a short while, on connections that show the node's certificate
+// only. The caller has checked that the node needs the repository.
 func (r *Registry) NodeCredential(nodeID, repository string, now time.Time) (*protocol.PullCredential, error) {
 	username, expiresAt := subjectNode+nodeID, now.Add(nodeCredentialLifetime)
-	password, err := r.tokens.sign(audienceCredential, username, nodeID, []grant{{repository, []string{actionPull}}}, expiresAt)
+	password, err := r.tokens.sign(audienceCredential, username, nodeID, []grant{{repository, []string{actionPull}}},
+		expiresAt)
 	if err != nil {
 		return nil, fmt.Errorf("sign a pull credential: %w", err)
 	}
-	return &protocol.PullCredential{RegistryHost: r.conf.Host, Username: username, Password: password, ExpiresAt: timestamppb.New(expiresAt)}, nil
+	return &protocol.PullCredential{
+		RegistryHost: r.conf.Host, Username: username, Password: password,
+		ExpiresAt: timestamppb.New(expiresAt),
+	}, nil
 }
 
-// tokenRequest is one of the two forms: GET with basic authentication (the distribution specification), or POST (OAuth2).
+// tokenRequest is one of the two forms: GET with basic authentication (the distribution specification), or POST
+// (OAuth2).
 type tokenRequest struct {
 	username, password string
 	wanted             []grant
@@ -117,7 +123,8 @@ func readTokenRequest(w http.ResponseWriter, r *http.Request) (tokenRequest, err
 	}
 	if r.Method == http.MethodPost {
 		if r.PostForm.Get("grant_type") != "password" {
-			return t, fault.New(fault.Malformed, "token_request_malformed", "Only the grant type password is offered.", nil).Lasting()
+			return t, fault.New(fault.Malformed, "token_request_malformed", "Only the grant type password is offered.",
+				nil).Lasting()
 		}
 		t.username, t.password = r.PostForm.Get("username"), r.PostForm.Get("password")
 	} else {
@@ -165,17 +172,21 @@ func (r *Registry) serveToken(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	writeJSON(w, http.StatusOK, map[string]any{
-		"token": token, "access_token": token, "expires_in": int(tokenLifetime.Seconds()), "issued_at": now.UTC().Format(time.RFC3339),
+		"token": token, "access_token": token, "expires_in": int(tokenLifetime.Seconds()),
+		"issued_at": now.UTC().Format(time.RFC3339),
 	})
 }
 
 var errCredential = errors.New("the credential was not issued by this registry, or has expired")
 
-// allowed cuts what was asked for down to what the credential gives; asking for too much is no error (distribution token
-// specification), it only yields less.
-func (r *Registry) allowed(ctx context.Context, conn *tls.ConnectionState, t tokenRequest) (subject, nodeID string, grants []grant, err error) {
+// allowed cuts what was asked for down to what the credential gives; asking for too much is no error (distribution
+// token specification), it only yields less.
+func (r *Registry) allowed(ctx context.Context, conn *tls.ConnectionState,
+	t tokenRequest,
+) (subject, nodeID string, grants []grant, err error) {
 	refused := func(cause error) error {
-		return fault.New(fault.Unauthenticated, "credential_invalid", "The registry does not accept this credential.", cause).Lasting()
+		return fault.New(fault.Unauthenticated, "credential_invalid", "The registry does not accept this credential.",
+			cause).Lasting()
 	}
 	if t.username == "" || t.password == "" {
 		return "", "", nil, refused(errors.New("no credential"))
@@ -201,7 +212,9 @@ func (r *Registry) allowed(ctx context.Context, conn *tls.ConnectionState, t tok
 }
 
 // allowedToPull serves people and service accounts: the password is their access token of the API.
-func (r *Registry) allowedToPull(ctx context.Context, t tokenRequest) (subject, nodeID string, grants []grant, err error) {
+func (r *Registry) allowedToPull(ctx context.Context,
+	t tokenRequest,
+) (subject, nodeID string, grants []grant, err error) {
 	subject, err = r.conf.Authenticate(ctx, t.password)
 	if err != nil {
 		return "", "", nil, err
@@ -241,8 +254,8 @@ func intersect(wanted, held []grant) []grant {
 	return out
 }
 
-// showsNode reports whether the TLS peer proved to be the node, and the node is not shut out. The server has verified the chain
-// against the node authority; here only the name is compared.
+// showsNode reports whether the TLS peer proved to be the node, and the node is not shut out. The server has verified
+// the chain against the node authority; here only the name is compared.
 func (r *Registry) showsNode(conn *tls.ConnectionState, nodeID string) bool {
 	if conn == nil || len(conn.VerifiedChains) == 0 || len(conn.PeerCertificates) == 0 {
 		return false

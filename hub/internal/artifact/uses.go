@@ -7,8 +7,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// uses notes when each digest was last read, written or looked up. Collecting garbage spares what is in use, because a client
-// that was told that a blob exists does not push it again.
+// uses notes when each digest was last read, written or looked up. Collecting garbage spares what is in use, because a
+// client that was told that a blob exists does not push it again.
 type uses struct {
 	now func() time.Time
 	// since is when noting began: before it everything counts as used.
@@ -24,7 +24,8 @@ type use struct {
 	turn uint64
 }
 
-// begin notes a use. undo takes it back, where it turns out that there is nothing of this digest; it leaves later uses alone.
+// begin notes a use. undo takes it back, where it turns out that there is nothing of this digest; it leaves later uses
+// alone.
 func (u *uses) begin(d digest.Digest) (undo func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

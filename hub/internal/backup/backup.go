@@ -1,11 +1,11 @@
-// Package backup owns the file that a hub is brought back from: what is in it, how it is sealed, and how it is proved to be
-// whole. It holds one consistent look at the database, the hub's online keys and trust bundles, the key-encryption key and the
-// registry. Root and catalog key are not in it: the hub does not have them. It does not decide what a restored hub may do
-// before its nodes have spoken (recovery), and it runs no database.
+// Package backup owns the file that a hub is brought back from: what is in it, how it is sealed, and how it is proved
+// to be whole. It holds one consistent look at the database, the hub's online keys and trust bundles, the
+// key-encryption key and the registry. Root and catalog key are not in it: the hub does not have them. It does not
+// decide what a restored hub may do before its nodes have spoken (recovery), and it runs no database.
 //
 // The file is age (age-encryption.org/v1) with a passphrase, over a tar archive: backup.json, the files, the tables in
-// PostgreSQL's COPY text, end.json with the SHA-256 of all contents. Age notices what was altered or cut off; end.json notices
-// an archive that was never finished.
+// PostgreSQL's COPY text, end.json with the SHA-256 of all contents. Age notices what was altered or cut off; end.json
+// notices an archive that was never finished.
 package backup
 
 import (
@@ -106,7 +106,8 @@ func Make(ctx context.Context, s Source, path string) (Made, error) {
 		return Made{}, err
 	}
 	if _, err := os.Lstat(path); err == nil {
-		return Made{}, fault.New(fault.Conflict, "backup_exists", path+" exists already: a backup never overwrites another one.", nil)
+		return Made{}, fault.New(fault.Conflict, "backup_exists", path+" exists already: a backup never overwrites another "+
+			"one.", nil)
 	}
 	unfinished := path + ".unfinished"
 	if err := s.write(ctx, unfinished); err != nil {
@@ -115,7 +116,8 @@ func Make(ctx context.Context, s Source, path string) (Made, error) {
 	// Read back from the disk, as a restore would: only this makes it a backup that usage may be forgotten for.
 	header, err := Check(unfinished, s.Passphrase)
 	if err != nil {
-		return Made{}, errors.Join(fault.New(fault.Internal, "backup_not_verified", "The backup that was written to "+path+" cannot be read back: check the disk.", err), ignoreAbsent(os.Remove(unfinished)))
+		return Made{}, errors.Join(fault.New(fault.Internal, "backup_not_verified", "The backup that was written to "+path+
+			" cannot be read back: check the disk.", err), ignoreAbsent(os.Remove(unfinished)))
 	}
 	info, err := os.Stat(unfinished)
 	if err != nil {
@@ -140,9 +142,11 @@ func writeTrouble(path string, err error) error {
 	case errors.As(err, &known):
 		return err
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return fault.New(fault.Unavailable, "disk_full", "The disk of "+path+" is full: nothing was left there; free some space or take another one.", err)
+		return fault.New(fault.Unavailable, "disk_full", "The disk of "+path+" is full: nothing was left there; free some "+
+			"space or take another one.", err)
 	}
-	return fault.New(fault.Internal, "backup_not_written", "The backup could not be written to "+path+": "+err.Error()+".", err)
+	return fault.New(fault.Internal, "backup_not_written", "The backup could not be written to "+path+": "+err.Error()+".",
+		err)
 }
 
 func syncDir(dir string) error {
@@ -183,8 +187,8 @@ func (s Source) write(ctx context.Context, path string) (err error) {
 	return f.Sync()
 }
 
-// archive writes everything in the order in which a restore needs it. The database comes before the registry: what a row names
-// was pushed before the row was made, and content is never rewritten.
+// archive writes everything in the order in which a restore needs it. The database comes before the registry: what a
+// row names was pushed before the row was made, and content is never rewritten.
 func (s Source) archive(ctx context.Context, to io.Writer) error {
 	files, err := hubFiles(s.DataDir)
 	if err != nil {
@@ -222,7 +226,10 @@ func (s Source) archive(ctx context.Context, to io.Writer) error {
 			return err
 		}
 	}
-	if err := a.json(endName, end{Entries: a.entries, Rows: a.rows, SHA256: hex.EncodeToString(a.sum.Sum(nil))}); err != nil {
+	if err := a.json(endName, end{
+		Entries: a.entries, Rows: a.rows,
+		SHA256: hex.EncodeToString(a.sum.Sum(nil)),
+	}); err != nil {
 		return err
 	}
 	return a.tar.Close()
@@ -240,7 +247,10 @@ type archiver struct {
 func (a *archiver) begin(name string, size int64, mode fs.FileMode) error {
 	a.entries++
 	_, _ = fmt.Fprintf(a.sum, "%s %d\n", name, size)
-	return a.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: int64(mode.Perm()), ModTime: a.now})
+	return a.tar.WriteHeader(&tar.Header{
+		Typeflag: tar.TypeReg, Name: name, Size: size, Mode: int64(mode.Perm()),
+		ModTime: a.now,
+	})
 }
 
 func (a *archiver) bytes(name string, data []byte, mode fs.FileMode) error {
@@ -358,8 +368,9 @@ const (
 	readTries       = 8
 )
 
-// hubFiles reads keys, bundles and the other small files. `gpuaas-hub trust revoke` may be at work: it adds a key, then the bundle
-// that names it, then removes the old key. So the names are looked at before and after, and read again when they differ.
+// hubFiles reads keys, bundles and the other small files. `gpuaas-hub trust revoke` may be at work: it adds a key, then
+// the bundle that names it, then removes the old key. So the names are looked at before and after, and read again when
+// they differ.
 func hubFiles(dataDir string) ([]hubFile, error) {
 	for range readTries {
 		before, err := hubFileNames(dataDir)
@@ -378,7 +389,8 @@ func hubFiles(dataDir string) ([]hubFile, error) {
 			return files, nil
 		}
 	}
-	return nil, fault.New(fault.Conflict, "keys_changing", "The hub's keys are being changed; make the backup when that is done.", nil)
+	return nil, fault.New(fault.Conflict, "keys_changing", "The hub's keys are being changed; make the backup when that "+
+		"is done.", nil)
 }
 
 func hubFileNames(dataDir string) ([]string, error) {

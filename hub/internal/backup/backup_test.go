@@ -45,7 +45,10 @@ func filled(t *testing.T) *db.DB {
 		if err := iam.CreateOrg(t.Context(), tx, org); err != nil {
 			return 0, err
 		}
-		_, err := iam.CreateProject(t.Context(), tx, iam.Project{ID: db.NewID(), OrgID: org.ID, Slug: "main", DisplayName: "Main", CreatedAt: time.Now()})
+		_, err := iam.CreateProject(t.Context(), tx, iam.Project{
+			ID: db.NewID(), OrgID: org.ID, Slug: "main",
+			DisplayName: "Main", CreatedAt: time.Now(),
+		})
 		return 0, err
 	})
 	require.NoError(t, err)
@@ -53,7 +56,10 @@ func filled(t *testing.T) *db.DB {
 }
 
 func source(t *testing.T) backup.Source {
-	return backup.Source{ID: db.NewID(), DB: filled(t), DataDir: dataDir(t), HubID: "h1", Release: "test", Passphrase: passphrase, ScryptWorkFactor: 8, Now: time.Now()}
+	return backup.Source{
+		ID: db.NewID(), DB: filled(t), DataDir: dataDir(t), HubID: "h1", Release: "test",
+		Passphrase: passphrase, ScryptWorkFactor: 8, Now: time.Now(),
+	}
 }
 
 func target(t *testing.T) backup.Target {
@@ -128,7 +134,10 @@ func TestARestoredHubIsTheHubThatWasBackedUp(t *testing.T) {
 	_, err = backup.Restore(t.Context(), to, file)
 	require.NoError(t, err)
 	require.NotNil(t, restored)
-	for name, mode := range map[string]os.FileMode{"trust/hub-id": 0o644, "trust/state-1.key": 0o600, "kek.key": 0o600, "admin-token": 0o600, "registry/docker/blobs/sha256/aa/data": 0o644} {
+	for name, mode := range map[string]os.FileMode{
+		"trust/hub-id": 0o644, "trust/state-1.key": 0o600, "kek.key": 0o600,
+		"admin-token": 0o600, "registry/docker/blobs/sha256/aa/data": 0o644,
+	} {
 		content, err := os.ReadFile(filepath.Join(to.DataDir, name))
 		require.NoError(t, err)
 		require.Equal(t, name, string(content))

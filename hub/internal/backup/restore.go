@@ -22,7 +22,8 @@ import (
 )
 
 func damaged(path string, cause error) error {
-	return fault.New(fault.Malformed, "backup_damaged", path+" is no whole backup of a hub: it was altered, cut off, or never finished. Take another copy.", cause).Lasting()
+	return fault.New(fault.Malformed, "backup_damaged", path+" is no whole backup of a hub: it was altered, cut off, or "+
+		"never finished. Take another copy.", cause).Lasting()
 }
 
 // reader goes through a backup and sums what it sees.
@@ -69,7 +70,8 @@ func open(path, passphrase string) (r *reader, err error) {
 		return nil, err
 	}
 	if r.header.Format != format {
-		return nil, fault.New(fault.Unprocessable, "backup_of_newer_release", fmt.Sprintf("The backup has form %d, this release reads %d.", r.header.Format, format), nil).Lasting()
+		return nil, fault.New(fault.Unprocessable, "backup_of_newer_release", fmt.Sprintf("The backup has form %d, this "+
+			"release reads %d.", r.header.Format, format), nil).Lasting()
 	}
 	return r, nil
 }
@@ -116,7 +118,8 @@ func (r *reader) finish() error {
 		return damaged(r.path, err)
 	}
 	if e.Entries != r.entries || e.SHA256 != sum {
-		return damaged(r.path, fmt.Errorf("%d entries with sum %s, %d with %s were written", r.entries, sum, e.Entries, e.SHA256))
+		return damaged(r.path, fmt.Errorf("%d entries with sum %s, %d with %s were written", r.entries, sum, e.Entries,
+			e.SHA256))
 	}
 	if _, err := r.tar.Next(); !errors.Is(err, io.EOF) {
 		return damaged(r.path, fmt.Errorf("something follows the end: %w", err))
@@ -153,12 +156,13 @@ type Target struct {
 	// Database opens the empty database that the rows go to; it is called after the whole backup was checked and the data
 	// directory made.
 	Database func(ctx context.Context) (*db.DB, error)
-	// Finish is called when everything is there, before the directory becomes a hub's; trustDir is where its keys lie so far.
+	// Finish is called when everything is there, before the directory becomes a hub's; trustDir is where its keys lie so
+	// far.
 	Finish func(ctx context.Context, d *db.DB, h Header, trustDir string) error
 }
 
-// Restore checks the whole backup first, then fills data directory and database, whose schema is as it was then. The trust
-// directory gets its name last, so that a restore that was cut short leaves no hub that could start.
+// Restore checks the whole backup first, then fills data directory and database, whose schema is as it was then. The
+// trust directory gets its name last, so that a restore that was cut short leaves no hub that could start.
 func Restore(ctx context.Context, t Target, path string) (Header, error) {
 	if err := emptyDir(t.DataDir); err != nil {
 		return Header{}, err
@@ -206,7 +210,8 @@ func emptyDir(dir string) error {
 	case err != nil:
 		return restoreTrouble(dir, err)
 	case len(entries) > 0:
-		return fault.New(fault.Conflict, "data_dir_not_empty", fmt.Sprintf("The data directory %s is not empty (%s lies there): a backup is restored into an empty or absent one only.", dir, entries[0].Name()), nil)
+		return fault.New(fault.Conflict, "data_dir_not_empty", fmt.Sprintf("The data directory %s is not empty (%s lies "+
+			"there): a backup is restored into an empty or absent one only.", dir, entries[0].Name()), nil)
 	}
 	return nil
 }
@@ -215,7 +220,8 @@ func restoreTrouble(dir string, err error) error {
 	if _, ok := errors.AsType[*fault.Error](err); ok {
 		return err
 	}
-	return fault.New(fault.Internal, "restore_failed", "The backup could not be restored to "+dir+": "+err.Error()+". Empty the directory and try again.", err)
+	return fault.New(fault.Internal, "restore_failed", "The backup could not be restored to "+dir+": "+err.Error()+
+		". Empty the directory and try again.", err)
 }
 
 // unfinishedTrust is the trust directory's name until everything is there.

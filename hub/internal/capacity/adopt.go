@@ -25,9 +25,9 @@ type Adopted struct {
 	AcceleratorIDs []string
 }
 
-// Adopt writes down what a member holds that a restored hub does not know. Where the allocation is unknown, too, it is made, and
-// grows with each of its members: what it was sold as is lost. Accelerators that the rows give to others are taken from them:
-// the node has released them since.
+// Adopt writes down what a member holds that a restored hub does not know. Where the allocation is unknown, too, it is
+// made, and grows with each of its members: what it was sold as is lost. Accelerators that the rows give to others are
+// taken from them: the node has released them since.
 func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (made bool, at Allocation, err error) {
 	at, err = GetAny(ctx, tx, a.AllocationID)
 	switch {
@@ -53,15 +53,20 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (made bool, 
 	}
 	return made, at, Reserve(ctx, tx, Reservation{
 		MemberID: a.MemberID, AllocationID: a.AllocationID, NodeID: a.NodeID,
-		Choice: plan.Choice{Need: plan.Need{CPUMillis: a.CPUMillis, MemoryBytes: a.MemoryBytes}, AcceleratorIDs: a.AcceleratorIDs},
+		Choice: plan.Choice{
+			Need:           plan.Need{CPUMillis: a.CPUMillis, MemoryBytes: a.MemoryBytes},
+			AcceleratorIDs: a.AcceleratorIDs,
+		},
 	}, now)
 }
 
 func makeAdopted(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (Allocation, error) {
 	at := Allocation{
-		ID: a.AllocationID, OrgID: a.OrgID, ProjectID: a.ProjectID, NodeID: a.NodeID, Shape: GPUSlice, AcceleratorCount: len(a.AcceleratorIDs),
-		CPUCores: roundUp(a.CPUMillis, millisPerCore), MemoryMiB: roundUp(a.MemoryBytes, mebibyte), Status: Active,
-		RequestedBy: Actor{Type: recoveredBy}, CorrelationID: a.CorrelationID, ResourceVersion: 1, CreatedAt: now, UpdatedAt: now, ActivatedAt: now,
+		ID: a.AllocationID, OrgID: a.OrgID, ProjectID: a.ProjectID, NodeID: a.NodeID, Shape: GPUSlice,
+		AcceleratorCount: len(a.AcceleratorIDs),
+		CPUCores:         roundUp(a.CPUMillis, millisPerCore), MemoryMiB: roundUp(a.MemoryBytes, mebibyte), Status: Active,
+		RequestedBy: Actor{Type: recoveredBy}, CorrelationID: a.CorrelationID, ResourceVersion: 1, CreatedAt: now,
+		UpdatedAt: now, ActivatedAt: now,
 	}
 	return at, insertAllocation(ctx, tx, at)
 }
@@ -70,7 +75,8 @@ func growAdopted(ctx context.Context, tx db.Tx, at Allocation, a Adopted, now ti
 	at.CPUCores += roundUp(max(a.CPUMillis-at.FreeCPUMillis, 0), millisPerCore)
 	at.MemoryMiB += roundUp(max(a.MemoryBytes-at.FreeMemoryBytes, 0), mebibyte)
 	at.AcceleratorCount += len(a.AcceleratorIDs)
-	_, err := tx.Exec(ctx, `UPDATE allocations SET cpu_cores = $2, memory_mib = $3, accelerator_count = $4, updated_at = $5 WHERE id = $1`,
+	_, err := tx.Exec(ctx,
+		`UPDATE allocations SET cpu_cores = $2, memory_mib = $3, accelerator_count = $4, updated_at = $5 WHERE id = $1`,
 		at.ID, at.CPUCores, at.MemoryMiB, at.AcceleratorCount, now)
 	return at, err
 }
@@ -81,7 +87,9 @@ func takeAccelerators(ctx context.Context, tx db.Tx, a Adopted, now time.Time) e
 	if len(a.AcceleratorIDs) == 0 {
 		return nil
 	}
-	if _, err := tx.Exec(ctx, `UPDATE claims SET released_at = $4 WHERE node_id = $1 AND accelerator_id = ANY($2) AND allocation_id <> $3 AND released_at IS NULL`,
+	if _, err := tx.Exec(ctx,
+		`UPDATE claims SET released_at = $4 WHERE node_id = $1 AND accelerator_id = ANY($2) AND allocation_id <> $3
+			AND released_at IS NULL`,
 		a.NodeID, a.AcceleratorIDs, a.AllocationID, now); err != nil {
 		return err
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// Create places an allocation on one of the nodes and claims its accelerators. It is active at once: nothing has to happen on
-// the node before something can be placed in it.
+// Create places an allocation on one of the nodes and claims its accelerators. It is active at once: nothing has to
+// happen on the node before something can be placed in it.
 func Create(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, now time.Time) (Allocation, error) {
 	if err := n.readSKU(ctx, tx); err != nil {
 		return Allocation{}, err
@@ -20,7 +20,8 @@ func Create(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, now ti
 	if n.NodeID != "" {
 		nodes = slices.DeleteFunc(slices.Clone(nodes), func(node Node) bool { return node.ID != n.NodeID })
 		if len(nodes) == 0 {
-			return Allocation{}, fault.New(fault.Unprocessable, "node_unknown", "There is no such node.", nil).At("/node_id", "names no node")
+			return Allocation{}, fault.New(fault.Unprocessable, "node_unknown", "There is no such node.", nil).At("/node_id",
+				"names no node")
 		}
 	}
 	rooms, err := nodeRooms(ctx, tx, nodes, n.OrgID)
@@ -45,7 +46,8 @@ func Create(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, now ti
 // CodeInsufficient is the fault's code where no node has room.
 const CodeInsufficient = "insufficient_capacity"
 
-// Candidates gives the nodes that have room for n, the tightest first, at most limit. By the time of Create that may have changed.
+// Candidates gives the nodes that have room for n, the tightest first, at most limit. By the time of Create that may
+// have changed.
 func Candidates(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, limit int) ([]string, error) {
 	if err := n.readSKU(ctx, tx); err != nil {
 		return nil, err
@@ -130,14 +132,17 @@ func List(ctx context.Context, tx db.Tx, f Filter) ([]Allocation, error) {
 	return selectAllocations(ctx, tx, where+fmt.Sprintf(` ORDER BY a.id DESC LIMIT $%d`, len(args)), args...)
 }
 
-// Release gives an allocation back. What still has to be removed from the node keeps it releasing until Free was called for the
-// last of it. live is how many instances in it are not being decommissioned: they are never ended by a side effect.
+// Release gives an allocation back. What still has to be removed from the node keeps it releasing until Free was called
+// for the last of it. live is how many instances in it are not being decommissioned: they are never ended by a side
+// effect.
 func Release(ctx context.Context, tx db.Tx, a Allocation, live int, now time.Time) (Allocation, error) {
 	switch {
 	case a.Status != Active && a.Status != Pending:
-		return a, fault.New(fault.Conflict, "allocation_"+string(a.Status), "The allocation is already "+string(a.Status)+".", nil)
+		return a, fault.New(fault.Conflict, "allocation_"+string(a.Status), "The allocation is already "+string(a.Status)+".",
+			nil)
 	case live > 0:
-		return a, fault.New(fault.Conflict, "allocation_in_use", "App instances run in this allocation; decommission them first.", nil)
+		return a, fault.New(fault.Conflict, "allocation_in_use", "App instances run in this allocation; decommission them "+
+			"first.", nil)
 	}
 	held, err := heldReservations(ctx, tx, a.ID)
 	if err != nil {
@@ -228,8 +233,8 @@ func Reserve(ctx context.Context, tx db.Tx, r Reservation, now time.Time) error 
 	return nil
 }
 
-// Free gives back what a member took, once it is proved gone. It returns the allocation when that was the last thing that kept
-// it from being released, and nil otherwise. Freeing twice changes nothing.
+// Free gives back what a member took, once it is proved gone. It returns the allocation when that was the last thing
+// that kept it from being released, and nil otherwise. Freeing twice changes nothing.
 func Free(ctx context.Context, tx db.Tx, memberID string, now time.Time) (*Allocation, error) {
 	allocationID, freed, err := endReservation(ctx, tx, memberID)
 	if err != nil || !freed {
@@ -249,18 +254,20 @@ func Free(ctx context.Context, tx db.Tx, memberID string, now time.Time) (*Alloc
 	return &a, nil
 }
 
-// Rooms gives what a project's allocations have left: those named, or all active ones where none is. A named one that is not
-// there, or is another project's, is a fault that points at it.
+// Rooms gives what a project's allocations have left: those named, or all active ones where none is. A named one that
+// is not there, or is another project's, is a fault that points at it.
 func Rooms(ctx context.Context, tx db.Tx, projectID string, ids []string) ([]Room, error) {
 	if len(ids) > 1 {
-		return nil, fault.New(fault.Unprocessable, "placement_unsupported", "An instance of this version runs in one allocation; name one.", nil).
+		return nil, fault.New(fault.Unprocessable, "placement_unsupported", "An instance of this version runs in one "+
+			"allocation; name one.", nil).
 			At("/placement_intent/allocation_ids", "names more than one").Lasting()
 	}
 	var list []Allocation
 	for i, id := range ids {
 		a, err := Get(ctx, tx, projectID, id)
 		if fault.Is(err, fault.NotFound) {
-			return nil, fault.New(fault.Unprocessable, "allocation_unknown", "An allocation that was named for placement is not in this project.", nil).
+			return nil, fault.New(fault.Unprocessable, "allocation_unknown", "An allocation that was named for placement is "+
+				"not in this project.", nil).
 				At(fmt.Sprintf("/placement_intent/allocation_ids/%d", i), "names no allocation of this project")
 		}
 		if err != nil {
@@ -270,7 +277,8 @@ func Rooms(ctx context.Context, tx db.Tx, projectID string, ids []string) ([]Roo
 	}
 	if len(ids) == 0 {
 		var err error
-		if list, err = selectAllocations(ctx, tx, `WHERE a.project_id = $1 AND a.status = 'active' ORDER BY a.id`, projectID); err != nil {
+		if list, err = selectAllocations(ctx, tx, `WHERE a.project_id = $1 AND a.status = 'active' ORDER BY a.id`,
+			projectID); err != nil {
 			return nil, err
 		}
 	}
@@ -285,7 +293,8 @@ func Rooms(ctx context.Context, tx db.Tx, projectID string, ids []string) ([]Roo
 	rooms := make([]Room, 0, len(list))
 	for _, a := range list {
 		rooms = append(rooms, Room{NodeID: a.NodeID, Allocation: a, Room: plan.Room{
-			ID: a.ID, Usable: a.Status == Active, Shape: string(a.Shape), CPUMillis: a.FreeCPUMillis, MemoryBytes: a.FreeMemoryBytes, Accelerators: free[a.ID],
+			ID: a.ID, Usable: a.Status == Active, Shape: string(a.Shape), CPUMillis: a.FreeCPUMillis,
+			MemoryBytes: a.FreeMemoryBytes, Accelerators: free[a.ID],
 		}})
 	}
 	return rooms, nil
@@ -318,16 +327,19 @@ func Choose(needs []plan.Need, rooms []Room, named bool) (Room, plan.Choice, err
 		return at, found, nil
 	case named:
 		return Room{}, plan.Choice{}, fault.New(fault.Conflict, CodeInsufficient,
-			"The named allocation is not active, its node takes nothing new, or it has not enough left for this version.", nil).At("/placement_intent/allocation_ids", "has no room")
+			"The named allocation is not active, its node takes nothing new, or it has not enough left for this version.",
+			nil).At("/placement_intent/allocation_ids", "has no room")
 	case fits == 0:
-		return Room{}, plan.Choice{}, placementRequired("No active allocation of this project has room for this version; create one.")
+		return Room{}, plan.Choice{}, placementRequired("No active allocation of this project has room for this version; " +
+			"create one.")
 	default:
 		return Room{}, plan.Choice{}, placementRequired("Several allocations of this project have room; name one.")
 	}
 }
 
 func placementRequired(public string) error {
-	return fault.New(fault.Conflict, "placement_required", public, nil).At("/placement_intent/allocation_ids", "is needed here")
+	return fault.New(fault.Conflict, "placement_required", public, nil).At("/placement_intent/allocation_ids",
+		"is needed here")
 }
 
 // SnapshotFor gives what of a node is held, and its accelerators, for the compiler.

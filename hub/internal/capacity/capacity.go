@@ -1,6 +1,6 @@
-// Package capacity owns what nodes have and who holds it: accelerators, SKUs, allocations, claims, and what the members of app
-// instances take of an allocation. It does not know instances, prices or nodes beyond their ids; sizes of nodes are
-// arguments.
+// Package capacity owns what nodes have and who holds it: accelerators, SKUs, allocations, claims, and what the members
+// of app instances take of an allocation. It does not know instances, prices or nodes beyond their ids; sizes of nodes
+// are arguments.
 package capacity
 
 import (
@@ -118,7 +118,8 @@ type SKU struct {
 
 // asSKU checks that what was asked for piece by piece is what the SKU says: a price belongs to the SKU's shape.
 func (n NewAllocation) asSKU(s SKU) error {
-	f := fault.New(fault.Unprocessable, "sku_mismatch", "The shape asked for is not the one of the SKU; leave the SKU out or ask for its shape.", nil).Lasting()
+	f := fault.New(fault.Unprocessable, "sku_mismatch", "The shape asked for is not the one of the SKU; leave the SKU "+
+		"out or ask for its shape.", nil).Lasting()
 	for _, field := range []struct {
 		pointer string
 		same    bool
@@ -157,8 +158,10 @@ func (n NewAllocation) place(nodes []Node, rooms []plan.Room, now time.Time) (Al
 	chosen := choices[0]
 	a := Allocation{
 		ID: n.ID, OrgID: n.OrgID, ProjectID: n.ProjectID, NodeID: chosen.ID, SKU: n.SKU, Shape: n.Shape,
-		AcceleratorCount: len(chosen.AcceleratorIDs), AcceleratorModel: n.AcceleratorModel, AcceleratorIDs: chosen.AcceleratorIDs,
-		CPUCores: n.CPUCores, MemoryMiB: n.MemoryMiB, Status: Active, RequestedBy: n.RequestedBy, CorrelationID: n.CorrelationID,
+		AcceleratorCount: len(chosen.AcceleratorIDs), AcceleratorModel: n.AcceleratorModel,
+		AcceleratorIDs: chosen.AcceleratorIDs,
+		CPUCores:       n.CPUCores, MemoryMiB: n.MemoryMiB, Status: Active, RequestedBy: n.RequestedBy,
+		CorrelationID:   n.CorrelationID,
 		ResourceVersion: 1, CreatedAt: now, UpdatedAt: now, ActivatedAt: now,
 	}
 	if n.Shape == Baremetal {

@@ -38,7 +38,10 @@ func newWorld(t *testing.T) *world {
 
 func gpus(n int) (out []*protocol.Accelerator) {
 	for i := range n {
-		out = append(out, &protocol.Accelerator{Id: fmt.Sprintf("GPU-%d", i), Vendor: "nvidia", Model: "H200", MemoryBytes: 141 << 30, Health: "ok"})
+		out = append(out, &protocol.Accelerator{
+			Id: fmt.Sprintf("GPU-%d", i), Vendor: "nvidia", Model: "H200",
+			MemoryBytes: 141 << 30, Health: "ok",
+		})
 	}
 	return out
 }
@@ -84,7 +87,8 @@ func TestACPUNodeGivesASliceWithoutAccelerators(t *testing.T) {
 	require.Equal(t, "insufficient_capacity", code(err), "two of four cores are held")
 }
 
-// A node that isolates weakly takes allocations of one org; what another org holds there keeps it out until it is released.
+// A node that isolates weakly takes allocations of one org; what another org holds there keeps it out until it is
+// released.
 func TestAWeaklyIsolatedNodeTakesOneOrg(t *testing.T) {
 	w := newWorld(t)
 	w.cpu.OneOrg = true
@@ -116,9 +120,15 @@ func TestShapesNodesAndSKUsThatDoNotFitAreRefusedByName(t *testing.T) {
 	}{
 		{"unknown node", func(n *capacity.NewAllocation) { n.NodeID = db.NewID() }, "node_unknown", "/node_id"},
 		{"unknown sku", func(n *capacity.NewAllocation) { n.SKU = "h200-8" }, "sku_unknown", "/sku"},
-		{"another shape than the sku's", func(n *capacity.NewAllocation) { n.SKU, n.CPUCores = "cpu-2", 3 }, "sku_mismatch", "/cpu_cores"},
+		{
+			"another shape than the sku's", func(n *capacity.NewAllocation) { n.SKU, n.CPUCores = "cpu-2", 3 }, "sku_mismatch",
+			"/cpu_cores",
+		},
 		{"too many accelerators", func(n *capacity.NewAllocation) { n.AcceleratorCount = 5 }, "insufficient_capacity", ""},
-		{"another model", func(n *capacity.NewAllocation) { n.AcceleratorCount, n.AcceleratorModel = 1, "MI300X" }, "insufficient_capacity", ""},
+		{
+			"another model", func(n *capacity.NewAllocation) { n.AcceleratorCount, n.AcceleratorModel = 1, "MI300X" },
+			"insufficient_capacity", "",
+		},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -144,7 +154,9 @@ func TestLaw14AnAcceleratorHasOneActiveClaim(t *testing.T) {
 	require.Equal(t, "insufficient_capacity", code(err))
 
 	err = w.try(func(ctx context.Context, tx db.Tx) error {
-		_, err := tx.Exec(ctx, `INSERT INTO claims (allocation_id, node_id, accelerator_id, claimed_at) VALUES ($1, $2, 'GPU-0', $3)`, db.NewID(), w.gpu.ID, w.now)
+		_, err := tx.Exec(ctx,
+			`INSERT INTO claims (allocation_id, node_id, accelerator_id, claimed_at) VALUES ($1, $2, 'GPU-0', $3)`, db.NewID(),
+			w.gpu.ID, w.now)
 		return err
 	})
 	require.True(t, db.IsUniqueViolation(err))
@@ -177,7 +189,10 @@ func TestLaw14ConcurrentRequestsNeverShareAnAccelerator(t *testing.T) {
 	}
 	results := make(chan outcome)
 	for range 8 {
-		n := capacity.NewAllocation{ID: db.NewID(), OrgID: w.org, ProjectID: w.project, Shape: capacity.GPUSlice, AcceleratorCount: 1, CPUCores: 1, MemoryMiB: 64}
+		n := capacity.NewAllocation{
+			ID: db.NewID(), OrgID: w.org, ProjectID: w.project, Shape: capacity.GPUSlice,
+			AcceleratorCount: 1, CPUCores: 1, MemoryMiB: 64,
+		}
 		go func() {
 			a, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (capacity.Allocation, error) {
 				return capacity.Create(t.Context(), tx, n, []capacity.Node{w.gpu}, w.now)
@@ -261,7 +276,10 @@ func (w *world) reserve(needs []plan.Need, ids ...string) (member string, err er
 		if err != nil {
 			return err
 		}
-		return capacity.Reserve(ctx, tx, capacity.Reservation{MemberID: member, AllocationID: room.ID, NodeID: room.NodeID, Choice: choice}, w.now)
+		return capacity.Reserve(ctx, tx, capacity.Reservation{
+			MemberID: member, AllocationID: room.ID, NodeID: room.NodeID,
+			Choice: choice,
+		}, w.now)
 	})
 	return member, err
 }
@@ -353,8 +371,9 @@ func TestAnAcceleratorThatWasTakenOverIsClaimedOnceInTheSnapshot(t *testing.T) {
 	old, err := w.create(func(n *capacity.NewAllocation) { n.AcceleratorCount, n.NodeID = 2, w.gpu.ID })
 	require.NoError(t, err)
 	adopted := capacity.Adopted{
-		MemberID: db.NewID(), AllocationID: db.NewID(), NodeID: w.gpu.ID, OrgID: w.org, ProjectID: w.project, CorrelationID: "corr",
-		CPUMillis: 1000, MemoryBytes: 1 << 30, AcceleratorIDs: old.AcceleratorIDs[:1],
+		MemberID: db.NewID(), AllocationID: db.NewID(), NodeID: w.gpu.ID, OrgID: w.org, ProjectID: w.project,
+		CorrelationID: "corr",
+		CPUMillis:     1000, MemoryBytes: 1 << 30, AcceleratorIDs: old.AcceleratorIDs[:1],
 	}
 	require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
 		_, _, err := capacity.Adopt(ctx, tx, adopted, w.now)

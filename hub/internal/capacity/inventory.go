@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// maxKnownAccelerators bounds the accelerators of one node that are remembered, with those that are missing. A node that names
-	// ever new ones gets no more.
+	// maxKnownAccelerators bounds the accelerators of one node that are remembered, with those that are missing. A node
+	// that names ever new ones gets no more.
 	maxKnownAccelerators = 4 * protocol.MaxAccelerators
 	// maxTextBytes bounds each text of an accelerator; a longer one is cut.
 	maxTextBytes = 128
@@ -22,13 +22,16 @@ const (
 	maxMemoryBytes = 1 << 50
 )
 
-// ApplyInventory takes over which accelerators a node has. One that is not named any more stays, as missing: it may be claimed,
-// and it may come back.
-func ApplyInventory(ctx context.Context, tx db.Tx, nodeID string, reported []*protocol.Accelerator, now time.Time) error {
+// ApplyInventory takes over which accelerators a node has. One that is not named any more stays, as missing: it may be
+// claimed, and it may come back.
+func ApplyInventory(ctx context.Context, tx db.Tx, nodeID string, reported []*protocol.Accelerator,
+	now time.Time,
+) error {
 	return ApplyInventories(ctx, tx, map[string][]*protocol.Accelerator{nodeID: reported}, now)
 }
 
-// ApplyInventories is ApplyInventory for many nodes; those that name what they named before cost a part of one statement.
+// ApplyInventories is ApplyInventory for many nodes; those that name what they named before cost a part of one
+// statement.
 func ApplyInventories(ctx context.Context, tx db.Tx, reported map[string][]*protocol.Accelerator, now time.Time) error {
 	nodes := slices.Sorted(maps.Keys(reported))
 	known, err := selectAccelerators(ctx, tx, nodes)
@@ -43,7 +46,9 @@ func ApplyInventories(ctx context.Context, tx db.Tx, reported map[string][]*prot
 	return nil
 }
 
-func applyInventory(ctx context.Context, tx db.Tx, nodeID string, known map[string]accelerator, reported []*protocol.Accelerator, now time.Time) error {
+func applyInventory(ctx context.Context, tx db.Tx, nodeID string, known map[string]accelerator,
+	reported []*protocol.Accelerator, now time.Time,
+) error {
 	room := maxKnownAccelerators - len(known)
 	named := map[string]bool{}
 	for _, r := range reported[:min(len(reported), protocol.MaxAccelerators)] {
@@ -78,8 +83,9 @@ func applyInventory(ctx context.Context, tx db.Tx, nodeID string, known map[stri
 // reportedAs is what a node says of an accelerator, within its bounds.
 func reportedAs(r *protocol.Accelerator, now time.Time) accelerator {
 	a := accelerator{
-		ID: cut(r.GetId()), Vendor: cut(r.GetVendor()), Model: cut(r.GetModel()), MemoryBytes: int64(min(r.GetMemoryBytes(), maxMemoryBytes)),
-		Health: cut(r.GetHealth()), at: now,
+		ID: cut(r.GetId()), Vendor: cut(r.GetVendor()), Model: cut(r.GetModel()),
+		MemoryBytes: int64(min(r.GetMemoryBytes(), maxMemoryBytes)),
+		Health:      cut(r.GetHealth()), at: now,
 	}
 	if a.Health == "" {
 		a.Health = HealthOK

@@ -14,20 +14,25 @@ import (
 
 func skuBySlug(ctx context.Context, tx db.Tx, slug string) (SKU, error) {
 	s := SKU{Slug: slug}
-	err := tx.QueryRow(ctx, `SELECT capacity_shape, accelerator_model, accelerator_count, cpu_cores, memory_mib FROM skus WHERE slug = $1`, slug).
+	err := tx.QueryRow(ctx,
+		`SELECT capacity_shape, accelerator_model, accelerator_count, cpu_cores, memory_mib FROM skus WHERE slug = $1`, slug).
 		Scan(&s.Shape, &s.AcceleratorModel, &s.AcceleratorCount, &s.CPUCores, &s.MemoryMiB)
 	if db.IsNoRows(err) {
-		return SKU{}, fault.New(fault.Unprocessable, "sku_unknown", "There is no such SKU; leave it out to ask for a shape.", nil).At("/sku", "names no SKU").Lasting()
+		return SKU{}, fault.New(fault.Unprocessable, "sku_unknown", "There is no such SKU; leave it out to ask for a shape.",
+			nil).At("/sku", "names no SKU").Lasting()
 	}
 	return s, err
 }
 
 func insertAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
-	return tx.Later(ctx, `INSERT INTO allocations (id, org_id, project_id, node_id, sku, capacity_shape, accelerator_count, accelerator_model,
-			cpu_cores, memory_mib, status, requested_by_type, requested_by_id, correlation_id, resource_version, created_at, updated_at, activated_at)
+	return tx.Later(ctx,
+		`INSERT INTO allocations (id, org_id, project_id, node_id, sku, capacity_shape, accelerator_count, accelerator_model,
+			cpu_cores, memory_mib, status, requested_by_type, requested_by_id, correlation_id, resource_version, created_at,
+			updated_at, activated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)`,
 		a.ID, a.OrgID, a.ProjectID, a.NodeID, a.SKU, string(a.Shape), a.AcceleratorCount, a.AcceleratorModel,
-		a.CPUCores, a.MemoryMiB, string(a.Status), a.RequestedBy.Type, a.RequestedBy.ID, a.CorrelationID, a.ResourceVersion, a.CreatedAt, a.UpdatedAt, a.ActivatedAt)
+		a.CPUCores, a.MemoryMiB, string(a.Status), a.RequestedBy.Type, a.RequestedBy.ID, a.CorrelationID, a.ResourceVersion,
+		a.CreatedAt, a.UpdatedAt, a.ActivatedAt)
 }
 
 func updateAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
@@ -35,40 +40,49 @@ func updateAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
 	if !a.ReleasedAt.IsZero() {
 		released = &a.ReleasedAt
 	}
-	return tx.Later(ctx, `UPDATE allocations SET status = $2, resource_version = $3, updated_at = $4, released_at = $5 WHERE id = $1`,
+	return tx.Later(ctx,
+		`UPDATE allocations SET status = $2, resource_version = $3, updated_at = $4, released_at = $5 WHERE id = $1`,
 		a.ID, string(a.Status), a.ResourceVersion, a.UpdatedAt, released)
 }
 
 // insertClaim relies on the unique index on active claims (law 14): what placement overlooked fails here.
 func insertClaim(ctx context.Context, tx db.Tx, a Allocation, acceleratorID string, now time.Time) error {
-	tag, err := tx.Exec(ctx, `INSERT INTO claims (allocation_id, node_id, accelerator_id, claimed_at) VALUES ($1, $2, $3, $4)
+	tag, err := tx.Exec(ctx,
+		`INSERT INTO claims (allocation_id, node_id, accelerator_id, claimed_at) VALUES ($1, $2, $3, $4)
 		ON CONFLICT DO NOTHING`, a.ID, a.NodeID, acceleratorID, now)
 	if err == nil && tag.RowsAffected() == 0 {
-		return fault.New(fault.Conflict, CodeInsufficient, "An accelerator was claimed by someone else just now; try again.", nil)
+		return fault.New(fault.Conflict, CodeInsufficient, "An accelerator was claimed by someone else just now; try again.",
+			nil)
 	}
 	return err
 }
 
 func endClaims(ctx context.Context, tx db.Tx, allocationID string, now time.Time) error {
-	return tx.Later(ctx, `UPDATE claims SET released_at = $2 WHERE allocation_id = $1 AND released_at IS NULL`, allocationID, now)
+	return tx.Later(ctx, `UPDATE claims SET released_at = $2 WHERE allocation_id = $1 AND released_at IS NULL`,
+		allocationID, now)
 }
 
 func insertReservation(ctx context.Context, tx db.Tx, r Reservation, now time.Time) error {
-	return tx.Later(ctx, `INSERT INTO reservations (member_id, allocation_id, cpu_millis, memory_bytes, reserved_at) VALUES ($1, $2, $3, $4, $5)`,
+	return tx.Later(ctx,
+		`INSERT INTO reservations (member_id, allocation_id, cpu_millis, memory_bytes, reserved_at)
+			VALUES ($1, $2, $3, $4, $5)`,
 		r.MemberID, r.AllocationID, r.Choice.Need.CPUMillis, r.Choice.Need.MemoryBytes, now)
 }
 
 func insertReservedAccelerator(ctx context.Context, tx db.Tx, r Reservation, id string) error {
-	tag, err := tx.Exec(ctx, `INSERT INTO reserved_accelerators (member_id, allocation_id, node_id, accelerator_id) VALUES ($1, $2, $3, $4)
+	tag, err := tx.Exec(ctx,
+		`INSERT INTO reserved_accelerators (member_id, allocation_id, node_id, accelerator_id) VALUES ($1, $2, $3, $4)
 		ON CONFLICT DO NOTHING`, r.MemberID, r.AllocationID, r.NodeID, id)
 	if err == nil && tag.RowsAffected() == 0 {
-		return fault.New(fault.Conflict, CodeInsufficient, "An accelerator was taken by another instance just now; try again.", nil)
+		return fault.New(fault.Conflict, CodeInsufficient, "An accelerator was taken by another instance just now; try "+
+			"again.", nil)
 	}
 	return err
 }
 
 func endReservation(ctx context.Context, tx db.Tx, memberID string) (allocationID string, freed bool, err error) {
-	err = tx.QueryRow(ctx, `DELETE FROM reservations WHERE member_id = $1 RETURNING allocation_id`, memberID).Scan(&allocationID)
+	err = tx.QueryRow(ctx, `DELETE FROM reservations WHERE member_id = $1 RETURNING allocation_id`, memberID).Scan(
+		&allocationID)
 	if db.IsNoRows(err) {
 		return "", false, nil
 	}
@@ -81,7 +95,8 @@ func endReservation(ctx context.Context, tx db.Tx, memberID string) (allocationI
 
 // endReservations ends all that members took of an allocation.
 func endReservations(ctx context.Context, tx db.Tx, allocationID string) error {
-	if _, err := tx.Exec(ctx, `DELETE FROM reservations WHERE allocation_id = $1 AND freed_at IS NULL`, allocationID); err != nil {
+	if _, err := tx.Exec(ctx, `DELETE FROM reservations WHERE allocation_id = $1 AND freed_at IS NULL`,
+		allocationID); err != nil {
 		return err
 	}
 	_, err := tx.Exec(ctx, `DELETE FROM reserved_accelerators WHERE allocation_id = $1`, allocationID)
@@ -101,18 +116,24 @@ func sumHeld(ctx context.Context, tx db.Tx, orgID string) (h Held, err error) {
 }
 
 func heldReservations(ctx context.Context, tx db.Tx, allocationID string) (n int, err error) {
-	err = tx.QueryRow(ctx, `SELECT count(*) FROM reservations WHERE allocation_id = $1 AND freed_at IS NULL`, allocationID).Scan(&n)
+	err = tx.QueryRow(ctx, `SELECT count(*) FROM reservations WHERE allocation_id = $1 AND freed_at IS NULL`,
+		allocationID).Scan(&n)
 	return n, err
 }
 
-// selectAllocations reads allocations with the accelerators that they hold; one that is released keeps those that it held last.
+// selectAllocations reads allocations with the accelerators that they hold; one that is released keeps those that it
+// held last.
 func selectAllocations(ctx context.Context, tx db.Tx, where string, args ...any) ([]Allocation, error) {
-	rows, err := tx.Query(ctx, `SELECT a.id, a.org_id, a.project_id, a.node_id, a.sku, a.capacity_shape, a.accelerator_count, a.accelerator_model,
+	rows, err := tx.Query(ctx,
+		`SELECT a.id, a.org_id, a.project_id, a.node_id, a.sku, a.capacity_shape, a.accelerator_count, a.accelerator_model,
 			a.cpu_cores, a.memory_mib, a.status, a.requested_by_type, a.requested_by_id, a.correlation_id, a.resource_version,
 			a.created_at, a.updated_at, a.activated_at, a.released_at,
-			(SELECT coalesce(sum(r.cpu_millis), 0)::INT8 FROM reservations r WHERE r.allocation_id = a.id AND r.freed_at IS NULL),
-			(SELECT coalesce(sum(r.memory_bytes), 0)::INT8 FROM reservations r WHERE r.allocation_id = a.id AND r.freed_at IS NULL),
-			ARRAY(SELECT c.accelerator_id FROM claims c WHERE c.allocation_id = a.id AND (c.released_at IS NULL OR a.released_at IS NOT NULL) ORDER BY c.accelerator_id)
+			(SELECT coalesce(sum(r.cpu_millis), 0)::INT8 FROM reservations r WHERE r.allocation_id = a.id
+			AND r.freed_at IS NULL),
+			(SELECT coalesce(sum(r.memory_bytes), 0)::INT8 FROM reservations r WHERE r.allocation_id = a.id
+			AND r.freed_at IS NULL),
+			ARRAY(SELECT c.accelerator_id FROM claims c WHERE c.allocation_id = a.id AND (c.released_at IS NULL
+			OR a.released_at IS NOT NULL) ORDER BY c.accelerator_id)
 		FROM allocations a `+where, args...)
 	if err != nil {
 		return nil, err
@@ -144,7 +165,9 @@ type held struct {
 }
 
 func heldByNode(ctx context.Context, tx db.Tx, nodeIDs []string, orgID string) (map[string]held, error) {
-	rows, err := tx.Query(ctx, `SELECT node_id, count(*), count(*) FILTER (WHERE org_id <> $2), sum(cpu_cores)::INT8, sum(memory_mib)::INT8 FROM allocations
+	rows, err := tx.Query(ctx,
+		`SELECT node_id, count(*), count(*) FILTER (WHERE org_id <> $2), sum(cpu_cores)::INT8, sum(memory_mib)::INT8
+			FROM allocations
 		WHERE node_id = ANY($1) AND released_at IS NULL GROUP BY node_id`, nodeIDs, orgID)
 	if err != nil {
 		return nil, err
@@ -164,7 +187,8 @@ func heldByNode(ctx context.Context, tx db.Tx, nodeIDs []string, orgID string) (
 
 // selectAccelerators gives the accelerators of nodes, by node and by their own ids.
 func selectAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]map[string]accelerator, error) {
-	rows, err := tx.Query(ctx, `SELECT node_id, id, vendor, model, memory_bytes, health FROM accelerators WHERE node_id = ANY($1::uuid[])`, nodeIDs)
+	rows, err := tx.Query(ctx,
+		`SELECT node_id, id, vendor, model, memory_bytes, health FROM accelerators WHERE node_id = ANY($1::uuid[])`, nodeIDs)
 	if err != nil {
 		return nil, err
 	}
@@ -184,9 +208,11 @@ func selectAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map[st
 }
 
 func upsertAccelerator(ctx context.Context, tx db.Tx, nodeID string, a accelerator) error {
-	_, err := tx.Exec(ctx, `INSERT INTO accelerators (node_id, id, vendor, model, memory_bytes, health, first_seen_at, updated_at)
+	_, err := tx.Exec(ctx,
+		`INSERT INTO accelerators (node_id, id, vendor, model, memory_bytes, health, first_seen_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $7)
-		ON CONFLICT (node_id, id) DO UPDATE SET vendor = excluded.vendor, model = excluded.model, memory_bytes = excluded.memory_bytes,
+		ON CONFLICT (node_id, id) DO UPDATE SET vendor = excluded.vendor, model = excluded.model, memory_bytes =
+		excluded.memory_bytes,
 			health = excluded.health, updated_at = excluded.updated_at`,
 		nodeID, a.ID, a.Vendor, a.Model, a.MemoryBytes, a.Health, a.at)
 	return err
@@ -217,7 +243,9 @@ func freeAccelerators(ctx context.Context, tx db.Tx, allocationIDs []string) (ma
 }
 
 // collectAccelerators reads rows of accelerators, by what their first column names.
-func collectAccelerators(ctx context.Context, tx db.Tx, sql string, args ...any) (map[string][]plan.Accelerator, error) {
+func collectAccelerators(ctx context.Context, tx db.Tx, sql string,
+	args ...any,
+) (map[string][]plan.Accelerator, error) {
 	rows, err := tx.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err

@@ -57,8 +57,8 @@ func HasVersions(ctx context.Context, tx db.Tx, slug string) (bool, error) {
 	return hasVersions(ctx, tx, slug)
 }
 
-// Release makes the slug free for everybody. Entitlements to it go with it: they were given for the app of this org. The caller
-// has made sure that nothing exists under the slug.
+// Release makes the slug free for everybody. Entitlements to it go with it: they were given for the app of this org.
+// The caller has made sure that nothing exists under the slug.
 func Release(ctx context.Context, tx db.Tx, slug string) error {
 	if err := deleteEntitlements(ctx, tx, slug); err != nil {
 		return err

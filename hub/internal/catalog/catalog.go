@@ -1,6 +1,6 @@
-// Package catalog owns what can be run: apps, their versions with the publishers' signed manifests, the publishers to whom
-// the catalog key delegated, and the entitlements of projects. It resolves a wish to run an app into what the server
-// decides. Images are the artifact slice's business, and whether a caller may ask at all is iam's.
+// Package catalog owns what can be run: apps, their versions with the publishers' signed manifests, the publishers to
+// whom the catalog key delegated, and the entitlements of projects. It resolves a wish to run an app into what the
+// server decides. Images are the artifact slice's business, and whether a caller may ask at all is iam's.
 package catalog
 
 import (
@@ -75,8 +75,8 @@ type Version struct {
 	Manifest manifest.Manifest `json:"-"`
 	// ManifestJSON is the same as JSON.
 	ManifestJSON []byte
-	// ManifestEnvelope is the protobuf of the envelope that the publisher signed. It and Manifest are left out of an answer
-	// that is kept for replays.
+	// ManifestEnvelope is the protobuf of the envelope that the publisher signed. It and Manifest are left out of an
+	// answer that is kept for replays.
 	ManifestEnvelope []byte `json:"-"`
 	ManifestSHA256   []byte
 	PublisherKeyID   string

@@ -9,7 +9,9 @@ import (
 )
 
 // PutEntitlement grants, narrows or withdraws an app for a project. The app must be one that the org may know of.
-func PutEntitlement(ctx context.Context, tx db.Tx, e Entitlement, now time.Time) (before *Entitlement, after Entitlement, err error) {
+func PutEntitlement(ctx context.Context, tx db.Tx, e Entitlement,
+	now time.Time,
+) (before *Entitlement, after Entitlement, err error) {
 	a, err := selectApp(ctx, tx, e.AppSlug)
 	if err != nil {
 		return nil, Entitlement{}, err

@@ -13,9 +13,11 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// AddPublisher stores a verified delegation. A later one for the same key and org replaces it; an earlier one is refused, so
-// that a narrowed delegation is not widened again by an old file.
-func AddPublisher(ctx context.Context, tx db.Tx, d protocol.Verified[*protocol.Delegation], now time.Time) (Publisher, error) {
+// AddPublisher stores a verified delegation. A later one for the same key and org replaces it; an earlier one is
+// refused, so that a narrowed delegation is not widened again by an old file.
+func AddPublisher(ctx context.Context, tx db.Tx, d protocol.Verified[*protocol.Delegation],
+	now time.Time,
+) (Publisher, error) {
 	if !d.OK() {
 		return Publisher{}, errors.New("add publisher: the delegation was not verified")
 	}
@@ -30,7 +32,8 @@ func AddPublisher(ctx context.Context, tx db.Tx, d protocol.Verified[*protocol.D
 		DelegationEnvelope: envelope, ResourceVersion: 1,
 	}
 	if m.GetExpiresAt() == nil {
-		return Publisher{}, conflict(CodePublisherInvalid, "The delegation has no end; sign one that expires.").At("/delegation", "has no expires_at")
+		return Publisher{}, conflict(CodePublisherInvalid, "The delegation has no end; sign one that expires.").At(
+			"/delegation", "has no expires_at")
 	}
 	p.ExpiresAt = m.GetExpiresAt().AsTime().Truncate(time.Microsecond)
 	if err := checkPrefixes(p); err != nil {

@@ -49,15 +49,16 @@ type Resolved struct {
 	MaxAccelerators int
 }
 
-// Resolve decides what runs: the project must be entitled to the app, the version active and allowed, parameters and config
-// valid; modes are the requested ones where app and policy allow them, else the first that both do.
+// Resolve decides what runs: the project must be entitled to the app, the version active and allowed, parameters and
+// config valid; modes are the requested ones where app and policy allow them, else the first that both do.
 func Resolve(ctx context.Context, tx db.Tx, w Want) (Resolved, error) {
 	a, v, e, err := entitled(ctx, tx, w)
 	if err != nil {
 		return Resolved{}, err
 	}
 	if v.Status != Active {
-		return Resolved{}, conflict(CodeVersionNotActive, "Only active versions can be launched; this one is "+string(v.Status)+".").
+		return Resolved{}, conflict(CodeVersionNotActive, "Only active versions can be launched; this one is "+
+			string(v.Status)+".").
 			At("/version", "is not active")
 	}
 	out := Resolved{
@@ -76,15 +77,17 @@ func Resolve(ctx context.Context, tx db.Tx, w Want) (Resolved, error) {
 	return out, out.decideModes(w, e.Policy)
 }
 
-// Again decides whether a version that an instance has been running may start once more: the project must still be entitled to
-// it, and a deprecated one is good enough. It returns the delegation to run it under, which may be newer than the one before.
+// Again decides whether a version that an instance has been running may start once more: the project must still be
+// entitled to it, and a deprecated one is good enough. It returns the delegation to run it under, which may be newer
+// than the one before.
 func Again(ctx context.Context, tx db.Tx, w Want) (delegationEnvelope []byte, err error) {
 	_, v, _, err := entitled(ctx, tx, w)
 	if err != nil {
 		return nil, err
 	}
 	if v.Status != Active && v.Status != Deprecated {
-		return nil, conflict(CodeVersionNotActive, "The version may not be started again; it is "+string(v.Status)+".").At("/version", "is not active")
+		return nil, conflict(CodeVersionNotActive, "The version may not be started again; it is "+string(v.Status)+".").At(
+			"/version", "is not active")
 	}
 	return delegationOf(ctx, tx, v, w)
 }
@@ -104,7 +107,8 @@ func entitled(ctx context.Context, tx db.Tx, w Want) (App, Version, Entitlement,
 		return refuse(err)
 	}
 	if err != nil || !e.Enabled {
-		return refuse(fault.New(fault.Forbidden, CodeNotEntitled, "The project is not entitled to this app; ask an org admin for an entitlement.", nil).
+		return refuse(fault.New(fault.Forbidden, CodeNotEntitled, "The project is not entitled to this app; ask an org "+
+			"admin for an entitlement.", nil).
 			At("/app_slug", "the project has no entitlement to it").Lasting())
 	}
 	v, err := selectVersion(ctx, tx, w.AppSlug, w.Version)
@@ -123,10 +127,12 @@ func entitled(ctx context.Context, tx db.Tx, w Want) (App, Version, Entitlement,
 func (r *Resolved) decideModes(w Want, p Policy) error {
 	modes := r.Version.Manifest.App.SupportedModes
 	var err error
-	if r.OperatingMode, err = r.choose("operating_mode", w.OperatingMode, modes.OperatingModes, p.AllowedOperatingModes); err != nil {
+	if r.OperatingMode, err = r.choose("operating_mode", w.OperatingMode, modes.OperatingModes,
+		p.AllowedOperatingModes); err != nil {
 		return err
 	}
-	if r.ControlPlaneScope, err = r.choose("control_plane_scope", w.ControlPlaneScope, modes.ControlPlaneScopes, p.AllowedControlPlaneScopes); err != nil {
+	if r.ControlPlaneScope, err = r.choose("control_plane_scope", w.ControlPlaneScope, modes.ControlPlaneScopes,
+		p.AllowedControlPlaneScopes); err != nil {
 		return err
 	}
 	switch r.ControlPlaneScope {
@@ -146,7 +152,10 @@ func ModesOf(manifestDocument []byte) Resolved {
 	if err != nil {
 		// Signed by a publisher and running; a form that this release does not know is no reason to lose it.
 		m = manifest.Manifest{}
-		m.App.SupportedModes = manifest.SupportedModes{OperatingModes: []string{"tenant_dedicated"}, ControlPlaneScopes: []string{"project"}}
+		m.App.SupportedModes = manifest.SupportedModes{
+			OperatingModes:     []string{"tenant_dedicated"},
+			ControlPlaneScopes: []string{"project"},
+		}
 		m.Version.RuntimeBackend = manifest.RuntimeLaunchableOCI
 	}
 	r := Resolved{Version: Version{Manifest: m}, RuntimeBackend: m.Version.RuntimeBackend}
@@ -175,11 +184,12 @@ func (r *Resolved) choose(field, requested string, supported, allowed []string) 
 	return h.Effective, nil
 }
 
-// delegationOf returns the newest delegation under which the version was signed: a renewed one serves versions that were
-// registered under the old one.
+// delegationOf returns the newest delegation under which the version was signed: a renewed one serves versions that
+// were registered under the old one.
 func delegationOf(ctx context.Context, tx db.Tx, v Version, w Want) ([]byte, error) {
 	if w.Revoked != nil && w.Revoked(v.PublisherKeyID) {
-		return nil, conflict(CodePublisherInvalid, "The key that signed this version was revoked; the publisher has to sign a new one.").
+		return nil, conflict(CodePublisherInvalid, "The key that signed this version was revoked; the publisher has to "+
+			"sign a new one.").
 			At("/version", "was signed by a revoked key")
 	}
 	if w.MinVersion != nil {
@@ -196,16 +206,19 @@ func delegationOf(ctx context.Context, tx db.Tx, v Version, w Want) ([]byte, err
 		return nil, err
 	}
 	if !found || !w.Now.IsZero() && p.Expired(w.Now) {
-		return nil, conflict(CodePublisherInvalid, "The delegation of this version's publisher has ended; a platform admin has to renew it.").
+		return nil, conflict(CodePublisherInvalid, "The delegation of this version's publisher has ended; a platform admin "+
+			"has to renew it.").
 			At("/version", "has a publisher without a valid delegation")
 	}
 	return p.DelegationEnvelope, nil
 }
 
 func unknown(pointer, reason string) error {
-	return fault.New(fault.Unprocessable, "reference_unknown", "The request names something that does not exist.", nil).At(pointer, reason).Lasting()
+	return fault.New(fault.Unprocessable, "reference_unknown", "The request names something that does not exist.",
+		nil).At(pointer, reason).Lasting()
 }
 
 func policyRefused(pointer, reason string) error {
-	return fault.New(fault.Forbidden, CodePolicyRefused, "The project's entitlement does not allow this.", nil).At(pointer, reason).Lasting()
+	return fault.New(fault.Forbidden, CodePolicyRefused, "The project's entitlement does not allow this.", nil).At(pointer,
+		reason).Lasting()
 }

@@ -44,8 +44,10 @@ func orNotFound(err error) error {
 
 func insertApp(ctx context.Context, tx db.Tx, slug, orgID string, now time.Time) (bool, error) {
 	tag, err := tx.Exec(ctx, `
-		INSERT INTO apps (slug, org_id, display_name, description, category, runtime_backend, resource_version, created_at, updated_at)
-		VALUES ($1, $2, $1, '', '', $3, 1, $4, $4) ON CONFLICT (slug) DO NOTHING`, slug, null(orgID), manifest.RuntimeLaunchableOCI, now)
+		INSERT INTO apps (slug, org_id, display_name, description, category, runtime_backend, resource_version, created_at,
+		updated_at)
+		VALUES ($1, $2, $1, '', '', $3, 1, $4, $4) ON CONFLICT (slug) DO NOTHING`, slug, null(orgID),
+		manifest.RuntimeLaunchableOCI, now)
 	return tag.RowsAffected() == 1, err
 }
 
@@ -56,23 +58,29 @@ func describeApp(ctx context.Context, tx db.Tx, a manifest.App, now time.Time) e
 
 // describeNewApp does so only while no version of the app has left draft.
 func describeNewApp(ctx context.Context, tx db.Tx, a manifest.App, now time.Time) error {
-	return describe(ctx, tx, a, now, `WHERE slug = $1 AND NOT EXISTS (SELECT 1 FROM app_versions v WHERE v.app_slug = $1 AND v.status <> 'draft')`)
+	return describe(ctx, tx, a, now,
+		`WHERE slug = $1 AND NOT EXISTS (SELECT 1 FROM app_versions v WHERE v.app_slug = $1 AND v.status <> 'draft')`)
 }
 
 func describe(ctx context.Context, tx db.Tx, a manifest.App, now time.Time, where string) error {
 	_, err := tx.Exec(ctx, `
-		UPDATE apps SET display_name = $2, description = $3, category = $4, runtime_backend = $5, described_at = $6, updated_at = $6,
-		       resource_version = resource_version + 1 `+where, a.Slug, a.DisplayName, a.Description, a.Category, a.RuntimeBackend, now)
+		UPDATE apps SET display_name = $2, description = $3, category = $4, runtime_backend = $5, described_at = $6,
+		updated_at = $6,
+		       resource_version = resource_version + 1 `+where, a.Slug, a.DisplayName, a.Description, a.Category,
+		a.RuntimeBackend, now)
 	return err
 }
 
-const appColumns = `a.slug, COALESCE(a.org_id::TEXT, ''), a.display_name, a.description, a.category, a.runtime_backend, a.described_at IS NOT NULL,
-	COALESCE((SELECT v.version FROM app_versions v WHERE v.app_slug = a.slug AND v.status = 'active' ORDER BY v.published_at DESC, v.id DESC LIMIT 1), ''),
+const appColumns = `a.slug, COALESCE(a.org_id::TEXT, ''), a.display_name, a.description, a.category, a.runtime_backend,
+	a.described_at IS NOT NULL,
+	COALESCE((SELECT v.version FROM app_versions v WHERE v.app_slug = a.slug AND v.status = 'active'
+	ORDER BY v.published_at DESC, v.id DESC LIMIT 1), ''),
 	a.resource_version`
 
 func scanApp(row pgx.CollectableRow) (App, error) {
 	var a App
-	err := row.Scan(&a.Slug, &a.OrgID, &a.DisplayName, &a.Description, &a.Category, &a.RuntimeBackend, &a.Described, &a.LatestVersion, &a.ResourceVersion)
+	err := row.Scan(&a.Slug, &a.OrgID, &a.DisplayName, &a.Description, &a.Category, &a.RuntimeBackend, &a.Described,
+		&a.LatestVersion, &a.ResourceVersion)
 	return a, err
 }
 
@@ -90,8 +98,10 @@ func selectApps(ctx context.Context, tx db.Tx, f AppFilter) ([]App, error) {
 		SELECT `+appColumns+` FROM apps a
 		WHERE a.slug > $1 AND a.described_at IS NOT NULL
 		  AND ($2 OR a.org_id = $3::UUID
-		       OR (a.org_id IS NULL AND EXISTS (SELECT 1 FROM app_versions v WHERE v.app_slug = a.slug AND v.status <> 'draft')))
-		  AND ($4::UUID IS NULL OR EXISTS (SELECT 1 FROM entitlements e WHERE e.project_id = $4::UUID AND e.app_slug = a.slug AND e.enabled))
+		       OR (a.org_id IS NULL AND EXISTS (SELECT 1 FROM app_versions v WHERE v.app_slug = a.slug
+		       AND v.status <> 'draft')))
+		  AND ($4::UUID IS NULL OR EXISTS (SELECT 1 FROM entitlements e WHERE e.project_id = $4::UUID AND e.app_slug = a.slug
+		  AND e.enabled))
 		ORDER BY a.slug LIMIT $5`, f.After, f.All, null(f.OrgID), null(f.ProjectID), pageOf(f.Limit))
 	if err != nil {
 		return nil, err
@@ -125,7 +135,8 @@ func updateAppOwner(ctx context.Context, tx db.Tx, a App, now time.Time) error {
 	return err
 }
 
-const slugColumns = `a.slug, COALESCE(a.org_id::TEXT, ''), EXISTS (SELECT 1 FROM app_versions v WHERE v.app_slug = a.slug), a.created_at`
+const slugColumns = `a.slug, COALESCE(a.org_id::TEXT, ''), EXISTS (SELECT 1 FROM app_versions v
+	WHERE v.app_slug = a.slug), a.created_at`
 
 func scanSlug(row pgx.CollectableRow) (Slug, error) {
 	var s Slug
@@ -142,7 +153,8 @@ func selectSlug(ctx context.Context, tx db.Tx, slug string) (Slug, error) {
 }
 
 func selectSlugs(ctx context.Context, tx db.Tx, orgID, after string, limit int) ([]Slug, error) {
-	rows, err := tx.Query(ctx, `SELECT `+slugColumns+` FROM apps a WHERE a.org_id = $1 AND a.slug > $2 ORDER BY a.slug LIMIT $3`,
+	rows, err := tx.Query(ctx, `SELECT `+slugColumns+
+		` FROM apps a WHERE a.org_id = $1 AND a.slug > $2 ORDER BY a.slug LIMIT $3`,
 		orgID, after, limit)
 	if err != nil {
 		return nil, err
@@ -167,20 +179,24 @@ func eachManifest(ctx context.Context, tx db.Tx, each func([]byte)) error {
 
 func insertVersion(ctx context.Context, tx db.Tx, v Version) error {
 	_, err := tx.Exec(ctx, `
-		INSERT INTO app_versions (app_slug, version, id, status, manifest, manifest_envelope, manifest_sha256, publisher_key_id, publisher_org_slug,
+		INSERT INTO app_versions (app_slug, version, id, status, manifest, manifest_envelope, manifest_sha256,
+		publisher_key_id, publisher_org_slug,
 		                          published_at, resource_version, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`,
-		v.AppSlug, v.Version, v.ID, v.Status, json.RawMessage(v.ManifestJSON), v.ManifestEnvelope, v.ManifestSHA256, v.PublisherKeyID, delegatedBy(v),
+		v.AppSlug, v.Version, v.ID, v.Status, json.RawMessage(v.ManifestJSON), v.ManifestEnvelope, v.ManifestSHA256,
+		v.PublisherKeyID, delegatedBy(v),
 		nullTime(v.PublishedAt), v.ResourceVersion, v.CreatedAt, v.UpdatedAt)
 	return err
 }
 
 func updateVersion(ctx context.Context, tx db.Tx, v Version) error {
 	_, err := tx.Exec(ctx, `
-		UPDATE app_versions SET status = $3, manifest = $4, manifest_envelope = $5, manifest_sha256 = $6, publisher_key_id = $7,
+		UPDATE app_versions SET status = $3, manifest = $4, manifest_envelope = $5, manifest_sha256 = $6, publisher_key_id =
+		$7,
 		       publisher_org_slug = $8, published_at = $9, resource_version = $10, updated_at = $11
 		WHERE app_slug = $1 AND version = $2`,
-		v.AppSlug, v.Version, v.Status, json.RawMessage(v.ManifestJSON), v.ManifestEnvelope, v.ManifestSHA256, v.PublisherKeyID, delegatedBy(v),
+		v.AppSlug, v.Version, v.Status, json.RawMessage(v.ManifestJSON), v.ManifestEnvelope, v.ManifestSHA256,
+		v.PublisherKeyID, delegatedBy(v),
 		nullTime(v.PublishedAt), v.ResourceVersion, v.UpdatedAt)
 	return err
 }
@@ -192,7 +208,8 @@ func delegatedBy(v Version) *string {
 	return &v.PublisherOrgSlug
 }
 
-const versionColumns = `app_slug, version, id, status, manifest, manifest_envelope, manifest_sha256, publisher_key_id, publisher_org_slug,
+const versionColumns = `app_slug, version, id, status, manifest, manifest_envelope, manifest_sha256, publisher_key_id,
+	publisher_org_slug,
 	published_at, resource_version, created_at, updated_at`
 
 func scanVersion(row pgx.CollectableRow) (Version, error) {
@@ -202,7 +219,8 @@ func scanVersion(row pgx.CollectableRow) (Version, error) {
 		orgSlug   *string
 		published *time.Time
 	)
-	err := row.Scan(&v.AppSlug, &v.Version, &v.ID, &v.Status, &asJSON, &v.ManifestEnvelope, &v.ManifestSHA256, &v.PublisherKeyID, &orgSlug,
+	err := row.Scan(&v.AppSlug, &v.Version, &v.ID, &v.Status, &asJSON, &v.ManifestEnvelope, &v.ManifestSHA256,
+		&v.PublisherKeyID, &orgSlug,
 		&published, &v.ResourceVersion, &v.CreatedAt, &v.UpdatedAt)
 	if err != nil {
 		return Version{}, err
@@ -216,7 +234,8 @@ func scanVersion(row pgx.CollectableRow) (Version, error) {
 }
 
 func selectVersion(ctx context.Context, tx db.Tx, slug, version string) (Version, error) {
-	rows, err := tx.Query(ctx, `SELECT `+versionColumns+` FROM app_versions WHERE app_slug = $1 AND version = $2`, slug, version)
+	rows, err := tx.Query(ctx, `SELECT `+versionColumns+` FROM app_versions WHERE app_slug = $1 AND version = $2`, slug,
+		version)
 	if err != nil {
 		return Version{}, err
 	}
@@ -243,23 +262,28 @@ func upsertPublisher(ctx context.Context, tx db.Tx, p Publisher, now time.Time) 
 		return err
 	}
 	_, err = tx.Exec(ctx, `
-		INSERT INTO publishers (key_id, org_slug, public_key, repository_prefixes, issued_at, expires_at, delegation_envelope, resource_version, created_at, updated_at)
+		INSERT INTO publishers (key_id, org_slug, public_key, repository_prefixes, issued_at, expires_at, delegation_envelope,
+		resource_version, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $9)
-		ON CONFLICT (key_id, org_slug) DO UPDATE SET public_key = excluded.public_key, repository_prefixes = excluded.repository_prefixes,
+		ON CONFLICT (key_id, org_slug) DO UPDATE SET public_key = excluded.public_key, repository_prefixes =
+		excluded.repository_prefixes,
 			issued_at = excluded.issued_at, expires_at = excluded.expires_at, delegation_envelope = excluded.delegation_envelope,
 			resource_version = excluded.resource_version, updated_at = excluded.updated_at`,
-		p.KeyID, p.OrgSlug, p.PublicKey, json.RawMessage(prefixes), p.IssuedAt, p.ExpiresAt, p.DelegationEnvelope, p.ResourceVersion, now)
+		p.KeyID, p.OrgSlug, p.PublicKey, json.RawMessage(prefixes), p.IssuedAt, p.ExpiresAt, p.DelegationEnvelope,
+		p.ResourceVersion, now)
 	return err
 }
 
-const publisherColumns = `key_id, org_slug, public_key, repository_prefixes, issued_at, expires_at, delegation_envelope, resource_version`
+const publisherColumns = `key_id, org_slug, public_key, repository_prefixes, issued_at, expires_at, delegation_envelope,
+	resource_version`
 
 func scanPublisher(row pgx.CollectableRow) (Publisher, error) {
 	var (
 		p        Publisher
 		prefixes []byte
 	)
-	err := row.Scan(&p.KeyID, &p.OrgSlug, &p.PublicKey, &prefixes, &p.IssuedAt, &p.ExpiresAt, &p.DelegationEnvelope, &p.ResourceVersion)
+	err := row.Scan(&p.KeyID, &p.OrgSlug, &p.PublicKey, &prefixes, &p.IssuedAt, &p.ExpiresAt, &p.DelegationEnvelope,
+		&p.ResourceVersion)
 	if err != nil {
 		return Publisher{}, err
 	}
@@ -267,7 +291,8 @@ func scanPublisher(row pgx.CollectableRow) (Publisher, error) {
 }
 
 func selectPublisher(ctx context.Context, tx db.Tx, keyID, orgSlug string) (Publisher, bool, error) {
-	rows, err := tx.Query(ctx, `SELECT `+publisherColumns+` FROM publishers WHERE key_id = $1 AND org_slug = $2`, keyID, orgSlug)
+	rows, err := tx.Query(ctx, `SELECT `+publisherColumns+` FROM publishers WHERE key_id = $1 AND org_slug = $2`, keyID,
+		orgSlug)
 	if err != nil {
 		return Publisher{}, false, err
 	}
@@ -305,20 +330,24 @@ func upsertEntitlement(ctx context.Context, tx db.Tx, e Entitlement) error {
 		return err
 	}
 	_, err = tx.Exec(ctx, `
-		INSERT INTO entitlements (project_id, app_slug, org_id, enabled, policy_overrides, resource_version, updated_at, updated_by)
+		INSERT INTO entitlements (project_id, app_slug, org_id, enabled, policy_overrides, resource_version, updated_at,
+		updated_by)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
-		ON CONFLICT (project_id, app_slug) DO UPDATE SET enabled = excluded.enabled, policy_overrides = excluded.policy_overrides,
+		ON CONFLICT (project_id, app_slug) DO UPDATE SET enabled = excluded.enabled, policy_overrides =
+		excluded.policy_overrides,
 			resource_version = excluded.resource_version, updated_at = excluded.updated_at, updated_by = excluded.updated_by`,
 		e.ProjectID, e.AppSlug, e.OrgID, e.Enabled, json.RawMessage(policy), e.ResourceVersion, e.UpdatedAt, e.UpdatedBy)
 	return err
 }
 
-const entitlementColumns = `project_id, app_slug, org_id, enabled, policy_overrides, resource_version, updated_at, updated_by`
+const entitlementColumns = `project_id, app_slug, org_id, enabled, policy_overrides, resource_version, updated_at,
+	updated_by`
 
 func scanEntitlement(row pgx.CollectableRow) (Entitlement, error) {
 	var e Entitlement
 	var policy []byte
-	err := row.Scan(&e.ProjectID, &e.AppSlug, &e.OrgID, &e.Enabled, &policy, &e.ResourceVersion, &e.UpdatedAt, &e.UpdatedBy)
+	err := row.Scan(&e.ProjectID, &e.AppSlug, &e.OrgID, &e.Enabled, &policy, &e.ResourceVersion, &e.UpdatedAt,
+		&e.UpdatedBy)
 	if err != nil {
 		return Entitlement{}, err
 	}
@@ -326,7 +355,8 @@ func scanEntitlement(row pgx.CollectableRow) (Entitlement, error) {
 }
 
 func selectEntitlement(ctx context.Context, tx db.Tx, projectID, slug string) (Entitlement, error) {
-	rows, err := tx.Query(ctx, `SELECT `+entitlementColumns+` FROM entitlements WHERE project_id = $1 AND app_slug = $2`, projectID, slug)
+	rows, err := tx.Query(ctx, `SELECT `+entitlementColumns+` FROM entitlements WHERE project_id = $1 AND app_slug = $2`,
+		projectID, slug)
 	if err != nil {
 		return Entitlement{}, err
 	}
@@ -335,7 +365,8 @@ func selectEntitlement(ctx context.Context, tx db.Tx, projectID, slug string) (E
 }
 
 func selectEntitlements(ctx context.Context, tx db.Tx, projectID, after string, limit int) ([]Entitlement, error) {
-	rows, err := tx.Query(ctx, `SELECT `+entitlementColumns+` FROM entitlements WHERE project_id = $1 AND app_slug > $2 ORDER BY app_slug LIMIT $3`,
+	rows, err := tx.Query(ctx, `SELECT `+entitlementColumns+
+		` FROM entitlements WHERE project_id = $1 AND app_slug > $2 ORDER BY app_slug LIMIT $3`,
 		projectID, after, limit)
 	if err != nil {
 		return nil, err

@@ -27,9 +27,9 @@ type Registration struct {
 	Now   time.Time
 }
 
-// Register adds a version as draft. An app of which no version ever left draft takes its description from it; after that only a
-// version that is published changes what the catalogue shows. A draft may be registered again with
-// other content; whatever is further on never changes, because nodes and reviewers rely on it.
+// Register adds a version as draft. An app of which no version ever left draft takes its description from it; after
+// that only a version that is published changes what the catalogue shows. A draft may be registered again with other
+// content; whatever is further on never changes, because nodes and reviewers rely on it.
 func Register(ctx context.Context, tx db.Tx, r Registration) (Version, error) {
 	m := r.Verified.Manifest()
 	if !r.Verified.OK() {
@@ -51,7 +51,8 @@ func Register(ctx context.Context, tx db.Tx, r Registration) (Version, error) {
 	v := Version{
 		ID: r.ID, AppSlug: a.Slug, Version: m.Version.Version, Status: Draft, Manifest: m, ManifestJSON: asJSON,
 		ManifestEnvelope: envelope, ManifestSHA256: digest[:], PublisherKeyID: r.Verified.Publisher().KeyID,
-		PublisherOrgSlug: r.Verified.Publisher().OrgSlug, Delegated: r.Delegated, ResourceVersion: 1, CreatedAt: r.Now, UpdatedAt: r.Now,
+		PublisherOrgSlug: r.Verified.Publisher().OrgSlug, Delegated: r.Delegated, ResourceVersion: 1, CreatedAt: r.Now,
+		UpdatedAt: r.Now,
 	}
 	old, err := selectVersion(ctx, tx, v.AppSlug, v.Version)
 	switch {
@@ -61,7 +62,8 @@ func Register(ctx context.Context, tx db.Tx, r Registration) (Version, error) {
 	case bytes.Equal(old.ManifestSHA256, v.ManifestSHA256) && old.PublisherKeyID == v.PublisherKeyID:
 		return old, nil
 	case old.Status != Draft:
-		return Version{}, conflict(CodeVersionExists, "This version has left draft with other content; choose a new version.").
+		return Version{}, conflict(CodeVersionExists, "This version has left draft with other content; choose a new "+
+			"version.").
 			At("/version/version", "exists with other content")
 	default:
 		v.ID, v.CreatedAt, v.ResourceVersion = old.ID, old.CreatedAt, old.ResourceVersion+1
@@ -102,7 +104,9 @@ func Versions(ctx context.Context, tx db.Tx, f VersionFilter) ([]Version, error)
 }
 
 // SetStatus moves a version. The caller has made sure that what an active version refers to is active and verified.
-func SetStatus(ctx context.Context, tx db.Tx, slug, version string, status Status, now time.Time) (before, after Version, err error) {
+func SetStatus(ctx context.Context, tx db.Tx, slug, version string, status Status,
+	now time.Time,
+) (before, after Version, err error) {
 	before, err = selectVersion(ctx, tx, slug, version)
 	if err != nil {
 		return Version{}, Version{}, err

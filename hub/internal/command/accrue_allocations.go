@@ -13,7 +13,8 @@ import (
 
 const resourceMember = "member"
 
-// AccrueAllocations bills the time of all open allocations, and releases those whose wallet does not cover them any more.
+// AccrueAllocations bills the time of all open allocations, and releases those whose wallet does not cover them any
+// more.
 type AccrueAllocations struct {
 	DB *db.DB
 	// Poke wakes the dispatcher of a node.

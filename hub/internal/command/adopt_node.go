@@ -41,8 +41,9 @@ type Brought struct {
 	Findings []recovery.Finding
 }
 
-// AdoptNode makes the restored rows say what the node was told after the backup, in the caller's transaction, and ends its waiting:
-// a state that this hub has signed beats older rows. Nothing that runs is stopped; each contradiction is a finding.
+// AdoptNode makes the restored rows say what the node was told after the backup, in the caller's transaction, and ends
+// its waiting: a state that this hub has signed beats older rows. Nothing that runs is stopped; each contradiction is a
+// finding.
 func AdoptNode(ctx context.Context, tx db.Tx, b Brought, now time.Time) error {
 	a := adopter{m: Meta{Principal: iam.Principal{Type: actorSystem}, CorrelationID: b.NodeID, Now: now}, b: b}
 	for _, f := range b.Findings {
@@ -83,13 +84,18 @@ func AdoptNode(ctx context.Context, tx db.Tx, b Brought, now time.Time) error {
 		return err
 	}
 	data := map[string]any{
-		"epoch": b.Epoch, "generation": b.Generation, "newer": b.Newer, "made": len(todo.Made), "changed": len(todo.Changed), "ended": len(todo.Ended),
+		"epoch": b.Epoch, "generation": b.Generation, "newer": b.Newer, "made": len(todo.Made), "changed": len(todo.Changed),
+		"ended": len(todo.Ended),
 	}
-	if err := event.Append(ctx, tx, event.Event{Type: "fleet.node.recovered", Subject: b.NodeID, ResourceVersion: version, CorrelationID: b.NodeID, Data: data, At: now}); err != nil {
+	if err := event.Append(ctx, tx, event.Event{
+		Type: "fleet.node.recovered", Subject: b.NodeID, ResourceVersion: version,
+		CorrelationID: b.NodeID, Data: data, At: now,
+	}); err != nil {
 		return err
 	}
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: iam.TypeNode, ActorID: b.NodeID, Action: actionAdopt, ResourceType: resourceNode, ResourceID: b.NodeID, CorrelationID: b.NodeID, After: data, At: now,
+		ActorType: iam.TypeNode, ActorID: b.NodeID, Action: actionAdopt, ResourceType: resourceNode, ResourceID: b.NodeID,
+		CorrelationID: b.NodeID, After: data, At: now,
 	})
 }
 
@@ -100,13 +106,15 @@ type adopter struct {
 
 func (a adopter) find(ctx context.Context, tx db.Tx, kind, resourceType, id, format string, args ...any) error {
 	return find(ctx, tx, recovery.Finding{
-		NodeID: a.b.NodeID, Kind: kind, ResourceType: resourceType, ResourceID: id, Detail: fmt.Sprintf(format, args...), At: a.m.Now,
+		NodeID: a.b.NodeID, Kind: kind, ResourceType: resourceType, ResourceID: id, Detail: fmt.Sprintf(format, args...),
+		At: a.m.Now,
 	})
 }
 
 func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error {
 	for _, id := range todo.Missing {
-		if err := a.find(ctx, tx, recovery.FindingDocument, "app_instance_member", id, "The node was told of this member after the backup and does not hold its document; nothing of it ran. Deploy it again."); err != nil {
+		if err := a.find(ctx, tx, recovery.FindingDocument, "app_instance_member", id, "The node was told of this member "+
+			"after the backup and does not hold its document; nothing of it ran. Deploy it again."); err != nil {
 			return err
 		}
 	}
@@ -129,7 +137,9 @@ func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error 
 		if _, err := a.instance(ctx, tx, w, catalog.Resolved{}); err != nil {
 			return err
 		}
-		if err := a.find(ctx, tx, recovery.FindingRevision, resourceInstance, w.GetInstanceId(), "Version %s, revision %d, was asked for after the backup; it goes on as it is.", w.GetAppVersion(), w.GetRevision()); err != nil {
+		if err := a.find(ctx, tx, recovery.FindingRevision, resourceInstance, w.GetInstanceId(),
+			"Version %s, revision %d, was asked for after the backup; it goes on as it is.", w.GetAppVersion(),
+			w.GetRevision()); err != nil {
 			return err
 		}
 	}
@@ -155,7 +165,8 @@ func (a adopter) end(ctx context.Context, tx db.Tx, memberID string) error {
 	if err := a.m.recordInstance(ctx, tx, actionAdopt, change); err != nil {
 		return err
 	}
-	return a.find(ctx, tx, recovery.FindingGone, resourceInstance, i.ID, "%q was decommissioned after the backup; it stays so.", i.DisplayName)
+	return a.find(ctx, tx, recovery.FindingGone, resourceInstance, i.ID, "%q was decommissioned after the backup; it "+
+		"stays so.", i.DisplayName)
 }
 
 // made takes over a member that the rows do not know, with all that has to be there for it.
@@ -165,12 +176,14 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 		return err
 	}
 	if madeOrg {
-		if err := a.find(ctx, tx, recovery.FindingOrg, resourceOrg, w.GetOrgId(), "The org %s %s; its users and its credit are lost.", w.GetOrgSlug(), madeAfter); err != nil {
+		if err := a.find(ctx, tx, recovery.FindingOrg, resourceOrg, w.GetOrgId(), "The org %s %s; its users and its credit "+
+			"are lost.", w.GetOrgSlug(), madeAfter); err != nil {
 			return err
 		}
 	}
 	if madeProject {
-		if err := a.find(ctx, tx, recovery.FindingProject, resourceProject, w.GetProjectId(), "The project %s; its name, entitlements and service accounts are lost.", madeAfter); err != nil {
+		if err := a.find(ctx, tx, recovery.FindingProject, resourceProject, w.GetProjectId(),
+			"The project %s; its name, entitlements and service accounts are lost.", madeAfter); err != nil {
 			return err
 		}
 	}
@@ -182,7 +195,8 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 		accelerators = append(accelerators, s.GetResources().GetAcceleratorIds()...)
 	}
 	made, allocation, err := capacity.Adopt(ctx, tx, capacity.Adopted{
-		MemberID: w.GetId(), AllocationID: w.GetAllocationId(), NodeID: a.b.NodeID, OrgID: w.GetOrgId(), ProjectID: w.GetProjectId(),
+		MemberID: w.GetId(), AllocationID: w.GetAllocationId(), NodeID: a.b.NodeID, OrgID: w.GetOrgId(),
+		ProjectID:     w.GetProjectId(),
 		CorrelationID: w.GetCorrelationId(), CPUMillis: cpu, MemoryBytes: memory, AcceleratorIDs: accelerators,
 	}, a.m.Now)
 	if err != nil {
@@ -201,7 +215,8 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 	if err != nil {
 		return err
 	}
-	return a.find(ctx, tx, recovery.FindingInstance, resourceInstance, i.ID, "The instance of %s %s %s. Its name and config are lost.", w.GetAppSlug(), w.GetAppVersion(), madeAfter)
+	return a.find(ctx, tx, recovery.FindingInstance, resourceInstance, i.ID, "The instance of %s %s %s. Its name and "+
+		"config are lost.", w.GetAppSlug(), w.GetAppVersion(), madeAfter)
 }
 
 // larger are the services of the revision that takes more: room is held for both, one after the other.
@@ -229,43 +244,58 @@ func (a adopter) allocation(ctx context.Context, tx db.Tx, at capacity.Allocatio
 	if err := a.m.recordAllocation(ctx, tx, actionAdopt, "", at); err != nil {
 		return err
 	}
-	return a.find(ctx, tx, recovery.FindingAllocation, resourceAllocation, at.ID, "The allocation %s. Only what its instances take of it is known.", madeAfter)
+	return a.find(ctx, tx, recovery.FindingAllocation, resourceAllocation, at.ID, "The allocation %s. Only what its "+
+		"instances take of it is known.", madeAfter)
 }
 
-func (a adopter) subject(ctx context.Context, tx db.Tx, w *protocol.Workload, at capacity.Allocation, modes catalog.Resolved, cpu, memory int64) error {
+func (a adopter) subject(ctx context.Context, tx db.Tx, w *protocol.Workload, at capacity.Allocation,
+	modes catalog.Resolved, cpu, memory int64,
+) error {
 	return ledger.OpenSubject(ctx, tx, ledger.Subject{
-		ID: w.GetId(), Kind: ledger.Member, OrgID: w.GetOrgId(), ProjectID: w.GetProjectId(), AppInstanceID: w.GetInstanceId(), AppSlug: w.GetAppSlug(),
-		AllocationID: at.ID, NodeID: a.b.NodeID, SKU: at.SKU, OperatingMode: modes.OperatingMode, ControlPlaneScope: modes.ControlPlaneScope,
-		RuntimeBackend: modes.RuntimeBackend, CorrelationID: w.GetCorrelationId(), CPUMillis: cpu, MemoryBytes: memory, OpenedAt: a.m.Now,
+		ID: w.GetId(), Kind: ledger.Member, OrgID: w.GetOrgId(), ProjectID: w.GetProjectId(),
+		AppInstanceID: w.GetInstanceId(), AppSlug: w.GetAppSlug(),
+		AllocationID: at.ID, NodeID: a.b.NodeID, SKU: at.SKU, OperatingMode: modes.OperatingMode,
+		ControlPlaneScope: modes.ControlPlaneScope,
+		RuntimeBackend:    modes.RuntimeBackend, CorrelationID: w.GetCorrelationId(), CPUMillis: cpu, MemoryBytes: memory,
+		OpenedAt: a.m.Now,
 	})
 }
 
 // instance makes or moves the instance and tells of it.
-func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload, modes catalog.Resolved) (instance.Instance, error) {
+func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload,
+	modes catalog.Resolved,
+) (instance.Instance, error) {
 	i, made, err := instance.Adopt(ctx, tx, instance.Adopted{
-		Workload: w, NodeID: a.b.NodeID, DisplayName: "recovered " + w.GetAppSlug(), OperationID: db.NewID(), By: instance.Actor{Type: actorSystem},
+		Workload: w, NodeID: a.b.NodeID, DisplayName: "recovered " + w.GetAppSlug(), OperationID: db.NewID(),
+		By: instance.Actor{Type: actorSystem},
 		Modes: instance.Modes{
-			OperatingMode: modes.OperatingMode, ControlPlaneScope: modes.ControlPlaneScope, RuntimeBackend: modes.RuntimeBackend, TenantBoundaryMode: modes.TenantBoundaryMode,
+			OperatingMode: modes.OperatingMode, ControlPlaneScope: modes.ControlPlaneScope, RuntimeBackend: modes.RuntimeBackend,
+			TenantBoundaryMode: modes.TenantBoundaryMode,
 		},
 	}, a.m.Now)
 	if err != nil {
 		return instance.Instance{}, err
 	}
-	data := map[string]any{"to": string(i.Lifecycle.Status), "requested_by": i.RequestedBy, "revision": i.Revision, "made": made}
+	data := map[string]any{
+		"to": string(i.Lifecycle.Status), "requested_by": i.RequestedBy, "revision": i.Revision,
+		"made": made,
+	}
 	if err := event.Append(ctx, tx, event.Event{
-		Type: "apps.instance.adopted", Subject: i.ID, ResourceVersion: i.ResourceVersion, OrgID: i.OrgID, ProjectID: i.ProjectID,
+		Type: "apps.instance.adopted", Subject: i.ID, ResourceVersion: i.ResourceVersion, OrgID: i.OrgID,
+		ProjectID:     i.ProjectID,
 		CorrelationID: a.m.CorrelationID, Data: data, At: a.m.Now,
 	}); err != nil {
 		return instance.Instance{}, err
 	}
 	return i, event.Audit(ctx, tx, event.AuditRow{
-		ActorType: actorSystem, Action: actionAdopt, ResourceType: resourceInstance, ResourceID: i.ID, OrgID: i.OrgID, ProjectID: i.ProjectID,
+		ActorType: actorSystem, Action: actionAdopt, ResourceType: resourceInstance, ResourceID: i.ID, OrgID: i.OrgID,
+		ProjectID:     i.ProjectID,
 		CorrelationID: a.m.CorrelationID, After: data, At: a.m.Now,
 	})
 }
 
-// superseded ends an allocation whose accelerator is another's by now: it was given back after the backup. One in which something
-// still runs stays.
+// superseded ends an allocation whose accelerator is another's by now: it was given back after the backup. One in which
+// something still runs stays.
 func (a adopter) superseded(ctx context.Context, tx db.Tx, c plan.Claimed) error {
 	before, err := capacity.GetAny(ctx, tx, c.AllocationID)
 	if err != nil || before.Status != capacity.Active {
@@ -280,7 +310,8 @@ func (a adopter) superseded(ctx context.Context, tx db.Tx, c plan.Claimed) error
 			return err
 		}
 	}
-	return a.find(ctx, tx, recovery.FindingReleased, resourceAllocation, before.ID, "Its accelerator %s belongs to a newer allocation; this one was given back after the backup.", c.AcceleratorID)
+	return a.find(ctx, tx, recovery.FindingReleased, resourceAllocation, before.ID, "Its accelerator %s belongs to a "+
+		"newer allocation; this one was given back after the backup.", c.AcceleratorID)
 }
 
 func (a adopter) lease(ctx context.Context, tx db.Tx, l *protocol.Lease) error {
@@ -288,5 +319,6 @@ func (a adopter) lease(ctx context.Context, tx db.Tx, l *protocol.Lease) error {
 	if err != nil || !uncovered {
 		return err
 	}
-	return a.find(ctx, tx, recovery.FindingLease, "lease", l.GetMemberId(), "Lease %d was given after the backup and the wallet does not cover it any more; grant credit.", l.GetLeaseNo())
+	return a.find(ctx, tx, recovery.FindingLease, "lease", l.GetMemberId(), "Lease %d was given after the backup and "+
+		"the wallet does not cover it any more; grant credit.", l.GetLeaseNo())
 }

@@ -20,7 +20,9 @@ func (c *BanNode) Do(ctx context.Context, m Meta, nodeID, reason string) error {
 	if err := iam.Authorize(m.Principal, iam.NodeWrite, "", ""); err != nil {
 		return err
 	}
-	if _, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (string, error) { return c.do(ctx, tx, m, nodeID, reason) }); err != nil {
+	if _, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (string, error) {
+		return c.do(ctx, tx, m, nodeID, reason)
+	}); err != nil {
 		return err
 	}
 	c.Kick(nodeID, fleet.CodeBanned)
@@ -37,6 +39,9 @@ func (c *BanNode) do(ctx context.Context, tx db.Tx, m Meta, nodeID, reason strin
 		if err := fleet.Touch(ctx, tx, nodeID); err != nil {
 			return "", err
 		}
-		return nodeID, m.recordNode(ctx, tx, nodeChange{event: "fleet.node.banned", action: iam.NodeWrite, node: node, reason: reason})
+		return nodeID, m.recordNode(ctx, tx, nodeChange{
+			event: "fleet.node.banned", action: iam.NodeWrite, node: node,
+			reason: reason,
+		})
 	})
 }

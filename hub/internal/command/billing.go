@@ -22,12 +22,14 @@ type billingChange struct {
 
 func (m Meta) recordBilling(ctx context.Context, tx db.Tx, c billingChange) error {
 	if err := event.Append(ctx, tx, event.Event{
-		Type: c.event, Subject: c.resourceID, ResourceVersion: 1, OrgID: c.orgID, CorrelationID: m.CorrelationID, TraceID: m.TraceID, Data: c.data, At: m.Now,
+		Type: c.event, Subject: c.resourceID, ResourceVersion: 1, OrgID: c.orgID, CorrelationID: m.CorrelationID,
+		TraceID: m.TraceID, Data: c.data, At: m.Now,
 	}); err != nil {
 		return err
 	}
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: c.action, ResourceType: c.resourceType, ResourceID: c.resourceID,
-		OrgID: c.orgID, CorrelationID: m.CorrelationID, After: c.data, At: m.Now,
+		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: c.action, ResourceType: c.resourceType,
+		ResourceID: c.resourceID,
+		OrgID:      c.orgID, CorrelationID: m.CorrelationID, After: c.data, At: m.Now,
 	})
 }

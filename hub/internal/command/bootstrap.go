@@ -19,8 +19,8 @@ type RecoverAdmin struct {
 	DB *db.DB
 }
 
-// Do is called at every start. text is a token made by iam.NewUserToken, kept by the caller before the call, so that a crash
-// in between loses no token that counts; made says whether it counts.
+// Do is called at every start. text is a token made by iam.NewUserToken, kept by the caller before the call, so that a
+// crash in between loses no token that counts; made says whether it counts.
 func (c *Bootstrap) Do(ctx context.Context, text string, now time.Time) (made bool, err error) {
 	keyID, userID, tokenID := db.NewID(), db.NewID(), db.NewID()
 	return db.RunTx(ctx, c.DB, func(tx db.Tx) (bool, error) {
@@ -47,8 +47,9 @@ func (c *RecoverAdmin) Do(ctx context.Context, text string, now time.Time) error
 			return struct{}{}, err
 		}
 		return struct{}{}, bySystem(tokenID, now).recordIAM(ctx, tx, iamChange{
-			event: "iam.user_token.created", action: "iam.recover_admin", resourceType: resourceUserToken, resourceID: tokenID, version: 1,
-			after: map[string]any{"user_id": admin.ID, "email": admin.Email},
+			event: "iam.user_token.created", action: "iam.recover_admin", resourceType: resourceUserToken, resourceID: tokenID,
+			version: 1,
+			after:   map[string]any{"user_id": admin.ID, "email": admin.Email},
 		})
 	})
 	return err

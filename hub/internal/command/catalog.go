@@ -42,16 +42,24 @@ func (m Meta) recordShipping(ctx context.Context, tx db.Tx, c shipChange) error 
 		return err
 	}
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: c.action, ResourceType: c.resourceType, ResourceID: c.resourceID,
-		OrgID: c.orgID, ProjectID: c.projectID, CorrelationID: m.CorrelationID, Before: c.before, After: c.after, At: m.Now,
+		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: c.action, ResourceType: c.resourceType,
+		ResourceID: c.resourceID,
+		OrgID:      c.orgID, ProjectID: c.projectID, CorrelationID: m.CorrelationID, Before: c.before, After: c.after,
+		At: m.Now,
 	})
 }
 
-func (m Meta) recordVersion(ctx context.Context, tx db.Tx, eventType, action, orgID string, before *catalog.Version, after catalog.Version) error {
+func (m Meta) recordVersion(ctx context.Context, tx db.Tx, eventType, action, orgID string, before *catalog.Version,
+	after catalog.Version,
+) error {
 	data := map[string]any{"app_slug": after.AppSlug, "version": after.Version, "to": after.Status}
 	change := shipChange{
-		event: eventType, action: action, resourceType: resourceAppVersion, resourceID: after.ID, version: after.ResourceVersion, orgID: orgID,
-		data: data, after: map[string]any{"app_slug": after.AppSlug, "version": after.Version, "status": after.Status, "publisher_key_id": after.PublisherKeyID},
+		event: eventType, action: action, resourceType: resourceAppVersion, resourceID: after.ID,
+		version: after.ResourceVersion, orgID: orgID,
+		data: data, after: map[string]any{
+			"app_slug": after.AppSlug, "version": after.Version, "status": after.Status,
+			"publisher_key_id": after.PublisherKeyID,
+		},
 	}
 	if before != nil {
 		data["from"] = before.Status
@@ -60,8 +68,8 @@ func (m Meta) recordVersion(ctx context.Context, tx db.Tx, eventType, action, or
 	return m.recordShipping(ctx, tx, change)
 }
 
-// refusedDocument tells whoever hands in a signed document why it does not count. pointer is the document's place in the
-// body; fields of a fault are places inside the document.
+// refusedDocument tells whoever hands in a signed document why it does not count. pointer is the document's place in
+// the body; fields of a fault are places inside the document.
 func refusedDocument(err error, code, pointer string) error {
 	if f, ok := errors.AsType[*fault.Error](err); ok {
 		out := *f

@@ -22,9 +22,13 @@ func TestADraftChangesNothingVisible(t *testing.T) {
 		return a
 	}
 	before := app()
-	verified, env := w.sign(strings.NewReplacer("version: 1.0.0", "version: 2.0.0", "display_name: Demo", "display_name: Changed").Replace(demoManifest))
+	verified, env := w.sign(strings.NewReplacer("version: 1.0.0", "version: 2.0.0", "display_name: Demo",
+		"display_name: Changed").Replace(demoManifest))
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		_, err := catalog.Register(ctx, tx, catalog.Registration{ID: db.NewID(), Verified: verified, Envelope: env, Now: w.now})
+		_, err := catalog.Register(ctx, tx, catalog.Registration{
+			ID: db.NewID(), Verified: verified, Envelope: env,
+			Now: w.now,
+		})
 		return err
 	})
 	require.Equal(t, before, app())

@@ -22,11 +22,17 @@ type ChangeInstanceInput struct {
 }
 
 // Do answers with the changed instance.
-func (c *ChangeInstance) Do(ctx context.Context, m Meta, projectID, instanceID string, in ChangeInstanceInput) (instance.Instance, error) {
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (instance.Instance, error) { return c.do(ctx, tx, m, projectID, instanceID, in) })
+func (c *ChangeInstance) Do(ctx context.Context, m Meta, projectID, instanceID string,
+	in ChangeInstanceInput,
+) (instance.Instance, error) {
+	return db.RunTx(ctx, c.DB, func(tx db.Tx) (instance.Instance, error) {
+		return c.do(ctx, tx, m, projectID, instanceID, in)
+	})
 }
 
-func (c *ChangeInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, instanceID string, in ChangeInstanceInput) (instance.Instance, error) {
+func (c *ChangeInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, instanceID string,
+	in ChangeInstanceInput,
+) (instance.Instance, error) {
 	project, err := iam.InProject(ctx, tx, m.Principal, iam.InstanceUpgrade, projectID)
 	if err != nil {
 		return instance.Instance{}, err
@@ -58,19 +64,24 @@ func (c *ChangeInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, in
 	return after, m.recordSettings(ctx, tx, before, after)
 }
 
-// recordSettings writes the event and the audit row of a change that is no step of the lifecycle. The config itself may be
-// large and is the tenant's own; that it changed is enough.
+// recordSettings writes the event and the audit row of a change that is no step of the lifecycle. The config itself may
+// be large and is the tenant's own; that it changed is enough.
 func (m Meta) recordSettings(ctx context.Context, tx db.Tx, before, after instance.Instance) error {
 	if err := event.Append(ctx, tx, event.Event{
-		Type: "apps.instance.changed", Subject: after.ID, ResourceVersion: after.ResourceVersion, OrgID: after.OrgID, ProjectID: after.ProjectID,
+		Type: "apps.instance.changed", Subject: after.ID, ResourceVersion: after.ResourceVersion, OrgID: after.OrgID,
+		ProjectID:     after.ProjectID,
 		CorrelationID: m.CorrelationID, TraceID: m.TraceID, At: m.Now,
 		Data: map[string]any{"requested_by": instance.Actor{Type: m.Principal.Type, ID: m.Principal.ID}},
 	}); err != nil {
 		return err
 	}
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: "apps.instance.change", ResourceType: resourceInstance, ResourceID: after.ID,
-		OrgID: after.OrgID, ProjectID: after.ProjectID, CorrelationID: m.CorrelationID, At: m.Now,
-		Before: map[string]any{"display_name": before.DisplayName}, After: map[string]any{"display_name": after.DisplayName, "config_changed": after.ConfigJSON != before.ConfigJSON},
+		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: "apps.instance.change", ResourceType: resourceInstance,
+		ResourceID: after.ID,
+		OrgID:      after.OrgID, ProjectID: after.ProjectID, CorrelationID: m.CorrelationID, At: m.Now,
+		Before: map[string]any{"display_name": before.DisplayName}, After: map[string]any{
+			"display_name":   after.DisplayName,
+			"config_changed": after.ConfigJSON != before.ConfigJSON,
+		},
 	})
 }

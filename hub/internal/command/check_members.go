@@ -18,8 +18,8 @@ func fieldOf(action iam.Permission) string {
 	return ""
 }
 
-// checkMembers compiles, before the change is committed, what the nodes are to hold of an instance that is to run after it. A member that
-// breaks a rule would be accepted here and left out of its node's state later.
+// checkMembers compiles, before the change is committed, what the nodes are to hold of an instance that is to run after
+// it. A member that breaks a rule would be accepted here and left out of its node's state later.
 func checkMembers(ctx context.Context, tx db.Tx, c instance.Change, field string) error {
 	if held, stopped := c.Instance.Lifecycle.Status.Wanted(); !c.WantedChanged || !held || stopped {
 		return nil
@@ -34,7 +34,8 @@ func checkMembers(ctx context.Context, tx db.Tx, c instance.Change, field string
 			continue
 		}
 		f := fault.New(fault.Unprocessable, "member_limit_exceeded",
-			"What a node would have to hold of the app instance exceeds a limit; use smaller parameters or a smaller version.", err).Lasting()
+			"What a node would have to hold of the app instance exceeds a limit; use smaller parameters or a smaller version.",
+			err).Lasting()
 		if field != "" {
 			f = f.At(field, "makes a member that exceeds a limit of its node")
 		}

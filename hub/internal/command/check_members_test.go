@@ -105,7 +105,8 @@ func TestNodeWithTheMostMembersGetsNoOther(t *testing.T) {
 	w.requireRefused(err, capacity.CodeInsufficient, "/placement_intent/allocation_ids")
 	require.Equal(t, before, w.contents())
 
-	w.exec(`UPDATE instance_members SET removed_at = $1 WHERE id = (SELECT min(id::TEXT)::UUID FROM instance_members)`, w.now)
+	w.exec(`UPDATE instance_members SET removed_at = $1 WHERE id = (SELECT min(id::TEXT)::UUID FROM instance_members)`,
+		w.now)
 	_, err = w.createInstance().Do(t.Context(), w.meta(db.NewID()), in)
 	require.NoError(t, err)
 }

@@ -38,8 +38,8 @@ const (
 	placementAttempts = 20
 )
 
-// Do answers with the active allocation. It chooses among all nodes by a snapshot, and checks a few candidates in the transaction: one that
-// read all nodes would conflict with every report of any.
+// Do answers with the active allocation. It chooses among all nodes by a snapshot, and checks a few candidates in the
+// transaction: one that read all nodes would conflict with every report of any.
 func (c *CreateAllocation) Do(ctx context.Context, m Meta, in CreateAllocationInput) (capacity.Allocation, error) {
 	for attempt := 1; ; attempt++ {
 		nodeIDs, err := c.candidates(ctx, m, in)
@@ -83,12 +83,15 @@ func (c *CreateAllocation) candidates(ctx context.Context, m Meta, in CreateAllo
 // allocation is what the request asks for.
 func (in CreateAllocationInput) allocation(project iam.Project) capacity.NewAllocation {
 	return capacity.NewAllocation{
-		OrgID: project.OrgID, ProjectID: project.ID, NodeID: in.NodeID, SKU: in.SKU, Shape: in.Shape, AcceleratorCount: in.AcceleratorCount, AcceleratorModel: in.AcceleratorModel,
+		OrgID: project.OrgID, ProjectID: project.ID, NodeID: in.NodeID, SKU: in.SKU, Shape: in.Shape,
+		AcceleratorCount: in.AcceleratorCount, AcceleratorModel: in.AcceleratorModel,
 		CPUCores: in.CPUCores, MemoryMiB: in.MemoryMiB,
 	}
 }
 
-func (c *CreateAllocation) do(ctx context.Context, tx db.Tx, m Meta, in CreateAllocationInput, nodeIDs []string) (capacity.Allocation, error) {
+func (c *CreateAllocation) do(ctx context.Context, tx db.Tx, m Meta, in CreateAllocationInput,
+	nodeIDs []string,
+) (capacity.Allocation, error) {
 	project, err := iam.InProject(ctx, tx, m.Principal, iam.AllocationCreate, in.ProjectID)
 	if err != nil {
 		return capacity.Allocation{}, err
@@ -117,7 +120,8 @@ func (c *CreateAllocation) do(ctx context.Context, tx db.Tx, m Meta, in CreateAl
 			return capacity.Allocation{}, err
 		}
 		if err := ledger.OpenSubject(ctx, tx, ledger.Subject{
-			ID: a.ID, Kind: ledger.Allocation, OrgID: a.OrgID, ProjectID: a.ProjectID, AllocationID: a.ID, NodeID: a.NodeID, SKU: a.SKU,
+			ID: a.ID, Kind: ledger.Allocation, OrgID: a.OrgID, ProjectID: a.ProjectID, AllocationID: a.ID, NodeID: a.NodeID,
+			SKU:           a.SKU,
 			CorrelationID: m.CorrelationID, OpenedAt: m.Now,
 		}); err != nil {
 			return capacity.Allocation{}, err
@@ -139,7 +143,8 @@ func capacityNodes(ctx context.Context, tx db.Tx, m Meta, nodes []fleet.Node) ([
 	out := make([]capacity.Node, 0, len(nodes))
 	for _, n := range nodes {
 		out = append(out, capacity.Node{
-			ID: n.ID, CPUCores: n.CPUCores, MemoryBytes: n.MemoryBytes, Usable: n.TakesNew() && n.Connected(m.Now) && !waiting[n.ID],
+			ID: n.ID, CPUCores: n.CPUCores, MemoryBytes: n.MemoryBytes, Usable: n.TakesNew() && n.Connected(m.Now) &&
+				!waiting[n.ID],
 			OneOrg: len(n.OneOrgBecause()) > 0,
 		})
 	}

@@ -14,7 +14,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// A report of one node, which writes its session, must not make an allocation on another start afresh, and the other way round.
+// A report of one node, which writes its session, must not make an allocation on another start afresh, and the other
+// way round.
 func TestAllocationDoesNotConflictWithReportsOfOtherNodes(t *testing.T) {
 	w := newWorld(t)
 	other := w.node
@@ -30,7 +31,8 @@ func TestAllocationDoesNotConflictWithReportsOfOtherNodes(t *testing.T) {
 		}
 		a, err := create.do(t.Context(), tx, w.meta("allocation"), in, []string{w.node})
 		if attempts == 1 {
-			// It sees nothing of the allocation, which sees nothing of it: one of the two would have to start afresh if both looked.
+			// It sees nothing of the allocation, which sees nothing of it: one of the two would have to start afresh if both
+			// looked.
 			w.tx(func(ctx context.Context, tx db.Tx) error {
 				var n int
 				if err := tx.QueryRow(ctx, `SELECT count(*) FROM allocations`).Scan(&n); err != nil {
@@ -101,7 +103,8 @@ func TestAllocationIsAnsweredAgainWhenNoNodeHasRoom(t *testing.T) {
 	require.Equal(t, first.ID, again.ID)
 }
 
-// A node whose runtime does not keep orgs apart gets one org's allocations, until its owner or a newer runtime says otherwise.
+// A node whose runtime does not keep orgs apart gets one org's allocations, until its owner or a newer runtime says
+// otherwise.
 func TestAWeakNodeIsNotGivenToASecondOrg(t *testing.T) {
 	w := newWorld(t)
 	w.conditions(protocol.ConditionRuncVulnerable)

@@ -44,7 +44,9 @@ type CreateInstanceInput struct {
 
 // Do creates the instance in status requested; the node's reports move it on.
 func (c *CreateInstance) Do(ctx context.Context, m Meta, in CreateInstanceInput) (instance.Instance, error) {
-	out, err := inTurn(ctx, c.Turns, c.DB, in.ProjectID, func(tx db.Tx) (instanceResult, error) { return c.do(ctx, tx, m, in) })
+	out, err := inTurn(ctx, c.Turns, c.DB, in.ProjectID, func(tx db.Tx) (instanceResult, error) {
+		return c.do(ctx, tx, m, in)
+	})
 	if err != nil {
 		return instance.Instance{}, err
 	}
@@ -95,7 +97,9 @@ type wanted struct {
 	configJSON     string
 }
 
-func (c *CreateInstance) resolve(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in CreateInstanceInput) (wanted, error) {
+func (c *CreateInstance) resolve(ctx context.Context, tx db.Tx, m Meta, project iam.Project,
+	in CreateInstanceInput,
+) (wanted, error) {
 	parameters, err := object(in.Parameters)
 	if err != nil {
 		return wanted{}, err
@@ -121,7 +125,9 @@ func object(v map[string]any) ([]byte, error) {
 }
 
 // fund opens what is billed and gives the member its first lease: no money, no instance.
-func (c *CreateInstance) fund(ctx context.Context, tx db.Tx, m Meta, project iam.Project, instanceID string, member placed, w wanted) error {
+func (c *CreateInstance) fund(ctx context.Context, tx db.Tx, m Meta, project iam.Project, instanceID string,
+	member placed, w wanted,
+) error {
 	need := member.choice.Need
 	_, err := ledger.OpenMember(ctx, tx, ledger.Subject{
 		ID: member.id, OrgID: project.OrgID, ProjectID: project.ID, AppInstanceID: instanceID, AppSlug: w.App.Slug,
@@ -132,21 +138,27 @@ func (c *CreateInstance) fund(ctx context.Context, tx db.Tx, m Meta, project iam
 	return err
 }
 
-func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput, w wanted, member placed) instance.NewInstance {
+func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput, w wanted,
+	member placed,
+) instance.NewInstance {
 	n := instance.NewInstance{
-		ID: id, OrgID: project.OrgID, OrgSlug: project.OrgSlug, ProjectID: project.ID, AppSlug: w.App.Slug, DisplayName: in.DisplayName,
+		ID: id, OrgID: project.OrgID, OrgSlug: project.OrgSlug, ProjectID: project.ID, AppSlug: w.App.Slug,
+		DisplayName: in.DisplayName,
 		Modes: instance.Modes{
 			OperatingMode: w.OperatingMode, ControlPlaneScope: w.ControlPlaneScope,
 			RuntimeBackend: w.RuntimeBackend, TenantBoundaryMode: w.TenantBoundaryMode,
 		},
-		ConfigJSON: w.configJSON, PlacementAllocationIDs: in.AllocationIDs, RequestedBy: instance.Actor{Type: m.Principal.Type, ID: m.Principal.ID},
+		ConfigJSON: w.configJSON, PlacementAllocationIDs: in.AllocationIDs,
+		RequestedBy:   instance.Actor{Type: m.Principal.Type, ID: m.Principal.ID},
 		CorrelationID: m.CorrelationID, OperationID: db.NewID(),
 		Revision: instance.NewRevision{
-			AppVersion: w.Version.Version, ParametersJSON: w.parametersJSON, ManifestEnvelope: w.ManifestEnvelope, DelegationEnvelope: w.DelegationEnvelope,
-			ReadinessTimeout: time.Duration(w.Version.Manifest.Version.RuntimeProfile.ReadinessTimeoutSeconds) * time.Second,
+			AppVersion: w.Version.Version, ParametersJSON: w.parametersJSON, ManifestEnvelope: w.ManifestEnvelope,
+			DelegationEnvelope: w.DelegationEnvelope,
+			ReadinessTimeout:   time.Duration(w.Version.Manifest.Version.RuntimeProfile.ReadinessTimeoutSeconds) * time.Second,
 		},
 		Members: []instance.NewMember{{
-			ID: member.id, AllocationID: member.room.ID, NodeID: member.room.NodeID, Unreachable: member.unreachable, Services: member.services,
+			ID: member.id, AllocationID: member.room.ID, NodeID: member.room.NodeID, Unreachable: member.unreachable,
+			Services: member.services,
 		}},
 	}
 	for _, h := range w.HintResults {

@@ -40,7 +40,10 @@ func (c *CreateJoinToken) Do(ctx context.Context, m Meta, in CreateJoinTokenInpu
 	}
 	id := db.NewID()
 	return db.RunTx(ctx, c.DB, func(tx db.Tx) (CreatedJoinToken, error) {
-		return c.do(ctx, tx, m, fleet.NewToken{ID: id, Secret: secret, Description: in.Description, CreatedBy: m.Principal.ID, TTL: in.TTL})
+		return c.do(ctx, tx, m, fleet.NewToken{
+			ID: id, Secret: secret, Description: in.Description, CreatedBy: m.Principal.ID,
+			TTL: in.TTL,
+		})
 	})
 }
 
@@ -52,12 +55,14 @@ func (c *CreateJoinToken) do(ctx context.Context, tx db.Tx, m Meta, in fleet.New
 		}
 		data := map[string]any{"expires_at": t.ExpiresAt, "description": t.Description}
 		if err := event.Append(ctx, tx, event.Event{
-			Type: "fleet.join_token.created", Subject: t.ID, ResourceVersion: 1, CorrelationID: m.CorrelationID, TraceID: m.TraceID, Data: data, At: m.Now,
+			Type: "fleet.join_token.created", Subject: t.ID, ResourceVersion: 1, CorrelationID: m.CorrelationID,
+			TraceID: m.TraceID, Data: data, At: m.Now,
 		}); err != nil {
 			return CreatedJoinToken{}, err
 		}
 		return CreatedJoinToken{Token: t, Secret: in.Secret}, event.Audit(ctx, tx, event.AuditRow{
-			ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: iam.JoinTokenWrite, ResourceType: resourceJoinToken, ResourceID: t.ID,
+			ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: iam.JoinTokenWrite, ResourceType: resourceJoinToken,
+			ResourceID:    t.ID,
 			CorrelationID: m.CorrelationID, After: data, At: m.Now,
 		})
 	})

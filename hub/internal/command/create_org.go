@@ -29,7 +29,8 @@ func (c *CreateOrg) Do(ctx context.Context, m Meta, in CreateOrgInput) (iam.Org,
 				return iam.Org{}, err
 			}
 			return org, m.recordIAM(ctx, tx, iamChange{
-				event: "iam.org.created", action: iam.OrgCreate, resourceType: resourceOrg, resourceID: org.ID, version: 1, orgID: org.ID,
+				event: "iam.org.created", action: iam.OrgCreate, resourceType: resourceOrg, resourceID: org.ID, version: 1,
+				orgID: org.ID,
 				after: map[string]string{"slug": org.Slug, "display_name": org.DisplayName},
 			})
 		})

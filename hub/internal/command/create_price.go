@@ -27,7 +27,8 @@ func (c *CreatePrice) Do(ctx context.Context, m Meta, in ledger.Price) (ledger.P
 			return p, m.recordBilling(ctx, tx, billingChange{
 				event: "billing.price.created", action: iam.PriceWrite, resourceType: resourcePrice, resourceID: p.ID,
 				data: map[string]any{
-					"meter": p.Meter, "app_slug": p.AppSlug, "sku": p.SKU, "currency": p.Currency, "price": ledger.FormatNanos(p.Nanos), "per": p.Per,
+					"meter": p.Meter, "app_slug": p.AppSlug, "sku": p.SKU, "currency": p.Currency,
+					"price": ledger.FormatNanos(p.Nanos), "per": p.Per,
 					"host_basis_points": p.HostBasisPoints, "from": p.From,
 				},
 			})

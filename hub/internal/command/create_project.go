@@ -27,7 +27,8 @@ func (c *CreateProject) Do(ctx context.Context, m Meta, in CreateProjectInput) (
 		orgID = m.Principal.OrgID
 	}
 	if orgID == "" {
-		return iam.Project{}, fault.New(fault.Unprocessable, "invalid", "Name the org: you belong to none yourself.", nil).At("/org_id", "is required").Lasting()
+		return iam.Project{}, fault.New(fault.Unprocessable, "invalid", "Name the org: you belong to none yourself.",
+			nil).At("/org_id", "is required").Lasting()
 	}
 	if err := iam.Authorize(m.Principal, iam.ProjectCreate, orgID, ""); err != nil {
 		return iam.Project{}, err
@@ -40,8 +41,12 @@ func (c *CreateProject) Do(ctx context.Context, m Meta, in CreateProjectInput) (
 				return iam.Project{}, err
 			}
 			return project, m.recordIAM(ctx, tx, iamChange{
-				event: "iam.project.created", action: iam.ProjectCreate, resourceType: resourceProject, resourceID: project.ID, version: 1,
-				orgID: project.OrgID, projectID: project.ID, after: map[string]string{"slug": project.Slug, "display_name": project.DisplayName},
+				event: "iam.project.created", action: iam.ProjectCreate, resourceType: resourceProject, resourceID: project.ID,
+				version: 1,
+				orgID:   project.OrgID, projectID: project.ID, after: map[string]string{
+					"slug":         project.Slug,
+					"display_name": project.DisplayName,
+				},
 			})
 		})
 	})

@@ -55,8 +55,10 @@ func (c *CreatePublishIntent) Do(ctx context.Context, m Meta, in PublishIntentIn
 				return CreatedPublishIntent{}, err
 			}
 			intent := artifact.NewIntent(artifact.Intent{
-				ID: id, OrgID: project.OrgID, ProjectID: project.ID, AppSlug: in.AppSlug, AppVersion: in.AppVersion, ArtifactName: in.ArtifactName,
-				ArtifactKind: artifact.KindOCI, Channel: in.Channel, Repository: artifact.Repository(orgSlug, in.AppSlug, in.ArtifactName),
+				ID: id, OrgID: project.OrgID, ProjectID: project.ID, AppSlug: in.AppSlug, AppVersion: in.AppVersion,
+				ArtifactName: in.ArtifactName,
+				ArtifactKind: artifact.KindOCI, Channel: in.Channel, Repository: artifact.Repository(orgSlug, in.AppSlug,
+					in.ArtifactName),
 				CreatedBy: artifact.Actor{Type: m.Principal.Type, ID: m.Principal.ID},
 			}, m.Now)
 			if err := artifact.AddIntent(ctx, tx, intent); err != nil {
@@ -78,8 +80,9 @@ func (c *CreatePublishIntent) Do(ctx context.Context, m Meta, in PublishIntentIn
 				"repository": intent.Repository, "expires_at": intent.ExpiresAt,
 			}
 			return out, m.recordShipping(ctx, tx, shipChange{
-				event: "apps.artifact.publish_requested", action: iam.ArtifactPublish, resourceType: resourcePublishIntent, resourceID: intent.ID,
-				version: 1, orgID: project.OrgID, projectID: project.ID, data: told, after: told,
+				event: "apps.artifact.publish_requested", action: iam.ArtifactPublish, resourceType: resourcePublishIntent,
+				resourceID: intent.ID,
+				version:    1, orgID: project.OrgID, projectID: project.ID, data: told, after: told,
 			})
 		})
 	})
@@ -89,12 +92,15 @@ func onlyOCI(kind string) error {
 	if kind == "" || kind == artifact.KindOCI {
 		return nil
 	}
-	return fault.New(fault.Unprocessable, artifact.CodeUnsupported, "Only OCI artifacts are served so far.", nil).At("/artifact_kind", "must be oci").Lasting()
+	return fault.New(fault.Unprocessable, artifact.CodeUnsupported, "Only OCI artifacts are served so far.",
+		nil).At("/artifact_kind", "must be oci").Lasting()
 }
 
-// publisherOrg reserves the slug for the project's org and returns the org's slug; empty for an app of the platform, for
-// which only a platform admin publishes.
-func publisherOrg(ctx context.Context, tx db.Tx, m Meta, project iam.Project, appSlug string) (orgSlug string, reserved bool, err error) {
+// publisherOrg reserves the slug for the project's org and returns the org's slug; empty for an app of the platform,
+// for which only a platform admin publishes.
+func publisherOrg(ctx context.Context, tx db.Tx, m Meta, project iam.Project,
+	appSlug string,
+) (orgSlug string, reserved bool, err error) {
 	app, err := catalog.GetApp(ctx, tx, appSlug)
 	if err != nil && !fault.Is(err, fault.NotFound) {
 		return "", false, err
@@ -107,7 +113,9 @@ func publisherOrg(ctx context.Context, tx db.Tx, m Meta, project iam.Project, ap
 }
 
 // signersOf lists the keys whose signature under an image of the repository counts now.
-func signersOf(ctx context.Context, tx db.Tx, repository string, b protocol.Bundle, m Meta) ([]artifact.SignerKey, error) {
+func signersOf(ctx context.Context, tx db.Tx, repository string, b protocol.Bundle,
+	m Meta,
+) ([]artifact.SignerKey, error) {
 	publishers, err := catalog.PublishersOf(ctx, tx, repository, m.Now)
 	if err != nil {
 		return nil, err

@@ -28,7 +28,9 @@ type ServiceAccountWithKey struct {
 }
 
 // Do makes the account.
-func (c *CreateServiceAccount) Do(ctx context.Context, m Meta, in CreateServiceAccountInput) (ServiceAccountWithKey, error) {
+func (c *CreateServiceAccount) Do(ctx context.Context, m Meta,
+	in CreateServiceAccountInput,
+) (ServiceAccountWithKey, error) {
 	key, err := iam.NewKey(db.NewID(), m.Now)
 	if err != nil {
 		return ServiceAccountWithKey{}, err
@@ -41,21 +43,26 @@ func (c *CreateServiceAccount) Do(ctx context.Context, m Meta, in CreateServiceA
 		}
 		return IdempotentSealed(ctx, tx, m, c.Sealer, func() (ServiceAccountWithKey, error) {
 			sa, err := iam.CreateServiceAccount(ctx, tx, iam.ServiceAccount{
-				ID: id, OrgID: project.OrgID, ProjectID: project.ID, Name: in.Name, Slug: in.Slug, Description: in.Description, Role: in.Role, CreatedAt: m.Now,
+				ID: id, OrgID: project.OrgID, ProjectID: project.ID, Name: in.Name, Slug: in.Slug, Description: in.Description,
+				Role: in.Role, CreatedAt: m.Now,
 			}, key)
 			if err != nil {
 				return ServiceAccountWithKey{}, err
 			}
-			return ServiceAccountWithKey{Account: sa, Key: key}, m.recordServiceAccount(ctx, tx, "iam.service_account.created", sa, nil, map[string]any{
-				"name": sa.Name, "slug": sa.Slug, "role": sa.Role, "status": sa.Status, "key_id": key.ID,
-			})
+			return ServiceAccountWithKey{Account: sa, Key: key}, m.recordServiceAccount(ctx, tx, "iam.service_account.created",
+				sa, nil, map[string]any{
+					"name": sa.Name, "slug": sa.Slug, "role": sa.Role, "status": sa.Status, "key_id": key.ID,
+				})
 		})
 	})
 }
 
-func (m Meta) recordServiceAccount(ctx context.Context, tx db.Tx, eventType string, sa iam.ServiceAccount, before, after any) error {
+func (m Meta) recordServiceAccount(ctx context.Context, tx db.Tx, eventType string, sa iam.ServiceAccount, before,
+	after any,
+) error {
 	return m.recordIAM(ctx, tx, iamChange{
-		event: eventType, action: iam.ServiceAccountWrite, resourceType: resourceServiceAccount, resourceID: sa.ID, version: sa.ResourceVersion,
-		orgID: sa.OrgID, projectID: sa.ProjectID, before: before, after: after,
+		event: eventType, action: iam.ServiceAccountWrite, resourceType: resourceServiceAccount, resourceID: sa.ID,
+		version: sa.ResourceVersion,
+		orgID:   sa.OrgID, projectID: sa.ProjectID, before: before, after: after,
 	})
 }

@@ -25,7 +25,8 @@ func (c *CreateUser) Do(ctx context.Context, m Meta, in CreateUserInput) (iam.Us
 		return iam.User{}, err
 	}
 	wanted := iam.User{
-		ID: db.NewID(), OrgID: in.OrgID, Email: in.Email, DisplayName: in.DisplayName, PlatformAdmin: in.PlatformAdmin, Roles: in.Roles, CreatedAt: m.Now,
+		ID: db.NewID(), OrgID: in.OrgID, Email: in.Email, DisplayName: in.DisplayName, PlatformAdmin: in.PlatformAdmin,
+		Roles: in.Roles, CreatedAt: m.Now,
 	}
 	return db.RunTx(ctx, c.DB, func(tx db.Tx) (iam.User, error) {
 		return Idempotent(ctx, tx, m, func() (iam.User, error) {
@@ -34,8 +35,12 @@ func (c *CreateUser) Do(ctx context.Context, m Meta, in CreateUserInput) (iam.Us
 				return iam.User{}, err
 			}
 			return user, m.recordIAM(ctx, tx, iamChange{
-				event: "iam.user.created", action: iam.UserWrite, resourceType: resourceUser, resourceID: user.ID, version: 1, orgID: user.OrgID,
-				after: map[string]any{"email": user.Email, "display_name": user.DisplayName, "platform_admin": user.PlatformAdmin, "roles": user.Roles},
+				event: "iam.user.created", action: iam.UserWrite, resourceType: resourceUser, resourceID: user.ID, version: 1,
+				orgID: user.OrgID,
+				after: map[string]any{
+					"email": user.Email, "display_name": user.DisplayName, "platform_admin": user.PlatformAdmin,
+					"roles": user.Roles,
+				},
 			})
 		})
 	})

@@ -36,8 +36,11 @@ func (c *CreateUserToken) Do(ctx context.Context, m Meta, in CreateUserTokenInpu
 		in.Lifetime = iam.DefaultTokenLifetime
 	}
 	made := CreatedUserToken{
-		Token: iam.UserToken{ID: db.NewID(), UserID: in.UserID, Description: in.Description, CreatedAt: m.Now, ExpiresAt: m.Now.Add(in.Lifetime)},
-		Text:  iam.NewUserToken(),
+		Token: iam.UserToken{
+			ID: db.NewID(), UserID: in.UserID, Description: in.Description, CreatedAt: m.Now,
+			ExpiresAt: m.Now.Add(in.Lifetime),
+		},
+		Text: iam.NewUserToken(),
 	}
 	return db.RunTx(ctx, c.DB, func(tx db.Tx) (CreatedUserToken, error) {
 		return IdempotentSealed(ctx, tx, m, c.Sealer, func() (CreatedUserToken, error) {
@@ -54,7 +57,8 @@ func (c *CreateUserToken) Do(ctx context.Context, m Meta, in CreateUserTokenInpu
 				return CreatedUserToken{}, err
 			}
 			return made, m.recordIAM(ctx, tx, iamChange{
-				event: "iam.user_token.created", action: iam.UserWrite, resourceType: resourceUserToken, resourceID: made.Token.ID, version: 1, orgID: user.OrgID,
+				event: "iam.user_token.created", action: iam.UserWrite, resourceType: resourceUserToken, resourceID: made.Token.ID,
+				version: 1, orgID: user.OrgID,
 				after: map[string]any{"user_id": user.ID, "description": in.Description, "expires_at": made.Token.ExpiresAt},
 			})
 		})

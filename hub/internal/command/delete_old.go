@@ -40,12 +40,13 @@ const (
 
 // Retention is how long rows stay.
 type Retention struct {
-	// Events counts from when an event was written, and so do Audit and Suspense. Suspense is also of segments that were set aside.
+	// Events counts from when an event was written, and so do Audit and Suspense. Suspense is also of segments that were
+	// set aside.
 	Events, Audit, Suspense time.Duration
 	// Leases counts from the settlement of a member, or from the end of a lease that a later one has followed.
 	Leases time.Duration
-	// History counts from when an instance was decommissioned, from when an operation or revision of a living one was superseded, and
-	// from when a backup was taken.
+	// History counts from when an instance was decommissioned, from when an operation or revision of a living one was
+	// superseded, and from when a backup was taken.
 	History time.Duration
 	// Credentials counts from when a join token, user token or publish intent ended.
 	Credentials time.Duration
@@ -73,8 +74,9 @@ type DeleteOld struct {
 	observe func(db.Tx) db.Tx
 }
 
-// Do is a periodic pass: it goes through each table in the order of an index, in short transactions, until nothing is due. Several
-// processes may run it at once: a row that is due stays due, and deleting it twice changes nothing. A table that fails holds up no other.
+// Do is a periodic pass: it goes through each table in the order of an index, in short transactions, until nothing is
+// due. Several processes may run it at once: a row that is due stays due, and deleting it twice changes nothing. A
+// table that fails holds up no other.
 func (c *DeleteOld) Do(ctx context.Context, now time.Time) error {
 	rows, instances := cmp.Or(c.batchRows, deleteBatchRows), cmp.Or(c.batchInstances, deleteBatchInstances)
 	before, r := func(d time.Duration) time.Time { return now.Add(-d) }, c.Retention
@@ -96,7 +98,9 @@ func (c *DeleteOld) Do(ctx context.Context, now time.Time) error {
 }
 
 // deleteOld deletes batches, each in a transaction of its own, until one is not full.
-func deleteOld[K any](ctx context.Context, c *DeleteOld, name string, batch func(context.Context, db.Tx, db.Old[K]) (K, int, error), before time.Time, limit int) error {
+func deleteOld[K any](ctx context.Context, c *DeleteOld, name string, batch func(context.Context, db.Tx,
+	db.Old[K]) (K, int, error), before time.Time, limit int,
+) error {
 	type result struct {
 		last K
 		n    int
@@ -113,7 +117,8 @@ func deleteOld[K any](ctx context.Context, c *DeleteOld, name string, batch func
 		total += r.n
 		if err != nil || r.n < limit {
 			if total > 0 {
-				c.Log.InfoContext(ctx, "old rows were deleted", slog.String("kind", name), slog.Int("count", total), slog.Time("before", before))
+				c.Log.InfoContext(ctx, "old rows were deleted", slog.String("kind", name), slog.Int("count", total),
+					slog.Time("before", before))
 			}
 			return err
 		}

@@ -29,7 +29,10 @@ func (w *world) deleteOld(r Retention) {
 // retention keeps everything but for what a test sets.
 func retention(set func(*Retention)) Retention {
 	const long = 10_000 * day
-	r := Retention{Events: long, Audit: long, Suspense: long, Leases: long, History: long, Credentials: long, Segments: long}
+	r := Retention{
+		Events: long, Audit: long, Suspense: long, Leases: long, History: long, Credentials: long,
+		Segments: long,
+	}
 	set(&r)
 	return r
 }
@@ -46,18 +49,31 @@ func TestRowsGoAfterTheirRetentionAndYoungerOnesStay(t *testing.T) {
 	}{
 		{"events", `INSERT INTO events (id, pos, type, subject, resource_version, correlation_id, trace_id, data, at)
 			VALUES ($1, $3, 't', 's', 1, '', '', '{}', $2)`, func(r *Retention) { r.Events = 10 * day }},
-		{"audit_rows", `INSERT INTO audit_rows (id, actor_type, actor_id, action, resource_type, resource_id, correlation_id, outcome, reason, at)
-			VALUES ($1, 'user', '', 'a', '', $3::INT8::TEXT, '', 'done', '', $2)`, func(r *Retention) { r.Audit = 10 * day }},
-		{"suspense_records", `INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at, reason, created_at)
-			VALUES ($1, $1, '', $3, '', '', 1, $2, $2, '', $2)`, func(r *Retention) { r.Suspense = 10 * day }},
+		{
+			"audit_rows",
+			`INSERT INTO audit_rows (id, actor_type, actor_id, action, resource_type, resource_id, correlation_id, outcome,
+				reason, at)
+			VALUES ($1, 'user', '', 'a', '', $3::INT8::TEXT, '', 'done', '', $2)`, func(r *Retention) { r.Audit = 10 * day },
+		},
+		{
+			"suspense_records",
+			`INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at,
+				reason, created_at)
+			VALUES ($1, $1, '', $3, '', '', 1, $2, $2, '', $2)`, func(r *Retention) { r.Suspense = 10 * day },
+		},
 		{"usage_set_aside", `INSERT INTO usage_set_aside (node_id, incarnation, number, envelope, cause, set_aside_at)
 			VALUES ($1, '', $3, '', '', $2)`, func(r *Retention) { r.Suspense = 10 * day }},
-		{"backups", `INSERT INTO backups (id, taken_at, size_bytes, verified_at) VALUES ($1, $2, $3, $2)`, func(r *Retention) { r.History = 10 * day }},
+		{
+			"backups", `INSERT INTO backups (id, taken_at, size_bytes, verified_at) VALUES ($1, $2, $3, $2)`,
+			func(r *Retention) { r.History = 10 * day },
+		},
 		{"join_tokens", `INSERT INTO join_tokens (id, secret_sha256, site_id, description, created_by, created_at, expires_at)
 			VALUES ($1, $3::INT8::TEXT::BYTEA, $1, '', '', $2, $2)`, func(r *Retention) { r.Credentials = 10 * day }},
 		{
-			"publish_intents", `INSERT INTO publish_intents (id, org_id, project_id, app_slug, app_version, artifact_name, artifact_kind, channel, repository, tag,
-			created_by_type, created_by_id, created_at, expires_at) VALUES ($1, $1, $1, '', '', '', '', '', '', $3::INT8::TEXT, '', $1, $2, $2)`,
+			"publish_intents", `INSERT INTO publish_intents (id, org_id, project_id, app_slug, app_version, artifact_name,
+				artifact_kind, channel, repository, tag,
+			created_by_type, created_by_id, created_at, expires_at)
+			VALUES ($1, $1, $1, '', '', '', '', '', '', $3::INT8::TEXT, '', $1, $2, $2)`,
 			func(r *Retention) { r.Credentials = 10 * day },
 		},
 	} {
@@ -83,7 +99,9 @@ func TestRowsGoAfterTheirRetentionAndYoungerOnesStay(t *testing.T) {
 func TestAnEventWithoutAPositionStays(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`DELETE FROM events`)
-	w.exec(`INSERT INTO events (id, type, subject, resource_version, correlation_id, trace_id, data, at) VALUES ($1, 't', 's', 1, '', '', '{}', $2)`,
+	w.exec(
+		`INSERT INTO events (id, type, subject, resource_version, correlation_id, trace_id, data, at)
+			VALUES ($1, 't', 's', 1, '', '', '{}', $2)`,
 		idAt(w.now.Add(-20*day)), w.now.Add(-20*day))
 	w.deleteOld(retention(func(r *Retention) { r.Events = 10 * day }))
 	require.Equal(t, 1, w.count(`SELECT count(*) FROM events`))
@@ -94,7 +112,9 @@ func TestAnEventWithoutAPositionStays(t *testing.T) {
 func TestUserTokensGoOnceTheyHaveEnded(t *testing.T) {
 	w := newWorld(t)
 	user := db.NewID()
-	w.exec(`INSERT INTO users (id, email, name, platform_admin, created_at, updated_at) VALUES ($1, 'a@b', 'a', true, $2, $2)`, user, w.now)
+	w.exec(
+		`INSERT INTO users (id, email, name, platform_admin, created_at, updated_at) VALUES ($1, 'a@b', 'a', true, $2, $2)`,
+		user, w.now)
 	old := w.now.Add(-30 * day)
 	for n, ends := range []struct{ expires, revoked any }{
 		{w.now.Add(day), nil},
@@ -104,7 +124,9 @@ func TestUserTokensGoOnceTheyHaveEnded(t *testing.T) {
 		{w.now.Add(day), w.now.Add(-15 * day)},
 		{w.now.Add(-15 * day), nil},
 	} {
-		w.exec(`INSERT INTO user_tokens (id, user_id, hash, description, expires_at, revoked_at, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
+		w.exec(
+			`INSERT INTO user_tokens (id, user_id, hash, description, expires_at, revoked_at, created_at)
+				VALUES ($1, $2, $3, $4, $5, $6, $7)`,
 			idAt(old), user, []byte{byte(n)}, fmt.Sprint(n), ends.expires, ends.revoked, old)
 	}
 	w.deleteOld(retention(func(r *Retention) { r.Credentials = 10 * day }))
@@ -117,7 +139,9 @@ func (w *world) leased(member string, n int) {
 	w.t.Helper()
 	for no := range n {
 		from := w.now.Add(-time.Duration(n-no) * day)
-		w.exec(`INSERT INTO leases (subject_id, lease_no, node_id, hold_id, currency, cap_nanos, issued_at, expires_at, duration_seconds, end_policy, prices)
+		w.exec(
+			`INSERT INTO leases (subject_id, lease_no, node_id, hold_id, currency, cap_nanos, issued_at, expires_at,
+				duration_seconds, end_policy, prices)
 			VALUES ($1, $2, $1, $1, 'EUR', 0, $3, $4, 86400, 'stop', '[]')`, member, no+1, from, from.Add(day))
 	}
 	w.exec(`UPDATE subjects SET lease_no = $2 WHERE id = $1`, member, n)
@@ -190,8 +214,8 @@ func TestTheHistoryOfADecommissionedInstanceGoes(t *testing.T) {
 	})
 }
 
-// An instance that lives goes through many revisions. What nothing goes back to goes once it is past its retention; what a rollback
-// needs stays, and no number is given twice.
+// An instance that lives goes through many revisions. What nothing goes back to goes once it is past its retention;
+// what a rollback needs stays, and no number is given twice.
 func TestOldRevisionsOfALivingInstanceGo(t *testing.T) {
 	w := newWorld(t)
 	i := w.running()
@@ -242,7 +266,8 @@ func TestOldRevisionsOfALivingInstanceGo(t *testing.T) {
 	require.NoError(t, err)
 	generation++
 	says := w.says(i, "ready")
-	says.Revision, says.FallbackFromRevision, says.Reason = uint64(again.Revision), uint64(asked.Revision), "readiness_timeout"
+	says.Revision, says.FallbackFromRevision, says.Reason = uint64(again.Revision), uint64(asked.Revision),
+		"readiness_timeout"
 	w.report(generation, says)
 	require.Equal(t, again.Revision, w.get(i.ID).Revision)
 	w.now = w.now.Add(100 * day)
@@ -257,7 +282,9 @@ func TestASegmentThatWasSetAsideGoesWithItsFinding(t *testing.T) {
 	w := newWorld(t)
 	at := w.now.Add(-20 * day)
 	for n := range 3 {
-		w.exec(`INSERT INTO usage_set_aside (node_id, incarnation, number, envelope, cause, set_aside_at) VALUES ($1, 'i1', $2, '', '', $3)`, w.node, n, at)
+		w.exec(
+			`INSERT INTO usage_set_aside (node_id, incarnation, number, envelope, cause, set_aside_at)
+				VALUES ($1, 'i1', $2, '', '', $3)`, w.node, n, at)
 	}
 	w.tx(func(ctx context.Context, tx db.Tx) error {
 		for _, f := range []recovery.Finding{
@@ -320,10 +347,14 @@ func TestTheSumsOfSuspenseOutliveItsRecords(t *testing.T) {
 	w := newWorld(t)
 	member, at := w.subjects("member", 1)[0], w.now.Add(-20*day)
 	for n := range 3 {
-		w.exec(`INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at, reason, created_at)
+		w.exec(
+			`INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at,
+				reason, created_at)
 			VALUES ($1, $2, 'i1', $3, $4, 'session_seconds', 5, $5, $5, 'lease_unknown', $5)`, idAt(at), w.node, n, member, at)
 	}
-	w.exec(`INSERT INTO suspense_totals (subject_id, meter, quantity, leased_quantity) VALUES ($1, 'session_seconds', 15, 0)`, member)
+	w.exec(
+		`INSERT INTO suspense_totals (subject_id, meter, quantity, leased_quantity) VALUES ($1, 'session_seconds', 15, 0)`,
+		member)
 	w.deleteOld(retention(func(r *Retention) { r.Suspense = 10 * day }))
 	require.Zero(t, w.count(`SELECT count(*) FROM suspense_records`))
 	require.Equal(t, 15, w.count(`SELECT quantity FROM suspense_totals WHERE subject_id = $1`, member))
@@ -342,8 +373,8 @@ func (e explainingTx) Query(ctx context.Context, sql string, args ...any) (pgx.R
 	return e.Tx.Query(ctx, sql, args...)
 }
 
-// requireIndexScan fails where a query would read a table from its beginning, however large it is. A table of a few rows is read that
-// way in any case, unless that is made expensive.
+// requireIndexScan fails where a query would read a table from its beginning, however large it is. A table of a few
+// rows is read that way in any case, unless that is made expensive.
 func requireIndexScan(ctx context.Context, t *testing.T, tx db.Tx, sql string, args ...any) {
 	t.Helper()
 	_, err := tx.Exec(ctx, `SET LOCAL enable_seqscan = off`)
@@ -361,10 +392,13 @@ func requireIndexScan(ctx context.Context, t *testing.T, tx db.Tx, sql string, a
 func TestWhatIsDueIsFoundByARangeOfAnIndex(t *testing.T) {
 	w := newWorld(t)
 	e := explainingTx{t: t, seen: map[string]bool{}}
-	c := &DeleteOld{DB: w.d, Retention: DefaultRetention(), Log: slog.New(slog.DiscardHandler), observe: func(tx db.Tx) db.Tx {
-		e.Tx = tx
-		return e
-	}}
+	c := &DeleteOld{
+		DB: w.d, Retention: DefaultRetention(), Log: slog.New(slog.DiscardHandler),
+		observe: func(tx db.Tx) db.Tx {
+			e.Tx = tx
+			return e
+		},
+	}
 	require.NoError(t, c.Do(t.Context(), w.now))
 	require.GreaterOrEqual(t, len(e.seen), 12, "one query a table")
 }

@@ -41,7 +41,8 @@ func (c *EnrolNode) Do(ctx context.Context, m Meta, in EnrolNodeInput) (NodeCred
 		return NodeCredentials{}, err
 	}
 	enrolment := fleet.Enrolment{
-		NodeID: db.NewID(), Secret: in.JoinToken, Hostname: in.Hostname, PublicKey: pub, CertificateExpiresAt: m.Now.Add(c.CertificateTTL),
+		NodeID: db.NewID(), Secret: in.JoinToken, Hostname: in.Hostname, PublicKey: pub,
+		CertificateExpiresAt: m.Now.Add(c.CertificateTTL),
 	}
 	node, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (fleet.Node, error) { return c.do(ctx, tx, m, enrolment) })
 	if err != nil {
@@ -53,7 +54,10 @@ func (c *EnrolNode) Do(ctx context.Context, m Meta, in EnrolNodeInput) (NodeCred
 	if err != nil {
 		return NodeCredentials{}, err
 	}
-	return NodeCredentials{NodeID: node.ID, Certificate: certificate, Bundle: c.Keys.Bundle().Envelope(), HubID: c.Keys.HubID()}, nil
+	return NodeCredentials{
+		NodeID: node.ID, Certificate: certificate, Bundle: c.Keys.Bundle().Envelope(),
+		HubID: c.Keys.HubID(),
+	}, nil
 }
 
 func (c *EnrolNode) do(ctx context.Context, tx db.Tx, m Meta, in fleet.Enrolment) (fleet.Node, error) {

@@ -24,8 +24,8 @@ type storeNumber struct {
 	number      uint64
 }
 
-// Do emits the segments that were posted in slots that overlap [from, to): first those of the archive, then those that are still to be
-// packed. The hub may be packing meanwhile.
+// Do emits the segments that were posted in slots that overlap [from, to): first those of the archive, then those that
+// are still to be packed. The hub may be packing meanwhile.
 func (c *ExportSegments) Do(ctx context.Context, nodeID string, from, to time.Time) error {
 	slots, err := db.Look(ctx, c.DB, func(tx db.Tx) ([]ledger.Slot, error) { return ledger.Slots(ctx, tx) })
 	if err != nil {
@@ -49,7 +49,9 @@ func (c *ExportSegments) Do(ctx context.Context, nodeID string, from, to time.Ti
 }
 
 // archived emits what the archive has after a row of it, and returns the last row.
-func (c *ExportSegments) archived(ctx context.Context, nodeID string, from, to time.Time, last ledger.ArchiveKey, emitted map[storeNumber]bool) (ledger.ArchiveKey, error) {
+func (c *ExportSegments) archived(ctx context.Context, nodeID string, from, to time.Time, last ledger.ArchiveKey,
+	emitted map[storeNumber]bool,
+) (ledger.ArchiveKey, error) {
 	for {
 		var ok bool
 		row, err := db.Look(ctx, c.DB, func(tx db.Tx) (a ledger.Archived, err error) {
@@ -83,7 +85,9 @@ func (c *ExportSegments) once(s ledger.SignedSegment, emitted map[storeNumber]bo
 }
 
 // unpacked emits a slot's segments.
-func (c *ExportSegments) unpacked(ctx context.Context, s ledger.Slot, nodeID string, emitted map[storeNumber]bool) error {
+func (c *ExportSegments) unpacked(ctx context.Context, s ledger.Slot, nodeID string,
+	emitted map[storeNumber]bool,
+) error {
 	var last ledger.SignedSegment
 	for {
 		page, err := db.Look(ctx, c.DB, func(tx db.Tx) ([]ledger.SignedSegment, error) {

@@ -27,8 +27,9 @@ type FailureAudit struct {
 // AuditFailure adds the row in a transaction of its own: the one of the request is rolled back.
 func (a *FailureAudit) AuditFailure(ctx context.Context, m Meta, f Failure) error {
 	row := event.AuditRow{
-		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: f.Operation, ResourceType: "operation", ResourceID: m.Route,
-		OrgID: m.Principal.OrgID, ProjectID: m.Principal.ProjectID, CorrelationID: m.CorrelationID,
+		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: f.Operation, ResourceType: "operation",
+		ResourceID: m.Route,
+		OrgID:      m.Principal.OrgID, ProjectID: m.Principal.ProjectID, CorrelationID: m.CorrelationID,
 		Outcome: event.Failed, Reason: f.Code, At: m.Now,
 	}
 	if f.Unrecorded > 0 {

@@ -19,7 +19,10 @@ func TestDenialsAndFailuresAreInTheAuditTrail(t *testing.T) {
 	known := meta("", "")
 	nobody := known
 	nobody.Principal = iam.Principal{}
-	require.NoError(t, audit.AuditFailure(ctx, known, command.Failure{Operation: "createOrg", Code: "forbidden", Denied: true}))
+	require.NoError(t, audit.AuditFailure(ctx, known, command.Failure{
+		Operation: "createOrg", Code: "forbidden",
+		Denied: true,
+	}))
 	require.NoError(t, audit.AuditFailure(ctx, nobody, command.Failure{Operation: "createOrg", Code: "invalid_request"}))
 
 	rows, err := db.ReadTx(ctx, d, func(tx db.Tx) ([]event.AuditRow, error) {

@@ -28,12 +28,16 @@ func (m Meta) recordNode(ctx context.Context, tx db.Tx, c nodeChange) error {
 	if actorID == "" {
 		actorType, actorID = iam.TypeNode, c.node.ID
 	}
-	data := map[string]any{"hostname": c.node.Hostname, "status": string(c.node.Status(m.Now)), "requested_by": map[string]string{"type": actorType, "id": actorID}}
+	data := map[string]any{
+		"hostname": c.node.Hostname, "status": string(c.node.Status(m.Now)),
+		"requested_by": map[string]string{"type": actorType, "id": actorID},
+	}
 	if c.reason != "" {
 		data["reason"] = c.reason
 	}
 	if err := event.Append(ctx, tx, event.Event{
-		Type: c.event, Subject: c.node.ID, ResourceVersion: c.node.ResourceVersion, CorrelationID: m.CorrelationID, TraceID: m.TraceID, Data: data, At: m.Now,
+		Type: c.event, Subject: c.node.ID, ResourceVersion: c.node.ResourceVersion, CorrelationID: m.CorrelationID,
+		TraceID: m.TraceID, Data: data, At: m.Now,
 	}); err != nil {
 		return err
 	}

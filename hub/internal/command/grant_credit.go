@@ -34,14 +34,19 @@ func (c *GrantCredit) Do(ctx context.Context, m Meta, in GrantCreditInput) (ledg
 				return ledger.Posting{}, err
 			}
 			p, err := ledger.GrantCredit(ctx, tx, ledger.Grant{
-				OrgID: org.ID, Currency: in.Currency, Nanos: in.Nanos, Description: in.Description, CorrelationID: m.CorrelationID, Key: key,
+				OrgID: org.ID, Currency: in.Currency, Nanos: in.Nanos, Description: in.Description, CorrelationID: m.CorrelationID,
+				Key: key,
 			}, m.Now)
 			if err != nil {
 				return ledger.Posting{}, err
 			}
 			return p, m.recordBilling(ctx, tx, billingChange{
-				event: "billing.credit.granted", action: iam.CreditGrant, resourceType: resourcePosting, resourceID: p.ID, orgID: org.ID,
-				data: map[string]any{"amount": ledger.FormatNanos(in.Nanos), "currency": in.Currency, "description": in.Description},
+				event: "billing.credit.granted", action: iam.CreditGrant, resourceType: resourcePosting, resourceID: p.ID,
+				orgID: org.ID,
+				data: map[string]any{
+					"amount": ledger.FormatNanos(in.Nanos), "currency": in.Currency,
+					"description": in.Description,
+				},
 			})
 		})
 	})

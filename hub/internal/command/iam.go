@@ -44,7 +44,9 @@ func (m Meta) recordIAM(ctx context.Context, tx db.Tx, c iamChange) error {
 		return err
 	}
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: actorType, ActorID: m.Principal.ID, Action: c.action, ResourceType: c.resourceType, ResourceID: c.resourceID,
-		OrgID: c.orgID, ProjectID: c.projectID, CorrelationID: m.CorrelationID, Before: c.before, After: c.after, At: m.Now,
+		ActorType: actorType, ActorID: m.Principal.ID, Action: c.action, ResourceType: c.resourceType,
+		ResourceID: c.resourceID,
+		OrgID:      c.orgID, ProjectID: c.projectID, CorrelationID: m.CorrelationID, Before: c.before, After: c.after,
+		At: m.Now,
 	})
 }

@@ -30,8 +30,8 @@ type Sealer interface {
 }
 
 // Idempotent runs fn once for each key, route and caller, and gives its result again to whoever asks again. The row is
-// written in the caller's transaction, so that effect and memory of it are never apart; a duplicate in flight waits on the
-// row's key and then replays. T must survive a round trip through JSON.
+// written in the caller's transaction, so that effect and memory of it are never apart; a duplicate in flight waits on
+// the row's key and then replays. T must survive a round trip through JSON.
 func Idempotent[T any](ctx context.Context, tx db.Tx, m Meta, fn func() (T, error)) (T, error) {
 	return idempotent(ctx, tx, m, plain{}, fn)
 }
@@ -47,7 +47,8 @@ func PurgeIdempotency(ctx context.Context, d *db.DB, now time.Time) (int64, erro
 	for {
 		n, err := db.RunTx(ctx, d, func(tx db.Tx) (int64, error) {
 			tag, err := tx.Exec(ctx, `DELETE FROM idempotency WHERE (principal_type, principal_id, route, key) IN (
-				SELECT principal_type, principal_id, route, key FROM idempotency WHERE created_at < $1 ORDER BY created_at LIMIT $2)`,
+				SELECT principal_type, principal_id, route, key FROM idempotency WHERE created_at < $1 ORDER BY created_at
+				LIMIT $2)`,
 				now.Add(-IdempotencyWindow), purgeBatchRows)
 			return tag.RowsAffected(), err
 		})
@@ -110,7 +111,8 @@ func claim(ctx context.Context, tx db.Tx, m Meta) ([]byte, error) {
 		WHERE principal_type = $1 AND principal_id = $2 AND route = $3 AND key = $4`, args[:4]...).Scan(&hash, &response, &at)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return nil, fault.New(fault.Unavailable, "database_busy", "The same request is being purged; send it again.", err).After(time.Second)
+		return nil, fault.New(fault.Unavailable, "database_busy", "The same request is being purged; send it again.",
+			err).After(time.Second)
 	case err != nil:
 		return nil, err
 	case at.Before(m.Now.Add(-IdempotencyWindow)):
@@ -145,7 +147,8 @@ func replay[T any](m Meta, seal Sealer, stored []byte) (T, error) {
 
 // aad binds a sealed answer to its row: moved to another row, it does not open.
 func (m Meta) aad() []byte {
-	return []byte(strings.Join([]string{"idempotency", m.Principal.Type, m.Principal.ID, m.Route, m.IdempotencyKey}, "\x00"))
+	return []byte(strings.Join([]string{"idempotency", m.Principal.Type, m.Principal.ID, m.Route, m.IdempotencyKey},
+		"\x00"))
 }
 
 // plain keeps answers that hold no secret.

@@ -28,7 +28,8 @@ func meta(key, body string) command.Meta {
 	sum := sha256.Sum256([]byte(body))
 	return command.Meta{
 		Principal: iam.Principal{Type: iam.TypeUser, ID: "0192f0c0-0000-7000-8000-000000000001"},
-		Route:     "POST /things", IdempotencyKey: key, BodyHash: sum[:], Now: time.Unix(1_800_000_000, 0).UTC(), CorrelationID: "c-1",
+		Route:     "POST /things", IdempotencyKey: key, BodyHash: sum[:], Now: time.Unix(1_800_000_000, 0).UTC(),
+		CorrelationID: "c-1",
 	}
 }
 

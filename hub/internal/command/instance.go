@@ -24,7 +24,8 @@ const (
 	resourceAllocation = "allocation"
 )
 
-// recordInstance writes an event for each step of a change and an audit row for all of it; a change without a step writes none.
+// recordInstance writes an event for each step of a change and an audit row for all of it; a change without a step
+// writes none.
 func (m Meta) recordInstance(ctx context.Context, tx db.Tx, action string, c instance.Change) error {
 	i := c.Instance
 	for n, step := range c.Steps {
@@ -36,7 +37,8 @@ func (m Meta) recordInstance(ctx context.Context, tx db.Tx, action string, c ins
 			data["reason"] = string(step.Reason)
 		}
 		if err := event.Append(ctx, tx, event.Event{
-			Type: step.EventType(), Subject: i.ID, ResourceVersion: c.FirstVersion + int64(n), OrgID: i.OrgID, ProjectID: i.ProjectID,
+			Type: step.EventType(), Subject: i.ID, ResourceVersion: c.FirstVersion + int64(n), OrgID: i.OrgID,
+			ProjectID:     i.ProjectID,
 			CorrelationID: m.CorrelationID, TraceID: m.TraceID, Data: data, At: m.Now,
 		}); err != nil {
 			return err
@@ -46,8 +48,9 @@ func (m Meta) recordInstance(ctx context.Context, tx db.Tx, action string, c ins
 		return nil
 	}
 	row := event.AuditRow{
-		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: action, ResourceType: resourceInstance, ResourceID: i.ID,
-		OrgID: i.OrgID, ProjectID: i.ProjectID, CorrelationID: m.CorrelationID, Reason: string(i.Lifecycle.Reason),
+		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: action, ResourceType: resourceInstance,
+		ResourceID: i.ID,
+		OrgID:      i.OrgID, ProjectID: i.ProjectID, CorrelationID: m.CorrelationID, Reason: string(i.Lifecycle.Reason),
 		After: map[string]any{"status": i.Lifecycle.Status, "revision": i.Revision, "version": i.Version}, At: m.Now,
 	}
 	if from := c.Steps[0].From; from != "" {
@@ -56,7 +59,8 @@ func (m Meta) recordInstance(ctx context.Context, tx db.Tx, action string, c ins
 	return event.Audit(ctx, tx, row)
 }
 
-// act runs one action on an instance: who may, at most once, with its events and its audit row, and whom to wake afterwards.
+// act runs one action on an instance: who may, at most once, with its events and its audit row, and whom to wake
+// afterwards.
 func (m Meta) act(ctx context.Context, tx db.Tx, permission iam.Permission, projectID, instanceID string,
 	do func(p iam.Project, i instance.Instance, ask instance.Ask) (instance.Change, error),
 ) (instanceResult, error) {
@@ -72,7 +76,10 @@ func (m Meta) act(ctx context.Context, tx db.Tx, permission iam.Permission, proj
 		if err := recovered(ctx, tx, permission, i); err != nil {
 			return instanceResult{}, err
 		}
-		ask := instance.Ask{OperationID: db.NewID(), By: instance.Actor{Type: m.Principal.Type, ID: m.Principal.ID}, CorrelationID: m.CorrelationID}
+		ask := instance.Ask{
+			OperationID: db.NewID(), By: instance.Actor{Type: m.Principal.Type, ID: m.Principal.ID},
+			CorrelationID: m.CorrelationID,
+		}
 		change, err := do(project, i, ask)
 		if err != nil {
 			return instanceResult{}, err
@@ -88,8 +95,8 @@ func (m Meta) act(ctx context.Context, tx db.Tx, permission iam.Permission, proj
 	})
 }
 
-// recovered refuses what would give a number to a revision that a restored hub may have given to another one before. The end can be
-// asked for at any time.
+// recovered refuses what would give a number to a revision that a restored hub may have given to another one before.
+// The end can be asked for at any time.
 func recovered(ctx context.Context, tx db.Tx, permission iam.Permission, i instance.Instance) error {
 	if permission == iam.InstanceDelete {
 		return nil
@@ -98,7 +105,8 @@ func recovered(ctx context.Context, tx db.Tx, permission iam.Permission, i insta
 		if waits, err := recovery.Waits(ctx, tx, m.NodeID); err != nil {
 			return err
 		} else if waits {
-			return fault.New(fault.Unavailable, "node_recovering", "The hub was restored from a backup and waits for the node of this app instance; try again when it is back.", nil).After(30 * time.Second)
+			return fault.New(fault.Unavailable, "node_recovering", "The hub was restored from a backup and waits for the node "+
+				"of this app instance; try again when it is back.", nil).After(30 * time.Second)
 		}
 	}
 	return nil
@@ -119,14 +127,20 @@ func targetVersion(err error) error {
 }
 
 // recordAllocation writes the event and the audit row of an allocation's latest status.
-func (m Meta) recordAllocation(ctx context.Context, tx db.Tx, action string, before capacity.Status, a capacity.Allocation) error {
+func (m Meta) recordAllocation(ctx context.Context, tx db.Tx, action string, before capacity.Status,
+	a capacity.Allocation,
+) error {
 	data := map[string]any{
 		"to": string(a.Status), "requested_by": map[string]string{"type": a.RequestedBy.Type, "id": a.RequestedBy.ID},
 		"node_id": a.NodeID, "capacity_shape": string(a.Shape), "accelerator_count": a.AcceleratorCount,
 	}
 	row := event.AuditRow{
-		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: action, ResourceType: resourceAllocation, ResourceID: a.ID,
-		OrgID: a.OrgID, ProjectID: a.ProjectID, CorrelationID: m.CorrelationID, After: map[string]any{"status": a.Status, "node_id": a.NodeID}, At: m.Now,
+		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: action, ResourceType: resourceAllocation,
+		ResourceID: a.ID,
+		OrgID:      a.OrgID, ProjectID: a.ProjectID, CorrelationID: m.CorrelationID, After: map[string]any{
+			"status":  a.Status,
+			"node_id": a.NodeID,
+		}, At: m.Now,
 	}
 	if before != "" {
 		data["from"] = string(before)
@@ -141,8 +155,8 @@ func (m Meta) recordAllocation(ctx context.Context, tx db.Tx, action string, bef
 	return event.Audit(ctx, tx, row)
 }
 
-// touchNodes says to the dispatcher that the nodes of an instance are to hold something else, and returns them. Members that are to
-// run again are due for a lease.
+// touchNodes says to the dispatcher that the nodes of an instance are to hold something else, and returns them. Members
+// that are to run again are due for a lease.
 func touchNodes(ctx context.Context, tx db.Tx, c instance.Change, now time.Time) ([]string, error) {
 	if c.Resumed() {
 		var ids []string
@@ -172,7 +186,8 @@ func touchNodes(ctx context.Context, tx db.Tx, c instance.Change, now time.Time)
 	return nodes, nil
 }
 
-// instanceResult is what the transaction of a command on an instance gives: the answer, and whom to wake after the commit.
+// instanceResult is what the transaction of a command on an instance gives: the answer, and whom to wake after the
+// commit.
 type instanceResult struct {
 	Instance instance.Instance
 	Nodes    []string

@@ -76,9 +76,13 @@ func TestAnInstanceFromRequestToProof(t *testing.T) {
 	w.report(2, w.removed(i))
 	require.Equal(t, instance.Decommissioned, w.get(i.ID).Lifecycle.Status)
 	require.Equal(t, []string{
-		"apps.instance.requested", "apps.instance.deploying", "apps.instance.running", "apps.instance.decommission_requested", "apps.instance.decommissioned",
+		"apps.instance.requested", "apps.instance.deploying", "apps.instance.running", "apps.instance.decommission_requested",
+		"apps.instance.decommissioned",
 	}, w.eventTypes(i.ID))
-	require.Equal(t, []string{"capacity.allocation.active", "capacity.allocation.releasing", "capacity.allocation.released"}, w.eventTypes(a.ID))
+	require.Equal(t, []string{
+		"capacity.allocation.active", "capacity.allocation.releasing",
+		"capacity.allocation.released",
+	}, w.eventTypes(a.ID))
 	after, held := w.wallet()
 	require.Equal(t, before, after+held, "nothing was used, nothing is gone")
 }
@@ -91,7 +95,10 @@ func (w *world) compiles(i instance.Instance) {
 		require.NoError(w.t, err)
 		allocations, accelerators, err := capacity.SnapshotFor(ctx, tx, w.node)
 		require.NoError(w.t, err)
-		snap := plan.Snapshot{Node: plan.Node{ID: w.node, AcceleratorIDs: accelerators}, Allocations: allocations, Members: members}
+		snap := plan.Snapshot{
+			Node: plan.Node{ID: w.node, AcceleratorIDs: accelerators}, Allocations: allocations,
+			Members: members,
+		}
 		state, err := plan.Compile(snap)
 		require.NoError(w.t, err)
 		require.NoError(w.t, plan.Check(snap, state))
@@ -118,7 +125,8 @@ func TestAFailedDeploymentTellsTheNodeToStopTrying(t *testing.T) {
 	require.Empty(t, w.report(1, failed))
 	w.now = w.now.Add(time.Minute)
 	require.Equal(t, []string{w.node}, w.report(1, failed))
-	require.Equal(t, []string{"apps.instance.requested", "apps.instance.deploying", "apps.instance.failed"}, w.eventTypes(i.ID))
+	require.Equal(t, []string{"apps.instance.requested", "apps.instance.deploying", "apps.instance.failed"},
+		w.eventTypes(i.ID))
 }
 
 func TestAnInstanceThatNeverReachedItsNodeGivesEverythingBack(t *testing.T) {
@@ -149,10 +157,16 @@ func TestWhatRefusesAnInstanceChangesNothing(t *testing.T) {
 		{"another org's project", "not_found", func(m *Meta, _ *CreateInstanceInput) { m.Principal = outsider }},
 		{"unknown app", "reference_unknown", func(_ *Meta, in *CreateInstanceInput) { in.AppSlug = "nothing" }},
 		{"unknown version", "reference_unknown", func(_ *Meta, in *CreateInstanceInput) { in.Version = "9.9.9" }},
-		{"no entitlement", catalog.CodeNotEntitled, func(m *Meta, in *CreateInstanceInput) { m.Principal, in.ProjectID = outsider, stranger.ID }},
-		{"parameters out of schema", "parameters_invalid", func(_ *Meta, in *CreateInstanceInput) { in.Parameters = map[string]any{"x": 1} }},
+		{"no entitlement", catalog.CodeNotEntitled, func(m *Meta, in *CreateInstanceInput) {
+			m.Principal, in.ProjectID = outsider, stranger.ID
+		}},
+		{"parameters out of schema", "parameters_invalid", func(_ *Meta, in *CreateInstanceInput) {
+			in.Parameters = map[string]any{"x": 1}
+		}},
 		{"no allocation", "placement_required", func(*Meta, *CreateInstanceInput) {}},
-		{"unknown allocation", "allocation_unknown", func(_ *Meta, in *CreateInstanceInput) { in.AllocationIDs = []string{db.NewID()} }},
+		{"unknown allocation", "allocation_unknown", func(_ *Meta, in *CreateInstanceInput) {
+			in.AllocationIDs = []string{db.NewID()}
+		}},
 	}
 	before := w.contents()
 	for _, c := range cases {
@@ -192,7 +206,8 @@ func TestNoMoneyNoInstance(t *testing.T) {
 	w.allocation()
 	w.tx(func(ctx context.Context, tx db.Tx) error {
 		_, err := ledger.CreatePrice(ctx, tx, ledger.Price{
-			ID: db.NewID(), Meter: protocol.MeterSessionSeconds, AppSlug: "demo", Currency: "EUR", Nanos: 900_000 * 1_000_000_000, Per: "hour", From: w.now,
+			ID: db.NewID(), Meter: protocol.MeterSessionSeconds, AppSlug: "demo", Currency: "EUR",
+			Nanos: 900_000 * 1_000_000_000, Per: "hour", From: w.now,
 		}, w.now)
 		return err
 	})
@@ -249,7 +264,10 @@ func TestAnAllocationThatIsNotPaidEndsWithWhatRunsInIt(t *testing.T) {
 	require.Equal(t, instance.Decommissioning, w.get(i.ID).Lifecycle.Status)
 	w.report(2, w.removed(i))
 	require.Equal(t, instance.Decommissioned, w.get(i.ID).Lifecycle.Status)
-	require.Equal(t, []string{"capacity.allocation.active", "capacity.allocation.releasing", "capacity.allocation.released"}, w.eventTypes(a.ID))
+	require.Equal(t, []string{
+		"capacity.allocation.active", "capacity.allocation.releasing",
+		"capacity.allocation.released",
+	}, w.eventTypes(a.ID))
 }
 
 func TestAnInstanceForANodeOutOfReachSaysSoAndWaits(t *testing.T) {
@@ -257,7 +275,10 @@ func TestAnInstanceForANodeOutOfReachSaysSoAndWaits(t *testing.T) {
 	w.allocation()
 	w.now = w.now.Add(fleet.OnlineWindow)
 	i := w.instance()
-	require.Equal(t, instance.Lifecycle{Status: instance.Requested, Health: instance.HealthUnknown, Reason: instance.ReasonNodeUnreachable}, i.Lifecycle)
+	require.Equal(t, instance.Lifecycle{
+		Status: instance.Requested, Health: instance.HealthUnknown,
+		Reason: instance.ReasonNodeUnreachable,
+	}, i.Lifecycle)
 	ended, err := w.decommissionInstance().Do(t.Context(), w.meta("end"), w.project.ID, i.ID)
 	require.NoError(t, err)
 	require.Equal(t, instance.ReasonNodeUnreachable, ended.Lifecycle.Reason)

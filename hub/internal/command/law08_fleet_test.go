@@ -39,10 +39,14 @@ func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
 			pub, _, err := ed25519.GenerateKey(rand.Reader)
 			require.NoError(w.t, err)
 			_, err = db.RunTx(w.t.Context(), w.d, func(tx db.Tx) (fleet.JoinToken, error) {
-				return fleet.CreateToken(w.t.Context(), tx, fleet.NewToken{ID: db.NewID(), Secret: "secret", CreatedBy: "admin"}, w.now)
+				return fleet.CreateToken(w.t.Context(), tx, fleet.NewToken{ID: db.NewID(), Secret: "secret", CreatedBy: "admin"},
+					w.now)
 			})
 			require.NoError(w.t, err)
-			in := fleet.Enrolment{NodeID: db.NewID(), Secret: "secret", Hostname: "n2", PublicKey: pub, CertificateExpiresAt: w.now.Add(time.Hour)}
+			in := fleet.Enrolment{
+				NodeID: db.NewID(), Secret: "secret", Hostname: "n2", PublicKey: pub,
+				CertificateExpiresAt: w.now.Add(time.Hour),
+			}
 			return func(ctx context.Context, tx db.Tx) error {
 				_, err := (&EnrolNode{}).do(ctx, tx, m, in)
 				return err
@@ -56,7 +60,8 @@ func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
 				_, err := tx.Exec(ctx, `UPDATE nodes SET public_key = $2 WHERE id = $1`, w.node, []byte(pub))
 				return err
 			})
-			in := RenewNodeInput{NodeID: w.node, CSRPEM: "csr", IssuedAt: "now", Signature: ed25519.Sign(key, fleet.RenewalMessage(w.node, "csr", "now"))}
+			in := RenewNodeInput{NodeID: w.node, CSRPEM: "csr", IssuedAt: "now", Signature: ed25519.Sign(key,
+				fleet.RenewalMessage(w.node, "csr", "now"))}
 			return func(ctx context.Context, tx db.Tx) error {
 				_, err := (&RenewNode{CertificateTTL: 2 * time.Hour}).do(ctx, tx, m, in, pub)
 				return err

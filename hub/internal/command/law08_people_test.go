@@ -26,20 +26,26 @@ func TestLaw08PeopleCommandsAreOneTransaction(t *testing.T) {
 			_, err := (&EnableUser{}).do(ctx, tx, m, u.ID)
 			return err
 		}},
-		"put user roles": {"role_bindings", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string, _ *world) error {
+		"put user roles": {"role_bindings", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string,
+			_ *world,
+		) error {
 			_, err := (&PutUserRoles{}).do(ctx, tx, m, u.ID, []iam.Role{iam.OrgBilling}, nil)
 			return err
 		}},
 		"remove user": {"users", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string, w *world) error {
 			return (&RemoveOrgUser{}).do(ctx, tx, m, w.project.OrgID, u.ID)
 		}},
-		"revoke token": {"user_tokens", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, tokenID string, _ *world) error {
+		"revoke token": {"user_tokens", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, tokenID string,
+			_ *world,
+		) error {
 			return (&RevokeUserToken{}).do(ctx, tx, m, u.ID, tokenID)
 		}},
 		"revoke tokens": {"user_tokens", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string, _ *world) error {
 			return (&RevokeUserTokens{}).do(ctx, tx, m, u.ID)
 		}},
-		"put project roles": {"role_bindings", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string, w *world) error {
+		"put project roles": {"role_bindings", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string,
+			w *world,
+		) error {
 			_, err := (&PutProjectRoles{}).do(ctx, tx, m, w.project.ID, u.ID, []iam.Role{iam.ProjectAdmin})
 			return err
 		}},

@@ -13,9 +13,9 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 )
 
-// TestLaw08DataEventAndAuditAreOneTransaction breaks every statement of every command on capacity and instances, one at a
-// time: nothing at all must be left of it, and no error may be swallowed on the way. Unbroken, the change has its event and
-// its audit row.
+// TestLaw08DataEventAndAuditAreOneTransaction breaks every statement of every command on capacity and instances, one at
+// a time: nothing at all must be left of it, and no error may be swallowed on the way. Unbroken, the change has its
+// event and its audit row.
 func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 	type step struct {
 		name string
@@ -113,7 +113,10 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 		{"change instance", func(w *world) func(context.Context, db.Tx) error {
 			i, m, name := w.running(), w.meta("k"), "renamed"
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&ChangeInstance{}).do(ctx, tx, m, w.project.ID, i.ID, ChangeInstanceInput{DisplayName: &name, Config: map[string]any{}})
+				_, err := (&ChangeInstance{}).do(ctx, tx, m, w.project.ID, i.ID, ChangeInstanceInput{
+					DisplayName: &name,
+					Config:      map[string]any{},
+				})
 				return err
 			}
 		}, "app_instance"},
@@ -168,8 +171,8 @@ func (w *world) decommissioned(i instance.Instance) {
 	require.NoError(w.t, err)
 }
 
-// brokenAt runs with its nth statement failing and checks that the failure came out; with n = 0 nothing fails, and keep says
-// whether to commit. It returns how many statements there were.
+// brokenAt runs with its nth statement failing and checks that the failure came out; with n = 0 nothing fails, and keep
+// says whether to commit. It returns how many statements there were.
 func (w *world) brokenAt(n int, run func(context.Context, db.Tx) error, keep bool) int {
 	w.t.Helper()
 	rolledBack := errors.New("rolled back")
@@ -194,7 +197,8 @@ func (w *world) brokenAt(n int, run func(context.Context, db.Tx) error, keep boo
 	return seen
 }
 
-// TestLaw10AnotherOrgsResourcesAnswerAsIfAbsent compares the answers to a foreign id and to one that never was, word for word.
+// TestLaw10AnotherOrgsResourcesAnswerAsIfAbsent compares the answers to a foreign id and to one that never was, word
+// for word.
 func TestLaw10AnotherOrgsResourcesAnswerAsIfAbsent(t *testing.T) {
 	w := newWorld(t)
 	a, i := w.allocation(), w.instance()

@@ -55,7 +55,8 @@ func TestUpgradeAndRollback(t *testing.T) {
 	ready.Revision = 3
 	w.report(3, ready)
 	require.Equal(t, []string{
-		"apps.instance.requested", "apps.instance.deploying", "apps.instance.running", "apps.instance.upgrade_requested", "apps.instance.upgraded",
+		"apps.instance.requested", "apps.instance.deploying", "apps.instance.running", "apps.instance.upgrade_requested",
+		"apps.instance.upgraded",
 		"apps.instance.rollback_requested", "apps.instance.rolled_back",
 	}, w.eventTypes(i.ID))
 }
@@ -90,7 +91,10 @@ func TestWhatRefusesAnUpgradeChangesNothing(t *testing.T) {
 		{"unknown version", "9.9.9", "reference_unknown", nil},
 		{"the version that runs", "1.0.0", "version_unchanged", nil},
 		{"no permission", "2.0.0", "forbidden", func(m *Meta) {
-			m.Principal = iam.Principal{Type: iam.TypeUser, ID: db.NewID(), OrgID: w.project.OrgID, Bindings: []iam.Binding{{Role: iam.Viewer}}}
+			m.Principal = iam.Principal{
+				Type: iam.TypeUser, ID: db.NewID(), OrgID: w.project.OrgID,
+				Bindings: []iam.Binding{{Role: iam.Viewer}},
+			}
 		}},
 	}
 	before := w.contents()
@@ -119,7 +123,8 @@ func TestStopAndStart(t *testing.T) {
 	ready.Revision = 2
 	w.report(3, ready)
 	require.Equal(t, []string{
-		"apps.instance.requested", "apps.instance.deploying", "apps.instance.running", "apps.instance.stop_requested", "apps.instance.stopped",
+		"apps.instance.requested", "apps.instance.deploying", "apps.instance.running", "apps.instance.stop_requested",
+		"apps.instance.stopped",
 		"apps.instance.start_requested", "apps.instance.running",
 	}, w.eventTypes(i.ID))
 }
@@ -145,7 +150,8 @@ func TestNoMoneyNoStart(t *testing.T) {
 func TestConfigIsCheckedAgainstTheVersion(t *testing.T) {
 	w := newWorld(t)
 	i := w.running()
-	_, err := (&ChangeInstance{DB: w.d}).Do(t.Context(), w.meta(""), w.project.ID, i.ID, ChangeInstanceInput{Config: map[string]any{"x": 1}})
+	_, err := (&ChangeInstance{DB: w.d}).Do(t.Context(), w.meta(""), w.project.ID, i.ID,
+		ChangeInstanceInput{Config: map[string]any{"x": 1}})
 	require.Equal(t, "config_invalid", fault.As(err).Code)
 }
 
@@ -153,7 +159,10 @@ func TestWhatAnInstanceCostsIsKnownBeforeAndWhileItRuns(t *testing.T) {
 	w := newWorld(t)
 	var before ledger.Estimate
 	w.tx(func(ctx context.Context, tx db.Tx) (err error) {
-		before, err = ledger.EstimateMember(ctx, tx, ledger.Subject{Kind: ledger.Member, OrgID: w.project.OrgID, AppSlug: "demo", CPUMillis: 500, MemoryBytes: 128 << 20}, w.now)
+		before, err = ledger.EstimateMember(ctx, tx, ledger.Subject{
+			Kind: ledger.Member, OrgID: w.project.OrgID,
+			AppSlug: "demo", CPUMillis: 500, MemoryBytes: 128 << 20,
+		}, w.now)
 		return err
 	})
 	require.Equal(t, "EUR", before.Currency)

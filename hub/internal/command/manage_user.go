@@ -45,7 +45,9 @@ func (c *EnableUser) do(ctx context.Context, tx db.Tx, m Meta, userID string) (i
 	return setUserDisabled(ctx, tx, m, userID, false, "iam.user.enabled")
 }
 
-func setUserDisabled(ctx context.Context, tx db.Tx, m Meta, userID string, disabled bool, event string) (iam.User, error) {
+func setUserDisabled(ctx context.Context, tx db.Tx, m Meta, userID string, disabled bool,
+	event string,
+) (iam.User, error) {
 	user, err := iam.OfUser(ctx, tx, m.Principal, iam.UserManage, userID)
 	if err != nil {
 		return iam.User{}, err
@@ -60,11 +62,15 @@ func setUserDisabled(ctx context.Context, tx db.Tx, m Meta, userID string, disab
 }
 
 // Do sets the roles; platformAdmin nil leaves that property as it is.
-func (c *PutUserRoles) Do(ctx context.Context, m Meta, userID string, roles []iam.Role, platformAdmin *bool) (iam.User, error) {
+func (c *PutUserRoles) Do(ctx context.Context, m Meta, userID string, roles []iam.Role,
+	platformAdmin *bool,
+) (iam.User, error) {
 	return db.RunTx(ctx, c.DB, func(tx db.Tx) (iam.User, error) { return c.do(ctx, tx, m, userID, roles, platformAdmin) })
 }
 
-func (c *PutUserRoles) do(ctx context.Context, tx db.Tx, m Meta, userID string, roles []iam.Role, platformAdmin *bool) (iam.User, error) {
+func (c *PutUserRoles) do(ctx context.Context, tx db.Tx, m Meta, userID string, roles []iam.Role,
+	platformAdmin *bool,
+) (iam.User, error) {
 	user, err := iam.OfUser(ctx, tx, m.Principal, iam.RoleWrite, userID)
 	if err != nil {
 		return iam.User{}, err
@@ -107,7 +113,8 @@ func (c *RemoveOrgUser) do(ctx context.Context, tx db.Tx, m Meta, orgID, userID 
 
 func (m Meta) recordUser(ctx context.Context, tx db.Tx, event, action string, u iam.User, before, after any) error {
 	return m.recordIAM(ctx, tx, iamChange{
-		event: event, action: action, resourceType: resourceUser, resourceID: u.ID, version: u.ResourceVersion, orgID: u.OrgID,
+		event: event, action: action, resourceType: resourceUser, resourceID: u.ID, version: u.ResourceVersion,
+		orgID:  u.OrgID,
 		before: before, after: after,
 	})
 }

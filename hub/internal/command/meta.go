@@ -1,5 +1,5 @@
-// Package command holds one file for each mutating command: which slices it calls, in which order, inside one transaction. It
-// has no rules of its own; a rule belongs to the slice that owns the rows.
+// Package command holds one file for each mutating command: which slices it calls, in which order, inside one
+// transaction. It has no rules of its own; a rule belongs to the slice that owns the rows.
 package command
 
 import (
@@ -8,7 +8,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// Meta is what every command is told beside its input: who asks, how the request is traced, and what makes it repeatable.
+// Meta is what every command is told beside its input: who asks, how the request is traced, and what makes it
+// repeatable.
 type Meta struct {
 	Principal iam.Principal
 	// CorrelationID is the request id; events, audit rows and the node's reports repeat it.

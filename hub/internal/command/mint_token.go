@@ -26,7 +26,8 @@ func (c *MintToken) Do(ctx context.Context, m Meta, proof iam.Proof) (iam.Access
 			return iam.AccessToken{}, err
 		}
 		return token, event.Audit(ctx, tx, event.AuditRow{
-			ActorType: iam.TypeServiceAccount, ActorID: token.Account.ID, Action: actionMint, ResourceType: resourceServiceAccount, ResourceID: token.Account.ID,
+			ActorType: iam.TypeServiceAccount, ActorID: token.Account.ID, Action: actionMint,
+			ResourceType: resourceServiceAccount, ResourceID: token.Account.ID,
 			OrgID: token.Account.OrgID, ProjectID: token.Account.ProjectID, CorrelationID: m.CorrelationID,
 			After: map[string]any{"key_id": token.KeyID, "jti": id, "expires_at": token.ExpiresAt}, At: m.Now,
 		})

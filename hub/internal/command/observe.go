@@ -44,8 +44,8 @@ type Observed struct {
 	Instances []string
 }
 
-// Observe takes over a node's report, in the caller's transaction: inventory, members, the steps of their instances, and for
-// what was proved gone the room and the bill. No member of the node is set aside any more.
+// Observe takes over a node's report, in the caller's transaction: inventory, members, the steps of their instances,
+// and for what was proved gone the room and the bill. No member of the node is set aside any more.
 func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, error) {
 	if err := capacity.ApplyInventory(ctx, tx, r.NodeID, r.Accelerators, now); err != nil {
 		return Observed{}, err
@@ -85,7 +85,10 @@ func ObserveMembers(ctx context.Context, tx db.Tx, r Report, memberIDs []string,
 
 // ReportFailed names the finding about a member whose part of a report could not be taken over.
 func ReportFailed(r Report, memberID string) recovery.Finding {
-	return recovery.Finding{NodeID: r.NodeID, Kind: recovery.FindingReport, ResourceType: resourceMember, ResourceID: memberID}
+	return recovery.Finding{
+		NodeID: r.NodeID, Kind: recovery.FindingReport, ResourceType: resourceMember,
+		ResourceID: memberID,
+	}
 }
 
 // idle says of the members that the report names, or of those among only, whether nothing of them runs.
@@ -133,12 +136,17 @@ func NodeReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool,
 }
 
 // follow does for each change what the other slices have to do with it.
-func follow(ctx context.Context, tx db.Tx, nodeID, action string, changes []instance.Change, now time.Time) (Observed, error) {
+func follow(ctx context.Context, tx db.Tx, nodeID, action string, changes []instance.Change,
+	now time.Time,
+) (Observed, error) {
 	var out Observed
 	for _, c := range changes {
 		out.Instances = append(out.Instances, c.Instance.ID)
 		// A report has no request of its own: it goes on under the id of what was asked of the instance last.
-		m := Meta{Principal: iam.Principal{Type: iam.TypeNode, ID: nodeID}, CorrelationID: c.Instance.Operation.CorrelationID, Now: now}
+		m := Meta{
+			Principal: iam.Principal{Type: iam.TypeNode, ID: nodeID}, CorrelationID: c.Instance.Operation.CorrelationID,
+			Now: now,
+		}
 		nodes, err := m.followChange(ctx, tx, action, c)
 		if err != nil {
 			return Observed{}, err
@@ -164,8 +172,8 @@ func (m Meta) followChange(ctx context.Context, tx db.Tx, action string, c insta
 	return nodes, m.recordInstance(ctx, tx, action, c)
 }
 
-// settleRemoval frees the room of a member of which nothing is left, and closes its bill; the allocation follows when it was
-// only waiting for that.
+// settleRemoval frees the room of a member of which nothing is left, and closes its bill; the allocation follows when
+// it was only waiting for that.
 func (m Meta) settleRemoval(ctx context.Context, tx db.Tx, action string, r instance.Removal) error {
 	released, err := capacity.Free(ctx, tx, r.Member.ID, m.Now)
 	if err != nil {

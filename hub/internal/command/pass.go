@@ -25,8 +25,8 @@ const (
 	passOrgs = 4
 )
 
-// pass is a periodic pass over rows, each of which is processed by itself in the end: a row that fails is set aside with a finding and
-// holds up no other.
+// pass is a periodic pass over rows, each of which is processed by itself in the end: a row that fails is set aside
+// with a finding and holds up no other.
 type pass[T any] struct {
 	db  *db.DB
 	log *slog.Logger
@@ -39,7 +39,8 @@ type pass[T any] struct {
 	org func(T) string
 	// pageRows bounds one listing, batchRows one transaction; zero is passPageRows and passBatchRows.
 	pageRows, batchRows int
-	// process has no effect outside tx but on what T points to. committed follows it, from several goroutines; it may be nil.
+	// process has no effect outside tx but on what T points to. committed follows it, from several goroutines; it may be
+	// nil.
 	process   func(ctx context.Context, tx db.Tx, row T) error
 	committed func(T)
 	// aside moves a row that failed out of list's answers for a while and names the finding.
@@ -103,7 +104,8 @@ func (p pass[T]) page(ctx context.Context, rows []T) (all passed[T], err error) 
 	return all, err
 }
 
-// rows processes the rows of one org in batches; one that fails falls apart into rows. It ends early only where passing says so.
+// rows processes the rows of one org in batches; one that fails falls apart into rows. It ends early only where passing
+// says so.
 func (p pass[T]) rows(ctx context.Context, rows []T) (out passed[T], err error) {
 	for batch := range slices.Chunk(rows, cmp.Or(p.batchRows, passBatchRows)) {
 		err := p.together(ctx, batch)
@@ -156,7 +158,9 @@ func (p pass[T]) together(ctx context.Context, rows []T) error {
 }
 
 func (p pass[T]) setAside(ctx context.Context, row T, cause error) error {
-	return SetAside(ctx, p.db, p.log, cause, p.now, func(ctx context.Context, tx db.Tx) (recovery.Finding, error) { return p.aside(ctx, tx, row) })
+	return SetAside(ctx, p.db, p.log, cause, p.now, func(ctx context.Context, tx db.Tx) (recovery.Finding, error) {
+		return p.aside(ctx, tx, row)
+	})
 }
 
 // maxFindingBytes bounds the text of a failure in a finding.
@@ -164,17 +168,22 @@ const maxFindingBytes = 1024
 
 func cutText(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxFindingBytes)], "") }
 
-// SetAside records, in a transaction of its own, that a row could not be processed: move takes it out of the way and names the finding.
-// Where even that fails, it is logged, and the other rows go on.
-func SetAside(ctx context.Context, d *db.DB, log *slog.Logger, cause error, now time.Time, move func(ctx context.Context, tx db.Tx) (recovery.Finding, error)) error {
+// SetAside records, in a transaction of its own, that a row could not be processed: move takes it out of the way and
+// names the finding. Where even that fails, it is logged, and the other rows go on.
+func SetAside(ctx context.Context, d *db.DB, log *slog.Logger, cause error, now time.Time,
+	move func(ctx context.Context, tx db.Tx) (recovery.Finding, error),
+) error {
 	return SetAllAside(ctx, d, log, cause, now, func(ctx context.Context, tx db.Tx) ([]recovery.Finding, error) {
 		f, err := move(ctx, tx)
 		return []recovery.Finding{f}, err
 	})
 }
 
-// SetAllAside is SetAside for many rows of one owner. A finding without a detail has the cause as its detail; the log has the first finding.
-func SetAllAside(ctx context.Context, d *db.DB, log *slog.Logger, cause error, now time.Time, move func(ctx context.Context, tx db.Tx) ([]recovery.Finding, error)) error {
+// SetAllAside is SetAside for many rows of one owner. A finding without a detail has the cause as its detail; the log
+// has the first finding.
+func SetAllAside(ctx context.Context, d *db.DB, log *slog.Logger, cause error, now time.Time,
+	move func(ctx context.Context, tx db.Tx) ([]recovery.Finding, error),
+) error {
 	findings, err := db.RunTx(ctx, d, func(tx db.Tx) ([]recovery.Finding, error) {
 		findings, err := move(ctx, tx)
 		if err != nil {
@@ -192,8 +201,10 @@ func SetAllAside(ctx context.Context, d *db.DB, log *slog.Logger, cause error, n
 	if len(findings) > 0 {
 		f = findings[0]
 	}
-	log.ErrorContext(ctx, "row set aside", slog.Int("rows", len(findings)), slog.String("kind", f.Kind), slog.String("node_id", f.NodeID),
-		slog.String("resource_type", f.ResourceType), slog.String("resource_id", f.ResourceID), slog.Any("cause", cause), slog.Any("error", err))
+	log.ErrorContext(ctx, "row set aside", slog.Int("rows", len(findings)), slog.String("kind", f.Kind),
+		slog.String("node_id", f.NodeID),
+		slog.String("resource_type", f.ResourceType), slog.String("resource_id", f.ResourceID), slog.Any("cause", cause),
+		slog.Any("error", err))
 	return err
 }
 

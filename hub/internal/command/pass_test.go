@@ -45,7 +45,10 @@ func (w *world) subjects(kind string, n int) (ids []string) {
 	w.tx(func(ctx context.Context, tx db.Tx) error {
 		ids = nil
 		for range n {
-			s := ledger.Subject{ID: db.NewID(), Kind: kind, OrgID: w.project.OrgID, ProjectID: w.project.ID, NodeID: w.node, SKU: "cpu-2", OpenedAt: w.now}
+			s := ledger.Subject{
+				ID: db.NewID(), Kind: kind, OrgID: w.project.OrgID, ProjectID: w.project.ID, NodeID: w.node,
+				SKU: "cpu-2", OpenedAt: w.now,
+			}
 			if err := ledger.OpenSubject(ctx, tx, s); err != nil {
 				return err
 			}
@@ -60,15 +63,21 @@ func (w *world) subjects(kind string, n int) (ids []string) {
 // occupy takes the key of a posting, so that whoever makes that one fails.
 func (w *world) occupy(subject, key string) {
 	w.t.Helper()
-	w.exec(`INSERT INTO postings (id, key, kind, subject_kind, subject_id, org_id, meter, description, correlation_id, created_at)
+	w.exec(
+		`INSERT INTO postings (id, key, kind, subject_kind, subject_id, org_id, meter, description, correlation_id,
+			created_at)
 		VALUES ($1, $2, 'occupied', '', $3, $4, '', '', '', $5)`, db.NewID(), key, subject, w.project.OrgID, w.now)
 }
 
-// More allocations than one page has are billed in one pass, and the first of them, which cannot be billed, holds up none.
+// More allocations than one page has are billed in one pass, and the first of them, which cannot be billed, holds up
+// none.
 func TestAccrualGoesOnPastAnAllocationThatCannotBeBilled(t *testing.T) {
 	w := newWorld(t)
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		_, err := ledger.CreatePrice(ctx, tx, ledger.Price{Meter: ledger.MeterAllocationSeconds, Currency: "EUR", Nanos: 1_000_000, Per: "hour", From: w.now}, w.now)
+		_, err := ledger.CreatePrice(ctx, tx, ledger.Price{
+			Meter: ledger.MeterAllocationSeconds, Currency: "EUR",
+			Nanos: 1_000_000, Per: "hour", From: w.now,
+		}, w.now)
 		return err
 	})
 	ids := w.subjects(ledger.Allocation, passPageRows+1)
@@ -76,22 +85,26 @@ func TestAccrualGoesOnPastAnAllocationThatCannotBeBilled(t *testing.T) {
 	w.now = w.now.Add(30 * time.Minute)
 	w.occupy(ids[0], fmt.Sprintf("allocation:%s:%d", ids[0], w.now.UnixMicro()))
 	require.NoError(t, accrue.Do(t.Context(), w.now))
-	require.Equal(t, passPageRows, w.count(`SELECT count(*) FROM subjects WHERE kind = 'allocation' AND accrued_until = $1`, w.now))
+	require.Equal(t, passPageRows,
+		w.count(`SELECT count(*) FROM subjects WHERE kind = 'allocation' AND accrued_until = $1`, w.now))
 	found := w.findings()
 	require.Len(t, found, 1)
 	require.Equal(t, recovery.FindingAccrual, found[0].Kind)
 	require.Equal(t, ids[0], found[0].ResourceID)
 	require.Equal(t, w.node, found[0].NodeID)
-	require.Equal(t, 1, w.count(`SELECT count(*) FROM events WHERE type = 'hub.recovery.finding' AND subject = $1`, ids[0]))
+	require.Equal(t, 1, w.count(`SELECT count(*) FROM events WHERE type = 'hub.recovery.finding' AND subject = $1`,
+		ids[0]))
 
 	w.now = w.now.Add(30 * time.Second)
 	require.NoError(t, accrue.Do(t.Context(), w.now))
-	require.Equal(t, 1, w.count(`SELECT failures FROM subjects WHERE id = $1`, ids[0]), "it waits before it is tried again")
+	require.Equal(t, 1, w.count(`SELECT failures FROM subjects WHERE id = $1`, ids[0]),
+		"it waits before it is tried again")
 
 	w.exec(`DELETE FROM postings WHERE subject_id = $1 AND kind = 'occupied'`, ids[0])
 	w.now = w.now.Add(time.Minute)
 	require.NoError(t, accrue.Do(t.Context(), w.now))
-	require.Equal(t, passPageRows+1, w.count(`SELECT count(*) FROM subjects WHERE kind = 'allocation' AND accrued_until = $1 AND failures = 0`, w.now))
+	require.Equal(t, passPageRows+1,
+		w.count(`SELECT count(*) FROM subjects WHERE kind = 'allocation' AND accrued_until = $1 AND failures = 0`, w.now))
 	require.Empty(t, w.findings())
 }
 
@@ -99,12 +112,16 @@ func TestAccrualGoesOnPastAnAllocationThatCannotBeBilled(t *testing.T) {
 func TestPostingGoesOnPastASubjectThatCannotBePosted(t *testing.T) {
 	w := newWorld(t)
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		_, err := ledger.CreatePrice(ctx, tx, ledger.Price{Meter: ledger.MeterAllocationSeconds, Currency: "EUR", Nanos: 1_000_000, Per: "hour", From: w.now}, w.now)
+		_, err := ledger.CreatePrice(ctx, tx, ledger.Price{
+			Meter: ledger.MeterAllocationSeconds, Currency: "EUR",
+			Nanos: 1_000_000, Per: "hour", From: w.now,
+		}, w.now)
 		return err
 	})
 	ids := w.subjects(ledger.Allocation, 3)
 	w.now = w.now.Add(30 * time.Minute)
-	require.NoError(t, (&AccrueAllocations{DB: w.d, Poke: func(string) {}, Log: slog.New(slog.DiscardHandler)}).Do(t.Context(), w.now))
+	require.NoError(t, (&AccrueAllocations{DB: w.d, Poke: func(string) {}, Log: slog.New(slog.DiscardHandler)}).Do(
+		t.Context(), w.now))
 	var posting string
 	w.tx(func(ctx context.Context, tx db.Tx) error {
 		return tx.QueryRow(ctx, `SELECT posting_id FROM pending_postings WHERE subject_id = $1`, ids[0]).Scan(&posting)
@@ -134,13 +151,17 @@ func TestPostingGoesOnPastASubjectThatCannotBePosted(t *testing.T) {
 	require.Equal(t, 3, posted(), "once")
 }
 
-// A member whose hold cannot go back keeps no other's from going back, neither in the periodic pass nor after its node's usage.
+// A member whose hold cannot go back keeps no other's from going back, neither in the periodic pass nor after its
+// node's usage.
 func TestSettlementGoesOnPastAMemberThatCannotBeSettled(t *testing.T) {
 	w := newWorld(t)
 	ids := w.subjects(ledger.Member, 3)
 	w.tx(func(ctx context.Context, tx db.Tx) error {
 		for _, id := range ids {
-			if _, err := ledger.IssueLease(ctx, tx, ledger.LeaseRequest{SubjectID: id, NodeID: w.node, Now: w.now, Duration: time.Hour}); err != nil {
+			if _, err := ledger.IssueLease(ctx, tx, ledger.LeaseRequest{
+				SubjectID: id, NodeID: w.node, Now: w.now,
+				Duration: time.Hour,
+			}); err != nil {
 				return err
 			}
 			if err := ledger.CloseSubject(ctx, tx, id, w.now, w.now); err != nil {

@@ -30,10 +30,13 @@ type placed struct {
 }
 
 // place finds room for one member, takes it, and lowers the manifest to what that room gives.
-func place(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in CreateInstanceInput, w wanted) (placed, error) {
+func place(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in CreateInstanceInput,
+	w wanted,
+) (placed, error) {
 	needs := plan.Needs(w.Version.Manifest, w.MaxAccelerators)
 	if len(needs) == 0 {
-		return placed{}, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The version needs more accelerators than the project's entitlement allows.", nil).
+		return placed{}, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The version needs more accelerators than "+
+			"the project's entitlement allows.", nil).
 			At("/version", "needs more accelerators than are allowed").Lasting()
 	}
 	rooms, err := capacity.Rooms(ctx, tx, project.ID, in.AllocationIDs)
@@ -94,8 +97,8 @@ func checkNodes(ctx context.Context, tx db.Tx, m Meta, rooms []capacity.Room) (o
 		if !ok {
 			return nil, fmt.Errorf("allocation %s is on node %s, which does not exist", rooms[i].ID, rooms[i].NodeID)
 		}
-		// An offline node may get an instance: it starts when the node is back. A draining or quarantined one gets nothing new, nor
-		// does one with as many members as its state may have.
+		// An offline node may get an instance: it starts when the node is back. A draining or quarantined one gets nothing
+		// new, nor does one with as many members as its state may have.
 		if !node.TakesNew() || waiting[node.ID] || members[node.ID] >= protocol.MaxParts {
 			rooms[i].Usable = false
 		}

@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// DefaultPostingInterval is how long usage waits for the journal where the operator does not say. It draws on its hold at once.
+	// DefaultPostingInterval is how long usage waits for the journal where the operator does not say. It draws on its hold
+	// at once.
 	DefaultPostingInterval = 24 * time.Hour
 	// MinPostingInterval is the shortest.
 	MinPostingInterval = time.Second
@@ -29,7 +30,10 @@ type PostPending struct {
 // Do is a periodic pass. A subject whose postings cannot be written is set aside and tried again after Interval.
 func (c *PostPending) Do(ctx context.Context, now time.Time) error {
 	finding := func(p ledger.Pending) recovery.Finding {
-		return recovery.Finding{NodeID: p.NodeID, Kind: recovery.FindingPosting, ResourceType: "subject", ResourceID: p.ID, At: now}
+		return recovery.Finding{
+			NodeID: p.NodeID, Kind: recovery.FindingPosting, ResourceType: "subject", ResourceID: p.ID,
+			At: now,
+		}
 	}
 	_, err := pass[ledger.Pending]{
 		db: c.DB, log: c.Log, now: now,

@@ -28,15 +28,20 @@ func (c *PutEntitlement) Do(ctx context.Context, m Meta, in PutEntitlementInput)
 			return catalog.Entitlement{}, err
 		}
 		before, after, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
-			ProjectID: project.ID, OrgID: project.OrgID, AppSlug: in.AppSlug, Enabled: in.Enabled, Policy: in.Policy, UpdatedBy: m.Principal.ID,
+			ProjectID: project.ID, OrgID: project.OrgID, AppSlug: in.AppSlug, Enabled: in.Enabled, Policy: in.Policy,
+			UpdatedBy: m.Principal.ID,
 		}, m.Now)
 		if err != nil {
 			return catalog.Entitlement{}, err
 		}
 		change := shipChange{
-			event: "apps.entitlement.updated", action: iam.EntitlementWrite, resourceType: resourceEntitlement, resourceID: project.ID + "/" + in.AppSlug,
-			version: after.ResourceVersion, orgID: project.OrgID, projectID: project.ID,
-			data: map[string]any{"app_slug": in.AppSlug, "enabled": in.Enabled}, after: map[string]any{"enabled": after.Enabled, "policy_overrides": after.Policy},
+			event: "apps.entitlement.updated", action: iam.EntitlementWrite, resourceType: resourceEntitlement,
+			resourceID: project.ID + "/" + in.AppSlug,
+			version:    after.ResourceVersion, orgID: project.OrgID, projectID: project.ID,
+			data: map[string]any{"app_slug": in.AppSlug, "enabled": in.Enabled}, after: map[string]any{
+				"enabled":          after.Enabled,
+				"policy_overrides": after.Policy,
+			},
 		}
 		if before != nil {
 			change.before = map[string]any{"enabled": before.Enabled, "policy_overrides": before.Policy}

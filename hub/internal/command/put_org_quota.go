@@ -42,7 +42,8 @@ func (c *PutOrgQuota) do(ctx context.Context, tx db.Tx, m Meta, orgID string, se
 		return iam.Org{}, err
 	}
 	return org, m.recordIAM(ctx, tx, iamChange{
-		event: "iam.org.quota_changed", action: iam.QuotaWrite, resourceType: resourceOrg, resourceID: org.ID, version: version, orgID: org.ID,
+		event: "iam.org.quota_changed", action: iam.QuotaWrite, resourceType: resourceOrg, resourceID: org.ID,
+		version: version, orgID: org.ID,
 		before: before, after: after,
 	})
 }
@@ -67,7 +68,8 @@ func QuotaUsage(ctx context.Context, tx db.Tx, m Meta, orgID string) (iam.Limits
 	}
 	instances, err := instance.CountLive(ctx, tx, orgID)
 	used[iam.QuotaAppSlugs], used[iam.QuotaPublishIntents], used[iam.QuotaInstances] = slugs, intents, instances
-	used[iam.QuotaAllocations], used[iam.QuotaCPUCores], used[iam.QuotaAccelerators] = held.Allocations, held.CPUCores, held.Accelerators
+	used[iam.QuotaAllocations], used[iam.QuotaCPUCores], used[iam.QuotaAccelerators] = held.Allocations, held.CPUCores,
+		held.Accelerators
 	return used, err
 }
 

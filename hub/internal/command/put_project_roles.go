@@ -14,11 +14,17 @@ type PutProjectRoles struct {
 }
 
 // Do sets the roles; no role takes the user out of the project.
-func (c *PutProjectRoles) Do(ctx context.Context, m Meta, projectID, userID string, roles []iam.Role) (iam.ProjectRoles, error) {
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (iam.ProjectRoles, error) { return c.do(ctx, tx, m, projectID, userID, roles) })
+func (c *PutProjectRoles) Do(ctx context.Context, m Meta, projectID, userID string,
+	roles []iam.Role,
+) (iam.ProjectRoles, error) {
+	return db.RunTx(ctx, c.DB, func(tx db.Tx) (iam.ProjectRoles, error) {
+		return c.do(ctx, tx, m, projectID, userID, roles)
+	})
 }
 
-func (c *PutProjectRoles) do(ctx context.Context, tx db.Tx, m Meta, projectID, userID string, roles []iam.Role) (iam.ProjectRoles, error) {
+func (c *PutProjectRoles) do(ctx context.Context, tx db.Tx, m Meta, projectID, userID string,
+	roles []iam.Role,
+) (iam.ProjectRoles, error) {
 	project, err := iam.InProject(ctx, tx, m.Principal, iam.RoleWrite, projectID)
 	if err != nil {
 		return iam.ProjectRoles{}, err

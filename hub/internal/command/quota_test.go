@@ -41,10 +41,15 @@ func (w *world) publishing() *CreatePublishIntent {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(w.t, err)
 	registry, err := artifact.OpenRegistry(w.t.Context(), artifact.RegistryConfig{
-		Dir: w.t.TempDir(), Host: "hub.test", SigningKey: key, TrustDomain: "gpuaas.test", Now: func() time.Time { return w.now },
+		Dir: w.t.TempDir(), Host: "hub.test", SigningKey: key, TrustDomain: "gpuaas.test", Now: func() time.Time {
+			return w.now
+		},
 	})
 	require.NoError(w.t, err)
-	return &CreatePublishIntent{DB: w.d, Registry: registry, Bundle: func() protocol.Bundle { return protocol.Bundle{} }, Sealer: plain{}}
+	return &CreatePublishIntent{
+		DB: w.d, Registry: registry, Bundle: func() protocol.Bundle { return protocol.Bundle{} },
+		Sealer: plain{},
+	}
 }
 
 func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
@@ -60,7 +65,9 @@ func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
 			})
 		},
 		iam.QuotaUserTokens: func(w *world) {
-			w.exec(`INSERT INTO users (id, org_id, email, name, platform_admin, created_at, updated_at) VALUES ($1, $2, 'ada@acme', 'Ada', false, $3, $3)`,
+			w.exec(
+				`INSERT INTO users (id, org_id, email, name, platform_admin, created_at, updated_at)
+					VALUES ($1, $2, 'ada@acme', 'Ada', false, $3, $3)`,
 				ada, w.project.OrgID, w.now)
 		},
 	}
@@ -81,7 +88,8 @@ func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
 			}))
 		},
 		iam.QuotaUserTokens: func(w *world) error {
-			return second((&CreateUserToken{DB: w.d, Sealer: plain{}}).Do(w.t.Context(), w.admin(db.NewID()), CreateUserTokenInput{UserID: ada}))
+			return second((&CreateUserToken{DB: w.d, Sealer: plain{}}).Do(w.t.Context(), w.admin(db.NewID()),
+				CreateUserTokenInput{UserID: ada}))
 		},
 		iam.QuotaAllocations: func(w *world) error {
 			return second((&CreateAllocation{DB: w.d}).Do(w.t.Context(), w.meta(db.NewID()), w.allocationInput()))
@@ -188,7 +196,8 @@ func TestReservedSlugsAreLimitedGivenBackAndTransferred(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, other.OrgID, moved.OrgID)
 	require.Equal(t, catalog.CodeSlugTaken, fault.As(reserve("vllm")).Code)
-	require.Equal(t, "app_slug_in_use", fault.As(second(transfer.Do(t.Context(), admin, "demo", other.OrgID))).Code, "a published one stays")
+	require.Equal(t, "app_slug_in_use", fault.As(second(transfer.Do(t.Context(), admin, "demo", other.OrgID))).Code,
+		"a published one stays")
 }
 
 func TestTheRegistryKeepsWhatVersionsAndInstancesNameAndAsksTheOrgsQuota(t *testing.T) {

@@ -50,7 +50,8 @@ func (c *RegisterArtifact) Do(ctx context.Context, m Meta, in RegisterArtifactIn
 		return artifact.Artifact{}, err
 	}
 	if in.MediaType != "" && in.MediaType != image.MediaType {
-		return artifact.Artifact{}, fault.New(fault.Unprocessable, artifact.CodeUnsupported, "The pushed manifest has another media type.", nil).
+		return artifact.Artifact{}, fault.New(fault.Unprocessable, artifact.CodeUnsupported,
+			"The pushed manifest has another media type.", nil).
 			AtHint("/media_type", "is not that of the digest", image.MediaType).Lasting()
 	}
 	id := db.NewID()
@@ -65,9 +66,14 @@ func (c *RegisterArtifact) Do(ctx context.Context, m Meta, in RegisterArtifactIn
 				return artifact.Artifact{}, err
 			}
 			a := artifact.Artifact{
-				ID: id, OrgID: project.OrgID, ProjectID: project.ID, AppSlug: in.AppSlug, AppVersion: in.AppVersion, ArtifactName: in.ArtifactName,
-				ArtifactKind: artifact.KindOCI, Repository: repository, Digest: in.Digest, MediaType: image.MediaType, SizeBytes: image.SizeBytes,
-				Platforms: image.Platforms, Channel: in.Channel, CreatedBy: artifact.Actor{Type: m.Principal.Type, ID: m.Principal.ID},
+				ID: id, OrgID: project.OrgID, ProjectID: project.ID, AppSlug: in.AppSlug, AppVersion: in.AppVersion,
+				ArtifactName: in.ArtifactName,
+				ArtifactKind: artifact.KindOCI, Repository: repository, Digest: in.Digest, MediaType: image.MediaType,
+				SizeBytes: image.SizeBytes,
+				Platforms: image.Platforms, Channel: in.Channel, CreatedBy: artifact.Actor{
+					Type: m.Principal.Type,
+					ID:   m.Principal.ID,
+				},
 			}
 			a.TrustState, a.Evidence = artifact.Judge(image, repository, in.Digest, keys, m.Now)
 			before, after, err := artifact.Register(ctx, tx, a, m.Now)
@@ -94,18 +100,22 @@ func (in RegisterArtifactInput) place(ctx context.Context, tx db.Tx, m Meta) (ia
 	case err == nil && app.OrgID == "" && m.Principal.PlatformAdmin:
 		orgSlug = ""
 	case err != nil || app.OrgID != project.OrgID:
-		return iam.Project{}, "", fault.New(fault.Unprocessable, "reference_unknown", "Ask for a publish intent for this app first.", nil).
+		return iam.Project{}, "", fault.New(fault.Unprocessable, "reference_unknown", "Ask for a publish intent for this "+
+			"app first.", nil).
 			At("/app_slug", "is no app of this org").Lasting()
 	}
 	repository := artifact.Repository(orgSlug, in.AppSlug, in.ArtifactName)
 	if in.Repository != "" && in.Repository != repository {
-		return iam.Project{}, "", fault.New(fault.Unprocessable, "repository_wrong", "The artifact lies in another repository.", nil).
+		return iam.Project{}, "", fault.New(fault.Unprocessable, "repository_wrong", "The artifact lies in another "+
+			"repository.", nil).
 			AtHint("/repository", "is not the repository of this app's artifact", repository).Lasting()
 	}
 	return project, repository, nil
 }
 
-func (m Meta) recordArtifact(ctx context.Context, tx db.Tx, eventType, action string, before *artifact.Artifact, after artifact.Artifact) error {
+func (m Meta) recordArtifact(ctx context.Context, tx db.Tx, eventType, action string, before *artifact.Artifact,
+	after artifact.Artifact,
+) error {
 	told := func(a artifact.Artifact) map[string]any {
 		return map[string]any{
 			"app_slug": a.AppSlug, "app_version": a.AppVersion, "artifact_name": a.ArtifactName, "repository": a.Repository,
@@ -113,8 +123,9 @@ func (m Meta) recordArtifact(ctx context.Context, tx db.Tx, eventType, action st
 		}
 	}
 	change := shipChange{
-		event: eventType, action: action, resourceType: resourceArtifact, resourceID: after.ID, version: after.ResourceVersion,
-		orgID: after.OrgID, projectID: after.ProjectID, data: told(after), after: told(after),
+		event: eventType, action: action, resourceType: resourceArtifact, resourceID: after.ID,
+		version: after.ResourceVersion,
+		orgID:   after.OrgID, projectID: after.ProjectID, data: told(after), after: told(after),
 	}
 	if before != nil {
 		change.before = told(*before)

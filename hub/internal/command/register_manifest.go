@@ -53,7 +53,9 @@ func (c *RegisterManifest) Do(ctx context.Context, m Meta, envelope *protocol.En
 }
 
 // verifyManifest tries the delegations of whoever signed; a catalog key may sign without one.
-func verifyManifest(ctx context.Context, tx db.Tx, env *protocol.Envelope, b protocol.Bundle, m Meta) (v manifest.Verified, delegated bool, err error) {
+func verifyManifest(ctx context.Context, tx db.Tx, env *protocol.Envelope, b protocol.Bundle,
+	m Meta,
+) (v manifest.Verified, delegated bool, err error) {
 	v, refusal := manifest.Verify(env, nil, b, m.Now)
 	if refusal == nil {
 		return v, false, nil
@@ -87,8 +89,10 @@ func ownerOf(ctx context.Context, tx db.Tx, v manifest.Verified) (orgID string, 
 	for i, variant := range v.Manifest().Version.RuntimeProfile.ImageVariants {
 		slug, ok := artifact.OrgSlugOf(manifest.RepositoryOf(variant.ImageRef))
 		if !ok || i > 0 && slug != owner {
-			return "", fault.New(fault.Unprocessable, manifest.CodeInvalid, "All images of a manifest belong to one owner.", nil).
-				At(fmt.Sprintf("%s/payload/version/runtime_profile/image_variants/%d/image_ref", manifestPointer, i), "has another owner than the first").Lasting()
+			return "", fault.New(fault.Unprocessable, manifest.CodeInvalid, "All images of a manifest belong to one owner.",
+				nil).
+				At(fmt.Sprintf("%s/payload/version/runtime_profile/image_variants/%d/image_ref", manifestPointer, i),
+					"has another owner than the first").Lasting()
 		}
 		owner = slug
 	}
@@ -97,7 +101,8 @@ func ownerOf(ctx context.Context, tx db.Tx, v manifest.Verified) (orgID string, 
 	}
 	org, err := iam.GetOrgBySlug(ctx, tx, owner)
 	if fault.Is(err, fault.NotFound) {
-		return "", fault.New(fault.Unprocessable, "org_unknown", "The images lie in the repositories of an org that does not exist.", nil).
+		return "", fault.New(fault.Unprocessable, "org_unknown", "The images lie in the repositories of an org that does "+
+			"not exist.", nil).
 			At(manifestPointer+"/payload/version/runtime_profile/image_variants/0/image_ref", "names no org").Lasting()
 	}
 	return org.ID, err

@@ -32,7 +32,8 @@ func (c *RegisterPublisher) Do(ctx context.Context, m Meta, delegation *protocol
 			if slug := verified.Message().GetOrgSlug(); slug != "" {
 				org, err := iam.GetOrgBySlug(ctx, tx, slug)
 				if fault.Is(err, fault.NotFound) {
-					return catalog.Publisher{}, fault.New(fault.Unprocessable, "org_unknown", "The delegation names an org that does not exist.", nil).
+					return catalog.Publisher{}, fault.New(fault.Unprocessable, "org_unknown", "The delegation names an org that "+
+						"does not exist.", nil).
 						At("/delegation/payload/org_slug", "is no org's slug").Lasting()
 				}
 				if err != nil {
@@ -44,10 +45,14 @@ func (c *RegisterPublisher) Do(ctx context.Context, m Meta, delegation *protocol
 			if err != nil {
 				return catalog.Publisher{}, err
 			}
-			told := map[string]any{"key_id": p.KeyID, "org_slug": p.OrgSlug, "repository_prefixes": p.RepositoryPrefixes, "expires_at": p.ExpiresAt}
+			told := map[string]any{
+				"key_id": p.KeyID, "org_slug": p.OrgSlug, "repository_prefixes": p.RepositoryPrefixes,
+				"expires_at": p.ExpiresAt,
+			}
 			return p, m.recordShipping(ctx, tx, shipChange{
-				event: "apps.publisher.registered", action: iam.PublisherWrite, resourceType: resourcePublisher, resourceID: p.KeyID + "/" + p.OrgSlug,
-				version: p.ResourceVersion, orgID: orgID, data: told, after: told,
+				event: "apps.publisher.registered", action: iam.PublisherWrite, resourceType: resourcePublisher,
+				resourceID: p.KeyID + "/" + p.OrgSlug,
+				version:    p.ResourceVersion, orgID: orgID, data: told, after: told,
 			})
 		})
 	})

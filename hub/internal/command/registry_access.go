@@ -64,8 +64,9 @@ func (a *RegistryAccess) Quota(ctx context.Context, orgSlug string) (int64, erro
 	})
 }
 
-// Roots are what the registry keeps: artifacts, repositories that may be pushed to, and what the manifests of versions and of
-// instances name. The manifests of instances count, because a restored hub may know an instance and not its version.
+// Roots are what the registry keeps: artifacts, repositories that may be pushed to, and what the manifests of versions
+// and of instances name. The manifests of instances count, because a restored hub may know an instance and not its
+// version.
 func (a *RegistryAccess) Roots(ctx context.Context) (artifact.Roots, error) {
 	return db.ReadTx(ctx, a.DB, func(tx db.Tx) (artifact.Roots, error) {
 		roots, err := artifact.RootsOf(ctx, tx, a.Now())
@@ -81,5 +82,7 @@ func (a *RegistryAccess) Roots(ctx context.Context) (artifact.Roots, error) {
 }
 
 func (a *RegistryAccess) principal(ctx context.Context, accessToken string) (iam.Principal, error) {
-	return db.Look(ctx, a.DB, func(tx db.Tx) (iam.Principal, error) { return iam.Authenticate(ctx, tx, nil, accessToken, a.Now()) })
+	return db.Look(ctx, a.DB, func(tx db.Tx) (iam.Principal, error) {
+		return iam.Authenticate(ctx, tx, nil, accessToken, a.Now())
+	})
 }

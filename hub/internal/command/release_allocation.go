@@ -16,11 +16,17 @@ type ReleaseAllocation struct {
 }
 
 // Do answers with the allocation, released or, while something still has to be removed from the node, releasing.
-func (c *ReleaseAllocation) Do(ctx context.Context, m Meta, projectID, allocationID string) (capacity.Allocation, error) {
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (capacity.Allocation, error) { return c.do(ctx, tx, m, projectID, allocationID) })
+func (c *ReleaseAllocation) Do(ctx context.Context, m Meta, projectID,
+	allocationID string,
+) (capacity.Allocation, error) {
+	return db.RunTx(ctx, c.DB, func(tx db.Tx) (capacity.Allocation, error) {
+		return c.do(ctx, tx, m, projectID, allocationID)
+	})
 }
 
-func (c *ReleaseAllocation) do(ctx context.Context, tx db.Tx, m Meta, projectID, allocationID string) (capacity.Allocation, error) {
+func (c *ReleaseAllocation) do(ctx context.Context, tx db.Tx, m Meta, projectID,
+	allocationID string,
+) (capacity.Allocation, error) {
 	project, err := iam.InProject(ctx, tx, m.Principal, iam.AllocationRelease, projectID)
 	if err != nil {
 		return capacity.Allocation{}, err
@@ -39,7 +45,9 @@ func (c *ReleaseAllocation) do(ctx context.Context, tx db.Tx, m Meta, projectID,
 }
 
 // release gives an allocation back and ends its bill once it is free.
-func (m Meta) release(ctx context.Context, tx db.Tx, before capacity.Allocation, live int) (capacity.Allocation, error) {
+func (m Meta) release(ctx context.Context, tx db.Tx, before capacity.Allocation,
+	live int,
+) (capacity.Allocation, error) {
 	after, err := capacity.Release(ctx, tx, before, live, m.Now)
 	if err != nil {
 		return capacity.Allocation{}, err

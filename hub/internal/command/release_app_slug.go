@@ -63,7 +63,8 @@ func (c *TransferAppSlug) do(ctx context.Context, tx db.Tx, m Meta, slug, orgID 
 	}
 	if orgID != "" {
 		if _, err := iam.GetOrg(ctx, tx, orgID); err != nil {
-			return catalog.Slug{}, fault.New(fault.Unprocessable, "org_unknown", "There is no such org.", err).At("/org_id", "names no org").Lasting()
+			return catalog.Slug{}, fault.New(fault.Unprocessable, "org_unknown", "There is no such org.", err).At("/org_id",
+				"names no org").Lasting()
 		}
 	}
 	before, err := catalog.GetApp(ctx, tx, slug)
@@ -80,7 +81,8 @@ func (c *TransferAppSlug) do(ctx context.Context, tx db.Tx, m Meta, slug, orgID 
 	if err != nil {
 		return catalog.Slug{}, err
 	}
-	if err := m.recordAppSlug(ctx, tx, "apps.slug.transferred", iam.CatalogManage, before, after.ResourceVersion, map[string]any{"org_id": orgID}); err != nil {
+	if err := m.recordAppSlug(ctx, tx, "apps.slug.transferred", iam.CatalogManage, before, after.ResourceVersion,
+		map[string]any{"org_id": orgID}); err != nil {
 		return catalog.Slug{}, err
 	}
 	return catalog.GetSlug(ctx, tx, slug)
@@ -97,14 +99,18 @@ func checkUnpublished(ctx context.Context, tx db.Tx, m Meta, app catalog.App) er
 		return err
 	}
 	if versions || used {
-		return fault.New(fault.Conflict, "app_slug_in_use", "Versions, artifacts or open publish intents exist under this slug.", nil).Lasting()
+		return fault.New(fault.Conflict, "app_slug_in_use", "Versions, artifacts or open publish intents exist under this "+
+			"slug.", nil).Lasting()
 	}
 	return nil
 }
 
-func (m Meta) recordAppSlug(ctx context.Context, tx db.Tx, event, action string, before catalog.App, version int64, after any) error {
+func (m Meta) recordAppSlug(ctx context.Context, tx db.Tx, event, action string, before catalog.App, version int64,
+	after any,
+) error {
 	return m.recordShipping(ctx, tx, shipChange{
-		event: event, action: action, resourceType: resourceApp, resourceID: before.Slug, version: version, orgID: before.OrgID,
-		data: map[string]any{"app_slug": before.Slug}, before: map[string]any{"org_id": before.OrgID}, after: after,
+		event: event, action: action, resourceType: resourceApp, resourceID: before.Slug, version: version,
+		orgID: before.OrgID,
+		data:  map[string]any{"app_slug": before.Slug}, before: map[string]any{"org_id": before.OrgID}, after: after,
 	})
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// ReleaseNode ends the quarantine of a node, once an admin has seen to it that one machine has its key. The store that dials
-// next takes a new incarnation and goes on; should there be two again, they are noticed again.
+// ReleaseNode ends the quarantine of a node, once an admin has seen to it that one machine has its key. The store that
+// dials next takes a new incarnation and goes on; should there be two again, they are noticed again.
 type ReleaseNode struct {
 	DB *db.DB
 	// Kick ends the node's connection, with a reason; called after the commit.

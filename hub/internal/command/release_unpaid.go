@@ -21,7 +21,9 @@ type ReleaseUnpaid struct {
 
 // Do ends the allocation. One that is ending already stays as it is.
 func (c *ReleaseUnpaid) Do(ctx context.Context, allocationID, correlationID string, now time.Time) error {
-	nodes, err := db.RunTx(ctx, c.DB, func(tx db.Tx) ([]string, error) { return c.do(ctx, tx, allocationID, correlationID, now) })
+	nodes, err := db.RunTx(ctx, c.DB, func(tx db.Tx) ([]string, error) {
+		return c.do(ctx, tx, allocationID, correlationID, now)
+	})
 	if err != nil {
 		return err
 	}
@@ -31,7 +33,9 @@ func (c *ReleaseUnpaid) Do(ctx context.Context, allocationID, correlationID stri
 	return nil
 }
 
-func (c *ReleaseUnpaid) do(ctx context.Context, tx db.Tx, allocationID, correlationID string, now time.Time) ([]string, error) {
+func (c *ReleaseUnpaid) do(ctx context.Context, tx db.Tx, allocationID, correlationID string,
+	now time.Time,
+) ([]string, error) {
 	m := Meta{Principal: iam.Principal{Type: actorSystem}, CorrelationID: correlationID, Now: now}
 	a, err := capacity.GetAny(ctx, tx, allocationID)
 	if err != nil || a.Status != capacity.Active {
@@ -44,7 +48,8 @@ func (c *ReleaseUnpaid) do(ctx context.Context, tx db.Tx, allocationID, correlat
 	var touched []string
 	for _, i := range live {
 		ask := instance.Ask{
-			OperationID: db.NewID(), By: instance.Actor{Type: actorSystem}, CorrelationID: correlationID, Reason: instance.ReasonLeaseEnded,
+			OperationID: db.NewID(), By: instance.Actor{Type: actorSystem}, CorrelationID: correlationID,
+			Reason: instance.ReasonLeaseEnded,
 		}
 		change, err := instance.AskDecommission(ctx, tx, i, ask, now)
 		if err != nil {
@@ -62,5 +67,8 @@ func (c *ReleaseUnpaid) do(ctx context.Context, tx db.Tx, allocationID, correlat
 	if _, err = m.release(ctx, tx, a, 0); err != nil {
 		return nil, err
 	}
-	return touched, Resolve(ctx, tx, recovery.Finding{NodeID: a.NodeID, Kind: recovery.FindingRelease, ResourceType: resourceAllocation, ResourceID: a.ID, At: now})
+	return touched, Resolve(ctx, tx, recovery.Finding{
+		NodeID: a.NodeID, Kind: recovery.FindingRelease,
+		ResourceType: resourceAllocation, ResourceID: a.ID, At: now,
+	})
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// RemoveNode takes a node out of the mesh for good: one that is drained and empty, or one that is lost with whatever it ran.
+// RemoveNode takes a node out of the mesh for good: one that is drained and empty, or one that is lost with whatever it
+// ran.
 type RemoveNode struct {
 	DB *db.DB
 	// Kick ends the node's connection, Poke wakes the dispatcher of a node; both are called after the commit.
@@ -85,20 +86,22 @@ func checkEmpty(ctx context.Context, tx db.Tx, nodeID string) error {
 		return err
 	}
 	if held > 0 {
-		return fault.New(fault.Conflict, "node_in_use", fmt.Sprintf("%d allocations are held on the node; they must be released first.", held), nil)
+		return fault.New(fault.Conflict, "node_in_use", fmt.Sprintf("%d allocations are held on the node; they must be "+
+			"released first.", held), nil)
 	}
 	owing, err := ledger.Owing(ctx, tx, nodeID)
 	if err != nil {
 		return err
 	}
 	if owing > 0 {
-		return fault.New(fault.Conflict, "node_owes_usage", "The node has not handed over all usage of what ran there; wait for it, or declare the node lost.", nil)
+		return fault.New(fault.Conflict, "node_owes_usage", "The node has not handed over all usage of what ran there; "+
+			"wait for it, or declare the node lost.", nil)
 	}
 	return nil
 }
 
-// loseNode ends everything on a node that is gone for good: capacity, members, bills. It returns the nodes that other members of
-// the instances are on.
+// loseNode ends everything on a node that is gone for good: capacity, members, bills. It returns the nodes that other
+// members of the instances are on.
 func (m Meta) loseNode(ctx context.Context, tx db.Tx, nodeID string) ([]string, error) {
 	losses, err := capacity.Lose(ctx, tx, nodeID, m.Now)
 	if err != nil {

@@ -66,17 +66,22 @@ func (w *world) fleetNode() (n fleet.Node) {
 func (w *world) uses(member string, from, to time.Time, sequence uint64, final bool) {
 	w.t.Helper()
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		segment, err := ledger.ReadSegment(w.node, "i1", &protocol.UsageSegment{Number: sequence, Records: []*protocol.UsageRecord{{
-			Sequence: sequence, MemberId: member, RunId: "r1", Meter: protocol.MeterSessionSeconds, Quantity: to.Sub(from).Microseconds(),
-			LeaseNo: 1, Revision: 1, StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(to), Final: final,
-		}}})
+		segment, err := ledger.ReadSegment(w.node, "i1", &protocol.UsageSegment{
+			Number: sequence,
+			Records: []*protocol.UsageRecord{{
+				Sequence: sequence, MemberId: member, RunId: "r1", Meter: protocol.MeterSessionSeconds,
+				Quantity: to.Sub(from).Microseconds(),
+				LeaseNo:  1, Revision: 1, StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(to), Final: final,
+			}},
+		})
 		if err != nil {
 			return err
 		}
 		_, err = ledger.PostUsage(ctx, tx, w.now, segment)
 		return err
 	})
-	require.NoError(w.t, (&SettleMembers{DB: w.d, Log: slog.New(slog.DiscardHandler)}).Of(w.t.Context(), []string{w.node}, w.now))
+	require.NoError(w.t, (&SettleMembers{DB: w.d, Log: slog.New(slog.DiscardHandler)}).Of(w.t.Context(), []string{w.node},
+		w.now))
 }
 
 func TestADrainedNodeTakesNothingNewUntilItIsUndrained(t *testing.T) {
@@ -131,7 +136,10 @@ func TestANodeIsRemovedWhenItIsDrainedEmptyAndOwesNothing(t *testing.T) {
 		require.Equal(t, "node_removed", fault.As(do()).Code)
 	}
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		_, err := fleet.Connect(ctx, tx, fleet.Connection{NodeID: w.node, ReplicaID: "r1", Hello: &protocol.Hello{Incarnation: "i1"}}, w.now)
+		_, err := fleet.Connect(ctx, tx, fleet.Connection{
+			NodeID: w.node, ReplicaID: "r1",
+			Hello: &protocol.Hello{Incarnation: "i1"},
+		}, w.now)
 		require.Equal(t, "node_removed", fault.As(err).Code)
 		return nil
 	})
@@ -143,7 +151,8 @@ func TestANodeInContactIsNotLost(t *testing.T) {
 	before := w.contents()
 	require.Equal(t, "node_connected", fault.As(w.removeNode(RemoveNodeInput{Lost: true})).Code)
 	require.Equal(t, before, w.contents())
-	require.NoError(t, (&BanNode{DB: w.d, Kick: func(string, string) {}}).Do(t.Context(), w.admin("ban"), w.node, "stolen"))
+	require.NoError(t, (&BanNode{DB: w.d, Kick: func(string, string) {}}).Do(t.Context(), w.admin("ban"), w.node,
+		"stolen"))
 	require.NoError(t, w.removeNode(RemoveNodeInput{Lost: true}), "a banned node will never prove anything")
 }
 
@@ -164,11 +173,17 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwn(t *testing.T) {
 	lostAt := w.now
 
 	got := w.get(runs.ID)
-	require.Equal(t, instance.Lifecycle{Status: instance.Failed, Health: instance.HealthUnhealthy, Reason: instance.ReasonNodeLost}, got.Lifecycle)
+	require.Equal(t, instance.Lifecycle{
+		Status: instance.Failed, Health: instance.HealthUnhealthy,
+		Reason: instance.ReasonNodeLost,
+	}, got.Lifecycle)
 	require.Equal(t, instance.MemberFailed, got.Members[0].Status)
 	require.Equal(t, instance.ReasonNodeLost, got.Members[0].Reason)
 	ended := w.get(ending.ID)
-	require.Equal(t, instance.Lifecycle{Status: instance.Decommissioned, Health: instance.HealthUnknown, Reason: instance.ReasonNodeLost}, ended.Lifecycle)
+	require.Equal(t, instance.Lifecycle{
+		Status: instance.Decommissioned, Health: instance.HealthUnknown,
+		Reason: instance.ReasonNodeLost,
+	}, ended.Lifecycle)
 	w.tx(func(ctx context.Context, tx db.Tx) error {
 		got, err := capacity.GetAny(ctx, tx, a)
 		require.Equal(t, capacity.NodeLost, got.Status)
@@ -192,15 +207,18 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwn(t *testing.T) {
 	require.Equal(t, "allocation_node_lost", fault.As(err).Code)
 	gone, err := w.decommissionInstance().Do(t.Context(), w.meta("end it"), w.project.ID, runs.ID)
 	require.NoError(t, err)
-	require.Equal(t, instance.Lifecycle{Status: instance.Decommissioned, Health: instance.HealthUnknown, Reason: instance.ReasonNodeLost}, gone.Lifecycle)
+	require.Equal(t, instance.Lifecycle{
+		Status: instance.Decommissioned, Health: instance.HealthUnknown,
+		Reason: instance.ReasonNodeLost,
+	}, gone.Lifecycle)
 
 	available, stillHeld := w.wallet()
 	require.Equal(t, before, available, "holds wait for what the node may still bring")
 	require.Equal(t, held, stillHeld)
 }
 
-// Law 5: what a lost node brings all the same is billed up to its loss, once; the hold goes back with its last record, or when
-// nothing has come for 30 days.
+// Law 5: what a lost node brings all the same is billed up to its loss, once; the hold goes back with its last record,
+// or when nothing has come for 30 days.
 func TestLaw05ALostNodesLateUsageIsBilledUpToItsLossAndOnce(t *testing.T) {
 	w := newWorld(t)
 	i := w.running()

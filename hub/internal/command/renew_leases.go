@@ -22,8 +22,8 @@ type RenewLeases struct {
 	DB            *db.DB
 	LeaseDuration time.Duration
 	Log           *slog.Logger
-	// Renewed and NotRenewed are called after the commit, from several goroutines; a member is not renewed when its org's wallet
-	// does not cover the next lease.
+	// Renewed and NotRenewed are called after the commit, from several goroutines; a member is not renewed when its org's
+	// wallet does not cover the next lease.
 	Renewed    func(ledger.Row)
 	NotRenewed func(ledger.Row)
 
@@ -38,15 +38,18 @@ type renewal struct {
 	down bool
 }
 
-// Do is a periodic pass: it takes the members that are due in turns of their orgs, until none is. One that is stopped, failed or to be
-// decommissioned gets no lease; what its hold has too much goes back.
+// Do is a periodic pass: it takes the members that are due in turns of their orgs, until none is. One that is stopped,
+// failed or to be decommissioned gets no lease; what its hold has too much goes back.
 func (c *RenewLeases) Do(ctx context.Context, now time.Time) error {
 	except, err := db.ReadTx(ctx, c.DB, func(tx db.Tx) ([]string, error) { return unreachableNodes(ctx, tx) })
 	if err != nil {
 		return err
 	}
 	finding := func(r *renewal) recovery.Finding {
-		return recovery.Finding{NodeID: r.NodeID, Kind: recovery.FindingRenewal, ResourceType: resourceMember, ResourceID: r.ID, At: now}
+		return recovery.Finding{
+			NodeID: r.NodeID, Kind: recovery.FindingRenewal, ResourceType: resourceMember,
+			ResourceID: r.ID, At: now,
+		}
 	}
 	pageRows := cmp.Or(c.pageRows, renewalPageRows)
 	_, err = pass[*renewal]{
@@ -72,7 +75,10 @@ func (c *RenewLeases) Do(ctx context.Context, now time.Time) error {
 			if r.down {
 				return ledger.ReduceHold(ctx, tx, r.ID, now)
 			}
-			r.Renewal, err = ledger.RenewLease(ctx, tx, ledger.LeaseRequest{SubjectID: r.ID, NodeID: r.NodeID, Now: now, Duration: c.LeaseDuration})
+			r.Renewal, err = ledger.RenewLease(ctx, tx, ledger.LeaseRequest{
+				SubjectID: r.ID, NodeID: r.NodeID, Now: now,
+				Duration: c.LeaseDuration,
+			})
 			if err != nil || !r.WasAside {
 				return err
 			}
@@ -94,8 +100,8 @@ func (c *RenewLeases) Do(ctx context.Context, now time.Time) error {
 	return err
 }
 
-// unreachableNodes are those whose members get no lease: a banned node's leases are to end, a quarantined one gets nothing new, and one
-// that a restored hub waits for first brings the leases that it has.
+// unreachableNodes are those whose members get no lease: a banned node's leases are to end, a quarantined one gets
+// nothing new, and one that a restored hub waits for first brings the leases that it has.
 func unreachableNodes(ctx context.Context, tx db.Tx) ([]string, error) {
 	banned, err := fleet.BannedIDs(ctx, tx)
 	if err != nil {

@@ -32,7 +32,10 @@ func newRenewals(w *world) *renewals {
 func (w *world) grant(org string) {
 	w.t.Helper()
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		_, err := ledger.GrantCredit(ctx, tx, ledger.Grant{OrgID: org, Currency: "EUR", Nanos: 1000 * 1_000_000_000, Key: db.NewID()}, w.now)
+		_, err := ledger.GrantCredit(ctx, tx, ledger.Grant{
+			OrgID: org, Currency: "EUR", Nanos: 1000 * 1_000_000_000,
+			Key: db.NewID(),
+		}, w.now)
 		return err
 	})
 }
@@ -42,7 +45,10 @@ func (w *world) rich() (member string) {
 	w.t.Helper()
 	project, _ := w.tenant("rich")
 	w.grant(project.OrgID)
-	s := ledger.Subject{ID: db.NewID(), Kind: ledger.Member, OrgID: project.OrgID, ProjectID: project.ID, NodeID: db.NewID(), SKU: "cpu-2", OpenedAt: w.now}
+	s := ledger.Subject{
+		ID: db.NewID(), Kind: ledger.Member, OrgID: project.OrgID, ProjectID: project.ID,
+		NodeID: db.NewID(), SKU: "cpu-2", OpenedAt: w.now,
+	}
 	w.tx(func(ctx context.Context, tx db.Tx) error { return ledger.OpenSubject(ctx, tx, s) })
 	return s.ID
 }
@@ -52,7 +58,8 @@ func (w *world) leases(member string) int {
 	return w.count(`SELECT count(*) FROM leases WHERE subject_id = $1`, member)
 }
 
-// Members whose org cannot pay are tried once each in a pass, wait with growing pauses, and hold up nobody; credit ends their pause.
+// Members whose org cannot pay are tried once each in a pass, wait with growing pauses, and hold up nobody; credit ends
+// their pause.
 func TestMembersThatCannotPayHoldUpNobodysRenewal(t *testing.T) {
 	const broke = 35
 	w := newWorld(t)

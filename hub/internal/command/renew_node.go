@@ -45,10 +45,15 @@ func (c *RenewNode) Do(ctx context.Context, m Meta, in RenewNodeInput) (NodeCred
 	if err != nil {
 		return NodeCredentials{}, err
 	}
-	return NodeCredentials{NodeID: in.NodeID, Certificate: certificate, Bundle: c.Keys.Bundle().Envelope(), HubID: c.Keys.HubID()}, nil
+	return NodeCredentials{
+		NodeID: in.NodeID, Certificate: certificate, Bundle: c.Keys.Bundle().Envelope(),
+		HubID: c.Keys.HubID(),
+	}, nil
 }
 
-func (c *RenewNode) do(ctx context.Context, tx db.Tx, m Meta, in RenewNodeInput, pub ed25519.PublicKey) (fleet.Node, error) {
+func (c *RenewNode) do(ctx context.Context, tx db.Tx, m Meta, in RenewNodeInput,
+	pub ed25519.PublicKey,
+) (fleet.Node, error) {
 	node, err := fleet.Get(ctx, tx, in.NodeID)
 	if fault.Is(err, fault.NotFound) {
 		return fleet.Node{}, fleet.ErrProof()
@@ -56,7 +61,8 @@ func (c *RenewNode) do(ctx context.Context, tx db.Tx, m Meta, in RenewNodeInput,
 	if err != nil {
 		return fleet.Node{}, err
 	}
-	if err := fleet.MayRenew(node, pub, fleet.RenewalMessage(in.NodeID, in.CSRPEM, in.IssuedAt), in.Signature); err != nil {
+	if err := fleet.MayRenew(node, pub, fleet.RenewalMessage(in.NodeID, in.CSRPEM, in.IssuedAt),
+		in.Signature); err != nil {
 		return fleet.Node{}, err
 	}
 	node, err = fleet.CertificateIssued(ctx, tx, in.NodeID, m.Now.Add(c.CertificateTTL), m.Now)

@@ -9,7 +9,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/plan"
 )
 
-// ReportLeftOut makes the findings about a node say which members its newest state is without, in the transaction that saves the state.
+// ReportLeftOut makes the findings about a node say which members its newest state is without, in the transaction that
+// saves the state.
 func ReportLeftOut(ctx context.Context, tx db.Tx, nodeID string, left []plan.LeftOut, now time.Time) error {
 	members := make([]string, 0, len(left))
 	for _, l := range left {
@@ -19,7 +20,8 @@ func ReportLeftOut(ctx context.Context, tx db.Tx, nodeID string, left []plan.Lef
 			detail = "The node goes on with its last document: "
 		}
 		if err := find(ctx, tx, recovery.Finding{
-			NodeID: nodeID, Kind: recovery.FindingMember, ResourceType: resourceMember, ResourceID: l.MemberID, Detail: cutText(detail + l.Cause.Error()), At: now,
+			NodeID: nodeID, Kind: recovery.FindingMember, ResourceType: resourceMember, ResourceID: l.MemberID,
+			Detail: cutText(detail + l.Cause.Error()), At: now,
 		}); err != nil {
 			return err
 		}

@@ -22,7 +22,9 @@ type RevokeUserTokens struct {
 
 // Do revokes the token. Revoking twice is NotFound.
 func (c *RevokeUserToken) Do(ctx context.Context, m Meta, userID, tokenID string) error {
-	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (struct{}, error) { return struct{}{}, c.do(ctx, tx, m, userID, tokenID) })
+	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, c.do(ctx, tx, m, userID, tokenID)
+	})
 	return err
 }
 

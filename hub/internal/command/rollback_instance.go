@@ -24,16 +24,24 @@ type RollbackInstance struct {
 }
 
 // Do answers with the instance in status rolling_back. Without a version it goes back to the previous one.
-func (c *RollbackInstance) Do(ctx context.Context, m Meta, projectID, instanceID, version string) (instance.Instance, error) {
-	out, err := inTurn(ctx, c.Turns, c.DB, projectID, func(tx db.Tx) (instanceResult, error) { return c.do(ctx, tx, m, projectID, instanceID, version) })
+func (c *RollbackInstance) Do(ctx context.Context, m Meta, projectID, instanceID,
+	version string,
+) (instance.Instance, error) {
+	out, err := inTurn(ctx, c.Turns, c.DB, projectID, func(tx db.Tx) (instanceResult, error) {
+		return c.do(ctx, tx, m, projectID, instanceID, version)
+	})
 	if err != nil {
 		return instance.Instance{}, targetVersion(err)
 	}
 	return out.poke(c.Poke), nil
 }
 
-func (c *RollbackInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, instanceID, version string) (instanceResult, error) {
-	return m.act(ctx, tx, iam.InstanceRollback, projectID, instanceID, func(_ iam.Project, i instance.Instance, ask instance.Ask) (instance.Change, error) {
+func (c *RollbackInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, instanceID,
+	version string,
+) (instanceResult, error) {
+	return m.act(ctx, tx, iam.InstanceRollback, projectID, instanceID, func(_ iam.Project, i instance.Instance,
+		ask instance.Ask,
+	) (instance.Change, error) {
 		target, err := instance.RollbackTarget(ctx, tx, i, version)
 		if err != nil {
 			return instance.Change{}, err
@@ -52,7 +60,8 @@ func again(
 	minVersion func(string) string,
 ) ([]byte, error) {
 	delegation, err := catalog.Again(ctx, tx, catalog.Want{
-		AppSlug: i.AppSlug, Version: version, OrgID: i.OrgID, ProjectID: i.ProjectID, Now: m.Now, Revoked: revoked, MinVersion: minVersion,
+		AppSlug: i.AppSlug, Version: version, OrgID: i.OrgID, ProjectID: i.ProjectID, Now: m.Now, Revoked: revoked,
+		MinVersion: minVersion,
 	})
 	if err != nil {
 		return nil, err

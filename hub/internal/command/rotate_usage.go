@@ -16,8 +16,9 @@ type RotateUsage struct {
 	Log *slog.Logger
 }
 
-// Do is a periodic pass. It packs the signed segments of a slot into the archive, a row a transaction, and empties the slot once all of
-// them are there. It can be cut short at any time. A slot that a backup reads is emptied by a later pass.
+// Do is a periodic pass. It packs the signed segments of a slot into the archive, a row a transaction, and empties the
+// slot once all of them are there. It can be cut short at any time. A slot that a backup reads is emptied by a later
+// pass.
 func (c *RotateUsage) Do(ctx context.Context, now time.Time) error {
 	ended, err := db.RunTx(ctx, c.DB, func(tx db.Tx) ([]ledger.Slot, error) {
 		// Where nothing is posted, no usage begins the next slot.

@@ -38,9 +38,14 @@ func (c *SettleMembers) Of(ctx context.Context, nodeIDs []string, now time.Time)
 	return err
 }
 
-func (c *SettleMembers) run(ctx context.Context, now time.Time, list func(context.Context, db.Tx, *ledger.Row) ([]ledger.Row, error)) (int, error) {
+func (c *SettleMembers) run(ctx context.Context, now time.Time, list func(context.Context, db.Tx,
+	*ledger.Row) ([]ledger.Row, error),
+) (int, error) {
 	finding := func(r ledger.Row) recovery.Finding {
-		return recovery.Finding{NodeID: r.NodeID, Kind: recovery.FindingSettlement, ResourceType: resourceMember, ResourceID: r.ID, At: now}
+		return recovery.Finding{
+			NodeID: r.NodeID, Kind: recovery.FindingSettlement, ResourceType: resourceMember,
+			ResourceID: r.ID, At: now,
+		}
 	}
 	done, err := pass[ledger.Row]{
 		db: c.DB, log: c.Log, now: now, list: list,

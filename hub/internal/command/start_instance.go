@@ -27,15 +27,21 @@ type StartInstance struct {
 
 // Do answers with the instance in status deploying. No money, no start.
 func (c *StartInstance) Do(ctx context.Context, m Meta, projectID, instanceID string) (instance.Instance, error) {
-	out, err := inTurn(ctx, c.Turns, c.DB, projectID, func(tx db.Tx) (instanceResult, error) { return c.do(ctx, tx, m, projectID, instanceID) })
+	out, err := inTurn(ctx, c.Turns, c.DB, projectID, func(tx db.Tx) (instanceResult, error) {
+		return c.do(ctx, tx, m, projectID, instanceID)
+	})
 	if err != nil {
 		return instance.Instance{}, err
 	}
 	return out.poke(c.Poke), nil
 }
 
-func (c *StartInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, instanceID string) (instanceResult, error) {
-	return m.act(ctx, tx, iam.InstanceStart, projectID, instanceID, func(_ iam.Project, i instance.Instance, ask instance.Ask) (instance.Change, error) {
+func (c *StartInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID,
+	instanceID string,
+) (instanceResult, error) {
+	return m.act(ctx, tx, iam.InstanceStart, projectID, instanceID, func(_ iam.Project, i instance.Instance,
+		ask instance.Ask,
+	) (instance.Change, error) {
 		if _, _, err := instance.Start(i.Lifecycle, i.Past()); err != nil {
 			return instance.Change{}, err
 		}

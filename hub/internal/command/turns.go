@@ -8,9 +8,10 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// Turns lets through one after the other who would only undo one another: of many transactions over the same rows at once, the
-// database lets one commit and has the others start afresh, again and again. What is right does not depend on it. Its zero value
-// is ready, and with a nil one nobody waits; it holds a key only while somebody has its turn or waits for it.
+// Turns lets through one after the other who would only undo one another: of many transactions over the same rows at
+// once, the database lets one commit and has the others start afresh, again and again. What is right does not depend on
+// it. Its zero value is ready, and with a nil one nobody waits; it holds a key only while somebody has its turn or
+// waits for it.
 type Turns struct {
 	mu    sync.Mutex
 	queue map[string]*queue
@@ -21,9 +22,11 @@ type queue struct {
 	users int
 }
 
-// inTurn runs a command's transaction in the turn of its project: the instances of one share a wallet, the room of its allocations
-// and the intent of their nodes.
-func inTurn(ctx context.Context, t *Turns, d *db.DB, projectID string, fn func(tx db.Tx) (instanceResult, error)) (instanceResult, error) {
+// inTurn runs a command's transaction in the turn of its project: the instances of one share a wallet, the room of its
+// allocations and the intent of their nodes.
+func inTurn(ctx context.Context, t *Turns, d *db.DB, projectID string,
+	fn func(tx db.Tx) (instanceResult, error),
+) (instanceResult, error) {
 	if t != nil {
 		leave, err := t.take(ctx, projectID)
 		if err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// UpgradeInstance brings an app instance to another version, in the place that it has: members, ports, capacity, parameters
-// and what is billed stay.
+// UpgradeInstance brings an app instance to another version, in the place that it has: members, ports, capacity,
+// parameters and what is billed stay.
 type UpgradeInstance struct {
 	DB *db.DB
 	// Revoked says whether the trust bundle has revoked a key.
@@ -32,27 +32,38 @@ type UpgradeInstance struct {
 }
 
 // Do answers with the instance in status upgrading.
-func (c *UpgradeInstance) Do(ctx context.Context, m Meta, projectID, instanceID, version string) (instance.Instance, error) {
-	out, err := inTurn(ctx, c.Turns, c.DB, projectID, func(tx db.Tx) (instanceResult, error) { return c.do(ctx, tx, m, projectID, instanceID, version) })
+func (c *UpgradeInstance) Do(ctx context.Context, m Meta, projectID, instanceID,
+	version string,
+) (instance.Instance, error) {
+	out, err := inTurn(ctx, c.Turns, c.DB, projectID, func(tx db.Tx) (instanceResult, error) {
+		return c.do(ctx, tx, m, projectID, instanceID, version)
+	})
 	if err != nil {
 		return instance.Instance{}, targetVersion(err)
 	}
 	return out.poke(c.Poke), nil
 }
 
-func (c *UpgradeInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, instanceID, version string) (instanceResult, error) {
-	return m.act(ctx, tx, iam.InstanceUpgrade, projectID, instanceID, func(_ iam.Project, i instance.Instance, ask instance.Ask) (instance.Change, error) {
+func (c *UpgradeInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, instanceID,
+	version string,
+) (instanceResult, error) {
+	return m.act(ctx, tx, iam.InstanceUpgrade, projectID, instanceID, func(_ iam.Project, i instance.Instance,
+		ask instance.Ask,
+	) (instance.Change, error) {
 		next, err := catalog.Resolve(ctx, tx, catalog.Want{
 			AppSlug: i.AppSlug, Version: version, OrgID: i.OrgID, ProjectID: i.ProjectID,
 			OperatingMode: i.Modes.OperatingMode, ControlPlaneScope: i.Modes.ControlPlaneScope,
-			ParametersJSON: []byte(i.ParametersJSON), ConfigJSON: []byte(i.ConfigJSON), Now: m.Now, Revoked: c.Revoked, MinVersion: c.MinVersion,
+			ParametersJSON: []byte(i.ParametersJSON), ConfigJSON: []byte(i.ConfigJSON), Now: m.Now, Revoked: c.Revoked,
+			MinVersion: c.MinVersion,
 		})
 		if err != nil {
 			return instance.Change{}, err
 		}
 		// What is billed is frozen with the modes.
-		if next.OperatingMode != i.Modes.OperatingMode || next.ControlPlaneScope != i.Modes.ControlPlaneScope || next.RuntimeBackend != i.Modes.RuntimeBackend {
-			return instance.Change{}, fault.New(fault.Unprocessable, "mode_unsupported", "The version does not support the modes that the app instance runs in; deploy it anew.", nil).
+		if next.OperatingMode != i.Modes.OperatingMode || next.ControlPlaneScope != i.Modes.ControlPlaneScope ||
+			next.RuntimeBackend != i.Modes.RuntimeBackend {
+			return instance.Change{}, fault.New(fault.Unprocessable, "mode_unsupported", "The version does not support the "+
+				"modes that the app instance runs in; deploy it anew.", nil).
 				At("/version", "does not support the modes of the app instance").Lasting()
 		}
 		services, err := lowerInPlace(ctx, tx, i, next)
@@ -75,15 +86,18 @@ func (c *UpgradeInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, i
 	})
 }
 
-// fallbackDelegation gives the delegation under which the revision that the nodes may go back to could start now; nil where it could not
-// be started anew, which leaves it with the one that it was admitted under.
-func (c *UpgradeInstance) fallbackDelegation(ctx context.Context, tx db.Tx, m Meta, i instance.Instance) ([]byte, error) {
+// fallbackDelegation gives the delegation under which the revision that the nodes may go back to could start now; nil
+// where it could not be started anew, which leaves it with the one that it was admitted under.
+func (c *UpgradeInstance) fallbackDelegation(ctx context.Context, tx db.Tx, m Meta,
+	i instance.Instance,
+) ([]byte, error) {
 	back, err := instance.Fallback(ctx, tx, i)
 	if err != nil || back.No == 0 {
 		return nil, err
 	}
 	delegation, err := catalog.Again(ctx, tx, catalog.Want{
-		AppSlug: i.AppSlug, Version: back.AppVersion, OrgID: i.OrgID, ProjectID: i.ProjectID, Now: m.Now, Revoked: c.Revoked, MinVersion: c.MinVersion,
+		AppSlug: i.AppSlug, Version: back.AppVersion, OrgID: i.OrgID, ProjectID: i.ProjectID, Now: m.Now, Revoked: c.Revoked,
+		MinVersion: c.MinVersion,
 	})
 	if fault.Is(err, fault.Conflict) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unprocessable) {
 		return nil, nil
@@ -92,7 +106,9 @@ func (c *UpgradeInstance) fallbackDelegation(ctx context.Context, tx db.Tx, m Me
 }
 
 // lowerInPlace gives what each member runs of the new version in the room that it has now.
-func lowerInPlace(ctx context.Context, tx db.Tx, i instance.Instance, next catalog.Resolved) (map[string][]*protocol.Service, error) {
+func lowerInPlace(ctx context.Context, tx db.Tx, i instance.Instance,
+	next catalog.Resolved,
+) (map[string][]*protocol.Service, error) {
 	now, err := catalog.GetVersion(ctx, tx, i.AppSlug, i.Version)
 	if err != nil {
 		return nil, fmt.Errorf("version %s of instance %s: %w", i.Version, i.ID, err)
@@ -108,7 +124,8 @@ func lowerInPlace(ctx context.Context, tx db.Tx, i instance.Instance, next catal
 		}
 		shape := shapeOf(now.Manifest, old)
 		if next.MaxAccelerators > 0 && len(shape.AcceleratorIDs) > next.MaxAccelerators {
-			return nil, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The app instance has more accelerators than the project's entitlement allows.", nil).Lasting()
+			return nil, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The app instance has more accelerators than "+
+				"the project's entitlement allows.", nil).Lasting()
 		}
 		services, err := manifest.Lower(next.Version.Manifest, next.Parameters, shape)
 		if err != nil {

@@ -74,11 +74,15 @@ func newWorld(t *testing.T) *world {
 	w.publish()
 	w.tx(func(ctx context.Context, tx db.Tx) error {
 		if _, err := ledger.CreatePrice(ctx, tx, ledger.Price{
-			ID: db.NewID(), Meter: protocol.MeterSessionSeconds, Currency: "EUR", Nanos: 3_600_000_000, Per: "hour", From: w.now.Add(-time.Hour),
+			ID: db.NewID(), Meter: protocol.MeterSessionSeconds, Currency: "EUR", Nanos: 3_600_000_000, Per: "hour",
+			From: w.now.Add(-time.Hour),
 		}, w.now.Add(-2*time.Hour)); err != nil {
 			return err
 		}
-		_, err := ledger.GrantCredit(ctx, tx, ledger.Grant{OrgID: w.project.OrgID, Currency: "EUR", Nanos: 1000 * 1_000_000_000, Key: "first"}, w.now)
+		_, err := ledger.GrantCredit(ctx, tx, ledger.Grant{
+			OrgID: w.project.OrgID, Currency: "EUR",
+			Nanos: 1000 * 1_000_000_000, Key: "first",
+		}, w.now)
 		return err
 	})
 	return w
@@ -97,10 +101,16 @@ func (w *world) tenant(slug string) (p iam.Project, u iam.Principal) {
 		if err := iam.CreateOrg(ctx, tx, org); err != nil {
 			return err
 		}
-		p, err = iam.CreateProject(ctx, tx, iam.Project{ID: db.NewID(), OrgID: org.ID, Slug: "main", DisplayName: "Main", CreatedAt: w.now})
+		p, err = iam.CreateProject(ctx, tx, iam.Project{
+			ID: db.NewID(), OrgID: org.ID, Slug: "main", DisplayName: "Main",
+			CreatedAt: w.now,
+		})
 		return err
 	})
-	return p, iam.Principal{Type: iam.TypeUser, ID: db.NewID(), OrgID: p.OrgID, Bindings: []iam.Binding{{Role: iam.OrgAdmin}}}
+	return p, iam.Principal{
+		Type: iam.TypeUser, ID: db.NewID(), OrgID: p.OrgID,
+		Bindings: []iam.Binding{{Role: iam.OrgAdmin}},
+	}
 }
 
 func (w *world) enrol() {
@@ -110,10 +120,14 @@ func (w *world) enrol() {
 	secret, err := fleet.NewJoinSecret()
 	require.NoError(w.t, err)
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		if _, err := fleet.CreateToken(ctx, tx, fleet.NewToken{ID: db.NewID(), Secret: secret, CreatedBy: "admin"}, w.now); err != nil {
+		if _, err := fleet.CreateToken(ctx, tx, fleet.NewToken{ID: db.NewID(), Secret: secret, CreatedBy: "admin"},
+			w.now); err != nil {
 			return err
 		}
-		n, _, err := fleet.Enrol(ctx, tx, fleet.Enrolment{NodeID: db.NewID(), Secret: secret, Hostname: "n1", PublicKey: pub, CertificateExpiresAt: w.now.Add(time.Hour)}, w.now)
+		n, _, err := fleet.Enrol(ctx, tx, fleet.Enrolment{
+			NodeID: db.NewID(), Secret: secret, Hostname: "n1", PublicKey: pub,
+			CertificateExpiresAt: w.now.Add(time.Hour),
+		}, w.now)
 		if err != nil {
 			return err
 		}
@@ -134,7 +148,10 @@ func (w *world) publish() {
 	require.NoError(w.t, err)
 	role := func(name string, k ed25519.PrivateKey) *protocol.Role {
 		pub, _ := k.Public().(ed25519.PublicKey)
-		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{KeyId: protocol.KeyID(pub), Ed25519: pub}}}
+		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{
+			KeyId:   protocol.KeyID(pub),
+			Ed25519: pub,
+		}}}
 	}
 	signed, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
 		TrustDomain: "gpuaas.test", Version: 1, Epoch: 1, IssuedAt: timestamppb.New(w.now),
@@ -158,7 +175,10 @@ func (w *world) publish() {
 	}
 	w.release("1.0.0")
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		_, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{ProjectID: w.project.ID, OrgID: w.project.OrgID, AppSlug: "demo", Enabled: true, UpdatedBy: db.NewID()}, w.now)
+		_, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
+			ProjectID: w.project.ID, OrgID: w.project.OrgID,
+			AppSlug: "demo", Enabled: true, UpdatedBy: db.NewID(),
+		}, w.now)
 		return err
 	})
 }
@@ -167,12 +187,17 @@ func (w *world) publishVersion(version string, verified manifest.Verified, env *
 	w.t.Helper()
 	repository, digest, _ := strings.Cut(demoImage, "@")
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		if _, err := catalog.Register(ctx, tx, catalog.Registration{ID: db.NewID(), Verified: verified, Envelope: env, Now: w.now}); err != nil {
+		if _, err := catalog.Register(ctx, tx, catalog.Registration{
+			ID: db.NewID(), Verified: verified, Envelope: env,
+			Now: w.now,
+		}); err != nil {
 			return err
 		}
 		if _, _, err := artifact.Register(ctx, tx, artifact.Artifact{
-			ID: db.NewID(), OrgID: w.project.OrgID, ProjectID: w.project.ID, AppSlug: "demo", AppVersion: version, ArtifactName: "runtime",
-			ArtifactKind: artifact.KindOCI, Repository: repository, Digest: digest, MediaType: "application/vnd.oci.image.manifest.v1+json",
+			ID: db.NewID(), OrgID: w.project.OrgID, ProjectID: w.project.ID, AppSlug: "demo", AppVersion: version,
+			ArtifactName: "runtime",
+			ArtifactKind: artifact.KindOCI, Repository: repository, Digest: digest,
+			MediaType:  "application/vnd.oci.image.manifest.v1+json",
 			TrustState: artifact.Verified, Channel: "prod", CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
 		}, w.now); err != nil {
 			return err
@@ -187,7 +212,10 @@ func (w *world) publishVersion(version string, verified manifest.Verified, env *
 
 func (w *world) meta(key string) Meta {
 	sum := sha256.Sum256([]byte(key))
-	return Meta{Principal: w.user, Route: "POST /x", IdempotencyKey: key, BodyHash: sum[:], CorrelationID: "corr-" + key, Now: w.now}
+	return Meta{
+		Principal: w.user, Route: "POST /x", IdempotencyKey: key, BodyHash: sum[:], CorrelationID: "corr-" + key,
+		Now: w.now,
+	}
 }
 
 func (w *world) createInstance() *CreateInstance {
@@ -295,7 +323,9 @@ func (w *world) contents() map[string]string {
 	w.t.Helper()
 	out := map[string]string{}
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		rows, err := tx.Query(ctx, `SELECT table_name FROM information_schema.tables WHERE table_schema = 'public' AND table_type = 'BASE TABLE' ORDER BY table_name`)
+		rows, err := tx.Query(ctx,
+			`SELECT table_name FROM information_schema.tables WHERE table_schema = 'public' AND table_type = 'BASE TABLE'
+				ORDER BY table_name`)
 		if err != nil {
 			return err
 		}
@@ -306,7 +336,9 @@ func (w *world) contents() map[string]string {
 		for _, table := range tables {
 			var digest string
 			// Every row as text, hashed: a changed row shows too.
-			if err := tx.QueryRow(ctx, `SELECT count(*)::TEXT || ' ' || coalesce(md5(string_agg(t::TEXT, '|' ORDER BY t::TEXT)), '') FROM `+pgx.Identifier{table}.Sanitize()+` t`).Scan(&digest); err != nil {
+			if err := tx.QueryRow(ctx,
+				`SELECT count(*)::TEXT || ' ' || coalesce(md5(string_agg(t::TEXT, '|' ORDER BY t::TEXT)), '') FROM `+
+					pgx.Identifier{table}.Sanitize()+` t`).Scan(&digest); err != nil {
 				return err
 			}
 			out[table] = digest

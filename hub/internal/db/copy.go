@@ -95,7 +95,8 @@ func WithDump(ctx context.Context, d *DB, fn func(*Dump) error) error {
 	return busy(errors.New("tables were emptied at each start of the dump"))
 }
 
-// maxDumpStarts bounds how often a dump starts afresh because a table was emptied meanwhile, which happens every few hours.
+// maxDumpStarts bounds how often a dump starts afresh because a table was emptied meanwhile, which happens every few
+// hours.
 const maxDumpStarts = 10
 
 func (d *Dump) describe(ctx context.Context) (err error) {
@@ -109,8 +110,8 @@ func (d *Dump) describe(ctx context.Context) (err error) {
 	return err
 }
 
-// keepWhole keeps all tables from being emptied by TRUNCATE until the dump ends. On PostgreSQL a snapshot does not hold the rows of a
-// table that was truncated after it: whole is false where that has happened.
+// keepWhole keeps all tables from being emptied by TRUNCATE until the dump ends. On PostgreSQL a snapshot does not hold
+// the rows of a table that was truncated after it: whole is false where that has happened.
 func (d *Dump) keepWhole(ctx context.Context, engine Engine) (whole bool, err error) {
 	if engine != PostgreSQL {
 		return true, nil
@@ -121,13 +122,16 @@ func (d *Dump) keepWhole(ctx context.Context, engine Engine) (whole bool, err er
 		}
 	}
 	// The column is of the snapshot, the function's result of now.
-	err = d.QueryRow(ctx, `SELECT NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-		WHERE n.nspname = 'public' AND c.relkind = 'r' AND pg_relation_filenode(c.oid) IS DISTINCT FROM c.relfilenode)`).Scan(&whole)
+	err = d.QueryRow(ctx,
+		`SELECT NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = 'public' AND c.relkind = 'r' AND pg_relation_filenode(c.oid) IS DISTINCT FROM c.relfilenode)`).Scan(
+		&whole)
 	return whole, err
 }
 
 func appliedVersions(ctx context.Context, tx Tx) ([]int64, error) {
-	rows, err := tx.Query(ctx, `SELECT version_id FROM `+versionsTable+` WHERE is_applied AND version_id > 0 ORDER BY version_id`)
+	rows, err := tx.Query(ctx, `SELECT version_id FROM `+versionsTable+
+		` WHERE is_applied AND version_id > 0 ORDER BY version_id`)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +140,8 @@ func appliedVersions(ctx context.Context, tx Tx) ([]int64, error) {
 }
 
 func tables(ctx context.Context, tx Tx) ([]Table, error) {
-	rows, err := tx.Query(ctx, `SELECT c.table_name, c.column_name FROM information_schema.columns c JOIN information_schema.tables t
+	rows, err := tx.Query(ctx,
+		`SELECT c.table_name, c.column_name FROM information_schema.columns c JOIN information_schema.tables t
 			ON t.table_schema = c.table_schema AND t.table_name = c.table_name AND t.table_type = 'BASE TABLE'
 		WHERE c.table_schema = 'public' AND c.is_generated = 'NEVER' ORDER BY c.table_name, c.column_name`)
 	if err != nil {
@@ -164,7 +169,8 @@ func tables(ctx context.Context, tx Tx) ([]Table, error) {
 // referredFirst orders tables so that foreign keys hold while they are filled one after the other.
 func referredFirst(ctx context.Context, tx Tx, in []Table) ([]Table, error) {
 	rows, err := tx.Query(ctx, `SELECT r.relname, t.relname FROM pg_catalog.pg_constraint c
-		JOIN pg_catalog.pg_class r ON r.oid = c.conrelid JOIN pg_catalog.pg_class t ON t.oid = c.confrelid WHERE c.contype = 'f'`)
+		JOIN pg_catalog.pg_class r ON r.oid = c.conrelid JOIN pg_catalog.pg_class t ON t.oid = c.confrelid
+		WHERE c.contype = 'f'`)
 	if err != nil {
 		return nil, err
 	}
@@ -194,15 +200,18 @@ func referredFirst(ctx context.Context, tx Tx, in []Table) ([]Table, error) {
 	return out, nil
 }
 
-// Load fills an empty database from a dump: first the schema as it was then, then the rows, one table a statement. Migrate brings
-// it up to date afterwards. next gives the rows of the tables, one after the other, until ok is false.
-func Load(ctx context.Context, d *DB, versions []int64, next func() (t Table, rows io.Reader, ok bool, err error)) error {
+// Load fills an empty database from a dump: first the schema as it was then, then the rows, one table a statement.
+// Migrate brings it up to date afterwards. next gives the rows of the tables, one after the other, until ok is false.
+func Load(ctx context.Context, d *DB, versions []int64,
+	next func() (t Table, rows io.Reader, ok bool, err error),
+) error {
 	have, err := ReadTx(ctx, d, func(tx Tx) ([]Table, error) { return tables(ctx, tx) })
 	if err != nil {
 		return err
 	}
 	if len(have) > 0 {
-		return fault.New(fault.Conflict, "database_not_empty", "The database has tables already: a backup is restored into an empty one only.", fmt.Errorf("table %s", have[0].Name))
+		return fault.New(fault.Conflict, "database_not_empty", "The database has tables already: a backup is restored into "+
+			"an empty one only.", fmt.Errorf("table %s", have[0].Name))
 	}
 	if err := migrateTo(ctx, d, versions); err != nil {
 		return err
@@ -228,15 +237,19 @@ func Load(ctx context.Context, d *DB, versions []int64, next func() (t Table, ro
 
 func loadTable(ctx context.Context, conn *pgxpool.Conn, have []Table, t Table, rows io.Reader) error {
 	known := slices.ContainsFunc(have, func(h Table) bool {
-		return h.Name == t.Name && !slices.ContainsFunc(t.Columns, func(c string) bool { return !slices.Contains(h.Columns, c) })
+		return h.Name == t.Name && !slices.ContainsFunc(t.Columns, func(c string) bool {
+			return !slices.Contains(h.Columns, c)
+		})
 	})
 	if !known {
-		return fault.New(fault.Unprocessable, "backup_of_another_schema", "The backup holds the table "+t.Name+" in a form that this release does not know.", nil)
+		return fault.New(fault.Unprocessable, "backup_of_another_schema", "The backup holds the table "+t.Name+
+			" in a form that this release does not know.", nil)
 	}
 	// Migrations write rows, too; those of the dump are all there are to be.
 	if _, err := conn.Exec(ctx, "DELETE FROM "+pgx.Identifier{t.Name}.Sanitize()); err != nil {
 		return err
 	}
-	_, err := conn.Conn().PgConn().CopyFrom(ctx, rows, "COPY "+pgx.Identifier{t.Name}.Sanitize()+" ("+t.list()+") FROM STDIN")
+	_, err := conn.Conn().PgConn().CopyFrom(ctx, rows, "COPY "+pgx.Identifier{t.Name}.Sanitize()+" ("+t.list()+
+		") FROM STDIN")
 	return err
 }

@@ -1,5 +1,6 @@
-// Package db is the hub's one way to its database: the pool, serializable transactions with their retry, ids and migrations.
-// It speaks to CockroachDB and to PostgreSQL and hides which one it is. It owns no table but goose's own two; slices own theirs.
+// Package db is the hub's one way to its database: the pool, serializable transactions with their retry, ids and
+// migrations. It speaks to CockroachDB and to PostgreSQL and hides which one it is. It owns no table but goose's own
+// two; slices own theirs.
 package db
 
 import (
@@ -24,8 +25,8 @@ type Tx interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-	// Later sends a statement together with the next one, or with COMMIT, and so without a way there and back of its own. Its result
-	// is not told; where it fails, what it was sent with fails. The error is one of before.
+	// Later sends a statement together with the next one, or with COMMIT, and so without a way there and back of its own.
+	// Its result is not told; where it fails, what it was sent with fails. The error is one of before.
 	Later(ctx context.Context, sql string, args ...any) error
 	// CopyIn sends rows in the form that a COPY … FROM STDIN names; CopyRows writes them.
 	CopyIn(ctx context.Context, sql string, rows io.Reader) (pgconn.CommandTag, error)
@@ -44,7 +45,8 @@ const (
 	// defaultMaxConns bounds the pool of one hub process; pool_max_conns in the URL overrides it. Whoever finds the pool
 	// empty waits until a connection is free or the caller's context ends.
 	defaultMaxConns = 24
-	// statementCache is how many prepared statements a connection keeps; the hub has fewer that it repeats. Its memory is taken at once.
+	// statementCache is how many prepared statements a connection keeps; the hub has fewer that it repeats. Its memory is
+	// taken at once.
 	statementCache = 256
 	// connectTimeout bounds one attempt to reach the database.
 	connectTimeout = 10 * time.Second
@@ -64,12 +66,14 @@ type DB struct {
 	afterSnapshot func()
 }
 
-// Open connects and finds out which engine answers. The URL is of libpq's form; pgxpool's own parameters are understood.
+// Open connects and finds out which engine answers. The URL is of libpq's form; pgxpool's own parameters are
+// understood.
 func Open(ctx context.Context, url string) (*DB, error) {
 	conf, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		// The parser's text holds the URL with its password masked; it still belongs to the log, not to a caller.
-		return nil, fault.New(fault.Unprocessable, "database_url_invalid", "The database URL cannot be read; expected postgres://user@host:port/name.", err)
+		return nil, fault.New(fault.Unprocessable, "database_url_invalid", "The database URL cannot be read; expected "+
+			"postgres://user@host:port/name.", err)
 	}
 	if !strings.Contains(url, "pool_max_conns") {
 		conf.MaxConns = defaultMaxConns
@@ -103,7 +107,8 @@ func Open(ctx context.Context, url string) (*DB, error) {
 		d.engine = PostgreSQL
 	default:
 		pool.Close()
-		return nil, fault.New(fault.Unprocessable, "database_unsupported", "The database is neither CockroachDB nor PostgreSQL.", fmt.Errorf("version() says %q", version))
+		return nil, fault.New(fault.Unprocessable, "database_unsupported", "The database is neither CockroachDB nor "+
+			"PostgreSQL.", fmt.Errorf("version() says %q", version))
 	}
 	return d, nil
 }
@@ -141,8 +146,8 @@ func NewUUID() pgtype.UUID {
 	return pgtype.UUID{Bytes: id, Valid: true}
 }
 
-// IsID reports whether s is an id in the canonical form that NewID gives. Check before an id from outside reaches SQL: a
-// malformed one is an absent resource, not a database error.
+// IsID reports whether s is an id in the canonical form that NewID gives. Check before an id from outside reaches SQL:
+// a malformed one is an absent resource, not a database error.
 func IsID(s string) bool {
 	return len(s) == 36 && uuid.Validate(s) == nil && strings.ToLower(s) == s
 }
@@ -154,7 +159,8 @@ func IsNoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
 // INSERT ... ON CONFLICT DO NOTHING where the command wants to go on.
 func IsUniqueViolation(err error) bool { return sqlState(err) == "23505" }
 
-// IsRejected reports whether the database refuses the data themselves (SQLSTATE classes 22, 23 and 54): the same again fails again.
+// IsRejected reports whether the database refuses the data themselves (SQLSTATE classes 22, 23 and 54): the same again
+// fails again.
 func IsRejected(err error) bool {
 	state := sqlState(err)
 	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") || strings.HasPrefix(state, "54")
@@ -172,11 +178,14 @@ func setDefault(m map[string]string, key, value string) {
 	}
 }
 
-// prepareConn makes a scanned TIMESTAMPTZ carry UTC instead of the process's zone, so that times compare and print alike
-// everywhere, and has PostgreSQL plan each prepared statement once for a connection: the hub's are short, and planning them anew
-// for their arguments took a fifth of the database's time. CockroachDB decides that by itself.
+// prepareConn makes a scanned TIMESTAMPTZ carry UTC instead of the process's zone, so that times compare and print
+// alike everywhere, and has PostgreSQL plan each prepared statement once for a connection: the hub's are short, and
+// planning them anew for their arguments took a fifth of the database's time. CockroachDB decides that by itself.
 func prepareConn(ctx context.Context, conn *pgx.Conn) error {
-	conn.TypeMap().RegisterType(&pgtype.Type{Name: "timestamptz", OID: pgtype.TimestamptzOID, Codec: &pgtype.TimestamptzCodec{ScanLocation: time.UTC}})
+	conn.TypeMap().RegisterType(&pgtype.Type{
+		Name: "timestamptz", OID: pgtype.TimestamptzOID,
+		Codec: &pgtype.TimestamptzCodec{ScanLocation: time.UTC},
+	})
 	if conn.PgConn().ParameterStatus("crdb_version") != "" {
 		return nil
 	}
@@ -185,7 +194,8 @@ func prepareConn(ctx context.Context, conn *pgx.Conn) error {
 }
 
 func unavailable(cause error) *fault.Error {
-	return fault.New(fault.Unavailable, "database_unavailable", "The database does not answer; try again in a moment.", cause).After(time.Second)
+	return fault.New(fault.Unavailable, "database_unavailable", "The database does not answer; try again in a moment.",
+		cause).After(time.Second)
 }
 
 func sqlState(err error) string {

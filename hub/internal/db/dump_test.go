@@ -16,10 +16,14 @@ func TestDumpHoldsTheRowsOfATableThatIsTruncatedMeanwhile(t *testing.T) {
 	d := dbtest.New(t)
 	insert := func() {
 		do(t, d, `INSERT INTO usage_slots (slot, from_at) VALUES (3, now())`)
-		do(t, d, `INSERT INTO usage_segments_3 (node_id, incarnation, number, envelope) VALUES (gen_random_uuid(), '', 1, '')`)
+		do(t, d,
+			`INSERT INTO usage_segments_3 (node_id, incarnation, number, envelope) VALUES (gen_random_uuid(), '', 1, '')`)
 	}
 	empty := func(tx db.Tx) error {
-		for _, statement := range []string{`SET LOCAL lock_timeout = '10ms'`, `TRUNCATE TABLE usage_segments_3`, `DELETE FROM usage_slots`} {
+		for _, statement := range []string{
+			`SET LOCAL lock_timeout = '10ms'`, `TRUNCATE TABLE usage_segments_3`,
+			`DELETE FROM usage_slots`,
+		} {
 			if _, err := tx.Exec(t.Context(), statement); err != nil {
 				return err
 			}

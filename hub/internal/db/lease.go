@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// leaseDuration is how long a hub process that was killed keeps another one out, leaseHeartbeat how often one that lives says so.
+	// leaseDuration is how long a hub process that was killed keeps another one out, leaseHeartbeat how often one that
+	// lives says so.
 	leaseDuration  = 20 * time.Second
 	leaseHeartbeat = 5 * time.Second
 	// leaseEndTimeout bounds how long a hub that stops tries to end its lease.
@@ -25,20 +26,22 @@ const CodeLeaseHeld = "hub_already_running"
 type Process struct {
 	// ID is random for each process.
 	ID string
-	// Owner names what the process has locked and no other process can have: a successor with the same owner need not wait.
+	// Owner names what the process has locked and no other process can have: a successor with the same owner need not
+	// wait.
 	Owner string
 	Host  string
 	PID   int
 }
 
-// Lease says that one hub process works on a database: what hubs keep in memory about nodes and requests is not shared. The database's
-// clock counts, so that the clocks of two machines need not agree.
+// Lease says that one hub process works on a database: what hubs keep in memory about nodes and requests is not shared.
+// The database's clock counts, so that the clocks of two machines need not agree.
 type Lease struct {
 	db *DB
 	me Process
 }
 
-// TakeLease takes the lease of the database, or says which process has it. It migrates the database first where that has no such table.
+// TakeLease takes the lease of the database, or says which process has it. It migrates the database first where that
+// has no such table.
 func TakeLease(ctx context.Context, d *DB, me Process) (*Lease, error) {
 	err := takeLease(ctx, d, me)
 	if sqlState(err) == "42P01" {
@@ -59,8 +62,11 @@ func takeLease(ctx context.Context, d *DB, me Process) error {
 			since             time.Time
 			silent, remaining float64
 		)
-		err := tx.QueryRow(ctx, `SELECT holder, owner, host, pid, since, extract(epoch FROM now() - heartbeat_at)::FLOAT8, extract(epoch FROM expires_at - now())::FLOAT8
-			FROM hub_lease WHERE name = 'hub' FOR UPDATE`).Scan(&other.ID, &other.Owner, &other.Host, &other.PID, &since, &silent, &remaining)
+		err := tx.QueryRow(ctx,
+			`SELECT holder, owner, host, pid, since, extract(epoch FROM now() - heartbeat_at)::FLOAT8, extract(epoch
+				FROM expires_at - now())::FLOAT8
+			FROM hub_lease WHERE name = 'hub' FOR UPDATE`).Scan(&other.ID, &other.Owner, &other.Host, &other.PID, &since,
+			&silent, &remaining)
 		switch {
 		case IsNoRows(err):
 		case err != nil:
@@ -68,18 +74,21 @@ func takeLease(ctx context.Context, d *DB, me Process) error {
 		case remaining > 0 && other.Owner != me.Owner:
 			return struct{}{}, leaseHeld(other, since, silent, remaining)
 		}
-		return struct{}{}, tx.Later(ctx, `INSERT INTO hub_lease (name, holder, owner, host, pid, since, heartbeat_at, expires_at)
+		return struct{}{},
+			tx.Later(ctx, `INSERT INTO hub_lease (name, holder, owner, host, pid, since, heartbeat_at, expires_at)
 			VALUES ('hub', $1, $2, $3, $4, now(), now(), now() + $5::INT8 * INTERVAL '1 millisecond')
-			ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, owner = excluded.owner, host = excluded.host, pid = excluded.pid,
+			ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, owner = excluded.owner, host = excluded.host, pid =
+			excluded.pid,
 				since = excluded.since, heartbeat_at = excluded.heartbeat_at, expires_at = excluded.expires_at`,
-			me.ID, me.Owner, me.Host, me.PID, leaseDuration.Milliseconds())
+				me.ID, me.Owner, me.Host, me.PID, leaseDuration.Milliseconds())
 	})
 	return err
 }
 
 func leaseHeld(other Process, since time.Time, silent, remaining float64) error {
 	return fault.New(fault.Conflict, CodeLeaseHeld, fmt.Sprintf(
-		"Another gpuaas-hub works on this database: process %d on %s, since %s, last seen %.0f s ago. Stop it first. If it is gone, this one can start in %.0f s.",
+		"Another gpuaas-hub works on this database: process %d on %s, since %s, last seen %.0f s ago. Stop it first. If it "+
+			"is gone, this one can start in %.0f s.",
 		other.PID, other.Host, since.UTC().Format(time.RFC3339), silent, remaining), nil)
 }
 
@@ -101,7 +110,8 @@ func (l *Lease) Keep(ctx context.Context, log *slog.Logger) error {
 			// A process that cannot reach the database cannot change it either.
 			log.WarnContext(ctx, "lease of the database not renewed", slog.Any("error", err))
 		case !kept:
-			return fault.New(fault.Conflict, CodeLeaseHeld, "Another gpuaas-hub has taken over this database; this one stops.", nil)
+			return fault.New(fault.Conflict, CodeLeaseHeld, "Another gpuaas-hub has taken over this database; this one stops.",
+				nil)
 		}
 	}
 }
@@ -109,7 +119,9 @@ func (l *Lease) Keep(ctx context.Context, log *slog.Logger) error {
 // Renew prolongs the lease; kept is false when another process has taken it.
 func (l *Lease) Renew(ctx context.Context) (kept bool, err error) {
 	return RunTx(ctx, l.db, func(tx Tx) (bool, error) {
-		tag, err := tx.Exec(ctx, `UPDATE hub_lease SET heartbeat_at = now(), expires_at = now() + $2::INT8 * INTERVAL '1 millisecond' WHERE name = 'hub' AND holder = $1`,
+		tag, err := tx.Exec(ctx,
+			`UPDATE hub_lease SET heartbeat_at = now(), expires_at = now() + $2::INT8 * INTERVAL '1 millisecond'
+				WHERE name = 'hub' AND holder = $1`,
 			l.me.ID, leaseDuration.Milliseconds())
 		return tag.RowsAffected() == 1, err
 	})

@@ -80,7 +80,9 @@ func TestRestoredHubNeedNotWaitForTheOneInItsBackup(t *testing.T) {
 	d := dbtest.New(t)
 	_, err := db.TakeLease(t.Context(), d, process("backed-up", 1))
 	require.NoError(t, err)
-	_, err = db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) { return struct{}{}, db.ForgetLease(t.Context(), tx) })
+	_, err = db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, db.ForgetLease(t.Context(), tx)
+	})
 	require.NoError(t, err)
 	_, err = db.TakeLease(t.Context(), d, process("restored", 2))
 	require.NoError(t, err)

@@ -37,9 +37,9 @@ func Migrations() fs.FS {
 	return sub
 }
 
-// Migrate brings the schema up to what this program knows. It is safe when several hubs do it at once: the lock is a row
-// with a lease, because session locks do not exist on CockroachDB. Migrations run outside transactions, one statement
-// each, and are written so that one cut short can run again.
+// Migrate brings the schema up to what this program knows. It is safe when several hubs do it at once: the lock is a
+// row with a lease, because session locks do not exist on CockroachDB. Migrations run outside transactions, one
+// statement each, and are written so that one cut short can run again.
 func Migrate(ctx context.Context, d *DB) error {
 	return withProvider(d, func(p *goose.Provider) error {
 		_, err := p.Up(ctx)
@@ -56,7 +56,8 @@ func migrateTo(ctx context.Context, d *DB, versions []int64) error {
 		}
 		for _, v := range versions {
 			if !known[v] {
-				return fault.New(fault.Unprocessable, "backup_of_newer_release", fmt.Sprintf("The backup was made by a newer release: this one does not know migration %d. Restore it with that release.", v), nil)
+				return fault.New(fault.Unprocessable, "backup_of_newer_release", fmt.Sprintf("The backup was made by a newer "+
+					"release: this one does not know migration %d. Restore it with that release.", v), nil)
 			}
 		}
 		if len(versions) == len(known) {

@@ -39,8 +39,8 @@ func TestHubsThatStartAtOnceMigrateOnce(t *testing.T) {
 	require.Equal(t, len(files), number(t, d, `SELECT count(*) FROM goose_db_version WHERE version_id > 0 AND is_applied`))
 }
 
-// TestMigrationsKeepTheHouseRules: outside transactions a file cannot be undone half-way, so it holds one statement and may
-// run again.
+// TestMigrationsKeepTheHouseRules: outside transactions a file cannot be undone half-way, so it holds one statement and
+// may run again.
 func TestMigrationsKeepTheHouseRules(t *testing.T) {
 	names := regexp.MustCompile(`^[0-9]{5}_[a-z0-9_]+\.sql$`)
 	files, err := fs.Glob(db.Migrations(), "*.sql")
@@ -66,6 +66,8 @@ func TestMigrationsKeepTheHouseRules(t *testing.T) {
 		statement := strings.TrimSpace(sql.String())
 		require.Equal(t, 1, strings.Count(statement, ";"), "%s holds one statement", name)
 		require.True(t, strings.HasSuffix(statement, ";"), name)
-		require.Regexp(t, `(?s)IF (NOT )?EXISTS|^ALTER TABLE \w+ ALTER COLUMN \w+ DROP NOT NULL|^INSERT .*\sON CONFLICT|^UPDATE |^DELETE FROM |^CREATE OR REPLACE VIEW `, statement, "%s must be able to run again", name)
+		require.Regexp(t,
+			`(?s)IF (NOT )?EXISTS|^ALTER TABLE \w+ ALTER COLUMN \w+ DROP NOT NULL|^INSERT .*\sON CONFLICT|^UPDATE |^DELETE `+
+				`FROM |^CREATE OR REPLACE VIEW `, statement, "%s must be able to run again", name)
 	}
 }

@@ -10,8 +10,9 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Old is a batch of a table's rows that a periodic deletion takes: at most Limit rows from After on, none younger than Before. After is
-// where the batch before it ended, in the order that an index gives; its zero value is the table's beginning.
+// Old is a batch of a table's rows that a periodic deletion takes: at most Limit rows from After on, none younger than
+// Before. After is where the batch before it ended, in the order that an index gives; its zero value is the table's
+// beginning.
 type Old[K any] struct {
 	After  K
 	Before time.Time
@@ -25,9 +26,9 @@ func FirstID(t time.Time) string {
 	return id.String()
 }
 
-// DeleteOld deletes the rows whose ids query returns, and returns the last id and how many there were. query gets the first id of the
-// batch as $1, the lowest id that is too young as $2, its time as $3 and the limit as $4; statement gets the ids as $1. They are two
-// because a DELETE over a subquery may be planned as a scan of the whole table.
+// DeleteOld deletes the rows whose ids query returns, and returns the last id and how many there were. query gets the
+// first id of the batch as $1, the lowest id that is too young as $2, its time as $3 and the limit as $4; statement
+// gets the ids as $1. They are two because a DELETE over a subquery may be planned as a scan of the whole table.
 func DeleteOld(ctx context.Context, tx Tx, o Old[string], query, statement string) (last string, n int, err error) {
 	after := o.After
 	if after == "" {

@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Row is one row on its way into a table, in the binary form of COPY (PostgreSQL's manual, "COPY", "Binary Format"), which
-// CockroachDB reads, too. Its columns are added in the order in which the statement names them.
+// Row is one row on its way into a table, in the binary form of COPY (PostgreSQL's manual, "COPY", "Binary Format"),
+// which CockroachDB reads, too. Its columns are added in the order in which the statement names them.
 type Row struct {
 	buf     []byte
 	columns uint16
@@ -62,8 +62,9 @@ func (r *Row) size(bytes int) {
 	r.buf = binary.BigEndian.AppendUint32(r.buf, uint32(bytes))
 }
 
-// CopyRows adds rows to a table with a COPY … FROM STDIN BINARY: for thousands of rows at once it takes half of what an INSERT
-// does, and the rows are written while the database takes those before. A row that is there already fails all of them.
+// CopyRows adds rows to a table with a COPY … FROM STDIN BINARY: for thousands of rows at once it takes half of what an
+// INSERT does, and the rows are written while the database takes those before. A row that is there already fails all of
+// them.
 func CopyRows[T any](ctx context.Context, tx Tx, sql string, rows []T, write func(*Row, *T)) error {
 	source := &rowSource[T]{rows: rows, write: write}
 	source.row.buf = append(source.row.buf, "PGCOPY\n\xff\r\n\x00\x00\x00\x00\x00\x00\x00\x00\x00"...)

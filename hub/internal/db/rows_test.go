@@ -31,10 +31,14 @@ func writeCopied(w *db.Row, c *copied) {
 // More than one buffer of rows, of every type and at its edges, comes back as it went.
 func TestCopiedRowsComeBackAsTheyWent(t *testing.T) {
 	onBothEngines(t, func(t *testing.T, d *db.DB) {
-		do(t, d, `CREATE TABLE copied (id UUID, text TEXT NOT NULL, n INT8 PRIMARY KEY, at TIMESTAMPTZ NOT NULL, nothing TEXT)`)
+		do(t, d,
+			`CREATE TABLE copied (id UUID, text TEXT NOT NULL, n INT8 PRIMARY KEY, at TIMESTAMPTZ NOT NULL, nothing TEXT)`)
 		var rows []copied
 		for i := range 3000 {
-			rows = append(rows, copied{db.NewUUID(), strings.Repeat("ä", i%100), int64(i) - 1500, time.Unix(int64(i-1500)*1_000_000, int64(i)*1000).UTC()})
+			rows = append(rows, copied{
+				db.NewUUID(), strings.Repeat("ä", i%100), int64(i) - 1500,
+				time.Unix(int64(i-1500)*1_000_000, int64(i)*1000).UTC(),
+			})
 		}
 		rows[7].id = pgtype.UUID{}
 		_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
@@ -62,7 +66,8 @@ func TestCopiedRowsComeBackAsTheyWent(t *testing.T) {
 
 func TestRowThatIsThereFailsAllThatAreCopiedWithIt(t *testing.T) {
 	onBothEngines(t, func(t *testing.T, d *db.DB) {
-		do(t, d, `CREATE TABLE copied (id UUID, text TEXT NOT NULL, n INT8 PRIMARY KEY, at TIMESTAMPTZ NOT NULL, nothing TEXT)`)
+		do(t, d,
+			`CREATE TABLE copied (id UUID, text TEXT NOT NULL, n INT8 PRIMARY KEY, at TIMESTAMPTZ NOT NULL, nothing TEXT)`)
 		rows := []copied{{n: 1, at: time.Now()}, {n: 2, at: time.Now()}, {n: 1, at: time.Now()}}
 		_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
 			return struct{}{}, db.CopyRows(t.Context(), tx, copyCopied, rows, writeCopied)

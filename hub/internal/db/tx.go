@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// maxConflicts bounds how often one transaction starts afresh after losing to another; then the caller gets "busy" (503).
+	// maxConflicts bounds how often one transaction starts afresh after losing to another; then the caller gets "busy"
+	// (503).
 	maxConflicts = 50
 	// maxLostConnections bounds fresh starts after the connection broke before COMMIT, when nothing can have been written.
 	maxLostConnections = 3
@@ -34,14 +35,14 @@ const (
 // transaction may or may not have happened. Doing it again is right only under the same key.
 var ErrAmbiguousCommit = errors.New("db: outcome of the commit is unknown")
 
-// RunTx runs fn in one SERIALIZABLE transaction and commits it. It starts afresh when the database asks for it, so fn must
-// have no effect outside tx. An error of fn rolls back and is returned as it is.
+// RunTx runs fn in one SERIALIZABLE transaction and commits it. It starts afresh when the database asks for it, so fn
+// must have no effect outside tx. An error of fn rolls back and is returned as it is.
 func RunTx[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, error) {
 	return run(ctx, d, pgx.TxOptions{IsoLevel: pgx.Serializable, AccessMode: pgx.ReadWrite}, fn)
 }
 
-// ReadTx runs fn over one consistent snapshot that fn cannot change. On PostgreSQL it is REPEATABLE READ, so that a listing
-// never makes a writer start afresh.
+// ReadTx runs fn over one consistent snapshot that fn cannot change. On PostgreSQL it is REPEATABLE READ, so that a
+// listing never makes a writer start afresh.
 func ReadTx[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, error) {
 	opts := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	if d.engine == CockroachDB {
@@ -50,8 +51,9 @@ func ReadTx[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, er
 	return run(ctx, d, opts, fn)
 }
 
-// Look runs fn without a transaction: each of its statements sees the moment at which it ran, and none may write. It is for what
-// one statement answers, or several of which none has to fit the other: BEGIN and COMMIT would cost as much as they do.
+// Look runs fn without a transaction: each of its statements sees the moment at which it ran, and none may write. It is
+// for what one statement answers, or several of which none has to fit the other: BEGIN and COMMIT would cost as much as
+// they do.
 func Look[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, error) {
 	return attempt(ctx, false, d.look, fn)
 }
@@ -62,7 +64,9 @@ func run[T any](ctx context.Context, d *DB, opts pgx.TxOptions, fn func(tx Tx) (
 }
 
 // attempt runs fn until it has come to an end.
-func attempt[T any](ctx context.Context, writes bool, once func(context.Context, func(Tx) error) result, fn func(tx Tx) (T, error)) (T, error) {
+func attempt[T any](ctx context.Context, writes bool, once func(context.Context, func(Tx) error) result,
+	fn func(tx Tx) (T, error),
+) (T, error) {
 	var out, zero T
 	body := func(tx Tx) (err error) {
 		out, err = fn(tx)
@@ -123,9 +127,9 @@ func (d *DB) once(ctx context.Context, opts pgx.TxOptions, body func(Tx) error) 
 	return d.oncePostgres(ctx, opts, body)
 }
 
-// oncePostgres never hands COMMIT to a library: crdbpgx ignores its error, and on PostgreSQL that is where a serialization
-// failure shows, so that a write would be lost in silence. BEGIN goes out with the first statement, and COMMIT takes along what was
-// still to be sent.
+// oncePostgres never hands COMMIT to a library: crdbpgx ignores its error, and on PostgreSQL that is where a
+// serialization failure shows, so that a write would be lost in silence. BEGIN goes out with the first statement, and
+// COMMIT takes along what was still to be sent.
 func (d *DB) oncePostgres(ctx context.Context, opts pgx.TxOptions, body func(Tx) error) result {
 	lent, err := d.pool.Acquire(ctx)
 	if err != nil {
@@ -262,8 +266,8 @@ func commit(ctx context.Context, w *watchedTx) error {
 	return err
 }
 
-// rollback ends a transaction that is open. A connection on which that fails is broken and not used again; the database rolls back
-// by itself.
+// rollback ends a transaction that is open. A connection on which that fails is broken and not used again; the database
+// rolls back by itself.
 func rollback(ctx context.Context, conn *pgx.Conn) {
 	const idle = 'I'
 	if conn.IsClosed() || !conn.PgConn().IsBusy() && conn.PgConn().TxStatus() == idle {
@@ -292,7 +296,8 @@ func isConnectionLoss(err error) bool {
 
 func ambiguous(cause error) *fault.Error {
 	return fault.New(fault.Unavailable, "commit_ambiguous",
-		"The database broke off while saving; it is not known whether the change was made. Send the same request again with the same X-Idempotency-Key.",
+		"The database broke off while saving; it is not known whether the change was made. Send the same request again "+
+			"with the same X-Idempotency-Key.",
 		errors.Join(ErrAmbiguousCommit, cause)).After(time.Second)
 }
 
@@ -302,11 +307,13 @@ func orDiskFull(err error) error {
 		return err
 	}
 	return fault.New(fault.Unavailable, "database_disk_full",
-		"The hub's database has no disk space left; nothing was changed. Try again when the hub's operator has freed some.", err).After(diskFullRetry)
+		"The hub's database has no disk space left; nothing was changed. Try again when the hub's operator has freed some.",
+		err).After(diskFullRetry)
 }
 
 func busy(cause error) *fault.Error {
-	return fault.New(fault.Unavailable, "database_busy", "Too many changes at the same place at once; try again in a moment.", cause).After(time.Second)
+	return fault.New(fault.Unavailable, "database_busy", "Too many changes at the same place at once; try again in a "+
+		"moment.", cause).After(time.Second)
 }
 
 func pause(ctx context.Context, n int) error {

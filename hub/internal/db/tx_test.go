@@ -36,7 +36,8 @@ func cockroach(t *testing.T) *db.DB {
 		t.Skip("no cockroach program on the PATH: what CockroachDB promises is not tested here")
 	}
 	urlFile := t.TempDir() + "/url"
-	cmd := exec.Command(program, "start-single-node", "--insecure", "--store=type=mem,size=640MiB", "--listen-addr=127.0.0.1:0", "--http-addr=127.0.0.1:0", "--listening-url-file="+urlFile)
+	cmd := exec.Command(program, "start-single-node", "--insecure", "--store=type=mem,size=640MiB",
+		"--listen-addr=127.0.0.1:0", "--http-addr=127.0.0.1:0", "--listening-url-file="+urlFile)
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
@@ -76,8 +77,8 @@ func number(t *testing.T, d *db.DB, sql string, args ...any) int {
 	return n
 }
 
-// TestNeitherEngineLosesAWrite is the proof behind RunTx: every increment that RunTx reported as done is in the sum, although
-// all of them read, think and write the same row at the same time.
+// TestNeitherEngineLosesAWrite is the proof behind RunTx: every increment that RunTx reported as done is in the sum,
+// although all of them read, think and write the same row at the same time.
 func TestNeitherEngineLosesAWrite(t *testing.T) {
 	onBothEngines(t, func(t *testing.T, d *db.DB) {
 		do(t, d, `CREATE TABLE counters (id INT8 PRIMARY KEY, n INT8 NOT NULL)`)
@@ -157,7 +158,8 @@ func TestConflictThatTheCallerHidIsStillTriedAgain(t *testing.T) {
 	d := dbtest.New(t)
 	do(t, d, `CREATE TABLE counters (id INT8 PRIMARY KEY, n INT8 NOT NULL)`)
 	do(t, d, `INSERT INTO counters VALUES (1, 0)`)
-	for name, hide := range map[string]error{"as success": nil, "as absent": fault.New(fault.NotFound, "not_found", "no", nil)} {
+	for name, hide := range map[string]error{"as success": nil, "as absent": fault.New(fault.NotFound, "not_found", "no",
+		nil)} {
 		attempts := 0
 		_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
 			attempts++
@@ -322,13 +324,17 @@ func TestIDsAndTimesComeBackAsTheyWent(t *testing.T) {
 			require.Nil(t, other)
 			require.Equal(t, at.UTC(), when)
 			var ids []string
-			require.NoError(t, tx.QueryRow(t.Context(), `SELECT array_agg(id ORDER BY id) FROM rows WHERE id = ANY($1)`, []string{b, a}).Scan(&ids))
+			require.NoError(t, tx.QueryRow(t.Context(), `SELECT array_agg(id ORDER BY id) FROM rows WHERE id = ANY($1)`,
+				[]string{b, a}).Scan(&ids))
 			require.Equal(t, []string{a, b}, ids)
 			return none{}, nil
 		})
 		require.NoError(t, err)
 	})
-	for _, bad := range []string{"", "x", "0192F0C0-0000-7000-8000-000000000001", "{0192f0c0-0000-7000-8000-000000000001}", "urn:uuid:0192f0c0-0000-7000-8000-000000000001", "0192f0c0000070008000000000000001"} {
+	for _, bad := range []string{
+		"", "x", "0192F0C0-0000-7000-8000-000000000001", "{0192f0c0-0000-7000-8000-000000000001}",
+		"urn:uuid:0192f0c0-0000-7000-8000-000000000001", "0192f0c0000070008000000000000001",
+	} {
 		require.False(t, db.IsID(bad), bad)
 	}
 }
@@ -421,7 +427,8 @@ func TestFailureOfWhatWaitedFailsTheTransaction(t *testing.T) {
 				return none{}, nil
 			})
 			require.ErrorContains(t, err, "that waited")
-			// Nor does anything happen after it, whoever hides it: without its BEGIN a statement would be a transaction of its own.
+			// Nor does anything happen after it, whoever hides it: without its BEGIN a statement would be a transaction of its
+			// own.
 			_, err = db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
 				later(t, tx, wrong)
 				_ = tx.QueryRow(t.Context(), `SELECT 1`).Scan(new(int))

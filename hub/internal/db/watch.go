@@ -21,15 +21,16 @@ type querier interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-// watchedTx sends statements, those that can wait together with the next, and remembers that the database asked for a fresh start,
-// whatever the caller makes of the error.
+// watchedTx sends statements, those that can wait together with the next, and remembers that the database asked for a
+// fresh start, whatever the caller makes of the error.
 type watchedTx struct {
 	on   querier
 	conn *pgx.Conn
 	// later go out with the next statement; nil where there are none.
 	later    *pgx.Batch
 	conflict error
-	// dead is set once a batch has failed: what of it was sent, and with it whether there is a transaction, is not known any more.
+	// dead is set once a batch has failed: what of it was sent, and with it whether there is a transaction, is not known
+	// any more.
 	dead error
 }
 

@@ -87,9 +87,11 @@ type looked struct {
 	seen seen
 }
 
-// look finds out whether the node's newest state still says what is wanted, and what leases a connected node is to have. A state that
-// the node holds under a number which here stands for another content raises the floor.
-func (d *Dispatcher) look(ctx context.Context, nodeID string, held session.Held, connected bool, floor uint64) (looked, error) {
+// look finds out whether the node's newest state still says what is wanted, and what leases a connected node is to
+// have. A state that the node holds under a number which here stands for another content raises the floor.
+func (d *Dispatcher) look(ctx context.Context, nodeID string, held session.Held, connected bool,
+	floor uint64,
+) (looked, error) {
 	return db.ReadTx(ctx, d.DB, func(tx db.Tx) (looked, error) {
 		l := looked{floor: floor}
 		s, err := intent(ctx, tx, nodeID)
@@ -104,7 +106,8 @@ func (d *Dispatcher) look(ctx context.Context, nodeID string, held session.Held,
 			h.epoch == held.Epoch && h.generation == held.Generation && !bytes.Equal(h.sha256, held.StateSHA256) {
 			l.floor = max(floor, held.Generation+1)
 		}
-		l.settled = h.rev == s.rev && h.generation >= d.above(s.node, h, l.floor) && h.generation > 0 && h.epoch == epoch && h.keyID == d.Keys.State().KeyID()
+		l.settled = h.rev == s.rev && h.generation >= d.above(s.node, h, l.floor) && h.generation > 0 && h.epoch == epoch &&
+			h.keyID == d.Keys.State().KeyID()
 		if connected {
 			if l.leases, err = ledger.LeasesFor(ctx, tx, nodeID); err != nil {
 				return l, err
@@ -117,8 +120,8 @@ func (d *Dispatcher) look(ctx context.Context, nodeID string, held session.Held,
 	})
 }
 
-// above is the lowest generation that will do. A node that holds more than this hub remembers having made is brought on above
-// that (law 2): the hub was restored.
+// above is the lowest generation that will do. A node that holds more than this hub remembers having made is brought on
+// above that (law 2): the hub was restored.
 func (d *Dispatcher) above(n fleet.Node, h head, floor uint64) uint64 {
 	if n.AcceptedEpoch == d.Keys.Bundle().Epoch() && n.AcceptedGeneration > h.generation {
 		return max(floor, n.AcceptedGeneration+1)
@@ -126,8 +129,8 @@ func (d *Dispatcher) above(n fleet.Node, h head, floor uint64) uint64 {
 	return floor
 }
 
-// bring makes the node's newest state say what is wanted, as it was seen or as it is by now, and gives it a generation of at least
-// floor. It returns the newest state's head.
+// bring makes the node's newest state say what is wanted, as it was seen or as it is by now, and gives it a generation
+// of at least floor. It returns the newest state's head.
 func (d *Dispatcher) bring(ctx context.Context, s seen, floor uint64) (head, error) {
 	nodeID := s.node.ID
 	for range maxTries {
@@ -158,7 +161,8 @@ func (d *Dispatcher) bringOnce(ctx context.Context, s seen, floor uint64) (head,
 	failpoint.Hit("hub/dispatch/compiled")
 	bundle, signer := d.Keys.Bundle(), d.Keys.State()
 	floor = d.above(s.node, s.head, floor)
-	if s.head.generation >= floor && s.head.generation > 0 && s.head.epoch == bundle.Epoch() && s.head.keyID == signer.KeyID() && samePartRefs(s.parts, state.Refs()) {
+	if s.head.generation >= floor && s.head.generation > 0 && s.head.epoch == bundle.Epoch() &&
+		s.head.keyID == signer.KeyID() && samePartRefs(s.parts, state.Refs()) {
 		return d.confirm(ctx, s, left)
 	}
 	next := head{
@@ -171,19 +175,23 @@ func (d *Dispatcher) bringOnce(ctx context.Context, s seen, floor uint64) (head,
 	return d.sign(ctx, s, state, left, next, signer)
 }
 
-// compile makes the node's state of those members that keep the rules; the others are reported and go on with their last document.
+// compile makes the node's state of those members that keep the rules; the others are reported and go on with their
+// last document.
 func (d *Dispatcher) compile(ctx context.Context, s seen) (plan.NodeState, []plan.LeftOut, error) {
 	state, left, err := plan.CompileEach(s.snap, nil)
 	if err != nil || len(left) == 0 {
 		return state, nil, err
 	}
-	last, err := db.Look(ctx, d.DB, func(tx db.Tx) (map[string][]byte, error) { return documents(ctx, tx, s.head.nodeID, s.parts) })
+	last, err := db.Look(ctx, d.DB, func(tx db.Tx) (map[string][]byte, error) {
+		return documents(ctx, tx, s.head.nodeID, s.parts)
+	})
 	if err != nil {
 		return plan.NodeState{}, nil, err
 	}
 	state, left, err = plan.CompileEach(s.snap, last)
 	for _, l := range left {
-		d.Log.ErrorContext(ctx, "member left out of its node's state", slog.String("node_id", s.node.ID), slog.String("member_id", l.MemberID),
+		d.Log.ErrorContext(ctx, "member left out of its node's state", slog.String("node_id", s.node.ID),
+			slog.String("member_id", l.MemberID),
 			slog.Bool("last_document_kept", l.Kept), slog.Any("error", l.Cause))
 	}
 	return state, left, err
@@ -242,11 +250,14 @@ func unmoved(ctx context.Context, tx db.Tx, s seen) error {
 	return nil
 }
 
-func (d *Dispatcher) sign(ctx context.Context, s seen, state plan.NodeState, left []plan.LeftOut, next head, signer protocol.Signer) (head, error) {
+func (d *Dispatcher) sign(ctx context.Context, s seen, state plan.NodeState, left []plan.LeftOut, next head,
+	signer protocol.Signer,
+) (head, error) {
 	now := d.Now()
 	me := s.node.Identity()
 	env, err := protocol.SignMessage(protocol.PayloadState, &protocol.DesiredState{
-		NodeId: me.ID, NodeKeySha256: me.KeySHA256[:], Epoch: next.epoch, Generation: next.generation, IssuedAt: timestamppb.New(now),
+		NodeId: me.ID, NodeKeySha256: me.KeySHA256[:], Epoch: next.epoch, Generation: next.generation,
+		IssuedAt:         timestamppb.New(now),
 		MinBundleVersion: d.Keys.Bundle().Version(), Parts: state.Refs(),
 	}, signer)
 	if err != nil {

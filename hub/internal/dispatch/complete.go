@@ -17,9 +17,9 @@ import (
 // maxLooked bounds how many nodes one statement asks about.
 const maxLooked = 500
 
-// Complete gives those of the nodes that hold all that is wanted of them: the newest state, signed by the key of the moment and of the
-// newest intent, the newest bundle, and the latest leases. For the others one has to look (node). A fleet of which nothing
-// new is wanted costs a few statements, however large it is.
+// Complete gives those of the nodes that hold all that is wanted of them: the newest state, signed by the key of the
+// moment and of the newest intent, the newest bundle, and the latest leases. For the others one has to look (node). A
+// fleet of which nothing new is wanted costs a few statements, however large it is.
 func (d *Dispatcher) Complete(ctx context.Context, tx db.Tx, nodes []session.Holding) (map[string]bool, error) {
 	ids := make([]string, 0, len(nodes))
 	for _, n := range nodes {
@@ -42,7 +42,8 @@ func (d *Dispatcher) Complete(ctx context.Context, tx db.Tx, nodes []session.Hol
 			return nil, err
 		}
 		complete[n.NodeID] = ok && bytes.Equal(sum, n.LeasesSHA256) && h.epoch == bundle.Epoch() && h.keyID == keyID &&
-			n.Epoch == h.epoch && n.Generation == h.generation && bytes.Equal(n.StateSHA256, h.sha256) && n.BundleVersion >= bundle.Version()
+			n.Epoch == h.epoch && n.Generation == h.generation && bytes.Equal(n.StateSHA256, h.sha256) &&
+			n.BundleVersion >= bundle.Version()
 	}
 	return complete, nil
 }
@@ -63,7 +64,8 @@ func settledHeads(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]h
 	}
 	newest := map[string]head{}
 	for _, h := range states {
-		if have, ok := newest[h.nodeID]; !ok || h.epoch > have.epoch || h.epoch == have.epoch && h.generation > have.generation {
+		if have, ok := newest[h.nodeID]; !ok || h.epoch > have.epoch || h.epoch == have.epoch &&
+			h.generation > have.generation {
 			newest[h.nodeID] = h
 		}
 	}
@@ -80,7 +82,9 @@ func (d *Dispatcher) addLacking(ctx context.Context, connected []string, all map
 				holdings = append(holdings, session.Holding{NodeID: id, Held: held})
 			}
 		}
-		complete, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) (map[string]bool, error) { return d.Complete(ctx, tx, holdings) })
+		complete, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) (map[string]bool, error) {
+			return d.Complete(ctx, tx, holdings)
+		})
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,6 @@
-// Package dispatch brings to each node what is wanted of it: it compiles, checks, signs and saves desired states, renews and
-// signs leases, and sends what a connected node does not hold yet. What is wanted is the slices' business, what a state looks
-// like is package plan's, and the connections are session's.
+// Package dispatch brings to each node what is wanted of it: it compiles, checks, signs and saves desired states,
+// renews and signs leases, and sends what a connected node does not hold yet. What is wanted is the slices' business,
+// what a state looks like is package plan's, and the connections are session's.
 //
 // It is driven by wake-ups that carry no data and by a periodic pass; losing a wake-up costs a delay, nothing else.
 package dispatch
@@ -82,9 +82,11 @@ type Dispatcher struct {
 func New(d *Dispatcher) *Dispatcher {
 	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
 	meter := otel.Meter("gpuaas/dispatch")
-	d.signed, _ = meter.Int64Counter("gpuaas.states.signed", metric.WithDescription("Desired states that were signed and saved."))
+	d.signed, _ = meter.Int64Counter("gpuaas.states.signed", metric.WithDescription("Desired states that were signed "+
+		"and saved."))
 	d.renewed, _ = meter.Int64Counter("gpuaas.leases.renewed", metric.WithDescription("Leases that were renewed."))
-	d.notRenewed, _ = meter.Int64Counter("gpuaas.leases.not_renewed", metric.WithDescription("Leases that were due and could not be renewed, mostly for lack of money."))
+	d.notRenewed, _ = meter.Int64Counter("gpuaas.leases.not_renewed",
+		metric.WithDescription("Leases that were due and could not be renewed, mostly for lack of money."))
 	return d
 }
 
@@ -172,8 +174,8 @@ func (d *Dispatcher) each(ctx context.Context, nodes map[string]uint64) error {
 	return ctx.Err()
 }
 
-// waiting are the nodes that have not brought yet what they accepted before this hub was restored: compiled from the restored rows,
-// a state might stop what is newer. When one has, dispatch is woken for it.
+// waiting are the nodes that have not brought yet what they accepted before this hub was restored: compiled from the
+// restored rows, a state might stop what is newer. When one has, dispatch is woken for it.
 func (d *Dispatcher) waiting(ctx context.Context) (map[string]bool, error) {
 	nodes, err := db.Look(ctx, d.DB, func(tx db.Tx) ([]recovery.Node, error) { return recovery.Nodes(ctx, tx) })
 	waiting := map[string]bool{}
@@ -183,8 +185,8 @@ func (d *Dispatcher) waiting(ctx context.Context) (map[string]bool, error) {
 	return waiting, err
 }
 
-// node makes the state of one node say what is wanted and sends what the node lacks. Leases go first and depend on nothing else: what
-// runs must go on while the state cannot be made. A quarantined node gets nothing.
+// node makes the state of one node say what is wanted and sends what the node lacks. Leases go first and depend on
+// nothing else: what runs must go on while the state cannot be made. A quarantined node gets nothing.
 func (d *Dispatcher) node(ctx context.Context, nodeID string, floor uint64) error {
 	held, connected := d.Link.Held(nodeID)
 	l, err := d.look(ctx, nodeID, held, connected, floor)
@@ -210,7 +212,8 @@ func (d *Dispatcher) node(ctx context.Context, nodeID string, floor uint64) erro
 			return err
 		}
 	}
-	if connected && (held.Epoch != l.epoch || held.Generation != l.generation || !bytes.Equal(held.StateSHA256, l.sha256)) {
+	if connected && (held.Epoch != l.epoch || held.Generation != l.generation || !bytes.Equal(held.StateSHA256,
+		l.sha256)) {
 		return d.pushState(ctx, nodeID)
 	}
 	return nil
@@ -253,12 +256,18 @@ func (d *Dispatcher) pushLeases(nodeID string, held session.Held, leases []*prot
 	return nil
 }
 
-// leaseBatch is what a node is to hold, with the digest that tells it from what was pushed; that is nil where nothing has to be.
-func (d *Dispatcher) leaseBatch(nodeID string, held session.Held, leases []*protocol.Lease, signer protocol.Signer) (*protocol.LeaseBatch, []byte, error) {
+// leaseBatch is what a node is to hold, with the digest that tells it from what was pushed; that is nil where nothing
+// has to be.
+func (d *Dispatcher) leaseBatch(nodeID string, held session.Held, leases []*protocol.Lease,
+	signer protocol.Signer,
+) (*protocol.LeaseBatch, []byte, error) {
 	if len(leases) == 0 && len(held.LeasesSHA256) == 0 {
 		return nil, nil, nil
 	}
-	batch := &protocol.LeaseBatch{NodeId: nodeID, Incarnation: held.Incarnation, Epoch: d.Keys.Bundle().Epoch(), Leases: leases}
+	batch := &protocol.LeaseBatch{
+		NodeId: nodeID, Incarnation: held.Incarnation, Epoch: d.Keys.Bundle().Epoch(),
+		Leases: leases,
+	}
 	content, err := proto.MarshalOptions{Deterministic: true}.Marshal(batch)
 	if err != nil {
 		return nil, nil, err
@@ -267,8 +276,8 @@ func (d *Dispatcher) leaseBatch(nodeID string, held session.Held, leases []*prot
 	return batch, sum[:], nil
 }
 
-// Renew gives members that are due their next lease and wakes dispatch for their nodes. It is a periodic pass beside Resync: neither
-// waits for the other.
+// Renew gives members that are due their next lease and wakes dispatch for their nodes. It is a periodic pass beside
+// Resync: neither waits for the other.
 func (d *Dispatcher) Renew(ctx context.Context) error {
 	return (&command.RenewLeases{
 		DB: d.DB, LeaseDuration: d.LeaseDuration, Log: d.Log,
@@ -287,7 +296,8 @@ func (d *Dispatcher) Part(ctx context.Context, nodeID string, digest []byte) ([]
 	}
 	data, err := db.Look(ctx, d.DB, func(tx db.Tx) ([]byte, error) { return part(ctx, tx, nodeID, digest) })
 	if db.IsNoRows(err) {
-		return nil, protocol.Refuse(protocol.RefusalUnknownPart, "no state of this node names the part %s", hex.EncodeToString(digest))
+		return nil, protocol.Refuse(protocol.RefusalUnknownPart, "no state of this node names the part %s",
+			hex.EncodeToString(digest))
 	}
 	return data, err
 }

@@ -25,7 +25,8 @@ func mayPull(ctx context.Context, tx db.Tx, nodeID, repository string) (bool, er
 		quarantined  bool
 		repositories *[]string
 	)
-	err := tx.QueryRow(ctx, `SELECT n.quarantined_at IS NOT NULL, s.repositories FROM nodes n JOIN node_states s ON s.node_id = n.id
+	err := tx.QueryRow(ctx,
+		`SELECT n.quarantined_at IS NOT NULL, s.repositories FROM nodes n JOIN node_states s ON s.node_id = n.id
 		WHERE n.id = $1 ORDER BY s.epoch DESC, s.generation DESC LIMIT 1`, nodeID).Scan(&quarantined, &repositories)
 	switch {
 	case db.IsNoRows(err):

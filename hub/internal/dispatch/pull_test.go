@@ -88,7 +88,10 @@ func TestMayPullTakesOneStatement(t *testing.T) {
 	save(2, runs("1", "a@sha256:1"), upgrading)
 	check := func(atMost int) {
 		t.Helper()
-		for repository, want := range map[string]bool{"a": true, "b": true, "old": true, "gone": false, "": false, "a@sha256:1": false} {
+		for repository, want := range map[string]bool{
+			"a": true, "b": true, "old": true, "gone": false, "": false,
+			"a@sha256:1": false,
+		} {
 			may, statements, err := ask(node, repository)
 			require.NoError(t, err)
 			require.Equal(t, want, may, repository)
@@ -118,7 +121,8 @@ func enrolled(t *testing.T, d *db.DB, now time.Time) string {
 	secret, err := fleet.NewJoinSecret()
 	require.NoError(t, err)
 	id, err := db.RunTx(t.Context(), d, func(tx db.Tx) (string, error) {
-		if _, err := fleet.CreateToken(t.Context(), tx, fleet.NewToken{ID: db.NewID(), Secret: secret, CreatedBy: "admin"}, now); err != nil {
+		if _, err := fleet.CreateToken(t.Context(), tx, fleet.NewToken{ID: db.NewID(), Secret: secret, CreatedBy: "admin"},
+			now); err != nil {
 			return "", err
 		}
 		n, _, err := fleet.Enrol(t.Context(), tx, fleet.Enrolment{

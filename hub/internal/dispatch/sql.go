@@ -38,7 +38,8 @@ func scanHead(row pgx.Row) (h head, err error) {
 
 // newest returns the node's newest state; its generation is 0 when there is none.
 func newest(ctx context.Context, tx db.Tx, nodeID string) (head, error) {
-	h, err := scanHead(tx.QueryRow(ctx, `SELECT `+headColumns+` FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC LIMIT 1`, nodeID))
+	h, err := scanHead(tx.QueryRow(ctx, `SELECT `+headColumns+
+		` FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC LIMIT 1`, nodeID))
 	if db.IsNoRows(err) {
 		return head{nodeID: nodeID}, nil
 	}
@@ -60,7 +61,8 @@ func NewestHead(ctx context.Context, tx db.Tx, nodeID string) (epoch, generation
 // pending returns the nodes whose newest state does not say what is wanted, or is not signed by the key of the moment.
 func pending(ctx context.Context, tx db.Tx, keyID string) ([]string, error) {
 	rows, err := tx.Query(ctx, `SELECT n.id FROM nodes n JOIN node_intents i ON i.node_id = n.id
-		WHERE n.banned_at IS NULL AND n.quarantined_at IS NULL AND (n.removed_at IS NULL OR n.lost) AND NOT EXISTS (SELECT 1 FROM node_states s WHERE s.node_id = n.id AND s.rev = i.rev AND s.key_id = $1)
+		WHERE n.banned_at IS NULL AND n.quarantined_at IS NULL AND (n.removed_at IS NULL OR n.lost) AND NOT EXISTS (SELECT 1
+		FROM node_states s WHERE s.node_id = n.id AND s.rev = i.rev AND s.key_id = $1)
 		ORDER BY n.id`, keyID)
 	if err != nil {
 		return nil, err
@@ -80,7 +82,8 @@ func load(ctx context.Context, tx db.Tx, nodeID string) (document, error) {
 		d    = document{envelope: &protocol.Envelope{}, state: &protocol.DesiredState{}}
 		data []byte
 	)
-	err := tx.QueryRow(ctx, `SELECT `+headColumns+`, envelope FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC LIMIT 1`, nodeID).
+	err := tx.QueryRow(ctx, `SELECT `+headColumns+
+		`, envelope FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC LIMIT 1`, nodeID).
 		Scan(&d.nodeID, &d.epoch, &d.generation, &d.rev, &d.keyID, &d.sha256, &data)
 	if err != nil {
 		return document{}, err
@@ -110,7 +113,8 @@ func parts(ctx context.Context, tx db.Tx, d document, maxBytes int) ([][]byte, e
 	if len(digests) == 0 {
 		return nil, nil
 	}
-	rows, err := tx.Query(ctx, `SELECT data FROM node_state_parts WHERE node_id = $1 AND sha256 = ANY($2)`, d.nodeID, digests)
+	rows, err := tx.Query(ctx, `SELECT data FROM node_state_parts WHERE node_id = $1 AND sha256 = ANY($2)`, d.nodeID,
+		digests)
 	if err != nil {
 		return nil, err
 	}
@@ -131,13 +135,16 @@ func documents(ctx context.Context, tx db.Tx, nodeID string, refs []*protocol.Pa
 }
 
 func part(ctx context.Context, tx db.Tx, nodeID string, sha256 []byte) (data []byte, err error) {
-	err = tx.QueryRow(ctx, `SELECT data FROM node_state_parts WHERE node_id = $1 AND sha256 = $2`, nodeID, sha256).Scan(&data)
+	err = tx.QueryRow(ctx, `SELECT data FROM node_state_parts WHERE node_id = $1 AND sha256 = $2`, nodeID,
+		sha256).Scan(&data)
 	return data, err
 }
 
-// insert saves a state that follows one with these parts. A part that both name is left as it is; one that only the former names is
-// stamped with it, so that it is kept as long as that is.
-func insert(ctx context.Context, tx db.Tx, h, former head, formerParts []*protocol.PartRef, envelope []byte, state plan.NodeState, now time.Time) error {
+// insert saves a state that follows one with these parts. A part that both name is left as it is; one that only the
+// former names is stamped with it, so that it is kept as long as that is.
+func insert(ctx context.Context, tx db.Tx, h, former head, formerParts []*protocol.PartRef, envelope []byte,
+	state plan.NodeState, now time.Time,
+) error {
 	all := make([][]byte, 0, len(state.Parts))
 	for _, p := range state.Parts {
 		all = append(all, p.Bytes)
@@ -175,7 +182,8 @@ func insert(ctx context.Context, tx db.Tx, h, former head, formerParts []*protoc
 		}
 	}
 	if len(left) > 0 {
-		if err := tx.Later(ctx, `UPDATE node_state_parts SET epoch = $3, generation = $4 WHERE node_id = $1 AND sha256 = ANY($2)`,
+		if err := tx.Later(ctx,
+			`UPDATE node_state_parts SET epoch = $3, generation = $4 WHERE node_id = $1 AND sha256 = ANY($2)`,
 			h.nodeID, left, former.epoch, former.generation); err != nil {
 			return err
 		}
@@ -183,17 +191,22 @@ func insert(ctx context.Context, tx db.Tx, h, former head, formerParts []*protoc
 	return prune(ctx, tx, h.nodeID, named)
 }
 
-// prune forgets all but the newest states of a node, and the parts that none of the kept names: those of the newest are named.
+// prune forgets all but the newest states of a node, and the parts that none of the kept names: those of the newest are
+// named.
 func prune(ctx context.Context, tx db.Tx, nodeID string, named [][]byte) error {
-	const oldest = `(SELECT s.epoch, s.generation FROM node_states s WHERE s.node_id = $1 ORDER BY s.epoch DESC, s.generation DESC OFFSET $2 LIMIT 1)`
-	if err := tx.Later(ctx, `DELETE FROM node_state_parts WHERE node_id = $1 AND (epoch, generation) < `+oldest+` AND sha256 <> ALL($3::bytea[])`,
+	const oldest = `(SELECT s.epoch, s.generation FROM node_states s WHERE s.node_id = $1
+		ORDER BY s.epoch DESC, s.generation DESC OFFSET $2 LIMIT 1)`
+	if err := tx.Later(ctx, `DELETE FROM node_state_parts WHERE node_id = $1 AND (epoch, generation) < `+oldest+
+		` AND sha256 <> ALL($3::bytea[])`,
 		nodeID, keepStates-1, append([][]byte{}, named...)); err != nil {
 		return err
 	}
-	return tx.Later(ctx, `DELETE FROM node_states WHERE node_id = $1 AND (epoch, generation) < `+oldest, nodeID, keepStates-1)
+	return tx.Later(ctx, `DELETE FROM node_states WHERE node_id = $1 AND (epoch, generation) < `+oldest, nodeID,
+		keepStates-1)
 }
 
 // confirm notes that a newer intent compiles to the same content.
 func confirm(ctx context.Context, tx db.Tx, h head, rev int64) error {
-	return tx.Later(ctx, `UPDATE node_states SET rev = $4 WHERE node_id = $1 AND epoch = $2 AND generation = $3`, h.nodeID, h.epoch, h.generation, rev)
+	return tx.Later(ctx, `UPDATE node_states SET rev = $4 WHERE node_id = $1 AND epoch = $2 AND generation = $3`, h.nodeID,
+		h.epoch, h.generation, rev)
 }

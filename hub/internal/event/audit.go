@@ -62,7 +62,8 @@ func Audit(ctx context.Context, tx db.Tx, row AuditRow) error {
 
 // AuditOf lists the trail of one resource, oldest first, at most limit rows (MaxPage).
 func AuditOf(ctx context.Context, tx db.Tx, resourceType, resourceID string, limit int) ([]AuditRow, error) {
-	return selectAudit(ctx, tx, `WHERE resource_type = $1 AND resource_id = $2 ORDER BY at, id LIMIT $3`, resourceType, resourceID, page(limit))
+	return selectAudit(ctx, tx, `WHERE resource_type = $1 AND resource_id = $2 ORDER BY at, id LIMIT $3`, resourceType,
+		resourceID, page(limit))
 }
 
 func state(v any) (json.RawMessage, error) {

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// AuditQuery narrows a listing of the trail; an empty field lets everything through. The caller has checked that all of OrgID and
-// ProjectID may be read.
+// AuditQuery narrows a listing of the trail; an empty field lets everything through. The caller has checked that all of
+// OrgID and ProjectID may be read.
 type AuditQuery struct {
 	OrgID, ProjectID         string
 	ActorID                  string
@@ -72,7 +72,8 @@ func ListAudit(ctx context.Context, tx db.Tx, q AuditQuery) ([]AuditRow, error) 
 
 func selectAudit(ctx context.Context, tx db.Tx, where string, args ...any) ([]AuditRow, error) {
 	rows, err := tx.Query(ctx, `
-		SELECT id, actor_type, actor_id, action, resource_type, resource_id, COALESCE(org_id::TEXT, ''), COALESCE(project_id::TEXT, ''),
+		SELECT id, actor_type, actor_id, action, resource_type, resource_id, COALESCE(org_id::TEXT, ''),
+		COALESCE(project_id::TEXT, ''),
 		       correlation_id, outcome, reason, before, after, at
 		FROM audit_rows `+where, args...)
 	if err != nil {

@@ -26,7 +26,8 @@ type CloudEvent struct {
 	Data            json.RawMessage `json:"data"`
 }
 
-// CloudEvent is e's form on the wire. Its data holds the event's own members and, over them, who and where it belongs to.
+// CloudEvent is e's form on the wire. Its data holds the event's own members and, over them, who and where it belongs
+// to.
 func (e Event) CloudEvent() (CloudEvent, error) {
 	data := map[string]any{}
 	switch own := e.Data.(type) {

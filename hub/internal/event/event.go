@@ -1,6 +1,6 @@
-// Package event owns what is told about changes: the outbox of events, the sequencer that gives committed events their dense
-// position, and the audit trail. A row is written in the transaction of the change itself, never beside it. Who receives
-// events, and when, is not its business.
+// Package event owns what is told about changes: the outbox of events, the sequencer that gives committed events their
+// dense position, and the audit trail. A row is written in the transaction of the change itself, never beside it. Who
+// receives events, and when, is not its business.
 package event
 
 import (
@@ -47,7 +47,8 @@ type Event struct {
 	Pos int64
 }
 
-// Append writes e to the outbox. Its type must be one of Types. Secrets in Data are refused by name, not by luck: fields that look like one are redacted.
+// Append writes e to the outbox. Its type must be one of Types. Secrets in Data are refused by name, not by luck:
+// fields that look like one are redacted.
 func Append(ctx context.Context, tx db.Tx, e Event) error {
 	if e.Type == "" || e.Subject == "" || e.At.IsZero() {
 		return fmt.Errorf("event %q of %q: type, subject and time are required", e.Type, e.Subject)
@@ -85,7 +86,8 @@ type SubjectQuery struct {
 	Limit int
 }
 
-// BySubject lists the events of one resource, oldest first, at once after their commit (it does not wait for the sequencer).
+// BySubject lists the events of one resource, oldest first, at once after their commit (it does not wait for the
+// sequencer).
 func BySubject(ctx context.Context, tx db.Tx, q SubjectQuery) ([]Event, error) {
 	afterVersion, afterID := int64(-1), ""
 	if q.After != "" {
@@ -113,7 +115,8 @@ func page(limit int) int {
 func (e Event) Cursor() string { return strconv.FormatInt(e.ResourceVersion, 10) + "." + e.ID }
 
 func parseCursor(s string) (version int64, id string, err error) {
-	bad := fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).At("query/cursor", "not a cursor of this listing").Lasting()
+	bad := fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.",
+		nil).At("query/cursor", "not a cursor of this listing").Lasting()
 	for i := range len(s) {
 		if s[i] != '.' {
 			continue
@@ -127,8 +130,8 @@ func parseCursor(s string) (version int64, id string, err error) {
 	return 0, "", bad
 }
 
-// order puts events that are to be numbered into their order: by id, which follows the time they were made, but within one
-// subject by the resource's version, because clocks of two hubs may disagree and versions cannot.
+// order puts events that are to be numbered into their order: by id, which follows the time they were made, but within
+// one subject by the resource's version, because clocks of two hubs may disagree and versions cannot.
 func order(events []Event) []Event {
 	slices.SortStableFunc(events, func(a, b Event) int { return cmp.Compare(a.ID, b.ID) })
 	slots := map[string][]int{}

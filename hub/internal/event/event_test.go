@@ -44,8 +44,14 @@ func TestEventAndAuditRowVanishWithTheirTransaction(t *testing.T) {
 	d := dbtest.New(t)
 	broken := errors.New("the command failed after telling")
 	_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
-		require.NoError(t, event.Append(t.Context(), tx, event.Event{Type: "apps.instance.requested", Subject: "i", ResourceVersion: 1, At: at(0)}))
-		require.NoError(t, event.Audit(t.Context(), tx, event.AuditRow{ActorType: "user", Action: "apps.instance.create", ResourceType: "app_instance", ResourceID: "i", At: at(0)}))
+		require.NoError(t, event.Append(t.Context(), tx, event.Event{
+			Type: "apps.instance.requested", Subject: "i",
+			ResourceVersion: 1, At: at(0),
+		}))
+		require.NoError(t, event.Audit(t.Context(), tx, event.AuditRow{
+			ActorType: "user", Action: "apps.instance.create",
+			ResourceType: "app_instance", ResourceID: "i", At: at(0),
+		}))
 		return struct{}{}, broken
 	})
 	require.ErrorIs(t, err, broken)
@@ -74,7 +80,9 @@ func TestEventsOfASubjectAreListedByVersionAndByPage(t *testing.T) {
 		event.Event{Type: "apps.instance.stopped", Subject: "j", ResourceVersion: 1, OrgID: org, At: at(4)},
 	)
 	list := func(q event.SubjectQuery) []string {
-		events, err := db.ReadTx(t.Context(), d, func(tx db.Tx) ([]event.Event, error) { return event.BySubject(t.Context(), tx, q) })
+		events, err := db.ReadTx(t.Context(), d, func(tx db.Tx) ([]event.Event, error) {
+			return event.BySubject(t.Context(), tx, q)
+		})
 		require.NoError(t, err)
 		var types []string
 		for _, e := range events {
@@ -82,7 +90,10 @@ func TestEventsOfASubjectAreListedByVersionAndByPage(t *testing.T) {
 		}
 		return types
 	}
-	require.Equal(t, []string{"apps.instance.requested", "apps.instance.deploying", "apps.instance.running", "apps.instance.changed"}, list(event.SubjectQuery{Subject: "i", OrgID: org}))
+	require.Equal(t, []string{
+		"apps.instance.requested", "apps.instance.deploying", "apps.instance.running",
+		"apps.instance.changed",
+	}, list(event.SubjectQuery{Subject: "i", OrgID: org}))
 	require.Empty(t, list(event.SubjectQuery{Subject: "i", OrgID: other}), "another org's events do not exist")
 
 	var seen []string
@@ -98,9 +109,13 @@ func TestEventsOfASubjectAreListedByVersionAndByPage(t *testing.T) {
 		seen = append(seen, page[0].Type)
 		cursor = page[0].Cursor()
 	}
-	require.Equal(t, []string{"apps.instance.requested", "apps.instance.deploying", "apps.instance.running", "apps.instance.changed"}, seen)
+	require.Equal(t, []string{
+		"apps.instance.requested", "apps.instance.deploying", "apps.instance.running",
+		"apps.instance.changed",
+	}, seen)
 
-	for _, bad := range []string{"x", "1.", ".", "-1." + db.NewID(), "1.not-an-id", "9999999999999999999999." + db.NewID()} {
+	for _, bad := range []string{"x", "1.", ".", "-1." + db.NewID(), "1.not-an-id", "9999999999999999999999." +
+		db.NewID()} {
 		_, err := db.ReadTx(t.Context(), d, func(tx db.Tx) ([]event.Event, error) {
 			return event.BySubject(t.Context(), tx, event.SubjectQuery{Subject: "i", After: bad})
 		})
@@ -112,8 +127,12 @@ func TestAuditRedactsSecretsAndKeepsNumbers(t *testing.T) {
 	d := dbtest.New(t)
 	_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
 		return struct{}{}, event.Audit(t.Context(), tx, event.AuditRow{
-			ActorType: "user", ActorID: "u", Action: "iam.service_account.create", ResourceType: "service_account", ResourceID: "s", At: at(0),
-			After: map[string]any{"name": "ci", "nanos": int64(9007199254740993), "key": map[string]any{"private_key_pem": "-----BEGIN"}},
+			ActorType: "user", ActorID: "u", Action: "iam.service_account.create", ResourceType: "service_account",
+			ResourceID: "s", At: at(0),
+			After: map[string]any{
+				"name": "ci", "nanos": int64(9007199254740993),
+				"key": map[string]any{"private_key_pem": "-----BEGIN"},
+			},
 		})
 	})
 	require.NoError(t, err)
@@ -150,7 +169,8 @@ func TestPositionsAreDenseAndFollowVersions(t *testing.T) {
 	for i, e := range all {
 		require.Equal(t, int64(i+1), e.Pos)
 	}
-	require.Equal(t, []string{"apps.instance.requested", "apps.instance.deploying", "apps.instance.failed"}, []string{all[0].Type, all[1].Type, all[2].Type})
+	require.Equal(t, []string{"apps.instance.requested", "apps.instance.deploying", "apps.instance.failed"},
+		[]string{all[0].Type, all[1].Type, all[2].Type})
 	require.Len(t, after(t, d, org, 1), 1)
 }
 
@@ -193,7 +213,10 @@ func TestNumbersStayDenseWhileManyWrite(t *testing.T) {
 		writing.Go(func() {
 			for i := range each {
 				_, err := db.RunTx(ctx, d, func(tx db.Tx) (struct{}, error) {
-					return struct{}{}, event.Append(ctx, tx, event.Event{Type: "apps.instance.changed", Subject: string(rune('a' + w)), ResourceVersion: int64(i + 1), At: at(i)})
+					return struct{}{}, event.Append(ctx, tx, event.Event{
+						Type: "apps.instance.changed", Subject: string(rune('a' + w)),
+						ResourceVersion: int64(i + 1), At: at(i),
+					})
 				})
 				if err != nil {
 					t.Errorf("writer %d: %v", w, err)
@@ -221,14 +244,17 @@ func TestNumbersStayDenseWhileManyWrite(t *testing.T) {
 func TestCloudEventHoldsWhatTheContractNames(t *testing.T) {
 	org, project, id := db.NewID(), db.NewID(), db.NewID()
 	e := event.Event{
-		ID: id, Type: "apps.instance.running", Subject: "i", ResourceVersion: 4, OrgID: org, ProjectID: project, CorrelationID: "c", TraceID: "t",
+		ID: id, Type: "apps.instance.running", Subject: "i", ResourceVersion: 4, OrgID: org, ProjectID: project,
+		CorrelationID: "c", TraceID: "t",
 		Data: map[string]any{"from": "deploying", "to": "running", "event_id": "forged"}, At: at(1),
 	}
 	ce, err := e.CloudEvent()
 	require.NoError(t, err)
 	raw, err := json.Marshal(ce)
 	require.NoError(t, err)
-	require.JSONEq(t, `{"specversion":"1.0","id":"`+id+`","source":"urn:gpuaas:hub","type":"apps.instance.running","subject":"i","time":"2027-01-15T08:00:01Z",
+	require.JSONEq(t, `{"specversion":"1.0","id":"`+id+
+		`","source":"urn:gpuaas:hub","type":"apps.instance.running","subject":"i","time":"2027-01-15T08:00:01Z",
 		"datacontenttype":"application/json","resourceversion":4,
-		"data":{"event_id":"`+id+`","correlation_id":"c","trace_id":"t","org_id":"`+org+`","project_id":"`+project+`","from":"deploying","to":"running"}}`, string(raw))
+		"data":{"event_id":"`+id+`","correlation_id":"c","trace_id":"t","org_id":"`+org+`","project_id":"`+project+
+		`","from":"deploying","to":"running"}}`, string(raw))
 }

@@ -23,7 +23,8 @@ type Sequencer struct {
 	Now    func() time.Time
 }
 
-// Pass numbers what is committed and has no number yet, and returns how many. It returns 0 while another hub holds the lease.
+// Pass numbers what is committed and has no number yet, and returns how many. It returns 0 while another hub holds the
+// lease.
 func (s *Sequencer) Pass(ctx context.Context) (int, error) {
 	total := 0
 	for {

@@ -17,12 +17,14 @@ func insertEvent(ctx context.Context, tx db.Tx, e Event, data json.RawMessage) e
 		e.ID, e.Type, e.Subject, e.ResourceVersion, null(e.OrgID), null(e.ProjectID), e.CorrelationID, e.TraceID, data, e.At)
 }
 
-const eventColumns = `id, type, subject, resource_version, COALESCE(org_id::TEXT, ''), COALESCE(project_id::TEXT, ''), correlation_id, trace_id, data, at, COALESCE(pos, 0)`
+const eventColumns = `id, type, subject, resource_version, COALESCE(org_id::TEXT, ''), COALESCE(project_id::TEXT, ''),
+	correlation_id, trace_id, data, at, COALESCE(pos, 0)`
 
 func scanEvent(row pgx.CollectableRow) (Event, error) {
 	var e Event
 	var data []byte
-	err := row.Scan(&e.ID, &e.Type, &e.Subject, &e.ResourceVersion, &e.OrgID, &e.ProjectID, &e.CorrelationID, &e.TraceID, &data, &e.At, &e.Pos)
+	err := row.Scan(&e.ID, &e.Type, &e.Subject, &e.ResourceVersion, &e.OrgID, &e.ProjectID, &e.CorrelationID, &e.TraceID,
+		&data, &e.At, &e.Pos)
 	e.Data = json.RawMessage(data)
 	return e, err
 }
@@ -35,7 +37,9 @@ func collect(ctx context.Context, tx db.Tx, sql string, args ...any) ([]Event, e
 	return pgx.CollectRows(rows, scanEvent)
 }
 
-func selectBySubject(ctx context.Context, tx db.Tx, orgID, subject string, afterVersion int64, afterID string, limit int) ([]Event, error) {
+func selectBySubject(ctx context.Context, tx db.Tx, orgID, subject string, afterVersion int64, afterID string,
+	limit int,
+) ([]Event, error) {
 	return collect(ctx, tx, `
 		SELECT `+eventColumns+` FROM events
 		WHERE subject = $1 AND ($2::UUID IS NULL OR org_id = $2::UUID)
@@ -72,7 +76,8 @@ type lease struct {
 
 func selectLease(ctx context.Context, tx db.Tx) (lease, error) {
 	var l lease
-	err := tx.QueryRow(ctx, `SELECT holder, lease_until, last_pos FROM event_sequencer WHERE name = 'events' FOR UPDATE`).Scan(&l.holder, &l.until, &l.lastPos)
+	err := tx.QueryRow(ctx, `SELECT holder, lease_until, last_pos FROM event_sequencer WHERE name = 'events' FOR UPDATE`).
+		Scan(&l.holder, &l.until, &l.lastPos)
 	if db.IsNoRows(err) {
 		return lease{}, nil
 	}
@@ -82,15 +87,18 @@ func selectLease(ctx context.Context, tx db.Tx) (lease, error) {
 func saveLease(ctx context.Context, tx db.Tx, l lease) error {
 	return tx.Later(ctx, `
 		INSERT INTO event_sequencer (name, holder, lease_until, last_pos) VALUES ('events', $1, $2, $3)
-		ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, lease_until = excluded.lease_until, last_pos = excluded.last_pos`,
+		ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, lease_until = excluded.lease_until, last_pos =
+		excluded.last_pos`,
 		l.holder, l.until, l.lastPos)
 }
 
 func insertAudit(ctx context.Context, tx db.Tx, row AuditRow, before, after json.RawMessage) error {
 	return tx.Later(ctx, `
-		INSERT INTO audit_rows (id, actor_type, actor_id, action, resource_type, resource_id, org_id, project_id, correlation_id, outcome, reason, before, after, at)
+		INSERT INTO audit_rows (id, actor_type, actor_id, action, resource_type, resource_id, org_id, project_id,
+		correlation_id, outcome, reason, before, after, at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`,
-		row.ID, row.ActorType, row.ActorID, row.Action, row.ResourceType, row.ResourceID, null(row.OrgID), null(row.ProjectID),
+		row.ID, row.ActorType, row.ActorID, row.Action, row.ResourceType, row.ResourceID, null(row.OrgID),
+		null(row.ProjectID),
 		row.CorrelationID, row.Outcome, row.Reason, nullJSON(before), nullJSON(after), row.At)
 }
 

@@ -6,16 +6,17 @@ import (
 )
 
 const (
-	// maxWaiting bounds who may wait for changes at once in this process; one beyond it is answered at once, and so polls. It is twice
-	// the connections that the API takes, and 32 orgs' places for watchers: a few orgs do not take it from the others.
+	// maxWaiting bounds who may wait for changes at once in this process; one beyond it is answered at once, and so polls.
+	// It is twice the connections that the API takes, and 32 orgs' places for watchers: a few orgs do not take it from the
+	// others.
 	maxWaiting = 16384
-	// maxRemembered bounds the resources of which it is remembered when they changed last. When there are more, all are forgotten:
-	// whoever asks then looks.
+	// maxRemembered bounds the resources of which it is remembered when they changed last. When there are more, all are
+	// forgotten: whoever asks then looks.
 	maxRemembered = 4096
 )
 
-// Wakes wakes those who wait for a change of a resource. A wake-up carries nothing and may be missed, as when another process of
-// the hub made the change: whoever waits looks now and then without one.
+// Wakes wakes those who wait for a change of a resource. A wake-up carries nothing and may be missed, as when another
+// process of the hub made the change: whoever waits looks now and then without one.
 type Wakes struct {
 	mu      sync.Mutex
 	waiting map[string][]chan struct{}
@@ -27,8 +28,8 @@ type Wakes struct {
 	changed       map[string]uint64
 }
 
-// Version changes whenever the resource may have changed in this process. Take it before looking: what is seen then is at least as
-// new. It counts the changes of all resources: do not show it.
+// Version changes whenever the resource may have changed in this process. Take it before looking: what is seen then is
+// at least as new. It counts the changes of all resources: do not show it.
 func (w *Wakes) Version(id string) uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -42,8 +43,8 @@ func (w *Wakes) begin() {
 	}
 }
 
-// On has the channel signalled when the resource may have changed, until off is called. It is nil when too many wait already, or
-// nobody is to wait any more.
+// On has the channel signalled when the resource may have changed, until off is called. It is nil when too many wait
+// already, or nobody is to wait any more.
 func (w *Wakes) On(id string) (wake <-chan struct{}, off func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -10,14 +10,16 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// Adopt writes down a node that a restored hub does not know: its certificate, which the caller has verified, says that it was
-// enrolled. It joins the default site; newSiteID is taken when that is new.
+// Adopt writes down a node that a restored hub does not know: its certificate, which the caller has verified, says that
+// it was enrolled. It joins the default site; newSiteID is taken when that is new.
 func Adopt(ctx context.Context, tx db.Tx, nodeID string, key ed25519.PublicKey, newSiteID string, now time.Time) error {
 	site, err := defaultSite(ctx, tx, newSiteID, now)
 	if err != nil {
 		return err
 	}
-	if _, err := tx.Exec(ctx, `INSERT INTO nodes (id, site_id, hostname, public_key, resource_version, certificate_expires_at, features, facts, conditions, created_at, updated_at)
+	if _, err := tx.Exec(ctx,
+		`INSERT INTO nodes (id, site_id, hostname, public_key, resource_version, certificate_expires_at, features, facts,
+			conditions, created_at, updated_at)
 		VALUES ($1, $2, '', $3, 1, $4, '[]', '{}', '[]', $4, $4)`, nodeID, site, []byte(key), now); err != nil {
 		return err
 	}

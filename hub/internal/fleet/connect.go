@@ -52,9 +52,12 @@ func Connect(ctx context.Context, tx db.Tx, c Connection, now time.Time) (Connec
 	return all[0], all[0].Refused
 }
 
-// ConnectAll makes these connections, of different nodes, the ones that count, and stores what their hellos say. nodes are as GetAll
-// has just read them. What it writes for a node that says what it said before is a part of one statement for all.
-func ConnectAll(ctx context.Context, tx db.Tx, nodes map[string]Node, list []Connection, now time.Time) ([]Connected, error) {
+// ConnectAll makes these connections, of different nodes, the ones that count, and stores what their hellos say. nodes
+// are as GetAll has just read them. What it writes for a node that says what it said before is a part of one statement
+// for all.
+func ConnectAll(ctx context.Context, tx db.Tx, nodes map[string]Node, list []Connection,
+	now time.Time,
+) ([]Connected, error) {
 	out := make([]Connected, len(list))
 	var (
 		ids       []string
@@ -81,10 +84,15 @@ func ConnectAll(ctx context.Context, tx db.Tx, nodes map[string]Node, list []Con
 	if len(ids) == 0 {
 		return out, nil
 	}
-	rows, err := tx.Query(ctx, `INSERT INTO node_sessions (node_id, session_no, replica_id, report_counter, connected_at, seen_at, reachable, last_session)
-		SELECT x.id, 1, $4::text, 0, $5::timestamptz, $5::timestamptz, x.reachable, x.last FROM unnest($1::uuid[], $2::bool[], $3::int8[]) AS x(id, reachable, last)
-		ON CONFLICT (node_id) DO UPDATE SET session_no = node_sessions.session_no + 1, replica_id = excluded.replica_id, report_counter = 0,
-			connected_at = excluded.connected_at, seen_at = excluded.seen_at, disconnected_at = NULL, reachable = excluded.reachable, last_session = excluded.last_session
+	rows, err := tx.Query(ctx,
+		`INSERT INTO node_sessions (node_id, session_no, replica_id, report_counter, connected_at, seen_at, reachable,
+			last_session)
+		SELECT x.id, 1, $4::text, 0, $5::timestamptz, $5::timestamptz, x.reachable, x.last
+		FROM unnest($1::uuid[], $2::bool[], $3::int8[]) AS x(id, reachable, last)
+		ON CONFLICT (node_id) DO UPDATE SET session_no = node_sessions.session_no + 1, replica_id = excluded.replica_id,
+		report_counter = 0,
+			connected_at = excluded.connected_at, seen_at = excluded.seen_at, disconnected_at = NULL, reachable =
+			excluded.reachable, last_session = excluded.last_session
 		RETURNING node_id, session_no`, ids, reachable, last, replica, now)
 	if err != nil {
 		return nil, err
@@ -116,10 +124,13 @@ func (n Node) meet(c Connection) Connected {
 	if facts.GetHostname() != "" {
 		after.Hostname = cut(facts.GetHostname())
 	}
-	after.Incarnation, after.AcceptedEpoch, after.AcceptedGeneration = cut(h.GetIncarnation()), min(h.GetEpoch(), maxGeneration), min(h.GetGeneration(), maxGeneration)
-	after.BundleVersion, after.AgentVersion, after.ProtocolVersion = min(h.GetBundleVersion(), maxGeneration), cut(h.GetAgentVersion()), h.GetProtocolVersion()
+	after.Incarnation, after.AcceptedEpoch, after.AcceptedGeneration = cut(h.GetIncarnation()),
+		min(h.GetEpoch(), maxGeneration), min(h.GetGeneration(), maxGeneration)
+	after.BundleVersion, after.AgentVersion, after.ProtocolVersion = min(h.GetBundleVersion(), maxGeneration),
+		cut(h.GetAgentVersion()), h.GetProtocolVersion()
 	after.Features, after.Facts, after.Conditions = bounded(h.GetFeatures()), facts, facts.GetConditions()
-	after.CPUCores, after.MemoryBytes, after.factsSHA256 = int64(facts.GetCpuCores()), int64(facts.GetMemoryBytes()), factsDigest(facts)
+	after.CPUCores, after.MemoryBytes, after.factsSHA256 = int64(facts.GetCpuCores()), int64(facts.GetMemoryBytes()),
+		factsDigest(facts)
 	return Connected{
 		Node: after,
 		Behind: heard.Behind(
@@ -134,8 +145,10 @@ func (n Node) meet(c Connection) Connected {
 // saysWhatItSaid reports whether a hello after which the node is as given changes nothing that is kept of it.
 func (n Node) saysWhatItSaid(after Node) bool {
 	return n.Hostname == after.Hostname && n.Incarnation == after.Incarnation && n.AcceptedEpoch == after.AcceptedEpoch &&
-		n.AcceptedGeneration == after.AcceptedGeneration && n.BundleVersion == after.BundleVersion && n.AgentVersion == after.AgentVersion &&
-		n.ProtocolVersion == after.ProtocolVersion && slices.Equal(n.Features, after.Features) && slices.Equal(n.Conditions, after.Conditions) &&
+		n.AcceptedGeneration == after.AcceptedGeneration && n.BundleVersion == after.BundleVersion &&
+		n.AgentVersion == after.AgentVersion &&
+		n.ProtocolVersion == after.ProtocolVersion && slices.Equal(n.Features, after.Features) && slices.Equal(n.Conditions,
+		after.Conditions) &&
 		slices.Equal(n.Suspects, after.Suspects) && bytes.Equal(n.factsSHA256, after.factsSHA256)
 }
 
@@ -151,23 +164,28 @@ func saveHello(ctx context.Context, tx db.Tx, n Node, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	_, err = tx.Exec(ctx, `UPDATE nodes SET hostname = $2, incarnation = $3, accepted_epoch = $4, accepted_generation = $5, bundle_version = $6,
-			agent_version = $7, protocol_version = $8, features = $9, facts = $10, conditions = $11, resource_version = resource_version + 1, updated_at = $12,
+	_, err = tx.Exec(ctx,
+		`UPDATE nodes SET hostname = $2, incarnation = $3, accepted_epoch = $4, accepted_generation = $5, bundle_version = $6,
+			agent_version = $7, protocol_version = $8, features = $9, facts = $10, conditions = $11, resource_version =
+			resource_version + 1, updated_at = $12,
 			suspect_incarnations = $13, cpu_cores = $14, memory_bytes = $15, facts_sha256 = $16
 		WHERE id = $1`,
-		n.ID, n.Hostname, n.Incarnation, n.AcceptedEpoch, n.AcceptedGeneration, n.BundleVersion, n.AgentVersion, n.ProtocolVersion, n.Features, string(facts),
+		n.ID, n.Hostname, n.Incarnation, n.AcceptedEpoch, n.AcceptedGeneration, n.BundleVersion, n.AgentVersion,
+		n.ProtocolVersion, n.Features, string(facts),
 		n.Conditions, now, n.Suspects, n.CPUCores, n.MemoryBytes, n.factsSHA256)
 	return err
 }
 
-// ObserveQuiet takes those reports, of different nodes, that say nothing new of their node, all with one statement, and reports
-// which: the others are for Observe. One that lost against a newer one is taken, and changes nothing.
+// ObserveQuiet takes those reports, of different nodes, that say nothing new of their node, all with one statement, and
+// reports which: the others are for Observe. One that lost against a newer one is taken, and changes nothing.
 func ObserveQuiet(ctx context.Context, tx db.Tx, reports []Report, now time.Time) (taken []bool, err error) {
 	var ids []string
 	for _, r := range reports {
 		ids = append(ids, r.NodeID)
 	}
-	rows, err := tx.Query(ctx, `SELECT s.node_id, s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL, n.conditions
+	rows, err := tx.Query(ctx,
+		`SELECT s.node_id, s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL,
+			n.conditions
 		FROM node_sessions s JOIN nodes n ON n.id = s.node_id WHERE s.node_id = ANY($1::uuid[])`, ids)
 	if err != nil {
 		return nil, err
@@ -177,7 +195,10 @@ func ObserveQuiet(ctx context.Context, tx db.Tx, reports []Report, now time.Time
 		id string
 		c  contact
 	)
-	_, err = pgx.ForEachRow(rows, []any{&id, &c.reachable, &c.lastSession, &c.reported, &c.incarnation, &c.quarantined, &c.conditions}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{
+		&id, &c.reachable, &c.lastSession, &c.reported, &c.incarnation, &c.quarantined,
+		&c.conditions,
+	}, func() error {
 		known[id] = c
 		c.conditions = nil // of the next row's own
 		return nil
@@ -196,10 +217,12 @@ func ObserveQuiet(ctx context.Context, tx db.Tx, reports []Report, now time.Time
 			continue
 		}
 		taken[i] = true
-		quiet, nos, counter = append(quiet, r.NodeID), append(nos, int64(r.SessionNo)), append(counter, int64(min(r.Counter, maxGeneration)))
+		quiet, nos, counter = append(quiet, r.NodeID), append(nos, int64(r.SessionNo)),
+			append(counter, int64(min(r.Counter, maxGeneration)))
 	}
 	_, err = tx.Exec(ctx, `UPDATE node_sessions SET report_counter = x.counter, seen_at = $4, reported_session = x.no
 		FROM unnest($1::uuid[], $2::int8[], $3::int8[]) AS x(id, no, counter)
-		WHERE node_sessions.node_id = x.id AND node_sessions.session_no = x.no AND node_sessions.report_counter < x.counter`, quiet, nos, counter, now)
+		WHERE node_sessions.node_id = x.id AND node_sessions.session_no = x.no AND node_sessions.report_counter < x.counter`,
+		quiet, nos, counter, now)
 	return taken, err
 }

@@ -15,7 +15,8 @@ import (
 
 // defaultSite returns the id of the default site, which is made with its first use. newID is taken when it is new.
 func defaultSite(ctx context.Context, tx db.Tx, newID string, now time.Time) (id string, err error) {
-	if _, err := tx.Exec(ctx, `INSERT INTO sites (id, slug, name, created_at) VALUES ($1, $2, $3, $4) ON CONFLICT (slug) DO NOTHING`,
+	if _, err := tx.Exec(ctx,
+		`INSERT INTO sites (id, slug, name, created_at) VALUES ($1, $2, $3, $4) ON CONFLICT (slug) DO NOTHING`,
 		newID, DefaultSite, "Default", now); err != nil {
 		return "", err
 	}
@@ -39,20 +40,29 @@ func CreateToken(ctx context.Context, tx db.Tx, in NewToken, now time.Time) (Joi
 		in.TTL = DefaultTokenTTL
 	}
 	if in.TTL < MinTokenTTL || in.TTL > MaxTokenTTL {
-		return JoinToken{}, fault.New(fault.Unprocessable, "expiry_out_of_range", fmt.Sprintf("A join token lives between %s and %s.", MinTokenTTL, MaxTokenTTL), nil).At("/expires_in_seconds", "out of range")
+		return JoinToken{}, fault.New(fault.Unprocessable, "expiry_out_of_range",
+			fmt.Sprintf("A join token lives between %s and %s.", MinTokenTTL, MaxTokenTTL), nil).At("/expires_in_seconds",
+			"out of range")
 	}
 	// The token's id serves as the site's when the site is new: ids of different tables never meet.
 	site, err := defaultSite(ctx, tx, in.ID, now)
 	if err != nil {
 		return JoinToken{}, err
 	}
-	t := JoinToken{ID: in.ID, SiteID: site, Description: in.Description, CreatedBy: in.CreatedBy, CreatedAt: now, ExpiresAt: now.Add(in.TTL)}
-	_, err = tx.Exec(ctx, `INSERT INTO join_tokens (id, secret_sha256, site_id, description, created_by, created_at, expires_at) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
+	t := JoinToken{
+		ID: in.ID, SiteID: site, Description: in.Description, CreatedBy: in.CreatedBy, CreatedAt: now,
+		ExpiresAt: now.Add(in.TTL),
+	}
+	_, err = tx.Exec(ctx,
+		`INSERT INTO join_tokens (id, secret_sha256, site_id, description, created_by, created_at, expires_at)
+			VALUES ($1, $2, $3, $4, $5, $6, $7)`,
 		t.ID, secretDigest(in.Secret), t.SiteID, t.Description, t.CreatedBy, t.CreatedAt, t.ExpiresAt)
 	return t, err
 }
 
-const tokenColumns = `id, site_id, description, created_by, created_at, expires_at, used_at, COALESCE(node_id::TEXT, '')` //nolint:gosec // G101: names of columns
+//nolint:gosec // G101: names of columns
+const tokenColumns = `id, site_id, description, created_by, created_at, expires_at, used_at, COALESCE(node_id::TEXT,
+	'')`
 
 func scanToken(row pgx.Row) (JoinToken, error) {
 	var (
@@ -87,10 +97,11 @@ type Enrolment struct {
 	CertificateExpiresAt time.Time
 }
 
-// Enrol uses up a join token. The same token with the same key gives the same node again, so that an answer that was lost
-// costs nothing; enrolled is false then.
+// Enrol uses up a join token. The same token with the same key gives the same node again, so that an answer that was
+// lost costs nothing; enrolled is false then.
 func Enrol(ctx context.Context, tx db.Tx, in Enrolment, now time.Time) (n Node, enrolled bool, err error) {
-	t, err := scanToken(tx.QueryRow(ctx, `SELECT `+tokenColumns+` FROM join_tokens WHERE secret_sha256 = $1 FOR UPDATE`, secretDigest(in.Secret)))
+	t, err := scanToken(tx.QueryRow(ctx, `SELECT `+tokenColumns+` FROM join_tokens WHERE secret_sha256 = $1 FOR UPDATE`,
+		secretDigest(in.Secret)))
 	if db.IsNoRows(err) {
 		return Node{}, false, tokenFault()
 	}
@@ -105,18 +116,23 @@ func Enrol(ctx context.Context, tx db.Tx, in Enrolment, now time.Time) (n Node, 
 		return n, false, err
 	}
 	known := false
-	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM nodes WHERE public_key = $1)`, []byte(in.PublicKey)).Scan(&known); err != nil {
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM nodes WHERE public_key = $1)`, []byte(in.PublicKey)).Scan(
+		&known); err != nil {
 		return Node{}, false, err
 	}
 	if known {
-		return Node{}, false, fault.New(fault.Conflict, "node_key_in_use", "A node with this key is enrolled already: renew its certificate, or make a new key.", nil).At("/csr_pem", "its key is another node's").Lasting()
+		return Node{}, false, fault.New(fault.Conflict, "node_key_in_use", "A node with this key is enrolled already: "+
+			"renew its certificate, or make a new key.", nil).At("/csr_pem", "its key is another node's").Lasting()
 	}
-	if _, err := tx.Exec(ctx, `INSERT INTO nodes (id, site_id, hostname, public_key, resource_version, certificate_expires_at, features, facts, conditions, created_at, updated_at)
+	if _, err := tx.Exec(ctx,
+		`INSERT INTO nodes (id, site_id, hostname, public_key, resource_version, certificate_expires_at, features, facts,
+			conditions, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, 1, $5, '[]', '{}', '[]', $6, $6)`,
 		in.NodeID, t.SiteID, in.Hostname, []byte(in.PublicKey), in.CertificateExpiresAt, now); err != nil {
 		return Node{}, false, err
 	}
-	if _, err := tx.Exec(ctx, `UPDATE join_tokens SET used_at = $2, node_id = $3 WHERE id = $1`, t.ID, now, in.NodeID); err != nil {
+	if _, err := tx.Exec(ctx, `UPDATE join_tokens SET used_at = $2, node_id = $3 WHERE id = $1`, t.ID, now,
+		in.NodeID); err != nil {
 		return Node{}, false, err
 	}
 	// A first revision, so that the node gets a first generation, empty as it may be.

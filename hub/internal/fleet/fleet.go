@@ -1,6 +1,7 @@
-// Package fleet owns the nodes as the hub knows them: sites, join tokens, enrolment, facts, what a node may still do (drain,
-// ban, remove), which of its connections counts, what it accepted and refused, and the revision of what is wanted of it. It does not
-// own what runs there (instance), what is promised there (capacity), or the keys that certificates are signed with (trust).
+// Package fleet owns the nodes as the hub knows them: sites, join tokens, enrolment, facts, what a node may still do
+// (drain, ban, remove), which of its connections counts, what it accepted and refused, and the revision of what is
+// wanted of it. It does not own what runs there (instance), what is promised there (capacity), or the keys that
+// certificates are signed with (trust).
 package fleet
 
 import (
@@ -32,7 +33,8 @@ const (
 	MaxTokenTTL = 30 * 24 * time.Hour
 	// MaxRefusals is how many refusals of one node are kept; older ones go.
 	MaxRefusals = 20
-	// maxTextBytes bounds a text that a node can make the hub store, maxFactBytes a word of its facts; longer ones are cut.
+	// maxTextBytes bounds a text that a node can make the hub store, maxFactBytes a word of its facts; longer ones are
+	// cut.
 	maxTextBytes = 512
 	maxFactBytes = 128
 	// maxQuantity bounds what a node may say that it has of cores or bytes.
@@ -65,7 +67,8 @@ const (
 // CodeBanned is what a banned node is told.
 const CodeBanned = "node_banned"
 
-// ReasonIdentityUsedTwice says that two processes speak with the node's key at the same time: its disk was copied, or its key stolen.
+// ReasonIdentityUsedTwice says that two processes speak with the node's key at the same time: its disk was copied, or
+// its key stolen.
 const ReasonIdentityUsedTwice = "identity_used_twice"
 
 // Node is one machine of the mesh.
@@ -129,7 +132,8 @@ func (n Node) TakesNew() bool {
 	return !n.Draining && !n.IsBanned() && !n.IsRemoved() && !n.IsQuarantined()
 }
 
-// OneOrgBecause lists the conditions for which the node serves one org at a time; it is empty where several may share it.
+// OneOrgBecause lists the conditions for which the node serves one org at a time; it is empty where several may share
+// it.
 func (n Node) OneOrgBecause() []string {
 	if slices.Contains(n.Conditions, protocol.ConditionWeakIsolationShared) {
 		return nil
@@ -137,14 +141,15 @@ func (n Node) OneOrgBecause() []string {
 	return slices.DeleteFunc(protocol.WeakIsolation(), func(c string) bool { return !slices.Contains(n.Conditions, c) })
 }
 
-// shutOut is why the node may not come in. A lost one may: it hands over the usage that it still owes, and is told to hold
-// nothing.
+// shutOut is why the node may not come in. A lost one may: it hands over the usage that it still owes, and is told to
+// hold nothing.
 func (n Node) shutOut() error {
 	switch {
 	case n.IsBanned():
 		return bannedFault()
 	case n.IsRemoved() && !n.Lost:
-		return fault.New(fault.Forbidden, "node_removed", "This node was removed from the mesh. It may return as a new node, with a new key and a new join token.", nil).Lasting()
+		return fault.New(fault.Forbidden, "node_removed", "This node was removed from the mesh. It may return as a new "+
+			"node, with a new key and a new join token.", nil).Lasting()
 	}
 	return nil
 }
@@ -230,15 +235,16 @@ type Refusal struct {
 	At     time.Time
 }
 
-// RenewalMessage is what a node signs to prove that it holds its key: without this, whoever recorded a certificate request
-// could have it signed again. The time is signed as it was sent and is not compared with the hub's clock: a node whose clock
-// says 1970 must be able to renew, and a replayed request yields a certificate for nothing but the node's own key.
+// RenewalMessage is what a node signs to prove that it holds its key: without this, whoever recorded a certificate
+// request could have it signed again. The time is signed as it was sent and is not compared with the hub's clock: a
+// node whose clock says 1970 must be able to renew, and a replayed request yields a certificate for nothing but the
+// node's own key.
 func RenewalMessage(nodeID, csrPEM, issuedAt string) []byte {
 	return []byte(nodeID + "\n" + csrPEM + "\n" + issuedAt)
 }
 
-// MayRenew decides whether a node gets a new certificate: only by proof of the key it enrolled with, and never when banned or
-// removed. Without the proof a caller does not learn which.
+// MayRenew decides whether a node gets a new certificate: only by proof of the key it enrolled with, and never when
+// banned or removed. Without the proof a caller does not learn which.
 func MayRenew(n Node, csrKey ed25519.PublicKey, message, signature []byte) error {
 	if !bytes.Equal(n.PublicKey, csrKey) || !ed25519.Verify(n.PublicKey, message, signature) {
 		return ErrProof()
@@ -248,11 +254,13 @@ func MayRenew(n Node, csrKey ed25519.PublicKey, message, signature []byte) error
 
 // ErrProof answers a renewal without the proof of the node's key, also for a node that does not exist.
 func ErrProof() *fault.Error {
-	return fault.New(fault.Unauthenticated, "proof_invalid", "The request is not signed by the key that the node enrolled with.", nil).At("/signature", "does not verify")
+	return fault.New(fault.Unauthenticated, "proof_invalid", "The request is not signed by the key that the node "+
+		"enrolled with.", nil).At("/signature", "does not verify")
 }
 
 func bannedFault() error {
-	return fault.New(fault.Forbidden, CodeBanned, "This node is banned. It may return as a new node, with a new key and a new join token.", nil).Lasting()
+	return fault.New(fault.Forbidden, CodeBanned, "This node is banned. It may return as a new node, with a new key and "+
+		"a new join token.", nil).Lasting()
 }
 
 func notFound() error {
@@ -261,7 +269,8 @@ func notFound() error {
 
 // tokenFault is one answer for every token that cannot be used, so that trying tokens tells nothing.
 func tokenFault() error {
-	return fault.New(fault.Unauthenticated, "join_token_invalid", "The join token is unknown, expired, or was used by another node. Make a new one.", nil).At("/join_token", "cannot be used").Lasting()
+	return fault.New(fault.Unauthenticated, "join_token_invalid", "The join token is unknown, expired, or was used by "+
+		"another node. Make a new one.", nil).At("/join_token", "cannot be used").Lasting()
 }
 
 // cut bounds a text that a node sent, and drops what the database cannot store as text.
@@ -283,7 +292,8 @@ func bounded(list []string) []string {
 func boundedFacts(f *protocol.NodeFacts) *protocol.NodeFacts {
 	fact := func(s string) string { return cutTo(s, maxFactBytes) }
 	out := &protocol.NodeFacts{
-		Hostname: fact(f.GetHostname()), Os: fact(f.GetOs()), Kernel: fact(f.GetKernel()), Architecture: fact(f.GetArchitecture()),
+		Hostname: fact(f.GetHostname()), Os: fact(f.GetOs()), Kernel: fact(f.GetKernel()),
+		Architecture:      fact(f.GetArchitecture()),
 		ContainerdVersion: fact(f.GetContainerdVersion()), RuncVersion: fact(f.GetRuncVersion()),
 		CpuCores: f.GetCpuCores(), MemoryBytes: min(f.GetMemoryBytes(), maxQuantity), Conditions: bounded(f.GetConditions()),
 	}
@@ -292,7 +302,8 @@ func boundedFacts(f *protocol.NodeFacts) *protocol.NodeFacts {
 	}
 	for _, a := range f.GetAccelerators()[:min(len(f.GetAccelerators()), protocol.MaxAccelerators)] {
 		out.Accelerators = append(out.Accelerators, &protocol.Accelerator{
-			Id: fact(a.GetId()), Vendor: fact(a.GetVendor()), Model: fact(a.GetModel()), Health: fact(a.GetHealth()), MemoryBytes: min(a.GetMemoryBytes(), maxQuantity),
+			Id: fact(a.GetId()), Vendor: fact(a.GetVendor()), Model: fact(a.GetModel()), Health: fact(a.GetHealth()),
+			MemoryBytes: min(a.GetMemoryBytes(), maxQuantity),
 		})
 	}
 	return out

@@ -57,7 +57,10 @@ func enrol(t *testing.T, d *db.DB, secret string, pub ed25519.PublicKey, at time
 		new bool
 	}
 	r, err := do(t, d, func(ctx context.Context, tx db.Tx) (result, error) {
-		n, fresh, err := fleet.Enrol(ctx, tx, fleet.Enrolment{NodeID: db.NewID(), Secret: secret, Hostname: "gpu-1", PublicKey: pub, CertificateExpiresAt: at.Add(time.Hour)}, at)
+		n, fresh, err := fleet.Enrol(ctx, tx, fleet.Enrolment{
+			NodeID: db.NewID(), Secret: secret, Hostname: "gpu-1",
+			PublicKey: pub, CertificateExpiresAt: at.Add(time.Hour),
+		}, at)
 		return result{n, fresh}, err
 	})
 	return r.n, r.new, err
@@ -130,14 +133,18 @@ func TestRenewalNeedsTheKeyAndNoBan(t *testing.T) {
 	require.NoError(t, fleet.MayRenew(n, pub, message, ed25519.Sign(priv, message)))
 	other, otherPriv := key(t)
 	require.Equal(t, "proof_invalid", codeOf(t, fleet.MayRenew(n, pub, message, ed25519.Sign(otherPriv, message))))
-	require.Equal(t, "proof_invalid", codeOf(t, fleet.MayRenew(n, other, message, ed25519.Sign(priv, message))), "another key in the request")
+	require.Equal(t, "proof_invalid", codeOf(t, fleet.MayRenew(n, other, message, ed25519.Sign(priv, message))),
+		"another key in the request")
 	require.Equal(t, "proof_invalid", codeOf(t, fleet.MayRenew(n, pub, message, nil)))
 	n.BannedAt = now
-	require.Equal(t, "proof_invalid", codeOf(t, fleet.MayRenew(n, pub, message, nil)), "a stranger does not learn of the ban")
+	require.Equal(t, "proof_invalid", codeOf(t, fleet.MayRenew(n, pub, message, nil)),
+		"a stranger does not learn of the ban")
 	require.Equal(t, "node_banned", codeOf(t, fleet.MayRenew(n, pub, message, ed25519.Sign(priv, message))))
 }
 
-func connect(t *testing.T, d *db.DB, id string, hello *protocol.Hello, posted uint64, at time.Time) (fleet.Connected, error) {
+func connect(t *testing.T, d *db.DB, id string, hello *protocol.Hello, posted uint64,
+	at time.Time,
+) (fleet.Connected, error) {
 	t.Helper()
 	return do(t, d, func(ctx context.Context, tx db.Tx) (fleet.Connected, error) {
 		return fleet.Connect(ctx, tx, fleet.Connection{NodeID: id, ReplicaID: "r1", Hello: hello, PostedSegment: posted}, at)
@@ -147,7 +154,10 @@ func connect(t *testing.T, d *db.DB, id string, hello *protocol.Hello, posted ui
 func TestStatusFollowsTheConnection(t *testing.T) {
 	d := dbtest.New(t)
 	n := node(t, d)
-	c, err := connect(t, d, n.ID, &protocol.Hello{Incarnation: "i1", Facts: &protocol.NodeFacts{Hostname: "real-name", CpuCores: 8}}, 0, now)
+	c, err := connect(t, d, n.ID, &protocol.Hello{Incarnation: "i1", Facts: &protocol.NodeFacts{
+		Hostname: "real-name",
+		CpuCores: 8,
+	}}, 0, now)
 	require.NoError(t, err)
 	require.Equal(t, uint64(1), c.SessionNo)
 	require.Equal(t, "real-name", c.Node.Hostname)
@@ -156,13 +166,17 @@ func TestStatusFollowsTheConnection(t *testing.T) {
 	require.Len(t, placeable(t, d, now), 1)
 	require.Empty(t, placeable(t, d, now.Add(fleet.OnlineWindow)))
 
-	ended := must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) { return fleet.Disconnect(ctx, tx, n.ID, 1, now) })
+	ended := must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
+		return fleet.Disconnect(ctx, tx, n.ID, 1, now)
+	})
 	require.True(t, ended)
 	require.Empty(t, placeable(t, d, now))
 
 	_, err = connect(t, d, n.ID, &protocol.Hello{Incarnation: "i1"}, 0, now)
 	require.NoError(t, err)
-	ended = must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) { return fleet.Disconnect(ctx, tx, n.ID, 1, now) })
+	ended = must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
+		return fleet.Disconnect(ctx, tx, n.ID, 1, now)
+	})
 	require.False(t, ended, "the end of an older connection says nothing about the newer one")
 	require.Len(t, placeable(t, d, now), 1)
 
@@ -179,10 +193,15 @@ func TestReplicaThatStopsEndsItsOwnConnectionsOnly(t *testing.T) {
 	_, err := connect(t, d, mine.ID, &protocol.Hello{Incarnation: "i1"}, 0, now)
 	require.NoError(t, err)
 	must(t, d, func(ctx context.Context, tx db.Tx) (fleet.Connected, error) {
-		return fleet.Connect(ctx, tx, fleet.Connection{NodeID: others.ID, ReplicaID: "r2", Hello: &protocol.Hello{Incarnation: "i2"}}, now)
+		return fleet.Connect(ctx, tx, fleet.Connection{
+			NodeID: others.ID, ReplicaID: "r2",
+			Hello: &protocol.Hello{Incarnation: "i2"},
+		}, now)
 	})
 	end := func() int64 {
-		return must(t, d, func(ctx context.Context, tx db.Tx) (int64, error) { return fleet.DisconnectAll(ctx, tx, "r1", now) })
+		return must(t, d, func(ctx context.Context, tx db.Tx) (int64, error) {
+			return fleet.DisconnectAll(ctx, tx, "r1", now)
+		})
 	}
 	require.EqualValues(t, 1, end())
 	require.Zero(t, end(), "they have ended already")
@@ -214,7 +233,10 @@ func TestLaw02HubNoticesAStoreThatFellBehind(t *testing.T) {
 	d := dbtest.New(t)
 	n := node(t, d)
 	say := func(incarnation string, generation, lastSegment, posted uint64) bool {
-		c, err := connect(t, d, n.ID, &protocol.Hello{Incarnation: incarnation, Epoch: 1, Generation: generation, LastSegment: lastSegment}, posted, now)
+		c, err := connect(t, d, n.ID, &protocol.Hello{
+			Incarnation: incarnation, Epoch: 1, Generation: generation,
+			LastSegment: lastSegment,
+		}, posted, now)
 		require.NoError(t, err)
 		return c.Behind
 	}
@@ -238,7 +260,10 @@ func TestLateReportsLose(t *testing.T) {
 	require.NoError(t, err)
 	report := func(session, counter uint64) bool {
 		return must(t, d, func(ctx context.Context, tx db.Tx) (fleet.Observed, error) {
-			return fleet.Observe(ctx, tx, fleet.Report{NodeID: n.ID, SessionNo: session, Counter: counter, Conditions: []string{"x"}}, now)
+			return fleet.Observe(ctx, tx, fleet.Report{
+				NodeID: n.ID, SessionNo: session, Counter: counter,
+				Conditions: []string{"x"},
+			}, now)
 		}).Fresh
 	}
 	require.True(t, report(1, 1))
@@ -301,7 +326,9 @@ func TestSilenceIsToldOnceAndEndsWithTheNextWord(t *testing.T) {
 		return must(t, d, func(ctx context.Context, tx db.Tx) ([]string, error) { return fleet.Silent(ctx, tx, at) })
 	}
 	tell := func(at time.Time) bool {
-		return must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) { return fleet.SetUnreachable(ctx, tx, n.ID, at) })
+		return must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
+			return fleet.SetUnreachable(ctx, tx, n.ID, at)
+		})
 	}
 	require.Empty(t, silent(now.Add(fleet.OnlineWindow-1)))
 	require.Equal(t, []string{n.ID}, silent(now.Add(fleet.OnlineWindow)))

@@ -10,7 +10,10 @@ import (
 )
 
 func TestANodeSaysWhyItServesOneOrg(t *testing.T) {
-	n := fleet.Node{Conditions: []string{"cgroup_v1", protocol.ConditionRuncVulnerable, protocol.ConditionNoUserNamespaces}}
+	n := fleet.Node{Conditions: []string{
+		"cgroup_v1", protocol.ConditionRuncVulnerable,
+		protocol.ConditionNoUserNamespaces,
+	}}
 	require.Equal(t, []string{protocol.ConditionNoUserNamespaces, protocol.ConditionRuncVulnerable}, n.OneOrgBecause())
 	n.Conditions = append(n.Conditions, protocol.ConditionWeakIsolationShared)
 	require.Empty(t, n.OneOrgBecause())

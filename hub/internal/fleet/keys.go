@@ -10,14 +10,15 @@ import (
 )
 
 const (
-	// keysTime is how long the loaded keys are good for a node that is not among them: unknown ids cost one query in that time.
+	// keysTime is how long the loaded keys are good for a node that is not among them: unknown ids cost one query in that
+	// time.
 	keysTime = 10 * time.Second
 	// keysTimeout bounds the query.
 	keysTimeout = 5 * time.Second
 )
 
-// PublicKeys holds the keys of all nodes that may renew their certificate, loaded when one is asked for, so that a proof can be
-// checked without a query. A key may have been banned since: the renewal itself asks the database.
+// PublicKeys holds the keys of all nodes that may renew their certificate, loaded when one is asked for, so that a
+// proof can be checked without a query. A key may have been banned since: the renewal itself asks the database.
 type PublicKeys struct {
 	DB *db.DB
 
@@ -38,7 +39,8 @@ func (k *PublicKeys) Of(ctx context.Context, nodeID string, now time.Time) (ed25
 	defer cancel()
 	k.loadedAt = now
 	keys, err := db.ReadTx(ctx, k.DB, func(tx db.Tx) (map[string]ed25519.PublicKey, error) {
-		rows, err := tx.Query(ctx, `SELECT id, public_key FROM nodes WHERE banned_at IS NULL AND (removed_at IS NULL OR lost)`)
+		rows, err := tx.Query(ctx,
+			`SELECT id, public_key FROM nodes WHERE banned_at IS NULL AND (removed_at IS NULL OR lost)`)
 		if err != nil {
 			return nil, err
 		}

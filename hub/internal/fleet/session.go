@@ -13,13 +13,16 @@ import (
 
 // Disconnect notes the end of a connection, unless a newer one has replaced it.
 func Disconnect(ctx context.Context, tx db.Tx, nodeID string, sessionNo uint64, now time.Time) (ended bool, err error) {
-	tag, err := tx.Exec(ctx, `UPDATE node_sessions SET disconnected_at = $3 WHERE node_id = $1 AND session_no = $2 AND disconnected_at IS NULL`, nodeID, sessionNo, now)
+	tag, err := tx.Exec(ctx,
+		`UPDATE node_sessions SET disconnected_at = $3 WHERE node_id = $1 AND session_no = $2 AND disconnected_at IS NULL`,
+		nodeID, sessionNo, now)
 	return tag.RowsAffected() == 1, err
 }
 
 // DisconnectAll notes the end of all connections of a replica: it has stopped.
 func DisconnectAll(ctx context.Context, tx db.Tx, replicaID string, now time.Time) (ended int64, err error) {
-	tag, err := tx.Exec(ctx, `UPDATE node_sessions SET disconnected_at = $2 WHERE replica_id = $1 AND disconnected_at IS NULL`, replicaID, now)
+	tag, err := tx.Exec(ctx,
+		`UPDATE node_sessions SET disconnected_at = $2 WHERE replica_id = $1 AND disconnected_at IS NULL`, replicaID, now)
 	return tag.RowsAffected(), err
 }
 
@@ -54,7 +57,8 @@ func (c contact) isNotAlone(no uint64) bool {
 }
 
 func contactOf(ctx context.Context, tx db.Tx, nodeID string) (c contact, err error) {
-	err = tx.QueryRow(ctx, `SELECT s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL
+	err = tx.QueryRow(ctx,
+		`SELECT s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL
 		FROM node_sessions s JOIN nodes n ON n.id = s.node_id WHERE s.node_id = $1`, nodeID).
 		Scan(&c.reachable, &c.lastSession, &c.reported, &c.incarnation, &c.quarantined)
 	if db.IsNoRows(err) {
@@ -83,18 +87,21 @@ func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, 
 	if err != nil {
 		return Observed{}, err
 	}
-	tag, err := tx.Exec(ctx, `UPDATE node_sessions SET report_counter = $3, seen_at = $4, reachable = $5, reported_session = $6
+	tag, err := tx.Exec(ctx,
+		`UPDATE node_sessions SET report_counter = $3, seen_at = $4, reachable = $5, reported_session = $6
 		WHERE node_id = $1 AND session_no = $2 AND report_counter < $3`,
 		r.NodeID, r.SessionNo, min(r.Counter, maxGeneration), now, !before.quarantined, before.reportedAfter(r.SessionNo))
 	if err != nil || tag.RowsAffected() == 0 {
 		return Observed{}, err
 	}
 	out := Observed{
-		Fresh: true, CameBack: !before.reachable && !before.quarantined, Incarnation: before.incarnation, Quarantined: before.quarantined,
-		NotAlone: before.isNotAlone(r.SessionNo),
+		Fresh: true, CameBack: !before.reachable && !before.quarantined, Incarnation: before.incarnation,
+		Quarantined: before.quarantined,
+		NotAlone:    before.isNotAlone(r.SessionNo),
 	}
 	// Only what changed: a quiet fleet writes one small row a report and nothing else.
-	return out, tx.Later(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`, r.NodeID, bounded(r.Conditions), now)
+	return out, tx.Later(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`,
+		r.NodeID, bounded(r.Conditions), now)
 }
 
 // reportedAfter is the newest session in which a report was taken, after one in session no. In quarantine none is.
@@ -105,10 +112,11 @@ func (c contact) reportedAfter(no uint64) uint64 {
 	return no
 }
 
-// Silent returns the nodes that count as reachable although nothing was heard of them for OnlineWindow, or their connection
-// ended ReconnectGrace ago.
+// Silent returns the nodes that count as reachable although nothing was heard of them for OnlineWindow, or their
+// connection ended ReconnectGrace ago.
 func Silent(ctx context.Context, tx db.Tx, now time.Time) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT node_id FROM node_sessions WHERE reachable AND (seen_at <= $1 OR disconnected_at <= $2) ORDER BY node_id`,
+	rows, err := tx.Query(ctx,
+		`SELECT node_id FROM node_sessions WHERE reachable AND (seen_at <= $1 OR disconnected_at <= $2) ORDER BY node_id`,
 		now.Add(-OnlineWindow), now.Add(-ReconnectGrace))
 	if err != nil {
 		return nil, err
@@ -118,13 +126,15 @@ func Silent(ctx context.Context, tx db.Tx, now time.Time) ([]string, error) {
 
 // SetUnreachable notes that others are told of a node's silence; false when it has spoken meanwhile.
 func SetUnreachable(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (bool, error) {
-	tag, err := tx.Exec(ctx, `UPDATE node_sessions SET reachable = false WHERE node_id = $1 AND reachable AND (seen_at <= $2 OR disconnected_at <= $3)`,
+	tag, err := tx.Exec(ctx,
+		`UPDATE node_sessions SET reachable = false WHERE node_id = $1 AND reachable AND (seen_at <= $2
+			OR disconnected_at <= $3)`,
 		nodeID, now.Add(-OnlineWindow), now.Add(-ReconnectGrace))
 	return tag.RowsAffected() == 1, err
 }
 
-// Accepted notes that a node has a document on its disk. document is state, leases or bundle; generation is the bundle's
-// version for a bundle.
+// Accepted notes that a node has a document on its disk. document is state, leases or bundle; generation is the
+// bundle's version for a bundle.
 func Accepted(ctx context.Context, tx db.Tx, nodeID, document string, epoch, generation uint64) error {
 	epoch, generation = min(epoch, maxGeneration), min(generation, maxGeneration)
 	switch document {
@@ -147,18 +157,22 @@ const (
 // refusalQuiet is how long a refusal of the same document for the same reason is no news.
 const refusalQuiet = time.Hour
 
-// Refused stores a refusal. When the same document was refused for the same reason within refusalQuiet that row moves on, and news is
-// false: a node that is offered the same document again and again, or two by turns, must fill neither the table nor the event stream.
+// Refused stores a refusal. When the same document was refused for the same reason within refusalQuiet that row moves
+// on, and news is false: a node that is offered the same document again and again, or two by turns, must fill neither
+// the table nor the event stream.
 func Refused(ctx context.Context, tx db.Tx, nodeID, newID string, r Refusal) (news bool, err error) {
 	r.Epoch, r.Generation = min(r.Epoch, maxGeneration), min(r.Generation, maxGeneration)
 	r.Document, r.Reason, r.Detail = cut(r.Document), cut(r.Reason), cut(r.Detail)
 	tag, err := tx.Exec(ctx, `UPDATE node_refusals SET at = $4, epoch = $5, generation = $6, detail = $7 WHERE node_id = $1
-		AND id = (SELECT id FROM node_refusals WHERE node_id = $1 AND document = $2 AND reason = $3 AND at > $8 ORDER BY at DESC, id DESC LIMIT 1)`,
+		AND id = (SELECT id FROM node_refusals WHERE node_id = $1 AND document = $2 AND reason = $3 AND at > $8
+		ORDER BY at DESC, id DESC LIMIT 1)`,
 		nodeID, r.Document, r.Reason, r.At, r.Epoch, r.Generation, r.Detail, r.At.Add(-refusalQuiet))
 	if err != nil || tag.RowsAffected() > 0 {
 		return false, err
 	}
-	if _, err := tx.Exec(ctx, `INSERT INTO node_refusals (node_id, id, document, epoch, generation, reason, detail, at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
+	if _, err := tx.Exec(ctx,
+		`INSERT INTO node_refusals (node_id, id, document, epoch, generation, reason, detail, at)
+			VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
 		nodeID, newID, r.Document, r.Epoch, r.Generation, r.Reason, r.Detail, r.At); err != nil {
 		return false, err
 	}
@@ -169,7 +183,9 @@ func Refused(ctx context.Context, tx db.Tx, nodeID, newID string, r Refusal) (ne
 
 // Refusals returns the newest refusals of a node, newest first.
 func Refusals(ctx context.Context, tx db.Tx, nodeID string, limit int) ([]Refusal, error) {
-	rows, err := tx.Query(ctx, `SELECT document, epoch, generation, reason, detail, at FROM node_refusals WHERE node_id = $1 ORDER BY at DESC, id DESC LIMIT $2`, nodeID, limit)
+	rows, err := tx.Query(ctx,
+		`SELECT document, epoch, generation, reason, detail, at FROM node_refusals WHERE node_id = $1
+			ORDER BY at DESC, id DESC LIMIT $2`, nodeID, limit)
 	if err != nil {
 		return nil, err
 	}

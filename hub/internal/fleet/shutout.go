@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// ShutOut is the set of nodes that are banned or removed, as it was loaded last. TLS asks it for every handshake, and the registry for
-// every request of a node, so that neither costs a transaction; the hello asks the database.
+// ShutOut is the set of nodes that are banned or removed, as it was loaded last. TLS asks it for every handshake, and
+// the registry for every request of a node, so that neither costs a transaction; the hello asks the database.
 type ShutOut struct {
 	ids atomic.Pointer[map[string]struct{}]
 }
@@ -19,7 +19,8 @@ type ShutOut struct {
 func (s *ShutOut) Load(ctx context.Context, d *db.DB) error {
 	ids, err := db.ReadTx(ctx, d, func(tx db.Tx) ([]string, error) {
 		// A lost node may come in: it hands over the usage that it owes.
-		rows, err := tx.Query(ctx, `SELECT id FROM nodes WHERE banned_at IS NOT NULL OR (removed_at IS NOT NULL AND NOT lost)`)
+		rows, err := tx.Query(ctx,
+			`SELECT id FROM nodes WHERE banned_at IS NOT NULL OR (removed_at IS NOT NULL AND NOT lost)`)
 		if err != nil {
 			return nil, err
 		}

@@ -12,8 +12,10 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-const nodeColumns = `n.id, n.site_id, n.hostname, n.public_key, n.resource_version, n.draining, n.banned_at, n.ban_reason, n.removed_at, n.lost, n.remove_reason,
-	n.quarantined_at, n.quarantine_reason, n.suspect_incarnations, n.certificate_expires_at, n.incarnation, n.accepted_epoch, n.accepted_generation, n.bundle_version, n.agent_version,
+const nodeColumns = `n.id, n.site_id, n.hostname, n.public_key, n.resource_version, n.draining, n.banned_at,
+	n.ban_reason, n.removed_at, n.lost, n.remove_reason,
+	n.quarantined_at, n.quarantine_reason, n.suspect_incarnations, n.certificate_expires_at, n.incarnation,
+	n.accepted_epoch, n.accepted_generation, n.bundle_version, n.agent_version,
 	n.protocol_version, n.features, n.cpu_cores, n.memory_bytes, n.facts_sha256, n.conditions, n.created_at, n.updated_at,
 	COALESCE(s.session_no, 0), s.seen_at, s.disconnected_at, COALESCE(s.reachable, false)`
 
@@ -24,19 +26,23 @@ func scanNode(row pgx.Row) (Node, error) {
 		n                                                        Node
 		bannedAt, removedAt, quarantinedAt, seenAt, disconnected *time.Time
 	)
-	err := row.Scan(&n.ID, &n.SiteID, &n.Hostname, &n.PublicKey, &n.ResourceVersion, &n.Draining, &bannedAt, &n.BanReason, &removedAt, &n.Lost, &n.RemoveReason,
-		&quarantinedAt, &n.QuarantineReason, &n.Suspects, &n.CertificateExpiresAt, &n.Incarnation, &n.AcceptedEpoch, &n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion,
-		&n.ProtocolVersion, &n.Features, &n.CPUCores, &n.MemoryBytes, &n.factsSHA256, &n.Conditions, &n.CreatedAt, &n.UpdatedAt,
+	err := row.Scan(&n.ID, &n.SiteID, &n.Hostname, &n.PublicKey, &n.ResourceVersion, &n.Draining, &bannedAt, &n.BanReason,
+		&removedAt, &n.Lost, &n.RemoveReason,
+		&quarantinedAt, &n.QuarantineReason, &n.Suspects, &n.CertificateExpiresAt, &n.Incarnation, &n.AcceptedEpoch,
+		&n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion,
+		&n.ProtocolVersion, &n.Features, &n.CPUCores, &n.MemoryBytes, &n.factsSHA256, &n.Conditions, &n.CreatedAt,
+		&n.UpdatedAt,
 		&n.SessionNo, &seenAt, &disconnected, &n.reachable)
 	if err != nil {
 		return Node{}, err
 	}
-	n.BannedAt, n.RemovedAt, n.QuarantinedAt, n.LastSeenAt, n.DisconnectedAt = value(bannedAt), value(removedAt), value(quarantinedAt), value(seenAt), value(disconnected)
+	n.BannedAt, n.RemovedAt, n.QuarantinedAt, n.LastSeenAt, n.DisconnectedAt = value(bannedAt), value(removedAt),
+		value(quarantinedAt), value(seenAt), value(disconnected)
 	return n, nil
 }
 
-// LoadFacts fills in what the nodes say of themselves. Only those who show it ask: it may be large, and placement and lists of ids do
-// not need it.
+// LoadFacts fills in what the nodes say of themselves. Only those who show it ask: it may be large, and placement and
+// lists of ids do not need it.
 func LoadFacts(ctx context.Context, tx db.Tx, nodes ...*Node) error {
 	ids := make([]string, 0, len(nodes))
 	for _, n := range nodes {
@@ -107,7 +113,8 @@ const nilID = "00000000-0000-0000-0000-000000000000"
 // ForPlacement returns the nodes that may take something new at now, in the order of their ids.
 func ForPlacement(ctx context.Context, tx db.Tx, now time.Time) ([]Node, error) {
 	rows, err := tx.Query(ctx, `SELECT `+nodeColumns+nodeFrom+`
-		WHERE n.banned_at IS NULL AND n.removed_at IS NULL AND n.quarantined_at IS NULL AND NOT n.draining AND s.disconnected_at IS NULL AND s.seen_at > $1 ORDER BY n.id`, now.Add(-OnlineWindow))
+		WHERE n.banned_at IS NULL AND n.removed_at IS NULL AND n.quarantined_at IS NULL AND NOT n.draining AND `+
+		`s.disconnected_at IS NULL AND s.seen_at > $1 ORDER BY n.id`, now.Add(-OnlineWindow))
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +129,8 @@ func Touch(ctx context.Context, tx db.Tx, nodeID string) error {
 
 // Revs returns Rev of many nodes, of those of which it is not 0.
 func Revs(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int64, error) {
-	return db.Pairs[string, int64](tx.Query(ctx, `SELECT node_id, rev FROM node_intents WHERE node_id = ANY($1::uuid[])`, nodeIDs))
+	return db.Pairs[string, int64](tx.Query(ctx, `SELECT node_id, rev FROM node_intents WHERE node_id = ANY($1::uuid[])`,
+		nodeIDs))
 }
 
 // Rev returns the revision of what is wanted of the node; 0 when nothing ever was.
@@ -142,7 +150,8 @@ func Drain(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (n Node,
 	}
 	n.Draining, n.UpdatedAt = true, now
 	n.ResourceVersion++
-	_, err = tx.Exec(ctx, `UPDATE nodes SET draining = true, resource_version = $2, updated_at = $3 WHERE id = $1`, nodeID, n.ResourceVersion, now)
+	_, err = tx.Exec(ctx, `UPDATE nodes SET draining = true, resource_version = $2, updated_at = $3 WHERE id = $1`, nodeID,
+		n.ResourceVersion, now)
 	return n, true, err
 }
 
@@ -154,7 +163,8 @@ func Ban(ctx context.Context, tx db.Tx, nodeID, reason string, now time.Time) (n
 	}
 	n.BannedAt, n.BanReason, n.UpdatedAt = now, cut(reason), now
 	n.ResourceVersion++
-	_, err = tx.Exec(ctx, `UPDATE nodes SET banned_at = $3, ban_reason = $4, resource_version = $2, updated_at = $3 WHERE id = $1`,
+	_, err = tx.Exec(ctx,
+		`UPDATE nodes SET banned_at = $3, ban_reason = $4, resource_version = $2, updated_at = $3 WHERE id = $1`,
 		nodeID, n.ResourceVersion, now, n.BanReason)
 	return n, true, err
 }
@@ -168,9 +178,11 @@ func BannedIDs(ctx context.Context, tx db.Tx) ([]string, error) {
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// Quarantine lets nothing new go to the node and nothing of what it reports count, until Release; quarantined is false when it
-// was already, or is banned. The incarnation that the node bears is suspect from then on.
-func Quarantine(ctx context.Context, tx db.Tx, nodeID, reason string, now time.Time) (n Node, quarantined bool, err error) {
+// Quarantine lets nothing new go to the node and nothing of what it reports count, until Release; quarantined is false
+// when it was already, or is banned. The incarnation that the node bears is suspect from then on.
+func Quarantine(ctx context.Context, tx db.Tx, nodeID, reason string,
+	now time.Time,
+) (n Node, quarantined bool, err error) {
 	n, err = Get(ctx, tx, nodeID)
 	if err != nil || n.IsQuarantined() || n.IsBanned() {
 		return n, false, err
@@ -178,7 +190,9 @@ func Quarantine(ctx context.Context, tx db.Tx, nodeID, reason string, now time.T
 	n.QuarantinedAt, n.QuarantineReason, n.UpdatedAt = now, cut(reason), now
 	n.ResourceVersion++
 	n.Suspects = suspect(n.Suspects, n.Incarnation)
-	if _, err := tx.Exec(ctx, `UPDATE nodes SET quarantined_at = $3, quarantine_reason = $4, suspect_incarnations = $5, resource_version = $2, updated_at = $3 WHERE id = $1`,
+	if _, err := tx.Exec(ctx,
+		`UPDATE nodes SET quarantined_at = $3, quarantine_reason = $4, suspect_incarnations = $5, resource_version = $2,
+			updated_at = $3 WHERE id = $1`,
 		nodeID, n.ResourceVersion, now, n.QuarantineReason, n.Suspects); err != nil {
 		return Node{}, false, err
 	}
@@ -187,8 +201,8 @@ func Quarantine(ctx context.Context, tx db.Tx, nodeID, reason string, now time.T
 	return n, true, err
 }
 
-// Release ends a quarantine; released is false when there was none. What the node's processes did to each other before counts
-// no more: whichever dials next goes on, under a new incarnation.
+// Release ends a quarantine; released is false when there was none. What the node's processes did to each other before
+// counts no more: whichever dials next goes on, under a new incarnation.
 func Release(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (n Node, released bool, err error) {
 	n, err = Get(ctx, tx, nodeID)
 	if err != nil || !n.IsQuarantined() {
@@ -196,7 +210,9 @@ func Release(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (n Nod
 	}
 	n.QuarantinedAt, n.QuarantineReason, n.UpdatedAt = time.Time{}, "", now
 	n.ResourceVersion++
-	if _, err := tx.Exec(ctx, `UPDATE nodes SET quarantined_at = NULL, quarantine_reason = '', resource_version = $2, updated_at = $3 WHERE id = $1`,
+	if _, err := tx.Exec(ctx,
+		`UPDATE nodes SET quarantined_at = NULL, quarantine_reason = '', resource_version = $2, updated_at = $3
+			WHERE id = $1`,
 		nodeID, n.ResourceVersion, now); err != nil {
 		return Node{}, false, err
 	}
@@ -222,13 +238,17 @@ func suspect(list []string, incarnation string) []string {
 
 // NextVersion takes the number of the node's next event.
 func NextVersion(ctx context.Context, tx db.Tx, nodeID string) (version int64, err error) {
-	err = tx.QueryRow(ctx, `UPDATE nodes SET resource_version = resource_version + 1 WHERE id = $1 RETURNING resource_version`, nodeID).Scan(&version)
+	err = tx.QueryRow(ctx,
+		`UPDATE nodes SET resource_version = resource_version + 1 WHERE id = $1 RETURNING resource_version`,
+		nodeID).Scan(&version)
 	return version, err
 }
 
 // CertificateIssued notes until when the node can connect.
 func CertificateIssued(ctx context.Context, tx db.Tx, nodeID string, expiresAt, now time.Time) (n Node, err error) {
-	if _, err := tx.Exec(ctx, `UPDATE nodes SET certificate_expires_at = $2, resource_version = resource_version + 1, updated_at = $3 WHERE id = $1`, nodeID, expiresAt, now); err != nil {
+	if _, err := tx.Exec(ctx,
+		`UPDATE nodes SET certificate_expires_at = $2, resource_version = resource_version + 1, updated_at = $3
+			WHERE id = $1`, nodeID, expiresAt, now); err != nil {
 		return Node{}, err
 	}
 	return Get(ctx, tx, nodeID)

@@ -62,8 +62,8 @@ func (a *api) admit(c *gin.Context) {
 	c.Next()
 }
 
-// authenticate charges the request to its budgets, before and after it finds out who calls, and takes its places among the
-// requests under way.
+// authenticate charges the request to its budgets, before and after it finds out who calls, and takes its places among
+// the requests under way.
 func (a *api) authenticate(c *gin.Context, state *call) (leave func(), err error) {
 	if state.op.open {
 		return a.admitOpen(c, state)
@@ -136,8 +136,9 @@ func (a *api) admitOpen(c *gin.Context, state *call) (leave func(), err error) {
 	return nil, err
 }
 
-// admitProven admits the renewal of a node whose certificate has expired, from an address without a budget: what runs on the node
-// shares its address, and must not cost it its certificate. The check costs about what the refusal does, and no query.
+// admitProven admits the renewal of a node whose certificate has expired, from an address without a budget: what runs
+// on the node shares its address, and must not cost it its certificate. The check costs about what the refusal does,
+// and no query.
 func (a *api) admitProven(c *gin.Context, state *call, refusal error) (leave func(), err error) {
 	address, _ := prefixes(state.remoteIP)
 	done, err := a.places.take(place{"renewals_at_once", address, maxAddressRenewals})
@@ -184,7 +185,8 @@ func credential(h http.Header) (string, error) {
 	scheme, token, ok := strings.Cut(values[0], " ")
 	token = strings.TrimSpace(token)
 	if len(values) > 1 || !ok || !strings.EqualFold(scheme, "Bearer") || token == "" || len(token) > maxCredentialBytes {
-		return "", fault.New(fault.Unauthenticated, "credential_invalid", "The Authorization header is not one bearer token.", nil).
+		return "", fault.New(fault.Unauthenticated, "credential_invalid", "The Authorization header is not one bearer token.",
+			nil).
 			AtHint("header/Authorization", "is not a bearer token", "Authorization: Bearer <token>")
 	}
 	return token, nil
@@ -212,9 +214,9 @@ func (a *api) fail(c *gin.Context, err error) {
 	writeProblem(c, f, state.correlationID)
 }
 
-// audit keeps denials of every kind and failures of whatever would have changed something, as far as the budgets of rows go;
-// the next row says how many were left out. A failing audit trail does not turn a refusal into a success, so it is logged and
-// the answer stands.
+// audit keeps denials of every kind and failures of whatever would have changed something, as far as the budgets of
+// rows go; the next row says how many were left out. A failing audit trail does not turn a refusal into a success, so
+// it is logged and the answer stands.
 func (a *api) audit(ctx context.Context, state *call, f *fault.Error) {
 	denied := f.Kind == fault.Unauthenticated || f.Kind == fault.Forbidden
 	if state.op == nil || f.Kind == fault.RateLimited || !denied && !state.op.mutates() {
@@ -229,10 +231,14 @@ func (a *api) audit(ctx context.Context, state *call, f *fault.Error) {
 	// The caller may hang up; the row is written all the same.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), auditTimeout)
 	defer cancel()
-	m := command.Meta{Principal: state.principal, CorrelationID: state.correlationID, TraceID: state.traceID, Route: state.op.route(), Now: state.at}
+	m := command.Meta{
+		Principal: state.principal, CorrelationID: state.correlationID, TraceID: state.traceID,
+		Route: state.op.route(), Now: state.at,
+	}
 	failure := command.Failure{Operation: state.op.id, Code: f.Code, Denied: denied, Unrecorded: unrecorded}
 	if err := a.conf.Auditor.AuditFailure(ctx, m, failure); err != nil {
 		a.unrecorded.Add(unrecorded)
-		a.conf.Log.ErrorContext(ctx, "audit row of a failed request is lost", slog.Any("error", err), slog.String("correlation_id", state.correlationID))
+		a.conf.Log.ErrorContext(ctx, "audit row of a failed request is lost", slog.Any("error", err),
+			slog.String("correlation_id", state.correlationID))
 	}
 }

@@ -23,7 +23,8 @@ func TestEventsShowTheirPosition(t *testing.T) {
 	require.Positive(t, items(s.must(t, boss, "GET", path, "", "", 200))[0]["pos"])
 }
 
-// An org's admin reads what happened in the org, the platform's admin everything, nobody else anything; no row shows a secret.
+// An org's admin reads what happened in the org, the platform's admin everything, nobody else anything; no row shows a
+// secret.
 func TestTheAuditTrailIsReadByThoseWhoMay(t *testing.T) {
 	h := newHouse(t)
 	orgID, projectID, boss := h.tenant(t, "acme")
@@ -31,9 +32,11 @@ func TestTheAuditTrailIsReadByThoseWhoMay(t *testing.T) {
 	sa := h.must(t, boss, "POST", "/projects/"+projectID+"/service-accounts", "sa", `{"name":"CI","slug":"ci"}`, 201)
 	key, _ := sa.body["key"].(map[string]any)
 	robot := h.must(t, "", "POST", "/auth/service-account/token", "", mintBody(sa), 200).text("access_token")
-	require.Equal(t, 403, h.ask(t, robot, "POST", "/projects/"+projectID+"/service-accounts", "sa2", `{"name":"Evil","slug":"evil"}`).status)
+	require.Equal(t, 403, h.ask(t, robot, "POST", "/projects/"+projectID+"/service-accounts", "sa2",
+		`{"name":"Evil","slug":"evil"}`).status)
 
-	made := items(h.must(t, boss, "GET", "/audit?resource_type=service_account&outcome=done&action=iam.service_account.write", "", "", 200))
+	made := items(h.must(t, boss, "GET",
+		"/audit?resource_type=service_account&outcome=done&action=iam.service_account.write", "", "", 200))
 	require.Len(t, made, 1)
 	require.Equal(t, "flow-sa", made[0]["correlation_id"])
 	require.Equal(t, sa.text("id"), made[0]["resource_id"])

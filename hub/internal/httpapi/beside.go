@@ -12,8 +12,9 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// beside gives a handler that is not of the contract what every request gets: a request id, one line in the log, and a panic
-// that ends one answer instead of the hub; and it charges the request to its budgets. Its answers and credentials are its own.
+// beside gives a handler that is not of the contract what every request gets: a request id, one line in the log, and a
+// panic that ends one answer instead of the hub; and it charges the request to its budgets. Its answers and credentials
+// are its own.
 func (a *api) beside(route string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start, id := a.conf.Now(), requestID(r.Header)
@@ -23,7 +24,8 @@ func (a *api) beside(route string, next http.Handler) http.Handler {
 		defer func() { //nolint:contextcheck // the request's own context is in r
 			p := recover()
 			if p != nil && p != http.ErrAbortHandler { //nolint:errorlint // the documented sentinel, compared as net/http does
-				a.conf.Log.ErrorContext(r.Context(), "panic", slog.String("panic", fmt.Sprint(p)), slog.String("stack", string(debug.Stack())), slog.String("correlation_id", id))
+				a.conf.Log.ErrorContext(r.Context(), "panic", slog.String("panic", fmt.Sprint(p)),
+					slog.String("stack", string(debug.Stack())), slog.String("correlation_id", id))
 			}
 			if p != nil && seen.status == 0 {
 				http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
@@ -64,7 +66,8 @@ type besideCaller struct {
 	places          []place
 }
 
-// besideOf finds the node, or the owner of the registry token, that a request comes from; without one it is charged to its address.
+// besideOf finds the node, or the owner of the registry token, that a request comes from; without one it is charged to
+// its address.
 func (a *api) besideOf(r *http.Request) besideCaller {
 	if node := nodeOf(r.TLS); node != "" {
 		return besideCaller{
@@ -123,7 +126,10 @@ func refuseBeside(w http.ResponseWriter, r *http.Request, f *fault.Error) {
 	w.Header().Set("Retry-After", retryAfter(f))
 	w.WriteHeader(statusOf(f.Kind))
 	// The client has gone when this fails.
-	_ = json.NewEncoder(w).Encode(map[string]any{"errors": []map[string]string{{"code": "TOOMANYREQUESTS", "message": f.Public}}})
+	_ = json.NewEncoder(w).Encode(map[string]any{"errors": []map[string]string{{
+		"code":    "TOOMANYREQUESTS",
+		"message": f.Public,
+	}}})
 }
 
 // seenWriter remembers what went out. Unwrap keeps flushing and deadlines working.

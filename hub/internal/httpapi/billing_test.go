@@ -20,8 +20,10 @@ func (h *house) runFor(t *testing.T, orgID, projectID string, d time.Duration) (
 	t.Helper()
 	now, node := h.clock(), db.NewID()
 	s := ledger.Subject{
-		ID: db.NewID(), Kind: ledger.Member, OrgID: orgID, ProjectID: projectID, AppInstanceID: db.NewID(), AppSlug: "demo", AllocationID: db.NewID(), NodeID: node,
-		OperatingMode: "tenant_dedicated", ControlPlaneScope: "project", RuntimeBackend: "launchable_oci", CorrelationID: "run-1", OpenedAt: now,
+		ID: db.NewID(), Kind: ledger.Member, OrgID: orgID, ProjectID: projectID, AppInstanceID: db.NewID(), AppSlug: "demo",
+		AllocationID: db.NewID(), NodeID: node,
+		OperatingMode: "tenant_dedicated", ControlPlaneScope: "project", RuntimeBackend: "launchable_oci",
+		CorrelationID: "run-1", OpenedAt: now,
 	}
 	h.wait(d)
 	seg, err := ledger.ReadSegment(node, "i", &protocol.UsageSegment{Records: []*protocol.UsageRecord{{
@@ -34,7 +36,10 @@ func (h *house) runFor(t *testing.T, orgID, projectID string, d time.Duration) (
 		if err := ledger.OpenSubject(ctx, tx, s); err != nil {
 			return 0, err
 		}
-		if _, err := ledger.IssueLease(ctx, tx, ledger.LeaseRequest{SubjectID: s.ID, NodeID: node, Now: now, Duration: time.Hour}); err != nil {
+		if _, err := ledger.IssueLease(ctx, tx, ledger.LeaseRequest{
+			SubjectID: s.ID, NodeID: node, Now: now,
+			Duration: time.Hour,
+		}); err != nil {
 			return 0, err
 		}
 		return ledger.PostUsage(ctx, tx, now.Add(d), seg)
@@ -48,13 +53,17 @@ func TestBillFromPriceToPosting(t *testing.T) {
 	orgID, projectID, boss := h.tenant(t, "acme")
 	_, _, stranger := h.tenant(t, "other")
 
-	price := h.must(t, h.admin, "POST", "/admin/prices", "p1", `{"meter":"session_seconds","currency":"EUR","price":"3.6","per":"hour","host_share_percent":70}`, 201)
+	price := h.must(t, h.admin, "POST", "/admin/prices", "p1",
+		`{"meter":"session_seconds","currency":"EUR","price":"3.6","per":"hour","host_share_percent":70}`, 201)
 	require.Equal(t, "3.6", price.text("price"))
-	again := h.must(t, h.admin, "POST", "/admin/prices", "p1", `{"meter":"session_seconds","currency":"EUR","price":"3.6","per":"hour","host_share_percent":70}`, 201)
+	again := h.must(t, h.admin, "POST", "/admin/prices", "p1",
+		`{"meter":"session_seconds","currency":"EUR","price":"3.6","per":"hour","host_share_percent":70}`, 201)
 	require.Equal(t, price.text("id"), again.text("id"))
-	credit := h.must(t, h.admin, "POST", "/admin/credits", "c1", `{"org_id":"`+orgID+`","amount":"100","currency":"EUR","description":"welcome"}`, 201)
+	credit := h.must(t, h.admin, "POST", "/admin/credits", "c1", `{"org_id":"`+orgID+
+		`","amount":"100","currency":"EUR","description":"welcome"}`, 201)
 	require.Equal(t, "credit", credit.text("kind"))
-	h.must(t, h.admin, "POST", "/admin/credits", "c1", `{"org_id":"`+orgID+`","amount":"100","currency":"EUR","description":"welcome"}`, 201)
+	h.must(t, h.admin, "POST", "/admin/credits", "c1", `{"org_id":"`+orgID+
+		`","amount":"100","currency":"EUR","description":"welcome"}`, 201)
 
 	instance := h.runFor(t, orgID, projectID, 100*time.Second)
 
@@ -95,7 +104,10 @@ func TestBillFromPriceToPosting(t *testing.T) {
 
 	require.Empty(t, h.must(t, stranger, "GET", "/billing/usage?app_instance_id="+instance, "", "", 200).body["items"])
 	require.Empty(t, h.must(t, stranger, "GET", "/billing/ledger", "", "", 200).body["items"])
-	for _, path := range []string{"/billing/usage?project_id=" + projectID, "/billing/usage?org_id=" + orgID, "/billing/ledger?org_id=" + orgID, "/billing/wallet?org_id=" + orgID} {
+	for _, path := range []string{
+		"/billing/usage?project_id=" + projectID, "/billing/usage?org_id=" + orgID,
+		"/billing/ledger?org_id=" + orgID, "/billing/wallet?org_id=" + orgID,
+	} {
 		require.Equal(t, 404, h.ask(t, stranger, "GET", path, "", "").status, path)
 	}
 	require.Len(t, h.must(t, h.admin, "GET", "/billing/ledger?org_id="+orgID, "", "", 200).body["items"], 3)
@@ -113,7 +125,8 @@ func TestServiceAccountSeesTheUsageOfItsProjectOnly(t *testing.T) {
 	require.Empty(t, h.must(t, robot, "GET", "/billing/usage?app_instance_id="+other, "", "", 200).body["items"])
 	require.Equal(t, 404, h.ask(t, robot, "GET", "/billing/usage?project_id="+second, "", "").status)
 	require.Equal(t, 403, h.ask(t, robot, "GET", "/billing/ledger", "", "").status)
-	require.Equal(t, 403, h.ask(t, robot, "POST", "/admin/credits", "x", `{"org_id":"`+orgID+`","amount":"1","currency":"EUR","description":"me"}`).status)
+	require.Equal(t, 403, h.ask(t, robot, "POST", "/admin/credits", "x", `{"org_id":"`+orgID+
+		`","amount":"1","currency":"EUR","description":"me"}`).status)
 }
 
 func TestMoneyThatMakesNoSenseIsRefused(t *testing.T) {
@@ -124,14 +137,33 @@ func TestMoneyThatMakesNoSenseIsRefused(t *testing.T) {
 		status     int
 		code       string
 	}{
-		"nothing":                {"/admin/credits", `{"org_id":"` + orgID + `","amount":"0","currency":"EUR","description":"d"}`, 422, "amount_invalid"},
-		"negative":               {"/admin/credits", `{"org_id":"` + orgID + `","amount":"-1","currency":"EUR","description":"d"}`, 400, ""},
-		"nobody":                 {"/admin/credits", `{"org_id":"` + db.NewID() + `","amount":"1","currency":"EUR","description":"d"}`, 404, "not_found"},
-		"price in the past":      {"/admin/prices", `{"meter":"session_seconds","currency":"EUR","price":"1","per":"hour","from":"2020-01-01T00:00:00Z"}`, 422, "price_in_the_past"},
-		"time by the unit":       {"/admin/prices", `{"meter":"session_seconds","currency":"EUR","price":"1","per":"unit"}`, 422, "price_unit_invalid"},
-		"tokens by the hour":     {"/admin/prices", `{"meter":"tokens","currency":"EUR","price":"1","per":"hour"}`, 422, "price_unit_invalid"},
-		"beyond any range":       {"/admin/prices", `{"meter":"session_seconds","currency":"EUR","price":"999999999","per":"second"}`, 422, "price_invalid"},
-		"host gets all and more": {"/admin/prices", `{"meter":"session_seconds","currency":"EUR","price":"1","per":"hour","host_share_percent":101}`, 400, ""},
+		"nothing": {"/admin/credits", `{"org_id":"` + orgID +
+			`","amount":"0","currency":"EUR","description":"d"}`, 422, "amount_invalid"},
+		"negative": {"/admin/credits", `{"org_id":"` + orgID +
+			`","amount":"-1","currency":"EUR","description":"d"}`, 400, ""},
+		"nobody": {"/admin/credits", `{"org_id":"` + db.NewID() +
+			`","amount":"1","currency":"EUR","description":"d"}`, 404, "not_found"},
+		"price in the past": {
+			"/admin/prices",
+			`{"meter":"session_seconds","currency":"EUR","price":"1","per":"hour","from":"2020-01-01T00:00:00Z"}`, 422,
+			"price_in_the_past",
+		},
+		"time by the unit": {
+			"/admin/prices", `{"meter":"session_seconds","currency":"EUR","price":"1","per":"unit"}`,
+			422, "price_unit_invalid",
+		},
+		"tokens by the hour": {
+			"/admin/prices", `{"meter":"tokens","currency":"EUR","price":"1","per":"hour"}`, 422,
+			"price_unit_invalid",
+		},
+		"beyond any range": {
+			"/admin/prices",
+			`{"meter":"session_seconds","currency":"EUR","price":"999999999","per":"second"}`, 422, "price_invalid",
+		},
+		"host gets all and more": {
+			"/admin/prices",
+			`{"meter":"session_seconds","currency":"EUR","price":"1","per":"hour","host_share_percent":101}`, 400, "",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := h.must(t, h.admin, "POST", c.path, strings.ReplaceAll(name, " ", "-"), c.body, c.status)
@@ -140,26 +172,31 @@ func TestMoneyThatMakesNoSenseIsRefused(t *testing.T) {
 			}
 		})
 	}
-	require.Equal(t, 403, h.ask(t, boss, "POST", "/admin/prices", "b", `{"meter":"session_seconds","currency":"EUR","price":"1","per":"hour"}`).status)
+	require.Equal(t, 403, h.ask(t, boss, "POST", "/admin/prices", "b",
+		`{"meter":"session_seconds","currency":"EUR","price":"1","per":"hour"}`).status)
 	empty, err := db.ReadTx(t.Context(), h.d, func(tx db.Tx) (int, error) {
 		prices, _, err := ledger.ListPrices(t.Context(), tx, "", "", 0)
 		return len(prices), err
 	})
 	require.NoError(t, err)
 	require.Zero(t, empty)
-	require.Equal(t, 422, h.ask(t, boss, "GET", "/billing/usage?from=2026-01-02T00:00:00Z&to=2026-01-01T00:00:00Z", "", "").status)
+	require.Equal(t, 422, h.ask(t, boss, "GET", "/billing/usage?from=2026-01-02T00:00:00Z&to=2026-01-01T00:00:00Z", "",
+		"").status)
 	require.Equal(t, 400, h.ask(t, boss, "GET", "/billing/usage?cursor=nonsense", "", "").status)
 }
 
 func TestPriceEndsWhereTheNextBegins(t *testing.T) {
 	h := newHouse(t)
 	body := func(price string, from time.Time) string {
-		return `{"meter":"session_seconds","currency":"EUR","price":"` + price + `","per":"hour","from":"` + from.Format(time.RFC3339) + `"}`
+		return `{"meter":"session_seconds","currency":"EUR","price":"` + price + `","per":"hour","from":"` +
+			from.Format(time.RFC3339) + `"}`
 	}
 	tomorrow := h.clock().Add(24 * time.Hour)
-	h.must(t, h.admin, "POST", "/admin/prices", "1", `{"meter":"session_seconds","currency":"EUR","price":"1","per":"hour"}`, 201)
+	h.must(t, h.admin, "POST", "/admin/prices", "1",
+		`{"meter":"session_seconds","currency":"EUR","price":"1","per":"hour"}`, 201)
 	h.must(t, h.admin, "POST", "/admin/prices", "2", body("2", tomorrow), 201)
-	require.Equal(t, "price_exists", h.must(t, h.admin, "POST", "/admin/prices", "3", body("3", tomorrow), 409).text("code"))
+	require.Equal(t, "price_exists", h.must(t, h.admin, "POST", "/admin/prices", "3", body("3", tomorrow),
+		409).text("code"))
 	list := h.must(t, h.admin, "GET", "/admin/prices?meter=session_seconds", "", "", 200)
 	items, _ := list.body["items"].([]any)
 	require.Len(t, items, 2)

@@ -14,8 +14,9 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// The budgets of requests. A caller without a valid credential counts for its address, for the prefix that one customer of a
-// provider usually has, and for all such callers together; one with a credential for itself, for its org, and for all.
+// The budgets of requests. A caller without a valid credential counts for its address, for the prefix that one customer
+// of a provider usually has, and for all such callers together; one with a credential for itself, for its org, and for
+// all.
 const (
 	// Twenty instances that are launched at once and each watched make some sixty requests a second.
 	defaultRequestsPerSecond = 100
@@ -41,7 +42,8 @@ const (
 	defaultRegistryBytesPerSecond = 256 << 20
 	defaultRegistryBurstBytes     = artifact.MaxUploadBytes
 
-	// rowShare is the part of a caller's rate that may leave audit rows by failing; a burst of requests may leave a row each.
+	// rowShare is the part of a caller's rate that may leave audit rows by failing; a burst of requests may leave a row
+	// each.
 	rowShare = 50
 	// anonymousRowsPerSecond bounds the audit rows of all refused callers without a credential together.
 	anonymousRowsPerSecond = 1
@@ -60,8 +62,8 @@ type budget struct {
 	unit      string
 	perSecond rate.Limit
 	burst     int
-	// capacity bounds the remembered keys. The key that was charged least recently is forgotten first; capacity is at least what
-	// the total can admit while a bucket fills up, so that the bucket of a forgotten key would be full again.
+	// capacity bounds the remembered keys. The key that was charged least recently is forgotten first; capacity is at
+	// least what the total can admit while a bucket fills up, so that the bucket of a forgotten key would be full again.
 	capacity int
 	buckets  map[string]*lru.Element
 	recent   *lru.List

@@ -32,8 +32,8 @@ func (d *door) status(t *testing.T, a ask) int {
 
 func bearer(token string) http.Header { return http.Header{"Authorization": {"Bearer " + token}} }
 
-// TestAUsedUpBudgetIsNotForgottenForOthers floods a budget with as many keys as its total admits: memory stays bounded, and a key
-// that has used up its budget gets no more than its rate.
+// TestAUsedUpBudgetIsNotForgottenForOthers floods a budget with as many keys as its total admits: memory stays bounded,
+// and a key that has used up its budget gets no more than its rate.
 func TestAUsedUpBudgetIsNotForgottenForOthers(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	total := newBudget("total", 100, 200, nil)
@@ -277,7 +277,9 @@ func TestRegistryTransfersHaveABudgetOfBytes(t *testing.T) {
 		ask := func(id string) *http.Request {
 			r := download("acme/a")
 			leaf := &x509.Certificate{URIs: []*url.URL{protocol.NodeSPIFFE("gpuaas.test", id)}}
-			r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{{leaf}}}
+			r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{
+				{leaf},
+			}}
 			return r
 		}
 		for range 3 {
@@ -321,13 +323,17 @@ func (b blocking) ListOrgs(context.Context, ListOrgsRequestObject) (ListOrgsResp
 	return ListOrgs200JSONResponse{Items: []Org{}}, nil
 }
 
-func (b blocking) WatchAppInstance(context.Context, WatchAppInstanceRequestObject) (WatchAppInstanceResponseObject, error) {
+func (b blocking) WatchAppInstance(context.Context,
+	WatchAppInstanceRequestObject,
+) (WatchAppInstanceResponseObject, error) {
 	b.entered <- struct{}{}
 	<-b.release
 	return nil, iam.ErrNotFound()
 }
 
-func (b blocking) GetAppInstanceLogs(context.Context, GetAppInstanceLogsRequestObject) (GetAppInstanceLogsResponseObject, error) {
+func (b blocking) GetAppInstanceLogs(context.Context,
+	GetAppInstanceLogsRequestObject,
+) (GetAppInstanceLogsResponseObject, error) {
 	b.entered <- struct{}{}
 	<-b.release
 	return nil, iam.ErrNotFound()

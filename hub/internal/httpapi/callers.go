@@ -55,17 +55,19 @@ func remoteIP(remoteAddr string) string {
 	return host
 }
 
-// nodeOf names the node whose certificate the connection has shown and TLS has verified; empty where there is none. Only node
-// authorities are accepted for client certificates (TLSConfig).
+// nodeOf names the node whose certificate the connection has shown and TLS has verified; empty where there is none.
+// Only node authorities are accepted for client certificates (TLSConfig).
 func nodeOf(conn *tls.ConnectionState) string {
-	if conn == nil || len(conn.VerifiedChains) == 0 || len(conn.PeerCertificates) == 0 || len(conn.PeerCertificates[0].URIs) != 1 {
+	if conn == nil || len(conn.VerifiedChains) == 0 || len(conn.PeerCertificates) == 0 ||
+		len(conn.PeerCertificates[0].URIs) != 1 {
 		return ""
 	}
 	return conn.PeerCertificates[0].URIs[0].String()
 }
 
-// knownCredentials remembers who showed which credential, so that a flood is refused before the database is asked: a known
-// credential by its caller's budgets, an unknown one by its address's. It keeps digests, and never decides who a caller is.
+// knownCredentials remembers who showed which credential, so that a flood is refused before the database is asked: a
+// known credential by its caller's budgets, an unknown one by its address's. It keeps digests, and never decides who a
+// caller is.
 type knownCredentials struct {
 	mu      sync.Mutex
 	callers map[[sha256.Size]byte]*lru.Element
@@ -99,7 +101,8 @@ func (k *knownCredentials) put(digest [sha256.Size]byte, id callerID) {
 		k.callers = map[[sha256.Size]byte]*lru.Element{}
 	}
 	if len(k.callers) >= maxKnownCredentials {
-		delete(k.callers, k.recent.Remove(k.recent.Back()).(knownCredential).digest) //nolint:forcetypeassert // only these are put in
+		//nolint:forcetypeassert // only these are put in
+		delete(k.callers, k.recent.Remove(k.recent.Back()).(knownCredential).digest)
 	}
 	k.callers[digest] = k.recent.PushFront(knownCredential{digest, id})
 }

@@ -46,7 +46,8 @@ func invalid(fields []fault.Field) error {
 	if len(fields) > maxProblemFields {
 		fields = fields[:maxProblemFields]
 	}
-	f := fault.New(fault.Malformed, "invalid_request", "The request is not what the contract asks for; see errors for the places.", nil).Lasting()
+	f := fault.New(fault.Malformed, "invalid_request", "The request is not what the contract asks for; see errors for "+
+		"the places.", nil).Lasting()
 	f.Fields = fields
 	return f
 }
@@ -56,10 +57,12 @@ func readBody(c *gin.Context, o *operation) ([]byte, error) {
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		return nil, fault.New(fault.TooLarge, "body_too_large", fmt.Sprintf("The body is larger than the %d bytes that this operation takes.", o.maxBodyBytes), nil).
+		return nil, fault.New(fault.TooLarge, "body_too_large", fmt.Sprintf("The body is larger than the %d bytes that "+
+			"this operation takes.", o.maxBodyBytes), nil).
 			At("", fmt.Sprintf("is larger than %d bytes", o.maxBodyBytes)).Lasting()
 	case err != nil:
-		return nil, fault.New(fault.Malformed, "body_incomplete", "The body did not arrive completely; send the request again.", err)
+		return nil, fault.New(fault.Malformed, "body_incomplete", "The body did not arrive completely; send the request "+
+			"again.", err)
 	}
 	c.Request.Body = readAlready{bytes.NewReader(body)}
 	c.Request.ContentLength = int64(len(body))
@@ -84,9 +87,11 @@ func checkBody(r *http.Request, o *operation, body []byte) ([]fault.Field, error
 		return nil, nil
 	}
 	if len(text) == 0 {
-		return nil, fault.New(fault.Malformed, "body_missing", "This operation needs a JSON body.", nil).At("", "is missing").Lasting()
+		return nil, fault.New(fault.Malformed, "body_missing", "This operation needs a JSON body.", nil).At("",
+			"is missing").Lasting()
 	}
-	if media, params, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" || !isUTF8(params) {
+	if media, params, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil ||
+		media != "application/json" || !isUTF8(params) {
 		return nil, fault.New(fault.Malformed, "content_type_unsupported", "Send the body as JSON.", nil).
 			AtHint("header/Content-Type", "is not application/json in UTF-8", "Content-Type: application/json").Lasting()
 	}
@@ -131,7 +136,10 @@ func checkParameters(c *gin.Context, o *operation) []fault.Field {
 	}
 	slices.Sort(unknown)
 	for _, name := range unknown {
-		fields = append(fields, fault.Field{Pointer: "query/" + escapePointer(strings.ToValidUTF8(name, "")), Reason: "is not a parameter of this operation"})
+		fields = append(fields, fault.Field{
+			Pointer: "query/" + escapePointer(strings.ToValidUTF8(name, "")),
+			Reason:  "is not a parameter of this operation",
+		})
 	}
 	return fields
 }
@@ -162,7 +170,8 @@ func (p parameter) check(values []string) []fault.Field {
 	return schemaFields(at, p.schema.Validate(value))
 }
 
-// schemaFields turns a validation error into places and reasons in this API's own words: the library's would quote values.
+// schemaFields turns a validation error into places and reasons in this API's own words: the library's would quote
+// values.
 func schemaFields(base string, err error) []fault.Field {
 	var bad *jsonschema.ValidationError
 	if !errors.As(err, &bad) {

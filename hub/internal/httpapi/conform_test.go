@@ -19,7 +19,8 @@ import (
 	hubapi "github.com/gpuaas/gpuaas/hub/api"
 )
 
-// conforms lets a test's requests through and holds every answer against the contract: declared status, media type, schema.
+// conforms lets a test's requests through and holds every answer against the contract: declared status, media type,
+// schema.
 func conforms(t *testing.T, next http.Handler) http.Handler {
 	t.Helper()
 	doc, err := openapi3.NewLoader().LoadFromData(hubapi.OpenAPI)
@@ -51,7 +52,8 @@ func conforms(t *testing.T, next http.Handler) http.Handler {
 		match := httptest.NewRecorder()
 		routes.ServeHTTP(match, r)
 		if found := match.Header().Get("Path"); found != "" {
-			checkAnswer(t, doc.Paths.Value(found).Operations()[r.Method], "/paths/"+escapePointer(found)+"/"+strings.ToLower(r.Method), rec, schemaAt, codes)
+			checkAnswer(t, doc.Paths.Value(found).Operations()[r.Method], "/paths/"+escapePointer(found)+"/"+
+				strings.ToLower(r.Method), rec, schemaAt, codes)
 		}
 		maps.Copy(w.Header(), rec.Header())
 		w.WriteHeader(rec.Code)

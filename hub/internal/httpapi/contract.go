@@ -15,7 +15,8 @@ import (
 
 const (
 	basePath = "/api/v1"
-	// defaultMaxBodyBytes bounds a request body; an operation that needs more says so as x-max-body-bytes. Larger ones are 413.
+	// defaultMaxBodyBytes bounds a request body; an operation that needs more says so as x-max-body-bytes. Larger ones are
+	// 413.
 	defaultMaxBodyBytes = 256 << 10
 	// maxEmptyBodyBytes is for operations that take no body: an empty object counts as none.
 	maxEmptyBodyBytes    = 1 << 10
@@ -111,7 +112,8 @@ func schemaCompiler(text []byte) (*jsonschema.Compiler, error) {
 	return compiler, nil
 }
 
-// wholeNumber refuses what the Go type behind the field could not hold, also 1.0 and 1e3, which JSON Schema counts as integers.
+// wholeNumber refuses what the Go type behind the field could not hold, also 1.0 and 1e3, which JSON Schema counts as
+// integers.
 func wholeNumber(bits int) func(any) error {
 	return func(v any) error {
 		if n, ok := v.(json.Number); ok {

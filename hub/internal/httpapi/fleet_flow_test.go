@@ -49,7 +49,8 @@ func TestNodesOverREST(t *testing.T) {
 	lost := s.must(t, s.admin, "POST", node+"/remove", "r4", `{"lost":true,"reason":"burnt down"}`, 200)
 	require.Equal(t, "lost", lost.text("status"))
 	require.Equal(t, "burnt down", lost.text("remove_reason"))
-	require.Equal(t, lost.text("removed_at"), s.must(t, s.admin, "POST", node+"/remove", "r4", `{"lost":true,"reason":"burnt down"}`, 200).text("removed_at"))
+	require.Equal(t, lost.text("removed_at"), s.must(t, s.admin, "POST", node+"/remove", "r4",
+		`{"lost":true,"reason":"burnt down"}`, 200).text("removed_at"))
 	require.Equal(t, "node_lost", s.must(t, boss, "GET", allocations+"/"+allocation, "", "", 200).text("status"))
 	got := s.must(t, boss, "GET", "/projects/"+projectID+"/app-instances/"+i.ID, "", "", 200)
 	require.Equal(t, "failed", got.text("status"))
@@ -69,13 +70,17 @@ func TestANodeShowsItsRefusalsAndItsIsolation(t *testing.T) {
 	for n, reason := range []string{"malformed", "stale"} {
 		s.tx(t, func(ctx context.Context, tx db.Tx) error {
 			_, err := fleet.Refused(ctx, tx, s.node, db.NewID(), fleet.Refusal{
-				Document: fleet.DocumentState, Epoch: 1, Generation: uint64(n + 1), Reason: reason, At: s.clock().Add(time.Duration(n) * time.Minute),
+				Document: fleet.DocumentState, Epoch: 1, Generation: uint64(n + 1), Reason: reason,
+				At: s.clock().Add(time.Duration(n) * time.Minute),
 			})
 			return err
 		})
 	}
 	s.tx(t, func(ctx context.Context, tx db.Tx) error {
-		_, err := fleet.Observe(ctx, tx, fleet.Report{NodeID: s.node, SessionNo: 1, Counter: 99, Conditions: []string{protocol.ConditionRuncVulnerable}}, s.clock())
+		_, err := fleet.Observe(ctx, tx, fleet.Report{
+			NodeID: s.node, SessionNo: 1, Counter: 99,
+			Conditions: []string{protocol.ConditionRuncVulnerable},
+		}, s.clock())
 		return err
 	})
 	got := s.must(t, s.admin, "GET", "/admin/nodes/"+s.node, "", "", 200)

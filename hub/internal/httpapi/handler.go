@@ -27,8 +27,8 @@ type Config struct {
 	Auditor       Auditor
 	// Registry serves /v2/ (image pushes and pulls, and their tokens); it does its own authentication. May be nil.
 	Registry http.Handler
-	// RegistryCaller names whom a request to the registry is charged to, and the org (empty where there is none), without asking the
-	// database; subject is empty for a visitor. May be nil.
+	// RegistryCaller names whom a request to the registry is charged to, and the org (empty where there is none), without
+	// asking the database; subject is empty for a visitor. May be nil.
 	RegistryCaller func(*http.Request) (subject, orgSlug string)
 	// NodeKey gives a node's public key without a query for each call; nil for a node that there is not. May be nil.
 	NodeKey func(ctx context.Context, nodeID string, now time.Time) (ed25519.PublicKey, error)
@@ -37,7 +37,8 @@ type Config struct {
 	// RequestsPerSecond and Burst bound each caller; zero means the defaults.
 	RequestsPerSecond float64
 	Burst             int
-	// RegistryBytesPerSecond and RegistryBurstBytes bound what each caller moves through the registry; zero means the defaults.
+	// RegistryBytesPerSecond and RegistryBurstBytes bound what each caller moves through the registry; zero means the
+	// defaults.
 	RegistryBytesPerSecond float64
 	RegistryBurstBytes     int
 }
@@ -76,7 +77,8 @@ func NewHandler(s StrictServerInterface, conf Config) (http.Handler, error) {
 		return nil, fmt.Errorf("request metric: %w", err)
 	}
 	leftOut, err := otel.Meter("gpuaas/httpapi").Int64Counter("gpuaas.audit.unrecorded",
-		metric.WithDescription("Denied or failed requests without an audit row of their own, because a budget of rows was used up."))
+		metric.WithDescription("Denied or failed requests without an audit row of their own, because a budget of rows was "+
+			"used up."))
 	if err != nil {
 		return nil, fmt.Errorf("audit metric: %w", err)
 	}
@@ -115,26 +117,30 @@ func (a *api) engine(s StrictServerInterface) *gin.Engine {
 			a.fail(c, err)
 			return
 		}
-		a.fail(c, fault.New(fault.NotFound, "route_not_found", "There is no such path; openapi.yaml lists them all.", nil).Lasting())
+		a.fail(c, fault.New(fault.NotFound, "route_not_found", "There is no such path; openapi.yaml lists them all.",
+			nil).Lasting())
 	})
 	e.NoMethod(func(c *gin.Context) { a.methodNotAllowed(c) })
 
 	strict := NewStrictHandlerWithOptions(s, nil, StrictGinServerOptions{
 		RequestErrorHandlerFunc: func(c *gin.Context, err error) {
-			a.fail(c, fault.New(fault.Malformed, "invalid_request", "The body is not what the contract asks for.", err).At("", "has a value of the wrong type").Lasting())
+			a.fail(c, fault.New(fault.Malformed, "invalid_request", "The body is not what the contract asks for.", err).At("",
+				"has a value of the wrong type").Lasting())
 		},
 		HandlerErrorFunc: a.fail,
 		ResponseErrorHandlerFunc: func(c *gin.Context, err error) {
-			a.conf.Log.InfoContext(c.Request.Context(), "answer not delivered", slog.Any("error", err), slog.String("correlation_id", callOf(c.Request.Context()).correlationID))
+			a.conf.Log.InfoContext(c.Request.Context(), "answer not delivered", slog.Any("error", err),
+				slog.String("correlation_id", callOf(c.Request.Context()).correlationID))
 		},
 	})
 	options := GinServerOptions{ErrorHandler: func(c *gin.Context, err error, _ int) {
-		a.fail(c, fault.New(fault.Malformed, "invalid_request", "A parameter is not what the contract asks for.", err).Lasting())
+		a.fail(c, fault.New(fault.Malformed, "invalid_request", "A parameter is not what the contract asks for.",
+			err).Lasting())
 	}}
 	RegisterHandlersWithOptions(e.Group(basePath, a.admit), strict, options)
 
-	// What probes look for at the root. Health and readiness have no budget: they cost next to nothing, and an orchestrator ends a
-	// hub whose probes fail.
+	// What probes look for at the root. Health and readiness have no budget: they cost next to nothing, and an
+	// orchestrator ends a hub whose probes fail.
 	wrapper := ServerInterfaceWrapper{Handler: strict, ErrorHandler: options.ErrorHandler}
 	e.GET("/healthz", wrapper.GetHealth)
 	e.GET("/readyz", wrapper.GetReadiness)
@@ -166,8 +172,10 @@ func (a *api) methodNotAllowed(c *gin.Context) {
 	h.Set("Content-Type", "application/problem+json")
 	closeUnread(c.Writer, c.Request)
 	c.JSON(http.StatusMethodNotAllowed, Problem{
-		Type: problemType + codeMethodNotAllowed, Title: http.StatusText(http.StatusMethodNotAllowed), Status: http.StatusMethodNotAllowed,
-		Code: codeMethodNotAllowed, Detail: "This path does not take this method; the Allow header lists those it takes.", CorrelationID: state.correlationID,
+		Type: problemType + codeMethodNotAllowed, Title: http.StatusText(http.StatusMethodNotAllowed),
+		Status: http.StatusMethodNotAllowed,
+		Code:   codeMethodNotAllowed, Detail: "This path does not take this method; the Allow header lists those it takes.",
+		CorrelationID: state.correlationID,
 	})
 }
 

@@ -48,7 +48,9 @@ func (d desk) CreateOrg(ctx context.Context, r CreateOrgRequestObject) (CreateOr
 	return CreateOrg201JSONResponse{ID: someID, Slug: r.Body.Slug, DisplayName: r.Body.DisplayName}, nil
 }
 
-func (d desk) GetAppInstanceLogs(context.Context, GetAppInstanceLogsRequestObject) (GetAppInstanceLogsResponseObject, error) {
+func (d desk) GetAppInstanceLogs(context.Context,
+	GetAppInstanceLogsRequestObject,
+) (GetAppInstanceLogsResponseObject, error) {
 	return logStream{source: d.logs}, nil
 }
 
@@ -65,7 +67,8 @@ func postOrg() ask {
 func TestRequestIDIsEchoedOrReplaced(t *testing.T) {
 	d := newDoor(t, desk{})
 	for given, keep := range map[string]bool{
-		"a.B-9_": true, strings.Repeat("x", 128): true, "": false, strings.Repeat("x", 129): false, "a b": false, "a\u00e9": false, `a"`: false,
+		"a.B-9_": true, strings.Repeat("x", 128): true, "": false, strings.Repeat("x",
+			129): false, "a b": false, "a\u00e9": false, `a"`: false,
 	} {
 		a := getOrgs()
 		a.header = http.Header{"X-Request-Id": {given}}
@@ -107,8 +110,10 @@ func TestCommandLearnsCallerKeyAndTrace(t *testing.T) {
 
 func TestFaultsBecomeProblems(t *testing.T) {
 	kinds := map[fault.Kind]int{
-		fault.Internal: 500, fault.Malformed: 400, fault.Unauthenticated: 401, fault.Forbidden: 403, fault.NotFound: 404, fault.Conflict: 409,
-		fault.PreconditionFailed: 412, fault.TooLarge: 413, fault.Unprocessable: 422, fault.RateLimited: 429, fault.Unavailable: 503,
+		fault.Internal: 500, fault.Malformed: 400, fault.Unauthenticated: 401, fault.Forbidden: 403, fault.NotFound: 404,
+		fault.Conflict:           409,
+		fault.PreconditionFailed: 412, fault.TooLarge: 413, fault.Unprocessable: 422, fault.RateLimited: 429,
+		fault.Unavailable: 503,
 	}
 	for kind, status := range kinds {
 		d := newDoor(t, desk{orgs: func(context.Context) (ListOrgsResponseObject, error) {
@@ -189,7 +194,10 @@ func TestAnswersAreForNoBrowserAndNoCache(t *testing.T) {
 	for _, a := range []ask{getOrgs(), {method: http.MethodGet, path: "/none"}} {
 		res := d.do(t, a)
 		require.NoError(t, res.Body.Close())
-		for name, value := range map[string]string{"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"} {
+		for name, value := range map[string]string{
+			"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store",
+			"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+		} {
 			require.Equal(t, value, res.Header.Get(name))
 		}
 	}
@@ -210,7 +218,10 @@ func TestRegistryIsServedBesideTheAPI(t *testing.T) {
 	d := newDoor(t, desk{}, func(c *Config) {
 		c.Registry = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
 	})
-	for path, status := range map[string]int{"/v2/": 418, "/v2": 418, "/v2/a/manifests/x": 418, "/v2x": 404, "/api/v1/orgs": 200} {
+	for path, status := range map[string]int{
+		"/v2/": 418, "/v2": 418, "/v2/a/manifests/x": 418, "/v2x": 404,
+		"/api/v1/orgs": 200,
+	} {
 		res := d.do(t, ask{method: http.MethodGet, path: path})
 		require.NoError(t, res.Body.Close())
 		require.Equal(t, status, res.StatusCode, path)
@@ -232,7 +243,9 @@ func TestRegistryRequestsAreSeenAndItsPanicsEndOneAnswer(t *testing.T) {
 }
 
 // served starts the handler on a port of its own and gives its address and the authority of its certificate.
-func served(t *testing.T, s StrictServerInterface, nodeCAs *x509.CertPool) (addr string, roots *x509.CertPool, stop func() error) {
+func served(t *testing.T, s StrictServerInterface,
+	nodeCAs *x509.CertPool,
+) (addr string, roots *x509.CertPool, stop func() error) {
 	t.Helper()
 	cert, authority := certificate(t, "hub")
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -252,9 +265,11 @@ func certificate(t *testing.T, name string) (tls.Certificate, *x509.CertPool) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour),
+		IsCA:     true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	require.NoError(t, err)
@@ -283,7 +298,9 @@ func TestClientCertificateIsOptionalButMustBeANodes(t *testing.T) {
 	require.NoError(t, ask(node))
 	// Shown in spite of the server's list of authorities, as an attacker would.
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
-		RootCAs: roots, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &stranger, nil },
+		RootCAs: roots, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return &stranger, nil
+		},
 	}}}
 	res, err := client.Get("https://" + addr + "/healthz")
 	if err == nil {
@@ -300,7 +317,10 @@ func TestServeLetsRunningRequestsFinish(t *testing.T) {
 		<-release
 		return ListOrgs200JSONResponse{Items: []Org{}}, nil
 	}}, nil)
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true}}
+	client := &http.Client{Transport: &http.Transport{
+		TLSClientConfig:   &tls.Config{RootCAs: roots},
+		DisableKeepAlives: true,
+	}}
 	answered := make(chan int, 1)
 	go func() {
 		r, _ := http.NewRequest(http.MethodGet, "https://"+addr+"/api/v1/orgs", nil)
@@ -332,8 +352,12 @@ func TestServeLetsRunningRequestsFinish(t *testing.T) {
 func TestLogsArriveAsTheyAreWritten(t *testing.T) {
 	source, writer := io.Pipe()
 	addr, roots, stop := served(t, desk{logs: source}, nil)
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true}}
-	r, err := http.NewRequest(http.MethodGet, "https://"+addr+"/api/v1/projects/"+someID+"/app-instances/"+someID+"/logs?follow=true", nil)
+	client := &http.Client{Transport: &http.Transport{
+		TLSClientConfig:   &tls.Config{RootCAs: roots},
+		DisableKeepAlives: true,
+	}}
+	r, err := http.NewRequest(http.MethodGet, "https://"+addr+"/api/v1/projects/"+someID+"/app-instances/"+someID+
+		"/logs?follow=true", nil)
 	require.NoError(t, err)
 	r.Header.Set("Authorization", "Bearer "+goodToken)
 	res, err := client.Do(r)
@@ -348,6 +372,7 @@ func TestLogsArriveAsTheyAreWritten(t *testing.T) {
 	}
 	// Who hangs up ends the stream at its source too.
 	require.NoError(t, res.Body.Close())
-	require.Eventually(t, func() bool { _, err := io.WriteString(writer, "three\n"); return err != nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, err := io.WriteString(writer, "three\n"); return err != nil }, 10*time.Second,
+		time.Millisecond)
 	require.NoError(t, stop())
 }

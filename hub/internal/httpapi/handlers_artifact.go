@@ -19,7 +19,9 @@ type Artifacts struct {
 }
 
 // NewArtifacts makes the commands on artifacts. bundle gives the newest trust bundle.
-func NewArtifacts(d *db.DB, registry *artifact.Registry, bundle func() protocol.Bundle, sealer command.Sealer) Artifacts {
+func NewArtifacts(d *db.DB, registry *artifact.Registry, bundle func() protocol.Bundle,
+	sealer command.Sealer,
+) Artifacts {
 	return Artifacts{
 		DB:                  d,
 		Registry:            registry,
@@ -34,12 +36,15 @@ func (s *Server) GetRegistry(ctx context.Context, _ GetRegistryRequestObject) (G
 		return nil, err
 	}
 	return GetRegistry200JSONResponse(Registry{
-		RegistryHost: s.Artifacts.Registry.Host(), NamespaceMode: RegistryNamespaceModeOrgOwned, DigestOnly: true, ProjectPrivateRepositories: false,
+		RegistryHost: s.Artifacts.Registry.Host(), NamespaceMode: RegistryNamespaceModeOrgOwned, DigestOnly: true,
+		ProjectPrivateRepositories: false,
 	}), nil
 }
 
 // CreatePublishIntent says where to push and with which credentials.
-func (s *Server) CreatePublishIntent(ctx context.Context, r CreatePublishIntentRequestObject) (CreatePublishIntentResponseObject, error) {
+func (s *Server) CreatePublishIntent(ctx context.Context,
+	r CreatePublishIntentRequestObject,
+) (CreatePublishIntentResponseObject, error) {
 	made, err := s.Artifacts.CreatePublishIntent.Do(ctx, metaFrom(ctx), command.PublishIntentInput{
 		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, AppVersion: r.Body.AppVersion, ArtifactName: r.Body.ArtifactName,
 		ArtifactKind: string(r.Body.ArtifactKind), Channel: string(r.Body.Channel),
@@ -48,18 +53,26 @@ func (s *Server) CreatePublishIntent(ctx context.Context, r CreatePublishIntentR
 		return nil, err
 	}
 	return CreatePublishIntent201JSONResponse(PublishIntent{
-		IntentID: made.Intent.ID, Repository: made.Intent.Repository, Tag: made.Intent.Tag, RegistryHost: s.Artifacts.Registry.Host(),
-		Credentials:       RegistryCredentials{Username: made.Username, Password: made.Password, ExpiresAt: made.Intent.ExpiresAt},
-		SignatureRequired: true, SignatureScheme: PublishIntentSignatureSchemeCosignSimpleSigningEd25519, SigningKeyID: made.SigningKeyID,
+		IntentID: made.Intent.ID, Repository: made.Intent.Repository, Tag: made.Intent.Tag,
+		RegistryHost: s.Artifacts.Registry.Host(),
+		Credentials: RegistryCredentials{
+			Username: made.Username, Password: made.Password,
+			ExpiresAt: made.Intent.ExpiresAt,
+		},
+		SignatureRequired: true, SignatureScheme: PublishIntentSignatureSchemeCosignSimpleSigningEd25519,
+		SigningKeyID: made.SigningKeyID,
 	}), nil
 }
 
 // RegisterArtifact takes note of a pushed digest and checks its signature.
-func (s *Server) RegisterArtifact(ctx context.Context, r RegisterArtifactRequestObject) (RegisterArtifactResponseObject, error) {
+func (s *Server) RegisterArtifact(ctx context.Context,
+	r RegisterArtifactRequestObject,
+) (RegisterArtifactResponseObject, error) {
 	a, err := s.Artifacts.RegisterArtifact.Do(ctx, metaFrom(ctx), command.RegisterArtifactInput{
 		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, AppVersion: r.Body.AppVersion, ArtifactName: r.Body.ArtifactName,
-		ArtifactKind: string(r.Body.ArtifactKind), Digest: r.Body.Digest, Repository: r.Body.Repository, MediaType: r.Body.MediaType,
-		Channel: string(r.Body.Channel),
+		ArtifactKind: string(r.Body.ArtifactKind), Digest: r.Body.Digest, Repository: r.Body.Repository,
+		MediaType: r.Body.MediaType,
+		Channel:   string(r.Body.Channel),
 	})
 	if err != nil {
 		return nil, err
@@ -75,7 +88,10 @@ func (s *Server) ListArtifacts(ctx context.Context, r ListArtifactsRequestObject
 		if err != nil {
 			return nil, err
 		}
-		return artifact.List(ctx, tx, artifact.Filter{ProjectID: project.ID, AppSlug: r.Params.AppSlug, After: r.Params.Cursor, Limit: limit + 1})
+		return artifact.List(ctx, tx, artifact.Filter{
+			ProjectID: project.ID, AppSlug: r.Params.AppSlug,
+			After: r.Params.Cursor, Limit: limit + 1,
+		})
 	})
 	if err != nil {
 		return nil, err
@@ -93,15 +109,20 @@ func (s *Server) ListArtifacts(ctx context.Context, r ListArtifactsRequestObject
 
 func artifactView(a artifact.Artifact) Artifact {
 	out := Artifact{
-		ID: a.ID, AppSlug: a.AppSlug, AppVersion: a.AppVersion, ArtifactName: a.ArtifactName, ArtifactKind: ArtifactKind(a.ArtifactKind),
-		Repository: a.Repository, Digest: a.Digest, MediaType: a.MediaType, SizeBytes: a.SizeBytes, Platforms: a.Platforms,
-		Status: ArtifactStatus(a.Status), TrustState: ArtifactTrustState(a.TrustState), Channel: Channel(a.Channel), Evidence: []Evidence{}, CreatedAt: a.CreatedAt,
+		ID: a.ID, AppSlug: a.AppSlug, AppVersion: a.AppVersion, ArtifactName: a.ArtifactName,
+		ArtifactKind: ArtifactKind(a.ArtifactKind),
+		Repository:   a.Repository, Digest: a.Digest, MediaType: a.MediaType, SizeBytes: a.SizeBytes, Platforms: a.Platforms,
+		Status: ArtifactStatus(a.Status), TrustState: ArtifactTrustState(a.TrustState), Channel: Channel(a.Channel),
+		Evidence: []Evidence{}, CreatedAt: a.CreatedAt,
 	}
 	if out.Platforms == nil {
 		out.Platforms = []string{}
 	}
 	for _, e := range a.Evidence {
-		out.Evidence = append(out.Evidence, Evidence{Kind: EvidenceKind(e.Kind), KeyID: e.KeyID, Digest: e.Digest, VerifiedAt: e.VerifiedAt})
+		out.Evidence = append(out.Evidence, Evidence{
+			Kind: EvidenceKind(e.Kind), KeyID: e.KeyID, Digest: e.Digest,
+			VerifiedAt: e.VerifiedAt,
+		})
 	}
 	return out
 }

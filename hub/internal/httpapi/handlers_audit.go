@@ -21,8 +21,9 @@ func (s *Server) ListAudit(ctx context.Context, r ListAuditRequestObject) (ListA
 		return nil, err
 	}
 	list := event.AuditQuery{
-		ActorID: q.ActorID, Action: q.Action, ResourceType: q.ResourceType, ResourceID: q.ResourceID, CorrelationID: q.CorrelationID,
-		Outcome: string(q.Outcome), From: f.From, To: f.To, Before: f.Before, Limit: f.Limit + 1,
+		ActorID: q.ActorID, Action: q.Action, ResourceType: q.ResourceType, ResourceID: q.ResourceID,
+		CorrelationID: q.CorrelationID,
+		Outcome:       string(q.Outcome), From: f.From, To: f.To, Before: f.Before, Limit: f.Limit + 1,
 	}
 	out, err := db.ReadTx(ctx, s.Audit.DB, func(tx db.Tx) (AuditRowList, error) {
 		if list.OrgID, list.ProjectID, err = billingScope(ctx, tx, iam.AuditRead, q.OrgID, q.ProjectID); err != nil {
@@ -47,8 +48,9 @@ func (s *Server) ListAudit(ctx context.Context, r ListAuditRequestObject) (ListA
 
 func auditView(r event.AuditRow) AuditRow {
 	return AuditRow{
-		ID: r.ID, At: r.At, Actor: AuditActor{Type: AuditActorType(r.ActorType), ID: r.ActorID}, Action: r.Action, Outcome: AuditOutcome(r.Outcome),
-		Reason: r.Reason, ResourceType: r.ResourceType, ResourceID: r.ResourceID, OrgID: r.OrgID, ProjectID: r.ProjectID,
+		ID: r.ID, At: r.At, Actor: AuditActor{Type: AuditActorType(r.ActorType), ID: r.ActorID}, Action: r.Action,
+		Outcome: AuditOutcome(r.Outcome),
+		Reason:  r.Reason, ResourceType: r.ResourceType, ResourceID: r.ResourceID, OrgID: r.OrgID, ProjectID: r.ProjectID,
 		CorrelationID: r.CorrelationID, Before: r.Before, After: r.After,
 	}
 }

@@ -54,7 +54,9 @@ func (s *Server) ListUsage(ctx context.Context, r ListUsageRequestObject) (ListU
 const hourlyWindow = 31 * 24 * time.Hour
 
 // ListHourlyUsage lists usage by hours, the newest first.
-func (s *Server) ListHourlyUsage(ctx context.Context, r ListHourlyUsageRequestObject) (ListHourlyUsageResponseObject, error) {
+func (s *Server) ListHourlyUsage(ctx context.Context,
+	r ListHourlyUsageRequestObject,
+) (ListHourlyUsageResponseObject, error) {
 	q := r.Params
 	f, err := billingFilter("", q.Limit, q.From, q.To)
 	if err != nil {
@@ -143,10 +145,14 @@ func (s *Server) EstimateCost(ctx context.Context, r EstimateCostRequestObject) 
 			return CostEstimate{}, err
 		}
 		view := CostEstimate{
-			Currency: e.Currency, PerHour: ledger.FormatNanos(e.PerHourNanos), Rates: []CostRate{}, CPUMillis: member.CPUMillis, MemoryBytes: member.MemoryBytes,
+			Currency: e.Currency, PerHour: ledger.FormatNanos(e.PerHourNanos), Rates: []CostRate{}, CPUMillis: member.CPUMillis,
+			MemoryBytes: member.MemoryBytes,
 		}
 		for _, rate := range e.Rates {
-			view.Rates = append(view.Rates, CostRate{Meter: rate.Meter, PriceID: rate.PriceID, PerHour: ledger.FormatNanos(rate.PerHourNanos)})
+			view.Rates = append(view.Rates, CostRate{
+				Meter: rate.Meter, PriceID: rate.PriceID,
+				PerHour: ledger.FormatNanos(rate.PerHourNanos),
+			})
 		}
 		return view, nil
 	})
@@ -164,7 +170,8 @@ func (s *Server) GetWallet(ctx context.Context, r GetWalletRequestObject) (GetWa
 		orgID = p.OrgID
 	}
 	if orgID == "" {
-		return nil, fault.New(fault.Unprocessable, "org_required", "You belong to no org; say whose wallet you want.", nil).At("query/org_id", "is required")
+		return nil, fault.New(fault.Unprocessable, "org_required", "You belong to no org; say whose wallet you want.",
+			nil).At("query/org_id", "is required")
 	}
 	if err := iam.Authorize(p, iam.WalletRead, orgID, ""); err != nil {
 		return nil, err
@@ -177,7 +184,10 @@ func (s *Server) GetWallet(ctx context.Context, r GetWalletRequestObject) (GetWa
 		balances, err := ledger.Wallet(ctx, tx, org.ID)
 		out := Wallet{OrgID: org.ID, Balances: make([]WalletBalance, len(balances))}
 		for i, b := range balances {
-			out.Balances[i] = WalletBalance{Currency: b.Currency, Available: ledger.FormatNanos(b.AvailableNanos), Held: ledger.FormatNanos(b.HeldNanos)}
+			out.Balances[i] = WalletBalance{
+				Currency: b.Currency, Available: ledger.FormatNanos(b.AvailableNanos),
+				Held: ledger.FormatNanos(b.HeldNanos),
+			}
 		}
 		return out, err
 	})
@@ -232,7 +242,8 @@ func (s *Server) CreatePrice(ctx context.Context, r CreatePriceRequestObject) (C
 		return nil, err
 	}
 	p, err := s.Billing.CreatePrice.Do(ctx, metaFrom(ctx), ledger.Price{
-		Meter: r.Body.Meter, AppSlug: r.Body.AppSlug, SKU: r.Body.Sku, Currency: r.Body.Currency, Nanos: nanos, Per: string(r.Body.Per),
+		Meter: r.Body.Meter, AppSlug: r.Body.AppSlug, SKU: r.Body.Sku, Currency: r.Body.Currency, Nanos: nanos,
+		Per:             string(r.Body.Per),
 		HostBasisPoints: int64(r.Body.HostSharePercent) * 100, From: r.Body.From,
 	})
 	if err != nil {
@@ -241,9 +252,11 @@ func (s *Server) CreatePrice(ctx context.Context, r CreatePriceRequestObject) (C
 	return CreatePrice201JSONResponse(priceView(p)), nil
 }
 
-// billingScope decides whose bills the caller sees: a project's, the own org's, or, for a platform admin who names none, all.
-// A service account sees its project's.
-func billingScope(ctx context.Context, tx db.Tx, permission iam.Permission, orgID, projectID string) (org, project string, err error) {
+// billingScope decides whose bills the caller sees: a project's, the own org's, or, for a platform admin who names
+// none, all. A service account sees its project's.
+func billingScope(ctx context.Context, tx db.Tx, permission iam.Permission, orgID,
+	projectID string,
+) (org, project string, err error) {
 	p := principalOf(ctx)
 	if projectID == "" && p.Type == iam.TypeServiceAccount {
 		projectID = p.ProjectID
@@ -280,7 +293,8 @@ func billingFilter(cursor string, limit Limit, from, to time.Time) (ledger.Filte
 		return ledger.Filter{}, err
 	}
 	if !from.IsZero() && !to.IsZero() && !to.After(from) {
-		return ledger.Filter{}, fault.New(fault.Unprocessable, "period_empty", "The period ends before it begins.", nil).At("query/to", "is not after from")
+		return ledger.Filter{}, fault.New(fault.Unprocessable, "period_empty", "The period ends before it begins.",
+			nil).At("query/to", "is not after from")
 	}
 	return ledger.Filter{Before: before, Limit: limitOf(limit), From: from, To: to}, nil
 }
@@ -288,23 +302,28 @@ func billingFilter(cursor string, limit Limit, from, to time.Time) (ledger.Filte
 func amountOf(text, pointer string) (int64, error) {
 	nanos, err := ledger.ParseNanos(text)
 	if err != nil {
-		return 0, fault.New(fault.Unprocessable, "amount_invalid", "The amount cannot be read.", err).AtHint(pointer, "is not an amount", "like 12.5, with at most nine digits after the point")
+		return 0, fault.New(fault.Unprocessable, "amount_invalid", "The amount cannot be read.", err).AtHint(pointer,
+			"is not an amount", "like 12.5, with at most nine digits after the point")
 	}
 	return nanos, nil
 }
 
 func usageView(u ledger.UsageRecord) UsageRecord {
 	return UsageRecord{
-		ID: u.ID, OrgID: u.OrgID, ProjectID: u.ProjectID, AppInstanceID: u.AppInstanceID, AppSlug: u.AppSlug, AllocationID: u.AllocationID, NodeID: u.NodeID,
-		UsageSource: UsageSource(u.UsageSource), Meter: u.Meter, UsageUnit: ledger.Unit(u.Meter), Quantity: ledger.FormatQuantity(u.Meter, u.Quantity),
-		OperatingMode: OperatingMode(u.OperatingMode), ControlPlaneScope: ControlPlaneScope(u.ControlPlaneScope), RuntimeBackend: RuntimeBackend(u.RuntimeBackend),
-		StartedAt: u.StartedAt, EndedAt: u.EndedAt, CorrelationID: u.CorrelationID, PostingID: u.PostingID,
+		ID: u.ID, OrgID: u.OrgID, ProjectID: u.ProjectID, AppInstanceID: u.AppInstanceID, AppSlug: u.AppSlug,
+		AllocationID: u.AllocationID, NodeID: u.NodeID,
+		UsageSource: UsageSource(u.UsageSource), Meter: u.Meter, UsageUnit: ledger.Unit(u.Meter),
+		Quantity:      ledger.FormatQuantity(u.Meter, u.Quantity),
+		OperatingMode: OperatingMode(u.OperatingMode), ControlPlaneScope: ControlPlaneScope(u.ControlPlaneScope),
+		RuntimeBackend: RuntimeBackend(u.RuntimeBackend),
+		StartedAt:      u.StartedAt, EndedAt: u.EndedAt, CorrelationID: u.CorrelationID, PostingID: u.PostingID,
 	}
 }
 
 func hourView(h ledger.UsageHour) UsageHour {
 	out := UsageHour{
-		OrgID: h.OrgID, ProjectID: h.ProjectID, AppInstanceID: h.AppInstanceID, AppSlug: h.AppSlug, AllocationID: h.AllocationID, NodeID: h.NodeID,
+		OrgID: h.OrgID, ProjectID: h.ProjectID, AppInstanceID: h.AppInstanceID, AppSlug: h.AppSlug,
+		AllocationID: h.AllocationID, NodeID: h.NodeID,
 		SubjectID: h.SubjectID, UsageSource: UsageSource(h.UsageSource), Meter: h.Meter, UsageUnit: ledger.Unit(h.Meter),
 		Quantity: ledger.FormatQuantity(h.Meter, h.Quantity), Hour: h.Hour, PriceID: h.PriceID, Currency: h.Currency,
 	}
@@ -316,8 +335,12 @@ func hourView(h ledger.UsageHour) UsageHour {
 
 func postingView(p ledger.Posting) Posting {
 	out := Posting{
-		PostingID: p.ID, Kind: PostingKind(p.Kind), Subject: PostingSubject{Kind: PostingSubjectKind(p.SubjectKind), ID: p.SubjectID, AppInstanceID: p.AppInstanceID},
-		Entries: make([]LedgerEntry, len(p.Legs)), Corrects: p.Corrects, Meter: p.Meter, PriceID: p.PriceID, Description: p.Description, CreatedAt: p.CreatedAt,
+		PostingID: p.ID, Kind: PostingKind(p.Kind), Subject: PostingSubject{
+			Kind: PostingSubjectKind(p.SubjectKind),
+			ID:   p.SubjectID, AppInstanceID: p.AppInstanceID,
+		},
+		Entries: make([]LedgerEntry, len(p.Legs)), Corrects: p.Corrects, Meter: p.Meter, PriceID: p.PriceID,
+		Description: p.Description, CreatedAt: p.CreatedAt,
 	}
 	if !p.PeriodFrom.IsZero() {
 		out.Period = Period{From: p.PeriodFrom, To: p.PeriodTo}
@@ -330,7 +353,8 @@ func postingView(p ledger.Posting) Posting {
 
 func priceView(p ledger.Price) Price {
 	return Price{
-		ID: p.ID, Meter: p.Meter, AppSlug: p.AppSlug, Sku: p.SKU, Currency: p.Currency, Price: ledger.FormatNanos(p.Nanos), Per: PriceUnit(p.Per),
+		ID: p.ID, Meter: p.Meter, AppSlug: p.AppSlug, Sku: p.SKU, Currency: p.Currency, Price: ledger.FormatNanos(p.Nanos),
+		Per:              PriceUnit(p.Per),
 		HostSharePercent: int32(p.HostBasisPoints / 100), From: p.From, To: p.To,
 	}
 }

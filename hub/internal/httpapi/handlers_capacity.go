@@ -18,7 +18,9 @@ type Capacity struct {
 }
 
 // ListAllocations lists a project's allocations, the newest first.
-func (s *Server) ListAllocations(ctx context.Context, r ListAllocationsRequestObject) (ListAllocationsResponseObject, error) {
+func (s *Server) ListAllocations(ctx context.Context,
+	r ListAllocationsRequestObject,
+) (ListAllocationsResponseObject, error) {
 	after, err := cursorID(r.Params.Cursor)
 	if err != nil {
 		return nil, err
@@ -29,7 +31,10 @@ func (s *Server) ListAllocations(ctx context.Context, r ListAllocationsRequestOb
 		if err != nil {
 			return nil, err
 		}
-		return capacity.List(ctx, tx, capacity.Filter{ProjectID: project.ID, Status: capacity.Status(r.Params.Status), After: after, Limit: limit + 1})
+		return capacity.List(ctx, tx, capacity.Filter{
+			ProjectID: project.ID, Status: capacity.Status(r.Params.Status),
+			After: after, Limit: limit + 1,
+		})
 	})
 	if err != nil {
 		return nil, err
@@ -61,7 +66,9 @@ func (s *Server) GetAllocation(ctx context.Context, r GetAllocationRequestObject
 }
 
 // CreateAllocation holds capacity.
-func (s *Server) CreateAllocation(ctx context.Context, r CreateAllocationRequestObject) (CreateAllocationResponseObject, error) {
+func (s *Server) CreateAllocation(ctx context.Context,
+	r CreateAllocationRequestObject,
+) (CreateAllocationResponseObject, error) {
 	a, err := s.Capacity.CreateAllocation.Do(ctx, metaFrom(ctx), command.CreateAllocationInput{
 		ProjectID: r.ProjectID, NodeID: r.Body.NodeID, SKU: r.Body.Sku, Shape: capacity.Shape(r.Body.CapacityShape),
 		AcceleratorCount: int(r.Body.AcceleratorCount), AcceleratorModel: r.Body.AcceleratorModel,
@@ -74,7 +81,9 @@ func (s *Server) CreateAllocation(ctx context.Context, r CreateAllocationRequest
 }
 
 // ReleaseAllocation gives capacity back.
-func (s *Server) ReleaseAllocation(ctx context.Context, r ReleaseAllocationRequestObject) (ReleaseAllocationResponseObject, error) {
+func (s *Server) ReleaseAllocation(ctx context.Context,
+	r ReleaseAllocationRequestObject,
+) (ReleaseAllocationResponseObject, error) {
 	a, err := s.Capacity.ReleaseAllocation.Do(ctx, metaFrom(ctx), r.ProjectID, r.AllocationID)
 	if err != nil {
 		return nil, err
@@ -85,9 +94,11 @@ func (s *Server) ReleaseAllocation(ctx context.Context, r ReleaseAllocationReque
 func allocationView(a capacity.Allocation) Allocation {
 	return Allocation{
 		ID: a.ID, OrgID: a.OrgID, ProjectID: a.ProjectID, NodeID: a.NodeID, Sku: a.SKU, CapacityShape: CapacityShape(a.Shape),
-		AcceleratorCount: int32(a.AcceleratorCount), AcceleratorModel: a.AcceleratorModel, AcceleratorIds: append([]string{}, a.AcceleratorIDs...),
+		AcceleratorCount: int32(a.AcceleratorCount), AcceleratorModel: a.AcceleratorModel, AcceleratorIds: append([]string{},
+			a.AcceleratorIDs...),
 		CPUCores: int32(a.CPUCores), MemoryMib: a.MemoryMiB,
 		FreeCPUCores: strconv.FormatFloat(float64(a.FreeCPUMillis)/1000, 'f', -1, 64), FreeMemoryMib: a.FreeMemoryBytes >> 20,
-		Status: AllocationStatus(a.Status), CorrelationID: a.CorrelationID, CreatedAt: a.CreatedAt, UpdatedAt: a.UpdatedAt, ReleasedAt: a.ReleasedAt,
+		Status: AllocationStatus(a.Status), CorrelationID: a.CorrelationID, CreatedAt: a.CreatedAt, UpdatedAt: a.UpdatedAt,
+		ReleasedAt: a.ReleasedAt,
 	}
 }

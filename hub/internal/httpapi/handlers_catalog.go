@@ -75,7 +75,9 @@ func (s *Server) ListApps(ctx context.Context, r ListAppsRequestObject) (ListApp
 }
 
 // ListAppVersions lists an app's versions, newest first; drafts only to the owner and to platform admins.
-func (s *Server) ListAppVersions(ctx context.Context, r ListAppVersionsRequestObject) (ListAppVersionsResponseObject, error) {
+func (s *Server) ListAppVersions(ctx context.Context,
+	r ListAppVersionsRequestObject,
+) (ListAppVersionsResponseObject, error) {
 	p, limit := principalOf(ctx), limitOf(r.Params.Limit)
 	if err := iam.Authorize(p, iam.CatalogRead, "", ""); err != nil {
 		return nil, err
@@ -115,7 +117,9 @@ func (s *Server) ListAppVersions(ctx context.Context, r ListAppVersionsRequestOb
 }
 
 // RegisterManifest takes a publisher-signed manifest as draft.
-func (s *Server) RegisterManifest(ctx context.Context, r RegisterManifestRequestObject) (RegisterManifestResponseObject, error) {
+func (s *Server) RegisterManifest(ctx context.Context,
+	r RegisterManifestRequestObject,
+) (RegisterManifestResponseObject, error) {
 	env, err := envelopeOf(r.Body.ManifestEnvelope, "/manifest_envelope")
 	if err != nil {
 		return nil, err
@@ -132,7 +136,9 @@ func (s *Server) RegisterManifest(ctx context.Context, r RegisterManifestRequest
 }
 
 // PublishAppVersion makes a version launchable.
-func (s *Server) PublishAppVersion(ctx context.Context, r PublishAppVersionRequestObject) (PublishAppVersionResponseObject, error) {
+func (s *Server) PublishAppVersion(ctx context.Context,
+	r PublishAppVersionRequestObject,
+) (PublishAppVersionResponseObject, error) {
 	v, err := s.Catalog.PublishAppVersion.Do(ctx, metaFrom(ctx), r.AppSlug, r.Version)
 	if err != nil {
 		return nil, err
@@ -145,7 +151,9 @@ func (s *Server) PublishAppVersion(ctx context.Context, r PublishAppVersionReque
 }
 
 // DeprecateAppVersion closes a version for new instances.
-func (s *Server) DeprecateAppVersion(ctx context.Context, r DeprecateAppVersionRequestObject) (DeprecateAppVersionResponseObject, error) {
+func (s *Server) DeprecateAppVersion(ctx context.Context,
+	r DeprecateAppVersionRequestObject,
+) (DeprecateAppVersionResponseObject, error) {
 	v, err := s.Catalog.DeprecateAppVersion.Do(ctx, metaFrom(ctx), r.AppSlug, r.Version)
 	if err != nil {
 		return nil, err
@@ -158,7 +166,9 @@ func (s *Server) DeprecateAppVersion(ctx context.Context, r DeprecateAppVersionR
 }
 
 // ListPublishers lists delegations.
-func (s *Server) ListPublishers(ctx context.Context, r ListPublishersRequestObject) (ListPublishersResponseObject, error) {
+func (s *Server) ListPublishers(ctx context.Context,
+	r ListPublishersRequestObject,
+) (ListPublishersResponseObject, error) {
 	if err := iam.Authorize(principalOf(ctx), iam.PublisherRead, "", ""); err != nil {
 		return nil, err
 	}
@@ -181,7 +191,9 @@ func (s *Server) ListPublishers(ctx context.Context, r ListPublishersRequestObje
 }
 
 // RegisterPublisher takes a delegation.
-func (s *Server) RegisterPublisher(ctx context.Context, r RegisterPublisherRequestObject) (RegisterPublisherResponseObject, error) {
+func (s *Server) RegisterPublisher(ctx context.Context,
+	r RegisterPublisherRequestObject,
+) (RegisterPublisherResponseObject, error) {
 	env, err := envelopeOf(r.Body.Delegation, "/delegation")
 	if err != nil {
 		return nil, err
@@ -202,12 +214,15 @@ func (s *Server) publisherView(ctx context.Context, p catalog.Publisher) Publish
 		status = PublisherStatusExpired
 	}
 	return Publisher{
-		KeyID: p.KeyID, OrgSlug: p.OrgSlug, RepositoryPrefixes: p.RepositoryPrefixes, IssuedAt: p.IssuedAt, ExpiresAt: p.ExpiresAt, Status: status,
+		KeyID: p.KeyID, OrgSlug: p.OrgSlug, RepositoryPrefixes: p.RepositoryPrefixes, IssuedAt: p.IssuedAt,
+		ExpiresAt: p.ExpiresAt, Status: status,
 	}
 }
 
 // ListEntitlements lists what a project may launch.
-func (s *Server) ListEntitlements(ctx context.Context, r ListEntitlementsRequestObject) (ListEntitlementsResponseObject, error) {
+func (s *Server) ListEntitlements(ctx context.Context,
+	r ListEntitlementsRequestObject,
+) (ListEntitlementsResponseObject, error) {
 	limit := limitOf(r.Params.Limit)
 	entitlements, err := db.ReadTx(ctx, s.Catalog.DB, func(tx db.Tx) ([]catalog.Entitlement, error) {
 		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.EntitlementRead, r.ProjectID)
@@ -231,7 +246,9 @@ func (s *Server) ListEntitlements(ctx context.Context, r ListEntitlementsRequest
 }
 
 // GetEntitlement gives one entitlement.
-func (s *Server) GetEntitlement(ctx context.Context, r GetEntitlementRequestObject) (GetEntitlementResponseObject, error) {
+func (s *Server) GetEntitlement(ctx context.Context,
+	r GetEntitlementRequestObject,
+) (GetEntitlementResponseObject, error) {
 	e, err := db.ReadTx(ctx, s.Catalog.DB, func(tx db.Tx) (catalog.Entitlement, error) {
 		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.EntitlementRead, r.ProjectID)
 		if err != nil {
@@ -246,7 +263,9 @@ func (s *Server) GetEntitlement(ctx context.Context, r GetEntitlementRequestObje
 }
 
 // PutEntitlement grants, narrows or withdraws an app for a project.
-func (s *Server) PutEntitlement(ctx context.Context, r PutEntitlementRequestObject) (PutEntitlementResponseObject, error) {
+func (s *Server) PutEntitlement(ctx context.Context,
+	r PutEntitlementRequestObject,
+) (PutEntitlementResponseObject, error) {
 	o := r.Body.PolicyOverrides
 	e, err := s.Catalog.PutEntitlement.Do(ctx, metaFrom(ctx), command.PutEntitlementInput{
 		ProjectID: r.ProjectID, AppSlug: r.AppSlug, Enabled: r.Body.Enabled,
@@ -298,7 +317,8 @@ func versionView(ctx context.Context, tx db.Tx, v catalog.Version) (AppVersion, 
 		return AppVersion{}, err
 	}
 	out := AppVersion{
-		AppSlug: v.AppSlug, Version: v.Version, Status: AppVersionStatus(v.Status), Artifacts: []Artifact{}, Parameters: map[string]any{},
+		AppSlug: v.AppSlug, Version: v.Version, Status: AppVersionStatus(v.Status), Artifacts: []Artifact{},
+		Parameters:     map[string]any{},
 		PublisherKeyID: v.PublisherKeyID, PublishedAt: v.PublishedAt, CreatedAt: v.CreatedAt,
 	}
 	for _, a := range artifacts {
@@ -318,7 +338,8 @@ func versionView(ctx context.Context, tx db.Tx, v catalog.Version) (AppVersion, 
 // envelopeOf reads the JSON form of a signed document. Nothing is verified yet.
 func envelopeOf(in SignedEnvelope, pointer string) (*protocol.Envelope, error) {
 	malformed := func(at string, cause error) error {
-		return fault.New(fault.Malformed, "envelope_malformed", "The envelope cannot be read.", cause).At(pointer+at, "is not standard base64").Lasting()
+		return fault.New(fault.Malformed, "envelope_malformed", "The envelope cannot be read.", cause).At(pointer+at,
+			"is not standard base64").Lasting()
 	}
 	payload, err := base64.StdEncoding.DecodeString(in.Payload)
 	if err != nil {

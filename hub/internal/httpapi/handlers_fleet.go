@@ -181,12 +181,14 @@ func (s *Server) nodeView(ctx context.Context, tx db.Tx, n fleet.Node, now time.
 	}
 	facts := n.Facts
 	out := Node{
-		ID: n.ID, Hostname: n.Hostname, Status: NodeStatus(n.Status(now)), Conditions: n.Conditions, Accelerators: []NodeAccelerator{},
+		ID: n.ID, Hostname: n.Hostname, Status: NodeStatus(n.Status(now)), Conditions: n.Conditions,
+		Accelerators: []NodeAccelerator{},
 		AgentVersion: n.AgentVersion, Os: facts.GetOs(), Kernel: facts.GetKernel(), Architecture: facts.GetArchitecture(),
 		ContainerdVersion: facts.GetContainerdVersion(), RuncVersion: facts.GetRuncVersion(),
 		CPUCores: int32(facts.GetCpuCores()), MemoryMib: int64(facts.GetMemoryBytes() >> 20),
-		Generation: int64(generation), AcceptedGeneration: int64(n.AcceptedGeneration), BanReason: n.BanReason, QuarantineReason: n.QuarantineReason,
-		RemovedAt: n.RemovedAt, RemoveReason: n.RemoveReason,
+		Generation: int64(generation), AcceptedGeneration: int64(n.AcceptedGeneration), BanReason: n.BanReason,
+		QuarantineReason: n.QuarantineReason,
+		RemovedAt:        n.RemovedAt, RemoveReason: n.RemoveReason,
 		CertificateExpiresAt: n.CertificateExpiresAt, LastSeenAt: n.LastSeenAt, CreatedAt: n.CreatedAt,
 	}
 	if n.IsQuarantined() {
@@ -195,13 +197,15 @@ func (s *Server) nodeView(ctx context.Context, tx db.Tx, n fleet.Node, now time.
 	}
 	for _, a := range facts.GetAccelerators() {
 		out.Accelerators = append(out.Accelerators, NodeAccelerator{
-			ID: a.GetId(), Vendor: a.GetVendor(), Model: a.GetModel(), MemoryMib: int64(a.GetMemoryBytes() >> 20), Health: a.GetHealth(),
+			ID: a.GetId(), Vendor: a.GetVendor(), Model: a.GetModel(), MemoryMib: int64(a.GetMemoryBytes() >> 20),
+			Health: a.GetHealth(),
 		})
 	}
 	out.OneOrgBecause = n.OneOrgBecause()
 	for _, r := range refusals {
 		out.Refusals = append(out.Refusals, Refusal{
-			Document: RefusalDocument(r.Document), Epoch: int64(r.Epoch), Generation: int64(r.Generation), Reason: r.Reason, Detail: r.Detail, At: r.At,
+			Document: RefusalDocument(r.Document), Epoch: int64(r.Epoch), Generation: int64(r.Generation), Reason: r.Reason,
+			Detail: r.Detail, At: r.At,
 		})
 	}
 	if len(out.Refusals) > 0 {
@@ -211,7 +215,9 @@ func (s *Server) nodeView(ctx context.Context, tx db.Tx, n fleet.Node, now time.
 }
 
 // ListJoinTokens lists join tokens without their secrets.
-func (s *Server) ListJoinTokens(ctx context.Context, r ListJoinTokensRequestObject) (ListJoinTokensResponseObject, error) {
+func (s *Server) ListJoinTokens(ctx context.Context,
+	r ListJoinTokensRequestObject,
+) (ListJoinTokensResponseObject, error) {
 	if err := iam.Authorize(principalOf(ctx), iam.JoinTokenRead, "", ""); err != nil {
 		return nil, err
 	}
@@ -238,7 +244,9 @@ func (s *Server) ListJoinTokens(ctx context.Context, r ListJoinTokensRequestObje
 }
 
 // CreateJoinToken makes a one-time join token.
-func (s *Server) CreateJoinToken(ctx context.Context, r CreateJoinTokenRequestObject) (CreateJoinTokenResponseObject, error) {
+func (s *Server) CreateJoinToken(ctx context.Context,
+	r CreateJoinTokenRequestObject,
+) (CreateJoinTokenResponseObject, error) {
 	m := metaFrom(ctx)
 	created, err := s.Fleet.CreateJoinToken.Do(ctx, m, command.CreateJoinTokenInput{
 		Description: r.Body.Description, TTL: time.Duration(r.Body.ExpiresInSeconds) * time.Second,
@@ -253,7 +261,8 @@ func (s *Server) CreateJoinToken(ctx context.Context, r CreateJoinTokenRequestOb
 
 func (s *Server) joinTokenView(t fleet.JoinToken, now time.Time) JoinToken {
 	return JoinToken{
-		ID: t.ID, RootFingerprint: s.Fleet.Keys.RootFingerprint(), Description: t.Description, Status: JoinTokenStatus(t.Status(now)),
+		ID: t.ID, RootFingerprint: s.Fleet.Keys.RootFingerprint(), Description: t.Description,
+		Status: JoinTokenStatus(t.Status(now)),
 		NodeID: t.NodeID, ExpiresAt: t.ExpiresAt, CreatedAt: t.CreatedAt,
 	}
 }
@@ -265,7 +274,10 @@ func (s *Server) GetTrustBundle(context.Context, GetTrustBundleRequestObject) (G
 
 // EnrollNode lets a node in with a join token.
 func (s *Server) EnrollNode(ctx context.Context, r EnrollNodeRequestObject) (EnrollNodeResponseObject, error) {
-	credentials, err := s.Fleet.EnrolNode.Do(ctx, metaFrom(ctx), command.EnrolNodeInput{JoinToken: r.Body.JoinToken, CSRPEM: r.Body.CsrPem, Hostname: r.Body.Hostname})
+	credentials, err := s.Fleet.EnrolNode.Do(ctx, metaFrom(ctx), command.EnrolNodeInput{
+		JoinToken: r.Body.JoinToken,
+		CSRPEM:    r.Body.CsrPem, Hostname: r.Body.Hostname,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -276,7 +288,8 @@ func (s *Server) EnrollNode(ctx context.Context, r EnrollNodeRequestObject) (Enr
 func (s *Server) RenewNode(ctx context.Context, r RenewNodeRequestObject) (RenewNodeResponseObject, error) {
 	signature, err := base64.StdEncoding.DecodeString(r.Body.Signature)
 	if err != nil {
-		return nil, fault.New(fault.Malformed, "signature_encoding", "The signature is not standard base64.", err).At("/signature", "not standard base64")
+		return nil, fault.New(fault.Malformed, "signature_encoding", "The signature is not standard base64.",
+			err).At("/signature", "not standard base64")
 	}
 	credentials, err := s.Fleet.RenewNode.Do(ctx, metaFrom(ctx), command.RenewNodeInput{
 		NodeID: r.Body.NodeID, CSRPEM: r.Body.CsrPem, IssuedAt: r.Body.IssuedAt, Signature: signature,
@@ -289,15 +302,22 @@ func (s *Server) RenewNode(ctx context.Context, r RenewNodeRequestObject) (Renew
 
 func (s *Server) credentialsView(c command.NodeCredentials) NodeCredentials {
 	return NodeCredentials{
-		NodeID: c.NodeID, CertificatePem: c.Certificate.CertificatePEM, Chain: []string{c.Certificate.ChainPEM}, HubID: c.HubID,
+		NodeID: c.NodeID, CertificatePem: c.Certificate.CertificatePEM, Chain: []string{c.Certificate.ChainPEM},
+		HubID:       c.HubID,
 		TrustBundle: envelopeView(c.Bundle), SessionAddr: s.Fleet.SessionAddr, RegistryHost: s.Fleet.RegistryHost,
 	}
 }
 
 func envelopeView(env *protocol.Envelope) SignedEnvelope {
-	out := SignedEnvelope{PayloadType: env.GetPayloadType(), Payload: base64.StdEncoding.EncodeToString(env.GetPayload()), Signatures: []EnvelopeSignature{}}
+	out := SignedEnvelope{
+		PayloadType: env.GetPayloadType(), Payload: base64.StdEncoding.EncodeToString(env.GetPayload()),
+		Signatures: []EnvelopeSignature{},
+	}
 	for _, sig := range env.GetSignatures() {
-		out.Signatures = append(out.Signatures, EnvelopeSignature{Keyid: sig.GetKeyId(), Sig: base64.StdEncoding.EncodeToString(sig.GetSignature())})
+		out.Signatures = append(out.Signatures, EnvelopeSignature{
+			Keyid: sig.GetKeyId(),
+			Sig:   base64.StdEncoding.EncodeToString(sig.GetSignature()),
+		})
 	}
 	return out
 }

@@ -66,16 +66,20 @@ func NewIAM(d *db.DB, sealer command.Sealer) IAM {
 }
 
 // MintServiceAccountToken exchanges a service account's key for a short-lived token.
-func (s *Server) MintServiceAccountToken(ctx context.Context, r MintServiceAccountTokenRequestObject) (MintServiceAccountTokenResponseObject, error) {
+func (s *Server) MintServiceAccountToken(ctx context.Context,
+	r MintServiceAccountTokenRequestObject,
+) (MintServiceAccountTokenResponseObject, error) {
 	m := metaFrom(ctx)
 	token, err := s.IAM.MintToken.Do(ctx, m, iam.Proof{
-		ServiceAccountID: r.Body.ServiceAccountID, KeyID: r.Body.KeyID, PrivateKeyPEM: r.Body.PrivateKeyPem, Assertion: r.Body.Assertion,
+		ServiceAccountID: r.Body.ServiceAccountID, KeyID: r.Body.KeyID, PrivateKeyPEM: r.Body.PrivateKeyPem,
+		Assertion: r.Body.Assertion,
 	})
 	if err != nil {
 		return nil, err
 	}
 	return MintServiceAccountToken200JSONResponse{
-		AccessToken: token.Text, TokenType: TokenTokenTypeBearer, ExpiresAt: token.ExpiresAt, ExpiresIn: int64(iam.AccessTokenLifetime / time.Second),
+		AccessToken: token.Text, TokenType: TokenTokenTypeBearer, ExpiresAt: token.ExpiresAt,
+		ExpiresIn: int64(iam.AccessTokenLifetime / time.Second),
 	}, nil
 }
 
@@ -94,9 +98,10 @@ func (s *Server) ListOrgs(ctx context.Context, r ListOrgsRequestObject) (ListOrg
 	if err := iam.Authorize(p, iam.OrgRead, "", ""); err != nil {
 		return nil, err
 	}
-	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit, func(tx db.Tx, page iam.Page) ([]iam.Org, error) {
-		return iam.ListOrgs(ctx, tx, p, page)
-	}, orgView, func(v Org) string { return v.ID })
+	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit,
+		func(tx db.Tx, page iam.Page) ([]iam.Org, error) {
+			return iam.ListOrgs(ctx, tx, p, page)
+		}, orgView, func(v Org) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +110,10 @@ func (s *Server) ListOrgs(ctx context.Context, r ListOrgsRequestObject) (ListOrg
 
 // CreateOrg makes an org.
 func (s *Server) CreateOrg(ctx context.Context, r CreateOrgRequestObject) (CreateOrgResponseObject, error) {
-	org, err := s.IAM.CreateOrg.Do(ctx, metaFrom(ctx), command.CreateOrgInput{Slug: r.Body.Slug, DisplayName: r.Body.DisplayName})
+	org, err := s.IAM.CreateOrg.Do(ctx, metaFrom(ctx), command.CreateOrgInput{
+		Slug:        r.Body.Slug,
+		DisplayName: r.Body.DisplayName,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -118,9 +126,10 @@ func (s *Server) ListProjects(ctx context.Context, r ListProjectsRequestObject) 
 	if err := iam.Authorize(p, iam.ProjectRead, "", ""); err != nil {
 		return nil, err
 	}
-	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit, func(tx db.Tx, page iam.Page) ([]iam.Project, error) {
-		return iam.ListProjects(ctx, tx, p, r.Params.OrgID, page)
-	}, projectView, func(v Project) string { return v.ID })
+	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit,
+		func(tx db.Tx, page iam.Page) ([]iam.Project, error) {
+			return iam.ListProjects(ctx, tx, p, r.Params.OrgID, page)
+		}, projectView, func(v Project) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +138,10 @@ func (s *Server) ListProjects(ctx context.Context, r ListProjectsRequestObject) 
 
 // CreateProject makes a project.
 func (s *Server) CreateProject(ctx context.Context, r CreateProjectRequestObject) (CreateProjectResponseObject, error) {
-	project, err := s.IAM.CreateProject.Do(ctx, metaFrom(ctx), command.CreateProjectInput{OrgID: r.Body.OrgID, Slug: r.Body.Slug, DisplayName: r.Body.DisplayName})
+	project, err := s.IAM.CreateProject.Do(ctx, metaFrom(ctx), command.CreateProjectInput{
+		OrgID: r.Body.OrgID,
+		Slug:  r.Body.Slug, DisplayName: r.Body.DisplayName,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -152,9 +164,10 @@ func (s *Server) ListUsers(ctx context.Context, r ListUsersRequestObject) (ListU
 	if err := iam.Authorize(principalOf(ctx), iam.UserWrite, "", ""); err != nil {
 		return nil, err
 	}
-	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit, func(tx db.Tx, page iam.Page) ([]iam.User, error) {
-		return iam.ListUsers(ctx, tx, r.Params.OrgID, page)
-	}, userView, func(v User) string { return v.ID })
+	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit,
+		func(tx db.Tx, page iam.Page) ([]iam.User, error) {
+			return iam.ListUsers(ctx, tx, r.Params.OrgID, page)
+		}, userView, func(v User) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +177,8 @@ func (s *Server) ListUsers(ctx context.Context, r ListUsersRequestObject) (ListU
 // CreateUser makes a user.
 func (s *Server) CreateUser(ctx context.Context, r CreateUserRequestObject) (CreateUserResponseObject, error) {
 	in := command.CreateUserInput{
-		OrgID: r.Body.OrgID, Email: r.Body.Email, DisplayName: r.Body.DisplayName, PlatformAdmin: r.Body.PlatformAdmin, Roles: rolesOf(r.Body.Roles),
+		OrgID: r.Body.OrgID, Email: r.Body.Email, DisplayName: r.Body.DisplayName, PlatformAdmin: r.Body.PlatformAdmin,
+		Roles: rolesOf(r.Body.Roles),
 	}
 	user, err := s.IAM.CreateUser.Do(ctx, metaFrom(ctx), in)
 	if err != nil {
@@ -174,7 +188,9 @@ func (s *Server) CreateUser(ctx context.Context, r CreateUserRequestObject) (Cre
 }
 
 // CreateUserToken makes a personal token.
-func (s *Server) CreateUserToken(ctx context.Context, r CreateUserTokenRequestObject) (CreateUserTokenResponseObject, error) {
+func (s *Server) CreateUserToken(ctx context.Context,
+	r CreateUserTokenRequestObject,
+) (CreateUserTokenResponseObject, error) {
 	made, err := s.IAM.CreateUserToken.Do(ctx, metaFrom(ctx), command.CreateUserTokenInput{
 		UserID: r.UserID, Description: r.Body.Description, Lifetime: time.Duration(r.Body.ExpiresInSeconds) * time.Second,
 	})
@@ -182,19 +198,23 @@ func (s *Server) CreateUserToken(ctx context.Context, r CreateUserTokenRequestOb
 		return nil, err
 	}
 	return CreateUserToken201JSONResponse{
-		ID: made.Token.ID, UserID: made.Token.UserID, Token: made.Text, ExpiresAt: made.Token.ExpiresAt, CreatedAt: made.Token.CreatedAt,
+		ID: made.Token.ID, UserID: made.Token.UserID, Token: made.Text, ExpiresAt: made.Token.ExpiresAt,
+		CreatedAt: made.Token.CreatedAt,
 	}, nil
 }
 
 // ListServiceAccounts lists a project's service accounts, without keys.
-func (s *Server) ListServiceAccounts(ctx context.Context, r ListServiceAccountsRequestObject) (ListServiceAccountsResponseObject, error) {
-	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit, func(tx db.Tx, page iam.Page) ([]iam.ServiceAccount, error) {
-		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.ServiceAccountRead, r.ProjectID)
-		if err != nil {
-			return nil, err
-		}
-		return iam.ListServiceAccounts(ctx, tx, project.ID, page)
-	}, serviceAccountView, func(v ServiceAccount) string { return v.ID })
+func (s *Server) ListServiceAccounts(ctx context.Context,
+	r ListServiceAccountsRequestObject,
+) (ListServiceAccountsResponseObject, error) {
+	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit,
+		func(tx db.Tx, page iam.Page) ([]iam.ServiceAccount, error) {
+			project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.ServiceAccountRead, r.ProjectID)
+			if err != nil {
+				return nil, err
+			}
+			return iam.ListServiceAccounts(ctx, tx, project.ID, page)
+		}, serviceAccountView, func(v ServiceAccount) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
@@ -202,9 +222,12 @@ func (s *Server) ListServiceAccounts(ctx context.Context, r ListServiceAccountsR
 }
 
 // CreateServiceAccount makes a service account; the answer holds its private key.
-func (s *Server) CreateServiceAccount(ctx context.Context, r CreateServiceAccountRequestObject) (CreateServiceAccountResponseObject, error) {
+func (s *Server) CreateServiceAccount(ctx context.Context,
+	r CreateServiceAccountRequestObject,
+) (CreateServiceAccountResponseObject, error) {
 	made, err := s.IAM.CreateServiceAccount.Do(ctx, metaFrom(ctx), command.CreateServiceAccountInput{
-		ProjectID: r.ProjectID, Name: r.Body.Name, Slug: r.Body.Slug, Description: r.Body.Description, Role: iam.Role(r.Body.Role),
+		ProjectID: r.ProjectID, Name: r.Body.Name, Slug: r.Body.Slug, Description: r.Body.Description,
+		Role: iam.Role(r.Body.Role),
 	})
 	if err != nil {
 		return nil, err
@@ -213,7 +236,9 @@ func (s *Server) CreateServiceAccount(ctx context.Context, r CreateServiceAccoun
 }
 
 // DisableServiceAccount stops a service account.
-func (s *Server) DisableServiceAccount(ctx context.Context, r DisableServiceAccountRequestObject) (DisableServiceAccountResponseObject, error) {
+func (s *Server) DisableServiceAccount(ctx context.Context,
+	r DisableServiceAccountRequestObject,
+) (DisableServiceAccountResponseObject, error) {
 	sa, err := s.IAM.DisableServiceAccount.Do(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID)
 	if err != nil {
 		return nil, err
@@ -222,7 +247,9 @@ func (s *Server) DisableServiceAccount(ctx context.Context, r DisableServiceAcco
 }
 
 // RotateServiceAccountKey gives a service account a new key; the answer holds it.
-func (s *Server) RotateServiceAccountKey(ctx context.Context, r RotateServiceAccountKeyRequestObject) (RotateServiceAccountKeyResponseObject, error) {
+func (s *Server) RotateServiceAccountKey(ctx context.Context,
+	r RotateServiceAccountKeyRequestObject,
+) (RotateServiceAccountKeyResponseObject, error) {
 	made, err := s.IAM.RotateServiceAccountKey.Do(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID)
 	if err != nil {
 		return nil, err
@@ -231,7 +258,9 @@ func (s *Server) RotateServiceAccountKey(ctx context.Context, r RotateServiceAcc
 }
 
 // DeleteServiceAccount removes a service account.
-func (s *Server) DeleteServiceAccount(ctx context.Context, r DeleteServiceAccountRequestObject) (DeleteServiceAccountResponseObject, error) {
+func (s *Server) DeleteServiceAccount(ctx context.Context,
+	r DeleteServiceAccountRequestObject,
+) (DeleteServiceAccountResponseObject, error) {
 	if err := s.IAM.DeleteServiceAccount.Do(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID); err != nil {
 		return nil, err
 	}
@@ -239,7 +268,9 @@ func (s *Server) DeleteServiceAccount(ctx context.Context, r DeleteServiceAccoun
 }
 
 // list reads one page: one item more than asked for tells whether there is a next.
-func list[T, V any](ctx context.Context, d *db.DB, cursor Cursor, limit Limit, read func(db.Tx, iam.Page) ([]T, error), view func(T) V, id func(V) string) ([]V, string, error) {
+func list[T, V any](ctx context.Context, d *db.DB, cursor Cursor, limit Limit, read func(db.Tx, iam.Page) ([]T, error),
+	view func(T) V, id func(V) string,
+) ([]V, string, error) {
 	after, err := cursorID(cursor)
 	if err != nil {
 		return nil, "", err
@@ -268,7 +299,10 @@ func projectView(p iam.Project) Project {
 }
 
 func userView(u iam.User) User {
-	out := User{ID: u.ID, OrgID: u.OrgID, Email: u.Email, DisplayName: u.DisplayName, PlatformAdmin: u.PlatformAdmin, Roles: []UserRole{}, Status: UserStatusActive, CreatedAt: u.CreatedAt}
+	out := User{
+		ID: u.ID, OrgID: u.OrgID, Email: u.Email, DisplayName: u.DisplayName, PlatformAdmin: u.PlatformAdmin,
+		Roles: []UserRole{}, Status: UserStatusActive, CreatedAt: u.CreatedAt,
+	}
 	if u.Disabled {
 		out.Status = UserStatusDisabled
 	}
@@ -287,6 +321,9 @@ func serviceAccountView(sa iam.ServiceAccount) ServiceAccount {
 
 func withKey(made command.ServiceAccountWithKey) ServiceAccount {
 	out := serviceAccountView(made.Account)
-	out.Key = ServiceAccountKey{KeyID: made.Key.ID, PrivateKeyPem: made.Key.PrivateKeyPEM, Algorithm: iam.KeyAlgorithm, CreatedAt: made.Key.CreatedAt}
+	out.Key = ServiceAccountKey{
+		KeyID: made.Key.ID, PrivateKeyPem: made.Key.PrivateKeyPEM, Algorithm: iam.KeyAlgorithm,
+		CreatedAt: made.Key.CreatedAt,
+	}
 	return out
 }

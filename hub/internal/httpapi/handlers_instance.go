@@ -47,24 +47,40 @@ type Instances struct {
 
 // NewInstances wires the operations. leaseDuration is the longest lease that a member gets at a start; bundle is the
 // newest trust bundle; poke wakes the dispatcher of a node.
-func NewInstances(d *db.DB, leaseDuration time.Duration, bundle func() protocol.Bundle, poke func(nodeID string), logs LogSource, wakes *event.Wakes) Instances {
+func NewInstances(d *db.DB, leaseDuration time.Duration, bundle func() protocol.Bundle, poke func(nodeID string),
+	logs LogSource, wakes *event.Wakes,
+) Instances {
 	turns := &command.Turns{}
 	revoked := func(keyID string) bool { return bundle().Revoked(keyID) }
 	minVersion := func(appSlug string) string { return bundle().MinVersion(appSlug) }
 	return Instances{
 		DB: d, Logs: logs, Wakes: wakes, watchKey: newWatchKey(),
-		CreateInstance:       &command.CreateInstance{DB: d, LeaseDuration: leaseDuration, Revoked: revoked, MinVersion: minVersion, Poke: poke, Turns: turns},
+		CreateInstance: &command.CreateInstance{
+			DB: d, LeaseDuration: leaseDuration, Revoked: revoked,
+			MinVersion: minVersion, Poke: poke, Turns: turns,
+		},
 		DecommissionInstance: &command.DecommissionInstance{DB: d, Poke: poke, Turns: turns},
-		UpgradeInstance:      &command.UpgradeInstance{DB: d, Revoked: revoked, MinVersion: minVersion, Poke: poke, Turns: turns},
-		RollbackInstance:     &command.RollbackInstance{DB: d, Revoked: revoked, MinVersion: minVersion, Poke: poke, Turns: turns},
-		StopInstance:         &command.StopInstance{DB: d, Poke: poke, Turns: turns},
-		StartInstance:        &command.StartInstance{DB: d, LeaseDuration: leaseDuration, Revoked: revoked, MinVersion: minVersion, Poke: poke, Turns: turns},
-		ChangeInstance:       &command.ChangeInstance{DB: d},
+		UpgradeInstance: &command.UpgradeInstance{
+			DB: d, Revoked: revoked, MinVersion: minVersion, Poke: poke,
+			Turns: turns,
+		},
+		RollbackInstance: &command.RollbackInstance{
+			DB: d, Revoked: revoked, MinVersion: minVersion, Poke: poke,
+			Turns: turns,
+		},
+		StopInstance: &command.StopInstance{DB: d, Poke: poke, Turns: turns},
+		StartInstance: &command.StartInstance{
+			DB: d, LeaseDuration: leaseDuration, Revoked: revoked,
+			MinVersion: minVersion, Poke: poke, Turns: turns,
+		},
+		ChangeInstance: &command.ChangeInstance{DB: d},
 	}
 }
 
 // ListAppInstances lists a project's instances, the newest first.
-func (s *Server) ListAppInstances(ctx context.Context, r ListAppInstancesRequestObject) (ListAppInstancesResponseObject, error) {
+func (s *Server) ListAppInstances(ctx context.Context,
+	r ListAppInstancesRequestObject,
+) (ListAppInstancesResponseObject, error) {
 	after, err := cursorID(r.Params.Cursor)
 	if err != nil {
 		return nil, err
@@ -76,7 +92,8 @@ func (s *Server) ListAppInstances(ctx context.Context, r ListAppInstancesRequest
 			return nil, err
 		}
 		return instance.List(ctx, tx, instance.Filter{
-			ProjectID: project.ID, Status: instance.Status(r.Params.Status), AppSlug: r.Params.AppSlug, After: after, Limit: limit + 1,
+			ProjectID: project.ID, Status: instance.Status(r.Params.Status), AppSlug: r.Params.AppSlug, After: after,
+			Limit: limit + 1,
 		})
 	})
 	if err != nil {
@@ -98,7 +115,9 @@ func (s *Server) ListAppInstances(ctx context.Context, r ListAppInstancesRequest
 }
 
 // GetAppInstance gives one instance.
-func (s *Server) GetAppInstance(ctx context.Context, r GetAppInstanceRequestObject) (GetAppInstanceResponseObject, error) {
+func (s *Server) GetAppInstance(ctx context.Context,
+	r GetAppInstanceRequestObject,
+) (GetAppInstanceResponseObject, error) {
 	view, err := s.viewOf(ctx, r.ProjectID, r.AppInstanceID)
 	return GetAppInstance200JSONResponse(view), err
 }
@@ -138,12 +157,15 @@ func costView(ctx context.Context, tx db.Tx, i instance.Instance) (InstanceCost,
 		return InstanceCost{}, err
 	}
 	return InstanceCost{
-		Currency: cost.Currency, Spent: ledger.FormatNanos(cost.SpentNanos), Held: ledger.FormatNanos(cost.HeldNanos), PerHour: ledger.FormatNanos(cost.PerHourNanos),
+		Currency: cost.Currency, Spent: ledger.FormatNanos(cost.SpentNanos), Held: ledger.FormatNanos(cost.HeldNanos),
+		PerHour: ledger.FormatNanos(cost.PerHourNanos),
 	}, nil
 }
 
 // CreateAppInstance deploys an app.
-func (s *Server) CreateAppInstance(ctx context.Context, r CreateAppInstanceRequestObject) (CreateAppInstanceResponseObject, error) {
+func (s *Server) CreateAppInstance(ctx context.Context,
+	r CreateAppInstanceRequestObject,
+) (CreateAppInstanceResponseObject, error) {
 	i, err := s.Instances.CreateInstance.Do(ctx, metaFrom(ctx), command.CreateInstanceInput{
 		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, Version: r.Body.Version, DisplayName: r.Body.DisplayName,
 		OperatingMode: string(r.Body.OperatingMode), ControlPlaneScope: string(r.Body.ControlPlaneScope),
@@ -157,7 +179,9 @@ func (s *Server) CreateAppInstance(ctx context.Context, r CreateAppInstanceReque
 }
 
 // DecommissionAppInstance begins the end of an instance.
-func (s *Server) DecommissionAppInstance(ctx context.Context, r DecommissionAppInstanceRequestObject) (DecommissionAppInstanceResponseObject, error) {
+func (s *Server) DecommissionAppInstance(ctx context.Context,
+	r DecommissionAppInstanceRequestObject,
+) (DecommissionAppInstanceResponseObject, error) {
 	i, err := s.Instances.DecommissionInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
 	if err != nil {
 		return nil, err
@@ -168,7 +192,9 @@ func (s *Server) DecommissionAppInstance(ctx context.Context, r DecommissionAppI
 }
 
 // UpgradeAppInstance begins an upgrade.
-func (s *Server) UpgradeAppInstance(ctx context.Context, r UpgradeAppInstanceRequestObject) (UpgradeAppInstanceResponseObject, error) {
+func (s *Server) UpgradeAppInstance(ctx context.Context,
+	r UpgradeAppInstanceRequestObject,
+) (UpgradeAppInstanceResponseObject, error) {
 	i, err := s.Instances.UpgradeInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, r.Body.TargetVersion)
 	if err != nil {
 		return nil, err
@@ -179,7 +205,9 @@ func (s *Server) UpgradeAppInstance(ctx context.Context, r UpgradeAppInstanceReq
 }
 
 // RollbackAppInstance begins a rollback; without a body, to the previous version.
-func (s *Server) RollbackAppInstance(ctx context.Context, r RollbackAppInstanceRequestObject) (RollbackAppInstanceResponseObject, error) {
+func (s *Server) RollbackAppInstance(ctx context.Context,
+	r RollbackAppInstanceRequestObject,
+) (RollbackAppInstanceResponseObject, error) {
 	target := ""
 	if r.Body != nil {
 		target = r.Body.TargetVersion
@@ -194,7 +222,9 @@ func (s *Server) RollbackAppInstance(ctx context.Context, r RollbackAppInstanceR
 }
 
 // StopAppInstance begins a stop.
-func (s *Server) StopAppInstance(ctx context.Context, r StopAppInstanceRequestObject) (StopAppInstanceResponseObject, error) {
+func (s *Server) StopAppInstance(ctx context.Context,
+	r StopAppInstanceRequestObject,
+) (StopAppInstanceResponseObject, error) {
 	i, err := s.Instances.StopInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
 	if err != nil {
 		return nil, err
@@ -205,7 +235,9 @@ func (s *Server) StopAppInstance(ctx context.Context, r StopAppInstanceRequestOb
 }
 
 // StartAppInstance begins a start.
-func (s *Server) StartAppInstance(ctx context.Context, r StartAppInstanceRequestObject) (StartAppInstanceResponseObject, error) {
+func (s *Server) StartAppInstance(ctx context.Context,
+	r StartAppInstanceRequestObject,
+) (StartAppInstanceResponseObject, error) {
 	i, err := s.Instances.StartInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
 	if err != nil {
 		return nil, err
@@ -216,7 +248,9 @@ func (s *Server) StartAppInstance(ctx context.Context, r StartAppInstanceRequest
 }
 
 // ChangeAppInstance renames an instance or changes its config.
-func (s *Server) ChangeAppInstance(ctx context.Context, r ChangeAppInstanceRequestObject) (ChangeAppInstanceResponseObject, error) {
+func (s *Server) ChangeAppInstance(ctx context.Context,
+	r ChangeAppInstanceRequestObject,
+) (ChangeAppInstanceResponseObject, error) {
 	in := command.ChangeInstanceInput{Config: r.Body.Config}
 	if r.Body.DisplayName != "" {
 		in.DisplayName = &r.Body.DisplayName
@@ -231,7 +265,9 @@ func (s *Server) ChangeAppInstance(ctx context.Context, r ChangeAppInstanceReque
 }
 
 // ListAppInstanceEvents tells what happened to an instance, the oldest first.
-func (s *Server) ListAppInstanceEvents(ctx context.Context, r ListAppInstanceEventsRequestObject) (ListAppInstanceEventsResponseObject, error) {
+func (s *Server) ListAppInstanceEvents(ctx context.Context,
+	r ListAppInstanceEventsRequestObject,
+) (ListAppInstanceEventsResponseObject, error) {
 	limit := min(limitOf(r.Params.Limit), event.MaxPage-1)
 	list, err := db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) ([]event.Event, error) {
 		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.InstanceRead, r.ProjectID)
@@ -242,7 +278,10 @@ func (s *Server) ListAppInstanceEvents(ctx context.Context, r ListAppInstanceEve
 		if err != nil {
 			return nil, err
 		}
-		return event.BySubject(ctx, tx, event.SubjectQuery{OrgID: i.OrgID, Subject: i.ID, After: r.Params.Cursor, Limit: limit + 1})
+		return event.BySubject(ctx, tx, event.SubjectQuery{
+			OrgID: i.OrgID, Subject: i.ID, After: r.Params.Cursor,
+			Limit: limit + 1,
+		})
 	})
 	if err != nil {
 		return nil, err
@@ -263,7 +302,9 @@ func (s *Server) ListAppInstanceEvents(ctx context.Context, r ListAppInstanceEve
 }
 
 // GetAppInstanceLogs streams what the app wrote, straight from the node.
-func (s *Server) GetAppInstanceLogs(ctx context.Context, r GetAppInstanceLogsRequestObject) (GetAppInstanceLogsResponseObject, error) {
+func (s *Server) GetAppInstanceLogs(ctx context.Context,
+	r GetAppInstanceLogsRequestObject,
+) (GetAppInstanceLogsResponseObject, error) {
 	i, err := s.instance(ctx, iam.InstanceLogs, r.ProjectID, r.AppInstanceID)
 	if err != nil {
 		return nil, err
@@ -290,18 +331,24 @@ func (s *Server) GetAppInstanceLogs(ctx context.Context, r GetAppInstanceLogsReq
 	}}, nil
 }
 
-// mayReadLogs reports as a fault that the caller of an open stream may not read logs of the project any more: the credential was
-// revoked or has expired, the caller was disabled, or lost the role.
-func (s *Server) mayReadLogs(ctx context.Context, again func(context.Context) (iam.Principal, error), projectID string) error {
+// mayReadLogs reports as a fault that the caller of an open stream may not read logs of the project any more: the
+// credential was revoked or has expired, the caller was disabled, or lost the role.
+func (s *Server) mayReadLogs(ctx context.Context, again func(context.Context) (iam.Principal, error),
+	projectID string,
+) error {
 	p, err := again(ctx)
 	if err != nil {
 		return err
 	}
-	_, err = db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) (iam.Project, error) { return iam.InProject(ctx, tx, p, iam.InstanceLogs, projectID) })
+	_, err = db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) (iam.Project, error) {
+		return iam.InProject(ctx, tx, p, iam.InstanceLogs, projectID)
+	})
 	return err
 }
 
-func (s *Server) instance(ctx context.Context, permission iam.Permission, projectID, id string) (instance.Instance, error) {
+func (s *Server) instance(ctx context.Context, permission iam.Permission, projectID,
+	id string,
+) (instance.Instance, error) {
 	return db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) (instance.Instance, error) {
 		project, err := iam.InProject(ctx, tx, principalOf(ctx), permission, projectID)
 		if err != nil {
@@ -318,31 +365,42 @@ func memberOf(i instance.Instance, id string) (instance.Member, error) {
 			continue
 		}
 		if m.Gone {
-			return instance.Member{}, fault.New(fault.Conflict, "member_removed", "The instance was removed from its node, its logs with it.", nil)
+			return instance.Member{}, fault.New(fault.Conflict, "member_removed", "The instance was removed from its node, "+
+				"its logs with it.", nil)
 		}
 		return m, nil
 	}
-	return instance.Member{}, fault.New(fault.Unprocessable, "member_unknown", "The instance has no such member.", nil).At("query/member_id", "names no member of the instance")
+	return instance.Member{}, fault.New(fault.Unprocessable, "member_unknown", "The instance has no such member.",
+		nil).At("query/member_id", "names no member of the instance")
 }
 
 func instanceView(i instance.Instance) (AppInstance, error) {
 	out := AppInstance{
 		ID: i.ID, OrgID: i.OrgID, ProjectID: i.ProjectID, AppSlug: i.AppSlug, Version: i.Version, DisplayName: i.DisplayName,
 		OperatingMode: OperatingMode(i.Modes.OperatingMode), ControlPlaneScope: ControlPlaneScope(i.Modes.ControlPlaneScope),
-		RuntimeBackend: RuntimeBackend(i.Modes.RuntimeBackend), TenantBoundaryMode: TenantBoundaryMode(i.Modes.TenantBoundaryMode),
-		PlacementIntent: PlacementIntent{AllocationIds: i.PlacementAllocationIDs},
-		Status:          AppInstanceStatus(i.Lifecycle.Status), StatusReason: StatusReason(i.Lifecycle.Reason), Health: AppInstanceHealth(i.Lifecycle.Health),
-		Revision: i.Revision, PreviousVersion: i.PreviousVersion, HintResults: []HintResult{}, Endpoints: []Endpoint{}, Members: []Member{},
+		RuntimeBackend:     RuntimeBackend(i.Modes.RuntimeBackend),
+		TenantBoundaryMode: TenantBoundaryMode(i.Modes.TenantBoundaryMode),
+		PlacementIntent:    PlacementIntent{AllocationIds: i.PlacementAllocationIDs},
+		Status:             AppInstanceStatus(i.Lifecycle.Status), StatusReason: StatusReason(i.Lifecycle.Reason),
+		Health:   AppInstanceHealth(i.Lifecycle.Health),
+		Revision: i.Revision, PreviousVersion: i.PreviousVersion, HintResults: []HintResult{}, Endpoints: []Endpoint{},
+		Members:       []Member{},
 		RequestedBy:   RequestedBy{Type: RequestedByType(i.RequestedBy.Type), ID: i.RequestedBy.ID},
 		CorrelationID: i.CorrelationID, CreatedAt: i.CreatedAt, UpdatedAt: i.UpdatedAt, ActivatedAt: i.ActivatedAt,
 	}
 	for _, h := range i.HintResults {
-		out.HintResults = append(out.HintResults, HintResult{Field: h.Field, Requested: h.Requested, Effective: h.Effective, Reason: h.Reason})
+		out.HintResults = append(out.HintResults, HintResult{
+			Field: h.Field, Requested: h.Requested, Effective: h.Effective,
+			Reason: h.Reason,
+		})
 	}
 	for _, m := range i.Members {
 		out.Members = append(out.Members, memberView(m))
 		for _, e := range m.Endpoints {
-			out.Endpoints = append(out.Endpoints, Endpoint{Name: e.Name, URL: e.URL(), NodeID: m.NodeID, Access: EndpointAccess("private")})
+			out.Endpoints = append(out.Endpoints, Endpoint{
+				Name: e.Name, URL: e.URL(), NodeID: m.NodeID,
+				Access: EndpointAccess("private"),
+			})
 		}
 	}
 	if err := json.Unmarshal([]byte(i.ParametersJSON), &out.Parameters); err != nil {
@@ -356,8 +414,10 @@ func instanceView(i instance.Instance) (AppInstance, error) {
 
 func memberView(m instance.Member) Member {
 	return Member{
-		ID: m.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: m.Role, Status: MemberStatus(m.Status), StatusReason: StatusReason(m.Reason),
-		Detail: m.Detail, OwnerRefusal: m.OwnerRefusal, Restarts: int32(m.Restarts), ExitCode: int32(m.ExitCode), StartedAt: m.StartedAt, ReadyAt: m.ReadyAt,
+		ID: m.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: m.Role, Status: MemberStatus(m.Status),
+		StatusReason: StatusReason(m.Reason),
+		Detail:       m.Detail, OwnerRefusal: m.OwnerRefusal, Restarts: int32(m.Restarts), ExitCode: int32(m.ExitCode),
+		StartedAt: m.StartedAt, ReadyAt: m.ReadyAt,
 	}
 }
 
@@ -367,7 +427,8 @@ func eventView(e event.Event) (Event, error) {
 		return Event{}, err
 	}
 	out := Event{
-		ID: ce.ID, Source: ce.Source, Specversion: EventSpecversion(ce.SpecVersion), Type: ce.Type, Subject: ce.Subject, Time: ce.Time,
+		ID: ce.ID, Source: ce.Source, Specversion: EventSpecversion(ce.SpecVersion), Type: ce.Type, Subject: ce.Subject,
+		Time:            ce.Time,
 		Datacontenttype: EventDatacontenttype(ce.DataContentType), Resourceversion: ce.ResourceVersion, Pos: ce.Pos,
 	}
 	if err := json.Unmarshal(ce.Data, &out.Data); err != nil {

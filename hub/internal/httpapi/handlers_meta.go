@@ -53,5 +53,8 @@ func (s *Server) GetReadiness(ctx context.Context, _ GetReadinessRequestObject) 
 
 // GetOpenAPI gives the contract as it was written.
 func (s *Server) GetOpenAPI(context.Context, GetOpenAPIRequestObject) (GetOpenAPIResponseObject, error) {
-	return GetOpenAPI200ApplicationYamlResponse{Body: bytes.NewReader(hubapi.OpenAPI), ContentLength: int64(len(hubapi.OpenAPI))}, nil
+	return GetOpenAPI200ApplicationYamlResponse{
+		Body:          bytes.NewReader(hubapi.OpenAPI),
+		ContentLength: int64(len(hubapi.OpenAPI)),
+	}, nil
 }

@@ -60,7 +60,10 @@ func (s *Server) orgQuota(ctx context.Context, orgID string) (OrgQuota, error) {
 	out := OrgQuota{OrgID: orgID, Items: []OrgQuotaItem{}}
 	defaults := iam.DefaultLimits()
 	for _, name := range iam.QuotaNames() {
-		out.Items = append(out.Items, OrgQuotaItem{Name: QuotaName(name), Limit: limits[name], Used: used[name], DefaultLimit: defaults[name]})
+		out.Items = append(out.Items, OrgQuotaItem{
+			Name: QuotaName(name), Limit: limits[name], Used: used[name],
+			DefaultLimit: defaults[name],
+		})
 	}
 	return out, nil
 }
@@ -93,7 +96,9 @@ func (s *Server) ListAppSlugs(ctx context.Context, r ListAppSlugsRequestObject) 
 }
 
 // ReleaseAppSlug gives back a slug under which nothing was published.
-func (s *Server) ReleaseAppSlug(ctx context.Context, r ReleaseAppSlugRequestObject) (ReleaseAppSlugResponseObject, error) {
+func (s *Server) ReleaseAppSlug(ctx context.Context,
+	r ReleaseAppSlugRequestObject,
+) (ReleaseAppSlugResponseObject, error) {
 	if err := s.IAM.ReleaseAppSlug.Do(ctx, metaFrom(ctx), r.OrgID, r.AppSlug); err != nil {
 		return nil, err
 	}
@@ -101,7 +106,9 @@ func (s *Server) ReleaseAppSlug(ctx context.Context, r ReleaseAppSlugRequestObje
 }
 
 // TransferAppSlug gives a slug to another org, or to the platform.
-func (s *Server) TransferAppSlug(ctx context.Context, r TransferAppSlugRequestObject) (TransferAppSlugResponseObject, error) {
+func (s *Server) TransferAppSlug(ctx context.Context,
+	r TransferAppSlugRequestObject,
+) (TransferAppSlugResponseObject, error) {
 	slug, err := s.IAM.TransferAppSlug.Do(ctx, metaFrom(ctx), r.AppSlug, r.Body.OrgID)
 	if err != nil {
 		return nil, err

@@ -56,7 +56,8 @@ func recoveryView(ctx context.Context, tx db.Tx) (Recovery, error) {
 	findings, err := recovery.Findings(ctx, tx)
 	for _, f := range findings {
 		out.Findings = append(out.Findings, RecoveryFinding{
-			ID: f.ID, NodeID: f.NodeID, Kind: RecoveryFindingKind(f.Kind), ResourceType: f.ResourceType, ResourceID: f.ResourceID, Detail: f.Detail, FoundAt: f.At,
+			ID: f.ID, NodeID: f.NodeID, Kind: RecoveryFindingKind(f.Kind), ResourceType: f.ResourceType,
+			ResourceID: f.ResourceID, Detail: f.Detail, FoundAt: f.At,
 		})
 	}
 	return out, err

@@ -9,16 +9,17 @@ import (
 
 // ListOrgUsers lists the users of an org.
 func (s *Server) ListOrgUsers(ctx context.Context, r ListOrgUsersRequestObject) (ListOrgUsersResponseObject, error) {
-	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit, func(tx db.Tx, page iam.Page) ([]iam.User, error) {
-		org, err := iam.GetOrg(ctx, tx, r.OrgID)
-		if err != nil {
-			return nil, err
-		}
-		if err := iam.Authorize(principalOf(ctx), iam.UserRead, org.ID, ""); err != nil {
-			return nil, err
-		}
-		return iam.ListUsers(ctx, tx, org.ID, page)
-	}, userView, func(v User) string { return v.ID })
+	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit,
+		func(tx db.Tx, page iam.Page) ([]iam.User, error) {
+			org, err := iam.GetOrg(ctx, tx, r.OrgID)
+			if err != nil {
+				return nil, err
+			}
+			if err := iam.Authorize(principalOf(ctx), iam.UserRead, org.ID, ""); err != nil {
+				return nil, err
+			}
+			return iam.ListUsers(ctx, tx, org.ID, page)
+		}, userView, func(v User) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
@@ -72,15 +73,18 @@ func (s *Server) EnableUser(ctx context.Context, r EnableUserRequestObject) (Ena
 }
 
 // ListUserTokens lists a user's tokens that count, without their text.
-func (s *Server) ListUserTokens(ctx context.Context, r ListUserTokensRequestObject) (ListUserTokensResponseObject, error) {
+func (s *Server) ListUserTokens(ctx context.Context,
+	r ListUserTokensRequestObject,
+) (ListUserTokensResponseObject, error) {
 	now := metaFrom(ctx).Now
-	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit, func(tx db.Tx, page iam.Page) ([]iam.UserToken, error) {
-		user, err := iam.OfUserOrSelf(ctx, tx, principalOf(ctx), iam.UserRead, r.UserID)
-		if err != nil {
-			return nil, err
-		}
-		return iam.ListUserTokens(ctx, tx, user.ID, now, page)
-	}, tokenView, func(v UserTokenInfo) string { return v.ID })
+	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit,
+		func(tx db.Tx, page iam.Page) ([]iam.UserToken, error) {
+			user, err := iam.OfUserOrSelf(ctx, tx, principalOf(ctx), iam.UserRead, r.UserID)
+			if err != nil {
+				return nil, err
+			}
+			return iam.ListUserTokens(ctx, tx, user.ID, now, page)
+		}, tokenView, func(v UserTokenInfo) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +92,9 @@ func (s *Server) ListUserTokens(ctx context.Context, r ListUserTokensRequestObje
 }
 
 // RevokeUserTokens ends all tokens of a user.
-func (s *Server) RevokeUserTokens(ctx context.Context, r RevokeUserTokensRequestObject) (RevokeUserTokensResponseObject, error) {
+func (s *Server) RevokeUserTokens(ctx context.Context,
+	r RevokeUserTokensRequestObject,
+) (RevokeUserTokensResponseObject, error) {
 	if err := s.IAM.RevokeUserTokens.Do(ctx, metaFrom(ctx), r.UserID); err != nil {
 		return nil, err
 	}
@@ -96,7 +102,9 @@ func (s *Server) RevokeUserTokens(ctx context.Context, r RevokeUserTokensRequest
 }
 
 // RevokeUserToken ends one token.
-func (s *Server) RevokeUserToken(ctx context.Context, r RevokeUserTokenRequestObject) (RevokeUserTokenResponseObject, error) {
+func (s *Server) RevokeUserToken(ctx context.Context,
+	r RevokeUserTokenRequestObject,
+) (RevokeUserTokenResponseObject, error) {
 	if err := s.IAM.RevokeUserToken.Do(ctx, metaFrom(ctx), r.UserID, r.TokenID); err != nil {
 		return nil, err
 	}
@@ -104,14 +112,17 @@ func (s *Server) RevokeUserToken(ctx context.Context, r RevokeUserTokenRequestOb
 }
 
 // ListProjectRoles lists who holds roles in this project only.
-func (s *Server) ListProjectRoles(ctx context.Context, r ListProjectRolesRequestObject) (ListProjectRolesResponseObject, error) {
-	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit, func(tx db.Tx, page iam.Page) ([]iam.ProjectRoles, error) {
-		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.RoleRead, r.ProjectID)
-		if err != nil {
-			return nil, err
-		}
-		return iam.ListProjectRoles(ctx, tx, project.ID, page)
-	}, projectRolesView, func(v ProjectRoles) string { return v.UserID })
+func (s *Server) ListProjectRoles(ctx context.Context,
+	r ListProjectRolesRequestObject,
+) (ListProjectRolesResponseObject, error) {
+	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit,
+		func(tx db.Tx, page iam.Page) ([]iam.ProjectRoles, error) {
+			project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.RoleRead, r.ProjectID)
+			if err != nil {
+				return nil, err
+			}
+			return iam.ListProjectRoles(ctx, tx, project.ID, page)
+		}, projectRolesView, func(v ProjectRoles) string { return v.UserID })
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +130,9 @@ func (s *Server) ListProjectRoles(ctx context.Context, r ListProjectRolesRequest
 }
 
 // PutProjectRoles sets a user's roles in this project only.
-func (s *Server) PutProjectRoles(ctx context.Context, r PutProjectRolesRequestObject) (PutProjectRolesResponseObject, error) {
+func (s *Server) PutProjectRoles(ctx context.Context,
+	r PutProjectRolesRequestObject,
+) (PutProjectRolesResponseObject, error) {
 	roles, err := s.IAM.PutProjectRoles.Do(ctx, metaFrom(ctx), r.ProjectID, r.UserID, rolesOf(r.Body.Roles))
 	if err != nil {
 		return nil, err
@@ -136,7 +149,10 @@ func rolesOf[T ~string](names []T) []iam.Role {
 }
 
 func tokenView(t iam.UserToken) UserTokenInfo {
-	return UserTokenInfo{ID: t.ID, UserID: t.UserID, Description: t.Description, ExpiresAt: t.ExpiresAt, CreatedAt: t.CreatedAt}
+	return UserTokenInfo{
+		ID: t.ID, UserID: t.UserID, Description: t.Description, ExpiresAt: t.ExpiresAt,
+		CreatedAt: t.CreatedAt,
+	}
 }
 
 func projectRolesView(p iam.ProjectRoles) ProjectRoles {

@@ -122,16 +122,22 @@ func (h *house) must(t *testing.T, token, method, path, key, body string, status
 // tenant makes an org with a project, and a token of an admin of that org.
 func (h *house) tenant(t *testing.T, slug string) (orgID, projectID, token string) {
 	t.Helper()
-	orgID = h.must(t, h.admin, "POST", "/orgs", slug+"-org", `{"slug":"`+slug+`","display_name":"`+slug+`"}`, 201).text("id")
-	user := h.must(t, h.admin, "POST", "/admin/users", slug+"-user", `{"org_id":"`+orgID+`","email":"boss@`+slug+`.example","display_name":"Boss","roles":["org_admin"]}`, 201)
+	orgID = h.must(t, h.admin, "POST", "/orgs", slug+"-org", `{"slug":"`+slug+`","display_name":"`+slug+`"}`,
+		201).text("id")
+	user := h.must(t, h.admin, "POST", "/admin/users", slug+"-user", `{"org_id":"`+orgID+`","email":"boss@`+slug+
+		`.example","display_name":"Boss","roles":["org_admin"]}`, 201)
 	token = h.must(t, h.admin, "POST", "/admin/users/"+user.text("id")+"/tokens", slug+"-token", `{}`, 201).text("token")
-	projectID = h.must(t, token, "POST", "/projects", slug+"-project", `{"slug":"main","display_name":"Main"}`, 201).text("id")
+	projectID = h.must(t, token, "POST", "/projects", slug+"-project", `{"slug":"main","display_name":"Main"}`,
+		201).text("id")
 	return orgID, projectID, token
 }
 
 func mintBody(sa answer) string {
 	key, _ := sa.body["key"].(map[string]any)
-	body, _ := json.Marshal(map[string]any{"service_account_id": sa.body["id"], "key_id": key["key_id"], "private_key_pem": key["private_key_pem"]})
+	body, _ := json.Marshal(map[string]any{
+		"service_account_id": sa.body["id"], "key_id": key["key_id"],
+		"private_key_pem": key["private_key_pem"],
+	})
 	return string(body)
 }
 
@@ -198,11 +204,15 @@ func TestServiceAccountIsRotatedDisabledAndDeleted(t *testing.T) {
 
 	types, err := db.ReadTx(t.Context(), h.d, func(tx db.Tx) ([]string, error) {
 		var types []string
-		return types, tx.QueryRow(t.Context(), `SELECT array_agg(type || ' ' || resource_version ORDER BY resource_version) FROM events WHERE subject = $1`, sa.text("id")).Scan(&types)
+		return types,
+			tx.QueryRow(t.Context(),
+				`SELECT array_agg(type || ' ' || resource_version ORDER BY resource_version) FROM events WHERE subject = $1`,
+				sa.text("id")).Scan(&types)
 	})
 	require.NoError(t, err)
 	require.Equal(t, []string{
-		"iam.service_account.created 1", "iam.service_account.key_rotated 2", "iam.service_account.disabled 3", "iam.service_account.deleted 4",
+		"iam.service_account.created 1", "iam.service_account.key_rotated 2", "iam.service_account.disabled 3",
+		"iam.service_account.deleted 4",
 	}, types)
 }
 
@@ -231,7 +241,8 @@ func TestListingGoesPageByPage(t *testing.T) {
 	h := newHouse(t)
 	var made []string
 	for i := range 5 {
-		made = append(made, h.must(t, h.admin, "POST", "/orgs", fmt.Sprint("o", i), fmt.Sprintf(`{"slug":"org-%d","display_name":"x"}`, i), 201).text("id"))
+		made = append(made, h.must(t, h.admin, "POST", "/orgs", fmt.Sprint("o", i),
+			fmt.Sprintf(`{"slug":"org-%d","display_name":"x"}`, i), 201).text("id"))
 	}
 	var seen []string
 	cursor := ""
@@ -249,7 +260,8 @@ func TestListingGoesPageByPage(t *testing.T) {
 	require.Equal(t, 400, h.ask(t, h.admin, "GET", "/orgs?cursor=x", "", "").status)
 }
 
-// TestLaw08EveryIAMChangeHasItsEventAndItsAuditRow also breaks the audit trail and sees that nothing is left of the change.
+// TestLaw08EveryIAMChangeHasItsEventAndItsAuditRow also breaks the audit trail and sees that nothing is left of the
+// change.
 func TestLaw08EveryIAMChangeHasItsEventAndItsAuditRow(t *testing.T) {
 	h := newHouse(t)
 	_, projectID, boss := h.tenant(t, "acme")
@@ -265,17 +277,25 @@ func TestLaw08EveryIAMChangeHasItsEventAndItsAuditRow(t *testing.T) {
 		return n
 	}
 	for table, event := range map[string]string{
-		"orgs": "iam.org.created", "projects": "iam.project.created", "users": "iam.user.created", "service_accounts": "iam.service_account.created",
+		"orgs": "iam.org.created", "projects": "iam.project.created", "users": "iam.user.created",
+		"service_accounts": "iam.service_account.created",
 	} {
 		rows := count(`SELECT count(*) FROM ` + table)
 		require.Positive(t, rows, table)
-		require.Equal(t, rows, count(`SELECT count(*) FROM `+table+` t JOIN events e ON e.subject = t.id::TEXT WHERE e.type = $1`, event), "events of %s", table)
-		require.Equal(t, rows, count(`SELECT count(*) FROM `+table+` t JOIN audit_rows a ON a.resource_id = t.id::TEXT WHERE a.outcome = 'done'`), "audit rows of %s", table)
+		require.Equal(t, rows, count(`SELECT count(*) FROM `+table+
+			` t JOIN events e ON e.subject = t.id::TEXT WHERE e.type = $1`, event), "events of %s", table)
+		require.Equal(t, rows, count(`SELECT count(*) FROM `+table+
+			` t JOIN audit_rows a ON a.resource_id = t.id::TEXT WHERE a.outcome = 'done'`), "audit rows of %s", table)
 	}
-	require.Equal(t, 1, count(`SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND correlation_id = 'flow-k1' AND actor_type = 'user'`, sa.text("id")))
+	require.Equal(t, 1,
+		count(`SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND correlation_id = 'flow-k1' AND actor_type = 'user'`,
+			sa.text("id")))
 
 	h.ask(t, boss, "POST", "/orgs", "denied", `{"slug":"x","display_name":"x"}`)
-	require.Equal(t, 1, count(`SELECT count(*) FROM audit_rows WHERE outcome = 'denied' AND correlation_id = 'flow-denied' AND reason = 'forbidden'`))
+	require.Equal(t, 1,
+		count(
+			`SELECT count(*) FROM audit_rows WHERE outcome = 'denied' AND correlation_id = 'flow-denied'
+				AND reason = 'forbidden'`))
 
 	for _, table := range []string{"audit_rows", "events"} {
 		_, err := db.RunTx(t.Context(), h.d, func(tx db.Tx) (int, error) {
@@ -283,14 +303,16 @@ func TestLaw08EveryIAMChangeHasItsEventAndItsAuditRow(t *testing.T) {
 			return 0, err
 		})
 		require.NoError(t, err)
-		require.Equal(t, 500, h.ask(t, boss, "POST", "/projects", "broken-"+table, `{"slug":"half","display_name":"x"}`).status)
+		require.Equal(t, 500, h.ask(t, boss, "POST", "/projects", "broken-"+table, `{"slug":"half","display_name":"x"}`).
+			status)
 		_, err = db.RunTx(t.Context(), h.d, func(tx db.Tx) (int, error) {
 			_, err := tx.Exec(t.Context(), `ALTER TABLE broken RENAME TO `+table)
 			return 0, err
 		})
 		require.NoError(t, err)
 		require.Zero(t, count(`SELECT count(*) FROM projects WHERE slug = 'half'`), "without %s there is no change", table)
-		require.Zero(t, count(`SELECT count(*) FROM events e JOIN projects p ON e.subject = p.id::TEXT WHERE p.slug = 'half'`))
+		require.Zero(t,
+			count(`SELECT count(*) FROM events e JOIN projects p ON e.subject = p.id::TEXT WHERE p.slug = 'half'`))
 	}
 	h.must(t, boss, "POST", "/projects", "broken-events", `{"slug":"half","display_name":"x"}`, 201)
 }
@@ -306,14 +328,19 @@ func TestLaw11NoSecretOfIAMIsInTheDatabaseOrTheLog(t *testing.T) {
 
 	key, _ := sa.body["key"].(map[string]any)
 	pem, _ := key["private_key_pem"].(string)
-	secrets := map[string]string{"admin token": h.admin, "user token": boss, "access token": access, "private key": strings.Split(pem, "\n")[1]}
+	secrets := map[string]string{
+		"admin token": h.admin, "user token": boss, "access token": access,
+		"private key": strings.Split(pem, "\n")[1],
+	}
 	for name, value := range secrets {
 		require.NotEmpty(t, value, name)
 		require.NotContains(t, h.log.text.String(), value, "%s in the log", name)
 	}
 	tables, err := db.ReadTx(t.Context(), h.d, func(tx db.Tx) ([]string, error) {
 		var names []string
-		return names, tx.QueryRow(t.Context(), `SELECT array_agg(table_name::TEXT) FROM information_schema.tables WHERE table_schema = 'public'`).Scan(&names)
+		return names,
+			tx.QueryRow(t.Context(),
+				`SELECT array_agg(table_name::TEXT) FROM information_schema.tables WHERE table_schema = 'public'`).Scan(&names)
 	})
 	require.NoError(t, err)
 	require.Greater(t, len(tables), 5)

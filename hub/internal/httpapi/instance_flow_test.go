@@ -57,10 +57,14 @@ func (s *theater) open(t *testing.T) {
 	require.NoError(t, err)
 	s.tx(t, func(ctx context.Context, tx db.Tx) error {
 		now := s.clock()
-		if _, err := fleet.CreateToken(ctx, tx, fleet.NewToken{ID: db.NewID(), Secret: secret, CreatedBy: "admin"}, now); err != nil {
+		if _, err := fleet.CreateToken(ctx, tx, fleet.NewToken{ID: db.NewID(), Secret: secret, CreatedBy: "admin"},
+			now); err != nil {
 			return err
 		}
-		n, _, err := fleet.Enrol(ctx, tx, fleet.Enrolment{NodeID: db.NewID(), Secret: secret, Hostname: "n1", PublicKey: pub, CertificateExpiresAt: now.Add(time.Hour)}, now)
+		n, _, err := fleet.Enrol(ctx, tx, fleet.Enrolment{
+			NodeID: db.NewID(), Secret: secret, Hostname: "n1", PublicKey: pub,
+			CertificateExpiresAt: now.Add(time.Hour),
+		}, now)
 		if err != nil {
 			return err
 		}
@@ -74,7 +78,10 @@ func (s *theater) open(t *testing.T) {
 	instances := NewInstances(s.d, time.Hour, func() protocol.Bundle { return protocol.Bundle{} }, poke, s, &s.wakes)
 	instances.logCheckEvery, instances.watchLook, instances.watchTime = s.logCheckEvery, s.watchEvery, s.watchEvery
 	s.Handler, err = NewHandler(&Server{
-		Capacity:  Capacity{DB: s.d, CreateAllocation: &command.CreateAllocation{DB: s.d}, ReleaseAllocation: &command.ReleaseAllocation{DB: s.d}},
+		Capacity: Capacity{
+			DB: s.d, CreateAllocation: &command.CreateAllocation{DB: s.d},
+			ReleaseAllocation: &command.ReleaseAllocation{DB: s.d},
+		},
 		Instances: instances,
 		Fleet:     s.fleet(),
 	}, Config{
@@ -98,26 +105,42 @@ func (s *theater) instance(t *testing.T, orgID, projectID, allocationID string) 
 	s.tx(t, func(ctx context.Context, tx db.Tx) error {
 		now := s.clock()
 		if err := ledger.OpenSubject(ctx, tx, ledger.Subject{
-			ID: member, Kind: ledger.Member, OrgID: orgID, ProjectID: projectID, AppInstanceID: id, AppSlug: "demo", AllocationID: allocationID, NodeID: s.node, OpenedAt: now,
+			ID: member, Kind: ledger.Member, OrgID: orgID, ProjectID: projectID, AppInstanceID: id, AppSlug: "demo",
+			AllocationID: allocationID, NodeID: s.node, OpenedAt: now,
 		}); err != nil {
 			return err
 		}
 		if _, err := instance.Create(ctx, tx, instance.NewInstance{
 			ID: id, OrgID: orgID, OrgSlug: "acme", ProjectID: projectID, AppSlug: "demo", DisplayName: "First",
-			Modes:      instance.Modes{OperatingMode: "tenant_dedicated", ControlPlaneScope: "project", RuntimeBackend: "launchable_oci", TenantBoundaryMode: "project_isolated"},
-			ConfigJSON: `{"a":"b"}`, RequestedBy: instance.Actor{Type: "user", ID: db.NewID()}, CorrelationID: "c", OperationID: db.NewID(),
-			HintResults: []instance.HintResult{{Field: "operating_mode", Requested: "platform_managed", Effective: "tenant_dedicated", Reason: "not_supported_by_app"}},
-			Revision:    instance.NewRevision{AppVersion: "1.0.0", ParametersJSON: `{"n":1}`, ManifestEnvelope: []byte{1}},
-			Members:     []instance.NewMember{{ID: member, AllocationID: allocationID, NodeID: s.node}},
+			Modes: instance.Modes{
+				OperatingMode: "tenant_dedicated", ControlPlaneScope: "project",
+				RuntimeBackend: "launchable_oci", TenantBoundaryMode: "project_isolated",
+			},
+			ConfigJSON: `{"a":"b"}`, RequestedBy: instance.Actor{Type: "user", ID: db.NewID()}, CorrelationID: "c",
+			OperationID: db.NewID(),
+			HintResults: []instance.HintResult{{
+				Field: "operating_mode", Requested: "platform_managed",
+				Effective: "tenant_dedicated", Reason: "not_supported_by_app",
+			}},
+			Revision: instance.NewRevision{AppVersion: "1.0.0", ParametersJSON: `{"n":1}`, ManifestEnvelope: []byte{1}},
+			Members:  []instance.NewMember{{ID: member, AllocationID: allocationID, NodeID: s.node}},
 		}, now); err != nil {
 			return err
 		}
-		if err := event.Append(ctx, tx, event.Event{Type: "apps.instance.requested", Subject: id, ResourceVersion: 1, OrgID: orgID, ProjectID: projectID, CorrelationID: "c", At: now}); err != nil {
+		if err := event.Append(ctx, tx, event.Event{
+			Type: "apps.instance.requested", Subject: id, ResourceVersion: 1,
+			OrgID: orgID, ProjectID: projectID, CorrelationID: "c", At: now,
+		}); err != nil {
 			return err
 		}
-		_, err := command.Observe(ctx, tx, command.Report{NodeID: s.node, SessionNo: 1, Counter: 1, Statuses: []*protocol.WorkloadStatus{{
-			MemberId: member, Revision: 1, Status: "ready", Endpoints: []*protocol.PublishedEndpoint{{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20000}},
-		}}}, now)
+		_, err := command.Observe(ctx, tx, command.Report{
+			NodeID: s.node, SessionNo: 1, Counter: 1,
+			Statuses: []*protocol.WorkloadStatus{{
+				MemberId: member, Revision: 1, Status: "ready", Endpoints: []*protocol.PublishedEndpoint{
+					{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20000},
+				},
+			}},
+		}, now)
 		return err
 	})
 	var i instance.Instance
@@ -168,7 +191,8 @@ func TestAllocationsOverREST(t *testing.T) {
 	require.Equal(t, "released", released.text("status"))
 	require.Equal(t, 409, s.ask(t, boss, "POST", path+"/"+made.text("id")+"/release", "k4", "").status)
 	require.Len(t, items(s.must(t, boss, "GET", path+"?status=active", "", "", 200)), 1)
-	require.Equal(t, 409, s.ask(t, boss, "POST", path, "k5", `{"capacity_shape":"gpu_slice","accelerator_count":1,"cpu_cores":1,"memory_mib":64}`).status)
+	require.Equal(t, 409, s.ask(t, boss, "POST", path, "k5",
+		`{"capacity_shape":"gpu_slice","accelerator_count":1,"cpu_cores":1,"memory_mib":64}`).status)
 }
 
 func TestInstancesOverREST(t *testing.T) {
@@ -208,7 +232,10 @@ func TestInstancesOverREST(t *testing.T) {
 	for _, e := range append(items(events), items(more)...) {
 		types = append(types, fmt.Sprint(e["type"]))
 	}
-	require.Equal(t, []string{"apps.instance.requested", "apps.instance.deploying", "apps.instance.running", "apps.instance.decommission_requested"}, types)
+	require.Equal(t, []string{
+		"apps.instance.requested", "apps.instance.deploying", "apps.instance.running",
+		"apps.instance.decommission_requested",
+	}, types)
 	require.Contains(t, more.raw, `"correlation_id":"flow-k2"`)
 	require.Contains(t, more.raw, `"from":"running"`)
 }
@@ -304,7 +331,9 @@ func TestAFollowedLogEndsWhenItsTokenIsRevoked(t *testing.T) {
 	_, err = io.WriteString(app, "two\n")
 	require.NoError(t, err, "checks that find nothing end nothing")
 	s.tx(t, func(ctx context.Context, tx db.Tx) error {
-		_, err := tx.Exec(ctx, `UPDATE user_tokens SET revoked_at = $1 WHERE user_id IN (SELECT id FROM users WHERE email LIKE 'boss@%')`, s.clock())
+		_, err := tx.Exec(ctx,
+			`UPDATE user_tokens SET revoked_at = $1 WHERE user_id IN (SELECT id FROM users WHERE email LIKE 'boss@%')`,
+			s.clock())
 		return err
 	})
 	require.Equal(t, "one\ntwo\n", <-ended)
@@ -322,7 +351,8 @@ func TestActionsOnAnInstanceOverREST(t *testing.T) {
 
 	require.Equal(t, 400, s.ask(t, boss, "POST", path+"/upgrade", "k2", `{}`).status, "target_version is required")
 	require.Equal(t, 400, s.ask(t, boss, "POST", path+"/stop", "", "").status, "the idempotency key is required")
-	require.Equal(t, 422, s.ask(t, boss, "POST", path+"/upgrade", "k3", `{"target_version":"2.0.0"}`).status, "the app is not in this catalogue")
+	require.Equal(t, 422, s.ask(t, boss, "POST", path+"/upgrade", "k3", `{"target_version":"2.0.0"}`).status,
+		"the app is not in this catalogue")
 	require.Equal(t, 409, s.ask(t, boss, "POST", path+"/start", "k4", "").status)
 	for n, body := range []string{"", "{}"} {
 		refused := s.ask(t, boss, "POST", path+"/rollback", fmt.Sprint("k5", n), body)
@@ -380,5 +410,6 @@ func TestLaw10AnotherOrgsInstanceAnswersLikeAnAbsentOne(t *testing.T) {
 	foreign := s.ask(t, stranger, "POST", "/projects/"+own+"/app-instances", "k5",
 		`{"app_slug":"demo","version":"1.0.0","display_name":"x","placement_intent":{"allocation_ids":["`+allocation+`"]}}`)
 	require.Equal(t, 422, foreign.status, "the app is looked up first, and says the same whatever the allocation")
-	require.Equal(t, "running", s.must(t, boss, "GET", "/projects/"+projectID+"/app-instances/"+i.ID, "", "", 200).text("status"))
+	require.Equal(t, "running", s.must(t, boss, "GET", "/projects/"+projectID+"/app-instances/"+i.ID, "", "",
+		200).text("status"))
 }

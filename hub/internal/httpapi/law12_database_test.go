@@ -17,8 +17,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// TestLaw12BadInputChangesNoRow sends the bad requests of every operation to the REST face over a real database: afterwards
-// every table is as it was, but for the audit trail, which has one row for each.
+// TestLaw12BadInputChangesNoRow sends the bad requests of every operation to the REST face over a real database:
+// afterwards every table is as it was, but for the audit trail, which has one row for each.
 func TestLaw12BadInputChangesNoRow(t *testing.T) {
 	h := newHouse(t)
 	c, err := loadContract(hubapi.OpenAPI)
@@ -72,7 +72,8 @@ func fingerprint(t *testing.T, d *db.DB) map[string]content {
 		for _, name := range tables {
 			var c content
 			// The name comes from the catalogue of the database itself.
-			sql := fmt.Sprintf(`SELECT count(*), coalesce(md5(string_agg(md5(t::text), '' ORDER BY md5(t::text))), '') FROM %q t`, name)
+			sql := fmt.Sprintf(
+				`SELECT count(*), coalesce(md5(string_agg(md5(t::text), '' ORDER BY md5(t::text))), '') FROM %q t`, name)
 			if err := tx.QueryRow(ctx, sql).Scan(&c.rows, &c.hash); err != nil {
 				return nil, err
 			}
@@ -86,7 +87,8 @@ func fingerprint(t *testing.T, d *db.DB) map[string]content {
 }
 
 func tableNames(ctx context.Context, tx db.Tx) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT table_name::text FROM information_schema.tables WHERE table_schema = 'public' ORDER BY 1`)
+	rows, err := tx.Query(ctx,
+		`SELECT table_name::text FROM information_schema.tables WHERE table_schema = 'public' ORDER BY 1`)
 	if err != nil {
 		return nil, err
 	}

@@ -23,41 +23,53 @@ const marker = "HUSH-HUSH"
 // tripwire has no operation behind it: whatever gets through the checks panics and becomes a 500.
 type tripwire struct{ StrictServerInterface }
 
-const envelope = `{"payloadType":"application/x","payload":"YQ==","signatures":[{"keyid":"` + hex64 + `","sig":"YQ=="}]}`
+const envelope = `{"payloadType":"application/x","payload":"YQ==","signatures":[{"keyid":"` + hex64 +
+	`","sig":"YQ=="}]}`
 
 const hex64 = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 // samples has one good body for each operation that takes one, with every key that the contract knows for it.
 func samples() map[string]string {
 	return map[string]string{
-		"mintServiceAccountToken": `{"service_account_id":"` + someID + `","key_id":"` + someID + `","private_key_pem":"pem","assertion":"jwt"}`,
-		"createOrg":               `{"slug":"acme","display_name":"Acme"}`,
-		"createProject":           `{"org_id":"` + someID + `","slug":"p","display_name":"P"}`,
-		"createServiceAccount":    `{"name":"n","slug":"s","description":"d","role":"app_operator"}`,
-		"createUser":              `{"org_id":"` + someID + `","email":"a@b","display_name":"A","platform_admin":false,"roles":["org_admin"]}`,
-		"createUserToken":         `{"description":"d","expires_in_seconds":60}`,
-		"putUserRoles":            `{"roles":["org_member"],"platform_admin":false}`,
-		"putProjectRoles":         `{"roles":["viewer"]}`,
-		"putOrgQuota":             `{"limits":[{"name":"users","limit":5}]}`,
-		"transferAppSlug":         `{"org_id":"` + someID + `"}`,
-		"registerManifest":        `{"manifest_envelope":` + envelope + `}`,
-		"putEntitlement":          `{"enabled":true,"policy_overrides":{"allowed_operating_modes":["tenant_dedicated"],"allowed_control_plane_scopes":["project"],"allowed_versions":["1"],"max_accelerators":1}}`,
-		"createPublishIntent":     `{"app_slug":"a","app_version":"1","artifact_name":"runtime","artifact_kind":"oci","source_type":"oci_registry","channel":"dev"}`,
-		"registerArtifact": `{"app_slug":"a","app_version":"1","artifact_name":"runtime","artifact_kind":"oci","source_type":"oci_registry","repository":"org/a/b",` +
+		"mintServiceAccountToken": `{"service_account_id":"` + someID + `","key_id":"` + someID +
+			`","private_key_pem":"pem","assertion":"jwt"}`,
+		"createOrg":            `{"slug":"acme","display_name":"Acme"}`,
+		"createProject":        `{"org_id":"` + someID + `","slug":"p","display_name":"P"}`,
+		"createServiceAccount": `{"name":"n","slug":"s","description":"d","role":"app_operator"}`,
+		"createUser": `{"org_id":"` + someID +
+			`","email":"a@b","display_name":"A","platform_admin":false,"roles":["org_admin"]}`,
+		"createUserToken":  `{"description":"d","expires_in_seconds":60}`,
+		"putUserRoles":     `{"roles":["org_member"],"platform_admin":false}`,
+		"putProjectRoles":  `{"roles":["viewer"]}`,
+		"putOrgQuota":      `{"limits":[{"name":"users","limit":5}]}`,
+		"transferAppSlug":  `{"org_id":"` + someID + `"}`,
+		"registerManifest": `{"manifest_envelope":` + envelope + `}`,
+		"putEntitlement": `{"enabled":true,"policy_overrides":{"allowed_operating_modes":["tenant_dedicated"],` +
+			`"allowed_control_plane_scopes":["project"],"allowed_versions":["1"],"max_accelerators":1}}`,
+		"createPublishIntent": `{"app_slug":"a","app_version":"1","artifact_name":"runtime","artifact_kind":"oci",` +
+			`"source_type":"oci_registry","channel":"dev"}`,
+		"registerArtifact": `{"app_slug":"a","app_version":"1","artifact_name":"runtime","artifact_kind":"oci",` +
+			`"source_type":"oci_registry","repository":"org/a/b",` +
 			`"digest":"sha256:` + hex64 + `","tag":"t","media_type":"m","source_uri":"u","channel":"dev"}`,
-		"createAllocation":    `{"node_id":"` + someID + `","sku":"s","capacity_shape":"gpu_slice","accelerator_count":0,"accelerator_model":"m","cpu_cores":1,"memory_mib":64}`,
-		"createAppInstance":   `{"app_slug":"a","version":"1","display_name":"d","operating_mode":"tenant_dedicated","control_plane_scope":"project","placement_intent":{"allocation_ids":["` + someID + `"]},"parameters":{"x":1},"config":{}}`,
+		"createAllocation": `{"node_id":"` + someID +
+			`","sku":"s","capacity_shape":"gpu_slice","accelerator_count":0,"accelerator_model":"m","cpu_cores":1,` +
+			`"memory_mib":64}`,
+		"createAppInstance": `{"app_slug":"a","version":"1","display_name":"d","operating_mode":"tenant_dedicated",` +
+			`"control_plane_scope":"project","placement_intent":{"allocation_ids":["` + someID +
+			`"]},"parameters":{"x":1},"config":{}}`,
 		"upgradeAppInstance":  `{"target_version":"2"}`,
 		"rollbackAppInstance": `{"target_version":"1"}`,
 		"changeAppInstance":   `{"display_name":"d","config":{}}`,
 		"grantCredit":         `{"org_id":"` + someID + `","amount":"10.5","currency":"EUR","description":"d"}`,
-		"createPrice":         `{"meter":"session_seconds","app_slug":"a","sku":"s","currency":"EUR","price":"1","per":"hour","host_share_percent":50,"from":"2026-01-01T00:00:00Z"}`,
-		"banNode":             `{"reason":"r"}`,
-		"removeNode":          `{"lost":true,"reason":"r"}`,
-		"createJoinToken":     `{"description":"d","expires_in_seconds":60}`,
-		"registerPublisher":   `{"delegation":` + envelope + `}`,
-		"enrollNode":          `{"join_token":"0123456789abcdef","csr_pem":"pem","hostname":"node-1"}`,
-		"renewNode":           `{"node_id":"` + someID + `","csr_pem":"pem","issued_at":"2026-01-01T00:00:00Z","signature":"YQ=="}`,
+		"createPrice": `{"meter":"session_seconds","app_slug":"a","sku":"s","currency":"EUR","price":"1",` +
+			`"per":"hour","host_share_percent":50,"from":"2026-01-01T00:00:00Z"}`,
+		"banNode":           `{"reason":"r"}`,
+		"removeNode":        `{"lost":true,"reason":"r"}`,
+		"createJoinToken":   `{"description":"d","expires_in_seconds":60}`,
+		"registerPublisher": `{"delegation":` + envelope + `}`,
+		"enrollNode":        `{"join_token":"0123456789abcdef","csr_pem":"pem","hostname":"node-1"}`,
+		"renewNode": `{"node_id":"` + someID +
+			`","csr_pem":"pem","issued_at":"2026-01-01T00:00:00Z","signature":"YQ=="}`,
 	}
 }
 
@@ -69,9 +81,9 @@ type badInput struct {
 	pointer string
 }
 
-// TestLaw12BadInputIsAClearErrorOnEveryOperation derives bad requests for every operation of the contract from the contract
-// itself: each must be a 4xx problem that names place and reason, carries the caller's correlation id, repeats no submitted
-// value, reaches no handler and, where the operation would have changed something, is in the audit trail.
+// TestLaw12BadInputIsAClearErrorOnEveryOperation derives bad requests for every operation of the contract from the
+// contract itself: each must be a 4xx problem that names place and reason, carries the caller's correlation id, repeats
+// no submitted value, reaches no handler and, where the operation would have changed something, is in the audit trail.
 func TestLaw12BadInputIsAClearErrorOnEveryOperation(t *testing.T) {
 	c, err := loadContract(hubapi.OpenAPI)
 	require.NoError(t, err)
@@ -111,7 +123,8 @@ func refuses(t *testing.T, d *door, op *operation, bad badInput) {
 	require.NotContains(t, d.log.String(), marker)
 }
 
-// TestGoodSamplesPassTheContract keeps the table above honest: the bodies that it breaks one by one are good as they are.
+// TestGoodSamplesPassTheContract keeps the table above honest: the bodies that it breaks one by one are good as they
+// are.
 func TestGoodSamplesPassTheContract(t *testing.T) {
 	c, err := loadContract(hubapi.OpenAPI)
 	require.NoError(t, err)
@@ -151,7 +164,10 @@ func badInputs(t *testing.T, op *operation) []badInput {
 		bad = append(bad, badInput{name: name, ask: a, status: http.StatusBadRequest, pointer: pointer})
 	}
 	if !op.open {
-		for name, header := range map[string]string{"without credential": "", "wrong scheme": "Basic " + marker, "two words": "Bearer " + marker + " x y"} {
+		for name, header := range map[string]string{
+			"without credential": "", "wrong scheme": "Basic " + marker,
+			"two words": "Bearer " + marker + " x y",
+		} {
 			a := good
 			a.header = http.Header{"Authorization": nil}
 			pointer := "header/Authorization"
@@ -178,17 +194,24 @@ func badInputs(t *testing.T, op *operation) []badInput {
 	if !op.bodyOptional {
 		add("no body", ask{path: good.path}, "")
 	}
-	add("another content type", ask{path: good.path, body: body, header: http.Header{"Content-Type": {"text/" + marker}}}, "header/Content-Type")
-	add("another charset", ask{path: good.path, body: body, header: http.Header{"Content-Type": {"application/json; charset=latin1"}}}, "header/Content-Type")
+	add("another content type", ask{path: good.path, body: body, header: http.Header{"Content-Type": {"text/" + marker}}},
+		"header/Content-Type")
+	add("another charset", ask{
+		path: good.path, body: body,
+		header: http.Header{"Content-Type": {"application/json; charset=latin1"}},
+	}, "header/Content-Type")
 	for name, text := range map[string]string{
-		"not JSON": `{"` + marker, "trailing data": body + `{"x":"` + marker + `"}`, "an array": `["` + marker + `"]`, "a string": `"` + marker + `"`, "null": `null`,
+		"not JSON": `{"` + marker, "trailing data": body + `{"x":"` + marker + `"}`, "an array": `["` + marker +
+			`"]`, "a string": `"` + marker + `"`, "null": `null`,
 		"not UTF-8": "{\"x\":\"\xff" + marker + "\"}", "raw newline": "{\n\"" + marker + "\n\":1}", "huge number": `1e999`,
 	} {
 		add(name, ask{path: good.path, body: text}, "")
 	}
-	add("too deep", ask{path: good.path, body: strings.Repeat("[", 40) + strings.Repeat("]", 40)}, strings.Repeat("/0", maxJSONDepth))
+	add("too deep", ask{path: good.path, body: strings.Repeat("[", 40) + strings.Repeat("]", 40)},
+		strings.Repeat("/0", maxJSONDepth))
 	add("NUL character", ask{path: good.path, body: `{"x":"` + marker + `\u0000"}`}, "/x")
-	bad = append(bad, badInput{name: "too large", ask: ask{path: good.path, body: `{"x":"` + strings.Repeat("x", int(op.maxBodyBytes)) + `"}`}, status: http.StatusRequestEntityTooLarge})
+	bad = append(bad, badInput{name: "too large", ask: ask{path: good.path, body: `{"x":"` + strings.Repeat("x",
+		int(op.maxBodyBytes)) + `"}`}, status: http.StatusRequestEntityTooLarge})
 	return append(bad, badBodies(t, op, good)...)
 }
 
@@ -219,7 +242,8 @@ func badParameters(op *operation, p parameter, good ask) []badInput {
 	case "header":
 		add("no "+p.name, ask{path: good.path, header: http.Header{http.CanonicalHeaderKey(p.name): nil}})
 		add("two "+p.name, ask{path: good.path, header: http.Header{http.CanonicalHeaderKey(p.name): {"a", "b"}}})
-		add("long "+p.name, ask{path: good.path, header: http.Header{http.CanonicalHeaderKey(p.name): {strings.Repeat("x", 129)}}})
+		add("long "+p.name,
+			ask{path: good.path, header: http.Header{http.CanonicalHeaderKey(p.name): {strings.Repeat("x", 129)}}})
 		add("wrong "+p.name, ask{path: good.path, header: http.Header{http.CanonicalHeaderKey(p.name): {marker + " !"}}})
 	}
 	return bad
@@ -237,7 +261,10 @@ func badBodies(t *testing.T, op *operation, good ask) []badInput {
 			require.NoError(t, err)
 			text = string(raw)
 		}
-		bad = append(bad, badInput{name: name, ask: ask{path: good.path, body: text}, status: http.StatusBadRequest, pointer: pointer})
+		bad = append(bad, badInput{
+			name: name, ask: ask{path: good.path, body: text}, status: http.StatusBadRequest,
+			pointer: pointer,
+		})
 	}
 	with := func(key string, value any) map[string]any {
 		m := maps.Clone(body)

@@ -12,15 +12,17 @@ import (
 	"sync/atomic"
 )
 
-// connLimits bounds the open connections: of one address, of one prefix, and of all together. Loopback has no share of its own:
-// a proxy or a whole test may stand behind it.
+// connLimits bounds the open connections: of one address, of one prefix, and of all together. Loopback has no share of
+// its own: a proxy or a whole test may stand behind it.
 type connLimits struct{ address, prefix, total int }
 
-// provenShare is the part of a limit, in quarters, that connections which have shown a credential may keep for themselves.
+// provenShare is the part of a limit, in quarters, that connections which have shown a credential may keep for
+// themselves.
 const provenShare = 3
 
-// cappedListener closes connections beyond the limits. Where a limit is reached, the oldest connection of those that have shown no
-// credential makes room: what holds many connections open, on a node for example, does not keep out the renewal of its certificate.
+// cappedListener closes connections beyond the limits. Where a limit is reached, the oldest connection of those that
+// have shown no credential makes room: what holds many connections open, on a node for example, does not keep out the
+// renewal of its certificate.
 type cappedListener struct {
 	net.Listener
 	limits connLimits
@@ -136,7 +138,8 @@ func (l *cappedListener) leave(c *cappedConn) {
 	}
 }
 
-// prove notes that a request on the connection had a credential. Beyond their share such connections are like all others.
+// prove notes that a request on the connection had a credential. Beyond their share such connections are like all
+// others.
 func (l *cappedListener) prove(c *cappedConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

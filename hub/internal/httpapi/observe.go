@@ -24,18 +24,22 @@ const maxRequestIDBytes = 128
 // observe gives every request its correlation id, span, metric and one line in the log, whatever becomes of it.
 func (a *api) observe(c *gin.Context) {
 	start := a.conf.Now()
-	state := &call{correlationID: requestID(c.Request.Header), at: start.UTC().Truncate(time.Microsecond), remoteIP: remoteIP(c.Request.RemoteAddr)}
+	state := &call{
+		correlationID: requestID(c.Request.Header), at: start.UTC().Truncate(time.Microsecond),
+		remoteIP: remoteIP(c.Request.RemoteAddr),
+	}
 	state.op = a.contract.operations[c.Request.Method+" "+c.FullPath()]
 	route := "unmatched"
 	if state.op != nil {
 		route = state.op.template
 	}
 	ctx := propagation.TraceContext{}.Extract(c.Request.Context(), propagation.HeaderCarrier(c.Request.Header))
-	ctx, span := a.tracer.Start(ctx, c.Request.Method+" "+route, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(
-		attribute.String("http.request.method", methodLabel(c.Request.Method)),
-		attribute.String("http.route", route),
-		attribute.String("gpuaas.correlation_id", state.correlationID),
-	))
+	ctx, span := a.tracer.Start(ctx, c.Request.Method+" "+route, trace.WithSpanKind(trace.SpanKindServer),
+		trace.WithAttributes(
+			attribute.String("http.request.method", methodLabel(c.Request.Method)),
+			attribute.String("http.route", route),
+			attribute.String("gpuaas.correlation_id", state.correlationID),
+		))
 	defer span.End()
 	if sc := span.SpanContext(); sc.HasTraceID() {
 		state.traceID = sc.TraceID().String()
@@ -58,7 +62,8 @@ func (a *api) observe(c *gin.Context) {
 	))
 	a.conf.Log.LogAttrs(ctx, levelOf(status), "request",
 		slog.String("method", methodLabel(c.Request.Method)), slog.String("route", route), slog.Int("status", status),
-		slog.String("code", state.failure), slog.Int64("duration_us", took.Microseconds()), slog.Int("response_bytes", max(0, c.Writer.Size())),
+		slog.String("code", state.failure), slog.Int64("duration_us", took.Microseconds()), slog.Int("response_bytes",
+			max(0, c.Writer.Size())),
 		slog.String("correlation_id", state.correlationID),
 		slog.String("principal_type", state.principal.Type), slog.String("principal_id", state.principal.ID),
 		slog.String("org_id", state.principal.OrgID), slog.String("remote_ip", state.remoteIP))
@@ -71,9 +76,11 @@ func (a *api) guarded(c *gin.Context) {
 			if p == http.ErrAbortHandler { //nolint:errorlint // the documented sentinel, compared as net/http does
 				panic(p)
 			}
-			a.conf.Log.ErrorContext(c.Request.Context(), "panic", slog.String("panic", fmt.Sprint(p)), slog.String("stack", string(debug.Stack())),
+			a.conf.Log.ErrorContext(c.Request.Context(), "panic", slog.String("panic", fmt.Sprint(p)),
+				slog.String("stack", string(debug.Stack())),
 				slog.String("correlation_id", callOf(c.Request.Context()).correlationID))
-			a.fail(c, fault.New(fault.Internal, "internal", "Something went wrong on our side; the correlation id finds it in the log.", nil))
+			a.fail(c, fault.New(fault.Internal, "internal", "Something went wrong on our side; the correlation id finds it in "+
+				"the log.", nil))
 		}
 	}()
 	c.Next()
@@ -98,7 +105,8 @@ func requestID(h http.Header) string {
 // methodLabel keeps metric labels and log lines bounded: the method is the caller's text.
 func methodLabel(method string) string {
 	switch method {
-	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
+		http.MethodOptions:
 		return method
 	default:
 		return "other"

@@ -44,7 +44,8 @@ func (p *places) take(wanted ...place) (leave func(), err error) {
 	for _, w := range wanted {
 		if p.taken[w] >= w.max {
 			return nil, fault.New(fault.RateLimited, "too_many_at_once",
-				fmt.Sprintf("%d requests of the budget %q are under way already; end one, or try again in a moment.", w.max, w.what), nil).
+				fmt.Sprintf("%d requests of the budget %q are under way already; end one, or try again in a moment.", w.max,
+					w.what), nil).
 				At("budget/"+w.what, fmt.Sprintf("allows %d at once", w.max)).After(placeRetryAfter)
 		}
 	}

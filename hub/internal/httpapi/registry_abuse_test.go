@@ -74,8 +74,11 @@ func TestARegistryRequestWithoutCredentialCostsNeitherMemoryNorDisk(t *testing.T
 		method, path, kind, prefix string
 		status                     int
 	}{
-		"form":             {"POST", "/v2/a/b/blobs/uploads/", "application/x-www-form-urlencoded", "from=", 415},
-		"form, spelt":      {"PUT", "/v2/a/b/blobs/uploads/x", "Application/X-WWW-Form-Urlencoded; charset=utf-8", "from=", 415},
+		"form": {"POST", "/v2/a/b/blobs/uploads/", "application/x-www-form-urlencoded", "from=", 415},
+		"form, spelt": {
+			"PUT", "/v2/a/b/blobs/uploads/x", "Application/X-WWW-Form-Urlencoded; charset=utf-8", "from=",
+			415,
+		},
 		"multipart":        {"POST", "/v2/a/b/blobs/uploads/", "multipart/form-data; boundary=b", multipart, 415},
 		"multipart in GET": {"GET", "/v2/a/b/manifests/x", "multipart/form-data; boundary=b", multipart, 415},
 		"blob":             {"PATCH", "/v2/a/b/blobs/uploads/x", "application/octet-stream", "", 401},
@@ -109,7 +112,8 @@ func TestAFormIsNoUploadForThePublisherEither(t *testing.T) {
 	registry := openRegistry(t)
 	d := newDoor(t, desk{}, func(c *Config) { c.Registry = registry })
 	username, password, err := registry.IntentCredential(artifact.NewIntent(
-		artifact.Intent{ID: someID, AppVersion: "1.0.0", Channel: "dev", Repository: "org/acme/demo/app"}, time.Unix(1_800_000_000, 0)))
+		artifact.Intent{ID: someID, AppVersion: "1.0.0", Channel: "dev", Repository: "org/acme/demo/app"},
+		time.Unix(1_800_000_000, 0)))
 	require.NoError(t, err)
 	ask := httptest.NewRequest(http.MethodGet, "/v2/token?scope=repository:org/acme/demo/app:pull,push", nil)
 	ask.SetBasicAuth(username, password)

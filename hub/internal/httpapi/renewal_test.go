@@ -36,10 +36,14 @@ func (y *yard) enrolled(t *testing.T) (id string, key ed25519.PrivateKey) {
 	secret, err := fleet.NewJoinSecret()
 	require.NoError(t, err)
 	n, err := db.RunTx(t.Context(), y.d, func(tx db.Tx) (fleet.Node, error) {
-		if _, err := fleet.CreateToken(t.Context(), tx, fleet.NewToken{ID: db.NewID(), Secret: secret, CreatedBy: "admin"}, y.clock()); err != nil {
+		if _, err := fleet.CreateToken(t.Context(), tx, fleet.NewToken{ID: db.NewID(), Secret: secret, CreatedBy: "admin"},
+			y.clock()); err != nil {
 			return fleet.Node{}, err
 		}
-		n, _, err := fleet.Enrol(t.Context(), tx, fleet.Enrolment{NodeID: db.NewID(), Secret: secret, Hostname: "n1", PublicKey: pub, CertificateExpiresAt: y.clock()}, y.clock())
+		n, _, err := fleet.Enrol(t.Context(), tx, fleet.Enrolment{
+			NodeID: db.NewID(), Secret: secret, Hostname: "n1",
+			PublicKey: pub, CertificateExpiresAt: y.clock(),
+		}, y.clock())
 		return n, err
 	})
 	require.NoError(t, err)
@@ -53,7 +57,8 @@ func renewal(t *testing.T, id string, key ed25519.PrivateKey) string {
 	require.NoError(t, err)
 	csr, at := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})), "1970-01-01T00:00:00Z"
 	body, err := json.Marshal(map[string]string{
-		"node_id": id, "csr_pem": csr, "issued_at": at, "signature": base64.StdEncoding.EncodeToString(ed25519.Sign(key, fleet.RenewalMessage(id, csr, at))),
+		"node_id": id, "csr_pem": csr, "issued_at": at, "signature": base64.StdEncoding.EncodeToString(ed25519.Sign(key,
+			fleet.RenewalMessage(id, csr, at))),
 	})
 	require.NoError(t, err)
 	return string(body)
@@ -69,9 +74,14 @@ func TestARenewalSucceedsFromAnAddressWhoseBudgetIsUsedUp(t *testing.T) {
 	lookups := 0
 	y.Handler, err = NewHandler(&Server{Fleet: Fleet{
 		DB: y.d, Keys: y.keys, RenewNode: &command.RenewNode{DB: y.d, Keys: y.keys, CertificateTTL: time.Hour},
-		BanNode: &command.BanNode{DB: y.d, Kick: func(string, string) {}}, Generation: func(context.Context, db.Tx, string) (uint64, error) { return 1, nil },
+		BanNode: &command.BanNode{DB: y.d, Kick: func(string, string) {}}, Generation: func(context.Context, db.Tx,
+			string,
+		) (uint64, error) {
+			return 1, nil
+		},
 	}}, Config{
-		Authenticator: TokenAuthenticator{DB: y.d}, Auditor: &command.FailureAudit{DB: y.d}, Log: slog.New(slog.DiscardHandler), Now: y.clock,
+		Authenticator: TokenAuthenticator{DB: y.d}, Auditor: &command.FailureAudit{DB: y.d},
+		Log: slog.New(slog.DiscardHandler), Now: y.clock,
 		NodeKey: func(ctx context.Context, id string, now time.Time) (ed25519.PublicKey, error) {
 			lookups++
 			return keys.Of(ctx, id, now)
@@ -101,14 +111,19 @@ func TestARenewalSucceedsFromAnAddressWhoseBudgetIsUsedUp(t *testing.T) {
 	}
 	require.Equal(t, http.StatusTooManyRequests, y.ask(t, "", "GET", "/healthz", "", "").status)
 	require.Equal(t, http.StatusOK, renew(renewal(t, id, key)).status, "by the proof, also with an expired certificate")
-	for _, body := range []string{renewal(t, id, stranger), renewal(t, banned, bannedKey), renewal(t, db.NewID(), stranger), "{", strings.Repeat(" ", 64<<10)} {
+	for _, body := range []string{
+		renewal(t, id, stranger), renewal(t, banned, bannedKey),
+		renewal(t, db.NewID(), stranger), "{", strings.Repeat(" ", 64<<10),
+	} {
 		require.Contains(t, []int{http.StatusTooManyRequests, http.StatusRequestEntityTooLarge}, renew(body).status)
 	}
 
 	r := httptest.NewRequest(http.MethodPost, "/api/v1/nodes/renew", strings.NewReader(renewal(t, id, key)))
 	r.Header.Set("Content-Type", "application/json")
 	leaf := &x509.Certificate{URIs: []*url.URL{protocol.NodeSPIFFE("gpuaas.test", id)}}
-	r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{{leaf}}}
+	r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{
+		{leaf},
+	}}
 	before, w := lookups, httptest.NewRecorder()
 	y.ServeHTTP(w, r)
 	require.Equal(t, http.StatusOK, w.Code, "by the certificate that the connection shows")

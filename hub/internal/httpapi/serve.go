@@ -37,8 +37,9 @@ func defaultServeLimits() serveLimits {
 	}
 }
 
-// TLSConfig is the hub's side of HTTPS. Clients may show a certificate: a node's pull credential counts only on a connection
-// that does. Both functions are asked for every connection, so that a renewed certificate or a new bundle needs no restart.
+// TLSConfig is the hub's side of HTTPS. Clients may show a certificate: a node's pull credential counts only on a
+// connection that does. Both functions are asked for every connection, so that a renewed certificate or a new bundle
+// needs no restart.
 func TLSConfig(certificate func() (*tls.Certificate, error), nodeCAs func() *x509.CertPool) *tls.Config {
 	base := &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -66,7 +67,9 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, con
 	return serve(ctx, listener, handler, conf, log, defaultServeLimits())
 }
 
-func serve(ctx context.Context, listener net.Listener, handler http.Handler, conf *tls.Config, log *slog.Logger, limits serveLimits) error {
+func serve(ctx context.Context, listener net.Listener, handler http.Handler, conf *tls.Config, log *slog.Logger,
+	limits serveLimits,
+) error {
 	server := &http.Server{
 		Handler:           handler,
 		TLSConfig:         conf,

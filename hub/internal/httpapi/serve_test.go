@@ -58,12 +58,15 @@ func TestARequestWhoseBodyNeverComesEndsWithItsConnection(t *testing.T) {
 		status  int
 	}{
 		// Refused before the body is looked at: answered at once, whatever the time limit.
-		"no such path":      {"POST /nothing HTTP/1.1", patient, 404},
-		"no such method":    {"PUT /api/v1/orgs HTTP/1.1", patient, 405},
-		"no credential":     {"POST /api/v1/orgs HTTP/1.1", patient, 401},
-		"registry":          {"POST /v2/a/b/blobs/uploads/ HTTP/1.1", patient, 401},
-		"form to registry":  {"POST /v2/a/b/blobs/uploads/ HTTP/1.1\r\nContent-Type: multipart/form-data", patient, 415},
-		"good credential":   {"POST /api/v1/orgs HTTP/1.1\r\nX-Idempotency-Key: k\r\nAuthorization: Bearer " + goodToken, hasty, 400},
+		"no such path":     {"POST /nothing HTTP/1.1", patient, 404},
+		"no such method":   {"PUT /api/v1/orgs HTTP/1.1", patient, 405},
+		"no credential":    {"POST /api/v1/orgs HTTP/1.1", patient, 401},
+		"registry":         {"POST /v2/a/b/blobs/uploads/ HTTP/1.1", patient, 401},
+		"form to registry": {"POST /v2/a/b/blobs/uploads/ HTTP/1.1\r\nContent-Type: multipart/form-data", patient, 415},
+		"good credential": {
+			"POST /api/v1/orgs HTTP/1.1\r\nX-Idempotency-Key: k\r\nAuthorization: Bearer " + goodToken,
+			hasty, 400,
+		},
 		"open operation":    {"POST /api/v1/nodes/enroll HTTP/1.1", hasty, 400},
 		"probe with a body": {"GET /healthz HTTP/1.1", hasty, 200},
 	} {

@@ -60,15 +60,17 @@ func newYard(t *testing.T) *yard {
 	access := &command.RegistryAccess{DB: y.d, Now: y.clock}
 	ctx, cancel := context.WithCancel(t.Context())
 	registry, err := artifact.OpenRegistry(ctx, artifact.RegistryConfig{
-		Dir: filepath.Join(dir, "registry"), Host: server.Listener.Addr().String(), SigningKey: y.keys.Token(), TrustDomain: "gpuaas.test",
-		IntentOpen: access.IntentOpen, Authenticate: access.Authenticate, MayPull: access.MayPull, Now: y.clock,
+		Dir: filepath.Join(dir, "registry"), Host: server.Listener.Addr().String(), SigningKey: y.keys.Token(),
+		TrustDomain: "gpuaas.test",
+		IntentOpen:  access.IntentOpen, Authenticate: access.Authenticate, MayPull: access.MayPull, Now: y.clock,
 	})
 	require.NoError(t, err)
 	kek, err := secret.NewKEK([]byte("0123456789abcdef0123456789abcdef"))
 	require.NoError(t, err)
 	sealer := secret.NewSealer(kek)
 	y.Handler, err = NewHandler(&Server{
-		IAM: NewIAM(y.d, sealer), Catalog: NewCatalog(y.d, y.keys.Bundle), Artifacts: NewArtifacts(y.d, registry, y.keys.Bundle, sealer),
+		IAM: NewIAM(y.d, sealer), Catalog: NewCatalog(y.d, y.keys.Bundle), Artifacts: NewArtifacts(y.d, registry,
+			y.keys.Bundle, sealer),
 	}, Config{
 		Authenticator: TokenAuthenticator{DB: y.d}, Auditor: &command.FailureAudit{DB: y.d}, Registry: registry,
 		Log: slog.New(slog.NewJSONHandler(y.log, nil)), Now: y.clock, RequestsPerSecond: 1e6, Burst: 1e6,
@@ -82,7 +84,8 @@ func newYard(t *testing.T) *yard {
 		cancel()
 	})
 	y.caFile = filepath.Join(dir, "ca.pem")
-	require.NoError(t, os.WriteFile(y.caFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600))
+	require.NoError(t,
+		os.WriteFile(y.caFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600))
 	y.orgID, y.projectID, y.boss = y.tenant(t, "acme")
 	return y
 }
@@ -120,7 +123,10 @@ version:
 
 func (y *yard) manifest(t *testing.T, version, repository, digest string, signer protocol.Signer) string {
 	t.Helper()
-	doc, err := appkit.FillTemplate([]byte(demoManifest), map[string]string{"version": version, "repository": repository, "digest": digest})
+	doc, err := appkit.FillTemplate([]byte(demoManifest), map[string]string{
+		"version": version, "repository": repository,
+		"digest": digest,
+	})
 	require.NoError(t, err)
 	envelope, err := appkit.SignManifest(doc, signer)
 	require.NoError(t, err)
@@ -130,13 +136,15 @@ func (y *yard) manifest(t *testing.T, version, repository, digest string, signer
 // push asks for an intent, pushes and returns what to register.
 func (y *yard) push(t *testing.T, token, version, content string, signer protocol.Signer) appkit.Pushed {
 	t.Helper()
-	intent := y.must(t, token, "POST", "/projects/"+y.projectID+"/app-artifacts/publish-intents", "intent-"+version+content,
+	intent := y.must(t, token, "POST", "/projects/"+y.projectID+"/app-artifacts/publish-intents", "intent-"+version+
+		content,
 		`{"app_slug":"demo","app_version":"`+version+`","artifact_name":"runtime","channel":"dev"}`, 201)
 	credentials, ok := intent.body["credentials"].(map[string]any)
 	require.True(t, ok)
 	username, _ := credentials["username"].(string)
 	password, _ := credentials["password"].(string)
-	img, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Content: []byte(content), Mode: 0o755}}, appkit.ImageConfig{Architecture: "amd64"})
+	img, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Content: []byte(content), Mode: 0o755}},
+		appkit.ImageConfig{Architecture: "amd64"})
 	require.NoError(t, err)
 	pushed, err := appkit.Push(t.Context(), img, appkit.Target{
 		RegistryHost: intent.text("registry_host"), Repository: intent.text("repository"), Tag: intent.text("tag"),
@@ -147,7 +155,8 @@ func (y *yard) push(t *testing.T, token, version, content string, signer protoco
 }
 
 func registration(version string, p appkit.Pushed) string {
-	return `{"app_slug":"demo","app_version":"` + version + `","artifact_name":"runtime","repository":"` + p.Repository + `","digest":"` + p.Digest +
+	return `{"app_slug":"demo","app_version":"` + version + `","artifact_name":"runtime","repository":"` + p.Repository +
+		`","digest":"` + p.Digest +
 		`","tag":"dev-latest","media_type":"` + p.MediaType + `"}`
 }
 
@@ -157,7 +166,9 @@ func (y *yard) resolve(t *testing.T, w catalog.Want) (catalog.Resolved, error) {
 	if w.ProjectID == "" {
 		w.ProjectID = y.projectID
 	}
-	return db.ReadTx(t.Context(), y.d, func(tx db.Tx) (catalog.Resolved, error) { return catalog.Resolve(t.Context(), tx, w) })
+	return db.ReadTx(t.Context(), y.d, func(tx db.Tx) (catalog.Resolved, error) {
+		return catalog.Resolve(t.Context(), tx, w)
+	})
 }
 
 func TestAppGoesFromPushToLaunchable(t *testing.T) {
@@ -175,16 +186,23 @@ func TestAppGoesFromPushToLaunchable(t *testing.T) {
 	require.Equal(t, "verified", art.text("trust_state"))
 	require.Contains(t, art.raw, `"platforms":["linux/amd64"]`)
 
-	version := y.must(t, y.admin, "POST", "/admin/apps/manifests", "m1", y.manifest(t, "1.0.0", pushed.Repository, pushed.Digest, y.signer), 201)
+	version := y.must(t, y.admin, "POST", "/admin/apps/manifests", "m1", y.manifest(t, "1.0.0", pushed.Repository,
+		pushed.Digest, y.signer), 201)
 	require.Equal(t, "draft", version.text("status"))
 	require.Contains(t, version.raw, pushed.Digest)
 	// A draft is priced for its owner, and not for those who may not know of it.
 	estimate := func(p iam.Principal) error {
 		ctx := context.WithValue(t.Context(), callKey{}, &call{principal: p, at: y.clock()})
-		_, err := (&Server{Billing: NewBilling(y.d)}).EstimateCost(ctx, EstimateCostRequestObject{ProjectID: y.projectID, AppSlug: "demo", Version: "1.0.0"})
+		_, err := (&Server{Billing: NewBilling(y.d)}).EstimateCost(ctx, EstimateCostRequestObject{
+			ProjectID: y.projectID,
+			AppSlug:   "demo", Version: "1.0.0",
+		})
 		return err
 	}
-	owner := iam.Principal{Type: iam.TypeUser, ID: db.NewID(), OrgID: y.orgID, Bindings: []iam.Binding{{Role: iam.OrgAdmin}}}
+	owner := iam.Principal{
+		Type: iam.TypeUser, ID: db.NewID(), OrgID: y.orgID,
+		Bindings: []iam.Binding{{Role: iam.OrgAdmin}},
+	}
 	require.NoError(t, estimate(owner))
 	ofPlatform := func(org any) {
 		_, err := db.RunTx(t.Context(), y.d, func(tx db.Tx) (struct{}, error) {
@@ -199,7 +217,8 @@ func TestAppGoesFromPushToLaunchable(t *testing.T) {
 	ofPlatform(y.orgID)
 	entitlement := "/projects/" + y.projectID + "/apps/entitlements/demo"
 	y.must(t, y.boss, "GET", entitlement, "", "", 404)
-	put := `{"enabled":true,"policy_overrides":{"allowed_operating_modes":["tenant_dedicated"],"allowed_control_plane_scopes":["project"],"max_accelerators":2}}`
+	put := `{"enabled":true,"policy_overrides":{"allowed_operating_modes":["tenant_dedicated"],` +
+		`"allowed_control_plane_scopes":["project"],"max_accelerators":2}}`
 	y.must(t, y.boss, "PUT", entitlement, "", put, 200)
 
 	_, err := y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0"})
@@ -210,12 +229,18 @@ func TestAppGoesFromPushToLaunchable(t *testing.T) {
 	apps := y.must(t, y.boss, "GET", "/apps/catalog?project_id="+y.projectID, "", "", 200)
 	require.Contains(t, apps.raw, `"latest_version":"1.0.0"`)
 
-	r, err := y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0", OperatingMode: "platform_managed", ParametersJSON: []byte(`{"greeting":"hi"}`)})
+	r, err := y.resolve(t, catalog.Want{
+		AppSlug: "demo", Version: "1.0.0", OperatingMode: "platform_managed",
+		ParametersJSON: []byte(`{"greeting":"hi"}`),
+	})
 	require.NoError(t, err)
 	require.Equal(t, "tenant_dedicated", r.OperatingMode)
 	require.Equal(t, "project", r.ControlPlaneScope)
 	require.Equal(t, "project_isolated", r.TenantBoundaryMode)
-	require.Equal(t, []catalog.Hint{{Field: "operating_mode", Requested: "platform_managed", Effective: "tenant_dedicated", Reason: "not_allowed_by_policy"}}, r.HintResults)
+	require.Equal(t, []catalog.Hint{{
+		Field: "operating_mode", Requested: "platform_managed", Effective: "tenant_dedicated",
+		Reason: "not_allowed_by_policy",
+	}}, r.HintResults)
 	require.Equal(t, 2, r.MaxAccelerators)
 	require.NotEmpty(t, r.ManifestEnvelope)
 	require.NotEmpty(t, r.DelegationEnvelope)
@@ -225,7 +250,9 @@ func TestAppGoesFromPushToLaunchable(t *testing.T) {
 	require.Equal(t, "/version", fault.As(err).Fields[0].Pointer)
 	_, err = y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0", ProjectID: db.NewID()})
 	require.Equal(t, catalog.CodeNotEntitled, fault.As(err).Code)
-	_, err = y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0", Revoked: func(id string) bool { return id == y.signer.KeyID() }})
+	_, err = y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0", Revoked: func(id string) bool {
+		return id == y.signer.KeyID()
+	}})
 	require.Equal(t, catalog.CodePublisherInvalid, fault.As(err).Code)
 	y.wait(25 * time.Hour)
 	_, err = y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0"})
@@ -251,12 +278,14 @@ func TestOnlyVerifiedImagesBecomeLaunchable(t *testing.T) {
 
 	for pointer, bad := range map[string]string{
 		"/manifest_envelope": y.manifest(t, "1.0.0", pushed.Repository, pushed.Digest, stranger),
-		"/manifest_envelope/payload/version/runtime_profile/image_variants/0/image_ref": y.manifest(t, "1.0.0", "org/beta/demo/runtime", pushed.Digest, y.signer),
+		"/manifest_envelope/payload/version/runtime_profile/image_variants/0/image_ref": y.manifest(t, "1.0.0",
+			"org/beta/demo/runtime", pushed.Digest, y.signer),
 	} {
 		refused := y.must(t, y.admin, "POST", "/admin/apps/manifests", strings.ReplaceAll(pointer, "/", "."), bad, 422)
 		require.Contains(t, refused.raw, `"pointer":"`+pointer+`"`)
 	}
-	y.must(t, y.admin, "POST", "/admin/apps/manifests", "m1", y.manifest(t, "1.0.0", pushed.Repository, pushed.Digest, y.signer), 201)
+	y.must(t, y.admin, "POST", "/admin/apps/manifests", "m1", y.manifest(t, "1.0.0", pushed.Repository, pushed.Digest,
+		y.signer), 201)
 	require.Equal(t, artifact.CodeNotVerified, y.must(t, y.admin, "POST", publish, "b1", "", 409).text("code"))
 	art := y.must(t, y.boss, "POST", artifacts, "a1", registration("1.0.0", pushed), 201)
 	require.Equal(t, "rejected", art.text("trust_state"))
@@ -271,7 +300,8 @@ func TestOnlyVerifiedImagesBecomeLaunchable(t *testing.T) {
 	y.must(t, y.admin, "POST", publish, "b3", "", 200)
 	require.Equal(t, catalog.CodeVersionStatus, y.must(t, y.admin, "POST", publish, "b4", "", 409).text("code"))
 	require.Equal(t, "true", y.must(t, y.admin, "POST", publish, "b3", "", 200).header.Get("Idempotency-Replayed"))
-	y.must(t, y.admin, "POST", "/admin/apps/manifests", "m2", y.manifest(t, "1.0.0", pushed.Repository, "sha256:"+strings.Repeat("a", 64), y.signer), 409)
+	y.must(t, y.admin, "POST", "/admin/apps/manifests", "m2", y.manifest(t, "1.0.0", pushed.Repository, "sha256:"+
+		strings.Repeat("a", 64), y.signer), 409)
 
 	wrong := func(from, to string) string { return strings.Replace(registration("1.0.0", pushed), from, to, 1) }
 	y.must(t, y.boss, "POST", artifacts, "w1", wrong(pushed.Digest, "sha256:"+strings.Repeat("b", 64)), 422)
@@ -290,7 +320,8 @@ func TestNoOneShipsIntoAnotherOrg(t *testing.T) {
 	require.JSONEq(t, first.raw, replayed.raw)
 	var stored string
 	_, err := db.ReadTx(t.Context(), y.d, func(tx db.Tx) (int, error) {
-		return 0, tx.QueryRow(t.Context(), `SELECT encode(response, 'escape') FROM idempotency WHERE key = 'i1'`).Scan(&stored)
+		return 0, tx.QueryRow(t.Context(), `SELECT encode(response, 'escape') FROM idempotency WHERE key = 'i1'`).Scan(
+			&stored)
 	})
 	require.NoError(t, err)
 	require.NotContains(t, stored, "eyJ")
@@ -300,7 +331,9 @@ func TestNoOneShipsIntoAnotherOrg(t *testing.T) {
 	y.must(t, otherBoss, "GET", "/projects/"+y.projectID+"/app-artifacts", "", "", 404)
 	y.must(t, otherBoss, "GET", "/apps/catalog/demo/versions", "", "", 404)
 	y.must(t, otherBoss, "PUT", "/projects/"+otherProject+"/apps/entitlements/demo", "", `{"enabled":true}`, 404)
-	y.must(t, y.boss, "POST", "/admin/apps/manifests", "m", `{"manifest_envelope":{"payloadType":"x","payload":"eA==","signatures":[{"keyid":"`+strings.Repeat("0", 64)+`","sig":"eA=="}]}}`, 403)
+	y.must(t, y.boss, "POST", "/admin/apps/manifests", "m",
+		`{"manifest_envelope":{"payloadType":"x","payload":"eA==","signatures":[{"keyid":"`+strings.Repeat("0", 64)+
+			`","sig":"eA=="}]}}`, 403)
 	y.must(t, y.boss, "POST", "/admin/publishers", "p", y.delegate(t, "acme", "org/acme/"), 403)
 	y.must(t, y.admin, "POST", "/admin/publishers", "p", y.delegate(t, "nobody", "org/nobody/"), 422)
 	forged := strings.Replace(y.delegate(t, "acme", "org/acme/"), `"payload": "`, `"payload": "AAAA`, 1)
@@ -318,7 +351,9 @@ func TestLaw08ShippingWritesEventAndAuditWithTheChange(t *testing.T) {
 	count := func() (events, audits int) {
 		_, err := db.ReadTx(t.Context(), y.d, func(tx db.Tx) (int, error) {
 			return 0, tx.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM events WHERE type LIKE 'apps.%'),
-				(SELECT count(*) FROM audit_rows WHERE outcome = 'done' AND resource_type IN ('app_version', 'publisher', 'entitlement', 'publish_intent', 'artifact'))`).Scan(&events, &audits)
+				(SELECT count(*) FROM audit_rows WHERE outcome = 'done'
+				AND resource_type IN ('app_version', 'publisher', 'entitlement', 'publish_intent', 'artifact'))`).Scan(&events,
+				&audits)
 		})
 		require.NoError(t, err)
 		return events, audits
@@ -326,7 +361,8 @@ func TestLaw08ShippingWritesEventAndAuditWithTheChange(t *testing.T) {
 	y.must(t, y.admin, "POST", "/admin/publishers", "p1", y.delegate(t, "acme", "org/acme/"), 201)
 	pushed := y.push(t, y.boss, "1.0.0", "one", y.signer)
 	y.must(t, y.boss, "POST", "/projects/"+y.projectID+"/app-artifacts", "a1", registration("1.0.0", pushed), 201)
-	y.must(t, y.admin, "POST", "/admin/apps/manifests", "m1", y.manifest(t, "1.0.0", pushed.Repository, pushed.Digest, y.signer), 201)
+	y.must(t, y.admin, "POST", "/admin/apps/manifests", "m1", y.manifest(t, "1.0.0", pushed.Repository, pushed.Digest,
+		y.signer), 201)
 	y.must(t, y.boss, "PUT", "/projects/"+y.projectID+"/apps/entitlements/demo", "", `{"enabled":true}`, 200)
 	events, audits := count()
 	require.Equal(t, 5, events)
@@ -341,6 +377,7 @@ func TestLaw08ShippingWritesEventAndAuditWithTheChange(t *testing.T) {
 	e, a := count()
 	require.Equal(t, []int{events, audits}, []int{e, a}, "a refusal changes nothing")
 	var shown map[string]any
-	require.NoError(t, json.Unmarshal([]byte(y.must(t, y.boss, "GET", "/projects/"+y.projectID+"/apps/entitlements", "", "", 200).raw), &shown))
+	require.NoError(t, json.Unmarshal([]byte(y.must(t, y.boss, "GET", "/projects/"+y.projectID+"/apps/entitlements", "",
+		"", 200).raw), &shown))
 	require.Len(t, shown["items"], 1)
 }

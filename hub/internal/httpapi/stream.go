@@ -57,7 +57,8 @@ func (l logStream) VisitGetAppInstanceLogsResponse(w http.ResponseWriter) error 
 	}
 }
 
-// endInTime closes the source after logStreamTime, or when the caller may not read it any more. stop closes it in any case.
+// endInTime closes the source after logStreamTime, or when the caller may not read it any more. stop closes it in any
+// case.
 func (l logStream) endInTime() (stop func()) {
 	done := make(chan struct{})
 	var running sync.WaitGroup

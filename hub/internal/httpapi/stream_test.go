@@ -49,7 +49,9 @@ type revocable struct {
 	after  error
 }
 
-func (r *revocable) GetAppInstanceLogs(ctx context.Context, _ GetAppInstanceLogsRequestObject) (GetAppInstanceLogsResponseObject, error) {
+func (r *revocable) GetAppInstanceLogs(ctx context.Context,
+	_ GetAppInstanceLogsRequestObject,
+) (GetAppInstanceLogsResponseObject, error) {
 	again := callOf(ctx).again
 	if _, err := again(ctx); err != nil {
 		return nil, err
@@ -64,7 +66,10 @@ func TestAnOpenStreamLearnsThatItsCredentialWasRevoked(t *testing.T) {
 	d := newDoor(t, s)
 	d.known = map[string]iam.Principal{"mine": {Type: iam.TypeUser, ID: "mine"}}
 	s.revoke = func() { delete(d.known, "mine") }
-	a := ask{method: http.MethodGet, path: "/api/v1/projects/" + someID + "/app-instances/" + someID + "/logs", header: bearer("mine")}
+	a := ask{
+		method: http.MethodGet, path: "/api/v1/projects/" + someID + "/app-instances/" + someID + "/logs",
+		header: bearer("mine"),
+	}
 	require.Equal(t, http.StatusNotFound, d.status(t, a))
 	require.True(t, fault.Is(s.after, fault.Unauthenticated))
 }

@@ -22,8 +22,8 @@ const (
 )
 
 // strictJSON refuses what encoding/json and schema validators let pass: duplicate keys, trailing data, text that is not
-// UTF-8, NUL characters (no database column takes them), numbers that no float64 holds, and deep nesting. It returns nil or
-// what is wrong, never the value itself.
+// UTF-8, NUL characters (no database column takes them), numbers that no float64 holds, and deep nesting. It returns
+// nil or what is wrong, never the value itself.
 func strictJSON(body []byte) *fault.Field {
 	if !utf8.Valid(body) {
 		return &fault.Field{Reason: "is not UTF-8"}
@@ -128,7 +128,8 @@ func (s scanner) syntax(at string) *fault.Field {
 	column := len(before) - (bytes.LastIndexByte(before, '\n') + 1) + 1
 	f := &fault.Field{Pointer: at, Reason: fmt.Sprintf("is not JSON at line %d, column %d", line, column)}
 	if c := s.body[offset-1]; c < 0x20 && c != '\t' || c == '\t' && insideString(before) {
-		f.Hint = `a line break or control character inside a string must be escaped; build the body with: jq -n --arg name "$VALUE" '{name: $name}'`
+		f.Hint = `a line break or control character inside a string must be escaped; build the body with: jq -n --arg ` +
+			`name "$VALUE" '{name: $name}'`
 	}
 	return f
 }

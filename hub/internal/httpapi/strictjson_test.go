@@ -38,7 +38,10 @@ func TestRawNewlineGetsAHint(t *testing.T) {
 }
 
 func FuzzStrictJSON(f *testing.F) {
-	for _, seed := range []string{`{"a":[1,2.5,{"b":null}],"c":"\u00e9"}`, `[[[[]]]]`, `{"a":1,"a":1}`, "\"\\u0000\"", `1e99`, `{"a":1,}`, `[1,]`, ` true `} {
+	for _, seed := range []string{
+		`{"a":[1,2.5,{"b":null}],"c":"\u00e9"}`, `[[[[]]]]`, `{"a":1,"a":1}`, "\"\\u0000\"",
+		`1e99`, `{"a":1,}`, `[1,]`, ` true `,
+	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -9,7 +9,8 @@ import (
 // transferTimeout is how long one piece of an upload, a download or a log may take. A transfer has no end of its own.
 const transferTimeout = 60 * time.Second
 
-// transfer lifts the server's deadlines from a request, and gives each piece of its body and answer one of its own instead.
+// transfer lifts the server's deadlines from a request, and gives each piece of its body and answer one of its own
+// instead.
 func transfer(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, *http.Request) {
 	deadlines := http.NewResponseController(w)
 	_ = deadlines.SetReadDeadline(time.Time{})

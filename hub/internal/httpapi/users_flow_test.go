@@ -14,7 +14,8 @@ func (h *house) person(t *testing.T, orgID, email, roles string) (id, token stri
 	t.Helper()
 	body := `{"org_id":"` + orgID + `","email":"` + email + `","display_name":"P","roles":[` + roles + `]}`
 	id = h.must(t, h.admin, "POST", "/admin/users", "user-"+email[:3], body, 201).text("id")
-	return id, h.must(t, h.admin, "POST", "/admin/users/"+id+"/tokens", "token-"+email[:3], `{"description":"laptop"}`, 201).text("token")
+	return id, h.must(t, h.admin, "POST", "/admin/users/"+id+"/tokens", "token-"+email[:3], `{"description":"laptop"}`,
+		201).text("token")
 }
 
 func (h *house) whoami(t *testing.T, token string) int {
@@ -90,7 +91,8 @@ func TestARemovedUserIsGoneAndTheAddressIsFree(t *testing.T) {
 	require.Len(t, h.must(t, boss, "GET", "/orgs/"+orgID+"/users", "", "", 200).body["items"], 1)
 	require.Empty(t, h.must(t, boss, "GET", "/projects/"+projectID+"/roles", "", "", 200).body["items"])
 	h.must(t, boss, "DELETE", "/orgs/"+orgID+"/users/"+id, "", "", 404)
-	h.must(t, h.admin, "POST", "/admin/users", "back", `{"org_id":"`+orgID+`","email":"ada@acme.example","display_name":"Ada"}`, 201)
+	h.must(t, h.admin, "POST", "/admin/users", "back", `{"org_id":"`+orgID+
+		`","email":"ada@acme.example","display_name":"Ada"}`, 201)
 }
 
 func TestProjectAdminCanBeGivenToAUserOfTheOrg(t *testing.T) {
@@ -107,10 +109,13 @@ func TestProjectAdminCanBeGivenToAUserOfTheOrg(t *testing.T) {
 	h.must(t, boss, "PUT", path+"/roles/"+id, "", `{"roles":["project_admin"]}`, 200)
 	require.Equal(t, "ada@acme.example", firstItem(t, h.must(t, boss, "GET", path+"/roles", "", "", 200))["email"])
 	h.must(t, token, "POST", path+"/service-accounts", "sa", `{"name":"CI","slug":"ci"}`, 201)
-	require.Equal(t, 404, h.ask(t, token, "POST", "/projects/"+second+"/service-accounts", "sb", `{"name":"CI","slug":"ci"}`).status)
-	require.Equal(t, 404, h.ask(t, token, "PUT", "/projects/"+second+"/roles/"+id, "", `{"roles":["project_admin"]}`).status)
+	require.Equal(t, 404, h.ask(t, token, "POST", "/projects/"+second+"/service-accounts", "sb",
+		`{"name":"CI","slug":"ci"}`).status)
+	require.Equal(t, 404, h.ask(t, token, "PUT", "/projects/"+second+"/roles/"+id, "", `{"roles":["project_admin"]}`).
+		status)
 	require.Equal(t, 403, h.ask(t, token, "PUT", "/users/"+id+"/roles", "", `{"roles":["org_admin"]}`).status)
-	require.Equal(t, 404, h.ask(t, boss, "PUT", path+"/roles/"+foreign, "", `{"roles":["viewer"]}`).status, "of another org")
+	require.Equal(t, 404, h.ask(t, boss, "PUT", path+"/roles/"+foreign, "", `{"roles":["viewer"]}`).status,
+		"of another org")
 	require.Equal(t, 400, h.ask(t, boss, "PUT", path+"/roles/"+id, "", `{"roles":["org_admin"]}`).status)
 
 	h.must(t, boss, "PUT", path+"/roles/"+id, "", `{"roles":[]}`, 200)
@@ -131,12 +136,14 @@ func TestTheLastPlatformAdminStays(t *testing.T) {
 	id, token := h.person(t, orgID, "ada@acme.example", `"org_member"`)
 	require.Equal(t, 403, h.ask(t, boss, "PUT", "/users/"+id+"/roles", "", `{"roles":[],"platform_admin":true}`).status)
 	h.must(t, h.admin, "PUT", "/users/"+id+"/roles", "", `{"roles":["org_member"],"platform_admin":true}`, 200)
-	for method, path := range map[string]string{"POST": "/users/" + id + "/disable", "DELETE": "/orgs/" + orgID + "/users/" + id} {
+	for method, path := range map[string]string{"POST": "/users/" + id + "/disable", "DELETE": "/orgs/" + orgID +
+		"/users/" + id} {
 		require.Equal(t, 403, h.ask(t, boss, method, path, "b", "").status, "an org's admin does not touch a platform admin")
 	}
 	h.must(t, token, "POST", "/users/"+first+"/disable", "d2", "", 200)
 	require.Equal(t, 401, h.whoami(t, h.admin))
-	require.Equal(t, "last_platform_admin", h.must(t, token, "PUT", "/users/"+id+"/roles", "", `{"roles":[],"platform_admin":false}`, 409).text("code"))
+	require.Equal(t, "last_platform_admin", h.must(t, token, "PUT", "/users/"+id+"/roles", "",
+		`{"roles":[],"platform_admin":false}`, 409).text("code"))
 	h.must(t, token, "DELETE", "/orgs/"+orgID+"/users/"+id, "", "", 204)
 	require.Equal(t, true, h.must(t, token, "GET", "/auth/whoami", "", "", 200).body["platform_admin"], "without an org")
 }

@@ -19,10 +19,12 @@ const (
 	watchLook = time.Second
 )
 
-// WatchAppInstance gives one instance as soon as it is not what the caller has seen. Who may see it is looked at before each answer.
-// Where nothing has changed in this process since this caller's last answer, it begins with waiting; a caller that has had no answer
-// cannot tell a foreign instance from an absent one.
-func (s *Server) WatchAppInstance(ctx context.Context, r WatchAppInstanceRequestObject) (WatchAppInstanceResponseObject, error) {
+// WatchAppInstance gives one instance as soon as it is not what the caller has seen. Who may see it is looked at before
+// each answer. Where nothing has changed in this process since this caller's last answer, it begins with waiting; a
+// caller that has had no answer cannot tell a foreign instance from an absent one.
+func (s *Server) WatchAppInstance(ctx context.Context,
+	r WatchAppInstanceRequestObject,
+) (WatchAppInstanceResponseObject, error) {
 	// Listening before looking: what changes in between wakes.
 	wake, off := s.Instances.Wakes.On(r.AppInstanceID)
 	defer off()
@@ -78,8 +80,8 @@ func (s *Server) seenTag(ctx context.Context, r WatchAppInstanceRequestObject, d
 	return hex.EncodeToString(mac.Sum(nil)[:tagBytes])
 }
 
-// unchanged reports that this process has changed nothing of the instance since it gave the caller what it has seen. What others
-// change is found by looking now and then.
+// unchanged reports that this process has changed nothing of the instance since it gave the caller what it has seen.
+// What others change is found by looking now and then.
 func (s *Server) unchanged(ctx context.Context, r WatchAppInstanceRequestObject) bool {
 	if len(r.Params.Seen) <= digestChars {
 		return false

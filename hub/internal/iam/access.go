@@ -60,9 +60,11 @@ type accessClaims struct {
 	KeyID string `json:"sak"`
 }
 
-// Mint exchanges a proof for an access token. A wrong proof is Unauthenticated without saying what was wrong: an account
-// that does not exist and a key that does not fit answer alike. tokenID is a fresh id.
-func Mint(ctx context.Context, tx db.Tx, proof Proof, sealer Sealer, tokenID string, now time.Time) (AccessToken, error) {
+// Mint exchanges a proof for an access token. A wrong proof is Unauthenticated without saying what was wrong: an
+// account that does not exist and a key that does not fit answer alike. tokenID is a fresh id.
+func Mint(ctx context.Context, tx db.Tx, proof Proof, sealer Sealer, tokenID string,
+	now time.Time,
+) (AccessToken, error) {
 	if err := proof.check(); err != nil {
 		return AccessToken{}, err
 	}
@@ -110,8 +112,8 @@ func Mint(ctx context.Context, tx db.Tx, proof Proof, sealer Sealer, tokenID str
 	return out, nil
 }
 
-// Authenticate finds out who presents the token of an Authorization header (without "Bearer "), with one statement. Every bad
-// token is Unauthenticated alike. proofs may be nil.
+// Authenticate finds out who presents the token of an Authorization header (without "Bearer "), with one statement.
+// Every bad token is Unauthenticated alike. proofs may be nil.
 func Authenticate(ctx context.Context, tx db.Tx, proofs *Proofs, token string, now time.Time) (Principal, error) {
 	if strings.HasPrefix(token, userTokenPrefix) {
 		return selectUserByToken(ctx, tx, hashToken(token), now)
@@ -160,7 +162,8 @@ func signingKey(ctx context.Context, tx db.Tx, sealer Sealer) (kid string, _ ed2
 	}
 	seed, err := sealer.Open(sealed, signingAAD(kid))
 	if err != nil || len(seed) != ed25519.SeedSize {
-		return "", nil, fault.New(fault.Internal, "token_key_sealed", "The key for access tokens cannot be opened: restore the hub's key file that belongs to this database.", err)
+		return "", nil, fault.New(fault.Internal, "token_key_sealed", "The key for access tokens cannot be opened: restore "+
+			"the hub's key file that belongs to this database.", err)
 	}
 	return kid, ed25519.NewKeyFromSeed(seed), nil
 }
@@ -185,7 +188,8 @@ func (p Proof) check() error {
 // checkPrivateKey compares public halves: the private one is neither kept nor logged.
 func checkPrivateKey(text string, public ed25519.PublicKey) error {
 	unreadable := fault.New(fault.Unprocessable, "private_key_unreadable", "The private key cannot be read.", nil).
-		AtHint("/private_key_pem", "is no Ed25519 key in PKCS #8 PEM", `build the body with: jq -n --arg pem "$(cat key.pem)" '{private_key_pem: $pem}'`).Lasting()
+		AtHint("/private_key_pem", "is no Ed25519 key in PKCS #8 PEM",
+			`build the body with: jq -n --arg pem "$(cat key.pem)" '{private_key_pem: $pem}'`).Lasting()
 	block, rest := pem.Decode([]byte(text))
 	if block == nil || block.Type != "PRIVATE KEY" || strings.TrimSpace(string(rest)) != "" {
 		return unreadable
@@ -215,12 +219,15 @@ func headerKeyID(text string) (string, error) {
 	return kid, nil
 }
 
-// checkAssertion follows RFC 7523 §3: signature, issuer and subject, audience, a short life, and a jti that is used once.
+// checkAssertion follows RFC 7523 §3: signature, issuer and subject, audience, a short life, and a jti that is used
+// once.
 func checkAssertion(ctx context.Context, tx db.Tx, proof Proof, public ed25519.PublicKey, now time.Time) error {
 	var claims jwt.RegisteredClaims
 	token, err := jwt.ParseWithClaims(proof.Assertion, &claims, func(*jwt.Token) (any, error) { return public, nil },
-		jwt.WithValidMethods([]string{"EdDSA"}), jwt.WithAudience(Audience), jwt.WithIssuer(proof.ServiceAccountID), jwt.WithSubject(proof.ServiceAccountID),
-		jwt.WithExpirationRequired(), jwt.WithIssuedAt(), jwt.WithLeeway(clockSkew), jwt.WithTimeFunc(func() time.Time { return now }))
+		jwt.WithValidMethods([]string{"EdDSA"}), jwt.WithAudience(Audience), jwt.WithIssuer(proof.ServiceAccountID),
+		jwt.WithSubject(proof.ServiceAccountID),
+		jwt.WithExpirationRequired(), jwt.WithIssuedAt(), jwt.WithLeeway(clockSkew),
+		jwt.WithTimeFunc(func() time.Time { return now }))
 	switch {
 	case err != nil:
 		return wrongProof(err)
@@ -243,7 +250,8 @@ func checkAssertion(ctx context.Context, tx db.Tx, proof Proof, public ed25519.P
 
 func wrongProof(cause error) *fault.Error {
 	return fault.New(fault.Unauthenticated, "credentials_invalid",
-		"The service account, its key or the assertion is not valid: check the ids, that the account is active and the key current, and for an assertion its claims and your clock.", cause).Lasting()
+		"The service account, its key or the assertion is not valid: check the ids, that the account is active and the key "+
+			"current, and for an assertion its claims and your clock.", cause).Lasting()
 }
 
 func unauthenticated(cause error) *fault.Error {

@@ -8,19 +8,27 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// Adopt makes an org and a project that a restored hub does not know, and for which something runs all the same. They get names
-// that an admin can see the reason from; whoever was a member of them is lost.
-func Adopt(ctx context.Context, tx db.Tx, orgID, orgSlug, projectID string, now time.Time) (madeOrg, madeProject bool, err error) {
+// Adopt makes an org and a project that a restored hub does not know, and for which something runs all the same. They
+// get names that an admin can see the reason from; whoever was a member of them is lost.
+func Adopt(ctx context.Context, tx db.Tx, orgID, orgSlug, projectID string,
+	now time.Time,
+) (madeOrg, madeProject bool, err error) {
 	if _, err := GetOrg(ctx, tx, orgID); err != nil {
 		if !fault.Is(err, fault.NotFound) {
 			return false, false, err
 		}
-		if madeOrg, err = insertOrg(ctx, tx, Org{ID: orgID, Slug: orgSlug, DisplayName: orgSlug, CreatedAt: now}); err != nil {
+		if madeOrg, err = insertOrg(ctx, tx, Org{
+			ID: orgID, Slug: orgSlug, DisplayName: orgSlug,
+			CreatedAt: now,
+		}); err != nil {
 			return false, false, err
 		}
 		if !madeOrg {
 			// Another org has taken the name since the restore.
-			if madeOrg, err = insertOrg(ctx, tx, Org{ID: orgID, Slug: recoveredSlug(orgID), DisplayName: orgSlug, CreatedAt: now}); err != nil {
+			if madeOrg, err = insertOrg(ctx, tx, Org{
+				ID: orgID, Slug: recoveredSlug(orgID), DisplayName: orgSlug,
+				CreatedAt: now,
+			}); err != nil {
 				return false, false, err
 			}
 		}
@@ -30,7 +38,10 @@ func Adopt(ctx context.Context, tx db.Tx, orgID, orgSlug, projectID string, now 
 			return madeOrg, false, err
 		}
 		slug := recoveredSlug(projectID)
-		madeProject, err = insertProject(ctx, tx, Project{ID: projectID, OrgID: orgID, Slug: slug, DisplayName: slug, CreatedAt: now})
+		madeProject, err = insertProject(ctx, tx, Project{
+			ID: projectID, OrgID: orgID, Slug: slug, DisplayName: slug,
+			CreatedAt: now,
+		})
 		return madeOrg, madeProject, err
 	}
 	return madeOrg, false, nil

@@ -14,33 +14,43 @@ const BootstrapEmail = "admin@localhost"
 // BootstrapTokenLifetime is that of a token given out at the hub's own machine.
 const BootstrapTokenLifetime = maxTokenLifetime
 
-// Bootstrap makes the first platform admin, with a token of text, unless a platform admin exists. It reports whether it did:
-// of two hubs that start at once, one does, and only its token counts.
+// Bootstrap makes the first platform admin, with a token of text, unless a platform admin exists. It reports whether it
+// did: of two hubs that start at once, one does, and only its token counts.
 func Bootstrap(ctx context.Context, tx db.Tx, userID, tokenID, text string, now time.Time) (User, bool, error) {
 	if _, found, err := selectFirstAdmin(ctx, tx); err != nil || found {
 		return User{}, false, err
 	}
-	admin, err := CreateUser(ctx, tx, User{ID: userID, Email: BootstrapEmail, DisplayName: "Platform admin", PlatformAdmin: true, CreatedAt: now})
+	admin, err := CreateUser(ctx, tx, User{
+		ID: userID, Email: BootstrapEmail, DisplayName: "Platform admin",
+		PlatformAdmin: true, CreatedAt: now,
+	})
 	if err != nil {
 		return User{}, false, err
 	}
-	err = CreateUserToken(ctx, tx, UserToken{ID: tokenID, UserID: admin.ID, Description: "made at the first start", CreatedAt: now, ExpiresAt: now.Add(BootstrapTokenLifetime)}, text)
+	err = CreateUserToken(ctx, tx, UserToken{
+		ID: tokenID, UserID: admin.ID, Description: "made at the first start",
+		CreatedAt: now, ExpiresAt: now.Add(BootstrapTokenLifetime),
+	}, text)
 	return admin, true, err
 }
 
-// RecoverAdmin gives the first platform admin a new token and ends the older ones: whoever needs it has lost them, and may
-// have lost them to somebody. Only whoever can run programs as the hub on its machine gets here.
+// RecoverAdmin gives the first platform admin a new token and ends the older ones: whoever needs it has lost them, and
+// may have lost them to somebody. Only whoever can run programs as the hub on its machine gets here.
 func RecoverAdmin(ctx context.Context, tx db.Tx, tokenID, text string, now time.Time) (User, error) {
 	admin, found, err := selectFirstAdmin(ctx, tx)
 	if err != nil {
 		return User{}, err
 	}
 	if !found {
-		return User{}, fault.New(fault.NotFound, "no_platform_admin", "There is no platform admin yet; the hub's first start makes one.", nil)
+		return User{}, fault.New(fault.NotFound, "no_platform_admin", "There is no platform admin yet; the hub's first "+
+			"start makes one.", nil)
 	}
 	if _, err := revokeTokens(ctx, tx, admin.ID, now); err != nil {
 		return User{}, err
 	}
-	err = CreateUserToken(ctx, tx, UserToken{ID: tokenID, UserID: admin.ID, Description: "made by gpuaas-hub admin-token", CreatedAt: now, ExpiresAt: now.Add(BootstrapTokenLifetime)}, text)
+	err = CreateUserToken(ctx, tx, UserToken{
+		ID: tokenID, UserID: admin.ID, Description: "made by gpuaas-hub admin-token",
+		CreatedAt: now, ExpiresAt: now.Add(BootstrapTokenLifetime),
+	}, text)
 	return admin, err
 }

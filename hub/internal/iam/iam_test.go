@@ -69,9 +69,15 @@ func newWorld(t *testing.T) world {
 		ctx := t.Context()
 		require.NoError(t, iam.CreateOrg(ctx, tx, w.org))
 		require.NoError(t, iam.CreateOrg(ctx, tx, w.other))
-		w.project, err = iam.CreateProject(ctx, tx, iam.Project{ID: db.NewID(), OrgID: w.org.ID, Slug: "demo", DisplayName: "Demo", CreatedAt: start()})
+		w.project, err = iam.CreateProject(ctx, tx, iam.Project{
+			ID: db.NewID(), OrgID: w.org.ID, Slug: "demo",
+			DisplayName: "Demo", CreatedAt: start(),
+		})
 		require.NoError(t, err)
-		w.sa, err = iam.CreateServiceAccount(ctx, tx, iam.ServiceAccount{ID: db.NewID(), OrgID: w.org.ID, ProjectID: w.project.ID, Name: "CI", Slug: "ci", CreatedAt: start()}, w.key)
+		w.sa, err = iam.CreateServiceAccount(ctx, tx, iam.ServiceAccount{
+			ID: db.NewID(), OrgID: w.org.ID,
+			ProjectID: w.project.ID, Name: "CI", Slug: "ci", CreatedAt: start(),
+		}, w.key)
 		require.NoError(t, err)
 		return 0, iam.EnsureSigningKey(ctx, tx, clearSealer{}, db.NewID(), start())
 	})
@@ -87,7 +93,9 @@ func (w world) mint(t *testing.T, p iam.Proof, now time.Time) (iam.AccessToken, 
 
 func (w world) authenticate(t *testing.T, token string, now time.Time) (iam.Principal, error) {
 	t.Helper()
-	return db.ReadTx(t.Context(), w.d, func(tx db.Tx) (iam.Principal, error) { return iam.Authenticate(t.Context(), tx, w.proofs, token, now) })
+	return db.ReadTx(t.Context(), w.d, func(tx db.Tx) (iam.Principal, error) {
+		return iam.Authenticate(t.Context(), tx, w.proofs, token, now)
+	})
 }
 
 func (w world) byKey() iam.Proof {
@@ -127,16 +135,37 @@ func TestWrongProofsAnswerAlike(t *testing.T) {
 		proof iam.Proof
 		kind  fault.Kind
 	}{
-		"unknown account": {iam.Proof{ServiceAccountID: db.NewID(), KeyID: w.key.ID, PrivateKeyPEM: w.key.PrivateKeyPEM}, fault.Unauthenticated},
-		"unknown key":     {iam.Proof{ServiceAccountID: w.sa.ID, KeyID: db.NewID(), PrivateKeyPEM: w.key.PrivateKeyPEM}, fault.Unauthenticated},
-		"key id no id":    {iam.Proof{ServiceAccountID: w.sa.ID, KeyID: "x", PrivateKeyPEM: w.key.PrivateKeyPEM}, fault.Unauthenticated},
-		"stranger's key":  {iam.Proof{ServiceAccountID: w.sa.ID, KeyID: w.key.ID, PrivateKeyPEM: stranger.PrivateKeyPEM}, fault.Unauthenticated},
-		"no assertion":    {iam.Proof{ServiceAccountID: w.sa.ID, Assertion: "x.y.z"}, fault.Unauthenticated},
-		"not PEM":         {iam.Proof{ServiceAccountID: w.sa.ID, KeyID: w.key.ID, PrivateKeyPEM: "nonsense"}, fault.Unprocessable},
-		"not Ed25519":     {iam.Proof{ServiceAccountID: w.sa.ID, KeyID: w.key.ID, PrivateKeyPEM: ecKey}, fault.Unprocessable},
-		"nothing":         {iam.Proof{ServiceAccountID: w.sa.ID}, fault.Unprocessable},
-		"both":            {iam.Proof{ServiceAccountID: w.sa.ID, KeyID: w.key.ID, PrivateKeyPEM: w.key.PrivateKeyPEM, Assertion: "a"}, fault.Unprocessable},
-		"account no id":   {iam.Proof{ServiceAccountID: "'; --", KeyID: w.key.ID, PrivateKeyPEM: w.key.PrivateKeyPEM}, fault.Unprocessable},
+		"unknown account": {
+			iam.Proof{ServiceAccountID: db.NewID(), KeyID: w.key.ID, PrivateKeyPEM: w.key.PrivateKeyPEM},
+			fault.Unauthenticated,
+		},
+		"unknown key": {
+			iam.Proof{ServiceAccountID: w.sa.ID, KeyID: db.NewID(), PrivateKeyPEM: w.key.PrivateKeyPEM},
+			fault.Unauthenticated,
+		},
+		"key id no id": {
+			iam.Proof{ServiceAccountID: w.sa.ID, KeyID: "x", PrivateKeyPEM: w.key.PrivateKeyPEM},
+			fault.Unauthenticated,
+		},
+		"stranger's key": {
+			iam.Proof{ServiceAccountID: w.sa.ID, KeyID: w.key.ID, PrivateKeyPEM: stranger.PrivateKeyPEM},
+			fault.Unauthenticated,
+		},
+		"no assertion": {iam.Proof{ServiceAccountID: w.sa.ID, Assertion: "x.y.z"}, fault.Unauthenticated},
+		"not PEM": {
+			iam.Proof{ServiceAccountID: w.sa.ID, KeyID: w.key.ID, PrivateKeyPEM: "nonsense"},
+			fault.Unprocessable,
+		},
+		"not Ed25519": {iam.Proof{ServiceAccountID: w.sa.ID, KeyID: w.key.ID, PrivateKeyPEM: ecKey}, fault.Unprocessable},
+		"nothing":     {iam.Proof{ServiceAccountID: w.sa.ID}, fault.Unprocessable},
+		"both": {iam.Proof{
+			ServiceAccountID: w.sa.ID, KeyID: w.key.ID, PrivateKeyPEM: w.key.PrivateKeyPEM,
+			Assertion: "a",
+		}, fault.Unprocessable},
+		"account no id": {
+			iam.Proof{ServiceAccountID: "'; --", KeyID: w.key.ID, PrivateKeyPEM: w.key.PrivateKeyPEM},
+			fault.Unprocessable,
+		},
 	} {
 		_, err := w.mint(t, c.proof, start())
 		require.True(t, fault.Is(err, c.kind), "%s: %v", name, err)
@@ -247,10 +276,16 @@ func TestUserTokenCountsUntilItExpiresOrIsRevoked(t *testing.T) {
 	w := newWorld(t)
 	text := iam.NewUserToken()
 	user := must(t, w.d, func(tx db.Tx) (iam.User, error) {
-		u, err := iam.CreateUser(t.Context(), tx, iam.User{ID: db.NewID(), OrgID: w.org.ID, Email: "Ann@Example.org", DisplayName: "Ann", Roles: []iam.Role{iam.OrgBilling, iam.OrgAdmin, iam.OrgAdmin}, CreatedAt: start()})
+		u, err := iam.CreateUser(t.Context(), tx, iam.User{
+			ID: db.NewID(), OrgID: w.org.ID, Email: "Ann@Example.org",
+			DisplayName: "Ann", Roles: []iam.Role{iam.OrgBilling, iam.OrgAdmin, iam.OrgAdmin}, CreatedAt: start(),
+		})
 		require.NoError(t, err)
 		require.Equal(t, "ann@example.org", u.Email)
-		return u, iam.CreateUserToken(t.Context(), tx, iam.UserToken{ID: db.NewID(), UserID: u.ID, CreatedAt: start(), ExpiresAt: start().Add(time.Hour)}, text)
+		return u, iam.CreateUserToken(t.Context(), tx, iam.UserToken{
+			ID: db.NewID(), UserID: u.ID, CreatedAt: start(),
+			ExpiresAt: start().Add(time.Hour),
+		}, text)
 	})
 	p, err := w.authenticate(t, text, start().Add(59*time.Minute))
 	require.NoError(t, err)
@@ -313,27 +348,45 @@ func TestNamesAreCheckedAndTaken(t *testing.T) {
 			return iam.CreateOrg(t.Context(), tx, iam.Org{ID: db.NewID(), Slug: "Acme_", DisplayName: "x", CreatedAt: start()})
 		}, fault.Unprocessable},
 		"project taken": {func(tx db.Tx) error {
-			_, err := iam.CreateProject(t.Context(), tx, iam.Project{ID: db.NewID(), OrgID: w.org.ID, Slug: "demo", DisplayName: "x", CreatedAt: start()})
+			_, err := iam.CreateProject(t.Context(), tx, iam.Project{
+				ID: db.NewID(), OrgID: w.org.ID, Slug: "demo",
+				DisplayName: "x", CreatedAt: start(),
+			})
 			return err
 		}, fault.Conflict},
 		"project of no org": {func(tx db.Tx) error {
-			_, err := iam.CreateProject(t.Context(), tx, iam.Project{ID: db.NewID(), OrgID: db.NewID(), Slug: "demo", DisplayName: "x", CreatedAt: start()})
+			_, err := iam.CreateProject(t.Context(), tx, iam.Project{
+				ID: db.NewID(), OrgID: db.NewID(), Slug: "demo",
+				DisplayName: "x", CreatedAt: start(),
+			})
 			return err
 		}, fault.NotFound},
 		"account taken": {func(tx db.Tx) error {
-			_, err := iam.CreateServiceAccount(t.Context(), tx, iam.ServiceAccount{ID: db.NewID(), OrgID: w.org.ID, ProjectID: w.project.ID, Name: "CI", Slug: "ci", CreatedAt: start()}, w.key)
+			_, err := iam.CreateServiceAccount(t.Context(), tx, iam.ServiceAccount{
+				ID: db.NewID(), OrgID: w.org.ID,
+				ProjectID: w.project.ID, Name: "CI", Slug: "ci", CreatedAt: start(),
+			}, w.key)
 			return err
 		}, fault.Conflict},
 		"account as admin": {func(tx db.Tx) error {
-			_, err := iam.CreateServiceAccount(t.Context(), tx, iam.ServiceAccount{ID: db.NewID(), OrgID: w.org.ID, ProjectID: w.project.ID, Name: "CI", Slug: "ci2", Role: iam.ProjectAdmin, CreatedAt: start()}, w.key)
+			_, err := iam.CreateServiceAccount(t.Context(), tx, iam.ServiceAccount{
+				ID: db.NewID(), OrgID: w.org.ID,
+				ProjectID: w.project.ID, Name: "CI", Slug: "ci2", Role: iam.ProjectAdmin, CreatedAt: start(),
+			}, w.key)
 			return err
 		}, fault.Unprocessable},
 		"user of no org": {func(tx db.Tx) error {
-			_, err := iam.CreateUser(t.Context(), tx, iam.User{ID: db.NewID(), Email: "a@b", DisplayName: "x", CreatedAt: start()})
+			_, err := iam.CreateUser(t.Context(), tx, iam.User{
+				ID: db.NewID(), Email: "a@b", DisplayName: "x",
+				CreatedAt: start(),
+			})
 			return err
 		}, fault.Unprocessable},
 		"user role": {func(tx db.Tx) error {
-			_, err := iam.CreateUser(t.Context(), tx, iam.User{ID: db.NewID(), OrgID: w.org.ID, Email: "a@b", DisplayName: "x", Roles: []iam.Role{"platform_admin"}, CreatedAt: start()})
+			_, err := iam.CreateUser(t.Context(), tx, iam.User{
+				ID: db.NewID(), OrgID: w.org.ID, Email: "a@b", DisplayName: "x",
+				Roles: []iam.Role{"platform_admin"}, CreatedAt: start(),
+			})
 			return err
 		}, fault.Unprocessable},
 	} {
@@ -346,7 +399,10 @@ func TestNamesAreCheckedAndTaken(t *testing.T) {
 		require.NoError(t, err)
 		key, err := iam.NewKey(db.NewID(), start())
 		require.NoError(t, err)
-		_, err = iam.CreateServiceAccount(t.Context(), tx, iam.ServiceAccount{ID: db.NewID(), OrgID: w.org.ID, ProjectID: w.project.ID, Name: "CI", Slug: "ci", CreatedAt: start()}, key)
+		_, err = iam.CreateServiceAccount(t.Context(), tx, iam.ServiceAccount{
+			ID: db.NewID(), OrgID: w.org.ID,
+			ProjectID: w.project.ID, Name: "CI", Slug: "ci", CreatedAt: start(),
+		}, key)
 		return 0, err
 	})
 }
@@ -354,15 +410,30 @@ func TestNamesAreCheckedAndTaken(t *testing.T) {
 func TestListsShowWhatTheCallerMaySee(t *testing.T) {
 	w := newWorld(t)
 	second := must(t, w.d, func(tx db.Tx) (iam.Project, error) {
-		return iam.CreateProject(t.Context(), tx, iam.Project{ID: db.NewID(), OrgID: w.org.ID, Slug: "two", DisplayName: "Two", CreatedAt: start()})
+		return iam.CreateProject(t.Context(), tx, iam.Project{
+			ID: db.NewID(), OrgID: w.org.ID, Slug: "two",
+			DisplayName: "Two", CreatedAt: start(),
+		})
 	})
 	foreign := must(t, w.d, func(tx db.Tx) (iam.Project, error) {
-		return iam.CreateProject(t.Context(), tx, iam.Project{ID: db.NewID(), OrgID: w.other.ID, Slug: "demo", DisplayName: "Demo", CreatedAt: start()})
+		return iam.CreateProject(t.Context(), tx, iam.Project{
+			ID: db.NewID(), OrgID: w.other.ID, Slug: "demo",
+			DisplayName: "Demo", CreatedAt: start(),
+		})
 	})
 	admin := iam.Principal{Type: iam.TypeUser, ID: db.NewID(), PlatformAdmin: true}
-	member := iam.Principal{Type: iam.TypeUser, ID: db.NewID(), OrgID: w.org.ID, Bindings: []iam.Binding{{Role: iam.OrgMember}}}
-	narrow := iam.Principal{Type: iam.TypeUser, ID: db.NewID(), OrgID: w.org.ID, Bindings: []iam.Binding{{Role: iam.Viewer, ProjectID: second.ID}}}
-	robot := iam.Principal{Type: iam.TypeServiceAccount, ID: w.sa.ID, OrgID: w.org.ID, ProjectID: w.project.ID, Bindings: []iam.Binding{{Role: iam.AppOperator, ProjectID: w.project.ID}}}
+	member := iam.Principal{
+		Type: iam.TypeUser, ID: db.NewID(), OrgID: w.org.ID,
+		Bindings: []iam.Binding{{Role: iam.OrgMember}},
+	}
+	narrow := iam.Principal{
+		Type: iam.TypeUser, ID: db.NewID(), OrgID: w.org.ID,
+		Bindings: []iam.Binding{{Role: iam.Viewer, ProjectID: second.ID}},
+	}
+	robot := iam.Principal{
+		Type: iam.TypeServiceAccount, ID: w.sa.ID, OrgID: w.org.ID, ProjectID: w.project.ID,
+		Bindings: []iam.Binding{{Role: iam.AppOperator, ProjectID: w.project.ID}},
+	}
 	for name, c := range map[string]struct {
 		p    iam.Principal
 		org  string

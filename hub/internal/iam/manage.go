@@ -20,8 +20,8 @@ type ProjectRoles struct {
 	Roles                      []Role
 }
 
-// OfUser finds the user and decides whether p may do permission to it: an admin of the user's org, or a platform admin. Only
-// a platform admin changes another platform admin.
+// OfUser finds the user and decides whether p may do permission to it: an admin of the user's org, or a platform admin.
+// Only a platform admin changes another platform admin.
 func OfUser(ctx context.Context, tx db.Tx, p Principal, permission Permission, userID string) (User, error) {
 	u, err := GetUser(ctx, tx, userID)
 	if err != nil || p.PlatformAdmin && p.Type == TypeUser {
@@ -47,8 +47,8 @@ func OfUserOrSelf(ctx context.Context, tx db.Tx, p Principal, permission Permiss
 	return OfUser(ctx, tx, p, permission, userID)
 }
 
-// SetUserDisabled refuses the user's tokens, or lets those that are not revoked count again. It changes nothing where the
-// user is in that state already.
+// SetUserDisabled refuses the user's tokens, or lets those that are not revoked count again. It changes nothing where
+// the user is in that state already.
 func SetUserDisabled(ctx context.Context, tx db.Tx, u User, disabled bool, now time.Time) (User, error) {
 	if u.Disabled == disabled {
 		return u, nil
@@ -65,7 +65,9 @@ func SetUserDisabled(ctx context.Context, tx db.Tx, u User, disabled bool, now t
 }
 
 // SetUserRoles replaces the roles that the user holds in the whole org. It changes nothing where they are the same.
-func SetUserRoles(ctx context.Context, tx db.Tx, u User, roles []Role, platformAdmin bool, now time.Time) (User, error) {
+func SetUserRoles(ctx context.Context, tx db.Tx, u User, roles []Role, platformAdmin bool,
+	now time.Time,
+) (User, error) {
 	roles, err := checkRoles(roles, Role.ForUser, orgRoles)
 	if err != nil {
 		return u, err
@@ -97,8 +99,8 @@ func SetUserRoles(ctx context.Context, tx db.Tx, u User, roles []Role, platformA
 	return u, err
 }
 
-// RemoveFromOrg takes the user's roles and ends the account with its tokens; its address may be used again. A platform admin
-// stays one, without an org.
+// RemoveFromOrg takes the user's roles and ends the account with its tokens; its address may be used again. A platform
+// admin stays one, without an org.
 func RemoveFromOrg(ctx context.Context, tx db.Tx, u User, now time.Time) (User, error) {
 	if err := deleteBindings(ctx, tx, u.ID, ""); err != nil {
 		return u, err
@@ -129,8 +131,11 @@ func ListProjectRoles(ctx context.Context, tx db.Tx, projectID string, page Page
 	return selectProjectRoles(ctx, tx, projectID, page)
 }
 
-// SetProjectRoles replaces the roles that a user of the project's org holds in this project only, and returns those before.
-func SetProjectRoles(ctx context.Context, tx db.Tx, project Project, userID string, roles []Role, now time.Time) (before []Role, after User, err error) {
+// SetProjectRoles replaces the roles that a user of the project's org holds in this project only, and returns those
+// before.
+func SetProjectRoles(ctx context.Context, tx db.Tx, project Project, userID string, roles []Role,
+	now time.Time,
+) (before []Role, after User, err error) {
 	if roles, err = checkRoles(roles, Role.ForProject, projectRoles); err != nil {
 		return nil, User{}, err
 	}
@@ -198,7 +203,8 @@ func keepsAnAdmin(ctx context.Context, tx db.Tx, u User) error {
 	}
 	other, err := otherAdminExists(ctx, tx, u.ID)
 	if err == nil && !other {
-		err = fault.New(fault.Conflict, "last_platform_admin", "This is the last platform admin; make another one first.", nil).Lasting()
+		err = fault.New(fault.Conflict, "last_platform_admin", "This is the last platform admin; make another one first.",
+			nil).Lasting()
 	}
 	return err
 }

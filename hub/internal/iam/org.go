@@ -42,7 +42,8 @@ type Page struct {
 
 func (p Page) check() (Page, error) {
 	if p.After != "" && !db.IsID(p.After) {
-		return p, fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).At("query/cursor", "not a cursor of this listing").Lasting()
+		return p, fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.",
+			nil).At("query/cursor", "not a cursor of this listing").Lasting()
 	}
 	if p.Limit <= 0 {
 		p.Limit = MaxPage
@@ -115,8 +116,8 @@ func GetProject(ctx context.Context, tx db.Tx, id string) (Project, error) {
 	return selectProject(ctx, tx, id)
 }
 
-// InProject finds the project and decides whether p may do permission in it. It is the first step of every operation on a
-// project's resources: another org's project is NotFound like an absent one.
+// InProject finds the project and decides whether p may do permission in it. It is the first step of every operation on
+// a project's resources: another org's project is NotFound like an absent one.
 func InProject(ctx context.Context, tx db.Tx, p Principal, permission Permission, projectID string) (Project, error) {
 	project, err := GetProject(ctx, tx, projectID)
 	if err != nil {
@@ -165,10 +166,13 @@ func checkNames(slug, name, namePointer string) error {
 }
 
 func taken(what, pointer string) *fault.Error {
-	return fault.New(fault.Conflict, "already_exists", "There is already a "+what+" of this name.", nil).At(pointer, "is taken").Lasting()
+	return fault.New(fault.Conflict, "already_exists", "There is already a "+what+" of this name.", nil).At(pointer,
+		"is taken").Lasting()
 }
 
-func below(ctx context.Context, tx db.Tx, count func(context.Context, db.Tx, string) (int, error), id string, limit int, what string) error {
+func below(ctx context.Context, tx db.Tx, count func(context.Context, db.Tx, string) (int, error), id string, limit int,
+	what string,
+) error {
 	n, err := count(ctx, tx, id)
 	if err != nil {
 		return err

@@ -120,16 +120,19 @@ func (r Role) ForServiceAccount() bool { return r == AppOperator || r == AppPubl
 
 func viewer() []Permission {
 	return []Permission{
-		InstanceRead, InstanceLogs, ArtifactRead, EntitlementRead, CatalogRead, AllocationRead, UsageRead, PriceRead, OrgRead, ProjectRead,
+		InstanceRead, InstanceLogs, ArtifactRead, EntitlementRead, CatalogRead, AllocationRead, UsageRead, PriceRead, OrgRead,
+		ProjectRead,
 	}
 }
 
 func operator() []Permission {
-	return append(viewer(), InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete, InstanceExec, ArtifactPublish)
+	return append(viewer(), InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete,
+		InstanceExec, ArtifactPublish)
 }
 
 func projectAdmin() []Permission {
-	return append(operator(), ArtifactManage, EntitlementWrite, AllocationCreate, AllocationRelease, ServiceAccountRead, ServiceAccountWrite,
+	return append(operator(), ArtifactManage, EntitlementWrite, AllocationCreate, AllocationRelease, ServiceAccountRead,
+		ServiceAccountWrite,
 		RoleRead, RoleWrite)
 }
 

@@ -52,9 +52,9 @@ func (p Principal) Permissions() []Permission {
 	return slices.Sorted(maps.Keys(held))
 }
 
-// Authorize decides whether p may do permission on a resource of orgID and projectID. Both empty means a resource of the
-// platform (catalogue, nodes, prices); projectID empty means one of the org as a whole. The answer to a resource that p may
-// not even know of is NotFound, as if it did not exist; to one that it may know of, Forbidden.
+// Authorize decides whether p may do permission on a resource of orgID and projectID. Both empty means a resource of
+// the platform (catalogue, nodes, prices); projectID empty means one of the org as a whole. The answer to a resource
+// that p may not even know of is NotFound, as if it did not exist; to one that it may know of, Forbidden.
 func Authorize(p Principal, permission Permission, orgID, projectID string) error {
 	if p.ID == "" || (p.Type != TypeUser && p.Type != TypeServiceAccount && p.Type != TypeNode) {
 		return ErrUnauthenticated()
@@ -101,5 +101,6 @@ func ErrUnauthenticated() *fault.Error {
 }
 
 func forbidden(permission Permission) *fault.Error {
-	return fault.New(fault.Forbidden, "forbidden", "You may not do this; it needs the permission "+string(permission)+".", nil).Lasting()
+	return fault.New(fault.Forbidden, "forbidden", "You may not do this; it needs the permission "+string(permission)+".",
+		nil).Lasting()
 }

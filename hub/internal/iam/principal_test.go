@@ -14,8 +14,14 @@ func TestAuthorize(t *testing.T) {
 	admin := iam.Principal{Type: iam.TypeUser, ID: "a", PlatformAdmin: true}
 	orgAdmin := iam.Principal{Type: iam.TypeUser, ID: "o", OrgID: "acme", Bindings: []iam.Binding{{Role: iam.OrgAdmin}}}
 	billing := iam.Principal{Type: iam.TypeUser, ID: "b", OrgID: "acme", Bindings: []iam.Binding{{Role: iam.OrgBilling}}}
-	narrow := iam.Principal{Type: iam.TypeUser, ID: "n", OrgID: "acme", Bindings: []iam.Binding{{Role: iam.ProjectAdmin, ProjectID: "p1"}}}
-	robot := iam.Principal{Type: iam.TypeServiceAccount, ID: "s", OrgID: "acme", ProjectID: "p1", Bindings: []iam.Binding{{Role: iam.AppOperator, ProjectID: "p1"}}}
+	narrow := iam.Principal{
+		Type: iam.TypeUser, ID: "n", OrgID: "acme",
+		Bindings: []iam.Binding{{Role: iam.ProjectAdmin, ProjectID: "p1"}},
+	}
+	robot := iam.Principal{
+		Type: iam.TypeServiceAccount, ID: "s", OrgID: "acme", ProjectID: "p1",
+		Bindings: []iam.Binding{{Role: iam.AppOperator, ProjectID: "p1"}},
+	}
 	pretender := robot
 	pretender.PlatformAdmin = true
 	for name, c := range map[string]struct {
@@ -24,29 +30,43 @@ func TestAuthorize(t *testing.T) {
 		org, project string
 		want         fault.Kind
 	}{
-		"platform admin anywhere":                    {admin, iam.InstanceCreate, "acme", "p1", allowed},
-		"platform admin, platform":                   {admin, iam.NodeWrite, "", "", allowed},
-		"org admin in the own org":                   {orgAdmin, iam.EntitlementWrite, "acme", "p1", allowed},
-		"org admin elsewhere":                        {orgAdmin, iam.InstanceRead, "other", "p9", fault.NotFound},
-		"org admin on nodes":                         {orgAdmin, iam.NodeRead, "", "", fault.Forbidden},
-		"org admin cannot grant credit":              {orgAdmin, iam.CreditGrant, "acme", "", fault.Forbidden},
-		"org admin reads the catalogue":              {orgAdmin, iam.CatalogRead, "", "", allowed},
-		"billing may read the ledger":                {billing, iam.LedgerRead, "acme", "", allowed},
-		"billing may not deploy":                     {billing, iam.InstanceCreate, "acme", "p1", fault.Forbidden},
-		"project admin in the project":               {narrow, iam.InstanceCreate, "acme", "p1", allowed},
-		"project admin, neighbour project":           {narrow, iam.InstanceRead, "acme", "p2", fault.NotFound},
-		"project admin, whole org":                   {narrow, iam.LedgerRead, "acme", "", fault.Forbidden},
-		"service account in its project":             {robot, iam.InstanceCreate, "acme", "p1", allowed},
-		"service account, neighbour":                 {robot, iam.InstanceRead, "acme", "p2", fault.NotFound},
-		"service account, other org":                 {robot, iam.InstanceRead, "other", "p1", fault.NotFound},
-		"service account, entitlement":               {robot, iam.EntitlementWrite, "acme", "p1", fault.Forbidden},
-		"service account, accounts":                  {robot, iam.ServiceAccountWrite, "acme", "p1", fault.Forbidden},
-		"service account is never an admin":          {pretender, iam.NodeWrite, "", "", fault.Forbidden},
-		"zero principal":                             {iam.Principal{}, iam.CatalogRead, "", "", fault.Unauthenticated},
-		"made-up type":                               {iam.Principal{Type: "root", ID: "x", PlatformAdmin: true}, iam.CatalogRead, "", "", fault.Unauthenticated},
-		"node":                                       {iam.Principal{Type: iam.TypeNode, ID: "n"}, iam.InstanceRead, "acme", "p1", fault.NotFound},
-		"user without org":                           {iam.Principal{Type: iam.TypeUser, ID: "u"}, iam.InstanceRead, "", "p1", fault.NotFound},
-		"user without roles sees not even the place": {iam.Principal{Type: iam.TypeUser, ID: "u", OrgID: "acme"}, iam.InstanceRead, "acme", "p1", fault.NotFound},
+		"platform admin anywhere":           {admin, iam.InstanceCreate, "acme", "p1", allowed},
+		"platform admin, platform":          {admin, iam.NodeWrite, "", "", allowed},
+		"org admin in the own org":          {orgAdmin, iam.EntitlementWrite, "acme", "p1", allowed},
+		"org admin elsewhere":               {orgAdmin, iam.InstanceRead, "other", "p9", fault.NotFound},
+		"org admin on nodes":                {orgAdmin, iam.NodeRead, "", "", fault.Forbidden},
+		"org admin cannot grant credit":     {orgAdmin, iam.CreditGrant, "acme", "", fault.Forbidden},
+		"org admin reads the catalogue":     {orgAdmin, iam.CatalogRead, "", "", allowed},
+		"billing may read the ledger":       {billing, iam.LedgerRead, "acme", "", allowed},
+		"billing may not deploy":            {billing, iam.InstanceCreate, "acme", "p1", fault.Forbidden},
+		"project admin in the project":      {narrow, iam.InstanceCreate, "acme", "p1", allowed},
+		"project admin, neighbour project":  {narrow, iam.InstanceRead, "acme", "p2", fault.NotFound},
+		"project admin, whole org":          {narrow, iam.LedgerRead, "acme", "", fault.Forbidden},
+		"service account in its project":    {robot, iam.InstanceCreate, "acme", "p1", allowed},
+		"service account, neighbour":        {robot, iam.InstanceRead, "acme", "p2", fault.NotFound},
+		"service account, other org":        {robot, iam.InstanceRead, "other", "p1", fault.NotFound},
+		"service account, entitlement":      {robot, iam.EntitlementWrite, "acme", "p1", fault.Forbidden},
+		"service account, accounts":         {robot, iam.ServiceAccountWrite, "acme", "p1", fault.Forbidden},
+		"service account is never an admin": {pretender, iam.NodeWrite, "", "", fault.Forbidden},
+		"zero principal":                    {iam.Principal{}, iam.CatalogRead, "", "", fault.Unauthenticated},
+		"made-up type": {
+			iam.Principal{Type: "root", ID: "x", PlatformAdmin: true},
+			iam.CatalogRead, "", "", fault.Unauthenticated,
+		},
+		"node": {
+			iam.Principal{Type: iam.TypeNode, ID: "n"},
+			iam.InstanceRead, "acme",
+			"p1", fault.NotFound,
+		},
+		"user without org": {
+			iam.Principal{Type: iam.TypeUser, ID: "u"},
+			iam.InstanceRead, "", "p1",
+			fault.NotFound,
+		},
+		"user without roles sees not even the place": {
+			iam.Principal{Type: iam.TypeUser, ID: "u", OrgID: "acme"},
+			iam.InstanceRead, "acme", "p1", fault.NotFound,
+		},
 	} {
 		err := iam.Authorize(c.p, c.perm, c.org, c.project)
 		if c.want == allowed {
@@ -60,7 +80,10 @@ func TestAuthorize(t *testing.T) {
 func TestNoServiceAccountRoleChangesWhoMayDoWhat(t *testing.T) {
 	for _, r := range []iam.Role{iam.AppOperator, iam.AppPublisher, iam.Viewer} {
 		require.True(t, r.ForServiceAccount())
-		for _, p := range []iam.Permission{iam.EntitlementWrite, iam.ServiceAccountWrite, iam.UserWrite, iam.OrgCreate, iam.ProjectCreate, iam.ArtifactManage, iam.CatalogManage} {
+		for _, p := range []iam.Permission{
+			iam.EntitlementWrite, iam.ServiceAccountWrite, iam.UserWrite, iam.OrgCreate,
+			iam.ProjectCreate, iam.ArtifactManage, iam.CatalogManage,
+		} {
 			require.NotContains(t, r.Permissions(), p)
 		}
 	}

@@ -15,8 +15,9 @@ import (
 // maxProofs bounds the tokens that are remembered, about 1 KB each. When full, all are forgotten and verified again.
 const maxProofs = 1024
 
-// Proofs remembers what access tokens say and under which key their signature was right, which never changes. Whether key and
-// account still count, and the token's time, is not remembered. Its zero value is ready; a nil one remembers nothing.
+// Proofs remembers what access tokens say and under which key their signature was right, which never changes. Whether
+// key and account still count, and the token's time, is not remembered. Its zero value is ready; a nil one remembers
+// nothing.
 type Proofs struct {
 	mu sync.Mutex
 	of map[[sha256.Size]byte]accessToken
@@ -53,12 +54,14 @@ func (p *Proofs) read(token string) (accessToken, error) {
 // verify checks the signature of a token that was read, its audience and its time.
 func (p *Proofs) verify(token string, t accessToken, public ed25519.PublicKey, now time.Time) error {
 	options := []jwt.ParserOption{
-		jwt.WithValidMethods([]string{"EdDSA"}), jwt.WithAudience(Audience), jwt.WithExpirationRequired(), jwt.WithTimeFunc(func() time.Time { return now }),
+		jwt.WithValidMethods([]string{"EdDSA"}), jwt.WithAudience(Audience), jwt.WithExpirationRequired(),
+		jwt.WithTimeFunc(func() time.Time { return now }),
 	}
 	if t.signedBy != nil && t.signedBy.Equal(public) {
 		return jwt.NewValidator(options...).Validate(t.claims)
 	}
-	if _, err := jwt.ParseWithClaims(token, &accessClaims{}, func(*jwt.Token) (any, error) { return public, nil }, options...); err != nil {
+	if _, err := jwt.ParseWithClaims(token, &accessClaims{}, func(*jwt.Token) (any, error) { return public, nil },
+		options...); err != nil {
 		return err
 	}
 	t.signedBy = public

@@ -71,7 +71,8 @@ func (l Limits) Check(name Quota, used, more int64) error {
 		return nil
 	}
 	return fault.New(fault.Conflict, CodeQuotaExceeded,
-		fmt.Sprintf("The org's quota %s is %d and %d are in use; %d more do not fit. Give some back, or ask a platform admin to raise it.",
+		fmt.Sprintf("The org's quota %s is %d and %d are in use; %d more do not fit. Give some back, or ask a platform "+
+			"admin to raise it.",
 			name, l[name], used, more), nil).
 		AtHint("quota/"+string(name), "is exceeded", fmt.Sprintf("limit %d, in use %d", l[name], used))
 }
@@ -92,8 +93,8 @@ func LimitsOf(ctx context.Context, tx db.Tx, orgID string) (Limits, error) {
 	return limits, err
 }
 
-// SetLimits replaces the limits that were set for the org; quotas that are not named get the default. It returns the org's
-// new resource version.
+// SetLimits replaces the limits that were set for the org; quotas that are not named get the default. It returns the
+// org's new resource version.
 func SetLimits(ctx context.Context, tx db.Tx, orgID string, set Limits, now time.Time) (version int64, err error) {
 	known := DefaultLimits()
 	for name, limit := range set {

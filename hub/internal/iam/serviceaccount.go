@@ -13,7 +13,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// States of a service account. A deleted one is not listed any more; its row stays, because events and audit rows name it.
+// States of a service account. A deleted one is not listed any more; its row stays, because events and audit rows name
+// it.
 const (
 	StatusActive   = "active"
 	StatusDisabled = "disabled"
@@ -71,10 +72,12 @@ func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key 
 		sa.Role = AppOperator
 	}
 	if !sa.Role.ForServiceAccount() {
-		return ServiceAccount{}, bad.AtHint("/role", "is no role of a service account", "app_operator, app_publisher or viewer")
+		return ServiceAccount{}, bad.AtHint("/role", "is no role of a service account",
+			"app_operator, app_publisher or viewer")
 	}
 	sa.Status, sa.ResourceVersion = StatusActive, 1
-	if err := below(ctx, tx, countServiceAccounts, sa.ProjectID, maxServiceAccountsPerProject, "service accounts in the project"); err != nil {
+	if err := below(ctx, tx, countServiceAccounts, sa.ProjectID, maxServiceAccountsPerProject,
+		"service accounts in the project"); err != nil {
 		return ServiceAccount{}, err
 	}
 	if err := CheckQuota(ctx, tx, sa.OrgID, QuotaServiceAccounts, key.CreatedAt); err != nil {
@@ -111,8 +114,8 @@ func ListServiceAccounts(ctx context.Context, tx db.Tx, projectID string, page P
 	return selectServiceAccounts(ctx, tx, projectID, page)
 }
 
-// DisableServiceAccount stops the account: neither its keys nor tokens already given out count any more. Disabling twice is
-// no error.
+// DisableServiceAccount stops the account: neither its keys nor tokens already given out count any more. Disabling
+// twice is no error.
 func DisableServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, now time.Time) (ServiceAccount, error) {
 	if sa.Status == StatusDisabled {
 		return sa, nil

@@ -19,7 +19,8 @@ func insertOrg(ctx context.Context, tx db.Tx, o Org) (made bool, err error) {
 
 func selectOrg(ctx context.Context, tx db.Tx, id string) (Org, error) {
 	var o Org
-	err := tx.QueryRow(ctx, `SELECT id, slug, name, created_at FROM orgs WHERE id = $1`, id).Scan(&o.ID, &o.Slug, &o.DisplayName, &o.CreatedAt)
+	err := tx.QueryRow(ctx, `SELECT id, slug, name, created_at FROM orgs WHERE id = $1`, id).Scan(&o.ID, &o.Slug,
+		&o.DisplayName, &o.CreatedAt)
 	return o, absent(err)
 }
 
@@ -48,7 +49,8 @@ func countProjects(ctx context.Context, tx db.Tx, orgID string) (n int, err erro
 	return n, err
 }
 
-const projectColumns = `p.id, p.org_id, o.slug, p.slug, p.name, p.created_at FROM projects p JOIN orgs o ON o.id = p.org_id`
+const projectColumns = `p.id, p.org_id, o.slug, p.slug, p.name, p.created_at FROM projects p JOIN orgs o
+	ON o.id = p.org_id`
 
 func scanProject(row pgx.Row) (Project, error) {
 	var p Project
@@ -70,7 +72,8 @@ type projectFilter struct {
 func selectProjects(ctx context.Context, tx db.Tx, f projectFilter, page Page) ([]Project, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT `+projectColumns+`
-		WHERE ($1::UUID IS NULL OR p.org_id = $1::UUID) AND (NOT $2::BOOL OR p.id = ANY($3::UUID[])) AND ($4::UUID IS NULL OR p.id > $4::UUID)
+		WHERE ($1::UUID IS NULL OR p.org_id = $1::UUID) AND (NOT $2::BOOL OR p.id = ANY($3::UUID[])) AND ($4::UUID IS NULL
+		OR p.id > $4::UUID)
 		ORDER BY p.id LIMIT $5`, null(f.orgID), f.some, f.ids, null(page.After), page.Limit)
 	if err != nil {
 		return nil, err
@@ -86,15 +89,20 @@ func insertServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount) (mad
 		sa.ID, sa.OrgID, sa.ProjectID, sa.Slug, sa.Name, sa.Description, string(sa.Role), sa.Status, sa.CreatedAt))
 }
 
-const serviceAccountColumns = `s.id, s.org_id, s.project_id, s.slug, s.name, s.description, s.role, s.status, s.resource_version, s.created_at`
+const serviceAccountColumns = `s.id, s.org_id, s.project_id, s.slug, s.name, s.description, s.role, s.status,
+	s.resource_version, s.created_at`
 
 func (sa *ServiceAccount) fields() []any {
-	return []any{&sa.ID, &sa.OrgID, &sa.ProjectID, &sa.Slug, &sa.Name, &sa.Description, &sa.Role, &sa.Status, &sa.ResourceVersion, &sa.CreatedAt}
+	return []any{
+		&sa.ID, &sa.OrgID, &sa.ProjectID, &sa.Slug, &sa.Name, &sa.Description, &sa.Role, &sa.Status,
+		&sa.ResourceVersion, &sa.CreatedAt,
+	}
 }
 
 func selectServiceAccount(ctx context.Context, tx db.Tx, id string) (ServiceAccount, error) {
 	var sa ServiceAccount
-	err := tx.QueryRow(ctx, `SELECT `+serviceAccountColumns+` FROM service_accounts s WHERE s.id = $1 AND s.deleted_at IS NULL`, id).Scan(sa.fields()...)
+	err := tx.QueryRow(ctx, `SELECT `+serviceAccountColumns+
+		` FROM service_accounts s WHERE s.id = $1 AND s.deleted_at IS NULL`, id).Scan(sa.fields()...)
 	return sa, absent(err)
 }
 
@@ -113,7 +121,8 @@ func selectServiceAccounts(ctx context.Context, tx db.Tx, projectID string, page
 }
 
 func countServiceAccounts(ctx context.Context, tx db.Tx, projectID string) (n int, err error) {
-	err = tx.QueryRow(ctx, `SELECT count(*) FROM service_accounts WHERE project_id = $1 AND deleted_at IS NULL`, projectID).Scan(&n)
+	err = tx.QueryRow(ctx, `SELECT count(*) FROM service_accounts WHERE project_id = $1 AND deleted_at IS NULL`,
+		projectID).Scan(&n)
 	return n, err
 }
 
@@ -126,24 +135,30 @@ func updateServiceAccount(ctx context.Context, tx db.Tx, id, status string, now 
 
 func markDeleted(ctx context.Context, tx db.Tx, id string, now time.Time) (version int64, err error) {
 	err = tx.QueryRow(ctx, `
-		UPDATE service_accounts SET status = 'disabled', deleted_at = $2, updated_at = $2, resource_version = resource_version + 1
+		UPDATE service_accounts SET status = 'disabled', deleted_at = $2, updated_at = $2, resource_version = resource_version
+		+ 1
 		WHERE id = $1 RETURNING resource_version`, id, now).Scan(&version)
 	return version, err
 }
 
 func insertKey(ctx context.Context, tx db.Tx, serviceAccountID string, key Key) error {
-	_, err := tx.Exec(ctx, `INSERT INTO service_account_keys (id, service_account_id, public_key, created_at) VALUES ($1, $2, $3, $4)`,
+	_, err := tx.Exec(ctx,
+		`INSERT INTO service_account_keys (id, service_account_id, public_key, created_at) VALUES ($1, $2, $3, $4)`,
 		key.ID, serviceAccountID, []byte(key.Public), key.CreatedAt)
 	return err
 }
 
 func revokeKeys(ctx context.Context, tx db.Tx, serviceAccountID string, now time.Time) error {
-	_, err := tx.Exec(ctx, `UPDATE service_account_keys SET revoked_at = $2 WHERE service_account_id = $1 AND revoked_at IS NULL`, serviceAccountID, now)
+	_, err := tx.Exec(ctx,
+		`UPDATE service_account_keys SET revoked_at = $2 WHERE service_account_id = $1 AND revoked_at IS NULL`,
+		serviceAccountID, now)
 	return err
 }
 
 // selectLiveKey finds an active account together with one of its keys that is not revoked.
-func selectLiveKey(ctx context.Context, tx db.Tx, serviceAccountID, keyID string) (ServiceAccount, ed25519.PublicKey, error) {
+func selectLiveKey(ctx context.Context, tx db.Tx, serviceAccountID,
+	keyID string,
+) (ServiceAccount, ed25519.PublicKey, error) {
 	var sa ServiceAccount
 	var public []byte
 	err := tx.QueryRow(ctx, `
@@ -154,21 +169,28 @@ func selectLiveKey(ctx context.Context, tx db.Tx, serviceAccountID, keyID string
 	return sa, public, absent(err)
 }
 
-// selectAccess finds what proves an access token: the hub's key that it names, and the live account key that it was given for.
-func selectAccess(ctx context.Context, tx db.Tx, kid, serviceAccountID, keyID string) (ServiceAccount, ed25519.PublicKey, error) {
+// selectAccess finds what proves an access token: the hub's key that it names, and the live account key that it was
+// given for.
+func selectAccess(ctx context.Context, tx db.Tx, kid, serviceAccountID,
+	keyID string,
+) (ServiceAccount, ed25519.PublicKey, error) {
 	var sa ServiceAccount
 	var public []byte
 	err := tx.QueryRow(ctx, `
 		SELECT `+serviceAccountColumns+`, g.public_key
 		FROM service_accounts s JOIN service_account_keys k ON k.service_account_id = s.id CROSS JOIN iam_signing_keys g
-		WHERE g.id = $1 AND s.id = $2 AND k.id = $3 AND s.status = 'active' AND s.deleted_at IS NULL AND k.revoked_at IS NULL`,
+		WHERE g.id = $1 AND s.id = $2 AND k.id = $3 AND s.status = 'active' AND s.deleted_at IS NULL
+		AND k.revoked_at IS NULL`,
 		kid, serviceAccountID, keyID).Scan(append(sa.fields(), &public)...)
 	return sa, public, absent(err)
 }
 
 // insertAssertion remembers a jti until it has expired and reports whether it was new.
-func insertAssertion(ctx context.Context, tx db.Tx, serviceAccountID, jti string, expires, now time.Time) (fresh bool, err error) {
-	if _, err := tx.Exec(ctx, `DELETE FROM service_account_assertions WHERE service_account_id = $1 AND expires_at < $2`, serviceAccountID, now); err != nil {
+func insertAssertion(ctx context.Context, tx db.Tx, serviceAccountID, jti string, expires,
+	now time.Time,
+) (fresh bool, err error) {
+	if _, err := tx.Exec(ctx, `DELETE FROM service_account_assertions WHERE service_account_id = $1 AND expires_at < $2`,
+		serviceAccountID, now); err != nil {
 		return false, err
 	}
 	return affects(tx.Exec(ctx, `
@@ -176,13 +198,18 @@ func insertAssertion(ctx context.Context, tx db.Tx, serviceAccountID, jti string
 		ON CONFLICT (service_account_id, jti) DO NOTHING`, serviceAccountID, jti, expires))
 }
 
-func insertSigningKey(ctx context.Context, tx db.Tx, id string, public ed25519.PublicKey, sealed []byte, now time.Time) error {
-	_, err := tx.Exec(ctx, `INSERT INTO iam_signing_keys (id, public_key, sealed_private_key, created_at) VALUES ($1, $2, $3, $4)`, id, []byte(public), sealed, now)
+func insertSigningKey(ctx context.Context, tx db.Tx, id string, public ed25519.PublicKey, sealed []byte,
+	now time.Time,
+) error {
+	_, err := tx.Exec(ctx,
+		`INSERT INTO iam_signing_keys (id, public_key, sealed_private_key, created_at) VALUES ($1, $2, $3, $4)`, id,
+		[]byte(public), sealed, now)
 	return err
 }
 
 func selectSigningKey(ctx context.Context, tx db.Tx) (id string, sealed []byte, err error) {
-	err = tx.QueryRow(ctx, `SELECT id, sealed_private_key FROM iam_signing_keys ORDER BY created_at DESC, id DESC LIMIT 1`).Scan(&id, &sealed)
+	err = tx.QueryRow(ctx,
+		`SELECT id, sealed_private_key FROM iam_signing_keys ORDER BY created_at DESC, id DESC LIMIT 1`).Scan(&id, &sealed)
 	return id, sealed, absent(err)
 }
 

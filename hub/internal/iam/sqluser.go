@@ -11,7 +11,8 @@ import (
 
 func insertUser(ctx context.Context, tx db.Tx, u User) (made bool, err error) {
 	return affects(tx.Exec(ctx, `
-		INSERT INTO users (id, org_id, email, name, platform_admin, created_at, updated_at) VALUES ($1, $2, $3, $4, $5, $6, $6)
+		INSERT INTO users (id, org_id, email, name, platform_admin, created_at, updated_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $6)
 		ON CONFLICT (email) DO NOTHING`, u.ID, null(u.OrgID), u.Email, u.DisplayName, u.PlatformAdmin, u.CreatedAt))
 }
 
@@ -42,23 +43,28 @@ type userFilter struct{ id, orgID string }
 
 func selectUsers(ctx context.Context, tx db.Tx, f userFilter, page Page) ([]User, error) {
 	rows, err := tx.Query(ctx, `
-		SELECT u.id, COALESCE(u.org_id::TEXT, ''), u.email, u.name, u.platform_admin, u.disabled_at IS NOT NULL, u.resource_version, u.created_at,
-		       COALESCE((SELECT array_agg(b.role ORDER BY b.role) FROM role_bindings b WHERE b.user_id = u.id AND b.scope = 'org'), ARRAY[]::TEXT[])
+		SELECT u.id, COALESCE(u.org_id::TEXT, ''), u.email, u.name, u.platform_admin, u.disabled_at IS NOT NULL,
+		u.resource_version, u.created_at,
+		       COALESCE((SELECT array_agg(b.role ORDER BY b.role) FROM role_bindings b WHERE b.user_id = u.id
+		       AND b.scope = 'org'), ARRAY[]::TEXT[])
 		FROM users u
-		WHERE u.removed_at IS NULL AND ($1::UUID IS NULL OR u.id = $1::UUID) AND ($2::UUID IS NULL OR u.org_id = $2::UUID) AND ($3::UUID IS NULL OR u.id > $3::UUID)
+		WHERE u.removed_at IS NULL AND ($1::UUID IS NULL OR u.id = $1::UUID) AND ($2::UUID IS NULL OR u.org_id = $2::UUID)
+		AND ($3::UUID IS NULL OR u.id > $3::UUID)
 		ORDER BY u.id LIMIT $4`, null(f.id), null(f.orgID), null(page.After), page.Limit)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (User, error) {
 		var u User
-		return u, row.Scan(&u.ID, &u.OrgID, &u.Email, &u.DisplayName, &u.PlatformAdmin, &u.Disabled, &u.ResourceVersion, &u.CreatedAt, &u.Roles)
+		return u, row.Scan(&u.ID, &u.OrgID, &u.Email, &u.DisplayName, &u.PlatformAdmin, &u.Disabled, &u.ResourceVersion,
+			&u.CreatedAt, &u.Roles)
 	})
 }
 
 func selectFirstAdmin(ctx context.Context, tx db.Tx) (User, bool, error) {
 	var id string
-	err := tx.QueryRow(ctx, `SELECT id FROM users WHERE platform_admin AND disabled_at IS NULL ORDER BY created_at, id LIMIT 1`).Scan(&id)
+	err := tx.QueryRow(ctx,
+		`SELECT id FROM users WHERE platform_admin AND disabled_at IS NULL ORDER BY created_at, id LIMIT 1`).Scan(&id)
 	if db.IsNoRows(err) {
 		return User{}, false, nil
 	}
@@ -77,12 +83,15 @@ func insertUserToken(ctx context.Context, tx db.Tx, t UserToken, hash []byte) er
 }
 
 func countLiveTokens(ctx context.Context, tx db.Tx, userID string, now time.Time) (n int, err error) {
-	err = tx.QueryRow(ctx, `SELECT count(*) FROM user_tokens WHERE user_id = $1 AND expires_at > $2 AND revoked_at IS NULL`, userID, now).Scan(&n)
+	err = tx.QueryRow(ctx,
+		`SELECT count(*) FROM user_tokens WHERE user_id = $1 AND expires_at > $2 AND revoked_at IS NULL`, userID,
+		now).Scan(&n)
 	return n, err
 }
 
 func revokeTokens(ctx context.Context, tx db.Tx, userID string, now time.Time) (int64, error) {
-	tag, err := tx.Exec(ctx, `UPDATE user_tokens SET revoked_at = $2 WHERE user_id = $1 AND revoked_at IS NULL AND expires_at > $2`, userID, now)
+	tag, err := tx.Exec(ctx,
+		`UPDATE user_tokens SET revoked_at = $2 WHERE user_id = $1 AND revoked_at IS NULL AND expires_at > $2`, userID, now)
 	return tag.RowsAffected(), err
 }
 
@@ -138,7 +147,8 @@ func selectUserTokens(ctx context.Context, tx db.Tx, userID string, now time.Tim
 
 func revokeToken(ctx context.Context, tx db.Tx, userID, id string, now time.Time) (bool, error) {
 	return affects(tx.Exec(ctx, `
-		UPDATE user_tokens SET revoked_at = $3 WHERE id = $2 AND user_id = $1 AND revoked_at IS NULL AND expires_at > $3`, userID, id, now))
+		UPDATE user_tokens SET revoked_at = $3 WHERE id = $2 AND user_id = $1 AND revoked_at IS NULL AND expires_at > $3`,
+		userID, id, now))
 }
 
 func otherAdminExists(ctx context.Context, tx db.Tx, userID string) (exists bool, err error) {
@@ -149,9 +159,11 @@ func otherAdminExists(ctx context.Context, tx db.Tx, userID string) (exists bool
 
 func updateUser(ctx context.Context, tx db.Tx, u User, now time.Time) (version int64, err error) {
 	err = tx.QueryRow(ctx, `
-		UPDATE users SET org_id = $2, email = $3, platform_admin = $4, updated_at = $6, resource_version = resource_version + 1,
+		UPDATE users SET org_id = $2, email = $3, platform_admin = $4, updated_at = $6, resource_version = resource_version +
+		1,
 		       disabled_at = CASE WHEN $5::BOOL THEN COALESCE(disabled_at, $6) END
-		WHERE id = $1 RETURNING resource_version`, u.ID, null(u.OrgID), u.Email, u.PlatformAdmin, u.Disabled, now).Scan(&version)
+		WHERE id = $1 RETURNING resource_version`, u.ID, null(u.OrgID), u.Email, u.PlatformAdmin, u.Disabled,
+		now).Scan(&version)
 	return version, err
 }
 
@@ -182,7 +194,8 @@ func selectProjectRoles(ctx context.Context, tx db.Tx, projectID string, page Pa
 }
 
 func selectProjectRolesOf(ctx context.Context, tx db.Tx, projectID, userID string) ([]Role, error) {
-	rows, err := tx.Query(ctx, `SELECT role FROM role_bindings WHERE user_id = $1 AND scope = $2 ORDER BY role`, userID, projectID)
+	rows, err := tx.Query(ctx, `SELECT role FROM role_bindings WHERE user_id = $1 AND scope = $2 ORDER BY role`, userID,
+		projectID)
 	if err != nil {
 		return nil, err
 	}

@@ -34,7 +34,8 @@ type Upgraded struct {
 	FallbackDelegation []byte
 }
 
-// Fallback is the revision that a node goes back to from an upgrade that is asked for now; its number is 0 where none has worked.
+// Fallback is the revision that a node goes back to from an upgrade that is asked for now; its number is 0 where none
+// has worked.
 func Fallback(ctx context.Context, tx db.Tx, i Instance) (Revision, error) {
 	revisions, err := selectRevisions(ctx, tx, i.ID)
 	if err != nil {
@@ -43,7 +44,8 @@ func Fallback(ctx context.Context, tx db.Tx, i Instance) (Revision, error) {
 	return find(revisions, lastGood(revisions, i.Revision)), nil
 }
 
-// AskUpgrade asks for another version. What worked last is what the node goes back to if the new one is not ready in time.
+// AskUpgrade asks for another version. What worked last is what the node goes back to if the new one is not ready in
+// time.
 func AskUpgrade(ctx context.Context, tx db.Tx, i Instance, ask Ask, u Upgraded, now time.Time) (Change, error) {
 	revisions, err := selectRevisions(ctx, tx, i.ID)
 	if err != nil {
@@ -76,9 +78,9 @@ func AskUpgrade(ctx context.Context, tx db.Tx, i Instance, ask Ask, u Upgraded, 
 	return begin(ctx, tx, i, ask, operationUpgrade, next, step, now)
 }
 
-// RollbackTarget finds the revision whose content a rollback runs again: the newest that worked and is not the one that is
-// wanted now; with a version, the newest of that version. An instance that failed may also go back to what it wanted itself,
-// if that once worked.
+// RollbackTarget finds the revision whose content a rollback runs again: the newest that worked and is not the one that
+// is wanted now; with a version, the newest of that version. An instance that failed may also go back to what it wanted
+// itself, if that once worked.
 func RollbackTarget(ctx context.Context, tx db.Tx, i Instance, version string) (Revision, error) {
 	revisions, err := selectRevisions(ctx, tx, i.ID)
 	if err != nil {
@@ -100,7 +102,8 @@ func rollbackTarget(revisions []Revision, wanted int64, status Status, version s
 		if status == Failed && now.Worked() {
 			return now, nil
 		}
-		return Revision{}, fault.New(fault.Conflict, "no_previous_version", "There is no earlier version that this app instance has been running.", nil)
+		return Revision{}, fault.New(fault.Conflict, "no_previous_version", "There is no earlier version that this app "+
+			"instance has been running.", nil)
 	}
 	if version == now.AppVersion && status == Running {
 		return Revision{}, fault.New(fault.Conflict, "version_unchanged", "The app instance runs this version already.", nil).
@@ -111,13 +114,16 @@ func rollbackTarget(revisions []Revision, wanted int64, status Status, version s
 			return r, nil
 		}
 	}
-	return Revision{}, fault.New(fault.Unprocessable, "reference_unknown", "This app instance has not been running that version, or so long ago that it is not kept.", nil).
+	return Revision{}, fault.New(fault.Unprocessable, "reference_unknown", "This app instance has not been running that "+
+		"version, or so long ago that it is not kept.", nil).
 		At("/target_version", "names no version that it was running within the retention").Lasting()
 }
 
-// AskRollback asks for the content of an earlier revision again, under a new number. It has no fallback: where the old one
-// will not start either, the instance fails.
-func AskRollback(ctx context.Context, tx db.Tx, i Instance, ask Ask, target Revision, delegationEnvelope []byte, now time.Time) (Change, error) {
+// AskRollback asks for the content of an earlier revision again, under a new number. It has no fallback: where the old
+// one will not start either, the instance fails.
+func AskRollback(ctx context.Context, tx db.Tx, i Instance, ask Ask, target Revision, delegationEnvelope []byte,
+	now time.Time,
+) (Change, error) {
 	revisions, err := selectRevisions(ctx, tx, i.ID)
 	if err != nil {
 		return Change{}, err
@@ -148,9 +154,11 @@ func AskStop(ctx context.Context, tx db.Tx, i Instance, ask Ask, now time.Time) 
 	return begin(ctx, tx, i, ask, operationStop, next, step, now)
 }
 
-// AskStart asks a stopped or failed instance to run again, as a new revision of the same content: what failed before it was stopped
-// does not count against it.
-func AskStart(ctx context.Context, tx db.Tx, i Instance, ask Ask, delegationEnvelope []byte, now time.Time) (Change, error) {
+// AskStart asks a stopped or failed instance to run again, as a new revision of the same content: what failed before it
+// was stopped does not count against it.
+func AskStart(ctx context.Context, tx db.Tx, i Instance, ask Ask, delegationEnvelope []byte,
+	now time.Time,
+) (Change, error) {
 	next, step, err := Start(i.Lifecycle, i.Past())
 	if err != nil {
 		return Change{}, err
@@ -160,7 +168,10 @@ func AskStart(ctx context.Context, tx db.Tx, i Instance, ask Ask, delegationEnve
 		return Change{}, err
 	}
 	stopped := find(revisions, i.Revision)
-	made := Revision{No: newest(revisions).No + 1, AppVersion: stopped.AppVersion, Previous: stopped.Previous, ReadyAt: stopped.ReadyAt}
+	made := Revision{
+		No: newest(revisions).No + 1, AppVersion: stopped.AppVersion, Previous: stopped.Previous,
+		ReadyAt: stopped.ReadyAt,
+	}
 	if err := copyRevision(ctx, tx, i, stopped.No, made, delegationEnvelope, ask.CorrelationID, now); err != nil {
 		return Change{}, err
 	}
@@ -169,9 +180,14 @@ func AskStart(ctx context.Context, tx db.Tx, i Instance, ask Ask, delegationEnve
 }
 
 // begin opens the operation and takes the first step of an action.
-func begin(ctx context.Context, tx db.Tx, i Instance, ask Ask, kind string, next Lifecycle, step Step, now time.Time) (Change, error) {
+func begin(ctx context.Context, tx db.Tx, i Instance, ask Ask, kind string, next Lifecycle, step Step,
+	now time.Time,
+) (Change, error) {
 	step.Reason = ask.Reason
-	op := operation{ID: ask.OperationID, InstanceID: i.ID, Kind: kind, Revision: i.Revision, By: ask.By, CorrelationID: ask.CorrelationID}
+	op := operation{
+		ID: ask.OperationID, InstanceID: i.ID, Kind: kind, Revision: i.Revision, By: ask.By,
+		CorrelationID: ask.CorrelationID,
+	}
 	if err := insertOperation(ctx, tx, op, now); err != nil {
 		return Change{}, err
 	}

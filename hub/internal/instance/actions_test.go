@@ -84,7 +84,8 @@ func TestAnUpgradeCarriesItsFallbackUntilItIsReady(t *testing.T) {
 	require.EqualValues(t, 2, w.compiled().Revision)
 }
 
-// TestAFailedUpgradeGoesBackAndSaysSo: the node alone has gone back; the hub follows it without touching the container again.
+// TestAFailedUpgradeGoesBackAndSaysSo: the node alone has gone back; the hub follows it without touching the container
+// again.
 func TestAFailedUpgradeGoesBackAndSaysSo(t *testing.T) {
 	w := newWorld(t)
 	w.report(1, w.says("ready"))
@@ -93,7 +94,10 @@ func TestAFailedUpgradeGoesBackAndSaysSo(t *testing.T) {
 	back := w.saysOf(1, "starting")
 	back.FallbackFromRevision, back.Reason, back.Detail = 2, "readiness_timeout", "no answer"
 	changes := w.report(2, back)
-	require.Equal(t, []instance.Step{{From: instance.Upgrading, To: instance.RollingBack, Reason: instance.ReasonReadinessTimeout}}, changes[0].Steps)
+	require.Equal(t, []instance.Step{{
+		From: instance.Upgrading, To: instance.RollingBack,
+		Reason: instance.ReasonReadinessTimeout,
+	}}, changes[0].Steps)
 	require.True(t, changes[0].WantedChanged)
 	i := w.get()
 	require.EqualValues(t, 1, i.Revision)
@@ -122,7 +126,10 @@ func TestANodeThatWentBackBeforeItCouldSaySoIsSeenInOneReport(t *testing.T) {
 	back.FallbackFromRevision, back.Reason = 2, "crash_loop"
 	changes := w.report(2, back)
 	require.Equal(t, []instance.Step{
-		{From: instance.Upgrading, To: instance.RollingBack, Reason: instance.ReasonCrashLoop}, {From: instance.RollingBack, To: instance.Running},
+		{From: instance.Upgrading, To: instance.RollingBack, Reason: instance.ReasonCrashLoop}, {
+			From: instance.RollingBack,
+			To:   instance.Running,
+		},
 	}, changes[0].Steps)
 	require.Equal(t, changes[0].FirstVersion+1, changes[0].Instance.ResourceVersion)
 	require.True(t, changes[0].WantedChanged)
@@ -135,7 +142,10 @@ func TestAFallbackThatWillNotStartIsTheEnd(t *testing.T) {
 	back := w.saysOf(1, "failed")
 	back.FallbackFromRevision, back.Reason = 2, "image_pull_failed"
 	w.reportTwice(2, back)
-	require.Equal(t, instance.Lifecycle{Status: instance.Failed, Health: instance.HealthUnhealthy, Reason: instance.ReasonImagePullFailed}, w.get().Lifecycle)
+	require.Equal(t, instance.Lifecycle{
+		Status: instance.Failed, Health: instance.HealthUnhealthy,
+		Reason: instance.ReasonImagePullFailed,
+	}, w.get().Lifecycle)
 	require.True(t, w.compiled().Stopped)
 
 	c := w.upgrade("3.0.0")
@@ -150,7 +160,8 @@ func TestAfterAFailedFirstDeploymentOnlyStartAndDecommissionAreOpen(t *testing.T
 	w.reportTwice(1, failed)
 	i := w.get()
 	w.do(func(ctx context.Context, tx db.Tx) {
-		_, err := instance.AskUpgrade(ctx, tx, i, w.ask(), instance.Upgraded{NewRevision: instance.NewRevision{AppVersion: "2.0.0"}}, w.now)
+		_, err := instance.AskUpgrade(ctx, tx, i, w.ask(),
+			instance.Upgraded{NewRevision: instance.NewRevision{AppVersion: "2.0.0"}}, w.now)
 		require.Equal(t, "instance_failed", fault.As(err).Code)
 		_, err = instance.RollbackTarget(ctx, tx, i, "")
 		require.Equal(t, "instance_failed", fault.As(err).Code)
@@ -260,7 +271,10 @@ func TestAnUpgradesFallbackCarriesTheDelegationThatHoldsNow(t *testing.T) {
 		require.NoError(w.t, err)
 		require.EqualValues(t, 1, back.No)
 		return instance.AskUpgrade(ctx, tx, i, w.ask(), instance.Upgraded{
-			NewRevision:        instance.NewRevision{AppVersion: "2.0.0", ParametersJSON: `{}`, ManifestEnvelope: []byte("2"), DelegationEnvelope: []byte("of 2")},
+			NewRevision: instance.NewRevision{
+				AppVersion: "2.0.0", ParametersJSON: `{}`, ManifestEnvelope: []byte("2"),
+				DelegationEnvelope: []byte("of 2"),
+			},
 			Services:           map[string][]*protocol.Service{w.member: {{Name: "main", Image: "2"}}},
 			FallbackDelegation: []byte("renewed"),
 		}, w.now)

@@ -13,17 +13,19 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// versionLeap lifts the resource version of what was adopted above any that the lost rows may have told of: whoever has seen a
-// higher one drops the lower ones.
+// versionLeap lifts the resource version of what was adopted above any that the lost rows may have told of: whoever has
+// seen a higher one drops the lower ones.
 const versionLeap = 1000
 
-// RememberedOn says what the rows know of the node's members, for plan.Adopt: of those that are not gone, and of those that the node names.
+// RememberedOn says what the rows know of the node's members, for plan.Adopt: of those that are not gone, and of those
+// that the node names.
 func RememberedOn(ctx context.Context, tx db.Tx, nodeID string, named []string) ([]plan.Remembered, error) {
 	named = slices.DeleteFunc(slices.Clone(named), func(id string) bool { return !db.IsID(id) })
 	rows, err := tx.Query(ctx, `SELECT m.id, m.allocation_id, i.revision, i.status, m.removed_at IS NOT NULL
 		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id WHERE m.id IN (
 			SELECT l.id FROM instance_members l WHERE l.node_id = $1 AND l.removed_at IS NULL
-			UNION ALL SELECT g.id FROM instance_members g WHERE g.id = ANY($2::UUID[]) AND g.node_id = $1) ORDER BY m.id`, nodeID, named)
+			UNION ALL SELECT g.id FROM instance_members g WHERE g.id = ANY($2::UUID[]) AND g.node_id = $1) ORDER BY m.id`,
+		nodeID, named)
 	if err != nil {
 		return nil, err
 	}
@@ -56,8 +58,8 @@ type Adopted struct {
 	By          Actor
 }
 
-// Adopt takes over a member of which the rows of a restored hub know nothing, or only an older revision. Its instance is made, or
-// moved to that revision, in a status from which the node's next report leads on.
+// Adopt takes over a member of which the rows of a restored hub know nothing, or only an older revision. Its instance
+// is made, or moved to that revision, in a status from which the node's next report leads on.
 func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance, made bool, err error) {
 	w := a.Workload
 	list, err := selectInstances(ctx, tx, `WHERE i.id = $1`, w.GetInstanceId())
@@ -67,9 +69,12 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance,
 	made = len(list) == 0
 	if made {
 		i = Instance{
-			ID: w.GetInstanceId(), OrgID: w.GetOrgId(), OrgSlug: w.GetOrgSlug(), ProjectID: w.GetProjectId(), AppSlug: w.GetAppSlug(), DisplayName: a.DisplayName,
-			Lifecycle: adoptedLifecycle(w), Modes: a.Modes, Revision: int64(w.GetRevision()), ConfigJSON: "{}", PlacementAllocationIDs: []string{w.GetAllocationId()},
-			RequestedBy: a.By, CorrelationID: w.GetCorrelationId(), ResourceVersion: versionLeap, CreatedAt: now, UpdatedAt: now,
+			ID: w.GetInstanceId(), OrgID: w.GetOrgId(), OrgSlug: w.GetOrgSlug(), ProjectID: w.GetProjectId(),
+			AppSlug: w.GetAppSlug(), DisplayName: a.DisplayName,
+			Lifecycle: adoptedLifecycle(w), Modes: a.Modes, Revision: int64(w.GetRevision()), ConfigJSON: "{}",
+			PlacementAllocationIDs: []string{w.GetAllocationId()},
+			RequestedBy:            a.By, CorrelationID: w.GetCorrelationId(), ResourceVersion: versionLeap, CreatedAt: now,
+			UpdatedAt: now,
 		}
 		err = insertInstance(ctx, tx, i)
 	} else {
@@ -88,7 +93,10 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance,
 	if err := supersede(ctx, tx, i.ID, i.Revision, now); err != nil {
 		return Instance{}, made, err
 	}
-	op := operation{ID: a.OperationID, InstanceID: i.ID, Kind: operationDeploy, Revision: i.Revision, By: a.By, CorrelationID: w.GetCorrelationId()}
+	op := operation{
+		ID: a.OperationID, InstanceID: i.ID, Kind: operationDeploy, Revision: i.Revision, By: a.By,
+		CorrelationID: w.GetCorrelationId(),
+	}
 	if err := endOperations(ctx, tx, i.ID, operationAbandoned, "", now); err != nil {
 		return Instance{}, made, err
 	}
@@ -115,7 +123,8 @@ func adoptedLifecycle(w *protocol.Workload) Lifecycle {
 	return l
 }
 
-// adoptRevisions writes the document's revision down, and that of its fallback, so that the very same document is compiled again.
+// adoptRevisions writes the document's revision down, and that of its fallback, so that the very same document is
+// compiled again.
 func adoptRevisions(ctx context.Context, tx db.Tx, i Instance, w *protocol.Workload, now time.Time) error {
 	revisions, err := selectRevisions(ctx, tx, i.ID)
 	if err != nil {
@@ -147,7 +156,9 @@ func adoptRevisions(ctx context.Context, tx db.Tx, i Instance, w *protocol.Workl
 	return adoptServices(ctx, tx, w)
 }
 
-func adoptRevision(ctx context.Context, tx db.Tx, instanceID string, made Revision, w *protocol.Workload, now time.Time) error {
+func adoptRevision(ctx context.Context, tx db.Tx, instanceID string, made Revision, w *protocol.Workload,
+	now time.Time,
+) error {
 	n := NewRevision{
 		AppVersion: w.GetAppVersion(), ParametersJSON: w.GetParametersJson(), Features: w.GetFeatures(),
 		ReadinessTimeout: time.Duration(w.GetReadinessTimeoutSeconds()) * time.Second,
@@ -169,7 +180,8 @@ func adoptRevision(ctx context.Context, tx db.Tx, instanceID string, made Revisi
 
 func adoptServices(ctx context.Context, tx db.Tx, w *protocol.Workload) error {
 	var known bool
-	err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM member_revisions WHERE member_id = $1 AND revision = $2)`, w.GetId(), int64(w.GetRevision())).Scan(&known)
+	err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM member_revisions WHERE member_id = $1 AND revision = $2)`,
+		w.GetId(), int64(w.GetRevision())).Scan(&known)
 	if err != nil || known {
 		return err
 	}
@@ -177,16 +189,19 @@ func adoptServices(ctx context.Context, tx db.Tx, w *protocol.Workload) error {
 }
 
 func adoptMember(ctx context.Context, tx db.Tx, a Adopted, now time.Time) error {
-	_, err := tx.Exec(ctx, `INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
+	_, err := tx.Exec(ctx,
+		`INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
 			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, false, '[]', 0, 0, $7, $7) ON CONFLICT (id) DO NOTHING`,
-		a.Workload.GetId(), a.Workload.GetInstanceId(), a.Workload.GetAllocationId(), a.NodeID, RoleNode, string(MemberPending), now)
+		a.Workload.GetId(), a.Workload.GetInstanceId(), a.Workload.GetAllocationId(), a.NodeID, RoleNode,
+		string(MemberPending), now)
 	return err
 }
 
 // Owner gives the instance of a member.
 func Owner(ctx context.Context, tx db.Tx, memberID string) (Instance, error) {
-	list, err := selectInstances(ctx, tx, `WHERE i.id = (SELECT m.instance_id FROM instance_members m WHERE m.id = $1)`, memberID)
+	list, err := selectInstances(ctx, tx, `WHERE i.id = (SELECT m.instance_id FROM instance_members m WHERE m.id = $1)`,
+		memberID)
 	if err == nil && len(list) == 0 {
 		err = errNotFound()
 	}
@@ -196,10 +211,13 @@ func Owner(ctx context.Context, tx db.Tx, memberID string) (Instance, error) {
 	return list[0], nil
 }
 
-// NoteLeft is for a member that the node's accepted state does not name: the node is through with it, or will be, and need not
-// say so again. As with one that it never had, its silence is enough from then on; what the rows remember of its word is forgotten.
+// NoteLeft is for a member that the node's accepted state does not name: the node is through with it, or will be, and
+// need not say so again. As with one that it never had, its silence is enough from then on; what the rows remember of
+// its word is forgotten.
 func NoteLeft(ctx context.Context, tx db.Tx, memberID string, epoch, generation uint64, now time.Time) error {
-	_, err := tx.Exec(ctx, `UPDATE instance_members SET absent_epoch = $2, absent_generation = $3, observed_revision = 0, status = 'pending', updated_at = $4
+	_, err := tx.Exec(ctx,
+		`UPDATE instance_members SET absent_epoch = $2, absent_generation = $3, observed_revision = 0, status = 'pending',
+			updated_at = $4
 		WHERE id = $1 AND removed_at IS NULL`, memberID, int64(epoch), int64(generation), now)
 	return err
 }

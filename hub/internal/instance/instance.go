@@ -97,13 +97,15 @@ type Member struct {
 	Reason           Reason
 	Detail           string
 	ObservedRevision int64
-	// OwnerRefusal is the signed word of the node's owner (protocol.OwnerRefusal in its envelope), where that is the reason.
+	// OwnerRefusal is the signed word of the node's owner (protocol.OwnerRefusal in its envelope), where that is the
+	// reason.
 	OwnerRefusal []byte
 	// ObservedIn is the incarnation of the node that spoke of the member last; empty where none did.
 	ObservedIn string
 	// FallbackFrom is the revision that the node left by itself for the observed one; 0 where it did not.
 	FallbackFrom int64
-	// FailingSince is when the node first reported this failure of the observed revision; zero while the member has not failed.
+	// FailingSince is when the node first reported this failure of the observed revision; zero while the member has not
+	// failed.
 	FailingSince time.Time
 	// FailureConfirmed says that a later report repeated it.
 	FailureConfirmed bool
@@ -138,16 +140,19 @@ func (m Member) state(wanted int64) MemberState {
 	return s
 }
 
-// failureConfirmedAfter is how much later a report must repeat a failure until it counts: a file that is being replaced or an
-// agent that is being upgraded is refused once and admitted in the next look. It is twice the longest time between two reports of a node.
+// failureConfirmedAfter is how much later a report must repeat a failure until it counts: a file that is being replaced
+// or an agent that is being upgraded is refused once and admitted in the next look. It is twice the longest time
+// between two reports of a node.
 const failureConfirmedAfter = 20 * time.Second
 
-// noteFailure keeps since when a member fails, and whether a later report has repeated it. before is the member as it was.
+// noteFailure keeps since when a member fails, and whether a later report has repeated it. before is the member as it
+// was.
 func (m *Member) noteFailure(before Member, now time.Time) {
 	switch {
 	case m.Status != MemberFailed:
 		m.FailingSince, m.FailureConfirmed = time.Time{}, false
-	case before.Status != MemberFailed || before.Reason != m.Reason || before.ObservedRevision != m.ObservedRevision || before.FailingSince.IsZero():
+	case before.Status != MemberFailed || before.Reason != m.Reason || before.ObservedRevision != m.ObservedRevision ||
+		before.FailingSince.IsZero():
 		m.FailingSince, m.FailureConfirmed = now, false
 	case now.Sub(before.FailingSince) >= failureConfirmedAfter:
 		m.FailureConfirmed = true
@@ -177,7 +182,8 @@ func (i Instance) memberStates() []MemberState {
 	return states
 }
 
-// Change is what one look at an instance changed; the caller records one event for each step, numbered from FirstVersion.
+// Change is what one look at an instance changed; the caller records one event for each step, numbered from
+// FirstVersion.
 type Change struct {
 	Instance Instance
 	Steps    []Step
@@ -254,11 +260,13 @@ func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change
 		Revision: 1, Version: n.Revision.AppVersion, ParametersJSON: n.Revision.ParametersJSON, ConfigJSON: n.ConfigJSON,
 		PlacementAllocationIDs: n.PlacementAllocationIDs, HintResults: n.HintResults,
 		RequestedBy: n.RequestedBy, CorrelationID: n.CorrelationID, ResourceVersion: 1,
-		Operation: Operation{Kind: operationDeploy, By: n.RequestedBy, CorrelationID: n.CorrelationID}, CreatedAt: now, UpdatedAt: now,
+		Operation: Operation{Kind: operationDeploy, By: n.RequestedBy, CorrelationID: n.CorrelationID}, CreatedAt: now,
+		UpdatedAt: now,
 	}
 	for _, m := range n.Members {
 		member := Member{
-			ID: m.ID, InstanceID: i.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: RoleNode, Status: MemberPending, Unreachable: m.Unreachable,
+			ID: m.ID, InstanceID: i.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: RoleNode, Status: MemberPending,
+			Unreachable: m.Unreachable,
 		}
 		if err := insertMember(ctx, tx, member, i.Revision, m.Services, now); err != nil {
 			return Change{}, err
@@ -274,7 +282,10 @@ func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change
 	if err := insertRevision(ctx, tx, i.ID, first, n.Revision, i.CorrelationID, now); err != nil {
 		return Change{}, err
 	}
-	op := operation{ID: n.OperationID, InstanceID: i.ID, Kind: operationDeploy, Revision: i.Revision, By: n.RequestedBy, CorrelationID: n.CorrelationID}
+	op := operation{
+		ID: n.OperationID, InstanceID: i.ID, Kind: operationDeploy, Revision: i.Revision, By: n.RequestedBy,
+		CorrelationID: n.CorrelationID,
+	}
 	if err := insertOperation(ctx, tx, op, now); err != nil {
 		return Change{}, err
 	}
@@ -305,8 +316,8 @@ type Filter struct {
 	Limit     int
 }
 
-// EachManifest gives the signed envelopes of all revisions of instances that are not decommissioned, each once. The bytes are
-// valid during the call.
+// EachManifest gives the signed envelopes of all revisions of instances that are not decommissioned, each once. The
+// bytes are valid during the call.
 func EachManifest(ctx context.Context, tx db.Tx, each func(envelope []byte)) error {
 	return eachManifest(ctx, tx, each)
 }
@@ -333,7 +344,8 @@ func List(ctx context.Context, tx db.Tx, f Filter) ([]Instance, error) {
 		and(`l.id <`, f.After)
 	}
 	args = append(args, f.Limit)
-	list, err := selectInstances(ctx, tx, `WHERE i.id IN (SELECT l.id FROM app_instances l `+where+` ORDER BY l.id DESC LIMIT `+fmt.Sprintf("$%d", len(args))+`)`, args...)
+	list, err := selectInstances(ctx, tx, `WHERE i.id IN (SELECT l.id FROM app_instances l `+where+
+		` ORDER BY l.id DESC LIMIT `+fmt.Sprintf("$%d", len(args))+`)`, args...)
 	slices.Reverse(list)
 	return list, err
 }
@@ -347,7 +359,8 @@ type Ask struct {
 	Reason Reason
 }
 
-// AskDecommission begins the end of an instance: its nodes are to hold it no more. It is over when they have proved that.
+// AskDecommission begins the end of an instance: its nodes are to hold it no more. It is over when they have proved
+// that.
 func AskDecommission(ctx context.Context, tx db.Tx, i Instance, ask Ask, now time.Time) (Change, error) {
 	next, step, err := Decommission(i.Lifecycle)
 	if err != nil {
@@ -357,7 +370,10 @@ func AskDecommission(ctx context.Context, tx db.Tx, i Instance, ask Ask, now tim
 	if err := endOperations(ctx, tx, i.ID, operationAbandoned, "", now); err != nil {
 		return Change{}, err
 	}
-	op := operation{ID: ask.OperationID, InstanceID: i.ID, Kind: operationDecommission, Revision: i.Revision, By: ask.By, CorrelationID: ask.CorrelationID}
+	op := operation{
+		ID: ask.OperationID, InstanceID: i.ID, Kind: operationDecommission, Revision: i.Revision, By: ask.By,
+		CorrelationID: ask.CorrelationID,
+	}
 	if err := insertOperation(ctx, tx, op, now); err != nil {
 		return Change{}, err
 	}
@@ -373,7 +389,8 @@ func saveSteps(ctx context.Context, tx db.Tx, i Instance, next Lifecycle, steps 
 	held, stopped := next.Status.Wanted()
 	// While an upgrade is under way, the node's state holds what to go back to, and only then.
 	upgrade := (next.Status == Upgrading) != (i.Lifecycle.Status == Upgrading)
-	c := Change{Steps: steps, FirstVersion: i.ResourceVersion + 1, WantedChanged: held != heldBefore || stopped != stoppedBefore || upgrade}
+	c := Change{Steps: steps, FirstVersion: i.ResourceVersion + 1, WantedChanged: held != heldBefore ||
+		stopped != stoppedBefore || upgrade}
 	if next == i.Lifecycle && len(steps) == 0 {
 		c.Instance = i
 		return c, nil

@@ -29,17 +29,30 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, d: dbtest.New(t), now: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), node: db.NewID(), project: db.NewID(), id: db.NewID(), member: db.NewID()}
+	w := &world{
+		t: t, d: dbtest.New(t), now: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), node: db.NewID(),
+		project: db.NewID(), id: db.NewID(), member: db.NewID(),
+	}
 	w.do(func(ctx context.Context, tx db.Tx) {
 		c, err := instance.Create(ctx, tx, instance.NewInstance{
 			ID: w.id, OrgID: db.NewID(), OrgSlug: "acme", ProjectID: w.project, AppSlug: "demo", DisplayName: "first",
-			Modes:      instance.Modes{OperatingMode: "tenant_dedicated", ControlPlaneScope: "project", RuntimeBackend: "launchable_oci", TenantBoundaryMode: "project_isolated"},
-			ConfigJSON: "{}", RequestedBy: instance.Actor{Type: "service_account", ID: "sa"}, CorrelationID: "corr-create", OperationID: db.NewID(),
-			HintResults: []instance.HintResult{{Field: "operating_mode", Requested: "platform_managed", Effective: "tenant_dedicated", Reason: "policy"}},
-			Revision: instance.NewRevision{
-				AppVersion: "1.0.0", ParametersJSON: `{"a":1}`, ManifestEnvelope: []byte{1}, Features: []string{"logs"}, ReadinessTimeout: time.Minute,
+			Modes: instance.Modes{
+				OperatingMode: "tenant_dedicated", ControlPlaneScope: "project",
+				RuntimeBackend: "launchable_oci", TenantBoundaryMode: "project_isolated",
 			},
-			Members: []instance.NewMember{{ID: w.member, AllocationID: db.NewID(), NodeID: w.node, Services: []*protocol.Service{{Name: "main", Image: "x"}}}},
+			ConfigJSON: "{}", RequestedBy: instance.Actor{Type: "service_account", ID: "sa"}, CorrelationID: "corr-create",
+			OperationID: db.NewID(),
+			HintResults: []instance.HintResult{{
+				Field: "operating_mode", Requested: "platform_managed",
+				Effective: "tenant_dedicated", Reason: "policy",
+			}},
+			Revision: instance.NewRevision{
+				AppVersion: "1.0.0", ParametersJSON: `{"a":1}`, ManifestEnvelope: []byte{1}, Features: []string{"logs"},
+				ReadinessTimeout: time.Minute,
+			},
+			Members: []instance.NewMember{{ID: w.member, AllocationID: db.NewID(), NodeID: w.node, Services: []*protocol.Service{
+				{Name: "main", Image: "x"},
+			}}},
 		}, w.now)
 		require.NoError(t, err)
 		require.Equal(t, "apps.instance.requested", c.Steps[0].EventType())
@@ -70,7 +83,10 @@ func (w *world) get() (i instance.Instance) {
 func (w *world) report(generation uint64, statuses ...*protocol.WorkloadStatus) (changes []instance.Change) {
 	w.t.Helper()
 	w.counter++
-	return w.reportAs(instance.Report{NodeID: w.node, SessionNo: 1, Counter: w.counter, Epoch: 1, Generation: generation, Statuses: statuses})
+	return w.reportAs(instance.Report{
+		NodeID: w.node, SessionNo: 1, Counter: w.counter, Epoch: 1, Generation: generation,
+		Statuses: statuses,
+	})
 }
 
 // reportTwice repeats a report when a failure in it counts.
@@ -100,7 +116,10 @@ func (w *world) decommission() (c instance.Change) {
 	i := w.get()
 	w.do(func(ctx context.Context, tx db.Tx) {
 		var err error
-		c, err = instance.AskDecommission(ctx, tx, i, instance.Ask{OperationID: db.NewID(), By: instance.Actor{Type: "user", ID: "u"}, CorrelationID: "corr-end"}, w.now)
+		c, err = instance.AskDecommission(ctx, tx, i, instance.Ask{OperationID: db.NewID(), By: instance.Actor{
+			Type: "user",
+			ID:   "u",
+		}, CorrelationID: "corr-end"}, w.now)
 		require.NoError(w.t, err)
 	})
 	return c
@@ -117,7 +136,10 @@ func (w *world) wanted() int {
 }
 
 func fullProof(w *world) *protocol.RemovalProof {
-	return &protocol.RemovalProof{At: timestamppb.New(w.now), Absent: protocol.RemovalKinds(), LastUsageSequence: 7, Incarnation: "inc"}
+	return &protocol.RemovalProof{
+		At: timestamppb.New(w.now), Absent: protocol.RemovalKinds(), LastUsageSequence: 7,
+		Incarnation: "inc",
+	}
 }
 
 func TestReportsDriveAnInstanceToRunning(t *testing.T) {
@@ -158,7 +180,9 @@ func TestReportsDriveAnInstanceToRunning(t *testing.T) {
 
 func TestAnOlderReportLoses(t *testing.T) {
 	w := newWorld(t)
-	w.reportAs(instance.Report{NodeID: w.node, SessionNo: 2, Counter: 5, Statuses: []*protocol.WorkloadStatus{w.says("ready")}})
+	w.reportAs(instance.Report{NodeID: w.node, SessionNo: 2, Counter: 5, Statuses: []*protocol.WorkloadStatus{
+		w.says("ready"),
+	}})
 	for _, r := range []instance.Report{
 		{SessionNo: 2, Counter: 4}, {SessionNo: 2, Counter: 5}, {SessionNo: 1, Counter: 99},
 	} {
@@ -166,13 +190,18 @@ func TestAnOlderReportLoses(t *testing.T) {
 		require.Empty(t, w.reportAs(r))
 	}
 	require.Equal(t, instance.HealthHealthy, w.get().Lifecycle.Health)
-	w.reportAs(instance.Report{NodeID: w.node, SessionNo: 3, Counter: 1, Statuses: []*protocol.WorkloadStatus{w.says("degraded")}})
+	w.reportAs(instance.Report{NodeID: w.node, SessionNo: 3, Counter: 1, Statuses: []*protocol.WorkloadStatus{
+		w.says("degraded"),
+	}})
 	require.Equal(t, instance.HealthDegraded, w.get().Lifecycle.Health)
 }
 
 func TestWhatANodeSaysOfAnotherNodesMemberIsNotHeard(t *testing.T) {
 	w := newWorld(t)
-	require.Empty(t, w.reportAs(instance.Report{NodeID: db.NewID(), SessionNo: 1, Counter: 1, Statuses: []*protocol.WorkloadStatus{w.says("ready")}}))
+	require.Empty(t, w.reportAs(instance.Report{
+		NodeID: db.NewID(), SessionNo: 1, Counter: 1,
+		Statuses: []*protocol.WorkloadStatus{w.says("ready")},
+	}))
 	require.Equal(t, instance.Requested, w.get().Lifecycle.Status)
 }
 
@@ -183,7 +212,10 @@ func TestAFailedDeploymentIsHeldStopped(t *testing.T) {
 	changes := w.reportTwice(1, failed)
 	require.True(t, changes[0].WantedChanged)
 	i := w.get()
-	require.Equal(t, instance.Lifecycle{Status: instance.Failed, Health: instance.HealthUnhealthy, Reason: instance.ReasonReadinessTimeout}, i.Lifecycle)
+	require.Equal(t, instance.Lifecycle{
+		Status: instance.Failed, Health: instance.HealthUnhealthy,
+		Reason: instance.ReasonReadinessTimeout,
+	}, i.Lifecycle)
 	require.LessOrEqual(t, len(i.Members[0].Detail), 2<<10)
 	w.do(func(ctx context.Context, tx db.Tx) {
 		list, err := instance.SnapshotFor(ctx, tx, w.node)
@@ -196,21 +228,27 @@ func TestAFailedDeploymentIsHeldStopped(t *testing.T) {
 	require.Equal(t, instance.Failed, w.get().Lifecycle.Status)
 }
 
-// What the owner refuses, a node that is being upgraded or a failure that was reported once does not end a deployment: the
-// tenant reads the reason, and the next good report is all that it takes.
+// What the owner refuses, a node that is being upgraded or a failure that was reported once does not end a deployment:
+// the tenant reads the reason, and the next good report is all that it takes.
 func TestAPassingReasonNeverEndsADeployment(t *testing.T) {
 	w := newWorld(t)
 	for _, reason := range []string{"owner_refused", "feature_missing"} {
 		refused := w.says("failed")
 		refused.Reason = reason
 		w.reportTwice(1, refused)
-		require.Equal(t, instance.Lifecycle{Status: instance.Deploying, Health: instance.HealthUnknown, Reason: instance.Reason(reason)}, w.get().Lifecycle)
+		require.Equal(t, instance.Lifecycle{
+			Status: instance.Deploying, Health: instance.HealthUnknown,
+			Reason: instance.Reason(reason),
+		}, w.get().Lifecycle)
 		require.Equal(t, 1, w.wanted())
 	}
 	waiting := w.says("starting")
 	waiting.Reason, waiting.Detail = "image_pull_failed", "The image could not be pulled."
 	w.reportTwice(1, waiting)
-	require.Equal(t, instance.Lifecycle{Status: instance.Deploying, Health: instance.HealthUnknown, Reason: "image_pull_failed"}, w.get().Lifecycle)
+	require.Equal(t, instance.Lifecycle{
+		Status: instance.Deploying, Health: instance.HealthUnknown,
+		Reason: "image_pull_failed",
+	}, w.get().Lifecycle)
 	require.Equal(t, 1, w.wanted(), "a registry that is away")
 	once := w.says("failed")
 	once.Reason = "crash_loop"
@@ -288,11 +326,15 @@ func TestAnUnreachableNodeShowsAndAReportEndsIt(t *testing.T) {
 	w := newWorld(t)
 	w.report(1, w.says("ready"))
 	w.reachable(false)
-	require.Equal(t, instance.Lifecycle{Status: instance.Running, Health: instance.HealthUnknown, Reason: instance.ReasonNodeUnreachable}, w.get().Lifecycle)
+	require.Equal(t, instance.Lifecycle{
+		Status: instance.Running, Health: instance.HealthUnknown,
+		Reason: instance.ReasonNodeUnreachable,
+	}, w.get().Lifecycle)
 	c := w.decommission()
 	require.Equal(t, instance.ReasonNodeUnreachable, c.Instance.Lifecycle.Reason)
 	w.report(1, w.says("stopping"))
-	require.Equal(t, instance.Lifecycle{Status: instance.Decommissioning, Health: instance.HealthUnknown}, w.get().Lifecycle)
+	require.Equal(t, instance.Lifecycle{Status: instance.Decommissioning, Health: instance.HealthUnknown},
+		w.get().Lifecycle)
 }
 
 func (w *world) reachable(yes bool) {
@@ -317,7 +359,10 @@ func TestAnotherProjectsInstanceAnswersLikeNone(t *testing.T) {
 func TestListPages(t *testing.T) {
 	w := newWorld(t)
 	w.do(func(ctx context.Context, tx db.Tx) {
-		page, err := instance.List(ctx, tx, instance.Filter{ProjectID: w.project, Status: instance.Requested, AppSlug: "demo", Limit: 10})
+		page, err := instance.List(ctx, tx, instance.Filter{
+			ProjectID: w.project, Status: instance.Requested, AppSlug: "demo",
+			Limit: 10,
+		})
 		require.NoError(t, err)
 		require.Len(t, page, 1)
 		page, err = instance.List(ctx, tx, instance.Filter{ProjectID: w.project, After: w.id, Limit: 10})

@@ -77,7 +77,8 @@ const (
 func Reasons() []Reason {
 	return []Reason{
 		ReasonImagePullFailed, ReasonImageSignatureInvalid, ReasonManifestNotAdmitted, ReasonInsufficientCapacity,
-		ReasonPlacementRequired, ReasonReadinessTimeout, ReasonCrashLoop, ReasonOutOfMemory, ReasonDiskLimit, ReasonDeviceFault, ReasonLeaseEnded,
+		ReasonPlacementRequired, ReasonReadinessTimeout, ReasonCrashLoop, ReasonOutOfMemory, ReasonDiskLimit,
+		ReasonDeviceFault, ReasonLeaseEnded,
 		ReasonOwnerRefused, ReasonNodeUnreachable, ReasonNodeLost, ReasonFeatureMissing, ReasonInternal,
 	}
 }
@@ -122,8 +123,9 @@ type MemberState struct {
 	GaveUp bool
 }
 
-// Passes reports whether a failure for this reason may end without anybody touching the instance: the owner opens the machine
-// again, the agent is upgraded, credit is granted, the node comes back. Such a failure is shown and never ends an instance.
+// Passes reports whether a failure for this reason may end without anybody touching the instance: the owner opens the
+// machine again, the agent is upgraded, credit is granted, the node comes back. Such a failure is shown and never ends
+// an instance.
 func (r Reason) Passes() bool {
 	switch r {
 	case ReasonOwnerRefused, ReasonFeatureMissing, ReasonLeaseEnded, ReasonNodeUnreachable, ReasonInsufficientCapacity:
@@ -163,9 +165,9 @@ func (s Status) CanBecome(next Status) bool {
 // Ended reports whether nothing can happen to the instance any more.
 func (s Status) Ended() bool { return s == Decommissioned }
 
-// Wanted reports whether a node is to hold the members of an instance in this status, and whether without their containers.
-// A failed instance is held stopped: what gave up is not tried for ever at the tenant's cost, and its port and logs stay
-// until it is decommissioned.
+// Wanted reports whether a node is to hold the members of an instance in this status, and whether without their
+// containers. A failed instance is held stopped: what gave up is not tried for ever at the tenant's cost, and its port
+// and logs stay until it is decommissioned.
 func (s Status) Wanted() (held, stopped bool) {
 	switch s {
 	case Decommissioning, Decommissioned:
@@ -195,7 +197,8 @@ type Past struct {
 	Lost bool
 }
 
-// Upgrade asks for another version. It is open while the instance runs, and after a failure that was not the first deployment.
+// Upgrade asks for another version. It is open while the instance runs, and after a failure that was not the first
+// deployment.
 func Upgrade(l Lifecycle, p Past) (Lifecycle, Step, error) { return ask(l, Upgrading, "upgraded", p) }
 
 // RollBack asks for an earlier version, under the same conditions.
@@ -219,7 +222,8 @@ func Start(l Lifecycle, p Past) (Lifecycle, Step, error) {
 
 func ask(l Lifecycle, next Status, done string, p Past) (Lifecycle, Step, error) {
 	if p.Lost {
-		return l, Step{}, fault.New(fault.Conflict, string(ReasonNodeLost), "The node of the app instance is gone for good; decommission it and deploy anew.", nil)
+		return l, Step{}, fault.New(fault.Conflict, string(ReasonNodeLost), "The node of the app instance is gone for "+
+			"good; decommission it and deploy anew.", nil)
 	}
 	if l.Status == Upgrading && next == RollingBack {
 		// That edge is the node's own way back.
@@ -236,12 +240,14 @@ func ask(l Lifecycle, next Status, done string, p Past) (Lifecycle, Step, error)
 }
 
 func notOpen(s Status, done string) error {
-	return fault.New(fault.Conflict, "instance_"+string(s), "The app instance is "+string(s)+" and cannot be "+done+" now.", nil)
+	return fault.New(fault.Conflict, "instance_"+string(s), "The app instance is "+string(s)+" and cannot be "+done+
+		" now.", nil)
 }
 
-// Observe moves an instance on by what is known of its members now. It may take several steps at once, because a fast start
-// is over before it was ever reported half-way. Observing the same again changes nothing. With the step from upgrading to
-// rolling_back it stops: another revision is wanted from then on, and the members are to be looked at anew.
+// Observe moves an instance on by what is known of its members now. It may take several steps at once, because a fast
+// start is over before it was ever reported half-way. Observing the same again changes nothing. With the step from
+// upgrading to rolling_back it stops: another revision is wanted from then on, and the members are to be looked at
+// anew.
 func Observe(l Lifecycle, members []MemberState) (Lifecycle, []Step) {
 	var steps []Step
 	for {
@@ -308,8 +314,8 @@ func observeOnce(l Lifecycle, members []MemberState) Lifecycle {
 	}
 }
 
-// observeStarting waits for the last member before it decides: one that fails while another serves is a matter of health. It
-// fails only when every member gave up: what passes by itself, or was reported once, is waited for.
+// observeStarting waits for the last member before it decides: one that fails while another serves is a matter of
+// health. It fails only when every member gave up: what passes by itself, or was reported once, is waited for.
 func observeStarting(at Status, n counts) Lifecycle {
 	switch {
 	case n.waiting > 0 || n.total == 0 || n.serving == 0 && n.gaveUp < n.total:
@@ -395,8 +401,8 @@ func (n counts) health() Health {
 	}
 }
 
-// EventType names the event of a step, as the contract does; the first event of an instance has no From. What was asked for
-// ends in _requested. A node that leaves an upgrade by itself has failed at it first; rolled_back follows.
+// EventType names the event of a step, as the contract does; the first event of an instance has no From. What was asked
+// for ends in _requested. A node that leaves an upgrade by itself has failed at it first; rolled_back follows.
 func (s Step) EventType() string {
 	const prefix = "apps.instance."
 	switch {

@@ -12,7 +12,10 @@ import (
 )
 
 func allStatuses() []Status {
-	return []Status{Requested, Deploying, Running, Upgrading, RollingBack, Stopping, Stopped, Decommissioning, Decommissioned, Failed}
+	return []Status{
+		Requested, Deploying, Running, Upgrading, RollingBack, Stopping, Stopped, Decommissioning,
+		Decommissioned, Failed,
+	}
 }
 
 func TestLifecycleHasExactlyTheEdgesOfTheDesign(t *testing.T) {
@@ -53,8 +56,18 @@ func TestObserve(t *testing.T) {
 		steps   []Step
 	}{
 		{"nothing said yet", live(Requested), []MemberState{{}}, live(Requested), nil},
-		{"node unreachable before it heard of it", live(Requested), []MemberState{{Unreachable: true}}, Lifecycle{Requested, HealthUnknown, ReasonNodeUnreachable}, nil},
-		{"first word from the node", live(Requested), []MemberState{starting}, live(Deploying), []Step{{Requested, Deploying, ""}}},
+		{
+			"node unreachable before it heard of it", live(Requested),
+			[]MemberState{{Unreachable: true}},
+			Lifecycle{Requested, HealthUnknown, ReasonNodeUnreachable},
+			nil,
+		},
+		{
+			"first word from the node", live(Requested),
+			[]MemberState{starting},
+			live(Deploying),
+			[]Step{{Requested, Deploying, ""}},
+		},
 		{
 			"a start too fast to be seen half-way", live(Requested),
 			[]MemberState{ready},
@@ -67,10 +80,28 @@ func TestObserve(t *testing.T) {
 			Lifecycle{Failed, HealthUnhealthy, ReasonManifestNotAdmitted},
 			[]Step{{Requested, Deploying, ""}, {Deploying, Failed, ReasonManifestNotAdmitted}},
 		},
-		{"failed once so far", live(Deploying), []MemberState{failedOnce}, Lifecycle{Deploying, HealthUnknown, ReasonCrashLoop}, nil},
-		{"failed once so far while rolling back", live(RollingBack), []MemberState{failedOnce}, Lifecycle{RollingBack, HealthUnknown, ReasonCrashLoop}, nil},
-		{"one gave up, one failed once so far", live(Deploying), []MemberState{failed, failedOnce}, Lifecycle{Deploying, HealthUnknown, ReasonCrashLoop}, nil},
-		{"failed without a reason", live(Deploying), []MemberState{{Status: MemberFailed, GaveUp: true}}, Lifecycle{Failed, HealthUnhealthy, ReasonInternal}, []Step{{Deploying, Failed, ReasonInternal}}},
+		{"failed once so far", live(Deploying), []MemberState{failedOnce}, Lifecycle{
+			Deploying, HealthUnknown,
+			ReasonCrashLoop,
+		}, nil},
+		{
+			"failed once so far while rolling back", live(RollingBack),
+			[]MemberState{failedOnce},
+			Lifecycle{RollingBack, HealthUnknown, ReasonCrashLoop},
+			nil,
+		},
+		{
+			"one gave up, one failed once so far", live(Deploying),
+			[]MemberState{failed, failedOnce},
+			Lifecycle{Deploying, HealthUnknown, ReasonCrashLoop},
+			nil,
+		},
+		{
+			"failed without a reason", live(Deploying),
+			[]MemberState{{Status: MemberFailed, GaveUp: true}},
+			Lifecycle{Failed, HealthUnhealthy, ReasonInternal},
+			[]Step{{Deploying, Failed, ReasonInternal}},
+		},
 		{
 			"a pull that is tried again shows why it takes so long", live(Deploying),
 			[]MemberState{{Status: MemberPending, Reason: ReasonImagePullFailed}},
@@ -84,8 +115,20 @@ func TestObserve(t *testing.T) {
 			Lifecycle{Running, HealthDegraded, ReasonCrashLoop},
 			[]Step{{Deploying, Running, ReasonCrashLoop}},
 		},
-		{"crash after running is health", Lifecycle{Running, HealthHealthy, ""}, []MemberState{failed}, Lifecycle{Running, HealthUnhealthy, ReasonCrashLoop}, nil},
-		{"and heals", Lifecycle{Running, HealthUnhealthy, ReasonCrashLoop}, []MemberState{ready}, Lifecycle{Running, HealthHealthy, ""}, nil},
+		{
+			"crash after running is health",
+			Lifecycle{Running, HealthHealthy, ""},
+			[]MemberState{failed},
+			Lifecycle{Running, HealthUnhealthy, ReasonCrashLoop},
+			nil,
+		},
+		{
+			"and heals",
+			Lifecycle{Running, HealthUnhealthy, ReasonCrashLoop},
+			[]MemberState{ready},
+			Lifecycle{Running, HealthHealthy, ""},
+			nil,
+		},
 		{
 			"lease ended",
 			Lifecycle{Running, HealthHealthy, ""},
@@ -93,16 +136,53 @@ func TestObserve(t *testing.T) {
 			Lifecycle{Running, HealthUnhealthy, ReasonLeaseEnded},
 			nil,
 		},
-		{"contact lost", Lifecycle{Running, HealthHealthy, ""}, []MemberState{lost}, Lifecycle{Running, HealthUnknown, ReasonNodeUnreachable}, nil},
-		{"contact lost to one of two", Lifecycle{Running, HealthHealthy, ""}, []MemberState{ready, lost}, Lifecycle{Running, HealthDegraded, ReasonNodeUnreachable}, nil},
-		{"a failed one does not recover by itself", Lifecycle{Failed, HealthUnhealthy, ReasonCrashLoop}, []MemberState{ready}, Lifecycle{Failed, HealthUnhealthy, ReasonCrashLoop}, nil},
-		{"decommissioning waits for the proof", live(Decommissioning), []MemberState{{Status: MemberRemoved}}, live(Decommissioning), nil},
-		{"decommissioning waits for every proof", live(Decommissioning), []MemberState{gone, starting}, live(Decommissioning), nil},
-		{"decommissioning without contact says so", live(Decommissioning), []MemberState{lost}, Lifecycle{Decommissioning, HealthUnknown, ReasonNodeUnreachable}, nil},
+		{"contact lost", Lifecycle{Running, HealthHealthy, ""}, []MemberState{lost}, Lifecycle{
+			Running, HealthUnknown,
+			ReasonNodeUnreachable,
+		}, nil},
+		{
+			"contact lost to one of two",
+			Lifecycle{Running, HealthHealthy, ""},
+			[]MemberState{ready, lost},
+			Lifecycle{Running, HealthDegraded, ReasonNodeUnreachable},
+			nil,
+		},
+		{
+			"a failed one does not recover by itself",
+			Lifecycle{Failed, HealthUnhealthy, ReasonCrashLoop},
+			[]MemberState{ready},
+			Lifecycle{Failed, HealthUnhealthy, ReasonCrashLoop},
+			nil,
+		},
+		{
+			"decommissioning waits for the proof", live(Decommissioning),
+			[]MemberState{{Status: MemberRemoved}},
+			live(Decommissioning), nil,
+		},
+		{
+			"decommissioning waits for every proof", live(Decommissioning),
+			[]MemberState{gone, starting},
+			live(Decommissioning),
+			nil,
+		},
+		{"decommissioning without contact says so", live(Decommissioning), []MemberState{lost}, Lifecycle{
+			Decommissioning,
+			HealthUnknown, ReasonNodeUnreachable,
+		}, nil},
 		{"upgrade under way", live(Upgrading), []MemberState{starting}, live(Upgrading), nil},
 		{"nothing said of the new revision yet", live(Upgrading), []MemberState{{}}, live(Upgrading), nil},
-		{"upgraded", live(Upgrading), []MemberState{ready}, Lifecycle{Running, HealthHealthy, ""}, []Step{{Upgrading, Running, ""}}},
-		{"upgrade failed with nothing to go back to", live(Upgrading), []MemberState{failed}, Lifecycle{Failed, HealthUnhealthy, ReasonCrashLoop}, []Step{{Upgrading, Failed, ReasonCrashLoop}}},
+		{
+			"upgraded", live(Upgrading),
+			[]MemberState{ready},
+			Lifecycle{Running, HealthHealthy, ""},
+			[]Step{{Upgrading, Running, ""}},
+		},
+		{
+			"upgrade failed with nothing to go back to", live(Upgrading),
+			[]MemberState{failed},
+			Lifecycle{Failed, HealthUnhealthy, ReasonCrashLoop},
+			[]Step{{Upgrading, Failed, ReasonCrashLoop}},
+		},
 		{
 			"the node went back by itself", live(Upgrading),
 			[]MemberState{{WentBack: true, Reason: ReasonReadinessTimeout}},
@@ -115,18 +195,61 @@ func TestObserve(t *testing.T) {
 			Lifecycle{RollingBack, HealthUnknown, ReasonInternal},
 			[]Step{{Upgrading, RollingBack, ReasonInternal}},
 		},
-		{"rolled back", Lifecycle{RollingBack, HealthUnknown, ReasonCrashLoop}, []MemberState{ready}, Lifecycle{Running, HealthHealthy, ""}, []Step{{RollingBack, Running, ""}}},
-		{"the old one will not start either", live(RollingBack), []MemberState{failed}, Lifecycle{Failed, HealthUnhealthy, ReasonCrashLoop}, []Step{{RollingBack, Failed, ReasonCrashLoop}}},
+		{
+			"rolled back",
+			Lifecycle{RollingBack, HealthUnknown, ReasonCrashLoop},
+			[]MemberState{ready},
+			Lifecycle{Running, HealthHealthy, ""},
+			[]Step{{RollingBack, Running, ""}},
+		},
+		{"the old one will not start either", live(RollingBack), []MemberState{failed}, Lifecycle{
+			Failed, HealthUnhealthy,
+			ReasonCrashLoop,
+		}, []Step{{RollingBack, Failed, ReasonCrashLoop}}},
 		{"stopping", live(Stopping), []MemberState{ready}, live(Stopping), nil},
-		{"stopping waits for every member", live(Stopping), []MemberState{{Status: MemberStopped}, {Status: MemberStopping}}, live(Stopping), nil},
-		{"stopping without contact says so", live(Stopping), []MemberState{lost}, Lifecycle{Stopping, HealthUnknown, ReasonNodeUnreachable}, nil},
+		{
+			"stopping waits for every member", live(Stopping),
+			[]MemberState{{Status: MemberStopped}, {Status: MemberStopping}},
+			live(Stopping), nil,
+		},
+		{"stopping without contact says so", live(Stopping), []MemberState{lost}, Lifecycle{
+			Stopping, HealthUnknown,
+			ReasonNodeUnreachable,
+		}, nil},
 		{"stopped", live(Stopping), []MemberState{{Status: MemberStopped}}, live(Stopped), []Step{{Stopping, Stopped, ""}}},
 		{"stopped stays stopped", live(Stopped), []MemberState{ready}, live(Stopped), nil},
-		{"node lost before it said a word", live(Requested), []MemberState{nodeLost}, failedLost, []Step{{Requested, Failed, ReasonNodeLost}}},
-		{"node lost while running", Lifecycle{Running, HealthUnknown, ReasonNodeUnreachable}, []MemberState{nodeLost}, failedLost, []Step{{Running, Failed, ReasonNodeLost}}},
-		{"node lost while upgrading", live(Upgrading), []MemberState{nodeLost}, failedLost, []Step{{Upgrading, Failed, ReasonNodeLost}}},
-		{"node lost while stopped", live(Stopped), []MemberState{nodeLost}, failedLost, []Step{{Stopped, Failed, ReasonNodeLost}}},
-		{"one of two nodes lost", Lifecycle{Running, HealthHealthy, ""}, []MemberState{ready, nodeLost}, Lifecycle{Running, HealthDegraded, ReasonNodeLost}, nil},
+		{
+			"node lost before it said a word", live(Requested),
+			[]MemberState{nodeLost},
+			failedLost,
+			[]Step{{Requested, Failed, ReasonNodeLost}},
+		},
+		{
+			"node lost while running",
+			Lifecycle{Running, HealthUnknown, ReasonNodeUnreachable},
+			[]MemberState{nodeLost},
+			failedLost,
+			[]Step{{Running, Failed, ReasonNodeLost}},
+		},
+		{
+			"node lost while upgrading", live(Upgrading),
+			[]MemberState{nodeLost},
+			failedLost,
+			[]Step{{Upgrading, Failed, ReasonNodeLost}},
+		},
+		{
+			"node lost while stopped", live(Stopped),
+			[]MemberState{nodeLost},
+			failedLost,
+			[]Step{{Stopped, Failed, ReasonNodeLost}},
+		},
+		{
+			"one of two nodes lost",
+			Lifecycle{Running, HealthHealthy, ""},
+			[]MemberState{ready, nodeLost},
+			Lifecycle{Running, HealthDegraded, ReasonNodeLost},
+			nil,
+		},
 		{
 			"node lost while decommissioning",
 			Lifecycle{Decommissioning, HealthUnknown, ReasonNodeUnreachable},
@@ -134,7 +257,12 @@ func TestObserve(t *testing.T) {
 			Lifecycle{Decommissioned, HealthUnknown, ReasonNodeLost},
 			[]Step{{Decommissioning, Decommissioned, ReasonNodeLost}},
 		},
-		{"proved", live(Decommissioning), []MemberState{gone, gone}, live(Decommissioned), []Step{{Decommissioning, Decommissioned, ""}}},
+		{
+			"proved", live(Decommissioning),
+			[]MemberState{gone, gone},
+			live(Decommissioned),
+			[]Step{{Decommissioning, Decommissioned, ""}},
+		},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -166,12 +294,32 @@ func TestActionsAreOpenWhereTheContractSaysAndNowhereElse(t *testing.T) {
 		event string
 		from  []Status
 	}{
-		"upgrade":             {func(l Lifecycle) (Lifecycle, Step, error) { return Upgrade(l, worked) }, Upgrading, "upgrade_requested", []Status{Running, Failed}},
-		"rollback":            {func(l Lifecycle) (Lifecycle, Step, error) { return RollBack(l, worked) }, RollingBack, "rollback_requested", []Status{Running, Failed}},
-		"never ran: upgrade":  {func(l Lifecycle) (Lifecycle, Step, error) { return Upgrade(l, never) }, Upgrading, "upgrade_requested", []Status{Running}},
-		"never ran: rollback": {func(l Lifecycle) (Lifecycle, Step, error) { return RollBack(l, never) }, RollingBack, "rollback_requested", []Status{Running}},
-		"stop":                {Stop, Stopping, "stop_requested", []Status{Running}},
-		"start":               {func(l Lifecycle) (Lifecycle, Step, error) { return Start(l, never) }, Deploying, "start_requested", []Status{Stopped, Failed}},
+		"upgrade": {
+			func(l Lifecycle) (Lifecycle, Step, error) { return Upgrade(l, worked) }, Upgrading,
+			"upgrade_requested",
+			[]Status{Running, Failed},
+		},
+		"rollback": {
+			func(l Lifecycle) (Lifecycle, Step, error) { return RollBack(l, worked) }, RollingBack,
+			"rollback_requested",
+			[]Status{Running, Failed},
+		},
+		"never ran: upgrade": {
+			func(l Lifecycle) (Lifecycle, Step, error) { return Upgrade(l, never) }, Upgrading,
+			"upgrade_requested",
+			[]Status{Running},
+		},
+		"never ran: rollback": {
+			func(l Lifecycle) (Lifecycle, Step, error) { return RollBack(l, never) }, RollingBack,
+			"rollback_requested",
+			[]Status{Running},
+		},
+		"stop": {Stop, Stopping, "stop_requested", []Status{Running}},
+		"start": {
+			func(l Lifecycle) (Lifecycle, Step, error) { return Start(l, never) }, Deploying,
+			"start_requested",
+			[]Status{Stopped, Failed},
+		},
 	}
 	for name, a := range actions {
 		for _, s := range allStatuses() {
@@ -259,7 +407,8 @@ func TestWhatARollbackGoesBackTo(t *testing.T) {
 func drawMember(t *rapid.T) MemberState {
 	m := MemberState{
 		Status: rapid.SampledFrom([]MemberStatus{
-			"", MemberPending, MemberStarting, MemberReady, MemberDegraded, MemberFailed, MemberStopping, MemberStopped, MemberRemoved,
+			"", MemberPending, MemberStarting, MemberReady, MemberDegraded, MemberFailed, MemberStopping, MemberStopped,
+			MemberRemoved,
 		}).Draw(t, "status"),
 		Reason:      rapid.SampledFrom(append(Reasons(), "")).Draw(t, "reason"),
 		Unreachable: rapid.Bool().Draw(t, "unreachable"),
@@ -273,8 +422,8 @@ func drawMember(t *rapid.T) MemberState {
 	return m
 }
 
-// Whatever nodes say in whatever order, an instance walks only along the edges of the design, its steps are a chain, looking
-// twice changes nothing, and the end is reached only with every member proved gone.
+// Whatever nodes say in whatever order, an instance walks only along the edges of the design, its steps are a chain,
+// looking twice changes nothing, and the end is reached only with every member proved gone.
 func TestLifecycleStaysOnItsEdges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := Lifecycle{Status: Requested, Health: HealthUnknown}

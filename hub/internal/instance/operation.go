@@ -54,7 +54,8 @@ func operationOutcome(s Step) (outcome string, over bool) {
 
 // insertOperation also notes that the instance's earlier operations are not the latest any more.
 func insertOperation(ctx context.Context, tx db.Tx, op operation, now time.Time) error {
-	if err := tx.Later(ctx, `UPDATE instance_operations SET superseded_at = $2 WHERE instance_id = $1 AND superseded_at IS NULL`,
+	if err := tx.Later(ctx,
+		`UPDATE instance_operations SET superseded_at = $2 WHERE instance_id = $1 AND superseded_at IS NULL`,
 		op.InstanceID, now); err != nil {
 		return err
 	}

@@ -26,15 +26,16 @@ type Report struct {
 	// Incarnation is of the store that the node reports with.
 	Incarnation string
 	Statuses    []*protocol.WorkloadStatus
-	// SilenceIsNothing: the hub was restored and still misses usage of the node. Were a member taken for gone now, its bill would be
-	// closed before that usage is in.
+	// SilenceIsNothing: the hub was restored and still misses usage of the node. Were a member taken for gone now, its
+	// bill would be closed before that usage is in.
 	SilenceIsNothing bool
 }
 
-// ApplyReport takes over what a node says about its members and moves their instances on. An old report changes nothing.
+// ApplyReport takes over what a node says about its members and moves their instances on. An old report changes
+// nothing.
 //
-// A member leaves only on the node's complete proof, or on its silence where that proves as much (heard.Absence): the node
-// never had the member, or a new incarnation of it has nothing of the member any more.
+// A member leaves only on the node's complete proof, or on its silence where that proves as much (heard.Absence): the
+// node never had the member, or a new incarnation of it has nothing of the member any more.
 func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) ([]Change, error) {
 	newer, err := advanceReport(ctx, tx, r, now)
 	if err != nil || !newer {
@@ -47,7 +48,8 @@ func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) ([]Chan
 	return r.apply(ctx, tx, members, now)
 }
 
-// BeginReport records a report as the newest of its node and changes no member; ContinueReport follows for the members that it returns.
+// BeginReport records a report as the newest of its node and changes no member; ContinueReport follows for the members
+// that it returns.
 func BeginReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (memberIDs []string, err error) {
 	newer, err := advanceReport(ctx, tx, r, now)
 	if err != nil || !newer {
@@ -56,7 +58,8 @@ func BeginReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (member
 	return selectMemberIDs(ctx, tx, r.NodeID)
 }
 
-// ContinueReport is ApplyReport for some members of a report that was begun. Once a newer one has come, it changes nothing.
+// ContinueReport is ApplyReport for some members of a report that was begun. Once a newer one has come, it changes
+// nothing.
 func ContinueReport(ctx context.Context, tx db.Tx, r Report, memberIDs []string, now time.Time) ([]Change, error) {
 	newest, err := isNewestReport(ctx, tx, r)
 	if err != nil || !newest || len(memberIDs) == 0 {
@@ -104,8 +107,8 @@ func SetReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, 
 	return lookAgain(ctx, tx, touched, nil, now)
 }
 
-// Lose ends the members of a node that is gone for good. Nobody proved anything: they failed as node_lost, and where none is
-// left so has their instance; one that was being decommissioned is decommissioned, with that as its reason.
+// Lose ends the members of a node that is gone for good. Nobody proved anything: they failed as node_lost, and where
+// none is left so has their instance; one that was being decommissioned is decommissioned, with that as its reason.
 func Lose(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Change, error) {
 	members, err := selectMembersOf(ctx, tx, nodeID, nil)
 	if err != nil {
@@ -127,9 +130,11 @@ func Lose(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Change
 	return lookAgain(ctx, tx, touched, removed, now)
 }
 
-// NoteDispatched is called in the transaction that saves a new signed state of a node, with the members that are in it. For
-// each unwanted member it remembers the first state that is without it.
-func NoteDispatched(ctx context.Context, tx db.Tx, nodeID string, epoch, generation uint64, memberIDs []string, now time.Time) error {
+// NoteDispatched is called in the transaction that saves a new signed state of a node, with the members that are in it.
+// For each unwanted member it remembers the first state that is without it.
+func NoteDispatched(ctx context.Context, tx db.Tx, nodeID string, epoch, generation uint64, memberIDs []string,
+	now time.Time,
+) error {
 	return tx.Later(ctx, `UPDATE instance_members SET absent_epoch = $3, absent_generation = $4, updated_at = $5
 		WHERE node_id = $1 AND removed_at IS NULL AND absent_generation IS NULL AND NOT (id = ANY($2::UUID[]))
 			AND instance_id IN (SELECT id FROM app_instances WHERE status = 'decommissioning')`,
@@ -137,7 +142,9 @@ func NoteDispatched(ctx context.Context, tx db.Tx, nodeID string, epoch, generat
 }
 
 // lookAgain applies the lifecycle to instances whose members changed, in the order of their ids.
-func lookAgain(ctx context.Context, tx db.Tx, instanceIDs []string, removed map[string][]Removal, now time.Time) ([]Change, error) {
+func lookAgain(ctx context.Context, tx db.Tx, instanceIDs []string, removed map[string][]Removal,
+	now time.Time,
+) ([]Change, error) {
 	slices.Sort(instanceIDs)
 	instanceIDs = slices.Compact(instanceIDs)
 	if len(instanceIDs) == 0 {
@@ -159,8 +166,8 @@ func lookAgain(ctx context.Context, tx db.Tx, instanceIDs []string, removed map[
 	return changes, nil
 }
 
-// lookAt applies the lifecycle to one instance. Where a node has left an upgrade by itself, the revision that it went back to is
-// the wanted one from then on, and the members are looked at under that.
+// lookAt applies the lifecycle to one instance. Where a node has left an upgrade by itself, the revision that it went
+// back to is the wanted one from then on, and the members are looked at under that.
 func lookAt(ctx context.Context, tx db.Tx, i Instance, now time.Time) (Change, error) {
 	next, steps := Observe(i.Lifecycle, i.memberStates())
 	c, err := saveSteps(ctx, tx, i, next, steps, now)
@@ -210,8 +217,8 @@ func (m heldMember) hear(s *protocol.WorkloadStatus, r Report, now time.Time) (M
 	if !m.wanted && s.GetStatus() == string(MemberRemoved) && s.GetRemoval().Complete() {
 		return gone(next, s.GetRemoval(), now)
 	}
-	// A member that has left the state has no revision any more; what is left of it is still worth showing. Of a wanted one a
-	// node without its document says nothing that counts.
+	// A member that has left the state has no revision any more; what is left of it is still worth showing. Of a wanted
+	// one a node without its document says nothing that counts.
 	if m.wanted && s.GetRevision() == 0 && m.ObservedRevision > 0 {
 		return next, nil
 	}
@@ -233,7 +240,8 @@ func (m heldMember) hear(s *protocol.WorkloadStatus, r Report, now time.Time) (M
 		next.OwnerRefusal, _ = proto.MarshalOptions{Deterministic: true}.Marshal(s.GetOwnerRefusal())
 	}
 	next.Restarts, next.ExitCode = int64(s.GetRestarts()), int64(s.GetExitCode())
-	next.StartedAt, next.ReadyAt, next.ExitedAt = instant(s.GetStartedAt()), instant(s.GetReadyAt()), instant(s.GetExitedAt())
+	next.StartedAt, next.ReadyAt, next.ExitedAt = instant(s.GetStartedAt()), instant(s.GetReadyAt()),
+		instant(s.GetExitedAt())
 	next.Endpoints = published(s.GetEndpoints())
 	next.noteFailure(m.Member, now)
 	return next, nil
@@ -252,7 +260,8 @@ func SaysIdle(s *protocol.WorkloadStatus) bool {
 // revisionOf keeps a number that a node names within the column.
 func revisionOf(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 
-// published keeps what a node may publish: a port of its own loopback address. People open these URLs, and the node writes them.
+// published keeps what a node may publish: a port of its own loopback address. People open these URLs, and the node
+// writes them.
 func published(reported []*protocol.PublishedEndpoint) []Endpoint {
 	var out []Endpoint
 	for _, e := range reported[:min(len(reported), maxEndpoints)] {
@@ -260,7 +269,8 @@ func published(reported []*protocol.PublishedEndpoint) []Endpoint {
 			continue
 		}
 		out = append(out, Endpoint{
-			Name: cut(e.GetName(), maxEndpointBytes), Protocol: cut(e.GetProtocol(), maxEndpointBytes), Host: cut(e.GetHost(), maxEndpointBytes), Port: e.GetPort(),
+			Name: cut(e.GetName(), maxEndpointBytes), Protocol: cut(e.GetProtocol(), maxEndpointBytes),
+			Host: cut(e.GetHost(), maxEndpointBytes), Port: e.GetPort(),
 		})
 	}
 	return out
@@ -274,7 +284,8 @@ func mayPublish(e *protocol.PublishedEndpoint) bool {
 
 func (m heldMember) absence() heard.Absence {
 	return heard.Absence{
-		Epoch: m.absentEpoch, Generation: m.absentGeneration, Spoken: m.ObservedRevision != 0 || m.Status != MemberPending, SpokenIn: m.ObservedIn,
+		Epoch: m.absentEpoch, Generation: m.absentGeneration, Spoken: m.ObservedRevision != 0 || m.Status != MemberPending,
+		SpokenIn: m.ObservedIn,
 	}
 }
 
@@ -285,7 +296,8 @@ func gone(m Member, proof *protocol.RemovalProof, now time.Time) (Member, *Remov
 
 func knownMemberStatus(s string) MemberStatus {
 	switch m := MemberStatus(s); m {
-	case MemberPending, MemberStarting, MemberReady, MemberDegraded, MemberFailed, MemberStopping, MemberStopped, MemberRemoved:
+	case MemberPending, MemberStarting, MemberReady, MemberDegraded, MemberFailed, MemberStopping, MemberStopped,
+		MemberRemoved:
 		return m
 	default:
 		// A word of a newer node: it works on the member, and that is all that is known.
@@ -294,8 +306,10 @@ func knownMemberStatus(s string) MemberStatus {
 }
 
 func (m Member) differs(n Member) bool {
-	return m.Status != n.Status || m.Reason != n.Reason || m.Detail != n.Detail || m.ObservedRevision != n.ObservedRevision || m.FallbackFrom != n.FallbackFrom ||
-		m.Unreachable != n.Unreachable || m.Restarts != n.Restarts || m.ExitCode != n.ExitCode || m.Gone != n.Gone || m.ObservedIn != n.ObservedIn ||
+	return m.Status != n.Status || m.Reason != n.Reason || m.Detail != n.Detail ||
+		m.ObservedRevision != n.ObservedRevision || m.FallbackFrom != n.FallbackFrom ||
+		m.Unreachable != n.Unreachable || m.Restarts != n.Restarts || m.ExitCode != n.ExitCode || m.Gone != n.Gone ||
+		m.ObservedIn != n.ObservedIn ||
 		m.FailureConfirmed != n.FailureConfirmed || !m.FailingSince.Equal(n.FailingSince) ||
 		!m.StartedAt.Equal(n.StartedAt) || !m.ReadyAt.Equal(n.ReadyAt) || !m.ExitedAt.Equal(n.ExitedAt) ||
 		!slices.Equal(m.Endpoints, n.Endpoints) || !bytes.Equal(m.OwnerRefusal, n.OwnerRefusal)

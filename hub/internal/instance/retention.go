@@ -10,11 +10,13 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// DeleteHistory deletes operations and revisions of instances that were decommissioned before a moment: all but the last of each, which
-// the instance's read model shows. It returns how many instances these were, and when the last of them was decommissioned.
+// DeleteHistory deletes operations and revisions of instances that were decommissioned before a moment: all but the
+// last of each, which the instance's read model shows. It returns how many instances these were, and when the last of
+// them was decommissioned.
 func DeleteHistory(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last time.Time, n int, err error) {
 	rows, err := tx.Query(ctx, `SELECT id, updated_at FROM app_instances
-		WHERE status = 'decommissioned' AND NOT history_deleted AND updated_at >= $1 AND updated_at < $2 ORDER BY updated_at LIMIT $3`,
+		WHERE status = 'decommissioned' AND NOT history_deleted AND updated_at >= $1 AND updated_at < $2 ORDER BY updated_at
+		LIMIT $3`,
 		o.After, o.Before, o.Limit)
 	if err != nil {
 		return last, 0, err
@@ -32,7 +34,8 @@ func DeleteHistory(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last tim
 	for _, statement := range []string{
 		`DELETE FROM instance_operations WHERE instance_id = ANY($1::UUID[]) AND EXISTS (SELECT 1 FROM instance_operations l
 			WHERE l.instance_id = instance_operations.instance_id AND l.id > instance_operations.id)`,
-		`DELETE FROM member_revisions WHERE member_id IN (SELECT m.id FROM instance_members m WHERE m.instance_id = ANY($1::UUID[]))`,
+		`DELETE FROM member_revisions WHERE member_id IN (SELECT m.id FROM instance_members m
+			WHERE m.instance_id = ANY($1::UUID[]))`,
 		`DELETE FROM instance_revisions WHERE instance_id = ANY($1::UUID[])
 			AND revision <> (SELECT i.revision FROM app_instances i WHERE i.id = instance_revisions.instance_id)`,
 		`UPDATE instance_revisions SET manifest_envelope = '', delegation_envelope = '' WHERE instance_id = ANY($1::UUID[])`,
@@ -51,21 +54,23 @@ func supersede(ctx context.Context, tx db.Tx, instanceID string, wanted int64, n
 	if err != nil {
 		return err
 	}
-	return tx.Later(ctx, `UPDATE instance_revisions SET superseded_at = CASE WHEN superseded_at IS NULL THEN $3::TIMESTAMPTZ END
+	return tx.Later(ctx,
+		`UPDATE instance_revisions SET superseded_at = CASE WHEN superseded_at IS NULL THEN $3::TIMESTAMPTZ END
 		WHERE instance_id = $1 AND (superseded_at IS NULL) <> (revision = ANY($2::INT8[]))`,
 		instanceID, keptRevisions(revisions, wanted), now)
 }
 
-// keptRevisions are the revisions that stay however old they are: the wanted one, the newest (its number is not given again), the one
-// that an upgrade falls back to, the one that a rollback goes back to, and the one that the rollback after it goes back to.
+// keptRevisions are the revisions that stay however old they are: the wanted one, the newest (its number is not given
+// again), the one that an upgrade falls back to, the one that a rollback goes back to, and the one that the rollback
+// after it goes back to.
 func keptRevisions(revisions []Revision, wanted int64) []int64 {
 	now := find(revisions, wanted)
 	previous := find(revisions, now.Previous)
 	return []int64{wanted, newest(revisions).No, now.Fallback, previous.No, previous.Previous}
 }
 
-// DeleteOldRevisions deletes revisions that were superseded before a moment, with what their members were to run at them. It returns how
-// many they were, and when the last of them was superseded.
+// DeleteOldRevisions deletes revisions that were superseded before a moment, with what their members were to run at
+// them. It returns how many they were, and when the last of them was superseded.
 func DeleteOldRevisions(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last time.Time, n int, err error) {
 	rows, err := tx.Query(ctx, `SELECT instance_id, revision, superseded_at FROM instance_revisions
 		WHERE superseded_at >= $1 AND superseded_at < $2 ORDER BY superseded_at LIMIT $3`, o.After, o.Before, o.Limit)
@@ -87,7 +92,8 @@ func DeleteOldRevisions(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (las
 	for _, statement := range []string{
 		`DELETE FROM member_revisions WHERE (member_id, revision) IN (SELECT m.id, x.no
 			FROM unnest($1::UUID[], $2::INT8[]) AS x(id, no) JOIN instance_members m ON m.instance_id = x.id)`,
-		`DELETE FROM instance_revisions WHERE (instance_id, revision) IN (SELECT x.id, x.no FROM unnest($1::UUID[], $2::INT8[]) AS x(id, no))`,
+		`DELETE FROM instance_revisions WHERE (instance_id, revision) IN (SELECT x.id, x.no
+			FROM unnest($1::UUID[], $2::INT8[]) AS x(id, no))`,
 	} {
 		if err := tx.Later(ctx, statement, ids, numbers); err != nil {
 			return last, 0, err

@@ -26,17 +26,22 @@ func insertInstance(ctx context.Context, tx db.Tx, i Instance) error {
 	if err != nil {
 		return err
 	}
-	return tx.Later(ctx, `INSERT INTO app_instances (id, org_id, org_slug, project_id, app_slug, display_name, status, status_reason, health,
-			operating_mode, control_plane_scope, runtime_backend, tenant_boundary_mode, revision, placement_allocation_ids, config, hint_results,
+	return tx.Later(ctx,
+		`INSERT INTO app_instances (id, org_id, org_slug, project_id, app_slug, display_name, status, status_reason, health,
+			operating_mode, control_plane_scope, runtime_backend, tenant_boundary_mode, revision, placement_allocation_ids,
+			config, hint_results,
 			requested_by_type, requested_by_id, correlation_id, resource_version, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)`,
-		i.ID, i.OrgID, i.OrgSlug, i.ProjectID, i.AppSlug, i.DisplayName, string(i.Lifecycle.Status), string(i.Lifecycle.Reason), string(i.Lifecycle.Health),
-		i.Modes.OperatingMode, i.Modes.ControlPlaneScope, i.Modes.RuntimeBackend, i.Modes.TenantBoundaryMode, i.Revision, placement, i.ConfigJSON, hints,
+		i.ID, i.OrgID, i.OrgSlug, i.ProjectID, i.AppSlug, i.DisplayName, string(i.Lifecycle.Status),
+		string(i.Lifecycle.Reason), string(i.Lifecycle.Health),
+		i.Modes.OperatingMode, i.Modes.ControlPlaneScope, i.Modes.RuntimeBackend, i.Modes.TenantBoundaryMode, i.Revision,
+		placement, i.ConfigJSON, hints,
 		i.RequestedBy.Type, i.RequestedBy.ID, i.CorrelationID, i.ResourceVersion, i.CreatedAt, i.UpdatedAt)
 }
 
 func eachManifest(ctx context.Context, tx db.Tx, each func([]byte)) error {
-	rows, err := tx.Query(ctx, `SELECT DISTINCT r.manifest_envelope FROM instance_revisions r JOIN app_instances i ON i.id = r.instance_id
+	rows, err := tx.Query(ctx,
+		`SELECT DISTINCT r.manifest_envelope FROM instance_revisions r JOIN app_instances i ON i.id = r.instance_id
 		WHERE i.status <> 'decommissioned'`)
 	if err != nil {
 		return err
@@ -50,37 +55,50 @@ func eachManifest(ctx context.Context, tx db.Tx, each func([]byte)) error {
 }
 
 func countLive(ctx context.Context, tx db.Tx, orgID string) (n int64, err error) {
-	err = tx.QueryRow(ctx, `SELECT count(*) FROM app_instances WHERE org_id = $1 AND status <> 'decommissioned'`, orgID).Scan(&n)
+	err = tx.QueryRow(ctx, `SELECT count(*) FROM app_instances WHERE org_id = $1 AND status <> 'decommissioned'`,
+		orgID).Scan(&n)
 	return n, err
 }
 
 func updateInstance(ctx context.Context, tx db.Tx, i Instance) error {
-	return tx.Later(ctx, `UPDATE app_instances SET status = $2, status_reason = $3, health = $4, revision = $5, correlation_id = $6,
+	return tx.Later(ctx,
+		`UPDATE app_instances SET status = $2, status_reason = $3, health = $4, revision = $5, correlation_id = $6,
 			resource_version = $7, updated_at = $8, activated_at = $9, display_name = $10, config = $11,
 			history_deleted = false WHERE id = $1`,
 		i.ID, string(i.Lifecycle.Status), string(i.Lifecycle.Reason), string(i.Lifecycle.Health), i.Revision, i.CorrelationID,
 		i.ResourceVersion, i.UpdatedAt, nullable(i.ActivatedAt), i.DisplayName, i.ConfigJSON)
 }
 
-func insertRevision(ctx context.Context, tx db.Tx, instanceID string, made Revision, r NewRevision, correlationID string, now time.Time) error {
+func insertRevision(ctx context.Context, tx db.Tx, instanceID string, made Revision, r NewRevision,
+	correlationID string, now time.Time,
+) error {
 	features, err := json.Marshal(orEmpty(r.Features))
 	if err != nil {
 		return err
 	}
-	return tx.Later(ctx, `INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, manifest_envelope, delegation_envelope,
+	return tx.Later(ctx,
+		`INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, manifest_envelope,
+			delegation_envelope,
 			features, readiness_timeout_ms, correlation_id, created_at, previous_revision, fallback_revision, ready_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`,
-		instanceID, made.No, r.AppVersion, r.ParametersJSON, r.ManifestEnvelope, orEmpty(r.DelegationEnvelope), features, r.ReadinessTimeout.Milliseconds(),
+		instanceID, made.No, r.AppVersion, r.ParametersJSON, r.ManifestEnvelope, orEmpty(r.DelegationEnvelope), features,
+		r.ReadinessTimeout.Milliseconds(),
 		correlationID, now, made.Previous, made.Fallback, nullable(made.ReadyAt))
 }
 
-// copyRevision makes a revision with the content of an earlier one, for all members, under the delegation that holds now.
-func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Revision, delegation []byte, correlationID string, now time.Time) error {
-	if _, err := tx.Exec(ctx, `INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, manifest_envelope, delegation_envelope,
+// copyRevision makes a revision with the content of an earlier one, for all members, under the delegation that holds
+// now.
+func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Revision, delegation []byte,
+	correlationID string, now time.Time,
+) error {
+	if _, err := tx.Exec(ctx,
+		`INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, manifest_envelope,
+			delegation_envelope,
 			features, readiness_timeout_ms, correlation_id, created_at, previous_revision, fallback_revision, ready_at)
 		SELECT instance_id, $3, app_version, parameters, manifest_envelope, $9,
 			features, readiness_timeout_ms, $4, $5, $6, $7, $8 FROM instance_revisions WHERE instance_id = $1 AND revision = $2`,
-		i.ID, from, made.No, correlationID, now, made.Previous, made.Fallback, nullable(made.ReadyAt), orEmpty(delegation)); err != nil {
+		i.ID, from, made.No, correlationID, now, made.Previous, made.Fallback, nullable(made.ReadyAt),
+		orEmpty(delegation)); err != nil {
 		return err
 	}
 	ids := make([]string, 0, len(i.Members))
@@ -88,13 +106,15 @@ func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Re
 		ids = append(ids, m.ID)
 	}
 	_, err := tx.Exec(ctx, `INSERT INTO member_revisions (member_id, revision, services)
-		SELECT member_id, $3, services FROM member_revisions WHERE member_id = ANY($1::UUID[]) AND revision = $2`, ids, from, made.No)
+		SELECT member_id, $3, services FROM member_revisions WHERE member_id = ANY($1::UUID[]) AND revision = $2`, ids, from,
+		made.No)
 	return err
 }
 
 // updateDelegation replaces the delegation of a revision by a newer one of the same publisher.
 func updateDelegation(ctx context.Context, tx db.Tx, instanceID string, revision int64, delegation []byte) error {
-	return tx.Later(ctx, `UPDATE instance_revisions SET delegation_envelope = $3 WHERE instance_id = $1 AND revision = $2`, instanceID, revision, orEmpty(delegation))
+	return tx.Later(ctx, `UPDATE instance_revisions SET delegation_envelope = $3 WHERE instance_id = $1 AND revision = $2`,
+		instanceID, revision, orEmpty(delegation))
 }
 
 // selectRevisions gives all revisions of an instance in the order of their numbers.
@@ -113,11 +133,16 @@ func selectRevisions(ctx context.Context, tx db.Tx, instanceID string) ([]Revisi
 }
 
 func markReady(ctx context.Context, tx db.Tx, instanceID string, revision int64, now time.Time) error {
-	return tx.Later(ctx, `UPDATE instance_revisions SET ready_at = $3 WHERE instance_id = $1 AND revision = $2 AND ready_at IS NULL`, instanceID, revision, now)
+	return tx.Later(ctx,
+		`UPDATE instance_revisions SET ready_at = $3 WHERE instance_id = $1 AND revision = $2 AND ready_at IS NULL`,
+		instanceID, revision, now)
 }
 
-func insertMember(ctx context.Context, tx db.Tx, m Member, revision int64, services []*protocol.Service, now time.Time) error {
-	if err := tx.Later(ctx, `INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
+func insertMember(ctx context.Context, tx db.Tx, m Member, revision int64, services []*protocol.Service,
+	now time.Time,
+) error {
+	if err := tx.Later(ctx,
+		`INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
 			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, $7, '[]', 0, 0, $8, $8)`,
 		m.ID, m.InstanceID, m.AllocationID, m.NodeID, m.Role, string(m.Status), m.Unreachable, now); err != nil {
@@ -126,18 +151,22 @@ func insertMember(ctx context.Context, tx db.Tx, m Member, revision int64, servi
 	return insertMemberRevision(ctx, tx, m.ID, revision, services)
 }
 
-func insertMemberRevision(ctx context.Context, tx db.Tx, memberID string, revision int64, services []*protocol.Service) error {
+func insertMemberRevision(ctx context.Context, tx db.Tx, memberID string, revision int64,
+	services []*protocol.Service,
+) error {
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(&protocol.Workload{Services: services})
 	if err != nil {
 		return fmt.Errorf("member %s: services: %w", memberID, err)
 	}
-	return tx.Later(ctx, `INSERT INTO member_revisions (member_id, revision, services) VALUES ($1, $2, $3)`, memberID, revision, data)
+	return tx.Later(ctx, `INSERT INTO member_revisions (member_id, revision, services) VALUES ($1, $2, $3)`, memberID,
+		revision, data)
 }
 
 // Services gives what a member is to run at a revision.
 func Services(ctx context.Context, tx db.Tx, memberID string, revision int64) ([]*protocol.Service, error) {
 	var data []byte
-	if err := tx.QueryRow(ctx, `SELECT services FROM member_revisions WHERE member_id = $1 AND revision = $2`, memberID, revision).Scan(&data); err != nil {
+	if err := tx.QueryRow(ctx, `SELECT services FROM member_revisions WHERE member_id = $1 AND revision = $2`, memberID,
+		revision).Scan(&data); err != nil {
 		return nil, fmt.Errorf("member %s: services of revision %d: %w", memberID, revision, err)
 	}
 	return decodeServices(memberID, data)
@@ -162,13 +191,15 @@ func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now
 			return err
 		}
 	}
-	return tx.Later(ctx, `UPDATE instance_members SET status = $2, status_reason = $3, detail = $4, observed_revision = $5, unreachable = $6,
+	return tx.Later(ctx,
+		`UPDATE instance_members SET status = $2, status_reason = $3, detail = $4, observed_revision = $5, unreachable = $6,
 			endpoints = $7, restarts = $8, exit_code = $9, started_at = $10, ready_at = $11, exited_at = $12,
 			removal_proof = $13, removed_at = $14, updated_at = $15, fallback_from_revision = $16,
 			observed_incarnation = $17, owner_refusal = $18, failing_since = $19, failure_confirmed = $20 WHERE id = $1`,
 		m.ID, string(m.Status), string(m.Reason), m.Detail, m.ObservedRevision, m.Unreachable,
 		endpoints, m.Restarts, m.ExitCode, nullable(m.StartedAt), nullable(m.ReadyAt), nullable(m.ExitedAt),
-		proof, nullable(m.RemovedAt), now, m.FallbackFrom, m.ObservedIn, m.OwnerRefusal, nullable(m.FailingSince), m.FailureConfirmed)
+		proof, nullable(m.RemovedAt), now, m.FallbackFrom, m.ObservedIn, m.OwnerRefusal, nullable(m.FailingSince),
+		m.FailureConfirmed)
 }
 
 func updateReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, now time.Time) ([]string, error) {
@@ -182,8 +213,10 @@ func updateReachable(ctx context.Context, tx db.Tx, nodeID string, reachable boo
 
 // advanceReport reports whether r is newer than every report before, and remembers it if so.
 func advanceReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (bool, error) {
-	tag, err := tx.Exec(ctx, `INSERT INTO instance_reports (node_id, session_no, counter, reported_at) VALUES ($1, $2, $3, $4)
-		ON CONFLICT (node_id) DO UPDATE SET session_no = excluded.session_no, counter = excluded.counter, reported_at = excluded.reported_at
+	tag, err := tx.Exec(ctx,
+		`INSERT INTO instance_reports (node_id, session_no, counter, reported_at) VALUES ($1, $2, $3, $4)
+		ON CONFLICT (node_id) DO UPDATE SET session_no = excluded.session_no, counter = excluded.counter, reported_at =
+		excluded.reported_at
 		WHERE instance_reports.session_no < excluded.session_no
 			OR (instance_reports.session_no = excluded.session_no AND instance_reports.counter < excluded.counter)`,
 		r.NodeID, int64(r.SessionNo), int64(r.Counter), now)
@@ -192,20 +225,26 @@ func advanceReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (bool
 
 // isNewestReport reports whether no report has come after r.
 func isNewestReport(ctx context.Context, tx db.Tx, r Report) (is bool, err error) {
-	err = tx.QueryRow(ctx, `SELECT count(*) = 1 FROM instance_reports WHERE node_id = $1 AND session_no = $2 AND counter = $3`,
+	err = tx.QueryRow(ctx,
+		`SELECT count(*) = 1 FROM instance_reports WHERE node_id = $1 AND session_no = $2 AND counter = $3`,
 		r.NodeID, int64(r.SessionNo), int64(r.Counter)).Scan(&is)
 	return is, err
 }
 
 // Hosting gives those of the nodes that have members of which something may be left.
 func Hosting(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int, error) {
-	return db.Pairs[string, int](tx.Query(ctx, `SELECT node_id, count(*) FROM instance_members WHERE node_id = ANY($1::uuid[]) AND removed_at IS NULL GROUP BY node_id`, nodeIDs))
+	return db.Pairs[string, int](tx.Query(ctx,
+		`SELECT node_id, count(*) FROM instance_members WHERE node_id = ANY($1::uuid[]) AND removed_at IS NULL
+			GROUP BY node_id`, nodeIDs))
 }
 
-// IsDown reports whether a member is not to run: its instance is stopped, failed or on its way out. One that is not known is not down.
+// IsDown reports whether a member is not to run: its instance is stopped, failed or on its way out. One that is not
+// known is not down.
 func IsDown(ctx context.Context, tx db.Tx, memberID string) (bool, error) {
 	var status Status
-	err := tx.QueryRow(ctx, `SELECT i.status FROM instance_members m JOIN app_instances i ON i.id = m.instance_id WHERE m.id = $1`, memberID).Scan(&status)
+	err := tx.QueryRow(ctx,
+		`SELECT i.status FROM instance_members m JOIN app_instances i ON i.id = m.instance_id WHERE m.id = $1`,
+		memberID).Scan(&status)
 	if db.IsNoRows(err) {
 		return false, nil
 	}
@@ -213,8 +252,10 @@ func IsDown(ctx context.Context, tx db.Tx, memberID string) (bool, error) {
 	return !held || stopped, err
 }
 
-const memberColumns = `m.id, m.instance_id, m.allocation_id, m.node_id, m.role, m.status, m.status_reason, m.detail, m.observed_revision,
-	m.unreachable, m.endpoints, m.restarts, m.exit_code, m.started_at, m.ready_at, m.exited_at, m.removed_at, m.fallback_from_revision,
+const memberColumns = `m.id, m.instance_id, m.allocation_id, m.node_id, m.role, m.status, m.status_reason, m.detail,
+	m.observed_revision,
+	m.unreachable, m.endpoints, m.restarts, m.exit_code, m.started_at, m.ready_at, m.exited_at, m.removed_at,
+	m.fallback_from_revision,
 	m.observed_incarnation, m.owner_refusal, m.failing_since, m.failure_confirmed`
 
 // scanMember reads memberColumns and whatever more the query selects after them.
@@ -244,7 +285,8 @@ func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
 
 // selectMemberIDs gives the members of a node of which something may be left.
 func selectMemberIDs(ctx context.Context, tx db.Tx, nodeID string) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT id FROM instance_members WHERE node_id = $1 AND removed_at IS NULL ORDER BY id`, nodeID)
+	rows, err := tx.Query(ctx, `SELECT id FROM instance_members WHERE node_id = $1 AND removed_at IS NULL ORDER BY id`,
+		nodeID)
 	if err != nil {
 		return nil, err
 	}
@@ -253,9 +295,11 @@ func selectMemberIDs(ctx context.Context, tx db.Tx, nodeID string) ([]string, er
 
 // selectMembersOf gives the members of a node of which something may be left: those named, or all where only is nil.
 func selectMembersOf(ctx context.Context, tx db.Tx, nodeID string, only []string) ([]heldMember, error) {
-	rows, err := tx.Query(ctx, `SELECT `+memberColumns+`, i.status <> 'decommissioning', coalesce(m.absent_epoch, 0), coalesce(m.absent_generation, 0)
+	rows, err := tx.Query(ctx, `SELECT `+memberColumns+
+		`, i.status <> 'decommissioning', coalesce(m.absent_epoch, 0), coalesce(m.absent_generation, 0)
 		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id
-		WHERE m.node_id = $1 AND m.removed_at IS NULL AND ($2::UUID[] IS NULL OR m.id = ANY($2::UUID[])) ORDER BY m.id`, nodeID, only)
+		WHERE m.node_id = $1 AND m.removed_at IS NULL AND ($2::UUID[] IS NULL OR m.id = ANY($2::UUID[])) ORDER BY m.id`,
+		nodeID, only)
 	if err != nil {
 		return nil, err
 	}
@@ -270,17 +314,23 @@ func selectMembersOf(ctx context.Context, tx db.Tx, nodeID string, only []string
 	})
 }
 
-// selectInstances gives the instances of a condition in the order of their ids, with their members; each has had one since it was made.
+// selectInstances gives the instances of a condition in the order of their ids, with their members; each has had one
+// since it was made.
 func selectInstances(ctx context.Context, tx db.Tx, where string, args ...any) ([]Instance, error) {
-	rows, err := tx.Query(ctx, `SELECT `+memberColumns+`, i.id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.display_name, i.status, i.status_reason, i.health,
-			i.operating_mode, i.control_plane_scope, i.runtime_backend, i.tenant_boundary_mode, i.revision, i.placement_allocation_ids, i.config,
-			i.hint_results, i.requested_by_type, i.requested_by_id, i.correlation_id, i.resource_version, i.created_at, i.updated_at, i.activated_at,
+	rows, err := tx.Query(ctx, `SELECT `+memberColumns+
+		`, i.id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.display_name, i.status, i.status_reason, i.health,
+			i.operating_mode, i.control_plane_scope, i.runtime_backend, i.tenant_boundary_mode, i.revision,
+			i.placement_allocation_ids, i.config,
+			i.hint_results, i.requested_by_type, i.requested_by_id, i.correlation_id, i.resource_version, i.created_at,
+			i.updated_at, i.activated_at,
 			r.app_version, r.parameters,
-			coalesce((SELECT p.app_version FROM instance_revisions p WHERE p.instance_id = i.id AND p.revision = r.previous_revision), ''),
+			coalesce((SELECT p.app_version FROM instance_revisions p WHERE p.instance_id = i.id
+			AND p.revision = r.previous_revision), ''),
 			o.kind, o.requested_by_type, o.requested_by_id, o.correlation_id
 		FROM app_instances i
 		JOIN instance_revisions r ON r.instance_id = i.id AND r.revision = i.revision
-		JOIN instance_operations o ON o.id = (SELECT l.id FROM instance_operations l WHERE l.instance_id = i.id ORDER BY l.id DESC LIMIT 1)
+		JOIN instance_operations o ON o.id = (SELECT l.id FROM instance_operations l WHERE l.instance_id = i.id
+		ORDER BY l.id DESC LIMIT 1)
 		JOIN instance_members m ON m.instance_id = i.id `+where+` ORDER BY i.id, m.id`, args...)
 	if err != nil {
 		return nil, err
@@ -309,9 +359,12 @@ func scanInstance(row pgx.CollectableRow) (Instance, error) {
 		placement, hints []byte
 		activated        *time.Time
 	)
-	if err := scanMember(row, &m, &i.ID, &i.OrgID, &i.OrgSlug, &i.ProjectID, &i.AppSlug, &i.DisplayName, &i.Lifecycle.Status, &i.Lifecycle.Reason, &i.Lifecycle.Health,
-		&i.Modes.OperatingMode, &i.Modes.ControlPlaneScope, &i.Modes.RuntimeBackend, &i.Modes.TenantBoundaryMode, &i.Revision, &placement, &i.ConfigJSON,
-		&hints, &i.RequestedBy.Type, &i.RequestedBy.ID, &i.CorrelationID, &i.ResourceVersion, &i.CreatedAt, &i.UpdatedAt, &activated,
+	if err := scanMember(row, &m, &i.ID, &i.OrgID, &i.OrgSlug, &i.ProjectID, &i.AppSlug, &i.DisplayName,
+		&i.Lifecycle.Status, &i.Lifecycle.Reason, &i.Lifecycle.Health,
+		&i.Modes.OperatingMode, &i.Modes.ControlPlaneScope, &i.Modes.RuntimeBackend, &i.Modes.TenantBoundaryMode, &i.Revision,
+		&placement, &i.ConfigJSON,
+		&hints, &i.RequestedBy.Type, &i.RequestedBy.ID, &i.CorrelationID, &i.ResourceVersion, &i.CreatedAt, &i.UpdatedAt,
+		&activated,
 		&i.Version, &i.ParametersJSON, &i.PreviousVersion,
 		&i.Operation.Kind, &i.Operation.By.Type, &i.Operation.By.ID, &i.Operation.CorrelationID); err != nil {
 		return Instance{}, err
@@ -328,9 +381,11 @@ func scanInstance(row pgx.CollectableRow) (Instance, error) {
 
 // selectWanted gives what the nodes of a condition on members are to hold.
 func selectWanted(ctx context.Context, tx db.Tx, where, id string) ([]plan.Member, error) {
-	const revision = `%[1]s.app_version, %[1]s.revision, %[1]s.correlation_id, %[1]s.manifest_envelope, %[1]s.delegation_envelope, %[1]s.parameters,
+	const revision = `%[1]s.app_version, %[1]s.revision, %[1]s.correlation_id, %[1]s.manifest_envelope,
+		%[1]s.delegation_envelope, %[1]s.parameters,
 		%[1]s.features, %[1]s.readiness_timeout_ms, %[1]s.created_at, %[2]s.services`
-	rows, err := tx.Query(ctx, `SELECT m.id, m.instance_id, m.allocation_id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.status,
+	rows, err := tx.Query(ctx,
+		`SELECT m.id, m.instance_id, m.allocation_id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.status,
 			`+fmt.Sprintf(revision, "r", "s")+`, `+fmt.Sprintf(revision, "f", "fs")+`
 		FROM instance_members m
 		JOIN app_instances i ON i.id = m.instance_id
@@ -355,7 +410,10 @@ type content struct {
 }
 
 func (c *content) into() []any {
-	return []any{&c.version, &c.revision, &c.correlationID, &c.manifest, &c.delegation, &c.parameters, &c.features, &c.timeoutMillis, &c.createdAt, &c.services}
+	return []any{
+		&c.version, &c.revision, &c.correlationID, &c.manifest, &c.delegation, &c.parameters, &c.features,
+		&c.timeoutMillis, &c.createdAt, &c.services,
+	}
 }
 
 func (c *content) fill(m *plan.Member) (err error) {
@@ -375,7 +433,8 @@ func scanWanted(row pgx.CollectableRow) (plan.Member, error) {
 		status         Status
 		main, fallback content
 	)
-	into := append([]any{&m.ID, &m.InstanceID, &m.AllocationID, &m.OrgID, &m.OrgSlug, &m.ProjectID, &m.AppSlug, &status}, main.into()...)
+	into := append([]any{&m.ID, &m.InstanceID, &m.AllocationID, &m.OrgID, &m.OrgSlug, &m.ProjectID, &m.AppSlug, &status},
+		main.into()...)
 	if err := row.Scan(append(into, fallback.into()...)...); err != nil {
 		return plan.Member{}, err
 	}

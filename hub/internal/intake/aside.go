@@ -14,11 +14,12 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// maxSetAside bounds the segments of one node that are kept although they could not be posted; further ones leave one finding for each store.
+// maxSetAside bounds the segments of one node that are kept although they could not be posted; further ones leave one
+// finding for each store.
 const maxSetAside = 16
 
-// isUnpostable reports whether the same segment would fail again for ever: its node would repeat it, and its usage behind it would wait,
-// until the node's spool is full and its workloads stop.
+// isUnpostable reports whether the same segment would fail again for ever: its node would repeat it, and its usage
+// behind it would wait, until the node's spool is full and its workloads stop.
 func isUnpostable(ctx context.Context, err error) bool {
 	if err == nil || ctx.Err() != nil || fault.Is(err, fault.Unavailable) {
 		return false
@@ -29,8 +30,8 @@ func isUnpostable(ctx context.Context, err error) bool {
 	return db.IsRejected(err) || !db.IsDatabase(err)
 }
 
-// setAsideUnpostable sets aside what of a batch cannot be posted, each store's segments in one transaction: a node that sends only such
-// costs the others of its batch little more than one that sends good ones.
+// setAsideUnpostable sets aside what of a batch cannot be posted, each store's segments in one transaction: a node that
+// sends only such costs the others of its batch little more than one that sends good ones.
 func (i *Intake) setAsideUnpostable(ctx context.Context, batch []*delivery) {
 	var stores []store
 	unpostable := map[store][]*delivery{}
@@ -47,12 +48,15 @@ func (i *Intake) setAsideUnpostable(ctx context.Context, batch []*delivery) {
 	}
 }
 
-// setAside keeps segments of one store that cannot be posted, as their node signed them, moves the mark over them and leaves findings.
+// setAside keeps segments of one store that cannot be posted, as their node signed them, moves the mark over them and
+// leaves findings.
 func (i *Intake) setAside(ctx context.Context, of store, segments []*delivery) {
 	now := i.Now().Truncate(time.Microsecond)
 	verdicts := make([]error, len(segments))
 	var reached mark
-	err := command.SetAllAside(ctx, i.DB, i.Log, segments[0].err, now, func(ctx context.Context, tx db.Tx) (out []recovery.Finding, err error) {
+	err := command.SetAllAside(ctx, i.DB, i.Log, segments[0].err, now, func(ctx context.Context,
+		tx db.Tx,
+	) (out []recovery.Finding, err error) {
 		stores := []store{of}
 		chains, err := lockMarks(ctx, tx, stores, now)
 		if err != nil {
@@ -89,15 +93,16 @@ func (i *Intake) setAside(ctx context.Context, of store, segments []*delivery) {
 	}
 }
 
-// keepAside keeps a segment and names its finding. Where its node has no room left, the finding is of the store and all such share it: a
-// node may send as many as it likes.
+// keepAside keeps a segment and names its finding. Where its node has no room left, the finding is of the store and all
+// such share it: a node may send as many as it likes.
 func keepAside(ctx context.Context, tx db.Tx, d *delivery, now time.Time) (recovery.Finding, error) {
 	f := recovery.Finding{
 		NodeID: d.store.nodeID, Kind: recovery.FindingUsage, ResourceType: "usage_segment",
 		ResourceID: fmt.Sprintf("%s/%d", d.store.incarnation, d.at.Number), Detail: d.err.Error(),
 	}
 	tag, err := tx.Exec(ctx, `INSERT INTO usage_set_aside (node_id, incarnation, number, envelope, cause, set_aside_at)
-		SELECT $1::uuid, $2::text, $3::int8, $4::bytea, $5::text, $6::timestamptz WHERE (SELECT count(*) FROM usage_set_aside WHERE node_id = $1::uuid) < $7::int8
+		SELECT $1::uuid, $2::text, $3::int8, $4::bytea, $5::text, $6::timestamptz WHERE (SELECT count(*) FROM usage_set_aside
+		WHERE node_id = $1::uuid) < $7::int8
 		ON CONFLICT (node_id, incarnation, number) DO NOTHING`,
 		d.store.nodeID, d.store.incarnation, int64(d.at.Number), d.signed, d.err.Error(), now, maxSetAside)
 	if err == nil && tag.RowsAffected() == 0 {

@@ -7,14 +7,17 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// What one node may make the hub write by itself; what is beyond it is not recorded, and no other node notices. A report has no budget:
-// its events are the steps of operations that tenants asked for, however often a node changes its mind.
+// What one node may make the hub write by itself; what is beyond it is not recorded, and no other node notices. A
+// report has no budget: its events are the steps of operations that tenants asked for, however often a node changes its
+// mind.
 const (
-	// refusalsBurst and refusalsAnHour bound the refused documents that are recorded, each perhaps with an event and an audit row.
+	// refusalsBurst and refusalsAnHour bound the refused documents that are recorded, each perhaps with an event and an
+	// audit row.
 	refusalsBurst, refusalsAnHour = 60, 60
 	// raisesBurst and raisesAnHour bound the generations that are made because a node refused one.
 	raisesBurst, raisesAnHour = 30, 60
-	// incarnationsBurst and incarnationsAnHour bound the names that a node gives its store: a hello with a further one is not answered.
+	// incarnationsBurst and incarnationsAnHour bound the names that a node gives its store: a hello with a further one is
+	// not answered.
 	incarnationsBurst, incarnationsAnHour = 60, 60
 	// budgetsKept is when the budgets of a node that was silent are full again and forgotten.
 	budgetsKept = 2 * time.Hour
@@ -53,7 +56,8 @@ func (b *budgets) of(nodeID string, now time.Time) *budget {
 	n := b.byNode[nodeID]
 	if n == nil {
 		n = &budget{
-			refusals: rate.NewLimiter(perHour(refusalsAnHour), refusalsBurst), raises: rate.NewLimiter(perHour(raisesAnHour), raisesBurst),
+			refusals: rate.NewLimiter(perHour(refusalsAnHour), refusalsBurst), raises: rate.NewLimiter(perHour(raisesAnHour),
+				raisesBurst),
 			incarnations: rate.NewLimiter(perHour(incarnationsAnHour), incarnationsBurst),
 		}
 		b.byNode[nodeID] = n

@@ -32,13 +32,15 @@ type greeted struct {
 // Hello opens a session: from here on this connection of the node counts.
 func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.Hello) (session.Opened, error) {
 	if !validIncarnation(hello.GetIncarnation()) {
-		return session.Opened{}, fault.New(fault.Malformed, "incarnation_invalid", "The hello names no incarnation of its store.", nil)
+		return session.Opened{}, fault.New(fault.Malformed, "incarnation_invalid", "The hello names no incarnation of its "+
+			"store.", nil)
 	}
 	if !db.IsID(peer.NodeID) {
 		return session.Opened{}, fault.New(fault.NotFound, "node_not_found", "There is no such node.", nil)
 	}
 	if !i.budgets.mayBear(peer.NodeID, hello.GetIncarnation(), i.Now()) {
-		return session.Opened{}, fault.New(fault.Unavailable, "incarnations_too_many", "The node has given its store a new name too often; it may dial again in a minute.", nil)
+		return session.Opened{}, fault.New(fault.Unavailable, "incarnations_too_many", "The node has given its store a new "+
+			"name too often; it may dial again in a minute.", nil)
 	}
 	w := &word{peer: peer, hello: hello}
 	i.words.put(ctx, w)
@@ -48,14 +50,16 @@ func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.H
 	failpoint.Hit("hub/hello/committed")
 	o := w.greeted
 	return session.Opened{SessionNo: o.SessionNo, Complete: o.complete, Members: o.members, Welcome: &protocol.Welcome{
-		ProtocolVersion: min(protocol.Version, hello.GetProtocolVersion()), HubTime: timestamppb.New(i.Now()), SessionNo: o.SessionNo, NewIncarnation: o.Behind,
+		ProtocolVersion: min(protocol.Version, hello.GetProtocolVersion()), HubTime: timestamppb.New(i.Now()),
+		SessionNo: o.SessionNo, NewIncarnation: o.Behind,
 		PostedSegment: o.posted.Number, ArchivedSegment: o.posted.mayForget(), PostedSha256: o.posted.SHA256, Bring: o.bring,
 		Quarantined: o.Node.QuarantineReason,
 	}}, nil
 }
 
-// greet decides for each hello, of different nodes, and writes down what they say. What is read for all of them is read once; a
-// node that must not come in, is not known, came back from silence or is missed since a restore is looked at by itself.
+// greet decides for each hello, of different nodes, and writes down what they say. What is read for all of them is read
+// once; a node that must not come in, is not known, came back from silence or is missed since a restore is looked at by
+// itself.
 func (i *Intake) greet(ctx context.Context, tx db.Tx, words []*word, now time.Time) ([]greeted, error) {
 	ids := nodesOf(words)
 	nodes, err := fleet.GetAll(ctx, tx, ids)
@@ -82,7 +86,10 @@ func (i *Intake) greet(ctx context.Context, tx db.Tx, words []*word, now time.Ti
 		}
 		out[n].posted = marks[stores[n]]
 		at = append(at, n)
-		connections = append(connections, fleet.Connection{NodeID: w.peer.NodeID, ReplicaID: i.ReplicaID, Hello: w.hello, PostedSegment: out[n].posted.Number})
+		connections = append(connections, fleet.Connection{
+			NodeID: w.peer.NodeID, ReplicaID: i.ReplicaID, Hello: w.hello,
+			PostedSegment: out[n].posted.Number,
+		})
 	}
 	connected, err := fleet.ConnectAll(ctx, tx, nodes, connections, now)
 	if err != nil {
@@ -99,7 +106,9 @@ func (i *Intake) greet(ctx context.Context, tx db.Tx, words []*word, now time.Ti
 }
 
 // admit looks who it is. A node that a restored hub does not know is added to nodes.
-func (i *Intake) admit(ctx context.Context, tx db.Tx, nodes map[string]fleet.Node, peer session.Peer, now time.Time) (refused, err error) {
+func (i *Intake) admit(ctx context.Context, tx db.Tx, nodes map[string]fleet.Node, peer session.Peer,
+	now time.Time,
+) (refused, err error) {
 	node, ok := nodes[peer.NodeID]
 	if !ok {
 		if node, err = known(ctx, tx, peer, now); fault.IsPermanent(err) {
@@ -111,7 +120,8 @@ func (i *Intake) admit(ctx context.Context, tx db.Tx, nodes map[string]fleet.Nod
 		nodes[peer.NodeID] = node
 	}
 	if !bytes.Equal(node.PublicKey, peer.Key) {
-		return fault.New(fault.Unauthenticated, "node_key_unknown", "The certificate is not for the key that the node enrolled with.", nil), nil
+		return fault.New(fault.Unauthenticated, "node_key_unknown", "The certificate is not for the key that the node "+
+			"enrolled with.", nil), nil
 	}
 	return nil, nil
 }

@@ -1,6 +1,6 @@
-// Package intake takes what nodes say, each message in one transaction over the slices: hello, observed state, accepted and
-// refused documents, usage. It acknowledges only what is committed. It holds no connection (session does) and no rule of a
-// slice; its own table is how far the usage of each node's store is posted.
+// Package intake takes what nodes say, each message in one transaction over the slices: hello, observed state, accepted
+// and refused documents, usage. It acknowledges only what is committed. It holds no connection (session does) and no
+// rule of a slice; its own table is how far the usage of each node's store is posted.
 package intake
 
 import (
@@ -30,8 +30,8 @@ const (
 	maxIncarnationBytes = 128
 	// maxNumber keeps numbers that a node names far from the end of a column.
 	maxNumber = 1 << 62
-	// maxTurns is how many transactions of what nodes say run at once; the others wait. However many nodes come back together,
-	// a request of a person finds a free connection to the database and a share of its processors.
+	// maxTurns is how many transactions of what nodes say run at once; the others wait. However many nodes come back
+	// together, a request of a person finds a free connection to the database and a share of its processors.
 	maxTurns       = 6
 	actionContact  = "fleet.node.contact"
 	actionDocument = "fleet.node.document"
@@ -43,12 +43,14 @@ type Intake struct {
 	// ReplicaID is of this hub process, Started when it began to listen: before that no node could be heard.
 	ReplicaID string
 	Started   time.Time
-	// Newest returns the newest state made for a node, generation 0 for none; Line the hub's trust bundles, the newest first.
+	// Newest returns the newest state made for a node, generation 0 for none; Line the hub's trust bundles, the newest
+	// first.
 	Newest func(ctx context.Context, tx db.Tx, nodeID string) (epoch, generation uint64, sha256 []byte, err error)
 	Line   func() []protocol.Bundle
 	// Complete gives those of the nodes that hold all that is wanted of them.
 	Complete func(ctx context.Context, tx db.Tx, nodes []session.Holding) (map[string]bool, error)
-	// Poke wakes dispatch for a node; Raise asks for a generation of at least floor; Kick ends its connection, with a reason.
+	// Poke wakes dispatch for a node; Raise asks for a generation of at least floor; Kick ends its connection, with a
+	// reason.
 	Poke  func(nodeID string)
 	Raise func(nodeID string, floor uint64)
 	Kick  func(nodeID, reason string)
@@ -77,7 +79,8 @@ func New(i *Intake) *Intake {
 	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
 	meter := otel.Meter("gpuaas/intake")
 	i.reports, _ = meter.Int64Counter("gpuaas.reports", metric.WithDescription("Reports of nodes that were taken in."))
-	i.segments, _ = meter.Int64Counter("gpuaas.usage.segments", metric.WithDescription("Usage segments, by what became of them: posted, or the reason of their refusal."))
+	i.segments, _ = meter.Int64Counter("gpuaas.usage.segments", metric.WithDescription("Usage segments, by what became "+
+		"of them: posted, or the reason of their refusal."))
 	return i
 }
 
@@ -88,7 +91,8 @@ func inTurn[T any](ctx context.Context, i *Intake, fn func(tx db.Tx) (T, error))
 		defer func() { <-i.turns }()
 	case <-ctx.Done():
 		var none T
-		return none, fault.New(fault.Unavailable, "hub_busy", "The hub is busy with other nodes; dial again in a moment.", ctx.Err())
+		return none, fault.New(fault.Unavailable, "hub_busy", "The hub is busy with other nodes; dial again in a moment.",
+			ctx.Err())
 	}
 	return db.RunTx(ctx, i.DB, fn)
 }
@@ -105,8 +109,8 @@ func reachable(ctx context.Context, tx db.Tx, nodeID string, is bool, now time.T
 	return nodeEvent(ctx, tx, nodeID, typ, actionContact, nil, now)
 }
 
-// quarantine takes a node out of use whose key two processes speak with. What runs there goes on under its leases; to its
-// tenants it is out of reach.
+// quarantine takes a node out of use whose key two processes speak with. What runs there goes on under its leases; to
+// its tenants it is out of reach.
 func quarantine(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (bool, error) {
 	_, quarantined, err := fleet.Quarantine(ctx, tx, nodeID, fleet.ReasonIdentityUsedTwice, now)
 	if err != nil || !quarantined {
@@ -115,7 +119,8 @@ func quarantine(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (bo
 	if err := command.NodeReachable(ctx, tx, nodeID, false, now); err != nil {
 		return false, err
 	}
-	return true, nodeEvent(ctx, tx, nodeID, "fleet.node.quarantined", actionContact, map[string]any{"reason": fleet.ReasonIdentityUsedTwice}, now)
+	return true, nodeEvent(ctx, tx, nodeID, "fleet.node.quarantined", actionContact,
+		map[string]any{"reason": fleet.ReasonIdentityUsedTwice}, now)
 }
 
 // nodeEvent appends an event about a node and its audit row.
@@ -127,12 +132,16 @@ func nodeEvent(ctx context.Context, tx db.Tx, nodeID, typ, action string, data m
 	if data == nil {
 		data = map[string]any{}
 	}
-	if err := event.Append(ctx, tx, event.Event{Type: typ, Subject: nodeID, ResourceVersion: version, Data: data, At: now}); err != nil {
+	if err := event.Append(ctx, tx, event.Event{
+		Type: typ, Subject: nodeID, ResourceVersion: version, Data: data,
+		At: now,
+	}); err != nil {
 		return err
 	}
 	reason, _ := data["reason"].(string)
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: iam.TypeNode, ActorID: nodeID, Action: action, ResourceType: "node", ResourceID: nodeID, Reason: reason, After: data, At: now,
+		ActorType: iam.TypeNode, ActorID: nodeID, Action: action, ResourceType: "node", ResourceID: nodeID, Reason: reason,
+		After: data, At: now,
 	})
 }
 
@@ -150,8 +159,9 @@ func requireSigned(statuses []*protocol.WorkloadStatus, peer session.Peer) {
 	}
 }
 
-// Report takes a node's observed state. A report that lost against a newer one is acknowledged and changes nothing. One of a
-// quarantined node is not acknowledged, so that what it proves is said again; nor is one of which a member was set aside.
+// Report takes a node's observed state. A report that lost against a newer one is acknowledged and changes nothing. One
+// of a quarantined node is not acknowledged, so that what it proves is said again; nor is one of which a member was set
+// aside.
 func (i *Intake) Report(ctx context.Context, peer session.Peer, sessionNo uint64, r *protocol.Report) error {
 	nodeID := peer.NodeID
 	now := i.Now().Truncate(time.Microsecond)
@@ -174,11 +184,13 @@ func (i *Intake) Report(ctx context.Context, peer session.Peer, sessionNo uint64
 	}
 	failpoint.Hit("hub/report/committed")
 	if out.noticed {
-		i.Log.WarnContext(ctx, "node quarantined", slog.String("node_id", nodeID), slog.String("reason", fleet.ReasonIdentityUsedTwice))
+		i.Log.WarnContext(ctx, "node quarantined", slog.String("node_id", nodeID),
+			slog.String("reason", fleet.ReasonIdentityUsedTwice))
 		i.Kick(nodeID, protocol.RefusalQuarantined)
 	}
 	if out.quarantined {
-		return fault.New(fault.Conflict, protocol.RefusalQuarantined, "The node is quarantined; its reports do not count.", nil)
+		return fault.New(fault.Conflict, protocol.RefusalQuarantined, "The node is quarantined; its reports do not count.",
+			nil)
 	}
 	i.reports.Add(ctx, 1)
 	i.Changed(out.observed.Instances...)
@@ -190,7 +202,8 @@ func (i *Intake) Report(ctx context.Context, peer session.Peer, sessionNo uint64
 
 func fleetReport(nodeID string, sessionNo uint64, r *protocol.Report) fleet.Report {
 	return fleet.Report{
-		NodeID: nodeID, SessionNo: sessionNo, Counter: r.GetCounter(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Conditions: r.GetConditions(),
+		NodeID: nodeID, SessionNo: sessionNo, Counter: r.GetCounter(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(),
+		Conditions: r.GetConditions(),
 	}
 }
 
@@ -213,7 +226,8 @@ func (i *Intake) Refused(ctx context.Context, nodeID string, r *protocol.Refused
 		return nil // no document that a hub sends
 	}
 	if err := i.refused(ctx, nodeID, fleet.Refusal{
-		Document: r.GetDocument(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Reason: r.GetReason(), Detail: r.GetDetail(),
+		Document: r.GetDocument(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Reason: r.GetReason(),
+		Detail: r.GetDetail(),
 	}); err != nil {
 		return err
 	}
@@ -221,8 +235,8 @@ func (i *Intake) Refused(ctx context.Context, nodeID string, r *protocol.Refused
 	if r.GetDocument() != fleet.DocumentState || !contradicts {
 		return nil
 	}
-	// The number that was refused is taken on the node: whatever is newest here must be above it. A number that was never sent there
-	// cannot have been refused.
+	// The number that was refused is taken on the node: whatever is newest here must be above it. A number that was never
+	// sent there cannot have been refused.
 	newest, err := db.Look(ctx, i.DB, func(tx db.Tx) (uint64, error) {
 		_, generation, _, err := i.Newest(ctx, tx, nodeID)
 		return generation, err
@@ -268,7 +282,9 @@ func (i *Intake) Gone(ctx context.Context, nodeID string, sessionNo uint64) erro
 
 // Stopped takes the end of all connections of this replica.
 func (i *Intake) Stopped(ctx context.Context) error {
-	_, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (int64, error) { return fleet.DisconnectAll(ctx, tx, i.ReplicaID, i.Now()) })
+	_, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (int64, error) {
+		return fleet.DisconnectAll(ctx, tx, i.ReplicaID, i.Now())
+	})
 	return err
 }
 
@@ -300,7 +316,9 @@ func (i *Intake) Sweep(ctx context.Context) error {
 			return err
 		default:
 			// The next pass tries again; the other nodes' silence is recorded meanwhile.
-			_ = command.SetAside(ctx, i.DB, i.Log, err, now, func(context.Context, db.Tx) (recovery.Finding, error) { return f, nil })
+			_ = command.SetAside(ctx, i.DB, i.Log, err, now, func(context.Context, db.Tx) (recovery.Finding, error) {
+				return f, nil
+			})
 		}
 	}
 	return nil

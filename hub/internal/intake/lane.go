@@ -23,15 +23,15 @@ import (
 )
 
 const (
-	// lanes is how many batches of usage are posted at once; a node's segments always take the same lane. One: two would conflict,
-	// because the predicate locks of a large batch cover whole tables, and each would be posted again and again.
+	// lanes is how many batches of usage are posted at once; a node's segments always take the same lane. One: two would
+	// conflict, because the predicate locks of a large batch cover whole tables, and each would be posted again and again.
 	lanes = 1
 	// maxBatchRecords and maxBatchSegments end a batch: what arrives while one is being posted goes into the next. A batch
 	// has at least one segment, however large.
 	maxBatchRecords  = 16_384
 	maxBatchSegments = 1024
-	// maxWaitingRecords bounds what waits for the books in memory, about 100 MB, however many nodes catch up at once. Beyond it the
-	// connections are not read until there is room.
+	// maxWaitingRecords bounds what waits for the books in memory, about 100 MB, however many nodes catch up at once.
+	// Beyond it the connections are not read until there is room.
 	maxWaitingRecords = 16 * maxBatchRecords
 )
 
@@ -85,8 +85,8 @@ func (d *delivery) wait(ctx context.Context) (mark, error) {
 	}
 }
 
-// lane posts segments in batches: while one batch is in the database, what arrives makes up the next. A lone segment waits for
-// nobody, and many share one transaction.
+// lane posts segments in batches: while one batch is in the database, what arrives makes up the next. A lone segment
+// waits for nobody, and many share one transaction.
 type lane struct {
 	post func(context.Context, []*delivery)
 	room *semaphore.Weighted
@@ -143,8 +143,8 @@ func (l *lane) work(ctx context.Context) {
 	}
 }
 
-// next takes the longest waiting nodes' segments, nil when there are none and the worker ends. A node's go together, because
-// what is kept for each member is then written once for all of them.
+// next takes the longest waiting nodes' segments, nil when there are none and the worker ends. A node's go together,
+// because what is kept for each member is then written once for all of them.
 func (l *lane) next() (batch []*delivery) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -152,7 +152,8 @@ func (l *lane) next() (batch []*delivery) {
 	for len(l.turns) > 0 {
 		node := l.turns[0]
 		queue, n := l.waiting[node], 0
-		for n < len(queue) && len(batch) < maxBatchSegments && (len(batch) == 0 || records+queue[n].usage.Len() <= maxBatchRecords) {
+		for n < len(queue) && len(batch) < maxBatchSegments &&
+			(len(batch) == 0 || records+queue[n].usage.Len() <= maxBatchRecords) {
 			batch, records = append(batch, queue[n]), records+queue[n].usage.Len()
 			n++
 		}
@@ -184,7 +185,8 @@ func (i *Intake) postBatch(ctx context.Context, batch []*delivery) {
 		}
 	}
 	slices.Sort(posted)
-	// After the commit: a member that cannot be settled must not hold up its node's usage. What fails here the periodic pass does.
+	// After the commit: a member that cannot be settled must not hold up its node's usage. What fails here the periodic
+	// pass does.
 	if err := i.settle.Of(ctx, slices.Compact(posted), i.Now().Truncate(time.Microsecond)); err != nil {
 		i.Log.WarnContext(ctx, "members not settled", slog.Any("error", err))
 	}
@@ -257,8 +259,9 @@ type chain struct {
 	misnumbered map[uint64]heard.Link
 }
 
-// take judges a segment and moves the mark over all that is now there without a gap; isNew is false for one that was posted
-// before. One whose record numbers do not continue those of its neighbours is unpostable (isUnpostable): it is set aside.
+// take judges a segment and moves the mark over all that is now there without a gap; isNew is false for one that was
+// posted before. One whose record numbers do not continue those of its neighbours is unpostable (isUnpostable): it is
+// set aside.
 func (c *chain) take(at heard.Link) (isNew bool, err error) {
 	known, err := c.mark.Place(c.ahead, at)
 	if err != nil || known {

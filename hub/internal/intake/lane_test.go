@@ -120,9 +120,13 @@ func link(number, first, last uint64) heard.Link {
 	return l
 }
 
-// Segments that skip numbers are set aside alike, whether they come in one batch or one by one; what follows them goes on.
+// Segments that skip numbers are set aside alike, whether they come in one batch or one by one; what follows them goes
+// on.
 func TestChainTakesNoSegmentThatSkipsRecordNumbers(t *testing.T) {
-	sent := []heard.Link{link(1, 1, 1), link(2, 3, 3), link(3, 5, 5), link(4, 6, 9), link(5, 8, 9), link(6, 10, 10), link(7, 12, 12)}
+	sent := []heard.Link{
+		link(1, 1, 1), link(2, 3, 3), link(3, 5, 5), link(4, 6, 9), link(5, 8, 9), link(6, 10, 10),
+		link(7, 12, 12),
+	}
 	together, oneByOne := &chain{ahead: map[uint64]heard.Link{}}, &chain{ahead: map[uint64]heard.Link{}}
 	var refused, aside []uint64
 	for _, at := range sent {
@@ -162,7 +166,10 @@ func TestChainTakesNoSegmentThatSkipsRecordNumbers(t *testing.T) {
 }
 
 func TestChainTakesAnySegmentAfterOnesOfAnOlderRelease(t *testing.T) {
-	c := &chain{mark: mark{Mark: heard.Mark{Number: 3, SHA256: []byte{3}}}, ahead: map[uint64]heard.Link{5: {Number: 5, SHA256: []byte{5}, Previous: []byte{4}}}}
+	c := &chain{
+		mark:  mark{Mark: heard.Mark{Number: 3, SHA256: []byte{3}}},
+		ahead: map[uint64]heard.Link{5: {Number: 5, SHA256: []byte{5}, Previous: []byte{4}}},
+	}
 	for _, at := range []heard.Link{link(6, 50, 59), link(4, 30, 39)} {
 		isNew, err := c.take(at)
 		require.NoError(t, err)

@@ -32,7 +32,8 @@ type Mark struct {
 
 // Marks gives all marks, for a backup.
 func Marks(ctx context.Context, tx db.Tx) ([]Mark, error) {
-	rows, err := tx.Query(ctx, `SELECT node_id, incarnation, number FROM usage_marks WHERE number > 0 ORDER BY node_id, incarnation`)
+	rows, err := tx.Query(ctx,
+		`SELECT node_id, incarnation, number FROM usage_marks WHERE number > 0 ORDER BY node_id, incarnation`)
 	if err != nil {
 		return nil, err
 	}
@@ -46,14 +47,19 @@ func Archive(ctx context.Context, tx db.Tx, marks []Mark) error {
 		numbers             []int64
 	)
 	for _, m := range marks {
-		nodes, incarnations, numbers = append(nodes, m.NodeID), append(incarnations, m.Incarnation), append(numbers, int64(m.Number))
+		nodes, incarnations, numbers = append(nodes, m.NodeID), append(incarnations, m.Incarnation),
+			append(numbers, int64(m.Number))
 	}
-	_, err := tx.Exec(ctx, `UPDATE usage_marks SET archived = x.number FROM unnest($1::text[], $2::text[], $3::int8[]) AS x(node, incarnation, number)
-		WHERE usage_marks.node_id = x.node::uuid AND usage_marks.incarnation = x.incarnation AND usage_marks.archived < x.number`, nodes, incarnations, numbers)
+	_, err := tx.Exec(ctx,
+		`UPDATE usage_marks SET archived = x.number FROM unnest($1::text[], $2::text[], $3::int8[]) AS x(node, incarnation,
+			number)
+		WHERE usage_marks.node_id = x.node::uuid AND usage_marks.incarnation = x.incarnation
+		AND usage_marks.archived < x.number`, nodes, incarnations, numbers)
 	return err
 }
 
-// known gives the node that says hello. One that a restored hub does not know was enrolled after the backup: its certificate says so.
+// known gives the node that says hello. One that a restored hub does not know was enrolled after the backup: its
+// certificate says so.
 func known(ctx context.Context, tx db.Tx, peer session.Peer, now time.Time) (fleet.Node, error) {
 	node, err := fleet.Get(ctx, tx, peer.NodeID)
 	if !fault.Is(err, fault.NotFound) || !db.IsID(peer.NodeID) {
@@ -74,7 +80,9 @@ func orFirst(first, second error) error {
 }
 
 // recovering decides at a hello whether the node is to bring what it has, and notes up to where its usage is missed.
-func (i *Intake) recovering(ctx context.Context, tx db.Tx, nodeID string, hello *protocol.Hello, now time.Time) (bring bool, err error) {
+func (i *Intake) recovering(ctx context.Context, tx db.Tx, nodeID string, hello *protocol.Hello,
+	now time.Time,
+) (bring bool, err error) {
 	n, ok, err := recovery.Of(ctx, tx, nodeID)
 	if err != nil || !ok {
 		return false, err
@@ -91,7 +99,8 @@ func (i *Intake) recovering(ctx context.Context, tx db.Tx, nodeID string, hello 
 		return false, err
 	}
 	b := command.Brought{NodeID: nodeID, Epoch: hello.GetEpoch(), Generation: hello.GetGeneration()}
-	if epoch == hello.GetEpoch() && generation == hello.GetGeneration() && (generation == 0 || bytes.Equal(newest, hello.GetStateSha256())) {
+	if epoch == hello.GetEpoch() && generation == hello.GetGeneration() &&
+		(generation == 0 || bytes.Equal(newest, hello.GetStateSha256())) {
 		return false, command.AdoptNode(ctx, tx, b, now)
 	}
 	return false, command.FindOldAgent(ctx, tx, nodeID, hello.GetAgentVersion(), now)
@@ -110,8 +119,9 @@ func owesUsage(ctx context.Context, tx db.Tx, nodeID string) (bool, error) {
 	return false, recovery.Recovered(ctx, tx, nodeID)
 }
 
-// Brought takes what a node has accepted, after a restore. Documents come in several messages; with the last one the restored rows
-// are made to say what the node was told (command.AdoptNode). What cannot be verified is a finding, and the rows stay as they are.
+// Brought takes what a node has accepted, after a restore. Documents come in several messages; with the last one the
+// restored rows are made to say what the node was told (command.AdoptNode). What cannot be verified is a finding, and
+// the rows stay as they are.
 func (i *Intake) Brought(ctx context.Context, peer session.Peer, b *protocol.Brought) error {
 	now := i.Now().Truncate(time.Microsecond)
 	line := i.Line()
@@ -151,7 +161,8 @@ func (i *Intake) Brought(ctx context.Context, peer session.Peer, b *protocol.Bro
 	}
 	if adopted {
 		i.Log.InfoContext(ctx, "node has brought what it had accepted", slog.String("node_id", peer.NodeID),
-			slog.Uint64("epoch", state.Message().GetEpoch()), slog.Uint64("generation", state.Message().GetGeneration()), slog.Int("findings", len(findings)))
+			slog.Uint64("epoch", state.Message().GetEpoch()), slog.Uint64("generation", state.Message().GetGeneration()),
+			slog.Int("findings", len(findings)))
 		i.Poke(peer.NodeID)
 	}
 	return nil
@@ -163,7 +174,9 @@ func sum(raw []byte) []byte {
 }
 
 // gather puts together what came in all messages, and compares it with what the rows know.
-func (i *Intake) gather(ctx context.Context, tx db.Tx, nodeID string, state protocol.Verified[*protocol.DesiredState]) (command.Brought, error) {
+func (i *Intake) gather(ctx context.Context, tx db.Tx, nodeID string,
+	state protocol.Verified[*protocol.DesiredState],
+) (command.Brought, error) {
 	b := command.Brought{NodeID: nodeID}
 	if !state.OK() {
 		return b, nil
@@ -187,22 +200,27 @@ func (i *Intake) gather(ctx context.Context, tx db.Tx, nodeID string, state prot
 		return b, err
 	}
 	own := state.Digest()
-	b.Newer = b.Epoch > epoch || b.Epoch == epoch && (b.Generation > generation || b.Generation == generation && !bytes.Equal(newest, own[:]))
+	b.Newer = b.Epoch > epoch || b.Epoch == epoch && (b.Generation > generation || b.Generation == generation &&
+		!bytes.Equal(newest, own[:]))
 	return b, nil
 }
 
-// verifyState checks the state by the line of bundles that lead to the hub's newest one, and by the one that the node brings, which
-// may be newer than the backup. A key that was revoked since still proves that this hub has signed.
-func (i *Intake) verifyState(peer session.Peer, b *protocol.Brought, line []protocol.Bundle, now time.Time) (protocol.Verified[*protocol.DesiredState], []recovery.Finding) {
+// verifyState checks the state by the line of bundles that lead to the hub's newest one, and by the one that the node
+// brings, which may be newer than the backup. A key that was revoked since still proves that this hub has signed.
+func (i *Intake) verifyState(peer session.Peer, b *protocol.Brought, line []protocol.Bundle,
+	now time.Time,
+) (protocol.Verified[*protocol.DesiredState], []recovery.Finding) {
 	var findings []recovery.Finding
 	found := func(kind, format string, args ...any) {
 		findings = append(findings, recovery.Finding{
-			NodeID: peer.NodeID, Kind: kind, ResourceType: "node", ResourceID: peer.NodeID, Detail: fmt.Sprintf(format, args...), At: now,
+			NodeID: peer.NodeID, Kind: kind, ResourceType: "node", ResourceID: peer.NodeID, Detail: fmt.Sprintf(format, args...),
+			At: now,
 		})
 	}
 	if newer, ok := succeeding(line, b.GetBundle()); ok {
 		line = append([]protocol.Bundle{newer}, line...)
-		found(recovery.FindingBundle, "The node holds trust bundle %d, which is not in the backup: repeat what was revoked or added since.", newer.Version())
+		found(recovery.FindingBundle, "The node holds trust bundle %d, which is not in the backup: repeat what was revoked "+
+			"or added since.", newer.Version())
 	}
 	if b.GetState() == nil {
 		return protocol.Verified[*protocol.DesiredState]{}, findings
@@ -216,7 +234,8 @@ func (i *Intake) verifyState(peer session.Peer, b *protocol.Brought, line []prot
 		}
 		last = err
 	}
-	found(recovery.FindingUnverified, "The state that the node has accepted is signed by no key of this hub (%s); the restored rows stand.", protocol.RefusalDetail(last))
+	found(recovery.FindingUnverified, "The state that the node has accepted is signed by no key of this hub (%s); the "+
+		"restored rows stand.", protocol.RefusalDetail(last))
 	return protocol.Verified[*protocol.DesiredState]{}, findings
 }
 

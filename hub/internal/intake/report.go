@@ -33,8 +33,9 @@ type outcome struct {
 	memberIDs []string
 }
 
-// takeReport takes a report in one transaction. Where that fails for good, the members are taken in smaller and smaller groups, until
-// only those that fail by themselves are left: they are set aside with a finding, and the next report tries them again.
+// takeReport takes a report in one transaction. Where that fails for good, the members are taken in smaller and smaller
+// groups, until only those that fail by themselves are left: they are set aside with a finding, and the next report
+// tries them again.
 func (i *Intake) takeReport(ctx context.Context, a arrival) (outcome, error) {
 	out, err := inTurn(ctx, i, func(tx db.Tx) (outcome, error) { return a.take(ctx, tx, true) })
 	if !isUnpostable(ctx, err) {
@@ -106,7 +107,8 @@ func (a arrival) take(ctx context.Context, tx db.Tx, whole bool) (out outcome, e
 	return out, err
 }
 
-// takeMembers applies a report that was begun to its members. It returns those that failed and were set aside; an error ends it early.
+// takeMembers applies a report that was begun to its members. It returns those that failed and were set aside; an error
+// ends it early.
 func (i *Intake) takeMembers(ctx context.Context, out *outcome, now time.Time) (failed []string, err error) {
 	var passing error
 	togetherOrAlone(ctx, out.memberIDs, func(ctx context.Context, members []string) error {

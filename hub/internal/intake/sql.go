@@ -10,7 +10,9 @@ import (
 )
 
 func markOf(ctx context.Context, tx db.Tx, nodeID, incarnation string) (m mark, err error) {
-	err = tx.QueryRow(ctx, `SELECT number, sha256, archived, EXISTS (SELECT 1 FROM backups) FROM usage_marks WHERE node_id = $1 AND incarnation = $2`, nodeID, incarnation).
+	err = tx.QueryRow(ctx,
+		`SELECT number, sha256, archived, EXISTS (SELECT 1 FROM backups) FROM usage_marks WHERE node_id = $1
+			AND incarnation = $2`, nodeID, incarnation).
 		Scan(&m.Number, &m.SHA256, &m.archived, &m.backedUp)
 	if db.IsNoRows(err) {
 		return mark{}, nil
@@ -21,8 +23,10 @@ func markOf(ctx context.Context, tx db.Tx, nodeID, incarnation string) (m mark, 
 // marksOf is markOf for many stores; those that it does not name are at their beginning.
 func marksOf(ctx context.Context, tx db.Tx, stores []store) (map[store]mark, error) {
 	nodes, incarnations := columns(stores)
-	rows, err := tx.Query(ctx, `SELECT m.node_id, m.incarnation, m.number, m.sha256, m.archived, EXISTS (SELECT 1 FROM backups)
-		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation) JOIN usage_marks m ON m.node_id = x.node AND m.incarnation = x.incarnation`, nodes, incarnations)
+	rows, err := tx.Query(ctx,
+		`SELECT m.node_id, m.incarnation, m.number, m.sha256, m.archived, EXISTS (SELECT 1 FROM backups)
+		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation) JOIN usage_marks m ON m.node_id = x.node
+		AND m.incarnation = x.incarnation`, nodes, incarnations)
 	if err != nil {
 		return nil, err
 	}
@@ -51,14 +55,17 @@ func columns(stores []store) (nodes, incarnations []string) {
 func lockMarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (map[store]*chain, error) {
 	nodes, incarnations := columns(stores)
 	if err := tx.Later(ctx, `INSERT INTO usage_marks (node_id, incarnation, number, sha256, updated_at)
-		SELECT x.node, x.incarnation, 0, ''::bytea, $3::timestamptz FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
+		SELECT x.node, x.incarnation, 0, ''::bytea, $3::timestamptz
+		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
 		ON CONFLICT (node_id, incarnation) DO NOTHING`, nodes, incarnations, now); err != nil {
 		return nil, err
 	}
-	rows, err := tx.Query(ctx, `SELECT m.node_id, m.incarnation, m.number, m.sha256, m.archived, EXISTS (SELECT 1 FROM backups),
+	rows, err := tx.Query(ctx,
+		`SELECT m.node_id, m.incarnation, m.number, m.sha256, m.archived, EXISTS (SELECT 1 FROM backups),
 			CASE WHEN m.last_sequence_segment = m.number THEN coalesce(m.last_sequence, 0) ELSE 0 END
 		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
-		JOIN usage_marks m ON m.node_id = x.node AND m.incarnation = x.incarnation ORDER BY m.node_id, m.incarnation FOR UPDATE OF m`, nodes, incarnations)
+		JOIN usage_marks m ON m.node_id = x.node AND m.incarnation = x.incarnation ORDER BY m.node_id, m.incarnation
+		FOR UPDATE OF m`, nodes, incarnations)
 	if err != nil {
 		return nil, err
 	}
@@ -121,14 +128,17 @@ func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]
 		nodes, incarnations := columns(moved)
 		if err := tx.Later(ctx, `UPDATE usage_marks SET number = x.number, sha256 = x.sha256, updated_at = $6,
 				last_sequence = nullif(x.last, 0), last_sequence_segment = x.number
-			FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::int8[]) AS x(node, incarnation, number, sha256, last)
+			FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::int8[]) AS x(node, incarnation, number, sha256,
+			last)
 			WHERE usage_marks.node_id = x.node AND usage_marks.incarnation = x.incarnation`,
 			nodes, incarnations, numbers, digests, lasts, now); err != nil {
 			return err
 		}
-		if err := tx.Later(ctx, `DELETE FROM usage_ahead WHERE (node_id, incarnation, number) IN (SELECT a.node_id, a.incarnation, a.number
+		if err := tx.Later(ctx,
+			`DELETE FROM usage_ahead WHERE (node_id, incarnation, number) IN (SELECT a.node_id, a.incarnation, a.number
 			FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(node, incarnation, number)
-			JOIN usage_ahead a ON a.node_id = x.node AND a.incarnation = x.incarnation AND a.number <= x.number)`, nodes, incarnations, numbers); err != nil {
+			JOIN usage_ahead a ON a.node_id = x.node AND a.incarnation = x.incarnation AND a.number <= x.number)`, nodes,
+			incarnations, numbers); err != nil {
 			return fmt.Errorf("forget what the mark has passed: %w", err)
 		}
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// maxTogether ends a batch of words: what is said while one is in the database goes into the next. A larger one would share what the
-// statements cost in themselves among a few more, and have all of them wait for it.
+// maxTogether ends a batch of words: what is said while one is in the database goes into the next. A larger one would
+// share what the statements cost in themselves among a few more, and have all of them wait for it.
 const maxTogether = 64
 
 // word is a hello, or a report without workloads, on its way into the database.
@@ -40,12 +40,13 @@ func (w *word) wait(ctx context.Context) error {
 	case <-w.done:
 		return w.err
 	case <-ctx.Done():
-		return fault.New(fault.Unavailable, "hub_busy", "The hub is busy with other nodes; dial again in a moment.", ctx.Err())
+		return fault.New(fault.Unavailable, "hub_busy", "The hub is busy with other nodes; dial again in a moment.",
+			ctx.Err())
 	}
 }
 
-// words are what many nodes say at the same time and what costs one transaction together: while one batch is in the database, what is
-// said makes up the next. One alone waits for nobody.
+// words are what many nodes say at the same time and what costs one transaction together: while one batch is in the
+// database, what is said makes up the next. One alone waits for nobody.
 type words struct {
 	post func(context.Context, []*word)
 
@@ -108,8 +109,8 @@ func (i *Intake) takeBatch(ctx context.Context, batch []*word) {
 	togetherOrAlone(ctx, batch, i.takeTogether)
 }
 
-// togetherOrAlone does a batch in one transaction. When that fails for good, one of the batch is to blame: its halves are tried, and so
-// on, until only that one fails. Every one of the batch is told by do what became of it.
+// togetherOrAlone does a batch in one transaction. When that fails for good, one of the batch is to blame: its halves
+// are tried, and so on, until only that one fails. Every one of the batch is told by do what became of it.
 func togetherOrAlone[T any](ctx context.Context, batch []T, do func(context.Context, []T) error) {
 	if err := do(ctx, batch); err == nil || len(batch) == 1 || fault.Is(err, fault.Unavailable) {
 		return
@@ -159,7 +160,8 @@ func (i *Intake) takeTogether(ctx context.Context, batch []*word) error {
 	return err
 }
 
-// quietReports takes those reports that change nothing but the time at which their node was heard. It is false for the others.
+// quietReports takes those reports that change nothing but the time at which their node was heard. It is false for the
+// others.
 func quietReports(ctx context.Context, tx db.Tx, words []*word, now time.Time) ([]bool, error) {
 	ids := nodesOf(words)
 	hosting, err := instance.Hosting(ctx, tx, ids)

@@ -42,7 +42,8 @@ func TestWordsThatAreSaidDuringABatchMakeUpTheNext(t *testing.T) {
 			gate <- struct{}{}
 			synctest.Wait()
 		}
-		require.Equal(t, [][]string{{"first"}, want[:maxTogether], {want[maxTogether], "0"}}, batches, "in order, no batch too large, one word of a node in each")
+		require.Equal(t, [][]string{{"first"}, want[:maxTogether], {want[maxTogether], "0"}}, batches,
+			"in order, no batch too large, one word of a node in each")
 		for _, w := range append(all, first, again) {
 			require.NoError(t, w.wait(t.Context()))
 		}

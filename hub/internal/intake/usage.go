@@ -20,12 +20,15 @@ import (
 // documentUsage is the refused document of a node's last_refusal when the hub refused the node's usage.
 const documentUsage = "usage"
 
-// Usage takes a sealed segment: it checks it at once and puts it into the next batch of its lane, so that segments are posted
-// in the order of the calls. The returned function waits for the commit and gives the acknowledgement. A segment that was
-// posted before is acknowledged again and posts nothing.
+// Usage takes a sealed segment: it checks it at once and puts it into the next batch of its lane, so that segments are
+// posted in the order of the calls. The returned function waits for the commit and gives the acknowledgement. A segment
+// that was posted before is acknowledged again and posts nothing.
 //
-// A session carries the segments of one store, the one of its hello: a store that takes another name seals again what is not posted.
-func (i *Intake) Usage(ctx context.Context, peer session.Peer, incarnation string, upload *protocol.UsageUpload) func() *protocol.UsageAck {
+// A session carries the segments of one store, the one of its hello: a store that takes another name seals again what
+// is not posted.
+func (i *Intake) Usage(ctx context.Context, peer session.Peer, incarnation string,
+	upload *protocol.UsageUpload,
+) func() *protocol.UsageAck {
 	verified, err := protocol.VerifySegment(upload.GetSegment(), peer.Key)
 	var d *delivery
 	if err == nil {
@@ -43,7 +46,9 @@ func (i *Intake) Usage(ctx context.Context, peer session.Peer, incarnation strin
 	}
 }
 
-func (i *Intake) acknowledge(ctx context.Context, nodeID string, seg *protocol.UsageSegment, reached mark, err error) *protocol.UsageAck {
+func (i *Intake) acknowledge(ctx context.Context, nodeID string, seg *protocol.UsageSegment, reached mark,
+	err error,
+) *protocol.UsageAck {
 	ack := &protocol.UsageAck{Incarnation: seg.GetIncarnation()}
 	if err == nil {
 		failpoint.Hit("hub/usage/committed")
@@ -84,7 +89,8 @@ func checkSegment(s *protocol.UsageSegment, of store) error {
 		return protocol.Refuse(protocol.RefusalMalformed, "the usage segment is of another incarnation than the session")
 	case s.GetNumber() == 0 || s.GetNumber() > maxNumber:
 		return protocol.Refuse(protocol.RefusalMalformed, "usage segments are numbered from 1")
-	case s.GetNumber() == 1 && len(s.GetPreviousSha256()) != 0, s.GetNumber() > 1 && len(s.GetPreviousSha256()) != sha256.Size:
+	case s.GetNumber() == 1 && len(s.GetPreviousSha256()) != 0, s.GetNumber() > 1 &&
+		len(s.GetPreviousSha256()) != sha256.Size:
 		return protocol.Refuse(protocol.RefusalMalformed, "the usage segment does not name the one before it")
 	}
 	return nil

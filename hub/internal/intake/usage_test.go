@@ -19,14 +19,16 @@ func TestSegmentIsCheckedBeforeItIsPosted(t *testing.T) {
 		change func(*protocol.UsageSegment)
 		reason string
 	}{
-		"another node":              {func(s *protocol.UsageSegment) { s.NodeId = "n2" }, protocol.RefusalWrongNode},
-		"no incarnation":            {func(s *protocol.UsageSegment) { s.Incarnation = "" }, protocol.RefusalMalformed},
-		"another incarnation":       {func(s *protocol.UsageSegment) { s.Incarnation = "i2" }, protocol.RefusalMalformed},
-		"number zero":               {func(s *protocol.UsageSegment) { s.Number = 0 }, protocol.RefusalMalformed},
-		"number beyond the column":  {func(s *protocol.UsageSegment) { s.Number = 1 << 63 }, protocol.RefusalMalformed},
-		"first with a predecessor":  {func(s *protocol.UsageSegment) { s.Number = 1 }, protocol.RefusalMalformed},
-		"second without":            {func(s *protocol.UsageSegment) { s.PreviousSha256 = nil }, protocol.RefusalMalformed},
-		"predecessor of wrong size": {func(s *protocol.UsageSegment) { s.PreviousSha256 = sum[:5] }, protocol.RefusalMalformed},
+		"another node":             {func(s *protocol.UsageSegment) { s.NodeId = "n2" }, protocol.RefusalWrongNode},
+		"no incarnation":           {func(s *protocol.UsageSegment) { s.Incarnation = "" }, protocol.RefusalMalformed},
+		"another incarnation":      {func(s *protocol.UsageSegment) { s.Incarnation = "i2" }, protocol.RefusalMalformed},
+		"number zero":              {func(s *protocol.UsageSegment) { s.Number = 0 }, protocol.RefusalMalformed},
+		"number beyond the column": {func(s *protocol.UsageSegment) { s.Number = 1 << 63 }, protocol.RefusalMalformed},
+		"first with a predecessor": {func(s *protocol.UsageSegment) { s.Number = 1 }, protocol.RefusalMalformed},
+		"second without":           {func(s *protocol.UsageSegment) { s.PreviousSha256 = nil }, protocol.RefusalMalformed},
+		"predecessor of wrong size": {func(s *protocol.UsageSegment) {
+			s.PreviousSha256 = sum[:5]
+		}, protocol.RefusalMalformed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := good()

@@ -10,10 +10,12 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// AdoptLease takes over a lease that a node brought to a restored hub, when it is higher than what the rows know. What it may cost
-// is held again, as far as the wallet goes: uncovered is true where it does not, and what is used beyond the hold is written off,
-// as ever. The prices are those that the lease froze.
-func AdoptLease(ctx context.Context, tx db.Tx, nodeID string, in *protocol.Lease, now time.Time) (adopted, uncovered bool, err error) {
+// AdoptLease takes over a lease that a node brought to a restored hub, when it is higher than what the rows know. What
+// it may cost is held again, as far as the wallet goes: uncovered is true where it does not, and what is used beyond
+// the hold is written off, as ever. The prices are those that the lease froze.
+func AdoptLease(ctx context.Context, tx db.Tx, nodeID string, in *protocol.Lease,
+	now time.Time,
+) (adopted, uncovered bool, err error) {
 	s, err := lockSubject(ctx, tx, in.GetMemberId())
 	if fault.Is(err, fault.NotFound) {
 		return false, false, nil // a member that has ended before the node's accepted state
@@ -21,7 +23,8 @@ func AdoptLease(ctx context.Context, tx db.Tx, nodeID string, in *protocol.Lease
 	if err != nil {
 		return false, false, err
 	}
-	if s.Kind != Member || s.NodeID != nodeID || !s.closedAt.IsZero() || int64(in.GetLeaseNo()) <= s.leaseNo || !in.GetExpiresAt().IsValid() {
+	if s.Kind != Member || s.NodeID != nodeID || !s.closedAt.IsZero() || int64(in.GetLeaseNo()) <= s.leaseNo ||
+		!in.GetExpiresAt().IsValid() {
 		return false, false, nil
 	}
 	l, err := adoptedLease(ctx, tx, s, in)
@@ -60,7 +63,8 @@ func adoptedLease(ctx context.Context, tx db.Tx, s subject, in *protocol.Lease) 
 	expires := in.GetExpiresAt().AsTime().Truncate(time.Microsecond)
 	l := lease{
 		subjectID: s.ID, no: int64(in.GetLeaseNo()), nodeID: s.NodeID, currency: in.GetCurrency(), cap: in.GetCapNanos(),
-		issuedAt: expires.Add(-time.Duration(in.GetDurationSeconds()) * time.Second), expiresAt: expires, endPolicy: in.GetEndPolicy(),
+		issuedAt: expires.Add(-time.Duration(in.GetDurationSeconds()) * time.Second), expiresAt: expires,
+		endPolicy: in.GetEndPolicy(),
 	}
 	if l.no > s.leaseNo+1 && s.leaseNo > 0 {
 		// The leases in between are lost; each began before the one before it had ended.

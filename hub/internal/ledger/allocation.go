@@ -40,16 +40,16 @@ type Row struct {
 	NodeID string
 }
 
-// DueAllocations lists open allocations that are billed up to a moment before now and are not set aside, in order of their ids, from
-// the one after a given id on.
+// DueAllocations lists open allocations that are billed up to a moment before now and are not set aside, in order of
+// their ids, from the one after a given id on.
 func DueAllocations(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]Row, error) {
 	return dueAllocations(ctx, tx, after, now, limit)
 }
 
 // Accrued is what AccrueAllocation found.
 type Accrued struct {
-	// Exhausted: the wallet no longer covers the next AllocationNotice. The caller must release the allocation, because what it uses
-	// beyond its hold is written off.
+	// Exhausted: the wallet no longer covers the next AllocationNotice. The caller must release the allocation, because
+	// what it uses beyond its hold is written off.
 	Exhausted bool
 	// WasAside: earlier attempts had failed.
 	WasAside bool
@@ -76,7 +76,8 @@ func AccrueAllocation(ctx context.Context, tx db.Tx, id string, now time.Time) (
 		return out, err
 	}
 	if lack := min(need-h.balance(), wallet); lack > 0 {
-		if h, err = place(ctx, tx, s, h, lack, fmt.Sprintf("allocation:%s:%d", s.ID, s.accruedUntil.UnixMicro()), now); err != nil {
+		if h, err = place(ctx, tx, s, h, lack, fmt.Sprintf("allocation:%s:%d", s.ID, s.accruedUntil.UnixMicro()),
+			now); err != nil {
 			return out, err
 		}
 	}
@@ -86,7 +87,9 @@ func AccrueAllocation(ctx context.Context, tx db.Tx, id string, now time.Time) (
 }
 
 // accrueAllocation bills an allocation's time from where it was left to a moment.
-func accrueAllocation(ctx context.Context, tx db.Tx, s subject, until, now time.Time) (subject, hold, []rating.Price, error) {
+func accrueAllocation(ctx context.Context, tx db.Tx, s subject, until,
+	now time.Time,
+) (subject, hold, []rating.Price, error) {
 	prices, err := allocationPrices(ctx, tx, &s, now)
 	if err != nil && !fault.Is(err, fault.Conflict) {
 		return s, hold{}, nil, err
@@ -105,7 +108,9 @@ func accrueAllocation(ctx context.Context, tx db.Tx, s subject, until, now time.
 }
 
 // chargeAllocation adds a stretch of an allocation's time to its hours and draws what it costs on the hold.
-func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices []rating.Price, span rating.Interval, now time.Time) (hold, error) {
+func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices []rating.Price, span rating.Interval,
+	now time.Time,
+) (hold, error) {
 	byID := map[string]rating.Price{}
 	for _, p := range prices {
 		byID[p.ID] = p
@@ -124,7 +129,10 @@ func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices [
 	}
 	hours := map[accrualKey]hourRow{}
 	for _, part := range rating.Split(span, span.Length(), prices) {
-		k, a := accrualKey{s.ID, MeterAllocationSeconds, part.PriceID, part.Hour}, &addition{quantity: part.Quantity, price: byID[part.PriceID]}
+		k, a := accrualKey{s.ID, MeterAllocationSeconds, part.PriceID, part.Hour}, &addition{
+			quantity: part.Quantity,
+			price:    byID[part.PriceID],
+		}
 		next, d, err := a.rate(accruals[k], h)
 		if err != nil {
 			return h, err
@@ -155,8 +163,9 @@ func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices [
 	return h, insertUsage(ctx, tx, slot, []usageRow{row})
 }
 
-// allocationPrices is the schedule of the allocation's time, in its currency, which is settled here. A conflict means that it
-// has prices in other currencies only: a new allocation is refused then, one that is open goes on without a charge.
+// allocationPrices is the schedule of the allocation's time, in its currency, which is settled here. A conflict means
+// that it has prices in other currencies only: a new allocation is refused then, one that is open goes on without a
+// charge.
 func allocationPrices(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]rating.Price, error) {
 	rows, err := pricesOf(ctx, tx, []string{MeterAllocationSeconds})
 	if err != nil {

@@ -49,7 +49,8 @@ func TestAllocationIsBilledFromClaimToRelease(t *testing.T) {
 	require.Equal(t, "3.6", held, "an hour ahead")
 
 	w.now = at(1000)
-	w.price(ledger.Price{Meter: ledger.MeterAllocationSeconds, SKU: "cpu-small", HostBasisPoints: 8000, From: at(4000)}, "7.2")
+	w.price(ledger.Price{Meter: ledger.MeterAllocationSeconds, SKU: "cpu-small", HostBasisPoints: 8000, From: at(4000)},
+		"7.2")
 	for _, seconds := range []float64{1000, 2500, 3700, 5000} {
 		w.now = at(seconds)
 		require.Empty(t, w.accrue())
@@ -63,7 +64,8 @@ func TestAllocationIsBilledFromClaimToRelease(t *testing.T) {
 	require.Equal(t, "0", held)
 	require.Equal(t, "93", available, "4000 s at 3.6 and 1500 s at 7.2")
 	require.Equal(t, "5.6", w.accounts()["host:"+w.node])
-	require.EqualValues(t, 5500_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_recent WHERE meter = 'allocation_seconds'`))
+	require.EqualValues(t, 5500_000_000,
+		number(w, `SELECT sum(quantity)::int8 FROM usage_recent WHERE meter = 'allocation_seconds'`))
 	require.Empty(t, w.accrue(), "released")
 	w.close(s, at(9000))
 	w.checkBill()
@@ -89,8 +91,8 @@ func TestAllocationNeedsAnHourInTheWallet(t *testing.T) {
 	require.Zero(t, number(w, `SELECT count(*) FROM subjects WHERE id = $1`, s.ID))
 }
 
-// TestLaw07ExhaustedAllocationIsNamedAndWrittenOff: it is named while there is time to release it; what it takes beyond its
-// hold is nobody's debt.
+// TestLaw07ExhaustedAllocationIsNamedAndWrittenOff: it is named while there is time to release it; what it takes beyond
+// its hold is nobody's debt.
 func TestLaw07ExhaustedAllocationIsNamedAndWrittenOff(t *testing.T) {
 	w := newWorld(t)
 	w.price(ledger.Price{Meter: ledger.MeterAllocationSeconds}, "3.6")

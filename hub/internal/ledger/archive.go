@@ -20,7 +20,8 @@ import (
 )
 
 const (
-	// maxPartBytes bounds the unpacked bytes of one row of the archive; a single segment may be larger than the rest of the row.
+	// maxPartBytes bounds the unpacked bytes of one row of the archive; a single segment may be larger than the rest of
+	// the row.
 	maxPartBytes = 8 << 20
 	// maxPartSegments bounds its segments: what a node seals in a slot, four times over.
 	maxPartSegments = 2048
@@ -42,7 +43,8 @@ func keepSegments(ctx context.Context, tx db.Tx, slot Slot, segments []Segment) 
 	if len(signed) == 0 {
 		return nil
 	}
-	return db.CopyRows(ctx, tx, `COPY usage_segments_`+slot.number()+` (node_id, incarnation, number, envelope) FROM STDIN BINARY`, signed,
+	return db.CopyRows(ctx, tx, `COPY usage_segments_`+slot.number()+
+		` (node_id, incarnation, number, envelope) FROM STDIN BINARY`, signed,
 		func(w *db.Row, s *Segment) {
 			w.UUID(id(s.store.nodeID))
 			w.Text(s.store.incarnation)
@@ -51,8 +53,8 @@ func keepSegments(ctx context.Context, tx db.Tx, slot Slot, segments []Segment) 
 		})
 }
 
-// ArchiveNext packs the next segments of an ended slot, all of one store, into a row of the archive; done is true when none is left. It
-// goes on after the last row of the slot that is there, so that it can be cut short at any time.
+// ArchiveNext packs the next segments of an ended slot, all of one store, into a row of the archive; done is true when
+// none is left. It goes on after the last row of the slot that is there, so that it can be cut short at any time.
 func ArchiveNext(ctx context.Context, tx db.Tx, s Slot) (done bool, err error) {
 	node, incarnation, last, err := lastArchived(ctx, tx, s)
 	if err != nil {
@@ -65,7 +67,8 @@ func ArchiveNext(ctx context.Context, tx db.Tx, s Slot) (done bool, err error) {
 	of := found[0].store
 	first, last := found[0].number, found[len(found)-1].number
 	segments, err := collect(ctx, tx, scanSegment, `SELECT incarnation, number, envelope FROM usage_segments_`+s.number()+`
-		WHERE node_id = $1 AND incarnation = $2 AND number >= $3 AND number <= $4 ORDER BY number`, of.nodeID, of.incarnation, first, last)
+		WHERE node_id = $1 AND incarnation = $2 AND number >= $3 AND number <= $4 ORDER BY number`, of.nodeID, of.incarnation,
+		first, last)
 	if err != nil {
 		return false, err
 	}
@@ -77,15 +80,19 @@ func ArchiveNext(ctx context.Context, tx db.Tx, s Slot) (done bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	_, err = tx.Exec(ctx, `INSERT INTO usage_archive (from_at, to_at, node_id, incarnation, first_number, last_number, segments, records, sha256, packed)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (from_at, node_id, incarnation, first_number) DO NOTHING`,
+	_, err = tx.Exec(ctx,
+		`INSERT INTO usage_archive (from_at, to_at, node_id, incarnation, first_number, last_number, segments, records,
+			sha256, packed)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (from_at, node_id, incarnation, first_number) DO
+		NOTHING`,
 		s.From, s.To, of.nodeID, of.incarnation, first, last, int64(len(segments)), records, sum, packed)
 	return false, err
 }
 
 func lastArchived(ctx context.Context, tx db.Tx, s Slot) (node pgtype.UUID, incarnation string, last int64, err error) {
 	err = tx.QueryRow(ctx, `SELECT node_id, incarnation, last_number FROM usage_archive WHERE from_at = $1
-		ORDER BY from_at DESC, node_id DESC, incarnation DESC, first_number DESC LIMIT 1`, s.From).Scan(&node, &incarnation, &last)
+		ORDER BY from_at DESC, node_id DESC, incarnation DESC, first_number DESC LIMIT 1`, s.From).Scan(&node, &incarnation,
+		&last)
 	if db.IsNoRows(err) {
 		return pgtype.UUID{Valid: true}, "", 0, nil
 	}
@@ -100,12 +107,15 @@ type foundSegment struct {
 }
 
 // nextSegments returns the segments of one store that follow others and make up a row of the archive.
-func nextSegments(ctx context.Context, tx db.Tx, s Slot, node pgtype.UUID, incarnation string, last int64) ([]foundSegment, error) {
+func nextSegments(ctx context.Context, tx db.Tx, s Slot, node pgtype.UUID, incarnation string,
+	last int64,
+) ([]foundSegment, error) {
 	found, err := collect(ctx, tx, func(row pgx.Row) (f foundSegment, err error) {
 		err = row.Scan(&f.store.nodeID, &f.store.incarnation, &f.number, &f.bytes)
 		return f, err
 	}, `SELECT node_id, incarnation, number, octet_length(envelope) FROM usage_segments_`+s.number()+`
-		WHERE (node_id, incarnation, number) > ($1, $2, $3) ORDER BY node_id, incarnation, number LIMIT $4`, node, incarnation, last, maxPartSegments)
+		WHERE (node_id, incarnation, number) > ($1, $2, $3) ORDER BY node_id, incarnation, number LIMIT $4`, node,
+		incarnation, last, maxPartSegments)
 	var size int64
 	for n, f := range found {
 		if size += f.bytes; n > 0 && (f.store != found[0].store || size > maxPartBytes) {
@@ -136,8 +146,8 @@ func countRecords(segments []SignedSegment) (n int64, err error) {
 	return n, nil
 }
 
-// packSegments compresses segments of one store: for each its number and its length as uvarints, then the envelope, all in one zstd frame.
-// It returns the SHA-256 of what was compressed.
+// packSegments compresses segments of one store: for each its number and its length as uvarints, then the envelope, all
+// in one zstd frame. It returns the SHA-256 of what was compressed.
 func packSegments(segments []SignedSegment) (packed, sum []byte, err error) {
 	var raw []byte
 	for _, s := range segments {
@@ -210,12 +220,16 @@ func (a Archived) UnpackSegments() ([]SignedSegment, error) {
 	return out, nil
 }
 
-// ArchivedOf returns the next row of a node's archive after another one, of slots that overlap [from, to); ok is false when there is none.
-func ArchivedOf(ctx context.Context, tx db.Tx, nodeID string, from, to time.Time, after ArchiveKey) (a Archived, ok bool, err error) {
+// ArchivedOf returns the next row of a node's archive after another one, of slots that overlap [from, to); ok is false
+// when there is none.
+func ArchivedOf(ctx context.Context, tx db.Tx, nodeID string, from, to time.Time,
+	after ArchiveKey,
+) (a Archived, ok bool, err error) {
 	var first int64
 	err = tx.QueryRow(ctx, `SELECT from_at, to_at, node_id, incarnation, first_number, sha256, packed FROM usage_archive
 		WHERE node_id = $1 AND from_at < $3 AND to_at > $2 AND (from_at, incarnation, first_number) > ($4, $5, $6)
-		ORDER BY from_at, node_id, incarnation, first_number LIMIT 1`, nodeID, from, to, after.From, after.Incarnation, int64(after.First)).
+		ORDER BY from_at, node_id, incarnation, first_number LIMIT 1`, nodeID, from, to, after.From, after.Incarnation,
+		int64(after.First)).
 		Scan(&a.From, &a.To, &a.NodeID, &a.Incarnation, &first, &a.Sum, &a.Packed)
 	a.First = uint64(first)
 	if db.IsNoRows(err) {
@@ -225,16 +239,20 @@ func ArchivedOf(ctx context.Context, tx db.Tx, nodeID string, from, to time.Time
 }
 
 // SegmentsOf returns a node's segments of a slot that is not emptied yet, at most limit after another one.
-func SegmentsOf(ctx context.Context, tx db.Tx, s Slot, nodeID string, after SignedSegment, limit int) ([]SignedSegment, error) {
+func SegmentsOf(ctx context.Context, tx db.Tx, s Slot, nodeID string, after SignedSegment,
+	limit int,
+) ([]SignedSegment, error) {
 	return collect(ctx, tx, scanSegment, `SELECT incarnation, number, envelope FROM usage_segments_`+s.number()+`
-		WHERE node_id = $1 AND (incarnation, number) > ($2, $3) ORDER BY incarnation, number LIMIT $4`, nodeID, after.Incarnation, int64(after.Number), limit)
+		WHERE node_id = $1 AND (incarnation, number) > ($2, $3) ORDER BY incarnation, number LIMIT $4`, nodeID,
+		after.Incarnation, int64(after.Number), limit)
 }
 
-// DropIncompleteArchive reports whether the archive has all segments of an ended slot. Where it has not, because some came late, it drops
-// what it has of the slot: they are packed again.
+// DropIncompleteArchive reports whether the archive has all segments of an ended slot. Where it has not, because some
+// came late, it drops what it has of the slot: they are packed again.
 func DropIncompleteArchive(ctx context.Context, tx db.Tx, s Slot) (complete bool, err error) {
 	var kept, archived int64
-	if err := tx.QueryRow(ctx, `SELECT (SELECT count(*) FROM usage_segments_`+s.number()+`), (SELECT coalesce(sum(segments), 0) FROM usage_archive WHERE from_at = $1)::INT8`,
+	if err := tx.QueryRow(ctx, `SELECT (SELECT count(*) FROM usage_segments_`+s.number()+
+		`), (SELECT coalesce(sum(segments), 0) FROM usage_archive WHERE from_at = $1)::INT8`,
 		s.From).Scan(&kept, &archived); err != nil || kept == archived {
 		return err == nil, err
 	}
@@ -254,7 +272,8 @@ func DeleteOldArchive(ctx context.Context, tx db.Tx, o db.Old[ArchiveKey]) (last
 		return k, err
 	}, `SELECT from_at, node_id, incarnation, first_number FROM usage_archive
 		WHERE (from_at, node_id, incarnation, first_number) > ($1, $2, $3, $4) AND from_at < $5 AND to_at < $5
-		ORDER BY from_at, node_id, incarnation, first_number LIMIT $6`, o.After.From, node, o.After.Incarnation, int64(o.After.First), o.Before, o.Limit)
+		ORDER BY from_at, node_id, incarnation, first_number LIMIT $6`, o.After.From, node, o.After.Incarnation,
+		int64(o.After.First), o.Before, o.Limit)
 	if err != nil || len(keys) == 0 {
 		return ArchiveKey{}, 0, err
 	}
@@ -267,7 +286,9 @@ func DeleteOldArchive(ctx context.Context, tx db.Tx, o db.Old[ArchiveKey]) (last
 		from, nodes = append(from, k.From), append(nodes, k.NodeID)
 		incarnations, first = append(incarnations, k.Incarnation), append(first, int64(k.First))
 	}
-	return keys[len(keys)-1], len(keys), tx.Later(ctx, `DELETE FROM usage_archive WHERE (from_at, node_id, incarnation, first_number) IN (
-		SELECT x.at, x.node, x.incarnation, x.first FROM unnest($1::timestamptz[], $2::uuid[], $3::text[], $4::int8[]) AS x(at, node, incarnation, first))`,
-		from, nodes, incarnations, first)
+	return keys[len(keys)-1], len(keys),
+		tx.Later(ctx, `DELETE FROM usage_archive WHERE (from_at, node_id, incarnation, first_number) IN (
+		SELECT x.at, x.node, x.incarnation, x.first FROM unnest($1::timestamptz[], $2::uuid[], $3::text[], $4::int8[]) AS
+		x(at, node, incarnation, first))`,
+			from, nodes, incarnations, first)
 }

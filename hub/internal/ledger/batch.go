@@ -25,7 +25,8 @@ type accrualKey struct {
 }
 
 func (k accrualKey) compare(o accrualKey) int {
-	return cmp.Or(strings.Compare(k.subjectID, o.subjectID), k.hour.Compare(o.hour), strings.Compare(k.meter, o.meter), strings.Compare(k.priceID, o.priceID))
+	return cmp.Or(strings.Compare(k.subjectID, o.subjectID), k.hour.Compare(o.hour), strings.Compare(k.meter, o.meter),
+		strings.Compare(k.priceID, o.priceID))
 }
 
 // coverageKey is what a stretch of time is billed once for.
@@ -64,7 +65,8 @@ type hourKey struct {
 // hourCount is how many records began in an hour, and their quantity, over all runs and prices.
 type hourCount struct{ records, quantity int64 }
 
-// addition is what a batch adds to an accrual: a quantity, and the records that began in its hour. price is empty where usage has none.
+// addition is what a batch adds to an accrual: a quantity, and the records that began in its hour. price is empty where
+// usage has none.
 type addition struct {
 	quantity, records int64
 	price             rating.Price
@@ -87,8 +89,8 @@ type suspenseRow struct {
 
 // billedTime is what is billed of one key: as the database has it, and with what the batch adds.
 type billedTime struct {
-	// since is how far back the batch looks: the earliest beginning of the key's records. One node with an old spool must not make the
-	// others' history be read.
+	// since is how far back the batch looks: the earliest beginning of the key's records. One node with an old spool must
+	// not make the others' history be read.
 	since  time.Time
 	stored []rating.Interval
 	*rating.Coverage
@@ -123,8 +125,8 @@ func loadBatch(ctx context.Context, tx db.Tx, records []*record, now time.Time) 
 	return b, loadCoverage(ctx, tx, b.billed)
 }
 
-// reach notes the key of each record and how far back the batch looks, for keys and for the members, which it returns with the time of
-// their records. Only what may be billed counts: anybody's record may name any member and any time.
+// reach notes the key of each record and how far back the batch looks, for keys and for the members, which it returns
+// with the time of their records. Only what may be billed counts: anybody's record may name any member and any time.
 func (b *batch) reach(records []*record) (ids []string, spans []rating.Interval) {
 	members := map[string]rating.Interval{}
 	b.billed = map[coverageKey]*billedTime{}
@@ -297,11 +299,14 @@ func (b *batch) put(s *subject, r *record, pieces []piece) {
 }
 
 const (
-	// maxSpans bounds the intervals of billed time of one key that a batch looks at. An honest node's begin where its records do.
+	// maxSpans bounds the intervals of billed time of one key that a batch looks at. An honest node's begin where its
+	// records do.
 	maxSpans = 10_000
-	// maxOutOfOrder bounds how often a batch adds to one key before what is billed already. A node seals its records in order.
+	// maxOutOfOrder bounds how often a batch adds to one key before what is billed already. A node seals its records in
+	// order.
 	maxOutOfOrder = 1000
-	// maxRecordsPerHour bounds the records of a member and meter that begin in one hour: one a second, where a node makes one in thirty.
+	// maxRecordsPerHour bounds the records of a member and meter that begin in one hour: one a second, where a node makes
+	// one in thirty.
 	maxRecordsPerHour = 3600
 	// hourSlack is what the records of one hour may be longer than it: each may overrun its limit a little.
 	hourSlack = 3 * time.Minute
@@ -309,7 +314,8 @@ const (
 	maxPieces = 32
 )
 
-// fragmented reports whether a record is one too many of what no honest meter makes: each would cost all nodes' batches time.
+// fragmented reports whether a record is one too many of what no honest meter makes: each would cost all nodes' batches
+// time.
 func (r *record) fragmented() bool {
 	t := r.billed
 	return t != nil && (len(t.Spans()) >= maxSpans || t.outOfOrder >= maxOutOfOrder)
@@ -324,9 +330,9 @@ func (k suspendedTotal) compare(o suspendedTotal) int {
 	return cmp.Or(strings.Compare(k.subjectID, o.subjectID), strings.Compare(k.meter, o.meter))
 }
 
-// suspended sums what the batch adds to suspense, for those whose lease it counts against: the node has counted it there. Usage that
-// was billed before, and what another node says, is not among it. A sum is bounded by what the node can have measured since the
-// member was opened.
+// suspended sums what the batch adds to suspense, for those whose lease it counts against: the node has counted it
+// there. Usage that was billed before, and what another node says, is not among it. A sum is bounded by what the node
+// can have measured since the member was opened.
 func (b *batch) suspended() (added, most map[suspendedTotal]int64) {
 	added, most = map[suspendedTotal]int64{}, map[suspendedTotal]int64{}
 	for _, row := range b.suspense {
@@ -346,8 +352,8 @@ func (b *batch) suspended() (added, most map[suspendedTotal]int64) {
 // maxSuspended bounds a total, so that two of them can be added.
 const maxSuspended = math.MaxInt64 / 2
 
-// measurable is the most of a meter that the member's node can have measured by now; nothing where the limit is unknown, as no hold
-// covers such a meter.
+// measurable is the most of a meter that the member's node can have measured by now; nothing where the limit is
+// unknown, as no hold covers such a meter.
 func (s *subject) measurable(meter string, now time.Time) int64 {
 	most, ok := mostOf(s.Subject, meter, max(now.Add(maxClockSkew).Sub(s.OpenedAt).Microseconds(), 0))
 	if !ok {
@@ -356,8 +362,8 @@ func (s *subject) measurable(meter string, now time.Time) int64 {
 	return min(most, maxSuspended)
 }
 
-// accrue adds an accepted piece to its hours, at the prices that its leases froze; it returns the first addition. What has no
-// price adds up and is not charged.
+// accrue adds an accepted piece to its hours, at the prices that its leases froze; it returns the first addition. What
+// has no price adds up and is not charged.
 func (b *batch) accrue(s *subject, r *record, p piece) (first *addition) {
 	windows := b.windows[s.ID]
 	if no, ok := windows.Whole(p.span, r.leaseNo); ok {
@@ -410,7 +416,8 @@ func (b *batch) rate() error {
 		next, d, err := a.rate(b.accruals[k], h)
 		if errors.Is(err, rating.ErrOverflow) {
 			hour := rating.Interval{From: k.hour, To: k.hour.Add(time.Hour)}
-			b.suspend(&record{store: store{nodeID: s.NodeID}, memberID: k.subjectID, meter: k.meter, span: hour}, piece{hour, a.quantity, SuspenseOutOfRange})
+			b.suspend(&record{store: store{nodeID: s.NodeID}, memberID: k.subjectID, meter: k.meter, span: hour},
+				piece{hour, a.quantity, SuspenseOutOfRange})
 			delete(b.added, k)
 			continue
 		}

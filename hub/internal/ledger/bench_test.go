@@ -47,7 +47,10 @@ func BenchmarkPostUsage(b *testing.B) {
 			for _, m := range all {
 				seg := &protocol.UsageSegment{}
 				for _, s := range m.subs {
-					for _, meter := range []string{protocol.MeterSessionSeconds, protocol.MeterCPUSeconds, protocol.MeterMemoryByteSeconds} {
+					for _, meter := range []string{
+						protocol.MeterSessionSeconds, protocol.MeterCPUSeconds,
+						protocol.MeterMemoryByteSeconds,
+					} {
 						m.seq++
 						seg.Records = append(seg.Records, record(m.seq, s, meter, from, to, 30_000_000))
 					}
@@ -58,7 +61,9 @@ func BenchmarkPostUsage(b *testing.B) {
 			}
 		}
 		beat += segments
-		n, err := db.RunTx(b.Context(), w.d, func(tx db.Tx) (int, error) { return ledger.PostUsage(b.Context(), tx, now, batch...) })
+		n, err := db.RunTx(b.Context(), w.d, func(tx db.Tx) (int, error) {
+			return ledger.PostUsage(b.Context(), tx, now, batch...)
+		})
 		require.NoError(b, err)
 		posted += n
 	}

@@ -66,8 +66,8 @@ type piece struct {
 	reason   string
 }
 
-// clip divides a record into what is billed and what is not: claim ∩ lease ∩ elapsed time, and nothing twice. The pieces'
-// quantities sum to the record's.
+// clip divides a record into what is billed and what is not: claim ∩ lease ∩ elapsed time, and nothing twice. The
+// pieces' quantities sum to the record's.
 func clip(r *record, s Subject, b bounds) []piece {
 	if reason := malformed(r); reason != "" {
 		return []piece{{r.span, r.quantity, reason}}
@@ -113,7 +113,8 @@ func clip(r *record, s Subject, b bounds) []piece {
 // admit says that all of a span may be billed, which is what nearly every record is: nothing of it need be divided.
 func (b bounds) admit(span rating.Interval) bool {
 	holds := func(outer rating.Interval) bool { return !span.From.Before(outer.From) && !span.To.After(outer.To) }
-	return !span.To.After(b.now.Add(maxClockSkew)) && holds(b.claim) && slices.ContainsFunc(b.leased, holds) && b.covered != nil && !b.covered.Before(span.From)
+	return !span.To.After(b.now.Add(maxClockSkew)) && holds(b.claim) && slices.ContainsFunc(b.leased, holds) &&
+		b.covered != nil && !b.covered.Before(span.From)
 }
 
 func malformed(r *record) string {
@@ -145,7 +146,8 @@ func ceiling(r *record, s Subject) (int64, string) {
 	return most, SuspenseBeyondLimit
 }
 
-// hourMost is the most of a meter that may be accepted of one hour, over all runs; a record that begins in the hour may end beyond it.
+// hourMost is the most of a meter that may be accepted of one hour, over all runs; a record that begins in the hour may
+// end beyond it.
 func hourMost(r *record, s Subject) int64 {
 	if r.meter == protocol.MeterSessionSeconds {
 		return math.MaxInt64 // its time counts once

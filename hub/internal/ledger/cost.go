@@ -23,8 +23,8 @@ type Estimate struct {
 	Rates        []Rate
 }
 
-// EstimateMember gives the price of a member before it is made: what a lease would freeze now. Time of the allocation, where
-// that is what is charged, is not in it.
+// EstimateMember gives the price of a member before it is made: what a lease would freeze now. Time of the allocation,
+// where that is what is charged, is not in it.
 func EstimateMember(ctx context.Context, tx db.Tx, member Subject, now time.Time) (Estimate, error) {
 	s := subject{Subject: member}
 	prices, err := freeze(ctx, tx, &s, now.UTC())

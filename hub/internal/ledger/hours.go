@@ -64,7 +64,8 @@ func cursorInvalid() *fault.Error {
 // endOfTime is after all hours.
 func endOfTime() time.Time { return time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC) }
 
-// ListHours gives usage by hours, newest first, and the cursor of the next page, empty at the end. From and To bound the hours.
+// ListHours gives usage by hours, newest first, and the cursor of the next page, empty at the end. From and To bound
+// the hours.
 func ListHours(ctx context.Context, tx db.Tx, f Filter) ([]UsageHour, string, error) {
 	before, err := parseHourCursor(f.Before)
 	if err != nil {
@@ -86,12 +87,18 @@ func ListHours(ctx context.Context, tx db.Tx, f Filter) ([]UsageHour, string, er
 		meter = " AND u.meter = " + w.arg(f.Meter)
 	}
 	limit := w.arg(f.limit() + 1)
-	rows, err := collect(ctx, tx, scanHour, `SELECT s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug, coalesce(s.allocation_id::text, ''),
-			s.node_id, s.id, s.kind, h.meter, h.quantity, h.hour, h.price_id, coalesce(p.currency, s.currency), h.charged_nanos, h.written_off_nanos
-		FROM subjects s CROSS JOIN LATERAL (SELECT u.* FROM usage_hours u WHERE u.subject_id = s.id AND u.hour >= `+from+` AND u.hour < `+to+meter+`
-			AND (u.hour, u.subject_id, u.meter, u.price_id) < (`+w.arg(before.Hour)+`::timestamptz, `+w.arg(before.SubjectID)+`::uuid, `+w.arg(before.Meter)+`::text, `+w.arg(before.PriceID)+`::uuid)
+	rows, err := collect(ctx, tx, scanHour,
+		`SELECT s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug, coalesce(s.allocation_id::text,
+			''),
+			s.node_id, s.id, s.kind, h.meter, h.quantity, h.hour, h.price_id, coalesce(p.currency, s.currency), h.charged_nanos,
+			h.written_off_nanos
+		FROM subjects s CROSS JOIN LATERAL (SELECT u.* FROM usage_hours u WHERE u.subject_id = s.id AND u.hour >= `+from+
+			` AND u.hour < `+to+meter+`
+			AND (u.hour, u.subject_id, u.meter, u.price_id) < (`+w.arg(before.Hour)+`::timestamptz, `+w.arg(before.SubjectID)+
+			`::uuid, `+w.arg(before.Meter)+`::text, `+w.arg(before.PriceID)+`::uuid)
 			ORDER BY u.hour DESC, u.meter DESC, u.price_id DESC LIMIT `+limit+`) AS h
-		LEFT JOIN prices p ON p.id = h.price_id`+w.where()+` ORDER BY h.hour DESC, s.id DESC, h.meter DESC, h.price_id DESC LIMIT `+limit, w.args...)
+		LEFT JOIN prices p ON p.id = h.price_id`+w.where()+
+			` ORDER BY h.hour DESC, s.id DESC, h.meter DESC, h.price_id DESC LIMIT `+limit, w.args...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -107,7 +114,8 @@ func ListHours(ctx context.Context, tx db.Tx, f Filter) ([]UsageHour, string, er
 
 func scanHour(row pgx.Row) (h UsageHour, err error) {
 	var kind string
-	err = row.Scan(&h.OrgID, &h.ProjectID, &h.AppInstanceID, &h.AppSlug, &h.AllocationID, &h.NodeID, &h.SubjectID, &kind, &h.Meter, &h.Quantity,
+	err = row.Scan(&h.OrgID, &h.ProjectID, &h.AppInstanceID, &h.AppSlug, &h.AllocationID, &h.NodeID, &h.SubjectID, &kind,
+		&h.Meter, &h.Quantity,
 		&h.Hour, &h.PriceID, &h.Currency, &h.ChargedNanos, &h.WrittenOffNanos)
 	h.Hour, h.UsageSource = h.Hour.UTC(), SourceAppRuntime
 	if kind == Allocation {

@@ -27,8 +27,10 @@ func TestUsageIsPostedOnceAPostingInterval(t *testing.T) {
 		w.post(w.session(s, float64(30*n), float64(30*n+30)))
 	}
 	require.Zero(t, postings())
-	require.EqualValues(t, 9_000_000_000, number(w, `SELECT posted_nanos FROM holds WHERE subject_id = $1`, s.ID), "it is charged at once")
-	require.Zero(t, number(w, `SELECT count(*) FROM usage_recent u WHERE u.posting_id NOT IN (SELECT posting_id FROM pending_postings)`))
+	require.EqualValues(t, 9_000_000_000, number(w, `SELECT posted_nanos FROM holds WHERE subject_id = $1`, s.ID),
+		"it is charged at once")
+	require.Zero(t,
+		number(w, `SELECT count(*) FROM usage_recent u WHERE u.posting_id NOT IN (SELECT posting_id FROM pending_postings)`))
 	w.checkInvariants()
 
 	require.Equal(t, 1, w.flush())
@@ -47,7 +49,8 @@ func TestUsageIsPostedOnceAPostingInterval(t *testing.T) {
 	w.checkBill()
 }
 
-// However a node divides a member's time into runs and segments, an hour has so many records and so much of a limited meter.
+// However a node divides a member's time into runs and segments, an hour has so many records and so much of a limited
+// meter.
 func TestRecordsOfMadeUpRunsAreInSuspense(t *testing.T) {
 	w := newWorld(t)
 	w.credit("1000")
@@ -74,7 +77,8 @@ func TestRecordsOfMadeUpRunsAreInSuspense(t *testing.T) {
 	}
 	const allowed = int64(3600+180+900) * 1e6
 	require.Equal(t, allowed, number(w, `SELECT sum(quantity)::int8 FROM usage_hours WHERE meter = 'cpu_seconds'`))
-	require.Equal(t, int64(9000)*1e6-allowed, number(w, `SELECT sum(quantity)::int8 FROM suspense_records WHERE reason = $1`, ledger.SuspenseBeyondLimit))
+	require.Equal(t, int64(9000)*1e6-allowed,
+		number(w, `SELECT sum(quantity)::int8 FROM suspense_records WHERE reason = $1`, ledger.SuspenseBeyondLimit))
 
 	// Slivers of made-up runs, a segment for each hundred.
 	for n := range 40 {
@@ -86,9 +90,11 @@ func TestRecordsOfMadeUpRunsAreInSuspense(t *testing.T) {
 	}
 	require.EqualValues(t, 3600, number(w, `SELECT records FROM usage_hours WHERE hour = $1`, at(3600)))
 	require.EqualValues(t, 3600, number(w, `SELECT count(*) FROM usage_recent WHERE started_at >= $1`, at(3600)))
-	require.EqualValues(t, 400, number(w, `SELECT count(*) FROM suspense_records WHERE reason = $1`, ledger.SuspenseTooFragmented))
+	require.EqualValues(t, 400, number(w, `SELECT count(*) FROM suspense_records WHERE reason = $1`,
+		ledger.SuspenseTooFragmented))
 	w.post(w.session(other, 0, 3600))
-	require.EqualValues(t, 3600_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_hours WHERE subject_id = $1`, other.ID), "its neighbour's is accepted")
+	require.EqualValues(t, 3600_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_hours WHERE subject_id = $1`,
+		other.ID), "its neighbour's is accepted")
 	w.checkBill()
 }
 
@@ -158,7 +164,8 @@ func TestUsageWithoutAPriceIsCounted(t *testing.T) {
 	w.lease(s, 24*time.Hour)
 	w.now = at(7200)
 	w.post(w.session(s, 1800, 5400))
-	rows := query(w, `SELECT hour::text || ' ' || quantity || ' ' || charged_nanos || ' ' || records FROM usage_hours ORDER BY hour`,
+	rows := query(w,
+		`SELECT hour::text || ' ' || quantity || ' ' || charged_nanos || ' ' || records FROM usage_hours ORDER BY hour`,
 		func(scan func(...any) error) (row string, err error) {
 			err = scan(&row)
 			return row, err

@@ -14,9 +14,10 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// TestLaw17PostedAcceleratorSecondsNeverExceedPhysicalTime lets a node claim whatever it likes for one accelerator that goes
-// from member to member: any span around now, of any run and incarnation, exaggerated and repeated. What is posted is never
-// more than the time that has passed, member by member and in all, but for the allowance for a clock that is ahead.
+// TestLaw17PostedAcceleratorSecondsNeverExceedPhysicalTime lets a node claim whatever it likes for one accelerator that
+// goes from member to member: any span around now, of any run and incarnation, exaggerated and repeated. What is posted
+// is never more than the time that has passed, member by member and in all, but for the allowance for a clock that is
+// ahead.
 func TestLaw17PostedAcceleratorSecondsNeverExceedPhysicalTime(t *testing.T) {
 	const ahead, members, looks = 2 * time.Minute, 3, 8
 	for seed := range uint64(3) {
@@ -25,7 +26,10 @@ func TestLaw17PostedAcceleratorSecondsNeverExceedPhysicalTime(t *testing.T) {
 			w := newWorld(t)
 			priced(w)
 			posted := func(s ledger.Subject) time.Duration {
-				return time.Duration(number(w, `SELECT coalesce(sum(quantity), 0)::int8 FROM usage_hours WHERE subject_id = $1 AND meter = 'session_seconds'`, s.ID)) * time.Microsecond
+				return time.Duration(
+					number(w,
+						`SELECT coalesce(sum(quantity), 0)::int8 FROM usage_hours WHERE subject_id = $1 AND meter = 'session_seconds'`,
+						s.ID)) * time.Microsecond
 			}
 			var all []ledger.Subject
 			for range members {

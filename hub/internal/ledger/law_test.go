@@ -28,8 +28,8 @@ type stream struct {
 	from, to float64
 }
 
-// streams gives each member its own running time from noon on, cut at random into records and segments. Numbers run over all
-// of them, as one node gives them out.
+// streams gives each member its own running time from noon on, cut at random into records and segments. Numbers run
+// over all of them, as one node gives them out.
 func streams(w *world, rng *rand.Rand, members int) []stream {
 	out := make([]stream, members)
 	for i := range out {
@@ -47,7 +47,8 @@ func streams(w *world, rng *rand.Rand, members int) []stream {
 				w.seq++
 				seg = append(seg, record(w.seq, s, protocol.MeterCPUSeconds, st.to, next, int64((next-st.to)*1e6*rng.Float64())))
 				w.seq++
-				seg = append(seg, record(w.seq, s, protocol.MeterMemoryByteSeconds, st.to, next, int64((next-st.to)*float64(8<<30)*rng.Float64())))
+				seg = append(seg, record(w.seq, s, protocol.MeterMemoryByteSeconds, st.to, next,
+					int64((next-st.to)*float64(8<<30)*rng.Float64())))
 				st.to = next
 			}
 			st.segments = append(st.segments, seg)
@@ -75,32 +76,41 @@ func (w *world) checkBill() {
 		hour                          time.Time
 		quantity, charged, nanos, per int64
 	}
-	rows := query(w, `SELECT a.subject_id, a.meter, a.price_id, a.hour, a.quantity, a.charged_nanos, p.nanos, p.per_quantity
+	rows := query(w,
+		`SELECT a.subject_id, a.meter, a.price_id, a.hour, a.quantity, a.charged_nanos, p.nanos, p.per_quantity
 		FROM usage_hours a JOIN prices p ON p.id = a.price_id`, func(scan func(...any) error) (r row, err error) {
-		err = scan(&r.subject, &r.meter, &r.price, &r.hour, &r.quantity, &r.charged, &r.nanos, &r.per)
-		return r, err
-	})
+			err = scan(&r.subject, &r.meter, &r.price, &r.hour, &r.quantity, &r.charged, &r.nanos, &r.per)
+			return r, err
+		})
 	for _, r := range rows {
 		want, err := rating.Charge(r.nanos, r.per, r.quantity)
 		require.NoError(w.t, err)
 		require.Equal(w.t, want, r.charged, "%s in %s: the charge is not price × quantity", r.meter, r.hour)
 	}
-	require.Zero(w.t, number(w, `SELECT count(*) FROM (SELECT subject_id, meter, price_id, sum(collected_nanos) AS collected, sum(written_off_nanos) AS written_off,
-			min(hour) AS first, max(hour) + interval '1 hour' AS last FROM usage_hours WHERE charged_nanos > 0 GROUP BY subject_id, meter, price_id) h
-		LEFT JOIN (SELECT p.subject_id, p.meter, p.price_id, -sum(e.amount_nanos) FILTER (WHERE p.kind = 'usage' AND e.account LIKE 'hold:%') AS collected,
+	require.Zero(w.t,
+		number(w,
+			`SELECT count(*) FROM (SELECT subject_id, meter, price_id, sum(collected_nanos) AS collected, sum(written_off_nanos)
+				AS written_off,
+			min(hour) AS first, max(hour) + interval '1 hour' AS last FROM usage_hours WHERE charged_nanos > 0
+			GROUP BY subject_id, meter, price_id) h
+		LEFT JOIN (SELECT p.subject_id, p.meter, p.price_id, -sum(e.amount_nanos) FILTER (WHERE p.kind = 'usage'
+		AND e.account LIKE 'hold:%') AS collected,
 			-sum(e.amount_nanos) FILTER (WHERE p.kind = 'write_off' AND e.account = 'platform:write_off') AS written_off,
 			min(p.period_from) AS first, max(p.period_to) AS last
-			FROM postings p JOIN entries e ON e.posting_id = p.id WHERE p.kind IN ('usage', 'write_off') GROUP BY p.subject_id, p.meter, p.price_id) j
+			FROM postings p JOIN entries e ON e.posting_id = p.id WHERE p.kind IN ('usage', 'write_off')
+			GROUP BY p.subject_id, p.meter, p.price_id) j
 			USING (subject_id, meter, price_id)
-		WHERE h.collected <> coalesce(j.collected, 0) OR h.written_off <> coalesce(j.written_off, 0) OR j.first < h.first OR j.last > h.last`), "the journal is not the hours")
+		WHERE h.collected <> coalesce(j.collected, 0) OR h.written_off <> coalesce(j.written_off, 0) OR j.first < h.first
+		OR j.last > h.last`), "the journal is not the hours")
 	require.Zero(w.t, number(w, `SELECT count(*) FROM (
 		SELECT subject_id, meter, sum(quantity) AS q FROM usage_recent GROUP BY subject_id, meter) u
-		FULL JOIN (SELECT subject_id, meter, sum(quantity) AS q FROM usage_hours GROUP BY subject_id, meter) a USING (subject_id, meter)
+		FULL JOIN (SELECT subject_id, meter, sum(quantity) AS q FROM usage_hours
+		GROUP BY subject_id, meter) a USING (subject_id, meter)
 		WHERE coalesce(u.q, 0) <> coalesce(a.q, 0)`), "usage and its hours differ")
 }
 
-// TestLaw05ASecondIsPostedOnce sends the same segments repeatedly, out of order, cut differently and from several connections
-// at once: all hours, all accounts come out as if each had come once.
+// TestLaw05ASecondIsPostedOnce sends the same segments repeatedly, out of order, cut differently and from several
+// connections at once: all hours, all accounts come out as if each had come once.
 func TestLaw05ASecondIsPostedOnce(t *testing.T) {
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -171,7 +181,8 @@ func TestLaw05CuttingDoesNotChangeTheBill(t *testing.T) {
 			seg = seg[n:]
 		}
 		w.checkBill()
-		return number(w, `SELECT sum(collected_nanos)::int8 FROM usage_hours`), number(w, `SELECT sum(host_nanos)::int8 FROM usage_hours`)
+		return number(w, `SELECT sum(collected_nanos)::int8 FROM usage_hours`),
+			number(w, `SELECT sum(host_nanos)::int8 FROM usage_hours`)
 	}
 	one, oneHost := bill(1)
 	many, manyHost := bill(1000)
@@ -180,8 +191,9 @@ func TestLaw05CuttingDoesNotChangeTheBill(t *testing.T) {
 	require.Positive(t, one)
 }
 
-// TestLaw05BatchingDoesNotChangeTheBill bills the hours of several nodes once segment by segment and in order, and once in
-// batches of any size that mix nodes, orders and repetitions, several at once: every accrual and every account comes out alike.
+// TestLaw05BatchingDoesNotChangeTheBill bills the hours of several nodes once segment by segment and in order, and once
+// in batches of any size that mix nodes, orders and repetitions, several at once: every accrual and every account comes
+// out alike.
 func TestLaw05BatchingDoesNotChangeTheBill(t *testing.T) {
 	type bill struct {
 		accruals []string
@@ -211,10 +223,11 @@ func TestLaw05BatchingDoesNotChangeTheBill(t *testing.T) {
 				deliver(w, rng, segments)
 				w.checkBill()
 				require.Empty(t, w.suspense())
-				for _, h := range query(w, `SELECT h.id::text || ' ' || h.subject_id::text FROM holds h`, func(scan func(...any) error) (s string, err error) {
-					err = scan(&s)
-					return s, err
-				}) {
+				for _, h := range query(w, `SELECT h.id::text || ' ' || h.subject_id::text FROM holds h`,
+					func(scan func(...any) error) (s string, err error) {
+						err = scan(&s)
+						return s, err
+					}) {
 					id, subject, _ := strings.Cut(h, " ")
 					pairs = append(pairs, id, "of "+subject)
 				}
@@ -223,18 +236,22 @@ func TestLaw05BatchingDoesNotChangeTheBill(t *testing.T) {
 				for account, sum := range w.accounts() {
 					out.accounts[names.Replace(names.Replace(account))] = sum
 				}
-				for _, row := range query(w, `SELECT subject_id::text || ' ' || meter || ' ' || hour::text || ' ' || quantity || ' ' || charged_nanos || ' ' || collected_nanos || ' ' || host_nanos
+				for _, row := range query(w,
+					`SELECT subject_id::text || ' ' || meter || ' ' || hour::text || ' ' || quantity || ' ' || charged_nanos || ' ' ||
+						collected_nanos || ' ' || host_nanos
 					FROM usage_hours`, func(scan func(...any) error) (s string, err error) {
-					err = scan(&s)
-					return s, err
-				}) {
+						err = scan(&s)
+						return s, err
+					}) {
 					out.accruals = append(out.accruals, names.Replace(row))
 				}
 				slices.Sort(out.accruals)
 				return out
 			}
 			send := func(w *world, segments ...ledger.Segment) error {
-				_, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (int, error) { return ledger.PostUsage(t.Context(), tx, w.now, segments...) })
+				_, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (int, error) {
+					return ledger.PostUsage(t.Context(), tx, w.now, segments...)
+				})
 				return err
 			}
 			want := post(func(w *world, _ *rand.Rand, segments []ledger.Segment) {
@@ -264,8 +281,8 @@ func TestLaw05BatchingDoesNotChangeTheBill(t *testing.T) {
 	}
 }
 
-// TestLaw05NoSecondOfAMemberIsPostedTwice gives overlapping records of other runs, numbers and incarnations: running time is
-// their union.
+// TestLaw05NoSecondOfAMemberIsPostedTwice gives overlapping records of other runs, numbers and incarnations: running
+// time is their union.
 func TestLaw05NoSecondOfAMemberIsPostedTwice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	w := newWorld(t)
@@ -290,7 +307,8 @@ func TestLaw05NoSecondOfAMemberIsPostedTwice(t *testing.T) {
 	for _, i := range spans {
 		total += i.Length()
 	}
-	require.Equal(t, total-union, number(w, `SELECT sum(quantity)::int8 FROM suspense_records WHERE reason = 'already_billed'`))
+	require.Equal(t, total-union,
+		number(w, `SELECT sum(quantity)::int8 FROM suspense_records WHERE reason = 'already_billed'`))
 	w.checkBill()
 }
 
@@ -309,9 +327,11 @@ func TestLaw06EveryPostingSumsToZero(t *testing.T) {
 		_, err := ledger.NewPosting("k", legs...)
 		require.Error(t, err, name)
 	}
-	_, err := ledger.NewPosting("", ledger.Leg{Account: "a", Currency: "EUR", Nanos: 1}, ledger.Leg{Account: "b", Currency: "EUR", Nanos: -1})
+	_, err := ledger.NewPosting("", ledger.Leg{Account: "a", Currency: "EUR", Nanos: 1},
+		ledger.Leg{Account: "b", Currency: "EUR", Nanos: -1})
 	require.Error(t, err)
-	p, err := ledger.NewPosting("k", ledger.Leg{Account: "a", Currency: "EUR", Nanos: 3}, ledger.Leg{Account: "b", Currency: "EUR", Nanos: -2}, ledger.Leg{Account: "c", Currency: "EUR", Nanos: -1})
+	p, err := ledger.NewPosting("k", ledger.Leg{Account: "a", Currency: "EUR", Nanos: 3},
+		ledger.Leg{Account: "b", Currency: "EUR", Nanos: -2}, ledger.Leg{Account: "c", Currency: "EUR", Nanos: -1})
 	require.NoError(t, err)
 	require.NotEmpty(t, p.ID)
 }
@@ -319,11 +339,15 @@ func TestLaw06EveryPostingSumsToZero(t *testing.T) {
 // TestLaw06PostedRowsNeverChange reads every SQL statement of the hub: none updates or deletes a row of the journal, of
 // usage, of suspense or of the price book, but that records in suspense and raw usage have a retention.
 func TestLaw06PostedRowsNeverChange(t *testing.T) {
-	change := regexp.MustCompile(`(?is)\b(UPDATE|DELETE\s+FROM|TRUNCATE(\s+TABLE)?)\s+(ONLY\s+)?"?(postings|entries|usage_records(_\d?)?|suspense_records|prices)\b`)
-	upsert := regexp.MustCompile("(?is)INSERT\\s+INTO\\s+(postings|entries|usage_records(_\\d?)?|suspense_records|prices)\\b[^`]*DO\\s+UPDATE")
+	change := regexp.MustCompile(
+		`(?is)\b(UPDATE|DELETE\s+FROM|TRUNCATE(\s+TABLE)?)\s+(ONLY\s+)?"?(postings|entries|usage_records(_\d?)?|` +
+			`suspense_records|prices)\b`)
+	upsert := regexp.MustCompile(
+		"(?is)INSERT\\s+INTO\\s+(postings|entries|usage_records(_\\d?)?|suspense_records|prices)\\b[^`]*DO\\s+UPDATE")
 	seen := 0
 	require.NoError(t, filepath.WalkDir("../..", func(path string, e os.DirEntry, err error) error {
-		if err != nil || e.IsDir() || strings.HasSuffix(path, "_test.go") || !slices.Contains([]string{".go", ".sql"}, filepath.Ext(path)) {
+		if err != nil || e.IsDir() || strings.HasSuffix(path, "_test.go") || !slices.Contains([]string{".go", ".sql"},
+			filepath.Ext(path)) {
 			return err
 		}
 		text, err := os.ReadFile(path)
@@ -353,11 +377,13 @@ func TestLaw06RowsAreTheSameAfterMoreIsPosted(t *testing.T) {
 		w.post(s.segments[0]...)
 	}
 	rows := func(until time.Time) []string {
-		return query(w, `SELECT p.id::text || p.key || p.kind || p.created_at::text || e.leg::text || e.account || e.amount_nanos::text
-			FROM postings p JOIN entries e ON e.posting_id = p.id WHERE p.created_at <= $1 ORDER BY p.id, e.leg`, func(scan func(...any) error) (s string, err error) {
-			err = scan(&s)
-			return s, err
-		}, until)
+		return query(w,
+			`SELECT p.id::text || p.key || p.kind || p.created_at::text || e.leg::text || e.account || e.amount_nanos::text
+			FROM postings p JOIN entries e ON e.posting_id = p.id WHERE p.created_at <= $1 ORDER BY p.id, e.leg`,
+			func(scan func(...any) error) (s string, err error) {
+				err = scan(&s)
+				return s, err
+			}, until)
 	}
 	first := w.now
 	before := rows(first)
@@ -382,7 +408,10 @@ func TestLaw06AKeyPostsOnce(t *testing.T) {
 	w := newWorld(t)
 	grant := func() error {
 		return do(w, func(ctx context.Context, tx db.Tx) error {
-			_, err := ledger.GrantCredit(ctx, tx, ledger.Grant{OrgID: w.org, Currency: "EUR", Nanos: 5, Description: "d", Key: "same"}, w.now)
+			_, err := ledger.GrantCredit(ctx, tx, ledger.Grant{
+				OrgID: w.org, Currency: "EUR", Nanos: 5, Description: "d",
+				Key: "same",
+			}, w.now)
 			return err
 		})
 	}
@@ -453,7 +482,10 @@ func TestLaw07ConcurrentHoldsNeverOverdraw(t *testing.T) {
 	for _, s := range members {
 		wg.Go(func() {
 			_, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (*protocol.Lease, error) {
-				return ledger.IssueLease(t.Context(), tx, ledger.LeaseRequest{SubjectID: s.ID, NodeID: s.NodeID, Now: w.now, Duration: 50 * time.Minute})
+				return ledger.IssueLease(t.Context(), tx, ledger.LeaseRequest{
+					SubjectID: s.ID, NodeID: s.NodeID, Now: w.now,
+					Duration: 50 * time.Minute,
+				})
 			})
 			if code := faultCode(err); code != "" && code != "insufficient_funds" {
 				t.Error(err)

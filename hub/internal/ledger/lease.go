@@ -56,18 +56,23 @@ func (l lease) window() rating.Interval { return rating.Interval{From: l.issuedA
 
 func (l lease) message() *protocol.Lease {
 	out := &protocol.Lease{
-		MemberId: l.subjectID, LeaseNo: uint64(l.no), HoldId: l.holdID, CapNanos: l.cap, Currency: l.currency, EndPolicy: l.endPolicy,
+		MemberId: l.subjectID, LeaseNo: uint64(l.no), HoldId: l.holdID, CapNanos: l.cap, Currency: l.currency,
+		EndPolicy: l.endPolicy,
 		ExpiresAt: timestamppb.New(l.expiresAt), DurationSeconds: uint64(l.expiresAt.Sub(l.issuedAt) / time.Second),
 	}
 	for _, p := range l.prices {
-		out.Prices = append(out.Prices, &protocol.FrozenPrice{Meter: p.Meter, PriceId: p.PriceID, PriceNanos: p.Nanos, PerQuantity: p.PerQuantity})
+		out.Prices = append(out.Prices, &protocol.FrozenPrice{
+			Meter: p.Meter, PriceId: p.PriceID, PriceNanos: p.Nanos,
+			PerQuantity: p.PerQuantity,
+		})
 	}
 	return out
 }
 
-// IssueLease gives a member its next lease: today's prices, frozen, and a hold in the wallet that covers the whole of it and
-// what the member may have spent and not yet reported. A wallet that does not cover the wish gets a shorter lease; one that
-// does not cover MinLease, or no longer than the lease that runs, gets insufficient_funds and changes nothing.
+// IssueLease gives a member its next lease: today's prices, frozen, and a hold in the wallet that covers the whole of
+// it and what the member may have spent and not yet reported. A wallet that does not cover the wish gets a shorter
+// lease; one that does not cover MinLease, or no longer than the lease that runs, gets insufficient_funds and changes
+// nothing.
 func IssueLease(ctx context.Context, tx db.Tx, r LeaseRequest) (*protocol.Lease, error) {
 	s, err := lockSubject(ctx, tx, r.SubjectID)
 	if err != nil {
@@ -106,7 +111,9 @@ func OpenMember(ctx context.Context, tx db.Tx, s Subject, duration time.Duration
 }
 
 // issue gives an open member its next lease. One that was opened just now has no past to ask for.
-func issue(ctx context.Context, tx db.Tx, s subject, r LeaseRequest, now time.Time, opened bool) (*protocol.Lease, error) {
+func issue(ctx context.Context, tx db.Tx, s subject, r LeaseRequest, now time.Time,
+	opened bool,
+) (*protocol.Lease, error) {
 	prices, err := freeze(ctx, tx, &s, now)
 	if err != nil {
 		return nil, err
@@ -125,7 +132,8 @@ func issue(ctx context.Context, tx db.Tx, s subject, r LeaseRequest, now time.Ti
 	cost := func(micros int64) (int64, bool) { return costOf(s, prices, micros) }
 	duration, topUp := rating.Affordable(cost, p.hold.balance(), available, p.unreported, wish, holdMargin)
 	l := lease{
-		subjectID: s.ID, no: s.leaseNo + 1, nodeID: s.NodeID, currency: s.currency, issuedAt: now, expiresAt: now.Add(duration),
+		subjectID: s.ID, no: s.leaseNo + 1, nodeID: s.NodeID, currency: s.currency, issuedAt: now,
+		expiresAt: now.Add(duration),
 		endPolicy: endPolicyStop, prices: prices,
 	}
 	if duration < MinLease || duration < wish && !l.expiresAt.After(p.leasedUntil) {
@@ -146,7 +154,8 @@ func issue(ctx context.Context, tx db.Tx, s subject, r LeaseRequest, now time.Ti
 // past is what a member's next lease depends on.
 type past struct {
 	hold hold
-	// unreported is the leased time of which usage may still come, in microseconds; leasedUntil is when the latest lease ends.
+	// unreported is the leased time of which usage may still come, in microseconds; leasedUntil is when the latest lease
+	// ends.
 	unreported  int64
 	leasedUntil time.Time
 	// suspended is what usage in suspense would cost.
@@ -188,9 +197,9 @@ func LeasedUntil(ctx context.Context, tx db.Tx, subjectID string) (time.Time, er
 	return lastLeaseEnd(ctx, tx, subjectID)
 }
 
-// DueForRenewal are the open members whose lease is past its half-life, give or take a fifth, and that are not set aside. One that has
-// run out is due, too: with new credit its workload starts again. Those on the nodes except are not. Each org has its turn, with those
-// of its members first that are due longest.
+// DueForRenewal are the open members whose lease is past its half-life, give or take a fifth, and that are not set
+// aside. One that has run out is due, too: with new credit its workload starts again. Those on the nodes except are
+// not. Each org has its turn, with those of its members first that are due longest.
 func DueForRenewal(ctx context.Context, tx db.Tx, except []string, now time.Time, limit int) ([]Row, error) {
 	return dueSubjects(ctx, tx, except, now, limit)
 }
@@ -203,7 +212,8 @@ type Renewal struct {
 	WasAside bool
 }
 
-// RenewLease gives a member its next lease where its org's wallet covers it. One that has been closed meanwhile gets none.
+// RenewLease gives a member its next lease where its org's wallet covers it. One that has been closed meanwhile gets
+// none.
 func RenewLease(ctx context.Context, tx db.Tx, r LeaseRequest) (out Renewal, err error) {
 	s, err := lockSubject(ctx, tx, r.SubjectID)
 	if err != nil || !s.closedAt.IsZero() {
@@ -230,8 +240,8 @@ func RenewLease(ctx context.Context, tx db.Tx, r LeaseRequest) (out Renewal, err
 	return out, setAside(ctx, tx, s.ID, s.failures+1, r.Now.Add(retryAfter(s.failures+1, most)))
 }
 
-// ReduceHold is for a member that is not to run: it gets no further lease, and once its last one has ended, what its hold has beyond
-// the usage that may still come goes back to the wallet. It is due again until then.
+// ReduceHold is for a member that is not to run: it gets no further lease, and once its last one has ended, what its
+// hold has beyond the usage that may still come goes back to the wallet. It is due again until then.
 func ReduceHold(ctx context.Context, tx db.Tx, subjectID string, now time.Time) error {
 	s, err := lockSubject(ctx, tx, subjectID)
 	if err != nil || !s.closedAt.IsZero() {
@@ -253,7 +263,8 @@ func ReduceHold(ctx context.Context, tx db.Tx, subjectID string, now time.Time) 
 	}
 	need, ok := costOf(s, latest.prices, p.unreported+holdMargin.Microseconds())
 	if surplus := p.hold.balance() - need; ok && surplus > 0 {
-		if err := release(ctx, tx, s, p.hold, surplus, HoldReduced, fmt.Sprintf("hold_reduced:%s:%d", p.hold.id, now.UnixMicro()), now); err != nil {
+		if err := release(ctx, tx, s, p.hold, surplus, HoldReduced, fmt.Sprintf("hold_reduced:%s:%d", p.hold.id,
+			now.UnixMicro()), now); err != nil {
 			return err
 		}
 	}
@@ -269,7 +280,8 @@ func ResumeRenewals(ctx context.Context, tx db.Tx, subjectIDs []string, now time
 	return resumeRenewals(ctx, tx, subjectIDs, now)
 }
 
-// NoteIdle takes over what a node says of its members at a moment: whether nothing of one runs. No usage is expected of that time.
+// NoteIdle takes over what a node says of its members at a moment: whether nothing of one runs. No usage is expected of
+// that time.
 func NoteIdle(ctx context.Context, tx db.Tx, nodeID string, idle map[string]bool, now time.Time) error {
 	var ids []pgtype.UUID
 	var flags []bool
@@ -288,8 +300,8 @@ func renewAt(l lease) time.Time {
 	return l.issuedAt.Add(rating.RenewAfter(l.subjectID, uint64(l.no), l.expiresAt.Sub(l.issuedAt)))
 }
 
-// suspendedCost is what the member's usage in suspense would cost: its node counts it against the cap. What was billed before
-// under another name is not among it: the node has counted that once.
+// suspendedCost is what the member's usage in suspense would cost: its node counts it against the cap. What was billed
+// before under another name is not among it: the node has counted that once.
 func suspendedCost(ctx context.Context, tx db.Tx, s subject, prices []frozen) (int64, error) {
 	quantities, err := suspendedOf(ctx, tx, s.ID)
 	if err != nil {
@@ -315,21 +327,25 @@ func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]frozen,
 	if s.currency, err = currencyOf(ctx, tx, *s, nodeMeters(), rows, now); err != nil {
 		return nil, err
 	}
-	// Where the allocation itself is paid for, its time, processor and memory are; only what an app asks for itself is added.
+	// Where the allocation itself is paid for, its time, processor and memory are; only what an app asks for itself is
+	// added.
 	if p, ok := at(schedule(rows, MeterAllocationSeconds, "", s.SKU, s.currency), now); ok && p.Nanos > 0 {
 		rows = slices.DeleteFunc(rows, func(p Price) bool { return p.AppSlug == "" })
 	}
 	var out []frozen
 	for _, meter := range nodeMeters() {
 		if p, ok := at(schedule(rows, meter, s.AppSlug, s.SKU, s.currency), now); ok {
-			out = append(out, frozen{Meter: meter, PriceID: p.ID, Nanos: p.Nanos, PerQuantity: p.PerQuantity, HostBasisPoints: p.HostBasisPoints})
+			out = append(out, frozen{
+				Meter: meter, PriceID: p.ID, Nanos: p.Nanos, PerQuantity: p.PerQuantity,
+				HostBasisPoints: p.HostBasisPoints,
+			})
 		}
 	}
 	return out, nil
 }
 
-// unreportedLength is the leased time of which the node may still bring usage, in microseconds, and when the last lease ends. While the
-// node says that nothing of the member runs there is none.
+// unreportedLength is the leased time of which the node may still bring usage, in microseconds, and when the last lease
+// ends. While the node says that nothing of the member runs there is none.
 func unreportedLength(ctx context.Context, tx db.Tx, s subject, now time.Time) (int64, time.Time, error) {
 	covered, err := coveredUntil(ctx, tx, s.ID, protocol.MeterSessionSeconds)
 	if err != nil {
@@ -369,7 +385,8 @@ func costOf(s subject, prices []frozen, micros int64) (nanos int64, ok bool) {
 	return nanos, true
 }
 
-// mostOf is the largest quantity of a meter that a member can use in so many microseconds. Zero where its limit is unknown.
+// mostOf is the largest quantity of a meter that a member can use in so many microseconds. Zero where its limit is
+// unknown.
 func mostOf(s Subject, meter string, micros int64) (int64, bool) {
 	switch meter {
 	case protocol.MeterSessionSeconds:

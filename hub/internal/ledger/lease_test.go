@@ -159,7 +159,10 @@ func TestLeaseIsRefusedToTheGoneAndToOtherNodes(t *testing.T) {
 	w := newWorld(t)
 	s := w.member()
 	_, err := run(w, func(ctx context.Context, tx db.Tx) (*protocol.Lease, error) {
-		return ledger.IssueLease(ctx, tx, ledger.LeaseRequest{SubjectID: s.ID, NodeID: db.NewID(), Now: w.now, Duration: time.Hour})
+		return ledger.IssueLease(ctx, tx, ledger.LeaseRequest{
+			SubjectID: s.ID, NodeID: db.NewID(), Now: w.now,
+			Duration: time.Hour,
+		})
 	})
 	require.Equal(t, "wrong_node", faultCode(err))
 	w.close(s, w.now)
@@ -208,8 +211,8 @@ func TestFinalRecordFreesTheHoldOnlyWhenNothingIsMissingBeforeIt(t *testing.T) {
 	w.checkInvariants()
 }
 
-// Laws 16 and 17: what a node measured and nobody is billed for counts against its lease on the node. The next lease makes up for it,
-// and is due at once.
+// Laws 16 and 17: what a node measured and nobody is billed for counts against its lease on the node. The next lease
+// makes up for it, and is due at once.
 func TestLaw16UsageInSuspenseDoesNotEndTheLeaseEarly(t *testing.T) {
 	w := newWorld(t)
 	w.credit("100")
@@ -230,7 +233,8 @@ func TestLaw16UsageInSuspenseDoesNotEndTheLeaseEarly(t *testing.T) {
 	w.checkInvariants()
 }
 
-// What a foreign node says of a member, and more than its own node can have measured, moves neither its lease nor its cap.
+// What a foreign node says of a member, and more than its own node can have measured, moves neither its lease nor its
+// cap.
 func TestSuspenseThatTheMembersNodeCannotHaveMeasuredMovesNoLease(t *testing.T) {
 	w := newWorld(t)
 	w.credit("1000")
@@ -245,12 +249,14 @@ func TestSuspenseThatTheMembersNodeCannotHaveMeasuredMovesNoLease(t *testing.T) 
 	})
 	require.Equal(t, []suspended{{ledger.SuspenseWrongNode, absurd}}, w.suspense())
 	require.Empty(t, w.due())
-	require.Equal(t, "4.5", ledger.FormatNanos(w.lease(s, time.Hour).GetCapNanos()), "an hour, ten minutes, and five that are not reported")
+	require.Equal(t, "4.5", ledger.FormatNanos(w.lease(s, time.Hour).GetCapNanos()), "an hour, ten minutes, and five "+
+		"that are not reported")
 
 	w.seq++
 	w.post(record(w.seq, s, protocol.MeterSessionSeconds, 0, 300, absurd))
 	require.Empty(t, w.due(), "no node measures ten minutes in five")
-	require.Equal(t, "4.92", ledger.FormatNanos(w.lease(s, time.Hour).GetCapNanos()), "300 s and the clock's allowance of 120 s at most are made up for")
+	require.Equal(t, "4.92", ledger.FormatNanos(w.lease(s, time.Hour).GetCapNanos()), "300 s and the clock's allowance "+
+		"of 120 s at most are made up for")
 	w.checkInvariants()
 }
 
@@ -272,8 +278,8 @@ func (w *world) noteIdle(s ledger.Subject, idle bool) {
 	}))
 }
 
-// A member that is to run and does not, because its image cannot be pulled or its owner refuses it, costs one lease's hold, however
-// long that lasts.
+// A member that is to run and does not, because its image cannot be pulled or its owner refuses it, costs one lease's
+// hold, however long that lasts.
 func TestAMemberThatDoesNotRunHoldsNoMoreThanOneLease(t *testing.T) {
 	w := newWorld(t)
 	w.credit("1000")
@@ -298,8 +304,8 @@ func TestAMemberThatDoesNotRunHoldsNoMoreThanOneLease(t *testing.T) {
 	w.checkInvariants()
 }
 
-// Law 7: a member that is not to run gives back what its hold has too much once its lease has ended; what comes late is paid from
-// what is left, and the wallet stays as it is.
+// Law 7: a member that is not to run gives back what its hold has too much once its lease has ended; what comes late is
+// paid from what is left, and the wallet stays as it is.
 func TestLaw07AReducedHoldPaysForLateUsageAsFarAsItGoes(t *testing.T) {
 	w := newWorld(t)
 	w.credit("100")
@@ -308,7 +314,9 @@ func TestLaw07AReducedHoldPaysForLateUsageAsFarAsItGoes(t *testing.T) {
 	w.lease(s, time.Hour)
 	reduce := func() {
 		t.Helper()
-		require.NoError(t, do(w, func(ctx context.Context, tx db.Tx) error { return ledger.ReduceHold(ctx, tx, s.ID, w.now) }))
+		require.NoError(t, do(w, func(ctx context.Context, tx db.Tx) error {
+			return ledger.ReduceHold(ctx, tx, s.ID, w.now)
+		}))
 	}
 	w.now = at(600)
 	w.noteIdle(s, true)
@@ -333,7 +341,8 @@ func TestLaw07AReducedHoldPaysForLateUsageAsFarAsItGoes(t *testing.T) {
 		return ledger.ResumeRenewals(ctx, tx, []string{s.ID}, w.now)
 	}))
 	require.Equal(t, []string{s.ID}, w.due())
-	require.Equal(t, "5.4", ledger.FormatNanos(w.lease(s, time.Hour).GetCapNanos()), "1.2 are spent; an hour and ten minutes may be")
+	require.Equal(t, "5.4", ledger.FormatNanos(w.lease(s, time.Hour).GetCapNanos()), "1.2 are spent; an hour and ten "+
+		"minutes may be")
 	w.checkInvariants()
 }
 

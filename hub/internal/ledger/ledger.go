@@ -1,12 +1,13 @@
-// Package ledger owns what is billed and what it costs: subjects, usage, accruals, prices, wallets, holds, leases and the
-// double-entry journal. It does not measure (a node does, for members), sign leases (dispatch), place workloads, or decide
-// who may see a bill (iam).
+// Package ledger owns what is billed and what it costs: subjects, usage, accruals, prices, wallets, holds, leases and
+// the double-entry journal. It does not measure (a node does, for members), sign leases (dispatch), place workloads, or
+// decide who may see a bill (iam).
 //
-// Invariants, each with a test: the legs of every posting sum to zero per currency; journal, usage, suspense and price rows
-// never change; a posting's key is unique; a wallet moves only when a hold opens, grows, shrinks or closes and when credit is
-// granted; what is collected never exceeds the hold, the rest is written off in the open; a record is charged once, by its
-// (node, incarnation, sequence), and a stretch of a subject's time is charged once, whatever the node calls it. Usage draws on its hold
-// when it arrives and is in the journal within a posting interval: a hold's account, less its pending postings, is the hold.
+// Invariants, each with a test: the legs of every posting sum to zero per currency; journal, usage, suspense and price
+// rows never change; a posting's key is unique; a wallet moves only when a hold opens, grows, shrinks or closes and
+// when credit is granted; what is collected never exceeds the hold, the rest is written off in the open; a record is
+// charged once, by its (node, incarnation, sequence), and a stretch of a subject's time is charged once, whatever the
+// node calls it. Usage draws on its hold when it arrives and is in the journal within a posting interval: a hold's
+// account, less its pending postings, is the hold.
 package ledger
 
 import (
@@ -37,8 +38,8 @@ const (
 	SourceAppRuntime = "app_runtime"
 )
 
-// StaleAfter is how long after its last lease a closed member's hold waits for the node's final record. Then the node is
-// taken for gone, and what it may still bring is written off.
+// StaleAfter is how long after its last lease a closed member's hold waits for the node's final record. Then the node
+// is taken for gone, and what it may still bring is written off.
 const StaleAfter = 30 * 24 * time.Hour
 
 // Subject is what is billed. All of it is frozen when it is made.
@@ -75,7 +76,8 @@ type subject struct {
 	final        finalMark
 	// failures is how often in a row a periodic pass could not process it.
 	failures int64
-	// idle is when its node last said that nothing of it runs, from the first such report to the last; zero while something runs.
+	// idle is when its node last said that nothing of it runs, from the first such report to the last; zero while
+	// something runs.
 	idle rating.Interval
 	// binaryID is ID, kept once it was read.
 	binaryID pgtype.UUID
@@ -97,8 +99,8 @@ type finalMark struct {
 // claim is when the subject may be billed.
 func (s subject) claim() rating.Interval { return rating.Span(s.OpenedAt, s.closedAt) }
 
-// OpenSubject starts billing of a member or an allocation. For an allocation that has a price it places the first hold, and
-// fails with insufficient_funds when the wallet does not cover it. Opening the same subject again changes nothing.
+// OpenSubject starts billing of a member or an allocation. For an allocation that has a price it places the first hold,
+// and fails with insufficient_funds when the wallet does not cover it. Opening the same subject again changes nothing.
 func OpenSubject(ctx context.Context, tx db.Tx, s Subject) error {
 	if s.Kind != Member && s.Kind != Allocation {
 		return fault.New(fault.Internal, "subject_kind", "A subject is a member or an allocation.", nil)
@@ -114,9 +116,9 @@ func OpenSubject(ctx context.Context, tx db.Tx, s Subject) error {
 	return openAllocation(ctx, tx, subject{Subject: s, accruedUntil: s.OpenedAt})
 }
 
-// CloseSubject ends the claim at a moment: later usage goes to suspense. The rest of the hold goes back to the wallet at once
-// for an allocation and for a member that never had a lease. Any other member's waits for the node's final record, which may
-// be in its spool still, or for StaleAfter. Closing again changes nothing.
+// CloseSubject ends the claim at a moment: later usage goes to suspense. The rest of the hold goes back to the wallet
+// at once for an allocation and for a member that never had a lease. Any other member's waits for the node's final
+// record, which may be in its spool still, or for StaleAfter. Closing again changes nothing.
 func CloseSubject(ctx context.Context, tx db.Tx, subjectID string, at, now time.Time) error {
 	s, err := lockSubject(ctx, tx, subjectID)
 	if err != nil {
@@ -140,8 +142,9 @@ func CloseSubject(ctx context.Context, tx db.Tx, subjectID string, at, now time.
 	return settleFinal(ctx, tx, s, now)
 }
 
-// SettleSubject gives the rest of a closed member's hold back although no final record has come. It is for a member of which
-// the hub knows that its node never had it, or can never speak of it again; usage that comes all the same is written off.
+// SettleSubject gives the rest of a closed member's hold back although no final record has come. It is for a member of
+// which the hub knows that its node never had it, or can never speak of it again; usage that comes all the same is
+// written off.
 func SettleSubject(ctx context.Context, tx db.Tx, subjectID string, now time.Time) error {
 	s, err := lockSubject(ctx, tx, subjectID)
 	if err != nil {
@@ -153,24 +156,28 @@ func SettleSubject(ctx context.Context, tx db.Tx, subjectID string, now time.Tim
 	return settle(ctx, tx, s, now)
 }
 
-// Owing is how many members of a node have a bill that is not final: their claim is open, or their last record is not here.
+// Owing is how many members of a node have a bill that is not final: their claim is open, or their last record is not
+// here.
 func Owing(ctx context.Context, tx db.Tx, nodeID string) (int, error) {
 	return countOwing(ctx, tx, nodeID)
 }
 
-// UnsettledMembers lists closed members that SettleDue may settle and that are not set aside, in order of their ids, from the one after
-// a given id on: those whose final record is known, and those whose node has said nothing final for StaleAfter.
+// UnsettledMembers lists closed members that SettleDue may settle and that are not set aside, in order of their ids,
+// from the one after a given id on: those whose final record is known, and those whose node has said nothing final for
+// StaleAfter.
 func UnsettledMembers(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]Row, error) {
 	return unsettledSubjects(ctx, tx, after, now.Add(-StaleAfter), now, limit)
 }
 
-// FinalMembers lists those of the closed, unsettled members of nodes whose final record is known, in order of their ids.
+// FinalMembers lists those of the closed, unsettled members of nodes whose final record is known, in order of their
+// ids.
 func FinalMembers(ctx context.Context, tx db.Tx, nodeIDs []string, now time.Time) ([]Row, error) {
 	return finalSubjects(ctx, tx, nodeIDs, now)
 }
 
-// SettleDue gives the rest of a closed member's hold back once its node's records are here up to the final one, or its node has said
-// nothing final for StaleAfter. Before that it changes nothing. It reports whether the member had been set aside.
+// SettleDue gives the rest of a closed member's hold back once its node's records are here up to the final one, or its
+// node has said nothing final for StaleAfter. Before that it changes nothing. It reports whether the member had been
+// set aside.
 func SettleDue(ctx context.Context, tx db.Tx, subjectID string, now time.Time) (wasAside bool, err error) {
 	s, err := lockSubject(ctx, tx, subjectID)
 	if err != nil || s.closedAt.IsZero() {
@@ -192,7 +199,8 @@ const (
 	lastRetry  = time.Hour
 )
 
-// SetAside keeps a subject that cannot be processed out of the periodic passes for a while, so that it is not taken first again.
+// SetAside keeps a subject that cannot be processed out of the periodic passes for a while, so that it is not taken
+// first again.
 func SetAside(ctx context.Context, tx db.Tx, subjectID string, now time.Time) error {
 	s, err := lockSubject(ctx, tx, subjectID)
 	if err != nil {
@@ -266,8 +274,9 @@ func latest(a, b time.Time) time.Time {
 // maxClockAhead is how far ahead of the hub's the clock may be that names the end of a claim.
 const maxClockAhead = 10 * time.Minute
 
-// possibleEnd is at, where a claim can have ended then. A clock that was never set names a time before the claim began, one that runs ahead a
-// time to come: the claim ends now, or usage that arrives later would lie outside it, or could not be stored at all.
+// possibleEnd is at, where a claim can have ended then. A clock that was never set names a time before the claim began,
+// one that runs ahead a time to come: the claim ends now, or usage that arrives later would lie outside it, or could
+// not be stored at all.
 func (s subject) possibleEnd(at, now time.Time) time.Time {
 	if at.Before(s.OpenedAt) || at.After(now.Add(maxClockAhead)) {
 		at = now.UTC().Truncate(time.Microsecond)

@@ -60,7 +60,10 @@ func (w *world) credit(amount string) {
 	require.NoError(w.t, err)
 	w.keys++
 	must(w, func(ctx context.Context, tx db.Tx) (ledger.Posting, error) {
-		return ledger.GrantCredit(ctx, tx, ledger.Grant{OrgID: w.org, Currency: "EUR", Nanos: nanos, Description: "test", Key: fmt.Sprint(w.org, w.keys)}, w.now)
+		return ledger.GrantCredit(ctx, tx, ledger.Grant{
+			OrgID: w.org, Currency: "EUR", Nanos: nanos, Description: "test",
+			Key: fmt.Sprint(w.org, w.keys),
+		}, w.now)
 	})
 }
 
@@ -82,8 +85,10 @@ func (w *world) price(p ledger.Price, amount string) ledger.Price {
 
 func (w *world) subject(kind string) ledger.Subject {
 	return ledger.Subject{
-		ID: db.NewID(), Kind: kind, OrgID: w.org, ProjectID: w.proj, AppInstanceID: db.NewID(), AppSlug: "demo", NodeID: w.node, SKU: "cpu-small",
-		OperatingMode: "tenant_dedicated", ControlPlaneScope: "project", RuntimeBackend: "launchable_oci", CorrelationID: "req-1", OpenedAt: w.now,
+		ID: db.NewID(), Kind: kind, OrgID: w.org, ProjectID: w.proj, AppInstanceID: db.NewID(), AppSlug: "demo",
+		NodeID: w.node, SKU: "cpu-small",
+		OperatingMode: "tenant_dedicated", ControlPlaneScope: "project", RuntimeBackend: "launchable_oci",
+		CorrelationID: "req-1", OpenedAt: w.now,
 	}
 }
 
@@ -101,7 +106,10 @@ func (w *world) member() ledger.Subject {
 
 func (w *world) tryLease(s ledger.Subject, d time.Duration) (*protocol.Lease, error) {
 	return run(w, func(ctx context.Context, tx db.Tx) (*protocol.Lease, error) {
-		return ledger.IssueLease(ctx, tx, ledger.LeaseRequest{SubjectID: s.ID, NodeID: s.NodeID, Now: w.now, Duration: d, AppSlug: s.AppSlug})
+		return ledger.IssueLease(ctx, tx, ledger.LeaseRequest{
+			SubjectID: s.ID, NodeID: s.NodeID, Now: w.now, Duration: d,
+			AppSlug: s.AppSlug,
+		})
 	})
 }
 
@@ -147,7 +155,9 @@ func (w *world) post(records ...*protocol.UsageRecord) bool {
 }
 
 // postUsage posts one segment and reports whether anything in it was new.
-func postUsage(ctx context.Context, tx db.Tx, nodeID, incarnation string, records []*protocol.UsageRecord, now time.Time) (bool, error) {
+func postUsage(ctx context.Context, tx db.Tx, nodeID, incarnation string, records []*protocol.UsageRecord,
+	now time.Time,
+) (bool, error) {
 	seg, err := ledger.ReadSegment(nodeID, incarnation, &protocol.UsageSegment{Records: records})
 	if err != nil {
 		return false, err
@@ -158,7 +168,9 @@ func postUsage(ctx context.Context, tx db.Tx, nodeID, incarnation string, record
 
 func (w *world) close(s ledger.Subject, when time.Time) {
 	w.t.Helper()
-	require.NoError(w.t, do(w, func(ctx context.Context, tx db.Tx) error { return ledger.CloseSubject(ctx, tx, s.ID, when, w.now) }))
+	require.NoError(w.t, do(w, func(ctx context.Context, tx db.Tx) error {
+		return ledger.CloseSubject(ctx, tx, s.ID, when, w.now)
+	}))
 }
 
 func (w *world) wallet() (available, held string) {
@@ -192,10 +204,11 @@ func (w *world) accounts() map[string]string {
 		account string
 		nanos   int64
 	}
-	rows := query(w, `SELECT account, sum(amount_nanos)::int8 FROM entries GROUP BY account ORDER BY account`, func(scan func(...any) error) (r row, err error) {
-		err = scan(&r.account, &r.nanos)
-		return r, err
-	})
+	rows := query(w, `SELECT account, sum(amount_nanos)::int8 FROM entries GROUP BY account ORDER BY account`,
+		func(scan func(...any) error) (r row, err error) {
+			err = scan(&r.account, &r.nanos)
+			return r, err
+		})
 	out := map[string]string{}
 	for _, r := range rows {
 		if r.nanos != 0 {
@@ -242,27 +255,51 @@ type suspended struct {
 }
 
 func (w *world) suspense() []suspended {
-	return query(w, `SELECT reason, quantity FROM suspense_records ORDER BY sequence, started_at, reason`, func(scan func(...any) error) (s suspended, err error) {
-		err = scan(&s.reason, &s.quantity)
-		return s, err
-	})
+	return query(w, `SELECT reason, quantity FROM suspense_records ORDER BY sequence, started_at, reason`,
+		func(scan func(...any) error) (s suspended, err error) {
+			err = scan(&s.reason, &s.quantity)
+			return s, err
+		})
 }
 
 // checkInvariants holds what must be true of the books at any time.
 func (w *world) checkInvariants() {
 	w.t.Helper()
-	require.Zero(w.t, number(w, `SELECT count(*) FROM (SELECT posting_id, currency FROM entries GROUP BY posting_id, currency HAVING sum(amount_nanos) <> 0) x`), "a posting does not sum to zero")
-	require.Zero(w.t, number(w, `SELECT count(*) FROM postings p WHERE NOT EXISTS (SELECT 1 FROM entries e WHERE e.posting_id = p.id)`), "a posting without entries")
-	require.Zero(w.t, number(w, `SELECT coalesce(sum(amount_nanos), 0)::int8 FROM entries`), "the accounts do not sum to zero")
+	require.Zero(w.t,
+		number(w,
+			`SELECT count(*) FROM (SELECT posting_id, currency FROM entries GROUP BY posting_id, currency
+				HAVING sum(amount_nanos) <> 0) x`), "a posting does not sum to zero")
+	require.Zero(w.t,
+		number(w, `SELECT count(*) FROM postings p WHERE NOT EXISTS (SELECT 1 FROM entries e WHERE e.posting_id = p.id)`),
+		"a posting without entries")
+	require.Zero(w.t, number(w, `SELECT coalesce(sum(amount_nanos), 0)::int8 FROM entries`),
+		"the accounts do not sum to zero")
 	require.Zero(w.t, number(w, `SELECT count(*) FROM wallets w WHERE balance_nanos < 0 OR balance_nanos <>
-		(SELECT coalesce(sum(amount_nanos), 0) FROM entries e WHERE e.account = 'wallet:' || w.org_id::text AND e.currency = w.currency)`), "a wallet is not its account")
-	require.Zero(w.t, number(w, `SELECT count(*) FROM holds h WHERE placed_nanos < posted_nanos + released_nanos OR placed_nanos - posted_nanos - released_nanos <>
+		(SELECT coalesce(sum(amount_nanos), 0) FROM entries e WHERE e.account = 'wallet:' || w.org_id::text
+		AND e.currency = w.currency)`), "a wallet is not its account")
+	require.Zero(w.t,
+		number(w,
+			`SELECT count(*) FROM holds h WHERE placed_nanos < posted_nanos + released_nanos
+				OR placed_nanos - posted_nanos - released_nanos <>
 		(SELECT coalesce(sum(amount_nanos), 0) FROM entries e WHERE e.account = 'hold:' || h.id::text) -
-		(SELECT coalesce(sum(collected_nanos), 0) FROM pending_postings p WHERE p.subject_id = h.subject_id)`), "a hold is not its account")
-	require.Zero(w.t, number(w, `SELECT count(*) FROM pending_postings p JOIN subjects s ON s.id = p.subject_id WHERE p.since < s.settled_at`), "a settled bill waits")
-	require.Zero(w.t, number(w, `SELECT count(*) FROM usage_hours WHERE charged_nanos <> collected_nanos + written_off_nanos OR host_nanos > collected_nanos`), "an accrual does not add up")
-	require.Zero(w.t, number(w, `SELECT count(*) FROM holds h WHERE posted_nanos <> (SELECT coalesce(sum(collected_nanos), 0) FROM usage_hours a WHERE a.subject_id = h.subject_id)`), "a hold paid something else than its usage_hours")
-	require.Zero(w.t, number(w, `SELECT count(*) FROM usage_hours a WHERE quantity > 3600000000 AND meter LIKE '%_seconds' AND meter <> 'cpu_seconds' AND meter <> 'memory_byte_seconds'`), "an hour has more than an hour")
+		(SELECT coalesce(sum(collected_nanos), 0) FROM pending_postings p WHERE p.subject_id = h.subject_id)`),
+		"a hold is not its account")
+	require.Zero(w.t,
+		number(w,
+			`SELECT count(*) FROM pending_postings p JOIN subjects s ON s.id = p.subject_id WHERE p.since < s.settled_at`),
+		"a settled bill waits")
+	require.Zero(w.t,
+		number(w,
+			`SELECT count(*) FROM usage_hours WHERE charged_nanos <> collected_nanos + written_off_nanos
+				OR host_nanos > collected_nanos`), "an accrual does not add up")
+	require.Zero(w.t,
+		number(w,
+			`SELECT count(*) FROM holds h WHERE posted_nanos <> (SELECT coalesce(sum(collected_nanos), 0) FROM usage_hours a
+				WHERE a.subject_id = h.subject_id)`), "a hold paid something else than its usage_hours")
+	require.Zero(w.t,
+		number(w,
+			`SELECT count(*) FROM usage_hours a WHERE quantity > 3600000000 AND meter LIKE '%_seconds' AND meter <> 'cpu_seconds'
+				AND meter <> 'memory_byte_seconds'`), "an hour has more than an hour")
 }
 
 func faultCode(err error) string {

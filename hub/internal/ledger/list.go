@@ -20,8 +20,8 @@ const (
 	DefaultPage = 50
 )
 
-// Filter narrows a listing of usage or of postings. Whoever lists has checked that the caller may see all that the filter
-// lets through; empty fields let everything through.
+// Filter narrows a listing of usage or of postings. Whoever lists has checked that the caller may see all that the
+// filter lets through; empty fields let everything through.
 type Filter struct {
 	OrgID         string
 	ProjectID     string
@@ -46,8 +46,10 @@ func ListPostings(ctx context.Context, tx db.Tx, f Filter) ([]Posting, string, e
 	w.ids("", f)
 	w.text("kind", f.Kind)
 	w.span("created_at", f)
-	rows, err := collect(ctx, tx, scanPosting, `SELECT id, key, kind, subject_kind, subject_id, org_id, coalesce(project_id::text, ''),
-			coalesce(app_instance_id::text, ''), meter, coalesce(price_id::text, ''), period_from, period_to, coalesce(corrects::text, ''),
+	rows, err := collect(ctx, tx, scanPosting,
+		`SELECT id, key, kind, subject_kind, subject_id, org_id, coalesce(project_id::text, ''),
+			coalesce(app_instance_id::text, ''), meter, coalesce(price_id::text, ''), period_from, period_to,
+			coalesce(corrects::text, ''),
 			description, correlation_id, created_at
 		FROM postings`+w.where()+` ORDER BY id DESC LIMIT `+w.arg(f.limit()+1), w.args...)
 	if err != nil {
@@ -68,12 +70,14 @@ func ListPrices(ctx context.Context, tx db.Tx, meter, before string, limit int) 
 	w.ids("p.", f)
 	rows, err := collect(ctx, tx, func(row pgx.Row) (p Price, err error) {
 		var to *time.Time
-		err = row.Scan(&p.ID, &p.Meter, &p.AppSlug, &p.SKU, &p.Currency, &p.Nanos, &p.Per, &p.PerQuantity, &p.HostBasisPoints, &p.From, &p.CreatedAt, &to)
+		err = row.Scan(&p.ID, &p.Meter, &p.AppSlug, &p.SKU, &p.Currency, &p.Nanos, &p.Per, &p.PerQuantity, &p.HostBasisPoints,
+			&p.From, &p.CreatedAt, &to)
 		if to != nil {
 			p.To = *to
 		}
 		return p, err
-	}, `SELECT `+priceColumns+`, (SELECT min(n.from_at) FROM prices n WHERE n.meter = p.meter AND n.app_slug = p.app_slug AND n.sku = p.sku
+	}, `SELECT `+priceColumns+
+		`, (SELECT min(n.from_at) FROM prices n WHERE n.meter = p.meter AND n.app_slug = p.app_slug AND n.sku = p.sku
 			AND n.currency = p.currency AND n.from_at > p.from_at)
 		FROM prices p`+w.where()+` ORDER BY p.id DESC LIMIT `+w.arg(f.limit()+1), w.args...)
 	if err != nil {
@@ -155,7 +159,8 @@ func page[T any](rows []T, limit int, id func(T) string) ([]T, string) {
 func scanPosting(row pgx.Row) (Posting, error) {
 	var p Posting
 	var from, to *time.Time
-	err := row.Scan(&p.ID, &p.Key, &p.Kind, &p.SubjectKind, &p.SubjectID, &p.OrgID, &p.ProjectID, &p.AppInstanceID, &p.Meter, &p.PriceID,
+	err := row.Scan(&p.ID, &p.Key, &p.Kind, &p.SubjectKind, &p.SubjectID, &p.OrgID, &p.ProjectID, &p.AppInstanceID,
+		&p.Meter, &p.PriceID,
 		&from, &to, &p.Corrects, &p.Description, &p.CorrelationID, &p.CreatedAt)
 	if from != nil && to != nil {
 		p.PeriodFrom, p.PeriodTo = *from, *to
@@ -176,7 +181,9 @@ func withLegs(ctx context.Context, tx db.Tx, postings []Posting) error {
 	legs, err := collect(ctx, tx, func(row pgx.Row) (l legRow, err error) {
 		err = row.Scan(&l.postingID, &l.leg.Account, &l.leg.Currency, &l.leg.Nanos)
 		return l, err
-	}, `SELECT posting_id, account, currency, amount_nanos FROM entries WHERE posting_id = ANY($1::uuid[]) ORDER BY posting_id, leg`, ids)
+	},
+		`SELECT posting_id, account, currency, amount_nanos FROM entries WHERE posting_id = ANY($1::uuid[])
+			ORDER BY posting_id, leg`, ids)
 	if err != nil {
 		return err
 	}

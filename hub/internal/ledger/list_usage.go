@@ -36,8 +36,8 @@ type UsageRecord struct {
 // usageColumns are what all tables of raw usage have.
 const usageColumns = `id, subject_id, meter, quantity, started_at, ended_at, run_id, lease_no, posting_id`
 
-// ListUsage gives raw usage, newest first, and the cursor of the next page, empty at the end. With a filter by org, project or instance,
-// it leaves out what came for a subject that was settled before the oldest raw usage.
+// ListUsage gives raw usage, newest first, and the cursor of the next page, empty at the end. With a filter by org,
+// project or instance, it leaves out what came for a subject that was settled before the oldest raw usage.
 func ListUsage(ctx context.Context, tx db.Tx, f Filter) ([]UsageRecord, string, error) {
 	if err := f.check(); err != nil {
 		return nil, "", err
@@ -47,8 +47,10 @@ func ListUsage(ctx context.Context, tx db.Tx, f Filter) ([]UsageRecord, string, 
 		return nil, "", err
 	}
 	arms := "(" + u.slots(usageColumns, f.limit()+1, f.limit()+1) + " UNION ALL (" + u.former(f.limit()+1) + "))"
-	rows, err := collect(ctx, tx, scanUsage, `SELECT u.id, s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug,
-			coalesce(s.allocation_id::text, ''), s.node_id, CASE s.kind WHEN '`+Allocation+`' THEN '`+SourceAllocation+`' ELSE '`+SourceAppRuntime+`' END,
+	rows, err := collect(ctx, tx, scanUsage,
+		`SELECT u.id, s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug,
+			coalesce(s.allocation_id::text, ''), s.node_id, CASE s.kind WHEN '`+Allocation+`' THEN '`+SourceAllocation+
+			`' ELSE '`+SourceAppRuntime+`' END,
 			u.meter, u.quantity, s.operating_mode, s.control_plane_scope,
 			s.runtime_backend, u.started_at, u.ended_at, s.correlation_id, coalesce(u.posting_id::text, ''), u.run_id, u.lease_no
 		FROM `+arms+` AS u JOIN subjects s ON s.id = u.subject_id ORDER BY u.id DESC LIMIT `+u.arg(f.limit()+1), u.args...)
@@ -59,7 +61,8 @@ func ListUsage(ctx context.Context, tx db.Tx, f Filter) ([]UsageRecord, string, 
 	return rows, next, nil
 }
 
-// usageQuery builds a query of all tables of raw usage. Each table is read along an index and gives no more rows than a page has.
+// usageQuery builds a query of all tables of raw usage. Each table is read along an index and gives no more rows than a
+// page has.
 type usageQuery struct {
 	conditions
 	// ofSubjects is the parameter with the subjects' ids; empty where the filter names none.
@@ -107,7 +110,8 @@ func subjectsWithRawUsage(ctx context.Context, tx db.Tx, f Filter) ([]pgtype.UUI
 		oldest *time.Time
 		former bool
 	)
-	if err := tx.QueryRow(ctx, `SELECT (SELECT min(from_at) FROM usage_slots), EXISTS (SELECT 1 FROM usage_records)`).Scan(&oldest, &former); err != nil {
+	if err := tx.QueryRow(ctx, `SELECT (SELECT min(from_at) FROM usage_slots), EXISTS (SELECT 1 FROM usage_records)`).Scan(
+		&oldest, &former); err != nil {
 		return nil, err
 	}
 	if oldest == nil || former {
@@ -122,8 +126,8 @@ func subjectsWithRawUsage(ctx context.Context, tx db.Tx, f Filter) ([]pgtype.UUI
 	}, `SELECT id FROM subjects`+w.where(), w.args...)
 }
 
-// startAt leaves out what is older than the page where many subjects would each give a page of rows: no row of the page is older than the
-// last one of as many subjects' newest rows.
+// startAt leaves out what is older than the page where many subjects would each give a page of rows: no row of the page
+// is older than the last one of as many subjects' newest rows.
 func (u *usageQuery) startAt(ctx context.Context, tx db.Tx, subjects, limit int) error {
 	if subjects <= limit {
 		return nil
@@ -152,7 +156,8 @@ func (u *usageQuery) slots(columns string, ofSubject, ofSlot int) string {
 		}
 		own := conditions{parts: append([]string{"subject_id = x.subject"}, u.parts...)}
 		return `SELECT r.* FROM unnest(` + u.ofSubjects + `::uuid[]) AS x(subject)
-			CROSS JOIN LATERAL (SELECT ` + columns + ` FROM ` + table + own.where() + ` ORDER BY id DESC LIMIT ` + each + `) AS r ORDER BY r.id DESC LIMIT ` + most
+			CROSS JOIN LATERAL (SELECT ` + columns + ` FROM ` + table + own.where() + ` ORDER BY id DESC LIMIT ` + each +
+			`) AS r ORDER BY r.id DESC LIMIT ` + most
 	})
 }
 
@@ -164,7 +169,9 @@ func (u *usageQuery) former(limit int) string {
 
 func scanUsage(row pgx.Row) (UsageRecord, error) {
 	var u UsageRecord
-	err := row.Scan(&u.ID, &u.OrgID, &u.ProjectID, &u.AppInstanceID, &u.AppSlug, &u.AllocationID, &u.NodeID, &u.UsageSource, &u.Meter, &u.Quantity,
-		&u.OperatingMode, &u.ControlPlaneScope, &u.RuntimeBackend, &u.StartedAt, &u.EndedAt, &u.CorrelationID, &u.PostingID, &u.RunID, &u.LeaseNo)
+	err := row.Scan(&u.ID, &u.OrgID, &u.ProjectID, &u.AppInstanceID, &u.AppSlug, &u.AllocationID, &u.NodeID,
+		&u.UsageSource, &u.Meter, &u.Quantity,
+		&u.OperatingMode, &u.ControlPlaneScope, &u.RuntimeBackend, &u.StartedAt, &u.EndedAt, &u.CorrelationID, &u.PostingID,
+		&u.RunID, &u.LeaseNo)
 	return u, err
 }

@@ -15,7 +15,8 @@ const NanosPerUnit = 1_000_000_000
 func ParseNanos(s string) (int64, error) {
 	digits := strings.TrimPrefix(s, "-")
 	whole, frac, _ := strings.Cut(digits, ".")
-	if whole == "" || len(frac) > 9 || strings.ContainsFunc(whole+frac, func(r rune) bool { return r < '0' || r > '9' }) || strings.HasSuffix(s, ".") {
+	if whole == "" || len(frac) > 9 || strings.ContainsFunc(whole+frac, func(r rune) bool { return r < '0' || r > '9' }) ||
+		strings.HasSuffix(s, ".") {
 		return 0, fmt.Errorf("not a decimal number with at most nine digits after the point")
 	}
 	v, _ := new(big.Int).SetString(whole+frac+strings.Repeat("0", 9-len(frac)), 10)

@@ -13,14 +13,18 @@ import (
 
 func TestAmountsAreDecimalsBothWays(t *testing.T) {
 	for text, nanos := range map[string]int64{
-		"0": 0, "12.5": 12_500_000_000, "0.000000001": 1, "-3": -3_000_000_000, "9223372036.854775807": math.MaxInt64, "-9223372036.854775808": math.MinInt64,
+		"0": 0, "12.5": 12_500_000_000, "0.000000001": 1, "-3": -3_000_000_000, "9223372036.854775807": math.MaxInt64,
+		"-9223372036.854775808": math.MinInt64,
 	} {
 		got, err := ledger.ParseNanos(text)
 		require.NoError(t, err, text)
 		require.Equal(t, nanos, got)
 		require.Equal(t, text, ledger.FormatNanos(nanos))
 	}
-	for _, bad := range []string{"", ".", "1.", ".5", "1e3", "+1", "1,5", "0.0000000001", "9223372036.854775808", "--1", "1-", " 1"} {
+	for _, bad := range []string{
+		"", ".", "1.", ".5", "1e3", "+1", "1,5", "0.0000000001", "9223372036.854775808", "--1",
+		"1-", " 1",
+	} {
 		_, err := ledger.ParseNanos(bad)
 		require.Error(t, err, bad)
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/rating"
 )
 
-// Usage draws on its hold at once. The journal follows with one posting for each subject, meter and price in a posting interval, and when
-// the subject is settled: a posting for each segment would make a journal of terabytes a year.
+// Usage draws on its hold at once. The journal follows with one posting for each subject, meter and price in a posting
+// interval, and when the subject is settled: a posting for each segment would make a journal of terabytes a year.
 
 type pendingKey struct{ subjectID, meter, priceID string }
 
@@ -41,15 +41,21 @@ type pendingPosting struct {
 	changed bool
 }
 
-// addPending adds what one hour's charge has changed, and returns the id of its posting to come; not valid where there is none.
-func addPending(all map[pendingKey]*pendingPosting, k accrualKey, currency string, d rating.Delta, now time.Time) (posting pgtype.UUID) {
+// addPending adds what one hour's charge has changed, and returns the id of its posting to come; not valid where there
+// is none.
+func addPending(all map[pendingKey]*pendingPosting, k accrualKey, currency string, d rating.Delta,
+	now time.Time,
+) (posting pgtype.UUID) {
 	key := pendingKey{k.subjectID, k.meter, k.priceID}
 	u := all[key]
 	if u == nil {
 		if d.Zero() {
 			return posting
 		}
-		u = &pendingPosting{posting: id(db.NewID()), currency: currency, hours: rating.Interval{From: k.hour, To: k.hour}, since: now}
+		u = &pendingPosting{
+			posting: id(db.NewID()), currency: currency, hours: rating.Interval{From: k.hour, To: k.hour},
+			since: now,
+		}
 		all[key] = u
 	}
 	if d.Zero() {
@@ -63,8 +69,8 @@ func addPending(all map[pendingKey]*pendingPosting, k accrualKey, currency strin
 	return u.posting
 }
 
-// PendingPostings lists subjects of which usage waits for the journal since before a moment in order of when it came, from the one
-// after a given on.
+// PendingPostings lists subjects of which usage waits for the journal since before a moment in order of when it came,
+// from the one after a given on.
 func PendingPostings(ctx context.Context, tx db.Tx, after Pending, before time.Time, limit int) ([]Pending, error) {
 	return collect(ctx, tx, func(row pgx.Row) (p Pending, err error) {
 		err = row.Scan(&p.ID, &p.OrgID, &p.NodeID, &p.Since)
@@ -160,7 +166,9 @@ func pendingOf(ctx context.Context, tx db.Tx, subjectIDs []string) (map[pendingK
 			&u.CollectedNanos, &u.WrittenOffNanos, &u.HostNanos, &u.since)
 		out[k] = u
 		return struct{}{}, err
-	}, `SELECT subject_id, meter, price_id, posting_id, currency, from_hour, to_hour, collected_nanos, written_off_nanos, host_nanos, since
+	},
+		`SELECT subject_id, meter, price_id, posting_id, currency, from_hour, to_hour, collected_nanos, written_off_nanos,
+			host_nanos, since
 		FROM pending_postings WHERE subject_id = ANY($1::uuid[])`, uuids(subjectIDs))
 	return out, err
 }
@@ -175,7 +183,8 @@ func savePending(ctx context.Context, tx db.Tx, all map[pendingKey]*pendingPosti
 		if !u.changed {
 			continue
 		}
-		subjects, prices, postings = append(subjects, id(k.subjectID)), append(prices, id(k.priceID)), append(postings, u.posting)
+		subjects, prices, postings = append(subjects, id(k.subjectID)), append(prices, id(k.priceID)),
+			append(postings, u.posting)
 		meters, currencies = append(meters, k.meter), append(currencies, u.currency)
 		from, to, since = append(from, u.hours.From), append(to, u.hours.To), append(since, u.since)
 		collected, writtenOff = append(collected, u.CollectedNanos), append(writtenOff, u.WrittenOffNanos)
@@ -184,12 +193,15 @@ func savePending(ctx context.Context, tx db.Tx, all map[pendingKey]*pendingPosti
 	if len(subjects) == 0 {
 		return nil
 	}
-	_, err := tx.Exec(ctx, `INSERT INTO pending_postings (subject_id, meter, price_id, posting_id, currency, from_hour, to_hour,
+	_, err := tx.Exec(ctx,
+		`INSERT INTO pending_postings (subject_id, meter, price_id, posting_id, currency, from_hour, to_hour,
 			collected_nanos, written_off_nanos, host_nanos, since)
-		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::uuid[], $5::text[], $6::timestamptz[], $7::timestamptz[],
+		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::uuid[], $5::text[], $6::timestamptz[],
+		$7::timestamptz[],
 			$8::int8[], $9::int8[], $10::int8[], $11::timestamptz[]) AS x
 		ON CONFLICT (subject_id, meter, price_id) DO UPDATE SET from_hour = excluded.from_hour, to_hour = excluded.to_hour,
-			collected_nanos = excluded.collected_nanos, written_off_nanos = excluded.written_off_nanos, host_nanos = excluded.host_nanos`,
+			collected_nanos = excluded.collected_nanos, written_off_nanos = excluded.written_off_nanos, host_nanos =
+			excluded.host_nanos`,
 		subjects, meters, prices, postings, currencies, from, to, collected, writtenOff, host, since)
 	return err
 }

@@ -64,8 +64,8 @@ type Posting struct {
 	Legs          []Leg
 }
 
-// NewPosting balances its legs, or fails: in each currency they must sum to zero, and none may be nothing. The key is the
-// caller's name for what happened; posting under a key that exists is an error of the database.
+// NewPosting balances its legs, or fails: in each currency they must sum to zero, and none may be nothing. The key is
+// the caller's name for what happened; posting under a key that exists is an error of the database.
 func NewPosting(key string, legs ...Leg) (Posting, error) {
 	if key == "" || len(legs) < 2 {
 		return Posting{}, fmt.Errorf("posting %q: a key and at least two legs are required", key)

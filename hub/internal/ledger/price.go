@@ -32,15 +32,15 @@ type Price struct {
 	CreatedAt time.Time
 }
 
-// maxHourNanos bounds an hour of a time meter at about a million units of the currency, so that no bill of one subject leaves
-// the range of an amount.
+// maxHourNanos bounds an hour of a time meter at about a million units of the currency, so that no bill of one subject
+// leaves the range of an amount.
 const maxHourNanos = 1_000_000 * NanosPerUnit
 
 // basePerGiB: memory is sold by the GiB, a byte's price would be below a billionth.
 const basePerGiB = 1 << 30
 
-// PerQuantity translates "per hour of this meter" into base units: seconds of time meters are microseconds inside, and a
-// time unit of memory is for one GiB. An app's own meter is sold by the unit.
+// PerQuantity translates "per hour of this meter" into base units: seconds of time meters are microseconds inside, and
+// a time unit of memory is for one GiB. An app's own meter is sold by the unit.
 func PerQuantity(meter, per string) (int64, error) {
 	seconds := map[string]int64{"second": 1, "minute": 60, "hour": 3600}[per]
 	switch Unit(meter) {
@@ -63,7 +63,8 @@ func PerQuantity(meter, per string) (int64, error) {
 }
 
 func badUnit(reason string) error {
-	return fault.New(fault.Unprocessable, "price_unit_invalid", "This meter cannot be priced per that unit.", nil).At("/per", reason)
+	return fault.New(fault.Unprocessable, "price_unit_invalid", "This meter cannot be priced per that unit.",
+		nil).At("/per", reason)
 }
 
 // CreatePrice adds a row to the price book. A price for time that has passed is refused: it may have been billed.
@@ -79,13 +80,17 @@ func CreatePrice(ctx context.Context, tx db.Tx, p Price, now time.Time) (Price, 
 	p.From = p.From.UTC().Truncate(time.Microsecond)
 	switch {
 	case p.From.Before(now):
-		return Price{}, fault.New(fault.Unprocessable, "price_in_the_past", "A price cannot begin in the past; that time may have been billed.", nil).
+		return Price{}, fault.New(fault.Unprocessable, "price_in_the_past", "A price cannot begin in the past; that time "+
+			"may have been billed.", nil).
 			AtHint("/from", "lies in the past", "leave it out for a price from now on")
 	case p.Nanos < 0 || p.HostBasisPoints < 0 || p.HostBasisPoints > rating.BasisPoints:
-		return Price{}, fault.New(fault.Unprocessable, "price_invalid", "A price is not negative, and a host's share is at most all of it.", nil)
+		return Price{}, fault.New(fault.Unprocessable, "price_invalid", "A price is not negative, and a host's share is at "+
+			"most all of it.", nil)
 	}
-	if hour, err := rating.ChargeUp(p.Nanos, per, time.Hour.Microseconds()); Unit(p.Meter) == unitSeconds && (err != nil || hour > maxHourNanos) {
-		return Price{}, fault.New(fault.Unprocessable, "price_invalid", "An hour at this price is out of range.", nil).At("/price", "is too large")
+	if hour, err := rating.ChargeUp(p.Nanos, per, time.Hour.Microseconds()); Unit(p.Meter) == unitSeconds &&
+		(err != nil || hour > maxHourNanos) {
+		return Price{}, fault.New(fault.Unprocessable, "price_invalid", "An hour at this price is out of range.",
+			nil).At("/price", "is too large")
 	}
 	p.ID, p.PerQuantity, p.CreatedAt = db.NewID(), per, now
 	made, err := insertPrice(ctx, tx, p)
@@ -93,7 +98,8 @@ func CreatePrice(ctx context.Context, tx db.Tx, p Price, now time.Time) (Price, 
 		return Price{}, err
 	}
 	if !made {
-		return Price{}, fault.New(fault.Conflict, "price_exists", "There is a price of the same scope from the same moment on; choose another moment.", nil).
+		return Price{}, fault.New(fault.Conflict, "price_exists", "There is a price of the same scope from the same moment "+
+			"on; choose another moment.", nil).
 			At("/from", "is taken")
 	}
 	rows, err := pricesOf(ctx, tx, []string{p.Meter})
@@ -123,13 +129,16 @@ func withEnds(rows []Price) []Price {
 	return rows
 }
 
-// schedule gives the prices of one meter for an app and SKU over time, in one currency, without overlap. The most particular
-// scope counts (app before SKU) from when it has a row at all.
+// schedule gives the prices of one meter for an app and SKU over time, in one currency, without overlap. The most
+// particular scope counts (app before SKU) from when it has a row at all.
 func schedule(rows []Price, meter, appSlug, sku, currency string) []rating.Price {
 	var out []rating.Price
 	var taken []rating.Interval
 	for _, want := range []scope{
-		{meter, appSlug, sku, currency}, {meter, appSlug, "", currency}, {meter, "", sku, currency}, {meter, "", "", currency},
+		{meter, appSlug, sku, currency}, {meter, appSlug, "", currency}, {meter, "", sku, currency}, {
+			meter, "", "",
+			currency,
+		},
 	} {
 		var mine []rating.Interval
 		for _, p := range withEnds(rows) {
@@ -180,14 +189,17 @@ type frozen struct {
 
 func (f frozen) rated(currency string) rating.Price {
 	return rating.Price{
-		ID: f.PriceID, Meter: f.Meter, Currency: currency, Nanos: f.Nanos, PerQuantity: f.PerQuantity, HostBasisPoints: f.HostBasisPoints,
+		ID: f.PriceID, Meter: f.Meter, Currency: currency, Nanos: f.Nanos, PerQuantity: f.PerQuantity,
+		HostBasisPoints: f.HostBasisPoints,
 	}
 }
 
-// currencyOf chooses what a subject is charged in: the currency it already has, else that of the org's oldest wallet, else,
-// for an org that has no wallet, that of the newest price that applies. Prices that apply in other currencies only are an
-// error: nothing becomes free because nobody wrote its price in the tenant's currency.
-func currencyOf(ctx context.Context, tx db.Tx, s subject, meters []string, rows []Price, now time.Time) (string, error) {
+// currencyOf chooses what a subject is charged in: the currency it already has, else that of the org's oldest wallet,
+// else, for an org that has no wallet, that of the newest price that applies. Prices that apply in other currencies
+// only are an error: nothing becomes free because nobody wrote its price in the tenant's currency.
+func currencyOf(ctx context.Context, tx db.Tx, s subject, meters []string, rows []Price,
+	now time.Time,
+) (string, error) {
 	currency := s.currency
 	if currency == "" {
 		var err error
@@ -212,7 +224,8 @@ func currencyOf(ctx context.Context, tx db.Tx, s subject, meters []string, rows 
 		return others[len(others)-1], nil
 	}
 	return "", fault.New(fault.Conflict, "price_currency_missing",
-		fmt.Sprintf("There is no price in %s, the currency of the org's wallet; ask the platform's admin to add one.", currency), nil)
+		fmt.Sprintf("There is no price in %s, the currency of the org's wallet; ask the platform's admin to add one.",
+			currency), nil)
 }
 
 func (p Price) appliesTo(s subject) bool {

@@ -18,12 +18,14 @@ func DeleteOldSuspense(ctx context.Context, tx db.Tx, o db.Old[string]) (last st
 		`DELETE FROM suspense_records WHERE id = ANY($1::UUID[])`)
 }
 
-// DeleteOldLeases deletes a batch of leases that ended before a moment, and returns when the last of them did. All leases of a member go
-// that was settled before it. One that is not settled keeps the latest two, and each until its node has reported usage beyond it: that
-// usage is rated by it. Once a lease may be deleted it stays so.
+// DeleteOldLeases deletes a batch of leases that ended before a moment, and returns when the last of them did. All
+// leases of a member go that was settled before it. One that is not settled keeps the latest two, and each until its
+// node has reported usage beyond it: that usage is rated by it. Once a lease may be deleted it stays so.
 func DeleteOldLeases(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last time.Time, n int, err error) {
-	rows, err := tx.Query(ctx, `SELECT l.subject_id, l.lease_no, l.expires_at FROM leases l JOIN subjects s ON s.id = l.subject_id
-		WHERE l.expires_at >= $1 AND l.expires_at < $2 AND (s.settled_at < $2 OR s.settled_at IS NULL AND l.lease_no < s.lease_no - 1
+	rows, err := tx.Query(ctx,
+		`SELECT l.subject_id, l.lease_no, l.expires_at FROM leases l JOIN subjects s ON s.id = l.subject_id
+		WHERE l.expires_at >= $1 AND l.expires_at < $2 AND (s.settled_at < $2 OR s.settled_at IS NULL
+		AND l.lease_no < s.lease_no - 1
 			AND l.expires_at <= (SELECT max(u.to_at) FROM usage_coverage u WHERE u.subject_id = s.id AND u.meter = $4))
 		ORDER BY l.expires_at LIMIT $3`, o.After, o.Before, o.Limit, protocol.MeterSessionSeconds)
 	if err != nil {

@@ -20,7 +20,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// sealer makes the segments of a node as an agent does: all members are cut at one beat every 30 s, by a clock that is never exact.
+// sealer makes the segments of a node as an agent does: all members are cut at one beat every 30 s, by a clock that is
+// never exact.
 type sealer struct {
 	nodeID   string
 	key      ed25519.PrivateKey
@@ -58,7 +59,8 @@ func (s *sealer) next(t testing.TB) ledger.Segment {
 	length := s.cutAt.Sub(from).Microseconds()
 	s.number++
 	seg := &protocol.UsageSegment{
-		NodeId: s.nodeID, Incarnation: "0193f0a4-7f0b-7c3e-9a40-6f1f0b6f2f11", Number: s.number, PreviousSha256: s.previous, SealedAt: timestamppb.New(s.cutAt.Add(3 * time.Millisecond)),
+		NodeId: s.nodeID, Incarnation: "0193f0a4-7f0b-7c3e-9a40-6f1f0b6f2f11", Number: s.number, PreviousSha256: s.previous,
+		SealedAt: timestamppb.New(s.cutAt.Add(3 * time.Millisecond)),
 	}
 	for i, m := range s.members {
 		for _, u := range []struct {
@@ -71,7 +73,8 @@ func (s *sealer) next(t testing.TB) ledger.Segment {
 		} {
 			s.sequence++
 			seg.Records = append(seg.Records, &protocol.UsageRecord{
-				Sequence: s.sequence, MemberId: m.ID, Revision: 1, Meter: u.meter, Quantity: u.quantity, RunId: s.runs[i], LeaseNo: 1,
+				Sequence: s.sequence, MemberId: m.ID, Revision: 1, Meter: u.meter, Quantity: u.quantity, RunId: s.runs[i],
+				LeaseNo:   1,
 				StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(s.cutAt),
 			})
 		}
@@ -87,8 +90,9 @@ func (s *sealer) next(t testing.TB) ledger.Segment {
 	return read.Signed(raw)
 }
 
-// TestAYearOfUsageFitsOnADisk posts a slot of four nodes with ten members and three meters each, measures what a record takes as a row with
-// its indexes, in its signed segment and in the archive, and what hours, postings and leases take, and multiplies.
+// TestAYearOfUsageFitsOnADisk posts a slot of four nodes with ten members and three meters each, measures what a record
+// takes as a row with its indexes, in its signed segment and in the archive, and what hours, postings and leases take,
+// and multiplies.
 func TestAYearOfUsageFitsOnADisk(t *testing.T) {
 	const nodes, members, cuts = 4, 10, 432
 	w := newWorld(t)
@@ -130,9 +134,11 @@ func TestAYearOfUsageFitsOnADisk(t *testing.T) {
 		return bytes / rows
 	}
 	slotNo := func(table string) string { return fmt.Sprintf("%s_%d", table, slot.No) }
-	raw, signed, archived := size(records, slotNo("usage_records")), size(records, slotNo("usage_segments")), size(records, "usage_archive")
+	raw, signed, archived := size(records, slotNo("usage_records")), size(records, slotNo("usage_segments")),
+		size(records, "usage_archive")
 	packed := float64(number(w, `SELECT sum(octet_length(packed))::INT8 FROM usage_archive`)) / records
-	t.Logf("bytes a record: %.1f as a row with its indexes, %.1f in its signed segment, %.1f packed, %.1f in the archive with all of its row",
+	t.Logf("bytes a record: %.1f as a row with its indexes, %.1f in its signed segment, %.1f packed, %.1f in the "+
+		"archive with all of its row",
 		raw, signed, packed, archived)
 	require.Less(t, raw, 330.0)
 	require.Less(t, archived, 24.0)
@@ -141,23 +147,30 @@ func TestAYearOfUsageFitsOnADisk(t *testing.T) {
 	w.now = w.now.Add(24 * time.Hour)
 	w.flush()
 	must(w, func(ctx context.Context, tx db.Tx) (int64, error) {
-		tag, err := tx.Exec(ctx, `INSERT INTO usage_hours SELECT gen_random_uuid(), hour, meter, price_id, quantity, records, charged_nanos, collected_nanos,
+		tag, err := tx.Exec(ctx,
+			`INSERT INTO usage_hours SELECT gen_random_uuid(), hour, meter, price_id, quantity, records, charged_nanos,
+				collected_nanos,
 			written_off_nanos, host_nanos FROM usage_hours CROSS JOIN generate_series(1, 100)`)
 		return tag.RowsAffected(), err
 	})
 	hour := size(float64(number(w, `SELECT count(*) FROM usage_hours`)), "usage_hours")
 	for range 100 {
 		must(w, func(ctx context.Context, tx db.Tx) (int64, error) {
-			tag, err := tx.Exec(ctx, `WITH p AS (INSERT INTO postings SELECT gen_random_uuid(), 'usage:' || gen_random_uuid(), kind, subject_kind, subject_id, org_id, project_id,
-					app_instance_id, meter, price_id, period_from, period_to, corrects, description, correlation_id, created_at FROM postings WHERE kind = 'usage' LIMIT 40 RETURNING id)
-				INSERT INTO entries SELECT p.id, l.leg, 'hold:' || p.id, 'EUR', l.leg FROM p CROSS JOIN generate_series(0, 2) AS l(leg)`)
+			tag, err := tx.Exec(ctx,
+				`WITH p AS (INSERT INTO postings SELECT gen_random_uuid(), 'usage:' || gen_random_uuid(), kind, subject_kind,
+					subject_id, org_id, project_id,
+					app_instance_id, meter, price_id, period_from, period_to, corrects, description, correlation_id, created_at
+					FROM postings WHERE kind = 'usage' LIMIT 40 RETURNING id)
+				INSERT INTO entries SELECT p.id, l.leg, 'hold:' || p.id, 'EUR', l.leg FROM p CROSS
+				JOIN generate_series(0, 2) AS l(leg)`)
 			return tag.RowsAffected(), err
 		})
 	}
 	posting := size(float64(number(w, `SELECT count(*) FROM postings`)), "postings", "entries")
 	lease := size(float64(number(w, `SELECT count(*) FROM leases`)), "leases")
 
-	// A year of 1,000 nodes with ten members and three meters, two of them with a price, a record in 30 s, a lease in twelve hours.
+	// A year of 1,000 nodes with ten members and three meters, two of them with a price, a record in 30 s, a lease in
+	// twelve hours.
 	const (
 		running = 10_000
 		daily   = running * 3 * 24 * 120
@@ -178,7 +191,8 @@ func TestAYearOfUsageFitsOnADisk(t *testing.T) {
 		t.Logf("%6.1f GB  %s", part.bytes/1e9, part.what)
 		total += part.bytes
 	}
-	t.Logf("%6.1f GB  in all; %.0f bytes an hour's row, %.0f a posting with its entries, %.0f a lease", total/1e9, hour, posting, lease)
+	t.Logf("%6.1f GB  in all; %.0f bytes an hour's row, %.0f a posting with its entries, %.0f a lease", total/1e9, hour,
+		posting, lease)
 	require.Less(t, total, 190e9, "a disk of 200 GB, with room for the write-ahead log, events and everything else")
 }
 

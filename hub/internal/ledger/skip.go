@@ -6,8 +6,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// SkipUsage counts the records of one store's segments as posted without billing them, in the caller's transaction: the segments were set
-// aside, and those behind them must not wait for them.
+// SkipUsage counts the records of one store's segments as posted without billing them, in the caller's transaction: the
+// segments were set aside, and those behind them must not wait for them.
 func SkipUsage(ctx context.Context, tx db.Tx, segments ...Segment) error {
 	if len(segments) == 0 {
 		return nil

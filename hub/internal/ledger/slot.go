@@ -11,14 +11,14 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// Raw usage and the segments it came in are written to a ring of tables, one slot after the other. A slot is emptied by TRUNCATE, which
-// costs the same however many rows there are.
+// Raw usage and the segments it came in are written to a ring of tables, one slot after the other. A slot is emptied by
+// TRUNCATE, which costs the same however many rows there are.
 const (
 	slotCount = 8
 	// slotLength is how long a slot stays the current one. Where the next is not empty yet, it stays so for longer.
 	slotLength = 4 * time.Hour
-	// RawUsageRetention is how long raw usage and unpacked segments stay at least: slotCount slots hold them for slotLength longer, and leave
-	// slotLength to empty a slot.
+	// RawUsageRetention is how long raw usage and unpacked segments stay at least: slotCount slots hold them for
+	// slotLength longer, and leave slotLength to empty a slot.
 	RawUsageRetention = 24 * time.Hour
 )
 
@@ -75,7 +75,10 @@ func CurrentSlot(ctx context.Context, tx db.Tx, now time.Time) (Slot, error) {
 	if !isNew {
 		return s, nil
 	}
-	return s, tx.Later(ctx, `INSERT INTO usage_slots (slot, from_at) VALUES ($1, $2) ON CONFLICT (slot) DO UPDATE SET from_at = excluded.from_at`, s.No, s.From)
+	return s,
+		tx.Later(ctx,
+			`INSERT INTO usage_slots (slot, from_at) VALUES ($1, $2) ON CONFLICT (slot) DO UPDATE
+				SET from_at = excluded.from_at`, s.No, s.From)
 }
 
 // EndedSlots returns the slots whose rows were all posted before a moment, the oldest first.
@@ -89,7 +92,8 @@ func EndedSlots(ctx context.Context, tx db.Tx, before time.Time) ([]Slot, error)
 	return nil, err
 }
 
-// EmptySlot drops the rows of a slot, so that it can be written to again. It fails with db.IsLockTimeout while a backup reads them.
+// EmptySlot drops the rows of a slot, so that it can be written to again. It fails with db.IsLockTimeout while a backup
+// reads them.
 func EmptySlot(ctx context.Context, tx db.Tx, s Slot) error {
 	if err := limitLockWait(ctx, tx); err != nil {
 		return err
@@ -100,11 +104,13 @@ func EmptySlot(ctx context.Context, tx db.Tx, s Slot) error {
 	return tx.Later(ctx, `DELETE FROM usage_slots WHERE slot = $1`, s.No)
 }
 
-// EmptyFormerUsage drops the raw usage that a release without slots has left, once all of it was posted before a moment. Nothing is added
-// to it any more.
+// EmptyFormerUsage drops the raw usage that a release without slots has left, once all of it was posted before a
+// moment. Nothing is added to it any more.
 func EmptyFormerUsage(ctx context.Context, tx db.Tx, before time.Time) (emptied bool, err error) {
 	var some, young bool
-	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM usage_records), EXISTS (SELECT 1 FROM usage_records WHERE id >= $1)`, db.FirstID(before)).
+	if err := tx.QueryRow(ctx,
+		`SELECT EXISTS (SELECT 1 FROM usage_records), EXISTS (SELECT 1 FROM usage_records WHERE id >= $1)`,
+		db.FirstID(before)).
 		Scan(&some, &young); err != nil || !some || young {
 		return false, err
 	}
@@ -115,7 +121,8 @@ func EmptyFormerUsage(ctx context.Context, tx db.Tx, before time.Time) (emptied 
 	return err == nil, err
 }
 
-// limitLockWait bounds how long the TRUNCATE that follows waits for those who read the table: others who want to read it wait behind it.
+// limitLockWait bounds how long the TRUNCATE that follows waits for those who read the table: others who want to read
+// it wait behind it.
 func limitLockWait(ctx context.Context, tx db.Tx) error {
 	return tx.Later(ctx, `SET LOCAL lock_timeout = '1s'`)
 }

@@ -57,7 +57,8 @@ func TestRawUsageStaysADayAndThenItsSlotIsEmptied(t *testing.T) {
 		w.now = noon.Add(time.Duration(hour)*time.Hour + time.Minute)
 		require.True(t, w.post(w.session(s, float64(hour*3600), float64(hour*3600+30))))
 		emptyEnded(w)
-		oldest := number(w, `SELECT (extract(epoch FROM $1::timestamptz - min(started_at)) / 60)::int8 FROM usage_recent`, w.now)
+		oldest := number(w, `SELECT (extract(epoch FROM $1::timestamptz - min(started_at)) / 60)::int8 FROM usage_recent`,
+			w.now)
 		want := min(hour, 24+hour%4)
 		require.EqualValues(t, want*60+1, oldest, "minutes after %d hours", hour)
 		require.EqualValues(t, want+1, number(w, `SELECT count(*) FROM usage_recent`))
@@ -90,9 +91,12 @@ func TestListUsageReadsAllSlotsAndTheFormerTable(t *testing.T) {
 	w, s := slotWorld(t)
 	require.True(t, w.post(w.session(s, 0, 0.5)))
 	must(w, func(ctx context.Context, tx db.Tx) (int, error) {
-		_, err := tx.Exec(ctx, `INSERT INTO usage_records (id, subject_id, org_id, project_id, app_instance_id, node_id, usage_source, meter, quantity, measured_quantity,
+		_, err := tx.Exec(ctx,
+			`INSERT INTO usage_records (id, subject_id, org_id, project_id, app_instance_id, node_id, usage_source, meter,
+				quantity, measured_quantity,
 			started_at, ended_at, revision, run_id, lease_no, created_at)
-			SELECT id, subject_id, $1, $2, $3, $4, 'app_runtime', meter, quantity, quantity, started_at, ended_at, 1, run_id, lease_no, $5 FROM usage_records_0`,
+			SELECT id, subject_id, $1, $2, $3, $4, 'app_runtime', meter, quantity, quantity, started_at, ended_at, 1, run_id,
+			lease_no, $5 FROM usage_records_0`,
 			w.org, w.proj, s.AppInstanceID, w.node, w.now)
 		if err == nil {
 			_, err = tx.Exec(ctx, `TRUNCATE usage_records_0`)
@@ -115,11 +119,17 @@ func TestListUsageReadsAllSlotsAndTheFormerTable(t *testing.T) {
 	_, err := w.open(other)
 	require.NoError(t, err)
 
-	want := query(w, `SELECT id::text FROM usage_recent ORDER BY id DESC`, func(scan func(...any) error) (id string, err error) { return id, scan(&id) })
+	want := query(w, `SELECT id::text FROM usage_recent ORDER BY id DESC`,
+		func(scan func(...any) error) (id string, err error) { return id, scan(&id) })
 	require.Len(t, want, 1+23*5)
 	for name, f := range map[string]ledger.Filter{
-		"everything": {}, "org": {OrgID: w.org}, "project": {ProjectID: w.proj}, "source": {UsageSource: ledger.SourceAppRuntime},
-		"all": {OrgID: w.org, ProjectID: w.proj, Meter: protocol.MeterSessionSeconds, UsageSource: ledger.SourceAppRuntime, From: noon, To: w.now},
+		"everything": {}, "org": {OrgID: w.org}, "project": {ProjectID: w.proj}, "source": {
+			UsageSource: ledger.SourceAppRuntime,
+		},
+		"all": {
+			OrgID: w.org, ProjectID: w.proj, Meter: protocol.MeterSessionSeconds, UsageSource: ledger.SourceAppRuntime,
+			From: noon, To: w.now,
+		},
 	} {
 		for _, limit := range []int{1, 2, 7, 200} {
 			var got []string
@@ -141,7 +151,11 @@ func TestListUsageReadsAllSlotsAndTheFormerTable(t *testing.T) {
 	records, _, err := list(w, ledger.Filter{AppInstanceID: members[2].AppInstanceID, Limit: 200})
 	require.NoError(t, err)
 	require.Len(t, records, 23)
-	for _, f := range []ledger.Filter{{OrgID: other.OrgID}, {OrgID: w.org, UsageSource: ledger.SourceAllocation}, {OrgID: w.org, Meter: "none"}} {
+	for _, f := range []ledger.Filter{
+		{OrgID: other.OrgID},
+		{OrgID: w.org, UsageSource: ledger.SourceAllocation},
+		{OrgID: w.org, Meter: "none"},
+	} {
 		records, _, err = list(w, f)
 		require.NoError(t, err)
 		require.Empty(t, records)
@@ -154,8 +168,11 @@ func TestFormerUsageIsDroppedAtOnce(t *testing.T) {
 	old, young := time.Now().Add(-25*time.Hour), time.Now()
 	insert := func(at time.Time) {
 		must(w, func(ctx context.Context, tx db.Tx) (int, error) {
-			_, err := tx.Exec(ctx, `INSERT INTO usage_records (id, subject_id, org_id, project_id, node_id, usage_source, meter, quantity, measured_quantity, started_at, ended_at,
-				revision, run_id, lease_no, created_at) VALUES ($1, $1, $1, $1, $1, '', '', 1, 1, $2, $2, 1, '', 1, $2)`, db.FirstID(at), at)
+			_, err := tx.Exec(ctx,
+				`INSERT INTO usage_records (id, subject_id, org_id, project_id, node_id, usage_source, meter, quantity,
+					measured_quantity, started_at, ended_at,
+				revision, run_id, lease_no, created_at) VALUES ($1, $1, $1, $1, $1, '', '', 1, 1, $2, $2, 1, '', 1, $2)`,
+				db.FirstID(at), at)
 			return 0, err
 		})
 	}

@@ -20,16 +20,20 @@ import (
 
 // ---- subjects
 
-const subjectColumns = `id, kind, org_id, project_id, coalesce(app_instance_id::text, ''), app_slug, coalesce(allocation_id::text, ''), node_id, sku,
-	operating_mode, control_plane_scope, runtime_backend, correlation_id, cpu_millis, memory_bytes, opened_at, currency, lease_no,
+const subjectColumns = `id, kind, org_id, project_id, coalesce(app_instance_id::text, ''), app_slug,
+	coalesce(allocation_id::text, ''), node_id, sku,
+	operating_mode, control_plane_scope, runtime_backend, correlation_id, cpu_millis, memory_bytes, opened_at, currency,
+	lease_no,
 	accrued_until, closed_at, settled_at, coalesce(final_incarnation, ''), coalesce(final_sequence, 0), failures,
 	idle_since, idle_until`
 
 func scanSubject(row pgx.Row) (subject, error) {
 	var s subject
 	var closed, settled, idleSince, idleUntil *time.Time
-	err := row.Scan(&s.ID, &s.Kind, &s.OrgID, &s.ProjectID, &s.AppInstanceID, &s.AppSlug, &s.AllocationID, &s.NodeID, &s.SKU,
-		&s.OperatingMode, &s.ControlPlaneScope, &s.RuntimeBackend, &s.CorrelationID, &s.CPUMillis, &s.MemoryBytes, &s.OpenedAt, &s.currency, &s.leaseNo,
+	err := row.Scan(&s.ID, &s.Kind, &s.OrgID, &s.ProjectID, &s.AppInstanceID, &s.AppSlug, &s.AllocationID, &s.NodeID,
+		&s.SKU,
+		&s.OperatingMode, &s.ControlPlaneScope, &s.RuntimeBackend, &s.CorrelationID, &s.CPUMillis, &s.MemoryBytes,
+		&s.OpenedAt, &s.currency, &s.leaseNo,
 		&s.accruedUntil, &closed, &settled, &s.final.incarnation, &s.final.sequence, &s.failures,
 		&idleSince, &idleUntil)
 	if idleSince != nil && idleUntil != nil {
@@ -45,7 +49,9 @@ func scanSubject(row pgx.Row) (subject, error) {
 }
 
 // collect reads all rows of a query.
-func collect[T any](ctx context.Context, tx db.Tx, scan func(pgx.Row) (T, error), sql string, args ...any) ([]T, error) {
+func collect[T any](ctx context.Context, tx db.Tx, scan func(pgx.Row) (T, error), sql string,
+	args ...any,
+) ([]T, error) {
 	rows, err := tx.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
@@ -59,11 +65,15 @@ func insertSubject(ctx context.Context, tx db.Tx, s Subject) (made bool, err err
 		// A member needs a lease from the first moment on, whether or not anything asks for it.
 		renewAt = &s.OpenedAt
 	}
-	tag, err := tx.Exec(ctx, `INSERT INTO subjects (id, kind, org_id, project_id, app_instance_id, app_slug, allocation_id, node_id, sku,
-			operating_mode, control_plane_scope, runtime_backend, correlation_id, cpu_millis, memory_bytes, opened_at, currency, lease_no, accrued_until, renew_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, '', 0, $16, $17) ON CONFLICT (id) DO NOTHING`,
+	tag, err := tx.Exec(ctx,
+		`INSERT INTO subjects (id, kind, org_id, project_id, app_instance_id, app_slug, allocation_id, node_id, sku,
+			operating_mode, control_plane_scope, runtime_backend, correlation_id, cpu_millis, memory_bytes, opened_at, currency,
+			lease_no, accrued_until, renew_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, '', 0, $16, $17)
+		ON CONFLICT (id) DO NOTHING`,
 		s.ID, s.Kind, s.OrgID, s.ProjectID, orNull(s.AppInstanceID), s.AppSlug, orNull(s.AllocationID), s.NodeID, s.SKU,
-		s.OperatingMode, s.ControlPlaneScope, s.RuntimeBackend, s.CorrelationID, s.CPUMillis, s.MemoryBytes, s.OpenedAt, renewAt)
+		s.OperatingMode, s.ControlPlaneScope, s.RuntimeBackend, s.CorrelationID, s.CPUMillis, s.MemoryBytes, s.OpenedAt,
+		renewAt)
 	return tag.RowsAffected() == 1, err
 }
 
@@ -98,17 +108,21 @@ func scanRow(row pgx.Row) (r Row, err error) {
 }
 
 func finalSubjects(ctx context.Context, tx db.Tx, nodeIDs []string, now time.Time) ([]Row, error) {
-	return collect(ctx, tx, scanRow, `SELECT id, org_id, node_id FROM subjects WHERE node_id = ANY($1::uuid[]) AND settled_at IS NULL AND closed_at IS NOT NULL
+	return collect(ctx, tx, scanRow,
+		`SELECT id, org_id, node_id FROM subjects WHERE node_id = ANY($1::uuid[]) AND settled_at IS NULL
+			AND closed_at IS NOT NULL
 		AND final_incarnation IS NOT NULL AND (retry_at IS NULL OR retry_at <= $2) ORDER BY id`, nodeIDs, now)
 }
 
 func countOwing(ctx context.Context, tx db.Tx, nodeID string) (n int, err error) {
-	err = tx.QueryRow(ctx, `SELECT count(*) FROM subjects WHERE node_id = $1 AND kind = 'member' AND settled_at IS NULL`, nodeID).Scan(&n)
+	err = tx.QueryRow(ctx, `SELECT count(*) FROM subjects WHERE node_id = $1 AND kind = 'member' AND settled_at IS NULL`,
+		nodeID).Scan(&n)
 	return n, err
 }
 
 func dueAllocations(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]Row, error) {
-	return collect(ctx, tx, scanRow, `SELECT id, org_id, node_id FROM subjects WHERE kind = 'allocation' AND closed_at IS NULL AND accrued_until < $1
+	return collect(ctx, tx, scanRow,
+		`SELECT id, org_id, node_id FROM subjects WHERE kind = 'allocation' AND closed_at IS NULL AND accrued_until < $1
 		AND (retry_at IS NULL OR retry_at <= $1) AND id > $2 ORDER BY id LIMIT $3`, now, orFirst(after), limit)
 }
 
@@ -122,20 +136,27 @@ func orFirst(id string) string {
 
 func dueSubjects(ctx context.Context, tx db.Tx, except []string, now time.Time, limit int) ([]Row, error) {
 	return collect(ctx, tx, scanRow, `SELECT id, org_id, node_id FROM (
-			SELECT id, org_id, node_id, renew_at, row_number() OVER (PARTITION BY org_id ORDER BY renew_at, id) AS turn FROM subjects
+			SELECT id, org_id, node_id, renew_at, row_number() OVER (PARTITION BY org_id ORDER BY renew_at, id) AS turn
+			FROM subjects
 			WHERE closed_at IS NULL AND renew_at <= $1 AND node_id <> ALL($3::uuid[])) AS due
 		ORDER BY turn, renew_at, id LIMIT $2`, now, limit, append([]string{}, except...))
 }
 
 // retryRenewals makes those members of an org due that were not renewed when they last were.
 func retryRenewals(ctx context.Context, tx db.Tx, orgID string, now time.Time) error {
-	return tx.Later(ctx, `UPDATE subjects SET renew_at = $2, retry_at = NULL WHERE org_id = $1 AND failures > 0 AND closed_at IS NULL AND renew_at > $2`, orgID, now)
+	return tx.Later(ctx,
+		`UPDATE subjects SET renew_at = $2, retry_at = NULL WHERE org_id = $1 AND failures > 0 AND closed_at IS NULL
+			AND renew_at > $2`, orgID, now)
 }
 
 func unsettledSubjects(ctx context.Context, tx db.Tx, after string, stale, now time.Time, limit int) ([]Row, error) {
-	return collect(ctx, tx, scanRow, `SELECT s.id, s.org_id, s.node_id FROM subjects s LEFT JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
-		WHERE s.settled_at IS NULL AND s.closed_at IS NOT NULL AND (s.final_incarnation IS NOT NULL OR s.closed_at < $1 AND l.expires_at < $1)
-			AND (s.retry_at IS NULL OR s.retry_at <= $2) AND s.id > $3 ORDER BY s.id LIMIT $4`, stale, now, orFirst(after), limit)
+	return collect(ctx, tx, scanRow,
+		`SELECT s.id, s.org_id, s.node_id FROM subjects s LEFT JOIN leases l ON l.subject_id = s.id
+			AND l.lease_no = s.lease_no
+		WHERE s.settled_at IS NULL AND s.closed_at IS NOT NULL AND (s.final_incarnation IS NOT NULL OR s.closed_at < $1
+		AND l.expires_at < $1)
+			AND (s.retry_at IS NULL OR s.retry_at <= $2) AND s.id > $3 ORDER BY s.id LIMIT $4`, stale, now, orFirst(after),
+		limit)
 }
 
 // setRenewal changes when a member is due; the zero time is never.
@@ -144,19 +165,27 @@ func setRenewal(ctx context.Context, tx db.Tx, id string, at time.Time) error {
 }
 
 func resumeRenewals(ctx context.Context, tx db.Tx, ids []string, now time.Time) error {
-	return tx.Later(ctx, `UPDATE subjects SET renew_at = $2 WHERE id = ANY($1) AND closed_at IS NULL AND kind = 'member' AND (renew_at IS NULL OR failures > 0)`, uuids(ids), now)
+	return tx.Later(ctx,
+		`UPDATE subjects SET renew_at = $2 WHERE id = ANY($1) AND closed_at IS NULL AND kind = 'member' AND (renew_at IS NULL
+			OR failures > 0)`, uuids(ids), now)
 }
 
 // noteIdle writes only what says something new: a report comes every half minute.
-func noteIdle(ctx context.Context, tx db.Tx, nodeID string, ids []pgtype.UUID, idle []bool, now, before time.Time) error {
+func noteIdle(ctx context.Context, tx db.Tx, nodeID string, ids []pgtype.UUID, idle []bool, now,
+	before time.Time,
+) error {
 	return tx.Later(ctx, `UPDATE subjects SET idle_since = CASE WHEN x.idle THEN coalesce(idle_since, $4::timestamptz) END,
 			idle_until = CASE WHEN x.idle THEN $4::timestamptz ELSE idle_until END
-		FROM unnest($1::uuid[], $2::bool[]) AS x(id, idle) WHERE subjects.id = x.id AND subjects.node_id = $3 AND subjects.closed_at IS NULL
-			AND (x.idle AND (idle_since IS NULL OR idle_until < $5) OR NOT x.idle AND idle_since IS NOT NULL)`, ids, idle, nodeID, now, before)
+		FROM unnest($1::uuid[], $2::bool[]) AS x(id, idle) WHERE subjects.id = x.id AND subjects.node_id = $3
+		AND subjects.closed_at IS NULL
+			AND (x.idle AND (idle_since IS NULL OR idle_until < $5) OR NOT x.idle AND idle_since IS NOT NULL)`, ids, idle,
+		nodeID, now, before)
 }
 
 func setAside(ctx context.Context, tx db.Tx, id string, failures int64, until time.Time) error {
-	return tx.Later(ctx, `UPDATE subjects SET failures = $2, retry_at = $3::timestamptz, renew_at = CASE WHEN renew_at IS NULL THEN NULL ELSE $3::timestamptz END WHERE id = $1`,
+	return tx.Later(ctx,
+		`UPDATE subjects SET failures = $2, retry_at = $3::timestamptz, renew_at = CASE WHEN renew_at IS NULL THEN NULL
+			ELSE $3::timestamptz END WHERE id = $1`,
 		id, failures, until)
 }
 
@@ -175,33 +204,42 @@ func setFinals(ctx context.Context, tx db.Tx, finals map[string]finalMark) error
 	var ids, incarnations []string
 	var numbers []int64
 	for _, id := range slices.Sorted(maps.Keys(finals)) {
-		ids, incarnations, numbers = append(ids, id), append(incarnations, finals[id].incarnation), append(numbers, finals[id].sequence)
+		ids, incarnations, numbers = append(ids, id), append(incarnations, finals[id].incarnation),
+			append(numbers, finals[id].sequence)
 	}
 	return tx.Later(ctx, `UPDATE subjects SET final_incarnation = x.incarnation, final_sequence = x.number
-		FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(id, incarnation, number) WHERE subjects.id = x.id`, uuids(ids), incarnations, numbers)
+		FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(id, incarnation, number) WHERE subjects.id = x.id`, uuids(ids),
+		incarnations, numbers)
 }
 
 func setAccrued(ctx context.Context, tx db.Tx, s subject) error {
-	return tx.Later(ctx, `UPDATE subjects SET accrued_until = $2, currency = $3, failures = 0, retry_at = NULL WHERE id = $1`, s.ID, s.accruedUntil, s.currency)
+	return tx.Later(ctx,
+		`UPDATE subjects SET accrued_until = $2, currency = $3, failures = 0, retry_at = NULL WHERE id = $1`, s.ID,
+		s.accruedUntil, s.currency)
 }
 
 func setLeased(ctx context.Context, tx db.Tx, s subject, renewAt time.Time) error {
 	// The new lease's cap makes up for all that is in suspense by now.
-	if err := tx.Later(ctx, `UPDATE suspense_totals SET leased_quantity = quantity WHERE subject_id = $1`, s.ID); err != nil {
+	if err := tx.Later(ctx, `UPDATE suspense_totals SET leased_quantity = quantity WHERE subject_id = $1`,
+		s.ID); err != nil {
 		return err
 	}
-	return tx.Later(ctx, `UPDATE subjects SET lease_no = $2, renew_at = $3, currency = $4, failures = 0, retry_at = NULL WHERE id = $1`, s.ID, s.leaseNo, renewAt, s.currency)
+	return tx.Later(ctx,
+		`UPDATE subjects SET lease_no = $2, renew_at = $3, currency = $4, failures = 0, retry_at = NULL WHERE id = $1`, s.ID,
+		s.leaseNo, renewAt, s.currency)
 }
 
 // ---- prices
 
 func scanPrice(row pgx.Row) (Price, error) {
 	var p Price
-	err := row.Scan(&p.ID, &p.Meter, &p.AppSlug, &p.SKU, &p.Currency, &p.Nanos, &p.Per, &p.PerQuantity, &p.HostBasisPoints, &p.From, &p.CreatedAt)
+	err := row.Scan(&p.ID, &p.Meter, &p.AppSlug, &p.SKU, &p.Currency, &p.Nanos, &p.Per, &p.PerQuantity, &p.HostBasisPoints,
+		&p.From, &p.CreatedAt)
 	return p, err
 }
 
-const priceColumns = `id, meter, app_slug, sku, currency, nanos, per, per_quantity, host_basis_points, from_at, created_at`
+const priceColumns = `id, meter, app_slug, sku, currency, nanos, per, per_quantity, host_basis_points, from_at,
+	created_at`
 
 func insertPrice(ctx context.Context, tx db.Tx, p Price) (made bool, err error) {
 	tag, err := tx.Exec(ctx, `INSERT INTO prices (`+priceColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
@@ -211,13 +249,15 @@ func insertPrice(ctx context.Context, tx db.Tx, p Price) (made bool, err error) 
 }
 
 func pricesOf(ctx context.Context, tx db.Tx, meters []string) ([]Price, error) {
-	return collect(ctx, tx, scanPrice, `SELECT `+priceColumns+` FROM prices WHERE meter = ANY($1::text[]) ORDER BY from_at, id`, meters)
+	return collect(ctx, tx, scanPrice, `SELECT `+priceColumns+
+		` FROM prices WHERE meter = ANY($1::text[]) ORDER BY from_at, id`, meters)
 }
 
 // ---- wallets and holds
 
 func walletBalance(ctx context.Context, tx db.Tx, orgID, currency string) (nanos int64, err error) {
-	err = tx.QueryRow(ctx, `SELECT balance_nanos FROM wallets WHERE org_id = $1 AND currency = $2 FOR UPDATE`, orgID, currency).Scan(&nanos)
+	err = tx.QueryRow(ctx, `SELECT balance_nanos FROM wallets WHERE org_id = $1 AND currency = $2 FOR UPDATE`, orgID,
+		currency).Scan(&nanos)
 	if db.IsNoRows(err) {
 		return 0, nil
 	}
@@ -226,7 +266,9 @@ func walletBalance(ctx context.Context, tx db.Tx, orgID, currency string) (nanos
 
 // drawWallet takes from a wallet what it covers; nanos is below zero.
 func drawWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int64) (covered bool, err error) {
-	tag, err := tx.Exec(ctx, `UPDATE wallets SET balance_nanos = balance_nanos + $3 WHERE org_id = $1 AND currency = $2 AND balance_nanos >= -$3::int8`,
+	tag, err := tx.Exec(ctx,
+		`UPDATE wallets SET balance_nanos = balance_nanos + $3 WHERE org_id = $1 AND currency = $2
+			AND balance_nanos >= -$3::int8`,
 		orgID, currency, nanos)
 	return tag.RowsAffected() == 1, err
 }
@@ -237,7 +279,8 @@ func upsertWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos i
 }
 
 func oldestWallet(ctx context.Context, tx db.Tx, orgID string) (currency string, err error) {
-	err = tx.QueryRow(ctx, `SELECT currency FROM wallets WHERE org_id = $1 ORDER BY created_at, currency LIMIT 1`, orgID).Scan(&currency)
+	err = tx.QueryRow(ctx, `SELECT currency FROM wallets WHERE org_id = $1 ORDER BY created_at, currency LIMIT 1`,
+		orgID).Scan(&currency)
 	if db.IsNoRows(err) {
 		return "", nil
 	}
@@ -248,7 +291,9 @@ func balances(ctx context.Context, tx db.Tx, orgID string) ([]Balance, error) {
 	return collect(ctx, tx, func(row pgx.Row) (b Balance, err error) {
 		err = row.Scan(&b.Currency, &b.AvailableNanos, &b.HeldNanos)
 		return b, err
-	}, `SELECT w.currency, w.balance_nanos, coalesce((SELECT sum(h.placed_nanos - h.posted_nanos - h.released_nanos) FROM holds h
+	},
+		`SELECT w.currency, w.balance_nanos, coalesce((SELECT sum(h.placed_nanos - h.posted_nanos - h.released_nanos)
+			FROM holds h
 			WHERE h.org_id = w.org_id AND h.currency = w.currency), 0)::int8
 		FROM wallets w WHERE w.org_id = $1 ORDER BY w.currency`, orgID)
 }
@@ -270,7 +315,8 @@ func holdOf(ctx context.Context, tx db.Tx, subjectID string) (hold, bool, error)
 }
 
 func holdsOf(ctx context.Context, tx db.Tx, subjectIDs []string) (map[string]hold, error) {
-	rows, err := collect(ctx, tx, scanHold, `SELECT `+holdColumns+` FROM holds WHERE subject_id = ANY($1::uuid[])`, subjectIDs)
+	rows, err := collect(ctx, tx, scanHold, `SELECT `+holdColumns+` FROM holds WHERE subject_id = ANY($1::uuid[])`,
+		subjectIDs)
 	out := make(map[string]hold, len(rows))
 	for _, h := range rows {
 		out[h.subjectID] = h
@@ -284,7 +330,8 @@ func insertHold(ctx context.Context, tx db.Tx, h hold) error {
 }
 
 func updateHold(ctx context.Context, tx db.Tx, h hold) error {
-	return tx.Later(ctx, `UPDATE holds SET currency = $2, placed_nanos = $3, posted_nanos = $4, released_nanos = $5 WHERE id = $1`,
+	return tx.Later(ctx,
+		`UPDATE holds SET currency = $2, placed_nanos = $3, posted_nanos = $4, released_nanos = $5 WHERE id = $1`,
 		h.id, h.currency, h.placed, h.posted, h.released)
 }
 
@@ -293,7 +340,8 @@ func updateHold(ctx context.Context, tx db.Tx, h hold) error {
 func scanLease(row pgx.Row) (lease, error) {
 	var l lease
 	var prices []byte
-	if err := row.Scan(&l.subjectID, &l.no, &l.nodeID, &l.holdID, &l.currency, &l.cap, &l.issuedAt, &l.expiresAt, &l.endPolicy, &prices); err != nil {
+	if err := row.Scan(&l.subjectID, &l.no, &l.nodeID, &l.holdID, &l.currency, &l.cap, &l.issuedAt, &l.expiresAt,
+		&l.endPolicy, &prices); err != nil {
 		return l, err
 	}
 	if err := json.Unmarshal(prices, &l.prices); err != nil {
@@ -302,15 +350,18 @@ func scanLease(row pgx.Row) (lease, error) {
 	return l, nil
 }
 
-const leaseColumns = `subject_id, lease_no, node_id, hold_id, currency, cap_nanos, issued_at, expires_at, end_policy, prices`
+const leaseColumns = `subject_id, lease_no, node_id, hold_id, currency, cap_nanos, issued_at, expires_at, end_policy,
+	prices`
 
 func insertLease(ctx context.Context, tx db.Tx, l lease) error {
 	prices, err := json.Marshal(append([]frozen{}, l.prices...))
 	if err != nil {
 		return fmt.Errorf("prices of lease %d of %s: %w", l.no, l.subjectID, err)
 	}
-	return tx.Later(ctx, `INSERT INTO leases (`+leaseColumns+`, duration_seconds) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`,
-		l.subjectID, l.no, l.nodeID, l.holdID, l.currency, l.cap, l.issuedAt, l.expiresAt, l.endPolicy, prices, int64(l.expiresAt.Sub(l.issuedAt)/time.Second))
+	return tx.Later(ctx, `INSERT INTO leases (`+leaseColumns+
+		`, duration_seconds) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`,
+		l.subjectID, l.no, l.nodeID, l.holdID, l.currency, l.cap, l.issuedAt, l.expiresAt, l.endPolicy, prices,
+		int64(l.expiresAt.Sub(l.issuedAt)/time.Second))
 }
 
 // leasesOf are the subjects' leases that end after a moment, one for each subject, in order.
@@ -320,12 +371,14 @@ func leasesOf(ctx context.Context, tx db.Tx, subjectIDs []string, after []time.T
 }
 
 func leaseOf(ctx context.Context, tx db.Tx, subjectID string, no int64) (lease, error) {
-	return scanLease(tx.QueryRow(ctx, `SELECT `+leaseColumns+` FROM leases WHERE subject_id = $1 AND lease_no = $2`, subjectID, no))
+	return scanLease(tx.QueryRow(ctx, `SELECT `+leaseColumns+` FROM leases WHERE subject_id = $1 AND lease_no = $2`,
+		subjectID, no))
 }
 
 // suspendedOf is what a member has in suspense, by meter.
 func suspendedOf(ctx context.Context, tx db.Tx, subjectID string) (map[string]int64, error) {
-	return db.Pairs[string, int64](tx.Query(ctx, `SELECT meter, quantity FROM suspense_totals WHERE subject_id = $1`, subjectID))
+	return db.Pairs[string, int64](tx.Query(ctx, `SELECT meter, quantity FROM suspense_totals WHERE subject_id = $1`,
+		subjectID))
 }
 
 // addSuspended keeps the totals of what is in suspense, each at most what can have been measured by now.
@@ -340,7 +393,8 @@ func addSuspended(ctx context.Context, tx db.Tx, added, most map[suspendedTotal]
 		quantities, limits = append(quantities, added[k]), append(limits, most[k])
 	}
 	if err := tx.Later(ctx, `INSERT INTO suspense_totals (subject_id, meter, quantity, leased_quantity)
-		SELECT x.id, x.meter, 0, 0 FROM unnest($1::uuid[], $2::text[]) AS x(id, meter) ON CONFLICT (subject_id, meter) DO NOTHING`, ids, meters); err != nil {
+		SELECT x.id, x.meter, 0, 0 FROM unnest($1::uuid[], $2::text[]) AS x(id, meter)
+		ON CONFLICT (subject_id, meter) DO NOTHING`, ids, meters); err != nil {
 		return err
 	}
 	return tx.Later(ctx, `UPDATE suspense_totals SET quantity = greatest(quantity, least(quantity + x.added, x.most))
@@ -348,8 +402,8 @@ func addSuspended(ctx context.Context, tx db.Tx, added, most map[suspendedTotal]
 		WHERE suspense_totals.subject_id = x.id AND suspense_totals.meter = x.name`, ids, meters, quantities, limits)
 }
 
-// hastenRenewals makes the next lease of members due at once of whose running time more than holdMargin went into suspense since their
-// latest lease: the node has counted it against that lease.
+// hastenRenewals makes the next lease of members due at once of whose running time more than holdMargin went into
+// suspense since their latest lease: the node has counted it against that lease.
 func hastenRenewals(ctx context.Context, tx db.Tx, added map[suspendedTotal]int64, now time.Time) error {
 	var ids []pgtype.UUID
 	for k := range added {
@@ -360,13 +414,16 @@ func hastenRenewals(ctx context.Context, tx db.Tx, added map[suspendedTotal]int6
 	if len(ids) == 0 {
 		return nil
 	}
-	_, err := tx.Exec(ctx, `UPDATE subjects SET renew_at = $2 FROM suspense_totals t WHERE subjects.id = ANY($1) AND closed_at IS NULL AND renew_at > $2
+	_, err := tx.Exec(ctx,
+		`UPDATE subjects SET renew_at = $2 FROM suspense_totals t WHERE subjects.id = ANY($1) AND closed_at IS NULL
+			AND renew_at > $2
 		AND t.subject_id = subjects.id AND t.meter = $4 AND t.quantity - t.leased_quantity > $3`,
 		ids, now, holdMargin.Microseconds(), protocol.MeterSessionSeconds)
 	return err
 }
 
-// account is a member with its hold and, while it is open, what its latest lease charges; each is zero where there is none.
+// account is a member with its hold and, while it is open, what its latest lease charges; each is zero where there is
+// none.
 type account struct {
 	subject  Subject
 	hold     hold
@@ -377,19 +434,25 @@ type account struct {
 func accountsOf(ctx context.Context, tx db.Tx, subjectIDs []string) ([]account, error) {
 	return collect(ctx, tx, func(row pgx.Row) (a account, err error) {
 		var prices []byte
-		if err := row.Scan(&a.subject.ID, &a.subject.CPUMillis, &a.subject.MemoryBytes, &a.hold.currency, &a.hold.placed, &a.hold.posted, &a.hold.released,
+		if err := row.Scan(&a.subject.ID, &a.subject.CPUMillis, &a.subject.MemoryBytes, &a.hold.currency, &a.hold.placed,
+			&a.hold.posted, &a.hold.released,
 			&a.currency, &prices); err != nil || prices == nil {
 			return a, err
 		}
 		return a, json.Unmarshal(prices, &a.prices)
-	}, `SELECT s.id, s.cpu_millis, s.memory_bytes, coalesce(h.currency, ''), coalesce(h.placed_nanos, 0), coalesce(h.posted_nanos, 0), coalesce(h.released_nanos, 0),
+	},
+		`SELECT s.id, s.cpu_millis, s.memory_bytes, coalesce(h.currency, ''), coalesce(h.placed_nanos, 0),
+			coalesce(h.posted_nanos, 0), coalesce(h.released_nanos, 0),
 			coalesce(l.currency, ''), l.prices
-		FROM subjects s LEFT JOIN holds h ON h.subject_id = s.id LEFT JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no AND s.closed_at IS NULL
+		FROM subjects s LEFT JOIN holds h ON h.subject_id = s.id LEFT JOIN leases l ON l.subject_id = s.id
+		AND l.lease_no = s.lease_no AND s.closed_at IS NULL
 		WHERE s.id = ANY($1::uuid[]) ORDER BY s.id`, subjectIDs)
 }
 
 func lastLeaseEnd(ctx context.Context, tx db.Tx, subjectID string) (end time.Time, err error) {
-	err = tx.QueryRow(ctx, `SELECT l.expires_at FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no WHERE s.id = $1`, subjectID).Scan(&end)
+	err = tx.QueryRow(ctx,
+		`SELECT l.expires_at FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
+			WHERE s.id = $1`, subjectID).Scan(&end)
 	if db.IsNoRows(err) {
 		return time.Time{}, nil
 	}
@@ -397,7 +460,10 @@ func lastLeaseEnd(ctx context.Context, tx db.Tx, subjectID string) (end time.Tim
 }
 
 func latestLeases(ctx context.Context, tx db.Tx, nodeIDs []string) ([]lease, error) {
-	return collect(ctx, tx, scanLease, `SELECT l.subject_id, l.lease_no, s.node_id, l.hold_id, l.currency, l.cap_nanos, l.issued_at, l.expires_at, l.end_policy, l.prices
+	return collect(ctx, tx, scanLease,
+		`SELECT l.subject_id, l.lease_no, s.node_id, l.hold_id, l.currency, l.cap_nanos, l.issued_at, l.expires_at,
+			l.end_policy, l.prices
 		FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
-		WHERE s.node_id = ANY($1::uuid[]) AND s.settled_at IS NULL AND s.closed_at IS NULL AND s.kind = 'member' ORDER BY l.subject_id`, nodeIDs)
+		WHERE s.node_id = ANY($1::uuid[]) AND s.settled_at IS NULL AND s.closed_at IS NULL AND s.kind = 'member'
+		ORDER BY l.subject_id`, nodeIDs)
 }

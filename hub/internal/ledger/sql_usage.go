@@ -38,7 +38,8 @@ func insertUsage(ctx context.Context, tx db.Tx, slot Slot, rows []usageRow) erro
 	if len(rows) == 0 {
 		return nil
 	}
-	return db.CopyRows(ctx, tx, `COPY usage_records_`+slot.number()+` (id, subject_id, meter, quantity, started_at, ended_at, run_id, lease_no,
+	return db.CopyRows(ctx, tx, `COPY usage_records_`+slot.number()+
+		` (id, subject_id, meter, quantity, started_at, ended_at, run_id, lease_no,
 			posting_id) FROM STDIN BINARY`, rows,
 		func(w *db.Row, u *usageRow) {
 			w.UUID(db.NewUUID())
@@ -57,7 +58,8 @@ func insertUsage(ctx context.Context, tx db.Tx, slot Slot, rows []usageRow) erro
 		})
 }
 
-// maxSuspenseRows bounds the suspense rows of one node in an hour. Beyond it the sums count and the node's own segments are the record.
+// maxSuspenseRows bounds the suspense rows of one node in an hour. Beyond it the sums count and the node's own segments
+// are the record.
 const maxSuspenseRows = 10_000
 
 // withinBudget drops the rows of nodes that have written maxSuspenseRows in the hour before now.
@@ -66,7 +68,8 @@ func withinBudget(ctx context.Context, tx db.Tx, rows []suspenseRow, now time.Ti
 	for _, r := range rows {
 		left[r.store.nodeID] = maxSuspenseRows
 	}
-	written, err := db.Pairs[string, int64](tx.Query(ctx, `SELECT node_id, count(*) FROM suspense_records WHERE node_id = ANY($1::uuid[]) AND created_at > $2 GROUP BY node_id`,
+	written, err := db.Pairs[string, int64](tx.Query(ctx,
+		`SELECT node_id, count(*) FROM suspense_records WHERE node_id = ANY($1::uuid[]) AND created_at > $2 GROUP BY node_id`,
 		slices.Sorted(maps.Keys(left)), now.Add(-time.Hour)))
 	if err != nil {
 		return nil, err
@@ -95,13 +98,18 @@ func insertSuspense(ctx context.Context, tx db.Tx, rows []suspenseRow, now time.
 		from, to                               []time.Time
 	}
 	for _, r := range rows {
-		c.ids, c.nodes, c.incarnations = append(c.ids, id(db.NewID())), append(c.nodes, id(r.store.nodeID)), append(c.incarnations, r.store.incarnation)
-		c.members, c.meters, c.reasons = append(c.members, r.memberID), append(c.meters, r.meter), append(c.reasons, r.piece.reason)
+		c.ids, c.nodes, c.incarnations = append(c.ids, id(db.NewID())), append(c.nodes, id(r.store.nodeID)),
+			append(c.incarnations, r.store.incarnation)
+		c.members, c.meters, c.reasons = append(c.members, r.memberID), append(c.meters, r.meter),
+			append(c.reasons, r.piece.reason)
 		c.sequences, c.quantities = append(c.sequences, r.sequence), append(c.quantities, r.piece.quantity)
 		c.from, c.to = append(c.from, r.piece.span.From), append(c.to, r.piece.span.To)
 	}
-	_, err = tx.Exec(ctx, `INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at, reason, created_at)
-		SELECT x.*, $11::timestamptz FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::int8[], $5::text[], $6::text[], $7::int8[],
+	_, err = tx.Exec(ctx,
+		`INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at,
+			reason, created_at)
+		SELECT x.*, $11::timestamptz FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::int8[], $5::text[], $6::text[],
+		$7::int8[],
 			$8::timestamptz[], $9::timestamptz[], $10::text[]) AS x`,
 		c.ids, c.nodes, c.incarnations, c.sequences, c.members, c.meters, c.quantities, c.from, c.to, c.reasons, now)
 	return err
@@ -134,8 +142,11 @@ func sequencesOf(ctx context.Context, tx db.Tx, stores []store) (map[store][]seq
 		err = row.Scan(&s.nodeID, &s.incarnation, &r.from, &r.to)
 		out[s] = append(out[s], r)
 		return struct{}{}, err
-	}, `SELECT s.node_id, s.incarnation, s.from_sequence, s.to_sequence FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
-		JOIN usage_sequences s ON s.node_id = x.node AND s.incarnation = x.incarnation ORDER BY s.node_id, s.incarnation, s.from_sequence`, nodes, incarnations)
+	},
+		`SELECT s.node_id, s.incarnation, s.from_sequence, s.to_sequence
+			FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
+		JOIN usage_sequences s ON s.node_id = x.node AND s.incarnation = x.incarnation
+		ORDER BY s.node_id, s.incarnation, s.from_sequence`, nodes, incarnations)
 	return out, err
 }
 
@@ -156,7 +167,8 @@ func saveSequences(ctx context.Context, tx db.Tx, before, after map[store][]sequ
 	}
 	if len(gone.nodes) > 0 {
 		if _, err := tx.Exec(ctx, `DELETE FROM usage_sequences WHERE (node_id, incarnation, from_sequence) IN
-			(SELECT x.node, x.incarnation, x.first FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(node, incarnation, first))`,
+			(SELECT x.node, x.incarnation, x.first FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(node, incarnation,
+			first))`,
 			gone.nodes, gone.incarnations, gone.from); err != nil {
 			return err
 		}
@@ -187,8 +199,8 @@ type coverageRow struct {
 	span rating.Interval
 }
 
-// loadCoverage reads the billed time of keys that ends at or after a moment, each key's own, at most maxSpans intervals of each: a key
-// that has as many gets no more.
+// loadCoverage reads the billed time of keys that ends at or after a moment, each key's own, at most maxSpans intervals
+// of each: a key that has as many gets no more.
 func loadCoverage(ctx context.Context, tx db.Tx, billed map[coverageKey]*billedTime) error {
 	var c coverageColumns
 	for key, b := range billed {
@@ -202,7 +214,8 @@ func loadCoverage(ctx context.Context, tx db.Tx, billed map[coverageKey]*billedT
 		return struct{}{}, err
 	}, `SELECT x.subject, x.meter, x.run, c.from_at, c.to_at
 		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::timestamptz[]) AS x(subject, meter, run, since)
-		CROSS JOIN LATERAL (SELECT u.from_at, u.to_at FROM usage_coverage u WHERE u.subject_id = x.subject AND u.meter = x.meter AND u.run_id = x.run
+		CROSS JOIN LATERAL (SELECT u.from_at, u.to_at FROM usage_coverage u WHERE u.subject_id = x.subject
+		AND u.meter = x.meter AND u.run_id = x.run
 			AND u.from_at >= coalesce((SELECT max(p.from_at) FROM usage_coverage p
 				WHERE p.subject_id = x.subject AND p.meter = x.meter AND p.run_id = x.run AND p.from_at <= x.since), x.since)
 			ORDER BY u.from_at LIMIT $5) AS c`,
@@ -215,7 +228,8 @@ func loadCoverage(ctx context.Context, tx db.Tx, billed map[coverageKey]*billedT
 
 func coveredUntil(ctx context.Context, tx db.Tx, subjectID, meter string) (time.Time, error) {
 	var at *time.Time
-	err := tx.QueryRow(ctx, `SELECT max(to_at) FROM usage_coverage WHERE subject_id = $1 AND meter = $2`, subjectID, meter).Scan(&at)
+	err := tx.QueryRow(ctx, `SELECT max(to_at) FROM usage_coverage WHERE subject_id = $1 AND meter = $2`, subjectID,
+		meter).Scan(&at)
 	if err != nil || at == nil {
 		return time.Time{}, err
 	}
@@ -236,7 +250,8 @@ func saveCoverage(ctx context.Context, tx db.Tx, billed map[coverageKey]*billedT
 	}
 	if len(gone.subjects) > 0 {
 		if _, err := tx.Exec(ctx, `DELETE FROM usage_coverage WHERE (subject_id, meter, run_id, from_at) IN (
-			SELECT x.subject, x.meter, x.run, x.started FROM unnest($1::uuid[], $2::text[], $3::text[], $4::timestamptz[]) AS x(subject, meter, run, started))`,
+			SELECT x.subject, x.meter, x.run, x.started FROM unnest($1::uuid[], $2::text[], $3::text[], $4::timestamptz[]) AS
+			x(subject, meter, run, started))`,
 			gone.subjects, gone.meters, gone.runs, gone.from); err != nil {
 			return err
 		}
@@ -263,7 +278,9 @@ func (c *coverageColumns) add(k coverageKey, i rating.Interval) {
 }
 
 // loadHours reads the hours of subjects that a stretch of each one's time touches, and adds them to counts.
-func loadHours(ctx context.Context, tx db.Tx, ids []string, spans []rating.Interval, counts map[hourKey]*hourCount) (map[accrualKey]rating.Accrual, error) {
+func loadHours(ctx context.Context, tx db.Tx, ids []string, spans []rating.Interval,
+	counts map[hourKey]*hourCount,
+) (map[accrualKey]rating.Accrual, error) {
 	from, to := make([]time.Time, len(spans)), make([]time.Time, len(spans))
 	for i, span := range spans {
 		from[i], to[i] = hourOf(span.From), span.To
@@ -273,7 +290,8 @@ func loadHours(ctx context.Context, tx db.Tx, ids []string, spans []rating.Inter
 		var k accrualKey
 		var a rating.Accrual
 		var records int64
-		err = row.Scan(&k.subjectID, &k.hour, &k.meter, &k.priceID, &a.Quantity, &records, &a.ChargedNanos, &a.CollectedNanos, &a.WrittenOffNanos, &a.HostNanos)
+		err = row.Scan(&k.subjectID, &k.hour, &k.meter, &k.priceID, &a.Quantity, &records, &a.ChargedNanos, &a.CollectedNanos,
+			&a.WrittenOffNanos, &a.HostNanos)
 		k.hour = k.hour.UTC()
 		count := counts[hourKey{k.subjectID, k.meter, k.hour}]
 		if count == nil {
@@ -287,7 +305,9 @@ func loadHours(ctx context.Context, tx db.Tx, ids []string, spans []rating.Inter
 		}
 		out[k] = a
 		return struct{}{}, err
-	}, `SELECT h.subject_id, h.hour, h.meter, h.price_id, h.quantity, h.records, h.charged_nanos, h.collected_nanos, h.written_off_nanos, h.host_nanos
+	},
+		`SELECT h.subject_id, h.hour, h.meter, h.price_id, h.quantity, h.records, h.charged_nanos, h.collected_nanos,
+			h.written_off_nanos, h.host_nanos
 		FROM unnest($1::uuid[], $2::timestamptz[], $3::timestamptz[]) AS x(subject, started, ended)
 		JOIN usage_hours h ON h.subject_id = x.subject AND h.hour >= x.started AND h.hour < x.ended`,
 		uuids(ids), from, to)
@@ -317,13 +337,20 @@ func upsertHours(ctx context.Context, tx db.Tx, changed map[accrualKey]hourRow) 
 		a := changed[k]
 		subjects, prices = append(subjects, id(k.subjectID)), append(prices, id(cmp.Or(k.priceID, noPrice)))
 		meters, hours = append(meters, k.meter), append(hours, k.hour)
-		quantities, records, charged = append(quantities, a.Quantity), append(records, a.records), append(charged, a.ChargedNanos)
-		collected, writtenOff, host = append(collected, a.CollectedNanos), append(writtenOff, a.WrittenOffNanos), append(host, a.HostNanos)
+		quantities, records, charged = append(quantities, a.Quantity), append(records, a.records),
+			append(charged, a.ChargedNanos)
+		collected, writtenOff, host = append(collected, a.CollectedNanos), append(writtenOff, a.WrittenOffNanos),
+			append(host, a.HostNanos)
 	}
-	_, err := tx.Exec(ctx, `INSERT INTO usage_hours (subject_id, hour, meter, price_id, quantity, records, charged_nanos, collected_nanos, written_off_nanos, host_nanos)
-		SELECT x.* FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::uuid[], $5::int8[], $6::int8[], $7::int8[], $8::int8[], $9::int8[], $10::int8[]) AS x
-		ON CONFLICT (subject_id, hour, meter, price_id) DO UPDATE SET quantity = excluded.quantity, records = usage_hours.records + excluded.records,
-			charged_nanos = excluded.charged_nanos, collected_nanos = excluded.collected_nanos, written_off_nanos = excluded.written_off_nanos,
+	_, err := tx.Exec(ctx,
+		`INSERT INTO usage_hours (subject_id, hour, meter, price_id, quantity, records, charged_nanos, collected_nanos,
+			written_off_nanos, host_nanos)
+		SELECT x.* FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::uuid[], $5::int8[], $6::int8[], $7::int8[],
+		$8::int8[], $9::int8[], $10::int8[]) AS x
+		ON CONFLICT (subject_id, hour, meter, price_id) DO UPDATE
+		SET quantity = excluded.quantity, records = usage_hours.records + excluded.records,
+			charged_nanos = excluded.charged_nanos, collected_nanos = excluded.collected_nanos, written_off_nanos =
+			excluded.written_off_nanos,
 			host_nanos = excluded.host_nanos`,
 		subjects, hours, meters, prices, quantities, records, charged, collected, writtenOff, host)
 	return err
@@ -339,7 +366,9 @@ func drawHolds(ctx context.Context, tx db.Tx, drawn map[string]hold) error {
 	for _, key := range slices.Sorted(maps.Keys(drawn)) {
 		ids, posted = append(ids, id(key)), append(posted, drawn[key].posted)
 	}
-	_, err := tx.Exec(ctx, `UPDATE holds SET posted_nanos = x.posted FROM unnest($1::uuid[], $2::int8[]) AS x(id, posted) WHERE holds.id = x.id`, ids, posted)
+	_, err := tx.Exec(ctx,
+		`UPDATE holds SET posted_nanos = x.posted FROM unnest($1::uuid[], $2::int8[]) AS x(id, posted) WHERE holds.id = x.id`,
+		ids, posted)
 	return err
 }
 
@@ -360,19 +389,26 @@ func insertPostings(ctx context.Context, tx db.Tx, postings ...Posting) error {
 	}
 	for _, p := range postings {
 		own := id(p.ID)
-		c.ids, c.keys, c.kinds, c.subjectKinds = append(c.ids, own), append(c.keys, p.Key), append(c.kinds, p.Kind), append(c.subjectKinds, p.SubjectKind)
-		c.subjects, c.orgs, c.projects, c.instances = append(c.subjects, id(p.SubjectID)), append(c.orgs, id(p.OrgID)), append(c.projects, id(p.ProjectID)), append(c.instances, id(p.AppInstanceID))
-		c.meters, c.prices, c.corrects = append(c.meters, p.Meter), append(c.prices, id(p.PriceID)), append(c.corrects, id(p.Corrects))
+		c.ids, c.keys, c.kinds, c.subjectKinds = append(c.ids, own), append(c.keys, p.Key), append(c.kinds, p.Kind),
+			append(c.subjectKinds, p.SubjectKind)
+		c.subjects, c.orgs, c.projects, c.instances = append(c.subjects, id(p.SubjectID)), append(c.orgs, id(p.OrgID)),
+			append(c.projects, id(p.ProjectID)), append(c.instances, id(p.AppInstanceID))
+		c.meters, c.prices, c.corrects = append(c.meters, p.Meter), append(c.prices, id(p.PriceID)),
+			append(c.corrects, id(p.Corrects))
 		c.descriptions, c.correlations = append(c.descriptions, p.Description), append(c.correlations, p.CorrelationID)
-		c.from, c.to, c.created = append(c.from, timeOrNull(p.PeriodFrom)), append(c.to, timeOrNull(p.PeriodTo)), append(c.created, p.CreatedAt)
+		c.from, c.to, c.created = append(c.from, timeOrNull(p.PeriodFrom)), append(c.to, timeOrNull(p.PeriodTo)),
+			append(c.created, p.CreatedAt)
 		for i, l := range p.Legs {
-			e.postings, e.accounts, e.currencies = append(e.postings, own), append(e.accounts, l.Account), append(e.currencies, l.Currency)
+			e.postings, e.accounts, e.currencies = append(e.postings, own), append(e.accounts, l.Account),
+				append(e.currencies, l.Currency)
 			e.legs, e.nanos = append(e.legs, int64(i)), append(e.nanos, l.Nanos)
 		}
 	}
-	if err := tx.Later(ctx, `INSERT INTO postings (id, key, kind, subject_kind, subject_id, org_id, project_id, app_instance_id, meter, price_id,
+	if err := tx.Later(ctx,
+		`INSERT INTO postings (id, key, kind, subject_kind, subject_id, org_id, project_id, app_instance_id, meter, price_id,
 			period_from, period_to, corrects, description, correlation_id, created_at)
-		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::uuid[], $6::uuid[], $7::uuid[], $8::uuid[], $9::text[], $10::uuid[],
+		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::uuid[], $6::uuid[], $7::uuid[], $8::uuid[],
+		$9::text[], $10::uuid[],
 			$11::timestamptz[], $12::timestamptz[], $13::uuid[], $14::text[], $15::text[], $16::timestamptz[]) AS x`,
 		c.ids, c.keys, c.kinds, c.subjectKinds, c.subjects, c.orgs, c.projects, c.instances, c.meters, c.prices,
 		c.from, c.to, c.corrects, c.descriptions, c.correlations, c.created); err != nil {

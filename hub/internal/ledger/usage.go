@@ -49,37 +49,42 @@ func (s Segment) Numbers() (first, last uint64) {
 	return uint64(s.records[0].sequence), uint64(s.records[len(s.records)-1].sequence)
 }
 
-// Passed is the segment with the number up to which all records of its store count as posted once it is: up to the mark of its chain.
-// That keeps the ranges of posted numbers of one store few, whatever numbers its node chooses: one up to the mark, and at most one for
-// each segment beyond it, of which a chain takes no more than heard.MaxAhead.
+// Passed is the segment with the number up to which all records of its store count as posted once it is: up to the mark
+// of its chain. That keeps the ranges of posted numbers of one store few, whatever numbers its node chooses: one up to
+// the mark, and at most one for each segment beyond it, of which a chain takes no more than heard.MaxAhead.
 func (s Segment) Passed(number uint64) Segment {
 	s.passed = int64(number)
 	return s
 }
 
-// ReadSegment reads a segment without a look at the books, so that many can be read at once while others are billed. Its
-// numbers must be one run without a gap: one that is not is refused, for good.
+// ReadSegment reads a segment without a look at the books, so that many can be read at once while others are billed.
+// Its numbers must be one run without a gap: one that is not is refused, for good.
 func ReadSegment(nodeID, incarnation string, seg *protocol.UsageSegment) (Segment, error) {
-	out := Segment{store: store{nodeID, incarnation}, number: seg.GetNumber(), records: make([]record, len(seg.GetRecords()))}
+	out := Segment{
+		store: store{nodeID, incarnation}, number: seg.GetNumber(),
+		records: make([]record, len(seg.GetRecords())),
+	}
 	for i, r := range seg.GetRecords() {
 		out.records[i] = record{
-			store: out.store, sequence: int64(r.GetSequence()), memberID: name(r.GetMemberId()), meter: name(r.GetMeter()), quantity: r.GetQuantity(),
-			runID: name(r.GetRunId()), leaseNo: int64(r.GetLeaseNo()), revision: int64(r.GetRevision()), final: r.GetFinal(),
+			store: out.store, sequence: int64(r.GetSequence()), memberID: name(r.GetMemberId()), meter: name(r.GetMeter()),
+			quantity: r.GetQuantity(),
+			runID:    name(r.GetRunId()), leaseNo: int64(r.GetLeaseNo()), revision: int64(r.GetRevision()), final: r.GetFinal(),
 			span: rating.Interval{From: when(r.GetStartedAt()), To: when(r.GetEndedAt())},
 		}
 		if out.records[i].sequence <= 0 || i > 0 && out.records[i].sequence != out.records[i-1].sequence+1 {
-			return Segment{}, fault.New(fault.Unprocessable, "segment_numbering", "The records of a usage segment are not numbered in a row.",
+			return Segment{}, fault.New(fault.Unprocessable, "segment_numbering", "The records of a usage segment are not "+
+				"numbered in a row.",
 				fmt.Errorf("segment %d, record %d", seg.GetNumber(), i)).Lasting()
 		}
 	}
 	return out, nil
 }
 
-// PostUsage bills segments, of one node or of many, in the caller's transaction: usage rows, hours and the signed segments, with one
-// statement a table however many segments there are. The journal follows with PostPending. Records that were posted before, or twice here,
-// are skipped; it returns how many were not. Nothing that a node says about usage makes it fail: what cannot be billed goes to suspense
-// with a reason, so that a bad record never blocks the ones behind it. Closed members whose last record is here now are settled by
-// SettleFinal.
+// PostUsage bills segments, of one node or of many, in the caller's transaction: usage rows, hours and the signed
+// segments, with one statement a table however many segments there are. The journal follows with PostPending. Records
+// that were posted before, or twice here, are skipped; it returns how many were not. Nothing that a node says about
+// usage makes it fail: what cannot be billed goes to suspense with a reason, so that a bad record never blocks the ones
+// behind it. Closed members whose last record is here now are settled by SettleFinal.
 func PostUsage(ctx context.Context, tx db.Tx, now time.Time, segments ...Segment) (posted int, err error) {
 	var stores []store
 	for _, s := range segments {
@@ -164,7 +169,8 @@ func has(ranges []sequenceRange, sequence int64) bool {
 	return found || n > 0 && sequence <= ranges[n-1].to
 }
 
-// unposted returns the records whose numbers are in no range yet, and the ranges with them and with what the segments pass.
+// unposted returns the records whose numbers are in no range yet, and the ranges with them and with what the segments
+// pass.
 func unposted(segments []Segment, before map[store][]sequenceRange) (fresh []*record, after map[store][]sequenceRange) {
 	after = maps.Clone(before)
 	all := 0

@@ -34,10 +34,14 @@ func TestUsageDrawsOnTheHoldAndPaysTheHost(t *testing.T) {
 	w.now = at(61)
 	require.True(t, w.post(w.session(s, 1, 31), w.session(s, 31, 61)))
 	require.Equal(t, map[string]string{
-		"platform:credit": "-1000", "wallet:" + w.org: "913", "hold:" + l.GetHoldId(): "86.94", "platform:revenue": "0.018", "host:" + w.node: "0.042",
+		"platform:credit": "-1000", "wallet:" + w.org: "913", "hold:" + l.GetHoldId(): "86.94", "platform:revenue": "0.018",
+		"host:" + w.node: "0.042",
 	}, w.accounts())
 
-	records, next, err := list(w, ledger.Filter{OrgID: w.org, AppInstanceID: s.AppInstanceID, UsageSource: ledger.SourceAppRuntime})
+	records, next, err := list(w, ledger.Filter{
+		OrgID: w.org, AppInstanceID: s.AppInstanceID,
+		UsageSource: ledger.SourceAppRuntime,
+	})
 	require.NoError(t, err)
 	require.Empty(t, next)
 	require.Len(t, records, 2)
@@ -76,11 +80,12 @@ func TestUsageBeyondClaimLeaseAndElapsedTimeIsInSuspense(t *testing.T) {
 
 	w.now = at(3500)
 	records := []*protocol.UsageRecord{
-		w.session(s, -10, 10),                            // 10 s before the claim
-		w.session(s, 5, 20),                              // 5 s billed already
-		w.session(s, 60, 50),                             // backwards
-		w.session(s, 100, 110),                           // made 15 s longer than its length below
-		w.session(s, 3490, 3640),                         // 20 s beyond now and the clocks' allowance, 20 s more beyond the lease
+		w.session(s, -10, 10),  // 10 s before the claim
+		w.session(s, 5, 20),    // 5 s billed already
+		w.session(s, 60, 50),   // backwards
+		w.session(s, 100, 110), // made 15 s longer than its length below
+		// 20 s beyond now and the clocks' allowance, 20 s more beyond the lease
+		w.session(s, 3490, 3640),
 		w.session(other, 0, 10),                          // no lease
 		w.session(foreign, 0, 10),                        // another node's
 		w.session(ledger.Subject{ID: db.NewID()}, 0, 10), // nobody's
@@ -214,7 +219,10 @@ func TestListingsPageAndFilter(t *testing.T) {
 
 	w.flush()
 	postings := must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Posting, error) {
-		p, _, err := ledger.ListPostings(ctx, tx, ledger.Filter{OrgID: w.org, AppInstanceID: a.AppInstanceID, Kind: ledger.Usage})
+		p, _, err := ledger.ListPostings(ctx, tx, ledger.Filter{
+			OrgID: w.org, AppInstanceID: a.AppInstanceID,
+			Kind: ledger.Usage,
+		})
 		return p, err
 	})
 	require.Len(t, postings, 1, "five records of one hour")
@@ -223,8 +231,8 @@ func TestListingsPageAndFilter(t *testing.T) {
 	require.Equal(t, noon.Add(time.Hour), postings[0].PeriodTo)
 }
 
-// TestNothingANodeSaysBlocksItsUsage posts records with extreme and nonsensical values: each segment is taken, the good record
-// behind them is billed, and the books stay balanced.
+// TestNothingANodeSaysBlocksItsUsage posts records with extreme and nonsensical values: each segment is taken, the good
+// record behind them is billed, and the books stay balanced.
 func TestNothingANodeSaysBlocksItsUsage(t *testing.T) {
 	w := newWorld(t)
 	priced(w)
@@ -237,21 +245,27 @@ func TestNothingANodeSaysBlocksItsUsage(t *testing.T) {
 		pick := func(label string, extremes ...int64) int64 {
 			return rapid.OneOf(rapid.SampledFrom(extremes), rapid.Int64()).Draw(rt, label)
 		}
-		text := rapid.OneOf(rapid.SampledFrom([]string{"", "\x00", s.ID, protocol.MeterSessionSeconds, protocol.MeterMemoryByteSeconds, strings.Repeat("é", 900)}), rapid.String())
+		text := rapid.OneOf(rapid.SampledFrom([]string{
+			"", "\x00", s.ID, protocol.MeterSessionSeconds,
+			protocol.MeterMemoryByteSeconds, strings.Repeat("é", 900),
+		}), rapid.String())
 		stamp := func(label string) *timestamppb.Timestamp {
 			if rapid.Bool().Draw(rt, label+" absent") {
 				return nil
 			}
 			return &timestamppb.Timestamp{
-				Seconds: pick(label, noon.Unix(), noon.Unix()+60, 0, math.MaxInt64, math.MinInt64), Nanos: int32(pick(label+" nanos", 0, 1, 999_999_999, -1)),
+				Seconds: pick(label, noon.Unix(), noon.Unix()+60, 0, math.MaxInt64, math.MinInt64),
+				Nanos:   int32(pick(label+" nanos", 0, 1, 999_999_999, -1)),
 			}
 		}
 		var records []*protocol.UsageRecord
 		for range rapid.IntRange(1, 6).Draw(rt, "records") {
 			w.seq++
 			records = append(records, &protocol.UsageRecord{
-				Sequence: w.seq, MemberId: rapid.OneOf(rapid.Just(s.ID), text).Draw(rt, "member"), Meter: text.Draw(rt, "meter"), RunId: text.Draw(rt, "run"),
-				Quantity: pick("quantity", 0, 1, -1, math.MaxInt64, math.MinInt64), LeaseNo: uint64(pick("lease", 0, 1)), Revision: uint64(pick("revision", 1)),
+				Sequence: w.seq, MemberId: rapid.OneOf(rapid.Just(s.ID), text).Draw(rt, "member"), Meter: text.Draw(rt, "meter"),
+				RunId:    text.Draw(rt, "run"),
+				Quantity: pick("quantity", 0, 1, -1, math.MaxInt64, math.MinInt64), LeaseNo: uint64(pick("lease", 0, 1)),
+				Revision:  uint64(pick("revision", 1)),
 				StartedAt: stamp("start"), EndedAt: stamp("end"), Final: rapid.Bool().Draw(rt, "final"),
 			})
 		}
@@ -261,7 +275,8 @@ func TestNothingANodeSaysBlocksItsUsage(t *testing.T) {
 	})
 	good := record(w.seq+1, s, protocol.MeterSessionSeconds, 60_000, 60_010, 10_000_000)
 	require.True(t, w.post(good))
-	require.EqualValues(t, 1, number(w, `SELECT count(*) FROM usage_recent WHERE started_at = $1 AND quantity = 10000000`, at(60_000)))
+	require.EqualValues(t, 1, number(w, `SELECT count(*) FROM usage_recent WHERE started_at = $1 AND quantity = 10000000`,
+		at(60_000)))
 	w.checkInvariants()
 }
 
@@ -304,7 +319,8 @@ func TestUsageInSliversIsInSuspense(t *testing.T) {
 	w.lease(other, 24*time.Hour)
 	must(w, func(ctx context.Context, tx db.Tx) (int64, error) {
 		tag, err := tx.Exec(ctx, `INSERT INTO usage_coverage (subject_id, meter, run_id, from_at, to_at)
-			SELECT $1, 'session_seconds', '', $2::timestamptz + n * interval '2 microseconds', $2::timestamptz + n * interval '2 microseconds' + interval '1 microsecond'
+			SELECT $1, 'session_seconds', '', $2::timestamptz + n * interval '2 microseconds', $2::timestamptz + n * interval
+			'2 microseconds' + interval '1 microsecond'
 			FROM generate_series(1, 100000) AS n`, s.ID, noon)
 		return tag.RowsAffected(), err
 	})
@@ -314,8 +330,10 @@ func TestUsageInSliversIsInSuspense(t *testing.T) {
 		slivers = append(slivers, w.session(s, 0.00002*float64(n), 0.00002*float64(n)+0.000001))
 	}
 	w.post(append(slivers, w.session(other, 0, 3600))...)
-	require.EqualValues(t, 4096, number(w, `SELECT count(*) FROM suspense_records WHERE reason = $1`, ledger.SuspenseTooFragmented))
-	require.EqualValues(t, 3600_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_recent`), "its neighbour's is billed")
+	require.EqualValues(t, 4096, number(w, `SELECT count(*) FROM suspense_records WHERE reason = $1`,
+		ledger.SuspenseTooFragmented))
+	require.EqualValues(t, 3600_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_recent`),
+		"its neighbour's is billed")
 	require.EqualValues(t, 100_001, number(w, `SELECT count(*) FROM usage_coverage`))
 
 	// Many records in one hour, without a gap.
@@ -324,11 +342,13 @@ func TestUsageInSliversIsInSuspense(t *testing.T) {
 		many = append(many, w.session(s, 3600+0.001*float64(n), 3600+0.001*float64(n+1)))
 	}
 	w.post(many...)
-	require.EqualValues(t, 400, number(w, `SELECT count(*) FROM suspense_records WHERE reason = $1 AND started_at >= $2`, ledger.SuspenseTooFragmented, at(3600)))
+	require.EqualValues(t, 400, number(w, `SELECT count(*) FROM suspense_records WHERE reason = $1 AND started_at >= $2`,
+		ledger.SuspenseTooFragmented, at(3600)))
 	w.checkInvariants()
 }
 
-// Whatever numbers a node chooses, the ranges of its posted numbers are one up to its chain's mark and one for each segment beyond it.
+// Whatever numbers a node chooses, the ranges of its posted numbers are one up to its chain's mark and one for each
+// segment beyond it.
 func TestNumbersUpToTheMarkAreOneRange(t *testing.T) {
 	w := newWorld(t)
 	s := w.member()
@@ -347,10 +367,11 @@ func TestNumbersUpToTheMarkAreOneRange(t *testing.T) {
 		}))
 	}
 	ranges := func() [][2]int64 {
-		return query(w, `SELECT from_sequence, to_sequence FROM usage_sequences ORDER BY 1`, func(scan func(...any) error) (r [2]int64, err error) {
-			err = scan(&r[0], &r[1])
-			return r, err
-		})
+		return query(w, `SELECT from_sequence, to_sequence FROM usage_sequences ORDER BY 1`,
+			func(scan func(...any) error) (r [2]int64, err error) {
+				err = scan(&r[0], &r[1])
+				return r, err
+			})
 	}
 	for n := uint64(1); n < 20; n += 2 {
 		post(n, n, n)
@@ -361,10 +382,12 @@ func TestNumbersUpToTheMarkAreOneRange(t *testing.T) {
 	require.Equal(t, [][2]int64{{1, 19}, {30, 33}, {40, 40}}, ranges())
 	post(36, 36, 40)
 	require.Equal(t, [][2]int64{{1, 40}}, ranges())
-	require.EqualValues(t, 10+4+1+1, number(w, `SELECT count(*) FROM suspense_records`)+number(w, `SELECT count(*) FROM usage_recent`), "each record once")
+	require.EqualValues(t, 10+4+1+1, number(w, `SELECT count(*) FROM suspense_records`)+
+		number(w, `SELECT count(*) FROM usage_recent`), "each record once")
 }
 
-// Beyond its budget of an hour a node's usage in suspense leaves sums and no rows; the rows of other nodes are written as ever.
+// Beyond its budget of an hour a node's usage in suspense leaves sums and no rows; the rows of other nodes are written
+// as ever.
 func TestSuspenseBeyondANodesBudgetLeavesSumsOnly(t *testing.T) {
 	w := newWorld(t)
 	w.credit("1000")
@@ -380,7 +403,8 @@ func TestSuspenseBeyondANodesBudgetLeavesSumsOnly(t *testing.T) {
 		must(w, func(ctx context.Context, tx db.Tx) (int64, error) {
 			tag, err := tx.Exec(ctx, `INSERT INTO suspense_records
 					(id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at, reason, created_at)
-				SELECT gen_random_uuid(), $1, 'earlier', n, 'm', 'session_seconds', 1, $2, $2, 'malformed', $2 FROM generate_series(1, $3::int8) AS n`,
+				SELECT gen_random_uuid(), $1, 'earlier', n, 'm', 'session_seconds', 1, $2, $2, 'malformed', $2
+				FROM generate_series(1, $3::int8) AS n`,
 				w.node, at, rows)
 			return tag.RowsAffected(), err
 		})
@@ -406,7 +430,9 @@ func TestSuspenseBeyondANodesBudgetLeavesSumsOnly(t *testing.T) {
 		return seg
 	}
 	post := func(segments ...ledger.Segment) {
-		posted := must(w, func(ctx context.Context, tx db.Tx) (int, error) { return ledger.PostUsage(ctx, tx, w.now, segments...) })
+		posted := must(w, func(ctx context.Context, tx db.Tx) (int, error) {
+			return ledger.PostUsage(ctx, tx, w.now, segments...)
+		})
 		require.Equal(t, 5*len(segments), posted)
 	}
 	post(before(s, 1), before(neighbour, 1))

@@ -20,10 +20,12 @@ type Grant struct {
 	Key string
 }
 
-// GrantCredit posts the grant. The org's first grant opens its wallet. Members whose lease the wallet did not cover are due again.
+// GrantCredit posts the grant. The org's first grant opens its wallet. Members whose lease the wallet did not cover are
+// due again.
 func GrantCredit(ctx context.Context, tx db.Tx, g Grant, now time.Time) (Posting, error) {
 	if g.Nanos <= 0 {
-		return Posting{}, fault.New(fault.Unprocessable, "amount_invalid", "A credit must be above zero.", nil).At("/amount", "is not above zero")
+		return Posting{}, fault.New(fault.Unprocessable, "amount_invalid", "A credit must be above zero.", nil).At("/amount",
+			"is not above zero")
 	}
 	p, err := NewPosting("credit:"+g.Key,
 		Leg{walletAccount(g.OrgID), g.Currency, g.Nanos}, Leg{accountCredit, g.Currency, -g.Nanos})
@@ -79,7 +81,8 @@ func moveWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int
 		return err
 	}
 	if have > math.MaxInt64-nanos {
-		return fault.New(fault.Unprocessable, "amount_invalid", "The wallet cannot hold that much.", nil).At("/amount", "is too large")
+		return fault.New(fault.Unprocessable, "amount_invalid", "The wallet cannot hold that much.", nil).At("/amount",
+			"is too large")
 	}
 	return upsertWallet(ctx, tx, orgID, currency, have+nanos, now)
 }
@@ -87,10 +90,12 @@ func moveWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int
 const codeInsufficientFunds = "insufficient_funds"
 
 func insufficientFunds() *fault.Error {
-	return fault.New(fault.Conflict, codeInsufficientFunds, "The org's wallet does not cover this; ask for credit, or release what is no longer needed.", nil)
+	return fault.New(fault.Conflict, codeInsufficientFunds, "The org's wallet does not cover this; ask for credit, or "+
+		"release what is no longer needed.", nil)
 }
 
-// place moves nanos from the wallet into the subject's hold, making the hold where there is none. The key names the reason.
+// place moves nanos from the wallet into the subject's hold, making the hold where there is none. The key names the
+// reason.
 func place(ctx context.Context, tx db.Tx, s subject, h hold, nanos int64, key string, now time.Time) (hold, error) {
 	kind, save := HoldExtended, updateHold
 	if h.id == "" {

@@ -1,10 +1,11 @@
-// Package recovery owns what a hub knows about its backups and, once it was restored from one, what it still waits for: which
-// nodes have not brought what they have, and what they brought that contradicts the restored rows. It also keeps the findings about
-// rows that could not be processed. It does not read a backup (backup), change what it finds (command.AdoptNode) or speak to nodes (intake, dispatch).
+// Package recovery owns what a hub knows about its backups and, once it was restored from one, what it still waits for:
+// which nodes have not brought what they have, and what they brought that contradicts the restored rows. It also keeps
+// the findings about rows that could not be processed. It does not read a backup (backup), change what it finds
+// (command.AdoptNode) or speak to nodes (intake, dispatch).
 //
-// A node waits from the restore until it has brought its accepted state and its leases. Meanwhile nothing is compiled for it, its
-// leases are not renewed and its capacity stays reserved. It owes from then until its usage is in again up to the last segment
-// that it had sealed: so long its silence about a member proves nothing.
+// A node waits from the restore until it has brought its accepted state and its leases. Meanwhile nothing is compiled
+// for it, its leases are not renewed and its capacity stays reserved. It owes from then until its usage is in again up
+// to the last segment that it had sealed: so long its silence about a member proves nothing.
 package recovery
 
 import (
@@ -47,7 +48,8 @@ const (
 	FindingBundle = "bundle_newer"
 )
 
-// What can be found at any time: a row that could not be processed and was set aside. Its finding goes when it is processed after all.
+// What can be found at any time: a row that could not be processed and was set aside. Its finding goes when it is
+// processed after all.
 const (
 	// FindingAccrual: an allocation's time cannot be billed.
 	FindingAccrual = "accrual_failed"
@@ -63,7 +65,8 @@ const (
 	FindingUsage = "usage_set_aside"
 	// FindingContact: it cannot be recorded that a node is silent.
 	FindingContact = "contact_failed"
-	// FindingReport: what a node reports of a member cannot be taken over. The node repeats it, and what it reports of others is taken over.
+	// FindingReport: what a node reports of a member cannot be taken over. The node repeats it, and what it reports of
+	// others is taken over.
 	FindingReport = "report_failed"
 	// FindingMember: a member breaks a rule of its node's state and is left out of it.
 	FindingMember = "member_left_out"
@@ -99,7 +102,8 @@ type Node struct {
 	BroughtAt       time.Time
 }
 
-// Finding is what an admin should look at: a contradiction between a node and the restored rows, or a row that was set aside.
+// Finding is what an admin should look at: a contradiction between a node and the restored rows, or a row that was set
+// aside.
 type Finding struct {
 	ID           string
 	NodeID       string
@@ -110,8 +114,9 @@ type Finding struct {
 	At           time.Time
 }
 
-// PlanBackup is called before a backup looks at the rows. From the first one on, nodes forget their usage only when it is in one: what
-// is posted while the very first is being made must not be forgotten, because that backup does not have it.
+// PlanBackup is called before a backup looks at the rows. From the first one on, nodes forget their usage only when it
+// is in one: what is posted while the very first is being made must not be forgotten, because that backup does not have
+// it.
 func PlanBackup(ctx context.Context, tx db.Tx, id string, now time.Time) error {
 	_, err := tx.Exec(ctx, `INSERT INTO backups (id, taken_at, size_bytes) VALUES ($1, $2, 0)`, id, now)
 	return err
@@ -119,13 +124,15 @@ func PlanBackup(ctx context.Context, tx db.Tx, id string, now time.Time) error {
 
 // RecordBackup notes that the backup was read back and is whole.
 func RecordBackup(ctx context.Context, tx db.Tx, b Backup) error {
-	_, err := tx.Exec(ctx, `UPDATE backups SET taken_at = $2, size_bytes = $3, verified_at = $4 WHERE id = $1`, b.ID, b.TakenAt, b.SizeBytes, b.At)
+	_, err := tx.Exec(ctx, `UPDATE backups SET taken_at = $2, size_bytes = $3, verified_at = $4 WHERE id = $1`, b.ID,
+		b.TakenAt, b.SizeBytes, b.At)
 	return err
 }
 
 // Begin notes a restore and lets every node wait.
 func Begin(ctx context.Context, tx db.Tx, r Restore, nodeIDs []string) error {
-	if _, err := tx.Exec(ctx, `INSERT INTO restores (id, backup_id, taken_at, epoch, restored_at) VALUES ($1, $2, $3, $4, $5)`,
+	if _, err := tx.Exec(ctx,
+		`INSERT INTO restores (id, backup_id, taken_at, epoch, restored_at) VALUES ($1, $2, $3, $4, $5)`,
 		r.ID, r.BackupID, r.TakenAt, int64(r.Epoch), r.At); err != nil {
 		return err
 	}
@@ -143,7 +150,8 @@ func Begin(ctx context.Context, tx db.Tx, r Restore, nodeIDs []string) error {
 // Last gives the newest restore; ok is false for a hub that was never restored.
 func Last(ctx context.Context, tx db.Tx) (r Restore, ok bool, err error) {
 	var epoch int64
-	err = tx.QueryRow(ctx, `SELECT id, backup_id, taken_at, epoch, restored_at FROM restores ORDER BY restored_at DESC, id DESC LIMIT 1`).
+	err = tx.QueryRow(ctx,
+		`SELECT id, backup_id, taken_at, epoch, restored_at FROM restores ORDER BY restored_at DESC, id DESC LIMIT 1`).
 		Scan(&r.ID, &r.BackupID, &r.TakenAt, &epoch, &r.At)
 	if db.IsNoRows(err) {
 		return Restore{}, false, nil
@@ -154,7 +162,9 @@ func Last(ctx context.Context, tx db.Tx) (r Restore, ok bool, err error) {
 
 // Await lets a node wait that the restored rows did not know.
 func Await(ctx context.Context, tx db.Tx, nodeID string) error {
-	_, err := tx.Exec(ctx, `INSERT INTO recovering_nodes (node_id, waiting, owes_incarnation, owes_segment) VALUES ($1, true, '', 0) ON CONFLICT (node_id) DO NOTHING`, nodeID)
+	_, err := tx.Exec(ctx,
+		`INSERT INTO recovering_nodes (node_id, waiting, owes_incarnation, owes_segment) VALUES ($1, true, '', 0)
+			ON CONFLICT (node_id) DO NOTHING`, nodeID)
 	return err
 }
 
@@ -199,7 +209,8 @@ func Nodes(ctx context.Context, tx db.Tx) ([]Node, error) {
 }
 
 func selectNodes(ctx context.Context, tx db.Tx, where string, args ...any) ([]Node, error) {
-	rows, err := tx.Query(ctx, `SELECT node_id, waiting, owes_incarnation, owes_segment, brought_at FROM recovering_nodes `+where, args...)
+	rows, err := tx.Query(ctx,
+		`SELECT node_id, waiting, owes_incarnation, owes_segment, brought_at FROM recovering_nodes `+where, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -217,9 +228,11 @@ func selectNodes(ctx context.Context, tx db.Tx, where string, args ...any) ([]No
 	})
 }
 
-// Owe notes up to where the store that says hello has sealed usage. A store that takes a new name seals again what it owes.
+// Owe notes up to where the store that says hello has sealed usage. A store that takes a new name seals again what it
+// owes.
 func Owe(ctx context.Context, tx db.Tx, nodeID, incarnation string, segment uint64) error {
-	_, err := tx.Exec(ctx, `UPDATE recovering_nodes SET owes_incarnation = $2, owes_segment = $3 WHERE node_id = $1 AND owes_incarnation <> $2`,
+	_, err := tx.Exec(ctx,
+		`UPDATE recovering_nodes SET owes_incarnation = $2, owes_segment = $3 WHERE node_id = $1 AND owes_incarnation <> $2`,
 		nodeID, incarnation, int64(segment))
 	return err
 }
@@ -241,7 +254,9 @@ func Recovered(ctx context.Context, tx db.Tx, nodeID string) error {
 
 // KeepPart keeps a document until the last of its state has come. The caller has checked that the state names it.
 func KeepPart(ctx context.Context, tx db.Tx, nodeID string, sha256, data []byte) error {
-	_, err := tx.Exec(ctx, `INSERT INTO recovery_parts (node_id, sha256, data) VALUES ($1, $2, $3) ON CONFLICT (node_id, sha256) DO NOTHING`, nodeID, sha256, data)
+	_, err := tx.Exec(ctx,
+		`INSERT INTO recovery_parts (node_id, sha256, data) VALUES ($1, $2, $3) ON CONFLICT (node_id, sha256) DO NOTHING`,
+		nodeID, sha256, data)
 	return err
 }
 
@@ -256,14 +271,19 @@ func Parts(ctx context.Context, tx db.Tx, nodeID string) ([][]byte, error) {
 
 // Find writes a finding down, once.
 func Find(ctx context.Context, tx db.Tx, f Finding) (news bool, err error) {
-	tag, err := tx.Exec(ctx, `INSERT INTO recovery_findings (id, node_id, kind, resource_type, resource_id, detail, found_at) VALUES ($1, $2, $3, $4, $5, $6, $7)
-		ON CONFLICT (node_id, kind, resource_id) DO NOTHING`, db.NewID(), f.NodeID, f.Kind, f.ResourceType, f.ResourceID, f.Detail, f.At)
+	tag, err := tx.Exec(ctx,
+		`INSERT INTO recovery_findings (id, node_id, kind, resource_type, resource_id, detail, found_at)
+			VALUES ($1, $2, $3, $4, $5, $6, $7)
+		ON CONFLICT (node_id, kind, resource_id) DO NOTHING`, db.NewID(), f.NodeID, f.Kind, f.ResourceType, f.ResourceID,
+		f.Detail, f.At)
 	return tag.RowsAffected() == 1, err
 }
 
 // Findings lists what was found since the last restore and is not resolved, in order.
 func Findings(ctx context.Context, tx db.Tx) ([]Finding, error) {
-	rows, err := tx.Query(ctx, `SELECT id, node_id, kind, resource_type, resource_id, detail, found_at FROM recovery_findings ORDER BY id LIMIT $1`, MaxFindings)
+	rows, err := tx.Query(ctx,
+		`SELECT id, node_id, kind, resource_type, resource_id, detail, found_at FROM recovery_findings ORDER BY id LIMIT $1`,
+		MaxFindings)
 	if err != nil {
 		return nil, err
 	}
@@ -275,18 +295,23 @@ func Findings(ctx context.Context, tx db.Tx) ([]Finding, error) {
 
 // Resolve forgets a finding whose row was processed after all; gone is false where there was none.
 func Resolve(ctx context.Context, tx db.Tx, nodeID, kind, resourceID string) (gone bool, err error) {
-	tag, err := tx.Exec(ctx, `DELETE FROM recovery_findings WHERE node_id = $1 AND kind = $2 AND resource_id = $3`, nodeID, kind, resourceID)
+	tag, err := tx.Exec(ctx, `DELETE FROM recovery_findings WHERE node_id = $1 AND kind = $2 AND resource_id = $3`, nodeID,
+		kind, resourceID)
 	return tag.RowsAffected() == 1, err
 }
 
 // ResolveOthers forgets a node's findings of a kind but for those about some resources.
 func ResolveOthers(ctx context.Context, tx db.Tx, nodeID, kind string, still []string) error {
-	return tx.Later(ctx, `DELETE FROM recovery_findings WHERE node_id = $1 AND kind = $2 AND resource_id <> ALL($3::text[])`, nodeID, kind, append([]string{}, still...))
+	return tx.Later(ctx,
+		`DELETE FROM recovery_findings WHERE node_id = $1 AND kind = $2 AND resource_id <> ALL($3::text[])`, nodeID, kind,
+		append([]string{}, still...))
 }
 
 // LastBackup gives the newest verified backup; ok is false where there is none.
 func LastBackup(ctx context.Context, tx db.Tx) (b Backup, ok bool, err error) {
-	err = tx.QueryRow(ctx, `SELECT id, taken_at, size_bytes, verified_at FROM backups WHERE verified_at IS NOT NULL ORDER BY taken_at DESC, id DESC LIMIT 1`).Scan(&b.ID, &b.TakenAt, &b.SizeBytes, &b.At)
+	err = tx.QueryRow(ctx,
+		`SELECT id, taken_at, size_bytes, verified_at FROM backups WHERE verified_at IS NOT NULL
+			ORDER BY taken_at DESC, id DESC LIMIT 1`).Scan(&b.ID, &b.TakenAt, &b.SizeBytes, &b.At)
 	if db.IsNoRows(err) {
 		return Backup{}, false, nil
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// DeleteOldSetAside deletes usage segments that were set aside before a moment, with their findings: by then their usage cannot be
-// disputed any more. It returns how many they were, and when the last of them was set aside.
+// DeleteOldSetAside deletes usage segments that were set aside before a moment, with their findings: by then their
+// usage cannot be disputed any more. It returns how many they were, and when the last of them was set aside.
 func DeleteOldSetAside(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last time.Time, n int, err error) {
 	rows, err := tx.Query(ctx, `SELECT node_id, incarnation, number, set_aside_at FROM usage_set_aside
 		WHERE set_aside_at >= $1 AND set_aside_at < $2 ORDER BY set_aside_at LIMIT $3`, o.After, o.Before, o.Limit)
@@ -33,7 +33,8 @@ func DeleteOldSetAside(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last
 		return last, 0, err
 	}
 	for _, statement := range []string{
-		`DELETE FROM recovery_findings WHERE (node_id, kind, resource_id) IN (SELECT x.node, 'usage_set_aside', x.store || '/' || x.no::TEXT
+		`DELETE FROM recovery_findings WHERE (node_id, kind, resource_id) IN (SELECT x.node, 'usage_set_aside', x.store || '/'
+			|| x.no::TEXT
 			FROM unnest($1::UUID[], $2::TEXT[], $3::INT8[]) AS x(node, store, no))`,
 		`DELETE FROM usage_set_aside WHERE (node_id, incarnation, number) IN (SELECT x.node, x.store, x.no
 			FROM unnest($1::UUID[], $2::TEXT[], $3::INT8[]) AS x(node, store, no))`,

@@ -1,5 +1,5 @@
-// Package secret owns custody: sealing what the hub must keep and give out again (signing keys, answers that hold a secret
-// once) so that the database alone, or a backup of it, opens nothing. It owns no rule about who may read what.
+// Package secret owns custody: sealing what the hub must keep and give out again (signing keys, answers that hold a
+// secret once) so that the database alone, or a backup of it, opens nothing. It owns no rule about who may read what.
 package secret
 
 import (
@@ -139,8 +139,8 @@ func (k localKEK) Unwrap(wrapped []byte) ([]byte, error) {
 	return k.aead.Open(nil, wrapped[:n], wrapped[n:], k.id[:])
 }
 
-// LoadKEK reads the key-encryption key from path; a file that does not exist is made, mode 0600, synced. A file that others
-// may read is refused: whoever has it and the database has every secret.
+// LoadKEK reads the key-encryption key from path; a file that does not exist is made, mode 0600, synced. A file that
+// others may read is refused: whoever has it and the database has every secret.
 func LoadKEK(path string) (KEK, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -150,7 +150,8 @@ func LoadKEK(path string) (KEK, error) {
 		return nil, refuse("The key file "+path+" cannot be examined.", err)
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return nil, refuse(fmt.Sprintf("The key file %s may be read by others (mode %04o); run: chmod 600 %s", path, info.Mode().Perm(), path), nil)
+		return nil, refuse(fmt.Sprintf("The key file %s may be read by others (mode %04o); run: chmod 600 %s", path,
+			info.Mode().Perm(), path), nil)
 	}
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -158,7 +159,8 @@ func LoadKEK(path string) (KEK, error) {
 	}
 	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(raw)))
 	if err != nil || len(key) != keySize {
-		return nil, refuse("The key file "+path+" does not hold 32 bytes in base64; restore it from your backup: without it the hub's sealed secrets are lost.", err)
+		return nil, refuse("The key file "+path+" does not hold 32 bytes in base64; restore it from your backup: without "+
+			"it the hub's sealed secrets are lost.", err)
 	}
 	return NewKEK(key)
 }

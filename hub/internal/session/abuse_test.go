@@ -23,7 +23,8 @@ import (
 func books(h *hub) map[string]int {
 	out := map[string]int{"revenue": int(revenue(h))}
 	for _, table := range []string{
-		"usage_recent", "suspense_records", "usage_hours", "pending_postings", "postings", "entries", "usage_coverage", "usage_sequences", "usage_marks", "usage_ahead", "leases", "instance_members",
+		"usage_recent", "suspense_records", "usage_hours", "pending_postings", "postings", "entries", "usage_coverage",
+		"usage_sequences", "usage_marks", "usage_ahead", "leases", "instance_members",
 	} {
 		out[table] = count(h, `SELECT count(*) FROM `+table)
 	}
@@ -37,9 +38,9 @@ func flip(env *protocol.Envelope, change func(*protocol.Envelope)) *protocol.Env
 	return out
 }
 
-// TestLaw05AbusedSegmentsChangeNothing: whatever is done to segments on their way, in whatever order and however late they
-// come, each true one is posted once, and every other is refused with a reason that an admin can read; nothing else changes,
-// and the session goes on.
+// TestLaw05AbusedSegmentsChangeNothing: whatever is done to segments on their way, in whatever order and however late
+// they come, each true one is posted once, and every other is refused with a reason that an admin can read; nothing
+// else changes, and the session goes on.
 func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 	h := newHub(t)
 	h.publish()
@@ -73,24 +74,39 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 		require.NoError(t, err)
 		return env
 	}
-	cut, err := protocol.Sign(protocol.PayloadSegment, chain[3].GetPayload()[:len(chain[3].GetPayload())/2], protocol.NewEd25519Signer(n.key))
+	cut, err := protocol.Sign(protocol.PayloadSegment, chain[3].GetPayload()[:len(chain[3].GetPayload())/2],
+		protocol.NewEd25519Signer(n.key))
 	require.NoError(t, err)
 	for _, c := range []struct {
 		name, reason string
 		env          *protocol.Envelope
 	}{
-		{"a byte of the payload flipped", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) { e.Payload[len(e.GetPayload())/2] ^= 1 })},
-		{"a byte of the signature flipped", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) { e.Signatures[0].Signature[7] ^= 1 })},
+		{"a byte of the payload flipped", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) {
+			e.Payload[len(e.GetPayload())/2] ^= 1
+		})},
+		{"a byte of the signature flipped", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) {
+			e.Signatures[0].Signature[7] ^= 1
+		})},
 		{"signed by another node", protocol.RefusalSignature, stranger.segments("i1", run(0))[0]},
-		{"another kind of document", protocol.RefusalMalformed, flip(chain[3], func(e *protocol.Envelope) { e.PayloadType = protocol.PayloadState })},
+		{"another kind of document", protocol.RefusalMalformed, flip(chain[3], func(e *protocol.Envelope) {
+			e.PayloadType = protocol.PayloadState
+		})},
 		{"without a signature", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) { e.Signatures = nil })},
 		{"no envelope", protocol.RefusalMalformed, nil},
-		{"truncated on its way", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) { e.Payload = e.GetPayload()[:len(e.GetPayload())-9] })},
+		{"truncated on its way", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) {
+			e.Payload = e.GetPayload()[:len(e.GetPayload())-9]
+		})},
 		{"truncated before it was signed", protocol.RefusalMalformed, cut},
 		{"of another node", protocol.RefusalWrongNode, seal(func(s *protocol.UsageSegment) { s.NodeId = stranger.id })},
-		{"other content under a posted number", protocol.RefusalChainBroken, seal(func(s *protocol.UsageSegment) { s.Number = 3 })},
-		{"after another predecessor", protocol.RefusalChainBroken, seal(func(s *protocol.UsageSegment) { s.PreviousSha256[0] ^= 1 })},
-		{"far beyond what is missing", heard.ReasonOutOfOrder, seal(func(s *protocol.UsageSegment) { s.Number += heard.MaxAhead + 1 })},
+		{"other content under a posted number", protocol.RefusalChainBroken, seal(func(s *protocol.UsageSegment) {
+			s.Number = 3
+		})},
+		{"after another predecessor", protocol.RefusalChainBroken, seal(func(s *protocol.UsageSegment) {
+			s.PreviousSha256[0] ^= 1
+		})},
+		{"far beyond what is missing", heard.ReasonOutOfOrder, seal(func(s *protocol.UsageSegment) {
+			s.Number += heard.MaxAhead + 1
+		})},
 		{"records with a gap", protocol.RefusalMalformed, seal(func(s *protocol.UsageSegment) {
 			s.Records = append(s.Records, proto.CloneOf(s.GetRecords()[0]))
 			s.Records[1].Sequence += 7
@@ -101,7 +117,9 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 		require.Equal(t, c.reason, ack.GetRefused(), c.name)
 		require.Zero(t, ack.GetPostedSegment(), c.name)
 		require.Equal(t, before, books(h), c.name)
-		last := tx(h, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) { return fleet.Refusals(ctx, tx, n.id, 1) })
+		last := tx(h, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) {
+			return fleet.Refusals(ctx, tx, n.id, 1)
+		})
 		require.Equal(t, "usage", last[0].Document, c.name)
 		require.Equal(t, c.reason, last[0].Reason, c.name)
 		require.NotEmpty(t, last[0].Detail, c.name)
@@ -129,7 +147,8 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 	require.Equal(t, sha(chain[3].GetPayload()), ack.GetPostedSha256())
 	l.report(2)
 	again := n.segments("i2", run(0), run(30))
-	require.Equal(t, protocol.RefusalMalformed, upload(t, stream, again[0]).GetRefused(), "a session carries the segments of one store")
+	require.Equal(t, protocol.RefusalMalformed, upload(t, stream, again[0]).GetRefused(),
+		"a session carries the segments of one store")
 	renamed := n.connect(hello("i2"))
 	for _, env := range again {
 		require.Empty(t, upload(t, renamed.usage(), env).GetRefused())
@@ -148,8 +167,8 @@ func (w half) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A node that catches up need not wait for each acknowledgement: they come all the same, in the order of the segments, and
-// more segments than the hub takes at once wait on their way.
+// A node that catches up need not wait for each acknowledgement: they come all the same, in the order of the segments,
+// and more segments than the hub takes at once wait on their way.
 func TestSegmentsThatFollowEachOtherUnansweredAreAcknowledgedInTheirOrder(t *testing.T) {
 	h := newHub(t)
 	h.publish()
@@ -183,8 +202,8 @@ func TestSegmentsThatFollowEachOtherUnansweredAreAcknowledgedInTheirOrder(t *tes
 	require.Equal(t, segments, count(h, `SELECT count(*) FROM usage_recent WHERE meter = 'session_seconds'`))
 }
 
-// TestSegmentsThatSkipRecordNumbersAreSetAside: a node that chooses the numbers of its records is billed nothing for those segments, makes
-// the hub keep no row for each, and goes on as soon as it numbers as it should.
+// TestSegmentsThatSkipRecordNumbersAreSetAside: a node that chooses the numbers of its records is billed nothing for
+// those segments, makes the hub keep no row for each, and goes on as soon as it numbers as it should.
 func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
 	h := newHub(t)
 	h.publish()
@@ -286,7 +305,8 @@ func TestSegmentAfterAMarkOfAnOlderReleaseIsPosted(t *testing.T) {
 			require.EqualValues(t, 4, upload(t, stream, chain[3]).GetPostedSegment())
 			require.Equal(t, int64(4*1_000_000), revenue(h))
 			require.Empty(t, h.findings())
-			require.Equal(t, 1, count(h, `SELECT count(*) FROM usage_marks WHERE last_sequence = 4 AND last_sequence_segment = 4`))
+			require.Equal(t, 1,
+				count(h, `SELECT count(*) FROM usage_marks WHERE last_sequence = 4 AND last_sequence_segment = 4`))
 		})
 	}
 }

@@ -52,7 +52,8 @@ func anyOf[T any](r *rand.Rand, values ...T) T { return values[r.IntN(len(values
 func anyValue(r *rand.Rand, kind protoreflect.Kind) protoreflect.Value {
 	switch kind {
 	case protoreflect.StringKind:
-		return protoreflect.ValueOfString(anyOf(r, "", "ready", "failed", "session_seconds", "\x00", "a\x00b", "é\u202e", strings.Repeat("long ", 300), db.NewID()))
+		return protoreflect.ValueOfString(anyOf(r, "", "ready", "failed", "session_seconds", "\x00", "a\x00b", "é\u202e",
+			strings.Repeat("long ", 300), db.NewID()))
 	case protoreflect.BytesKind:
 		return protoreflect.ValueOfBytes(anyOf(r, nil, []byte{0}, make([]byte, 300)))
 	case protoreflect.BoolKind:
@@ -64,7 +65,8 @@ func anyValue(r *rand.Rand, kind protoreflect.Kind) protoreflect.Value {
 	case protoreflect.Uint64Kind:
 		return protoreflect.ValueOfUint64(anyOf[uint64](r, 0, 1, 7, math.MaxInt64, math.MaxUint64))
 	case protoreflect.Int64Kind:
-		return protoreflect.ValueOfInt64(anyOf(r, 0, 1, -1, time.Now().Unix(), time.Now().Unix()-60, math.MinInt64, math.MaxInt64, 9_000_000_000_000))
+		return protoreflect.ValueOfInt64(anyOf(r, 0, 1, -1, time.Now().Unix(), time.Now().Unix()-60, math.MinInt64,
+			math.MaxInt64, 9_000_000_000_000))
 	default:
 		panic("no values for " + kind.String())
 	}
@@ -133,7 +135,9 @@ func TestSegmentThatCannotBePostedIsSetAside(t *testing.T) {
 			return 0, err
 		}
 		for _, n := range []int64{slot.No, slot.No + 1} {
-			if _, err := tx.Exec(ctx, fmt.Sprintf(`ALTER TABLE usage_records_%d ADD CONSTRAINT no_such_amount CHECK (quantity <> 31000000)`, n)); err != nil {
+			if _, err := tx.Exec(ctx,
+				fmt.Sprintf(`ALTER TABLE usage_records_%d ADD CONSTRAINT no_such_amount CHECK (quantity <> 31000000)`,
+					n)); err != nil {
 				return 0, err
 			}
 		}
@@ -156,7 +160,8 @@ func TestSegmentThatCannotBePostedIsSetAside(t *testing.T) {
 	require.Equal(t, int64(60*1_000_000), revenue(h))
 	require.Equal(t, map[string]string{recovery.FindingUsage: "i1/2"}, h.findings())
 	kept := tx(h, func(ctx context.Context, tx db.Tx) (raw []byte, err error) {
-		return raw, tx.QueryRow(ctx, `SELECT envelope FROM usage_set_aside WHERE node_id = $1 AND number = 2`, n.id).Scan(&raw)
+		return raw, tx.QueryRow(ctx, `SELECT envelope FROM usage_set_aside WHERE node_id = $1 AND number = 2`,
+			n.id).Scan(&raw)
 	})
 	env := &protocol.Envelope{}
 	require.NoError(t, proto.Unmarshal(kept, env))
@@ -165,10 +170,13 @@ func TestSegmentThatCannotBePostedIsSetAside(t *testing.T) {
 	require.Len(t, h.findings(), 1)
 }
 
-// A proof that is dated when it cannot be ends the claim when it comes: usage of before is billed, and nothing else of the report is lost.
+// A proof that is dated when it cannot be ends the claim when it comes: usage of before is billed, and nothing else of
+// the report is lost.
 func TestProofWithAnImpossibleTimeEndsTheClaimWhenItComes(t *testing.T) {
 	for name, at := range map[string]*timestamppb.Timestamp{
-		"1970": {Seconds: 1}, "the year 300000": {Seconds: 9_000_000_000_000}, "no time at all": {Seconds: math.MinInt64}, "next year": timestamppb.New(time.Now().AddDate(1, 0, 0)),
+		"1970": {Seconds: 1}, "the year 300000": {Seconds: 9_000_000_000_000}, "no time at all": {
+			Seconds: math.MinInt64,
+		}, "next year": timestamppb.New(time.Now().AddDate(1, 0, 0)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHub(t)
@@ -182,9 +190,13 @@ func TestProofWithAnImpossibleTimeEndsTheClaimWhenItComes(t *testing.T) {
 			h.decommission(i.ID)
 			state, _ := l.state(0)
 			l.report(state.GetGeneration(), &protocol.WorkloadStatus{
-				MemberId: member, InstanceId: i.ID, Status: "removed", Removal: &protocol.RemovalProof{At: at, Absent: protocol.RemovalKinds(), Incarnation: "i1"},
+				MemberId: member, InstanceId: i.ID, Status: "removed", Removal: &protocol.RemovalProof{
+					At:     at,
+					Absent: protocol.RemovalKinds(), Incarnation: "i1",
+				},
 			})
-			require.Empty(t, upload(t, l.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).GetRefused())
+			require.Empty(t,
+				upload(t, l.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).GetRefused())
 			require.Equal(t, int64(60*1_000_000), revenue(h))
 		})
 	}
@@ -199,14 +211,21 @@ func TestTenThousandRefusalsLeaveFewRows(t *testing.T) {
 	events := count(h, `SELECT count(*) FROM events`)
 	for k := range 10_000 {
 		reason := []string{protocol.RefusalOlder, protocol.RefusalConflict, protocol.RefusalTooLarge}[k%3]
-		require.NoError(t, h.intake.Refused(t.Context(), n.id, &protocol.Refused{Document: "state", Generation: state.GetGeneration() + 1000 + uint64(k), Reason: reason}))
+		require.NoError(t, h.intake.Refused(t.Context(), n.id, &protocol.Refused{
+			Document:   "state",
+			Generation: state.GetGeneration() + 1000 + uint64(k), Reason: reason,
+		}))
 	}
 	for k := range 200 {
-		require.NoError(t, h.intake.Refused(t.Context(), n.id, &protocol.Refused{Document: fmt.Sprint("document", k), Reason: "x"}))
+		require.NoError(t, h.intake.Refused(t.Context(), n.id, &protocol.Refused{
+			Document: fmt.Sprint("document", k),
+			Reason:   "x",
+		}))
 	}
 	require.Equal(t, 3, count(h, `SELECT count(*) FROM node_refusals`))
 	require.Equal(t, 3, count(h, `SELECT count(*) FROM events`)-events)
-	require.Equal(t, 3, count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND action = 'fleet.node.document'`, n.id))
+	require.Equal(t, 3,
+		count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND action = 'fleet.node.document'`, n.id))
 	require.NoError(t, h.dispatcher.Woken(t.Context()))
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM node_states`), "what was never sent cannot have been refused")
 }

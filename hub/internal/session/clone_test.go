@@ -40,12 +40,17 @@ func (m *machine) connect(change func(*protocol.Hello)) *line {
 func (l *line) speak(generation uint64, statuses ...*protocol.WorkloadStatus) {
 	l.t.Helper()
 	l.counter++
-	l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: &protocol.Report{Counter: l.counter, Epoch: 1, Generation: generation, Workloads: statuses}}})
+	l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: &protocol.Report{
+		Counter: l.counter,
+		Epoch:   1, Generation: generation, Workloads: statuses,
+	}}})
 }
 
-// cloned brings two machines with one disk into quarantine: the first was there, the second came, the first came back. It
-// returns them with the lines on which each learns of the quarantine.
-func cloned(t *testing.T, h *hub, n *node, first *machine, held func(*protocol.Hello), statuses ...*protocol.WorkloadStatus) (second *machine) {
+// cloned brings two machines with one disk into quarantine: the first was there, the second came, the first came back.
+// It returns them with the lines on which each learns of the quarantine.
+func cloned(t *testing.T, h *hub, n *node, first *machine, held func(*protocol.Hello),
+	statuses ...*protocol.WorkloadStatus,
+) (second *machine) {
 	t.Helper()
 	second = &machine{node: n, incarnation: first.incarnation}
 	two := second.connect(held)
@@ -76,18 +81,25 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	l.state(0)
 	i, member, lease := running(t, h, l)
 	held := func(said *protocol.Hello) {
-		said.Epoch, said.Generation = 1, tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) { return dispatch.Newest(ctx, tx, n.id) })
+		said.Epoch, said.Generation = 1, tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
+			return dispatch.Newest(ctx, tx, n.id)
+		})
 	}
 	start := h.now().Truncate(time.Microsecond)
 	h.forward(10 * time.Minute)
-	second := cloned(t, h, n, first, held, &protocol.WorkloadStatus{MemberId: member, InstanceId: i.ID, Revision: 1, Status: "ready"})
+	second := cloned(t, h, n, first, held, &protocol.WorkloadStatus{
+		MemberId: member, InstanceId: i.ID, Revision: 1,
+		Status: "ready",
+	})
 
 	// Both are told, each time they dial.
 	one := first.connect(held)
 	require.Equal(t, fleet.ReasonIdentityUsedTwice, one.welcome.GetQuarantined())
 	require.False(t, one.welcome.GetNewIncarnation(), "it goes on as it is until it is released")
-	// The usage of both is taken, and each second is billed once: the first sealed 60 s, the second other 90 s of the same time.
-	require.Empty(t, upload(t, one.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).GetRefused())
+	// The usage of both is taken, and each second is billed once: the first sealed 60 s, the second other 90 s of the same
+	// time.
+	require.Empty(t,
+		upload(t, one.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).GetRefused())
 	two := second.connect(held)
 	require.Equal(t, fleet.ReasonIdentityUsedTwice, two.welcome.GetQuarantined())
 	fork := n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 90)})[0]
@@ -104,20 +116,28 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	h.decommission(i.ID)
 	h.forward(40 * time.Minute)
 	require.NoError(t, h.dispatcher.Resync(t.Context()))
-	require.Equal(t, newest, tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) { return dispatch.Newest(ctx, tx, n.id) }))
+	require.Equal(t, newest, tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
+		return dispatch.Newest(ctx, tx, n.id)
+	}))
 	require.Equal(t, leases, count(h, `SELECT count(*) FROM leases`))
 	_, err := (&command.CreateAllocation{DB: h.d}).Do(t.Context(), h.tenant("another"), command.CreateAllocationInput{
 		ProjectID: h.project.ID, NodeID: n.id, Shape: capacity.GPUSlice, CPUCores: 1, MemoryMiB: 64,
 	})
 	require.True(t, fault.Is(err, fault.Conflict), "%v", err)
-	refused := two.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{PullCredential: &protocol.PullCredentialRequest{Repository: demoRepo}}})
+	refused := two.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{
+		PullCredential: &protocol.PullCredentialRequest{Repository: demoRepo},
+	}})
 	require.Equal(t, protocol.RefusalQuarantined, refused.GetRefused())
 	proof := &protocol.RemovalProof{Absent: protocol.RemovalKinds(), Incarnation: "i2"}
 	two.speak(newest, &protocol.WorkloadStatus{MemberId: member, InstanceId: i.ID, Status: "removed", Removal: proof})
-	require.NotNil(t, two.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}}).GetBundle(), "the session goes on")
-	require.Equal(t, 0, count(h, `SELECT count(*) FROM instance_members WHERE removed_at IS NOT NULL`), "another machine may still run it")
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.quarantined' AND subject = $1`, n.id))
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND reason = $2`, n.id, fleet.ReasonIdentityUsedTwice))
+	require.NotNil(t, two.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}}).GetBundle(),
+		"the session goes on")
+	require.Equal(t, 0, count(h, `SELECT count(*) FROM instance_members WHERE removed_at IS NOT NULL`),
+		"another machine may still run it")
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.quarantined' AND subject = $1`,
+		n.id))
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND reason = $2`, n.id,
+		fleet.ReasonIdentityUsedTwice))
 
 	// The admin has shut the first down and releases the node: the second goes on under a new incarnation, and is heard.
 	release := &command.ReleaseNode{DB: h.d, Kick: h.server.Kick}
@@ -132,7 +152,8 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	require.Greater(t, state.GetGeneration(), newest)
 	two.report(state.GetGeneration())
 	require.Equal(t, fleet.Online, h.node(n.id).Status(h.now()))
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM instance_members WHERE removed_at IS NOT NULL`), "the store that was released has nothing of it")
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM instance_members WHERE removed_at IS NOT NULL`),
+		"the store that was released has nothing of it")
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.released' AND subject = $1`, n.id))
 }
 
@@ -157,7 +178,8 @@ func TestAReleasedNodeThatIsStillClonedIsQuarantinedAgain(t *testing.T) {
 	require.Equal(t, 2, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.quarantined'`))
 }
 
-// A node's disk has forgotten a member, by another name: that it says nothing of it ends the member, and frees what was held.
+// A node's disk has forgotten a member, by another name: that it says nothing of it ends the member, and frees what was
+// held.
 func TestLaw13ANodeThatForgotAMemberLetsItsInstanceEnd(t *testing.T) {
 	h := newHub(t)
 	h.publish()

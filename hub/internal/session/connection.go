@@ -26,10 +26,12 @@ type connection struct {
 	out     *outbox
 	log     *slog.Logger
 	tunnels tunnels
-	// brought is closed once a restored hub knows what this node was told: usage of a member that it does not know would be lost.
+	// brought is closed once a restored hub knows what this node was told: usage of a member that it does not know would
+	// be lost.
 	brought    chan struct{}
 	hasBrought func()
-	// complete says that at the hello nothing was wanted that the node did not hold; coming, whether that may have changed since.
+	// complete says that at the hello nothing was wanted that the node did not hold; coming, whether that may have changed
+	// since.
 	complete bool
 	coming   *arrival
 	// incarnation is of the store that the session was opened with, messageBytes limits each message of the node.
@@ -222,8 +224,8 @@ func (c *connection) accepted(ctx context.Context, a *protocol.Accepted) error {
 	return c.server.Intake.Accepted(ctx, c.peer.NodeID, a)
 }
 
-// refused takes the news that the node did not take a document. Leases that it refused count as never sent: a node whose disk
-// was full, or whose spool, gets them with the next pass, as it does a state that it does not hold.
+// refused takes the news that the node did not take a document. Leases that it refused count as never sent: a node
+// whose disk was full, or whose spool, gets them with the next pass, as it does a state that it does not hold.
 func (c *connection) refused(ctx context.Context, r *protocol.Refused) error {
 	if r.GetDocument() == documentLeases {
 		c.mu.Lock()
@@ -239,7 +241,8 @@ const (
 	documentBundle = "bundle"
 )
 
-// accept starts the streams that the node opens. Each kind has its own places, so that one kind cannot use up another's.
+// accept starts the streams that the node opens. Each kind has its own places, so that one kind cannot use up
+// another's.
 func (c *connection) accept(ctx context.Context, running *sync.WaitGroup) error {
 	usage, fetches := make(chan struct{}, maxUsageStreams), make(chan struct{}, maxFetches)
 	for {
@@ -269,8 +272,8 @@ func (c *connection) accept(ctx context.Context, running *sync.WaitGroup) error 
 	}
 }
 
-// usage takes segments and acknowledges each, in order. What follows is taken while what came before is on its way into the
-// books: a node that catches up has its whole window there, and shares a commit with itself as well as with others.
+// usage takes segments and acknowledges each, in order. What follows is taken while what came before is on its way into
+// the books: a node that catches up has its whole window there, and shares a commit with itself as well as with others.
 func (c *connection) usage(ctx context.Context, stream *link.Stream) {
 	defer func() { _ = stream.Close() }()
 	select {
@@ -348,10 +351,13 @@ func (s *Server) Logs(ctx context.Context, nodeID, orgID string, request *protoc
 }
 
 func unreachable(cause error) error {
-	return fault.New(fault.Unavailable, "node_unreachable", "The node is not connected now; try again later.", cause).After(10 * time.Second)
+	return fault.New(fault.Unavailable, "node_unreachable", "The node is not connected now; try again later.",
+		cause).After(10 * time.Second)
 }
 
-func (s *Server) tunnel(ctx context.Context, nodeID, orgID string, request *protocol.TunnelRequest) (io.ReadCloser, error) {
+func (s *Server) tunnel(ctx context.Context, nodeID, orgID string,
+	request *protocol.TunnelRequest,
+) (io.ReadCloser, error) {
 	c := s.of(nodeID)
 	if c == nil {
 		return nil, unreachable(nil)

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// A node that talks without a pause is heard at messageRate after its first messageBurst; one that pauses has its burst again. The
-// message behind the one that is heard was received already.
+// A node that talks without a pause is heard at messageRate after its first messageBurst; one that pauses has its burst
+// again. The message behind the one that is heard was received already.
 func TestNodeThatTalksWithoutAPauseIsHeardAtTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()

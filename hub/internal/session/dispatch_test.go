@@ -40,8 +40,10 @@ func TestConcurrentCommandsEndInOneStateWithAllOfThem(t *testing.T) {
 	state, _ := l.state(1 + more)
 	l.report(state.GetGeneration())
 	require.NoError(t, h.dispatcher.Resync(t.Context()))
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM node_states s JOIN node_intents i ON i.node_id = s.node_id AND i.rev = s.rev
-		WHERE s.node_id = $1 AND s.generation = $2`, n.id, state.GetGeneration()), "the newest state is compiled from the newest intent")
+	require.Equal(t, 1,
+		count(h, `SELECT count(*) FROM node_states s JOIN node_intents i ON i.node_id = s.node_id AND i.rev = s.rev
+		WHERE s.node_id = $1 AND s.generation = $2`, n.id, state.GetGeneration()), "the newest state is compiled from the "+
+			"newest intent")
 }
 
 func TestOnlyTheNewestStatesAndTheirPartsAreKept(t *testing.T) {
@@ -132,7 +134,10 @@ func TestLaw13LeasesThatTheNodeCouldNotKeepComeAgain(t *testing.T) {
 	_, _, lease := running(t, h, l)
 	state := tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) { return dispatch.Newest(ctx, tx, n.id) })
 	for range 2 {
-		l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Refused{Refused: &protocol.Refused{Document: "leases", Reason: protocol.RefusalUnavailable}}})
+		l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Refused{Refused: &protocol.Refused{
+			Document: "leases",
+			Reason:   protocol.RefusalUnavailable,
+		}}})
 		// Its acknowledgement comes after the refusal was taken in.
 		l.report(state)
 		require.NoError(t, h.dispatcher.Resync(t.Context()))
@@ -161,13 +166,16 @@ func TestAnEmptyWalletRenewsNothingAndStopsNothing(t *testing.T) {
 	})
 	h.forward(50 * time.Minute)
 	require.NoError(t, h.dispatcher.Renew(t.Context()), "one empty wallet is no trouble of the pass")
-	leases := tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.Lease, error) { return ledger.LeasesFor(ctx, tx, n.id) })
+	leases := tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.Lease, error) {
+		return ledger.LeasesFor(ctx, tx, n.id)
+	})
 	require.Equal(t, first.GetLeaseNo(), leases[0].GetLeaseNo())
 	state, _ := n.connect(hello("i2")).state(1)
 	require.Len(t, state.GetParts(), 1, "the workload stays wanted; its lease ends it")
 }
 
-// A stopped instance costs no lease and, once its last one has ended, only what may still come; starting it gives it a new one.
+// A stopped instance costs no lease and, once its last one has ended, only what may still come; starting it gives it a
+// new one.
 func TestAStoppedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 	h := newHub(t)
 	h.publish()
@@ -177,8 +185,10 @@ func TestAStoppedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 	i, member, lease := running(t, h, l)
 	start := h.now()
 	h.forward(time.Minute)
-	require.Empty(t, upload(t, l.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).GetRefused())
-	_, err := (&command.StopInstance{DB: h.d, Poke: h.dispatcher.Poke}).Do(t.Context(), h.tenant("stop"), h.project.ID, i.ID)
+	require.Empty(t, upload(t, l.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).
+		GetRefused())
+	_, err := (&command.StopInstance{DB: h.d, Poke: h.dispatcher.Poke}).Do(t.Context(), h.tenant("stop"), h.project.ID,
+		i.ID)
 	require.NoError(t, err)
 	state, _ := l.state(1)
 	stopped := &protocol.WorkloadStatus{MemberId: member, InstanceId: i.ID, Revision: 1, Status: "stopped"}
@@ -193,7 +203,10 @@ func TestAStoppedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 	require.Greater(t, wallet(), before)
 	require.Greater(t, wallet(), 999_000, "of 1000, a minute is spent and a quarter of an hour is held at most")
 
-	_, err = (&command.StartInstance{DB: h.d, LeaseDuration: time.Hour, Revoked: func(string) bool { return false }, Poke: h.dispatcher.Poke}).
+	_, err = (&command.StartInstance{
+		DB: h.d, LeaseDuration: time.Hour, Revoked: func(string) bool { return false },
+		Poke: h.dispatcher.Poke,
+	}).
 		Do(t.Context(), h.tenant("start"), h.project.ID, i.ID)
 	require.NoError(t, err)
 	require.Equal(t, 2, count(h, `SELECT count(*) FROM leases`))
@@ -295,7 +308,8 @@ func TestLeasesReachANodeWhoseStateCannotBeMade(t *testing.T) {
 	}
 	before := newest()
 	tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
-		_, err := tx.Exec(ctx, fmt.Sprintf(`ALTER TABLE node_states ADD CONSTRAINT none_made CHECK (generation <= %d)`, before))
+		_, err := tx.Exec(ctx, fmt.Sprintf(`ALTER TABLE node_states ADD CONSTRAINT none_made CHECK (generation <= %d)`,
+			before))
 		return 0, err
 	})
 	h.forward(40 * time.Minute)
@@ -323,7 +337,8 @@ func TestAFailedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 	i := h.launch()
 	state, _ := l.state(1)
 	failed := &protocol.WorkloadStatus{
-		MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: 1, Status: "failed", Reason: string(instance.ReasonManifestNotAdmitted),
+		MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: 1, Status: "failed",
+		Reason: string(instance.ReasonManifestNotAdmitted),
 	}
 	l.report(state.GetGeneration(), failed)
 	h.forward(time.Minute)
@@ -334,7 +349,8 @@ func TestAFailedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 	require.Greater(t, h.wallet(), 999_000, "of 1000, a quarter of an hour is held at most")
 }
 
-// A running instance whose node waits for its owner is to run: its lease is renewed, and what its hold does not need goes back.
+// A running instance whose node waits for its owner is to run: its lease is renewed, and what its hold does not need
+// goes back.
 func TestAWaitingInstanceHoldsOneLease(t *testing.T) {
 	h := newHub(t)
 	h.publish()

@@ -37,8 +37,8 @@ func rotate(h *hub) {
 	require.NoError(h.t, (&command.RotateUsage{DB: h.d, Log: slog.New(slog.DiscardHandler)}).Do(h.t.Context(), h.now()))
 }
 
-// The segments that a node signed can be had until the end of the dispute window, whether or not the raw usage is still there: they verify
-// with the node's key and say what was posted.
+// The segments that a node signed can be had until the end of the dispute window, whether or not the raw usage is still
+// there: they verify with the node's key and say what was posted.
 func TestSignedSegmentsProveWhatWasPosted(t *testing.T) {
 	h := newHub(t)
 	h.publish()
@@ -80,10 +80,13 @@ func TestSignedSegmentsProveWhatWasPosted(t *testing.T) {
 	h.forward(4 * time.Hour)
 	rotate(h)
 	slots := tx(h, func(ctx context.Context, tx db.Tx) ([]ledger.Slot, error) { return ledger.Slots(ctx, tx) })
-	require.False(t, tx(h, func(ctx context.Context, tx db.Tx) (bool, error) { return ledger.ArchiveNext(ctx, tx, slots[0]) }))
+	require.False(t, tx(h, func(ctx context.Context, tx db.Tx) (bool, error) {
+		return ledger.ArchiveNext(ctx, tx, slots[0])
+	}))
 	check("half packed")
 	for range 6 {
-		require.Equal(t, 5, count(h, `SELECT count(*) FROM usage_recent WHERE subject_id = $1`, member), "raw usage stays a day")
+		require.Equal(t, 5, count(h, `SELECT count(*) FROM usage_recent WHERE subject_id = $1`, member),
+			"raw usage stays a day")
 		h.forward(4 * time.Hour)
 		rotate(h)
 	}
@@ -97,7 +100,10 @@ func TestSignedSegmentsProveWhatWasPosted(t *testing.T) {
 	require.Empty(t, exported(h, n, begun.Add(5*time.Hour), h.now()))
 
 	old := func() {
-		require.NoError(t, (&command.DeleteOld{DB: h.d, Retention: command.DefaultRetention(), Log: slog.New(slog.DiscardHandler)}).Do(t.Context(), h.now()))
+		require.NoError(t, (&command.DeleteOld{
+			DB: h.d, Retention: command.DefaultRetention(),
+			Log: slog.New(slog.DiscardHandler),
+		}).Do(t.Context(), h.now()))
 	}
 	h.forward(33 * 24 * time.Hour)
 	old()
@@ -124,9 +130,14 @@ func TestSlotIsNotEmptiedBeforeAllOfItIsArchived(t *testing.T) {
 		}
 	}
 	slots := tx(h, func(ctx context.Context, tx db.Tx) ([]ledger.Slot, error) { return ledger.Slots(ctx, tx) })
-	require.False(t, tx(h, func(ctx context.Context, tx db.Tx) (bool, error) { return ledger.ArchiveNext(ctx, tx, slots[0]) }))
+	require.False(t, tx(h, func(ctx context.Context, tx db.Tx) (bool, error) {
+		return ledger.ArchiveNext(ctx, tx, slots[0])
+	}))
 	tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
-		_, err := tx.Exec(ctx, fmt.Sprintf(`INSERT INTO usage_segments_%d SELECT node_id, incarnation, 2, envelope FROM usage_segments_%d WHERE number = 1`, slots[0].No, slots[0].No))
+		_, err := tx.Exec(ctx,
+			fmt.Sprintf(
+				`INSERT INTO usage_segments_%d SELECT node_id, incarnation, 2, envelope FROM usage_segments_%d WHERE number = 1`,
+				slots[0].No, slots[0].No))
 		return 0, err
 	})
 	pass := &command.RotateUsage{DB: h.d, Log: slog.New(slog.DiscardHandler)}

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// TestLaw01WhatIsSentIsSignedAndAddressed: what the hub sends verifies as the node verifies it, is bound to this node and its
-// key, carries the publisher's own envelope, and a state for another node is of no use.
+// TestLaw01WhatIsSentIsSignedAndAddressed: what the hub sends verifies as the node verifies it, is bound to this node
+// and its key, carries the publisher's own envelope, and a state for another node is of no use.
 func TestLaw01WhatIsSentIsSignedAndAddressed(t *testing.T) {
 	h := newHub(t)
 	h.publish()
@@ -45,8 +45,8 @@ func TestLaw01WhatIsSentIsSignedAndAddressed(t *testing.T) {
 	l.state(0)
 }
 
-// TestLaw02GenerationsOnlyGrow: the same content makes no new generation, other content makes exactly one, and the bytes of a
-// number never change, whoever asks and however often.
+// TestLaw02GenerationsOnlyGrow: the same content makes no new generation, other content makes exactly one, and the
+// bytes of a number never change, whoever asks and however often.
 func TestLaw02GenerationsOnlyGrow(t *testing.T) {
 	h := newHub(t)
 	h.publish()
@@ -72,8 +72,8 @@ func TestLaw02GenerationsOnlyGrow(t *testing.T) {
 	require.True(t, proto.Equal(push.GetEnvelope(), pushAgain.GetEnvelope()))
 }
 
-// TestLaw02NodeWithMoreThanTheHubIsGoneAbove: a node holds a higher number than a restored hub, or other content under the
-// same number; it can be brought on only by a still higher one.
+// TestLaw02NodeWithMoreThanTheHubIsGoneAbove: a node holds a higher number than a restored hub, or other content under
+// the same number; it can be brought on only by a still higher one.
 func TestLaw02NodeWithMoreThanTheHubIsGoneAbove(t *testing.T) {
 	h := newHub(t)
 	n := h.enrol()
@@ -110,7 +110,8 @@ func TestLaw02StoreThatFellBehindTakesANewIncarnation(t *testing.T) {
 	require.Empty(t, upload(t, l.usage(), n.segments("i1", nil)[0]).GetRefused())
 
 	whole := hello("i1")
-	whole.Epoch, whole.Generation, whole.StateSha256, whole.LastSegment = 1, state.GetGeneration(), sha(push.GetEnvelope().GetPayload()), 1
+	whole.Epoch, whole.Generation, whole.StateSha256, whole.LastSegment = 1, state.GetGeneration(),
+		sha(push.GetEnvelope().GetPayload()), 1
 	l = n.connect(whole)
 	require.False(t, l.welcome.GetNewIncarnation())
 	require.Equal(t, uint64(1), l.welcome.GetPostedSegment())
@@ -130,7 +131,8 @@ func running(t *testing.T, h *hub, l *line) (instance.Instance, string, *protoco
 	lease := l.pushedLeases().GetLeases()[0]
 	member := i.Members[0].ID
 	l.report(state.GetGeneration(), &protocol.WorkloadStatus{
-		MemberId: member, InstanceId: i.ID, Revision: 1, Status: "ready", StartedAt: timestamppb.New(h.now()), ReadyAt: timestamppb.New(h.now()),
+		MemberId: member, InstanceId: i.ID, Revision: 1, Status: "ready", StartedAt: timestamppb.New(h.now()),
+		ReadyAt:   timestamppb.New(h.now()),
 		Endpoints: []*protocol.PublishedEndpoint{{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20000}},
 	})
 	return i, member, lease
@@ -138,7 +140,8 @@ func running(t *testing.T, h *hub, l *line) (instance.Instance, string, *protoco
 
 func seconds(member string, lease *protocol.Lease, from time.Time, n int64) *protocol.UsageRecord {
 	return &protocol.UsageRecord{
-		MemberId: member, Revision: 1, Meter: protocol.MeterSessionSeconds, Quantity: n * 1_000_000, RunId: "r1", LeaseNo: lease.GetLeaseNo(),
+		MemberId: member, Revision: 1, Meter: protocol.MeterSessionSeconds, Quantity: n * 1_000_000, RunId: "r1",
+		LeaseNo:   lease.GetLeaseNo(),
 		StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(from.Add(time.Duration(n) * time.Second)),
 	}
 }
@@ -146,13 +149,14 @@ func seconds(member string, lease *protocol.Lease, from time.Time, n int64) *pro
 func revenue(h *hub) int64 {
 	h.t.Helper()
 	return tx(h, func(ctx context.Context, tx db.Tx) (n int64, err error) {
-		return n, tx.QueryRow(ctx, `SELECT (COALESCE((SELECT sum(amount_nanos) FROM entries WHERE account = 'platform:revenue'), 0)
+		return n,
+			tx.QueryRow(ctx, `SELECT (COALESCE((SELECT sum(amount_nanos) FROM entries WHERE account = 'platform:revenue'), 0)
 			+ COALESCE((SELECT sum(collected_nanos - host_nanos + written_off_nanos) FROM pending_postings), 0))::INT8`).Scan(&n)
 	})
 }
 
-// TestLaw05SegmentsAreBilledOnceInAnyOrder: duplicated, replayed after a reconnect, out of order and raced, every second is
-// posted once; the acknowledgement names only what is posted without a gap.
+// TestLaw05SegmentsAreBilledOnceInAnyOrder: duplicated, replayed after a reconnect, out of order and raced, every
+// second is posted once; the acknowledgement names only what is posted without a gap.
 func TestLaw05SegmentsAreBilledOnceInAnyOrder(t *testing.T) {
 	h := newHub(t)
 	h.publish()
@@ -219,19 +223,24 @@ func TestLaw05AChainThatDoesNotFitIsRefusedAndShown(t *testing.T) {
 	l.state(0)
 	stream := l.usage()
 	good := n.segments("i1", nil, nil, nil)
-	fork := n.segments("i1", []*protocol.UsageRecord{{MemberId: db.NewID(), Meter: protocol.MeterSessionSeconds}}, nil, nil)
+	fork := n.segments("i1", []*protocol.UsageRecord{{MemberId: db.NewID(), Meter: protocol.MeterSessionSeconds}}, nil,
+		nil)
 	require.Empty(t, upload(t, stream, good[0]).GetRefused())
 	require.Equal(t, "chain_broken", upload(t, stream, fork[0]).GetRefused(), "another content under a posted number")
 	require.Equal(t, "chain_broken", upload(t, stream, fork[1]).GetRefused(), "does not follow what was posted")
 	require.Empty(t, upload(t, stream, good[2]).GetRefused())
-	require.Equal(t, "chain_broken", upload(t, stream, fork[2]).GetRefused(), "another content under a number beyond the gap")
+	require.Equal(t, "chain_broken", upload(t, stream, fork[2]).GetRefused(), "another content under a number beyond "+
+		"the gap")
 	ack := upload(t, stream, good[1])
 	require.Empty(t, ack.GetRefused())
 	require.Equal(t, uint64(3), ack.GetPostedSegment())
-	require.Positive(t, count(h, `SELECT count(*) FROM node_refusals WHERE node_id = $1 AND document = 'usage' AND reason = 'chain_broken'`, n.id))
+	require.Positive(t,
+		count(h, `SELECT count(*) FROM node_refusals WHERE node_id = $1 AND document = 'usage' AND reason = 'chain_broken'`,
+			n.id))
 
 	other := h.enrol()
-	require.Equal(t, protocol.RefusalSignature, upload(t, stream, other.segments("i1", nil)[0]).GetRefused(), "signed by another node")
+	require.Equal(t, protocol.RefusalSignature, upload(t, stream, other.segments("i1", nil)[0]).GetRefused(),
+		"signed by another node")
 	stolen := *other
 	stolen.key = n.key
 	require.Equal(t, protocol.RefusalWrongNode, upload(t, stream, stolen.segments("i1", nil)[0]).GetRefused())
@@ -251,29 +260,38 @@ func TestLaw06MoneyBalancesThroughIntake(t *testing.T) {
 		[]*protocol.UsageRecord{seconds(member, lease, start, 7), seconds(member, lease, start.Add(7*time.Second), 13)},
 		// Nobody's, beyond the lease, in the future, the same time again under another name: into suspense.
 		[]*protocol.UsageRecord{
-			seconds(db.NewID(), lease, start, 100), seconds(member, lease, start.Add(24*time.Hour), 50), seconds(member, lease, start, 20),
+			seconds(db.NewID(), lease, start, 100), seconds(member, lease, start.Add(24*time.Hour), 50),
+			seconds(member, lease, start, 20),
 		},
 	)
 	stream := l.usage()
 	for _, env := range append(segments, segments...) {
 		require.Empty(t, upload(t, stream, env).GetRefused())
 	}
-	require.Equal(t, 0, count(h, `SELECT count(*) FROM (SELECT posting_id FROM entries GROUP BY posting_id, currency HAVING sum(amount_nanos) <> 0) x`))
+	require.Equal(t, 0,
+		count(h,
+			`SELECT count(*) FROM (SELECT posting_id FROM entries GROUP BY posting_id, currency
+				HAVING sum(amount_nanos) <> 0) x`))
 	require.Equal(t, int64(20*1_000_000), revenue(h), "only what was leased, elapsed and the member's own")
 }
 
-// TestLaw08NodeChangesHaveEventAndAuditRow: each change of a node through this way leaves exactly one event and one audit row.
+// TestLaw08NodeChangesHaveEventAndAuditRow: each change of a node through this way leaves exactly one event and one
+// audit row.
 func TestLaw08NodeChangesHaveEventAndAuditRow(t *testing.T) {
 	h := newHub(t)
 	n := h.enrol()
 	l := n.connect(hello("i1"))
 	l.state(0)
-	l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Refused{Refused: &protocol.Refused{Document: "state", Generation: 9, Reason: protocol.RefusalSignature}}})
+	l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Refused{Refused: &protocol.Refused{
+		Document:   "state",
+		Generation: 9, Reason: protocol.RefusalSignature,
+	}}})
 	l.report(1)
 	h.forward(time.Hour)
 	require.NoError(t, h.intake.Sweep(t.Context()))
 	events := count(h, `SELECT count(*) FROM events WHERE subject = $1`, n.id)
 	require.Equal(t, 4, events, "enrolled, online, document_refused, offline")
 	require.Equal(t, events, count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1`, n.id))
-	require.Equal(t, events, count(h, `SELECT count(DISTINCT resource_version) FROM events WHERE subject = $1`, n.id), "each has its own number")
+	require.Equal(t, events, count(h, `SELECT count(DISTINCT resource_version) FROM events WHERE subject = $1`, n.id),
+		"each has its own number")
 }

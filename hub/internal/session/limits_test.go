@@ -84,7 +84,10 @@ func TestFactsThatTheDatabaseCannotStoreAreCleaned(t *testing.T) {
 	m := hello("i1")
 	m.Facts.Kernel, m.Facts.Hostname, m.Facts.MemoryBytes = "6.1\x00", strings.Repeat("h", 5000), 1<<63+1
 	m.Features, m.Facts.Conditions = []string{"a\x00b"}, []string{"c\x00d"}
-	m.Facts.Accelerators = []*protocol.Accelerator{{Id: "GPU\x00-1", Model: strings.Repeat("m", 5000), MemoryBytes: 1<<64 - 1}}
+	m.Facts.Accelerators = []*protocol.Accelerator{{
+		Id: "GPU\x00-1", Model: strings.Repeat("m", 5000),
+		MemoryBytes: 1<<64 - 1,
+	}}
 	n.connect(m)
 	got := h.node(n.id)
 	tx(h, func(ctx context.Context, tx db.Tx) (int, error) { return 0, fleet.LoadFacts(ctx, tx, &got) })
@@ -93,7 +96,8 @@ func TestFactsThatTheDatabaseCannotStoreAreCleaned(t *testing.T) {
 	require.Equal(t, []string{"cd"}, got.Conditions)
 	require.Len(t, got.Hostname, 128)
 	require.Positive(t, got.MemoryBytes)
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM accelerators WHERE id = 'GPU-1' AND length(model) = 128 AND memory_bytes > 0`))
+	require.Equal(t, 1,
+		count(h, `SELECT count(*) FROM accelerators WHERE id = 'GPU-1' AND length(model) = 128 AND memory_bytes > 0`))
 }
 
 func TestReportBeyondTheMembersOfItsNodeEndsTheSession(t *testing.T) {
@@ -141,7 +145,8 @@ func TestNodeThatSaysNothingLosesItsConnections(t *testing.T) {
 	n.connect(hello("i1"))
 }
 
-// A node that gives its store ever new names is not let in for a while; the name that it has counts, and so does every other node.
+// A node that gives its store ever new names is not let in for a while; the name that it has counts, and so does every
+// other node.
 func TestANodeThatRenamesItsStoreAgainAndAgainIsKeptOut(t *testing.T) {
 	h := newHub(t)
 	n, neighbour := h.enrol(), h.enrol()
@@ -161,7 +166,8 @@ func TestANodeThatRenamesItsStoreAgainAndAgainIsKeptOut(t *testing.T) {
 	require.NoError(t, say(n, "another"))
 }
 
-// Whatever a node says of a member, again and again, it writes no event and no audit row beyond the steps of what its tenant asked for.
+// Whatever a node says of a member, again and again, it writes no event and no audit row beyond the steps of what its
+// tenant asked for.
 func TestANodeThatFlapsWritesNoEvents(t *testing.T) {
 	const rounds = 20
 	h := newHub(t)
@@ -179,9 +185,12 @@ func TestANodeThatFlapsWritesNoEvents(t *testing.T) {
 	report := func(word, reason string) {
 		counter++
 		status.Status, status.Reason, status.Detail, status.Restarts = word, reason, fmt.Sprint(counter), uint32(counter)
-		require.NoError(t, h.intake.Report(t.Context(), session.Peer{NodeID: n.id}, l.welcome.GetSessionNo(), &protocol.Report{
-			Counter: counter, Epoch: 1, Generation: state.GetGeneration(), Workloads: []*protocol.WorkloadStatus{proto.CloneOf(status)},
-		}))
+		require.NoError(t, h.intake.Report(t.Context(), session.Peer{NodeID: n.id}, l.welcome.GetSessionNo(),
+			&protocol.Report{
+				Counter: counter, Epoch: 1, Generation: state.GetGeneration(), Workloads: []*protocol.WorkloadStatus{
+					proto.CloneOf(status),
+				},
+			}))
 	}
 	written := func() int {
 		return count(h, `SELECT (SELECT count(*) FROM events) + (SELECT count(*) FROM audit_rows)`)
@@ -191,12 +200,16 @@ func TestANodeThatFlapsWritesNoEvents(t *testing.T) {
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM app_instances WHERE status = 'running'`))
 	before := written()
 	for range rounds {
-		for _, word := range []string{"pending", "starting", "ready", "degraded", "failed", "stopping", "stopped", "removed", "unheard-of"} {
+		for _, word := range []string{
+			"pending", "starting", "ready", "degraded", "failed", "stopping", "stopped", "removed",
+			"unheard-of",
+		} {
 			report(word, "")
 			report(word, "crash_loop")
 			h.forward(time.Minute)
 		}
 	}
 	require.Equal(t, before, written())
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM instance_members WHERE restarts = $1`, counter), "each report was taken")
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM instance_members WHERE restarts = $1`, counter),
+		"each report was taken")
 }

@@ -6,8 +6,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// outbox is what waits to go down a node's control stream: at most one message of each kind, of which the newest wins. So it
-// is bounded by its shape, and a node that reads slowly gets the latest of everything instead of a backlog.
+// outbox is what waits to go down a node's control stream: at most one message of each kind, of which the newest wins.
+// So it is bounded by its shape, and a node that reads slowly gets the latest of everything instead of a backlog.
 type outbox struct {
 	mu      sync.Mutex
 	bundle  *protocol.PushBundle
@@ -31,8 +31,8 @@ func (o *outbox) put(set func(*outbox)) {
 	}
 }
 
-// take returns the next message, nil for none. A farewell overtakes everything; a bundle goes before what is signed by its
-// keys.
+// take returns the next message, nil for none. A farewell overtakes everything; a bundle goes before what is signed by
+// its keys.
 func (o *outbox) take() *protocol.HubMessage {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -15,7 +15,8 @@ import (
 )
 
 func (h *hub) removeNode(nodeID string, in command.RemoveNodeInput) error {
-	return (&command.RemoveNode{DB: h.d, Kick: h.server.Kick, Poke: h.dispatcher.Poke}).Do(h.t.Context(), h.admin("remove"+db.NewID()), nodeID, in)
+	return (&command.RemoveNode{DB: h.d, Kick: h.server.Kick, Poke: h.dispatcher.Poke}).Do(h.t.Context(),
+		h.admin("remove"+db.NewID()), nodeID, in)
 }
 
 func TestARemovedNodeIsCutOffAndRefused(t *testing.T) {
@@ -53,20 +54,25 @@ func TestALostNodeThatComesBackIsEmptiedAndHeardOnce(t *testing.T) {
 	got := tx(h, func(ctx context.Context, tx db.Tx) (instance.Instance, error) {
 		return instance.Get(ctx, tx, h.project.ID, i.ID)
 	})
-	require.Equal(t, instance.Lifecycle{Status: instance.Failed, Health: instance.HealthUnhealthy, Reason: instance.ReasonNodeLost}, got.Lifecycle, "what it says of the member is too late")
+	require.Equal(t, instance.Lifecycle{
+		Status: instance.Failed, Health: instance.HealthUnhealthy,
+		Reason: instance.ReasonNodeLost,
+	}, got.Lifecycle, "what it says of the member is too late")
 	require.Equal(t, fleet.Lost, h.node(n.id).Status(h.now()))
 	require.NoError(t, h.dispatcher.Renew(t.Context()))
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM leases`), "no further lease")
 
 	last := seconds(member, lease, start.Add(200*time.Second), 400)
 	last.Final = true
-	segments := n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 200)}, []*protocol.UsageRecord{last})
+	segments := n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 200)},
+		[]*protocol.UsageRecord{last})
 	stream := l.usage()
 	for _, env := range append(segments, segments...) {
 		require.Empty(t, upload(t, stream, env).GetRefused())
 	}
 	closed := tx(h, func(ctx context.Context, tx db.Tx) (at time.Time, err error) {
-		return at, tx.QueryRow(ctx, `SELECT closed_at FROM subjects WHERE id = $1 AND settled_at IS NOT NULL`, member).Scan(&at)
+		return at, tx.QueryRow(ctx, `SELECT closed_at FROM subjects WHERE id = $1 AND settled_at IS NOT NULL`,
+			member).Scan(&at)
 	})
 	// 3.60 EUR an hour are 1 000 nanos a millisecond: up to the loss, not beyond it, and not twice.
 	require.Equal(t, closed.Sub(start).Microseconds(), revenue(h))

@@ -64,7 +64,8 @@ func (h *hub) restored(r remembered) *hub {
 		return r.tables[next], bytes.NewReader(r.rows[next]), true, nil
 	}))
 	bundle, err := trust.NewEpoch(trust.EpochOptions{
-		TrustDir: filepath.Join(h.trustInit.DataDir, "trust"), Root: trust.RootKey(filepath.Join(h.trustInit.OfflineDir, trust.RootKeyFile), passphrase), Now: time.Now(),
+		TrustDir: filepath.Join(h.trustInit.DataDir, "trust"), Root: trust.RootKey(filepath.Join(h.trustInit.OfflineDir,
+			trust.RootKeyFile), passphrase), Now: time.Now(),
 	})
 	require.NoError(t, err)
 	require.NoError(t, command.BeginRecovery(t.Context(), d, recovery.Restore{
@@ -83,7 +84,9 @@ func (h *hub) instance(id string) instance.Instance {
 func (h *hub) findings() map[string]string {
 	h.t.Helper()
 	out := map[string]string{}
-	for _, f := range tx(h, func(ctx context.Context, tx db.Tx) ([]recovery.Finding, error) { return recovery.Findings(ctx, tx) }) {
+	for _, f := range tx(h, func(ctx context.Context, tx db.Tx) ([]recovery.Finding, error) {
+		return recovery.Findings(ctx, tx)
+	}) {
 		out[f.Kind] = f.ResourceID
 	}
 	return out
@@ -98,11 +101,14 @@ func holds(incarnation string, state *protocol.DesiredState, env *protocol.Envel
 }
 
 func ready(i instance.Instance) *protocol.WorkloadStatus {
-	return &protocol.WorkloadStatus{MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: uint64(i.Revision), Status: "ready", StartedAt: timestamppb.Now(), ReadyAt: timestamppb.Now()}
+	return &protocol.WorkloadStatus{
+		MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: uint64(i.Revision),
+		Status: "ready", StartedAt: timestamppb.Now(), ReadyAt: timestamppb.Now(),
+	}
 }
 
-// Law 16: a hub comes back from a backup that knows nothing of one instance and nothing of the end of another. It takes over what the
-// node was told since, before it tells the node anything.
+// Law 16: a hub comes back from a backup that knows nothing of one instance and nothing of the end of another. It takes
+// over what the node was told since, before it tells the node anything.
 func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	h := newHub(t)
 	h.publish()
@@ -134,13 +140,18 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	require.True(t, l.welcome.GetBring())
 	states := count(again, `SELECT count(*) FROM node_states`)
 	require.NoError(t, again.dispatcher.Resync(t.Context()))
-	require.Equal(t, states, count(again, `SELECT count(*) FROM node_states`), "nothing is compiled before the node has spoken")
-	_, err := (&command.StopInstance{DB: again.d, Poke: again.dispatcher.Poke}).Do(t.Context(), again.tenant("stop"), again.project.ID, kept.ID)
+	require.Equal(t, states, count(again, `SELECT count(*) FROM node_states`), "nothing is compiled before the node has "+
+		"spoken")
+	_, err := (&command.StopInstance{DB: again.d, Poke: again.dispatcher.Poke}).Do(t.Context(), again.tenant("stop"),
+		again.project.ID, kept.ID)
 	require.Equal(t, "node_recovering", fault.As(err).Code)
 
 	// In two messages, as a node does with much to tell.
 	l.bring(&protocol.Brought{State: push.GetEnvelope(), Parts: push.GetParts()[:1]})
-	l.bring(&protocol.Brought{State: push.GetEnvelope(), Parts: push.GetParts()[1:], Leases: []*protocol.Envelope{leases}, Bundle: n.bundle.Envelope(), Last: true})
+	l.bring(&protocol.Brought{
+		State: push.GetEnvelope(), Parts: push.GetParts()[1:], Leases: []*protocol.Envelope{leases},
+		Bundle: n.bundle.Envelope(), Last: true,
+	})
 	bundle := next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
 		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
 	})
@@ -151,14 +162,19 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	require.EqualValues(t, 2, now.GetEpoch(), "what was signed before the restore is older than anything since")
 	require.ElementsMatch(t, push.GetParts(), compiled.GetParts(), "the very documents that the node was told before")
 
-	require.Equal(t, map[string]string{recovery.FindingInstance: made.ID, recovery.FindingGone: ended.ID}, again.findings())
+	require.Equal(t, map[string]string{recovery.FindingInstance: made.ID, recovery.FindingGone: ended.ID},
+		again.findings())
 	l.reportOf(now, ready(kept), ready(made))
 	require.Equal(t, instance.Running, again.instance(kept.ID).Lifecycle.Status)
 	require.Equal(t, instance.Running, again.instance(made.ID).Lifecycle.Status)
-	require.Equal(t, instance.Decommissioned, again.instance(ended.ID).Lifecycle.Status, "the node is through with it, and says nothing of it")
+	require.Equal(t, instance.Decommissioned, again.instance(ended.ID).Lifecycle.Status,
+		"the node is through with it, and says nothing of it")
 	require.Equal(t, 1, count(again, `SELECT count(*) FROM leases WHERE subject_id = $1`, made.Members[0].ID))
 	require.Zero(t, count(again, `SELECT count(*) FROM recovering_nodes`))
-	require.Zero(t, count(again, `SELECT count(*) FROM (SELECT posting_id FROM entries GROUP BY posting_id, currency HAVING sum(amount_nanos) <> 0) x`))
+	require.Zero(t,
+		count(again,
+			`SELECT count(*) FROM (SELECT posting_id FROM entries GROUP BY posting_id, currency
+				HAVING sum(amount_nanos) <> 0) x`))
 }
 
 // Law 16: what a restored hub has not heard of keeps its place.
@@ -173,7 +189,9 @@ func TestLaw16WhatARestoredHubHasNotHeardOfKeepsItsCapacity(t *testing.T) {
 	again := h.restored(h.remember())
 	n.h = again
 	ask := func(key string) error {
-		_, err := (&command.CreateAllocation{DB: again.d}).Do(t.Context(), again.tenant(key), command.CreateAllocationInput{ProjectID: again.project.ID, Shape: "gpu_slice", CPUCores: 1, MemoryMiB: 512})
+		_, err := (&command.CreateAllocation{DB: again.d}).Do(t.Context(), again.tenant(key), command.CreateAllocationInput{
+			ProjectID: again.project.ID, Shape: "gpu_slice", CPUCores: 1, MemoryMiB: 512,
+		})
 		return err
 	}
 	require.Equal(t, "insufficient_capacity", fault.As(ask("away")).Code, "its node is away")
@@ -197,15 +215,21 @@ func TestLaw16ANodeEnrolledAfterTheBackupIsTakenIn(t *testing.T) {
 	n.h = again
 	l = n.connect(holds("i1", state, push.GetEnvelope()))
 	require.True(t, l.welcome.GetBring())
-	l.bring(&protocol.Brought{State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{leases}, Bundle: n.bundle.Envelope(), Last: true})
-	require.Eventually(t, func() bool { return count(again, `SELECT count(*) FROM recovering_nodes WHERE waiting`) == 0 }, bound, 20*time.Millisecond)
+	l.bring(&protocol.Brought{
+		State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{leases},
+		Bundle: n.bundle.Envelope(), Last: true,
+	})
+	require.Eventually(t, func() bool { return count(again, `SELECT count(*) FROM recovering_nodes WHERE waiting`) == 0 },
+		bound, 20*time.Millisecond)
 	require.Equal(t, map[string]string{
-		recovery.FindingNode: n.id, recovery.FindingInstance: made.ID, recovery.FindingAllocation: made.Members[0].AllocationID,
+		recovery.FindingNode: n.id, recovery.FindingInstance: made.ID,
+		recovery.FindingAllocation: made.Members[0].AllocationID,
 	}, again.findings())
 	require.Equal(t, n.id, again.instance(made.ID).Members[0].NodeID)
 }
 
-// A certificate of before the restore has expired by then: whoever shows a newer one under an unknown id was never enrolled.
+// A certificate of before the restore has expired by then: whoever shows a newer one under an unknown id was never
+// enrolled.
 func TestANodeThatARestoredHubDoesNotKnowIsAStrangerOnceOldCertificatesHaveExpired(t *testing.T) {
 	h := newHub(t)
 	backup := h.remember()
@@ -236,10 +260,14 @@ func TestLaw16AStateThatTheHubNeverSignedIsAFinding(t *testing.T) {
 	state, push := l.state(1)
 	again := h.restored(h.remember())
 	n.h = again
-	forged := &protocol.Envelope{PayloadType: push.GetEnvelope().GetPayloadType(), Payload: push.GetEnvelope().GetPayload(), Signatures: []*protocol.Signature{{KeyId: "x", Signature: []byte("y")}}}
+	forged := &protocol.Envelope{
+		PayloadType: push.GetEnvelope().GetPayloadType(),
+		Payload:     push.GetEnvelope().GetPayload(), Signatures: []*protocol.Signature{{KeyId: "x", Signature: []byte("y")}},
+	}
 	l = n.connect(holds("i1", state, push.GetEnvelope()))
 	l.bring(&protocol.Brought{State: forged, Parts: push.GetParts(), Last: true})
-	require.Eventually(t, func() bool { return again.findings()[recovery.FindingUnverified] == n.id }, bound, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return again.findings()[recovery.FindingUnverified] == n.id }, bound,
+		20*time.Millisecond)
 	require.NotEqual(t, instance.Decommissioning, again.instance(kept.ID).Lifecycle.Status)
 }
 
@@ -269,8 +297,8 @@ func TestLaw16AnAdoptedMemberWithoutALeaseGetsOne(t *testing.T) {
 	require.Equal(t, made.Members[0].ID, l.pushedLeases().GetLeases()[0].GetMemberId())
 }
 
-// Law 16: the node's leases come from two batches, one from before the backup and one from after it. What ran is billed under the lease
-// that it ran under, although its end is asked for before the hub gives any lease itself.
+// Law 16: the node's leases come from two batches, one from before the backup and one from after it. What ran is billed
+// under the lease that it ran under, although its end is asked for before the hub gives any lease itself.
 func TestLaw16LeasesOfAllBatchesAreTakenOver(t *testing.T) {
 	h := newHub(t)
 	h.publish()
@@ -282,17 +310,22 @@ func TestLaw16LeasesOfAllBatchesAreTakenOver(t *testing.T) {
 	before, backup := h.leasesOf(l), h.remember()
 	made := h.launch()
 	state, push := l.state(2)
-	list := tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.Lease, error) { return ledger.LeasesFor(ctx, tx, n.id) })
+	list := tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.Lease, error) {
+		return ledger.LeasesFor(ctx, tx, n.id)
+	})
 	list = slices.DeleteFunc(list, func(l *protocol.Lease) bool { return l.GetMemberId() != made.Members[0].ID })
 	again := h.restored(backup)
 	n.h = again
 	l = n.connect(holds("i1", state, push.GetEnvelope()))
 	l.bring(&protocol.Brought{
-		State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{before, h.batchOf(l, list...)}, Bundle: n.bundle.Envelope(), Last: true,
+		State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{before, h.batchOf(l, list...)},
+		Bundle: n.bundle.Envelope(), Last: true,
 	})
-	require.Eventually(t, func() bool { return count(again, `SELECT count(*) FROM recovering_nodes WHERE waiting`) == 0 }, bound, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return count(again, `SELECT count(*) FROM recovering_nodes WHERE waiting`) == 0 },
+		bound, 20*time.Millisecond)
 	require.Equal(t, 1, count(again, `SELECT count(*) FROM leases WHERE subject_id = $1`, made.Members[0].ID))
-	require.Equal(t, 1, count(again, `SELECT count(*) FROM postings WHERE app_instance_id = $1`, made.ID), "what its lease may cost is held")
+	require.Equal(t, 1, count(again, `SELECT count(*) FROM postings WHERE app_instance_id = $1`, made.ID),
+		"what its lease may cost is held")
 }
 
 func (l *line) bring(b *protocol.Brought) {
@@ -321,7 +354,10 @@ func (h *hub) leasesOf(l *line) *protocol.Envelope {
 
 func (h *hub) batchOf(l *line, list ...*protocol.Lease) *protocol.Envelope {
 	h.t.Helper()
-	env, err := protocol.SignMessage(protocol.PayloadLeases, &protocol.LeaseBatch{NodeId: l.node.id, Incarnation: "i1", Epoch: 1, IssuedAt: timestamppb.Now(), Leases: list}, h.keys.Lease())
+	env, err := protocol.SignMessage(protocol.PayloadLeases, &protocol.LeaseBatch{
+		NodeId: l.node.id, Incarnation: "i1",
+		Epoch: 1, IssuedAt: timestamppb.Now(), Leases: list,
+	}, h.keys.Lease())
 	require.NoError(h.t, err)
 	return env
 }

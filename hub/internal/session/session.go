@@ -1,6 +1,6 @@
-// Package session owns the live connections of nodes: who is connected, the control stream with its bounded outbox, and the
-// streams beside it for usage, fetches and tunnels. It decides nothing: what a node says goes to intake, what a node is to
-// hear comes from dispatch, and no slow stream or node delays another.
+// Package session owns the live connections of nodes: who is connected, the control stream with its bounded outbox, and
+// the streams beside it for usage, fetches and tunnels. It decides nothing: what a node says goes to intake, what a
+// node is to hear comes from dispatch, and no slow stream or node delays another.
 package session
 
 import (
@@ -26,7 +26,8 @@ import (
 )
 
 const (
-	// helloTimeout bounds how long a connection may stay without a hello, answerTimeout how long that may wait for its answer.
+	// helloTimeout bounds how long a connection may stay without a hello, answerTimeout how long that may wait for its
+	// answer.
 	helloTimeout  = 3 * time.Second
 	answerTimeout = 15 * time.Second
 	// writeTimeout bounds one message down the control stream: a node that does not read is dropped and dials again.
@@ -35,21 +36,22 @@ const (
 	fetchTimeout = 60 * time.Second
 	// tunnelAnswerTimeout bounds how long a node may take to answer a tunnel request.
 	tunnelAnswerTimeout = 15 * time.Second
-	// maxUsageStreams, maxFetches and maxTunnels bound one connection, maxOrgTunnels the share of one org; streams beyond are aborted,
-	// tunnels beyond refused.
+	// maxUsageStreams, maxFetches and maxTunnels bound one connection, maxOrgTunnels the share of one org; streams beyond
+	// are aborted, tunnels beyond refused.
 	maxUsageStreams = 2
 	maxFetches      = 16
 	maxTunnels      = 16
 	maxOrgTunnels   = 4
-	// maxParallelPushes spreads a fan-out: uncapped, a push to thousands takes longer for all of them. A writer that waits for
-	// its place longer than pushWait goes on without one, so that nodes that do not read cannot hold up the others.
+	// maxParallelPushes spreads a fan-out: uncapped, a push to thousands takes longer for all of them. A writer that waits
+	// for its place longer than pushWait goes on without one, so that nodes that do not read cannot hold up the others.
 	maxParallelPushes = 64
 	pushWait          = time.Second
-	// messageRate and messageBurst bound what one node may say on its control stream. One that says more is heard later, and delays itself.
+	// messageRate and messageBurst bound what one node may say on its control stream. One that says more is heard later,
+	// and delays itself.
 	messageRate  = 10 // a second
 	messageBurst = 100
-	// messagesPerState is how many messages do not count after a new state was sent: that it and its leases were accepted, and
-	// reports of what came of it. However fast tenants act, their node is heard at once.
+	// messagesPerState is how many messages do not count after a new state was sent: that it and its leases were accepted,
+	// and reports of what came of it. However fast tenants act, their node is heard at once.
 	messagesPerState = 4
 	// maxUsageAhead is how many segments of one stream may wait for the same commit: a node that catches up sends several.
 	maxUsageAhead = 16
@@ -62,7 +64,8 @@ type Opened struct {
 	SessionNo uint64
 	// Complete says that the node holds all that is wanted of it: nothing is to be sent.
 	Complete bool
-	// Members is how many members the node has now. It bounds the reports of the session; a node that gets many more dials again.
+	// Members is how many members the node has now. It bounds the reports of the session; a node that gets many more dials
+	// again.
 	Members int
 	Welcome *protocol.Welcome
 }
@@ -79,8 +82,8 @@ type Intake interface {
 	Report(ctx context.Context, peer Peer, sessionNo uint64, report *protocol.Report) error
 	Accepted(ctx context.Context, nodeID string, accepted *protocol.Accepted) error
 	Refused(ctx context.Context, nodeID string, refused *protocol.Refused) error
-	// Usage takes a segment of the store that the session was opened with, in the order of the calls, and returns what waits for its
-	// acknowledgement.
+	// Usage takes a segment of the store that the session was opened with, in the order of the calls, and returns what
+	// waits for its acknowledgement.
 	Usage(ctx context.Context, peer Peer, incarnation string, upload *protocol.UsageUpload) func() *protocol.UsageAck
 	Brought(ctx context.Context, peer Peer, brought *protocol.Brought) error
 	Gone(ctx context.Context, nodeID string, sessionNo uint64) error
@@ -96,7 +99,8 @@ type Documents interface {
 	MayPull(ctx context.Context, nodeID, repository string) (bool, error)
 }
 
-// Credentials gives short-lived credentials for the registry that work only on connections that show the node's certificate.
+// Credentials gives short-lived credentials for the registry that work only on connections that show the node's
+// certificate.
 type Credentials interface {
 	NodeCredential(nodeID, repository string, now time.Time) (*protocol.PullCredential, error)
 }
@@ -114,7 +118,8 @@ type Options struct {
 	Certificate link.Certificate
 	// Connected is called when a node's connection counts; dispatch looks what the node lacks.
 	Connected func(nodeID string)
-	// ShutOut reports whether a node is known to be banned or removed: TLS refuses it. The database decides at the hello. It may be nil.
+	// ShutOut reports whether a node is known to be banned or removed: TLS refuses it. The database decides at the hello.
+	// It may be nil.
 	ShutOut func(nodeID string) bool
 	Now     func() time.Time
 	Log     *slog.Logger
@@ -137,11 +142,15 @@ type Server struct {
 
 // NewServer makes a server without connections.
 func NewServer(o Options) *Server {
-	s := &Server{Options: o, pushes: make(chan struct{}, maxParallelPushes), nodes: map[string]*connection{}, opening: map[string][]*arrival{}}
+	s := &Server{
+		Options: o, pushes: make(chan struct{}, maxParallelPushes), nodes: map[string]*connection{},
+		opening: map[string][]*arrival{},
+	}
 	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
 	meter := otel.Meter("gpuaas/session")
 	s.opened, _ = meter.Int64Counter("gpuaas.sessions.opened", metric.WithDescription("Sessions that nodes opened."))
-	s.refused, _ = meter.Int64Counter("gpuaas.sessions.refused", metric.WithDescription("Connections that were not let in."))
+	s.refused, _ = meter.Int64Counter("gpuaas.sessions.refused",
+		metric.WithDescription("Connections that were not let in."))
 	_, _ = meter.Int64ObservableGauge("gpuaas.sessions", metric.WithDescription("Nodes connected to this hub."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(int64(len(s.Nodes())))
@@ -193,7 +202,8 @@ func (s *Server) Serve(ctx context.Context, listener *link.Listener) error {
 	return failed
 }
 
-// stopped records the end of all sessions at once: one by one they would keep a hub that stops for as long as they are many.
+// stopped records the end of all sessions at once: one by one they would keep a hub that stops for as long as they are
+// many.
 func (s *Server) stopped(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -249,12 +259,13 @@ type Holding struct {
 // HeldBy is what a node says in its hello that it holds.
 func HeldBy(h *protocol.Hello) Held {
 	return Held{
-		Incarnation: h.GetIncarnation(), Epoch: h.GetEpoch(), Generation: h.GetGeneration(), StateSHA256: h.GetStateSha256(), BundleVersion: h.GetBundleVersion(),
+		Incarnation: h.GetIncarnation(), Epoch: h.GetEpoch(), Generation: h.GetGeneration(), StateSHA256: h.GetStateSha256(),
+		BundleVersion: h.GetBundleVersion(),
 	}
 }
 
-// Held returns what the node holds; ok is false when it is not connected here. One that is just being let in is looked at again once it
-// is: something may be wanted of it that came after what its hello was held against.
+// Held returns what the node holds; ok is false when it is not connected here. One that is just being let in is looked
+// at again once it is: something may be wanted of it that came after what its hello was held against.
 func (s *Server) Held(nodeID string) (held Held, ok bool) {
 	s.mu.Lock()
 	c := s.nodes[nodeID]
@@ -320,7 +331,8 @@ func (s *Server) serve(ctx context.Context, conn *link.Conn) {
 
 	peer, err := s.peerOf(conn)
 	if err != nil {
-		s.Log.WarnContext(ctx, "node without identity", slog.Any("error", err), slog.String("address", conn.RemoteAddr().String()))
+		s.Log.WarnContext(ctx, "node without identity", slog.Any("error", err),
+			slog.String("address", conn.RemoteAddr().String()))
 		_ = conn.Close(link.CodeProtocol, "no usable certificate")
 		return
 	}
@@ -337,14 +349,16 @@ func (s *Server) serve(ctx context.Context, conn *link.Conn) {
 	}
 	failpoint.Hit("hub/session/registered")
 	s.opened.Add(ctx, 1)
-	log.InfoContext(ctx, "node connected", slog.Uint64("session_no", c.held.SessionNo), slog.String("address", conn.RemoteAddr().String()))
+	log.InfoContext(ctx, "node connected", slog.Uint64("session_no", c.held.SessionNo),
+		slog.String("address", conn.RemoteAddr().String()))
 	if ctx.Err() != nil {
 		// Serve has said goodbye to all that it knew of.
 		c.end(link.CodeShutdown, shuttingDown)
 	} else if !c.complete || c.coming.missed {
 		s.Connected(peer.NodeID)
 	}
-	// From here on the connection's own end is what counts: a hub that stops still says goodbye, and takes what it was told.
+	// From here on the connection's own end is what counts: a hub that stops still says goodbye, and takes what it was
+	// told.
 	stopping := ctx.Done()
 	ctx = context.WithoutCancel(ctx)
 	err = c.run(ctx)
@@ -384,7 +398,8 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, peer Peer, log *slog
 	}
 	c := &connection{
 		server: s, peer: peer, conn: conn, control: stream, out: newOutbox(), log: log,
-		held: HeldBy(hello), incarnation: hello.GetIncarnation(), messageBytes: protocol.MaxReportBytes(opened.Members), complete: opened.Complete, coming: coming,
+		held: HeldBy(hello), incarnation: hello.GetIncarnation(), messageBytes: protocol.MaxReportBytes(opened.Members),
+		complete: opened.Complete, coming: coming,
 	}
 	c.held.SessionNo = opened.SessionNo
 	c.brought = make(chan struct{})
@@ -392,7 +407,9 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, peer Peer, log *slog
 	if !opened.Welcome.GetBring() {
 		c.hasBrought()
 	}
-	if err := stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: opened.Welcome}}); err != nil {
+	if err := stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_Welcome{
+		Welcome: opened.Welcome,
+	}}); err != nil {
 		s.arrived(peer.NodeID, coming)
 		return nil, err
 	}
@@ -440,16 +457,19 @@ func (s *Server) refuse(conn *link.Conn, stream *link.Stream, err error) {
 		code = link.CodeProtocol
 	default:
 	}
-	if stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_Goodbye{Goodbye: &protocol.Goodbye{Reason: f.Code}}}) == nil {
+	if stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_Goodbye{Goodbye: &protocol.Goodbye{
+		Reason: f.Code,
+	}}}) == nil {
 		_ = stream.CloseWrite()
-		// The node closes when it has read the farewell; closing first could outrun it. The stream's deadline bounds the wait.
+		// The node closes when it has read the farewell; closing first could outrun it. The stream's deadline bounds the
+		// wait.
 		_ = stream.Receive(&protocol.NodeMessage{}, protocol.MaxHelloBytes)
 	}
 	_ = conn.Close(code, f.Code)
 }
 
-// arrival is a connection whose hello is being answered. missed is set when somebody has asked meanwhile what its node holds, and was
-// told that it is not there.
+// arrival is a connection whose hello is being answered. missed is set when somebody has asked meanwhile what its node
+// holds, and was told that it is not there.
 type arrival struct{ missed bool }
 
 func (s *Server) arrive(nodeID string) *arrival {

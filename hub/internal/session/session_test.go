@@ -56,13 +56,19 @@ func TestLaunchReachesTheNodeWithItsLease(t *testing.T) {
 	require.Len(t, leases.GetLeases(), 1)
 	require.Equal(t, i.Members[0].ID, leases.GetLeases()[0].GetMemberId())
 
-	part := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: state.GetParts()[0].GetSha256()}})
+	part := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{
+		PartSha256: state.GetParts()[0].GetSha256(),
+	}})
 	require.Empty(t, part.GetRefused())
 	require.Equal(t, push.GetParts()[0], part.GetPart())
 
-	credential := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{PullCredential: &protocol.PullCredentialRequest{Repository: demoRepo}}})
+	credential := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{
+		PullCredential: &protocol.PullCredentialRequest{Repository: demoRepo},
+	}})
 	require.Equal(t, n.id, credential.GetPullCredential().GetUsername())
-	other := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{PullCredential: &protocol.PullCredentialRequest{Repository: "org/other/app/x"}}})
+	other := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{
+		PullCredential: &protocol.PullCredentialRequest{Repository: "org/other/app/x"},
+	}})
 	require.Equal(t, protocol.RefusalNotAssigned, other.GetRefused(), "a node gets credentials only for what it is to run")
 	bundle := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}})
 	require.True(t, proto.Equal(h.keys.Bundle().Envelope(), bundle.GetBundle()))
@@ -79,8 +85,10 @@ func TestANodeFetchesOnlyItsOwnParts(t *testing.T) {
 	other := h.enrol().connect(hello("i1"))
 	other.state(0)
 	digest := state.GetParts()[0].GetSha256()
-	require.Equal(t, protocol.RefusalUnknownPart, other.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: digest}}).GetRefused())
-	require.Equal(t, protocol.RefusalMalformed, other.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: []byte("x")}}).GetRefused())
+	require.Equal(t, protocol.RefusalUnknownPart,
+		other.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: digest}}).GetRefused())
+	require.Equal(t, protocol.RefusalMalformed,
+		other.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: []byte("x")}}).GetRefused())
 	require.Equal(t, protocol.RefusalMalformed, other.fetch(&protocol.FetchRequest{}).GetRefused())
 }
 
@@ -93,7 +101,8 @@ func TestANewerConnectionReplacesTheOlder(t *testing.T) {
 	require.Equal(t, uint64(2), newer.welcome.GetSessionNo())
 	<-older.conn.Done()
 	newer.report(1)
-	require.Equal(t, fleet.Online, h.node(n.id).Status(h.now()), "the end of the older connection does not make the node offline")
+	require.Equal(t, fleet.Online, h.node(n.id).Status(h.now()), "the end of the older connection does not make the "+
+		"node offline")
 }
 
 func TestBannedNodeIsCutOffAndRefused(t *testing.T) {
@@ -108,9 +117,10 @@ func TestBannedNodeIsCutOffAndRefused(t *testing.T) {
 	_, _, answer := n.say(hello("i1"))
 	require.Equal(t, "node_banned", answer.GetGoodbye().GetReason())
 	text := csr(t, n.key)
-	_, err := (&command.RenewNode{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).Do(t.Context(), h.admin(""), command.RenewNodeInput{
-		NodeID: n.id, CSRPEM: text, IssuedAt: "now", Signature: ed25519.Sign(n.key, fleet.RenewalMessage(n.id, text, "now")),
-	})
+	_, err := (&command.RenewNode{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).Do(t.Context(), h.admin(""),
+		command.RenewNodeInput{
+			NodeID: n.id, CSRPEM: text, IssuedAt: "now", Signature: ed25519.Sign(n.key, fleet.RenewalMessage(n.id, text, "now")),
+		})
 	require.True(t, fault.Is(err, fault.Forbidden))
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.banned'`))
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND reason = 'stolen'`, n.id))
@@ -132,9 +142,11 @@ func TestRenewedCertificateConnectsAfterExpiry(t *testing.T) {
 	}
 
 	issuedAt := "1970-01-01T00:00:00Z"
-	renewed, err := (&command.RenewNode{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).Do(t.Context(), h.admin(""), command.RenewNodeInput{
-		NodeID: n.id, CSRPEM: request, IssuedAt: issuedAt, Signature: ed25519.Sign(n.key, fleet.RenewalMessage(n.id, request, issuedAt)),
-	})
+	renewed, err := (&command.RenewNode{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).Do(t.Context(), h.admin(""),
+		command.RenewNodeInput{
+			NodeID: n.id, CSRPEM: request, IssuedAt: issuedAt, Signature: ed25519.Sign(n.key, fleet.RenewalMessage(n.id, request,
+				issuedAt)),
+		})
 	require.NoError(t, err)
 	n.takeCertificate(renewed.Certificate.CertificatePEM)
 	n.connect(hello("i1")).state(0)
@@ -190,7 +202,10 @@ func TestASlowStreamDelaysNoOther(t *testing.T) {
 	l := n.connect(hello("i1"))
 	l.state(0)
 	// Streams that never get on: a usage stream in the middle of a message, and fetches that never ask.
-	for _, kind := range []protocol.StreamHeader_Kind{protocol.StreamHeader_KIND_USAGE, protocol.StreamHeader_KIND_FETCH, protocol.StreamHeader_KIND_FETCH} {
+	for _, kind := range []protocol.StreamHeader_Kind{
+		protocol.StreamHeader_KIND_USAGE, protocol.StreamHeader_KIND_FETCH,
+		protocol.StreamHeader_KIND_FETCH,
+	} {
 		s, err := l.conn.Open(t.Context(), &protocol.StreamHeader{Kind: kind})
 		require.NoError(t, err)
 		_, err = s.Write([]byte{0xff})
@@ -270,18 +285,25 @@ func TestRefusalIsVisibleOnTheNodeAndAsEventAndAudit(t *testing.T) {
 	state, _ := l.state(0)
 	refuse := func() {
 		l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Refused{Refused: &protocol.Refused{
-			Document: "state", Epoch: 1, Generation: state.GetGeneration() - 1, Reason: protocol.RefusalOlder, Detail: "generation 0 is older than 1",
+			Document: "state", Epoch: 1, Generation: state.GetGeneration() - 1, Reason: protocol.RefusalOlder,
+			Detail: "generation 0 is older than 1",
 		}}})
 	}
 	refuse()
 	refuse()
 	l.report(state.GetGeneration())
-	refusals := tx(h, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) { return fleet.Refusals(ctx, tx, n.id, 10) })
+	refusals := tx(h, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) {
+		return fleet.Refusals(ctx, tx, n.id, 10)
+	})
 	require.Len(t, refusals, 1, "the same again is no news")
 	require.Equal(t, protocol.RefusalOlder, refusals[0].Reason)
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.document_refused' AND subject = $1`, n.id))
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND reason = $2`, n.id, protocol.RefusalOlder))
-	require.Equal(t, state.GetGeneration(), tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) { return dispatch.Newest(ctx, tx, n.id) }), "an old document is no reason for a new state")
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.document_refused' AND subject = $1`,
+		n.id))
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND reason = $2`, n.id,
+		protocol.RefusalOlder))
+	require.Equal(t, state.GetGeneration(), tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
+		return dispatch.Newest(ctx, tx, n.id)
+	}), "an old document is no reason for a new state")
 }
 
 func TestSilenceMakesANodeOffline(t *testing.T) {
@@ -304,20 +326,27 @@ func TestUnauthorisedCallersChangeNoNode(t *testing.T) {
 	h := newHub(t)
 	n := h.enrol()
 	m := h.admin("k")
-	m.Principal = iam.Principal{Type: iam.TypeUser, ID: db.NewID(), OrgID: db.NewID(), Bindings: []iam.Binding{{Role: iam.OrgAdmin}}}
-	before := count(h, `SELECT count(*) FROM events`) + count(h, `SELECT count(*) FROM audit_rows`) + count(h, `SELECT count(*) FROM join_tokens`)
+	m.Principal = iam.Principal{
+		Type: iam.TypeUser, ID: db.NewID(), OrgID: db.NewID(),
+		Bindings: []iam.Binding{{Role: iam.OrgAdmin}},
+	}
+	before := count(h, `SELECT count(*) FROM events`) + count(h, `SELECT count(*) FROM audit_rows`) +
+		count(h, `SELECT count(*) FROM join_tokens`)
 	require.True(t, fault.Is((&command.DrainNode{DB: h.d}).Do(t.Context(), m, n.id), fault.Forbidden))
-	require.True(t, fault.Is((&command.BanNode{DB: h.d, Kick: h.server.Kick}).Do(t.Context(), m, n.id, "x"), fault.Forbidden))
+	require.True(t, fault.Is((&command.BanNode{DB: h.d, Kick: h.server.Kick}).Do(t.Context(), m, n.id, "x"),
+		fault.Forbidden))
 	_, err := (&command.CreateJoinToken{DB: h.d, Sealer: plainSealer{}}).Do(t.Context(), m, command.CreateJoinTokenInput{})
 	require.True(t, fault.Is(err, fault.Forbidden))
-	require.Equal(t, before, count(h, `SELECT count(*) FROM events`)+count(h, `SELECT count(*) FROM audit_rows`)+count(h, `SELECT count(*) FROM join_tokens`))
+	require.Equal(t, before, count(h, `SELECT count(*) FROM events`)+count(h, `SELECT count(*) FROM audit_rows`)+
+		count(h, `SELECT count(*) FROM join_tokens`))
 	require.Equal(t, fleet.Offline, h.node(n.id).Status(h.now()))
 }
 
 func revoke(t *testing.T, h *hub, keyID string) {
 	t.Helper()
 	_, err := trust.Revoke(trust.RevokeOptions{
-		DataDir: h.trustInit.DataDir, Root: trust.RootKey(filepath.Join(h.trustInit.OfflineDir, trust.RootKeyFile), passphrase), KeyID: keyID, Now: time.Now(),
+		DataDir: h.trustInit.DataDir, Root: trust.RootKey(filepath.Join(h.trustInit.OfflineDir, trust.RootKeyFile),
+			passphrase), KeyID: keyID, Now: time.Now(),
 	})
 	require.NoError(t, err)
 	h.resync.Wake()
@@ -355,7 +384,8 @@ func TestANodeThatMissedTwoRotationsOfTheRootIsLedThroughBoth(t *testing.T) {
 		require.NoError(t, err)
 		_, err = trust.ChangeRoot(trust.ChangeRootOptions{
 			DataDir: h.trustInit.DataDir, Root: root, Add: []trust.NewRootKey{{File: next, Passphrase: passphrase}},
-			Retire: strings.TrimPrefix(h.keys.RootFingerprint(), protocol.FingerprintPrefix), Now: time.Now(), ScryptWorkFactor: 8,
+			Retire: strings.TrimPrefix(h.keys.RootFingerprint(), protocol.FingerprintPrefix), Now: time.Now(),
+			ScryptWorkFactor: 8,
 		})
 		require.NoError(t, err)
 		root = trust.RootKey(next, passphrase)
@@ -374,7 +404,8 @@ func TestANodeThatMissedTwoRotationsOfTheRootIsLedThroughBoth(t *testing.T) {
 			Accepted: &protocol.Accepted{Document: "bundle", Epoch: 1, Generation: version},
 		}}))
 	}
-	fetched := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}, BundleVersion: 1}).GetBundle()
+	fetched := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}, BundleVersion: 1}).
+		GetBundle()
 	require.True(t, proto.Equal(h.keys.BundleAfter(1).Envelope(), fetched), "the step after the one that the node holds")
 	fetched = l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}}).GetBundle()
 	require.True(t, proto.Equal(h.keys.Bundle().Envelope(), fetched), "an older agent asks for the newest")

@@ -23,8 +23,8 @@ func provenGone(i instance.Instance) *protocol.WorkloadStatus {
 	}
 }
 
-// One member whose bill cannot be closed keeps no news of its node's other members from the hub: it is a finding, its report is not
-// acknowledged, so that the node repeats its proof, and it is taken over once that is possible.
+// One member whose bill cannot be closed keeps no news of its node's other members from the hub: it is a finding, its
+// report is not acknowledged, so that the node repeats its proof, and it is taken over once that is possible.
 func TestMemberThatCannotBeTakenOverHoldsUpNoOtherOfItsNode(t *testing.T) {
 	h := newHub(t)
 	h.publish()
@@ -46,7 +46,10 @@ func TestMemberThatCannotBeTakenOverHoldsUpNoOtherOfItsNode(t *testing.T) {
 
 	statuses := []*protocol.WorkloadStatus{
 		provenGone(poisoned), provenGone(removed),
-		{MemberId: running.Members[0].ID, Status: "ready", Revision: 1, StartedAt: timestamppb.Now(), ReadyAt: timestamppb.Now()},
+		{
+			MemberId: running.Members[0].ID, Status: "ready", Revision: 1, StartedAt: timestamppb.Now(),
+			ReadyAt: timestamppb.Now(),
+		},
 	}
 	pub, _ := n.key.Public().(ed25519.PublicKey)
 	peer := session.Peer{NodeID: n.id, Key: pub}
@@ -57,18 +60,25 @@ func TestMemberThatCannotBeTakenOverHoldsUpNoOtherOfItsNode(t *testing.T) {
 		})
 	}
 	require.Error(t, report(), "a report of which a member was set aside is not acknowledged")
-	for id, want := range map[string]string{poisoned.ID: "decommissioning", removed.ID: "decommissioned", running.ID: "running"} {
+	for id, want := range map[string]string{
+		poisoned.ID: "decommissioning", removed.ID: "decommissioned",
+		running.ID: "running",
+	} {
 		require.Equal(t, 1, count(h, `SELECT count(*) FROM app_instances WHERE id = $1 AND status = $2`, id, want), want)
 	}
-	require.Zero(t, count(h, `SELECT count(*) FROM instance_members WHERE id = $1 AND removed_at IS NOT NULL`, poisoned.Members[0].ID))
+	require.Zero(t, count(h, `SELECT count(*) FROM instance_members WHERE id = $1 AND removed_at IS NOT NULL`,
+		poisoned.Members[0].ID))
 	require.Equal(t, poisoned.Members[0].ID, h.findings()[recovery.FindingReport])
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'hub.recovery.finding' AND subject = $1`, poisoned.Members[0].ID))
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'hub.recovery.finding' AND subject = $1`,
+		poisoned.Members[0].ID))
 
 	require.Error(t, report())
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'hub.recovery.finding'`), "the same failure is one finding")
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'hub.recovery.finding'`),
+		"the same failure is one finding")
 
 	exec(`ALTER TABLE subjects DROP CONSTRAINT poison`)
 	require.NoError(t, report())
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM app_instances WHERE id = $1 AND status = 'decommissioned'`, poisoned.ID))
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM app_instances WHERE id = $1 AND status = 'decommissioned'`,
+		poisoned.ID))
 	require.NotContains(t, h.findings(), recovery.FindingReport)
 }

@@ -11,7 +11,8 @@ import (
 // tunnelRetryAfter is when a caller whose tunnel was refused may come back.
 const tunnelRetryAfter = 10 * time.Second
 
-// tunnels counts the open tunnels of one connection by org: the node is shared, and one org must not shut out the others.
+// tunnels counts the open tunnels of one connection by org: the node is shared, and one org must not shut out the
+// others.
 type tunnels struct {
 	mu    sync.Mutex
 	open  map[string]int

@@ -96,7 +96,10 @@ func (h *hub) forward(d time.Duration) {
 type credentials struct{}
 
 func (credentials) NodeCredential(nodeID, repository string, now time.Time) (*protocol.PullCredential, error) {
-	return &protocol.PullCredential{RegistryHost: "hub.test", Username: nodeID, Password: repository, ExpiresAt: timestamppb.New(now.Add(time.Minute))}, nil
+	return &protocol.PullCredential{
+		RegistryHost: "hub.test", Username: nodeID, Password: repository,
+		ExpiresAt: timestamppb.New(now.Add(time.Minute)),
+	}, nil
 }
 
 func newHub(t *testing.T) *hub {
@@ -105,8 +108,9 @@ func newHub(t *testing.T) *hub {
 	d := dbtest.New(t)
 	t.Cleanup(func() { eventtest.Conform(t, d) })
 	h := &hub{t: t, d: d, trustInit: trust.InitOptions{
-		DataDir: filepath.Join(base, "data"), OfflineDir: filepath.Join(base, "keys"), TrustDomain: "gpuaas.test", Passphrase: passphrase,
-		Now: time.Now(), ScryptWorkFactor: 8,
+		DataDir: filepath.Join(base, "data"), OfflineDir: filepath.Join(base, "keys"), TrustDomain: "gpuaas.test",
+		Passphrase: passphrase,
+		Now:        time.Now(), ScryptWorkFactor: 8,
 	}}
 	_, err := trust.Init(h.trustInit)
 	require.NoError(t, err)
@@ -123,13 +127,24 @@ func (h *hub) start() *hub {
 
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	certificate := &trust.Server{Keys: h.keys, TTL: 24 * time.Hour, Now: time.Now}
-	h.server = session.NewServer(session.Options{Bundle: h.keys.Bundle, BundleAfter: h.keys.BundleAfter, Certificate: certificate.Certificate, Now: time.Now, Log: log})
-	h.dispatcher = dispatch.New(&dispatch.Dispatcher{DB: h.d, Keys: h.keys, Link: h.server, LeaseDuration: time.Hour, Now: h.now, Log: log})
+	h.server = session.NewServer(session.Options{
+		Bundle: h.keys.Bundle, BundleAfter: h.keys.BundleAfter,
+		Certificate: certificate.Certificate, Now: time.Now, Log: log,
+	})
+	h.dispatcher = dispatch.New(&dispatch.Dispatcher{
+		DB: h.d, Keys: h.keys, Link: h.server, LeaseDuration: time.Hour,
+		Now: h.now, Log: log,
+	})
 	poked := loop.New("dispatch", time.Hour, h.dispatcher.Woken, log)
 	h.resync = loop.New("resync", time.Hour, h.dispatcher.Resync, log)
 	h.dispatcher.Wake = poked.Wake
-	h.intake = intake.New(&intake.Intake{DB: h.d, ReplicaID: "r1", Newest: dispatch.NewestHead, Line: h.keys.Line, Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise, Complete: h.dispatcher.Complete, Kick: h.server.Kick, Changed: func(...string) {}, Now: h.now, Log: log})
-	h.server.Intake, h.server.Documents, h.server.Credentials, h.server.Connected = h.intake, h.dispatcher, credentials{}, h.dispatcher.Poke
+	h.intake = intake.New(&intake.Intake{
+		DB: h.d, ReplicaID: "r1", Newest: dispatch.NewestHead, Line: h.keys.Line,
+		Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise, Complete: h.dispatcher.Complete, Kick: h.server.Kick,
+		Changed: func(...string) {}, Now: h.now, Log: log,
+	})
+	h.server.Intake, h.server.Documents, h.server.Credentials, h.server.Connected = h.intake, h.dispatcher, credentials{},
+		h.dispatcher.Poke
 	h.listener, err = link.Listen("127.0.0.1:0", h.server.TLS(), nil)
 	require.NoError(t, err)
 
@@ -159,7 +174,8 @@ func count(h *hub, query string, args ...any) int {
 func (h *hub) admin(key string) command.Meta {
 	sum := sha256.Sum256([]byte(key))
 	return command.Meta{
-		Principal: iam.Principal{Type: iam.TypeUser, ID: db.NewID(), PlatformAdmin: true}, Route: "POST /x", IdempotencyKey: key, BodyHash: sum[:],
+		Principal: iam.Principal{Type: iam.TypeUser, ID: db.NewID(), PlatformAdmin: true}, Route: "POST /x",
+		IdempotencyKey: key, BodyHash: sum[:],
 		CorrelationID: "corr-" + key, Now: h.now().Truncate(time.Microsecond),
 	}
 }
@@ -170,7 +186,8 @@ func (h *hub) tenant(key string) command.Meta {
 	return m
 }
 
-// publish makes an org with credit and a price, and entitles its project to the demo app, which a delegated publisher signed.
+// publish makes an org with credit and a price, and entitles its project to the demo app, which a delegated publisher
+// signed.
 func (h *hub) publish() {
 	h.t.Helper()
 	ctx, now := h.t.Context(), h.now()
@@ -179,9 +196,15 @@ func (h *hub) publish() {
 		if err := iam.CreateOrg(ctx, tx, org); err != nil {
 			return iam.Project{}, err
 		}
-		return iam.CreateProject(ctx, tx, iam.Project{ID: db.NewID(), OrgID: org.ID, Slug: "main", DisplayName: "Main", CreatedAt: now})
+		return iam.CreateProject(ctx, tx, iam.Project{
+			ID: db.NewID(), OrgID: org.ID, Slug: "main", DisplayName: "Main",
+			CreatedAt: now,
+		})
 	})
-	h.user = iam.Principal{Type: iam.TypeUser, ID: db.NewID(), OrgID: h.project.OrgID, Bindings: []iam.Binding{{Role: iam.OrgAdmin}}}
+	h.user = iam.Principal{
+		Type: iam.TypeUser, ID: db.NewID(), OrgID: h.project.OrgID,
+		Bindings: []iam.Binding{{Role: iam.OrgAdmin}},
+	}
 
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(h.t, err)
@@ -189,7 +212,8 @@ func (h *hub) publish() {
 	require.NoError(h.t, err)
 	delegation, err := trust.Delegate(trust.DelegateOptions{
 		CatalogKeyFile: filepath.Join(h.trustInit.OfflineDir, trust.CatalogKeyFile), Passphrase: passphrase,
-		PublisherPEM: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), Prefixes: []string{"apps/"}, Now: now, TTL: 72 * time.Hour,
+		PublisherPEM: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), Prefixes: []string{"apps/"}, Now: now,
+		TTL: 72 * time.Hour,
 	})
 	require.NoError(h.t, err)
 	_, err = (&command.RegisterPublisher{DB: h.d, Bundle: h.keys.Bundle}).Do(ctx, h.admin("publisher"), delegation)
@@ -202,8 +226,10 @@ func (h *hub) publish() {
 	tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
 		repository, digest, _ := strings.Cut(demoImage, "@")
 		if _, _, err := artifact.Register(ctx, tx, artifact.Artifact{
-			ID: db.NewID(), OrgID: h.project.OrgID, ProjectID: h.project.ID, AppSlug: "demo", AppVersion: "1.0.0", ArtifactName: "runtime",
-			ArtifactKind: artifact.KindOCI, Repository: repository, Digest: digest, MediaType: "application/vnd.oci.image.manifest.v1+json",
+			ID: db.NewID(), OrgID: h.project.OrgID, ProjectID: h.project.ID, AppSlug: "demo", AppVersion: "1.0.0",
+			ArtifactName: "runtime",
+			ArtifactKind: artifact.KindOCI, Repository: repository, Digest: digest,
+			MediaType:  "application/vnd.oci.image.manifest.v1+json",
 			TrustState: artifact.Verified, Channel: "prod", CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
 		}, now); err != nil {
 			return 0, err
@@ -214,15 +240,22 @@ func (h *hub) publish() {
 		if _, _, err := catalog.SetStatus(ctx, tx, "demo", "1.0.0", catalog.Active, now); err != nil {
 			return 0, err
 		}
-		if _, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{ProjectID: h.project.ID, OrgID: h.project.OrgID, AppSlug: "demo", Enabled: true, UpdatedBy: db.NewID()}, now); err != nil {
+		if _, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
+			ProjectID: h.project.ID, OrgID: h.project.OrgID,
+			AppSlug: "demo", Enabled: true, UpdatedBy: db.NewID(),
+		}, now); err != nil {
 			return 0, err
 		}
 		if _, err := ledger.CreatePrice(ctx, tx, ledger.Price{
-			ID: db.NewID(), Meter: protocol.MeterSessionSeconds, Currency: "EUR", Nanos: 3_600_000_000, Per: "hour", From: now.Add(-time.Hour),
+			ID: db.NewID(), Meter: protocol.MeterSessionSeconds, Currency: "EUR", Nanos: 3_600_000_000, Per: "hour",
+			From: now.Add(-time.Hour),
 		}, now.Add(-2*time.Hour)); err != nil {
 			return 0, err
 		}
-		_, err := ledger.GrantCredit(ctx, tx, ledger.Grant{OrgID: h.project.OrgID, Currency: "EUR", Nanos: 1000 * 1_000_000_000, Key: "first"}, now)
+		_, err := ledger.GrantCredit(ctx, tx, ledger.Grant{
+			OrgID: h.project.OrgID, Currency: "EUR",
+			Nanos: 1000 * 1_000_000_000, Key: "first",
+		}, now)
 		return 0, err
 	})
 }
@@ -231,21 +264,27 @@ func (h *hub) publish() {
 func (h *hub) launch() instance.Instance {
 	h.t.Helper()
 	if count(h, `SELECT count(*) FROM allocations`) == 0 {
-		_, err := (&command.CreateAllocation{DB: h.d}).Do(h.t.Context(), h.tenant("allocation"), command.CreateAllocationInput{
-			ProjectID: h.project.ID, Shape: capacity.GPUSlice, CPUCores: 4, MemoryMiB: 4096,
-		})
+		_, err := (&command.CreateAllocation{DB: h.d}).Do(h.t.Context(), h.tenant("allocation"),
+			command.CreateAllocationInput{
+				ProjectID: h.project.ID, Shape: capacity.GPUSlice, CPUCores: 4, MemoryMiB: 4096,
+			})
 		require.NoError(h.t, err)
 	}
 	i, err := (&command.CreateInstance{
-		DB: h.d, LeaseDuration: time.Hour, Revoked: func(id string) bool { return h.keys.Bundle().Revoked(id) }, Poke: h.dispatcher.Poke,
-	}).Do(h.t.Context(), h.tenant("instance"+db.NewID()), command.CreateInstanceInput{ProjectID: h.project.ID, AppSlug: "demo", Version: "1.0.0", DisplayName: "first"})
+		DB: h.d, LeaseDuration: time.Hour, Revoked: func(id string) bool { return h.keys.Bundle().Revoked(id) },
+		Poke: h.dispatcher.Poke,
+	}).Do(h.t.Context(), h.tenant("instance"+db.NewID()), command.CreateInstanceInput{
+		ProjectID: h.project.ID,
+		AppSlug:   "demo", Version: "1.0.0", DisplayName: "first",
+	})
 	require.NoError(h.t, err)
 	return i
 }
 
 func (h *hub) decommission(id string) {
 	h.t.Helper()
-	_, err := (&command.DecommissionInstance{DB: h.d, Poke: h.dispatcher.Poke}).Do(h.t.Context(), h.tenant("decommission"+id), h.project.ID, id)
+	_, err := (&command.DecommissionInstance{DB: h.d, Poke: h.dispatcher.Poke}).Do(h.t.Context(),
+		h.tenant("decommission"+id), h.project.ID, id)
 	require.NoError(h.t, err)
 }
 
@@ -267,13 +306,15 @@ type node struct {
 func (h *hub) enrol() *node {
 	h.t.Helper()
 	ctx := h.t.Context()
-	created, err := (&command.CreateJoinToken{DB: h.d, Sealer: plainSealer{}}).Do(ctx, h.admin("token"+db.NewID()), command.CreateJoinTokenInput{})
+	created, err := (&command.CreateJoinToken{DB: h.d, Sealer: plainSealer{}}).Do(ctx, h.admin("token"+db.NewID()),
+		command.CreateJoinTokenInput{})
 	require.NoError(h.t, err)
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(h.t, err)
 	m := h.admin("")
 	m.Principal = iam.Principal{}
-	enrolled, err := (&command.EnrolNode{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).Do(ctx, m, command.EnrolNodeInput{JoinToken: created.Secret, CSRPEM: csr(h.t, key), Hostname: "n1"})
+	enrolled, err := (&command.EnrolNode{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).Do(ctx, m,
+		command.EnrolNodeInput{JoinToken: created.Secret, CSRPEM: csr(h.t, key), Hostname: "n1"})
 	require.NoError(h.t, err)
 	n := &node{h: h, id: enrolled.NodeID, key: key, me: protocol.NewNodeIdentity(enrolled.NodeID, pub)}
 	n.takeCertificate(enrolled.Certificate.CertificatePEM)
@@ -348,7 +389,10 @@ func (n *node) connect(h *protocol.Hello) *line {
 	t.Helper()
 	conn, control, answer := n.say(h)
 	require.NotNil(t, answer.GetWelcome(), "%v", answer)
-	l := &line{t: t, node: n, conn: conn, control: control, welcome: answer.GetWelcome(), down: make(chan *protocol.HubMessage, 64)}
+	l := &line{
+		t: t, node: n, conn: conn, control: control, welcome: answer.GetWelcome(),
+		down: make(chan *protocol.HubMessage, 64),
+	}
 	go func() {
 		defer close(l.down)
 		for {
@@ -362,7 +406,8 @@ func (n *node) connect(h *protocol.Hello) *line {
 	return l
 }
 
-// pushedLeases are the newest that came since l.leases was emptied; they may have overtaken the state that they belong to.
+// pushedLeases are the newest that came since l.leases was emptied; they may have overtaken the state that they belong
+// to.
 func (l *line) pushedLeases() *protocol.LeaseBatch {
 	l.t.Helper()
 	m := l.leases
@@ -416,7 +461,10 @@ func (l *line) state(parts int) (*protocol.DesiredState, *protocol.PushState) {
 
 func (l *line) accept(document string, epoch, generation uint64) {
 	l.t.Helper()
-	l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Accepted{Accepted: &protocol.Accepted{Document: document, Epoch: epoch, Generation: generation}}})
+	l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Accepted{Accepted: &protocol.Accepted{
+		Document: document,
+		Epoch:    epoch, Generation: generation,
+	}}})
 }
 
 func (l *line) send(m *protocol.NodeMessage) {
@@ -484,7 +532,8 @@ func (n *node) numbered(incarnation string, runs ...[]*protocol.UsageRecord) []*
 	)
 	for i, records := range runs {
 		env, err := protocol.SignMessage(protocol.PayloadSegment, &protocol.UsageSegment{
-			NodeId: n.id, Incarnation: incarnation, Number: uint64(i + 1), PreviousSha256: previous, SealedAt: timestamppb.Now(), Records: records,
+			NodeId: n.id, Incarnation: incarnation, Number: uint64(i + 1), PreviousSha256: previous, SealedAt: timestamppb.Now(),
+			Records: records,
 		}, protocol.NewEd25519Signer(n.key))
 		require.NoError(n.h.t, err)
 		sum := sha256.Sum256(env.GetPayload())

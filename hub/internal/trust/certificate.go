@@ -40,9 +40,12 @@ const (
 	MaxCSRBytes = 16 << 10
 )
 
-// newAuthority makes a self-signed authority. That of nodes may vouch only for SPIFFE ids of the trust domain, and for no host
-// name and no address at all. That of the hub also signs the HTTPS certificate, and may vouch only for the hosts.
-func newAuthority(key *ecdsa.PrivateKey, role, trustDomain string, hosts hostNames, now time.Time) (der []byte, keyID string, err error) {
+// newAuthority makes a self-signed authority. That of nodes may vouch only for SPIFFE ids of the trust domain, and for
+// no host name and no address at all. That of the hub also signs the HTTPS certificate, and may vouch only for the
+// hosts.
+func newAuthority(key *ecdsa.PrivateKey, role, trustDomain string, hosts hostNames,
+	now time.Time,
+) (der []byte, keyID string, err error) {
 	template := &x509.Certificate{
 		SerialNumber:          big.NewInt(1),
 		Subject:               pkix.Name{CommonName: role + " of " + trustDomain},
@@ -57,8 +60,8 @@ func newAuthority(key *ecdsa.PrivateKey, role, trustDomain string, hosts hostNam
 	}
 	switch role {
 	case protocol.RoleHubCA:
-		// No constraint on URIs: browsers know none and would refuse the authority for a critical one. Nodes compare the hub's
-		// SPIFFE id with the trust domain themselves (protocol.PeerID).
+		// No constraint on URIs: browsers know none and would refuse the authority for a critical one. Nodes compare the
+		// hub's SPIFFE id with the trust domain themselves (protocol.PeerID).
 		template.PermittedDNSDomains, template.PermittedIPRanges = hosts.dns, hosts.ips
 		template.PermittedDNSDomainsCritical = len(hosts.dns) > 0 || len(hosts.ips) > 0
 	case protocol.RoleNodeCA:
@@ -86,7 +89,8 @@ func newAuthority(key *ecdsa.PrivateKey, role, trustDomain string, hosts hostNam
 // ParseNodeCSR reads a node's certificate request and checks that the node holds its key, which must be Ed25519.
 func ParseNodeCSR(csrPEM string) (*x509.CertificateRequest, ed25519.PublicKey, error) {
 	invalid := func(reason string, cause error) error {
-		return fault.New(fault.Unprocessable, "csr_invalid", "The certificate request cannot be used: "+reason+".", cause).At("/csr_pem", reason)
+		return fault.New(fault.Unprocessable, "csr_invalid", "The certificate request cannot be used: "+reason+".",
+			cause).At("/csr_pem", reason)
 	}
 	if len(csrPEM) > MaxCSRBytes {
 		return nil, nil, invalid("it is too long", nil)
@@ -119,7 +123,9 @@ type NodeCertificate struct {
 }
 
 // IssueNodeCertificate signs for the node id; names in the request are not looked at.
-func (k *Keys) IssueNodeCertificate(csr *x509.CertificateRequest, nodeID string, ttl time.Duration, now time.Time) (NodeCertificate, error) {
+func (k *Keys) IssueNodeCertificate(csr *x509.CertificateRequest, nodeID string, ttl time.Duration,
+	now time.Time,
+) (NodeCertificate, error) {
 	ttl = min(max(ttl, minNodeTTL), MaxNodeTTL)
 	set := k.current()
 	template := &x509.Certificate{
@@ -134,12 +140,14 @@ func (k *Keys) IssueNodeCertificate(csr *x509.CertificateRequest, nodeID string,
 		return NodeCertificate{}, err
 	}
 	return NodeCertificate{
-		CertificatePEM: toPEM(der), ChainPEM: toPEM(set.nodeCA.certificate.Raw), NotBefore: template.NotBefore, NotAfter: template.NotAfter,
+		CertificatePEM: toPEM(der), ChainPEM: toPEM(set.nodeCA.certificate.Raw), NotBefore: template.NotBefore,
+		NotAfter: template.NotAfter,
 	}, nil
 }
 
-// IssueHubCertificate makes a key and a certificate for this hub's SPIFFE id and, where names are given, for HTTPS under
-// those of these DNS names and IP addresses that the authority permits: clients refuse a certificate for one other name in it. ECDSA, because browsers do not take Ed25519.
+// IssueHubCertificate makes a key and a certificate for this hub's SPIFFE id and, where names are given, for HTTPS
+// under those of these DNS names and IP addresses that the authority permits: clients refuse a certificate for one
+// other name in it. ECDSA, because browsers do not take Ed25519.
 func (k *Keys) IssueHubCertificate(names []string, ttl time.Duration, now time.Time) (*tls.Certificate, error) {
 	ttl = min(max(ttl, MinServerTTL), MaxServerTTL)
 	set := k.current()

@@ -7,8 +7,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// bundleLeap is more bundles than anyone signs between two backups: nodes may hold newer ones than the backup has, and accept only
-// higher versions.
+// bundleLeap is more bundles than anyone signs between two backups: nodes may hold newer ones than the backup has, and
+// accept only higher versions.
 const bundleLeap = 1000
 
 // EpochOptions says whose epoch ends.
@@ -22,8 +22,8 @@ type EpochOptions struct {
 }
 
 // NewEpoch signs the bundle that begins a new order of states and leases (docs/design/trust.md), and makes new keys for
-// both. Nodes refuse what was signed before and reaches them later, and a hub that goes on from before. Accepted documents
-// stay valid.
+// both. Nodes refuse what was signed before and reaches them later, and a hub that goes on from before. Accepted
+// documents stay valid.
 func NewEpoch(o EpochOptions) (protocol.Bundle, error) {
 	dir := o.TrustDir
 	bundle, err := Newest(dir)

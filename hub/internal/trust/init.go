@@ -32,8 +32,8 @@ type InitOptions struct {
 	OfflineDir  string
 	TrustDomain string
 	Passphrase  string
-	// ServerNames are the host names and addresses of the HTTPS server, Hostname that of this machine: the hub's authority may
-	// vouch for no others. Without ServerNames, it may for names below the trust domain and for private addresses.
+	// ServerNames are the host names and addresses of the HTTPS server, Hostname that of this machine: the hub's authority
+	// may vouch for no others. Without ServerNames, it may for names below the trust domain and for private addresses.
 	ServerNames []string
 	Hostname    string
 	Now         time.Time
@@ -53,12 +53,14 @@ type InitResult struct {
 	CAFile          string
 }
 
-// A trust domain is a DNS name in lower case (SPIFFE ID, section 2.1); the name constraints of the authorities need the dot.
+// A trust domain is a DNS name in lower case (SPIFFE ID, section 2.1); the name constraints of the authorities need the
+// dot.
 var trustDomainForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+$`)
 
 func (o InitOptions) check() error {
 	if !trustDomainForm.MatchString(o.TrustDomain) || len(o.TrustDomain) > 253 {
-		return fault.New(fault.Malformed, "trust_domain_invalid", "The trust domain must be a lower-case DNS name with a dot, like gpuaas.internal.", nil)
+		return fault.New(fault.Malformed, "trust_domain_invalid", "The trust domain must be a lower-case DNS name with a "+
+			"dot, like gpuaas.internal.", nil)
 	}
 	if err := CheckPassphrase(o.Passphrase); err != nil {
 		return err
@@ -74,13 +76,16 @@ func (o InitOptions) check() error {
 		return fault.New(fault.Malformed, "offline_dir_unusable", "The directory "+o.OfflineDir+" cannot be used.", err)
 	}
 	if in {
-		return fault.New(fault.Malformed, "offline_dir_inside", "The directory for the root and catalog keys must not be inside the data directory.", nil)
+		return fault.New(fault.Malformed, "offline_dir_inside", "The directory for the root and catalog keys must not be "+
+			"inside the data directory.", nil)
 	}
 	for _, path := range []string{
-		filepath.Join(o.DataDir, trustDirName, hubIDFile), filepath.Join(o.OfflineDir, RootKeyFile), filepath.Join(o.OfflineDir, CatalogKeyFile),
+		filepath.Join(o.DataDir, trustDirName, hubIDFile), filepath.Join(o.OfflineDir, RootKeyFile), filepath.Join(
+			o.OfflineDir, CatalogKeyFile),
 	} {
 		if _, err := os.Lstat(path); err == nil {
-			return fault.New(fault.Conflict, "already_initialised", path+" exists already: init never overwrites keys. Choose other directories, or remove these by hand if nothing depends on them.", nil)
+			return fault.New(fault.Conflict, "already_initialised", path+" exists already: init never overwrites keys. Choose "+
+				"other directories, or remove these by hand if nothing depends on them.", nil)
 		}
 	}
 	return nil
@@ -99,12 +104,14 @@ func Init(o InitOptions) (InitResult, error) {
 		mode os.FileMode
 	}{{o.DataDir, 0o711}, {dir, 0o700}, {o.OfflineDir, 0o700}} {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
-			return InitResult{}, fault.New(fault.Internal, "directory_unwritable", "The directory "+d.path+" cannot be made: create it, or run init as a user who may.", err)
+			return InitResult{}, fault.New(fault.Internal, "directory_unwritable", "The directory "+d.path+
+				" cannot be made: create it, or run init as a user who may.", err)
 		}
 	}
 	result, err := makeKeys(o, dir)
 	if err != nil {
-		return InitResult{}, fault.New(fault.Internal, "keys_not_written", "The keys could not be written: check free space and permissions of "+o.DataDir+" and "+o.OfflineDir+", remove what was written, and run init again.", err)
+		return InitResult{}, fault.New(fault.Internal, "keys_not_written", "The keys could not be written: check free "+
+			"space and permissions of "+o.DataDir+" and "+o.OfflineDir+", remove what was written, and run init again.", err)
 	}
 	return result, nil
 }
@@ -187,7 +194,10 @@ func makeKeys(o InitOptions, dir string) (InitResult, error) {
 
 func edRole(name string, key ed25519.PrivateKey) *protocol.Role {
 	pub, _ := key.Public().(ed25519.PublicKey)
-	return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{KeyId: protocol.KeyID(pub), Ed25519: pub}}}
+	return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{
+		KeyId:   protocol.KeyID(pub),
+		Ed25519: pub,
+	}}}
 }
 
 // newOnlineRole makes a key or an authority and writes it to the trust directory.

@@ -68,7 +68,8 @@ func readSigner(path string) (crypto.Signer, error) {
 		return nil, err
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s is readable by others (%v): chmod 600 it, and replace the key if it may have been read", path, info.Mode().Perm())
+		return nil, fmt.Errorf("%s is readable by others (%v): chmod 600 it, and replace the key if it may have been read",
+			path, info.Mode().Perm())
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -119,7 +120,10 @@ func writeOffline(path, role string, key ed25519.PrivateKey, passphrase string, 
 	if err != nil {
 		return err
 	}
-	if err := pem.Encode(w, &pem.Block{Type: pemOfflineKey, Headers: map[string]string{headerRole: role}, Bytes: der}); err != nil {
+	if err := pem.Encode(w, &pem.Block{
+		Type: pemOfflineKey, Headers: map[string]string{headerRole: role},
+		Bytes: der,
+	}); err != nil {
 		return err
 	}
 	if err := w.Close(); err != nil {
@@ -131,7 +135,8 @@ func writeOffline(path, role string, key ed25519.PrivateKey, passphrase string, 
 // readOffline decrypts a root or catalog key.
 func readOffline(path, role, passphrase string) (ed25519.PrivateKey, error) {
 	damaged := func(cause error) error {
-		return fault.New(fault.Malformed, "key_file_damaged", path+" is not a key file that `gpuaas-hub init` wrote, or it is damaged: take another copy.", cause)
+		return fault.New(fault.Malformed, "key_file_damaged", path+" is not a key file that `gpuaas-hub init` wrote, or it "+
+			"is damaged: take another copy.", cause)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -176,8 +181,8 @@ func isOffline(data []byte) bool {
 		bytes.Contains(data, []byte("-----BEGIN "+pemOfflineKey+"-----"))
 }
 
-// findOffline returns the path of an offline key below dir. Directories of the database and the registry are not searched:
-// they hold files by the hundred thousand, none of which an operator puts there.
+// findOffline returns the path of an offline key below dir. Directories of the database and the registry are not
+// searched: they hold files by the hundred thousand, none of which an operator puts there.
 func findOffline(dir string) (string, error) {
 	found := ""
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {

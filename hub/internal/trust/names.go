@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// hostNames are the host names and addresses that the hub authority may vouch for (RFC 5280, section 4.2.1.10): a client that
-// imports ca.pem trusts the hub for these and for nothing else.
+// hostNames are the host names and addresses that the hub authority may vouch for (RFC 5280, section 4.2.1.10): a
+// client that imports ca.pem trusts the hub for these and for nothing else.
 type hostNames struct {
 	dns []string
 	ips []*net.IPNet
@@ -20,11 +20,14 @@ var hostNameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]
 
 // privateRanges are addresses that no authority on the internet vouches for (RFC 1918, 4193, 6598, 3927, 4291).
 func privateRanges() []string {
-	return []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10"}
+	return []string{
+		"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7",
+		"fe80::/10",
+	}
 }
 
-// permittedHosts is what a new hub authority may vouch for: the machine itself and the names that the operator gives; without
-// names, those below the trust domain and all private addresses.
+// permittedHosts is what a new hub authority may vouch for: the machine itself and the names that the operator gives;
+// without names, those below the trust domain and all private addresses.
 func permittedHosts(names []string, hostname, trustDomain string) (hostNames, error) {
 	ranges, dns := []string{"127.0.0.0/8", "::1/128"}, []string{"localhost"}
 	if hostname = strings.ToLower(hostname); hostNameForm.MatchString(hostname) {
@@ -43,7 +46,8 @@ func permittedHosts(names []string, hostname, trustDomain string) (hostNames, er
 		case hostNameForm.MatchString(host):
 			dns = append(dns, host)
 		default:
-			return hostNames{}, fault.New(fault.Malformed, "tls_name_invalid", "The name "+name+" is neither a host name nor an address.", nil)
+			return hostNames{}, fault.New(fault.Malformed, "tls_name_invalid", "The name "+name+" is neither a host name nor "+
+				"an address.", nil)
 		}
 	}
 	h := hostNames{dns: dns}

@@ -44,7 +44,8 @@ func Delegate(o DelegateOptions) (*protocol.Envelope, error) {
 	parsed, err := x509.ParsePKIXPublicKey(block.Bytes)
 	pub, ok := parsed.(ed25519.PublicKey)
 	if err != nil || !ok {
-		return nil, fault.New(fault.Malformed, "publisher_key_invalid", "The publisher's public key is not an Ed25519 key.", err)
+		return nil, fault.New(fault.Malformed, "publisher_key_invalid", "The publisher's public key is not an Ed25519 key.",
+			err)
 	}
 	if err := checkPrefixes(o.OrgSlug, o.Prefixes); err != nil {
 		return nil, err
@@ -77,7 +78,8 @@ func checkPrefixes(orgSlug string, prefixes []string) error {
 	}
 	for _, p := range prefixes {
 		if !strings.HasPrefix(p, root) || !strings.HasSuffix(p, "/") {
-			return fault.New(fault.Malformed, "prefix_invalid", fmt.Sprintf("The repository prefix %q must start with %s and end in a slash.", p, root), nil)
+			return fault.New(fault.Malformed, "prefix_invalid", fmt.Sprintf("The repository prefix %q must start with %s and "+
+				"end in a slash.", p, root), nil)
 		}
 	}
 	return nil
@@ -91,18 +93,18 @@ type RevokeOptions struct {
 	Now     time.Time
 	// BundleTTL is how long the next bundle is current; 0 takes DefaultBundleTTL.
 	BundleTTL time.Duration
-	// CatalogKeyFile is where a new catalog key goes when the catalog key is the revoked one; empty otherwise. The first root
-	// passphrase guards it.
+	// CatalogKeyFile is where a new catalog key goes when the catalog key is the revoked one; empty otherwise. The first
+	// root passphrase guards it.
 	CatalogKeyFile   string
 	ScryptWorkFactor int
-	// ServerNames and Hostname constrain a new hub authority (InitOptions). Without ServerNames it may vouch for what the old one
-	// may.
+	// ServerNames and Hostname constrain a new hub authority (InitOptions). Without ServerNames it may vouch for what the
+	// old one may.
 	ServerNames []string
 	Hostname    string
 }
 
-// Revoke signs the next trust bundle: the key is on its revocation list, and a key of one of the hub's roles is replaced by a
-// new one. A running hub notices by itself.
+// Revoke signs the next trust bundle: the key is on its revocation list, and a key of one of the hub's roles is
+// replaced by a new one. A running hub notices by itself.
 func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 	dir := filepath.Join(o.DataDir, trustDirName)
 	bundle, err := Newest(dir)
@@ -110,7 +112,8 @@ func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 		return protocol.Bundle{}, err
 	}
 	if len(o.KeyID) != len(protocol.KeyID(make([]byte, ed25519.PublicKeySize))) {
-		return protocol.Bundle{}, fault.New(fault.Malformed, "key_id_invalid", "A key id is 64 hex digits; `gpuaas-hub trust show` lists those in use.", nil)
+		return protocol.Bundle{}, fault.New(fault.Malformed, "key_id_invalid", "A key id is 64 hex digits; `gpuaas-hub "+
+			"trust show` lists those in use.", nil)
 	}
 	if bundle.Revoked(o.KeyID) {
 		return protocol.Bundle{}, fault.New(fault.Conflict, "key_revoked_already", "This key was revoked already.", nil)
@@ -133,14 +136,17 @@ func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 	}
 	if retired != "" {
 		if err := os.Remove(retired); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return succeeded, fault.New(fault.Internal, "revoked_key_kept", "The key is revoked, but its file "+retired+" could not be removed.", err)
+			return succeeded, fault.New(fault.Internal, "revoked_key_kept", "The key is revoked, but its file "+retired+
+				" could not be removed.", err)
 		}
 	}
 	return succeeded, nil
 }
 
 // successor builds the next bundle and returns the file of the key that it makes useless.
-func (o RevokeOptions) successor(dir string, bundle protocol.Bundle) (next *protocol.TrustBundle, retired string, err error) {
+func (o RevokeOptions) successor(dir string,
+	bundle protocol.Bundle,
+) (next *protocol.TrustBundle, retired string, err error) {
 	if next, err = dated(bundle, o.Now, o.BundleTTL); err != nil {
 		return nil, "", err
 	}
@@ -152,7 +158,8 @@ func (o RevokeOptions) successor(dir string, bundle protocol.Bundle) (next *prot
 		var fresh *protocol.Role
 		switch role.GetName() {
 		case protocol.RoleRoot:
-			return nil, "", fault.New(fault.Unprocessable, "root_key_irrevocable", "A root key is replaced with `gpuaas-hub trust rotate-root`.", nil)
+			return nil, "", fault.New(fault.Unprocessable, "root_key_irrevocable", "A root key is replaced with `gpuaas-hub "+
+				"trust rotate-root`.", nil)
 		case protocol.RoleCatalog:
 			fresh, err = o.newCatalog()
 		default:
@@ -194,18 +201,22 @@ func (o RevokeOptions) hosts(role *protocol.Role, trustDomain string) (hostNames
 
 func (o RevokeOptions) newCatalog() (*protocol.Role, error) {
 	if o.CatalogKeyFile == "" {
-		return nil, fault.New(fault.Malformed, "catalog_key_file_missing", "Say with --catalog-key-file where the new catalog key goes.", nil)
+		return nil, fault.New(fault.Malformed, "catalog_key_file_missing", "Say with --catalog-key-file where the new "+
+			"catalog key goes.", nil)
 	}
 	if in, err := inside(o.CatalogKeyFile, o.DataDir); err != nil || in {
-		return nil, fault.New(fault.Malformed, "offline_dir_inside", "The catalog key must not be inside the data directory.", err)
+		return nil, fault.New(fault.Malformed, "offline_dir_inside", "The catalog key must not be inside the data directory.",
+			err)
 	}
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return nil, err
 	}
 	defer clear(key)
-	if err := writeOffline(o.CatalogKeyFile, protocol.RoleCatalog, key, o.Root.Passphrases[0], o.ScryptWorkFactor); err != nil {
-		return nil, fault.New(fault.Internal, "catalog_key_not_written", "The new catalog key could not be written to "+o.CatalogKeyFile+": the file must not exist yet.", err)
+	if err := writeOffline(o.CatalogKeyFile, protocol.RoleCatalog, key, o.Root.Passphrases[0],
+		o.ScryptWorkFactor); err != nil {
+		return nil, fault.New(fault.Internal, "catalog_key_not_written", "The new catalog key could not be written to "+
+			o.CatalogKeyFile+": the file must not exist yet.", err)
 	}
 	return edRole(protocol.RoleCatalog, key), nil
 }

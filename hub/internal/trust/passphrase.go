@@ -7,8 +7,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// MinPassphraseBytes is the shortest passphrase that guards root keys, the catalog key or a backup: what a file that may be
-// copied and guessed at for years needs. NewPassphrase makes a better one.
+// MinPassphraseBytes is the shortest passphrase that guards root keys, the catalog key or a backup: what a file that
+// may be copied and guessed at for years needs. NewPassphrase makes a better one.
 const MinPassphraseBytes = 16
 
 // NewPassphrase makes a passphrase of 130 random bits, in letters and digits that are told apart in print.
@@ -18,7 +18,8 @@ func NewPassphrase() string { return rand.Text() }
 func CheckPassphrase(passphrase string) error {
 	if len(passphrase) < MinPassphraseBytes {
 		return fault.New(fault.Malformed, "passphrase_short", fmt.Sprintf(
-			"The passphrase needs at least %d bytes; --generate-passphrase makes one and prints it once.", MinPassphraseBytes), nil)
+			"The passphrase needs at least %d bytes; --generate-passphrase makes one and prints it once.", MinPassphraseBytes),
+			nil)
 	}
 	return nil
 }

@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	// DefaultBundleTTL is how long a trust bundle is current: it is signed offline about once a year, with a month to spare.
+	// DefaultBundleTTL is how long a trust bundle is current: it is signed offline about once a year, with a month to
+	// spare.
 	DefaultBundleTTL = 400 * 24 * time.Hour
 	// MinBundleTTL bounds it from below: a shorter one ends before its end is noticed.
 	MinBundleTTL = 24 * time.Hour
@@ -25,7 +26,8 @@ const (
 	bundleWarning = 60 * 24 * time.Hour
 	// maxSlugBytes and maxVersionBytes are those of manifests, with an org before the slug.
 	maxSlugBytes, maxVersionBytes = 128, 64
-	// maxRootKeys leaves room for the signatures of the old and the new root role in one envelope (protocol.MaxSignatures).
+	// maxRootKeys leaves room for the signatures of the old and the new root role in one envelope
+	// (protocol.MaxSignatures).
 	maxRootKeys = protocol.MaxSignatures / 2
 )
 
@@ -43,7 +45,8 @@ func RootKey(file, passphrase string) RootKeys {
 
 func (r RootKeys) open() (keys []ed25519.PrivateKey, err error) {
 	if len(r.Files) == 0 || (len(r.Passphrases) != 1 && len(r.Passphrases) != len(r.Files)) {
-		return nil, fault.New(fault.Malformed, "passphrases_mismatched", "Give one passphrase for all root keys, or one for each.", nil)
+		return nil, fault.New(fault.Malformed, "passphrases_mismatched", "Give one passphrase for all root keys, or one "+
+			"for each.", nil)
 	}
 	for i, file := range r.Files {
 		key, err := readOffline(file, protocol.RoleRoot, r.Passphrases[min(i, len(r.Passphrases)-1)])
@@ -87,7 +90,8 @@ func bundleEnd(now time.Time, ttl time.Duration) (*timestamppb.Timestamp, error)
 		ttl = DefaultBundleTTL
 	}
 	if ttl < MinBundleTTL {
-		return nil, fault.New(fault.Malformed, "bundle_lifetime_invalid", fmt.Sprintf("A trust bundle lasts for %s or longer.", MinBundleTTL), nil)
+		return nil, fault.New(fault.Malformed, "bundle_lifetime_invalid",
+			fmt.Sprintf("A trust bundle lasts for %s or longer.", MinBundleTTL), nil)
 	}
 	return timestamppb.New(now.Add(ttl)), nil
 }
@@ -105,7 +109,8 @@ func sign(bundle protocol.Bundle, next *protocol.TrustBundle, keys []ed25519.Pri
 	succeeded, err := bundle.Succeed(env)
 	if err != nil {
 		return protocol.Bundle{}, fault.New(fault.Malformed, "root_key_wrong", fmt.Sprintf(
-			"The root keys that were given may not sign for this hub's trust bundle: it takes %d of those that `gpuaas-hub trust show` lists.", bundle.RootThreshold()), err)
+			"The root keys that were given may not sign for this hub's trust bundle: it takes %d of those that `gpuaas-hub "+
+				"trust show` lists.", bundle.RootThreshold()), err)
 	}
 	return succeeded, nil
 }
@@ -159,8 +164,8 @@ type ChangeRootOptions struct {
 	minVersion *protocol.MinVersion
 }
 
-// ChangeRoot signs the next trust bundle, with root keys added, retired or both. The present root and the new one sign it, so
-// that nodes that trust the present root accept the new one. A running hub notices by itself.
+// ChangeRoot signs the next trust bundle, with root keys added, retired or both. The present root and the new one sign
+// it, so that nodes that trust the present root accept the new one. A running hub notices by itself.
 func ChangeRoot(o ChangeRootOptions) (protocol.Bundle, error) {
 	dir := filepath.Join(o.DataDir, trustDirName)
 	bundle, err := Newest(dir)
@@ -202,7 +207,8 @@ func ChangeRoot(o ChangeRootOptions) (protocol.Bundle, error) {
 	// The keys come before the bundle that needs them: the other way round, a full disk would leave a root without a key.
 	for i, k := range o.Add {
 		if err := writeOffline(k.File, protocol.RoleRoot, keys[present+i], k.Passphrase, o.ScryptWorkFactor); err != nil {
-			return protocol.Bundle{}, fault.New(fault.Internal, "root_key_not_written", "The new root key could not be written to "+k.File+".", err)
+			return protocol.Bundle{}, fault.New(fault.Internal, "root_key_not_written", "The new root key could not be "+
+				"written to "+k.File+".", err)
 		}
 	}
 	return succeeded, keep(dir, o.DataDir, succeeded)
@@ -216,7 +222,8 @@ func (o ChangeRootOptions) checkNew(k NewRootKey) error {
 		return fault.New(fault.Malformed, "offline_dir_inside", "A root key must not be inside the data directory.", err)
 	}
 	if _, err := os.Lstat(k.File); !errors.Is(err, os.ErrNotExist) {
-		return fault.New(fault.Conflict, "key_file_exists", k.File+" exists already: name a new file for the new root key.", err)
+		return fault.New(fault.Conflict, "key_file_exists", k.File+" exists already: name a new file for the new root key.",
+			err)
 	}
 	return nil
 }
@@ -228,7 +235,8 @@ func (o ChangeRootOptions) change(next *protocol.TrustBundle, added []ed25519.Pr
 	if o.Retire != "" {
 		is := func(k *protocol.PublicKey) bool { return k.GetKeyId() == o.Retire }
 		if !slices.ContainsFunc(role.GetKeys(), is) {
-			return fault.New(fault.Malformed, "key_id_invalid", "The key to retire is no root key; `gpuaas-hub trust show` lists them.", nil)
+			return fault.New(fault.Malformed, "key_id_invalid", "The key to retire is no root key; `gpuaas-hub trust show` "+
+				"lists them.", nil)
 		}
 		role.Keys = slices.DeleteFunc(role.GetKeys(), is)
 		next.RevokedKeyIds = append(next.RevokedKeyIds, o.Retire)
@@ -241,21 +249,22 @@ func (o ChangeRootOptions) change(next *protocol.TrustBundle, added []ed25519.Pr
 	}
 	if len(role.GetKeys()) > maxRootKeys || int(role.GetThreshold()) > len(role.GetKeys()) {
 		return fault.New(fault.Malformed, "root_role_invalid", fmt.Sprintf(
-			"A root of %d keys of which %d must sign is not possible: there are at most %d keys, and no more must sign than there are.",
+			"A root of %d keys of which %d must sign is not possible: there are at most %d keys, and no more must sign than "+
+				"there are.",
 			len(role.GetKeys()), role.GetThreshold(), maxRootKeys), nil)
 	}
 	return nil
 }
 
-// BundleEnd returns when the newest bundle ends; soon is true when it is over or ends within 60 days. ok is false for a bundle
-// without an end.
+// BundleEnd returns when the newest bundle ends; soon is true when it is over or ends within 60 days. ok is false for a
+// bundle without an end.
 func (k *Keys) BundleEnd(now time.Time) (end time.Time, soon, ok bool) {
 	end, ok = k.Bundle().ExpiresAt()
 	return end, ok && now.Add(bundleWarning).After(end), ok
 }
 
-// BundleAfter returns the newest bundle that may succeed the one with the version: the newest of all, unless the root changed
-// in between. A node is led through such a change bundle by bundle.
+// BundleAfter returns the newest bundle that may succeed the one with the version: the newest of all, unless the root
+// changed in between. A node is led through such a change bundle by bundle.
 func (k *Keys) BundleAfter(version uint64) protocol.Bundle {
 	set := k.current()
 	at := slices.IndexFunc(set.line, func(b protocol.Bundle) bool { return b.Version() == version })
@@ -278,19 +287,24 @@ type MinVersionOptions struct {
 	BundleTTL time.Duration
 }
 
-// SetMinVersion signs the next trust bundle with the lowest version of an app. Nodes start nothing older, whatever the hub's
-// online keys sign; what runs goes on.
+// SetMinVersion signs the next trust bundle with the lowest version of an app. Nodes start nothing older, whatever the
+// hub's online keys sign; what runs goes on.
 func SetMinVersion(o MinVersionOptions) (protocol.Bundle, error) {
 	if o.AppSlug == "" || len(o.AppSlug) > maxSlugBytes || len(o.Version) > maxVersionBytes {
-		return protocol.Bundle{}, fault.New(fault.Malformed, "min_version_invalid", "Name an app by its slug and a version as its manifest writes it.", nil)
+		return protocol.Bundle{}, fault.New(fault.Malformed, "min_version_invalid", "Name an app by its slug and a version "+
+			"as its manifest writes it.", nil)
 	}
 	return ChangeRoot(ChangeRootOptions{
-		DataDir: o.DataDir, Root: o.Root, Now: o.Now, BundleTTL: o.BundleTTL, minVersion: &protocol.MinVersion{AppSlug: o.AppSlug, Version: o.Version},
+		DataDir: o.DataDir, Root: o.Root, Now: o.Now, BundleTTL: o.BundleTTL, minVersion: &protocol.MinVersion{
+			AppSlug: o.AppSlug, Version: o.Version,
+		},
 	})
 }
 
 func setMinVersion(next *protocol.TrustBundle, floor *protocol.MinVersion) {
-	next.MinVersions = slices.DeleteFunc(next.GetMinVersions(), func(m *protocol.MinVersion) bool { return m.GetAppSlug() == floor.GetAppSlug() })
+	next.MinVersions = slices.DeleteFunc(next.GetMinVersions(), func(m *protocol.MinVersion) bool {
+		return m.GetAppSlug() == floor.GetAppSlug()
+	})
 	if floor.GetVersion() != "" {
 		next.MinVersions = append(next.MinVersions, floor)
 	}

@@ -44,7 +44,8 @@ func TestANodeFollowsRotatedRoots(t *testing.T) {
 	rotate := func(present RootKeys, file, retire string, at time.Duration) string {
 		next := filepath.Join(o.OfflineDir, file)
 		_, err := ChangeRoot(ChangeRootOptions{
-			DataDir: o.DataDir, Root: present, Add: []NewRootKey{{next, second}}, Retire: retire, Now: start.Add(at), ScryptWorkFactor: 8,
+			DataDir: o.DataDir, Root: present, Add: []NewRootKey{{next, second}}, Retire: retire, Now: start.Add(at),
+			ScryptWorkFactor: 8,
 		})
 		require.NoError(t, err)
 		return next
@@ -52,7 +53,8 @@ func TestANodeFollowsRotatedRoots(t *testing.T) {
 	first := RootKey(result.RootKeyFile, passphrase)
 	one := rotate(first, "root-b.age", strings.TrimPrefix(oldPin, protocol.FingerprintPrefix), time.Hour)
 	middle := opened(t, o)
-	rotate(RootKey(one, second), "root-c.age", strings.TrimPrefix(middle.RootFingerprint(), protocol.FingerprintPrefix), 2*time.Hour)
+	rotate(RootKey(one, second), "root-c.age", strings.TrimPrefix(middle.RootFingerprint(), protocol.FingerprintPrefix),
+		2*time.Hour)
 	keys := opened(t, o)
 
 	_, err := node.Succeed(keys.Bundle().Envelope())
@@ -75,20 +77,25 @@ func TestANodeFollowsRotatedRoots(t *testing.T) {
 func TestANodeFollowsARootThatBecomesTwoOfThree(t *testing.T) {
 	o, result := initialised(t)
 	node := opened(t, o).Bundle()
-	files := []string{result.RootKeyFile, filepath.Join(o.OfflineDir, "root-2.age"), filepath.Join(o.OfflineDir, "root-3.age")}
+	files := []string{result.RootKeyFile, filepath.Join(o.OfflineDir, "root-2.age"), filepath.Join(o.OfflineDir,
+		"root-3.age")}
 	_, err := ChangeRoot(ChangeRootOptions{
 		DataDir: o.DataDir, Root: RootKey(files[0], passphrase), Add: []NewRootKey{{files[1], second}, {files[2], second}},
 		Threshold: 2, Now: start.Add(time.Hour), ScryptWorkFactor: 8,
 	})
 	require.NoError(t, err)
 	keys := opened(t, o)
-	require.True(t, strings.HasPrefix(keys.RootFingerprint(), protocol.RootRolePrefix), "of several keys, each may be the one that did not sign")
+	require.True(t, strings.HasPrefix(keys.RootFingerprint(), protocol.RootRolePrefix), "of several keys, each may be "+
+		"the one that did not sign")
 	_, err = protocol.VerifyBundle(keys.Bundle().Envelope(), keys.RootFingerprint())
 	require.NoError(t, err)
 	node, _ = follow(t, keys, node)
 
 	state := keys.State().KeyID()
-	_, err = Revoke(RevokeOptions{DataDir: o.DataDir, Root: RootKey(files[0], passphrase), KeyID: state, Now: start.Add(2 * time.Hour)})
+	_, err = Revoke(RevokeOptions{
+		DataDir: o.DataDir, Root: RootKey(files[0], passphrase), KeyID: state,
+		Now: start.Add(2 * time.Hour),
+	})
 	require.Equal(t, "root_key_wrong", code(t, err), "one of them is not enough")
 	two := RootKeys{Files: files[1:], Passphrases: []string{second}}
 	_, err = Revoke(RevokeOptions{DataDir: o.DataDir, Root: two, KeyID: state, Now: start.Add(2 * time.Hour)})
@@ -117,13 +124,25 @@ func TestARootThatCannotSignIsNotMade(t *testing.T) {
 		options ChangeRootOptions
 		code    string
 	}{
-		"more must sign than there are": {ChangeRootOptions{Add: []NewRootKey{{spare, second}}, Threshold: 3}, "root_role_invalid"},
-		"without any key":               {ChangeRootOptions{Retire: only}, "root_role_invalid"},
-		"a key that is no root key":     {ChangeRootOptions{Retire: strings.Repeat("0", 64)}, "key_id_invalid"},
-		"inside the data directory":     {ChangeRootOptions{Add: []NewRootKey{{filepath.Join(o.DataDir, "r.age"), second}}}, "offline_dir_inside"},
-		"over an existing file":         {ChangeRootOptions{Add: []NewRootKey{{result.RootKeyFile, second}}}, "key_file_exists"},
-		"a short passphrase":            {ChangeRootOptions{Add: []NewRootKey{{spare, "123456789012345"}}}, "passphrase_short"},
-		"a short life":                  {ChangeRootOptions{BundleTTL: time.Hour}, "bundle_lifetime_invalid"},
+		"more must sign than there are": {
+			ChangeRootOptions{Add: []NewRootKey{{spare, second}}, Threshold: 3},
+			"root_role_invalid",
+		},
+		"without any key":           {ChangeRootOptions{Retire: only}, "root_role_invalid"},
+		"a key that is no root key": {ChangeRootOptions{Retire: strings.Repeat("0", 64)}, "key_id_invalid"},
+		"inside the data directory": {
+			ChangeRootOptions{Add: []NewRootKey{{filepath.Join(o.DataDir, "r.age"), second}}},
+			"offline_dir_inside",
+		},
+		"over an existing file": {
+			ChangeRootOptions{Add: []NewRootKey{{result.RootKeyFile, second}}},
+			"key_file_exists",
+		},
+		"a short passphrase": {
+			ChangeRootOptions{Add: []NewRootKey{{spare, "123456789012345"}}},
+			"passphrase_short",
+		},
+		"a short life": {ChangeRootOptions{BundleTTL: time.Hour}, "bundle_lifetime_invalid"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.options.DataDir, c.options.Root, c.options.Now, c.options.ScryptWorkFactor = o.DataDir, root, start, 8
@@ -148,7 +167,10 @@ func TestABundleHasAnEndThatRenewalMoves(t *testing.T) {
 	require.True(t, keys.Bundle().Expired(end.Add(time.Second)))
 
 	later := end.Add(time.Hour)
-	_, err := Renew(RenewOptions{DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), Now: later, BundleTTL: 30 * 24 * time.Hour})
+	_, err := Renew(RenewOptions{
+		DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), Now: later,
+		BundleTTL: 30 * 24 * time.Hour,
+	})
 	require.NoError(t, err)
 	changed, err := keys.Reload()
 	require.NoError(t, err)
@@ -177,8 +199,9 @@ func TestTheHubsAuthorityVouchesOnlyForTheHubsNames(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			base := t.TempDir()
 			o := InitOptions{
-				DataDir: filepath.Join(base, "data"), OfflineDir: filepath.Join(base, "offline"), TrustDomain: "gpuaas.test", Passphrase: passphrase,
-				Now: start, ScryptWorkFactor: 8, ServerNames: c.names, Hostname: "This-Machine",
+				DataDir: filepath.Join(base, "data"), OfflineDir: filepath.Join(base, "offline"), TrustDomain: "gpuaas.test",
+				Passphrase: passphrase,
+				Now:        start, ScryptWorkFactor: 8, ServerNames: c.names, Hostname: "This-Machine",
 			}
 			_, err := Init(o)
 			require.NoError(t, err)
@@ -196,7 +219,10 @@ func TestTheHubsAuthorityVouchesOnlyForTheHubsNames(t *testing.T) {
 				require.NoError(t, err)
 				cert, err := x509.ParseCertificate(der)
 				require.NoError(t, err)
-				_, err = cert.Verify(x509.VerifyOptions{Roots: keys.Bundle().HubCAs(), CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+				_, err = cert.Verify(x509.VerifyOptions{
+					Roots: keys.Bundle().HubCAs(), CurrentTime: start,
+					KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+				})
 				return err
 			}
 			for _, name := range c.may {
@@ -209,7 +235,10 @@ func TestTheHubsAuthorityVouchesOnlyForTheHubsNames(t *testing.T) {
 			}
 			issued, err := keys.IssueHubCertificate(append(c.may, c.others...), time.Hour, start)
 			require.NoError(t, err)
-			_, err = issued.Leaf.Verify(x509.VerifyOptions{Roots: keys.Bundle().HubCAs(), CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+			_, err = issued.Leaf.Verify(x509.VerifyOptions{
+				Roots: keys.Bundle().HubCAs(), CurrentTime: start,
+				KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+			})
 			require.NoError(t, err, "names that are not permitted are left out, so that the others work")
 		})
 	}
@@ -219,8 +248,9 @@ func TestAReplacedHubAuthorityKeepsItsNamesUnlessOthersAreGiven(t *testing.T) {
 	o, result := initialised(t)
 	revoke := func(at time.Duration, names ...string) *Keys {
 		_, err := Revoke(RevokeOptions{
-			DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), KeyID: opened(t, o).Bundle().Keys(protocol.RoleHubCA)[0].GetKeyId(),
-			Now: start.Add(at), ServerNames: names,
+			DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase),
+			KeyID: opened(t, o).Bundle().Keys(protocol.RoleHubCA)[0].GetKeyId(),
+			Now:   start.Add(at), ServerNames: names,
 		})
 		require.NoError(t, err)
 		return opened(t, o)

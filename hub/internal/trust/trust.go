@@ -1,5 +1,6 @@
-// Package trust owns the hub's keys, certificates and trust bundles: making them, opening them, rotating and revoking them.
-// It does not own the nodes that the certificates are for, and it never holds the root key longer than one signature.
+// Package trust owns the hub's keys, certificates and trust bundles: making them, opening them, rotating and revoking
+// them. It does not own the nodes that the certificates are for, and it never holds the root key longer than one
+// signature.
 //
 // Layout of the data directory (private files are 0600 and lie in a directory of mode 0700):
 //
@@ -11,7 +12,8 @@
 //	trust/hub-ca-<key id>.key
 //	ca.pem                       the hub-ca certificate, for clients of the REST API
 //
-// Root and catalog keys lie elsewhere, encrypted with a passphrase, in a directory that must not be inside the data directory.
+// Root and catalog keys lie elsewhere, encrypted with a passphrase, in a directory that must not be inside the data
+// directory.
 package trust
 
 import (
@@ -34,7 +36,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// roleToken signs access tokens of the REST API and the registry. Nodes never see them, so it is not in the trust bundle.
+// roleToken signs access tokens of the REST API and the registry. Nodes never see them, so it is not in the trust
+// bundle.
 const roleToken = "token"
 
 const (
@@ -72,21 +75,24 @@ type authority struct {
 	certificate *x509.Certificate
 }
 
-// Open reads the keys of a data directory. It refuses when the root key lies inside, because then a stolen hub would be a
-// stolen root.
+// Open reads the keys of a data directory. It refuses when the root key lies inside, because then a stolen hub would be
+// a stolen root.
 func Open(dataDir string) (*Keys, error) {
 	if path, err := findOffline(dataDir); err != nil {
-		return nil, fault.New(fault.Internal, "data_dir_unreadable", "The data directory "+dataDir+" cannot be searched: run the hub as its owner.", err).Lasting()
+		return nil, fault.New(fault.Internal, "data_dir_unreadable", "The data directory "+dataDir+
+			" cannot be searched: run the hub as its owner.", err).Lasting()
 	} else if path != "" {
 		return nil, fault.New(fault.Internal, "root_key_in_data_dir",
-			"The root or catalog key lies inside the data directory ("+path+"). Move it to another machine or at least to another directory, then start again.", nil).Lasting()
+			"The root or catalog key lies inside the data directory ("+path+"). Move it to another machine or at least to "+
+				"another directory, then start again.", nil).Lasting()
 	}
 	dir := filepath.Join(dataDir, trustDirName)
 	k := &Keys{dir: dir}
 	var err error
 	if k.hubID, err = readLine(filepath.Join(dir, hubIDFile)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fault.New(fault.Internal, "not_initialised", "There are no keys in "+dir+": run `gpuaas-hub init` first.", err).Lasting()
+			return nil, fault.New(fault.Internal, "not_initialised", "There are no keys in "+dir+
+				": run `gpuaas-hub init` first.", err).Lasting()
 		}
 		return nil, unreadable(dir, err)
 	}
@@ -100,11 +106,12 @@ func Open(dataDir string) (*Keys, error) {
 }
 
 func unreadable(dir string, err error) error {
-	return fault.New(fault.Internal, "keys_unreadable", "The keys in "+dir+" cannot be read: check owner and permissions, or restore them from a backup.", err).Lasting()
+	return fault.New(fault.Internal, "keys_unreadable", "The keys in "+dir+" cannot be read: check owner and "+
+		"permissions, or restore them from a backup.", err).Lasting()
 }
 
-// Reload reads the bundle and the keys again and reports whether they changed. Another process (`gpuaas-hub trust revoke`)
-// may have written them.
+// Reload reads the bundle and the keys again and reports whether they changed. Another process (`gpuaas-hub trust
+// revoke`) may have written them.
 func (k *Keys) Reload() (changed bool, err error) {
 	line, err := bundleLine(k.dir, k.fingerprint)
 	if err != nil {
@@ -152,7 +159,8 @@ func (k *Keys) RootFingerprint() string { return k.Bundle().Pin() }
 // Bundle is the newest trust bundle.
 func (k *Keys) Bundle() protocol.Bundle { return k.current().bundle }
 
-// Line are all bundles of this hub, the newest first: what a restored hub knows its own signature by, whatever was revoked since.
+// Line are all bundles of this hub, the newest first: what a restored hub knows its own signature by, whatever was
+// revoked since.
 func (k *Keys) Line() []protocol.Bundle { return slices.Clone(k.current().line) }
 
 // TrustDomain is the SPIFFE trust domain.
@@ -164,8 +172,8 @@ func (k *Keys) State() protocol.Signer { return protocol.NewEd25519Signer(k.curr
 // Lease signs leases.
 func (k *Keys) Lease() protocol.Signer { return protocol.NewEd25519Signer(k.current().lease) }
 
-// ResetKey is what this hub resets the connections of a killed predecessor with. It is derived, so that every start of this hub
-// and no other has it; replacing the token key costs nodes one wait for the idle timeout.
+// ResetKey is what this hub resets the connections of a killed predecessor with. It is derived, so that every start of
+// this hub and no other has it; replacing the token key costs nodes one wait for the idle timeout.
 func (k *Keys) ResetKey() (key [32]byte, err error) {
 	derived, err := hkdf.Key(sha256.New, k.Token().Seed(), nil, "gpuaas stateless reset "+k.hubID, len(key))
 	copy(key[:], derived)
@@ -192,8 +200,8 @@ func bundleLine(dir, fingerprint string) ([]protocol.Bundle, error) {
 	if len(paths) == 0 {
 		return nil, fmt.Errorf("no trust bundle in %s", dir)
 	}
-	// The names are zero-padded, and Glob sorts them. The whole line of succession is verified: a bundle that was put here by
-	// hand and not signed by its predecessor's root would be refused by every node.
+	// The names are zero-padded, and Glob sorts them. The whole line of succession is verified: a bundle that was put here
+	// by hand and not signed by its predecessor's root would be refused by every node.
 	var line []protocol.Bundle
 	for i, path := range paths {
 		data, err := os.ReadFile(path)

@@ -56,7 +56,10 @@ func TestInitMakesKeysThatSignWhatNodesAccept(t *testing.T) {
 	bundle, err := protocol.VerifyBundle(keys.Bundle().Envelope(), result.RootFingerprint)
 	require.NoError(t, err)
 	me := protocol.NodeIdentity{ID: "n1"}
-	env, err := protocol.SignMessage(protocol.PayloadState, &protocol.DesiredState{NodeId: "n1", NodeKeySha256: me.KeySHA256[:], Epoch: 1, Generation: 1}, keys.State())
+	env, err := protocol.SignMessage(protocol.PayloadState, &protocol.DesiredState{
+		NodeId:        "n1",
+		NodeKeySha256: me.KeySHA256[:], Epoch: 1, Generation: 1,
+	}, keys.State())
 	require.NoError(t, err)
 	_, err = protocol.VerifyState(env, bundle, me)
 	require.NoError(t, err)
@@ -131,8 +134,14 @@ func TestHubDoesNotStartWithRootInside(t *testing.T) {
 	require.NoError(t, err)
 	der, err := x509.MarshalPKCS8PrivateKey(plain)
 	require.NoError(t, err)
-	decrypted := pem.EncodeToMemory(&pem.Block{Type: pemOfflineKey, Headers: map[string]string{headerRole: protocol.RoleRoot}, Bytes: der})
-	for name, content := range map[string][]byte{"decrypted": decrypted, "armoured": []byte("-----BEGIN AGE ENCRYPTED FILE-----\n" + base64.StdEncoding.EncodeToString(data))} {
+	decrypted := pem.EncodeToMemory(&pem.Block{
+		Type:    pemOfflineKey,
+		Headers: map[string]string{headerRole: protocol.RoleRoot}, Bytes: der,
+	})
+	for name, content := range map[string][]byte{
+		"decrypted": decrypted,
+		"armoured":  []byte("-----BEGIN AGE ENCRYPTED FILE-----\n" + base64.StdEncoding.EncodeToString(data)),
+	} {
 		require.NoError(t, os.WriteFile(stray, content, 0o600))
 		_, err = Open(o.DataDir)
 		require.Equal(t, "root_key_in_data_dir", code(t, err), name)
@@ -146,7 +155,10 @@ func TestHubDoesNotStartWithRootInside(t *testing.T) {
 
 func TestInitRefuses(t *testing.T) {
 	base := t.TempDir()
-	good := InitOptions{DataDir: filepath.Join(base, "data"), OfflineDir: filepath.Join(base, "off"), TrustDomain: "gpuaas.test", Passphrase: passphrase, Now: start}
+	good := InitOptions{
+		DataDir: filepath.Join(base, "data"), OfflineDir: filepath.Join(base, "off"),
+		TrustDomain: "gpuaas.test", Passphrase: passphrase, Now: start,
+	}
 	link := filepath.Join(base, "link")
 	require.NoError(t, os.Mkdir(good.DataDir, 0o700))
 	require.NoError(t, os.Symlink(good.DataDir, link))
@@ -154,13 +166,19 @@ func TestInitRefuses(t *testing.T) {
 		change func(*InitOptions)
 		code   string
 	}{
-		"offline inside":              {func(o *InitOptions) { o.OfflineDir = filepath.Join(o.DataDir, "off") }, "offline_dir_inside"},
-		"offline is the data dir":     {func(o *InitOptions) { o.OfflineDir = o.DataDir }, "offline_dir_inside"},
-		"short passphrase":            {func(o *InitOptions) { o.Passphrase = "123456789012345" }, "passphrase_short"},
-		"a name that is none":         {func(o *InitOptions) { o.ServerNames = []string{"hub example"} }, "tls_name_invalid"},
-		"trust domain without a dot":  {func(o *InitOptions) { o.TrustDomain = "localhost" }, "trust_domain_invalid"},
-		"trust domain in upper case":  {func(o *InitOptions) { o.TrustDomain = "Gpuaas.test" }, "trust_domain_invalid"},
-		"offline inside after a link": {func(o *InitOptions) { o.OfflineDir = filepath.Join(link, "off") }, "offline_dir_inside"},
+		"offline inside": {
+			func(o *InitOptions) { o.OfflineDir = filepath.Join(o.DataDir, "off") },
+			"offline_dir_inside",
+		},
+		"offline is the data dir":    {func(o *InitOptions) { o.OfflineDir = o.DataDir }, "offline_dir_inside"},
+		"short passphrase":           {func(o *InitOptions) { o.Passphrase = "123456789012345" }, "passphrase_short"},
+		"a name that is none":        {func(o *InitOptions) { o.ServerNames = []string{"hub example"} }, "tls_name_invalid"},
+		"trust domain without a dot": {func(o *InitOptions) { o.TrustDomain = "localhost" }, "trust_domain_invalid"},
+		"trust domain in upper case": {func(o *InitOptions) { o.TrustDomain = "Gpuaas.test" }, "trust_domain_invalid"},
+		"offline inside after a link": {
+			func(o *InitOptions) { o.OfflineDir = filepath.Join(link, "off") },
+			"offline_dir_inside",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := good
@@ -178,7 +196,8 @@ func TestInitRefuses(t *testing.T) {
 
 func nodeCSR(t *testing.T, key any) string {
 	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{DNSNames: []string{"evil.example"}}, key)
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{DNSNames: []string{"evil.example"}},
+		key)
 	require.NoError(t, err)
 	return string(pem.EncodeToMemory(&pem.Block{Type: pemCertificateRequest, Bytes: der}))
 }
@@ -198,19 +217,28 @@ func TestNodeCertificateCarriesOnlyTheSPIFFEID(t *testing.T) {
 	cert, err := x509.ParseCertificate(block.Bytes)
 	require.NoError(t, err)
 	require.Empty(t, cert.DNSNames, "names in the request must not be taken over")
-	_, err = cert.Verify(x509.VerifyOptions{Roots: keys.Bundle().NodeCAs(), CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	_, err = cert.Verify(x509.VerifyOptions{
+		Roots: keys.Bundle().NodeCAs(), CurrentTime: start,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
 	require.NoError(t, err)
 	id, err := protocol.PeerID(cert, "gpuaas.test", protocol.KindNode)
 	require.NoError(t, err)
 	require.Equal(t, "0198-node", id)
-	_, err = cert.Verify(x509.VerifyOptions{Roots: keys.Bundle().HubCAs(), CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	_, err = cert.Verify(x509.VerifyOptions{
+		Roots: keys.Bundle().HubCAs(), CurrentTime: start,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	})
 	require.Error(t, err, "a node must not pass as a hub")
 }
 
 func TestCSRMustBeEd25519(t *testing.T) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
-	for name, csr := range map[string]string{"ecdsa": nodeCSR(t, key), "text": "hello", "empty": "", "long": string(make([]byte, MaxCSRBytes+1))} {
+	for name, csr := range map[string]string{
+		"ecdsa": nodeCSR(t, key), "text": "hello", "empty": "",
+		"long": string(make([]byte, MaxCSRBytes+1)),
+	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := ParseNodeCSR(csr)
 			require.Equal(t, "csr_invalid", code(t, err))
@@ -238,7 +266,10 @@ func TestNodeAuthorityCannotVouchForHostsOrOtherDomains(t *testing.T) {
 		require.NoError(t, err)
 		cert, err := x509.ParseCertificate(der)
 		require.NoError(t, err)
-		_, err = cert.Verify(x509.VerifyOptions{Roots: keys.Bundle().NodeCAs(), CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		_, err = cert.Verify(x509.VerifyOptions{
+			Roots: keys.Bundle().NodeCAs(), CurrentTime: start,
+			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+		})
 		require.Error(t, err, name)
 	}
 }
@@ -248,20 +279,31 @@ func TestHTTPSCertificateServesItsNamesAndIsRenewedAtHalfLife(t *testing.T) {
 	keys, err := Open(o.DataDir)
 	require.NoError(t, err)
 	now := start
-	server := &Server{Keys: keys, Names: []string{"127.0.0.1", "hub.gpuaas.test"}, TTL: time.Hour, Now: func() time.Time { return now }}
+	server := &Server{Keys: keys, Names: []string{"127.0.0.1", "hub.gpuaas.test"}, TTL: time.Hour, Now: func() time.Time {
+		return now
+	}}
 
 	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
-		MinVersion: tls.VersionTLS13, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return server.Certificate() },
+		MinVersion: tls.VersionTLS13, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			return server.Certificate()
+		},
 	})
 	require.NoError(t, err)
-	web := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "here") })}
+	web := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter,
+		_ *http.Request,
+	) {
+		_, _ = io.WriteString(w, "here")
+	})}
 	go func() { _ = web.Serve(listener) }()
 	defer func() { require.NoError(t, web.Close()) }()
 	ca, err := os.ReadFile(result.CAFile)
 	require.NoError(t, err)
 	pool := x509.NewCertPool()
 	require.True(t, pool.AppendCertsFromPEM(ca))
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool, Time: func() time.Time { return now }}}}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		RootCAs:    pool, Time: func() time.Time { return now },
+	}}}
 	defer client.CloseIdleConnections()
 	response, err := client.Get("https://" + listener.Addr().String())
 	require.NoError(t, err)
@@ -295,7 +337,10 @@ func TestDelegationLetsAPublisherSignItsOwnRepositories(t *testing.T) {
 	keys, err := Open(o.DataDir)
 	require.NoError(t, err)
 	key, pub := publisher(t)
-	good := DelegateOptions{CatalogKeyFile: result.CatalogKeyFile, Passphrase: passphrase, PublisherPEM: pub, OrgSlug: "acme", Prefixes: []string{"org/acme/"}, Now: start, TTL: time.Hour}
+	good := DelegateOptions{
+		CatalogKeyFile: result.CatalogKeyFile, Passphrase: passphrase, PublisherPEM: pub,
+		OrgSlug: "acme", Prefixes: []string{"org/acme/"}, Now: start, TTL: time.Hour,
+	}
 	delegation, err := Delegate(good)
 	require.NoError(t, err)
 	env, err := protocol.Sign(protocol.PayloadManifest, []byte("app: {}"), protocol.NewEd25519Signer(key))
@@ -333,7 +378,10 @@ func TestRevokedStateKeyIsReplacedAndRefusedByItsName(t *testing.T) {
 	old, lease := keys.State(), keys.Lease().KeyID()
 	held := keys.Bundle()
 
-	_, err = Revoke(RevokeOptions{DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), KeyID: old.KeyID(), Now: start.Add(time.Hour)})
+	_, err = Revoke(RevokeOptions{
+		DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), KeyID: old.KeyID(),
+		Now: start.Add(time.Hour),
+	})
 	require.NoError(t, err)
 	changed, err := keys.Reload()
 	require.NoError(t, err)
@@ -362,7 +410,10 @@ func TestRevokedStateKeyIsReplacedAndRefusedByItsName(t *testing.T) {
 	paths, err := filepath.Glob(filepath.Join(o.DataDir, trustDirName, "state-*.key"))
 	require.NoError(t, err)
 	require.Len(t, paths, 1, "the revoked key is gone from the disk")
-	_, err = Revoke(RevokeOptions{DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), KeyID: old.KeyID(), Now: start})
+	_, err = Revoke(RevokeOptions{
+		DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), KeyID: old.KeyID(),
+		Now: start,
+	})
 	require.Equal(t, "key_revoked_already", code(t, err))
 }
 
@@ -376,7 +427,10 @@ func TestRevokingAnAuthorityReplacesTheClientsFile(t *testing.T) {
 	first, err := server.Certificate()
 	require.NoError(t, err)
 	id := keys.Bundle().Keys(protocol.RoleHubCA)[0].GetKeyId()
-	_, err = Revoke(RevokeOptions{DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), KeyID: id, Now: start})
+	_, err = Revoke(RevokeOptions{
+		DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), KeyID: id,
+		Now: start,
+	})
 	require.NoError(t, err)
 	_, err = keys.Reload()
 	require.NoError(t, err)
@@ -386,7 +440,10 @@ func TestRevokingAnAuthorityReplacesTheClientsFile(t *testing.T) {
 	second, err := server.Certificate()
 	require.NoError(t, err)
 	require.NotSame(t, first, second, "a certificate of the old authority is not shown any longer")
-	_, err = second.Leaf.Verify(x509.VerifyOptions{Roots: keys.Bundle().HubCAs(), CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	_, err = second.Leaf.Verify(x509.VerifyOptions{
+		Roots: keys.Bundle().HubCAs(), CurrentTime: start,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
 	require.NoError(t, err)
 }
 

@@ -202,7 +202,10 @@ func (m *Mesh) Desired(generation uint64, workloads ...*protocol.Workload) (*pro
 // Leases signs a lease with this number, of a week, for each member.
 func (m *Mesh) Leases(incarnation string, no uint64, members ...string) *protocol.Envelope {
 	m.t.Helper()
-	batch := &protocol.LeaseBatch{NodeId: NodeID, Incarnation: incarnation, Epoch: m.Epoch, IssuedAt: timestamppb.New(m.Now)}
+	batch := &protocol.LeaseBatch{
+		NodeId: NodeID, Incarnation: incarnation, Epoch: m.Epoch,
+		IssuedAt: timestamppb.New(m.Now),
+	}
 	for _, id := range members {
 		batch.Leases = append(batch.Leases, &protocol.Lease{
 			MemberId:  id,

@@ -1,5 +1,5 @@
-// Package dbtest gives a test a fresh, migrated database on a real private PostgreSQL: one server per test process, in memory
-// where the machine has a place for that and else under /tmp, gone with the process. It is for tests only.
+// Package dbtest gives a test a fresh, migrated database on a real private PostgreSQL: one server per test process, in
+// memory where the machine has a place for that and else under /tmp, gone with the process. It is for tests only.
 package dbtest
 
 import (
@@ -87,7 +87,10 @@ func startServer() (_ *server, err error) {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	// The directory may be thrown away at any time, so nothing in it needs to survive a power cut.
-	settings := map[string]string{"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "shared_buffers": "32MB", "max_wal_size": "256MB", "autovacuum": "off"}
+	settings := map[string]string{
+		"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off",
+		"shared_buffers": "32MB", "max_wal_size": "256MB", "autovacuum": "off",
+	}
 	if s.Server, err = managed.Start(ctx, managed.Config{Dir: dir, Settings: settings}); err != nil {
 		return nil, errors.Join(err, s.leash.Close())
 	}
@@ -102,15 +105,16 @@ func startServer() (_ *server, err error) {
 	return s, db.Migrate(ctx, d)
 }
 
-// place is a directory for the server's files. Making and dropping databases is thousands of files, which cost a disk more than
-// they are worth.
+// place is a directory for the server's files. Making and dropping databases is thousands of files, which cost a disk
+// more than they are worth.
 func place() string {
 	const (
 		memory   = "/dev/shm"
 		minBytes = 4 << 30
 	)
 	var fs unix.Statfs_t
-	if err := unix.Statfs(memory, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC || fs.Bavail*uint64(fs.Bsize) < minBytes {
+	if err := unix.Statfs(memory, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC ||
+		fs.Bavail*uint64(fs.Bsize) < minBytes {
 		return "/tmp"
 	}
 	return memory

@@ -24,7 +24,8 @@ func unprivileged(wanted string) (account, error) {
 			return account{}, refuse("database_user", "The hub's own user cannot be found.", err)
 		}
 		if wanted != "" && wanted != me.Username {
-			return account{}, refuse("database_user", "Only root can run the database as another user: leave the database user empty.", nil)
+			return account{}, refuse("database_user", "Only root can run the database as another user: leave the database "+
+				"user empty.", nil)
 		}
 		return describe(me, true)
 	}
@@ -45,7 +46,8 @@ func unprivileged(wanted string) (account, error) {
 		}
 		return describe(u, false)
 	}
-	return account{}, refuse("database_user", "PostgreSQL refuses to run as root and none of these users exists: "+strings.Join(names, ", ")+". Install Debian's package postgresql, or make one with: useradd --system gpuaas-hub", nil)
+	return account{}, refuse("database_user", "PostgreSQL refuses to run as root and none of these users exists: "+
+		strings.Join(names, ", ")+". Install Debian's package postgresql, or make one with: useradd --system gpuaas-hub", nil)
 }
 
 func describe(u *user.User, same bool) (account, error) {

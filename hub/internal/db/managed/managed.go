@@ -1,6 +1,6 @@
-// Package managed runs a private PostgreSQL for a hub that was given no database URL: a child process of an unprivileged
-// user, reachable through a Unix socket only, started again when it crashes and gone when the hub is gone. It owns the
-// database's directory and process; schema and statements belong to package db and the slices.
+// Package managed runs a private PostgreSQL for a hub that was given no database URL: a child process of an
+// unprivileged user, reachable through a Unix socket only, started again when it crashes and gone when the hub is gone.
+// It owns the database's directory and process; schema and statements belong to package db and the slices.
 package managed
 
 import (
@@ -35,7 +35,8 @@ const (
 	readyPoll    = 20 * time.Millisecond
 	// fastStop is how long open transactions get to end before the server is stopped without a checkpoint.
 	fastStop = 30 * time.Second
-	// Pause before the server is started again: doubled from restartMin after each crash, reset when it has run for restartCalm.
+	// Pause before the server is started again: doubled from restartMin after each crash, reset when it has run for
+	// restartCalm.
 	restartMin  = 200 * time.Millisecond
 	restartMax  = 10 * time.Second
 	restartCalm = time.Minute
@@ -49,7 +50,8 @@ type Config struct {
 	Dir string
 	// BinDir holds initdb and postgres; empty looks on the PATH and where Debian, Red Hat and the source build put them.
 	BinDir string
-	// User owns and runs the server when the hub is root; empty takes the first of gpuaas-hub, gpuaas and postgres that exists.
+	// User owns and runs the server when the hub is root; empty takes the first of gpuaas-hub, gpuaas and postgres that
+	// exists.
 	User string
 	// Settings are added to postgresql.conf, for tests that need no durability.
 	Settings map[string]string
@@ -93,7 +95,8 @@ func Start(ctx context.Context, conf Config) (_ *Server, err error) {
 		stopped: make(chan struct{}),
 	}
 	if n := len(filepath.Join(s.layout.socket, ".s.PGSQL.5432")); n > socketPathLimit {
-		return nil, refuse("database_path_too_long", fmt.Sprintf("The path of the database's socket is %d bytes long, at most %d are possible: choose a shorter data directory than %s.", n, socketPathLimit, root), nil)
+		return nil, refuse("database_path_too_long", fmt.Sprintf("The path of the database's socket is %d bytes long, at "+
+			"most %d are possible: choose a shorter data directory than %s.", n, socketPathLimit, root), nil)
 	}
 	if s.user, err = unprivileged(conf.User); err != nil {
 		return nil, err
@@ -127,8 +130,8 @@ func Start(ctx context.Context, conf Config) (_ *Server, err error) {
 	return s, err
 }
 
-// Running gives the URL of the private server that another process runs in dir; ok is false where none does. It is for the hub's own
-// commands on the same machine: the server lets in its own user and root only.
+// Running gives the URL of the private server that another process runs in dir; ok is false where none does. It is for
+// the hub's own commands on the same machine: the server lets in its own user and root only.
 func Running(dir string) (url string, ok bool) {
 	root, err := filepath.Abs(dir)
 	if err != nil {
@@ -159,7 +162,10 @@ func (s *Server) URL() string { return s.urlFor(database) }
 func (s *Server) URLFor(name string) string { return s.urlFor(name) }
 
 func (s *Server) urlFor(name string) string {
-	u := url.URL{Scheme: "postgres", User: url.User(role), Path: "/" + name, RawQuery: url.Values{"host": {s.layout.socket}}.Encode()}
+	u := url.URL{
+		Scheme: "postgres", User: url.User(role), Path: "/" + name,
+		RawQuery: url.Values{"host": {s.layout.socket}}.Encode(),
+	}
 	return u.String()
 }
 
@@ -184,7 +190,8 @@ func (s *Server) Close() error {
 // makeRoot makes the directory and proves that the server's user can reach it.
 func (s *Server) makeRoot() error {
 	if err := os.MkdirAll(s.layout.root, 0o700); err != nil {
-		return refuse("database_directory", "The database's directory "+s.layout.root+" cannot be made: "+reason(err)+".", err)
+		return refuse("database_directory", "The database's directory "+s.layout.root+" cannot be made: "+reason(err)+".",
+			err)
 	}
 	if s.user.same {
 		return nil
@@ -200,7 +207,8 @@ func (s *Server) makeRoot() error {
 		}
 		if !ok {
 			return refuse("database_directory_closed", fmt.Sprintf(
-				"PostgreSQL runs as user %s, who may not pass through %s to %s. Put the data directory under /var/lib, or open that directory with: chmod o+x %s", s.user.name, dir, s.layout.root, dir), nil)
+				"PostgreSQL runs as user %s, who may not pass through %s to %s. Put the data directory under /var/lib, or open "+
+					"that directory with: chmod o+x %s", s.user.name, dir, s.layout.root, dir), nil)
 		}
 		if dir == "/" {
 			return nil
@@ -216,7 +224,8 @@ func lockDir(root string) (*os.File, error) {
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		_ = f.Close()
-		return nil, refuse("database_in_use", "Another hub already runs the database in "+root+"; stop it, or give this one another data directory.", err)
+		return nil, refuse("database_in_use", "Another hub already runs the database in "+root+"; stop it, or give this "+
+			"one another data directory.", err)
 	}
 	return f, nil
 }
@@ -234,9 +243,11 @@ func (s *Server) waitReady(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fault.New(fault.Unavailable, "database_not_ready", "The private PostgreSQL in "+s.layout.root+" did not become ready; its own messages are in the hub's log.", errors.Join(ctx.Err(), err))
+			return fault.New(fault.Unavailable, "database_not_ready", "The private PostgreSQL in "+s.layout.root+
+				" did not become ready; its own messages are in the hub's log.", errors.Join(ctx.Err(), err))
 		case <-s.stopped:
-			return fault.New(fault.Unavailable, "database_not_ready", "The private PostgreSQL in "+s.layout.root+" ended; its own messages are in the hub's log.", err)
+			return fault.New(fault.Unavailable, "database_not_ready", "The private PostgreSQL in "+s.layout.root+
+				" ended; its own messages are in the hub's log.", err)
 		case <-poll.C:
 		}
 	}
@@ -249,15 +260,16 @@ func (s *Server) makeDatabase(ctx context.Context) error {
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	var have bool
-	if err := conn.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_database WHERE datname = $1)`, database).Scan(&have); err != nil || have {
+	if err := conn.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_database WHERE datname = $1)`, database).Scan(
+		&have); err != nil || have {
 		return err
 	}
 	_, err = conn.Exec(ctx, "CREATE DATABASE "+database)
 	return err
 }
 
-// waitForPredecessor waits for the server of a hub that was killed: its child was told to stop, which takes a moment, and
-// two servers on one directory would destroy it (PostgreSQL refuses, but as an error instead of a wait).
+// waitForPredecessor waits for the server of a hub that was killed: its child was told to stop, which takes a moment,
+// and two servers on one directory would destroy it (PostgreSQL refuses, but as an error instead of a wait).
 func (s *Server) waitForPredecessor(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -275,7 +287,8 @@ func (s *Server) waitForPredecessor(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return refuse("database_in_use", fmt.Sprintf("An earlier PostgreSQL (process %d) still runs in %s and does not end.", pid, s.layout.data), ctx.Err())
+			return refuse("database_in_use", fmt.Sprintf("An earlier PostgreSQL (process %d) still runs in %s and does not end.",
+				pid, s.layout.data), ctx.Err())
 		case <-poll.C:
 		}
 	}

@@ -175,7 +175,11 @@ func TestWhatIsMissingIsSaid(t *testing.T) {
 		says string
 	}{
 		"no programs": {managed.Config{Dir: directory(t), BinDir: t.TempDir()}, "database_binaries_missing", "initdb"},
-		"long path":   {managed.Config{Dir: directory(t) + "/" + strings.Repeat("x", 100)}, "database_path_too_long", "shorter"},
+		"long path": {
+			managed.Config{Dir: directory(t) + "/" + strings.Repeat("x", 100)},
+			"database_path_too_long",
+			"shorter",
+		},
 		"no such user": {managed.Config{Dir: directory(t), User: "nobody-of-this-name"}, "database_user", map[bool]string{
 			true: "useradd", false: "Only root",
 		}[os.Geteuid() == 0]},

@@ -13,15 +13,16 @@ import (
 	"strings"
 )
 
-// prepare makes the data directory if it is new, and writes the settings, which follow this program's version and not the
-// one that made the directory.
+// prepare makes the data directory if it is new, and writes the settings, which follow this program's version and not
+// the one that made the directory.
 func (s *Server) prepare(ctx context.Context) error {
 	for _, dir := range []string{s.layout.data, s.layout.socket} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return refuse("database_directory", "The directory "+dir+" cannot be made: "+reason(err)+".", err)
 		}
 		if err := s.user.own(dir); err != nil {
-			return refuse("database_directory", "The directory "+dir+" cannot be given to user "+s.user.name+": "+reason(err)+".", err)
+			return refuse("database_directory", "The directory "+dir+" cannot be given to user "+s.user.name+": "+reason(err)+
+				".", err)
 		}
 	}
 	if s.recorded == 0 {
@@ -44,7 +45,9 @@ func (s *Server) recordedMajor() (int, error) {
 	engine, version, _ := strings.Cut(strings.TrimSpace(string(raw)), " ")
 	major, err := strconv.Atoi(version)
 	if engine != "postgresql" || err != nil {
-		return 0, refuse("database_engine", fmt.Sprintf("The data in %s was made by another engine than this hub can run (%s names it): run the hub that made it, or give this one another --data-dir.", s.layout.root, filepath.Join(s.layout.root, engineFile)), err)
+		return 0, refuse("database_engine", fmt.Sprintf("The data in %s was made by another engine than this hub can run "+
+			"(%s names it): run the hub that made it, or give this one another --data-dir.", s.layout.root,
+			filepath.Join(s.layout.root, engineFile)), err)
 	}
 	return major, nil
 }
@@ -52,9 +55,13 @@ func (s *Server) recordedMajor() (int, error) {
 // create runs initdb. The engine file is written last: a directory without it was cut short and is made anew.
 func (s *Server) create(ctx context.Context) error {
 	if err := clearDir(s.layout.data); err != nil {
-		return refuse("database_directory", "The unfinished database in "+s.layout.data+" cannot be removed: "+reason(err)+".", err)
+		return refuse("database_directory", "The unfinished database in "+s.layout.data+" cannot be removed: "+reason(err)+
+			".", err)
 	}
-	args := []string{"--pgdata", s.layout.data, "--username", role, "--encoding", "UTF8", "--locale", "C", "--auth-local", "peer", "--auth-host", "reject", "--data-checksums"}
+	args := []string{
+		"--pgdata", s.layout.data, "--username", role, "--encoding", "UTF8", "--locale", "C", "--auth-local",
+		"peer", "--auth-host", "reject", "--data-checksums",
+	}
 	if s.conf.Settings["fsync"] == "off" {
 		args = append(args, "--no-sync")
 	}
@@ -65,7 +72,8 @@ func (s *Server) create(ctx context.Context) error {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {
-		return refuse("database_init_failed", "PostgreSQL could not make its database in "+s.layout.data+": "+lastLine(out.String()), err)
+		return refuse("database_init_failed", "PostgreSQL could not make its database in "+s.layout.data+": "+
+			lastLine(out.String()), err)
 	}
 	major, err := majorVersion(s.layout.data)
 	if err != nil {
@@ -93,8 +101,8 @@ func (s *Server) writeSynced(name, content string) error {
 	return nil
 }
 
-// configure writes who may connect and how the server runs. Peer authentication: the kernel says which user is at the other
-// end of the socket, so there is no password to keep.
+// configure writes who may connect and how the server runs. Peer authentication: the kernel says which user is at the
+// other end of the socket, so there is no password to keep.
 func (s *Server) configure() error {
 	settings := map[string]string{ //nolint:gosec // password_encryption names a method
 		"listen_addresses":               "",
@@ -119,7 +127,8 @@ func (s *Server) configure() error {
 	files := map[string]string{
 		"postgresql.conf": conf.String(),
 		"pg_hba.conf":     "# Written by the hub at every start.\nlocal all all peer map=hub\n",
-		"pg_ident.conf":   fmt.Sprintf("# Written by the hub at every start.\nhub %s %s\nhub root %s\n", s.user.name, role, role),
+		"pg_ident.conf": fmt.Sprintf("# Written by the hub at every start.\nhub %s %s\nhub root %s\n", s.user.name, role,
+			role),
 	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		path := filepath.Join(s.layout.data, name)
@@ -127,7 +136,8 @@ func (s *Server) configure() error {
 			return refuse("database_directory", "The file "+path+" cannot be written: "+reason(err)+".", err)
 		}
 		if err := s.user.own(path); err != nil {
-			return refuse("database_directory", "The file "+path+" cannot be given to user "+s.user.name+": "+reason(err)+".", err)
+			return refuse("database_directory", "The file "+path+" cannot be given to user "+s.user.name+": "+reason(err)+".",
+				err)
 		}
 	}
 	return nil
@@ -145,7 +155,10 @@ func findBinaries(given string, major int) (string, error) {
 				dirs = append(dirs, filepath.Dir(p))
 			}
 		}
-		for _, pattern := range []string{"/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/usr/local/pgsql/bin", "/opt/homebrew/opt/postgresql@*/bin"} {
+		for _, pattern := range []string{
+			"/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/usr/local/pgsql/bin",
+			"/opt/homebrew/opt/postgresql@*/bin",
+		} {
 			found, _ := filepath.Glob(pattern) // only a malformed pattern fails
 			dirs = append(dirs, found...)
 		}
@@ -161,11 +174,14 @@ func findBinaries(given string, major int) (string, error) {
 	case best != "":
 		return best, nil
 	case major != 0:
-		return "", refuse("database_binaries_missing", fmt.Sprintf("The database was made by PostgreSQL %d and its programs are not installed; on Debian: apt-get install postgresql-%d", major, major), nil)
+		return "", refuse("database_binaries_missing", fmt.Sprintf("The database was made by PostgreSQL %d and its "+
+			"programs are not installed; on Debian: apt-get install postgresql-%d", major, major), nil)
 	case given != "":
 		return "", refuse("database_binaries_missing", "There are no postgres and initdb in "+given+".", nil)
 	}
-	return "", refuse("database_binaries_missing", "PostgreSQL is not installed, and no database URL was given. On Debian: apt-get install postgresql (set create_main_cluster = false in /etc/postgresql-common/createcluster.conf first, if no server of its own is wanted).", nil)
+	return "", refuse("database_binaries_missing", "PostgreSQL is not installed, and no database URL was given. On "+
+		"Debian: apt-get install postgresql (set create_main_cluster = false in /etc/postgresql-common/createcluster.conf "+
+		"first, if no server of its own is wanted).", nil)
 }
 
 func binaryMajor(dir string) (int, bool) {

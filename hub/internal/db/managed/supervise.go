@@ -14,8 +14,8 @@ import (
 // maxLogLine bounds one line of the server's messages; the rest of a longer one is a line of its own.
 const maxLogLine = 8 << 10
 
-// supervise keeps the server running until stop. It owns its thread: the kernel's "die with the parent" means the thread
-// that started the child, and the runtime may end any other.
+// supervise keeps the server running until stop. It owns its thread: the kernel's "die with the parent" means the
+// thread that started the child, and the runtime may end any other.
 func (s *Server) supervise(started chan<- error) {
 	defer close(s.stopped)
 	runtime.LockOSThread()
@@ -53,7 +53,8 @@ func (s *Server) supervise(started chan<- error) {
 }
 
 func (s *Server) spawn() (*exec.Cmd, error) {
-	cmd := exec.Command(filepath.Join(s.bin, "postgres"), "-D", s.layout.data) //nolint:noctx // its life is the supervisor's business
+	//nolint:noctx // its life is the supervisor's business
+	cmd := exec.Command(filepath.Join(s.bin, "postgres"), "-D", s.layout.data)
 	cmd.Dir = s.layout.data
 	cmd.Env = childEnv()
 	cmd.SysProcAttr = s.user.attributes()

@@ -1,4 +1,5 @@
-// Package eventtest holds events that tests have written against their description in asyncapi.yaml. It is for tests only.
+// Package eventtest holds events that tests have written against their description in asyncapi.yaml. It is for tests
+// only.
 package eventtest
 
 import (

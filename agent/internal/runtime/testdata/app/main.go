@@ -86,7 +86,9 @@ func main() {
 		for { //nolint:staticcheck // it is to use a whole core
 		}
 	case "serve":
-		check(http.ListenAndServe(os.Args[2], http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") })))
+		check(http.ListenAndServe(os.Args[2], http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprintln(w, "hello")
+		})))
 	case "hang":
 		forever()
 	case "look":
@@ -161,14 +163,19 @@ func look() {
 	_, listenErr := net.Listen("tcp", ":80")
 	groups, _ := os.Getgroups()
 	out := map[string]any{
-		"uid": os.Getuid(), "gid": os.Getgid(), "groups": groups, "pid": os.Getpid(), "hostname": host, "env": os.Environ(), "args": os.Args, "cwd": try(nil),
+		"uid": os.Getuid(), "gid": os.Getgid(), "groups": groups, "pid": os.Getpid(), "hostname": host, "env": os.Environ(),
+		"args": os.Args, "cwd": try(nil),
 		"status": read("/proc/self/status"), "uid_map": read("/proc/self/uid_map"), "oom": read("/proc/self/oom_score_adj"),
-		"links": names("/sys/class/net"), "devices": names("/dev"), "cgroups": names("/sys/fs/cgroup"), "resolv": read("/etc/resolv.conf"), "hosts": read("/etc/hosts"),
+		"links": names("/sys/class/net"), "devices": names("/dev"), "cgroups": names("/sys/fs/cgroup"),
+		"resolv": read("/etc/resolv.conf"), "hosts": read("/etc/hosts"),
 		"write_root": try(os.WriteFile("/new", nil, 0o600)), "write_scratch": try(os.WriteFile("/scratch/new", nil, 0o600)),
-		"write_sys": try(os.WriteFile("/sys/class/net/lo/mtu", []byte("1000"), 0o600)), "write_proc": try(os.WriteFile("/proc/sys/kernel/hostname", []byte("x"), 0o600)),
-		"mount": try(syscall.Mount("none", "/tmp", "tmpfs", 0, "")), "mknod": try(syscall.Mknod("/scratch/dev", syscall.S_IFBLK|0o600, 8<<8)),
-		"unshare": try(syscall.Unshare(syscall.CLONE_NEWUSER)), "scratch_bytes": int64(tmp.Blocks) * tmp.Bsize, "listen80": try(listenErr),
-		"kcore": read("/proc/kcore"),
+		"write_sys":  try(os.WriteFile("/sys/class/net/lo/mtu", []byte("1000"), 0o600)),
+		"write_proc": try(os.WriteFile("/proc/sys/kernel/hostname", []byte("x"), 0o600)),
+		"mount":      try(syscall.Mount("none", "/tmp", "tmpfs", 0, "")),
+		"mknod":      try(syscall.Mknod("/scratch/dev", syscall.S_IFBLK|0o600, 8<<8)),
+		"unshare":    try(syscall.Unshare(syscall.CLONE_NEWUSER)), "scratch_bytes": int64(tmp.Blocks) * tmp.Bsize,
+		"listen80": try(listenErr),
+		"kcore":    read("/proc/kcore"),
 	}
 	if wd, err := os.Getwd(); err == nil {
 		out["cwd"] = wd
