@@ -38,8 +38,8 @@ func Migrations() fs.FS {
 }
 
 // Migrate brings the schema up to what this program knows. It is safe when several hubs do it at once: the lock is a
-// row with a lease, because session locks do not exist on CockroachDB. Migrations run outside transactions, one
-// statement each, and are written so that one cut short can run again.
+// row with a lease, because session locks do not exist on CockroachDB. Migrations run outside transactions; each
+// statement can run again, so that a file that was cut short is run from its start.
 func Migrate(ctx context.Context, d *DB) error {
 	return withProvider(d, func(p *goose.Provider) error {
 		_, err := p.Up(ctx)
@@ -91,8 +91,6 @@ func withProvider(d *DB, do func(*goose.Provider) error) error {
 		goose.WithLocker(locker),
 		goose.WithSlog(quiet),
 		goose.WithDisableGlobalRegistry(true),
-		// Numbers are given out in ranges by slice: a new file of one slice has a lower number than an old file of another.
-		goose.WithAllowOutofOrder(true),
 	)
 	if err != nil {
 		return fmt.Errorf("read migrations: %w", err)

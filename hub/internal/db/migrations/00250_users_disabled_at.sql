@@ -1,3 +1,0 @@
--- +goose NO TRANSACTION
--- +goose Up
-ALTER TABLE users ADD COLUMN IF NOT EXISTS disabled_at TIMESTAMPTZ;

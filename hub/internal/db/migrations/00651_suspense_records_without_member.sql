@@ -1,3 +1,0 @@
--- +goose NO TRANSACTION
--- +goose Up
-DROP INDEX IF EXISTS suspense_records_by_member;

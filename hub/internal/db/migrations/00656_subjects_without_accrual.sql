@@ -1,3 +1,0 @@
--- +goose NO TRANSACTION
--- +goose Up
-DROP INDEX IF EXISTS subjects_by_accrual;

@@ -1,3 +1,0 @@
--- +goose NO TRANSACTION
--- +goose Up
-ALTER TABLE nodes ADD COLUMN IF NOT EXISTS remove_reason TEXT NOT NULL DEFAULT '';

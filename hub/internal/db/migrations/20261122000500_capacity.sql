@@ -1,0 +1,92 @@
+-- Accelerators, SKUs, allocations and what is reserved of them (hub/internal/capacity).
+-- +goose NO TRANSACTION
+-- +goose Up
+
+CREATE TABLE IF NOT EXISTS accelerators (
+  node_id UUID NOT NULL,
+  id TEXT NOT NULL,
+  vendor TEXT NOT NULL,
+  model TEXT NOT NULL,
+  memory_bytes INT8 NOT NULL,
+  -- As the node said last: ok, or what ails it; missing when the last report did not name it.
+  health TEXT NOT NULL,
+  first_seen_at TIMESTAMPTZ NOT NULL,
+  updated_at TIMESTAMPTZ NOT NULL,
+  PRIMARY KEY (node_id, id)
+);
+
+CREATE TABLE IF NOT EXISTS skus (
+  slug TEXT PRIMARY KEY,
+  capacity_shape TEXT NOT NULL,
+  accelerator_model TEXT NOT NULL,
+  accelerator_count INT8 NOT NULL,
+  cpu_cores INT8 NOT NULL,
+  memory_mib INT8 NOT NULL
+);
+
+INSERT INTO skus (slug, capacity_shape, accelerator_model, accelerator_count, cpu_cores, memory_mib) VALUES
+  ('cpu-1', 'gpu_slice', '', 0, 1, 1024),
+  ('cpu-2', 'gpu_slice', '', 0, 2, 4096),
+  ('cpu-4', 'gpu_slice', '', 0, 4, 8192)
+ON CONFLICT (slug) DO NOTHING;
+
+CREATE TABLE IF NOT EXISTS allocations (
+  id UUID PRIMARY KEY,
+  org_id UUID NOT NULL,
+  project_id UUID NOT NULL,
+  node_id UUID NOT NULL,
+  -- Empty for a shape that was asked for piece by piece.
+  sku TEXT NOT NULL,
+  capacity_shape TEXT NOT NULL,
+  accelerator_count INT8 NOT NULL,
+  accelerator_model TEXT NOT NULL,
+  cpu_cores INT8 NOT NULL,
+  memory_mib INT8 NOT NULL,
+  status TEXT NOT NULL,
+  requested_by_type TEXT NOT NULL,
+  requested_by_id TEXT NOT NULL,
+  correlation_id TEXT NOT NULL,
+  resource_version INT8 NOT NULL,
+  created_at TIMESTAMPTZ NOT NULL,
+  updated_at TIMESTAMPTZ NOT NULL,
+  activated_at TIMESTAMPTZ,
+  released_at TIMESTAMPTZ
+);
+
+CREATE INDEX IF NOT EXISTS allocations_by_project ON allocations (project_id, id);
+CREATE INDEX IF NOT EXISTS allocations_by_node ON allocations (node_id) WHERE released_at IS NULL;
+CREATE INDEX IF NOT EXISTS allocations_by_org ON allocations (org_id) WHERE released_at IS NULL;
+
+CREATE TABLE IF NOT EXISTS claims (
+  allocation_id UUID NOT NULL,
+  node_id UUID NOT NULL,
+  accelerator_id TEXT NOT NULL,
+  claimed_at TIMESTAMPTZ NOT NULL,
+  released_at TIMESTAMPTZ,
+  PRIMARY KEY (allocation_id, accelerator_id)
+);
+
+CREATE UNIQUE INDEX IF NOT EXISTS claims_active ON claims (node_id, accelerator_id) WHERE released_at IS NULL;
+
+CREATE TABLE IF NOT EXISTS reservations (
+  member_id UUID PRIMARY KEY,
+  allocation_id UUID NOT NULL,
+  cpu_millis INT8 NOT NULL,
+  memory_bytes INT8 NOT NULL,
+  reserved_at TIMESTAMPTZ NOT NULL,
+  freed_at TIMESTAMPTZ
+);
+
+CREATE INDEX IF NOT EXISTS reservations_by_allocation ON reservations (allocation_id) WHERE freed_at IS NULL;
+
+CREATE TABLE IF NOT EXISTS reserved_accelerators (
+  member_id UUID NOT NULL,
+  allocation_id UUID NOT NULL,
+  node_id UUID NOT NULL,
+  accelerator_id TEXT NOT NULL,
+  freed_at TIMESTAMPTZ,
+  PRIMARY KEY (member_id, accelerator_id)
+);
+
+CREATE UNIQUE INDEX IF NOT EXISTS reserved_accelerators_active ON reserved_accelerators (node_id, accelerator_id)
+  WHERE freed_at IS NULL;

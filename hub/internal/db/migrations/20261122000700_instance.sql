@@ -1,0 +1,143 @@
+-- App instances, their members, revisions and operations (hub/internal/instance).
+-- +goose NO TRANSACTION
+-- +goose Up
+
+CREATE TABLE IF NOT EXISTS app_instances (
+  id UUID PRIMARY KEY,
+  org_id UUID NOT NULL,
+  org_slug TEXT NOT NULL,
+  project_id UUID NOT NULL,
+  app_slug TEXT NOT NULL,
+  display_name TEXT NOT NULL,
+  status TEXT NOT NULL,
+  status_reason TEXT NOT NULL,
+  health TEXT NOT NULL,
+  operating_mode TEXT NOT NULL,
+  control_plane_scope TEXT NOT NULL,
+  runtime_backend TEXT NOT NULL,
+  tenant_boundary_mode TEXT NOT NULL,
+  -- The wanted revision; its content is in instance_revisions.
+  revision INT8 NOT NULL,
+  placement_allocation_ids JSONB NOT NULL,
+  config TEXT NOT NULL,
+  hint_results JSONB NOT NULL,
+  requested_by_type TEXT NOT NULL,
+  requested_by_id TEXT NOT NULL,
+  correlation_id TEXT NOT NULL,
+  -- Grows by one with each event of the instance.
+  resource_version INT8 NOT NULL,
+  created_at TIMESTAMPTZ NOT NULL,
+  updated_at TIMESTAMPTZ NOT NULL,
+  activated_at TIMESTAMPTZ,
+  history_deleted BOOL NOT NULL DEFAULT false
+);
+
+CREATE INDEX IF NOT EXISTS app_instances_by_project ON app_instances (project_id, id);
+CREATE INDEX IF NOT EXISTS app_instances_by_org ON app_instances (org_id) WHERE status <> 'decommissioned';
+-- Decommissioned instances whose operations and revisions are still there (instance.DeleteHistory).
+CREATE INDEX IF NOT EXISTS app_instances_with_history ON app_instances (updated_at)
+  WHERE status = 'decommissioned' AND NOT history_deleted;
+
+CREATE TABLE IF NOT EXISTS instance_revisions (
+  instance_id UUID NOT NULL,
+  revision INT8 NOT NULL,
+  app_version TEXT NOT NULL,
+  parameters TEXT NOT NULL,
+  -- protocol.Envelope in protobuf, frozen with the revision.
+  manifest_envelope BYTEA NOT NULL,
+  delegation_envelope BYTEA NOT NULL,
+  features JSONB NOT NULL,
+  readiness_timeout_ms INT8 NOT NULL,
+  correlation_id TEXT NOT NULL,
+  created_at TIMESTAMPTZ NOT NULL,
+  -- What a rollback without a target goes back to; 0 where there is nothing.
+  previous_revision INT8 NOT NULL DEFAULT 0,
+  -- What the node goes back to by itself while the revision is an upgrade under way; 0 where it may not.
+  fallback_revision INT8 NOT NULL DEFAULT 0,
+  -- When the content of the revision was first ready; NULL while it never was.
+  ready_at TIMESTAMPTZ,
+  -- Since when nothing goes back to the revision (instance.supersede); NULL while something may.
+  superseded_at TIMESTAMPTZ,
+  PRIMARY KEY (instance_id, revision)
+);
+
+-- Revisions of which nothing but their age says how long they stay (instance.DeleteOldRevisions).
+CREATE INDEX IF NOT EXISTS instance_revisions_superseded ON instance_revisions (superseded_at)
+  WHERE superseded_at IS NOT NULL;
+
+CREATE TABLE IF NOT EXISTS instance_members (
+  id UUID PRIMARY KEY,
+  instance_id UUID NOT NULL,
+  allocation_id UUID NOT NULL,
+  node_id UUID NOT NULL,
+  role TEXT NOT NULL,
+  status TEXT NOT NULL,
+  status_reason TEXT NOT NULL,
+  detail TEXT NOT NULL,
+  -- The revision that the status is about; 0 while the node has said nothing.
+  observed_revision INT8 NOT NULL,
+  unreachable BOOL NOT NULL,
+  endpoints JSONB NOT NULL,
+  restarts INT8 NOT NULL,
+  exit_code INT8 NOT NULL,
+  started_at TIMESTAMPTZ,
+  ready_at TIMESTAMPTZ,
+  exited_at TIMESTAMPTZ,
+  -- First signed state without the member, once it is not wanted any more.
+  absent_epoch INT8,
+  absent_generation INT8,
+  -- protocol.RemovalProof in protobuf; empty where no node ever held the member.
+  removal_proof BYTEA,
+  removed_at TIMESTAMPTZ,
+  created_at TIMESTAMPTZ NOT NULL,
+  updated_at TIMESTAMPTZ NOT NULL,
+  -- The revision that the node left by itself for the observed one; 0 where it did not.
+  fallback_from_revision INT8 NOT NULL DEFAULT 0,
+  -- The incarnation of the node that spoke of the member last; empty where none did, or before this was kept.
+  observed_incarnation TEXT NOT NULL DEFAULT '',
+  -- The signed word of the node's owner, where that is why a member does not run.
+  owner_refusal BYTEA,
+  -- When the node first reported the failure that the member has; NULL while it has not failed.
+  failing_since TIMESTAMPTZ,
+  -- A later report repeated the failure: only then may it end the instance.
+  failure_confirmed BOOL NOT NULL DEFAULT false
+);
+
+CREATE INDEX IF NOT EXISTS instance_members_by_instance ON instance_members (instance_id);
+CREATE INDEX IF NOT EXISTS instance_members_by_node ON instance_members (node_id) WHERE removed_at IS NULL;
+
+CREATE TABLE IF NOT EXISTS member_revisions (
+  member_id UUID NOT NULL,
+  revision INT8 NOT NULL,
+  -- protocol.Workload in protobuf with nothing but its services: frozen, so that a newer hub compiles the same bytes.
+  services BYTEA NOT NULL,
+  PRIMARY KEY (member_id, revision)
+);
+
+CREATE TABLE IF NOT EXISTS instance_operations (
+  id UUID PRIMARY KEY,
+  instance_id UUID NOT NULL,
+  kind TEXT NOT NULL,
+  revision INT8 NOT NULL,
+  status TEXT NOT NULL,
+  reason TEXT NOT NULL,
+  requested_by_type TEXT NOT NULL,
+  requested_by_id TEXT NOT NULL,
+  correlation_id TEXT NOT NULL,
+  started_at TIMESTAMPTZ NOT NULL,
+  ended_at TIMESTAMPTZ,
+  -- Since when the instance has a later operation; NULL while this is its latest.
+  superseded_at TIMESTAMPTZ
+);
+
+CREATE INDEX IF NOT EXISTS instance_operations_by_instance ON instance_operations (instance_id);
+-- Operations that later ones of their instances have followed (instance.DeleteOldOperations).
+CREATE INDEX IF NOT EXISTS instance_operations_superseded ON instance_operations (superseded_at)
+  WHERE superseded_at IS NOT NULL;
+
+CREATE TABLE IF NOT EXISTS instance_reports (
+  node_id UUID PRIMARY KEY,
+  session_no INT8 NOT NULL,
+  counter INT8 NOT NULL,
+  reported_at TIMESTAMPTZ NOT NULL
+);

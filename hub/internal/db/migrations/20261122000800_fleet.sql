@@ -1,0 +1,104 @@
+-- Nodes, sites and sessions (hub/internal/fleet).
+-- +goose NO TRANSACTION
+-- +goose Up
+
+-- Nodes that share a LAN and a gossip key.
+CREATE TABLE IF NOT EXISTS sites (
+  id UUID PRIMARY KEY,
+  slug TEXT NOT NULL UNIQUE,
+  name TEXT NOT NULL,
+  created_at TIMESTAMPTZ NOT NULL
+);
+
+-- public_key is the node's own Ed25519 key and never changes: another key is another node.
+-- incarnation, accepted_* and bundle_version are what the node itself said last; they tell a store that fell behind.
+CREATE TABLE IF NOT EXISTS nodes (
+  id UUID PRIMARY KEY,
+  site_id UUID NOT NULL,
+  hostname TEXT NOT NULL,
+  public_key BYTEA NOT NULL UNIQUE,
+  resource_version INT8 NOT NULL,
+  draining BOOL NOT NULL DEFAULT false,
+  banned_at TIMESTAMPTZ,
+  ban_reason TEXT NOT NULL DEFAULT '',
+  certificate_expires_at TIMESTAMPTZ NOT NULL,
+  incarnation TEXT NOT NULL DEFAULT '',
+  accepted_epoch INT8 NOT NULL DEFAULT 0,
+  accepted_generation INT8 NOT NULL DEFAULT 0,
+  bundle_version INT8 NOT NULL DEFAULT 0,
+  agent_version TEXT NOT NULL DEFAULT '',
+  protocol_version INT8 NOT NULL DEFAULT 0,
+  features JSONB NOT NULL,
+  facts JSONB NOT NULL,
+  conditions JSONB NOT NULL,
+  created_at TIMESTAMPTZ NOT NULL,
+  updated_at TIMESTAMPTZ NOT NULL,
+  -- NULL where the node is not quarantined.
+  quarantined_at TIMESTAMPTZ,
+  quarantine_reason TEXT NOT NULL DEFAULT '',
+  -- Incarnations that were heard while the node was quarantined, newest last: a store that bears one must take a new
+  -- one.
+  suspect_incarnations JSONB NOT NULL DEFAULT '[]',
+  -- When an admin took the node out of the mesh for good.
+  removed_at TIMESTAMPTZ,
+  -- Whether it was gone when it was removed, so that nobody proved what became of its workloads.
+  lost BOOL NOT NULL DEFAULT false,
+  remove_reason TEXT NOT NULL DEFAULT '',
+  -- What placement needs of the facts, which are for showing only.
+  cpu_cores INT8 NOT NULL DEFAULT 0,
+  -- As nodes.cpu_cores.
+  memory_bytes INT8 NOT NULL DEFAULT 0,
+  -- Tells whether a hello brings other facts, without reading them.
+  facts_sha256 BYTEA NOT NULL DEFAULT ''::BYTEA
+);
+
+-- Only the digest of the secret is kept. A used token names the node that it let in.
+CREATE TABLE IF NOT EXISTS join_tokens (
+  id UUID PRIMARY KEY,
+  secret_sha256 BYTEA NOT NULL UNIQUE,
+  site_id UUID NOT NULL,
+  description TEXT NOT NULL,
+  created_by TEXT NOT NULL,
+  created_at TIMESTAMPTZ NOT NULL,
+  expires_at TIMESTAMPTZ NOT NULL,
+  used_at TIMESTAMPTZ,
+  node_id UUID
+);
+
+-- rev grows with every command that touches the node; a generation is saved only if it is still the one that was
+-- compiled.
+CREATE TABLE IF NOT EXISTS node_intents (
+  node_id UUID PRIMARY KEY,
+  rev INT8 NOT NULL
+);
+
+-- Which connection of a node counts. report_counter guards against late reports: lower loses. reachable is what others
+-- were told last; it follows silence and contact with some patience.
+CREATE TABLE IF NOT EXISTS node_sessions (
+  node_id UUID PRIMARY KEY,
+  session_no INT8 NOT NULL,
+  replica_id TEXT NOT NULL,
+  report_counter INT8 NOT NULL,
+  connected_at TIMESTAMPTZ NOT NULL,
+  seen_at TIMESTAMPTZ NOT NULL,
+  reachable BOOL NOT NULL,
+  disconnected_at TIMESTAMPTZ,
+  -- The last session that the process behind the present one was welcomed to before, as it says; 0 for a process that
+  -- is new.
+  last_session INT8 NOT NULL DEFAULT 0,
+  -- The newest session in which a report was taken; 0 for none since the last release from quarantine.
+  reported_session INT8 NOT NULL DEFAULT 0
+);
+
+-- Documents that a node refused; only the newest few of each node are kept.
+CREATE TABLE IF NOT EXISTS node_refusals (
+  node_id UUID NOT NULL,
+  id UUID NOT NULL,
+  document TEXT NOT NULL,
+  epoch INT8 NOT NULL,
+  generation INT8 NOT NULL,
+  reason TEXT NOT NULL,
+  detail TEXT NOT NULL,
+  at TIMESTAMPTZ NOT NULL,
+  PRIMARY KEY (node_id, id)
+);
