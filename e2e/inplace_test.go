@@ -16,34 +16,54 @@ import (
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// yesterdaysCommit is the release before this one: what hosts run until they upgrade.
-const yesterdaysCommit = "3b3942e8"
+// upgradeFrom names another version than the last release for the upgrade test to begin with.
+const upgradeFrom = "GPUAAS_UPGRADE_FROM"
 
-// yesterday is the directory of the earlier release's programs, which TestMain has built.
-func yesterday(t *testing.T) string {
-	t.Helper()
-	bin := yesterdaysBin(source(t))
-	if _, err := os.Stat(filepath.Join(bin, "done")); err != nil {
-		t.Skipf("the history does not reach back to %s (a shallow clone?), so its programs cannot be built: %v",
-			yesterdaysCommit, err)
+// release is a version whose programs are built from the tree's own history.
+type release struct{ name, commit string }
+
+// lastRelease returns the newest version tag, or what upgradeFrom names; ok is false where there is none.
+func lastRelease(root string) (r release, ok bool, err error) {
+	r.name = os.Getenv(upgradeFrom)
+	if r.name == "" {
+		tags, err := exec.Command("git", "-C", root, "tag", "--list", "v*", "--sort=-v:refname").Output()
+		if err != nil || len(tags) == 0 {
+			return release{}, false, nil //nolint:nilerr // a tree without git has no releases; the tests say so
+		}
+		r.name, _, _ = strings.Cut(string(tags), "\n")
 	}
-	return bin
+	commit, err := exec.Command("git", "-C", root, "rev-parse", "--verify", r.name+"^{commit}").Output()
+	if err != nil {
+		return release{}, false, fmt.Errorf("find version %s: %w", r.name, err)
+	}
+	r.commit = strings.TrimSpace(string(commit))
+	return r, true, nil
 }
 
-func yesterdaysBin(root string) string {
-	return filepath.Join(root, ".cache", "yesterday", yesterdaysCommit, "bin")
+func (r release) bin(root string) string {
+	return filepath.Join(root, ".cache", "release", r.commit, "bin")
 }
 
-// buildYesterday builds the programs of the earlier release from the tree's own history, once. A history that does not
-// reach back to it has none, and the tests that need them say so.
-func buildYesterday(root string) error {
-	bin := yesterdaysBin(root)
+// releaseBin is the directory of the last release's programs, which TestMain has built.
+func releaseBin(t *testing.T) string {
+	t.Helper()
+	r, ok, err := lastRelease(source(t))
+	require.NoError(t, err)
+	if !ok {
+		t.Skipf("no release is tagged yet; set %s to a commit to upgrade from that", upgradeFrom)
+	}
+	return r.bin(source(t))
+}
+
+// buildRelease builds the programs of the last release once.
+func buildRelease(root string) error {
+	r, ok, err := lastRelease(root)
+	if err != nil || !ok {
+		return err
+	}
+	bin := r.bin(root)
 	if _, err := os.Stat(filepath.Join(bin, "done")); err == nil {
 		return nil
-	}
-	history := exec.Command("git", "-C", root, "cat-file", "-e", yesterdaysCommit+"^{commit}")
-	if err := history.Run(); err != nil {
-		return nil //nolint:nilerr // the tests that need the release say that it is missing
 	}
 	src := filepath.Join(filepath.Dir(bin), "src")
 	if err := errors.Join(os.RemoveAll(filepath.Dir(bin)), os.MkdirAll(src, 0o700)); err != nil {
@@ -51,10 +71,9 @@ func buildYesterday(root string) error {
 	}
 	script := `git -C "$1" archive "$2" | tar -x -C "$3" && cd "$3" && CGO_ENABLED=0 go build -trimpath -buildvcs=false ` +
 		`-ldflags '-s -w' -o "$4/" ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent ./pkg/cmd/gpuaas && touch "$4/done"`
-	out, err := exec.Command("bash", "-o", "pipefail", "-ec", script, "bash", root, yesterdaysCommit, src,
-		bin).CombinedOutput()
+	out, err := exec.Command("bash", "-o", "pipefail", "-ec", script, "bash", root, r.commit, src, bin).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("build the release of %s: %w: %s", yesterdaysCommit, err, out)
+		return fmt.Errorf("build release %s: %w: %s", r.name, err, out)
 	}
 	return os.RemoveAll(src)
 }
@@ -75,11 +94,9 @@ func (w *world) swapAgent(bin string) {
 	w.restartAgent(w.agent)
 }
 
-// A node is upgraded, then the hub: the app that runs is untouched, others come and go, and the bill is right. The
-// order matters: an agent of yesterday may restart a container while a newer hub words its document anew. Neither goes
-// back: a node has sealed its store, and the hub keeps its books in other tables.
+// A node is upgraded, then the hub: the app that runs is untouched, others come and go, and the bill is right.
 func TestANodeAndThenTheHubAreUpgradedInPlace(t *testing.T) {
-	old, today := yesterday(t), binaries(t)
+	old, today := releaseBin(t), binaries(t)
 	steps := []struct {
 		name string
 		take func(*world)
@@ -165,10 +182,9 @@ func (w *world) hasNoAddressTwice() {
 	require.GreaterOrEqual(w.t, len(whose), 2)
 }
 
-// Whoever asks a program of yesterday for its version is told so: the test above would prove nothing with today's
-// twice.
-func TestYesterdaysProgramsAreNotTodays(t *testing.T) {
-	old, today := yesterday(t), binaries(t)
+// The upgrade test would prove nothing with today's programs twice.
+func TestReleasedProgramsAreNotTodays(t *testing.T) {
+	old, today := releaseBin(t), binaries(t)
 	for _, b := range []string{"gpuaas-hub", "gpuaas-agent"} {
 		sums, err := exec.Command("sha256sum", filepath.Join(old, b), filepath.Join(today, b)).Output()
 		require.NoError(t, err)

@@ -89,7 +89,7 @@ func prepare(root string) error {
 	if _, err := jupyter.Build(ctx, filepath.Join(root, ".cache"), os.Stderr); err != nil {
 		return err
 	}
-	if err := buildYesterday(root); err != nil {
+	if err := buildRelease(root); err != nil {
 		return err
 	}
 	return installBrowser(ctx, filepath.Join(root, "e2e", "browser"), filepath.Join(root, ".cache", "npm"))
