@@ -23,23 +23,22 @@ type report struct {
 	Results []Result `json:"results"`
 }
 
-// machine is what the numbers were measured on.
+// machine is what the numbers were measured on. It does not name the machine.
 type machine struct {
-	CPUs      int    `json:"cpus"`
-	MemoryMiB uint64 `json:"memory_mib"`
-	Kernel    string `json:"kernel"`
-	Go        string `json:"go"`
+	OS           string `json:"os"`
+	Architecture string `json:"architecture"`
+	CPUs         int    `json:"cpus"`
+	MemoryMiB    uint64 `json:"memory_mib"`
+	Go           string `json:"go"`
 }
 
 func thisMachine() machine {
-	m := machine{CPUs: runtime.NumCPU(), Go: runtime.Version()}
+	m := machine{
+		OS: runtime.GOOS, Architecture: runtime.GOARCH, CPUs: runtime.NumCPU(), Go: runtime.Version(),
+	}
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) == nil {
 		m.MemoryMiB = uint64(info.Totalram) * uint64(info.Unit) >> 20
-	}
-	var name unix.Utsname
-	if unix.Uname(&name) == nil {
-		m.Kernel = unix.ByteSliceToString(name.Release[:])
 	}
 	return m
 }
