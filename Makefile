@@ -54,7 +54,8 @@ check: tools generate-check ## format, linters (vet is one), room rules, generat
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'gofmt would change these'; exit 1; }
 	@golangci-lint run ./...
 	@$(GO) test -vet=off ./docs/... # links, cited documents, the tests of each law
-	@big=$$(git ls-files -z | xargs -0 -r stat -c '%s %n' 2>/dev/null | awk '$$1 > 1048576'); test -z "$$big" || { echo "$$big"; echo 'a tracked file is above 1 MiB: what is built is not kept here'; exit 1; }
+	@$(GO) mod tidy -diff && cd e2e/sqlcheck && $(GO) mod tidy -diff
+	@$(GO) run ./deploy/treecheck # large files, keys, words, long files and functions
 
 .PHONY: generate
 generate: tools ## write the generated files anew

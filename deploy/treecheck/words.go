@@ -1,0 +1,148 @@
+package main
+
+import (
+	"bytes"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path"
+	"regexp"
+	"strings"
+	"unicode"
+)
+
+const (
+	// maxFileLines and maxFunctionLines bound what is written by hand; a function's comments do not count.
+	maxFileLines     = 500
+	maxFunctionLines = 70
+)
+
+var (
+	// unwantedName is a part of an identifier or of a file's name that this project has a plain word for.
+	unwantedName = regexp.MustCompile(`^(whoever|heard|greet(s|ed)?|bring(s)?|brought|walls|look(s|ed)?|lull|breath|` +
+		`calm|crowd|lanes?|beats?|doors?|truth|witness|yesterday|mortal)$`)
+	// unwantedText is a word or phrase of a comment that this project has a plain word for.
+	unwantedText = regexp.MustCompile(`(?i)\b(whoever|somebody|heard|greet(s|ed)?|bring(s|ing)?|brought|walls|` +
+		`look(s|ed|ing)?|lull|breath|calm|crowd|lanes?|beats?|doors?|truth|witness|yesterday|mortal|` +
+		`of the moment|is wanted|which of it|is told)\b`)
+	// generatedMark is the line that generators write (https://go.dev/s/generatedcode).
+	generatedMark = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
+)
+
+// addGoFile counts what is wrong in a Go file; generated and other files count nothing.
+func (c counts) addGoFile(file string, content []byte) error {
+	if path.Ext(file) != ".go" || generatedMark.Match(content) {
+		return nil
+	}
+	if lines := bytes.Count(content, []byte("\n")); lines > maxFileLines {
+		c[key{kind: "lines", place: file}] = lines
+	}
+	files := token.NewFileSet()
+	parsed, err := parser.ParseFile(files, file, content, parser.ParseComments|parser.SkipObjectResolution)
+	if err != nil {
+		return err
+	}
+	for name, lines := range longFunctions(files, parsed, content) {
+		c[key{kind: "function", place: path.Dir(file) + "." + name}] = lines
+	}
+	if words := unwantedWords(file, parsed); len(words) > 0 {
+		c[key{kind: "words", place: path.Dir(file)}] += len(words)
+	}
+	return nil
+}
+
+// longFunctions are the functions above the limit, with the lines of their bodies.
+func longFunctions(files *token.FileSet, parsed *ast.File, content []byte) map[string]int {
+	lines := strings.Split(string(content), "\n")
+	long := map[string]int{}
+	for _, declaration := range parsed.Decls {
+		function, ok := declaration.(*ast.FuncDecl)
+		if !ok || function.Body == nil {
+			continue
+		}
+		count := 0
+		for n := files.Position(function.Body.Lbrace).Line + 1; n < files.Position(function.Body.Rbrace).Line; n++ {
+			if !strings.HasPrefix(strings.TrimSpace(lines[n-1]), "//") {
+				count++
+			}
+		}
+		if count > maxFunctionLines {
+			long[function.Name.Name] = count
+		}
+	}
+	return long
+}
+
+// unwantedWords finds the words in the file's name, in the names that it declares and in its comments. Strings belong
+// to what users read and are not searched.
+func unwantedWords(file string, parsed *ast.File) []string {
+	var words []string
+	addName := func(name string) {
+		for part := range strings.FieldsFuncSeq(splitCamelCase(name), func(r rune) bool { return !unicode.IsLetter(r) }) {
+			if unwantedName.MatchString(strings.ToLower(part)) {
+				words = append(words, name)
+			}
+		}
+	}
+	addName(strings.TrimSuffix(path.Base(file), ".go"))
+	addName(parsed.Name.Name)
+	ast.Inspect(parsed, func(node ast.Node) bool {
+		for _, name := range declaredNames(node) {
+			addName(name.Name)
+		}
+		return true
+	})
+	for _, group := range parsed.Comments {
+		var text []string
+		for _, comment := range group.List {
+			text = append(text, strings.Fields(strings.TrimPrefix(comment.Text, "//"))...)
+		}
+		words = append(words, unwantedText.FindAllString(strings.Join(text, " "), -1)...)
+	}
+	return words
+}
+
+// declaredNames are the names that a node declares; names of other packages' declarations are theirs to choose.
+func declaredNames(node ast.Node) []*ast.Ident {
+	var expressions []ast.Expr
+	switch n := node.(type) {
+	case *ast.FuncDecl:
+		return []*ast.Ident{n.Name}
+	case *ast.TypeSpec:
+		return []*ast.Ident{n.Name}
+	case *ast.ValueSpec:
+		return n.Names
+	case *ast.Field:
+		return n.Names
+	case *ast.AssignStmt:
+		if n.Tok == token.DEFINE {
+			expressions = n.Lhs
+		}
+	case *ast.RangeStmt:
+		if n.Tok == token.DEFINE {
+			expressions = []ast.Expr{n.Key, n.Value}
+		}
+	}
+	var names []*ast.Ident
+	for _, e := range expressions {
+		if name, ok := e.(*ast.Ident); ok {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// splitCamelCase separates the words of a name: "lookAgain" is "look Again", "HTTPDoor" is "HTTP Door".
+func splitCamelCase(name string) string {
+	var out strings.Builder
+	letters := []rune(name)
+	for i, r := range letters {
+		afterLower := i > 0 && !unicode.IsUpper(letters[i-1])
+		beforeLower := i > 0 && i+1 < len(letters) && unicode.IsLower(letters[i+1])
+		if unicode.IsUpper(r) && (afterLower || beforeLower) {
+			out.WriteByte(' ')
+		}
+		out.WriteRune(r)
+	}
+	return out.String()
+}
