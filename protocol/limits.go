@@ -2,7 +2,7 @@ package protocol
 
 // Byte limits of what crosses the wire. A longer message is refused with RefusalTooLarge before it is read.
 const (
-	// MaxControlBytes limits one HubMessage, and a NodeMessage that answers a restored hub (Brought).
+	// MaxControlBytes limits one HubMessage, and a NodeMessage that carries a StateUpload.
 	MaxControlBytes = 8 << 20
 	// MaxHelloBytes limits the first message of a node, which a hub reads before it knows more than the certificate.
 	MaxHelloBytes = 64 << 10

@@ -205,7 +205,7 @@ type TrustBundle struct {
 	Roles         []*Role                `protobuf:"bytes,4,rep,name=roles,proto3" json:"roles,omitempty"`
 	RevokedKeyIds []string               `protobuf:"bytes,5,rep,name=revoked_key_ids,json=revokedKeyIds,proto3" json:"revoked_key_ids,omitempty"`
 	IssuedAt      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
-	// Passing it is a condition of a node, never a refusal. Absent in bundles from before 2026-11-22.
+	// Passing it is a condition of a node, never a refusal.
 	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
 	// Nothing below these versions is started any more. What runs goes on.
 	MinVersions   []*MinVersion `protobuf:"bytes,8,rep,name=min_versions,json=minVersions,proto3" json:"min_versions,omitempty"`
@@ -1863,7 +1863,7 @@ func (x *UsageRecord) GetFinal() bool {
 type StreamHeader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Kind  StreamHeader_Kind      `protobuf:"varint,1,opt,name=kind,proto3,enum=gpuaas.v1.StreamHeader_Kind" json:"kind,omitempty"`
-	// W3C trace context of whoever opened the stream.
+	// W3C trace context of the side that opened the stream.
 	Traceparent   string `protobuf:"bytes,2,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1919,10 +1919,10 @@ type NodeMessage struct {
 	// Types that are valid to be assigned to Message:
 	//
 	//	*NodeMessage_Hello
-	//	*NodeMessage_Accepted
-	//	*NodeMessage_Refused
+	//	*NodeMessage_Ack
+	//	*NodeMessage_Nack
 	//	*NodeMessage_Report
-	//	*NodeMessage_Brought
+	//	*NodeMessage_StateUpload
 	Message       isNodeMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1974,19 +1974,19 @@ func (x *NodeMessage) GetHello() *Hello {
 	return nil
 }
 
-func (x *NodeMessage) GetAccepted() *Accepted {
+func (x *NodeMessage) GetAck() *Ack {
 	if x != nil {
-		if x, ok := x.Message.(*NodeMessage_Accepted); ok {
-			return x.Accepted
+		if x, ok := x.Message.(*NodeMessage_Ack); ok {
+			return x.Ack
 		}
 	}
 	return nil
 }
 
-func (x *NodeMessage) GetRefused() *Refused {
+func (x *NodeMessage) GetNack() *Nack {
 	if x != nil {
-		if x, ok := x.Message.(*NodeMessage_Refused); ok {
-			return x.Refused
+		if x, ok := x.Message.(*NodeMessage_Nack); ok {
+			return x.Nack
 		}
 	}
 	return nil
@@ -2001,10 +2001,10 @@ func (x *NodeMessage) GetReport() *Report {
 	return nil
 }
 
-func (x *NodeMessage) GetBrought() *Brought {
+func (x *NodeMessage) GetStateUpload() *StateUpload {
 	if x != nil {
-		if x, ok := x.Message.(*NodeMessage_Brought); ok {
-			return x.Brought
+		if x, ok := x.Message.(*NodeMessage_StateUpload); ok {
+			return x.StateUpload
 		}
 	}
 	return nil
@@ -2018,31 +2018,31 @@ type NodeMessage_Hello struct {
 	Hello *Hello `protobuf:"bytes,1,opt,name=hello,proto3,oneof"`
 }
 
-type NodeMessage_Accepted struct {
-	Accepted *Accepted `protobuf:"bytes,2,opt,name=accepted,proto3,oneof"`
+type NodeMessage_Ack struct {
+	Ack *Ack `protobuf:"bytes,2,opt,name=ack,proto3,oneof"`
 }
 
-type NodeMessage_Refused struct {
-	Refused *Refused `protobuf:"bytes,3,opt,name=refused,proto3,oneof"`
+type NodeMessage_Nack struct {
+	Nack *Nack `protobuf:"bytes,3,opt,name=nack,proto3,oneof"`
 }
 
 type NodeMessage_Report struct {
 	Report *Report `protobuf:"bytes,4,opt,name=report,proto3,oneof"`
 }
 
-type NodeMessage_Brought struct {
-	Brought *Brought `protobuf:"bytes,5,opt,name=brought,proto3,oneof"`
+type NodeMessage_StateUpload struct {
+	StateUpload *StateUpload `protobuf:"bytes,5,opt,name=state_upload,json=stateUpload,proto3,oneof"`
 }
 
 func (*NodeMessage_Hello) isNodeMessage_Message() {}
 
-func (*NodeMessage_Accepted) isNodeMessage_Message() {}
+func (*NodeMessage_Ack) isNodeMessage_Message() {}
 
-func (*NodeMessage_Refused) isNodeMessage_Message() {}
+func (*NodeMessage_Nack) isNodeMessage_Message() {}
 
 func (*NodeMessage_Report) isNodeMessage_Message() {}
 
-func (*NodeMessage_Brought) isNodeMessage_Message() {}
+func (*NodeMessage_StateUpload) isNodeMessage_Message() {}
 
 // HubMessage goes down the control stream.
 type HubMessage struct {
@@ -2054,7 +2054,7 @@ type HubMessage struct {
 	//	*HubMessage_PushLeases
 	//	*HubMessage_PushBundle
 	//	*HubMessage_ReportAck
-	//	*HubMessage_Goodbye
+	//	*HubMessage_GoAway
 	Message       isHubMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2142,10 +2142,10 @@ func (x *HubMessage) GetReportAck() *ReportAck {
 	return nil
 }
 
-func (x *HubMessage) GetGoodbye() *Goodbye {
+func (x *HubMessage) GetGoAway() *GoAway {
 	if x != nil {
-		if x, ok := x.Message.(*HubMessage_Goodbye); ok {
-			return x.Goodbye
+		if x, ok := x.Message.(*HubMessage_GoAway); ok {
+			return x.GoAway
 		}
 	}
 	return nil
@@ -2175,8 +2175,8 @@ type HubMessage_ReportAck struct {
 	ReportAck *ReportAck `protobuf:"bytes,5,opt,name=report_ack,json=reportAck,proto3,oneof"`
 }
 
-type HubMessage_Goodbye struct {
-	Goodbye *Goodbye `protobuf:"bytes,6,opt,name=goodbye,proto3,oneof"`
+type HubMessage_GoAway struct {
+	GoAway *GoAway `protobuf:"bytes,6,opt,name=go_away,json=goAway,proto3,oneof"`
 }
 
 func (*HubMessage_Welcome) isHubMessage_Message() {}
@@ -2189,7 +2189,7 @@ func (*HubMessage_PushBundle) isHubMessage_Message() {}
 
 func (*HubMessage_ReportAck) isHubMessage_Message() {}
 
-func (*HubMessage_Goodbye) isHubMessage_Message() {}
+func (*HubMessage_GoAway) isHubMessage_Message() {}
 
 // Hello opens a session. The node's id comes from its certificate, never from here.
 type Hello struct {
@@ -2534,13 +2534,13 @@ type Welcome struct {
 	// SHA-256 of the payload of posted_segment, empty for none. A store that has sealed another segment under that number has
 	// gone on from an older copy of itself, and takes a new incarnation.
 	PostedSha256 []byte `protobuf:"bytes,7,opt,name=posted_sha256,json=postedSha256,proto3" json:"posted_sha256,omitempty"`
-	// Why the hub has quarantined this node, empty where it has not: it gets no new states and leases, and its reports are not
-	// taken; what runs under lease goes on, and its usage is billed.
-	Quarantined string `protobuf:"bytes,8,opt,name=quarantined,proto3" json:"quarantined,omitempty"`
-	// The hub was restored from a backup and has not heard of this node since: bring what you have (Brought).
-	Bring         bool `protobuf:"varint,9,opt,name=bring,proto3" json:"bring,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Why the hub has quarantined this node; empty where it has not. A quarantined node gets no new states and leases, and the
+	// hub ignores its reports. Leased workloads keep running, and their usage is billed.
+	QuarantineReason string `protobuf:"bytes,8,opt,name=quarantine_reason,json=quarantineReason,proto3" json:"quarantine_reason,omitempty"`
+	// The hub was restored from a backup and does not know what it sent to this node since: the node answers with StateUpload.
+	RequestStateUpload bool `protobuf:"varint,9,opt,name=request_state_upload,json=requestStateUpload,proto3" json:"request_state_upload,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Welcome) Reset() {
@@ -2622,16 +2622,16 @@ func (x *Welcome) GetPostedSha256() []byte {
 	return nil
 }
 
-func (x *Welcome) GetQuarantined() string {
+func (x *Welcome) GetQuarantineReason() string {
 	if x != nil {
-		return x.Quarantined
+		return x.QuarantineReason
 	}
 	return ""
 }
 
-func (x *Welcome) GetBring() bool {
+func (x *Welcome) GetRequestStateUpload() bool {
 	if x != nil {
-		return x.Bring
+		return x.RequestStateUpload
 	}
 	return false
 }
@@ -2821,27 +2821,28 @@ func (x *ReportAck) GetCounter() uint64 {
 	return 0
 }
 
-type Goodbye struct {
+// GoAway ends the session; the reason is for logs.
+type GoAway struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Goodbye) Reset() {
-	*x = Goodbye{}
+func (x *GoAway) Reset() {
+	*x = GoAway{}
 	mi := &file_protocol_messages_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Goodbye) String() string {
+func (x *GoAway) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Goodbye) ProtoMessage() {}
+func (*GoAway) ProtoMessage() {}
 
-func (x *Goodbye) ProtoReflect() protoreflect.Message {
+func (x *GoAway) ProtoReflect() protoreflect.Message {
 	mi := &file_protocol_messages_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2853,20 +2854,20 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
-func (*Goodbye) Descriptor() ([]byte, []int) {
+// Deprecated: Use GoAway.ProtoReflect.Descriptor instead.
+func (*GoAway) Descriptor() ([]byte, []int) {
 	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
 }
 
-func (x *Goodbye) GetReason() string {
+func (x *GoAway) GetReason() string {
 	if x != nil {
 		return x.Reason
 	}
 	return ""
 }
 
-// Accepted: the document is checked and synced to disk.
-type Accepted struct {
+// Ack says that the document is verified and synced to disk.
+type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// state, leases or bundle.
 	Document      string `protobuf:"bytes,1,opt,name=document,proto3" json:"document,omitempty"`
@@ -2876,20 +2877,20 @@ type Accepted struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Accepted) Reset() {
-	*x = Accepted{}
+func (x *Ack) Reset() {
+	*x = Ack{}
 	mi := &file_protocol_messages_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Accepted) String() string {
+func (x *Ack) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Accepted) ProtoMessage() {}
+func (*Ack) ProtoMessage() {}
 
-func (x *Accepted) ProtoReflect() protoreflect.Message {
+func (x *Ack) ProtoReflect() protoreflect.Message {
 	mi := &file_protocol_messages_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2901,34 +2902,34 @@ func (x *Accepted) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Accepted.ProtoReflect.Descriptor instead.
-func (*Accepted) Descriptor() ([]byte, []int) {
+// Deprecated: Use Ack.ProtoReflect.Descriptor instead.
+func (*Ack) Descriptor() ([]byte, []int) {
 	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
 }
 
-func (x *Accepted) GetDocument() string {
+func (x *Ack) GetDocument() string {
 	if x != nil {
 		return x.Document
 	}
 	return ""
 }
 
-func (x *Accepted) GetEpoch() uint64 {
+func (x *Ack) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
 	}
 	return 0
 }
 
-func (x *Accepted) GetGeneration() uint64 {
+func (x *Ack) GetGeneration() uint64 {
 	if x != nil {
 		return x.Generation
 	}
 	return 0
 }
 
-// Refused: the document changed nothing. reason is one of the Refusal… constants of this package.
-type Refused struct {
+// Nack says that the document changed nothing. reason is one of the Refusal… constants of this package.
+type Nack struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Document      string                 `protobuf:"bytes,1,opt,name=document,proto3" json:"document,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
@@ -2939,20 +2940,20 @@ type Refused struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Refused) Reset() {
-	*x = Refused{}
+func (x *Nack) Reset() {
+	*x = Nack{}
 	mi := &file_protocol_messages_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Refused) String() string {
+func (x *Nack) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Refused) ProtoMessage() {}
+func (*Nack) ProtoMessage() {}
 
-func (x *Refused) ProtoReflect() protoreflect.Message {
+func (x *Nack) ProtoReflect() protoreflect.Message {
 	mi := &file_protocol_messages_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2964,49 +2965,49 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Refused.ProtoReflect.Descriptor instead.
-func (*Refused) Descriptor() ([]byte, []int) {
+// Deprecated: Use Nack.ProtoReflect.Descriptor instead.
+func (*Nack) Descriptor() ([]byte, []int) {
 	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
 }
 
-func (x *Refused) GetDocument() string {
+func (x *Nack) GetDocument() string {
 	if x != nil {
 		return x.Document
 	}
 	return ""
 }
 
-func (x *Refused) GetEpoch() uint64 {
+func (x *Nack) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
 	}
 	return 0
 }
 
-func (x *Refused) GetGeneration() uint64 {
+func (x *Nack) GetGeneration() uint64 {
 	if x != nil {
 		return x.Generation
 	}
 	return 0
 }
 
-func (x *Refused) GetReason() string {
+func (x *Nack) GetReason() string {
 	if x != nil {
 		return x.Reason
 	}
 	return ""
 }
 
-func (x *Refused) GetDetail() string {
+func (x *Nack) GetDetail() string {
 	if x != nil {
 		return x.Detail
 	}
 	return ""
 }
 
-// Brought answers a welcome that asks for it: what the node has accepted and a restored hub may have forgotten. Documents that do
-// not fit into one message come in several, which all name the same state.
-type Brought struct {
+// StateUpload answers a welcome with request_state_upload: everything that the node has accepted. Documents that do not fit
+// into one message come in several, which all name the same state.
+type StateUpload struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The newest trust bundle that the node holds.
 	Bundle *Envelope `protobuf:"bytes,1,opt,name=bundle,proto3" json:"bundle,omitempty"`
@@ -3022,20 +3023,20 @@ type Brought struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Brought) Reset() {
-	*x = Brought{}
+func (x *StateUpload) Reset() {
+	*x = StateUpload{}
 	mi := &file_protocol_messages_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Brought) String() string {
+func (x *StateUpload) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Brought) ProtoMessage() {}
+func (*StateUpload) ProtoMessage() {}
 
-func (x *Brought) ProtoReflect() protoreflect.Message {
+func (x *StateUpload) ProtoReflect() protoreflect.Message {
 	mi := &file_protocol_messages_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3047,40 +3048,40 @@ func (x *Brought) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Brought.ProtoReflect.Descriptor instead.
-func (*Brought) Descriptor() ([]byte, []int) {
+// Deprecated: Use StateUpload.ProtoReflect.Descriptor instead.
+func (*StateUpload) Descriptor() ([]byte, []int) {
 	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
 }
 
-func (x *Brought) GetBundle() *Envelope {
+func (x *StateUpload) GetBundle() *Envelope {
 	if x != nil {
 		return x.Bundle
 	}
 	return nil
 }
 
-func (x *Brought) GetState() *Envelope {
+func (x *StateUpload) GetState() *Envelope {
 	if x != nil {
 		return x.State
 	}
 	return nil
 }
 
-func (x *Brought) GetParts() [][]byte {
+func (x *StateUpload) GetParts() [][]byte {
 	if x != nil {
 		return x.Parts
 	}
 	return nil
 }
 
-func (x *Brought) GetLeases() []*Envelope {
+func (x *StateUpload) GetLeases() []*Envelope {
 	if x != nil {
 		return x.Leases
 	}
 	return nil
 }
 
-func (x *Brought) GetLast() bool {
+func (x *StateUpload) GetLast() bool {
 	if x != nil {
 		return x.Last
 	}
@@ -3615,8 +3616,8 @@ type UsageAck struct {
 	Incarnation     string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	PostedSegment   uint64                 `protobuf:"varint,2,opt,name=posted_segment,json=postedSegment,proto3" json:"posted_segment,omitempty"`
 	ArchivedSegment uint64                 `protobuf:"varint,3,opt,name=archived_segment,json=archivedSegment,proto3" json:"archived_segment,omitempty"`
-	// Set when the segment was not taken: chain_broken, out_of_order …
-	Refused string `protobuf:"bytes,4,opt,name=refused,proto3" json:"refused,omitempty"`
+	// Set when the hub did not accept the segment: one of the Refusal… constants.
+	NackReason string `protobuf:"bytes,4,opt,name=nack_reason,json=nackReason,proto3" json:"nack_reason,omitempty"`
 	// SHA-256 of the payload of posted_segment, as in Welcome.
 	PostedSha256  []byte `protobuf:"bytes,5,opt,name=posted_sha256,json=postedSha256,proto3" json:"posted_sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3674,9 +3675,9 @@ func (x *UsageAck) GetArchivedSegment() uint64 {
 	return 0
 }
 
-func (x *UsageAck) GetRefused() string {
+func (x *UsageAck) GetNackReason() string {
 	if x != nil {
-		return x.Refused
+		return x.NackReason
 	}
 	return ""
 }
@@ -3800,8 +3801,8 @@ func (*FetchRequest_Bundle) isFetchRequest_Request() {}
 
 type FetchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty when all went well; otherwise one of the Refusal… constants.
-	Refused        string          `protobuf:"bytes,1,opt,name=refused,proto3" json:"refused,omitempty"`
+	// Empty on success; otherwise one of the Refusal… constants.
+	ErrorReason    string          `protobuf:"bytes,1,opt,name=error_reason,json=errorReason,proto3" json:"error_reason,omitempty"`
 	Part           []byte          `protobuf:"bytes,2,opt,name=part,proto3" json:"part,omitempty"`
 	PullCredential *PullCredential `protobuf:"bytes,3,opt,name=pull_credential,json=pullCredential,proto3" json:"pull_credential,omitempty"`
 	Bundle         *Envelope       `protobuf:"bytes,4,opt,name=bundle,proto3" json:"bundle,omitempty"`
@@ -3839,9 +3840,9 @@ func (*FetchResponse) Descriptor() ([]byte, []int) {
 	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
 }
 
-func (x *FetchResponse) GetRefused() string {
+func (x *FetchResponse) GetErrorReason() string {
 	if x != nil {
-		return x.Refused
+		return x.ErrorReason
 	}
 	return ""
 }
@@ -4116,8 +4117,9 @@ func (x *LogsRequest) GetFollow() bool {
 }
 
 type TunnelResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Refused       string                 `protobuf:"bytes,1,opt,name=refused,proto3" json:"refused,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty on success.
+	ErrorReason   string `protobuf:"bytes,1,opt,name=error_reason,json=errorReason,proto3" json:"error_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4152,9 +4154,9 @@ func (*TunnelResponse) Descriptor() ([]byte, []int) {
 	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
 }
 
-func (x *TunnelResponse) GetRefused() string {
+func (x *TunnelResponse) GetErrorReason() string {
 	if x != nil {
-		return x.Refused
+		return x.ErrorReason
 	}
 	return ""
 }
@@ -4342,14 +4344,14 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"KIND_USAGE\x10\x02\x12\x0f\n" +
 	"\vKIND_TUNNEL\x10\x03\x12\x0e\n" +
 	"\n" +
-	"KIND_FETCH\x10\x04\"\x82\x02\n" +
+	"KIND_FETCH\x10\x04\"\xf7\x01\n" +
 	"\vNodeMessage\x12(\n" +
-	"\x05hello\x18\x01 \x01(\v2\x10.gpuaas.v1.HelloH\x00R\x05hello\x121\n" +
-	"\baccepted\x18\x02 \x01(\v2\x13.gpuaas.v1.AcceptedH\x00R\baccepted\x12.\n" +
-	"\arefused\x18\x03 \x01(\v2\x12.gpuaas.v1.RefusedH\x00R\arefused\x12+\n" +
-	"\x06report\x18\x04 \x01(\v2\x11.gpuaas.v1.ReportH\x00R\x06report\x12.\n" +
-	"\abrought\x18\x05 \x01(\v2\x12.gpuaas.v1.BroughtH\x00R\abroughtB\t\n" +
-	"\amessage\"\xd9\x02\n" +
+	"\x05hello\x18\x01 \x01(\v2\x10.gpuaas.v1.HelloH\x00R\x05hello\x12\"\n" +
+	"\x03ack\x18\x02 \x01(\v2\x0e.gpuaas.v1.AckH\x00R\x03ack\x12%\n" +
+	"\x04nack\x18\x03 \x01(\v2\x0f.gpuaas.v1.NackH\x00R\x04nack\x12+\n" +
+	"\x06report\x18\x04 \x01(\v2\x11.gpuaas.v1.ReportH\x00R\x06report\x12;\n" +
+	"\fstate_upload\x18\x05 \x01(\v2\x16.gpuaas.v1.StateUploadH\x00R\vstateUploadB\t\n" +
+	"\amessage\"\xd7\x02\n" +
 	"\n" +
 	"HubMessage\x12.\n" +
 	"\awelcome\x18\x01 \x01(\v2\x12.gpuaas.v1.WelcomeH\x00R\awelcome\x125\n" +
@@ -4360,8 +4362,8 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\vpush_bundle\x18\x04 \x01(\v2\x15.gpuaas.v1.PushBundleH\x00R\n" +
 	"pushBundle\x125\n" +
 	"\n" +
-	"report_ack\x18\x05 \x01(\v2\x14.gpuaas.v1.ReportAckH\x00R\treportAck\x12.\n" +
-	"\agoodbye\x18\x06 \x01(\v2\x12.gpuaas.v1.GoodbyeH\x00R\agoodbyeB\t\n" +
+	"report_ack\x18\x05 \x01(\v2\x14.gpuaas.v1.ReportAckH\x00R\treportAck\x12,\n" +
+	"\ago_away\x18\x06 \x01(\v2\x11.gpuaas.v1.GoAwayH\x00R\x06goAwayB\t\n" +
 	"\amessage\"\x87\x03\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12#\n" +
@@ -4398,7 +4400,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x06vendor\x18\x02 \x01(\tR\x06vendor\x12\x14\n" +
 	"\x05model\x18\x03 \x01(\tR\x05model\x12!\n" +
 	"\fmemory_bytes\x18\x04 \x01(\x04R\vmemoryBytes\x12\x16\n" +
-	"\x06health\x18\x05 \x01(\tR\x06health\"\xe2\x02\n" +
+	"\x06health\x18\x05 \x01(\tR\x06health\"\x89\x03\n" +
 	"\aWelcome\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x125\n" +
 	"\bhub_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\ahubTime\x12\x1d\n" +
@@ -4407,9 +4409,9 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x0fnew_incarnation\x18\x04 \x01(\bR\x0enewIncarnation\x12%\n" +
 	"\x0eposted_segment\x18\x05 \x01(\x04R\rpostedSegment\x12)\n" +
 	"\x10archived_segment\x18\x06 \x01(\x04R\x0farchivedSegment\x12#\n" +
-	"\rposted_sha256\x18\a \x01(\fR\fpostedSha256\x12 \n" +
-	"\vquarantined\x18\b \x01(\tR\vquarantined\x12\x14\n" +
-	"\x05bring\x18\t \x01(\bR\x05bring\"R\n" +
+	"\rposted_sha256\x18\a \x01(\fR\fpostedSha256\x12+\n" +
+	"\x11quarantine_reason\x18\b \x01(\tR\x10quarantineReason\x120\n" +
+	"\x14request_state_upload\x18\t \x01(\bR\x12requestStateUpload\"R\n" +
 	"\tPushState\x12/\n" +
 	"\benvelope\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\benvelope\x12\x14\n" +
 	"\x05parts\x18\x02 \x03(\fR\x05parts\"=\n" +
@@ -4420,24 +4422,24 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"PushBundle\x12/\n" +
 	"\benvelope\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\benvelope\"%\n" +
 	"\tReportAck\x12\x18\n" +
-	"\acounter\x18\x01 \x01(\x04R\acounter\"!\n" +
-	"\aGoodbye\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"\\\n" +
-	"\bAccepted\x12\x1a\n" +
+	"\acounter\x18\x01 \x01(\x04R\acounter\" \n" +
+	"\x06GoAway\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"W\n" +
+	"\x03Ack\x12\x1a\n" +
 	"\bdocument\x18\x01 \x01(\tR\bdocument\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
-	"generation\"\x8b\x01\n" +
-	"\aRefused\x12\x1a\n" +
+	"generation\"\x88\x01\n" +
+	"\x04Nack\x12\x1a\n" +
 	"\bdocument\x18\x01 \x01(\tR\bdocument\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
 	"generation\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x16\n" +
-	"\x06detail\x18\x05 \x01(\tR\x06detail\"\xb8\x01\n" +
-	"\aBrought\x12+\n" +
+	"\x06detail\x18\x05 \x01(\tR\x06detail\"\xbc\x01\n" +
+	"\vStateUpload\x12+\n" +
 	"\x06bundle\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\x06bundle\x12)\n" +
 	"\x05state\x18\x02 \x01(\v2\x13.gpuaas.v1.EnvelopeR\x05state\x12\x14\n" +
 	"\x05parts\x18\x03 \x03(\fR\x05parts\x12+\n" +
@@ -4493,12 +4495,13 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x13last_usage_sequence\x18\x03 \x01(\x04R\x11lastUsageSequence\x12 \n" +
 	"\vincarnation\x18\x04 \x01(\tR\vincarnation\"<\n" +
 	"\vUsageUpload\x12-\n" +
-	"\asegment\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\asegment\"\xbd\x01\n" +
+	"\asegment\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\asegment\"\xc4\x01\n" +
 	"\bUsageAck\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12%\n" +
 	"\x0eposted_segment\x18\x02 \x01(\x04R\rpostedSegment\x12)\n" +
-	"\x10archived_segment\x18\x03 \x01(\x04R\x0farchivedSegment\x12\x18\n" +
-	"\arefused\x18\x04 \x01(\tR\arefused\x12#\n" +
+	"\x10archived_segment\x18\x03 \x01(\x04R\x0farchivedSegment\x12\x1f\n" +
+	"\vnack_reason\x18\x04 \x01(\tR\n" +
+	"nackReason\x12#\n" +
 	"\rposted_sha256\x18\x05 \x01(\fR\fpostedSha256\"\xca\x01\n" +
 	"\fFetchRequest\x12!\n" +
 	"\vpart_sha256\x18\x01 \x01(\fH\x00R\n" +
@@ -4506,9 +4509,9 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x0fpull_credential\x18\x02 \x01(\v2 .gpuaas.v1.PullCredentialRequestH\x00R\x0epullCredential\x12\x18\n" +
 	"\x06bundle\x18\x03 \x01(\bH\x00R\x06bundle\x12%\n" +
 	"\x0ebundle_version\x18\x04 \x01(\x04R\rbundleVersionB\t\n" +
-	"\arequest\"\xae\x01\n" +
-	"\rFetchResponse\x12\x18\n" +
-	"\arefused\x18\x01 \x01(\tR\arefused\x12\x12\n" +
+	"\arequest\"\xb7\x01\n" +
+	"\rFetchResponse\x12!\n" +
+	"\ferror_reason\x18\x01 \x01(\tR\verrorReason\x12\x12\n" +
 	"\x04part\x18\x02 \x01(\fR\x04part\x12B\n" +
 	"\x0fpull_credential\x18\x03 \x01(\v2\x19.gpuaas.v1.PullCredentialR\x0epullCredential\x12+\n" +
 	"\x06bundle\x18\x04 \x01(\v2\x13.gpuaas.v1.EnvelopeR\x06bundle\"7\n" +
@@ -4530,9 +4533,9 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x1d\n" +
 	"\n" +
 	"tail_lines\x18\x03 \x01(\rR\ttailLines\x12\x16\n" +
-	"\x06follow\x18\x04 \x01(\bR\x06follow\"*\n" +
-	"\x0eTunnelResponse\x12\x18\n" +
-	"\arefused\x18\x01 \x01(\tR\arefusedB#Z!github.com/gpuaas/gpuaas/protocolb\x06proto3"
+	"\x06follow\x18\x04 \x01(\bR\x06follow\"3\n" +
+	"\x0eTunnelResponse\x12!\n" +
+	"\ferror_reason\x18\x01 \x01(\tR\verrorReasonB#Z!github.com/gpuaas/gpuaas/protocolb\x06proto3"
 
 var (
 	file_protocol_messages_proto_rawDescOnce sync.Once
@@ -4582,10 +4585,10 @@ var file_protocol_messages_proto_goTypes = []any{
 	(*PushLeases)(nil),            // 30: gpuaas.v1.PushLeases
 	(*PushBundle)(nil),            // 31: gpuaas.v1.PushBundle
 	(*ReportAck)(nil),             // 32: gpuaas.v1.ReportAck
-	(*Goodbye)(nil),               // 33: gpuaas.v1.Goodbye
-	(*Accepted)(nil),              // 34: gpuaas.v1.Accepted
-	(*Refused)(nil),               // 35: gpuaas.v1.Refused
-	(*Brought)(nil),               // 36: gpuaas.v1.Brought
+	(*GoAway)(nil),                // 33: gpuaas.v1.GoAway
+	(*Ack)(nil),                   // 34: gpuaas.v1.Ack
+	(*Nack)(nil),                  // 35: gpuaas.v1.Nack
+	(*StateUpload)(nil),           // 36: gpuaas.v1.StateUpload
 	(*Report)(nil),                // 37: gpuaas.v1.Report
 	(*WorkloadStatus)(nil),        // 38: gpuaas.v1.WorkloadStatus
 	(*OwnerRefusal)(nil),          // 39: gpuaas.v1.OwnerRefusal
@@ -4634,16 +4637,16 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	51, // 28: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
 	0,  // 29: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
 	25, // 30: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
-	34, // 31: gpuaas.v1.NodeMessage.accepted:type_name -> gpuaas.v1.Accepted
-	35, // 32: gpuaas.v1.NodeMessage.refused:type_name -> gpuaas.v1.Refused
+	34, // 31: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
+	35, // 32: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
 	37, // 33: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
-	36, // 34: gpuaas.v1.NodeMessage.brought:type_name -> gpuaas.v1.Brought
+	36, // 34: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
 	28, // 35: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
 	29, // 36: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
 	30, // 37: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
 	31, // 38: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
 	32, // 39: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
-	33, // 40: gpuaas.v1.HubMessage.goodbye:type_name -> gpuaas.v1.Goodbye
+	33, // 40: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
 	26, // 41: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
 	27, // 42: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
 	51, // 43: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
@@ -4651,9 +4654,9 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	1,  // 45: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
 	1,  // 46: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
 	1,  // 47: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
-	1,  // 48: gpuaas.v1.Brought.bundle:type_name -> gpuaas.v1.Envelope
-	1,  // 49: gpuaas.v1.Brought.state:type_name -> gpuaas.v1.Envelope
-	1,  // 50: gpuaas.v1.Brought.leases:type_name -> gpuaas.v1.Envelope
+	1,  // 48: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
+	1,  // 49: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
+	1,  // 50: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
 	51, // 51: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
 	38, // 52: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
 	27, // 53: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
@@ -4684,10 +4687,10 @@ func file_protocol_messages_proto_init() {
 	}
 	file_protocol_messages_proto_msgTypes[22].OneofWrappers = []any{
 		(*NodeMessage_Hello)(nil),
-		(*NodeMessage_Accepted)(nil),
-		(*NodeMessage_Refused)(nil),
+		(*NodeMessage_Ack)(nil),
+		(*NodeMessage_Nack)(nil),
 		(*NodeMessage_Report)(nil),
-		(*NodeMessage_Brought)(nil),
+		(*NodeMessage_StateUpload)(nil),
 	}
 	file_protocol_messages_proto_msgTypes[23].OneofWrappers = []any{
 		(*HubMessage_Welcome)(nil),
@@ -4695,7 +4698,7 @@ func file_protocol_messages_proto_init() {
 		(*HubMessage_PushLeases)(nil),
 		(*HubMessage_PushBundle)(nil),
 		(*HubMessage_ReportAck)(nil),
-		(*HubMessage_Goodbye)(nil),
+		(*HubMessage_GoAway)(nil),
 	}
 	file_protocol_messages_proto_msgTypes[43].OneofWrappers = []any{
 		(*FetchRequest_PartSha256)(nil),

@@ -1,20 +1,15 @@
 package protocol
 
-// Version is the protocol that this build speaks best. Hello, usage upload and release fetch of version 1 are served
-// for ever.
+// Version is the newest protocol version of this build. Both sides name theirs in Hello and Welcome; the lower one
+// counts. Hello, usage upload and release fetch of version 1 are served for ever.
+//
+// Each change of messages.proto has an entry in the history. Code that exists only for peers or stored documents of an
+// earlier release carries the comment COMPAT(version), with the last release that needs it; grep finds what may go.
 //
 // History:
 //
-//	1  2026-11-20  first version: hello, desired state, leases, bundle, report, usage, fetch, logs tunnel.
-//	   2026-11-21  before any release: Hello.last_session, Welcome.posted_sha256 and quarantined, UsageAck.posted_sha256.
-//	2  2026-11-21  a restored hub asks for what a node has accepted: bring in the welcome, brought up the control stream.
-//	   2026-11-22  before any release: Workload.first_named_at.
-//	   2026-11-22  expires_at and min_versions in bundles; a bundle is fetched as the successor of the one
-//	               that the node holds.
-const Version = 2
-
-// BringVersion is the first that knows of Brought.
-const BringVersion = 2
+//	1  2026-11-22  first version.
+const Version = 1
 
 // ALPN is the application protocol of a session (RFC 7301).
 const ALPN = "gpuaas/1"

@@ -88,11 +88,11 @@ func (h *hub) adoptState(row *nodeRow, g greeting) {
 			claims = append(claims, plan.Claimed{AcceleratorID: id, AllocationID: owner.allocation})
 		}
 	}
-	brought := plan.Brought{Newer: true, Workloads: g.parts}
+	upload := plan.Upload{Newer: true, Workloads: g.parts}
 	for id := range named {
-		brought.Named = append(brought.Named, id)
+		upload.Named = append(upload.Named, id)
 	}
-	h.apply(row, plan.Adopt(known, claims, brought), g)
+	h.apply(row, plan.Adopt(known, claims, upload), g)
 }
 
 // apply makes the rows say what plan.Adopt found, as command.AdoptNode does.

@@ -7,8 +7,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Brought is what a node brings to a hub that was restored from a backup: the state that it has accepted, verified.
-type Brought struct {
+// Upload is the verified state that a node uploads to a hub that was restored from a backup.
+type Upload struct {
 	// Newer says that the rows know of no state as new as this one: it was signed after the backup.
 	Newer bool
 	// Named are the members of the state; Workloads are the documents of those that the node holds.
@@ -50,9 +50,9 @@ type Adoption struct {
 	Missing []string
 }
 
-// Adopt compares the rows with what the node brought. Only what was signed by this hub's own keys may get here; so a
+// Adopt compares the rows with what the node uploaded. Only what was signed by this hub's own keys may get here; so a
 // newer state beats older rows. Nothing that runs is ever left out of what is compiled next.
-func Adopt(members []Remembered, claims []Claimed, b Brought) Adoption {
+func Adopt(members []Remembered, claims []Claimed, b Upload) Adoption {
 	known := map[string]Remembered{}
 	for _, m := range members {
 		known[m.ID] = m
@@ -82,7 +82,7 @@ func Adopt(members []Remembered, claims []Claimed, b Brought) Adoption {
 	return out
 }
 
-func (a *Adoption) newer(known map[string]Remembered, claims []Claimed, b Brought) {
+func (a *Adoption) newer(known map[string]Remembered, claims []Claimed, b Upload) {
 	held := map[string]bool{}
 	owner := map[string]string{}
 	for _, w := range b.Workloads {

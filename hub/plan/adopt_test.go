@@ -28,7 +28,7 @@ func TestLaw16ANewerStateBeatsTheRestoredRows(t *testing.T) {
 		{ID: "stopped", Revision: 1, Wanted: true},
 	}
 	claims := []plan.Claimed{{"gpu-0", "alloc-ended"}, {"gpu-1", "alloc-same"}}
-	got := plan.Adopt(rows, claims, plan.Brought{
+	got := plan.Adopt(rows, claims, plan.Upload{
 		Newer: true, Named: []string{"changed", "made", "missing", "same", "stopped"},
 		Workloads: []*protocol.Workload{
 			doc("made", 1, false, "gpu-0"), doc("changed", 3, false),
@@ -45,7 +45,7 @@ func TestLaw16ANewerStateBeatsTheRestoredRows(t *testing.T) {
 
 // What was made before the backup and is in no state yet must not be taken for ended.
 func TestLaw16AStateThatIsNotNewerEndsNothing(t *testing.T) {
-	got := plan.Adopt([]plan.Remembered{{ID: "made", Wanted: true}, {ID: "ending"}}, nil, plan.Brought{})
+	got := plan.Adopt([]plan.Remembered{{ID: "made", Wanted: true}, {ID: "ending"}}, nil, plan.Upload{})
 	require.Equal(t, plan.Adoption{Left: []string{"ending"}}, got)
 }
 
@@ -54,7 +54,7 @@ func TestLaw16AStateThatIsNotNewerEndsNothing(t *testing.T) {
 func TestLaw16NothingThatRunsIsForgotten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var rows []plan.Remembered
-		var b plan.Brought
+		var b plan.Upload
 		b.Newer = true
 		wanted := map[string]bool{}
 		for i := range rapid.IntRange(0, 12).Draw(t, "members") {

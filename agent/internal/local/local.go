@@ -115,9 +115,9 @@ type Reconciler interface {
 // Uplink accepts documents and knows how the session stands; agent/internal/uplink has it.
 type Uplink interface {
 	Status() uplink.Status
-	AcceptState(ctx context.Context, env *protocol.Envelope, parts [][]byte) (*protocol.Accepted, error)
-	AcceptLeases(env *protocol.Envelope) (*protocol.Accepted, error)
-	AcceptBundle(env *protocol.Envelope) (*protocol.Accepted, error)
+	AcceptState(ctx context.Context, env *protocol.Envelope, parts [][]byte) (*protocol.Ack, error)
+	AcceptLeases(env *protocol.Envelope) (*protocol.Ack, error)
+	AcceptBundle(env *protocol.Envelope) (*protocol.Ack, error)
 	NoteRefusal(err error)
 }
 
@@ -347,7 +347,7 @@ func (s *Server) apply(w http.ResponseWriter, req *http.Request) {
 	}, nil)
 }
 
-func (s *Server) accept(req *http.Request) (*protocol.Accepted, error) {
+func (s *Server) accept(req *http.Request) (*protocol.Ack, error) {
 	d, env, err := readDocument(req)
 	if err != nil {
 		s.Uplink.NoteRefusal(err)

@@ -9,7 +9,7 @@ import (
 
 // AcceptState passes a desired state on to be verified and stored, wherever it comes from: a hub, a file, a neighbour.
 // A refusal is returned, and reported to the hub as soon as there is one.
-func (u *Uplink) AcceptState(ctx context.Context, env *protocol.Envelope, parts [][]byte) (*protocol.Accepted, error) {
+func (u *Uplink) AcceptState(ctx context.Context, env *protocol.Envelope, parts [][]byte) (*protocol.Ack, error) {
 	m, err := u.acceptor.State(env, parts)
 	for protocol.RefusalOf(err) == protocol.RefusalBundleOld && u.refreshBundle(ctx) {
 		m, err = u.acceptor.State(env, parts)
@@ -19,27 +19,27 @@ func (u *Uplink) AcceptState(ctx context.Context, env *protocol.Envelope, parts 
 		return nil, err
 	}
 	u.log.InfoContext(ctx, "state accepted", "epoch", m.GetEpoch(), "generation", m.GetGeneration())
-	return &protocol.Accepted{Document: accept.DocumentState, Epoch: m.GetEpoch(), Generation: m.GetGeneration()}, nil
+	return &protocol.Ack{Document: accept.DocumentState, Epoch: m.GetEpoch(), Generation: m.GetGeneration()}, nil
 }
 
 // AcceptLeases is AcceptState for a batch of leases.
-func (u *Uplink) AcceptLeases(env *protocol.Envelope) (*protocol.Accepted, error) {
+func (u *Uplink) AcceptLeases(env *protocol.Envelope) (*protocol.Ack, error) {
 	m, err := u.acceptor.Leases(env)
 	if err != nil {
 		u.noteRefusal(accept.DocumentLeases, nil, err)
 		return nil, err
 	}
-	return &protocol.Accepted{Document: accept.DocumentLeases, Epoch: m.GetEpoch()}, nil
+	return &protocol.Ack{Document: accept.DocumentLeases, Epoch: m.GetEpoch()}, nil
 }
 
 // AcceptBundle is AcceptState for the next trust bundle.
-func (u *Uplink) AcceptBundle(env *protocol.Envelope) (*protocol.Accepted, error) {
+func (u *Uplink) AcceptBundle(env *protocol.Envelope) (*protocol.Ack, error) {
 	b, err := u.acceptor.Bundle(env)
 	if err != nil {
 		u.noteRefusal(accept.DocumentBundle, nil, err)
 		return nil, err
 	}
-	return &protocol.Accepted{Document: accept.DocumentBundle, Epoch: b.Epoch(), Generation: b.Version()}, nil
+	return &protocol.Ack{Document: accept.DocumentBundle, Epoch: b.Epoch(), Generation: b.Version()}, nil
 }
 
 // NoteRefusal reports a document to the hub that was refused before it could be verified.
@@ -47,7 +47,7 @@ func (u *Uplink) NoteRefusal(err error) { u.noteRefusal(accept.DocumentState, ni
 
 // noteRefusal queues a refusal for the hub and keeps it for the owner. state may be nil.
 func (u *Uplink) noteRefusal(document string, state *protocol.DesiredState, err error) {
-	r := &protocol.Refused{
+	r := &protocol.Nack{
 		Document: document, Epoch: state.GetEpoch(), Generation: state.GetGeneration(), Reason: refusalOf(err),
 		Detail: refusalDetail(err),
 	}

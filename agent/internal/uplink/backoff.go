@@ -23,8 +23,8 @@ const (
 var (
 	// errDialAgain ends a session for a reason that the next one does away with.
 	errDialAgain = errors.New("dialling again under a new incarnation")
-	// errGoodbye ends a session that the hub has ended.
-	errGoodbye = errors.New("the hub ends the session")
+	// errGoAway ends a session that the hub has ended.
+	errGoAway = errors.New("the hub ends the session")
 )
 
 // backoff makes the pauses between dials, such that many nodes that lost the same hub do not come back at once. The
@@ -43,7 +43,7 @@ func (b *backoff) pause(lasted time.Duration, err error, random float64) time.Du
 	}
 	d := spread(b.next, random)
 	b.next = min(2*b.next, max(cmp.Or(b.most, DefaultDialRetryMax), dialRetryMin))
-	if errors.Is(err, errGoodbye) {
+	if errors.Is(err, errGoAway) {
 		d += time.Duration(random * float64(goodbyeSpread))
 	}
 	return d

@@ -63,7 +63,7 @@ func TestNodesThatAHubSendsAwayComeBackSpread(t *testing.T) {
 	var dials []time.Duration
 	for range fleet {
 		var b backoff
-		dials = append(dials, b.pause(time.Hour, fmt.Errorf("%w: restart", errGoodbye), random.Float64()))
+		dials = append(dials, b.pause(time.Hour, fmt.Errorf("%w: restart", errGoAway), random.Float64()))
 	}
 	require.LessOrEqual(t, busiest(dials), fleet*13/10/int(goodbyeSpread/time.Second))
 }

@@ -394,21 +394,21 @@ func (s *hubSession) sendTooLarge() {
 	}()
 }
 
-func (s *hubSession) accepted() *protocol.Accepted {
-	var a *protocol.Accepted
+func (s *hubSession) accepted() *protocol.Ack {
+	var a *protocol.Ack
 	s.until(func(m *protocol.NodeMessage) bool {
-		a = m.GetAccepted()
-		require.Nil(s.t, m.GetRefused(), "refused instead")
+		a = m.GetAck()
+		require.Nil(s.t, m.GetNack(), "refused instead")
 		return a != nil
 	})
 	return a
 }
 
-func (s *hubSession) refused() *protocol.Refused {
-	var r *protocol.Refused
+func (s *hubSession) refused() *protocol.Nack {
+	var r *protocol.Nack
 	s.until(func(m *protocol.NodeMessage) bool {
-		r = m.GetRefused()
-		require.Nil(s.t, m.GetAccepted(), "accepted instead")
+		r = m.GetNack()
+		require.Nil(s.t, m.GetAck(), "accepted instead")
 		return r != nil
 	})
 	return r

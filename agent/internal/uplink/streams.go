@@ -120,7 +120,7 @@ func (s *session) takeAck(stream *link.Stream) (refused string, err error) {
 		return "", err
 	}
 	failpoint.Hit("agent/upload/acknowledged")
-	return ack.GetRefused(), nil
+	return ack.GetNackReason(), nil
 }
 
 func sendWithin(stream *link.Stream, m *protocol.UsageUpload) error {
@@ -199,7 +199,7 @@ func (u *Uplink) fetch(ctx context.Context, request *protocol.FetchRequest) (*pr
 	if err := stream.Receive(answer, protocol.MaxFetchBytes); err != nil {
 		return nil, lost(err)
 	}
-	switch reason := answer.GetRefused(); reason {
+	switch reason := answer.GetErrorReason(); reason {
 	case "":
 		return answer, nil
 	case protocol.RefusalUnavailable:
@@ -282,7 +282,7 @@ func (s *session) tunnel(ctx context.Context, stream *link.Stream) {
 }
 
 func refuseTunnel(stream *link.Stream, reason string) {
-	_ = stream.Send(&protocol.TunnelResponse{Refused: reason})
+	_ = stream.Send(&protocol.TunnelResponse{ErrorReason: reason})
 	_ = stream.Close()
 }
 

@@ -86,7 +86,7 @@ type Uplink struct {
 	mu   sync.Mutex
 	conn *link.Conn
 	// refusals wait for the control stream; bounded by maxRefusals.
-	refusals []*protocol.Refused
+	refusals []*protocol.Nack
 	refused  chan struct{}
 	status   Status
 
@@ -214,11 +214,11 @@ func (u *Uplink) session(ctx context.Context, observer Reconciler) (lasted time.
 		return time.Since(began), ctx.Err()
 	case err := <-ended:
 		code, reason = link.CodeProtocol, "the session cannot go on"
-		if connErr := conn.Err(); connErr != nil && !errors.Is(err, errGoodbye) {
+		if connErr := conn.Err(); connErr != nil && !errors.Is(err, errGoAway) {
 			err = connErr
 		}
 		if how, known := link.CloseCode(err); known && how == link.CodeShutdown {
-			err = fmt.Errorf("%w: %w", errGoodbye, err)
+			err = fmt.Errorf("%w: %w", errGoAway, err)
 		}
 		return time.Since(began), err
 	}
@@ -309,7 +309,7 @@ func (s *session) greet(ctx context.Context) error {
 	if err := s.control.Receive(answer, protocol.MaxControlBytes); err != nil {
 		return err
 	}
-	if bye := answer.GetGoodbye(); bye != nil {
+	if bye := answer.GetGoAway(); bye != nil {
 		return refusedSession(bye.GetReason())
 	}
 	welcome := answer.GetWelcome()
@@ -322,7 +322,7 @@ func (s *session) greet(ctx context.Context) error {
 		s.observer.SyncClock(ctx, t.AsTime().Add(min(way, took)), max(took-way, 0))
 	}
 	s.u.lastSession = welcome.GetSessionNo()
-	s.u.setQuarantined(welcome.GetQuarantined())
+	s.u.setQuarantined(welcome.GetQuarantineReason())
 	if welcome.GetNewIncarnation() {
 		return s.reincarnate(ctx, errors.New("the store is behind the hub's record"))
 	}
@@ -343,8 +343,8 @@ func (s *session) greet(ctx context.Context) error {
 			return err
 		}
 	}
-	if welcome.GetBring() {
-		if err := s.bring(ctx); err != nil {
+	if welcome.GetRequestStateUpload() {
+		if err := s.uploadState(ctx); err != nil {
 			return err
 		}
 	}
@@ -403,8 +403,8 @@ func (s *session) receive(ctx context.Context) error {
 			err = s.answer(s.u.AcceptBundle(x.PushBundle.GetEnvelope()))
 		case *protocol.HubMessage_ReportAck:
 			err = s.acknowledged(x.ReportAck.GetCounter())
-		case *protocol.HubMessage_Goodbye:
-			return fmt.Errorf("%w: %s", errGoodbye, x.Goodbye.GetReason())
+		case *protocol.HubMessage_GoAway:
+			return fmt.Errorf("%w: %s", errGoAway, x.GoAway.GetReason())
 		case *protocol.HubMessage_Welcome, nil:
 			// A message of a newer hub that this agent does not know is no reason to part.
 		}
@@ -414,11 +414,11 @@ func (s *session) receive(ctx context.Context) error {
 	}
 }
 
-func (s *session) answer(a *protocol.Accepted, _ error) error {
+func (s *session) answer(a *protocol.Ack, _ error) error {
 	if a == nil {
 		return nil // the refusal is queued
 	}
-	err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Accepted{Accepted: a}})
+	err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Ack{Ack: a}})
 	failpoint.Hit("agent/accept/answered")
 	return err
 }
@@ -449,7 +449,7 @@ func (s *session) sendRefusals() bool {
 		}
 		r := s.u.refusals[0]
 		s.u.mu.Unlock()
-		if err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Refused{Refused: r}}); err != nil {
+		if err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: r}}); err != nil {
 			return false
 		}
 		s.u.mu.Lock()

@@ -272,7 +272,7 @@ func TestLaw01OnlyWhatIsSignedForThisNodeIsAccepted(t *testing.T) {
 		{"empty", protocol.RefusalMalformed, nil},
 	} {
 		h.setFetches(func(*protocol.FetchRequest) *protocol.FetchResponse {
-			return &protocol.FetchResponse{Refused: protocol.RefusalUnavailable}
+			return &protocol.FetchResponse{ErrorReason: protocol.RefusalUnavailable}
 		})
 		s.pushState(c.env)
 		require.Equal(t, c.reason, s.refused().GetReason(), c.name)
@@ -296,7 +296,7 @@ func TestStateThatNeedsANewerBundleFetchesIt(t *testing.T) {
 	newer := h.bundleEnvelope()
 	h.setFetches(func(r *protocol.FetchRequest) *protocol.FetchResponse {
 		if !r.GetBundle() {
-			return &protocol.FetchResponse{Refused: protocol.RefusalUnknownPart}
+			return &protocol.FetchResponse{ErrorReason: protocol.RefusalUnknownPart}
 		}
 		return &protocol.FetchResponse{Bundle: newer}
 	})
@@ -435,7 +435,7 @@ func takeUsage(t testing.TB, s *hubSession) func(decide func(number uint64) (ref
 		number := segmentNumber(t, m.GetSegment())
 		ack := &protocol.UsageAck{Incarnation: s.hello.GetIncarnation(), PostedSegment: number}
 		if decide != nil {
-			ack.Refused, ack.PostedSegment = decide(number)
+			ack.NackReason, ack.PostedSegment = decide(number)
 		}
 		require.NoError(t, stream.Send(ack))
 		return number
@@ -579,7 +579,7 @@ func TestQuarantineIsShownToTheOwnerUntilItEnds(t *testing.T) {
 	reason := "identity_used_twice"
 	h.setWelcome(func(*protocol.Hello) *protocol.HubMessage {
 		return &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: &protocol.Welcome{
-			HubTime: timestamppb.Now(), Quarantined: reason,
+			HubTime: timestamppb.Now(), QuarantineReason: reason,
 		}}}
 	})
 	n.run(uplink.Config{})
@@ -589,7 +589,7 @@ func TestQuarantineIsShownToTheOwnerUntilItEnds(t *testing.T) {
 	h.mu.Lock()
 	reason = ""
 	h.mu.Unlock()
-	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_Goodbye{Goodbye: &protocol.Goodbye{
+	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_GoAway{GoAway: &protocol.GoAway{
 		Reason: "quarantine_released",
 	}}})
 	h.next()
@@ -611,7 +611,7 @@ func TestFetchesUseTheSessionAndFailAtOnceWithoutOne(t *testing.T) {
 				Username:     p.GetRepository(),
 			}}
 		}
-		return &protocol.FetchResponse{Refused: protocol.RefusalUnknownPart}
+		return &protocol.FetchResponse{ErrorReason: protocol.RefusalUnknownPart}
 	})
 	n.run(uplink.Config{})
 	h.next()
@@ -648,7 +648,7 @@ func TestLogsComeThroughATunnelAndEndWithTheirReader(t *testing.T) {
 		require.NoError(t, stream.Send(&protocol.TunnelRequest{Request: &protocol.TunnelRequest_Logs{Logs: r}}))
 		answer := &protocol.TunnelResponse{}
 		require.NoError(t, stream.Receive(answer, protocol.MaxHeaderBytes))
-		return stream, answer.GetRefused()
+		return stream, answer.GetErrorReason()
 	}
 	_, refused := tunnel(&protocol.LogsRequest{MemberId: "someone-else"})
 	require.Equal(t, protocol.RefusalNotAssigned, refused)

@@ -175,8 +175,8 @@ func (n *node) greet(ctx context.Context, conn *link.Conn) (*link.Stream, error)
 		return nil, err
 	}
 	switch {
-	case answer.GetGoodbye() != nil:
-		return nil, fmt.Errorf("the hub refuses the session: %s", answer.GetGoodbye().GetReason())
+	case answer.GetGoAway() != nil:
+		return nil, fmt.Errorf("the hub refuses the session: %s", answer.GetGoAway().GetReason())
 	case answer.GetWelcome() == nil:
 		return nil, errors.New("the hub does not answer the hello")
 	case answer.GetWelcome().GetNewIncarnation():
@@ -199,15 +199,15 @@ func (n *node) receive(control *link.Stream) error {
 		if accepted == nil {
 			continue
 		}
-		if err := control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Accepted{
-			Accepted: accepted,
+		if err := control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Ack{
+			Ack: accepted,
 		}}); err != nil {
 			return err
 		}
 	}
 }
 
-func (n *node) accept(m *protocol.HubMessage) (*protocol.Accepted, error) {
+func (n *node) accept(m *protocol.HubMessage) (*protocol.Ack, error) {
 	switch x := m.GetMessage().(type) {
 	case *protocol.HubMessage_PushState:
 		v, err := protocol.VerifyState(x.PushState.GetEnvelope(), n.bundle, n.identity)
@@ -218,16 +218,16 @@ func (n *node) accept(m *protocol.HubMessage) (*protocol.Accepted, error) {
 		n.mu.Lock()
 		n.epoch, n.generation, n.sha256 = v.Message().GetEpoch(), v.Message().GetGeneration(), sum[:]
 		n.mu.Unlock()
-		return &protocol.Accepted{Document: "state", Epoch: v.Message().GetEpoch(), Generation: v.Message().GetGeneration()},
+		return &protocol.Ack{Document: "state", Epoch: v.Message().GetEpoch(), Generation: v.Message().GetGeneration()},
 			nil
 	case *protocol.HubMessage_PushLeases:
 		v, err := protocol.VerifyLeases(x.PushLeases.GetEnvelope(), n.bundle, n.identity)
 		if err != nil {
 			return nil, err
 		}
-		return &protocol.Accepted{Document: "leases", Epoch: v.Message().GetEpoch()}, nil
-	case *protocol.HubMessage_Goodbye:
-		return nil, fmt.Errorf("the hub ends the session: %s", x.Goodbye.GetReason())
+		return &protocol.Ack{Document: "leases", Epoch: v.Message().GetEpoch()}, nil
+	case *protocol.HubMessage_GoAway:
+		return nil, fmt.Errorf("the hub ends the session: %s", x.GoAway.GetReason())
 	default:
 		return nil, nil
 	}

@@ -122,8 +122,8 @@ func (n *node) sendUsage(ctx context.Context, repeatEvery int) error {
 		if err := stream.Receive(ack, protocol.MaxHeaderBytes); err != nil {
 			return err
 		}
-		if ack.GetRefused() != "" {
-			return fmt.Errorf("segment after %d refused: %s", posted, ack.GetRefused())
+		if ack.GetNackReason() != "" {
+			return fmt.Errorf("segment after %d refused: %s", posted, ack.GetNackReason())
 		}
 		posted = max(posted, ack.GetPostedSegment())
 	}

@@ -334,7 +334,7 @@ func TestANodeJoinsARealHub(t *testing.T) {
 	hub.end(t)
 	<-conn.Done()
 	code, _ := link.CloseCode(conn.Err())
-	require.Equal(t, link.CodeShutdown, code, "an orderly stop says goodbye")
+	require.Equal(t, link.CodeShutdown, code, "an orderly stop sends GoAway")
 
 	// The second start keeps everything and prints no token.
 	hub = start(t, h)

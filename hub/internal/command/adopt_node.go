@@ -26,8 +26,8 @@ const (
 	madeAfter = "was made after the backup; it goes on as it is"
 )
 
-// Brought is what a node brought to a restored hub, verified: signatures, addressee, digests.
-type Brought struct {
+// StateUpload is a verified upload of a node to a restored hub: signatures, addressee, digests.
+type StateUpload struct {
 	NodeID string
 	// Epoch and Generation are of its accepted state; 0 where it has none.
 	Epoch      uint64
@@ -44,7 +44,7 @@ type Brought struct {
 // AdoptNode makes the restored rows say what the node was told after the backup, in the caller's transaction, and ends
 // its waiting: a state that this hub has signed beats older rows. Nothing that runs is stopped; each contradiction is a
 // finding.
-func AdoptNode(ctx context.Context, tx db.Tx, b Brought, now time.Time) error {
+func AdoptNode(ctx context.Context, tx db.Tx, b StateUpload, now time.Time) error {
 	a := adopter{m: Meta{Principal: iam.Principal{Type: actorSystem}, CorrelationID: b.NodeID, Now: now}, b: b}
 	for _, f := range b.Findings {
 		if err := find(ctx, tx, f); err != nil {
@@ -63,7 +63,7 @@ func AdoptNode(ctx context.Context, tx db.Tx, b Brought, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	todo := plan.Adopt(members, claims, plan.Brought{Newer: b.Newer, Named: b.Named, Workloads: b.Workloads})
+	todo := plan.Adopt(members, claims, plan.Upload{Newer: b.Newer, Named: b.Named, Workloads: b.Workloads})
 	if err := a.apply(ctx, tx, todo); err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func AdoptNode(ctx context.Context, tx db.Tx, b Brought, now time.Time) error {
 	if err := fleet.Touch(ctx, tx, b.NodeID); err != nil {
 		return err
 	}
-	if err := recovery.Brought(ctx, tx, b.NodeID, now); err != nil {
+	if err := recovery.Uploaded(ctx, tx, b.NodeID, now); err != nil {
 		return err
 	}
 	version, err := fleet.NextVersion(ctx, tx, b.NodeID)
@@ -101,7 +101,7 @@ func AdoptNode(ctx context.Context, tx db.Tx, b Brought, now time.Time) error {
 
 type adopter struct {
 	m Meta
-	b Brought
+	b StateUpload
 }
 
 func (a adopter) find(ctx context.Context, tx db.Tx, kind, resourceType, id, format string, args ...any) error {

@@ -124,13 +124,3 @@ func find(ctx context.Context, tx db.Tx, f recovery.Finding) error {
 		CorrelationID: f.NodeID, Reason: f.Kind, After: data, At: f.At,
 	})
 }
-
-// FindOldAgent notes, in the caller's transaction, that a node cannot bring what it has because its agent is of an
-// earlier release. It goes on waiting: what it runs goes on until its leases end.
-func FindOldAgent(ctx context.Context, tx db.Tx, nodeID, agentVersion string, now time.Time) error {
-	return find(ctx, tx, recovery.Finding{
-		NodeID: nodeID, Kind: recovery.FindingAgent, ResourceType: resourceNode, ResourceID: nodeID,
-		Detail: "Agent " + agentVersion + " cannot bring what it was told after the backup. Upgrade it before its leases " +
-			"end; nothing new reaches the node until then.", At: now,
-	})
-}

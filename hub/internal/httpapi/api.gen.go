@@ -722,7 +722,6 @@ func (e RecoveringNodeState) Valid() bool {
 // Defines values for RecoveryFindingKind.
 const (
 	RecoveryFindingKindAccrualFailed          RecoveryFindingKind = "accrual_failed"
-	RecoveryFindingKindAgentTooOld            RecoveryFindingKind = "agent_too_old"
 	RecoveryFindingKindAllocationSuperseded   RecoveryFindingKind = "allocation_superseded"
 	RecoveryFindingKindAllocationUnknown      RecoveryFindingKind = "allocation_unknown"
 	RecoveryFindingKindBundleNewer            RecoveryFindingKind = "bundle_newer"
@@ -749,8 +748,6 @@ const (
 func (e RecoveryFindingKind) Valid() bool {
 	switch e {
 	case RecoveryFindingKindAccrualFailed:
-		return true
-	case RecoveryFindingKindAgentTooOld:
 		return true
 	case RecoveryFindingKindAllocationSuperseded:
 		return true

@@ -22,9 +22,9 @@ import (
 type greeted struct {
 	fleet.Connected
 	posted mark
-	// bring asks for what the node has accepted; complete says that it lacks nothing that dispatch would send.
-	bring, complete bool
-	members         int
+	// requestUpload asks for what the node has accepted; complete says that it lacks nothing that dispatch would send.
+	requestUpload, complete bool
+	members                 int
 	// refused is why the node is not let in.
 	refused error
 }
@@ -52,8 +52,9 @@ func (i *Intake) Hello(ctx context.Context, peer session.Peer, hello *protocol.H
 	return session.Opened{SessionNo: o.SessionNo, Complete: o.complete, Members: o.members, Welcome: &protocol.Welcome{
 		ProtocolVersion: min(protocol.Version, hello.GetProtocolVersion()), HubTime: timestamppb.New(i.Now()),
 		SessionNo: o.SessionNo, NewIncarnation: o.Behind,
-		PostedSegment: o.posted.Number, ArchivedSegment: o.posted.mayForget(), PostedSha256: o.posted.SHA256, Bring: o.bring,
-		Quarantined: o.Node.QuarantineReason,
+		PostedSegment: o.posted.Number, ArchivedSegment: o.posted.mayForget(), PostedSha256: o.posted.SHA256,
+		RequestStateUpload: o.requestUpload,
+		QuarantineReason:   o.Node.QuarantineReason,
 	}}, nil
 }
 
@@ -161,7 +162,7 @@ func (i *Intake) follow(ctx context.Context, tx db.Tx, words []*word, in []int, 
 			}
 		}
 		if missed[id] {
-			if out[n].bring, err = i.recovering(ctx, tx, id, words[n].hello, now); err != nil {
+			if out[n].requestUpload, err = i.recovering(ctx, tx, id, words[n].hello); err != nil {
 				return err
 			}
 			continue

@@ -207,8 +207,8 @@ func fleetReport(nodeID string, sessionNo uint64, r *protocol.Report) fleet.Repo
 	}
 }
 
-// Accepted takes the news that a document is on the node's disk.
-func (i *Intake) Accepted(ctx context.Context, nodeID string, a *protocol.Accepted) error {
+// Ack takes the news that a document is on the node's disk.
+func (i *Intake) Ack(ctx context.Context, nodeID string, a *protocol.Ack) error {
 	_, err := inTurn(ctx, i, func(tx db.Tx) (struct{}, error) {
 		err := fleet.Accepted(ctx, tx, nodeID, a.GetDocument(), a.GetEpoch(), a.GetGeneration())
 		failpoint.Hit("hub/accepted/written")
@@ -218,8 +218,8 @@ func (i *Intake) Accepted(ctx context.Context, nodeID string, a *protocol.Accept
 	return err
 }
 
-// Refused takes the news that a node refused a document: it is shown to admins, as an event and on the node.
-func (i *Intake) Refused(ctx context.Context, nodeID string, r *protocol.Refused) error {
+// Nack takes the news that a node refused a document: it is shown to admins, as an event and on the node.
+func (i *Intake) Nack(ctx context.Context, nodeID string, r *protocol.Nack) error {
 	switch r.GetDocument() {
 	case fleet.DocumentState, fleet.DocumentLeases, fleet.DocumentBundle:
 	default:

@@ -79,10 +79,11 @@ func orFirst(first, second error) error {
 	return second
 }
 
-// recovering decides at a hello whether the node is to bring what it has, and notes up to where its usage is missed.
-func (i *Intake) recovering(ctx context.Context, tx db.Tx, nodeID string, hello *protocol.Hello,
-	now time.Time,
-) (bring bool, err error) {
+// recovering decides at a hello whether the hub requests a state upload, and records how much usage the node still
+// owes.
+func (i *Intake) recovering(ctx context.Context, tx db.Tx, nodeID string, hello *protocol.Hello) (
+	requestUpload bool, err error,
+) {
 	n, ok, err := recovery.Of(ctx, tx, nodeID)
 	if err != nil || !ok {
 		return false, err
@@ -90,20 +91,7 @@ func (i *Intake) recovering(ctx context.Context, tx db.Tx, nodeID string, hello 
 	if err := recovery.Owe(ctx, tx, nodeID, hello.GetIncarnation(), min(hello.GetLastSegment(), maxNumber)); err != nil {
 		return false, err
 	}
-	if !n.Waiting || hello.GetProtocolVersion() >= protocol.BringVersion {
-		return n.Waiting, nil
-	}
-	// An agent of before cannot bring anything. It need not where it holds the very state that the rows know.
-	epoch, generation, newest, err := i.Newest(ctx, tx, nodeID)
-	if err != nil {
-		return false, err
-	}
-	b := command.Brought{NodeID: nodeID, Epoch: hello.GetEpoch(), Generation: hello.GetGeneration()}
-	if epoch == hello.GetEpoch() && generation == hello.GetGeneration() &&
-		(generation == 0 || bytes.Equal(newest, hello.GetStateSha256())) {
-		return false, command.AdoptNode(ctx, tx, b, now)
-	}
-	return false, command.FindOldAgent(ctx, tx, nodeID, hello.GetAgentVersion(), now)
+	return n.Waiting, nil
 }
 
 // owesUsage reports whether usage of the node is still missed after a restore; it ends that when it is in.
@@ -119,10 +107,10 @@ func owesUsage(ctx context.Context, tx db.Tx, nodeID string) (bool, error) {
 	return false, recovery.Recovered(ctx, tx, nodeID)
 }
 
-// Brought takes what a node has accepted, after a restore. Documents come in several messages; with the last one the
-// restored rows are made to say what the node was told (command.AdoptNode). What cannot be verified is a finding, and
+// StateUpload handles one message of a node's state upload after a restore. The last message adopts the state: the
+// restored rows are made to say what the node was sent (command.AdoptNode). What cannot be verified is a finding, and
 // the rows stay as they are.
-func (i *Intake) Brought(ctx context.Context, peer session.Peer, b *protocol.Brought) error {
+func (i *Intake) StateUpload(ctx context.Context, peer session.Peer, b *protocol.StateUpload) error {
 	now := i.Now().Truncate(time.Microsecond)
 	line := i.Line()
 	state, findings := i.verifyState(peer, b, line, now)
@@ -131,7 +119,7 @@ func (i *Intake) Brought(ctx context.Context, peer session.Peer, b *protocol.Bro
 			break
 		}
 		if _, err := protocol.VerifyPart(state, raw); err != nil {
-			return fmt.Errorf("a document that node %s brings: %w", peer.NodeID, err)
+			return fmt.Errorf("a document that node %s uploads: %w", peer.NodeID, err)
 		}
 	}
 	adopted, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (bool, error) {
@@ -160,7 +148,7 @@ func (i *Intake) Brought(ctx context.Context, peer session.Peer, b *protocol.Bro
 		return err
 	}
 	if adopted {
-		i.Log.InfoContext(ctx, "node has brought what it had accepted", slog.String("node_id", peer.NodeID),
+		i.Log.InfoContext(ctx, "node uploaded its accepted state", slog.String("node_id", peer.NodeID),
 			slog.Uint64("epoch", state.Message().GetEpoch()), slog.Uint64("generation", state.Message().GetGeneration()),
 			slog.Int("findings", len(findings)))
 		i.Poke(peer.NodeID)
@@ -176,8 +164,8 @@ func sum(raw []byte) []byte {
 // gather puts together what came in all messages, and compares it with what the rows know.
 func (i *Intake) gather(ctx context.Context, tx db.Tx, nodeID string,
 	state protocol.Verified[*protocol.DesiredState],
-) (command.Brought, error) {
-	b := command.Brought{NodeID: nodeID}
+) (command.StateUpload, error) {
+	b := command.StateUpload{NodeID: nodeID}
 	if !state.OK() {
 		return b, nil
 	}
@@ -206,8 +194,8 @@ func (i *Intake) gather(ctx context.Context, tx db.Tx, nodeID string,
 }
 
 // verifyState checks the state by the line of bundles that lead to the hub's newest one, and by the one that the node
-// brings, which may be newer than the backup. A key that was revoked since still proves that this hub has signed.
-func (i *Intake) verifyState(peer session.Peer, b *protocol.Brought, line []protocol.Bundle,
+// uploads, which may be newer than the backup. A key that was revoked since still proves that this hub has signed.
+func (i *Intake) verifyState(peer session.Peer, b *protocol.StateUpload, line []protocol.Bundle,
 	now time.Time,
 ) (protocol.Verified[*protocol.DesiredState], []recovery.Finding) {
 	var findings []recovery.Finding
@@ -239,7 +227,7 @@ func (i *Intake) verifyState(peer session.Peer, b *protocol.Brought, line []prot
 	return protocol.Verified[*protocol.DesiredState]{}, findings
 }
 
-// succeeding gives the bundle that a node brings where the root has signed it after the newest of the line.
+// succeeding gives the bundle that a node uploads where the root has signed it after the newest of the line.
 func succeeding(line []protocol.Bundle, env *protocol.Envelope) (protocol.Bundle, bool) {
 	if env == nil {
 		return protocol.Bundle{}, false
@@ -259,7 +247,7 @@ func succeeding(line []protocol.Bundle, env *protocol.Envelope) (protocol.Bundle
 }
 
 // verifyLeases gives the leases of all batches, each member's in the order of their numbers.
-func verifyLeases(peer session.Peer, b *protocol.Brought, line []protocol.Bundle) (leases []*protocol.Lease) {
+func verifyLeases(peer session.Peer, b *protocol.StateUpload, line []protocol.Bundle) (leases []*protocol.Lease) {
 	if newer, ok := succeeding(line, b.GetBundle()); ok {
 		line = append([]protocol.Bundle{newer}, line...)
 	}

@@ -56,15 +56,16 @@ func (i *Intake) acknowledge(ctx context.Context, nodeID string, seg *protocol.U
 		i.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "posted")))
 		return ack
 	}
-	ack.Refused = reasonOf(err)
-	i.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", ack.GetRefused())))
-	if ack.Refused == protocol.RefusalUnavailable {
+	ack.NackReason = reasonOf(err)
+	i.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", ack.GetNackReason())))
+	if ack.NackReason == protocol.RefusalUnavailable {
 		i.Log.WarnContext(ctx, "usage not posted", slog.String("node_id", nodeID), slog.Any("error", err))
 		return ack
 	}
 	// A contradiction is for an admin to look at.
 	if err := i.refused(ctx, nodeID, fleet.Refusal{
-		Document: documentUsage, Generation: seg.GetNumber(), Reason: ack.GetRefused(), Detail: protocol.RefusalDetail(err),
+		Document: documentUsage, Generation: seg.GetNumber(), Reason: ack.GetNackReason(),
+		Detail: protocol.RefusalDetail(err),
 	}); err != nil {
 		i.Log.WarnContext(ctx, "refusal not recorded", slog.String("node_id", nodeID), slog.Any("error", err))
 	}

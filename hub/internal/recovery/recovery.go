@@ -40,10 +40,8 @@ const (
 	FindingDocument = "document_missing"
 	// FindingLease: leases were given that the restored rows do not know, and the wallet does not cover them any more.
 	FindingLease = "lease_uncovered"
-	// FindingUnverified: what the node brought is signed by no key that this hub's root ever named.
+	// FindingUnverified: the uploaded state is signed by no key that this hub's root ever named.
 	FindingUnverified = "state_unverified"
-	// FindingAgent: the node's agent cannot bring what it has; it waits until it is upgraded.
-	FindingAgent = "agent_too_old"
 	// FindingBundle: the node holds a newer trust bundle than the backup: a key was revoked or added since.
 	FindingBundle = "bundle_newer"
 )
@@ -99,7 +97,7 @@ type Node struct {
 	// OwesIncarnation and OwesSegment say up to where its usage is missed.
 	OwesIncarnation string
 	OwesSegment     uint64
-	BroughtAt       time.Time
+	UploadedAt      time.Time
 }
 
 // Finding is what an admin should look at: a contradiction between a node and the restored rows, or a row that was set
@@ -216,13 +214,13 @@ func selectNodes(ctx context.Context, tx db.Tx, where string, args ...any) ([]No
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (n Node, err error) {
 		var (
-			segment int64
-			brought *time.Time
+			segment  int64
+			uploaded *time.Time
 		)
-		err = row.Scan(&n.NodeID, &n.Waiting, &n.OwesIncarnation, &segment, &brought)
+		err = row.Scan(&n.NodeID, &n.Waiting, &n.OwesIncarnation, &segment, &uploaded)
 		n.OwesSegment = uint64(segment)
-		if brought != nil {
-			n.BroughtAt = *brought
+		if uploaded != nil {
+			n.UploadedAt = *uploaded
 		}
 		return n, err
 	})
@@ -237,8 +235,8 @@ func Owe(ctx context.Context, tx db.Tx, nodeID, incarnation string, segment uint
 	return err
 }
 
-// Brought ends the waiting of a node.
-func Brought(ctx context.Context, tx db.Tx, nodeID string, now time.Time) error {
+// Uploaded ends the waiting of a node.
+func Uploaded(ctx context.Context, tx db.Tx, nodeID string, now time.Time) error {
 	if _, err := tx.Exec(ctx, `DELETE FROM recovery_parts WHERE node_id = $1`, nodeID); err != nil {
 		return err
 	}

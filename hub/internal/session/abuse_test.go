@@ -61,7 +61,7 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 		posted  uint64
 	}{{0, 1}, {0, 1}, {2, 1}, {2, 1}, {1, 3}, {1, 3}} {
 		ack := upload(t, stream, chain[step.segment])
-		require.Empty(t, ack.GetRefused())
+		require.Empty(t, ack.GetNackReason())
 		require.Equal(t, step.posted, ack.GetPostedSegment())
 	}
 	require.Equal(t, int64(90*1_000_000), revenue(h))
@@ -114,7 +114,7 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 	} {
 		before := books(h)
 		ack := upload(t, stream, c.env)
-		require.Equal(t, c.reason, ack.GetRefused(), c.name)
+		require.Equal(t, c.reason, ack.GetNackReason(), c.name)
 		require.Zero(t, ack.GetPostedSegment(), c.name)
 		require.Equal(t, before, books(h), c.name)
 		last := tx(h, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) {
@@ -137,21 +137,21 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 	// Yesterday's, all of them, from last to first, and again under the next name of the store.
 	h.forward(24 * time.Hour)
 	for _, env := range slices.Backward(chain[:3]) {
-		require.Empty(t, upload(t, stream, env).GetRefused())
+		require.Empty(t, upload(t, stream, env).GetNackReason())
 	}
 	require.Equal(t, before, books(h), "what was posted yesterday is known today")
 	ack := upload(t, stream, chain[3])
-	require.Empty(t, ack.GetRefused(), "the true one follows as if nothing had been")
+	require.Empty(t, ack.GetNackReason(), "the true one follows as if nothing had been")
 	require.Equal(t, uint64(4), ack.GetPostedSegment())
 	require.Equal(t, int64(120*1_000_000), revenue(h))
 	require.Equal(t, sha(chain[3].GetPayload()), ack.GetPostedSha256())
 	l.report(2)
 	again := n.segments("i2", run(0), run(30))
-	require.Equal(t, protocol.RefusalMalformed, upload(t, stream, again[0]).GetRefused(),
+	require.Equal(t, protocol.RefusalMalformed, upload(t, stream, again[0]).GetNackReason(),
 		"a session carries the segments of one store")
 	renamed := n.connect(hello("i2"))
 	for _, env := range again {
-		require.Empty(t, upload(t, renamed.usage(), env).GetRefused())
+		require.Empty(t, upload(t, renamed.usage(), env).GetNackReason())
 	}
 	require.Equal(t, int64(120*1_000_000), revenue(h), "the same time under another name is in suspense, not on the bill")
 }
@@ -192,7 +192,7 @@ func TestSegmentsThatFollowEachOtherUnansweredAreAcknowledgedInTheirOrder(t *tes
 	for i := range chain {
 		ack := &protocol.UsageAck{}
 		require.NoError(t, stream.Receive(ack, protocol.MaxControlBytes))
-		require.Empty(t, ack.GetRefused())
+		require.Empty(t, ack.GetNackReason())
 		require.GreaterOrEqual(t, ack.GetPostedSegment(), uint64(i+1), "what is acknowledged is posted")
 		require.GreaterOrEqual(t, ack.GetPostedSegment(), posted)
 		posted = ack.GetPostedSegment()
@@ -231,14 +231,14 @@ func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
 	// One by one.
 	for k, env := range chain[:5] {
 		ack := upload(t, stream, env)
-		require.Empty(t, ack.GetRefused())
+		require.Empty(t, ack.GetNackReason())
 		require.EqualValues(t, k+1, ack.GetPostedSegment())
 		require.Equal(t, sha(env.GetPayload()), ack.GetPostedSha256())
 	}
 	// The next beyond a gap, before what is missing.
 	require.EqualValues(t, 5, upload(t, stream, chain[7]).GetPostedSegment())
 	for _, k := range []int{6, 5} {
-		require.Empty(t, upload(t, stream, chain[k]).GetRefused())
+		require.Empty(t, upload(t, stream, chain[k]).GetNackReason())
 	}
 	// The others at once, in batches as the hub makes them.
 	for _, env := range chain[8:] {
@@ -248,7 +248,7 @@ func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
 	for range chain[8:] {
 		ack := &protocol.UsageAck{}
 		require.NoError(t, stream.Receive(ack, protocol.MaxControlBytes))
-		require.Empty(t, ack.GetRefused())
+		require.Empty(t, ack.GetNackReason())
 		posted = max(posted, ack.GetPostedSegment())
 	}
 	require.EqualValues(t, segments, posted)
@@ -269,7 +269,7 @@ func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
 
 	before := books(h)
 	for _, env := range chain {
-		require.Empty(t, upload(t, stream, env).GetRefused(), "all are known when they come again")
+		require.Empty(t, upload(t, stream, env).GetNackReason(), "all are known when they come again")
 	}
 	require.Equal(t, before, books(h))
 }
@@ -296,7 +296,7 @@ func TestSegmentAfterAMarkOfAnOlderReleaseIsPosted(t *testing.T) {
 			chain := n.segments("i1", runs...)
 			stream := l.usage()
 			for _, env := range chain[:3] {
-				require.Empty(t, upload(t, stream, env).GetRefused())
+				require.Empty(t, upload(t, stream, env).GetNackReason())
 			}
 			tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
 				_, err := tx.Exec(ctx, older)

@@ -114,7 +114,7 @@ func TestUsageOfAnythingIsPosted(t *testing.T) {
 	stream := l.usage()
 	for k, env := range n.segments("i1", runs...) {
 		ack := upload(t, stream, env)
-		require.Empty(t, ack.GetRefused(), "segment of seed %d", k)
+		require.Empty(t, ack.GetNackReason(), "segment of seed %d", k)
 		require.EqualValues(t, k+1, ack.GetPostedSegment())
 	}
 	require.Empty(t, h.findings())
@@ -153,10 +153,10 @@ func TestSegmentThatCannotBePostedIsSetAside(t *testing.T) {
 	stream := l.usage()
 	for k, env := range chain {
 		ack := upload(t, stream, env)
-		require.Empty(t, ack.GetRefused())
+		require.Empty(t, ack.GetNackReason())
 		require.EqualValues(t, k+1, ack.GetPostedSegment())
 	}
-	require.Empty(t, upload(t, neighbour.usage(), other.segments("i1", nil)[0]).GetRefused())
+	require.Empty(t, upload(t, neighbour.usage(), other.segments("i1", nil)[0]).GetNackReason())
 	require.Equal(t, int64(60*1_000_000), revenue(h))
 	require.Equal(t, map[string]string{recovery.FindingUsage: "i1/2"}, h.findings())
 	kept := tx(h, func(ctx context.Context, tx db.Tx) (raw []byte, err error) {
@@ -166,7 +166,7 @@ func TestSegmentThatCannotBePostedIsSetAside(t *testing.T) {
 	env := &protocol.Envelope{}
 	require.NoError(t, proto.Unmarshal(kept, env))
 	require.True(t, proto.Equal(chain[1], env))
-	require.Empty(t, upload(t, stream, chain[1]).GetRefused(), "it is known when it comes again")
+	require.Empty(t, upload(t, stream, chain[1]).GetNackReason(), "it is known when it comes again")
 	require.Len(t, h.findings(), 1)
 }
 
@@ -196,7 +196,8 @@ func TestProofWithAnImpossibleTimeEndsTheClaimWhenItComes(t *testing.T) {
 				},
 			})
 			require.Empty(t,
-				upload(t, l.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).GetRefused())
+				upload(t, l.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).
+					GetNackReason())
 			require.Equal(t, int64(60*1_000_000), revenue(h))
 		})
 	}
@@ -211,13 +212,13 @@ func TestTenThousandRefusalsLeaveFewRows(t *testing.T) {
 	events := count(h, `SELECT count(*) FROM events`)
 	for k := range 10_000 {
 		reason := []string{protocol.RefusalOlder, protocol.RefusalConflict, protocol.RefusalTooLarge}[k%3]
-		require.NoError(t, h.intake.Refused(t.Context(), n.id, &protocol.Refused{
+		require.NoError(t, h.intake.Nack(t.Context(), n.id, &protocol.Nack{
 			Document:   "state",
 			Generation: state.GetGeneration() + 1000 + uint64(k), Reason: reason,
 		}))
 	}
 	for k := range 200 {
-		require.NoError(t, h.intake.Refused(t.Context(), n.id, &protocol.Refused{
+		require.NoError(t, h.intake.Nack(t.Context(), n.id, &protocol.Nack{
 			Document: fmt.Sprint("document", k),
 			Reason:   "x",
 		}))

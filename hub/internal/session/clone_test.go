@@ -94,20 +94,21 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 
 	// Both are told, each time they dial.
 	one := first.connect(held)
-	require.Equal(t, fleet.ReasonIdentityUsedTwice, one.welcome.GetQuarantined())
+	require.Equal(t, fleet.ReasonIdentityUsedTwice, one.welcome.GetQuarantineReason())
 	require.False(t, one.welcome.GetNewIncarnation(), "it goes on as it is until it is released")
 	// The usage of both is taken, and each second is billed once: the first sealed 60 s, the second other 90 s of the same
 	// time.
 	require.Empty(t,
-		upload(t, one.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).GetRefused())
+		upload(t, one.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).
+			GetNackReason())
 	two := second.connect(held)
-	require.Equal(t, fleet.ReasonIdentityUsedTwice, two.welcome.GetQuarantined())
+	require.Equal(t, fleet.ReasonIdentityUsedTwice, two.welcome.GetQuarantineReason())
 	fork := n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 90)})[0]
-	require.Equal(t, protocol.RefusalChainBroken, upload(t, two.usage(), fork).GetRefused())
+	require.Equal(t, protocol.RefusalChainBroken, upload(t, two.usage(), fork).GetNackReason())
 	second.incarnation = "i2"
 	two = second.connect(held)
 	anew := n.segments("i2", []*protocol.UsageRecord{seconds(member, lease, start, 90)})[0]
-	require.Empty(t, upload(t, two.usage(), anew).GetRefused())
+	require.Empty(t, upload(t, two.usage(), anew).GetNackReason())
 	require.Equal(t, int64(90*1_000_000), revenue(h))
 
 	// Nothing new: no state, no lease, no place, no credential; no word of either counts.
@@ -127,7 +128,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	refused := two.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{
 		PullCredential: &protocol.PullCredentialRequest{Repository: demoRepo},
 	}})
-	require.Equal(t, protocol.RefusalQuarantined, refused.GetRefused())
+	require.Equal(t, protocol.RefusalQuarantined, refused.GetErrorReason())
 	proof := &protocol.RemovalProof{Absent: protocol.RemovalKinds(), Incarnation: "i2"}
 	two.speak(newest, &protocol.WorkloadStatus{MemberId: member, InstanceId: i.ID, Status: "removed", Removal: proof})
 	require.NotNil(t, two.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}}).GetBundle(),
@@ -147,7 +148,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	second.incarnation = "i3"
 	two = second.connect(held)
 	require.False(t, two.welcome.GetNewIncarnation())
-	require.Empty(t, two.welcome.GetQuarantined())
+	require.Empty(t, two.welcome.GetQuarantineReason())
 	state, _ := two.state(0)
 	require.Greater(t, state.GetGeneration(), newest)
 	two.report(state.GetGeneration())

@@ -26,10 +26,10 @@ type connection struct {
 	out     *outbox
 	log     *slog.Logger
 	tunnels tunnels
-	// brought is closed once a restored hub knows what this node was told: usage of a member that it does not know would
+	// uploaded is closed once a restored hub knows what this node was told: usage of a member that it does not know would
 	// be lost.
-	brought    chan struct{}
-	hasBrought func()
+	uploaded   chan struct{}
+	uploadDone func()
 	// complete says that at the hello nothing was wanted that the node did not hold; coming, whether that may have changed
 	// since.
 	complete bool
@@ -48,9 +48,9 @@ type connection struct {
 // farewellTime is how long a node has to read why it is cut off.
 const farewellTime = time.Second
 
-// end says goodbye and closes the connection when the node has closed it, or a moment later.
+// end sends GoAway and closes the connection when the node has closed it, or a moment later.
 func (c *connection) end(code uint64, reason string) {
-	c.out.put(func(o *outbox) { o.goodbye = &protocol.Goodbye{Reason: reason} })
+	c.out.put(func(o *outbox) { o.goAway = &protocol.GoAway{Reason: reason} })
 	// Not in the writer: that one may be stuck.
 	go func() {
 		t := time.NewTimer(farewellTime)
@@ -97,10 +97,10 @@ func (c *connection) write(ctx context.Context) error {
 			return err
 		}
 		failpoint.Hit("hub/session/sent")
-		if m.GetGoodbye() != nil {
+		if m.GetGoAway() != nil {
 			_ = c.control.CloseWrite()
 			<-c.conn.Done()
-			return errors.New(m.GetGoodbye().GetReason())
+			return errors.New(m.GetGoAway().GetReason())
 		}
 	}
 }
@@ -162,16 +162,16 @@ func (c *connection) read(ctx context.Context, receive func(*protocol.NodeMessag
 		switch {
 		case m.GetReport() != nil:
 			err = c.report(ctx, m.GetReport())
-		case m.GetAccepted() != nil:
-			err = c.accepted(ctx, m.GetAccepted())
-		case m.GetRefused() != nil:
-			err = c.refused(ctx, m.GetRefused())
-		case m.GetBrought() != nil:
-			if err := c.server.Intake.Brought(ctx, c.peer, m.GetBrought()); err != nil {
-				return err // it dials again and brings it again
+		case m.GetAck() != nil:
+			err = c.ack(ctx, m.GetAck())
+		case m.GetNack() != nil:
+			err = c.nack(ctx, m.GetNack())
+		case m.GetStateUpload() != nil:
+			if err := c.server.Intake.StateUpload(ctx, c.peer, m.GetStateUpload()); err != nil {
+				return err // the node dials and uploads again
 			}
-			if m.GetBrought().GetLast() {
-				c.hasBrought()
+			if m.GetStateUpload().GetLast() {
+				c.uploadDone()
 			}
 		case m.GetHello() != nil:
 			return errors.New("a second hello")
@@ -189,7 +189,7 @@ func (c *connection) read(ctx context.Context, receive func(*protocol.NodeMessag
 // limit is of the node's next message. Documents that a restored hub has asked for are larger than a report.
 func (c *connection) limit() int {
 	select {
-	case <-c.brought:
+	case <-c.uploaded:
 		return c.messageBytes
 	default:
 		return protocol.MaxControlBytes
@@ -205,7 +205,7 @@ func (c *connection) report(ctx context.Context, r *protocol.Report) error {
 	return nil
 }
 
-func (c *connection) accepted(ctx context.Context, a *protocol.Accepted) error {
+func (c *connection) ack(ctx context.Context, a *protocol.Ack) error {
 	c.mu.Lock()
 	switch a.GetDocument() {
 	case documentState:
@@ -221,18 +221,18 @@ func (c *connection) accepted(ctx context.Context, a *protocol.Accepted) error {
 		// The root changed more than once: the next step follows.
 		c.server.Connected(c.peer.NodeID)
 	}
-	return c.server.Intake.Accepted(ctx, c.peer.NodeID, a)
+	return c.server.Intake.Ack(ctx, c.peer.NodeID, a)
 }
 
 // refused takes the news that the node did not take a document. Leases that it refused count as never sent: a node
 // whose disk was full, or whose spool, gets them with the next pass, as it does a state that it does not hold.
-func (c *connection) refused(ctx context.Context, r *protocol.Refused) error {
+func (c *connection) nack(ctx context.Context, r *protocol.Nack) error {
 	if r.GetDocument() == documentLeases {
 		c.mu.Lock()
 		c.held.LeasesSHA256 = nil
 		c.mu.Unlock()
 	}
-	return c.server.Intake.Refused(ctx, c.peer.NodeID, r)
+	return c.server.Intake.Nack(ctx, c.peer.NodeID, r)
 }
 
 const (
@@ -277,7 +277,7 @@ func (c *connection) accept(ctx context.Context, running *sync.WaitGroup) error 
 func (c *connection) usage(ctx context.Context, stream *link.Stream) {
 	defer func() { _ = stream.Close() }()
 	select {
-	case <-c.brought:
+	case <-c.uploaded:
 	case <-ctx.Done():
 		return
 	}
@@ -309,7 +309,7 @@ func (c *connection) fetch(ctx context.Context, stream *link.Stream) {
 	response, err := c.answer(ctx, request)
 	if err != nil {
 		c.log.InfoContext(ctx, "fetch refused", slog.Any("error", err))
-		response = &protocol.FetchResponse{Refused: refusalOf(err)}
+		response = &protocol.FetchResponse{ErrorReason: refusalOf(err)}
 	}
 	_ = stream.Send(response)
 }
@@ -386,9 +386,10 @@ func (s *Server) tunnel(ctx context.Context, nodeID, orgID string,
 		_ = t.Close()
 		return nil, unreachable(err)
 	}
-	if answer.GetRefused() != "" {
+	if answer.GetErrorReason() != "" {
 		_ = t.Close()
-		return nil, fault.New(fault.Conflict, "node_refused", "The node has nothing to show: "+answer.GetRefused()+".", nil)
+		return nil, fault.New(fault.Conflict, "node_refused", "The node has nothing to show: "+answer.GetErrorReason()+".",
+			nil)
 	}
 	_ = stream.SetDeadline(time.Time{})
 	return t, nil

@@ -134,7 +134,7 @@ func TestLaw13LeasesThatTheNodeCouldNotKeepComeAgain(t *testing.T) {
 	_, _, lease := running(t, h, l)
 	state := tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) { return dispatch.Newest(ctx, tx, n.id) })
 	for range 2 {
-		l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Refused{Refused: &protocol.Refused{
+		l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: &protocol.Nack{
 			Document: "leases",
 			Reason:   protocol.RefusalUnavailable,
 		}}})
@@ -186,7 +186,7 @@ func TestAStoppedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 	start := h.now()
 	h.forward(time.Minute)
 	require.Empty(t, upload(t, l.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).
-		GetRefused())
+		GetNackReason())
 	_, err := (&command.StopInstance{DB: h.d, Poke: h.dispatcher.Poke}).Do(t.Context(), h.tenant("stop"), h.project.ID,
 		i.ID)
 	require.NoError(t, err)

@@ -56,9 +56,9 @@ func TestSignedSegmentsProveWhatWasPosted(t *testing.T) {
 	chain := n.segments("i1", runs...)
 	stream := l.usage()
 	for _, k := range []int{0, 1, 0, 3, 2, 2, 4} { // out of order, and some twice
-		require.Empty(t, upload(t, stream, chain[k]).GetRefused())
+		require.Empty(t, upload(t, stream, chain[k]).GetNackReason())
 	}
-	require.Empty(t, upload(t, neighbour.usage(), other.segments("i1", nil)[0]).GetRefused())
+	require.Empty(t, upload(t, neighbour.usage(), other.segments("i1", nil)[0]).GetNackReason())
 	check := func(when string) {
 		t.Helper()
 		got := exported(h, n, time.Time{}, h.now())
@@ -120,7 +120,7 @@ func TestSlotIsNotEmptiedBeforeAllOfItIsArchived(t *testing.T) {
 	stream := n.connect(hello("i1")).usage()
 	chain := n.segments("i1", nil, nil, nil)
 	for _, k := range []int{0, 2} {
-		require.Empty(t, upload(t, stream, chain[k]).GetRefused())
+		require.Empty(t, upload(t, stream, chain[k]).GetNackReason())
 	}
 	from := h.now()
 	for range 8 {

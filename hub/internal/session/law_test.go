@@ -94,7 +94,7 @@ func TestLaw02NodeWithMoreThanTheHubIsGoneAbove(t *testing.T) {
 	require.Equal(t, uint64(43), state.GetGeneration())
 	l.report(43)
 
-	l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Refused{Refused: &protocol.Refused{
+	l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: &protocol.Nack{
 		Document: "state", Epoch: 1, Generation: 43, Reason: protocol.RefusalConflict,
 	}}})
 	state, _ = l.state(0)
@@ -107,7 +107,7 @@ func TestLaw02StoreThatFellBehindTakesANewIncarnation(t *testing.T) {
 	l := n.connect(hello("i1"))
 	state, push := l.state(0)
 	l.report(state.GetGeneration())
-	require.Empty(t, upload(t, l.usage(), n.segments("i1", nil)[0]).GetRefused())
+	require.Empty(t, upload(t, l.usage(), n.segments("i1", nil)[0]).GetNackReason())
 
 	whole := hello("i1")
 	whole.Epoch, whole.Generation, whole.StateSha256, whole.LastSegment = 1, state.GetGeneration(),
@@ -178,7 +178,7 @@ func TestLaw05SegmentsAreBilledOnceInAnyOrder(t *testing.T) {
 		posted  uint64
 	}{{0, 1}, {0, 1}, {2, 1}, {2, 1}, {3, 1}, {1, 4}, {0, 4}, {3, 4}} {
 		ack := upload(t, stream, segments[step.segment])
-		require.Empty(t, ack.GetRefused())
+		require.Empty(t, ack.GetNackReason())
 		require.Equal(t, step.posted, ack.GetPostedSegment(), "after segment %d", step.segment+1)
 	}
 	require.Equal(t, 4, count(h, `SELECT count(*) FROM usage_recent WHERE meter = 'session_seconds'`))
@@ -225,25 +225,25 @@ func TestLaw05AChainThatDoesNotFitIsRefusedAndShown(t *testing.T) {
 	good := n.segments("i1", nil, nil, nil)
 	fork := n.segments("i1", []*protocol.UsageRecord{{MemberId: db.NewID(), Meter: protocol.MeterSessionSeconds}}, nil,
 		nil)
-	require.Empty(t, upload(t, stream, good[0]).GetRefused())
-	require.Equal(t, "chain_broken", upload(t, stream, fork[0]).GetRefused(), "another content under a posted number")
-	require.Equal(t, "chain_broken", upload(t, stream, fork[1]).GetRefused(), "does not follow what was posted")
-	require.Empty(t, upload(t, stream, good[2]).GetRefused())
-	require.Equal(t, "chain_broken", upload(t, stream, fork[2]).GetRefused(), "another content under a number beyond "+
+	require.Empty(t, upload(t, stream, good[0]).GetNackReason())
+	require.Equal(t, "chain_broken", upload(t, stream, fork[0]).GetNackReason(), "another content under a posted number")
+	require.Equal(t, "chain_broken", upload(t, stream, fork[1]).GetNackReason(), "does not follow what was posted")
+	require.Empty(t, upload(t, stream, good[2]).GetNackReason())
+	require.Equal(t, "chain_broken", upload(t, stream, fork[2]).GetNackReason(), "another content under a number beyond "+
 		"the gap")
 	ack := upload(t, stream, good[1])
-	require.Empty(t, ack.GetRefused())
+	require.Empty(t, ack.GetNackReason())
 	require.Equal(t, uint64(3), ack.GetPostedSegment())
 	require.Positive(t,
 		count(h, `SELECT count(*) FROM node_refusals WHERE node_id = $1 AND document = 'usage' AND reason = 'chain_broken'`,
 			n.id))
 
 	other := h.enrol()
-	require.Equal(t, protocol.RefusalSignature, upload(t, stream, other.segments("i1", nil)[0]).GetRefused(),
+	require.Equal(t, protocol.RefusalSignature, upload(t, stream, other.segments("i1", nil)[0]).GetNackReason(),
 		"signed by another node")
 	stolen := *other
 	stolen.key = n.key
-	require.Equal(t, protocol.RefusalWrongNode, upload(t, stream, stolen.segments("i1", nil)[0]).GetRefused())
+	require.Equal(t, protocol.RefusalWrongNode, upload(t, stream, stolen.segments("i1", nil)[0]).GetNackReason())
 }
 
 // TestLaw06MoneyBalancesThroughIntake: whatever comes in, the entries of every posting sum to zero.
@@ -266,7 +266,7 @@ func TestLaw06MoneyBalancesThroughIntake(t *testing.T) {
 	)
 	stream := l.usage()
 	for _, env := range append(segments, segments...) {
-		require.Empty(t, upload(t, stream, env).GetRefused())
+		require.Empty(t, upload(t, stream, env).GetNackReason())
 	}
 	require.Equal(t, 0,
 		count(h,
@@ -282,7 +282,7 @@ func TestLaw08NodeChangesHaveEventAndAuditRow(t *testing.T) {
 	n := h.enrol()
 	l := n.connect(hello("i1"))
 	l.state(0)
-	l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Refused{Refused: &protocol.Refused{
+	l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: &protocol.Nack{
 		Document:   "state",
 		Generation: 9, Reason: protocol.RefusalSignature,
 	}}})

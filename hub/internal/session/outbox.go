@@ -9,12 +9,12 @@ import (
 // outbox is what waits to go down a node's control stream: at most one message of each kind, of which the newest wins.
 // So it is bounded by its shape, and a node that reads slowly gets the latest of everything instead of a backlog.
 type outbox struct {
-	mu      sync.Mutex
-	bundle  *protocol.PushBundle
-	state   *protocol.PushState
-	leases  *protocol.PushLeases
-	ack     *protocol.ReportAck
-	goodbye *protocol.Goodbye
+	mu     sync.Mutex
+	bundle *protocol.PushBundle
+	state  *protocol.PushState
+	leases *protocol.PushLeases
+	ack    *protocol.ReportAck
+	goAway *protocol.GoAway
 	// wake carries no data; its one place means "look again".
 	wake chan struct{}
 }
@@ -37,10 +37,10 @@ func (o *outbox) take() *protocol.HubMessage {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
-	case o.goodbye != nil:
-		m := o.goodbye
-		o.goodbye = nil
-		return &protocol.HubMessage{Message: &protocol.HubMessage_Goodbye{Goodbye: m}}
+	case o.goAway != nil:
+		m := o.goAway
+		o.goAway = nil
+		return &protocol.HubMessage{Message: &protocol.HubMessage_GoAway{GoAway: m}}
 	case o.bundle != nil:
 		m := o.bundle
 		o.bundle = nil

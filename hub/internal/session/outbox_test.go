@@ -24,6 +24,6 @@ func TestOutboxKeepsTheNewestOfEachKindAndItsOrder(t *testing.T) {
 	require.NotNil(t, o.take().GetPushLeases())
 	require.Equal(t, uint64(999), o.take().GetReportAck().GetCounter())
 	require.Nil(t, o.take())
-	o.put(func(o *outbox) { o.state = &protocol.PushState{}; o.goodbye = &protocol.Goodbye{} })
-	require.NotNil(t, o.take().GetGoodbye(), "a farewell overtakes")
+	o.put(func(o *outbox) { o.state = &protocol.PushState{}; o.goAway = &protocol.GoAway{} })
+	require.NotNil(t, o.take().GetGoAway(), "a farewell overtakes")
 }

@@ -28,7 +28,7 @@ func TestARemovedNodeIsCutOffAndRefused(t *testing.T) {
 	require.NoError(t, h.removeNode(n.id, command.RemoveNodeInput{Reason: "sold"}))
 	<-l.conn.Done()
 	_, _, answer := n.say(hello("i1"))
-	require.Equal(t, "node_removed", answer.GetGoodbye().GetReason())
+	require.Equal(t, "node_removed", answer.GetGoAway().GetReason())
 }
 
 // A lost node that comes back is told to hold nothing, gets no lease, and hands over what it measured.
@@ -68,7 +68,7 @@ func TestALostNodeThatComesBackIsEmptiedAndHeardOnce(t *testing.T) {
 		[]*protocol.UsageRecord{last})
 	stream := l.usage()
 	for _, env := range append(segments, segments...) {
-		require.Empty(t, upload(t, stream, env).GetRefused())
+		require.Empty(t, upload(t, stream, env).GetNackReason())
 	}
 	closed := tx(h, func(ctx context.Context, tx db.Tx) (at time.Time, err error) {
 		return at, tx.QueryRow(ctx, `SELECT closed_at FROM subjects WHERE id = $1 AND settled_at IS NOT NULL`,

@@ -137,7 +137,7 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	n.h = again
 	require.Equal(t, instance.Running, again.instance(ended.ID).Lifecycle.Status, "as the backup has it")
 	l = n.connect(holds("i1", state, push.GetEnvelope()))
-	require.True(t, l.welcome.GetBring())
+	require.True(t, l.welcome.GetRequestStateUpload())
 	states := count(again, `SELECT count(*) FROM node_states`)
 	require.NoError(t, again.dispatcher.Resync(t.Context()))
 	require.Equal(t, states, count(again, `SELECT count(*) FROM node_states`), "nothing is compiled before the node has "+
@@ -147,8 +147,8 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	require.Equal(t, "node_recovering", fault.As(err).Code)
 
 	// In two messages, as a node does with much to tell.
-	l.bring(&protocol.Brought{State: push.GetEnvelope(), Parts: push.GetParts()[:1]})
-	l.bring(&protocol.Brought{
+	l.uploadState(&protocol.StateUpload{State: push.GetEnvelope(), Parts: push.GetParts()[:1]})
+	l.uploadState(&protocol.StateUpload{
 		State: push.GetEnvelope(), Parts: push.GetParts()[1:], Leases: []*protocol.Envelope{leases},
 		Bundle: n.bundle.Envelope(), Last: true,
 	})
@@ -214,8 +214,8 @@ func TestLaw16ANodeEnrolledAfterTheBackupIsTakenIn(t *testing.T) {
 	again := h.restored(backup)
 	n.h = again
 	l = n.connect(holds("i1", state, push.GetEnvelope()))
-	require.True(t, l.welcome.GetBring())
-	l.bring(&protocol.Brought{
+	require.True(t, l.welcome.GetRequestStateUpload())
+	l.uploadState(&protocol.StateUpload{
 		State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{leases},
 		Bundle: n.bundle.Envelope(), Last: true,
 	})
@@ -265,7 +265,7 @@ func TestLaw16AStateThatTheHubNeverSignedIsAFinding(t *testing.T) {
 		Payload:     push.GetEnvelope().GetPayload(), Signatures: []*protocol.Signature{{KeyId: "x", Signature: []byte("y")}},
 	}
 	l = n.connect(holds("i1", state, push.GetEnvelope()))
-	l.bring(&protocol.Brought{State: forged, Parts: push.GetParts(), Last: true})
+	l.uploadState(&protocol.StateUpload{State: forged, Parts: push.GetParts(), Last: true})
 	require.Eventually(t, func() bool { return again.findings()[recovery.FindingUnverified] == n.id }, bound,
 		20*time.Millisecond)
 	require.NotEqual(t, instance.Decommissioning, again.instance(kept.ID).Lifecycle.Status)
@@ -284,7 +284,10 @@ func TestLaw16AnAdoptedMemberWithoutALeaseGetsOne(t *testing.T) {
 	again := h.restored(backup)
 	n.h = again
 	l = n.connect(holds("i1", state, push.GetEnvelope()))
-	l.bring(&protocol.Brought{State: push.GetEnvelope(), Parts: push.GetParts(), Bundle: n.bundle.Envelope(), Last: true})
+	l.uploadState(&protocol.StateUpload{
+		State: push.GetEnvelope(), Parts: push.GetParts(), Bundle: n.bundle.Envelope(),
+		Last: true,
+	})
 	bundle := next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
 		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
 	})
@@ -317,7 +320,7 @@ func TestLaw16LeasesOfAllBatchesAreTakenOver(t *testing.T) {
 	again := h.restored(backup)
 	n.h = again
 	l = n.connect(holds("i1", state, push.GetEnvelope()))
-	l.bring(&protocol.Brought{
+	l.uploadState(&protocol.StateUpload{
 		State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{before, h.batchOf(l, list...)},
 		Bundle: n.bundle.Envelope(), Last: true,
 	})
@@ -328,9 +331,9 @@ func TestLaw16LeasesOfAllBatchesAreTakenOver(t *testing.T) {
 		"what its lease may cost is held")
 }
 
-func (l *line) bring(b *protocol.Brought) {
+func (l *line) uploadState(b *protocol.StateUpload) {
 	l.t.Helper()
-	l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Brought{Brought: b}})
+	l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_StateUpload{StateUpload: b}})
 }
 
 // reportOf is report under the state's own epoch.

@@ -80,12 +80,12 @@ type Peer struct {
 type Intake interface {
 	Hello(ctx context.Context, peer Peer, hello *protocol.Hello) (Opened, error)
 	Report(ctx context.Context, peer Peer, sessionNo uint64, report *protocol.Report) error
-	Accepted(ctx context.Context, nodeID string, accepted *protocol.Accepted) error
-	Refused(ctx context.Context, nodeID string, refused *protocol.Refused) error
+	Ack(ctx context.Context, nodeID string, ack *protocol.Ack) error
+	Nack(ctx context.Context, nodeID string, nack *protocol.Nack) error
 	// Usage takes a segment of the store that the session was opened with, in the order of the calls, and returns what
 	// waits for its acknowledgement.
 	Usage(ctx context.Context, peer Peer, incarnation string, upload *protocol.UsageUpload) func() *protocol.UsageAck
-	Brought(ctx context.Context, peer Peer, brought *protocol.Brought) error
+	StateUpload(ctx context.Context, peer Peer, upload *protocol.StateUpload) error
 	Gone(ctx context.Context, nodeID string, sessionNo uint64) error
 	// Stopped takes the end of all sessions of this hub process.
 	Stopped(ctx context.Context) error
@@ -177,7 +177,7 @@ func (s *Server) allow(nodeID string) error {
 	return nil
 }
 
-// Serve takes connections until ctx ends, then says goodbye to all and waits for them.
+// Serve takes connections until ctx ends, then sends GoAway to all and waits for them.
 func (s *Server) Serve(ctx context.Context, listener *link.Listener) error {
 	var failed error
 	for {
@@ -352,12 +352,12 @@ func (s *Server) serve(ctx context.Context, conn *link.Conn) {
 	log.InfoContext(ctx, "node connected", slog.Uint64("session_no", c.held.SessionNo),
 		slog.String("address", conn.RemoteAddr().String()))
 	if ctx.Err() != nil {
-		// Serve has said goodbye to all that it knew of.
+		// Serve has sent GoAway to all that it knew of.
 		c.end(link.CodeShutdown, shuttingDown)
 	} else if !c.complete || c.coming.missed {
 		s.Connected(peer.NodeID)
 	}
-	// From here on the connection's own end is what counts: a hub that stops still says goodbye, and takes what it was
+	// From here on the connection's own end is what counts: a hub that stops still sends GoAway, and takes what it was
 	// told.
 	stopping := ctx.Done()
 	ctx = context.WithoutCancel(ctx)
@@ -402,10 +402,10 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, peer Peer, log *slog
 		complete: opened.Complete, coming: coming,
 	}
 	c.held.SessionNo = opened.SessionNo
-	c.brought = make(chan struct{})
-	c.hasBrought = sync.OnceFunc(func() { close(c.brought) })
-	if !opened.Welcome.GetBring() {
-		c.hasBrought()
+	c.uploaded = make(chan struct{})
+	c.uploadDone = sync.OnceFunc(func() { close(c.uploaded) })
+	if !opened.Welcome.GetRequestStateUpload() {
+		c.uploadDone()
 	}
 	if err := stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_Welcome{
 		Welcome: opened.Welcome,
@@ -457,7 +457,7 @@ func (s *Server) refuse(conn *link.Conn, stream *link.Stream, err error) {
 		code = link.CodeProtocol
 	default:
 	}
-	if stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_Goodbye{Goodbye: &protocol.Goodbye{
+	if stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_GoAway{GoAway: &protocol.GoAway{
 		Reason: f.Code,
 	}}}) == nil {
 		_ = stream.CloseWrite()

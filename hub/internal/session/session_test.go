@@ -59,7 +59,7 @@ func TestLaunchReachesTheNodeWithItsLease(t *testing.T) {
 	part := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{
 		PartSha256: state.GetParts()[0].GetSha256(),
 	}})
-	require.Empty(t, part.GetRefused())
+	require.Empty(t, part.GetErrorReason())
 	require.Equal(t, push.GetParts()[0], part.GetPart())
 
 	credential := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{
@@ -69,7 +69,8 @@ func TestLaunchReachesTheNodeWithItsLease(t *testing.T) {
 	other := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{
 		PullCredential: &protocol.PullCredentialRequest{Repository: "org/other/app/x"},
 	}})
-	require.Equal(t, protocol.RefusalNotAssigned, other.GetRefused(), "a node gets credentials only for what it is to run")
+	require.Equal(t, protocol.RefusalNotAssigned, other.GetErrorReason(), "a node gets credentials only for what it is "+
+		"to run")
 	bundle := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}})
 	require.True(t, proto.Equal(h.keys.Bundle().Envelope(), bundle.GetBundle()))
 }
@@ -86,10 +87,11 @@ func TestANodeFetchesOnlyItsOwnParts(t *testing.T) {
 	other.state(0)
 	digest := state.GetParts()[0].GetSha256()
 	require.Equal(t, protocol.RefusalUnknownPart,
-		other.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: digest}}).GetRefused())
+		other.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: digest}}).GetErrorReason())
 	require.Equal(t, protocol.RefusalMalformed,
-		other.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: []byte("x")}}).GetRefused())
-	require.Equal(t, protocol.RefusalMalformed, other.fetch(&protocol.FetchRequest{}).GetRefused())
+		other.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: []byte("x")}}).
+			GetErrorReason())
+	require.Equal(t, protocol.RefusalMalformed, other.fetch(&protocol.FetchRequest{}).GetErrorReason())
 }
 
 func TestANewerConnectionReplacesTheOlder(t *testing.T) {
@@ -115,7 +117,7 @@ func TestBannedNodeIsCutOffAndRefused(t *testing.T) {
 	<-l.conn.Done()
 
 	_, _, answer := n.say(hello("i1"))
-	require.Equal(t, "node_banned", answer.GetGoodbye().GetReason())
+	require.Equal(t, "node_banned", answer.GetGoAway().GetReason())
 	text := csr(t, n.key)
 	_, err := (&command.RenewNode{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).Do(t.Context(), h.admin(""),
 		command.RenewNodeInput{
@@ -164,7 +166,7 @@ func TestACertificateForAnotherKeyOfTheNodeIsRefused(t *testing.T) {
 	n.key = stolen
 	n.takeCertificate(issued.CertificatePEM)
 	_, _, answer := n.say(hello("i1"))
-	require.Equal(t, "node_key_unknown", answer.GetGoodbye().GetReason())
+	require.Equal(t, "node_key_unknown", answer.GetGoAway().GetReason())
 }
 
 func TestTheFirstMessageMustBeAHello(t *testing.T) {
@@ -192,7 +194,7 @@ func TestTheFirstMessageMustBeAHello(t *testing.T) {
 		})
 	}
 	_, _, answer := n.say(hello("with spaces and\nlines"))
-	require.Equal(t, "incarnation_invalid", answer.GetGoodbye().GetReason())
+	require.Equal(t, "incarnation_invalid", answer.GetGoAway().GetReason())
 	require.Empty(t, h.server.Nodes())
 }
 
@@ -214,7 +216,7 @@ func TestASlowStreamDelaysNoOther(t *testing.T) {
 	l.report(1)
 	require.NotNil(t, l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}}).GetBundle())
 	ack := upload(t, l.usage(), n.segments("i1", nil)[0])
-	require.Empty(t, ack.GetRefused())
+	require.Empty(t, ack.GetNackReason())
 }
 
 func TestLogsComeThroughTheNodesOwnConnection(t *testing.T) {
@@ -237,7 +239,7 @@ func TestLogsComeThroughTheNodesOwnConnection(t *testing.T) {
 				continue
 			}
 			if request.GetLogs().GetMemberId() == "" {
-				_ = s.Send(&protocol.TunnelResponse{Refused: "unknown_member"})
+				_ = s.Send(&protocol.TunnelResponse{ErrorReason: "unknown_member"})
 				_ = s.Close()
 				continue
 			}
@@ -284,7 +286,7 @@ func TestRefusalIsVisibleOnTheNodeAndAsEventAndAudit(t *testing.T) {
 	l := n.connect(hello("i1"))
 	state, _ := l.state(0)
 	refuse := func() {
-		l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Refused{Refused: &protocol.Refused{
+		l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: &protocol.Nack{
 			Document: "state", Epoch: 1, Generation: state.GetGeneration() - 1, Reason: protocol.RefusalOlder,
 			Detail: "generation 0 is older than 1",
 		}}})
@@ -400,8 +402,8 @@ func TestANodeThatMissedTwoRotationsOfTheRootIsLedThroughBoth(t *testing.T) {
 		n.bundle, err = n.bundle.Succeed(env)
 		require.NoError(t, err)
 		require.Equal(t, version, n.bundle.Version())
-		require.NoError(t, l.control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Accepted{
-			Accepted: &protocol.Accepted{Document: "bundle", Epoch: 1, Generation: version},
+		require.NoError(t, l.control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Ack{
+			Ack: &protocol.Ack{Document: "bundle", Epoch: 1, Generation: version},
 		}}))
 	}
 	fetched := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}, BundleVersion: 1}).

@@ -461,7 +461,7 @@ func (l *line) state(parts int) (*protocol.DesiredState, *protocol.PushState) {
 
 func (l *line) accept(document string, epoch, generation uint64) {
 	l.t.Helper()
-	l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Accepted{Accepted: &protocol.Accepted{
+	l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Ack{Ack: &protocol.Ack{
 		Document: document,
 		Epoch:    epoch, Generation: generation,
 	}}})

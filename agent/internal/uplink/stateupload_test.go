@@ -19,7 +19,7 @@ func TestLaw16ARestoredHubIsToldTheLeasesOfAllBatches(t *testing.T) {
 	require.NoError(t, n.enroll(h))
 	h.setWelcome(func(*protocol.Hello) *protocol.HubMessage {
 		return &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: &protocol.Welcome{
-			ProtocolVersion: protocol.BringVersion, HubTime: timestamppb.Now(), SessionNo: 1, Bring: true,
+			ProtocolVersion: protocol.Version, HubTime: timestamppb.Now(), SessionNo: 1, RequestStateUpload: true,
 		}}}
 	})
 	want := map[string]uint64{}
@@ -41,14 +41,14 @@ func TestLaw16ARestoredHubIsToldTheLeasesOfAllBatches(t *testing.T) {
 	n.run(uplink.Config{})
 	told := map[string]uint64{}
 	h.next().until(func(m *protocol.NodeMessage) bool {
-		for _, env := range m.GetBrought().GetLeases() {
+		for _, env := range m.GetStateUpload().GetLeases() {
 			batch := &protocol.LeaseBatch{}
 			require.NoError(t, proto.Unmarshal(env.GetPayload(), batch))
 			for _, l := range batch.GetLeases() {
 				told[l.GetMemberId()] = l.GetLeaseNo()
 			}
 		}
-		return m.GetBrought().GetLast()
+		return m.GetStateUpload().GetLast()
 	})
 	require.Equal(t, want, told)
 }

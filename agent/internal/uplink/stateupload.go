@@ -28,37 +28,37 @@ func (s *session) rewind(ctx context.Context, posted uint64) error {
 	return nil
 }
 
-// bring sends what this node has accepted, in as many messages as it takes.
-func (s *session) bring(ctx context.Context) error {
+// uploadState sends all documents that this node has accepted, in as many messages as it takes.
+func (s *session) uploadState(ctx context.Context) error {
 	state, leases := s.u.store.Signed()
 	documents, err := s.u.store.Documents()
 	if err != nil {
 		return err
 	}
-	messages := broughtIn(state, documents, leases)
+	messages := stateUploads(state, documents, leases)
 	last := messages[len(messages)-1]
 	last.Last, last.Bundle = true, s.u.store.Bundle().Envelope()
 	for _, m := range messages {
 		if err := s.control.SetDeadline(time.Now().Add(sendTimeout)); err != nil {
 			return err
 		}
-		if err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Brought{Brought: m}}); err != nil {
+		if err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_StateUpload{StateUpload: m}}); err != nil {
 			return err
 		}
 	}
-	s.u.log.WarnContext(ctx, "the hub was restored: it was told what this node has accepted",
+	s.u.log.WarnContext(ctx, "the hub was restored: uploaded the accepted state",
 		"epoch", s.u.store.Accepted().Epoch, "generation", s.u.store.Accepted().Generation, "documents", len(documents))
 	return nil
 }
 
-// broughtIn spreads documents over messages that each stay below the limit of the control stream; there is at least one
-// message, and the leases are in the last.
-func broughtIn(state *protocol.Envelope, documents [][]byte, leases []*protocol.Envelope) []*protocol.Brought {
-	out := []*protocol.Brought{{State: state}}
+// stateUploads spreads documents over messages that each stay below the limit of the control stream; there is at least
+// one message, and the leases are in the last.
+func stateUploads(state *protocol.Envelope, documents [][]byte, leases []*protocol.Envelope) []*protocol.StateUpload {
+	out := []*protocol.StateUpload{{State: state}}
 	size := 0
 	for _, d := range documents {
 		if size+len(d) > protocol.MaxPushPartsBytes && size > 0 {
-			out, size = append(out, &protocol.Brought{State: state}), 0
+			out, size = append(out, &protocol.StateUpload{State: state}), 0
 		}
 		m := out[len(out)-1]
 		m.Parts = append(m.Parts, d)
@@ -69,7 +69,7 @@ func broughtIn(state *protocol.Envelope, documents [][]byte, leases []*protocol.
 		leased += proto.Size(l)
 	}
 	if size+leased > protocol.MaxPushPartsBytes && size > 0 {
-		out = append(out, &protocol.Brought{State: state})
+		out = append(out, &protocol.StateUpload{State: state})
 	}
 	out[len(out)-1].Leases = leases
 	return out
