@@ -14,9 +14,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/hub/rating"
+	"github.com/gpuaas/gpuaas/hub/usagechain"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -204,7 +204,7 @@ func (r *rows) clone() *rows {
 func (r *nodeRow) mark(incarnation string) *mark {
 	m := r.marks[incarnation]
 	if m == nil {
-		m = &mark{ahead: map[uint64]heard.Link{}}
+		m = &mark{ahead: map[uint64]usagechain.Link{}}
 		r.marks[incarnation] = m
 	}
 	return m

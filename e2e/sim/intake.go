@@ -6,15 +6,17 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent/spool"
-	"github.com/gpuaas/gpuaas/hub/heard"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
+	"github.com/gpuaas/gpuaas/hub/nodeidentity"
+	"github.com/gpuaas/gpuaas/hub/usagechain"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // mark is how far the chain of one store is posted without a gap, and what is posted beyond it.
 type mark struct {
-	heard.Mark
+	usagechain.Watermark
 	archived uint64
-	ahead    map[uint64]heard.Link
+	ahead    map[uint64]usagechain.Link
 }
 
 // usage takes a sealed segment: check, post and remember in one transaction, then acknowledge.
@@ -27,12 +29,12 @@ func (h *hub) usage(i, attempt int, payload []byte) {
 	}
 	ack := usageAck{attempt: attempt, incarnation: seg.GetIncarnation()}
 	sum := sha256.Sum256(payload)
-	at := heard.Link{Number: seg.GetNumber(), SHA256: sum[:], Previous: seg.GetPreviousSha256()}
+	at := usagechain.Link{Number: seg.GetNumber(), SHA256: sum[:], Previous: seg.GetPreviousSha256()}
 	if records := seg.GetRecords(); len(records) > 0 {
 		at.First, at.Last = records[0].GetSequence(), records[len(records)-1].GetSequence()
 	}
 	m := row.mark(seg.GetIncarnation())
-	known, err := m.Place(m.ahead, at)
+	known, err := m.Check(m.ahead, at)
 	switch {
 	case err != nil:
 		ack.refused = protocol.RefusalOf(err)
@@ -41,14 +43,14 @@ func (h *hub) usage(i, attempt int, payload []byte) {
 			h.postUsage(row, seg, true)
 		}
 	default:
-		if at, err = m.CheckNumbers(m.ahead, at); err != nil {
+		if at, err = m.CheckRecords(m.ahead, at); err != nil {
 			h.w.fail(5, "a true segment of %s is set aside: %v", row.id, err)
 		}
 		h.w.result.Segments++
 		h.inTurn(row, m, seg, payload)
 		h.postUsage(row, seg, false)
 		m.ahead[at.Number] = at
-		m.Mark = m.Past(m.ahead)
+		m.Watermark = m.Advance(m.ahead)
 	}
 	ack.posted, ack.archived, ack.postedSHA256 = m.Number, m.archived, m.SHA256
 	h.w.nodes[i].up.carry(false, "usage ack", func() { h.w.nodes[i].up.acked(ack) })
@@ -72,8 +74,11 @@ func (h *hub) inTurn(row *nodeRow, m *mark, seg *protocol.UsageSegment, payload 
 func (h *hub) hello(i, attempt int, g greeting) {
 	row := &h.rows.nodes[i]
 	m := row.mark(g.incarnation)
-	behind := heard.Behind(heard.Store{Incarnation: g.incarnation, Epoch: g.epoch, Generation: g.generation},
-		heard.Store{Incarnation: row.incarnation, Epoch: row.acceptedEpoch, Generation: row.acceptedGeneration},
+	behind := nodeidentity.StoreBehind(nodeidentity.Store{
+		Incarnation: g.incarnation, Epoch: g.epoch,
+		Generation: g.generation,
+	},
+		nodeidentity.Store{Incarnation: row.incarnation, Epoch: row.acceptedEpoch, Generation: row.acceptedGeneration},
 		g.lastSegment, m.Number, nil)
 	row.sessionNo++
 	row.reportCounter = 0
@@ -146,12 +151,12 @@ func (h *hub) report(i, attempt int, r statusReport) {
 
 // hear takes a node's word about a member, or its silence.
 func (h *hub) hear(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus, r statusReport) {
-	absence := heard.Absence{
-		Epoch: m.absentEpoch, Generation: m.absentGeneration, Spoken: m.observedRevision != 0 && !m.adoptedGone,
-		SpokenIn: m.observedIn,
+	absence := lifecycle.Absence{
+		Epoch: m.absentEpoch, Generation: m.absentGeneration, Observed: m.observedRevision != 0 && !m.adoptedGone,
+		ObservedIn: m.observedIn,
 	}
 	if h.w.breaks(BreakSilence) {
-		absence.SpokenIn = ""
+		absence.ObservedIn = ""
 	}
 	switch {
 	case s == nil && !m.wanted && absence.Proven(r.epoch, r.generation, row.incarnation):

@@ -63,7 +63,7 @@ func faultsOf(t *testing.T, relays []string, roots ...string) (*collector, []mad
 // apiFaults are those that a caller of the REST API can get. The session answers requests for logs; the API reaches it
 // through an interface.
 func apiFaults(t *testing.T) []madeFault {
-	_, all := faultsOf(t, nil, "hub/internal/httpapi", "hub/internal/session")
+	_, all := faultsOf(t, nil, "hub/internal/httpapi", "hub/internal/nodelink")
 	var local []string
 	answers := slices.DeleteFunc(all, func(f madeFault) bool {
 		if !slices.Contains(localFiles(), f.file) {

@@ -25,10 +25,10 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/httpapi"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
-	"github.com/gpuaas/gpuaas/hub/internal/intake"
+	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
+	"github.com/gpuaas/gpuaas/hub/internal/nodes"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
-	"github.com/gpuaas/gpuaas/hub/internal/session"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -76,9 +76,9 @@ type hub struct {
 	sessionAddr string
 	certificate *trust.Server
 
-	session    *session.Server
+	session    *nodelink.Server
 	dispatcher *dispatch.Dispatcher
-	intake     *intake.Intake
+	intake     *nodes.Service
 	wakes      event.Wakes
 	shutOut    fleet.ShutOut
 	handler    http.Handler
@@ -167,7 +167,7 @@ func (h *hub) listen(ctx context.Context) (err error) {
 	}
 	h.observeBundle()
 	h.certificate = &trust.Server{Keys: h.keys, Names: h.names(), TTL: h.conf.serverLifetime, Now: time.Now}
-	h.session = session.NewServer(session.Options{
+	h.session = nodelink.NewServer(nodelink.Options{
 		Bundle: h.keys.Bundle, BundleAfter: h.keys.BundleAfter, Certificate: h.certificate.Certificate,
 		ShutOut: h.shutOut.Has, Now: time.Now, Log: h.log,
 	})
@@ -293,7 +293,7 @@ func (h *hub) wire(ctx context.Context) (err error) {
 	h.reloadShutOut = loop.New("shut-out", h.conf.resync, func(ctx context.Context) error {
 		return h.shutOut.Load(ctx, h.db)
 	}, h.log)
-	h.intake = intake.New(&intake.Intake{
+	h.intake = nodes.New(&nodes.Service{
 		DB: h.db, ReplicaID: h.process.ID, Started: time.Now(), Newest: dispatch.NewestHead, Line: h.keys.Line,
 		Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise,
 		Complete: h.dispatcher.Complete, Kick: h.session.Kick, Changed: h.wakes.Changed, Now: time.Now, Log: h.log,

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/session"
+	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -89,7 +89,7 @@ type looked struct {
 
 // look finds out whether the node's newest state still says what is wanted, and what leases a connected node is to
 // have. A state that the node holds under a number which here stands for another content raises the floor.
-func (d *Dispatcher) look(ctx context.Context, nodeID string, held session.Held, connected bool,
+func (d *Dispatcher) look(ctx context.Context, nodeID string, held nodelink.Held, connected bool,
 	floor uint64,
 ) (looked, error) {
 	return db.ReadTx(ctx, d.DB, func(tx db.Tx) (looked, error) {

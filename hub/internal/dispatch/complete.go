@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/session"
+	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 )
 
 // maxLooked bounds how many nodes one statement asks about.
@@ -20,7 +20,7 @@ const maxLooked = 500
 // Complete gives those of the nodes that hold all that is wanted of them: the newest state, signed by the key of the
 // moment and of the newest intent, the newest bundle, and the latest leases. For the others one has to look (node). A
 // fleet of which nothing new is wanted costs a few statements, however large it is.
-func (d *Dispatcher) Complete(ctx context.Context, tx db.Tx, nodes []session.Holding) (map[string]bool, error) {
+func (d *Dispatcher) Complete(ctx context.Context, tx db.Tx, nodes []nodelink.Holding) (map[string]bool, error) {
 	ids := make([]string, 0, len(nodes))
 	for _, n := range nodes {
 		ids = append(ids, n.NodeID)
@@ -76,10 +76,10 @@ func settledHeads(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]h
 // addLacking adds those of the connected nodes that do not hold all that is wanted of them.
 func (d *Dispatcher) addLacking(ctx context.Context, connected []string, all map[string]uint64) error {
 	for part := range slices.Chunk(connected, maxLooked) {
-		var holdings []session.Holding
+		var holdings []nodelink.Holding
 		for _, id := range part {
 			if held, ok := d.Link.Held(id); ok {
-				holdings = append(holdings, session.Holding{NodeID: id, Held: held})
+				holdings = append(holdings, nodelink.Holding{NodeID: id, Held: held})
 			}
 		}
 		complete, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) (map[string]bool, error) {

@@ -24,8 +24,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
-	"github.com/gpuaas/gpuaas/hub/internal/session"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -52,7 +52,7 @@ type Keys interface {
 // Link is what dispatch needs of the live connections.
 type Link interface {
 	Nodes() []string
-	Held(nodeID string) (session.Held, bool)
+	Held(nodeID string) (nodelink.Held, bool)
 	PushState(nodeID string, m *protocol.PushState, generation uint64, sha256 []byte)
 	PushLeases(nodeID string, m *protocol.PushLeases, sha256 []byte)
 	PushBundle(nodeID string, m *protocol.PushBundle)
@@ -240,7 +240,7 @@ func (d *Dispatcher) pushState(ctx context.Context, nodeID string) error {
 }
 
 // pushLeases sends the node's leases when they are not the ones that were sent last on this connection.
-func (d *Dispatcher) pushLeases(nodeID string, held session.Held, leases []*protocol.Lease) error {
+func (d *Dispatcher) pushLeases(nodeID string, held nodelink.Held, leases []*protocol.Lease) error {
 	signer := d.Keys.Lease()
 	batch, sum, err := d.leaseBatch(nodeID, held, leases, signer)
 	if err != nil || bytes.Equal(sum, held.LeasesSHA256) {
@@ -258,7 +258,7 @@ func (d *Dispatcher) pushLeases(nodeID string, held session.Held, leases []*prot
 
 // leaseBatch is what a node is to hold, with the digest that tells it from what was pushed; that is nil where nothing
 // has to be.
-func (d *Dispatcher) leaseBatch(nodeID string, held session.Held, leases []*protocol.Lease,
+func (d *Dispatcher) leaseBatch(nodeID string, held nodelink.Held, leases []*protocol.Lease,
 	signer protocol.Signer,
 ) (*protocol.LeaseBatch, []byte, error) {
 	if len(leases) == 0 && len(held.LeasesSHA256) == 0 {

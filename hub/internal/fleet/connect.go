@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/nodeidentity"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -133,9 +133,9 @@ func (n Node) meet(c Connection) Connected {
 		factsDigest(facts)
 	return Connected{
 		Node: after,
-		Behind: heard.Behind(
-			heard.Store{Incarnation: h.GetIncarnation(), Epoch: h.GetEpoch(), Generation: h.GetGeneration()},
-			heard.Store{Incarnation: n.Incarnation, Epoch: n.AcceptedEpoch, Generation: n.AcceptedGeneration},
+		Behind: nodeidentity.StoreBehind(
+			nodeidentity.Store{Incarnation: h.GetIncarnation(), Epoch: h.GetEpoch(), Generation: h.GetGeneration()},
+			nodeidentity.Store{Incarnation: n.Incarnation, Epoch: n.AcceptedEpoch, Generation: n.AcceptedGeneration},
 			h.GetLastSegment(), c.PostedSegment, suspects),
 		// A quarantined node has contact, and stays out of reach for everyone else.
 		CameBack: !n.reachable && !n.IsQuarantined(),

@@ -7,8 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/nodeidentity"
 )
 
 // Disconnect notes the end of a connection, unless a newer one has replaced it.
@@ -48,12 +48,12 @@ type contact struct {
 
 // isQuiet reports whether nothing but the time of the node's last word changes by the report.
 func (c contact) isQuiet(r Report) bool {
-	return c.reachable && !c.quarantined && !c.isNotAlone(r.SessionNo) && slices.Equal(c.conditions, bounded(r.Conditions))
+	return c.reachable && !c.quarantined && !c.isCloned(r.SessionNo) && slices.Equal(c.conditions, bounded(r.Conditions))
 }
 
-// isNotAlone reports whether another process speaks with the node's key at the same time, by a report of session no.
-func (c contact) isNotAlone(no uint64) bool {
-	return !c.quarantined && c.reported != no && heard.NotAlone(c.lastSession, c.reported)
+// isCloned reports whether another process speaks with the node's key at the same time, by a report of session no.
+func (c contact) isCloned(no uint64) bool {
+	return !c.quarantined && c.reported != no && nodeidentity.CloneDetected(c.lastSession, c.reported)
 }
 
 func contactOf(ctx context.Context, tx db.Tx, nodeID string) (c contact, err error) {
@@ -77,8 +77,8 @@ type Observed struct {
 	Incarnation string
 	// Quarantined is set when nothing of the report may count.
 	Quarantined bool
-	// NotAlone is set when another process speaks with the node's key at the same time.
-	NotAlone bool
+	// CloneDetected is set when another process speaks with the node's key at the same time.
+	CloneDetected bool
 }
 
 // Observe stores a report's facts and keeps the node online.
@@ -96,8 +96,8 @@ func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, 
 	}
 	out := Observed{
 		Fresh: true, CameBack: !before.reachable && !before.quarantined, Incarnation: before.incarnation,
-		Quarantined: before.quarantined,
-		NotAlone:    before.isNotAlone(r.SessionNo),
+		Quarantined:   before.quarantined,
+		CloneDetected: before.isCloned(r.SessionNo),
 	}
 	// Only what changed: a quiet fleet writes one small row a report and nothing else.
 	return out, tx.Later(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`,

@@ -10,8 +10,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/gpuaas/gpuaas/hub/heard"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -34,8 +34,8 @@ type Report struct {
 // ApplyReport takes over what a node says about its members and moves their instances on. An old report changes
 // nothing.
 //
-// A member leaves only on the node's complete proof, or on its silence where that proves as much (heard.Absence): the
-// node never had the member, or a new incarnation of it has nothing of the member any more.
+// A member leaves only on the node's complete proof, or on its silence where that proves as much (lifecycle.Absence):
+// the node never had the member, or a new incarnation of it has nothing of the member any more.
 func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) ([]Change, error) {
 	newer, err := advanceReport(ctx, tx, r, now)
 	if err != nil || !newer {
@@ -282,10 +282,10 @@ func mayPublish(e *protocol.PublishedEndpoint) bool {
 		slices.Contains([]string{"http", "https", "tcp"}, e.GetProtocol())
 }
 
-func (m heldMember) absence() heard.Absence {
-	return heard.Absence{
-		Epoch: m.absentEpoch, Generation: m.absentGeneration, Spoken: m.ObservedRevision != 0 || m.Status != MemberPending,
-		SpokenIn: m.ObservedIn,
+func (m heldMember) absence() lifecycle.Absence {
+	return lifecycle.Absence{
+		Epoch: m.absentEpoch, Generation: m.absentGeneration, Observed: m.ObservedRevision != 0 || m.Status != MemberPending,
+		ObservedIn: m.ObservedIn,
 	}
 }
 

@@ -51,7 +51,7 @@ func (s Segment) Numbers() (first, last uint64) {
 
 // Passed is the segment with the number up to which all records of its store count as posted once it is: up to the mark
 // of its chain. That keeps the ranges of posted numbers of one store few, whatever numbers its node chooses: one up to
-// the mark, and at most one for each segment beyond it, of which a chain takes no more than heard.MaxAhead.
+// the mark, and at most one for each segment beyond it, of which a chain takes no more than usagechain.MaxAhead.
 func (s Segment) Passed(number uint64) Segment {
 	s.passed = int64(number)
 	return s

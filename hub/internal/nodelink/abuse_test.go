@@ -1,0 +1,312 @@
+package nodelink_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protodelim"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/hub/usagechain"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// books is everything that usage may change.
+func books(h *hub) map[string]int {
+	out := map[string]int{"revenue": int(revenue(h))}
+	for _, table := range []string{
+		"usage_recent", "suspense_records", "usage_hours", "pending_postings", "postings", "entries", "usage_coverage",
+		"usage_sequences", "usage_marks", "usage_ahead", "leases", "instance_members",
+	} {
+		out[table] = count(h, `SELECT count(*) FROM `+table)
+	}
+	return out
+}
+
+// flip returns a copy of an envelope in which change has been at work; what was sent before stays as it is.
+func flip(env *protocol.Envelope, change func(*protocol.Envelope)) *protocol.Envelope {
+	out := proto.CloneOf(env)
+	change(out)
+	return out
+}
+
+// TestLaw05AbusedSegmentsChangeNothing: whatever is done to segments on their way, in whatever order and however late
+// they come, each true one is posted once, and every other is refused with a reason that an admin can read; nothing
+// else changes, and the session goes on.
+func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n, stranger := h.enrol(), h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	_, member, lease := running(t, h, l)
+	start := h.now().Truncate(time.Microsecond)
+	h.forward(10 * time.Minute)
+	run := func(second int64) []*protocol.UsageRecord {
+		return []*protocol.UsageRecord{seconds(member, lease, start.Add(time.Duration(second)*time.Second), 30)}
+	}
+	chain := n.segments("i1", run(0), run(30), run(60), run(90))
+	stream := l.usage()
+	// Reordered and duplicated: the third before the second, each twice.
+	for _, step := range []struct {
+		segment int
+		posted  uint64
+	}{{0, 1}, {0, 1}, {2, 1}, {2, 1}, {1, 3}, {1, 3}} {
+		ack := upload(t, stream, chain[step.segment])
+		require.Empty(t, ack.GetNackReason())
+		require.Equal(t, step.posted, ack.GetPostedSegment())
+	}
+	require.Equal(t, int64(90*1_000_000), revenue(h))
+
+	seal := func(change func(*protocol.UsageSegment)) *protocol.Envelope {
+		seg := &protocol.UsageSegment{}
+		require.NoError(t, proto.Unmarshal(chain[3].GetPayload(), seg))
+		change(seg)
+		env, err := protocol.SignMessage(protocol.PayloadSegment, seg, protocol.NewEd25519Signer(n.key))
+		require.NoError(t, err)
+		return env
+	}
+	cut, err := protocol.Sign(protocol.PayloadSegment, chain[3].GetPayload()[:len(chain[3].GetPayload())/2],
+		protocol.NewEd25519Signer(n.key))
+	require.NoError(t, err)
+	for _, c := range []struct {
+		name, reason string
+		env          *protocol.Envelope
+	}{
+		{"a byte of the payload flipped", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) {
+			e.Payload[len(e.GetPayload())/2] ^= 1
+		})},
+		{"a byte of the signature flipped", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) {
+			e.Signatures[0].Signature[7] ^= 1
+		})},
+		{"signed by another node", protocol.RefusalSignature, stranger.segments("i1", run(0))[0]},
+		{"another kind of document", protocol.RefusalMalformed, flip(chain[3], func(e *protocol.Envelope) {
+			e.PayloadType = protocol.PayloadState
+		})},
+		{"without a signature", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) { e.Signatures = nil })},
+		{"no envelope", protocol.RefusalMalformed, nil},
+		{"truncated on its way", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) {
+			e.Payload = e.GetPayload()[:len(e.GetPayload())-9]
+		})},
+		{"truncated before it was signed", protocol.RefusalMalformed, cut},
+		{"of another node", protocol.RefusalWrongNode, seal(func(s *protocol.UsageSegment) { s.NodeId = stranger.id })},
+		{"other content under a posted number", protocol.RefusalChainBroken, seal(func(s *protocol.UsageSegment) {
+			s.Number = 3
+		})},
+		{"after another predecessor", protocol.RefusalChainBroken, seal(func(s *protocol.UsageSegment) {
+			s.PreviousSha256[0] ^= 1
+		})},
+		{"far beyond what is missing", usagechain.ReasonOutOfOrder, seal(func(s *protocol.UsageSegment) {
+			s.Number += usagechain.MaxAhead + 1
+		})},
+		{"records with a gap", protocol.RefusalMalformed, seal(func(s *protocol.UsageSegment) {
+			s.Records = append(s.Records, proto.CloneOf(s.GetRecords()[0]))
+			s.Records[1].Sequence += 7
+		})},
+	} {
+		before := books(h)
+		ack := upload(t, stream, c.env)
+		require.Equal(t, c.reason, ack.GetNackReason(), c.name)
+		require.Zero(t, ack.GetPostedSegment(), c.name)
+		require.Equal(t, before, books(h), c.name)
+		last := tx(h, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) {
+			return fleet.Refusals(ctx, tx, n.id, 1)
+		})
+		require.Equal(t, "usage", last[0].Document, c.name)
+		require.Equal(t, c.reason, last[0].Reason, c.name)
+		require.NotEmpty(t, last[0].Detail, c.name)
+	}
+
+	// Cut off in the middle of a message: that stream ends, and another takes its place.
+	before := books(h)
+	torn := l.usage()
+	_, err = protodelim.MarshalTo(half{torn}, &protocol.UsageUpload{Segment: chain[3]})
+	require.NoError(t, err)
+	require.NoError(t, torn.CloseWrite())
+	require.Error(t, torn.Receive(&protocol.UsageAck{}, protocol.MaxControlBytes))
+	require.Equal(t, before, books(h))
+
+	// Yesterday's, all of them, from last to first, and again under the next name of the store.
+	h.forward(24 * time.Hour)
+	for _, env := range slices.Backward(chain[:3]) {
+		require.Empty(t, upload(t, stream, env).GetNackReason())
+	}
+	require.Equal(t, before, books(h), "what was posted yesterday is known today")
+	ack := upload(t, stream, chain[3])
+	require.Empty(t, ack.GetNackReason(), "the true one follows as if nothing had been")
+	require.Equal(t, uint64(4), ack.GetPostedSegment())
+	require.Equal(t, int64(120*1_000_000), revenue(h))
+	require.Equal(t, sha(chain[3].GetPayload()), ack.GetPostedSha256())
+	l.report(2)
+	again := n.segments("i2", run(0), run(30))
+	require.Equal(t, protocol.RefusalMalformed, upload(t, stream, again[0]).GetNackReason(),
+		"a session carries the segments of one store")
+	renamed := n.connect(hello("i2"))
+	for _, env := range again {
+		require.Empty(t, upload(t, renamed.usage(), env).GetNackReason())
+	}
+	require.Equal(t, int64(120*1_000_000), revenue(h), "the same time under another name is in suspense, not on the bill")
+}
+
+// half is a connection that breaks in the middle of what is written.
+type half struct{ to io.Writer }
+
+// Write implements io.Writer.
+func (w half) Write(p []byte) (int, error) {
+	if _, err := w.to.Write(p[:(len(p)+1)/2]); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// A node that catches up need not wait for each acknowledgement: they come all the same, in the order of the segments,
+// and more segments than the hub takes at once wait on their way.
+func TestSegmentsThatFollowEachOtherUnansweredAreAcknowledgedInTheirOrder(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	_, member, lease := running(t, h, l)
+	start := h.now().Truncate(time.Microsecond)
+	const segments = 50
+	h.forward(segments * time.Second)
+	var runs [][]*protocol.UsageRecord
+	for i := range segments {
+		runs = append(runs, []*protocol.UsageRecord{seconds(member, lease, start.Add(time.Duration(i)*time.Second), 1)})
+	}
+	chain := n.segments("i1", runs...)
+	stream := l.usage()
+	for _, env := range chain {
+		require.NoError(t, stream.Send(&protocol.UsageUpload{Segment: env}))
+	}
+	posted := uint64(0)
+	for i := range chain {
+		ack := &protocol.UsageAck{}
+		require.NoError(t, stream.Receive(ack, protocol.MaxControlBytes))
+		require.Empty(t, ack.GetNackReason())
+		require.GreaterOrEqual(t, ack.GetPostedSegment(), uint64(i+1), "what is acknowledged is posted")
+		require.GreaterOrEqual(t, ack.GetPostedSegment(), posted)
+		posted = ack.GetPostedSegment()
+	}
+	require.EqualValues(t, segments, posted)
+	require.Equal(t, int64(segments*1_000_000), revenue(h))
+	require.Equal(t, segments, count(h, `SELECT count(*) FROM usage_recent WHERE meter = 'session_seconds'`))
+}
+
+// TestSegmentsThatSkipRecordNumbersAreSetAside: a node that chooses the numbers of its records is billed nothing for
+// those segments, makes the hub keep no row for each, and goes on as soon as it numbers as it should.
+func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	_, member, lease := running(t, h, l)
+	start := h.now().Truncate(time.Microsecond)
+	h.forward(10 * time.Minute)
+	const segments = 40
+	var runs [][]*protocol.UsageRecord
+	var wrong []string
+	for k := range segments {
+		r := seconds(member, lease, start.Add(time.Duration(k)*time.Second), 1)
+		r.Sequence = uint64(2*k + 1) // 1, 3, 5, …
+		runs = append(runs, []*protocol.UsageRecord{r})
+		wrong = append(wrong, fmt.Sprintf("i1/%d", k+1))
+	}
+	// The last two continue the numbers of those before them.
+	runs[segments-2][0].Sequence, runs[segments-1][0].Sequence = 2*segments-4, 2*segments-3
+	wrong = wrong[1 : segments-2]
+	chain := n.numbered("i1", runs...)
+	stream := l.usage()
+
+	// One by one.
+	for k, env := range chain[:5] {
+		ack := upload(t, stream, env)
+		require.Empty(t, ack.GetNackReason())
+		require.EqualValues(t, k+1, ack.GetPostedSegment())
+		require.Equal(t, sha(env.GetPayload()), ack.GetPostedSha256())
+	}
+	// The next beyond a gap, before what is missing.
+	require.EqualValues(t, 5, upload(t, stream, chain[7]).GetPostedSegment())
+	for _, k := range []int{6, 5} {
+		require.Empty(t, upload(t, stream, chain[k]).GetNackReason())
+	}
+	// The others at once, in batches as the hub makes them.
+	for _, env := range chain[8:] {
+		require.NoError(t, stream.Send(&protocol.UsageUpload{Segment: env}))
+	}
+	var posted uint64
+	for range chain[8:] {
+		ack := &protocol.UsageAck{}
+		require.NoError(t, stream.Receive(ack, protocol.MaxControlBytes))
+		require.Empty(t, ack.GetNackReason())
+		posted = max(posted, ack.GetPostedSegment())
+	}
+	require.EqualValues(t, segments, posted)
+
+	// The first, the one that came before what is missing, and the last two.
+	require.Equal(t, int64(4*1_000_000), revenue(h))
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM usage_sequences`), "up to the mark there is one range")
+	require.Zero(t, count(h, `SELECT count(*) FROM usage_ahead`))
+	require.Equal(t, 16, count(h, `SELECT count(*) FROM usage_set_aside`), "a node has room for so many")
+	found := tx(h, func(ctx context.Context, tx db.Tx) ([]recovery.Finding, error) { return recovery.Findings(ctx, tx) })
+	require.Len(t, found, 17, "one for each that is kept, and one for the store")
+	for _, f := range found {
+		require.Equal(t, recovery.FindingUsage, f.Kind)
+		require.Contains(t, append(wrong, "i1"), f.ResourceID)
+		require.Contains(t, f.Detail, "record")
+	}
+	require.Contains(t, found[0].Detail, "segment 2 begins with record 3 where record 2 is due")
+
+	before := books(h)
+	for _, env := range chain {
+		require.Empty(t, upload(t, stream, env).GetNackReason(), "all are known when they come again")
+	}
+	require.Equal(t, before, books(h))
+}
+
+// Marks that an older release wrote, or moved, name no record number: what follows them is posted.
+func TestSegmentAfterAMarkOfAnOlderReleaseIsPosted(t *testing.T) {
+	for name, older := range map[string]string{
+		"wrote": `UPDATE usage_marks SET last_sequence = NULL, last_sequence_segment = NULL`,
+		"moved": `UPDATE usage_marks SET last_sequence_segment = 1, last_sequence = 1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHub(t)
+			h.publish()
+			n := h.enrol()
+			l := n.connect(hello("i1"))
+			l.state(0)
+			_, member, lease := running(t, h, l)
+			start := h.now().Truncate(time.Microsecond)
+			h.forward(10 * time.Minute)
+			var runs [][]*protocol.UsageRecord
+			for k := range 4 {
+				runs = append(runs, []*protocol.UsageRecord{seconds(member, lease, start.Add(time.Duration(k)*time.Second), 1)})
+			}
+			chain := n.segments("i1", runs...)
+			stream := l.usage()
+			for _, env := range chain[:3] {
+				require.Empty(t, upload(t, stream, env).GetNackReason())
+			}
+			tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
+				_, err := tx.Exec(ctx, older)
+				return 0, err
+			})
+			require.EqualValues(t, 4, upload(t, stream, chain[3]).GetPostedSegment())
+			require.Equal(t, int64(4*1_000_000), revenue(h))
+			require.Empty(t, h.findings())
+			require.Equal(t, 1,
+				count(h, `SELECT count(*) FROM usage_marks WHERE last_sequence = 4 AND last_sequence_segment = 4`))
+		})
+	}
+}

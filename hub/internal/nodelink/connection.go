@@ -1,0 +1,415 @@
+package nodelink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
+)
+
+// connection is one node's session.
+type connection struct {
+	server  *Server
+	peer    Peer
+	conn    *link.Conn
+	control *link.Stream
+	out     *outbox
+	log     *slog.Logger
+	tunnels tunnels
+	// uploaded is closed once a restored hub knows what this node was told: usage of a member that it does not know would
+	// be lost.
+	uploaded   chan struct{}
+	uploadDone func()
+	// complete says that at the hello nothing was wanted that the node did not hold; coming, whether that may have changed
+	// since.
+	complete bool
+	coming   *arrival
+	// incarnation is of the store that the session was opened with, messageBytes limits each message of the node.
+	incarnation  string
+	messageBytes int
+
+	mu   sync.Mutex
+	held Held
+	// What was pushed last; it becomes held when the node accepts it.
+	pushedGeneration uint64
+	pushedSHA256     []byte
+}
+
+// farewellTime is how long a node has to read why it is cut off.
+const farewellTime = time.Second
+
+// end sends GoAway and closes the connection when the node has closed it, or a moment later.
+func (c *connection) end(code uint64, reason string) {
+	c.out.put(func(o *outbox) { o.goAway = &protocol.GoAway{Reason: reason} })
+	// Not in the writer: that one may be stuck.
+	go func() {
+		t := time.NewTimer(farewellTime)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-c.conn.Done():
+		}
+		_ = c.conn.Close(code, reason)
+	}()
+}
+
+// run works until the connection ends and says why.
+func (c *connection) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var streams sync.WaitGroup
+	streams.Go(func() { cancel(c.write(ctx)) })
+	streams.Go(func() {
+		cancel(c.read(ctx, func(m *protocol.NodeMessage) error { return c.control.Receive(m, c.limit()) }))
+	})
+	// On this goroutine: a hub holds thousands of connections, and each one more costs its stack.
+	cancel(c.accept(ctx, &streams))
+	_ = c.conn.Close(link.CodeProtocol, fmt.Sprint(context.Cause(ctx)))
+	streams.Wait()
+	return context.Cause(ctx)
+}
+
+// write sends what the outbox holds.
+func (c *connection) write(ctx context.Context) error {
+	for {
+		m := c.out.take()
+		if m == nil {
+			select {
+			case <-c.out.wake:
+				continue
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-c.conn.Done():
+				return link.ErrClosed
+			}
+		}
+		if err := c.send(ctx, m); err != nil {
+			return err
+		}
+		failpoint.Hit("hub/session/sent")
+		if m.GetGoAway() != nil {
+			_ = c.control.CloseWrite()
+			<-c.conn.Done()
+			return errors.New(m.GetGoAway().GetReason())
+		}
+	}
+}
+
+func (c *connection) send(ctx context.Context, m *protocol.HubMessage) error {
+	if m.GetPushState() != nil {
+		t := time.NewTimer(pushWait)
+		defer t.Stop()
+		select {
+		case c.server.pushes <- struct{}{}:
+			defer func() { <-c.server.pushes }()
+		case <-t.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	_ = c.control.SetWriteDeadline(time.Now().Add(writeTimeout))
+	return c.control.Send(m)
+}
+
+// hearing bounds how fast a node is heard.
+type hearing struct {
+	limiter *rate.Limiter
+	// generation is the newest that was sent; answers is how many messages it still has.
+	generation uint64
+	answers    int
+}
+
+// wait returns when the node's next message may be heard; generation is the newest that was sent to it by then.
+func (h *hearing) wait(ctx context.Context, generation uint64) error {
+	if generation > h.generation {
+		h.generation, h.answers = generation, messagesPerState
+	}
+	if h.answers > 0 {
+		h.answers--
+		return nil
+	}
+	return h.limiter.Wait(ctx)
+}
+
+func (c *connection) pushed() (generation uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.pushedGeneration
+}
+
+// read takes what the node says on the control stream, one message after the other, no faster than hearing allows.
+func (c *connection) read(ctx context.Context, receive func(*protocol.NodeMessage) error) error {
+	budget := hearing{limiter: rate.NewLimiter(messageRate, messageBurst)}
+	for {
+		m := &protocol.NodeMessage{}
+		if err := receive(m); err != nil {
+			return err
+		}
+		if err := budget.wait(ctx, c.pushed()); err != nil {
+			return err
+		}
+		var err error
+		switch {
+		case m.GetReport() != nil:
+			err = c.report(ctx, m.GetReport())
+		case m.GetAck() != nil:
+			err = c.ack(ctx, m.GetAck())
+		case m.GetNack() != nil:
+			err = c.nack(ctx, m.GetNack())
+		case m.GetStateUpload() != nil:
+			if err := c.server.Intake.StateUpload(ctx, c.peer, m.GetStateUpload()); err != nil {
+				return err // the node dials and uploads again
+			}
+			if m.GetStateUpload().GetLast() {
+				c.uploadDone()
+			}
+		case m.GetHello() != nil:
+			return errors.New("a second hello")
+		default:
+			// A message of a newer protocol: the rest of the session stays useful.
+			c.log.InfoContext(ctx, "unknown message ignored")
+		}
+		if err != nil {
+			// Not the node's fault: it reports again by itself, and it learns of what was lost from the missing answer.
+			c.log.WarnContext(ctx, "message not taken in", slog.Any("error", err))
+		}
+	}
+}
+
+// limit is of the node's next message. Documents that a restored hub has asked for are larger than a report.
+func (c *connection) limit() int {
+	select {
+	case <-c.uploaded:
+		return c.messageBytes
+	default:
+		return protocol.MaxControlBytes
+	}
+}
+
+func (c *connection) report(ctx context.Context, r *protocol.Report) error {
+	if err := c.server.Intake.Report(ctx, c.peer, c.held.SessionNo, r); err != nil {
+		return err
+	}
+	c.out.put(func(o *outbox) { o.ack = &protocol.ReportAck{Counter: r.GetCounter()} })
+	failpoint.Hit("hub/report/acknowledged")
+	return nil
+}
+
+func (c *connection) ack(ctx context.Context, a *protocol.Ack) error {
+	c.mu.Lock()
+	switch a.GetDocument() {
+	case documentState:
+		c.held.Epoch, c.held.Generation, c.held.StateSHA256 = a.GetEpoch(), a.GetGeneration(), nil
+		if c.pushedGeneration == a.GetGeneration() {
+			c.held.StateSHA256 = c.pushedSHA256
+		}
+	case documentBundle:
+		c.held.BundleVersion = a.GetGeneration()
+	}
+	c.mu.Unlock()
+	if a.GetDocument() == documentBundle && a.GetGeneration() < c.server.Bundle().Version() {
+		// The root changed more than once: the next step follows.
+		c.server.Connected(c.peer.NodeID)
+	}
+	return c.server.Intake.Ack(ctx, c.peer.NodeID, a)
+}
+
+// refused takes the news that the node did not take a document. Leases that it refused count as never sent: a node
+// whose disk was full, or whose spool, gets them with the next pass, as it does a state that it does not hold.
+func (c *connection) nack(ctx context.Context, r *protocol.Nack) error {
+	if r.GetDocument() == documentLeases {
+		c.mu.Lock()
+		c.held.LeasesSHA256 = nil
+		c.mu.Unlock()
+	}
+	return c.server.Intake.Nack(ctx, c.peer.NodeID, r)
+}
+
+const (
+	documentState  = "state"
+	documentLeases = "leases"
+	documentBundle = "bundle"
+)
+
+// accept starts the streams that the node opens. Each kind has its own places, so that one kind cannot use up
+// another's.
+func (c *connection) accept(ctx context.Context, running *sync.WaitGroup) error {
+	usage, fetches := make(chan struct{}, maxUsageStreams), make(chan struct{}, maxFetches)
+	for {
+		stream, header, err := c.conn.Accept(ctx)
+		if err != nil {
+			return err
+		}
+		places, serve := fetches, c.fetch
+		switch header.GetKind() {
+		case protocol.StreamHeader_KIND_USAGE:
+			places, serve = usage, c.usage
+		case protocol.StreamHeader_KIND_FETCH:
+		default:
+			stream.Abort()
+			continue
+		}
+		select {
+		case places <- struct{}{}:
+		default:
+			stream.Abort()
+			continue
+		}
+		running.Go(func() {
+			defer func() { <-places }()
+			serve(ctx, stream)
+		})
+	}
+}
+
+// usage takes segments and acknowledges each, in order. What follows is taken while what came before is on its way into
+// the books: a node that catches up has its whole window there, and shares a commit with itself as well as with others.
+func (c *connection) usage(ctx context.Context, stream *link.Stream) {
+	defer func() { _ = stream.Close() }()
+	select {
+	case <-c.uploaded:
+	case <-ctx.Done():
+		return
+	}
+	a := acknowledger{stream: stream, room: make(chan struct{}, maxUsageAhead)}
+	defer a.working.Wait()
+	for {
+		upload := &protocol.UsageUpload{}
+		if err := stream.Receive(upload, protocol.MaxSegmentBytes+segmentEnvelopeBytes); err != nil {
+			if !errors.Is(err, io.EOF) {
+				c.log.InfoContext(ctx, "usage stream ended", slog.Any("error", err))
+			}
+			return
+		}
+		a.room <- struct{}{} // given back at the latest when ctx ends, which ends every wait
+		a.put(c.server.Intake.Usage(ctx, c.peer, c.incarnation, upload))
+	}
+}
+
+// fetch answers one request.
+func (c *connection) fetch(ctx context.Context, stream *link.Stream) {
+	defer func() { _ = stream.Close() }()
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+	defer cancel()
+	_ = stream.SetDeadline(time.Now().Add(fetchTimeout))
+	request := &protocol.FetchRequest{}
+	if err := stream.Receive(request, protocol.MaxHeaderBytes); err != nil {
+		return
+	}
+	response, err := c.answer(ctx, request)
+	if err != nil {
+		c.log.InfoContext(ctx, "fetch refused", slog.Any("error", err))
+		response = &protocol.FetchResponse{ErrorReason: refusalOf(err)}
+	}
+	_ = stream.Send(response)
+}
+
+// refusalOf tells a passing trouble from a refusal.
+func refusalOf(err error) string {
+	if r, ok := errors.AsType[*protocol.RefusalError](err); ok {
+		return r.Reason
+	}
+	return protocol.RefusalUnavailable
+}
+
+func (c *connection) answer(ctx context.Context, request *protocol.FetchRequest) (*protocol.FetchResponse, error) {
+	switch r := request.GetRequest().(type) {
+	case *protocol.FetchRequest_PartSha256:
+		part, err := c.server.Documents.Part(ctx, c.peer.NodeID, r.PartSha256)
+		return &protocol.FetchResponse{Part: part}, err
+	case *protocol.FetchRequest_Bundle:
+		return &protocol.FetchResponse{Bundle: c.server.BundleAfter(request.GetBundleVersion()).Envelope()}, nil
+	case *protocol.FetchRequest_PullCredential:
+		repository := r.PullCredential.GetRepository()
+		assigned, err := c.server.Documents.MayPull(ctx, c.peer.NodeID, repository)
+		if err != nil {
+			return nil, err
+		}
+		if !assigned {
+			return nil, protocol.Refuse(protocol.RefusalNotAssigned, "no workload of this node needs the repository")
+		}
+		credential, err := c.server.Credentials.NodeCredential(c.peer.NodeID, repository, c.server.Now())
+		return &protocol.FetchResponse{PullCredential: credential}, err
+	default:
+		return nil, protocol.Refuse(protocol.RefusalMalformed, "the request is unknown")
+	}
+}
+
+// Logs opens a stream of the log of an org's member on the node that runs it. The caller closes it.
+func (s *Server) Logs(ctx context.Context, nodeID, orgID string, request *protocol.LogsRequest) (io.ReadCloser, error) {
+	return s.tunnel(ctx, nodeID, orgID, &protocol.TunnelRequest{Request: &protocol.TunnelRequest_Logs{Logs: request}})
+}
+
+func unreachable(cause error) error {
+	return fault.New(fault.Unavailable, "node_unreachable", "The node is not connected now; try again later.",
+		cause).After(10 * time.Second)
+}
+
+func (s *Server) tunnel(ctx context.Context, nodeID, orgID string,
+	request *protocol.TunnelRequest,
+) (io.ReadCloser, error) {
+	c := s.of(nodeID)
+	if c == nil {
+		return nil, unreachable(nil)
+	}
+	free, err := c.tunnels.take(orgID)
+	if err != nil {
+		return nil, err
+	}
+	opening, cancel := context.WithTimeout(ctx, tunnelAnswerTimeout)
+	defer cancel()
+	stream, err := c.conn.Open(opening, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_TUNNEL})
+	if err != nil {
+		free()
+		return nil, unreachable(err)
+	}
+	// From here on the caller's end ends the stream, whatever it is waiting in.
+	stop := context.AfterFunc(ctx, stream.Abort)
+	t := &tunnel{stream: stream, release: func() { stop(); free() }}
+	answer := &protocol.TunnelResponse{}
+	_ = stream.SetDeadline(time.Now().Add(tunnelAnswerTimeout))
+	err = stream.Send(request)
+	if err == nil {
+		err = stream.Receive(answer, protocol.MaxHeaderBytes)
+	}
+	if err != nil {
+		_ = t.Close()
+		return nil, unreachable(err)
+	}
+	if answer.GetErrorReason() != "" {
+		_ = t.Close()
+		return nil, fault.New(fault.Conflict, "node_refused", "The node has nothing to show: "+answer.GetErrorReason()+".",
+			nil)
+	}
+	_ = stream.SetDeadline(time.Time{})
+	return t, nil
+}
+
+// tunnel gives its place back when it is closed.
+type tunnel struct {
+	stream  *link.Stream
+	release func()
+	once    sync.Once
+}
+
+// Read implements io.Reader.
+func (t *tunnel) Read(p []byte) (int, error) { return t.stream.Read(p) }
+
+// Close implements io.Closer.
+func (t *tunnel) Close() error {
+	t.once.Do(func() {
+		t.stream.Abort()
+		t.release()
+	})
+	return nil
+}

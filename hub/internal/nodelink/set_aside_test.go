@@ -1,0 +1,84 @@
+package nodelink_test
+
+import (
+	"context"
+	"crypto/ed25519"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func provenGone(i instance.Instance) *protocol.WorkloadStatus {
+	return &protocol.WorkloadStatus{
+		MemberId: i.Members[0].ID, InstanceId: i.ID, Status: "removed",
+		Removal: &protocol.RemovalProof{At: timestamppb.Now(), Absent: protocol.RemovalKinds(), Incarnation: "i1"},
+	}
+}
+
+// One member whose bill cannot be closed keeps no news of its node's other members from the hub: it is a finding, its
+// report is not acknowledged, so that the node repeats its proof, and it is taken over once that is possible.
+func TestMemberThatCannotBeTakenOverHoldsUpNoOtherOfItsNode(t *testing.T) {
+	h := newHub(t)
+	h.publish()
+	n := h.enrol()
+	l := n.connect(hello("i1"))
+	l.state(0)
+	instances := []instance.Instance{h.launch(), h.launch(), h.launch()}
+	l.state(3)
+	poisoned, removed, running := instances[1], instances[0], instances[2]
+	for _, i := range []instance.Instance{poisoned, removed} {
+		h.decommission(i.ID)
+	}
+	state, _ := l.state(1)
+	exec := func(query string) {
+		t.Helper()
+		tx(h, func(ctx context.Context, tx db.Tx) (pgconn.CommandTag, error) { return tx.Exec(ctx, query) })
+	}
+	exec(`ALTER TABLE subjects ADD CONSTRAINT poison CHECK (closed_at IS NULL OR id <> '` + poisoned.Members[0].ID + `')`)
+
+	statuses := []*protocol.WorkloadStatus{
+		provenGone(poisoned), provenGone(removed),
+		{
+			MemberId: running.Members[0].ID, Status: "ready", Revision: 1, StartedAt: timestamppb.Now(),
+			ReadyAt: timestamppb.Now(),
+		},
+	}
+	pub, _ := n.key.Public().(ed25519.PublicKey)
+	peer := nodelink.Peer{NodeID: n.id, Key: pub}
+	report := func() error {
+		l.counter++
+		return h.intake.Report(t.Context(), peer, l.welcome.GetSessionNo(), &protocol.Report{
+			Counter: l.counter, At: timestamppb.Now(), Epoch: 1, Generation: state.GetGeneration(), Workloads: statuses,
+		})
+	}
+	require.Error(t, report(), "a report of which a member was set aside is not acknowledged")
+	for id, want := range map[string]string{
+		poisoned.ID: "decommissioning", removed.ID: "decommissioned",
+		running.ID: "running",
+	} {
+		require.Equal(t, 1, count(h, `SELECT count(*) FROM app_instances WHERE id = $1 AND status = $2`, id, want), want)
+	}
+	require.Zero(t, count(h, `SELECT count(*) FROM instance_members WHERE id = $1 AND removed_at IS NOT NULL`,
+		poisoned.Members[0].ID))
+	require.Equal(t, poisoned.Members[0].ID, h.findings()[recovery.FindingReport])
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'hub.recovery.finding' AND subject = $1`,
+		poisoned.Members[0].ID))
+
+	require.Error(t, report())
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'hub.recovery.finding'`),
+		"the same failure is one finding")
+
+	exec(`ALTER TABLE subjects DROP CONSTRAINT poison`)
+	require.NoError(t, report())
+	require.Equal(t, 1, count(h, `SELECT count(*) FROM app_instances WHERE id = $1 AND status = 'decommissioned'`,
+		poisoned.ID))
+	require.NotContains(t, h.findings(), recovery.FindingReport)
+}

@@ -1,0 +1,48 @@
+package nodelink
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// tunnelRetryAfter is when a caller whose tunnel was refused may come back.
+const tunnelRetryAfter = 10 * time.Second
+
+// tunnels counts the open tunnels of one connection by org: the node is shared, and one org must not shut out the
+// others.
+type tunnels struct {
+	mu    sync.Mutex
+	open  map[string]int
+	total int
+}
+
+// take takes one of the org's places until free is called.
+func (t *tunnels) take(orgID string) (free func(), err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	busy := func(format string, n int) error {
+		return fault.New(fault.RateLimited, "tunnels_busy", fmt.Sprintf(format, n), nil).After(tunnelRetryAfter)
+	}
+	if t.open[orgID] >= maxOrgTunnels {
+		return nil, busy("Your org has %d streams to this node open already; close one.", maxOrgTunnels)
+	}
+	if t.total >= maxTunnels {
+		return nil, busy("%d streams to this node are open already; try again in a moment.", maxTunnels)
+	}
+	if t.open == nil {
+		t.open = map[string]int{}
+	}
+	t.open[orgID]++
+	t.total++
+	return sync.OnceFunc(func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.total--
+		if t.open[orgID]--; t.open[orgID] == 0 {
+			delete(t.open, orgID)
+		}
+	}), nil
+}

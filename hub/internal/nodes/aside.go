@@ -1,0 +1,112 @@
+package nodes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// maxSetAside bounds the segments of one node that are kept although they could not be posted; further ones leave one
+// finding for each store.
+const maxSetAside = 16
+
+// isUnpostable reports whether the same segment would fail again for ever: its node would repeat it, and its usage
+// behind it would wait, until the node's spool is full and its workloads stop.
+func isUnpostable(ctx context.Context, err error) bool {
+	if err == nil || ctx.Err() != nil || fault.Is(err, fault.Unavailable) {
+		return false
+	}
+	if _, refused := errors.AsType[*protocol.RefusalError](err); refused {
+		return false // the node has been told, and the chain stands
+	}
+	return db.IsRejected(err) || !db.IsDatabase(err)
+}
+
+// setAsideUnpostable sets aside what of a batch cannot be posted, each store's segments in one transaction: a node that
+// sends only such costs the others of its batch little more than one that sends good ones.
+func (i *Service) setAsideUnpostable(ctx context.Context, batch []*delivery) {
+	var stores []store
+	unpostable := map[store][]*delivery{}
+	for _, d := range batch {
+		if isUnpostable(ctx, d.err) {
+			if unpostable[d.store] == nil {
+				stores = append(stores, d.store)
+			}
+			unpostable[d.store] = append(unpostable[d.store], d)
+		}
+	}
+	for _, s := range stores {
+		i.setAside(ctx, s, unpostable[s])
+	}
+}
+
+// setAside keeps segments of one store that cannot be posted, as their node signed them, moves the mark over them and
+// leaves findings.
+func (i *Service) setAside(ctx context.Context, of store, segments []*delivery) {
+	now := i.Now().Truncate(time.Microsecond)
+	verdicts := make([]error, len(segments))
+	var reached mark
+	err := command.SetAllAside(ctx, i.DB, i.Log, segments[0].err, now, func(ctx context.Context,
+		tx db.Tx,
+	) (out []recovery.Finding, err error) {
+		stores := []store{of}
+		chains, err := lockMarks(ctx, tx, stores, now)
+		if err != nil {
+			return nil, err
+		}
+		if err := loadAhead(ctx, tx, stores, chains); err != nil {
+			return nil, err
+		}
+		c := chains[of]
+		var skipped []ledger.Segment
+		for n, d := range segments {
+			var isNew bool
+			if isNew, verdicts[n] = c.takeAside(d.at); !isNew {
+				continue
+			}
+			skipped = append(skipped, d.usage)
+			f, err := keepAside(ctx, tx, d, now)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, f)
+		}
+		for n := range skipped {
+			skipped[n] = skipped[n].Passed(c.mark.LastRecord)
+		}
+		if err := ledger.SkipUsage(ctx, tx, skipped...); err != nil {
+			return nil, err
+		}
+		reached = c.mark
+		return out, saveChains(ctx, tx, stores, chains, now)
+	})
+	for n, d := range segments {
+		d.reached, d.err = reached, orFirst(err, verdicts[n])
+	}
+}
+
+// keepAside keeps a segment and names its finding. Where its node has no room left, the finding is of the store and all
+// such share it: a node may send as many as it likes.
+func keepAside(ctx context.Context, tx db.Tx, d *delivery, now time.Time) (recovery.Finding, error) {
+	f := recovery.Finding{
+		NodeID: d.store.nodeID, Kind: recovery.FindingUsage, ResourceType: "usage_segment",
+		ResourceID: fmt.Sprintf("%s/%d", d.store.incarnation, d.at.Number), Detail: d.err.Error(),
+	}
+	tag, err := tx.Exec(ctx, `INSERT INTO usage_set_aside (node_id, incarnation, number, envelope, cause, set_aside_at)
+		SELECT $1::uuid, $2::text, $3::int8, $4::bytea, $5::text, $6::timestamptz WHERE (SELECT count(*) FROM usage_set_aside
+		WHERE node_id = $1::uuid) < $7::int8
+		ON CONFLICT (node_id, incarnation, number) DO NOTHING`,
+		d.store.nodeID, d.store.incarnation, int64(d.at.Number), d.signed, d.err.Error(), now, maxSetAside)
+	if err == nil && tag.RowsAffected() == 0 {
+		f.ResourceID = d.store.incarnation
+	}
+	return f, err
+}

@@ -1,0 +1,135 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// arrival is a report with the connection that it came on.
+type arrival struct {
+	nodeID    string
+	sessionNo uint64
+	report    *protocol.Report
+	now       time.Time
+}
+
+// outcome is what a report led to.
+type outcome struct {
+	observed command.Observed
+	// quarantined: nothing of the report counts. noticed: the quarantine begins with it.
+	quarantined, noticed bool
+	// apart: the report was taken member by member, which is committed even where some of them failed.
+	apart bool
+
+	report    command.Report
+	memberIDs []string
+}
+
+// takeReport takes a report in one transaction. Where that fails for good, the members are taken in smaller and smaller
+// groups, until only those that fail by themselves are left: they are set aside with a finding, and the next report
+// tries them again.
+func (i *Service) takeReport(ctx context.Context, a arrival) (outcome, error) {
+	out, err := inTurn(ctx, i, func(tx db.Tx) (outcome, error) { return a.take(ctx, tx, true) })
+	if !isUnpostable(ctx, err) {
+		return out, err
+	}
+	out, err = inTurn(ctx, i, func(tx db.Tx) (outcome, error) { return a.take(ctx, tx, false) })
+	if err != nil || out.quarantined {
+		return out, err
+	}
+	out.apart = true
+	failed, err := i.takeMembers(ctx, &out, a.now)
+	if err != nil {
+		return out, err
+	}
+	if _, err := inTurn(ctx, i, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, recovery.ResolveOthers(ctx, tx, a.nodeID, recovery.FindingReport, failed)
+	}); err != nil {
+		return out, err
+	}
+	if len(failed) > 0 {
+		return out, fmt.Errorf("%d members of the report are set aside", len(failed))
+	}
+	return out, nil
+}
+
+// take applies a report in the caller's transaction, whole or without its members.
+func (a arrival) take(ctx context.Context, tx db.Tx, whole bool) (out outcome, err error) {
+	o, err := fleet.Observe(ctx, tx, fleetReport(a.nodeID, a.sessionNo, a.report), a.now)
+	if err != nil || !o.Fresh {
+		return outcome{}, err
+	}
+	if out.quarantined = o.Quarantined || o.CloneDetected; out.quarantined {
+		if o.CloneDetected {
+			out.noticed, err = quarantine(ctx, tx, a.nodeID, a.now)
+		}
+		return out, err
+	}
+	if o.CameBack && whole {
+		err = reachable(ctx, tx, a.nodeID, true, a.now)
+	} else if o.CameBack {
+		// Each member becomes reachable with its own part of the report.
+		err = nodeEvent(ctx, tx, a.nodeID, "fleet.node.online", actionContact, nil, a.now)
+	}
+	if err != nil {
+		return outcome{}, err
+	}
+	owes, err := owesUsage(ctx, tx, a.nodeID)
+	if err != nil {
+		return outcome{}, err
+	}
+	r := a.report
+	out.report = command.Report{
+		NodeID:           a.nodeID,
+		SessionNo:        a.sessionNo,
+		Counter:          r.GetCounter(),
+		Epoch:            r.GetEpoch(),
+		Generation:       r.GetGeneration(),
+		Incarnation:      o.Incarnation,
+		Statuses:         r.GetWorkloads(),
+		Accelerators:     r.GetAccelerators(),
+		SilenceIsNothing: owes,
+	}
+	if whole {
+		out.observed, err = command.Observe(ctx, tx, out.report, a.now)
+	} else {
+		out.memberIDs, err = command.BeginObserve(ctx, tx, out.report, a.now)
+	}
+	failpoint.Hit("hub/report/written")
+	return out, err
+}
+
+// takeMembers applies a report that was begun to its members. It returns those that failed and were set aside; an error
+// ends it early.
+func (i *Service) takeMembers(ctx context.Context, out *outcome, now time.Time) (failed []string, err error) {
+	var passing error
+	togetherOrAlone(ctx, out.memberIDs, func(ctx context.Context, members []string) error {
+		if passing != nil {
+			return passing
+		}
+		part, err := inTurn(ctx, i, func(tx db.Tx) (command.Observed, error) {
+			return command.ObserveMembers(ctx, tx, out.report, members, now)
+		})
+		switch {
+		case err == nil:
+			out.observed.Add(part)
+		case !isUnpostable(ctx, err):
+			passing = err
+		case len(members) == 1:
+			failed = append(failed, members[0])
+			_ = command.SetAside(ctx, i.DB, i.Log, err, now, func(context.Context, db.Tx) (recovery.Finding, error) {
+				return command.ReportFailed(out.report, members[0]), nil
+			})
+		}
+		return err
+	})
+	return failed, passing
+}

@@ -1,0 +1,154 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/usagechain"
+)
+
+func markOf(ctx context.Context, tx db.Tx, nodeID, incarnation string) (m mark, err error) {
+	err = tx.QueryRow(ctx,
+		`SELECT number, sha256, archived, EXISTS (SELECT 1 FROM backups) FROM usage_marks WHERE node_id = $1
+			AND incarnation = $2`, nodeID, incarnation).
+		Scan(&m.Number, &m.SHA256, &m.archived, &m.backedUp)
+	if db.IsNoRows(err) {
+		return mark{}, nil
+	}
+	return m, err
+}
+
+// marksOf is markOf for many stores; those that it does not name are at their beginning.
+func marksOf(ctx context.Context, tx db.Tx, stores []store) (map[store]mark, error) {
+	nodes, incarnations := columns(stores)
+	rows, err := tx.Query(ctx,
+		`SELECT m.node_id, m.incarnation, m.number, m.sha256, m.archived, EXISTS (SELECT 1 FROM backups)
+		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation) JOIN usage_marks m ON m.node_id = x.node
+		AND m.incarnation = x.incarnation`, nodes, incarnations)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	out := map[store]mark{}
+	for rows.Next() {
+		var s store
+		var m mark
+		if err := rows.Scan(&s.nodeID, &s.incarnation, &m.Number, &m.SHA256, &m.archived, &m.backedUp); err != nil {
+			return nil, err
+		}
+		out[s] = m
+	}
+	return out, rows.Err()
+}
+
+// columns of the stores of a batch, which are in order.
+func columns(stores []store) (nodes, incarnations []string) {
+	for _, s := range stores {
+		nodes, incarnations = append(nodes, s.nodeID), append(incarnations, s.incarnation)
+	}
+	return nodes, incarnations
+}
+
+// lockMarks takes the stores' rows first, so that two batches with a store in common wait for each other.
+func lockMarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (map[store]*chain, error) {
+	nodes, incarnations := columns(stores)
+	if err := tx.Later(ctx, `INSERT INTO usage_marks (node_id, incarnation, number, sha256, updated_at)
+		SELECT x.node, x.incarnation, 0, ''::bytea, $3::timestamptz
+		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
+		ON CONFLICT (node_id, incarnation) DO NOTHING`, nodes, incarnations, now); err != nil {
+		return nil, err
+	}
+	rows, err := tx.Query(ctx,
+		`SELECT m.node_id, m.incarnation, m.number, m.sha256, m.archived, EXISTS (SELECT 1 FROM backups),
+			CASE WHEN m.last_sequence_segment = m.number THEN coalesce(m.last_sequence, 0) ELSE 0 END
+		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
+		JOIN usage_marks m ON m.node_id = x.node AND m.incarnation = x.incarnation ORDER BY m.node_id, m.incarnation
+		FOR UPDATE OF m`, nodes, incarnations)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	out := map[store]*chain{}
+	for rows.Next() {
+		var s store
+		c := &chain{ahead: map[uint64]usagechain.Link{}}
+		if err := rows.Scan(
+			&s.nodeID, &s.incarnation, &c.mark.Number, &c.mark.SHA256, &c.mark.archived, &c.mark.backedUp, &c.mark.LastRecord,
+		); err != nil {
+			return nil, err
+		}
+		c.stored, out[s] = c.mark, c
+	}
+	return out, rows.Err()
+}
+
+func loadAhead(ctx context.Context, tx db.Tx, stores []store, chains map[store]*chain) error {
+	nodes, incarnations := columns(stores)
+	rows, err := tx.Query(ctx, `SELECT a.node_id, a.incarnation, a.number, a.sha256, a.previous_sha256,
+			coalesce(a.first_sequence, 0), coalesce(a.last_sequence, 0)
+		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
+		JOIN usage_ahead a ON a.node_id = x.node AND a.incarnation = x.incarnation`, nodes, incarnations)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var s store
+		var l usagechain.Link
+		if err := rows.Scan(&s.nodeID, &s.incarnation, &l.Number, &l.SHA256, &l.Previous, &l.First, &l.Last); err != nil {
+			return err
+		}
+		chains[s].ahead[l.Number] = l
+	}
+	return rows.Err()
+}
+
+// saveChains writes what of the chains has changed: marks, and what is posted beyond a gap.
+func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]*chain, now time.Time) error {
+	var moved, beyond []store
+	var numbers, lasts, aheadNumbers, aheadFirsts, aheadLasts []int64
+	var digests, aheadDigests, aheadPrevious [][]byte
+	for _, s := range stores {
+		c := chains[s]
+		if c.mark.Number != c.stored.Number {
+			moved, numbers, digests = append(moved, s), append(numbers, int64(c.mark.Number)), append(digests, c.mark.SHA256)
+			lasts = append(lasts, int64(c.mark.LastRecord))
+		}
+		for _, l := range c.added {
+			if l.Number > c.mark.Number {
+				beyond, aheadNumbers = append(beyond, s), append(aheadNumbers, int64(l.Number))
+				aheadDigests, aheadPrevious = append(aheadDigests, l.SHA256), append(aheadPrevious, l.Previous)
+				aheadFirsts, aheadLasts = append(aheadFirsts, int64(l.First)), append(aheadLasts, int64(l.Last))
+			}
+		}
+	}
+	if len(moved) > 0 {
+		nodes, incarnations := columns(moved)
+		if err := tx.Later(ctx, `UPDATE usage_marks SET number = x.number, sha256 = x.sha256, updated_at = $6,
+				last_sequence = nullif(x.last, 0), last_sequence_segment = x.number
+			FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::int8[]) AS x(node, incarnation, number, sha256,
+			last)
+			WHERE usage_marks.node_id = x.node AND usage_marks.incarnation = x.incarnation`,
+			nodes, incarnations, numbers, digests, lasts, now); err != nil {
+			return err
+		}
+		if err := tx.Later(ctx,
+			`DELETE FROM usage_ahead WHERE (node_id, incarnation, number) IN (SELECT a.node_id, a.incarnation, a.number
+			FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(node, incarnation, number)
+			JOIN usage_ahead a ON a.node_id = x.node AND a.incarnation = x.incarnation AND a.number <= x.number)`, nodes,
+			incarnations, numbers); err != nil {
+			return fmt.Errorf("forget what the mark has passed: %w", err)
+		}
+	}
+	if len(beyond) == 0 {
+		return nil
+	}
+	nodes, incarnations := columns(beyond)
+	return tx.Later(ctx, `INSERT INTO usage_ahead
+			(node_id, incarnation, number, sha256, previous_sha256, first_sequence, last_sequence, posted_at)
+		SELECT x.*, $8::timestamptz
+		FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::bytea[], $6::int8[], $7::int8[]) AS x`,
+		nodes, incarnations, aheadNumbers, aheadDigests, aheadPrevious, aheadFirsts, aheadLasts, now)
+}

@@ -1,0 +1,39 @@
+package nodes
+
+import (
+	"crypto/sha256"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func TestSegmentIsCheckedBeforeItIsPosted(t *testing.T) {
+	sum := make([]byte, sha256.Size)
+	good := func() *protocol.UsageSegment {
+		return &protocol.UsageSegment{NodeId: "n1", Incarnation: "i1", Number: 2, PreviousSha256: sum}
+	}
+	require.NoError(t, checkSegment(good(), store{"n1", "i1"}))
+	for name, c := range map[string]struct {
+		change func(*protocol.UsageSegment)
+		reason string
+	}{
+		"another node":             {func(s *protocol.UsageSegment) { s.NodeId = "n2" }, protocol.RefusalWrongNode},
+		"no incarnation":           {func(s *protocol.UsageSegment) { s.Incarnation = "" }, protocol.RefusalMalformed},
+		"another incarnation":      {func(s *protocol.UsageSegment) { s.Incarnation = "i2" }, protocol.RefusalMalformed},
+		"number zero":              {func(s *protocol.UsageSegment) { s.Number = 0 }, protocol.RefusalMalformed},
+		"number beyond the column": {func(s *protocol.UsageSegment) { s.Number = 1 << 63 }, protocol.RefusalMalformed},
+		"first with a predecessor": {func(s *protocol.UsageSegment) { s.Number = 1 }, protocol.RefusalMalformed},
+		"second without":           {func(s *protocol.UsageSegment) { s.PreviousSha256 = nil }, protocol.RefusalMalformed},
+		"predecessor of wrong size": {func(s *protocol.UsageSegment) {
+			s.PreviousSha256 = sum[:5]
+		}, protocol.RefusalMalformed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := good()
+			c.change(s)
+			require.Equal(t, c.reason, protocol.RefusalOf(checkSegment(s, store{"n1", "i1"})))
+		})
+	}
+}

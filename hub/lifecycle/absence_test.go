@@ -1,0 +1,36 @@
+package lifecycle_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
+)
+
+func TestLaw13AbsenceProvesWhatItCan(t *testing.T) {
+	never := lifecycle.Absence{Epoch: 1, Generation: 5}
+	observed := lifecycle.Absence{Epoch: 1, Generation: 5, Observed: true, ObservedIn: "i1"}
+	for name, c := range map[string]struct {
+		absence           lifecycle.Absence
+		epoch, generation uint64
+		incarnation       string
+		proven            bool
+	}{
+		"never observed":                             {never, 1, 5, "i1", true},
+		"never observed, a later epoch":              {never, 2, 1, "i1", true},
+		"never observed, but it may still come":      {never, 1, 4, "i1", false},
+		"not asked to go yet":                        {lifecycle.Absence{}, 1, 9, "i1", false},
+		"absent in the incarnation that reported it": {observed, 1, 9, "i1", false},
+		"absent in another incarnation":              {observed, 1, 5, "i2", true},
+		"absent in another, with an older state":     {observed, 1, 4, "i2", false},
+		"absent, and the incarnation is unknown": {
+			lifecycle.Absence{Epoch: 1, Generation: 5, Observed: true},
+			1, 5, "i2",
+			false,
+		},
+		"absent, and the node does not say who it is": {observed, 1, 5, "", false},
+	} {
+		require.Equal(t, c.proven, c.absence.Proven(c.epoch, c.generation, c.incarnation), name)
+	}
+}
