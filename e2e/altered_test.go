@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -97,9 +97,9 @@ func alterMiddle(t *testing.T, path string) bool {
 // ended by itself. It reports whether it came up.
 func (w *world) untilItLooksOrEnds() (cameUp bool) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, cluster.EndLimit)
+	ctx, cancel := context.WithTimeout(w.ctx, devcluster.EndLimit)
 	defer cancel()
-	a, err := cluster.StartAgent(ctx, w.agent.Config)
+	a, err := devcluster.StartAgent(ctx, w.agent.Config)
 	if err != nil {
 		require.NoError(w.t, ctx.Err(), "it neither comes up nor ends: %v", err)
 		return false

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 )
 
 // demoLine is the last line of the demo, all of it.
@@ -22,7 +22,6 @@ type demoLine struct {
 	EndpointURL  string  `json:"endpoint_url"`
 	AppVersion   string  `json:"app_version"`
 	LaunchMillis float64 `json:"launch_ms"`
-	FloorMillis  float64 `json:"floor_ms"`
 	UsageRecords int     `json:"usage_records"`
 	LedgerZero   bool    `json:"ledger_zero"`
 	Events       int     `json:"events"`
@@ -83,7 +82,6 @@ func (d *demo) up(app, containerd string) demoLine {
 		require.Contains(d.w.t, out, "apps.instance."+happened)
 	}
 	require.Positive(d.w.t, line.LaunchMillis)
-	require.Positive(d.w.t, line.FloorMillis)
 	d.w.runPrinted(out)
 	for _, file := range []string{line.CAFile, line.TokenFile} {
 		require.FileExists(d.w.t, file)
@@ -113,8 +111,8 @@ func TestDemoComesUpTwiceAndLeavesNothing(t *testing.T) {
 func TestDemoIsAGuestInTheMachinesContainerd(t *testing.T) {
 	w := newWorld(t)
 	w.startContainerd()
-	before, err := leftover.Take(leftover.Scope{
-		Kinds:             []leftover.Kind{leftover.Containerd},
+	before, err := leakcheck.Take(leakcheck.Scope{
+		Kinds:             []leakcheck.Kind{leakcheck.Containerd},
 		ContainerdAddress: w.containerd.Address,
 	})
 	require.NoError(t, err)
@@ -123,14 +121,14 @@ func TestDemoIsAGuestInTheMachinesContainerd(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(w.dir, "d", "containerd"))
 	d.run("down")
 	w.eventually("containerd holds what it held before", func() error {
-		after, err := leftover.Take(leftover.Scope{
-			Kinds:             []leftover.Kind{leftover.Containerd},
+		after, err := leakcheck.Take(leakcheck.Scope{
+			Kinds:             []leakcheck.Kind{leakcheck.Containerd},
 			ContainerdAddress: w.containerd.Address,
 		})
 		if err != nil {
 			return err
 		}
-		return differs(leftover.Diff(before, after))
+		return differs(leakcheck.Diff(before, after))
 	})
 }
 

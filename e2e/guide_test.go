@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 )
 
 // Languages of the blocks in the guides.
@@ -164,8 +164,8 @@ func TestGuidesWorkAsWritten(t *testing.T) {
 // guideRun is the machine on which the guides are followed.
 type guideRun struct {
 	w    *world
-	hub  cluster.HubConfig
-	node cluster.AgentConfig
+	hub  devcluster.HubConfig
+	node devcluster.AgentConfig
 	// place translates a guide's names into this test's.
 	place *strings.Replacer
 	// env is what a terminal of this machine has beside its own home.
@@ -175,8 +175,8 @@ type guideRun struct {
 	effects map[string]func()
 	done    map[string]bool
 
-	runningHub  *cluster.Hub
-	runningNode *cluster.Agent
+	runningHub  *devcluster.Hub
+	runningNode *devcluster.Agent
 }
 
 func newGuideRun(w *world) *guideRun {
@@ -185,7 +185,7 @@ func newGuideRun(w *world) *guideRun {
 	r := &guideRun{w: w, hub: w.hubConfig(), done: map[string]bool{}}
 	r.hub.Listen, r.hub.SessionListen = address, address
 	// What the guide's agent.env and join token say is read when the agent starts.
-	w.hub = &cluster.Hub{}
+	w.hub = &devcluster.Hub{}
 	r.node = w.agentConfig("node")
 	r.node.ExtraArgs = append(r.node.ExtraArgs, "--dial-retry-max", "500ms")
 	work, etc, backups := filepath.Join(w.dir, "work"), filepath.Join(w.dir, "etc"), filepath.Join(w.dir, "backups")
@@ -232,7 +232,7 @@ func newGuideRun(w *world) *guideRun {
 	w.t.Cleanup(func() {
 		if r.runningNode != nil {
 			r.stopNode()
-			require.NoError(w.t, cluster.Uninstall(context.WithoutCancel(w.ctx), r.node))
+			require.NoError(w.t, devcluster.Uninstall(context.WithoutCancel(w.ctx), r.node))
 		}
 	})
 	return r
@@ -314,7 +314,7 @@ func (r *guideRun) startHub() {
 	c := r.hub
 	c.Env = r.settings("gpuaas-hub.service")
 	var err error
-	r.runningHub, err = cluster.StartHub(r.w.ctx, c)
+	r.runningHub, err = devcluster.StartHub(r.w.ctx, c)
 	require.NoError(r.w.t, err)
 }
 
@@ -356,7 +356,7 @@ func (r *guideRun) startNode() {
 	policy := r.place.Replace("/etc/gpuaas/policy.yaml")
 	c.ExtraArgs = append(slices.Clone(c.ExtraArgs), "--policy", policy)
 	var err error
-	r.runningNode, err = cluster.StartAgent(r.w.ctx, c)
+	r.runningNode, err = devcluster.StartAgent(r.w.ctx, c)
 	require.NoError(r.w.t, err)
 }
 

@@ -14,8 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
@@ -173,8 +173,10 @@ func newKilling(t *testing.T, seed uint64) *killing {
 	ctx, cancel := context.WithTimeout(context.Background(), killLimit)
 	t.Cleanup(cancel)
 	k.ctx = ctx
-	k.center = &mortal{name: "hub", process: func() *cluster.Process { return k.hub.Process }, start: k.startHubAgain}
-	k.node = &mortal{name: "agent", process: func() *cluster.Process { return k.agent.Process }, start: k.startAgentAgain}
+	k.center = &mortal{name: "hub", process: func() *devcluster.Process { return k.hub.Process }, start: k.startHubAgain}
+	k.node = &mortal{name: "agent", process: func() *devcluster.Process {
+		return k.agent.Process
+	}, start: k.startAgentAgain}
 	k.mortals = []*mortal{k.center}
 	for _, m := range []*mortal{k.center, k.node} {
 		m.arms, m.reached = filepath.Join(k.dir, "arms-"+m.name), map[string]bool{}
@@ -191,12 +193,12 @@ func newKilling(t *testing.T, seed uint64) *killing {
 		"--beat", beat.String(), "--usage-interval", "1s", "--resync", "5s", "--report-interval",
 		"250ms", "--dial-retry-max", "500ms",
 	}
-	k.agent = &cluster.Agent{Config: c}
+	k.agent = &devcluster.Agent{Config: c}
 	k.agents = append(k.agents, k.agent)
 	k.enrol()
 	t.Cleanup(func() {
 		require.NoError(t, k.agent.Stop())
-		require.NoError(t, cluster.Uninstall(context.WithoutCancel(k.ctx), c))
+		require.NoError(t, devcluster.Uninstall(context.WithoutCancel(k.ctx), c))
 	})
 
 	k.shipApp()
@@ -235,7 +237,7 @@ func (k *killing) enrol() {
 func (k *killing) startHubAgain() error {
 	c, fingerprint := k.hub.Config, k.hub.RootFingerprint
 	c.Listen, c.SessionListen = strings.TrimPrefix(k.hub.Ready.APIURL, "https://"), k.hub.Ready.SessionAddr
-	again, err := cluster.StartHub(k.ctx, c)
+	again, err := devcluster.StartHub(k.ctx, c)
 	if err == nil {
 		again.RootFingerprint = fingerprint
 		k.hub = again
@@ -244,7 +246,7 @@ func (k *killing) startHubAgain() error {
 }
 
 func (k *killing) startAgentAgain() error {
-	again, err := cluster.StartAgent(k.ctx, k.agent.Config)
+	again, err := devcluster.StartAgent(k.ctx, k.agent.Config)
 	if err == nil {
 		k.agent.Process, k.agent.Ready = again.Process, again.Ready
 	}

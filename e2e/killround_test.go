@@ -14,8 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/leftover"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	api "github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -47,21 +47,21 @@ func (k *killing) rounds(which func(point string) bool) {
 		k.dir)
 	// Not the processes: hub and agent come back as others, and what a workload runs shows in its task and its cgroup. Nor
 	// the routes, which go with their links: those of the keeper's bridge come seconds after it.
-	scope.Kinds = []leftover.Kind{
-		leftover.Mount, leftover.NetNS, leftover.Link, leftover.Firewall, leftover.Sysctl,
-		leftover.Cgroup, leftover.Containerd, leftover.File,
+	scope.Kinds = []leakcheck.Kind{
+		leakcheck.Mount, leakcheck.NetNS, leakcheck.Link, leakcheck.Firewall, leakcheck.Sysctl,
+		leakcheck.Cgroup, leakcheck.Containerd, leakcheck.File,
 	}
-	before, err := leftover.Take(scope)
+	before, err := leakcheck.Take(scope)
 	require.NoError(k.t, err)
 	for len(k.due) > 0 {
 		began := time.Now()
 		l := k.round()
 		k.until("nothing is left of the instance", func(context.Context) error {
-			after, err := leftover.Take(scope)
+			after, err := leakcheck.Take(scope)
 			if err != nil {
 				return err
 			}
-			return differs(leftover.Diff(before, after))
+			return differs(leakcheck.Diff(before, after))
 		})
 		k.requireWhole(l)
 		k.t.Logf("round of %s, %d points to go", time.Since(began).Round(time.Millisecond), len(k.due))

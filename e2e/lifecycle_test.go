@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
-	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 	"github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -34,7 +34,7 @@ func TestLaw09DecommissionLeavesNothingAndTheBillIsTheTruth(t *testing.T) {
 	first := w.launch("first")
 	w.decommission(first)
 
-	before, err := leftover.Take(scope)
+	before, err := leakcheck.Take(scope)
 	require.NoError(t, err)
 	containers := w.listen(w.agent.Config.ContainerdNamespace)
 	second := w.launch("second")
@@ -45,11 +45,11 @@ func TestLaw09DecommissionLeavesNothingAndTheBillIsTheTruth(t *testing.T) {
 	require.Equal(t, client.AppInstanceStatusDecommissioned, ended.Status)
 
 	w.eventually("nothing is left on the node", func() error {
-		after, err := leftover.Take(scope)
+		after, err := leakcheck.Take(scope)
 		if err != nil {
 			return err
 		}
-		return differs(leftover.Diff(before, after))
+		return differs(leakcheck.Diff(before, after))
 	})
 
 	// The hold is returned only after the node's last record is posted: then the bill is final.
@@ -98,7 +98,7 @@ func (w *world) signedSeconds(i client.AppInstance) *big.Rat {
 	require.NoError(w.t, err)
 	key, ok := certificate.PublicKey.(ed25519.PublicKey)
 	require.True(w.t, ok)
-	out, err := cluster.ExportUsage(w.ctx, w.hub.Config, w.agent.Ready.NodeID)
+	out, err := devcluster.ExportUsage(w.ctx, w.hub.Config, w.agent.Ready.NodeID)
 	require.NoError(w.t, err)
 	micros := int64(0)
 	for line := range bytes.Lines(out) {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 )
 
 // mortal is a program that was built with failpoints: it dies at the one that it is armed with, and is started again at
@@ -22,7 +22,7 @@ type mortal struct {
 	name string
 	// arms is the file that arms it (package failpoint).
 	arms    string
-	process func() *cluster.Process
+	process func() *devcluster.Process
 	start   func() error
 	// point is what it is armed with at the moment; empty once it has died of that.
 	point string

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 )
 
 // network is a bridge in the test's own namespace with a host behind each of its ports. The test itself, and what it
@@ -79,7 +79,7 @@ func (n *network) address(name string) string {
 func (n *network) path(name string) string { return "/run/netns/" + n.prefix + name }
 
 // hubConfigIn is a hub in the network's namespace for it, advertised as a remote operator would.
-func (w *world) hubConfigIn(n *network) cluster.HubConfig {
+func (w *world) hubConfigIn(n *network) devcluster.HubConfig {
 	c := w.hubConfig()
 	c.NetNS = n.path("hub")
 	c.Listen, c.SessionListen = n.address("hub")+":8443", n.address("hub")+":7843"

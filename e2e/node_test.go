@@ -12,7 +12,7 @@ import (
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -26,7 +26,7 @@ func (w *world) adminShell() *shell {
 }
 
 // isCutOff waits until the agent itself says why it has no session.
-func (w *world) isCutOff(a *cluster.Agent, reason string) {
+func (w *world) isCutOff(a *devcluster.Agent, reason string) {
 	w.t.Helper()
 	w.eventually("the agent knows that it is shut out", func() error {
 		out, err := exec.Command(filepath.Join(a.Config.Bin, "gpuaas-agent"), "status", "-o", "json", "--local-socket",
@@ -54,7 +54,7 @@ func (w *world) containersOf(i client.AppInstance) int {
 }
 
 // containersOn is containersOf on another node.
-func (w *world) containersOn(a *cluster.Agent, i client.AppInstance) int {
+func (w *world) containersOn(a *devcluster.Agent, i client.AppInstance) int {
 	w.t.Helper()
 	cl, err := containerd.New(w.containerd.Address, containerd.WithDefaultNamespace(a.Config.ContainerdNamespace))
 	require.NoError(w.t, err)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/protocol"
 )

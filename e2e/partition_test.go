@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
-	"github.com/gpuaas/gpuaas/e2e/impair"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/e2e/netem"
 	api "github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -28,14 +28,14 @@ const certificateLife = "20s"
 // anywhere is to the proxy.
 type divided struct {
 	*world
-	proxy *impair.Proxy
+	proxy *netem.Proxy
 	nodes []*farNode
 }
 
 // farNode is a node behind the proxy.
 type farNode struct {
 	*steadyNode
-	link *impair.Link
+	link *netem.Link
 	// cutFor is how long its longest cut took.
 	cutFor time.Duration
 }
@@ -56,7 +56,7 @@ func newDivided(t *testing.T, nodes int) *divided {
 	c.AdvertiseAPI, c.AdvertiseSession = net.address("mid")+":8443", net.address("mid")+":7843"
 	c.ExtraArgs = []string{"--certificate-lifetime", certificateLife, "--lease-duration", "15m", "--resync", "5s"}
 	var err error
-	d.proxy, err = impair.Start(impair.Config{
+	d.proxy, err = netem.Start(netem.Config{
 		NetNS: net.path("mid"), ListenUDP: c.AdvertiseSession, HubUDP: c.SessionListen, ListenTCP: c.AdvertiseAPI,
 		HubTCP: c.Listen, Seed: seed,
 	})
@@ -77,7 +77,7 @@ func newDivided(t *testing.T, nodes int) *divided {
 
 // unheard asks for an instance while one direction is cut, and for as long as something else takes the hub cannot know
 // that it runs. What ran before goes on, and afterwards it lives as any other.
-func (n *farNode) unheard(name string, up, down impair.Conditions, meanwhile func()) {
+func (n *farNode) unheard(name string, up, down netem.Conditions, meanwhile func()) {
 	n.w.t.Helper()
 	began := time.Now()
 	n.link.Set(up, down)
@@ -85,7 +85,7 @@ func (n *farNode) unheard(name string, up, down impair.Conditions, meanwhile fun
 	meanwhile()
 	require.NotEqual(n.w.t, api.AppInstanceStatusRunning, n.w.instance(id).Status)
 	n.untouched()
-	n.link.Set(impair.Conditions{}, impair.Conditions{})
+	n.link.Set(netem.Conditions{}, netem.Conditions{})
 	n.cutFor = max(n.cutFor, time.Since(began))
 	n.w.decommission(n.running(id))
 }
@@ -97,7 +97,7 @@ func (n *farNode) lifecycle(name string) {
 }
 
 // suffers waits until the network has done to packets of both directions what it was told to; an idle node sends few.
-func (n *farNode) suffers(what string, done func(impair.Stats) bool) {
+func (n *farNode) suffers(what string, done func(netem.Stats) bool) {
 	n.w.t.Helper()
 	n.w.eventually(what, func() error {
 		up, down := n.link.Stats()
@@ -122,7 +122,7 @@ func (n *farNode) certificateExpired() (bool, error) {
 func TestWhateverTheNetworkDoesWorkGoesOnAndUsageArrivesOnceInOrder(t *testing.T) {
 	d := newDivided(t, 3)
 	shaky, moved, gone := d.nodes[0], d.nodes[1], d.nodes[2]
-	calm, cut := impair.Conditions{}, impair.Conditions{Cut: true}
+	calm, cut := netem.Conditions{}, netem.Conditions{Cut: true}
 
 	// One node is away for the rest of the test, and its agent is killed meanwhile.
 	gone.link.Set(cut, cut)
@@ -131,29 +131,29 @@ func TestWhateverTheNetworkDoesWorkGoesOnAndUsageArrivesOnceInOrder(t *testing.T
 	d.restartAgent(gone.agent)
 	late := gone.request("asked-while-away")
 
-	lossy := impair.Conditions{Loss: 0.05}
+	lossy := netem.Conditions{Loss: 0.05}
 	shaky.link.Set(lossy, lossy)
 	shaky.lifecycle("loss")
 
-	bursts := impair.Conditions{Bursts: impair.InBursts(0.3, 4)}
+	bursts := netem.Conditions{Bursts: netem.InBursts(0.3, 4)}
 	shaky.link.Set(bursts, bursts)
 	moved.unheard("hub-hears-nothing", cut, calm, func() {
 		shaky.lifecycle("bursts")
-		shaky.suffers("both ways lose packets", func(s impair.Stats) bool { return s.Lost > 0 })
+		shaky.suffers("both ways lose packets", func(s netem.Stats) bool { return s.Lost > 0 })
 	})
 
-	slow := impair.Conditions{Delay: 300 * time.Millisecond}
+	slow := netem.Conditions{Delay: 300 * time.Millisecond}
 	shaky.link.Set(slow, slow)
 	moved.unheard("node-hears-nothing", calm, cut, func() { shaky.lifecycle("delay") })
 
-	mixed := impair.Conditions{Jitter: 80 * time.Millisecond, Duplicate: 0.2}
+	mixed := netem.Conditions{Jitter: 80 * time.Millisecond, Duplicate: 0.2}
 	shaky.link.Set(mixed, mixed)
 	shaky.lifecycle("reordered")
 	for range 3 {
 		require.NoError(t, moved.link.Rebind())
 		moved.usageGrows()
 	}
-	shaky.suffers("both ways double packets", func(s impair.Stats) bool { return s.Doubled > 0 })
+	shaky.suffers("both ways double packets", func(s netem.Stats) bool { return s.Doubled > 0 })
 	for _, n := range d.nodes[:2] {
 		// On a machine that is too slow for it a cut may have lasted longer than a session can.
 		if n.cutFor < link.IdleTimeout-link.ProbeEvery {
@@ -201,7 +201,7 @@ func (d *divided) killHub() {
 	require.NoError(d.t, d.hub.Kill9())
 	fingerprint := d.hub.RootFingerprint
 	var err error
-	d.hub, err = cluster.StartHub(d.ctx, d.hub.Config)
+	d.hub, err = devcluster.StartHub(d.ctx, d.hub.Config)
 	require.NoError(d.t, err)
 	d.hub.RootFingerprint = fingerprint
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -258,7 +258,7 @@ func TestTwoNodesAcrossNetworkNamespaces(t *testing.T) {
 	remote := w.startAgent(far)
 	w.shipApp()
 
-	for _, node := range []*cluster.Agent{w.agent, remote} {
+	for _, node := range []*devcluster.Agent{w.agent, remote} {
 		w.allocate(node)
 		i := w.launch("on-" + filepath.Base(node.Config.Dir))
 		require.Equal(t, node.Ready.NodeID, i.Endpoints[0].NodeID)

@@ -8,8 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -35,7 +35,7 @@ func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 	require.NoError(t, err)
 
 	file := filepath.Join(w.dir, "backup.age")
-	require.NoError(t, cluster.Backup(w.ctx, w.hub.Config, file))
+	require.NoError(t, devcluster.Backup(w.ctx, w.hub.Config, file))
 	info, err := os.Stat(file)
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o600), info.Mode())
@@ -60,8 +60,8 @@ func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 		serving = append(serving, w.keepAsking(i))
 	}
 	require.NoError(t, w.hub.Kill9())
-	require.NoError(t, cluster.Destroy(w.ctx, w.hub.Config))
-	require.NoError(t, cluster.Restore(w.ctx, w.hub.Config, file))
+	require.NoError(t, devcluster.Destroy(w.ctx, w.hub.Config))
+	require.NoError(t, devcluster.Restore(w.ctx, w.hub.Config, file))
 	w.restartHub()
 
 	w.eventually("the node has brought what it was told", func() error {
@@ -178,7 +178,7 @@ func TestALostAdminTokenIsRecoveredOnTheHubsMachine(t *testing.T) {
 		if !running {
 			require.NoError(t, w.hub.Stop())
 		}
-		require.NoError(t, cluster.AdminToken(w.ctx, w.hub.Config), name)
+		require.NoError(t, devcluster.AdminToken(w.ctx, w.hub.Config), name)
 		if !running {
 			w.restartHub()
 		}

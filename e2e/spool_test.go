@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -31,7 +31,7 @@ type nodeSays struct {
 	} `json:"usage"`
 }
 
-func (w *world) says(a *cluster.Agent) (s nodeSays, err error) {
+func (w *world) says(a *devcluster.Agent) (s nodeSays, err error) {
 	out, err := exec.Command(filepath.Join(binaries(w.t), "gpuaas-agent"), "status", "-o", "json", "--local-socket",
 		a.Ready.LocalSocket).Output()
 	if err != nil {
@@ -150,11 +150,11 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	})
 	before, err := w.says(w.agent)
 	require.NoError(t, err)
-	clone, err := cluster.StartAgent(w.ctx, second)
+	clone, err := devcluster.StartAgent(w.ctx, second)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		require.NoError(t, clone.Stop())
-		require.NoError(t, cluster.Uninstall(w.ctx, second))
+		require.NoError(t, devcluster.Uninstall(w.ctx, second))
 	})
 	require.Equal(t, w.agent.Ready.NodeID, clone.Ready.NodeID)
 
@@ -165,7 +165,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	n, err := node()
 	require.NoError(t, err)
 	require.Contains(t, n.Conditions, reasonUsedTwice)
-	for _, a := range []*cluster.Agent{w.agent, clone} {
+	for _, a := range []*devcluster.Agent{w.agent, clone} {
 		w.eventually("each machine is told", func() error {
 			s, err := w.says(a)
 			return orMissing(err, s.Hub.Quarantined == reasonUsedTwice)

@@ -10,9 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
-	"github.com/gpuaas/gpuaas/e2e/impair"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
+	"github.com/gpuaas/gpuaas/e2e/netem"
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -23,7 +23,7 @@ const askEvery = 50 * time.Millisecond
 // steadyNode is a node with an app that is to go on whatever happens around it.
 type steadyNode struct {
 	w          *world
-	agent      *cluster.Agent
+	agent      *devcluster.Agent
 	truth      *truth
 	allocation api.Allocation
 	kept       api.AppInstance
@@ -33,7 +33,7 @@ type steadyNode struct {
 }
 
 // keep launches the app on the node, and begins to ask it.
-func (w *world) keep(a *cluster.Agent) *steadyNode {
+func (w *world) keep(a *devcluster.Agent) *steadyNode {
 	w.t.Helper()
 	n := &steadyNode{w: w, agent: a, truth: w.listen(a.Config.ContainerdNamespace)}
 	var err error
@@ -80,7 +80,7 @@ func (n *steadyNode) get(ctx context.Context, i api.AppInstance) error {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context,
 		network, addr string,
 	) (conn net.Conn, err error) {
-		err = impair.Within(n.agent.Config.NetNS, func() (err error) {
+		err = netem.Within(n.agent.Config.NetNS, func() (err error) {
 			conn, err = dialer.DialContext(ctx, network, addr)
 			return err
 		})

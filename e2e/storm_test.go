@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -230,7 +230,7 @@ func (s *storm) hubVictim() *victim {
 	c := s.hub.Config
 	c.Listen, c.SessionListen = strings.TrimPrefix(s.hub.Ready.APIURL, "https://"), s.hub.Ready.SessionAddr
 	p := s.keep("hub", s.hub.Exited(), nil, func() (<-chan struct{}, error) {
-		hub, err := cluster.StartHub(s.reign, c)
+		hub, err := devcluster.StartHub(s.reign, c)
 		if err != nil {
 			return nil, err
 		}
@@ -250,7 +250,7 @@ func (s *storm) hubVictim() *victim {
 func (s *storm) agentVictim() *victim {
 	a := s.agent
 	p := s.keep("agent", a.Exited(), s.wasBlind, func() (<-chan struct{}, error) {
-		again, err := cluster.StartAgent(s.reign, a.Config)
+		again, err := devcluster.StartAgent(s.reign, a.Config)
 		if err != nil {
 			return nil, err
 		}

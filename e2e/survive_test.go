@@ -8,8 +8,8 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -91,7 +91,7 @@ func (w *world) removeContainers() {
 	w.removeContainersOf(w.agent)
 }
 
-func (w *world) removeContainersOf(a *cluster.Agent) {
+func (w *world) removeContainersOf(a *devcluster.Agent) {
 	w.t.Helper()
 	cl, err := client.New(w.containerd.Address, client.WithDefaultNamespace(a.Config.ContainerdNamespace))
 	require.NoError(w.t, err)
@@ -120,7 +120,7 @@ func (w *world) pidOf(i api.AppInstance) uint32 {
 }
 
 // pidOn is pidOf on another node.
-func (w *world) pidOn(a *cluster.Agent, i api.AppInstance) uint32 {
+func (w *world) pidOn(a *devcluster.Agent, i api.AppInstance) uint32 {
 	w.t.Helper()
 	cl, err := client.New(w.containerd.Address, client.WithDefaultNamespace(a.Config.ContainerdNamespace))
 	require.NoError(w.t, err)

@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/deploy/apps/jupyter"
-	"github.com/gpuaas/gpuaas/e2e/cluster"
-	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 	"github.com/gpuaas/gpuaas/e2e/sandbox"
 )
 
@@ -123,13 +123,13 @@ func withTemplateDir(m *testing.M) (code int, err error) {
 	}
 	// A containerd that is killed while it starts a shim leaves the socket that it made for it; a shim that is left is
 	// found as a process.
-	before, err := leftover.Take(leftover.Scope{IgnoreFiles: append(sandbox.Kept(), "/run/containerd/s/")})
+	before, err := leakcheck.Take(leakcheck.Scope{IgnoreFiles: append(sandbox.Kept(), "/run/containerd/s/")})
 	if err != nil {
 		return 1, err
 	}
 	defer func() {
 		removeIdlePortmap()
-		if left := leftover.Left(before); len(left) > 0 {
+		if left := leakcheck.Left(before); len(left) > 0 {
 			err = errors.Join(err, fmt.Errorf("the tests left %d things behind:\n  %s", len(left), strings.Join(left, "\n  ")))
 		}
 	}()
@@ -169,15 +169,15 @@ var hubTemplate = sync.OnceValues(func() (template, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	defer cancel()
-	c := cluster.HubConfig{
+	c := devcluster.HubConfig{
 		Bin: bin, Dir: filepath.Join(templateDir, "hub"), Listen: "127.0.0.1:0",
 		SessionListen: "127.0.0.1:0",
 	}
-	fingerprint, err := cluster.InitHub(ctx, c, rand.Text(), trustDomain)
+	fingerprint, err := devcluster.InitHub(ctx, c, rand.Text(), trustDomain)
 	if err != nil {
 		return template{}, err
 	}
-	h, err := cluster.StartHub(ctx, c)
+	h, err := devcluster.StartHub(ctx, c)
 	if err != nil {
 		return template{}, err
 	}
@@ -185,10 +185,10 @@ var hubTemplate = sync.OnceValues(func() (template, error) {
 })
 
 // initHub gives a hub of today its directories, as `gpuaas-hub init` and a first start have left them.
-func (w *world) initHub(c cluster.HubConfig) (fingerprint string) {
+func (w *world) initHub(c devcluster.HubConfig) (fingerprint string) {
 	w.t.Helper()
 	if c.Bin != binaries(w.t) {
-		fingerprint, err := cluster.InitHub(w.ctx, c, rand.Text(), trustDomain)
+		fingerprint, err := devcluster.InitHub(w.ctx, c, rand.Text(), trustDomain)
 		require.NoError(w.t, err)
 		return fingerprint
 	}

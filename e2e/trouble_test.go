@@ -23,9 +23,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
-	"github.com/gpuaas/gpuaas/e2e/leftover"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -94,7 +94,7 @@ type trouble struct {
 	says []string
 }
 
-func (tr trouble) requireSaid(t *testing.T, e cluster.Ended, err error) {
+func (tr trouble) requireSaid(t *testing.T, e devcluster.Ended, err error) {
 	t.Helper()
 	require.NoError(t, err)
 	t.Log(e.Said)
@@ -112,100 +112,103 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 	w.startHub(w.hubConfig())
 	good := w.hubConfig()
 	good.Dir = filepath.Join(w.dir, "second")
-	_, err := cluster.InitHub(w.ctx, good, "correct horse battery", trustDomain)
+	_, err := devcluster.InitHub(w.ctx, good, "correct horse battery", trustDomain)
 	require.NoError(t, err)
 	taken := strings.TrimPrefix(w.hub.Ready.APIURL, "https://")
-	at := func(dir string) cluster.HubConfig {
+	at := func(dir string) devcluster.HubConfig {
 		c := good
 		c.Dir = filepath.Join(w.dir, dir)
 		return c
 	}
 	for _, c := range []struct {
 		trouble
-		change func(t *testing.T, c *cluster.HubConfig)
+		change func(t *testing.T, c *devcluster.HubConfig)
 	}{
 		{
 			trouble{name: "taken TCP port", says: []string{taken, "taken by another program", "ss -ltnp", "--listen"}},
-			func(_ *testing.T, c *cluster.HubConfig) { c.Listen = taken },
+			func(_ *testing.T, c *devcluster.HubConfig) { c.Listen = taken },
 		},
 		{
 			trouble{name: "taken UDP port", says: []string{"taken by another program", "ss -lunp", "--session-listen"}},
-			func(_ *testing.T, c *cluster.HubConfig) { c.SessionListen = w.hub.Ready.SessionAddr },
+			func(_ *testing.T, c *devcluster.HubConfig) { c.SessionListen = w.hub.Ready.SessionAddr },
 		},
 		{
 			trouble{name: "taken metrics port", says: []string{"taken by another program", "--metrics-listen"}},
-			func(_ *testing.T, c *cluster.HubConfig) {
+			func(_ *testing.T, c *devcluster.HubConfig) {
 				c.ExtraArgs = []string{"--metrics-listen", taken}
 			},
 		},
 		{trouble{name: "another machine's address", says: []string{
 			"No interface of this machine has the address",
 			"--listen",
-		}}, func(_ *testing.T, c *cluster.HubConfig) { c.Listen = "192.0.2.1:8443" }},
+		}}, func(_ *testing.T, c *devcluster.HubConfig) { c.Listen = "192.0.2.1:8443" }},
 		{trouble{name: "no PostgreSQL", hide: []string{"/usr/lib/postgresql"}, says: []string{
 			"PostgreSQL is not installed",
 			"apt-get install postgresql",
 		}}, nil},
 		{
 			trouble{name: "never initialised", says: []string{"There is no data directory", "gpuaas-hub init"}},
-			func(_ *testing.T, c *cluster.HubConfig) { *c = at("nowhere") },
+			func(_ *testing.T, c *devcluster.HubConfig) { *c = at("nowhere") },
 		},
 		{
 			trouble{name: "data directory in use", says: []string{"Another gpuaas-hub works on the data directory", "stop it"}},
-			func(_ *testing.T, c *cluster.HubConfig) { c.Dir = w.hub.Config.Dir },
+			func(_ *testing.T, c *devcluster.HubConfig) { c.Dir = w.hub.Config.Dir },
 		},
-		{trouble{name: "full disk", says: []string{"is full", "Free some space"}}, func(t *testing.T, c *cluster.HubConfig) {
-			*c = at("small")
-			w.smallDisk(c.DataDir(), 8)
-			_, err := cluster.InitHub(w.ctx, *c, "correct horse battery", trustDomain)
-			require.NoError(t, err)
-		}},
+		{
+			trouble{name: "full disk", says: []string{"is full", "Free some space"}},
+			func(t *testing.T, c *devcluster.HubConfig) {
+				*c = at("small")
+				w.smallDisk(c.DataDir(), 8)
+				_, err := devcluster.InitHub(w.ctx, *c, "correct horse battery", trustDomain)
+				require.NoError(t, err)
+			},
+		},
 		{
 			trouble{name: "not one byte free", says: []string{"is full", "Free some space"}},
-			func(t *testing.T, c *cluster.HubConfig) {
+			func(t *testing.T, c *devcluster.HubConfig) {
 				*c = at("none")
 				w.smallDisk(c.DataDir(), 1)
-				_, err := cluster.InitHub(w.ctx, *c, "correct horse battery", trustDomain)
+				_, err := devcluster.InitHub(w.ctx, *c, "correct horse battery", trustDomain)
 				require.NoError(t, err)
 				w.fill(c.DataDir(), 0)
 			},
 		},
 		{
 			trouble{name: "another engine's data", says: []string{"made by another engine", "give this one another --data-dir"}},
-			func(t *testing.T, c *cluster.HubConfig) {
+			func(t *testing.T, c *devcluster.HubConfig) {
 				*c = w.initialised(t, "engine", "cockroachdb 25\n")
 			},
 		},
 		{
 			trouble{name: "another PostgreSQL's data", says: []string{"made by PostgreSQL 99", "apt-get install postgresql-99"}},
-			func(t *testing.T, c *cluster.HubConfig) {
+			func(t *testing.T, c *devcluster.HubConfig) {
 				*c = w.initialised(t, "newer", "postgresql 99\n")
 			},
 		},
 		{trouble{name: "database that does not answer", says: []string{
 			"database-url",
 			"does not answer: check that it runs",
-		}}, func(t *testing.T, c *cluster.HubConfig) {
+		}}, func(t *testing.T, c *devcluster.HubConfig) {
 			file := filepath.Join(w.dir, "database-url")
 			require.NoError(t, os.WriteFile(file, []byte("postgres://nobody@"+closedPort(t)+"/none\n"), 0o600))
 			c.ExtraArgs = []string{"--database-url-file", file}
 		}},
 		{
 			trouble{name: "a flag that cannot be", says: []string{"--lease-duration must be between"}},
-			func(_ *testing.T, c *cluster.HubConfig) {
+			func(_ *testing.T, c *devcluster.HubConfig) {
 				c.ExtraArgs = []string{"--lease-duration", "1s"}
 			},
 		},
 		{
 			trouble{name: "clock that is behind", says: []string{"This machine's clock is wrong", "timedatectl set-ntp true"}},
-			func(t *testing.T, c *cluster.HubConfig) {
+			func(t *testing.T, c *devcluster.HubConfig) {
 				*c = w.initialised(t, "early", "")
 				w.signBundle(*c, time.Now().Add(time.Hour))
 			},
 		},
 		{
 			trouble{name: "root key in the data directory", says: []string{"lies inside the data directory", "Move it"}},
-			func(t *testing.T, c *cluster.HubConfig) {
+			func(t *testing.T, c *devcluster.HubConfig) {
 				*c = w.initialised(t, "careless", "")
 				keys, err := filepath.Glob(filepath.Join(c.KeyDir(), "root*"))
 				require.NoError(t, err)
@@ -220,12 +223,12 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 				c.change(t, &conf)
 			}
 			if _, err := os.Stat(conf.DataDir()); err != nil || conf.Dir == w.hub.Config.Dir {
-				e, err := cluster.TryHub(w.ctx, conf, c.hide...)
+				e, err := devcluster.TryHub(w.ctx, conf, c.hide...)
 				c.requireSaid(t, e, err)
 				return
 			}
 			before := photograph(t, conf.DataDir(), conf.KeyDir())
-			e, err := cluster.TryHub(w.ctx, conf, c.hide...)
+			e, err := devcluster.TryHub(w.ctx, conf, c.hide...)
 			c.requireSaid(t, e, err)
 			require.Equal(t, before, photograph(t, conf.DataDir(), conf.KeyDir()))
 		})
@@ -233,18 +236,18 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 	// The first hub noticed nothing, and the second one starts where nothing is wrong.
 	_, err = scenario.JoinToken(w.ctx, w.admin())
 	require.NoError(t, err)
-	second, err := cluster.StartHub(w.ctx, good)
+	second, err := devcluster.StartHub(w.ctx, good)
 	require.NoError(t, err)
 	require.NoError(t, second.Stop())
 }
 
 // initialised is a hub's directory of its own; engine is what the file says of who made its database, where there is
 // one.
-func (w *world) initialised(t *testing.T, name, engine string) cluster.HubConfig {
+func (w *world) initialised(t *testing.T, name, engine string) devcluster.HubConfig {
 	t.Helper()
 	c := w.hubConfig()
 	c.Dir = filepath.Join(w.dir, name)
-	_, err := cluster.InitHub(w.ctx, c, "correct horse battery", trustDomain)
+	_, err := devcluster.InitHub(w.ctx, c, "correct horse battery", trustDomain)
 	require.NoError(t, err)
 	if engine != "" {
 		root := filepath.Join(c.DataDir(), "postgres")
@@ -255,7 +258,7 @@ func (w *world) initialised(t *testing.T, name, engine string) cluster.HubConfig
 }
 
 // signBundle lets the root sign the next trust bundle at that time: a clock that was right then is wrong now.
-func (w *world) signBundle(c cluster.HubConfig, at time.Time) {
+func (w *world) signBundle(c devcluster.HubConfig, at time.Time) {
 	w.t.Helper()
 	dir := filepath.Join(c.DataDir(), "trust")
 	text, err := os.ReadFile(filepath.Join(dir, "bundle-000001.json"))
@@ -274,7 +277,7 @@ func (w *world) signBundle(c cluster.HubConfig, at time.Time) {
 }
 
 // rootKey opens the offline root key, as whoever knows the passphrase can.
-func (w *world) rootKey(c cluster.HubConfig) ed25519.PrivateKey {
+func (w *world) rootKey(c devcluster.HubConfig) ed25519.PrivateKey {
 	w.t.Helper()
 	passphrase, err := os.ReadFile(c.PassphraseFile())
 	require.NoError(w.t, err)
@@ -322,17 +325,17 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 
 	for _, c := range []struct {
 		trouble
-		change func(t *testing.T, c *cluster.AgentConfig)
+		change func(t *testing.T, c *devcluster.AgentConfig)
 	}{
 		{trouble{name: "no containerd", says: []string{
 			"There is no containerd socket", "apt-get install containerd",
 			"--containerd-address",
-		}}, func(_ *testing.T, c *cluster.AgentConfig) {
+		}}, func(_ *testing.T, c *devcluster.AgentConfig) {
 			c.ContainerdAddress = filepath.Join(w.dir, "nobody.sock")
 		}},
 		{
 			trouble{name: "containerd that is dead", says: []string{"containerd does not answer", "systemctl start containerd"}},
-			func(t *testing.T, c *cluster.AgentConfig) {
+			func(t *testing.T, c *devcluster.AgentConfig) {
 				c.ContainerdAddress = filepath.Join(w.dir, "dead.sock")
 				l, err := net.ListenUnix("unix", &net.UnixAddr{Name: c.ContainerdAddress, Net: "unix"})
 				require.NoError(t, err)
@@ -347,18 +350,18 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 		}, nil},
 		{
 			trouble{name: "small disk", says: []string{"MiB free", "a node needs 256 MiB"}},
-			func(_ *testing.T, c *cluster.AgentConfig) {
+			func(_ *testing.T, c *devcluster.AgentConfig) {
 				c.Dir = filepath.Join(w.dir, "small")
 				w.smallDisk(c.DataDir(), 200)
 			},
 		},
-		{trouble{name: "full disk", says: []string{"Free some space"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+		{trouble{name: "full disk", says: []string{"Free some space"}}, func(_ *testing.T, c *devcluster.AgentConfig) {
 			c.Dir = filepath.Join(w.dir, "full")
 			w.smallDisk(c.DataDir(), 20)
 		}},
 		{
 			trouble{name: "not one byte free", says: []string{"is full: free some space", "--data-dir"}},
-			func(_ *testing.T, c *cluster.AgentConfig) {
+			func(_ *testing.T, c *devcluster.AgentConfig) {
 				c.Dir = filepath.Join(w.dir, "none")
 				w.smallDisk(c.DataDir(), 1)
 				w.fill(c.DataDir(), 0)
@@ -367,33 +370,33 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 		{trouble{name: "wrong root fingerprint", says: []string{
 			"is not rooted in", "Compare the fingerprint",
 			"gpuaas-hub trust show",
-		}}, func(_ *testing.T, c *cluster.AgentConfig) {
+		}}, func(_ *testing.T, c *devcluster.AgentConfig) {
 			c.RootFingerprint = "sha256:" + strings.Repeat("0", 64)
 		}},
 		{
 			trouble{name: "used join token", says: []string{"was used by another node", "Make a new one"}},
-			func(_ *testing.T, c *cluster.AgentConfig) { c.JoinToken = string(usedToken) },
+			func(_ *testing.T, c *devcluster.AgentConfig) { c.JoinToken = string(usedToken) },
 		},
 		{
 			trouble{name: "expired join token", says: []string{"expired", "Make a new one"}},
-			func(_ *testing.T, c *cluster.AgentConfig) { c.JoinToken = expired },
+			func(_ *testing.T, c *devcluster.AgentConfig) { c.JoinToken = expired },
 		},
-		{trouble{name: "no address of a hub", says: []string{"--api-url"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+		{trouble{name: "no address of a hub", says: []string{"--api-url"}}, func(_ *testing.T, c *devcluster.AgentConfig) {
 			c.APIURL = ""
 		}},
-		{trouble{name: "address without TLS", says: []string{"https://"}}, func(_ *testing.T, c *cluster.AgentConfig) {
+		{trouble{name: "address without TLS", says: []string{"https://"}}, func(_ *testing.T, c *devcluster.AgentConfig) {
 			c.APIURL = "http://127.0.0.1:1"
 		}},
 		{trouble{name: "data directory in use", says: []string{
 			"Another gpuaas-agent works on the data directory",
 			"stop it first",
-		}}, func(_ *testing.T, c *cluster.AgentConfig) {
+		}}, func(_ *testing.T, c *devcluster.AgentConfig) {
 			c.Dir, c.RunDir = running.Config.Dir, running.Config.RunDir
 			c.JoinToken = ""
 		}},
 		{
 			trouble{name: "a flag that cannot be", says: []string{"--port-range must look like"}},
-			func(_ *testing.T, c *cluster.AgentConfig) { c.PortRange = "9-1" },
+			func(_ *testing.T, c *devcluster.AgentConfig) { c.PortRange = "9-1" },
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -402,18 +405,18 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 				c.change(t, &conf)
 			}
 			machine, rows := w.machine(), w.rows()
-			e, err := cluster.TryAgent(w.ctx, conf, c.hide...)
+			e, err := devcluster.TryAgent(w.ctx, conf, c.hide...)
 			c.requireSaid(t, e, err)
-			require.Empty(t, leftover.Diff(machine, w.machine()))
+			require.Empty(t, leakcheck.Diff(machine, w.machine()))
 			require.Equal(t, rows, w.rows())
 		})
 	}
 	// Set right, the same directory and the same token work: no attempt has used them up.
-	a, err := cluster.StartAgent(w.ctx, good)
+	a, err := devcluster.StartAgent(w.ctx, good)
 	require.NoError(t, err)
 	w.t.Cleanup(func() {
 		require.NoError(t, a.Stop())
-		require.NoError(t, cluster.Uninstall(context.WithoutCancel(w.ctx), good))
+		require.NoError(t, devcluster.Uninstall(context.WithoutCancel(w.ctx), good))
 	})
 	_, err = scenario.AwaitNode(w.ctx, w.admin(), a.Ready.NodeID)
 	require.NoError(t, err)
@@ -431,15 +434,15 @@ func (w *world) expire(token string) {
 }
 
 // machine is what a node changes on its machine, files aside.
-func (w *world) machine() leftover.Snapshot {
+func (w *world) machine() leakcheck.Snapshot {
 	w.t.Helper()
 	s := w.scope()
-	s.Kinds = []leftover.Kind{
-		leftover.Process, leftover.NetNS, leftover.Link, leftover.Route, leftover.Firewall,
-		leftover.Cgroup, leftover.Containerd,
+	s.Kinds = []leakcheck.Kind{
+		leakcheck.Process, leakcheck.NetNS, leakcheck.Link, leakcheck.Route, leakcheck.Firewall,
+		leakcheck.Cgroup, leakcheck.Containerd,
 	}
 	s.ContainerdAddress, s.Files = w.containerd.Address, []string{filepath.Join(w.dir, "hub", "keys")}
-	snapshot, err := leftover.Take(s)
+	snapshot, err := leakcheck.Take(s)
 	require.NoError(w.t, err)
 	return snapshot
 }

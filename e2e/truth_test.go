@@ -14,7 +14,7 @@ import (
 	"github.com/containerd/typeurl/v2"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 

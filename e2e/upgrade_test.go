@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 

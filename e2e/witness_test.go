@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 )
 
 const (
@@ -118,7 +118,7 @@ func (wit *witness) meet(ctx context.Context, id string) {
 	if err != nil {
 		return
 	}
-	ticks, err := cluster.StartTicks(pid)
+	ticks, err := devcluster.StartTicks(pid)
 	// Read after the descriptor was opened: only then it is this process's.
 	cgroup, cgroupErr := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil || cgroupErr != nil || !bytes.Contains(cgroup, []byte(id)) {

@@ -13,10 +13,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
-	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 	"github.com/gpuaas/gpuaas/e2e/sandbox"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
@@ -58,10 +58,10 @@ type world struct {
 	number     int
 	alone      bool
 	dir, run   string
-	containerd *cluster.Containerd
-	hub        *cluster.Hub
-	agent      *cluster.Agent
-	agents     []*cluster.Agent
+	containerd *devcluster.Containerd
+	hub        *devcluster.Hub
+	agent      *devcluster.Agent
+	agents     []*devcluster.Agent
 	tenant     *scenario.Tenant
 	publisher  *scenario.Publisher
 	operator   *client.Hub
@@ -93,7 +93,7 @@ func makeWorld(t *testing.T, alone bool) *world {
 	w := &world{t: t, ctx: ctx, number: int(worlds.Add(1)), alone: alone}
 	// Below /tmp, where an unprivileged PostgreSQL can work, and not t.TempDir, whose parents only the owner may pass.
 	w.dir = filepath.Join("/tmp", fmt.Sprintf("gpuaas-e2e-%d-%03d", os.Getpid(), w.number))
-	leftover.Guard(t, w.scope())
+	leakcheck.Guard(t, w.scope())
 	t.Cleanup(cancel)
 	require.NoError(t, os.Mkdir(w.dir, 0o711))
 	require.NoError(t, os.Chmod(w.dir, 0o711))
@@ -127,8 +127,8 @@ func (w *world) ports(n int) string {
 }
 
 // scope is the whole sandbox for a world that has it to itself; otherwise what bears this world's names.
-func (w *world) scope() leftover.Scope {
-	s := leftover.Scope{IgnoreFiles: append(sandbox.Kept(), templateDir)}
+func (w *world) scope() leakcheck.Scope {
+	s := leakcheck.Scope{IgnoreFiles: append(sandbox.Kept(), templateDir)}
 	if w.alone {
 		return s
 	}
@@ -152,7 +152,7 @@ func (w *world) showLogs() {
 	logs, _ := filepath.Glob(filepath.Join(w.dir, "*", "logs", "*.log"))
 	logs = append(logs, filepath.Join(w.dir, "containerd", "containerd.log"))
 	for _, l := range logs {
-		p := cluster.Process{LogPath: l}
+		p := devcluster.Process{LogPath: l}
 		w.t.Logf("%s:\n%s", l, p.LogTail(40))
 	}
 }
@@ -160,25 +160,25 @@ func (w *world) showLogs() {
 func (w *world) startContainerd() {
 	w.t.Helper()
 	var err error
-	w.containerd, err = cluster.StartContainerd(w.ctx, filepath.Join(w.dir, "containerd"))
+	w.containerd, err = devcluster.StartContainerd(w.ctx, filepath.Join(w.dir, "containerd"))
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { require.NoError(w.t, w.containerd.Destroy()) })
 }
 
 // hubConfig is a hub on loopback with ports of its own choice.
-func (w *world) hubConfig() cluster.HubConfig {
-	return cluster.HubConfig{
+func (w *world) hubConfig() devcluster.HubConfig {
+	return devcluster.HubConfig{
 		Bin: binaries(w.t), Dir: filepath.Join(w.dir, "hub"), Listen: "127.0.0.1:0",
 		SessionListen: "127.0.0.1:0",
 	}
 }
 
-func (w *world) startHub(c cluster.HubConfig) {
+func (w *world) startHub(c devcluster.HubConfig) {
 	w.t.Helper()
 	require.NoError(w.t, os.MkdirAll(c.Dir, 0o711))
 	fingerprint := w.initHub(c)
 	var err error
-	w.hub, err = cluster.StartHub(w.ctx, c)
+	w.hub, err = devcluster.StartHub(w.ctx, c)
 	require.NoError(w.t, err)
 	w.hub.RootFingerprint = fingerprint
 	w.t.Cleanup(func() { require.NoError(w.t, w.hub.Stop()) })
@@ -191,16 +191,16 @@ func (w *world) restartHub() {
 	c.Listen = strings.TrimPrefix(w.hub.Ready.APIURL, "https://")
 	c.SessionListen = w.hub.Ready.SessionAddr
 	var err error
-	w.hub, err = cluster.StartHub(w.ctx, c)
+	w.hub, err = devcluster.StartHub(w.ctx, c)
 	require.NoError(w.t, err)
 	w.hub.RootFingerprint = fingerprint
 }
 
 // agentConfig is a node with names of its own.
-func (w *world) agentConfig(name string) cluster.AgentConfig {
+func (w *world) agentConfig(name string) devcluster.AgentConfig {
 	n := len(w.agents)
 	require.Less(w.t, n, agentsInWorld)
-	return cluster.AgentConfig{
+	return devcluster.AgentConfig{
 		Bin: binaries(w.t), Dir: filepath.Join(w.dir, name), RunDir: filepath.Join(w.run, name),
 		APIURL: w.hub.Ready.APIURL, RootFingerprint: w.hub.RootFingerprint,
 		ContainerdAddress: w.containerd.Address, ContainerdNamespace: fmt.Sprintf("e2e-%03d-%s", w.number, name),
@@ -211,18 +211,18 @@ func (w *world) agentConfig(name string) cluster.AgentConfig {
 }
 
 // startAgent enrols a node and waits until the hub sees it. At the end the agent uninstalls itself.
-func (w *world) startAgent(c cluster.AgentConfig) *cluster.Agent {
+func (w *world) startAgent(c devcluster.AgentConfig) *devcluster.Agent {
 	w.t.Helper()
 	token, err := scenario.JoinToken(w.ctx, w.admin())
 	require.NoError(w.t, err)
 	withToken := c
 	withToken.JoinToken = token
-	a, err := cluster.StartAgent(w.ctx, withToken)
+	a, err := devcluster.StartAgent(w.ctx, withToken)
 	require.NoError(w.t, err)
 	w.agents = append(w.agents, a)
 	w.t.Cleanup(func() {
 		require.NoError(w.t, a.Stop())
-		require.NoError(w.t, cluster.Uninstall(context.WithoutCancel(w.ctx), c))
+		require.NoError(w.t, devcluster.Uninstall(context.WithoutCancel(w.ctx), c))
 	})
 	_, err = scenario.AwaitNode(w.ctx, w.admin(), a.Ready.NodeID)
 	require.NoError(w.t, err)
@@ -230,9 +230,9 @@ func (w *world) startAgent(c cluster.AgentConfig) *cluster.Agent {
 }
 
 // restartAgent starts the agent anew in place; it must have been stopped or killed.
-func (w *world) restartAgent(a *cluster.Agent) {
+func (w *world) restartAgent(a *devcluster.Agent) {
 	w.t.Helper()
-	again, err := cluster.StartAgent(w.ctx, a.Config)
+	again, err := devcluster.StartAgent(w.ctx, a.Config)
 	require.NoError(w.t, err)
 	a.Process, a.Ready = again.Process, again.Ready
 }
@@ -305,7 +305,7 @@ func demoBinary(t testing.TB) string {
 	return out
 }
 
-func (w *world) allocate(a *cluster.Agent) {
+func (w *world) allocate(a *devcluster.Agent) {
 	w.t.Helper()
 	var err error
 	w.allocation, err = w.tenant.Allocate(w.ctx, w.tenant.Admin, a.Ready.NodeID, 1, 512)

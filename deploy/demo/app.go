@@ -7,7 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 )
 
@@ -18,7 +18,6 @@ type app struct {
 	Parameters      map[string]any
 	AllocationCores int32
 	AllocationMiB   int64
-	ContainerPort   int32
 	// ProbePath answers 200 when the app is up.
 	ProbePath string
 }
@@ -51,7 +50,7 @@ func demoApp(ctx context.Context, c *config) (app, error) {
 	}
 	return app{
 		Release:     scenario.Release{AppSlug: "hello", Version: "1.0.0", Image: image, Template: template},
-		Description: "one static program, 1 layer", AllocationCores: 1, AllocationMiB: 512, ContainerPort: 8080,
+		Description: "one static program, 1 layer", AllocationCores: 1, AllocationMiB: 512,
 		ProbePath: "/",
 	}, nil
 }

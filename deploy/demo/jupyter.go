@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/gpuaas/gpuaas/deploy/apps/jupyter"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 )
 
 // jupyterApp builds a real Jupyter server. Its password is made here and kept in a file beside the demo's other
@@ -32,6 +32,6 @@ func jupyterApp(ctx context.Context, c *config) (app, error) {
 		Description: fmt.Sprintf("Jupyter from Debian's packages; its password is in %s", file),
 		Parameters:  map[string]any{"password_hash": jupyter.HashPassword(password, hex.EncodeToString(salt))},
 		// Room for two: the second launch stands beside the first.
-		AllocationCores: 2, AllocationMiB: 2048, ContainerPort: jupyter.Port, ProbePath: "/api",
+		AllocationCores: 2, AllocationMiB: 2048, ProbePath: "/api",
 	}, nil
 }

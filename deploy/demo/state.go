@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 )
 
 // config is what a demo is made from.
@@ -28,14 +28,14 @@ func defaults() *config {
 	return &config{
 		Dir: "/var/lib/gpuaas-demo", RunDir: "/run/gpuaas-demo", Bin: "bin", Source: ".", App: "demo",
 		Listen: "127.0.0.1:0", Bridge: "gpuaas-demo0", PodCIDR: "10.213.0.0/24", PortRange: "21000-21999",
-		Containerd: cluster.SystemContainerd,
+		Containerd: devcluster.SystemContainerd,
 	}
 }
 
 // state is what `down` needs to know, written before anything of it exists or right after.
 type state struct {
 	Config        config
-	Agent         cluster.AgentConfig
+	Agent         devcluster.AgentConfig
 	OwnContainerd bool
 	Processes     []process
 }
@@ -62,7 +62,7 @@ func (s *state) save() error {
 }
 
 func (s *state) started(name string, pid int) error {
-	ticks, err := cluster.StartTicks(pid)
+	ticks, err := devcluster.StartTicks(pid)
 	if err != nil {
 		return fmt.Errorf("%s has ended: %w", name, err)
 	}
@@ -73,7 +73,7 @@ func (s *state) started(name string, pid int) error {
 func (s *state) end(name string) error {
 	for _, p := range s.Processes {
 		if p.Name == name {
-			if err := cluster.EndProcess(p.PID, p.StartTicks, 30*time.Second); err != nil {
+			if err := devcluster.EndProcess(p.PID, p.StartTicks, 30*time.Second); err != nil {
 				return err
 			}
 		}
@@ -109,7 +109,7 @@ func down(ctx context.Context, dir string) error {
 		if err := s.end("containerd"); err != nil {
 			return err
 		}
-		former, err := cluster.FormerContainerd(s.containerdDir())
+		former, err := devcluster.NewContainerd(s.containerdDir())
 		if err == nil {
 			err = former.Destroy()
 		}
@@ -141,7 +141,7 @@ func (s *state) uninstall(ctx context.Context) error {
 		return nil // the agent never started
 	}
 	if s.OwnContainerd && !s.running("containerd") {
-		d, err := cluster.StartContainerd(ctx, s.containerdDir())
+		d, err := devcluster.StartContainerd(ctx, s.containerdDir())
 		if err != nil {
 			return err
 		}
@@ -149,12 +149,12 @@ func (s *state) uninstall(ctx context.Context) error {
 			return err
 		}
 	}
-	return cluster.Uninstall(ctx, s.Agent)
+	return devcluster.Uninstall(ctx, s.Agent)
 }
 
 func (s *state) running(name string) bool {
 	for _, p := range s.Processes {
-		ticks, err := cluster.StartTicks(p.PID)
+		ticks, err := devcluster.StartTicks(p.PID)
 		if p.Name == name && err == nil && ticks == p.StartTicks {
 			return true
 		}

@@ -9,12 +9,10 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
-	"github.com/gpuaas/gpuaas/e2e/floor"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -24,7 +22,6 @@ const (
 	// pricePerHour of the app's running time, in USD.
 	pricePerHour = "3.60"
 	credit       = "2000"
-	floorRounds  = 5
 	// nextVersion is what the instance is upgraded to.
 	nextVersion = "2.0.0"
 	// upLimit bounds the whole demo after the programs are built; an image may have to be made first.
@@ -38,7 +35,6 @@ type summary struct {
 	EndpointURL  string  `json:"endpoint_url"`
 	AppVersion   string  `json:"app_version"`
 	LaunchMillis float64 `json:"launch_ms"`
-	FloorMillis  float64 `json:"floor_ms"`
 	UsageRecords int     `json:"usage_records"`
 	LedgerZero   bool    `json:"ledger_zero"`
 	Events       int     `json:"events"`
@@ -53,8 +49,8 @@ type summary struct {
 type demo struct {
 	conf      *config
 	state     *state
-	hub       *cluster.Hub
-	agent     *cluster.Agent
+	hub       *devcluster.Hub
+	agent     *devcluster.Agent
 	tenant    *scenario.Tenant
 	publisher *scenario.Publisher
 	app       app
@@ -94,7 +90,7 @@ func up(ctx context.Context, c *config) error {
 		{"call", d.call},
 		{"meter and bill", d.bill},
 		{"upgrade and roll back", d.upgrade},
-		{"launch again, against its floor", d.launchAgain},
+		{"launch again", d.launchAgain},
 	}
 	for i, step := range steps {
 		start := time.Now()
@@ -116,16 +112,16 @@ func up(ctx context.Context, c *config) error {
 
 func (d *demo) startHub(ctx context.Context) (string, error) {
 	passphrase := rand.Text()
-	conf := cluster.HubConfig{
+	conf := devcluster.HubConfig{
 		Bin: d.conf.Bin, Dir: filepath.Join(d.conf.Dir, "hub"), Listen: d.conf.Listen, SessionListen: d.conf.Listen,
 		// So that the journal can be shown at once, and not once a day.
 		ExtraArgs: []string{"--posting-interval", "1s"},
 	}
-	fingerprint, err := cluster.InitHub(ctx, conf, passphrase, trustDomain)
+	fingerprint, err := devcluster.InitHub(ctx, conf, passphrase, trustDomain)
 	if err != nil {
 		return "", err
 	}
-	d.hub, err = cluster.StartHub(ctx, conf)
+	d.hub, err = devcluster.StartHub(ctx, conf)
 	if err != nil {
 		return "", err
 	}
@@ -148,7 +144,7 @@ func (d *demo) startNode(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	d.state.Agent = cluster.AgentConfig{
+	d.state.Agent = devcluster.AgentConfig{
 		Bin: d.conf.Bin, Dir: filepath.Join(d.conf.Dir, "agent"), RunDir: filepath.Join(d.conf.RunDir, "agent"),
 		APIURL: d.hub.Ready.APIURL, RootFingerprint: d.hub.RootFingerprint,
 		ContainerdAddress: address, ContainerdNamespace: "gpuaas-demo", CgroupParent: "/gpuaas-demo",
@@ -161,7 +157,7 @@ func (d *demo) startNode(ctx context.Context) (string, error) {
 	}
 	withToken := d.state.Agent
 	withToken.JoinToken = token
-	if d.agent, err = cluster.StartAgent(ctx, withToken); err != nil {
+	if d.agent, err = devcluster.StartAgent(ctx, withToken); err != nil {
 		return "", err
 	}
 	d.out.AgentPID = d.agent.PID
@@ -174,14 +170,14 @@ func (d *demo) startNode(ctx context.Context) (string, error) {
 
 // containerd returns the socket of the machine's containerd, or of one that it starts where none serves.
 func (d *demo) containerd(ctx context.Context) (string, error) {
-	if cluster.Serves(ctx, d.conf.Containerd) {
+	if devcluster.Serves(ctx, d.conf.Containerd) {
 		return d.conf.Containerd, nil
 	}
 	d.state.OwnContainerd = true
 	if err := d.state.save(); err != nil {
 		return "", err
 	}
-	c, err := cluster.StartContainerd(ctx, d.state.containerdDir())
+	c, err := devcluster.StartContainerd(ctx, d.state.containerdDir())
 	if err != nil {
 		return "", err
 	}
@@ -334,41 +330,11 @@ func (d *demo) launchAgain(ctx context.Context) (string, error) {
 		return "", err
 	}
 	d.out.LaunchMillis = millis(took)
-	container, err := floor.Find(ctx, d.state.Agent.ContainerdAddress, d.state.Agent.ContainerdNamespace, second.ID)
-	if err != nil {
-		return "", err
-	}
-	dir, err := os.MkdirTemp(d.conf.RunDir, "floor-")
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	bench, err := floor.New(ctx, floor.Config{
-		Address: d.state.Agent.ContainerdAddress, Namespace: d.state.Agent.ContainerdNamespace, ContainerID: container,
-		Bridge: d.state.Agent.Bridge, CIDR: d.state.Agent.PodCIDR, PluginDir: cluster.PluginDir(), Dir: dir,
-		ContainerPort: d.app.ContainerPort,
-	})
-	if err != nil {
-		return "", fmt.Errorf("floor: %w", err)
-	}
-	var totals []time.Duration
-	for range floorRounds {
-		var p floor.Parts
-		if p, err = bench.Measure(ctx); err != nil {
-			break
-		}
-		totals = append(totals, p.Total())
-	}
-	if err := errors.Join(err, bench.Close(ctx)); err != nil {
-		return "", fmt.Errorf("floor: %w", err)
-	}
-	slices.Sort(totals)
-	d.out.FloorMillis = millis(totals[len(totals)/2])
 	if _, err := d.tenant.Decommission(ctx, d.operator, second.ID); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%.0f ms from POST to running, floor %.0f ms; the second instance is decommissioned again",
-		d.out.LaunchMillis, d.out.FloorMillis), nil
+	return fmt.Sprintf("%.0f ms from POST to running; the second instance is decommissioned", d.out.LaunchMillis),
+		nil
 }
 
 func (d *demo) explain() {

@@ -21,9 +21,9 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/e2e/bench/swarm"
-	"github.com/gpuaas/gpuaas/e2e/cluster"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -45,7 +45,7 @@ func hubRows() []Row {
 
 // Crowd is a hub of its own with simulated nodes in another process.
 type Crowd struct {
-	Hub    *cluster.Hub
+	Hub    *devcluster.Hub
 	Swarm  *swarm.Swarm
 	Tenant *scenario.Tenant
 	// Nodes are the ids of the enrolled ones.
@@ -66,12 +66,12 @@ func startCrowd(ctx context.Context, e *Env, name string, count int) (*Crowd, er
 	if err != nil {
 		return nil, err
 	}
-	conf := cluster.HubConfig{Bin: e.Bin, Dir: dir, Listen: "127.0.0.1:0", SessionListen: port}
-	fingerprint, err := cluster.InitHub(ctx, conf, rand.Text(), "bench.gpuaas.internal")
+	conf := devcluster.HubConfig{Bin: e.Bin, Dir: dir, Listen: "127.0.0.1:0", SessionListen: port}
+	fingerprint, err := devcluster.InitHub(ctx, conf, rand.Text(), "bench.gpuaas.internal")
 	if err != nil {
 		return nil, err
 	}
-	if c.Hub, err = cluster.StartHub(ctx, conf); err != nil {
+	if c.Hub, err = devcluster.StartHub(ctx, conf); err != nil {
 		return nil, err
 	}
 	e.Defer(func() error { return c.Hub.Stop() })
@@ -100,7 +100,7 @@ func (c *Crowd) restartHub(ctx context.Context) error {
 	if err := c.Hub.Stop(); err != nil {
 		return err
 	}
-	again, err := cluster.StartHub(ctx, c.Hub.Config)
+	again, err := devcluster.StartHub(ctx, c.Hub.Config)
 	if err != nil {
 		return err
 	}

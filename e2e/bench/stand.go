@@ -15,9 +15,9 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/e2e/floor"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
@@ -39,9 +39,9 @@ var appManifest []byte
 
 // Stand is one hub with one node in their default configuration, on which an app's image is present.
 type Stand struct {
-	Containerd *cluster.Containerd
-	Hub        *cluster.Hub
-	Agent      *cluster.Agent
+	Containerd *devcluster.Containerd
+	Hub        *devcluster.Hub
+	Agent      *devcluster.Agent
 	Tenant     *scenario.Tenant
 	Operator   *client.Hub
 	Allocation client.Allocation
@@ -78,7 +78,7 @@ func (s *Stand) startContainerd(ctx context.Context, e *Env) (err error) {
 	if err := e.inMemory(filepath.Join(dir, "state")); err != nil {
 		return err
 	}
-	s.Containerd, err = cluster.StartContainerd(ctx, dir)
+	s.Containerd, err = devcluster.StartContainerd(ctx, dir)
 	if err == nil {
 		e.Defer(s.Containerd.Destroy)
 	}
@@ -90,12 +90,12 @@ func (s *Stand) startHub(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	c := cluster.HubConfig{Bin: e.Bin, Dir: dir, Listen: "127.0.0.1:0", SessionListen: "127.0.0.1:0"}
-	fingerprint, err := cluster.InitHub(ctx, c, rand.Text(), "bench.gpuaas.internal")
+	c := devcluster.HubConfig{Bin: e.Bin, Dir: dir, Listen: "127.0.0.1:0", SessionListen: "127.0.0.1:0"}
+	fingerprint, err := devcluster.InitHub(ctx, c, rand.Text(), "bench.gpuaas.internal")
 	if err != nil {
 		return err
 	}
-	if s.Hub, err = cluster.StartHub(ctx, c); err != nil {
+	if s.Hub, err = devcluster.StartHub(ctx, c); err != nil {
 		return err
 	}
 	s.Hub.RootFingerprint = fingerprint
@@ -117,7 +117,7 @@ func (s *Stand) startAgent(ctx context.Context, e *Env) error {
 	if err := e.inMemory(run); err != nil {
 		return err
 	}
-	c := cluster.AgentConfig{
+	c := devcluster.AgentConfig{
 		Bin: e.Bin, Dir: dir, RunDir: filepath.Join(run, "agent"), APIURL: s.Hub.Ready.APIURL,
 		RootFingerprint:   s.Hub.RootFingerprint,
 		ContainerdAddress: s.Containerd.Address, ContainerdNamespace: "bench", Bridge: "gpbench0", PodCIDR: "10.219.0.0/24",
@@ -127,12 +127,12 @@ func (s *Stand) startAgent(ctx context.Context, e *Env) error {
 	if withToken.JoinToken, err = scenario.JoinToken(ctx, s.Tenant.Admin); err != nil {
 		return err
 	}
-	if s.Agent, err = cluster.StartAgent(ctx, withToken); err != nil {
+	if s.Agent, err = devcluster.StartAgent(ctx, withToken); err != nil {
 		return err
 	}
 	s.Agent.Config = c
 	e.Defer(func() error {
-		return errors.Join(s.Agent.Stop(), cluster.Uninstall(context.WithoutCancel(ctx), c))
+		return errors.Join(s.Agent.Stop(), devcluster.Uninstall(context.WithoutCancel(ctx), c))
 	})
 	_, err = scenario.AwaitNode(ctx, s.Tenant.Admin, s.Agent.Ready.NodeID)
 	return err
@@ -140,7 +140,7 @@ func (s *Stand) startAgent(ctx context.Context, e *Env) error {
 
 // RestartAgent starts the stopped or killed agent anew and returns when it is ready.
 func (s *Stand) RestartAgent(ctx context.Context) error {
-	again, err := cluster.StartAgent(ctx, s.Agent.Config)
+	again, err := devcluster.StartAgent(ctx, s.Agent.Config)
 	if err != nil {
 		return err
 	}
@@ -266,10 +266,20 @@ func (s *Stand) Floor(ctx context.Context, e *Env, instanceID string) (*floor.Be
 	}
 	bench, err := floor.New(ctx, floor.Config{
 		Address: c.ContainerdAddress, Namespace: c.ContainerdNamespace, ContainerID: container,
-		Bridge: c.Bridge, CIDR: c.PodCIDR, PluginDir: cluster.PluginDir(), Dir: dir, ContainerPort: 8080,
+		Bridge: c.Bridge, CIDR: c.PodCIDR, PluginDir: pluginDir(), Dir: dir, ContainerPort: 8080,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("floor: %w", err)
 	}
 	return bench, nil
+}
+
+// pluginDir is where this machine keeps its CNI plugins.
+func pluginDir() string {
+	for _, d := range []string{"/usr/lib/cni", "/opt/cni/bin"} {
+		if _, err := os.Stat(filepath.Join(d, "bridge")); err == nil {
+			return d
+		}
+	}
+	return "/usr/lib/cni"
 }

@@ -13,11 +13,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/e2e/containerdtest"
-	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 )
 
 func TestDaemonSurvivesKillAndLeavesNothing(t *testing.T) {
-	leftover.Guard(t, leftover.Scope{Contains: []string{fmt.Sprintf("ctrd-%d-", os.Getpid())}})
+	leakcheck.Guard(t, leakcheck.Scope{Contains: []string{fmt.Sprintf("ctrd-%d-", os.Getpid())}})
 	d := containerdtest.Start(t)
 	c := d.Client(t)
 	first, err := c.Version(t.Context())
@@ -34,8 +34,8 @@ func TestDaemonSurvivesKillAndLeavesNothing(t *testing.T) {
 func TestContainerdObjectsAreLeftovers(t *testing.T) {
 	d := containerdtest.Start(t)
 	c := d.Client(t)
-	scope := leftover.Scope{ContainerdAddress: d.Address, Contains: []string{"someone"}, Files: []string{"/run"}}
-	before, err := leftover.Take(scope)
+	scope := leakcheck.Scope{ContainerdAddress: d.Address, Contains: []string{"someone"}, Files: []string{"/run"}}
+	before, err := leakcheck.Take(scope)
 	require.NoError(t, err)
 	ctx := namespaces.WithNamespace(t.Context(), "someone")
 	_, err = c.ImageService().Create(ctx, images.Image{Name: "an/image", Target: ocispec.Descriptor{
@@ -44,11 +44,11 @@ func TestContainerdObjectsAreLeftovers(t *testing.T) {
 	require.NoError(t, err)
 	_, err = c.LeasesService().Create(ctx, func(l *leases.Lease) error { l.ID = "a-lease"; return nil })
 	require.NoError(t, err)
-	after, err := leftover.Take(scope)
+	after, err := leakcheck.Take(scope)
 	require.NoError(t, err)
 	require.Equal(t, []string{
 		"containerd new: image someone/an/image " + digest.FromString("x").String(),
 		"containerd new: lease someone/a-lease map[]",
 		"containerd new: namespace someone ",
-	}, leftover.Diff(before, after))
+	}, leakcheck.Diff(before, after))
 }

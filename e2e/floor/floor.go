@@ -30,7 +30,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 )
 
 // Parts are the times of one launch and of its removal.
@@ -227,7 +227,7 @@ func (b *Bench) Measure(ctx context.Context) (p Parts, err error) {
 		Protocol: "tcp", HostIP: "127.0.0.1",
 	}})
 	// A plugin is a child of the thread that asks for it, and so stands in that thread's network namespace.
-	err = leftover.InNetNS(b.host.net, func() error {
+	err = leakcheck.InNetNS(b.host.net, func() error {
 		return timed(&p.Network, func() error {
 			_, err := b.plugins.SetupSerially(ctx, id, ns.net, mapping)
 			return err
@@ -237,7 +237,7 @@ func (b *Bench) Measure(ctx context.Context) (p Parts, err error) {
 		return Parts{}, fmt.Errorf("network: %w", err)
 	}
 	err = b.measureContainer(ctx, id, ns, &p)
-	return p, errors.Join(err, leftover.InNetNS(b.host.net, func() error {
+	return p, errors.Join(err, leakcheck.InNetNS(b.host.net, func() error {
 		return timed(&p.RemoveNetwork, func() error { return b.plugins.Remove(ctx, id, ns.net, mapping) })
 	}))
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 
-	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 	"github.com/gpuaas/gpuaas/e2e/sandbox"
 )
 
@@ -51,7 +51,7 @@ type said struct {
 
 // child looks around, waits until the outside has changed, looks again, and then leaves a mess.
 func child(kept string) int {
-	before, err := leftover.Take(leftover.Scope{IgnoreFiles: []string{kept}})
+	before, err := leakcheck.Take(leakcheck.Scope{IgnoreFiles: []string{kept}})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -60,7 +60,7 @@ func child(kept string) int {
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
 		return 1
 	}
-	after, err := leftover.Take(leftover.Scope{IgnoreFiles: []string{kept}})
+	after, err := leakcheck.Take(leakcheck.Scope{IgnoreFiles: []string{kept}})
 	if err != nil {
 		return 1
 	}
@@ -69,8 +69,8 @@ func child(kept string) int {
 		return 1
 	}
 	s := said{
-		Differences: leftover.Diff(before, after), Kept: string(content),
-		Processes: len(after.Items[leftover.Process]),
+		Differences: leakcheck.Diff(before, after), Kept: string(content),
+		Processes: len(after.Items[leakcheck.Process]),
 	}
 	if err := json.NewEncoder(os.Stdout).Encode(s); err != nil || mess() != nil {
 		return 1

@@ -21,8 +21,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
-	"github.com/gpuaas/gpuaas/e2e/scenario"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
@@ -51,9 +51,9 @@ func main() {
 // recording is one hub with one node on this machine.
 type recording struct {
 	dir, bin, out string
-	containerd    *cluster.Containerd
-	hub           *cluster.Hub
-	agent         *cluster.Agent
+	containerd    *devcluster.Containerd
+	hub           *devcluster.Hub
+	agent         *devcluster.Agent
 	tenant        *scenario.Tenant
 	operator      *client.Hub
 	instances     []client.AppInstance
@@ -75,7 +75,7 @@ func record(ctx context.Context, bin, app, out string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(r.dir)) }()
-	if r.containerd, err = cluster.StartContainerd(ctx, filepath.Join(r.dir, "containerd")); err != nil {
+	if r.containerd, err = devcluster.StartContainerd(ctx, filepath.Join(r.dir, "containerd")); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.containerd.Destroy()) }()
@@ -93,15 +93,15 @@ func record(ctx context.Context, bin, app, out string) (err error) {
 }
 
 func (r *recording) startHub(ctx context.Context) error {
-	c := cluster.HubConfig{
+	c := devcluster.HubConfig{
 		Bin: r.bin, Dir: filepath.Join(r.dir, "hub"), Listen: "127.0.0.1:0",
 		SessionListen: "127.0.0.1:0",
 	}
-	fingerprint, err := cluster.InitHub(ctx, c, rand.Text(), trustDomain)
+	fingerprint, err := devcluster.InitHub(ctx, c, rand.Text(), trustDomain)
 	if err != nil {
 		return err
 	}
-	if r.hub, err = cluster.StartHub(ctx, c); err != nil {
+	if r.hub, err = devcluster.StartHub(ctx, c); err != nil {
 		return err
 	}
 	r.hub.RootFingerprint = fingerprint
@@ -118,7 +118,7 @@ func (r *recording) startNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.agent, err = cluster.StartAgent(ctx, cluster.AgentConfig{
+	r.agent, err = devcluster.StartAgent(ctx, devcluster.AgentConfig{
 		Bin: r.bin, Dir: filepath.Join(r.dir, "node"), RunDir: filepath.Join(r.dir, "run"), JoinToken: token,
 		APIURL: r.hub.Ready.APIURL, RootFingerprint: r.hub.RootFingerprint,
 		ContainerdAddress: r.containerd.Address, ContainerdNamespace: "yesterday", Bridge: "gpyest0",
@@ -256,7 +256,7 @@ func (r *recording) keepNode(ctx context.Context) error {
 	if err := r.hub.Stop(); err != nil {
 		return err
 	}
-	again, err := cluster.StartAgent(ctx, r.agent.Config)
+	again, err := devcluster.StartAgent(ctx, r.agent.Config)
 	if err != nil {
 		return err
 	}
@@ -288,7 +288,7 @@ func (r *recording) end() error {
 	defer cancel()
 	var errs []error
 	if r.agent != nil {
-		errs = append(errs, r.agent.Stop(), cluster.Uninstall(ctx, r.agent.Config))
+		errs = append(errs, r.agent.Stop(), devcluster.Uninstall(ctx, r.agent.Config))
 	}
 	if r.hub != nil {
 		errs = append(errs, r.hub.Stop())

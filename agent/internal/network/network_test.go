@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/network"
-	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -100,8 +100,8 @@ func newFixture(t *testing.T) *fixture {
 				`eth0; done`,
 			outside, hostIP, routerIP, outsideIP, lanIP))
 	t.Cleanup(func() { sh(t, "ip link del up0") })
-	leftover.Guard(t, leftover.Scope{Kinds: noticed(), Files: []string{"/var/lib", dir}})
-	leftover.Guard(t, leftover.Scope{Kinds: []leftover.Kind{leftover.Mount}, Contains: []string{dir}})
+	leakcheck.Guard(t, leakcheck.Scope{Kinds: noticed(), Files: []string{"/var/lib", dir}})
+	leakcheck.Guard(t, leakcheck.Scope{Kinds: []leakcheck.Kind{leakcheck.Mount}, Contains: []string{dir}})
 	f := &fixture{t: t, outside: outside}
 	f.cfg = f.config(dir)
 	f.n = f.open()
@@ -110,8 +110,8 @@ func newFixture(t *testing.T) *fixture {
 }
 
 // noticed is all that a network can leave; the machine's other processes come and go.
-func noticed() []leftover.Kind {
-	return []leftover.Kind{leftover.Link, leftover.Route, leftover.Firewall, leftover.Sysctl, leftover.File}
+func noticed() []leakcheck.Kind {
+	return []leakcheck.Kind{leakcheck.Link, leakcheck.Route, leakcheck.Firewall, leakcheck.Sysctl, leakcheck.File}
 }
 
 // config is the configuration of another agent on this host.
@@ -285,9 +285,9 @@ func TestNeighboursDoNotMeet(t *testing.T) {
 func TestLastOneTakesEverythingAlong(t *testing.T) {
 	f := newFixture(t)
 	sysctls := func() map[string]string {
-		s, err := leftover.Take(leftover.Scope{Files: []string{"/var/lib"}})
+		s, err := leakcheck.Take(leakcheck.Scope{Files: []string{"/var/lib"}})
 		require.NoError(t, err)
-		return s.Items[leftover.Sysctl]
+		return s.Items[leakcheck.Sysctl]
 	}
 	before := sysctls()
 	f.setup("m1", tcp(21001, 80))
@@ -348,13 +348,13 @@ func TestOthersChainsAndForwardingStay(t *testing.T) {
 		sh(t, "iptables -w -t nat -F && iptables -w -t nat -X && nft delete table ip nat; echo 0 > "+
 			"/proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv4/conf/all/accept_redirects")
 	})
-	before, err := leftover.Take(leftover.Scope{Kinds: noticed(), Files: []string{"/var/lib"}})
+	before, err := leakcheck.Take(leakcheck.Scope{Kinds: noticed(), Files: []string{"/var/lib"}})
 	require.NoError(t, err)
 	f.setup("m1", tcp(21001, 80))
 	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
-	after, err := leftover.Take(leftover.Scope{Kinds: noticed(), Files: []string{"/var/lib"}})
+	after, err := leakcheck.Take(leakcheck.Scope{Kinds: noticed(), Files: []string{"/var/lib"}})
 	require.NoError(t, err)
-	require.Empty(t, leftover.Diff(before, after))
+	require.Empty(t, leakcheck.Diff(before, after))
 }
 
 func TestPublishedPortsOutliveTheAgent(t *testing.T) {

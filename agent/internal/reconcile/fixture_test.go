@@ -36,7 +36,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/e2e/containerdtest"
-	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
@@ -106,7 +106,7 @@ func newFixture(t testing.TB) *fixture {
 	n := fixtures.Add(1)
 	f := &fixture{t: t, word: fmt.Sprintf("rc%dx%d", os.Getpid()%100000, n), stop: func() {}}
 	f.from = uint16(30000 + (os.Getpid()*8+int(n))%2000*10)
-	leftover.Guard(t, leftover.Scope{Contains: []string{f.word}})
+	leakcheck.Guard(t, leakcheck.Scope{Contains: []string{f.word}})
 	f.dir = filepath.Join(os.TempDir(), f.word)
 	require.NoError(t, os.Mkdir(f.dir, 0o711))
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(f.dir)) })

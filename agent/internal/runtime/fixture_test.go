@@ -34,7 +34,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/e2e/containerdtest"
-	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -86,7 +86,7 @@ func newFixtureOn(t *testing.T, size string, change ...func(*runtime.Config)) *f
 		t.Skip("containers need root")
 	}
 	f := &fixture{t: t, word: fmt.Sprintf("rt%dx%d", os.Getpid(), fixtures.Add(1))}
-	leftover.Guard(t, leftover.Scope{Contains: []string{f.word}})
+	leakcheck.Guard(t, leakcheck.Scope{Contains: []string{f.word}})
 	dir := filepath.Join(os.TempDir(), f.word)
 	require.NoError(t, os.Mkdir(dir, 0o711))
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })

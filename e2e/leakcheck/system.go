@@ -1,4 +1,4 @@
-package leftover
+package leakcheck
 
 import (
 	"bufio"

@@ -1,7 +1,7 @@
-// Package impair is a bad network between nodes and a hub: a proxy for UDP and TCP that loses, delays, reorders,
+// Package netem is a bad network between nodes and a hub: a proxy for UDP and TCP that loses, delays, reorders,
 // doubles, cuts and rebinds as it is told while it runs. What happens to each packet follows from a seed. It
 // understands nothing of what it carries.
-package impair
+package netem
 
 import (
 	"math/rand/v2"

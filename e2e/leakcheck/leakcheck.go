@@ -1,7 +1,7 @@
-// Package leftover photographs a machine and says what changed between two photographs: processes, mounts, network
+// Package leakcheck photographs a machine and says what changed between two photographs: processes, mounts, network
 // namespaces, links, routes, firewall rules, sysctls, cgroups, containerd's objects and files. Tests hold it against
 // everything that promises to clean up. It only looks; it never removes anything.
-package leftover
+package leakcheck
 
 import (
 	"context"

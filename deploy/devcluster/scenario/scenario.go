@@ -19,7 +19,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -33,14 +33,14 @@ type Tenant struct {
 	// credentials of the service accounts, by the connection that uses them.
 	credentials map[*client.Hub]client.Credential
 
-	hub cluster.HubConfig
+	hub devcluster.HubConfig
 	url string
 	ca  string
 	dir string
 }
 
 // Admin opens the hub with the token that it keeps in its file.
-func Admin(ready cluster.HubReady) (*client.Hub, error) {
+func Admin(ready devcluster.HubReady) (*client.Hub, error) {
 	token, err := os.ReadFile(ready.TokenFile)
 	if err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ func Admin(ready cluster.HubReady) (*client.Hub, error) {
 }
 
 // NewTenant makes an org, a project and a credit. Dir receives the tenant's key files.
-func NewTenant(ctx context.Context, h *cluster.Hub, dir, orgSlug, credit string) (*Tenant, error) {
+func NewTenant(ctx context.Context, h *devcluster.Hub, dir, orgSlug, credit string) (*Tenant, error) {
 	admin, err := Admin(h.Ready)
 	if err != nil {
 		return nil, err

@@ -8,7 +8,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -28,7 +28,7 @@ func (t *Tenant) NewPublisher(ctx context.Context) (*Publisher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("publisher key: %w", err)
 	}
-	delegation, err := cluster.Delegate(ctx, t.hub, public, t.Org.Slug, "org/"+t.Org.Slug+"/")
+	delegation, err := devcluster.Delegate(ctx, t.hub, public, t.Org.Slug, "org/"+t.Org.Slug+"/")
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package impair
+package netem
 
 import (
 	"errors"

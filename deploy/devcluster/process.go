@@ -1,7 +1,7 @@
-// Package cluster starts the real programs — hub, agents, containerd — each with directories, ports and names of its
+// Package devcluster starts the real programs — hub, agents, containerd — each with directories, ports and names of its
 // own, so that several stand beside each other on one machine and any of them may be killed. It serves the demo and the
 // end-to-end tests; it asserts nothing.
-package cluster
+package devcluster
 
 import (
 	"bufio"

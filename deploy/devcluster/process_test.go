@@ -1,4 +1,4 @@
-package cluster_test
+package devcluster_test
 
 import (
 	"bufio"
@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuaas/gpuaas/e2e/cluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 )
 
 // holderEnv makes this program hold a lock on the named file while its first thread has ended.
@@ -53,10 +53,10 @@ func TestAProcessHasEndedOnlyWhenItsLocksAreFree(t *testing.T) {
 	t.Cleanup(func() { _ = holder.Process.Kill(); _ = holder.Wait() })
 	_, err = bufio.NewReader(out).ReadString('\n')
 	require.NoError(t, err)
-	ticks, err := cluster.StartTicks(holder.Process.Pid)
+	ticks, err := devcluster.StartTicks(holder.Process.Pid)
 	require.NoError(t, err)
 
-	require.NoError(t, cluster.EndProcess(holder.Process.Pid, ticks, 100*time.Millisecond))
+	require.NoError(t, devcluster.EndProcess(holder.Process.Pid, ticks, 100*time.Millisecond))
 
 	f, err := os.OpenFile(name, os.O_RDWR, 0)
 	require.NoError(t, err)

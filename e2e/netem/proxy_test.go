@@ -1,4 +1,4 @@
-package impair_test
+package netem_test
 
 import (
 	"encoding/binary"
@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/gpuaas/gpuaas/e2e/impair"
+	"github.com/gpuaas/gpuaas/e2e/netem"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -88,14 +88,14 @@ func (h *hub) packets() (numbers []uint32, ports []int) {
 type fixture struct {
 	t   *testing.T
 	hub *hub
-	p   *impair.Proxy
-	l   *impair.Link
+	p   *netem.Proxy
+	l   *netem.Link
 }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	h := newHub(t)
-	p, err := impair.Start(impair.Config{
+	p, err := netem.Start(netem.Config{
 		ListenUDP: "127.0.0.1:0", HubUDP: h.udp.LocalAddr().String(), ListenTCP: "127.0.0.1:0", HubTCP: h.tcp.Addr().String(),
 		Seed: seed,
 	})
@@ -166,7 +166,7 @@ func TestProxyLosesWhatItSays(t *testing.T) {
 	f := newFixture(t)
 	c := f.socket()
 	const sent = 400
-	f.l.Set(impair.Conditions{Loss: 0.3}, impair.Conditions{Bursts: impair.InBursts(0.3, 4)})
+	f.l.Set(netem.Conditions{Loss: 0.3}, netem.Conditions{Bursts: netem.InBursts(0.3, 4)})
 	f.send(c, sent)
 	back := f.receive(c, silence)
 	up, down := f.l.Stats()
@@ -182,8 +182,8 @@ func TestProxyLosesWhatItSays(t *testing.T) {
 func TestJitterReordersAndDuplicateDoubles(t *testing.T) {
 	f := newFixture(t)
 	c := f.socket()
-	f.l.Set(impair.Conditions{Delay: 10 * time.Millisecond, Jitter: 40 * time.Millisecond, Duplicate: 0.2},
-		impair.Conditions{})
+	f.l.Set(netem.Conditions{Delay: 10 * time.Millisecond, Jitter: 40 * time.Millisecond, Duplicate: 0.2},
+		netem.Conditions{})
 	f.send(c, 200)
 	back := f.receive(c, silence)
 	up, _ := f.l.Stats()
@@ -197,25 +197,25 @@ func TestJitterReordersAndDuplicateDoubles(t *testing.T) {
 func TestEachDirectionCanBeCutAlone(t *testing.T) {
 	f := newFixture(t)
 	c := f.socket()
-	cut := impair.Conditions{Cut: true}
-	f.l.Set(impair.Conditions{}, cut)
+	cut := netem.Conditions{Cut: true}
+	f.l.Set(netem.Conditions{}, cut)
 	f.send(c, 10)
 	require.Empty(t, f.receive(c, silence))
 	arrived, _ := f.hub.packets()
 	require.Len(t, arrived, 10, "the hub hears the node")
-	f.l.Set(cut, impair.Conditions{})
+	f.l.Set(cut, netem.Conditions{})
 	f.send(c, 10)
 	require.Empty(t, f.receive(c, silence))
 	arrived, _ = f.hub.packets()
 	require.Len(t, arrived, 10, "the hub hears nothing")
-	f.l.Set(impair.Conditions{}, impair.Conditions{})
+	f.l.Set(netem.Conditions{}, netem.Conditions{})
 	f.send(c, 10)
 	require.Equal(t, count(10), f.receive(c, silence))
 }
 
 func TestAnotherNodeHasALinkOfItsOwn(t *testing.T) {
 	f := newFixture(t)
-	f.p.Link("127.0.0.9").Set(impair.Conditions{Cut: true}, impair.Conditions{Cut: true})
+	f.p.Link("127.0.0.9").Set(netem.Conditions{Cut: true}, netem.Conditions{Cut: true})
 	c := f.socket()
 	f.send(c, 10)
 	require.Equal(t, count(10), f.receive(c, silence))
@@ -237,7 +237,7 @@ func TestRebindingShowsTheHubAnotherPortAndAnswersStillArrive(t *testing.T) {
 
 func TestDialsAreCountedAlsoWhileTheLinkIsCut(t *testing.T) {
 	f := newFixture(t)
-	cut := impair.Conditions{Cut: true}
+	cut := netem.Conditions{Cut: true}
 	f.l.Set(cut, cut)
 	for n := range 3 {
 		f.send(f.socket(), 2)
@@ -255,7 +255,7 @@ func (f *fixture) connect() net.Conn {
 
 func TestConnectionsCarryEveryByteInOrderThroughALossyLink(t *testing.T) {
 	f := newFixture(t)
-	bad := impair.Conditions{Loss: 0.1, Jitter: 5 * time.Millisecond, Duplicate: 0.1}
+	bad := netem.Conditions{Loss: 0.1, Jitter: 5 * time.Millisecond, Duplicate: 0.1}
 	f.l.Set(bad, bad)
 	c := f.connect()
 	sent := make([]byte, 1<<20)
@@ -275,7 +275,7 @@ func TestConnectionsCarryEveryByteInOrderThroughALossyLink(t *testing.T) {
 
 func TestConnectionsStandStillWhileTheLinkIsCutAndGoOn(t *testing.T) {
 	f := newFixture(t)
-	cut := impair.Conditions{Cut: true}
+	cut := netem.Conditions{Cut: true}
 	before := f.connect()
 	say := func(c net.Conn, word string) {
 		_, err := io.WriteString(c, word)
@@ -298,7 +298,7 @@ func TestConnectionsStandStillWhileTheLinkIsCutAndGoOn(t *testing.T) {
 	say(during, "new")
 	require.ErrorIs(t, hear(before, "two", silence), os.ErrDeadlineExceeded)
 	require.ErrorIs(t, hear(during, "new", silence), os.ErrDeadlineExceeded)
-	f.l.Set(impair.Conditions{}, impair.Conditions{})
+	f.l.Set(netem.Conditions{}, netem.Conditions{})
 	require.NoError(t, hear(before, "two", soon))
 	require.NoError(t, hear(during, "new", soon))
 }

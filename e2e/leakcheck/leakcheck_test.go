@@ -1,4 +1,4 @@
-package leftover_test
+package leakcheck_test
 
 import (
 	"fmt"
@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuaas/gpuaas/e2e/leftover"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 )
 
 // word marks everything that this process makes: other tests may run on the same machine.
@@ -28,8 +28,8 @@ func TestEveryKindOfRemainderIsNoticed(t *testing.T) {
 		t.Skip("making links, mounts and cgroups needs root")
 	}
 	subnet := fmt.Sprintf("10.%d.%d", 200+os.Getpid()/250%50, os.Getpid()%250)
-	cases := map[leftover.Kind]func(t *testing.T, scope *leftover.Scope) (undo func()){
-		leftover.Process: func(t *testing.T, _ *leftover.Scope) func() {
+	cases := map[leakcheck.Kind]func(t *testing.T, scope *leakcheck.Scope) (undo func()){
+		leakcheck.Process: func(t *testing.T, _ *leakcheck.Scope) func() {
 			cmd := exec.Command("cat")
 			cmd.Args[0] = word()
 			stdin, err := cmd.StdinPipe()
@@ -45,23 +45,23 @@ func TestEveryKindOfRemainderIsNoticed(t *testing.T) {
 			require.NoError(t, err)
 			return func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
 		},
-		leftover.Mount: func(t *testing.T, _ *leftover.Scope) func() {
+		leakcheck.Mount: func(t *testing.T, _ *leakcheck.Scope) func() {
 			dir := filepath.Join(t.TempDir(), word())
 			require.NoError(t, os.Mkdir(dir, 0o700))
 			require.NoError(t, unix.Mount("none", dir, "tmpfs", 0, ""))
 			return func() { require.NoError(t, unix.Unmount(dir, 0)) }
 		},
-		leftover.NetNS: func(t *testing.T, _ *leftover.Scope) func() {
+		leakcheck.NetNS: func(t *testing.T, _ *leakcheck.Scope) func() {
 			name := filepath.Join(t.TempDir(), word())
 			newNetNS(t, name)
 			return func() { removeNetNS(t, name) }
 		},
-		leftover.Link: func(t *testing.T, _ *leftover.Scope) func() {
+		leakcheck.Link: func(t *testing.T, _ *leakcheck.Scope) func() {
 			link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: word()}}
 			require.NoError(t, netlink.LinkAdd(link))
 			return func() { require.NoError(t, netlink.LinkDel(link)) }
 		},
-		leftover.Route: func(t *testing.T, scope *leftover.Scope) func() {
+		leakcheck.Route: func(t *testing.T, scope *leakcheck.Scope) func() {
 			scope.Contains = []string{subnet}
 			link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: word()}}
 			require.NoError(t, netlink.LinkAdd(link))
@@ -71,17 +71,17 @@ func TestEveryKindOfRemainderIsNoticed(t *testing.T) {
 			require.NoError(t, netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst}))
 			return func() { require.NoError(t, netlink.LinkDel(link)) }
 		},
-		leftover.Firewall: func(t *testing.T, _ *leftover.Scope) func() {
+		leakcheck.Firewall: func(t *testing.T, _ *leakcheck.Scope) func() {
 			run(t, "nft", "add", "table", "inet", word())
 			run(t, "nft", "add", "chain", "inet", word(), "empty")
 			return func() { run(t, "nft", "delete", "table", "inet", word()) }
 		},
-		leftover.Cgroup: func(t *testing.T, _ *leftover.Scope) func() {
+		leakcheck.Cgroup: func(t *testing.T, _ *leakcheck.Scope) func() {
 			dir := firstCgroup(t) + "/" + word()
 			require.NoError(t, os.Mkdir(dir, 0o755))
 			return func() { require.NoError(t, os.Remove(dir)) }
 		},
-		leftover.File: func(t *testing.T, _ *leftover.Scope) func() {
+		leakcheck.File: func(t *testing.T, _ *leakcheck.Scope) func() {
 			file := "/run/" + word()
 			require.NoError(t, os.WriteFile(file, nil, 0o600))
 			return func() { require.NoError(t, os.Remove(file)) }
@@ -89,31 +89,31 @@ func TestEveryKindOfRemainderIsNoticed(t *testing.T) {
 	}
 	for kind, create := range cases {
 		t.Run(string(kind), func(t *testing.T) {
-			scope := leftover.Scope{Contains: []string{word()}, Files: []string{"/run"}}
+			scope := leakcheck.Scope{Contains: []string{word()}, Files: []string{"/run"}}
 			undoScope := scope
 			before := take(t, scope)
 			undo := create(t, &undoScope)
 			if undoScope.Contains[0] != scope.Contains[0] {
-				before = leftover.Snapshot{} // the route's subnet is this process's own, so nothing was there
+				before = leakcheck.Snapshot{} // the route's subnet is this process's own, so nothing was there
 			}
-			diff := leftover.Diff(before, take(t, undoScope))
+			diff := leakcheck.Diff(before, take(t, undoScope))
 			undo()
 			require.NotEmpty(t, diff)
 			require.Contains(t, strings.Join(diff, "\n"), string(kind)+" new: ")
-			require.Empty(t, leftover.Diff(before, take(t, undoScope)))
+			require.Empty(t, leakcheck.Diff(before, take(t, undoScope)))
 		})
 	}
 }
 
 func TestFirewallRuleIsNoticed(t *testing.T) {
-	scope := leftover.Scope{Contains: []string{word()}, Files: []string{"/run"}}
+	scope := leakcheck.Scope{Contains: []string{word()}, Files: []string{"/run"}}
 	run(t, "nft", "add", "table", "inet", word())
 	t.Cleanup(func() { run(t, "nft", "delete", "table", "inet", word()) })
 	run(t, "nft", "add", "chain", "inet", word(), "c", "{ type filter hook forward priority 0; policy accept; }")
 	before := take(t, scope)
-	require.Empty(t, before.Items[leftover.Firewall], "an empty base chain does nothing")
+	require.Empty(t, before.Items[leakcheck.Firewall], "an empty base chain does nothing")
 	run(t, "nft", "add", "rule", "inet", word(), "c", "ip", "saddr", "192.0.2.77", "drop")
-	diff := leftover.Diff(before, take(t, scope))
+	diff := leakcheck.Diff(before, take(t, scope))
 	require.Len(t, diff, 1)
 	require.Contains(t, diff[0], "ip saddr 192.0.2.77 drop")
 }
@@ -122,10 +122,10 @@ func TestChangedSysctlOfAnotherNamespaceIsNoticed(t *testing.T) {
 	name := filepath.Join(t.TempDir(), word())
 	newNetNS(t, name)
 	t.Cleanup(func() { removeNetNS(t, name) })
-	scope := leftover.Scope{NetNS: []string{name}, Contains: []string{word()}, Files: []string{"/run"}}
+	scope := leakcheck.Scope{NetNS: []string{name}, Contains: []string{word()}, Files: []string{"/run"}}
 	before := take(t, scope)
 	run(t, "nsenter", "--net="+name, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet")
-	diff := leftover.Diff(before, take(t, scope))
+	diff := leakcheck.Diff(before, take(t, scope))
 	require.Len(t, diff, 1)
 	require.Contains(t, diff[0], `sysctl changed: net.ipv4.conf.all.route_localnet`)
 }
@@ -133,13 +133,13 @@ func TestChangedSysctlOfAnotherNamespaceIsNoticed(t *testing.T) {
 func TestChangedFileUnderEtcIsNoticed(t *testing.T) {
 	file := "/etc/" + word()
 	t.Cleanup(func() { _ = os.Remove(file) })
-	scope := leftover.Scope{Contains: []string{word()}, Files: []string{"/etc"}}
+	scope := leakcheck.Scope{Contains: []string{word()}, Files: []string{"/etc"}}
 	require.NoError(t, os.WriteFile(file, []byte("one"), 0o600))
 	before := take(t, scope)
 	require.NoError(t, os.WriteFile(file, []byte("two"), 0o600))
-	require.Len(t, leftover.Diff(before, take(t, scope)), 1)
+	require.Len(t, leakcheck.Diff(before, take(t, scope)), 1)
 	require.NoError(t, os.Remove(file))
-	diff := leftover.Diff(before, take(t, scope))
+	diff := leakcheck.Diff(before, take(t, scope))
 	require.Len(t, diff, 1)
 	require.Contains(t, diff[0], "file gone: "+file)
 }
@@ -147,12 +147,12 @@ func TestChangedFileUnderEtcIsNoticed(t *testing.T) {
 func TestIgnoredPathsAreNotLookedAt(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), word())
 	require.NoError(t, os.Mkdir(dir, 0o700))
-	scope := leftover.Scope{Contains: []string{word()}, Files: []string{filepath.Dir(dir)}, IgnoreFiles: []string{dir}}
+	scope := leakcheck.Scope{Contains: []string{word()}, Files: []string{filepath.Dir(dir)}, IgnoreFiles: []string{dir}}
 	before := take(t, scope)
 	require.NoError(t, os.WriteFile(dir+"/new", nil, 0o600))
-	require.Empty(t, leftover.Diff(before, take(t, scope)))
+	require.Empty(t, leakcheck.Diff(before, take(t, scope)))
 	scope.IgnoreFiles = nil
-	require.NotEmpty(t, leftover.Diff(before, take(t, scope)))
+	require.NotEmpty(t, leakcheck.Diff(before, take(t, scope)))
 }
 
 // failing stands in for a test, so that a failing guard does not fail this one.
@@ -168,30 +168,30 @@ func (f *failing) Errorf(format string, args ...any) { f.failed = fmt.Sprintf(fo
 
 func TestGuardWaitsForTheKernelAndThenTells(t *testing.T) {
 	dir := t.TempDir()
-	scope := leftover.Scope{Contains: []string{word()}, Files: []string{dir}}
+	scope := leakcheck.Scope{Contains: []string{word()}, Files: []string{dir}}
 	clean, dirty := &failing{TB: t}, &failing{TB: t}
-	leftover.Guard(clean, scope)
+	leakcheck.Guard(clean, scope)
 	clean.cleanups[0]()
 	require.Empty(t, clean.failed)
-	leftover.Guard(dirty, scope)
+	leakcheck.Guard(dirty, scope)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, word()), nil, 0o600))
 	dirty.cleanups[0]()
 	require.Contains(t, dirty.failed, "the test left 1 things behind")
 }
 
 func TestWholeMachineCanBePhotographed(t *testing.T) {
-	s := take(t, leftover.Scope{})
-	for _, kind := range []leftover.Kind{
-		leftover.Process, leftover.Mount, leftover.NetNS, leftover.Link, leftover.Sysctl,
-		leftover.Cgroup, leftover.File,
+	s := take(t, leakcheck.Scope{})
+	for _, kind := range []leakcheck.Kind{
+		leakcheck.Process, leakcheck.Mount, leakcheck.NetNS, leakcheck.Link, leakcheck.Sysctl,
+		leakcheck.Cgroup, leakcheck.File,
 	} {
 		require.NotEmpty(t, s.Items[kind], kind)
 	}
 }
 
-func take(t *testing.T, scope leftover.Scope) leftover.Snapshot {
+func take(t *testing.T, scope leakcheck.Scope) leakcheck.Snapshot {
 	t.Helper()
-	s, err := leftover.Take(scope)
+	s, err := leakcheck.Take(scope)
 	require.NoError(t, err)
 	return s
 }
