@@ -45,7 +45,7 @@ func writeNew(path string, data []byte, mode fs.FileMode) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, fs.ErrExist) {
 		return fault.New(fault.Conflict, "key_exists", "There is a key file already; choose another path: "+path,
-			err).Lasting()
+			err).Permanent()
 	}
 	if err != nil {
 		return fmt.Errorf("write a key file: %w", err)
@@ -60,15 +60,15 @@ func writeNew(path string, data []byte, mode fs.FileMode) error {
 func LoadKey(path string) (protocol.Signer, error) {
 	unreadable := func(cause error) error {
 		return fault.New(fault.Unprocessable, "key_unreadable", "The key file is no Ed25519 key in PKCS #8 PEM: "+path,
-			cause).Lasting()
+			cause).Permanent()
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, fault.New(fault.Unprocessable, "key_unreadable", "The key file cannot be read: "+path, err).Lasting()
+		return nil, fault.New(fault.Unprocessable, "key_unreadable", "The key file cannot be read: "+path, err).Permanent()
 	}
 	if info.Mode().Perm()&0o077 != 0 {
 		return nil, fault.New(fault.Unprocessable, "key_exposed", "Other users may read the key file; run: chmod 600 "+path,
-			nil).Lasting()
+			nil).Permanent()
 	}
 	if info.Size() > maxKeyFileBytes {
 		return nil, unreadable(errors.New("too large"))

@@ -29,7 +29,7 @@ func FillTemplate(template []byte, values map[string]string) ([]byte, error) {
 	for name, v := range values {
 		if !word.MatchString(v) {
 			return nil, fault.New(fault.Unprocessable, "template_value", "The value of "+name+" has characters that a "+
-				"manifest template does not take.", nil).Lasting()
+				"manifest template does not take.", nil).Permanent()
 		}
 	}
 	var missing []string
@@ -50,7 +50,7 @@ func FillTemplate(template []byte, values map[string]string) ([]byte, error) {
 	if len(missing) > 0 {
 		slices.Sort(missing)
 		return nil, fault.New(fault.Unprocessable, "template_value", fmt.Sprintf("The manifest template and the values do "+
-			"not fit: %s.", strings.Join(missing, ", ")), nil).Lasting()
+			"not fit: %s.", strings.Join(missing, ", ")), nil).Permanent()
 	}
 	return []byte(out), nil
 }

@@ -54,7 +54,7 @@ func Push(ctx context.Context, img v1.Image, t Target, signer protocol.Signer,
 	repo, err := name.NewRepository(t.RegistryHost + "/" + t.Repository)
 	if err != nil {
 		return Pushed{}, fault.New(fault.Malformed, "repository_malformed", "The repository name cannot be used.",
-			err).Lasting()
+			err).Permanent()
 	}
 	base, err := httpsOnly(t.CAFile, t.CAPEM)
 	if err != nil {
@@ -114,10 +114,10 @@ func writeImage(tag name.Tag, img v1.Image, options []remote.Option, progress fu
 		switch {
 		case answer.StatusCode == http.StatusForbidden && strings.Contains(err.Error(), "quota_exceeded"):
 			return fault.New(fault.Conflict, "quota_exceeded", "The org may store no more in the registry; ask a platform "+
-				"admin to raise its quota.", err).Lasting()
+				"admin to raise its quota.", err).Permanent()
 		case answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden:
 			return fault.New(fault.Forbidden, "push_refused", "The registry refuses the push; ask for a new publish intent.",
-				err).Lasting()
+				err).Permanent()
 		case answer.StatusCode >= http.StatusInternalServerError:
 			return fault.New(fault.Unavailable, "push_not_stored", "The registry could not store the image; its disk may be "+
 				"full, the hub's log says more.", err)
@@ -176,7 +176,7 @@ func httpsOnly(caFile string, text []byte) (transportOf, error) {
 		pool := x509.NewCertPool()
 		if err != nil || !pool.AppendCertsFromPEM(text) {
 			return transportOf{}, fault.New(fault.Unprocessable, "ca_unreadable", "The CA file holds no certificate: "+caFile,
-				err).Lasting()
+				err).Permanent()
 		}
 		out.TLSClientConfig.RootCAs = pool
 	}

@@ -55,10 +55,10 @@ type Error struct {
 	Fields []Field
 	// Cause is logged, never shown.
 	Cause error
-	// RetryAfter is zero where waiting does not help by itself.
-	RetryAfter time.Duration
-	// Permanent is set by the producer when trying the same again cannot succeed.
-	Permanent bool
+	// RetryDelay is how long the caller should wait before it tries again; zero where waiting alone does not help.
+	RetryDelay time.Duration
+	// permanent is set by the producer when a retry of the same call cannot succeed; see IsPermanent.
+	permanent bool
 }
 
 // New makes a fault; cause may be nil.
@@ -66,27 +66,27 @@ func New(kind Kind, code, public string, cause error) *Error {
 	return &Error{Kind: kind, Code: code, Public: public, Cause: cause}
 }
 
-// At returns a copy that also names a bad input value.
-func (e *Error) At(pointer, reason string) *Error {
+// WithField returns a copy that also names a bad input value.
+func (e *Error) WithField(pointer, reason string) *Error {
 	return e.with(Field{Pointer: pointer, Reason: reason})
 }
 
-// AtHint is At with a hint at what would be right.
-func (e *Error) AtHint(pointer, reason, hint string) *Error {
+// WithHint is WithField with a hint at what would be right.
+func (e *Error) WithHint(pointer, reason, hint string) *Error {
 	return e.with(Field{Pointer: pointer, Reason: reason, Hint: hint})
 }
 
-// Lasting returns a copy that is marked permanent.
-func (e *Error) Lasting() *Error {
+// Permanent returns a copy that is marked permanent: a retry of the same call cannot succeed.
+func (e *Error) Permanent() *Error {
 	c := *e
-	c.Permanent = true
+	c.permanent = true
 	return &c
 }
 
-// After returns a copy that asks the caller to wait.
-func (e *Error) After(d time.Duration) *Error {
+// RetryAfter returns a copy that asks the caller to wait before a retry.
+func (e *Error) RetryAfter(d time.Duration) *Error {
 	c := *e
-	c.RetryAfter = d
+	c.RetryDelay = d
 	return &c
 }
 
@@ -121,8 +121,8 @@ func Is(err error, kind Kind) bool {
 	return errors.As(err, &e) && e.Kind == kind
 }
 
-// IsPermanent reports whether trying the same again is known to be useless.
+// IsPermanent reports whether a retry of the same call is known to be useless.
 func IsPermanent(err error) bool {
 	var e *Error
-	return errors.As(err, &e) && e.Permanent
+	return errors.As(err, &e) && e.permanent
 }

@@ -126,7 +126,7 @@ func notAdmitted(pointer, reason string) error {
 // because keeps the fields of a fault from the shared rules under the code of a refusal.
 func because(err error) error {
 	f := fault.New(fault.Forbidden, CodeNotAdmitted, "The publisher's manifest does not allow this workload.",
-		err).Lasting()
+		err).Permanent()
 	f.Fields = fault.As(err).Fields
 	return f
 }

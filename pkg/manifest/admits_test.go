@@ -219,7 +219,7 @@ func TestLaw01OnlyWhatThePublisherAllowedIsAdmitted(t *testing.T) {
 			require.Error(t, err)
 			f := fault.As(err)
 			require.Equal(t, manifest.CodeNotAdmitted, f.Code)
-			require.True(t, f.Permanent)
+			require.True(t, fault.IsPermanent(err))
 			var at []string
 			for _, field := range f.Fields {
 				at = append(at, "/"+trimSlash(field.Pointer))

@@ -28,7 +28,7 @@ func Lower(m Manifest, params map[string]any, shape Shape) ([]*protocol.Service,
 	p := m.Version.RuntimeProfile
 	if p.Kind != RuntimeLaunchableOCI {
 		return nil, fault.New(fault.Unprocessable, CodeInvalid, "Only launchable_oci apps can be run.", nil).
-			At("/version/runtime_profile/kind", "is not supported").Lasting()
+			WithField("/version/runtime_profile/kind", "is not supported").Permanent()
 	}
 	values, err := m.resolveParameters(params)
 	if err != nil {
@@ -96,8 +96,9 @@ func (p RuntimeProfile) stopGrace() uint32 {
 }
 
 func shapeRefused(pointer, reason string) error {
-	return fault.New(fault.Unprocessable, CodeShapeRefused, "The version does not run on this capacity.", nil).At(pointer,
-		reason).Lasting()
+	return fault.New(fault.Unprocessable, CodeShapeRefused, "The version does not run on this capacity.", nil).WithField(
+		pointer,
+		reason).Permanent()
 }
 
 // variantFor never falls back to another kind of accelerator: the tenant would pay for one that the image cannot use.

@@ -262,7 +262,7 @@ func TestBadDocumentsAreRefusedByFieldAndNeverEchoed(t *testing.T) {
 			require.Error(t, err)
 			f := fault.As(err)
 			require.Equal(t, c.kind, f.Kind, "%v %+v", err, f.Fields)
-			require.True(t, f.Permanent)
+			require.True(t, fault.IsPermanent(err))
 			if c.pointer != "-" {
 				require.NotEmpty(t, f.Fields)
 				require.Contains(t, pointers(f), c.pointer)

@@ -88,7 +88,7 @@ func checkAgainst(schema, value map[string]any, code, pointer, public string) er
 	}
 	compiled, err := compileSchema(map[string]any(schema))
 	if err != nil {
-		return fault.New(fault.Unprocessable, CodeInvalid, "The version's schema cannot be used.", err).Lasting()
+		return fault.New(fault.Unprocessable, CodeInvalid, "The version's schema cannot be used.", err).Permanent()
 	}
 	fields := checkSchema(compiled, map[string]any(value))
 	if len(fields) == 0 {
@@ -111,7 +111,7 @@ func parseObject(raw []byte, code, pointer string) (map[string]any, error) {
 	if len(raw) > MaxParametersBytes {
 		return nil, fault.New(fault.TooLarge, code, fmt.Sprintf("The JSON has %d bytes; the limit is %d.", len(raw),
 			MaxParametersBytes), nil).
-			At(pointer, "is too large").Lasting()
+			WithField(pointer, "is too large").Permanent()
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.UseNumber()

@@ -34,7 +34,7 @@ const (
 func Parse(doc []byte) (Manifest, error) {
 	if len(doc) > MaxDocumentBytes {
 		return Manifest{}, fault.New(fault.TooLarge, CodeTooLarge,
-			fmt.Sprintf("The manifest has %d bytes; the limit is %d.", len(doc), MaxDocumentBytes), nil).Lasting()
+			fmt.Sprintf("The manifest has %d bytes; the limit is %d.", len(doc), MaxDocumentBytes), nil).Permanent()
 	}
 	tree, err := parseTree(doc)
 	if err != nil {
@@ -59,7 +59,7 @@ func Parse(doc []byte) (Manifest, error) {
 }
 
 func invalid(kind fault.Kind, code, public string, fields []fault.Field) error {
-	f := fault.New(kind, code, public, nil).Lasting()
+	f := fault.New(kind, code, public, nil).Permanent()
 	if len(fields) > MaxFields {
 		fields = fields[:MaxFields]
 	}
@@ -100,7 +100,7 @@ func decode(tree any) (Manifest, error) {
 	dec.DisallowUnknownFields()
 	var m Manifest
 	if err := dec.Decode(&m); err != nil {
-		return Manifest{}, fault.New(fault.Malformed, CodeMalformed, "The manifest cannot be read.", err).Lasting()
+		return Manifest{}, fault.New(fault.Malformed, CodeMalformed, "The manifest cannot be read.", err).Permanent()
 	}
 	return m, nil
 }
@@ -163,8 +163,8 @@ func parseTree(doc []byte) (any, error) {
 		if errors.Is(err, io.EOF) {
 			return nil, malformed("", "is empty", "")
 		}
-		return nil, fault.New(fault.Malformed, CodeMalformed, "The manifest is neither YAML nor JSON.", err).At("",
-			lineOf(err)).Lasting()
+		return nil, fault.New(fault.Malformed, CodeMalformed, "The manifest is neither YAML nor JSON.", err).WithField("",
+			lineOf(err)).Permanent()
 	}
 	var more yaml.Node
 	if err := dec.Decode(&more); !errors.Is(err, io.EOF) {

@@ -62,7 +62,7 @@ func (r *resumption) pin(bundles []state.Document, stored, given string) error {
 	}
 	return fault.New(fault.Conflict, "root_fingerprint_mismatch",
 		"This node was enrolled under the root "+stored+", and --root-fingerprint names "+given+
-			". Give the root that it was enrolled under, or leave the flag away.", nil).Lasting()
+			". Give the root that it was enrolled under, or leave the flag away.", nil).Permanent()
 }
 
 // bundles follows the chain. The present bundle is the last: where that does not verify, nothing does, because an

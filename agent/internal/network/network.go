@@ -101,7 +101,7 @@ func (c Config) check() error {
 }
 
 func badNetwork(public string) error {
-	return fault.New(fault.Unprocessable, "bad_network", public, nil).Lasting()
+	return fault.New(fault.Unprocessable, "bad_network", public, nil).Permanent()
 }
 
 // PortMapping publishes a member's port on the node's 127.0.0.1.

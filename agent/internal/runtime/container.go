@@ -145,7 +145,7 @@ func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
 		return Run{}, fault.New(fault.Unavailable, "container_unknown", "The container does not answer at the moment.", nil)
 	case had.State == StateExited, had.State == StateLost && !had.StartedAt.IsZero():
 		return Run{}, fault.New(fault.Conflict, "run_ended", "This run has ended; a new one needs an id of its own.",
-			nil).Lasting()
+			nil).Permanent()
 	default:
 		if err := r.Remove(ctx, spec.ID); err != nil {
 			return Run{}, err
@@ -293,7 +293,7 @@ func startFault(err error) error {
 	switch {
 	case strings.Contains(text, "executable file not found"), strings.Contains(text, "no such file or directory") &&
 		strings.Contains(text, "exec"):
-		return fault.New(fault.Unprocessable, "bad_command", "The command is not in the image.", err).Lasting()
+		return fault.New(fault.Unprocessable, "bad_command", "The command is not in the image.", err).Permanent()
 	case strings.Contains(text, "no space left on device"):
 		return fault.New(fault.Unavailable, agent.CodeDiskFull, "The node's disk is full: free space where containerd "+
 			"keeps its data.", err)

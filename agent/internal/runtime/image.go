@@ -441,21 +441,21 @@ func pullFault(ref ImageRef, err error) error {
 	var status remoteserrors.ErrUnexpectedStatus
 	switch text := err.Error(); {
 	case errors.Is(err, errImageTooLarge):
-		return say(fault.TooLarge, agent.ReasonImagePullFailed, "is larger than this node allows.").Lasting()
+		return say(fault.TooLarge, agent.ReasonImagePullFailed, "is larger than this node allows.").Permanent()
 	case SpaceMissing(err) > 0, errors.Is(err, unix.ENOSPC), strings.Contains(text, "no space left on device"):
 		return say(fault.Unavailable, agent.ReasonImagePullFailed, "does not fit on this node's disk: free space where "+
 			"containerd keeps its data.")
 	case strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "wrong diff id"),
 		strings.Contains(text, "failed size validation"), strings.Contains(text, "unexpected commit size"):
-		return say(fault.Unprocessable, "image_digest_mismatch", "is not what its digest says.").Lasting()
+		return say(fault.Unprocessable, "image_digest_mismatch", "is not what its digest says.").Permanent()
 	case errors.As(err, &status) && status.StatusCode == http.StatusForbidden:
-		return say(fault.Forbidden, agent.ReasonImagePullFailed, "may not be pulled: the registry refuses.").Lasting()
+		return say(fault.Forbidden, agent.ReasonImagePullFailed, "may not be pulled: the registry refuses.").Permanent()
 	case errors.Is(err, docker.ErrInvalidAuthorization), errors.As(err, &status) &&
 		status.StatusCode == http.StatusUnauthorized:
 		// The node's credentials are renewed now and then.
 		return say(fault.Unavailable, agent.ReasonImagePullFailed, "may not be pulled with this node's credentials.")
 	case errors.Is(err, errNotInRegistry):
-		return say(fault.NotFound, agent.ReasonImagePullFailed, "is not in the registry.").Lasting()
+		return say(fault.NotFound, agent.ReasonImagePullFailed, "is not in the registry.").Permanent()
 	case errdefs.IsNotFound(err):
 		return say(fault.NotFound, agent.ReasonImagePullFailed, "could not be pulled whole.")
 	}

@@ -226,12 +226,12 @@ func (c Config) check() error {
 	} {
 		if !filepath.IsAbs(path) || path == "/" {
 			return fault.New(fault.Unprocessable, "bad_configuration", fmt.Sprintf("The runtime's %s path must be absolute "+
-				"and not /.", name), nil).Lasting()
+				"and not /.", name), nil).Permanent()
 		}
 	}
 	if c.UIDMapSize < 65536 {
 		return fault.New(fault.Unprocessable, "bad_configuration", "The range of user ids for containers must hold at "+
-			"least 65536.", nil).Lasting()
+			"least 65536.", nil).Permanent()
 	}
 	return nil
 }

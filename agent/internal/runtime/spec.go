@@ -323,7 +323,7 @@ func resources(want *protocol.Resources, host hostSupport) (*specs.LinuxResource
 }
 
 func badSpec(public string) error {
-	return fault.New(fault.Unprocessable, "bad_workload", public, nil).Lasting()
+	return fault.New(fault.Unprocessable, "bad_workload", public, nil).Permanent()
 }
 
 // Spec is one run of one container of a workload.
@@ -374,7 +374,7 @@ func (s Spec) check(host hostSupport) error {
 		return badSpec("The run needs a user namespace exactly where the host gives them.")
 	case len(s.Service.GetResources().GetAcceleratorIds()) > 0:
 		return fault.New(fault.Unprocessable, agent.ReasonFeatureMissing, "This agent cannot attach accelerators to "+
-			"containers yet.", nil).Lasting()
+			"containers yet.", nil).Permanent()
 	}
 	for name := range s.Labels {
 		if strings.HasPrefix(name, labelPrefix) {

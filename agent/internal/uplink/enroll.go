@@ -57,7 +57,7 @@ func Enroll(ctx context.Context, e Enrolment, creds *Credentials, store *state.S
 	if err := store.InitBundle(bundle); err != nil {
 		return fault.New(fault.Conflict, "trust_bundle_conflict",
 			"The data directory holds a trust bundle that the hub's does not continue. Give this agent an empty data directory.",
-			err).Lasting()
+			err).Permanent()
 	}
 	failpoint.Hit("agent/enrol/trusted")
 	clock.Passed(bundle.Message().GetIssuedAt().AsTime())
@@ -82,13 +82,13 @@ func Enroll(ctx context.Context, e Enrolment, creds *Credentials, store *state.S
 func (e Enrolment) check() error {
 	missing := func(what, flag string) error {
 		return fault.New(fault.Malformed, "enrolment_incomplete", fmt.Sprintf("This node is not enrolled and has no %s. "+
-			"Give it with %s.", what, flag), nil).Lasting()
+			"Give it with %s.", what, flag), nil).Permanent()
 	}
 	switch {
 	case e.APIURL == "":
 		return missing("address of a hub", "--api-url")
 	case !strings.HasPrefix(e.APIURL, "https://"):
-		return fault.New(fault.Malformed, "api_url_invalid", "The hub's address must begin with https://.", nil).Lasting()
+		return fault.New(fault.Malformed, "api_url_invalid", "The hub's address must begin with https://.", nil).Permanent()
 	case e.RootFingerprint == "":
 		return missing("root fingerprint", "--root-fingerprint")
 	case e.JoinToken == "":
@@ -97,7 +97,7 @@ func (e Enrolment) check() error {
 	if _, err := protocol.NormalizePin(e.RootFingerprint); err != nil {
 		return fault.New(fault.Malformed, "root_fingerprint_invalid", fmt.Sprintf(
 			"The root fingerprint must be %s or %s followed by 64 hex digits, as `gpuaas-hub trust show` prints it.",
-			protocol.FingerprintPrefix, protocol.RootRolePrefix), err).Lasting()
+			protocol.FingerprintPrefix, protocol.RootRolePrefix), err).Permanent()
 	}
 	return nil
 }
@@ -113,14 +113,14 @@ func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle
 	env, err := protocol.EnvelopeFromJSON(raw)
 	if err != nil {
 		return protocol.Bundle{}, fault.New(fault.Malformed, "trust_bundle_invalid", "What answers at "+base+
-			" shows no trust bundle.", err).Lasting()
+			" shows no trust bundle.", err).Permanent()
 	}
 	b, err := protocol.VerifyBundle(env, fingerprint)
 	if err != nil {
 		return protocol.Bundle{}, fault.New(fault.Forbidden, "root_fingerprint_mismatch", fmt.Sprintf(
 			"The hub at %s is not rooted in %s. Compare the fingerprint with the one that `gpuaas-hub trust show` prints; if "+
 				"it is right, something else answers at that address.",
-			base, fingerprint), err).Lasting()
+			base, fingerprint), err).Permanent()
 	}
 	return b, nil
 }
@@ -191,7 +191,7 @@ func (a api) call(ctx context.Context, method, path string, in, out any) error {
 	}
 	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(a.base, "/")+path, body)
 	if err != nil {
-		return fault.New(fault.Malformed, "api_url_invalid", "The hub's address "+a.base+" is not a URL.", err).Lasting()
+		return fault.New(fault.Malformed, "api_url_invalid", "The hub's address "+a.base+" is not a URL.", err).Permanent()
 	}
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
@@ -255,7 +255,7 @@ func problem(status int, raw []byte) error {
 		f = fault.New(kind, p.Code, p.Detail, nil)
 	}
 	if status < http.StatusInternalServerError && status != http.StatusTooManyRequests {
-		return f.Lasting()
+		return f.Permanent()
 	}
 	return f
 }

@@ -16,7 +16,7 @@ import (
 func TestTheReasonOfARefusedCertificateIsAskedForWithGrowingPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := errors.New("bad certificate")
-		asked, answer := 0, error(fault.New(fault.Forbidden, "node_banned", "", nil).Lasting())
+		asked, answer := 0, error(fault.New(fault.Forbidden, "node_banned", "", nil).Permanent())
 		c := inquiry{ask: func(context.Context, *tls.Certificate) error {
 			asked++
 			return answer

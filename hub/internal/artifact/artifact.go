@@ -160,7 +160,7 @@ func InUse(ctx context.Context, tx db.Tx, orgID, appSlug string, now time.Time) 
 // CheckIntentOpen reports, as a fault, that an intent does not exist or has ended.
 func CheckIntentOpen(ctx context.Context, tx db.Tx, id string, now time.Time) error {
 	ended := fault.New(fault.Unauthenticated, CodeIntentEnded, "The publish intent has ended; ask for a new one.",
-		nil).Lasting()
+		nil).Permanent()
 	if !db.IsID(id) {
 		return ended
 	}
@@ -218,12 +218,12 @@ func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before 
 	if old.ProjectID != a.ProjectID {
 		return nil, Artifact{}, fault.New(fault.Conflict, "artifact_exists", "Another project has registered this digest "+
 			"for this version.", nil).
-			At("/digest", "is registered already").Lasting()
+			WithField("/digest", "is registered already").Permanent()
 	}
 	if old.Status == Revoked || old.TrustState == TrustRevoked {
 		return nil, Artifact{}, fault.New(fault.Conflict, "artifact_revoked", "This artifact was revoked; push and "+
 			"register another one.", nil).
-			At("/digest", "was revoked").Lasting()
+			WithField("/digest", "was revoked").Permanent()
 	}
 	if old.TrustState == Verified && a.TrustState != Verified {
 		// The tag with the signatures can be pushed to by every project of the org; what was verified before stays so.
@@ -241,7 +241,7 @@ type Promotion struct{ Before, After Artifact }
 // are not verified. It returns those that changed.
 func Activate(ctx context.Context, tx db.Tx, appVersion string, refs []string, now time.Time) ([]Promotion, error) {
 	refused := fault.New(fault.Conflict, CodeNotVerified,
-		"The version names images that are not registered and verified; push, sign and register them first.", nil).Lasting()
+		"The version names images that are not registered and verified; push, sign and register them first.", nil).Permanent()
 	var out []Promotion
 	for i, ref := range refs {
 		repository, digest, _ := strings.Cut(ref, "@")
@@ -252,11 +252,11 @@ func Activate(ctx context.Context, tx db.Tx, appVersion string, refs []string, n
 		pointer := fmt.Sprintf("/version/runtime_profile/image_variants/%d/image_ref", i)
 		switch {
 		case !found:
-			refused = refused.At(pointer, "is not registered for this version")
+			refused = refused.WithField(pointer, "is not registered for this version")
 		case a.TrustState != Verified:
-			refused = refused.At(pointer, "is "+string(a.TrustState))
+			refused = refused.WithField(pointer, "is "+string(a.TrustState))
 		case a.Status != Registered && a.Status != Active:
-			refused = refused.At(pointer, "is "+string(a.Status))
+			refused = refused.WithField(pointer, "is "+string(a.Status))
 		case a.Status == Registered:
 			next := a
 			next.Status, next.UpdatedAt, next.ResourceVersion = Active, now, a.ResourceVersion+1
@@ -286,7 +286,7 @@ type Filter struct {
 func List(ctx context.Context, tx db.Tx, f Filter) ([]Artifact, error) {
 	if f.After != "" && !db.IsID(f.After) {
 		return nil, fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).
-			At("query/cursor", "not a cursor of this listing").Lasting()
+			WithField("query/cursor", "not a cursor of this listing").Permanent()
 	}
 	if f.Limit <= 0 || f.Limit > MaxPage {
 		f.Limit = MaxPage

@@ -52,13 +52,14 @@ type Signature struct {
 func (r *Registry) Inspect(ctx context.Context, repository, digest string) (Image, error) {
 	d, err := godigest.Parse(digest)
 	if err != nil || d.Algorithm() != godigest.SHA256 {
-		return Image{}, fault.New(fault.Malformed, "digest_malformed", "The digest must be sha256:<hex>.", err).At("/digest",
-			"is not sha256:<64 hex digits>").Lasting()
+		return Image{}, fault.New(fault.Malformed, "digest_malformed", "The digest must be sha256:<hex>.", err).WithField(
+			"/digest",
+			"is not sha256:<64 hex digits>").Permanent()
 	}
 	named, err := reference.WithName(repository)
 	if err != nil {
 		return Image{}, fault.New(fault.Malformed, "repository_malformed", "The repository name cannot be used.",
-			err).At("/repository", "is not a repository name").Lasting()
+			err).WithField("/repository", "is not a repository name").Permanent()
 	}
 	repo, err := r.content.Repository(ctx, named)
 	if err != nil {
@@ -242,10 +243,10 @@ func isUnknown(err error) bool {
 func notPushed() error {
 	return fault.New(fault.Unprocessable, CodeNotPushed, "The registry does not hold this digest in this repository; "+
 		"push it first.", nil).
-		At("/digest", "was not pushed to the repository").Lasting()
+		WithField("/digest", "was not pushed to the repository").Permanent()
 }
 
 func unsupported(reason string) error {
-	return fault.New(fault.Unprocessable, CodeUnsupported, "This artifact cannot be run here.", nil).At("/digest",
-		reason).Lasting()
+	return fault.New(fault.Unprocessable, CodeUnsupported, "This artifact cannot be run here.", nil).WithField("/digest",
+		reason).Permanent()
 }

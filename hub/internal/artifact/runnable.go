@@ -19,7 +19,7 @@ func CheckRunnable(ctx context.Context, tx db.Tx, appVersion, ref string) error 
 	case !found || a.TrustState != Verified || a.Status != Active:
 		return fault.New(fault.Conflict, CodeNotVerified, "The version's image is not, or no longer, active and verified; "+
 			"choose another version.", nil).
-			At("/version", "has an image that may not be run").Lasting()
+			WithField("/version", "has an image that may not be run").Permanent()
 	}
 	return nil
 }

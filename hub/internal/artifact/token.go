@@ -119,12 +119,12 @@ func readTokenRequest(w http.ResponseWriter, r *http.Request) (tokenRequest, err
 	var t tokenRequest
 	r.Body = http.MaxBytesReader(w, r.Body, maxTokenFormBytes)
 	if err := r.ParseForm(); err != nil {
-		return t, fault.New(fault.Malformed, "token_request_malformed", "The token request cannot be read.", err).Lasting()
+		return t, fault.New(fault.Malformed, "token_request_malformed", "The token request cannot be read.", err).Permanent()
 	}
 	if r.Method == http.MethodPost {
 		if r.PostForm.Get("grant_type") != "password" {
 			return t, fault.New(fault.Malformed, "token_request_malformed", "Only the grant type password is offered.",
-				nil).Lasting()
+				nil).Permanent()
 		}
 		t.username, t.password = r.PostForm.Get("username"), r.PostForm.Get("password")
 	} else {
@@ -186,7 +186,7 @@ func (r *Registry) allowed(ctx context.Context, conn *tls.ConnectionState,
 ) (subject, nodeID string, grants []grant, err error) {
 	refused := func(cause error) error {
 		return fault.New(fault.Unauthenticated, "credential_invalid", "The registry does not accept this credential.",
-			cause).Lasting()
+			cause).Permanent()
 	}
 	if t.username == "" || t.password == "" {
 		return "", "", nil, refused(errors.New("no credential"))

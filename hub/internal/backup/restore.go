@@ -23,7 +23,7 @@ import (
 
 func damaged(path string, cause error) error {
 	return fault.New(fault.Malformed, "backup_damaged", path+" is no whole backup of a hub: it was altered, cut off, or "+
-		"never finished. Take another copy.", cause).Lasting()
+		"never finished. Take another copy.", cause).Permanent()
 }
 
 // reader goes through a backup and sums what it sees.
@@ -71,7 +71,7 @@ func open(path, passphrase string) (r *reader, err error) {
 	}
 	if r.header.Format != format {
 		return nil, fault.New(fault.Unprocessable, "backup_of_newer_release", fmt.Sprintf("The backup has form %d, this "+
-			"release reads %d.", r.header.Format, format), nil).Lasting()
+			"release reads %d.", r.header.Format, format), nil).Permanent()
 	}
 	return r, nil
 }

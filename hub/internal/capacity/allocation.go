@@ -20,7 +20,8 @@ func Create(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, now ti
 	if n.NodeID != "" {
 		nodes = slices.DeleteFunc(slices.Clone(nodes), func(node Node) bool { return node.ID != n.NodeID })
 		if len(nodes) == 0 {
-			return Allocation{}, fault.New(fault.Unprocessable, "node_unknown", "There is no such node.", nil).At("/node_id",
+			return Allocation{}, fault.New(fault.Unprocessable, "node_unknown", "There is no such node.", nil).WithField(
+				"/node_id",
 				"names no node")
 		}
 	}
@@ -260,7 +261,7 @@ func Rooms(ctx context.Context, tx db.Tx, projectID string, ids []string) ([]Roo
 	if len(ids) > 1 {
 		return nil, fault.New(fault.Unprocessable, "placement_unsupported", "An instance of this version runs in one "+
 			"allocation; name one.", nil).
-			At("/placement_intent/allocation_ids", "names more than one").Lasting()
+			WithField("/placement_intent/allocation_ids", "names more than one").Permanent()
 	}
 	var list []Allocation
 	for i, id := range ids {
@@ -268,7 +269,7 @@ func Rooms(ctx context.Context, tx db.Tx, projectID string, ids []string) ([]Roo
 		if fault.Is(err, fault.NotFound) {
 			return nil, fault.New(fault.Unprocessable, "allocation_unknown", "An allocation that was named for placement is "+
 				"not in this project.", nil).
-				At(fmt.Sprintf("/placement_intent/allocation_ids/%d", i), "names no allocation of this project")
+				WithField(fmt.Sprintf("/placement_intent/allocation_ids/%d", i), "names no allocation of this project")
 		}
 		if err != nil {
 			return nil, err
@@ -328,7 +329,7 @@ func Choose(needs []plan.Need, rooms []Room, named bool) (Room, plan.Choice, err
 	case named:
 		return Room{}, plan.Choice{}, fault.New(fault.Conflict, CodeInsufficient,
 			"The named allocation is not active, its node takes nothing new, or it has not enough left for this version.",
-			nil).At("/placement_intent/allocation_ids", "has no room")
+			nil).WithField("/placement_intent/allocation_ids", "has no room")
 	case fits == 0:
 		return Room{}, plan.Choice{}, placementRequired("No active allocation of this project has room for this version; " +
 			"create one.")
@@ -338,7 +339,7 @@ func Choose(needs []plan.Need, rooms []Room, named bool) (Room, plan.Choice, err
 }
 
 func placementRequired(public string) error {
-	return fault.New(fault.Conflict, "placement_required", public, nil).At("/placement_intent/allocation_ids",
+	return fault.New(fault.Conflict, "placement_required", public, nil).WithField("/placement_intent/allocation_ids",
 		"is needed here")
 }
 

@@ -119,7 +119,7 @@ type SKU struct {
 // asSKU checks that what was asked for piece by piece is what the SKU says: a price belongs to the SKU's shape.
 func (n NewAllocation) asSKU(s SKU) error {
 	f := fault.New(fault.Unprocessable, "sku_mismatch", "The shape asked for is not the one of the SKU; leave the SKU "+
-		"out or ask for its shape.", nil).Lasting()
+		"out or ask for its shape.", nil).Permanent()
 	for _, field := range []struct {
 		pointer string
 		same    bool
@@ -132,7 +132,7 @@ func (n NewAllocation) asSKU(s SKU) error {
 		{"/memory_mib", n.MemoryMiB == s.MemoryMiB, s.MemoryMiB},
 	} {
 		if !field.same {
-			f = f.AtHint(field.pointer, "differs from the SKU", fmt.Sprintf("the SKU has %v", field.want))
+			f = f.WithHint(field.pointer, "differs from the SKU", fmt.Sprintf("the SKU has %v", field.want))
 		}
 	}
 	if len(f.Fields) > 0 {

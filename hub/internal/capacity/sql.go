@@ -19,7 +19,7 @@ func skuBySlug(ctx context.Context, tx db.Tx, slug string) (SKU, error) {
 		Scan(&s.Shape, &s.AcceleratorModel, &s.AcceleratorCount, &s.CPUCores, &s.MemoryMiB)
 	if db.IsNoRows(err) {
 		return SKU{}, fault.New(fault.Unprocessable, "sku_unknown", "There is no such SKU; leave it out to ask for a shape.",
-			nil).At("/sku", "names no SKU").Lasting()
+			nil).WithField("/sku", "names no SKU").Permanent()
 	}
 	return s, err
 }

@@ -20,7 +20,7 @@ func Reserve(ctx context.Context, tx db.Tx, slug, orgID string, now time.Time) (
 	}
 	if a.OrgID != orgID {
 		return App{}, false, conflict(CodeSlugTaken, "This app slug belongs to someone else; choose another one.").
-			At("/app_slug", "is taken")
+			WithField("/app_slug", "is taken")
 	}
 	return a, made, nil
 }

@@ -145,12 +145,12 @@ func notFound() *fault.Error {
 }
 
 func conflict(code, public string) *fault.Error {
-	return fault.New(fault.Conflict, code, public, nil).Lasting()
+	return fault.New(fault.Conflict, code, public, nil).Permanent()
 }
 
 func cursorInvalid() error {
 	return fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).
-		At("query/cursor", "not a cursor of this listing").Lasting()
+		WithField("query/cursor", "not a cursor of this listing").Permanent()
 }
 
 func pageOf(limit int) int {

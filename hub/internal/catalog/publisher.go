@@ -32,7 +32,7 @@ func AddPublisher(ctx context.Context, tx db.Tx, d protocol.Verified[*protocol.D
 		DelegationEnvelope: envelope, ResourceVersion: 1,
 	}
 	if m.GetExpiresAt() == nil {
-		return Publisher{}, conflict(CodePublisherInvalid, "The delegation has no end; sign one that expires.").At(
+		return Publisher{}, conflict(CodePublisherInvalid, "The delegation has no end; sign one that expires.").WithField(
 			"/delegation", "has no expires_at")
 	}
 	p.ExpiresAt = m.GetExpiresAt().AsTime().Truncate(time.Microsecond)
@@ -46,7 +46,7 @@ func AddPublisher(ctx context.Context, tx db.Tx, d protocol.Verified[*protocol.D
 	if found {
 		if p.IssuedAt.Before(old.IssuedAt) {
 			return Publisher{}, conflict(CodePublisherOlder, "A newer delegation of this publisher is here already.").
-				At("/delegation", "is older than the one in use")
+				WithField("/delegation", "is older than the one in use")
 		}
 		p.ResourceVersion = old.ResourceVersion + 1
 	}
@@ -62,7 +62,7 @@ func checkPrefixes(p Publisher) error {
 	for _, prefix := range p.RepositoryPrefixes {
 		if !strings.HasPrefix(prefix, want) {
 			return conflict(CodePublisherInvalid, "The delegation names repositories that are not its org's.").
-				AtHint("/delegation", "has a repository prefix outside its org", "every prefix starts with "+want)
+				WithHint("/delegation", "has a repository prefix outside its org", "every prefix starts with "+want)
 		}
 	}
 	return nil

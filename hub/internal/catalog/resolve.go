@@ -59,7 +59,7 @@ func Resolve(ctx context.Context, tx db.Tx, w Want) (Resolved, error) {
 	if v.Status != Active {
 		return Resolved{}, conflict(CodeVersionNotActive, "Only active versions can be launched; this one is "+
 			string(v.Status)+".").
-			At("/version", "is not active")
+			WithField("/version", "is not active")
 	}
 	out := Resolved{
 		App: a, Version: v, ManifestEnvelope: v.ManifestEnvelope, RuntimeBackend: v.Manifest.Version.RuntimeBackend,
@@ -86,7 +86,8 @@ func Again(ctx context.Context, tx db.Tx, w Want) (delegationEnvelope []byte, er
 		return nil, err
 	}
 	if v.Status != Active && v.Status != Deprecated {
-		return nil, conflict(CodeVersionNotActive, "The version may not be started again; it is "+string(v.Status)+".").At(
+		return nil, conflict(CodeVersionNotActive, "The version may not be started again; it is "+string(v.Status)+
+			".").WithField(
 			"/version", "is not active")
 	}
 	return delegationOf(ctx, tx, v, w)
@@ -109,7 +110,7 @@ func entitled(ctx context.Context, tx db.Tx, w Want) (App, Version, Entitlement,
 	if err != nil || !e.Enabled {
 		return refuse(fault.New(fault.Forbidden, CodeNotEntitled, "The project is not entitled to this app; ask an org "+
 			"admin for an entitlement.", nil).
-			At("/app_slug", "the project has no entitlement to it").Lasting())
+			WithField("/app_slug", "the project has no entitlement to it").Permanent())
 	}
 	v, err := selectVersion(ctx, tx, w.AppSlug, w.Version)
 	if fault.Is(err, fault.NotFound) {
@@ -190,12 +191,12 @@ func delegationOf(ctx context.Context, tx db.Tx, v Version, w Want) ([]byte, err
 	if w.Revoked != nil && w.Revoked(v.PublisherKeyID) {
 		return nil, conflict(CodePublisherInvalid, "The key that signed this version was revoked; the publisher has to "+
 			"sign a new one.").
-			At("/version", "was signed by a revoked key")
+			WithField("/version", "was signed by a revoked key")
 	}
 	if w.MinVersion != nil {
 		if floor := w.MinVersion(v.AppSlug); floor != "" && manifest.Older(v.Version, floor) {
 			return nil, conflict(manifest.CodeTooOld, "The version may not start any more; take "+floor+" or a later one.").
-				At("/version", "is older than the lowest version that the platform accepts")
+				WithField("/version", "is older than the lowest version that the platform accepts")
 		}
 	}
 	if !v.Delegated {
@@ -208,17 +209,18 @@ func delegationOf(ctx context.Context, tx db.Tx, v Version, w Want) ([]byte, err
 	if !found || !w.Now.IsZero() && p.Expired(w.Now) {
 		return nil, conflict(CodePublisherInvalid, "The delegation of this version's publisher has ended; a platform admin "+
 			"has to renew it.").
-			At("/version", "has a publisher without a valid delegation")
+			WithField("/version", "has a publisher without a valid delegation")
 	}
 	return p.DelegationEnvelope, nil
 }
 
 func unknown(pointer, reason string) error {
 	return fault.New(fault.Unprocessable, "reference_unknown", "The request names something that does not exist.",
-		nil).At(pointer, reason).Lasting()
+		nil).WithField(pointer, reason).Permanent()
 }
 
 func policyRefused(pointer, reason string) error {
-	return fault.New(fault.Forbidden, CodePolicyRefused, "The project's entitlement does not allow this.", nil).At(pointer,
-		reason).Lasting()
+	return fault.New(fault.Forbidden, CodePolicyRefused, "The project's entitlement does not allow this.", nil).WithField(
+		pointer,
+		reason).Permanent()
 }

@@ -64,7 +64,7 @@ func Register(ctx context.Context, tx db.Tx, r Registration) (Version, error) {
 	case old.Status != Draft:
 		return Version{}, conflict(CodeVersionExists, "This version has left draft with other content; choose a new "+
 			"version.").
-			At("/version/version", "exists with other content")
+			WithField("/version/version", "exists with other content")
 	default:
 		v.ID, v.CreatedAt, v.ResourceVersion = old.ID, old.CreatedAt, old.ResourceVersion+1
 		err = updateVersion(ctx, tx, v)

@@ -84,5 +84,6 @@ func refusedDocument(err error, code, pointer string) error {
 	if reason == "" {
 		return err
 	}
-	return fault.New(fault.Unprocessable, code, "The signed document is refused.", err).At(pointer, reason).Lasting()
+	return fault.New(fault.Unprocessable, code, "The signed document is refused.", err).WithField(pointer,
+		reason).Permanent()
 }

@@ -35,9 +35,9 @@ func checkMembers(ctx context.Context, tx db.Tx, c instance.Change, field string
 		}
 		f := fault.New(fault.Unprocessable, "member_limit_exceeded",
 			"What a node would have to hold of the app instance exceeds a limit; use smaller parameters or a smaller version.",
-			err).Lasting()
+			err).Permanent()
 		if field != "" {
-			f = f.At(field, "makes a member that exceeds a limit of its node")
+			f = f.WithField(field, "makes a member that exceeds a limit of its node")
 		}
 		return f
 	}

@@ -28,7 +28,7 @@ func (c *CreateProject) Do(ctx context.Context, m Meta, in CreateProjectInput) (
 	}
 	if orgID == "" {
 		return iam.Project{}, fault.New(fault.Unprocessable, "invalid", "Name the org: you belong to none yourself.",
-			nil).At("/org_id", "is required").Lasting()
+			nil).WithField("/org_id", "is required").Permanent()
 	}
 	if err := iam.Authorize(m.Principal, iam.ProjectCreate, orgID, ""); err != nil {
 		return iam.Project{}, err

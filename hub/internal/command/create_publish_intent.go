@@ -93,7 +93,7 @@ func onlyOCI(kind string) error {
 		return nil
 	}
 	return fault.New(fault.Unprocessable, artifact.CodeUnsupported, "Only OCI artifacts are served so far.",
-		nil).At("/artifact_kind", "must be oci").Lasting()
+		nil).WithField("/artifact_kind", "must be oci").Permanent()
 }
 
 // publisherOrg reserves the slug for the project's org and returns the org's slug; empty for an app of the platform,

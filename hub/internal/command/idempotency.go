@@ -112,7 +112,7 @@ func claim(ctx context.Context, tx db.Tx, m Meta) ([]byte, error) {
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, fault.New(fault.Unavailable, "database_busy", "The same request is being purged; send it again.",
-			err).After(time.Second)
+			err).RetryAfter(time.Second)
 	case err != nil:
 		return nil, err
 	case at.Before(m.Now.Add(-IdempotencyWindow)):
@@ -123,7 +123,7 @@ func claim(ctx context.Context, tx db.Tx, m Meta) ([]byte, error) {
 	case !bytes.Equal(hash, m.BodyHash):
 		return nil, fault.New(fault.Unprocessable, "idempotency_key_reused",
 			"This X-Idempotency-Key was used for another request; choose a new key for a new effect.", nil).
-			At("header/X-Idempotency-Key", "was used with another path, query or body").Lasting()
+			WithField("header/X-Idempotency-Key", "was used with another path, query or body").Permanent()
 	case response == nil:
 		return nil, fmt.Errorf("idempotency row without an answer for route %s", m.Route)
 	}

@@ -106,7 +106,7 @@ func recovered(ctx context.Context, tx db.Tx, permission iam.Permission, i insta
 			return err
 		} else if waits {
 			return fault.New(fault.Unavailable, "node_recovering", "The hub was restored from a backup and waits for the node "+
-				"of this app instance; try again when it is back.", nil).After(30 * time.Second)
+				"of this app instance; try again when it is back.", nil).RetryAfter(30 * time.Second)
 		}
 	}
 	return nil

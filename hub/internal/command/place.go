@@ -37,7 +37,7 @@ func place(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in Create
 	if len(needs) == 0 {
 		return placed{}, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The version needs more accelerators than "+
 			"the project's entitlement allows.", nil).
-			At("/version", "needs more accelerators than are allowed").Lasting()
+			WithField("/version", "needs more accelerators than are allowed").Permanent()
 	}
 	rooms, err := capacity.Rooms(ctx, tx, project.ID, in.AllocationIDs)
 	if err != nil {

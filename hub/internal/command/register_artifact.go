@@ -52,7 +52,7 @@ func (c *RegisterArtifact) Do(ctx context.Context, m Meta, in RegisterArtifactIn
 	if in.MediaType != "" && in.MediaType != image.MediaType {
 		return artifact.Artifact{}, fault.New(fault.Unprocessable, artifact.CodeUnsupported,
 			"The pushed manifest has another media type.", nil).
-			AtHint("/media_type", "is not that of the digest", image.MediaType).Lasting()
+			WithHint("/media_type", "is not that of the digest", image.MediaType).Permanent()
 	}
 	id := db.NewID()
 	return db.RunTx(ctx, c.DB, func(tx db.Tx) (artifact.Artifact, error) {
@@ -102,13 +102,13 @@ func (in RegisterArtifactInput) place(ctx context.Context, tx db.Tx, m Meta) (ia
 	case err != nil || app.OrgID != project.OrgID:
 		return iam.Project{}, "", fault.New(fault.Unprocessable, "reference_unknown", "Ask for a publish intent for this "+
 			"app first.", nil).
-			At("/app_slug", "is no app of this org").Lasting()
+			WithField("/app_slug", "is no app of this org").Permanent()
 	}
 	repository := artifact.Repository(orgSlug, in.AppSlug, in.ArtifactName)
 	if in.Repository != "" && in.Repository != repository {
 		return iam.Project{}, "", fault.New(fault.Unprocessable, "repository_wrong", "The artifact lies in another "+
 			"repository.", nil).
-			AtHint("/repository", "is not the repository of this app's artifact", repository).Lasting()
+			WithHint("/repository", "is not the repository of this app's artifact", repository).Permanent()
 	}
 	return project, repository, nil
 }

@@ -91,8 +91,8 @@ func ownerOf(ctx context.Context, tx db.Tx, v manifest.Verified) (orgID string, 
 		if !ok || i > 0 && slug != owner {
 			return "", fault.New(fault.Unprocessable, manifest.CodeInvalid, "All images of a manifest belong to one owner.",
 				nil).
-				At(fmt.Sprintf("%s/payload/version/runtime_profile/image_variants/%d/image_ref", manifestPointer, i),
-					"has another owner than the first").Lasting()
+				WithField(fmt.Sprintf("%s/payload/version/runtime_profile/image_variants/%d/image_ref", manifestPointer, i),
+					"has another owner than the first").Permanent()
 		}
 		owner = slug
 	}
@@ -103,7 +103,7 @@ func ownerOf(ctx context.Context, tx db.Tx, v manifest.Verified) (orgID string, 
 	if fault.Is(err, fault.NotFound) {
 		return "", fault.New(fault.Unprocessable, "org_unknown", "The images lie in the repositories of an org that does "+
 			"not exist.", nil).
-			At(manifestPointer+"/payload/version/runtime_profile/image_variants/0/image_ref", "names no org").Lasting()
+			WithField(manifestPointer+"/payload/version/runtime_profile/image_variants/0/image_ref", "names no org").Permanent()
 	}
 	return org.ID, err
 }

@@ -34,7 +34,7 @@ func (c *RegisterPublisher) Do(ctx context.Context, m Meta, delegation *protocol
 				if fault.Is(err, fault.NotFound) {
 					return catalog.Publisher{}, fault.New(fault.Unprocessable, "org_unknown", "The delegation names an org that "+
 						"does not exist.", nil).
-						At("/delegation/payload/org_slug", "is no org's slug").Lasting()
+						WithField("/delegation/payload/org_slug", "is no org's slug").Permanent()
 				}
 				if err != nil {
 					return catalog.Publisher{}, err

@@ -63,8 +63,9 @@ func (c *TransferAppSlug) do(ctx context.Context, tx db.Tx, m Meta, slug, orgID 
 	}
 	if orgID != "" {
 		if _, err := iam.GetOrg(ctx, tx, orgID); err != nil {
-			return catalog.Slug{}, fault.New(fault.Unprocessable, "org_unknown", "There is no such org.", err).At("/org_id",
-				"names no org").Lasting()
+			return catalog.Slug{}, fault.New(fault.Unprocessable, "org_unknown", "There is no such org.", err).WithField(
+				"/org_id",
+				"names no org").Permanent()
 		}
 	}
 	before, err := catalog.GetApp(ctx, tx, slug)
@@ -100,7 +101,7 @@ func checkUnpublished(ctx context.Context, tx db.Tx, m Meta, app catalog.App) er
 	}
 	if versions || used {
 		return fault.New(fault.Conflict, "app_slug_in_use", "Versions, artifacts or open publish intents exist under this "+
-			"slug.", nil).Lasting()
+			"slug.", nil).Permanent()
 	}
 	return nil
 }

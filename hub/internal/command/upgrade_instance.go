@@ -64,7 +64,7 @@ func (c *UpgradeInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, i
 			next.RuntimeBackend != i.Modes.RuntimeBackend {
 			return instance.Change{}, fault.New(fault.Unprocessable, "mode_unsupported", "The version does not support the "+
 				"modes that the app instance runs in; deploy it anew.", nil).
-				At("/version", "does not support the modes of the app instance").Lasting()
+				WithField("/version", "does not support the modes of the app instance").Permanent()
 		}
 		services, err := lowerInPlace(ctx, tx, i, next)
 		if err != nil {
@@ -125,7 +125,7 @@ func lowerInPlace(ctx context.Context, tx db.Tx, i instance.Instance,
 		shape := shapeOf(now.Manifest, old)
 		if next.MaxAccelerators > 0 && len(shape.AcceleratorIDs) > next.MaxAccelerators {
 			return nil, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The app instance has more accelerators than "+
-				"the project's entitlement allows.", nil).Lasting()
+				"the project's entitlement allows.", nil).Permanent()
 		}
 		services, err := manifest.Lower(next.Version.Manifest, next.Parameters, shape)
 		if err != nil {

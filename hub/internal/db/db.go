@@ -195,7 +195,7 @@ func prepareConn(ctx context.Context, conn *pgx.Conn) error {
 
 func unavailable(cause error) *fault.Error {
 	return fault.New(fault.Unavailable, "database_unavailable", "The database does not answer; try again in a moment.",
-		cause).After(time.Second)
+		cause).RetryAfter(time.Second)
 }
 
 func sqlState(err error) string {

@@ -298,7 +298,7 @@ func ambiguous(cause error) *fault.Error {
 	return fault.New(fault.Unavailable, "commit_ambiguous",
 		"The database broke off while saving; it is not known whether the change was made. Send the same request again "+
 			"with the same X-Idempotency-Key.",
-		errors.Join(ErrAmbiguousCommit, cause)).After(time.Second)
+		errors.Join(ErrAmbiguousCommit, cause)).RetryAfter(time.Second)
 }
 
 // orDiskFull tells the database's want of space from a mistake: whoever waits until there is room may try again.
@@ -308,12 +308,12 @@ func orDiskFull(err error) error {
 	}
 	return fault.New(fault.Unavailable, "database_disk_full",
 		"The hub's database has no disk space left; nothing was changed. Try again when the hub's operator has freed some.",
-		err).After(diskFullRetry)
+		err).RetryAfter(diskFullRetry)
 }
 
 func busy(cause error) *fault.Error {
 	return fault.New(fault.Unavailable, "database_busy", "Too many changes at the same place at once; try again in a "+
-		"moment.", cause).After(time.Second)
+		"moment.", cause).RetryAfter(time.Second)
 }
 
 func pause(ctx context.Context, n int) error {

@@ -291,7 +291,7 @@ func TestEndlessConflictEndsAsBusy(t *testing.T) {
 		return none{}, err
 	})
 	require.Equal(t, "database_busy", fault.As(err).Code)
-	require.Positive(t, fault.As(err).RetryAfter)
+	require.Positive(t, fault.As(err).RetryDelay)
 }
 
 func TestCancelledRequestEndsItsTransaction(t *testing.T) {

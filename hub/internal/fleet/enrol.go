@@ -41,7 +41,7 @@ func CreateToken(ctx context.Context, tx db.Tx, in NewToken, now time.Time) (Joi
 	}
 	if in.TTL < MinTokenTTL || in.TTL > MaxTokenTTL {
 		return JoinToken{}, fault.New(fault.Unprocessable, "expiry_out_of_range",
-			fmt.Sprintf("A join token lives between %s and %s.", MinTokenTTL, MaxTokenTTL), nil).At("/expires_in_seconds",
+			fmt.Sprintf("A join token lives between %s and %s.", MinTokenTTL, MaxTokenTTL), nil).WithField("/expires_in_seconds",
 			"out of range")
 	}
 	// The token's id serves as the site's when the site is new: ids of different tables never meet.
@@ -122,7 +122,7 @@ func Enrol(ctx context.Context, tx db.Tx, in Enrolment, now time.Time) (n Node, 
 	}
 	if known {
 		return Node{}, false, fault.New(fault.Conflict, "node_key_in_use", "A node with this key is enrolled already: "+
-			"renew its certificate, or make a new key.", nil).At("/csr_pem", "its key is another node's").Lasting()
+			"renew its certificate, or make a new key.", nil).WithField("/csr_pem", "its key is another node's").Permanent()
 	}
 	if _, err := tx.Exec(ctx,
 		`INSERT INTO nodes (id, site_id, hostname, public_key, resource_version, certificate_expires_at, features, facts,

@@ -149,7 +149,7 @@ func (n Node) shutOut() error {
 		return bannedFault()
 	case n.IsRemoved() && !n.Lost:
 		return fault.New(fault.Forbidden, "node_removed", "This node was removed from the mesh. It may return as a new "+
-			"node, with a new key and a new join token.", nil).Lasting()
+			"node, with a new key and a new join token.", nil).Permanent()
 	}
 	return nil
 }
@@ -255,12 +255,12 @@ func MayRenew(n Node, csrKey ed25519.PublicKey, message, signature []byte) error
 // ErrProof answers a renewal without the proof of the node's key, also for a node that does not exist.
 func ErrProof() *fault.Error {
 	return fault.New(fault.Unauthenticated, "proof_invalid", "The request is not signed by the key that the node "+
-		"enrolled with.", nil).At("/signature", "does not verify")
+		"enrolled with.", nil).WithField("/signature", "does not verify")
 }
 
 func bannedFault() error {
 	return fault.New(fault.Forbidden, CodeBanned, "This node is banned. It may return as a new node, with a new key and "+
-		"a new join token.", nil).Lasting()
+		"a new join token.", nil).Permanent()
 }
 
 func notFound() error {
@@ -270,7 +270,7 @@ func notFound() error {
 // tokenFault is one answer for every token that cannot be used, so that trying tokens tells nothing.
 func tokenFault() error {
 	return fault.New(fault.Unauthenticated, "join_token_invalid", "The join token is unknown, expired, or was used by "+
-		"another node. Make a new one.", nil).At("/join_token", "cannot be used").Lasting()
+		"another node. Make a new one.", nil).WithField("/join_token", "cannot be used").Permanent()
 }
 
 // cut bounds a text that a node sent, and drops what the database cannot store as text.

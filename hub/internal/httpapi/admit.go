@@ -178,7 +178,7 @@ func (a *api) admitNode(node string, state *call) (leave func(), err error) {
 func credential(h http.Header) (string, error) {
 	values := h.Values("Authorization")
 	missing := fault.New(fault.Unauthenticated, "credential_missing", "This operation needs a bearer token.", nil).
-		AtHint("header/Authorization", "is missing", "Authorization: Bearer <token>")
+		WithHint("header/Authorization", "is missing", "Authorization: Bearer <token>")
 	if len(values) == 0 {
 		return "", missing
 	}
@@ -187,7 +187,7 @@ func credential(h http.Header) (string, error) {
 	if len(values) > 1 || !ok || !strings.EqualFold(scheme, "Bearer") || token == "" || len(token) > maxCredentialBytes {
 		return "", fault.New(fault.Unauthenticated, "credential_invalid", "The Authorization header is not one bearer token.",
 			nil).
-			AtHint("header/Authorization", "is not a bearer token", "Authorization: Bearer <token>")
+			WithHint("header/Authorization", "is not a bearer token", "Authorization: Bearer <token>")
 	}
 	return token, nil
 }

@@ -251,7 +251,7 @@ func exhausted(charges []charge, n int, now time.Time) error {
 			perSecond := strconv.FormatFloat(float64(c.perSecond), 'f', -1, 64)
 			return fault.New(fault.RateLimited, "rate_limited",
 				fmt.Sprintf("Too many %s: the budget %q is used up. Wait as long as Retry-After says.", c.unit, c.name), nil).
-				At("budget/"+c.name, "allows "+perSecond+" "+c.unit+" a second").After(wait)
+				WithField("budget/"+c.name, "allows "+perSecond+" "+c.unit+" a second").RetryAfter(wait)
 		}
 	}
 	return nil

@@ -118,14 +118,15 @@ func (a *api) engine(s StrictServerInterface) *gin.Engine {
 			return
 		}
 		a.fail(c, fault.New(fault.NotFound, "route_not_found", "There is no such path; openapi.yaml lists them all.",
-			nil).Lasting())
+			nil).Permanent())
 	})
 	e.NoMethod(func(c *gin.Context) { a.methodNotAllowed(c) })
 
 	strict := NewStrictHandlerWithOptions(s, nil, StrictGinServerOptions{
 		RequestErrorHandlerFunc: func(c *gin.Context, err error) {
-			a.fail(c, fault.New(fault.Malformed, "invalid_request", "The body is not what the contract asks for.", err).At("",
-				"has a value of the wrong type").Lasting())
+			a.fail(c, fault.New(fault.Malformed, "invalid_request", "The body is not what the contract asks for.",
+				err).WithField("",
+				"has a value of the wrong type").Permanent())
 		},
 		HandlerErrorFunc: a.fail,
 		ResponseErrorHandlerFunc: func(c *gin.Context, err error) {
@@ -135,7 +136,7 @@ func (a *api) engine(s StrictServerInterface) *gin.Engine {
 	})
 	options := GinServerOptions{ErrorHandler: func(c *gin.Context, err error, _ int) {
 		a.fail(c, fault.New(fault.Malformed, "invalid_request", "A parameter is not what the contract asks for.",
-			err).Lasting())
+			err).Permanent())
 	}}
 	RegisterHandlersWithOptions(e.Group(basePath, a.admit), strict, options)
 

@@ -117,7 +117,7 @@ func TestFaultsBecomeProblems(t *testing.T) {
 	}
 	for kind, status := range kinds {
 		d := newDoor(t, desk{orgs: func(context.Context) (ListOrgsResponseObject, error) {
-			return nil, fault.New(kind, "a_code", "Do this.", errors.New("cause-"+marker)).AtHint("/x", "is bad", "like so")
+			return nil, fault.New(kind, "a_code", "Do this.", errors.New("cause-"+marker)).WithHint("/x", "is bad", "like so")
 		}})
 		res := d.do(t, getOrgs())
 		wait := res.Header.Get("Retry-After")

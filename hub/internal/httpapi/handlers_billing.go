@@ -171,7 +171,7 @@ func (s *Server) GetWallet(ctx context.Context, r GetWalletRequestObject) (GetWa
 	}
 	if orgID == "" {
 		return nil, fault.New(fault.Unprocessable, "org_required", "You belong to no org; say whose wallet you want.",
-			nil).At("query/org_id", "is required")
+			nil).WithField("query/org_id", "is required")
 	}
 	if err := iam.Authorize(p, iam.WalletRead, orgID, ""); err != nil {
 		return nil, err
@@ -294,7 +294,7 @@ func billingFilter(cursor string, limit Limit, from, to time.Time) (ledger.Filte
 	}
 	if !from.IsZero() && !to.IsZero() && !to.After(from) {
 		return ledger.Filter{}, fault.New(fault.Unprocessable, "period_empty", "The period ends before it begins.",
-			nil).At("query/to", "is not after from")
+			nil).WithField("query/to", "is not after from")
 	}
 	return ledger.Filter{Before: before, Limit: limitOf(limit), From: from, To: to}, nil
 }
@@ -302,7 +302,7 @@ func billingFilter(cursor string, limit Limit, from, to time.Time) (ledger.Filte
 func amountOf(text, pointer string) (int64, error) {
 	nanos, err := ledger.ParseNanos(text)
 	if err != nil {
-		return 0, fault.New(fault.Unprocessable, "amount_invalid", "The amount cannot be read.", err).AtHint(pointer,
+		return 0, fault.New(fault.Unprocessable, "amount_invalid", "The amount cannot be read.", err).WithHint(pointer,
 			"is not an amount", "like 12.5, with at most nine digits after the point")
 	}
 	return nanos, nil

@@ -338,8 +338,8 @@ func versionView(ctx context.Context, tx db.Tx, v catalog.Version) (AppVersion, 
 // envelopeOf reads the JSON form of a signed document. Nothing is verified yet.
 func envelopeOf(in SignedEnvelope, pointer string) (*protocol.Envelope, error) {
 	malformed := func(at string, cause error) error {
-		return fault.New(fault.Malformed, "envelope_malformed", "The envelope cannot be read.", cause).At(pointer+at,
-			"is not standard base64").Lasting()
+		return fault.New(fault.Malformed, "envelope_malformed", "The envelope cannot be read.", cause).WithField(pointer+at,
+			"is not standard base64").Permanent()
 	}
 	payload, err := base64.StdEncoding.DecodeString(in.Payload)
 	if err != nil {

@@ -289,7 +289,7 @@ func (s *Server) RenewNode(ctx context.Context, r RenewNodeRequestObject) (Renew
 	signature, err := base64.StdEncoding.DecodeString(r.Body.Signature)
 	if err != nil {
 		return nil, fault.New(fault.Malformed, "signature_encoding", "The signature is not standard base64.",
-			err).At("/signature", "not standard base64")
+			err).WithField("/signature", "not standard base64")
 	}
 	credentials, err := s.Fleet.RenewNode.Do(ctx, metaFrom(ctx), command.RenewNodeInput{
 		NodeID: r.Body.NodeID, CSRPEM: r.Body.CsrPem, IssuedAt: r.Body.IssuedAt, Signature: signature,

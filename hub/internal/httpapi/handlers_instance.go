@@ -371,7 +371,7 @@ func memberOf(i instance.Instance, id string) (instance.Member, error) {
 		return m, nil
 	}
 	return instance.Member{}, fault.New(fault.Unprocessable, "member_unknown", "The instance has no such member.",
-		nil).At("query/member_id", "names no member of the instance")
+		nil).WithField("query/member_id", "names no member of the instance")
 }
 
 func instanceView(i instance.Instance) (AppInstance, error) {

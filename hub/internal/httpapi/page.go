@@ -22,7 +22,7 @@ func limitOf(limit Limit) int {
 func cursorID(cursor string) (after string, err error) {
 	if cursor != "" && !db.IsID(cursor) {
 		return "", fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.",
-			nil).At("query/cursor", "not a cursor of this listing").Lasting()
+			nil).WithField("query/cursor", "not a cursor of this listing").Permanent()
 	}
 	return cursor, nil
 }

@@ -46,7 +46,7 @@ func (p *places) take(wanted ...place) (leave func(), err error) {
 			return nil, fault.New(fault.RateLimited, "too_many_at_once",
 				fmt.Sprintf("%d requests of the budget %q are under way already; end one, or try again in a moment.", w.max,
 					w.what), nil).
-				At("budget/"+w.what, fmt.Sprintf("allows %d at once", w.max)).After(placeRetryAfter)
+				WithField("budget/"+w.what, fmt.Sprintf("allows %d at once", w.max)).RetryAfter(placeRetryAfter)
 		}
 	}
 	if p.taken == nil {

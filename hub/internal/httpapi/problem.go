@@ -47,7 +47,7 @@ func writeProblem(c *gin.Context, f *fault.Error, correlationID string) {
 
 // retryAfter is the header's value; one second is the least that it can say.
 func retryAfter(f *fault.Error) string {
-	return strconv.FormatInt(max(1, int64(math.Ceil(f.RetryAfter.Seconds()))), 10)
+	return strconv.FormatInt(max(1, int64(math.Ceil(f.RetryDelay.Seconds()))), 10)
 }
 
 // unreadTime is how long a refused request may still send its body.

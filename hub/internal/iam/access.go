@@ -171,16 +171,16 @@ func signingKey(ctx context.Context, tx db.Tx, sealer Sealer) (kid string, _ ed2
 func signingAAD(kid string) []byte { return []byte("iam_signing_key\x00" + kid) }
 
 func (p Proof) check() error {
-	bad := fault.New(fault.Unprocessable, "invalid", "Send key_id with private_key_pem, or an assertion.", nil).Lasting()
+	bad := fault.New(fault.Unprocessable, "invalid", "Send key_id with private_key_pem, or an assertion.", nil).Permanent()
 	switch {
 	case p.Assertion == "" && p.PrivateKeyPEM == "":
-		return bad.At("/private_key_pem", "is required where there is no assertion")
+		return bad.WithField("/private_key_pem", "is required where there is no assertion")
 	case p.Assertion != "" && p.PrivateKeyPEM != "":
-		return bad.At("/assertion", "is one proof too many beside private_key_pem")
+		return bad.WithField("/assertion", "is one proof too many beside private_key_pem")
 	case p.PrivateKeyPEM != "" && p.KeyID == "":
-		return bad.At("/key_id", "is required beside private_key_pem")
+		return bad.WithField("/key_id", "is required beside private_key_pem")
 	case !db.IsID(p.ServiceAccountID):
-		return bad.At("/service_account_id", "is no id")
+		return bad.WithField("/service_account_id", "is no id")
 	}
 	return nil
 }
@@ -188,8 +188,8 @@ func (p Proof) check() error {
 // checkPrivateKey compares public halves: the private one is neither kept nor logged.
 func checkPrivateKey(text string, public ed25519.PublicKey) error {
 	unreadable := fault.New(fault.Unprocessable, "private_key_unreadable", "The private key cannot be read.", nil).
-		AtHint("/private_key_pem", "is no Ed25519 key in PKCS #8 PEM",
-			`build the body with: jq -n --arg pem "$(cat key.pem)" '{private_key_pem: $pem}'`).Lasting()
+		WithHint("/private_key_pem", "is no Ed25519 key in PKCS #8 PEM",
+			`build the body with: jq -n --arg pem "$(cat key.pem)" '{private_key_pem: $pem}'`).Permanent()
 	block, rest := pem.Decode([]byte(text))
 	if block == nil || block.Type != "PRIVATE KEY" || strings.TrimSpace(string(rest)) != "" {
 		return unreadable
@@ -251,7 +251,7 @@ func checkAssertion(ctx context.Context, tx db.Tx, proof Proof, public ed25519.P
 func wrongProof(cause error) *fault.Error {
 	return fault.New(fault.Unauthenticated, "credentials_invalid",
 		"The service account, its key or the assertion is not valid: check the ids, that the account is active and the key "+
-			"current, and for an assertion its claims and your clock.", cause).Lasting()
+			"current, and for an assertion its claims and your clock.", cause).Permanent()
 }
 
 func unauthenticated(cause error) *fault.Error {

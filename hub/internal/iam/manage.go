@@ -72,12 +72,12 @@ func SetUserRoles(ctx context.Context, tx db.Tx, u User, roles []Role, platformA
 	if err != nil {
 		return u, err
 	}
-	bad := fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).Lasting()
+	bad := fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).Permanent()
 	switch {
 	case u.OrgID == "" && len(roles) > 0:
-		return u, bad.AtHint("/roles", "roles are held in an org", "this user belongs to none")
+		return u, bad.WithHint("/roles", "roles are held in an org", "this user belongs to none")
 	case u.OrgID == "" && !platformAdmin:
-		return u, bad.AtHint("/platform_admin", "is required", "only a platform admin may belong to no org")
+		return u, bad.WithHint("/platform_admin", "is required", "only a platform admin may belong to no org")
 	case slices.Equal(roles, u.Roles) && platformAdmin == u.PlatformAdmin:
 		return u, nil
 	case u.PlatformAdmin && !platformAdmin:
@@ -204,7 +204,7 @@ func keepsAnAdmin(ctx context.Context, tx db.Tx, u User) error {
 	other, err := otherAdminExists(ctx, tx, u.ID)
 	if err == nil && !other {
 		err = fault.New(fault.Conflict, "last_platform_admin", "This is the last platform admin; make another one first.",
-			nil).Lasting()
+			nil).Permanent()
 	}
 	return err
 }
@@ -213,7 +213,7 @@ func checkRoles(roles []Role, may func(Role) bool, hint string) ([]Role, error) 
 	for _, r := range roles {
 		if !may(r) {
 			return nil, fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).
-				AtHint("/roles", "is no role that can be held here", hint).Lasting()
+				WithHint("/roles", "is no role that can be held here", hint).Permanent()
 		}
 	}
 	roles = slices.Clone(roles)

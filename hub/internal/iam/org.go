@@ -43,7 +43,7 @@ type Page struct {
 func (p Page) check() (Page, error) {
 	if p.After != "" && !db.IsID(p.After) {
 		return p, fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.",
-			nil).At("query/cursor", "not a cursor of this listing").Lasting()
+			nil).WithField("query/cursor", "not a cursor of this listing").Permanent()
 	}
 	if p.Limit <= 0 {
 		p.Limit = MaxPage
@@ -155,19 +155,19 @@ func ListProjects(ctx context.Context, tx db.Tx, p Principal, orgID string, page
 func slugPattern() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`) }
 
 func checkNames(slug, name, namePointer string) error {
-	bad := fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).Lasting()
+	bad := fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).Permanent()
 	if len(slug) > maxSlug || !slugPattern().MatchString(slug) {
-		return bad.AtHint("/slug", "is no slug", "lower-case letters, digits and inner hyphens, at most 63")
+		return bad.WithHint("/slug", "is no slug", "lower-case letters, digits and inner hyphens, at most 63")
 	}
 	if n := len([]rune(name)); n == 0 || n > maxName {
-		return bad.AtHint(namePointer, "is empty or too long", "1 to 128 characters")
+		return bad.WithHint(namePointer, "is empty or too long", "1 to 128 characters")
 	}
 	return nil
 }
 
 func taken(what, pointer string) *fault.Error {
-	return fault.New(fault.Conflict, "already_exists", "There is already a "+what+" of this name.", nil).At(pointer,
-		"is taken").Lasting()
+	return fault.New(fault.Conflict, "already_exists", "There is already a "+what+" of this name.", nil).WithField(pointer,
+		"is taken").Permanent()
 }
 
 func below(ctx context.Context, tx db.Tx, count func(context.Context, db.Tx, string) (int, error), id string, limit int,

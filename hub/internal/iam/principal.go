@@ -102,5 +102,5 @@ func ErrUnauthenticated() *fault.Error {
 
 func forbidden(permission Permission) *fault.Error {
 	return fault.New(fault.Forbidden, "forbidden", "You may not do this; it needs the permission "+string(permission)+".",
-		nil).Lasting()
+		nil).Permanent()
 }

@@ -74,7 +74,7 @@ func (l Limits) Check(name Quota, used, more int64) error {
 		fmt.Sprintf("The org's quota %s is %d and %d are in use; %d more do not fit. Give some back, or ask a platform "+
 			"admin to raise it.",
 			name, l[name], used, more), nil).
-		AtHint("quota/"+string(name), "is exceeded", fmt.Sprintf("limit %d, in use %d", l[name], used))
+		WithHint("quota/"+string(name), "is exceeded", fmt.Sprintf("limit %d, in use %d", l[name], used))
 }
 
 // LimitsOf returns the org's quotas.
@@ -100,7 +100,7 @@ func SetLimits(ctx context.Context, tx db.Tx, orgID string, set Limits, now time
 	for name, limit := range set {
 		if _, ok := known[name]; !ok || limit < 0 {
 			return 0, fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).
-				At("/limits", "names no quota, or a negative limit").Lasting()
+				WithField("/limits", "names no quota, or a negative limit").Permanent()
 		}
 	}
 	if _, err := tx.Exec(ctx, `DELETE FROM org_quotas WHERE org_id = $1`, orgID); err != nil {

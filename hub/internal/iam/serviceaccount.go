@@ -64,15 +64,15 @@ func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key 
 	if err := checkNames(sa.Slug, sa.Name, "/name"); err != nil {
 		return ServiceAccount{}, err
 	}
-	bad := fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).Lasting()
+	bad := fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).Permanent()
 	if len([]rune(sa.Description)) > maxDescription {
-		return ServiceAccount{}, bad.AtHint("/description", "is too long", "at most 2048 characters")
+		return ServiceAccount{}, bad.WithHint("/description", "is too long", "at most 2048 characters")
 	}
 	if sa.Role == "" {
 		sa.Role = AppOperator
 	}
 	if !sa.Role.ForServiceAccount() {
-		return ServiceAccount{}, bad.AtHint("/role", "is no role of a service account",
+		return ServiceAccount{}, bad.WithHint("/role", "is no role of a service account",
 			"app_operator, app_publisher or viewer")
 	}
 	sa.Status, sa.ResourceVersion = StatusActive, 1
@@ -129,7 +129,7 @@ func DisableServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, now
 // rotated because it may be known to others.
 func RotateKey(ctx context.Context, tx db.Tx, sa ServiceAccount, key Key) (ServiceAccount, error) {
 	if sa.Status != StatusActive {
-		return sa, fault.New(fault.Conflict, "service_account_disabled", "The service account is disabled.", nil).Lasting()
+		return sa, fault.New(fault.Conflict, "service_account_disabled", "The service account is disabled.", nil).Permanent()
 	}
 	if err := revokeKeys(ctx, tx, sa.ID, key.CreatedAt); err != nil {
 		return sa, err

@@ -58,7 +58,7 @@ func AskUpgrade(ctx context.Context, tx db.Tx, i Instance, ask Ask, u Upgraded, 
 	}
 	if u.AppVersion == i.Version && i.Lifecycle.Status == Running {
 		return Change{}, fault.New(fault.Conflict, "version_unchanged", "The app instance runs this version already.", nil).
-			At("/target_version", "is the version that runs")
+			WithField("/target_version", "is the version that runs")
 	}
 	i.Revision = newest(revisions).No + 1
 	made := Revision{No: i.Revision, AppVersion: u.AppVersion, Previous: base, Fallback: base}
@@ -107,7 +107,7 @@ func rollbackTarget(revisions []Revision, wanted int64, status Status, version s
 	}
 	if version == now.AppVersion && status == Running {
 		return Revision{}, fault.New(fault.Conflict, "version_unchanged", "The app instance runs this version already.", nil).
-			At("/target_version", "is the version that runs")
+			WithField("/target_version", "is the version that runs")
 	}
 	for _, r := range slices.Backward(revisions) {
 		if r.AppVersion == version && r.Worked() {
@@ -116,7 +116,7 @@ func rollbackTarget(revisions []Revision, wanted int64, status Status, version s
 	}
 	return Revision{}, fault.New(fault.Unprocessable, "reference_unknown", "This app instance has not been running that "+
 		"version, or so long ago that it is not kept.", nil).
-		At("/target_version", "names no version that it was running within the retention").Lasting()
+		WithField("/target_version", "names no version that it was running within the retention").Permanent()
 }
 
 // AskRollback asks for the content of an earlier revision again, under a new number. It has no fallback: where the old

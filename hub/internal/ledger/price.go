@@ -64,7 +64,7 @@ func PerQuantity(meter, per string) (int64, error) {
 
 func badUnit(reason string) error {
 	return fault.New(fault.Unprocessable, "price_unit_invalid", "This meter cannot be priced per that unit.",
-		nil).At("/per", reason)
+		nil).WithField("/per", reason)
 }
 
 // CreatePrice adds a row to the price book. A price for time that has passed is refused: it may have been billed.
@@ -82,7 +82,7 @@ func CreatePrice(ctx context.Context, tx db.Tx, p Price, now time.Time) (Price, 
 	case p.From.Before(now):
 		return Price{}, fault.New(fault.Unprocessable, "price_in_the_past", "A price cannot begin in the past; that time "+
 			"may have been billed.", nil).
-			AtHint("/from", "lies in the past", "leave it out for a price from now on")
+			WithHint("/from", "lies in the past", "leave it out for a price from now on")
 	case p.Nanos < 0 || p.HostBasisPoints < 0 || p.HostBasisPoints > rating.BasisPoints:
 		return Price{}, fault.New(fault.Unprocessable, "price_invalid", "A price is not negative, and a host's share is at "+
 			"most all of it.", nil)
@@ -90,7 +90,7 @@ func CreatePrice(ctx context.Context, tx db.Tx, p Price, now time.Time) (Price, 
 	if hour, err := rating.ChargeUp(p.Nanos, per, time.Hour.Microseconds()); Unit(p.Meter) == unitSeconds &&
 		(err != nil || hour > maxHourNanos) {
 		return Price{}, fault.New(fault.Unprocessable, "price_invalid", "An hour at this price is out of range.",
-			nil).At("/price", "is too large")
+			nil).WithField("/price", "is too large")
 	}
 	p.ID, p.PerQuantity, p.CreatedAt = db.NewID(), per, now
 	made, err := insertPrice(ctx, tx, p)
@@ -100,7 +100,7 @@ func CreatePrice(ctx context.Context, tx db.Tx, p Price, now time.Time) (Price, 
 	if !made {
 		return Price{}, fault.New(fault.Conflict, "price_exists", "There is a price of the same scope from the same moment "+
 			"on; choose another moment.", nil).
-			At("/from", "is taken")
+			WithField("/from", "is taken")
 	}
 	rows, err := pricesOf(ctx, tx, []string{p.Meter})
 	if err != nil {

@@ -74,7 +74,7 @@ func ReadSegment(nodeID, incarnation string, seg *protocol.UsageSegment) (Segmen
 		if out.records[i].sequence <= 0 || i > 0 && out.records[i].sequence != out.records[i-1].sequence+1 {
 			return Segment{}, fault.New(fault.Unprocessable, "segment_numbering", "The records of a usage segment are not "+
 				"numbered in a row.",
-				fmt.Errorf("segment %d, record %d", seg.GetNumber(), i)).Lasting()
+				fmt.Errorf("segment %d, record %d", seg.GetNumber(), i)).Permanent()
 		}
 	}
 	return out, nil

@@ -24,7 +24,8 @@ type Grant struct {
 // due again.
 func GrantCredit(ctx context.Context, tx db.Tx, g Grant, now time.Time) (Posting, error) {
 	if g.Nanos <= 0 {
-		return Posting{}, fault.New(fault.Unprocessable, "amount_invalid", "A credit must be above zero.", nil).At("/amount",
+		return Posting{}, fault.New(fault.Unprocessable, "amount_invalid", "A credit must be above zero.", nil).WithField(
+			"/amount",
 			"is not above zero")
 	}
 	p, err := NewPosting("credit:"+g.Key,
@@ -81,7 +82,7 @@ func moveWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int
 		return err
 	}
 	if have > math.MaxInt64-nanos {
-		return fault.New(fault.Unprocessable, "amount_invalid", "The wallet cannot hold that much.", nil).At("/amount",
+		return fault.New(fault.Unprocessable, "amount_invalid", "The wallet cannot hold that much.", nil).WithField("/amount",
 			"is too large")
 	}
 	return upsertWallet(ctx, tx, orgID, currency, have+nanos, now)

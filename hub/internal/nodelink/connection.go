@@ -352,7 +352,7 @@ func (s *Server) Logs(ctx context.Context, nodeID, orgID string, request *protoc
 
 func unreachable(cause error) error {
 	return fault.New(fault.Unavailable, "node_unreachable", "The node is not connected now; try again later.",
-		cause).After(10 * time.Second)
+		cause).RetryAfter(10 * time.Second)
 }
 
 func (s *Server) tunnel(ctx context.Context, nodeID, orgID string,

@@ -90,7 +90,7 @@ func newAuthority(key *ecdsa.PrivateKey, role, trustDomain string, hosts hostNam
 func ParseNodeCSR(csrPEM string) (*x509.CertificateRequest, ed25519.PublicKey, error) {
 	invalid := func(reason string, cause error) error {
 		return fault.New(fault.Unprocessable, "csr_invalid", "The certificate request cannot be used: "+reason+".",
-			cause).At("/csr_pem", reason)
+			cause).WithField("/csr_pem", reason)
 	}
 	if len(csrPEM) > MaxCSRBytes {
 		return nil, nil, invalid("it is too long", nil)

@@ -80,11 +80,11 @@ type authority struct {
 func Open(dataDir string) (*Keys, error) {
 	if path, err := findOffline(dataDir); err != nil {
 		return nil, fault.New(fault.Internal, "data_dir_unreadable", "The data directory "+dataDir+
-			" cannot be searched: run the hub as its owner.", err).Lasting()
+			" cannot be searched: run the hub as its owner.", err).Permanent()
 	} else if path != "" {
 		return nil, fault.New(fault.Internal, "root_key_in_data_dir",
 			"The root or catalog key lies inside the data directory ("+path+"). Move it to another machine or at least to "+
-				"another directory, then start again.", nil).Lasting()
+				"another directory, then start again.", nil).Permanent()
 	}
 	dir := filepath.Join(dataDir, trustDirName)
 	k := &Keys{dir: dir}
@@ -92,7 +92,7 @@ func Open(dataDir string) (*Keys, error) {
 	if k.hubID, err = readLine(filepath.Join(dir, hubIDFile)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, fault.New(fault.Internal, "not_initialised", "There are no keys in "+dir+
-				": run `gpuaas-hub init` first.", err).Lasting()
+				": run `gpuaas-hub init` first.", err).Permanent()
 		}
 		return nil, unreadable(dir, err)
 	}
@@ -107,7 +107,7 @@ func Open(dataDir string) (*Keys, error) {
 
 func unreadable(dir string, err error) error {
 	return fault.New(fault.Internal, "keys_unreadable", "The keys in "+dir+" cannot be read: check owner and "+
-		"permissions, or restore them from a backup.", err).Lasting()
+		"permissions, or restore them from a backup.", err).Permanent()
 }
 
 // Reload reads the bundle and the keys again and reports whether they changed. Another process (`gpuaas-hub trust

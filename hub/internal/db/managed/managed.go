@@ -318,7 +318,7 @@ func (s *Server) predecessor() int {
 }
 
 func refuse(code, public string, cause error) *fault.Error {
-	return fault.New(fault.Unprocessable, code, public, cause).Lasting()
+	return fault.New(fault.Unprocessable, code, public, cause).Permanent()
 }
 
 // reason is the system's own words, without the path that the text around it already names.
