@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
@@ -176,7 +177,7 @@ func TestSettlementGoesOnPastAMemberThatCannotBeSettled(t *testing.T) {
 	})
 	w.occupy(ids[0], "hold_closed:"+hold)
 	settle := &SettleMembers{DB: w.d, Log: slog.New(slog.DiscardHandler)}
-	w.now = w.now.Add(ledger.StaleAfter + 2*time.Hour)
+	w.now = w.now.Add(billing.StaleAfter + 2*time.Hour)
 	n, err := settle.Do(t.Context(), w.now)
 	require.NoError(t, err)
 	require.Equal(t, 2, n)

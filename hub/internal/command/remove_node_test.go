@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
@@ -243,7 +244,7 @@ func TestLaw05ALostNodesLateUsageIsBilledUpToItsLossAndOnce(t *testing.T) {
 			require.NoError(t, rows.Scan(&reason))
 			reasons[reason] = true
 		}
-		require.Equal(t, map[string]bool{ledger.SuspenseOutsideClaim: true, ledger.SuspenseAlreadyBilled: true}, reasons)
+		require.Equal(t, map[string]bool{billing.SuspenseOutsideClaim: true, billing.SuspenseAlreadyBilled: true}, reasons)
 		return rows.Err()
 	})
 }
@@ -259,8 +260,8 @@ func TestTheHoldOfALostMemberGoesBackAfterThirtyDaysOfSilence(t *testing.T) {
 		require.NoError(t, err)
 		return n
 	}
-	require.Zero(t, stale(w.now.Add(ledger.StaleAfter)), "its lease ended later than that")
-	require.Equal(t, 1, stale(w.now.Add(ledger.StaleAfter+2*time.Hour)))
+	require.Zero(t, stale(w.now.Add(billing.StaleAfter)), "its lease ended later than that")
+	require.Equal(t, 1, stale(w.now.Add(billing.StaleAfter+2*time.Hour)))
 	available, stillHeld := w.wallet()
 	require.Zero(t, stillHeld)
 	require.Equal(t, before+held, available)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
@@ -55,7 +56,7 @@ func (c *StartInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID,
 			if err != nil {
 				return instance.Change{}, err
 			}
-			if covered.After(m.Now.Add(ledger.MinLease)) {
+			if covered.After(m.Now.Add(billing.MinLease)) {
 				continue
 			}
 			if _, err := ledger.IssueLease(ctx, tx, ledger.LeaseRequest{

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -27,10 +28,6 @@ func AdoptLease(ctx context.Context, tx db.Tx, nodeID string, in *protocol.Lease
 		!in.GetExpiresAt().IsValid() {
 		return false, false, nil
 	}
-	l, err := adoptedLease(ctx, tx, s, in)
-	if err != nil {
-		return false, false, err
-	}
 	if s.currency == "" {
 		s.currency = in.GetCurrency()
 	}
@@ -38,54 +35,57 @@ func AdoptLease(ctx context.Context, tx db.Tx, nodeID string, in *protocol.Lease
 	if err != nil {
 		return false, false, err
 	}
+	last, err := newestLease(ctx, tx, s)
+	if err != nil {
+		return false, false, err
+	}
+	l, lack := billing.RecoverLease(s.member(), last, h.Hold, in)
+	if err := hostShares(ctx, tx, l.Prices); err != nil {
+		return false, false, err
+	}
 	wallet, err := walletBalance(ctx, tx, s.OrgID, s.currency)
 	if err != nil {
 		return false, false, err
 	}
-	lack := max(in.GetCapNanos()-(h.placed-h.released), 0)
-	if h, err = place(ctx, tx, s, h, min(lack, wallet), fmt.Sprintf("lease:%s:%d", s.ID, l.no), now); err != nil {
+	if h, err = place(ctx, tx, s, h, min(lack, wallet), fmt.Sprintf("lease:%s:%d", s.ID, l.No), now); err != nil {
 		return false, false, err
 	}
-	l.holdID = h.id
+	l.HoldID = h.id
 	if err := insertLease(ctx, tx, l); err != nil {
 		return false, false, err
 	}
-	if l.issuedAt.Before(s.OpenedAt) {
-		if _, err := tx.Exec(ctx, `UPDATE subjects SET opened_at = $2 WHERE id = $1`, s.ID, l.issuedAt); err != nil {
+	if l.IssuedAt.Before(s.OpenedAt) {
+		if _, err := tx.Exec(ctx, `UPDATE subjects SET opened_at = $2 WHERE id = $1`, s.ID, l.IssuedAt); err != nil {
 			return false, false, err
 		}
 	}
-	s.leaseNo = l.no
-	return true, lack > wallet, setLeased(ctx, tx, s, renewAt(l))
+	s.leaseNo = l.No
+	return true, lack > wallet, setLeased(ctx, tx, s, l.RenewAt())
 }
 
-func adoptedLease(ctx context.Context, tx db.Tx, s subject, in *protocol.Lease) (lease, error) {
-	expires := in.GetExpiresAt().AsTime().Truncate(time.Microsecond)
-	l := lease{
-		subjectID: s.ID, no: int64(in.GetLeaseNo()), nodeID: s.NodeID, currency: in.GetCurrency(), cap: in.GetCapNanos(),
-		issuedAt: expires.Add(-time.Duration(in.GetDurationSeconds()) * time.Second), expiresAt: expires,
-		endPolicy: in.GetEndPolicy(),
+// newestLease is the newest lease that is stored of a subject; the zero lease where there is none.
+func newestLease(ctx context.Context, tx db.Tx, s subject) (billing.Lease, error) {
+	if s.leaseNo == 0 {
+		return billing.Lease{}, nil
 	}
-	if l.no > s.leaseNo+1 && s.leaseNo > 0 {
-		// The leases in between are lost; each began before the one before it had ended.
-		before, err := leasesOf(ctx, tx, []string{s.ID}, []time.Time{{}})
-		if err != nil {
-			return lease{}, err
-		}
-		if len(before) > 0 {
-			l.issuedAt = earliest(l.issuedAt, before[len(before)-1].expiresAt)
-		}
+	leases, err := leasesOf(ctx, tx, []string{s.ID}, []time.Time{{}})
+	if err != nil {
+		return billing.Lease{}, err
 	}
-	for _, p := range in.GetPrices() {
-		f := frozen{Meter: p.GetMeter(), PriceID: p.GetPriceId(), Nanos: p.GetPriceNanos(), PerQuantity: p.GetPerQuantity()}
-		// The host's share is not in the lease. A price that was made after the backup is lost with it.
-		err := tx.QueryRow(ctx, `SELECT host_basis_points FROM prices WHERE id = $1`, f.PriceID).Scan(&f.HostBasisPoints)
+	return billing.NewLeases(leases).Newest(), nil
+}
+
+// hostShares adds the host's shares, which the message of a lease does not carry. A price that was made after the
+// backup is lost with it.
+func hostShares(ctx context.Context, tx db.Tx, prices []billing.FrozenPrice) error {
+	for i := range prices {
+		err := tx.QueryRow(ctx, `SELECT host_basis_points FROM prices WHERE id = $1`, prices[i].PriceID).
+			Scan(&prices[i].HostBasisPoints)
 		if err != nil && !db.IsNoRows(err) {
-			return lease{}, err
+			return err
 		}
-		l.prices = append(l.prices, f)
 	}
-	return l, nil
+	return nil
 }
 
 func earliest(a, b time.Time) time.Time {

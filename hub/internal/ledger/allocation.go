@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -75,14 +76,14 @@ func AccrueAllocation(ctx context.Context, tx db.Tx, id string, now time.Time) (
 	if err != nil {
 		return out, err
 	}
-	if lack := min(need-h.balance(), wallet); lack > 0 {
+	if lack := min(need-h.Balance(), wallet); lack > 0 {
 		if h, err = place(ctx, tx, s, h, lack, fmt.Sprintf("allocation:%s:%d", s.ID, s.accruedUntil.UnixMicro()),
 			now); err != nil {
 			return out, err
 		}
 	}
 	notice, err := aheadCost(prices, now, AllocationNotice)
-	out.Exhausted = h.balance() < notice
+	out.Exhausted = h.Balance() < notice
 	return out, err
 }
 
@@ -115,8 +116,8 @@ func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices [
 	for _, p := range prices {
 		byID[p.ID] = p
 	}
-	accruals, err := loadHours(ctx, tx, []string{s.ID}, []rating.Interval{span}, map[hourKey]*hourCount{})
-	if err != nil {
+	book := billing.NewBook()
+	if err := loadHours(ctx, tx, []string{s.ID}, []rating.Interval{span}, book); err != nil {
 		return h, err
 	}
 	toPost, err := pendingOf(ctx, tx, []string{s.ID})
@@ -125,25 +126,25 @@ func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices [
 	}
 	row := usageRow{
 		subject: &s, accepted: span.Length(),
-		record: &record{store: store{nodeID: s.NodeID}, meter: MeterAllocationSeconds, quantity: span.Length(), span: span},
+		Record: &billing.Record{
+			Store: store{NodeID: s.NodeID}, Meter: MeterAllocationSeconds, Quantity: span.Length(), Span: span,
+		},
 	}
-	hours := map[accrualKey]hourRow{}
+	hours := map[billing.AccrualKey]hourRow{}
 	for _, part := range rating.Split(span, span.Length(), prices) {
-		k, a := accrualKey{s.ID, MeterAllocationSeconds, part.PriceID, part.Hour}, &addition{
-			quantity: part.Quantity,
-			price:    byID[part.PriceID],
-		}
-		next, d, err := a.rate(accruals[k], h)
+		k := billing.AccrualKey{MemberID: s.ID, Meter: MeterAllocationSeconds, PriceID: part.PriceID, Hour: part.Hour}
+		a := billing.Addition{Quantity: part.Quantity, Price: byID[part.PriceID]}
+		next, d, err := billing.Rate(book.Accruals[k], a, h.Balance())
 		if err != nil {
 			return h, err
 		}
-		h.posted += d.CollectedNanos
-		accruals[k] = next
-		a.posting = addPending(toPost, k, a.price.Currency, d, now)
-		if row.added == nil {
-			row.added, a.records = a, 1
+		h.Posted += d.CollectedNanos
+		book.Accruals[k] = next
+		posting := addPending(toPost, k, a.Price.Currency, d, now)
+		if len(hours) == 0 {
+			row.posting, a.Records = posting, 1
 		}
-		hours[k] = hourRow{next, hours[k].records + a.records}
+		hours[k] = hourRow{next, hours[k].records + a.Records}
 	}
 	if h.id != "" {
 		if err := updateHold(ctx, tx, h); err != nil {

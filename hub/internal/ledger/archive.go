@@ -46,8 +46,8 @@ func keepSegments(ctx context.Context, tx db.Tx, slot Slot, segments []Segment) 
 	return db.CopyRows(ctx, tx, `COPY usage_segments_`+slot.number()+
 		` (node_id, incarnation, number, envelope) FROM STDIN BINARY`, signed,
 		func(w *db.Row, s *Segment) {
-			w.UUID(id(s.store.nodeID))
-			w.Text(s.store.incarnation)
+			w.UUID(id(s.store.NodeID))
+			w.Text(s.store.Incarnation)
 			w.Int8(int64(s.number))
 			w.Bytes(s.envelope)
 		})
@@ -67,7 +67,7 @@ func ArchiveNext(ctx context.Context, tx db.Tx, s Slot) (done bool, err error) {
 	of := found[0].store
 	first, last := found[0].number, found[len(found)-1].number
 	segments, err := collect(ctx, tx, scanSegment, `SELECT incarnation, number, envelope FROM usage_segments_`+s.number()+`
-		WHERE node_id = $1 AND incarnation = $2 AND number >= $3 AND number <= $4 ORDER BY number`, of.nodeID, of.incarnation,
+		WHERE node_id = $1 AND incarnation = $2 AND number >= $3 AND number <= $4 ORDER BY number`, of.NodeID, of.Incarnation,
 		first, last)
 	if err != nil {
 		return false, err
@@ -85,7 +85,7 @@ func ArchiveNext(ctx context.Context, tx db.Tx, s Slot) (done bool, err error) {
 			sha256, packed)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (from_at, node_id, incarnation, first_number) DO
 		NOTHING`,
-		s.From, s.To, of.nodeID, of.incarnation, first, last, int64(len(segments)), records, sum, packed)
+		s.From, s.To, of.NodeID, of.Incarnation, first, last, int64(len(segments)), records, sum, packed)
 	return false, err
 }
 
@@ -111,7 +111,7 @@ func nextSegments(ctx context.Context, tx db.Tx, s Slot, node pgtype.UUID, incar
 	last int64,
 ) ([]foundSegment, error) {
 	found, err := collect(ctx, tx, func(row pgx.Row) (f foundSegment, err error) {
-		err = row.Scan(&f.store.nodeID, &f.store.incarnation, &f.number, &f.bytes)
+		err = row.Scan(&f.store.NodeID, &f.store.Incarnation, &f.number, &f.bytes)
 		return f, err
 	}, `SELECT node_id, incarnation, number, octet_length(envelope) FROM usage_segments_`+s.number()+`
 		WHERE (node_id, incarnation, number) > ($1, $2, $3) ORDER BY node_id, incarnation, number LIMIT $4`, node,
@@ -288,7 +288,7 @@ func DeleteOldArchive(ctx context.Context, tx db.Tx, o db.Old[ArchiveKey]) (last
 	}
 	return keys[len(keys)-1], len(keys),
 		tx.Later(ctx, `DELETE FROM usage_archive WHERE (from_at, node_id, incarnation, first_number) IN (
-		SELECT x.at, x.node, x.incarnation, x.first FROM unnest($1::timestamptz[], $2::uuid[], $3::text[], $4::int8[]) AS
+		SELECT x.at, x.node, x.Incarnation, x.first FROM unnest($1::timestamptz[], $2::uuid[], $3::text[], $4::int8[]) AS
 		x(at, node, incarnation, first))`,
 			from, nodes, incarnations, first)
 }

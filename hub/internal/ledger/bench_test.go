@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -33,7 +34,7 @@ func BenchmarkPostUsage(b *testing.B) {
 			s.CPUMillis, s.MemoryBytes = 1000, 1<<30
 			s, err := w.open(s)
 			require.NoError(b, err)
-			w.lease(s, ledger.MaxLease)
+			w.lease(s, billing.MaxLease)
 			m.subs = append(m.subs, s)
 		}
 		all = append(all, m)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
@@ -37,9 +38,9 @@ func EstimateMember(ctx context.Context, tx db.Tx, member Subject, now time.Time
 }
 
 // rates prices an hour at the member's limits; what is out of range is left out, as no lease covers it either.
-func rates(s Subject, prices []frozen) (list []Rate, total int64) {
+func rates(s Subject, prices []billing.FrozenPrice) (list []Rate, total int64) {
 	for _, p := range prices {
-		nanos, ok := costOf(subject{Subject: s}, []frozen{p}, time.Hour.Microseconds())
+		nanos, ok := subject{Subject: s}.member().MaxCost([]billing.FrozenPrice{p}, time.Hour.Microseconds())
 		if !ok || nanos == 0 {
 			continue
 		}
@@ -68,8 +69,8 @@ func CostOf(ctx context.Context, tx db.Tx, memberIDs []string) (Cost, error) {
 	}
 	var out Cost
 	for _, m := range members {
-		out.SpentNanos += m.hold.posted
-		out.HeldNanos += m.hold.balance()
+		out.SpentNanos += m.hold.Posted
+		out.HeldNanos += m.hold.Balance()
 		_, nanos := rates(m.subject, m.prices)
 		out.PerHourNanos += nanos
 		out.Currency = cmp.Or(m.currency, m.hold.currency, out.Currency)

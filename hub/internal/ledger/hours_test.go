@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -78,7 +79,7 @@ func TestRecordsOfMadeUpRunsAreInSuspense(t *testing.T) {
 	const allowed = int64(3600+180+900) * 1e6
 	require.Equal(t, allowed, number(w, `SELECT sum(quantity)::int8 FROM usage_hours WHERE meter = 'cpu_seconds'`))
 	require.Equal(t, int64(9000)*1e6-allowed,
-		number(w, `SELECT sum(quantity)::int8 FROM suspense_records WHERE reason = $1`, ledger.SuspenseBeyondLimit))
+		number(w, `SELECT sum(quantity)::int8 FROM suspense_records WHERE reason = $1`, billing.SuspenseBeyondLimit))
 
 	// Slivers of made-up runs, a segment for each hundred.
 	for n := range 40 {
@@ -91,7 +92,7 @@ func TestRecordsOfMadeUpRunsAreInSuspense(t *testing.T) {
 	require.EqualValues(t, 3600, number(w, `SELECT records FROM usage_hours WHERE hour = $1`, at(3600)))
 	require.EqualValues(t, 3600, number(w, `SELECT count(*) FROM usage_recent WHERE started_at >= $1`, at(3600)))
 	require.EqualValues(t, 400, number(w, `SELECT count(*) FROM suspense_records WHERE reason = $1`,
-		ledger.SuspenseTooFragmented))
+		billing.SuspenseTooFragmented))
 	w.post(w.session(other, 0, 3600))
 	require.EqualValues(t, 3600_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_hours WHERE subject_id = $1`,
 		other.ID), "its neighbour's is accepted")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/rating"
@@ -314,14 +315,17 @@ func TestLaw05NoSecondOfAMemberIsPostedTwice(t *testing.T) {
 
 // TestLaw06EveryPostingSumsToZero refuses unbalanced postings where they are built.
 func TestLaw06EveryPostingSumsToZero(t *testing.T) {
+	leg := func(account, currency string, nanos int64) ledger.Leg {
+		return ledger.Leg{Account: account, Currency: currency, Nanos: nanos}
+	}
 	for name, legs := range map[string][]ledger.Leg{
-		"not zero":       {{"a", "EUR", 1}, {"b", "EUR", -2}},
-		"two currencies": {{"a", "EUR", 1}, {"b", "USD", -1}},
-		"one leg":        {{"a", "EUR", 0}},
-		"empty leg":      {{"a", "EUR", 1}, {"b", "EUR", -1}, {"c", "EUR", 0}},
-		"no account":     {{"a", "EUR", 1}, {"", "EUR", -1}},
-		"no currency":    {{"a", "", 1}, {"b", "", -1}},
-		"wraps around":   {{"a", "EUR", 1 << 62}, {"b", "EUR", 1 << 62}, {"c", "EUR", 1 << 62}, {"d", "EUR", 1 << 62}},
+		"not zero":       {leg("a", "EUR", 1), leg("b", "EUR", -2)},
+		"two currencies": {leg("a", "EUR", 1), leg("b", "USD", -1)},
+		"one leg":        {leg("a", "EUR", 0)},
+		"empty leg":      {leg("a", "EUR", 1), leg("b", "EUR", -1), leg("c", "EUR", 0)},
+		"no account":     {leg("a", "EUR", 1), leg("", "EUR", -1)},
+		"no currency":    {leg("a", "", 1), leg("b", "", -1)},
+		"wraps around":   {leg("a", "EUR", 1<<62), leg("b", "EUR", 1<<62), leg("c", "EUR", 1<<62), leg("d", "EUR", 1<<62)},
 		"none":           nil,
 	} {
 		_, err := ledger.NewPosting("k", legs...)
@@ -452,7 +456,7 @@ func TestLaw07LateUsageIsWrittenOff(t *testing.T) {
 	w.lease(s, time.Hour)
 	w.now = at(3600)
 	w.close(s, at(1800))
-	w.now = noon.Add(time.Hour + ledger.StaleAfter)
+	w.now = noon.Add(time.Hour + billing.StaleAfter)
 	require.Zero(t, w.settle(), "not yet")
 	w.now = w.now.Add(time.Second)
 	require.Equal(t, 1, w.settle())

@@ -4,28 +4,16 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
-)
-
-const (
-	// MinLease is the shortest lease that is worth its messages; a wallet that affords less gets none.
-	MinLease = 15 * time.Minute
-	// MaxLease bounds how long a node may spend without asking again.
-	MaxLease = 7 * 24 * time.Hour
-	// holdMargin is held beyond a lease's end: what the last beats and a slow stop may take.
-	holdMargin = 10 * time.Minute
-
-	endPolicyStop = "stop"
 )
 
 // LeaseRequest asks for a member's next lease.
@@ -36,37 +24,6 @@ type LeaseRequest struct {
 	// Duration is cut to MaxLease, and to what the wallet affords.
 	Duration time.Duration
 	AppSlug  string
-}
-
-// lease is the row.
-type lease struct {
-	subjectID string
-	no        int64
-	nodeID    string
-	holdID    string
-	currency  string
-	cap       int64
-	issuedAt  time.Time
-	expiresAt time.Time
-	endPolicy string
-	prices    []frozen
-}
-
-func (l lease) window() rating.Interval { return rating.Interval{From: l.issuedAt, To: l.expiresAt} }
-
-func (l lease) message() *protocol.Lease {
-	out := &protocol.Lease{
-		MemberId: l.subjectID, LeaseNo: uint64(l.no), HoldId: l.holdID, CapNanos: l.cap, Currency: l.currency,
-		EndPolicy: l.endPolicy,
-		ExpiresAt: timestamppb.New(l.expiresAt), DurationSeconds: uint64(l.expiresAt.Sub(l.issuedAt) / time.Second),
-	}
-	for _, p := range l.prices {
-		out.Prices = append(out.Prices, &protocol.FrozenPrice{
-			Meter: p.Meter, PriceId: p.PriceID, PriceNanos: p.Nanos,
-			PerQuantity: p.PerQuantity,
-		})
-	}
-	return out
 }
 
 // IssueLease gives a member its next lease: today's prices, frozen, and a hold in the wallet that covers the whole of
@@ -128,48 +85,51 @@ func issue(ctx context.Context, tx db.Tx, s subject, r LeaseRequest, now time.Ti
 	if err != nil {
 		return nil, err
 	}
-	wish := min(max(r.Duration, MinLease), MaxLease).Truncate(time.Second)
-	cost := func(micros int64) (int64, bool) { return costOf(s, prices, micros) }
-	duration, topUp := rating.Affordable(cost, p.hold.balance(), available, p.unreported, wish, holdMargin)
-	l := lease{
-		subjectID: s.ID, no: s.leaseNo + 1, nodeID: s.NodeID, currency: s.currency, issuedAt: now,
-		expiresAt: now.Add(duration),
-		endPolicy: endPolicyStop, prices: prices,
-	}
-	if duration < MinLease || duration < wish && !l.expiresAt.After(p.leasedUntil) {
+	l, lacks, ok := billing.NextLease(s.member(), p.Past, billing.Wish{
+		Now: now, Duration: r.Duration, Currency: s.currency, Prices: prices, WalletNanos: available,
+	})
+	if !ok {
 		return nil, insufficientFunds()
 	}
-	h, err := place(ctx, tx, s, p.hold, topUp, fmt.Sprintf("lease:%s:%d", s.ID, l.no), now)
+	h, err := place(ctx, tx, s, p.hold, lacks, fmt.Sprintf("lease:%s:%d", s.ID, l.No), now)
 	if err != nil {
 		return nil, err
 	}
-	l.holdID, l.cap = h.id, rating.Cap(h.placed-h.released, p.suspended)
+	l.HoldID = h.id
 	if err := insertLease(ctx, tx, l); err != nil {
 		return nil, err
 	}
-	s.leaseNo = l.no
-	return l.message(), setLeased(ctx, tx, s, renewAt(l))
+	s.leaseNo = l.No
+	return l.Message(), setLeased(ctx, tx, s, l.RenewAt())
 }
 
-// past is what a member's next lease depends on.
+// past is what a member's next lease depends on, with the hold as it is stored.
 type past struct {
+	billing.Past
 	hold hold
-	// unreported is the leased time of which usage may still come, in microseconds; leasedUntil is when the latest lease
-	// ends.
-	unreported  int64
-	leasedUntil time.Time
-	// suspended is what usage in suspense would cost.
-	suspended int64
 }
 
-func pastOf(ctx context.Context, tx db.Tx, s subject, prices []frozen, now time.Time) (p past, err error) {
+func pastOf(ctx context.Context, tx db.Tx, s subject, prices []billing.FrozenPrice, now time.Time) (p past, err error) {
 	if p.hold, _, err = holdOf(ctx, tx, s.ID); err != nil {
 		return p, err
 	}
-	if p.unreported, p.leasedUntil, err = unreportedLength(ctx, tx, s, now); err != nil {
+	p.Hold, p.LastLease = p.hold.Hold, s.leaseNo
+	covered, err := coveredUntil(ctx, tx, s.ID, protocol.MeterSessionSeconds)
+	if err != nil {
 		return p, err
 	}
-	p.suspended, err = suspendedCost(ctx, tx, s, prices)
+	since := latest(s.OpenedAt, covered)
+	leases, err := leasesOf(ctx, tx, []string{s.ID}, []time.Time{since})
+	if err != nil {
+		return p, err
+	}
+	windows := make([]rating.Interval, len(leases))
+	for i, l := range leases {
+		windows[i] = l.Window()
+	}
+	p.UnreportedMicros, p.LeasedUntil = billing.Unreported(s.member(), since, now, windows)
+	suspended, err := suspendedOf(ctx, tx, s.ID)
+	p.SuspendedNanos = billing.SuspendedCost(prices, suspended)
 	return p, err
 }
 
@@ -187,7 +147,7 @@ func LeasesOf(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string][]*pr
 	}
 	out := map[string][]*protocol.Lease{}
 	for _, l := range rows {
-		out[l.nodeID] = append(out[l.nodeID], l.message())
+		out[l.NodeID] = append(out[l.NodeID], l.Message())
 	}
 	return out, nil
 }
@@ -235,7 +195,7 @@ func RenewLease(ctx context.Context, tx db.Tx, r LeaseRequest) (out Renewal, err
 	// While the lease still runs it is worth asking often; a grant of credit makes the member due at once.
 	most := lastRetry
 	if leased.After(r.Now) {
-		most = holdMargin
+		most = billing.HoldMargin
 	}
 	return out, setAside(ctx, tx, s.ID, s.failures+1, r.Now.Add(retryAfter(s.failures+1, most)))
 }
@@ -250,25 +210,24 @@ func ReduceHold(ctx context.Context, tx db.Tx, subjectID string, now time.Time) 
 	if s.leaseNo == 0 {
 		return setRenewal(ctx, tx, s.ID, time.Time{})
 	}
-	latest, err := leaseOf(ctx, tx, s.ID, s.leaseNo)
+	newest, err := leaseOf(ctx, tx, s.ID, s.leaseNo)
 	if err != nil {
 		return err
 	}
-	if ended := latest.expiresAt.Add(holdMargin); now.Before(ended) {
+	if ended := newest.ExpiresAt.Add(billing.HoldMargin); now.Before(ended) {
 		return setRenewal(ctx, tx, s.ID, ended)
 	}
-	p, err := pastOf(ctx, tx, s, latest.prices, now)
+	p, err := pastOf(ctx, tx, s, newest.Prices, now)
 	if err != nil {
 		return err
 	}
-	need, ok := costOf(s, latest.prices, p.unreported+holdMargin.Microseconds())
-	if surplus := p.hold.balance() - need; ok && surplus > 0 {
+	if surplus := billing.Surplus(s.member(), p.Past, newest.Prices); surplus > 0 {
 		if err := release(ctx, tx, s, p.hold, surplus, HoldReduced, fmt.Sprintf("hold_reduced:%s:%d", p.hold.id,
 			now.UnixMicro()), now); err != nil {
 			return err
 		}
 	}
-	if p.unreported > holdMargin.Microseconds() {
+	if p.UnreportedMicros > billing.HoldMargin.Microseconds() {
 		// Its node has yet to say that nothing of the member runs, or to bring what ran.
 		return setRenewal(ctx, tx, s.ID, now.Add(lastRetry))
 	}
@@ -293,33 +252,11 @@ func NoteIdle(ctx context.Context, tx db.Tx, nodeID string, idle map[string]bool
 	if len(ids) == 0 {
 		return nil
 	}
-	return noteIdle(ctx, tx, nodeID, ids, flags, now, now.Add(-holdMargin/2))
-}
-
-func renewAt(l lease) time.Time {
-	return l.issuedAt.Add(rating.RenewAfter(l.subjectID, uint64(l.no), l.expiresAt.Sub(l.issuedAt)))
-}
-
-// suspendedCost is what the member's usage in suspense would cost: its node counts it against the cap. What was billed
-// before under another name is not among it: the node has counted that once.
-func suspendedCost(ctx context.Context, tx db.Tx, s subject, prices []frozen) (int64, error) {
-	quantities, err := suspendedOf(ctx, tx, s.ID)
-	if err != nil {
-		return 0, err
-	}
-	var sum int64
-	for _, p := range prices {
-		cost, err := rating.ChargeUp(p.Nanos, p.PerQuantity, quantities[p.Meter])
-		if err != nil {
-			return 0, nil //nolint:nilerr // a quantity that no node can have measured earns no cap
-		}
-		sum = rating.Cap(sum, cost)
-	}
-	return sum, nil
+	return noteIdle(ctx, tx, nodeID, ids, flags, now, now.Add(-billing.HoldMargin/2))
 }
 
 // freeze looks up what the member's meters cost now, and settles its currency.
-func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]frozen, error) {
+func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]billing.FrozenPrice, error) {
 	rows, err := pricesOf(ctx, tx, append(nodeMeters(), MeterAllocationSeconds))
 	if err != nil {
 		return nil, err
@@ -332,72 +269,14 @@ func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]frozen,
 	if p, ok := at(schedule(rows, MeterAllocationSeconds, "", s.SKU, s.currency), now); ok && p.Nanos > 0 {
 		rows = slices.DeleteFunc(rows, func(p Price) bool { return p.AppSlug == "" })
 	}
-	var out []frozen
+	var out []billing.FrozenPrice
 	for _, meter := range nodeMeters() {
 		if p, ok := at(schedule(rows, meter, s.AppSlug, s.SKU, s.currency), now); ok {
-			out = append(out, frozen{
+			out = append(out, billing.FrozenPrice{
 				Meter: meter, PriceID: p.ID, Nanos: p.Nanos, PerQuantity: p.PerQuantity,
 				HostBasisPoints: p.HostBasisPoints,
 			})
 		}
 	}
 	return out, nil
-}
-
-// unreportedLength is the leased time of which the node may still bring usage, in microseconds, and when the last lease
-// ends. While the node says that nothing of the member runs there is none.
-func unreportedLength(ctx context.Context, tx db.Tx, s subject, now time.Time) (int64, time.Time, error) {
-	covered, err := coveredUntil(ctx, tx, s.ID, protocol.MeterSessionSeconds)
-	if err != nil {
-		return 0, time.Time{}, err
-	}
-	since := latest(s.OpenedAt, covered)
-	before, err := leasesOf(ctx, tx, []string{s.ID}, []time.Time{since})
-	if err != nil {
-		return 0, time.Time{}, err
-	}
-	var windows []rating.Interval
-	var last time.Time
-	for _, l := range before {
-		windows = append(windows, l.window())
-		last = latest(last, l.expiresAt)
-	}
-	var unreported int64
-	for _, running := range rating.Subtract(rating.Interval{From: since, To: now}, []rating.Interval{s.idle}) {
-		unreported += rating.TotalLength(rating.Intersect(running, rating.Union(windows)))
-	}
-	return unreported, last, nil
-}
-
-// costOf is the most that so many microseconds of running can cost; ok is false when it is out of range.
-func costOf(s subject, prices []frozen, micros int64) (nanos int64, ok bool) {
-	for _, p := range prices {
-		limit, ok := mostOf(s.Subject, p.Meter, micros)
-		if !ok {
-			return 0, false
-		}
-		cost, err := rating.ChargeUp(p.Nanos, p.PerQuantity, limit)
-		if err != nil || nanos > math.MaxInt64-cost {
-			return 0, false
-		}
-		nanos += cost
-	}
-	return nanos, true
-}
-
-// mostOf is the largest quantity of a meter that a member can use in so many microseconds. Zero where its limit is
-// unknown.
-func mostOf(s Subject, meter string, micros int64) (int64, bool) {
-	switch meter {
-	case protocol.MeterSessionSeconds:
-		return micros, true
-	case protocol.MeterCPUSeconds:
-		q, err := rating.ChargeUp(s.CPUMillis, 1000, micros)
-		return q, err == nil
-	case protocol.MeterMemoryByteSeconds:
-		q, err := rating.ChargeUp(s.MemoryBytes, 1_000_000, micros)
-		return q, err == nil
-	default:
-		return 0, true
-	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -247,7 +248,7 @@ func TestSuspenseThatTheMembersNodeCannotHaveMeasuredMovesNoLease(t *testing.T) 
 	must(w, func(ctx context.Context, tx db.Tx) (bool, error) {
 		return postUsage(ctx, tx, db.NewID(), incarnation, []*protocol.UsageRecord{foreign}, w.now)
 	})
-	require.Equal(t, []suspended{{ledger.SuspenseWrongNode, absurd}}, w.suspense())
+	require.Equal(t, []suspended{{billing.SuspenseWrongNode, absurd}}, w.suspense())
 	require.Empty(t, w.due())
 	require.Equal(t, "4.5", ledger.FormatNanos(w.lease(s, time.Hour).GetCapNanos()), "an hour, ten minutes, and five "+
 		"that are not reported")

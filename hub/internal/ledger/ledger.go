@@ -16,6 +16,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -37,10 +38,6 @@ const (
 	SourceAllocation = "allocation"
 	SourceAppRuntime = "app_runtime"
 )
-
-// StaleAfter is how long after its last lease a closed member's hold waits for the node's final record. Then the node
-// is taken for gone, and what it may still bring is written off.
-const StaleAfter = 30 * 24 * time.Hour
 
 // Subject is what is billed. All of it is frozen when it is made.
 type Subject struct {
@@ -73,7 +70,7 @@ type subject struct {
 	accruedUntil time.Time
 	closedAt     time.Time
 	settledAt    time.Time
-	final        finalMark
+	final        billing.Final
 	// failures is how often in a row a periodic pass could not process it.
 	failures int64
 	// idle is when its node last said that nothing of it runs, from the first such report to the last; zero while
@@ -90,14 +87,13 @@ func (s *subject) uuid() pgtype.UUID {
 	return s.binaryID
 }
 
-// finalMark is the record after which nothing of a member follows.
-type finalMark struct {
-	incarnation string
-	sequence    int64
+// member is what bounds the bill of a member.
+func (s subject) member() billing.Member {
+	return billing.Member{
+		ID: s.ID, NodeID: s.NodeID, CPUMillis: s.CPUMillis, MemoryBytes: s.MemoryBytes, OpenedAt: s.OpenedAt,
+		ClosedAt: s.closedAt, Idle: s.idle,
+	}
 }
-
-// claim is when the subject may be billed.
-func (s subject) claim() rating.Interval { return rating.Span(s.OpenedAt, s.closedAt) }
 
 // OpenSubject starts billing of a member or an allocation. For an allocation that has a price it places the first hold,
 // and fails with insufficient_funds when the wallet does not cover it. Opening the same subject again changes nothing.
@@ -127,7 +123,7 @@ func CloseSubject(ctx context.Context, tx db.Tx, subjectID string, at, now time.
 	if !s.closedAt.IsZero() {
 		return nil
 	}
-	s.closedAt = s.possibleEnd(at.UTC().Truncate(time.Microsecond), now)
+	s.closedAt = billing.CloseAt(s.OpenedAt, at, now)
 	if s.Kind == Allocation {
 		if s, _, _, err = accrueAllocation(ctx, tx, s, s.closedAt, now); err != nil {
 			return err
@@ -166,7 +162,7 @@ func Owing(ctx context.Context, tx db.Tx, nodeID string) (int, error) {
 // from the one after a given id on: those whose final record is known, and those whose node has said nothing final for
 // StaleAfter.
 func UnsettledMembers(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]Row, error) {
-	return unsettledSubjects(ctx, tx, after, now.Add(-StaleAfter), now, limit)
+	return unsettledSubjects(ctx, tx, after, now.Add(-billing.StaleAfter), now, limit)
 }
 
 // FinalMembers lists those of the closed, unsettled members of nodes whose final record is known, in order of their
@@ -187,7 +183,7 @@ func SettleDue(ctx context.Context, tx db.Tx, subjectID string, now time.Time) (
 	if err != nil {
 		return false, err
 	}
-	if stale := now.Add(-StaleAfter); s.closedAt.Before(stale) && leased.Before(stale) {
+	if billing.Stale(s.closedAt, leased, now) {
 		return s.failures > 0, settle(ctx, tx, s, now)
 	}
 	return s.failures > 0, settleFinal(ctx, tx, s, now)
@@ -215,16 +211,16 @@ func retryAfter(failures int64, most time.Duration) time.Duration {
 
 // settleFinal settles a closed member once its node's records are here up to the final one.
 func settleFinal(ctx context.Context, tx db.Tx, s subject, now time.Time) error {
-	if s.closedAt.IsZero() || s.final.incarnation == "" {
+	if s.closedAt.IsZero() || s.final.Incarnation == "" {
 		return nil
 	}
-	of := store{s.NodeID, s.final.incarnation}
+	of := store{NodeID: s.NodeID, Incarnation: s.final.Incarnation}
 	posted, err := sequencesOf(ctx, tx, []store{of})
 	if err != nil {
 		return err
 	}
 	ranges := posted[of]
-	if len(ranges) == 0 || ranges[0].from != 1 || ranges[0].to < s.final.sequence {
+	if len(ranges) == 0 || ranges[0].from != 1 || !s.final.Posted(ranges[0].to) {
 		return nil
 	}
 	return settle(ctx, tx, s, now)
@@ -242,22 +238,23 @@ func settle(ctx context.Context, tx db.Tx, s subject, now time.Time) error {
 		return err
 	}
 	h, ok, err := holdOf(ctx, tx, s.ID)
-	if err != nil || !ok || h.balance() == 0 {
+	if err != nil || !ok || h.Balance() == 0 {
 		return err
 	}
-	return release(ctx, tx, s, h, h.balance(), HoldClosed, "hold_closed:"+h.id, now)
+	return release(ctx, tx, s, h, h.Balance(), HoldClosed, "hold_closed:"+h.id, now)
 }
 
 // release moves nanos from a subject's hold back to its org's wallet.
 func release(ctx context.Context, tx db.Tx, s subject, h hold, nanos int64, kind, key string, now time.Time) error {
-	h.released += nanos
+	h.Released += nanos
 	if err := updateHold(ctx, tx, h); err != nil {
 		return err
 	}
 	if err := moveWallet(ctx, tx, s.OrgID, h.currency, nanos, now); err != nil {
 		return err
 	}
-	p, err := NewPosting(key, Leg{holdAccount(h.id), h.currency, -nanos}, Leg{walletAccount(s.OrgID), h.currency, nanos})
+	p, err := NewPosting(key, billing.Transfer(billing.HoldAccount(h.id), billing.WalletAccount(s.OrgID), h.currency,
+		nanos)...)
 	if err != nil {
 		return err
 	}
@@ -269,17 +266,4 @@ func latest(a, b time.Time) time.Time {
 		return b
 	}
 	return a
-}
-
-// maxClockAhead is how far ahead of the hub's the clock may be that names the end of a claim.
-const maxClockAhead = 10 * time.Minute
-
-// possibleEnd is at, where a claim can have ended then. A clock that was never set names a time before the claim began,
-// one that runs ahead a time to come: the claim ends now, or usage that arrives later would lie outside it, or could
-// not be stored at all.
-func (s subject) possibleEnd(at, now time.Time) time.Time {
-	if at.Before(s.OpenedAt) || at.After(now.Add(maxClockAhead)) {
-		at = now.UTC().Truncate(time.Microsecond)
-	}
-	return latest(s.OpenedAt, at)
 }

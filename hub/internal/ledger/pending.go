@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/rating"
 )
@@ -43,17 +44,17 @@ type pendingPosting struct {
 
 // addPending adds what one hour's charge has changed, and returns the id of its posting to come; not valid where there
 // is none.
-func addPending(all map[pendingKey]*pendingPosting, k accrualKey, currency string, d rating.Delta,
+func addPending(all map[pendingKey]*pendingPosting, k billing.AccrualKey, currency string, d rating.Delta,
 	now time.Time,
 ) (posting pgtype.UUID) {
-	key := pendingKey{k.subjectID, k.meter, k.priceID}
+	key := pendingKey{k.MemberID, k.Meter, k.PriceID}
 	u := all[key]
 	if u == nil {
 		if d.Zero() {
 			return posting
 		}
 		u = &pendingPosting{
-			posting: id(db.NewID()), currency: currency, hours: rating.Interval{From: k.hour, To: k.hour},
+			posting: id(db.NewID()), currency: currency, hours: rating.Interval{From: k.Hour, To: k.Hour},
 			since: now,
 		}
 		all[key] = u
@@ -64,7 +65,7 @@ func addPending(all map[pendingKey]*pendingPosting, k accrualKey, currency strin
 	u.CollectedNanos += d.CollectedNanos
 	u.WrittenOffNanos += d.WrittenOffNanos
 	u.HostNanos += d.HostNanos
-	u.hours.From, u.hours.To = earliest(u.hours.From, k.hour), latest(u.hours.To, k.hour.Add(time.Hour))
+	u.hours.From, u.hours.To = earliest(u.hours.From, k.Hour), latest(u.hours.To, k.Hour.Add(time.Hour))
 	u.changed = true
 	return u.posting
 }
@@ -126,26 +127,17 @@ func postPending(ctx context.Context, tx db.Tx, s subject, now time.Time) error 
 // postings are what the hold paid, shared with the host, and what was written off.
 func (u *pendingPosting) postings(s subject, h hold, k pendingKey, now time.Time) (out []Posting, err error) {
 	key := "usage:" + u.posting.String()
-	if u.CollectedNanos > 0 {
-		legs := []Leg{{holdAccount(h.id), u.currency, -u.CollectedNanos}}
-		for _, l := range []Leg{
-			{accountRevenue, u.currency, u.CollectedNanos - u.HostNanos},
-			{hostAccount(s.NodeID), u.currency, u.HostNanos},
-		} {
-			if l.Nanos != 0 {
-				legs = append(legs, l)
-			}
-		}
-		p, err := NewPosting(key, legs...)
+	paid, writtenOff := billing.UsageLegs(h.id, s.NodeID, u.currency, u.Delta)
+	if len(paid) > 0 {
+		p, err := NewPosting(key, paid...)
 		if err != nil {
 			return nil, err
 		}
 		p.ID = u.posting.String()
 		out = append(out, p.of(Usage, s, now).over(k.meter, k.priceID, u.hours))
 	}
-	if u.WrittenOffNanos > 0 {
-		p, err := NewPosting(key+":write_off",
-			Leg{accountRevenue, u.currency, u.WrittenOffNanos}, Leg{accountWriteOff, u.currency, -u.WrittenOffNanos})
+	if len(writtenOff) > 0 {
+		p, err := NewPosting(key+":write_off", writtenOff...)
 		if err != nil {
 			return nil, err
 		}

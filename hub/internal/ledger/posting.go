@@ -1,10 +1,11 @@
 package ledger
 
 import (
+	"errors"
 	"fmt"
-	"math"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/rating"
 )
@@ -21,25 +22,8 @@ const (
 	Adjustment   = "adjustment"
 )
 
-// Accounts. An amount on an account is positive when the account has it.
-const (
-	// accountRevenue has what the platform earned, accountWriteOff what of it was never paid (negative).
-	accountRevenue  = "platform:revenue"
-	accountWriteOff = "platform:write_off"
-	// accountCredit is where granted money comes from (negative).
-	accountCredit = "platform:credit"
-)
-
-func walletAccount(orgID string) string { return "wallet:" + orgID }
-func holdAccount(holdID string) string  { return "hold:" + holdID }
-func hostAccount(nodeID string) string  { return "host:" + nodeID }
-
-// Leg is one entry of a posting: an amount, in billionths of the currency, that an account gains or loses.
-type Leg struct {
-	Account  string
-	Currency string
-	Nanos    int64
-}
+// Leg is one entry of a posting.
+type Leg = billing.Leg
 
 // Posting is one balanced change of the accounts. Only NewPosting makes one.
 type Posting struct {
@@ -67,25 +51,11 @@ type Posting struct {
 // NewPosting balances its legs, or fails: in each currency they must sum to zero, and none may be nothing. The key is
 // the caller's name for what happened; posting under a key that exists is an error of the database.
 func NewPosting(key string, legs ...Leg) (Posting, error) {
-	if key == "" || len(legs) < 2 {
-		return Posting{}, fmt.Errorf("posting %q: a key and at least two legs are required", key)
+	if key == "" {
+		return Posting{}, errors.New("a posting needs a key")
 	}
-	// Summed as two halves, which cannot overflow together unless one leg alone is out of any sensible range.
-	sums := map[string]int64{}
-	for _, l := range legs {
-		if l.Account == "" || l.Currency == "" || l.Nanos == 0 || l.Nanos == math.MinInt64 {
-			return Posting{}, fmt.Errorf("posting %q: leg %+v is incomplete", key, l)
-		}
-		sum := sums[l.Currency]
-		if l.Nanos > 0 && sum > math.MaxInt64-l.Nanos || l.Nanos < 0 && sum < math.MinInt64-l.Nanos {
-			return Posting{}, fmt.Errorf("posting %q: the legs are out of range", key)
-		}
-		sums[l.Currency] = sum + l.Nanos
-	}
-	for currency, sum := range sums {
-		if sum != 0 {
-			return Posting{}, fmt.Errorf("posting %q: the legs in %s sum to %d, not to zero", key, currency, sum)
-		}
+	if err := billing.Balanced(legs); err != nil {
+		return Posting{}, fmt.Errorf("posting %q: %w", key, err)
 	}
 	return Posting{ID: db.NewID(), Key: key, Legs: legs}, nil
 }

@@ -178,22 +178,6 @@ func nodeMeters() []string {
 	return []string{protocol.MeterSessionSeconds, protocol.MeterCPUSeconds, protocol.MeterMemoryByteSeconds}
 }
 
-// frozen is a price as a lease keeps it.
-type frozen struct {
-	Meter           string `json:"meter"`
-	PriceID         string `json:"price_id"`
-	Nanos           int64  `json:"nanos"`
-	PerQuantity     int64  `json:"per_quantity"`
-	HostBasisPoints int64  `json:"host_basis_points"`
-}
-
-func (f frozen) rated(currency string) rating.Price {
-	return rating.Price{
-		ID: f.PriceID, Meter: f.Meter, Currency: currency, Nanos: f.Nanos, PerQuantity: f.PerQuantity,
-		HostBasisPoints: f.HostBasisPoints,
-	}
-}
-
 // currencyOf chooses what a subject is charged in: the currency it already has, else that of the org's oldest wallet,
 // else, for an org that has no wallet, that of the newest price that applies. Prices that apply in other currencies
 // only are an error: nothing becomes free because nobody wrote its price in the tenant's currency.

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -45,7 +46,7 @@ func newSealer(w *world, members int, from time.Time) *sealer {
 		m.CPUMillis, m.MemoryBytes = 4000, 8<<30
 		m, err := w.open(m)
 		require.NoError(w.t, err)
-		w.lease(m, ledger.MaxLease)
+		w.lease(m, billing.MaxLease)
 		run := sha256.Sum256([]byte(m.ID))
 		s.members, s.runs = append(s.members, m), append(s.runs, hex.EncodeToString(run[:16]))
 	}

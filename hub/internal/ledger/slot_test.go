@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -19,7 +20,7 @@ func slotWorld(t *testing.T) (*world, ledger.Subject) {
 	w.credit("10000")
 	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
 	s := w.member()
-	w.lease(s, ledger.MaxLease)
+	w.lease(s, billing.MaxLease)
 	return w, s
 }
 
@@ -106,7 +107,7 @@ func TestListUsageReadsAllSlotsAndTheFormerTable(t *testing.T) {
 	members := []ledger.Subject{s}
 	for range 4 {
 		members = append(members, w.member())
-		w.lease(members[len(members)-1], ledger.MaxLease)
+		w.lease(members[len(members)-1], billing.MaxLease)
 	}
 	for hour := 1; hour < 24; hour++ {
 		w.now = noon.Add(time.Duration(hour)*time.Hour + time.Minute)

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -34,7 +35,7 @@ func scanSubject(row pgx.Row) (subject, error) {
 		&s.SKU,
 		&s.OperatingMode, &s.ControlPlaneScope, &s.RuntimeBackend, &s.CorrelationID, &s.CPUMillis, &s.MemoryBytes,
 		&s.OpenedAt, &s.currency, &s.leaseNo,
-		&s.accruedUntil, &closed, &settled, &s.final.incarnation, &s.final.sequence, &s.failures,
+		&s.accruedUntil, &closed, &settled, &s.final.Incarnation, &s.final.Sequence, &s.failures,
 		&idleSince, &idleUntil)
 	if idleSince != nil && idleUntil != nil {
 		s.idle = rating.Interval{From: *idleSince, To: *idleUntil}
@@ -197,15 +198,15 @@ func setSettled(ctx context.Context, tx db.Tx, id string, now time.Time) error {
 	return tx.Later(ctx, `UPDATE subjects SET settled_at = $2, failures = 0, retry_at = NULL WHERE id = $1`, id, now)
 }
 
-func setFinals(ctx context.Context, tx db.Tx, finals map[string]finalMark) error {
+func setFinals(ctx context.Context, tx db.Tx, finals map[string]billing.Final) error {
 	if len(finals) == 0 {
 		return nil
 	}
 	var ids, incarnations []string
 	var numbers []int64
 	for _, id := range slices.Sorted(maps.Keys(finals)) {
-		ids, incarnations, numbers = append(ids, id), append(incarnations, finals[id].incarnation),
-			append(numbers, finals[id].sequence)
+		ids, incarnations, numbers = append(ids, id), append(incarnations, finals[id].Incarnation),
+			append(numbers, finals[id].Sequence)
 	}
 	return tx.Later(ctx, `UPDATE subjects SET final_incarnation = x.incarnation, final_sequence = x.number
 		FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(id, incarnation, number) WHERE subjects.id = x.id`, uuids(ids),
@@ -300,7 +301,7 @@ func balances(ctx context.Context, tx db.Tx, orgID string) ([]Balance, error) {
 
 func scanHold(row pgx.Row) (hold, error) {
 	var h hold
-	err := row.Scan(&h.id, &h.subjectID, &h.orgID, &h.currency, &h.placed, &h.posted, &h.released)
+	err := row.Scan(&h.id, &h.subjectID, &h.orgID, &h.currency, &h.Placed, &h.Posted, &h.Released)
 	return h, err
 }
 
@@ -326,26 +327,26 @@ func holdsOf(ctx context.Context, tx db.Tx, subjectIDs []string) (map[string]hol
 
 func insertHold(ctx context.Context, tx db.Tx, h hold) error {
 	return tx.Later(ctx, `INSERT INTO holds (`+holdColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
-		h.id, h.subjectID, h.orgID, h.currency, h.placed, h.posted, h.released)
+		h.id, h.subjectID, h.orgID, h.currency, h.Placed, h.Posted, h.Released)
 }
 
 func updateHold(ctx context.Context, tx db.Tx, h hold) error {
 	return tx.Later(ctx,
 		`UPDATE holds SET currency = $2, placed_nanos = $3, posted_nanos = $4, released_nanos = $5 WHERE id = $1`,
-		h.id, h.currency, h.placed, h.posted, h.released)
+		h.id, h.currency, h.Placed, h.Posted, h.Released)
 }
 
 // ---- leases
 
-func scanLease(row pgx.Row) (lease, error) {
-	var l lease
+func scanLease(row pgx.Row) (billing.Lease, error) {
+	var l billing.Lease
 	var prices []byte
-	if err := row.Scan(&l.subjectID, &l.no, &l.nodeID, &l.holdID, &l.currency, &l.cap, &l.issuedAt, &l.expiresAt,
-		&l.endPolicy, &prices); err != nil {
+	if err := row.Scan(&l.MemberID, &l.No, &l.NodeID, &l.HoldID, &l.Currency, &l.CapNanos, &l.IssuedAt, &l.ExpiresAt,
+		&l.EndPolicy, &prices); err != nil {
 		return l, err
 	}
-	if err := json.Unmarshal(prices, &l.prices); err != nil {
-		return l, fmt.Errorf("prices of lease %d of %s: %w", l.no, l.subjectID, err)
+	if err := json.Unmarshal(prices, &l.Prices); err != nil {
+		return l, fmt.Errorf("prices of lease %d of %s: %w", l.No, l.MemberID, err)
 	}
 	return l, nil
 }
@@ -353,24 +354,24 @@ func scanLease(row pgx.Row) (lease, error) {
 const leaseColumns = `subject_id, lease_no, node_id, hold_id, currency, cap_nanos, issued_at, expires_at, end_policy,
 	prices`
 
-func insertLease(ctx context.Context, tx db.Tx, l lease) error {
-	prices, err := json.Marshal(append([]frozen{}, l.prices...))
+func insertLease(ctx context.Context, tx db.Tx, l billing.Lease) error {
+	prices, err := json.Marshal(append([]billing.FrozenPrice{}, l.Prices...))
 	if err != nil {
-		return fmt.Errorf("prices of lease %d of %s: %w", l.no, l.subjectID, err)
+		return fmt.Errorf("prices of lease %d of %s: %w", l.No, l.MemberID, err)
 	}
 	return tx.Later(ctx, `INSERT INTO leases (`+leaseColumns+
 		`, duration_seconds) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`,
-		l.subjectID, l.no, l.nodeID, l.holdID, l.currency, l.cap, l.issuedAt, l.expiresAt, l.endPolicy, prices,
-		int64(l.expiresAt.Sub(l.issuedAt)/time.Second))
+		l.MemberID, l.No, l.NodeID, l.HoldID, l.Currency, l.CapNanos, l.IssuedAt, l.ExpiresAt, l.EndPolicy, prices,
+		int64(l.ExpiresAt.Sub(l.IssuedAt)/time.Second))
 }
 
 // leasesOf are the subjects' leases that end after a moment, one for each subject, in order.
-func leasesOf(ctx context.Context, tx db.Tx, subjectIDs []string, after []time.Time) ([]lease, error) {
+func leasesOf(ctx context.Context, tx db.Tx, subjectIDs []string, after []time.Time) ([]billing.Lease, error) {
 	return collect(ctx, tx, scanLease, `SELECT `+leaseColumns+` FROM unnest($1::uuid[], $2::timestamptz[]) AS x(id, since)
 		JOIN leases ON subject_id = x.id AND expires_at > x.since ORDER BY subject_id, lease_no`, uuids(subjectIDs), after)
 }
 
-func leaseOf(ctx context.Context, tx db.Tx, subjectID string, no int64) (lease, error) {
+func leaseOf(ctx context.Context, tx db.Tx, subjectID string, no int64) (billing.Lease, error) {
 	return scanLease(tx.QueryRow(ctx, `SELECT `+leaseColumns+` FROM leases WHERE subject_id = $1 AND lease_no = $2`,
 		subjectID, no))
 }
@@ -382,14 +383,14 @@ func suspendedOf(ctx context.Context, tx db.Tx, subjectID string) (map[string]in
 }
 
 // addSuspended keeps the totals of what is in suspense, each at most what can have been measured by now.
-func addSuspended(ctx context.Context, tx db.Tx, added, most map[suspendedTotal]int64) error {
+func addSuspended(ctx context.Context, tx db.Tx, added, most map[billing.SuspendedKey]int64) error {
 	var (
 		ids                []pgtype.UUID
 		meters             []string
 		quantities, limits []int64
 	)
-	for _, k := range slices.SortedFunc(maps.Keys(added), suspendedTotal.compare) {
-		ids, meters = append(ids, id(k.subjectID)), append(meters, k.meter)
+	for _, k := range slices.SortedFunc(maps.Keys(added), billing.SuspendedKey.Compare) {
+		ids, meters = append(ids, id(k.MemberID)), append(meters, k.Meter)
 		quantities, limits = append(quantities, added[k]), append(limits, most[k])
 	}
 	if err := tx.Later(ctx, `INSERT INTO suspense_totals (subject_id, meter, quantity, leased_quantity)
@@ -402,13 +403,13 @@ func addSuspended(ctx context.Context, tx db.Tx, added, most map[suspendedTotal]
 		WHERE suspense_totals.subject_id = x.id AND suspense_totals.meter = x.name`, ids, meters, quantities, limits)
 }
 
-// hastenRenewals makes the next lease of members due at once of whose running time more than holdMargin went into
-// suspense since their latest lease: the node has counted it against that lease.
-func hastenRenewals(ctx context.Context, tx db.Tx, added map[suspendedTotal]int64, now time.Time) error {
+// hastenRenewals makes the next lease of members due at once of whose running time more than billing.HoldMargin went
+// into suspense since their latest lease: the node has counted it against that lease.
+func hastenRenewals(ctx context.Context, tx db.Tx, added map[billing.SuspendedKey]int64, now time.Time) error {
 	var ids []pgtype.UUID
 	for k := range added {
-		if k.meter == protocol.MeterSessionSeconds {
-			ids = append(ids, id(k.subjectID))
+		if k.Meter == protocol.MeterSessionSeconds {
+			ids = append(ids, id(k.MemberID))
 		}
 	}
 	if len(ids) == 0 {
@@ -418,7 +419,7 @@ func hastenRenewals(ctx context.Context, tx db.Tx, added map[suspendedTotal]int6
 		`UPDATE subjects SET renew_at = $2 FROM suspense_totals t WHERE subjects.id = ANY($1) AND closed_at IS NULL
 			AND renew_at > $2
 		AND t.subject_id = subjects.id AND t.meter = $4 AND t.quantity - t.leased_quantity > $3`,
-		ids, now, holdMargin.Microseconds(), protocol.MeterSessionSeconds)
+		ids, now, billing.HoldMargin.Microseconds(), protocol.MeterSessionSeconds)
 	return err
 }
 
@@ -428,14 +429,14 @@ type account struct {
 	subject  Subject
 	hold     hold
 	currency string
-	prices   []frozen
+	prices   []billing.FrozenPrice
 }
 
 func accountsOf(ctx context.Context, tx db.Tx, subjectIDs []string) ([]account, error) {
 	return collect(ctx, tx, func(row pgx.Row) (a account, err error) {
 		var prices []byte
-		if err := row.Scan(&a.subject.ID, &a.subject.CPUMillis, &a.subject.MemoryBytes, &a.hold.currency, &a.hold.placed,
-			&a.hold.posted, &a.hold.released,
+		if err := row.Scan(&a.subject.ID, &a.subject.CPUMillis, &a.subject.MemoryBytes, &a.hold.currency, &a.hold.Placed,
+			&a.hold.Posted, &a.hold.Released,
 			&a.currency, &prices); err != nil || prices == nil {
 			return a, err
 		}
@@ -459,7 +460,7 @@ func lastLeaseEnd(ctx context.Context, tx db.Tx, subjectID string) (end time.Tim
 	return end, err
 }
 
-func latestLeases(ctx context.Context, tx db.Tx, nodeIDs []string) ([]lease, error) {
+func latestLeases(ctx context.Context, tx db.Tx, nodeIDs []string) ([]billing.Lease, error) {
 	return collect(ctx, tx, scanLease,
 		`SELECT l.subject_id, l.lease_no, s.node_id, l.hold_id, l.currency, l.cap_nanos, l.issued_at, l.expires_at,
 			l.end_policy, l.prices

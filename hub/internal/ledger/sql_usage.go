@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/rating"
 )
@@ -44,17 +45,13 @@ func insertUsage(ctx context.Context, tx db.Tx, slot Slot, rows []usageRow) erro
 		func(w *db.Row, u *usageRow) {
 			w.UUID(db.NewUUID())
 			w.UUID(u.subject.uuid())
-			w.Text(u.meter)
+			w.Text(u.Meter)
 			w.Int8(u.accepted)
-			w.Time(u.span.From)
-			w.Time(u.span.To)
-			w.Text(u.runID)
-			w.Int8(u.leaseNo)
-			if u.added == nil {
-				w.Null()
-			} else {
-				w.UUID(u.added.posting)
-			}
+			w.Time(u.Span.From)
+			w.Time(u.Span.To)
+			w.Text(u.RunID)
+			w.Int8(u.LeaseNo)
+			w.UUID(u.posting)
 		})
 }
 
@@ -63,10 +60,10 @@ func insertUsage(ctx context.Context, tx db.Tx, slot Slot, rows []usageRow) erro
 const maxSuspenseRows = 10_000
 
 // withinBudget drops the rows of nodes that have written maxSuspenseRows in the hour before now.
-func withinBudget(ctx context.Context, tx db.Tx, rows []suspenseRow, now time.Time) ([]suspenseRow, error) {
+func withinBudget(ctx context.Context, tx db.Tx, rows []billing.Suspended, now time.Time) ([]billing.Suspended, error) {
 	left := map[string]int64{}
 	for _, r := range rows {
-		left[r.store.nodeID] = maxSuspenseRows
+		left[r.Store.NodeID] = maxSuspenseRows
 	}
 	written, err := db.Pairs[string, int64](tx.Query(ctx,
 		`SELECT node_id, count(*) FROM suspense_records WHERE node_id = ANY($1::uuid[]) AND created_at > $2 GROUP BY node_id`,
@@ -77,13 +74,13 @@ func withinBudget(ctx context.Context, tx db.Tx, rows []suspenseRow, now time.Ti
 	for node, n := range written {
 		left[node] -= n
 	}
-	return slices.DeleteFunc(slices.Clone(rows), func(r suspenseRow) bool {
-		left[r.store.nodeID]--
-		return left[r.store.nodeID] < 0
+	return slices.DeleteFunc(slices.Clone(rows), func(r billing.Suspended) bool {
+		left[r.Store.NodeID]--
+		return left[r.Store.NodeID] < 0
 	}), nil
 }
 
-func insertSuspense(ctx context.Context, tx db.Tx, rows []suspenseRow, now time.Time) error {
+func insertSuspense(ctx context.Context, tx db.Tx, rows []billing.Suspended, now time.Time) error {
 	if len(rows) == 0 {
 		return nil
 	}
@@ -98,12 +95,12 @@ func insertSuspense(ctx context.Context, tx db.Tx, rows []suspenseRow, now time.
 		from, to                               []time.Time
 	}
 	for _, r := range rows {
-		c.ids, c.nodes, c.incarnations = append(c.ids, id(db.NewID())), append(c.nodes, id(r.store.nodeID)),
-			append(c.incarnations, r.store.incarnation)
-		c.members, c.meters, c.reasons = append(c.members, r.memberID), append(c.meters, r.meter),
-			append(c.reasons, r.piece.reason)
-		c.sequences, c.quantities = append(c.sequences, r.sequence), append(c.quantities, r.piece.quantity)
-		c.from, c.to = append(c.from, r.piece.span.From), append(c.to, r.piece.span.To)
+		c.ids, c.nodes, c.incarnations = append(c.ids, id(db.NewID())), append(c.nodes, id(r.Store.NodeID)),
+			append(c.incarnations, r.Store.Incarnation)
+		c.members, c.meters, c.reasons = append(c.members, r.MemberID), append(c.meters, r.Meter),
+			append(c.reasons, r.Piece.Reason)
+		c.sequences, c.quantities = append(c.sequences, r.Sequence), append(c.quantities, r.Piece.Quantity)
+		c.from, c.to = append(c.from, r.Piece.Span.From), append(c.to, r.Piece.Span.To)
 	}
 	_, err = tx.Exec(ctx,
 		`INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at,
@@ -118,7 +115,7 @@ func insertSuspense(ctx context.Context, tx db.Tx, rows []suspenseRow, now time.
 func nodesOf(stores []store) []string {
 	var out []string
 	for _, s := range stores {
-		out = append(out, s.nodeID)
+		out = append(out, s.NodeID)
 	}
 	return slices.Compact(out)
 }
@@ -133,13 +130,13 @@ func takeTurns(ctx context.Context, tx db.Tx, stores []store) error {
 func sequencesOf(ctx context.Context, tx db.Tx, stores []store) (map[store][]sequenceRange, error) {
 	nodes, incarnations := make([]pgtype.UUID, len(stores)), make([]string, len(stores))
 	for i, s := range stores {
-		nodes[i], incarnations[i] = id(s.nodeID), s.incarnation
+		nodes[i], incarnations[i] = id(s.NodeID), s.Incarnation
 	}
 	out := map[store][]sequenceRange{}
 	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
 		var s store
 		var r sequenceRange
-		err = row.Scan(&s.nodeID, &s.incarnation, &r.from, &r.to)
+		err = row.Scan(&s.NodeID, &s.Incarnation, &r.from, &r.to)
 		out[s] = append(out[s], r)
 		return struct{}{}, err
 	},
@@ -190,27 +187,29 @@ type sequenceColumns struct {
 }
 
 func (c *sequenceColumns) add(s store, r sequenceRange) {
-	c.nodes, c.incarnations = append(c.nodes, id(s.nodeID)), append(c.incarnations, s.incarnation)
+	c.nodes, c.incarnations = append(c.nodes, id(s.NodeID)), append(c.incarnations, s.Incarnation)
 	c.from, c.to = append(c.from, r.from), append(c.to, r.to)
 }
 
 type coverageRow struct {
-	key  coverageKey
+	key  billing.TimeKey
 	span rating.Interval
 }
 
-// loadCoverage reads the billed time of keys that ends at or after a moment, each key's own, at most maxSpans intervals
+// loadCoverage reads the billed time of keys that ends at or after a moment, each key's own, at most
+// billing.MaxSpans intervals
 // of each: a key that has as many gets no more.
-func loadCoverage(ctx context.Context, tx db.Tx, billed map[coverageKey]*billedTime) error {
+func loadCoverage(ctx context.Context, tx db.Tx, billed map[billing.TimeKey]*billing.BilledTime,
+) (map[billing.TimeKey][]rating.Interval, error) {
 	var c coverageColumns
 	for key, b := range billed {
-		c.add(key, rating.Interval{From: b.since})
+		c.add(key, rating.Interval{From: b.Since})
 	}
+	stored := make(map[billing.TimeKey][]rating.Interval, len(billed))
 	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
 		var r coverageRow
-		err = row.Scan(&r.key.subjectID, &r.key.meter, &r.key.runID, &r.span.From, &r.span.To)
-		b := billed[r.key]
-		b.stored = append(b.stored, r.span)
+		err = row.Scan(&r.key.MemberID, &r.key.Meter, &r.key.RunID, &r.span.From, &r.span.To)
+		stored[r.key] = append(stored[r.key], r.span)
 		return struct{}{}, err
 	}, `SELECT x.subject, x.meter, x.run, c.from_at, c.to_at
 		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::timestamptz[]) AS x(subject, meter, run, since)
@@ -219,11 +218,11 @@ func loadCoverage(ctx context.Context, tx db.Tx, billed map[coverageKey]*billedT
 			AND u.from_at >= coalesce((SELECT max(p.from_at) FROM usage_coverage p
 				WHERE p.subject_id = x.subject AND p.meter = x.meter AND p.run_id = x.run AND p.from_at <= x.since), x.since)
 			ORDER BY u.from_at LIMIT $5) AS c`,
-		c.subjects, c.meters, c.runs, c.from, maxSpans)
-	for _, b := range billed {
-		b.Coverage = rating.NewCoverage(slices.Clone(b.stored))
+		c.subjects, c.meters, c.runs, c.from, billing.MaxSpans)
+	for key, b := range billed {
+		b.Coverage = rating.NewCoverage(slices.Clone(stored[key]))
 	}
-	return err
+	return stored, err
 }
 
 func coveredUntil(ctx context.Context, tx db.Tx, subjectID, meter string) (time.Time, error) {
@@ -237,10 +236,12 @@ func coveredUntil(ctx context.Context, tx db.Tx, subjectID, meter string) (time.
 }
 
 // saveCoverage writes what the batch has changed of the billed time.
-func saveCoverage(ctx context.Context, tx db.Tx, billed map[coverageKey]*billedTime) error {
+func saveCoverage(ctx context.Context, tx db.Tx, stored map[billing.TimeKey][]rating.Interval,
+	billed map[billing.TimeKey]*billing.BilledTime,
+) error {
 	var gone, kept coverageColumns
 	for key, b := range billed {
-		removed, changed := rating.Changes(b.stored, b.Spans())
+		removed, changed := rating.Changes(stored[key], b.Spans())
 		for _, i := range removed {
 			gone.add(key, i)
 		}
@@ -272,38 +273,36 @@ type coverageColumns struct {
 	from, to     []time.Time
 }
 
-func (c *coverageColumns) add(k coverageKey, i rating.Interval) {
-	c.subjects, c.meters, c.runs = append(c.subjects, id(k.subjectID)), append(c.meters, k.meter), append(c.runs, k.runID)
+func (c *coverageColumns) add(k billing.TimeKey, i rating.Interval) {
+	c.subjects, c.meters, c.runs = append(c.subjects, id(k.MemberID)), append(c.meters, k.Meter), append(c.runs, k.RunID)
 	c.from, c.to = append(c.from, i.From), append(c.to, i.To)
 }
 
-// loadHours reads the hours of subjects that a stretch of each one's time touches, and adds them to counts.
-func loadHours(ctx context.Context, tx db.Tx, ids []string, spans []rating.Interval,
-	counts map[hourKey]*hourCount,
-) (map[accrualKey]rating.Accrual, error) {
+// loadHours reads the hours of subjects that a stretch of each one's time touches into a book.
+func loadHours(ctx context.Context, tx db.Tx, ids []string, spans []rating.Interval, book *billing.Book) error {
 	from, to := make([]time.Time, len(spans)), make([]time.Time, len(spans))
 	for i, span := range spans {
-		from[i], to[i] = hourOf(span.From), span.To
+		from[i], to[i] = billing.HourOf(span.From), span.To
 	}
-	out := make(map[accrualKey]rating.Accrual, len(ids))
 	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
-		var k accrualKey
+		var k billing.AccrualKey
 		var a rating.Accrual
 		var records int64
-		err = row.Scan(&k.subjectID, &k.hour, &k.meter, &k.priceID, &a.Quantity, &records, &a.ChargedNanos, &a.CollectedNanos,
+		err = row.Scan(&k.MemberID, &k.Hour, &k.Meter, &k.PriceID, &a.Quantity, &records, &a.ChargedNanos, &a.CollectedNanos,
 			&a.WrittenOffNanos, &a.HostNanos)
-		k.hour = k.hour.UTC()
-		count := counts[hourKey{k.subjectID, k.meter, k.hour}]
+		k.Hour = k.Hour.UTC()
+		hour := billing.HourKey{MemberID: k.MemberID, Meter: k.Meter, Hour: k.Hour}
+		count := book.Hours[hour]
 		if count == nil {
-			count = &hourCount{}
-			counts[hourKey{k.subjectID, k.meter, k.hour}] = count
+			count = &billing.HourCount{}
+			book.Hours[hour] = count
 		}
-		count.records += records
-		count.quantity += a.Quantity
-		if k.priceID == noPrice {
-			k.priceID = ""
+		count.Records += records
+		count.Quantity += a.Quantity
+		if k.PriceID == noPrice {
+			k.PriceID = ""
 		}
-		out[k] = a
+		book.Accruals[k] = a
 		return struct{}{}, err
 	},
 		`SELECT h.subject_id, h.hour, h.meter, h.price_id, h.quantity, h.records, h.charged_nanos, h.collected_nanos,
@@ -311,13 +310,11 @@ func loadHours(ctx context.Context, tx db.Tx, ids []string, spans []rating.Inter
 		FROM unnest($1::uuid[], $2::timestamptz[], $3::timestamptz[]) AS x(subject, started, ended)
 		JOIN usage_hours h ON h.subject_id = x.subject AND h.hour >= x.started AND h.hour < x.ended`,
 		uuids(ids), from, to)
-	return out, err
+	return err
 }
 
 // noPrice is the price_id of hours without one.
 const noPrice = "00000000-0000-0000-0000-000000000000"
-
-func hourOf(t time.Time) time.Time { return t.UTC().Truncate(time.Hour) }
 
 // hourRow is an hour as it is now, with the records that are added to it.
 type hourRow struct {
@@ -325,7 +322,7 @@ type hourRow struct {
 	records int64
 }
 
-func upsertHours(ctx context.Context, tx db.Tx, changed map[accrualKey]hourRow) error {
+func upsertHours(ctx context.Context, tx db.Tx, changed map[billing.AccrualKey]hourRow) error {
 	if len(changed) == 0 {
 		return nil
 	}
@@ -333,10 +330,10 @@ func upsertHours(ctx context.Context, tx db.Tx, changed map[accrualKey]hourRow) 
 	var meters []string
 	var hours []time.Time
 	var quantities, records, charged, collected, writtenOff, host []int64
-	for _, k := range slices.SortedFunc(maps.Keys(changed), accrualKey.compare) {
+	for _, k := range slices.SortedFunc(maps.Keys(changed), billing.AccrualKey.Compare) {
 		a := changed[k]
-		subjects, prices = append(subjects, id(k.subjectID)), append(prices, id(cmp.Or(k.priceID, noPrice)))
-		meters, hours = append(meters, k.meter), append(hours, k.hour)
+		subjects, prices = append(subjects, id(k.MemberID)), append(prices, id(cmp.Or(k.PriceID, noPrice)))
+		meters, hours = append(meters, k.Meter), append(hours, k.Hour)
 		quantities, records, charged = append(quantities, a.Quantity), append(records, a.records),
 			append(charged, a.ChargedNanos)
 		collected, writtenOff, host = append(collected, a.CollectedNanos), append(writtenOff, a.WrittenOffNanos),
@@ -364,7 +361,7 @@ func drawHolds(ctx context.Context, tx db.Tx, drawn map[string]hold) error {
 	var ids []pgtype.UUID
 	var posted []int64
 	for _, key := range slices.Sorted(maps.Keys(drawn)) {
-		ids, posted = append(ids, id(key)), append(posted, drawn[key].posted)
+		ids, posted = append(ids, id(key)), append(posted, drawn[key].Posted)
 	}
 	_, err := tx.Exec(ctx,
 		`UPDATE holds SET posted_nanos = x.posted FROM unnest($1::uuid[], $2::int8[]) AS x(id, posted) WHERE holds.id = x.id`,

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -16,17 +17,17 @@ import (
 )
 
 // store is one life of a node's spool; a record's number counts within it.
-type store struct{ nodeID, incarnation string }
+type store = billing.Store
 
-func (s store) compare(o store) int {
-	return cmp.Or(strings.Compare(s.nodeID, o.nodeID), strings.Compare(s.incarnation, o.incarnation))
+func compareStores(a, b store) int {
+	return cmp.Or(strings.Compare(a.NodeID, b.NodeID), strings.Compare(a.Incarnation, b.Incarnation))
 }
 
 // Segment is a node's sealed segment, read and ready to be billed. ReadSegment makes it.
 type Segment struct {
 	store   store
 	number  uint64
-	records []record
+	records []billing.Record
 	passed  int64
 	// envelope is the segment as its node signed it; nil where nobody keeps it.
 	envelope []byte
@@ -46,7 +47,7 @@ func (s Segment) Numbers() (first, last uint64) {
 	if len(s.records) == 0 {
 		return 0, 0
 	}
-	return uint64(s.records[0].sequence), uint64(s.records[len(s.records)-1].sequence)
+	return uint64(s.records[0].Sequence), uint64(s.records[len(s.records)-1].Sequence)
 }
 
 // Passed is the segment with the number up to which all records of its store count as posted once it is: up to the mark
@@ -61,17 +62,16 @@ func (s Segment) Passed(number uint64) Segment {
 // Its numbers must be one run without a gap: one that is not is refused, for good.
 func ReadSegment(nodeID, incarnation string, seg *protocol.UsageSegment) (Segment, error) {
 	out := Segment{
-		store: store{nodeID, incarnation}, number: seg.GetNumber(),
-		records: make([]record, len(seg.GetRecords())),
+		store: store{NodeID: nodeID, Incarnation: incarnation}, number: seg.GetNumber(),
+		records: make([]billing.Record, len(seg.GetRecords())),
 	}
 	for i, r := range seg.GetRecords() {
-		out.records[i] = record{
-			store: out.store, sequence: int64(r.GetSequence()), memberID: name(r.GetMemberId()), meter: name(r.GetMeter()),
-			quantity: r.GetQuantity(),
-			runID:    name(r.GetRunId()), leaseNo: int64(r.GetLeaseNo()), revision: int64(r.GetRevision()), final: r.GetFinal(),
-			span: rating.Interval{From: when(r.GetStartedAt()), To: when(r.GetEndedAt())},
+		out.records[i] = billing.Record{
+			Store: out.store, Sequence: int64(r.GetSequence()), MemberID: name(r.GetMemberId()), Meter: name(r.GetMeter()),
+			Quantity: r.GetQuantity(), RunID: name(r.GetRunId()), LeaseNo: int64(r.GetLeaseNo()), Final: r.GetFinal(),
+			Span: rating.Interval{From: when(r.GetStartedAt()), To: when(r.GetEndedAt())},
 		}
-		if out.records[i].sequence <= 0 || i > 0 && out.records[i].sequence != out.records[i-1].sequence+1 {
+		if out.records[i].Sequence <= 0 || i > 0 && out.records[i].Sequence != out.records[i-1].Sequence+1 {
 			return Segment{}, fault.New(fault.Unprocessable, "segment_numbering", "The records of a usage segment are not "+
 				"numbered in a row.",
 				fmt.Errorf("segment %d, record %d", seg.GetNumber(), i)).Permanent()
@@ -90,7 +90,7 @@ func PostUsage(ctx context.Context, tx db.Tx, now time.Time, segments ...Segment
 	for _, s := range segments {
 		stores = append(stores, s.store)
 	}
-	slices.SortFunc(stores, store.compare)
+	slices.SortFunc(stores, compareStores)
 	stores = slices.Compact(stores)
 	if err := takeTurns(ctx, tx, stores); err != nil {
 		return 0, err
@@ -115,13 +115,7 @@ func PostUsage(ctx context.Context, tx db.Tx, now time.Time, segments ...Segment
 		return 0, err
 	}
 	b.slot = slot
-	for _, r := range records {
-		b.take(r)
-	}
-	if err := b.rate(); err != nil {
-		return 0, err
-	}
-	if err := b.save(ctx, tx); err != nil {
+	if err := b.charge(ctx, tx, records); err != nil {
 		return 0, err
 	}
 	if err := saveSequences(ctx, tx, before, after); err != nil {
@@ -171,26 +165,28 @@ func has(ranges []sequenceRange, sequence int64) bool {
 
 // unposted returns the records whose numbers are in no range yet, and the ranges with them and with what the segments
 // pass.
-func unposted(segments []Segment, before map[store][]sequenceRange) (fresh []*record, after map[store][]sequenceRange) {
+func unposted(segments []Segment,
+	before map[store][]sequenceRange,
+) (fresh []*billing.Record, after map[store][]sequenceRange) {
 	after = maps.Clone(before)
 	all := 0
 	for _, seg := range segments {
 		all += len(seg.records)
 	}
-	fresh = make([]*record, 0, all)
+	fresh = make([]*billing.Record, 0, all)
 	for _, seg := range segments {
 		posted := after[seg.store]
 		var added []sequenceRange
 		for i := range seg.records {
 			r := &seg.records[i]
-			if has(posted, r.sequence) {
+			if has(posted, r.Sequence) {
 				continue
 			}
 			fresh = append(fresh, r)
-			if n := len(added); n > 0 && added[n-1].to+1 == r.sequence {
-				added[n-1].to = r.sequence
+			if n := len(added); n > 0 && added[n-1].to+1 == r.Sequence {
+				added[n-1].to = r.Sequence
 			} else {
-				added = append(added, sequenceRange{r.sequence, r.sequence})
+				added = append(added, sequenceRange{r.Sequence, r.Sequence})
 			}
 		}
 		if len(added) > 0 {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"pgregory.net/rapid"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -94,16 +95,16 @@ func TestUsageBeyondClaimLeaseAndElapsedTimeIsInSuspense(t *testing.T) {
 	records[3].Quantity = 25_000_000
 	w.post(records...)
 	require.Equal(t, []suspended{
-		{ledger.SuspenseOutsideClaim, 10_000_000},
-		{ledger.SuspenseAlreadyBilled, 5_000_000},
-		{ledger.SuspenseMalformed, -10_000_000},
-		{ledger.SuspenseBeyondElapsed, 15_000_000},
-		{ledger.SuspenseOutsideLease, 20_000_000},
-		{ledger.SuspenseBeyondElapsed, 20_000_000},
-		{ledger.SuspenseOutsideLease, 10_000_000},
-		{ledger.SuspenseWrongNode, 10_000_000},
-		{ledger.SuspenseUnknownSubject, 10_000_000},
-		{ledger.SuspenseUnknownSubject, 10_000_000},
+		{billing.SuspenseOutsideClaim, 10_000_000},
+		{billing.SuspenseAlreadyBilled, 5_000_000},
+		{billing.SuspenseMalformed, -10_000_000},
+		{billing.SuspenseBeyondElapsed, 15_000_000},
+		{billing.SuspenseOutsideLease, 20_000_000},
+		{billing.SuspenseBeyondElapsed, 20_000_000},
+		{billing.SuspenseOutsideLease, 10_000_000},
+		{billing.SuspenseWrongNode, 10_000_000},
+		{billing.SuspenseUnknownSubject, 10_000_000},
+		{billing.SuspenseUnknownSubject, 10_000_000},
 	}, w.suspense())
 	require.EqualValues(t, 10+10+10+110, number(w, `SELECT sum(quantity)::int8 / 1000000 FROM usage_recent`))
 	w.checkInvariants()
@@ -118,7 +119,7 @@ func TestUsageAfterTheClaimIsInSuspense(t *testing.T) {
 	w.now = at(100)
 	w.close(s, at(50))
 	w.post(w.session(s, 40, 60))
-	require.Equal(t, []suspended{{ledger.SuspenseOutsideClaim, 10_000_000}}, w.suspense())
+	require.Equal(t, []suspended{{billing.SuspenseOutsideClaim, 10_000_000}}, w.suspense())
 }
 
 func TestAnotherIncarnationBillsNoSecondAgain(t *testing.T) {
@@ -135,7 +136,7 @@ func TestAnotherIncarnationBillsNoSecondAgain(t *testing.T) {
 		}, w.now)
 	})
 	require.EqualValues(t, 150_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_recent`))
-	require.Equal(t, []suspended{{ledger.SuspenseAlreadyBilled, 50_000_000}}, w.suspense())
+	require.Equal(t, []suspended{{billing.SuspenseAlreadyBilled, 50_000_000}}, w.suspense())
 }
 
 func TestBrokenNumberingIsRefusedForGood(t *testing.T) {
@@ -167,8 +168,8 @@ func TestProcessorAndMemoryAreBoundByTheMembersLimits(t *testing.T) {
 		record(2, s, protocol.MeterMemoryByteSeconds, 0, 10, 4<<30*20),
 	)
 	require.Equal(t, []suspended{
-		{ledger.SuspenseBeyondLimit, 30_000_000 - 20_400_000},
-		{ledger.SuspenseBeyondLimit, 4 << 30 * 10},
+		{billing.SuspenseBeyondLimit, 30_000_000 - 20_400_000},
+		{billing.SuspenseBeyondLimit, 4 << 30 * 10},
 	}, w.suspense())
 	w.checkInvariants()
 }
@@ -331,7 +332,7 @@ func TestUsageInSliversIsInSuspense(t *testing.T) {
 	}
 	w.post(append(slivers, w.session(other, 0, 3600))...)
 	require.EqualValues(t, 4096, number(w, `SELECT count(*) FROM suspense_records WHERE reason = $1`,
-		ledger.SuspenseTooFragmented))
+		billing.SuspenseTooFragmented))
 	require.EqualValues(t, 3600_000_000, number(w, `SELECT sum(quantity)::int8 FROM usage_recent`),
 		"its neighbour's is billed")
 	require.EqualValues(t, 100_001, number(w, `SELECT count(*) FROM usage_coverage`))
@@ -343,7 +344,7 @@ func TestUsageInSliversIsInSuspense(t *testing.T) {
 	}
 	w.post(many...)
 	require.EqualValues(t, 400, number(w, `SELECT count(*) FROM suspense_records WHERE reason = $1 AND started_at >= $2`,
-		ledger.SuspenseTooFragmented, at(3600)))
+		billing.SuspenseTooFragmented, at(3600)))
 	w.checkInvariants()
 }
 

@@ -5,6 +5,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -29,7 +30,8 @@ func GrantCredit(ctx context.Context, tx db.Tx, g Grant, now time.Time) (Posting
 			"is not above zero")
 	}
 	p, err := NewPosting("credit:"+g.Key,
-		Leg{walletAccount(g.OrgID), g.Currency, g.Nanos}, Leg{accountCredit, g.Currency, -g.Nanos})
+		Leg{Account: billing.WalletAccount(g.OrgID), Currency: g.Currency, Nanos: g.Nanos},
+		Leg{Account: billing.AccountCredit, Currency: g.Currency, Nanos: -g.Nanos})
 	if err != nil {
 		return Posting{}, err
 	}
@@ -62,12 +64,8 @@ type hold struct {
 	subjectID string
 	orgID     string
 	currency  string
-	placed    int64
-	posted    int64
-	released  int64
+	billing.Hold
 }
-
-func (h hold) balance() int64 { return h.placed - h.posted - h.released }
 
 // moveWallet adds nanos, which may be negative, to a wallet. It fails rather than go below zero.
 func moveWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int64, now time.Time) error {
@@ -109,21 +107,22 @@ func place(ctx context.Context, tx db.Tx, s subject, h hold, nanos int64, key st
 	if nanos == 0 {
 		return h, nil
 	}
-	if h.placed == 0 {
+	if h.Placed == 0 {
 		// Opened while nothing had a price: only now is it known what the subject is charged in.
 		kind, h.currency = HoldOpened, s.currency
 	}
-	if h.placed > math.MaxInt64-nanos {
+	if h.Placed > math.MaxInt64-nanos {
 		return h, insufficientFunds()
 	}
 	if err := moveWallet(ctx, tx, s.OrgID, h.currency, -nanos, now); err != nil {
 		return h, err
 	}
-	h.placed += nanos
+	h.Placed += nanos
 	if err := save(ctx, tx, h); err != nil {
 		return h, err
 	}
-	p, err := NewPosting(key, Leg{walletAccount(s.OrgID), h.currency, -nanos}, Leg{holdAccount(h.id), h.currency, nanos})
+	p, err := NewPosting(key, billing.Transfer(billing.WalletAccount(s.OrgID), billing.HoldAccount(h.id), h.currency,
+		nanos)...)
 	if err != nil {
 		return h, err
 	}

@@ -1,0 +1,183 @@
+package billing
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/hub/rating"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const (
+	// MinLease is the shortest lease that is worth its messages; a wallet that affords less gets none.
+	MinLease = 15 * time.Minute
+	// MaxLease bounds how long a node may spend without asking again.
+	MaxLease = 7 * 24 * time.Hour
+	// HoldMargin is held beyond a lease's end: what the last metering intervals and a slow stop may take.
+	HoldMargin = 10 * time.Minute
+
+	endPolicyStop = "stop"
+)
+
+// FrozenPrice is a price as a lease keeps it.
+type FrozenPrice struct {
+	Meter           string `json:"meter"`
+	PriceID         string `json:"price_id"`
+	Nanos           int64  `json:"nanos"`
+	PerQuantity     int64  `json:"per_quantity"`
+	HostBasisPoints int64  `json:"host_basis_points"`
+}
+
+// Price is the frozen price in the currency of its lease.
+func (p FrozenPrice) Price(currency string) rating.Price {
+	return rating.Price{
+		ID: p.PriceID, Meter: p.Meter, Currency: currency, Nanos: p.Nanos, PerQuantity: p.PerQuantity,
+		HostBasisPoints: p.HostBasisPoints,
+	}
+}
+
+// Lease permits a member to run until ExpiresAt and to spend CapNanos in all.
+type Lease struct {
+	MemberID  string
+	No        int64
+	NodeID    string
+	HoldID    string
+	Currency  string
+	CapNanos  int64
+	IssuedAt  time.Time
+	ExpiresAt time.Time
+	EndPolicy string
+	Prices    []FrozenPrice
+}
+
+// Window is the time that the lease covers.
+func (l Lease) Window() rating.Interval { return rating.Interval{From: l.IssuedAt, To: l.ExpiresAt} }
+
+// RenewAt is when the next lease is due.
+func (l Lease) RenewAt() time.Time {
+	return l.IssuedAt.Add(rating.RenewAfter(l.MemberID, uint64(l.No), l.ExpiresAt.Sub(l.IssuedAt)))
+}
+
+// Message is the lease as its node gets it.
+func (l Lease) Message() *protocol.Lease {
+	out := &protocol.Lease{
+		MemberId: l.MemberID, LeaseNo: uint64(l.No), HoldId: l.HoldID, CapNanos: l.CapNanos, Currency: l.Currency,
+		EndPolicy: l.EndPolicy, ExpiresAt: timestamppb.New(l.ExpiresAt),
+		DurationSeconds: uint64(l.ExpiresAt.Sub(l.IssuedAt) / time.Second),
+	}
+	for _, p := range l.Prices {
+		out.Prices = append(out.Prices, &protocol.FrozenPrice{
+			Meter: p.Meter, PriceId: p.PriceID, PriceNanos: p.Nanos, PerQuantity: p.PerQuantity,
+		})
+	}
+	return out
+}
+
+// Hold keeps money of a wallet for one subject.
+type Hold struct{ Placed, Posted, Released int64 }
+
+// Balance is what is left in the hold.
+func (h Hold) Balance() int64 { return h.Placed - h.Posted - h.Released }
+
+// Past is what a member's next lease depends on. The zero value is a member that was opened just now.
+type Past struct {
+	Hold Hold
+	// LastLease is the number of the newest lease.
+	LastLease int64
+	// UnreportedMicros is the leased time for which usage may still arrive; LeasedUntil is when the newest lease ends.
+	UnreportedMicros int64
+	LeasedUntil      time.Time
+	// SuspendedNanos is what usage in suspense would cost.
+	SuspendedNanos int64
+}
+
+// Wish is what the next lease is asked for: at most Duration, at these prices, paid by a wallet with WalletNanos.
+type Wish struct {
+	Now         time.Time
+	Duration    time.Duration
+	Currency    string
+	Prices      []FrozenPrice
+	WalletNanos int64
+}
+
+// NextLease returns a member's next lease and what its hold lacks for it. The lease is as long as the wallet affords,
+// at most MaxLease. ok is false where that is less than MinLease, or ends no later than the lease that runs.
+func NextLease(m Member, p Past, w Wish) (l Lease, lacks int64, ok bool) {
+	wish := min(max(w.Duration, MinLease), MaxLease).Truncate(time.Second)
+	cost := func(micros int64) (int64, bool) { return m.MaxCost(w.Prices, micros) }
+	duration, lacks := rating.Affordable(cost, p.Hold.Balance(), w.WalletNanos, p.UnreportedMicros, wish, HoldMargin)
+	l = Lease{
+		MemberID: m.ID, No: p.LastLease + 1, NodeID: m.NodeID, Currency: w.Currency, IssuedAt: w.Now,
+		ExpiresAt: w.Now.Add(duration), EndPolicy: endPolicyStop, Prices: w.Prices,
+		CapNanos: rating.Cap(p.Hold.Placed+lacks-p.Hold.Released, p.SuspendedNanos),
+	}
+	if duration < MinLease || duration < wish && !l.ExpiresAt.After(p.LeasedUntil) {
+		return Lease{}, 0, false
+	}
+	return l, lacks, true
+}
+
+// Unreported is the leased time for which the node may still bring usage, in microseconds, and when the newest lease
+// ends. windows are those of the leases that end after since, up to which running time is billed. No usage is expected
+// of the time for which the node reports that nothing of the member runs.
+func Unreported(m Member, since, now time.Time, windows []rating.Interval) (micros int64, leasedUntil time.Time) {
+	for _, w := range windows {
+		leasedUntil = latest(leasedUntil, w.To)
+	}
+	joined := rating.Union(windows)
+	for _, running := range rating.Subtract(rating.Interval{From: since, To: now}, []rating.Interval{m.Idle}) {
+		micros += rating.TotalLength(rating.Intersect(running, joined))
+	}
+	return micros, leasedUntil
+}
+
+// SuspendedCost is what usage in suspense would cost: the node counts it against the cap. Usage that was billed before
+// under another name is not part of it: the node has counted that once.
+func SuspendedCost(prices []FrozenPrice, quantities map[string]int64) int64 {
+	var sum int64
+	for _, p := range prices {
+		cost, err := rating.ChargeUp(p.Nanos, p.PerQuantity, quantities[p.Meter])
+		if err != nil {
+			return 0 // a quantity that no node can have measured earns no cap
+		}
+		sum = rating.Cap(sum, cost)
+	}
+	return sum
+}
+
+// DueNow reports whether the next lease is due at once: the running time that went into suspense since the newest lease
+// uses up that lease, because the node has counted it.
+func DueNow(suspendedMicros, suspendedAtLease int64) bool {
+	return suspendedMicros-suspendedAtLease > HoldMargin.Microseconds()
+}
+
+// Surplus is what the hold of a member that does not run has beyond the usage that may still arrive.
+func Surplus(m Member, p Past, prices []FrozenPrice) int64 {
+	need, ok := m.MaxCost(prices, p.UnreportedMicros+HoldMargin.Microseconds())
+	if !ok {
+		return 0
+	}
+	return max(p.Hold.Balance()-need, 0)
+}
+
+// RecoverLease rebuilds a lease that a restored hub has forgotten from the message that its node kept. last is the
+// newest lease that the hub knows: leases in between are lost, and each began before the one before it had ended. The
+// prices carry no host share. lacks is what the hold needs for the cap.
+func RecoverLease(m Member, last Lease, h Hold, in *protocol.Lease) (l Lease, lacks int64) {
+	expires := in.GetExpiresAt().AsTime().Truncate(time.Microsecond)
+	l = Lease{
+		MemberID: m.ID, No: int64(in.GetLeaseNo()), NodeID: m.NodeID, Currency: in.GetCurrency(), CapNanos: in.GetCapNanos(),
+		IssuedAt: expires.Add(-time.Duration(in.GetDurationSeconds()) * time.Second), ExpiresAt: expires,
+		EndPolicy: in.GetEndPolicy(),
+	}
+	if last.No > 0 && l.No > last.No+1 {
+		l.IssuedAt = earliest(l.IssuedAt, last.ExpiresAt)
+	}
+	for _, p := range in.GetPrices() {
+		l.Prices = append(l.Prices, FrozenPrice{
+			Meter: p.GetMeter(), PriceID: p.GetPriceId(), Nanos: p.GetPriceNanos(), PerQuantity: p.GetPerQuantity(),
+		})
+	}
+	return l, max(in.GetCapNanos()-(h.Placed-h.Released), 0)
+}
