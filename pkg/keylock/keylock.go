@@ -1,0 +1,66 @@
+// Package keylock serializes work on the same key inside one process. It knows nothing of what the keys stand for.
+package keylock
+
+import (
+	"context"
+	"sync"
+)
+
+// Map holds one lock for each key in use. Its zero value is ready; it keeps no key that nobody holds or waits for.
+// Waiters of a key are admitted in the order in which they came.
+type Map struct {
+	mu    sync.Mutex
+	locks map[string]*lock
+}
+
+type lock struct {
+	// held has one slot: whoever fills it holds the lock.
+	held  chan struct{}
+	users int
+}
+
+// Lock waits for the key's lock. unlock gives it back and may be called once. When ctx ends first, Lock returns its
+// error and holds nothing.
+func (m *Map) Lock(ctx context.Context, key string) (unlock func(), err error) {
+	l := m.join(key)
+	select {
+	case l.held <- struct{}{}:
+		return func() {
+			<-l.held
+			m.leave(key, l)
+		}, nil
+	case <-ctx.Done():
+		m.leave(key, l)
+		return nil, ctx.Err()
+	}
+}
+
+// Len returns how many keys are held or waited for.
+func (m *Map) Len() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.locks)
+}
+
+func (m *Map) join(key string) *lock {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l := m.locks[key]
+	if l == nil {
+		if m.locks == nil {
+			m.locks = map[string]*lock{}
+		}
+		l = &lock{held: make(chan struct{}, 1)}
+		m.locks[key] = l
+	}
+	l.users++
+	return l
+}
+
+func (m *Map) leave(key string, l *lock) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if l.users--; l.users == 0 {
+		delete(m.locks, key)
+	}
+}
