@@ -32,7 +32,7 @@ directory on its own machine, and is in the audit trail.`,
 				return err
 			}
 			if _, _, err := withTokenFile(c.tokenFile(), func(token string) (bool, error) {
-				return true, (&command.RecoverAdmin{DB: d}).Do(ctx, token, time.Now())
+				return true, (&command.Service{DB: d}).RecoverAdmin(ctx, token, time.Now())
 			}); err != nil {
 				return err
 			}

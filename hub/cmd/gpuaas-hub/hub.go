@@ -27,6 +27,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
@@ -80,6 +81,7 @@ type hub struct {
 	dispatcher *dispatch.Dispatcher
 	intake     *nodes.Service
 	wakes      event.Wakes
+	commands   *command.Service
 	shutOut    fleet.ShutOut
 	handler    http.Handler
 
@@ -264,7 +266,7 @@ func (h *hub) bootstrap(ctx context.Context, stdout io.Writer) error {
 	}
 	h.sealer = secret.NewSealer(kek)
 	token, made, err := withTokenFile(h.conf.tokenFile(), func(token string) (bool, error) {
-		return (&command.Bootstrap{DB: h.db, Sealer: h.sealer}).Do(ctx, token, time.Now())
+		return (&command.Service{DB: h.db, Sealer: h.sealer}).Bootstrap(ctx, token, time.Now())
 	})
 	if made {
 		showToken(stdout, token, h.conf.tokenFile())
@@ -300,6 +302,7 @@ func (h *hub) wire(ctx context.Context) (err error) {
 	})
 	h.session.Intake, h.session.Documents, h.session.Credentials, h.session.Connected = h.intake, h.dispatcher, h.registry,
 		h.dispatcher.Poke
+	h.commands = h.newCommands()
 	h.handler, err = httpapi.NewHandler(h.server(), httpapi.Config{ //nolint:contextcheck // each request brings its own
 		Authenticator: httpapi.TokenAuthenticator{DB: h.db, Proofs: &iam.Proofs{}}, Auditor: &command.FailureAudit{DB: h.db},
 		Registry: h.registry, RegistryCaller: h.registry.Caller, NodeKey: (&fleet.PublicKeys{DB: h.db}).Of, Log: h.log,
@@ -308,33 +311,35 @@ func (h *hub) wire(ctx context.Context) (err error) {
 	return err
 }
 
-// server gives the REST face its commands.
+// server gives the REST face its commands and queries.
 func (h *hub) server() *httpapi.Server {
-	d, bundle, poke := h.db, h.keys.Bundle, h.dispatcher.Poke
 	return &httpapi.Server{
-		Version:   daemon.Version(),
-		Ready:     d.Ping,
-		IAM:       httpapi.NewIAM(d, h.sealer),
-		Catalog:   httpapi.NewCatalog(d, bundle),
-		Artifacts: httpapi.NewArtifacts(d, h.registry, bundle, h.sealer),
-		Capacity: httpapi.Capacity{
-			DB: d, CreateAllocation: &command.CreateAllocation{DB: d},
-			ReleaseAllocation: &command.ReleaseAllocation{DB: d},
-		},
-		Instances: httpapi.NewInstances(d, h.conf.leaseDuration, bundle, poke, h.session, &h.wakes),
-		Fleet: httpapi.Fleet{
-			DB: d, Keys: h.keys, SessionAddr: h.sessionAddr, RegistryHost: h.registry.Host(), Generation: dispatch.Newest,
-			CreateJoinToken: &command.CreateJoinToken{DB: d, Sealer: h.sealer},
-			EnrolNode:       &command.EnrolNode{DB: d, Keys: h.keys, CertificateTTL: h.conf.certificateLifetime},
-			RenewNode:       &command.RenewNode{DB: d, Keys: h.keys, CertificateTTL: h.conf.certificateLifetime},
-			DrainNode:       &command.DrainNode{DB: d},
-			UndrainNode:     &command.UndrainNode{DB: d},
-			ReleaseNode:     &command.ReleaseNode{DB: d, Kick: h.session.Kick},
-			BanNode:         &command.BanNode{DB: d, Kick: h.dismiss},
-			RemoveNode:      &command.RemoveNode{DB: d, Kick: h.dismiss, Poke: poke},
-		},
-		Billing: httpapi.NewBilling(d),
-		Audit:   httpapi.Audit{DB: d},
+		Version:      daemon.Version(),
+		Ready:        h.db.Ping,
+		Commands:     h.commands,
+		Queries:      &query.Service{DB: h.db, Generation: dispatch.Newest},
+		Keys:         h.keys,
+		Registry:     h.registry,
+		SessionAddr:  h.sessionAddr,
+		RegistryHost: h.registry.Host(),
+		Logs:         h.session,
+		Wakes:        &h.wakes,
+	}
+}
+
+func (h *hub) newCommands() *command.Service {
+	return &command.Service{
+		DB:             h.db,
+		Sealer:         h.sealer,
+		Keys:           h.keys,
+		Bundle:         h.keys.Bundle,
+		Registry:       h.registry,
+		LeaseDuration:  h.conf.leaseDuration,
+		CertificateTTL: h.conf.certificateLifetime,
+		EnqueueNode:    h.dispatcher.Poke,
+		Disconnect:     h.session.Kick,
+		ShutOut:        h.dismiss,
+		Log:            h.log,
 	}
 }
 
@@ -364,7 +369,7 @@ func (h *hub) loops() []*loop.Loop {
 }
 
 func (h *hub) accrue(ctx context.Context) error {
-	return (&command.AccrueAllocations{DB: h.db, Poke: h.dispatcher.Poke, Log: h.log}).Do(ctx, time.Now())
+	return h.commands.AccrueAllocations(ctx, time.Now())
 }
 
 func (h *hub) post(ctx context.Context) error {

@@ -13,15 +13,6 @@ import (
 
 const resourceMember = "member"
 
-// AccrueAllocations bills the time of all open allocations, and releases those whose wallet does not cover them any
-// more.
-type AccrueAllocations struct {
-	DB *db.DB
-	// Poke wakes the dispatcher of a node.
-	Poke func(nodeID string)
-	Log  *slog.Logger
-}
-
 // accrual is an allocation with what came of billing it.
 type accrual struct {
 	ledger.Row
@@ -32,10 +23,11 @@ func (a *accrual) finding(kind string, now time.Time) recovery.Finding {
 	return recovery.Finding{NodeID: a.NodeID, Kind: kind, ResourceType: resourceAllocation, ResourceID: a.ID, At: now}
 }
 
-// Do is a periodic pass.
-func (c *AccrueAllocations) Do(ctx context.Context, now time.Time) error {
+// AccrueAllocations bills the time of all open allocations, and releases those whose wallet does not cover them any
+// more. It is a periodic pass.
+func (s *Service) AccrueAllocations(ctx context.Context, now time.Time) error {
 	accrue := pass[*accrual]{
-		db: c.DB, log: c.Log, now: now,
+		db: s.DB, log: s.Log, now: now,
 		list: func(ctx context.Context, tx db.Tx, after **accrual) ([]*accrual, error) {
 			last := ""
 			if after != nil {
@@ -64,21 +56,22 @@ func (c *AccrueAllocations) Do(ctx context.Context, now time.Time) error {
 		if !a.Exhausted {
 			continue
 		}
-		c.Log.WarnContext(ctx, "the wallet no longer covers the allocation", slog.String("allocation_id", a.ID))
-		if releaseErr := c.release(ctx, a, now); passing(ctx, releaseErr) {
+		s.Log.WarnContext(ctx, "the wallet no longer covers the allocation", slog.String("allocation_id", a.ID))
+		if releaseErr := s.releaseExhausted(ctx, a, now); passing(ctx, releaseErr) {
 			return errors.Join(err, releaseErr)
 		}
 	}
 	return err
 }
 
-// release ends an exhausted allocation; where that fails, the next pass, which finds it exhausted again, tries again.
-func (c *AccrueAllocations) release(ctx context.Context, a *accrual, now time.Time) error {
-	cause := (&ReleaseUnpaid{DB: c.DB, Poke: c.Poke}).Do(ctx, a.ID, db.NewID(), now)
+// releaseExhausted ends an exhausted allocation; where that fails, the next pass, which finds it exhausted again, tries
+// again.
+func (s *Service) releaseExhausted(ctx context.Context, a *accrual, now time.Time) error {
+	cause := s.ReleaseUnpaid(ctx, a.ID, db.NewID(), now)
 	if cause == nil || passing(ctx, cause) {
 		return cause
 	}
-	return SetAside(ctx, c.DB, c.Log, cause, now, func(context.Context, db.Tx) (recovery.Finding, error) {
+	return SetAside(ctx, s.DB, s.Log, cause, now, func(context.Context, db.Tx) (recovery.Finding, error) {
 		return a.finding(recovery.FindingRelease, now), nil
 	})
 }

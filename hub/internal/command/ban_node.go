@@ -8,28 +8,21 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// BanNode shuts a compromised node out for good.
-type BanNode struct {
-	DB *db.DB
-	// Kick ends the node's connection, with a reason; called after the commit.
-	Kick func(nodeID, reason string)
-}
-
-// Do bans the node. Banning a banned node changes nothing; its first reason stays.
-func (c *BanNode) Do(ctx context.Context, m Meta, nodeID, reason string) error {
+// BanNode shuts out a compromised node for good. Banning a banned node changes nothing; its first reason stays.
+func (s *Service) BanNode(ctx context.Context, m Meta, nodeID, reason string) error {
 	if err := iam.Authorize(m.Principal, iam.NodeWrite, "", ""); err != nil {
 		return err
 	}
-	if _, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (string, error) {
-		return c.do(ctx, tx, m, nodeID, reason)
+	if _, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (string, error) {
+		return s.banNode(ctx, tx, m, nodeID, reason)
 	}); err != nil {
 		return err
 	}
-	c.Kick(nodeID, fleet.CodeBanned)
+	s.ShutOut(nodeID, fleet.CodeBanned)
 	return nil
 }
 
-func (c *BanNode) do(ctx context.Context, tx db.Tx, m Meta, nodeID, reason string) (string, error) {
+func (s *Service) banNode(ctx context.Context, tx db.Tx, m Meta, nodeID, reason string) (string, error) {
 	return Idempotent(ctx, tx, m, func() (string, error) {
 		node, banned, err := fleet.Ban(ctx, tx, nodeID, reason, m.Now)
 		if err != nil || !banned {

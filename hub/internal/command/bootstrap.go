@@ -8,23 +8,13 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// Bootstrap makes what a hub cannot serve without: the key for access tokens, and the first platform admin.
-type Bootstrap struct {
-	DB     *db.DB
-	Sealer Sealer
-}
-
-// RecoverAdmin gives the first platform admin a new token; for whoever runs the hub's program on its own machine.
-type RecoverAdmin struct {
-	DB *db.DB
-}
-
-// Do is called at every start. text is a token made by iam.NewUserToken, kept by the caller before the call, so that a
-// crash in between loses no token that counts; made says whether it counts.
-func (c *Bootstrap) Do(ctx context.Context, text string, now time.Time) (made bool, err error) {
+// Bootstrap makes what a hub cannot serve without: the key for access tokens, and the first platform admin. It is
+// called at every start. text is a token made by iam.NewUserToken, kept by the caller before the call, so that a crash
+// in between loses no token that counts; made says whether it counts.
+func (s *Service) Bootstrap(ctx context.Context, text string, now time.Time) (made bool, err error) {
 	keyID, userID, tokenID := db.NewID(), db.NewID(), db.NewID()
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (bool, error) {
-		if err := iam.EnsureSigningKey(ctx, tx, c.Sealer, keyID, now); err != nil {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (bool, error) {
+		if err := iam.EnsureSigningKey(ctx, tx, s.Sealer, keyID, now); err != nil {
 			return false, err
 		}
 		admin, made, err := iam.Bootstrap(ctx, tx, userID, tokenID, text, now)
@@ -38,10 +28,11 @@ func (c *Bootstrap) Do(ctx context.Context, text string, now time.Time) (made bo
 	})
 }
 
-// Do makes text the only token that counts for the first platform admin.
-func (c *RecoverAdmin) Do(ctx context.Context, text string, now time.Time) error {
+// RecoverAdmin gives the first platform admin a new token; for whoever runs the hub's program on its own machine. It
+// makes text the only token that counts for the first platform admin.
+func (s *Service) RecoverAdmin(ctx context.Context, text string, now time.Time) error {
 	tokenID := db.NewID()
-	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (struct{}, error) {
+	_, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (struct{}, error) {
 		admin, err := iam.RecoverAdmin(ctx, tx, tokenID, text, now)
 		if err != nil {
 			return struct{}{}, err

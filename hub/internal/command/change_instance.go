@@ -10,27 +10,23 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 )
 
-// ChangeInstance renames an app instance or changes its config. It makes no revision, and no container notices.
-type ChangeInstance struct {
-	DB *db.DB
-}
-
 // ChangeInstanceInput is the request; nil leaves a setting as it is.
 type ChangeInstanceInput struct {
 	DisplayName *string
 	Config      map[string]any
 }
 
-// Do answers with the changed instance.
-func (c *ChangeInstance) Do(ctx context.Context, m Meta, projectID, instanceID string,
+// ChangeInstance renames an app instance or changes its config. It makes no revision, and no container notices. It
+// answers with the changed instance.
+func (s *Service) ChangeInstance(ctx context.Context, m Meta, projectID, instanceID string,
 	in ChangeInstanceInput,
 ) (instance.Instance, error) {
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (instance.Instance, error) {
-		return c.do(ctx, tx, m, projectID, instanceID, in)
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (instance.Instance, error) {
+		return s.changeInstance(ctx, tx, m, projectID, instanceID, in)
 	})
 }
 
-func (c *ChangeInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, instanceID string,
+func (s *Service) changeInstance(ctx context.Context, tx db.Tx, m Meta, projectID, instanceID string,
 	in ChangeInstanceInput,
 ) (instance.Instance, error) {
 	project, err := iam.InProject(ctx, tx, m.Principal, iam.InstanceUpgrade, projectID)

@@ -7,25 +7,9 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// DisableServiceAccount stops a service account, its keys and its tokens.
-type DisableServiceAccount struct {
-	DB *db.DB
-}
-
-// RotateServiceAccountKey gives a service account a new key and ends the older ones.
-type RotateServiceAccountKey struct {
-	DB     *db.DB
-	Sealer Sealer
-}
-
-// DeleteServiceAccount removes a service account.
-type DeleteServiceAccount struct {
-	DB *db.DB
-}
-
-// Do disables the account; a disabled one stays as it is.
-func (c *DisableServiceAccount) Do(ctx context.Context, m Meta, projectID, id string) (iam.ServiceAccount, error) {
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (iam.ServiceAccount, error) {
+// DisableServiceAccount stops a service account, its keys and its tokens. A disabled one stays as it is.
+func (s *Service) DisableServiceAccount(ctx context.Context, m Meta, projectID, id string) (iam.ServiceAccount, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (iam.ServiceAccount, error) {
 		sa, err := accountToChange(ctx, tx, m, projectID, id)
 		if err != nil {
 			return iam.ServiceAccount{}, err
@@ -40,18 +24,20 @@ func (c *DisableServiceAccount) Do(ctx context.Context, m Meta, projectID, id st
 	})
 }
 
-// Do makes the new key.
-func (c *RotateServiceAccountKey) Do(ctx context.Context, m Meta, projectID, id string) (ServiceAccountWithKey, error) {
+// RotateServiceAccountKey gives a service account a new key and ends the older ones.
+func (s *Service) RotateServiceAccountKey(ctx context.Context, m Meta, projectID,
+	id string,
+) (ServiceAccountWithKey, error) {
 	key, err := iam.NewKey(db.NewID(), m.Now)
 	if err != nil {
 		return ServiceAccountWithKey{}, err
 	}
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (ServiceAccountWithKey, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (ServiceAccountWithKey, error) {
 		sa, err := accountToChange(ctx, tx, m, projectID, id)
 		if err != nil {
 			return ServiceAccountWithKey{}, err
 		}
-		return IdempotentSealed(ctx, tx, m, c.Sealer, func() (ServiceAccountWithKey, error) {
+		return IdempotentSealed(ctx, tx, m, s.Sealer, func() (ServiceAccountWithKey, error) {
 			after, err := iam.RotateKey(ctx, tx, sa, key)
 			if err != nil {
 				return ServiceAccountWithKey{}, err
@@ -62,9 +48,9 @@ func (c *RotateServiceAccountKey) Do(ctx context.Context, m Meta, projectID, id 
 	})
 }
 
-// Do removes the account. Removing it twice is NotFound, like any absent resource.
-func (c *DeleteServiceAccount) Do(ctx context.Context, m Meta, projectID, id string) error {
-	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (struct{}, error) {
+// DeleteServiceAccount removes a service account. Removing it twice is NotFound, like any absent resource.
+func (s *Service) DeleteServiceAccount(ctx context.Context, m Meta, projectID, id string) error {
+	_, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (struct{}, error) {
 		sa, err := accountToChange(ctx, tx, m, projectID, id)
 		if err != nil {
 			return struct{}{}, err

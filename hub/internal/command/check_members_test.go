@@ -44,7 +44,7 @@ func TestInstanceThatExceedsALimitOfItsNodeIsRefusedWhenItIsAskedFor(t *testing.
 	before := w.contents()
 	in := w.instanceInput()
 	in.Version, in.Parameters = "1.1.0", map[string]any{"greeting": strings.Repeat("x", parameterBytes)}
-	_, err := w.createInstance().Do(t.Context(), w.meta("large"), in)
+	_, err := w.commands().CreateInstance(t.Context(), w.meta("large"), in)
 	w.requireRefused(err, "member_limit_exceeded", "/parameters")
 	require.Equal(t, before, w.contents())
 
@@ -52,11 +52,11 @@ func TestInstanceThatExceedsALimitOfItsNodeIsRefusedWhenItIsAskedFor(t *testing.
 	w.releaseWith("1.2.0", protocol.MaxWorkloadBytes*2/3/parameterBytes)
 	w.releaseWith("1.3.0", protocol.MaxWorkloadBytes*2/3/parameterBytes)
 	in.Version = "1.2.0"
-	i, err := w.createInstance().Do(t.Context(), w.meta("fits"), in)
+	i, err := w.commands().CreateInstance(t.Context(), w.meta("fits"), in)
 	require.NoError(t, err)
 	w.report(1, w.says(i, "ready"))
 	before = w.contents()
-	_, err = w.upgradeInstance().Do(t.Context(), w.meta("upgrade"), w.project.ID, i.ID, "1.3.0")
+	_, err = w.commands().UpgradeInstance(t.Context(), w.meta("upgrade"), w.project.ID, i.ID, "1.3.0")
 	w.requireRefused(err, "member_limit_exceeded", "/target_version")
 	require.Equal(t, before, w.contents())
 }
@@ -75,7 +75,7 @@ func TestRollbackOrStartToWhatExceedsALimitIsRefused(t *testing.T) {
 		ready.Revision = 2
 		w.report(2, ready)
 		before := outgrow(w, i.ID, 1)
-		_, err := w.rollbackInstance().Do(t.Context(), w.meta("back"), w.project.ID, i.ID, "")
+		_, err := w.commands().RollbackInstance(t.Context(), w.meta("back"), w.project.ID, i.ID, "")
 		w.requireRefused(err, "member_limit_exceeded", "/target_version")
 		require.Equal(t, before, w.contents())
 	})
@@ -83,7 +83,7 @@ func TestRollbackOrStartToWhatExceedsALimitIsRefused(t *testing.T) {
 		w := newWorld(t)
 		i := w.stopped()
 		before := outgrow(w, i.ID, 1)
-		_, err := w.startInstance().Do(t.Context(), w.meta("start"), w.project.ID, i.ID)
+		_, err := w.commands().StartInstance(t.Context(), w.meta("start"), w.project.ID, i.ID)
 		require.Equal(t, "member_limit_exceeded", fault.As(err).Code)
 		require.Empty(t, fault.As(err).Fields, "the request has no field to blame")
 		require.Equal(t, before, w.contents())
@@ -101,12 +101,12 @@ func TestNodeWithTheMostMembersGetsNoOther(t *testing.T) {
 	before := w.contents()
 	in := w.instanceInput()
 	in.AllocationIDs = []string{a.ID}
-	_, err := w.createInstance().Do(t.Context(), w.meta(db.NewID()), in)
+	_, err := w.commands().CreateInstance(t.Context(), w.meta(db.NewID()), in)
 	w.requireRefused(err, capacity.CodeInsufficient, "/placement_intent/allocation_ids")
 	require.Equal(t, before, w.contents())
 
 	w.exec(`UPDATE instance_members SET removed_at = $1 WHERE id = (SELECT min(id::TEXT)::UUID FROM instance_members)`,
 		w.now)
-	_, err = w.createInstance().Do(t.Context(), w.meta(db.NewID()), in)
+	_, err = w.commands().CreateInstance(t.Context(), w.meta(db.NewID()), in)
 	require.NoError(t, err)
 }

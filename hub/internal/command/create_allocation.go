@@ -14,11 +14,6 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// CreateAllocation holds capacity on a node for a project.
-type CreateAllocation struct {
-	DB *db.DB
-}
-
 // CreateAllocationInput is the request; NodeID, SKU and AcceleratorModel may be empty.
 type CreateAllocationInput struct {
 	ProjectID        string
@@ -38,15 +33,18 @@ const (
 	placementAttempts = 20
 )
 
-// Do answers with the active allocation. It chooses among all nodes by a snapshot, and checks a few candidates in the
-// transaction: one that read all nodes would conflict with every report of any.
-func (c *CreateAllocation) Do(ctx context.Context, m Meta, in CreateAllocationInput) (capacity.Allocation, error) {
+// CreateAllocation holds capacity on a node for a project. It answers with the active allocation. It chooses among all
+// nodes by a snapshot, and checks a few candidates in the transaction: one that read all nodes would conflict with
+// every report of any.
+func (s *Service) CreateAllocation(ctx context.Context, m Meta, in CreateAllocationInput) (capacity.Allocation, error) {
 	for attempt := 1; ; attempt++ {
-		nodeIDs, err := c.candidates(ctx, m, in)
+		nodeIDs, err := s.candidates(ctx, m, in)
 		if err != nil {
 			return capacity.Allocation{}, err
 		}
-		a, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (capacity.Allocation, error) { return c.do(ctx, tx, m, in, nodeIDs) })
+		a, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (capacity.Allocation, error) {
+			return s.createAllocation(ctx, tx, m, in, nodeIDs)
+		})
 		taken := fault.As(err).Code == capacity.CodeInsufficient && in.NodeID == "" && len(nodeIDs) > 0
 		if err == nil || !taken || attempt == placementAttempts {
 			return a, err
@@ -55,11 +53,11 @@ func (c *CreateAllocation) Do(ctx context.Context, m Meta, in CreateAllocationIn
 }
 
 // candidates are the nodes that the request fits on best, or the one that it names.
-func (c *CreateAllocation) candidates(ctx context.Context, m Meta, in CreateAllocationInput) ([]string, error) {
+func (s *Service) candidates(ctx context.Context, m Meta, in CreateAllocationInput) ([]string, error) {
 	if in.NodeID != "" {
 		return []string{in.NodeID}, nil
 	}
-	ids, err := db.ReadTx(ctx, c.DB, func(tx db.Tx) ([]string, error) {
+	ids, err := db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]string, error) {
 		project, err := iam.InProject(ctx, tx, m.Principal, iam.AllocationCreate, in.ProjectID)
 		if err != nil {
 			return nil, err
@@ -89,7 +87,7 @@ func (in CreateAllocationInput) allocation(project iam.Project) capacity.NewAllo
 	}
 }
 
-func (c *CreateAllocation) do(ctx context.Context, tx db.Tx, m Meta, in CreateAllocationInput,
+func (s *Service) createAllocation(ctx context.Context, tx db.Tx, m Meta, in CreateAllocationInput,
 	nodeIDs []string,
 ) (capacity.Allocation, error) {
 	project, err := iam.InProject(ctx, tx, m.Principal, iam.AllocationCreate, in.ProjectID)

@@ -21,7 +21,7 @@ func TestAllocationDoesNotConflictWithReportsOfOtherNodes(t *testing.T) {
 	other := w.node
 	w.enrol()
 	in := w.allocationInput()
-	create := &CreateAllocation{DB: w.d}
+	create := &Service{DB: w.d}
 	attempts := 0
 	_, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (capacity.Allocation, error) {
 		attempts++
@@ -29,7 +29,7 @@ func TestAllocationDoesNotConflictWithReportsOfOtherNodes(t *testing.T) {
 		if _, err := tx.Exec(t.Context(), `SET LOCAL enable_seqscan = off`); err != nil {
 			return capacity.Allocation{}, err
 		}
-		a, err := create.do(t.Context(), tx, w.meta("allocation"), in, []string{w.node})
+		a, err := create.createAllocation(t.Context(), tx, w.meta("allocation"), in, []string{w.node})
 		if attempts == 1 {
 			// It sees nothing of the allocation, which sees nothing of it: one of the two would have to start afresh if both
 			// looked.
@@ -54,15 +54,15 @@ func TestCandidateThatIsFullByNowHasNoRoomAndAnotherNodeIsTaken(t *testing.T) {
 	for range 4 {
 		w.allocation()
 	}
-	create := &CreateAllocation{DB: w.d}
+	create := &Service{DB: w.d}
 	_, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (capacity.Allocation, error) {
-		return create.do(t.Context(), tx, w.meta("stale"), w.allocationInput(), []string{full})
+		return create.createAllocation(t.Context(), tx, w.meta("stale"), w.allocationInput(), []string{full})
 	})
 	require.Equal(t, capacity.CodeInsufficient, fault.As(err).Code)
-	_, err = create.Do(t.Context(), w.meta("none"), w.allocationInput())
+	_, err = create.CreateAllocation(t.Context(), w.meta("none"), w.allocationInput())
 	require.Equal(t, capacity.CodeInsufficient, fault.As(err).Code)
 	w.enrol()
-	a, err := create.Do(t.Context(), w.meta("another"), w.allocationInput())
+	a, err := create.CreateAllocation(t.Context(), w.meta("another"), w.allocationInput())
 	require.NoError(t, err)
 	require.Equal(t, w.node, a.NodeID)
 }
@@ -74,31 +74,31 @@ func TestAllocationsAtOnceAllFindRoom(t *testing.T) {
 	for range nodes - 1 {
 		w.enrol()
 	}
-	create := &CreateAllocation{DB: w.d}
+	create := &Service{DB: w.d}
 	var group errgroup.Group
 	for range nodes * each {
 		m := w.meta("allocation" + db.NewID())
 		group.Go(func() error {
-			_, err := create.Do(t.Context(), m, w.allocationInput())
+			_, err := create.CreateAllocation(t.Context(), m, w.allocationInput())
 			return err
 		})
 	}
 	require.NoError(t, group.Wait())
-	_, err := create.Do(t.Context(), w.meta("more"), w.allocationInput())
+	_, err := create.CreateAllocation(t.Context(), w.meta("more"), w.allocationInput())
 	require.Equal(t, capacity.CodeInsufficient, fault.As(err).Code)
 }
 
 // What was answered once is answered again, however full the nodes are by now.
 func TestAllocationIsAnsweredAgainWhenNoNodeHasRoom(t *testing.T) {
 	w := newWorld(t)
-	create := &CreateAllocation{DB: w.d}
+	create := &Service{DB: w.d}
 	m := w.meta("first")
-	first, err := create.Do(t.Context(), m, w.allocationInput())
+	first, err := create.CreateAllocation(t.Context(), m, w.allocationInput())
 	require.NoError(t, err)
 	for range 3 {
 		w.allocation()
 	}
-	again, err := create.Do(t.Context(), m, w.allocationInput())
+	again, err := create.CreateAllocation(t.Context(), m, w.allocationInput())
 	require.NoError(t, err)
 	require.Equal(t, first.ID, again.ID)
 }
@@ -116,7 +116,7 @@ func TestAWeakNodeIsNotGivenToASecondOrg(t *testing.T) {
 		m.Principal = stranger
 		in := w.allocationInput()
 		in.ProjectID = other.ID
-		return second((&CreateAllocation{DB: w.d}).Do(t.Context(), m, in))
+		return second((&Service{DB: w.d}).CreateAllocation(t.Context(), m, in))
 	}
 	require.Equal(t, capacity.CodeInsufficient, fault.As(ask()).Code)
 	w.conditions(protocol.ConditionRuncVulnerable, protocol.ConditionWeakIsolationShared)

@@ -13,21 +13,6 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
-// CreateInstance deploys an app: it decides what runs, where, and that it can be paid, and asks the node for it.
-type CreateInstance struct {
-	DB *db.DB
-	// LeaseDuration is the longest lease that a member gets at first.
-	LeaseDuration time.Duration
-	// Revoked says whether the trust bundle has revoked a key.
-	Revoked func(keyID string) bool
-	// MinVersion gives the lowest version of an app that the trust bundle lets start; empty for any. It may be nil.
-	MinVersion func(appSlug string) string
-	// Poke wakes the dispatcher of a node.
-	Poke func(nodeID string)
-	// Turns are of the commands on instances.
-	Turns *Turns
-}
-
 // CreateInstanceInput is the request. Modes are hints.
 type CreateInstanceInput struct {
 	ProjectID         string
@@ -42,18 +27,21 @@ type CreateInstanceInput struct {
 	Config        map[string]any
 }
 
-// Do creates the instance in status requested; the node's reports move it on.
-func (c *CreateInstance) Do(ctx context.Context, m Meta, in CreateInstanceInput) (instance.Instance, error) {
-	out, err := inTurn(ctx, c.Turns, c.DB, in.ProjectID, func(tx db.Tx) (instanceResult, error) {
-		return c.do(ctx, tx, m, in)
+// CreateInstance deploys an app: it decides what runs, where, and that it can be paid, and asks the node for it. It
+// creates the instance in status requested; the node's reports move it on.
+func (s *Service) CreateInstance(ctx context.Context, m Meta, in CreateInstanceInput) (instance.Instance, error) {
+	out, err := s.withProjectLock(ctx, in.ProjectID, func(tx db.Tx) (instanceResult, error) {
+		return s.createInstance(ctx, tx, m, in)
 	})
 	if err != nil {
 		return instance.Instance{}, err
 	}
-	return out.poke(c.Poke), nil
+	return s.enqueueNodes(out), nil
 }
 
-func (c *CreateInstance) do(ctx context.Context, tx db.Tx, m Meta, in CreateInstanceInput) (instanceResult, error) {
+func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta,
+	in CreateInstanceInput,
+) (instanceResult, error) {
 	project, err := iam.InProject(ctx, tx, m.Principal, iam.InstanceCreate, in.ProjectID)
 	if err != nil {
 		return instanceResult{}, err
@@ -62,7 +50,7 @@ func (c *CreateInstance) do(ctx context.Context, tx db.Tx, m Meta, in CreateInst
 		if err := checkInstanceQuota(ctx, tx, project.OrgID); err != nil {
 			return instanceResult{}, err
 		}
-		wanted, err := c.resolve(ctx, tx, m, project, in)
+		wanted, err := s.resolve(ctx, tx, m, project, in)
 		if err != nil {
 			return instanceResult{}, err
 		}
@@ -71,7 +59,7 @@ func (c *CreateInstance) do(ctx context.Context, tx db.Tx, m Meta, in CreateInst
 			return instanceResult{}, err
 		}
 		id := db.NewID()
-		if err := c.fund(ctx, tx, m, project, id, member, wanted); err != nil {
+		if err := s.fund(ctx, tx, m, project, id, member, wanted); err != nil {
 			return instanceResult{}, err
 		}
 		failpoint.Hit("hub/create/funded")
@@ -97,7 +85,7 @@ type wanted struct {
 	configJSON     string
 }
 
-func (c *CreateInstance) resolve(ctx context.Context, tx db.Tx, m Meta, project iam.Project,
+func (s *Service) resolve(ctx context.Context, tx db.Tx, m Meta, project iam.Project,
 	in CreateInstanceInput,
 ) (wanted, error) {
 	parameters, err := object(in.Parameters)
@@ -111,7 +99,7 @@ func (c *CreateInstance) resolve(ctx context.Context, tx db.Tx, m Meta, project 
 	resolved, err := catalog.Resolve(ctx, tx, catalog.Want{
 		AppSlug: in.AppSlug, Version: in.Version, OrgID: project.OrgID, ProjectID: project.ID,
 		OperatingMode: in.OperatingMode, ControlPlaneScope: in.ControlPlaneScope,
-		ParametersJSON: parameters, ConfigJSON: config, Now: m.Now, Revoked: c.Revoked, MinVersion: c.MinVersion,
+		ParametersJSON: parameters, ConfigJSON: config, Now: m.Now, Revoked: s.revoked, MinVersion: s.minVersion,
 	})
 	return wanted{resolved, string(parameters), string(config)}, err
 }
@@ -125,7 +113,7 @@ func object(v map[string]any) ([]byte, error) {
 }
 
 // fund opens what is billed and gives the member its first lease: no money, no instance.
-func (c *CreateInstance) fund(ctx context.Context, tx db.Tx, m Meta, project iam.Project, instanceID string,
+func (s *Service) fund(ctx context.Context, tx db.Tx, m Meta, project iam.Project, instanceID string,
 	member placed, w wanted,
 ) error {
 	need := member.choice.Need
@@ -134,7 +122,7 @@ func (c *CreateInstance) fund(ctx context.Context, tx db.Tx, m Meta, project iam
 		AllocationID: member.room.ID, NodeID: member.room.NodeID, SKU: member.room.Allocation.SKU,
 		OperatingMode: w.OperatingMode, ControlPlaneScope: w.ControlPlaneScope, RuntimeBackend: w.RuntimeBackend,
 		CorrelationID: m.CorrelationID, CPUMillis: need.CPUMillis, MemoryBytes: need.MemoryBytes, OpenedAt: m.Now,
-	}, c.LeaseDuration)
+	}, s.LeaseDuration)
 	return err
 }
 

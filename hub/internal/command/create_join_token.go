@@ -10,12 +10,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// CreateJoinToken makes a one-time token that lets a node in.
-type CreateJoinToken struct {
-	DB     *db.DB
-	Sealer Sealer
-}
-
 // CreateJoinTokenInput is what the caller may choose.
 type CreateJoinTokenInput struct {
 	Description string
@@ -29,8 +23,8 @@ type CreatedJoinToken struct {
 	Secret string
 }
 
-// Do makes the token.
-func (c *CreateJoinToken) Do(ctx context.Context, m Meta, in CreateJoinTokenInput) (CreatedJoinToken, error) {
+// CreateJoinToken makes a one-time token that lets a node in.
+func (s *Service) CreateJoinToken(ctx context.Context, m Meta, in CreateJoinTokenInput) (CreatedJoinToken, error) {
 	if err := iam.Authorize(m.Principal, iam.JoinTokenWrite, "", ""); err != nil {
 		return CreatedJoinToken{}, err
 	}
@@ -39,16 +33,16 @@ func (c *CreateJoinToken) Do(ctx context.Context, m Meta, in CreateJoinTokenInpu
 		return CreatedJoinToken{}, err
 	}
 	id := db.NewID()
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (CreatedJoinToken, error) {
-		return c.do(ctx, tx, m, fleet.NewToken{
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (CreatedJoinToken, error) {
+		return s.createJoinToken(ctx, tx, m, fleet.NewToken{
 			ID: id, Secret: secret, Description: in.Description, CreatedBy: m.Principal.ID,
 			TTL: in.TTL,
 		})
 	})
 }
 
-func (c *CreateJoinToken) do(ctx context.Context, tx db.Tx, m Meta, in fleet.NewToken) (CreatedJoinToken, error) {
-	return IdempotentSealed(ctx, tx, m, c.Sealer, func() (CreatedJoinToken, error) {
+func (s *Service) createJoinToken(ctx context.Context, tx db.Tx, m Meta, in fleet.NewToken) (CreatedJoinToken, error) {
+	return IdempotentSealed(ctx, tx, m, s.Sealer, func() (CreatedJoinToken, error) {
 		t, err := fleet.CreateToken(ctx, tx, in, m.Now)
 		if err != nil {
 			return CreatedJoinToken{}, err

@@ -7,23 +7,18 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// CreateOrg makes a tenant.
-type CreateOrg struct {
-	DB *db.DB
-}
-
 // CreateOrgInput is what the caller chooses.
 type CreateOrgInput struct {
 	Slug, DisplayName string
 }
 
-// Do makes the org.
-func (c *CreateOrg) Do(ctx context.Context, m Meta, in CreateOrgInput) (iam.Org, error) {
+// CreateOrg makes a tenant.
+func (s *Service) CreateOrg(ctx context.Context, m Meta, in CreateOrgInput) (iam.Org, error) {
 	if err := iam.Authorize(m.Principal, iam.OrgCreate, "", ""); err != nil {
 		return iam.Org{}, err
 	}
 	org := iam.Org{ID: db.NewID(), Slug: in.Slug, DisplayName: in.DisplayName, CreatedAt: m.Now}
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (iam.Org, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (iam.Org, error) {
 		return Idempotent(ctx, tx, m, func() (iam.Org, error) {
 			if err := iam.CreateOrg(ctx, tx, org); err != nil {
 				return iam.Org{}, err

@@ -8,17 +8,12 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 )
 
-// CreatePrice adds a row to the price book.
-type CreatePrice struct {
-	DB *db.DB
-}
-
-// Do adds the price. Its id and what it buys in base units are made here.
-func (c *CreatePrice) Do(ctx context.Context, m Meta, in ledger.Price) (ledger.Price, error) {
+// CreatePrice adds a row to the price book. Its id and what it buys in base units are made here.
+func (s *Service) CreatePrice(ctx context.Context, m Meta, in ledger.Price) (ledger.Price, error) {
 	if err := iam.Authorize(m.Principal, iam.PriceWrite, "", ""); err != nil {
 		return ledger.Price{}, err
 	}
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (ledger.Price, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (ledger.Price, error) {
 		return Idempotent(ctx, tx, m, func() (ledger.Price, error) {
 			p, err := ledger.CreatePrice(ctx, tx, in, m.Now)
 			if err != nil {

@@ -8,11 +8,6 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// CreateProject makes a project in an org.
-type CreateProject struct {
-	DB *db.DB
-}
-
 // CreateProjectInput is what the caller chooses.
 type CreateProjectInput struct {
 	// OrgID empty means the caller's.
@@ -20,8 +15,8 @@ type CreateProjectInput struct {
 	Slug, DisplayName string
 }
 
-// Do makes the project.
-func (c *CreateProject) Do(ctx context.Context, m Meta, in CreateProjectInput) (iam.Project, error) {
+// CreateProject makes a project in an org.
+func (s *Service) CreateProject(ctx context.Context, m Meta, in CreateProjectInput) (iam.Project, error) {
 	orgID := in.OrgID
 	if orgID == "" {
 		orgID = m.Principal.OrgID
@@ -34,7 +29,7 @@ func (c *CreateProject) Do(ctx context.Context, m Meta, in CreateProjectInput) (
 		return iam.Project{}, err
 	}
 	wanted := iam.Project{ID: db.NewID(), OrgID: orgID, Slug: in.Slug, DisplayName: in.DisplayName, CreatedAt: m.Now}
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (iam.Project, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (iam.Project, error) {
 		return Idempotent(ctx, tx, m, func() (iam.Project, error) {
 			project, err := iam.CreateProject(ctx, tx, wanted)
 			if err != nil {

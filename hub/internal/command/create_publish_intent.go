@@ -12,14 +12,6 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// CreatePublishIntent says where to push, and gives credentials for it.
-type CreatePublishIntent struct {
-	DB       *db.DB
-	Registry *artifact.Registry
-	Bundle   func() protocol.Bundle
-	Sealer   Sealer
-}
-
 // PublishIntentInput is what the caller wants to push.
 type PublishIntentInput struct {
 	ProjectID, AppSlug, AppVersion string
@@ -35,18 +27,21 @@ type CreatedPublishIntent struct {
 	SigningKeyID string
 }
 
-// Do reserves the slug where it is new, and makes the intent.
-func (c *CreatePublishIntent) Do(ctx context.Context, m Meta, in PublishIntentInput) (CreatedPublishIntent, error) {
+// CreatePublishIntent says where to push, and gives credentials for it. It reserves the slug where it is new, and
+// makes the intent.
+func (s *Service) CreatePublishIntent(ctx context.Context, m Meta,
+	in PublishIntentInput,
+) (CreatedPublishIntent, error) {
 	if err := onlyOCI(in.ArtifactKind); err != nil {
 		return CreatedPublishIntent{}, err
 	}
 	id := db.NewID()
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (CreatedPublishIntent, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (CreatedPublishIntent, error) {
 		project, err := iam.InProject(ctx, tx, m.Principal, iam.ArtifactPublish, in.ProjectID)
 		if err != nil {
 			return CreatedPublishIntent{}, err
 		}
-		return IdempotentSealed(ctx, tx, m, c.Sealer, func() (CreatedPublishIntent, error) {
+		return IdempotentSealed(ctx, tx, m, s.Sealer, func() (CreatedPublishIntent, error) {
 			orgSlug, reserved, err := publisherOrg(ctx, tx, m, project, in.AppSlug)
 			if err != nil {
 				return CreatedPublishIntent{}, err
@@ -65,10 +60,10 @@ func (c *CreatePublishIntent) Do(ctx context.Context, m Meta, in PublishIntentIn
 				return CreatedPublishIntent{}, err
 			}
 			out := CreatedPublishIntent{Intent: intent}
-			if out.Username, out.Password, err = c.Registry.IntentCredential(intent); err != nil {
+			if out.Username, out.Password, err = s.Registry.IntentCredential(intent); err != nil {
 				return CreatedPublishIntent{}, err
 			}
-			keys, err := signersOf(ctx, tx, intent.Repository, c.Bundle(), m)
+			keys, err := signersOf(ctx, tx, intent.Repository, s.Bundle(), m)
 			if err != nil {
 				return CreatedPublishIntent{}, err
 			}

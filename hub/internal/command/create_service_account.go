@@ -7,12 +7,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// CreateServiceAccount makes a service account with its first key.
-type CreateServiceAccount struct {
-	DB     *db.DB
-	Sealer Sealer
-}
-
 // CreateServiceAccountInput is what the caller chooses.
 type CreateServiceAccountInput struct {
 	ProjectID               string
@@ -27,8 +21,8 @@ type ServiceAccountWithKey struct {
 	Key     iam.Key
 }
 
-// Do makes the account.
-func (c *CreateServiceAccount) Do(ctx context.Context, m Meta,
+// CreateServiceAccount makes a service account with its first key.
+func (s *Service) CreateServiceAccount(ctx context.Context, m Meta,
 	in CreateServiceAccountInput,
 ) (ServiceAccountWithKey, error) {
 	key, err := iam.NewKey(db.NewID(), m.Now)
@@ -36,12 +30,12 @@ func (c *CreateServiceAccount) Do(ctx context.Context, m Meta,
 		return ServiceAccountWithKey{}, err
 	}
 	id := db.NewID()
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (ServiceAccountWithKey, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (ServiceAccountWithKey, error) {
 		project, err := iam.InProject(ctx, tx, m.Principal, iam.ServiceAccountWrite, in.ProjectID)
 		if err != nil {
 			return ServiceAccountWithKey{}, err
 		}
-		return IdempotentSealed(ctx, tx, m, c.Sealer, func() (ServiceAccountWithKey, error) {
+		return IdempotentSealed(ctx, tx, m, s.Sealer, func() (ServiceAccountWithKey, error) {
 			sa, err := iam.CreateServiceAccount(ctx, tx, iam.ServiceAccount{
 				ID: id, OrgID: project.OrgID, ProjectID: project.ID, Name: in.Name, Slug: in.Slug, Description: in.Description,
 				Role: in.Role, CreatedAt: m.Now,

@@ -7,11 +7,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// CreateUser makes a user.
-type CreateUser struct {
-	DB *db.DB
-}
-
 // CreateUserInput is what the caller chooses.
 type CreateUserInput struct {
 	OrgID, Email, DisplayName string
@@ -19,8 +14,8 @@ type CreateUserInput struct {
 	Roles                     []iam.Role
 }
 
-// Do makes the user.
-func (c *CreateUser) Do(ctx context.Context, m Meta, in CreateUserInput) (iam.User, error) {
+// CreateUser makes a user.
+func (s *Service) CreateUser(ctx context.Context, m Meta, in CreateUserInput) (iam.User, error) {
 	if err := iam.Authorize(m.Principal, iam.UserWrite, "", ""); err != nil {
 		return iam.User{}, err
 	}
@@ -28,7 +23,7 @@ func (c *CreateUser) Do(ctx context.Context, m Meta, in CreateUserInput) (iam.Us
 		ID: db.NewID(), OrgID: in.OrgID, Email: in.Email, DisplayName: in.DisplayName, PlatformAdmin: in.PlatformAdmin,
 		Roles: in.Roles, CreatedAt: m.Now,
 	}
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (iam.User, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (iam.User, error) {
 		return Idempotent(ctx, tx, m, func() (iam.User, error) {
 			user, err := iam.CreateUser(ctx, tx, wanted)
 			if err != nil {

@@ -8,12 +8,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// CreateUserToken makes a personal token.
-type CreateUserToken struct {
-	DB     *db.DB
-	Sealer Sealer
-}
-
 // CreateUserTokenInput is what the caller chooses.
 type CreateUserTokenInput struct {
 	UserID, Description string
@@ -27,8 +21,8 @@ type CreatedUserToken struct {
 	Text  string
 }
 
-// Do makes the token.
-func (c *CreateUserToken) Do(ctx context.Context, m Meta, in CreateUserTokenInput) (CreatedUserToken, error) {
+// CreateUserToken makes a personal token.
+func (s *Service) CreateUserToken(ctx context.Context, m Meta, in CreateUserTokenInput) (CreatedUserToken, error) {
 	if err := iam.Authorize(m.Principal, iam.UserWrite, "", ""); err != nil {
 		return CreatedUserToken{}, err
 	}
@@ -42,8 +36,8 @@ func (c *CreateUserToken) Do(ctx context.Context, m Meta, in CreateUserTokenInpu
 		},
 		Text: iam.NewUserToken(),
 	}
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (CreatedUserToken, error) {
-		return IdempotentSealed(ctx, tx, m, c.Sealer, func() (CreatedUserToken, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (CreatedUserToken, error) {
+		return IdempotentSealed(ctx, tx, m, s.Sealer, func() (CreatedUserToken, error) {
 			user, err := iam.GetUser(ctx, tx, in.UserID)
 			if err != nil {
 				return CreatedUserToken{}, err

@@ -232,7 +232,7 @@ func TestOldRevisionsOfALivingInstanceGo(t *testing.T) {
 		w.now = w.now.Add(2 * day)
 		version := fmt.Sprintf("2.%d.0", n)
 		w.release(version)
-		asked, err := w.upgradeInstance().Do(t.Context(), w.meta(version), w.project.ID, i.ID, version)
+		asked, err := w.commands().UpgradeInstance(t.Context(), w.meta(version), w.project.ID, i.ID, version)
 		require.NoError(t, err)
 		ready(asked.Revision)
 	}
@@ -252,17 +252,17 @@ func TestOldRevisionsOfALivingInstanceGo(t *testing.T) {
 	w.now = w.now.Add(100 * day)
 	w.deleteOld(keep)
 	require.Equal(t, []int{3, 3, 1}, rows())
-	back, err := w.rollbackInstance().Do(t.Context(), w.meta("back"), w.project.ID, i.ID, "")
+	back, err := w.commands().RollbackInstance(t.Context(), w.meta("back"), w.project.ID, i.ID, "")
 	require.NoError(t, err)
 	require.Equal(t, []any{"2.6.0", int64(10)}, []any{back.Version, back.Revision})
 	ready(back.Revision)
-	again, err := w.rollbackInstance().Do(t.Context(), w.meta("forth"), w.project.ID, i.ID, "")
+	again, err := w.commands().RollbackInstance(t.Context(), w.meta("forth"), w.project.ID, i.ID, "")
 	require.NoError(t, err)
 	require.Equal(t, "2.7.0", again.Version)
 	ready(again.Revision)
 
 	// The node leaves an upgrade by itself: its number stays taken.
-	asked, err := w.upgradeInstance().Do(t.Context(), w.meta("upgrade"), w.project.ID, i.ID, "2.5.0")
+	asked, err := w.commands().UpgradeInstance(t.Context(), w.meta("upgrade"), w.project.ID, i.ID, "2.5.0")
 	require.NoError(t, err)
 	generation++
 	says := w.says(i, "ready")
@@ -272,7 +272,7 @@ func TestOldRevisionsOfALivingInstanceGo(t *testing.T) {
 	require.Equal(t, again.Revision, w.get(i.ID).Revision)
 	w.now = w.now.Add(100 * day)
 	w.deleteOld(keep)
-	next, err := w.upgradeInstance().Do(t.Context(), w.meta("next"), w.project.ID, i.ID, "2.5.0")
+	next, err := w.commands().UpgradeInstance(t.Context(), w.meta("next"), w.project.ID, i.ID, "2.5.0")
 	require.NoError(t, err)
 	require.Equal(t, asked.Revision+1, next.Revision)
 }
@@ -336,7 +336,7 @@ func TestAFreedReservationLeavesNoRow(t *testing.T) {
 	w := newWorld(t)
 	i := w.running()
 	require.Equal(t, 1, w.count(`SELECT count(*) FROM reservations`))
-	_, err := w.decommissionInstance().Do(t.Context(), w.meta("end"), w.project.ID, i.ID)
+	_, err := w.commands().DecommissionInstance(t.Context(), w.meta("end"), w.project.ID, i.ID)
 	require.NoError(t, err)
 	w.report(2, w.removed(i))
 	require.Zero(t, w.count(`SELECT count(*) FROM reservations`))

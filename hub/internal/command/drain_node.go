@@ -9,17 +9,12 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// DrainNode stops new placements on a node; what runs there goes on.
-type DrainNode struct {
-	DB *db.DB
-}
-
-// Do drains the node. Draining a draining node changes nothing.
-func (c *DrainNode) Do(ctx context.Context, m Meta, nodeID string) error {
+// DrainNode stops new placements on a node; what runs there goes on. Draining a draining node changes nothing.
+func (s *Service) DrainNode(ctx context.Context, m Meta, nodeID string) error {
 	if err := iam.Authorize(m.Principal, iam.NodeWrite, "", ""); err != nil {
 		return err
 	}
-	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (string, error) { return c.do(ctx, tx, m, nodeID) })
+	_, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (string, error) { return s.drainNode(ctx, tx, m, nodeID) })
 	return err
 }
 
@@ -34,7 +29,7 @@ func outOfUse(n fleet.Node) error {
 	return nil
 }
 
-func (c *DrainNode) do(ctx context.Context, tx db.Tx, m Meta, nodeID string) (string, error) {
+func (s *Service) drainNode(ctx context.Context, tx db.Tx, m Meta, nodeID string) (string, error) {
 	return Idempotent(ctx, tx, m, func() (string, error) {
 		node, drained, err := fleet.Drain(ctx, tx, nodeID, m.Now)
 		if err != nil {

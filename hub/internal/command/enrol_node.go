@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
@@ -10,14 +9,6 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
-
-// EnrolNode lets a node in with a join token and gives it its first certificate.
-type EnrolNode struct {
-	DB   *db.DB
-	Keys *trust.Keys
-	// CertificateTTL of each node certificate.
-	CertificateTTL time.Duration
-}
 
 // EnrolNodeInput is what the node sends.
 type EnrolNodeInput struct {
@@ -34,33 +25,34 @@ type NodeCredentials struct {
 	HubID       string
 }
 
-// Do enrols the node. The join token is the caller's credential: there is no principal.
-func (c *EnrolNode) Do(ctx context.Context, m Meta, in EnrolNodeInput) (NodeCredentials, error) {
+// EnrolNode lets a node in with a join token and gives it its first certificate. The join token is the caller's
+// credential: there is no principal.
+func (s *Service) EnrolNode(ctx context.Context, m Meta, in EnrolNodeInput) (NodeCredentials, error) {
 	csr, pub, err := trust.ParseNodeCSR(in.CSRPEM)
 	if err != nil {
 		return NodeCredentials{}, err
 	}
 	enrolment := fleet.Enrolment{
 		NodeID: db.NewID(), Secret: in.JoinToken, Hostname: in.Hostname, PublicKey: pub,
-		CertificateExpiresAt: m.Now.Add(c.CertificateTTL),
+		CertificateExpiresAt: m.Now.Add(s.CertificateTTL),
 	}
-	node, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (fleet.Node, error) { return c.do(ctx, tx, m, enrolment) })
+	node, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (fleet.Node, error) { return s.enrolNode(ctx, tx, m, enrolment) })
 	if err != nil {
 		return NodeCredentials{}, err
 	}
 	failpoint.Hit("hub/enrol/committed")
 	// After the commit: a certificate is of no use to a node that is not in the books.
-	certificate, err := c.Keys.IssueNodeCertificate(csr, node.ID, c.CertificateTTL, m.Now)
+	certificate, err := s.Keys.IssueNodeCertificate(csr, node.ID, s.CertificateTTL, m.Now)
 	if err != nil {
 		return NodeCredentials{}, err
 	}
 	return NodeCredentials{
-		NodeID: node.ID, Certificate: certificate, Bundle: c.Keys.Bundle().Envelope(),
-		HubID: c.Keys.HubID(),
+		NodeID: node.ID, Certificate: certificate, Bundle: s.Keys.Bundle().Envelope(),
+		HubID: s.Keys.HubID(),
 	}, nil
 }
 
-func (c *EnrolNode) do(ctx context.Context, tx db.Tx, m Meta, in fleet.Enrolment) (fleet.Node, error) {
+func (s *Service) enrolNode(ctx context.Context, tx db.Tx, m Meta, in fleet.Enrolment) (fleet.Node, error) {
 	node, enrolled, err := fleet.Enrol(ctx, tx, in, m.Now)
 	if err != nil {
 		return fleet.Node{}, err

@@ -8,11 +8,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 )
 
-// GrantCredit puts money into an org's wallet.
-type GrantCredit struct {
-	DB *db.DB
-}
-
 // GrantCreditInput says to whom, how much and why.
 type GrantCreditInput struct {
 	OrgID       string
@@ -21,13 +16,13 @@ type GrantCreditInput struct {
 	Description string
 }
 
-// Do posts the credit.
-func (c *GrantCredit) Do(ctx context.Context, m Meta, in GrantCreditInput) (ledger.Posting, error) {
+// GrantCredit puts money into an org's wallet.
+func (s *Service) GrantCredit(ctx context.Context, m Meta, in GrantCreditInput) (ledger.Posting, error) {
 	if err := iam.Authorize(m.Principal, iam.CreditGrant, "", ""); err != nil {
 		return ledger.Posting{}, err
 	}
 	key := db.NewID()
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (ledger.Posting, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (ledger.Posting, error) {
 		return Idempotent(ctx, tx, m, func() (ledger.Posting, error) {
 			org, err := iam.GetOrg(ctx, tx, in.OrgID)
 			if err != nil {

@@ -59,12 +59,30 @@ func (m Meta) recordInstance(ctx context.Context, tx db.Tx, action string, c ins
 	return event.Audit(ctx, tx, row)
 }
 
-// act runs one action on an instance: who may, at most once, with its events and its audit row, and whom to wake
-// afterwards.
-func (m Meta) act(ctx context.Context, tx db.Tx, permission iam.Permission, projectID, instanceID string,
-	do func(p iam.Project, i instance.Instance, ask instance.Ask) (instance.Change, error),
+// instanceAction is one change that a caller asks of an app instance, and the permission that it needs.
+type instanceAction struct {
+	permission iam.Permission
+	change     func(ctx context.Context, tx db.Tx, i instance.Instance, ask instance.Ask) (instance.Change, error)
+}
+
+// act runs an action under its project's lock and enqueues the instance's nodes after the commit.
+func (s *Service) act(ctx context.Context, m Meta, projectID, instanceID string,
+	a instanceAction,
+) (instance.Instance, error) {
+	out, err := s.withProjectLock(ctx, projectID, func(tx db.Tx) (instanceResult, error) {
+		return m.act(ctx, tx, projectID, instanceID, a)
+	})
+	if err != nil {
+		return instance.Instance{}, err
+	}
+	return s.enqueueNodes(out), nil
+}
+
+// act checks the caller, acts at most once for each key, and writes events and the audit row in the same transaction.
+func (m Meta) act(ctx context.Context, tx db.Tx, projectID, instanceID string,
+	a instanceAction,
 ) (instanceResult, error) {
-	project, err := iam.InProject(ctx, tx, m.Principal, permission, projectID)
+	project, err := iam.InProject(ctx, tx, m.Principal, a.permission, projectID)
 	if err != nil {
 		return instanceResult{}, err
 	}
@@ -73,25 +91,25 @@ func (m Meta) act(ctx context.Context, tx db.Tx, permission iam.Permission, proj
 		if err != nil {
 			return instanceResult{}, err
 		}
-		if err := recovered(ctx, tx, permission, i); err != nil {
+		if err := recovered(ctx, tx, a.permission, i); err != nil {
 			return instanceResult{}, err
 		}
-		ask := instance.Ask{
-			OperationID: db.NewID(), By: instance.Actor{Type: m.Principal.Type, ID: m.Principal.ID},
+		c, err := a.change(ctx, tx, i, instance.Ask{
+			OperationID:   db.NewID(),
+			By:            instance.Actor{Type: m.Principal.Type, ID: m.Principal.ID},
 			CorrelationID: m.CorrelationID,
-		}
-		change, err := do(project, i, ask)
+		})
 		if err != nil {
 			return instanceResult{}, err
 		}
-		if err := checkMembers(ctx, tx, change, fieldOf(permission)); err != nil {
+		if err := checkMembers(ctx, tx, c, fieldOf(a.permission)); err != nil {
 			return instanceResult{}, err
 		}
-		nodes, err := touchNodes(ctx, tx, change, m.Now)
+		nodes, err := touchNodes(ctx, tx, c, m.Now)
 		if err != nil {
 			return instanceResult{}, err
 		}
-		return instanceResult{change.Instance, nodes}, m.recordInstance(ctx, tx, string(permission), change)
+		return instanceResult{c.Instance, nodes}, m.recordInstance(ctx, tx, string(a.permission), c)
 	})
 }
 
@@ -193,10 +211,11 @@ type instanceResult struct {
 	Nodes    []string
 }
 
-func (r instanceResult) poke(poke func(nodeID string)) instance.Instance {
+// enqueueNodes is called after the commit.
+func (s *Service) enqueueNodes(r instanceResult) instance.Instance {
 	failpoint.Hit("hub/command/committed")
 	for _, id := range r.Nodes {
-		poke(id)
+		s.EnqueueNode(id)
 	}
 	failpoint.Hit("hub/command/poked")
 	return r.Instance

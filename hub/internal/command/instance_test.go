@@ -62,14 +62,14 @@ func TestAnInstanceFromRequestToProof(t *testing.T) {
 	w.report(1, w.says(i, "ready"))
 	require.Equal(t, instance.Running, w.get(i.ID).Lifecycle.Status)
 
-	_, err := (&ReleaseAllocation{DB: w.d}).Do(t.Context(), w.meta("release-1"), w.project.ID, a.ID)
+	_, err := (&Service{DB: w.d}).ReleaseAllocation(t.Context(), w.meta("release-1"), w.project.ID, a.ID)
 	require.Equal(t, "allocation_in_use", fault.As(err).Code)
 
-	i, err = w.decommissionInstance().Do(t.Context(), w.meta("end"), w.project.ID, i.ID)
+	i, err = w.commands().DecommissionInstance(t.Context(), w.meta("end"), w.project.ID, i.ID)
 	require.NoError(t, err)
 	require.Equal(t, instance.Decommissioning, i.Lifecycle.Status)
 	require.Len(t, w.poked, 2)
-	releasing, err := (&ReleaseAllocation{DB: w.d}).Do(t.Context(), w.meta("release-2"), w.project.ID, a.ID)
+	releasing, err := (&Service{DB: w.d}).ReleaseAllocation(t.Context(), w.meta("release-2"), w.project.ID, a.ID)
 	require.NoError(t, err)
 	require.Equal(t, capacity.Releasing, releasing.Status)
 
@@ -134,7 +134,7 @@ func TestAnInstanceThatNeverReachedItsNodeGivesEverythingBack(t *testing.T) {
 	w.allocation()
 	before, _ := w.wallet()
 	i := w.instance()
-	_, err := w.decommissionInstance().Do(t.Context(), w.meta("end"), w.project.ID, i.ID)
+	_, err := w.commands().DecommissionInstance(t.Context(), w.meta("end"), w.project.ID, i.ID)
 	require.NoError(t, err)
 	w.tx(func(ctx context.Context, tx db.Tx) error {
 		return instance.NoteDispatched(ctx, tx, w.node, 1, 1, []string{}, w.now)
@@ -173,7 +173,7 @@ func TestWhatRefusesAnInstanceChangesNothing(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			m, in := w.meta("k"), w.instanceInput()
 			c.change(&m, &in)
-			_, err := w.createInstance().Do(t.Context(), m, in)
+			_, err := w.commands().CreateInstance(t.Context(), m, in)
 			require.Equal(t, c.code, fault.As(err).Code, "%v", err)
 		})
 	}
@@ -185,19 +185,19 @@ func TestAVersionBelowTheLowestOneStartsNoMoreWhileWhatRunsGoesOn(t *testing.T) 
 	w := newWorld(t)
 	i := w.running()
 	floor := func(app string) string { return map[string]string{"demo": "1.0.1"}[app] }
-	create, start, rollback := w.createInstance(), w.startInstance(), w.rollbackInstance()
-	create.MinVersion, start.MinVersion, rollback.MinVersion = floor, floor, floor
-	_, err := create.Do(t.Context(), w.meta("k"), w.instanceInput())
+	strict := w.commands()
+	strict.minVersionOf = floor
+	_, err := strict.CreateInstance(t.Context(), w.meta("k"), w.instanceInput())
 	require.Equal(t, "app_version_too_old", fault.As(err).Code, "%v", err)
 	require.Equal(t, "/version", fault.As(err).Fields[0].Pointer)
 	require.Equal(t, instance.Running, w.get(i.ID).Lifecycle.Status)
 
-	_, err = w.stopInstance().Do(t.Context(), w.meta("stop"), w.project.ID, i.ID)
+	_, err = w.commands().StopInstance(t.Context(), w.meta("stop"), w.project.ID, i.ID)
 	require.NoError(t, err)
 	w.report(2, w.says(w.get(i.ID), "stopped"))
-	_, err = start.Do(t.Context(), w.meta("start"), w.project.ID, i.ID)
+	_, err = strict.StartInstance(t.Context(), w.meta("start"), w.project.ID, i.ID)
 	require.Equal(t, "app_version_too_old", fault.As(err).Code, "%v", err)
-	_, err = w.startInstance().Do(t.Context(), w.meta("again"), w.project.ID, i.ID)
+	_, err = w.commands().StartInstance(t.Context(), w.meta("again"), w.project.ID, i.ID)
 	require.NoError(t, err, "without a lowest version it starts")
 }
 
@@ -212,7 +212,7 @@ func TestNoMoneyNoInstance(t *testing.T) {
 		return err
 	})
 	before := w.contents()
-	_, err := w.createInstance().Do(t.Context(), w.meta("k"), w.instanceInput())
+	_, err := w.commands().CreateInstance(t.Context(), w.meta("k"), w.instanceInput())
 	require.Equal(t, "insufficient_funds", fault.As(err).Code)
 	require.Equal(t, before, w.contents())
 }
@@ -220,13 +220,13 @@ func TestNoMoneyNoInstance(t *testing.T) {
 func TestTheSameKeyGivesTheSameInstance(t *testing.T) {
 	w := newWorld(t)
 	w.allocation()
-	first, err := w.createInstance().Do(t.Context(), w.meta("k"), w.instanceInput())
+	first, err := w.commands().CreateInstance(t.Context(), w.meta("k"), w.instanceInput())
 	require.NoError(t, err)
 	w.report(1, w.says(first, "ready"))
 	replays := 0
 	m := w.meta("k")
 	m.OnReplay = func() { replays++ }
-	again, err := w.createInstance().Do(t.Context(), m, w.instanceInput())
+	again, err := w.commands().CreateInstance(t.Context(), m, w.instanceInput())
 	require.NoError(t, err)
 	require.Equal(t, 1, replays)
 	require.Equal(t, first.ID, again.ID)
@@ -242,11 +242,11 @@ func TestADrainingNodeGetsNoNewInstance(t *testing.T) {
 	})
 	in := w.instanceInput()
 	in.AllocationIDs = []string{a.ID}
-	_, err := w.createInstance().Do(t.Context(), w.meta("k"), in)
+	_, err := w.commands().CreateInstance(t.Context(), w.meta("k"), in)
 	require.Equal(t, "insufficient_capacity", fault.As(err).Code)
 	alloc := w.allocationInput()
 	alloc.NodeID = w.node
-	_, err = (&CreateAllocation{DB: w.d}).Do(t.Context(), w.meta("k2"), alloc)
+	_, err = (&Service{DB: w.d}).CreateAllocation(t.Context(), w.meta("k2"), alloc)
 	require.Equal(t, "insufficient_capacity", fault.As(err).Code)
 }
 
@@ -256,10 +256,10 @@ func TestAnAllocationThatIsNotPaidEndsWithWhatRunsInIt(t *testing.T) {
 	i := w.instance()
 	w.report(1, w.says(i, "ready"))
 	w.poked = nil
-	unpaid := &ReleaseUnpaid{DB: w.d, Poke: func(nodeID string) { w.poked = append(w.poked, nodeID) }}
-	require.NoError(t, unpaid.Do(t.Context(), a.ID, "corr-unpaid", w.now))
+	unpaid := &Service{DB: w.d, EnqueueNode: func(nodeID string) { w.poked = append(w.poked, nodeID) }}
+	require.NoError(t, unpaid.ReleaseUnpaid(t.Context(), a.ID, "corr-unpaid", w.now))
 	require.Equal(t, []string{w.node}, w.poked)
-	require.NoError(t, unpaid.Do(t.Context(), a.ID, "corr-unpaid", w.now), "again changes nothing")
+	require.NoError(t, unpaid.ReleaseUnpaid(t.Context(), a.ID, "corr-unpaid", w.now), "again changes nothing")
 	require.Len(t, w.poked, 1)
 	require.Equal(t, instance.Decommissioning, w.get(i.ID).Lifecycle.Status)
 	w.report(2, w.removed(i))
@@ -279,7 +279,7 @@ func TestAnInstanceForANodeOutOfReachSaysSoAndWaits(t *testing.T) {
 		Status: instance.Requested, Health: instance.HealthUnknown,
 		Reason: instance.ReasonNodeUnreachable,
 	}, i.Lifecycle)
-	ended, err := w.decommissionInstance().Do(t.Context(), w.meta("end"), w.project.ID, i.ID)
+	ended, err := w.commands().DecommissionInstance(t.Context(), w.meta("end"), w.project.ID, i.ID)
 	require.NoError(t, err)
 	require.Equal(t, instance.ReasonNodeUnreachable, ended.Lifecycle.Reason)
 	w.report(1, w.says(i, "stopping"))

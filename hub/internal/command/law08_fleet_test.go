@@ -30,7 +30,7 @@ func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
 			m := admin(w)
 			in := fleet.NewToken{ID: db.NewID(), Secret: "secret", CreatedBy: m.Principal.ID}
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&CreateJoinToken{Sealer: plain{}}).do(ctx, tx, m, in)
+				_, err := (&Service{Sealer: plain{}}).createJoinToken(ctx, tx, m, in)
 				return err
 			}
 		}},
@@ -48,7 +48,7 @@ func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
 				CertificateExpiresAt: w.now.Add(time.Hour),
 			}
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&EnrolNode{}).do(ctx, tx, m, in)
+				_, err := (&Service{}).enrolNode(ctx, tx, m, in)
 				return err
 			}
 		}},
@@ -63,14 +63,14 @@ func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
 			in := RenewNodeInput{NodeID: w.node, CSRPEM: "csr", IssuedAt: "now", Signature: ed25519.Sign(key,
 				fleet.RenewalMessage(w.node, "csr", "now"))}
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&RenewNode{CertificateTTL: 2 * time.Hour}).do(ctx, tx, m, in, pub)
+				_, err := (&Service{CertificateTTL: 2 * time.Hour}).renewNode(ctx, tx, m, in, pub)
 				return err
 			}
 		}},
 		"drain node": {"nodes", func(w *world) run {
 			m := admin(w)
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&DrainNode{}).do(ctx, tx, m, w.node)
+				_, err := (&Service{}).drainNode(ctx, tx, m, w.node)
 				return err
 			}
 		}},
@@ -78,7 +78,7 @@ func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
 			m := admin(w)
 			w.drained()
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&UndrainNode{}).do(ctx, tx, m, w.node)
+				_, err := (&Service{}).undrainNode(ctx, tx, m, w.node)
 				return err
 			}
 		}},
@@ -86,7 +86,7 @@ func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
 			m := admin(w)
 			w.drained()
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&RemoveNode{}).do(ctx, tx, m, w.node, RemoveNodeInput{Reason: "sold"})
+				_, err := (&Service{}).removeNode(ctx, tx, m, w.node, RemoveNodeInput{Reason: "sold"})
 				return err
 			}
 		}},
@@ -95,7 +95,7 @@ func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
 			w.silent()
 			m := admin(w)
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&RemoveNode{}).do(ctx, tx, m, w.node, RemoveNodeInput{Lost: true, Reason: "burnt"})
+				_, err := (&Service{}).removeNode(ctx, tx, m, w.node, RemoveNodeInput{Lost: true, Reason: "burnt"})
 				return err
 			}
 		}},
@@ -106,14 +106,14 @@ func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
 				return err
 			})
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&ReleaseNode{}).do(ctx, tx, m, w.node)
+				_, err := (&Service{}).releaseNode(ctx, tx, m, w.node)
 				return err
 			}
 		}},
 		"ban node": {"nodes", func(w *world) run {
 			m := admin(w)
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&BanNode{}).do(ctx, tx, m, w.node, "stolen")
+				_, err := (&Service{}).banNode(ctx, tx, m, w.node, "stolen")
 				return err
 			}
 		}},

@@ -19,47 +19,47 @@ func TestLaw08PeopleCommandsAreOneTransaction(t *testing.T) {
 		run   run
 	}{
 		"disable user": {"users", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string, _ *world) error {
-			_, err := (&DisableUser{}).do(ctx, tx, m, u.ID)
+			_, err := (&Service{}).disableUser(ctx, tx, m, u.ID)
 			return err
 		}},
 		"enable user": {"users", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string, _ *world) error {
-			_, err := (&EnableUser{}).do(ctx, tx, m, u.ID)
+			_, err := (&Service{}).enableUser(ctx, tx, m, u.ID)
 			return err
 		}},
 		"put user roles": {"role_bindings", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string,
 			_ *world,
 		) error {
-			_, err := (&PutUserRoles{}).do(ctx, tx, m, u.ID, []iam.Role{iam.OrgBilling}, nil)
+			_, err := (&Service{}).putUserRoles(ctx, tx, m, u.ID, []iam.Role{iam.OrgBilling}, nil)
 			return err
 		}},
 		"remove user": {"users", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string, w *world) error {
-			return (&RemoveOrgUser{}).do(ctx, tx, m, w.project.OrgID, u.ID)
+			return (&Service{}).removeOrgUser(ctx, tx, m, w.project.OrgID, u.ID)
 		}},
 		"revoke token": {"user_tokens", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, tokenID string,
 			_ *world,
 		) error {
-			return (&RevokeUserToken{}).do(ctx, tx, m, u.ID, tokenID)
+			return (&Service{}).revokeUserToken(ctx, tx, m, u.ID, tokenID)
 		}},
 		"revoke tokens": {"user_tokens", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string, _ *world) error {
-			return (&RevokeUserTokens{}).do(ctx, tx, m, u.ID)
+			return (&Service{}).revokeUserTokens(ctx, tx, m, u.ID)
 		}},
 		"put project roles": {"role_bindings", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string,
 			w *world,
 		) error {
-			_, err := (&PutProjectRoles{}).do(ctx, tx, m, w.project.ID, u.ID, []iam.Role{iam.ProjectAdmin})
+			_, err := (&Service{}).putProjectRoles(ctx, tx, m, w.project.ID, u.ID, []iam.Role{iam.ProjectAdmin})
 			return err
 		}},
 		"put quota": {"org_quotas", func(ctx context.Context, tx db.Tx, m Meta, _ iam.User, _ string, w *world) error {
 			m.Principal = iam.Principal{Type: iam.TypeUser, ID: m.Principal.ID, PlatformAdmin: true}
-			_, err := (&PutOrgQuota{}).do(ctx, tx, m, w.project.OrgID, iam.Limits{iam.QuotaUsers: 3})
+			_, err := (&Service{}).putOrgQuota(ctx, tx, m, w.project.OrgID, iam.Limits{iam.QuotaUsers: 3})
 			return err
 		}},
 		"release slug": {"apps", func(ctx context.Context, tx db.Tx, m Meta, _ iam.User, _ string, w *world) error {
-			return (&ReleaseAppSlug{}).do(ctx, tx, m, w.project.OrgID, "spare")
+			return (&Service{}).releaseAppSlug(ctx, tx, m, w.project.OrgID, "spare")
 		}},
 		"transfer slug": {"apps", func(ctx context.Context, tx db.Tx, m Meta, _ iam.User, _ string, _ *world) error {
 			m.Principal = iam.Principal{Type: iam.TypeUser, ID: m.Principal.ID, PlatformAdmin: true}
-			_, err := (&TransferAppSlug{}).do(ctx, tx, m, "spare", "")
+			_, err := (&Service{}).transferAppSlug(ctx, tx, m, "spare", "")
 			return err
 		}},
 	}

@@ -27,14 +27,14 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 		{"create allocation", func(w *world) func(context.Context, db.Tx) error {
 			m := w.meta("k")
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&CreateAllocation{}).do(ctx, tx, m, w.allocationInput(), []string{w.node})
+				_, err := (&Service{}).createAllocation(ctx, tx, m, w.allocationInput(), []string{w.node})
 				return err
 			}
 		}, "allocation"},
 		{"release allocation", func(w *world) func(context.Context, db.Tx) error {
 			a, m := w.allocation(), w.meta("k")
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&ReleaseAllocation{}).do(ctx, tx, m, w.project.ID, a.ID)
+				_, err := (&Service{}).releaseAllocation(ctx, tx, m, w.project.ID, a.ID)
 				return err
 			}
 		}, "allocation"},
@@ -42,7 +42,7 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 			w.allocation()
 			m := w.meta("k")
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := w.createInstance().do(ctx, tx, m, w.instanceInput())
+				_, err := w.commands().createInstance(ctx, tx, m, w.instanceInput())
 				return err
 			}
 		}, "app_instance"},
@@ -50,7 +50,7 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 			w.allocation()
 			i, m := w.instance(), w.meta("k")
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := w.decommissionInstance().do(ctx, tx, m, w.project.ID, i.ID)
+				_, err := m.act(ctx, tx, w.project.ID, i.ID, decommissionAction(m))
 				return err
 			}
 		}, "app_instance"},
@@ -58,7 +58,7 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 			a := w.allocation()
 			w.instance()
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&ReleaseUnpaid{}).do(ctx, tx, a.ID, "corr", w.now)
+				_, err := (&Service{}).releaseUnpaid(ctx, tx, a.ID, "corr", w.now)
 				return err
 			}
 		}, "app_instance"},
@@ -67,7 +67,7 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 			w.release("2.0.0")
 			m := w.meta("k")
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := w.upgradeInstance().do(ctx, tx, m, w.project.ID, i.ID, "2.0.0")
+				_, err := m.act(ctx, tx, w.project.ID, i.ID, w.commands().upgradeAction(m, "2.0.0"))
 				return err
 			}
 		}, "app_instance"},
@@ -89,14 +89,14 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 			w.report(2, s)
 			m := w.meta("k")
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := w.rollbackInstance().do(ctx, tx, m, w.project.ID, i.ID, "")
+				_, err := m.act(ctx, tx, w.project.ID, i.ID, w.commands().rollbackAction(m, ""))
 				return err
 			}
 		}, "app_instance"},
 		{"stop instance", func(w *world) func(context.Context, db.Tx) error {
 			i, m := w.running(), w.meta("k")
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := w.stopInstance().do(ctx, tx, m, w.project.ID, i.ID)
+				_, err := m.act(ctx, tx, w.project.ID, i.ID, stopAction(m))
 				return err
 			}
 		}, "app_instance"},
@@ -106,14 +106,14 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 			w.now = w.now.Add(3 * time.Hour)
 			m := w.meta("k")
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := w.startInstance().do(ctx, tx, m, w.project.ID, i.ID)
+				_, err := m.act(ctx, tx, w.project.ID, i.ID, w.commands().startAction(m))
 				return err
 			}
 		}, "app_instance"},
 		{"change instance", func(w *world) func(context.Context, db.Tx) error {
 			i, m, name := w.running(), w.meta("k"), "renamed"
 			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&ChangeInstance{}).do(ctx, tx, m, w.project.ID, i.ID, ChangeInstanceInput{
+				_, err := (&Service{}).changeInstance(ctx, tx, m, w.project.ID, i.ID, ChangeInstanceInput{
 					DisplayName: &name,
 					Config:      map[string]any{},
 				})
@@ -132,7 +132,7 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 		{"last report", func(w *world) func(context.Context, db.Tx) error {
 			a, i := w.allocation(), w.instance()
 			w.decommissioned(i)
-			_, err := (&ReleaseAllocation{DB: w.d}).Do(w.t.Context(), w.meta("release"), w.project.ID, a.ID)
+			_, err := (&Service{DB: w.d}).ReleaseAllocation(w.t.Context(), w.meta("release"), w.project.ID, a.ID)
 			require.NoError(w.t, err)
 			r := w.nodeReport(2, w.removed(i))
 			r.Counter = 1
@@ -167,7 +167,7 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 
 func (w *world) decommissioned(i instance.Instance) {
 	w.t.Helper()
-	_, err := w.decommissionInstance().Do(w.t.Context(), w.meta("end"), w.project.ID, i.ID)
+	_, err := w.commands().DecommissionInstance(w.t.Context(), w.meta("end"), w.project.ID, i.ID)
 	require.NoError(w.t, err)
 }
 
@@ -207,22 +207,22 @@ func TestLaw10AnotherOrgsResourcesAnswerAsIfAbsent(t *testing.T) {
 	m.Principal = outsider
 	for _, project := range []string{w.project.ID, own.ID} {
 		foreign := []error{
-			second(w.decommissionInstance().Do(t.Context(), m, project, i.ID)),
-			second(w.upgradeInstance().Do(t.Context(), m, project, i.ID, "2.0.0")),
-			second(w.rollbackInstance().Do(t.Context(), m, project, i.ID, "")),
-			second(w.stopInstance().Do(t.Context(), m, project, i.ID)),
-			second(w.startInstance().Do(t.Context(), m, project, i.ID)),
-			second((&ChangeInstance{DB: w.d}).Do(t.Context(), m, project, i.ID, ChangeInstanceInput{})),
-			second((&ReleaseAllocation{DB: w.d}).Do(t.Context(), m, project, a.ID)),
+			second(w.commands().DecommissionInstance(t.Context(), m, project, i.ID)),
+			second(w.commands().UpgradeInstance(t.Context(), m, project, i.ID, "2.0.0")),
+			second(w.commands().RollbackInstance(t.Context(), m, project, i.ID, "")),
+			second(w.commands().StopInstance(t.Context(), m, project, i.ID)),
+			second(w.commands().StartInstance(t.Context(), m, project, i.ID)),
+			second((&Service{DB: w.d}).ChangeInstance(t.Context(), m, project, i.ID, ChangeInstanceInput{})),
+			second((&Service{DB: w.d}).ReleaseAllocation(t.Context(), m, project, a.ID)),
 		}
 		absent := []error{
-			second(w.decommissionInstance().Do(t.Context(), m, project, db.NewID())),
-			second(w.upgradeInstance().Do(t.Context(), m, project, db.NewID(), "2.0.0")),
-			second(w.rollbackInstance().Do(t.Context(), m, project, db.NewID(), "")),
-			second(w.stopInstance().Do(t.Context(), m, project, db.NewID())),
-			second(w.startInstance().Do(t.Context(), m, project, db.NewID())),
-			second((&ChangeInstance{DB: w.d}).Do(t.Context(), m, project, db.NewID(), ChangeInstanceInput{})),
-			second((&ReleaseAllocation{DB: w.d}).Do(t.Context(), m, project, db.NewID())),
+			second(w.commands().DecommissionInstance(t.Context(), m, project, db.NewID())),
+			second(w.commands().UpgradeInstance(t.Context(), m, project, db.NewID(), "2.0.0")),
+			second(w.commands().RollbackInstance(t.Context(), m, project, db.NewID(), "")),
+			second(w.commands().StopInstance(t.Context(), m, project, db.NewID())),
+			second(w.commands().StartInstance(t.Context(), m, project, db.NewID())),
+			second((&Service{DB: w.d}).ChangeInstance(t.Context(), m, project, db.NewID(), ChangeInstanceInput{})),
+			second((&Service{DB: w.d}).ReleaseAllocation(t.Context(), m, project, db.NewID())),
 		}
 		for n := range foreign {
 			require.Error(t, foreign[n])

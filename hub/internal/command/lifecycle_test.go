@@ -20,7 +20,7 @@ func (w *world) upgraded() instance.Instance {
 	w.t.Helper()
 	i := w.running()
 	w.release("2.0.0")
-	i, err := w.upgradeInstance().Do(w.t.Context(), w.meta("upgrade"+db.NewID()), w.project.ID, i.ID, "2.0.0")
+	i, err := w.commands().UpgradeInstance(w.t.Context(), w.meta("upgrade"+db.NewID()), w.project.ID, i.ID, "2.0.0")
 	require.NoError(w.t, err)
 	return i
 }
@@ -28,7 +28,7 @@ func (w *world) upgraded() instance.Instance {
 func (w *world) stopped() instance.Instance {
 	w.t.Helper()
 	i := w.running()
-	_, err := w.stopInstance().Do(w.t.Context(), w.meta("stop"+db.NewID()), w.project.ID, i.ID)
+	_, err := w.commands().StopInstance(w.t.Context(), w.meta("stop"+db.NewID()), w.project.ID, i.ID)
 	require.NoError(w.t, err)
 	w.report(2, w.says(i, "stopped"))
 	return w.get(i.ID)
@@ -40,15 +40,15 @@ func TestUpgradeAndRollback(t *testing.T) {
 	require.Equal(t, instance.Upgrading, i.Lifecycle.Status)
 	require.Equal(t, "2.0.0", i.Version)
 	require.Equal(t, []string{w.node, w.node}, w.poked)
-	_, err := w.upgradeInstance().Do(t.Context(), w.meta("again"), w.project.ID, i.ID, "2.0.0")
+	_, err := w.commands().UpgradeInstance(t.Context(), w.meta("again"), w.project.ID, i.ID, "2.0.0")
 	require.Equal(t, "instance_upgrading", fault.As(err).Code)
-	_, err = w.rollbackInstance().Do(t.Context(), w.meta("early"), w.project.ID, i.ID, "")
+	_, err = w.commands().RollbackInstance(t.Context(), w.meta("early"), w.project.ID, i.ID, "")
 	require.Equal(t, "instance_upgrading", fault.As(err).Code)
 
 	ready := w.says(i, "ready")
 	ready.Revision = 2
 	require.Equal(t, []string{w.node}, w.report(2, ready), "the node is told that it may no longer go back")
-	i, err = w.rollbackInstance().Do(t.Context(), w.meta("back"), w.project.ID, i.ID, "")
+	i, err = w.commands().RollbackInstance(t.Context(), w.meta("back"), w.project.ID, i.ID, "")
 	require.NoError(t, err)
 	require.Equal(t, "1.0.0", i.Version)
 	require.Equal(t, "2.0.0", i.PreviousVersion)
@@ -75,7 +75,7 @@ func TestARollbackRunsADeprecatedVersionButNoneThatIsRetired(t *testing.T) {
 	}
 	status(catalog.Deprecated)
 	status(catalog.Retired)
-	_, err := w.rollbackInstance().Do(t.Context(), w.meta("a"), w.project.ID, i.ID, "1.0.0")
+	_, err := w.commands().RollbackInstance(t.Context(), w.meta("a"), w.project.ID, i.ID, "1.0.0")
 	require.Equal(t, catalog.CodeVersionNotActive, fault.As(err).Code)
 	require.Equal(t, "/target_version", fault.As(err).Fields[0].Pointer)
 }
@@ -104,7 +104,7 @@ func TestWhatRefusesAnUpgradeChangesNothing(t *testing.T) {
 			if c.change != nil {
 				c.change(&m)
 			}
-			_, err := w.upgradeInstance().Do(t.Context(), m, w.project.ID, i.ID, c.version)
+			_, err := w.commands().UpgradeInstance(t.Context(), m, w.project.ID, i.ID, c.version)
 			require.Equal(t, c.code, fault.As(err).Code, "%v", err)
 		})
 	}
@@ -115,7 +115,7 @@ func TestStopAndStart(t *testing.T) {
 	w := newWorld(t)
 	i := w.stopped()
 	require.Equal(t, instance.Stopped, i.Lifecycle.Status)
-	started, err := w.startInstance().Do(t.Context(), w.meta("start"), w.project.ID, i.ID)
+	started, err := w.commands().StartInstance(t.Context(), w.meta("start"), w.project.ID, i.ID)
 	require.NoError(t, err)
 	require.Equal(t, instance.Deploying, started.Lifecycle.Status)
 	require.Equal(t, i.Members[0].AllocationID, started.Members[0].AllocationID)
@@ -142,7 +142,7 @@ func TestNoMoneyNoStart(t *testing.T) {
 		return err
 	})
 	before := w.contents()
-	_, err := w.startInstance().Do(t.Context(), w.meta("start"), w.project.ID, i.ID)
+	_, err := w.commands().StartInstance(t.Context(), w.meta("start"), w.project.ID, i.ID)
 	require.Equal(t, "insufficient_funds", fault.As(err).Code)
 	require.Equal(t, before, w.contents())
 }
@@ -150,7 +150,7 @@ func TestNoMoneyNoStart(t *testing.T) {
 func TestConfigIsCheckedAgainstTheVersion(t *testing.T) {
 	w := newWorld(t)
 	i := w.running()
-	_, err := (&ChangeInstance{DB: w.d}).Do(t.Context(), w.meta(""), w.project.ID, i.ID,
+	_, err := (&Service{DB: w.d}).ChangeInstance(t.Context(), w.meta(""), w.project.ID, i.ID,
 		ChangeInstanceInput{Config: map[string]any{"x": 1}})
 	require.Equal(t, "config_invalid", fault.As(err).Code)
 }

@@ -7,41 +7,21 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// DisableUser refuses a user and all tokens of the user from the next request on.
-type DisableUser struct {
-	DB *db.DB
+// DisableUser refuses a user and all tokens of the user from the next request on. A disabled one stays as it is.
+func (s *Service) DisableUser(ctx context.Context, m Meta, userID string) (iam.User, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (iam.User, error) { return s.disableUser(ctx, tx, m, userID) })
 }
 
-// EnableUser lets a disabled user in again.
-type EnableUser struct {
-	DB *db.DB
-}
-
-// PutUserRoles sets the roles that a user holds in the whole org.
-type PutUserRoles struct {
-	DB *db.DB
-}
-
-// RemoveOrgUser takes a user out of an org.
-type RemoveOrgUser struct {
-	DB *db.DB
-}
-
-// Do disables the user; a disabled one stays as it is.
-func (c *DisableUser) Do(ctx context.Context, m Meta, userID string) (iam.User, error) {
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (iam.User, error) { return c.do(ctx, tx, m, userID) })
-}
-
-func (c *DisableUser) do(ctx context.Context, tx db.Tx, m Meta, userID string) (iam.User, error) {
+func (s *Service) disableUser(ctx context.Context, tx db.Tx, m Meta, userID string) (iam.User, error) {
 	return setUserDisabled(ctx, tx, m, userID, true, "iam.user.disabled")
 }
 
-// Do enables the user; an enabled one stays as it is.
-func (c *EnableUser) Do(ctx context.Context, m Meta, userID string) (iam.User, error) {
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (iam.User, error) { return c.do(ctx, tx, m, userID) })
+// EnableUser lets a disabled user in again. An enabled one stays as it is.
+func (s *Service) EnableUser(ctx context.Context, m Meta, userID string) (iam.User, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (iam.User, error) { return s.enableUser(ctx, tx, m, userID) })
 }
 
-func (c *EnableUser) do(ctx context.Context, tx db.Tx, m Meta, userID string) (iam.User, error) {
+func (s *Service) enableUser(ctx context.Context, tx db.Tx, m Meta, userID string) (iam.User, error) {
 	return setUserDisabled(ctx, tx, m, userID, false, "iam.user.enabled")
 }
 
@@ -61,14 +41,16 @@ func setUserDisabled(ctx context.Context, tx db.Tx, m Meta, userID string, disab
 	})
 }
 
-// Do sets the roles; platformAdmin nil leaves that property as it is.
-func (c *PutUserRoles) Do(ctx context.Context, m Meta, userID string, roles []iam.Role,
+// PutUserRoles sets the roles that a user holds in the whole org. platformAdmin nil leaves that property as it is.
+func (s *Service) PutUserRoles(ctx context.Context, m Meta, userID string, roles []iam.Role,
 	platformAdmin *bool,
 ) (iam.User, error) {
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (iam.User, error) { return c.do(ctx, tx, m, userID, roles, platformAdmin) })
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (iam.User, error) {
+		return s.putUserRoles(ctx, tx, m, userID, roles, platformAdmin)
+	})
 }
 
-func (c *PutUserRoles) do(ctx context.Context, tx db.Tx, m Meta, userID string, roles []iam.Role,
+func (s *Service) putUserRoles(ctx context.Context, tx db.Tx, m Meta, userID string, roles []iam.Role,
 	platformAdmin *bool,
 ) (iam.User, error) {
 	user, err := iam.OfUser(ctx, tx, m.Principal, iam.RoleWrite, userID)
@@ -89,13 +71,15 @@ func (c *PutUserRoles) do(ctx context.Context, tx db.Tx, m Meta, userID string, 
 	return after, m.recordUser(ctx, tx, "iam.user.roles_changed", iam.RoleWrite, after, userState(user), userState(after))
 }
 
-// Do removes the user. Removing twice is NotFound.
-func (c *RemoveOrgUser) Do(ctx context.Context, m Meta, orgID, userID string) error {
-	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (struct{}, error) { return struct{}{}, c.do(ctx, tx, m, orgID, userID) })
+// RemoveOrgUser takes a user out of an org. Removing twice is NotFound.
+func (s *Service) RemoveOrgUser(ctx context.Context, m Meta, orgID, userID string) error {
+	_, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, s.removeOrgUser(ctx, tx, m, orgID, userID)
+	})
 	return err
 }
 
-func (c *RemoveOrgUser) do(ctx context.Context, tx db.Tx, m Meta, orgID, userID string) error {
+func (s *Service) removeOrgUser(ctx context.Context, tx db.Tx, m Meta, orgID, userID string) error {
 	user, err := iam.OfUser(ctx, tx, m.Principal, iam.UserManage, userID)
 	if err != nil {
 		return err

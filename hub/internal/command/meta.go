@@ -1,4 +1,4 @@
-// Package command holds one file for each mutating command: which slices it calls, in which order, inside one
+// Package command holds the commands, one method of Service each: which slices it calls, in which order, inside one
 // transaction. It has no rules of its own; a rule belongs to the slice that owns the rows.
 package command
 

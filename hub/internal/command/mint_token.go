@@ -11,17 +11,12 @@ import (
 // actionMint is audited, though no permission stands before it: the proof is the permission.
 const actionMint = "iam.service_account.mint_token"
 
-// MintToken exchanges a service account's proof for a short-lived token.
-type MintToken struct {
-	DB     *db.DB
-	Sealer Sealer
-}
-
-// Do mints. It changes no resource, so there is an audit row but no event.
-func (c *MintToken) Do(ctx context.Context, m Meta, proof iam.Proof) (iam.AccessToken, error) {
+// MintToken exchanges a service account's proof for a short-lived token. It changes no resource, so there is an audit
+// row but no event.
+func (s *Service) MintToken(ctx context.Context, m Meta, proof iam.Proof) (iam.AccessToken, error) {
 	id := db.NewID()
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (iam.AccessToken, error) {
-		token, err := iam.Mint(ctx, tx, proof, c.Sealer, id, m.Now)
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (iam.AccessToken, error) {
+		token, err := iam.Mint(ctx, tx, proof, s.Sealer, id, m.Now)
 		if err != nil {
 			return iam.AccessToken{}, err
 		}

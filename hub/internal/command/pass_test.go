@@ -82,10 +82,10 @@ func TestAccrualGoesOnPastAnAllocationThatCannotBeBilled(t *testing.T) {
 		return err
 	})
 	ids := w.subjects(ledger.Allocation, passPageRows+1)
-	accrue := &AccrueAllocations{DB: w.d, Poke: func(string) {}, Log: slog.New(slog.DiscardHandler)}
+	accrue := &Service{DB: w.d, EnqueueNode: func(string) {}, Log: slog.New(slog.DiscardHandler)}
 	w.now = w.now.Add(30 * time.Minute)
 	w.occupy(ids[0], fmt.Sprintf("allocation:%s:%d", ids[0], w.now.UnixMicro()))
-	require.NoError(t, accrue.Do(t.Context(), w.now))
+	require.NoError(t, accrue.AccrueAllocations(t.Context(), w.now))
 	require.Equal(t, passPageRows,
 		w.count(`SELECT count(*) FROM subjects WHERE kind = 'allocation' AND accrued_until = $1`, w.now))
 	found := w.findings()
@@ -97,13 +97,13 @@ func TestAccrualGoesOnPastAnAllocationThatCannotBeBilled(t *testing.T) {
 		ids[0]))
 
 	w.now = w.now.Add(30 * time.Second)
-	require.NoError(t, accrue.Do(t.Context(), w.now))
+	require.NoError(t, accrue.AccrueAllocations(t.Context(), w.now))
 	require.Equal(t, 1, w.count(`SELECT failures FROM subjects WHERE id = $1`, ids[0]),
 		"it waits before it is tried again")
 
 	w.exec(`DELETE FROM postings WHERE subject_id = $1 AND kind = 'occupied'`, ids[0])
 	w.now = w.now.Add(time.Minute)
-	require.NoError(t, accrue.Do(t.Context(), w.now))
+	require.NoError(t, accrue.AccrueAllocations(t.Context(), w.now))
 	require.Equal(t, passPageRows+1,
 		w.count(`SELECT count(*) FROM subjects WHERE kind = 'allocation' AND accrued_until = $1 AND failures = 0`, w.now))
 	require.Empty(t, w.findings())
@@ -121,8 +121,9 @@ func TestPostingGoesOnPastASubjectThatCannotBePosted(t *testing.T) {
 	})
 	ids := w.subjects(ledger.Allocation, 3)
 	w.now = w.now.Add(30 * time.Minute)
-	require.NoError(t, (&AccrueAllocations{DB: w.d, Poke: func(string) {}, Log: slog.New(slog.DiscardHandler)}).Do(
-		t.Context(), w.now))
+	require.NoError(t, (&Service{DB: w.d, EnqueueNode: func(string) {}, Log: slog.New(slog.DiscardHandler)}).
+		AccrueAllocations(
+			t.Context(), w.now))
 	var posting string
 	w.tx(func(ctx context.Context, tx db.Tx) error {
 		return tx.QueryRow(ctx, `SELECT posting_id FROM pending_postings WHERE subject_id = $1`, ids[0]).Scan(&posting)

@@ -8,11 +8,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// PutEntitlement grants, narrows or withdraws an app for a project. No role of a service account allows it.
-type PutEntitlement struct {
-	DB *db.DB
-}
-
 // PutEntitlementInput is the whole entitlement.
 type PutEntitlementInput struct {
 	ProjectID, AppSlug string
@@ -20,9 +15,9 @@ type PutEntitlementInput struct {
 	Policy             catalog.Policy
 }
 
-// Do puts it.
-func (c *PutEntitlement) Do(ctx context.Context, m Meta, in PutEntitlementInput) (catalog.Entitlement, error) {
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (catalog.Entitlement, error) {
+// PutEntitlement grants, narrows or withdraws an app for a project. No role of a service account allows it.
+func (s *Service) PutEntitlement(ctx context.Context, m Meta, in PutEntitlementInput) (catalog.Entitlement, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (catalog.Entitlement, error) {
 		project, err := iam.InProject(ctx, tx, m.Principal, iam.EntitlementWrite, in.ProjectID)
 		if err != nil {
 			return catalog.Entitlement{}, err

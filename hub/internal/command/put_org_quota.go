@@ -11,17 +11,13 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 )
 
-// PutOrgQuota sets what an org may hold.
-type PutOrgQuota struct {
-	DB *db.DB
+// PutOrgQuota sets what an org may hold. It replaces the limits that were set; quotas that are not named get the
+// default.
+func (s *Service) PutOrgQuota(ctx context.Context, m Meta, orgID string, set iam.Limits) (iam.Org, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (iam.Org, error) { return s.putOrgQuota(ctx, tx, m, orgID, set) })
 }
 
-// Do replaces the limits that were set; quotas that are not named get the default.
-func (c *PutOrgQuota) Do(ctx context.Context, m Meta, orgID string, set iam.Limits) (iam.Org, error) {
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (iam.Org, error) { return c.do(ctx, tx, m, orgID, set) })
-}
-
-func (c *PutOrgQuota) do(ctx context.Context, tx db.Tx, m Meta, orgID string, set iam.Limits) (iam.Org, error) {
+func (s *Service) putOrgQuota(ctx context.Context, tx db.Tx, m Meta, orgID string, set iam.Limits) (iam.Org, error) {
 	if err := iam.Authorize(m.Principal, iam.QuotaWrite, "", ""); err != nil {
 		return iam.Org{}, err
 	}

@@ -8,21 +8,17 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// PutProjectRoles sets the roles that a user of the org holds in one project only.
-type PutProjectRoles struct {
-	DB *db.DB
-}
-
-// Do sets the roles; no role takes the user out of the project.
-func (c *PutProjectRoles) Do(ctx context.Context, m Meta, projectID, userID string,
+// PutProjectRoles sets the roles that a user of the org holds in one project only. No role takes the user out of the
+// project.
+func (s *Service) PutProjectRoles(ctx context.Context, m Meta, projectID, userID string,
 	roles []iam.Role,
 ) (iam.ProjectRoles, error) {
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (iam.ProjectRoles, error) {
-		return c.do(ctx, tx, m, projectID, userID, roles)
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (iam.ProjectRoles, error) {
+		return s.putProjectRoles(ctx, tx, m, projectID, userID, roles)
 	})
 }
 
-func (c *PutProjectRoles) do(ctx context.Context, tx db.Tx, m Meta, projectID, userID string,
+func (s *Service) putProjectRoles(ctx context.Context, tx db.Tx, m Meta, projectID, userID string,
 	roles []iam.Role,
 ) (iam.ProjectRoles, error) {
 	project, err := iam.InProject(ctx, tx, m.Principal, iam.RoleWrite, projectID)

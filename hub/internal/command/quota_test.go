@@ -21,7 +21,7 @@ import (
 
 func (w *world) limit(name iam.Quota, limit int64) {
 	w.t.Helper()
-	_, err := (&PutOrgQuota{DB: w.d}).Do(w.t.Context(), w.admin(db.NewID()), w.project.OrgID, iam.Limits{name: limit})
+	_, err := (&Service{DB: w.d}).PutOrgQuota(w.t.Context(), w.admin(db.NewID()), w.project.OrgID, iam.Limits{name: limit})
 	require.NoError(w.t, err)
 }
 
@@ -36,7 +36,7 @@ func (w *world) used(name iam.Quota) (n int64) {
 }
 
 // publishing is a command that makes publish intents, with a registry that nothing is pushed to.
-func (w *world) publishing() *CreatePublishIntent {
+func (w *world) publishing() *Service {
 	w.t.Helper()
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(w.t, err)
@@ -46,7 +46,7 @@ func (w *world) publishing() *CreatePublishIntent {
 		},
 	})
 	require.NoError(w.t, err)
-	return &CreatePublishIntent{
+	return &Service{
 		DB: w.d, Registry: registry, Bundle: func() protocol.Bundle { return protocol.Bundle{} },
 		Sealer: plain{},
 	}
@@ -75,37 +75,37 @@ func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
 		iam.QuotaAccelerators: func(w *world) error {
 			in := w.allocationInput()
 			in.AcceleratorCount, in.AcceleratorModel = 1, shape
-			return second((&CreateAllocation{DB: w.d}).Do(w.t.Context(), w.meta(db.NewID()), in))
+			return second((&Service{DB: w.d}).CreateAllocation(w.t.Context(), w.meta(db.NewID()), in))
 		},
 		iam.QuotaPublishIntents: func(w *world) error {
-			return second(w.publishing().Do(w.t.Context(), w.meta(db.NewID()), PublishIntentInput{
+			return second(w.publishing().CreatePublishIntent(w.t.Context(), w.meta(db.NewID()), PublishIntentInput{
 				ProjectID: w.project.ID, AppSlug: "vllm", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: "prod",
 			}))
 		},
 		iam.QuotaAppSlugs: func(w *world) error {
-			return second(w.publishing().Do(w.t.Context(), w.meta(db.NewID()), PublishIntentInput{
+			return second(w.publishing().CreatePublishIntent(w.t.Context(), w.meta(db.NewID()), PublishIntentInput{
 				ProjectID: w.project.ID, AppSlug: "vllm", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: "prod",
 			}))
 		},
 		iam.QuotaUserTokens: func(w *world) error {
-			return second((&CreateUserToken{DB: w.d, Sealer: plain{}}).Do(w.t.Context(), w.admin(db.NewID()),
+			return second((&Service{DB: w.d, Sealer: plain{}}).CreateUserToken(w.t.Context(), w.admin(db.NewID()),
 				CreateUserTokenInput{UserID: ada}))
 		},
 		iam.QuotaAllocations: func(w *world) error {
-			return second((&CreateAllocation{DB: w.d}).Do(w.t.Context(), w.meta(db.NewID()), w.allocationInput()))
+			return second((&Service{DB: w.d}).CreateAllocation(w.t.Context(), w.meta(db.NewID()), w.allocationInput()))
 		},
 		iam.QuotaCPUCores: func(w *world) error {
-			return second((&CreateAllocation{DB: w.d}).Do(w.t.Context(), w.meta(db.NewID()), w.allocationInput()))
+			return second((&Service{DB: w.d}).CreateAllocation(w.t.Context(), w.meta(db.NewID()), w.allocationInput()))
 		},
 		iam.QuotaInstances: func(w *world) error {
-			return second(w.createInstance().Do(w.t.Context(), w.meta(db.NewID()), w.instanceInput()))
+			return second(w.commands().CreateInstance(w.t.Context(), w.meta(db.NewID()), w.instanceInput()))
 		},
 		iam.QuotaServiceAccounts: func(w *world) error {
-			return second((&CreateServiceAccount{DB: w.d, Sealer: plain{}}).Do(w.t.Context(), w.meta(db.NewID()),
+			return second((&Service{DB: w.d, Sealer: plain{}}).CreateServiceAccount(w.t.Context(), w.meta(db.NewID()),
 				CreateServiceAccountInput{ProjectID: w.project.ID, Name: "CI", Slug: "ci"}))
 		},
 		iam.QuotaUsers: func(w *world) error {
-			return second((&CreateUser{DB: w.d}).Do(w.t.Context(), w.admin(db.NewID()),
+			return second((&Service{DB: w.d}).CreateUser(w.t.Context(), w.admin(db.NewID()),
 				CreateUserInput{OrgID: w.project.OrgID, Email: "ada@acme.example", DisplayName: "Ada"}))
 		},
 	}
@@ -173,30 +173,31 @@ func TestReservedSlugsAreLimitedGivenBackAndTransferred(t *testing.T) {
 	other, stranger := w.tenant("other")
 	asStranger := m
 	asStranger.Principal = stranger
-	release := &ReleaseAppSlug{DB: w.d}
+	release := &Service{DB: w.d}
 	for _, orgID := range []string{w.project.OrgID, other.OrgID} {
-		require.True(t, fault.Is(release.Do(t.Context(), asStranger, orgID, "vllm"), fault.NotFound))
+		require.True(t, fault.Is(release.ReleaseAppSlug(t.Context(), asStranger, orgID, "vllm"), fault.NotFound))
 	}
 	intent := artifact.NewIntent(artifact.Intent{
 		ID: db.NewID(), OrgID: w.project.OrgID, ProjectID: w.project.ID, AppSlug: "vllm", Repository: "org/acme/vllm/runtime",
 		CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
 	}, w.now)
 	w.tx(func(ctx context.Context, tx db.Tx) error { return artifact.AddIntent(ctx, tx, intent) })
-	require.Equal(t, "app_slug_in_use", fault.As(release.Do(t.Context(), m, w.project.OrgID, "vllm")).Code)
+	require.Equal(t, "app_slug_in_use", fault.As(release.ReleaseAppSlug(t.Context(), m, w.project.OrgID, "vllm")).Code)
 	m.Now = intent.ExpiresAt.Add(1)
-	require.NoError(t, release.Do(t.Context(), m, w.project.OrgID, "vllm"))
-	require.True(t, fault.Is(release.Do(t.Context(), m, w.project.OrgID, "vllm"), fault.NotFound))
+	require.NoError(t, release.ReleaseAppSlug(t.Context(), m, w.project.OrgID, "vllm"))
+	require.True(t, fault.Is(release.ReleaseAppSlug(t.Context(), m, w.project.OrgID, "vllm"), fault.NotFound))
 
 	require.NoError(t, reserve("vllm"))
 	admin := w.admin(db.NewID())
 	admin.Now = m.Now
-	transfer := &TransferAppSlug{DB: w.d}
-	require.True(t, fault.Is(second(transfer.Do(t.Context(), m, "vllm", other.OrgID)), fault.Forbidden))
-	moved, err := transfer.Do(t.Context(), admin, "vllm", other.OrgID)
+	transfer := &Service{DB: w.d}
+	require.True(t, fault.Is(second(transfer.TransferAppSlug(t.Context(), m, "vllm", other.OrgID)), fault.Forbidden))
+	moved, err := transfer.TransferAppSlug(t.Context(), admin, "vllm", other.OrgID)
 	require.NoError(t, err)
 	require.Equal(t, other.OrgID, moved.OrgID)
 	require.Equal(t, catalog.CodeSlugTaken, fault.As(reserve("vllm")).Code)
-	require.Equal(t, "app_slug_in_use", fault.As(second(transfer.Do(t.Context(), admin, "demo", other.OrgID))).Code,
+	require.Equal(t, "app_slug_in_use",
+		fault.As(second(transfer.TransferAppSlug(t.Context(), admin, "demo", other.OrgID))).Code,
 		"a published one stays")
 }
 

@@ -8,15 +8,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/pkg/fault"
-	"github.com/gpuaas/gpuaas/protocol"
 )
-
-// RegisterArtifact takes note of a pushed digest and judges its signatures.
-type RegisterArtifact struct {
-	DB       *db.DB
-	Registry *artifact.Registry
-	Bundle   func() protocol.Bundle
-}
 
 // RegisterArtifactInput names what was pushed.
 type RegisterArtifactInput struct {
@@ -29,15 +21,16 @@ type RegisterArtifactInput struct {
 	Channel string
 }
 
-// Do looks the digest up in the registry and keeps what it finds.
-func (c *RegisterArtifact) Do(ctx context.Context, m Meta, in RegisterArtifactInput) (artifact.Artifact, error) {
+// RegisterArtifact takes note of a pushed digest and judges its signatures. It looks the digest up in the registry and
+// keeps what it finds.
+func (s *Service) RegisterArtifact(ctx context.Context, m Meta, in RegisterArtifactInput) (artifact.Artifact, error) {
 	if err := onlyOCI(in.ArtifactKind); err != nil {
 		return artifact.Artifact{}, err
 	}
 	if in.Channel == "" {
 		in.Channel = "dev"
 	}
-	repository, err := db.ReadTx(ctx, c.DB, func(tx db.Tx) (string, error) {
+	repository, err := db.ReadTx(ctx, s.DB, func(tx db.Tx) (string, error) {
 		_, repository, err := in.place(ctx, tx, m)
 		return repository, err
 	})
@@ -45,7 +38,7 @@ func (c *RegisterArtifact) Do(ctx context.Context, m Meta, in RegisterArtifactIn
 		return artifact.Artifact{}, err
 	}
 	// Before the transaction: reading the registry may take longer than rows should be held.
-	image, err := c.Registry.Inspect(ctx, repository, in.Digest)
+	image, err := s.Registry.Inspect(ctx, repository, in.Digest)
 	if err != nil {
 		return artifact.Artifact{}, err
 	}
@@ -55,13 +48,13 @@ func (c *RegisterArtifact) Do(ctx context.Context, m Meta, in RegisterArtifactIn
 			WithHint("/media_type", "is not that of the digest", image.MediaType).Permanent()
 	}
 	id := db.NewID()
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (artifact.Artifact, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (artifact.Artifact, error) {
 		project, repository, err := in.place(ctx, tx, m)
 		if err != nil {
 			return artifact.Artifact{}, err
 		}
 		return Idempotent(ctx, tx, m, func() (artifact.Artifact, error) {
-			keys, err := signersOf(ctx, tx, repository, c.Bundle(), m)
+			keys, err := signersOf(ctx, tx, repository, s.Bundle(), m)
 			if err != nil {
 				return artifact.Artifact{}, err
 			}

@@ -18,20 +18,14 @@ import (
 
 const manifestPointer = "/manifest_envelope"
 
-// RegisterManifest takes a publisher-signed manifest into the catalogue, as draft.
-type RegisterManifest struct {
-	DB *db.DB
-	// Bundle is the newest trust bundle.
-	Bundle func() protocol.Bundle
-}
-
-// Do checks who signed and what, and keeps the very envelope: nodes check it again.
-func (c *RegisterManifest) Do(ctx context.Context, m Meta, envelope *protocol.Envelope) (catalog.Version, error) {
+// RegisterManifest takes a publisher-signed manifest into the catalogue, as draft. It checks who signed and what, and
+// keeps the very envelope: nodes check it again.
+func (s *Service) RegisterManifest(ctx context.Context, m Meta, envelope *protocol.Envelope) (catalog.Version, error) {
 	if err := iam.Authorize(m.Principal, iam.CatalogManage, "", ""); err != nil {
 		return catalog.Version{}, err
 	}
-	bundle, id := c.Bundle(), db.NewID()
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (catalog.Version, error) {
+	bundle, id := s.Bundle(), db.NewID()
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (catalog.Version, error) {
 		return Idempotent(ctx, tx, m, func() (catalog.Version, error) {
 			verified, delegated, err := verifyManifest(ctx, tx, envelope, bundle, m)
 			if err != nil {

@@ -11,22 +11,17 @@ import (
 )
 
 // RegisterPublisher takes a delegation that a catalog key signed offline.
-type RegisterPublisher struct {
-	DB *db.DB
-	// Bundle is the newest trust bundle.
-	Bundle func() protocol.Bundle
-}
-
-// Do checks the delegation and keeps it.
-func (c *RegisterPublisher) Do(ctx context.Context, m Meta, delegation *protocol.Envelope) (catalog.Publisher, error) {
+func (s *Service) RegisterPublisher(ctx context.Context, m Meta,
+	delegation *protocol.Envelope,
+) (catalog.Publisher, error) {
 	if err := iam.Authorize(m.Principal, iam.PublisherWrite, "", ""); err != nil {
 		return catalog.Publisher{}, err
 	}
-	verified, err := protocol.VerifyDelegation(delegation, c.Bundle(), m.Now)
+	verified, err := protocol.VerifyDelegation(delegation, s.Bundle(), m.Now)
 	if err != nil {
 		return catalog.Publisher{}, refusedDocument(err, "delegation_refused", "/delegation")
 	}
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (catalog.Publisher, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (catalog.Publisher, error) {
 		return Idempotent(ctx, tx, m, func() (catalog.Publisher, error) {
 			orgID := ""
 			if slug := verified.Message().GetOrgSlug(); slug != "" {

@@ -10,21 +10,17 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 )
 
-// ReleaseAllocation gives capacity back.
-type ReleaseAllocation struct {
-	DB *db.DB
-}
-
-// Do answers with the allocation, released or, while something still has to be removed from the node, releasing.
-func (c *ReleaseAllocation) Do(ctx context.Context, m Meta, projectID,
+// ReleaseAllocation gives capacity back. It answers with the allocation, released or, while something still has to be
+// removed from the node, releasing.
+func (s *Service) ReleaseAllocation(ctx context.Context, m Meta, projectID,
 	allocationID string,
 ) (capacity.Allocation, error) {
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (capacity.Allocation, error) {
-		return c.do(ctx, tx, m, projectID, allocationID)
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (capacity.Allocation, error) {
+		return s.releaseAllocation(ctx, tx, m, projectID, allocationID)
 	})
 }
 
-func (c *ReleaseAllocation) do(ctx context.Context, tx db.Tx, m Meta, projectID,
+func (s *Service) releaseAllocation(ctx context.Context, tx db.Tx, m Meta, projectID,
 	allocationID string,
 ) (capacity.Allocation, error) {
 	project, err := iam.InProject(ctx, tx, m.Principal, iam.AllocationRelease, projectID)

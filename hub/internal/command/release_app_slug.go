@@ -12,23 +12,15 @@ import (
 
 const resourceApp = "app"
 
-// ReleaseAppSlug gives back an app slug under which nothing was published.
-type ReleaseAppSlug struct {
-	DB *db.DB
-}
-
-// TransferAppSlug gives such a slug to another org, or to the platform.
-type TransferAppSlug struct {
-	DB *db.DB
-}
-
-// Do releases the slug: the next one who asks may have it.
-func (c *ReleaseAppSlug) Do(ctx context.Context, m Meta, orgID, slug string) error {
-	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (struct{}, error) { return struct{}{}, c.do(ctx, tx, m, orgID, slug) })
+// ReleaseAppSlug gives back an app slug under which nothing was published. The next org that asks may have it.
+func (s *Service) ReleaseAppSlug(ctx context.Context, m Meta, orgID, slug string) error {
+	_, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, s.releaseAppSlug(ctx, tx, m, orgID, slug)
+	})
 	return err
 }
 
-func (c *ReleaseAppSlug) do(ctx context.Context, tx db.Tx, m Meta, orgID, slug string) error {
+func (s *Service) releaseAppSlug(ctx context.Context, tx db.Tx, m Meta, orgID, slug string) error {
 	org, err := iam.GetOrg(ctx, tx, orgID)
 	if err != nil {
 		return err
@@ -52,12 +44,12 @@ func (c *ReleaseAppSlug) do(ctx context.Context, tx db.Tx, m Meta, orgID, slug s
 	return m.recordAppSlug(ctx, tx, "apps.slug.released", iam.ArtifactManage, app, app.ResourceVersion+1, nil)
 }
 
-// Do transfers the slug; an empty org is the platform.
-func (c *TransferAppSlug) Do(ctx context.Context, m Meta, slug, orgID string) (catalog.Slug, error) {
-	return db.RunTx(ctx, c.DB, func(tx db.Tx) (catalog.Slug, error) { return c.do(ctx, tx, m, slug, orgID) })
+// TransferAppSlug gives such a slug to another org, or to the platform. An empty org is the platform.
+func (s *Service) TransferAppSlug(ctx context.Context, m Meta, slug, orgID string) (catalog.Slug, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (catalog.Slug, error) { return s.transferAppSlug(ctx, tx, m, slug, orgID) })
 }
 
-func (c *TransferAppSlug) do(ctx context.Context, tx db.Tx, m Meta, slug, orgID string) (catalog.Slug, error) {
+func (s *Service) transferAppSlug(ctx context.Context, tx db.Tx, m Meta, slug, orgID string) (catalog.Slug, error) {
 	if err := iam.Authorize(m.Principal, iam.CatalogManage, "", ""); err != nil {
 		return catalog.Slug{}, err
 	}

@@ -8,30 +8,24 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// ReleaseNode ends the quarantine of a node, once an admin has seen to it that one machine has its key. The store that
-// dials next takes a new incarnation and goes on; should there be two again, they are noticed again.
-type ReleaseNode struct {
-	DB *db.DB
-	// Kick ends the node's connection, with a reason; called after the commit.
-	Kick func(nodeID, reason string)
-}
-
 // reasonReleased is what the node is told; it dials again.
 const reasonReleased = "quarantine_released"
 
-// Do releases the node. Releasing one that is not quarantined changes nothing.
-func (c *ReleaseNode) Do(ctx context.Context, m Meta, nodeID string) error {
+// ReleaseNode ends the quarantine of a node, once an admin has seen to it that one machine has its key. The store that
+// dials next takes a new incarnation and goes on; should there be two again, they are noticed again. Releasing one
+// that is not quarantined changes nothing.
+func (s *Service) ReleaseNode(ctx context.Context, m Meta, nodeID string) error {
 	if err := iam.Authorize(m.Principal, iam.NodeWrite, "", ""); err != nil {
 		return err
 	}
-	released, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (bool, error) { return c.do(ctx, tx, m, nodeID) })
+	released, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (bool, error) { return s.releaseNode(ctx, tx, m, nodeID) })
 	if err == nil && released {
-		c.Kick(nodeID, reasonReleased)
+		s.Disconnect(nodeID, reasonReleased)
 	}
 	return err
 }
 
-func (c *ReleaseNode) do(ctx context.Context, tx db.Tx, m Meta, nodeID string) (bool, error) {
+func (s *Service) releaseNode(ctx context.Context, tx db.Tx, m Meta, nodeID string) (bool, error) {
 	return Idempotent(ctx, tx, m, func() (bool, error) {
 		node, released, err := fleet.Release(ctx, tx, nodeID, m.Now)
 		if err != nil || !released {

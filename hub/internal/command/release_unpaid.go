@@ -11,29 +11,23 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 )
 
-// ReleaseUnpaid ends an allocation whose wallet does not cover it any more: its instances are decommissioned, and it is
-// released when the node has proved that. What it used beyond its hold would be written off, for nobody's benefit.
-type ReleaseUnpaid struct {
-	DB *db.DB
-	// Poke wakes the dispatcher of a node.
-	Poke func(nodeID string)
-}
-
-// Do ends the allocation. One that is ending already stays as it is.
-func (c *ReleaseUnpaid) Do(ctx context.Context, allocationID, correlationID string, now time.Time) error {
-	nodes, err := db.RunTx(ctx, c.DB, func(tx db.Tx) ([]string, error) {
-		return c.do(ctx, tx, allocationID, correlationID, now)
+// ReleaseUnpaid ends an allocation whose wallet does not cover it any more: its instances are decommissioned, and it
+// is released when the node has proved that. What it used beyond its hold would be written off, for nobody's benefit.
+// One that is ending already stays as it is.
+func (s *Service) ReleaseUnpaid(ctx context.Context, allocationID, correlationID string, now time.Time) error {
+	nodes, err := db.RunTx(ctx, s.DB, func(tx db.Tx) ([]string, error) {
+		return s.releaseUnpaid(ctx, tx, allocationID, correlationID, now)
 	})
 	if err != nil {
 		return err
 	}
 	for _, id := range nodes {
-		c.Poke(id)
+		s.EnqueueNode(id)
 	}
 	return nil
 }
 
-func (c *ReleaseUnpaid) do(ctx context.Context, tx db.Tx, allocationID, correlationID string,
+func (s *Service) releaseUnpaid(ctx context.Context, tx db.Tx, allocationID, correlationID string,
 	now time.Time,
 ) ([]string, error) {
 	m := Meta{Principal: iam.Principal{Type: actorSystem}, CorrelationID: correlationID, Now: now}

@@ -13,41 +13,35 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// RemoveNode takes a node out of the mesh for good: one that is drained and empty, or one that is lost with whatever it
-// ran.
-type RemoveNode struct {
-	DB *db.DB
-	// Kick ends the node's connection, Poke wakes the dispatcher of a node; both are called after the commit.
-	Kick func(nodeID, reason string)
-	Poke func(nodeID string)
-}
-
 // RemoveNodeInput is the request.
 type RemoveNodeInput struct {
 	Lost   bool
 	Reason string
 }
 
-// Do removes the node. Removing a removed node changes nothing; its first outcome stays.
-func (c *RemoveNode) Do(ctx context.Context, m Meta, nodeID string, in RemoveNodeInput) error {
+// RemoveNode takes a node out of the mesh for good: one that is drained and empty, or one that is lost with whatever
+// it ran. Removing a removed node changes nothing; its first outcome stays.
+func (s *Service) RemoveNode(ctx context.Context, m Meta, nodeID string, in RemoveNodeInput) error {
 	if err := iam.Authorize(m.Principal, iam.NodeWrite, "", ""); err != nil {
 		return err
 	}
-	touched, err := db.RunTx(ctx, c.DB, func(tx db.Tx) ([]string, error) { return c.do(ctx, tx, m, nodeID, in) })
+	touched, err := db.RunTx(ctx, s.DB, func(tx db.Tx) ([]string, error) { return s.removeNode(ctx, tx, m, nodeID, in) })
 	if err != nil {
 		return err
 	}
 	if !in.Lost {
-		c.Kick(nodeID, "node_removed")
+		s.ShutOut(nodeID, "node_removed")
 	}
 	for _, id := range touched {
-		c.Poke(id)
+		s.EnqueueNode(id)
 	}
 	return nil
 }
 
 // do answers with the nodes that are to hold something else now.
-func (c *RemoveNode) do(ctx context.Context, tx db.Tx, m Meta, nodeID string, in RemoveNodeInput) ([]string, error) {
+func (s *Service) removeNode(ctx context.Context, tx db.Tx, m Meta, nodeID string,
+	in RemoveNodeInput,
+) ([]string, error) {
 	return Idempotent(ctx, tx, m, func() ([]string, error) {
 		before, err := fleet.Get(ctx, tx, nodeID)
 		if err != nil || before.IsRemoved() {

@@ -29,7 +29,7 @@ func (w *world) admin(key string) Meta {
 
 func (w *world) drained() {
 	w.t.Helper()
-	require.NoError(w.t, (&DrainNode{DB: w.d}).Do(w.t.Context(), w.admin("drain"+db.NewID()), w.node))
+	require.NoError(w.t, (&Service{DB: w.d}).DrainNode(w.t.Context(), w.admin("drain"+db.NewID()), w.node))
 }
 
 // nodeEvents are those of commands on the node; it was enrolled here without one.
@@ -50,8 +50,8 @@ func (w *world) silent() { w.now = w.now.Add(fleet.OnlineWindow) }
 
 func (w *world) removeNode(in RemoveNodeInput) error {
 	w.t.Helper()
-	c := &RemoveNode{DB: w.d, Kick: func(string, string) {}, Poke: w.poke}
-	return c.Do(w.t.Context(), w.admin("remove"+db.NewID()), w.node, in)
+	c := &Service{DB: w.d, ShutOut: func(string, string) {}, EnqueueNode: w.poke}
+	return c.RemoveNode(w.t.Context(), w.admin("remove"+db.NewID()), w.node, in)
 }
 
 func (w *world) fleetNode() (n fleet.Node) {
@@ -90,14 +90,15 @@ func TestADrainedNodeTakesNothingNewUntilItIsUndrained(t *testing.T) {
 	i := w.running()
 	w.drained()
 	require.Equal(t, fleet.Draining, w.fleetNode().Status(w.now))
-	_, err := (&CreateAllocation{DB: w.d}).Do(t.Context(), w.meta("full"), w.allocationInput())
+	_, err := (&Service{DB: w.d}).CreateAllocation(t.Context(), w.meta("full"), w.allocationInput())
 	require.Equal(t, "insufficient_capacity", fault.As(err).Code)
 	w.report(1, w.says(i, "ready"))
 	require.Equal(t, instance.Running, w.get(i.ID).Lifecycle.Status, "what runs goes on")
 
-	undrain := &UndrainNode{DB: w.d}
-	require.NoError(t, undrain.Do(t.Context(), w.admin("undrain"), w.node))
-	require.NoError(t, undrain.Do(t.Context(), w.admin("again"), w.node), "a node that does not drain stays as it is")
+	undrain := &Service{DB: w.d}
+	require.NoError(t, undrain.UndrainNode(t.Context(), w.admin("undrain"), w.node))
+	require.NoError(t, undrain.UndrainNode(t.Context(), w.admin("again"), w.node), "a node that does not drain stays as "+
+		"it is")
 	w.allocation()
 	require.Equal(t, []string{"fleet.node.draining", "fleet.node.undrained"}, w.nodeEvents())
 }
@@ -119,7 +120,7 @@ func TestANodeIsRemovedWhenItIsDrainedEmptyAndOwesNothing(t *testing.T) {
 	started := w.now
 	w.report(2, w.removed(i))
 	refused("node_in_use")
-	_, err := (&ReleaseAllocation{DB: w.d}).Do(t.Context(), w.meta("release"), w.project.ID, a)
+	_, err := (&Service{DB: w.d}).ReleaseAllocation(t.Context(), w.meta("release"), w.project.ID, a)
 	require.NoError(t, err)
 	refused("node_owes_usage")
 	w.uses(i.Members[0].ID, started.Add(-time.Second), started, 1, true)
@@ -131,8 +132,8 @@ func TestANodeIsRemovedWhenItIsDrainedEmptyAndOwesNothing(t *testing.T) {
 	require.NoError(t, w.removeNode(RemoveNodeInput{Lost: true}), "the first outcome stays")
 	require.Equal(t, n, w.fleetNode())
 	for _, do := range []func() error{
-		func() error { return (&DrainNode{DB: w.d}).Do(t.Context(), w.admin("d"), w.node) },
-		func() error { return (&UndrainNode{DB: w.d}).Do(t.Context(), w.admin("u"), w.node) },
+		func() error { return (&Service{DB: w.d}).DrainNode(t.Context(), w.admin("d"), w.node) },
+		func() error { return (&Service{DB: w.d}).UndrainNode(t.Context(), w.admin("u"), w.node) },
 	} {
 		require.Equal(t, "node_removed", fault.As(do()).Code)
 	}
@@ -152,7 +153,7 @@ func TestANodeInContactIsNotLost(t *testing.T) {
 	before := w.contents()
 	require.Equal(t, "node_connected", fault.As(w.removeNode(RemoveNodeInput{Lost: true})).Code)
 	require.Equal(t, before, w.contents())
-	require.NoError(t, (&BanNode{DB: w.d, Kick: func(string, string) {}}).Do(t.Context(), w.admin("ban"), w.node,
+	require.NoError(t, (&Service{DB: w.d, ShutOut: func(string, string) {}}).BanNode(t.Context(), w.admin("ban"), w.node,
 		"stolen"))
 	require.NoError(t, w.removeNode(RemoveNodeInput{Lost: true}), "a banned node will never prove anything")
 }
@@ -164,7 +165,7 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwn(t *testing.T) {
 	a := runs.Members[0].AllocationID
 	in := w.instanceInput()
 	in.AllocationIDs = []string{a}
-	ending, err := w.createInstance().Do(t.Context(), w.meta("second"), in)
+	ending, err := w.commands().CreateInstance(t.Context(), w.meta("second"), in)
 	require.NoError(t, err)
 	w.report(2, w.says(runs, "ready"), w.says(ending, "ready"))
 	w.decommissioned(ending)
@@ -202,11 +203,11 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwn(t *testing.T) {
 	require.Equal(t, "capacity.allocation.node_lost", w.eventTypes(a)[1])
 	require.Equal(t, "apps.instance.failed", w.eventTypes(runs.ID)[3])
 
-	_, err = w.upgradeInstance().Do(t.Context(), w.meta("up"), w.project.ID, runs.ID, "1.0.0")
+	_, err = w.commands().UpgradeInstance(t.Context(), w.meta("up"), w.project.ID, runs.ID, "1.0.0")
 	require.Equal(t, "node_lost", fault.As(err).Code)
-	_, err = (&ReleaseAllocation{DB: w.d}).Do(t.Context(), w.meta("release"), w.project.ID, a)
+	_, err = (&Service{DB: w.d}).ReleaseAllocation(t.Context(), w.meta("release"), w.project.ID, a)
 	require.Equal(t, "allocation_node_lost", fault.As(err).Code)
-	gone, err := w.decommissionInstance().Do(t.Context(), w.meta("end it"), w.project.ID, runs.ID)
+	gone, err := w.commands().DecommissionInstance(t.Context(), w.meta("end it"), w.project.ID, runs.ID)
 	require.NoError(t, err)
 	require.Equal(t, instance.Lifecycle{
 		Status: instance.Decommissioned, Health: instance.HealthUnknown,

@@ -3,7 +3,6 @@ package command
 import (
 	"context"
 	"crypto/ed25519"
-	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
@@ -16,13 +15,6 @@ const (
 	actionRenew  = "fleet.node.renew"
 )
 
-// RenewNode gives a node a new certificate by proof of its key, also when the last one has expired.
-type RenewNode struct {
-	DB             *db.DB
-	Keys           *trust.Keys
-	CertificateTTL time.Duration
-}
-
 // RenewNodeInput is what the node sends.
 type RenewNodeInput struct {
 	NodeID string
@@ -32,26 +24,29 @@ type RenewNodeInput struct {
 	Signature []byte
 }
 
-// Do renews. The signature is the caller's credential: there is no principal.
-func (c *RenewNode) Do(ctx context.Context, m Meta, in RenewNodeInput) (NodeCredentials, error) {
+// RenewNode gives a node a new certificate by proof of its key, also when the last one has expired. The signature is
+// the caller's credential: there is no principal.
+func (s *Service) RenewNode(ctx context.Context, m Meta, in RenewNodeInput) (NodeCredentials, error) {
 	csr, pub, err := trust.ParseNodeCSR(in.CSRPEM)
 	if err != nil {
 		return NodeCredentials{}, err
 	}
-	if _, err = db.RunTx(ctx, c.DB, func(tx db.Tx) (fleet.Node, error) { return c.do(ctx, tx, m, in, pub) }); err != nil {
+	if _, err = db.RunTx(ctx, s.DB, func(tx db.Tx) (fleet.Node, error) {
+		return s.renewNode(ctx, tx, m, in, pub)
+	}); err != nil {
 		return NodeCredentials{}, err
 	}
-	certificate, err := c.Keys.IssueNodeCertificate(csr, in.NodeID, c.CertificateTTL, m.Now)
+	certificate, err := s.Keys.IssueNodeCertificate(csr, in.NodeID, s.CertificateTTL, m.Now)
 	if err != nil {
 		return NodeCredentials{}, err
 	}
 	return NodeCredentials{
-		NodeID: in.NodeID, Certificate: certificate, Bundle: c.Keys.Bundle().Envelope(),
-		HubID: c.Keys.HubID(),
+		NodeID: in.NodeID, Certificate: certificate, Bundle: s.Keys.Bundle().Envelope(),
+		HubID: s.Keys.HubID(),
 	}, nil
 }
 
-func (c *RenewNode) do(ctx context.Context, tx db.Tx, m Meta, in RenewNodeInput,
+func (s *Service) renewNode(ctx context.Context, tx db.Tx, m Meta, in RenewNodeInput,
 	pub ed25519.PublicKey,
 ) (fleet.Node, error) {
 	node, err := fleet.Get(ctx, tx, in.NodeID)
@@ -65,7 +60,7 @@ func (c *RenewNode) do(ctx context.Context, tx db.Tx, m Meta, in RenewNodeInput,
 		in.Signature); err != nil {
 		return fleet.Node{}, err
 	}
-	node, err = fleet.CertificateIssued(ctx, tx, in.NodeID, m.Now.Add(c.CertificateTTL), m.Now)
+	node, err = fleet.CertificateIssued(ctx, tx, in.NodeID, m.Now.Add(s.CertificateTTL), m.Now)
 	if err != nil {
 		return fleet.Node{}, err
 	}

@@ -10,25 +10,16 @@ import (
 // tokenRevokedVersion follows version 1, the token as it was made: a token changes once.
 const tokenRevokedVersion = 2
 
-// RevokeUserToken ends one token: of one's own, or of a user of an org that the caller administers.
-type RevokeUserToken struct {
-	DB *db.DB
-}
-
-// RevokeUserTokens ends all tokens of a user.
-type RevokeUserTokens struct {
-	DB *db.DB
-}
-
-// Do revokes the token. Revoking twice is NotFound.
-func (c *RevokeUserToken) Do(ctx context.Context, m Meta, userID, tokenID string) error {
-	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (struct{}, error) {
-		return struct{}{}, c.do(ctx, tx, m, userID, tokenID)
+// RevokeUserToken ends one token: of one's own, or of a user of an org that the caller administers. Revoking twice is
+// NotFound.
+func (s *Service) RevokeUserToken(ctx context.Context, m Meta, userID, tokenID string) error {
+	_, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, s.revokeUserToken(ctx, tx, m, userID, tokenID)
 	})
 	return err
 }
 
-func (c *RevokeUserToken) do(ctx context.Context, tx db.Tx, m Meta, userID, tokenID string) error {
+func (s *Service) revokeUserToken(ctx context.Context, tx db.Tx, m Meta, userID, tokenID string) error {
 	user, err := iam.OfUserOrSelf(ctx, tx, m.Principal, iam.UserManage, userID)
 	if err != nil {
 		return err
@@ -42,13 +33,15 @@ func (c *RevokeUserToken) do(ctx context.Context, tx db.Tx, m Meta, userID, toke
 	})
 }
 
-// Do revokes them all; it is no error where there is none.
-func (c *RevokeUserTokens) Do(ctx context.Context, m Meta, userID string) error {
-	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (struct{}, error) { return struct{}{}, c.do(ctx, tx, m, userID) })
+// RevokeUserTokens ends all tokens of a user. Without a token it does nothing.
+func (s *Service) RevokeUserTokens(ctx context.Context, m Meta, userID string) error {
+	_, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, s.revokeUserTokens(ctx, tx, m, userID)
+	})
 	return err
 }
 
-func (c *RevokeUserTokens) do(ctx context.Context, tx db.Tx, m Meta, userID string) error {
+func (s *Service) revokeUserTokens(ctx context.Context, tx db.Tx, m Meta, userID string) error {
 	user, err := iam.OfUserOrSelf(ctx, tx, m.Principal, iam.UserManage, userID)
 	if err != nil {
 		return err

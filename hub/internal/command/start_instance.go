@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"time"
 
 	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -11,60 +10,49 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 )
 
-// StartInstance runs a stopped or failed app instance again, where it was.
-type StartInstance struct {
-	DB *db.DB
-	// LeaseDuration is the longest lease that a member gets with the start.
-	LeaseDuration time.Duration
-	// Revoked says whether the trust bundle has revoked a key.
-	Revoked func(keyID string) bool
-	// MinVersion gives the lowest version of an app that the trust bundle lets start; empty for any. It may be nil.
-	MinVersion func(appSlug string) string
-	// Poke wakes the dispatcher of a node.
-	Poke func(nodeID string)
-	// Turns are of the commands on instances.
-	Turns *Turns
+// StartInstance runs a stopped or failed app instance again, where it was, and answers with it in status deploying. A
+// member whose lease has run out needs a new one: without money there is no start.
+func (s *Service) StartInstance(ctx context.Context, m Meta, projectID, instanceID string) (instance.Instance, error) {
+	return s.act(ctx, m, projectID, instanceID, s.startAction(m))
 }
 
-// Do answers with the instance in status deploying. No money, no start.
-func (c *StartInstance) Do(ctx context.Context, m Meta, projectID, instanceID string) (instance.Instance, error) {
-	out, err := inTurn(ctx, c.Turns, c.DB, projectID, func(tx db.Tx) (instanceResult, error) {
-		return c.do(ctx, tx, m, projectID, instanceID)
-	})
-	if err != nil {
-		return instance.Instance{}, err
-	}
-	return out.poke(c.Poke), nil
-}
-
-func (c *StartInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID,
-	instanceID string,
-) (instanceResult, error) {
-	return m.act(ctx, tx, iam.InstanceStart, projectID, instanceID, func(_ iam.Project, i instance.Instance,
+func (s *Service) startAction(m Meta) instanceAction {
+	return instanceAction{iam.InstanceStart, func(ctx context.Context, tx db.Tx, i instance.Instance,
 		ask instance.Ask,
 	) (instance.Change, error) {
 		if _, _, err := instance.Start(i.Lifecycle, i.Past()); err != nil {
 			return instance.Change{}, err
 		}
-		delegation, err := again(ctx, tx, m, i, i.Revision, i.Version, c.Revoked, c.MinVersion)
+		delegation, err := s.checkRestartable(ctx, tx, m, i, i.Revision, i.Version)
 		if err != nil {
 			return instance.Change{}, err
 		}
-		for _, member := range i.Members {
-			// The lease may have run out while nobody needed it.
-			covered, err := ledger.LeasedUntil(ctx, tx, member.ID)
-			if err != nil {
-				return instance.Change{}, err
-			}
-			if covered.After(m.Now.Add(billing.MinLease)) {
-				continue
-			}
-			if _, err := ledger.IssueLease(ctx, tx, ledger.LeaseRequest{
-				SubjectID: member.ID, NodeID: member.NodeID, Now: m.Now, Duration: c.LeaseDuration, AppSlug: i.AppSlug,
-			}); err != nil {
-				return instance.Change{}, err
-			}
+		if err := s.coverMembers(ctx, tx, m, i); err != nil {
+			return instance.Change{}, err
 		}
 		return instance.AskStart(ctx, tx, i, ask, delegation, m.Now)
-	})
+	}}
+}
+
+// coverMembers issues a lease to each member whose last one ended while the instance was stopped.
+func (s *Service) coverMembers(ctx context.Context, tx db.Tx, m Meta, i instance.Instance) error {
+	for _, member := range i.Members {
+		covered, err := ledger.LeasedUntil(ctx, tx, member.ID)
+		if err != nil {
+			return err
+		}
+		if covered.After(m.Now.Add(billing.MinLease)) {
+			continue
+		}
+		if _, err := ledger.IssueLease(ctx, tx, ledger.LeaseRequest{
+			SubjectID: member.ID,
+			NodeID:    member.NodeID,
+			Now:       m.Now,
+			Duration:  s.LeaseDuration,
+			AppSlug:   i.AppSlug,
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -8,21 +8,16 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// UndrainNode lets new things be placed on a node again.
-type UndrainNode struct {
-	DB *db.DB
-}
-
-// Do ends the draining. A node that was not draining stays as it is.
-func (c *UndrainNode) Do(ctx context.Context, m Meta, nodeID string) error {
+// UndrainNode lets new things be placed on a node again. A node that was not draining stays as it is.
+func (s *Service) UndrainNode(ctx context.Context, m Meta, nodeID string) error {
 	if err := iam.Authorize(m.Principal, iam.NodeWrite, "", ""); err != nil {
 		return err
 	}
-	_, err := db.RunTx(ctx, c.DB, func(tx db.Tx) (string, error) { return c.do(ctx, tx, m, nodeID) })
+	_, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (string, error) { return s.undrainNode(ctx, tx, m, nodeID) })
 	return err
 }
 
-func (c *UndrainNode) do(ctx context.Context, tx db.Tx, m Meta, nodeID string) (string, error) {
+func (s *Service) undrainNode(ctx context.Context, tx db.Tx, m Meta, nodeID string) (string, error) {
 	return Idempotent(ctx, tx, m, func() (string, error) {
 		node, undrained, err := fleet.Undrain(ctx, tx, nodeID, m.Now)
 		if err != nil {

@@ -17,78 +17,64 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// UpgradeInstance brings an app instance to another version, in the place that it has: members, ports, capacity,
-// parameters and what is billed stay.
-type UpgradeInstance struct {
-	DB *db.DB
-	// Revoked says whether the trust bundle has revoked a key.
-	Revoked func(keyID string) bool
-	// MinVersion gives the lowest version of an app that the trust bundle lets start; empty for any. It may be nil.
-	MinVersion func(appSlug string) string
-	// Poke wakes the dispatcher of a node.
-	Poke func(nodeID string)
-	// Turns are of the commands on instances.
-	Turns *Turns
-}
-
-// Do answers with the instance in status upgrading.
-func (c *UpgradeInstance) Do(ctx context.Context, m Meta, projectID, instanceID,
+// UpgradeInstance brings an app instance to another version, in the place that it has, and answers with it in status
+// upgrading: members, ports, capacity, parameters and what is billed stay.
+func (s *Service) UpgradeInstance(ctx context.Context, m Meta, projectID, instanceID,
 	version string,
 ) (instance.Instance, error) {
-	out, err := inTurn(ctx, c.Turns, c.DB, projectID, func(tx db.Tx) (instanceResult, error) {
-		return c.do(ctx, tx, m, projectID, instanceID, version)
-	})
-	if err != nil {
-		return instance.Instance{}, targetVersion(err)
-	}
-	return out.poke(c.Poke), nil
+	i, err := s.act(ctx, m, projectID, instanceID, s.upgradeAction(m, version))
+	return i, targetVersion(err)
 }
 
-func (c *UpgradeInstance) do(ctx context.Context, tx db.Tx, m Meta, projectID, instanceID,
-	version string,
-) (instanceResult, error) {
-	return m.act(ctx, tx, iam.InstanceUpgrade, projectID, instanceID, func(_ iam.Project, i instance.Instance,
+func (s *Service) upgradeAction(m Meta, version string) instanceAction {
+	return instanceAction{iam.InstanceUpgrade, func(ctx context.Context, tx db.Tx, i instance.Instance,
 		ask instance.Ask,
 	) (instance.Change, error) {
-		next, err := catalog.Resolve(ctx, tx, catalog.Want{
-			AppSlug: i.AppSlug, Version: version, OrgID: i.OrgID, ProjectID: i.ProjectID,
-			OperatingMode: i.Modes.OperatingMode, ControlPlaneScope: i.Modes.ControlPlaneScope,
-			ParametersJSON: []byte(i.ParametersJSON), ConfigJSON: []byte(i.ConfigJSON), Now: m.Now, Revoked: c.Revoked,
-			MinVersion: c.MinVersion,
-		})
-		if err != nil {
-			return instance.Change{}, err
-		}
-		// What is billed is frozen with the modes.
-		if next.OperatingMode != i.Modes.OperatingMode || next.ControlPlaneScope != i.Modes.ControlPlaneScope ||
-			next.RuntimeBackend != i.Modes.RuntimeBackend {
-			return instance.Change{}, fault.New(fault.Unprocessable, "mode_unsupported", "The version does not support the "+
-				"modes that the app instance runs in; deploy it anew.", nil).
-				WithField("/version", "does not support the modes of the app instance").Permanent()
-		}
-		services, err := lowerInPlace(ctx, tx, i, next)
-		if err != nil {
-			return instance.Change{}, err
-		}
-		back, err := c.fallbackDelegation(ctx, tx, m, i)
-		if err != nil {
-			return instance.Change{}, err
-		}
-		return instance.AskUpgrade(ctx, tx, i, ask, instance.Upgraded{
-			NewRevision: instance.NewRevision{
-				AppVersion: next.Version.Version, ParametersJSON: i.ParametersJSON,
-				ManifestEnvelope: next.ManifestEnvelope, DelegationEnvelope: next.DelegationEnvelope,
-				ReadinessTimeout: time.Duration(next.Version.Manifest.Version.RuntimeProfile.ReadinessTimeoutSeconds) * time.Second,
-			},
-			Services:           services,
-			FallbackDelegation: back,
-		}, m.Now)
+		return s.upgrade(ctx, tx, m, i, ask, version)
+	}}
+}
+
+func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Instance, ask instance.Ask,
+	version string,
+) (instance.Change, error) {
+	next, err := catalog.Resolve(ctx, tx, catalog.Want{
+		AppSlug: i.AppSlug, Version: version, OrgID: i.OrgID, ProjectID: i.ProjectID,
+		OperatingMode: i.Modes.OperatingMode, ControlPlaneScope: i.Modes.ControlPlaneScope,
+		ParametersJSON: []byte(i.ParametersJSON), ConfigJSON: []byte(i.ConfigJSON), Now: m.Now, Revoked: s.revoked,
+		MinVersion: s.minVersion,
 	})
+	if err != nil {
+		return instance.Change{}, err
+	}
+	// What is billed is frozen with the modes.
+	if next.OperatingMode != i.Modes.OperatingMode || next.ControlPlaneScope != i.Modes.ControlPlaneScope ||
+		next.RuntimeBackend != i.Modes.RuntimeBackend {
+		return instance.Change{}, fault.New(fault.Unprocessable, "mode_unsupported", "The version does not support the "+
+			"modes that the app instance runs in; deploy it anew.", nil).
+			WithField("/version", "does not support the modes of the app instance").Permanent()
+	}
+	services, err := lowerInPlace(ctx, tx, i, next)
+	if err != nil {
+		return instance.Change{}, err
+	}
+	back, err := s.fallbackDelegation(ctx, tx, m, i)
+	if err != nil {
+		return instance.Change{}, err
+	}
+	return instance.AskUpgrade(ctx, tx, i, ask, instance.Upgraded{
+		NewRevision: instance.NewRevision{
+			AppVersion: next.Version.Version, ParametersJSON: i.ParametersJSON,
+			ManifestEnvelope: next.ManifestEnvelope, DelegationEnvelope: next.DelegationEnvelope,
+			ReadinessTimeout: time.Duration(next.Version.Manifest.Version.RuntimeProfile.ReadinessTimeoutSeconds) * time.Second,
+		},
+		Services:           services,
+		FallbackDelegation: back,
+	}, m.Now)
 }
 
 // fallbackDelegation gives the delegation under which the revision that the nodes may go back to could start now; nil
 // where it could not be started anew, which leaves it with the one that it was admitted under.
-func (c *UpgradeInstance) fallbackDelegation(ctx context.Context, tx db.Tx, m Meta,
+func (s *Service) fallbackDelegation(ctx context.Context, tx db.Tx, m Meta,
 	i instance.Instance,
 ) ([]byte, error) {
 	back, err := instance.Fallback(ctx, tx, i)
@@ -96,8 +82,8 @@ func (c *UpgradeInstance) fallbackDelegation(ctx context.Context, tx db.Tx, m Me
 		return nil, err
 	}
 	delegation, err := catalog.Again(ctx, tx, catalog.Want{
-		AppSlug: i.AppSlug, Version: back.AppVersion, OrgID: i.OrgID, ProjectID: i.ProjectID, Now: m.Now, Revoked: c.Revoked,
-		MinVersion: c.MinVersion,
+		AppSlug: i.AppSlug, Version: back.AppVersion, OrgID: i.OrgID, ProjectID: i.ProjectID, Now: m.Now, Revoked: s.revoked,
+		MinVersion: s.minVersion,
 	})
 	if fault.Is(err, fault.Conflict) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unprocessable) {
 		return nil, nil

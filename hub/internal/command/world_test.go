@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"io"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -218,32 +219,20 @@ func (w *world) meta(key string) Meta {
 	}
 }
 
-func (w *world) createInstance() *CreateInstance {
-	return &CreateInstance{
-		DB: w.d, LeaseDuration: time.Hour, Revoked: func(string) bool { return false },
-		Poke: func(nodeID string) { w.poked = append(w.poked, nodeID) },
+// commands are the service under test; poked has the nodes that it enqueued.
+func (w *world) commands() *Service {
+	return &Service{
+		DB:            w.d,
+		LeaseDuration: time.Hour,
+		Bundle:        func() protocol.Bundle { return protocol.Bundle{} },
+		EnqueueNode:   w.poke,
+		ShutOut:       func(string, string) {},
+		Disconnect:    func(string, string) {},
+		Log:           slog.New(slog.DiscardHandler),
 	}
 }
 
-func (w *world) decommissionInstance() *DecommissionInstance {
-	return &DecommissionInstance{DB: w.d, Poke: func(nodeID string) { w.poked = append(w.poked, nodeID) }}
-}
-
 func (w *world) poke(nodeID string) { w.poked = append(w.poked, nodeID) }
-
-func (w *world) upgradeInstance() *UpgradeInstance {
-	return &UpgradeInstance{DB: w.d, Revoked: func(string) bool { return false }, Poke: w.poke}
-}
-
-func (w *world) rollbackInstance() *RollbackInstance {
-	return &RollbackInstance{DB: w.d, Revoked: func(string) bool { return false }, Poke: w.poke}
-}
-
-func (w *world) stopInstance() *StopInstance { return &StopInstance{DB: w.d, Poke: w.poke} }
-
-func (w *world) startInstance() *StartInstance {
-	return &StartInstance{DB: w.d, LeaseDuration: time.Hour, Revoked: func(string) bool { return false }, Poke: w.poke}
-}
 
 // running is an instance that its node has reported ready.
 func (w *world) running() instance.Instance {
@@ -267,14 +256,14 @@ func (w *world) instanceInput() CreateInstanceInput {
 
 func (w *world) allocation() capacity.Allocation {
 	w.t.Helper()
-	a, err := (&CreateAllocation{DB: w.d}).Do(w.t.Context(), w.meta("allocation"+db.NewID()), w.allocationInput())
+	a, err := (&Service{DB: w.d}).CreateAllocation(w.t.Context(), w.meta("allocation"+db.NewID()), w.allocationInput())
 	require.NoError(w.t, err)
 	return a
 }
 
 func (w *world) instance() instance.Instance {
 	w.t.Helper()
-	i, err := w.createInstance().Do(w.t.Context(), w.meta("instance"+db.NewID()), w.instanceInput())
+	i, err := w.commands().CreateInstance(w.t.Context(), w.meta("instance"+db.NewID()), w.instanceInput())
 	require.NoError(w.t, err)
 	return i
 }

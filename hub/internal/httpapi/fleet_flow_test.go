@@ -7,22 +7,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // fleet has the operations on nodes beside those that open wires.
-func (s *theater) fleet() Fleet {
-	kick, poke := func(string, string) {}, func(string) {}
-	return Fleet{
-		DB: s.d, DrainNode: &command.DrainNode{DB: s.d}, UndrainNode: &command.UndrainNode{DB: s.d},
-		BanNode: &command.BanNode{DB: s.d, Kick: kick}, RemoveNode: &command.RemoveNode{DB: s.d, Kick: kick, Poke: poke},
-		Generation: func(context.Context, db.Tx, string) (uint64, error) { return 1, nil },
-	}
-}
-
 func TestNodesOverREST(t *testing.T) {
 	s := &theater{house: newHouse(t)}
 	orgID, projectID, boss := s.tenant(t, "acme")

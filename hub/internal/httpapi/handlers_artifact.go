@@ -7,28 +7,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
-	"github.com/gpuaas/gpuaas/protocol"
 )
-
-// Artifacts is what the operations on artifacts need.
-type Artifacts struct {
-	DB                  *db.DB
-	Registry            *artifact.Registry
-	CreatePublishIntent *command.CreatePublishIntent
-	RegisterArtifact    *command.RegisterArtifact
-}
-
-// NewArtifacts makes the commands on artifacts. bundle gives the newest trust bundle.
-func NewArtifacts(d *db.DB, registry *artifact.Registry, bundle func() protocol.Bundle,
-	sealer command.Sealer,
-) Artifacts {
-	return Artifacts{
-		DB:                  d,
-		Registry:            registry,
-		CreatePublishIntent: &command.CreatePublishIntent{DB: d, Registry: registry, Bundle: bundle, Sealer: sealer},
-		RegisterArtifact:    &command.RegisterArtifact{DB: d, Registry: registry, Bundle: bundle},
-	}
-}
 
 // GetRegistry says where images are pushed and pulled.
 func (s *Server) GetRegistry(ctx context.Context, _ GetRegistryRequestObject) (GetRegistryResponseObject, error) {
@@ -36,7 +15,7 @@ func (s *Server) GetRegistry(ctx context.Context, _ GetRegistryRequestObject) (G
 		return nil, err
 	}
 	return GetRegistry200JSONResponse(Registry{
-		RegistryHost: s.Artifacts.Registry.Host(), NamespaceMode: RegistryNamespaceModeOrgOwned, DigestOnly: true,
+		RegistryHost: s.Registry.Host(), NamespaceMode: RegistryNamespaceModeOrgOwned, DigestOnly: true,
 		ProjectPrivateRepositories: false,
 	}), nil
 }
@@ -45,7 +24,7 @@ func (s *Server) GetRegistry(ctx context.Context, _ GetRegistryRequestObject) (G
 func (s *Server) CreatePublishIntent(ctx context.Context,
 	r CreatePublishIntentRequestObject,
 ) (CreatePublishIntentResponseObject, error) {
-	made, err := s.Artifacts.CreatePublishIntent.Do(ctx, metaFrom(ctx), command.PublishIntentInput{
+	made, err := s.Commands.CreatePublishIntent(ctx, metaFrom(ctx), command.PublishIntentInput{
 		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, AppVersion: r.Body.AppVersion, ArtifactName: r.Body.ArtifactName,
 		ArtifactKind: string(r.Body.ArtifactKind), Channel: string(r.Body.Channel),
 	})
@@ -54,7 +33,7 @@ func (s *Server) CreatePublishIntent(ctx context.Context,
 	}
 	return CreatePublishIntent201JSONResponse(PublishIntent{
 		IntentID: made.Intent.ID, Repository: made.Intent.Repository, Tag: made.Intent.Tag,
-		RegistryHost: s.Artifacts.Registry.Host(),
+		RegistryHost: s.Registry.Host(),
 		Credentials: RegistryCredentials{
 			Username: made.Username, Password: made.Password,
 			ExpiresAt: made.Intent.ExpiresAt,
@@ -68,7 +47,7 @@ func (s *Server) CreatePublishIntent(ctx context.Context,
 func (s *Server) RegisterArtifact(ctx context.Context,
 	r RegisterArtifactRequestObject,
 ) (RegisterArtifactResponseObject, error) {
-	a, err := s.Artifacts.RegisterArtifact.Do(ctx, metaFrom(ctx), command.RegisterArtifactInput{
+	a, err := s.Commands.RegisterArtifact(ctx, metaFrom(ctx), command.RegisterArtifactInput{
 		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, AppVersion: r.Body.AppVersion, ArtifactName: r.Body.ArtifactName,
 		ArtifactKind: string(r.Body.ArtifactKind), Digest: r.Body.Digest, Repository: r.Body.Repository,
 		MediaType: r.Body.MediaType,
@@ -83,7 +62,7 @@ func (s *Server) RegisterArtifact(ctx context.Context,
 // ListArtifacts lists a project's artifacts.
 func (s *Server) ListArtifacts(ctx context.Context, r ListArtifactsRequestObject) (ListArtifactsResponseObject, error) {
 	limit := limitOf(r.Params.Limit)
-	artifacts, err := db.ReadTx(ctx, s.Artifacts.DB, func(tx db.Tx) ([]artifact.Artifact, error) {
+	artifacts, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]artifact.Artifact, error) {
 		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.ArtifactRead, r.ProjectID)
 		if err != nil {
 			return nil, err

@@ -8,11 +8,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// Audit is what reading the audit trail needs.
-type Audit struct {
-	DB *db.DB
-}
-
 // ListAudit lists the audit trail, the newest row first.
 func (s *Server) ListAudit(ctx context.Context, r ListAuditRequestObject) (ListAuditResponseObject, error) {
 	q := r.Params
@@ -25,7 +20,7 @@ func (s *Server) ListAudit(ctx context.Context, r ListAuditRequestObject) (ListA
 		CorrelationID: q.CorrelationID,
 		Outcome:       string(q.Outcome), From: f.From, To: f.To, Before: f.Before, Limit: f.Limit + 1,
 	}
-	out, err := db.ReadTx(ctx, s.Audit.DB, func(tx db.Tx) (AuditRowList, error) {
+	out, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (AuditRowList, error) {
 		if list.OrgID, list.ProjectID, err = billingScope(ctx, tx, iam.AuditRead, q.OrgID, q.ProjectID); err != nil {
 			return AuditRowList{}, err
 		}

@@ -13,18 +13,6 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// Billing is what the operations on usage, money and prices need.
-type Billing struct {
-	DB          *db.DB
-	CreatePrice *command.CreatePrice
-	GrantCredit *command.GrantCredit
-}
-
-// NewBilling wires the operations to a database.
-func NewBilling(d *db.DB) Billing {
-	return Billing{DB: d, CreatePrice: &command.CreatePrice{DB: d}, GrantCredit: &command.GrantCredit{DB: d}}
-}
-
 // ListUsage lists measured usage, the newest first.
 func (s *Server) ListUsage(ctx context.Context, r ListUsageRequestObject) (ListUsageResponseObject, error) {
 	q := r.Params
@@ -33,7 +21,7 @@ func (s *Server) ListUsage(ctx context.Context, r ListUsageRequestObject) (ListU
 		return nil, err
 	}
 	f.AppInstanceID, f.UsageSource, f.Meter = q.AppInstanceID, string(q.UsageSource), q.Meter
-	list, err := db.ReadTx(ctx, s.Billing.DB, func(tx db.Tx) (UsageRecordList, error) {
+	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (UsageRecordList, error) {
 		if f.OrgID, f.ProjectID, err = billingScope(ctx, tx, iam.UsageRead, q.OrgID, q.ProjectID); err != nil {
 			return UsageRecordList{}, err
 		}
@@ -66,7 +54,7 @@ func (s *Server) ListHourlyUsage(ctx context.Context,
 		f.From = metaFrom(ctx).Now.Add(-hourlyWindow)
 	}
 	f.Before, f.AppInstanceID, f.Meter = q.Cursor, q.AppInstanceID, q.Meter
-	list, err := db.ReadTx(ctx, s.Billing.DB, func(tx db.Tx) (UsageHourList, error) {
+	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (UsageHourList, error) {
 		if f.OrgID, f.ProjectID, err = billingScope(ctx, tx, iam.UsageRead, q.OrgID, q.ProjectID); err != nil {
 			return UsageHourList{}, err
 		}
@@ -91,7 +79,7 @@ func (s *Server) ListLedger(ctx context.Context, r ListLedgerRequestObject) (Lis
 		return nil, err
 	}
 	f.AppInstanceID, f.Kind = q.AppInstanceID, string(q.Kind)
-	list, err := db.ReadTx(ctx, s.Billing.DB, func(tx db.Tx) (PostingList, error) {
+	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (PostingList, error) {
 		if f.OrgID, f.ProjectID, err = billingScope(ctx, tx, iam.LedgerRead, q.OrgID, q.ProjectID); err != nil {
 			return PostingList{}, err
 		}
@@ -110,7 +98,7 @@ func (s *Server) ListLedger(ctx context.Context, r ListLedgerRequestObject) (Lis
 
 // EstimateCost prices an app before it is launched.
 func (s *Server) EstimateCost(ctx context.Context, r EstimateCostRequestObject) (EstimateCostResponseObject, error) {
-	out, err := db.ReadTx(ctx, s.Billing.DB, func(tx db.Tx) (CostEstimate, error) {
+	out, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (CostEstimate, error) {
 		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.PriceRead, r.ProjectID)
 		if err != nil {
 			return CostEstimate{}, err
@@ -176,7 +164,7 @@ func (s *Server) GetWallet(ctx context.Context, r GetWalletRequestObject) (GetWa
 	if err := iam.Authorize(p, iam.WalletRead, orgID, ""); err != nil {
 		return nil, err
 	}
-	out, err := db.ReadTx(ctx, s.Billing.DB, func(tx db.Tx) (Wallet, error) {
+	out, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (Wallet, error) {
 		org, err := iam.GetOrg(ctx, tx, orgID)
 		if err != nil {
 			return Wallet{}, err
@@ -203,7 +191,7 @@ func (s *Server) GrantCredit(ctx context.Context, r GrantCreditRequestObject) (G
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.Billing.GrantCredit.Do(ctx, metaFrom(ctx), command.GrantCreditInput{
+	p, err := s.Commands.GrantCredit(ctx, metaFrom(ctx), command.GrantCreditInput{
 		OrgID: r.Body.OrgID, Currency: r.Body.Currency, Nanos: nanos, Description: r.Body.Description,
 	})
 	if err != nil {
@@ -221,7 +209,7 @@ func (s *Server) ListPrices(ctx context.Context, r ListPricesRequestObject) (Lis
 	if err != nil {
 		return nil, err
 	}
-	list, err := db.ReadTx(ctx, s.Billing.DB, func(tx db.Tx) (PriceList, error) {
+	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (PriceList, error) {
 		rows, next, err := ledger.ListPrices(ctx, tx, r.Params.Meter, before, limitOf(r.Params.Limit))
 		out := PriceList{Items: make([]Price, len(rows)), NextCursor: next}
 		for i, p := range rows {
@@ -241,7 +229,7 @@ func (s *Server) CreatePrice(ctx context.Context, r CreatePriceRequestObject) (C
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.Billing.CreatePrice.Do(ctx, metaFrom(ctx), ledger.Price{
+	p, err := s.Commands.CreatePrice(ctx, metaFrom(ctx), ledger.Price{
 		Meter: r.Body.Meter, AppSlug: r.Body.AppSlug, SKU: r.Body.Sku, Currency: r.Body.Currency, Nanos: nanos,
 		Per:             string(r.Body.Per),
 		HostBasisPoints: int64(r.Body.HostSharePercent) * 100, From: r.Body.From,

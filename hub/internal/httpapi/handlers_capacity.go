@@ -10,13 +10,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// Capacity is what the operations on allocations need.
-type Capacity struct {
-	DB                *db.DB
-	CreateAllocation  *command.CreateAllocation
-	ReleaseAllocation *command.ReleaseAllocation
-}
-
 // ListAllocations lists a project's allocations, the newest first.
 func (s *Server) ListAllocations(ctx context.Context,
 	r ListAllocationsRequestObject,
@@ -26,7 +19,7 @@ func (s *Server) ListAllocations(ctx context.Context,
 		return nil, err
 	}
 	limit := limitOf(r.Params.Limit)
-	list, err := db.ReadTx(ctx, s.Capacity.DB, func(tx db.Tx) ([]capacity.Allocation, error) {
+	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]capacity.Allocation, error) {
 		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.AllocationRead, r.ProjectID)
 		if err != nil {
 			return nil, err
@@ -52,7 +45,7 @@ func (s *Server) ListAllocations(ctx context.Context,
 
 // GetAllocation gives one allocation.
 func (s *Server) GetAllocation(ctx context.Context, r GetAllocationRequestObject) (GetAllocationResponseObject, error) {
-	a, err := db.ReadTx(ctx, s.Capacity.DB, func(tx db.Tx) (capacity.Allocation, error) {
+	a, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (capacity.Allocation, error) {
 		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.AllocationRead, r.ProjectID)
 		if err != nil {
 			return capacity.Allocation{}, err
@@ -69,7 +62,7 @@ func (s *Server) GetAllocation(ctx context.Context, r GetAllocationRequestObject
 func (s *Server) CreateAllocation(ctx context.Context,
 	r CreateAllocationRequestObject,
 ) (CreateAllocationResponseObject, error) {
-	a, err := s.Capacity.CreateAllocation.Do(ctx, metaFrom(ctx), command.CreateAllocationInput{
+	a, err := s.Commands.CreateAllocation(ctx, metaFrom(ctx), command.CreateAllocationInput{
 		ProjectID: r.ProjectID, NodeID: r.Body.NodeID, SKU: r.Body.Sku, Shape: capacity.Shape(r.Body.CapacityShape),
 		AcceleratorCount: int(r.Body.AcceleratorCount), AcceleratorModel: r.Body.AcceleratorModel,
 		CPUCores: int64(r.Body.CPUCores), MemoryMiB: r.Body.MemoryMib,
@@ -84,7 +77,7 @@ func (s *Server) CreateAllocation(ctx context.Context,
 func (s *Server) ReleaseAllocation(ctx context.Context,
 	r ReleaseAllocationRequestObject,
 ) (ReleaseAllocationResponseObject, error) {
-	a, err := s.Capacity.ReleaseAllocation.Do(ctx, metaFrom(ctx), r.ProjectID, r.AllocationID)
+	a, err := s.Commands.ReleaseAllocation(ctx, metaFrom(ctx), r.ProjectID, r.AllocationID)
 	if err != nil {
 		return nil, err
 	}

@@ -15,34 +15,10 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Catalog is what the operations on apps, versions, publishers and entitlements need.
-type Catalog struct {
-	DB                  *db.DB
-	Bundle              func() protocol.Bundle
-	RegisterManifest    *command.RegisterManifest
-	PublishAppVersion   *command.PublishAppVersion
-	DeprecateAppVersion *command.DeprecateAppVersion
-	RegisterPublisher   *command.RegisterPublisher
-	PutEntitlement      *command.PutEntitlement
-}
-
-// NewCatalog makes the catalogue's commands. bundle gives the newest trust bundle.
-func NewCatalog(d *db.DB, bundle func() protocol.Bundle) Catalog {
-	return Catalog{
-		DB:                  d,
-		Bundle:              bundle,
-		RegisterManifest:    &command.RegisterManifest{DB: d, Bundle: bundle},
-		PublishAppVersion:   &command.PublishAppVersion{DB: d},
-		DeprecateAppVersion: &command.DeprecateAppVersion{DB: d},
-		RegisterPublisher:   &command.RegisterPublisher{DB: d, Bundle: bundle},
-		PutEntitlement:      &command.PutEntitlement{DB: d},
-	}
-}
-
 // ListApps lists the catalogue, or what one project may launch.
 func (s *Server) ListApps(ctx context.Context, r ListAppsRequestObject) (ListAppsResponseObject, error) {
 	p, limit := principalOf(ctx), limitOf(r.Params.Limit)
-	apps, err := db.ReadTx(ctx, s.Catalog.DB, func(tx db.Tx) ([]catalog.App, error) {
+	apps, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]catalog.App, error) {
 		f := catalog.AppFilter{OrgID: p.OrgID, All: p.PlatformAdmin, After: r.Params.Cursor, Limit: limit + 1}
 		if r.Params.ProjectID == "" {
 			if err := iam.Authorize(p, iam.CatalogRead, "", ""); err != nil {
@@ -82,7 +58,7 @@ func (s *Server) ListAppVersions(ctx context.Context,
 	if err := iam.Authorize(p, iam.CatalogRead, "", ""); err != nil {
 		return nil, err
 	}
-	list, err := db.ReadTx(ctx, s.Catalog.DB, func(tx db.Tx) (AppVersionList, error) {
+	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (AppVersionList, error) {
 		app, err := catalog.GetApp(ctx, tx, r.AppSlug)
 		if err != nil {
 			return AppVersionList{}, err
@@ -124,7 +100,7 @@ func (s *Server) RegisterManifest(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	v, err := s.Catalog.RegisterManifest.Do(ctx, metaFrom(ctx), env)
+	v, err := s.Commands.RegisterManifest(ctx, metaFrom(ctx), env)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +115,7 @@ func (s *Server) RegisterManifest(ctx context.Context,
 func (s *Server) PublishAppVersion(ctx context.Context,
 	r PublishAppVersionRequestObject,
 ) (PublishAppVersionResponseObject, error) {
-	v, err := s.Catalog.PublishAppVersion.Do(ctx, metaFrom(ctx), r.AppSlug, r.Version)
+	v, err := s.Commands.PublishAppVersion(ctx, metaFrom(ctx), r.AppSlug, r.Version)
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +130,7 @@ func (s *Server) PublishAppVersion(ctx context.Context,
 func (s *Server) DeprecateAppVersion(ctx context.Context,
 	r DeprecateAppVersionRequestObject,
 ) (DeprecateAppVersionResponseObject, error) {
-	v, err := s.Catalog.DeprecateAppVersion.Do(ctx, metaFrom(ctx), r.AppSlug, r.Version)
+	v, err := s.Commands.DeprecateAppVersion(ctx, metaFrom(ctx), r.AppSlug, r.Version)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +149,7 @@ func (s *Server) ListPublishers(ctx context.Context,
 		return nil, err
 	}
 	limit := limitOf(r.Params.Limit)
-	publishers, err := db.ReadTx(ctx, s.Catalog.DB, func(tx db.Tx) ([]catalog.Publisher, error) {
+	publishers, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]catalog.Publisher, error) {
 		return catalog.Publishers(ctx, tx, r.Params.Cursor, limit+1)
 	})
 	if err != nil {
@@ -198,7 +174,7 @@ func (s *Server) RegisterPublisher(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.Catalog.RegisterPublisher.Do(ctx, metaFrom(ctx), env)
+	p, err := s.Commands.RegisterPublisher(ctx, metaFrom(ctx), env)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +184,7 @@ func (s *Server) RegisterPublisher(ctx context.Context,
 func (s *Server) publisherView(ctx context.Context, p catalog.Publisher) Publisher {
 	status := PublisherStatusActive
 	switch {
-	case s.Catalog.Bundle().Revoked(p.KeyID):
+	case s.Commands.Bundle().Revoked(p.KeyID):
 		status = PublisherStatusRevoked
 	case p.Expired(metaFrom(ctx).Now):
 		status = PublisherStatusExpired
@@ -224,7 +200,7 @@ func (s *Server) ListEntitlements(ctx context.Context,
 	r ListEntitlementsRequestObject,
 ) (ListEntitlementsResponseObject, error) {
 	limit := limitOf(r.Params.Limit)
-	entitlements, err := db.ReadTx(ctx, s.Catalog.DB, func(tx db.Tx) ([]catalog.Entitlement, error) {
+	entitlements, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]catalog.Entitlement, error) {
 		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.EntitlementRead, r.ProjectID)
 		if err != nil {
 			return nil, err
@@ -249,7 +225,7 @@ func (s *Server) ListEntitlements(ctx context.Context,
 func (s *Server) GetEntitlement(ctx context.Context,
 	r GetEntitlementRequestObject,
 ) (GetEntitlementResponseObject, error) {
-	e, err := db.ReadTx(ctx, s.Catalog.DB, func(tx db.Tx) (catalog.Entitlement, error) {
+	e, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (catalog.Entitlement, error) {
 		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.EntitlementRead, r.ProjectID)
 		if err != nil {
 			return catalog.Entitlement{}, err
@@ -267,7 +243,7 @@ func (s *Server) PutEntitlement(ctx context.Context,
 	r PutEntitlementRequestObject,
 ) (PutEntitlementResponseObject, error) {
 	o := r.Body.PolicyOverrides
-	e, err := s.Catalog.PutEntitlement.Do(ctx, metaFrom(ctx), command.PutEntitlementInput{
+	e, err := s.Commands.PutEntitlement(ctx, metaFrom(ctx), command.PutEntitlementInput{
 		ProjectID: r.ProjectID, AppSlug: r.AppSlug, Enabled: r.Body.Enabled,
 		Policy: catalog.Policy{
 			AllowedOperatingModes: texts(o.AllowedOperatingModes), AllowedControlPlaneScopes: texts(o.AllowedControlPlaneScopes),
@@ -308,7 +284,7 @@ func named[T ~string](in []string) []T {
 }
 
 func (s *Server) version(ctx context.Context, v catalog.Version) (AppVersion, error) {
-	return db.ReadTx(ctx, s.Catalog.DB, func(tx db.Tx) (AppVersion, error) { return versionView(ctx, tx, v) })
+	return db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (AppVersion, error) { return versionView(ctx, tx, v) })
 }
 
 func versionView(ctx context.Context, tx db.Tx, v catalog.Version) (AppVersion, error) {

@@ -10,29 +10,9 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
-	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
-
-// Fleet is what the operations on nodes need.
-type Fleet struct {
-	DB              *db.DB
-	Keys            *trust.Keys
-	CreateJoinToken *command.CreateJoinToken
-	EnrolNode       *command.EnrolNode
-	RenewNode       *command.RenewNode
-	DrainNode       *command.DrainNode
-	ReleaseNode     *command.ReleaseNode
-	UndrainNode     *command.UndrainNode
-	BanNode         *command.BanNode
-	RemoveNode      *command.RemoveNode
-	// Generation returns the newest generation made for a node; 0 for none.
-	Generation func(ctx context.Context, tx db.Tx, nodeID string) (uint64, error)
-	// SessionAddr is host:port of the QUIC listener and RegistryHost that of the registry, as nodes reach them.
-	SessionAddr  string
-	RegistryHost string
-}
 
 // ListNodes lists the nodes of the mesh.
 func (s *Server) ListNodes(ctx context.Context, r ListNodesRequestObject) (ListNodesResponseObject, error) {
@@ -44,7 +24,7 @@ func (s *Server) ListNodes(ctx context.Context, r ListNodesRequestObject) (ListN
 		return nil, err
 	}
 	now := metaFrom(ctx).Now
-	list, err := db.ReadTx(ctx, s.Fleet.DB, func(tx db.Tx) (NodeList, error) {
+	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (NodeList, error) {
 		out := NodeList{Items: []Node{}}
 		for limit := limitOf(r.Params.Limit); ; {
 			page, err := fleet.List(ctx, tx, after, maxPage)
@@ -94,7 +74,7 @@ func (s *Server) GetNode(ctx context.Context, r GetNodeRequestObject) (GetNodeRe
 
 // DrainNode stops new placements on a node.
 func (s *Server) DrainNode(ctx context.Context, r DrainNodeRequestObject) (DrainNodeResponseObject, error) {
-	if err := s.Fleet.DrainNode.Do(ctx, metaFrom(ctx), r.NodeID); err != nil {
+	if err := s.Commands.DrainNode(ctx, metaFrom(ctx), r.NodeID); err != nil {
 		return nil, err
 	}
 	node, err := s.node(ctx, r.NodeID)
@@ -106,7 +86,7 @@ func (s *Server) DrainNode(ctx context.Context, r DrainNodeRequestObject) (Drain
 
 // UndrainNode lets new things be placed on a node again.
 func (s *Server) UndrainNode(ctx context.Context, r UndrainNodeRequestObject) (UndrainNodeResponseObject, error) {
-	if err := s.Fleet.UndrainNode.Do(ctx, metaFrom(ctx), r.NodeID); err != nil {
+	if err := s.Commands.UndrainNode(ctx, metaFrom(ctx), r.NodeID); err != nil {
 		return nil, err
 	}
 	node, err := s.node(ctx, r.NodeID)
@@ -122,7 +102,7 @@ func (s *Server) RemoveNode(ctx context.Context, r RemoveNodeRequestObject) (Rem
 	if r.Body != nil {
 		in = command.RemoveNodeInput{Lost: r.Body.Lost, Reason: r.Body.Reason}
 	}
-	if err := s.Fleet.RemoveNode.Do(ctx, metaFrom(ctx), r.NodeID, in); err != nil {
+	if err := s.Commands.RemoveNode(ctx, metaFrom(ctx), r.NodeID, in); err != nil {
 		return nil, err
 	}
 	node, err := s.node(ctx, r.NodeID)
@@ -134,7 +114,7 @@ func (s *Server) RemoveNode(ctx context.Context, r RemoveNodeRequestObject) (Rem
 
 // ReleaseNode lets a quarantined node go on.
 func (s *Server) ReleaseNode(ctx context.Context, r ReleaseNodeRequestObject) (ReleaseNodeResponseObject, error) {
-	if err := s.Fleet.ReleaseNode.Do(ctx, metaFrom(ctx), r.NodeID); err != nil {
+	if err := s.Commands.ReleaseNode(ctx, metaFrom(ctx), r.NodeID); err != nil {
 		return nil, err
 	}
 	node, err := s.node(ctx, r.NodeID)
@@ -146,7 +126,7 @@ func (s *Server) ReleaseNode(ctx context.Context, r ReleaseNodeRequestObject) (R
 
 // BanNode shuts a node out for good.
 func (s *Server) BanNode(ctx context.Context, r BanNodeRequestObject) (BanNodeResponseObject, error) {
-	if err := s.Fleet.BanNode.Do(ctx, metaFrom(ctx), r.NodeID, r.Body.Reason); err != nil {
+	if err := s.Commands.BanNode(ctx, metaFrom(ctx), r.NodeID, r.Body.Reason); err != nil {
 		return nil, err
 	}
 	node, err := s.node(ctx, r.NodeID)
@@ -158,7 +138,7 @@ func (s *Server) BanNode(ctx context.Context, r BanNodeRequestObject) (BanNodeRe
 
 func (s *Server) node(ctx context.Context, nodeID string) (Node, error) {
 	now := metaFrom(ctx).Now
-	return db.ReadTx(ctx, s.Fleet.DB, func(tx db.Tx) (Node, error) {
+	return db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (Node, error) {
 		n, err := fleet.Get(ctx, tx, nodeID)
 		if err != nil {
 			return Node{}, err
@@ -171,7 +151,7 @@ func (s *Server) node(ctx context.Context, nodeID string) (Node, error) {
 }
 
 func (s *Server) nodeView(ctx context.Context, tx db.Tx, n fleet.Node, now time.Time) (Node, error) {
-	generation, err := s.Fleet.Generation(ctx, tx, n.ID)
+	generation, err := s.Queries.Generation(ctx, tx, n.ID)
 	if err != nil {
 		return Node{}, err
 	}
@@ -226,7 +206,7 @@ func (s *Server) ListJoinTokens(ctx context.Context,
 		return nil, err
 	}
 	limit, now := limitOf(r.Params.Limit), metaFrom(ctx).Now
-	tokens, err := db.ReadTx(ctx, s.Fleet.DB, func(tx db.Tx) ([]fleet.JoinToken, error) {
+	tokens, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]fleet.JoinToken, error) {
 		return fleet.ListTokens(ctx, tx, after, limit+1)
 	})
 	if err != nil {
@@ -248,7 +228,7 @@ func (s *Server) CreateJoinToken(ctx context.Context,
 	r CreateJoinTokenRequestObject,
 ) (CreateJoinTokenResponseObject, error) {
 	m := metaFrom(ctx)
-	created, err := s.Fleet.CreateJoinToken.Do(ctx, m, command.CreateJoinTokenInput{
+	created, err := s.Commands.CreateJoinToken(ctx, m, command.CreateJoinTokenInput{
 		Description: r.Body.Description, TTL: time.Duration(r.Body.ExpiresInSeconds) * time.Second,
 	})
 	if err != nil {
@@ -261,7 +241,7 @@ func (s *Server) CreateJoinToken(ctx context.Context,
 
 func (s *Server) joinTokenView(t fleet.JoinToken, now time.Time) JoinToken {
 	return JoinToken{
-		ID: t.ID, RootFingerprint: s.Fleet.Keys.RootFingerprint(), Description: t.Description,
+		ID: t.ID, RootFingerprint: s.Keys.RootFingerprint(), Description: t.Description,
 		Status: JoinTokenStatus(t.Status(now)),
 		NodeID: t.NodeID, ExpiresAt: t.ExpiresAt, CreatedAt: t.CreatedAt,
 	}
@@ -269,12 +249,12 @@ func (s *Server) joinTokenView(t fleet.JoinToken, now time.Time) JoinToken {
 
 // GetTrustBundle gives the newest trust bundle to whoever asks: it proves itself by its signature.
 func (s *Server) GetTrustBundle(context.Context, GetTrustBundleRequestObject) (GetTrustBundleResponseObject, error) {
-	return GetTrustBundle200JSONResponse(envelopeView(s.Fleet.Keys.Bundle().Envelope())), nil
+	return GetTrustBundle200JSONResponse(envelopeView(s.Keys.Bundle().Envelope())), nil
 }
 
 // EnrollNode lets a node in with a join token.
 func (s *Server) EnrollNode(ctx context.Context, r EnrollNodeRequestObject) (EnrollNodeResponseObject, error) {
-	credentials, err := s.Fleet.EnrolNode.Do(ctx, metaFrom(ctx), command.EnrolNodeInput{
+	credentials, err := s.Commands.EnrolNode(ctx, metaFrom(ctx), command.EnrolNodeInput{
 		JoinToken: r.Body.JoinToken,
 		CSRPEM:    r.Body.CsrPem, Hostname: r.Body.Hostname,
 	})
@@ -291,7 +271,7 @@ func (s *Server) RenewNode(ctx context.Context, r RenewNodeRequestObject) (Renew
 		return nil, fault.New(fault.Malformed, "signature_encoding", "The signature is not standard base64.",
 			err).WithField("/signature", "not standard base64")
 	}
-	credentials, err := s.Fleet.RenewNode.Do(ctx, metaFrom(ctx), command.RenewNodeInput{
+	credentials, err := s.Commands.RenewNode(ctx, metaFrom(ctx), command.RenewNodeInput{
 		NodeID: r.Body.NodeID, CSRPEM: r.Body.CsrPem, IssuedAt: r.Body.IssuedAt, Signature: signature,
 	})
 	if err != nil {
@@ -304,7 +284,7 @@ func (s *Server) credentialsView(c command.NodeCredentials) NodeCredentials {
 	return NodeCredentials{
 		NodeID: c.NodeID, CertificatePem: c.Certificate.CertificatePEM, Chain: []string{c.Certificate.ChainPEM},
 		HubID:       c.HubID,
-		TrustBundle: envelopeView(c.Bundle), SessionAddr: s.Fleet.SessionAddr, RegistryHost: s.Fleet.RegistryHost,
+		TrustBundle: envelopeView(c.Bundle), SessionAddr: s.SessionAddr, RegistryHost: s.RegistryHost,
 	}
 }
 

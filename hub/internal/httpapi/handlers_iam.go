@@ -9,68 +9,12 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// IAM is what the operations of package iam need.
-type IAM struct {
-	DB                   *db.DB
-	CreateOrg            *command.CreateOrg
-	CreateProject        *command.CreateProject
-	CreateUser           *command.CreateUser
-	CreateUserToken      *command.CreateUserToken
-	CreateServiceAccount *command.CreateServiceAccount
-
-	DisableServiceAccount   *command.DisableServiceAccount
-	RotateServiceAccountKey *command.RotateServiceAccountKey
-	DeleteServiceAccount    *command.DeleteServiceAccount
-
-	MintToken *command.MintToken
-
-	DisableUser      *command.DisableUser
-	EnableUser       *command.EnableUser
-	PutUserRoles     *command.PutUserRoles
-	RemoveOrgUser    *command.RemoveOrgUser
-	RevokeUserToken  *command.RevokeUserToken
-	RevokeUserTokens *command.RevokeUserTokens
-	PutProjectRoles  *command.PutProjectRoles
-	PutOrgQuota      *command.PutOrgQuota
-	ReleaseAppSlug   *command.ReleaseAppSlug
-	TransferAppSlug  *command.TransferAppSlug
-}
-
-// NewIAM makes IAM's commands.
-func NewIAM(d *db.DB, sealer command.Sealer) IAM {
-	return IAM{
-		DB:                   d,
-		CreateOrg:            &command.CreateOrg{DB: d},
-		CreateProject:        &command.CreateProject{DB: d},
-		CreateUser:           &command.CreateUser{DB: d},
-		CreateUserToken:      &command.CreateUserToken{DB: d, Sealer: sealer},
-		CreateServiceAccount: &command.CreateServiceAccount{DB: d, Sealer: sealer},
-
-		DisableServiceAccount:   &command.DisableServiceAccount{DB: d},
-		RotateServiceAccountKey: &command.RotateServiceAccountKey{DB: d, Sealer: sealer},
-		DeleteServiceAccount:    &command.DeleteServiceAccount{DB: d},
-
-		MintToken: &command.MintToken{DB: d, Sealer: sealer},
-
-		DisableUser:      &command.DisableUser{DB: d},
-		EnableUser:       &command.EnableUser{DB: d},
-		PutUserRoles:     &command.PutUserRoles{DB: d},
-		RemoveOrgUser:    &command.RemoveOrgUser{DB: d},
-		RevokeUserToken:  &command.RevokeUserToken{DB: d},
-		RevokeUserTokens: &command.RevokeUserTokens{DB: d},
-		PutProjectRoles:  &command.PutProjectRoles{DB: d},
-		PutOrgQuota:      &command.PutOrgQuota{DB: d},
-		ReleaseAppSlug:   &command.ReleaseAppSlug{DB: d},
-		TransferAppSlug:  &command.TransferAppSlug{DB: d},
-	}
-}
-
 // MintServiceAccountToken exchanges a service account's key for a short-lived token.
 func (s *Server) MintServiceAccountToken(ctx context.Context,
 	r MintServiceAccountTokenRequestObject,
 ) (MintServiceAccountTokenResponseObject, error) {
 	m := metaFrom(ctx)
-	token, err := s.IAM.MintToken.Do(ctx, m, iam.Proof{
+	token, err := s.Commands.MintToken(ctx, m, iam.Proof{
 		ServiceAccountID: r.Body.ServiceAccountID, KeyID: r.Body.KeyID, PrivateKeyPEM: r.Body.PrivateKeyPem,
 		Assertion: r.Body.Assertion,
 	})
@@ -98,7 +42,7 @@ func (s *Server) ListOrgs(ctx context.Context, r ListOrgsRequestObject) (ListOrg
 	if err := iam.Authorize(p, iam.OrgRead, "", ""); err != nil {
 		return nil, err
 	}
-	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit,
+	items, next, err := list(ctx, s.Queries.DB, r.Params.Cursor, r.Params.Limit,
 		func(tx db.Tx, page iam.Page) ([]iam.Org, error) {
 			return iam.ListOrgs(ctx, tx, p, page)
 		}, orgView, func(v Org) string { return v.ID })
@@ -110,7 +54,7 @@ func (s *Server) ListOrgs(ctx context.Context, r ListOrgsRequestObject) (ListOrg
 
 // CreateOrg makes an org.
 func (s *Server) CreateOrg(ctx context.Context, r CreateOrgRequestObject) (CreateOrgResponseObject, error) {
-	org, err := s.IAM.CreateOrg.Do(ctx, metaFrom(ctx), command.CreateOrgInput{
+	org, err := s.Commands.CreateOrg(ctx, metaFrom(ctx), command.CreateOrgInput{
 		Slug:        r.Body.Slug,
 		DisplayName: r.Body.DisplayName,
 	})
@@ -126,7 +70,7 @@ func (s *Server) ListProjects(ctx context.Context, r ListProjectsRequestObject) 
 	if err := iam.Authorize(p, iam.ProjectRead, "", ""); err != nil {
 		return nil, err
 	}
-	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit,
+	items, next, err := list(ctx, s.Queries.DB, r.Params.Cursor, r.Params.Limit,
 		func(tx db.Tx, page iam.Page) ([]iam.Project, error) {
 			return iam.ListProjects(ctx, tx, p, r.Params.OrgID, page)
 		}, projectView, func(v Project) string { return v.ID })
@@ -138,7 +82,7 @@ func (s *Server) ListProjects(ctx context.Context, r ListProjectsRequestObject) 
 
 // CreateProject makes a project.
 func (s *Server) CreateProject(ctx context.Context, r CreateProjectRequestObject) (CreateProjectResponseObject, error) {
-	project, err := s.IAM.CreateProject.Do(ctx, metaFrom(ctx), command.CreateProjectInput{
+	project, err := s.Commands.CreateProject(ctx, metaFrom(ctx), command.CreateProjectInput{
 		OrgID: r.Body.OrgID,
 		Slug:  r.Body.Slug, DisplayName: r.Body.DisplayName,
 	})
@@ -150,7 +94,7 @@ func (s *Server) CreateProject(ctx context.Context, r CreateProjectRequestObject
 
 // GetProject gives one project.
 func (s *Server) GetProject(ctx context.Context, r GetProjectRequestObject) (GetProjectResponseObject, error) {
-	project, err := db.ReadTx(ctx, s.IAM.DB, func(tx db.Tx) (iam.Project, error) {
+	project, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (iam.Project, error) {
 		return iam.InProject(ctx, tx, principalOf(ctx), iam.ProjectRead, r.ProjectID)
 	})
 	if err != nil {
@@ -164,7 +108,7 @@ func (s *Server) ListUsers(ctx context.Context, r ListUsersRequestObject) (ListU
 	if err := iam.Authorize(principalOf(ctx), iam.UserWrite, "", ""); err != nil {
 		return nil, err
 	}
-	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit,
+	items, next, err := list(ctx, s.Queries.DB, r.Params.Cursor, r.Params.Limit,
 		func(tx db.Tx, page iam.Page) ([]iam.User, error) {
 			return iam.ListUsers(ctx, tx, r.Params.OrgID, page)
 		}, userView, func(v User) string { return v.ID })
@@ -180,7 +124,7 @@ func (s *Server) CreateUser(ctx context.Context, r CreateUserRequestObject) (Cre
 		OrgID: r.Body.OrgID, Email: r.Body.Email, DisplayName: r.Body.DisplayName, PlatformAdmin: r.Body.PlatformAdmin,
 		Roles: rolesOf(r.Body.Roles),
 	}
-	user, err := s.IAM.CreateUser.Do(ctx, metaFrom(ctx), in)
+	user, err := s.Commands.CreateUser(ctx, metaFrom(ctx), in)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +135,7 @@ func (s *Server) CreateUser(ctx context.Context, r CreateUserRequestObject) (Cre
 func (s *Server) CreateUserToken(ctx context.Context,
 	r CreateUserTokenRequestObject,
 ) (CreateUserTokenResponseObject, error) {
-	made, err := s.IAM.CreateUserToken.Do(ctx, metaFrom(ctx), command.CreateUserTokenInput{
+	made, err := s.Commands.CreateUserToken(ctx, metaFrom(ctx), command.CreateUserTokenInput{
 		UserID: r.UserID, Description: r.Body.Description, Lifetime: time.Duration(r.Body.ExpiresInSeconds) * time.Second,
 	})
 	if err != nil {
@@ -207,7 +151,7 @@ func (s *Server) CreateUserToken(ctx context.Context,
 func (s *Server) ListServiceAccounts(ctx context.Context,
 	r ListServiceAccountsRequestObject,
 ) (ListServiceAccountsResponseObject, error) {
-	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit,
+	items, next, err := list(ctx, s.Queries.DB, r.Params.Cursor, r.Params.Limit,
 		func(tx db.Tx, page iam.Page) ([]iam.ServiceAccount, error) {
 			project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.ServiceAccountRead, r.ProjectID)
 			if err != nil {
@@ -225,7 +169,7 @@ func (s *Server) ListServiceAccounts(ctx context.Context,
 func (s *Server) CreateServiceAccount(ctx context.Context,
 	r CreateServiceAccountRequestObject,
 ) (CreateServiceAccountResponseObject, error) {
-	made, err := s.IAM.CreateServiceAccount.Do(ctx, metaFrom(ctx), command.CreateServiceAccountInput{
+	made, err := s.Commands.CreateServiceAccount(ctx, metaFrom(ctx), command.CreateServiceAccountInput{
 		ProjectID: r.ProjectID, Name: r.Body.Name, Slug: r.Body.Slug, Description: r.Body.Description,
 		Role: iam.Role(r.Body.Role),
 	})
@@ -239,7 +183,7 @@ func (s *Server) CreateServiceAccount(ctx context.Context,
 func (s *Server) DisableServiceAccount(ctx context.Context,
 	r DisableServiceAccountRequestObject,
 ) (DisableServiceAccountResponseObject, error) {
-	sa, err := s.IAM.DisableServiceAccount.Do(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID)
+	sa, err := s.Commands.DisableServiceAccount(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID)
 	if err != nil {
 		return nil, err
 	}
@@ -250,7 +194,7 @@ func (s *Server) DisableServiceAccount(ctx context.Context,
 func (s *Server) RotateServiceAccountKey(ctx context.Context,
 	r RotateServiceAccountKeyRequestObject,
 ) (RotateServiceAccountKeyResponseObject, error) {
-	made, err := s.IAM.RotateServiceAccountKey.Do(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID)
+	made, err := s.Commands.RotateServiceAccountKey(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID)
 	if err != nil {
 		return nil, err
 	}
@@ -261,7 +205,7 @@ func (s *Server) RotateServiceAccountKey(ctx context.Context,
 func (s *Server) DeleteServiceAccount(ctx context.Context,
 	r DeleteServiceAccountRequestObject,
 ) (DeleteServiceAccountResponseObject, error) {
-	if err := s.IAM.DeleteServiceAccount.Do(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID); err != nil {
+	if err := s.Commands.DeleteServiceAccount(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID); err != nil {
 		return nil, err
 	}
 	return DeleteServiceAccount204Response{}, nil

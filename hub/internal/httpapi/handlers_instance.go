@@ -2,11 +2,8 @@ package httpapi
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
-	"io"
-	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -21,62 +18,6 @@ import (
 // defaultTailLines is how much of a log is shown when nothing is said.
 const defaultTailLines = 200
 
-// LogSource fetches what a member writes, from the node that runs it.
-type LogSource interface {
-	// orgID is whose share of the node's streams it takes.
-	Logs(ctx context.Context, nodeID, orgID string, r *protocol.LogsRequest) (io.ReadCloser, error)
-}
-
-// Instances is what the operations on app instances need.
-type Instances struct {
-	DB                   *db.DB
-	CreateInstance       *command.CreateInstance
-	DecommissionInstance *command.DecommissionInstance
-	UpgradeInstance      *command.UpgradeInstance
-	RollbackInstance     *command.RollbackInstance
-	StopInstance         *command.StopInstance
-	StartInstance        *command.StartInstance
-	ChangeInstance       *command.ChangeInstance
-	Logs                 LogSource
-	// logCheckEvery, watchLook and watchTime are as the constants of these names where they are zero.
-	logCheckEvery, watchLook, watchTime time.Duration
-	// Wakes are for those who watch an instance; watchKey signs what they have seen.
-	Wakes    *event.Wakes
-	watchKey [sha256.Size]byte
-}
-
-// NewInstances wires the operations. leaseDuration is the longest lease that a member gets at a start; bundle is the
-// newest trust bundle; poke wakes the dispatcher of a node.
-func NewInstances(d *db.DB, leaseDuration time.Duration, bundle func() protocol.Bundle, poke func(nodeID string),
-	logs LogSource, wakes *event.Wakes,
-) Instances {
-	turns := &command.Turns{}
-	revoked := func(keyID string) bool { return bundle().Revoked(keyID) }
-	minVersion := func(appSlug string) string { return bundle().MinVersion(appSlug) }
-	return Instances{
-		DB: d, Logs: logs, Wakes: wakes, watchKey: newWatchKey(),
-		CreateInstance: &command.CreateInstance{
-			DB: d, LeaseDuration: leaseDuration, Revoked: revoked,
-			MinVersion: minVersion, Poke: poke, Turns: turns,
-		},
-		DecommissionInstance: &command.DecommissionInstance{DB: d, Poke: poke, Turns: turns},
-		UpgradeInstance: &command.UpgradeInstance{
-			DB: d, Revoked: revoked, MinVersion: minVersion, Poke: poke,
-			Turns: turns,
-		},
-		RollbackInstance: &command.RollbackInstance{
-			DB: d, Revoked: revoked, MinVersion: minVersion, Poke: poke,
-			Turns: turns,
-		},
-		StopInstance: &command.StopInstance{DB: d, Poke: poke, Turns: turns},
-		StartInstance: &command.StartInstance{
-			DB: d, LeaseDuration: leaseDuration, Revoked: revoked,
-			MinVersion: minVersion, Poke: poke, Turns: turns,
-		},
-		ChangeInstance: &command.ChangeInstance{DB: d},
-	}
-}
-
 // ListAppInstances lists a project's instances, the newest first.
 func (s *Server) ListAppInstances(ctx context.Context,
 	r ListAppInstancesRequestObject,
@@ -86,7 +27,7 @@ func (s *Server) ListAppInstances(ctx context.Context,
 		return nil, err
 	}
 	limit := limitOf(r.Params.Limit)
-	list, err := db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) ([]instance.Instance, error) {
+	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]instance.Instance, error) {
 		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.InstanceRead, r.ProjectID)
 		if err != nil {
 			return nil, err
@@ -124,7 +65,7 @@ func (s *Server) GetAppInstance(ctx context.Context,
 
 // viewOf gives an instance as its readers see it. What it cost may be of a moment later than the rest.
 func (s *Server) viewOf(ctx context.Context, projectID, id string) (AppInstance, error) {
-	return db.Look(ctx, s.Instances.DB, func(tx db.Tx) (AppInstance, error) {
+	return db.Look(ctx, s.Queries.DB, func(tx db.Tx) (AppInstance, error) {
 		i, err := instance.Get(ctx, tx, projectID, id)
 		if fault.Is(err, fault.NotFound) {
 			// Whoever may not look into the project is told that, and not what is in it.
@@ -166,7 +107,7 @@ func costView(ctx context.Context, tx db.Tx, i instance.Instance) (InstanceCost,
 func (s *Server) CreateAppInstance(ctx context.Context,
 	r CreateAppInstanceRequestObject,
 ) (CreateAppInstanceResponseObject, error) {
-	i, err := s.Instances.CreateInstance.Do(ctx, metaFrom(ctx), command.CreateInstanceInput{
+	i, err := s.Commands.CreateInstance(ctx, metaFrom(ctx), command.CreateInstanceInput{
 		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, Version: r.Body.Version, DisplayName: r.Body.DisplayName,
 		OperatingMode: string(r.Body.OperatingMode), ControlPlaneScope: string(r.Body.ControlPlaneScope),
 		AllocationIDs: r.Body.PlacementIntent.AllocationIds, Parameters: r.Body.Parameters, Config: r.Body.Config,
@@ -182,11 +123,11 @@ func (s *Server) CreateAppInstance(ctx context.Context,
 func (s *Server) DecommissionAppInstance(ctx context.Context,
 	r DecommissionAppInstanceRequestObject,
 ) (DecommissionAppInstanceResponseObject, error) {
-	i, err := s.Instances.DecommissionInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
+	i, err := s.Commands.DecommissionInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
 	if err != nil {
 		return nil, err
 	}
-	s.Instances.Wakes.Changed(i.ID)
+	s.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return DecommissionAppInstance202JSONResponse(view), err
 }
@@ -195,11 +136,11 @@ func (s *Server) DecommissionAppInstance(ctx context.Context,
 func (s *Server) UpgradeAppInstance(ctx context.Context,
 	r UpgradeAppInstanceRequestObject,
 ) (UpgradeAppInstanceResponseObject, error) {
-	i, err := s.Instances.UpgradeInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, r.Body.TargetVersion)
+	i, err := s.Commands.UpgradeInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, r.Body.TargetVersion)
 	if err != nil {
 		return nil, err
 	}
-	s.Instances.Wakes.Changed(i.ID)
+	s.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return UpgradeAppInstance202JSONResponse(view), err
 }
@@ -212,11 +153,11 @@ func (s *Server) RollbackAppInstance(ctx context.Context,
 	if r.Body != nil {
 		target = r.Body.TargetVersion
 	}
-	i, err := s.Instances.RollbackInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, target)
+	i, err := s.Commands.RollbackInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, target)
 	if err != nil {
 		return nil, err
 	}
-	s.Instances.Wakes.Changed(i.ID)
+	s.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return RollbackAppInstance202JSONResponse(view), err
 }
@@ -225,11 +166,11 @@ func (s *Server) RollbackAppInstance(ctx context.Context,
 func (s *Server) StopAppInstance(ctx context.Context,
 	r StopAppInstanceRequestObject,
 ) (StopAppInstanceResponseObject, error) {
-	i, err := s.Instances.StopInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
+	i, err := s.Commands.StopInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
 	if err != nil {
 		return nil, err
 	}
-	s.Instances.Wakes.Changed(i.ID)
+	s.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return StopAppInstance202JSONResponse(view), err
 }
@@ -238,11 +179,11 @@ func (s *Server) StopAppInstance(ctx context.Context,
 func (s *Server) StartAppInstance(ctx context.Context,
 	r StartAppInstanceRequestObject,
 ) (StartAppInstanceResponseObject, error) {
-	i, err := s.Instances.StartInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
+	i, err := s.Commands.StartInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
 	if err != nil {
 		return nil, err
 	}
-	s.Instances.Wakes.Changed(i.ID)
+	s.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return StartAppInstance202JSONResponse(view), err
 }
@@ -255,11 +196,11 @@ func (s *Server) ChangeAppInstance(ctx context.Context,
 	if r.Body.DisplayName != "" {
 		in.DisplayName = &r.Body.DisplayName
 	}
-	i, err := s.Instances.ChangeInstance.Do(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, in)
+	i, err := s.Commands.ChangeInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, in)
 	if err != nil {
 		return nil, err
 	}
-	s.Instances.Wakes.Changed(i.ID)
+	s.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return ChangeAppInstance200JSONResponse(view), err
 }
@@ -269,7 +210,7 @@ func (s *Server) ListAppInstanceEvents(ctx context.Context,
 	r ListAppInstanceEventsRequestObject,
 ) (ListAppInstanceEventsResponseObject, error) {
 	limit := min(limitOf(r.Params.Limit), event.MaxPage-1)
-	list, err := db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) ([]event.Event, error) {
+	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]event.Event, error) {
 		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.InstanceRead, r.ProjectID)
 		if err != nil {
 			return nil, err
@@ -317,14 +258,14 @@ func (s *Server) GetAppInstanceLogs(ctx context.Context,
 	if tail == 0 {
 		tail = defaultTailLines
 	}
-	source, err := s.Instances.Logs.Logs(ctx, member.NodeID, i.OrgID, &protocol.LogsRequest{
+	source, err := s.Logs.Logs(ctx, member.NodeID, i.OrgID, &protocol.LogsRequest{
 		MemberId: member.ID, Service: r.Params.Service, TailLines: uint32(tail), Follow: r.Params.Follow,
 	})
 	if err != nil {
 		return nil, err
 	}
 	again := callOf(ctx).again
-	return logStream{source: source, checkEvery: s.Instances.logCheckEvery, may: func() error {
+	return logStream{source: source, checkEvery: s.logCheckEvery, may: func() error {
 		ctx, cancel := context.WithTimeout(ctx, logCheckTimeout)
 		defer cancel()
 		return s.mayReadLogs(ctx, again, r.ProjectID)
@@ -340,7 +281,7 @@ func (s *Server) mayReadLogs(ctx context.Context, again func(context.Context) (i
 	if err != nil {
 		return err
 	}
-	_, err = db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) (iam.Project, error) {
+	_, err = db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (iam.Project, error) {
 		return iam.InProject(ctx, tx, p, iam.InstanceLogs, projectID)
 	})
 	return err
@@ -349,7 +290,7 @@ func (s *Server) mayReadLogs(ctx context.Context, again func(context.Context) (i
 func (s *Server) instance(ctx context.Context, permission iam.Permission, projectID,
 	id string,
 ) (instance.Instance, error) {
-	return db.ReadTx(ctx, s.Instances.DB, func(tx db.Tx) (instance.Instance, error) {
+	return db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (instance.Instance, error) {
 		project, err := iam.InProject(ctx, tx, principalOf(ctx), permission, projectID)
 		if err != nil {
 			return instance.Instance{}, err

@@ -24,7 +24,7 @@ func (s *Server) PutOrgQuota(ctx context.Context, r PutOrgQuotaRequestObject) (P
 	for _, l := range r.Body.Limits {
 		set[iam.Quota(l.Name)] = l.Limit
 	}
-	if _, err := s.IAM.PutOrgQuota.Do(ctx, metaFrom(ctx), r.OrgID, set); err != nil {
+	if _, err := s.Commands.PutOrgQuota(ctx, metaFrom(ctx), r.OrgID, set); err != nil {
 		return nil, err
 	}
 	quota, err := s.orgQuota(ctx, r.OrgID)
@@ -37,7 +37,7 @@ func (s *Server) PutOrgQuota(ctx context.Context, r PutOrgQuotaRequestObject) (P
 func (s *Server) orgQuota(ctx context.Context, orgID string) (OrgQuota, error) {
 	var limits, used iam.Limits
 	m := metaFrom(ctx)
-	org, err := db.ReadTx(ctx, s.IAM.DB, func(tx db.Tx) (iam.Org, error) {
+	org, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (iam.Org, error) {
 		org, err := iam.GetOrg(ctx, tx, orgID)
 		if err != nil {
 			return org, err
@@ -54,7 +54,7 @@ func (s *Server) orgQuota(ctx context.Context, orgID string) (OrgQuota, error) {
 	if err != nil {
 		return OrgQuota{}, err
 	}
-	if registry := s.Artifacts.Registry; registry != nil {
+	if registry := s.Registry; registry != nil {
 		used[iam.QuotaRegistryBytes] = registry.UsedBytes(org.Slug)
 	}
 	out := OrgQuota{OrgID: orgID, Items: []OrgQuotaItem{}}
@@ -71,7 +71,7 @@ func (s *Server) orgQuota(ctx context.Context, orgID string) (OrgQuota, error) {
 // ListAppSlugs lists the app slugs that belong to an org.
 func (s *Server) ListAppSlugs(ctx context.Context, r ListAppSlugsRequestObject) (ListAppSlugsResponseObject, error) {
 	limit := limitOf(r.Params.Limit)
-	slugs, err := db.ReadTx(ctx, s.IAM.DB, func(tx db.Tx) ([]catalog.Slug, error) {
+	slugs, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]catalog.Slug, error) {
 		org, err := iam.GetOrg(ctx, tx, r.OrgID)
 		if err != nil {
 			return nil, err
@@ -99,7 +99,7 @@ func (s *Server) ListAppSlugs(ctx context.Context, r ListAppSlugsRequestObject) 
 func (s *Server) ReleaseAppSlug(ctx context.Context,
 	r ReleaseAppSlugRequestObject,
 ) (ReleaseAppSlugResponseObject, error) {
-	if err := s.IAM.ReleaseAppSlug.Do(ctx, metaFrom(ctx), r.OrgID, r.AppSlug); err != nil {
+	if err := s.Commands.ReleaseAppSlug(ctx, metaFrom(ctx), r.OrgID, r.AppSlug); err != nil {
 		return nil, err
 	}
 	return ReleaseAppSlug204Response{}, nil
@@ -109,7 +109,7 @@ func (s *Server) ReleaseAppSlug(ctx context.Context,
 func (s *Server) TransferAppSlug(ctx context.Context,
 	r TransferAppSlugRequestObject,
 ) (TransferAppSlugResponseObject, error) {
-	slug, err := s.IAM.TransferAppSlug.Do(ctx, metaFrom(ctx), r.AppSlug, r.Body.OrgID)
+	slug, err := s.Commands.TransferAppSlug(ctx, metaFrom(ctx), r.AppSlug, r.Body.OrgID)
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ func (s *Server) GetRecovery(ctx context.Context, _ GetRecoveryRequestObject) (G
 	if err := iam.Authorize(principalOf(ctx), iam.NodeRead, "", ""); err != nil {
 		return nil, err
 	}
-	view, err := db.ReadTx(ctx, s.Fleet.DB, func(tx db.Tx) (Recovery, error) { return recoveryView(ctx, tx) })
+	view, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (Recovery, error) { return recoveryView(ctx, tx) })
 	return GetRecovery200JSONResponse(view), err
 }
 

@@ -9,7 +9,7 @@ import (
 
 // ListOrgUsers lists the users of an org.
 func (s *Server) ListOrgUsers(ctx context.Context, r ListOrgUsersRequestObject) (ListOrgUsersResponseObject, error) {
-	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit,
+	items, next, err := list(ctx, s.Queries.DB, r.Params.Cursor, r.Params.Limit,
 		func(tx db.Tx, page iam.Page) ([]iam.User, error) {
 			org, err := iam.GetOrg(ctx, tx, r.OrgID)
 			if err != nil {
@@ -28,7 +28,7 @@ func (s *Server) ListOrgUsers(ctx context.Context, r ListOrgUsersRequestObject) 
 
 // RemoveOrgUser removes a user from an org.
 func (s *Server) RemoveOrgUser(ctx context.Context, r RemoveOrgUserRequestObject) (RemoveOrgUserResponseObject, error) {
-	if err := s.IAM.RemoveOrgUser.Do(ctx, metaFrom(ctx), r.OrgID, r.UserID); err != nil {
+	if err := s.Commands.RemoveOrgUser(ctx, metaFrom(ctx), r.OrgID, r.UserID); err != nil {
 		return nil, err
 	}
 	return RemoveOrgUser204Response{}, nil
@@ -36,7 +36,7 @@ func (s *Server) RemoveOrgUser(ctx context.Context, r RemoveOrgUserRequestObject
 
 // GetUser gives one user.
 func (s *Server) GetUser(ctx context.Context, r GetUserRequestObject) (GetUserResponseObject, error) {
-	user, err := db.ReadTx(ctx, s.IAM.DB, func(tx db.Tx) (iam.User, error) {
+	user, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (iam.User, error) {
 		return iam.OfUserOrSelf(ctx, tx, principalOf(ctx), iam.UserRead, r.UserID)
 	})
 	if err != nil {
@@ -47,7 +47,7 @@ func (s *Server) GetUser(ctx context.Context, r GetUserRequestObject) (GetUserRe
 
 // PutUserRoles sets a user's roles in the whole org.
 func (s *Server) PutUserRoles(ctx context.Context, r PutUserRolesRequestObject) (PutUserRolesResponseObject, error) {
-	user, err := s.IAM.PutUserRoles.Do(ctx, metaFrom(ctx), r.UserID, rolesOf(r.Body.Roles), r.Body.PlatformAdmin)
+	user, err := s.Commands.PutUserRoles(ctx, metaFrom(ctx), r.UserID, rolesOf(r.Body.Roles), r.Body.PlatformAdmin)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func (s *Server) PutUserRoles(ctx context.Context, r PutUserRolesRequestObject) 
 
 // DisableUser refuses a user from the next request on.
 func (s *Server) DisableUser(ctx context.Context, r DisableUserRequestObject) (DisableUserResponseObject, error) {
-	user, err := s.IAM.DisableUser.Do(ctx, metaFrom(ctx), r.UserID)
+	user, err := s.Commands.DisableUser(ctx, metaFrom(ctx), r.UserID)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func (s *Server) DisableUser(ctx context.Context, r DisableUserRequestObject) (D
 
 // EnableUser lets a disabled user in again.
 func (s *Server) EnableUser(ctx context.Context, r EnableUserRequestObject) (EnableUserResponseObject, error) {
-	user, err := s.IAM.EnableUser.Do(ctx, metaFrom(ctx), r.UserID)
+	user, err := s.Commands.EnableUser(ctx, metaFrom(ctx), r.UserID)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (s *Server) ListUserTokens(ctx context.Context,
 	r ListUserTokensRequestObject,
 ) (ListUserTokensResponseObject, error) {
 	now := metaFrom(ctx).Now
-	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit,
+	items, next, err := list(ctx, s.Queries.DB, r.Params.Cursor, r.Params.Limit,
 		func(tx db.Tx, page iam.Page) ([]iam.UserToken, error) {
 			user, err := iam.OfUserOrSelf(ctx, tx, principalOf(ctx), iam.UserRead, r.UserID)
 			if err != nil {
@@ -95,7 +95,7 @@ func (s *Server) ListUserTokens(ctx context.Context,
 func (s *Server) RevokeUserTokens(ctx context.Context,
 	r RevokeUserTokensRequestObject,
 ) (RevokeUserTokensResponseObject, error) {
-	if err := s.IAM.RevokeUserTokens.Do(ctx, metaFrom(ctx), r.UserID); err != nil {
+	if err := s.Commands.RevokeUserTokens(ctx, metaFrom(ctx), r.UserID); err != nil {
 		return nil, err
 	}
 	return RevokeUserTokens204Response{}, nil
@@ -105,7 +105,7 @@ func (s *Server) RevokeUserTokens(ctx context.Context,
 func (s *Server) RevokeUserToken(ctx context.Context,
 	r RevokeUserTokenRequestObject,
 ) (RevokeUserTokenResponseObject, error) {
-	if err := s.IAM.RevokeUserToken.Do(ctx, metaFrom(ctx), r.UserID, r.TokenID); err != nil {
+	if err := s.Commands.RevokeUserToken(ctx, metaFrom(ctx), r.UserID, r.TokenID); err != nil {
 		return nil, err
 	}
 	return RevokeUserToken204Response{}, nil
@@ -115,7 +115,7 @@ func (s *Server) RevokeUserToken(ctx context.Context,
 func (s *Server) ListProjectRoles(ctx context.Context,
 	r ListProjectRolesRequestObject,
 ) (ListProjectRolesResponseObject, error) {
-	items, next, err := list(ctx, s.IAM.DB, r.Params.Cursor, r.Params.Limit,
+	items, next, err := list(ctx, s.Queries.DB, r.Params.Cursor, r.Params.Limit,
 		func(tx db.Tx, page iam.Page) ([]iam.ProjectRoles, error) {
 			project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.RoleRead, r.ProjectID)
 			if err != nil {
@@ -133,7 +133,7 @@ func (s *Server) ListProjectRoles(ctx context.Context,
 func (s *Server) PutProjectRoles(ctx context.Context,
 	r PutProjectRolesRequestObject,
 ) (PutProjectRolesResponseObject, error) {
-	roles, err := s.IAM.PutProjectRoles.Do(ctx, metaFrom(ctx), r.ProjectID, r.UserID, rolesOf(r.Body.Roles))
+	roles, err := s.Commands.PutProjectRoles(ctx, metaFrom(ctx), r.ProjectID, r.UserID, rolesOf(r.Body.Roles))
 	if err != nil {
 		return nil, err
 	}

@@ -16,8 +16,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 const (
@@ -85,6 +89,33 @@ func newDoor(t *testing.T, s StrictServerInterface, change ...func(*Config)) *do
 	require.NoError(t, err)
 	d.Handler = h
 	return d
+}
+
+// serverOn is a server whose commands and queries work on the database; keys may be nil.
+func serverOn(d *db.DB, sealer command.Sealer, keys *trust.Keys) *Server {
+	bundle := func() protocol.Bundle { return protocol.Bundle{} }
+	if keys != nil {
+		bundle = keys.Bundle
+	}
+	return &Server{
+		Commands: &command.Service{
+			DB:             d,
+			Sealer:         sealer,
+			Keys:           keys,
+			Bundle:         bundle,
+			LeaseDuration:  time.Hour,
+			CertificateTTL: time.Hour,
+			EnqueueNode:    func(string) {},
+			Disconnect:     func(string, string) {},
+			ShutOut:        func(string, string) {},
+			Log:            slog.New(slog.DiscardHandler),
+		},
+		Queries: &query.Service{
+			DB:         d,
+			Generation: func(context.Context, db.Tx, string) (uint64, error) { return 1, nil },
+		},
+		Keys: keys,
+	}
 }
 
 // ask is one request; zero fields mean a well-formed one.

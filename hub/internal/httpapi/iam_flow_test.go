@@ -61,10 +61,10 @@ func newHouse(t *testing.T) *house {
 	kek, err := secret.NewKEK([]byte("0123456789abcdef0123456789abcdef"))
 	require.NoError(t, err)
 	sealer := secret.NewSealer(kek)
-	made, err := (&command.Bootstrap{DB: h.d, Sealer: sealer}).Do(t.Context(), h.admin, h.now)
+	made, err := (&command.Service{DB: h.d, Sealer: sealer}).Bootstrap(t.Context(), h.admin, h.now)
 	require.NoError(t, err)
 	require.True(t, made)
-	h.Handler, err = NewHandler(&Server{IAM: NewIAM(h.d, sealer), Billing: NewBilling(h.d), Audit: Audit{DB: h.d}}, Config{
+	h.Handler, err = NewHandler(serverOn(h.d, sealer, nil), Config{
 		Authenticator: TokenAuthenticator{DB: h.d}, Auditor: &command.FailureAudit{DB: h.d},
 		Log: slog.New(slog.NewJSONHandler(h.log, nil)), Now: h.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})

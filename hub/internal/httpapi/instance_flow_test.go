@@ -74,17 +74,10 @@ func (s *theater) open(t *testing.T) {
 		}}, now)
 		return err
 	})
-	poke := func(string) {}
-	instances := NewInstances(s.d, time.Hour, func() protocol.Bundle { return protocol.Bundle{} }, poke, s, &s.wakes)
-	instances.logCheckEvery, instances.watchLook, instances.watchTime = s.logCheckEvery, s.watchEvery, s.watchEvery
-	s.Handler, err = NewHandler(&Server{
-		Capacity: Capacity{
-			DB: s.d, CreateAllocation: &command.CreateAllocation{DB: s.d},
-			ReleaseAllocation: &command.ReleaseAllocation{DB: s.d},
-		},
-		Instances: instances,
-		Fleet:     s.fleet(),
-	}, Config{
+	api := serverOn(s.d, nil, nil)
+	api.Logs, api.Wakes = s, &s.wakes
+	api.logCheckEvery, api.watchLook, api.watchTime = s.logCheckEvery, s.watchEvery, s.watchEvery
+	s.Handler, err = NewHandler(api, Config{
 		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.FailureAudit{DB: s.d},
 		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
@@ -243,7 +236,7 @@ func TestInstancesOverREST(t *testing.T) {
 // mayReadLogs asks for a bearer what an open stream asks.
 func (s *theater) mayReadLogs(t *testing.T, bearer, projectID string) error {
 	t.Helper()
-	api := &Server{Instances: Instances{DB: s.d}}
+	api := serverOn(s.d, nil, nil)
 	return api.mayReadLogs(t.Context(), func(ctx context.Context) (iam.Principal, error) {
 		return TokenAuthenticator{DB: s.d}.Authenticate(ctx, bearer, s.clock())
 	}, projectID)

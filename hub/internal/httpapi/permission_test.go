@@ -17,7 +17,6 @@ import (
 	hubapi "github.com/gpuaas/gpuaas/hub/api"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
-	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // powerless authenticates every caller as a user of the org whose roles have no permission.
@@ -40,24 +39,10 @@ func TestEveryOperationNeedsThePermissionOfTheContract(t *testing.T) {
 	user := `{"org_id":"` + orgID + `","email":"a@acme.example","display_name":"A"}`
 	userID := s.must(t, s.admin, "POST", "/admin/users", "user", user, 201).text("id")
 	s.open(t)
-	bundle, poke, kick := func() protocol.Bundle { return protocol.Bundle{} }, func(string) {}, func(string, string) {}
-	fleet := s.fleet()
-	fleet.CreateJoinToken, fleet.ReleaseNode = &command.CreateJoinToken{DB: s.d}, &command.ReleaseNode{DB: s.d, Kick: kick}
+	api := serverOn(s.d, nil, nil)
+	api.Logs, api.Wakes = s, &s.wakes
 	var err error
-	s.Handler, err = NewHandler(&Server{
-		IAM:       NewIAM(s.d, nil),
-		Catalog:   NewCatalog(s.d, bundle),
-		Artifacts: NewArtifacts(s.d, nil, bundle, nil),
-		Capacity: Capacity{
-			DB:                s.d,
-			CreateAllocation:  &command.CreateAllocation{DB: s.d},
-			ReleaseAllocation: &command.ReleaseAllocation{DB: s.d},
-		},
-		Instances: NewInstances(s.d, time.Hour, bundle, poke, s, &s.wakes),
-		Fleet:     fleet,
-		Billing:   NewBilling(s.d),
-		Audit:     Audit{DB: s.d},
-	}, Config{
+	s.Handler, err = NewHandler(api, Config{
 		Authenticator: powerless{orgID, projectID}, Auditor: &command.FailureAudit{DB: s.d},
 		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})

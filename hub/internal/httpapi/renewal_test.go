@@ -72,14 +72,7 @@ func TestARenewalSucceedsFromAnAddressWhoseBudgetIsUsedUp(t *testing.T) {
 	require.NoError(t, err)
 	keys := &fleet.PublicKeys{DB: y.d}
 	lookups := 0
-	y.Handler, err = NewHandler(&Server{Fleet: Fleet{
-		DB: y.d, Keys: y.keys, RenewNode: &command.RenewNode{DB: y.d, Keys: y.keys, CertificateTTL: time.Hour},
-		BanNode: &command.BanNode{DB: y.d, Kick: func(string, string) {}}, Generation: func(context.Context, db.Tx,
-			string,
-		) (uint64, error) {
-			return 1, nil
-		},
-	}}, Config{
+	y.Handler, err = NewHandler(serverOn(y.d, nil, y.keys), Config{
 		Authenticator: TokenAuthenticator{DB: y.d}, Auditor: &command.FailureAudit{DB: y.d},
 		Log: slog.New(slog.DiscardHandler), Now: y.clock,
 		NodeKey: func(ctx context.Context, id string, now time.Time) (ed25519.PublicKey, error) {
@@ -149,10 +142,7 @@ func (elsewhereConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(19
 func TestARenewalGetsAConnectionFromACrowdedAddress(t *testing.T) {
 	y := newYard(t)
 	id, key := y.enrolled(t)
-	handler, err := NewHandler(&Server{
-		IAM:   NewIAM(y.d, nil),
-		Fleet: Fleet{DB: y.d, Keys: y.keys, RenewNode: &command.RenewNode{DB: y.d, Keys: y.keys, CertificateTTL: time.Hour}},
-	}, Config{
+	handler, err := NewHandler(serverOn(y.d, nil, y.keys), Config{
 		Authenticator: TokenAuthenticator{DB: y.d},
 		Auditor:       &command.FailureAudit{DB: y.d},
 		Log:           slog.New(slog.DiscardHandler),

@@ -1,11 +1,30 @@
 // Package httpapi is the hub's REST face: it checks requests against the contract, finds out who calls, hands over to
-// the commands and slices, and turns a fault into a problem document in one place. It decides nothing about resources.
+// the commands and the queries, and turns a fault into a problem document in one place. It decides nothing about
+// resources.
 package httpapi
 
-import "context"
+import (
+	"context"
+	"io"
+	"sync"
+	"time"
 
-// Server answers the operations of the contract. Its methods are in handlers_<slice>.go, one file a slice; each slice
-// adds the commands it needs to its own section here. The program that wires the hub fills the fields.
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// LogSource fetches what a member writes, from the node that runs it.
+type LogSource interface {
+	// orgID is whose share of the node's streams it takes.
+	Logs(ctx context.Context, nodeID, orgID string, r *protocol.LogsRequest) (io.ReadCloser, error)
+}
+
+// Server answers the operations of the contract. Its methods are in one file for each resource. The program that wires
+// the hub fills the fields.
 type Server struct {
 	// Version is the hub's own, for healthz.
 	Version string
@@ -13,31 +32,20 @@ type Server struct {
 	Ready     func(ctx context.Context) error
 	readiness readiness
 
-	// ---- iam
+	Commands *command.Service
+	Queries  *query.Service
 
-	IAM IAM
-
-	// ---- catalog, artifact
-
-	Catalog   Catalog
-	Artifacts Artifacts
-
-	// ---- event
-
-	Audit Audit
-
-	// ---- capacity, instance
-
-	Capacity  Capacity
-	Instances Instances
-
-	// ---- fleet, trust
-
-	Fleet Fleet
-
-	// ---- ledger
-
-	Billing Billing
+	Keys     *trust.Keys
+	Registry *artifact.Registry
+	// SessionAddr is host:port of the QUIC listener and RegistryHost that of the registry, as nodes reach them.
+	SessionAddr, RegistryHost string
+	Logs                      LogSource
+	// logCheckEvery, watchLook and watchTime are as the constants of these names where they are zero.
+	logCheckEvery, watchLook, watchTime time.Duration
+	// Wakes are for those who watch an instance; watchKey signs what they have seen.
+	Wakes     *event.Wakes
+	watchKey  [32]byte
+	watchOnce sync.Once
 }
 
 var _ StrictServerInterface = (*Server)(nil)

@@ -68,10 +68,9 @@ func newYard(t *testing.T) *yard {
 	kek, err := secret.NewKEK([]byte("0123456789abcdef0123456789abcdef"))
 	require.NoError(t, err)
 	sealer := secret.NewSealer(kek)
-	y.Handler, err = NewHandler(&Server{
-		IAM: NewIAM(y.d, sealer), Catalog: NewCatalog(y.d, y.keys.Bundle), Artifacts: NewArtifacts(y.d, registry,
-			y.keys.Bundle, sealer),
-	}, Config{
+	api := serverOn(y.d, sealer, y.keys)
+	api.Registry, api.Commands.Registry = registry, registry
+	y.Handler, err = NewHandler(api, Config{
 		Authenticator: TokenAuthenticator{DB: y.d}, Auditor: &command.FailureAudit{DB: y.d}, Registry: registry,
 		Log: slog.New(slog.NewJSONHandler(y.log, nil)), Now: y.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
@@ -193,7 +192,7 @@ func TestAppGoesFromPushToLaunchable(t *testing.T) {
 	// A draft is priced for its owner, and not for those who may not know of it.
 	estimate := func(p iam.Principal) error {
 		ctx := context.WithValue(t.Context(), callKey{}, &call{principal: p, at: y.clock()})
-		_, err := (&Server{Billing: NewBilling(y.d)}).EstimateCost(ctx, EstimateCostRequestObject{
+		_, err := serverOn(y.d, nil, nil).EstimateCost(ctx, EstimateCostRequestObject{
 			ProjectID: y.projectID,
 			AppSlug:   "demo", Version: "1.0.0",
 		})

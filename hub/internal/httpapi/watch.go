@@ -26,14 +26,14 @@ func (s *Server) WatchAppInstance(ctx context.Context,
 	r WatchAppInstanceRequestObject,
 ) (WatchAppInstanceResponseObject, error) {
 	// Listening before looking: what changes in between wakes.
-	wake, off := s.Instances.Wakes.On(r.AppInstanceID)
+	wake, off := s.Wakes.On(r.AppInstanceID)
 	defer off()
-	limit := time.NewTimer(cmp.Or(s.Instances.watchTime, watchTime))
+	limit := time.NewTimer(cmp.Or(s.watchTime, watchTime))
 	defer limit.Stop()
 	last := wake == nil
 	for look := last || !s.unchanged(ctx, r); ; look = true {
 		if look {
-			version := s.Instances.Wakes.Version(r.AppInstanceID)
+			version := s.Wakes.Version(r.AppInstanceID)
 			view, err := s.viewOf(ctx, r.ProjectID, r.AppInstanceID)
 			if err != nil {
 				return nil, err
@@ -47,11 +47,11 @@ func (s *Server) WatchAppInstance(ctx context.Context,
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-wake:
-		case <-time.After(cmp.Or(s.Instances.watchLook, watchLook)):
+		case <-time.After(cmp.Or(s.watchLook, watchLook)):
 		case <-limit.C:
 			last = true
 		}
-		last = last || s.Instances.Wakes.Closed()
+		last = last || s.Wakes.Closed()
 	}
 }
 
@@ -75,7 +75,8 @@ func digestOf(view AppInstance) (string, error) {
 
 // seenTag proves that this process gave this caller the view when the instance had that version; it tells nothing else.
 func (s *Server) seenTag(ctx context.Context, r WatchAppInstanceRequestObject, digest string, version uint64) string {
-	mac := hmac.New(sha256.New, s.Instances.watchKey[:])
+	s.watchOnce.Do(func() { s.watchKey = newWatchKey() })
+	mac := hmac.New(sha256.New, s.watchKey[:])
 	fmt.Fprintf(mac, "%s\x00%s\x00%s\x00%s\x00%d", callOf(ctx).caller.key, r.ProjectID, r.AppInstanceID, digest, version)
 	return hex.EncodeToString(mac.Sum(nil)[:tagBytes])
 }
@@ -87,5 +88,5 @@ func (s *Server) unchanged(ctx context.Context, r WatchAppInstanceRequestObject)
 		return false
 	}
 	digest, tag := r.Params.Seen[:digestChars], r.Params.Seen[digestChars:]
-	return hmac.Equal([]byte(tag), []byte(s.seenTag(ctx, r, digest, s.Instances.Wakes.Version(r.AppInstanceID))))
+	return hmac.Equal([]byte(tag), []byte(s.seenTag(ctx, r, digest, s.Wakes.Version(r.AppInstanceID))))
 }

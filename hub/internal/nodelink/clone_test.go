@@ -121,7 +121,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 		return dispatch.Newest(ctx, tx, n.id)
 	}))
 	require.Equal(t, leases, count(h, `SELECT count(*) FROM leases`))
-	_, err := (&command.CreateAllocation{DB: h.d}).Do(t.Context(), h.tenant("another"), command.CreateAllocationInput{
+	_, err := (&command.Service{DB: h.d}).CreateAllocation(t.Context(), h.tenant("another"), command.CreateAllocationInput{
 		ProjectID: h.project.ID, NodeID: n.id, Shape: capacity.GPUSlice, CPUCores: 1, MemoryMiB: 64,
 	})
 	require.True(t, fault.Is(err, fault.Conflict), "%v", err)
@@ -141,8 +141,8 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 		fleet.ReasonIdentityUsedTwice))
 
 	// The admin has shut the first down and releases the node: the second goes on under a new incarnation, and is heard.
-	release := &command.ReleaseNode{DB: h.d, Kick: h.server.Kick}
-	require.NoError(t, release.Do(t.Context(), h.admin("release"), n.id))
+	release := &command.Service{DB: h.d, Disconnect: h.server.Kick}
+	require.NoError(t, release.ReleaseNode(t.Context(), h.admin("release"), n.id))
 	<-two.conn.Done()
 	require.True(t, second.connect(held).welcome.GetNewIncarnation())
 	second.incarnation = "i3"
@@ -168,7 +168,8 @@ func TestAReleasedNodeThatIsStillClonedIsQuarantinedAgain(t *testing.T) {
 	l.report(1)
 	held := func(said *protocol.Hello) { said.Epoch, said.Generation = 1, 1 }
 	second := cloned(t, h, n, first, held)
-	require.NoError(t, (&command.ReleaseNode{DB: h.d, Kick: h.server.Kick}).Do(t.Context(), h.admin("release"), n.id))
+	require.NoError(t, (&command.Service{DB: h.d, Disconnect: h.server.Kick}).ReleaseNode(t.Context(), h.admin("release"),
+		n.id))
 	first.incarnation, second.incarnation = "i3", "i4"
 	first.connect(held).report(1)
 	require.Equal(t, fleet.Online, h.node(n.id).Status(h.now()))

@@ -187,7 +187,8 @@ func TestAStoppedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 	h.forward(time.Minute)
 	require.Empty(t, upload(t, l.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).
 		GetNackReason())
-	_, err := (&command.StopInstance{DB: h.d, Poke: h.dispatcher.Poke}).Do(t.Context(), h.tenant("stop"), h.project.ID,
+	_, err := (&command.Service{DB: h.d, EnqueueNode: h.dispatcher.Poke}).StopInstance(t.Context(), h.tenant("stop"),
+		h.project.ID,
 		i.ID)
 	require.NoError(t, err)
 	state, _ := l.state(1)
@@ -203,11 +204,11 @@ func TestAStoppedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 	require.Greater(t, wallet(), before)
 	require.Greater(t, wallet(), 999_000, "of 1000, a minute is spent and a quarter of an hour is held at most")
 
-	_, err = (&command.StartInstance{
-		DB: h.d, LeaseDuration: time.Hour, Revoked: func(string) bool { return false },
-		Poke: h.dispatcher.Poke,
+	_, err = (&command.Service{
+		DB: h.d, LeaseDuration: time.Hour, Bundle: h.keys.Bundle,
+		EnqueueNode: h.dispatcher.Poke,
 	}).
-		Do(t.Context(), h.tenant("start"), h.project.ID, i.ID)
+		StartInstance(t.Context(), h.tenant("start"), h.project.ID, i.ID)
 	require.NoError(t, err)
 	require.Equal(t, 2, count(h, `SELECT count(*) FROM leases`))
 	require.Less(t, wallet(), before+100)

@@ -15,7 +15,7 @@ import (
 )
 
 func (h *hub) removeNode(nodeID string, in command.RemoveNodeInput) error {
-	return (&command.RemoveNode{DB: h.d, Kick: h.server.Kick, Poke: h.dispatcher.Poke}).Do(h.t.Context(),
+	return (&command.Service{DB: h.d, ShutOut: h.server.Kick, EnqueueNode: h.dispatcher.Poke}).RemoveNode(h.t.Context(),
 		h.admin("remove"+db.NewID()), nodeID, in)
 }
 
@@ -24,7 +24,7 @@ func TestARemovedNodeIsCutOffAndRefused(t *testing.T) {
 	n := h.enrol()
 	l := n.connect(hello("i1"))
 	l.state(0)
-	require.NoError(t, (&command.DrainNode{DB: h.d}).Do(t.Context(), h.admin("drain"), n.id))
+	require.NoError(t, (&command.Service{DB: h.d}).DrainNode(t.Context(), h.admin("drain"), n.id))
 	require.NoError(t, h.removeNode(n.id, command.RemoveNodeInput{Reason: "sold"}))
 	<-l.conn.Done()
 	_, _, answer := n.say(hello("i1"))
@@ -89,7 +89,8 @@ func TestABannedNodesLeasesAreNotRenewed(t *testing.T) {
 	h.forward(40 * time.Minute)
 	require.NoError(t, h.dispatcher.Renew(t.Context()))
 	require.Equal(t, 2, count(h, `SELECT count(*) FROM leases`), "past its half-life a lease is renewed")
-	require.NoError(t, (&command.BanNode{DB: h.d, Kick: h.server.Kick}).Do(t.Context(), h.admin("ban"), n.id, "stolen"))
+	require.NoError(t, (&command.Service{DB: h.d, ShutOut: h.server.Kick}).BanNode(t.Context(), h.admin("ban"), n.id,
+		"stolen"))
 	h.forward(2 * time.Hour)
 	require.NoError(t, h.dispatcher.Renew(t.Context()))
 	require.Equal(t, 2, count(h, `SELECT count(*) FROM leases`))

@@ -142,7 +142,8 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	require.NoError(t, again.dispatcher.Resync(t.Context()))
 	require.Equal(t, states, count(again, `SELECT count(*) FROM node_states`), "nothing is compiled before the node has "+
 		"spoken")
-	_, err := (&command.StopInstance{DB: again.d, Poke: again.dispatcher.Poke}).Do(t.Context(), again.tenant("stop"),
+	_, err := (&command.Service{DB: again.d, EnqueueNode: again.dispatcher.Poke}).StopInstance(t.Context(),
+		again.tenant("stop"),
 		again.project.ID, kept.ID)
 	require.Equal(t, "node_recovering", fault.As(err).Code)
 
@@ -189,9 +190,10 @@ func TestLaw16WhatARestoredHubHasNotHeardOfKeepsItsCapacity(t *testing.T) {
 	again := h.restored(h.remember())
 	n.h = again
 	ask := func(key string) error {
-		_, err := (&command.CreateAllocation{DB: again.d}).Do(t.Context(), again.tenant(key), command.CreateAllocationInput{
-			ProjectID: again.project.ID, Shape: "gpu_slice", CPUCores: 1, MemoryMiB: 512,
-		})
+		_, err := (&command.Service{DB: again.d}).CreateAllocation(t.Context(), again.tenant(key),
+			command.CreateAllocationInput{
+				ProjectID: again.project.ID, Shape: "gpu_slice", CPUCores: 1, MemoryMiB: 512,
+			})
 		return err
 	}
 	require.Equal(t, "insufficient_capacity", fault.As(ask("away")).Code, "its node is away")

@@ -112,14 +112,14 @@ func TestBannedNodeIsCutOffAndRefused(t *testing.T) {
 	n := h.enrol()
 	l := n.connect(hello("i1"))
 	l.state(0)
-	ban := &command.BanNode{DB: h.d, Kick: h.server.Kick}
-	require.NoError(t, ban.Do(t.Context(), h.admin("ban"), n.id, "stolen"))
+	ban := &command.Service{DB: h.d, ShutOut: h.server.Kick}
+	require.NoError(t, ban.BanNode(t.Context(), h.admin("ban"), n.id, "stolen"))
 	<-l.conn.Done()
 
 	_, _, answer := n.say(hello("i1"))
 	require.Equal(t, "node_banned", answer.GetGoAway().GetReason())
 	text := csr(t, n.key)
-	_, err := (&command.RenewNode{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).Do(t.Context(), h.admin(""),
+	_, err := (&command.Service{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).RenewNode(t.Context(), h.admin(""),
 		command.RenewNodeInput{
 			NodeID: n.id, CSRPEM: text, IssuedAt: "now", Signature: ed25519.Sign(n.key, fleet.RenewalMessage(n.id, text, "now")),
 		})
@@ -144,7 +144,8 @@ func TestRenewedCertificateConnectsAfterExpiry(t *testing.T) {
 	}
 
 	issuedAt := "1970-01-01T00:00:00Z"
-	renewed, err := (&command.RenewNode{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).Do(t.Context(), h.admin(""),
+	renewed, err := (&command.Service{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).RenewNode(t.Context(),
+		h.admin(""),
 		command.RenewNodeInput{
 			NodeID: n.id, CSRPEM: request, IssuedAt: issuedAt, Signature: ed25519.Sign(n.key, fleet.RenewalMessage(n.id, request,
 				issuedAt)),
@@ -334,10 +335,11 @@ func TestUnauthorisedCallersChangeNoNode(t *testing.T) {
 	}
 	before := count(h, `SELECT count(*) FROM events`) + count(h, `SELECT count(*) FROM audit_rows`) +
 		count(h, `SELECT count(*) FROM join_tokens`)
-	require.True(t, fault.Is((&command.DrainNode{DB: h.d}).Do(t.Context(), m, n.id), fault.Forbidden))
-	require.True(t, fault.Is((&command.BanNode{DB: h.d, Kick: h.server.Kick}).Do(t.Context(), m, n.id, "x"),
+	require.True(t, fault.Is((&command.Service{DB: h.d}).DrainNode(t.Context(), m, n.id), fault.Forbidden))
+	require.True(t, fault.Is((&command.Service{DB: h.d, ShutOut: h.server.Kick}).BanNode(t.Context(), m, n.id, "x"),
 		fault.Forbidden))
-	_, err := (&command.CreateJoinToken{DB: h.d, Sealer: plainSealer{}}).Do(t.Context(), m, command.CreateJoinTokenInput{})
+	_, err := (&command.Service{DB: h.d, Sealer: plainSealer{}}).CreateJoinToken(t.Context(), m,
+		command.CreateJoinTokenInput{})
 	require.True(t, fault.Is(err, fault.Forbidden))
 	require.Equal(t, before, count(h, `SELECT count(*) FROM events`)+count(h, `SELECT count(*) FROM audit_rows`)+
 		count(h, `SELECT count(*) FROM join_tokens`))

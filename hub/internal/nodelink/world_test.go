@@ -216,11 +216,11 @@ func (h *hub) publish() {
 		TTL: 72 * time.Hour,
 	})
 	require.NoError(h.t, err)
-	_, err = (&command.RegisterPublisher{DB: h.d, Bundle: h.keys.Bundle}).Do(ctx, h.admin("publisher"), delegation)
+	_, err = (&command.Service{DB: h.d, Bundle: h.keys.Bundle}).RegisterPublisher(ctx, h.admin("publisher"), delegation)
 	require.NoError(h.t, err)
 	env, err := manifest.Sign([]byte(demoManifest), protocol.NewEd25519Signer(key))
 	require.NoError(h.t, err)
-	_, err = (&command.RegisterManifest{DB: h.d, Bundle: h.keys.Bundle}).Do(ctx, h.admin("manifest"), env)
+	_, err = (&command.Service{DB: h.d, Bundle: h.keys.Bundle}).RegisterManifest(ctx, h.admin("manifest"), env)
 	require.NoError(h.t, err)
 
 	tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
@@ -264,16 +264,16 @@ func (h *hub) publish() {
 func (h *hub) launch() instance.Instance {
 	h.t.Helper()
 	if count(h, `SELECT count(*) FROM allocations`) == 0 {
-		_, err := (&command.CreateAllocation{DB: h.d}).Do(h.t.Context(), h.tenant("allocation"),
+		_, err := (&command.Service{DB: h.d}).CreateAllocation(h.t.Context(), h.tenant("allocation"),
 			command.CreateAllocationInput{
 				ProjectID: h.project.ID, Shape: capacity.GPUSlice, CPUCores: 4, MemoryMiB: 4096,
 			})
 		require.NoError(h.t, err)
 	}
-	i, err := (&command.CreateInstance{
-		DB: h.d, LeaseDuration: time.Hour, Revoked: func(id string) bool { return h.keys.Bundle().Revoked(id) },
-		Poke: h.dispatcher.Poke,
-	}).Do(h.t.Context(), h.tenant("instance"+db.NewID()), command.CreateInstanceInput{
+	i, err := (&command.Service{
+		DB: h.d, LeaseDuration: time.Hour, Bundle: h.keys.Bundle,
+		EnqueueNode: h.dispatcher.Poke,
+	}).CreateInstance(h.t.Context(), h.tenant("instance"+db.NewID()), command.CreateInstanceInput{
 		ProjectID: h.project.ID,
 		AppSlug:   "demo", Version: "1.0.0", DisplayName: "first",
 	})
@@ -283,7 +283,7 @@ func (h *hub) launch() instance.Instance {
 
 func (h *hub) decommission(id string) {
 	h.t.Helper()
-	_, err := (&command.DecommissionInstance{DB: h.d, Poke: h.dispatcher.Poke}).Do(h.t.Context(),
+	_, err := (&command.Service{DB: h.d, EnqueueNode: h.dispatcher.Poke}).DecommissionInstance(h.t.Context(),
 		h.tenant("decommission"+id), h.project.ID, id)
 	require.NoError(h.t, err)
 }
@@ -306,14 +306,14 @@ type node struct {
 func (h *hub) enrol() *node {
 	h.t.Helper()
 	ctx := h.t.Context()
-	created, err := (&command.CreateJoinToken{DB: h.d, Sealer: plainSealer{}}).Do(ctx, h.admin("token"+db.NewID()),
+	created, err := (&command.Service{DB: h.d, Sealer: plainSealer{}}).CreateJoinToken(ctx, h.admin("token"+db.NewID()),
 		command.CreateJoinTokenInput{})
 	require.NoError(h.t, err)
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(h.t, err)
 	m := h.admin("")
 	m.Principal = iam.Principal{}
-	enrolled, err := (&command.EnrolNode{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).Do(ctx, m,
+	enrolled, err := (&command.Service{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).EnrolNode(ctx, m,
 		command.EnrolNodeInput{JoinToken: created.Secret, CSRPEM: csr(h.t, key), Hostname: "n1"})
 	require.NoError(h.t, err)
 	n := &node{h: h, id: enrolled.NodeID, key: key, me: protocol.NewNodeIdentity(enrolled.NodeID, pub)}

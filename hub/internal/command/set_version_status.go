@@ -1,0 +1,66 @@
+package command
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// PublishAppVersion makes a version launchable: its images must be registered and verified, and become active with it.
+func (s *Service) PublishAppVersion(ctx context.Context, m Meta, slug, version string) (catalog.Version, error) {
+	return s.setVersionStatus(ctx, m, slug, version, catalog.Active, "apps.version.published", m.activateImages)
+}
+
+// DeprecateAppVersion closes a version for new instances; those that run go on.
+func (s *Service) DeprecateAppVersion(ctx context.Context, m Meta, slug, version string) (catalog.Version, error) {
+	return s.setVersionStatus(ctx, m, slug, version, catalog.Deprecated, "apps.version.deprecated", nil)
+}
+
+// setVersionStatus moves a version to a status. follow, which may be nil, runs in the same transaction.
+func (s *Service) setVersionStatus(ctx context.Context, m Meta, slug, version string, status catalog.Status,
+	eventType string,
+	follow func(context.Context, db.Tx, catalog.Version) error,
+) (catalog.Version, error) {
+	if err := iam.Authorize(m.Principal, iam.CatalogManage, "", ""); err != nil {
+		return catalog.Version{}, err
+	}
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (catalog.Version, error) {
+		return Idempotent(ctx, tx, m, func() (catalog.Version, error) {
+			app, err := catalog.GetApp(ctx, tx, slug)
+			if err != nil {
+				return catalog.Version{}, err
+			}
+			before, after, err := catalog.SetStatus(ctx, tx, slug, version, status, m.Now)
+			if err != nil {
+				return catalog.Version{}, err
+			}
+			if follow != nil {
+				if err := follow(ctx, tx, after); err != nil {
+					return catalog.Version{}, err
+				}
+			}
+			return after, m.recordVersion(ctx, tx, eventType, iam.CatalogManage, app.OrgID, &before, after)
+		})
+	})
+}
+
+// activateImages makes the artifacts of a version's images active.
+func (m Meta) activateImages(ctx context.Context, tx db.Tx, v catalog.Version) error {
+	var refs []string
+	for _, variant := range v.Manifest.Version.RuntimeProfile.ImageVariants {
+		refs = append(refs, variant.ImageRef)
+	}
+	promoted, err := artifact.Activate(ctx, tx, v.Version, refs, m.Now)
+	if err != nil {
+		return err
+	}
+	for _, p := range promoted {
+		if err := m.recordArtifact(ctx, tx, "apps.artifact.activated", iam.CatalogManage, &p.Before, p.After); err != nil {
+			return err
+		}
+	}
+	return nil
+}

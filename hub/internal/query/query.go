@@ -1,0 +1,16 @@
+// Package query reads for the API: each method checks who may read and returns what the slices have. It changes
+// nothing; commands do.
+package query
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+)
+
+// Service answers the reads of the API, one method each.
+type Service struct {
+	DB *db.DB
+	// Generation returns the newest generation made for a node; 0 for none.
+	Generation func(ctx context.Context, tx db.Tx, nodeID string) (uint64, error)
+}
