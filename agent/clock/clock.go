@@ -32,7 +32,7 @@ type Stamp struct {
 	// BootID and SinceBoot tie it to the counter: with the same boot, the time now is At plus what the counter has moved.
 	BootID    string        `json:"boot_id,omitempty"`
 	SinceBoot time.Duration `json:"since_boot,omitempty"`
-	// RTC is what the machine's own clock said at the same moment; zero in stamps of older releases.
+	// RTC is what the machine's own clock said at the same moment.
 	RTC time.Time `json:"rtc,omitzero"`
 	// Synced says that At comes from a hub, in this boot.
 	Synced bool `json:"synced,omitempty"`
@@ -76,7 +76,7 @@ func Start(k Known, r Reading) Clock {
 // constant. The earlier one that is not before what has passed counts; unless both agree, the time is in doubt.
 func afterBoot(last Stamp, passed time.Time, r Reading) Stamp {
 	at, doubtful := r.RTC, false
-	if !last.RTC.IsZero() {
+	if !last.At.IsZero() {
 		moved := last.At.Add(r.RTC.Sub(last.RTC))
 		doubtful = moved.Sub(at).Abs() > Slack
 		if at.Before(passed) || (moved.Before(at) && !moved.Before(passed)) {
@@ -191,7 +191,7 @@ func (c Clock) Exited(t time.Time, last Stamp, r Reading) time.Time {
 // it stands now.
 func (c Clock) meanings(t time.Time, last Stamp, r Reading) []time.Time {
 	out := []time.Time{t.Add(c.At(r).Sub(r.RTC)).Round(0).UTC()}
-	if !last.RTC.IsZero() {
+	if !last.At.IsZero() {
 		out = append(out, t.Add(last.At.Sub(last.RTC)).Round(0).UTC())
 	}
 	return out

@@ -91,14 +91,6 @@ func TestAfterABootTheEarlierOfTwoPlausibleTimesCounts(t *testing.T) {
 			last: beaten(-noon.Sub(time.Unix(100, 0))), rtc: time.Unix(50, 0),
 			want: noon, doubtful: true,
 		},
-		"an older release's stamp": {
-			last: clock.Stamp{At: noon, BootID: "one", Synced: true},
-			rtc:  noon.Add(time.Hour), want: noon.Add(time.Hour),
-		},
-		"an older release's stamp and 1970": {
-			last: clock.Stamp{At: noon, BootID: "one", Synced: true},
-			rtc:  time.Unix(9, 0), want: noon, doubtful: true,
-		},
 		"a new store":                        {rtc: noon.Add(-time.Hour), want: noon.Add(-time.Hour)},
 		"a new store, a document is younger": {rtc: time.Unix(9, 0), signed: noon, want: noon, doubtful: true},
 		"a document is younger than the stamp": {

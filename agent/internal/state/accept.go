@@ -68,7 +68,7 @@ func (s *Store) InitBundle(b protocol.Bundle) error {
 	if err := s.highest.Bundle(b.Version()); err != nil {
 		return err
 	}
-	aside := s.d.asideKeys(keyBundle, preBundle)
+	aside := s.d.asideKeys(BundleKey, preBundle)
 	return s.write(func(w *batch) {
 		for _, key := range aside {
 			w.delete(key)
@@ -99,9 +99,6 @@ func (s *Store) acceptBundle(env *protocol.Envelope) error {
 		for _, b := range dropped {
 			w.delete(bundleKey(b))
 		}
-		// The release of 2026-11-20 had one bundle, under a key of its own.
-		w.delete(keyBundle)
-		w.proto(bundleKey(kept[0]), kept[0].Envelope())
 	}, func(d *data) { d.bundles = kept })
 	if err == nil {
 		s.wake()
@@ -212,7 +209,7 @@ func (s *Store) storeState(next *protocol.DesiredState, env *protocol.Envelope, 
 	}
 	var aside []string
 	// The state was verified by the present bundle, so an earlier one that is set aside is not missed.
-	for _, key := range s.d.asideKeys(prePart, preLease, preBundle) {
+	for _, key := range s.d.asideKeys(prePart, preBundle) {
 		if sum, isPart := strings.CutPrefix(key, prePart); !isPart || !named[sum] {
 			aside = append(aside, key)
 		}
@@ -382,9 +379,7 @@ func (s *Store) AcceptLeases(v protocol.Verified[*protocol.LeaseBatch]) error {
 			from[l.GetMemberId()] = batchKey(v.Envelope())
 		}
 	}
-	drop := append(idleBatches(s.d.batches, from), s.d.asideKeys(keyBatch, preBatch)...)
-	// The release of 2026-11-20 had one batch, under a key of its own.
-	drop = append(drop, keyBatch)
+	drop := append(idleBatches(s.d.batches, from), s.d.asideKeys(preBatch)...)
 	err := s.write(func(b *batch) {
 		for _, key := range drop {
 			b.delete(key)

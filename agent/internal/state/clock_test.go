@@ -60,7 +60,7 @@ func TestClockOf1970StartsFromTheFloor(t *testing.T) {
 	require.Equal(t, noon, c.Now(), "the newest signed document is younger than the build")
 	require.False(t, c.Trusted())
 	require.NoError(t, s.Beat(meter.Observation{At: c.Now()}, clock.Stamp{
-		At: noon.Add(24 * time.Hour), BootID: "one",
+		At: noon.Add(24 * time.Hour), RTC: noon.Add(24 * time.Hour), BootID: "one",
 		Synced: true,
 	}))
 	c = state.NewClock(s, b.source(), built)

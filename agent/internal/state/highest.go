@@ -141,7 +141,7 @@ func (s *Store) writeHighest(f highestFile) error {
 // resumeHighest notes in the store that the file exists: from then on a store without it does not start anything.
 func (s *Store) resumeHighest() error {
 	if err := s.keepHighest(); err != nil || s.d.meta.Highest {
-		return nil //nolint:nilerr // the next change tries again; an older store counts without the file until it has one
+		return nil //nolint:nilerr // the next change tries again
 	}
 	m := s.d.meta
 	m.Highest = true

@@ -32,7 +32,7 @@ func segmentNumber(key, incarnation string) (uint64, bool) {
 func (s *Store) read(key string, value []byte) error {
 	prefix, _, _ := strings.Cut(key, "/")
 	switch prefix {
-	case keyBundle, keyState, keyBatch, "part", "batch", "lease", "segment":
+	case keyState, "bundle", "part", "batch", "segment":
 		return s.d.read(key, value)
 	}
 	return s.readRecord(key, value)
@@ -43,9 +43,6 @@ func (d *data) read(key string, value []byte) error {
 	switch key {
 	case keyMeta:
 		return json.Unmarshal(value, &d.meta)
-	case keyMeter:
-		d.meterInOneKey = true
-		return json.Unmarshal(value, &d.meter)
 	case keySample:
 		return json.Unmarshal(value, &d.sample)
 	case keyChain:
@@ -54,7 +51,7 @@ func (d *data) read(key string, value []byte) error {
 		return json.Unmarshal(value, &d.marks)
 	case keyStamp:
 		return json.Unmarshal(value, &d.stamp)
-	case keyBundle, keyState, keyBatch:
+	case keyState:
 		d.stored[key] = slices.Clone(value)
 		return nil
 	}
@@ -62,9 +59,6 @@ func (d *data) read(key string, value []byte) error {
 	switch prefix + "/" {
 	case prePart, preBundle, preBatch:
 		d.stored[key] = slices.Clone(value)
-		return nil
-	case preLease:
-		d.loose = append(d.loose, key)
 		return nil
 	case preMember:
 		return readJSON(d.members, rest, value)

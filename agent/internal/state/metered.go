@@ -49,10 +49,6 @@ func lasting(iv meter.Interval) meter.Interval {
 // meter writes the difference between the meter as it is on the disk and the next one.
 func (b *batch) meter(d *data, next meter.State) {
 	old := d.meter
-	if d.meterInOneKey {
-		old = meter.State{}
-		b.delete(keyMeter)
-	}
 	intervals := make(map[string]meter.Interval, len(old.Intervals))
 	for _, iv := range old.Intervals {
 		intervals[iv.RunID] = lasting(iv)
@@ -79,18 +75,15 @@ func (b *batch) meter(d *data, next meter.State) {
 	for id := range members {
 		b.delete(preMetered + id)
 	}
-	if now := sampleOf(next); d.meterInOneKey || !maps.Equal(now, sampleOf(old)) {
+	if now := sampleOf(next); !maps.Equal(now, sampleOf(old)) {
 		b.json(keySample, now)
 	}
 }
 
-func (d *data) setMeter(next meter.State) { d.meter, d.meterInOneKey = next, false }
+func (d *data) setMeter(next meter.State) { d.meter = next }
 
 // assembleMeter completes the meter after all keys were read.
 func (d *data) assembleMeter() {
-	if d.meterInOneKey {
-		return
-	}
 	for i := range d.meter.Intervals {
 		d.sample.apply(&d.meter.Intervals[i])
 	}

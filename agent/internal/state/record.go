@@ -3,9 +3,7 @@ package state
 import (
 	"crypto/hmac"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
-	"maps"
 	"slices"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -14,7 +12,7 @@ import (
 // What the node itself has written down carries an authentication code, so that an altered byte is noticed instead of
 // believed. Signed documents need none.
 const (
-	codeVersion = 2
+	codeVersion = 1
 	codeBytes   = 16
 	prefixBytes = 1 + codeBytes
 )
@@ -35,22 +33,12 @@ func (s *Store) code(key string, value []byte) []byte {
 	return h.Sum(nil)[:codeBytes]
 }
 
-// withoutCode returns a record's value. The release of 2026-11-20 wrote plain JSON; such a store is converted when it
-// is opened.
+// withoutCode checks a record's code and returns its value.
 func (s *Store) withoutCode(key string, raw []byte) ([]byte, error) {
-	if s.d.plain {
-		return raw, nil
-	}
 	if len(raw) < prefixBytes || raw[0] != codeVersion || !hmac.Equal(raw[1:prefixBytes], s.code(key, raw[prefixBytes:])) {
 		return nil, errAltered
 	}
 	return raw[prefixBytes:], nil
-}
-
-// isPlain reports whether a store whose meta record this is was written by the release of 2026-11-20.
-func isPlain(rawMeta []byte) bool {
-	var m meta
-	return json.Unmarshal(rawMeta, &m) == nil && m.Format == plainFormat
 }
 
 // readRecord takes one of the node's own records into the mirror. An altered one is set aside; without those on which
@@ -65,37 +53,7 @@ func (s *Store) readRecord(key string, raw []byte) error {
 		s.d.unverified[key] = "record_altered: the record does not have the code that it was written with"
 		return nil //nolint:nilerr // it is set aside
 	}
-	if s.d.plain {
-		s.d.plainRecords[key] = slices.Clone(value)
-	}
 	return s.d.read(key, value)
-}
-
-// convert gives codes to the records of a store of the release of 2026-11-20, its meta record last.
-func (s *Store) convert() error {
-	records := s.d.plainRecords
-	delete(records, keyMeta)
-	s.d.plain, s.d.plainRecords = false, nil
-	keys := slices.Sorted(maps.Keys(records))
-	for len(keys) > 0 {
-		n, size := 0, 0
-		for n < len(keys) && size < chunkBytes && n < chunkKeys {
-			size += len(records[keys[n]])
-			n++
-		}
-		err := s.release(func(b *batch) {
-			for _, key := range keys[:n] {
-				b.json(key, json.RawMessage(records[key]))
-			}
-		}, func(*data) {})
-		if err != nil {
-			return err
-		}
-		keys = keys[n:]
-	}
-	m := s.d.meta
-	m.Format = formatVersion
-	return s.release(func(b *batch) { b.json(keyMeta, m) }, func(d *data) { d.meta = m })
 }
 
 // consumedAside reports whether what the member has used cannot be known: its record was altered.

@@ -18,7 +18,7 @@ const (
 	// slotBytes bounds the changes that wait for space on the disk; the reserve file has two slots.
 	slotBytes   = 8 << 20
 	slots       = 2
-	slotVersion = 2
+	slotVersion = 1
 )
 
 // errReserveFull: the changes that wait do not fit into a slot.

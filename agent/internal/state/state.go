@@ -57,26 +57,16 @@ const (
 )
 
 // formatVersion is written into a new store. A store of another one is not opened.
-const formatVersion = 2
-
-// plainFormat is that of the release of 2026-11-20, which is converted.
-const plainFormat = 1
+const formatVersion = 1
 
 // Keys. The first byte after the slash says what follows.
 const (
-	keyMeta = "meta"
-	// keyBundle is where the release of 2026-11-20 kept its one trust bundle.
-	keyBundle = "bundle"
-	keyState  = "state"
-	// keyBatch and preLease are where the release of 2026-11-20 kept its newest batch and single leases.
-	keyBatch = "leases"
-	// keyMeter held the whole meter in the release of 2026-11-20.
-	keyMeter    = "meter"
+	keyMeta     = "meta"
+	keyState    = "state"
 	keySample   = "sample"
 	keyChain    = "chain"
 	keyMarks    = "marks"
 	keyStamp    = "stamp"
-	preLease    = "lease/"
 	preBatch    = "batch/"
 	preBundle   = "bundle/"
 	prePart     = "part/"
@@ -151,10 +141,6 @@ type data struct {
 	// unverified says why keys are set aside; loose are documents that nothing verified names.
 	unverified map[string]string
 	loose      []string
-	// plain is set while a store of the release of 2026-11-20 is read; plainRecords are what is to be written in the
-	// present form.
-	plain        bool
-	plainRecords map[string][]byte
 	// batches are the signed batches that the leases come from, leaseFrom which of them by member.
 	batches   map[string]*protocol.Envelope
 	leaseFrom map[string]string
@@ -166,12 +152,11 @@ type data struct {
 	runs     map[string]Run
 	consumed map[string]map[string]int64
 	meter    meter.State
-	// sample is set only while the store is being read; meterInOneKey until the meter was written in its present form.
-	sample        sample
-	meterInOneKey bool
-	chain         spool.Chain
-	marks         spool.Marks
-	stamp         clock.Stamp
+	// sample is set only while the store is being read.
+	sample sample
+	chain  spool.Chain
+	marks  spool.Marks
+	stamp  clock.Stamp
 	// unsent counts the bytes of segments that the hub has not posted; sizes their single sizes.
 	unsent int64
 	sizes  map[uint64]int64
@@ -182,7 +167,7 @@ type meta struct {
 	Incarnation string `json:"incarnation"`
 	// LastPort is the host port that was given last.
 	LastPort uint16 `json:"last_port,omitempty"`
-	// Highest says that the file of that name belongs to the store; older stores have none.
+	// Highest says that the file of that name has been written: without it the store starts nothing.
 	Highest bool `json:"highest,omitempty"`
 }
 
@@ -531,16 +516,12 @@ func (s *Store) writePending() error {
 
 func (s *Store) load() error {
 	s.d = data{
-		unverified: map[string]string{}, plainRecords: map[string][]byte{},
-		stored: map[string][]byte{}, batches: map[string]*protocol.Envelope{}, leaseFrom: map[string]string{},
+		unverified: map[string]string{}, stored: map[string][]byte{}, batches: map[string]*protocol.Envelope{}, leaseFrom: map[string]string{},
 		sample: sample{}, parts: map[string]part{}, verdicts: map[string]Verdict{}, leases: map[string]*protocol.Lease{},
 		members: map[string]Member{},
 		runs:    map[string]Run{}, consumed: map[string]map[string]int64{}, sizes: map[uint64]int64{},
 	}
 	err := s.db.View(func(tx *badger.Txn) error {
-		if err := s.loadFormat(tx); err != nil {
-			return err
-		}
 		it := tx.NewIterator(badger.IteratorOptions{PrefetchValues: true, PrefetchSize: 8})
 		defer it.Close()
 		for it.Rewind(); it.Valid(); it.Next() {
@@ -558,11 +539,6 @@ func (s *Store) load() error {
 	if err != nil {
 		return unreadable(s.dir, err)
 	}
-	if s.d.plain {
-		if err := s.convert(); err != nil {
-			return err
-		}
-	}
 	if s.d.meta.Format == 0 {
 		m := meta{Format: formatVersion, Incarnation: uuid.NewString(), Highest: true}
 		chain := spool.Chain{Incarnation: m.Incarnation}
@@ -576,25 +552,6 @@ func (s *Store) load() error {
 				formatVersion), nil)
 	}
 	return s.tidy()
-}
-
-// loadFormat finds out how the records of the store are written.
-func (s *Store) loadFormat(tx *badger.Txn) error {
-	if raw, newer := s.pending[keyMeta]; newer {
-		s.d.plain = isPlain(raw)
-		return nil
-	}
-	item, err := tx.Get([]byte(keyMeta))
-	if errors.Is(err, badger.ErrKeyNotFound) {
-		return nil // a new store
-	}
-	if err != nil {
-		return err
-	}
-	return item.Value(func(raw []byte) error {
-		s.d.plain = isPlain(raw)
-		return nil
-	})
 }
 
 func (s *Store) loadPending() error {

@@ -33,7 +33,7 @@ type Stored struct {
 // StateKey and BundleKey name in Resumed.Unverified what the store ought to hold and does not.
 const (
 	StateKey  = keyState
-	BundleKey = keyBundle
+	BundleKey = "bundle"
 )
 
 // Resumed are those of the stored documents that were verified.
@@ -55,7 +55,7 @@ func (s *Store) Stored() Stored {
 	for _, key := range slices.Sorted(maps.Keys(s.d.stored)) {
 		doc := Document{key, s.d.stored[key]}
 		switch {
-		case key == keyBundle || strings.HasPrefix(key, preBundle):
+		case strings.HasPrefix(key, preBundle):
 			out.Bundles = append(out.Bundles, doc)
 		case key == keyState:
 			out.State = append(out.State, doc)
@@ -129,7 +129,7 @@ func (s *Store) Unverified() map[string]string {
 func (s *Store) LeasesUnverified() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.d.batches) == 0 || len(s.d.asideKeys(keyBatch, preBatch)) > 0
+	return len(s.d.batches) == 0 || len(s.d.asideKeys(preBatch)) > 0
 }
 
 // asideKeys are the keys with one of these beginnings that are set aside, or that nothing names.

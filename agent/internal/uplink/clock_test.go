@@ -58,7 +58,7 @@ func TestNodeWhoseClockIsBehindRenewsBeforeItAsks(t *testing.T) {
 	h.mu.Unlock()
 	off := time.Now().AddDate(0, 0, -30)
 	require.NoError(t, n.store.Beat(meter.Observation{At: off}, clock.Stamp{
-		At: off, BootID: "another boot",
+		At: off, RTC: off, BootID: "another boot",
 		Synced: true,
 	}))
 	n.withClock(time.Unix(100, 0), time.Time{})
