@@ -94,8 +94,8 @@ func alone(point string) bool {
 	return strings.HasPrefix(point, "agent/share/") || strings.HasPrefix(point, "agent/unshare/")
 }
 
-// enrols are the points that a node passes once in its life.
-func enrols(point string) bool { return strings.Contains(point, "/enrol/") }
+// enrolls are the points that a node passes once in its life.
+func enrolls(point string) bool { return strings.Contains(point, "/enroll/") }
 
 // often reports whether every step passes the point many times, so that the hit may be another one each time.
 func often(point string) bool {
@@ -141,7 +141,7 @@ func TestEverythingResumesAfterAKillAtAnyPoint(t *testing.T) {
 	keeper := k.launch("keeper")
 	pid := k.pidOf(keeper)
 	for range k.repeats() {
-		k.rounds(func(point string) bool { return !alone(point) && !enrols(point) })
+		k.rounds(func(point string) bool { return !alone(point) && !enrolls(point) })
 	}
 	require.Equal(t, pid, k.pidOf(keeper), "the one that nobody touched is the very same process")
 	k.answers(keeper)
@@ -165,7 +165,7 @@ func (k *killing) repeats() int {
 	return n
 }
 
-// newKilling makes a platform of programs that were built with failpoints. The node's enrolment dies at each of its
+// newKilling makes a platform of programs that were built with failpoints. The node's enrollment dies at each of its
 // points.
 func newKilling(t *testing.T, seed uint64) *killing {
 	t.Helper()
@@ -190,12 +190,12 @@ func newKilling(t *testing.T, seed uint64) *killing {
 	c := k.agentConfig("node")
 	c.Bin, c.Env = failpointBinaries(t), k.node.env()
 	c.ExtraArgs = []string{
-		"--beat", beat.String(), "--usage-interval", "1s", "--resync", "5s", "--report-interval",
+		"--metering-interval", beat.String(), "--usage-interval", "1s", "--resync", "5s", "--report-interval",
 		"250ms", "--dial-retry-max", "500ms",
 	}
 	k.agent = &devcluster.Agent{Config: c}
 	k.agents = append(k.agents, k.agent)
-	k.enrol()
+	k.enroll()
 	t.Cleanup(func() {
 		require.NoError(t, k.agent.Stop())
 		require.NoError(t, devcluster.Uninstall(context.WithoutCancel(k.ctx), c))
@@ -210,13 +210,13 @@ func newKilling(t *testing.T, seed uint64) *killing {
 	return k
 }
 
-// enrol brings the node in, dying at each point of that: a join token is worth one node, however often it is shown.
-func (k *killing) enrol() {
+// enroll brings the node in, dying at each point of that: a join token is worth one node, however often it is shown.
+func (k *killing) enroll() {
 	k.t.Helper()
 	token, err := scenario.JoinToken(k.ctx, k.admin())
 	require.NoError(k.t, err)
 	k.agent.Config.JoinToken = token
-	for _, point := range slices.DeleteFunc(failpoint.Names(), func(p string) bool { return !enrols(p) }) {
+	for _, point := range slices.DeleteFunc(failpoint.Names(), func(p string) bool { return !enrolls(p) }) {
 		if strings.HasPrefix(point, "hub/") {
 			k.center.arm(k.t, point, 1)
 			continue

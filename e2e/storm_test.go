@@ -122,7 +122,7 @@ func newStorm(t *testing.T, plan stormPlan) *storm {
 	w.operator = s.workers[0]
 	conf := w.agentConfig("node")
 	conf.ExtraArgs = []string{
-		"--beat", "1s", "--usage-interval", "3s", "--resync", stormResync.String(),
+		"--metering-interval", "1s", "--usage-interval", "3s", "--resync", stormResync.String(),
 		"--report-interval", "1s", "--dial-retry-max", "1s",
 	}
 	w.agent = w.startAgent(conf)

@@ -206,11 +206,12 @@ func (w *world) agentConfig(name string) devcluster.AgentConfig {
 		ContainerdAddress: w.containerd.Address, ContainerdNamespace: fmt.Sprintf("e2e-%03d-%s", w.number, name),
 		Bridge: w.bridge(n), PodCIDR: w.subnet(n) + "0/24", PortRange: w.ports(n),
 		CgroupParent: fmt.Sprintf("/gpuaas-e2e-%03d-%s", w.number, name),
-		ExtraArgs:    []string{"--beat", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval", "5s"},
+		ExtraArgs: []string{"--metering-interval", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval",
+			"5s"},
 	}
 }
 
-// startAgent enrols a node and waits until the hub sees it. At the end the agent uninstalls itself.
+// startAgent enrolls a node and waits until the hub sees it. At the end the agent uninstalls itself.
 func (w *world) startAgent(c devcluster.AgentConfig) *devcluster.Agent {
 	w.t.Helper()
 	token, err := scenario.JoinToken(w.ctx, w.admin())

@@ -25,7 +25,7 @@ type Reading struct {
 	BootID string
 }
 
-// Stamp is a time as it was made durable with a beat.
+// Stamp is a time as it was made durable with a sample.
 type Stamp struct {
 	// At is the node's time then.
 	At time.Time `json:"at,omitzero"`

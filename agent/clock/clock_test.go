@@ -23,9 +23,9 @@ func newMachine(rtc time.Time, boot string) *machine {
 
 func (m *machine) pass(d time.Duration) { m.RTC, m.SinceBoot = m.RTC.Add(d), m.SinceBoot+d }
 
-// beaten is the stamp of a machine that a hub told the time a minute before noon in boot one, and whose clock was off
+// stampAt is the stamp of a machine that a hub told the time a minute before noon in boot one, and whose clock was off
 // by that.
-func beaten(off time.Duration) clock.Stamp {
+func stampAt(off time.Duration) clock.Stamp {
 	m := newMachine(noon.Add(off-time.Minute), "one")
 	c := clock.Start(clock.Known{}, m.Reading).Sync(noon.Add(-time.Minute), 0, m.Reading)
 	m.pass(time.Minute)
@@ -67,38 +67,38 @@ func TestAfterABootTheEarlierOfTwoPlausibleTimesCounts(t *testing.T) {
 		doubtful bool
 	}{
 		"right all the time": {
-			last: beaten(0), rtc: noon.Add(5 * time.Hour),
+			last: stampAt(0), rtc: noon.Add(5 * time.Hour),
 			want: noon.Add(5 * time.Hour),
 		},
 		"a day ahead all the time": {
-			last: beaten(day), rtc: noon.Add(day + 5*time.Hour),
+			last: stampAt(day), rtc: noon.Add(day + 5*time.Hour),
 			want: noon.Add(5 * time.Hour), doubtful: true,
 		},
 		"a day behind all the time": {
-			last: beaten(-day), rtc: noon.Add(-day + 5*time.Hour),
+			last: stampAt(-day), rtc: noon.Add(-day + 5*time.Hour),
 			want: noon.Add(5 * time.Hour), doubtful: true,
 		},
 		"it was a day ahead and has been set": {
-			last: beaten(day), rtc: noon.Add(5 * time.Hour),
+			last: stampAt(day), rtc: noon.Add(5 * time.Hour),
 			want: noon.Add(5 * time.Hour), doubtful: true,
 		},
 		"it was a day behind and has been set": {
-			last: beaten(-day), rtc: noon.Add(5 * time.Hour),
+			last: stampAt(-day), rtc: noon.Add(5 * time.Hour),
 			want: noon.Add(5 * time.Hour), doubtful: true,
 		},
-		"1970": {last: beaten(0), rtc: time.Unix(100, 0), want: noon, doubtful: true},
+		"1970": {last: stampAt(0), rtc: time.Unix(100, 0), want: noon, doubtful: true},
 		"1970, and never anything else": {
-			last: beaten(-noon.Sub(time.Unix(100, 0))), rtc: time.Unix(50, 0),
+			last: stampAt(-noon.Sub(time.Unix(100, 0))), rtc: time.Unix(50, 0),
 			want: noon, doubtful: true,
 		},
 		"a new store":                        {rtc: noon.Add(-time.Hour), want: noon.Add(-time.Hour)},
 		"a new store, a document is younger": {rtc: time.Unix(9, 0), signed: noon, want: noon, doubtful: true},
 		"a document is younger than the stamp": {
-			last: beaten(0), rtc: time.Unix(9, 0), signed: noon.Add(time.Hour),
+			last: stampAt(0), rtc: time.Unix(9, 0), signed: noon.Add(time.Hour),
 			want: noon.Add(time.Hour), doubtful: true,
 		},
 		"behind by less than is worth a thought": {
-			last: beaten(-10 * time.Second), rtc: noon.Add(5 * time.Hour),
+			last: stampAt(-10 * time.Second), rtc: noon.Add(5 * time.Hour),
 			want: noon.Add(5 * time.Hour),
 		},
 	} {
@@ -179,7 +179,7 @@ func TestNoHubSetsTheClockBelowWhatHasPassedForSure(t *testing.T) {
 // The runtime tells exits by the machine's clock, which somebody may set between the exit and the look.
 func TestExitTimesAreConvertedByTheClockThatToldThem(t *testing.T) {
 	const off = -7 * time.Hour
-	last := beaten(off)
+	last := stampAt(off)
 	exitRTC := func(after time.Duration) time.Time { return noon.Add(off + after) }
 	for name, c := range map[string]struct {
 		exit time.Time

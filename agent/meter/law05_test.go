@@ -31,7 +31,7 @@ type node struct {
 	disk       []byte
 	records    []*protocol.UsageRecord
 	lostBehind time.Duration // the most time that power cuts and unknown exits may take from the bill
-	lastBeat   time.Time
+	lastSample time.Time
 	next       int
 }
 
@@ -79,9 +79,9 @@ func (n *node) observe() meter.Observation {
 	return o
 }
 
-// TestLaw05NodeBillsASecondOnce drives one member through starts, exits, beats, killed agents and power cuts, and holds
-// the records against the truth: contiguous, never before a start, never beyond an exit, never twice, and short by no
-// more than one beat for each power cut.
+// TestLaw05NodeBillsASecondOnce drives one member through starts, exits, samples, killed agents and power cuts, and
+// holds the records against the truth: contiguous, never before a start, never beyond an exit, never twice, and short
+// by no more than one sample for each power cut.
 func TestLaw05NodeBillsASecondOnce(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n := &node{rt: rt, now: noon}
@@ -98,17 +98,17 @@ func TestLaw05NodeBillsASecondOnce(t *testing.T) {
 				n.save(meter.Open(n.load(), meter.Intent{RunID: id, MemberID: "m", Revision: 1, LeaseNo: 1}, n.now), nil)
 				pass(time.Second)
 				n.runs = append(n.runs, &container{run: id, started: n.now})
-				n.lastBeat = n.now
+				n.lastSample = n.now
 				pass(time.Second)
 			},
-			"beat": func(*rapid.T) {
+			"sample": func(*rapid.T) {
 				pass(20 * time.Second)
-				n.save(meter.Beat(n.load(), n.observe()))
-				n.lastBeat = n.now
+				n.save(meter.Sample(n.load(), n.observe()))
+				n.lastSample = n.now
 			},
-			"killed in a beat": func(*rapid.T) {
+			"killed in a sample": func(*rapid.T) {
 				pass(20 * time.Second)
-				meter.Beat(n.load(), n.observe())
+				meter.Sample(n.load(), n.observe())
 			},
 			"agent away": func(*rapid.T) { pass(time.Hour) },
 			"exit": func(*rapid.T) {
@@ -121,7 +121,7 @@ func TestLaw05NodeBillsASecondOnce(t *testing.T) {
 				pass(10 * time.Second)
 				if c := n.alive(); c != nil {
 					c.exited = n.now
-					n.lostBehind += n.now.Sub(n.lastBeat)
+					n.lostBehind += n.now.Sub(n.lastSample)
 					c.removed = rapid.Bool().Draw(rt, "container removed")
 				}
 				pass(time.Hour)
@@ -132,7 +132,7 @@ func TestLaw05NodeBillsASecondOnce(t *testing.T) {
 			c.exited, c.exitSeen = n.now, true
 		}
 		pass(time.Second)
-		n.save(meter.Beat(n.load(), n.observe()))
+		n.save(meter.Sample(n.load(), n.observe()))
 		n.save(meter.Close(n.load(), "m", n.now))
 		n.check(rt, true)
 	})
@@ -188,13 +188,13 @@ func TestLaw05ClockSetBackNeverOverlaps(t *testing.T) {
 		now, s, next := noon, meter.State{}, 0
 		runs := map[string]meter.Run{}
 		var records []*protocol.UsageRecord
-		beat := func() {
+		sample := func() {
 			o := meter.Observation{At: now}
 			for _, id := range slices.Sorted(maps.Keys(runs)) {
 				o.Runs = append(o.Runs, runs[id])
 			}
 			var got []*protocol.UsageRecord
-			s, got = meter.Beat(s, o)
+			s, got = meter.Sample(s, o)
 			records = append(records, got...)
 		}
 		rt.Repeat(map[string]func(*rapid.T){
@@ -226,7 +226,7 @@ func TestLaw05ClockSetBackNeverOverlaps(t *testing.T) {
 					delete(runs, rapid.SampledFrom(slices.Sorted(maps.Keys(runs))).Draw(rt, "which"))
 				}
 			},
-			"beat": func(*rapid.T) { beat() },
+			"sample": func(*rapid.T) { sample() },
 			"": func(rt *rapid.T) {
 				until := map[string]time.Time{}
 				for _, r := range records {

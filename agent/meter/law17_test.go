@@ -36,7 +36,7 @@ type machine struct {
 	runs    []*process
 	records []*protocol.UsageRecord
 	beatAt  time.Duration
-	// jumped says that the machine's clock was set since the last beat.
+	// jumped says that the machine's clock was set since the last sample.
 	jumped bool
 	// lost is the most that may be missing on the bill.
 	lost time.Duration
@@ -48,10 +48,10 @@ func (m *machine) reading() clock.Reading {
 	return clock.Reading{RTC: m.rtc(), SinceBoot: m.t - m.bootedAt, BootID: fmt.Sprint(m.boot)}
 }
 
-// startAgent is a start, which beats before anything else.
+// startAgent is a start, which samples before anything else.
 func (m *machine) startAgent() {
 	m.clock, m.told = clock.Start(clock.Known{Last: m.stamp, Certain: noon.AddDate(-1, 0, 0)}, m.reading()), nil
-	m.beat()
+	m.sample()
 }
 
 func (m *machine) running() *process {
@@ -61,7 +61,7 @@ func (m *machine) running() *process {
 	return nil
 }
 
-// unseen are those that have started or exited since the last beat.
+// unseen are those that have started or exited since the last sample.
 func (m *machine) unseen() (out []*process) {
 	for _, p := range m.runs {
 		if p.started >= m.beatAt || p.exited >= m.beatAt {
@@ -71,7 +71,7 @@ func (m *machine) unseen() (out []*process) {
 	return out
 }
 
-func (m *machine) beat() {
+func (m *machine) sample() {
 	if m.jumped {
 		for _, p := range m.unseen() {
 			m.lost += m.t - max(m.beatAt, p.started) // start and exit may be taken for something shorter
@@ -90,7 +90,7 @@ func (m *machine) beat() {
 		}
 		o.Runs = append(o.Runs, run)
 	}
-	m.write(meter.Beat(m.state, o))
+	m.write(meter.Sample(m.state, o))
 	m.stamp, m.beatAt, m.jumped = m.clock.Stamp(r), m.t, false
 	m.setClock()
 }
@@ -99,7 +99,7 @@ func (m *machine) write(s meter.State, records []*protocol.UsageRecord) {
 	m.state, m.records = s, append(m.records, records...)
 }
 
-// sync is reconcile.SyncClock: the clock is set with the next beat, which is now if containerd answers.
+// sync is reconcile.SyncClock: the clock is set with the next sample, which is now if containerd answers.
 func (m *machine) sync(hub time.Time, took time.Duration, answers bool) {
 	r := m.reading()
 	next := m.clock.Sync(hub, took, r)
@@ -108,7 +108,7 @@ func (m *machine) sync(hub time.Time, took time.Duration, answers bool) {
 		return
 	}
 	if m.told = &next; answers {
-		m.beat()
+		m.sample()
 	}
 }
 
@@ -181,14 +181,14 @@ func TestLaw17NodeNeverMeasuresMoreThanPhysicalTime(t *testing.T) {
 		pass := func(most time.Duration) { m.t += span("pass", time.Microsecond, most) }
 		jump := func() {
 			if m.jumped {
-				m.beat() // a clock that is set twice between two looks leaves no trace
+				m.sample() // a clock that is set twice between two looks leaves no trace
 			}
 			m.offset, m.jumped = span("offset", -48*time.Hour, 48*time.Hour), true
 		}
 		m.offset = span("offset at first", -48*time.Hour, 48*time.Hour)
 		m.startAgent()
 		rt.Repeat(map[string]func(*rapid.T){
-			"beat":       func(*rapid.T) { pass(20 * time.Second); m.beat() },
+			"sample":     func(*rapid.T) { pass(20 * time.Second); m.sample() },
 			"clock set":  func(*rapid.T) { pass(10 * time.Second); jump() },
 			"agent died": func(*rapid.T) { pass(10 * time.Second); m.t += span("away", 0, 3*time.Hour); m.startAgent() },
 			"hub's time": func(rt *rapid.T) {
@@ -234,7 +234,7 @@ func TestLaw17NodeNeverMeasuresMoreThanPhysicalTime(t *testing.T) {
 		pass(10 * time.Second)
 		m.end(true)
 		pass(time.Second)
-		m.beat()
+		m.sample()
 		m.check(true)
 	})
 }

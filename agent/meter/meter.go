@@ -6,8 +6,8 @@
 // The caller keeps to one order, which is what makes usage survive a kill at any moment:
 //
 //  1. Open, then make State durable, then start the container.
-//  2. On every beat: list all containers, Beat, then make State and the records durable in one write.
-//  3. Observe an exit through Beat before the container is removed from the runtime.
+//  2. On every sample: list all containers, Sample, then make State and the records durable in one write.
+//  3. Observe an exit through Sample before the container is removed from the runtime.
 //  4. When nothing of a member is left on the node: Close, same single write.
 //
 // Where the truth is unknown, the shorter time is billed.
@@ -51,7 +51,7 @@ type Interval struct {
 	StartedAt time.Time `json:"started_at,omitzero"`
 	// CutAt is the end of the last record, and so the start of the next.
 	CutAt time.Time `json:"cut_at,omitzero"`
-	// Until is the last beat that saw the container up.
+	// Until is the last sample that saw the container up.
 	Until time.Time `json:"until,omitzero"`
 
 	// CPUMicros is the container's own counter at the last sample, CPUCutMicros what of it is already in records.
@@ -101,7 +101,7 @@ type Run struct {
 	Sampled     bool
 }
 
-// Observation is one complete look at the node. A look that failed is no observation: no beat then, and nothing is
+// Observation is one complete look at the node. A look that failed is no observation: no sample then, and nothing is
 // lost, because the next one extends all that still runs.
 type Observation struct {
 	// At is the agent's clock when the listing began.
@@ -133,9 +133,9 @@ func Cancel(s State, runID string) State {
 	return s
 }
 
-// Beat takes one observation in: intervals whose container is up grow, those that are due are cut, those whose
+// Sample takes one observation in: intervals whose container is up grow, those that are due are cut, those whose
 // container has ended are cut for the last time.
-func Beat(s State, o Observation) (State, []*protocol.UsageRecord) {
+func Sample(s State, o Observation) (State, []*protocol.UsageRecord) {
 	s = s.clone()
 	now := micros(o.At)
 	cutEvery := o.CutEvery
@@ -165,7 +165,7 @@ func Beat(s State, o Observation) (State, []*protocol.UsageRecord) {
 		}
 	}
 	if full {
-		// All members come to be cut at the same beats, so that their records share segments, each with a signature and a
+		// All members come to be cut at the same samples, so that their records share segments, each with a signature and a
 		// sync of its own.
 		due = append(due, soon...)
 	}
@@ -181,9 +181,9 @@ func Beat(s State, o Observation) (State, []*protocol.UsageRecord) {
 	return s, records
 }
 
-// Leap takes in that the clock is set from one time to another, right after a beat. Every interval ends where the beat
-// left it and goes on from the new time: what lies between has not passed. Where the clock is set back, an interval
-// waits until the time that is in records has come again.
+// Leap takes in that the clock is set from one time to another, right after a sample. Every interval ends where the
+// sample left it and goes on from the new time: what lies between has not passed. Where the clock is set back, an
+// interval waits until the time that is in records has come again.
 func Leap(s State, from, to time.Time) (State, []*protocol.UsageRecord) {
 	s = s.clone()
 	to = micros(to)
@@ -210,7 +210,7 @@ func Leap(s State, from, to time.Time) (State, []*protocol.UsageRecord) {
 
 // Close ends everything of one member that has left the node, and returns its last records. The very last one is marked
 // final: it has no length and no quantity, and tells the hub that it has seen all of this member. The caller has made
-// sure that no container of the member is up; one whose exit no beat has seen ends at its last beat.
+// sure that no container of the member is up; one whose exit no sample has seen ends at its last sample.
 func Close(s State, memberID string, now time.Time) (State, []*protocol.UsageRecord) {
 	s = s.clone()
 	last := Member{ID: memberID}
@@ -244,7 +244,7 @@ func (iv *Interval) observe(r Run, ok bool, now time.Time) (ended bool) {
 		// Not up yet: the start is still under way, or the daemon died in it.
 		return now.Sub(iv.OpenedAt) > PendingFor
 	case !ok:
-		// Vanished: it ran at least until its last beat, and nobody can tell how much longer.
+		// Vanished: it ran at least until its last sample, and nobody can tell how much longer.
 		return true
 	case !iv.StartedAt.IsZero() && started.After(iv.Until):
 		// The same id has been started anew behind the meter's back. When the old process ended is unknown.
@@ -266,7 +266,7 @@ func (iv *Interval) observe(r Run, ok bool, now time.Time) (ended bool) {
 	return false
 }
 
-// exit ends the interval at the runtime's own exit time, and at the last beat where the runtime does not know it.
+// exit ends the interval at the runtime's own exit time, and at the last sample where the runtime does not know it.
 func (iv *Interval) exit(r Run, started time.Time) {
 	exited := micros(r.ExitedAt)
 	if iv.StartedAt.IsZero() {
@@ -278,7 +278,7 @@ func (iv *Interval) exit(r Run, started time.Time) {
 	if exited.IsZero() {
 		return
 	}
-	// It ran at the last beat, whatever a clock says that was set back in between.
+	// It ran at the last sample, whatever a clock says that was set back in between.
 	iv.Until = later(exited, iv.Until)
 }
 
@@ -290,7 +290,7 @@ func (iv *Interval) begin(started time.Time) {
 // extend never shortens: with a clock that was set back, an interval waits for it to catch up.
 func (iv *Interval) extend(to time.Time) { iv.Until = later(iv.Until, to) }
 
-// sample adds memory for the time since the last beat, at the lower of the two samples, and takes over the counter.
+// sample adds memory for the time since the last sample, at the lower of the two samples, and takes over the counter.
 func (iv *Interval) sample(r Run, now time.Time) {
 	if held := min(iv.MemoryBytes, r.MemoryBytes); now.After(iv.Until) && held > 0 {
 		iv.addMemory(held, now.Sub(iv.Until).Microseconds())

@@ -150,7 +150,7 @@ func (d *demo) startNode(ctx context.Context) (string, error) {
 		ContainerdAddress: address, ContainerdNamespace: "gpuaas-demo", CgroupParent: "/gpuaas-demo",
 		Bridge: d.conf.Bridge, PodCIDR: d.conf.PodCIDR, PortRange: d.conf.PortRange,
 		// So that nobody has to wait half a minute for the first usage.
-		ExtraArgs: []string{"--beat", "2s", "--usage-interval", "4s"},
+		ExtraArgs: []string{"--metering-interval", "2s", "--usage-interval", "4s"},
 	}
 	if err := d.state.save(); err != nil {
 		return "", err

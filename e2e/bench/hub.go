@@ -89,7 +89,7 @@ func startCrowd(ctx context.Context, e *Env, name string, count int) (*Crowd, er
 		return nil, err
 	}
 	e.Defer(c.Swarm.Stop)
-	return c, c.enrol(ctx, count)
+	return c, c.enroll(ctx, count)
 }
 
 // end stops both programs before the end of the benchmark, so that the next row has the machine for itself.
@@ -125,8 +125,8 @@ func (c *Crowd) sql(ctx context.Context, do func(*pgx.Conn) error) error {
 	return do(conn)
 }
 
-// enrol lets count more nodes in. Their tokens are copies of one, with secrets of their own.
-func (c *Crowd) enrol(ctx context.Context, count int) error {
+// enroll lets count more nodes in. Their tokens are copies of one, with secrets of their own.
+func (c *Crowd) enroll(ctx context.Context, count int) error {
 	one, err := client.Read[client.JoinToken](c.Tenant.Admin.CreateJoinToken(ctx, client.JoinTokenCreate{}))
 	if err != nil {
 		return err
@@ -147,7 +147,7 @@ func (c *Crowd) enrol(ctx context.Context, count int) error {
 	if err != nil {
 		return fmt.Errorf("join tokens: %w", err)
 	}
-	r, err := c.Swarm.Do(ctx, swarm.Command{Enrol: &swarm.Enrol{
+	r, err := c.Swarm.Do(ctx, swarm.Command{Enroll: &swarm.Enroll{
 		APIURL:          c.Hub.Ready.APIURL,
 		RootFingerprint: c.Hub.RootFingerprint, Tokens: tokens,
 	}})
@@ -190,7 +190,7 @@ func measureHubMemory(ctx context.Context, e *Env) (results []Result, err error)
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, c.end()) }()
-	// What enrolment took is not a session's.
+	// What enrollment took is not a session's.
 	if err := c.restartHub(ctx); err != nil {
 		return nil, err
 	}

@@ -24,6 +24,6 @@
 // and fork, rewind and adopt, clock, cap, silence.
 //
 // Where nothing happens a node is looked at rarely. Before anything touches it, the beat that its ten-second grid would
-// have had last is made up for, through the same meter.Beat: TestJumpedBeatsBillTheSame holds the two ways against each
-// other.
+// have had last is made up for, through the same meter.Sample: TestJumpedBeatsBillTheSame holds the two ways against
+// each other.
 package sim

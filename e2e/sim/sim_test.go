@@ -181,7 +181,7 @@ func TestJumpedBeatsBillTheSame(t *testing.T) {
 				Sampled: true, CPUMicros: (at - time.Second).Microseconds() / 2, MemoryBytes: 1 << 30,
 			}
 			var records []*protocol.UsageRecord
-			s, records = meter.Beat(s, meter.Observation{At: began.Add(at), Runs: []meter.Run{run}})
+			s, records = meter.Sample(s, meter.Observation{At: began.Add(at), Runs: []meter.Run{run}})
 			take(records)
 		}
 		_, records := meter.Close(s, "member", began.Add(length))

@@ -230,7 +230,7 @@ func (s *store) sealOnly(records []*protocol.UsageRecord, now time.Time) error {
 }
 
 func (s *store) beat(o meter.Observation, at clock.Stamp) error {
-	next, records := meter.Beat(s.meter, o)
+	next, records := meter.Sample(s.meter, o)
 	s.meter, s.stamp = next, at
 	return s.seal(records, o.At)
 }

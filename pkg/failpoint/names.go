@@ -4,9 +4,9 @@ import "strings"
 
 // names are all points, a room's in the order in which its work passes them.
 const names = `
-agent/enrol/trusted
-agent/enrol/answered
-agent/enrol/certified
+agent/enroll/trusted
+agent/enroll/answered
+agent/enroll/certified
 agent/session/greeted
 agent/session/welcomed
 agent/accept/verified
@@ -43,10 +43,10 @@ agent/ready/seen
 agent/ready/kept
 agent/settle/due
 agent/fallback/due
-agent/beat/looked
+agent/sample/observed
 agent/spool/sealed
 agent/spool/synced
-agent/beat/kept
+agent/sample/saved
 agent/upload/sent
 agent/upload/answered
 agent/upload/acknowledged
@@ -87,7 +87,7 @@ hub/dispatch/loaded
 hub/dispatch/pushed
 hub/leases/signed
 hub/session/sent
-hub/enrol/committed
+hub/enroll/committed
 hub/hello/written
 hub/hello/committed
 hub/hello/welcomed

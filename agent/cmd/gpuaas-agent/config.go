@@ -48,9 +48,9 @@ type config struct {
 
 	containerDiskMiB, imageStoreMiB uint32
 
-	beat, usageInterval, reportInterval, resync, dialRetryMax time.Duration
-	allowUnbilled                                             bool
-	policyFile                                                string
+	meteringInterval, usageInterval, reportInterval, resync, dialRetryMax time.Duration
+	allowUnbilled                                                         bool
+	policyFile                                                            string
 
 	logLevel string
 }
@@ -84,11 +84,11 @@ func (c *config) machineFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
 }
 
-// enrolmentFlags are needed until the node is enrolled.
-func (c *config) enrolmentFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.apiURL, "api-url", "", "address of the hub's API, https://host:port; kept after enrolment")
+// enrollmentFlags are needed until the node is enrolled.
+func (c *config) enrollmentFlags(f *pflag.FlagSet) {
+	f.StringVar(&c.apiURL, "api-url", "", "address of the hub's API, https://host:port; kept after enrollment")
 	f.StringVar(&c.rootFingerprint, "root-fingerprint", "", "what gpuaas-hub init or trust show printed: the "+
-		"fingerprint of a root key, sha256:…, or the digest of the root role, root-role-sha256:…; kept after enrolment, "+
+		"fingerprint of a root key, sha256:…, or the digest of the root role, root-role-sha256:…; kept after enrollment, "+
 		"and must name the same root when given again")
 	f.StringVar(&c.joinTokenFile, "join-token-file", "", "file with the one-time join token, needed until the node is "+
 		"enrolled")
@@ -96,11 +96,12 @@ func (c *config) enrolmentFlags(f *pflag.FlagSet) {
 
 func (c *config) runFlags(f *pflag.FlagSet) {
 	c.machineFlags(f)
-	c.enrolmentFlags(f)
+	c.enrollmentFlags(f)
 	f.StringVar(&c.sessionAddr, "session-addr", "", "host:port (UDP) of the hub's sessions (default: what the hub said "+
-		"at enrolment)")
-	f.DurationVar(&c.beat, "beat", reconcile.DefaultBeat, "how often usage is measured and made durable; a power cut "+
-		"loses at most this much, in the tenant's favour")
+		"at enrollment)")
+	f.DurationVar(&c.meteringInterval, "metering-interval", reconcile.DefaultMeteringInterval,
+		"how often usage is measured and made durable; a power cut "+
+			"loses at most this much, in the tenant's favour")
 	f.DurationVar(&c.usageInterval, "usage-interval", reconcile.DefaultUsageInterval, "longest time in one usage record")
 	f.DurationVar(&c.reportInterval, "report-interval", uplink.DefaultReportInterval, "how often the node reports when "+
 		"nothing changes")

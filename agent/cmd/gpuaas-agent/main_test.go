@@ -65,9 +65,9 @@ func TestEnvironmentSetsWhatTheCommandLineDoesNot(t *testing.T) {
 	t.Setenv("GPUAAS_AGENT_PORT_RANGE", "broken")
 	_, err := execute(t, append([]string{"run"}, directories(t)...)...)
 	require.ErrorContains(t, err, "--port-range")
-	t.Setenv("GPUAAS_AGENT_BEAT", "often")
+	t.Setenv("GPUAAS_AGENT_METERING_INTERVAL", "often")
 	_, err = execute(t, append([]string{"run"}, directories(t)...)...)
-	require.ErrorContains(t, err, "GPUAAS_AGENT_BEAT")
+	require.ErrorContains(t, err, "GPUAAS_AGENT_METERING_INTERVAL")
 }
 
 func TestStartUpTroublesSayWhatToDo(t *testing.T) {

@@ -31,9 +31,9 @@ import (
 )
 
 const (
-	// enrolRetryMax bounds the pause between attempts to reach the hub before the node is enrolled.
-	enrolRetryMin = time.Second
-	enrolRetryMax = 30 * time.Second
+	// enrollRetryMax bounds the pause between attempts to reach the hub before the node is enrolled.
+	enrollRetryMin = time.Second
+	enrollRetryMax = 30 * time.Second
 	// maxTokenBytes bounds the join token's file.
 	maxTokenBytes = 1024
 )
@@ -42,7 +42,7 @@ func newRun() *cobra.Command {
 	var c config
 	cmd := &cobra.Command{
 		Use:   "run",
-		Short: "Run the node (the default command); it enrols first if it is new",
+		Short: "Run the node (the default command); it enrolls first if it is new",
 		Long: `Runs the node until SIGTERM. Containers outlive it: they go on while it is stopped, and it finds them again.
 Every flag --foo-bar can also be given as the environment variable GPUAAS_AGENT_FOO_BAR.`,
 		Args: cobra.NoArgs,
@@ -73,7 +73,7 @@ func newEnroll() *cobra.Command {
 		},
 	}
 	c.machineFlags(cmd.Flags())
-	c.enrolmentFlags(cmd.Flags())
+	c.enrollmentFlags(cmd.Flags())
 	return cmd
 }
 
@@ -134,8 +134,8 @@ func (c *config) enroll(ctx context.Context, n *node) error {
 	if err != nil {
 		return err
 	}
-	e := uplink.Enrolment{APIURL: c.apiURL, RootFingerprint: c.rootFingerprint, JoinToken: token, Hostname: hostname}
-	for retry := enrolRetryMin; ; retry = min(2*retry, enrolRetryMax) {
+	e := uplink.Enrollment{APIURL: c.apiURL, RootFingerprint: c.rootFingerprint, JoinToken: token, Hostname: hostname}
+	for retry := enrollRetryMin; ; retry = min(2*retry, enrollRetryMax) {
 		err := uplink.Enroll(ctx, e, n.creds, n.store, n.clock)
 		if err == nil {
 			n.log.InfoContext(ctx, "enrolled", "node", n.creds.Identity().NodeID, "hub", c.apiURL)
@@ -145,7 +145,7 @@ func (c *config) enroll(ctx context.Context, n *node) error {
 		if fault.IsPermanent(err) || (!fault.Is(err, fault.Unavailable) && !fault.Is(err, fault.RateLimited)) {
 			return err
 		}
-		n.log.WarnContext(ctx, "cannot enrol yet", "error", err, "retry_in", retry.String())
+		n.log.WarnContext(ctx, "cannot enroll yet", "error", err, "retry_in", retry.String())
 		select {
 		case <-ctx.Done():
 			return err
@@ -227,7 +227,7 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 		Facts:        c.facts(rt, n.log), Logs: logsOf(rt), Log: n.log,
 	}, n.creds, n.store, n.clock)
 	re := reconcile.New(reconcile.Config{
-		Beat: c.beat, UsageInterval: c.usageInterval, Resync: c.resync, PortFrom: from, PortTo: to,
+		MeteringInterval: c.meteringInterval, UsageInterval: c.usageInterval, Resync: c.resync, PortFrom: from, PortTo: to,
 		AllowUnbilled: c.allowUnbilled,
 		Policy:        owner.Read, WeakIsolation: weakIsolation(<-oldRunc, rt.Conditions()), Log: n.log,
 	}, n.store, n.clock, rt, nw, up)

@@ -54,7 +54,7 @@ func TestTheStoredChainLeadsFromThePinnedRootOverItsRotations(t *testing.T) {
 	require.NotEmpty(t, s.Unverified())
 }
 
-func TestAPinThatIsGivenAtTheStartMustNameTheRootOfTheEnrolment(t *testing.T) {
+func TestAPinThatIsGivenAtTheStartMustNameTheRootOfTheEnrollment(t *testing.T) {
 	m, dir := accepttest.New(t, noon), t.TempDir()
 	s := reopen(t, dir, nil)
 	require.NoError(t, s.InitBundle(m.Bundle()))

@@ -208,13 +208,13 @@ func (r *Reconciler) stop(ctx context.Context, a agent.StopContainer) error {
 // recordExit makes exit and usage durable, in this order: usage that is sealed twice would be billed twice, an exit
 // that is noted twice is only noted twice.
 func (r *Reconciler) recordExit(ctx context.Context, a agent.RecordExit) error {
-	containers, err := r.beat(ctx)
+	containers, err := r.sample(ctx)
 	if err != nil && !agent.IsDiskFull(err) { // the exit itself is kept on a full disk, too
 		return err
 	}
 	i := slices.IndexFunc(containers, func(c runtime.Container) bool { return c.ID == a.ContainerID })
 	if i < 0 {
-		return nil // gone meanwhile; the beat has closed its usage
+		return nil // gone meanwhile; the sample has closed its usage
 	}
 	c := containers[i]
 	if statusOf(c.State) != agent.Exited || !r.store.Measured(c.ID) {
@@ -300,7 +300,7 @@ func (r *Reconciler) retire(ctx context.Context, a agent.RetireMember) error {
 	failpoint.Hit("agent/retire/looked")
 	if r.store.Metering(a.MemberID) {
 		// One more look for the meter: whatever of the member it still holds open ends here.
-		if _, err := r.beat(ctx); err != nil && !agent.IsDiskFull(err) {
+		if _, err := r.sample(ctx); err != nil && !agent.IsDiskFull(err) {
 			return err
 		}
 	}

@@ -161,8 +161,9 @@ func (f *fixture) start() {
 		nw = f.networked(f.nw)
 	}
 	f.re = reconcile.New(reconcile.Config{
-		Beat: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second, CollectEvery: f.collectEvery,
-		PortFrom: f.from, PortTo: f.from + 9,
+		MeteringInterval: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second,
+		CollectEvery: f.collectEvery,
+		PortFrom:     f.from, PortTo: f.from + 9,
 		Policy: func() (policy.Policy, error) { return *f.owner.Load(), nil }, WeakIsolation: f.weak,
 		Log: slog.New(slog.NewTextHandler(f.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}, f.store, f.clock, rt, nw, f.hub)

@@ -1,5 +1,5 @@
 // Package reconcile makes the machine what the store says: it looks at containers and networks, asks agent.Diff what to
-// do, executes that, probes what runs, and beats the meter. It makes no decisions of its own, and keeps nothing that
+// do, executes that, probes what runs, and samples the meter. It makes no decisions of its own, and keeps nothing that
 // must outlive it: that is in agent/internal/state.
 package reconcile
 
@@ -85,17 +85,17 @@ const (
 
 // Defaults of Config.
 const (
-	DefaultBeat          = 10 * time.Second
-	DefaultUsageInterval = 30 * time.Second
-	DefaultResync        = 30 * time.Second
-	DefaultCollectEvery  = 10 * time.Minute
+	DefaultMeteringInterval = 10 * time.Second
+	DefaultUsageInterval    = 30 * time.Second
+	DefaultResync           = 30 * time.Second
+	DefaultCollectEvery     = 10 * time.Minute
 )
 
 // Config says how often and where. Zero values take the defaults.
 type Config struct {
-	Beat          time.Duration
-	UsageInterval time.Duration
-	Resync        time.Duration
+	MeteringInterval time.Duration
+	UsageInterval    time.Duration
+	Resync           time.Duration
 	// CollectEvery is how often the store gives disk space of overwritten values back, and is measured.
 	CollectEvery time.Duration
 	// PortFrom and PortTo bound the host ports that this node publishes on.
@@ -140,11 +140,11 @@ type Reconciler struct {
 	// more wakes the guard of the disk when there are more containers than in the pass before, which has seen this many.
 	more    chan struct{}
 	guarded int
-	// beating orders beats, so that the meter never sees an older look after a newer one.
-	beating sync.Mutex
+	// sampling orders samples, so that the meter never sees an older look after a newer one.
+	sampling sync.Mutex
 	// steady has a share for whoever brings the clock and times in the store together; all of it is held to set the clock.
 	steady *semaphore.Weighted
-	// told is the clock that a hub has told and that the next beat sets; setting guards the exchange.
+	// told is the clock that a hub has told and that the next sample sets; setting guards the exchange.
 	told    atomic.Pointer[clock.Clock]
 	setting sync.Mutex
 	running sync.WaitGroup
@@ -179,7 +179,7 @@ func New(cfg Config, store *state.Store, clock *state.Clock, rt Runtime, nw Netw
 			*d = def
 		}
 	}
-	set(&cfg.Beat, DefaultBeat)
+	set(&cfg.MeteringInterval, DefaultMeteringInterval)
 	set(&cfg.UsageInterval, DefaultUsageInterval)
 	set(&cfg.Resync, DefaultResync)
 	set(&cfg.CollectEvery, DefaultCollectEvery)
@@ -231,7 +231,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 			r.Wake()
 		}
 	})
-	r.running.Go(func() { r.beatLoop(ctx) })
+	r.running.Go(func() { r.meteringLoop(ctx) })
 	// Apart from the passes: looking at disks and a firewall takes longer than they may. The first pass has the machine to
 	// itself, unless containerd keeps it waiting.
 	apart := func(work func()) {

@@ -33,7 +33,7 @@ type Verdict struct {
 	BundleVersion uint64
 }
 
-// Bundle is the present trust bundle; invalid before enrolment.
+// Bundle is the present trust bundle; invalid before enrollment.
 func (s *Store) Bundle() protocol.Bundle {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -238,8 +238,9 @@ func (n *usedNode) run(t testing.TB, s *state.Store, m *machine) reconcile.Repor
 	source, err := state.MachineTime()
 	require.NoError(t, err)
 	re := reconcile.New(reconcile.Config{
-		Beat: 20 * time.Millisecond, UsageInterval: 100 * time.Millisecond, Resync: 10 * time.Millisecond, PortFrom: 40000,
-		PortTo: 40099,
+		MeteringInterval: 20 * time.Millisecond, UsageInterval: 100 * time.Millisecond, Resync: 10 * time.Millisecond,
+		PortFrom: 40000,
+		PortTo:   40099,
 	}, s, state.NewClock(s, source, time.Time{}), m, networks{m}, m)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
-// LastStamp is the time that the last beat made durable.
+// LastStamp is the time that the last sample made durable.
 func (s *Store) LastStamp() clock.Stamp {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,7 +221,7 @@ func (c *Clock) Happened(t, after time.Time) time.Time {
 	return is.Happened(t, after, c.store.LastStamp(), r)
 }
 
-// Exited converts the machine's time of an exit that no beat has seen yet; zero where it cannot be known.
+// Exited converts the machine's time of an exit that no sample has seen yet; zero where it cannot be known.
 func (c *Clock) Exited(t time.Time) time.Time {
 	is, r := c.read()
 	return is.Exited(t, c.store.LastStamp(), r)

@@ -41,7 +41,7 @@ func TestClockIsCarriedOverByTheStore(t *testing.T) {
 	b.rtc = b.rtc.Add(-30 * time.Minute)
 	require.Equal(t, noon.Add(2*time.Hour+time.Minute), c.Now(), "nobody can set the counter")
 	require.True(t, c.MachineIsWrong())
-	require.NoError(t, s.Beat(meter.Observation{At: c.Now()}, c.Stamp()))
+	require.NoError(t, s.SaveSample(meter.Observation{At: c.Now()}, c.Stamp()))
 	require.NoError(t, s.Close())
 
 	b.pass(time.Minute)
@@ -59,7 +59,7 @@ func TestClockOf1970StartsFromTheFloor(t *testing.T) {
 	c := state.NewClock(s, b.source(), built)
 	require.Equal(t, noon, c.Now(), "the newest signed document is younger than the build")
 	require.False(t, c.Trusted())
-	require.NoError(t, s.Beat(meter.Observation{At: c.Now()}, clock.Stamp{
+	require.NoError(t, s.SaveSample(meter.Observation{At: c.Now()}, clock.Stamp{
 		At: noon.Add(24 * time.Hour), RTC: noon.Add(24 * time.Hour), BootID: "one",
 		Synced: true,
 	}))
@@ -81,7 +81,7 @@ func TestSettingTheClockMovesTheJournalAndBillsNothing(t *testing.T) {
 			require.NoError(t, s.UpdateRun("a.1", func(r *state.Run) { r.StartedAt, r.ReadyAt = noon, noon.Add(time.Second) }))
 			require.NoError(t, s.UpdateMember("a", func(x *state.Member) { x.RetryAt = noon.Add(time.Hour) }))
 			up := meter.Run{RunID: "a.1", MemberID: "a", StartedAt: noon, Up: true}
-			require.NoError(t, s.Beat(meter.Observation{At: from, Runs: []meter.Run{up}, CutEvery: time.Hour},
+			require.NoError(t, s.SaveSample(meter.Observation{At: from, Runs: []meter.Run{up}, CutEvery: time.Hour},
 				clock.Stamp{At: from}))
 			require.NoError(t, s.SetClock(from, clock.Stamp{At: from.Add(by), Synced: true}))
 
@@ -96,7 +96,7 @@ func TestSettingTheClockMovesTheJournalAndBillsNothing(t *testing.T) {
 			require.True(t, s.LastStamp().Synced)
 			up.StartedAt = run.StartedAt
 			end := from.Add(by + 10*time.Second)
-			require.NoError(t, s.Beat(meter.Observation{At: end, Runs: []meter.Run{up}, CutEvery: time.Second},
+			require.NoError(t, s.SaveSample(meter.Observation{At: end, Runs: []meter.Run{up}, CutEvery: time.Second},
 				clock.Stamp{At: end}))
 			billed := s.Consumed("a")["session_seconds"]
 			if by > 0 {

@@ -85,7 +85,7 @@ func TestFullDiskTakesNothingNewAndLosesNothing(t *testing.T) {
 	d.fill(0)
 	require.ErrorContains(t, s.Full(), "Free some space")
 	up := meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, Up: true}
-	beat(t, s, noon.Add(2*time.Minute), up)
+	sample(t, s, noon.Add(2*time.Minute), up)
 	require.ErrorContains(t, s.OpenRun(state.Run{ID: "r2", MemberID: "a", OpenedAt: noon}), "disk_full")
 	require.ErrorContains(t, s.AcceptLeases(d.m.leases(s.Incarnation(), lease("a", 1))), "disk_full")
 	v, parts := d.m.desired(1, workload("a", 1))
@@ -98,7 +98,7 @@ func TestFullDiskTakesNothingNewAndLosesNothing(t *testing.T) {
 
 	d.free()
 	require.NoError(t, s.AcceptPart(parts[0]))
-	beat(t, s, noon.Add(3*time.Minute), up)
+	sample(t, s, noon.Add(3*time.Minute), up)
 	seconds, _ := sealedSeconds(t, s, d.m)
 	require.InDelta(t, 180, seconds, 0)
 	require.NoError(t, s.Close())
@@ -125,7 +125,7 @@ func TestReleasingNeverWaitsForTheDisk(t *testing.T) {
 	for _, run := range []string{"run-a", "run-b"} {
 		require.NoError(t, s.UpdateRun(run, func(r *state.Run) { r.StopAsked = true }))
 	}
-	beat(t, s, noon.Add(100*time.Second),
+	sample(t, s, noon.Add(100*time.Second),
 		meter.Run{RunID: "run-a", MemberID: "a", StartedAt: noon, ExitedAt: ended},
 		meter.Run{RunID: "run-b", MemberID: "b", StartedAt: noon, ExitedAt: ended},
 		meter.Run{RunID: "run-c", MemberID: "c", StartedAt: noon, Up: true})
@@ -161,7 +161,7 @@ func TestReleasingNeverWaitsForTheDisk(t *testing.T) {
 	s = d.open()
 	check("with space again")
 	require.Equal(t, int32(7), s.Members()["b"].ExitCode)
-	beat(t, s, noon.Add(2*time.Minute), meter.Run{RunID: "run-c", MemberID: "c", StartedAt: noon, Up: true})
+	sample(t, s, noon.Add(2*time.Minute), meter.Run{RunID: "run-c", MemberID: "c", StartedAt: noon, Up: true})
 	require.NoError(t, s.Close())
 	require.NoError(t, os.Remove(filepath.Join(d.dir, "state", "reserve")))
 	s = d.open()
@@ -244,7 +244,7 @@ func TestStoreOfABusyNodeStaysSmall(t *testing.T) {
 			up[i].CPUMicros += rand.Int64N(10e6)
 			up[i].MemoryBytes = 1<<30 + rand.Int64N(1<<30)
 		}
-		beat(t, s, at, up...)
+		sample(t, s, at, up...)
 		if tick%360 == 359 {
 			last := s.Spool().LastSegment
 			require.NoError(t, s.AcknowledgeUsage(spool.Word{Incarnation: s.Incarnation(), Posted: last, Archived: last}))
@@ -257,7 +257,7 @@ func TestStoreOfABusyNodeStaysSmall(t *testing.T) {
 	require.NoError(t, s.Close())
 	s = open(t, dir, m)
 	require.False(t, s.Measured(up[0].RunID))
-	beat(t, s, noon.Add(hours*time.Hour+time.Minute))
+	sample(t, s, noon.Add(hours*time.Hour+time.Minute))
 	require.True(t, s.Measured(up[0].RunID), "what was written in pieces is read as a whole")
 }
 

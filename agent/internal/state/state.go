@@ -516,10 +516,18 @@ func (s *Store) writePending() error {
 
 func (s *Store) load() error {
 	s.d = data{
-		unverified: map[string]string{}, stored: map[string][]byte{}, batches: map[string]*protocol.Envelope{}, leaseFrom: map[string]string{},
-		sample: sample{}, parts: map[string]part{}, verdicts: map[string]Verdict{}, leases: map[string]*protocol.Lease{},
-		members: map[string]Member{},
-		runs:    map[string]Run{}, consumed: map[string]map[string]int64{}, sizes: map[uint64]int64{},
+		unverified: map[string]string{},
+		stored:     map[string][]byte{},
+		batches:    map[string]*protocol.Envelope{},
+		leaseFrom:  map[string]string{},
+		sample:     sample{},
+		parts:      map[string]part{},
+		verdicts:   map[string]Verdict{},
+		leases:     map[string]*protocol.Lease{},
+		members:    map[string]Member{},
+		runs:       map[string]Run{},
+		consumed:   map[string]map[string]int64{},
+		sizes:      map[uint64]int64{},
 	}
 	err := s.db.View(func(tx *badger.Txn) error {
 		it := tx.NewIterator(badger.IteratorOptions{PrefetchValues: true, PrefetchSize: 8})

@@ -360,21 +360,21 @@ func TestAPortThatWasGivenBackIsGivenAgainAfterAllOthers(t *testing.T) {
 	require.Equal(t, []uint16{20001, 20002, 20003, 20001, 20002}, given)
 }
 
-// use makes a container of a run up for the given seconds after noon, one beat each ten seconds.
+// use makes a container of a run up for the given seconds after noon, one sample each ten seconds.
 func use(t testing.TB, s *state.Store, member, run string, seconds int) {
 	t.Helper()
 	require.NoError(t, s.OpenRun(state.Run{ID: run, MemberID: member, OpenedAt: noon}))
 	for at := 0; at <= seconds; at += 10 {
-		beat(t, s, noon.Add(time.Duration(at)*time.Second), meter.Run{
+		sample(t, s, noon.Add(time.Duration(at)*time.Second), meter.Run{
 			RunID: run, MemberID: member, StartedAt: noon,
 			Up: true,
 		})
 	}
 }
 
-func beat(t testing.TB, s *state.Store, at time.Time, runs ...meter.Run) {
+func sample(t testing.TB, s *state.Store, at time.Time, runs ...meter.Run) {
 	t.Helper()
-	require.NoError(t, s.Beat(meter.Observation{At: at, Runs: runs}, clock.Stamp{At: at}))
+	require.NoError(t, s.SaveSample(meter.Observation{At: at, Runs: runs}, clock.Stamp{At: at}))
 }
 
 // sealedSeconds walks the chain of this incarnation as a hub would.
@@ -442,7 +442,7 @@ func TestRetiringClosesUsageWithAFinalRecordAndAProof(t *testing.T) {
 	require.NoError(t, s.AcceptState(v, parts))
 	require.NoError(t, s.AcceptLeases(m.leases(s.Incarnation(), lease("a", 1))))
 	use(t, s, "a", "r1", 45)
-	beat(t, s, noon.Add(50*time.Second), meter.Run{
+	sample(t, s, noon.Add(50*time.Second), meter.Run{
 		RunID: "r1", MemberID: "a", StartedAt: noon,
 		ExitedAt: noon.Add(47 * time.Second),
 	})
@@ -470,7 +470,7 @@ func TestWhatAMemberHasUsedCountsWhenARestoredHubBringsItBack(t *testing.T) {
 	v, parts := m.desired(1, workload("a", 1))
 	require.NoError(t, s.AcceptState(v, parts))
 	use(t, s, "a", "r1", 45)
-	beat(t, s, noon.Add(50*time.Second), meter.Run{
+	sample(t, s, noon.Add(50*time.Second), meter.Run{
 		RunID: "r1", MemberID: "a", StartedAt: noon,
 		ExitedAt: noon.Add(47 * time.Second),
 	})
@@ -522,7 +522,7 @@ func TestNewIncarnationKeepsWhatIsNotArchived(t *testing.T) {
 	s = open(t, dir, m)
 	seconds, _ = sealedSeconds(t, s, m)
 	require.InDelta(t, 90, seconds, 0)
-	beat(t, s, noon.Add(160*time.Second), meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, Up: true})
+	sample(t, s, noon.Add(160*time.Second), meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, Up: true})
 	seconds, _ = sealedSeconds(t, s, m)
 	require.InDelta(t, 130, seconds, 0)
 }
@@ -541,7 +541,7 @@ func TestLaw05StoreThatWentOnFromAnOlderCopyNoticesAndKeepsItsUsage(t *testing.T
 	require.NoError(t, os.CopyFS(copied, os.DirFS(dir)))
 
 	s = open(t, dir, m)
-	beat(t, s, noon.Add(100*time.Second), run)
+	sample(t, s, noon.Add(100*time.Second), run)
 	hub, err := s.Segment(posted + 1)
 	require.NoError(t, err)
 	require.NotNil(t, hub)
@@ -551,7 +551,7 @@ func TestLaw05StoreThatWentOnFromAnOlderCopyNoticesAndKeepsItsUsage(t *testing.T
 
 	back := open(t, copied, m)
 	for at := 70; at <= 200; at += 10 {
-		beat(t, back, noon.Add(time.Duration(at)*time.Second), run)
+		sample(t, back, noon.Add(time.Duration(at)*time.Second), run)
 	}
 	require.Greater(t, back.Spool().LastSegment, said.Posted, "it has sealed more than the hub has posted")
 	before := back.Spool()

@@ -97,12 +97,13 @@ func (x sealing) apply(d *data) {
 	}
 }
 
-// Beat takes one observation of all containers into the meter, and writes what it says in one transaction: open
-// intervals, sealed records and the time. A beat that cannot be written changes nothing; the next one makes up for it.
-func (s *Store) Beat(o meter.Observation, stamp clock.Stamp) error {
+// SaveSample takes one observation of all containers into the meter, and writes what it says in one transaction: open
+// intervals, sealed records and the time. A sample that cannot be written changes nothing; the next one makes up for
+// it.
+func (s *Store) SaveSample(o meter.Observation, stamp clock.Stamp) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	metered, records := meter.Beat(s.d.meter, o)
+	metered, records := meter.Sample(s.d.meter, o)
 	sealed, err := s.seal(records, o.At)
 	if err != nil {
 		return err

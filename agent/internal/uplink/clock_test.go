@@ -27,7 +27,7 @@ func (n *testNode) withClock(rtc time.Time, built time.Time) {
 
 // A new machine whose battery is dead: the hub's certificates are younger than anything it knows, and it still joins,
 // opens its session and learns the time.
-func TestNodeWithAClockOf1970EnrolsAndLearnsTheTime(t *testing.T) {
+func TestNodeWithAClockOf1970EnrollsAndLearnsTheTime(t *testing.T) {
 	for name, built := range map[string]time.Time{
 		"built a week ago":        time.Now().AddDate(0, 0, -7),
 		"built nobody knows when": {},
@@ -57,7 +57,7 @@ func TestNodeWhoseClockIsBehindRenewsBeforeItAsks(t *testing.T) {
 	h.lifetime = time.Hour
 	h.mu.Unlock()
 	off := time.Now().AddDate(0, 0, -30)
-	require.NoError(t, n.store.Beat(meter.Observation{At: off}, clock.Stamp{
+	require.NoError(t, n.store.SaveSample(meter.Observation{At: off}, clock.Stamp{
 		At: off, RTC: off, BootID: "another boot",
 		Synced: true,
 	}))
@@ -103,11 +103,12 @@ func TestNodeWithAClockInTheFutureSaysSoAndJoinsOnceItIsSet(t *testing.T) {
 
 // A node that has once worked for a while with its clock a year ahead, and without a hub, is not kept away for that
 // year.
-func TestNodeThatHasBeatenInTheFutureFindsBackToItsHub(t *testing.T) {
+func TestNodeThatSampledInTheFutureFindsBackToItsHub(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	require.NoError(t, n.enroll(h))
 	year := time.Now().AddDate(1, 0, 0)
-	require.NoError(t, n.store.Beat(meter.Observation{At: year}, clock.Stamp{At: year, RTC: year, BootID: "another boot"}))
+	require.NoError(t, n.store.SaveSample(meter.Observation{At: year}, clock.Stamp{At: year, RTC: year,
+		BootID: "another boot"}))
 	n.withClock(time.Now(), time.Time{})
 	require.WithinDuration(t, year, n.clock.Now(), time.Minute)
 	n.run(uplink.Config{})

@@ -35,8 +35,8 @@ const (
 	renewExpiredRetryMax = time.Minute
 )
 
-// Enrolment is what an operator gives a new node.
-type Enrolment struct {
+// Enrollment is what an operator gives a new node.
+type Enrollment struct {
 	APIURL string
 	// RootFingerprint pins the root: a key's fingerprint or the root role's digest (protocol.VerifyBundle).
 	RootFingerprint string
@@ -46,7 +46,7 @@ type Enrolment struct {
 
 // Enroll joins the mesh: it gets the trust bundle, verifies it by the pinned root, and only then shows the join token.
 // The same token with the same key gives the same node id, so an answer that was lost costs nothing.
-func Enroll(ctx context.Context, e Enrolment, creds *Credentials, store *state.Store, clock *state.Clock) error {
+func Enroll(ctx context.Context, e Enrollment, creds *Credentials, store *state.Store, clock *state.Clock) error {
 	if err := e.check(); err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func Enroll(ctx context.Context, e Enrolment, creds *Credentials, store *state.S
 			"The data directory holds a trust bundle that the hub's does not continue. Give this agent an empty data directory.",
 			err).Permanent()
 	}
-	failpoint.Hit("agent/enrol/trusted")
+	failpoint.Hit("agent/enroll/trusted")
 	clock.Passed(bundle.Message().GetIssuedAt().AsTime())
 	csr, err := creds.request(e.Hostname)
 	if err != nil {
@@ -71,7 +71,7 @@ func Enroll(ctx context.Context, e Enrolment, creds *Credentials, store *state.S
 	if err := api.call(ctx, http.MethodPost, "/api/v1/nodes/enroll", body, &answer); err != nil {
 		return err
 	}
-	failpoint.Hit("agent/enrol/answered")
+	failpoint.Hit("agent/enroll/answered")
 	id := Identity{
 		NodeID: answer.NodeID, HubID: answer.HubID, APIURL: e.APIURL, SessionAddr: answer.SessionAddr,
 		RegistryHost: answer.RegistryHost, RootFingerprint: e.RootFingerprint,
@@ -79,7 +79,7 @@ func Enroll(ctx context.Context, e Enrolment, creds *Credentials, store *state.S
 	return creds.save(id, answer.chain())
 }
 
-func (e Enrolment) check() error {
+func (e Enrollment) check() error {
 	missing := func(what, flag string) error {
 		return fault.New(fault.Malformed, "enrolment_incomplete", fmt.Sprintf("This node is not enrolled and has no %s. "+
 			"Give it with %s.", what, flag), nil).Permanent()
@@ -125,7 +125,7 @@ func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle
 	return b, nil
 }
 
-// trustAgain gets the trust bundle from the hub as at enrolment, by the pinned root, because the stored one does not
+// trustAgain gets the trust bundle from the hub as at enrollment, by the pinned root, because the stored one does not
 // verify.
 func (u *Uplink) trustAgain(ctx context.Context) error {
 	id := u.creds.Identity()

@@ -29,7 +29,7 @@ import (
 const (
 	keyFile         = "node.key"      // Ed25519 private key, PKCS #8 PEM; made here, never leaves
 	certificateFile = "node.crt"      // the short-lived certificate and its chain, PEM
-	identityFile    = "identity.json" // what the hub said at enrolment
+	identityFile    = "identity.json" // what the hub said at enrollment
 )
 
 const (
@@ -38,7 +38,7 @@ const (
 	pemRequest     = "CERTIFICATE REQUEST"
 )
 
-// Identity is what the hub said at enrolment.
+// Identity is what the hub said at enrollment.
 type Identity struct {
 	NodeID          string `json:"node_id"`
 	HubID           string `json:"hub_id"`
@@ -168,7 +168,7 @@ func (c *Credentials) Enrolled() bool {
 	return c.identity.NodeID != "" && c.cert != nil
 }
 
-// Identity returns what the hub said at enrolment; the zero value before it.
+// Identity returns what the hub said at enrollment; the zero value before it.
 func (c *Credentials) Identity() Identity {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -229,7 +229,7 @@ func (c *Credentials) save(id Identity, chain []byte) error {
 	if err := writeFile(filepath.Join(c.dir, certificateFile), chain); err != nil {
 		return err
 	}
-	failpoint.Hit("agent/enrol/certified")
+	failpoint.Hit("agent/enroll/certified")
 	if err := writeFile(filepath.Join(c.dir, identityFile), append(raw, '\n')); err != nil {
 		return err
 	}

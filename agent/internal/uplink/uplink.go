@@ -1,4 +1,4 @@
-// Package uplink is the node's side of the session to a hub: it enrols, keeps the certificate fresh, dials, verifies
+// Package uplink is the node's side of the session to a hub: it enrolls, keeps the certificate fresh, dials, verifies
 // and accepts what is pushed, reports what is observed, uploads usage, fetches documents and serves tunnels. It decides
 // nothing about workloads, and nothing waits for it: without a hub everything else goes on.
 package uplink
@@ -63,7 +63,7 @@ type Config struct {
 	DialRetryMax time.Duration
 	// UsageRetry is the pause after a segment that the hub could not take now.
 	UsageRetry time.Duration
-	// APIURL is the hub's API, for renewals; SessionAddr overrides the address from enrolment when set.
+	// APIURL is the hub's API, for renewals; SessionAddr overrides the address from enrollment when set.
 	APIURL      string
 	SessionAddr string
 	// Facts are gathered for each hello.

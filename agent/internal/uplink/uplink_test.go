@@ -95,7 +95,7 @@ func openNode(t testing.TB) *testNode {
 }
 
 func (n *testNode) enroll(h *testHub) error {
-	return uplink.Enroll(n.t.Context(), uplink.Enrolment{
+	return uplink.Enroll(n.t.Context(), uplink.Enrollment{
 		APIURL: h.api.URL, RootFingerprint: h.fingerprint(), JoinToken: joinToken, Hostname: "node-one",
 	}, n.creds, n.store, n.clock)
 }
@@ -122,7 +122,7 @@ func start(t testing.TB) (*testHub, *testNode, *hubSession) {
 	return h, n, h.next()
 }
 
-func TestEnrolmentMakesAKeyThatStaysOnTheNode(t *testing.T) {
+func TestEnrollmentMakesAKeyThatStaysOnTheNode(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	require.False(t, n.creds.Enrolled())
 	require.NoError(t, n.enroll(h))
@@ -140,35 +140,35 @@ func TestEnrolmentMakesAKeyThatStaysOnTheNode(t *testing.T) {
 	require.NoError(t, n.enroll(h), "an answer that was lost costs nothing: the same key gets the same id")
 }
 
-func TestEnrolmentSaysWhatIsWrong(t *testing.T) {
+func TestEnrollmentSaysWhatIsWrong(t *testing.T) {
 	h := newHub(t)
-	good := uplink.Enrolment{APIURL: h.api.URL, RootFingerprint: h.fingerprint(), JoinToken: joinToken, Hostname: "n"}
+	good := uplink.Enrollment{APIURL: h.api.URL, RootFingerprint: h.fingerprint(), JoinToken: joinToken, Hostname: "n"}
 	taken := openNode(t)
 	require.NoError(t, taken.enroll(h))
 	for name, c := range map[string]struct {
-		change func(*uplink.Enrolment)
+		change func(*uplink.Enrollment)
 		code   string
 		says   string
 		lasts  bool
 	}{
 		"wrong fingerprint": {
-			func(e *uplink.Enrolment) { e.RootFingerprint = "sha256:" + strings.Repeat("0", 64) },
+			func(e *uplink.Enrollment) { e.RootFingerprint = "sha256:" + strings.Repeat("0", 64) },
 			"root_fingerprint_mismatch", "Compare the fingerprint", true,
 		},
 		"pin of no form": {
-			func(e *uplink.Enrolment) { e.RootFingerprint = "sha256:00" }, "root_fingerprint_invalid",
+			func(e *uplink.Enrollment) { e.RootFingerprint = "sha256:00" }, "root_fingerprint_invalid",
 			"gpuaas-hub trust show", true,
 		},
-		"used token": {func(*uplink.Enrolment) {}, "join_token_invalid", "Make a new one", true},
+		"used token": {func(*uplink.Enrollment) {}, "join_token_invalid", "Make a new one", true},
 		"nobody there": {
-			func(e *uplink.Enrolment) { e.APIURL = "https://127.0.0.1:1" }, "hub_unreachable",
+			func(e *uplink.Enrollment) { e.APIURL = "https://127.0.0.1:1" }, "hub_unreachable",
 			"Check the address", false,
 		},
 		"no token": {
-			func(e *uplink.Enrolment) { e.JoinToken = "" }, "enrolment_incomplete", "--join-token-file",
+			func(e *uplink.Enrollment) { e.JoinToken = "" }, "enrolment_incomplete", "--join-token-file",
 			true,
 		},
-		"plain http": {func(e *uplink.Enrolment) { e.APIURL = "http://hub" }, "api_url_invalid", "https://", true},
+		"plain http": {func(e *uplink.Enrollment) { e.APIURL = "http://hub" }, "api_url_invalid", "https://", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, e := openNode(t), good
@@ -198,7 +198,7 @@ func TestAnEnrollingNodeShowsItsTokenOnlyToAHubThatThePinnedRootSigned(t *testin
 	require.False(t, h.used, "the join token was shown")
 
 	h.bundle = honest
-	e := uplink.Enrolment{
+	e := uplink.Enrollment{
 		APIURL:          h.api.URL,
 		RootFingerprint: protocol.RootRoleDigest(honest.Message().GetRoles()[0]),
 		JoinToken:       joinToken,
@@ -414,12 +414,12 @@ func (n *testNode) use(segments int) {
 	}
 	for range segments + 1 {
 		r := meter.Run{RunID: run, MemberID: "m1", StartedAt: n.clock.Now(), Up: true}
-		require.NoError(n.t, n.store.Beat(meter.Observation{At: at, Runs: []meter.Run{r}, CutEvery: time.Second},
+		require.NoError(n.t, n.store.SaveSample(meter.Observation{At: at, Runs: []meter.Run{r}, CutEvery: time.Second},
 			clock.Stamp{}))
 		at = at.Add(10 * time.Second)
 	}
 	at = at.Add(time.Second)
-	require.NoError(n.t, n.store.Beat(meter.Observation{At: at}, clock.Stamp{}))
+	require.NoError(n.t, n.store.SaveSample(meter.Observation{At: at}, clock.Stamp{}))
 	require.NoError(n.t, n.store.CloseRun(run))
 }
 

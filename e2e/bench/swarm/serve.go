@@ -19,7 +19,7 @@ import (
 const (
 	// maxCommandBytes bounds one command: thousands of tokens fit.
 	maxCommandBytes = 8 << 20
-	// enrolling is how many nodes enrol at once.
+	// enrolling is how many nodes enroll at once.
 	enrolling = 8
 	// patience bounds how long a command waits for the nodes.
 	patience = 5 * time.Minute
@@ -110,8 +110,8 @@ func (c *crowd) do(ctx context.Context, cmd Command) (Reply, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	switch {
-	case cmd.Enrol != nil:
-		return c.enrol(ctx, *cmd.Enrol)
+	case cmd.Enroll != nil:
+		return c.enroll(ctx, *cmd.Enroll)
 	case cmd.Connect != nil:
 		return c.connect(ctx, cmd.Connect.Nodes)
 	case cmd.Back != nil:
@@ -124,7 +124,7 @@ func (c *crowd) do(ctx context.Context, cmd Command) (Reply, error) {
 	return Reply{}, errors.New("no command")
 }
 
-func (c *crowd) enrol(ctx context.Context, in Enrol) (Reply, error) {
+func (c *crowd) enroll(ctx context.Context, in Enroll) (Reply, error) {
 	door, err := newDoor(ctx, in)
 	if err != nil {
 		return Reply{}, err
@@ -134,12 +134,12 @@ func (c *crowd) enrol(ctx context.Context, in Enrol) (Reply, error) {
 	group.SetLimit(enrolling)
 	for i, token := range in.Tokens {
 		group.Go(func() (err error) {
-			fresh[i], err = door.enrol(ctx, len(c.nodes)+i, token)
+			fresh[i], err = door.enroll(ctx, len(c.nodes)+i, token)
 			return err
 		})
 	}
 	if err := group.Wait(); err != nil {
-		return Reply{}, fmt.Errorf("enrol: %w", err)
+		return Reply{}, fmt.Errorf("enroll: %w", err)
 	}
 	c.nodes = append(c.nodes, fresh...)
 	var r Reply

@@ -1,5 +1,5 @@
 // Package swarm is thousands of simulated nodes in one process, and how a benchmark commands that process. A node of it
-// enrols, dials, says hello, verifies and accepts its desired state, reports, and uploads usage that it sealed and
+// enrolls, dials, says hello, verifies and accepts its desired state, reports, and uploads usage that it sealed and
 // signed, as an agent does (agent/internal/uplink); it has no containers, no disk and no clock of its own.
 package swarm
 
@@ -17,15 +17,15 @@ import (
 
 // Command is one line to the process; exactly one field is set.
 type Command struct {
-	Enrol   *Enrol   `json:"enrol,omitempty"`
+	Enroll  *Enroll  `json:"enroll,omitempty"`
 	Connect *Connect `json:"connect,omitempty"`
 	Back    *Back    `json:"back,omitempty"`
 	Seal    *Seal    `json:"seal,omitempty"`
 	Upload  *Upload  `json:"upload,omitempty"`
 }
 
-// Enrol lets a new node in for each token.
-type Enrol struct {
+// Enroll lets a new node in for each token.
+type Enroll struct {
 	APIURL          string   `json:"api_url"`
 	RootFingerprint string   `json:"root_fingerprint"`
 	Tokens          []string `json:"tokens"`

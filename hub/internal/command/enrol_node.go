@@ -40,7 +40,7 @@ func (s *Service) EnrolNode(ctx context.Context, m Meta, in EnrolNodeInput) (Nod
 	if err != nil {
 		return NodeCredentials{}, err
 	}
-	failpoint.Hit("hub/enrol/committed")
+	failpoint.Hit("hub/enroll/committed")
 	// After the commit: a certificate is of no use to a node that is not in the books.
 	certificate, err := s.Keys.IssueNodeCertificate(csr, node.ID, s.CertificateTTL, m.Now)
 	if err != nil {

@@ -1643,7 +1643,7 @@ type JoinToken struct {
 	// NodeID UUIDv7 in lower case.
 	NodeID ID `json:"node_id,omitempty,omitzero"`
 
-	// RootFingerprint Pin of the root: sha256:<hex> of the raw public key, or root-role-sha256:<hex> of the root role where there are several root keys. Goes into the enrolment beside the token.
+	// RootFingerprint Pin of the root: sha256:<hex> of the raw public key, or root-role-sha256:<hex> of the root role where there are several root keys. Goes into the enrollment beside the token.
 	RootFingerprint string          `json:"root_fingerprint"`
 	Status          JoinTokenStatus `json:"status"`
 

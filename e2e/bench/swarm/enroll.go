@@ -30,7 +30,7 @@ const perAddress = 100
 
 // door is the hub's API for nodes that have no certificate yet.
 type door struct {
-	in     Enrol
+	in     Enroll
 	bundle protocol.Bundle
 	// clients call from addresses of their own, one for each perAddress nodes.
 	clients []*http.Client
@@ -39,7 +39,7 @@ type door struct {
 // siteAddress is the n-th site's: each has a /24 of the loopback network of its own.
 func siteAddress(n int) net.IP { return net.IPv4(127, byte(64+n>>8), byte(n), 1) }
 
-func newDoor(ctx context.Context, in Enrol) (*door, error) {
+func newDoor(ctx context.Context, in Enroll) (*door, error) {
 	d := &door{in: in}
 	for i := range 1 + len(in.Tokens)/perAddress {
 		dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: siteAddress(i)}}
@@ -114,8 +114,8 @@ func (d *door) callOnce(ctx context.Context, nth int, method, path string, in,
 	return 0, json.Unmarshal(raw, out)
 }
 
-// enrol makes a key and has the hub certify it.
-func (d *door) enrol(ctx context.Context, index int, token string) (*node, error) {
+// enroll makes a key and has the hub certify it.
+func (d *door) enroll(ctx context.Context, index int, token string) (*node, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return nil, err

@@ -11,15 +11,15 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// beatLoop beats the meter, rotates logs and gives disk space back, whatever the loop of decisions is doing.
-func (r *Reconciler) beatLoop(ctx context.Context) {
-	beat := time.NewTicker(r.cfg.Beat)
-	defer beat.Stop()
+// meteringLoop samples the meter, rotates logs and gives disk space back, whatever the loop of decisions is doing.
+func (r *Reconciler) meteringLoop(ctx context.Context) {
+	sample := time.NewTicker(r.cfg.MeteringInterval)
+	defer sample.Stop()
 	collect := time.NewTicker(r.cfg.CollectEvery)
 	defer collect.Stop()
 	for {
-		if _, err := r.beat(ctx); err != nil && ctx.Err() == nil {
-			r.log.WarnContext(ctx, "no beat", "error", err)
+		if _, err := r.sample(ctx); err != nil && ctx.Err() == nil {
+			r.log.WarnContext(ctx, "no sample", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -30,7 +30,7 @@ func (r *Reconciler) beatLoop(ctx context.Context) {
 			}
 			r.note(protocol.ConditionStoreLarge, r.store.Oversized())
 			r.Wake()
-		case <-beat.C:
+		case <-sample.C:
 			if err := r.runtime.RotateLogs(ctx); err != nil && ctx.Err() == nil {
 				r.log.WarnContext(ctx, "cannot rotate logs", "error", err)
 			}
@@ -38,10 +38,10 @@ func (r *Reconciler) beatLoop(ctx context.Context) {
 	}
 }
 
-// beat takes one complete look at the containers into the meter and returns it. A look that failed is no beat: the next
-// one extends all that still runs, so nothing is lost. Where a hub has told another time, the clock is set right after
-// the look.
-func (r *Reconciler) beat(ctx context.Context) ([]runtime.Container, error) {
+// sample takes one complete look at the containers into the meter and returns it. A look that failed is no sample: the
+// next one extends all that still runs, so nothing is lost. Where a hub has told another time, the clock is set right
+// after the look.
+func (r *Reconciler) sample(ctx context.Context) ([]runtime.Container, error) {
 	share := int64(1)
 	if r.told.Load() != nil {
 		share = everyone
@@ -50,8 +50,8 @@ func (r *Reconciler) beat(ctx context.Context) ([]runtime.Container, error) {
 		return nil, err
 	}
 	defer r.steady.Release(share)
-	r.beating.Lock()
-	defer r.beating.Unlock()
+	r.sampling.Lock()
+	defer r.sampling.Unlock()
 	containers, err := r.observe(ctx)
 	if err == nil && share == everyone {
 		err = r.setClock(ctx)
@@ -87,7 +87,7 @@ func (r *Reconciler) observe(ctx context.Context) ([]runtime.Container, error) {
 		halfDone := before[c.ID].StartedAt.IsZero() && (c.State == runtime.StateCreated || c.State == runtime.StateLost)
 		switch {
 		case halfDone && !run.StartedAt.IsZero(), run.StartedAt.IsZero() && busy[c.MemberID].Other:
-			// Its start is under way: it counts from when that is noted, in a later beat.
+			// Its start is under way: it counts from when that is noted, in a later sample.
 			run.Up, run.StartedAt, run.ExitedAt = false, time.Time{}, time.Time{}
 		case !run.StartedAt.IsZero():
 		default:
@@ -98,15 +98,15 @@ func (r *Reconciler) observe(ctx context.Context) ([]runtime.Container, error) {
 		}
 		o.Runs = append(o.Runs, run)
 	}
-	failpoint.Hit("agent/beat/looked")
-	err = r.store.Beat(o, stamp)
-	failpoint.Hit("agent/beat/kept")
+	failpoint.Hit("agent/sample/observed")
+	err = r.store.SaveSample(o, stamp)
+	failpoint.Hit("agent/sample/saved")
 	r.note(protocol.ConditionDiskFull, r.store.Full())
 	return containers, err
 }
 
 // syncWait bounds how long a session waits until the clock is set; a machine that does not answer sets it with a later
-// beat.
+// sample.
 const syncWait = 5 * time.Second
 
 // SyncClock takes over the time that a hub told in an answer that took so long.
@@ -116,12 +116,12 @@ func (r *Reconciler) SyncClock(ctx context.Context, hub time.Time, took time.Dur
 	}
 	ctx, cancel := context.WithTimeout(ctx, syncWait)
 	defer cancel()
-	if _, err := r.beat(ctx); err != nil {
+	if _, err := r.sample(ctx); err != nil {
 		r.log.WarnContext(ctx, "the clock is wrong and cannot be set yet", "error", err)
 	}
 }
 
-// tell reports whether the hub's time is another one: then the clock is set at a beat, so that all that has passed by
+// tell reports whether the hub's time is another one: then the clock is set at a sample, so that all that has passed by
 // the old time is measured, and nothing of the leap.
 func (r *Reconciler) tell(hub time.Time, took time.Duration) (leaps bool) {
 	defer r.Wake()
@@ -137,7 +137,7 @@ func (r *Reconciler) tell(hub time.Time, took time.Duration) (leaps bool) {
 	return false
 }
 
-// setClock follows a beat with nothing in between.
+// setClock follows a sample with nothing in between.
 func (r *Reconciler) setClock(ctx context.Context) error {
 	r.setting.Lock()
 	defer r.setting.Unlock()
