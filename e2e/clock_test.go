@@ -51,8 +51,10 @@ func (w *world) dated(name string, off time.Duration) *datedNode {
 	n.jump(off)
 	c := w.agentConfig(name)
 	c.Bin, c.Env = failpointBinaries(w.t), []string{"GPUAAS_FAILPOINT_CLOCK=" + n.file}
-	c.ExtraArgs = []string{"--metering-interval", beat.String(), "--usage-interval", "1s", "--resync", "5s",
-		"--report-interval", "1s"}
+	c.ExtraArgs = []string{
+		"--metering-interval", beat.String(), "--usage-interval", "1s", "--resync", "5s",
+		"--report-interval", "1s",
+	}
 	n.steadyNode = w.keep(w.startAgent(c))
 	return n
 }

@@ -206,8 +206,10 @@ func (w *world) agentConfig(name string) devcluster.AgentConfig {
 		ContainerdAddress: w.containerd.Address, ContainerdNamespace: fmt.Sprintf("e2e-%03d-%s", w.number, name),
 		Bridge: w.bridge(n), PodCIDR: w.subnet(n) + "0/24", PortRange: w.ports(n),
 		CgroupParent: fmt.Sprintf("/gpuaas-e2e-%03d-%s", w.number, name),
-		ExtraArgs: []string{"--metering-interval", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval",
-			"5s"},
+		ExtraArgs: []string{
+			"--metering-interval", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval",
+			"5s",
+		},
 	}
 }
 

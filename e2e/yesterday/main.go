@@ -124,7 +124,10 @@ func (r *recording) startNode(ctx context.Context) error {
 		ContainerdAddress: r.containerd.Address, ContainerdNamespace: "yesterday", Bridge: "gpyest0",
 		PodCIDR:   "10.230.0.0/24",
 		PortRange: "23900-23919", CgroupParent: "/gpuaas-yesterday",
-		ExtraArgs: []string{"--metering-interval", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval", "5s"},
+		ExtraArgs: []string{
+			"--metering-interval", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval",
+			"5s",
+		},
 	})
 	if err != nil {
 		return err

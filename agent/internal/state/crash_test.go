@@ -91,13 +91,17 @@ func victim(dir string) {
 		for range 4 {
 			at = at.Add(10 * time.Second)
 			require.NoError(t,
-				s.SaveSample(meter.Observation{At: at, Runs: []meter.Run{{RunID: run, MemberID: "a", StartedAt: started,
-					Up: true}}},
+				s.SaveSample(meter.Observation{At: at, Runs: []meter.Run{{
+					RunID: run, MemberID: "a", StartedAt: started,
+					Up: true,
+				}}},
 					clock.Stamp{At: at}))
 		}
 		require.NoError(t,
-			s.SaveSample(meter.Observation{At: at, Runs: []meter.Run{{RunID: run, MemberID: "a", StartedAt: started,
-				ExitedAt: at}}},
+			s.SaveSample(meter.Observation{At: at, Runs: []meter.Run{{
+				RunID: run, MemberID: "a", StartedAt: started,
+				ExitedAt: at,
+			}}},
 				clock.Stamp{At: at}))
 		require.NoError(t, s.CloseRun(run))
 		promise("sealed %d", s.Spool().LastSegment)

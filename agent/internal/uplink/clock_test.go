@@ -107,8 +107,10 @@ func TestNodeThatSampledInTheFutureFindsBackToItsHub(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	require.NoError(t, n.enroll(h))
 	year := time.Now().AddDate(1, 0, 0)
-	require.NoError(t, n.store.SaveSample(meter.Observation{At: year}, clock.Stamp{At: year, RTC: year,
-		BootID: "another boot"}))
+	require.NoError(t, n.store.SaveSample(meter.Observation{At: year}, clock.Stamp{
+		At: year, RTC: year,
+		BootID: "another boot",
+	}))
 	n.withClock(time.Now(), time.Time{})
 	require.WithinDuration(t, year, n.clock.Now(), time.Minute)
 	n.run(uplink.Config{})
