@@ -77,15 +77,15 @@ type hub struct {
 	sessionAddr string
 	certificate *trust.Server
 
-	session    *nodelink.Server
+	nodelink   *nodelink.Server
 	dispatcher *dispatch.Dispatcher
-	intake     *nodes.Service
+	nodes      *nodes.Service
 	wakes      event.Wakes
 	commands   *command.Service
 	shutOut    fleet.ShutOut
 	handler    http.Handler
 
-	resync, poked, reloadShutOut *loop.Loop
+	reloadShutOut *loop.Loop
 }
 
 func (h *hub) onClose(fn func() error) { h.closers = append(h.closers, fn) }
@@ -169,15 +169,18 @@ func (h *hub) listen(ctx context.Context) (err error) {
 	}
 	h.observeBundle()
 	h.certificate = &trust.Server{Keys: h.keys, Names: h.names(), TTL: h.conf.serverLifetime, Now: time.Now}
-	h.session = nodelink.NewServer(nodelink.Options{
-		Bundle: h.keys.Bundle, BundleAfter: h.keys.BundleAfter, Certificate: h.certificate.Certificate,
-		ShutOut: h.shutOut.Has, Now: time.Now, Log: h.log,
+	h.nodelink = nodelink.NewServer(nodelink.Options{
+		Bundle:      h.keys.Bundle,
+		Certificate: h.certificate.Certificate,
+		ShutOut:     h.shutOut.Has,
+		Now:         time.Now,
+		Log:         h.log,
 	})
 	reset, err := h.keys.ResetKey()
 	if err != nil {
 		return err
 	}
-	if h.sessions, err = link.Listen(h.conf.sessionListen, h.session.TLS(), (*link.ResetKey)(&reset)); err != nil {
+	if h.sessions, err = link.Listen(h.conf.sessionListen, h.nodelink.TLS(), (*link.ResetKey)(&reset)); err != nil {
 		return listenTrouble("session-listen", h.conf.sessionListen, "UDP", err)
 	}
 	h.onClose(func() error { return ignoreClosed(h.sessions.Close()) })
@@ -285,23 +288,7 @@ func (h *hub) wire(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	h.dispatcher = dispatch.New(&dispatch.Dispatcher{
-		DB: h.db, Keys: h.keys, Link: h.session,
-		LeaseDuration: h.conf.leaseDuration, Now: time.Now, Log: h.log,
-	})
-	h.poked = loop.New("dispatch", h.conf.resync, h.dispatcher.Woken, h.log)
-	h.resync = loop.New("resync", h.conf.resync, h.dispatcher.Resync, h.log)
-	h.dispatcher.Wake = h.poked.Wake
-	h.reloadShutOut = loop.New("shut-out", h.conf.resync, func(ctx context.Context) error {
-		return h.shutOut.Load(ctx, h.db)
-	}, h.log)
-	h.intake = nodes.New(&nodes.Service{
-		DB: h.db, ReplicaID: h.process.ID, Started: time.Now(), Newest: dispatch.NewestHead, Line: h.keys.Line,
-		Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise,
-		Complete: h.dispatcher.Complete, Kick: h.session.Kick, Changed: h.wakes.Changed, Now: time.Now, Log: h.log,
-	})
-	h.session.Intake, h.session.Documents, h.session.Credentials, h.session.Connected = h.intake, h.dispatcher, h.registry,
-		h.dispatcher.Poke
+	h.wireNodes()
 	h.commands = h.newCommands()
 	h.handler, err = httpapi.NewHandler(h.server(), httpapi.Config{ //nolint:contextcheck // each request brings its own
 		Authenticator: httpapi.TokenAuthenticator{DB: h.db, Proofs: &iam.Proofs{}}, Auditor: &command.FailureAudit{DB: h.db},
@@ -311,18 +298,47 @@ func (h *hub) wire(ctx context.Context) (err error) {
 	return err
 }
 
+// wireNodes connects the node side in one direction: nodelink carries, dispatch pushes through it, nodes handles what
+// comes back and enqueues. nodelink gets its handler when it serves.
+func (h *hub) wireNodes() {
+	h.dispatcher = dispatch.New(dispatch.Config{
+		DB:            h.db,
+		Keys:          h.keys,
+		Link:          h.nodelink,
+		LeaseDuration: h.conf.leaseDuration,
+		SyncEvery:     h.conf.resync,
+		Now:           time.Now,
+		Log:           h.log,
+	})
+	h.reloadShutOut = loop.New("shut-out", h.conf.resync, func(ctx context.Context) error {
+		return h.shutOut.Load(ctx, h.db)
+	}, h.log)
+	h.nodes = nodes.New(nodes.Config{
+		DB:         h.db,
+		Dispatcher: h.dispatcher,
+		Keys:       h.keys,
+		Registry:   h.registry,
+		ReplicaID:  h.process.ID,
+		Started:    time.Now(),
+		Disconnect: h.nodelink.Disconnect,
+		Changed:    h.wakes.Changed,
+		Now:        time.Now,
+		Log:        h.log,
+	})
+}
+
 // server gives the REST face its commands and queries.
 func (h *hub) server() *httpapi.Server {
 	return &httpapi.Server{
 		Version:      daemon.Version(),
 		Ready:        h.db.Ping,
 		Commands:     h.commands,
-		Queries:      &query.Service{DB: h.db, Generation: dispatch.Newest},
+		Queries:      &query.Service{DB: h.db, Generation: dispatch.NewestGeneration},
 		Keys:         h.keys,
 		Registry:     h.registry,
 		SessionAddr:  h.sessionAddr,
 		RegistryHost: h.registry.Host(),
-		Logs:         h.session,
+		Logs:         h.nodelink,
 		Wakes:        &h.wakes,
 	}
 }
@@ -336,8 +352,8 @@ func (h *hub) newCommands() *command.Service {
 		Registry:       h.registry,
 		LeaseDuration:  h.conf.leaseDuration,
 		CertificateTTL: h.conf.certificateLifetime,
-		EnqueueNode:    h.dispatcher.Poke,
-		Disconnect:     h.session.Kick,
+		EnqueueNode:    h.dispatcher.Enqueue,
+		Disconnect:     h.nodelink.Disconnect,
 		ShutOut:        h.dismiss,
 		Log:            h.log,
 	}
@@ -345,17 +361,15 @@ func (h *hub) newCommands() *command.Service {
 
 // dismiss ends the connection of a node that was banned or removed, and has its next handshake refused.
 func (h *hub) dismiss(nodeID, reason string) {
-	h.session.Kick(nodeID, reason)
+	h.nodelink.Disconnect(nodeID, reason)
 	h.reloadShutOut.Wake()
 }
 
 // loops are what works by itself.
 func (h *hub) loops() []*loop.Loop {
 	sequencer := &event.Sequencer{DB: h.db, Holder: h.keys.HubID(), Now: time.Now}
-	return []*loop.Loop{
-		h.poked, h.resync, h.reloadShutOut,
-		loop.New("renew", h.conf.resync, h.dispatcher.Renew, h.log),
-		loop.New("sweep", min(sweepEvery, h.conf.resync), h.intake.Sweep, h.log),
+	return append(h.dispatcher.Loops(), h.reloadShutOut,
+		loop.New("sweep", min(sweepEvery, h.conf.resync), h.nodes.Sweep, h.log),
 		loop.New("sequencer", sequenceEvery, func(ctx context.Context) error { _, err := sequencer.Pass(ctx); return err },
 			h.log),
 		loop.New("accrue", accrueEvery, h.accrue, h.log),
@@ -365,7 +379,7 @@ func (h *hub) loops() []*loop.Loop {
 		loop.New("collect", collectEvery, h.collect, h.log),
 		loop.New("usage slots", rotateEvery, h.rotateUsage, h.log),
 		loop.New("retention", deleteEvery, h.deleteOld, h.log),
-	}
+	)
 }
 
 func (h *hub) accrue(ctx context.Context) error {
@@ -417,7 +431,7 @@ func (h *hub) run(ctx context.Context, stdout io.Writer, hangup <-chan os.Signal
 			return h.keys.Bundle().NodeCAs()
 		}), h.log)
 	})
-	group.Go(func() error { return h.session.Serve(ctx, h.sessions) })
+	group.Go(func() error { return h.nodelink.Serve(ctx, h.sessions, h.nodes) })
 	group.Go(func() error { return h.lease.Keep(ctx, h.log) })
 	for _, l := range h.loops() {
 		group.Go(func() error { return l.Run(ctx) })
@@ -435,7 +449,7 @@ func (h *hub) run(ctx context.Context, stdout io.Writer, hangup <-chan os.Signal
 		for {
 			select {
 			case <-hangup:
-				h.resync.Wake()
+				h.dispatcher.EnqueueAll()
 			case <-ctx.Done():
 				return nil
 			}

@@ -38,11 +38,11 @@ func mayPull(ctx context.Context, tx db.Tx, nodeID, repository string) (bool, er
 	case repositories != nil:
 		return slices.Contains(*repositories, repository), nil
 	}
-	doc, err := load(ctx, tx, nodeID)
+	doc, err := selectNewest(ctx, tx, nodeID)
 	if err != nil {
 		return false, err
 	}
-	documents, err := parts(ctx, tx, doc, math.MaxInt)
+	documents, err := selectParts(ctx, tx, doc, math.MaxInt)
 	if err != nil {
 		return false, err
 	}

@@ -70,8 +70,10 @@ func TestMayPullTakesOneStatement(t *testing.T) {
 		require.NoError(t, err)
 		envelope, err := proto.Marshal(&protocol.Envelope{Payload: payload})
 		require.NoError(t, err)
-		h := head{nodeID: node, epoch: 1, generation: generation, keyID: "k", sha256: []byte{1}}
-		do(func(tx db.Tx) error { return insert(t.Context(), tx, h, head{nodeID: node}, nil, envelope, state, now) })
+		h := stateHeader{nodeID: node, epoch: 1, generation: generation, keyID: "k", sha256: []byte{1}}
+		do(func(tx db.Tx) error {
+			return insertState(t.Context(), tx, h, stateHeader{nodeID: node}, nil, envelope, state, now)
+		})
 	}
 	runs := func(id, image string) *protocol.Workload {
 		return &protocol.Workload{Id: id, Services: []*protocol.Service{{Name: "main", Image: image}}}

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -19,8 +21,8 @@ import (
 // before the newest.
 const keepStates = 4
 
-// head is the newest state of a node, without its documents.
-type head struct {
+// stateHeader is the newest state of a node, without its documents.
+type stateHeader struct {
 	nodeID     string
 	epoch      uint64
 	generation uint64
@@ -29,37 +31,48 @@ type head struct {
 	sha256     []byte
 }
 
-const headColumns = `node_id, epoch, generation, rev, key_id, payload_sha256`
+const headerColumns = `node_id, epoch, generation, rev, key_id, payload_sha256`
 
-func scanHead(row pgx.Row) (h head, err error) {
+// isAfter orders the states of one node.
+func (h stateHeader) isAfter(o stateHeader) bool {
+	return h.epoch > o.epoch || h.epoch == o.epoch && h.generation > o.generation
+}
+
+// isHeldBy reports whether the node acknowledged this state.
+func (h stateHeader) isHeldBy(acked nodelink.AckedState) bool {
+	return acked.Epoch == h.epoch && acked.Generation == h.generation && bytes.Equal(acked.StateSHA256, h.sha256)
+}
+
+func scanHeader(row pgx.Row) (h stateHeader, err error) {
 	err = row.Scan(&h.nodeID, &h.epoch, &h.generation, &h.rev, &h.keyID, &h.sha256)
 	return h, err
 }
 
-// newest returns the node's newest state; its generation is 0 when there is none.
-func newest(ctx context.Context, tx db.Tx, nodeID string) (head, error) {
-	h, err := scanHead(tx.QueryRow(ctx, `SELECT `+headColumns+
+// newestHeader returns the node's newest state; its generation is 0 when there is none.
+func newestHeader(ctx context.Context, tx db.Tx, nodeID string) (stateHeader, error) {
+	h, err := scanHeader(tx.QueryRow(ctx, `SELECT `+headerColumns+
 		` FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC LIMIT 1`, nodeID))
 	if db.IsNoRows(err) {
-		return head{nodeID: nodeID}, nil
+		return stateHeader{nodeID: nodeID}, nil
 	}
 	return h, err
 }
 
-// Newest returns the number of the node's newest state; 0 when there is none.
-func Newest(ctx context.Context, tx db.Tx, nodeID string) (uint64, error) {
-	h, err := newest(ctx, tx, nodeID)
+// NewestGeneration returns the generation of the node's newest state; 0 when there is none.
+func NewestGeneration(ctx context.Context, tx db.Tx, nodeID string) (uint64, error) {
+	h, err := newestHeader(ctx, tx, nodeID)
 	return h.generation, err
 }
 
-// NewestHead returns order and digest of the node's newest state; a generation of 0 when there is none.
-func NewestHead(ctx context.Context, tx db.Tx, nodeID string) (epoch, generation uint64, sha256 []byte, err error) {
-	h, err := newest(ctx, tx, nodeID)
+// NewestState returns order and digest of the node's newest state; a generation of 0 when there is none.
+func NewestState(ctx context.Context, tx db.Tx, nodeID string) (epoch, generation uint64, sha256 []byte, err error) {
+	h, err := newestHeader(ctx, tx, nodeID)
 	return h.epoch, h.generation, h.sha256, err
 }
 
-// pending returns the nodes whose newest state does not say what is wanted, or is not signed by the key of the moment.
-func pending(ctx context.Context, tx db.Tx, keyID string) ([]string, error) {
+// selectOutdated returns the nodes whose newest state is not compiled from the latest intent, or not signed with the
+// current key.
+func selectOutdated(ctx context.Context, tx db.Tx, keyID string) ([]string, error) {
 	rows, err := tx.Query(ctx, `SELECT n.id FROM nodes n JOIN node_intents i ON i.node_id = n.id
 		WHERE n.banned_at IS NULL AND n.quarantined_at IS NULL AND (n.removed_at IS NULL OR n.lost) AND NOT EXISTS (SELECT 1
 		FROM node_states s WHERE s.node_id = n.id AND s.rev = i.rev AND s.key_id = $1)
@@ -72,17 +85,17 @@ func pending(ctx context.Context, tx db.Tx, keyID string) ([]string, error) {
 
 // document is a state as it is sent: the bytes that were read back, never those that were about to be written.
 type document struct {
-	head
+	stateHeader
 	envelope *protocol.Envelope
 	state    *protocol.DesiredState
 }
 
-func load(ctx context.Context, tx db.Tx, nodeID string) (document, error) {
+func selectNewest(ctx context.Context, tx db.Tx, nodeID string) (document, error) {
 	var (
 		d    = document{envelope: &protocol.Envelope{}, state: &protocol.DesiredState{}}
 		data []byte
 	)
-	err := tx.QueryRow(ctx, `SELECT `+headColumns+
+	err := tx.QueryRow(ctx, `SELECT `+headerColumns+
 		`, envelope FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC LIMIT 1`, nodeID).
 		Scan(&d.nodeID, &d.epoch, &d.generation, &d.rev, &d.keyID, &d.sha256, &data)
 	if err != nil {
@@ -97,8 +110,8 @@ func load(ctx context.Context, tx db.Tx, nodeID string) (document, error) {
 	return d, nil
 }
 
-// parts returns the parts that a state names, as far as they fit into maxBytes, in the order of the state.
-func parts(ctx context.Context, tx db.Tx, d document, maxBytes int) ([][]byte, error) {
+// selectParts returns the parts that a state names, as far as they fit into maxBytes, in the order of the state.
+func selectParts(ctx context.Context, tx db.Tx, d document, maxBytes int) ([][]byte, error) {
 	var (
 		digests [][]byte
 		total   uint64
@@ -121,11 +134,13 @@ func parts(ctx context.Context, tx db.Tx, d document, maxBytes int) ([][]byte, e
 	return pgx.CollectRows(rows, pgx.RowTo[[]byte])
 }
 
-// documents reads what a state names, by member; one that is not there is left out.
-func documents(ctx context.Context, tx db.Tx, nodeID string, refs []*protocol.PartRef) (map[string][]byte, error) {
+// selectDocuments reads the documents that a state names, by member; a missing one is left out.
+func selectDocuments(ctx context.Context, tx db.Tx, nodeID string,
+	refs []*protocol.PartRef,
+) (map[string][]byte, error) {
 	out := make(map[string][]byte, len(refs))
 	for _, ref := range refs {
-		data, err := part(ctx, tx, nodeID, ref.GetSha256())
+		data, err := selectPart(ctx, tx, nodeID, ref.GetSha256())
 		if err != nil && !db.IsNoRows(err) {
 			return nil, err
 		}
@@ -134,15 +149,15 @@ func documents(ctx context.Context, tx db.Tx, nodeID string, refs []*protocol.Pa
 	return out, nil
 }
 
-func part(ctx context.Context, tx db.Tx, nodeID string, sha256 []byte) (data []byte, err error) {
+func selectPart(ctx context.Context, tx db.Tx, nodeID string, sha256 []byte) (data []byte, err error) {
 	err = tx.QueryRow(ctx, `SELECT data FROM node_state_parts WHERE node_id = $1 AND sha256 = $2`, nodeID,
 		sha256).Scan(&data)
 	return data, err
 }
 
-// insert saves a state that follows one with these parts. A part that both name is left as it is; one that only the
-// former names is stamped with it, so that it is kept as long as that is.
-func insert(ctx context.Context, tx db.Tx, h, former head, formerParts []*protocol.PartRef, envelope []byte,
+// insertState saves a state that follows one with these parts. A part that both name is left as it is; one that only
+// the former names is stamped with it, so that it is kept as long as that is.
+func insertState(ctx context.Context, tx db.Tx, h, former stateHeader, formerParts []*protocol.PartRef, envelope []byte,
 	state plan.NodeState, now time.Time,
 ) error {
 	all := make([][]byte, 0, len(state.Parts))
@@ -153,24 +168,24 @@ func insert(ctx context.Context, tx db.Tx, h, former head, formerParts []*protoc
 	if err != nil {
 		return err
 	}
-	if err := tx.Later(ctx, `INSERT INTO node_states (`+headColumns+`, envelope, created_at, repositories)
+	if err := tx.Later(ctx, `INSERT INTO node_states (`+headerColumns+`, envelope, created_at, repositories)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
 		h.nodeID, h.epoch, h.generation, h.rev, h.keyID, h.sha256, envelope, now, repositories); err != nil {
 		return err
 	}
-	gone := map[string]bool{}
+	dropped := map[string]bool{}
 	for _, p := range formerParts {
-		gone[string(p.GetSha256())] = true
+		dropped[string(p.GetSha256())] = true
 	}
 	var named, left, fresh, documents [][]byte
 	for _, p := range state.Parts {
 		named = append(named, p.SHA256[:])
-		if !gone[string(p.SHA256[:])] {
+		if !dropped[string(p.SHA256[:])] {
 			fresh, documents = append(fresh, p.SHA256[:]), append(documents, p.Bytes)
 		}
-		delete(gone, string(p.SHA256[:]))
+		delete(dropped, string(p.SHA256[:]))
 	}
-	for _, digest := range slices.Sorted(maps.Keys(gone)) {
+	for _, digest := range slices.Sorted(maps.Keys(dropped)) {
 		left = append(left, []byte(digest))
 	}
 	if len(fresh) > 0 {
@@ -191,8 +206,8 @@ func insert(ctx context.Context, tx db.Tx, h, former head, formerParts []*protoc
 	return prune(ctx, tx, h.nodeID, named)
 }
 
-// prune forgets all but the newest states of a node, and the parts that none of the kept names: those of the newest are
-// named.
+// prune deletes all but the newest states of a node, and the parts that no kept state names; named are the parts of the
+// newest.
 func prune(ctx context.Context, tx db.Tx, nodeID string, named [][]byte) error {
 	const oldest = `(SELECT s.epoch, s.generation FROM node_states s WHERE s.node_id = $1
 		ORDER BY s.epoch DESC, s.generation DESC OFFSET $2 LIMIT 1)`
@@ -205,8 +220,8 @@ func prune(ctx context.Context, tx db.Tx, nodeID string, named [][]byte) error {
 		keepStates-1)
 }
 
-// confirm notes that a newer intent compiles to the same content.
-func confirm(ctx context.Context, tx db.Tx, h head, rev int64) error {
+// updateRev records the intent that the state is compiled from.
+func updateRev(ctx context.Context, tx db.Tx, h stateHeader, rev int64) error {
 	return tx.Later(ctx, `UPDATE node_states SET rev = $4 WHERE node_id = $1 AND epoch = $2 AND generation = $3`, h.nodeID,
 		h.epoch, h.generation, rev)
 }

@@ -212,13 +212,13 @@ func TestTenThousandRefusalsLeaveFewRows(t *testing.T) {
 	events := count(h, `SELECT count(*) FROM events`)
 	for k := range 10_000 {
 		reason := []string{protocol.RefusalOlder, protocol.RefusalConflict, protocol.RefusalTooLarge}[k%3]
-		require.NoError(t, h.intake.Nack(t.Context(), n.id, &protocol.Nack{
+		require.NoError(t, h.nodes.Nack(t.Context(), n.id, &protocol.Nack{
 			Document:   "state",
 			Generation: state.GetGeneration() + 1000 + uint64(k), Reason: reason,
 		}))
 	}
 	for k := range 200 {
-		require.NoError(t, h.intake.Nack(t.Context(), n.id, &protocol.Nack{
+		require.NoError(t, h.nodes.Nack(t.Context(), n.id, &protocol.Nack{
 			Document: fmt.Sprint("document", k),
 			Reason:   "x",
 		}))
@@ -227,6 +227,6 @@ func TestTenThousandRefusalsLeaveFewRows(t *testing.T) {
 	require.Equal(t, 3, count(h, `SELECT count(*) FROM events`)-events)
 	require.Equal(t, 3,
 		count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND action = 'fleet.node.document'`, n.id))
-	require.NoError(t, h.dispatcher.Woken(t.Context()))
+	require.NoError(t, h.dispatcher.SyncAll(t.Context()))
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM node_states`), "what was never sent cannot have been refused")
 }

@@ -82,7 +82,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	i, member, lease := running(t, h, l)
 	held := func(said *protocol.Hello) {
 		said.Epoch, said.Generation = 1, tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
-			return dispatch.Newest(ctx, tx, n.id)
+			return dispatch.NewestGeneration(ctx, tx, n.id)
 		})
 	}
 	start := h.now().Truncate(time.Microsecond)
@@ -112,13 +112,15 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	require.Equal(t, int64(90*1_000_000), revenue(h))
 
 	// Nothing new: no state, no lease, no place, no credential; no word of either counts.
-	newest := tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) { return dispatch.Newest(ctx, tx, n.id) })
+	newest := tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
+		return dispatch.NewestGeneration(ctx, tx, n.id)
+	})
 	leases := count(h, `SELECT count(*) FROM leases`)
 	h.decommission(i.ID)
 	h.forward(40 * time.Minute)
-	require.NoError(t, h.dispatcher.Resync(t.Context()))
+	require.NoError(t, h.dispatcher.SyncAll(t.Context()))
 	require.Equal(t, newest, tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
-		return dispatch.Newest(ctx, tx, n.id)
+		return dispatch.NewestGeneration(ctx, tx, n.id)
 	}))
 	require.Equal(t, leases, count(h, `SELECT count(*) FROM leases`))
 	_, err := (&command.Service{DB: h.d}).CreateAllocation(t.Context(), h.tenant("another"), command.CreateAllocationInput{
@@ -141,7 +143,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 		fleet.ReasonIdentityUsedTwice))
 
 	// The admin has shut the first down and releases the node: the second goes on under a new incarnation, and is heard.
-	release := &command.Service{DB: h.d, Disconnect: h.server.Kick}
+	release := &command.Service{DB: h.d, Disconnect: h.server.Disconnect}
 	require.NoError(t, release.ReleaseNode(t.Context(), h.admin("release"), n.id))
 	<-two.conn.Done()
 	require.True(t, second.connect(held).welcome.GetNewIncarnation())
@@ -168,7 +170,8 @@ func TestAReleasedNodeThatIsStillClonedIsQuarantinedAgain(t *testing.T) {
 	l.report(1)
 	held := func(said *protocol.Hello) { said.Epoch, said.Generation = 1, 1 }
 	second := cloned(t, h, n, first, held)
-	require.NoError(t, (&command.Service{DB: h.d, Disconnect: h.server.Kick}).ReleaseNode(t.Context(), h.admin("release"),
+	require.NoError(t, (&command.Service{DB: h.d, Disconnect: h.server.Disconnect}).ReleaseNode(t.Context(),
+		h.admin("release"),
 		n.id))
 	first.incarnation, second.incarnation = "i3", "i4"
 	first.connect(held).report(1)

@@ -19,7 +19,9 @@ import (
 
 // connection is one node's session.
 type connection struct {
-	server  *Server
+	handler Handler
+	// pushes is shared by all connections (maxParallelPushes).
+	pushes  chan struct{}
 	peer    Peer
 	conn    *link.Conn
 	control *link.Stream
@@ -30,17 +32,13 @@ type connection struct {
 	// be lost.
 	uploaded   chan struct{}
 	uploadDone func()
-	// complete says that at the hello nothing was wanted that the node did not hold; coming, whether that may have changed
-	// since.
-	complete bool
-	coming   *arrival
 	// incarnation is of the store that the session was opened with, messageBytes limits each message of the node.
 	incarnation  string
 	messageBytes int
 
-	mu   sync.Mutex
-	held Held
-	// What was pushed last; it becomes held when the node accepts it.
+	mu    sync.Mutex
+	acked AckedState
+	// The last pushed state; it becomes acked when the node acknowledges it.
 	pushedGeneration uint64
 	pushedSHA256     []byte
 }
@@ -110,8 +108,8 @@ func (c *connection) send(ctx context.Context, m *protocol.HubMessage) error {
 		t := time.NewTimer(pushWait)
 		defer t.Stop()
 		select {
-		case c.server.pushes <- struct{}{}:
-			defer func() { <-c.server.pushes }()
+		case c.pushes <- struct{}{}:
+			defer func() { <-c.pushes }()
 		case <-t.C:
 		case <-ctx.Done():
 			return ctx.Err()
@@ -121,16 +119,16 @@ func (c *connection) send(ctx context.Context, m *protocol.HubMessage) error {
 	return c.control.Send(m)
 }
 
-// hearing bounds how fast a node is heard.
-type hearing struct {
+// messageBudget bounds how fast the messages of a node are read.
+type messageBudget struct {
 	limiter *rate.Limiter
 	// generation is the newest that was sent; answers is how many messages it still has.
 	generation uint64
 	answers    int
 }
 
-// wait returns when the node's next message may be heard; generation is the newest that was sent to it by then.
-func (h *hearing) wait(ctx context.Context, generation uint64) error {
+// wait returns when the node's next message may be read; generation is the newest that was pushed by then.
+func (h *messageBudget) wait(ctx context.Context, generation uint64) error {
 	if generation > h.generation {
 		h.generation, h.answers = generation, messagesPerState
 	}
@@ -147,9 +145,9 @@ func (c *connection) pushed() (generation uint64) {
 	return c.pushedGeneration
 }
 
-// read takes what the node says on the control stream, one message after the other, no faster than hearing allows.
+// read takes what the node says on the control stream, one message after the other, within its budget.
 func (c *connection) read(ctx context.Context, receive func(*protocol.NodeMessage) error) error {
-	budget := hearing{limiter: rate.NewLimiter(messageRate, messageBurst)}
+	budget := messageBudget{limiter: rate.NewLimiter(messageRate, messageBurst)}
 	for {
 		m := &protocol.NodeMessage{}
 		if err := receive(m); err != nil {
@@ -167,7 +165,7 @@ func (c *connection) read(ctx context.Context, receive func(*protocol.NodeMessag
 		case m.GetNack() != nil:
 			err = c.nack(ctx, m.GetNack())
 		case m.GetStateUpload() != nil:
-			if err := c.server.Intake.StateUpload(ctx, c.peer, m.GetStateUpload()); err != nil {
+			if err := c.handler.StateUpload(ctx, c.peer, m.GetStateUpload()); err != nil {
 				return err // the node dials and uploads again
 			}
 			if m.GetStateUpload().GetLast() {
@@ -197,7 +195,7 @@ func (c *connection) limit() int {
 }
 
 func (c *connection) report(ctx context.Context, r *protocol.Report) error {
-	if err := c.server.Intake.Report(ctx, c.peer, c.held.SessionNo, r); err != nil {
+	if err := c.handler.Report(ctx, c.peer, c.acked.SessionNo, r); err != nil {
 		return err
 	}
 	c.out.put(func(o *outbox) { o.ack = &protocol.ReportAck{Counter: r.GetCounter()} })
@@ -209,30 +207,26 @@ func (c *connection) ack(ctx context.Context, a *protocol.Ack) error {
 	c.mu.Lock()
 	switch a.GetDocument() {
 	case documentState:
-		c.held.Epoch, c.held.Generation, c.held.StateSHA256 = a.GetEpoch(), a.GetGeneration(), nil
+		c.acked.Epoch, c.acked.Generation, c.acked.StateSHA256 = a.GetEpoch(), a.GetGeneration(), nil
 		if c.pushedGeneration == a.GetGeneration() {
-			c.held.StateSHA256 = c.pushedSHA256
+			c.acked.StateSHA256 = c.pushedSHA256
 		}
 	case documentBundle:
-		c.held.BundleVersion = a.GetGeneration()
+		c.acked.BundleVersion = a.GetGeneration()
 	}
 	c.mu.Unlock()
-	if a.GetDocument() == documentBundle && a.GetGeneration() < c.server.Bundle().Version() {
-		// The root changed more than once: the next step follows.
-		c.server.Connected(c.peer.NodeID)
-	}
-	return c.server.Intake.Ack(ctx, c.peer.NodeID, a)
+	return c.handler.Ack(ctx, c.peer.NodeID, a)
 }
 
-// refused takes the news that the node did not take a document. Leases that it refused count as never sent: a node
-// whose disk was full, or whose spool, gets them with the next pass, as it does a state that it does not hold.
+// nack handles the refusal of a document. Refused leases count as never pushed: the next sync pushes them again, as it
+// does a state that the node does not hold.
 func (c *connection) nack(ctx context.Context, r *protocol.Nack) error {
 	if r.GetDocument() == documentLeases {
 		c.mu.Lock()
-		c.held.LeasesSHA256 = nil
+		c.acked.LeasesSHA256 = nil
 		c.mu.Unlock()
 	}
-	return c.server.Intake.Nack(ctx, c.peer.NodeID, r)
+	return c.handler.Nack(ctx, c.peer.NodeID, r)
 }
 
 const (
@@ -292,7 +286,7 @@ func (c *connection) usage(ctx context.Context, stream *link.Stream) {
 			return
 		}
 		a.room <- struct{}{} // given back at the latest when ctx ends, which ends every wait
-		a.put(c.server.Intake.Usage(ctx, c.peer, c.incarnation, upload))
+		a.put(c.handler.Usage(ctx, c.peer, c.incarnation, upload))
 	}
 }
 
@@ -306,7 +300,7 @@ func (c *connection) fetch(ctx context.Context, stream *link.Stream) {
 	if err := stream.Receive(request, protocol.MaxHeaderBytes); err != nil {
 		return
 	}
-	response, err := c.answer(ctx, request)
+	response, err := c.handler.Fetch(ctx, c.peer.NodeID, request)
 	if err != nil {
 		c.log.InfoContext(ctx, "fetch refused", slog.Any("error", err))
 		response = &protocol.FetchResponse{ErrorReason: refusalOf(err)}
@@ -320,29 +314,6 @@ func refusalOf(err error) string {
 		return r.Reason
 	}
 	return protocol.RefusalUnavailable
-}
-
-func (c *connection) answer(ctx context.Context, request *protocol.FetchRequest) (*protocol.FetchResponse, error) {
-	switch r := request.GetRequest().(type) {
-	case *protocol.FetchRequest_PartSha256:
-		part, err := c.server.Documents.Part(ctx, c.peer.NodeID, r.PartSha256)
-		return &protocol.FetchResponse{Part: part}, err
-	case *protocol.FetchRequest_Bundle:
-		return &protocol.FetchResponse{Bundle: c.server.BundleAfter(request.GetBundleVersion()).Envelope()}, nil
-	case *protocol.FetchRequest_PullCredential:
-		repository := r.PullCredential.GetRepository()
-		assigned, err := c.server.Documents.MayPull(ctx, c.peer.NodeID, repository)
-		if err != nil {
-			return nil, err
-		}
-		if !assigned {
-			return nil, protocol.Refuse(protocol.RefusalNotAssigned, "no workload of this node needs the repository")
-		}
-		credential, err := c.server.Credentials.NodeCredential(c.peer.NodeID, repository, c.server.Now())
-		return &protocol.FetchResponse{PullCredential: credential}, err
-	default:
-		return nil, protocol.Refuse(protocol.RefusalMalformed, "the request is unknown")
-	}
 }
 
 // Logs opens a stream of the log of an org's member on the node that runs it. The caller closes it.

@@ -39,7 +39,7 @@ func TestConcurrentCommandsEndInOneStateWithAllOfThem(t *testing.T) {
 	started.Wait()
 	state, _ := l.state(1 + more)
 	l.report(state.GetGeneration())
-	require.NoError(t, h.dispatcher.Resync(t.Context()))
+	require.NoError(t, h.dispatcher.SyncAll(t.Context()))
 	require.Equal(t, 1,
 		count(h, `SELECT count(*) FROM node_states s JOIN node_intents i ON i.node_id = s.node_id AND i.rev = s.rev
 		WHERE s.node_id = $1 AND s.generation = $2`, n.id, state.GetGeneration()), "the newest state is compiled from the "+
@@ -132,7 +132,7 @@ func TestLaw13LeasesThatTheNodeCouldNotKeepComeAgain(t *testing.T) {
 	l := n.connect(hello("i1"))
 	l.state(0)
 	_, _, lease := running(t, h, l)
-	state := tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) { return dispatch.Newest(ctx, tx, n.id) })
+	state := tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) { return dispatch.NewestGeneration(ctx, tx, n.id) })
 	for range 2 {
 		l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: &protocol.Nack{
 			Document: "leases",
@@ -140,7 +140,7 @@ func TestLaw13LeasesThatTheNodeCouldNotKeepComeAgain(t *testing.T) {
 		}}})
 		// Its acknowledgement comes after the refusal was taken in.
 		l.report(state)
-		require.NoError(t, h.dispatcher.Resync(t.Context()))
+		require.NoError(t, h.dispatcher.SyncAll(t.Context()))
 		again := next(l, func(m *protocol.HubMessage) (*protocol.LeaseBatch, bool) {
 			if m.GetPushLeases() == nil {
 				return nil, false
@@ -187,7 +187,7 @@ func TestAStoppedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 	h.forward(time.Minute)
 	require.Empty(t, upload(t, l.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).
 		GetNackReason())
-	_, err := (&command.Service{DB: h.d, EnqueueNode: h.dispatcher.Poke}).StopInstance(t.Context(), h.tenant("stop"),
+	_, err := (&command.Service{DB: h.d, EnqueueNode: h.dispatcher.Enqueue}).StopInstance(t.Context(), h.tenant("stop"),
 		h.project.ID,
 		i.ID)
 	require.NoError(t, err)
@@ -206,7 +206,7 @@ func TestAStoppedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 
 	_, err = (&command.Service{
 		DB: h.d, LeaseDuration: time.Hour, Bundle: h.keys.Bundle,
-		EnqueueNode: h.dispatcher.Poke,
+		EnqueueNode: h.dispatcher.Enqueue,
 	}).
 		StartInstance(t.Context(), h.tenant("start"), h.project.ID, i.ID)
 	require.NoError(t, err)
@@ -259,41 +259,41 @@ func TestAHubThatWasAwayGivesNodesTimeToComeBack(t *testing.T) {
 	n := h.enrol()
 	n.connect(hello("i1")).state(0)
 	h.forward(time.Hour)
-	h.intake.Started = h.now()
-	require.NoError(t, h.intake.Sweep(t.Context()))
+	h.nodes.Started = h.now()
+	require.NoError(t, h.nodes.Sweep(t.Context()))
 	require.Equal(t, 0, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.offline'`))
 	h.forward(fleet.OnlineWindow)
-	require.NoError(t, h.intake.Sweep(t.Context()))
+	require.NoError(t, h.nodes.Sweep(t.Context()))
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.offline'`))
 }
 
-// A periodic pass looks no further at a node that holds the latest leases, and does at one that does not.
-func TestNodesWithLeasesThatHoldThemAreComplete(t *testing.T) {
+// The periodic pass skips a node that holds the latest leases, and only such a one.
+func TestNodesThatHoldTheLatestLeasesAreUpToDate(t *testing.T) {
 	h := newHub(t)
 	h.publish()
 	n := h.enrol()
 	l := n.connect(hello("i1"))
 	l.state(0)
 	running(t, h, l)
-	held, connected := h.server.Held(n.id)
+	acked, connected := h.server.Acked(n.id)
 	require.True(t, connected)
-	complete := func(held nodelink.Held) bool {
+	upToDate := func(acked nodelink.AckedState) bool {
 		return tx(h, func(ctx context.Context, tx db.Tx) (map[string]bool, error) {
-			return h.dispatcher.Complete(ctx, tx, []nodelink.Holding{{NodeID: n.id, Held: held}})
+			return h.dispatcher.UpToDate(ctx, tx, []nodelink.AckedState{acked})
 		})[n.id]
 	}
-	require.True(t, complete(held))
-	for name, change := range map[string]func(*nodelink.Held){
-		"has just connected": func(held *nodelink.Held) { held.LeasesSHA256 = nil },
-		"another store":      func(held *nodelink.Held) { held.Incarnation = "i2" },
+	require.True(t, upToDate(acked))
+	for name, change := range map[string]func(*nodelink.AckedState){
+		"has just connected": func(acked *nodelink.AckedState) { acked.LeasesSHA256 = nil },
+		"another store":      func(acked *nodelink.AckedState) { acked.Incarnation = "i2" },
 	} {
-		other := held
+		other := acked
 		change(&other)
-		require.False(t, complete(other), name)
+		require.False(t, upToDate(other), name)
 	}
 	h.forward(40 * time.Minute)
 	require.NoError(t, h.dispatcher.Renew(t.Context()))
-	require.False(t, complete(held), "there is a newer lease")
+	require.False(t, upToDate(acked), "there is a newer lease")
 }
 
 // What runs goes on while no state can be made: leases come first.
@@ -305,7 +305,7 @@ func TestLeasesReachANodeWhoseStateCannotBeMade(t *testing.T) {
 	l.state(0)
 	_, _, first := running(t, h, l)
 	newest := func() uint64 {
-		return tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) { return dispatch.Newest(ctx, tx, n.id) })
+		return tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) { return dispatch.NewestGeneration(ctx, tx, n.id) })
 	}
 	before := newest()
 	tx(h, func(ctx context.Context, tx db.Tx) (int, error) {

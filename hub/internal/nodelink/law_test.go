@@ -58,11 +58,11 @@ func TestLaw02GenerationsOnlyGrow(t *testing.T) {
 	second, push := l.state(1)
 	require.Equal(t, uint64(2), second.GetGeneration())
 	newest := func() uint64 {
-		return tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) { return dispatch.Newest(ctx, tx, n.id) })
+		return tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) { return dispatch.NewestGeneration(ctx, tx, n.id) })
 	}
 	l.report(2)
 	for range 3 {
-		require.NoError(t, h.dispatcher.Resync(t.Context()))
+		require.NoError(t, h.dispatcher.SyncAll(t.Context()))
 	}
 	require.Equal(t, uint64(2), newest(), "the same content is the same generation")
 
@@ -288,7 +288,7 @@ func TestLaw08NodeChangesHaveEventAndAuditRow(t *testing.T) {
 	}}})
 	l.report(1)
 	h.forward(time.Hour)
-	require.NoError(t, h.intake.Sweep(t.Context()))
+	require.NoError(t, h.nodes.Sweep(t.Context()))
 	events := count(h, `SELECT count(*) FROM events WHERE subject = $1`, n.id)
 	require.Equal(t, 4, events, "enrolled, online, document_refused, offline")
 	require.Equal(t, events, count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1`, n.id))

@@ -116,7 +116,9 @@ func TestReportBeyondTheMembersOfItsNodeEndsTheSession(t *testing.T) {
 func TestBannedNodeIsRefusedInTheHandshake(t *testing.T) {
 	h := newHub(t)
 	n, other := h.enrol(), h.enrol()
-	h.server.ShutOut = func(id string) bool { return id == n.id }
+	h.mu.Lock()
+	h.shutOut = n.id
+	h.mu.Unlock()
 	conn, err := n.dial()
 	if err == nil { // the client is done with its part of the handshake before the hub has looked
 		<-conn.Done()
@@ -152,7 +154,7 @@ func TestANodeThatRenamesItsStoreAgainAndAgainIsKeptOut(t *testing.T) {
 	n, neighbour := h.enrol(), h.enrol()
 	say := func(n *node, incarnation string) error {
 		pub, _ := n.key.Public().(ed25519.PublicKey)
-		_, err := h.intake.Hello(t.Context(), nodelink.Peer{NodeID: n.id, Key: pub}, hello(incarnation))
+		_, err := h.nodes.OpenSession(t.Context(), nodelink.Peer{NodeID: n.id, Key: pub}, hello(incarnation))
 		return err
 	}
 	const names = 60
@@ -185,7 +187,7 @@ func TestANodeThatFlapsWritesNoEvents(t *testing.T) {
 	report := func(word, reason string) {
 		counter++
 		status.Status, status.Reason, status.Detail, status.Restarts = word, reason, fmt.Sprint(counter), uint32(counter)
-		require.NoError(t, h.intake.Report(t.Context(), nodelink.Peer{NodeID: n.id}, l.welcome.GetSessionNo(),
+		require.NoError(t, h.nodes.Report(t.Context(), nodelink.Peer{NodeID: n.id}, l.welcome.GetSessionNo(),
 			&protocol.Report{
 				Counter: counter, Epoch: 1, Generation: state.GetGeneration(), Workloads: []*protocol.WorkloadStatus{
 					proto.CloneOf(status),

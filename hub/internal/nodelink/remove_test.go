@@ -15,7 +15,8 @@ import (
 )
 
 func (h *hub) removeNode(nodeID string, in command.RemoveNodeInput) error {
-	return (&command.Service{DB: h.d, ShutOut: h.server.Kick, EnqueueNode: h.dispatcher.Poke}).RemoveNode(h.t.Context(),
+	return (&command.Service{DB: h.d, ShutOut: h.server.Disconnect, EnqueueNode: h.dispatcher.Enqueue}).RemoveNode(
+		h.t.Context(),
 		h.admin("remove"+db.NewID()), nodeID, in)
 }
 
@@ -89,7 +90,7 @@ func TestABannedNodesLeasesAreNotRenewed(t *testing.T) {
 	h.forward(40 * time.Minute)
 	require.NoError(t, h.dispatcher.Renew(t.Context()))
 	require.Equal(t, 2, count(h, `SELECT count(*) FROM leases`), "past its half-life a lease is renewed")
-	require.NoError(t, (&command.Service{DB: h.d, ShutOut: h.server.Kick}).BanNode(t.Context(), h.admin("ban"), n.id,
+	require.NoError(t, (&command.Service{DB: h.d, ShutOut: h.server.Disconnect}).BanNode(t.Context(), h.admin("ban"), n.id,
 		"stolen"))
 	h.forward(2 * time.Hour)
 	require.NoError(t, h.dispatcher.Renew(t.Context()))

@@ -139,10 +139,10 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	l = n.connect(holds("i1", state, push.GetEnvelope()))
 	require.True(t, l.welcome.GetRequestStateUpload())
 	states := count(again, `SELECT count(*) FROM node_states`)
-	require.NoError(t, again.dispatcher.Resync(t.Context()))
+	require.NoError(t, again.dispatcher.SyncAll(t.Context()))
 	require.Equal(t, states, count(again, `SELECT count(*) FROM node_states`), "nothing is compiled before the node has "+
 		"spoken")
-	_, err := (&command.Service{DB: again.d, EnqueueNode: again.dispatcher.Poke}).StopInstance(t.Context(),
+	_, err := (&command.Service{DB: again.d, EnqueueNode: again.dispatcher.Enqueue}).StopInstance(t.Context(),
 		again.tenant("stop"),
 		again.project.ID, kept.ID)
 	require.Equal(t, "node_recovering", fault.As(err).Code)

@@ -46,12 +46,11 @@ const (
 	// for its place longer than pushWait goes on without one, so that nodes that do not read cannot hold up the others.
 	maxParallelPushes = 64
 	pushWait          = time.Second
-	// messageRate and messageBurst bound what one node may say on its control stream. One that says more is heard later,
-	// and delays itself.
+	// messageRate and messageBurst bound the messages of one node's control stream; a node that sends more is read later.
 	messageRate  = 10 // a second
 	messageBurst = 100
-	// messagesPerState is how many messages do not count after a new state was sent: that it and its leases were accepted,
-	// and reports of what came of it. However fast tenants act, their node is heard at once.
+	// messagesPerState is how many messages do not count after a new state was sent: its acks and the reports that follow.
+	// However fast tenants act, their node's messages are read at once.
 	messagesPerState = 4
 	// maxUsageAhead is how many segments of one stream may wait for the same commit: a node that catches up sends several.
 	maxUsageAhead = 16
@@ -59,13 +58,11 @@ const (
 	segmentEnvelopeBytes = 16 << 10
 )
 
-// Opened is what intake answers to a hello.
-type Opened struct {
+// Session is the answer to a hello.
+type Session struct {
 	SessionNo uint64
-	// Complete says that the node holds all that is wanted of it: nothing is to be sent.
-	Complete bool
-	// Members is how many members the node has now. It bounds the reports of the session; a node that gets many more dials
-	// again.
+	// Members is how many members the node has. It bounds the size of the session's reports; a node that gets many more
+	// dials again.
 	Members int
 	Welcome *protocol.Welcome
 }
@@ -76,48 +73,33 @@ type Peer struct {
 	Key    ed25519.PublicKey
 }
 
-// Intake takes what nodes say.
-type Intake interface {
-	Hello(ctx context.Context, peer Peer, hello *protocol.Hello) (Opened, error)
+// Handler handles what nodes send. Its methods are called from many connections at once, for each connection one
+// control message after the other.
+type Handler interface {
+	// OpenSession answers a hello; an error refuses the node.
+	OpenSession(ctx context.Context, peer Peer, hello *protocol.Hello) (Session, error)
+	// OnConnect is called when documents can be pushed to the node.
+	OnConnect(nodeID string)
 	Report(ctx context.Context, peer Peer, sessionNo uint64, report *protocol.Report) error
 	Ack(ctx context.Context, nodeID string, ack *protocol.Ack) error
 	Nack(ctx context.Context, nodeID string, nack *protocol.Nack) error
-	// Usage takes a segment of the store that the session was opened with, in the order of the calls, and returns what
-	// waits for its acknowledgement.
+	// Usage handles a segment of the store that the session was opened with, in the order of the calls. The returned
+	// function waits for the commit and gives the acknowledgement.
 	Usage(ctx context.Context, peer Peer, incarnation string, upload *protocol.UsageUpload) func() *protocol.UsageAck
 	StateUpload(ctx context.Context, peer Peer, upload *protocol.StateUpload) error
-	Gone(ctx context.Context, nodeID string, sessionNo uint64) error
-	// Stopped takes the end of all sessions of this hub process.
-	Stopped(ctx context.Context) error
-}
-
-// Documents gives what nodes fetch. Its errors carry a refusal reason.
-type Documents interface {
-	// Part returns the part of one of the node's newest states.
-	Part(ctx context.Context, nodeID string, sha256 []byte) ([]byte, error)
-	// MayPull reports whether the node's newest state needs an image of the repository.
-	MayPull(ctx context.Context, nodeID, repository string) (bool, error)
-}
-
-// Credentials gives short-lived credentials for the registry that work only on connections that show the node's
-// certificate.
-type Credentials interface {
-	NodeCredential(nodeID, repository string, now time.Time) (*protocol.PullCredential, error)
+	// Fetch answers a request for a document; its errors carry a refusal reason.
+	Fetch(ctx context.Context, nodeID string, request *protocol.FetchRequest) (*protocol.FetchResponse, error)
+	OnDisconnect(ctx context.Context, nodeID string, sessionNo uint64) error
+	// OnShutdown is called once when all connections of this process have ended.
+	OnShutdown(ctx context.Context) error
 }
 
 // Options are what a Server needs.
 type Options struct {
-	Intake      Intake
-	Documents   Documents
-	Credentials Credentials
 	// Bundle returns the newest trust bundle.
 	Bundle func() protocol.Bundle
-	// BundleAfter returns the newest one that may succeed the one with the version.
-	BundleAfter func(version uint64) protocol.Bundle
 	// Certificate returns the hub's own.
 	Certificate link.Certificate
-	// Connected is called when a node's connection counts; dispatch looks what the node lacks.
-	Connected func(nodeID string)
 	// ShutOut reports whether a node is known to be banned or removed: TLS refuses it. The database decides at the hello.
 	// It may be nil.
 	ShutOut func(nodeID string) bool
@@ -133,19 +115,14 @@ type Server struct {
 
 	mu    sync.Mutex
 	nodes map[string]*connection
-	// opening are the connections whose hello is being answered, by node.
-	opening map[string][]*arrival
-	ended   sync.WaitGroup
+	ended sync.WaitGroup
 
 	opened, refused metric.Int64Counter
 }
 
 // NewServer makes a server without connections.
 func NewServer(o Options) *Server {
-	s := &Server{
-		Options: o, pushes: make(chan struct{}, maxParallelPushes), nodes: map[string]*connection{},
-		opening: map[string][]*arrival{},
-	}
+	s := &Server{Options: o, pushes: make(chan struct{}, maxParallelPushes), nodes: map[string]*connection{}}
 	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
 	meter := otel.Meter("gpuaas/nodelink")
 	s.opened, _ = meter.Int64Counter("gpuaas.sessions.opened", metric.WithDescription("Sessions that nodes opened."))
@@ -159,7 +136,7 @@ func NewServer(o Options) *Server {
 	return s
 }
 
-// TLS is for link.Listen: nodes show a certificate of the node authority of the moment.
+// TLS is for link.Listen: nodes show a certificate of the current node authority.
 func (s *Server) TLS() *tls.Config {
 	return link.ServerTLS(s.Certificate, link.Peer{
 		Roots:       func() *x509.CertPool { return s.Bundle().NodeCAs() },
@@ -178,7 +155,7 @@ func (s *Server) allow(nodeID string) error {
 }
 
 // Serve takes connections until ctx ends, then sends GoAway to all and waits for them.
-func (s *Server) Serve(ctx context.Context, listener *link.Listener) error {
+func (s *Server) Serve(ctx context.Context, listener *link.Listener, handler Handler) error {
 	var failed error
 	for {
 		conn, err := listener.Accept(ctx)
@@ -188,26 +165,25 @@ func (s *Server) Serve(ctx context.Context, listener *link.Listener) error {
 			}
 			break
 		}
-		s.ended.Go(func() { s.serve(ctx, conn) })
+		s.ended.Go(func() { s.serve(ctx, conn, handler) })
 	}
-	// First: those who dial again at once are to meet the next hub and not this one.
+	// First: nodes that dial again at once must reach the next hub process, not this one.
 	_ = listener.Stop()
 	for _, c := range s.connections() {
 		c.end(link.CodeShutdown, shuttingDown)
 	}
 	s.ended.Wait()
-	s.stopped(context.WithoutCancel(ctx))
-	// Last: the socket carries the farewells.
+	s.shutdown(context.WithoutCancel(ctx), handler)
+	// Last: the socket carries the last messages.
 	_ = listener.Close()
 	return failed
 }
 
-// stopped records the end of all sessions at once: one by one they would keep a hub that stops for as long as they are
-// many.
-func (s *Server) stopped(ctx context.Context) {
+// shutdown records the end of all sessions at once: one by one, thousands would delay the end of the process.
+func (s *Server) shutdown(ctx context.Context, handler Handler) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	if err := s.Intake.Stopped(ctx); err != nil {
+	if err := handler.OnShutdown(ctx); err != nil {
 		s.Log.WarnContext(ctx, "end of sessions not recorded", slog.Any("error", err))
 	}
 }
@@ -231,15 +207,16 @@ func (s *Server) of(nodeID string) *connection {
 	return s.nodes[nodeID]
 }
 
-// Kick ends a node's connection and tells it why.
-func (s *Server) Kick(nodeID, reason string) {
+// Disconnect ends a node's connection and sends it the reason.
+func (s *Server) Disconnect(nodeID, reason string) {
 	if c := s.of(nodeID); c != nil {
 		c.end(link.CodeBanned, reason)
 	}
 }
 
-// Held is what a connected node is known to hold.
-type Held struct {
+// AckedState is what a connected node acknowledged that it holds.
+type AckedState struct {
+	NodeID        string
 	SessionNo     uint64
 	Incarnation   string
 	Epoch         uint64
@@ -250,35 +227,27 @@ type Held struct {
 	LeasesSHA256 []byte
 }
 
-// Holding is what a node holds.
-type Holding struct {
-	NodeID string
-	Held
-}
-
-// HeldBy is what a node says in its hello that it holds.
-func HeldBy(h *protocol.Hello) Held {
-	return Held{
-		Incarnation: h.GetIncarnation(), Epoch: h.GetEpoch(), Generation: h.GetGeneration(), StateSHA256: h.GetStateSha256(),
+func ackedByHello(nodeID string, sessionNo uint64, h *protocol.Hello) AckedState {
+	return AckedState{
+		NodeID:        nodeID,
+		SessionNo:     sessionNo,
+		Incarnation:   h.GetIncarnation(),
+		Epoch:         h.GetEpoch(),
+		Generation:    h.GetGeneration(),
+		StateSHA256:   h.GetStateSha256(),
 		BundleVersion: h.GetBundleVersion(),
 	}
 }
 
-// Held returns what the node holds; ok is false when it is not connected here. One that is just being let in is looked
-// at again once it is: something may be wanted of it that came after what its hello was held against.
-func (s *Server) Held(nodeID string) (held Held, ok bool) {
-	s.mu.Lock()
-	c := s.nodes[nodeID]
-	for _, a := range s.opening[nodeID] {
-		a.missed = true
-	}
-	s.mu.Unlock()
+// Acked returns what the node holds; ok is false when it is not connected.
+func (s *Server) Acked(nodeID string) (acked AckedState, ok bool) {
+	c := s.of(nodeID)
 	if c == nil {
-		return Held{}, false
+		return AckedState{}, false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.held, true
+	return c.acked, true
 }
 
 // PushState sends a state, unless the node is gone.
@@ -295,7 +264,7 @@ func (s *Server) PushState(nodeID string, m *protocol.PushState, generation uint
 func (s *Server) PushLeases(nodeID string, m *protocol.PushLeases, sha256 []byte) {
 	if c := s.of(nodeID); c != nil {
 		c.mu.Lock()
-		c.held.LeasesSHA256 = sha256
+		c.acked.LeasesSHA256 = sha256
 		c.mu.Unlock()
 		c.out.put(func(o *outbox) { o.leases = m })
 	}
@@ -326,7 +295,7 @@ func (s *Server) peerOf(conn *link.Conn) (Peer, error) {
 }
 
 // serve runs one connection from its first stream to its end.
-func (s *Server) serve(ctx context.Context, conn *link.Conn) {
+func (s *Server) serve(ctx context.Context, conn *link.Conn, handler Handler) {
 	defer func() { _ = conn.Close(link.CodeOK, "") }()
 
 	peer, err := s.peerOf(conn)
@@ -337,7 +306,7 @@ func (s *Server) serve(ctx context.Context, conn *link.Conn) {
 		return
 	}
 	log := s.Log.With(slog.String("node_id", peer.NodeID))
-	c, err := s.open(ctx, conn, peer, log)
+	c, err := s.open(ctx, conn, handler, peer, log)
 	if err != nil {
 		s.refused.Add(ctx, 1)
 		log.InfoContext(ctx, "session not opened", slog.Any("error", err), slog.String("address", conn.RemoteAddr().String()))
@@ -349,29 +318,28 @@ func (s *Server) serve(ctx context.Context, conn *link.Conn) {
 	}
 	failpoint.Hit("hub/session/registered")
 	s.opened.Add(ctx, 1)
-	log.InfoContext(ctx, "node connected", slog.Uint64("session_no", c.held.SessionNo),
+	log.InfoContext(ctx, "node connected", slog.Uint64("session_no", c.acked.SessionNo),
 		slog.String("address", conn.RemoteAddr().String()))
 	if ctx.Err() != nil {
-		// Serve has sent GoAway to all that it knew of.
+		// Serve sent GoAway before this connection was registered.
 		c.end(link.CodeShutdown, shuttingDown)
-	} else if !c.complete || c.coming.missed {
-		s.Connected(peer.NodeID)
+	} else {
+		handler.OnConnect(peer.NodeID)
 	}
-	// From here on the connection's own end is what counts: a hub that stops still sends GoAway, and takes what it was
-	// told.
+	// From here on the connection ends by itself: a hub that stops still sends GoAway and handles what it received.
 	stopping := ctx.Done()
 	ctx = context.WithoutCancel(ctx)
 	err = c.run(ctx)
 	s.unregister(c)
-	log.InfoContext(ctx, "node disconnected", slog.Uint64("session_no", c.held.SessionNo), slog.Any("reason", err))
+	log.InfoContext(ctx, "node disconnected", slog.Uint64("session_no", c.acked.SessionNo), slog.Any("reason", err))
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	select {
 	case <-stopping:
-		return // all go, and Serve says so
+		return // OnShutdown records it
 	default:
 	}
-	if err := s.Intake.Gone(ctx, peer.NodeID, c.held.SessionNo); err != nil {
+	if err := handler.OnDisconnect(ctx, peer.NodeID, c.acked.SessionNo); err != nil {
 		log.WarnContext(ctx, "end of session not recorded", slog.Any("error", err))
 	}
 }
@@ -379,7 +347,9 @@ func (s *Server) serve(ctx context.Context, conn *link.Conn) {
 const shuttingDown = "the hub is shutting down"
 
 // open waits for the hello and answers it.
-func (s *Server) open(ctx context.Context, conn *link.Conn, peer Peer, log *slog.Logger) (*connection, error) {
+func (s *Server) open(ctx context.Context, conn *link.Conn, handler Handler, peer Peer,
+	log *slog.Logger,
+) (*connection, error) {
 	stream, hello, err := s.awaitHello(ctx, conn)
 	if err != nil {
 		return nil, err
@@ -388,29 +358,32 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, peer Peer, log *slog
 	defer cancel()
 	deadline, _ := ctx.Deadline()
 	_ = stream.SetDeadline(deadline)
-	coming := s.arrive(peer.NodeID)
-	opened, err := s.Intake.Hello(ctx, peer, hello)
+	session, err := handler.OpenSession(ctx, peer, hello)
 	conn.Settle()
 	if err != nil {
-		s.arrived(peer.NodeID, coming)
 		s.refuse(conn, stream, err)
 		return nil, err
 	}
 	c := &connection{
-		server: s, peer: peer, conn: conn, control: stream, out: newOutbox(), log: log,
-		held: HeldBy(hello), incarnation: hello.GetIncarnation(), messageBytes: protocol.MaxReportBytes(opened.Members),
-		complete: opened.Complete, coming: coming,
+		handler:      handler,
+		pushes:       s.pushes,
+		peer:         peer,
+		conn:         conn,
+		control:      stream,
+		out:          newOutbox(),
+		log:          log,
+		acked:        ackedByHello(peer.NodeID, session.SessionNo, hello),
+		incarnation:  hello.GetIncarnation(),
+		messageBytes: protocol.MaxReportBytes(session.Members),
+		uploaded:     make(chan struct{}),
 	}
-	c.held.SessionNo = opened.SessionNo
-	c.uploaded = make(chan struct{})
 	c.uploadDone = sync.OnceFunc(func() { close(c.uploaded) })
-	if !opened.Welcome.GetRequestStateUpload() {
+	if !session.Welcome.GetRequestStateUpload() {
 		c.uploadDone()
 	}
 	if err := stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_Welcome{
-		Welcome: opened.Welcome,
+		Welcome: session.Welcome,
 	}}); err != nil {
-		s.arrived(peer.NodeID, coming)
 		return nil, err
 	}
 	failpoint.Hit("hub/hello/welcomed")
@@ -446,7 +419,7 @@ func (s *Server) awaitHello(ctx context.Context, conn *link.Conn) (*link.Stream,
 	return stream, hello, nil
 }
 
-// refuse tells the node why it is not let in and gives it a moment to read that.
+// refuse sends the node the reason of the refusal and gives it a moment to read it.
 func (s *Server) refuse(conn *link.Conn, stream *link.Stream, err error) {
 	f := fault.As(err)
 	code := link.CodeUnavailable
@@ -461,46 +434,18 @@ func (s *Server) refuse(conn *link.Conn, stream *link.Stream, err error) {
 		Reason: f.Code,
 	}}}) == nil {
 		_ = stream.CloseWrite()
-		// The node closes when it has read the farewell; closing first could outrun it. The stream's deadline bounds the
+		// The node closes when it has read GoAway; closing first could outrun it. The stream's deadline bounds the
 		// wait.
 		_ = stream.Receive(&protocol.NodeMessage{}, protocol.MaxHelloBytes)
 	}
 	_ = conn.Close(code, f.Code)
 }
 
-// arrival is a connection whose hello is being answered. missed is set when somebody has asked meanwhile what its node
-// holds, and was told that it is not there.
-type arrival struct{ missed bool }
-
-func (s *Server) arrive(nodeID string) *arrival {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a := &arrival{}
-	s.opening[nodeID] = append(s.opening[nodeID], a)
-	return a
-}
-
-// arrived ends what arrive began; the connection is there, or it has failed.
-func (s *Server) arrived(nodeID string, a *arrival) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.forget(nodeID, a)
-}
-
-// forget is arrived where mu is held.
-func (s *Server) forget(nodeID string, a *arrival) {
-	left := slices.DeleteFunc(s.opening[nodeID], func(other *arrival) bool { return other == a })
-	if s.opening[nodeID] = left; len(left) == 0 {
-		delete(s.opening, nodeID)
-	}
-}
-
 // register makes c the connection of its node, and ends an older one.
 func (s *Server) register(c *connection) bool {
 	s.mu.Lock()
-	s.forget(c.peer.NodeID, c.coming)
 	older := s.nodes[c.peer.NodeID]
-	if older != nil && older.held.SessionNo > c.held.SessionNo {
+	if older != nil && older.acked.SessionNo > c.acked.SessionNo {
 		s.mu.Unlock()
 		return false
 	}

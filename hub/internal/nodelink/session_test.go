@@ -112,7 +112,7 @@ func TestBannedNodeIsCutOffAndRefused(t *testing.T) {
 	n := h.enrol()
 	l := n.connect(hello("i1"))
 	l.state(0)
-	ban := &command.Service{DB: h.d, ShutOut: h.server.Kick}
+	ban := &command.Service{DB: h.d, ShutOut: h.server.Disconnect}
 	require.NoError(t, ban.BanNode(t.Context(), h.admin("ban"), n.id, "stolen"))
 	<-l.conn.Done()
 
@@ -305,7 +305,7 @@ func TestRefusalIsVisibleOnTheNodeAndAsEventAndAudit(t *testing.T) {
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND reason = $2`, n.id,
 		protocol.RefusalOlder))
 	require.Equal(t, state.GetGeneration(), tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
-		return dispatch.Newest(ctx, tx, n.id)
+		return dispatch.NewestGeneration(ctx, tx, n.id)
 	}), "an old document is no reason for a new state")
 }
 
@@ -316,8 +316,8 @@ func TestSilenceMakesANodeOffline(t *testing.T) {
 	l.state(0)
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.online'`))
 	h.forward(fleet.OnlineWindow)
-	require.NoError(t, h.intake.Sweep(t.Context()))
-	require.NoError(t, h.intake.Sweep(t.Context()))
+	require.NoError(t, h.nodes.Sweep(t.Context()))
+	require.NoError(t, h.nodes.Sweep(t.Context()))
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.offline'`))
 	require.Equal(t, fleet.Offline, h.node(n.id).Status(h.now()))
 	l.report(1)
@@ -336,7 +336,7 @@ func TestUnauthorisedCallersChangeNoNode(t *testing.T) {
 	before := count(h, `SELECT count(*) FROM events`) + count(h, `SELECT count(*) FROM audit_rows`) +
 		count(h, `SELECT count(*) FROM join_tokens`)
 	require.True(t, fault.Is((&command.Service{DB: h.d}).DrainNode(t.Context(), m, n.id), fault.Forbidden))
-	require.True(t, fault.Is((&command.Service{DB: h.d, ShutOut: h.server.Kick}).BanNode(t.Context(), m, n.id, "x"),
+	require.True(t, fault.Is((&command.Service{DB: h.d, ShutOut: h.server.Disconnect}).BanNode(t.Context(), m, n.id, "x"),
 		fault.Forbidden))
 	_, err := (&command.Service{DB: h.d, Sealer: plainSealer{}}).CreateJoinToken(t.Context(), m,
 		command.CreateJoinTokenInput{})
@@ -353,7 +353,7 @@ func revoke(t *testing.T, h *hub, keyID string) {
 			passphrase), KeyID: keyID, Now: time.Now(),
 	})
 	require.NoError(t, err)
-	h.resync.Wake()
+	h.dispatcher.EnqueueAll()
 }
 
 func TestRevocationReachesTheNodeAndEveryStateIsSignedAnew(t *testing.T) {

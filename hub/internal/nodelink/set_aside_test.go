@@ -55,7 +55,7 @@ func TestMemberThatCannotBeTakenOverHoldsUpNoOtherOfItsNode(t *testing.T) {
 	peer := nodelink.Peer{NodeID: n.id, Key: pub}
 	report := func() error {
 		l.counter++
-		return h.intake.Report(t.Context(), peer, l.welcome.GetSessionNo(), &protocol.Report{
+		return h.nodes.Report(t.Context(), peer, l.welcome.GetSessionNo(), &protocol.Report{
 			Counter: l.counter, At: timestamppb.Now(), Epoch: 1, Generation: state.GetGeneration(), Workloads: statuses,
 		})
 	}

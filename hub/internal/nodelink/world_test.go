@@ -33,7 +33,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
-	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -69,14 +68,15 @@ type hub struct {
 	keys       *trust.Keys
 	server     *nodelink.Server
 	dispatcher *dispatch.Dispatcher
-	intake     *nodes.Service
+	nodes      *nodes.Service
 	listener   *link.Listener
-	resync     *loop.Loop
 	project    iam.Project
 	user       iam.Principal
 
 	mu     sync.Mutex
 	offset time.Duration
+	// shutOut is a node that TLS refuses.
+	shutOut string
 }
 
 // now is the hub's clock, which a test can set forward.
@@ -90,6 +90,12 @@ func (h *hub) forward(d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.offset += d
+}
+
+func (h *hub) isShutOut(nodeID string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.shutOut == nodeID
 }
 
 // credentials stands where the registry does.
@@ -128,31 +134,42 @@ func (h *hub) start() *hub {
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	certificate := &trust.Server{Keys: h.keys, TTL: 24 * time.Hour, Now: time.Now}
 	h.server = nodelink.NewServer(nodelink.Options{
-		Bundle: h.keys.Bundle, BundleAfter: h.keys.BundleAfter,
-		Certificate: certificate.Certificate, Now: time.Now, Log: log,
+		Bundle:      h.keys.Bundle,
+		Certificate: certificate.Certificate,
+		ShutOut:     h.isShutOut,
+		Now:         time.Now,
+		Log:         log,
 	})
-	h.dispatcher = dispatch.New(&dispatch.Dispatcher{
-		DB: h.d, Keys: h.keys, Link: h.server, LeaseDuration: time.Hour,
-		Now: h.now, Log: log,
+	h.dispatcher = dispatch.New(dispatch.Config{
+		DB:            h.d,
+		Keys:          h.keys,
+		Link:          h.server,
+		LeaseDuration: time.Hour,
+		SyncEvery:     time.Hour,
+		Now:           h.now,
+		Log:           log,
 	})
-	poked := loop.New("dispatch", time.Hour, h.dispatcher.Woken, log)
-	h.resync = loop.New("resync", time.Hour, h.dispatcher.Resync, log)
-	h.dispatcher.Wake = poked.Wake
-	h.intake = nodes.New(&nodes.Service{
-		DB: h.d, ReplicaID: "r1", Newest: dispatch.NewestHead, Line: h.keys.Line,
-		Poke: h.dispatcher.Poke, Raise: h.dispatcher.Raise, Complete: h.dispatcher.Complete, Kick: h.server.Kick,
-		Changed: func(...string) {}, Now: h.now, Log: log,
+	h.nodes = nodes.New(nodes.Config{
+		DB:         h.d,
+		Dispatcher: h.dispatcher,
+		Keys:       h.keys,
+		Registry:   credentials{},
+		ReplicaID:  "r1",
+		Started:    time.Now().Add(-time.Hour),
+		Disconnect: h.server.Disconnect,
+		Changed:    func(...string) {},
+		Now:        h.now,
+		Log:        log,
 	})
-	h.server.Intake, h.server.Documents, h.server.Credentials, h.server.Connected = h.intake, h.dispatcher, credentials{},
-		h.dispatcher.Poke
 	h.listener, err = link.Listen("127.0.0.1:0", h.server.TLS(), nil)
 	require.NoError(t, err)
 
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { _ = h.server.Serve(ctx, h.listener) })
-	running.Go(func() { _ = poked.Run(ctx) })
-	running.Go(func() { _ = h.resync.Run(ctx) })
+	running.Go(func() { _ = h.server.Serve(ctx, h.listener, h.nodes) })
+	for _, l := range h.dispatcher.Loops()[:2] {
+		running.Go(func() { _ = l.Run(ctx) }) // leases are renewed by the tests
+	}
 	t.Cleanup(func() { cancel(); running.Wait() })
 	return h
 }
@@ -272,7 +289,7 @@ func (h *hub) launch() instance.Instance {
 	}
 	i, err := (&command.Service{
 		DB: h.d, LeaseDuration: time.Hour, Bundle: h.keys.Bundle,
-		EnqueueNode: h.dispatcher.Poke,
+		EnqueueNode: h.dispatcher.Enqueue,
 	}).CreateInstance(h.t.Context(), h.tenant("instance"+db.NewID()), command.CreateInstanceInput{
 		ProjectID: h.project.ID,
 		AppSlug:   "demo", Version: "1.0.0", DisplayName: "first",
@@ -283,7 +300,7 @@ func (h *hub) launch() instance.Instance {
 
 func (h *hub) decommission(id string) {
 	h.t.Helper()
-	_, err := (&command.Service{DB: h.d, EnqueueNode: h.dispatcher.Poke}).DecommissionInstance(h.t.Context(),
+	_, err := (&command.Service{DB: h.d, EnqueueNode: h.dispatcher.Enqueue}).DecommissionInstance(h.t.Context(),
 		h.tenant("decommission"+id), h.project.ID, id)
 	require.NoError(h.t, err)
 }

@@ -72,7 +72,7 @@ func (b *budgets) mayRefuse(nodeID string, now time.Time) bool {
 	return b.of(nodeID, now).refusals.AllowN(now, 1)
 }
 
-func (b *budgets) mayRaise(nodeID string, now time.Time) bool {
+func (b *budgets) mayEnqueueHigher(nodeID string, now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.of(nodeID, now).raises.AllowN(now, 1)

@@ -18,77 +18,86 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// greeted is what a hello led to.
-type greeted struct {
+// openedSession is the result of a hello.
+type openedSession struct {
 	fleet.Connected
-	posted mark
-	// requestUpload asks for what the node has accepted; complete says that it lacks nothing that dispatch would send.
-	requestUpload, complete bool
-	members                 int
-	// refused is why the node is not let in.
+	posted watermark
+	// requestUpload asks the node for its accepted state.
+	requestUpload bool
+	members       int
+	// refused is the reason why the node gets no session.
 	refused error
 }
 
-// Hello opens a session: from here on this connection of the node counts.
-func (i *Service) Hello(ctx context.Context, peer nodelink.Peer, hello *protocol.Hello) (nodelink.Opened, error) {
+// OpenSession answers a hello: from here on this connection of the node counts.
+func (svc *Service) OpenSession(ctx context.Context, peer nodelink.Peer, hello *protocol.Hello,
+) (nodelink.Session, error) {
 	if !validIncarnation(hello.GetIncarnation()) {
-		return nodelink.Opened{}, fault.New(fault.Malformed, "incarnation_invalid", "The hello names no incarnation of its "+
-			"store.", nil)
+		return nodelink.Session{}, fault.New(fault.Malformed, "incarnation_invalid", "The hello names no incarnation of "+
+			"its store.", nil)
 	}
 	if !db.IsID(peer.NodeID) {
-		return nodelink.Opened{}, fault.New(fault.NotFound, "node_not_found", "There is no such node.", nil)
+		return nodelink.Session{}, fault.New(fault.NotFound, "node_not_found", "There is no such node.", nil)
 	}
-	if !i.budgets.mayBear(peer.NodeID, hello.GetIncarnation(), i.Now()) {
-		return nodelink.Opened{}, fault.New(fault.Unavailable, "incarnations_too_many", "The node has given its store a new "+
-			"name too often; it may dial again in a minute.", nil)
+	if !svc.budgets.mayBear(peer.NodeID, hello.GetIncarnation(), svc.Now()) {
+		return nodelink.Session{}, fault.New(fault.Unavailable, "incarnations_too_many", "The node has given its store a "+
+			"new name too often; it may dial again in a minute.", nil)
 	}
-	w := &word{peer: peer, hello: hello}
-	i.words.put(ctx, w)
-	if err := w.wait(ctx); err != nil {
-		return nodelink.Opened{}, err
+	r := &request{peer: peer, hello: hello}
+	svc.requests.put(ctx, r)
+	if err := r.wait(ctx); err != nil {
+		return nodelink.Session{}, err
 	}
 	failpoint.Hit("hub/hello/committed")
-	o := w.greeted
-	return nodelink.Opened{SessionNo: o.SessionNo, Complete: o.complete, Members: o.members, Welcome: &protocol.Welcome{
-		ProtocolVersion: min(protocol.Version, hello.GetProtocolVersion()), HubTime: timestamppb.New(i.Now()),
-		SessionNo: o.SessionNo, NewIncarnation: o.Behind,
-		PostedSegment: o.posted.Number, ArchivedSegment: o.posted.mayForget(), PostedSha256: o.posted.SHA256,
+	o := r.opened
+	return nodelink.Session{SessionNo: o.SessionNo, Members: o.members, Welcome: &protocol.Welcome{
+		ProtocolVersion:    min(protocol.Version, hello.GetProtocolVersion()),
+		HubTime:            timestamppb.New(svc.Now()),
+		SessionNo:          o.SessionNo,
+		NewIncarnation:     o.Behind,
+		PostedSegment:      o.posted.Number,
+		ArchivedSegment:    o.posted.prunable(),
+		PostedSha256:       o.posted.SHA256,
 		RequestStateUpload: o.requestUpload,
 		QuarantineReason:   o.Node.QuarantineReason,
 	}}, nil
 }
 
-// greet decides for each hello, of different nodes, and writes down what they say. What is read for all of them is read
-// once; a node that must not come in, is not known, came back from silence or is missed since a restore is looked at by
-// itself.
-func (i *Service) greet(ctx context.Context, tx db.Tx, words []*word, now time.Time) ([]greeted, error) {
-	ids := nodesOf(words)
-	nodes, err := fleet.GetAll(ctx, tx, ids)
+// OnConnect has the node synced once documents can be pushed to it.
+func (svc *Service) OnConnect(nodeID string) { svc.Dispatcher.Enqueue(nodeID) }
+
+// openSessions decides for each hello, of different nodes, and records what they say. What all of them need is read
+// once. A node that is refused, unknown, back from absence or pending recovery takes statements of its own.
+func (svc *Service) openSessions(ctx context.Context, tx db.Tx, requests []*request, now time.Time,
+) ([]openedSession, error) {
+	nodes, err := fleet.GetAll(ctx, tx, nodesOf(requests))
 	if err != nil {
 		return nil, err
 	}
-	stores := make([]store, len(words))
-	for n, w := range words {
-		stores[n] = store{w.peer.NodeID, w.hello.GetIncarnation()}
+	stores := make([]store, len(requests))
+	for n, r := range requests {
+		stores[n] = store{r.peer.NodeID, r.hello.GetIncarnation()}
 	}
-	marks, err := marksOf(ctx, tx, stores)
+	watermarks, err := watermarksOf(ctx, tx, stores)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]greeted, len(words))
+	out := make([]openedSession, len(requests))
 	var at []int
 	var connections []fleet.Connection
-	for n, w := range words {
-		if out[n].refused, err = i.admit(ctx, tx, nodes, w.peer, now); err != nil {
+	for n, r := range requests {
+		if out[n].refused, err = authorizeNode(ctx, tx, nodes, r.peer, now); err != nil {
 			return nil, err
 		}
 		if out[n].refused != nil {
 			continue
 		}
-		out[n].posted = marks[stores[n]]
+		out[n].posted = watermarks[stores[n]]
 		at = append(at, n)
 		connections = append(connections, fleet.Connection{
-			NodeID: w.peer.NodeID, ReplicaID: i.ReplicaID, Hello: w.hello,
+			NodeID:        r.peer.NodeID,
+			ReplicaID:     svc.ReplicaID,
+			Hello:         r.hello,
 			PostedSegment: out[n].posted.Number,
 		})
 	}
@@ -96,23 +105,23 @@ func (i *Service) greet(ctx context.Context, tx db.Tx, words []*word, now time.T
 	if err != nil {
 		return nil, err
 	}
-	var in []int
+	var accepted []int
 	for k, n := range at {
 		out[n].Connected, out[n].refused = connected[k], connected[k].Refused
 		if out[n].refused == nil {
-			in = append(in, n)
+			accepted = append(accepted, n)
 		}
 	}
-	return out, i.follow(ctx, tx, words, in, out, now)
+	return out, applyHellos(ctx, tx, requests, accepted, out, now)
 }
 
-// admit looks who it is. A node that a restored hub does not know is added to nodes.
-func (i *Service) admit(ctx context.Context, tx db.Tx, nodes map[string]fleet.Node, peer nodelink.Peer,
-	now time.Time,
+// authorizeNode checks that the certificate holds the node's key. A node that a restored hub does not know is added to
+// nodes.
+func authorizeNode(ctx context.Context, tx db.Tx, nodes map[string]fleet.Node, peer nodelink.Peer, now time.Time,
 ) (refused, err error) {
 	node, ok := nodes[peer.NodeID]
 	if !ok {
-		if node, err = known(ctx, tx, peer, now); fault.IsPermanent(err) {
+		if node, err = adoptUnknown(ctx, tx, peer, now); fault.IsPermanent(err) {
 			return err, nil
 		}
 		if err != nil {
@@ -127,25 +136,21 @@ func (i *Service) admit(ctx context.Context, tx db.Tx, nodes map[string]fleet.No
 	return nil, nil
 }
 
-// follow does what else a hello leads to, for the words at these places.
-func (i *Service) follow(ctx context.Context, tx db.Tx, words []*word, in []int, out []greeted, now time.Time) error {
+// applyHellos applies the rest of the accepted hellos: inventory, contact, and the state of recovery.
+func applyHellos(ctx context.Context, tx db.Tx, requests []*request, accepted []int, out []openedSession,
+	now time.Time,
+) error {
 	var ids []string
-	var holdings []nodelink.Holding
 	inventories := map[string][]*protocol.Accelerator{}
-	for _, n := range in {
-		id, h := words[n].peer.NodeID, words[n].hello
+	for _, n := range accepted {
+		id := requests[n].peer.NodeID
 		ids = append(ids, id)
-		holdings = append(holdings, nodelink.Holding{NodeID: id, Held: nodelink.HeldBy(h)})
-		inventories[id] = h.GetFacts().GetAccelerators()
+		inventories[id] = requests[n].hello.GetFacts().GetAccelerators()
 	}
 	if err := capacity.ApplyInventories(ctx, tx, inventories, now); err != nil {
 		return err
 	}
-	missed, err := recovery.Among(ctx, tx, ids)
-	if err != nil {
-		return err
-	}
-	complete, err := i.Complete(ctx, tx, holdings)
+	pending, err := recovery.Among(ctx, tx, ids)
 	if err != nil {
 		return err
 	}
@@ -153,21 +158,19 @@ func (i *Service) follow(ctx context.Context, tx db.Tx, words []*word, in []int,
 	if err != nil {
 		return err
 	}
-	for _, n := range in {
-		id := words[n].peer.NodeID
+	for _, n := range accepted {
+		id := requests[n].peer.NodeID
 		out[n].members = hosting[id]
 		if out[n].CameBack {
-			if err := reachable(ctx, tx, id, true, now); err != nil {
+			if err := setReachable(ctx, tx, id, true, now); err != nil {
 				return err
 			}
 		}
-		if missed[id] {
-			if out[n].requestUpload, err = i.recovering(ctx, tx, id, words[n].hello); err != nil {
+		if pending[id] {
+			if out[n].requestUpload, err = needsUpload(ctx, tx, id, requests[n].hello); err != nil {
 				return err
 			}
-			continue
 		}
-		out[n].complete = complete[id] && !out[n].Behind && !out[n].Node.IsQuarantined()
 	}
 	return nil
 }

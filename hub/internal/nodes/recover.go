@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
@@ -58,9 +59,9 @@ func Archive(ctx context.Context, tx db.Tx, marks []Mark) error {
 	return err
 }
 
-// known gives the node that says hello. One that a restored hub does not know was enrolled after the backup: its
-// certificate says so.
-func known(ctx context.Context, tx db.Tx, peer nodelink.Peer, now time.Time) (fleet.Node, error) {
+// adoptUnknown returns the node that says hello. A restored hub adds a node that was enrolled after the backup: its
+// certificate proves the enrolment.
+func adoptUnknown(ctx context.Context, tx db.Tx, peer nodelink.Peer, now time.Time) (fleet.Node, error) {
 	node, err := fleet.Get(ctx, tx, peer.NodeID)
 	if !fault.Is(err, fault.NotFound) || !db.IsID(peer.NodeID) {
 		return node, err
@@ -79,11 +80,8 @@ func orFirst(first, second error) error {
 	return second
 }
 
-// recovering decides at a hello whether the hub requests a state upload, and records how much usage the node still
-// owes.
-func (i *Service) recovering(ctx context.Context, tx db.Tx, nodeID string, hello *protocol.Hello) (
-	requestUpload bool, err error,
-) {
+// needsUpload decides at a hello whether the hub requests a state upload, and records how much usage the node owes.
+func needsUpload(ctx context.Context, tx db.Tx, nodeID string, hello *protocol.Hello) (bool, error) {
 	n, ok, err := recovery.Of(ctx, tx, nodeID)
 	if err != nil || !ok {
 		return false, err
@@ -100,7 +98,7 @@ func owesUsage(ctx context.Context, tx db.Tx, nodeID string) (bool, error) {
 	if err != nil || !ok {
 		return false, err
 	}
-	m, err := markOf(ctx, tx, nodeID, n.OwesIncarnation)
+	m, err := watermarkOf(ctx, tx, nodeID, n.OwesIncarnation)
 	if err != nil || n.Waiting || m.Number < n.OwesSegment {
 		return true, err
 	}
@@ -110,10 +108,10 @@ func owesUsage(ctx context.Context, tx db.Tx, nodeID string) (bool, error) {
 // StateUpload handles one message of a node's state upload after a restore. The last message adopts the state: the
 // restored rows are made to say what the node was sent (command.AdoptNode). What cannot be verified is a finding, and
 // the rows stay as they are.
-func (i *Service) StateUpload(ctx context.Context, peer nodelink.Peer, b *protocol.StateUpload) error {
-	now := i.Now().Truncate(time.Microsecond)
-	line := i.Line()
-	state, findings := i.verifyState(peer, b, line, now)
+func (svc *Service) StateUpload(ctx context.Context, peer nodelink.Peer, b *protocol.StateUpload) error {
+	now := svc.Now().Truncate(time.Microsecond)
+	line := svc.Keys.Line()
+	state, findings := svc.verifyState(peer, b, line, now)
 	for _, raw := range b.GetParts() {
 		if !state.OK() {
 			break
@@ -122,7 +120,7 @@ func (i *Service) StateUpload(ctx context.Context, peer nodelink.Peer, b *protoc
 			return fmt.Errorf("a document that node %s uploads: %w", peer.NodeID, err)
 		}
 	}
-	adopted, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (bool, error) {
+	adopted, err := db.RunTx(ctx, svc.DB, func(tx db.Tx) (bool, error) {
 		if waits, err := recovery.Waits(ctx, tx, peer.NodeID); err != nil || !waits {
 			return false, err
 		}
@@ -136,7 +134,7 @@ func (i *Service) StateUpload(ctx context.Context, peer nodelink.Peer, b *protoc
 		if !b.GetLast() {
 			return false, nil
 		}
-		in, err := i.gather(ctx, tx, peer.NodeID, state)
+		in, err := svc.gather(ctx, tx, peer.NodeID, state)
 		if err != nil {
 			return false, err
 		}
@@ -148,10 +146,10 @@ func (i *Service) StateUpload(ctx context.Context, peer nodelink.Peer, b *protoc
 		return err
 	}
 	if adopted {
-		i.Log.InfoContext(ctx, "node uploaded its accepted state", slog.String("node_id", peer.NodeID),
+		svc.Log.InfoContext(ctx, "node uploaded its accepted state", slog.String("node_id", peer.NodeID),
 			slog.Uint64("epoch", state.Message().GetEpoch()), slog.Uint64("generation", state.Message().GetGeneration()),
 			slog.Int("findings", len(findings)))
-		i.Poke(peer.NodeID)
+		svc.Dispatcher.Enqueue(peer.NodeID)
 	}
 	return nil
 }
@@ -162,7 +160,7 @@ func sum(raw []byte) []byte {
 }
 
 // gather puts together what came in all messages, and compares it with what the rows know.
-func (i *Service) gather(ctx context.Context, tx db.Tx, nodeID string,
+func (svc *Service) gather(ctx context.Context, tx db.Tx, nodeID string,
 	state protocol.Verified[*protocol.DesiredState],
 ) (command.StateUpload, error) {
 	b := command.StateUpload{NodeID: nodeID}
@@ -183,7 +181,7 @@ func (i *Service) gather(ctx context.Context, tx db.Tx, nodeID string,
 			b.Workloads = append(b.Workloads, w)
 		}
 	}
-	epoch, generation, newest, err := i.Newest(ctx, tx, nodeID)
+	epoch, generation, newest, err := dispatch.NewestState(ctx, tx, nodeID)
 	if err != nil {
 		return b, err
 	}
@@ -195,7 +193,7 @@ func (i *Service) gather(ctx context.Context, tx db.Tx, nodeID string,
 
 // verifyState checks the state by the line of bundles that lead to the hub's newest one, and by the one that the node
 // uploads, which may be newer than the backup. A key that was revoked since still proves that this hub has signed.
-func (i *Service) verifyState(peer nodelink.Peer, b *protocol.StateUpload, line []protocol.Bundle,
+func (svc *Service) verifyState(peer nodelink.Peer, b *protocol.StateUpload, line []protocol.Bundle,
 	now time.Time,
 ) (protocol.Verified[*protocol.DesiredState], []recovery.Finding) {
 	var findings []recovery.Finding

@@ -13,44 +13,44 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// arrival is a report with the connection that it came on.
-type arrival struct {
+// incomingReport is a report with the connection that it came on.
+type incomingReport struct {
 	nodeID    string
 	sessionNo uint64
 	report    *protocol.Report
 	now       time.Time
 }
 
-// outcome is what a report led to.
-type outcome struct {
+// reportResult is the result of a report.
+type reportResult struct {
 	observed command.Observed
 	// quarantined: nothing of the report counts. noticed: the quarantine begins with it.
 	quarantined, noticed bool
-	// apart: the report was taken member by member, which is committed even where some of them failed.
-	apart bool
+	// split: the report was applied member by member; that is committed even where some of them failed.
+	split bool
 
 	report    command.Report
 	memberIDs []string
 }
 
-// takeReport takes a report in one transaction. Where that fails for good, the members are taken in smaller and smaller
-// groups, until only those that fail by themselves are left: they are set aside with a finding, and the next report
-// tries them again.
-func (i *Service) takeReport(ctx context.Context, a arrival) (outcome, error) {
-	out, err := inTurn(ctx, i, func(tx db.Tx) (outcome, error) { return a.take(ctx, tx, true) })
+// applyReport applies a report in one transaction. When that fails for good, the members are applied in smaller and
+// smaller groups until only those that fail by themselves are left: they are set aside with a finding, and the next
+// report tries them again.
+func (svc *Service) applyReport(ctx context.Context, a incomingReport) (reportResult, error) {
+	out, err := runTx(ctx, svc, func(tx db.Tx) (reportResult, error) { return a.apply(ctx, tx, true) })
 	if !isUnpostable(ctx, err) {
 		return out, err
 	}
-	out, err = inTurn(ctx, i, func(tx db.Tx) (outcome, error) { return a.take(ctx, tx, false) })
+	out, err = runTx(ctx, svc, func(tx db.Tx) (reportResult, error) { return a.apply(ctx, tx, false) })
 	if err != nil || out.quarantined {
 		return out, err
 	}
-	out.apart = true
-	failed, err := i.takeMembers(ctx, &out, a.now)
+	out.split = true
+	failed, err := svc.applyMembers(ctx, &out, a.now)
 	if err != nil {
 		return out, err
 	}
-	if _, err := inTurn(ctx, i, func(tx db.Tx) (struct{}, error) {
+	if _, err := runTx(ctx, svc, func(tx db.Tx) (struct{}, error) {
 		return struct{}{}, recovery.ResolveOthers(ctx, tx, a.nodeID, recovery.FindingReport, failed)
 	}); err != nil {
 		return out, err
@@ -61,11 +61,11 @@ func (i *Service) takeReport(ctx context.Context, a arrival) (outcome, error) {
 	return out, nil
 }
 
-// take applies a report in the caller's transaction, whole or without its members.
-func (a arrival) take(ctx context.Context, tx db.Tx, whole bool) (out outcome, err error) {
+// apply applies a report in the caller's transaction, whole or without its members.
+func (a incomingReport) apply(ctx context.Context, tx db.Tx, whole bool) (out reportResult, err error) {
 	o, err := fleet.Observe(ctx, tx, fleetReport(a.nodeID, a.sessionNo, a.report), a.now)
 	if err != nil || !o.Fresh {
-		return outcome{}, err
+		return reportResult{}, err
 	}
 	if out.quarantined = o.Quarantined || o.CloneDetected; out.quarantined {
 		if o.CloneDetected {
@@ -74,17 +74,17 @@ func (a arrival) take(ctx context.Context, tx db.Tx, whole bool) (out outcome, e
 		return out, err
 	}
 	if o.CameBack && whole {
-		err = reachable(ctx, tx, a.nodeID, true, a.now)
+		err = setReachable(ctx, tx, a.nodeID, true, a.now)
 	} else if o.CameBack {
 		// Each member becomes reachable with its own part of the report.
 		err = nodeEvent(ctx, tx, a.nodeID, "fleet.node.online", actionContact, nil, a.now)
 	}
 	if err != nil {
-		return outcome{}, err
+		return reportResult{}, err
 	}
 	owes, err := owesUsage(ctx, tx, a.nodeID)
 	if err != nil {
-		return outcome{}, err
+		return reportResult{}, err
 	}
 	r := a.report
 	out.report = command.Report{
@@ -107,29 +107,29 @@ func (a arrival) take(ctx context.Context, tx db.Tx, whole bool) (out outcome, e
 	return out, err
 }
 
-// takeMembers applies a report that was begun to its members. It returns those that failed and were set aside; an error
-// ends it early.
-func (i *Service) takeMembers(ctx context.Context, out *outcome, now time.Time) (failed []string, err error) {
-	var passing error
-	togetherOrAlone(ctx, out.memberIDs, func(ctx context.Context, members []string) error {
-		if passing != nil {
-			return passing
+// applyMembers applies a report that was begun to its members. It returns those that failed and were set aside; an
+// error ends it early.
+func (svc *Service) applyMembers(ctx context.Context, out *reportResult, now time.Time) (failed []string, err error) {
+	var temporary error
+	commitOrSplit(ctx, out.memberIDs, func(ctx context.Context, members []string) error {
+		if temporary != nil {
+			return temporary
 		}
-		part, err := inTurn(ctx, i, func(tx db.Tx) (command.Observed, error) {
+		part, err := runTx(ctx, svc, func(tx db.Tx) (command.Observed, error) {
 			return command.ObserveMembers(ctx, tx, out.report, members, now)
 		})
 		switch {
 		case err == nil:
 			out.observed.Add(part)
 		case !isUnpostable(ctx, err):
-			passing = err
+			temporary = err
 		case len(members) == 1:
 			failed = append(failed, members[0])
-			_ = command.SetAside(ctx, i.DB, i.Log, err, now, func(context.Context, db.Tx) (recovery.Finding, error) {
+			_ = command.SetAside(ctx, svc.DB, svc.Log, err, now, func(context.Context, db.Tx) (recovery.Finding, error) {
 				return command.ReportFailed(out.report, members[0]), nil
 			})
 		}
 		return err
 	})
-	return failed, passing
+	return failed, temporary
 }

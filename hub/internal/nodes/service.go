@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
@@ -30,75 +31,98 @@ const (
 	maxIncarnationBytes = 128
 	// maxNumber keeps numbers that a node names far from the end of a column.
 	maxNumber = 1 << 62
-	// maxTurns is how many transactions of what nodes say run at once; the others wait. However many nodes come back
-	// together, a request of a person finds a free connection to the database and a share of its processors.
-	maxTurns       = 6
-	actionContact  = "fleet.node.contact"
-	actionDocument = "fleet.node.document"
+	// maxTransactions is how many transactions for single nodes run at once; the others wait. However many nodes reconnect
+	// together, API requests get a database connection and a share of its processors.
+	maxTransactions = 6
+	actionContact   = "fleet.node.contact"
+	actionDocument  = "fleet.node.document"
 )
 
-// Service handles what nodes send. It implements nodelink.Intake.
-type Service struct {
-	DB *db.DB
-	// ReplicaID is of this hub process, Started when it began to listen: before that no node could be heard.
+// Dispatcher syncs nodes and has the states that were made for them.
+type Dispatcher interface {
+	Enqueue(nodeID string)
+	EnqueueAtLeast(nodeID string, generation uint64)
+	// Part returns a part of one of the node's newest states.
+	Part(ctx context.Context, nodeID string, sha256 []byte) ([]byte, error)
+	// MayPull reports whether the node's newest state needs an image of the repository.
+	MayPull(ctx context.Context, nodeID, repository string) (bool, error)
+}
+
+// Keys are the hub's trust bundles.
+type Keys interface {
+	Bundle() protocol.Bundle
+	// BundleAfter returns the newest bundle that may succeed the one with the version.
+	BundleAfter(version uint64) protocol.Bundle
+	// Line returns the bundles that lead to the newest one, the newest first.
+	Line() []protocol.Bundle
+}
+
+// Registry gives short-lived credentials that work only on connections that show the node's certificate.
+type Registry interface {
+	NodeCredential(nodeID, repository string, now time.Time) (*protocol.PullCredential, error)
+}
+
+// Config is what a Service needs.
+type Config struct {
+	DB         *db.DB
+	Dispatcher Dispatcher
+	Keys       Keys
+	Registry   Registry
+	// ReplicaID is of this hub process. Started is when it began to listen: silence before that says nothing of a node.
 	ReplicaID string
 	Started   time.Time
-	// Newest returns the newest state made for a node, generation 0 for none; Line the hub's trust bundles, the newest
-	// first.
-	Newest func(ctx context.Context, tx db.Tx, nodeID string) (epoch, generation uint64, sha256 []byte, err error)
-	Line   func() []protocol.Bundle
-	// Complete gives those of the nodes that hold all that is wanted of them.
-	Complete func(ctx context.Context, tx db.Tx, nodes []nodelink.Holding) (map[string]bool, error)
-	// Poke wakes dispatch for a node; Raise asks for a generation of at least floor; Kick ends its connection, with a
-	// reason.
-	Poke  func(nodeID string)
-	Raise func(nodeID string, floor uint64)
-	Kick  func(nodeID, reason string)
-	// Changed wakes those who watch these app instances.
+	// Disconnect ends a node's connection and sends it the reason.
+	Disconnect func(nodeID, reason string)
+	// Changed notifies the watchers of these app instances.
 	Changed func(instanceIDs ...string)
 	Now     func() time.Time
 	Log     *slog.Logger
+}
 
-	usageLanes [lanes]lane
-	words      words
-	turns      chan struct{}
-	settle     command.SettleMembers
-	budgets    budgets
+// Service handles what nodes send. It implements nodelink.Handler.
+type Service struct {
+	Config
+
+	usage        usageQueue
+	requests     groupCommit
+	transactions chan struct{}
+	settle       command.SettleMembers
+	budgets      budgets
 
 	reports, segments metric.Int64Counter
 }
 
-// New completes an intake of which the exported fields are set.
-func New(i *Service) *Service {
-	i.turns = make(chan struct{}, maxTurns)
-	i.words.post = i.takeBatch
-	i.settle = command.SettleMembers{DB: i.DB, Log: i.Log}
-	for n := range i.usageLanes {
-		i.usageLanes[n].post, i.usageLanes[n].room = i.postBatch, semaphore.NewWeighted(maxWaitingRecords)
+// New makes a service with empty queues.
+func New(c Config) *Service {
+	svc := &Service{
+		Config:       c,
+		transactions: make(chan struct{}, maxTransactions),
+		settle:       command.SettleMembers{DB: c.DB, Log: c.Log},
 	}
+	svc.requests.commit = svc.commitGroup
+	svc.usage.post, svc.usage.capacity = svc.postBatch, semaphore.NewWeighted(maxWaitingRecords)
 	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
 	meter := otel.Meter("gpuaas/nodes")
-	i.reports, _ = meter.Int64Counter("gpuaas.reports", metric.WithDescription("Reports of nodes that were taken in."))
-	i.segments, _ = meter.Int64Counter("gpuaas.usage.segments", metric.WithDescription("Usage segments, by what became "+
+	svc.reports, _ = meter.Int64Counter("gpuaas.reports", metric.WithDescription("Reports of nodes that were taken in."))
+	svc.segments, _ = meter.Int64Counter("gpuaas.usage.segments", metric.WithDescription("Usage segments, by what became "+
 		"of them: posted, or the reason of their refusal."))
-	return i
+	return svc
 }
 
-// inTurn runs one transaction of what nodes say.
-func inTurn[T any](ctx context.Context, i *Service, fn func(tx db.Tx) (T, error)) (T, error) {
+// runTx runs a transaction within maxTransactions.
+func runTx[T any](ctx context.Context, svc *Service, fn func(tx db.Tx) (T, error)) (T, error) {
 	select {
-	case i.turns <- struct{}{}:
-		defer func() { <-i.turns }()
+	case svc.transactions <- struct{}{}:
+		defer func() { <-svc.transactions }()
 	case <-ctx.Done():
 		var none T
-		return none, fault.New(fault.Unavailable, "hub_busy", "The hub is busy with other nodes; dial again in a moment.",
-			ctx.Err())
+		return none, errBusy(ctx.Err())
 	}
-	return db.RunTx(ctx, i.DB, fn)
+	return db.RunTx(ctx, svc.DB, fn)
 }
 
-// reachable tells the slices and everyone else that contact with a node was lost or is back.
-func reachable(ctx context.Context, tx db.Tx, nodeID string, is bool, now time.Time) error {
+// setReachable records, with an event, that contact with a node was lost or is back.
+func setReachable(ctx context.Context, tx db.Tx, nodeID string, is bool, now time.Time) error {
 	if err := command.NodeReachable(ctx, tx, nodeID, is, now); err != nil {
 		return err
 	}
@@ -159,43 +183,43 @@ func requireSigned(statuses []*protocol.WorkloadStatus, peer nodelink.Peer) {
 	}
 }
 
-// Report takes a node's observed state. A report that lost against a newer one is acknowledged and changes nothing. One
-// of a quarantined node is not acknowledged, so that what it proves is said again; nor is one of which a member was set
-// aside.
-func (i *Service) Report(ctx context.Context, peer nodelink.Peer, sessionNo uint64, r *protocol.Report) error {
+// Report applies a node's observed state. A report older than one applied before is acknowledged and changes nothing. A
+// report of a quarantined node is not acknowledged, so that the node repeats its proofs; nor is one with a member that
+// was set aside.
+func (svc *Service) Report(ctx context.Context, peer nodelink.Peer, sessionNo uint64, r *protocol.Report) error {
 	nodeID := peer.NodeID
-	now := i.Now().Truncate(time.Microsecond)
+	now := svc.Now().Truncate(time.Microsecond)
 	if len(r.GetWorkloads()) == 0 {
-		w := &word{peer: peer, report: r, sessionNo: sessionNo}
-		i.words.put(ctx, w)
-		if err := w.wait(ctx); err != nil {
+		quiet := &request{peer: peer, report: r, sessionNo: sessionNo}
+		svc.requests.put(ctx, quiet)
+		if err := quiet.wait(ctx); err != nil {
 			return err
 		}
-		if w.taken {
-			i.reports.Add(ctx, 1)
+		if quiet.applied {
+			svc.reports.Add(ctx, 1)
 			return nil
 		}
 	}
 	requireSigned(r.GetWorkloads(), peer)
-	at := arrival{nodeID, sessionNo, r, now}
-	out, err := i.takeReport(ctx, at)
-	if err != nil && !out.apart {
+	incoming := incomingReport{nodeID, sessionNo, r, now}
+	out, err := svc.applyReport(ctx, incoming)
+	if err != nil && !out.split {
 		return err
 	}
 	failpoint.Hit("hub/report/committed")
 	if out.noticed {
-		i.Log.WarnContext(ctx, "node quarantined", slog.String("node_id", nodeID),
+		svc.Log.WarnContext(ctx, "node quarantined", slog.String("node_id", nodeID),
 			slog.String("reason", fleet.ReasonIdentityUsedTwice))
-		i.Kick(nodeID, protocol.RefusalQuarantined)
+		svc.Disconnect(nodeID, protocol.RefusalQuarantined)
 	}
 	if out.quarantined {
 		return fault.New(fault.Conflict, protocol.RefusalQuarantined, "The node is quarantined; its reports do not count.",
 			nil)
 	}
-	i.reports.Add(ctx, 1)
-	i.Changed(out.observed.Instances...)
+	svc.reports.Add(ctx, 1)
+	svc.Changed(out.observed.Instances...)
 	for _, id := range out.observed.TouchedNodes {
-		i.Poke(id)
+		svc.Dispatcher.Enqueue(id)
 	}
 	return err
 }
@@ -207,9 +231,13 @@ func fleetReport(nodeID string, sessionNo uint64, r *protocol.Report) fleet.Repo
 	}
 }
 
-// Ack takes the news that a document is on the node's disk.
-func (i *Service) Ack(ctx context.Context, nodeID string, a *protocol.Ack) error {
-	_, err := inTurn(ctx, i, func(tx db.Tx) (struct{}, error) {
+// Ack records that a document is on the node's disk.
+func (svc *Service) Ack(ctx context.Context, nodeID string, a *protocol.Ack) error {
+	if a.GetDocument() == fleet.DocumentBundle && a.GetGeneration() < svc.Keys.Bundle().Version() {
+		// The root changed more than once: the next bundle follows.
+		svc.Dispatcher.Enqueue(nodeID)
+	}
+	_, err := runTx(ctx, svc, func(tx db.Tx) (struct{}, error) {
 		err := fleet.Accepted(ctx, tx, nodeID, a.GetDocument(), a.GetEpoch(), a.GetGeneration())
 		failpoint.Hit("hub/accepted/written")
 		return struct{}{}, err
@@ -218,14 +246,14 @@ func (i *Service) Ack(ctx context.Context, nodeID string, a *protocol.Ack) error
 	return err
 }
 
-// Nack takes the news that a node refused a document: it is shown to admins, as an event and on the node.
-func (i *Service) Nack(ctx context.Context, nodeID string, r *protocol.Nack) error {
+// Nack records that a node refused a document: an event and the node itself show it to admins.
+func (svc *Service) Nack(ctx context.Context, nodeID string, r *protocol.Nack) error {
 	switch r.GetDocument() {
 	case fleet.DocumentState, fleet.DocumentLeases, fleet.DocumentBundle:
 	default:
 		return nil // no document that a hub sends
 	}
-	if err := i.refused(ctx, nodeID, fleet.Refusal{
+	if err := svc.refused(ctx, nodeID, fleet.Refusal{
 		Document: r.GetDocument(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Reason: r.GetReason(),
 		Detail: r.GetDetail(),
 	}); err != nil {
@@ -235,29 +263,28 @@ func (i *Service) Nack(ctx context.Context, nodeID string, r *protocol.Nack) err
 	if r.GetDocument() != fleet.DocumentState || !contradicts {
 		return nil
 	}
-	// The number that was refused is taken on the node: whatever is newest here must be above it. A number that was never
-	// sent there cannot have been refused.
-	newest, err := db.Look(ctx, i.DB, func(tx db.Tx) (uint64, error) {
-		_, generation, _, err := i.Newest(ctx, tx, nodeID)
-		return generation, err
+	// The node has other content under the refused number: the newest state here must be above it. A number that was never
+	// sent cannot have been refused.
+	newest, err := db.Look(ctx, svc.DB, func(tx db.Tx) (uint64, error) {
+		return dispatch.NewestGeneration(ctx, tx, nodeID)
 	})
 	if err != nil {
 		return err
 	}
-	if r.GetGeneration() <= newest && i.budgets.mayRaise(nodeID, i.Now()) {
-		i.Raise(nodeID, r.GetGeneration()+1)
+	if r.GetGeneration() <= newest && svc.budgets.mayEnqueueHigher(nodeID, svc.Now()) {
+		svc.Dispatcher.EnqueueAtLeast(nodeID, r.GetGeneration()+1)
 	}
 	return nil
 }
 
-func (i *Service) refused(ctx context.Context, nodeID string, r fleet.Refusal) error {
-	now := i.Now().Truncate(time.Microsecond)
-	if !i.budgets.mayRefuse(nodeID, now) {
+func (svc *Service) refused(ctx context.Context, nodeID string, r fleet.Refusal) error {
+	now := svc.Now().Truncate(time.Microsecond)
+	if !svc.budgets.mayRefuse(nodeID, now) {
 		return nil
 	}
 	r.At = now
 	id := db.NewID()
-	_, err := inTurn(ctx, i, func(tx db.Tx) (bool, error) {
+	_, err := runTx(ctx, svc, func(tx db.Tx) (bool, error) {
 		news, err := fleet.Refused(ctx, tx, nodeID, id, r)
 		if err != nil || !news {
 			return false, err
@@ -267,45 +294,47 @@ func (i *Service) refused(ctx context.Context, nodeID string, r fleet.Refusal) e
 		}, now)
 	})
 	if err == nil {
-		i.Log.WarnContext(ctx, "document refused", slog.String("node_id", nodeID), slog.String("document", r.Document),
+		svc.Log.WarnContext(ctx, "document refused", slog.String("node_id", nodeID), slog.String("document", r.Document),
 			slog.Uint64("generation", r.Generation), slog.String("reason", r.Reason))
 	}
 	return err
 }
 
-// Gone takes the end of a connection. Others are told when the node stays away (Sweep).
-func (i *Service) Gone(ctx context.Context, nodeID string, sessionNo uint64) error {
-	_, err := inTurn(ctx, i, func(tx db.Tx) (bool, error) { return fleet.Disconnect(ctx, tx, nodeID, sessionNo, i.Now()) })
+// OnDisconnect records the end of a connection. An event follows when the node stays away (Sweep).
+func (svc *Service) OnDisconnect(ctx context.Context, nodeID string, sessionNo uint64) error {
+	_, err := runTx(ctx, svc, func(tx db.Tx) (bool, error) {
+		return fleet.Disconnect(ctx, tx, nodeID, sessionNo, svc.Now())
+	})
 	failpoint.Hit("hub/gone/committed")
 	return err
 }
 
-// Stopped takes the end of all connections of this replica.
-func (i *Service) Stopped(ctx context.Context) error {
-	_, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (int64, error) {
-		return fleet.DisconnectAll(ctx, tx, i.ReplicaID, i.Now())
+// OnShutdown records the end of all connections of this replica.
+func (svc *Service) OnShutdown(ctx context.Context) error {
+	_, err := db.RunTx(ctx, svc.DB, func(tx db.Tx) (int64, error) {
+		return fleet.DisconnectAll(ctx, tx, svc.ReplicaID, svc.Now())
 	})
 	return err
 }
 
-// Sweep tells of nodes that have been silent for too long. A hub that was away first gives them time to come back.
-func (i *Service) Sweep(ctx context.Context) error {
-	now := i.Now().Truncate(time.Microsecond)
-	if now.Sub(i.Started) < fleet.OnlineWindow {
+// Sweep marks nodes offline that have been silent for too long. A hub that was away first gives them time to reconnect.
+func (svc *Service) Sweep(ctx context.Context) error {
+	now := svc.Now().Truncate(time.Microsecond)
+	if now.Sub(svc.Started) < fleet.OnlineWindow {
 		return nil
 	}
-	silent, err := db.ReadTx(ctx, i.DB, func(tx db.Tx) ([]string, error) { return fleet.Silent(ctx, tx, now) })
+	silent, err := db.ReadTx(ctx, svc.DB, func(tx db.Tx) ([]string, error) { return fleet.Silent(ctx, tx, now) })
 	if err != nil {
 		return err
 	}
 	for _, id := range silent {
 		f := recovery.Finding{NodeID: id, Kind: recovery.FindingContact, ResourceType: "node", ResourceID: id, At: now}
-		_, err := db.RunTx(ctx, i.DB, func(tx db.Tx) (bool, error) {
+		_, err := db.RunTx(ctx, svc.DB, func(tx db.Tx) (bool, error) {
 			still, err := fleet.SetUnreachable(ctx, tx, id, now)
 			if err != nil || !still {
 				return false, err
 			}
-			if err := reachable(ctx, tx, id, false, now); err != nil {
+			if err := setReachable(ctx, tx, id, false, now); err != nil {
 				return false, err
 			}
 			return true, command.Resolve(ctx, tx, f)
@@ -316,7 +345,7 @@ func (i *Service) Sweep(ctx context.Context) error {
 			return err
 		default:
 			// The next pass tries again; the other nodes' silence is recorded meanwhile.
-			_ = command.SetAside(ctx, i.DB, i.Log, err, now, func(context.Context, db.Tx) (recovery.Finding, error) {
+			_ = command.SetAside(ctx, svc.DB, svc.Log, err, now, func(context.Context, db.Tx) (recovery.Finding, error) {
 				return f, nil
 			})
 		}

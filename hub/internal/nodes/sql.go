@@ -9,19 +9,19 @@ import (
 	"github.com/gpuaas/gpuaas/hub/usagechain"
 )
 
-func markOf(ctx context.Context, tx db.Tx, nodeID, incarnation string) (m mark, err error) {
+func watermarkOf(ctx context.Context, tx db.Tx, nodeID, incarnation string) (m watermark, err error) {
 	err = tx.QueryRow(ctx,
 		`SELECT number, sha256, archived, EXISTS (SELECT 1 FROM backups) FROM usage_marks WHERE node_id = $1
 			AND incarnation = $2`, nodeID, incarnation).
 		Scan(&m.Number, &m.SHA256, &m.archived, &m.backedUp)
 	if db.IsNoRows(err) {
-		return mark{}, nil
+		return watermark{}, nil
 	}
 	return m, err
 }
 
-// marksOf is markOf for many stores; those that it does not name are at their beginning.
-func marksOf(ctx context.Context, tx db.Tx, stores []store) (map[store]mark, error) {
+// watermarksOf is watermarkOf for many stores; those that it does not name are at their beginning.
+func watermarksOf(ctx context.Context, tx db.Tx, stores []store) (map[store]watermark, error) {
 	nodes, incarnations := columns(stores)
 	rows, err := tx.Query(ctx,
 		`SELECT m.node_id, m.incarnation, m.number, m.sha256, m.archived, EXISTS (SELECT 1 FROM backups)
@@ -31,10 +31,10 @@ func marksOf(ctx context.Context, tx db.Tx, stores []store) (map[store]mark, err
 		return nil, err
 	}
 	defer rows.Close()
-	out := map[store]mark{}
+	out := map[store]watermark{}
 	for rows.Next() {
 		var s store
-		var m mark
+		var m watermark
 		if err := rows.Scan(&s.nodeID, &s.incarnation, &m.Number, &m.SHA256, &m.archived, &m.backedUp); err != nil {
 			return nil, err
 		}
@@ -51,8 +51,9 @@ func columns(stores []store) (nodes, incarnations []string) {
 	return nodes, incarnations
 }
 
-// lockMarks takes the stores' rows first, so that two batches with a store in common wait for each other.
-func lockMarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (map[store]*chain, error) {
+// lockWatermarks locks the stores' rows first. It is the only lock on a node's usage: two batches with a store in
+// common run one after the other.
+func lockWatermarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (map[store]*chain, error) {
 	nodes, incarnations := columns(stores)
 	if err := tx.Later(ctx, `INSERT INTO usage_marks (node_id, incarnation, number, sha256, updated_at)
 		SELECT x.node, x.incarnation, 0, ''::bytea, $3::timestamptz
@@ -75,11 +76,12 @@ func lockMarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (ma
 		var s store
 		c := &chain{ahead: map[uint64]usagechain.Link{}}
 		if err := rows.Scan(
-			&s.nodeID, &s.incarnation, &c.mark.Number, &c.mark.SHA256, &c.mark.archived, &c.mark.backedUp, &c.mark.LastRecord,
+			&s.nodeID, &s.incarnation, &c.watermark.Number, &c.watermark.SHA256, &c.watermark.archived, &c.watermark.backedUp,
+			&c.watermark.LastRecord,
 		); err != nil {
 			return nil, err
 		}
-		c.stored, out[s] = c.mark, c
+		c.stored, out[s] = c.watermark, c
 	}
 	return out, rows.Err()
 }
@@ -112,12 +114,13 @@ func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]
 	var digests, aheadDigests, aheadPrevious [][]byte
 	for _, s := range stores {
 		c := chains[s]
-		if c.mark.Number != c.stored.Number {
-			moved, numbers, digests = append(moved, s), append(numbers, int64(c.mark.Number)), append(digests, c.mark.SHA256)
-			lasts = append(lasts, int64(c.mark.LastRecord))
+		if c.watermark.Number != c.stored.Number {
+			moved, numbers, digests = append(moved, s), append(numbers, int64(c.watermark.Number)),
+				append(digests, c.watermark.SHA256)
+			lasts = append(lasts, int64(c.watermark.LastRecord))
 		}
 		for _, l := range c.added {
-			if l.Number > c.mark.Number {
+			if l.Number > c.watermark.Number {
 				beyond, aheadNumbers = append(beyond, s), append(aheadNumbers, int64(l.Number))
 				aheadDigests, aheadPrevious = append(aheadDigests, l.SHA256), append(aheadPrevious, l.Previous)
 				aheadFirsts, aheadLasts = append(aheadFirsts, int64(l.First)), append(aheadLasts, int64(l.Last))

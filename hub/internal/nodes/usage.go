@@ -20,13 +20,13 @@ import (
 // documentUsage is the refused document of a node's last_refusal when the hub refused the node's usage.
 const documentUsage = "usage"
 
-// Usage takes a sealed segment: it checks it at once and puts it into the next batch of its lane, so that segments are
-// posted in the order of the calls. The returned function waits for the commit and gives the acknowledgement. A segment
-// that was posted before is acknowledged again and posts nothing.
+// Usage checks a sealed segment and puts it into the next batch, so that segments are posted in the order of the calls.
+// The returned function waits for the commit and gives the acknowledgement. A segment that was posted before is
+// acknowledged again and posts nothing.
 //
 // A session carries the segments of one store, the one of its hello: a store that takes another name seals again what
 // is not posted.
-func (i *Service) Usage(ctx context.Context, peer nodelink.Peer, incarnation string,
+func (svc *Service) Usage(ctx context.Context, peer nodelink.Peer, incarnation string,
 	upload *protocol.UsageUpload,
 ) func() *protocol.UsageAck {
 	verified, err := protocol.VerifySegment(upload.GetSegment(), peer.Key)
@@ -35,39 +35,39 @@ func (i *Service) Usage(ctx context.Context, peer nodelink.Peer, incarnation str
 		d, err = read(verified, store{peer.NodeID, incarnation})
 	}
 	if err == nil {
-		err = i.lane(peer.NodeID).put(ctx, d)
+		err = svc.usage.put(ctx, d)
 	}
 	return func() *protocol.UsageAck {
-		var reached mark
+		var reached watermark
 		if err == nil {
 			reached, err = d.wait(ctx)
 		}
-		return i.acknowledge(ctx, peer.NodeID, verified.Message(), reached, err)
+		return svc.acknowledge(ctx, peer.NodeID, verified.Message(), reached, err)
 	}
 }
 
-func (i *Service) acknowledge(ctx context.Context, nodeID string, seg *protocol.UsageSegment, reached mark,
+func (svc *Service) acknowledge(ctx context.Context, nodeID string, seg *protocol.UsageSegment, reached watermark,
 	err error,
 ) *protocol.UsageAck {
 	ack := &protocol.UsageAck{Incarnation: seg.GetIncarnation()}
 	if err == nil {
 		failpoint.Hit("hub/usage/committed")
-		ack.PostedSegment, ack.ArchivedSegment, ack.PostedSha256 = reached.Number, reached.mayForget(), reached.SHA256
-		i.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "posted")))
+		ack.PostedSegment, ack.ArchivedSegment, ack.PostedSha256 = reached.Number, reached.prunable(), reached.SHA256
+		svc.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "posted")))
 		return ack
 	}
 	ack.NackReason = reasonOf(err)
-	i.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", ack.GetNackReason())))
+	svc.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", ack.GetNackReason())))
 	if ack.NackReason == protocol.RefusalUnavailable {
-		i.Log.WarnContext(ctx, "usage not posted", slog.String("node_id", nodeID), slog.Any("error", err))
+		svc.Log.WarnContext(ctx, "usage not posted", slog.String("node_id", nodeID), slog.Any("error", err))
 		return ack
 	}
-	// A contradiction is for an admin to look at.
-	if err := i.refused(ctx, nodeID, fleet.Refusal{
+	// A contradiction is for an admin.
+	if err := svc.refused(ctx, nodeID, fleet.Refusal{
 		Document: documentUsage, Generation: seg.GetNumber(), Reason: ack.GetNackReason(),
 		Detail: protocol.RefusalDetail(err),
 	}); err != nil {
-		i.Log.WarnContext(ctx, "refusal not recorded", slog.String("node_id", nodeID), slog.Any("error", err))
+		svc.Log.WarnContext(ctx, "refusal not recorded", slog.String("node_id", nodeID), slog.Any("error", err))
 	}
 	return ack
 }
@@ -97,17 +97,17 @@ func checkSegment(s *protocol.UsageSegment, of store) error {
 	return nil
 }
 
-// mark is how far the chain of one store is posted without a gap, and how far that is in a verified backup, too.
-type mark struct {
+// watermark is how far the chain of one store is posted without a gap, and how far that is in a verified backup.
+type watermark struct {
 	usagechain.Watermark
 	archived uint64
 	// backedUp says that there are backups at all.
 	backedUp bool
 }
 
-// mayForget is the last segment that the node may forget: the last posted one, where no backup is set up
+// prunable is the last segment that the node may delete: the last posted one where no backup is set up
 // (docs/design/metering.md).
-func (m mark) mayForget() uint64 {
+func (m watermark) prunable() uint64 {
 	if m.backedUp {
 		return m.archived
 	}

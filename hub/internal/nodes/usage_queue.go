@@ -3,7 +3,6 @@ package nodes
 import (
 	"cmp"
 	"context"
-	"hash/fnv"
 	"log/slog"
 	"maps"
 	"slices"
@@ -23,9 +22,6 @@ import (
 )
 
 const (
-	// lanes is how many batches of usage are posted at once; a node's segments always take the same lane. One: two would
-	// conflict, because the predicate locks of a large batch cover whole tables, and each would be posted again and again.
-	lanes = 1
 	// maxBatchRecords and maxBatchSegments end a batch: what arrives while one is being posted goes into the next. A batch
 	// has at least one segment, however large.
 	maxBatchRecords  = 16_384
@@ -51,7 +47,7 @@ type delivery struct {
 	signed []byte
 
 	// Set before done is closed.
-	reached mark
+	reached watermark
 	err     error
 	done    chan struct{}
 }
@@ -76,68 +72,63 @@ func read(v protocol.Verified[*protocol.UsageSegment], of store) (*delivery, err
 }
 
 // wait returns how far the store's chain is posted once the segment is committed.
-func (d *delivery) wait(ctx context.Context) (mark, error) {
+func (d *delivery) wait(ctx context.Context) (watermark, error) {
 	select {
 	case <-d.done:
 		return d.reached, d.err
 	case <-ctx.Done():
-		return mark{}, ctx.Err()
+		return watermark{}, ctx.Err()
 	}
 }
 
-// lane posts segments in batches: while one batch is in the database, what arrives makes up the next. A lone segment
-// waits for nobody, and many share one transaction.
-type lane struct {
+// usageQueue posts segments in batches: those that arrive while one batch is being committed form the next. There is
+// one queue: two batches at once would conflict, because the predicate locks of a large batch cover whole tables.
+type usageQueue struct {
 	post func(context.Context, []*delivery)
-	room *semaphore.Weighted
+	// capacity bounds the records that wait (maxWaitingRecords).
+	capacity *semaphore.Weighted
 
 	mu sync.Mutex
-	// waiting has each node's segments in the order of their arrival, turns the nodes in the order of their first.
+	// waiting has each node's segments in the order of their arrival, order the nodes by their first segment.
 	waiting map[string][]*delivery
-	turns   []string
+	order   []string
 	working bool
 }
 
-func (i *Service) lane(nodeID string) *lane {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(nodeID))
-	return &i.usageLanes[h.Sum32()%lanes]
-}
-
-// put hands a segment over as soon as there is room; its connection bounds how many of a node wait here.
-func (l *lane) put(ctx context.Context, d *delivery) error {
-	if err := l.room.Acquire(ctx, d.weight()); err != nil {
+// put adds a segment as soon as there is capacity; its connection bounds how many of a node wait here.
+func (q *usageQueue) put(ctx context.Context, d *delivery) error {
+	if err := q.capacity.Acquire(ctx, d.weight()); err != nil {
 		return fault.New(fault.Unavailable, "usage_waits", "The hub has more usage waiting than it holds.", err)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.waiting == nil {
-		l.waiting = map[string][]*delivery{}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.waiting == nil {
+		q.waiting = map[string][]*delivery{}
 	}
-	if len(l.waiting[d.store.nodeID]) == 0 {
-		l.turns = append(l.turns, d.store.nodeID)
+	if len(q.waiting[d.store.nodeID]) == 0 {
+		q.order = append(q.order, d.store.nodeID)
 	}
-	l.waiting[d.store.nodeID] = append(l.waiting[d.store.nodeID], d)
-	if !l.working {
-		l.working = true
-		// The work is not the caller's alone.
-		go l.work(context.WithoutCancel(ctx))
+	q.waiting[d.store.nodeID] = append(q.waiting[d.store.nodeID], d)
+	if !q.working {
+		q.working = true
+		// The batch outlives the caller that starts it.
+		go q.work(context.WithoutCancel(ctx))
 	}
 	return nil
 }
 
-// weight is what a segment takes of the room: one without records has its place, too.
+// weight is the segment's share of the capacity; an empty segment counts as one record.
 func (d *delivery) weight() int64 { return int64(max(d.usage.Len(), 1)) }
 
-func (l *lane) work(ctx context.Context) {
+func (q *usageQueue) work(ctx context.Context) {
 	for {
-		batch := l.next()
+		batch := q.next()
 		if batch == nil {
 			return
 		}
-		l.post(ctx, batch)
+		q.post(ctx, batch)
 		for _, d := range batch {
-			l.room.Release(d.weight())
+			q.capacity.Release(d.weight())
 			close(d.done)
 		}
 	}
@@ -145,39 +136,39 @@ func (l *lane) work(ctx context.Context) {
 
 // next takes the longest waiting nodes' segments, nil when there are none and the worker ends. A node's go together,
 // because what is kept for each member is then written once for all of them.
-func (l *lane) next() (batch []*delivery) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (q *usageQueue) next() (batch []*delivery) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	records := 0
-	for len(l.turns) > 0 {
-		node := l.turns[0]
-		queue, n := l.waiting[node], 0
+	for len(q.order) > 0 {
+		node := q.order[0]
+		queue, n := q.waiting[node], 0
 		for n < len(queue) && len(batch) < maxBatchSegments &&
 			(len(batch) == 0 || records+queue[n].usage.Len() <= maxBatchRecords) {
 			batch, records = append(batch, queue[n]), records+queue[n].usage.Len()
 			n++
 		}
 		if n < len(queue) {
-			l.waiting[node] = queue[n:]
+			q.waiting[node] = queue[n:]
 			if n > 0 {
-				// It had its share: what is left of it waits for the others' turns, however much more it sends.
-				l.turns = append(l.turns[1:], node)
+				// The node had its share: the rest waits behind the other nodes, however much more it sends.
+				q.order = append(q.order[1:], node)
 			}
 			return batch
 		}
-		delete(l.waiting, node)
-		l.turns = l.turns[1:]
+		delete(q.waiting, node)
+		q.order = q.order[1:]
 	}
 	if batch == nil {
-		l.turns, l.working = nil, false
+		q.order, q.working = nil, false
 	}
 	return batch
 }
 
-// postBatch posts segments in one transaction and tells each what became of it.
-func (i *Service) postBatch(ctx context.Context, batch []*delivery) {
-	togetherOrAlone(ctx, batch, i.postTogether)
-	i.setAsideUnpostable(ctx, batch)
+// postBatch posts segments in one transaction and gives each its result.
+func (svc *Service) postBatch(ctx context.Context, batch []*delivery) {
+	commitOrSplit(ctx, batch, svc.tryPostBatch)
+	svc.setAsideUnpostable(ctx, batch)
 	var posted []string
 	for _, d := range batch {
 		if d.err == nil {
@@ -187,57 +178,59 @@ func (i *Service) postBatch(ctx context.Context, batch []*delivery) {
 	slices.Sort(posted)
 	// After the commit: a member that cannot be settled must not hold up its node's usage. What fails here the periodic
 	// pass does.
-	if err := i.settle.Of(ctx, slices.Compact(posted), i.Now().Truncate(time.Microsecond)); err != nil {
-		i.Log.WarnContext(ctx, "members not settled", slog.Any("error", err))
+	if err := svc.settle.Of(ctx, slices.Compact(posted), svc.Now().Truncate(time.Microsecond)); err != nil {
+		svc.Log.WarnContext(ctx, "members not settled", slog.Any("error", err))
 	}
 }
 
-// verdict is what became of one segment of a batch.
-type verdict struct {
-	reached mark
+// postResult is the result of one segment of a batch.
+type postResult struct {
+	reached watermark
 	err     error
 }
 
-func (i *Service) postTogether(ctx context.Context, batch []*delivery) error {
-	now := i.Now().Truncate(time.Microsecond)
-	verdicts, err := db.RunTx(ctx, i.DB, func(tx db.Tx) ([]verdict, error) { return postSegments(ctx, tx, batch, now) })
+func (svc *Service) tryPostBatch(ctx context.Context, batch []*delivery) error {
+	now := svc.Now().Truncate(time.Microsecond)
+	results, err := db.RunTx(ctx, svc.DB, func(tx db.Tx) ([]postResult, error) {
+		return postSegments(ctx, tx, batch, now)
+	})
 	for n, d := range batch {
 		d.err = err
 		if err == nil {
-			d.reached, d.err = verdicts[n].reached, verdicts[n].err
+			d.reached, d.err = results[n].reached, results[n].err
 		}
 	}
 	return err
 }
 
 // postSegments judges each segment by its store's chain and posts those that are new.
-func postSegments(ctx context.Context, tx db.Tx, batch []*delivery, now time.Time) ([]verdict, error) {
+func postSegments(ctx context.Context, tx db.Tx, batch []*delivery, now time.Time) ([]postResult, error) {
 	stores := make([]store, 0, len(batch))
 	for _, d := range batch {
 		stores = append(stores, d.store)
 	}
 	slices.SortFunc(stores, store.compare)
 	stores = slices.Compact(stores)
-	chains, err := lockMarks(ctx, tx, stores, now)
+	chains, err := lockWatermarks(ctx, tx, stores, now)
 	if err != nil {
 		return nil, err
 	}
 	if err := loadAhead(ctx, tx, stores, chains); err != nil {
 		return nil, err
 	}
-	isNew, verdicts := make([]bool, len(batch)), make([]verdict, len(batch))
+	isNew, results := make([]bool, len(batch)), make([]postResult, len(batch))
 	for n, d := range batch {
-		isNew[n], verdicts[n].err = chains[d.store].take(d.at)
+		isNew[n], results[n].err = chains[d.store].accept(d.at)
 	}
 	var fresh []ledger.Segment
 	for n, d := range batch {
-		verdicts[n].reached = chains[d.store].mark
+		results[n].reached = chains[d.store].watermark
 		if isNew[n] {
-			fresh = append(fresh, d.usage.Passed(chains[d.store].mark.LastRecord))
+			fresh = append(fresh, d.usage.Passed(chains[d.store].watermark.LastRecord))
 		}
 	}
 	if len(fresh) == 0 {
-		return verdicts, nil
+		return results, nil
 	}
 	if _, err := ledger.PostUsage(ctx, tx, now, fresh...); err != nil {
 		return nil, err
@@ -245,25 +238,24 @@ func postSegments(ctx context.Context, tx db.Tx, batch []*delivery, now time.Tim
 	failpoint.Hit("hub/usage/posted")
 	err = saveChains(ctx, tx, stores, chains, now)
 	failpoint.Hit("hub/usage/advanced")
-	return verdicts, err
+	return results, err
 }
 
 // chain is how far one store's segments are posted.
 type chain struct {
-	mark mark
-	// stored is the mark as the database has it, added what was taken since.
-	stored mark
+	watermark watermark
+	// stored is the watermark as the database has it, added the segments posted since.
+	stored watermark
 	ahead  map[uint64]usagechain.Link
 	added  []usagechain.Link
 	// misnumbered are segments of this batch that are set aside after it; those behind them continue their numbers.
 	misnumbered map[uint64]usagechain.Link
 }
 
-// take judges a segment and moves the mark over all that is now there without a gap; isNew is false for one that was
-// posted before. One whose record numbers do not continue those of its neighbours is unpostable (isUnpostable): it is
-// set aside.
-func (c *chain) take(at usagechain.Link) (isNew bool, err error) {
-	known, err := c.mark.Check(c.ahead, at)
+// accept checks a segment and advances the watermark; isNew is false for one that was posted before. One whose record
+// numbers do not continue those of its neighbours is unpostable (isUnpostable): it is set aside.
+func (c *chain) accept(at usagechain.Link) (isNew bool, err error) {
+	known, err := c.watermark.Check(c.ahead, at)
 	if err != nil || known {
 		return false, err
 	}
@@ -272,7 +264,7 @@ func (c *chain) take(at usagechain.Link) (isNew bool, err error) {
 		near = maps.Clone(c.ahead)
 		maps.Copy(near, c.misnumbered)
 	}
-	at, err = c.mark.CheckRecords(near, at)
+	at, err = c.watermark.CheckRecords(near, at)
 	if err != nil {
 		if c.misnumbered == nil {
 			c.misnumbered = map[uint64]usagechain.Link{}
@@ -284,13 +276,13 @@ func (c *chain) take(at usagechain.Link) (isNew bool, err error) {
 	return true, nil
 }
 
-// takeAside takes a segment that is set aside: whatever its record numbers are, they count as passed.
-func (c *chain) takeAside(at usagechain.Link) (isNew bool, err error) {
-	known, err := c.mark.Check(c.ahead, at)
+// acceptSetAside accepts a segment that is set aside: whatever its record numbers are, they count as passed.
+func (c *chain) acceptSetAside(at usagechain.Link) (isNew bool, err error) {
+	known, err := c.watermark.Check(c.ahead, at)
 	if err != nil || known {
 		return false, err
 	}
-	at, _ = c.mark.CheckRecords(c.ahead, at)
+	at, _ = c.watermark.CheckRecords(c.ahead, at)
 	c.add(at)
 	return true, nil
 }
@@ -298,5 +290,5 @@ func (c *chain) takeAside(at usagechain.Link) (isNew bool, err error) {
 func (c *chain) add(at usagechain.Link) {
 	c.ahead[at.Number] = at
 	c.added = append(c.added, at)
-	c.mark.Watermark = c.mark.Advance(c.ahead)
+	c.watermark.Watermark = c.watermark.Advance(c.ahead)
 }

@@ -27,10 +27,10 @@ func arriving(t *testing.T, node string, records int) *delivery {
 	return &delivery{store: store{node, "i"}, usage: usage, done: make(chan struct{})}
 }
 
-// posts collects the batches that a lane posts; each takes a second.
-func posts(l *lane) *[][]*delivery {
+// posts collects the batches that a queue posts; each takes a second.
+func posts(q *usageQueue) *[][]*delivery {
 	var batches [][]*delivery
-	l.post = func(_ context.Context, batch []*delivery) {
+	q.post = func(_ context.Context, batch []*delivery) {
 		time.Sleep(time.Second)
 		batches = append(batches, batch)
 	}
@@ -39,12 +39,12 @@ func posts(l *lane) *[][]*delivery {
 
 func TestSegmentsOfANodeArePostedTogetherInTheirOrderAndNoNodeIsPassedOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &lane{room: semaphore.NewWeighted(maxWaitingRecords)}
-		batches := posts(l)
+		q := &usageQueue{capacity: semaphore.NewWeighted(maxWaitingRecords)}
+		batches := posts(q)
 		var sent []*delivery
 		put := func(node string, records int) {
 			d := arriving(t, node, records)
-			require.NoError(t, l.put(t.Context(), d))
+			require.NoError(t, q.put(t.Context(), d))
 			sent = append(sent, d)
 		}
 		put("first", 1) // is posted at once; what follows waits
@@ -72,17 +72,17 @@ func TestSegmentsOfANodeArePostedTogetherInTheirOrderAndNoNodeIsPassedOver(t *te
 // A node that sends more than a batch holds, again and again, keeps nobody waiting for longer than one batch.
 func TestANodeThatFloodsTheHubWaitsForTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &lane{room: semaphore.NewWeighted(maxWaitingRecords)}
-		posts(l)
+		q := &usageQueue{capacity: semaphore.NewWeighted(maxWaitingRecords)}
+		posts(q)
 		var last *delivery
 		for range 12 {
 			last = arriving(t, "flood", maxBatchRecords/2)
-			require.NoError(t, l.put(t.Context(), last))
+			require.NoError(t, q.put(t.Context(), last))
 		}
 		synctest.Wait()
 		start := time.Now()
 		small := arriving(t, "small", 1)
-		require.NoError(t, l.put(t.Context(), small))
+		require.NoError(t, q.put(t.Context(), small))
 		<-small.done
 		require.Equal(t, 3*time.Second, time.Since(start), "the batch that is being posted, the next, and its own")
 		<-last.done
@@ -91,23 +91,23 @@ func TestANodeThatFloodsTheHubWaitsForTheOthers(t *testing.T) {
 
 func TestAWholeFleetThatCatchesUpWaitsOutsideUntilThereIsRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &lane{room: semaphore.NewWeighted(10)}
-		batches := posts(l)
-		require.NoError(t, l.put(t.Context(), arriving(t, "a", 6)))
-		require.NoError(t, l.put(t.Context(), arriving(t, "b", 0)))
+		q := &usageQueue{capacity: semaphore.NewWeighted(10)}
+		batches := posts(q)
+		require.NoError(t, q.put(t.Context(), arriving(t, "a", 6)))
+		require.NoError(t, q.put(t.Context(), arriving(t, "b", 0)))
 		start := time.Now()
-		require.NoError(t, l.put(t.Context(), arriving(t, "c", 6)), "once the first is posted")
+		require.NoError(t, q.put(t.Context(), arriving(t, "c", 6)), "once the first is posted")
 		require.Equal(t, time.Second, time.Since(start))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		require.Error(t, l.put(ctx, arriving(t, "d", 6)), "its connection has ended meanwhile")
+		require.Error(t, q.put(ctx, arriving(t, "d", 6)), "its connection has ended meanwhile")
 		time.Sleep(time.Minute)
 		posted := 0
 		for _, batch := range *batches {
 			posted += len(batch)
 		}
 		require.Equal(t, 3, posted)
-		require.True(t, l.room.TryAcquire(10), "all room is given back")
+		require.True(t, q.capacity.TryAcquire(10), "all capacity is free again")
 	})
 }
 
@@ -130,15 +130,15 @@ func TestChainTakesNoSegmentThatSkipsRecordNumbers(t *testing.T) {
 	together, oneByOne := &chain{ahead: map[uint64]usagechain.Link{}}, &chain{ahead: map[uint64]usagechain.Link{}}
 	var refused, aside []uint64
 	for _, at := range sent {
-		isNew, err := together.take(at)
+		isNew, err := together.accept(at)
 		require.Equal(t, err == nil, isNew)
 		if err != nil {
 			require.True(t, isUnpostable(t.Context(), err))
 			refused = append(refused, at.Number)
 		}
-		if _, err := oneByOne.take(at); err != nil {
+		if _, err := oneByOne.accept(at); err != nil {
 			oneByOne.misnumbered = nil
-			isNew, err = oneByOne.takeAside(at)
+			isNew, err = oneByOne.acceptSetAside(at)
 			require.NoError(t, err)
 			require.True(t, isNew)
 			aside = append(aside, at.Number)
@@ -146,36 +146,36 @@ func TestChainTakesNoSegmentThatSkipsRecordNumbers(t *testing.T) {
 	}
 	require.Equal(t, []uint64{2, 3, 5, 7}, refused)
 	require.Equal(t, refused, aside)
-	require.Equal(t, usagechain.Watermark{Number: 7, SHA256: []byte{7}, LastRecord: 12}, oneByOne.mark.Watermark)
+	require.Equal(t, usagechain.Watermark{Number: 7, SHA256: []byte{7}, LastRecord: 12}, oneByOne.watermark.Watermark)
 
-	require.EqualValues(t, 1, together.mark.Number, "what is set aside is passed after the batch")
+	require.EqualValues(t, 1, together.watermark.Number, "what is set aside is passed after the batch")
 	for _, number := range refused {
-		_, err := together.takeAside(sent[number-1])
+		_, err := together.acceptSetAside(sent[number-1])
 		require.NoError(t, err)
 	}
-	require.Equal(t, oneByOne.mark.Watermark, together.mark.Watermark)
+	require.Equal(t, oneByOne.watermark.Watermark, together.watermark.Watermark)
 	require.Empty(t, together.ahead)
 	for _, at := range sent {
-		isNew, err := together.take(at)
+		isNew, err := together.accept(at)
 		require.NoError(t, err, "what was passed is known")
 		require.False(t, isNew)
 	}
-	isNew, err := together.take(link(8, 13, 20))
+	isNew, err := together.accept(link(8, 13, 20))
 	require.NoError(t, err)
 	require.True(t, isNew)
 }
 
 func TestChainTakesAnySegmentAfterOnesOfAnOlderRelease(t *testing.T) {
 	c := &chain{
-		mark:  mark{Watermark: usagechain.Watermark{Number: 3, SHA256: []byte{3}}},
-		ahead: map[uint64]usagechain.Link{5: {Number: 5, SHA256: []byte{5}, Previous: []byte{4}}},
+		watermark: watermark{Watermark: usagechain.Watermark{Number: 3, SHA256: []byte{3}}},
+		ahead:     map[uint64]usagechain.Link{5: {Number: 5, SHA256: []byte{5}, Previous: []byte{4}}},
 	}
 	for _, at := range []usagechain.Link{link(6, 50, 59), link(4, 30, 39)} {
-		isNew, err := c.take(at)
+		isNew, err := c.accept(at)
 		require.NoError(t, err)
 		require.True(t, isNew)
 	}
-	require.Equal(t, usagechain.Watermark{Number: 6, SHA256: []byte{6}, LastRecord: 59}, c.mark.Watermark)
-	_, err := c.take(link(7, 61, 61))
+	require.Equal(t, usagechain.Watermark{Number: 6, SHA256: []byte{6}, LastRecord: 59}, c.watermark.Watermark)
+	_, err := c.accept(link(7, 61, 61))
 	require.Error(t, err, "from here on the numbers are known")
 }

@@ -14,36 +14,36 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-func wordOf(node string) *word { return &word{peer: nodelink.Peer{NodeID: node}} }
+func requestOf(node string) *request { return &request{peer: nodelink.Peer{NodeID: node}} }
 
-func TestWordsThatAreSaidDuringABatchMakeUpTheNext(t *testing.T) {
+func TestRequestsThatArriveDuringACommitFormTheNextGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var batches [][]string
 		gate := make(chan struct{})
-		q := &words{post: func(_ context.Context, batch []*word) {
+		q := &groupCommit{commit: func(_ context.Context, batch []*request) {
 			batches = append(batches, nodesOf(batch))
 			<-gate
 		}}
-		first := wordOf("first")
+		first := requestOf("first")
 		q.put(t.Context(), first)
 		synctest.Wait()
-		var all []*word
+		var all []*request
 		want := []string{}
-		for i := range maxTogether + 1 {
-			w := wordOf(strconv.Itoa(i))
+		for i := range maxGroup + 1 {
+			w := requestOf(strconv.Itoa(i))
 			all, want = append(all, w), append(want, w.peer.NodeID)
 			q.put(t.Context(), w)
 		}
-		again := wordOf("0")
+		again := requestOf("0")
 		q.put(t.Context(), again)
 		synctest.Wait()
-		require.Equal(t, [][]string{{"first"}}, batches, "one alone waits for nobody, the others for it")
+		require.Equal(t, [][]string{{"first"}}, batches, "a single request does not wait, the others wait for it")
 		for range 3 {
 			gate <- struct{}{}
 			synctest.Wait()
 		}
-		require.Equal(t, [][]string{{"first"}, want[:maxTogether], {want[maxTogether], "0"}}, batches,
-			"in order, no batch too large, one word of a node in each")
+		require.Equal(t, [][]string{{"first"}, want[:maxGroup], {want[maxGroup], "0"}}, batches,
+			"in order, no batch too large, one request of a node in each")
 		for _, w := range append(all, first, again) {
 			require.NoError(t, w.wait(t.Context()))
 		}
@@ -51,12 +51,12 @@ func TestWordsThatAreSaidDuringABatchMakeUpTheNext(t *testing.T) {
 	})
 }
 
-func TestWhoeverSpeaksWaitsNoLongerThanItsConnectionLives(t *testing.T) {
+func TestARequestWaitsNoLongerThanItsConnectionLives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
-		q := &words{post: func(context.Context, []*word) { <-gate }}
+		q := &groupCommit{commit: func(context.Context, []*request) { <-gate }}
 		ctx, cancel := context.WithCancel(t.Context())
-		w := wordOf("gone")
+		w := requestOf("gone")
 		q.put(ctx, w)
 		cancel()
 		require.Error(t, w.wait(ctx))
@@ -66,7 +66,7 @@ func TestWhoeverSpeaksWaitsNoLongerThanItsConnectionLives(t *testing.T) {
 	})
 }
 
-func TestOneBadWordFailsAloneAndAHubThatIsAwayIsAskedOnce(t *testing.T) {
+func TestOneBadRequestFailsAloneAndAnUnavailableHubIsTriedOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error
 		want [][]string
@@ -76,7 +76,7 @@ func TestOneBadWordFailsAloneAndAHubThatIsAwayIsAskedOnce(t *testing.T) {
 		"nothing was wrong": {nil, [][]string{{"a", "bad", "c"}}},
 	} {
 		var tried [][]string
-		togetherOrAlone(t.Context(), []string{"a", "bad", "c"}, func(_ context.Context, batch []string) error {
+		commitOrSplit(t.Context(), []string{"a", "bad", "c"}, func(_ context.Context, batch []string) error {
 			tried = append(tried, batch)
 			if slices.Contains(batch, "bad") {
 				return c.err

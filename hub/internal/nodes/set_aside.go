@@ -32,7 +32,7 @@ func isUnpostable(ctx context.Context, err error) bool {
 
 // setAsideUnpostable sets aside what of a batch cannot be posted, each store's segments in one transaction: a node that
 // sends only such costs the others of its batch little more than one that sends good ones.
-func (i *Service) setAsideUnpostable(ctx context.Context, batch []*delivery) {
+func (svc *Service) setAsideUnpostable(ctx context.Context, batch []*delivery) {
 	var stores []store
 	unpostable := map[store][]*delivery{}
 	for _, d := range batch {
@@ -44,21 +44,21 @@ func (i *Service) setAsideUnpostable(ctx context.Context, batch []*delivery) {
 		}
 	}
 	for _, s := range stores {
-		i.setAside(ctx, s, unpostable[s])
+		svc.setAside(ctx, s, unpostable[s])
 	}
 }
 
-// setAside keeps segments of one store that cannot be posted, as their node signed them, moves the mark over them and
-// leaves findings.
-func (i *Service) setAside(ctx context.Context, of store, segments []*delivery) {
-	now := i.Now().Truncate(time.Microsecond)
-	verdicts := make([]error, len(segments))
-	var reached mark
-	err := command.SetAllAside(ctx, i.DB, i.Log, segments[0].err, now, func(ctx context.Context,
+// setAside keeps segments of one store that cannot be posted, as their node signed them, advances the watermark over
+// them and leaves findings.
+func (svc *Service) setAside(ctx context.Context, of store, segments []*delivery) {
+	now := svc.Now().Truncate(time.Microsecond)
+	results := make([]error, len(segments))
+	var reached watermark
+	err := command.SetAllAside(ctx, svc.DB, svc.Log, segments[0].err, now, func(ctx context.Context,
 		tx db.Tx,
 	) (out []recovery.Finding, err error) {
 		stores := []store{of}
-		chains, err := lockMarks(ctx, tx, stores, now)
+		chains, err := lockWatermarks(ctx, tx, stores, now)
 		if err != nil {
 			return nil, err
 		}
@@ -69,7 +69,7 @@ func (i *Service) setAside(ctx context.Context, of store, segments []*delivery) 
 		var skipped []ledger.Segment
 		for n, d := range segments {
 			var isNew bool
-			if isNew, verdicts[n] = c.takeAside(d.at); !isNew {
+			if isNew, results[n] = c.acceptSetAside(d.at); !isNew {
 				continue
 			}
 			skipped = append(skipped, d.usage)
@@ -80,16 +80,16 @@ func (i *Service) setAside(ctx context.Context, of store, segments []*delivery) 
 			out = append(out, f)
 		}
 		for n := range skipped {
-			skipped[n] = skipped[n].Passed(c.mark.LastRecord)
+			skipped[n] = skipped[n].Passed(c.watermark.LastRecord)
 		}
 		if err := ledger.SkipUsage(ctx, tx, skipped...); err != nil {
 			return nil, err
 		}
-		reached = c.mark
+		reached = c.watermark
 		return out, saveChains(ctx, tx, stores, chains, now)
 	})
 	for n, d := range segments {
-		d.reached, d.err = reached, orFirst(err, verdicts[n])
+		d.reached, d.err = reached, orFirst(err, results[n])
 	}
 }
 

@@ -1,0 +1,69 @@
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"maps"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
+)
+
+// UpToDate returns the nodes that hold the latest state, bundle and leases. It takes a few statements however many
+// nodes there are.
+func (d *Dispatcher) UpToDate(ctx context.Context, tx db.Tx, nodes []nodelink.AckedState) (map[string]bool, error) {
+	ids := make([]string, 0, len(nodes))
+	for _, n := range nodes {
+		ids = append(ids, n.NodeID)
+	}
+	headers, err := currentHeaders(ctx, tx, ids)
+	if err != nil {
+		return nil, err
+	}
+	leases, err := ledger.LeasesOf(ctx, tx, ids)
+	if err != nil {
+		return nil, err
+	}
+	bundle, signer := d.Keys.Bundle(), d.Keys.Lease()
+	current := map[string]bool{}
+	for _, n := range nodes {
+		_, sum, err := d.leaseBatch(n, leases[n.NodeID], signer)
+		if err != nil {
+			return nil, err
+		}
+		h, ok := headers[n.NodeID]
+		if ok && d.signedByCurrentKey(h) && h.isHeldBy(n) && n.BundleVersion >= bundle.Version() &&
+			bytes.Equal(sum, n.LeasesSHA256) {
+			current[n.NodeID] = true
+		}
+	}
+	return current, nil
+}
+
+// currentHeaders returns the newest states of those nodes whose newest state is compiled from the latest intent.
+func currentHeaders(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]stateHeader, error) {
+	revs, err := fleet.Revs(ctx, tx, nodeIDs)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := tx.Query(ctx, `SELECT `+headerColumns+` FROM node_states WHERE node_id = ANY($1::uuid[])`, nodeIDs)
+	if err != nil {
+		return nil, err
+	}
+	states, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (stateHeader, error) { return scanHeader(row) })
+	if err != nil {
+		return nil, err
+	}
+	newest := map[string]stateHeader{}
+	for _, h := range states {
+		if known, ok := newest[h.nodeID]; !ok || h.isAfter(known) {
+			newest[h.nodeID] = h
+		}
+	}
+	maps.DeleteFunc(newest, func(id string, h stateHeader) bool { return h.rev != revs[id] })
+	return newest, nil
+}

@@ -1,0 +1,208 @@
+package nodes
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// maxGroup bounds a group; what arrives while one is being committed joins the next. A larger group would share the
+// fixed costs of its statements among few more requests and make all of them wait.
+const maxGroup = 64
+
+// request is a hello, or a report without workloads, that waits for its commit.
+type request struct {
+	peer      nodelink.Peer
+	hello     *protocol.Hello
+	report    *protocol.Report
+	sessionNo uint64
+
+	// Set before done is closed. applied is false for a report that brings news: it needs a transaction of its own.
+	opened  openedSession
+	applied bool
+	err     error
+	done    chan struct{}
+}
+
+// wait returns when the request is committed, or ctx ends.
+func (r *request) wait(ctx context.Context) error {
+	select {
+	case <-r.done:
+		return r.err
+	case <-ctx.Done():
+		return errBusy(ctx.Err())
+	}
+}
+
+func errBusy(cause error) error {
+	return fault.New(fault.Unavailable, "hub_busy", "The hub is busy with other nodes; dial again in a moment.", cause)
+}
+
+// groupCommit commits the requests of many nodes in one transaction: those that arrive while one group is being
+// committed form the next. A single request does not wait.
+type groupCommit struct {
+	commit func(context.Context, []*request)
+
+	mu      sync.Mutex
+	waiting []*request
+	working bool
+}
+
+// put adds a request. Connections bound how many wait: each sends one message at a time.
+func (q *groupCommit) put(ctx context.Context, r *request) {
+	r.done = make(chan struct{})
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting = append(q.waiting, r)
+	if !q.working {
+		q.working = true
+		// The group outlives the caller that starts it.
+		go q.work(context.WithoutCancel(ctx))
+	}
+}
+
+func (q *groupCommit) work(ctx context.Context) {
+	for {
+		group := q.next()
+		if group == nil {
+			return
+		}
+		q.commit(ctx, group)
+		for _, r := range group {
+			close(r.done)
+		}
+	}
+}
+
+// next takes the requests that waited longest, one of each node; nil when there are none and the worker ends.
+func (q *groupCommit) next() (group []*request) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	inGroup := map[string]bool{}
+	var later []*request
+	for i, r := range q.waiting {
+		if len(group) == maxGroup {
+			later = append(later, q.waiting[i:]...)
+			break
+		}
+		if inGroup[r.peer.NodeID] {
+			later = append(later, r)
+			continue
+		}
+		inGroup[r.peer.NodeID] = true
+		group = append(group, r)
+	}
+	q.waiting = later
+	q.working = group != nil
+	return group
+}
+
+// commitGroup commits requests in one transaction and gives each its result.
+func (svc *Service) commitGroup(ctx context.Context, group []*request) {
+	commitOrSplit(ctx, group, svc.tryCommitGroup)
+}
+
+// commitOrSplit commits a batch in one transaction. When that fails for good, one of the batch is the cause: commit is
+// tried with each half, and so on, until only that one fails. commit gives each its result.
+func commitOrSplit[T any](ctx context.Context, batch []T, commit func(context.Context, []T) error) {
+	if err := commit(ctx, batch); err == nil || len(batch) == 1 || fault.Is(err, fault.Unavailable) {
+		return
+	}
+	commitOrSplit(ctx, batch[:len(batch)/2], commit)
+	commitOrSplit(ctx, batch[len(batch)/2:], commit)
+}
+
+func (svc *Service) tryCommitGroup(ctx context.Context, group []*request) error {
+	now := svc.Now().Truncate(time.Microsecond)
+	var hellos, reports []*request
+	for _, r := range group {
+		if r.hello != nil {
+			hellos = append(hellos, r)
+		} else {
+			reports = append(reports, r)
+		}
+	}
+	type result struct {
+		opened  []openedSession
+		applied []bool
+	}
+	out, err := db.RunTx(ctx, svc.DB, func(tx db.Tx) (o result, err error) {
+		if len(hellos) > 0 {
+			if o.opened, err = svc.openSessions(ctx, tx, hellos, now); err != nil {
+				return o, err
+			}
+			failpoint.Hit("hub/hello/written")
+		}
+		if len(reports) > 0 {
+			if o.applied, err = applyQuietReports(ctx, tx, reports, now); err != nil {
+				return o, err
+			}
+		}
+		return o, nil
+	})
+	for n, r := range hellos {
+		if r.err = err; err == nil {
+			r.opened, r.err = out.opened[n], out.opened[n].refused
+		}
+	}
+	for n, r := range reports {
+		if r.err = err; err == nil {
+			r.applied = out.applied[n]
+		}
+	}
+	return err
+}
+
+// applyQuietReports applies the reports that change nothing but the time of their node's last contact, and says which.
+func applyQuietReports(ctx context.Context, tx db.Tx, requests []*request, now time.Time) ([]bool, error) {
+	ids := nodesOf(requests)
+	hosting, err := instance.Hosting(ctx, tx, ids)
+	if err != nil {
+		return nil, err
+	}
+	pending, err := recovery.Among(ctx, tx, ids)
+	if err != nil {
+		return nil, err
+	}
+	applied := make([]bool, len(requests))
+	inventories := map[string][]*protocol.Accelerator{}
+	var at []int
+	var reports []fleet.Report
+	for n, r := range requests {
+		if hosting[r.peer.NodeID] > 0 || pending[r.peer.NodeID] {
+			continue
+		}
+		at, reports = append(at, n), append(reports, fleetReport(r.peer.NodeID, r.sessionNo, r.report))
+	}
+	if len(reports) == 0 {
+		return applied, nil
+	}
+	quiet, err := fleet.ObserveQuiet(ctx, tx, reports, now)
+	if err != nil {
+		return nil, err
+	}
+	for k, n := range at {
+		if applied[n] = quiet[k]; applied[n] {
+			inventories[requests[n].peer.NodeID] = requests[n].report.GetAccelerators()
+		}
+	}
+	return applied, capacity.ApplyInventories(ctx, tx, inventories, now)
+}
+
+func nodesOf(requests []*request) []string {
+	ids := make([]string, 0, len(requests))
+	for _, r := range requests {
+		ids = append(ids, r.peer.NodeID)
+	}
+	return ids
+}
