@@ -165,7 +165,7 @@ func TestANodeAndThenTheHubAreUpgradedInPlace(t *testing.T) {
 // hasNoAddressTwice reads what the node has noted of its members' networks.
 func (w *world) hasNoAddressTwice() {
 	w.t.Helper()
-	records, err := filepath.Glob(filepath.Join(w.agent.Config.RunDir, "cni", "members", "*.json"))
+	records, err := filepath.Glob(filepath.Join(w.agent.Config.RunDir, "network", "members", "*.json"))
 	require.NoError(w.t, err)
 	whose := map[string]string{}
 	for _, path := range records {

@@ -141,9 +141,9 @@ func withTemplateDir(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// removeIdlePortmap takes away the chains of CNI's portmap plugin, which only the floor of the demos and the release of
-// 2026-11-20 use. Each of them removes the chains when nobody else is in them; two that go at once both leave them. A
-// chain of somebody's own, or one with a published port in it, stays and is noticed.
+// removeIdlePortmap removes the chains of CNI's portmap plugin, which only the floor of the demos uses. Each floor
+// removes the chains when no other is in them; two that end at once both leave them. A chain of another program, or one
+// with a published port in it, stays and is noticed.
 func removeIdlePortmap() {
 	nat := func(args ...string) string {
 		out, _ := exec.Command("iptables", append([]string{"-w", "-t", "nat"}, args...)...).Output()

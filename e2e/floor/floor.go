@@ -140,8 +140,7 @@ func (b *Bench) prepareNetwork() (err error) {
 	return err
 }
 
-// conflist is the configuration by which the release of 2026-11-20 made their members' networks, of the same addresses
-// and packet size as the node's.
+// conflist configures CNI's plugins to make a network with the same addresses and packet size as the node's.
 func (b *Bench) conflist() ([]byte, error) {
 	bridge, err := netlink.LinkByName(b.conf.Bridge)
 	if err != nil {
@@ -201,9 +200,15 @@ func (b *Bench) Close(ctx context.Context) error {
 			_ = store.Remove(ctx, name) // a parent goes in a later pass
 		}
 	}
+	for _, dir := range []string{cniCacheDir + "/results", cniCacheDir} {
+		_ = os.Remove(dir) // only an empty one goes
+	}
 	errs = append(errs, b.cl.NamespaceService().Delete(ctx, namespace))
 	return errors.Join(errs...)
 }
+
+// cniCacheDir is where libcni keeps the plugins' results; go-cni cannot set another place.
+const cniCacheDir = "/var/lib/cni"
 
 // maxDepth bounds how deep snapshots lie upon each other.
 const maxDepth = 130

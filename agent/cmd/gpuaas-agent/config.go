@@ -42,7 +42,6 @@ type config struct {
 	uidMapBase, uidMapSize                              uint32
 	noUserNamespaces, noSeccomp                         bool
 
-	cniPluginDirs   []string
 	bridge, podCIDR string
 	portRange       string
 
@@ -75,9 +74,6 @@ func (c *config) machineFlags(f *pflag.FlagSet) {
 		"as a condition; without it the agent does not start where the kernel has no user namespaces")
 	f.BoolVar(&c.noSeccomp, "no-seccomp", false, "run containers without a filter of system calls, reported as a "+
 		"condition; without it the agent does not start where the kernel has no filter")
-	f.StringSliceVar(&c.cniPluginDirs, "cni-plugin-dir", []string{"/usr/lib/cni", "/opt/cni/bin"},
-		"directories with CNI's plugin portmap; it closes ports that the release of 2026-11-20 has published, and is not "+
-			"needed otherwise")
 	f.StringVar(&c.bridge, "bridge", "gpuaas0", "network bridge of the containers; at most 15 characters")
 	f.StringVar(&c.podCIDR, "pod-cidr", "10.88.0.0/16", "addresses of the containers")
 	f.StringVar(&c.portRange, "port-range", "20000-29999", "ports of 127.0.0.1 on which endpoints are published")
@@ -167,13 +163,12 @@ func (c *config) runtimeConfig(log *slog.Logger) runtime.Config {
 
 func (c *config) networkConfig(rt *runtime.Runtime, egress func() policy.Egress, log *slog.Logger) network.Config {
 	n := network.Config{
-		Bridge:     c.bridge,
-		CIDR:       c.podCIDR,
-		PluginDirs: c.cniPluginDirs,
-		StateDir:   filepath.Join(c.runDir, "cni"),
-		Egress:     egress,
-		Resolvers:  rt.Resolvers,
-		Log:        log,
+		Bridge:    c.bridge,
+		CIDR:      c.podCIDR,
+		StateDir:  filepath.Join(c.runDir, "network"),
+		Egress:    egress,
+		Resolvers: rt.Resolvers,
+		Log:       log,
 	}
 	if available, base, size := rt.UserNamespaces(); available {
 		n.UIDMapBase, n.UIDMapSize = base, size

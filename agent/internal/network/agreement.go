@@ -37,10 +37,6 @@ type previous struct {
 	BootID string `json:"boot_id"`
 	// Sysctls by path below /proc/sys; only those that turning on forwarding changes, and only when it was off.
 	Sysctls map[string]string `json:"sysctls"`
-	// Dirs are libcni's directories that were there.
-	Dirs []string `json:"dirs"`
-	// Brought are those that an agent brought before the last boot.
-	Brought []string `json:"brought,omitempty"`
 }
 
 // agree lets fn work on the agreement of this network namespace while no other agent does.
@@ -60,12 +56,7 @@ func (n *Network) agree(fn func(*agreement) error) error {
 		_ = json.Unmarshal(data, a)
 	}
 	if a.Previous.BootID != n.bootID {
-		// Files outlive a boot: directories that an agent brought are still known as such.
-		fresh := previous{BootID: n.bootID}
-		if len(a.Users) > 0 {
-			fresh.Brought = slices.DeleteFunc(cniDirs(), func(dir string) bool { return slices.Contains(a.Previous.Dirs, dir) })
-		}
-		a.Previous, a.Users = fresh, nil
+		a.Previous, a.Users = previous{BootID: n.bootID}, nil
 	}
 	// An agent whose bridge is gone has left without a word: it was killed while it left, or someone removed the bridge by
 	// hand.
@@ -98,7 +89,7 @@ func (a *agreement) join(bridge string) error {
 		return nil
 	}
 	if len(a.Users) == 0 && !a.abandoned {
-		found, err := lookAround(a.Previous)
+		found, err := lookAround(a.Previous.BootID)
 		if err != nil {
 			return err
 		}
@@ -129,18 +120,11 @@ func (a *agreement) leave(bridge string) error {
 	if was == 0 {
 		return nil // nothing was changed
 	}
-	for _, dir := range cniDirs() {
-		if !slices.Contains(a.Previous.Dirs, dir) {
-			_ = os.Remove(dir) // only an empty one goes
-		}
-	}
 	return a.Previous.restoreSysctls()
 }
 
-func cniDirs() []string { return []string{filepath.Join(cniCache, "results"), cniCache} }
-
-func lookAround(known previous) (previous, error) {
-	p := previous{BootID: known.BootID, Brought: known.Brought, Sysctls: map[string]string{}}
+func lookAround(bootID string) (previous, error) {
+	p := previous{BootID: bootID, Sysctls: map[string]string{}}
 	forwarding, err := readSysctl(ipForward)
 	if err != nil {
 		return previous{}, err
@@ -154,11 +138,6 @@ func lookAround(known previous) (previous, error) {
 			if value, err := readSysctl(name); err == nil {
 				p.Sysctls[name] = value
 			}
-		}
-	}
-	for _, dir := range cniDirs() {
-		if _, err := os.Stat(dir); err == nil && !slices.Contains(known.Brought, dir) {
-			p.Dirs = append(p.Dirs, dir)
 		}
 	}
 	return p, nil

@@ -3,7 +3,6 @@ package network
 import (
 	"context"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -30,14 +29,8 @@ func (n *Network) Leftovers(_ context.Context, memberID string) ([]string, error
 	for _, a := range addresses {
 		out = append(out, protocol.AbsentAddress+" "+a)
 	}
-	links := []string{n.hostLink(memberID)}
-	if r, err := n.readRecord(memberID); err == nil && r.HostLink != "" {
-		links = append(links, r.HostLink)
-	}
-	for _, link := range links {
-		if _, err := netlink.LinkByName(link); err == nil {
-			out = append(out, protocol.AbsentNetworkNamespace+" link "+link)
-		}
+	if link := n.hostLink(memberID); linkExists(link) {
+		out = append(out, protocol.AbsentNetworkNamespace+" link "+link)
 	}
 	ports, err := n.openPorts(memberID)
 	if err != nil {
@@ -46,18 +39,16 @@ func (n *Network) Leftovers(_ context.Context, memberID string) ([]string, error
 	for _, port := range ports {
 		out = append(out, protocol.AbsentRule+" port "+port+" in table "+n.table(), protocol.AbsentPort+" "+port)
 	}
-	cached, err := filepath.Glob(filepath.Join(cniCache, "results", n.cfg.Bridge+"-"+memberID+"-*"))
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range cached {
-		out = append(out, protocol.AbsentNetworkNamespace+" "+name)
-	}
 	slices.Sort(out)
 	return slices.Compact(out), nil
 }
 
 func fileExists(path string) bool {
 	_, err := os.Lstat(path)
+	return err == nil
+}
+
+func linkExists(name string) bool {
+	_, err := netlink.LinkByName(name)
 	return err == nil
 }

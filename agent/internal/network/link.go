@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -122,25 +121,8 @@ func awaitForwarding(name string) error {
 	}
 }
 
-// unplug removes the member's links; either end takes the other along.
-func (n *Network) unplug(memberID string, r record) error {
-	for _, name := range slices.Compact([]string{n.hostLink(memberID), r.HostLink}) {
-		if err := removeLink(name); err != nil {
-			return err
-		}
-	}
-	if r.HostLink != "" || !n.hasNamespace(memberID) {
-		return nil
-	}
-	// The release of 2026-11-20 knew the name of the host's end only when it had made it.
-	return inNetNS(n.netnsPath(memberID), func() error { return removeLink(memberLink) })
-}
-
-// removeLink removes a link if it is there.
+// removeLink removes a link if it is there; the other end of a veth goes with it.
 func removeLink(name string) error {
-	if name == "" {
-		return nil
-	}
 	link, err := netlink.LinkByName(name)
 	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
 		return nil

@@ -123,7 +123,7 @@ func (n *Network) stands(memberID string, r record) bool {
 	if !n.hasNamespace(memberID) {
 		return false
 	}
-	host, err := netlink.LinkByName(r.HostLink)
+	host, err := netlink.LinkByName(n.hostLink(memberID))
 	if err != nil {
 		return false
 	}
@@ -165,7 +165,7 @@ func (n *Network) removeNamespaces(memberID string) error {
 			return err
 		}
 	}
-	return n.removeCachedResults(memberID)
+	return nil
 }
 
 func defaultRouteLink() (index int, ok bool) {

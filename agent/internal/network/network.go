@@ -30,7 +30,7 @@ import (
 const (
 	DefaultBridge   = "gpuaas0"
 	DefaultCIDR     = "10.88.0.0/16"
-	DefaultStateDir = "/run/gpuaas-agent/cni"
+	DefaultStateDir = "/run/gpuaas-agent/network"
 	// DefaultSharedDir is where the agents of one machine agree about what they share.
 	DefaultSharedDir = "/run/gpuaas-network"
 )
@@ -47,9 +47,6 @@ type Config struct {
 	Bridge string
 	// CIDR is the IPv4 network of the members; its first address is the bridge's.
 	CIDR string
-	// PluginDirs hold CNI's plugin portmap, by which ports of members are closed that the release of 2026-11-20 has
-	// published.
-	PluginDirs []string
 	// StateDir remembers what was made. It need not outlive a reboot; when it does, what it says is recognised as old.
 	StateDir string
 	// SharedDir is the same for all agents of one machine.
@@ -75,9 +72,6 @@ func (c Config) withDefaults() Config {
 	set(&c.CIDR, DefaultCIDR)
 	set(&c.StateDir, DefaultStateDir)
 	set(&c.SharedDir, DefaultSharedDir)
-	if len(c.PluginDirs) == 0 {
-		c.PluginDirs = []string{"/usr/lib/cni", "/opt/cni/bin"}
-	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -294,14 +288,12 @@ func (n *Network) setup(ctx context.Context, memberID string, ports []PortMappin
 	if err := n.taken(ctx, memberID, ports); err != nil {
 		return Attachment{}, err
 	}
-	if err := n.detach(ctx, memberID); err != nil {
+	if err := n.detach(memberID); err != nil {
 		return Attachment{}, err
 	}
 	a, err := n.attach(ctx, memberID, ports, namespaces)
 	if err != nil {
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-		defer cancel()
-		if e := n.detach(clean, memberID); e != nil {
+		if e := n.detach(memberID); e != nil {
 			n.cfg.Log.Warn("cannot clean up after a failed network", "member", memberID, "cause", e)
 		}
 		return Attachment{}, setupFault(err)
@@ -375,7 +367,7 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 	namespaces func(),
 ) (Attachment, error) {
 	// Known before it is made: whatever is there of a member after a crash is found through its record.
-	r := record{BootID: n.bootID, Ports: ports, InTable: true, HostLink: n.hostLink(memberID)}
+	r := record{BootID: n.bootID, Ports: ports}
 	if err := n.writeRecord(memberID, r); err != nil {
 		return Attachment{}, err
 	}
@@ -408,15 +400,15 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 	return n.attachment(memberID, r.IP), n.writeRecord(memberID, r)
 }
 
-// Remove takes the member's network away, from whatever half-way state. The last member takes bridge, firewall table,
-// shared chains and changed sysctls along. A member that is not there is no error.
+// Remove takes the member's network away, from whatever half-way state. The last member takes bridge, firewall table
+// and changed sysctls along. A member that is not there is no error.
 func (n *Network) Remove(ctx context.Context, memberID string) error {
 	if err := checkMember(memberID); err != nil {
 		return err
 	}
 	err := func() error {
 		defer n.lock(memberID)()
-		return n.detach(ctx, memberID)
+		return n.detach(memberID)
 	}()
 	if err != nil {
 		return err
@@ -425,7 +417,7 @@ func (n *Network) Remove(ctx context.Context, memberID string) error {
 }
 
 // detach removes everything of one member.
-func (n *Network) detach(ctx context.Context, memberID string) error {
+func (n *Network) detach(memberID string) error {
 	n.use.RLock()
 	defer n.use.RUnlock()
 	r, err := n.readRecord(memberID)
@@ -450,10 +442,7 @@ func (n *Network) detach(ctx context.Context, memberID string) error {
 	if err := errors.Join(n.unpublish(r, counted), n.hold(memberID, nil)); err != nil {
 		return err
 	}
-	if err := n.closePortmap(ctx, memberID, r); err != nil {
-		return err
-	}
-	if err := n.unplug(memberID, r); err != nil {
+	if err := removeLink(n.hostLink(memberID)); err != nil {
 		return err
 	}
 	if begun {

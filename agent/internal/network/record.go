@@ -2,8 +2,6 @@ package network
 
 import (
 	"encoding/json"
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,10 +16,6 @@ type record struct {
 	Ready bool          `json:"ready"`
 	Ports []PortMapping `json:"ports"`
 	IP    string        `json:"ip,omitempty"`
-	// HostLink is the member's link on the host's side.
-	HostLink string `json:"host_link,omitempty"`
-	// InTable says that the ports are published in the firewall table alone; before it, a CNI plugin did that in chains.
-	InTable bool `json:"in_table,omitempty"`
 }
 
 func (n *Network) recordPath(memberID string) string {
@@ -36,7 +30,7 @@ func (n *Network) readRecord(memberID string) (record, error) {
 	}
 	var r record
 	if json.Unmarshal(data, &r) != nil || r.BootID != n.bootID {
-		return record{Ports: r.Ports, InTable: r.InTable}, nil //nolint:nilerr // it says as much as nothing
+		return record{Ports: r.Ports}, nil //nolint:nilerr // it says as much as nothing
 	}
 	return r, nil
 }
@@ -68,34 +62,10 @@ func (n *Network) forgetEarlierBoot() error {
 				return err
 			}
 		}
-		if err := n.removeCachedResults(""); err != nil {
-			return err
-		}
 	}
 	//nolint:gosec // remapped containers walk to their namespaces
 	if err := os.MkdirAll(n.cfg.StateDir, 0o711); err != nil {
 		return err
 	}
 	return os.WriteFile(path, []byte(n.bootID+"\n"), 0o600)
-}
-
-// cniCache is where libcni keeps the plugins' results; the directory is shared with every user of CNI.
-const cniCache = "/var/lib/cni"
-
-// removeCachedResults removes libcni's results for this network, of one member or of all.
-func (n *Network) removeCachedResults(memberID string) error {
-	pattern := n.cfg.Bridge + "-*"
-	if memberID != "" {
-		pattern = n.cfg.Bridge + "-" + memberID + "-*"
-	}
-	names, err := filepath.Glob(filepath.Join(cniCache, "results", pattern))
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
 }

@@ -118,7 +118,7 @@ func newFixture(t testing.TB) *fixture {
 	}
 	f.nwCfg = network.Config{
 		Bridge: f.word[:min(len(f.word), 15)], CIDR: fmt.Sprintf("10.%d.%d.0/24", 100+os.Getpid()%100, n), StateDir: f.dir +
-			"/cni", SharedDir: f.dir + "/shared",
+			"/network", SharedDir: f.dir + "/shared",
 	}
 	f.disk.MinFreeBytes = 1
 	f.owner.Store(&policy.Policy{})
