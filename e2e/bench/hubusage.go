@@ -125,10 +125,11 @@ func (c *Crowd) members(ctx context.Context, since time.Time) ([][]string, error
 	err = c.sql(ctx, func(conn *pgx.Conn) error {
 		const all = `unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[]) AS x(id, node, instance, hold)`
 		for _, statement := range []string{
-			`INSERT INTO holds SELECT (jsonb_populate_record(t, jsonb_build_object('id', x.hold, 'subject_id', x.id,
+			`INSERT INTO holds SELECT (jsonb_populate_record(t, jsonb_build_object('id', x.hold, 'node_id', x.node,
+				'subject_id', x.id,
 				'placed_nanos', 1000000000000))).*
 				FROM holds t, ` + all +
-				` WHERE t.subject_id = $5 AND x.node IS NOT NULL AND x.instance IS NOT NULL AND $6::timestamptz IS NOT NULL`,
+				` WHERE t.subject_id = $5 AND x.instance IS NOT NULL AND $6::timestamptz IS NOT NULL`,
 			`INSERT INTO leases SELECT (jsonb_populate_record(t, jsonb_build_object('subject_id', x.id, 'node_id', x.node,
 				'hold_id', x.hold, 'issued_at', $6::timestamptz))).*
 				FROM leases t, ` + all + ` WHERE t.subject_id = $5 AND x.instance IS NOT NULL`,

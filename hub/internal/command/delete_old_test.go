@@ -142,14 +142,16 @@ func (w *world) leased(member string, n int) {
 		w.exec(
 			`INSERT INTO leases (subject_id, lease_no, node_id, hold_id, currency, cap_nanos, issued_at, expires_at,
 				duration_seconds, end_policy, prices)
-			VALUES ($1, $2, $1, $1, 'EUR', 0, $3, $4, 86400, 'stop', '[]')`, member, no+1, from, from.Add(day))
+			SELECT id, $2, node_id, id, 'EUR', 0, $3, $4, 86400, 'stop', '[]' FROM subjects WHERE id = $1`,
+			member, no+1, from, from.Add(day))
 	}
 	w.exec(`UPDATE subjects SET lease_no = $2 WHERE id = $1`, member, n)
 }
 
 func (w *world) reported(member string, until time.Time) {
 	w.t.Helper()
-	w.exec(`INSERT INTO usage_coverage (subject_id, meter, run_id, from_at, to_at) VALUES ($1, $2, '', $3, $4)`,
+	w.exec(`INSERT INTO usage_coverage (node_id, subject_id, meter, run_id, from_at, to_at)
+		SELECT node_id, id, $2, '', $3, $4 FROM subjects WHERE id = $1`,
 		member, protocol.MeterSessionSeconds, until.Add(-time.Minute), until)
 }
 
@@ -353,8 +355,8 @@ func TestTheSumsOfSuspenseOutliveItsRecords(t *testing.T) {
 			VALUES ($1, $2, 'i1', $3, $4, 'session_seconds', 5, $5, $5, 'lease_unknown', $5)`, idAt(at), w.node, n, member, at)
 	}
 	w.exec(
-		`INSERT INTO suspense_totals (subject_id, meter, quantity, leased_quantity) VALUES ($1, 'session_seconds', 15, 0)`,
-		member)
+		`INSERT INTO suspense_totals (node_id, subject_id, meter, quantity, leased_quantity)
+		SELECT node_id, id, 'session_seconds', 15, 0 FROM subjects WHERE id = $1`, member)
 	w.deleteOld(retention(func(r *Retention) { r.Suspense = 10 * day }))
 	require.Zero(t, w.count(`SELECT count(*) FROM suspense_records`))
 	require.Equal(t, 15, w.count(`SELECT quantity FROM suspense_totals WHERE subject_id = $1`, member))

@@ -38,10 +38,7 @@ func (c *RotateUsage) Do(ctx context.Context, now time.Time) error {
 			return err
 		}
 	}
-	_, err = db.RunTx(ctx, c.DB, func(tx db.Tx) (bool, error) {
-		return ledger.EmptyFormerUsage(ctx, tx, now.Add(-ledger.RawUsageRetention))
-	})
-	return c.unlessBusy(ctx, err)
+	return nil
 }
 
 func (c *RotateUsage) archive(ctx context.Context, s ledger.Slot) error {

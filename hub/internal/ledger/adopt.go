@@ -31,7 +31,7 @@ func AdoptLease(ctx context.Context, tx db.Tx, nodeID string, in *protocol.Lease
 	if s.currency == "" {
 		s.currency = in.GetCurrency()
 	}
-	h, _, err := holdOf(ctx, tx, s.ID)
+	h, _, err := holdOf(ctx, tx, s)
 	if err != nil {
 		return false, false, err
 	}
@@ -68,7 +68,7 @@ func newestLease(ctx context.Context, tx db.Tx, s subject) (billing.Lease, error
 	if s.leaseNo == 0 {
 		return billing.Lease{}, nil
 	}
-	leases, err := leasesOf(ctx, tx, []string{s.ID}, []time.Time{{}})
+	leases, err := leasesOf(ctx, tx, []*subject{&s}, []time.Time{{}})
 	if err != nil {
 		return billing.Lease{}, err
 	}

@@ -95,7 +95,7 @@ func accrueAllocation(ctx context.Context, tx db.Tx, s subject, until,
 	if err != nil && !fault.Is(err, fault.Conflict) {
 		return s, hold{}, nil, err
 	}
-	h, _, err := holdOf(ctx, tx, s.ID)
+	h, _, err := holdOf(ctx, tx, s)
 	if err != nil {
 		return s, h, nil, err
 	}
@@ -117,10 +117,10 @@ func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices [
 		byID[p.ID] = p
 	}
 	book := billing.NewBook()
-	if err := loadHours(ctx, tx, []string{s.ID}, []rating.Interval{span}, book); err != nil {
+	if err := loadHours(ctx, tx, []*subject{&s}, []rating.Interval{span}, book); err != nil {
 		return h, err
 	}
-	toPost, err := pendingOf(ctx, tx, []string{s.ID})
+	toPost, err := pendingOf(ctx, tx, []*subject{&s})
 	if err != nil {
 		return h, err
 	}
@@ -151,10 +151,10 @@ func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices [
 			return h, err
 		}
 	}
-	if err := upsertHours(ctx, tx, hours); err != nil {
+	if err := upsertHours(ctx, tx, map[string]*subject{s.ID: &s}, hours); err != nil {
 		return h, err
 	}
-	if err := savePending(ctx, tx, toPost); err != nil {
+	if err := savePending(ctx, tx, map[string]*subject{s.ID: &s}, toPost); err != nil {
 		return h, err
 	}
 	slot, err := CurrentSlot(ctx, tx, now)

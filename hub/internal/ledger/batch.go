@@ -48,26 +48,26 @@ func loadBatch(ctx context.Context, tx db.Tx, records []*billing.Record, now tim
 		}
 	}
 	reach := b.book.Prepare(records)
-	ids, spans := make([]string, len(reach)), make([]rating.Interval, len(reach))
+	members, spans := make([]*subject, len(reach)), make([]rating.Interval, len(reach))
 	for i, r := range reach {
-		ids[i], spans[i] = r.MemberID, r.Span
+		members[i], spans[i] = b.subjects[r.MemberID], r.Span
 	}
-	if err := b.loadLeases(ctx, tx, ids, spans); err != nil {
+	if err := b.loadLeases(ctx, tx, members, spans); err != nil {
 		return nil, err
 	}
-	if b.holds, err = holdsOf(ctx, tx, ids); err != nil {
+	if b.holds, err = holdsOf(ctx, tx, members); err != nil {
 		return nil, err
 	}
 	for id, h := range b.holds {
 		b.book.Holds[id] = h.Hold
 	}
-	if err := loadHours(ctx, tx, ids, spans, b.book); err != nil {
+	if err := loadHours(ctx, tx, members, spans, b.book); err != nil {
 		return nil, err
 	}
-	if b.pending, err = pendingOf(ctx, tx, ids); err != nil {
+	if b.pending, err = pendingOf(ctx, tx, members); err != nil {
 		return nil, err
 	}
-	b.stored, err = loadCoverage(ctx, tx, b.book.Billed)
+	b.stored, err = loadCoverage(ctx, tx, b.subjects, b.book.Billed)
 	return b, err
 }
 
@@ -87,12 +87,12 @@ func namedMembers(records []*billing.Record) []string {
 	return slices.Sorted(maps.Keys(named))
 }
 
-func (b *batch) loadLeases(ctx context.Context, tx db.Tx, ids []string, reach []rating.Interval) error {
+func (b *batch) loadLeases(ctx context.Context, tx db.Tx, members []*subject, reach []rating.Interval) error {
 	since := make([]time.Time, len(reach))
 	for i, span := range reach {
 		since[i] = span.From
 	}
-	all, err := leasesOf(ctx, tx, ids, since)
+	all, err := leasesOf(ctx, tx, members, since)
 	if err != nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func (b *batch) charge(ctx context.Context, tx db.Tx, records []*billing.Record)
 		return err
 	}
 	if added, most := charged.SuspendedTotals(); len(added) > 0 {
-		if err := addSuspended(ctx, tx, added, most); err != nil {
+		if err := addSuspended(ctx, tx, b.subjects, added, most); err != nil {
 			return err
 		}
 		if err := hastenRenewals(ctx, tx, added, b.now); err != nil {
@@ -138,24 +138,24 @@ func (b *batch) charge(ctx context.Context, tx db.Tx, records []*billing.Record)
 }
 
 func (b *batch) save(ctx context.Context, tx db.Tx, charged *billing.Batch) error {
-	if err := saveCoverage(ctx, tx, b.stored, b.book.Billed); err != nil {
+	if err := saveCoverage(ctx, tx, b.subjects, b.stored, b.book.Billed); err != nil {
 		return err
 	}
 	hours := make(map[billing.AccrualKey]hourRow, len(charged.Charges))
 	for _, c := range charged.Charges {
 		hours[c.Key] = hourRow{b.book.Accruals[c.Key], c.Records}
 	}
-	if err := upsertHours(ctx, tx, hours); err != nil {
+	if err := upsertHours(ctx, tx, b.subjects, hours); err != nil {
 		return err
 	}
-	if err := savePending(ctx, tx, b.pending); err != nil {
+	if err := savePending(ctx, tx, b.subjects, b.pending); err != nil {
 		return err
 	}
 	drawn := make(map[string]hold, len(charged.Drawn))
 	for id := range charged.Drawn {
 		h := b.holds[id]
 		h.Hold = b.book.Holds[id]
-		drawn[h.id] = h
+		drawn[id] = h
 	}
 	if err := drawHolds(ctx, tx, drawn); err != nil {
 		return err

@@ -92,7 +92,8 @@ func ListHours(ctx context.Context, tx db.Tx, f Filter) ([]UsageHour, string, er
 			''),
 			s.node_id, s.id, s.kind, h.meter, h.quantity, h.hour, h.price_id, coalesce(p.currency, s.currency), h.charged_nanos,
 			h.written_off_nanos
-		FROM subjects s CROSS JOIN LATERAL (SELECT u.* FROM usage_hours u WHERE u.subject_id = s.id AND u.hour >= `+from+
+		FROM subjects s CROSS JOIN LATERAL (SELECT u.* FROM usage_hours u WHERE u.node_id = s.node_id
+			AND u.subject_id = s.id AND u.hour >= `+from+
 			` AND u.hour < `+to+meter+`
 			AND (u.hour, u.subject_id, u.meter, u.price_id) < (`+w.arg(before.Hour)+`::timestamptz, `+w.arg(before.SubjectID)+
 			`::uuid, `+w.arg(before.Meter)+`::text, `+w.arg(before.PriceID)+`::uuid)

@@ -110,16 +110,16 @@ type past struct {
 }
 
 func pastOf(ctx context.Context, tx db.Tx, s subject, prices []billing.FrozenPrice, now time.Time) (p past, err error) {
-	if p.hold, _, err = holdOf(ctx, tx, s.ID); err != nil {
+	if p.hold, _, err = holdOf(ctx, tx, s); err != nil {
 		return p, err
 	}
 	p.Hold, p.LastLease = p.hold.Hold, s.leaseNo
-	covered, err := coveredUntil(ctx, tx, s.ID, protocol.MeterSessionSeconds)
+	covered, err := coveredUntil(ctx, tx, s, protocol.MeterSessionSeconds)
 	if err != nil {
 		return p, err
 	}
 	since := latest(s.OpenedAt, covered)
-	leases, err := leasesOf(ctx, tx, []string{s.ID}, []time.Time{since})
+	leases, err := leasesOf(ctx, tx, []*subject{&s}, []time.Time{since})
 	if err != nil {
 		return p, err
 	}
@@ -128,7 +128,7 @@ func pastOf(ctx context.Context, tx db.Tx, s subject, prices []billing.FrozenPri
 		windows[i] = l.Window()
 	}
 	p.UnreportedMicros, p.LeasedUntil = billing.Unreported(s.member(), since, now, windows)
-	suspended, err := suspendedOf(ctx, tx, s.ID)
+	suspended, err := suspendedOf(ctx, tx, s)
 	p.SuspendedNanos = billing.SuspendedCost(prices, suspended)
 	return p, err
 }
@@ -210,7 +210,7 @@ func ReduceHold(ctx context.Context, tx db.Tx, subjectID string, now time.Time) 
 	if s.leaseNo == 0 {
 		return setRenewal(ctx, tx, s.ID, time.Time{})
 	}
-	newest, err := leaseOf(ctx, tx, s.ID, s.leaseNo)
+	newest, err := leaseOf(ctx, tx, s, s.leaseNo)
 	if err != nil {
 		return err
 	}

@@ -237,7 +237,7 @@ func settle(ctx context.Context, tx db.Tx, s subject, now time.Time) error {
 	if err := postPending(ctx, tx, s, now); err != nil {
 		return err
 	}
-	h, ok, err := holdOf(ctx, tx, s.ID)
+	h, ok, err := holdOf(ctx, tx, s)
 	if err != nil || !ok || h.Balance() == 0 {
 		return err
 	}

@@ -46,7 +46,7 @@ func ListUsage(ctx context.Context, tx db.Tx, f Filter) ([]UsageRecord, string, 
 	if err != nil {
 		return nil, "", err
 	}
-	arms := "(" + u.slots(usageColumns, f.limit()+1, f.limit()+1) + " UNION ALL (" + u.former(f.limit()+1) + "))"
+	arms := "(" + u.slots(usageColumns, f.limit()+1, f.limit()+1) + ")"
 	rows, err := collect(ctx, tx, scanUsage,
 		`SELECT u.id, s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug,
 			coalesce(s.allocation_id::text, ''), s.node_id, CASE s.kind WHEN '`+Allocation+`' THEN '`+SourceAllocation+
@@ -67,8 +67,6 @@ type usageQuery struct {
 	conditions
 	// ofSubjects is the parameter with the subjects' ids; empty where the filter names none.
 	ofSubjects string
-	// own are the parts of the filter that the former table answers by indexes of its own.
-	own []string
 }
 
 // usageQueryOf resolves the filter's org, project and instance to subjects, as the slots' rows have nothing else.
@@ -88,13 +86,7 @@ func usageQueryOf(ctx context.Context, tx db.Tx, f Filter) (*usageQuery, error) 
 		return nil, err
 	}
 	u.ofSubjects = u.arg(subjects)
-	if err := u.startAt(ctx, tx, len(subjects), f.limit()+1); err != nil {
-		return nil, err
-	}
-	own := conditions{args: u.args}
-	own.ids("", Filter{OrgID: f.OrgID, ProjectID: f.ProjectID, AppInstanceID: f.AppInstanceID})
-	u.args, u.own = own.args, own.parts
-	return u, nil
+	return u, u.startAt(ctx, tx, len(subjects), f.limit()+1)
 }
 
 func kindOf(source string) string {
@@ -106,15 +98,11 @@ func kindOf(source string) string {
 
 // subjectsWithRawUsage returns the filter's subjects but for those that were settled before the oldest slot began.
 func subjectsWithRawUsage(ctx context.Context, tx db.Tx, f Filter) ([]pgtype.UUID, error) {
-	var (
-		oldest *time.Time
-		former bool
-	)
-	if err := tx.QueryRow(ctx, `SELECT (SELECT min(from_at) FROM usage_slots), EXISTS (SELECT 1 FROM usage_records)`).Scan(
-		&oldest, &former); err != nil {
+	var oldest *time.Time
+	if err := tx.QueryRow(ctx, `SELECT min(from_at) FROM usage_slots`).Scan(&oldest); err != nil {
 		return nil, err
 	}
-	if oldest == nil || former {
+	if oldest == nil {
 		oldest = &time.Time{}
 	}
 	var w conditions
@@ -159,12 +147,6 @@ func (u *usageQuery) slots(columns string, ofSubject, ofSlot int) string {
 			CROSS JOIN LATERAL (SELECT ` + columns + ` FROM ` + table + own.where() + ` ORDER BY id DESC LIMIT ` + each +
 			`) AS r ORDER BY r.id DESC LIMIT ` + most
 	})
-}
-
-// former reads what a release without slots has left.
-func (u *usageQuery) former(limit int) string {
-	all := conditions{parts: append(append([]string{}, u.own...), u.parts...)}
-	return `SELECT ` + usageColumns + ` FROM usage_records` + all.where() + ` ORDER BY id DESC LIMIT ` + u.arg(limit)
 }
 
 func scanUsage(row pgx.Row) (UsageRecord, error) {

@@ -98,15 +98,16 @@ func PostPending(ctx context.Context, tx db.Tx, subjectID string, now time.Time)
 
 // PutOffPending makes a subject's pending postings due again as if their usage had come now.
 func PutOffPending(ctx context.Context, tx db.Tx, subjectID string, now time.Time) error {
-	return tx.Later(ctx, `UPDATE pending_postings SET since = $2 WHERE subject_id = $1`, subjectID, now)
+	return tx.Later(ctx, `UPDATE pending_postings p SET since = $2 FROM subjects s
+		WHERE s.id = $1 AND p.node_id = s.node_id AND p.subject_id = s.id`, subjectID, now)
 }
 
 func postPending(ctx context.Context, tx db.Tx, s subject, now time.Time) error {
-	all, err := pendingOf(ctx, tx, []string{s.ID})
+	all, err := pendingOf(ctx, tx, []*subject{&s})
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	h, _, err := holdOf(ctx, tx, s.ID)
+	h, _, err := holdOf(ctx, tx, s)
 	if err != nil {
 		return err
 	}
@@ -118,7 +119,7 @@ func postPending(ctx context.Context, tx db.Tx, s subject, now time.Time) error 
 		}
 		postings = append(postings, made...)
 	}
-	if err := deletePending(ctx, tx, s.ID); err != nil {
+	if err := deletePending(ctx, tx, s); err != nil {
 		return err
 	}
 	return insertPostings(ctx, tx, postings...)
@@ -149,8 +150,9 @@ func (u *pendingPosting) postings(s subject, h hold, k pendingKey, now time.Time
 	return out, nil
 }
 
-func pendingOf(ctx context.Context, tx db.Tx, subjectIDs []string) (map[pendingKey]*pendingPosting, error) {
+func pendingOf(ctx context.Context, tx db.Tx, subjects []*subject) (map[pendingKey]*pendingPosting, error) {
 	out := map[pendingKey]*pendingPosting{}
+	nodes, ids := keysOf(subjects)
 	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
 		var k pendingKey
 		u := &pendingPosting{}
@@ -159,14 +161,17 @@ func pendingOf(ctx context.Context, tx db.Tx, subjectIDs []string) (map[pendingK
 		out[k] = u
 		return struct{}{}, err
 	},
-		`SELECT subject_id, meter, price_id, posting_id, currency, from_hour, to_hour, collected_nanos, written_off_nanos,
-			host_nanos, since
-		FROM pending_postings WHERE subject_id = ANY($1::uuid[])`, uuids(subjectIDs))
+		`SELECT p.subject_id, p.meter, p.price_id, p.posting_id, p.currency, p.from_hour, p.to_hour,
+			p.collected_nanos, p.written_off_nanos, p.host_nanos, p.since
+		FROM unnest($1::uuid[], $2::uuid[]) AS x(node, subject)
+		JOIN pending_postings p ON p.node_id = x.node AND p.subject_id = x.subject`, nodes, ids)
 	return out, err
 }
 
-func savePending(ctx context.Context, tx db.Tx, all map[pendingKey]*pendingPosting) error {
-	var subjects, prices, postings []pgtype.UUID
+func savePending(ctx context.Context, tx db.Tx, of map[string]*subject,
+	all map[pendingKey]*pendingPosting,
+) error {
+	var nodes, subjects, prices, postings []pgtype.UUID
 	var meters, currencies []string
 	var from, to, since []time.Time
 	var collected, writtenOff, host []int64
@@ -175,6 +180,7 @@ func savePending(ctx context.Context, tx db.Tx, all map[pendingKey]*pendingPosti
 		if !u.changed {
 			continue
 		}
+		nodes = append(nodes, id(of[k.subjectID].NodeID))
 		subjects, prices, postings = append(subjects, id(k.subjectID)), append(prices, id(k.priceID)),
 			append(postings, u.posting)
 		meters, currencies = append(meters, k.meter), append(currencies, u.currency)
@@ -186,19 +192,19 @@ func savePending(ctx context.Context, tx db.Tx, all map[pendingKey]*pendingPosti
 		return nil
 	}
 	_, err := tx.Exec(ctx,
-		`INSERT INTO pending_postings (subject_id, meter, price_id, posting_id, currency, from_hour, to_hour,
+		`INSERT INTO pending_postings (node_id, subject_id, meter, price_id, posting_id, currency, from_hour, to_hour,
 			collected_nanos, written_off_nanos, host_nanos, since)
-		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::uuid[], $5::text[], $6::timestamptz[],
-		$7::timestamptz[],
-			$8::int8[], $9::int8[], $10::int8[], $11::timestamptz[]) AS x
-		ON CONFLICT (subject_id, meter, price_id) DO UPDATE SET from_hour = excluded.from_hour, to_hour = excluded.to_hour,
-			collected_nanos = excluded.collected_nanos, written_off_nanos = excluded.written_off_nanos, host_nanos =
-			excluded.host_nanos`,
-		subjects, meters, prices, postings, currencies, from, to, collected, writtenOff, host, since)
+		SELECT x.* FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::uuid[], $5::uuid[], $6::text[], $7::timestamptz[],
+			$8::timestamptz[], $9::int8[], $10::int8[], $11::int8[], $12::timestamptz[]) AS x
+		ON CONFLICT (node_id, subject_id, meter, price_id) DO UPDATE
+		SET from_hour = excluded.from_hour, to_hour = excluded.to_hour,
+			collected_nanos = excluded.collected_nanos, written_off_nanos = excluded.written_off_nanos,
+			host_nanos = excluded.host_nanos`,
+		nodes, subjects, meters, prices, postings, currencies, from, to, collected, writtenOff, host, since)
 	return err
 }
 
-func deletePending(ctx context.Context, tx db.Tx, subjectID string) error {
-	_, err := tx.Exec(ctx, `DELETE FROM pending_postings WHERE subject_id = $1`, subjectID)
+func deletePending(ctx context.Context, tx db.Tx, s subject) error {
+	_, err := tx.Exec(ctx, `DELETE FROM pending_postings WHERE node_id = $1 AND subject_id = $2`, s.NodeID, s.ID)
 	return err
 }

@@ -149,7 +149,7 @@ func TestAYearOfUsageFitsOnADisk(t *testing.T) {
 	w.flush()
 	must(w, func(ctx context.Context, tx db.Tx) (int64, error) {
 		tag, err := tx.Exec(ctx,
-			`INSERT INTO usage_hours SELECT gen_random_uuid(), hour, meter, price_id, quantity, records, charged_nanos,
+			`INSERT INTO usage_hours SELECT node_id, gen_random_uuid(), hour, meter, price_id, quantity, records, charged_nanos,
 				collected_nanos,
 			written_off_nanos, host_nanos FROM usage_hours CROSS JOIN generate_series(1, 100)`)
 		return tag.RowsAffected(), err

@@ -104,23 +104,6 @@ func EmptySlot(ctx context.Context, tx db.Tx, s Slot) error {
 	return tx.Later(ctx, `DELETE FROM usage_slots WHERE slot = $1`, s.No)
 }
 
-// EmptyFormerUsage drops the raw usage that a release without slots has left, once all of it was posted before a
-// moment. Nothing is added to it any more.
-func EmptyFormerUsage(ctx context.Context, tx db.Tx, before time.Time) (emptied bool, err error) {
-	var some, young bool
-	if err := tx.QueryRow(ctx,
-		`SELECT EXISTS (SELECT 1 FROM usage_records), EXISTS (SELECT 1 FROM usage_records WHERE id >= $1)`,
-		db.FirstID(before)).
-		Scan(&some, &young); err != nil || !some || young {
-		return false, err
-	}
-	if err := limitLockWait(ctx, tx); err != nil {
-		return false, err
-	}
-	_, err = tx.Exec(ctx, `TRUNCATE TABLE usage_records`)
-	return err == nil, err
-}
-
 // limitLockWait bounds how long the TRUNCATE that follows waits for those who read the table: others who want to read
 // it wait behind it.
 func limitLockWait(ctx context.Context, tx db.Tx) error {

@@ -87,23 +87,10 @@ func TestUsageGoesOnIntoTheCurrentSlotWhereTheNextIsNotEmpty(t *testing.T) {
 	require.Equal(t, map[int]int64{0: 2, 5: 4, 6: 4, 7: 20}, rowsBySlot(w))
 }
 
-// A page is of the newest rows of all slots and of the former table, whatever the filter.
-func TestListUsageReadsAllSlotsAndTheFormerTable(t *testing.T) {
+// A page is of the newest rows of all slots, whatever the filter.
+func TestListUsageReadsAllSlots(t *testing.T) {
 	w, s := slotWorld(t)
 	require.True(t, w.post(w.session(s, 0, 0.5)))
-	must(w, func(ctx context.Context, tx db.Tx) (int, error) {
-		_, err := tx.Exec(ctx,
-			`INSERT INTO usage_records (id, subject_id, org_id, project_id, app_instance_id, node_id, usage_source, meter,
-				quantity, measured_quantity,
-			started_at, ended_at, revision, run_id, lease_no, created_at)
-			SELECT id, subject_id, $1, $2, $3, $4, 'app_runtime', meter, quantity, quantity, started_at, ended_at, 1, run_id,
-			lease_no, $5 FROM usage_records_0`,
-			w.org, w.proj, s.AppInstanceID, w.node, w.now)
-		if err == nil {
-			_, err = tx.Exec(ctx, `TRUNCATE usage_records_0`)
-		}
-		return 0, err
-	})
 	members := []ledger.Subject{s}
 	for range 4 {
 		members = append(members, w.member())
@@ -161,35 +148,4 @@ func TestListUsageReadsAllSlotsAndTheFormerTable(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, records)
 	}
-}
-
-// What a release without slots has left goes at once, when all of it is old enough.
-func TestFormerUsageIsDroppedAtOnce(t *testing.T) {
-	w := newWorld(t)
-	old, young := time.Now().Add(-25*time.Hour), time.Now()
-	insert := func(at time.Time) {
-		must(w, func(ctx context.Context, tx db.Tx) (int, error) {
-			_, err := tx.Exec(ctx,
-				`INSERT INTO usage_records (id, subject_id, org_id, project_id, node_id, usage_source, meter, quantity,
-					measured_quantity, started_at, ended_at,
-				revision, run_id, lease_no, created_at) VALUES ($1, $1, $1, $1, $1, '', '', 1, 1, $2, $2, 1, '', 1, $2)`,
-				db.FirstID(at), at)
-			return 0, err
-		})
-	}
-	empty := func() bool {
-		return must(w, func(ctx context.Context, tx db.Tx) (bool, error) {
-			return ledger.EmptyFormerUsage(ctx, tx, young.Add(-24*time.Hour))
-		})
-	}
-	require.False(t, empty())
-	insert(old)
-	insert(young)
-	require.False(t, empty())
-	must(w, func(ctx context.Context, tx db.Tx) (int, error) {
-		_, err := tx.Exec(ctx, `DELETE FROM usage_records WHERE created_at = $1`, young)
-		return 0, err
-	})
-	require.True(t, empty())
-	require.Zero(t, number(w, `SELECT count(*) FROM usage_records`))
 }

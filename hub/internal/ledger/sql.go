@@ -49,6 +49,15 @@ func scanSubject(row pgx.Row) (subject, error) {
 	return s, err
 }
 
+// keysOf are the subjects' nodes and ids: what keys of their rows begin with.
+func keysOf(subjects []*subject) (nodes, ids []pgtype.UUID) {
+	nodes, ids = make([]pgtype.UUID, len(subjects)), make([]pgtype.UUID, len(subjects))
+	for i, s := range subjects {
+		nodes[i], ids[i] = id(s.NodeID), s.uuid()
+	}
+	return nodes, ids
+}
+
 // collect reads all rows of a query.
 func collect[T any](ctx context.Context, tx db.Tx, scan func(pgx.Row) (T, error), sql string,
 	args ...any,
@@ -152,8 +161,8 @@ func retryRenewals(ctx context.Context, tx db.Tx, orgID string, now time.Time) e
 
 func unsettledSubjects(ctx context.Context, tx db.Tx, after string, stale, now time.Time, limit int) ([]Row, error) {
 	return collect(ctx, tx, scanRow,
-		`SELECT s.id, s.org_id, s.node_id FROM subjects s LEFT JOIN leases l ON l.subject_id = s.id
-			AND l.lease_no = s.lease_no
+		`SELECT s.id, s.org_id, s.node_id FROM subjects s LEFT JOIN leases l ON l.node_id = s.node_id
+			AND l.subject_id = s.id AND l.lease_no = s.lease_no
 		WHERE s.settled_at IS NULL AND s.closed_at IS NOT NULL AND (s.final_incarnation IS NOT NULL OR s.closed_at < $1
 		AND l.expires_at < $1)
 			AND (s.retry_at IS NULL OR s.retry_at <= $2) AND s.id > $3 ORDER BY s.id LIMIT $4`, stale, now, orFirst(after),
@@ -221,8 +230,8 @@ func setAccrued(ctx context.Context, tx db.Tx, s subject) error {
 
 func setLeased(ctx context.Context, tx db.Tx, s subject, renewAt time.Time) error {
 	// The new lease's cap makes up for all that is in suspense by now.
-	if err := tx.Later(ctx, `UPDATE suspense_totals SET leased_quantity = quantity WHERE subject_id = $1`,
-		s.ID); err != nil {
+	if err := tx.Later(ctx, `UPDATE suspense_totals SET leased_quantity = quantity WHERE node_id = $1
+		AND subject_id = $2`, s.NodeID, s.ID); err != nil {
 		return err
 	}
 	return tx.Later(ctx,
@@ -301,23 +310,25 @@ func balances(ctx context.Context, tx db.Tx, orgID string) ([]Balance, error) {
 
 func scanHold(row pgx.Row) (hold, error) {
 	var h hold
-	err := row.Scan(&h.id, &h.subjectID, &h.orgID, &h.currency, &h.Placed, &h.Posted, &h.Released)
+	err := row.Scan(&h.id, &h.nodeID, &h.subjectID, &h.orgID, &h.currency, &h.Placed, &h.Posted, &h.Released)
 	return h, err
 }
 
-const holdColumns = `id, subject_id, org_id, currency, placed_nanos, posted_nanos, released_nanos`
+const holdColumns = `id, node_id, subject_id, org_id, currency, placed_nanos, posted_nanos, released_nanos`
 
-func holdOf(ctx context.Context, tx db.Tx, subjectID string) (hold, bool, error) {
-	h, err := scanHold(tx.QueryRow(ctx, `SELECT `+holdColumns+` FROM holds WHERE subject_id = $1 FOR UPDATE`, subjectID))
+func holdOf(ctx context.Context, tx db.Tx, s subject) (hold, bool, error) {
+	h, err := scanHold(tx.QueryRow(ctx, `SELECT `+holdColumns+` FROM holds
+		WHERE node_id = $1 AND subject_id = $2 FOR UPDATE`, s.NodeID, s.ID))
 	if db.IsNoRows(err) {
 		return hold{}, false, nil
 	}
 	return h, err == nil, err
 }
 
-func holdsOf(ctx context.Context, tx db.Tx, subjectIDs []string) (map[string]hold, error) {
-	rows, err := collect(ctx, tx, scanHold, `SELECT `+holdColumns+` FROM holds WHERE subject_id = ANY($1::uuid[])`,
-		subjectIDs)
+func holdsOf(ctx context.Context, tx db.Tx, subjects []*subject) (map[string]hold, error) {
+	nodes, ids := keysOf(subjects)
+	rows, err := collect(ctx, tx, scanHold, `SELECT `+holdColumns+` FROM unnest($1::uuid[], $2::uuid[]) AS x(node, subject)
+		JOIN holds ON node_id = x.node AND subject_id = x.subject`, nodes, ids)
 	out := make(map[string]hold, len(rows))
 	for _, h := range rows {
 		out[h.subjectID] = h
@@ -326,14 +337,15 @@ func holdsOf(ctx context.Context, tx db.Tx, subjectIDs []string) (map[string]hol
 }
 
 func insertHold(ctx context.Context, tx db.Tx, h hold) error {
-	return tx.Later(ctx, `INSERT INTO holds (`+holdColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
-		h.id, h.subjectID, h.orgID, h.currency, h.Placed, h.Posted, h.Released)
+	return tx.Later(ctx, `INSERT INTO holds (`+holdColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
+		h.id, h.nodeID, h.subjectID, h.orgID, h.currency, h.Placed, h.Posted, h.Released)
 }
 
 func updateHold(ctx context.Context, tx db.Tx, h hold) error {
 	return tx.Later(ctx,
-		`UPDATE holds SET currency = $2, placed_nanos = $3, posted_nanos = $4, released_nanos = $5 WHERE id = $1`,
-		h.id, h.currency, h.Placed, h.Posted, h.Released)
+		`UPDATE holds SET currency = $3, placed_nanos = $4, posted_nanos = $5, released_nanos = $6
+		WHERE node_id = $1 AND subject_id = $2`,
+		h.nodeID, h.subjectID, h.currency, h.Placed, h.Posted, h.Released)
 }
 
 // ---- leases
@@ -366,41 +378,47 @@ func insertLease(ctx context.Context, tx db.Tx, l billing.Lease) error {
 }
 
 // leasesOf are the subjects' leases that end after a moment, one for each subject, in order.
-func leasesOf(ctx context.Context, tx db.Tx, subjectIDs []string, after []time.Time) ([]billing.Lease, error) {
-	return collect(ctx, tx, scanLease, `SELECT `+leaseColumns+` FROM unnest($1::uuid[], $2::timestamptz[]) AS x(id, since)
-		JOIN leases ON subject_id = x.id AND expires_at > x.since ORDER BY subject_id, lease_no`, uuids(subjectIDs), after)
+func leasesOf(ctx context.Context, tx db.Tx, subjects []*subject, after []time.Time) ([]billing.Lease, error) {
+	nodes, ids := keysOf(subjects)
+	return collect(ctx, tx, scanLease, `SELECT `+leaseColumns+` FROM unnest($1::uuid[], $2::uuid[], $3::timestamptz[])
+			AS x(node, subject, since)
+		JOIN leases ON node_id = x.node AND subject_id = x.subject AND expires_at > x.since
+		ORDER BY subject_id, lease_no`, nodes, ids, after)
 }
 
-func leaseOf(ctx context.Context, tx db.Tx, subjectID string, no int64) (billing.Lease, error) {
-	return scanLease(tx.QueryRow(ctx, `SELECT `+leaseColumns+` FROM leases WHERE subject_id = $1 AND lease_no = $2`,
-		subjectID, no))
+func leaseOf(ctx context.Context, tx db.Tx, s subject, no int64) (billing.Lease, error) {
+	return scanLease(tx.QueryRow(ctx, `SELECT `+leaseColumns+` FROM leases
+		WHERE node_id = $1 AND subject_id = $2 AND lease_no = $3`, s.NodeID, s.ID, no))
 }
 
 // suspendedOf is what a member has in suspense, by meter.
-func suspendedOf(ctx context.Context, tx db.Tx, subjectID string) (map[string]int64, error) {
-	return db.Pairs[string, int64](tx.Query(ctx, `SELECT meter, quantity FROM suspense_totals WHERE subject_id = $1`,
-		subjectID))
+func suspendedOf(ctx context.Context, tx db.Tx, s subject) (map[string]int64, error) {
+	return db.Pairs[string, int64](tx.Query(ctx, `SELECT meter, quantity FROM suspense_totals
+		WHERE node_id = $1 AND subject_id = $2`, s.NodeID, s.ID))
 }
 
 // addSuspended keeps the totals of what is in suspense, each at most what can have been measured by now.
-func addSuspended(ctx context.Context, tx db.Tx, added, most map[billing.SuspendedKey]int64) error {
+func addSuspended(ctx context.Context, tx db.Tx, of map[string]*subject,
+	added, most map[billing.SuspendedKey]int64,
+) error {
 	var (
-		ids                []pgtype.UUID
+		nodes, ids         []pgtype.UUID
 		meters             []string
 		quantities, limits []int64
 	)
 	for _, k := range slices.SortedFunc(maps.Keys(added), billing.SuspendedKey.Compare) {
-		ids, meters = append(ids, id(k.MemberID)), append(meters, k.Meter)
+		nodes, ids, meters = append(nodes, id(of[k.MemberID].NodeID)), append(ids, id(k.MemberID)), append(meters, k.Meter)
 		quantities, limits = append(quantities, added[k]), append(limits, most[k])
 	}
-	if err := tx.Later(ctx, `INSERT INTO suspense_totals (subject_id, meter, quantity, leased_quantity)
-		SELECT x.id, x.meter, 0, 0 FROM unnest($1::uuid[], $2::text[]) AS x(id, meter)
-		ON CONFLICT (subject_id, meter) DO NOTHING`, ids, meters); err != nil {
+	if err := tx.Later(ctx, `INSERT INTO suspense_totals (node_id, subject_id, meter, quantity, leased_quantity)
+		SELECT x.node, x.id, x.meter, 0, 0 FROM unnest($1::uuid[], $2::uuid[], $3::text[]) AS x(node, id, meter)
+		ON CONFLICT (node_id, subject_id, meter) DO NOTHING`, nodes, ids, meters); err != nil {
 		return err
 	}
 	return tx.Later(ctx, `UPDATE suspense_totals SET quantity = greatest(quantity, least(quantity + x.added, x.most))
-		FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::int8[]) AS x(id, name, added, most)
-		WHERE suspense_totals.subject_id = x.id AND suspense_totals.meter = x.name`, ids, meters, quantities, limits)
+		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::int8[], $5::int8[]) AS x(node, id, name, added, most)
+		WHERE suspense_totals.node_id = x.node AND suspense_totals.subject_id = x.id AND suspense_totals.meter = x.name`,
+		nodes, ids, meters, quantities, limits)
 }
 
 // hastenRenewals makes the next lease of members due at once of whose running time more than billing.HoldMargin went
@@ -418,7 +436,8 @@ func hastenRenewals(ctx context.Context, tx db.Tx, added map[billing.SuspendedKe
 	_, err := tx.Exec(ctx,
 		`UPDATE subjects SET renew_at = $2 FROM suspense_totals t WHERE subjects.id = ANY($1) AND closed_at IS NULL
 			AND renew_at > $2
-		AND t.subject_id = subjects.id AND t.meter = $4 AND t.quantity - t.leased_quantity > $3`,
+		AND t.node_id = subjects.node_id AND t.subject_id = subjects.id AND t.meter = $4
+			AND t.quantity - t.leased_quantity > $3`,
 		ids, now, billing.HoldMargin.Microseconds(), protocol.MeterSessionSeconds)
 	return err
 }
@@ -445,15 +464,16 @@ func accountsOf(ctx context.Context, tx db.Tx, subjectIDs []string) ([]account, 
 		`SELECT s.id, s.cpu_millis, s.memory_bytes, coalesce(h.currency, ''), coalesce(h.placed_nanos, 0),
 			coalesce(h.posted_nanos, 0), coalesce(h.released_nanos, 0),
 			coalesce(l.currency, ''), l.prices
-		FROM subjects s LEFT JOIN holds h ON h.subject_id = s.id LEFT JOIN leases l ON l.subject_id = s.id
-		AND l.lease_no = s.lease_no AND s.closed_at IS NULL
+		FROM subjects s LEFT JOIN holds h ON h.node_id = s.node_id AND h.subject_id = s.id
+		LEFT JOIN leases l ON l.node_id = s.node_id AND l.subject_id = s.id AND l.lease_no = s.lease_no
+			AND s.closed_at IS NULL
 		WHERE s.id = ANY($1::uuid[]) ORDER BY s.id`, subjectIDs)
 }
 
 func lastLeaseEnd(ctx context.Context, tx db.Tx, subjectID string) (end time.Time, err error) {
 	err = tx.QueryRow(ctx,
-		`SELECT l.expires_at FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
-			WHERE s.id = $1`, subjectID).Scan(&end)
+		`SELECT l.expires_at FROM subjects s JOIN leases l ON l.node_id = s.node_id
+			AND l.subject_id = s.id AND l.lease_no = s.lease_no WHERE s.id = $1`, subjectID).Scan(&end)
 	if db.IsNoRows(err) {
 		return time.Time{}, nil
 	}
@@ -464,7 +484,8 @@ func latestLeases(ctx context.Context, tx db.Tx, nodeIDs []string) ([]billing.Le
 	return collect(ctx, tx, scanLease,
 		`SELECT l.subject_id, l.lease_no, s.node_id, l.hold_id, l.currency, l.cap_nanos, l.issued_at, l.expires_at,
 			l.end_policy, l.prices
-		FROM subjects s JOIN leases l ON l.subject_id = s.id AND l.lease_no = s.lease_no
+		FROM subjects s
+		JOIN leases l ON l.node_id = s.node_id AND l.subject_id = s.id AND l.lease_no = s.lease_no
 		WHERE s.node_id = ANY($1::uuid[]) AND s.settled_at IS NULL AND s.closed_at IS NULL AND s.kind = 'member'
 		ORDER BY l.subject_id`, nodeIDs)
 }

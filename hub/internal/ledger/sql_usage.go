@@ -196,14 +196,14 @@ type coverageRow struct {
 	span rating.Interval
 }
 
-// loadCoverage reads the billed time of keys that ends at or after a moment, each key's own, at most
-// billing.MaxSpans intervals
-// of each: a key that has as many gets no more.
-func loadCoverage(ctx context.Context, tx db.Tx, billed map[billing.TimeKey]*billing.BilledTime,
+// loadCoverage reads the billed time of keys that ends at or after a moment, each key's own, at most billing.MaxSpans
+// intervals of each: a key that has as many gets no more. of are the subjects by id.
+func loadCoverage(ctx context.Context, tx db.Tx, of map[string]*subject,
+	billed map[billing.TimeKey]*billing.BilledTime,
 ) (map[billing.TimeKey][]rating.Interval, error) {
 	var c coverageColumns
 	for key, b := range billed {
-		c.add(key, rating.Interval{From: b.Since})
+		c.add(of, key, rating.Interval{From: b.Since})
 	}
 	stored := make(map[billing.TimeKey][]rating.Interval, len(billed))
 	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
@@ -212,23 +212,24 @@ func loadCoverage(ctx context.Context, tx db.Tx, billed map[billing.TimeKey]*bil
 		stored[r.key] = append(stored[r.key], r.span)
 		return struct{}{}, err
 	}, `SELECT x.subject, x.meter, x.run, c.from_at, c.to_at
-		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::timestamptz[]) AS x(subject, meter, run, since)
-		CROSS JOIN LATERAL (SELECT u.from_at, u.to_at FROM usage_coverage u WHERE u.subject_id = x.subject
-		AND u.meter = x.meter AND u.run_id = x.run
+		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::timestamptz[]) AS x(node, subject, meter, run, since)
+		CROSS JOIN LATERAL (SELECT u.from_at, u.to_at FROM usage_coverage u WHERE u.node_id = x.node
+		AND u.subject_id = x.subject AND u.meter = x.meter AND u.run_id = x.run
 			AND u.from_at >= coalesce((SELECT max(p.from_at) FROM usage_coverage p
-				WHERE p.subject_id = x.subject AND p.meter = x.meter AND p.run_id = x.run AND p.from_at <= x.since), x.since)
-			ORDER BY u.from_at LIMIT $5) AS c`,
-		c.subjects, c.meters, c.runs, c.from, billing.MaxSpans)
+				WHERE p.node_id = x.node AND p.subject_id = x.subject AND p.meter = x.meter AND p.run_id = x.run
+					AND p.from_at <= x.since), x.since)
+			ORDER BY u.from_at LIMIT $6) AS c`,
+		c.nodes, c.subjects, c.meters, c.runs, c.from, billing.MaxSpans)
 	for key, b := range billed {
 		b.Coverage = rating.NewCoverage(slices.Clone(stored[key]))
 	}
 	return stored, err
 }
 
-func coveredUntil(ctx context.Context, tx db.Tx, subjectID, meter string) (time.Time, error) {
+func coveredUntil(ctx context.Context, tx db.Tx, s subject, meter string) (time.Time, error) {
 	var at *time.Time
-	err := tx.QueryRow(ctx, `SELECT max(to_at) FROM usage_coverage WHERE subject_id = $1 AND meter = $2`, subjectID,
-		meter).Scan(&at)
+	err := tx.QueryRow(ctx, `SELECT max(to_at) FROM usage_coverage
+		WHERE node_id = $1 AND subject_id = $2 AND meter = $3`, s.NodeID, s.ID, meter).Scan(&at)
 	if err != nil || at == nil {
 		return time.Time{}, err
 	}
@@ -236,50 +237,55 @@ func coveredUntil(ctx context.Context, tx db.Tx, subjectID, meter string) (time.
 }
 
 // saveCoverage writes what the batch has changed of the billed time.
-func saveCoverage(ctx context.Context, tx db.Tx, stored map[billing.TimeKey][]rating.Interval,
-	billed map[billing.TimeKey]*billing.BilledTime,
+func saveCoverage(ctx context.Context, tx db.Tx, of map[string]*subject,
+	stored map[billing.TimeKey][]rating.Interval, billed map[billing.TimeKey]*billing.BilledTime,
 ) error {
 	var gone, kept coverageColumns
 	for key, b := range billed {
 		removed, changed := rating.Changes(stored[key], b.Spans())
 		for _, i := range removed {
-			gone.add(key, i)
+			gone.add(of, key, i)
 		}
 		for _, i := range changed {
-			kept.add(key, i)
+			kept.add(of, key, i)
 		}
 	}
 	if len(gone.subjects) > 0 {
-		if _, err := tx.Exec(ctx, `DELETE FROM usage_coverage WHERE (subject_id, meter, run_id, from_at) IN (
-			SELECT x.subject, x.meter, x.run, x.started FROM unnest($1::uuid[], $2::text[], $3::text[], $4::timestamptz[]) AS
-			x(subject, meter, run, started))`,
-			gone.subjects, gone.meters, gone.runs, gone.from); err != nil {
+		if _, err := tx.Exec(ctx, `DELETE FROM usage_coverage WHERE (node_id, subject_id, meter, run_id, from_at) IN (
+			SELECT x.node, x.subject, x.meter, x.run, x.started
+			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::timestamptz[])
+				AS x(node, subject, meter, run, started))`,
+			gone.nodes, gone.subjects, gone.meters, gone.runs, gone.from); err != nil {
 			return err
 		}
 	}
 	if len(kept.subjects) == 0 {
 		return nil
 	}
-	_, err := tx.Exec(ctx, `INSERT INTO usage_coverage (subject_id, meter, run_id, from_at, to_at)
-		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::text[], $4::timestamptz[], $5::timestamptz[]) AS x
-		ON CONFLICT (subject_id, meter, run_id, from_at) DO UPDATE SET to_at = excluded.to_at`,
-		kept.subjects, kept.meters, kept.runs, kept.from, kept.to)
+	_, err := tx.Exec(ctx, `INSERT INTO usage_coverage (node_id, subject_id, meter, run_id, from_at, to_at)
+		SELECT x.* FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::timestamptz[], $6::timestamptz[]) AS x
+		ON CONFLICT (node_id, subject_id, meter, run_id, from_at) DO UPDATE SET to_at = excluded.to_at`,
+		kept.nodes, kept.subjects, kept.meters, kept.runs, kept.from, kept.to)
 	return err
 }
 
 type coverageColumns struct {
-	subjects     []pgtype.UUID
-	meters, runs []string
-	from, to     []time.Time
+	nodes, subjects []pgtype.UUID
+	meters, runs    []string
+	from, to        []time.Time
 }
 
-func (c *coverageColumns) add(k billing.TimeKey, i rating.Interval) {
-	c.subjects, c.meters, c.runs = append(c.subjects, id(k.MemberID)), append(c.meters, k.Meter), append(c.runs, k.RunID)
+func (c *coverageColumns) add(of map[string]*subject, k billing.TimeKey, i rating.Interval) {
+	c.nodes, c.subjects = append(c.nodes, id(of[k.MemberID].NodeID)), append(c.subjects, id(k.MemberID))
+	c.meters, c.runs = append(c.meters, k.Meter), append(c.runs, k.RunID)
 	c.from, c.to = append(c.from, i.From), append(c.to, i.To)
 }
 
 // loadHours reads the hours of subjects that a stretch of each one's time touches into a book.
-func loadHours(ctx context.Context, tx db.Tx, ids []string, spans []rating.Interval, book *billing.Book) error {
+func loadHours(ctx context.Context, tx db.Tx, subjects []*subject, spans []rating.Interval,
+	book *billing.Book,
+) error {
+	nodes, ids := keysOf(subjects)
 	from, to := make([]time.Time, len(spans)), make([]time.Time, len(spans))
 	for i, span := range spans {
 		from[i], to[i] = billing.HourOf(span.From), span.To
@@ -307,9 +313,9 @@ func loadHours(ctx context.Context, tx db.Tx, ids []string, spans []rating.Inter
 	},
 		`SELECT h.subject_id, h.hour, h.meter, h.price_id, h.quantity, h.records, h.charged_nanos, h.collected_nanos,
 			h.written_off_nanos, h.host_nanos
-		FROM unnest($1::uuid[], $2::timestamptz[], $3::timestamptz[]) AS x(subject, started, ended)
-		JOIN usage_hours h ON h.subject_id = x.subject AND h.hour >= x.started AND h.hour < x.ended`,
-		uuids(ids), from, to)
+		FROM unnest($1::uuid[], $2::uuid[], $3::timestamptz[], $4::timestamptz[]) AS x(node, subject, started, ended)
+		JOIN usage_hours h ON h.node_id = x.node AND h.subject_id = x.subject AND h.hour >= x.started AND h.hour < x.ended`,
+		nodes, ids, from, to)
 	return err
 }
 
@@ -322,16 +328,19 @@ type hourRow struct {
 	records int64
 }
 
-func upsertHours(ctx context.Context, tx db.Tx, changed map[billing.AccrualKey]hourRow) error {
+func upsertHours(ctx context.Context, tx db.Tx, of map[string]*subject,
+	changed map[billing.AccrualKey]hourRow,
+) error {
 	if len(changed) == 0 {
 		return nil
 	}
-	var subjects, prices []pgtype.UUID
+	var nodes, subjects, prices []pgtype.UUID
 	var meters []string
 	var hours []time.Time
 	var quantities, records, charged, collected, writtenOff, host []int64
 	for _, k := range slices.SortedFunc(maps.Keys(changed), billing.AccrualKey.Compare) {
 		a := changed[k]
+		nodes = append(nodes, id(of[k.MemberID].NodeID))
 		subjects, prices = append(subjects, id(k.MemberID)), append(prices, id(cmp.Or(k.PriceID, noPrice)))
 		meters, hours = append(meters, k.Meter), append(hours, k.Hour)
 		quantities, records, charged = append(quantities, a.Quantity), append(records, a.records),
@@ -340,16 +349,16 @@ func upsertHours(ctx context.Context, tx db.Tx, changed map[billing.AccrualKey]h
 			append(host, a.HostNanos)
 	}
 	_, err := tx.Exec(ctx,
-		`INSERT INTO usage_hours (subject_id, hour, meter, price_id, quantity, records, charged_nanos, collected_nanos,
-			written_off_nanos, host_nanos)
-		SELECT x.* FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::uuid[], $5::int8[], $6::int8[], $7::int8[],
-		$8::int8[], $9::int8[], $10::int8[]) AS x
-		ON CONFLICT (subject_id, hour, meter, price_id) DO UPDATE
+		`INSERT INTO usage_hours (node_id, subject_id, hour, meter, price_id, quantity, records, charged_nanos,
+			collected_nanos, written_off_nanos, host_nanos)
+		SELECT x.* FROM unnest($1::uuid[], $2::uuid[], $3::timestamptz[], $4::text[], $5::uuid[], $6::int8[], $7::int8[],
+			$8::int8[], $9::int8[], $10::int8[], $11::int8[]) AS x
+		ON CONFLICT (node_id, subject_id, hour, meter, price_id) DO UPDATE
 		SET quantity = excluded.quantity, records = usage_hours.records + excluded.records,
 			charged_nanos = excluded.charged_nanos, collected_nanos = excluded.collected_nanos, written_off_nanos =
 			excluded.written_off_nanos,
 			host_nanos = excluded.host_nanos`,
-		subjects, hours, meters, prices, quantities, records, charged, collected, writtenOff, host)
+		nodes, subjects, hours, meters, prices, quantities, records, charged, collected, writtenOff, host)
 	return err
 }
 
@@ -358,14 +367,15 @@ func drawHolds(ctx context.Context, tx db.Tx, drawn map[string]hold) error {
 	if len(drawn) == 0 {
 		return nil
 	}
-	var ids []pgtype.UUID
+	var nodes, ids []pgtype.UUID
 	var posted []int64
-	for _, key := range slices.Sorted(maps.Keys(drawn)) {
-		ids, posted = append(ids, id(key)), append(posted, drawn[key].Posted)
+	for _, subjectID := range slices.Sorted(maps.Keys(drawn)) {
+		h := drawn[subjectID]
+		nodes, ids, posted = append(nodes, id(h.nodeID)), append(ids, id(subjectID)), append(posted, h.Posted)
 	}
 	_, err := tx.Exec(ctx,
-		`UPDATE holds SET posted_nanos = x.posted FROM unnest($1::uuid[], $2::int8[]) AS x(id, posted) WHERE holds.id = x.id`,
-		ids, posted)
+		`UPDATE holds SET posted_nanos = x.posted FROM unnest($1::uuid[], $2::uuid[], $3::int8[]) AS x(node, id, posted)
+		WHERE holds.node_id = x.node AND holds.subject_id = x.id`, nodes, ids, posted)
 	return err
 }
 

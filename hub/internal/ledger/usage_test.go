@@ -319,10 +319,10 @@ func TestUsageInSliversIsInSuspense(t *testing.T) {
 	w.lease(s, 24*time.Hour)
 	w.lease(other, 24*time.Hour)
 	must(w, func(ctx context.Context, tx db.Tx) (int64, error) {
-		tag, err := tx.Exec(ctx, `INSERT INTO usage_coverage (subject_id, meter, run_id, from_at, to_at)
-			SELECT $1, 'session_seconds', '', $2::timestamptz + n * interval '2 microseconds', $2::timestamptz + n * interval
-			'2 microseconds' + interval '1 microsecond'
-			FROM generate_series(1, 100000) AS n`, s.ID, noon)
+		tag, err := tx.Exec(ctx, `INSERT INTO usage_coverage (node_id, subject_id, meter, run_id, from_at, to_at)
+			SELECT $3::uuid, $1, 'session_seconds', '', $2::timestamptz + n * interval '2 microseconds',
+				$2::timestamptz + n * interval '2 microseconds' + interval '1 microsecond'
+			FROM generate_series(1, 100000) AS n`, s.ID, noon, s.NodeID)
 		return tag.RowsAffected(), err
 	})
 	w.now = at(7200)

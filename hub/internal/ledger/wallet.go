@@ -61,6 +61,7 @@ func Wallet(ctx context.Context, tx db.Tx, orgID string) ([]Balance, error) {
 // hold keeps money of a wallet for one subject.
 type hold struct {
 	id        string
+	nodeID    string
 	subjectID string
 	orgID     string
 	currency  string
@@ -99,7 +100,7 @@ func place(ctx context.Context, tx db.Tx, s subject, h hold, nanos int64, key st
 	kind, save := HoldExtended, updateHold
 	if h.id == "" {
 		kind, save = HoldOpened, insertHold
-		h = hold{id: db.NewID(), subjectID: s.ID, orgID: s.OrgID, currency: s.currency}
+		h = hold{id: db.NewID(), nodeID: s.NodeID, subjectID: s.ID, orgID: s.OrgID, currency: s.currency}
 		if nanos == 0 {
 			return h, save(ctx, tx, h)
 		}

@@ -1,4 +1,7 @@
 -- Metered subjects, prices, wallets, holds, leases, usage and the journal (hub/internal/ledger).
+--
+-- Keys of what usage posting reads and writes begin with the node: two transactions that post the usage of different
+-- nodes at once must not meet on a page of an index, where PostgreSQL would take them for a conflict and abort one.
 -- +goose NO TRANSACTION
 -- +goose Up
 
@@ -82,23 +85,25 @@ CREATE TABLE IF NOT EXISTS wallets (
 );
 
 CREATE TABLE IF NOT EXISTS holds (
-  id UUID PRIMARY KEY,
-  subject_id UUID NOT NULL UNIQUE,
+  node_id UUID NOT NULL,
+  subject_id UUID NOT NULL,
+  id UUID NOT NULL,
   org_id UUID NOT NULL,
   currency TEXT NOT NULL,
   -- All three only grow; placed - posted - released is the sum of the entries of account hold:<id>.
   placed_nanos INT8 NOT NULL,
   posted_nanos INT8 NOT NULL,
   released_nanos INT8 NOT NULL,
+  PRIMARY KEY (node_id, subject_id),
   CONSTRAINT holds_never_overdrawn CHECK (placed_nanos >= posted_nanos + released_nanos)
 );
 
 CREATE INDEX IF NOT EXISTS holds_by_org ON holds (org_id, currency);
 
 CREATE TABLE IF NOT EXISTS leases (
+  node_id UUID NOT NULL,
   subject_id UUID NOT NULL,
   lease_no INT8 NOT NULL,
-  node_id UUID NOT NULL,
   hold_id UUID NOT NULL,
   currency TEXT NOT NULL,
   cap_nanos INT8 NOT NULL,
@@ -108,40 +113,11 @@ CREATE TABLE IF NOT EXISTS leases (
   end_policy TEXT NOT NULL,
   -- Frozen: [{meter, price_id, nanos, per_quantity, host_basis_points}].
   prices JSONB NOT NULL,
-  PRIMARY KEY (subject_id, lease_no)
+  PRIMARY KEY (node_id, subject_id, lease_no)
 );
 
 -- Leases that ended long ago (ledger.DeleteOldLeases).
 CREATE INDEX IF NOT EXISTS leases_by_end ON leases (expires_at);
-
--- What was measured and accepted. Rows never change.
-CREATE TABLE IF NOT EXISTS usage_records (
-  id UUID PRIMARY KEY,
-  subject_id UUID NOT NULL,
-  org_id UUID NOT NULL,
-  project_id UUID NOT NULL,
-  app_instance_id UUID,
-  node_id UUID NOT NULL,
-  -- Where the node numbered it; NULL for what the hub measured itself.
-  incarnation TEXT,
-  sequence INT8,
-  usage_source TEXT NOT NULL,
-  meter TEXT NOT NULL,
-  quantity INT8 NOT NULL,
-  -- As the node said; what is above quantity is in suspense_records.
-  measured_quantity INT8 NOT NULL,
-  started_at TIMESTAMPTZ NOT NULL,
-  ended_at TIMESTAMPTZ NOT NULL,
-  revision INT8 NOT NULL,
-  run_id TEXT NOT NULL,
-  lease_no INT8 NOT NULL,
-  posting_id UUID,
-  created_at TIMESTAMPTZ NOT NULL
-);
-
-CREATE INDEX IF NOT EXISTS usage_records_by_org ON usage_records (org_id, id);
-CREATE INDEX IF NOT EXISTS usage_records_by_project ON usage_records (project_id, id);
-CREATE INDEX IF NOT EXISTS usage_records_by_instance ON usage_records (app_instance_id, id);
 
 -- Which of a node's record numbers are posted: joined ranges, so that each is billed once for ever.
 CREATE TABLE IF NOT EXISTS usage_sequences (
@@ -154,19 +130,20 @@ CREATE TABLE IF NOT EXISTS usage_sequences (
 
 -- Which time of a subject is billed: joined intervals, over all incarnations of the node's store.
 CREATE TABLE IF NOT EXISTS usage_coverage (
+  node_id UUID NOT NULL,
   subject_id UUID NOT NULL,
   meter TEXT NOT NULL,
   -- Empty for session_seconds, which counts once per member, whatever containers it has.
   run_id TEXT NOT NULL,
   from_at TIMESTAMPTZ NOT NULL,
   to_at TIMESTAMPTZ NOT NULL,
-  PRIMARY KEY (subject_id, meter, run_id, from_at)
+  PRIMARY KEY (node_id, subject_id, meter, run_id, from_at)
 );
 
 -- What a node measured and nobody is billed for, with the reason. Rows never change.
 CREATE TABLE IF NOT EXISTS suspense_records (
-  id UUID PRIMARY KEY,
   node_id UUID NOT NULL,
+  id UUID NOT NULL,
   incarnation TEXT NOT NULL,
   sequence INT8 NOT NULL,
   -- As the node said; it may be the id of nothing.
@@ -176,10 +153,12 @@ CREATE TABLE IF NOT EXISTS suspense_records (
   started_at TIMESTAMPTZ NOT NULL,
   ended_at TIMESTAMPTZ NOT NULL,
   reason TEXT NOT NULL,
-  created_at TIMESTAMPTZ NOT NULL
+  created_at TIMESTAMPTZ NOT NULL,
+  PRIMARY KEY (node_id, id)
 );
 
-CREATE INDEX IF NOT EXISTS suspense_records_by_node ON suspense_records (node_id, id);
+-- Old records (ledger.DeleteOldSuspense).
+CREATE INDEX IF NOT EXISTS suspense_records_by_id ON suspense_records (id);
 -- How many rows a node has written lately (ledger.withinBudget).
 CREATE INDEX IF NOT EXISTS suspense_records_by_time ON suspense_records (node_id, created_at);
 
@@ -228,6 +207,7 @@ CREATE TABLE IF NOT EXISTS usage_nodes (
 -- What was accepted of each subject, meter, price and UTC hour, and what was charged for it. Kept for good. price_id is
 -- the nil UUID where the usage has no price.
 CREATE TABLE IF NOT EXISTS usage_hours (
+  node_id UUID NOT NULL,
   subject_id UUID NOT NULL,
   hour TIMESTAMPTZ NOT NULL,
   meter TEXT NOT NULL,
@@ -240,12 +220,13 @@ CREATE TABLE IF NOT EXISTS usage_hours (
   collected_nanos INT8 NOT NULL,
   written_off_nanos INT8 NOT NULL,
   host_nanos INT8 NOT NULL,
-  PRIMARY KEY (subject_id, hour, meter, price_id)
+  PRIMARY KEY (node_id, subject_id, hour, meter, price_id)
 );
 
 -- What usage has drawn from holds and the journal does not have yet: one posting to come for each subject, meter and
 -- price.
 CREATE TABLE IF NOT EXISTS pending_postings (
+  node_id UUID NOT NULL,
   subject_id UUID NOT NULL,
   meter TEXT NOT NULL,
   price_id UUID NOT NULL,
@@ -258,7 +239,7 @@ CREATE TABLE IF NOT EXISTS pending_postings (
   written_off_nanos INT8 NOT NULL,
   host_nanos INT8 NOT NULL,
   since TIMESTAMPTZ NOT NULL,
-  PRIMARY KEY (subject_id, meter, price_id)
+  PRIMARY KEY (node_id, subject_id, meter, price_id)
 );
 
 CREATE INDEX IF NOT EXISTS pending_postings_by_time ON pending_postings (since, subject_id);
@@ -266,11 +247,12 @@ CREATE INDEX IF NOT EXISTS pending_postings_by_time ON pending_postings (since, 
 -- What of a member's usage is in suspense by its own node's measurement, without what was billed before. quantity is
 -- bounded by what can have been measured; leased_quantity is what the latest lease's cap makes up for.
 CREATE TABLE IF NOT EXISTS suspense_totals (
+  node_id UUID NOT NULL,
   subject_id UUID NOT NULL,
   meter TEXT NOT NULL,
   quantity INT8 NOT NULL,
   leased_quantity INT8 NOT NULL,
-  PRIMARY KEY (subject_id, meter)
+  PRIMARY KEY (node_id, subject_id, meter)
 );
 
 -- What was measured and accepted while the slot was the current one (usage_slots). Whose it is, subjects say.
@@ -408,8 +390,7 @@ CREATE OR REPLACE VIEW usage_recent AS
   SELECT id, subject_id, meter, quantity, started_at, ended_at, run_id, lease_no, posting_id
     FROM usage_records_6 UNION ALL
   SELECT id, subject_id, meter, quantity, started_at, ended_at, run_id, lease_no, posting_id
-    FROM usage_records_7 UNION ALL
-  SELECT id, subject_id, meter, quantity, started_at, ended_at, run_id, lease_no, posting_id FROM usage_records;
+    FROM usage_records_7;
 
 -- The segments of the slot's records, as their nodes signed them (protobuf of gpuaas.v1.Envelope).
 CREATE TABLE IF NOT EXISTS usage_segments_0 (
