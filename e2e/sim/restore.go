@@ -95,7 +95,7 @@ func (h *hub) adoptState(row *nodeRow, g greeting) {
 	h.apply(row, plan.Adopt(known, claims, upload), g)
 }
 
-// apply makes the rows say what plan.Adopt found, as command.AdoptNode does.
+// apply makes the rows say what plan.Adopt found, as package recovery does.
 func (h *hub) apply(row *nodeRow, todo plan.Adoption, g greeting) {
 	for _, id := range todo.Ended {
 		// The node is through with it: it was asked to go after the backup.

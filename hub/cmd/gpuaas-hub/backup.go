@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/gpuaas/hub/internal/backup"
-	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
@@ -101,7 +100,7 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 	}
 	id, now := db.NewID(), time.Now().UTC().Truncate(time.Microsecond)
 	if _, err := db.RunTx(ctx, d, func(tx db.Tx) (struct{}, error) {
-		return struct{}{}, recovery.PlanBackup(ctx, tx, id, now)
+		return struct{}{}, backup.Plan(ctx, tx, id, now)
 	}); err != nil {
 		return backup.Made{}, err
 	}
@@ -117,7 +116,7 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 	if err != nil {
 		return backup.Made{}, err
 	}
-	return made, command.RecordBackup(ctx, d, recovery.Backup{
+	return made, recovery.RecordBackup(ctx, d, backup.Record{
 		ID: made.ID, TakenAt: made.TakenAt, SizeBytes: made.SizeBytes, At: time.Now().UTC().Truncate(time.Microsecond),
 	}, func(ctx context.Context, tx db.Tx) error { return nodes.Archive(ctx, tx, marks) })
 }
@@ -247,7 +246,7 @@ func beginRecovery(ctx context.Context, d *db.DB, h backup.Header, o trust.Epoch
 	if err != nil {
 		return restoredBundle{}, err
 	}
-	return restoredBundle{newest.Epoch(), newest.Version()}, command.BeginRecovery(ctx, d, recovery.Restore{
+	return restoredBundle{newest.Epoch(), newest.Version()}, recovery.Begin(ctx, d, recovery.Restore{
 		ID: db.NewID(), BackupID: h.ID, TakenAt: h.TakenAt, Epoch: newest.Epoch(),
 		At: time.Now().UTC().Truncate(time.Microsecond),
 	})

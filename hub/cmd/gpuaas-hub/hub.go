@@ -28,7 +28,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/daemon"
@@ -393,7 +392,7 @@ func (h *hub) post(ctx context.Context) error {
 // collect removes what nothing refers to from the registry. A restored hub waits with it until it knows again what
 // runs.
 func (h *hub) collect(ctx context.Context) error {
-	missed, err := db.ReadTx(ctx, h.db, func(tx db.Tx) ([]recovery.Node, error) { return recovery.Nodes(ctx, tx) })
+	missed, err := db.ReadTx(ctx, h.db, func(tx db.Tx) ([]fleet.Node, error) { return fleet.Resyncing(ctx, tx) })
 	if err != nil || len(missed) > 0 {
 		return err
 	}

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 )
 
 const resourceMember = "member"
@@ -19,8 +19,8 @@ type accrual struct {
 	ledger.Accrued
 }
 
-func (a *accrual) finding(kind string, now time.Time) recovery.Finding {
-	return recovery.Finding{NodeID: a.NodeID, Kind: kind, ResourceType: resourceAllocation, ResourceID: a.ID, At: now}
+func (a *accrual) finding(kind string, now time.Time) finding.Finding {
+	return finding.Finding{NodeID: a.NodeID, Kind: kind, ResourceType: resourceAllocation, ResourceID: a.ID, At: now}
 }
 
 // AccrueAllocations bills the time of all open allocations, and releases those whose wallet does not cover them any
@@ -45,10 +45,10 @@ func (s *Service) AccrueAllocations(ctx context.Context, now time.Time) error {
 			if a.Accrued, err = ledger.AccrueAllocation(ctx, tx, a.ID, now); err != nil || !a.WasAside {
 				return err
 			}
-			return Resolve(ctx, tx, a.finding(recovery.FindingAccrual, now))
+			return Resolve(ctx, tx, a.finding(finding.Accrual, now))
 		},
-		aside: func(ctx context.Context, tx db.Tx, a *accrual) (recovery.Finding, error) {
-			return a.finding(recovery.FindingAccrual, now), ledger.SetAside(ctx, tx, a.ID, now)
+		aside: func(ctx context.Context, tx db.Tx, a *accrual) (finding.Finding, error) {
+			return a.finding(finding.Accrual, now), ledger.SetAside(ctx, tx, a.ID, now)
 		},
 	}
 	done, err := accrue.run(ctx)
@@ -71,7 +71,7 @@ func (s *Service) releaseExhausted(ctx context.Context, a *accrual, now time.Tim
 	if cause == nil || passing(ctx, cause) {
 		return cause
 	}
-	return SetAside(ctx, s.DB, s.Log, cause, now, func(context.Context, db.Tx) (recovery.Finding, error) {
-		return a.finding(recovery.FindingRelease, now), nil
+	return SetAside(ctx, s.DB, s.Log, cause, now, func(context.Context, db.Tx) (finding.Finding, error) {
+		return a.finding(finding.Release, now), nil
 	})
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -66,11 +65,7 @@ func (s *Service) candidates(ctx context.Context, m Meta, in CreateAllocationInp
 		if err != nil {
 			return nil, err
 		}
-		nodes, err := capacityNodes(ctx, tx, m, open)
-		if err != nil {
-			return nil, err
-		}
-		return capacity.Candidates(ctx, tx, in.allocation(project), nodes, placementCandidates)
+		return capacity.Candidates(ctx, tx, in.allocation(project), capacityNodes(m, open), placementCandidates)
 	})
 	if f := fault.As(err); err != nil && f.Kind == fault.Unprocessable {
 		return nil, nil // the transaction says the same, unless the request was answered before
@@ -99,10 +94,7 @@ func (s *Service) createAllocation(ctx context.Context, tx db.Tx, m Meta, in Cre
 		if err != nil {
 			return capacity.Allocation{}, err
 		}
-		nodes, err := capacityNodes(ctx, tx, m, slices.Collect(maps.Values(known)))
-		if err != nil {
-			return capacity.Allocation{}, err
-		}
+		nodes := capacityNodes(m, slices.Collect(maps.Values(known)))
 		held, err := capacity.HeldByOrg(ctx, tx, project.OrgID)
 		if err != nil {
 			return capacity.Allocation{}, err
@@ -124,27 +116,21 @@ func (s *Service) createAllocation(ctx context.Context, tx db.Tx, m Meta, in Cre
 		}); err != nil {
 			return capacity.Allocation{}, err
 		}
-		return a, m.recordAllocation(ctx, tx, iam.AllocationCreate, "", a)
+		return a, m.RecordAllocation(ctx, tx, iam.AllocationCreate, "", a)
 	})
 }
 
 // capacityNodes says of each node what it has, and whether it may get something new.
-func capacityNodes(ctx context.Context, tx db.Tx, m Meta, nodes []fleet.Node) ([]capacity.Node, error) {
-	ids := make([]string, 0, len(nodes))
-	for _, n := range nodes {
-		ids = append(ids, n.ID)
-	}
-	waiting, err := recovery.Waiting(ctx, tx, ids)
-	if err != nil {
-		return nil, err
-	}
+func capacityNodes(m Meta, nodes []fleet.Node) []capacity.Node {
 	out := make([]capacity.Node, 0, len(nodes))
 	for _, n := range nodes {
 		out = append(out, capacity.Node{
-			ID: n.ID, CPUCores: n.CPUCores, MemoryBytes: n.MemoryBytes, Usable: n.TakesNew() && n.Connected(m.Now) &&
-				!waiting[n.ID],
-			OneOrg: len(n.OneOrgBecause()) > 0,
+			ID:          n.ID,
+			CPUCores:    n.CPUCores,
+			MemoryBytes: n.MemoryBytes,
+			Usable:      n.TakesNew() && n.Connected(m.Now),
+			OneOrg:      len(n.OneOrgBecause()) > 0,
 		})
 	}
-	return out, nil
+	return out
 }

@@ -74,7 +74,7 @@ func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta,
 		if err != nil {
 			return instanceResult{}, err
 		}
-		return instanceResult{change.Instance, nodes}, m.recordInstance(ctx, tx, iam.InstanceCreate, change)
+		return instanceResult{change.Instance, nodes}, m.RecordInstance(ctx, tx, iam.InstanceCreate, change)
 	})
 }
 

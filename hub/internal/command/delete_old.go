@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/backup"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 )
 
 // Default retentions.
@@ -85,8 +86,8 @@ func (c *DeleteOld) Do(ctx context.Context, now time.Time) error {
 		deleteOld(ctx, c, "audit", event.DeleteOldAudit, before(r.Audit), rows),
 		deleteOld(ctx, c, "leases", ledger.DeleteOldLeases, before(r.Leases), rows),
 		deleteOld(ctx, c, "suspense", ledger.DeleteOldSuspense, before(r.Suspense), rows),
-		deleteOld(ctx, c, "usage set aside", recovery.DeleteOldSetAside, before(r.Suspense), rows),
-		deleteOld(ctx, c, "backups", recovery.DeleteOldBackups, before(r.History), rows),
+		deleteOld(ctx, c, "usage set aside", finding.DeleteOldSetAside, before(r.Suspense), rows),
+		deleteOld(ctx, c, "backups", backup.DeleteOldRecords, before(r.History), rows),
 		deleteOld(ctx, c, "history", instance.DeleteHistory, before(r.History), instances),
 		deleteOld(ctx, c, "revisions", instance.DeleteOldRevisions, before(r.History), rows),
 		deleteOld(ctx, c, "operations", instance.DeleteOldOperations, before(r.History), rows),

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -289,15 +289,15 @@ func TestASegmentThatWasSetAsideGoesWithItsFinding(t *testing.T) {
 				VALUES ($1, 'i1', $2, '', '', $3)`, w.node, n, at)
 	}
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		for _, f := range []recovery.Finding{
-			{Kind: recovery.FindingUsage, ResourceID: "i1/0"},
-			{Kind: recovery.FindingUsage, ResourceID: "i1/1"},
-			{Kind: recovery.FindingUsage, ResourceID: "i1/2"},
-			{Kind: recovery.FindingUsage, ResourceID: "i2/0"},
-			{Kind: recovery.FindingRenewal, ResourceID: "i1/1"},
+		for _, f := range []finding.Finding{
+			{Kind: finding.Usage, ResourceID: "i1/0"},
+			{Kind: finding.Usage, ResourceID: "i1/1"},
+			{Kind: finding.Usage, ResourceID: "i1/2"},
+			{Kind: finding.Usage, ResourceID: "i2/0"},
+			{Kind: finding.Renewal, ResourceID: "i1/1"},
 		} {
 			f.NodeID, f.At = w.node, at
-			if _, err := recovery.Find(ctx, tx, f); err != nil {
+			if _, err := finding.Add(ctx, tx, f); err != nil {
 				return err
 			}
 		}
@@ -309,7 +309,7 @@ func TestASegmentThatWasSetAsideGoesWithItsFinding(t *testing.T) {
 	for _, f := range w.findings() {
 		left = append(left, f.Kind+" "+f.ResourceID)
 	}
-	require.ElementsMatch(t, []string{recovery.FindingUsage + " i2/0", recovery.FindingRenewal + " i1/1"}, left)
+	require.ElementsMatch(t, []string{finding.Usage + " i2/0", finding.Renewal + " i1/1"}, left)
 }
 
 // Nodes forget usage by the newest verified backup: its record stays however old it is.

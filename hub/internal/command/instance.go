@@ -14,7 +14,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -24,9 +23,9 @@ const (
 	resourceAllocation = "allocation"
 )
 
-// recordInstance writes an event for each step of a change and an audit row for all of it; a change without a step
+// RecordInstance writes an event for each step of a change and an audit row for all of it; a change without a step
 // writes none.
-func (m Meta) recordInstance(ctx context.Context, tx db.Tx, action string, c instance.Change) error {
+func (m Meta) RecordInstance(ctx context.Context, tx db.Tx, action string, c instance.Change) error {
 	i := c.Instance
 	for n, step := range c.Steps {
 		data := map[string]any{"to": string(step.To), "requested_by": i.Operation.By}
@@ -109,20 +108,22 @@ func (m Meta) act(ctx context.Context, tx db.Tx, projectID, instanceID string,
 		if err != nil {
 			return instanceResult{}, err
 		}
-		return instanceResult{c.Instance, nodes}, m.recordInstance(ctx, tx, string(a.permission), c)
+		return instanceResult{c.Instance, nodes}, m.RecordInstance(ctx, tx, string(a.permission), c)
 	})
 }
 
-// recovered refuses what would give a number to a revision that a restored hub may have given to another one before.
-// The end can be asked for at any time.
+// recovered refuses a change that would reuse a revision number that the hub may have given out before its restore. The
+// end can be requested at any time.
 func recovered(ctx context.Context, tx db.Tx, permission iam.Permission, i instance.Instance) error {
 	if permission == iam.InstanceDelete {
 		return nil
 	}
 	for _, m := range i.Members {
-		if waits, err := recovery.Waits(ctx, tx, m.NodeID); err != nil {
+		node, err := fleet.Get(ctx, tx, m.NodeID)
+		if err != nil {
 			return err
-		} else if waits {
+		}
+		if node.Resync.Status == fleet.AwaitingResync {
 			return fault.New(fault.Unavailable, "node_recovering", "The hub was restored from a backup and waits for the node "+
 				"of this app instance; try again when it is back.", nil).RetryAfter(30 * time.Second)
 		}
@@ -144,8 +145,8 @@ func targetVersion(err error) error {
 	return f
 }
 
-// recordAllocation writes the event and the audit row of an allocation's latest status.
-func (m Meta) recordAllocation(ctx context.Context, tx db.Tx, action string, before capacity.Status,
+// RecordAllocation writes the event and the audit row of an allocation's latest status.
+func (m Meta) RecordAllocation(ctx context.Context, tx db.Tx, action string, before capacity.Status,
 	a capacity.Allocation,
 ) error {
 	data := map[string]any{

@@ -7,10 +7,10 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -57,7 +57,7 @@ func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, 
 	if err != nil {
 		return Observed{}, err
 	}
-	if err := recovery.ResolveOthers(ctx, tx, r.NodeID, recovery.FindingReport, nil); err != nil {
+	if err := finding.ResolveOthers(ctx, tx, r.NodeID, finding.Report, nil); err != nil {
 		return Observed{}, err
 	}
 	return follow(ctx, tx, r.NodeID, actionReport, changes, now)
@@ -84,9 +84,9 @@ func ObserveMembers(ctx context.Context, tx db.Tx, r Report, memberIDs []string,
 }
 
 // ReportFailed names the finding about a member whose part of a report could not be taken over.
-func ReportFailed(r Report, memberID string) recovery.Finding {
-	return recovery.Finding{
-		NodeID: r.NodeID, Kind: recovery.FindingReport, ResourceType: resourceMember,
+func ReportFailed(r Report, memberID string) finding.Finding {
+	return finding.Finding{
+		NodeID: r.NodeID, Kind: finding.Report, ResourceType: resourceMember,
 		ResourceID: memberID,
 	}
 }
@@ -169,7 +169,7 @@ func (m Meta) followChange(ctx context.Context, tx db.Tx, action string, c insta
 	if err != nil {
 		return nil, err
 	}
-	return nodes, m.recordInstance(ctx, tx, action, c)
+	return nodes, m.RecordInstance(ctx, tx, action, c)
 }
 
 // settleRemoval frees the room of a member of which nothing is left, and closes its bill; the allocation follows when
@@ -183,7 +183,7 @@ func (m Meta) settleRemoval(ctx context.Context, tx db.Tx, action string, r inst
 		if err := ledger.CloseSubject(ctx, tx, released.ID, m.Now, m.Now); err != nil {
 			return err
 		}
-		if err := m.recordAllocation(ctx, tx, action, capacity.Releasing, *released); err != nil {
+		if err := m.RecordAllocation(ctx, tx, action, capacity.Releasing, *released); err != nil {
 			return err
 		}
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -44,7 +44,7 @@ type pass[T any] struct {
 	process   func(ctx context.Context, tx db.Tx, row T) error
 	committed func(T)
 	// aside moves a row that failed out of list's answers for a while and names the finding.
-	aside func(ctx context.Context, tx db.Tx, row T) (recovery.Finding, error)
+	aside func(ctx context.Context, tx db.Tx, row T) (finding.Finding, error)
 }
 
 // run goes on until nothing is due. It returns the rows that were processed.
@@ -158,7 +158,7 @@ func (p pass[T]) together(ctx context.Context, rows []T) error {
 }
 
 func (p pass[T]) setAside(ctx context.Context, row T, cause error) error {
-	return SetAside(ctx, p.db, p.log, cause, p.now, func(ctx context.Context, tx db.Tx) (recovery.Finding, error) {
+	return SetAside(ctx, p.db, p.log, cause, p.now, func(ctx context.Context, tx db.Tx) (finding.Finding, error) {
 		return p.aside(ctx, tx, row)
 	})
 }
@@ -171,33 +171,33 @@ func cutText(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxFin
 // SetAside records, in a transaction of its own, that a row could not be processed: move takes it out of the way and
 // names the finding. Where even that fails, it is logged, and the other rows go on.
 func SetAside(ctx context.Context, d *db.DB, log *slog.Logger, cause error, now time.Time,
-	move func(ctx context.Context, tx db.Tx) (recovery.Finding, error),
+	move func(ctx context.Context, tx db.Tx) (finding.Finding, error),
 ) error {
-	return SetAllAside(ctx, d, log, cause, now, func(ctx context.Context, tx db.Tx) ([]recovery.Finding, error) {
+	return SetAllAside(ctx, d, log, cause, now, func(ctx context.Context, tx db.Tx) ([]finding.Finding, error) {
 		f, err := move(ctx, tx)
-		return []recovery.Finding{f}, err
+		return []finding.Finding{f}, err
 	})
 }
 
 // SetAllAside is SetAside for many rows of one owner. A finding without a detail has the cause as its detail; the log
 // has the first finding.
 func SetAllAside(ctx context.Context, d *db.DB, log *slog.Logger, cause error, now time.Time,
-	move func(ctx context.Context, tx db.Tx) ([]recovery.Finding, error),
+	move func(ctx context.Context, tx db.Tx) ([]finding.Finding, error),
 ) error {
-	findings, err := db.RunTx(ctx, d, func(tx db.Tx) ([]recovery.Finding, error) {
+	findings, err := db.RunTx(ctx, d, func(tx db.Tx) ([]finding.Finding, error) {
 		findings, err := move(ctx, tx)
 		if err != nil {
 			return findings, err
 		}
 		for _, f := range findings {
 			f.At, f.Detail = now, cutText(cmp.Or(f.Detail, cause.Error()))
-			if err := find(ctx, tx, f); err != nil {
+			if err := AddFinding(ctx, tx, f); err != nil {
 				return findings, err
 			}
 		}
 		return findings, nil
 	})
-	f := recovery.Finding{}
+	f := finding.Finding{}
 	if len(findings) > 0 {
 		f = findings[0]
 	}
@@ -209,8 +209,8 @@ func SetAllAside(ctx context.Context, d *db.DB, log *slog.Logger, cause error, n
 }
 
 // Resolve ends a finding, in the caller's transaction, once its row was processed.
-func Resolve(ctx context.Context, tx db.Tx, f recovery.Finding) error {
-	gone, err := recovery.Resolve(ctx, tx, f.NodeID, f.Kind, f.ResourceID)
+func Resolve(ctx context.Context, tx db.Tx, f finding.Finding) error {
+	gone, err := finding.Resolve(ctx, tx, f.NodeID, f.Kind, f.ResourceID)
 	if err != nil || !gone {
 		return err
 	}

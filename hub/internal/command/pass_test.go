@@ -13,8 +13,8 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 )
 
 func (w *world) exec(sql string, args ...any) {
@@ -31,10 +31,10 @@ func (w *world) count(sql string, args ...any) (n int) {
 	return n
 }
 
-func (w *world) findings() (out []recovery.Finding) {
+func (w *world) findings() (out []finding.Finding) {
 	w.t.Helper()
 	w.tx(func(ctx context.Context, tx db.Tx) (err error) {
-		out, err = recovery.Findings(ctx, tx)
+		out, err = finding.List(ctx, tx)
 		return err
 	})
 	return out
@@ -90,7 +90,7 @@ func TestAccrualGoesOnPastAnAllocationThatCannotBeBilled(t *testing.T) {
 		w.count(`SELECT count(*) FROM subjects WHERE kind = 'allocation' AND accrued_until = $1`, w.now))
 	found := w.findings()
 	require.Len(t, found, 1)
-	require.Equal(t, recovery.FindingAccrual, found[0].Kind)
+	require.Equal(t, finding.Accrual, found[0].Kind)
 	require.Equal(t, ids[0], found[0].ResourceID)
 	require.Equal(t, w.node, found[0].NodeID)
 	require.Equal(t, 1, w.count(`SELECT count(*) FROM events WHERE type = 'hub.recovery.finding' AND subject = $1`,
@@ -139,7 +139,7 @@ func TestPostingGoesOnPastASubjectThatCannotBePosted(t *testing.T) {
 	require.Equal(t, 2, posted())
 	found := w.findings()
 	require.Len(t, found, 1)
-	require.Equal(t, recovery.FindingPosting, found[0].Kind)
+	require.Equal(t, finding.Posting, found[0].Kind)
 	require.Equal(t, ids[0], found[0].ResourceID)
 
 	w.exec(`DELETE FROM postings WHERE subject_id = $1 AND kind = 'occupied'`, ids[0])
@@ -183,7 +183,7 @@ func TestSettlementGoesOnPastAMemberThatCannotBeSettled(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 2, n)
 	require.Equal(t, 2, w.count(`SELECT count(*) FROM subjects WHERE settled_at = $1`, w.now))
-	require.Equal(t, recovery.FindingSettlement, w.findings()[0].Kind)
+	require.Equal(t, finding.Settlement, w.findings()[0].Kind)
 	require.Equal(t, ids[0], w.findings()[0].ResourceID)
 
 	w.exec(`UPDATE subjects SET final_incarnation = 'i1', final_sequence = 1, retry_at = NULL WHERE id = $1`, ids[0])
@@ -215,11 +215,11 @@ func TestAPassEndsWhenItCanSetNothingAside(t *testing.T) {
 				},
 				org:     func(string) string { return "org" },
 				process: func(context.Context, db.Tx, string) error { return errInjected },
-				aside: func(context.Context, db.Tx, string) (recovery.Finding, error) {
+				aside: func(context.Context, db.Tx, string) (finding.Finding, error) {
 					if asides++; asides > c.asideOf {
-						return recovery.Finding{}, errInjected
+						return finding.Finding{}, errInjected
 					}
-					return recovery.Finding{NodeID: w.node, Kind: recovery.FindingRenewal, ResourceID: db.NewID()}, nil
+					return finding.Finding{NodeID: w.node, Kind: finding.Renewal, ResourceID: db.NewID()}, nil
 				},
 			}.run(t.Context())
 			require.NoError(t, err)

@@ -12,7 +12,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
@@ -82,11 +81,6 @@ func checkNodes(ctx context.Context, tx db.Tx, m Meta, rooms []capacity.Room) (o
 	if err != nil {
 		return nil, err
 	}
-	// Of a node that a restored hub has not heard of it does not know what is free.
-	waiting, err := recovery.Waiting(ctx, tx, ids)
-	if err != nil {
-		return nil, err
-	}
 	members, err := instance.Hosting(ctx, tx, ids)
 	if err != nil {
 		return nil, err
@@ -99,7 +93,7 @@ func checkNodes(ctx context.Context, tx db.Tx, m Meta, rooms []capacity.Room) (o
 		}
 		// An offline node may get an instance: it starts when the node is back. A draining or quarantined one gets nothing
 		// new, nor does one with as many members as its state may have.
-		if !node.TakesNew() || waiting[node.ID] || members[node.ID] >= protocol.MaxParts {
+		if !node.TakesNew() || members[node.ID] >= protocol.MaxParts {
 			rooms[i].Usable = false
 		}
 		offline[node.ID] = !node.Connected(m.Now)

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 )
 
 const (
@@ -29,9 +29,9 @@ type PostPending struct {
 
 // Do is a periodic pass. A subject whose postings cannot be written is set aside and tried again after Interval.
 func (c *PostPending) Do(ctx context.Context, now time.Time) error {
-	finding := func(p ledger.Pending) recovery.Finding {
-		return recovery.Finding{
-			NodeID: p.NodeID, Kind: recovery.FindingPosting, ResourceType: "subject", ResourceID: p.ID,
+	findingOf := func(p ledger.Pending) finding.Finding {
+		return finding.Finding{
+			NodeID: p.NodeID, Kind: finding.Posting, ResourceType: "subject", ResourceID: p.ID,
 			At: now,
 		}
 	}
@@ -49,10 +49,10 @@ func (c *PostPending) Do(ctx context.Context, now time.Time) error {
 			if err := ledger.PostPending(ctx, tx, p.ID, now); err != nil {
 				return err
 			}
-			return Resolve(ctx, tx, finding(p))
+			return Resolve(ctx, tx, findingOf(p))
 		},
-		aside: func(ctx context.Context, tx db.Tx, p ledger.Pending) (recovery.Finding, error) {
-			return finding(p), ledger.PutOffPending(ctx, tx, p.ID, now)
+		aside: func(ctx context.Context, tx db.Tx, p ledger.Pending) (finding.Finding, error) {
+			return findingOf(p), ledger.PutOffPending(ctx, tx, p.ID, now)
 		},
 	}.run(ctx)
 	return err

@@ -36,12 +36,12 @@ func (s *Service) releaseAllocation(ctx context.Context, tx db.Tx, m Meta, proje
 		if err != nil {
 			return capacity.Allocation{}, err
 		}
-		return m.release(ctx, tx, before, len(live))
+		return m.ReleaseAllocation(ctx, tx, before, len(live))
 	})
 }
 
-// release gives an allocation back and ends its bill once it is free.
-func (m Meta) release(ctx context.Context, tx db.Tx, before capacity.Allocation,
+// ReleaseAllocation gives an allocation back and ends its bill once it is free.
+func (m Meta) ReleaseAllocation(ctx context.Context, tx db.Tx, before capacity.Allocation,
 	live int,
 ) (capacity.Allocation, error) {
 	after, err := capacity.Release(ctx, tx, before, live, m.Now)
@@ -53,5 +53,5 @@ func (m Meta) release(ctx context.Context, tx db.Tx, before capacity.Allocation,
 			return capacity.Allocation{}, err
 		}
 	}
-	return after, m.recordAllocation(ctx, tx, iam.AllocationRelease, before.Status, after)
+	return after, m.RecordAllocation(ctx, tx, iam.AllocationRelease, before.Status, after)
 }

@@ -6,9 +6,9 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 )
 
 // ReleaseUnpaid ends an allocation whose wallet does not cover it any more: its instances are decommissioned, and it
@@ -54,15 +54,15 @@ func (s *Service) releaseUnpaid(ctx context.Context, tx db.Tx, allocationID, cor
 			return nil, err
 		}
 		touched = append(touched, nodes...)
-		if err := m.recordInstance(ctx, tx, iam.InstanceDelete, change); err != nil {
+		if err := m.RecordInstance(ctx, tx, iam.InstanceDelete, change); err != nil {
 			return nil, err
 		}
 	}
-	if _, err = m.release(ctx, tx, a, 0); err != nil {
+	if _, err = m.ReleaseAllocation(ctx, tx, a, 0); err != nil {
 		return nil, err
 	}
-	return touched, Resolve(ctx, tx, recovery.Finding{
-		NodeID: a.NodeID, Kind: recovery.FindingRelease,
+	return touched, Resolve(ctx, tx, finding.Finding{
+		NodeID: a.NodeID, Kind: finding.Release,
 		ResourceType: resourceAllocation, ResourceID: a.ID, At: now,
 	})
 }

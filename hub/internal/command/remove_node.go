@@ -105,7 +105,7 @@ func (m Meta) loseNode(ctx context.Context, tx db.Tx, nodeID string) ([]string, 
 		if err := ledger.CloseSubject(ctx, tx, l.Allocation.ID, m.Now, m.Now); err != nil {
 			return nil, err
 		}
-		if err := m.recordAllocation(ctx, tx, iam.NodeWrite, l.Before, l.Allocation); err != nil {
+		if err := m.RecordAllocation(ctx, tx, iam.NodeWrite, l.Before, l.Allocation); err != nil {
 			return nil, err
 		}
 	}

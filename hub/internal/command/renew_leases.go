@@ -4,14 +4,13 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 )
 
 // renewalPageRows bounds one listing of the members that are due.
@@ -41,13 +40,13 @@ type renewal struct {
 // Do is a periodic pass: it takes the members that are due in turns of their orgs, until none is. One that is stopped,
 // failed or to be decommissioned gets no lease; what its hold has too much goes back.
 func (c *RenewLeases) Do(ctx context.Context, now time.Time) error {
-	except, err := db.ReadTx(ctx, c.DB, func(tx db.Tx) ([]string, error) { return unreachableNodes(ctx, tx) })
+	except, err := db.ReadTx(ctx, c.DB, func(tx db.Tx) ([]string, error) { return fleet.WithoutRenewal(ctx, tx) })
 	if err != nil {
 		return err
 	}
-	finding := func(r *renewal) recovery.Finding {
-		return recovery.Finding{
-			NodeID: r.NodeID, Kind: recovery.FindingRenewal, ResourceType: resourceMember,
+	findingOf := func(r *renewal) finding.Finding {
+		return finding.Finding{
+			NodeID: r.NodeID, Kind: finding.Renewal, ResourceType: resourceMember,
 			ResourceID: r.ID, At: now,
 		}
 	}
@@ -82,7 +81,7 @@ func (c *RenewLeases) Do(ctx context.Context, now time.Time) error {
 			if err != nil || !r.WasAside {
 				return err
 			}
-			return Resolve(ctx, tx, finding(r))
+			return Resolve(ctx, tx, findingOf(r))
 		},
 		committed: func(r *renewal) {
 			switch {
@@ -93,30 +92,9 @@ func (c *RenewLeases) Do(ctx context.Context, now time.Time) error {
 				c.NotRenewed(r.Row)
 			}
 		},
-		aside: func(ctx context.Context, tx db.Tx, r *renewal) (recovery.Finding, error) {
-			return finding(r), ledger.SetAside(ctx, tx, r.ID, now)
+		aside: func(ctx context.Context, tx db.Tx, r *renewal) (finding.Finding, error) {
+			return findingOf(r), ledger.SetAside(ctx, tx, r.ID, now)
 		},
 	}.run(ctx)
 	return err
-}
-
-// unreachableNodes are those whose members get no lease: a banned node's leases are to end, a quarantined one gets
-// nothing new, and one that a restored hub waits for first brings the leases that it has.
-func unreachableNodes(ctx context.Context, tx db.Tx) ([]string, error) {
-	banned, err := fleet.BannedIDs(ctx, tx)
-	if err != nil {
-		return nil, err
-	}
-	quarantined, err := fleet.InQuarantine(ctx, tx)
-	if err != nil {
-		return nil, err
-	}
-	nodes, err := recovery.Nodes(ctx, tx)
-	out := slices.Concat(banned, quarantined)
-	for _, n := range nodes {
-		if n.Waiting {
-			out = append(out, n.NodeID)
-		}
-	}
-	return out, err
 }

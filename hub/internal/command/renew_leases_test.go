@@ -10,8 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 )
 
 // renewals is a pass with pages of ten members, which counts what it did.
@@ -96,7 +97,7 @@ func TestMembersThatCannotPayHoldUpNobodysRenewal(t *testing.T) {
 func TestMembersOfNodesThatARestoredHubWaitsForHoldUpNobodysRenewal(t *testing.T) {
 	w := newWorld(t)
 	w.subjects(ledger.Member, 25)
-	w.tx(func(ctx context.Context, tx db.Tx) error { return recovery.Await(ctx, tx, w.node) })
+	w.tx(func(ctx context.Context, tx db.Tx) error { return fleet.AwaitResync(ctx, tx, w.node) })
 	w.now = w.now.Add(time.Minute)
 	rich := w.rich()
 	r := newRenewals(w)
@@ -114,7 +115,7 @@ func TestRenewalGoesOnPastAMemberThatCannotBeRenewed(t *testing.T) {
 	r := newRenewals(w)
 	require.NoError(t, r.Do(t.Context(), w.now))
 	require.EqualValues(t, 2, r.renewed.Load())
-	require.Equal(t, recovery.FindingRenewal, w.findings()[0].Kind)
+	require.Equal(t, finding.Renewal, w.findings()[0].Kind)
 	require.Equal(t, ids[0], w.findings()[0].ResourceID)
 	w.exec(`DELETE FROM postings WHERE kind = 'occupied'`)
 	w.now = w.now.Add(time.Minute)

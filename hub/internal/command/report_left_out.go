@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/plan"
 )
 
@@ -19,12 +19,12 @@ func ReportLeftOut(ctx context.Context, tx db.Tx, nodeID string, left []plan.Lef
 		if l.Kept {
 			detail = "The node goes on with its last document: "
 		}
-		if err := find(ctx, tx, recovery.Finding{
-			NodeID: nodeID, Kind: recovery.FindingMember, ResourceType: resourceMember, ResourceID: l.MemberID,
+		if err := AddFinding(ctx, tx, finding.Finding{
+			NodeID: nodeID, Kind: finding.Member, ResourceType: resourceMember, ResourceID: l.MemberID,
 			Detail: cutText(detail + l.Cause.Error()), At: now,
 		}); err != nil {
 			return err
 		}
 	}
-	return recovery.ResolveOthers(ctx, tx, nodeID, recovery.FindingMember, members)
+	return finding.ResolveOthers(ctx, tx, nodeID, finding.Member, members)
 }

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 )
 
 // SettleMembers gives the rest of the holds of closed members back, where nothing more is to come of them.
@@ -41,9 +41,9 @@ func (c *SettleMembers) Of(ctx context.Context, nodeIDs []string, now time.Time)
 func (c *SettleMembers) run(ctx context.Context, now time.Time, list func(context.Context, db.Tx,
 	*ledger.Row) ([]ledger.Row, error),
 ) (int, error) {
-	finding := func(r ledger.Row) recovery.Finding {
-		return recovery.Finding{
-			NodeID: r.NodeID, Kind: recovery.FindingSettlement, ResourceType: resourceMember,
+	findingOf := func(r ledger.Row) finding.Finding {
+		return finding.Finding{
+			NodeID: r.NodeID, Kind: finding.Settlement, ResourceType: resourceMember,
 			ResourceID: r.ID, At: now,
 		}
 	}
@@ -55,10 +55,10 @@ func (c *SettleMembers) run(ctx context.Context, now time.Time, list func(contex
 			if err != nil || !wasAside {
 				return err
 			}
-			return Resolve(ctx, tx, finding(r))
+			return Resolve(ctx, tx, findingOf(r))
 		},
-		aside: func(ctx context.Context, tx db.Tx, r ledger.Row) (recovery.Finding, error) {
-			return finding(r), ledger.SetAside(ctx, tx, r.ID, now)
+		aside: func(ctx context.Context, tx db.Tx, r ledger.Row) (finding.Finding, error) {
+			return findingOf(r), ledger.SetAside(ctx, tx, r.ID, now)
 		},
 	}.run(ctx)
 	return len(done), err

@@ -27,8 +27,8 @@ const maxPublishAttempts = 8
 var (
 	// errConflict says that the intent or the newest state changed since the snapshot.
 	errConflict = errors.New("the intent of the node has changed")
-	// errQuarantined says that the node gets nothing new.
-	errQuarantined = errors.New("the node is quarantined")
+	// errNotSyncable says that the node gets no documents now (fleet.Node.Syncable).
+	errNotSyncable = errors.New("the node is quarantined or awaits resync")
 )
 
 // nodeSnapshot is what one transaction read of a node: all that a state is compiled from.
@@ -46,8 +46,8 @@ func loadIntent(ctx context.Context, tx db.Tx, nodeID string) (s nodeSnapshot, e
 	if s.node, err = fleet.Get(ctx, tx, nodeID); err != nil {
 		return nodeSnapshot{}, err
 	}
-	if s.node.IsQuarantined() {
-		return nodeSnapshot{}, errQuarantined
+	if !s.node.Syncable() {
+		return nodeSnapshot{}, errNotSyncable
 	}
 	s.rev, err = fleet.Rev(ctx, tx, nodeID)
 	return s, err

@@ -12,7 +12,6 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 )
 
 const (
@@ -137,17 +136,9 @@ func (d *Dispatcher) syncNodes(ctx context.Context, nodes map[string]uint64) err
 	if len(nodes) == 0 {
 		return nil
 	}
-	awaiting, err := d.awaitingResync(ctx)
-	if err != nil {
-		d.requeue(nodes)
-		return err
-	}
 	var group errgroup.Group
 	group.SetLimit(workers)
 	for id, generation := range nodes {
-		if awaiting[id] {
-			continue
-		}
 		group.Go(func() error {
 			if err := d.syncNode(ctx, id, generation); err != nil && ctx.Err() == nil {
 				d.Log.WarnContext(ctx, "node not brought up to date", slog.String("node_id", id), slog.Any("error", err))
@@ -161,15 +152,4 @@ func (d *Dispatcher) syncNodes(ctx context.Context, nodes map[string]uint64) err
 	}
 	_ = group.Wait()
 	return ctx.Err()
-}
-
-// awaitingResync returns the nodes that have not uploaded their accepted state since this hub was restored: a state
-// compiled from the restored rows might stop newer workloads. The upload enqueues the node.
-func (d *Dispatcher) awaitingResync(ctx context.Context) (map[string]bool, error) {
-	nodes, err := db.Look(ctx, d.DB, func(tx db.Tx) ([]recovery.Node, error) { return recovery.Nodes(ctx, tx) })
-	awaiting := map[string]bool{}
-	for _, n := range nodes {
-		awaiting[n.NodeID] = n.Waiting
-	}
-	return awaiting, err
 }

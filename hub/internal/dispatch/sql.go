@@ -74,7 +74,8 @@ func NewestState(ctx context.Context, tx db.Tx, nodeID string) (epoch, generatio
 // current key.
 func selectOutdated(ctx context.Context, tx db.Tx, keyID string) ([]string, error) {
 	rows, err := tx.Query(ctx, `SELECT n.id FROM nodes n JOIN node_intents i ON i.node_id = n.id
-		WHERE n.banned_at IS NULL AND n.quarantined_at IS NULL AND (n.removed_at IS NULL OR n.lost) AND NOT EXISTS (SELECT 1
+		WHERE n.banned_at IS NULL AND n.quarantined_at IS NULL AND n.resync <> 'awaiting' AND (n.removed_at IS NULL OR n.lost)
+		AND NOT EXISTS (SELECT 1
 		FROM node_states s WHERE s.node_id = n.id AND s.rev = i.rev AND s.key_id = $1)
 		ORDER BY n.id`, keyID)
 	if err != nil {

@@ -65,9 +65,9 @@ func (d *Dispatcher) syncNode(ctx context.Context, nodeID string, minGeneration 
 	return nil
 }
 
-// getsNothing reports whether the node is gone or quarantined.
+// getsNothing reports whether the node is gone or not syncable.
 func getsNothing(err error) bool {
-	return fault.Is(err, fault.NotFound) || errors.Is(err, errQuarantined)
+	return fault.Is(err, fault.NotFound) || errors.Is(err, errNotSyncable)
 }
 
 // loadNode reads whether the node's newest state is current, the leases of a connected node, and what to compile. Where

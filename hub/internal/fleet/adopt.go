@@ -5,8 +5,6 @@ import (
 	"crypto/ed25519"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
@@ -24,13 +22,4 @@ func Adopt(ctx context.Context, tx db.Tx, nodeID string, key ed25519.PublicKey, 
 		return err
 	}
 	return Touch(ctx, tx, nodeID)
-}
-
-// IDs returns the nodes that are neither banned nor removed.
-func IDs(ctx context.Context, tx db.Tx) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT id FROM nodes WHERE banned_at IS NULL AND removed_at IS NULL ORDER BY id`)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
 }

@@ -185,7 +185,7 @@ func ObserveQuiet(ctx context.Context, tx db.Tx, reports []Report, now time.Time
 	}
 	rows, err := tx.Query(ctx,
 		`SELECT s.node_id, s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL,
-			n.conditions
+			n.conditions, n.resync
 		FROM node_sessions s JOIN nodes n ON n.id = s.node_id WHERE s.node_id = ANY($1::uuid[])`, ids)
 	if err != nil {
 		return nil, err
@@ -197,7 +197,7 @@ func ObserveQuiet(ctx context.Context, tx db.Tx, reports []Report, now time.Time
 	)
 	_, err = pgx.ForEachRow(rows, []any{
 		&id, &c.reachable, &c.lastSession, &c.reported, &c.incarnation, &c.quarantined,
-		&c.conditions,
+		&c.conditions, &c.resync.Status,
 	}, func() error {
 		known[id] = c
 		c.conditions = nil // of the next row's own

@@ -107,6 +107,8 @@ type Node struct {
 	Conditions []string
 	CreatedAt  time.Time
 	UpdatedAt  time.Time
+	// Resync says what a restored hub still misses of the node.
+	Resync Resync
 	// SessionNo is of the newest connection; 0 before the first.
 	SessionNo uint64
 	// LastSeenAt is zero before the first connection.
@@ -127,9 +129,10 @@ func (n Node) IsBanned() bool { return !n.BannedAt.IsZero() }
 // IsRemoved reports whether the node was taken out of the mesh for good, lost or not.
 func (n Node) IsRemoved() bool { return !n.RemovedAt.IsZero() }
 
-// TakesNew reports whether something new may be placed on the node once it is in contact.
+// TakesNew reports whether something new may be placed on the node once it is in contact. Of a node that awaits resync
+// the hub does not know what is free.
 func (n Node) TakesNew() bool {
-	return !n.Draining && !n.IsBanned() && !n.IsRemoved() && !n.IsQuarantined()
+	return !n.Draining && !n.IsBanned() && !n.IsRemoved() && n.Syncable()
 }
 
 // OneOrgBecause lists the conditions for which the node serves one org at a time; it is empty where several may share

@@ -226,7 +226,7 @@ func TestBannedNodeCannotConnect(t *testing.T) {
 	require.Equal(t, fleet.Banned, banned.Status(now))
 	_, err := connect(t, d, n.ID, &protocol.Hello{}, 0, now)
 	require.Equal(t, "node_banned", codeOf(t, err))
-	require.Equal(t, []string{n.ID}, must(t, d, fleet.BannedIDs))
+	require.Equal(t, []string{n.ID}, must(t, d, fleet.WithoutRenewal))
 }
 
 func TestLaw02HubNoticesAStoreThatFellBehind(t *testing.T) {

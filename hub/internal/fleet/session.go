@@ -43,12 +43,14 @@ type contact struct {
 	quarantined bool
 	// lastSession is what the present hello named, reported the newest session in which a report was taken.
 	lastSession, reported uint64
+	resync                Resync
 	conditions            []string
 }
 
 // isQuiet reports whether nothing but the time of the node's last word changes by the report.
 func (c contact) isQuiet(r Report) bool {
-	return c.reachable && !c.quarantined && !c.isCloned(r.SessionNo) && slices.Equal(c.conditions, bounded(r.Conditions))
+	return c.reachable && !c.quarantined && c.resync.Status == InSync && !c.isCloned(r.SessionNo) &&
+		slices.Equal(c.conditions, bounded(r.Conditions))
 }
 
 // isCloned reports whether another process speaks with the node's key at the same time, by a report of session no.
@@ -58,9 +60,11 @@ func (c contact) isCloned(no uint64) bool {
 
 func contactOf(ctx context.Context, tx db.Tx, nodeID string) (c contact, err error) {
 	err = tx.QueryRow(ctx,
-		`SELECT s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL
+		`SELECT s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL,
+			n.resync, n.owed_incarnation, n.owed_segment
 		FROM node_sessions s JOIN nodes n ON n.id = s.node_id WHERE s.node_id = $1`, nodeID).
-		Scan(&c.reachable, &c.lastSession, &c.reported, &c.incarnation, &c.quarantined)
+		Scan(&c.reachable, &c.lastSession, &c.reported, &c.incarnation, &c.quarantined,
+			&c.resync.Status, &c.resync.OwedIncarnation, &c.resync.OwedSegment)
 	if db.IsNoRows(err) {
 		return contact{}, nil
 	}
@@ -75,6 +79,8 @@ type Observed struct {
 	CameBack bool
 	// Incarnation is of the store that the node reports with.
 	Incarnation string
+	// Resync says what a restored hub still misses of the node.
+	Resync Resync
 	// Quarantined is set when nothing of the report may count.
 	Quarantined bool
 	// CloneDetected is set when another process speaks with the node's key at the same time.
@@ -96,8 +102,8 @@ func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, 
 	}
 	out := Observed{
 		Fresh: true, CameBack: !before.reachable && !before.quarantined, Incarnation: before.incarnation,
-		Quarantined:   before.quarantined,
-		CloneDetected: before.isCloned(r.SessionNo),
+		Quarantined: before.quarantined,
+		Resync:      before.resync, CloneDetected: before.isCloned(r.SessionNo),
 	}
 	// Only what changed: a quiet fleet writes one small row a report and nothing else.
 	return out, tx.Later(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`,

@@ -17,6 +17,7 @@ const nodeColumns = `n.id, n.site_id, n.hostname, n.public_key, n.resource_versi
 	n.quarantined_at, n.quarantine_reason, n.suspect_incarnations, n.certificate_expires_at, n.incarnation,
 	n.accepted_epoch, n.accepted_generation, n.bundle_version, n.agent_version,
 	n.protocol_version, n.features, n.cpu_cores, n.memory_bytes, n.facts_sha256, n.conditions, n.created_at, n.updated_at,
+	n.resync, n.owed_incarnation, n.owed_segment,
 	COALESCE(s.session_no, 0), s.seen_at, s.disconnected_at, COALESCE(s.reachable, false)`
 
 const nodeFrom = ` FROM nodes n LEFT JOIN node_sessions s ON s.node_id = n.id `
@@ -32,6 +33,7 @@ func scanNode(row pgx.Row) (Node, error) {
 		&n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion,
 		&n.ProtocolVersion, &n.Features, &n.CPUCores, &n.MemoryBytes, &n.factsSHA256, &n.Conditions, &n.CreatedAt,
 		&n.UpdatedAt,
+		&n.Resync.Status, &n.Resync.OwedIncarnation, &n.Resync.OwedSegment,
 		&n.SessionNo, &seenAt, &disconnected, &n.reachable)
 	if err != nil {
 		return Node{}, err
@@ -113,7 +115,8 @@ const nilID = "00000000-0000-0000-0000-000000000000"
 // ForPlacement returns the nodes that may take something new at now, in the order of their ids.
 func ForPlacement(ctx context.Context, tx db.Tx, now time.Time) ([]Node, error) {
 	rows, err := tx.Query(ctx, `SELECT `+nodeColumns+nodeFrom+`
-		WHERE n.banned_at IS NULL AND n.removed_at IS NULL AND n.quarantined_at IS NULL AND NOT n.draining AND `+
+		WHERE n.banned_at IS NULL AND n.removed_at IS NULL AND n.quarantined_at IS NULL AND NOT n.draining AND n.resync `+
+		`<> 'awaiting' AND `+
 		`s.disconnected_at IS NULL AND s.seen_at > $1 ORDER BY n.id`, now.Add(-OnlineWindow))
 	if err != nil {
 		return nil, err
@@ -169,17 +172,8 @@ func Ban(ctx context.Context, tx db.Tx, nodeID, reason string, now time.Time) (n
 	return n, true, err
 }
 
-// BannedIDs returns the ids of the nodes that are shut out for good.
-func BannedIDs(ctx context.Context, tx db.Tx) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT id FROM nodes WHERE banned_at IS NOT NULL ORDER BY id`)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
-}
-
-// Quarantine lets nothing new go to the node and nothing of what it reports count, until Release; quarantined is false
-// when it was already, or is banned. The incarnation that the node bears is suspect from then on.
+// Quarantine stops new documents for the node and ignores its reports until Release; quarantined is false when it was
+// already, or is banned. The node's incarnation is suspect from then on.
 func Quarantine(ctx context.Context, tx db.Tx, nodeID, reason string,
 	now time.Time,
 ) (n Node, quarantined bool, err error) {
@@ -218,15 +212,6 @@ func Release(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (n Nod
 	}
 	_, err = tx.Exec(ctx, `UPDATE node_sessions SET reported_session = 0 WHERE node_id = $1`, nodeID)
 	return n, true, err
-}
-
-// InQuarantine returns the ids of the quarantined nodes.
-func InQuarantine(ctx context.Context, tx db.Tx) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT id FROM nodes WHERE quarantined_at IS NOT NULL ORDER BY id`)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
 // suspect adds an incarnation to those that must not go on.

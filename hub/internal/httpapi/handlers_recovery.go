@@ -3,7 +3,9 @@ package httpapi
 import (
 	"context"
 
+	"github.com/gpuaas/gpuaas/hub/internal/backup"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
@@ -20,12 +22,12 @@ func (s *Server) GetRecovery(ctx context.Context, _ GetRecoveryRequestObject) (G
 
 func recoveryView(ctx context.Context, tx db.Tx) (Recovery, error) {
 	out := Recovery{Waiting: []RecoveringNode{}, Findings: []RecoveryFinding{}}
-	backup, ok, err := recovery.LastBackup(ctx, tx)
+	last, ok, err := backup.Last(ctx, tx)
 	if err != nil {
 		return out, err
 	}
 	if ok {
-		out.BackupTakenAt = backup.TakenAt
+		out.BackupTakenAt = last.TakenAt
 	}
 	restore, ok, err := recovery.Last(ctx, tx)
 	if err != nil {
@@ -34,26 +36,21 @@ func recoveryView(ctx context.Context, tx db.Tx) (Recovery, error) {
 	if ok {
 		out.RestoredAt, out.RestoredFrom, out.Epoch = restore.At, restore.TakenAt, int64(restore.Epoch)
 	}
-	nodes, err := recovery.Nodes(ctx, tx)
+	nodes, err := fleet.Resyncing(ctx, tx)
 	if err != nil {
 		return out, err
 	}
 	for _, n := range nodes {
-		view := RecoveringNode{NodeID: n.NodeID, State: RecoveringNodeStateOwesUsage}
-		if n.Waiting {
-			view.State = RecoveringNodeStateWaiting
-		}
-		node, err := fleet.Get(ctx, tx, n.NodeID)
-		if err != nil {
-			return out, err
-		}
-		if node.IsBanned() {
+		if n.IsBanned() {
 			continue
 		}
-		view.Hostname = node.Hostname
+		view := RecoveringNode{NodeID: n.ID, Hostname: n.Hostname, State: RecoveringNodeStateOwesUsage}
+		if n.Resync.Status == fleet.AwaitingResync {
+			view.State = RecoveringNodeStateWaiting
+		}
 		out.Waiting = append(out.Waiting, view)
 	}
-	findings, err := recovery.Findings(ctx, tx)
+	findings, err := finding.List(ctx, tx)
 	for _, f := range findings {
 		out.Findings = append(out.Findings, RecoveryFinding{
 			ID: f.ID, NodeID: f.NodeID, Kind: RecoveryFindingKind(f.Kind), ResourceType: f.ResourceType,

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/usagechain"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -258,10 +258,10 @@ func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM usage_sequences`), "up to the mark there is one range")
 	require.Zero(t, count(h, `SELECT count(*) FROM usage_ahead`))
 	require.Equal(t, 16, count(h, `SELECT count(*) FROM usage_set_aside`), "a node has room for so many")
-	found := tx(h, func(ctx context.Context, tx db.Tx) ([]recovery.Finding, error) { return recovery.Findings(ctx, tx) })
+	found := tx(h, func(ctx context.Context, tx db.Tx) ([]finding.Finding, error) { return finding.List(ctx, tx) })
 	require.Len(t, found, 17, "one for each that is kept, and one for the store")
 	for _, f := range found {
-		require.Equal(t, recovery.FindingUsage, f.Kind)
+		require.Equal(t, finding.Usage, f.Kind)
 		require.Contains(t, append(wrong, "i1"), f.ResourceID)
 		require.Contains(t, f.Detail, "record")
 	}

@@ -15,8 +15,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -158,7 +158,7 @@ func TestSegmentThatCannotBePostedIsSetAside(t *testing.T) {
 	}
 	require.Empty(t, upload(t, neighbour.usage(), other.segments("i1", nil)[0]).GetNackReason())
 	require.Equal(t, int64(60*1_000_000), revenue(h))
-	require.Equal(t, map[string]string{recovery.FindingUsage: "i1/2"}, h.findings())
+	require.Equal(t, map[string]string{finding.Usage: "i1/2"}, h.findings())
 	kept := tx(h, func(ctx context.Context, tx db.Tx) (raw []byte, err error) {
 		return raw, tx.QueryRow(ctx, `SELECT envelope FROM usage_set_aside WHERE node_id = $1 AND number = 2`,
 			n.id).Scan(&raw)

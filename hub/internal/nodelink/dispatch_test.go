@@ -15,11 +15,11 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -232,7 +232,7 @@ func TestAMemberThatBreaksARuleKeepsNoLeaseAndNoNeighbourFromItsNode(t *testing.
 	made := h.launch()
 	state, push := l.state(2)
 	require.Len(t, push.GetParts(), 2, "the broken one's last document stands")
-	require.Equal(t, broken.Members[0].ID, h.findings()[recovery.FindingMember])
+	require.Equal(t, broken.Members[0].ID, h.findings()[finding.Member])
 	l.report(state.GetGeneration(), ready(made))
 	h.forward(40 * time.Minute)
 	require.NoError(t, h.dispatcher.Renew(t.Context()))

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
@@ -68,7 +69,7 @@ func (h *hub) restored(r remembered) *hub {
 			trust.RootKeyFile), passphrase), Now: time.Now(),
 	})
 	require.NoError(t, err)
-	require.NoError(t, command.BeginRecovery(t.Context(), d, recovery.Restore{
+	require.NoError(t, recovery.Begin(t.Context(), d, recovery.Restore{
 		ID: db.NewID(), BackupID: db.NewID(), TakenAt: h.now(), Epoch: bundle.Epoch(), At: h.now().Truncate(time.Microsecond),
 	}))
 	return (&hub{t: t, d: d, trustInit: h.trustInit, project: h.project, user: h.user}).start()
@@ -84,8 +85,8 @@ func (h *hub) instance(id string) instance.Instance {
 func (h *hub) findings() map[string]string {
 	h.t.Helper()
 	out := map[string]string{}
-	for _, f := range tx(h, func(ctx context.Context, tx db.Tx) ([]recovery.Finding, error) {
-		return recovery.Findings(ctx, tx)
+	for _, f := range tx(h, func(ctx context.Context, tx db.Tx) ([]finding.Finding, error) {
+		return finding.List(ctx, tx)
 	}) {
 		out[f.Kind] = f.ResourceID
 	}
@@ -163,7 +164,7 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	require.EqualValues(t, 2, now.GetEpoch(), "what was signed before the restore is older than anything since")
 	require.ElementsMatch(t, push.GetParts(), compiled.GetParts(), "the very documents that the node was told before")
 
-	require.Equal(t, map[string]string{recovery.FindingInstance: made.ID, recovery.FindingGone: ended.ID},
+	require.Equal(t, map[string]string{finding.Instance: made.ID, finding.Gone: ended.ID},
 		again.findings())
 	l.reportOf(now, ready(kept), ready(made))
 	require.Equal(t, instance.Running, again.instance(kept.ID).Lifecycle.Status)
@@ -171,7 +172,7 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	require.Equal(t, instance.Decommissioned, again.instance(ended.ID).Lifecycle.Status,
 		"the node is through with it, and says nothing of it")
 	require.Equal(t, 1, count(again, `SELECT count(*) FROM leases WHERE subject_id = $1`, made.Members[0].ID))
-	require.Zero(t, count(again, `SELECT count(*) FROM recovering_nodes`))
+	require.Zero(t, count(again, `SELECT count(*) FROM nodes WHERE resync <> ''`))
 	require.Zero(t,
 		count(again,
 			`SELECT count(*) FROM (SELECT posting_id FROM entries GROUP BY posting_id, currency
@@ -221,11 +222,11 @@ func TestLaw16ANodeEnrolledAfterTheBackupIsTakenIn(t *testing.T) {
 		State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{leases},
 		Bundle: n.bundle.Envelope(), Last: true,
 	})
-	require.Eventually(t, func() bool { return count(again, `SELECT count(*) FROM recovering_nodes WHERE waiting`) == 0 },
+	require.Eventually(t, func() bool { return count(again, `SELECT count(*) FROM nodes WHERE resync = 'awaiting'`) == 0 },
 		bound, 20*time.Millisecond)
 	require.Equal(t, map[string]string{
-		recovery.FindingNode: n.id, recovery.FindingInstance: made.ID,
-		recovery.FindingAllocation: made.Members[0].AllocationID,
+		finding.Node: n.id, finding.Instance: made.ID,
+		finding.Allocation: made.Members[0].AllocationID,
 	}, again.findings())
 	require.Equal(t, n.id, again.instance(made.ID).Members[0].NodeID)
 }
@@ -244,7 +245,7 @@ func TestANodeThatARestoredHubDoesNotKnowIsAStrangerOnceOldCertificatesHaveExpir
 	})
 	admit := func(at time.Time) bool {
 		return tx(again, func(ctx context.Context, tx db.Tx) (bool, error) {
-			return command.AdmitUnknown(ctx, tx, db.NewID(), pub, at)
+			return recovery.AdoptUnknown(ctx, tx, db.NewID(), pub, at)
 		})
 	}
 	require.True(t, admit(last.At.Add(trust.MaxNodeTTL)))
@@ -268,7 +269,7 @@ func TestLaw16AStateThatTheHubNeverSignedIsAFinding(t *testing.T) {
 	}
 	l = n.connect(holds("i1", state, push.GetEnvelope()))
 	l.uploadState(&protocol.StateUpload{State: forged, Parts: push.GetParts(), Last: true})
-	require.Eventually(t, func() bool { return again.findings()[recovery.FindingUnverified] == n.id }, bound,
+	require.Eventually(t, func() bool { return again.findings()[finding.Unverified] == n.id }, bound,
 		20*time.Millisecond)
 	require.NotEqual(t, instance.Decommissioning, again.instance(kept.ID).Lifecycle.Status)
 }
@@ -326,7 +327,7 @@ func TestLaw16LeasesOfAllBatchesAreTakenOver(t *testing.T) {
 		State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{before, h.batchOf(l, list...)},
 		Bundle: n.bundle.Envelope(), Last: true,
 	})
-	require.Eventually(t, func() bool { return count(again, `SELECT count(*) FROM recovering_nodes WHERE waiting`) == 0 },
+	require.Eventually(t, func() bool { return count(again, `SELECT count(*) FROM nodes WHERE resync = 'awaiting'`) == 0 },
 		bound, 20*time.Millisecond)
 	require.Equal(t, 1, count(again, `SELECT count(*) FROM leases WHERE subject_id = $1`, made.Members[0].ID))
 	require.Equal(t, 1, count(again, `SELECT count(*) FROM postings WHERE app_instance_id = $1`, made.ID),

@@ -10,9 +10,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -68,7 +68,7 @@ func TestMemberThatCannotBeTakenOverHoldsUpNoOtherOfItsNode(t *testing.T) {
 	}
 	require.Zero(t, count(h, `SELECT count(*) FROM instance_members WHERE id = $1 AND removed_at IS NOT NULL`,
 		poisoned.Members[0].ID))
-	require.Equal(t, poisoned.Members[0].ID, h.findings()[recovery.FindingReport])
+	require.Equal(t, poisoned.Members[0].ID, h.findings()[finding.Report])
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'hub.recovery.finding' AND subject = $1`,
 		poisoned.Members[0].ID))
 
@@ -80,5 +80,5 @@ func TestMemberThatCannotBeTakenOverHoldsUpNoOtherOfItsNode(t *testing.T) {
 	require.NoError(t, report())
 	require.Equal(t, 1, count(h, `SELECT count(*) FROM app_instances WHERE id = $1 AND status = 'decommissioned'`,
 		poisoned.ID))
-	require.NotContains(t, h.findings(), recovery.FindingReport)
+	require.NotContains(t, h.findings(), finding.Report)
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -170,16 +169,12 @@ func applyQuietReports(ctx context.Context, tx db.Tx, requests []*request, now t
 	if err != nil {
 		return nil, err
 	}
-	pending, err := recovery.Among(ctx, tx, ids)
-	if err != nil {
-		return nil, err
-	}
 	applied := make([]bool, len(requests))
 	inventories := map[string][]*protocol.Accelerator{}
 	var at []int
 	var reports []fleet.Report
 	for n, r := range requests {
-		if hosting[r.peer.NodeID] > 0 || pending[r.peer.NodeID] {
+		if hosting[r.peer.NodeID] > 0 {
 			continue
 		}
 		at, reports = append(at, n), append(reports, fleetReport(r.peer.NodeID, r.sessionNo, r.report))

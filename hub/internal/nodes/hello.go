@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"time"
 
@@ -150,10 +151,6 @@ func applyHellos(ctx context.Context, tx db.Tx, requests []*request, accepted []
 	if err := capacity.ApplyInventories(ctx, tx, inventories, now); err != nil {
 		return err
 	}
-	pending, err := recovery.Among(ctx, tx, ids)
-	if err != nil {
-		return err
-	}
 	hosting, err := instance.Hosting(ctx, tx, ids)
 	if err != nil {
 		return err
@@ -166,11 +163,27 @@ func applyHellos(ctx context.Context, tx db.Tx, requests []*request, accepted []
 				return err
 			}
 		}
-		if pending[id] {
-			if out[n].requestUpload, err = needsUpload(ctx, tx, id, requests[n].hello); err != nil {
+		resync := out[n].Node.Resync.Status
+		if resync != fleet.InSync {
+			sealed := min(requests[n].hello.GetLastSegment(), maxNumber)
+			if err := fleet.SetUsageOwed(ctx, tx, id, requests[n].hello.GetIncarnation(), sealed); err != nil {
 				return err
 			}
 		}
+		out[n].requestUpload = resync == fleet.AwaitingResync
 	}
 	return nil
+}
+
+// adoptUnknown returns the node that says hello. A restored hub adds a node that was enrolled after the backup.
+func adoptUnknown(ctx context.Context, tx db.Tx, peer nodelink.Peer, now time.Time) (fleet.Node, error) {
+	node, err := fleet.Get(ctx, tx, peer.NodeID)
+	if !fault.Is(err, fault.NotFound) || !db.IsID(peer.NodeID) {
+		return node, err
+	}
+	adopted, adoptErr := recovery.AdoptUnknown(ctx, tx, peer.NodeID, peer.Key, now)
+	if adoptErr != nil || !adopted {
+		return node, cmp.Or(adoptErr, err)
+	}
+	return fleet.Get(ctx, tx, peer.NodeID)
 }

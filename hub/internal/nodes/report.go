@@ -7,8 +7,8 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -51,7 +51,7 @@ func (svc *Service) applyReport(ctx context.Context, a incomingReport) (reportRe
 		return out, err
 	}
 	if _, err := runTx(ctx, svc, func(tx db.Tx) (struct{}, error) {
-		return struct{}{}, recovery.ResolveOthers(ctx, tx, a.nodeID, recovery.FindingReport, failed)
+		return struct{}{}, finding.ResolveOthers(ctx, tx, a.nodeID, finding.Report, failed)
 	}); err != nil {
 		return out, err
 	}
@@ -82,7 +82,7 @@ func (a incomingReport) apply(ctx context.Context, tx db.Tx, whole bool) (out re
 	if err != nil {
 		return reportResult{}, err
 	}
-	owes, err := owesUsage(ctx, tx, a.nodeID)
+	owes, err := owesUsage(ctx, tx, a.nodeID, o.Resync)
 	if err != nil {
 		return reportResult{}, err
 	}
@@ -125,11 +125,23 @@ func (svc *Service) applyMembers(ctx context.Context, out *reportResult, now tim
 			temporary = err
 		case len(members) == 1:
 			failed = append(failed, members[0])
-			_ = command.SetAside(ctx, svc.DB, svc.Log, err, now, func(context.Context, db.Tx) (recovery.Finding, error) {
+			_ = command.SetAside(ctx, svc.DB, svc.Log, err, now, func(context.Context, db.Tx) (finding.Finding, error) {
 				return command.ReportFailed(out.report, members[0]), nil
 			})
 		}
 		return err
 	})
 	return failed, temporary
+}
+
+// owesUsage reports whether usage of the node is still missing after a restore; it ends the resync when all is posted.
+func owesUsage(ctx context.Context, tx db.Tx, nodeID string, resync fleet.Resync) (bool, error) {
+	if resync.Status == fleet.InSync {
+		return false, nil
+	}
+	posted, err := watermarkOf(ctx, tx, nodeID, resync.OwedIncarnation)
+	if err != nil || resync.Status == fleet.AwaitingResync || posted.Number < resync.OwedSegment {
+		return true, err
+	}
+	return false, fleet.UsageComplete(ctx, tx, nodeID)
 }

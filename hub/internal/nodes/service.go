@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
@@ -88,6 +89,7 @@ type Service struct {
 	transactions chan struct{}
 	settle       command.SettleMembers
 	budgets      budgets
+	uploads      recovery.Uploads
 
 	reports, segments metric.Int64Counter
 }
@@ -98,6 +100,7 @@ func New(c Config) *Service {
 		Config:       c,
 		transactions: make(chan struct{}, maxTransactions),
 		settle:       command.SettleMembers{DB: c.DB, Log: c.Log},
+		uploads:      recovery.Uploads{DB: c.DB, Bundles: c.Keys.Line, Now: c.Now, Log: c.Log},
 	}
 	svc.requests.commit = svc.commitGroup
 	svc.usage.post, svc.usage.capacity = svc.postBatch, semaphore.NewWeighted(maxWaitingRecords)
@@ -300,6 +303,15 @@ func (svc *Service) refused(ctx context.Context, nodeID string, r fleet.Refusal)
 	return err
 }
 
+// StateUpload handles one message of a node's state upload after a restore.
+func (svc *Service) StateUpload(ctx context.Context, peer nodelink.Peer, m *protocol.StateUpload) error {
+	adopted, err := svc.uploads.Receive(ctx, protocol.NewNodeIdentity(peer.NodeID, peer.Key), m)
+	if adopted {
+		svc.Dispatcher.Enqueue(peer.NodeID)
+	}
+	return err
+}
+
 // OnDisconnect records the end of a connection. An event follows when the node stays away (Sweep).
 func (svc *Service) OnDisconnect(ctx context.Context, nodeID string, sessionNo uint64) error {
 	_, err := runTx(ctx, svc, func(tx db.Tx) (bool, error) {
@@ -328,7 +340,7 @@ func (svc *Service) Sweep(ctx context.Context) error {
 		return err
 	}
 	for _, id := range silent {
-		f := recovery.Finding{NodeID: id, Kind: recovery.FindingContact, ResourceType: "node", ResourceID: id, At: now}
+		f := finding.Finding{NodeID: id, Kind: finding.Contact, ResourceType: "node", ResourceID: id, At: now}
 		_, err := db.RunTx(ctx, svc.DB, func(tx db.Tx) (bool, error) {
 			still, err := fleet.SetUnreachable(ctx, tx, id, now)
 			if err != nil || !still {
@@ -345,7 +357,7 @@ func (svc *Service) Sweep(ctx context.Context) error {
 			return err
 		default:
 			// The next pass tries again; the other nodes' silence is recorded meanwhile.
-			_ = command.SetAside(ctx, svc.DB, svc.Log, err, now, func(context.Context, db.Tx) (recovery.Finding, error) {
+			_ = command.SetAside(ctx, svc.DB, svc.Log, err, now, func(context.Context, db.Tx) (finding.Finding, error) {
 				return f, nil
 			})
 		}

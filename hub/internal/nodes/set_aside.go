@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,8 +9,8 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -56,7 +57,7 @@ func (svc *Service) setAside(ctx context.Context, of store, segments []*delivery
 	var reached watermark
 	err := command.SetAllAside(ctx, svc.DB, svc.Log, segments[0].err, now, func(ctx context.Context,
 		tx db.Tx,
-	) (out []recovery.Finding, err error) {
+	) (out []finding.Finding, err error) {
 		stores := []store{of}
 		chains, err := lockWatermarks(ctx, tx, stores, now)
 		if err != nil {
@@ -89,15 +90,15 @@ func (svc *Service) setAside(ctx context.Context, of store, segments []*delivery
 		return out, saveChains(ctx, tx, stores, chains, now)
 	})
 	for n, d := range segments {
-		d.reached, d.err = reached, orFirst(err, results[n])
+		d.reached, d.err = reached, cmp.Or(err, results[n])
 	}
 }
 
 // keepAside keeps a segment and names its finding. Where its node has no room left, the finding is of the store and all
 // such share it: a node may send as many as it likes.
-func keepAside(ctx context.Context, tx db.Tx, d *delivery, now time.Time) (recovery.Finding, error) {
-	f := recovery.Finding{
-		NodeID: d.store.nodeID, Kind: recovery.FindingUsage, ResourceType: "usage_segment",
+func keepAside(ctx context.Context, tx db.Tx, d *delivery, now time.Time) (finding.Finding, error) {
+	f := finding.Finding{
+		NodeID: d.store.nodeID, Kind: finding.Usage, ResourceType: "usage_segment",
 		ResourceID: fmt.Sprintf("%s/%d", d.store.incarnation, d.at.Number), Detail: d.err.Error(),
 	}
 	tag, err := tx.Exec(ctx, `INSERT INTO usage_set_aside (node_id, incarnation, number, envelope, cause, set_aside_at)

@@ -49,7 +49,11 @@ CREATE TABLE IF NOT EXISTS nodes (
   -- As nodes.cpu_cores.
   memory_bytes INT8 NOT NULL DEFAULT 0,
   -- Tells whether a hello brings other facts, without reading them.
-  facts_sha256 BYTEA NOT NULL DEFAULT ''::BYTEA
+  facts_sha256 BYTEA NOT NULL DEFAULT ''::BYTEA,
+  -- What a restored hub still misses of the node: 'awaiting' its accepted state, then 'usage_owed' up to owed_segment.
+  resync TEXT NOT NULL DEFAULT '',
+  owed_incarnation TEXT NOT NULL DEFAULT '',
+  owed_segment INT8 NOT NULL DEFAULT 0
 );
 
 -- Only the digest of the secret is kept. A used token names the node that it let in.

@@ -21,16 +21,6 @@ CREATE TABLE IF NOT EXISTS restores (
   restored_at TIMESTAMPTZ NOT NULL
 );
 
--- Nodes of which a restored hub still misses something. waiting: what it accepted; afterwards: usage up to
--- owes_segment.
-CREATE TABLE IF NOT EXISTS recovering_nodes (
-  node_id UUID PRIMARY KEY,
-  waiting BOOL NOT NULL,
-  owes_incarnation TEXT NOT NULL,
-  owes_segment INT8 NOT NULL,
-  brought_at TIMESTAMPTZ
-);
-
 -- What contradicts the restored rows since the last restore; an admin looks at it.
 CREATE TABLE IF NOT EXISTS recovery_findings (
   id UUID PRIMARY KEY,
@@ -43,7 +33,7 @@ CREATE TABLE IF NOT EXISTS recovery_findings (
   UNIQUE (node_id, kind, resource_id)
 );
 
--- Documents that a node has brought while more of them are to come.
+-- Documents of a state upload that is not complete.
 CREATE TABLE IF NOT EXISTS recovery_parts (
   node_id UUID NOT NULL,
   sha256 BYTEA NOT NULL,

@@ -1,4 +1,4 @@
-package command
+package recovery
 
 import (
 	"context"
@@ -8,26 +8,24 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-const (
-	actionAdopt = "hub.recovery.adopt"
-	// madeAfter is said of what the rows do not know.
-	madeAfter = "was made after the backup; it goes on as it is"
-)
+// madeAfter is the text of findings about resources that the rows do not know.
+const madeAfter = "was made after the backup; it goes on as it is"
 
-// StateUpload is a verified upload of a node to a restored hub: signatures, addressee, digests.
-type StateUpload struct {
+// upload is what a node uploaded, with verified signatures, addressee and digests.
+type upload struct {
 	NodeID string
 	// Epoch and Generation are of its accepted state; 0 where it has none.
 	Epoch      uint64
@@ -38,16 +36,16 @@ type StateUpload struct {
 	Workloads []*protocol.Workload
 	Leases    []*protocol.Lease
 	// Findings are contradictions that were found on the way here.
-	Findings []recovery.Finding
+	Findings []finding.Finding
 }
 
-// AdoptNode makes the restored rows say what the node was told after the backup, in the caller's transaction, and ends
-// its waiting: a state that this hub has signed beats older rows. Nothing that runs is stopped; each contradiction is a
-// finding.
-func AdoptNode(ctx context.Context, tx db.Tx, b StateUpload, now time.Time) error {
-	a := adopter{m: Meta{Principal: iam.Principal{Type: actorSystem}, CorrelationID: b.NodeID, Now: now}, b: b}
+// adoptNode updates the restored rows to the state that the node was sent after the backup, in the caller's
+// transaction, and ends its waiting: a state that this hub signed beats older rows. Nothing that runs is stopped; each
+// contradiction is a finding.
+func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
+	a := adopter{m: command.Meta{Principal: iam.Principal{Type: actorSystem}, CorrelationID: b.NodeID, Now: now}, b: b}
 	for _, f := range b.Findings {
-		if err := find(ctx, tx, f); err != nil {
+		if err := command.AddFinding(ctx, tx, f); err != nil {
 			return err
 		}
 	}
@@ -76,7 +74,7 @@ func AdoptNode(ctx context.Context, tx db.Tx, b StateUpload, now time.Time) erro
 	if err := fleet.Touch(ctx, tx, b.NodeID); err != nil {
 		return err
 	}
-	if err := recovery.Uploaded(ctx, tx, b.NodeID, now); err != nil {
+	if err := endUpload(ctx, tx, b.NodeID, now); err != nil {
 		return err
 	}
 	version, err := fleet.NextVersion(ctx, tx, b.NodeID)
@@ -100,12 +98,12 @@ func AdoptNode(ctx context.Context, tx db.Tx, b StateUpload, now time.Time) erro
 }
 
 type adopter struct {
-	m Meta
-	b StateUpload
+	m command.Meta
+	b upload
 }
 
 func (a adopter) find(ctx context.Context, tx db.Tx, kind, resourceType, id, format string, args ...any) error {
-	return find(ctx, tx, recovery.Finding{
+	return command.AddFinding(ctx, tx, finding.Finding{
 		NodeID: a.b.NodeID, Kind: kind, ResourceType: resourceType, ResourceID: id, Detail: fmt.Sprintf(format, args...),
 		At: a.m.Now,
 	})
@@ -113,7 +111,7 @@ func (a adopter) find(ctx context.Context, tx db.Tx, kind, resourceType, id, for
 
 func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error {
 	for _, id := range todo.Missing {
-		if err := a.find(ctx, tx, recovery.FindingDocument, "app_instance_member", id, "The node was told of this member "+
+		if err := a.find(ctx, tx, finding.Document, "app_instance_member", id, "The node was told of this member "+
 			"after the backup and does not hold its document; nothing of it ran. Deploy it again."); err != nil {
 			return err
 		}
@@ -137,7 +135,7 @@ func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error 
 		if _, err := a.instance(ctx, tx, w, catalog.Resolved{}); err != nil {
 			return err
 		}
-		if err := a.find(ctx, tx, recovery.FindingRevision, resourceInstance, w.GetInstanceId(),
+		if err := a.find(ctx, tx, finding.Revision, resourceInstance, w.GetInstanceId(),
 			"Version %s, revision %d, was asked for after the backup; it goes on as it is.", w.GetAppVersion(),
 			w.GetRevision()); err != nil {
 			return err
@@ -162,10 +160,10 @@ func (a adopter) end(ctx context.Context, tx db.Tx, memberID string) error {
 	if err != nil {
 		return err
 	}
-	if err := a.m.recordInstance(ctx, tx, actionAdopt, change); err != nil {
+	if err := a.m.RecordInstance(ctx, tx, actionAdopt, change); err != nil {
 		return err
 	}
-	return a.find(ctx, tx, recovery.FindingGone, resourceInstance, i.ID, "%q was decommissioned after the backup; it "+
+	return a.find(ctx, tx, finding.Gone, resourceInstance, i.ID, "%q was decommissioned after the backup; it "+
 		"stays so.", i.DisplayName)
 }
 
@@ -176,13 +174,13 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 		return err
 	}
 	if madeOrg {
-		if err := a.find(ctx, tx, recovery.FindingOrg, resourceOrg, w.GetOrgId(), "The org %s %s; its users and its credit "+
+		if err := a.find(ctx, tx, finding.Org, resourceOrg, w.GetOrgId(), "The org %s %s; its users and its credit "+
 			"are lost.", w.GetOrgSlug(), madeAfter); err != nil {
 			return err
 		}
 	}
 	if madeProject {
-		if err := a.find(ctx, tx, recovery.FindingProject, resourceProject, w.GetProjectId(),
+		if err := a.find(ctx, tx, finding.Project, resourceProject, w.GetProjectId(),
 			"The project %s; its name, entitlements and service accounts are lost.", madeAfter); err != nil {
 			return err
 		}
@@ -215,7 +213,7 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 	if err != nil {
 		return err
 	}
-	return a.find(ctx, tx, recovery.FindingInstance, resourceInstance, i.ID, "The instance of %s %s %s. Its name and "+
+	return a.find(ctx, tx, finding.Instance, resourceInstance, i.ID, "The instance of %s %s %s. Its name and "+
 		"config are lost.", w.GetAppSlug(), w.GetAppVersion(), madeAfter)
 }
 
@@ -241,10 +239,10 @@ func (a adopter) allocation(ctx context.Context, tx db.Tx, at capacity.Allocatio
 	if err != nil && !fault.Is(err, fault.Conflict) {
 		return err
 	}
-	if err := a.m.recordAllocation(ctx, tx, actionAdopt, "", at); err != nil {
+	if err := a.m.RecordAllocation(ctx, tx, actionAdopt, "", at); err != nil {
 		return err
 	}
-	return a.find(ctx, tx, recovery.FindingAllocation, resourceAllocation, at.ID, "The allocation %s. Only what its "+
+	return a.find(ctx, tx, finding.Allocation, resourceAllocation, at.ID, "The allocation %s. Only what its "+
 		"instances take of it is known.", madeAfter)
 }
 
@@ -306,11 +304,11 @@ func (a adopter) superseded(ctx context.Context, tx db.Tx, c plan.Claimed) error
 		return err
 	}
 	if len(live) == 0 {
-		if _, err := a.m.release(ctx, tx, before, 0); err != nil {
+		if _, err := a.m.ReleaseAllocation(ctx, tx, before, 0); err != nil {
 			return err
 		}
 	}
-	return a.find(ctx, tx, recovery.FindingReleased, resourceAllocation, before.ID, "Its accelerator %s belongs to a "+
+	return a.find(ctx, tx, finding.Released, resourceAllocation, before.ID, "Its accelerator %s belongs to a "+
 		"newer allocation; this one was given back after the backup.", c.AcceleratorID)
 }
 
@@ -319,6 +317,6 @@ func (a adopter) lease(ctx context.Context, tx db.Tx, l *protocol.Lease) error {
 	if err != nil || !uncovered {
 		return err
 	}
-	return a.find(ctx, tx, recovery.FindingLease, "lease", l.GetMemberId(), "Lease %d was given after the backup and "+
+	return a.find(ctx, tx, finding.Lease, "lease", l.GetMemberId(), "Lease %d was given after the backup and "+
 		"the wallet does not cover it any more; grant credit.", l.GetLeaseNo())
 }

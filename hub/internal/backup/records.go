@@ -1,0 +1,50 @@
+package backup
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+)
+
+// Record is a backup that was read back and found whole.
+type Record struct {
+	ID        string
+	TakenAt   time.Time
+	SizeBytes int64
+	At        time.Time
+}
+
+// Plan is called before a backup looks at the rows. From the first one on, nodes forget their usage only when it
+// is in one: what is posted while the very first is being made must not be forgotten, because that backup does not have
+// it.
+func Plan(ctx context.Context, tx db.Tx, id string, now time.Time) error {
+	_, err := tx.Exec(ctx, `INSERT INTO backups (id, taken_at, size_bytes) VALUES ($1, $2, 0)`, id, now)
+	return err
+}
+
+// Verified records that the backup was read back and is whole.
+func Verified(ctx context.Context, tx db.Tx, b Record) error {
+	_, err := tx.Exec(ctx, `UPDATE backups SET taken_at = $2, size_bytes = $3, verified_at = $4 WHERE id = $1`, b.ID,
+		b.TakenAt, b.SizeBytes, b.At)
+	return err
+}
+
+// Last gives the newest verified backup; ok is false where there is none.
+func Last(ctx context.Context, tx db.Tx) (b Record, ok bool, err error) {
+	err = tx.QueryRow(ctx,
+		`SELECT id, taken_at, size_bytes, verified_at FROM backups WHERE verified_at IS NOT NULL
+			ORDER BY taken_at DESC, id DESC LIMIT 1`).Scan(&b.ID, &b.TakenAt, &b.SizeBytes, &b.At)
+	if db.IsNoRows(err) {
+		return Record{}, false, nil
+	}
+	return b, err == nil, err
+}
+
+// DeleteOldRecords deletes a batch of the records of old backups, but for the newest verified one.
+func DeleteOldRecords(ctx context.Context, tx db.Tx, o db.Old[string]) (last string, n int, err error) {
+	return db.DeleteOld(ctx, tx, o,
+		`SELECT id FROM backups WHERE id >= $1 AND id < $2 AND taken_at < $3 AND id IS DISTINCT FROM
+			(SELECT b.id FROM backups b WHERE b.verified_at IS NOT NULL ORDER BY b.id DESC LIMIT 1) ORDER BY id LIMIT $4`,
+		`DELETE FROM backups WHERE id = ANY($1::UUID[])`)
+}

@@ -1,0 +1,44 @@
+package nodes
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+)
+
+// Mark is how far the usage of one store of a node is posted.
+type Mark struct {
+	NodeID      string
+	Incarnation string
+	Number      uint64
+}
+
+// Marks gives all marks, for a backup.
+func Marks(ctx context.Context, tx db.Tx) ([]Mark, error) {
+	rows, err := tx.Query(ctx,
+		`SELECT node_id, incarnation, number FROM usage_marks WHERE number > 0 ORDER BY node_id, incarnation`)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Mark])
+}
+
+// Archive records that usage up to these marks is in a verified backup: nodes may delete it.
+func Archive(ctx context.Context, tx db.Tx, marks []Mark) error {
+	var (
+		nodes, incarnations []string
+		numbers             []int64
+	)
+	for _, m := range marks {
+		nodes, incarnations, numbers = append(nodes, m.NodeID), append(incarnations, m.Incarnation),
+			append(numbers, int64(m.Number))
+	}
+	_, err := tx.Exec(ctx,
+		`UPDATE usage_marks SET archived = x.number FROM unnest($1::text[], $2::text[], $3::int8[]) AS x(node, incarnation,
+			number)
+		WHERE usage_marks.node_id = x.node::uuid AND usage_marks.incarnation = x.incarnation
+		AND usage_marks.archived < x.number`, nodes, incarnations, numbers)
+	return err
+}

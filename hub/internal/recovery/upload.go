@@ -1,0 +1,181 @@
+package recovery
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Uploads adopts the states that nodes upload after a restore.
+type Uploads struct {
+	DB *db.DB
+	// Bundles returns the trust bundles that lead to the hub's newest one, the newest first.
+	Bundles func() []protocol.Bundle
+	Now     func() time.Time
+	Log     *slog.Logger
+}
+
+// Receive stores one message of a node's upload; the last one adopts the state into the restored rows, which makes the
+// node syncable. What cannot be verified becomes a finding and leaves the rows as they are.
+func (u *Uploads) Receive(ctx context.Context, node protocol.NodeIdentity, m *protocol.StateUpload,
+) (adopted bool, err error) {
+	now := u.Now().Truncate(time.Microsecond)
+	bundles := u.Bundles()
+	state, findings := verifyState(node, m, bundles, now)
+	for _, raw := range m.GetParts() {
+		if !state.OK() {
+			break
+		}
+		if _, err := protocol.VerifyPart(state, raw); err != nil {
+			return false, fmt.Errorf("a document that node %s uploads: %w", node.ID, err)
+		}
+	}
+	adopted, err = db.RunTx(ctx, u.DB, func(tx db.Tx) (bool, error) {
+		row, err := fleet.Get(ctx, tx, node.ID)
+		if err != nil || row.Resync.Status != fleet.AwaitingResync {
+			return false, err
+		}
+		if state.OK() {
+			for _, raw := range m.GetParts() {
+				if err := keepPart(ctx, tx, node.ID, sum(raw), raw); err != nil {
+					return false, err
+				}
+			}
+		}
+		if !m.GetLast() {
+			return false, nil
+		}
+		in, err := gather(ctx, tx, node.ID, state)
+		if err != nil {
+			return false, err
+		}
+		in.Findings = findings
+		in.Leases = verifyLeases(node, m, bundles)
+		return true, adoptNode(ctx, tx, in, now)
+	})
+	if adopted {
+		u.Log.InfoContext(ctx, "node uploaded its accepted state", slog.String("node_id", node.ID),
+			slog.Uint64("epoch", state.Message().GetEpoch()), slog.Uint64("generation", state.Message().GetGeneration()),
+			slog.Int("findings", len(findings)))
+	}
+	return adopted, err
+}
+
+func sum(raw []byte) []byte {
+	s := sha256.Sum256(raw)
+	return s[:]
+}
+
+// gather collects the parts of all messages, and compares the state with the newest one in the rows.
+func gather(ctx context.Context, tx db.Tx, nodeID string,
+	state protocol.Verified[*protocol.DesiredState],
+) (upload, error) {
+	b := upload{NodeID: nodeID}
+	if !state.OK() {
+		return b, nil
+	}
+	b.Epoch, b.Generation = state.Message().GetEpoch(), state.Message().GetGeneration()
+	for _, ref := range state.Message().GetParts() {
+		b.Named = append(b.Named, ref.GetId())
+	}
+	parts, err := uploadedParts(ctx, tx, nodeID)
+	if err != nil {
+		return b, err
+	}
+	for _, raw := range parts {
+		// Parts of another state may be left from an attempt before.
+		if w, err := protocol.VerifyPart(state, raw); err == nil {
+			b.Workloads = append(b.Workloads, w)
+		}
+	}
+	epoch, generation, newest, err := dispatch.NewestState(ctx, tx, nodeID)
+	if err != nil {
+		return b, err
+	}
+	own := state.Digest()
+	b.Newer = b.Epoch > epoch || b.Epoch == epoch && (b.Generation > generation || b.Generation == generation &&
+		!bytes.Equal(newest, own[:]))
+	return b, nil
+}
+
+// verifyState verifies the state with the bundles that lead to the hub's newest one, and with the uploaded bundle,
+// which may be newer than the backup. A key that was revoked since still proves that this hub signed.
+func verifyState(node protocol.NodeIdentity, b *protocol.StateUpload, line []protocol.Bundle,
+	now time.Time,
+) (protocol.Verified[*protocol.DesiredState], []finding.Finding) {
+	var findings []finding.Finding
+	found := func(kind, format string, args ...any) {
+		findings = append(findings, finding.Finding{
+			NodeID: node.ID, Kind: kind, ResourceType: "node", ResourceID: node.ID, Detail: fmt.Sprintf(format, args...),
+			At: now,
+		})
+	}
+	if newer, ok := succeeding(line, b.GetBundle()); ok {
+		line = append([]protocol.Bundle{newer}, line...)
+		found(finding.Bundle, "The node holds trust bundle %d, which is not in the backup: repeat what was revoked "+
+			"or added since.", newer.Version())
+	}
+	if b.GetState() == nil {
+		return protocol.Verified[*protocol.DesiredState]{}, findings
+	}
+	var last error
+	for _, bundle := range line {
+		v, err := protocol.VerifyState(b.GetState(), bundle, node)
+		if err == nil {
+			return v, findings
+		}
+		last = err
+	}
+	found(finding.Unverified, "The state that the node has accepted is signed by no key of this hub (%s); the "+
+		"restored rows stand.", protocol.RefusalDetail(last))
+	return protocol.Verified[*protocol.DesiredState]{}, findings
+}
+
+// succeeding returns the uploaded bundle where the root signed it after the newest of the line.
+func succeeding(line []protocol.Bundle, env *protocol.Envelope) (protocol.Bundle, bool) {
+	if env == nil {
+		return protocol.Bundle{}, false
+	}
+	for _, b := range line {
+		if next, err := b.Succeed(env); err == nil {
+			// One of the line itself succeeds its predecessors.
+			for _, known := range line {
+				if known.Version() == next.Version() && bytes.Equal(known.Envelope().GetPayload(), env.GetPayload()) {
+					return protocol.Bundle{}, false
+				}
+			}
+			return next, true
+		}
+	}
+	return protocol.Bundle{}, false
+}
+
+// verifyLeases returns the leases of all batches, each member's in the order of their numbers.
+func verifyLeases(node protocol.NodeIdentity, b *protocol.StateUpload,
+	line []protocol.Bundle,
+) (leases []*protocol.Lease) {
+	if newer, ok := succeeding(line, b.GetBundle()); ok {
+		line = append([]protocol.Bundle{newer}, line...)
+	}
+	for _, batch := range b.GetLeases() {
+		for _, bundle := range line {
+			if v, err := protocol.VerifyLeases(batch, bundle, node); err == nil {
+				leases = append(leases, v.Message().GetLeases()...)
+				break
+			}
+		}
+	}
+	slices.SortStableFunc(leases, func(a, b *protocol.Lease) int { return cmp.Compare(a.GetLeaseNo(), b.GetLeaseNo()) })
+	return leases
+}
