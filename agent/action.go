@@ -20,8 +20,8 @@ type FallBack struct {
 	Detail   string
 }
 
-// Settle makes it durable that a revision with a fallback was ready: it is not left by itself any more.
-type Settle struct {
+// ConfirmRevision makes it durable that a revision with a fallback was ready: it is not left by itself any more.
+type ConfirmRevision struct {
 	MemberID string
 	Revision uint64
 }
@@ -99,7 +99,7 @@ type StartContainer struct {
 
 // The order of kinds.
 const (
-	orderSettle = iota
+	orderConfirm = iota
 	orderFallBack
 	orderCancelPull
 	orderStop
@@ -113,7 +113,7 @@ const (
 	orderStart
 )
 
-func (a Settle) about() string          { return a.MemberID }
+func (a ConfirmRevision) about() string { return a.MemberID }
 func (a FallBack) about() string        { return a.MemberID }
 func (a CancelPull) about() string      { return a.MemberID }
 func (a StopContainer) about() string   { return a.MemberID }
@@ -126,7 +126,7 @@ func (a PullImage) about() string       { return a.MemberID }
 func (a SetupNetwork) about() string    { return a.MemberID }
 func (a StartContainer) about() string  { return a.MemberID }
 
-func (Settle) order() int          { return orderSettle }
+func (ConfirmRevision) order() int { return orderConfirm }
 func (FallBack) order() int        { return orderFallBack }
 func (CancelPull) order() int      { return orderCancelPull }
 func (StopContainer) order() int   { return orderStop }

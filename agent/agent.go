@@ -165,8 +165,8 @@ type Member struct {
 	FellBackFrom   uint64 `json:",omitempty"`
 	FallbackReason string `json:",omitempty"`
 	FallbackDetail string `json:",omitempty"`
-	// SettledRevision was ready once: it is not left for its fallback any more.
-	SettledRevision uint64 `json:",omitempty"`
+	// ConfirmedRevision was ready once: it is not left for its fallback any more.
+	ConfirmedRevision uint64 `json:",omitempty"`
 	// Removal is set once nothing of the member is left.
 	Removal *protocol.RemovalProof
 }
@@ -200,8 +200,8 @@ const (
 	// BackoffMin is the pause after the first failure; it doubles up to BackoffMax.
 	BackoffMin = time.Second
 	BackoffMax = 5 * time.Minute
-	// SettledAfter is the running time after which an exit counts as the first failure again.
-	SettledAfter = 10 * time.Minute
+	// StableAfter is the running time after which an exit counts as the first failure again.
+	StableAfter = 10 * time.Minute
 	// DefaultReadinessTimeout and DefaultStopGrace stand for values that a manifest leaves out.
 	DefaultReadinessTimeout = 5 * time.Minute
 	DefaultStopGrace        = 10 * time.Second
@@ -238,7 +238,7 @@ func (m Member) Failed(revision uint64, reason, detail string, permanent bool, r
 	now time.Time,
 ) Member {
 	imageCame := m.Reason == ReasonImagePullFailed && reason != ReasonImagePullFailed
-	if m.FailedRevision != revision || ran >= SettledAfter || imageCame {
+	if m.FailedRevision != revision || ran >= StableAfter || imageCame {
 		m.Failures = 0
 	}
 	if m.FailedRevision != revision || imageCame {

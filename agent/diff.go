@@ -190,14 +190,14 @@ func (d *differ) whyNot(w Workload, wanted bool) string {
 // from it; nil when none is.
 func (d *differ) decide(w Workload) Action {
 	m := d.observed.Members[w.MemberID]
-	if w.Fallback == nil || w.Stopped || m.FellBackFrom == w.Revision || m.SettledRevision == w.Revision {
+	if w.Fallback == nil || w.Stopped || m.FellBackFrom == w.Revision || m.ConfirmedRevision == w.Revision {
 		return nil
 	}
 	if reason, detail := d.failure(w, m); reason != "" {
 		return FallBack{MemberID: w.MemberID, Revision: w.Revision, Reason: reason, Detail: detail}
 	}
 	if d.whyNot(w, true) == "" && d.allReady(w) {
-		return Settle{MemberID: w.MemberID, Revision: w.Revision}
+		return ConfirmRevision{MemberID: w.MemberID, Revision: w.Revision}
 	}
 	return nil
 }

@@ -64,9 +64,9 @@ func (m *machine) container(id string) *agent.Container {
 
 func (m *machine) do(a agent.Action) {
 	switch a := a.(type) {
-	case agent.Settle:
+	case agent.ConfirmRevision:
 		member := m.Members[a.MemberID]
-		member.SettledRevision = a.Revision
+		member.ConfirmedRevision = a.Revision
 		m.Members[a.MemberID] = member
 	case agent.FallBack:
 		member := m.Members[a.MemberID]
@@ -389,7 +389,7 @@ func TestGoldenDiffs(t *testing.T) {
 	}
 	settled := func(members map[string]agent.Member) map[string]agent.Member {
 		m := members["web"]
-		m.SettledRevision = 3
+		m.ConfirmedRevision = 3
 		return map[string]agent.Member{"web": m}
 	}
 	gone := member["web"].Failed(1, "", "", false, 0, noon)
@@ -636,7 +636,7 @@ func TestFailuresAreForgottenAfterALongRunAndWithANewRevision(t *testing.T) {
 		m = m.Failed(1, agent.ReasonCrashLoop, "", false, time.Second, noon)
 	}
 	require.EqualValues(t, 7, m.Failures)
-	require.EqualValues(t, 1, m.Failed(1, agent.ReasonCrashLoop, "", false, agent.SettledAfter, noon).Failures)
+	require.EqualValues(t, 1, m.Failed(1, agent.ReasonCrashLoop, "", false, agent.StableAfter, noon).Failures)
 	require.EqualValues(t, 1, m.Failed(2, agent.ReasonCrashLoop, "", false, time.Second, noon).Failures)
 }
 
@@ -731,10 +731,10 @@ func TestANodeGoesBackOnceAndOnlyFromWhatWasNeverReady(t *testing.T) {
 			if before.FellBackFrom != 0 {
 				require.Equal(t, before.FellBackFrom, after.FellBackFrom, "it goes back for good")
 			}
-			require.False(t, after.FellBackFrom == 3 && after.SettledRevision == 3, "both at once")
+			require.False(t, after.FellBackFrom == 3 && after.ConfirmedRevision == 3, "both at once")
 			for _, s := range agent.Statuses(d, leases, m.Observed, m.now) {
 				if s.GetFallbackFromRevision() == 0 {
-					require.False(t, s.GetStatus() == agent.StatusFailed && after.SettledRevision != 3,
+					require.False(t, s.GetStatus() == agent.StatusFailed && after.ConfirmedRevision != 3,
 						"the hub would end what has something to go back to")
 					continue
 				}
@@ -754,7 +754,7 @@ func TestANodeGoesBackOnceAndOnlyFromWhatWasNeverReady(t *testing.T) {
 					c.ReadyAt = m.now
 				}
 			}
-			wasReady = m.Members["web"].SettledRevision == 3
+			wasReady = m.Members["web"].ConfirmedRevision == 3
 			m.now = m.now.Add(time.Duration(rapid.IntRange(0, 40).Draw(t, "seconds")) * time.Second)
 		}
 	})

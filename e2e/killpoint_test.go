@@ -63,7 +63,7 @@ func passedIn(point string) []string {
 		{"agent/attach/", []string{launch}},
 		{"agent/start/", starts},
 		{"agent/ready/", starts},
-		{"agent/settle/", []string{upgrade}},
+		{"agent/confirm/", []string{upgrade}},
 		{"agent/fallback/", []string{failedUpgrade}},
 		{"agent/stop/", ends},
 		{"agent/exit/", ends},

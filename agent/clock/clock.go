@@ -152,16 +152,16 @@ func (c Clock) Stamp(r Reading) Stamp {
 	}
 }
 
-// Happened converts a time of the machine's clock to the node's: that of something, such as a start, which happened
-// after a moment that is known and before the reading. The machine's clock may have been set since the last stamp, so
-// the time is what that clock meant before or what it means now, whichever lies in between; the later one when both do,
-// and that of the reading when neither does. Zero stays zero.
-func (c Clock) Happened(t, after time.Time, last Stamp, r Reading) time.Time {
+// FromMachineTime converts a time of the machine's clock to the node's: that of something, such as a start, which
+// happened after a moment that is known and before the reading. The machine's clock may have been set since the last
+// stamp, so the time is what that clock meant before or what it means now, whichever lies in between; the later one
+// when both do, and that of the reading when neither does. Zero stays zero.
+func (c Clock) FromMachineTime(t, after time.Time, last Stamp, r Reading) time.Time {
 	if t.IsZero() {
 		return t
 	}
 	var found time.Time
-	for _, at := range c.meanings(t, last, r) {
+	for _, at := range c.candidates(t, last, r) {
 		if !at.Before(after) && !at.After(c.At(r)) {
 			found = later(found, at)
 		}
@@ -172,14 +172,14 @@ func (c Clock) Happened(t, after time.Time, last Stamp, r Reading) time.Time {
 	return found
 }
 
-// Exited converts the machine's time of an exit that happened after the last stamp, like Happened, but takes the
+// Exited converts the machine's time of an exit that happened after the last stamp, like FromMachineTime, but takes the
 // earlier one when both lie in between. When neither does, the exit counts as unseen: it returns zero.
 func (c Clock) Exited(t time.Time, last Stamp, r Reading) time.Time {
 	if t.IsZero() {
 		return t
 	}
 	var found time.Time
-	for _, at := range c.meanings(t, last, r) {
+	for _, at := range c.candidates(t, last, r) {
 		if !at.Before(last.At) && !at.After(c.At(r)) && (found.IsZero() || at.Before(found)) {
 			found = at
 		}
@@ -187,9 +187,9 @@ func (c Clock) Exited(t time.Time, last Stamp, r Reading) time.Time {
 	return found
 }
 
-// meanings are what a time of the machine's clock can have meant: by how that clock stood at the last stamp, and by how
-// it stands now.
-func (c Clock) meanings(t time.Time, last Stamp, r Reading) []time.Time {
+// candidates are what a time of the machine's clock can have meant: by how that clock stood at the last stamp, and by
+// how it stands now.
+func (c Clock) candidates(t time.Time, last Stamp, r Reading) []time.Time {
 	out := []time.Time{t.Add(c.At(r).Sub(r.RTC)).Round(0).UTC()}
 	if !last.At.IsZero() {
 		out = append(out, t.Add(last.At.Sub(last.RTC)).Round(0).UTC())

@@ -209,7 +209,7 @@ func TestExitTimesAreConvertedByTheClockThatToldThem(t *testing.T) {
 			}
 			require.Equal(t, noon.Add(c.want), got)
 			if c.jump == 0 {
-				require.Equal(t, got, clk.Happened(c.exit, noon, last, m.Reading))
+				require.Equal(t, got, clk.FromMachineTime(c.exit, noon, last, m.Reading))
 			}
 		})
 	}
@@ -217,8 +217,8 @@ func TestExitTimesAreConvertedByTheClockThatToldThem(t *testing.T) {
 	m.SinceBoot = last.SinceBoot
 	clk := clock.Start(clock.Known{Last: last}, m.Reading)
 	require.Zero(t, clk.Exited(time.Time{}, last, m.Reading))
-	require.Zero(t, clk.Happened(time.Time{}, noon, last, m.Reading))
-	require.Equal(t, noon, clk.Happened(noon, noon, last, m.Reading), "what cannot be is taken for now")
+	require.Zero(t, clk.FromMachineTime(time.Time{}, noon, last, m.Reading))
+	require.Equal(t, noon, clk.FromMachineTime(noon, noon, last, m.Reading), "what cannot be is taken for now")
 }
 
 // TestTimeNeverStandsStillOrRunsByItself holds any history of boots, hubs and settings of the machine's clock against

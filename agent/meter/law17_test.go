@@ -85,7 +85,7 @@ func (m *machine) sample() {
 			ExitedAt: m.clock.Exited(p.exitedRTC, m.stamp, r),
 		}
 		if run.StartedAt.IsZero() {
-			run.StartedAt = m.clock.Happened(p.startedRTC, p.openedNode, m.stamp, r)
+			run.StartedAt = m.clock.FromMachineTime(p.startedRTC, p.openedNode, m.stamp, r)
 			p.startedOwn = run.StartedAt
 		}
 		o.Runs = append(o.Runs, run)
@@ -118,7 +118,7 @@ func (m *machine) setClock() {
 	}
 	r := m.reading()
 	from, to := m.clock.At(r), m.told.Stamp(r)
-	m.write(meter.Leap(m.state, from, to.At))
+	m.write(meter.ClockStep(m.state, from, to.At))
 	for _, p := range m.runs {
 		p.openedNode = p.openedNode.Add(to.At.Sub(from))
 		if !p.startedOwn.IsZero() {
@@ -209,7 +209,7 @@ func TestLaw17NodeNeverMeasuresMoreThanPhysicalTime(t *testing.T) {
 				m.runs = append(m.runs, p)
 				pass(time.Second)
 				if rapid.Bool().Draw(rt, "noted") {
-					p.startedOwn = m.clock.Happened(p.startedRTC, opened, m.stamp, m.reading())
+					p.startedOwn = m.clock.FromMachineTime(p.startedRTC, opened, m.stamp, m.reading())
 				}
 			},
 			"exit": func(*rapid.T) { pass(10 * time.Second); m.end(true) },

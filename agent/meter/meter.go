@@ -181,10 +181,10 @@ func Sample(s State, o Observation) (State, []*protocol.UsageRecord) {
 	return s, records
 }
 
-// Leap takes in that the clock is set from one time to another, right after a sample. Every interval ends where the
-// sample left it and goes on from the new time: what lies between has not passed. Where the clock is set back, an
+// ClockStep takes in that the clock is set from one time to another, right after a sample. Every interval ends where
+// the sample left it and goes on from the new time: what lies between has not passed. Where the clock is set back, an
 // interval waits until the time that is in records has come again.
-func Leap(s State, from, to time.Time) (State, []*protocol.UsageRecord) {
+func ClockStep(s State, from, to time.Time) (State, []*protocol.UsageRecord) {
 	s = s.clone()
 	to = micros(to)
 	var members []string

@@ -38,7 +38,7 @@ func (n *node) stamp(t instant) clock.Stamp { return n.clock.Stamp(n.reading(t))
 
 // happened converts a time of the machine's clock to the node's.
 func (n *node) happened(t, after time.Time) time.Time {
-	return n.clock.Happened(t, after, n.store.stamp, n.reading(n.w.now))
+	return n.clock.FromMachineTime(t, after, n.store.stamp, n.reading(n.w.now))
 }
 
 // syncClock takes over the hub's time, told in an answer that took so long, as reconcile.SyncClock does.
@@ -75,7 +75,7 @@ func (s *store) setClock(from time.Time, to clock.Stamp) error {
 			s.updateMember(id, func(m *storedMember) { move(&m.RetryAt, &m.ExitedAt) })
 		}
 	}
-	metered, records := meter.Leap(s.meter, from, to.At)
+	metered, records := meter.ClockStep(s.meter, from, to.At)
 	s.meter, s.stamp = metered, to
 	return s.seal(records, to.At)
 }

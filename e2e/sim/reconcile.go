@@ -192,9 +192,9 @@ func (n *node) observe(now time.Time) agent.Observed {
 func (n *node) begin(a agent.Action) {
 	id := agent.MemberOf(a)
 	switch a := a.(type) {
-	case agent.Settle:
+	case agent.ConfirmRevision:
 		n.do(id, false, second/100, "settle", func() {
-			n.store.updateMember(id, func(m *storedMember) { m.SettledRevision = a.Revision })
+			n.store.updateMember(id, func(m *storedMember) { m.ConfirmedRevision = a.Revision })
 		})
 	case agent.FallBack:
 		n.do(id, false, second/100, "fall back", func() {
@@ -385,7 +385,7 @@ func (n *node) beat(t instant) {
 			StartedAt: journal.startedAt, ExitedAt: n.clock.Exited(c.exitedRTC, last, r), Up: c.status == agent.Running,
 		}
 		if run.StartedAt.IsZero() {
-			run.StartedAt = n.clock.Happened(c.startedRTC, journal.openedAt, last, r)
+			run.StartedAt = n.clock.FromMachineTime(c.startedRTC, journal.openedAt, last, r)
 		}
 		if c.status == agent.Created {
 			run.StartedAt, run.ExitedAt = time.Time{}, time.Time{}

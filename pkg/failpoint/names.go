@@ -12,7 +12,7 @@ agent/session/welcomed
 agent/accept/verified
 agent/accept/synced
 agent/accept/answered
-agent/accept/judged
+agent/accept/admitted
 agent/leases/verified
 agent/leases/synced
 agent/state/writing
@@ -39,9 +39,9 @@ agent/start/container
 agent/start/task
 agent/start/running
 agent/start/noted
-agent/ready/seen
-agent/ready/kept
-agent/settle/due
+agent/ready/observed
+agent/ready/saved
+agent/confirm/due
 agent/fallback/due
 agent/sample/observed
 agent/spool/sealed
@@ -65,7 +65,7 @@ agent/network/gone
 agent/unshare/bridge
 agent/unshare/left
 agent/unshare/table
-agent/retire/looked
+agent/retire/checked
 agent/retire/measured
 agent/report/sent
 agent/report/acknowledged

@@ -221,18 +221,30 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	up := uplink.New(uplink.Config{
+	var up *uplink.Uplink
+	acceptor := accept.New(accept.Config{
+		Store: n.store,
+		Node:  n.creds.Node,
+		FetchBundle: func(ctx context.Context, version uint64) (*protocol.Envelope, error) {
+			return up.FetchBundle(ctx, version)
+		},
+		Log: n.log,
+	})
+	up = uplink.New(uplink.Config{
 		AgentVersion: daemon.Version(), ReportInterval: c.reportInterval, APIURL: c.apiURL, SessionAddr: c.sessionAddr,
 		DialRetryMax: c.dialRetryMax,
 		Facts:        c.facts(rt, n.log), Logs: logsOf(rt), Log: n.log,
-	}, n.creds, n.store, n.clock)
+	}, n.creds, n.store, n.clock, acceptor)
 	re := reconcile.New(reconcile.Config{
 		MeteringInterval: c.meteringInterval, UsageInterval: c.usageInterval, Resync: c.resync, PortFrom: from, PortTo: to,
 		AllowUnbilled: c.allowUnbilled,
 		Policy:        owner.Read, WeakIsolation: weakIsolation(<-oldRunc, rt.Conditions()), Log: n.log,
-	}, n.store, n.clock, rt, nw, up)
+	}, n.store, n.clock, reconcile.Machine{
+		Containers: rt, Images: rt, Stats: rt, Logs: rt, Disk: rt, Exec: rt, Host: rt, Network: nw,
+	}, up)
 	server := &local.Server{
-		AgentVersion: daemon.Version(), Store: n.store, Clock: n.clock, Reconciler: re, Uplink: up, Logs: logsOf(rt),
+		AgentVersion: daemon.Version(), Store: n.store, Clock: n.clock, Reconciler: re, Session: up,
+		Acceptor: acceptor, Logs: local.Logs(logsOf(rt)),
 		Node: n.creds.Node, Log: n.log,
 	}
 	if err := ready(out, id.NodeID, c.socket()); err != nil {

@@ -1,53 +1,191 @@
-// Package accept decides what counts: it verifies signed documents, whatever way they came and again from the disk at
-// each start, and judges whether a publisher admits a workload. It neither carries documents (agent/internal/uplink,
-// agent/internal/local) nor keeps them (agent/internal/state).
+// Package accept verifies and stores signed documents, from the link, the local socket and, at each start, the disk;
+// decides on admission of workloads; and queues refusals for the hub. It neither carries documents
+// (agent/internal/uplink, agent/internal/local) nor keeps them (agent/internal/state).
 package accept
 
 import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/notify"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Names of documents in Accepted and Refused.
+// Names of documents in Ack and Nack.
 const (
 	DocumentState  = "state"
 	DocumentLeases = "leases"
 	DocumentBundle = "bundle"
 )
 
-// Acceptor verifies documents for one node and stores those that count.
-type Acceptor struct {
+// maxRefusals bounds the refusals that wait for a session; the oldest are dropped first.
+const maxRefusals = 64
+
+// Config is what an Acceptor needs. FetchBundle and Log may be nil.
+type Config struct {
 	Store *state.Store
-	// Node is who this node is in signed documents.
+	// Node is this node's identity in signed documents.
 	Node func() protocol.NodeIdentity
+	// FetchBundle asks the hub for the trust bundle after the given version.
+	FetchBundle func(ctx context.Context, version uint64) (*protocol.Envelope, error)
+	Log         *slog.Logger
 }
 
-// State verifies a desired state and stores it with the documents that came along. On a refusal it returns what could
-// be read of it, or nil.
-func (a *Acceptor) State(env *protocol.Envelope, parts [][]byte) (*protocol.DesiredState, error) {
-	v, err := protocol.VerifyState(env, a.Store.Bundle(), a.Node())
+// Acceptor verifies documents for one node and stores those that count. Its methods may be called at the same time.
+type Acceptor struct {
+	cfg    Config
+	queued notify.Signal
+
+	mu          sync.Mutex
+	refusals    []*protocol.Nack
+	lastRefusal string
+}
+
+// New makes an acceptor.
+func New(cfg Config) *Acceptor {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Acceptor{cfg: cfg, queued: notify.NewSignal()}
+}
+
+// State verifies a desired state and stores it with the documents that came along. A state signed under a newer trust
+// bundle makes it fetch that bundle first. A refusal is returned and queued for the hub.
+func (a *Acceptor) State(ctx context.Context, env *protocol.Envelope, parts [][]byte) (*protocol.Ack, error) {
+	m, err := a.verifyState(env, parts)
+	for protocol.RefusalOf(err) == protocol.RefusalBundleOld && a.refreshBundle(ctx) {
+		m, err = a.verifyState(env, parts)
+	}
+	if err != nil {
+		a.refuse(DocumentState, m, err)
+		return nil, err
+	}
+	a.cfg.Log.InfoContext(ctx, "state accepted", slog.Uint64("epoch", m.GetEpoch()),
+		slog.Uint64("generation", m.GetGeneration()))
+	return &protocol.Ack{Document: DocumentState, Epoch: m.GetEpoch(), Generation: m.GetGeneration()}, nil
+}
+
+// verifyState returns what could be read of a refused state, or nil.
+func (a *Acceptor) verifyState(env *protocol.Envelope, parts [][]byte) (*protocol.DesiredState, error) {
+	v, err := protocol.VerifyState(env, a.cfg.Store.Bundle(), a.cfg.Node())
 	if err != nil {
 		return v.Message(), err
 	}
 	failpoint.Hit("agent/accept/verified")
-	return v.Message(), a.Store.AcceptState(v, parts)
+	return v.Message(), a.cfg.Store.AcceptState(v, parts)
 }
 
-// Leases verifies a batch of leases and stores those that are newer.
-func (a *Acceptor) Leases(env *protocol.Envelope) (*protocol.LeaseBatch, error) {
-	v, err := protocol.VerifyLeases(env, a.Store.Bundle(), a.Node())
+// refreshBundle fetches and stores the next trust bundle, and reports whether it is newer. After a change of the root
+// the newest bundle is several steps away.
+func (a *Acceptor) refreshBundle(ctx context.Context) bool {
+	if a.cfg.FetchBundle == nil {
+		return false
+	}
+	before := a.cfg.Store.Bundle().Version()
+	env, err := a.cfg.FetchBundle(ctx, before)
+	if err == nil {
+		err = a.cfg.Store.AcceptBundle(env)
+	}
 	if err != nil {
+		a.cfg.Log.WarnContext(ctx, "cannot refresh the trust bundle", slog.Any("error", err))
+		return false
+	}
+	return a.cfg.Store.Bundle().Version() > before
+}
+
+// Leases verifies a batch of leases and stores those that are newer. A refusal is returned and queued for the hub.
+func (a *Acceptor) Leases(env *protocol.Envelope) (*protocol.Ack, error) {
+	v, err := protocol.VerifyLeases(env, a.cfg.Store.Bundle(), a.cfg.Node())
+	if err == nil {
+		failpoint.Hit("agent/leases/verified")
+		err = a.cfg.Store.AcceptLeases(v)
+	}
+	if err != nil {
+		a.refuse(DocumentLeases, nil, err)
 		return nil, err
 	}
-	failpoint.Hit("agent/leases/verified")
-	return v.Message(), a.Store.AcceptLeases(v)
+	return &protocol.Ack{Document: DocumentLeases, Epoch: v.Message().GetEpoch()}, nil
 }
 
-// Bundle verifies the next trust bundle by the present one and stores it.
-func (a *Acceptor) Bundle(env *protocol.Envelope) (protocol.Bundle, error) {
-	if err := a.Store.AcceptBundle(env); err != nil {
-		return protocol.Bundle{}, err
+// Bundle verifies the next trust bundle by the present one and stores it. A refusal is returned and queued for the hub.
+func (a *Acceptor) Bundle(env *protocol.Envelope) (*protocol.Ack, error) {
+	if err := a.cfg.Store.AcceptBundle(env); err != nil {
+		a.refuse(DocumentBundle, nil, err)
+		return nil, err
 	}
-	return a.Store.Bundle(), nil
+	b := a.cfg.Store.Bundle()
+	return &protocol.Ack{Document: DocumentBundle, Epoch: b.Epoch(), Generation: b.Version()}, nil
+}
+
+// RefuseUnread queues the refusal of a document that could not be read, and therefore not be verified.
+func (a *Acceptor) RefuseUnread(err error) { a.refuse(DocumentState, nil, err) }
+
+// refuse queues a refusal for the hub and remembers it for the machine's owner. m may be nil.
+func (a *Acceptor) refuse(document string, m *protocol.DesiredState, err error) {
+	n := &protocol.Nack{
+		Document:   document,
+		Epoch:      m.GetEpoch(),
+		Generation: m.GetGeneration(),
+		Reason:     refusalReason(err),
+		Detail:     refusalDetail(err),
+	}
+	a.cfg.Log.Warn("document refused", slog.String("document", document), slog.String("reason", n.GetReason()),
+		slog.String("detail", n.GetDetail()), slog.Any("error", err))
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.lastRefusal = document + ": " + n.GetReason() + ": " + n.GetDetail()
+	if len(a.refusals) == maxRefusals {
+		a.refusals = a.refusals[1:]
+	}
+	a.refusals = append(a.refusals, n)
+	a.queued.Send()
+}
+
+// Queued is signalled when a refusal was queued.
+func (a *Acceptor) Queued() <-chan struct{} { return a.queued }
+
+// NextRefusal returns the oldest refusal in the queue; nil when there is none.
+func (a *Acceptor) NextRefusal() *protocol.Nack {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.refusals) == 0 {
+		return nil
+	}
+	return a.refusals[0]
+}
+
+// RefusalSent removes a refusal from the queue, unless a newer one has replaced it.
+func (a *Acceptor) RefusalSent(n *protocol.Nack) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.refusals) > 0 && a.refusals[0] == n {
+		a.refusals = a.refusals[1:]
+	}
+}
+
+// LastRefusal is the newest refusal, for people; empty when there was none.
+func (a *Acceptor) LastRefusal() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.lastRefusal
+}
+
+// refusalReason is the reason code of err for the hub.
+func refusalReason(err error) string {
+	if _, is := errors.AsType[*protocol.RefusalError](err); !is {
+		return protocol.RefusalUnavailable // the disk, not the document
+	}
+	return protocol.RefusalOf(err)
+}
+
+func refusalDetail(err error) string {
+	if _, is := errors.AsType[*protocol.RefusalError](err); !is {
+		return fault.As(err).Public
+	}
+	return protocol.RefusalDetail(err)
 }

@@ -15,33 +15,37 @@ import (
 // Features lists what a workload may need and this agent has.
 func Features() []string { return []string{protocol.FeatureSingleService} }
 
-// Judge decides whether the publisher's signed manifest admits this very workload on this agent, and whether its own
+// Admit decides whether the publisher's signed manifest admits this very workload on this agent, and whether its own
 // manifest admits the fallback that it carries. Both are judged as of the time at which their revision was first named,
 // with keys that are not revoked now. bundles are those that the node has accepted, the present one last; issued is
 // when the state was signed. parsed may be nil; with it, workloads that name the same manifest share its parsing.
-func Judge(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time, parsed manifest.Parsed) state.Verdict {
-	v := judgeOne(w, bundles, issued, parsed)
+func Admit(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time,
+	parsed manifest.Parsed,
+) state.AdmissionDecision {
+	v := admitOne(w, bundles, issued, parsed)
 	if back := w.GetFallback(); back != nil {
 		same := back.GetId() == w.GetId() && back.GetInstanceId() == w.GetInstanceId() &&
 			back.GetAppSlug() == w.GetAppSlug() && back.GetOrgSlug() == w.GetOrgSlug()
-		v.FallbackAdmitted = same && back.GetRevision() < w.GetRevision() && judgeOne(back, bundles, issued, parsed).Admitted
+		v.FallbackAdmitted = same && back.GetRevision() < w.GetRevision() && admitOne(back, bundles, issued, parsed).Admitted
 	}
 	return v
 }
 
-func judgeOne(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time, parsed manifest.Parsed) state.Verdict {
+func admitOne(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time,
+	parsed manifest.Parsed,
+) state.AdmissionDecision {
 	var present protocol.Bundle
 	if len(bundles) > 0 {
 		present = bundles[len(bundles)-1]
 	}
-	v := state.Verdict{BundleVersion: present.Version()}
+	v := state.AdmissionDecision{BundleVersion: present.Version()}
 	for _, f := range w.GetFeatures() {
 		if !slices.Contains(Features(), f) {
 			v.Reason, v.Detail = agent.ReasonFeatureMissing, "this agent lacks the feature "+f
 			return v
 		}
 	}
-	verified, err := verifyManifest(w, bundles, judgedAt(w, issued), parsed)
+	verified, err := verifyManifest(w, bundles, admissionTime(w, issued), parsed)
 	if err == nil {
 		err = manifest.Admits(verified, w)
 	}
@@ -53,8 +57,8 @@ func judgeOne(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time,
 	return v
 }
 
-// judgedAt is when the revision was first named, but not after the state that names it was signed.
-func judgedAt(w *protocol.Workload, issued time.Time) time.Time {
+// admissionTime is when the revision was first named, but not after the state that names it was signed.
+func admissionTime(w *protocol.Workload, issued time.Time) time.Time {
 	if named := w.GetFirstNamedAt(); named != nil && named.IsValid() && named.AsTime().Before(issued) {
 		return named.AsTime()
 	}

@@ -21,19 +21,19 @@ func TestADelegationThatEndsStopsNothingAdmittedUnderIt(t *testing.T) {
 	m := accepttest.New(t, noon)
 	m.Delegate(noon.Add(time.Hour))
 	w := m.Workload("a", 1)
-	require.True(t, accept.Judge(w, m.Bundles, noon.Add(year), nil).Admitted, "other bytes of the same revision, a year "+
+	require.True(t, accept.Admit(w, m.Bundles, noon.Add(year), nil).Admitted, "other bytes of the same revision, a year "+
 		"later, in a new store")
 
 	late := proto.CloneOf(w)
 	late.FirstNamedAt = timestamppb.New(noon.Add(2 * time.Hour))
-	v := accept.Judge(late, m.Bundles, noon.Add(year), nil)
+	v := accept.Admit(late, m.Bundles, noon.Add(year), nil)
 	require.False(t, v.Admitted, "a revision that was named after the delegation had ended")
 	require.Contains(t, v.Detail, protocol.RefusalExpired)
 
 	unsaid := proto.CloneOf(w)
 	unsaid.FirstNamedAt = nil
-	require.True(t, accept.Judge(unsaid, m.Bundles, noon, nil).Admitted, "without the time, the state's own counts")
-	require.False(t, accept.Judge(unsaid, m.Bundles, noon.Add(year), nil).Admitted)
+	require.True(t, accept.Admit(unsaid, m.Bundles, noon, nil).Admitted, "without the time, the state's own counts")
+	require.False(t, accept.Admit(unsaid, m.Bundles, noon.Add(year), nil).Admitted)
 }
 
 func TestAFallbackIsJudgedAsOfItsOwnTime(t *testing.T) {
@@ -44,7 +44,7 @@ func TestAFallbackIsJudgedAsOfItsOwnTime(t *testing.T) {
 	m.Now = noon.Add(year)
 	w := m.Workload("a", 2)
 	w.Fallback = back
-	v := accept.Judge(w, m.Bundles, m.Now, nil)
+	v := accept.Admit(w, m.Bundles, m.Now, nil)
 	require.True(t, v.Admitted)
 	require.True(t, v.FallbackAdmitted, "what it goes back to ran under a delegation that has ended since")
 }
@@ -52,9 +52,9 @@ func TestAFallbackIsJudgedAsOfItsOwnTime(t *testing.T) {
 func TestARevokedPublisherIsRefusedWheneverItSigned(t *testing.T) {
 	m := accepttest.New(t, noon)
 	w := m.Workload("a", 1)
-	require.True(t, accept.Judge(w, m.Bundles, noon, nil).Admitted)
+	require.True(t, accept.Admit(w, m.Bundles, noon, nil).Admitted)
 	m.NextBundle(noon.Add(time.Hour), accepttest.KeyID(m.Publisher))
-	require.False(t, accept.Judge(w, m.Bundles, noon, nil).Admitted)
+	require.False(t, accept.Admit(w, m.Bundles, noon, nil).Admitted)
 }
 
 func TestACatalogKeyThatWasRotatedOutVouchesForWhatItAdmitted(t *testing.T) {
@@ -62,33 +62,33 @@ func TestACatalogKeyThatWasRotatedOutVouchesForWhatItAdmitted(t *testing.T) {
 	w, old := m.Workload("a", 1), m.Catalog
 	m.Catalog = accepttest.Key(t)
 	m.NextBundle(noon.Add(time.Hour))
-	require.True(t, accept.Judge(w, m.Bundles, noon.Add(year), nil).Admitted)
+	require.True(t, accept.Admit(w, m.Bundles, noon.Add(year), nil).Admitted)
 
 	late := proto.CloneOf(w)
 	late.FirstNamedAt = timestamppb.New(noon.Add(2 * time.Hour))
-	require.False(t, accept.Judge(late, m.Bundles, noon.Add(year), nil).Admitted, "but not for what is named afterwards")
+	require.False(t, accept.Admit(late, m.Bundles, noon.Add(year), nil).Admitted, "but not for what is named afterwards")
 
 	m.NextBundle(noon.Add(3*time.Hour), accepttest.KeyID(old))
-	require.False(t, accept.Judge(w, m.Bundles, noon.Add(year), nil).Admitted, "revoked, it vouches for nothing")
+	require.False(t, accept.Admit(w, m.Bundles, noon.Add(year), nil).Admitted, "revoked, it vouches for nothing")
 }
 
 // A thief of the state key can show an old delegation again, and name any time; the bundle only goes forward.
 func TestAVersionBelowTheBundlesLowestIsNotStarted(t *testing.T) {
 	m := accepttest.New(t, noon)
 	w, old := m.Workload("a", 1), m.Catalog
-	require.True(t, accept.Judge(w, m.Bundles, noon, nil).Admitted)
+	require.True(t, accept.Admit(w, m.Bundles, noon, nil).Admitted)
 	m.MinVersions = map[string]string{w.GetAppSlug(): "1.0.1", "other": "9"}
 	m.NextBundle(noon.Add(time.Hour))
-	v := accept.Judge(w, m.Bundles, noon, nil)
+	v := accept.Admit(w, m.Bundles, noon, nil)
 	require.False(t, v.Admitted)
 	require.Contains(t, v.Detail, "1.0.1")
 
 	m.Catalog = accepttest.Key(t)
 	require.NotEqual(t, accepttest.KeyID(old), accepttest.KeyID(m.Catalog))
 	m.NextBundle(noon.Add(2 * time.Hour))
-	require.False(t, accept.Judge(w, m.Bundles, noon, nil).Admitted, "nor under an earlier bundle, which named none")
+	require.False(t, accept.Admit(w, m.Bundles, noon, nil).Admitted, "nor under an earlier bundle, which named none")
 
 	m.MinVersions = map[string]string{w.GetAppSlug(): "1.0.0"}
 	m.NextBundle(noon.Add(3 * time.Hour))
-	require.True(t, accept.Judge(w, m.Bundles, noon, nil).Admitted)
+	require.True(t, accept.Admit(w, m.Bundles, noon, nil).Admitted)
 }

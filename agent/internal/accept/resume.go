@@ -250,7 +250,7 @@ func Verify(store *state.Store, node protocol.NodeIdentity) ([]Check, error) {
 				"the stored document was altered"))
 			continue
 		}
-		v := Judge(w, bundles, accepted.IssuedAt, parsed)
+		v := Admit(w, bundles, accepted.IssuedAt, parsed)
 		var err error
 		if !v.Admitted {
 			err = protocol.Refuse(v.Reason, "%s", v.Detail)

@@ -1,6 +1,7 @@
 package accept_test
 
 import (
+	"context"
 	"fmt"
 	"path/filepath"
 	"runtime"
@@ -76,9 +77,9 @@ func TestAStoredStateOfARevokedKeyStartsNothing(t *testing.T) {
 	m, dir := accepttest.New(t, noon), t.TempDir()
 	s := reopen(t, dir, nil)
 	require.NoError(t, s.InitBundle(m.Bundle()))
-	acceptor := accept.Acceptor{Store: s, Node: m.Node}
+	acceptor := accept.New(accept.Config{Store: s, Node: m.Node})
 	env, parts := m.Desired(1, m.Workload("a", 1))
-	_, err := acceptor.State(env, parts)
+	_, err := acceptor.State(context.Background(), env, parts)
 	require.NoError(t, err)
 	old := m.State
 	m.State = accepttest.Key(t)
@@ -106,13 +107,13 @@ func TestAStartBesideTwentyWorkloadsVerifiesEachDocumentOnce(t *testing.T) {
 		for range bundles - 1 {
 			require.NoError(t, s.AcceptBundle(m.NextBundle(noon).Envelope()))
 		}
-		acceptor := accept.Acceptor{Store: s, Node: m.Node}
+		acceptor := accept.New(accept.Config{Store: s, Node: m.Node})
 		var wanted []*protocol.Workload
 		for i := range workloads {
 			wanted = append(wanted, m.Workload(fmt.Sprintf("member-%04d", i), 1))
 		}
 		env, documents := m.Desired(1, wanted...)
-		_, err := acceptor.State(env, documents)
+		_, err := acceptor.State(context.Background(), env, documents)
 		require.NoError(t, err)
 		for i, w := range wanted {
 			_, err := acceptor.Leases(m.Leases(s.Incarnation(), uint64(i+1), w.GetId()))
@@ -124,7 +125,7 @@ func TestAStartBesideTwentyWorkloadsVerifiesEachDocumentOnce(t *testing.T) {
 		require.NoError(t, accept.Resume(s, m.Pin(), "", m.Node()))
 		accepted, all := s.Accepted(), s.Bundles()
 		for _, p := range accepted.Parts {
-			require.True(t, accept.Judge(p.Workload, all, accepted.IssuedAt, nil).Admitted)
+			require.True(t, accept.Admit(p.Workload, all, accepted.IssuedAt, nil).Admitted)
 		}
 		runtime.ReadMemStats(&after)
 		require.Len(t, accepted.Parts, workloads)
@@ -153,9 +154,9 @@ func BenchmarkStart(b *testing.B) {
 				ids = append(ids, fmt.Sprintf("member-%04d", i))
 				workloads = append(workloads, m.Workload(ids[i], 1))
 			}
-			acceptor := accept.Acceptor{Store: s, Node: m.Node}
+			acceptor := accept.New(accept.Config{Store: s, Node: m.Node})
 			env, documents := m.Desired(1, workloads...)
-			_, err := acceptor.State(env, documents)
+			_, err := acceptor.State(context.Background(), env, documents)
 			require.NoError(b, err)
 			_, err = acceptor.Leases(m.Leases(s.Incarnation(), 1, ids...))
 			require.NoError(b, err)
@@ -166,7 +167,7 @@ func BenchmarkStart(b *testing.B) {
 				require.NoError(b, accept.Resume(s, m.Pin(), "", m.Node()))
 				accepted, bundles := s.Accepted(), s.Bundles()
 				for _, p := range accepted.Parts {
-					require.True(b, accept.Judge(p.Workload, bundles, accepted.IssuedAt, nil).Admitted)
+					require.True(b, accept.Admit(p.Workload, bundles, accepted.IssuedAt, nil).Admitted)
 				}
 				require.Empty(b, s.Unverified())
 				require.NoError(b, s.Close())

@@ -16,10 +16,9 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
-	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
-	"github.com/gpuaas/gpuaas/agent/internal/uplink"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -36,19 +35,19 @@ const (
 
 // Status is the node at a glance.
 type Status struct {
-	NodeID        string           `json:"node_id"`
-	AgentVersion  string           `json:"agent_version"`
-	Incarnation   string           `json:"incarnation"`
-	TrustDomain   string           `json:"trust_domain"`
-	BundleVersion uint64           `json:"bundle_version"`
-	Epoch         uint64           `json:"epoch"`
-	Generation    uint64           `json:"generation"`
-	Time          time.Time        `json:"time"`
-	TimeTrusted   bool             `json:"time_trusted"`
-	Conditions    []string         `json:"conditions"`
-	Hub           uplink.Status    `json:"hub"`
-	Usage         state.SpoolState `json:"usage"`
-	Workloads     int              `json:"workloads"`
+	NodeID        string              `json:"node_id"`
+	AgentVersion  string              `json:"agent_version"`
+	Incarnation   string              `json:"incarnation"`
+	TrustDomain   string              `json:"trust_domain"`
+	BundleVersion uint64              `json:"bundle_version"`
+	Epoch         uint64              `json:"epoch"`
+	Generation    uint64              `json:"generation"`
+	Time          time.Time           `json:"time"`
+	TimeTrusted   bool                `json:"time_trusted"`
+	Conditions    []string            `json:"conditions"`
+	Hub           agent.SessionStatus `json:"hub"`
+	Usage         state.SpoolState    `json:"usage"`
+	Workloads     int                 `json:"workloads"`
 	// Unverified says, by its place in the store, what did not verify when the agent started and is set aside.
 	Unverified map[string]string `json:"unverified"`
 }
@@ -107,19 +106,26 @@ type problem struct {
 	Detail string `json:"detail"`
 }
 
-// Reconciler is what observes; agent/internal/reconcile has it.
+// Reconciler reports the workloads; agent/internal/reconcile implements it.
 type Reconciler interface {
-	Report() reconcile.Report
+	Report() agent.Report
 }
 
-// Uplink accepts documents and knows how the session stands; agent/internal/uplink has it.
-type Uplink interface {
-	Status() uplink.Status
-	AcceptState(ctx context.Context, env *protocol.Envelope, parts [][]byte) (*protocol.Ack, error)
-	AcceptLeases(env *protocol.Envelope) (*protocol.Ack, error)
-	AcceptBundle(env *protocol.Envelope) (*protocol.Ack, error)
-	NoteRefusal(err error)
+// Session knows the state of the session to the hub; agent/internal/uplink implements it.
+type Session interface {
+	Status() agent.SessionStatus
 }
+
+// Acceptor verifies and stores documents; agent/internal/accept implements it.
+type Acceptor interface {
+	State(ctx context.Context, env *protocol.Envelope, parts [][]byte) (*protocol.Ack, error)
+	Leases(env *protocol.Envelope) (*protocol.Ack, error)
+	Bundle(env *protocol.Envelope) (*protocol.Ack, error)
+	RefuseUnread(err error)
+}
+
+// Logs reads the log of one container run.
+type Logs func(ctx context.Context, runID string, tailLines int, follow bool) (io.ReadCloser, error)
 
 // Server answers on the socket.
 type Server struct {
@@ -127,8 +133,9 @@ type Server struct {
 	Store        *state.Store
 	Clock        *state.Clock
 	Reconciler   Reconciler
-	Uplink       Uplink
-	Logs         uplink.Logs
+	Session      Session
+	Acceptor     Acceptor
+	Logs         Logs
 	// Node is who this node is in signed documents.
 	Node func() protocol.NodeIdentity
 	Log  *slog.Logger
@@ -242,7 +249,7 @@ func (s *Server) status() Status {
 		TrustDomain: bundle.TrustDomain(), BundleVersion: bundle.Version(), Epoch: accepted.Epoch,
 		Generation: accepted.Generation,
 		Time:       s.Clock.Now(), TimeTrusted: s.Clock.Trusted(), Conditions: append([]string{}, report.Conditions...),
-		Hub: s.Uplink.Status(), Usage: s.Store.Spool(), Workloads: len(accepted.Parts),
+		Hub: s.Session.Status(), Usage: s.Store.Spool(), Workloads: len(accepted.Parts),
 		Unverified: s.Store.Unverified(),
 	}
 }
@@ -309,7 +316,7 @@ func (s *Server) logs(w http.ResponseWriter, req *http.Request) {
 	if err != nil || tail < 0 || tail > maxTailLines {
 		tail = maxTailLines
 	}
-	run, err := uplink.NewestRun(s.Store, req.PathValue("member"), q.Get("service"))
+	run, err := s.Store.NewestRun(req.PathValue("member"), q.Get("service"))
 	if err != nil {
 		s.answer(w, nil, err)
 		return
@@ -350,17 +357,17 @@ func (s *Server) apply(w http.ResponseWriter, req *http.Request) {
 func (s *Server) accept(req *http.Request) (*protocol.Ack, error) {
 	d, env, err := readDocument(req)
 	if err != nil {
-		s.Uplink.NoteRefusal(err)
+		s.Acceptor.RefuseUnread(err)
 		return nil, err
 	}
 	switch env.GetPayloadType() {
 	case protocol.PayloadLeases:
-		return s.Uplink.AcceptLeases(env)
+		return s.Acceptor.Leases(env)
 	case protocol.PayloadBundle:
-		return s.Uplink.AcceptBundle(env)
+		return s.Acceptor.Bundle(env)
 	default:
 		// Whatever else it is, it is refused as a desired state, and the hub hears of it.
-		return s.Uplink.AcceptState(req.Context(), env, d.Parts)
+		return s.Acceptor.State(req.Context(), env, d.Parts)
 	}
 }
 

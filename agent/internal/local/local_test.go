@@ -18,17 +18,18 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/local"
-	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-type observer struct{ report reconcile.Report }
+type observer struct{ report agent.Report }
 
-func (o *observer) Report() reconcile.Report { return o.report }
+func (o *observer) Report() agent.Report { return o.report }
 
 // fixture is a server on a real socket over a real store, and a client of it.
 type fixture struct {
@@ -42,7 +43,7 @@ type fixture struct {
 	signer ed25519.PrivateKey
 }
 
-func newFixture(t *testing.T, logs uplink.Logs) *fixture {
+func newFixture(t *testing.T, logs local.Logs) *fixture {
 	t.Helper()
 	dir := t.TempDir()
 	f := &fixture{t: t, seen: &observer{}, socket: filepath.Join(dir, "run", "agent.sock")}
@@ -60,10 +61,17 @@ func newFixture(t *testing.T, logs uplink.Logs) *fixture {
 	source, err := state.MachineTime()
 	require.NoError(t, err)
 	clock := state.NewClock(f.store, source, time.Time{})
+	acceptor := accept.New(accept.Config{Store: f.store, Node: f.creds.Node})
 	server := &local.Server{
-		AgentVersion: "test", Store: f.store, Clock: clock, Reconciler: f.seen, Uplink: uplink.New(uplink.Config{}, f.creds,
-			f.store, clock),
-		Logs: logs, Node: f.creds.Node, Log: slog.New(slog.DiscardHandler),
+		AgentVersion: "test",
+		Store:        f.store,
+		Clock:        clock,
+		Reconciler:   f.seen,
+		Session:      uplink.New(uplink.Config{}, f.creds, f.store, clock, acceptor),
+		Acceptor:     acceptor,
+		Logs:         logs,
+		Node:         f.creds.Node,
+		Log:          slog.New(slog.DiscardHandler),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	l, err := local.Listen(ctx, f.socket, 0o660)
@@ -126,7 +134,7 @@ func TestStatusAndWorkloadsShowWhatIsKnown(t *testing.T) {
 	_, err := f.client.Apply(t.Context(), f.state(f.signer, 7))
 	require.NoError(t, err)
 	require.NoError(t, f.store.OpenRun(state.Run{ID: "m1.1", MemberID: "m1", OpenedAt: time.Now()}))
-	f.seen.report = reconcile.Report{Conditions: []string{"cgroup_v1"}, Workloads: []*protocol.WorkloadStatus{{
+	f.seen.report = agent.Report{Conditions: []string{"cgroup_v1"}, Workloads: []*protocol.WorkloadStatus{{
 		MemberId: "m1", Status: "ready", Endpoints: []*protocol.PublishedEndpoint{{
 			Name: "http", Protocol: "http",
 			Host: "127.0.0.1", Port: 20000,

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
@@ -9,8 +10,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// collectImages removes images that nothing uses where there is too little space. Those of the accepted state stay,
-// also of members that are stopped or wait for a lease, and those that a node would fall back to.
+// collectImages removes unused images when space is short. Images of the accepted state stay, including those of
+// stopped members, of members without a lease, and of fallbacks.
 func (r *Reconciler) collectImages(ctx context.Context) error {
 	var keep []runtime.ImageRef
 	for _, p := range r.store.Accepted().Parts {
@@ -22,28 +23,30 @@ func (r *Reconciler) collectImages(ctx context.Context) error {
 			}
 		}
 	}
-	return r.runtime.CollectImages(ctx, r.imageSpace.Swap(0), keep...)
+	return r.machine.Images.CollectImages(ctx, r.imageSpace.Swap(0), keep...)
 }
 
-// guardDisk ends containers that take more of the disk than they may. Their exits count as failures, with the reason
-// disk_limit, and their layers go with them: a restart begins with an empty one.
+// guardDisk stops containers that write more than they may. Their exits count as failures with the reason disk_limit,
+// and their layers go with them: a restart begins with an empty one.
 func (r *Reconciler) guardDisk(ctx context.Context) {
 	for {
-		over, pause := r.runtime.OverLimit(ctx)
+		over, pause := r.machine.Disk.OverLimit(ctx)
 		for _, x := range over {
-			r.log.WarnContext(ctx, "a container takes too much of the disk and is ended", "container", x.ID, "why", x.Detail)
+			r.log.WarnContext(ctx, "stopping a container that exceeds its disk limit", slog.String("container_id", x.ID),
+				slog.String("detail", x.Detail))
 			if err := r.store.UpdateRun(x.ID, func(run *state.Run) { run.OverDisk = x.Detail }); err != nil {
-				r.log.ErrorContext(ctx, "cannot keep why a container is ended", "container", x.ID, "error", err)
+				r.log.ErrorContext(ctx, "cannot store why a container is stopped", slog.String("container_id", x.ID),
+					slog.Any("error", err))
 			}
-			if err := r.runtime.Stop(ctx, x.ID, 0); err != nil && ctx.Err() == nil {
-				r.log.WarnContext(ctx, "cannot end a container", "container", x.ID, "error", err)
+			if err := r.machine.Containers.Stop(ctx, x.ID, 0); err != nil && ctx.Err() == nil {
+				r.log.WarnContext(ctx, "cannot stop a container", slog.String("container_id", x.ID), slog.Any("error", err))
 			}
 			r.Wake()
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.more:
+		case <-r.diskCheck:
 		case <-time.After(untilSlot(time.Now(), pause)):
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"time"
@@ -16,7 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// start executes an action beside the others. Until it has ended its member counts as busy, and Diff leaves it alone.
+// start executes an action in parallel to others. Until it ends its member counts as busy, and Diff leaves it alone.
 func (r *Reconciler) start(ctx context.Context, a agent.Action) {
 	id := agent.MemberOf(a)
 	if _, is := a.(agent.CancelPull); is {
@@ -24,11 +25,11 @@ func (r *Reconciler) start(ctx context.Context, a agent.Action) {
 		return
 	}
 	_, pulling := a.(agent.PullImage)
-	doing, cancel := context.WithCancel(ctx)
-	r.begin(id, pulling, cancel)
+	acting, cancel := context.WithCancel(ctx)
+	r.markBusy(id, pulling, cancel)
 	r.running.Go(func() {
 		defer r.Wake()
-		defer r.end(id, pulling)
+		defer r.markDone(id, pulling)
 		defer cancel()
 		slots := r.actions
 		if pulling {
@@ -37,23 +38,23 @@ func (r *Reconciler) start(ctx context.Context, a agent.Action) {
 		select {
 		case slots <- struct{}{}:
 			defer func() { <-slots }()
-		case <-doing.Done():
+		case <-acting.Done():
 			return
 		}
 		began := time.Now()
 		failpoint.Hit("agent/action/begun")
-		err := r.execute(doing, a)
+		err := r.execute(acting, a)
 		failpoint.Hit("agent/action/done")
-		r.log.DebugContext(ctx, "action", "action", fmt.Sprintf("%T", a), "member", id, "took", time.Since(began), "error",
-			err)
-		if err == nil || doing.Err() != nil {
+		r.log.DebugContext(ctx, "action", slog.String("action", fmt.Sprintf("%T", a)), slog.String("member_id", id),
+			slog.Duration("took", time.Since(began)), slog.Any("error", err))
+		if err == nil || acting.Err() != nil {
 			return
 		}
 		r.failed(ctx, a, err)
 	})
 }
 
-func (r *Reconciler) begin(id string, pulling bool, cancel context.CancelFunc) {
+func (r *Reconciler) markBusy(id string, pulling bool, cancel context.CancelFunc) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w := r.busy[id]
@@ -69,7 +70,7 @@ func (r *Reconciler) begin(id string, pulling bool, cancel context.CancelFunc) {
 	w.cancelPulls = append(w.cancelPulls, cancel)
 }
 
-func (r *Reconciler) end(id string, pulling bool) {
+func (r *Reconciler) markDone(id string, pulling bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w := r.busy[id]
@@ -96,17 +97,18 @@ func (r *Reconciler) cancelPulls(id string) {
 	}
 }
 
-// failed remembers why an action did not work. What takes is tried again by its member's backoff; what gives back is
-// tried again after a pause, for ever.
+// failed stores why an action failed. An acquisition is retried after its member's backoff; a release is retried after
+// a pause, for ever.
 func (r *Reconciler) failed(ctx context.Context, a agent.Action, err error) {
 	id := agent.MemberOf(a)
-	r.log.WarnContext(ctx, "action failed", "action", fmt.Sprintf("%T", a), "member", id, "error", err)
+	r.log.WarnContext(ctx, "action failed", slog.String("action", fmt.Sprintf("%T", a)), slog.String("member_id", id),
+		slog.Any("error", err))
 	revision, counts := revisionOf(a)
-	storeErr := r.timed(ctx, func(now time.Time) error {
-		if !counts || isWaiting(err) {
+	storeErr := r.withClock(func(now time.Time) error {
+		if !counts || isTransient(err) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.hold[id] = now.Add(pauseAfter(err))
+			r.retryAfter[id] = now.Add(pauseAfter(err))
 			return nil
 		}
 		return r.store.UpdateMember(id, func(m *state.Member) {
@@ -114,15 +116,17 @@ func (r *Reconciler) failed(ctx context.Context, a agent.Action, err error) {
 		})
 	})
 	if storeErr != nil {
-		r.log.ErrorContext(ctx, "cannot keep a failure", "member", id, "error", storeErr)
+		r.log.ErrorContext(ctx, "cannot store a failure", slog.String("member_id", id), slog.Any("error", storeErr))
 	}
 }
 
-// errWaiting marks what is no failure of the workload: the hub is away. The same goes for containerd and a full disk.
-var errWaiting = errors.New("waiting for the hub")
+// errHubAway marks an action that only lacked a session to the hub.
+var errHubAway = errors.New("waiting for the hub")
 
-func isWaiting(err error) bool {
-	return errors.Is(err, errWaiting) || runtime.IsAway(err) || agent.IsDiskFull(err)
+// isTransient reports whether an action failed through no fault of the workload: hub or containerd is away, or the disk
+// is full.
+func isTransient(err error) bool {
+	return errors.Is(err, errHubAway) || runtime.IsAway(err) || agent.IsDiskFull(err)
 }
 
 func pauseAfter(err error) time.Duration {
@@ -140,14 +144,15 @@ func revisionOf(a agent.Action) (revision uint64, acquires bool) {
 		return a.Revision, true
 	case agent.StartContainer:
 		return a.Revision, true
-	case agent.Settle, agent.FallBack, agent.CancelPull, agent.StopContainer, agent.RecordExit, agent.RemoveContainer,
+	case agent.ConfirmRevision, agent.FallBack, agent.CancelPull, agent.StopContainer, agent.RecordExit,
+		agent.RemoveContainer,
 		agent.RemoveNetwork, agent.RetireMember, agent.FetchPart:
 		return 0, false
 	}
 	return 0, false
 }
 
-// reasonOf keeps to the contract's closed list.
+// reasonOf returns a reason of the contract's closed list.
 func reasonOf(a agent.Action, err error) string {
 	switch code := fault.As(err).Code; code {
 	case agent.ReasonFeatureMissing, agent.ReasonInsufficientCapacity, agent.ReasonDeviceFault:
@@ -161,18 +166,18 @@ func reasonOf(a agent.Action, err error) string {
 
 func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
 	switch a := a.(type) {
-	case agent.Settle:
-		failpoint.Hit("agent/settle/due")
-		return r.store.UpdateMember(a.MemberID, func(m *state.Member) { m.SettledRevision = a.Revision })
+	case agent.ConfirmRevision:
+		failpoint.Hit("agent/confirm/due")
+		return r.store.UpdateMember(a.MemberID, func(m *state.Member) { m.ConfirmedRevision = a.Revision })
 	case agent.FallBack:
-		r.log.WarnContext(ctx, "revision failed, going back", "member", a.MemberID, "revision", a.Revision, "reason",
-			a.Reason, "detail", a.Detail)
+		r.log.WarnContext(ctx, "a revision failed; its fallback runs instead", slog.String("member_id", a.MemberID),
+			slog.Uint64("revision", a.Revision), slog.String("reason", a.Reason), slog.String("detail", a.Detail))
 		failpoint.Hit("agent/fallback/due")
 		return r.store.UpdateMember(a.MemberID, func(m *state.Member) {
 			m.FellBackFrom, m.FallbackReason, m.FallbackDetail = a.Revision, a.Reason, a.Detail
 		})
 	case agent.CancelPull:
-		return nil // done in start
+		return nil // start has done it
 	case agent.StopContainer:
 		return r.stop(ctx, a)
 	case agent.RecordExit:
@@ -190,51 +195,53 @@ func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
 	case agent.SetupNetwork:
 		return r.launch(ctx, a)
 	case agent.StartContainer:
-		return r.startContainer(ctx, a, nil)
+		return r.startContainer(ctx, a, existingNetwork(r.store.Members()[a.MemberID]))
 	}
 	return fmt.Errorf("reconcile: unknown action %T", a)
 }
 
 func (r *Reconciler) stop(ctx context.Context, a agent.StopContainer) error {
-	r.log.InfoContext(ctx, "stopping", "member", a.MemberID, "container", a.ContainerID, "why", a.Why)
-	if err := r.store.UpdateRun(a.ContainerID, func(run *state.Run) { run.StopAsked = true }); err != nil {
-		// The container ends in any case; without the note its exit counts as a failure.
-		r.log.ErrorContext(ctx, "cannot keep that a stop was asked for", "container", a.ContainerID, "error", err)
+	r.log.InfoContext(ctx, "stopping a container", slog.String("member_id", a.MemberID),
+		slog.String("container_id", a.ContainerID), slog.String("reason", a.Why))
+	if err := r.store.UpdateRun(a.ContainerID, func(run *state.Run) { run.StopRequested = true }); err != nil {
+		// The container stops in any case; without the record its exit counts as a failure.
+		r.log.ErrorContext(ctx, "cannot store that a stop was requested", slog.String("container_id", a.ContainerID),
+			slog.Any("error", err))
 	}
 	failpoint.Hit("agent/stop/asked")
-	return r.runtime.Stop(ctx, a.ContainerID, a.Grace)
+	return r.machine.Containers.Stop(ctx, a.ContainerID, a.Grace)
 }
 
-// recordExit makes exit and usage durable, in this order: usage that is sealed twice would be billed twice, an exit
-// that is noted twice is only noted twice.
+// recordExit stores usage first, then the exit: after a crash in between the exit is only recorded again, while usage
+// sealed twice would be billed twice.
 func (r *Reconciler) recordExit(ctx context.Context, a agent.RecordExit) error {
 	containers, err := r.sample(ctx)
-	if err != nil && !agent.IsDiskFull(err) { // the exit itself is kept on a full disk, too
+	if err != nil && !agent.IsDiskFull(err) { // the exit itself is stored on a full disk, too
 		return err
 	}
 	i := slices.IndexFunc(containers, func(c runtime.Container) bool { return c.ID == a.ContainerID })
 	if i < 0 {
-		return nil // gone meanwhile; the sample has closed its usage
+		return nil // it is gone; the sample has closed its usage
 	}
 	c := containers[i]
 	if statusOf(c.State) != agent.Exited || !r.store.Measured(c.ID) {
 		return nil
 	}
 	failpoint.Hit("agent/exit/measured")
-	return r.timed(ctx, func(now time.Time) error { return r.noteExit(a, c, now) })
+	return r.withClock(func(now time.Time) error { return r.storeExit(a, c, now) })
 }
 
-func (r *Reconciler) noteExit(a agent.RecordExit, c runtime.Container, now time.Time) error {
+func (r *Reconciler) storeExit(a agent.RecordExit, c runtime.Container, now time.Time) error {
 	run := r.store.Runs()[c.ID]
-	exited := r.clock.Happened(c.ExitedAt, run.StartedAt)
+	exited := r.clock.FromMachineTime(c.ExitedAt, run.StartedAt)
 	err := r.store.UpdateMember(a.MemberID, func(m *state.Member) {
 		m.ExitedAt, m.ExitCode = exited, int32(c.ExitCode)
-		if !a.Unasked || run.StopAsked {
+		if !a.Unasked || run.StopRequested {
 			return
 		}
 		m.Restarts++
 		if c.State == runtime.StateLost {
-			return // the machine's doing, not the workload's: it starts again at once
+			return // the machine ended it, not the workload: it starts again at once
 		}
 		reason, detail := agent.ReasonCrashLoop, "the container exited with code "+strconv.FormatUint(uint64(c.ExitCode), 10)
 		switch {
@@ -255,7 +262,7 @@ func (r *Reconciler) noteExit(a agent.RecordExit, c runtime.Container, now time.
 }
 
 func (r *Reconciler) removeContainer(ctx context.Context, a agent.RemoveContainer) error {
-	if err := r.runtime.Remove(ctx, a.ContainerID); err != nil {
+	if err := r.machine.Containers.Remove(ctx, a.ContainerID); err != nil {
 		return err
 	}
 	failpoint.Hit("agent/remove/gone")
@@ -263,7 +270,7 @@ func (r *Reconciler) removeContainer(ctx context.Context, a agent.RemoveContaine
 }
 
 func (r *Reconciler) removeNetwork(ctx context.Context, memberID string) error {
-	if err := r.network.Remove(ctx, memberID); err != nil {
+	if err := r.machine.Network.Remove(ctx, memberID); err != nil {
 		return err
 	}
 	failpoint.Hit("agent/network/gone")
@@ -272,34 +279,33 @@ func (r *Reconciler) removeNetwork(ctx context.Context, memberID string) error {
 	})
 }
 
-// retire looks whether anything of the member is left, rather than trusting what was done, and only then gives the
-// proof.
+// retire checks the machine for anything that is left of the member, and only then stores the proof of removal.
 func (r *Reconciler) retire(ctx context.Context, a agent.RetireMember) error {
-	left, err := r.runtime.Leftovers(ctx, a.MemberID)
+	left, err := r.machine.Containers.Leftovers(ctx, a.MemberID)
 	if err == nil && len(left) > 0 {
-		// Something was cut short; it goes, and is looked for again.
-		if err := r.runtime.RemoveMember(ctx, a.MemberID); err != nil {
+		// A crash cut a removal short.
+		if err := r.machine.Containers.RemoveMember(ctx, a.MemberID); err != nil {
 			return err
 		}
-		left, err = r.runtime.Leftovers(ctx, a.MemberID)
+		left, err = r.machine.Containers.Leftovers(ctx, a.MemberID)
 	}
 	if err != nil {
 		return err
 	}
-	// In any case: the last member takes along what all shared.
-	if err := r.network.Remove(ctx, a.MemberID); err != nil {
+	// In any case: the last member's removal also removes what all members share.
+	if err := r.machine.Network.Remove(ctx, a.MemberID); err != nil {
 		return err
 	}
-	more, err := r.network.Leftovers(ctx, a.MemberID)
+	more, err := r.machine.Network.Leftovers(ctx, a.MemberID)
 	if err != nil {
 		return err
 	}
 	if left = append(left, more...); len(left) > 0 {
 		return fmt.Errorf("still there of member %s: %v", a.MemberID, left)
 	}
-	failpoint.Hit("agent/retire/looked")
+	failpoint.Hit("agent/retire/checked")
 	if r.store.Metering(a.MemberID) {
-		// One more look for the meter: whatever of the member it still holds open ends here.
+		// One more sample ends the intervals that the meter still has open for the member.
 		if _, err := r.sample(ctx); err != nil && !agent.IsDiskFull(err) {
 			return err
 		}
@@ -323,11 +329,11 @@ func (r *Reconciler) pull(ctx context.Context, a agent.PullImage) error {
 	}
 	credential, err := r.hub.PullCredential(ctx, ref.Repository)
 	if err != nil {
-		return waitIfAway(err)
+		return markHubAway(err)
 	}
 	tlsConf, err := r.hub.RegistryTLS()
 	if err != nil {
-		return waitIfAway(err)
+		return markHubAway(err)
 	}
 	failpoint.Hit("agent/pull/permitted")
 	ref.RegistryHost = credential.GetRegistryHost()
@@ -342,7 +348,7 @@ func (r *Reconciler) pull(ctx context.Context, a agent.PullImage) error {
 		}
 		return credential.GetUsername(), credential.GetPassword(), nil
 	}
-	err = r.runtime.EnsureImage(ctx, ref, creds, tlsConf)
+	err = r.machine.Images.EnsureImage(ctx, ref, creds, tlsConf)
 	if missing := runtime.SpaceMissing(err); missing > 0 {
 		r.imageSpace.Store(missing)
 		r.imageGC.Wake()
@@ -350,9 +356,9 @@ func (r *Reconciler) pull(ctx context.Context, a agent.PullImage) error {
 	return err
 }
 
-func waitIfAway(err error) error {
+func markHubAway(err error) error {
 	if fault.Is(err, fault.Unavailable) {
-		return fmt.Errorf("%w: %w", errWaiting, err)
+		return fmt.Errorf("%w: %w", errHubAway, err)
 	}
 	return err
 }

@@ -92,10 +92,10 @@ type fixture struct {
 	owner atomic.Pointer[policy.Policy]
 	// weak is what the machine is said to lack.
 	weak []string
-	// between and networked stand between reconciler and runtime or network where a test sets them before it starts the
-	// fixture anew.
-	between   func(*runtime.Runtime) reconcile.Runtime
-	networked func(*network.Network) reconcile.Network
+	// wrapRuntime and wrapNetwork replace what the reconciler uses where a test sets them before it starts the fixture
+	// anew.
+	wrapRuntime func(*runtime.Runtime) reconcile.Containers
+	wrapNetwork func(*network.Network) reconcile.Network
 }
 
 func newFixture(t testing.TB) *fixture {
@@ -152,13 +152,14 @@ func (f *fixture) start() {
 	}
 	f.nw, err = network.Open(f.ctx(), f.nwCfg)
 	require.NoError(f.t, err)
-	var rt reconcile.Runtime = f.rt
-	if f.between != nil {
-		rt = f.between(f.rt)
+	machine := reconcile.Machine{
+		Containers: f.rt, Images: f.rt, Stats: f.rt, Logs: f.rt, Disk: f.rt, Exec: f.rt, Host: f.rt, Network: f.nw,
 	}
-	var nw reconcile.Network = f.nw
-	if f.networked != nil {
-		nw = f.networked(f.nw)
+	if f.wrapRuntime != nil {
+		machine.Containers = f.wrapRuntime(f.rt)
+	}
+	if f.wrapNetwork != nil {
+		machine.Network = f.wrapNetwork(f.nw)
 	}
 	f.re = reconcile.New(reconcile.Config{
 		MeteringInterval: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second,
@@ -166,7 +167,7 @@ func (f *fixture) start() {
 		PortFrom:     f.from, PortTo: f.from + 9,
 		Policy: func() (policy.Policy, error) { return *f.owner.Load(), nil }, WeakIsolation: f.weak,
 		Log: slog.New(slog.NewTextHandler(f.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
-	}, f.store, f.clock, rt, nw, f.hub)
+	}, f.store, f.clock, machine, f.hub)
 	ctx, cancel := context.WithCancel(f.ctx())
 	done := make(chan error, 1)
 	go func() { done <- f.re.Run(ctx) }()

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -20,84 +21,152 @@ import (
 // loopback is where endpoints are published: on this machine only.
 const loopback = "127.0.0.1"
 
-// making is a member's network on its way.
-type making struct {
-	at network.Attachment
-	// namespaces is closed when these are there, done when all is or the making has failed.
-	namespaces, done chan struct{}
-	// ip and err are set before done is closed.
-	ip  string
-	err error
+// pendingNetwork is a member's network while it is being set up.
+type pendingNetwork struct {
+	paths network.Attachment
+	// namespaces is closed when the namespaces exist, complete when the setup has ended, with ip or err set.
+	namespaces, complete chan struct{}
+	ip                   string
+	err                  error
 }
 
-// awaitNamespaces returns once a container can be made in the network's namespaces.
-func (m *making) awaitNamespaces(ctx context.Context) error {
+// existingNetwork is the network that the store remembers of a member.
+func existingNetwork(m state.Member) *pendingNetwork {
+	n := &pendingNetwork{
+		paths:      network.Attachment{NetNSPath: m.NetNSPath, UserNSPath: m.UserNSPath},
+		namespaces: make(chan struct{}),
+		complete:   make(chan struct{}),
+		ip:         m.IP,
+	}
+	close(n.complete)
+	return n
+}
+
+// awaitNamespaces returns once a task can be created in the network's namespaces.
+func (n *pendingNetwork) awaitNamespaces(ctx context.Context) error {
 	select {
-	case <-m.namespaces:
+	case <-n.namespaces:
 		return nil
-	case <-m.done:
-		return m.err // without an error the network stood already
+	case <-n.complete:
+		return n.err // without an error the network existed before
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// awaitNetwork returns once a container may run in the network: with its address, behind its walls, its ports open.
-func (m *making) awaitNetwork(ctx context.Context) (ip string, err error) {
+// awaitComplete returns once a container may run in the network: with its address, isolation rules and ports.
+func (n *pendingNetwork) awaitComplete(ctx context.Context) (ip string, err error) {
 	select {
-	case <-m.done:
-		return m.ip, m.err
+	case <-n.complete:
+		return n.ip, n.err
 	case <-ctx.Done():
 		return "", ctx.Err()
 	}
 }
 
-// launch makes a member's network and, beside it, the containers that are to run in it. Either takes about as long as
-// the other, and most of it is waiting for other programs. A container is made while its network is not, but does not
-// run then; what a crash leaves of both is known by itself: a container that was cut short, and a network that is not
-// ready.
+// launch sets up a member's network and, in parallel, creates the containers that will run in it; each takes about as
+// long as the other. A crash leaves what the next pass recognises: a container in state created, a network not ready.
 func (r *Reconciler) launch(ctx context.Context, a agent.SetupNetwork) error {
-	starting, cancel := context.WithCancel(ctx)
+	launching, cancel := context.WithCancel(ctx)
 	defer cancel()
-	m := &making{at: r.network.Namespaces(a.MemberID), namespaces: make(chan struct{}), done: make(chan struct{})}
+	n := &pendingNetwork{
+		paths:      r.machine.Network.Namespaces(a.MemberID),
+		namespaces: make(chan struct{}),
+		complete:   make(chan struct{}),
+	}
 	errs := make([]error, len(a.Start))
-	var beside sync.WaitGroup
+	var containers sync.WaitGroup
 	for i, start := range a.Start {
-		beside.Go(func() { errs[i] = r.startContainer(starting, start, m) })
+		containers.Go(func() { errs[i] = r.startContainer(launching, start, n) })
 	}
-	m.ip, m.err = r.setupNetwork(ctx, a, sync.OnceFunc(func() { close(m.namespaces) }))
-	close(m.done)
-	if m.err != nil {
-		cancel() // what they wait for will not come
+	n.ip, n.err = r.setupNetwork(ctx, a, sync.OnceFunc(func() { close(n.namespaces) }))
+	close(n.complete)
+	if n.err != nil {
+		cancel() // the containers wait for it in vain
 	}
-	beside.Wait()
-	if m.err != nil {
-		return m.err
+	containers.Wait()
+	if n.err != nil {
+		return n.err
 	}
 	return errors.Join(errs...)
 }
 
-// setupNetwork writes the intent down before anything exists: an attachment whose making was cut short is seen as
-// revision 0 and made anew. It returns the member's address.
-func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork, namespaces func()) (ip string, err error) {
-	want := portsOf(a.Workload)
-	keep := slices.Clone(want)
-	if a.Workload.Fallback != nil {
-		// A port that this revision has no more keeps its number for the one that the node may go back to.
-		for _, p := range portsOf(*a.Workload.Fallback) {
-			if !slices.ContainsFunc(want, func(w *protocol.Port) bool { return w.GetName() == p.GetName() }) {
-				keep = append(keep, p)
-			}
-		}
+// startContainer makes and starts one container: run and usage interval are durable before the container exists, so
+// that nothing runs that the store does not know.
+func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer, n *pendingNetwork) error {
+	run := state.Run{
+		ID:         newRunID(a.MemberID),
+		MemberID:   a.MemberID,
+		InstanceID: a.Workload.InstanceID,
+		Service:    a.Service.Name,
+		Revision:   a.Revision,
+		LeaseNo:    a.LeaseNo,
 	}
-	free := func(port uint16) bool { return r.network.PortFree(a.MemberID, port) }
-	ports, err := r.store.AssignPorts(a.MemberID, keep, r.cfg.PortFrom, r.cfg.PortTo, free, func(m *state.Member) {
-		m.NetworkRevision, m.NetworkReady = a.Revision, false
+	var desired bool
+	err := r.withClock(func(now time.Time) (err error) {
+		run.OpenedAt = now
+		desired, err = r.store.OpenRunIfDesired(run)
+		return err
 	})
+	if err != nil || !desired {
+		return err
+	}
+	failpoint.Hit("agent/start/opened")
+	r.log.InfoContext(ctx, "starting a container", slog.String("member_id", a.MemberID), slog.String("run_id", run.ID),
+		slog.String("image", a.Service.Image), slog.String("correlation_id", a.Workload.CorrelationID))
+	started, err := r.runContainer(ctx, runtime.Spec{
+		ID:         run.ID,
+		MemberID:   a.MemberID,
+		InstanceID: a.Workload.InstanceID,
+		Revision:   a.Revision,
+		SpecDigest: a.Service.SpecDigest,
+		Service:    a.Service.Spec,
+		NetNSPath:  n.paths.NetNSPath,
+		UserNSPath: n.paths.UserNSPath,
+	}, n)
+	if err != nil {
+		// Should the removal fail too, the next pass finds a container in state created.
+		if removeErr := r.machine.Containers.Remove(context.WithoutCancel(ctx), run.ID); removeErr != nil {
+			return errors.Join(err, removeErr)
+		}
+		return errors.Join(err, r.store.CloseRun(run.ID))
+	}
+	failpoint.Hit("agent/start/noted")
+	r.Wake() // the probe need not wait until the start is written
+	return r.withClock(func(time.Time) error {
+		at := r.clock.FromMachineTime(started.StartedAt, r.store.Runs()[run.ID].OpenedAt)
+		return r.store.UpdateRun(run.ID, func(run *state.Run) { run.StartedAt = at })
+	})
+}
+
+// runContainer is the order of a start: the container's files and record need no network, its task needs the
+// namespaces, and the workload runs only in a complete network.
+func (r *Reconciler) runContainer(ctx context.Context, spec runtime.Spec, n *pendingNetwork) (runtime.Run, error) {
+	pending, err := r.machine.Containers.Prepare(ctx, spec)
+	if err != nil {
+		return runtime.Run{}, err
+	}
+	defer pending.Close()
+	if err := n.awaitNamespaces(ctx); err != nil {
+		return runtime.Run{}, err
+	}
+	if err := r.machine.Containers.CreateTask(ctx, pending); err != nil {
+		return runtime.Run{}, err
+	}
+	ip, err := n.awaitComplete(ctx)
+	if err != nil {
+		return runtime.Run{}, err
+	}
+	return r.machine.Containers.StartTask(ctx, pending, ip)
+}
+
+// setupNetwork stores the intent before anything exists: the next pass sees an attachment that a crash cut short as
+// revision 0 and makes it anew. It returns the member's address.
+func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork, namespaces func()) (ip string, err error) {
+	ports, err := r.assignPorts(a)
 	if err != nil {
 		return "", err
 	}
-	ports = ports[:len(want)]
 	failpoint.Hit("agent/network/intended")
 	mappings := make([]network.PortMapping, 0, len(ports))
 	endpoints := make([]*protocol.PublishedEndpoint, 0, len(ports))
@@ -105,11 +174,10 @@ func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork, nam
 		// http and tcp alike are TCP to the network.
 		mappings = append(mappings, network.PortMapping{HostPort: p.Host, ContainerPort: p.Container, Protocol: "tcp"})
 		endpoints = append(endpoints, &protocol.PublishedEndpoint{
-			Name: p.Name, Protocol: p.Protocol, Host: loopback,
-			Port: uint32(p.Host),
+			Name: p.Name, Protocol: p.Protocol, Host: loopback, Port: uint32(p.Host),
 		})
 	}
-	attachment, err := r.network.Setup(ctx, a.MemberID, mappings, namespaces)
+	attachment, err := r.machine.Network.Setup(ctx, a.MemberID, mappings, namespaces)
 	if err != nil {
 		return "", err
 	}
@@ -120,6 +188,27 @@ func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork, nam
 	})
 }
 
+// assignPorts returns the host ports of the revision. A port that only its fallback has keeps its number too.
+func (r *Reconciler) assignPorts(a agent.SetupNetwork) ([]state.HostPort, error) {
+	desired := portsOf(a.Workload)
+	keep := slices.Clone(desired)
+	if a.Workload.Fallback != nil {
+		for _, p := range portsOf(*a.Workload.Fallback) {
+			if !slices.ContainsFunc(desired, func(d *protocol.Port) bool { return d.GetName() == p.GetName() }) {
+				keep = append(keep, p)
+			}
+		}
+	}
+	free := func(port uint16) bool { return r.machine.Network.PortFree(a.MemberID, port) }
+	ports, err := r.store.AssignPorts(a.MemberID, keep, r.cfg.PortFrom, r.cfg.PortTo, free, func(m *state.Member) {
+		m.NetworkRevision, m.NetworkReady = a.Revision, false
+	})
+	if err != nil {
+		return nil, err
+	}
+	return ports[:len(desired)], nil
+}
+
 func portsOf(w agent.Workload) []*protocol.Port {
 	var ports []*protocol.Port
 	for _, s := range w.Services {
@@ -128,56 +217,8 @@ func portsOf(w agent.Workload) []*protocol.Port {
 	return ports
 }
 
-// startContainer opens run and usage interval durably before the container exists, so that nothing ever runs that the
-// store does not know. beside is the network where that is being made at the same time.
-func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer, beside *making) error {
-	run := state.Run{
-		ID: runID(a.MemberID), MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Service: a.Service.Name,
-		Revision: a.Revision,
-		LeaseNo:  a.LeaseNo,
-	}
-	var wanted bool
-	err := r.timed(ctx, func(now time.Time) (err error) {
-		run.OpenedAt = now
-		wanted, err = r.store.OpenWantedRun(run)
-		return err
-	})
-	if err != nil || !wanted {
-		return err
-	}
-	failpoint.Hit("agent/start/opened")
-	r.log.InfoContext(ctx, "starting", "member", a.MemberID, "run", run.ID, "image", a.Service.Image, "correlation_id",
-		a.Workload.CorrelationID)
-	spec := runtime.Spec{
-		ID: run.ID, MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Revision: a.Revision,
-		SpecDigest: a.Service.SpecDigest,
-		Service:    a.Service.Spec,
-	}
-	if beside != nil {
-		spec.NetNSPath, spec.UserNSPath = beside.at.NetNSPath, beside.at.UserNSPath
-		spec.Namespaces, spec.Network = beside.awaitNamespaces, beside.awaitNetwork
-	} else {
-		m := r.store.Members()[a.MemberID]
-		spec.NetNSPath, spec.UserNSPath, spec.IP = m.NetNSPath, m.UserNSPath, m.IP
-	}
-	started, err := r.runtime.Start(ctx, spec)
-	if err != nil {
-		// What is half made is removed now or, if this fails too, as a container cut short.
-		if removeErr := r.runtime.Remove(context.WithoutCancel(ctx), run.ID); removeErr != nil {
-			return errors.Join(err, removeErr)
-		}
-		return errors.Join(err, r.store.CloseRun(run.ID))
-	}
-	failpoint.Hit("agent/start/noted")
-	r.Wake() // its probe need not wait until the start is written down
-	return r.timed(ctx, func(time.Time) error {
-		at := r.clock.Happened(started.StartedAt, r.store.Runs()[run.ID].OpenedAt)
-		return r.store.UpdateRun(run.ID, func(run *state.Run) { run.StartedAt = at })
-	})
-}
-
-// runID is never used twice, and begins with the member, by which the runtime finds leftovers.
-func runID(memberID string) string {
+// newRunID returns an id that is never used twice. It begins with the member's, by which the runtime finds leftovers.
+func newRunID(memberID string) string {
 	var random [6]byte
 	_, _ = rand.Read(random[:]) // never fails
 	return memberID + "." + hex.EncodeToString(random[:])

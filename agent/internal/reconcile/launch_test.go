@@ -50,7 +50,7 @@ func TestLaw10ContainerIsMadeBesideItsNetworkAndRunsOnceItStands(t *testing.T) {
 	f.untilStatus(warm.GetId(), agent.StatusReady)
 	f.stop()
 	h := held{made: make(chan string), stands: make(chan error)}
-	f.networked = func(n *network.Network) reconcile.Network {
+	f.wrapNetwork = func(n *network.Network) reconcile.Network {
 		h.Network = n
 		return h
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"slices"
@@ -20,25 +21,23 @@ import (
 
 // Times of readiness probes.
 const (
-	// Until a service is first ready, the pause between two tries is a share of the time that it has had, from firstProbe
-	// up to the probe's period: a quick app is seen at once, and a slow one late by no more than that share. A probe that
-	// takes long itself, as a command in the container does, is followed by twice that.
+	// Until a service is ready, the pause between two probes is 1/probeShare of its age, from firstProbe up to the probe's
+	// period: readiness is noticed late by at most that share. A slow probe is followed by twice its own duration.
 	firstProbe         = 5 * time.Millisecond
 	probeShare         = 16
 	defaultProbePeriod = time.Second
-	// Once the service is ready, a probe that succeeded is followed by the probe's period, but by wellPeriod at least, and
-	// by wellShare times what it took, up to maxWellPeriod: a command in each of many containers would otherwise cost a
-	// part of a core.
-	wellPeriod          = time.Second
-	wellShare           = 20
-	maxWellPeriod       = 5 * time.Second
+	// Once it is ready, a successful probe is followed by the probe's period, by healthyPeriod at least, and by
+	// healthyShare times its own duration up to maxHealthyPeriod: probes of many containers must not cost a core.
+	healthyPeriod       = time.Second
+	healthyShare        = 20
+	maxHealthyPeriod    = 5 * time.Second
 	defaultProbeTimeout = 2 * time.Second
 	failingAfter        = 3
-	// maxProbeBytes bounds what is read of an answer: who answers is the workload.
+	// maxProbeBytes bounds an answer: it comes from the workload.
 	maxProbeBytes = 64 << 10
 )
 
-// prober watches one run of one container.
+// prober probes one run of one container.
 type prober struct {
 	cancel context.CancelFunc
 
@@ -58,14 +57,14 @@ func (r *Reconciler) failing(runID string) bool {
 	return p.failing
 }
 
-// probe starts a prober for each running container of its wanted revision, and ends those of others.
-func (r *Reconciler) probe(ctx context.Context, l look) {
+// probe starts a prober for each running container of its desired revision, and ends all others.
+func (r *Reconciler) probe(ctx context.Context, snap snapshot) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	live := make(map[string]bool)
-	for _, wanted := range l.desired.Workloads {
-		w := wanted.Effective(l.observed.Members[wanted.MemberID])
-		for _, c := range l.observed.Containers {
+	for _, signed := range snap.desired.Workloads {
+		w := signed.Effective(snap.observed.Members[signed.MemberID])
+		for _, c := range snap.observed.Containers {
 			i := slices.IndexFunc(w.Services, func(s agent.Service) bool { return s.Name == c.Service })
 			if c.MemberID != w.MemberID || c.Revision != w.Revision || c.Status != agent.Running || i < 0 {
 				continue
@@ -77,8 +76,8 @@ func (r *Reconciler) probe(ctx context.Context, l look) {
 			probing, cancel := context.WithCancel(ctx)
 			p := &prober{cancel: cancel}
 			r.probers[c.RunID] = p
-			ports := l.members[c.MemberID].Ports
-			r.running.Go(func() { r.watch(probing, p, c, w.Services[i].Spec, ports) })
+			ports := snap.members[c.MemberID].Ports
+			r.running.Go(func() { r.probeLoop(probing, p, c, w.Services[i].Spec, ports) })
 		}
 	}
 	for id, p := range r.probers {
@@ -89,9 +88,9 @@ func (r *Reconciler) probe(ctx context.Context, l look) {
 	}
 }
 
-// watch probes until the run ends. The first success makes the run ready, durably; later it only tells failing from
-// well.
-func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s *protocol.Service,
+// probeLoop probes until the run ends. The first success makes the run ready, durably; later probes only tell healthy
+// from failing.
+func (r *Reconciler) probeLoop(ctx context.Context, p *prober, c agent.Container, s *protocol.Service,
 	ports []state.HostPort,
 ) {
 	check := r.checkOf(c, s, ports)
@@ -119,7 +118,8 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 			r.setFailing(p, false)
 		case ready:
 			if bad++; bad == failingAfter {
-				r.log.WarnContext(ctx, "readiness probe fails", "member", c.MemberID, "run", c.RunID, "error", err)
+				r.log.WarnContext(ctx, "readiness probe fails", slog.String("member_id", c.MemberID),
+					slog.String("run_id", c.RunID), slog.Any("error", err))
 				r.setFailing(p, true)
 			}
 		}
@@ -128,7 +128,7 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 		case !ready:
 			pause = untilNextProbe(time.Since(began), took, period)
 		case err == nil:
-			pause = untilSlot(time.Now(), untilWellProbe(took, period))
+			pause = untilSlot(time.Now(), untilHealthyProbe(took, period))
 		}
 		select {
 		case <-ctx.Done():
@@ -138,19 +138,18 @@ func (r *Reconciler) watch(ctx context.Context, p *prober, c agent.Container, s 
 	}
 }
 
-// untilNextProbe is the pause before a service that is not ready is probed again: it was started so long ago, and the
-// last probe took so long.
+// untilNextProbe is the pause before the next probe of a service that is not ready; since is the service's age, took
+// the duration of the last probe.
 func untilNextProbe(since, took, period time.Duration) time.Duration {
 	return min(max(since/probeShare, 2*took, firstProbe), period)
 }
 
-// untilWellProbe is the pause before a service that is ready and well is probed again.
-func untilWellProbe(took, period time.Duration) time.Duration {
-	return max(period, wellPeriod, min(wellShare*took, maxWellPeriod))
+// untilHealthyProbe is the pause before the next probe of a service that is ready and healthy.
+func untilHealthyProbe(took, period time.Duration) time.Duration {
+	return max(period, healthyPeriod, min(healthyShare*took, maxHealthyPeriod))
 }
 
-// slot is the grid on which an idle node wakes up: for many probes at once rather than for each, because the wake-up
-// costs most.
+// slot is the grid on which an idle node wakes up: once for many probes, because the wake-up costs most.
 const slot = 250 * time.Millisecond
 
 // untilSlot moves the end of a pause to the nearest slot.
@@ -159,15 +158,15 @@ func untilSlot(now time.Time, pause time.Duration) time.Duration {
 }
 
 func (r *Reconciler) becameReady(ctx context.Context, c agent.Container) bool {
-	failpoint.Hit("agent/ready/seen")
-	err := r.timed(ctx, func(now time.Time) error {
+	failpoint.Hit("agent/ready/observed")
+	err := r.withClock(func(now time.Time) error {
 		return r.store.UpdateRun(c.RunID, func(run *state.Run) { run.ReadyAt = now })
 	})
 	if err != nil {
-		r.log.ErrorContext(ctx, "cannot keep readiness", "member", c.MemberID, "error", err)
+		r.log.ErrorContext(ctx, "cannot store readiness", slog.String("member_id", c.MemberID), slog.Any("error", err))
 		return false
 	}
-	failpoint.Hit("agent/ready/kept")
+	failpoint.Hit("agent/ready/saved")
 	r.Wake()
 	return true
 }
@@ -218,14 +217,14 @@ func (r *Reconciler) probeExec(ctx context.Context, containerID string, argv []s
 	if end, bounded := ctx.Deadline(); bounded {
 		timeout = time.Until(end)
 	}
-	code, err := r.runtime.Exec(ctx, containerID, argv, timeout)
+	code, err := r.machine.Exec.Exec(ctx, containerID, argv, timeout)
 	if err == nil && code != 0 {
 		err = fmt.Errorf("the probe's command exited with code %d", code)
 	}
 	return err
 }
 
-// probeDialer spares the system calls for keep-alive packets: a probe's connection ends with its answer.
+// probeDialer sets no keep-alive: a probe's connection ends with its answer.
 func probeDialer() *net.Dialer { return &net.Dialer{KeepAlive: -1} }
 
 func probeTCP(ctx context.Context, addr string) error {
@@ -236,7 +235,7 @@ func probeTCP(ctx context.Context, addr string) error {
 	return conn.Close()
 }
 
-// probeHTTP wants a status below 400. It follows no redirection: the answer itself shows that the app is up.
+// probeHTTP succeeds on a status below 400. It follows no redirection: the answer itself shows that the app is up.
 func probeHTTP(ctx context.Context, addr, path string) error {
 	if path == "" || path[0] != '/' {
 		path = "/" + path
@@ -245,8 +244,8 @@ func probeHTTP(ctx context.Context, addr, path string) error {
 	if err != nil {
 		return err
 	}
-	// A connection of its own each time: a kept one would not show that new callers get in. By hand, because a node does
-	// this all the time for each of its workloads, and an http.Transport costs a multiple.
+	// A new connection each time: an old one would not show that new clients can connect. Written by hand, because a node
+	// probes all the time and an http.Transport costs a multiple.
 	req.Close = true
 	conn, err := probeDialer().DialContext(ctx, "tcp4", addr)
 	if err != nil {

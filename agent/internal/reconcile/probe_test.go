@@ -30,15 +30,17 @@ func TestProbeThatTakesLongIsNotRepeatedWithoutPause(t *testing.T) {
 }
 
 func TestAReadyServiceIsProbedAsOftenAsItsManifestSays(t *testing.T) {
-	require.Equal(t, time.Second, untilWellProbe(time.Millisecond, time.Second))
-	require.Equal(t, 3*time.Second, untilWellProbe(time.Millisecond, 3*time.Second))
-	require.Equal(t, time.Minute, untilWellProbe(time.Second, time.Minute))
+	require.Equal(t, time.Second, untilHealthyProbe(time.Millisecond, time.Second))
+	require.Equal(t, 3*time.Second, untilHealthyProbe(time.Millisecond, 3*time.Second))
+	require.Equal(t, time.Minute, untilHealthyProbe(time.Second, time.Minute))
 }
 
 func TestProbingAReadyServiceHasABoundedCost(t *testing.T) {
-	require.Equal(t, time.Second, untilWellProbe(time.Millisecond, 100*time.Millisecond), "once a second is often enough")
-	require.Equal(t, 2*time.Second, untilWellProbe(100*time.Millisecond, time.Second), "a twentieth of the time at most")
-	require.Equal(t, 5*time.Second, untilWellProbe(2*time.Second, time.Second), "and yet it is probed")
+	require.Equal(t, time.Second, untilHealthyProbe(time.Millisecond, 100*time.Millisecond),
+		"once a second is often enough")
+	require.Equal(t, 2*time.Second, untilHealthyProbe(100*time.Millisecond, time.Second),
+		"a twentieth of the time at most")
+	require.Equal(t, 5*time.Second, untilHealthyProbe(2*time.Second, time.Second), "and yet it is probed")
 }
 
 func TestPausesOfAnIdleNodeEndTogether(t *testing.T) {

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -10,67 +11,68 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// lull is how long news may wait that nobody waits for: mostly better news comes meanwhile, and the hub takes in one
-// report of a launch instead of one for each step.
-const lull = 250 * time.Millisecond
+// debounce is how long a change that is not urgent waits: the hub gets one report of a launch instead of one for each
+// step.
+const debounce = 250 * time.Millisecond
 
-// publish keeps the report and tells the subscribers when it says something new. With fresh false, only conditions are
-// new.
-func (r *Reconciler) publish(report Report, fresh bool) {
+// publishConditions publishes the last report again, with the current conditions: the pass observed nothing.
+func (r *Reconciler) publishConditions() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !fresh {
-		report = r.report
-	}
-	if fresh {
-		report.Passes = r.report.Passes + 1
-	}
-	report.Conditions = r.conditions()
-	same := r.report.Passes > 0 && report.Epoch == r.report.Epoch && report.Generation == r.report.Generation &&
-		equalStatuses(report.Workloads, r.report.Workloads) && slices.Equal(report.Conditions, r.report.Conditions)
+	r.replaceReport(r.report)
+}
+
+// publish makes report the current one.
+func (r *Reconciler) publish(report agent.Report) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	report.Passes = r.report.Passes + 1
+	r.replaceReport(report)
+}
+
+// replaceReport notifies the subscribers if the report says something new. The caller holds mu.
+func (r *Reconciler) replaceReport(report agent.Report) {
+	report.Conditions = r.currentConditions()
 	before := r.report
 	r.report = report
+	sameConditions := slices.Equal(report.Conditions, before.Conditions)
+	same := before.Passes > 0 && report.Epoch == before.Epoch && report.Generation == before.Generation &&
+		equalStatuses(report.Workloads, before.Workloads) && sameConditions
 	switch {
 	case same:
-	case before.Passes == 0 || !slices.Equal(report.Conditions, before.Conditions) || pressing(before.Workloads,
-		report.Workloads):
-		r.announce()
-	case r.later == nil:
-		r.later = time.AfterFunc(lull, func() {
+	case before.Passes == 0 || !sameConditions || isUrgent(before.Workloads, report.Workloads):
+		r.notifySubscribers()
+	case r.debounced == nil:
+		r.debounced = time.AfterFunc(debounce, func() {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.announce()
+			r.notifySubscribers()
 		})
 	}
 }
 
-// announce signals the subscribers. The mutex is held.
-func (r *Reconciler) announce() {
-	if r.later != nil {
-		r.later.Stop()
-		r.later = nil
+// notifySubscribers also ends the debouncing. The caller holds mu.
+func (r *Reconciler) notifySubscribers() {
+	if r.debounced != nil {
+		r.debounced.Stop()
+		r.debounced = nil
 	}
-	for _, c := range r.subs {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
-	}
+	r.subscribers.Send()
 }
 
-// pressing reports whether somebody waits for the news: a member has come to where it was to come, or fares worse. That
-// it is on its way is no such news.
-func pressing(before, now []*protocol.WorkloadStatus) bool {
-	was := make(map[string]*protocol.WorkloadStatus, len(before))
+// isUrgent reports whether a member has reached the end of a change, or got a new reason or fallback. Progress on the
+// way is not urgent.
+func isUrgent(before, now []*protocol.WorkloadStatus) bool {
+	earlier := make(map[string]*protocol.WorkloadStatus, len(before))
 	for _, s := range before {
-		was[s.GetMemberId()] = s
+		earlier[s.GetMemberId()] = s
 	}
 	for _, s := range now {
-		old := was[s.GetMemberId()]
-		onItsWay := s.GetStatus() == agent.StatusPending || s.GetStatus() == agent.StatusStarting ||
+		old := earlier[s.GetMemberId()]
+		changing := s.GetStatus() == agent.StatusPending || s.GetStatus() == agent.StatusStarting ||
 			s.GetStatus() == agent.StatusStopping
 		if s.GetReason() != old.GetReason() || s.GetFallbackFromRevision() != old.GetFallbackFromRevision() ||
-			!onItsWay && (s.GetStatus() != old.GetStatus() || s.GetRevision() != old.GetRevision()) {
+			!changing && (s.GetStatus() != old.GetStatus() || s.GetRevision() != old.GetRevision()) {
 			return true
 		}
 	}
@@ -79,4 +81,28 @@ func pressing(before, now []*protocol.WorkloadStatus) bool {
 
 func equalStatuses(a, b []*protocol.WorkloadStatus) bool {
 	return slices.EqualFunc(a, b, func(x, y *protocol.WorkloadStatus) bool { return proto.Equal(x, y) })
+}
+
+// currentConditions are the node's conditions, sorted. The caller holds mu.
+func (r *Reconciler) currentConditions() []string {
+	found := make(map[string]bool)
+	for c := range r.conditions {
+		found[c] = true
+	}
+	for _, c := range slices.Concat(r.machine.Host.Conditions(), r.machine.Network.Conditions(), r.cfg.WeakIsolation) {
+		found[c] = true
+	}
+	if owner, _ := r.cfg.Policy(); owner.ShareWeakIsolation && len(r.cfg.WeakIsolation) > 0 {
+		found[protocol.ConditionWeakIsolationShared] = true
+	}
+	if len(r.store.Unverified()) > 0 {
+		found["state_unverified"] = true
+	}
+	if r.clock.MachineIsWrong() {
+		found["clock_untrusted"] = true
+	}
+	if r.store.Bundle().Expired(r.clock.Now()) {
+		found[protocol.ConditionBundleExpired] = true
+	}
+	return slices.Sorted(maps.Keys(found))
 }

@@ -412,22 +412,22 @@ type mortalStart struct {
 	died atomic.Bool
 }
 
-func (m *mortalStart) Start(ctx context.Context, spec runtime.Spec) (runtime.Run, error) {
+func (m *mortalStart) Prepare(ctx context.Context, spec runtime.Spec) (*runtime.Pending, error) {
 	if m.died.Swap(true) {
-		return m.Runtime.Start(ctx, spec)
+		return m.Runtime.Prepare(ctx, spec)
 	}
 	if err := m.f.daemon.Kill9(); err != nil {
-		return runtime.Run{}, err
+		return nil, err
 	}
-	run, err := m.Runtime.Start(ctx, spec)
-	return run, errors.Join(err, m.f.daemon.Start(m.f.ctx()))
+	pending, err := m.Runtime.Prepare(ctx, spec)
+	return pending, errors.Join(err, m.f.daemon.Start(m.f.ctx()))
 }
 
 func TestDeathOfContainerdIsNoFailureOfTheWorkloadThatItWasStarting(t *testing.T) {
 	f := newFixture(t)
 	f.stop()
 	mortal := &mortalStart{f: f}
-	f.between = func(rt *runtime.Runtime) reconcile.Runtime {
+	f.wrapRuntime = func(rt *runtime.Runtime) reconcile.Containers {
 		mortal.Runtime = rt
 		return mortal
 	}
@@ -461,7 +461,7 @@ func (l slowLook) List(ctx context.Context) ([]runtime.Container, error) {
 func TestLaw05AStartThatEndsDuringALookIsMeasuredFromItsBeginning(t *testing.T) {
 	f := newFixture(t)
 	f.stop()
-	f.between = func(rt *runtime.Runtime) reconcile.Runtime { return slowLook{rt, f} }
+	f.wrapRuntime = func(rt *runtime.Runtime) reconcile.Containers { return slowLook{rt, f} }
 	f.start()
 	var all []*protocol.Workload
 	for range 8 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strconv"
@@ -119,60 +120,116 @@ func imageMissing(name string, cause error) error {
 	return fault.New(fault.NotFound, "image_missing", "The image "+name+" is not on this node yet.", cause)
 }
 
-// Start makes and starts the container of this run. A run that is up already is returned as it is; one that a crash
-// left half made is made again; one that has ended is a conflict.
+// Pending is a container between Prepare and StartTask. Close it in any case.
+type Pending struct {
+	Spec    Spec
+	oci     *specs.Spec
+	image   readyImage
+	rootfs  []mount.Mount
+	running *Run
+	end     func()
+}
+
+// Close ends the making of the container: from now on List asks containerd for its state. It removes nothing.
+func (p *Pending) Close() {
+	if p.end != nil {
+		p.end()
+		p.end = nil
+	}
+}
+
+// Start makes and starts the container of this run in a network that exists, and removes it again if that fails. A run
+// that is up already is returned as it is; one that a crash left incomplete is made again; one that has ended is a
+// conflict.
 func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
+	pending, err := r.Prepare(ctx, spec)
+	if err != nil {
+		return Run{}, err
+	}
+	defer pending.Close()
+	if err = r.CreateTask(ctx, pending); err == nil {
+		var run Run
+		if run, err = r.StartTask(ctx, pending, spec.IP); err == nil {
+			return run, nil
+		}
+	}
+	pending.Close()
+	r.abandon(ctx, spec.ID)
+	return Run{}, err
+}
+
+// Prepare makes the container's files, snapshot and record. It needs no network. After an error in a later step the
+// caller removes the container.
+func (r *Runtime) Prepare(ctx context.Context, spec Spec) (*Pending, error) {
 	ctx = r.ns(ctx)
 	if r.host.appArmor != "" {
 		// The owner's tools may have unloaded it meanwhile (aa-remove-unknown).
 		if _, err := r.cfg.LoadAppArmor(r.host.appArmor); err != nil {
-			return Run{}, fault.New(fault.Unavailable, "apparmor_unavailable",
+			return nil, fault.New(fault.Unavailable, "apparmor_unavailable",
 				"The AppArmor profile of containers cannot be loaded: see whether apparmor_parser works.", err)
 		}
 	}
 	ociSpec, image, err := r.buildSpec(ctx, spec)
 	if err != nil {
-		return Run{}, err
+		return nil, err
 	}
-	switch had, err := r.Get(ctx, spec.ID); {
-	case fault.Is(err, fault.NotFound):
-		// What a crash before the container's record may have left shows itself when it is in the way.
-	case err != nil:
-		return Run{}, err
-	case had.State == StateRunning:
-		return Run{ContainerID: had.ID, PID: had.PID, StartedAt: had.StartedAt}, nil
-	case had.State == StateUnknown:
-		return Run{}, fault.New(fault.Unavailable, "container_unknown", "The container does not answer at the moment.", nil)
-	case had.State == StateExited, had.State == StateLost && !had.StartedAt.IsZero():
-		return Run{}, fault.New(fault.Conflict, "run_ended", "This run has ended; a new one needs an id of its own.",
-			nil).Permanent()
-	default:
-		if err := r.Remove(ctx, spec.ID); err != nil {
-			return Run{}, err
-		}
+	p := &Pending{Spec: spec, oci: ociSpec, image: image}
+	if p.running, err = r.clearEarlierTry(ctx, spec.ID); err != nil || p.running != nil {
+		return p, err
 	}
-	run, err := r.start(ctx, spec, ociSpec, image)
+	p.end = r.beginStart(spec.ID)
+	err = r.newContainer(ctx, p)
 	if errdefs.IsAlreadyExists(err) {
-		if err := r.Remove(ctx, spec.ID); err != nil {
-			return Run{}, err
-		}
-		run, err = r.start(ctx, spec, ociSpec, image)
+		err = r.newContainerAgain(ctx, p)
 	}
 	if err != nil {
-		clean, cancel := r.detached(ctx)
-		defer cancel()
-		if e := r.Remove(clean, spec.ID); e != nil {
-			r.cfg.Log.Warn("cannot clean up after a failed start", "container", spec.ID, "cause", e)
-		}
-		return Run{}, startFault(err)
+		p.Close()
+		r.abandon(ctx, spec.ID)
+		return nil, startFault(err)
 	}
-	return run, nil
+	return p, nil
 }
 
-func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, image readyImage) (Run, error) {
-	defer r.beginStart(spec.ID)()
-	if err := r.prepareFiles(spec); err != nil {
-		return Run{}, err
+// abandon removes what a failed start left.
+func (r *Runtime) abandon(ctx context.Context, id string) {
+	clean, cancel := r.detached(ctx)
+	defer cancel()
+	if err := r.Remove(clean, id); err != nil {
+		r.cfg.Log.Warn("cannot clean up after a failed start", slog.String("container_id", id), slog.Any("error", err))
+	}
+}
+
+// clearEarlierTry removes what a crash left of the run before it started. It returns the run if it is up, and fails if
+// the run has ended.
+func (r *Runtime) clearEarlierTry(ctx context.Context, id string) (*Run, error) {
+	switch had, err := r.Get(ctx, id); {
+	case fault.Is(err, fault.NotFound):
+		// What a crash before the container's record left makes the next step fail with AlreadyExists.
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case had.State == StateRunning:
+		return &Run{ContainerID: had.ID, PID: had.PID, StartedAt: had.StartedAt}, nil
+	case had.State == StateUnknown:
+		return nil, fault.New(fault.Unavailable, "container_unknown", "The container does not answer at the moment.", nil)
+	case had.State == StateExited, had.State == StateLost && !had.StartedAt.IsZero():
+		return nil, fault.New(fault.Conflict, "run_ended", "This run has ended; a new one needs an id of its own.",
+			nil).Permanent()
+	default:
+		return nil, r.Remove(ctx, id)
+	}
+}
+
+func (r *Runtime) newContainerAgain(ctx context.Context, p *Pending) error {
+	if err := r.Remove(ctx, p.Spec.ID); err != nil {
+		return err
+	}
+	return r.newContainer(ctx, p)
+}
+
+func (r *Runtime) newContainer(ctx context.Context, p *Pending) error {
+	if err := r.prepareFiles(p.Spec); err != nil {
+		return err
 	}
 	failpoint.Hit("agent/start/files")
 	// A session keyring of its own counts for the user, and the kernel gives a user 200 keys: all containers of a node
@@ -181,51 +238,54 @@ func (r *Runtime) start(ctx context.Context, spec Spec, ociSpec *specs.Spec, ima
 	if r.host.userNamespaces {
 		options.IoUid, options.IoGid = r.cfg.UIDMapBase, r.cfg.UIDMapBase
 	}
-	var rootfs []mount.Mount
-	_, err := r.client.NewContainer(ctx, spec.ID,
+	labels := p.Spec.labels(r.host, r.uidMap(), p.image.config.StopSignal, r.diskLimit(p.Spec))
+	_, err := r.client.NewContainer(ctx, p.Spec.ID,
 		client.WithSnapshotter(r.cfg.Snapshotter),
-		r.withSnapshot(spec, image, &rootfs),
-		client.WithContainerLabels(spec.labels(r.host, r.uidMap(), image.config.StopSignal, r.diskLimit(spec))),
+		r.withSnapshot(p.Spec, p.image, &p.rootfs),
+		client.WithContainerLabels(labels),
 		client.WithRuntime(runcRuntime, options),
-		client.WithSpec(ociSpec),
+		client.WithSpec(p.oci),
 	)
 	if err != nil {
-		return Run{}, fmt.Errorf("make container: %w", err)
+		return fmt.Errorf("make container: %w", err)
 	}
 	failpoint.Hit("agent/start/container")
-	if err := r.newTask(ctx, spec, rootfs); err != nil {
-		return Run{}, err
-	}
-	failpoint.Hit("agent/start/task")
-	if err := r.awaitNetwork(ctx, spec); err != nil {
-		return Run{}, err
-	}
-	started, err := r.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: spec.ID})
-	if err != nil {
-		return Run{}, fmt.Errorf("start task: %w", errgrpc.ToNative(err))
-	}
-	failpoint.Hit("agent/start/running")
-	r.noteRunning(spec.ID, started.GetPid())
-	run := Run{ContainerID: spec.ID, PID: started.GetPid(), StartedAt: failpoint.Now()}
-	return run, r.noteStart(spec.ID, run.StartedAt)
+	return nil
 }
 
-// newTask makes the container's first process, which waits for the start before it becomes the workload's.
-// Container.NewTask would ask containerd four times for what is known here.
-func (r *Runtime) newTask(ctx context.Context, spec Spec, rootfs []mount.Mount) error {
-	if spec.Namespaces != nil {
-		if err := spec.Namespaces(ctx); err != nil {
-			return err
+// CreateTask makes the container's first process, in namespaces that must exist by now. The process waits for
+// StartTask before it runs the workload.
+func (r *Runtime) CreateTask(ctx context.Context, p *Pending) error {
+	if p.running != nil {
+		return nil
+	}
+	ctx = r.ns(ctx)
+	err := r.newTask(ctx, p)
+	if errdefs.IsAlreadyExists(err) {
+		if err = r.newContainerAgain(ctx, p); err == nil {
+			err = r.newTask(ctx, p)
 		}
 	}
-	log, err := cio.LogFile(r.logPath(spec.ID))(spec.ID)
+	if err != nil {
+		return startFault(err)
+	}
+	failpoint.Hit("agent/start/task")
+	return nil
+}
+
+// newTask spares the four questions to containerd that Container.NewTask asks.
+func (r *Runtime) newTask(ctx context.Context, p *Pending) error {
+	log, err := cio.LogFile(r.logPath(p.Spec.ID))(p.Spec.ID)
 	if err != nil {
 		return fmt.Errorf("prepare the log: %w", err)
 	}
 	r.parents.RLock()
 	defer r.parents.RUnlock()
 	_, err = r.client.TaskService().Create(ctx, &tasks.CreateTaskRequest{
-		ContainerID: spec.ID, Rootfs: mount.ToProto(rootfs), Stdout: log.Config().Stdout, Stderr: log.Config().Stderr,
+		ContainerID: p.Spec.ID,
+		Rootfs:      mount.ToProto(p.rootfs),
+		Stdout:      log.Config().Stdout,
+		Stderr:      log.Config().Stderr,
 	})
 	if err != nil {
 		return fmt.Errorf("make task: %w", errgrpc.ToNative(err))
@@ -233,15 +293,29 @@ func (r *Runtime) newTask(ctx context.Context, spec Spec, rootfs []mount.Mount) 
 	return nil
 }
 
-// awaitNetwork waits until the network stands that is made beside the container, and tells the container its address.
-func (r *Runtime) awaitNetwork(ctx context.Context, spec Spec) (err error) {
-	if spec.Network == nil {
-		return nil
+// StartTask runs the workload. The network must be complete; ip is the container's address for its /etc/hosts.
+func (r *Runtime) StartTask(ctx context.Context, p *Pending, ip string) (Run, error) {
+	if p.running != nil {
+		return *p.running, nil
 	}
-	if spec.IP, err = spec.Network(ctx); err != nil {
-		return err
+	ctx = r.ns(ctx)
+	if p.Spec.IP != ip {
+		p.Spec.IP = ip
+		if err := r.writeHosts(p.Spec); err != nil {
+			return Run{}, startFault(err)
+		}
 	}
-	return r.writeHosts(spec)
+	started, err := r.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: p.Spec.ID})
+	if err != nil {
+		return Run{}, startFault(fmt.Errorf("start task: %w", errgrpc.ToNative(err)))
+	}
+	failpoint.Hit("agent/start/running")
+	r.noteRunning(p.Spec.ID, started.GetPid())
+	run := Run{ContainerID: p.Spec.ID, PID: started.GetPid(), StartedAt: failpoint.Now()}
+	if err := r.noteStart(p.Spec.ID, run.StartedAt); err != nil {
+		return run, startFault(err)
+	}
+	return run, nil
 }
 
 // withSnapshot makes the container's file system upon that of the image, and gives its mounts. client.WithNewSnapshot

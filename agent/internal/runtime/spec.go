@@ -1,7 +1,6 @@
 package runtime
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"path"
@@ -344,13 +343,8 @@ type Spec struct {
 	// neither mount its sysfs nor be entered by runc for a probe. Required where user namespaces are available; its map is
 	// that of Config.
 	UserNSPath string
-	// IP is the container's own address for /etc/hosts; may be empty.
+	// IP is the container's own address for /etc/hosts; may be empty while the network is not complete.
 	IP string
-	// Namespaces and Network let a container be made beside its network; nil where that stands already. Namespaces returns
-	// once those above are mounted, Network once all of the network stands, with the address: nothing of the container
-	// runs before.
-	Namespaces func(context.Context) error
-	Network    func(context.Context) (ip string, err error)
 	// Labels are the caller's own; they come back in List.
 	Labels map[string]string
 }

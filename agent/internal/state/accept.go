@@ -20,9 +20,9 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Verdict is whether a workload document is admitted: publisher, manifest and features. It follows from signed
-// documents alone, so it is not kept on disk: each start judges anew, and so does each new trust bundle.
-type Verdict struct {
+// AdmissionDecision is whether a workload document is admitted: publisher, manifest and features. It follows from
+// signed documents alone, so it is not kept on disk: each start judges anew, and so does each new trust bundle.
+type AdmissionDecision struct {
 	Admitted bool
 	// Reason is a status_reason of the contract, Detail for people.
 	Reason string
@@ -251,7 +251,7 @@ func (s *Store) storeState(next *protocol.DesiredState, env *protocol.Envelope, 
 		maps.Copy(d.members, members)
 		for _, sum := range dropped {
 			delete(d.parts, sum)
-			delete(d.verdicts, sum)
+			delete(d.admissions, sum)
 		}
 		for _, id := range orphans {
 			delete(d.leases, id)
@@ -331,13 +331,13 @@ func (s *Store) AcceptPart(raw []byte) error {
 	return protocol.Refuse(protocol.RefusalUnknownPart, "the accepted desired state names no such part")
 }
 
-// SetVerdicts notes whether documents are admitted, by their digests. What the state no longer names is left out.
-func (s *Store) SetVerdicts(verdicts map[string]Verdict) {
+// SetAdmissions notes whether documents are admitted, by their digests. What the state no longer names is left out.
+func (s *Store) SetAdmissions(admissions map[string]AdmissionDecision) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for sum, v := range verdicts {
+	for sum, v := range admissions {
 		if _, is := s.d.parts[sum]; is {
-			s.d.verdicts[sum] = v
+			s.d.admissions[sum] = v
 		}
 	}
 }
@@ -418,11 +418,11 @@ type Part struct {
 	MemberID string
 	SHA256   [32]byte
 	Workload *protocol.Workload
-	// Verdict is nil while nobody has judged the document.
-	Verdict *Verdict
+	// AdmissionDecision is nil while nobody has judged the document.
+	Admission *AdmissionDecision
 }
 
-// SHA256Hex is the name of the part in SetVerdicts.
+// SHA256Hex is the name of the part in SetAdmissions.
 func (p Part) SHA256Hex() string { return hex.EncodeToString(p.SHA256[:]) }
 
 // Accepted returns the accepted state. Callers do not change the workloads.
@@ -445,8 +445,8 @@ func (s *Store) accepted() Accepted {
 		p := Part{MemberID: ref.GetId()}
 		copy(p.SHA256[:], ref.GetSha256())
 		p.Workload = s.d.parts[p.SHA256Hex()].workload
-		if v, judged := s.d.verdicts[p.SHA256Hex()]; judged {
-			p.Verdict = &v
+		if v, judged := s.d.admissions[p.SHA256Hex()]; judged {
+			p.Admission = &v
 		}
 		a.Parts = append(a.Parts, p)
 	}

@@ -51,7 +51,14 @@ func newMachine() *machine {
 
 func (m *machine) HasImage(context.Context, runtime.ImageRef) (bool, error) { return true, nil }
 
-func (m *machine) Start(_ context.Context, spec runtime.Spec) (runtime.Run, error) {
+func (m *machine) Prepare(_ context.Context, spec runtime.Spec) (*runtime.Pending, error) {
+	return &runtime.Pending{Spec: spec}, nil
+}
+
+func (m *machine) CreateTask(context.Context, *runtime.Pending) error { return nil }
+
+func (m *machine) StartTask(_ context.Context, p *runtime.Pending, _ string) (runtime.Run, error) {
+	spec := p.Spec
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.idle = 0
@@ -197,12 +204,12 @@ func newUsedNode(t *testing.T) *usedNode {
 	require.NoError(t, s.AcceptBundle(m.NextBundle(m.Now.Add(time.Second)).Envelope()))
 	web, rest, up := m.Workload("web", 1), m.Workload("rest", 2), m.Workload("up", 3)
 	rest.Stopped, up.Fallback = true, m.Workload("up", 2)
-	acceptor := accept.Acceptor{Store: s, Node: m.Node}
+	acceptor := accept.New(accept.Config{Store: s, Node: m.Node})
 	env, parts := m.Desired(1, web, m.Workload("left", 1))
-	_, err := acceptor.State(env, parts)
+	_, err := acceptor.State(context.Background(), env, parts)
 	require.NoError(t, err)
 	env, parts = m.Desired(2, web, rest, up)
-	_, err = acceptor.State(env, parts)
+	_, err = acceptor.State(context.Background(), env, parts)
 	require.NoError(t, err)
 	for no, members := range [][]string{{"web"}, {"rest", "up"}} {
 		_, err = acceptor.Leases(m.Leases(s.Incarnation(), uint64(no+1), members...))
@@ -233,7 +240,7 @@ func (n *usedNode) open(t testing.TB, dir string) *state.Store {
 const idleListings = 50
 
 // run reconciles until each member has been started or is not going to be, and returns the last report.
-func (n *usedNode) run(t testing.TB, s *state.Store, m *machine) reconcile.Report {
+func (n *usedNode) run(t testing.TB, s *state.Store, m *machine) agent.Report {
 	t.Helper()
 	source, err := state.MachineTime()
 	require.NoError(t, err)
@@ -241,7 +248,9 @@ func (n *usedNode) run(t testing.TB, s *state.Store, m *machine) reconcile.Repor
 		MeteringInterval: 20 * time.Millisecond, UsageInterval: 100 * time.Millisecond, Resync: 10 * time.Millisecond,
 		PortFrom: 40000,
 		PortTo:   40099,
-	}, s, state.NewClock(s, source, time.Time{}), m, networks{m}, m)
+	}, s, state.NewClock(s, source, time.Time{}), reconcile.Machine{
+		Containers: m, Images: m, Stats: m, Logs: m, Disk: m, Exec: m, Host: m, Network: networks{m},
+	}, m)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- re.Run(ctx) }()
@@ -253,14 +262,14 @@ func (n *usedNode) run(t testing.TB, s *state.Store, m *machine) reconcile.Repor
 	return re.Report()
 }
 
-func (m *machine) settled(r reconcile.Report) bool {
+func (m *machine) settled(r agent.Report) bool {
 	m.mu.Lock()
 	idle := m.idle
 	m.mu.Unlock()
 	return idle >= idleListings || r.Passes >= 2 && !m.undecided(r)
 }
 
-func (m *machine) undecided(r reconcile.Report) bool {
+func (m *machine) undecided(r agent.Report) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.ContainsFunc(r.Workloads, func(w *protocol.WorkloadStatus) bool {
@@ -434,9 +443,9 @@ func TestLaw03WhatRunsGoesOnWhenItsStoredStateDoesNotVerify(t *testing.T) {
 		if !s.Bundle().Valid() {
 			require.NoError(t, s.InitBundle(n.mesh.Bundle()))
 		}
-		acceptor := accept.Acceptor{Store: s, Node: n.mesh.Node}
+		acceptor := accept.New(accept.Config{Store: s, Node: n.mesh.Node})
 		env, parts := n.mesh.Desired(3, n.wanted["web"], n.wanted["up"])
-		_, err := acceptor.State(env, parts)
+		_, err := acceptor.State(context.Background(), env, parts)
 		require.NoError(t, err, key)
 		_, err = acceptor.Leases(n.mesh.Leases(s.Incarnation(), 9, "web", "up"))
 		require.NoError(t, err, key)

@@ -42,7 +42,7 @@ func (s *Store) known(built time.Time) clock.Known {
 func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	metered, records := meter.Leap(s.d.meter, from, to.At)
+	metered, records := meter.ClockStep(s.d.meter, from, to.At)
 	sealed, err := s.seal(records, to.At)
 	if err != nil {
 		return err
@@ -214,11 +214,11 @@ func (c *Clock) Stamp() clock.Stamp {
 	return is.Stamp(r)
 }
 
-// Happened converts the machine's time, such as the runtime's, of something that happened after the given time of the
-// node.
-func (c *Clock) Happened(t, after time.Time) time.Time {
+// FromMachineTime converts the machine's time, such as the runtime's, of something that happened after the given time
+// of the node.
+func (c *Clock) FromMachineTime(t, after time.Time) time.Time {
 	is, r := c.read()
-	return is.Happened(t, after, c.store.LastStamp(), r)
+	return is.FromMachineTime(t, after, c.store.LastStamp(), r)
 }
 
 // Exited converts the machine's time of an exit that no sample has seen yet; zero where it cannot be known.

@@ -123,7 +123,7 @@ func TestReleasingNeverWaitsForTheDisk(t *testing.T) {
 	require.NoError(t, s.AcceptState(v, parts))
 	ended := noon.Add(90 * time.Second)
 	for _, run := range []string{"run-a", "run-b"} {
-		require.NoError(t, s.UpdateRun(run, func(r *state.Run) { r.StopAsked = true }))
+		require.NoError(t, s.UpdateRun(run, func(r *state.Run) { r.StopRequested = true }))
 	}
 	sample(t, s, noon.Add(100*time.Second),
 		meter.Run{RunID: "run-a", MemberID: "a", StartedAt: noon, ExitedAt: ended},
@@ -140,7 +140,7 @@ func TestReleasingNeverWaitsForTheDisk(t *testing.T) {
 		require.Len(t, accepted.Parts, 3, why)
 		require.True(t, accepted.Parts[0].Workload.GetStopped(), why)
 		require.Nil(t, accepted.Parts[2].Workload, "%s: nothing is started from a full disk", why)
-		require.True(t, s.Runs()["run-b"].StopAsked && s.Runs()["run-b"].ExitRecorded, why)
+		require.True(t, s.Runs()["run-b"].StopRequested && s.Runs()["run-b"].ExitRecorded, why)
 		require.NotContains(t, s.Runs(), "run-a", why)
 		require.NotNil(t, s.Members()["a"].Removal, why)
 		require.True(t, s.Measured("run-b"), why)

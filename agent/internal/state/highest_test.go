@@ -2,6 +2,7 @@ package state_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/x509"
@@ -79,13 +80,13 @@ func newDiskNode(t *testing.T) *diskNode {
 }
 
 func (n *diskNode) acceptor(s *state.Store) *accept.Acceptor {
-	return &accept.Acceptor{Store: s, Node: n.mesh.Node}
+	return accept.New(accept.Config{Store: s, Node: n.mesh.Node})
 }
 
 func (n *diskNode) desire(generation uint64, workloads ...*protocol.Workload) error {
 	n.t.Helper()
 	env, parts := n.mesh.Desired(generation, workloads...)
-	_, err := n.acceptor(n.s).State(env, parts)
+	_, err := n.acceptor(n.s).State(context.Background(), env, parts)
 	return err
 }
 
@@ -187,10 +188,10 @@ func TestLaw01AStoreThatLostItsNewestStateStartsNothing(t *testing.T) {
 	require.Equal(t, protocol.RefusalOlder, protocol.RefusalOf(s.InitBundle(n.mesh.Bundles[0])))
 	require.NoError(t, s.InitBundle(n.mesh.Bundle()))
 	env, parts := n.mesh.Desired(1, n.mesh.Workload("left", 1))
-	_, err = n.acceptor(s).State(env, parts)
+	_, err = n.acceptor(s).State(context.Background(), env, parts)
 	require.Equal(t, protocol.RefusalOlder, protocol.RefusalOf(err))
 	env, parts = n.mesh.Desired(3, n.wanted["web"])
-	_, err = n.acceptor(s).State(env, parts)
+	_, err = n.acceptor(s).State(context.Background(), env, parts)
 	require.NoError(t, err)
 	require.NotContains(t, s.Unverified(), "state")
 	require.NoError(t, s.Close())
@@ -221,7 +222,7 @@ func TestLaw01AStoreWithoutItsHighestGenerationStartsNothing(t *testing.T) {
 		s, err := n.start(dir)
 		require.NoError(t, err, what)
 		env, parts := n.mesh.Desired(2, n.wanted["web"])
-		_, err = n.acceptor(s).State(env, parts)
+		_, err = n.acceptor(s).State(context.Background(), env, parts)
 		require.NoError(t, err, "%s: the hub sends the same again", what)
 		require.NoError(t, s.Close())
 		s, err = n.start(dir)

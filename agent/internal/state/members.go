@@ -47,8 +47,8 @@ type Run struct {
 	OpenedAt   time.Time
 	// StartedAt is the container's start on the agent's clock; zero until it was seen up.
 	StartedAt time.Time `json:",omitzero"`
-	// StopAsked says that this agent has asked it to end, so that its exit is no failure.
-	StopAsked bool `json:",omitempty"`
+	// StopRequested says that this agent has asked it to end, so that its exit is no failure.
+	StopRequested bool `json:",omitempty"`
 	// OverDisk says why this agent ended it: it took more of the disk than it may.
 	OverDisk string `json:",omitempty"`
 	// ReadyAt is when the readiness probe first succeeded.
@@ -71,6 +71,22 @@ func (s *Store) Runs() map[string]Run {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.d.runs)
+}
+
+// NewestRun is the last run of a member, or of one of its services; the fault NotFound when there is none.
+func (s *Store) NewestRun(memberID, service string) (Run, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var newest Run
+	for _, run := range s.d.runs {
+		if run.MemberID == memberID && (service == "" || run.Service == service) && !run.OpenedAt.Before(newest.OpenedAt) {
+			newest = run
+		}
+	}
+	if newest.ID == "" {
+		return Run{}, fault.New(fault.NotFound, "no_container", "This node has no container of the workload.", nil)
+	}
+	return newest, nil
 }
 
 // Leases returns the newest lease of each member. Callers do not change them.
@@ -166,19 +182,19 @@ func (s *Store) OpenRun(r Run) error {
 	return s.openRun(r)
 }
 
-// OpenWantedRun is OpenRun if the accepted state, as it is at this very moment, still wants the run; otherwise it
+// OpenRunIfDesired is OpenRun if the accepted state, as it is at this very moment, still wants the run; otherwise it
 // changes nothing. Between the decision to start and the start, a newer state may have come.
-func (s *Store) OpenWantedRun(r Run) (wanted bool, err error) {
+func (s *Store) OpenRunIfDesired(r Run) (wanted bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	wanted = slices.ContainsFunc(s.accepted().Parts, func(p Part) bool {
-		if p.MemberID != r.MemberID || p.Workload.GetStopped() || p.Verdict == nil {
+		if p.MemberID != r.MemberID || p.Workload.GetStopped() || p.Admission == nil {
 			return false
 		}
 		if back := p.Workload.GetFallback(); back != nil && s.d.members[r.MemberID].FellBackFrom == p.Workload.GetRevision() {
-			return back.GetRevision() == r.Revision && p.Verdict.FallbackAdmitted
+			return back.GetRevision() == r.Revision && p.Admission.FallbackAdmitted
 		}
-		return p.Workload.GetRevision() == r.Revision && p.Verdict.Admitted
+		return p.Workload.GetRevision() == r.Revision && p.Admission.Admitted
 	})
 	if !wanted {
 		return false, nil
@@ -195,9 +211,9 @@ func (s *Store) openRun(r Run) error {
 		func(d *data) { d.runs[r.ID] = r; d.setMeter(metered) })
 }
 
-// AdoptRun puts a container into the journal that is there and that the journal does not know: the store was lost. The
-// meter counts it from when it is first seen.
-func (s *Store) AdoptRun(r Run) error {
+// JournalRun puts a container into the journal that is there and that the journal does not know: the store was lost.
+// The meter counts it from when it is first seen.
+func (s *Store) JournalRun(r Run) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, known := s.d.runs[r.ID]; known {

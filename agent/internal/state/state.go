@@ -145,13 +145,13 @@ type data struct {
 	batches   map[string]*protocol.Envelope
 	leaseFrom map[string]string
 	// parts by hex SHA-256.
-	parts    map[string]part
-	verdicts map[string]Verdict
-	leases   map[string]*protocol.Lease
-	members  map[string]Member
-	runs     map[string]Run
-	consumed map[string]map[string]int64
-	meter    meter.State
+	parts      map[string]part
+	admissions map[string]AdmissionDecision
+	leases     map[string]*protocol.Lease
+	members    map[string]Member
+	runs       map[string]Run
+	consumed   map[string]map[string]int64
+	meter      meter.State
 	// sample is set only while the store is being read.
 	sample sample
 	chain  spool.Chain
@@ -522,7 +522,7 @@ func (s *Store) load() error {
 		leaseFrom:  map[string]string{},
 		sample:     sample{},
 		parts:      map[string]part{},
-		verdicts:   map[string]Verdict{},
+		admissions: map[string]AdmissionDecision{},
 		leases:     map[string]*protocol.Lease{},
 		members:    map[string]Member{},
 		runs:       map[string]Run{},

@@ -202,8 +202,8 @@ func TestPartsComeWithTheStateOrLater(t *testing.T) {
 	require.NotNil(t, s.Accepted().Parts[1].Workload)
 
 	sum := s.Accepted().Parts[1].SHA256Hex()
-	s.SetVerdicts(map[string]state.Verdict{sum: {Admitted: true}})
-	require.True(t, s.Accepted().Parts[1].Verdict.Admitted)
+	s.SetAdmissions(map[string]state.AdmissionDecision{sum: {Admitted: true}})
+	require.True(t, s.Accepted().Parts[1].Admission.Admitted)
 
 	next, _ := m.desired(2, workload("a", 1))
 	require.NoError(t, s.AcceptState(next, nil))
@@ -218,7 +218,7 @@ func TestLaw01RunIsOpenedOnlyWhileTheAcceptedStateWantsIt(t *testing.T) {
 	run := state.Run{ID: "a.1", MemberID: "a", Revision: 2, OpenedAt: noon}
 	wanted := func() bool {
 		t.Helper()
-		ok, err := s.OpenWantedRun(run)
+		ok, err := s.OpenRunIfDesired(run)
 		require.NoError(t, err)
 		require.Equal(t, ok, len(s.Runs()) == 1)
 		return ok
@@ -227,9 +227,11 @@ func TestLaw01RunIsOpenedOnlyWhileTheAcceptedStateWantsIt(t *testing.T) {
 	v, parts := m.desired(1, workload("a", 2))
 	require.NoError(t, s.AcceptState(v, parts))
 	require.False(t, wanted(), "nobody has judged the document")
-	s.SetVerdicts(map[string]state.Verdict{s.Accepted().Parts[0].SHA256Hex(): {Reason: "manifest_not_admitted"}})
+	s.SetAdmissions(map[string]state.AdmissionDecision{s.Accepted().Parts[0].SHA256Hex(): {
+		Reason: "manifest_not_admitted",
+	}})
 	require.False(t, wanted())
-	s.SetVerdicts(map[string]state.Verdict{s.Accepted().Parts[0].SHA256Hex(): {Admitted: true}})
+	s.SetAdmissions(map[string]state.AdmissionDecision{s.Accepted().Parts[0].SHA256Hex(): {Admitted: true}})
 	run.Revision = 1
 	require.False(t, wanted(), "another revision")
 	run.Revision = 2

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
-	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -155,22 +154,16 @@ func (u *Uplink) Part(ctx context.Context, sha256 [32]byte) ([]byte, error) {
 	return answer.GetPart(), nil
 }
 
-// refreshBundle fetches the next trust bundle and stores it; false means that there is no newer one. Where the root
-// changed in between, the newest is several steps away.
-func (u *Uplink) refreshBundle(ctx context.Context) bool {
-	have := u.store.Bundle().Version()
+// FetchBundle fetches the trust bundle after the given version.
+func (u *Uplink) FetchBundle(ctx context.Context, version uint64) (*protocol.Envelope, error) {
 	answer, err := u.fetch(ctx, &protocol.FetchRequest{
 		Request:       &protocol.FetchRequest_Bundle{Bundle: true},
-		BundleVersion: have,
+		BundleVersion: version,
 	})
-	if err == nil {
-		err = u.store.AcceptBundle(answer.GetBundle())
-	}
 	if err != nil {
-		u.log.WarnContext(ctx, "cannot refresh the trust bundle", "error", err)
-		return false
+		return nil, err
 	}
-	return u.store.Bundle().Version() > have
+	return answer.GetBundle(), nil
 }
 
 // fetch makes one request on a stream of its own.
@@ -288,39 +281,10 @@ func refuseTunnel(stream *link.Stream, reason string) {
 
 // openLogs finds the newest run of the member's service.
 func (u *Uplink) openLogs(ctx context.Context, r *protocol.LogsRequest) (io.ReadCloser, error) {
-	run, err := NewestRun(u.store, r.GetMemberId(), r.GetService())
+	run, err := u.store.NewestRun(r.GetMemberId(), r.GetService())
 	if err != nil {
 		return nil, err
 	}
 	lines := min(int(r.GetTailLines()), maxLogLines)
 	return u.cfg.Logs(ctx, run.ID, lines, r.GetFollow())
-}
-
-// NewestRun is the run whose log is asked for: the last one of the member, or of one service of it.
-func NewestRun(store *state.Store, memberID, service string) (state.Run, error) {
-	var newest state.Run
-	for _, run := range store.Runs() {
-		if run.MemberID == memberID && (service == "" || run.Service == service) && !run.OpenedAt.Before(newest.OpenedAt) {
-			newest = run
-		}
-	}
-	if newest.ID == "" {
-		return state.Run{}, fault.New(fault.NotFound, "no_container", "This node has no container of the workload.", nil)
-	}
-	return newest, nil
-}
-
-// refusalOf is the reason code of err for the hub.
-func refusalOf(err error) string {
-	if _, is := errors.AsType[*protocol.RefusalError](err); !is {
-		return protocol.RefusalUnavailable // the disk, not the document
-	}
-	return protocol.RefusalOf(err)
-}
-
-func refusalDetail(err error) string {
-	if _, is := errors.AsType[*protocol.RefusalError](err); !is {
-		return fault.As(err).Public
-	}
-	return protocol.RefusalDetail(err)
 }

@@ -19,7 +19,6 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
-	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -46,7 +45,7 @@ const (
 
 // Reconciler is what observes; agent/internal/reconcile has it.
 type Reconciler interface {
-	Report() reconcile.Report
+	Report() agent.Report
 	Subscribe() <-chan struct{}
 	// SyncClock takes over the time that a hub told in an answer that took so long.
 	SyncClock(ctx context.Context, hub time.Time, took time.Duration)
@@ -74,21 +73,17 @@ type Config struct {
 
 // Uplink holds at most one session. Make one with New, then call Run once.
 type Uplink struct {
-	cfg   Config
-	creds *Credentials
-	store *state.Store
-	clock *state.Clock
-	log   *slog.Logger
-	// acceptor verifies what comes.
-	acceptor accept.Acceptor
+	cfg      Config
+	creds    *Credentials
+	store    *state.Store
+	clock    *state.Clock
+	log      *slog.Logger
+	acceptor *accept.Acceptor
 	tokens   *link.Tokens
 
-	mu   sync.Mutex
-	conn *link.Conn
-	// refusals wait for the control stream; bounded by maxRefusals.
-	refusals []*protocol.Nack
-	refused  chan struct{}
-	status   Status
+	mu     sync.Mutex
+	conn   *link.Conn
+	status agent.SessionStatus
 
 	// lastSession is the number of the last session that this process was welcomed to; used by one session at a time.
 	lastSession uint64
@@ -97,22 +92,8 @@ type Uplink struct {
 	observed, sealed <-chan struct{}
 }
 
-// maxRefusals bounds what is kept of refusals while there is no session; the oldest go first.
-const maxRefusals = 64
-
-// Status is how the session stands, for the owner of the machine.
-type Status struct {
-	Connected   bool      `json:"connected"`
-	HubAddr     string    `json:"hub_addr"`
-	Since       time.Time `json:"since,omitzero"`
-	LastError   string    `json:"last_error,omitempty"`
-	LastRefusal string    `json:"last_refusal,omitempty"`
-	// Quarantined is why the hub gives this node nothing new and takes no reports of it, as it said last.
-	Quarantined string `json:"quarantined,omitempty"`
-}
-
-// New makes an uplink.
-func New(cfg Config, creds *Credentials, store *state.Store, clock *state.Clock) *Uplink {
+// New makes an uplink. The acceptor accepts the documents that the hub pushes.
+func New(cfg Config, creds *Credentials, store *state.Store, clock *state.Clock, acceptor *accept.Acceptor) *Uplink {
 	if cfg.ReportInterval <= 0 {
 		cfg.ReportInterval = DefaultReportInterval
 	}
@@ -128,9 +109,8 @@ func New(cfg Config, creds *Credentials, store *state.Store, clock *state.Clock)
 		store:    store,
 		clock:    clock,
 		log:      cfg.Log,
-		acceptor: accept.Acceptor{Store: store, Node: creds.Node},
+		acceptor: acceptor,
 		tokens:   &link.Tokens{},
-		refused:  make(chan struct{}, 1),
 	}
 }
 
@@ -232,9 +212,8 @@ func (u *Uplink) connected(conn *link.Conn) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.conn = conn
-	u.status = Status{
-		Connected: true, HubAddr: u.addr(), Since: u.clock.Now(), LastRefusal: u.status.LastRefusal,
-		Quarantined: u.status.Quarantined,
+	u.status = agent.SessionStatus{
+		Connected: true, HubAddr: u.addr(), Since: u.clock.Now(), Quarantined: u.status.Quarantined,
 	}
 	u.log.Info("session open", "hub", u.status.HubAddr)
 }
@@ -261,11 +240,13 @@ func (u *Uplink) disconnected(err error) {
 	}
 }
 
-// Status says how the session stands.
-func (u *Uplink) Status() Status {
+// Status returns the state of the session.
+func (u *Uplink) Status() agent.SessionStatus {
 	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.status
+	status := u.status
+	u.mu.Unlock()
+	status.LastRefusal = u.acceptor.LastRefusal()
+	return status
 }
 
 // session is one connection after its dial.
@@ -396,11 +377,11 @@ func (s *session) receive(ctx context.Context) error {
 		}
 		switch x := m.GetMessage().(type) {
 		case *protocol.HubMessage_PushState:
-			err = s.answer(s.u.AcceptState(ctx, x.PushState.GetEnvelope(), x.PushState.GetParts()))
+			err = s.answer(s.u.acceptor.State(ctx, x.PushState.GetEnvelope(), x.PushState.GetParts()))
 		case *protocol.HubMessage_PushLeases:
-			err = s.answer(s.u.AcceptLeases(x.PushLeases.GetEnvelope()))
+			err = s.answer(s.u.acceptor.Leases(x.PushLeases.GetEnvelope()))
 		case *protocol.HubMessage_PushBundle:
-			err = s.answer(s.u.AcceptBundle(x.PushBundle.GetEnvelope()))
+			err = s.answer(s.u.acceptor.Bundle(x.PushBundle.GetEnvelope()))
 		case *protocol.HubMessage_ReportAck:
 			err = s.acknowledged(x.ReportAck.GetCounter())
 		case *protocol.HubMessage_GoAway:
@@ -426,7 +407,7 @@ func (s *session) answer(a *protocol.Ack, _ error) error {
 // refuseTooLarge queues the refusal and leaves closing the stream, which cannot be read any further, to report: only
 // the goroutine that sends reports and refusals can close it without cutting one off.
 func (s *session) refuseTooLarge(cause error) {
-	s.u.noteRefusal("state", nil, protocol.Refuse(protocol.RefusalTooLarge, "a message has over %d bytes",
+	s.u.acceptor.RefuseUnread(protocol.Refuse(protocol.RefusalTooLarge, "a message has over %d bytes",
 		protocol.MaxControlBytes))
 	s.unreadable <- cause
 }
@@ -439,25 +420,15 @@ func (s *session) sendLastRefusals(ctx context.Context, cause error) error {
 	return cause
 }
 
-// sendRefusals empties the queue; what cannot be sent stays for the next session.
+// sendRefusals empties the queue and reports whether it could; what cannot be sent waits for the next session.
 func (s *session) sendRefusals() bool {
-	for {
-		s.u.mu.Lock()
-		if len(s.u.refusals) == 0 {
-			s.u.mu.Unlock()
-			return true
-		}
-		r := s.u.refusals[0]
-		s.u.mu.Unlock()
-		if err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: r}}); err != nil {
+	for n := s.u.acceptor.NextRefusal(); n != nil; n = s.u.acceptor.NextRefusal() {
+		if err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: n}}); err != nil {
 			return false
 		}
-		s.u.mu.Lock()
-		if len(s.u.refusals) > 0 && s.u.refusals[0] == r {
-			s.u.refusals = s.u.refusals[1:]
-		}
-		s.u.mu.Unlock()
+		s.u.acceptor.RefusalSent(n)
 	}
+	return true
 }
 
 // report sends the observed state on change and every interval, and refusals as they come.
@@ -481,7 +452,7 @@ func (s *session) report(ctx context.Context) error {
 			if !s.settle(ctx) {
 				return ctx.Err()
 			}
-		case <-s.u.refused:
+		case <-s.u.acceptor.Queued():
 		case cause := <-s.unreadable:
 			return s.sendLastRefusals(ctx, cause)
 		}
@@ -510,7 +481,7 @@ func (s *session) settle(ctx context.Context) bool {
 	}
 }
 
-func (s *session) sendReport(r reconcile.Report) error {
+func (s *session) sendReport(r agent.Report) error {
 	now := s.u.clock.Now()
 	members := s.u.store.Members()
 	s.mu.Lock()

@@ -19,9 +19,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
-	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
 	"github.com/gpuaas/gpuaas/agent/meter"
@@ -45,12 +45,12 @@ type testNode struct {
 // observer stands for the reconciler: it says what it is told to.
 type observer struct {
 	mu      sync.Mutex
-	report  reconcile.Report
+	report  agent.Report
 	changed chan struct{}
 	clock   func() *state.Clock
 }
 
-func (o *observer) Report() reconcile.Report {
+func (o *observer) Report() agent.Report {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.report
@@ -63,7 +63,7 @@ func (o *observer) SyncClock(_ context.Context, hub time.Time, took time.Duratio
 	o.clock().Set(next)
 }
 
-func (o *observer) set(r reconcile.Report) {
+func (o *observer) set(r agent.Report) {
 	o.mu.Lock()
 	r.Passes = 1
 	o.report = r
@@ -100,10 +100,21 @@ func (n *testNode) enroll(h *testHub) error {
 	}, n.creds, n.store, n.clock)
 }
 
+// newAcceptor fetches bundles through the uplink that is made next, as the agent does.
+func (n *testNode) newAcceptor() *accept.Acceptor {
+	return accept.New(accept.Config{
+		Store: n.store,
+		Node:  n.creds.Node,
+		FetchBundle: func(ctx context.Context, version uint64) (*protocol.Envelope, error) {
+			return n.up.FetchBundle(ctx, version)
+		},
+	})
+}
+
 func (n *testNode) run(cfg uplink.Config) {
 	n.t.Helper()
 	require.NoError(n.t, n.store.Identify(n.creds.Identity().NodeID, n.creds.Signer()))
-	n.up = uplink.New(cfg, n.creds, n.store, n.clock)
+	n.up = uplink.New(cfg, n.creds, n.store, n.clock, n.newAcceptor())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- n.up.Run(ctx, n.seen) }()
@@ -361,7 +372,7 @@ func TestReportDoesNotCutOffTheLastRefusal(t *testing.T) {
 	s.sendTooLarge()
 	require.Equal(t, protocol.RefusalTooLarge, s.refused().GetReason())
 	require.ErrorIs(t, s.control.Receive(&protocol.NodeMessage{}, protocol.MaxControlBytes), io.EOF)
-	n.seen.set(reconcile.Report{Epoch: 1, Generation: 1})
+	n.seen.set(agent.Report{Epoch: 1, Generation: 1})
 	h.next()
 	n.stop()
 	require.Contains(t, log.String(), link.ErrTooLarge.Error(), "what ended the session")
@@ -379,7 +390,7 @@ func TestRemovalIsReportedUntilTheHubHasIt(t *testing.T) {
 	require.NoError(t, n.store.Retire("m1", protocol.RemovalKinds(), n.clock.Now()))
 	gone := &protocol.WorkloadStatus{MemberId: "m1", Status: "removed", Removal: n.store.Members()["m1"].Removal}
 	other := &protocol.WorkloadStatus{MemberId: "m2", Status: "ready"}
-	n.seen.set(reconcile.Report{Epoch: 1, Generation: 1, Workloads: []*protocol.WorkloadStatus{gone, other}})
+	n.seen.set(agent.Report{Epoch: 1, Generation: 1, Workloads: []*protocol.WorkloadStatus{gone, other}})
 	report := func(s *hubSession) *protocol.Report {
 		var r *protocol.Report
 		s.until(func(m *protocol.NodeMessage) bool { r = m.GetReport(); return r != nil })
@@ -387,7 +398,7 @@ func TestRemovalIsReportedUntilTheHubHasIt(t *testing.T) {
 	}
 	first := report(s)
 	require.Len(t, first.GetWorkloads(), 2)
-	n.seen.set(reconcile.Report{Epoch: 1, Generation: 2, Workloads: []*protocol.WorkloadStatus{gone, other}})
+	n.seen.set(agent.Report{Epoch: 1, Generation: 2, Workloads: []*protocol.WorkloadStatus{gone, other}})
 	second := report(s)
 	require.Len(t, second.GetWorkloads(), 2, "not acknowledged yet")
 	require.Greater(t, second.GetCounter(), first.GetCounter())
@@ -396,7 +407,7 @@ func TestRemovalIsReportedUntilTheHubHasIt(t *testing.T) {
 		Counter: second.GetCounter(),
 	}}})
 	require.Eventually(t, func() bool { return n.store.Members()["m1"].Reported }, 20*time.Second, time.Millisecond)
-	n.seen.set(reconcile.Report{Epoch: 1, Generation: 3, Workloads: []*protocol.WorkloadStatus{gone, other}})
+	n.seen.set(agent.Report{Epoch: 1, Generation: 3, Workloads: []*protocol.WorkloadStatus{gone, other}})
 	require.Len(t, report(s).GetWorkloads(), 1)
 
 	require.NoError(t, s.conn.Close(0, "restored from a backup"))
@@ -600,7 +611,7 @@ func TestQuarantineIsShownToTheOwnerUntilItEnds(t *testing.T) {
 func TestFetchesUseTheSessionAndFailAtOnceWithoutOne(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	require.NoError(t, n.enroll(h))
-	n.up = uplink.New(uplink.Config{}, n.creds, n.store, n.clock)
+	n.up = uplink.New(uplink.Config{}, n.creds, n.store, n.clock, n.newAcceptor())
 	_, err := n.up.PullCredential(t.Context(), "org/acme/web/app")
 	require.True(t, fault.Is(err, fault.Unavailable))
 

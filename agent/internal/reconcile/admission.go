@@ -1,0 +1,132 @@
+package reconcile
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"log/slog"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/policy"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// maxAdmissionRounds bounds how often newer states may arrive while one pass decides on admission; the next pass has
+// the rest.
+const maxAdmissionRounds = 8
+
+// desiredState returns the accepted state with the admission decisions on its documents. A document that arrives in
+// between has none yet and counts as missing: called refused, it would fail at the hub for good.
+func (r *Reconciler) desiredState(ctx context.Context) agent.Desired {
+	var d agent.Desired
+	owner, err := r.cfg.Policy()
+	r.setCondition(protocol.ConditionPolicyInvalid, err)
+	for range maxAdmissionRounds {
+		r.admit(ctx)
+		accepted := r.store.Accepted()
+		owner = owner.ForOneOrg(firstOrg(accepted.Parts), r.cfg.WeakIsolation)
+		d = agent.Desired{Epoch: accepted.Epoch, Generation: accepted.Generation, Unverified: len(accepted.SHA256) == 0}
+		undecided := false
+		for _, p := range accepted.Parts {
+			if p.Workload == nil || p.Admission == nil {
+				undecided = undecided || p.Workload != nil
+				d.Missing = append(d.Missing, agent.MissingPart{MemberID: p.MemberID, SHA256: p.SHA256})
+				continue
+			}
+			d.Workloads = append(d.Workloads, workloadOf(p, owner))
+		}
+		if !undecided {
+			break
+		}
+	}
+	return d
+}
+
+// firstOrg is the org of the oldest member: member ids sort by creation time.
+func firstOrg(parts []state.Part) string {
+	var first state.Part
+	for _, p := range parts {
+		if p.Workload != nil && (first.Workload == nil || p.MemberID < first.MemberID) {
+			first = p
+		}
+	}
+	return first.Workload.GetOrgSlug()
+}
+
+// workloadOf converts a document with its admission decision; the owner's refusal comes before the manifest's.
+func workloadOf(p state.Part, owner policy.Policy) agent.Workload {
+	w := convertWorkload(p.MemberID, p.Workload, owner)
+	if !p.Admission.Admitted && w.Refused == "" {
+		w.Refused, w.RefusedDetail = p.Admission.Reason, p.Admission.Detail
+	}
+	if back := p.Workload.GetFallback(); back != nil && p.Admission.FallbackAdmitted {
+		f := convertWorkload(p.MemberID, back, owner)
+		w.Fallback = &f
+	}
+	return w
+}
+
+func convertWorkload(memberID string, p *protocol.Workload, owner policy.Policy) agent.Workload {
+	w := agent.Workload{
+		MemberID:         memberID,
+		InstanceID:       p.GetInstanceId(),
+		Revision:         p.GetRevision(),
+		CorrelationID:    p.GetCorrelationId(),
+		Stopped:          p.GetStopped(),
+		ReadinessTimeout: time.Duration(p.GetReadinessTimeoutSeconds()) * time.Second,
+	}
+	if rule := owner.Refuses(p); rule != "" {
+		w.Refused, w.RefusedDetail = agent.ReasonOwnerRefused, rule
+	}
+	for _, s := range p.GetServices() {
+		w.Services = append(w.Services, agent.Service{
+			Name:           s.GetName(),
+			Image:          s.GetImage(),
+			SpecDigest:     specDigest(s),
+			Spec:           s,
+			StopGrace:      time.Duration(s.GetStopGraceSeconds()) * time.Second,
+			AcceleratorIDs: s.GetResources().GetAcceleratorIds(),
+		})
+	}
+	return w
+}
+
+// specDigest changes whenever anything about the container must.
+func specDigest(s *protocol.Service) string {
+	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(s)
+	if err != nil {
+		return "" // only for invalid UTF-8, which decoding has refused
+	}
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:])
+}
+
+// admit decides on the documents that are new since the last pass, and on all of them under a newer trust bundle.
+func (r *Reconciler) admit(ctx context.Context) {
+	bundles, accepted := r.store.Bundles(), r.store.Accepted()
+	decisions, parsed := map[string]state.AdmissionDecision{}, manifest.Parsed{}
+	for _, p := range accepted.Parts {
+		if p.Workload == nil || p.Admission != nil && p.Admission.BundleVersion == r.store.Bundle().Version() {
+			continue
+		}
+		decision := accept.Admit(p.Workload, bundles, accepted.IssuedAt, parsed)
+		decisions[p.SHA256Hex()] = decision
+		if !decision.Admitted {
+			r.log.WarnContext(ctx, "workload refused", slog.String("member_id", p.MemberID),
+				slog.String("reason", decision.Reason), slog.String("detail", decision.Detail),
+				slog.String("correlation_id", p.Workload.GetCorrelationId()))
+		}
+	}
+	if len(decisions) == 0 {
+		return
+	}
+	r.store.SetAdmissions(decisions)
+	failpoint.Hit("agent/accept/admitted")
+}

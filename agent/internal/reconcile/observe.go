@@ -1,0 +1,230 @@
+package reconcile
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+)
+
+// snapshot is everything that a decision needs.
+type snapshot struct {
+	desired  agent.Desired
+	leases   agent.Leases
+	observed agent.Observed
+	members  map[string]state.Member
+}
+
+// observe reads the machine and the store, and journals what the store does not know.
+func (r *Reconciler) observe(ctx context.Context) (snapshot, error) {
+	// Busy first: an action that ends after this counts as running, never the other way round.
+	busy := r.busyMembers(r.clock.Now())
+	containers, err := r.list(ctx)
+	if err != nil {
+		return snapshot{}, err
+	}
+	attached, err := r.machine.Network.List(ctx)
+	if err != nil {
+		return snapshot{}, fmt.Errorf("list networks: %w", err)
+	}
+	if err := r.journalUnknown(containers, attached); err != nil {
+		return snapshot{}, err
+	}
+	// Members before the state: a member that a new state adds in between would seem to have left.
+	s := snapshot{members: r.store.Members()}
+	s.desired, s.leases = r.desiredState(ctx), r.leases(s.members)
+	s.observed = agent.Observed{
+		Containers: r.containers(containers),
+		Networks:   networks(attached, s.members),
+		Members:    make(map[string]agent.Member, len(s.members)),
+		Busy:       busy,
+	}
+	for id, m := range s.members {
+		s.observed.Members[id] = m.Member
+	}
+	s.observed.Images, err = r.images(ctx, s)
+	if err != nil {
+		return snapshot{}, err
+	}
+	return s, r.closeMeasuredRuns(containers, busy)
+}
+
+// list returns this agent's containers. Containers without a member were made by other programs.
+func (r *Reconciler) list(ctx context.Context) ([]runtime.Container, error) {
+	all, err := r.machine.Containers.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list containers: %w", err)
+	}
+	return slices.DeleteFunc(all, func(c runtime.Container) bool { return c.MemberID == "" }), nil
+}
+
+func (r *Reconciler) busyMembers(now time.Time) map[string]agent.Work {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	busy := make(map[string]agent.Work, len(r.busy))
+	for id, w := range r.busy {
+		busy[id] = agent.Work{Pulling: w.pulling > 0, Other: w.other > 0}
+	}
+	for id, until := range r.retryAfter {
+		if until.After(now) {
+			w := busy[id]
+			w.Other = true
+			busy[id] = w
+		}
+	}
+	return busy
+}
+
+// journalUnknown adds what is on the machine and not in the store to the journal: its removal is proven too.
+func (r *Reconciler) journalUnknown(containers []runtime.Container, attached []string) error {
+	busy := r.busyMembers(r.clock.Now()) // before the journal: a start that ended by now is in the journal
+	runs, members := r.store.Runs(), r.store.Members()
+	for _, c := range containers {
+		if run, known := runs[c.ID]; !known {
+			run := state.Run{
+				ID:         c.ID,
+				MemberID:   c.MemberID,
+				InstanceID: c.InstanceID,
+				Service:    c.Service,
+				Revision:   c.Revision,
+				StartedAt:  r.clock.FromMachineTime(c.StartedAt, time.Time{}),
+			}
+			if err := r.store.JournalRun(run); err != nil {
+				return err
+			}
+		} else if run.StartedAt.IsZero() && c.State == runtime.StateRunning && !busy[c.MemberID].Other {
+			// The agent died between start and journal. Once the clock is set, the start would convert to another time.
+			started := r.clock.FromMachineTime(c.StartedAt, run.OpenedAt)
+			if err := r.store.UpdateRun(c.ID, func(run *state.Run) { run.StartedAt = started }); err != nil {
+				return err
+			}
+		}
+		if _, known := members[c.MemberID]; known {
+			continue
+		}
+		if err := r.store.UpdateMember(c.MemberID, func(m *state.Member) { m.InstanceID = c.InstanceID }); err != nil {
+			return err
+		}
+		members = r.store.Members()
+	}
+	for _, id := range attached {
+		if _, known := members[id]; !known {
+			if err := r.store.UpdateMember(id, func(*state.Member) {}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// closeMeasuredRuns removes runs from the journal whose container is gone and whose usage is sealed.
+func (r *Reconciler) closeMeasuredRuns(containers []runtime.Container, busy map[string]agent.Work) error {
+	exists := make(map[string]bool, len(containers))
+	for _, c := range containers {
+		exists[c.ID] = true
+	}
+	for id, run := range r.store.Runs() {
+		if exists[id] || busy[run.MemberID].Other || !r.store.Measured(id) {
+			continue
+		}
+		if err := r.store.CloseRun(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// containers joins the runtime's containers with the journal.
+func (r *Reconciler) containers(listed []runtime.Container) []agent.Container {
+	runs := r.store.Runs()
+	out := make([]agent.Container, 0, len(listed))
+	for _, c := range listed {
+		run := runs[c.ID]
+		x := agent.Container{
+			ID:           c.ID,
+			MemberID:     c.MemberID,
+			InstanceID:   c.InstanceID,
+			Service:      c.Service,
+			Revision:     c.Revision,
+			SpecDigest:   c.SpecDigest,
+			RunID:        c.ID,
+			Status:       statusOf(c.State),
+			StartedAt:    run.StartedAt,
+			ExitedAt:     run.ExitedAt,
+			ExitCode:     run.ExitCode,
+			ExitRecorded: run.ExitRecorded,
+			ReadyAt:      run.ReadyAt,
+			Failing:      r.failing(c.ID),
+		}
+		if x.StartedAt.IsZero() {
+			x.StartedAt = r.clock.FromMachineTime(c.StartedAt, run.OpenedAt)
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+func statusOf(s runtime.State) agent.ContainerStatus {
+	switch s {
+	case runtime.StateCreated:
+		return agent.Created
+	case runtime.StateRunning:
+		return agent.Running
+	case runtime.StateExited, runtime.StateLost:
+		return agent.Exited
+	case runtime.StateUnknown:
+		return agent.Unknown
+	}
+	return agent.Unknown
+}
+
+func networks(attached []string, members map[string]state.Member) []agent.Network {
+	out := make([]agent.Network, 0, len(attached))
+	for _, id := range attached {
+		n := agent.Network{MemberID: id}
+		if m := members[id]; m.NetworkReady {
+			n.Revision = m.NetworkRevision
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// images reports which images are ready, of those that a container may be started from; it skips busy members.
+func (r *Reconciler) images(ctx context.Context, snap snapshot) (map[string]bool, error) {
+	type key struct {
+		memberID, service string
+		revision          uint64
+		specDigest        string
+	}
+	have := make(map[string]bool)
+	exists := make(map[key]bool)
+	for _, c := range snap.observed.Containers {
+		exists[key{c.MemberID, c.Service, c.Revision, c.SpecDigest}] = true
+	}
+	for _, signed := range snap.desired.Workloads {
+		w := signed.Effective(snap.observed.Members[signed.MemberID])
+		if snap.observed.Busy[w.MemberID].Other || w.Stopped || w.Refused != "" {
+			continue
+		}
+		for _, s := range w.Services {
+			if _, asked := have[s.Image]; asked || exists[key{w.MemberID, s.Name, w.Revision, s.SpecDigest}] {
+				continue
+			}
+			ref, err := runtime.ParseImage(s.Image)
+			if err != nil {
+				continue // the pull reports the error
+			}
+			ok, err := r.machine.Images.HasImage(ctx, ref)
+			if err != nil {
+				return nil, fmt.Errorf("look for image %s: %w", s.Image, err)
+			}
+			have[s.Image] = ok
+		}
+	}
+	return have, nil
+}
