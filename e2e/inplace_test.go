@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -56,7 +57,7 @@ func releaseBin(t *testing.T) string {
 }
 
 // buildRelease builds the programs of the last release once.
-func buildRelease(root string) error {
+func buildRelease(ctx context.Context, root string) error {
 	r, ok, err := lastRelease(root)
 	if err != nil || !ok {
 		return err
@@ -71,7 +72,7 @@ func buildRelease(root string) error {
 	}
 	script := `git -C "$1" archive "$2" | tar -x -C "$3" && cd "$3" && CGO_ENABLED=0 go build -trimpath -buildvcs=false ` +
 		`-ldflags '-s -w' -o "$4/" ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent ./pkg/cmd/gpuaas && touch "$4/done"`
-	out, err := exec.Command("bash", "-o", "pipefail", "-ec", script, "bash", root, r.commit, src, bin).CombinedOutput()
+	out, err := exec.CommandContext(ctx, "bash", "-o", "pipefail", "-ec", script, "bash", root, r.commit, src, bin).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("build release %s: %w: %s", r.name, err, out)
 	}

@@ -115,13 +115,12 @@ func (s *storm) requireBills() {
 // it, or when itself it found the shim's process gone after a restart. The bill may reach to the later, and must have
 // been made as of the earlier.
 func (s *storm) truthOf(run string, l life) (most, least time.Duration) {
-	s.truth.mu.Lock()
-	defer s.truth.mu.Unlock()
-	start, first, last := s.truth.started[run], l.ended, l.ended
+	start, told := s.truth.lifetime(run)
+	first, last := l.ended, l.ended
 	if start.IsZero() {
 		start = l.began
 	}
-	if told, has := s.truth.exited[run]; has {
+	if !told.IsZero() {
 		if apart := told.Sub(l.ended).Abs(); apart > resolution {
 			s.t.Logf("the end of %s: %s by containerd, %s by the kernel", run, told.Format(clockFormat),
 				l.ended.Format(clockFormat))

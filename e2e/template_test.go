@@ -31,10 +31,11 @@ type template struct {
 // templateDir is outside every test's photograph: it is made before the first and goes after the last.
 var templateDir string
 
-// TestMain runs the tests in a sandbox: what others do on the machine does not disturb them, and nothing of theirs gets
-// out.
-func TestMain(m *testing.M) {
-	code, err := run(m)
+// runTests runs the tests of a package in a sandbox: what other programs do on the machine does not disturb them, and
+// nothing of theirs gets out. The functions in prepare fetch and build what needs the network, which the sandbox does
+// not have; they get the root of the source tree, and do nothing for what is there already.
+func runTests(m *testing.M, prepare ...func(ctx context.Context, root string) error) {
+	code, err := runInSandbox(m, prepare)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
@@ -42,8 +43,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func run(m *testing.M) (int, error) {
-	root, err := filepath.Abs("..")
+func runInSandbox(m *testing.M, prepare []func(ctx context.Context, root string) error) (int, error) {
+	root, err := sourceRoot()
 	if err != nil {
 		return 1, err
 	}
@@ -51,26 +52,38 @@ func run(m *testing.M) (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	return sandbox.Run(sandbox.Config{
+	config := sandbox.Config{
 		Base: filepath.Join(root, ".cache"), Keep: append(keep, root),
-		Prepare: func() error { return prepare(root) },
-	},
-		func() int {
-			// The tests share a network namespace, in which the first agent turns forwarding on and the last one off, and
-			// isolates the links that it finds. To a machine that forwards already agents change nothing, and tests do not feel
-			// each other's.
-			if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o600); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				return 1
+		Prepare: func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), prepareLimit)
+			defer cancel()
+			for _, step := range prepare {
+				if err := step(ctx, root); err != nil {
+					return err
+				}
 			}
-			code, err := withTemplateDir(m)
-			if err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				return 1
-			}
-			return code
-		})
+			return nil
+		},
+	}
+	return sandbox.Run(config, func() int {
+		// The tests share a network namespace, in which the first agent turns forwarding on and the last one off, and
+		// isolates the links that it finds. Agents change nothing on a machine that forwards already, and tests do not
+		// feel each other's.
+		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o600); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		code, err := checkLeaks(m)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return code
+	})
 }
+
+// prepareLimit bounds the preparation: an image from Debian's packages, an earlier release and npm's packages.
+const prepareLimit = 10 * time.Minute
 
 // goDirs are the directories that the Go tool needs: some tests compile what they run.
 func goDirs() ([]string, error) {
@@ -81,22 +94,13 @@ func goDirs() ([]string, error) {
 	return strings.Fields(string(out)), nil
 }
 
-// prepare fetches and builds what needs the network, which the sandbox does not have. What is there already is not made
-// again.
-func prepare(root string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), prepareLimit)
-	defer cancel()
+// prepareJupyter builds the Jupyter image and installs what drives the browser.
+func prepareJupyter(ctx context.Context, root string) error {
 	if _, err := jupyter.Build(ctx, filepath.Join(root, ".cache"), os.Stderr); err != nil {
-		return err
-	}
-	if err := buildRelease(root); err != nil {
 		return err
 	}
 	return installBrowser(ctx, filepath.Join(root, "e2e", "browser"), filepath.Join(root, ".cache", "npm"))
 }
-
-// prepareLimit bounds the preparation: an image from Debian's packages, an earlier release and npm's packages.
-const prepareLimit = 10 * time.Minute
 
 // installBrowser installs the packages that drive the browser, unless the lock file's own are there.
 func installBrowser(ctx context.Context, dir, cache string) error {
@@ -116,8 +120,8 @@ func installBrowser(ctx context.Context, dir, cache string) error {
 	return nil
 }
 
-// withTemplateDir runs the tests and compares the whole sandbox with how it was before them.
-func withTemplateDir(m *testing.M) (code int, err error) {
+// checkLeaks runs the tests and compares the whole sandbox with how it was before them.
+func checkLeaks(m *testing.M) (code int, err error) {
 	if !sandbox.Inside() {
 		return m.Run(), nil
 	}
@@ -128,7 +132,6 @@ func withTemplateDir(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer func() {
-		removeIdlePortmap()
 		if left := leakcheck.Left(before); len(left) > 0 {
 			err = errors.Join(err, fmt.Errorf("the tests left %d things behind:\n  %s", len(left), strings.Join(left, "\n  ")))
 		}
@@ -141,36 +144,16 @@ func withTemplateDir(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// removeIdlePortmap removes the chains of CNI's portmap plugin, which only the floor of the demos uses. Each floor
-// removes the chains when no other is in them; two that end at once both leave them. A chain of another program, or one
-// with a published port in it, stays and is noticed.
-func removeIdlePortmap() {
-	nat := func(args ...string) string {
-		out, _ := exec.Command("iptables", append([]string{"-w", "-t", "nat"}, args...)...).Output()
-		return string(out)
-	}
-	if strings.Count(nat("-S", "CNI-HOSTPORT-DNAT"), "\n") != 1 {
-		return
-	}
-	nat("-D", "PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "CNI-HOSTPORT-DNAT")
-	nat("-D", "OUTPUT", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "CNI-HOSTPORT-DNAT")
-	nat("-D", "POSTROUTING", "-m", "comment", "--comment", "CNI portfwd requiring masquerade", "-j", "CNI-HOSTPORT-MASQ")
-	for _, chain := range []string{"CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"} {
-		nat("-F", chain)
-		nat("-X", chain)
-	}
-}
-
 // hubTemplate makes the template when the first test asks for it.
 var hubTemplate = sync.OnceValues(func() (template, error) {
-	bin, err := filepath.Abs("../bin")
+	root, err := sourceRoot()
 	if err != nil {
 		return template{}, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	defer cancel()
 	c := devcluster.HubConfig{
-		Bin: bin, Dir: filepath.Join(templateDir, "hub"), Listen: "127.0.0.1:0",
+		Bin: filepath.Join(root, "bin"), Dir: filepath.Join(templateDir, "hub"), Listen: "127.0.0.1:0",
 		SessionListen: "127.0.0.1:0",
 	}
 	fingerprint, err := devcluster.InitHub(ctx, c, rand.Text(), trustDomain)

@@ -113,6 +113,13 @@ func (tr *truth) sum(t *testing.T, prefix string) (total time.Duration) {
 	return total
 }
 
+// lifetime is when the container started and exited; zero where containerd has not said so.
+func (tr *truth) lifetime(id string) (started, exited time.Time) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	return tr.started[id], tr.exited[id]
+}
+
 // firstStart is when the first container started.
 func (tr *truth) firstStart() (first time.Time) {
 	tr.mu.Lock()

@@ -169,10 +169,11 @@ func TestTheWitnessSeesWhatContainerdSees(t *testing.T) {
 	lives := wit.seen()
 	require.Len(t, lives, 1)
 	for id, l := range lives {
-		require.WithinDuration(t, containers.started[id], l.born, time.Second, "containerd tells of a start after it")
-		require.False(t, containers.started[id].Before(l.born.Add(-time.Second/clockTicksPerSecond)))
+		started, exited := containers.lifetime(id)
+		require.WithinDuration(t, started, l.born, time.Second, "containerd tells of a start after it")
+		require.False(t, started.Before(l.born.Add(-time.Second/clockTicksPerSecond)))
 		require.False(t, l.began.Before(l.born), "it was the app's only after it was born")
-		require.True(t, l.began.Before(containers.exited[id]), "and before it exited")
+		require.True(t, l.began.Before(exited), "and before it exited")
 		require.False(t, l.ended.Before(l.began))
 	}
 }

@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -30,12 +31,27 @@ const (
 	appSlug      = "hello"
 )
 
-// source is the root of the tree: the tests run in e2e/.
+// source is the root of the source tree.
 func source(t testing.TB) string {
 	t.Helper()
-	dir, err := filepath.Abs("..")
+	root, err := sourceRoot()
 	require.NoError(t, err)
-	return dir
+	return root
+}
+
+// sourceRoot is the directory of go.mod: tests run in the directory of their package.
+func sourceRoot() (string, error) {
+	dir, err := os.Getwd()
+	for err == nil {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", errors.New("the tests run outside the source tree")
+		}
+		dir = filepath.Dir(dir)
+	}
+	return "", err
 }
 
 // binaries are what `make build` made; make e2e builds them first.
