@@ -1,0 +1,289 @@
+package chaos_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/big"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
+	"github.com/gpuaas/gpuaas/e2e/harness"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
+	"github.com/gpuaas/gpuaas/pkg/appkit"
+	api "github.com/gpuaas/gpuaas/pkg/client"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
+)
+
+// instanceHistory is what an instance went through, for the reckoning at its end.
+type instanceHistory struct {
+	id, member string
+	events     []string
+	// uninterrupted says that it ran without a break.
+	uninterrupted bool
+}
+
+// rounds leads one instance after the other through its life, until each of the points was reached.
+func (k *killTest) rounds(which func(point string) bool) {
+	k.T.Helper()
+	k.due, k.armed = nil, map[string]int{}
+	clear(k.hubProgram.crashedAt)
+	clear(k.agentProgram.crashedAt)
+	for _, p := range failpoint.Names() {
+		require.NotEmpty(k.T, passedIn(p), "no step is known to pass %s", p)
+		if which(p) && strings.Contains(p, os.Getenv("GPUAAS_E2E_KILL_POINTS")) {
+			k.due = append(k.due, p)
+		}
+	}
+	k.random.Shuffle(len(k.due), func(i, j int) { k.due[i], k.due[j] = k.due[j], k.due[i] })
+	scope := k.Scope()
+	scope.ContainerdAddress, scope.KeepImages, scope.IgnoreFiles = k.Containerd.Address, true, append(scope.IgnoreFiles,
+		k.Dir)
+	// Not the processes: hub and agent come back as others, and what a workload runs shows in its task and its cgroup. Nor
+	// the routes, which go with their links: those of the keeper's bridge come seconds after it.
+	scope.Kinds = []leakcheck.Kind{
+		leakcheck.Mount, leakcheck.NetNS, leakcheck.Link, leakcheck.Firewall, leakcheck.Sysctl,
+		leakcheck.Cgroup, leakcheck.Containerd, leakcheck.File,
+	}
+	before, err := leakcheck.Take(scope)
+	require.NoError(k.T, err)
+	for len(k.due) > 0 {
+		began := time.Now()
+		l := k.round()
+		k.until("nothing is left of the instance", func(context.Context) error {
+			after, err := leakcheck.Take(scope)
+			if err != nil {
+				return err
+			}
+			return harness.DifferenceError(leakcheck.Diff(before, after))
+		})
+		k.requireWhole(l)
+		k.T.Logf("round of %s, %d points to go", time.Since(began).Round(time.Millisecond), len(k.due))
+	}
+}
+
+// round is one life. Steps that no point asks for are left out.
+func (k *killTest) round() instanceHistory {
+	k.T.Helper()
+	l, version, first := instanceHistory{}, "1.0.0", launch
+	if k.wants(launchNew) {
+		first, version = launchNew, k.shipNew()
+	}
+	k.step(first, api.AppInstanceStatusRunning, &l, func(ctx context.Context, once api.RequestEditorFn) error {
+		i, err := api.Read[api.AppInstance](k.Operator.CreateAppInstance(ctx, k.Tenant.Project.ID, api.AppInstanceCreate{
+			AppSlug: harness.AppSlug, Version: version, DisplayName: "mortal", PlacementIntent: api.PlacementIntent{
+				AllocationIds: []string{k.Allocation.ID},
+			},
+		}, once))
+		if err == nil {
+			l.id, l.member = i.ID, i.Members[0].ID
+		}
+		return err
+	}, "requested", "deploying", "running")
+	if k.wants(nodeBack) {
+		k.step(nodeBack, api.AppInstanceStatusRunning, &l, nil)
+	}
+	if k.wants(hubBack) {
+		k.step(hubBack, api.AppInstanceStatusRunning, &l, nil)
+	}
+	if k.wants(upgrade) {
+		k.step(upgrade, api.AppInstanceStatusRunning, &l, k.upgradeTo(&l, "2.0.0"), "upgrade_requested", "upgraded")
+	}
+	if k.wants(failedUpgrade) {
+		k.step(failedUpgrade, api.AppInstanceStatusRunning, &l, k.upgradeTo(&l, "3.0.0"), "upgrade_requested", "failed",
+			"rolled_back")
+	}
+	if k.wants(stop) || k.wants(start) {
+		k.step(stop, api.AppInstanceStatusStopped, &l, func(ctx context.Context, once api.RequestEditorFn) error {
+			_, err := api.Read[api.AppInstance](k.Operator.StopAppInstance(ctx, k.Tenant.Project.ID, l.id, once))
+			return err
+		}, "stop_requested", "stopped")
+		k.step(start, api.AppInstanceStatusRunning, &l, func(ctx context.Context, once api.RequestEditorFn) error {
+			_, err := api.Read[api.AppInstance](k.Operator.StartAppInstance(ctx, k.Tenant.Project.ID, l.id, once))
+			return err
+		}, "start_requested", "running")
+	}
+	k.step(decommission, api.AppInstanceStatusDecommissioned, &l, func(ctx context.Context,
+		once api.RequestEditorFn,
+	) error {
+		_, err := api.Read[api.AppInstance](k.Operator.DecommissionAppInstance(ctx, k.Tenant.Project.ID, l.id, once))
+		return err
+	}, "decommission_requested", "decommissioned")
+	return l
+}
+
+func (k *killTest) upgradeTo(l *instanceHistory, version string) func(context.Context, api.RequestEditorFn) error {
+	return func(ctx context.Context, once api.RequestEditorFn) error {
+		_, err := api.Read[api.AppInstance](k.Operator.UpgradeAppInstance(ctx, k.Tenant.Project.ID, l.id,
+			api.AppInstanceUpgrade{TargetVersion: version}, once))
+		return err
+	}
+}
+
+// shipNew ships a version whose image nobody has pulled.
+func (k *killTest) shipNew() string {
+	k.T.Helper()
+	k.shipped++
+	r := k.Release(fmt.Sprintf("1.1.%d", k.shipped))
+	image, err := appkit.ImageFromFiles([]appkit.File{
+		{Path: "/app", Source: harness.DemoBinary(k.T), Mode: 0o755},
+		{Path: "/mark", Content: []byte(r.Version), Mode: 0o644},
+	},
+		appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
+	require.NoError(k.T, err)
+	r.Image = image
+	_, err = k.Tenant.Ship(k.Ctx, k.Publisher, r)
+	require.NoError(k.T, err)
+	return r.Version
+}
+
+func passes(step, point string) bool {
+	in := passedIn(point)
+	return slices.Contains(in, step) || step == launchNew && slices.Contains(in, launch)
+}
+
+// wants reports whether a step would reach a point that is due.
+func (k *killTest) wants(step string) bool {
+	return slices.ContainsFunc(k.due, func(p string) bool { return slices.Contains(passedIn(p), step) })
+}
+
+// choose takes a due point of the program that the step passes; one that few other steps pass goes first.
+func (k *killTest) choose(m *crashable, step string) string {
+	best := ""
+	for _, p := range k.due {
+		if strings.HasPrefix(p, m.name+"/") && passes(step, p) && (best == "" || len(passedIn(p)) < len(passedIn(best))) {
+			best = p
+		}
+	}
+	return best
+}
+
+// step asks for something while hub and agent are armed, waits until they have died of it and have come back, and until
+// the instance is where it should be.
+func (k *killTest) step(name string, want api.AppInstanceStatus, l *instanceHistory, ask func(ctx context.Context,
+	once api.RequestEditorFn) error, events ...string,
+) {
+	k.T.Helper()
+	began := time.Now()
+	var chosen []string
+	for _, m := range k.programs {
+		point, hit := k.choose(m, name), 1
+		if point == "" {
+			continue
+		}
+		if often(point) {
+			hit += k.random.IntN(anyHit)
+		}
+		k.T.Logf("%s dies in %s at hit %d of %s", m.name, name, hit, point)
+		m.arm(k.T, point, hit)
+		chosen = append(chosen, point)
+	}
+	switch name {
+	case nodeBack:
+		require.NoError(k.T, k.Agent.Kill9())
+		require.NoError(k.T, k.agentProgram.startUntilServing())
+	case hubBack:
+		require.NoError(k.T, k.Hub.Kill9())
+		require.NoError(k.T, k.hubProgram.startUntilServing())
+	}
+	if ask != nil {
+		k.restartWhile(func(ctx context.Context) error { return insist(ctx, ask) })
+	}
+	l.events = append(l.events, events...)
+	arrived := func(ctx context.Context) error { return k.hasArrived(ctx, l.id, want) }
+	k.until(name+" converges", arrived)
+	k.collectCrashes(chosen)
+	k.until(name+" converges again", arrived)
+	k.T.Logf("%s took %s", name, time.Since(began).Round(time.Millisecond))
+}
+
+// collectCrashes waits a little for points that are not reached yet. Those that stay away are tried again in another
+// step: two deaths at once may keep each other from their points.
+func (k *killTest) collectCrashes(chosen []string) {
+	k.T.Helper()
+	deadline := time.Now().Add(lingers)
+	for k.hubProgram.point+k.agentProgram.point != "" && time.Now().Before(deadline) {
+		k.restartCrashed()
+		time.Sleep(5 * time.Millisecond)
+	}
+	require.NoError(k.T, k.hubProgram.disarm())
+	require.NoError(k.T, k.agentProgram.disarm())
+	k.due = slices.DeleteFunc(k.due, func(p string) bool {
+		return k.hubProgram.crashedAt[p] || k.agentProgram.crashedAt[p]
+	})
+	for _, p := range chosen {
+		k.armed[p]++
+		require.False(k.T, slices.Contains(k.due, p) && k.armed[p] == tries, "%s is never reached", p)
+	}
+}
+
+// hasArrived is nil when the instance is where it should be; a running one is healthy and answers.
+func (k *killTest) hasArrived(ctx context.Context, id string, want api.AppInstanceStatus) error {
+	i, err := api.Read[api.AppInstance](k.Operator.GetAppInstance(ctx, k.Tenant.Project.ID, id))
+	switch {
+	case err != nil:
+		return err
+	case i.Status != want || want == api.AppInstanceStatusRunning && i.Health != api.AppInstanceHealthHealthy:
+		return fmt.Errorf("it is %s (%s), %s, revision %d of version %s, members %+v", i.Status, i.StatusReason, i.Health,
+			i.Revision, i.Version, i.Members)
+	case want != api.AppInstanceStatusRunning:
+		return nil
+	}
+	_, err = scenario.Get(ctx, i.Endpoints[0].URL+"/")
+	return err
+}
+
+// insist asks under one idempotency key until the hub has answered.
+func insist(ctx context.Context, ask func(ctx context.Context, once api.RequestEditorFn) error) error {
+	key := scenario.NewID()
+	for {
+		err := ask(ctx, func(_ context.Context, r *http.Request) error {
+			r.Header.Set("X-Idempotency-Key", key)
+			return nil
+		})
+		_, away := errors.AsType[*api.UnreachableError](err)
+		problem, answered := errors.AsType[*api.Problem](err)
+		if err == nil || ctx.Err() != nil || !away && (!answered || problem.Status != http.StatusServiceUnavailable) {
+			return err
+		}
+	}
+}
+
+// requireWhole holds an ended instance against the laws: each event once and in order, each posting in balance, and a
+// bill that is what containerd saw.
+func (k *killTest) requireWhole(l instanceHistory) {
+	k.T.Helper()
+	k.until("its events are told", func(ctx context.Context) error {
+		events, err := k.Tenant.Events(ctx, k.Operator, l.id)
+		return harness.Pending(err, len(events) >= len(l.events))
+	})
+	require.Equal(k.T, l.events, k.EventTypes(l.id))
+	var postings []api.Posting
+	k.until("the bill is final", func(ctx context.Context) (err error) {
+		postings, err = k.Tenant.Postings(ctx, l.id)
+		return harness.Pending(err, harness.HasKind(postings, api.PostingKindHoldClosed))
+	})
+	usage, err := k.Tenant.Usage(k.Ctx, l.id)
+	require.NoError(k.T, err)
+	if l.uninterrupted {
+		harness.RequireContiguous(k.T, usage, "session_seconds")
+	}
+	billed := harness.RequireNoOverlap(k.T, usage)
+	ran, runs := k.oracle.RunsOf(k.T, l.member)
+	seen := big.NewRat(ran.Microseconds(), 1_000_000)
+	// Containerd's events are written some milliseconds after what they tell of.
+	slack := big.NewRat(int64(runs), 4)
+	least := new(big.Rat).Sub(seen, new(big.Rat).Add(slack, big.NewRat(int64(runs)*harness.MeteringInterval.Microseconds(),
+		1_000_000)))
+	require.LessOrEqual(k.T, billed.Cmp(new(big.Rat).Add(seen, slack)), 0, "billed %s s of %s in %d runs",
+		billed.FloatString(3), ran, runs)
+	require.GreaterOrEqual(k.T, billed.Cmp(least), 0, "billed %s s of %s in %d runs", billed.FloatString(3), ran, runs)
+	off := new(big.Rat).Sub(harness.UsageCost(k.T, postings), new(big.Rat).Mul(billed, big.NewRat(1, 1000)))
+	require.LessOrEqual(k.T, off.Abs(off).Cmp(big.NewRat(1, 1_000_000_000)), 0, "paid %s off", off.FloatString(9))
+}

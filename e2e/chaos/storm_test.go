@@ -1,0 +1,428 @@
+package chaos_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
+	"github.com/gpuaas/gpuaas/e2e/harness"
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+const (
+	stormResync  = 5 * time.Second
+	stormWorkers = 8
+	// stormBound is law 13's: two resync periods and a minute after the last fault everything has converged.
+	stormBound = 2*stormResync + time.Minute
+	// stormLimit bounds the whole test; it is never reached by one that passes.
+	stormLimit = 20 * time.Minute
+)
+
+// stormPlan is how hard it blows. A longer one is a matter of the environment.
+type stormPlan struct {
+	seed uint64
+	// kills is how often each is killed at least, lifecycles how many finish at least meanwhile.
+	kills, lifecycles int
+	// pause is the longest time between two kills, restart what a supervisor waits before it starts a program again.
+	pause, restart time.Duration
+}
+
+func planOfStorm(t *testing.T) stormPlan {
+	t.Helper()
+	number := func(name string, def int) int {
+		text := os.Getenv(name)
+		if text == "" {
+			return def
+		}
+		n, err := strconv.Atoi(text)
+		require.NoError(t, err, name)
+		return n
+	}
+	p := stormPlan{
+		seed: uint64(number("GPUAAS_STORM_SEED", int(rand.Uint32()))), kills: number("GPUAAS_STORM_KILLS", 10),
+		lifecycles: number("GPUAAS_STORM_LIFECYCLES", 100),
+		pause:      time.Duration(number("GPUAAS_STORM_PAUSE_MILLIS", 4000)) * time.Millisecond,
+		restart:    time.Duration(number("GPUAAS_STORM_RESTART_MILLIS", 300)) * time.Millisecond,
+	}
+	t.Logf("the storm: %+v; again with GPUAAS_STORM_SEED=%d", p, p.seed)
+	return p
+}
+
+// Law 13, under everything that can be killed: hub, its PostgreSQL, containerd's daemon and the agent, in random order,
+// while app instances go through their whole lives. All of it converges; each step happened once; every second is
+// billed once, and none that containerd and the kernel did not see.
+func TestLaw13EverythingResumesThroughAStormOfKills(t *testing.T) {
+	plan := planOfStorm(t)
+	s := newStorm(t, plan)
+	s.launchSentinel()
+	s.injectFaults()
+	s.endSentinel()
+	s.awaitFinalBills()
+	s.requireBills()
+	s.requireNothingBroke()
+}
+
+// storm is a world in which programs are killed and started again while workers use it.
+type storm struct {
+	*harness.Testbed
+	plan             stormPlan
+	targets          []*target
+	workers          []*client.Hub
+	containerdOracle *harness.ContainerdOracle
+	kernelOracle     *kernelOracle
+	lastKill         time.Time
+	supervise        sync.WaitGroup
+	// supervision is how long the supervisors work.
+	supervision context.Context
+	// sentinel runs all the time, and nobody touches it; keeperPID is its process.
+	sentinel    client.AppInstance
+	sentinelPID uint32
+
+	mu    sync.Mutex
+	lives []lifecycle
+	// unobserved are the times in which the node could not look at its containers: agent or containerd was away.
+	unobserved []outage
+}
+
+func newStorm(t *testing.T, plan stormPlan) *storm {
+	t.Helper()
+	w := harness.New(t)
+	ctx, cancel := context.WithTimeout(context.Background(), stormLimit)
+	t.Cleanup(cancel)
+	w.Ctx = ctx
+	w.StartContainerd()
+	c := w.HubConfig()
+	c.ExtraArgs = []string{"--resync", stormResync.String(), "--lease-duration", "1h"}
+	w.StartHub(c)
+	s := &storm{Testbed: w, plan: plan}
+	reign, abdicate := context.WithCancel(w.Ctx)
+	s.supervision = reign
+	var err error
+	w.Tenant, err = scenario.NewTenant(w.Ctx, w.Hub, filepath.Join(w.Dir, "tenant-acme"), "acme", "10000")
+	require.NoError(t, err)
+	for n := range stormWorkers {
+		// One account each: the hub bounds how often one may ask.
+		hub, err := w.Tenant.ServiceAccount(w.Ctx, fmt.Sprintf("worker-%d", n), client.ServiceAccountRoleAppOperator)
+		require.NoError(t, err)
+		s.workers = append(s.workers, hub)
+	}
+	w.Operator = s.workers[0]
+	conf := w.AgentConfig("node")
+	conf.ExtraArgs = []string{
+		"--metering-interval", "1s", "--usage-interval", "3s", "--resync", stormResync.String(),
+		"--report-interval", "1s", "--dial-retry-max", "1s",
+	}
+	w.Agent = w.StartAgent(conf)
+	shipSmallApp(w)
+	w.Allocation, err = w.Tenant.Allocate(w.Ctx, w.Tenant.Admin, w.Agent.Ready.NodeID, 2, 2048)
+	require.NoError(t, err)
+	// The image is fetched before the storm: a registry that is away is not what this is about.
+	w.Decommission(w.Launch("first"))
+	s.containerdOracle, s.kernelOracle = w.WatchContainerd(conf.ContainerdNamespace),
+		watchKernel(w, conf.ContainerdNamespace)
+	t.Cleanup(func() {
+		// Before anything is taken down: nobody is to start it again.
+		abdicate()
+		s.supervise.Wait()
+	})
+	s.targets = []*target{s.hubTarget(), s.databaseTarget(), s.containerdTarget(), s.agentTarget()}
+	return s
+}
+
+// shipSmallApp ships two versions of the app that take little of a node.
+func shipSmallApp(w *harness.Testbed) {
+	w.T.Helper()
+	var err error
+	w.Publisher, err = w.Tenant.NewPublisher(w.Ctx)
+	require.NoError(w.T, err)
+	w.ShipVersion("1.0.0", "default: 500", "default: 200")
+	w.ShipVersion("2.0.0", "default: 500", "default: 200", harness.FirstGreeting, harness.SecondGreeting)
+	require.NoError(w.T, w.Tenant.Entitle(w.Ctx, harness.AppSlug))
+	require.NoError(w.T, w.Tenant.Price(w.Ctx, harness.AppSlug, harness.PricePerHour))
+}
+
+// target is a program that is killed, and started again by a supervisor.
+type target struct {
+	name string
+	kill func() error
+	// isUp says whether there is something to kill; it is asked until then.
+	isUp  func() bool
+	kills int
+}
+
+// supervised is a program with a supervisor: whenever it ends, it is started again after the pause.
+type supervised struct {
+	mu     sync.Mutex
+	up     bool
+	exited <-chan struct{}
+}
+
+func (p *supervised) isUp() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.up
+}
+
+func (p *supervised) set(up bool, exited <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.up, p.exited = up, exited
+}
+
+// startSupervisor starts the supervisor; start returns what is closed when the program ends. away may be nil.
+func (s *storm) startSupervisor(name string, exited <-chan struct{}, away func(outage),
+	start func() (<-chan struct{}, error),
+) *supervised {
+	p := &supervised{up: true, exited: exited}
+	s.supervise.Go(func() {
+		for {
+			select {
+			case <-s.supervision.Done():
+				return
+			case <-p.exited:
+			}
+			from := time.Now()
+			p.set(false, nil)
+			for !p.isUp() {
+				if !pause(s.supervision, s.plan.restart) {
+					return
+				}
+				exited, err := start()
+				if err != nil {
+					first, _, _ := strings.Cut(err.Error(), "\n")
+					s.T.Logf("%s: start again: %s", name, first)
+					continue
+				}
+				if away != nil {
+					away(outage{from: from, to: time.Now()})
+				}
+				p.set(true, exited)
+			}
+		}
+	})
+	return p
+}
+
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+func (s *storm) hubTarget() *target {
+	c := s.Hub.Config
+	c.Listen, c.SessionListen = strings.TrimPrefix(s.Hub.Ready.APIURL, "https://"), s.Hub.Ready.SessionAddr
+	p := s.startSupervisor("hub", s.Hub.Exited(), nil, func() (<-chan struct{}, error) {
+		hub, err := devcluster.StartHub(s.supervision, c)
+		if err != nil {
+			return nil, err
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		hub.RootFingerprint, s.Hub = s.Hub.RootFingerprint, hub
+		return hub.Exited(), nil
+	})
+	return &target{name: "hub", isUp: p.isUp, kill: func() error {
+		s.mu.Lock()
+		hub := s.Hub
+		s.mu.Unlock()
+		return hub.Kill9()
+	}}
+}
+
+func (s *storm) agentTarget() *target {
+	a := s.Agent
+	p := s.startSupervisor("agent", a.Exited(), s.addUnobserved, func() (<-chan struct{}, error) {
+		again, err := devcluster.StartAgent(s.supervision, a.Config)
+		if err != nil {
+			return nil, err
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		a.Process, a.Ready = again.Process, again.Ready
+		return again.Exited(), nil
+	})
+	return &target{name: "agent", isUp: p.isUp, kill: func() error {
+		s.mu.Lock()
+		process := a.Process
+		s.mu.Unlock()
+		return process.Kill9()
+	}}
+}
+
+func (s *storm) containerdTarget() *target {
+	p := s.startSupervisor("containerd", s.Containerd.Exited(), s.addUnobserved, func() (<-chan struct{}, error) {
+		err := s.Containerd.Start(s.supervision)
+		return s.Containerd.Exited(), err
+	})
+	return &target{name: "containerd", isUp: p.isUp, kill: s.Containerd.Kill9}
+}
+
+// databaseTarget is the hub's private PostgreSQL. The hub itself is its supervisor.
+func (s *storm) databaseTarget() *target {
+	data := filepath.Join(s.Hub.Config.DataDir(), "postgres", "data")
+	find := func() int {
+		text, err := os.ReadFile(filepath.Join(data, "postmaster.pid"))
+		if err != nil || !strings.Contains(string(text), "ready") {
+			return 0
+		}
+		first, _, _ := strings.Cut(string(text), "\n")
+		pid, err := strconv.Atoi(first)
+		if err != nil {
+			return 0
+		}
+		// The file of one that was killed stays; its number may be anyone's.
+		if cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid)); err != nil || cwd != data {
+			return 0
+		}
+		return pid
+	}
+	return &target{name: "postgresql", isUp: func() bool { return find() != 0 }, kill: func() error {
+		if pid := find(); pid != 0 {
+			return unix.Kill(pid, unix.SIGKILL)
+		}
+		return nil
+	}}
+}
+
+// injectFaults kills in random order, round after round, until each was killed often enough and enough lives are over;
+// then every program is up again, and the workers end the lives that they are in.
+func (s *storm) injectFaults() {
+	s.T.Helper()
+	began := time.Now()
+	over := make(chan struct{})
+	work, ctx := errgroup.WithContext(s.Ctx)
+	for n, hub := range s.workers {
+		work.Go(func() error { return s.work(ctx, over, n, hub) })
+	}
+	random := rand.New(rand.NewPCG(s.plan.seed, 1))
+	for ctx.Err() == nil && (s.killsLeft() > 0 || s.finished() < s.plan.lifecycles) {
+		for _, n := range random.Perm(len(s.targets)) {
+			pause(ctx, time.Duration(random.Int64N(int64(s.plan.pause))))
+			s.killTarget(ctx, s.targets[n])
+		}
+	}
+	close(over)
+	s.lastKill = time.Now()
+	meanwhile := s.finished()
+	for _, v := range s.targets {
+		s.Eventually(v.name+" is up again", func() error { return harness.Pending(nil, v.isUp()) })
+	}
+	require.NoError(s.T, work.Wait())
+	took := time.Since(s.lastKill)
+	var counts []string
+	for _, v := range s.targets {
+		counts = append(counts, fmt.Sprintf("%s %d", v.name, v.kills))
+	}
+	s.T.Logf("killed %s in %s; %d lives over meanwhile, %d in all, the last %s after the last kill",
+		strings.Join(counts, ", "), s.lastKill.Sub(began).Round(time.Second), meanwhile, s.finished(),
+		took.Round(100*time.Millisecond))
+	require.Less(s.T, took, stormBound, "law 13's bound")
+}
+
+// launchSentinel starts an instance that is left alone until the storm is over.
+func (s *storm) launchSentinel() {
+	s.T.Helper()
+	s.sentinel = s.Launch("keeper")
+	s.sentinelPID = s.PidOf(s.sentinel)
+}
+
+// endSentinel holds law 4: what nobody touched answers, and is the very same process as before a hundred deaths.
+func (s *storm) endSentinel() {
+	s.T.Helper()
+	s.RequireAnswer(s.sentinel)
+	require.Equal(s.T, s.sentinelPID, s.PidOf(s.sentinel), "what nobody touched is another process")
+	s.Decommission(s.sentinel)
+	s.lives = append(s.lives, lifecycle{
+		id: s.sentinel.ID, member: s.sentinel.Members[0].ID, runs: 1,
+		events: []string{"requested", "deploying", "running", "decommission_requested", "decommissioned"},
+	})
+}
+
+// killTarget kills as soon as there is something to kill, and no sooner than the lives keep up: kills that nothing
+// happens between show nothing.
+func (s *storm) killTarget(ctx context.Context, v *target) {
+	for !v.isUp() || s.finished()*s.plan.kills < s.plan.lifecycles*min(v.kills, s.plan.kills) {
+		if !pause(ctx, 20*time.Millisecond) {
+			return
+		}
+	}
+	if err := v.kill(); err != nil {
+		s.T.Errorf("kill %s: %v", v.name, err)
+	}
+	v.kills++
+	s.T.Logf("%s: %s killed, %d lives over", time.Now().Format(clockFormat), v.name, s.finished())
+}
+
+func (s *storm) killsLeft() (left int) {
+	for _, v := range s.targets {
+		left += max(s.plan.kills-v.kills, 0)
+	}
+	return left
+}
+
+func (s *storm) finished() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.lives)
+}
+
+// awaitFinalBills waits until every bill is final, within law 13's bound, and holds the instances and their events.
+func (s *storm) awaitFinalBills() {
+	s.T.Helper()
+	db := s.Database()
+	deadline := s.lastKill.Add(stormBound)
+	s.Eventually("every bill is final", func() error {
+		var open int
+		if err := db.QueryRow(s.Ctx, `SELECT count(*) FROM subjects WHERE kind = 'member' AND settled_at IS NULL`).Scan(
+			&open); err != nil {
+			return err
+		}
+		if open > 0 && time.Now().After(deadline) {
+			s.T.Fatalf("%d bills are not final %s after the last kill", open, stormBound)
+		}
+		return harness.Pending(nil, open == 0)
+	})
+	s.T.Logf("every bill was final %s after the last kill", time.Since(s.lastKill).Round(100*time.Millisecond))
+	var stuck int
+	require.NoError(s.T, db.QueryRow(s.Ctx, `SELECT count(*) FROM app_instances WHERE status <> 'decommissioned'`).Scan(
+		&stuck))
+	require.Zero(s.T, stuck, "instances that are stuck")
+	for _, l := range s.lives {
+		require.Equal(s.T, l.events, s.EventTypes(l.id), "each step of %s once", l.id)
+	}
+}
+
+// requireNothingBroke holds that no program ended by a fault of its own.
+func (s *storm) requireNothingBroke() {
+	s.T.Helper()
+	for _, log := range []string{s.Hub.LogPath, s.Agent.LogPath} {
+		text, err := os.ReadFile(log)
+		require.NoError(s.T, err)
+		for line := range strings.Lines(string(text)) {
+			broke := slices.ContainsFunc([]string{"panic: ", "fatal error: ", "goroutine 1 ["}, func(sign string) bool {
+				return strings.HasPrefix(line, sign)
+			})
+			require.False(s.T, broke, "%s: %s", log, line)
+		}
+	}
+}

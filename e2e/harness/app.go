@@ -1,0 +1,84 @@
+package harness
+
+import (
+	"math/big"
+	"strings"
+
+	"github.com/stretchr/testify/require"
+
+	api "github.com/gpuaas/gpuaas/pkg/client"
+)
+
+const (
+	FirstGreeting  = "Hello from GPUaaS"
+	SecondGreeting = "Hello from the second version"
+)
+
+// ShipVersion ships another version of the app with the same image: the manifest is what differs.
+func (w *Testbed) ShipVersion(version string, changes ...string) {
+	w.T.Helper()
+	r := w.Release(version)
+	r.Template = []byte(strings.NewReplacer(changes...).Replace(string(r.Template)))
+	_, err := w.Tenant.Ship(w.Ctx, w.Publisher, r)
+	require.NoError(w.T, err)
+}
+
+func (w *Testbed) Instance(id string) api.AppInstance {
+	w.T.Helper()
+	i, err := api.Read[api.AppInstance](w.Operator.GetAppInstance(w.Ctx, w.Tenant.Project.ID, id))
+	require.NoError(w.T, err)
+	return i
+}
+
+func (w *Testbed) EventTypes(id string) (types []string) {
+	w.T.Helper()
+	events, err := w.Tenant.Events(w.Ctx, w.Operator, id)
+	require.NoError(w.T, err)
+	for _, e := range events {
+		types = append(types, strings.TrimPrefix(e.Type, "apps.instance."))
+	}
+	return types
+}
+
+// RequireRuns holds the bill of an ended instance against what containerd saw: so many runs, each measured without a
+// gap and none overlapping another, and every second charged once at the price of a tenth of a cent.
+func (w *Testbed) RequireRuns(containers *ContainerdOracle, id string, runs int) {
+	w.T.Helper()
+	var postings []api.Posting
+	w.Eventually("the bill is final", func() (err error) {
+		postings, err = w.Tenant.Postings(w.Ctx, id)
+		return Pending(err, HasKind(postings, api.PostingKindHoldClosed))
+	})
+	usage, err := w.Tenant.Usage(w.Ctx, id)
+	require.NoError(w.T, err)
+	var mine []api.UsageRecord
+	for _, u := range usage {
+		if u.Meter == "session_seconds" && !u.EndedAt.Equal(u.StartedAt) {
+			mine = append(mine, u)
+		}
+	}
+	sortByStart(mine)
+	total, gaps := new(big.Rat), 0
+	for n, u := range mine {
+		q, ok := new(big.Rat).SetString(u.Quantity)
+		require.True(w.T, ok)
+		total.Add(total, q)
+		require.Equal(w.T, mine[0].AllocationID, u.AllocationID)
+		if n == 0 || mine[n-1].EndedAt.Equal(u.StartedAt) {
+			continue
+		}
+		require.True(w.T, mine[n-1].EndedAt.Before(u.StartedAt), "usage from %s overlaps usage to %s", u.StartedAt,
+			mine[n-1].EndedAt)
+		gaps++
+	}
+	require.Equal(w.T, runs-1, gaps, "one gap between two runs, none within one")
+	ran := containers.RunningTime(w.T)
+	truth, slack := big.NewRat(ran.Microseconds(), 1_000_000), big.NewRat(int64(runs), 4)
+	off := new(big.Rat).Sub(total, truth)
+	require.LessOrEqual(w.T, off.Cmp(slack), 0, "billed %s s of %s", total.FloatString(3), ran)
+	require.GreaterOrEqual(w.T,
+		off.Cmp(new(big.Rat).Neg(new(big.Rat).Add(slack, big.NewRat(MeteringInterval.Microseconds(), 1_000_000)))), 0,
+		"billed %s s of %s", total.FloatString(3), ran)
+	paid := new(big.Rat).Sub(UsageCost(w.T, postings), new(big.Rat).Mul(total, big.NewRat(1, 1000)))
+	require.LessOrEqual(w.T, paid.Abs(paid).Cmp(big.NewRat(1, 1_000_000_000)), 0, "paid %s off", paid.FloatString(9))
+}

@@ -1,0 +1,78 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
+	api "github.com/gpuaas/gpuaas/pkg/client"
+)
+
+func (w *Testbed) RemoveContainersOf(a *devcluster.Agent) {
+	w.T.Helper()
+	cl, err := client.New(w.Containerd.Address, client.WithDefaultNamespace(a.Config.ContainerdNamespace))
+	require.NoError(w.T, err)
+	defer func() { require.NoError(w.T, cl.Close()) }()
+	containers, err := cl.Containers(w.Ctx)
+	require.NoError(w.T, err)
+	require.NotEmpty(w.T, containers)
+	for _, c := range containers {
+		task, err := c.Task(w.Ctx, nil)
+		require.NoError(w.T, err)
+		_, err = task.Delete(w.Ctx, client.WithProcessKill)
+		require.NoError(w.T, err)
+		require.NoError(w.T, c.Delete(w.Ctx, client.WithSnapshotCleanup))
+	}
+}
+
+// PidOf is the process of the instance's one container.
+func (w *Testbed) PidOf(i api.AppInstance) uint32 {
+	w.T.Helper()
+	return w.PidOn(w.Agent, i)
+}
+
+// PidOn is pidOf on another node.
+func (w *Testbed) PidOn(a *devcluster.Agent, i api.AppInstance) uint32 {
+	w.T.Helper()
+	cl, err := client.New(w.Containerd.Address, client.WithDefaultNamespace(a.Config.ContainerdNamespace))
+	require.NoError(w.T, err)
+	defer func() { require.NoError(w.T, cl.Close()) }()
+	containers, err := cl.Containers(w.Ctx, fmt.Sprintf("labels.%q==%q", "gpuaas.instance", i.ID))
+	require.NoError(w.T, err)
+	require.Len(w.T, containers, 1)
+	task, err := containers[0].Task(w.Ctx, nil)
+	require.NoError(w.T, err)
+	return task.Pid()
+}
+
+// KeepCalling calls the app again and again until the returned function is called, which tells of the first failure.
+func (w *Testbed) KeepCalling(i api.AppInstance) (stop func() error) {
+	return w.repeatUntilStopped(func(ctx context.Context) error {
+		_, err := scenario.Get(ctx, i.Endpoints[0].URL+"/")
+		return err
+	})
+}
+
+// AdminShell is the platform admin at a terminal, logged in.
+func (w *Testbed) AdminShell() *Shell {
+	w.T.Helper()
+	s := w.Shell("admin")
+	s.MustRun("login", "--name", "e2e", "--url", w.Hub.Ready.APIURL, "--ca-file", w.Hub.Ready.CAFile, "--token-file",
+		w.Hub.Ready.TokenFile)
+	return s
+}
+
+// ContainersOn is containersOf on another node.
+func (w *Testbed) ContainersOn(a *devcluster.Agent, i api.AppInstance) int {
+	w.T.Helper()
+	cl, err := client.New(w.Containerd.Address, client.WithDefaultNamespace(a.Config.ContainerdNamespace))
+	require.NoError(w.T, err)
+	defer func() { require.NoError(w.T, cl.Close()) }()
+	list, err := cl.Containers(w.Ctx, fmt.Sprintf("labels.%q==%q", "gpuaas.instance", i.ID))
+	require.NoError(w.T, err)
+	return len(list)
+}

@@ -1,0 +1,156 @@
+package harness
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
+	"github.com/gpuaas/gpuaas/e2e/sandbox"
+)
+
+// preparedHub is a hub that was initialised and started once: what most tests want to find. Copying it saves each of
+// them the seconds that passphrases, a new database cluster and all migrations take.
+type preparedHub struct {
+	dir         string
+	fingerprint string
+}
+
+// preparedHubDir is outside every test's photograph: it is made before the first and goes after the last.
+var preparedHubDir string
+
+// RunTests runs the tests of a package in a sandbox: what other programs do on the machine does not disturb them, and
+// nothing of theirs gets out. The functions in prepare fetch and build what needs the network, which the sandbox does
+// not have; they get the root of the source tree, and do nothing for what is there already.
+func RunTests(m *testing.M, prepare ...func(ctx context.Context, root string) error) {
+	code, err := runInSandbox(m, prepare)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func runInSandbox(m *testing.M, prepare []func(ctx context.Context, root string) error) (int, error) {
+	root, err := sourceRoot()
+	if err != nil {
+		return 1, err
+	}
+	keep, err := goDirs()
+	if err != nil {
+		return 1, err
+	}
+	config := sandbox.Config{
+		Base: filepath.Join(root, ".cache"), Keep: append(keep, root),
+		Prepare: func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), prepareLimit)
+			defer cancel()
+			for _, step := range prepare {
+				if err := step(ctx, root); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	return sandbox.Run(config, func() int {
+		// The tests share a network namespace, in which the first agent turns forwarding on and the last one off, and
+		// isolates the links that it finds. Agents change nothing on a machine that forwards already, and tests do not
+		// feel each other's.
+		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o600); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		code, err := checkLeaks(m)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return code
+	})
+}
+
+// prepareLimit bounds the preparation: an image from Debian's packages, an earlier release and npm's packages.
+const prepareLimit = 10 * time.Minute
+
+// goDirs are the directories that the Go tool needs: some tests compile what they run.
+func goDirs() ([]string, error) {
+	out, err := exec.Command("go", "env", "GOROOT", "GOCACHE", "GOMODCACHE").Output()
+	if err != nil {
+		return nil, fmt.Errorf("ask for the Go tool's directories: %w", err)
+	}
+	return strings.Fields(string(out)), nil
+}
+
+// checkLeaks runs the tests and compares the whole sandbox with how it was before them.
+func checkLeaks(m *testing.M) (code int, err error) {
+	if !sandbox.Inside() {
+		return m.Run(), nil
+	}
+	// A containerd that is killed while it starts a shim leaves the socket that it made for it; a shim that is left is
+	// found as a process.
+	before, err := leakcheck.Take(leakcheck.Scope{IgnoreFiles: append(sandbox.Kept(), "/run/containerd/s/")})
+	if err != nil {
+		return 1, err
+	}
+	defer func() {
+		if left := leakcheck.Left(before); len(left) > 0 {
+			err = errors.Join(err, fmt.Errorf("the tests left %d things behind:\n  %s", len(left), strings.Join(left, "\n  ")))
+		}
+	}()
+	preparedHubDir = fmt.Sprintf("/tmp/gpuaas-e2e-%d-template", os.Getpid())
+	if err := os.Mkdir(preparedHubDir, 0o711); err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(preparedHubDir)) }()
+	return m.Run(), nil
+}
+
+// prepareHub makes the template when the first test asks for it.
+var prepareHub = sync.OnceValues(func() (preparedHub, error) {
+	root, err := sourceRoot()
+	if err != nil {
+		return preparedHub{}, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
+	defer cancel()
+	c := devcluster.HubConfig{
+		Bin: filepath.Join(root, "bin"), Dir: filepath.Join(preparedHubDir, "hub"), Listen: "127.0.0.1:0",
+		SessionListen: "127.0.0.1:0",
+	}
+	fingerprint, err := devcluster.InitHub(ctx, c, rand.Text(), TrustDomain)
+	if err != nil {
+		return preparedHub{}, err
+	}
+	h, err := devcluster.StartHub(ctx, c)
+	if err != nil {
+		return preparedHub{}, err
+	}
+	return preparedHub{dir: c.Dir, fingerprint: fingerprint}, h.Stop()
+})
+
+// initHub gives a hub of today its directories, as `gpuaas-hub init` and a first start have left them.
+func (w *Testbed) initHub(c devcluster.HubConfig) (fingerprint string) {
+	w.T.Helper()
+	if c.Bin != Binaries(w.T) {
+		fingerprint, err := devcluster.InitHub(w.Ctx, c, rand.Text(), TrustDomain)
+		require.NoError(w.T, err)
+		return fingerprint
+	}
+	made, err := prepareHub()
+	require.NoError(w.T, err)
+	out, err := exec.CommandContext(w.Ctx, "cp", "-a", made.dir+"/data", made.dir+"/keys", c.Dir).CombinedOutput()
+	require.NoError(w.T, err, "%s", out)
+	return made.fingerprint
+}

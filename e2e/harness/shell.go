@@ -1,0 +1,74 @@
+package harness
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Shell is a person at a terminal with a home directory of the test's own.
+type Shell struct {
+	Testbed *Testbed
+	Env     []string
+}
+
+// Output is what one command wrote and how it ended.
+type Output struct {
+	Out, Err string
+	Code     int
+}
+
+func (w *Testbed) Shell(home string) *Shell {
+	w.T.Helper()
+	dir := filepath.Join(w.Dir, home)
+	require.NoError(w.T, os.MkdirAll(dir, 0o700))
+	return &Shell{Testbed: w, Env: []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH")}}
+}
+
+func (s *Shell) Run(name string, args ...string) Output {
+	s.Testbed.T.Helper()
+	cmd := exec.CommandContext(s.Testbed.Ctx, name, args...)
+	cmd.Env = s.Env
+	var out, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &stderr
+	err := cmd.Run()
+	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
+		require.NoError(s.Testbed.T, err)
+	}
+	return Output{Out: out.String(), Err: stderr.String(), Code: cmd.ProcessState.ExitCode()}
+}
+
+// MustRun runs the command, which must end with 0, and returns what it wrote.
+func (s *Shell) MustRun(args ...string) string {
+	s.Testbed.T.Helper()
+	r := s.Run(filepath.Join(Binaries(s.Testbed.T), "gpuaas"), args...)
+	require.Zero(s.Testbed.T, r.Code, "gpuaas %s: %s", strings.Join(args, " "), r.Err)
+	return r.Out
+}
+
+// Fails runs the command, which must end with this code and say these words.
+func (s *Shell) Fails(code int, words string, args ...string) {
+	s.Testbed.T.Helper()
+	r := s.Run(filepath.Join(Binaries(s.Testbed.T), "gpuaas"), args...)
+	require.Equal(s.Testbed.T, code, r.Code, "gpuaas %s: %s%s", strings.Join(args, " "), r.Out, r.Err)
+	require.Contains(s.Testbed.T, r.Err, words)
+	require.Empty(s.Testbed.T, r.Out, "an error belongs on standard error")
+}
+
+// AsJSON runs the command with -o json and reads its answer.
+func AsJSON[T any](s *Shell, args ...string) T {
+	s.Testbed.T.Helper()
+	var v T
+	require.NoError(s.Testbed.T, json.Unmarshal([]byte(s.MustRun(append(args, "-o", "json")...)), &v), "%v", args)
+	return v
+}
+
+type Items[T any] struct {
+	Items []T `json:"items"`
+}

@@ -1,0 +1,370 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
+	"github.com/gpuaas/gpuaas/e2e/leakcheck"
+	"github.com/gpuaas/gpuaas/e2e/sandbox"
+	"github.com/gpuaas/gpuaas/pkg/appkit"
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+const (
+	TrustDomain = "e2e.gpuaas.internal"
+	// testLimit bounds one test; it is never reached by one that passes.
+	testLimit = 5 * time.Minute
+	// PricePerHour makes a second cost a tenth of a cent.
+	PricePerHour = "3.60"
+	AppSlug      = "hello"
+)
+
+// Source is the root of the source tree.
+func Source(t testing.TB) string {
+	t.Helper()
+	root, err := sourceRoot()
+	require.NoError(t, err)
+	return root
+}
+
+// sourceRoot is the directory of go.mod: tests run in the directory of their package.
+func sourceRoot() (string, error) {
+	dir, err := os.Getwd()
+	for err == nil {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", errors.New("the tests run outside the source tree")
+		}
+		dir = filepath.Dir(dir)
+	}
+	return "", err
+}
+
+// Binaries are what `make build` made; make e2e builds them first.
+func Binaries(t testing.TB) string {
+	t.Helper()
+	bin := filepath.Join(Source(t), "bin")
+	for _, b := range []string{"gpuaas-hub", "gpuaas-agent", "gpuaas"} {
+		require.FileExists(t, filepath.Join(bin, b), "run make build first")
+	}
+	return bin
+}
+
+// testbeds counts what stands beside each other in this process, so that no two share a name, a network or a port.
+var testbeds atomic.Int32
+
+// Testbed is a hub, a containerd and a node of one test's own; all of it is gone when the test ends.
+type Testbed struct {
+	T           *testing.T
+	Ctx         context.Context
+	number      int
+	alone       bool
+	Dir, RunDir string
+	Containerd  *devcluster.Containerd
+	Hub         *devcluster.Hub
+	Agent       *devcluster.Agent
+	Agents      []*devcluster.Agent
+	Tenant      *scenario.Tenant
+	Publisher   *scenario.Publisher
+	Operator    *client.Hub
+	Allocation  client.Allocation
+}
+
+// New is a world that stands beside others: its test is parallel, and looks at what bears its own names. TestMain
+// looks at the whole machine.
+func New(t *testing.T) *Testbed {
+	t.Helper()
+	t.Parallel()
+	return newTestbed(t, false)
+}
+
+// NewAlone is a world that has the machine to itself, so that everything that changes on it is the test's doing.
+func NewAlone(t *testing.T) *Testbed {
+	t.Helper()
+	return newTestbed(t, true)
+}
+
+// newTestbed makes the directories and the photograph that everything must look like again at the end.
+func newTestbed(t *testing.T, alone bool) *Testbed {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("containers and network namespaces need root")
+	}
+	Binaries(t)
+	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
+	w := &Testbed{T: t, Ctx: ctx, number: int(testbeds.Add(1)), alone: alone}
+	// Below /tmp, where an unprivileged PostgreSQL can work, and not t.TempDir, whose parents only the owner may pass.
+	w.Dir = filepath.Join("/tmp", fmt.Sprintf("gpuaas-e2e-%d-%03d", os.Getpid(), w.number))
+	leakcheck.Guard(t, w.Scope())
+	t.Cleanup(cancel)
+	require.NoError(t, os.Mkdir(w.Dir, 0o711))
+	require.NoError(t, os.Chmod(w.Dir, 0o711))
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(w.Dir)) })
+	w.RunDir = filepath.Join("/run", filepath.Base(w.Dir))
+	require.NoError(t, os.MkdirAll(w.RunDir, 0o711))
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(w.RunDir)) })
+	t.Cleanup(func() {
+		if t.Failed() {
+			w.showLogs()
+		}
+	})
+	return w
+}
+
+// agentsInWorld bounds how many nodes one world has.
+const agentsInWorld = 10
+
+// bridge, subnet and ports are the network of a world's n-th node.
+func (w *Testbed) Bridge(n int) string { return fmt.Sprintf("gpe%03d%d", w.number, n) }
+
+func (w *Testbed) Subnet(n int) string {
+	n += w.number * agentsInWorld
+	return fmt.Sprintf("10.%d.%d.", 220+n/250, n%250)
+}
+
+func (w *Testbed) Ports(n int) string {
+	const portsOfNode = 20
+	first := 22000 + (w.number*agentsInWorld+n)*portsOfNode
+	return fmt.Sprintf("%d-%d", first, first+portsOfNode-1)
+}
+
+// Scope is the whole sandbox for a world that has it to itself; otherwise what bears this world's names.
+func (w *Testbed) Scope() leakcheck.Scope {
+	s := leakcheck.Scope{IgnoreFiles: append(sandbox.Kept(), preparedHubDir)}
+	if w.alone {
+		return s
+	}
+	s.Contains = []string{
+		filepath.Base(w.Dir), fmt.Sprintf("e2e-%03d-", w.number), fmt.Sprintf("gpe%03d", w.number),
+		fmt.Sprintf("gpx%03d", w.number),
+	}
+	for n := range agentsInWorld {
+		s.Contains = append(s.Contains, w.Subnet(n))
+	}
+	// The firewall tables of other worlds' nodes name the links that were there when they were made, this world's among
+	// them.
+	own := fmt.Sprintf("table inet gpuaas_gpe%03d", w.number)
+	s.Skip = func(id string) bool {
+		return strings.HasPrefix(id, "table inet gpuaas_gpe") && !strings.HasPrefix(id, own)
+	}
+	return s
+}
+
+func (w *Testbed) showLogs() {
+	logs, _ := filepath.Glob(filepath.Join(w.Dir, "*", "logs", "*.log"))
+	logs = append(logs, filepath.Join(w.Dir, "containerd", "containerd.log"))
+	for _, l := range logs {
+		p := devcluster.Process{LogPath: l}
+		w.T.Logf("%s:\n%s", l, p.LogTail(40))
+	}
+}
+
+func (w *Testbed) StartContainerd() {
+	w.T.Helper()
+	var err error
+	w.Containerd, err = devcluster.StartContainerd(w.Ctx, filepath.Join(w.Dir, "containerd"))
+	require.NoError(w.T, err)
+	w.T.Cleanup(func() { require.NoError(w.T, w.Containerd.Destroy()) })
+}
+
+// HubConfig is a hub on loopback with ports of its own choice.
+func (w *Testbed) HubConfig() devcluster.HubConfig {
+	return devcluster.HubConfig{
+		Bin: Binaries(w.T), Dir: filepath.Join(w.Dir, "hub"), Listen: "127.0.0.1:0",
+		SessionListen: "127.0.0.1:0",
+	}
+}
+
+func (w *Testbed) StartHub(c devcluster.HubConfig) {
+	w.T.Helper()
+	require.NoError(w.T, os.MkdirAll(c.Dir, 0o711))
+	fingerprint := w.initHub(c)
+	var err error
+	w.Hub, err = devcluster.StartHub(w.Ctx, c)
+	require.NoError(w.T, err)
+	w.Hub.RootFingerprint = fingerprint
+	w.T.Cleanup(func() { require.NoError(w.T, w.Hub.Stop()) })
+}
+
+// RestartHub starts the hub anew on the same addresses; it must have been stopped or killed.
+func (w *Testbed) RestartHub() {
+	w.T.Helper()
+	c, fingerprint := w.Hub.Config, w.Hub.RootFingerprint
+	c.Listen = strings.TrimPrefix(w.Hub.Ready.APIURL, "https://")
+	c.SessionListen = w.Hub.Ready.SessionAddr
+	var err error
+	w.Hub, err = devcluster.StartHub(w.Ctx, c)
+	require.NoError(w.T, err)
+	w.Hub.RootFingerprint = fingerprint
+}
+
+// AgentConfig is a node with names of its own.
+func (w *Testbed) AgentConfig(name string) devcluster.AgentConfig {
+	n := len(w.Agents)
+	require.Less(w.T, n, agentsInWorld)
+	return devcluster.AgentConfig{
+		Bin: Binaries(w.T), Dir: filepath.Join(w.Dir, name), RunDir: filepath.Join(w.RunDir, name),
+		APIURL: w.Hub.Ready.APIURL, RootFingerprint: w.Hub.RootFingerprint,
+		ContainerdAddress: w.Containerd.Address, ContainerdNamespace: fmt.Sprintf("e2e-%03d-%s", w.number, name),
+		Bridge: w.Bridge(n), PodCIDR: w.Subnet(n) + "0/24", PortRange: w.Ports(n),
+		CgroupParent: fmt.Sprintf("/gpuaas-e2e-%03d-%s", w.number, name),
+		ExtraArgs: []string{
+			"--metering-interval", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval",
+			"5s",
+		},
+	}
+}
+
+// StartAgent enrolls a node and waits until the hub sees it. At the end the agent uninstalls itself.
+func (w *Testbed) StartAgent(c devcluster.AgentConfig) *devcluster.Agent {
+	w.T.Helper()
+	token, err := scenario.JoinToken(w.Ctx, w.Admin())
+	require.NoError(w.T, err)
+	withToken := c
+	withToken.JoinToken = token
+	a, err := devcluster.StartAgent(w.Ctx, withToken)
+	require.NoError(w.T, err)
+	w.Agents = append(w.Agents, a)
+	w.T.Cleanup(func() {
+		require.NoError(w.T, a.Stop())
+		require.NoError(w.T, devcluster.Uninstall(context.WithoutCancel(w.Ctx), c))
+	})
+	_, err = scenario.AwaitNode(w.Ctx, w.Admin(), a.Ready.NodeID)
+	require.NoError(w.T, err)
+	return a
+}
+
+// RestartAgent starts the agent anew in place; it must have been stopped or killed.
+func (w *Testbed) RestartAgent(a *devcluster.Agent) {
+	w.T.Helper()
+	again, err := devcluster.StartAgent(w.Ctx, a.Config)
+	require.NoError(w.T, err)
+	a.Process, a.Ready = again.Process, again.Ready
+}
+
+func (w *Testbed) Admin() *client.Hub {
+	w.T.Helper()
+	if w.Tenant != nil {
+		return w.Tenant.Admin
+	}
+	admin, err := scenario.Admin(w.Hub.Ready)
+	require.NoError(w.T, err)
+	return admin
+}
+
+// NewPlatform is everything up to an entitled app and an allocation on one node.
+func NewPlatform(t *testing.T) *Testbed {
+	t.Helper()
+	return New(t).SetUpPlatform()
+}
+
+func (w *Testbed) SetUpPlatform() *Testbed {
+	w.T.Helper()
+	w.StartContainerd()
+	w.StartHub(w.HubConfig())
+	w.NewTenant("acme")
+	w.Agent = w.StartAgent(w.AgentConfig("node"))
+	w.ShipApp()
+	w.Allocate(w.Agent)
+	return w
+}
+
+func (w *Testbed) NewTenant(slug string) {
+	w.T.Helper()
+	var err error
+	w.Tenant, err = scenario.NewTenant(w.Ctx, w.Hub, filepath.Join(w.Dir, "tenant-"+slug), slug, "1000")
+	require.NoError(w.T, err)
+	w.Operator, err = w.Tenant.ServiceAccount(w.Ctx, "operator", client.ServiceAccountRoleAppOperator)
+	require.NoError(w.T, err)
+}
+
+func (w *Testbed) ShipApp() {
+	w.T.Helper()
+	var err error
+	w.Publisher, err = w.Tenant.NewPublisher(w.Ctx)
+	require.NoError(w.T, err)
+	_, err = w.Tenant.Ship(w.Ctx, w.Publisher, w.Release("1.0.0"))
+	require.NoError(w.T, err)
+	require.NoError(w.T, w.Tenant.Entitle(w.Ctx, AppSlug))
+	require.NoError(w.T, w.Tenant.Price(w.Ctx, AppSlug, PricePerHour))
+}
+
+func (w *Testbed) Release(version string) scenario.Release {
+	w.T.Helper()
+	template, err := os.ReadFile(filepath.Join(Source(w.T), "deploy/demo/app/manifest.yaml"))
+	require.NoError(w.T, err)
+	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: DemoBinary(w.T), Mode: 0o755}},
+		appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
+	require.NoError(w.T, err)
+	return scenario.Release{AppSlug: AppSlug, Version: version, Image: image, Template: template}
+}
+
+// DemoBinary builds the demo's app once for the process.
+func DemoBinary(t testing.TB) string {
+	t.Helper()
+	out := filepath.Join(Source(t), "bin", "demo-app")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", out, "./deploy/demo/app")
+	build.Dir, build.Env = Source(t), append(os.Environ(), "CGO_ENABLED=0")
+	text, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	return out
+}
+
+func (w *Testbed) Allocate(a *devcluster.Agent) {
+	w.T.Helper()
+	var err error
+	w.Allocation, err = w.Tenant.Allocate(w.Ctx, w.Tenant.Admin, a.Ready.NodeID, 1, 512)
+	require.NoError(w.T, err)
+}
+
+// Launch runs the app and waits until it is running.
+func (w *Testbed) Launch(name string) client.AppInstance {
+	w.T.Helper()
+	i, _, err := w.Tenant.Launch(w.Ctx, w.Operator, client.AppInstanceCreate{
+		AppSlug: AppSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{
+			AllocationIds: []string{w.Allocation.ID},
+		},
+	}, nil)
+	require.NoError(w.T, err)
+	require.NotEmpty(w.T, i.Endpoints)
+	return i
+}
+
+// RequireAnswer fetches the app's front page.
+func (w *Testbed) RequireAnswer(i client.AppInstance) {
+	w.T.Helper()
+	_, err := scenario.Get(w.Ctx, i.Endpoints[0].URL+"/")
+	require.NoError(w.T, err)
+}
+
+// Eventually waits until look returns no error; the test's limit is the bound.
+func (w *Testbed) Eventually(what string, look func() error) {
+	w.T.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := look()
+		if err == nil {
+			return
+		}
+		select {
+		case <-w.Ctx.Done():
+			w.T.Fatalf("%s: %v", what, err)
+		case <-tick.C:
+		}
+	}
+}

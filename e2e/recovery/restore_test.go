@@ -1,0 +1,199 @@
+package recovery_test
+
+import (
+	"math/big"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
+	"github.com/gpuaas/gpuaas/e2e/harness"
+	api "github.com/gpuaas/gpuaas/pkg/client"
+)
+
+// Law 16: the hub's disk is lost, and the hub comes back from a backup that knows nothing of what was asked for since.
+// Nothing that runs is stopped, what was asked for since stays as it is, and every second is billed once.
+func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
+	w := harness.NewPlatform(t)
+	away := w.StartAgent(w.AgentConfig("away"))
+	reserved, err := w.Tenant.Allocate(w.Ctx, w.Tenant.Admin, away.Ready.NodeID, 1, 256)
+	require.NoError(t, err)
+	w.ShipVersion("2.0.0", harness.FirstGreeting, harness.SecondGreeting)
+	// Each lease of a week holds some 600.
+	_, err = api.Read[api.Posting](w.Tenant.Admin.GrantCredit(w.Ctx, api.CreditGrant{
+		OrgID:  w.Tenant.Org.ID,
+		Amount: "9000", Currency: scenario.Currency, Description: "more",
+	}))
+	require.NoError(t, err)
+	containers := w.WatchContainerd(w.Agent.Config.ContainerdNamespace)
+	kept, changed := w.Launch("kept"), w.Launch("changed")
+	w.Allocate(w.Agent)
+	ended := w.Launch("ended")
+	_, err = w.Tenant.AwaitCharge(w.Ctx, kept.ID)
+	require.NoError(t, err)
+
+	file := filepath.Join(w.Dir, "backup.age")
+	require.NoError(t, devcluster.Backup(w.Ctx, w.Hub.Config, file))
+	info, err := os.Stat(file)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode())
+
+	w.Decommission(ended)
+	made := w.Launch("made")
+	changed, err = w.Tenant.Upgrade(w.Ctx, w.Operator, changed.ID, "2.0.0", nil)
+	require.NoError(t, err)
+	before, err := w.Tenant.Usage(w.Ctx, kept.ID)
+	require.NoError(t, err)
+	w.Eventually("usage that the backup does not have is posted", func() error {
+		after, err := w.Tenant.Usage(w.Ctx, kept.ID)
+		return harness.Pending(err, len(after) > len(before))
+	})
+	require.NoError(t, away.Stop())
+
+	running := []api.AppInstance{kept, changed, made}
+	pids := map[string]uint32{}
+	var serving []func() error
+	for _, i := range running {
+		pids[i.ID] = w.PidOf(i)
+		serving = append(serving, w.KeepCalling(i))
+	}
+	require.NoError(t, w.Hub.Kill9())
+	require.NoError(t, devcluster.Destroy(w.Ctx, w.Hub.Config))
+	require.NoError(t, devcluster.Restore(w.Ctx, w.Hub.Config, file))
+	w.RestartHub()
+
+	w.Eventually("the node has brought what it was told", func() error {
+		r, err := recovery(w)
+		return harness.Pending(err, len(r.Waiting) == 1 && r.Waiting[0].NodeID == away.Ready.NodeID)
+	})
+	for _, i := range running {
+		w.Eventually(i.DisplayName+" is seen running", func() error {
+			got, err := api.Read[api.AppInstance](w.Operator.GetAppInstance(w.Ctx, w.Tenant.Project.ID, i.ID))
+			return harness.Pending(err, got.Status == api.AppInstanceStatusRunning &&
+				got.Health == api.AppInstanceHealthHealthy &&
+				got.Version == i.Version)
+		})
+	}
+	w.Eventually("what was decommissioned is so again", func() error {
+		got, err := api.Read[api.AppInstance](w.Operator.GetAppInstance(w.Ctx, w.Tenant.Project.ID, ended.ID))
+		return harness.Pending(err, got.Status == api.AppInstanceStatusDecommissioned)
+	})
+	foundOnly(w, map[string]api.RecoveryFindingKind{
+		kept.ID: "", changed.ID: api.RecoveryFindingKindRevisionUnknown, made.ID: api.RecoveryFindingKindInstanceUnknown,
+		ended.ID: api.RecoveryFindingKindInstanceDecommissioned,
+	})
+	still, err := api.Read[api.Allocation](w.Operator.GetAllocation(w.Ctx, w.Tenant.Project.ID, reserved.ID))
+	require.NoError(t, err)
+	require.Equal(t, api.AllocationStatusActive, still.Status, "what was not heard of keeps its capacity")
+	w.RestartAgent(away)
+	w.Eventually("the last node is back", func() error {
+		r, err := recovery(w)
+		return harness.Pending(err, len(r.Waiting) == 0)
+	})
+	for n, i := range running {
+		require.NoError(t, serving[n](), "%s answered throughout", i.DisplayName)
+		require.Equal(t, pids[i.ID], w.PidOf(i), "%s is the very process", i.DisplayName)
+	}
+	billedOnce(w, containers, ended, running)
+}
+
+// billedOnce ends what runs and holds all bills against containerd's own times.
+func billedOnce(w *harness.Testbed, containers *harness.ContainerdOracle, ended api.AppInstance,
+	running []api.AppInstance,
+) {
+	w.T.Helper()
+	for _, i := range running {
+		w.Decommission(i)
+	}
+	all := new(big.Rat)
+	for _, i := range append(running, ended) {
+		var postings []api.Posting
+		w.Eventually("the bill of "+i.DisplayName+" is final", func() (err error) {
+			postings, err = w.Tenant.Postings(w.Ctx, i.ID)
+			return harness.Pending(err, harness.HasKind(postings, api.PostingKindHoldClosed))
+		})
+		usage, err := w.Tenant.Usage(w.Ctx, i.ID)
+		require.NoError(w.T, err)
+		seconds := sessionSeconds(w.T, usage)
+		all.Add(all, seconds)
+		off := new(big.Rat).Sub(harness.UsageCost(w.T, postings), new(big.Rat).Mul(seconds, big.NewRat(1, 1000)))
+		require.LessOrEqual(w.T, off.Abs(off).Cmp(big.NewRat(5, 1_000_000_000)), 0, "%s: %s for %s s", i.DisplayName,
+			harness.UsageCost(w.T, postings).FloatString(9), seconds.FloatString(6))
+	}
+	ran := containers.RunningTime(w.T)
+	truth := big.NewRat(ran.Microseconds(), 1_000_000)
+	// Each run may lose its last beat; and the tenant is never billed more than what ran.
+	runs := int64(len(running) + 2)
+	least := new(big.Rat).Sub(truth, big.NewRat(runs*(harness.MeteringInterval.Microseconds()+250_000), 1_000_000))
+	require.GreaterOrEqual(w.T, all.Cmp(least), 0, "billed %s s of %s", all.FloatString(3), ran)
+	require.LessOrEqual(w.T, all.Cmp(new(big.Rat).Add(truth, big.NewRat(runs, 4))), 0, "billed %s s of %s",
+		all.FloatString(3), ran)
+}
+
+func sessionSeconds(t *testing.T, records []api.UsageRecord) *big.Rat {
+	t.Helper()
+	total := new(big.Rat)
+	for _, r := range records {
+		if r.Meter != "session_seconds" {
+			continue
+		}
+		q, ok := new(big.Rat).SetString(r.Quantity)
+		require.True(t, ok)
+		total.Add(total, q)
+	}
+	return total
+}
+
+func recovery(w *harness.Testbed) (api.Recovery, error) {
+	return api.Read[api.Recovery](w.Tenant.Admin.GetRecovery(w.Ctx))
+}
+
+// foundOnly holds the findings against what is expected for each instance; empty for none.
+func foundOnly(w *harness.Testbed, want map[string]api.RecoveryFindingKind) {
+	w.T.Helper()
+	r, err := recovery(w)
+	require.NoError(w.T, err)
+	require.False(w.T, r.RestoredAt.IsZero())
+	require.EqualValues(w.T, 2, r.Epoch)
+	got := map[string]api.RecoveryFindingKind{}
+	for id := range want {
+		got[id] = ""
+	}
+	for _, f := range r.Findings {
+		if f.ResourceType == "app_instance" {
+			got[f.ResourceID] = f.Kind
+		}
+	}
+	require.Equal(w.T, want, got)
+}
+
+// The admin's token is lost. Whoever is root on the hub's machine makes a new one, whether the hub runs or not; the old
+// one ends.
+func TestALostAdminTokenIsRecoveredOnTheHubsMachine(t *testing.T) {
+	w := harness.New(t)
+	w.StartHub(w.HubConfig())
+	for name, running := range map[string]bool{"while the hub runs": true, "while it does not": false} {
+		old, err := scenario.Admin(w.Hub.Ready)
+		require.NoError(t, err)
+		require.NoError(t, os.Remove(w.Hub.Ready.TokenFile))
+		if !running {
+			require.NoError(t, w.Hub.Stop())
+		}
+		require.NoError(t, devcluster.AdminToken(w.Ctx, w.Hub.Config), name)
+		if !running {
+			w.RestartHub()
+		}
+		info, err := os.Stat(w.Hub.Ready.TokenFile)
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o600), info.Mode(), name)
+		fresh, err := scenario.Admin(w.Hub.Ready)
+		require.NoError(t, err)
+		_, err = api.Read[api.OrgList](fresh.ListOrgs(w.Ctx, &api.ListOrgsParams{}))
+		require.NoError(t, err, name)
+		_, err = api.Read[api.OrgList](old.ListOrgs(w.Ctx, &api.ListOrgsParams{}))
+		require.ErrorContains(t, err, "unauthenticated", "the old token no longer counts (%s)", name)
+	}
+}

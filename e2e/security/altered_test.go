@@ -1,0 +1,120 @@
+package security_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/e2e/harness"
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+// What an owner who wants to run something else tries first: one byte of each file below the data directory is altered
+// while the agent is stopped. Beside an app that runs, one that was stopped is in the store, in its older values as a
+// running one. No container is ever started, and the one that runs goes on. The bytes of single values are altered in
+// agent/internal/state.
+func TestAnAlteredDataDirectoryStartsNothing(t *testing.T) {
+	w := harness.NewPlatform(t)
+	runs, stopped := w.Launch("runs"), w.Launch("stopped")
+	_, err := client.Read[client.AppInstance](w.Operator.StopAppInstance(w.Ctx, w.Tenant.Project.ID, stopped.ID))
+	require.NoError(t, err)
+	_, err = w.Operator.WaitInstance(w.Ctx, w.Tenant.Project.ID, stopped.ID, client.AppInstanceStatusStopped, nil)
+	require.NoError(t, err)
+	pid := w.PidOf(runs)
+	require.NoError(t, w.Agent.Stop())
+	require.NoError(t, w.Hub.Kill9())
+	data, whole := w.Agent.Config.DataDir(), filepath.Join(w.Dir, "whole", "data")
+	w.CopyDisk(data, whole)
+	tasks := w.WatchContainerd(w.Agent.Config.ContainerdNamespace)
+
+	var files, cameUp []string
+	require.NoError(t, filepath.WalkDir(whole, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.Type().IsRegular() {
+			files = append(files, path[len(whole):])
+		}
+		return err
+	}))
+	require.Contains(t, files, "/state/highest")
+	for _, name := range files {
+		w.CopyDisk(whole, data)
+		if !alterMiddle(t, data+name) {
+			continue // it holds nothing
+		}
+		if untilItLooksOrEnds(w) {
+			cameUp = append(cameUp, name)
+		}
+		require.Equal(t, pid, w.PidOf(runs), "what runs goes on: %s", name)
+		tasks.Mu.Lock()
+		require.Empty(t, tasks.Started, "nothing starts: %s", name)
+		tasks.Mu.Unlock()
+	}
+	require.NotEmpty(t, cameUp, "an agent that never comes up shows little")
+	t.Logf("the agent came up with %v of %v altered", cameUp, files)
+
+	w.CopyDisk(whole, data)
+	w.RestartHub()
+	w.RestartAgent(w.Agent)
+	w.RequireAnswer(runs)
+	require.Equal(t, pid, w.PidOf(runs))
+	_, err = client.Read[client.AppInstance](w.Operator.StartAppInstance(w.Ctx, w.Tenant.Project.ID, stopped.ID))
+	require.NoError(t, err)
+	_, err = w.Operator.WaitInstance(w.Ctx, w.Tenant.Project.ID, stopped.ID, client.AppInstanceStatusRunning, nil)
+	require.NoError(t, err)
+	tasks.Mu.Lock()
+	require.Len(t, tasks.Started, 1, "a start is seen")
+	tasks.Mu.Unlock()
+	for _, i := range []client.AppInstance{runs, stopped} {
+		w.Decommission(i)
+	}
+}
+
+// alterMiddle flips a bit in the middle of what the file holds: Badger's files end in zeros. It reports false for a
+// file of zeros.
+func alterMiddle(t *testing.T, path string) bool {
+	t.Helper()
+	held, err := os.ReadFile(path)
+	require.NoError(t, err)
+	used := len(bytes.TrimRight(held, "\x00"))
+	if used == 0 {
+		return false
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = file.WriteAt([]byte{held[used/2] ^ 0x01}, int64(used/2))
+	require.NoError(t, err)
+	require.NoError(t, file.Close())
+	return true
+}
+
+// untilItLooksOrEnds runs the agent until it has looked at the machine and shows what it has seen, or until it has
+// ended by itself. It reports whether it came up.
+func untilItLooksOrEnds(w *harness.Testbed) (cameUp bool) {
+	w.T.Helper()
+	ctx, cancel := context.WithTimeout(w.Ctx, devcluster.EndLimit)
+	defer cancel()
+	a, err := devcluster.StartAgent(ctx, w.Agent.Config)
+	if err != nil {
+		require.NoError(w.T, ctx.Err(), "it neither comes up nor ends: %v", err)
+		return false
+	}
+	w.Eventually("the agent shows the container that runs", func() error {
+		out, err := exec.Command(filepath.Join(harness.Binaries(w.T), "gpuaas-agent"), "workloads", "-o", "json",
+			"--local-socket",
+			a.Ready.LocalSocket).Output()
+		var shown []any
+		if err == nil {
+			err = json.Unmarshal(out, &shown)
+		}
+		return harness.Pending(err, len(shown) > 0)
+	})
+	require.NoError(w.T, a.Stop())
+	return true
+}
