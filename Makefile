@@ -7,6 +7,8 @@ BIN        := $(CURDIR)/bin
 TOOLS      := $(CURDIR)/.cache/tools
 GO         := go
 APP        ?= demo
+# The end-to-end tests: the packages whose main function runs them in a sandbox.
+E2E        := $(patsubst %/main_test.go,./%,$(wildcard e2e/*/main_test.go))
 LDFLAGS    := -s -w
 BINARIES   := gpuaas-hub gpuaas-agent gpuaas
 
@@ -75,12 +77,12 @@ test: deps check unit mutants e2e ## every check: linters, unit, property, integ
 
 .PHONY: unit
 unit: ## unit, property and integration tests
-	@$(GO) test -vet=off $$($(GO) list ./... | grep -v '/e2e$$') # make check vets
+	@$(GO) test -vet=off $$($(GO) list ./... | grep -v $(foreach p,$(E2E),-e '$(p:./%=/%)$$')) # make check vets
 	@cd e2e/sqlcheck && $(GO) test -vet=off ./... # a module of its own: CockroachDB's parser stays out of the product
 
 .PHONY: e2e
 e2e: build build-failpoint ## end to end, with the real binaries
-	@$(GO) test -vet=off -parallel 3 -timeout 20m ./e2e
+	@$(GO) test -vet=off -p 1 -parallel 3 -timeout 20m $(E2E)
 
 .PHONY: bench
 bench: build ## measure what is promised in numbers; ROW=<regexp> for some rows, N=<samples> for a quick look
@@ -88,7 +90,7 @@ bench: build ## measure what is promised in numbers; ROW=<regexp> for some rows,
 
 .PHONY: kill-points
 kill-points: build build-failpoint ## kill hub and agent at each of their failpoints, REPEATS times (1), and hold the rest against the laws
-	@GPUAAS_E2E_KILL_REPEATS=$${REPEATS:-1} $(GO) test -timeout 20m -count=1 -v -run TestEverythingResumesAfterAKillAtAnyPoint ./e2e
+	@GPUAAS_E2E_KILL_REPEATS=$${REPEATS:-1} $(GO) test -timeout 20m -count=1 -v -run TestEverythingResumesAfterAKillAtAnyPoint ./e2e/chaos
 
 .PHONY: race
 race: ## the unit tests under the race detector

@@ -9,6 +9,7 @@ import (
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
+// The greetings of the app's versions.
 const (
 	FirstGreeting  = "Hello from GPUaaS"
 	SecondGreeting = "Hello from the second version"
@@ -23,6 +24,7 @@ func (w *Testbed) ShipVersion(version string, changes ...string) {
 	require.NoError(w.T, err)
 }
 
+// Instance reads an instance as its operator.
 func (w *Testbed) Instance(id string) api.AppInstance {
 	w.T.Helper()
 	i, err := api.Read[api.AppInstance](w.Operator.GetAppInstance(w.Ctx, w.Tenant.Project.ID, id))
@@ -30,6 +32,7 @@ func (w *Testbed) Instance(id string) api.AppInstance {
 	return i
 }
 
+// EventTypes lists the types of an instance's events, without their common prefix.
 func (w *Testbed) EventTypes(id string) (types []string) {
 	w.T.Helper()
 	events, err := w.Tenant.Events(w.Ctx, w.Operator, id)
@@ -73,8 +76,8 @@ func (w *Testbed) RequireRuns(containers *ContainerdOracle, id string, runs int)
 	}
 	require.Equal(w.T, runs-1, gaps, "one gap between two runs, none within one")
 	ran := containers.RunningTime(w.T)
-	truth, slack := big.NewRat(ran.Microseconds(), 1_000_000), big.NewRat(int64(runs), 4)
-	off := new(big.Rat).Sub(total, truth)
+	seen, slack := big.NewRat(ran.Microseconds(), 1_000_000), big.NewRat(int64(runs), 4)
+	off := new(big.Rat).Sub(total, seen)
 	require.LessOrEqual(w.T, off.Cmp(slack), 0, "billed %s s of %s", total.FloatString(3), ran)
 	require.GreaterOrEqual(w.T,
 		off.Cmp(new(big.Rat).Neg(new(big.Rat).Add(slack, big.NewRat(MeteringInterval.Microseconds(), 1_000_000)))), 0,

@@ -9,28 +9,28 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/pkg/client"
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// MeteringInterval is the agents' beat in these tests: how far the bill may be from the truth, in the tenant's favour.
+// MeteringInterval is that of the agents in these tests: a bill may lack so much of what ran, and exceed it by nothing.
 const MeteringInterval = time.Second
 
-// RequireBilledTime holds billed seconds against the time that containerd saw: never more, and less by one beat at
-// most.
+// RequireBilledTime compares billed seconds with the time that containerd saw: never more, and at most one metering
+// interval less.
 func RequireBilledTime(t *testing.T, ran time.Duration, seconds *big.Rat) {
 	t.Helper()
-	truth := big.NewRat(ran.Microseconds(), 1_000_000)
+	seen := big.NewRat(ran.Microseconds(), 1_000_000)
 	// Containerd's start event is written some milliseconds after the process has started.
 	slack := big.NewRat(250, 1000)
-	least := new(big.Rat).Sub(truth, big.NewRat(MeteringInterval.Microseconds(), 1_000_000))
+	least := new(big.Rat).Sub(seen, big.NewRat(MeteringInterval.Microseconds(), 1_000_000))
 	require.GreaterOrEqual(t, seconds.Cmp(new(big.Rat).Sub(least, slack)), 0, "billed %s s of %s", seconds.FloatString(3),
 		ran)
-	require.LessOrEqual(t, seconds.Cmp(new(big.Rat).Add(truth, slack)), 0, "billed %s s of %s", seconds.FloatString(3),
+	require.LessOrEqual(t, seconds.Cmp(new(big.Rat).Add(seen, slack)), 0, "billed %s s of %s", seconds.FloatString(3),
 		ran)
 }
 
-func (w *Testbed) Decommission(i client.AppInstance) client.AppInstance {
+// Decommission ends an instance and waits until its node has proved it.
+func (w *Testbed) Decommission(i api.AppInstance) api.AppInstance {
 	w.T.Helper()
 	ended, err := w.Tenant.Decommission(w.Ctx, w.Operator, i.ID)
 	require.NoError(w.T, err)
@@ -58,9 +58,9 @@ func RequireNoOverlap(t *testing.T, usage []api.UsageRecord) *big.Rat {
 // RunsOf is how long a member's containers ran in all, and how many did; every one must have exited.
 func (tr *ContainerdOracle) RunsOf(t *testing.T, member string) (total time.Duration, runs int) {
 	t.Helper()
-	tr.Mu.Lock()
-	defer tr.Mu.Unlock()
-	for id, start := range tr.Started {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	for id, start := range tr.started {
 		if !strings.HasPrefix(id, member+".") {
 			continue
 		}
@@ -72,6 +72,7 @@ func (tr *ContainerdOracle) RunsOf(t *testing.T, member string) (total time.Dura
 	return total, runs
 }
 
+// MemberOf is the member that a container run belongs to: a run is named <member>.<number>.
 func MemberOf(run string) string {
 	member, _, _ := strings.Cut(run, ".")
 	return member

@@ -23,17 +23,18 @@ const resubscribeDelay = 50 * time.Millisecond
 
 // ContainerdOracle listens to containerd itself: when tasks started and when they exited, by container id.
 type ContainerdOracle struct {
-	Mu      sync.Mutex
-	Started map[string]time.Time
+	mu      sync.Mutex
+	started map[string]time.Time
 	exited  map[string]time.Time
 }
 
+// WatchContainerd records the events of a containerd namespace until the test ends.
 func (w *Testbed) WatchContainerd(namespace string) *ContainerdOracle {
 	w.T.Helper()
 	cl, err := client.New(w.Containerd.Address, client.WithDefaultNamespace(namespace))
 	require.NoError(w.T, err)
 	ctx, cancel := context.WithCancel(w.Ctx)
-	tr := &ContainerdOracle{Started: map[string]time.Time{}, exited: map[string]time.Time{}}
+	tr := &ContainerdOracle{started: map[string]time.Time{}, exited: map[string]time.Time{}}
 	done := make(chan struct{})
 	messages, broken := cl.EventService().Subscribe(ctx, `namespace==`+namespace)
 	go func() {
@@ -71,11 +72,11 @@ func (tr *ContainerdOracle) record(m *coreevents.Envelope) {
 	if err != nil {
 		return
 	}
-	tr.Mu.Lock()
-	defer tr.Mu.Unlock()
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
 	switch e := e.(type) {
 	case *events.TaskStart:
-		tr.Started[e.ContainerID] = m.Timestamp
+		tr.started[e.ContainerID] = m.Timestamp
 	case *events.TaskExit:
 		if e.ID == e.ContainerID {
 			tr.exited[e.ContainerID] = e.ExitedAt.AsTime()
@@ -86,23 +87,23 @@ func (tr *ContainerdOracle) record(m *coreevents.Envelope) {
 // RunningTime is how long containers ran in all, by containerd's clock; every one must have exited.
 func (tr *ContainerdOracle) RunningTime(t *testing.T) time.Duration {
 	t.Helper()
-	tr.Mu.Lock()
-	defer tr.Mu.Unlock()
-	require.NotEmpty(t, tr.Started)
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	require.NotEmpty(t, tr.started)
 	return tr.sum(t, "")
 }
 
 // RunningTimeOf is the same for the containers of one member.
 func (tr *ContainerdOracle) RunningTimeOf(t *testing.T, memberID string) time.Duration {
 	t.Helper()
-	tr.Mu.Lock()
-	defer tr.Mu.Unlock()
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
 	return tr.sum(t, memberID+".")
 }
 
 func (tr *ContainerdOracle) sum(t *testing.T, prefix string) (total time.Duration) {
 	t.Helper()
-	for id, start := range tr.Started {
+	for id, start := range tr.started {
 		if !strings.HasPrefix(id, prefix) {
 			continue
 		}
@@ -115,16 +116,16 @@ func (tr *ContainerdOracle) sum(t *testing.T, prefix string) (total time.Duratio
 
 // Lifetime is when the container started and exited; zero where containerd has not said so.
 func (tr *ContainerdOracle) Lifetime(id string) (started, exited time.Time) {
-	tr.Mu.Lock()
-	defer tr.Mu.Unlock()
-	return tr.Started[id], tr.exited[id]
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	return tr.started[id], tr.exited[id]
 }
 
 // FirstStart is when the first container started.
 func (tr *ContainerdOracle) FirstStart() (first time.Time) {
-	tr.Mu.Lock()
-	defer tr.Mu.Unlock()
-	for _, start := range tr.Started {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	for _, start := range tr.started {
 		if first.IsZero() || start.Before(first) {
 			first = start
 		}
@@ -190,9 +191,9 @@ func sortByStart(records []api.UsageRecord) {
 
 // RunningTimeUntil is how long a member's containers had run before a moment, or in all when that is zero.
 func (tr *ContainerdOracle) RunningTimeUntil(member string, moment time.Time) (total time.Duration) {
-	tr.Mu.Lock()
-	defer tr.Mu.Unlock()
-	for id, start := range tr.Started {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	for id, start := range tr.started {
 		end := tr.exited[id]
 		if !moment.IsZero() && end.After(moment) {
 			end = moment

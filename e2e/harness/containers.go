@@ -12,6 +12,7 @@ import (
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
+// RemoveContainersOf removes a node's containers as a power cut does; the agent is not told.
 func (w *Testbed) RemoveContainersOf(a *devcluster.Agent) {
 	w.T.Helper()
 	cl, err := client.New(w.Containerd.Address, client.WithDefaultNamespace(a.Config.ContainerdNamespace))
@@ -35,7 +36,7 @@ func (w *Testbed) PidOf(i api.AppInstance) uint32 {
 	return w.PidOn(w.Agent, i)
 }
 
-// PidOn is pidOf on another node.
+// PidOn is PidOf on another node.
 func (w *Testbed) PidOn(a *devcluster.Agent, i api.AppInstance) uint32 {
 	w.T.Helper()
 	cl, err := client.New(w.Containerd.Address, client.WithDefaultNamespace(a.Config.ContainerdNamespace))
@@ -66,7 +67,7 @@ func (w *Testbed) AdminShell() *Shell {
 	return s
 }
 
-// ContainersOn is containersOf on another node.
+// ContainersOn counts the containers that an instance has on a node.
 func (w *Testbed) ContainersOn(a *devcluster.Agent, i api.AppInstance) int {
 	w.T.Helper()
 	cl, err := client.New(w.Containerd.Address, client.WithDefaultNamespace(a.Config.ContainerdNamespace))

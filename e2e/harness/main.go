@@ -20,14 +20,16 @@ import (
 	"github.com/gpuaas/gpuaas/e2e/sandbox"
 )
 
-// preparedHub is a hub that was initialised and started once: what most tests want to find. Copying it saves each of
-// them the seconds that passphrases, a new database cluster and all migrations take.
+// preparedHub is a hub that was initialised and started once. A copy of it saves each test the seconds that
+// passphrases, a new database cluster and all migrations take.
 type preparedHub struct {
 	dir         string
 	fingerprint string
 }
 
-// preparedHubDir is outside every test's photograph: it is made before the first and goes after the last.
+// preparedHubDir is no leak of any test: it is made before the first test and removed after the last.
+//
+//nolint:gochecknoglobals // TestMain sets it for the tests of the process
 var preparedHubDir string
 
 // RunTests runs the tests of a package in a sandbox: what other programs do on the machine does not disturb them, and
@@ -109,7 +111,7 @@ func checkLeaks(m *testing.M) (code int, err error) {
 			err = errors.Join(err, fmt.Errorf("the tests left %d things behind:\n  %s", len(left), strings.Join(left, "\n  ")))
 		}
 	}()
-	preparedHubDir = fmt.Sprintf("/tmp/gpuaas-e2e-%d-template", os.Getpid())
+	preparedHubDir = fmt.Sprintf("/tmp/gpuaas-e2e-%d-hub", os.Getpid())
 	if err := os.Mkdir(preparedHubDir, 0o711); err != nil {
 		return 1, err
 	}
@@ -117,7 +119,9 @@ func checkLeaks(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// prepareHub makes the template when the first test asks for it.
+// prepareHub makes the hub when the first test asks for it.
+//
+//nolint:gochecknoglobals // one for the tests of the process
 var prepareHub = sync.OnceValues(func() (preparedHub, error) {
 	root, err := sourceRoot()
 	if err != nil {

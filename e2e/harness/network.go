@@ -20,6 +20,7 @@ type network struct {
 	names  []string
 }
 
+// NewNetwork makes the bridge and a network namespace for each name.
 func (w *Testbed) NewNetwork(names ...string) *network {
 	w.T.Helper()
 	n := &network{w: w, prefix: fmt.Sprintf("gpx%03d", w.number), names: names}

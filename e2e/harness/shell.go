@@ -24,6 +24,7 @@ type Output struct {
 	Code     int
 }
 
+// Shell is a user's terminal with a configuration of its own.
 func (w *Testbed) Shell(home string) *Shell {
 	w.T.Helper()
 	dir := filepath.Join(w.Dir, home)
@@ -31,6 +32,7 @@ func (w *Testbed) Shell(home string) *Shell {
 	return &Shell{Testbed: w, Env: []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH")}}
 }
 
+// Run runs gpuaas.
 func (s *Shell) Run(name string, args ...string) Output {
 	s.Testbed.T.Helper()
 	cmd := exec.CommandContext(s.Testbed.Ctx, name, args...)
@@ -69,6 +71,7 @@ func AsJSON[T any](s *Shell, args ...string) T {
 	return v
 }
 
+// Items is a page of a list as gpuaas prints it.
 type Items[T any] struct {
 	Items []T `json:"items"`
 }

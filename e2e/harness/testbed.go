@@ -23,12 +23,14 @@ import (
 )
 
 const (
+	// TrustDomain is that of every testbed's hub.
 	TrustDomain = "e2e.gpuaas.internal"
 	// testLimit bounds one test; it is never reached by one that passes.
 	testLimit = 5 * time.Minute
 	// PricePerHour makes a second cost a tenth of a cent.
 	PricePerHour = "3.60"
-	AppSlug      = "hello"
+	// AppSlug names the app that the testbed ships.
+	AppSlug = "hello"
 )
 
 // Source is the root of the source tree.
@@ -64,7 +66,9 @@ func Binaries(t testing.TB) string {
 	return bin
 }
 
-// testbeds counts what stands beside each other in this process, so that no two share a name, a network or a port.
+// testbeds counts the testbeds of this process, so that no two share a name, a network or a port.
+//
+//nolint:gochecknoglobals // parallel tests of one process share its machine
 var testbeds atomic.Int32
 
 // Testbed is a hub, a containerd and a node of one test's own; all of it is gone when the test ends.
@@ -84,21 +88,21 @@ type Testbed struct {
 	Allocation  client.Allocation
 }
 
-// New is a world that stands beside others: its test is parallel, and looks at what bears its own names. TestMain
-// looks at the whole machine.
+// New makes a testbed beside those of other tests: the test is parallel and is checked for leaks by its own names.
+// RunTests checks the whole machine at the end.
 func New(t *testing.T) *Testbed {
 	t.Helper()
 	t.Parallel()
 	return newTestbed(t, false)
 }
 
-// NewAlone is a world that has the machine to itself, so that everything that changes on it is the test's doing.
+// NewAlone makes a testbed that has the machine to itself: every change on the machine is the test's.
 func NewAlone(t *testing.T) *Testbed {
 	t.Helper()
 	return newTestbed(t, true)
 }
 
-// newTestbed makes the directories and the photograph that everything must look like again at the end.
+// newTestbed makes the directories, and checks at the end of the test that nothing is left behind.
 func newTestbed(t *testing.T, alone bool) *Testbed {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -125,24 +129,26 @@ func newTestbed(t *testing.T, alone bool) *Testbed {
 	return w
 }
 
-// agentsInWorld bounds how many nodes one world has.
-const agentsInWorld = 10
+// maxAgents bounds the nodes of one testbed.
+const maxAgents = 10
 
-// bridge, subnet and ports are the network of a world's n-th node.
+// Bridge names the bridge of the n-th node.
 func (w *Testbed) Bridge(n int) string { return fmt.Sprintf("gpe%03d%d", w.number, n) }
 
+// Subnet is the network of the n-th node's members, without its last number.
 func (w *Testbed) Subnet(n int) string {
-	n += w.number * agentsInWorld
+	n += w.number * maxAgents
 	return fmt.Sprintf("10.%d.%d.", 220+n/250, n%250)
 }
 
+// Ports is the port range of the n-th node.
 func (w *Testbed) Ports(n int) string {
 	const portsOfNode = 20
-	first := 22000 + (w.number*agentsInWorld+n)*portsOfNode
+	first := 22000 + (w.number*maxAgents+n)*portsOfNode
 	return fmt.Sprintf("%d-%d", first, first+portsOfNode-1)
 }
 
-// Scope is the whole sandbox for a world that has it to itself; otherwise what bears this world's names.
+// Scope is what the leak check compares: the whole sandbox for a testbed that is alone, otherwise what bears its names.
 func (w *Testbed) Scope() leakcheck.Scope {
 	s := leakcheck.Scope{IgnoreFiles: append(sandbox.Kept(), preparedHubDir)}
 	if w.alone {
@@ -152,11 +158,10 @@ func (w *Testbed) Scope() leakcheck.Scope {
 		filepath.Base(w.Dir), fmt.Sprintf("e2e-%03d-", w.number), fmt.Sprintf("gpe%03d", w.number),
 		fmt.Sprintf("gpx%03d", w.number),
 	}
-	for n := range agentsInWorld {
+	for n := range maxAgents {
 		s.Contains = append(s.Contains, w.Subnet(n))
 	}
-	// The firewall tables of other worlds' nodes name the links that were there when they were made, this world's among
-	// them.
+	// The firewall tables of other testbeds' nodes name the links that existed when they were made, also those of this one.
 	own := fmt.Sprintf("table inet gpuaas_gpe%03d", w.number)
 	s.Skip = func(id string) bool {
 		return strings.HasPrefix(id, "table inet gpuaas_gpe") && !strings.HasPrefix(id, own)
@@ -173,6 +178,7 @@ func (w *Testbed) showLogs() {
 	}
 }
 
+// StartContainerd starts the containerd that all nodes of the testbed share.
 func (w *Testbed) StartContainerd() {
 	w.T.Helper()
 	var err error
@@ -189,6 +195,7 @@ func (w *Testbed) HubConfig() devcluster.HubConfig {
 	}
 }
 
+// StartHub initialises and starts the hub; it ends with the test.
 func (w *Testbed) StartHub(c devcluster.HubConfig) {
 	w.T.Helper()
 	require.NoError(w.T, os.MkdirAll(c.Dir, 0o711))
@@ -215,7 +222,7 @@ func (w *Testbed) RestartHub() {
 // AgentConfig is a node with names of its own.
 func (w *Testbed) AgentConfig(name string) devcluster.AgentConfig {
 	n := len(w.Agents)
-	require.Less(w.T, n, agentsInWorld)
+	require.Less(w.T, n, maxAgents)
 	return devcluster.AgentConfig{
 		Bin: Binaries(w.T), Dir: filepath.Join(w.Dir, name), RunDir: filepath.Join(w.RunDir, name),
 		APIURL: w.Hub.Ready.APIURL, RootFingerprint: w.Hub.RootFingerprint,
@@ -256,6 +263,7 @@ func (w *Testbed) RestartAgent(a *devcluster.Agent) {
 	a.Process, a.Ready = again.Process, again.Ready
 }
 
+// Admin calls the hub as its platform admin.
 func (w *Testbed) Admin() *client.Hub {
 	w.T.Helper()
 	if w.Tenant != nil {
@@ -272,6 +280,7 @@ func NewPlatform(t *testing.T) *Testbed {
 	return New(t).SetUpPlatform()
 }
 
+// SetUpPlatform is NewPlatform for a testbed that exists.
 func (w *Testbed) SetUpPlatform() *Testbed {
 	w.T.Helper()
 	w.StartContainerd()
@@ -283,6 +292,7 @@ func (w *Testbed) SetUpPlatform() *Testbed {
 	return w
 }
 
+// NewTenant makes an org with money, a project and its operator.
 func (w *Testbed) NewTenant(slug string) {
 	w.T.Helper()
 	var err error
@@ -292,6 +302,7 @@ func (w *Testbed) NewTenant(slug string) {
 	require.NoError(w.T, err)
 }
 
+// ShipApp ships version 1.0.0 of the app, entitles the project to it and prices it.
 func (w *Testbed) ShipApp() {
 	w.T.Helper()
 	var err error
@@ -303,14 +314,15 @@ func (w *Testbed) ShipApp() {
 	require.NoError(w.T, w.Tenant.Price(w.Ctx, AppSlug, PricePerHour))
 }
 
+// Release is a version of the demo's app, ready to ship.
 func (w *Testbed) Release(version string) scenario.Release {
 	w.T.Helper()
-	template, err := os.ReadFile(filepath.Join(Source(w.T), "deploy/demo/app/manifest.yaml"))
+	manifest, err := os.ReadFile(filepath.Join(Source(w.T), "deploy/demo/app/manifest.yaml"))
 	require.NoError(w.T, err)
 	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: DemoBinary(w.T), Mode: 0o755}},
 		appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
 	require.NoError(w.T, err)
-	return scenario.Release{AppSlug: AppSlug, Version: version, Image: image, Template: template}
+	return scenario.Release{AppSlug: AppSlug, Version: version, Image: image, Template: manifest}
 }
 
 // DemoBinary builds the demo's app once for the process.
@@ -324,6 +336,7 @@ func DemoBinary(t testing.TB) string {
 	return out
 }
 
+// Allocate reserves a slice of a node, enough for two instances of the app.
 func (w *Testbed) Allocate(a *devcluster.Agent) {
 	w.T.Helper()
 	var err error
@@ -351,13 +364,13 @@ func (w *Testbed) RequireAnswer(i client.AppInstance) {
 	require.NoError(w.T, err)
 }
 
-// Eventually waits until look returns no error; the test's limit is the bound.
-func (w *Testbed) Eventually(what string, look func() error) {
+// Eventually waits until the condition returns no error; the limit of the test bounds it.
+func (w *Testbed) Eventually(what string, condition func() error) {
 	w.T.Helper()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		err := look()
+		err := condition()
 		if err == nil {
 			return
 		}

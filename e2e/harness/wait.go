@@ -9,9 +9,12 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
+// ErrPending is returned by a condition that does not hold yet.
+//
+//nolint:gochecknoglobals // an error value
 var ErrPending = errors.New("not there yet")
 
-// Pending turns a condition into the error that eventually waits out.
+// Pending turns a condition into an error that Eventually waits for to disappear.
 func Pending(err error, there bool) error {
 	if err != nil || there {
 		return err
@@ -19,6 +22,7 @@ func Pending(err error, there bool) error {
 	return ErrPending
 }
 
+// DifferenceError lists differences as an error; nil without any.
 func DifferenceError(lines []string) error {
 	if len(lines) == 0 {
 		return nil
@@ -26,6 +30,7 @@ func DifferenceError(lines []string) error {
 	return fmt.Errorf("%d differences:\n  %s", len(lines), strings.Join(lines, "\n  "))
 }
 
+// HasKind reports whether a posting of the kind is among them.
 func HasKind(postings []client.Posting, kind client.PostingKind) bool {
 	return slices.ContainsFunc(postings, func(p client.Posting) bool { return p.Kind == kind })
 }
