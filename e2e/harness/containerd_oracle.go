@@ -84,6 +84,13 @@ func (tr *ContainerdOracle) record(m *coreevents.Envelope) {
 	}
 }
 
+// Starts counts the containers that have started.
+func (tr *ContainerdOracle) Starts() int {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	return len(tr.started)
+}
+
 // RunningTime is how long containers ran in all, by containerd's clock; every one must have exited.
 func (tr *ContainerdOracle) RunningTime(t *testing.T) time.Duration {
 	t.Helper()

@@ -161,7 +161,7 @@ func (w *Testbed) Scope() leakcheck.Scope {
 	for n := range maxAgents {
 		s.Contains = append(s.Contains, w.Subnet(n))
 	}
-	// The firewall tables of other testbeds' nodes name the links that existed when they were made, also those of this one.
+	// The firewall tables of other testbeds name the links that existed when they were made, also those of this one.
 	own := fmt.Sprintf("table inet gpuaas_gpe%03d", w.number)
 	s.Skip = func(id string) bool {
 		return strings.HasPrefix(id, "table inet gpuaas_gpe") && !strings.HasPrefix(id, own)

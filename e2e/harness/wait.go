@@ -10,8 +10,6 @@ import (
 )
 
 // ErrPending is returned by a condition that does not hold yet.
-//
-//nolint:gochecknoglobals // an error value
 var ErrPending = errors.New("not there yet")
 
 // Pending turns a condition into an error that Eventually waits for to disappear.

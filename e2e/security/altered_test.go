@@ -48,13 +48,11 @@ func TestAnAlteredDataDirectoryStartsNothing(t *testing.T) {
 		if !alterMiddle(t, data+name) {
 			continue // it holds nothing
 		}
-		if untilItLooksOrEnds(w) {
+		if observesOrEnds(w) {
 			cameUp = append(cameUp, name)
 		}
 		require.Equal(t, pid, w.PidOf(runs), "what runs goes on: %s", name)
-		tasks.Mu.Lock()
-		require.Empty(t, tasks.Started, "nothing starts: %s", name)
-		tasks.Mu.Unlock()
+		require.Zero(t, tasks.Starts(), "nothing starts: %s", name)
 	}
 	require.NotEmpty(t, cameUp, "an agent that never comes up shows little")
 	t.Logf("the agent came up with %v of %v altered", cameUp, files)
@@ -68,9 +66,7 @@ func TestAnAlteredDataDirectoryStartsNothing(t *testing.T) {
 	require.NoError(t, err)
 	_, err = w.Operator.WaitInstance(w.Ctx, w.Tenant.Project.ID, stopped.ID, client.AppInstanceStatusRunning, nil)
 	require.NoError(t, err)
-	tasks.Mu.Lock()
-	require.Len(t, tasks.Started, 1, "a start is seen")
-	tasks.Mu.Unlock()
+	require.Equal(t, 1, tasks.Starts(), "a start is seen")
 	for _, i := range []client.AppInstance{runs, stopped} {
 		w.Decommission(i)
 	}
@@ -94,9 +90,9 @@ func alterMiddle(t *testing.T, path string) bool {
 	return true
 }
 
-// untilItLooksOrEnds runs the agent until it has looked at the machine and shows what it has seen, or until it has
+// observesOrEnds runs the agent until it has looked at the machine and shows what it has seen, or until it has
 // ended by itself. It reports whether it came up.
-func untilItLooksOrEnds(w *harness.Testbed) (cameUp bool) {
+func observesOrEnds(w *harness.Testbed) (cameUp bool) {
 	w.T.Helper()
 	ctx, cancel := context.WithTimeout(w.Ctx, devcluster.EndLimit)
 	defer cancel()
