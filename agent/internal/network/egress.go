@@ -4,32 +4,38 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 
 	"github.com/gpuaas/gpuaas/agent/policy"
 )
 
-// metadataAddresses answer with the machine's own credentials at many clouds: link-local, Azure, Alibaba, Oracle.
-func metadataAddresses() []string {
-	return []string{"169.254.0.0/16", "168.63.129.16/32", "100.100.100.200/32", "192.0.0.192/32"}
+// metadataNetworks answer with the machine's own credentials at many clouds: link-local, Azure, Alibaba, Oracle.
+func metadataNetworks() []netip.Prefix {
+	return parsePrefixes("169.254.0.0/16", "168.63.129.16/32", "100.100.100.200/32", "192.0.0.192/32")
 }
 
 // privateNetworks are no addresses of the internet (IANA's registry of special-purpose addresses, RFC 6890).
-func privateNetworks() []string {
-	return []string{
-		"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15",
-		"224.0.0.0/4", "240.0.0.0/4",
+func privateNetworks() []netip.Prefix {
+	return parsePrefixes("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.0.0.0/24", "192.168.0.0/16",
+		"198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4")
+}
+
+func parsePrefixes(networks ...string) []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(networks))
+	for _, network := range networks {
+		out = append(out, netip.MustParsePrefix(network))
 	}
+	return out
 }
 
 // smallestRoute skips routes that share the internet out to two or four links: they are no networks.
 const smallestRoute = 8 // bits
 
-// connected are the networks that this machine reaches without a router, but for the members' own. Their public
-// addresses, too, are often trusted by what else is there.
-func (n *Network) connected() ([]netip.Prefix, error) {
+// connectedNetworks are those that this machine reaches without a router, but for the members' own. Their public
+// addresses, too, are often trusted by other hosts there.
+func (n *Network) connectedNetworks() ([]netip.Prefix, error) {
 	routes, err := dumped(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
@@ -44,48 +50,13 @@ func (n *Network) connected() ([]netip.Prefix, error) {
 			found = append(found, prefix)
 		}
 	}
-	return found, nil
+	// The kernel lists routes in any order; the rules are compared.
+	slices.SortFunc(found, netip.Prefix.Compare)
+	return slices.Compact(found), nil
 }
 
-// egressRules are the rules for what a member sends out of this machine, in this order: what the owner names, the name
-// servers, and then by mode.
-func (n *Network) egressRules() (string, error) {
-	egress := policy.Egress{}
-	if n.cfg.Egress != nil {
-		egress = n.cfg.Egress()
-	}
-	var rules []string
-	for _, d := range egress.Allow {
-		rules = append(rules, "ip daddr "+d.Prefix.String()+portMatch(d)+" accept")
-	}
-	if egress.Mode == policy.EgressNone {
-		return lines(append(rules, "drop")), nil
-	}
-	// Spam from a tenant puts the owner's address on blocklists.
-	rules = append(rules, "tcp dport 25 drop")
-	if servers := n.resolvers(); len(servers) > 0 {
-		rules = append(rules, "ip daddr "+setOf(servers)+" meta l4proto { tcp, udp } th dport 53 accept")
-	}
-	denied := parsed(metadataAddresses())
-	if egress.Mode != policy.EgressAll {
-		connected, err := n.connected()
-		if err != nil {
-			return "", err
-		}
-		denied = slices.Concat(denied, parsed(privateNetworks()), connected)
-	}
-	return lines(append(rules, "ip daddr "+setOf(denied)+" drop")), nil
-}
-
-func portMatch(d policy.Destination) string {
-	if d.FirstPort == 0 {
-		return ""
-	}
-	return fmt.Sprintf(" meta l4proto { tcp, udp } th dport %d-%d", d.FirstPort, d.LastPort)
-}
-
-// resolvers are the name servers that members are told.
-func (n *Network) resolvers() []netip.Prefix {
+// resolverNetworks are the name servers that members are told.
+func (n *Network) resolverNetworks() []netip.Prefix {
 	if n.cfg.Resolvers == nil {
 		return nil
 	}
@@ -98,32 +69,35 @@ func (n *Network) resolvers() []netip.Prefix {
 	return servers
 }
 
-func parsed(networks []string) []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(networks))
-	for _, network := range networks {
-		out = append(out, netip.MustParsePrefix(network))
-	}
-	return out
-}
-
-// setOf is an anonymous nftables set; such a set must not hold a network twice, or a part of one.
-func setOf(networks []netip.Prefix) string {
-	sorted := slices.Clone(networks)
-	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
-		if c := a.Addr().Compare(b.Addr()); c != 0 {
-			return c
+// egressRules judge what a member sends out of this machine, in this order: what the owner names, the name servers, and
+// then by mode.
+func egressRules(in rulesetInput) ([]rule, []constantSet) {
+	var rules []rule
+	for _, d := range in.egress.Allow {
+		if d.FirstPort == 0 {
+			rules = append(rules, join(destination(d.Prefix), accept()))
+			continue
 		}
-		return a.Bits() - b.Bits()
-	})
-	var distinct []string
-	var last netip.Prefix
-	for _, network := range sorted {
-		if !last.IsValid() || !last.Overlaps(network) {
-			distinct = append(distinct, network.String())
-			last = network
+		ports := portRange{d.FirstPort, d.LastPort}
+		rules = append(rules, join(destination(d.Prefix), destinationPorts(tcp, ports), accept()),
+			join(destination(d.Prefix), destinationPorts(udp, ports), accept()))
+	}
+	if in.egress.Mode == policy.EgressNone {
+		return append(rules, drop()), nil
+	}
+	const smtp, dns = 25, 53
+	// Spam from a tenant puts the owner's address on blocklists.
+	rules = append(rules, join(destinationPorts(tcp, portRange{smtp, smtp}), drop()))
+	for _, server := range in.resolvers {
+		for _, p := range []transportProtocol{tcp, udp} {
+			rules = append(rules, join(destination(server), destinationPorts(p, portRange{dns, dns}), accept()))
 		}
 	}
-	return "{ " + strings.Join(distinct, ", ") + " }"
+	denied := metadataNetworks()
+	if in.egress.Mode != policy.EgressAll {
+		denied = slices.Concat(denied, privateNetworks(), in.connected)
+	}
+	return append(rules, join(destinationIn(deniedSet), drop())), []constantSet{
+		{name: deniedSet, key: nftables.TypeIPAddr, interval: true, elements: intervals(denied)},
+	}
 }
-
-func lines(rules []string) string { return strings.Join(rules, "\n\t\t") }

@@ -5,14 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -36,16 +35,20 @@ const (
 	fewestPorts = 16384
 )
 
-// flowTimeouts are shorter than the kernel's for flows that are over or were never answered, in seconds: 120 and 10 for
-// TCP that is over, 120 and 30 for what waits for a first answer.
-const flowTimeouts = `ct timeout member_tcp {
-		protocol tcp; l3proto ip
-		policy = { syn_sent : 30, close : 5, time_wait : 10 }
+// addFlowTimeouts adds the timeouts of members' flows. The kernel's own are longer for flows that are over or were
+// never answered: 120 and 10 seconds for TCP that is over, 120 and 30 for a flow that waits for its first answer.
+func addFlowTimeouts(kernel *nftables.Conn, table *nftables.Table) {
+	for name, timeout := range map[string]*expr.CtTimeout{
+		tcpTimeoutObject: {L3Proto: unix.NFPROTO_IPV4, L4Proto: unix.IPPROTO_TCP, Policy: expr.CtStatePolicyTimeout{
+			expr.CtStateTCPSYNSENT: 30, expr.CtStateTCPCLOSE: 5, expr.CtStateTCPTIMEWAIT: 10,
+		}},
+		udpTimeoutObject: {L3Proto: unix.NFPROTO_IPV4, L4Proto: unix.IPPROTO_UDP, Policy: expr.CtStatePolicyTimeout{
+			expr.CtStateUDPUNREPLIED: 15,
+		}},
+	} {
+		kernel.AddObj(&nftables.NamedObj{Table: table, Name: name, Type: nftables.ObjTypeCtTimeout, Obj: timeout})
 	}
-	ct timeout member_udp {
-		protocol udp; l3proto ip
-		policy = { unreplied : 15 }
-	}`
+}
 
 // features is what the kernel's nftables can do about flows.
 type features struct{ limits, timeouts bool }
@@ -66,66 +69,39 @@ func (f features) conditions() []string {
 	return c
 }
 
-// declarations are the table's objects that flowRules needs.
-func (f features) declarations(members netip.Prefix) string {
-	var d []string
-	if f.timeouts {
-		d = append(d, flowTimeouts)
-	}
-	if f.limits {
-		size := 1 << (members.Addr().BitLen() - members.Bits())
-		for _, set := range []string{"flows", "new_flows"} {
-			d = append(d, fmt.Sprintf("set %s {\n\t\ttype ipv4_addr; flags dynamic; size %d;\n\t}", set, size))
-		}
-	}
-	return strings.Join(d, "\n\t")
+// flowSet names one of the sets in which the table counts flows by member.
+func (n *Network) flowSet(name string) *nftables.Set {
+	return &nftables.Set{Table: n.table(), Name: name, KeyType: nftables.TypeIPAddr}
 }
 
-// flowRules bound the flows of each member, before it is looked where they go.
-func (f features) flowRules() string {
-	var rules []string
-	if f.limits {
-		rules = append(rules,
-			fmt.Sprintf("ct state new add @new_flows { ip saddr limit rate over %d/second burst %d packets } drop",
-				flowsPerSecond, flowBurst),
-			fmt.Sprintf("ct state new add @flows { ip saddr ct count over %d } drop", openFlows()))
-	}
-	if f.timeouts {
-		for _, protocol := range protocols() {
-			rules = append(rules, fmt.Sprintf("ct state new ip protocol %[1]s ct timeout set \"member_%[1]s\"", protocol))
-		}
-	}
-	return lines(rules)
-}
-
-// openFlows is how many flows of a member may be open.
-func openFlows() int {
+// openFlowLimit is how many flows of a member may be open.
+func openFlowLimit() uint32 {
 	text, err := readSysctl("net/netfilter/nf_conntrack_max")
 	if err != nil {
-		return maxFlows // the module is not loaded yet; the next look at the table knows
+		return maxFlows // the module is not loaded yet; the next check of the table knows
 	}
 	table, err := strconv.Atoi(text)
 	if err != nil || table <= 0 {
 		return maxFlows // 0 is no bound
 	}
-	return max(min(maxFlows, table/flowShare), 1)
+	return uint32(max(min(maxFlows, table/flowShare), 1))
 }
 
-// translatedPorts is the range for nftables' masquerade; empty where the host's own range leaves none.
-func translatedPorts() string {
+// natPorts is the range that translated flows leave by; empty where the host's own range leaves none.
+func natPorts() portRange {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
 	if err != nil {
-		return ""
+		return portRange{}
 	}
 	var first, last int
 	if _, err := fmt.Sscan(string(text), &first, &last); err != nil || first-lowestPort < fewestPorts {
-		return ""
+		return portRange{}
 	}
-	return fmt.Sprintf(" to :%d-%d", lowestPort, first-1)
+	return portRange{lowestPort, uint16(first - 1)}
 }
 
-// What the kernel's connection table is asked (linux/netfilter/nfnetlink_conntrack.h) and the netlink library does not
-// name.
+// Messages and attributes of the kernel's connection table (linux/netfilter/nfnetlink_conntrack.h) that the netlink
+// library does not name.
 const (
 	getFlows   = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
 	deleteFlow = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_DELETE
@@ -136,27 +112,22 @@ const (
 	ctaFilterSource = 1 // a flag: compare the source address
 )
 
-// forgetFlows removes the flows that a member has begun from the connection table: entries outlive it by up to five
+// deleteFlows removes the flows that a member has begun from the connection table: entries outlive it by up to five
 // days, would fill the table, and would lead late answers to the next member with this address.
-func forgetFlows(addr net.IP) error {
+func deleteFlows(addr net.IP) error {
 	flows, err := listFlows(addr)
 	if err != nil {
 		return fmt.Errorf("list the flows of %s: %w", addr, err)
 	}
 	for _, flow := range flows {
-		forget := nl.NewNetlinkRequest(deleteFlow, unix.NLM_F_ACK)
-		forget.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
-		forget.AddRawData(flow)
-		if _, err := forget.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("forget a flow of %s: %w", addr, err)
+		request := nl.NewNetlinkRequest(deleteFlow, unix.NLM_F_ACK)
+		request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
+		request.AddRawData(flow)
+		if _, err := request.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("delete a flow of %s: %w", addr, err)
 		}
 	}
 	return nil
-}
-
-// flowCounts names the set of the members' counted flows to the kernel.
-func (n *Network) flowCounts() *nftables.Set {
-	return &nftables.Set{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: n.table()}, Name: "flows"}
 }
 
 // countedFlows reports whether the table counts flows of the address, and whether the member may have begun any: the
@@ -166,13 +137,12 @@ func (n *Network) countedFlows(addr net.IP) (counted, begun bool, err error) {
 	if err != nil {
 		return false, false, err
 	}
-	elements, err := kernel.GetSetElements(n.flowCounts())
-	// The library hands on the kernel's words, not its number.
-	if err != nil && !strings.Contains(err.Error(), unix.ENOENT.Error()) {
+	elements, err := kernel.GetSetElements(n.flowSet(openFlowSet))
+	if err != nil && !isMissing(err) {
 		return false, false, fmt.Errorf("list the counts of flows: %w", err)
 	}
 	counted = slices.ContainsFunc(elements, func(e nftables.SetElement) bool { return addr.Equal(net.IP(e.Key)) })
-	return counted, counted || n.remade.Load() || !n.counts.Load(), nil
+	return counted, counted || n.countsLost.Load() || !n.countsFlows.Load(), nil
 }
 
 // listFlows gives the attributes of all flows that the address has begun; kernels before 5.8 list all, of which others

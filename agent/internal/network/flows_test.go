@@ -75,7 +75,7 @@ func TestFlowsGoWithTheirMemberAlsoAfterTheTableWasMadeAgain(t *testing.T) {
 		openMany(t, a.NetNSPath, outsideIP, 10)
 		require.Contains(t, sh(t, "cat /proc/net/nf_conntrack"), "src="+a.IP+" ", name)
 		does()
-		_, err := f.n.Guard(ctxOf(t))
+		_, err := f.n.EnsureRules(ctxOf(t))
 		require.NoError(t, err)
 		require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
 		require.NotContains(t, sh(t, "cat /proc/net/nf_conntrack"), "src="+a.IP+" ", name)

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Leftovers lists what is still there of a member, as "<kind> <what>" with the kinds of package protocol. It looks at
-// the machine, not only at what was noted. An empty list is the network's part of a removal proof.
+// Leftovers lists what is still there of a member, as "<kind> <what>" with the kinds of package protocol. It asks
+// the machine, not only the record. An empty list is the network's part of a removal proof.
 func (n *Network) Leftovers(_ context.Context, memberID string) ([]string, error) {
 	if err := checkMember(memberID); err != nil {
 		return nil, err
@@ -22,12 +22,8 @@ func (n *Network) Leftovers(_ context.Context, memberID string) ([]string, error
 			out = append(out, protocol.AbsentNetworkNamespace+" "+path)
 		}
 	}
-	addresses, err := n.addressesOf(memberID)
-	if err != nil {
-		return nil, err
-	}
-	for _, a := range addresses {
-		out = append(out, protocol.AbsentAddress+" "+a)
+	if ip, ok := n.addressOf(memberID); ok {
+		out = append(out, protocol.AbsentAddress+" "+ip.String())
 	}
 	if link := n.hostLink(memberID); linkExists(link) {
 		out = append(out, protocol.AbsentNetworkNamespace+" link "+link)
@@ -37,7 +33,7 @@ func (n *Network) Leftovers(_ context.Context, memberID string) ([]string, error
 		return nil, err
 	}
 	for _, port := range ports {
-		out = append(out, protocol.AbsentRule+" port "+port+" in table "+n.table(), protocol.AbsentPort+" "+port)
+		out = append(out, protocol.AbsentRule+" port "+port+" in table "+n.tableName(), protocol.AbsentPort+" "+port)
 	}
 	slices.Sort(out)
 	return slices.Compact(out), nil

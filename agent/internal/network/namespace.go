@@ -118,8 +118,8 @@ func (n *Network) hasNamespace(memberID string) bool {
 	return unix.Statfs(n.netnsPath(memberID), &st) == nil && st.Type == unix.NSFS_MAGIC
 }
 
-// stands looks whether a network that was ready still is: its namespaces, its address, its link on the bridge.
-func (n *Network) stands(memberID string, r record) bool {
+// isAttached reports whether a network that was ready still is: its namespaces, its address, its link on the bridge.
+func (n *Network) isAttached(memberID string, r record) bool {
 	if !n.hasNamespace(memberID) {
 		return false
 	}

@@ -1,8 +1,7 @@
-// Package network gives each member a network of its own on this node: namespaces, an address behind a bridge,
-// published ports on the node's 127.0.0.1, and walls to its neighbours and to the host. All but the walls is made by
-// netlink, without another program. It owns its bridge, one firewall table and its state directory; the settings of the
-// host that it changes are put back when the last member has gone. It knows nothing of containers, and the networks
-// outlive the agent.
+// Package network gives each member a network of its own on this node: namespaces, an address behind a bridge, ports
+// published on the node's 127.0.0.1, and rules that isolate it from its neighbours and from the host. It owns its
+// bridge, one firewall table and its state directory, and restores the host's settings after the last member. It knows
+// nothing of containers, and the networks outlive the agent.
 package network
 
 import (
@@ -24,6 +23,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/keylock"
 )
 
 // Defaults of Config.
@@ -31,7 +31,7 @@ const (
 	DefaultBridge   = "gpuaas0"
 	DefaultCIDR     = "10.88.0.0/16"
 	DefaultStateDir = "/run/gpuaas-agent/network"
-	// DefaultSharedDir is where the agents of one machine agree about what they share.
+	// DefaultSharedDir holds the state that the agents of one machine share.
 	DefaultSharedDir = "/run/gpuaas-network"
 )
 
@@ -47,14 +47,14 @@ type Config struct {
 	Bridge string
 	// CIDR is the IPv4 network of the members; its first address is the bridge's.
 	CIDR string
-	// StateDir remembers what was made. It need not outlive a reboot; when it does, what it says is recognised as old.
+	// StateDir records what was made. It need not outlive a reboot; records of an earlier boot are recognised.
 	StateDir string
 	// SharedDir is the same for all agents of one machine.
 	SharedDir string
 	// UIDMapBase and UIDMapSize are the host ids of the members' user namespaces; a size of 0 means none are made.
 	UIDMapBase, UIDMapSize uint32
-	// Egress gives what the owner lets members reach outside the machine, asked for again by each Guard; nil is the
-	// internet.
+	// Egress gives what the owner lets members reach outside the machine, asked for again by each EnsureRules; nil is
+	// the internet.
 	Egress func() policy.Egress
 	// Resolvers gives the name servers that members are told. They are reached on port 53 wherever they are, but with
 	// EgressNone.
@@ -78,7 +78,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// bridgePattern keeps a name harmless in a firewall script; the kernel allows 15 characters.
+// bridgePattern keeps a name harmless in a path and in arguments of iptables; the kernel allows 15 characters.
 var bridgePattern = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_.-]{0,14}$`)
 
 func (c Config) check() error {
@@ -121,46 +121,38 @@ type Network struct {
 	prefix netip.Prefix
 	bootID string
 
-	// use is held for reading while a member is joined to what all share or taken from it, and for writing while that is
-	// made or removed.
+	// use is held for reading while a member is joined to what all share or removed from it, and for writing while that
+	// is made or removed.
 	use   sync.RWMutex
 	ready bool
-	// walls is the firewall table as the kernel listed it when it was made, without the ports; empty when that is not
-	// known.
-	walls string
-	// applied is what it was made from, with those features of the kernel and between those links; all three change with
-	// it.
-	applied  string
-	features features
-	isolated []string
-	// counts says that the table counts members' flows, remade that it was made again beside members, whose counts it
-	// lost.
-	counts, remade atomic.Bool
-	// lacks are the conditions that say what the kernel could not do; nil before the first table.
-	lacks atomic.Pointer[[]string]
-	// sound is the generation of the host's rules at the last look that found the table whole.
-	sound atomic.Pointer[uint32]
+	// applied is the firewall table that was made, between those links; nil when that is not known. They change with use
+	// held for writing.
+	applied      *ruleset
+	earlierLinks []string
+	// commit replaces the firewall table; a test refuses what a kernel may lack.
+	commit func(ruleset, []publication) error
+	// countsFlows says that the table counts members' flows; countsLost that it was made again beside members, whose
+	// counts it lost.
+	countsFlows, countsLost atomic.Bool
+	// missing are the conditions that say what the kernel cannot do; nil before the first table.
+	missing atomic.Pointer[[]string]
+	// verifiedGeneration is the generation of the host's rules at the last check that found the table intact.
+	verifiedGeneration atomic.Pointer[uint32]
 
-	// addresses is held while one is given; lastGiven is that one.
-	addresses sync.Mutex
-	lastGiven netip.Addr
+	ipam   sync.Mutex // guards leases
+	leases leases
 
-	// portInUse says that a published port is not held.
+	// portInUse says that another program has a published port.
 	portInUse atomic.Bool
 
-	mu    sync.Mutex
-	locks map[string]*memberLock
-	// held are the published ports by member.
-	held map[string][]heldPort
+	// members lets one call at a time work on a member.
+	members keylock.Map
+	mu      sync.Mutex // guards reserved
+	// reserved are the published ports by member.
+	reserved map[string][]portReservation
 }
 
-// memberLock lets only one call at a time work on a member; it is forgotten with its last user.
-type memberLock struct {
-	sync.Mutex
-	users int
-}
-
-// Open prepares to make networks. It touches nothing but its state directory: the first member brings the bridge.
+// Open prepares to make networks. It changes only its state directory; the bridge comes with the first member.
 func Open(_ context.Context, cfg Config) (*Network, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.check(); err != nil {
@@ -172,23 +164,23 @@ func Open(_ context.Context, cfg Config) (*Network, error) {
 	}
 	n := &Network{
 		cfg: cfg, prefix: netip.MustParsePrefix(cfg.CIDR), bootID: strings.TrimSpace(string(boot)),
-		locks: map[string]*memberLock{}, held: map[string][]heldPort{},
+		reserved: map[string][]portReservation{},
 	}
+	n.commit = n.replaceTable
 	if err := n.forgetEarlierBoot(); err != nil {
 		return nil, err
 	}
 	if err := n.makeDirs(); err != nil {
 		return nil, err
 	}
-	return n, n.freeLeaked()
+	return n, n.loadLeases()
 }
 
 func (n *Network) nsDir() string      { return filepath.Join(n.cfg.StateDir, "ns") }
-func (n *Network) ipamDir() string    { return filepath.Join(n.cfg.StateDir, "ipam") }
 func (n *Network) membersDir() string { return filepath.Join(n.cfg.StateDir, "members") }
 
 func (n *Network) makeDirs() error {
-	for _, dir := range []string{n.nsDir(), n.ipamDir(), n.membersDir()} {
+	for _, dir := range []string{n.nsDir(), n.membersDir()} {
 		if err := os.MkdirAll(dir, 0o711); err != nil { //nolint:gosec // remapped containers walk to their namespaces
 			return fault.New(fault.Unavailable, "directory_unusable", fmt.Sprintf("The agent cannot make its directory %s: "+
 				"run it as root and free space on that disk.", dir), err)
@@ -197,28 +189,7 @@ func (n *Network) makeDirs() error {
 	return nil
 }
 
-// lock keeps other calls away from this member.
-func (n *Network) lock(memberID string) (unlock func()) {
-	n.mu.Lock()
-	l := n.locks[memberID]
-	if l == nil {
-		l = &memberLock{}
-		n.locks[memberID] = l
-	}
-	l.users++
-	n.mu.Unlock()
-	l.Lock()
-	return func() {
-		l.Unlock()
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		if l.users--; l.users == 0 {
-			delete(n.locks, memberID)
-		}
-	}
-}
-
-// memberPattern is harmless in a path and in a firewall script; the length is that of a comment in the firewall.
+// memberPattern is harmless in a path; the length is that of a comment in the firewall.
 var memberPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,126}$`)
 
 func checkMember(memberID string) error {
@@ -245,10 +216,10 @@ func checkPorts(ports []PortMapping) error {
 	return nil
 }
 
-// Setup gives the member its network and publishes its ports. Repeated with the same ports it returns what is there;
-// whatever a crash has left half made, and a network with other ports, is made anew. namespaces, where it is not nil,
-// is called when the new namespaces of the member are there and nothing leads into them yet: a container may be made in
-// them, and must not run anything before Setup has returned.
+// Setup gives the member its network and publishes its ports. Repeated with the same ports it returns the network that
+// is there; one that a crash has left incomplete or that has other ports is made anew. namespaces, where it is not nil,
+// is called when the new namespaces are there and have no link yet: a container may be made in them, and must not run
+// anything before Setup has returned.
 func (n *Network) Setup(ctx context.Context, memberID string, ports []PortMapping,
 	namespaces func(),
 ) (Attachment, error) {
@@ -264,7 +235,7 @@ func (n *Network) Setup(ctx context.Context, memberID string, ports []PortMappin
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
 		if e := n.Close(clean); e != nil {
-			n.cfg.Log.Warn("cannot clean up after a failed network", "member", memberID, "cause", e)
+			n.cfg.Log.Warn("cannot clean up after a failed network", slog.String("member_id", memberID), slog.Any("error", e))
 		}
 	}
 	return a, err
@@ -273,19 +244,23 @@ func (n *Network) Setup(ctx context.Context, memberID string, ports []PortMappin
 func (n *Network) setup(ctx context.Context, memberID string, ports []PortMapping,
 	namespaces func(),
 ) (Attachment, error) {
-	defer n.lock(memberID)()
+	unlock, err := n.members.Lock(ctx, memberID)
+	if err != nil {
+		return Attachment{}, err
+	}
+	defer unlock()
 	if r, err := n.readRecord(memberID); err == nil && r.Ready && slices.Equal(r.Ports, ports) {
 		release, err := n.share(ctx)
 		if err != nil {
 			return Attachment{}, err
 		}
-		stands := n.stands(memberID, r)
+		attached := n.isAttached(memberID, r)
 		release()
-		if stands {
-			return n.attachment(memberID, r.IP), n.hold(memberID, ports)
+		if attached {
+			return n.attachment(memberID, r.IP), n.reservePorts(memberID, ports)
 		}
 	}
-	if err := n.taken(ctx, memberID, ports); err != nil {
+	if err := n.checkPortsFree(memberID, ports); err != nil {
 		return Attachment{}, err
 	}
 	if err := n.detach(memberID); err != nil {
@@ -294,7 +269,7 @@ func (n *Network) setup(ctx context.Context, memberID string, ports []PortMappin
 	a, err := n.attach(ctx, memberID, ports, namespaces)
 	if err != nil {
 		if e := n.detach(memberID); e != nil {
-			n.cfg.Log.Warn("cannot clean up after a failed network", "member", memberID, "cause", e)
+			n.cfg.Log.Warn("cannot clean up after a failed network", slog.String("member_id", memberID), slog.Any("error", e))
 		}
 		return Attachment{}, setupFault(err)
 	}
@@ -321,9 +296,9 @@ func (n *Network) share(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// taken refuses a host port that another member has: the later rule would never see a packet.
-func (n *Network) taken(ctx context.Context, memberID string, ports []PortMapping) error {
-	members, err := n.List(ctx)
+// checkPortsFree refuses a host port that is published for another member.
+func (n *Network) checkPortsFree(memberID string, ports []PortMapping) error {
+	members, err := n.listMembers()
 	if err != nil {
 		return err
 	}
@@ -366,13 +341,13 @@ func (n *Network) attachment(memberID, ip string) Attachment {
 func (n *Network) attach(ctx context.Context, memberID string, ports []PortMapping,
 	namespaces func(),
 ) (Attachment, error) {
-	// Known before it is made: whatever is there of a member after a crash is found through its record.
+	// Written first: after a crash the record leads to everything of the member.
 	r := record{BootID: n.bootID, Ports: ports}
 	if err := n.writeRecord(memberID, r); err != nil {
 		return Attachment{}, err
 	}
 	failpoint.Hit("agent/attach/recorded")
-	ip, err := n.takeAddress(memberID)
+	ip, err := n.allocateAddress(memberID)
 	if err != nil {
 		return Attachment{}, err
 	}
@@ -381,33 +356,37 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 	}
 	failpoint.Hit("agent/attach/namespaces")
 	namespaces()
-	// The first member brings the walls, and they stand before anything leads to it.
+	// The isolation rules are there before a packet can reach the member.
 	release, err := n.share(ctx)
 	if err != nil {
 		return Attachment{}, err
 	}
 	defer release()
-	if err := n.plug(memberID, ip); err != nil {
+	if err := n.attachVeth(memberID, ip); err != nil {
 		return Attachment{}, err
 	}
 	r.Ready, r.IP = true, ip.String()
-	if err := n.hold(memberID, ports); err != nil {
+	if err := n.reservePorts(memberID, ports); err != nil {
 		return Attachment{}, err
 	}
-	if err := n.publish(memberID, r); err != nil {
+	if err := n.publish(memberID, ip, ports); err != nil {
 		return Attachment{}, err
 	}
 	return n.attachment(memberID, r.IP), n.writeRecord(memberID, r)
 }
 
-// Remove takes the member's network away, from whatever half-way state. The last member takes bridge, firewall table
-// and changed sysctls along. A member that is not there is no error.
+// Remove removes the member's network, also an incomplete one. With the last member go bridge, firewall table and
+// changed sysctls. A member that is not there is no error.
 func (n *Network) Remove(ctx context.Context, memberID string) error {
 	if err := checkMember(memberID); err != nil {
 		return err
 	}
 	err := func() error {
-		defer n.lock(memberID)()
+		unlock, err := n.members.Lock(ctx, memberID)
+		if err != nil {
+			return err
+		}
+		defer unlock()
 		return n.detach(memberID)
 	}()
 	if err != nil {
@@ -423,10 +402,10 @@ func (n *Network) detach(memberID string) error {
 	r, err := n.readRecord(memberID)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		// Nothing is made without a record; only files without meaning can be there.
+		// Nothing is made without a record; only empty files can be there.
 		return n.removeNamespaces(memberID)
 	case err != nil:
-		return fmt.Errorf("read what is known of member %s: %w", memberID, err)
+		return fmt.Errorf("read the record of member %s: %w", memberID, err)
 	}
 	var counted net.IP
 	addr, begun := net.ParseIP(r.IP).To4(), false
@@ -439,19 +418,19 @@ func (n *Network) detach(memberID string) error {
 			counted = addr
 		}
 	}
-	if err := errors.Join(n.unpublish(r, counted), n.hold(memberID, nil)); err != nil {
+	if err := errors.Join(n.unpublish(r.Ports, counted), n.reservePorts(memberID, nil)); err != nil {
 		return err
 	}
 	if err := removeLink(n.hostLink(memberID)); err != nil {
 		return err
 	}
 	if begun {
-		if err := forgetFlows(addr); err != nil {
+		if err := deleteFlows(addr); err != nil {
 			return err
 		}
 	}
 	failpoint.Hit("agent/detach/unplugged")
-	if err := errors.Join(n.freeAddresses(memberID), n.removeNamespaces(memberID)); err != nil {
+	if err := errors.Join(n.releaseAddress(memberID), n.removeNamespaces(memberID)); err != nil {
 		return err
 	}
 	failpoint.Hit("agent/detach/namespaces")
@@ -462,7 +441,9 @@ func (n *Network) detach(memberID string) error {
 }
 
 // List names every member that has a network or a part of one, in order.
-func (n *Network) List(_ context.Context) ([]string, error) {
+func (n *Network) List(_ context.Context) ([]string, error) { return n.listMembers() }
+
+func (n *Network) listMembers() ([]string, error) {
 	entries, err := os.ReadDir(n.membersDir())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("list members' networks: %w", err)
@@ -476,25 +457,24 @@ func (n *Network) List(_ context.Context) ([]string, error) {
 	return members, nil
 }
 
-// Close removes what all members share, when there is no member any more; otherwise it does nothing. The next Setup
-// makes it again.
+// Close removes what all members share, unless there is a member. The next Setup makes it again.
 func (n *Network) Close(ctx context.Context) error {
-	members, err := n.List(ctx)
+	members, err := n.listMembers()
 	if err != nil || len(members) > 0 {
 		return err
 	}
 	n.use.Lock()
 	defer n.use.Unlock()
-	if members, err = n.List(ctx); err != nil || len(members) > 0 {
+	if members, err = n.listMembers(); err != nil || len(members) > 0 {
 		return err
 	}
 	n.ready = false
 	return n.removeShared(ctx)
 }
 
-// Purge removes every member's network and everything else of this agent's, its state directory too. For uninstalling.
+// Purge removes every member's network and everything else of this agent, also its state directory.
 func (n *Network) Purge(ctx context.Context) error {
-	members, err := n.List(ctx)
+	members, err := n.listMembers()
 	if err != nil {
 		return err
 	}
@@ -507,4 +487,10 @@ func (n *Network) Purge(ctx context.Context) error {
 		return err
 	}
 	return os.RemoveAll(n.cfg.StateDir)
+}
+
+// isReady reports whether the member's network was completed.
+func (n *Network) isReady(memberID string) bool {
+	r, err := n.readRecord(memberID)
+	return err == nil && r.Ready
 }

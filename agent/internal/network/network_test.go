@@ -435,7 +435,7 @@ func TestCrashBetweenAnyTwoStepsIsMadeGood(t *testing.T) {
 		"bridge is gone":    "ip link del " + f.cfg.Bridge,
 		"no open port":      "nft flush map inet gpuaas_" + f.cfg.Bridge + " tcp_ports",
 		"no firewall table": "nft delete table inet gpuaas_" + f.cfg.Bridge,
-		"no address store":  "rm -rf " + f.cfg.StateDir + "/ipam/*",
+		"no address store":  "rm " + f.cfg.StateDir + "/addresses.json",
 	}
 	for name, halve := range halves {
 		for _, then := range []string{"setup", "remove"} {

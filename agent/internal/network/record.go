@@ -9,10 +9,10 @@ import (
 
 const recordSuffix = ".json"
 
-// record is what is remembered of a member: what Remove needs, and what makes a repeated Setup cheap.
+// record is what the agent stores of a member: what Remove needs, and what makes a repeated Setup cheap.
 type record struct {
 	BootID string `json:"boot_id"`
-	// Ready is false while it is being made.
+	// Ready is false while the network is being made.
 	Ready bool          `json:"ready"`
 	Ports []PortMapping `json:"ports"`
 	IP    string        `json:"ip,omitempty"`
@@ -22,7 +22,8 @@ func (n *Network) recordPath(memberID string) string {
 	return filepath.Join(n.membersDir(), memberID+recordSuffix)
 }
 
-// readRecord also reads one that a crash has cut off: its member is known by its name, and what it says does not count.
+// readRecord also reads a record of an earlier boot or a damaged one: the file's name tells the member, and only the
+// ports count.
 func (n *Network) readRecord(memberID string) (record, error) {
 	data, err := os.ReadFile(n.recordPath(memberID))
 	if err != nil {
@@ -30,26 +31,17 @@ func (n *Network) readRecord(memberID string) (record, error) {
 	}
 	var r record
 	if json.Unmarshal(data, &r) != nil || r.BootID != n.bootID {
-		return record{Ports: r.Ports}, nil //nolint:nilerr // it says as much as nothing
+		return record{Ports: r.Ports}, nil //nolint:nilerr // only the file's name counts then
 	}
 	return r, nil
 }
 
 // writeRecord need not sync: when the machine goes down, so does what the record is about.
 func (n *Network) writeRecord(memberID string, r record) error {
-	data, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	path := n.recordPath(memberID)
-	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return writeJSON(n.recordPath(memberID), r)
 }
 
-// forgetEarlierBoot removes what the state directory says about a boot that is over: addresses and networks went with
-// it.
+// forgetEarlierBoot removes what the state directory has of an earlier boot: its networks are gone.
 func (n *Network) forgetEarlierBoot() error {
 	path := filepath.Join(n.cfg.StateDir, "boot")
 	was, err := os.ReadFile(path)
@@ -57,7 +49,7 @@ func (n *Network) forgetEarlierBoot() error {
 		return nil
 	}
 	if err == nil {
-		for _, dir := range []string{n.ipamDir(), n.membersDir(), n.nsDir()} {
+		for _, dir := range []string{n.leasesPath(), n.membersDir(), n.nsDir()} {
 			if err := os.RemoveAll(dir); err != nil {
 				return err
 			}

@@ -1,198 +1,224 @@
 package network
 
 import (
-	"context"
+	"bytes"
+	"errors"
 	"fmt"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
-	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
-// table is the name of this agent's own firewall table.
-func (n *Network) table() string {
+// tableName is the name of this agent's own firewall table.
+func (n *Network) tableName() string {
 	return "gpuaas_" + strings.NewReplacer("-", "_", ".", "_").Replace(n.cfg.Bridge)
 }
 
-// portMap is the table's map from the published ports of a protocol to members.
-func portMap(protocol string) string { return protocol + "_ports" }
+func (n *Network) table() *nftables.Table {
+	return &nftables.Table{Family: nftables.TableFamilyINet, Name: n.tableName()}
+}
 
-// makeTable makes the firewall table, with the ports that are published already: the members outlive the agent, and
-// whatever the table was, it is right afterwards, without a moment in between. What the kernel cannot do about flows is
-// left out and reported.
-func (n *Network) makeTable(ctx context.Context) error {
-	published, err := n.published(ctx)
+// replaceTable puts the rules and the published ports in place of the earlier table, in one transaction, so there is no
+// moment without isolation. The rules with port ranges follow.
+func (n *Network) replaceTable(want ruleset, ports []publication) error {
+	kernel, err := nftables.New()
 	if err != nil {
 		return err
 	}
-	if n.isolated, err = n.earlierLinks(); err != nil {
+	table := n.table()
+	kernel.DelTable(kernel.AddTable(table))
+	kernel.AddTable(table)
+	if err := n.addSets(kernel, want); err != nil {
 		return err
 	}
-	for _, n.features = range featureSets() {
-		rules, e := n.rules()
-		if e != nil {
-			return e
+	if want.features.timeouts {
+		addFlowTimeouts(kernel, table)
+	}
+	for _, c := range want.chains {
+		kernel.AddChain(c.in(table))
+	}
+	for _, c := range want.chains {
+		for _, r := range c.rules {
+			kernel.AddRule(&nftables.Rule{Table: table, Chain: c.in(table), Exprs: r})
 		}
-		if _, err = run(ctx, rules+published, "nft", "-f", "-"); err == nil {
-			n.applied = rules
-			break
+	}
+	if err := n.addPublications(kernel, ports); err != nil {
+		return err
+	}
+	if err := kernel.Flush(); err != nil {
+		return err
+	}
+	for _, c := range want.chains {
+		if err := insertRangeRules(c.in(table), c.rangeRules); err != nil {
+			return err
 		}
 	}
-	if err != nil {
-		return fault.New(fault.Unavailable, "firewall_failed",
-			"The node cannot make its firewall table: install nftables (apt-get install nftables).", err)
-	}
-	n.counts.Store(n.features.limits)
-	if n.hasReady(ctx) {
-		n.remade.Store(true)
-	}
-	n.lacks.Store(new(n.features.conditions()))
-	_, n.walls = n.listTable(ctx)
 	return nil
 }
 
-// earlierLinks are the links that were there when an agent turned forwarding on for its members. The machine was no
-// router between those; links that came later belong to programs that may count on forwarding.
-func (n *Network) earlierLinks() (links []string, err error) {
-	err = n.agree(func(a *agreement) error {
-		if err := a.join(n.cfg.Bridge); err != nil {
-			return err
+// addSets adds the sets that rules look up, and the maps of published ports.
+func (n *Network) addSets(kernel *nftables.Conn, want ruleset) error {
+	var errs []error
+	for _, s := range want.sets {
+		errs = append(errs, kernel.AddSet(&nftables.Set{
+			Table: n.table(), Name: s.name, KeyType: s.key, Interval: s.interval, Constant: true,
+		}, s.elements))
+	}
+	if want.features.limits {
+		for _, name := range []string{newFlowSet, openFlowSet} {
+			set := n.flowSet(name)
+			set.Dynamic, set.Size = true, want.flowSetSize
+			errs = append(errs, kernel.AddSet(set, nil))
 		}
-		links = slices.DeleteFunc(a.Previous.links(), func(link string) bool { return slices.Contains(a.Users, link) })
-		return nil
-	})
-	return links, err
+	}
+	for _, p := range protocols() {
+		errs = append(errs, kernel.AddSet(n.portSet(p), nil))
+	}
+	return errors.Join(errs...)
 }
 
-// rules is the firewall table, without published ports. It replaces itself, so that it is right whatever was there.
-//
-//   - from the node's own 127.0.0.1, and from nowhere else: to the members' published ports, with the bridge's address,
-//     because an answer to 127.0.0.1 would not leave the member
-//   - to a member: only answers, and what the node itself sends (published ports arrive that way). By direction, so
-//     that a connection that was opened while someone had taken the rules away does not outlive that
-//   - between members, of this agent or another: nothing (law 10)
-//   - from a member to the host: nothing but answers; not to 127.0.0.0/8 either, which the kernel would let pass
-//     because published ports need route_localnet
-//   - from a member to elsewhere: what egressRules says, by IPv4 only, with the node's address, bounded by flowRules
-//   - between links of the machine that did not forward before the agent turned that on: nothing
-func (n *Network) rules() (string, error) {
-	egress, err := n.egressRules()
+// in is the chain as the table's.
+func (c ruleChain) in(table *nftables.Table) *nftables.Chain {
+	chain := &nftables.Chain{Table: table, Name: c.name}
+	if b := c.base; b.kind != "" {
+		accept := nftables.ChainPolicyAccept
+		chain.Type, chain.Hooknum, chain.Priority, chain.Policy = b.kind, &b.hook, &b.priority, &accept
+	}
+	return chain
+}
+
+// removeTable removes the firewall table if it is there.
+func (n *Network) removeTable() error {
+	kernel, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	kernel.DelTable(kernel.AddTable(n.table()))
+	if err := kernel.Flush(); err != nil {
+		return fmt.Errorf("remove the firewall table: %w", err)
+	}
+	return nil
+}
+
+// difference says in what the kernel's table differs from the rules and the published ports; "" where it does not. The
+// timeouts of flows are not compared: the kernel changes no such object while a rule uses it.
+func (n *Network) difference(want ruleset, ports []publication) (string, error) {
+	kernel, err := nftables.New(nftables.AsLasting())
 	if err != nil {
 		return "", err
 	}
-	return strings.NewReplacer(
-		"{TABLE}", "inet "+n.table(),
-		"{BRIDGE}", strconv.Quote(n.cfg.Bridge),
-		"{MEMBERS}", n.cfg.CIDR,
-		"{LOOPBACK}", publishedOn,
-		"{DECLARATIONS}", n.features.declarations(n.prefix),
-		"{FLOWS}", n.features.flowRules(),
-		"{EGRESS}", egress,
-		"{EARLIER_LINKS}", n.isolationRules(),
-		"{PORTS}", translatedPorts(),
-	).Replace(tableTemplate), nil
+	defer func() { _ = kernel.CloseLasting() }()
+	for _, compare := range []func() (string, error){
+		func() (string, error) { return n.chainDifference(kernel, want) },
+		func() (string, error) { return n.ruleDifference(kernel, want) },
+		func() (string, error) { return n.setDifference(kernel, want) },
+		func() (string, error) { return n.portDifference(kernel, ports) },
+	} {
+		found, err := compare()
+		if isMissing(err) {
+			return "something is missing: " + err.Error(), nil
+		}
+		if err != nil || found != "" {
+			return found, err
+		}
+	}
+	return "", nil
 }
 
-const tableTemplate = `table {TABLE}
-delete table {TABLE}
-table {TABLE} {
-	{DECLARATIONS}
-	map tcp_ports {
-		type inet_service : ipv4_addr . inet_service
-	}
-	map udp_ports {
-		type inet_service : ipv4_addr . inet_service
-	}
-	chain prerouting {
-		type filter hook prerouting priority -300; policy accept;
-		iifname {BRIDGE} ip daddr 127.0.0.0/8 drop
-	}
-	chain input {
-		type filter hook input priority -10; policy accept;
-		iifname {BRIDGE} ct state established,related ct direction reply accept
-		iifname {BRIDGE} drop
-	}
-	chain egress {
-		meta nfproto ipv6 drop
-		ip saddr != {MEMBERS} drop
-		{FLOWS}
-		{EGRESS}
-	}
-	chain forward {
-		type filter hook forward priority -10; policy accept;
-		oifname {BRIDGE} ct state established,related ct direction reply accept
-		oifname {BRIDGE} drop
-		iifname {BRIDGE} jump egress
-		{EARLIER_LINKS}
-	}
-	chain output {
-		type nat hook output priority -100; policy accept;
-		ip daddr {LOOPBACK} dnat ip to tcp dport map @tcp_ports
-		ip daddr {LOOPBACK} dnat ip to udp dport map @udp_ports
-	}
-	chain postrouting {
-		type nat hook postrouting priority 100; policy accept;
-		ip saddr 127.0.0.0/8 oifname {BRIDGE} masquerade
-		ip saddr {MEMBERS} oifname != {BRIDGE} meta l4proto { tcp, udp } masquerade{PORTS}
-		ip saddr {MEMBERS} oifname != {BRIDGE} masquerade
-	}
+// isMissing reports whether the kernel has no such object. The library hands on the kernel's words, not its number.
+func isMissing(err error) bool {
+	return err != nil && strings.Contains(err.Error(), unix.ENOENT.Error())
 }
-`
 
-// isolationRules keep the machine from being a router between the links that it was none between. What comes in by a
-// link may leave by the same: with br_netfilter the firewall sees what a bridge passes between its own ports, too.
-func (n *Network) isolationRules() string {
-	var rules strings.Builder
-	for i, link := range n.isolated {
-		var others []string
-		for k, other := range n.isolated {
-			if k != i {
-				others = append(others, strconv.Quote(other))
+func (n *Network) chainDifference(kernel *nftables.Conn, want ruleset) (string, error) {
+	tables, err := kernel.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return "", err
+	}
+	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == n.tableName() })
+	if i < 0 {
+		return "there is no table", nil
+	}
+	if tables[i].Flags != 0 { // one of them is "dormant"
+		return "the table has other flags", nil
+	}
+	all, err := kernel.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return "", err
+	}
+	count := 0
+	for _, c := range all {
+		if c.Table.Name != n.tableName() {
+			continue
+		}
+		count++
+		if !slices.ContainsFunc(want.chains, func(w ruleChain) bool { return sameChain(w.in(c.Table), c) }) {
+			return "chain " + c.Name + " is another", nil
+		}
+	}
+	if count != len(want.chains) {
+		return "a chain is missing", nil
+	}
+	return "", nil
+}
+
+func sameChain(a, b *nftables.Chain) bool {
+	return a.Name == b.Name && a.Type == b.Type && same(a.Hooknum, b.Hooknum) && same(a.Priority, b.Priority) &&
+		same(a.Policy, b.Policy)
+}
+
+func same[T comparable](a, b *T) bool { return a == b || a != nil && b != nil && *a == *b }
+
+func (n *Network) ruleDifference(kernel *nftables.Conn, want ruleset) (string, error) {
+	for _, c := range want.chains {
+		rules, err := kernel.GetRules(n.table(), c.in(n.table()))
+		if err != nil {
+			return "", err
+		}
+		want := c.allRules()
+		if len(rules) != len(want) {
+			return fmt.Sprintf("chain %s has %d rules", c.name, len(rules)), nil
+		}
+		for i, r := range rules {
+			if !sameRule(want[i], r.Exprs) {
+				return fmt.Sprintf("rule %d of chain %s is another", i, c.name), nil
 			}
 		}
-		if len(others) > 0 {
-			fmt.Fprintf(&rules, "iifname %q oifname { %s } drop\n\t\t", link, strings.Join(others, ", "))
-		}
 	}
-	return rules.String()
+	return "", nil
 }
 
-// elements names a member's ports in the table's maps; the comment says whose they are, to whoever looks at the
-// machine.
-func (n *Network) elements(memberID string, r record) string {
-	var script strings.Builder
-	for _, p := range r.Ports {
-		fmt.Fprintf(&script, "add element inet %s %s { %d comment %q : %s . %d }\n",
-			n.table(), portMap(p.Protocol), p.HostPort, memberID, r.IP, p.ContainerPort)
-	}
-	return script.String()
-}
-
-// published is the ports of all members whose networks are ready.
-func (n *Network) published(ctx context.Context) (string, error) {
-	members, err := n.List(ctx)
-	if err != nil {
-		return "", err
-	}
-	var script strings.Builder
-	for _, id := range members {
-		if r, err := n.readRecord(id); err == nil && r.Ready {
-			script.WriteString(n.elements(id, r))
-		}
-	}
-	return script.String(), nil
-}
-
-// hasReady says whether a member's network is ready.
-func (n *Network) hasReady(ctx context.Context) bool {
-	members, err := n.List(ctx)
-	return err != nil || slices.ContainsFunc(members, func(id string) bool {
-		r, err := n.readRecord(id)
-		return err == nil && r.Ready
+// sameRule compares rules as they are sent to the kernel.
+func sameRule(a, b rule) bool {
+	return slices.EqualFunc(a, b, func(x, y expr.Any) bool {
+		one, err1 := expr.Marshal(unix.NFPROTO_INET, x)
+		other, err2 := expr.Marshal(unix.NFPROTO_INET, y)
+		return err1 == nil && err2 == nil && bytes.Equal(one, other)
 	})
 }
 
-// portElement is one port in nft's listing of a map.
-var portElement = regexp.MustCompile(`(\d+) comment "([^"]*)"`)
+func (n *Network) setDifference(kernel *nftables.Conn, want ruleset) (string, error) {
+	for _, s := range want.sets {
+		elements, err := kernel.GetSetElements(&nftables.Set{Table: n.table(), Name: s.name})
+		if err != nil {
+			return "", err
+		}
+		if !slices.Equal(sortedKeys(elements), sortedKeys(s.elements)) {
+			return "set " + s.name + " is another", nil
+		}
+	}
+	return "", nil
+}
+
+// sortedKeys are the elements as text; the kernel lists them in any order.
+func sortedKeys(elements []nftables.SetElement) []string {
+	keys := make([]string, 0, len(elements))
+	for _, e := range elements {
+		keys = append(keys, fmt.Sprintf("%x %t", e.Key, e.IntervalEnd))
+	}
+	slices.Sort(keys)
+	return keys
+}

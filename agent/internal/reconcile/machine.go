@@ -77,7 +77,7 @@ type Network interface {
 	Remove(ctx context.Context, memberID string) error
 	List(ctx context.Context) ([]string, error)
 	Leftovers(ctx context.Context, memberID string) ([]string, error)
-	Guard(ctx context.Context) (restored bool, err error)
+	EnsureRules(ctx context.Context) (restored bool, err error)
 	PortFree(memberID string, port uint16) bool
 	Conditions() []string
 }

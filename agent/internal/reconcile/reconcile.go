@@ -252,7 +252,7 @@ func (r *Reconciler) statuses(ctx context.Context, s snapshot, now time.Time) []
 
 // guardIsolation restores the isolation rules if another program has changed them.
 func (r *Reconciler) guardIsolation(ctx context.Context) error {
-	restored, err := r.machine.Network.Guard(ctx)
+	restored, err := r.machine.Network.EnsureRules(ctx)
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // the agent is being stopped
 	}

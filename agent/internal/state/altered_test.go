@@ -142,7 +142,7 @@ func (m *machine) RemoveMember(context.Context, string) error          { return 
 func (m *machine) Leftovers(context.Context, string) ([]string, error) { return nil, nil }
 func (m *machine) RotateLogs(context.Context) error                    { return nil }
 func (m *machine) Conditions() []string                                { return nil }
-func (m *machine) Guard(context.Context) (bool, error)                 { return false, nil }
+func (m *machine) EnsureRules(context.Context) (bool, error)           { return false, nil }
 func (m *machine) OverLimit(context.Context) ([]runtime.Excess, time.Duration) {
 	return nil, time.Hour
 }

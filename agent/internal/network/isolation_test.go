@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 )
 
-func TestLaw10WallsThatAnAdministratorFlushesStandAgain(t *testing.T) {
+func TestLaw10IsolationRulesThatAnAdministratorFlushesAreRestored(t *testing.T) {
 	f := newFixture(t)
 	a, b := f.setup("m1", tcp(21001, 8080)), f.setup("m2", tcp(21002, 8080))
 	for _, m := range []network.Attachment{a, b} {
@@ -21,8 +21,8 @@ func TestLaw10WallsThatAnAdministratorFlushesStandAgain(t *testing.T) {
 	serve(t, "", ":9001")
 	serve(t, f.outside, ":9000")
 	echo(t, "", ":9002")
-	guard := func() (restored bool) {
-		restored, err := f.n.Guard(ctxOf(t))
+	ensure := func() (restored bool) {
+		restored, err := f.n.EnsureRules(ctxOf(t))
 		require.NoError(t, err)
 		return restored
 	}
@@ -36,18 +36,28 @@ func TestLaw10WallsThatAnAdministratorFlushesStandAgain(t *testing.T) {
 			_, err := call(t, "", fmt.Sprintf("127.0.0.1:%d", 21001+port), reachable)
 			require.NoError(t, err, when+": published ports answer")
 		}
-		require.False(t, guard(), when+": nothing is missing")
+		require.False(t, ensure(), when+": nothing is missing")
 	}
 	whole("before")
 	table := "inet gpuaas_" + f.cfg.Bridge
-	for name, does := range map[string]string{
-		"everything": "nft flush ruleset", "the table": "nft delete table " + table, "one chain": "nft flush chain " + table +
-			" input",
-		"one port": "nft delete element " + table + " tcp_ports '{ 21002 }'",
+	for name, c := range map[string]struct {
+		script string
+		// open says that a member reaches the host until the rules are restored.
+		open bool
+	}{
+		"everything":  {"nft flush ruleset", true},
+		"the table":   {"nft delete table " + table, true},
+		"one chain":   {"nft flush chain " + table + " input", true},
+		"a new rule":  {"nft insert rule " + table + " input accept", true},
+		"dormant":     {"nft 'add table " + table + " { flags dormant; }'", true},
+		"one port":    {"nft delete element " + table + " tcp_ports '{ 21002 }'", false},
+		"a new chain": {"nft 'add chain " + table + " other { type filter hook input priority -20; policy drop; }'", false},
+		"another's port": {"nft delete element " + table + " tcp_ports '{ 21002 }' && nft add element " + table +
+			" tcp_ports '{ 21002 comment \"m2\" : " + a.IP + " . 8080 }'", false},
 	} {
-		sh(t, does)
-		intruder := opened(t, a.NetNSPath, hostIP+":9002", name != "one port")
-		require.True(t, guard(), name)
+		sh(t, c.script)
+		intruder := opened(t, a.NetNSPath, hostIP+":9002", c.open)
+		require.True(t, ensure(), name)
 		whole(name)
 		if intruder != nil {
 			require.Error(t, echoes(intruder, unreachable), name+": what was opened meanwhile is cut")
@@ -56,14 +66,14 @@ func TestLaw10WallsThatAnAdministratorFlushesStandAgain(t *testing.T) {
 	// An agent that was restarted does not know what was there.
 	sh(t, "nft flush ruleset")
 	f.n = f.open()
-	guard()
+	ensure()
 	whole("after a restart")
 	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
 	require.NoError(t, f.n.Remove(ctxOf(t), "m2"))
 	left, err := f.n.Leftovers(ctxOf(t), "m1")
 	require.NoError(t, err)
 	require.Empty(t, left)
-	require.False(t, guard(), "without members nothing is guarded")
+	require.False(t, ensure(), "without members there are no rules")
 	require.Empty(t, sh(t, "nft list tables"))
 }
 

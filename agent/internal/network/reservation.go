@@ -1,6 +1,7 @@
 package network
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -11,29 +12,29 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// heldPort is a socket that is bound to a published port and does not listen: another program of the host that wants
-// the port is refused, instead of losing its connections to the member.
-type heldPort struct {
+// portReservation is a socket that is bound to a published port and does not listen: another program of the host that
+// wants the port is refused, instead of losing its connections to the member.
+type portReservation struct {
 	protocol string
 	port     uint16
 	socket   int
 }
 
-// hold holds all of a member's ports and lets go of others that were its. It holds what it can when it fails.
-func (n *Network) hold(memberID string, ports []PortMapping) error {
+// reservePorts reserves a member's ports and releases others that were its. It reserves what it can when it fails.
+func (n *Network) reservePorts(memberID string, ports []PortMapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var held []heldPort
-	for _, h := range n.held[memberID] {
+	var kept []portReservation
+	for _, h := range n.reserved[memberID] {
 		if slices.ContainsFunc(ports, h.is) {
-			held = append(held, h)
+			kept = append(kept, h)
 		} else {
 			_ = unix.Close(h.socket)
 		}
 	}
 	var errs []error
 	for _, p := range ports {
-		if slices.ContainsFunc(held, func(h heldPort) bool { return h.is(p) }) {
+		if slices.ContainsFunc(kept, func(h portReservation) bool { return h.is(p) }) {
 			continue
 		}
 		socket, err := bindPort(p)
@@ -41,15 +42,17 @@ func (n *Network) hold(memberID string, ports []PortMapping) error {
 			errs = append(errs, portInUse(p.HostPort, err))
 			continue
 		}
-		held = append(held, heldPort{p.Protocol, p.HostPort, socket})
+		kept = append(kept, portReservation{p.Protocol, p.HostPort, socket})
 	}
-	if n.held[memberID] = held; len(held) == 0 {
-		delete(n.held, memberID)
+	if n.reserved[memberID] = kept; len(kept) == 0 {
+		delete(n.reserved, memberID)
 	}
 	return errors.Join(errs...)
 }
 
-func (h heldPort) is(p PortMapping) bool { return h.protocol == p.Protocol && h.port == p.HostPort }
+func (h portReservation) is(p PortMapping) bool {
+	return h.protocol == p.Protocol && h.port == p.HostPort
+}
 
 func portInUse(port uint16, cause error) error {
 	return fault.New(fault.Conflict, "port_taken", fmt.Sprintf("Another program of this node uses port %d.", port), cause)
@@ -72,13 +75,14 @@ func bindPort(p PortMapping) (socket int, err error) {
 	return socket, nil
 }
 
-// PortFree reports whether a TCP port can be published for the member: it holds the port already, or nobody has it.
+// PortFree reports whether a TCP port can be published for the member: it is reserved for the member, or no program has
+// it.
 func (n *Network) PortFree(memberID string, port uint16) bool {
 	p := PortMapping{HostPort: port, Protocol: "tcp"}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for member, held := range n.held {
-		if slices.ContainsFunc(held, func(h heldPort) bool { return h.is(p) }) {
+	for member, ports := range n.reserved {
+		if slices.ContainsFunc(ports, func(h portReservation) bool { return h.is(p) }) {
 			return member == memberID
 		}
 	}
@@ -86,13 +90,16 @@ func (n *Network) PortFree(memberID string, port uint16) bool {
 	return err == nil && unix.Close(socket) == nil
 }
 
-// holdAll holds the ports of all members, also those that an earlier agent has published.
-func (n *Network) holdAll(members []string) error {
+// reserveAllPorts reserves the ports of all members, also those that an earlier agent has published.
+func (n *Network) reserveAllPorts(ctx context.Context, members []string) error {
 	var errs []error
 	for _, id := range members {
-		unlock := n.lock(id)
+		unlock, err := n.members.Lock(ctx, id)
+		if err != nil {
+			return err
+		}
 		if r, err := n.readRecord(id); err == nil && r.Ready {
-			errs = append(errs, n.hold(id, r.Ports))
+			errs = append(errs, n.reservePorts(id, r.Ports))
 		}
 		unlock()
 	}
@@ -101,14 +108,15 @@ func (n *Network) holdAll(members []string) error {
 	return err
 }
 
-// Abandon lets go of the ports as the end of the process does; the networks stay. The network is not used afterwards.
+// Abandon releases the reserved ports as the end of the process does; the networks stay. The network is not used
+// afterwards.
 func (n *Network) Abandon() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, held := range n.held {
-		for _, h := range held {
+	for _, ports := range n.reserved {
+		for _, h := range ports {
 			_ = unix.Close(h.socket)
 		}
 	}
-	clear(n.held)
+	clear(n.reserved)
 }

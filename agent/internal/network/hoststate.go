@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -20,114 +19,106 @@ import (
 
 const ipForward = "net/ipv4/ip_forward"
 
-// agreement is what the agents of one network namespace share: what was there before the first of them, and who is
-// still there. The last one restores.
-type agreement struct {
-	Previous previous `json:"previous"`
-	// Users are the bridges of the agents.
-	Users []string `json:"users"`
+// hostState is what the agents of one network namespace share: the settings that the first of them found, and which
+// agents are still there. The last one restores the settings.
+type hostState struct {
+	Found snapshot `json:"found"`
+	// Bridges name the agents.
+	Bridges []string `json:"bridges"`
 
 	path string
-	// abandoned says that the last users are gone and have restored nothing: what the first one found still counts.
+	// abandoned says that the last agents are gone and have restored nothing: what the first one found still counts.
 	abandoned bool
 }
 
-// previous is how the first agent found the machine.
-type previous struct {
+// snapshot is how the first agent found the machine.
+type snapshot struct {
 	BootID string `json:"boot_id"`
 	// Sysctls by path below /proc/sys; only those that turning on forwarding changes, and only when it was off.
 	Sysctls map[string]string `json:"sysctls"`
 }
 
-// agree lets fn work on the agreement of this network namespace while no other agent does.
-func (n *Network) agree(fn func(*agreement) error) error {
+// withHostState runs fn on the state of this network namespace while no other agent works on it.
+func (n *Network) withHostState(fn func(*hostState) error) error {
 	var self unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &self); err != nil {
-		return fmt.Errorf("look at the own network namespace: %w", err)
+		return fmt.Errorf("read the own network namespace: %w", err)
 	}
 	unlock, err := lockDir(n.cfg.SharedDir)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	a := &agreement{path: filepath.Join(n.cfg.SharedDir, fmt.Sprintf("netns-%d.json", self.Ino))}
-	if data, err := os.ReadFile(a.path); err == nil {
-		// A file that cannot be read says nothing; it is replaced.
-		_ = json.Unmarshal(data, a)
+	h := &hostState{path: filepath.Join(n.cfg.SharedDir, fmt.Sprintf("netns-%d.json", self.Ino))}
+	if data, err := os.ReadFile(h.path); err == nil {
+		// A file that cannot be read is replaced.
+		_ = json.Unmarshal(data, h)
 	}
-	if a.Previous.BootID != n.bootID {
-		a.Previous, a.Users = previous{BootID: n.bootID}, nil
+	if h.Found.BootID != n.bootID {
+		h.Found, h.Bridges = snapshot{BootID: n.bootID}, nil
 	}
-	// An agent whose bridge is gone has left without a word: it was killed while it left, or someone removed the bridge by
-	// hand.
-	users := len(a.Users)
-	a.Users = slices.DeleteFunc(a.Users, func(bridge string) bool {
+	// An agent without its bridge was killed while it left, or an administrator removed the bridge.
+	before := len(h.Bridges)
+	h.Bridges = slices.DeleteFunc(h.Bridges, func(bridge string) bool {
 		_, err := netlink.LinkByName(bridge)
 		return err != nil && bridge != n.cfg.Bridge
 	})
-	a.abandoned = users > 0 && len(a.Users) == 0
-	if err := fn(a); err != nil {
+	h.abandoned = before > 0 && len(h.Bridges) == 0
+	if err := fn(h); err != nil {
 		return err
 	}
-	if len(a.Users) > 0 {
+	if len(h.Bridges) > 0 {
 		return nil
 	}
-	if a.abandoned {
-		if err := a.Previous.restoreSysctls(); err != nil {
+	if h.abandoned {
+		if err := h.Found.restoreSysctls(); err != nil {
 			return err
 		}
 	}
-	if err := os.Remove(a.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(h.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return removeLockDir(n.cfg.SharedDir)
 }
 
-// join adds an agent. The first one notes how it finds the machine.
-func (a *agreement) join(bridge string) error {
-	if slices.Contains(a.Users, bridge) {
+// join adds an agent. The first one records how it finds the machine.
+func (h *hostState) join(bridge string) error {
+	if slices.Contains(h.Bridges, bridge) {
 		return nil
 	}
-	if len(a.Users) == 0 && !a.abandoned {
-		found, err := lookAround(a.Previous.BootID)
+	if len(h.Bridges) == 0 && !h.abandoned {
+		found, err := snapshotHost(h.Found.BootID)
 		if err != nil {
 			return err
 		}
-		a.Previous = found
+		h.Found = found
 	}
-	a.Users = append(a.Users, bridge)
-	return a.save()
+	h.Bridges = append(h.Bridges, bridge)
+	return h.save()
 }
 
-func (a *agreement) save() error {
-	data, err := json.Marshal(a)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(a.path+".new", data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(a.path+".new", a.path)
+func (h *hostState) save() error {
+	return writeJSON(h.path, h)
 }
 
 // leave takes an agent away. The last one restores what the first one found.
-func (a *agreement) leave(bridge string) error {
-	was := len(a.Users)
-	a.Users = slices.DeleteFunc(a.Users, func(u string) bool { return u == bridge })
-	if len(a.Users) > 0 {
-		return a.save()
+func (h *hostState) leave(bridge string) error {
+	was := len(h.Bridges)
+	h.Bridges = slices.DeleteFunc(h.Bridges, func(u string) bool { return u == bridge })
+	if len(h.Bridges) > 0 {
+		return h.save()
 	}
 	if was == 0 {
 		return nil // nothing was changed
 	}
-	return a.Previous.restoreSysctls()
+	return h.Found.restoreSysctls()
 }
 
-func lookAround(bootID string) (previous, error) {
-	p := previous{BootID: bootID, Sysctls: map[string]string{}}
+func snapshotHost(bootID string) (snapshot, error) {
+	p := snapshot{BootID: bootID, Sysctls: map[string]string{}}
 	forwarding, err := readSysctl(ipForward)
 	if err != nil {
-		return previous{}, err
+		return snapshot{}, err
 	}
 	if forwarding == "0" {
 		// Turning it on sets all of these (inet_forward_change in the kernel's net/ipv4/devinet.c).
@@ -143,16 +134,12 @@ func lookAround(bootID string) (previous, error) {
 	return p, nil
 }
 
-// linkPattern leaves out names that a firewall script would read as something else.
-var linkPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.@:+-]{0,14}$`)
-
 // links are the links that were there when forwarding was turned on; none where it was on already.
-func (p previous) links() []string {
+func (p snapshot) links() []string {
 	var links []string
 	for name := range p.Sysctls {
 		link := filepath.Base(filepath.Dir(name))
-		if filepath.Base(name) == "forwarding" && link != "all" && link != "default" && link != "lo" &&
-			linkPattern.MatchString(link) {
+		if filepath.Base(name) == "forwarding" && link != "all" && link != "default" && link != "lo" {
 			links = append(links, link)
 		}
 	}
@@ -176,7 +163,7 @@ func writeSysctl(name, value string) error {
 	return nil
 }
 
-func (p previous) restoreSysctls() error {
+func (p snapshot) restoreSysctls() error {
 	value, ok := p.Sysctls[ipForward]
 	if !ok {
 		return nil

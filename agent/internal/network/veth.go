@@ -20,16 +20,16 @@ import (
 // memberLink is the name of the link inside.
 const memberLink = "eth0"
 
-// hostLink is the name of the other end, on the host. It follows from the member, so that it is found whatever was
-// noted; many programs leave links alone that are called veth.
+// hostLink is the name of the other end, on the host. It follows from the member's id, so it needs no record; many
+// programs leave links alone that are called veth.
 func (n *Network) hostLink(memberID string) string {
 	sum := sha256.Sum256([]byte(n.cfg.Bridge + "\n" + memberID))
 	return "veth" + hex.EncodeToString(sum[:])[:11]
 }
 
-// plug joins the member's namespace to the bridge and gives it its address and a way out. Nothing passes before the
-// last step.
-func (n *Network) plug(memberID string, ip netip.Addr) error {
+// attachVeth joins the member's namespace to the bridge and gives it its address and a default route. No packet passes
+// before the last step.
+func (n *Network) attachVeth(memberID string, ip netip.Addr) error {
 	bridge, err := n.bridge()
 	if err != nil {
 		return err
@@ -56,21 +56,22 @@ func (n *Network) plug(memberID string, ip netip.Addr) error {
 		return fmt.Errorf("bring up link %s: %w", attrs.Name, err)
 	}
 	address := &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(n.prefix.Bits(), 32)}
-	if err := inNetNS(n.netnsPath(memberID), func() error { return furnish(address, n.gateway().AsSlice()) }); err != nil {
+	err = inNetNS(n.netnsPath(memberID), func() error { return configureLink(address, n.gateway().AsSlice()) })
+	if err != nil {
 		return err
 	}
 	return awaitForwarding(attrs.Name)
 }
 
-// hardwareAddr is a locally administered one that follows from the address: whoever spoke to the address before and
-// still remembers where it was does not miss its next owner.
+// hardwareAddr is a locally administered address that follows from the IP address: a neighbour that still has an entry
+// for the IP address reaches its next owner.
 func hardwareAddr(ip netip.Addr) net.HardwareAddr {
 	return append(net.HardwareAddr{0x02, 0x67}, ip.AsSlice()...)
 }
 
-// furnish runs inside: it brings up the loopback link and the member's, and lets the member's processes use low ports,
-// which concern nobody but the member.
-func furnish(address *net.IPNet, gateway net.IP) error {
+// configureLink runs in the member's namespace. It brings up the loopback link and the member's, and lets the member's
+// processes use low ports, which are the member's own.
+func configureLink(address *net.IPNet, gateway net.IP) error {
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_unprivileged_port_start", []byte("0"), 0); err != nil {
 		return err
 	}
@@ -85,7 +86,7 @@ func furnish(address *net.IPNet, gateway net.IP) error {
 	if err != nil {
 		return err
 	}
-	// Nobody else can have its link-local address. Without IPv6 there is nothing to say.
+	// No other link can have its link-local address. Without IPv6 the setting is missing.
 	_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+memberLink+"/accept_dad", []byte("0"), 0)
 	if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: address}); err != nil {
 		return fmt.Errorf("give the member its address: %w", err)
@@ -94,13 +95,12 @@ func furnish(address *net.IPNet, gateway net.IP) error {
 		return fmt.Errorf("bring up the member's link: %w", err)
 	}
 	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway}); err != nil {
-		return fmt.Errorf("give the member its way out: %w", err)
+		return fmt.Errorf("give the member its default route: %w", err)
 	}
 	return nil
 }
 
-// forwardingLimit is the pause that is not made any more: a bridge has had four seconds by then to see that a port has
-// a carrier.
+// forwardingLimit is the first pause that is too long: a bridge has had four seconds by then to see a port's carrier.
 const forwardingLimit = 3 * time.Second
 
 // awaitForwarding waits until the bridge forwards to the port: the first packet that it drops would be sent again after

@@ -1,0 +1,137 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// makeShared makes what all members need: the firewall table, the bridge, and forwarding between links. The isolation
+// rules are there before the first member.
+func (n *Network) makeShared(ctx context.Context) error {
+	if err := n.makeDirs(); err != nil {
+		return err
+	}
+	if err := n.checkOverlap(); err != nil {
+		return err
+	}
+	if err := n.applyRules(); err != nil {
+		return err
+	}
+	failpoint.Hit("agent/share/table")
+	if err := n.makeBridge(); err != nil {
+		return err
+	}
+	failpoint.Hit("agent/share/bridge")
+	if err := n.allowForwarding(ctx); err != nil {
+		return err
+	}
+	return n.withHostState(func(h *hostState) error {
+		// What was there before is on disk before anything of it is changed.
+		if err := h.join(n.cfg.Bridge); err != nil {
+			return err
+		}
+		failpoint.Hit("agent/share/joined")
+		return writeSysctl(ipForward, "1")
+	})
+}
+
+// bridge is the members' link on the host. It is made again, with no member on it, when another program has removed
+// it.
+func (n *Network) bridge() (netlink.Link, error) {
+	link, err := netlink.LinkByName(n.cfg.Bridge)
+	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+		if err = n.makeBridge(); err == nil {
+			link, err = netlink.LinkByName(n.cfg.Bridge)
+		}
+	}
+	return link, err
+}
+
+// makeBridge makes the bridge, with the gateway's address.
+func (n *Network) makeBridge() error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = n.cfg.Bridge, egressMTU()
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fault.New(fault.Unavailable, "network_failed", "The node cannot make the bridge "+n.cfg.Bridge+
+			": the bridge kernel module may be missing.", err)
+	}
+	link, err := netlink.LinkByName(n.cfg.Bridge)
+	if err != nil {
+		return err
+	}
+	if link.Type() != "bridge" {
+		return fault.New(fault.Conflict, "network_overlaps", "The link "+n.cfg.Bridge+" is there already and is no bridge: "+
+			"choose another name with --bridge.", nil)
+	}
+	// A caller of a published port comes from 127.0.0.1, and the kernel lets that out by the loopback link only.
+	if err := writeSysctl("net/ipv4/conf/"+n.cfg.Bridge+"/route_localnet", "1"); err != nil {
+		return err
+	}
+	// The host takes no routes from members. Without IPv6 the setting is missing.
+	if err := writeSysctl("net/ipv6/conf/"+n.cfg.Bridge+"/accept_ra", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	// An address that was set stays; otherwise it changes with the bridge's ports.
+	if err := netlink.LinkSetHardwareAddr(link, link.Attrs().HardwareAddr); err != nil {
+		return fmt.Errorf("keep the bridge's hardware address: %w", err)
+	}
+	address := &net.IPNet{IP: n.gateway().AsSlice(), Mask: net.CIDRMask(n.prefix.Bits(), 32)}
+	if err := netlink.AddrReplace(link, &netlink.Addr{IPNet: address}); err != nil {
+		return fmt.Errorf("give the bridge its address: %w", err)
+	}
+	return netlink.LinkSetUp(link)
+}
+
+// checkOverlap refuses a network that the machine already uses for something else: members could not be told from it.
+func (n *Network) checkOverlap() error {
+	own, err := netlink.ParseIPNet(n.cfg.CIDR)
+	if err != nil {
+		return err
+	}
+	addrs, err := dumped(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	ownIndex := 0
+	if bridge, err := netlink.LinkByName(n.cfg.Bridge); err == nil {
+		ownIndex = bridge.Attrs().Index
+	}
+	for _, a := range addrs {
+		if a.LinkIndex != ownIndex && (own.Contains(a.IP) || a.Contains(own.IP)) {
+			return fault.New(fault.Conflict, "network_overlaps", fmt.Sprintf("The members' network %s overlaps with %s, which "+
+				"this machine uses: choose another with --pod-cidr.", n.cfg.CIDR, a.IPNet), nil)
+		}
+	}
+	return nil
+}
+
+// removeShared removes what all members shared. It finds everything by name, so it also works after a crash.
+func (n *Network) removeShared(ctx context.Context) error {
+	if err := removeLink(n.cfg.Bridge); err != nil {
+		return err
+	}
+	failpoint.Hit("agent/unshare/bridge")
+	if err := n.removeForwardRules(ctx); err != nil {
+		return err
+	}
+	if err := n.withHostState(func(h *hostState) error { return h.leave(n.cfg.Bridge) }); err != nil {
+		return err
+	}
+	failpoint.Hit("agent/unshare/left")
+	if err := n.removeTable(); err != nil {
+		return err
+	}
+	n.applied = nil
+	n.countsLost.Store(false)
+	failpoint.Hit("agent/unshare/table")
+	return n.removeLeases()
+}

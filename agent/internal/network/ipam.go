@@ -1,0 +1,174 @@
+package network
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// leases are the addresses that members have. An address is given again only after all others: a peer that still
+// speaks to its last owner must not reach the next one.
+type leases struct {
+	// Last is the address that was given last; not valid before the first.
+	Last netip.Addr `json:"last"`
+	// Members maps member ids to their addresses.
+	Members map[string]netip.Addr `json:"members"`
+}
+
+// leasesPath is the file of the leases. It is written anew and renamed, so a crash leaves the old or the new one. It
+// need not be synced: when the machine goes down, so do the networks.
+func (n *Network) leasesPath() string { return filepath.Join(n.cfg.StateDir, "addresses.json") }
+
+// gateway is the bridge's address: the network's first.
+func (n *Network) gateway() netip.Addr { return n.prefix.Addr().Next() }
+
+// loadLeases reads the leases. A member's record confirms its lease: without a record the lease has leaked, and the
+// address in a record counts also where the file is lost.
+func (n *Network) loadLeases() error {
+	n.ipam.Lock()
+	defer n.ipam.Unlock()
+	n.leases = leases{Members: map[string]netip.Addr{}}
+	var stored leases
+	data, err := os.ReadFile(n.leasesPath())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return fmt.Errorf("read the members' addresses: %w", err)
+	default:
+		if err := json.Unmarshal(data, &stored); err != nil {
+			n.cfg.Log.Warn("the file of the members' addresses is damaged; their records are used", slog.Any("error", err))
+			stored = leases{}
+		}
+	}
+	n.leases.Last = stored.Last
+	members, err := n.listMembers()
+	if err != nil {
+		return err
+	}
+	for _, id := range members {
+		if ip, ok := stored.Members[id]; ok {
+			n.leases.Members[id] = ip
+		} else if r, err := n.readRecord(id); err == nil && r.IP != "" {
+			if ip, err := netip.ParseAddr(r.IP); err == nil {
+				n.leases.Members[id] = ip
+			}
+		}
+	}
+	return nil
+}
+
+// allocateAddress gives the member an address that no other member has.
+func (n *Network) allocateAddress(memberID string) (netip.Addr, error) {
+	// Close removes the file, but not once the member has a record, which it has.
+	n.use.RLock()
+	defer n.use.RUnlock()
+	n.ipam.Lock()
+	defer n.ipam.Unlock()
+	if ip, ok := n.leases.Members[memberID]; ok {
+		return ip, nil
+	}
+	next := leases{Members: maps.Clone(n.leases.Members)}
+	ip, ok := n.leases.nextFree(n.prefix)
+	if !ok {
+		maps.DeleteFunc(next.Members, func(id string, _ netip.Addr) bool { return !fileExists(n.recordPath(id)) })
+		if ip, ok = (leases{n.leases.Last, next.Members}).nextFree(n.prefix); !ok {
+			return netip.Addr{}, fault.New(fault.Unavailable, "network_full", "The node's network for members has no free "+
+				"address: remove members or take a larger --pod-cidr.", nil)
+		}
+	}
+	next.Last, next.Members[memberID] = ip, ip
+	return ip, n.storeLeases(next)
+}
+
+// nextFree is the first free address after the one that was given last.
+func (l leases) nextFree(network netip.Prefix) (netip.Addr, bool) {
+	first, last := network.Addr().Next().Next(), lastUsable(network)
+	given := make(map[netip.Addr]bool, len(l.Members))
+	for _, ip := range l.Members {
+		given[ip] = true
+	}
+	begin := last
+	if l.Last.IsValid() && !l.Last.Less(first) && !last.Less(l.Last) {
+		begin = l.Last
+	}
+	for ip := begin; ; {
+		if ip = ip.Next(); last.Less(ip) {
+			ip = first
+		}
+		if !given[ip] {
+			return ip, true
+		}
+		if ip == begin {
+			return netip.Addr{}, false
+		}
+	}
+}
+
+// lastUsable is the address before the broadcast address.
+func lastUsable(p netip.Prefix) netip.Addr {
+	b := p.Addr().As4()
+	for bit := p.Bits(); bit < 32; bit++ {
+		b[bit/8] |= 1 << (7 - bit%8)
+	}
+	return netip.AddrFrom4(b).Prev()
+}
+
+// releaseAddress ends the member's lease, if it has one.
+func (n *Network) releaseAddress(memberID string) error {
+	n.ipam.Lock()
+	defer n.ipam.Unlock()
+	if _, ok := n.leases.Members[memberID]; !ok {
+		return nil
+	}
+	next := leases{Last: n.leases.Last, Members: maps.Clone(n.leases.Members)}
+	delete(next.Members, memberID)
+	return n.storeLeases(next)
+}
+
+// storeLeases writes the leases and uses them from then on. The caller holds ipam.
+func (n *Network) storeLeases(next leases) error {
+	if err := writeJSON(n.leasesPath(), next); err != nil {
+		return fmt.Errorf("write the members' addresses: %w", err)
+	}
+	n.leases = next
+	return nil
+}
+
+// removeLeases removes the file when no member is left. The address that was given last is still remembered.
+func (n *Network) removeLeases() error {
+	n.ipam.Lock()
+	defer n.ipam.Unlock()
+	n.leases.Members = map[string]netip.Addr{}
+	if err := os.Remove(n.leasesPath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the members' addresses: %w", err)
+	}
+	return nil
+}
+
+// addressOf is the member's address.
+func (n *Network) addressOf(memberID string) (ip netip.Addr, ok bool) {
+	n.ipam.Lock()
+	defer n.ipam.Unlock()
+	ip, ok = n.leases.Members[memberID]
+	return ip, ok
+}
+
+// writeJSON replaces the file at path in one step.
+func writeJSON(path string, content any) error {
+	data, err := json.Marshal(content)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
