@@ -1138,11 +1138,14 @@ type Allocation struct {
 	OrgID ID `json:"org_id"`
 
 	// ProjectID UUIDv7 in lower case.
-	ProjectID  ID               `json:"project_id"`
-	ReleasedAt time.Time        `json:"released_at,omitempty,omitzero"`
-	Sku        string           `json:"sku,omitempty,omitzero"`
-	Status     AllocationStatus `json:"status"`
-	UpdatedAt  time.Time        `json:"updated_at"`
+	ProjectID  ID        `json:"project_id"`
+	ReleasedAt time.Time `json:"released_at,omitempty,omitzero"`
+
+	// ResourceVersion Grows with every change of the allocation; free capacity may be newer. The `after` of the next call
+	ResourceVersion int64            `json:"resource_version"`
+	Sku             string           `json:"sku,omitempty,omitzero"`
+	Status          AllocationStatus `json:"status"`
+	UpdatedAt       time.Time        `json:"updated_at"`
 }
 
 // AllocationCreate defines model for AllocationCreate.
@@ -1222,6 +1225,9 @@ type AppInstance struct {
 	ProjectID   ID          `json:"project_id"`
 	RequestedBy RequestedBy `json:"requested_by"`
 
+	// ResourceVersion Grows with every change of the instance; cost may be newer. The `after` of the next call
+	ResourceVersion int64 `json:"resource_version"`
+
 	// Revision Grows with upgrade, rollback and start; where a node leaves a failed upgrade by itself it is the earlier one again
 	Revision       int64             `json:"revision"`
 	RuntimeBackend RuntimeBackend    `json:"runtime_backend"`
@@ -1267,14 +1273,6 @@ type AppInstanceList struct {
 // AppInstanceRollback defines model for AppInstanceRollback.
 type AppInstanceRollback struct {
 	TargetVersion VersionName `json:"target_version,omitempty,omitzero"`
-}
-
-// AppInstanceSeen defines model for AppInstanceSeen.
-type AppInstanceSeen struct {
-	Instance AppInstance `json:"instance"`
-
-	// Seen Stands for the instance as it is here; what it says means nothing else
-	Seen string `json:"seen"`
 }
 
 // AppInstanceStatus defines model for AppInstanceStatus.
@@ -1758,9 +1756,12 @@ type Node struct {
 	RemoveReason string    `json:"remove_reason,omitempty,omitzero"`
 
 	// RemovedAt When it was taken out for good
-	RemovedAt   time.Time  `json:"removed_at,omitempty,omitzero"`
-	RuncVersion string     `json:"runc_version,omitempty,omitzero"`
-	Status      NodeStatus `json:"status"`
+	RemovedAt time.Time `json:"removed_at,omitempty,omitzero"`
+
+	// ResourceVersion Grows with every change of the node that has an event; what it measures may be newer. The `after` of the next call
+	ResourceVersion int64      `json:"resource_version"`
+	RuncVersion     string     `json:"runc_version,omitempty,omitzero"`
+	Status          NodeStatus `json:"status"`
 }
 
 // NodeAccelerator defines model for NodeAccelerator.
@@ -2628,6 +2629,9 @@ type Whoami struct {
 // WhoamiType defines model for Whoami.Type.
 type WhoamiType string
 
+// After defines model for After.
+type After = int64
+
 // AllocationID UUIDv7 in lower case.
 type AllocationID = ID
 
@@ -2670,6 +2674,9 @@ type UserID = ID
 // Version defines model for Version.
 type Version = VersionName
 
+// Wait defines model for Wait.
+type Wait = string
+
 // ListJoinTokensParams defines parameters for ListJoinTokens.
 type ListJoinTokensParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -2687,6 +2694,15 @@ type ListNodesParams struct {
 	// Cursor next_cursor of the page before; opaque.
 	Cursor Cursor     `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 	Status NodeStatus `form:"status,omitempty" json:"status,omitempty,omitzero"`
+}
+
+// GetNodeParams defines parameters for GetNode.
+type GetNodeParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
 }
 
 // ListPricesParams defines parameters for ListPrices.
@@ -2875,6 +2891,15 @@ type ListAllocationsParams struct {
 	Status AllocationStatus `form:"status,omitempty" json:"status,omitempty,omitzero"`
 }
 
+// GetAllocationParams defines parameters for GetAllocation.
+type GetAllocationParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
+}
+
 // ListArtifactsParams defines parameters for ListArtifacts.
 type ListArtifactsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -2894,6 +2919,15 @@ type ListAppInstancesParams struct {
 	Cursor  Cursor            `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 	Status  AppInstanceStatus `form:"status,omitempty" json:"status,omitempty,omitzero"`
 	AppSlug Slug              `form:"app_slug,omitempty" json:"app_slug,omitempty,omitzero"`
+}
+
+// GetAppInstanceParams defines parameters for GetAppInstance.
+type GetAppInstanceParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
 }
 
 // ListAppInstanceEventsParams defines parameters for ListAppInstanceEvents.
@@ -2918,12 +2952,6 @@ type GetAppInstanceLogsParams struct {
 
 	// Follow Go on as more is written
 	Follow bool `form:"follow,omitempty" json:"follow,omitempty,omitzero"`
-}
-
-// WatchAppInstanceParams defines parameters for WatchAppInstance.
-type WatchAppInstanceParams struct {
-	// Seen From the last answer
-	Seen string `form:"seen,omitempty" json:"seen,omitempty,omitzero"`
 }
 
 // ListEntitlementsParams defines parameters for ListEntitlements.
@@ -3201,8 +3229,10 @@ type ClientInterface interface {
 
 	// GetNode One node, with what it refused
 	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+	//
 	// Corresponds with GET /admin/nodes/{node_id} (the `GetNode` operationId).
-	GetNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error)
+	GetNode(ctx context.Context, nodeID NodeID, params *GetNodeParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// BanNodeWithBody Shut a compromised node out for good; it may return under a new id only
 	//
@@ -3583,8 +3613,10 @@ type ClientInterface interface {
 
 	// GetAllocation One allocation
 	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+	//
 	// Corresponds with GET /projects/{project_id}/allocations/{allocation_id} (the `GetAllocation` operationId).
-	GetAllocation(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*http.Response, error)
+	GetAllocation(ctx context.Context, projectID ProjectID, allocationID AllocationID, params *GetAllocationParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ReleaseAllocation Give the capacity back; refused while an instance uses it
 	//
@@ -3659,8 +3691,10 @@ type ClientInterface interface {
 
 	// GetAppInstance One app instance
 	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+	//
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id} (the `GetAppInstance` operationId).
-	GetAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error)
+	GetAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ChangeAppInstanceWithBody Rename the instance or change its config, without a new version
 	//
@@ -3752,14 +3786,6 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
 	UpgradeAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body UpgradeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
-
-	// WatchAppInstance Wait until an app instance is not what it was
-	//
-	// Answers as soon as the instance differs from what `seen` stands for, at the latest after ten seconds, and at once without
-	// `seen`. The answer has the instance and the `seen` for the next call.
-	//
-	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/watch (the `WatchAppInstance` operationId).
-	WatchAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *WatchAppInstanceParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListEntitlements What the project may launch
 	//
@@ -4114,9 +4140,11 @@ func (c *Client) ListNodes(ctx context.Context, params *ListNodesParams, reqEdit
 
 // GetNode One node, with what it refused
 //
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+//
 // Corresponds with GET /admin/nodes/{node_id} (the `GetNode` operationId).
-func (c *Client) GetNode(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewGetNodeRequest(c.Server, nodeID)
+func (c *Client) GetNode(ctx context.Context, nodeID NodeID, params *GetNodeParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetNodeRequest(c.Server, nodeID, params)
 	if err != nil {
 		return nil, err
 	}
@@ -5036,9 +5064,11 @@ func (c *Client) CreateAllocation(ctx context.Context, projectID ProjectID, body
 
 // GetAllocation One allocation
 //
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+//
 // Corresponds with GET /projects/{project_id}/allocations/{allocation_id} (the `GetAllocation` operationId).
-func (c *Client) GetAllocation(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewGetAllocationRequest(c.Server, projectID, allocationID)
+func (c *Client) GetAllocation(ctx context.Context, projectID ProjectID, allocationID AllocationID, params *GetAllocationParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetAllocationRequest(c.Server, projectID, allocationID, params)
 	if err != nil {
 		return nil, err
 	}
@@ -5212,9 +5242,11 @@ func (c *Client) CreateAppInstance(ctx context.Context, projectID ProjectID, bod
 
 // GetAppInstance One app instance
 //
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+//
 // Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id} (the `GetAppInstance` operationId).
-func (c *Client) GetAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewGetAppInstanceRequest(c.Server, projectID, appInstanceID)
+func (c *Client) GetAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetAppInstanceRequest(c.Server, projectID, appInstanceID, params)
 	if err != nil {
 		return nil, err
 	}
@@ -5416,24 +5448,6 @@ func (c *Client) UpgradeAppInstanceWithBody(ctx context.Context, projectID Proje
 // Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
 func (c *Client) UpgradeAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body UpgradeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewUpgradeAppInstanceRequest(c.Server, projectID, appInstanceID, body)
-	if err != nil {
-		return nil, err
-	}
-	req = req.WithContext(ctx)
-	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
-		return nil, err
-	}
-	return c.Client.Do(req)
-}
-
-// WatchAppInstance Wait until an app instance is not what it was
-//
-// Answers as soon as the instance differs from what `seen` stands for, at the latest after ten seconds, and at once without
-// `seen`. The answer has the instance and the `seen` for the next call.
-//
-// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/watch (the `WatchAppInstance` operationId).
-func (c *Client) WatchAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *WatchAppInstanceParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewWatchAppInstanceRequest(c.Server, projectID, appInstanceID, params)
 	if err != nil {
 		return nil, err
 	}
@@ -6212,7 +6226,7 @@ func NewListNodesRequest(server string, params *ListNodesParams) (*http.Request,
 }
 
 // NewGetNodeRequest constructs an http.Request for the GetNode method
-func NewGetNodeRequest(server string, nodeID NodeID) (*http.Request, error) {
+func NewGetNodeRequest(server string, nodeID NodeID, params *GetNodeParams) (*http.Request, error) {
 	var err error
 
 	var pathParam0 string
@@ -6235,6 +6249,37 @@ func NewGetNodeRequest(server string, nodeID NodeID) (*http.Request, error) {
 	queryURL, err := serverURL.Parse(operationPath)
 	if err != nil {
 		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "after", params.After, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "wait", params.Wait, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
 	}
 
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
@@ -8350,7 +8395,7 @@ func NewCreateAllocationRequestWithBody(server string, projectID ProjectID, cont
 }
 
 // NewGetAllocationRequest constructs an http.Request for the GetAllocation method
-func NewGetAllocationRequest(server string, projectID ProjectID, allocationID AllocationID) (*http.Request, error) {
+func NewGetAllocationRequest(server string, projectID ProjectID, allocationID AllocationID, params *GetAllocationParams) (*http.Request, error) {
 	var err error
 
 	var pathParam0 string
@@ -8380,6 +8425,37 @@ func NewGetAllocationRequest(server string, projectID ProjectID, allocationID Al
 	queryURL, err := serverURL.Parse(operationPath)
 	if err != nil {
 		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "after", params.After, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "wait", params.Wait, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
 	}
 
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
@@ -8727,7 +8803,7 @@ func NewCreateAppInstanceRequestWithBody(server string, projectID ProjectID, con
 }
 
 // NewGetAppInstanceRequest constructs an http.Request for the GetAppInstance method
-func NewGetAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID) (*http.Request, error) {
+func NewGetAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceParams) (*http.Request, error) {
 	var err error
 
 	var pathParam0 string
@@ -8757,6 +8833,37 @@ func NewGetAppInstanceRequest(server string, projectID ProjectID, appInstanceID 
 	queryURL, err := serverURL.Parse(operationPath)
 	if err != nil {
 		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "after", params.After, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "wait", params.Wait, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
 	}
 
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
@@ -9208,70 +9315,6 @@ func NewUpgradeAppInstanceRequestWithBody(server string, projectID ProjectID, ap
 	}
 
 	req.Header.Add("Content-Type", contentType)
-
-	return req, nil
-}
-
-// NewWatchAppInstanceRequest constructs an http.Request for the WatchAppInstance method
-func NewWatchAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, params *WatchAppInstanceParams) (*http.Request, error) {
-	var err error
-
-	var pathParam0 string
-
-	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
-	if err != nil {
-		return nil, err
-	}
-
-	var pathParam1 string
-
-	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
-	if err != nil {
-		return nil, err
-	}
-
-	serverURL, err := url.Parse(server)
-	if err != nil {
-		return nil, err
-	}
-
-	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/watch", pathParam0, pathParam1)
-	if operationPath[0] == '/' {
-		operationPath = "." + operationPath
-	}
-
-	queryURL, err := serverURL.Parse(operationPath)
-	if err != nil {
-		return nil, err
-	}
-
-	if params != nil {
-		// queryValues collects non-styled parameters (passthrough, JSON)
-		// that are safe to round-trip through url.Values.Encode().
-		queryValues := queryURL.Query()
-		// rawQueryFragments collects pre-encoded query fragments from
-		// styled parameters, preserving literal commas as delimiters
-		// per the OpenAPI spec (e.g. "color=blue,black,brown").
-		var rawQueryFragments []string
-
-		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "seen", params.Seen, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
-			return nil, err
-		} else {
-			for _, qp := range strings.Split(queryFrag, "&") {
-				rawQueryFragments = append(rawQueryFragments, qp)
-			}
-		}
-
-		if encoded := queryValues.Encode(); encoded != "" {
-			rawQueryFragments = append(rawQueryFragments, encoded)
-		}
-		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
-	}
-
-	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
-	if err != nil {
-		return nil, err
-	}
 
 	return req, nil
 }
@@ -10334,10 +10377,12 @@ type ClientWithResponsesInterface interface {
 
 	// GetNodeWithResponse One node, with what it refused
 	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+	//
 	// Returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with GET /admin/nodes/{node_id} (the `GetNode` operationId).
-	GetNodeWithResponse(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*GetNodeResponse, error)
+	GetNodeWithResponse(ctx context.Context, nodeID NodeID, params *GetNodeParams, reqEditors ...RequestEditorFn) (*GetNodeResponse, error)
 
 	// BanNodeWithBodyWithResponse Shut a compromised node out for good; it may return under a new id only
 	//
@@ -10772,10 +10817,12 @@ type ClientWithResponsesInterface interface {
 
 	// GetAllocationWithResponse One allocation
 	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+	//
 	// Returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with GET /projects/{project_id}/allocations/{allocation_id} (the `GetAllocation` operationId).
-	GetAllocationWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*GetAllocationResponse, error)
+	GetAllocationWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, params *GetAllocationParams, reqEditors ...RequestEditorFn) (*GetAllocationResponse, error)
 
 	// ReleaseAllocationWithResponse Give the capacity back; refused while an instance uses it
 	//
@@ -10856,10 +10903,12 @@ type ClientWithResponsesInterface interface {
 
 	// GetAppInstanceWithResponse One app instance
 	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+	//
 	// Returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id} (the `GetAppInstance` operationId).
-	GetAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*GetAppInstanceResponse, error)
+	GetAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceParams, reqEditors ...RequestEditorFn) (*GetAppInstanceResponse, error)
 
 	// ChangeAppInstanceWithBodyWithResponse Rename the instance or change its config, without a new version
 	//
@@ -10961,16 +11010,6 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
 	UpgradeAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body UpgradeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*UpgradeAppInstanceResponse, error)
-
-	// WatchAppInstanceWithResponse Wait until an app instance is not what it was
-	//
-	// Answers as soon as the instance differs from what `seen` stands for, at the latest after ten seconds, and at once without
-	// `seen`. The answer has the instance and the `seen` for the next call.
-	//
-	// Returns a wrapper object for the known response body format(s).
-	//
-	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/watch (the `WatchAppInstance` operationId).
-	WatchAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *WatchAppInstanceParams, reqEditors ...RequestEditorFn) (*WatchAppInstanceResponse, error)
 
 	// ListEntitlementsWithResponse What the project may launch
 	//
@@ -14258,54 +14297,6 @@ func (r UpgradeAppInstanceResponse) ContentType() string {
 	return ""
 }
 
-type WatchAppInstanceResponse struct {
-	Body         []byte
-	HTTPResponse *http.Response
-	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *AppInstanceSeen
-	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
-	ApplicationProblemJSONDefault *Problem
-}
-
-// GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r WatchAppInstanceResponse) GetJSON200() *AppInstanceSeen {
-	return r.JSON200
-}
-
-// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
-func (r WatchAppInstanceResponse) GetApplicationProblemJSONDefault() *Problem {
-	return r.ApplicationProblemJSONDefault
-}
-
-// GetBody returns the raw response body bytes
-func (r WatchAppInstanceResponse) GetBody() []byte {
-	return r.Body
-}
-
-// Status returns HTTPResponse.Status
-func (r WatchAppInstanceResponse) Status() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Status
-	}
-	return http.StatusText(0)
-}
-
-// StatusCode returns HTTPResponse.StatusCode
-func (r WatchAppInstanceResponse) StatusCode() int {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.StatusCode
-	}
-	return 0
-}
-
-// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
-func (r WatchAppInstanceResponse) ContentType() string {
-	if r.HTTPResponse != nil {
-		return r.HTTPResponse.Header.Get("Content-Type")
-	}
-	return ""
-}
-
 type ListEntitlementsResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -15403,11 +15394,13 @@ func (c *ClientWithResponses) ListNodesWithResponse(ctx context.Context, params 
 
 // GetNodeWithResponse One node, with what it refused
 //
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+//
 // Returns a wrapper object for the known response body format(s).
 //
 // Corresponds with GET /admin/nodes/{node_id} (the `GetNode` operationId).
-func (c *ClientWithResponses) GetNodeWithResponse(ctx context.Context, nodeID NodeID, reqEditors ...RequestEditorFn) (*GetNodeResponse, error) {
-	rsp, err := c.GetNode(ctx, nodeID, reqEditors...)
+func (c *ClientWithResponses) GetNodeWithResponse(ctx context.Context, nodeID NodeID, params *GetNodeParams, reqEditors ...RequestEditorFn) (*GetNodeResponse, error) {
+	rsp, err := c.GetNode(ctx, nodeID, params, reqEditors...)
 	if err != nil {
 		return nil, err
 	}
@@ -16165,11 +16158,13 @@ func (c *ClientWithResponses) CreateAllocationWithResponse(ctx context.Context, 
 
 // GetAllocationWithResponse One allocation
 //
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+//
 // Returns a wrapper object for the known response body format(s).
 //
 // Corresponds with GET /projects/{project_id}/allocations/{allocation_id} (the `GetAllocation` operationId).
-func (c *ClientWithResponses) GetAllocationWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*GetAllocationResponse, error) {
-	rsp, err := c.GetAllocation(ctx, projectID, allocationID, reqEditors...)
+func (c *ClientWithResponses) GetAllocationWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, params *GetAllocationParams, reqEditors ...RequestEditorFn) (*GetAllocationResponse, error) {
+	rsp, err := c.GetAllocation(ctx, projectID, allocationID, params, reqEditors...)
 	if err != nil {
 		return nil, err
 	}
@@ -16309,11 +16304,13 @@ func (c *ClientWithResponses) CreateAppInstanceWithResponse(ctx context.Context,
 
 // GetAppInstanceWithResponse One app instance
 //
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+//
 // Returns a wrapper object for the known response body format(s).
 //
 // Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id} (the `GetAppInstance` operationId).
-func (c *ClientWithResponses) GetAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*GetAppInstanceResponse, error) {
-	rsp, err := c.GetAppInstance(ctx, projectID, appInstanceID, reqEditors...)
+func (c *ClientWithResponses) GetAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceParams, reqEditors ...RequestEditorFn) (*GetAppInstanceResponse, error) {
+	rsp, err := c.GetAppInstance(ctx, projectID, appInstanceID, params, reqEditors...)
 	if err != nil {
 		return nil, err
 	}
@@ -16485,22 +16482,6 @@ func (c *ClientWithResponses) UpgradeAppInstanceWithResponse(ctx context.Context
 		return nil, err
 	}
 	return ParseUpgradeAppInstanceResponse(rsp)
-}
-
-// WatchAppInstanceWithResponse Wait until an app instance is not what it was
-//
-// Answers as soon as the instance differs from what `seen` stands for, at the latest after ten seconds, and at once without
-// `seen`. The answer has the instance and the `seen` for the next call.
-//
-// Returns a wrapper object for the known response body format(s).
-//
-// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/watch (the `WatchAppInstance` operationId).
-func (c *ClientWithResponses) WatchAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *WatchAppInstanceParams, reqEditors ...RequestEditorFn) (*WatchAppInstanceResponse, error) {
-	rsp, err := c.WatchAppInstance(ctx, projectID, appInstanceID, params, reqEditors...)
-	if err != nil {
-		return nil, err
-	}
-	return ParseWatchAppInstanceResponse(rsp)
 }
 
 // ListEntitlementsWithResponse What the project may launch
@@ -18950,39 +18931,6 @@ func ParseUpgradeAppInstanceResponse(rsp *http.Response) (*UpgradeAppInstanceRes
 			return nil, err
 		}
 		response.JSON202 = &dest
-
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
-		var dest Problem
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.ApplicationProblemJSONDefault = &dest
-
-	}
-
-	return response, nil
-}
-
-// ParseWatchAppInstanceResponse parses an HTTP response from a WatchAppInstanceWithResponse call
-func ParseWatchAppInstanceResponse(rsp *http.Response) (*WatchAppInstanceResponse, error) {
-	bodyBytes, err := io.ReadAll(rsp.Body)
-	defer func() { _ = rsp.Body.Close() }()
-	if err != nil {
-		return nil, err
-	}
-
-	response := &WatchAppInstanceResponse{
-		Body:         bodyBytes,
-		HTTPResponse: rsp,
-	}
-
-	switch {
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest AppInstanceSeen
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSON200 = &dest
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem

@@ -11,7 +11,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -205,45 +204,53 @@ func TestWaitInstanceSeesChangesAndDeadEnds(t *testing.T) {
 		{want: "running", states: []client.AppInstanceStatus{"decommissioning"}, fails: true},
 		{want: "decommissioned", states: []client.AppInstanceStatus{"failed", "decommissioning", "decommissioned"}},
 	} {
-		for _, keeps := range []bool{true, false} {
-			t.Run(fmt.Sprint(c.states, keeps), func(t *testing.T) {
-				next := 0
-				hub := open(t, func(w http.ResponseWriter, r *http.Request) {
-					watches := strings.HasSuffix(r.URL.Path, "/watch")
-					if watches && !keeps { // as a hub of an earlier release
-						answer(w, http.StatusNotFound, client.Problem{Code: "not_found"})
-						return
-					}
-					i := client.AppInstance{ID: id, Status: c.states[min(next, len(c.states)-1)]}
-					next++
-					if !watches {
-						answer(w, http.StatusOK, i)
-						return
-					}
-					assert.Equal(t, next > 1, r.URL.Query().Has("seen"))
-					answer(w, http.StatusOK, client.AppInstanceSeen{Seen: fmt.Sprintf("%032x", next), Instance: i})
-				})
-				var seen []client.AppInstanceStatus
-				got, err := hub.WaitInstance(t.Context(), id, id, c.want, func(i client.AppInstance) {
-					seen = append(seen, i.Status)
-				})
-				var dead *client.InstanceError
-				if c.fails {
-					require.ErrorAs(t, err, &dead)
-				} else {
-					require.NoError(t, err)
-					require.Equal(t, c.want, got.Status)
+		t.Run(fmt.Sprint(c.states), func(t *testing.T) {
+			next := 0
+			hub := open(t, func(w http.ResponseWriter, r *http.Request) {
+				assert.Equal(t, "30s", r.URL.Query().Get("wait"))
+				assert.Equal(t, next > 0, r.URL.Query().Has("after"))
+				if next > 0 {
+					assert.Equal(t, fmt.Sprint(next), r.URL.Query().Get("after"))
 				}
-				require.Equal(t, c.states[len(c.states)-1], seen[len(seen)-1])
+				i := client.AppInstance{ID: id, Status: c.states[min(next, len(c.states)-1)]}
+				next++
+				i.ResourceVersion = int64(next)
+				answer(w, http.StatusOK, i)
 			})
-		}
+			var seen []client.AppInstanceStatus
+			got, err := hub.WaitInstance(t.Context(), id, id, c.want, func(i client.AppInstance) {
+				seen = append(seen, i.Status)
+			})
+			var dead *client.InstanceError
+			if c.fails {
+				require.ErrorAs(t, err, &dead)
+			} else {
+				require.NoError(t, err)
+				require.Equal(t, c.want, got.Status)
+			}
+			require.Equal(t, c.states[len(c.states)-1], seen[len(seen)-1])
+		})
 	}
+}
+
+// A hub with too many watchers answers at once; the client then asks about once a second.
+func TestWatchPausesWhereTheHubDoesNotWait(t *testing.T) {
+	requests := 0
+	hub := open(t, func(w http.ResponseWriter, _ *http.Request) {
+		requests++
+		answer(w, http.StatusOK, client.AppInstance{ID: id, Status: "deploying", ResourceVersion: 7})
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err := hub.WaitInstance(ctx, id, id, "running", nil)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.LessOrEqual(t, requests, 2)
 }
 
 func TestWaitingEndsWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	hub := open(t, func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, http.StatusOK, client.AppInstanceSeen{Seen: "a", Instance: client.AppInstance{ID: id, Status: "deploying"}})
+		answer(w, http.StatusOK, client.AppInstance{ID: id, Status: "deploying", ResourceVersion: 1})
 	})
 	_, err := hub.WaitInstance(ctx, id, id, "running", func(client.AppInstance) { cancel() })
 	require.ErrorIs(t, err, context.Canceled)

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -60,4 +61,23 @@ func All[T any](page func(cursor string) ([]T, string, error)) iter.Seq2[T, erro
 			cursor = next
 		}
 	}
+}
+
+// GetAppInstance reads an app instance at once; Watch waits for changes.
+func (h *Hub) GetAppInstance(ctx context.Context, projectID, id string,
+	editors ...RequestEditorFn,
+) (*http.Response, error) {
+	return h.Client.GetAppInstance(ctx, projectID, id, nil, editors...)
+}
+
+// GetAllocation reads an allocation at once.
+func (h *Hub) GetAllocation(ctx context.Context, projectID, id string,
+	editors ...RequestEditorFn,
+) (*http.Response, error) {
+	return h.Client.GetAllocation(ctx, projectID, id, nil, editors...)
+}
+
+// GetNode reads a node at once.
+func (h *Hub) GetNode(ctx context.Context, id string, editors ...RequestEditorFn) (*http.Response, error) {
+	return h.Client.GetNode(ctx, id, nil, editors...)
 }

@@ -4,17 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 )
 
-// A hub that keeps no watchers is asked again and again: a launch takes tenths of a second, so the first pauses are
-// short; a pause is a sixteenth of the time waited so far, so that nobody learns of a change much later than that.
 const (
-	minPoll   = 10 * time.Millisecond
-	maxPoll   = 2 * time.Second
-	pollShare = 16
+	// watchWait is how long the hub waits for a change before it answers with what there is.
+	watchWait = "30s"
+	// minPoll is the least time between two answers without a change: a hub with too many watchers answers at once.
+	minPoll = time.Second
 )
 
 // InstanceError says that an instance ended somewhere else than where it was waited for.
@@ -66,44 +64,40 @@ func (h *Hub) WaitInstance(ctx context.Context, projectID, id string, want AppIn
 	return last, err
 }
 
-// Watch looks at an instance each time it has changed until see says that it has seen enough.
+// Watch reads an instance each time it has changed, until see says that it has seen enough.
 func (h *Hub) Watch(ctx context.Context, projectID, id string, see func(AppInstance) (enough bool, err error)) error {
-	start := time.Now()
-	seen, keeps := "", true
+	var version int64
 	for {
 		asked := time.Now()
-		i, next, err := h.look(ctx, projectID, id, seen, &keeps)
+		i, err := Read[AppInstance](h.Client.GetAppInstance(ctx, projectID, id,
+			&GetAppInstanceParams{After: version, Wait: watchWait}))
 		if err != nil {
 			return err
 		}
 		if enough, err := see(i); enough || err != nil {
 			return err
 		}
-		news := keeps && next != seen
-		seen = next
-		if news || keeps && time.Since(asked) > maxPoll {
-			continue // the next answer waits by itself
+		pause := minPoll - time.Since(asked)
+		if i.ResourceVersion != version {
+			pause = 0
 		}
-		timer := time.NewTimer(min(maxPoll, max(minPoll, time.Since(start)/pollShare)))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return ctx.Err()
-		case <-timer.C:
+		version = i.ResourceVersion
+		if err := sleep(ctx, pause); err != nil {
+			return err
 		}
 	}
 }
 
-// look gives an instance as soon as it is not what was seen, if the hub keeps watchers; a hub of an earlier release
-// does not.
-func (h *Hub) look(ctx context.Context, projectID, id, seen string, keeps *bool) (AppInstance, string, error) {
-	if *keeps {
-		s, err := Read[AppInstanceSeen](h.WatchAppInstance(ctx, projectID, id, &WatchAppInstanceParams{Seen: seen}))
-		if p, is := errors.AsType[*Problem](err); !is || p.Status != http.StatusNotFound {
-			return s.Instance, s.Seen, err
-		}
-		*keeps = false
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return nil
 	}
-	i, err := Read[AppInstance](h.GetAppInstance(ctx, projectID, id))
-	return i, "", err
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
 }

@@ -79,7 +79,6 @@ type hub struct {
 	nodelink   *nodelink.Server
 	dispatcher *dispatch.Dispatcher
 	nodes      *nodes.Service
-	wakes      event.Wakes
 	commands   *command.Service
 	shutOut    fleet.ShutOut
 	handler    http.Handler
@@ -320,7 +319,6 @@ func (h *hub) wireNodes() {
 		ReplicaID:  h.process.ID,
 		Started:    time.Now(),
 		Disconnect: h.nodelink.Disconnect,
-		Changed:    h.wakes.Changed,
 		Now:        time.Now,
 		Log:        h.log,
 	})
@@ -338,7 +336,6 @@ func (h *hub) server() *httpapi.Server {
 		SessionAddr:  h.sessionAddr,
 		RegistryHost: h.registry.Host(),
 		Logs:         h.nodelink,
-		Wakes:        &h.wakes,
 	}
 }
 
@@ -424,7 +421,7 @@ func (h *hub) tidy(ctx context.Context) error {
 // run serves until ctx ends, then lets go in order: requests, sessions, loops.
 func (h *hub) run(ctx context.Context, stdout io.Writer, hangup <-chan os.Signal) error {
 	group, ctx := errgroup.WithContext(ctx)
-	defer context.AfterFunc(ctx, h.wakes.Close)()
+	defer context.AfterFunc(ctx, h.db.Changes().Close)()
 	group.Go(func() error {
 		return httpapi.Serve(ctx, h.api, h.handler, httpapi.TLSConfig(h.certificate.Certificate, func() *x509.CertPool {
 			return h.keys.Bundle().NodeCAs()

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/notify"
 )
 
 // Tx is what a slice may do inside the transaction that a command opened. It cannot commit, roll back or nest.
@@ -28,6 +29,8 @@ type Tx interface {
 	// Later sends a statement together with the next one, or with COMMIT, and so without a way there and back of its own.
 	// Its result is not told; where it fails, what it was sent with fails. The error is one of before.
 	Later(ctx context.Context, sql string, args ...any) error
+	// Changed names resources that the transaction changes: after the commit, DB.Changes signals their subscribers.
+	Changed(resourceIDs ...string)
 	// CopyIn sends rows in the form that a COPY … FROM STDIN names; CopyRows writes them.
 	CopyIn(ctx context.Context, sql string, rows io.Reader) (pgconn.CommandTag, error)
 }
@@ -64,7 +67,12 @@ type DB struct {
 	beforeCommit func(*pgx.Conn)
 	// afterSnapshot is nil outside tests, which empty a table there.
 	afterSnapshot func()
+	// changes has the subscribers of the resources that transactions change.
+	changes notify.Topics
 }
+
+// Changes is signalled with the ids of the resources that a transaction named as changed, once it has committed.
+func (d *DB) Changes() *notify.Topics { return &d.changes }
 
 // Open connects and finds out which engine answers. The URL is of libpq's form; pgxpool's own parameters are
 // understood.

@@ -185,12 +185,14 @@ func (d *DB) oncePostgres(ctx context.Context, opts pgx.TxOptions, body func(Tx)
 	if opts.AccessMode == pgx.ReadWrite {
 		failpoint.Hit("hub/db/committed")
 	}
+	d.announce(done.outcome, w)
 	return done
 }
 
 func (d *DB) onceCockroach(ctx context.Context, opts pgx.TxOptions, body func(Tx) error) result {
+	var w *watchedTx
 	err := crdbpgx.ExecuteTx(crdb.WithMaxRetries(ctx, maxConflicts), d.pool, opts, func(tx pgx.Tx) error {
-		w := &watchedTx{on: tx, conn: tx.Conn()}
+		w = &watchedTx{on: tx, conn: tx.Conn()}
 		err := body(w)
 		if err == nil {
 			err = w.flushed(ctx)
@@ -206,9 +208,12 @@ func (d *DB) onceCockroach(ctx context.Context, opts pgx.TxOptions, body func(Tx
 	)
 	switch {
 	case err == nil:
+		d.announce(committed, w)
 		return result{outcome: committed}
 	case errors.As(err, &doubtful):
-		return committing(doubtful.Unwrap())
+		done := committing(doubtful.Unwrap())
+		d.announce(done.outcome, w)
+		return done
 	case errors.As(err, &tooMany):
 		return result{failed, busy(err)}
 	case isConflict(err):

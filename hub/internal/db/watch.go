@@ -29,6 +29,8 @@ type watchedTx struct {
 	// later go out with the next statement; nil where there are none.
 	later    *pgx.Batch
 	conflict error
+	// changed are the resources that Changed named.
+	changed []string
 	// dead is set once a batch has failed: what of it was sent, and with it whether there is a transaction, is not known
 	// any more.
 	dead error

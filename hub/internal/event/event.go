@@ -72,6 +72,7 @@ func Append(ctx context.Context, tx db.Tx, e Event) error {
 	if len(data) > maxDataBytes {
 		return fmt.Errorf("event %s: data of %d bytes is over the limit of %d", e.Type, len(data), maxDataBytes)
 	}
+	tx.Changed(e.Subject)
 	return insertEvent(ctx, tx, e, data)
 }
 

@@ -98,7 +98,7 @@ func (a *api) authenticate(c *gin.Context, state *call) (leave func(), err error
 	if err := a.budgets.spend(a.budgets.ofCaller(state.caller), state.at); err != nil {
 		return nil, err
 	}
-	return a.places.take(placesOfCaller(state.caller, state.op.id)...)
+	return a.places.take(placesOfCaller(state.caller, state.op.id, waits(c.Request))...)
 }
 
 // identify finds out who calls. An unknown credential takes a visitor's place meanwhile.

@@ -1137,11 +1137,14 @@ type Allocation struct {
 	OrgID ID `json:"org_id"`
 
 	// ProjectID UUIDv7 in lower case.
-	ProjectID  ID               `json:"project_id"`
-	ReleasedAt time.Time        `json:"released_at,omitempty,omitzero"`
-	Sku        string           `json:"sku,omitempty,omitzero"`
-	Status     AllocationStatus `json:"status"`
-	UpdatedAt  time.Time        `json:"updated_at"`
+	ProjectID  ID        `json:"project_id"`
+	ReleasedAt time.Time `json:"released_at,omitempty,omitzero"`
+
+	// ResourceVersion Grows with every change of the allocation; free capacity may be newer. The `after` of the next call
+	ResourceVersion int64            `json:"resource_version"`
+	Sku             string           `json:"sku,omitempty,omitzero"`
+	Status          AllocationStatus `json:"status"`
+	UpdatedAt       time.Time        `json:"updated_at"`
 }
 
 // AllocationCreate defines model for AllocationCreate.
@@ -1221,6 +1224,9 @@ type AppInstance struct {
 	ProjectID   ID          `json:"project_id"`
 	RequestedBy RequestedBy `json:"requested_by"`
 
+	// ResourceVersion Grows with every change of the instance; cost may be newer. The `after` of the next call
+	ResourceVersion int64 `json:"resource_version"`
+
 	// Revision Grows with upgrade, rollback and start; where a node leaves a failed upgrade by itself it is the earlier one again
 	Revision       int64             `json:"revision"`
 	RuntimeBackend RuntimeBackend    `json:"runtime_backend"`
@@ -1266,14 +1272,6 @@ type AppInstanceList struct {
 // AppInstanceRollback defines model for AppInstanceRollback.
 type AppInstanceRollback struct {
 	TargetVersion VersionName `json:"target_version,omitempty,omitzero"`
-}
-
-// AppInstanceSeen defines model for AppInstanceSeen.
-type AppInstanceSeen struct {
-	Instance AppInstance `json:"instance"`
-
-	// Seen Stands for the instance as it is here; what it says means nothing else
-	Seen string `json:"seen"`
 }
 
 // AppInstanceStatus defines model for AppInstanceStatus.
@@ -1757,9 +1755,12 @@ type Node struct {
 	RemoveReason string    `json:"remove_reason,omitempty,omitzero"`
 
 	// RemovedAt When it was taken out for good
-	RemovedAt   time.Time  `json:"removed_at,omitempty,omitzero"`
-	RuncVersion string     `json:"runc_version,omitempty,omitzero"`
-	Status      NodeStatus `json:"status"`
+	RemovedAt time.Time `json:"removed_at,omitempty,omitzero"`
+
+	// ResourceVersion Grows with every change of the node that has an event; what it measures may be newer. The `after` of the next call
+	ResourceVersion int64      `json:"resource_version"`
+	RuncVersion     string     `json:"runc_version,omitempty,omitzero"`
+	Status          NodeStatus `json:"status"`
 }
 
 // NodeAccelerator defines model for NodeAccelerator.
@@ -2627,6 +2628,9 @@ type Whoami struct {
 // WhoamiType defines model for Whoami.Type.
 type WhoamiType string
 
+// After defines model for After.
+type After = int64
+
 // AllocationID UUIDv7 in lower case.
 type AllocationID = ID
 
@@ -2669,6 +2673,9 @@ type UserID = ID
 // Version defines model for Version.
 type Version = VersionName
 
+// Wait defines model for Wait.
+type Wait = string
+
 // ListJoinTokensParams defines parameters for ListJoinTokens.
 type ListJoinTokensParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -2686,6 +2693,15 @@ type ListNodesParams struct {
 	// Cursor next_cursor of the page before; opaque.
 	Cursor Cursor     `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 	Status NodeStatus `form:"status,omitempty" json:"status,omitempty,omitzero"`
+}
+
+// GetNodeParams defines parameters for GetNode.
+type GetNodeParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
 }
 
 // ListPricesParams defines parameters for ListPrices.
@@ -2874,6 +2890,15 @@ type ListAllocationsParams struct {
 	Status AllocationStatus `form:"status,omitempty" json:"status,omitempty,omitzero"`
 }
 
+// GetAllocationParams defines parameters for GetAllocation.
+type GetAllocationParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
+}
+
 // ListArtifactsParams defines parameters for ListArtifacts.
 type ListArtifactsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -2893,6 +2918,15 @@ type ListAppInstancesParams struct {
 	Cursor  Cursor            `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 	Status  AppInstanceStatus `form:"status,omitempty" json:"status,omitempty,omitzero"`
 	AppSlug Slug              `form:"app_slug,omitempty" json:"app_slug,omitempty,omitzero"`
+}
+
+// GetAppInstanceParams defines parameters for GetAppInstance.
+type GetAppInstanceParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
 }
 
 // ListAppInstanceEventsParams defines parameters for ListAppInstanceEvents.
@@ -2917,12 +2951,6 @@ type GetAppInstanceLogsParams struct {
 
 	// Follow Go on as more is written
 	Follow bool `form:"follow,omitempty" json:"follow,omitempty,omitzero"`
-}
-
-// WatchAppInstanceParams defines parameters for WatchAppInstance.
-type WatchAppInstanceParams struct {
-	// Seen From the last answer
-	Seen string `form:"seen,omitempty" json:"seen,omitempty,omitzero"`
 }
 
 // ListEntitlementsParams defines parameters for ListEntitlements.
@@ -3076,7 +3104,7 @@ type ServerInterface interface {
 	ListNodes(c *gin.Context, params ListNodesParams)
 	// GetNode One node, with what it refused
 	// (GET /admin/nodes/{node_id})
-	GetNode(c *gin.Context, nodeID NodeID)
+	GetNode(c *gin.Context, nodeID NodeID, params GetNodeParams)
 	// BanNode Shut a compromised node out for good; it may return under a new id only
 	// (POST /admin/nodes/{node_id}/ban)
 	BanNode(c *gin.Context, nodeID NodeID)
@@ -3199,7 +3227,7 @@ type ServerInterface interface {
 	CreateAllocation(c *gin.Context, projectID ProjectID)
 	// GetAllocation One allocation
 	// (GET /projects/{project_id}/allocations/{allocation_id})
-	GetAllocation(c *gin.Context, projectID ProjectID, allocationID AllocationID)
+	GetAllocation(c *gin.Context, projectID ProjectID, allocationID AllocationID, params GetAllocationParams)
 	// ReleaseAllocation Give the capacity back; refused while an instance uses it
 	// (POST /projects/{project_id}/allocations/{allocation_id}/release)
 	ReleaseAllocation(c *gin.Context, projectID ProjectID, allocationID AllocationID)
@@ -3220,7 +3248,7 @@ type ServerInterface interface {
 	CreateAppInstance(c *gin.Context, projectID ProjectID)
 	// GetAppInstance One app instance
 	// (GET /projects/{project_id}/app-instances/{app_instance_id})
-	GetAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	GetAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params GetAppInstanceParams)
 	// ChangeAppInstance Rename the instance or change its config, without a new version
 	// (PATCH /projects/{project_id}/app-instances/{app_instance_id})
 	ChangeAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
@@ -3245,9 +3273,6 @@ type ServerInterface interface {
 	// UpgradeAppInstance Bring the instance to another version, in its place
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade)
 	UpgradeAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
-	// WatchAppInstance Wait until an app instance is not what it was
-	// (GET /projects/{project_id}/app-instances/{app_instance_id}/watch)
-	WatchAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params WatchAppInstanceParams)
 	// ListEntitlements What the project may launch
 	// (GET /projects/{project_id}/apps/entitlements)
 	ListEntitlements(c *gin.Context, projectID ProjectID, params ListEntitlementsParams)
@@ -3544,6 +3569,25 @@ func (siw *ServerInterfaceWrapper) GetNode(c *gin.Context) {
 		return
 	}
 
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetNodeParams
+
+	// ------------- Optional query parameter "after" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "after", c.Request.URL.Query(), &params.After, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter after: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "wait" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "wait", c.Request.URL.Query(), &params.Wait, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter wait: %w", err), http.StatusBadRequest)
+		return
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -3551,7 +3595,7 @@ func (siw *ServerInterfaceWrapper) GetNode(c *gin.Context) {
 		}
 	}
 
-	siw.Handler.GetNode(c, nodeID)
+	siw.Handler.GetNode(c, nodeID, params)
 }
 
 // BanNode operation middleware
@@ -4890,6 +4934,25 @@ func (siw *ServerInterfaceWrapper) GetAllocation(c *gin.Context) {
 		return
 	}
 
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetAllocationParams
+
+	// ------------- Optional query parameter "after" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "after", c.Request.URL.Query(), &params.After, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter after: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "wait" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "wait", c.Request.URL.Query(), &params.Wait, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter wait: %w", err), http.StatusBadRequest)
+		return
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -4897,7 +4960,7 @@ func (siw *ServerInterfaceWrapper) GetAllocation(c *gin.Context) {
 		}
 	}
 
-	siw.Handler.GetAllocation(c, projectID, allocationID)
+	siw.Handler.GetAllocation(c, projectID, allocationID, params)
 }
 
 // ReleaseAllocation operation middleware
@@ -5145,6 +5208,25 @@ func (siw *ServerInterfaceWrapper) GetAppInstance(c *gin.Context) {
 		return
 	}
 
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetAppInstanceParams
+
+	// ------------- Optional query parameter "after" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "after", c.Request.URL.Query(), &params.After, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter after: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "wait" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "wait", c.Request.URL.Query(), &params.Wait, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter wait: %w", err), http.StatusBadRequest)
+		return
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -5152,7 +5234,7 @@ func (siw *ServerInterfaceWrapper) GetAppInstance(c *gin.Context) {
 		}
 	}
 
-	siw.Handler.GetAppInstance(c, projectID, appInstanceID)
+	siw.Handler.GetAppInstance(c, projectID, appInstanceID, params)
 }
 
 // ChangeAppInstance operation middleware
@@ -5479,51 +5561,6 @@ func (siw *ServerInterfaceWrapper) UpgradeAppInstance(c *gin.Context) {
 	}
 
 	siw.Handler.UpgradeAppInstance(c, projectID, appInstanceID)
-}
-
-// WatchAppInstance operation middleware
-func (siw *ServerInterfaceWrapper) WatchAppInstance(c *gin.Context) {
-
-	var err error
-	_ = err
-
-	// ------------- Path parameter "project_id" -------------
-	var projectID ProjectID
-
-	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
-	if err != nil {
-		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
-		return
-	}
-
-	// ------------- Path parameter "app_instance_id" -------------
-	var appInstanceID AppInstanceID
-
-	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
-	if err != nil {
-		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
-		return
-	}
-
-	// Parameter object where we will unmarshal all parameters from the context
-	var params WatchAppInstanceParams
-
-	// ------------- Optional query parameter "seen" -------------
-
-	err = runtime.BindQueryParameterWithOptions("form", true, false, "seen", c.Request.URL.Query(), &params.Seen, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
-	if err != nil {
-		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter seen: %w", err), http.StatusBadRequest)
-		return
-	}
-
-	for _, middleware := range siw.HandlerMiddlewares {
-		middleware(c)
-		if c.IsAborted() {
-			return
-		}
-	}
-
-	siw.Handler.WatchAppInstance(c, projectID, appInstanceID, params)
 }
 
 // ListEntitlements operation middleware
@@ -6262,7 +6299,6 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/start", wrapper.StartAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/stop", wrapper.StopAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/upgrade", wrapper.UpgradeAppInstance)
-	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/watch", wrapper.WatchAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/:app_slug/versions/:version/estimate", wrapper.EstimateCost)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements", wrapper.ListEntitlements)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.GetEntitlement)
@@ -6604,6 +6640,7 @@ func (response ListNodesdefaultApplicationProblemPlusJSONResponse) VisitListNode
 
 type GetNodeRequestObject struct {
 	NodeID NodeID `json:"node_id"`
+	Params GetNodeParams
 }
 
 type GetNodeResponseObject interface {
@@ -8204,6 +8241,7 @@ func (response CreateAllocationdefaultApplicationProblemPlusJSONResponse) VisitC
 type GetAllocationRequestObject struct {
 	ProjectID    ProjectID    `json:"project_id"`
 	AllocationID AllocationID `json:"allocation_id"`
+	Params       GetAllocationParams
 }
 
 type GetAllocationResponseObject interface {
@@ -8484,6 +8522,7 @@ func (response CreateAppInstancedefaultApplicationProblemPlusJSONResponse) Visit
 type GetAppInstanceRequestObject struct {
 	ProjectID     ProjectID     `json:"project_id"`
 	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Params        GetAppInstanceParams
 }
 
 type GetAppInstanceResponseObject interface {
@@ -8832,47 +8871,6 @@ type UpgradeAppInstancedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response UpgradeAppInstancedefaultApplicationProblemPlusJSONResponse) VisitUpgradeAppInstanceResponse(w http.ResponseWriter) error {
-
-	var buf bytes.Buffer
-	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
-		return err
-	}
-	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(response.StatusCode)
-	_, err := buf.WriteTo(w)
-	return err
-}
-
-type WatchAppInstanceRequestObject struct {
-	ProjectID     ProjectID     `json:"project_id"`
-	AppInstanceID AppInstanceID `json:"app_instance_id"`
-	Params        WatchAppInstanceParams
-}
-
-type WatchAppInstanceResponseObject interface {
-	VisitWatchAppInstanceResponse(w http.ResponseWriter) error
-}
-
-type WatchAppInstance200JSONResponse AppInstanceSeen
-
-func (response WatchAppInstance200JSONResponse) VisitWatchAppInstanceResponse(w http.ResponseWriter) error {
-
-	var buf bytes.Buffer
-	if err := json.NewEncoder(&buf).Encode(response); err != nil {
-		return err
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(200)
-	_, err := buf.WriteTo(w)
-	return err
-}
-
-type WatchAppInstancedefaultApplicationProblemPlusJSONResponse struct {
-	Body       Problem
-	StatusCode int
-}
-
-func (response WatchAppInstancedefaultApplicationProblemPlusJSONResponse) VisitWatchAppInstanceResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -9859,9 +9857,6 @@ type StrictServerInterface interface {
 	// UpgradeAppInstance Bring the instance to another version, in its place
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade)
 	UpgradeAppInstance(ctx context.Context, request UpgradeAppInstanceRequestObject) (UpgradeAppInstanceResponseObject, error)
-	// WatchAppInstance Wait until an app instance is not what it was
-	// (GET /projects/{project_id}/app-instances/{app_instance_id}/watch)
-	WatchAppInstance(ctx context.Context, request WatchAppInstanceRequestObject) (WatchAppInstanceResponseObject, error)
 	// ListEntitlements What the project may launch
 	// (GET /projects/{project_id}/apps/entitlements)
 	ListEntitlements(ctx context.Context, request ListEntitlementsRequestObject) (ListEntitlementsResponseObject, error)
@@ -10258,10 +10253,11 @@ func (sh *strictHandler) ListNodes(ctx *gin.Context, params ListNodesParams) {
 }
 
 // GetNode operation middleware
-func (sh *strictHandler) GetNode(ctx *gin.Context, nodeID NodeID) {
+func (sh *strictHandler) GetNode(ctx *gin.Context, nodeID NodeID, params GetNodeParams) {
 	var request GetNodeRequestObject
 
 	request.NodeID = nodeID
+	request.Params = params
 
 	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
 		return sh.ssi.GetNode(ctx, request.(GetNodeRequestObject))
@@ -11541,11 +11537,12 @@ func (sh *strictHandler) CreateAllocation(ctx *gin.Context, projectID ProjectID)
 }
 
 // GetAllocation operation middleware
-func (sh *strictHandler) GetAllocation(ctx *gin.Context, projectID ProjectID, allocationID AllocationID) {
+func (sh *strictHandler) GetAllocation(ctx *gin.Context, projectID ProjectID, allocationID AllocationID, params GetAllocationParams) {
 	var request GetAllocationRequestObject
 
 	request.ProjectID = projectID
 	request.AllocationID = allocationID
+	request.Params = params
 
 	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
 		return sh.ssi.GetAllocation(ctx, request.(GetAllocationRequestObject))
@@ -11781,11 +11778,12 @@ func (sh *strictHandler) CreateAppInstance(ctx *gin.Context, projectID ProjectID
 }
 
 // GetAppInstance operation middleware
-func (sh *strictHandler) GetAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+func (sh *strictHandler) GetAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params GetAppInstanceParams) {
 	var request GetAppInstanceRequestObject
 
 	request.ProjectID = projectID
 	request.AppInstanceID = appInstanceID
+	request.Params = params
 
 	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
 		return sh.ssi.GetAppInstance(ctx, request.(GetAppInstanceRequestObject))
@@ -12075,34 +12073,6 @@ func (sh *strictHandler) UpgradeAppInstance(ctx *gin.Context, projectID ProjectI
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(UpgradeAppInstanceResponseObject); ok {
 		if err := validResponse.VisitUpgradeAppInstanceResponse(ctx.Writer); err != nil {
-			sh.options.ResponseErrorHandlerFunc(ctx, err)
-		}
-	} else if response != nil {
-		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
-	}
-}
-
-// WatchAppInstance operation middleware
-func (sh *strictHandler) WatchAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params WatchAppInstanceParams) {
-	var request WatchAppInstanceRequestObject
-
-	request.ProjectID = projectID
-	request.AppInstanceID = appInstanceID
-	request.Params = params
-
-	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
-		return sh.ssi.WatchAppInstance(ctx, request.(WatchAppInstanceRequestObject))
-	}
-	for _, middleware := range sh.middlewares {
-		handler = middleware(handler, "WatchAppInstance")
-	}
-
-	response, err := handler(ctx, request)
-
-	if err != nil {
-		sh.options.HandlerErrorFunc(ctx, err)
-	} else if validResponse, ok := response.(WatchAppInstanceResponseObject); ok {
-		if err := validResponse.VisitWatchAppInstanceResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -87,7 +87,7 @@ func (a *api) besideOf(r *http.Request) besideCaller {
 				known:    true,
 				requests: a.budgets.ofCaller(id),
 				bytes:    a.budgets.bytesOfCaller(id),
-				places:   placesOfCaller(id, ""),
+				places:   placesOfCaller(id, "", false),
 			}
 		}
 	}

@@ -323,9 +323,9 @@ func (b blocking) ListOrgs(context.Context, ListOrgsRequestObject) (ListOrgsResp
 	return ListOrgs200JSONResponse{Items: []Org{}}, nil
 }
 
-func (b blocking) WatchAppInstance(context.Context,
-	WatchAppInstanceRequestObject,
-) (WatchAppInstanceResponseObject, error) {
+func (b blocking) GetAppInstance(context.Context,
+	GetAppInstanceRequestObject,
+) (GetAppInstanceResponseObject, error) {
 	b.entered <- struct{}{}
 	<-b.release
 	return nil, iam.ErrNotFound()
@@ -345,9 +345,9 @@ func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachCaller(t *testing
 		max    int
 		budget string
 	}{
-		"/api/v1/orgs":      {maxCallerRequests, "budget/caller_requests_at_once"},
-		instance + "/watch": {maxCallerWatchers, "budget/caller_watchers"},
-		instance + "/logs":  {maxCallerLogStreams, "budget/caller_log_streams"},
+		"/api/v1/orgs":                 {maxCallerRequests, "budget/caller_requests_at_once"},
+		instance + "?after=1&wait=10s": {maxCallerWatchers, "budget/caller_watchers"},
+		instance + "/logs":             {maxCallerLogStreams, "budget/caller_log_streams"},
 	} {
 		t.Run(c.budget, func(t *testing.T) {
 			s := blocking{entered: make(chan struct{}), release: make(chan struct{})}
@@ -390,9 +390,9 @@ func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachOrg(t *testing.T)
 		each, max int
 		budget    string
 	}{
-		"/api/v1/orgs":      {maxCallerRequests, maxOrgRequests, "budget/org_requests_at_once"},
-		instance + "/watch": {maxCallerWatchers, maxOrgWatchers, "budget/org_watchers"},
-		instance + "/logs":  {maxCallerLogStreams, maxOrgLogStreams, "budget/org_log_streams"},
+		"/api/v1/orgs":                 {maxCallerRequests, maxOrgRequests, "budget/org_requests_at_once"},
+		instance + "?after=1&wait=10s": {maxCallerWatchers, maxOrgWatchers, "budget/org_watchers"},
+		instance + "/logs":             {maxCallerLogStreams, maxOrgLogStreams, "budget/org_log_streams"},
 	} {
 		t.Run(c.budget, func(t *testing.T) {
 			s := blocking{entered: make(chan struct{}), release: make(chan struct{})}

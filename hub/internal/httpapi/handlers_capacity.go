@@ -6,8 +6,6 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
-	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
 // ListAllocations lists a project's allocations, the newest first.
@@ -19,15 +17,11 @@ func (s *Server) ListAllocations(ctx context.Context,
 		return nil, err
 	}
 	limit := limitOf(r.Params.Limit)
-	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]capacity.Allocation, error) {
-		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.AllocationRead, r.ProjectID)
-		if err != nil {
-			return nil, err
-		}
-		return capacity.List(ctx, tx, capacity.Filter{
-			ProjectID: project.ID, Status: capacity.Status(r.Params.Status),
-			After: after, Limit: limit + 1,
-		})
+	list, err := s.Queries.Allocations(ctx, principalOf(ctx), capacity.Filter{
+		ProjectID: r.ProjectID,
+		Status:    capacity.Status(r.Params.Status),
+		After:     after,
+		Limit:     limit + 1,
 	})
 	if err != nil {
 		return nil, err
@@ -43,15 +37,10 @@ func (s *Server) ListAllocations(ctx context.Context,
 	return ListAllocations200JSONResponse(out), nil
 }
 
-// GetAllocation gives one allocation.
+// GetAllocation gives one allocation, on request once it has changed.
 func (s *Server) GetAllocation(ctx context.Context, r GetAllocationRequestObject) (GetAllocationResponseObject, error) {
-	a, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (capacity.Allocation, error) {
-		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.AllocationRead, r.ProjectID)
-		if err != nil {
-			return capacity.Allocation{}, err
-		}
-		return capacity.Get(ctx, tx, project.ID, r.AllocationID)
-	})
+	a, err := s.Queries.Allocation(ctx, principalOf(ctx), r.ProjectID, r.AllocationID,
+		watchOf(r.Params.After, r.Params.Wait))
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +75,8 @@ func (s *Server) ReleaseAllocation(ctx context.Context,
 
 func allocationView(a capacity.Allocation) Allocation {
 	return Allocation{
-		ID: a.ID, OrgID: a.OrgID, ProjectID: a.ProjectID, NodeID: a.NodeID, Sku: a.SKU, CapacityShape: CapacityShape(a.Shape),
+		ID: a.ID, ResourceVersion: a.ResourceVersion, OrgID: a.OrgID, ProjectID: a.ProjectID, NodeID: a.NodeID, Sku: a.SKU,
+		CapacityShape:    CapacityShape(a.Shape),
 		AcceleratorCount: int32(a.AcceleratorCount), AcceleratorModel: a.AcceleratorModel, AcceleratorIds: append([]string{},
 			a.AcceleratorIDs...),
 		CPUCores: int32(a.CPUCores), MemoryMib: a.MemoryMiB,

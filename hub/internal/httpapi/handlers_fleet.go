@@ -10,66 +10,45 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // ListNodes lists the nodes of the mesh.
 func (s *Server) ListNodes(ctx context.Context, r ListNodesRequestObject) (ListNodesResponseObject, error) {
-	if err := iam.Authorize(principalOf(ctx), iam.NodeRead, "", ""); err != nil {
-		return nil, err
-	}
 	after, err := cursorID(r.Params.Cursor)
 	if err != nil {
 		return nil, err
 	}
-	now := metaFrom(ctx).Now
-	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (NodeList, error) {
-		out := NodeList{Items: []Node{}}
-		for limit := limitOf(r.Params.Limit); ; {
-			page, err := fleet.List(ctx, tx, after, maxPage)
-			if err != nil {
-				return NodeList{}, err
-			}
-			for _, n := range page {
-				if r.Params.Status != "" && string(n.Status(now)) != string(r.Params.Status) {
-					continue
-				}
-				if len(out.Items) == limit {
-					out.NextCursor = out.Items[limit-1].ID
-					return out, nil
-				}
-				if err := fleet.LoadFacts(ctx, tx, &n); err != nil {
-					return NodeList{}, err
-				}
-				node, err := s.nodeView(ctx, tx, n, now)
-				if err != nil {
-					return NodeList{}, err
-				}
-				out.Items = append(out.Items, node)
-			}
-			if len(page) < maxPage {
-				return out, nil
-			}
-			after = page[len(page)-1].ID
-		}
+	limit, now := limitOf(r.Params.Limit), metaFrom(ctx).Now
+	nodes, err := s.Queries.Nodes(ctx, principalOf(ctx), query.NodeFilter{
+		Status: string(r.Params.Status),
+		After:  after,
+		Limit:  limit + 1,
+		Now:    now,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return ListNodes200JSONResponse(list), nil
+	out := NodeList{Items: []Node{}}
+	for i, n := range nodes {
+		if i == limit {
+			out.NextCursor = out.Items[limit-1].ID
+			break
+		}
+		out.Items = append(out.Items, nodeView(n, now))
+	}
+	return ListNodes200JSONResponse(out), nil
 }
 
-// GetNode gives one node, with what it refused.
+// GetNode gives one node, with what it refused, on request once it has changed.
 func (s *Server) GetNode(ctx context.Context, r GetNodeRequestObject) (GetNodeResponseObject, error) {
-	if err := iam.Authorize(principalOf(ctx), iam.NodeRead, "", ""); err != nil {
-		return nil, err
-	}
-	node, err := s.node(ctx, r.NodeID)
+	n, err := s.Queries.Node(ctx, principalOf(ctx), r.NodeID, watchOf(r.Params.After, r.Params.Wait))
 	if err != nil {
 		return nil, err
 	}
-	return GetNode200JSONResponse(node), nil
+	return GetNode200JSONResponse(nodeView(n, metaFrom(ctx).Now)), nil
 }
 
 // DrainNode stops new placements on a node.
@@ -137,36 +116,23 @@ func (s *Server) BanNode(ctx context.Context, r BanNodeRequestObject) (BanNodeRe
 }
 
 func (s *Server) node(ctx context.Context, nodeID string) (Node, error) {
-	now := metaFrom(ctx).Now
-	return db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (Node, error) {
-		n, err := fleet.Get(ctx, tx, nodeID)
-		if err != nil {
-			return Node{}, err
-		}
-		if err := fleet.LoadFacts(ctx, tx, &n); err != nil {
-			return Node{}, err
-		}
-		return s.nodeView(ctx, tx, n, now)
-	})
+	n, err := s.Queries.Node(ctx, principalOf(ctx), nodeID, query.Watch{})
+	if err != nil {
+		return Node{}, err
+	}
+	return nodeView(n, metaFrom(ctx).Now), nil
 }
 
-func (s *Server) nodeView(ctx context.Context, tx db.Tx, n fleet.Node, now time.Time) (Node, error) {
-	generation, err := s.Queries.Generation(ctx, tx, n.ID)
-	if err != nil {
-		return Node{}, err
-	}
-	refusals, err := fleet.Refusals(ctx, tx, n.ID, fleet.MaxRefusals)
-	if err != nil {
-		return Node{}, err
-	}
+func nodeView(n query.Node, now time.Time) Node {
 	facts := n.Facts
 	out := Node{
-		ID: n.ID, Hostname: n.Hostname, Status: NodeStatus(n.Status(now)), Conditions: n.Conditions,
+		ID: n.ID, ResourceVersion: n.ResourceVersion, Hostname: n.Hostname, Status: NodeStatus(n.Status(now)),
+		Conditions:   n.Conditions,
 		Accelerators: []NodeAccelerator{},
 		AgentVersion: n.AgentVersion, Os: facts.GetOs(), Kernel: facts.GetKernel(), Architecture: facts.GetArchitecture(),
 		ContainerdVersion: facts.GetContainerdVersion(), RuncVersion: facts.GetRuncVersion(),
 		CPUCores: int32(facts.GetCpuCores()), MemoryMib: int64(facts.GetMemoryBytes() >> 20),
-		Generation: int64(generation), AcceptedGeneration: int64(n.AcceptedGeneration), BanReason: n.BanReason,
+		Generation: int64(n.Generation), AcceptedGeneration: int64(n.AcceptedGeneration), BanReason: n.BanReason,
 		QuarantineReason: n.QuarantineReason,
 		RemovedAt:        n.RemovedAt, RemoveReason: n.RemoveReason,
 		CertificateExpiresAt: n.CertificateExpiresAt, LastSeenAt: n.LastSeenAt, CreatedAt: n.CreatedAt,
@@ -182,7 +148,7 @@ func (s *Server) nodeView(ctx context.Context, tx db.Tx, n fleet.Node, now time.
 		})
 	}
 	out.OneOrgBecause = n.OneOrgBecause()
-	for _, r := range refusals {
+	for _, r := range n.Refusals {
 		out.Refusals = append(out.Refusals, Refusal{
 			Document: RefusalDocument(r.Document), Epoch: int64(r.Epoch), Generation: int64(r.Generation), Reason: r.Reason,
 			Detail: r.Detail, At: r.At,
@@ -191,7 +157,7 @@ func (s *Server) nodeView(ctx context.Context, tx db.Tx, n fleet.Node, now time.
 	if len(out.Refusals) > 0 {
 		out.LastRefusal = out.Refusals[0]
 	}
-	return out, nil
+	return out
 }
 
 // ListJoinTokens lists join tokens without their secrets.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
-	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
@@ -27,15 +26,12 @@ func (s *Server) ListAppInstances(ctx context.Context,
 		return nil, err
 	}
 	limit := limitOf(r.Params.Limit)
-	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]instance.Instance, error) {
-		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.InstanceRead, r.ProjectID)
-		if err != nil {
-			return nil, err
-		}
-		return instance.List(ctx, tx, instance.Filter{
-			ProjectID: project.ID, Status: instance.Status(r.Params.Status), AppSlug: r.Params.AppSlug, After: after,
-			Limit: limit + 1,
-		})
+	list, err := s.Queries.Instances(ctx, principalOf(ctx), instance.Filter{
+		ProjectID: r.ProjectID,
+		Status:    instance.Status(r.Params.Status),
+		AppSlug:   r.Params.AppSlug,
+		After:     after,
+		Limit:     limit + 1,
 	})
 	if err != nil {
 		return nil, err
@@ -55,52 +51,30 @@ func (s *Server) ListAppInstances(ctx context.Context,
 	return ListAppInstances200JSONResponse(out), nil
 }
 
-// GetAppInstance gives one instance.
+// GetAppInstance gives one instance, on request once it has changed.
 func (s *Server) GetAppInstance(ctx context.Context,
 	r GetAppInstanceRequestObject,
 ) (GetAppInstanceResponseObject, error) {
-	view, err := s.viewOf(ctx, r.ProjectID, r.AppInstanceID)
+	i, err := s.Queries.Instance(ctx, principalOf(ctx), r.ProjectID, r.AppInstanceID,
+		watchOf(r.Params.After, r.Params.Wait))
+	if err != nil {
+		return nil, err
+	}
+	view, err := instanceView(i.Instance)
+	view.Cost = costView(i.Cost)
 	return GetAppInstance200JSONResponse(view), err
 }
 
-// viewOf gives an instance as its readers see it. What it cost may be of a moment later than the rest.
-func (s *Server) viewOf(ctx context.Context, projectID, id string) (AppInstance, error) {
-	return db.Look(ctx, s.Queries.DB, func(tx db.Tx) (AppInstance, error) {
-		i, err := instance.Get(ctx, tx, projectID, id)
-		if fault.Is(err, fault.NotFound) {
-			// Whoever may not look into the project is told that, and not what is in it.
-			if _, denied := iam.InProject(ctx, tx, principalOf(ctx), iam.InstanceRead, projectID); denied != nil {
-				return AppInstance{}, denied
-			}
-		}
-		if err != nil {
-			return AppInstance{}, err
-		}
-		if err := iam.Authorize(principalOf(ctx), iam.InstanceRead, i.OrgID, i.ProjectID); err != nil {
-			return AppInstance{}, err
-		}
-		view, err := instanceView(i)
-		if err != nil {
-			return AppInstance{}, err
-		}
-		view.Cost, err = costView(ctx, tx, i)
-		return view, err
-	})
-}
-
-func costView(ctx context.Context, tx db.Tx, i instance.Instance) (InstanceCost, error) {
-	members := make([]string, 0, len(i.Members))
-	for _, m := range i.Members {
-		members = append(members, m.ID)
-	}
-	cost, err := ledger.CostOf(ctx, tx, members)
-	if err != nil || cost.Currency == "" {
-		return InstanceCost{}, err
+func costView(cost ledger.Cost) InstanceCost {
+	if cost.Currency == "" {
+		return InstanceCost{}
 	}
 	return InstanceCost{
-		Currency: cost.Currency, Spent: ledger.FormatNanos(cost.SpentNanos), Held: ledger.FormatNanos(cost.HeldNanos),
-		PerHour: ledger.FormatNanos(cost.PerHourNanos),
-	}, nil
+		Currency: cost.Currency,
+		Spent:    ledger.FormatNanos(cost.SpentNanos),
+		Held:     ledger.FormatNanos(cost.HeldNanos),
+		PerHour:  ledger.FormatNanos(cost.PerHourNanos),
+	}
 }
 
 // CreateAppInstance deploys an app.
@@ -127,7 +101,6 @@ func (s *Server) DecommissionAppInstance(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	s.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return DecommissionAppInstance202JSONResponse(view), err
 }
@@ -140,7 +113,6 @@ func (s *Server) UpgradeAppInstance(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	s.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return UpgradeAppInstance202JSONResponse(view), err
 }
@@ -157,7 +129,6 @@ func (s *Server) RollbackAppInstance(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	s.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return RollbackAppInstance202JSONResponse(view), err
 }
@@ -170,7 +141,6 @@ func (s *Server) StopAppInstance(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	s.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return StopAppInstance202JSONResponse(view), err
 }
@@ -183,7 +153,6 @@ func (s *Server) StartAppInstance(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	s.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return StartAppInstance202JSONResponse(view), err
 }
@@ -200,7 +169,6 @@ func (s *Server) ChangeAppInstance(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	s.Wakes.Changed(i.ID)
 	view, err := instanceView(i)
 	return ChangeAppInstance200JSONResponse(view), err
 }
@@ -210,20 +178,7 @@ func (s *Server) ListAppInstanceEvents(ctx context.Context,
 	r ListAppInstanceEventsRequestObject,
 ) (ListAppInstanceEventsResponseObject, error) {
 	limit := min(limitOf(r.Params.Limit), event.MaxPage-1)
-	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]event.Event, error) {
-		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.InstanceRead, r.ProjectID)
-		if err != nil {
-			return nil, err
-		}
-		i, err := instance.Get(ctx, tx, project.ID, r.AppInstanceID)
-		if err != nil {
-			return nil, err
-		}
-		return event.BySubject(ctx, tx, event.SubjectQuery{
-			OrgID: i.OrgID, Subject: i.ID, After: r.Params.Cursor,
-			Limit: limit + 1,
-		})
-	})
+	list, err := s.Queries.InstanceEvents(ctx, principalOf(ctx), r.ProjectID, r.AppInstanceID, r.Params.Cursor, limit+1)
 	if err != nil {
 		return nil, err
 	}
@@ -246,7 +201,7 @@ func (s *Server) ListAppInstanceEvents(ctx context.Context,
 func (s *Server) GetAppInstanceLogs(ctx context.Context,
 	r GetAppInstanceLogsRequestObject,
 ) (GetAppInstanceLogsResponseObject, error) {
-	i, err := s.instance(ctx, iam.InstanceLogs, r.ProjectID, r.AppInstanceID)
+	i, err := s.Queries.InstanceForLogs(ctx, principalOf(ctx), r.ProjectID, r.AppInstanceID)
 	if err != nil {
 		return nil, err
 	}
@@ -281,22 +236,7 @@ func (s *Server) mayReadLogs(ctx context.Context, again func(context.Context) (i
 	if err != nil {
 		return err
 	}
-	_, err = db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (iam.Project, error) {
-		return iam.InProject(ctx, tx, p, iam.InstanceLogs, projectID)
-	})
-	return err
-}
-
-func (s *Server) instance(ctx context.Context, permission iam.Permission, projectID,
-	id string,
-) (instance.Instance, error) {
-	return db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (instance.Instance, error) {
-		project, err := iam.InProject(ctx, tx, principalOf(ctx), permission, projectID)
-		if err != nil {
-			return instance.Instance{}, err
-		}
-		return instance.Get(ctx, tx, project.ID, id)
-	})
+	return s.Queries.CheckLogs(ctx, p, projectID)
 }
 
 // memberOf finds the named member, or the first; one of which nothing is left has no logs.
@@ -317,7 +257,8 @@ func memberOf(i instance.Instance, id string) (instance.Member, error) {
 
 func instanceView(i instance.Instance) (AppInstance, error) {
 	out := AppInstance{
-		ID: i.ID, OrgID: i.OrgID, ProjectID: i.ProjectID, AppSlug: i.AppSlug, Version: i.Version, DisplayName: i.DisplayName,
+		ID: i.ID, ResourceVersion: i.ResourceVersion, OrgID: i.OrgID, ProjectID: i.ProjectID, AppSlug: i.AppSlug,
+		Version: i.Version, DisplayName: i.DisplayName,
 		OperatingMode: OperatingMode(i.Modes.OperatingMode), ControlPlaneScope: ControlPlaneScope(i.Modes.ControlPlaneScope),
 		RuntimeBackend:     RuntimeBackend(i.Modes.RuntimeBackend),
 		TenantBoundaryMode: TenantBoundaryMode(i.Modes.TenantBoundaryMode),

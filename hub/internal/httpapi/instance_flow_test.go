@@ -31,10 +31,9 @@ type theater struct {
 	*house
 	node  string
 	asked []*protocol.LogsRequest
-	wakes event.Wakes
 	// source is what a node answers with where it is not nil.
-	source                    func() io.ReadCloser
-	logCheckEvery, watchEvery time.Duration
+	source        func() io.ReadCloser
+	logCheckEvery time.Duration
 }
 
 func (s *theater) Logs(_ context.Context, nodeID, _ string, r *protocol.LogsRequest) (io.ReadCloser, error) {
@@ -75,8 +74,7 @@ func (s *theater) open(t *testing.T) {
 		return err
 	})
 	api := serverOn(s.d, nil, nil)
-	api.Logs, api.Wakes = s, &s.wakes
-	api.logCheckEvery, api.watchLook, api.watchTime = s.logCheckEvery, s.watchEvery, s.watchEvery
+	api.Logs, api.logCheckEvery = s, s.logCheckEvery
 	s.Handler, err = NewHandler(api, Config{
 		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.FailureAudit{DB: s.d},
 		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
@@ -242,60 +240,67 @@ func (s *theater) mayReadLogs(t *testing.T, bearer, projectID string) error {
 	}, projectID)
 }
 
-func TestAWatcherWaitsForAChangeAndHearsOfItAtOnce(t *testing.T) {
-	// Nobody who waits looks by itself before the test ends.
-	s := &theater{house: newHouse(t), watchEvery: time.Hour}
+func TestAWatcherWaitsForAChangeAndLearnsOfItAtOnce(t *testing.T) {
+	s := &theater{house: newHouse(t)}
 	orgID, projectID, boss := s.tenant(t, "acme")
 	_, _, other := s.tenant(t, "other")
 	s.open(t)
 	allocation := s.must(t, boss, "POST", "/projects/"+projectID+"/allocations", "k1", sliceBody, 201).text("id")
 	i := s.instance(t, orgID, projectID, allocation)
 	path := "/projects/" + projectID + "/app-instances/" + i.ID
+	after := func(a answer, wait string) string {
+		return fmt.Sprintf("?after=%v&wait=%s", a.body["resource_version"], wait)
+	}
 
-	first := s.must(t, boss, "GET", path+"/watch", "", "", 200)
+	first := s.must(t, boss, "GET", path+"?wait=30s", "", "", 200)
 	require.Contains(t, first.raw, `"status":"running"`)
-	require.Equal(t, 404, s.ask(t, other, "GET", path+"/watch", "", "").status, "law 10")
-	require.Equal(t, 400, s.ask(t, boss, "GET", path+"/watch?seen=x", "", "").status)
+	for _, bad := range []string{"?after=x", "?after=-1", "?wait=31s", "?wait=0s", "?wait=1m"} {
+		require.Equal(t, 400, s.ask(t, boss, "GET", path+bad, "", "").status, bad)
+	}
 
+	began := time.Now()
 	answered := make(chan string, 1)
-	watch := httptest.NewRequest("GET", "/api/v1"+path+"/watch?seen="+first.text("seen"), http.NoBody)
+	watch := httptest.NewRequest("GET", "/api/v1"+path+after(first, "30s"), http.NoBody)
 	watch.Header.Set("Authorization", "Bearer "+boss)
 	go func() {
 		w := httptest.NewRecorder()
 		s.ServeHTTP(w, watch)
 		answered <- w.Body.String()
 	}()
-	require.Eventually(t, func() bool { return s.wakes.Waiting() == 1 }, time.Minute, time.Millisecond)
+	changes := s.d.Changes()
+	require.Eventually(t, func() bool { return changes.Subscribers() == 1 }, time.Minute, time.Millisecond)
 	s.must(t, boss, "POST", path+"/stop", "k2", "", 202)
-	s.wakes.Changed(i.ID)
 	require.Contains(t, <-answered, `"status":"stopping"`)
-	require.Zero(t, s.wakes.Waiting())
+	require.Less(t, time.Since(began), 29*time.Second)
+	require.Zero(t, changes.Subscribers())
 
-	// What another caller has seen is no proof: a foreign instance answers at once, like an absent one.
-	mine := s.must(t, boss, "GET", path+"/watch", "", "", 200).text("seen")
+	// A foreign instance answers at once, like an absent one, whatever version the caller names.
+	mine := s.must(t, boss, "GET", path, "", "", 200)
 	for _, id := range []string{i.ID, someID} {
-		foreign := make(chan int, 1)
-		r := httptest.NewRequest("GET", "/api/v1/projects/"+projectID+"/app-instances/"+id+"/watch?seen="+mine, http.NoBody)
-		r.Header.Set("Authorization", "Bearer "+other)
-		go func() {
-			w := httptest.NewRecorder()
-			s.ServeHTTP(w, r)
-			foreign <- w.Code
-		}()
-		select {
-		case status := <-foreign:
-			require.Equal(t, 404, status)
-		case <-time.After(time.Minute):
-			require.FailNow(t, "it waits before it looks, and so shows that the instance is there")
-		}
+		began := time.Now()
+		foreign := s.ask(t, other, "GET", "/projects/"+projectID+"/app-instances/"+id+after(mine, "30s"), "", "")
+		require.Equal(t, 404, foreign.status, "law 10")
+		require.Less(t, time.Since(began), 20*time.Second, "it waits before it reads, and so shows that the instance is "+
+			"there")
 	}
 	require.NoError(t, s.mayReadLogs(t, boss, projectID))
 	require.Equal(t, "not_found", fault.As(s.mayReadLogs(t, other, projectID)).Code)
 
+	// Allocations and nodes are watched the same way.
+	for token, path := range map[string]string{
+		boss: "/projects/" + projectID + "/allocations/" + allocation, s.admin: "/admin/nodes/" + s.node,
+	} {
+		same := s.must(t, token, "GET", path, "", "", 200)
+		require.Equal(t, same.body["resource_version"],
+			s.must(t, token, "GET", path+after(same, "1s"), "", "", 200).body["resource_version"])
+		require.Equal(t, 200, s.ask(t, token, "GET", path+"?after=1000&wait=30s", "", "").status, "another version")
+	}
+
 	// A hub that stops answers with what there is.
-	seen := s.must(t, boss, "GET", path+"/watch", "", "", 200).text("seen")
-	s.wakes.Close()
-	require.Equal(t, seen, s.must(t, boss, "GET", path+"/watch?seen="+seen, "", "", 200).text("seen"))
+	changes.Close()
+	began = time.Now()
+	require.Equal(t, mine.raw, s.must(t, boss, "GET", path+after(mine, "30s"), "", "", 200).raw)
+	require.Less(t, time.Since(began), 20*time.Second)
 }
 
 // A token that is revoked while its log is followed ends the log, whatever the app goes on to write.

@@ -236,6 +236,9 @@ func badParameters(op *operation, p parameter, good ask) []badInput {
 		add("two "+p.name, ask{path: good.path + "?" + p.name + "=1&" + p.name + "=1"})
 		if p.kind == "integer" {
 			for _, v := range []string{"0", "-1", "1e2", "1.0", "100000000", "99999999999999999999"} {
+				if p.name == "after" && v == "100000000" {
+					continue // a version has no such bound
+				}
 				add(p.name+" "+v, ask{path: good.path + "?" + p.name + "=" + v})
 			}
 		}

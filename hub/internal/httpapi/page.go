@@ -1,7 +1,11 @@
 package httpapi
 
 import (
+	"net/http"
+	"time"
+
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -25,4 +29,13 @@ func cursorID(cursor string) (after string, err error) {
 			nil).WithField("query/cursor", "not a cursor of this listing").Permanent()
 	}
 	return cursor, nil
+}
+
+// waits reports whether a request may wait for a change.
+func waits(r *http.Request) bool { return r.Method == http.MethodGet && r.URL.Query().Has("wait") }
+
+// watchOf reads how long a read waits for a change; the contract's check has refused other forms.
+func watchOf(after int64, wait string) query.Watch {
+	d, _ := time.ParseDuration(wait)
+	return query.Watch{After: after, Wait: d}
 }

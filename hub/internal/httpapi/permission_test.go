@@ -40,7 +40,7 @@ func TestEveryOperationNeedsThePermissionOfTheContract(t *testing.T) {
 	userID := s.must(t, s.admin, "POST", "/admin/users", "user", user, 201).text("id")
 	s.open(t)
 	api := serverOn(s.d, nil, nil)
-	api.Logs, api.Wakes = s, &s.wakes
+	api.Logs = s
 	var err error
 	s.Handler, err = NewHandler(api, Config{
 		Authenticator: powerless{orgID, projectID}, Auditor: &command.FailureAudit{DB: s.d},

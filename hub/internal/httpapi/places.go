@@ -76,12 +76,12 @@ func placesOfVisitor(ip string) []place {
 func placesOfNode(name string) []place { return []place{{"node_at_once", name, maxNodeRequests}} }
 
 // placesOfCaller are those of an operation; what stays open for long has places of its own beside.
-func placesOfCaller(id callerID, operation string) []place {
+func placesOfCaller(id callerID, operation string, waits bool) []place {
 	out := ofCallerAndOrg(nil, "requests_at_once", id, maxCallerRequests, maxOrgRequests)
-	switch operation {
-	case "watchAppInstance":
+	switch {
+	case waits:
 		out = ofCallerAndOrg(out, "watchers", id, maxCallerWatchers, maxOrgWatchers)
-	case "getAppInstanceLogs":
+	case operation == "getAppInstanceLogs":
 		out = ofCallerAndOrg(out, "log_streams", id, maxCallerLogStreams, maxOrgLogStreams)
 	}
 	return out

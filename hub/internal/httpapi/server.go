@@ -6,12 +6,10 @@ package httpapi
 import (
 	"context"
 	"io"
-	"sync"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
-	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -40,12 +38,8 @@ type Server struct {
 	// SessionAddr is host:port of the QUIC listener and RegistryHost that of the registry, as nodes reach them.
 	SessionAddr, RegistryHost string
 	Logs                      LogSource
-	// logCheckEvery, watchLook and watchTime are as the constants of these names where they are zero.
-	logCheckEvery, watchLook, watchTime time.Duration
-	// Wakes are for those who watch an instance; watchKey signs what they have seen.
-	Wakes     *event.Wakes
-	watchKey  [32]byte
-	watchOnce sync.Once
+	// logCheckEvery is the constant of this name where it is zero.
+	logCheckEvery time.Duration
 }
 
 var _ StrictServerInterface = (*Server)(nil)

@@ -396,7 +396,7 @@ func saveSteps(ctx context.Context, tx db.Tx, i Instance, next Lifecycle, steps 
 		return c, nil
 	}
 	i.Lifecycle, i.UpdatedAt = next, now
-	i.ResourceVersion += int64(len(steps))
+	i.ResourceVersion += int64(max(1, len(steps)))
 	for _, s := range steps {
 		if s.To == Running && i.ActivatedAt.IsZero() {
 			i.ActivatedAt = now

@@ -171,6 +171,11 @@ func lookAgain(ctx context.Context, tx db.Tx, instanceIDs []string, removed map[
 func lookAt(ctx context.Context, tx db.Tx, i Instance, now time.Time) (Change, error) {
 	next, steps := Observe(i.Lifecycle, i.memberStates())
 	c, err := saveSteps(ctx, tx, i, next, steps, now)
+	if err == nil && c.Instance.ResourceVersion == i.ResourceVersion {
+		// Only a member changed: whoever watches the instance sees its members too.
+		c.Instance.ResourceVersion, c.Instance.UpdatedAt = i.ResourceVersion+1, now
+		err = updateInstance(ctx, tx, c.Instance)
+	}
 	if err != nil || len(steps) == 0 || !steps[len(steps)-1].WentBack() {
 		return c, err
 	}

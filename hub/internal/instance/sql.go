@@ -61,6 +61,7 @@ func countLive(ctx context.Context, tx db.Tx, orgID string) (n int64, err error)
 }
 
 func updateInstance(ctx context.Context, tx db.Tx, i Instance) error {
+	tx.Changed(i.ID)
 	return tx.Later(ctx,
 		`UPDATE app_instances SET status = $2, status_reason = $3, health = $4, revision = $5, correlation_id = $6,
 			resource_version = $7, updated_at = $8, activated_at = $9, display_name = $10, config = $11,

@@ -157,7 +157,6 @@ func (h *hub) start() *hub {
 		ReplicaID:  "r1",
 		Started:    time.Now().Add(-time.Hour),
 		Disconnect: h.server.Disconnect,
-		Changed:    func(...string) {},
 		Now:        h.now,
 		Log:        log,
 	})

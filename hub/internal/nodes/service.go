@@ -74,10 +74,8 @@ type Config struct {
 	Started   time.Time
 	// Disconnect ends a node's connection and sends it the reason.
 	Disconnect func(nodeID, reason string)
-	// Changed notifies the watchers of these app instances.
-	Changed func(instanceIDs ...string)
-	Now     func() time.Time
-	Log     *slog.Logger
+	Now        func() time.Time
+	Log        *slog.Logger
 }
 
 // Service handles what nodes send. It implements nodelink.Handler.
@@ -220,7 +218,6 @@ func (svc *Service) Report(ctx context.Context, peer nodelink.Peer, sessionNo ui
 			nil)
 	}
 	svc.reports.Add(ctx, 1)
-	svc.Changed(out.observed.Instances...)
 	for _, id := range out.observed.TouchedNodes {
 		svc.Dispatcher.Enqueue(id)
 	}

@@ -1,9 +1,10 @@
-// Package query reads for the API: each method checks who may read and returns what the slices have. It changes
-// nothing; commands do.
+// Package query reads for the API: each method checks who may read, and returns what the slices have. It changes
+// nothing; commands do. It knows nothing of HTTP.
 package query
 
 import (
 	"context"
+	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
@@ -13,4 +14,7 @@ type Service struct {
 	DB *db.DB
 	// Generation returns the newest generation made for a node; 0 for none.
 	Generation func(ctx context.Context, tx db.Tx, nodeID string) (uint64, error)
+
+	// pollInterval is the constant of this name where it is zero.
+	pollInterval time.Duration
 }

@@ -1,0 +1,37 @@
+package query
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// Allocations lists a project's allocations, the newest first.
+func (s *Service) Allocations(ctx context.Context, p iam.Principal, f capacity.Filter) ([]capacity.Allocation, error) {
+	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]capacity.Allocation, error) {
+		project, err := iam.InProject(ctx, tx, p, iam.AllocationRead, f.ProjectID)
+		if err != nil {
+			return nil, err
+		}
+		f.ProjectID = project.ID
+		return capacity.List(ctx, tx, f)
+	})
+}
+
+// Allocation reads one allocation.
+func (s *Service) Allocation(ctx context.Context, p iam.Principal, projectID, id string,
+	w Watch,
+) (capacity.Allocation, error) {
+	return await(ctx, s, id, w, func() (capacity.Allocation, int64, error) {
+		a, err := db.ReadTx(ctx, s.DB, func(tx db.Tx) (capacity.Allocation, error) {
+			project, err := iam.InProject(ctx, tx, p, iam.AllocationRead, projectID)
+			if err != nil {
+				return capacity.Allocation{}, err
+			}
+			return capacity.Get(ctx, tx, project.ID, id)
+		})
+		return a, a.ResourceVersion, err
+	})
+}

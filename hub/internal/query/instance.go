@@ -1,0 +1,100 @@
+package query
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// Instance is an app instance with what it cost so far. Cost may be newer than the rest.
+type Instance struct {
+	instance.Instance
+	Cost ledger.Cost
+}
+
+// Instances lists a project's app instances, the newest first.
+func (s *Service) Instances(ctx context.Context, p iam.Principal, f instance.Filter) ([]instance.Instance, error) {
+	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]instance.Instance, error) {
+		project, err := iam.InProject(ctx, tx, p, iam.InstanceRead, f.ProjectID)
+		if err != nil {
+			return nil, err
+		}
+		f.ProjectID = project.ID
+		return instance.List(ctx, tx, f)
+	})
+}
+
+// Instance reads one app instance.
+func (s *Service) Instance(ctx context.Context, p iam.Principal, projectID, id string, w Watch) (Instance, error) {
+	return await(ctx, s, id, w, func() (Instance, int64, error) {
+		i, err := db.Look(ctx, s.DB, func(tx db.Tx) (Instance, error) { return readInstance(ctx, tx, p, projectID, id) })
+		return i, i.ResourceVersion, err
+	})
+}
+
+func readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id string) (Instance, error) {
+	i, err := instance.Get(ctx, tx, projectID, id)
+	if fault.Is(err, fault.NotFound) {
+		// Check access before reporting NotFound, so that a caller without access learns nothing.
+		if _, denied := iam.InProject(ctx, tx, p, iam.InstanceRead, projectID); denied != nil {
+			return Instance{}, denied
+		}
+	}
+	if err != nil {
+		return Instance{}, err
+	}
+	if err := iam.Authorize(p, iam.InstanceRead, i.OrgID, i.ProjectID); err != nil {
+		return Instance{}, err
+	}
+	members := make([]string, 0, len(i.Members))
+	for _, m := range i.Members {
+		members = append(members, m.ID)
+	}
+	cost, err := ledger.CostOf(ctx, tx, members)
+	return Instance{i, cost}, err
+}
+
+// InstanceEvents lists the events of an app instance, the oldest first.
+func (s *Service) InstanceEvents(ctx context.Context, p iam.Principal, projectID, id, after string,
+	limit int,
+) ([]event.Event, error) {
+	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]event.Event, error) {
+		i, err := instanceFor(ctx, tx, p, iam.InstanceRead, projectID, id)
+		if err != nil {
+			return nil, err
+		}
+		return event.BySubject(ctx, tx, event.SubjectQuery{OrgID: i.OrgID, Subject: i.ID, After: after, Limit: limit})
+	})
+}
+
+// InstanceForLogs reads an app instance for a caller who may read its logs.
+func (s *Service) InstanceForLogs(ctx context.Context, p iam.Principal, projectID,
+	id string,
+) (instance.Instance, error) {
+	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (instance.Instance, error) {
+		return instanceFor(ctx, tx, p, iam.InstanceLogs, projectID, id)
+	})
+}
+
+// CheckLogs reports as a fault that the caller may not read logs in the project.
+func (s *Service) CheckLogs(ctx context.Context, p iam.Principal, projectID string) error {
+	_, err := db.ReadTx(ctx, s.DB, func(tx db.Tx) (iam.Project, error) {
+		return iam.InProject(ctx, tx, p, iam.InstanceLogs, projectID)
+	})
+	return err
+}
+
+func instanceFor(ctx context.Context, tx db.Tx, p iam.Principal, permission iam.Permission, projectID,
+	id string,
+) (instance.Instance, error) {
+	project, err := iam.InProject(ctx, tx, p, permission, projectID)
+	if err != nil {
+		return instance.Instance{}, err
+	}
+	return instance.Get(ctx, tx, project.ID, id)
+}
