@@ -1,4 +1,4 @@
-// Command demo brings up a hub and a node on this machine, ships an app to them, runs, meters and bills it; `make demo`
+// Command demo starts a hub and a node on this machine, ships an app to them, runs, meters and bills it; `make demo`
 // and `make demo-down` call it. It uses the programs and the public API alone, so what it does anybody can do.
 package main
 
@@ -28,7 +28,7 @@ func command() *cobra.Command {
 		"cannot work")
 	root.PersistentFlags().StringVar(&c.RunDir, "run-dir", c.RunDir, "on a file system that a reboot empties")
 	up := &cobra.Command{
-		Use: "up", Short: "take an earlier demo down and bring up a new one", Args: cobra.NoArgs,
+		Use: "up", Short: "take an earlier demo down and start a new one", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := down(cmd.Context(), c.Dir); err != nil {
 				return fmt.Errorf("the earlier demo could not be taken down: %w", err)

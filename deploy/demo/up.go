@@ -284,7 +284,7 @@ func (d *demo) bill(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d usage records, %d postings, each sums to zero", len(usage), len(postings)), nil
 }
 
-// upgrade ships a second version, brings the instance to it in its place, and back; each step is an event.
+// upgrade ships a second version, upgrades the instance in place and rolls it back; each step is an event.
 func (d *demo) upgrade(ctx context.Context) (string, error) {
 	next := d.app.Release
 	next.Version = nextVersion
@@ -340,7 +340,7 @@ func (d *demo) launchAgain(ctx context.Context) (string, error) {
 func (d *demo) explain() {
 	cli := filepath.Join(d.conf.Bin, "gpuaas")
 	fmt.Printf(`
-It runs on. To look further:
+It runs on. Next steps:
   %[1]s login --name demo --url %[2]s --ca-file %[3]s --token-file %[4]s
   %[1]s instances list --project %[5]s
   %[1]s instances logs %[6]s --project %[5]s

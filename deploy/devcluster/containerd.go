@@ -227,7 +227,7 @@ func (d *Containerd) LogTail() string {
 	return string(data[max(0, len(data)-maxLogTail):])
 }
 
-// Serves reports whether somebody listens on the Unix socket.
+// Serves reports whether a process listens on the Unix socket.
 func Serves(ctx context.Context, socket string) bool {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {

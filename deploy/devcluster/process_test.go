@@ -41,7 +41,7 @@ func holdLock(name string) {
 	select {}
 }
 
-// A process whose first thread has ended looks like a zombie while its other threads still hold its files.
+// A process whose first thread has ended appears as a zombie while its other threads still hold its files.
 func TestAProcessHasEndedOnlyWhenItsLocksAreFree(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "lock")
 	require.NoError(t, os.WriteFile(name, nil, 0o600))

@@ -19,14 +19,15 @@ const baselineFile = "deploy/treecheck/baseline.txt"
 
 func main() {
 	update := flag.Bool("update", false, "write the present counts into "+baselineFile+" where they have fallen")
+	list := flag.Bool("list", false, "print the words that are counted")
 	flag.Parse()
-	if err := run(*update); err != nil {
+	if err := run(*update, *list); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(update bool) error {
+func run(update, list bool) error {
 	files, err := trackedFiles()
 	if err != nil {
 		return err
@@ -42,8 +43,12 @@ func run(update bool) error {
 			return err
 		}
 		problems = append(problems, checkSize(file, content), checkKeys(file, content), checkMachine(file, content))
-		if err := found.addGoFile(file, content); err != nil {
+		words, err := found.addGoFile(file, content)
+		if err != nil {
 			return err
+		}
+		if list && len(words) > 0 {
+			fmt.Printf("%s: %s\n", file, strings.Join(words, ", "))
 		}
 	}
 	before, err := readBaseline(baselineFile)

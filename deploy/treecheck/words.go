@@ -29,10 +29,10 @@ var (
 	generatedMark = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 )
 
-// addGoFile counts what is wrong in a Go file; generated and other files count nothing.
-func (c counts) addGoFile(file string, content []byte) error {
+// addGoFile counts what is wrong in a Go file and returns its unwanted words; generated and other files count nothing.
+func (c counts) addGoFile(file string, content []byte) (words []string, err error) {
 	if path.Ext(file) != ".go" || generatedMark.Match(content) {
-		return nil
+		return nil, nil
 	}
 	if lines := bytes.Count(content, []byte("\n")); lines > maxFileLines {
 		c[key{kind: "lines", place: file}] = lines
@@ -40,15 +40,15 @@ func (c counts) addGoFile(file string, content []byte) error {
 	files := token.NewFileSet()
 	parsed, err := parser.ParseFile(files, file, content, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for name, lines := range longFunctions(files, parsed, content) {
 		c[key{kind: "function", place: path.Dir(file) + "." + name}] = lines
 	}
-	if words := unwantedWords(file, parsed); len(words) > 0 {
+	if words = unwantedWords(file, parsed); len(words) > 0 {
 		c[key{kind: "words", place: path.Dir(file)}] += len(words)
 	}
-	return nil
+	return words, nil
 }
 
 // longFunctions are the functions above the limit, with the lines of their bodies.
@@ -132,7 +132,7 @@ func declaredNames(node ast.Node) []*ast.Ident {
 	return names
 }
 
-// splitCamelCase separates the words of a name: "lookAgain" is "look Again", "HTTPDoor" is "HTTP Door".
+// splitCamelCase separates the words of a name: "nodeState" is "node State", "HTTPServer" is "HTTP Server".
 func splitCamelCase(name string) string {
 	var out strings.Builder
 	letters := []rune(name)

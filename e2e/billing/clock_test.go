@@ -32,12 +32,12 @@ const (
 )
 
 // datedNode is a node whose machine's clock says what the test wants: its agent is built with the clock hook of
-// pkg/failpoint. Containerd's own times are the truth; the agent reads them as that machine's clock would have told
+// pkg/failpoint. Containerd's own times are right; the agent reads them as that machine's clock would have told
 // them.
 type datedNode struct {
 	*harness.MonitoredNode
 	file string
-	// off is how far the machine's clock is from the truth, boot counts its boots.
+	// off is how far the machine's clock is from real time, boot counts its boots.
 	off  time.Duration
 	boot int
 	// unseen is for how long containers outlived their agent before the power cuts took them.
@@ -169,7 +169,7 @@ func (n *datedNode) settles() {
 	}
 }
 
-// crash kills an instance's process, and sets the clock before anybody has had time to look.
+// crash kills an instance's process, and sets the clock before the agent observes that.
 func (n *datedNode) crash(i api.AppInstance, off time.Duration) {
 	n.Testbed.T.Helper()
 	pid := n.Testbed.PidOn(n.Agent, i)
@@ -253,7 +253,7 @@ func TestLaw17WhateverANodesClockSaysOnlyTimeThatHasPassedIsBilled(t *testing.T)
 	each((*datedNode).settles)
 
 	// The power goes again. One clock leaps by a day meanwhile, which could have been a day without power: what is
-	// measured then lies ahead of the truth, and is not billed. The other one's lost battery is new.
+	// measured then lies in the future, and is not billed. The other one's lost battery is new.
 	require.NoError(t, w.Hub.Kill9())
 	ahead.billed = time.Now()
 	ahead.powerCut(ahead.off + day)

@@ -63,13 +63,13 @@ func finalBill(w *harness.Testbed, i client.AppInstance) *big.Rat {
 	return total
 }
 
-// Laws 2 and 5: yesterday's disk is put back, and goes on without the hub until it has sealed more than the hub has
-// posted. By numbers alone it could be the old one; it is noticed, takes a new incarnation, and the bill is the truth.
-// Nothing is stopped.
+// Laws 2 and 5: an old copy of the node's disk is restored, and the agent works without the hub until it has sealed
+// more segments than the hub has posted. The hub notices although the numbers fit; the store takes a new incarnation,
+// the bill is what containerd saw, and nothing is stopped.
 func TestLaw05ARestoredNodeDiskTakesANewIncarnationAndIsBilledOnce(t *testing.T) {
 	w := harness.NewPlatform(t)
 	data := w.Agent.Config.DataDir()
-	yesterday := filepath.Join(w.Dir, "yesterday", "data")
+	backup := filepath.Join(w.Dir, "backup", "data")
 	containers := w.WatchContainerd(w.Agent.Config.ContainerdNamespace)
 	i := w.Launch("app")
 	pid := w.PidOf(i)
@@ -77,7 +77,7 @@ func TestLaw05ARestoredNodeDiskTakesANewIncarnationAndIsBilledOnce(t *testing.T)
 	require.NoError(t, err)
 
 	require.NoError(t, w.Agent.Stop())
-	w.CopyDisk(data, yesterday)
+	w.CopyDisk(data, backup)
 	w.RestartAgent(w.Agent)
 	copied, err := says(w, w.Agent)
 	require.NoError(t, err)
@@ -88,7 +88,7 @@ func TestLaw05ARestoredNodeDiskTakesANewIncarnationAndIsBilledOnce(t *testing.T)
 	})
 	require.NoError(t, w.Agent.Stop())
 	require.NoError(t, w.Hub.Kill9())
-	w.CopyDisk(yesterday, data)
+	w.CopyDisk(backup, data)
 	w.RestartAgent(w.Agent)
 	w.Eventually("the copy has sealed more than the hub has posted", func() error {
 		s, err := says(w, w.Agent)
@@ -159,7 +159,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, n.Conditions, reasonUsedTwice)
 	for _, a := range []*devcluster.Agent{w.Agent, clone} {
-		w.Eventually("each machine is told", func() error {
+		w.Eventually("each machine knows of the quarantine", func() error {
 			s, err := says(w, a)
 			return harness.Pending(err, s.Hub.Quarantined == reasonUsedTwice)
 		})

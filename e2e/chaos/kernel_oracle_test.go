@@ -160,7 +160,7 @@ func (wit *kernelOracle) processes() map[string]containerProcess {
 	return out
 }
 
-// The witness is worth what it agrees with containerd on, while that one can be asked.
+// The kernel oracle agrees with containerd for as long as containerd runs.
 func TestTheKernelOracleAgreesWithContainerd(t *testing.T) {
 	w := harness.NewPlatform(t)
 	wit := watchKernel(w, w.Agent.Config.ContainerdNamespace)

@@ -77,7 +77,7 @@ func (k *killTest) round() instanceHistory {
 	}
 	k.step(first, api.AppInstanceStatusRunning, &l, func(ctx context.Context, once api.RequestEditorFn) error {
 		i, err := api.Read[api.AppInstance](k.Operator.CreateAppInstance(ctx, k.Tenant.Project.ID, api.AppInstanceCreate{
-			AppSlug: harness.AppSlug, Version: version, DisplayName: "mortal", PlacementIntent: api.PlacementIntent{
+			AppSlug: harness.AppSlug, Version: version, DisplayName: "killed", PlacementIntent: api.PlacementIntent{
 				AllocationIds: []string{k.Allocation.ID},
 			},
 		}, once))

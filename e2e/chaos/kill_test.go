@@ -134,7 +134,7 @@ func TestEverythingResumesAfterAKillAtAnyPoint(t *testing.T) {
 	}
 	t.Logf("GPUAAS_E2E_SEED=%d", seed)
 	k := newKillTest(t, seed)
-	// A first instance brings the cached image and the directories of the first start; what it leaves is the state to
+	// The first instance caches the image and makes the directories of the first start; what it leaves is the state to
 	// return to.
 	k.Decommission(k.Launch("first"))
 
@@ -215,7 +215,8 @@ func newKillTest(t *testing.T, seed uint64) *killTest {
 	return k
 }
 
-// enroll brings the node in, dying at each point of that: a join token is worth one node, however often it is shown.
+// enroll enrolls the node and kills both programs at each point of that: a join token makes one node, however often it
+// is shown.
 func (k *killTest) enroll() {
 	k.T.Helper()
 	token, err := scenario.JoinToken(k.Ctx, k.Admin())
@@ -278,13 +279,13 @@ func (k *killTest) restartWhile(do func(ctx context.Context) error) {
 	}
 }
 
-// until looks until there is no error.
-func (k *killTest) until(what string, look func(ctx context.Context) error) {
+// until waits until the condition returns no error, and restarts what crashes meanwhile.
+func (k *killTest) until(what string, condition func(ctx context.Context) error) {
 	k.T.Helper()
 	k.restartWhile(func(ctx context.Context) error {
 		var last error
 		for {
-			err := look(ctx)
+			err := condition(ctx)
 			if err == nil {
 				return nil
 			}

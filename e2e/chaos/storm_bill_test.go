@@ -17,11 +17,11 @@ const (
 	// resolution is how far containerd, the kernel and the agent may lie apart, on a busy machine, about when one thing
 	// was.
 	resolution = 250 * time.Millisecond
-	// checkpointDelay is how late an agent on a busy machine may beat, and note a start that containerd has told already.
+	// checkpointDelay is how late an agent on a busy machine may meter, and note a start that containerd has reported.
 	checkpointDelay = time.Second
 	// reconnectDelay is how long an agent may take until it reaches a containerd that has come back.
 	reconnectDelay = time.Second
-	// clockFormat shows when something was, for whoever compares it with the logs.
+	// clockFormat shows times as the logs do.
 	clockFormat = "15:04:05.000"
 )
 
@@ -34,8 +34,8 @@ func (s *storm) addUnobserved(o outage) {
 	s.unobserved = append(s.unobserved, o)
 }
 
-// lastCheckpoint is the last moment not after end at which a beat must have looked at the containers: no beat can look
-// while agent or containerd is away, and where both are there one does every beat. It is zero where none need have.
+// lastCheckpoint is the last time before end by which the agent must have metered the containers: it meters once an
+// interval while containerd is up too. It is zero where it need not have metered at all.
 func lastCheckpoint(blind []outage, end time.Time) (last time.Time) {
 	blind = slices.Clone(blind)
 	slices.SortFunc(blind, func(a, b outage) int { return a.from.Compare(b.from) })
@@ -66,15 +66,16 @@ type bill struct {
 	records  int
 }
 
-// undisturbed reports whether the node could look all through a run's life and long enough after it to note its end.
+// undisturbed reports whether agent and containerd were up all through a run and until the agent must have noted its
+// end.
 func undisturbed(blind []outage, l containerProcess) bool {
 	noted := l.ended.Add(reconnectDelay + harness.MeteringInterval + checkpointDelay)
 	return !slices.ContainsFunc(blind, func(o outage) bool { return o.from.Before(noted) && o.to.After(l.born) })
 }
 
-// requireBills holds what was posted against what containerd told and what the kernel saw: no run is billed for longer
-// than it lived, none for less than up to the last beat that could look at it, which is its end where nothing was away,
-// no second twice, and the money is exactly the seconds' price.
+// requireBills compares what was posted with what containerd reported and the kernel saw. No run is billed for longer
+// than it lived, or for less than until its last checkpoint; no second is billed twice; the money is exactly the price
+// of the seconds.
 func (s *storm) requireBills() {
 	s.T.Helper()
 	db := s.Database()
@@ -113,7 +114,7 @@ func (s *storm) requireBills() {
 }
 
 // observedBounds is how long a run lived at most, and how long the node must have seen it live at least. Two saw its
-// end, and neither too early: the kernel told the witness, and containerd, where it lived, told what the shim noted as
+// end, and neither too early: the kernel told its oracle, and containerd, where it lived, told what the shim noted as
 // it got to it, or when itself it found the shim's process gone after a restart. The bill may reach to the later, and
 // must have been made as of the earlier.
 func (s *storm) observedBounds(run string, l containerProcess) (most, least time.Duration) {
@@ -247,7 +248,7 @@ func (s *storm) showSubject(db *pgx.Conn, subject string) {
 	}
 }
 
-// A look is owed up to a beat before the end, or before an outage that the end follows too closely.
+// The last checkpoint is an interval before the end, or before an outage that the end follows too closely.
 func TestACheckpointIsExpectedOnlyWhileTheNodeObservesItsContainers(t *testing.T) {
 	at := func(seconds float64) time.Time {
 		return time.Unix(1_000, 0).Add(time.Duration(seconds * float64(time.Second)))
@@ -256,8 +257,8 @@ func TestACheckpointIsExpectedOnlyWhileTheNodeObservesItsContainers(t *testing.T
 	blind := []outage{{at(20), at(25)}, {at(10), at(12)}, {at(11), at(13)}, {at(26), at(27)}}
 	require.Equal(t, at(9).Add(-owed), lastCheckpoint(blind, at(9)), "nothing was away")
 	require.Equal(t, at(10).Add(-owed), lastCheckpoint(blind, at(11)), "it ended unseen")
-	require.Equal(t, at(10).Add(-owed), lastCheckpoint(blind, at(14)), "there was no time for a beat yet")
+	require.Equal(t, at(10).Add(-owed), lastCheckpoint(blind, at(14)), "there was no time to meter yet")
 	require.Equal(t, at(19).Add(-owed), lastCheckpoint(blind, at(19)))
-	require.Equal(t, at(20).Add(-owed), lastCheckpoint(blind, at(28)), "what is seen for a second only is not looked at")
+	require.Equal(t, at(20).Add(-owed), lastCheckpoint(blind, at(28)), "what is up for a second only is not metered")
 	require.True(t, lastCheckpoint([]outage{{time.Time{}, at(1)}}, at(2)).IsZero())
 }

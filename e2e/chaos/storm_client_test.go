@@ -163,7 +163,7 @@ func (l *stormClient) await(status client.AppInstanceStatus) (client.AppInstance
 	}
 }
 
-// retryPause is what a client waits before it begins anew with a call that its own retries did not bring through.
+// retryPause is how long a client waits before it repeats a call whose own retries all failed.
 const retryPause = 200 * time.Millisecond
 
 // again repeats a call with one idempotency key until there is an answer.

@@ -94,7 +94,7 @@ type storm struct {
 
 	mu    sync.Mutex
 	lives []lifecycle
-	// unobserved are the times in which the node could not look at its containers: agent or containerd was away.
+	// unobserved are the times in which agent or containerd was down, and the node could not meter.
 	unobserved []outage
 }
 

@@ -252,7 +252,7 @@ func signBundle(w *harness.Testbed, c devcluster.HubConfig, at time.Time) {
 	require.NoError(w.T, os.WriteFile(filepath.Join(dir, "bundle-000002.json"), text, 0o600))
 }
 
-// rootKey opens the offline root key, as whoever knows the passphrase can.
+// rootKey opens the offline root key, with its passphrase.
 func rootKey(w *harness.Testbed, c devcluster.HubConfig) ed25519.PrivateKey {
 	w.T.Helper()
 	passphrase, err := os.ReadFile(c.PassphraseFile())

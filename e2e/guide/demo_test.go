@@ -63,7 +63,7 @@ func (d *demo) run(verb string, more ...string) string {
 	return string(out)
 }
 
-// up brings the demo up; where no containerd serves at the address it starts its own.
+// up starts the demo; where no containerd serves at the address it starts its own.
 func (d *demo) up(app, containerd string) demoLine {
 	d.w.T.Helper()
 	out := d.run("up", "--bin", harness.Binaries(d.w.T), "--source", harness.Source(d.w.T), "--app", app,

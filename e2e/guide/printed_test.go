@@ -8,12 +8,12 @@ import (
 	"github.com/gpuaas/gpuaas/e2e/harness"
 )
 
-// runPrinted runs every command with which the demo says how to look further, as a person would who copies the line.
+// runPrinted runs every command that the demo prints as a next step, as a person would who copies the line.
 func runPrinted(w *harness.Testbed, out string) {
 	w.T.Helper()
-	_, rest, found := strings.Cut(out, "To look further:\n")
+	_, rest, found := strings.Cut(out, "Next steps:\n")
 	require.True(w.T, found, out)
-	s := w.Shell("looking-further")
+	s := w.Shell("next-steps")
 	ran := 0
 	for line := range strings.Lines(rest) {
 		line = strings.TrimSpace(line)

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// quickstart is the shell of somebody who follows the platform's quickstart: curl, jq and exported variables, nothing
+// quickstart is the shell of a user who follows the platform's quickstart: curl, jq and exported variables, nothing
 // else.
 type quickstart struct {
 	*harness.Shell

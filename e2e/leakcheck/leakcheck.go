@@ -1,6 +1,6 @@
 // Package leakcheck photographs a machine and says what changed between two photographs: processes, mounts, network
 // namespaces, links, routes, firewall rules, sysctls, cgroups, containerd's objects and files. Tests hold it against
-// everything that promises to clean up. It only looks; it never removes anything.
+// everything that promises to clean up. It never removes anything.
 package leakcheck
 
 import (
@@ -30,9 +30,9 @@ const (
 	File       Kind = "file"
 )
 
-// Scope says where to look. The zero value looks at the whole machine, but at no containerd.
+// Scope says what is compared. The zero value means the whole machine, but no containerd.
 type Scope struct {
-	// Kinds restricts what is looked at; empty means all.
+	// Kinds restricts what is compared; empty means all.
 	Kinds []Kind
 	// ContainerdAddress is the path of a containerd socket. A socket that does not exist holds no objects; one that does
 	// not answer is an error.
@@ -42,7 +42,7 @@ type Scope struct {
 	NetNS []string
 	// Files are the trees to walk; empty means /run, /var, /tmp and /etc.
 	Files []string
-	// IgnoreFiles are path prefixes that are not looked at, in addition to the package's own short list.
+	// IgnoreFiles are path prefixes that are not compared, in addition to the package's own short list.
 	IgnoreFiles []string
 	// Contains keeps only items whose text holds one of these; empty keeps all. For tests that share a machine with
 	// others: they name everything they make with one unique word.
@@ -63,10 +63,10 @@ type Snapshot struct {
 func Take(scope Scope) (Snapshot, error) {
 	s := Snapshot{Items: map[Kind]map[string]string{}, scope: scope}
 	var errs []error
-	for _, look := range []func(*Snapshot) error{
+	for _, take := range []func(*Snapshot) error{
 		takeProcesses, takeMounts, takeNetNamespaces, takeNetwork, takeCgroups, takeContainerd, takeFiles,
 	} {
-		errs = append(errs, look(&s))
+		errs = append(errs, take(&s))
 	}
 	return s, errors.Join(errs...)
 }
@@ -101,7 +101,7 @@ func Diff(before, after Snapshot) []string {
 			old, had := was[id]
 			switch {
 			case !had && kind == Sysctl:
-				// A link that came brings sysctls of its own; the link is reported.
+				// A new link has sysctls of its own; the link is reported.
 			case !had && kind == NetNS:
 				out = append(out, fmt.Sprintf("%s new: %s %s", kind, id, holders(id)))
 			case !had:
@@ -157,7 +157,7 @@ func Left(before Snapshot) []string {
 		after, err := Take(before.scope)
 		left := Diff(before, after)
 		if err != nil {
-			left = append(left, "cannot look: "+err.Error())
+			left = append(left, "cannot take a snapshot: "+err.Error())
 		}
 		if len(left) == 0 {
 			return nil

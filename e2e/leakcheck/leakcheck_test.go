@@ -144,7 +144,7 @@ func TestChangedFileUnderEtcIsNoticed(t *testing.T) {
 	require.Contains(t, diff[0], "file gone: "+file)
 }
 
-func TestIgnoredPathsAreNotLookedAt(t *testing.T) {
+func TestIgnoredPathsAreNotCompared(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), word())
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	scope := leakcheck.Scope{Contains: []string{word()}, Files: []string{filepath.Dir(dir)}, IgnoreFiles: []string{dir}}

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// takeNetwork looks at this process's network namespace and at those that the scope names.
+// takeNetwork records this process's network namespace and those that the scope names.
 func takeNetwork(s *Snapshot) error {
 	if err := takeOneNetwork(s, ""); err != nil {
 		return err
@@ -26,14 +26,14 @@ func takeNetwork(s *Snapshot) error {
 	for _, path := range s.scope.NetNS {
 		err := InNetNS(path, func() error { return takeOneNetwork(s, " in "+path) })
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("look into %s: %w", path, err)
+			return fmt.Errorf("enter %s: %w", path, err)
 		}
 	}
 	return nil
 }
 
-// InNetNS runs fn on a thread inside the namespace at path, and brings the thread back. A thread that cannot be brought
-// back is never used again.
+// InNetNS runs fn on a thread inside the namespace at path, and then returns the thread. A thread that cannot
+// return is never used again.
 func InNetNS(path string, fn func() error) error {
 	done := make(chan error, 1)
 	go func() {

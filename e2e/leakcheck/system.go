@@ -34,7 +34,7 @@ func takeProcesses(s *Snapshot) error {
 			continue
 		}
 		if fields[0] == "Z" && fields[1] == "1" {
-			continue // it has ended; init has only not looked yet
+			continue // it has ended; init has not reaped it yet
 		}
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		cgroup, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))

@@ -27,7 +27,7 @@ func TestLaw09DecommissionLeavesNothingAndTheBillIsExact(t *testing.T) {
 	scope := w.Scope()
 	scope.ContainerdAddress, scope.KeepImages = w.Containerd.Address, true
 	scope.IgnoreFiles = append(scope.IgnoreFiles, w.Dir) // databases, logs and the image store grow
-	// A first instance brings the cached image and the bridge's first start; what it leaves is the state to return to.
+	// The first instance caches the image and makes the bridge; what it leaves is the state to return to.
 	first := w.Launch("first")
 	w.Decommission(first)
 

@@ -54,7 +54,7 @@ func TestLaw15TheOwnersRefusalWins(t *testing.T) {
 	})
 	w.RestartHub()
 	var refused client.AppInstance
-	w.Eventually("the tenant is told", func() (err error) {
+	w.Eventually("the tenant sees the refusal", func() (err error) {
 		refused, err = client.Read[client.AppInstance](w.Operator.GetAppInstance(w.Ctx, w.Tenant.Project.ID, running.ID))
 		return harness.Pending(err, refused.StatusReason == client.StatusReasonOwnerRefused)
 	})
@@ -107,7 +107,7 @@ func launchWaits(w *harness.Testbed, name string, reason client.StatusReason) {
 			},
 		}))
 	require.NoError(w.T, err)
-	w.Eventually("the tenant is told why it waits", func() (err error) {
+	w.Eventually("the tenant sees why it waits", func() (err error) {
 		i, err = client.Read[client.AppInstance](w.Operator.GetAppInstance(w.Ctx, w.Tenant.Project.ID, i.ID))
 		return harness.Pending(err, i.StatusReason == reason)
 	})

@@ -196,7 +196,7 @@ func (m mutant) overlay(ctx context.Context, dir string) (string, error) {
 	}
 	apply := exec.CommandContext(ctx, "git", "apply", "--unidiff-zero", "-")
 	apply.Dir, apply.Stdin = dir, bytes.NewReader(m.diff)
-	// Outside any repository, or git would look for the files there.
+	// Outside any repository, or git would search for the files there.
 	apply.Env = append(os.Environ(), "GIT_CEILING_DIRECTORIES="+filepath.Dir(dir), "GIT_DIR="+filepath.Join(dir, "none"))
 	if out, err := apply.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("the patch no longer fits; write it anew: %w: %s", err, out)

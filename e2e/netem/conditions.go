@@ -1,5 +1,5 @@
 // Package netem is a bad network between nodes and a hub: a proxy for UDP and TCP that loses, delays, reorders,
-// doubles, cuts and rebinds as it is told while it runs. What happens to each packet follows from a seed. It
+// doubles, cuts and rebinds as the test sets it while it runs. What happens to each packet follows from a seed. It
 // understands nothing of what it carries.
 package netem
 

@@ -41,8 +41,8 @@ func (p *Proxy) serveTCP() {
 	}
 }
 
-// carry joins a connection of the node with one to the hub. While the link is cut nothing of it passes; whoever waits
-// long enough goes on afterwards, as TCP does.
+// carry joins a connection of the node with one to the hub. While the link is cut nothing of it passes; a side that
+// waits long enough goes on afterwards, as TCP does.
 func (l *Link) carry(node net.Conn) {
 	if !l.keep(node) {
 		return

@@ -124,7 +124,7 @@ func (n *farNode) certificateExpired() (bool, error) {
 func TestWhateverTheNetworkDoesWorkGoesOnAndUsageArrivesOnceInOrder(t *testing.T) {
 	d := newPartitionedNetwork(t, 3)
 	shaky, moved, gone := d.nodes[0], d.nodes[1], d.nodes[2]
-	calm, cut := netem.Conditions{}, netem.Conditions{Cut: true}
+	healthy, cut := netem.Conditions{}, netem.Conditions{Cut: true}
 
 	// One node is away for the rest of the test, and its agent is killed meanwhile.
 	gone.link.Set(cut, cut)
@@ -139,14 +139,14 @@ func TestWhateverTheNetworkDoesWorkGoesOnAndUsageArrivesOnceInOrder(t *testing.T
 
 	bursts := netem.Conditions{Bursts: netem.InBursts(0.3, 4)}
 	shaky.link.Set(bursts, bursts)
-	moved.launchWhileCut("hub-hears-nothing", cut, calm, func() {
+	moved.launchWhileCut("hub-hears-nothing", cut, healthy, func() {
 		shaky.lifecycle("bursts")
 		shaky.awaitPacketFaults("both ways lose packets", func(s netem.Stats) bool { return s.Lost > 0 })
 	})
 
 	slow := netem.Conditions{Delay: 300 * time.Millisecond}
 	shaky.link.Set(slow, slow)
-	moved.launchWhileCut("node-hears-nothing", calm, cut, func() { shaky.lifecycle("delay") })
+	moved.launchWhileCut("node-hears-nothing", healthy, cut, func() { shaky.lifecycle("delay") })
 
 	mixed := netem.Conditions{Jitter: 80 * time.Millisecond, Duplicate: 0.2}
 	shaky.link.Set(mixed, mixed)
@@ -162,7 +162,7 @@ func TestWhateverTheNetworkDoesWorkGoesOnAndUsageArrivesOnceInOrder(t *testing.T
 			require.Len(t, n.link.Dials(), 1, "the session outlived all of it")
 		}
 	}
-	shaky.link.Set(calm, calm)
+	shaky.link.Set(healthy, healthy)
 
 	d.killHub()
 	for _, n := range d.nodes[:2] {
@@ -176,7 +176,7 @@ func TestWhateverTheNetworkDoesWorkGoesOnAndUsageArrivesOnceInOrder(t *testing.T
 	})
 	gone.RequireSameProcess()
 	requireSpaced(t, gone.link.Dials()[away:])
-	gone.link.Set(calm, calm)
+	gone.link.Set(healthy, healthy)
 	gone.AwaitRunning(late)
 
 	for _, n := range d.nodes {
@@ -208,7 +208,8 @@ func (d *partitionedNetwork) killHub() {
 	d.Hub.RootFingerprint = fingerprint
 }
 
-// requireFinalBill decommissions all that runs on the node and holds the bill and the segments against the truth.
+// requireFinalBill decommissions all that runs on the node and compares the bill and the segments with what containerd
+// saw.
 func (n *farNode) requireFinalBill() {
 	t, d := n.Testbed.T, n.Testbed
 	t.Helper()

@@ -65,7 +65,7 @@ func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 	require.NoError(t, devcluster.Restore(w.Ctx, w.Hub.Config, file))
 	w.RestartHub()
 
-	w.Eventually("the node has brought what it was told", func() error {
+	w.Eventually("the node has uploaded the state that it holds", func() error {
 		r, err := recovery(w)
 		return harness.Pending(err, len(r.Waiting) == 1 && r.Waiting[0].NodeID == away.Ready.NodeID)
 	})
@@ -87,7 +87,7 @@ func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 	})
 	still, err := api.Read[api.Allocation](w.Operator.GetAllocation(w.Ctx, w.Tenant.Project.ID, reserved.ID))
 	require.NoError(t, err)
-	require.Equal(t, api.AllocationStatusActive, still.Status, "what was not heard of keeps its capacity")
+	require.Equal(t, api.AllocationStatusActive, still.Status, "what is not adopted yet keeps its capacity")
 	w.RestartAgent(away)
 	w.Eventually("the last node is back", func() error {
 		r, err := recovery(w)
@@ -124,12 +124,12 @@ func billedOnce(w *harness.Testbed, containers *harness.ContainerdOracle, ended 
 			harness.UsageCost(w.T, postings).FloatString(9), seconds.FloatString(6))
 	}
 	ran := containers.RunningTime(w.T)
-	truth := big.NewRat(ran.Microseconds(), 1_000_000)
-	// Each run may lose its last beat; and the tenant is never billed more than what ran.
+	seen := big.NewRat(ran.Microseconds(), 1_000_000)
+	// Each run may lose its last metering interval; the tenant is never billed more than what ran.
 	runs := int64(len(running) + 2)
-	least := new(big.Rat).Sub(truth, big.NewRat(runs*(harness.MeteringInterval.Microseconds()+250_000), 1_000_000))
+	least := new(big.Rat).Sub(seen, big.NewRat(runs*(harness.MeteringInterval.Microseconds()+250_000), 1_000_000))
 	require.GreaterOrEqual(w.T, all.Cmp(least), 0, "billed %s s of %s", all.FloatString(3), ran)
-	require.LessOrEqual(w.T, all.Cmp(new(big.Rat).Add(truth, big.NewRat(runs, 4))), 0, "billed %s s of %s",
+	require.LessOrEqual(w.T, all.Cmp(new(big.Rat).Add(seen, big.NewRat(runs, 4))), 0, "billed %s s of %s",
 		all.FloatString(3), ran)
 }
 
@@ -170,7 +170,7 @@ func foundOnly(w *harness.Testbed, want map[string]api.RecoveryFindingKind) {
 	require.Equal(w.T, want, got)
 }
 
-// The admin's token is lost. Whoever is root on the hub's machine makes a new one, whether the hub runs or not; the old
+// The admin's token is lost. The root user of the hub's machine makes a new one, whether the hub runs or not; the old
 // one ends.
 func TestALostAdminTokenIsRecoveredOnTheHubsMachine(t *testing.T) {
 	w := harness.New(t)

@@ -49,14 +49,14 @@ type said struct {
 	Processes int
 }
 
-// child looks around, waits until the outside has changed, looks again, and then leaves a mess.
+// child takes a snapshot, waits until the outside has changed, takes another, and then leaves things behind.
 func child(kept string) int {
 	before, err := leakcheck.Take(leakcheck.Scope{IgnoreFiles: []string{kept}})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	fmt.Println("looked")
+	fmt.Println("ready")
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
 		return 1
 	}
@@ -129,7 +129,7 @@ func TestNothingPassesBetweenTheMachineAndTheSandbox(t *testing.T) {
 	out := bufio.NewReader(stdout)
 	line, err := out.ReadString('\n')
 	require.NoError(t, err)
-	require.Equal(t, "looked\n", line)
+	require.Equal(t, "ready\n", line)
 	undo := changeMachine(t)
 	_, err = io.WriteString(stdin, "\n")
 	require.NoError(t, err)

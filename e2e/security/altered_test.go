@@ -90,8 +90,8 @@ func alterMiddle(t *testing.T, path string) bool {
 	return true
 }
 
-// observesOrEnds runs the agent until it has looked at the machine and shows what it has seen, or until it has
-// ended by itself. It reports whether it came up.
+// observesOrEnds runs the agent until it has observed the machine and shows the result, or until it has ended by
+// itself. It reports whether it came up.
 func observesOrEnds(w *harness.Testbed) (cameUp bool) {
 	w.T.Helper()
 	ctx, cancel := context.WithTimeout(w.Ctx, devcluster.EndLimit)

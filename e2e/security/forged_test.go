@@ -167,7 +167,7 @@ func TestLaw01AManifestThatThePublisherDidNotSignNeverRuns(t *testing.T) {
 			harness.AppSlug).Scan(&stored))
 	env := &protocol.Envelope{}
 	require.NoError(t, proto.Unmarshal(stored, env))
-	// The very manifest, but with another command, signed by somebody else.
+	// The very manifest, but with another command, signed with another key.
 	changed := strings.ReplaceAll(string(env.GetPayload()), "/app", "/app2")
 	require.NotEqual(t, string(env.GetPayload()), changed)
 	forged, err := protocol.Sign(protocol.PayloadManifest, []byte(changed), protocol.NewEd25519Signer(stranger))

@@ -1,5 +1,5 @@
 // Package jupyter builds the image of a real Jupyter server from Debian's packages, and holds its manifest template. It
-// ships nothing: whoever builds signs and pushes with pkg/appkit.
+// ships nothing: its builder signs and pushes with pkg/appkit.
 package jupyter
 
 import (

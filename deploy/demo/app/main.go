@@ -1,4 +1,4 @@
-// Command app is the small web app that the demo ships and the end-to-end tests torment: it greets, says who it runs
+// Command app is the small web app that the demo ships and the end-to-end tests use: it says hello, says who it runs
 // as, and can be slow, unready, hungry or dead on request. It needs nothing but its own binary.
 package main
 
@@ -127,7 +127,7 @@ func (a *app) health(w http.ResponseWriter, _ *http.Request) {
 	_, _ = fmt.Fprintln(w, "ok")
 }
 
-// whoami tells what the container really looks like from the inside.
+// whoami tells what the container sees of itself.
 func (a *app) whoami(w http.ResponseWriter, _ *http.Request) {
 	hostname, _ := os.Hostname()
 	w.Header().Set("Content-Type", "application/json")

@@ -24,7 +24,7 @@ func env(values map[string]string) func(string) string {
 	return func(name string) string { return values[name] }
 }
 
-func TestAppGreetsAndSaysWhoItIs(t *testing.T) {
+func TestAppAnswersAndSaysWhoItIs(t *testing.T) {
 	a, err := newApp(env(map[string]string{"GREETING": "hi"}), time.Now())
 	require.NoError(t, err)
 	code, body := ask(t, a, "GET", "/")

@@ -192,8 +192,8 @@ func (t *Tenant) Decommission(ctx context.Context, as *client.Hub, id string) (c
 	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusDecommissioned, nil)
 }
 
-// Upgrade brings an instance to another version and waits until it runs; onChange sees each change. Where the node has
-// left the version by itself, the instance that is returned runs the one before.
+// Upgrade upgrades an instance to another version and waits until it runs; onChange sees each change. Where the node
+// has left the version by itself, the instance that is returned runs the one before.
 func (t *Tenant) Upgrade(ctx context.Context, as *client.Hub, id, version string,
 	onChange func(client.AppInstance),
 ) (client.AppInstance, error) {
@@ -204,7 +204,7 @@ func (t *Tenant) Upgrade(ctx context.Context, as *client.Hub, id, version string
 	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusRunning, onChange)
 }
 
-// Rollback brings an instance back to its previous version and waits until it runs.
+// Rollback returns an instance to its previous version and waits until it runs.
 func (t *Tenant) Rollback(ctx context.Context, as *client.Hub, id string,
 	onChange func(client.AppInstance),
 ) (client.AppInstance, error) {
@@ -305,13 +305,13 @@ func collect[T any](page func(cursor string) ([]T, string, error)) ([]T, error) 
 	return all, nil
 }
 
-// await looks until it sees what it waits for; an error of the look itself is kept for the report, not fatal: a hub may
+// await polls until the condition holds; an error of a poll is kept for the report and not fatal: a hub may
 // be restarting.
-func await[T any](ctx context.Context, look func() (T, bool, error)) (T, error) {
+func await[T any](ctx context.Context, poll func() (T, bool, error)) (T, error) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		v, ok, err := look()
+		v, ok, err := poll()
 		if ok {
 			return v, nil
 		}
