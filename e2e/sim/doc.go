@@ -4,13 +4,12 @@
 // clock, no goroutine and no map whose order matters.
 //
 // Real are the pure rooms and what both sides share: plan.Compile, Check and Fitting; agent.Diff, Statuses, NextChange
-// and Member.Failed; agent/meter; agent/spool; hub/rating, usagechain, lifecycle and nodeidentity; protocol's
+// and Member.Failed; agent/meter; agent/spool; hub/billing, rating, usagechain, lifecycle and nodeidentity; protocol's
 // signatures and verification of states and leases.
 //
 // Modelled, because the original is bound to SQL, Badger, containerd or QUIC, and mirrored rule by rule where it
 // decides:
 //
-//   - hub/internal/ledger: subjects, leases, holds, clip, coverage, accruals, postings (ledger.go)
 //   - hub/internal/nodes and fleet: the marks of the usage chain, sessions, the hello (intake.go)
 //   - hub/internal/dispatch, instance, capacity: generations, members, claims, proofs (hub.go);
 //     restore as docs/design/recovery.md says

@@ -8,14 +8,12 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/e2e/sim/books"
 	"github.com/gpuaas/gpuaas/hub/plan"
-	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/hub/usagechain"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -46,17 +44,14 @@ type session struct {
 	incarnation       string
 	epoch, generation uint64
 	digest            [sha256.Size]byte
-	leasesSHA256      [sha256.Size]byte
+	// leases names what was sent: members and lease numbers.
+	leases string
 }
 
 // rows are the database.
 type rows struct {
-	nodes             []nodeRow
-	wallets           []int64
-	revenue, writeOff int64
-	credit            int64
-	// strangers is usage of members that no row knows.
-	strangers int64
+	nodes []nodeRow
+	books *books.Books
 }
 
 type nodeRow struct {
@@ -74,8 +69,6 @@ type nodeRow struct {
 	acceptedEpoch, acceptedGeneration uint64
 	sessionNo, reportCounter          uint64
 	marks                             map[string]*mark
-	sequences                         map[string][]sequenceRange
-	host                              int64
 	// waits is set from a restore until the node has brought what it has.
 	waits bool
 	// owes is the segment up to which a restored hub has to have the node's usage before it counts its money again.
@@ -93,7 +86,7 @@ type head struct {
 	parts             [][]byte
 }
 
-// memberRow is an instance with its one member, its allocation and its subject.
+// memberRow is an instance with its one member, its allocation and what the checker has seen of its bill.
 type memberRow struct {
 	node                     int
 	id, instance, allocation string
@@ -110,8 +103,10 @@ type memberRow struct {
 	absentEpoch              uint64
 	absentGeneration         uint64
 	adoptedGone              bool
-	holdAccount              int64
-	subject                  subject
+	// renewFailures counts renewals in a row that the wallet did not cover.
+	renewFailures int64
+	settled       bool
+	audit         audit
 }
 
 const (
@@ -154,13 +149,13 @@ func newHub(w *World) *hub {
 		w: w, up: true, signer: protocol.NewEd25519Signer(keyOf(protocol.RoleState)),
 		leaseSigner: protocol.NewEd25519Signer(keyOf(protocol.RoleLease)),
 	}
-	h.rows.wallets = make([]int64, orgs)
+	h.rows.books = newBooks(w)
 	for o := range orgs {
 		nanos := int64(richWallet)
 		if thin(o) {
 			nanos = thinWallet
 		}
-		h.post(leg{&h.rows.wallets[o], nanos}, leg{&h.rows.credit, -nanos})
+		h.booked(h.rows.books.Grant(strconv.Itoa(o), nanos))
 	}
 	return h
 }
@@ -172,7 +167,7 @@ func (r *rows) enrol(n *node) {
 	r.nodes = append(r.nodes, nodeRow{
 		i: n.i, id: n.id, self: n.self, accelerators: n.accelerators, cpuMillis: 16_000, memoryBytes: 64 << 30,
 		claims: map[string]string{},
-		marks:  map[string]*mark{}, sequences: map[string][]sequenceRange{}, rev: 1,
+		marks:  map[string]*mark{}, rev: 1,
 	})
 	n.w.hub.sessions = append(n.w.hub.sessions, nil)
 }
@@ -180,14 +175,14 @@ func (r *rows) enrol(n *node) {
 // clone is a backup: nothing in it is shared with what goes on changing.
 func (r *rows) clone() *rows {
 	c := *r
-	c.wallets, c.nodes = slices.Clone(r.wallets), slices.Clone(r.nodes)
+	c.books, c.nodes = r.books.Clone(), slices.Clone(r.nodes)
 	for i := range c.nodes {
 		n := &c.nodes[i]
-		n.claims, n.sequences = maps.Clone(n.claims), maps.Clone(n.sequences)
+		n.claims = maps.Clone(n.claims)
 		n.members = slices.Clone(n.members)
 		for j, m := range n.members {
 			copied := *m
-			copied.subject = m.subject.clone()
+			copied.audit.seen = slices.Clone(m.audit.seen)
 			n.members[j] = &copied
 		}
 		marks := make(map[string]*mark, len(n.marks))
@@ -271,10 +266,11 @@ func (h *hub) create(candidates []int, org int, need plan.Need, services int) *m
 		allocation: fmt.Sprintf("allocation-%06d", h.made),
 		org:        org, cpuMillis: need.CPUMillis, memoryBytes: need.MemoryBytes, accelerators: choices[0].AcceleratorIDs,
 		revision: 1, wanted: true,
-		subject: newSubject(h.w.now.time()),
 	}
 	m.services = servicesOf(m, services)
+	h.openMember(m, h.w.now.time())
 	if !h.issueLease(m) {
+		h.rows.books.Discard(m.id)
 		return nil
 	}
 	for _, id := range m.accelerators {
@@ -284,10 +280,6 @@ func (h *hub) create(candidates []int, org int, need plan.Need, services int) *m
 	row.members = append(row.members, m)
 	h.touch(i)
 	return m
-}
-
-func newSubject(at time.Time) subject {
-	return subject{openedAt: at, covered: map[coverageKey][]rating.Interval{}, accruals: map[int64]rating.Accrual{}}
 }
 
 // servicesOf lowers a member at its revision: the variant stands for the digest of the whole spec.
@@ -314,11 +306,11 @@ func servicesOf(m *memberRow, count int) []*protocol.Service {
 // touch says that the node is to hold something else.
 func (h *hub) touch(i int) {
 	h.rows.nodes[i].rev++
-	h.w.after(h.w.upTo(second/50), -1, "poke", func() { h.look(i, 0) })
+	h.w.after(h.w.upTo(second/50), -1, "poke", func() { h.sync(i, 0) })
 }
 
-// look brings a node's newest state up to date and sends what it lacks.
-func (h *hub) look(i int, floor uint64) {
+// sync compiles a node's newest state and sends the documents that the node lacks.
+func (h *hub) sync(i int, floor uint64) {
 	row := &h.rows.nodes[i]
 	if !h.up || row.waits {
 		return
@@ -426,20 +418,25 @@ func (h *hub) push(row *nodeRow, s *session) {
 			}
 		})
 	}
-	batch := &protocol.LeaseBatch{NodeId: row.id, Incarnation: s.incarnation, Epoch: epoch}
-	var content strings.Builder
+	var content []byte
 	for _, m := range row.members {
-		if l := m.subject.lease(); l.no > 0 && m.subject.closedAt.IsZero() {
-			batch.Leases = append(batch.Leases, l.message(m.id))
-			fmt.Fprintf(&content, "%s/%d ", m.id, l.no)
+		if l := h.rows.books.Lease(m.id); l.No > 0 && h.rows.books.IsOpen(m.id) {
+			content = append(append(content, m.id...), '/')
+			content = append(strconv.AppendInt(content, l.No, 10), ' ')
 		}
 	}
-	sum := sha256.Sum256([]byte(content.String()))
-	if sum == s.leasesSHA256 || len(batch.GetLeases()) == 0 {
+	if len(content) == 0 || string(content) == s.leases {
 		return
 	}
-	s.leasesSHA256 = sum
-	batch.IssuedAt = timestamppb.New(h.w.now.time())
+	s.leases = string(content)
+	batch := &protocol.LeaseBatch{
+		NodeId: row.id, Incarnation: s.incarnation, Epoch: epoch, IssuedAt: timestamppb.New(h.w.now.time()),
+	}
+	for _, m := range row.members {
+		if l := h.rows.books.Lease(m.id); l.No > 0 && h.rows.books.IsOpen(m.id) {
+			batch.Leases = append(batch.Leases, l.Message())
+		}
+	}
 	env, err := protocol.SignMessage(protocol.PayloadLeases, batch, h.leaseSigner)
 	if err != nil {
 		h.w.fail(3, "sign leases: %v", err)
@@ -471,7 +468,7 @@ func (h *hub) start() {
 	h.life++
 	for i := range h.rows.nodes {
 		for _, m := range h.rows.nodes[i].members {
-			if m.subject.closedAt.IsZero() {
+			if h.rows.books.IsOpen(m.id) {
 				h.planRenewal(m)
 			}
 		}

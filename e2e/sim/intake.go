@@ -40,7 +40,9 @@ func (h *hub) usage(i, attempt int, payload []byte) {
 		ack.refused = protocol.RefusalOf(err)
 	case known:
 		if h.w.breaks(BreakDedupe) {
-			h.postUsage(row, seg, true)
+			// The books forget what was billed.
+			clear(h.rows.books.Book.Billed)
+			h.bill(row, seg)
 		}
 	default:
 		if at, err = m.CheckRecords(m.ahead, at); err != nil {
@@ -48,9 +50,10 @@ func (h *hub) usage(i, attempt int, payload []byte) {
 		}
 		h.w.result.Segments++
 		h.inTurn(row, m, seg, payload)
-		h.postUsage(row, seg, false)
+		h.bill(row, seg)
 		m.ahead[at.Number] = at
 		m.Watermark = m.Advance(m.ahead)
+		h.settle(row)
 	}
 	ack.posted, ack.archived, ack.postedSHA256 = m.Number, m.archived, m.SHA256
 	h.w.nodes[i].up.carry(false, "usage ack", func() { h.w.nodes[i].up.acked(ack) })
@@ -100,7 +103,7 @@ func (h *hub) hello(i, attempt int, g greeting) {
 	}
 	u := &h.w.nodes[i].up
 	u.carry(false, "welcome", func() { u.welcomed(answer) })
-	h.look(i, 0)
+	h.sync(i, 0)
 }
 
 // gone is the end of a connection, unless a newer one has replaced it.
@@ -125,7 +128,7 @@ func (h *hub) refused(i, attempt int, reason string, generation uint64) {
 		return
 	}
 	if reason == protocol.RefusalOlder || reason == protocol.RefusalConflict {
-		h.look(i, generation+1)
+		h.sync(i, generation+1)
 	}
 }
 
@@ -143,7 +146,7 @@ func (h *hub) report(i, attempt int, r statusReport) {
 				h.hear(row, m, said[m.id], r)
 			}
 		}
-		h.look(i, 0)
+		h.sync(i, 0)
 	}
 	u := &h.w.nodes[i].up
 	u.carry(false, "report ack", func() { u.reportAcked(attempt, r.counter) })
@@ -163,7 +166,7 @@ func (h *hub) hear(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus, r sta
 		// The node never had it; or the state that it brought to a restored hub shows that it was through with it; or its
 		// disk has forgotten it, and whatever of it were still on the machine would have been found.
 		h.removed(row, m, h.w.now)
-		h.settle(m)
+		h.booked(h.rows.books.Settle(m.id))
 		return
 	case s == nil:
 		return
@@ -193,6 +196,7 @@ func (h *hub) hear(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus, r sta
 func (h *hub) removed(row *nodeRow, m *memberRow, at instant) {
 	m.gone = true
 	row.free(m)
-	h.close(m, at.time())
+	h.booked(h.rows.books.Close(m.id, at.time(), h.w.now.time()))
+	h.settle(row)
 	h.w.trace("removed", row.i, 0, m.id)
 }

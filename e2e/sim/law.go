@@ -2,11 +2,12 @@ package sim
 
 import (
 	"fmt"
-	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -63,8 +64,7 @@ func (t *truth) asked(m *memberRow, mood float64) {
 		id: m.id, node: m.node, wanted: true, revision: 1, mood: mood, thin: thin(m.org),
 		accelerators: m.accelerators,
 	}
-	l := m.subject.lease()
-	x.leases = append(x.leases, rating.Interval{From: l.issuedAt, To: l.expiresAt})
+	x.leases = append(x.leases, t.w.hub.rows.books.Lease(m.id).Window())
 	t.members[m.id], t.order = x, append(t.order, x)
 }
 
@@ -119,9 +119,9 @@ func (t *truth) doubt(n *node) {
 	}
 }
 
-func (t *truth) leased(m *memberRow, l leaseRow) {
+func (t *truth) leased(m *memberRow, l billing.Lease) {
 	if x := t.members[m.id]; x != nil {
-		x.leases = rating.Union(append(x.leases, rating.Interval{From: l.issuedAt, To: l.expiresAt}))
+		x.leases = rating.Union(append(x.leases, l.Window()))
 	}
 }
 
@@ -213,11 +213,8 @@ func (t *truth) coldBoot(n *node) {
 }
 
 // billed checks law 5 for a stretch of time that the hub has just accepted.
-func (t *truth) billed(m *memberRow, meter string, p rating.Interval, quantity int64) {
-	if meter != protocol.MeterSessionSeconds {
-		return
-	}
-	s, x := &m.subject, t.members[m.id]
+func (t *truth) billed(m *memberRow, p rating.Interval, quantity int64) {
+	s, x := &m.audit, t.members[m.id]
 	if len(rating.Intersect(p, s.seen)) > 0 {
 		t.w.fail(5, "%s is billed twice for %s to %s", m.id, p.From, p.To)
 	}
@@ -246,43 +243,55 @@ func (t *truth) check() {
 
 // money is law 6, and the part of law 7 that follows.
 func (t *truth) money() {
-	r := &t.w.hub.rows
-	sum := r.revenue + r.writeOff + r.credit
-	for o, wallet := range r.wallets {
-		if wallet < 0 {
-			t.w.fail(7, "the wallet of org %d is at %d", o, wallet)
+	b := t.w.hub.rows.books
+	var sum int64
+	for account, nanos := range b.Balances {
+		if strings.HasPrefix(account, billing.WalletAccount("")) && nanos < 0 {
+			t.w.fail(7, "%s is at %d", account, nanos)
 		}
-		sum += wallet
-	}
-	for i := range r.nodes {
-		sum += r.nodes[i].host
-		for _, m := range r.nodes[i].members {
-			sum += m.holdAccount
-			t.hold(m)
-		}
+		sum += nanos
 	}
 	if sum != 0 {
 		t.w.fail(6, "all accounts sum to %d", sum)
 	}
+	hours := map[string]*rating.Accrual{}
+	for k, a := range b.Book.Accruals {
+		if k.Meter != protocol.MeterSessionSeconds {
+			continue
+		}
+		p := b.Prices[0]
+		if charged, err := rating.Charge(p.Nanos, p.PerQuantity, a.Quantity); err != nil || charged != a.ChargedNanos ||
+			a.ChargedNanos != a.CollectedNanos+a.WrittenOffNanos {
+			t.w.fail(6, "an hour of %s is charged %d for %d", k.MemberID, a.ChargedNanos, a.Quantity)
+		}
+		total := hours[k.MemberID]
+		if total == nil {
+			total = &rating.Accrual{}
+			hours[k.MemberID] = total
+		}
+		total.Quantity += a.Quantity
+		total.CollectedNanos += a.CollectedNanos
+	}
+	for i := range t.w.hub.rows.nodes {
+		for _, m := range t.w.hub.rows.nodes[i].members {
+			t.hold(m, hours[m.id])
+		}
+	}
 }
 
-func (t *truth) hold(m *memberRow) {
-	s, p := &m.subject, price()
-	if m.holdAccount != s.balance() || s.balance() < 0 {
-		t.w.fail(6, "the hold of %s says %d, its account %d", m.id, s.balance(), m.holdAccount)
+// hold checks that a member's hold, its account and its hours say the same.
+func (t *truth) hold(m *memberRow, hours *rating.Accrual) {
+	b := t.w.hub.rows.books
+	h := b.Book.Holds[m.id]
+	if account := b.Balances[billing.HoldAccount(m.id)]; account != h.Balance() || account < 0 {
+		t.w.fail(6, "the hold of %s says %d, its account %d", m.id, h.Balance(), account)
 	}
-	var quantity, collected int64
-	for _, a := range s.accruals {
-		charged, err := rating.Charge(p.Nanos, p.PerQuantity, a.Quantity)
-		if err != nil || charged != a.ChargedNanos || a.ChargedNanos != a.CollectedNanos+a.WrittenOffNanos {
-			t.w.fail(6, "an hour of %s is charged %d for %d", m.id, a.ChargedNanos, a.Quantity)
-		}
-		quantity += a.Quantity
-		collected += a.CollectedNanos
+	if hours == nil {
+		hours = &rating.Accrual{}
 	}
-	if collected != s.posted || quantity != s.billed {
-		t.w.fail(6, "%s has %d collected and %d posted, %d accrued and %d billed", m.id, collected, s.posted, quantity,
-			s.billed)
+	if hours.CollectedNanos != h.Posted || hours.Quantity != m.audit.billed {
+		t.w.fail(6, "%s has %d collected and %d posted, %d accrued and %d billed", m.id, hours.CollectedNanos, h.Posted,
+			hours.Quantity, m.audit.billed)
 	}
 }
 
@@ -307,7 +316,7 @@ func (t *truth) time() {
 }
 
 func (t *truth) memberTime(m *memberRow) {
-	x, s := t.members[m.id], &m.subject
+	x, s := t.members[m.id], &m.audit
 	ran := x.total(t.w.now)
 	t.w.result.BilledSeconds += s.billed / int64(second)
 	t.w.result.RanSeconds += int64(ran / second)
@@ -373,8 +382,9 @@ func (t *truth) sameView(n *node, row *nodeRow, stuck func(string, ...any)) {
 		case x.mood == 0 && !x.thin:
 			t.sameStatus(n, m, stuck)
 		}
-		if l := n.store.leases[m.id]; m.wanted && !x.thin && l.GetLeaseNo() != m.subject.lease().no {
-			stuck("%s has lease %d on the node, the hub has issued %d", m.id, l.GetLeaseNo(), m.subject.lease().no)
+		issued := t.w.hub.rows.books.Lease(m.id)
+		if l := n.store.leases[m.id]; m.wanted && !x.thin && l.GetLeaseNo() != uint64(issued.No) {
+			stuck("%s has lease %d on the node, the hub has issued %d", m.id, l.GetLeaseNo(), issued.No)
 		}
 	}
 }
@@ -390,9 +400,7 @@ func (t *truth) sameStatus(n *node, m *memberRow, stuck func(string, ...any)) {
 		}
 		return
 	}
-	if m.subject.openedAt.Before(time.Unix(0, math.MaxInt64)) {
-		stuck("%s is wanted and unknown on the node", m.id)
-	}
+	stuck("%s is wanted and unknown on the node", m.id)
 }
 
 func (t *truth) hubSays(n *node, memberID string) string {
@@ -400,10 +408,9 @@ func (t *truth) hubSays(n *node, memberID string) string {
 	if m == nil {
 		return "the hub does not know it"
 	}
-	l := m.subject.lease()
+	l, p := t.w.hub.rows.books.Lease(memberID), t.w.hub.rows.books.Prices[0]
 	used := instant(n.store.consumed[memberID][protocol.MeterSessionSeconds]).dur()
-	return fmt.Sprintf("the hub has lease %d until %s for %s, used %s, billed %s, suspended %s, leases lost %t", l.no,
-		l.expiresAt.Format(time.RFC3339),
-		instant(rating.Affords(price().Nanos, price().PerQuantity, l.cap)).dur(), used, instant(m.subject.billed).dur(),
-		instant(m.subject.suspended).dur(), m.subject.lostLeases)
+	return fmt.Sprintf("the hub has lease %d until %s for %s, used %s, billed %s, suspended %s, leases lost %t", l.No,
+		l.ExpiresAt.Format(time.RFC3339), instant(rating.Affords(p.Nanos, p.PerQuantity, l.CapNanos)).dur(), used,
+		instant(m.audit.billed).dur(), instant(m.audit.suspended).dur(), m.audit.lostLeases)
 }

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"strconv"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -44,17 +43,15 @@ func (h *hub) adopt(row *nodeRow, g greeting) {
 	}
 	for _, l := range g.leases {
 		m := row.member(l.GetMemberId())
-		if m == nil || m.gone || l.GetLeaseNo() <= m.subject.lease().no {
+		if m == nil || m.gone {
 			continue
 		}
-		expires := l.GetExpiresAt().AsTime()
-		m.subject.lostLeases = true
-		m.subject.leases = append(m.subject.leases, leaseRow{
-			no: l.GetLeaseNo(), issuedAt: expires.Add(-time.Duration(l.GetDurationSeconds()) * time.Second), expiresAt: expires,
-			cap: l.GetCapNanos(),
-		})
-		m.subject.openedAt = earlier(m.subject.openedAt, m.subject.lease().issuedAt)
-		h.place(m, max(min(l.GetCapNanos()-m.subject.placed, h.rows.wallets[m.org]), 0))
+		_, recovered, err := h.rows.books.RecoverLease(l)
+		h.booked(err)
+		if !recovered {
+			continue
+		}
+		m.audit.lostLeases = true
 		h.planRenewal(m)
 	}
 }
@@ -132,7 +129,7 @@ func (h *hub) memberOf(row *nodeRow, w *protocol.Workload) *memberRow {
 	m := &memberRow{
 		node: row.i, id: w.GetId(), instance: w.GetInstanceId(), allocation: w.GetAllocationId(), revision: w.GetRevision(),
 		wanted:  true,
-		stopped: w.GetStopped(), services: w.GetServices(), subject: newSubject(h.w.now.time()),
+		stopped: w.GetStopped(), services: w.GetServices(),
 	}
 	m.org, _ = strconv.Atoi(w.GetOrgId())
 	for _, s := range w.GetServices() {
@@ -140,12 +137,6 @@ func (h *hub) memberOf(row *nodeRow, w *protocol.Workload) *memberRow {
 		m.memoryBytes += int64(s.GetResources().GetMemoryBytes())
 		m.accelerators = append(m.accelerators, s.GetResources().GetAcceleratorIds()...)
 	}
+	h.openMember(m, h.w.now.time())
 	return m
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
 }

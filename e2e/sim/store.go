@@ -353,10 +353,3 @@ func (s *store) desired() agent.Desired {
 	}
 	return d
 }
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}

@@ -189,7 +189,7 @@ func Run(cfg Config) (Result, error) {
 		}
 		e.do()
 	}
-	w.result.Digest = w.digest.Sum64()
+	w.result.Digest, w.result.Postings = w.digest.Sum64(), w.hub.rows.books.Postings
 	if w.broken != nil {
 		return w.result, w.broken
 	}

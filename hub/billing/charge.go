@@ -3,7 +3,6 @@ package billing
 import (
 	"cmp"
 	"errors"
-	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -251,7 +250,7 @@ func (k SuspendedKey) Compare(o SuspendedKey) int {
 
 // SuspendedTotals sums what the batch adds to suspense, for the members whose lease it counts against: the node has
 // counted it there. Usage that was billed before, and what another node reports, is not part of it. A sum is bounded by
-// most: what the node can have measured since the member was opened.
+// most: what the node can have measured.
 func (b *Batch) SuspendedTotals() (added, most map[SuspendedKey]int64) {
 	added, most = map[SuspendedKey]int64{}, map[SuspendedKey]int64{}
 	for _, row := range b.Suspended {
@@ -260,22 +259,19 @@ func (b *Batch) SuspendedTotals() (added, most map[SuspendedKey]int64) {
 			continue
 		}
 		k := SuspendedKey{m.ID, row.Meter}
-		if _, seen := most[k]; !seen {
-			most[k] = m.measurable(row.Meter, b.now)
-		}
+		most[k] = max(most[k], m.measurable(row.Meter, row.Piece.Span.From, b.now))
 		added[k] = min(added[k]+min(row.Piece.Quantity, most[k]), most[k])
 	}
 	return added, most
 }
 
-// measurable is the most of a meter that the member's node can have measured by now.
-func (m *Member) measurable(meter string, now time.Time) int64 {
-	most, ok := m.MaxUse(meter, max(now.Add(maxClockSkew).Sub(m.OpenedAt).Microseconds(), 0))
+// measurable is the most of a meter that the member's node can have measured by now. A restored hub may have forgotten
+// when it opened a member that a node brought back: then usage from before OpenedAt counts, too.
+func (m *Member) measurable(meter string, from, now time.Time) int64 {
+	since := earliest(m.OpenedAt, latest(from, m.OpenedAt.Add(-StaleAfter)))
+	most, ok := m.MaxUse(meter, max(now.Add(maxClockSkew).Sub(since).Microseconds(), 0))
 	if !ok {
 		return maxSuspended
 	}
 	return min(most, maxSuspended)
 }
-
-// DrawnMembers are the members in Drawn, in order.
-func (b *Batch) DrawnMembers() []string { return slices.Sorted(maps.Keys(b.Drawn)) }

@@ -152,6 +152,29 @@ func DueNow(suspendedMicros, suspendedAtLease int64) bool {
 	return suspendedMicros-suspendedAtLease > HoldMargin.Microseconds()
 }
 
+const (
+	// firstRetry is the pause after a first failure; it doubles with each further one, up to LastRetry.
+	firstRetry = time.Minute
+	// LastRetry is the longest pause.
+	LastRetry = time.Hour
+)
+
+// RetryAfter is the pause after so many failures in a row.
+func RetryAfter(failures int64) time.Duration { return retryAfter(failures, LastRetry) }
+
+func retryAfter(failures int64, longest time.Duration) time.Duration {
+	return min(firstRetry<<min(max(failures, 1)-1, 10), longest)
+}
+
+// RetryRenewal is the pause after so many renewals in a row that the wallet did not cover. While the newest lease runs
+// it is worth asking often; a grant of credit makes the member due at once.
+func RetryRenewal(failures int64, leasedUntil, now time.Time) time.Duration {
+	if leasedUntil.After(now) {
+		return retryAfter(failures, HoldMargin)
+	}
+	return RetryAfter(failures)
+}
+
 // Surplus is what the hold of a member that does not run has beyond the usage that may still arrive.
 func Surplus(m Member, p Past, prices []FrozenPrice) int64 {
 	need, ok := m.MaxCost(prices, p.UnreportedMicros+HoldMargin.Microseconds())

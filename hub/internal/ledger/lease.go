@@ -192,12 +192,8 @@ func RenewLease(ctx context.Context, tx db.Tx, r LeaseRequest) (out Renewal, err
 	if err != nil {
 		return out, err
 	}
-	// While the lease still runs it is worth asking often; a grant of credit makes the member due at once.
-	most := lastRetry
-	if leased.After(r.Now) {
-		most = billing.HoldMargin
-	}
-	return out, setAside(ctx, tx, s.ID, s.failures+1, r.Now.Add(retryAfter(s.failures+1, most)))
+	pause := billing.RetryRenewal(s.failures+1, leased, r.Now)
+	return out, setAside(ctx, tx, s.ID, s.failures+1, r.Now.Add(pause))
 }
 
 // ReduceHold is for a member that is not to run: it gets no further lease, and once its last one has ended, what its
@@ -229,7 +225,7 @@ func ReduceHold(ctx context.Context, tx db.Tx, subjectID string, now time.Time) 
 	}
 	if p.UnreportedMicros > billing.HoldMargin.Microseconds() {
 		// Its node has yet to say that nothing of the member runs, or to bring what ran.
-		return setRenewal(ctx, tx, s.ID, now.Add(lastRetry))
+		return setRenewal(ctx, tx, s.ID, now.Add(billing.LastRetry))
 	}
 	return setRenewal(ctx, tx, s.ID, time.Time{})
 }

@@ -189,12 +189,6 @@ func SettleDue(ctx context.Context, tx db.Tx, subjectID string, now time.Time) (
 	return s.failures > 0, settleFinal(ctx, tx, s, now)
 }
 
-const (
-	// firstRetry is the pause after a row's first failure; it doubles with each further one, up to lastRetry.
-	firstRetry = time.Minute
-	lastRetry  = time.Hour
-)
-
 // SetAside keeps a subject that cannot be processed out of the periodic passes for a while, so that it is not taken
 // first again.
 func SetAside(ctx context.Context, tx db.Tx, subjectID string, now time.Time) error {
@@ -202,11 +196,7 @@ func SetAside(ctx context.Context, tx db.Tx, subjectID string, now time.Time) er
 	if err != nil {
 		return err
 	}
-	return setAside(ctx, tx, subjectID, s.failures+1, now.Add(retryAfter(s.failures+1, lastRetry)))
-}
-
-func retryAfter(failures int64, most time.Duration) time.Duration {
-	return min(firstRetry<<min(failures-1, 10), most)
+	return setAside(ctx, tx, subjectID, s.failures+1, now.Add(billing.RetryAfter(s.failures+1)))
 }
 
 // settleFinal settles a closed member once its node's records are here up to the final one.

@@ -3,7 +3,6 @@ package ledger
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -61,23 +59,14 @@ func (s Segment) Passed(number uint64) Segment {
 // ReadSegment reads a segment without a look at the books, so that many can be read at once while others are billed.
 // Its numbers must be one run without a gap: one that is not is refused, for good.
 func ReadSegment(nodeID, incarnation string, seg *protocol.UsageSegment) (Segment, error) {
-	out := Segment{
-		store: store{NodeID: nodeID, Incarnation: incarnation}, number: seg.GetNumber(),
-		records: make([]billing.Record, len(seg.GetRecords())),
+	records, err := billing.ReadRecords(nodeID, incarnation, seg)
+	if err != nil {
+		return Segment{}, fault.New(fault.Unprocessable, "segment_numbering", "The records of a usage segment are not "+
+			"numbered in a row.", err).Permanent()
 	}
-	for i, r := range seg.GetRecords() {
-		out.records[i] = billing.Record{
-			Store: out.store, Sequence: int64(r.GetSequence()), MemberID: name(r.GetMemberId()), Meter: name(r.GetMeter()),
-			Quantity: r.GetQuantity(), RunID: name(r.GetRunId()), LeaseNo: int64(r.GetLeaseNo()), Final: r.GetFinal(),
-			Span: rating.Interval{From: when(r.GetStartedAt()), To: when(r.GetEndedAt())},
-		}
-		if out.records[i].Sequence <= 0 || i > 0 && out.records[i].Sequence != out.records[i-1].Sequence+1 {
-			return Segment{}, fault.New(fault.Unprocessable, "segment_numbering", "The records of a usage segment are not "+
-				"numbered in a row.",
-				fmt.Errorf("segment %d, record %d", seg.GetNumber(), i)).Permanent()
-		}
-	}
-	return out, nil
+	return Segment{
+		store: store{NodeID: nodeID, Incarnation: incarnation}, number: seg.GetNumber(), records: records,
+	}, nil
 }
 
 // PostUsage bills segments, of one node or of many, in the caller's transaction: usage rows, hours and the signed
@@ -122,34 +111,6 @@ func PostUsage(ctx context.Context, tx db.Tx, now time.Time, segments ...Segment
 		return 0, err
 	}
 	return len(records), nil
-}
-
-// maxNameBytes bounds ids and names in a record; a longer one is cut, so that it can be written down at all.
-const maxNameBytes = 128
-
-// name makes a node's text fit for the database, which takes no NUL.
-func name(s string) string {
-	s = strings.ReplaceAll(strings.ToValidUTF8(s, ""), "\x00", "")
-	if len(s) > maxNameBytes {
-		s = strings.ToValidUTF8(s[:maxNameBytes], "")
-	}
-	return s
-}
-
-// when reads a wire time; what cannot be a time of usage becomes the zero time, which is malformed.
-func when(ts interface {
-	IsValid() bool
-	AsTime() time.Time
-},
-) time.Time {
-	if !ts.IsValid() {
-		return time.Time{}
-	}
-	t := ts.AsTime().Truncate(time.Microsecond)
-	if t.Year() < 2000 || t.Year() > 9000 {
-		return time.Time{}
-	}
-	return t
 }
 
 // sequenceRange is a run of posted record numbers, both ends included.

@@ -1,0 +1,144 @@
+package sim
+
+import (
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/gpuaas/gpuaas/e2e/sim/books"
+	"github.com/gpuaas/gpuaas/hub/billing"
+	"github.com/gpuaas/gpuaas/hub/rating"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// waitForRecovery is when a renewal is tried again whose node a restored hub still waits for.
+const waitForRecovery = 10 * minute
+
+// newBooks has one price for everybody: half a unit an hour of running, of which the host gets 70 %.
+func newBooks(w *World) *books.Books {
+	return books.New(books.Config{
+		Currency: "EUR",
+		Prices: []billing.FrozenPrice{{
+			Meter: protocol.MeterSessionSeconds, PriceID: "price-1", Nanos: 500_000_000, PerQuantity: int64(hour),
+			HostBasisPoints: 7000,
+		}},
+		Faults: books.Faults{
+			NoClip: w.breaks(BreakClip), NoSuspendedCost: w.breaks(BreakCap), NoHostLeg: w.breaks(BreakBalance),
+		},
+	})
+}
+
+// audit is what the checker has seen of a member's bill. It is backed up and restored with the rows.
+type audit struct {
+	// billed and suspended are running time in microseconds; seen is the time that is billed.
+	billed, suspended int64
+	seen              []rating.Interval
+	// lostLeases says that a restored hub has forgotten leases of the member.
+	lostLeases bool
+}
+
+// openMember starts billing of a member.
+func (h *hub) openMember(m *memberRow, at time.Time) {
+	h.rows.books.Open(strconv.Itoa(m.org), billing.Member{
+		ID: m.id, NodeID: h.rows.nodes[m.node].id, CPUMillis: m.cpuMillis, MemoryBytes: m.memoryBytes, OpenedAt: at,
+	})
+}
+
+// issueLease gives a member its next lease; false when the wallet does not cover it.
+func (h *hub) issueLease(m *memberRow) bool {
+	l, err := h.rows.books.IssueLease(m.id, h.w.now.time(), h.w.cfg.Lease)
+	if errors.Is(err, books.ErrUnaffordable) {
+		m.renewFailures++
+		return false
+	}
+	h.booked(err)
+	m.renewFailures = 0
+	h.w.result.Leases++
+	h.w.truth.leased(m, l)
+	h.planRenewal(m)
+	return true
+}
+
+// booked fails law 6 where a posting is not balanced.
+func (h *hub) booked(err error) {
+	if err != nil {
+		h.w.fail(6, "%v", err)
+	}
+}
+
+// planRenewal schedules the next lease.
+func (h *hub) planRenewal(m *memberRow) {
+	l := h.rows.books.Lease(m.id)
+	at := h.w.now + minute
+	if l.No > 0 {
+		at = since(l.RenewAt())
+	}
+	h.renewAt(m.node, m.id, l.No, at)
+}
+
+func (h *hub) renewAt(node int, memberID string, no int64, at instant) {
+	life := h.life
+	h.w.after(at-h.w.now, -1, "renew", func() {
+		row, b := &h.rows.nodes[node], h.rows.books
+		m := row.member(memberID)
+		if h.life != life || !h.up || m == nil || !b.IsOpen(memberID) || b.Lease(memberID).No != no {
+			return
+		}
+		if row.behind() {
+			h.renewAt(node, memberID, no, h.w.now+waitForRecovery)
+			return
+		}
+		if !h.issueLease(m) {
+			pause := billing.RetryRenewal(m.renewFailures, b.Lease(memberID).ExpiresAt, h.w.now.time())
+			h.renewAt(node, memberID, no, h.w.now+span(pause))
+			return
+		}
+		h.sync(node, 0)
+	})
+}
+
+// bill posts a segment and shows the checker what is billed.
+func (h *hub) bill(row *nodeRow, seg *protocol.UsageSegment) {
+	b := h.rows.books
+	charged, err := b.Post(row.id, seg.GetIncarnation(), seg, h.w.now.time())
+	if err != nil {
+		h.booked(err)
+		return
+	}
+	for _, a := range charged.Accepted {
+		if a.Meter != protocol.MeterSessionSeconds {
+			continue
+		}
+		m := row.member(a.MemberID)
+		for _, p := range a.Pieces {
+			if p.Reason == "" {
+				h.w.truth.billed(m, p.Span, p.Quantity)
+			}
+		}
+	}
+	var renew []string
+	for _, s := range charged.Suspended {
+		if s.Meter != protocol.MeterSessionSeconds || s.Piece.Reason == billing.SuspenseUnknownSubject {
+			continue
+		}
+		row.member(s.MemberID).audit.suspended += s.Piece.Quantity
+		if len(renew) == 0 || renew[len(renew)-1] != s.MemberID {
+			renew = append(renew, s.MemberID)
+		}
+	}
+	for _, id := range renew {
+		if l := b.Lease(id); l.No > 0 && b.RenewNow(id) && !h.w.breaks(BreakCap) {
+			h.renewAt(row.i, id, l.No, h.w.now)
+		}
+	}
+}
+
+// settle gives back the holds of the node's closed members whose final record is posted.
+func (h *hub) settle(row *nodeRow) {
+	for _, m := range row.members {
+		if final := h.rows.books.Members[m.id].Final; !m.settled && final.Incarnation != "" {
+			h.booked(h.rows.books.SettleFinal(m.id, int64(row.mark(final.Incarnation).LastRecord)))
+			m.settled = h.rows.books.Members[m.id].Settled
+		}
+	}
+}
