@@ -170,7 +170,7 @@ func listFlows(source net.IP) ([][]byte, error) {
 	return flows, nil
 }
 
-// hasSource looks into a flow's attributes.
+// hasSource reports whether a flow with these attributes was begun by the address.
 func hasSource(attributes []byte, source net.IP) bool {
 	inside := attributes
 	for _, path := range []int{nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_SRC} {

@@ -1,13 +1,11 @@
 package network_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -22,7 +20,6 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/e2e/leakcheck"
-	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // inside marks the second run of this program, in namespaces of its own.
@@ -278,134 +275,6 @@ func TestNeighboursDoNotMeet(t *testing.T) {
 	}
 }
 
-func TestLastOneTakesEverythingAlong(t *testing.T) {
-	f := newFixture(t)
-	sysctls := func() map[string]string {
-		s, err := leakcheck.Take(leakcheck.Scope{Files: []string{filepath.Dir(f.outside)}})
-		require.NoError(t, err)
-		return s.Items[leakcheck.Sysctl]
-	}
-	before := sysctls()
-	f.setup("m1", tcp(21001, 80))
-	f.setup("m2", tcp(21002, 80), network.PortMapping{HostPort: 21002, ContainerPort: 53, Protocol: "udp"})
-	members, err := f.n.List(ctxOf(t))
-	require.NoError(t, err)
-	require.Equal(t, []string{"m1", "m2"}, members)
-	require.Equal(t, "1", sysctls()["net.ipv4.ip_forward"])
-	left, err := f.n.Leftovers(ctxOf(t), "m2")
-	require.NoError(t, err)
-	for _, kind := range []string{
-		protocol.AbsentAddress, protocol.AbsentNetworkNamespace, protocol.AbsentPort,
-		protocol.AbsentRule,
-	} {
-		require.Contains(t, strings.Join(left, "\n"), kind+" ")
-	}
-	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
-	_, err = call(t, "", "127.0.0.1:21002", unreachable)
-	require.ErrorContains(t, err, "refused", "the other is still published, nobody listens inside")
-	require.NoError(t, f.n.Remove(ctxOf(t), "m2"))
-	require.NoError(t, f.n.Remove(ctxOf(t), "m2"))
-	left, err = f.n.Leftovers(ctxOf(t), "m2")
-	require.NoError(t, err)
-	require.Empty(t, left)
-	require.Equal(t, before, sysctls())
-	require.Empty(t, sh(t, "nft list tables"), "not even an empty table is left")
-	// The guard of the fixture looks at the rest.
-}
-
-// An agent that was killed while it left has removed its bridge and restored nothing: the next one restores what the
-// first found.
-func TestWhatAKilledAgentLeftIsRestoredByTheNext(t *testing.T) {
-	f := newFixture(t)
-	before := forwarding(t)
-	f.setup("m1")
-	require.Equal(t, "1", forwarding(t))
-	sh(t, "ip link del "+f.cfg.Bridge)
-	other := *f
-	other.n = nil
-	other.cfg = f.config(filepath.Dir(f.cfg.StateDir))
-	other.n = other.open()
-	t.Cleanup(func() { require.NoError(t, other.n.Purge(ctxOf(t))) })
-	other.setup("m2")
-	require.NoError(t, other.n.Remove(ctxOf(t), "m2"))
-	require.Equal(t, before, forwarding(t))
-}
-
-func forwarding(t *testing.T) string {
-	t.Helper()
-	return strings.TrimSpace(sh(t, "cat /proc/sys/net/ipv4/ip_forward"))
-}
-
-func TestOthersChainsAndForwardingStay(t *testing.T) {
-	f := newFixture(t)
-	sh(t, "iptables -w -t nat -N CNI-HOSTPORT-DNAT && iptables -w -t nat -A PREROUTING -m addrtype --dst-type LOCAL -j "+
-		"CNI-HOSTPORT-DNAT && echo 1 > /proc/sys/net/ipv4/ip_forward")
-	t.Cleanup(func() {
-		sh(t, "iptables -w -t nat -F && iptables -w -t nat -X && nft delete table ip nat; echo 0 > "+
-			"/proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv4/conf/all/accept_redirects")
-	})
-	scope := leakcheck.Scope{Kinds: noticed(), Files: []string{t.TempDir()}}
-	before, err := leakcheck.Take(scope)
-	require.NoError(t, err)
-	f.setup("m1", tcp(21001, 80))
-	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
-	after, err := leakcheck.Take(scope)
-	require.NoError(t, err)
-	require.Empty(t, leakcheck.Diff(before, after))
-}
-
-func TestPublishedPortsOutliveTheAgent(t *testing.T) {
-	f := newFixture(t)
-	a := f.setup("m1", tcp(21001, 8080))
-	serve(t, a.NetNSPath, ":8080")
-	f.n = f.open()
-	f.setup("m2", tcp(21002, 8080)) // makes the firewall table anew
-	_, err := call(t, "", "127.0.0.1:21001", reachable)
-	require.NoError(t, err)
-}
-
-func TestTwoAgentsShareAndTheLastRestores(t *testing.T) {
-	f := newFixture(t)
-	other := *f
-	other.n = nil
-	other.cfg = f.config(filepath.Dir(f.cfg.StateDir))
-	other.n = other.open()
-	forwarding := func() string { return sh(t, "cat /proc/sys/net/ipv4/ip_forward") }
-	require.Equal(t, "0", forwarding())
-	f.setup("m1", tcp(21001, 8080))
-	a := other.setup("m2", tcp(21002, 8080))
-	require.NoError(t, f.n.Purge(ctxOf(t)))
-	require.Equal(t, "1", forwarding(), "the other agent needs it")
-	serve(t, a.NetNSPath, ":8080")
-	_, err := call(t, "", "127.0.0.1:21002", reachable)
-	require.NoError(t, err)
-	require.NoError(t, other.n.Purge(ctxOf(t)))
-	require.Equal(t, "0", forwarding())
-	require.NoDirExists(t, f.cfg.SharedDir)
-}
-
-// TestMembersReachOutWhereTheHostForwardsNothing is a host with Docker or ufw.
-func TestMembersReachOutWhereTheHostForwardsNothing(t *testing.T) {
-	f := newFixture(t)
-	sh(t, "iptables -w -P FORWARD DROP")
-	t.Cleanup(func() { sh(t, "iptables -w -P FORWARD ACCEPT && iptables -w -X; nft delete table ip filter") })
-	serve(t, f.outside, ":9000")
-	before := sh(t, "iptables-save -t filter | grep -v '^#'")
-	a := f.setup("m1", tcp(21001, 8080))
-	_, err := call(t, a.NetNSPath, outsideIP+":9000", reachable)
-	require.NoError(t, err)
-	b := f.setup("m2", tcp(21002, 8080))
-	serve(t, b.NetNSPath, ":8080")
-	_, err = call(t, a.NetNSPath, b.IP+":8080", unreachable)
-	require.Error(t, err, "neighbours do not meet all the same")
-	f.n = f.open()
-	f.setup("m2", tcp(21002, 8080))
-	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
-	require.NoError(t, f.n.Remove(ctxOf(t), "m2"))
-	strip := func(s string) string { return regexp.MustCompile(`\[\d+:\d+\]`).ReplaceAllString(s, "") }
-	require.Equal(t, strip(before), strip(sh(t, "iptables-save -t filter | grep -v '^#'")))
-}
-
 func TestSetupIsRepeatable(t *testing.T) {
 	f := newFixture(t)
 	one := f.setup("m1", tcp(21001, 8080))
@@ -420,85 +289,6 @@ func TestSetupIsRepeatable(t *testing.T) {
 	f.setup("m1", tcp(21005, 8080))
 	_, err = call(t, "", "127.0.0.1:21001", unreachable)
 	require.Error(t, err, "the old port is closed")
-}
-
-// TestCrashBetweenAnyTwoStepsIsMadeGood leaves what a kill -9 in the middle would leave.
-func TestCrashBetweenAnyTwoStepsIsMadeGood(t *testing.T) {
-	f := newFixture(t)
-	ns := func(kind string) string { return f.cfg.StateDir + "/ns/m1." + kind }
-	halves := map[string]string{
-		"record only":          "true",
-		"namespace files only": "umount " + ns("net") + " " + ns("user"),
-		"namespace is gone":    "umount " + ns("net") + "; rm -f " + ns("net"),
-		"host link is gone": "ip link del $(ip -o link show type veth master " + f.cfg.Bridge +
-			" | head -1 | sed 's/^[0-9]*: \\([^@]*\\).*/\\1/')",
-		"bridge is gone":    "ip link del " + f.cfg.Bridge,
-		"no open port":      "nft flush map inet gpuaas_" + f.cfg.Bridge + " tcp_ports",
-		"no firewall table": "nft delete table inet gpuaas_" + f.cfg.Bridge,
-		"no address store":  "rm " + f.cfg.StateDir + "/addresses.json",
-	}
-	for name, halve := range halves {
-		for _, then := range []string{"setup", "remove"} {
-			t.Run(name+" then "+then, func(t *testing.T) {
-				f.setup("m1", tcp(21001, 8080))
-				sh(t, halve)
-				require.NoError(t, os.WriteFile(f.cfg.StateDir+"/members/m1.json", unready(t, f.cfg.StateDir+"/members/m1.json"),
-					0o600))
-				f.n = f.open()
-				if then == "setup" {
-					a := f.setup("m1", tcp(21001, 8080))
-					serve(t, a.NetNSPath, ":8080")
-					_, err := call(t, "", "127.0.0.1:21001", reachable)
-					require.NoError(t, err)
-				}
-				require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
-				left, err := f.n.Leftovers(ctxOf(t), "m1")
-				require.NoError(t, err)
-				require.Empty(t, left)
-				// ip complains of named namespaces that others are just removing.
-				require.Empty(t, sh(t, "ip -o link show type veth 2>/dev/null | grep -v up0 || true"))
-				require.Empty(t, sh(t, "nft list tables"))
-			})
-		}
-	}
-}
-
-// unready is a record as it is before the network is ready.
-func unready(t *testing.T, path string) []byte {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	require.NoError(t, err)
-	var r map[string]any
-	require.NoError(t, json.Unmarshal(data, &r))
-	r["ready"] = false
-	delete(r, "ip")
-	data, err = json.Marshal(r)
-	require.NoError(t, err)
-	return data
-}
-
-func TestWhatAnEarlierBootLeftIsForgotten(t *testing.T) {
-	f := newFixture(t)
-	f.setup("m1", tcp(21001, 8080))
-	// The machine goes down: the kernel's state is gone, the files are there.
-	sh(t, "umount "+f.cfg.StateDir+"/ns/*; ip link del "+f.cfg.Bridge+"; nft flush ruleset; echo 0 > "+
-		"/proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv4/conf/all/accept_redirects")
-	require.NoError(t, os.WriteFile(f.cfg.StateDir+"/boot", []byte("another-boot\n"), 0o600))
-	shared, err := filepath.Glob(f.cfg.SharedDir + "/netns-*.json")
-	require.NoError(t, err)
-	data, err := os.ReadFile(shared[0])
-	require.NoError(t, err)
-	boot := sh(t, "cat /proc/sys/kernel/random/boot_id")
-	require.NoError(t, os.WriteFile(shared[0], []byte(strings.ReplaceAll(string(data), boot, "another-boot")), 0o600))
-	f.n = f.open()
-	members, err := f.n.List(ctxOf(t))
-	require.NoError(t, err)
-	require.Empty(t, members)
-	left, err := f.n.Leftovers(ctxOf(t), "m1")
-	require.NoError(t, err)
-	require.Empty(t, left)
-	a := f.setup("m1", tcp(21001, 8080))
-	require.True(t, strings.HasSuffix(a.IP, ".2"), "addresses of the earlier boot are free: "+a.IP)
 }
 
 func TestManyAtOnce(t *testing.T) {
@@ -526,21 +316,6 @@ func TestManyAtOnce(t *testing.T) {
 	members, err := f.n.List(ctxOf(t))
 	require.NoError(t, err)
 	require.Len(t, members, 6)
-}
-
-func TestPortThatSomebodyHasClosedKeepsNoOtherOpen(t *testing.T) {
-	f := newFixture(t)
-	f.setup("stays", tcp(21000, 80))
-	f.setup("m1", tcp(21001, 80), tcp(21002, 80), network.PortMapping{HostPort: 21002, ContainerPort: 53, Protocol: "udp"})
-	sh(t, "nft delete element inet gpuaas_"+f.cfg.Bridge+" tcp_ports '{ 21001 }'")
-	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
-	left, err := f.n.Leftovers(ctxOf(t), "m1")
-	require.NoError(t, err)
-	require.Empty(t, left)
-	require.NotRegexp(t, "2100[12]", sh(t, "nft list ruleset"))
-	left, err = f.n.Leftovers(ctxOf(t), "stays")
-	require.NoError(t, err)
-	require.Contains(t, left, protocol.AbsentPort+" 21000")
 }
 
 func TestBridgeThatSomebodyHasRemovedIsMadeAgain(t *testing.T) {
@@ -615,18 +390,4 @@ func BenchmarkSetupAndRemove(b *testing.B) {
 	b.ReportMetric(float64(up.Milliseconds())/float64(b.N), "ms/setup")
 	b.ReportMetric(float64(down.Milliseconds())/float64(b.N), "ms/remove")
 	require.NoError(b, n.Purge(b.Context()))
-}
-
-func TestAMemberPublishesABoundedNumberOfPorts(t *testing.T) {
-	f := newFixture(t)
-	var ports []network.PortMapping
-	for i := range uint16(33) {
-		ports = append(ports, tcp(41000+i, 8000+i))
-	}
-	_, err := f.n.Setup(ctxOf(t), "m1", ports, nil)
-	require.ErrorContains(t, err, "may publish 32 ports")
-	left, err := f.n.Leftovers(ctxOf(t), "m1")
-	require.NoError(t, err)
-	require.Empty(t, left)
-	f.setup("m1", ports[:32]...)
 }

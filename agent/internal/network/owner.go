@@ -34,7 +34,7 @@ func asOwner(owner uint32, fn func() error) error {
 	if err == nil {
 		err = fn()
 	}
-	// A thread that stays somebody else is never used again.
+	// A thread that keeps another user is never used again.
 	if e := setEffectiveUser(0); e != nil {
 		return errors.Join(err, fmt.Errorf("become root again: %w", e))
 	}

@@ -1,0 +1,30 @@
+package network_test
+
+import (
+	"regexp"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestMembersReachOutWhereTheHostForwardsNothing is a host with Docker or ufw.
+func TestMembersReachOutWhereTheHostForwardsNothing(t *testing.T) {
+	f := newFixture(t)
+	sh(t, "iptables -w -P FORWARD DROP")
+	t.Cleanup(func() { sh(t, "iptables -w -P FORWARD ACCEPT && iptables -w -X; nft delete table ip filter") })
+	serve(t, f.outside, ":9000")
+	before := sh(t, "iptables-save -t filter | grep -v '^#'")
+	a := f.setup("m1", tcp(21001, 8080))
+	_, err := call(t, a.NetNSPath, outsideIP+":9000", reachable)
+	require.NoError(t, err)
+	b := f.setup("m2", tcp(21002, 8080))
+	serve(t, b.NetNSPath, ":8080")
+	_, err = call(t, a.NetNSPath, b.IP+":8080", unreachable)
+	require.Error(t, err, "neighbours do not meet all the same")
+	f.n = f.open()
+	f.setup("m2", tcp(21002, 8080))
+	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
+	require.NoError(t, f.n.Remove(ctxOf(t), "m2"))
+	strip := func(s string) string { return regexp.MustCompile(`\[\d+:\d+\]`).ReplaceAllString(s, "") }
+	require.Equal(t, strip(before), strip(sh(t, "iptables-save -t filter | grep -v '^#'")))
+}
