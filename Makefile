@@ -84,6 +84,11 @@ unit: ## unit, property and integration tests
 e2e: build build-failpoint ## end to end, with the real binaries
 	@$(GO) test -vet=off -p 1 -parallel 3 -timeout 20m $(E2E)
 
+.PHONY: release-fixture
+release-fixture: deps build ## record what a version leaves on disk for the upgrade tests (VERSION=<tag or commit>, else the newest tag)
+	@CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/demo-app ./deploy/demo/app
+	@$(GO) run ./e2e/release/record -version '$(VERSION)'
+
 .PHONY: bench
 bench: build ## measure what is promised in numbers; ROW=<regexp> for some rows, N=<samples> for a quick look
 	@$(GO) run ./e2e/bench -row '$(ROW)' -n $(or $(N),0)

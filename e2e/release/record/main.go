@@ -1,10 +1,10 @@
-// Command yesterday records what a release leaves on the disks of a hub and of a node, for the tests that hold later
-// releases against it. It runs the release's own programs through a short life: an app that runs, one that is stopped,
-// one that is gone, usage that is billed and usage that the node has not been able to send.
+// Command record records what a version leaves on the disks of a hub and of a node, for the tests that hold later
+// versions against it. It builds the version and runs its programs through a short life: an app that runs, one that is
+// stopped, one that is gone, usage that is billed and usage that the node could not send yet.
 //
-//	go run ./e2e/yesterday -bin <directory with the release's programs> -out e2e/testdata/<release>
+//	go run ./e2e/release/record -version v0.1.0
 //
-// What it writes belongs to a hub that never served anybody: the keys among it open nothing else.
+// The recording holds keys, so it stays in .cache and out of the repository; each machine records its own.
 package main
 
 import (
@@ -23,29 +23,63 @@ import (
 
 	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
+	"github.com/gpuaas/gpuaas/e2e/release"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
 const (
-	trustDomain = "yesterday.gpuaas.internal"
+	trustDomain = "release.gpuaas.internal"
 	appSlug     = "hello"
 	// unsentFor is how long the node goes on without its hub, so that usage waits on its disk.
 	unsentFor = 8 * time.Second
+	// limit bounds the whole, with the time to build the programs.
+	limit = 5 * time.Minute
 )
 
 func main() {
-	bin := flag.String("bin", "", "directory with the release's programs")
+	name := flag.String("version", "", "tag or commit; the newest tag where absent")
 	app := flag.String("app", "bin/demo-app", "the app's program")
-	out := flag.String("out", "", "where to write")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()
-	if err := record(ctx, *bin, *app, *out); err != nil {
+	ctx, stop := context.WithTimeout(ctx, limit)
+	defer stop()
+	if err := run(ctx, *name, *app); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		cancel()
 		os.Exit(1) //nolint:gocritic // cancel ran
 	}
+}
+
+// run builds the version, records it and makes it the one that tests read.
+func run(ctx context.Context, name, app string) error {
+	root, err := filepath.Abs(".")
+	if err != nil {
+		return err
+	}
+	version, ok, err := release.Last(ctx, root)
+	if name != "" {
+		version, err = release.Find(ctx, root, name)
+		ok = err == nil
+	}
+	switch {
+	case err != nil:
+		return err
+	case !ok:
+		return errors.New("no release is tagged yet: name a version")
+	}
+	if err := version.Build(ctx, root); err != nil {
+		return err
+	}
+	if err := record(ctx, version.Bin(), app, filepath.Join(version.Dir, "recording")); err != nil {
+		return err
+	}
+	last := filepath.Join(root, ".cache", "release", "last")
+	if err := os.Remove(last); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return os.Symlink(filepath.Join(version.Commit, "recording"), last)
 }
 
 // recording is one hub with one node on this machine.
@@ -60,17 +94,11 @@ type recording struct {
 }
 
 func record(ctx context.Context, bin, app, out string) (err error) {
-	if bin == "" || out == "" {
-		return errors.New("-bin and -out are needed")
-	}
-	if bin, err = filepath.Abs(bin); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(out, 0o755); err != nil {
+	if err := errors.Join(os.RemoveAll(out), os.MkdirAll(out, 0o700)); err != nil {
 		return err
 	}
 	// Below /tmp, where an unprivileged PostgreSQL can work.
-	r := &recording{dir: fmt.Sprintf("/tmp/gpuaas-yesterday-%d", os.Getpid()), bin: bin, out: out}
+	r := &recording{dir: fmt.Sprintf("/tmp/gpuaas-release-%d", os.Getpid()), bin: bin, out: out}
 	if err := os.Mkdir(r.dir, 0o711); err != nil {
 		return err
 	}
@@ -121,9 +149,9 @@ func (r *recording) startNode(ctx context.Context) error {
 	r.agent, err = devcluster.StartAgent(ctx, devcluster.AgentConfig{
 		Bin: r.bin, Dir: filepath.Join(r.dir, "node"), RunDir: filepath.Join(r.dir, "run"), JoinToken: token,
 		APIURL: r.hub.Ready.APIURL, RootFingerprint: r.hub.RootFingerprint,
-		ContainerdAddress: r.containerd.Address, ContainerdNamespace: "yesterday", Bridge: "gpyest0",
+		ContainerdAddress: r.containerd.Address, ContainerdNamespace: "release", Bridge: "gprel0",
 		PodCIDR:   "10.230.0.0/24",
-		PortRange: "23900-23919", CgroupParent: "/gpuaas-yesterday",
+		PortRange: "23900-23919", CgroupParent: "/gpuaas-release",
 		ExtraArgs: []string{
 			"--metering-interval", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval",
 			"5s",
@@ -179,7 +207,7 @@ func (r *recording) live(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if _, err := r.tenant.AwaitDebit(ctx, i.ID); err != nil {
+		if _, err := r.tenant.AwaitCharge(ctx, i.ID); err != nil {
 			return err
 		}
 		r.instances = append(r.instances, i)
