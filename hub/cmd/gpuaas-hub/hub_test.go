@@ -488,7 +488,7 @@ func TestAHubWhoseDatabaseWasTakenOverStops(t *testing.T) {
 	d, err := db.Open(t.Context(), url)
 	require.NoError(t, err)
 	_, err = db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
-		return struct{}{}, tx.Later(t.Context(), `UPDATE hub_lease SET holder = $1, owner = $1`, db.NewID())
+		return struct{}{}, tx.Queue(t.Context(), `UPDATE hub_lease SET holder = $1, owner = $1`, db.NewID())
 	})
 	require.NoError(t, err)
 	d.Close()

@@ -25,7 +25,7 @@ func skuBySlug(ctx context.Context, tx db.Tx, slug string) (SKU, error) {
 }
 
 func insertAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`INSERT INTO allocations (id, org_id, project_id, node_id, sku, capacity_shape, accelerator_count, accelerator_model,
 			cpu_cores, memory_mib, status, requested_by_type, requested_by_id, correlation_id, resource_version, created_at,
 			updated_at, activated_at)
@@ -40,7 +40,7 @@ func updateAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
 	if !a.ReleasedAt.IsZero() {
 		released = &a.ReleasedAt
 	}
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`UPDATE allocations SET status = $2, resource_version = $3, updated_at = $4, released_at = $5 WHERE id = $1`,
 		a.ID, string(a.Status), a.ResourceVersion, a.UpdatedAt, released)
 }
@@ -58,12 +58,12 @@ func insertClaim(ctx context.Context, tx db.Tx, a Allocation, acceleratorID stri
 }
 
 func endClaims(ctx context.Context, tx db.Tx, allocationID string, now time.Time) error {
-	return tx.Later(ctx, `UPDATE claims SET released_at = $2 WHERE allocation_id = $1 AND released_at IS NULL`,
+	return tx.Queue(ctx, `UPDATE claims SET released_at = $2 WHERE allocation_id = $1 AND released_at IS NULL`,
 		allocationID, now)
 }
 
 func insertReservation(ctx context.Context, tx db.Tx, r Reservation, now time.Time) error {
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`INSERT INTO reservations (member_id, allocation_id, cpu_millis, memory_bytes, reserved_at)
 			VALUES ($1, $2, $3, $4, $5)`,
 		r.MemberID, r.AllocationID, r.Choice.Need.CPUMillis, r.Choice.Need.MemoryBytes, now)

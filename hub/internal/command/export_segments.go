@@ -27,7 +27,7 @@ type storeNumber struct {
 // Do emits the segments that were posted in slots that overlap [from, to): first those of the archive, then those that
 // are still to be packed. The hub may be packing meanwhile.
 func (c *ExportSegments) Do(ctx context.Context, nodeID string, from, to time.Time) error {
-	slots, err := db.Look(ctx, c.DB, func(tx db.Tx) ([]ledger.Slot, error) { return ledger.Slots(ctx, tx) })
+	slots, err := db.Query(ctx, c.DB, func(tx db.Tx) ([]ledger.Slot, error) { return ledger.Slots(ctx, tx) })
 	if err != nil {
 		return err
 	}
@@ -54,7 +54,7 @@ func (c *ExportSegments) archived(ctx context.Context, nodeID string, from, to t
 ) (ledger.ArchiveKey, error) {
 	for {
 		var ok bool
-		row, err := db.Look(ctx, c.DB, func(tx db.Tx) (a ledger.Archived, err error) {
+		row, err := db.Query(ctx, c.DB, func(tx db.Tx) (a ledger.Archived, err error) {
 			a, ok, err = ledger.ArchivedOf(ctx, tx, nodeID, from, to, last)
 			return a, err
 		})
@@ -90,7 +90,7 @@ func (c *ExportSegments) unpacked(ctx context.Context, s ledger.Slot, nodeID str
 ) error {
 	var last ledger.SignedSegment
 	for {
-		page, err := db.Look(ctx, c.DB, func(tx db.Tx) ([]ledger.SignedSegment, error) {
+		page, err := db.Query(ctx, c.DB, func(tx db.Tx) ([]ledger.SignedSegment, error) {
 			return ledger.SegmentsOf(ctx, tx, s, nodeID, last, exportPage)
 		})
 		if err != nil {

@@ -84,7 +84,7 @@ func idempotent[T any](ctx context.Context, tx db.Tx, m Meta, seal Sealer, fn fu
 	if text, err = seal.Seal(text, m.aad()); err != nil {
 		return zero, fmt.Errorf("seal the answer to keep: %w", err)
 	}
-	if err := tx.Later(ctx, `UPDATE idempotency SET response = $5
+	if err := tx.Queue(ctx, `UPDATE idempotency SET response = $5
 		WHERE principal_type = $1 AND principal_id = $2 AND route = $3 AND key = $4`,
 		m.Principal.Type, m.Principal.ID, m.Route, m.IdempotencyKey, text); err != nil {
 		return zero, err

@@ -55,7 +55,7 @@ func (p pass[T]) run(ctx context.Context) ([]T, error) {
 		done  []T
 	)
 	for {
-		rows, err := db.Look(ctx, p.db, func(tx db.Tx) ([]T, error) { return p.list(ctx, tx, after) })
+		rows, err := db.Query(ctx, p.db, func(tx db.Tx) ([]T, error) { return p.list(ctx, tx, after) })
 		if err != nil {
 			return done, err
 		}

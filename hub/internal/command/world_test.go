@@ -357,11 +357,11 @@ func (b *breakingTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.
 	return b.Tx.Exec(ctx, sql, args...)
 }
 
-func (b *breakingTx) Later(ctx context.Context, sql string, args ...any) error {
+func (b *breakingTx) Queue(ctx context.Context, sql string, args ...any) error {
 	if b.hit() {
 		return errInjected
 	}
-	return b.Tx.Later(ctx, sql, args...)
+	return b.Tx.Queue(ctx, sql, args...)
 }
 
 func (b *breakingTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {

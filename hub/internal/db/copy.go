@@ -76,7 +76,7 @@ func WithDump(ctx context.Context, d *DB, fn func(*Dump) error) error {
 		if err != nil {
 			return unavailable(err)
 		}
-		dump := &Dump{Tx: &watchedTx{on: begun, conn: conn.Conn()}, conn: conn.Conn()}
+		dump := &Dump{Tx: &retryingTx{on: begun, conn: conn.Conn()}, conn: conn.Conn()}
 		if err := dump.describe(ctx); err != nil {
 			return err
 		}

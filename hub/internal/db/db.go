@@ -26,9 +26,9 @@ type Tx interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-	// Later sends a statement together with the next one, or with COMMIT, and so without a way there and back of its own.
-	// Its result is not told; where it fails, what it was sent with fails. The error is one of before.
-	Later(ctx context.Context, sql string, args ...any) error
+	// Queue sends a statement with the next one or with COMMIT, which saves its round trip. Its result is dropped; where
+	// it fails, the statement that it was sent with fails. The returned error is of an earlier statement.
+	Queue(ctx context.Context, sql string, args ...any) error
 	// Changed names resources that the transaction changes: after the commit, DB.Changes signals their subscribers.
 	Changed(resourceIDs ...string)
 	// CopyIn sends rows in the form that a COPY … FROM STDIN names; CopyRows writes them.
@@ -53,8 +53,8 @@ const (
 	statementCache = 256
 	// connectTimeout bounds one attempt to reach the database.
 	connectTimeout = 10 * time.Second
-	// laterStatements is how many statements wait for the next one at most; then they are sent by themselves.
-	laterStatements = 64
+	// maxQueuedStatements is how many statements wait for the next one at most; then they are sent by themselves.
+	maxQueuedStatements = 64
 	// idleInTransaction is when the database itself ends a transaction that its client left open.
 	idleInTransaction = 60 * time.Second
 )

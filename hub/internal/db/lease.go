@@ -75,7 +75,7 @@ func takeLease(ctx context.Context, d *DB, me Process) error {
 			return struct{}{}, leaseHeld(other, since, silent, remaining)
 		}
 		return struct{}{},
-			tx.Later(ctx, `INSERT INTO hub_lease (name, holder, owner, host, pid, since, heartbeat_at, expires_at)
+			tx.Queue(ctx, `INSERT INTO hub_lease (name, holder, owner, host, pid, since, heartbeat_at, expires_at)
 			VALUES ('hub', $1, $2, $3, $4, now(), now(), now() + $5::INT8 * INTERVAL '1 millisecond')
 			ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, owner = excluded.owner, host = excluded.host, pid =
 			excluded.pid,
@@ -143,5 +143,5 @@ func (l *Lease) End(ctx context.Context) error {
 
 // ForgetLease ends whatever lease was copied with the rows of another database, in the caller's transaction.
 func ForgetLease(ctx context.Context, tx Tx) error {
-	return tx.Later(ctx, `DELETE FROM hub_lease`)
+	return tx.Queue(ctx, `DELETE FROM hub_lease`)
 }

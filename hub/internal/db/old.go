@@ -42,5 +42,5 @@ func DeleteOld(ctx context.Context, tx Tx, o Old[string], query, statement strin
 	if err != nil || len(ids) == 0 {
 		return "", 0, err
 	}
-	return ids[len(ids)-1].String(), len(ids), tx.Later(ctx, statement, ids)
+	return ids[len(ids)-1].String(), len(ids), tx.Queue(ctx, statement, ids)
 }

@@ -51,11 +51,10 @@ func ReadTx[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, er
 	return run(ctx, d, opts, fn)
 }
 
-// Look runs fn without a transaction: each of its statements sees the moment at which it ran, and none may write. It is
-// for what one statement answers, or several of which none has to fit the other: BEGIN and COMMIT would cost as much as
-// they do.
-func Look[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, error) {
-	return attempt(ctx, false, d.look, fn)
+// Query runs fn without a transaction: each statement sees its own moment, and none may write. Use it where one
+// statement answers, or several that need not agree: BEGIN and COMMIT would cost as much as they do.
+func Query[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, error) {
+	return attempt(ctx, false, d.queryOnce, fn)
 }
 
 func run[T any](ctx context.Context, d *DB, opts pgx.TxOptions, fn func(tx Tx) (T, error)) (T, error) {
@@ -144,10 +143,10 @@ func (d *DB) oncePostgres(ctx context.Context, opts pgx.TxOptions, body func(Tx)
 		lent.Release()
 	}()
 
-	w := &watchedTx{on: conn, conn: conn}
+	w := &retryingTx{on: conn, conn: conn}
 	begin := &pgx.Batch{}
 	begin.Queue(`BEGIN ISOLATION LEVEL ` + string(opts.IsoLevel) + ` ` + string(opts.AccessMode))
-	w.later = begin
+	w.queued = begin
 	err = body(w)
 	// The watched errors go first: a slice that turned a serialization failure into "not found" must not hide it.
 	if w.conflict != nil {
@@ -165,7 +164,7 @@ func (d *DB) oncePostgres(ctx context.Context, opts pgx.TxOptions, body func(Tx)
 		}
 		return result{failed, err}
 	}
-	if w.later == begin && begin.Len() == 1 {
+	if w.queued == begin && begin.Len() == 1 {
 		return result{outcome: committed} // nothing was asked of the database
 	}
 
@@ -190,9 +189,9 @@ func (d *DB) oncePostgres(ctx context.Context, opts pgx.TxOptions, body func(Tx)
 }
 
 func (d *DB) onceCockroach(ctx context.Context, opts pgx.TxOptions, body func(Tx) error) result {
-	var w *watchedTx
+	var w *retryingTx
 	err := crdbpgx.ExecuteTx(crdb.WithMaxRetries(ctx, maxConflicts), d.pool, opts, func(tx pgx.Tx) error {
-		w = &watchedTx{on: tx, conn: tx.Conn()}
+		w = &retryingTx{on: tx, conn: tx.Conn()}
 		err := body(w)
 		if err == nil {
 			err = w.flushed(ctx)
@@ -224,8 +223,8 @@ func (d *DB) onceCockroach(ctx context.Context, opts pgx.TxOptions, body func(Tx
 	return result{failed, err}
 }
 
-func (d *DB) look(ctx context.Context, body func(Tx) error) result {
-	err := body(looking{d.pool})
+func (d *DB) queryOnce(ctx context.Context, body func(Tx) error) result {
+	err := body(queryOnly{d.pool})
 	switch {
 	case err == nil:
 		return result{outcome: committed}
@@ -263,7 +262,7 @@ func beginFailed(ctx context.Context, err error) result {
 	return result{lostConnection, err}
 }
 
-func commit(ctx context.Context, w *watchedTx) error {
+func commit(ctx context.Context, w *retryingTx) error {
 	tag, err := w.Exec(ctx, `COMMIT`)
 	if err == nil && tag.String() == "ROLLBACK" {
 		return pgx.ErrTxCommitRollback

@@ -195,7 +195,7 @@ func TestCommitWithoutAnAnswerIsAmbiguousAndNotRepeated(t *testing.T) {
 	do(t, d, `INSERT INTO rows VALUES ($1)`, db.NewID())
 }
 
-func TestLookIsRepeatedWhenItsCommitHasNoAnswer(t *testing.T) {
+func TestQueryIsRepeatedWhenItsCommitHasNoAnswer(t *testing.T) {
 	d := dbtest.New(t)
 	d.BreakCommitOnce(t.Context())
 	require.Equal(t, 1, number(t, d, `SELECT 1`))
@@ -352,16 +352,16 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestLookWritesNothingAndOutlivesALostConnection(t *testing.T) {
+func TestQueryWritesNothingAndOutlivesALostConnection(t *testing.T) {
 	d := dbtest.New(t)
 	do(t, d, `CREATE TABLE rows (id INT8 PRIMARY KEY)`)
-	_, err := db.Look(t.Context(), d, func(tx db.Tx) (none, error) {
+	_, err := db.Query(t.Context(), d, func(tx db.Tx) (none, error) {
 		_, err := tx.Exec(t.Context(), `INSERT INTO rows VALUES (1)`)
 		return none{}, err
 	})
 	require.ErrorContains(t, err, "does not write")
 	attempts := 0
-	n, err := db.Look(t.Context(), d, func(tx db.Tx) (n int, err error) {
+	n, err := db.Query(t.Context(), d, func(tx db.Tx) (n int, err error) {
 		if attempts++; attempts == 1 {
 			return 0, tx.QueryRow(t.Context(), `SELECT pg_terminate_backend(pg_backend_pid())`).Scan(new(bool))
 		}
@@ -373,15 +373,15 @@ func TestLookWritesNothingAndOutlivesALostConnection(t *testing.T) {
 	require.Zero(t, n)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = db.Look(ctx, d, func(tx db.Tx) (none, error) {
+	_, err = db.Query(ctx, d, func(tx db.Tx) (none, error) {
 		return none{}, tx.QueryRow(ctx, `SELECT 1`).Scan(new(int))
 	})
 	require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
 }
 
-func later(t *testing.T, tx db.Tx, sql string, args ...any) {
+func queue(t *testing.T, tx db.Tx, sql string, args ...any) {
 	t.Helper()
-	require.NoError(t, tx.Later(t.Context(), sql, args...))
+	require.NoError(t, tx.Queue(t.Context(), sql, args...))
 }
 
 func TestWhatWaitsGoesOutBeforeTheNextStatementAndWithTheCommit(t *testing.T) {
@@ -391,23 +391,23 @@ func TestWhatWaitsGoesOutBeforeTheNextStatementAndWithTheCommit(t *testing.T) {
 			err := tx.QueryRow(t.Context(), `SELECT id FROM rows WHERE id = $1`, 1).Scan(new(int))
 			require.True(t, db.IsNoRows(err), "what a first statement does not find ends nothing: %v", err)
 			for id := range 3 {
-				later(t, tx, `INSERT INTO rows VALUES ($1)`, id)
+				queue(t, tx, `INSERT INTO rows VALUES ($1)`, id)
 			}
 			var n int
 			require.NoError(t, tx.QueryRow(t.Context(), `SELECT count(*) FROM rows`).Scan(&n))
 			require.Equal(t, 3, n)
-			later(t, tx, `INSERT INTO rows VALUES ($1)`, 3)
+			queue(t, tx, `INSERT INTO rows VALUES ($1)`, 3)
 			rows, err := tx.Query(t.Context(), `SELECT id FROM rows ORDER BY id`)
 			require.NoError(t, err)
 			all, err := pgx.CollectRows(rows, pgx.RowTo[int])
 			require.NoError(t, err)
 			require.Equal(t, []int{0, 1, 2, 3}, all)
-			later(t, tx, `INSERT INTO rows VALUES ($1)`, 4)
+			queue(t, tx, `INSERT INTO rows VALUES ($1)`, 4)
 			tag, err := tx.Exec(t.Context(), `UPDATE rows SET id = id + 10`)
 			require.NoError(t, err)
 			require.EqualValues(t, 5, tag.RowsAffected())
 			for id := range 200 {
-				later(t, tx, `INSERT INTO rows VALUES ($1)`, 20+id)
+				queue(t, tx, `INSERT INTO rows VALUES ($1)`, 20+id)
 			}
 			return none{}, nil
 		})
@@ -422,18 +422,18 @@ func TestFailureOfWhatWaitedFailsTheTransaction(t *testing.T) {
 		do(t, d, `INSERT INTO rows VALUES (1)`)
 		for _, wrong := range []string{`INSERT INTO rows VALUES (1)`, `INSERT INTO absent VALUES (1)`} {
 			_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
-				later(t, tx, `INSERT INTO rows VALUES (2)`)
-				later(t, tx, wrong)
+				queue(t, tx, `INSERT INTO rows VALUES (2)`)
+				queue(t, tx, wrong)
 				return none{}, nil
 			})
 			require.ErrorContains(t, err, "that waited")
 			// Nor does anything happen after it, whoever hides it: without its BEGIN a statement would be a transaction of its
 			// own.
 			_, err = db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
-				later(t, tx, wrong)
+				queue(t, tx, wrong)
 				_ = tx.QueryRow(t.Context(), `SELECT 1`).Scan(new(int))
 				_, _ = tx.Exec(t.Context(), `INSERT INTO rows VALUES (3)`)
-				require.Error(t, tx.Later(t.Context(), `INSERT INTO rows VALUES (5)`))
+				require.Error(t, tx.Queue(t.Context(), `INSERT INTO rows VALUES (5)`))
 				_ = tx.QueryRow(t.Context(), `INSERT INTO rows VALUES (4) RETURNING id`).Scan(new(int))
 				return none{}, nil
 			})
@@ -455,7 +455,7 @@ func TestConflictInWhatWaitedIsTriedAgain(t *testing.T) {
 		if attempts == 1 {
 			do(t, d, `UPDATE counters SET n = n + 1 WHERE id = 1`)
 		}
-		later(t, tx, `UPDATE counters SET n = $1 WHERE id = 1`, n+1)
+		queue(t, tx, `UPDATE counters SET n = $1 WHERE id = 1`, n+1)
 		return none{}, nil
 	})
 	require.NoError(t, err)

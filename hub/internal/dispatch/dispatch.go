@@ -108,7 +108,7 @@ func (d *Dispatcher) Part(ctx context.Context, nodeID string, digest []byte) ([]
 	if len(digest) != sha256.Size {
 		return nil, protocol.Refuse(protocol.RefusalMalformed, "a digest has %d bytes", sha256.Size)
 	}
-	data, err := db.Look(ctx, d.DB, func(tx db.Tx) ([]byte, error) { return selectPart(ctx, tx, nodeID, digest) })
+	data, err := db.Query(ctx, d.DB, func(tx db.Tx) ([]byte, error) { return selectPart(ctx, tx, nodeID, digest) })
 	if db.IsNoRows(err) {
 		return nil, protocol.Refuse(protocol.RefusalUnknownPart, "no state of this node names the part %s",
 			hex.EncodeToString(digest))

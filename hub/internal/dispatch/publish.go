@@ -131,7 +131,7 @@ func (d *Dispatcher) compile(ctx context.Context, s nodeSnapshot) (plan.NodeStat
 	if err != nil || len(left) == 0 {
 		return state, nil, err
 	}
-	last, err := db.Look(ctx, d.DB, func(tx db.Tx) (map[string][]byte, error) {
+	last, err := db.Query(ctx, d.DB, func(tx db.Tx) (map[string][]byte, error) {
 		return selectDocuments(ctx, tx, s.header.nodeID, s.parts)
 	})
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 
 // MayPull reports whether the node's newest state needs an image of the repository.
 func (d *Dispatcher) MayPull(ctx context.Context, nodeID, repository string) (bool, error) {
-	return db.Look(ctx, d.DB, func(tx db.Tx) (bool, error) { return mayPull(ctx, tx, nodeID, repository) })
+	return db.Query(ctx, d.DB, func(tx db.Tx) (bool, error) { return mayPull(ctx, tx, nodeID, repository) })
 }
 
 // mayPull takes one statement, except where the newest state is from before states named their repositories.

@@ -40,7 +40,7 @@ func TestMayPullTakesOneStatement(t *testing.T) {
 	d := dbtest.New(t)
 	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	ask := func(node, repository string) (may bool, statements int, err error) {
-		_, _ = db.Look(t.Context(), d, func(tx db.Tx) (bool, error) {
+		_, _ = db.Query(t.Context(), d, func(tx db.Tx) (bool, error) {
 			c := &countingTx{Tx: tx}
 			may, err = mayPull(t.Context(), c, node, repository)
 			statements = c.statements
@@ -55,7 +55,7 @@ func TestMayPullTakesOneStatement(t *testing.T) {
 	}
 	exec := func(sql string, args ...any) {
 		t.Helper()
-		do(func(tx db.Tx) error { return tx.Later(t.Context(), sql, args...) })
+		do(func(tx db.Tx) error { return tx.Queue(t.Context(), sql, args...) })
 	}
 	node := enrolled(t, d, now)
 	save := func(generation uint64, members ...*protocol.Workload) {

@@ -169,7 +169,7 @@ func insertState(ctx context.Context, tx db.Tx, h, former stateHeader, formerPar
 	if err != nil {
 		return err
 	}
-	if err := tx.Later(ctx, `INSERT INTO node_states (`+headerColumns+`, envelope, created_at, repositories)
+	if err := tx.Queue(ctx, `INSERT INTO node_states (`+headerColumns+`, envelope, created_at, repositories)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
 		h.nodeID, h.epoch, h.generation, h.rev, h.keyID, h.sha256, envelope, now, repositories); err != nil {
 		return err
@@ -190,7 +190,7 @@ func insertState(ctx context.Context, tx db.Tx, h, former stateHeader, formerPar
 		left = append(left, []byte(digest))
 	}
 	if len(fresh) > 0 {
-		if err := tx.Later(ctx, `INSERT INTO node_state_parts (node_id, sha256, epoch, generation, data)
+		if err := tx.Queue(ctx, `INSERT INTO node_state_parts (node_id, sha256, epoch, generation, data)
 			SELECT $1::uuid, x.sha256, $3::int8, $4::int8, x.data FROM unnest($2::bytea[], $5::bytea[]) AS x(sha256, data)
 			ON CONFLICT (node_id, sha256) DO UPDATE SET epoch = excluded.epoch, generation = excluded.generation`,
 			h.nodeID, fresh, h.epoch, h.generation, documents); err != nil {
@@ -198,7 +198,7 @@ func insertState(ctx context.Context, tx db.Tx, h, former stateHeader, formerPar
 		}
 	}
 	if len(left) > 0 {
-		if err := tx.Later(ctx,
+		if err := tx.Queue(ctx,
 			`UPDATE node_state_parts SET epoch = $3, generation = $4 WHERE node_id = $1 AND sha256 = ANY($2)`,
 			h.nodeID, left, former.epoch, former.generation); err != nil {
 			return err
@@ -212,17 +212,17 @@ func insertState(ctx context.Context, tx db.Tx, h, former stateHeader, formerPar
 func prune(ctx context.Context, tx db.Tx, nodeID string, named [][]byte) error {
 	const oldest = `(SELECT s.epoch, s.generation FROM node_states s WHERE s.node_id = $1
 		ORDER BY s.epoch DESC, s.generation DESC OFFSET $2 LIMIT 1)`
-	if err := tx.Later(ctx, `DELETE FROM node_state_parts WHERE node_id = $1 AND (epoch, generation) < `+oldest+
+	if err := tx.Queue(ctx, `DELETE FROM node_state_parts WHERE node_id = $1 AND (epoch, generation) < `+oldest+
 		` AND sha256 <> ALL($3::bytea[])`,
 		nodeID, keepStates-1, append([][]byte{}, named...)); err != nil {
 		return err
 	}
-	return tx.Later(ctx, `DELETE FROM node_states WHERE node_id = $1 AND (epoch, generation) < `+oldest, nodeID,
+	return tx.Queue(ctx, `DELETE FROM node_states WHERE node_id = $1 AND (epoch, generation) < `+oldest, nodeID,
 		keepStates-1)
 }
 
 // updateRev records the intent that the state is compiled from.
 func updateRev(ctx context.Context, tx db.Tx, h stateHeader, rev int64) error {
-	return tx.Later(ctx, `UPDATE node_states SET rev = $4 WHERE node_id = $1 AND epoch = $2 AND generation = $3`, h.nodeID,
+	return tx.Queue(ctx, `UPDATE node_states SET rev = $4 WHERE node_id = $1 AND epoch = $2 AND generation = $3`, h.nodeID,
 		h.epoch, h.generation, rev)
 }

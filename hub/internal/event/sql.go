@@ -11,7 +11,7 @@ import (
 )
 
 func insertEvent(ctx context.Context, tx db.Tx, e Event, data json.RawMessage) error {
-	return tx.Later(ctx, `
+	return tx.Queue(ctx, `
 		INSERT INTO events (id, type, subject, resource_version, org_id, project_id, correlation_id, trace_id, data, at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`,
 		e.ID, e.Type, e.Subject, e.ResourceVersion, null(e.OrgID), null(e.ProjectID), e.CorrelationID, e.TraceID, data, e.At)
@@ -61,7 +61,7 @@ func selectUnsequenced(ctx context.Context, tx db.Tx, limit int) ([]Event, error
 }
 
 func setPositions(ctx context.Context, tx db.Tx, ids []string, positions []int64) error {
-	return tx.Later(ctx, `
+	return tx.Queue(ctx, `
 		UPDATE events SET pos = n.pos
 		FROM (SELECT unnest($1::UUID[]) AS id, unnest($2::INT8[]) AS pos) AS n
 		WHERE events.id = n.id`, ids, positions)
@@ -85,7 +85,7 @@ func selectLease(ctx context.Context, tx db.Tx) (lease, error) {
 }
 
 func saveLease(ctx context.Context, tx db.Tx, l lease) error {
-	return tx.Later(ctx, `
+	return tx.Queue(ctx, `
 		INSERT INTO event_sequencer (name, holder, lease_until, last_pos) VALUES ('events', $1, $2, $3)
 		ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, lease_until = excluded.lease_until, last_pos =
 		excluded.last_pos`,
@@ -93,7 +93,7 @@ func saveLease(ctx context.Context, tx db.Tx, l lease) error {
 }
 
 func insertAudit(ctx context.Context, tx db.Tx, row AuditRow, before, after json.RawMessage) error {
-	return tx.Later(ctx, `
+	return tx.Queue(ctx, `
 		INSERT INTO audit_rows (id, actor_type, actor_id, action, resource_type, resource_id, org_id, project_id,
 		correlation_id, outcome, reason, before, after, at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`,

@@ -110,7 +110,7 @@ func Resolve(ctx context.Context, tx db.Tx, nodeID, kind, resourceID string) (re
 
 // ResolveOthers deletes a node's findings of a kind except those about some resources.
 func ResolveOthers(ctx context.Context, tx db.Tx, nodeID, kind string, still []string) error {
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`DELETE FROM recovery_findings WHERE node_id = $1 AND kind = $2 AND resource_id <> ALL($3::text[])`, nodeID, kind,
 		append([]string{}, still...))
 }
@@ -144,7 +144,7 @@ func DeleteOldSetAside(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last
 		`DELETE FROM usage_set_aside WHERE (node_id, incarnation, number) IN (SELECT x.node, x.store, x.no
 			FROM unnest($1::UUID[], $2::TEXT[], $3::INT8[]) AS x(node, store, no))`,
 	} {
-		if err := tx.Later(ctx, statement, nodes, incarnations, numbers); err != nil {
+		if err := tx.Queue(ctx, statement, nodes, incarnations, numbers); err != nil {
 			return last, 0, err
 		}
 	}

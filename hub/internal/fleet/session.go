@@ -106,7 +106,7 @@ func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, 
 		Resync:      before.resync, CloneDetected: before.isCloned(r.SessionNo),
 	}
 	// Only what changed: a quiet fleet writes one small row a report and nothing else.
-	return out, tx.Later(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`,
+	return out, tx.Queue(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`,
 		r.NodeID, bounded(r.Conditions), now)
 }
 
@@ -145,10 +145,10 @@ func Accepted(ctx context.Context, tx db.Tx, nodeID, document string, epoch, gen
 	epoch, generation = min(epoch, maxGeneration), min(generation, maxGeneration)
 	switch document {
 	case DocumentState:
-		return tx.Later(ctx, `UPDATE nodes SET accepted_epoch = $2, accepted_generation = $3 WHERE id = $1
+		return tx.Queue(ctx, `UPDATE nodes SET accepted_epoch = $2, accepted_generation = $3 WHERE id = $1
 			AND (accepted_epoch < $2 OR (accepted_epoch = $2 AND accepted_generation < $3))`, nodeID, epoch, generation)
 	case DocumentBundle:
-		return tx.Later(ctx, `UPDATE nodes SET bundle_version = $2 WHERE id = $1 AND bundle_version < $2`, nodeID, generation)
+		return tx.Queue(ctx, `UPDATE nodes SET bundle_version = $2 WHERE id = $1 AND bundle_version < $2`, nodeID, generation)
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ func LoadFacts(ctx context.Context, tx db.Tx, nodes ...*Node) error {
 	for _, n := range nodes {
 		ids = append(ids, n.ID)
 	}
-	raw, err := db.Pairs[string, []byte](tx.Query(ctx, `SELECT id, facts FROM nodes WHERE id = ANY($1::uuid[])`, ids))
+	raw, err := db.CollectMap[string, []byte](tx.Query(ctx, `SELECT id, facts FROM nodes WHERE id = ANY($1::uuid[])`, ids))
 	if err != nil {
 		return err
 	}
@@ -126,13 +126,14 @@ func ForPlacement(ctx context.Context, tx db.Tx, now time.Time) ([]Node, error) 
 
 // Touch says that something wanted of the node has changed: its revision grows.
 func Touch(ctx context.Context, tx db.Tx, nodeID string) error {
-	return tx.Later(ctx, `INSERT INTO node_intents (node_id, rev) VALUES ($1, 1)
+	return tx.Queue(ctx, `INSERT INTO node_intents (node_id, rev) VALUES ($1, 1)
 		ON CONFLICT (node_id) DO UPDATE SET rev = node_intents.rev + 1`, nodeID)
 }
 
 // Revs returns Rev of many nodes, of those of which it is not 0.
 func Revs(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int64, error) {
-	return db.Pairs[string, int64](tx.Query(ctx, `SELECT node_id, rev FROM node_intents WHERE node_id = ANY($1::uuid[])`,
+	return db.CollectMap[string, int64](tx.Query(ctx,
+		`SELECT node_id, rev FROM node_intents WHERE node_id = ANY($1::uuid[])`,
 		nodeIDs))
 }
 

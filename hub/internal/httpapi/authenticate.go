@@ -18,7 +18,7 @@ type TokenAuthenticator struct {
 
 // Authenticate finds out who presents the token.
 func (a TokenAuthenticator) Authenticate(ctx context.Context, bearer string, now time.Time) (iam.Principal, error) {
-	return db.Look(ctx, a.DB, func(tx db.Tx) (iam.Principal, error) {
+	return db.Query(ctx, a.DB, func(tx db.Tx) (iam.Principal, error) {
 		return iam.Authenticate(ctx, tx, a.Proofs, bearer, now)
 	})
 }

@@ -54,18 +54,18 @@ func operationOutcome(s Step) (outcome string, over bool) {
 
 // insertOperation also notes that the instance's earlier operations are not the latest any more.
 func insertOperation(ctx context.Context, tx db.Tx, op operation, now time.Time) error {
-	if err := tx.Later(ctx,
+	if err := tx.Queue(ctx,
 		`UPDATE instance_operations SET superseded_at = $2 WHERE instance_id = $1 AND superseded_at IS NULL`,
 		op.InstanceID, now); err != nil {
 		return err
 	}
-	return tx.Later(ctx, `INSERT INTO instance_operations (id, instance_id, kind, revision, status, reason,
+	return tx.Queue(ctx, `INSERT INTO instance_operations (id, instance_id, kind, revision, status, reason,
 			requested_by_type, requested_by_id, correlation_id, started_at)
 		VALUES ($1, $2, $3, $4, 'running', '', $5, $6, $7, $8)`,
 		op.ID, op.InstanceID, op.Kind, op.Revision, op.By.Type, op.By.ID, op.CorrelationID, now)
 }
 
 func endOperations(ctx context.Context, tx db.Tx, instanceID, outcome string, reason Reason, now time.Time) error {
-	return tx.Later(ctx, `UPDATE instance_operations SET status = $2, reason = $3, ended_at = $4
+	return tx.Queue(ctx, `UPDATE instance_operations SET status = $2, reason = $3, ended_at = $4
 		WHERE instance_id = $1 AND ended_at IS NULL`, instanceID, outcome, string(reason), now)
 }

@@ -135,7 +135,7 @@ func Lose(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Change
 func NoteDispatched(ctx context.Context, tx db.Tx, nodeID string, epoch, generation uint64, memberIDs []string,
 	now time.Time,
 ) error {
-	return tx.Later(ctx, `UPDATE instance_members SET absent_epoch = $3, absent_generation = $4, updated_at = $5
+	return tx.Queue(ctx, `UPDATE instance_members SET absent_epoch = $3, absent_generation = $4, updated_at = $5
 		WHERE node_id = $1 AND removed_at IS NULL AND absent_generation IS NULL AND NOT (id = ANY($2::UUID[]))
 			AND instance_id IN (SELECT id FROM app_instances WHERE status = 'decommissioning')`,
 		nodeID, memberIDs, int64(epoch), int64(generation), now)

@@ -41,7 +41,7 @@ func DeleteHistory(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last tim
 		`UPDATE instance_revisions SET manifest_envelope = '', delegation_envelope = '' WHERE instance_id = ANY($1::UUID[])`,
 		`UPDATE app_instances SET history_deleted = true WHERE id = ANY($1::UUID[])`,
 	} {
-		if err := tx.Later(ctx, statement, ids); err != nil {
+		if err := tx.Queue(ctx, statement, ids); err != nil {
 			return last, 0, err
 		}
 	}
@@ -54,7 +54,7 @@ func supersede(ctx context.Context, tx db.Tx, instanceID string, wanted int64, n
 	if err != nil {
 		return err
 	}
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`UPDATE instance_revisions SET superseded_at = CASE WHEN superseded_at IS NULL THEN $3::TIMESTAMPTZ END
 		WHERE instance_id = $1 AND (superseded_at IS NULL) <> (revision = ANY($2::INT8[]))`,
 		instanceID, keptRevisions(revisions, wanted), now)
@@ -95,7 +95,7 @@ func DeleteOldRevisions(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (las
 		`DELETE FROM instance_revisions WHERE (instance_id, revision) IN (SELECT x.id, x.no
 			FROM unnest($1::UUID[], $2::INT8[]) AS x(id, no))`,
 	} {
-		if err := tx.Later(ctx, statement, ids, numbers); err != nil {
+		if err := tx.Queue(ctx, statement, ids, numbers); err != nil {
 			return last, 0, err
 		}
 	}
@@ -119,5 +119,5 @@ func DeleteOldOperations(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (la
 	}); err != nil || len(ids) == 0 {
 		return last, 0, err
 	}
-	return last, len(ids), tx.Later(ctx, `DELETE FROM instance_operations WHERE id = ANY($1::UUID[])`, ids)
+	return last, len(ids), tx.Queue(ctx, `DELETE FROM instance_operations WHERE id = ANY($1::UUID[])`, ids)
 }

@@ -26,7 +26,7 @@ func insertInstance(ctx context.Context, tx db.Tx, i Instance) error {
 	if err != nil {
 		return err
 	}
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`INSERT INTO app_instances (id, org_id, org_slug, project_id, app_slug, display_name, status, status_reason, health,
 			operating_mode, control_plane_scope, runtime_backend, tenant_boundary_mode, revision, placement_allocation_ids,
 			config, hint_results,
@@ -62,7 +62,7 @@ func countLive(ctx context.Context, tx db.Tx, orgID string) (n int64, err error)
 
 func updateInstance(ctx context.Context, tx db.Tx, i Instance) error {
 	tx.Changed(i.ID)
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`UPDATE app_instances SET status = $2, status_reason = $3, health = $4, revision = $5, correlation_id = $6,
 			resource_version = $7, updated_at = $8, activated_at = $9, display_name = $10, config = $11,
 			history_deleted = false WHERE id = $1`,
@@ -77,7 +77,7 @@ func insertRevision(ctx context.Context, tx db.Tx, instanceID string, made Revis
 	if err != nil {
 		return err
 	}
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, manifest_envelope,
 			delegation_envelope,
 			features, readiness_timeout_ms, correlation_id, created_at, previous_revision, fallback_revision, ready_at)
@@ -114,7 +114,7 @@ func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Re
 
 // updateDelegation replaces the delegation of a revision by a newer one of the same publisher.
 func updateDelegation(ctx context.Context, tx db.Tx, instanceID string, revision int64, delegation []byte) error {
-	return tx.Later(ctx, `UPDATE instance_revisions SET delegation_envelope = $3 WHERE instance_id = $1 AND revision = $2`,
+	return tx.Queue(ctx, `UPDATE instance_revisions SET delegation_envelope = $3 WHERE instance_id = $1 AND revision = $2`,
 		instanceID, revision, orEmpty(delegation))
 }
 
@@ -134,7 +134,7 @@ func selectRevisions(ctx context.Context, tx db.Tx, instanceID string) ([]Revisi
 }
 
 func markReady(ctx context.Context, tx db.Tx, instanceID string, revision int64, now time.Time) error {
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`UPDATE instance_revisions SET ready_at = $3 WHERE instance_id = $1 AND revision = $2 AND ready_at IS NULL`,
 		instanceID, revision, now)
 }
@@ -142,7 +142,7 @@ func markReady(ctx context.Context, tx db.Tx, instanceID string, revision int64,
 func insertMember(ctx context.Context, tx db.Tx, m Member, revision int64, services []*protocol.Service,
 	now time.Time,
 ) error {
-	if err := tx.Later(ctx,
+	if err := tx.Queue(ctx,
 		`INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
 			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, $7, '[]', 0, 0, $8, $8)`,
@@ -159,7 +159,7 @@ func insertMemberRevision(ctx context.Context, tx db.Tx, memberID string, revisi
 	if err != nil {
 		return fmt.Errorf("member %s: services: %w", memberID, err)
 	}
-	return tx.Later(ctx, `INSERT INTO member_revisions (member_id, revision, services) VALUES ($1, $2, $3)`, memberID,
+	return tx.Queue(ctx, `INSERT INTO member_revisions (member_id, revision, services) VALUES ($1, $2, $3)`, memberID,
 		revision, data)
 }
 
@@ -192,7 +192,7 @@ func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now
 			return err
 		}
 	}
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`UPDATE instance_members SET status = $2, status_reason = $3, detail = $4, observed_revision = $5, unreachable = $6,
 			endpoints = $7, restarts = $8, exit_code = $9, started_at = $10, ready_at = $11, exited_at = $12,
 			removal_proof = $13, removed_at = $14, updated_at = $15, fallback_from_revision = $16,
@@ -234,7 +234,7 @@ func isNewestReport(ctx context.Context, tx db.Tx, r Report) (is bool, err error
 
 // Hosting gives those of the nodes that have members of which something may be left.
 func Hosting(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int, error) {
-	return db.Pairs[string, int](tx.Query(ctx,
+	return db.CollectMap[string, int](tx.Query(ctx,
 		`SELECT node_id, count(*) FROM instance_members WHERE node_id = ANY($1::uuid[]) AND removed_at IS NULL
 			GROUP BY node_id`, nodeIDs))
 }

@@ -256,7 +256,7 @@ func DropIncompleteArchive(ctx context.Context, tx db.Tx, s Slot) (complete bool
 		s.From).Scan(&kept, &archived); err != nil || kept == archived {
 		return err == nil, err
 	}
-	return false, tx.Later(ctx, `DELETE FROM usage_archive WHERE from_at = $1`, s.From)
+	return false, tx.Queue(ctx, `DELETE FROM usage_archive WHERE from_at = $1`, s.From)
 }
 
 // DeleteOldArchive deletes a batch of archived segments of slots that ended before a moment.
@@ -287,7 +287,7 @@ func DeleteOldArchive(ctx context.Context, tx db.Tx, o db.Old[ArchiveKey]) (last
 		incarnations, first = append(incarnations, k.Incarnation), append(first, int64(k.First))
 	}
 	return keys[len(keys)-1], len(keys),
-		tx.Later(ctx, `DELETE FROM usage_archive WHERE (from_at, node_id, incarnation, first_number) IN (
+		tx.Queue(ctx, `DELETE FROM usage_archive WHERE (from_at, node_id, incarnation, first_number) IN (
 		SELECT x.at, x.node, x.Incarnation, x.first FROM unnest($1::timestamptz[], $2::uuid[], $3::text[], $4::int8[]) AS
 		x(at, node, incarnation, first))`,
 			from, nodes, incarnations, first)

@@ -98,7 +98,7 @@ func PostPending(ctx context.Context, tx db.Tx, subjectID string, now time.Time)
 
 // PutOffPending makes a subject's pending postings due again as if their usage had come now.
 func PutOffPending(ctx context.Context, tx db.Tx, subjectID string, now time.Time) error {
-	return tx.Later(ctx, `UPDATE pending_postings p SET since = $2 FROM subjects s
+	return tx.Queue(ctx, `UPDATE pending_postings p SET since = $2 FROM subjects s
 		WHERE s.id = $1 AND p.node_id = s.node_id AND p.subject_id = s.id`, subjectID, now)
 }
 

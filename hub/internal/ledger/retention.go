@@ -44,7 +44,7 @@ func DeleteOldLeases(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last t
 	}); err != nil || len(subjects) == 0 {
 		return last, 0, err
 	}
-	return last, len(subjects), tx.Later(ctx, `DELETE FROM leases WHERE (node_id, subject_id, lease_no) IN (
+	return last, len(subjects), tx.Queue(ctx, `DELETE FROM leases WHERE (node_id, subject_id, lease_no) IN (
 		SELECT x.node, x.id, x.no FROM unnest($1::uuid[], $2::uuid[], $3::int8[]) AS x(node, id, no))`,
 		nodes, subjects, numbers)
 }

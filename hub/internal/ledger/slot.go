@@ -76,7 +76,7 @@ func CurrentSlot(ctx context.Context, tx db.Tx, now time.Time) (Slot, error) {
 		return s, nil
 	}
 	return s,
-		tx.Later(ctx,
+		tx.Queue(ctx,
 			`INSERT INTO usage_slots (slot, from_at) VALUES ($1, $2) ON CONFLICT (slot) DO UPDATE
 				SET from_at = excluded.from_at`, s.No, s.From)
 }
@@ -101,13 +101,13 @@ func EmptySlot(ctx context.Context, tx db.Tx, s Slot) error {
 	if _, err := tx.Exec(ctx, `TRUNCATE TABLE usage_records_`+s.number()+`, usage_segments_`+s.number()); err != nil {
 		return err
 	}
-	return tx.Later(ctx, `DELETE FROM usage_slots WHERE slot = $1`, s.No)
+	return tx.Queue(ctx, `DELETE FROM usage_slots WHERE slot = $1`, s.No)
 }
 
 // limitLockWait bounds how long the TRUNCATE that follows waits for those who read the table: others who want to read
 // it wait behind it.
 func limitLockWait(ctx context.Context, tx db.Tx) error {
-	return tx.Later(ctx, `SET LOCAL lock_timeout = '1s'`)
+	return tx.Queue(ctx, `SET LOCAL lock_timeout = '1s'`)
 }
 
 // eachSlotTable joins a statement for each table of raw usage: those of the slots.

@@ -154,7 +154,7 @@ func dueSubjects(ctx context.Context, tx db.Tx, except []string, now time.Time, 
 
 // retryRenewals makes those members of an org due that were not renewed when they last were.
 func retryRenewals(ctx context.Context, tx db.Tx, orgID string, now time.Time) error {
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`UPDATE subjects SET renew_at = $2, retry_at = NULL WHERE org_id = $1 AND failures > 0 AND closed_at IS NULL
 			AND renew_at > $2`, orgID, now)
 }
@@ -171,11 +171,11 @@ func unsettledSubjects(ctx context.Context, tx db.Tx, after string, stale, now t
 
 // setRenewal changes when a member is due; the zero time is never.
 func setRenewal(ctx context.Context, tx db.Tx, id string, at time.Time) error {
-	return tx.Later(ctx, `UPDATE subjects SET renew_at = $2 WHERE id = $1`, id, timeOrNull(at))
+	return tx.Queue(ctx, `UPDATE subjects SET renew_at = $2 WHERE id = $1`, id, timeOrNull(at))
 }
 
 func resumeRenewals(ctx context.Context, tx db.Tx, ids []string, now time.Time) error {
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`UPDATE subjects SET renew_at = $2 WHERE id = ANY($1) AND closed_at IS NULL AND kind = 'member' AND (renew_at IS NULL
 			OR failures > 0)`, uuids(ids), now)
 }
@@ -184,7 +184,7 @@ func resumeRenewals(ctx context.Context, tx db.Tx, ids []string, now time.Time) 
 func noteIdle(ctx context.Context, tx db.Tx, nodeID string, ids []pgtype.UUID, idle []bool, now,
 	before time.Time,
 ) error {
-	return tx.Later(ctx, `UPDATE subjects SET idle_since = CASE WHEN x.idle THEN coalesce(idle_since, $4::timestamptz) END,
+	return tx.Queue(ctx, `UPDATE subjects SET idle_since = CASE WHEN x.idle THEN coalesce(idle_since, $4::timestamptz) END,
 			idle_until = CASE WHEN x.idle THEN $4::timestamptz ELSE idle_until END
 		FROM unnest($1::uuid[], $2::bool[]) AS x(id, idle) WHERE subjects.id = x.id AND subjects.node_id = $3
 		AND subjects.closed_at IS NULL
@@ -193,18 +193,18 @@ func noteIdle(ctx context.Context, tx db.Tx, nodeID string, ids []pgtype.UUID, i
 }
 
 func setAside(ctx context.Context, tx db.Tx, id string, failures int64, until time.Time) error {
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`UPDATE subjects SET failures = $2, retry_at = $3::timestamptz, renew_at = CASE WHEN renew_at IS NULL THEN NULL
 			ELSE $3::timestamptz END WHERE id = $1`,
 		id, failures, until)
 }
 
 func setClosed(ctx context.Context, tx db.Tx, s subject) error {
-	return tx.Later(ctx, `UPDATE subjects SET closed_at = $2 WHERE id = $1`, s.ID, s.closedAt)
+	return tx.Queue(ctx, `UPDATE subjects SET closed_at = $2 WHERE id = $1`, s.ID, s.closedAt)
 }
 
 func setSettled(ctx context.Context, tx db.Tx, id string, now time.Time) error {
-	return tx.Later(ctx, `UPDATE subjects SET settled_at = $2, failures = 0, retry_at = NULL WHERE id = $1`, id, now)
+	return tx.Queue(ctx, `UPDATE subjects SET settled_at = $2, failures = 0, retry_at = NULL WHERE id = $1`, id, now)
 }
 
 func setFinals(ctx context.Context, tx db.Tx, finals map[string]billing.Final) error {
@@ -217,24 +217,24 @@ func setFinals(ctx context.Context, tx db.Tx, finals map[string]billing.Final) e
 		ids, incarnations, numbers = append(ids, id), append(incarnations, finals[id].Incarnation),
 			append(numbers, finals[id].Sequence)
 	}
-	return tx.Later(ctx, `UPDATE subjects SET final_incarnation = x.incarnation, final_sequence = x.number
+	return tx.Queue(ctx, `UPDATE subjects SET final_incarnation = x.incarnation, final_sequence = x.number
 		FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(id, incarnation, number) WHERE subjects.id = x.id`, uuids(ids),
 		incarnations, numbers)
 }
 
 func setAccrued(ctx context.Context, tx db.Tx, s subject) error {
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`UPDATE subjects SET accrued_until = $2, currency = $3, failures = 0, retry_at = NULL WHERE id = $1`, s.ID,
 		s.accruedUntil, s.currency)
 }
 
 func setLeased(ctx context.Context, tx db.Tx, s subject, renewAt time.Time) error {
 	// The new lease's cap makes up for all that is in suspense by now.
-	if err := tx.Later(ctx, `UPDATE suspense_totals SET leased_quantity = quantity WHERE node_id = $1
+	if err := tx.Queue(ctx, `UPDATE suspense_totals SET leased_quantity = quantity WHERE node_id = $1
 		AND subject_id = $2`, s.NodeID, s.ID); err != nil {
 		return err
 	}
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`UPDATE subjects SET lease_no = $2, renew_at = $3, currency = $4, failures = 0, retry_at = NULL WHERE id = $1`, s.ID,
 		s.leaseNo, renewAt, s.currency)
 }
@@ -284,7 +284,7 @@ func drawWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int
 }
 
 func upsertWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int64, now time.Time) error {
-	return tx.Later(ctx, `INSERT INTO wallets (org_id, currency, balance_nanos, created_at) VALUES ($1, $2, $3, $4)
+	return tx.Queue(ctx, `INSERT INTO wallets (org_id, currency, balance_nanos, created_at) VALUES ($1, $2, $3, $4)
 		ON CONFLICT (org_id, currency) DO UPDATE SET balance_nanos = excluded.balance_nanos`, orgID, currency, nanos, now)
 }
 
@@ -337,12 +337,12 @@ func holdsOf(ctx context.Context, tx db.Tx, subjects []*subject) (map[string]hol
 }
 
 func insertHold(ctx context.Context, tx db.Tx, h hold) error {
-	return tx.Later(ctx, `INSERT INTO holds (`+holdColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
+	return tx.Queue(ctx, `INSERT INTO holds (`+holdColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
 		h.id, h.nodeID, h.subjectID, h.orgID, h.currency, h.Placed, h.Posted, h.Released)
 }
 
 func updateHold(ctx context.Context, tx db.Tx, h hold) error {
-	return tx.Later(ctx,
+	return tx.Queue(ctx,
 		`UPDATE holds SET currency = $3, placed_nanos = $4, posted_nanos = $5, released_nanos = $6
 		WHERE node_id = $1 AND subject_id = $2`,
 		h.nodeID, h.subjectID, h.currency, h.Placed, h.Posted, h.Released)
@@ -371,7 +371,7 @@ func insertLease(ctx context.Context, tx db.Tx, l billing.Lease) error {
 	if err != nil {
 		return fmt.Errorf("prices of lease %d of %s: %w", l.No, l.MemberID, err)
 	}
-	return tx.Later(ctx, `INSERT INTO leases (`+leaseColumns+
+	return tx.Queue(ctx, `INSERT INTO leases (`+leaseColumns+
 		`, duration_seconds) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`,
 		l.MemberID, l.No, l.NodeID, l.HoldID, l.Currency, l.CapNanos, l.IssuedAt, l.ExpiresAt, l.EndPolicy, prices,
 		int64(l.ExpiresAt.Sub(l.IssuedAt)/time.Second))
@@ -393,7 +393,7 @@ func leaseOf(ctx context.Context, tx db.Tx, s subject, no int64) (billing.Lease,
 
 // suspendedOf is what a member has in suspense, by meter.
 func suspendedOf(ctx context.Context, tx db.Tx, s subject) (map[string]int64, error) {
-	return db.Pairs[string, int64](tx.Query(ctx, `SELECT meter, quantity FROM suspense_totals
+	return db.CollectMap[string, int64](tx.Query(ctx, `SELECT meter, quantity FROM suspense_totals
 		WHERE node_id = $1 AND subject_id = $2`, s.NodeID, s.ID))
 }
 
@@ -410,12 +410,12 @@ func addSuspended(ctx context.Context, tx db.Tx, of map[string]*subject,
 		nodes, ids, meters = append(nodes, id(of[k.MemberID].NodeID)), append(ids, id(k.MemberID)), append(meters, k.Meter)
 		quantities, limits = append(quantities, added[k]), append(limits, most[k])
 	}
-	if err := tx.Later(ctx, `INSERT INTO suspense_totals (node_id, subject_id, meter, quantity, leased_quantity)
+	if err := tx.Queue(ctx, `INSERT INTO suspense_totals (node_id, subject_id, meter, quantity, leased_quantity)
 		SELECT x.node, x.id, x.meter, 0, 0 FROM unnest($1::uuid[], $2::uuid[], $3::text[]) AS x(node, id, meter)
 		ON CONFLICT (node_id, subject_id, meter) DO NOTHING`, nodes, ids, meters); err != nil {
 		return err
 	}
-	return tx.Later(ctx, `UPDATE suspense_totals SET quantity = greatest(quantity, least(quantity + x.added, x.most))
+	return tx.Queue(ctx, `UPDATE suspense_totals SET quantity = greatest(quantity, least(quantity + x.added, x.most))
 		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::int8[], $5::int8[]) AS x(node, id, name, added, most)
 		WHERE suspense_totals.node_id = x.node AND suspense_totals.subject_id = x.id AND suspense_totals.meter = x.name`,
 		nodes, ids, meters, quantities, limits)

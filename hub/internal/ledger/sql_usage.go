@@ -65,7 +65,7 @@ func withinBudget(ctx context.Context, tx db.Tx, rows []billing.Suspended, now t
 	for _, r := range rows {
 		left[r.Store.NodeID] = maxSuspenseRows
 	}
-	written, err := db.Pairs[string, int64](tx.Query(ctx,
+	written, err := db.CollectMap[string, int64](tx.Query(ctx,
 		`SELECT node_id, count(*) FROM suspense_records WHERE node_id = ANY($1::uuid[]) AND created_at > $2 GROUP BY node_id`,
 		slices.Sorted(maps.Keys(left)), now.Add(-time.Hour)))
 	if err != nil {
@@ -411,7 +411,7 @@ func insertPostings(ctx context.Context, tx db.Tx, postings ...Posting) error {
 			e.legs, e.nanos = append(e.legs, int64(i)), append(e.nanos, l.Nanos)
 		}
 	}
-	if err := tx.Later(ctx,
+	if err := tx.Queue(ctx,
 		`INSERT INTO postings (id, key, kind, subject_kind, subject_id, org_id, project_id, app_instance_id, meter, price_id,
 			period_from, period_to, corrects, description, correlation_id, created_at)
 		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::uuid[], $6::uuid[], $7::uuid[], $8::uuid[],
@@ -421,7 +421,7 @@ func insertPostings(ctx context.Context, tx db.Tx, postings ...Posting) error {
 		c.from, c.to, c.corrects, c.descriptions, c.correlations, c.created); err != nil {
 		return err
 	}
-	return tx.Later(ctx, `INSERT INTO entries (posting_id, leg, account, currency, amount_nanos)
+	return tx.Queue(ctx, `INSERT INTO entries (posting_id, leg, account, currency, amount_nanos)
 		SELECT x.* FROM unnest($1::uuid[], $2::int8[], $3::text[], $4::text[], $5::int8[]) AS x`,
 		e.postings, e.legs, e.accounts, e.currencies, e.nanos)
 }

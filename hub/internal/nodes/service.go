@@ -265,7 +265,7 @@ func (svc *Service) Nack(ctx context.Context, nodeID string, r *protocol.Nack) e
 	}
 	// The node has other content under the refused number: the newest state here must be above it. A number that was never
 	// sent cannot have been refused.
-	newest, err := db.Look(ctx, svc.DB, func(tx db.Tx) (uint64, error) {
+	newest, err := db.Query(ctx, svc.DB, func(tx db.Tx) (uint64, error) {
 		return dispatch.NewestGeneration(ctx, tx, nodeID)
 	})
 	if err != nil {

@@ -55,7 +55,7 @@ func columns(stores []store) (nodes, incarnations []string) {
 // common run one after the other.
 func lockWatermarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (map[store]*chain, error) {
 	nodes, incarnations := columns(stores)
-	if err := tx.Later(ctx, `INSERT INTO usage_marks (node_id, incarnation, number, sha256, updated_at)
+	if err := tx.Queue(ctx, `INSERT INTO usage_marks (node_id, incarnation, number, sha256, updated_at)
 		SELECT x.node, x.incarnation, 0, ''::bytea, $3::timestamptz
 		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
 		ON CONFLICT (node_id, incarnation) DO NOTHING`, nodes, incarnations, now); err != nil {
@@ -129,7 +129,7 @@ func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]
 	}
 	if len(moved) > 0 {
 		nodes, incarnations := columns(moved)
-		if err := tx.Later(ctx, `UPDATE usage_marks SET number = x.number, sha256 = x.sha256, updated_at = $6,
+		if err := tx.Queue(ctx, `UPDATE usage_marks SET number = x.number, sha256 = x.sha256, updated_at = $6,
 				last_sequence = nullif(x.last, 0), last_sequence_segment = x.number
 			FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::int8[]) AS x(node, incarnation, number, sha256,
 			last)
@@ -137,7 +137,7 @@ func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]
 			nodes, incarnations, numbers, digests, lasts, now); err != nil {
 			return err
 		}
-		if err := tx.Later(ctx,
+		if err := tx.Queue(ctx,
 			`DELETE FROM usage_ahead WHERE (node_id, incarnation, number) IN (SELECT a.node_id, a.incarnation, a.number
 			FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(node, incarnation, number)
 			JOIN usage_ahead a ON a.node_id = x.node AND a.incarnation = x.incarnation AND a.number <= x.number)`, nodes,
@@ -149,7 +149,7 @@ func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]
 		return nil
 	}
 	nodes, incarnations := columns(beyond)
-	return tx.Later(ctx, `INSERT INTO usage_ahead
+	return tx.Queue(ctx, `INSERT INTO usage_ahead
 			(node_id, incarnation, number, sha256, previous_sha256, first_sequence, last_sequence, posted_at)
 		SELECT x.*, $8::timestamptz
 		FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::bytea[], $6::int8[], $7::int8[]) AS x`,

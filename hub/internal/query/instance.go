@@ -32,7 +32,7 @@ func (s *Service) Instances(ctx context.Context, p iam.Principal, f instance.Fil
 // Instance reads one app instance.
 func (s *Service) Instance(ctx context.Context, p iam.Principal, projectID, id string, w Watch) (Instance, error) {
 	return await(ctx, s, id, w, func() (Instance, int64, error) {
-		i, err := db.Look(ctx, s.DB, func(tx db.Tx) (Instance, error) { return readInstance(ctx, tx, p, projectID, id) })
+		i, err := db.Query(ctx, s.DB, func(tx db.Tx) (Instance, error) { return readInstance(ctx, tx, p, projectID, id) })
 		return i, i.ResourceVersion, err
 	})
 }

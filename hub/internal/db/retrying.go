@@ -21,13 +21,13 @@ type querier interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-// watchedTx sends statements, those that can wait together with the next, and remembers that the database asked for a
-// fresh start, whatever the caller makes of the error.
-type watchedTx struct {
+// retryingTx sends statements, queued ones with the next, and remembers a serialization failure even where the caller
+// turns it into another error.
+type retryingTx struct {
 	on   querier
 	conn *pgx.Conn
-	// later go out with the next statement; nil where there are none.
-	later    *pgx.Batch
+	// queued statements go out with the next statement; nil where there are none.
+	queued   *pgx.Batch
 	conflict error
 	// changed are the resources that Changed named.
 	changed []string
@@ -36,36 +36,36 @@ type watchedTx struct {
 	dead error
 }
 
-func (w *watchedTx) note(err error) error {
+func (w *retryingTx) note(err error) error {
 	if err != nil && w.conflict == nil && isConflict(err) {
 		w.conflict = err
 	}
 	return err
 }
 
-// Later implements Tx.
-func (w *watchedTx) Later(ctx context.Context, sql string, args ...any) error {
+// Queue implements Tx.
+func (w *retryingTx) Queue(ctx context.Context, sql string, args ...any) error {
 	if w.dead != nil {
 		return w.dead
 	}
-	if w.later == nil {
-		w.later = &pgx.Batch{}
+	if w.queued == nil {
+		w.queued = &pgx.Batch{}
 	}
-	if w.later.Len() >= laterStatements {
+	if w.queued.Len() >= maxQueuedStatements {
 		_, err := w.Exec(ctx, sql, args...)
 		return err
 	}
-	w.later.Queue(sql, args...)
+	w.queued.Queue(sql, args...)
 	return nil
 }
 
 // flush sends what waits, and a statement of which the caller reads the result.
-func (w *watchedTx) flush(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
+func (w *retryingTx) flush(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
 	if w.dead != nil {
 		return nil, w.dead
 	}
-	batch := w.later
-	w.later = nil
+	batch := w.queued
+	w.queued = nil
 	waited := batch.Len()
 	batch.Queue(sql, args...)
 	results := w.on.SendBatch(ctx, batch)
@@ -80,7 +80,7 @@ func (w *watchedTx) flush(ctx context.Context, sql string, args []any) (pgx.Batc
 }
 
 // ended closes a batch of which the last result was read with this error.
-func (w *watchedTx) ended(results pgx.BatchResults, err error) error {
+func (w *retryingTx) ended(results pgx.BatchResults, err error) error {
 	if end := results.Close(); end != nil {
 		w.dead = w.note(end)
 		err = cmp.Or(err, end)
@@ -88,8 +88,8 @@ func (w *watchedTx) ended(results pgx.BatchResults, err error) error {
 	return w.note(err)
 }
 
-func (w *watchedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if w.later == nil && w.dead == nil {
+func (w *retryingTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if w.queued == nil && w.dead == nil {
 		tag, err := w.on.Exec(ctx, sql, args...)
 		return tag, w.note(err)
 	}
@@ -101,8 +101,8 @@ func (w *watchedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 	return tag, w.ended(results, err)
 }
 
-func (w *watchedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if w.later == nil && w.dead == nil {
+func (w *retryingTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if w.queued == nil && w.dead == nil {
 		rows, err := w.on.Query(ctx, sql, args...)
 		if rows == nil {
 			return nil, w.note(err)
@@ -120,8 +120,8 @@ func (w *watchedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 	return &watchedRows{Rows: rows, w: w, results: results}, nil
 }
 
-func (w *watchedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if w.later == nil && w.dead == nil {
+func (w *retryingTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if w.queued == nil && w.dead == nil {
 		return watchedRow{row: w.on.QueryRow(ctx, sql, args...), w: w}
 	}
 	results, err := w.flush(ctx, sql, args)
@@ -131,7 +131,7 @@ func (w *watchedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 	return watchedRow{row: results.QueryRow(), w: w, results: results}
 }
 
-func (w *watchedTx) CopyIn(ctx context.Context, sql string, rows io.Reader) (pgconn.CommandTag, error) {
+func (w *retryingTx) CopyIn(ctx context.Context, sql string, rows io.Reader) (pgconn.CommandTag, error) {
 	if err := w.flushed(ctx); err != nil {
 		return pgconn.CommandTag{}, err
 	}
@@ -140,8 +140,8 @@ func (w *watchedTx) CopyIn(ctx context.Context, sql string, rows io.Reader) (pgc
 }
 
 // flushed sends what waits by itself.
-func (w *watchedTx) flushed(ctx context.Context) error {
-	if w.later == nil {
+func (w *retryingTx) flushed(ctx context.Context) error {
+	if w.queued == nil {
 		return w.dead
 	}
 	_, err := w.Exec(ctx, `SELECT 1`)
@@ -152,7 +152,7 @@ func (w *watchedTx) flushed(ctx context.Context) error {
 type watchedRow struct {
 	row     pgx.Row
 	err     error
-	w       *watchedTx
+	w       *retryingTx
 	results pgx.BatchResults
 }
 
@@ -169,7 +169,7 @@ func (r watchedRow) Scan(dest ...any) error {
 
 type watchedRows struct {
 	pgx.Rows
-	w *watchedTx
+	w *retryingTx
 	// results is the batch that the rows came in; nil where that is over, or was none.
 	results pgx.BatchResults
 	err     error
@@ -201,27 +201,27 @@ func (r *watchedRows) Next() bool {
 	return ok
 }
 
-// errLookWrites is a mistake of ours: what is written needs a transaction.
-var errLookWrites = errors.New("db: Look does not write")
+// errQueryOnly is a programming error: a write needs a transaction.
+var errQueryOnly = errors.New("db: Query does not write")
 
-// looking sends each statement by itself.
-type looking struct{ pool *pgxpool.Pool }
+// queryOnly sends each statement by itself, outside a transaction.
+type queryOnly struct{ pool *pgxpool.Pool }
 
-func (looking) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
-	return pgconn.CommandTag{}, errLookWrites
+func (queryOnly) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
+	return pgconn.CommandTag{}, errQueryOnly
 }
 
-func (looking) Later(context.Context, string, ...any) error { return errLookWrites }
+func (queryOnly) Queue(context.Context, string, ...any) error { return errQueryOnly }
 
-func (looking) CopyIn(context.Context, string, io.Reader) (pgconn.CommandTag, error) {
-	return pgconn.CommandTag{}, errLookWrites
+func (queryOnly) CopyIn(context.Context, string, io.Reader) (pgconn.CommandTag, error) {
+	return pgconn.CommandTag{}, errQueryOnly
 }
 
-func (l looking) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+func (l queryOnly) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	return l.pool.Query(ctx, sql, args...)
 }
 
-func (l looking) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+func (l queryOnly) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return l.pool.QueryRow(ctx, sql, args...)
 }
 

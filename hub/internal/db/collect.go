@@ -2,8 +2,8 @@ package db
 
 import "github.com/jackc/pgx/v5"
 
-// Pairs reads rows of two columns, a key and what belongs to it. It takes what Query returns.
-func Pairs[K comparable, V any](rows pgx.Rows, err error) (map[K]V, error) {
+// CollectMap collects rows of two columns, key and value, into a map. It takes what Query returns.
+func CollectMap[K comparable, V any](rows pgx.Rows, err error) (map[K]V, error) {
 	if err != nil {
 		return nil, err
 	}
