@@ -183,13 +183,10 @@ func (n *datedNode) crash(i api.AppInstance, off time.Duration) {
 	})
 }
 
-// Laws 3, 5 and 17: two nodes whose clocks are a day ahead and a day behind from their first start on, jump while a hub
-// is there and while it is away, lose their power and boot in 1970, boot a day later. What is leased runs on untouched
-// or starts again, the bill is the time that has passed by containerd's own clock, and once a hub is there everything
-// is as it should be.
-func TestLaw17WhateverANodesClockSaysOnlyTimeThatHasPassedIsBilled(t *testing.T) {
+// newLeasedTenant is a hub that leases for long, with a tenant that can pay for it and an app.
+func newLeasedTenant(t *testing.T) *harness.Testbed {
+	t.Helper()
 	w := harness.New(t)
-	began := time.Now()
 	w.StartContainerd()
 	c := w.HubConfig()
 	c.ExtraArgs = []string{"--lease-duration", lease.String()}
@@ -201,6 +198,42 @@ func TestLaw17WhateverANodesClockSaysOnlyTimeThatHasPassedIsBilled(t *testing.T)
 	}))
 	require.NoError(t, err)
 	w.ShipApp()
+	return w
+}
+
+// jumpWithoutHub kills the hub and lets the clocks jump over two days, while the agents are down, and right after a
+// crash of an app.
+func jumpWithoutHub(w *harness.Testbed, ahead, behind *datedNode) {
+	w.T.Helper()
+	nodes := []*datedNode{ahead, behind}
+	each := func(do func(n *datedNode)) {
+		for _, n := range nodes {
+			do(n)
+		}
+	}
+	crashing := map[*datedNode]api.AppInstance{}
+	each(func(n *datedNode) { crashing[n] = n.AwaitRunning(n.Request("crashing")) })
+	require.NoError(w.T, w.Hub.Kill9())
+	each(func(n *datedNode) { n.jump(-n.off) })
+	measure(nodes)
+	each(func(n *datedNode) {
+		require.NoError(w.T, n.Agent.Kill9())
+		n.jump(-n.off)
+		w.RestartAgent(n.Agent)
+		n.crash(crashing[n], 0)
+	})
+	ahead.jump(day)
+	behind.jump(-day)
+	measure(nodes)
+	each((*datedNode).RequireSameProcess)
+}
+
+// Laws 3, 5 and 17: two nodes whose clocks are a day ahead and a day behind from their first start on, jump while a hub
+// is there and while it is away, lose their power and boot in 1970, boot a day later. What is leased runs on untouched
+// or starts again, the bill is the time that has passed by containerd's own clock, and once a hub is there everything
+// is as it should be.
+func TestLaw17WhateverANodesClockSaysOnlyTimeThatHasPassedIsBilled(t *testing.T) {
+	w, began := newLeasedTenant(t), time.Now()
 	ahead, behind := dated(w, "ahead", day), dated(w, "behind", -day)
 	nodes := []*datedNode{ahead, behind}
 	each := func(do func(n *datedNode)) {
@@ -221,22 +254,8 @@ func TestLaw17WhateverANodesClockSaysOnlyTimeThatHasPassedIsBilled(t *testing.T)
 		n.RequireSameProcess()
 	})
 
-	// The hub is away: a leap over two days, one while the agent is down, one right after a crash.
-	crashing := map[*datedNode]api.AppInstance{}
-	each(func(n *datedNode) { crashing[n] = n.AwaitRunning(n.Request("crashing")) })
-	require.NoError(t, w.Hub.Kill9())
-	each(func(n *datedNode) { n.jump(-n.off) })
-	measure(nodes)
-	each(func(n *datedNode) {
-		require.NoError(t, n.Agent.Kill9())
-		n.jump(-n.off)
-		w.RestartAgent(n.Agent)
-		n.crash(crashing[n], 0)
-	})
-	ahead.jump(day)
-	behind.jump(-day)
-	measure(nodes)
-	each((*datedNode).RequireSameProcess)
+	// The hub is away: clocks jump, agents and apps crash.
+	jumpWithoutHub(w, ahead, behind)
 
 	// Still without a hub the power goes: one clock was wrong before and is as wrong after, one has lost its battery.
 	ahead.powerCut(ahead.off)

@@ -63,6 +63,16 @@ func finalBill(w *harness.Testbed, i client.AppInstance) *big.Rat {
 	return total
 }
 
+// awaitHealthy waits until the hub shows the instance as running and healthy.
+func awaitHealthy(w *harness.Testbed, i client.AppInstance) {
+	w.T.Helper()
+	w.Eventually("the hub shows the app as before", func() error {
+		got, err := client.Read[client.AppInstance](w.Operator.GetAppInstance(w.Ctx, w.Tenant.Project.ID, i.ID))
+		return harness.Pending(err, got.Status == client.AppInstanceStatusRunning &&
+			got.Health == client.AppInstanceHealthHealthy)
+	})
+}
+
 // Laws 2 and 5: an old copy of the node's disk is restored, and the agent works without the hub until it has sealed
 // more segments than the hub has posted. The hub notices although the numbers fit; the store takes a new incarnation,
 // the bill is what containerd saw, and nothing is stopped.
@@ -103,11 +113,7 @@ func TestLaw05ARestoredNodeDiskTakesANewIncarnationAndIsBilledOnce(t *testing.T)
 	})
 	w.RequireAnswer(i)
 	require.Equal(t, pid, w.PidOf(i), "nothing was stopped")
-	w.Eventually("the hub hears of it as before", func() error {
-		got, err := client.Read[client.AppInstance](w.Operator.GetAppInstance(w.Ctx, w.Tenant.Project.ID, i.ID))
-		return harness.Pending(err, got.Status == client.AppInstanceStatusRunning &&
-			got.Health == client.AppInstanceHealthHealthy)
-	})
+	awaitHealthy(w, i)
 	bill := finalBill(w, i)
 	harness.RequireBilledTime(t, containers.RunningTime(t), bill)
 }
@@ -178,11 +184,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 		n, err := node()
 		return harness.Pending(err, n.Status == client.NodeStatusOnline)
 	})
-	w.Eventually("the app is as before", func() error {
-		got, err := client.Read[client.AppInstance](w.Operator.GetAppInstance(w.Ctx, w.Tenant.Project.ID, i.ID))
-		return harness.Pending(err, got.Status == client.AppInstanceStatusRunning &&
-			got.Health == client.AppInstanceHealthHealthy)
-	})
+	awaitHealthy(w, i)
 	require.Equal(t, pid, w.PidOf(i))
 	bill := finalBill(w, i)
 	harness.RequireBilledTime(t, containers.RunningTime(t), bill)

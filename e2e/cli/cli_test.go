@@ -28,27 +28,8 @@ func TestTheCommandRunsAnAppFromLoginToLedger(t *testing.T) {
 	require.EqualValues(t, 0o600, info.Mode().Perm())
 	require.Contains(t, s.MustRun("context", "list"), "e2e")
 
-	apps := harness.AsJSON[harness.Items[client.App]](s, "apps", "list").Items
-	require.Len(t, apps, 1)
-	require.Equal(t, "1.0.0", apps[0].LatestVersion)
-	require.Contains(t, s.MustRun("apps", "versions", harness.AppSlug), "active")
-	require.NotEmpty(t, harness.AsJSON[client.Registry](s, "apps", "registry").RegistryHost)
-	projects := harness.AsJSON[harness.Items[client.Project]](s, "projects", "list").Items
-	require.Len(t, projects, 1)
-	require.Equal(t, w.Tenant.Project.ID, projects[0].ID)
-	require.Equal(t, projects[0], harness.AsJSON[client.Project](s, "projects", "get", "--project", "main"))
-
-	// A program's account: its key is in a file of its own, and the program logs in with it.
-	file := filepath.Join(w.Dir, "admin", "ci.json")
-	require.NotContains(t, s.MustRun("sa", "create", "ci", "--project", "main", "--save", file, "-o", "json"),
-		"PRIVATE KEY")
-	info, err = os.Stat(file)
-	require.NoError(t, err)
-	require.EqualValues(t, 0o600, info.Mode().Perm())
-	require.Contains(t, s.MustRun("sa", "list", "--project", "main"), "ci")
-	ci := w.Shell("ci")
-	ci.MustRun("login", "--url", ready.APIURL, "--ca-file", ready.CAFile, "--service-account", file)
-	require.Equal(t, client.WhoamiTypeServiceAccount, harness.AsJSON[client.Whoami](ci, "whoami").Type)
+	requireCatalogAndProjects(w, s)
+	ci := loginServiceAccount(w, s)
 
 	allocations := harness.AsJSON[harness.Items[client.Allocation]](s, "allocations", "list", "--project", "main").Items
 	require.Len(t, allocations, 1)
@@ -104,6 +85,37 @@ func TestTheCommandRunsAnAppFromLoginToLedger(t *testing.T) {
 	}
 	require.Contains(t, s.MustRun("ledger", "--instance", i.ID, "--project", "main"), "usage")
 	s.Fails(6, "", "instances", "decommission", i.ID, "--project", "main")
+}
+
+// requireCatalogAndProjects lists what the tenant may run, and where.
+func requireCatalogAndProjects(w *harness.Testbed, s *harness.Shell) {
+	w.T.Helper()
+	apps := harness.AsJSON[harness.Items[client.App]](s, "apps", "list").Items
+	require.Len(w.T, apps, 1)
+	require.Equal(w.T, "1.0.0", apps[0].LatestVersion)
+	require.Contains(w.T, s.MustRun("apps", "versions", harness.AppSlug), "active")
+	require.NotEmpty(w.T, harness.AsJSON[client.Registry](s, "apps", "registry").RegistryHost)
+	projects := harness.AsJSON[harness.Items[client.Project]](s, "projects", "list").Items
+	require.Len(w.T, projects, 1)
+	require.Equal(w.T, w.Tenant.Project.ID, projects[0].ID)
+	require.Equal(w.T, projects[0], harness.AsJSON[client.Project](s, "projects", "get", "--project", "main"))
+}
+
+// loginServiceAccount makes an account for a program, whose key is in a file of its own, and logs in with that file.
+func loginServiceAccount(w *harness.Testbed, s *harness.Shell) *harness.Shell {
+	w.T.Helper()
+	ready := w.Hub.Ready
+	file := filepath.Join(w.Dir, "admin", "ci.json")
+	require.NotContains(w.T, s.MustRun("sa", "create", "ci", "--project", "main", "--save", file, "-o", "json"),
+		"PRIVATE KEY")
+	info, err := os.Stat(file)
+	require.NoError(w.T, err)
+	require.EqualValues(w.T, 0o600, info.Mode().Perm())
+	require.Contains(w.T, s.MustRun("sa", "list", "--project", "main"), "ci")
+	ci := w.Shell("ci")
+	ci.MustRun("login", "--url", ready.APIURL, "--ca-file", ready.CAFile, "--service-account", file)
+	require.Equal(w.T, client.WhoamiTypeServiceAccount, harness.AsJSON[client.Whoami](ci, "whoami").Type)
+	return ci
 }
 
 // People, quotas, names and the audit trail with the command alone. It needs no node.

@@ -31,9 +31,9 @@ import (
 // What is wrong with a machine is said at the start, with what to do, and nothing is changed: once it is set right, the
 // very same directories and tokens work.
 
-// photograph knows every file below the directories: mode and content. Lock files are left out: they are empty, and
+// fileStates are all files below the directories: mode and content. Lock files are left out: they are empty, and
 // each start makes them.
-func photograph(t *testing.T, dirs ...string) map[string]string {
+func fileStates(t *testing.T, dirs ...string) map[string]string {
 	t.Helper()
 	seen := map[string]string{}
 	for _, dir := range dirs {
@@ -83,23 +83,15 @@ func (tr trouble) requireSaid(t *testing.T, e devcluster.Ended, err error) {
 	}
 }
 
-func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
-	w := harness.New(t)
-	w.StartHub(w.HubConfig())
-	good := w.HubConfig()
-	good.Dir = filepath.Join(w.Dir, "second")
-	_, err := devcluster.InitHub(w.Ctx, good, "correct horse battery", harness.TrustDomain)
-	require.NoError(t, err)
-	taken := strings.TrimPrefix(w.Hub.Ready.APIURL, "https://")
-	at := func(dir string) devcluster.HubConfig {
-		c := good
-		c.Dir = filepath.Join(w.Dir, dir)
-		return c
-	}
-	for _, c := range []struct {
-		trouble
-		change func(t *testing.T, c *devcluster.HubConfig)
-	}{
+// hubTrouble is trouble that the configuration of a hub, or what it finds, causes.
+type hubTrouble struct {
+	trouble
+	change func(t *testing.T, c *devcluster.HubConfig)
+}
+
+// hubAddressTroubles are those of addresses, of programs that are missing and of flags.
+func hubAddressTroubles(w *harness.Testbed, taken string) []hubTrouble {
+	return []hubTrouble{
 		{
 			trouble{name: "taken TCP port", says: []string{taken, "taken by another program", "ss -ltnp", "--listen"}},
 			func(_ *testing.T, c *devcluster.HubConfig) { c.Listen = taken },
@@ -122,6 +114,26 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 			"PostgreSQL is not installed",
 			"apt-get install postgresql",
 		}}, nil},
+		{trouble{name: "database that does not answer", says: []string{
+			"database-url",
+			"does not answer: check that it runs",
+		}}, func(t *testing.T, c *devcluster.HubConfig) {
+			file := filepath.Join(w.Dir, "database-url")
+			require.NoError(t, os.WriteFile(file, []byte("postgres://nobody@"+closedPort(t)+"/none\n"), 0o600))
+			c.ExtraArgs = []string{"--database-url-file", file}
+		}},
+		{
+			trouble{name: "a flag that cannot be", says: []string{"--lease-duration must be between"}},
+			func(_ *testing.T, c *devcluster.HubConfig) {
+				c.ExtraArgs = []string{"--lease-duration", "1s"}
+			},
+		},
+	}
+}
+
+// hubDataTroubles are those of the data directory; at is a hub's configuration in another directory.
+func hubDataTroubles(w *harness.Testbed, at func(dir string) devcluster.HubConfig) []hubTrouble {
+	return []hubTrouble{
 		{
 			trouble{name: "never initialised", says: []string{"There is no data directory", "gpuaas-hub init"}},
 			func(_ *testing.T, c *devcluster.HubConfig) { *c = at("nowhere") },
@@ -161,20 +173,6 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 				*c = initialised(w, t, "newer", "postgresql 99\n")
 			},
 		},
-		{trouble{name: "database that does not answer", says: []string{
-			"database-url",
-			"does not answer: check that it runs",
-		}}, func(t *testing.T, c *devcluster.HubConfig) {
-			file := filepath.Join(w.Dir, "database-url")
-			require.NoError(t, os.WriteFile(file, []byte("postgres://nobody@"+closedPort(t)+"/none\n"), 0o600))
-			c.ExtraArgs = []string{"--database-url-file", file}
-		}},
-		{
-			trouble{name: "a flag that cannot be", says: []string{"--lease-duration must be between"}},
-			func(_ *testing.T, c *devcluster.HubConfig) {
-				c.ExtraArgs = []string{"--lease-duration", "1s"}
-			},
-		},
 		{
 			trouble{name: "clock that is behind", says: []string{"This machine's clock is wrong", "timedatectl set-ntp true"}},
 			func(t *testing.T, c *devcluster.HubConfig) {
@@ -192,7 +190,23 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 				require.NoError(t, os.Rename(keys[0], filepath.Join(c.DataDir(), filepath.Base(keys[0]))))
 			},
 		},
-	} {
+	}
+}
+
+func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
+	w := harness.New(t)
+	w.StartHub(w.HubConfig())
+	good := w.HubConfig()
+	good.Dir = filepath.Join(w.Dir, "second")
+	_, err := devcluster.InitHub(w.Ctx, good, "correct horse battery", harness.TrustDomain)
+	require.NoError(t, err)
+	taken := strings.TrimPrefix(w.Hub.Ready.APIURL, "https://")
+	at := func(dir string) devcluster.HubConfig {
+		c := good
+		c.Dir = filepath.Join(w.Dir, dir)
+		return c
+	}
+	for _, c := range append(hubAddressTroubles(w, taken), hubDataTroubles(w, at)...) {
 		t.Run(c.name, func(t *testing.T) {
 			conf := good
 			if c.change != nil {
@@ -203,10 +217,10 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 				c.requireSaid(t, e, err)
 				return
 			}
-			before := photograph(t, conf.DataDir(), conf.KeyDir())
+			before := fileStates(t, conf.DataDir(), conf.KeyDir())
 			e, err := devcluster.TryHub(w.Ctx, conf, c.hide...)
 			c.requireSaid(t, e, err)
-			require.Equal(t, before, photograph(t, conf.DataDir(), conf.KeyDir()))
+			require.Equal(t, before, fileStates(t, conf.DataDir(), conf.KeyDir()))
 		})
 	}
 	// The first hub noticed nothing, and the second one starts where nothing is wrong.
@@ -284,25 +298,15 @@ func closedPort(t *testing.T) string {
 	return l.Addr().String()
 }
 
-func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
-	w := harness.New(t)
-	w.StartContainerd()
-	w.StartHub(w.HubConfig())
-	running := w.StartAgent(w.AgentConfig("running"))
-	good := w.AgentConfig("node")
-	token, err := scenario.JoinToken(w.Ctx, w.Admin())
-	require.NoError(t, err)
-	good.JoinToken = token
-	usedToken, err := os.ReadFile(filepath.Join(running.Config.Dir, "join-token"))
-	require.NoError(t, err)
-	expired, err := scenario.JoinToken(w.Ctx, w.Admin())
-	require.NoError(t, err)
-	expire(w, expired)
+// agentTrouble is trouble that the configuration of an agent, or what it finds, causes.
+type agentTrouble struct {
+	trouble
+	change func(t *testing.T, c *devcluster.AgentConfig)
+}
 
-	for _, c := range []struct {
-		trouble
-		change func(t *testing.T, c *devcluster.AgentConfig)
-	}{
+// nodeTroubles are those of the machine.
+func nodeTroubles(w *harness.Testbed) []agentTrouble {
+	return []agentTrouble{
 		{trouble{name: "no containerd", says: []string{
 			"There is no containerd socket", "apt-get install containerd",
 			"--containerd-address",
@@ -343,6 +347,12 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 				w.Fill(c.DataDir(), 0)
 			},
 		},
+	}
+}
+
+// enrollmentTroubles are those of enrollment and of flags.
+func enrollmentTroubles(running *devcluster.Agent, usedToken, expired string) []agentTrouble {
+	return []agentTrouble{
 		{trouble{name: "wrong root fingerprint", says: []string{
 			"is not rooted in", "Compare the fingerprint",
 			"gpuaas-hub trust show",
@@ -351,7 +361,7 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 		}},
 		{
 			trouble{name: "used join token", says: []string{"was used by another node", "Make a new one"}},
-			func(_ *testing.T, c *devcluster.AgentConfig) { c.JoinToken = string(usedToken) },
+			func(_ *testing.T, c *devcluster.AgentConfig) { c.JoinToken = usedToken },
 		},
 		{
 			trouble{name: "expired join token", says: []string{"expired", "Make a new one"}},
@@ -374,7 +384,25 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 			trouble{name: "a flag that cannot be", says: []string{"--port-range must look like"}},
 			func(_ *testing.T, c *devcluster.AgentConfig) { c.PortRange = "9-1" },
 		},
-	} {
+	}
+}
+
+func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
+	w := harness.New(t)
+	w.StartContainerd()
+	w.StartHub(w.HubConfig())
+	running := w.StartAgent(w.AgentConfig("running"))
+	good := w.AgentConfig("node")
+	token, err := scenario.JoinToken(w.Ctx, w.Admin())
+	require.NoError(t, err)
+	good.JoinToken = token
+	usedToken, err := os.ReadFile(filepath.Join(running.Config.Dir, "join-token"))
+	require.NoError(t, err)
+	expired, err := scenario.JoinToken(w.Ctx, w.Admin())
+	require.NoError(t, err)
+	expire(w, expired)
+
+	for _, c := range append(nodeTroubles(w), enrollmentTroubles(running, string(usedToken), expired)...) {
 		t.Run(c.name, func(t *testing.T) {
 			conf := good
 			if c.change != nil {

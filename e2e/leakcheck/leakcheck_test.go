@@ -21,14 +21,10 @@ import (
 // word marks everything that this process makes: other tests may run on the same machine.
 func word() string { return fmt.Sprintf("lo%dx", os.Getpid()) }
 
-// TestEveryKindOfRemainderIsNoticed makes one thing of each kind, expects exactly one line for it, and nothing once it
-// is gone.
-func TestEveryKindOfRemainderIsNoticed(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("making links, mounts and cgroups needs root")
-	}
+// remainders make one thing of each kind, and return what removes it.
+func remainders() map[leakcheck.Kind]func(t *testing.T, scope *leakcheck.Scope) (undo func()) {
 	subnet := fmt.Sprintf("10.%d.%d", 200+os.Getpid()/250%50, os.Getpid()%250)
-	cases := map[leakcheck.Kind]func(t *testing.T, scope *leakcheck.Scope) (undo func()){
+	return map[leakcheck.Kind]func(t *testing.T, scope *leakcheck.Scope) (undo func()){
 		leakcheck.Process: func(t *testing.T, _ *leakcheck.Scope) func() {
 			cmd := exec.Command("cat")
 			cmd.Args[0] = word()
@@ -87,7 +83,15 @@ func TestEveryKindOfRemainderIsNoticed(t *testing.T) {
 			return func() { require.NoError(t, os.Remove(file)) }
 		},
 	}
-	for kind, create := range cases {
+}
+
+// TestEveryKindOfRemainderIsNoticed makes one thing of each kind, expects exactly one line for it, and nothing once it
+// is gone.
+func TestEveryKindOfRemainderIsNoticed(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("making links, mounts and cgroups needs root")
+	}
+	for kind, create := range remainders() {
 		t.Run(string(kind), func(t *testing.T) {
 			scope := leakcheck.Scope{Contains: []string{word()}, Files: []string{"/run"}}
 			undoScope := scope

@@ -69,18 +69,7 @@ func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 		r, err := recovery(w)
 		return harness.Pending(err, len(r.Waiting) == 1 && r.Waiting[0].NodeID == away.Ready.NodeID)
 	})
-	for _, i := range running {
-		w.Eventually(i.DisplayName+" is seen running", func() error {
-			got, err := api.Read[api.AppInstance](w.Operator.GetAppInstance(w.Ctx, w.Tenant.Project.ID, i.ID))
-			return harness.Pending(err, got.Status == api.AppInstanceStatusRunning &&
-				got.Health == api.AppInstanceHealthHealthy &&
-				got.Version == i.Version)
-		})
-	}
-	w.Eventually("what was decommissioned is so again", func() error {
-		got, err := api.Read[api.AppInstance](w.Operator.GetAppInstance(w.Ctx, w.Tenant.Project.ID, ended.ID))
-		return harness.Pending(err, got.Status == api.AppInstanceStatusDecommissioned)
-	})
+	awaitAdopted(w, running, ended)
 	foundOnly(w, map[string]api.RecoveryFindingKind{
 		kept.ID: "", changed.ID: api.RecoveryFindingKindRevisionUnknown, made.ID: api.RecoveryFindingKindInstanceUnknown,
 		ended.ID: api.RecoveryFindingKindInstanceDecommissioned,
@@ -98,6 +87,23 @@ func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 		require.Equal(t, pids[i.ID], w.PidOf(i), "%s is the very process", i.DisplayName)
 	}
 	billedOnce(w, containers, ended, running)
+}
+
+// awaitAdopted waits until the restored hub shows what runs, and what was decommissioned after the backup.
+func awaitAdopted(w *harness.Testbed, running []api.AppInstance, ended api.AppInstance) {
+	w.T.Helper()
+	for _, i := range running {
+		w.Eventually(i.DisplayName+" is seen running", func() error {
+			got, err := api.Read[api.AppInstance](w.Operator.GetAppInstance(w.Ctx, w.Tenant.Project.ID, i.ID))
+			return harness.Pending(err, got.Status == api.AppInstanceStatusRunning &&
+				got.Health == api.AppInstanceHealthHealthy &&
+				got.Version == i.Version)
+		})
+	}
+	w.Eventually("what was decommissioned is so again", func() error {
+		got, err := api.Read[api.AppInstance](w.Operator.GetAppInstance(w.Ctx, w.Tenant.Project.ID, ended.ID))
+		return harness.Pending(err, got.Status == api.AppInstanceStatusDecommissioned)
+	})
 }
 
 // billedOnce ends what runs and holds all bills against containerd's own times.

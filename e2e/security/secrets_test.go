@@ -63,17 +63,7 @@ func TestLaw11NoSecretIsWrittenDown(t *testing.T) {
 	require.NoError(t, rows.Err())
 	require.Positive(t, read)
 
-	allowed := map[string]bool{}
-	for _, pattern := range keyFiles() {
-		files, err := filepath.Glob(filepath.Join(w.Dir, pattern))
-		require.NoError(t, err)
-		for _, f := range files {
-			allowed[f] = true
-			info, err := os.Stat(f)
-			require.NoError(t, err)
-			require.EqualValues(t, 0o600, info.Mode().Perm(), f)
-		}
-	}
+	allowed := keyFilesOf(w)
 	// The databases write their buffers out when they end.
 	require.NoError(t, w.Agent.Stop())
 	require.NoError(t, w.Hub.Stop())
@@ -104,7 +94,24 @@ func TestLaw11NoSecretIsWrittenDown(t *testing.T) {
 	w.RestartAgent(w.Agent)
 }
 
-// secrets are all that this world knows, by name.
+// keyFilesOf are the files that hold keys; only their owner reads them.
+func keyFilesOf(w *harness.Testbed) map[string]bool {
+	w.T.Helper()
+	allowed := map[string]bool{}
+	for _, pattern := range keyFiles() {
+		files, err := filepath.Glob(filepath.Join(w.Dir, pattern))
+		require.NoError(w.T, err)
+		for _, f := range files {
+			allowed[f] = true
+			info, err := os.Stat(f)
+			require.NoError(w.T, err)
+			require.EqualValues(w.T, 0o600, info.Mode().Perm(), f)
+		}
+	}
+	return allowed
+}
+
+// secrets are all that the testbed knows, by name.
 func secrets(w *harness.Testbed) map[string]string {
 	w.T.Helper()
 	read := func(path string) string {
