@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
@@ -45,8 +46,8 @@ func (s *Service) putOrgQuota(ctx context.Context, tx db.Tx, m Meta, orgID strin
 }
 
 // QuotaUsage counts what an org holds, but for the bytes in the registry, which the registry counts itself.
-func QuotaUsage(ctx context.Context, tx db.Tx, m Meta, orgID string) (iam.Limits, error) {
-	used, err := iam.Usage(ctx, tx, orgID, m.Now)
+func QuotaUsage(ctx context.Context, tx db.Tx, orgID string, now time.Time) (iam.Limits, error) {
+	used, err := iam.Usage(ctx, tx, orgID, now)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +55,7 @@ func QuotaUsage(ctx context.Context, tx db.Tx, m Meta, orgID string) (iam.Limits
 	if err != nil {
 		return nil, err
 	}
-	intents, err := artifact.CountOpenIntents(ctx, tx, orgID, m.Now)
+	intents, err := artifact.CountOpenIntents(ctx, tx, orgID, now)
 	if err != nil {
 		return nil, err
 	}

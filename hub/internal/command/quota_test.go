@@ -28,7 +28,7 @@ func (w *world) limit(name iam.Quota, limit int64) {
 func (w *world) used(name iam.Quota) (n int64) {
 	w.t.Helper()
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		used, err := QuotaUsage(ctx, tx, w.meta("q"), w.project.OrgID)
+		used, err := QuotaUsage(ctx, tx, w.project.OrgID, w.now)
 		n = used[name]
 		return err
 	})
@@ -140,7 +140,7 @@ func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
 func TestEveryQuotaIsCounted(t *testing.T) {
 	w := newWorld(t)
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		used, err := QuotaUsage(ctx, tx, w.meta("q"), w.project.OrgID)
+		used, err := QuotaUsage(ctx, tx, w.project.OrgID, w.now)
 		for _, name := range iam.QuotaNames() {
 			if name != iam.QuotaRegistryBytes {
 				require.Contains(t, used, name)

@@ -8,7 +8,6 @@ import (
 	"io"
 	"time"
 
-	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
@@ -33,8 +32,7 @@ type Server struct {
 	Commands *command.Service
 	Queries  *query.Service
 
-	Keys     *trust.Keys
-	Registry *artifact.Registry
+	Keys *trust.Keys
 	// SessionAddr is host:port of the QUIC listener and RegistryHost that of the registry, as nodes reach them.
 	SessionAddr, RegistryHost string
 	Logs                      LogSource

@@ -69,7 +69,7 @@ func newYard(t *testing.T) *yard {
 	require.NoError(t, err)
 	sealer := secret.NewSealer(kek)
 	api := serverOn(y.d, sealer, y.keys)
-	api.Registry, api.Commands.Registry = registry, registry
+	api.Queries.Registry, api.Commands.Registry, api.RegistryHost = registry, registry, registry.Host()
 	y.Handler, err = NewHandler(api, Config{
 		Authenticator: TokenAuthenticator{DB: y.d}, Auditor: &command.FailureAudit{DB: y.d}, Registry: registry,
 		Log: slog.New(slog.NewJSONHandler(y.log, nil)), Now: y.clock, RequestsPerSecond: 1e6, Burst: 1e6,

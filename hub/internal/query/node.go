@@ -85,3 +85,13 @@ func (s *Service) withFacts(ctx context.Context, tx db.Tx, n fleet.Node) (out No
 	out.Refusals, err = fleet.Refusals(ctx, tx, n.ID, fleet.MaxRefusals)
 	return out, err
 }
+
+// JoinTokens lists join tokens without their secrets.
+func (s *Service) JoinTokens(ctx context.Context, p iam.Principal, after string, limit int) ([]fleet.JoinToken, error) {
+	if err := iam.Authorize(p, iam.JoinTokenRead, "", ""); err != nil {
+		return nil, err
+	}
+	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]fleet.JoinToken, error) {
+		return fleet.ListTokens(ctx, tx, after, limit)
+	})
+}

@@ -6,12 +6,15 @@ import (
 	"context"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
 // Service answers the reads of the API, one method each.
 type Service struct {
 	DB *db.DB
+	// Registry may be nil: then it has no host, and holds nothing of any org.
+	Registry *artifact.Registry
 	// Generation returns the newest generation made for a node; 0 for none.
 	Generation func(ctx context.Context, tx db.Tx, nodeID string) (uint64, error)
 

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
-	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
@@ -38,14 +37,9 @@ func (s *Server) Whoami(ctx context.Context, _ WhoamiRequestObject) (WhoamiRespo
 
 // ListOrgs lists the orgs that the caller may see.
 func (s *Server) ListOrgs(ctx context.Context, r ListOrgsRequestObject) (ListOrgsResponseObject, error) {
-	p := principalOf(ctx)
-	if err := iam.Authorize(p, iam.OrgRead, "", ""); err != nil {
-		return nil, err
-	}
-	items, next, err := list(ctx, s.Queries.DB, r.Params.Cursor, r.Params.Limit,
-		func(tx db.Tx, page iam.Page) ([]iam.Org, error) {
-			return iam.ListOrgs(ctx, tx, p, page)
-		}, orgView, func(v Org) string { return v.ID })
+	items, next, err := list(r.Params.Cursor, r.Params.Limit, func(page iam.Page) ([]iam.Org, error) {
+		return s.Queries.Orgs(ctx, principalOf(ctx), page)
+	}, orgView, func(v Org) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
@@ -66,14 +60,9 @@ func (s *Server) CreateOrg(ctx context.Context, r CreateOrgRequestObject) (Creat
 
 // ListProjects lists the projects that the caller may see.
 func (s *Server) ListProjects(ctx context.Context, r ListProjectsRequestObject) (ListProjectsResponseObject, error) {
-	p := principalOf(ctx)
-	if err := iam.Authorize(p, iam.ProjectRead, "", ""); err != nil {
-		return nil, err
-	}
-	items, next, err := list(ctx, s.Queries.DB, r.Params.Cursor, r.Params.Limit,
-		func(tx db.Tx, page iam.Page) ([]iam.Project, error) {
-			return iam.ListProjects(ctx, tx, p, r.Params.OrgID, page)
-		}, projectView, func(v Project) string { return v.ID })
+	items, next, err := list(r.Params.Cursor, r.Params.Limit, func(page iam.Page) ([]iam.Project, error) {
+		return s.Queries.Projects(ctx, principalOf(ctx), r.Params.OrgID, page)
+	}, projectView, func(v Project) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
@@ -94,9 +83,7 @@ func (s *Server) CreateProject(ctx context.Context, r CreateProjectRequestObject
 
 // GetProject gives one project.
 func (s *Server) GetProject(ctx context.Context, r GetProjectRequestObject) (GetProjectResponseObject, error) {
-	project, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (iam.Project, error) {
-		return iam.InProject(ctx, tx, principalOf(ctx), iam.ProjectRead, r.ProjectID)
-	})
+	project, err := s.Queries.Project(ctx, principalOf(ctx), r.ProjectID)
 	if err != nil {
 		return nil, err
 	}
@@ -105,13 +92,9 @@ func (s *Server) GetProject(ctx context.Context, r GetProjectRequestObject) (Get
 
 // ListUsers lists users.
 func (s *Server) ListUsers(ctx context.Context, r ListUsersRequestObject) (ListUsersResponseObject, error) {
-	if err := iam.Authorize(principalOf(ctx), iam.UserWrite, "", ""); err != nil {
-		return nil, err
-	}
-	items, next, err := list(ctx, s.Queries.DB, r.Params.Cursor, r.Params.Limit,
-		func(tx db.Tx, page iam.Page) ([]iam.User, error) {
-			return iam.ListUsers(ctx, tx, r.Params.OrgID, page)
-		}, userView, func(v User) string { return v.ID })
+	items, next, err := list(r.Params.Cursor, r.Params.Limit, func(page iam.Page) ([]iam.User, error) {
+		return s.Queries.Users(ctx, principalOf(ctx), r.Params.OrgID, page)
+	}, userView, func(v User) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
@@ -151,14 +134,9 @@ func (s *Server) CreateUserToken(ctx context.Context,
 func (s *Server) ListServiceAccounts(ctx context.Context,
 	r ListServiceAccountsRequestObject,
 ) (ListServiceAccountsResponseObject, error) {
-	items, next, err := list(ctx, s.Queries.DB, r.Params.Cursor, r.Params.Limit,
-		func(tx db.Tx, page iam.Page) ([]iam.ServiceAccount, error) {
-			project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.ServiceAccountRead, r.ProjectID)
-			if err != nil {
-				return nil, err
-			}
-			return iam.ListServiceAccounts(ctx, tx, project.ID, page)
-		}, serviceAccountView, func(v ServiceAccount) string { return v.ID })
+	items, next, err := list(r.Params.Cursor, r.Params.Limit, func(page iam.Page) ([]iam.ServiceAccount, error) {
+		return s.Queries.ServiceAccounts(ctx, principalOf(ctx), r.ProjectID, page)
+	}, serviceAccountView, func(v ServiceAccount) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
@@ -212,15 +190,15 @@ func (s *Server) DeleteServiceAccount(ctx context.Context,
 }
 
 // list reads one page: one item more than asked for tells whether there is a next.
-func list[T, V any](ctx context.Context, d *db.DB, cursor Cursor, limit Limit, read func(db.Tx, iam.Page) ([]T, error),
-	view func(T) V, id func(V) string,
+func list[T, V any](cursor Cursor, limit Limit, read func(iam.Page) ([]T, error), view func(T) V,
+	id func(V) string,
 ) ([]V, string, error) {
 	after, err := cursorID(cursor)
 	if err != nil {
 		return nil, "", err
 	}
 	n := limitOf(limit)
-	found, err := db.ReadTx(ctx, d, func(tx db.Tx) ([]T, error) { return read(tx, iam.Page{After: after, Limit: n + 1}) })
+	found, err := read(iam.Page{After: after, Limit: n + 1})
 	if err != nil {
 		return nil, "", err
 	}

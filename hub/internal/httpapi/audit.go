@@ -3,9 +3,7 @@ package httpapi
 import (
 	"context"
 
-	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
-	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
 // ListAudit lists the audit trail, the newest row first.
@@ -15,28 +13,30 @@ func (s *Server) ListAudit(ctx context.Context, r ListAuditRequestObject) (ListA
 	if err != nil {
 		return nil, err
 	}
-	list := event.AuditQuery{
-		ActorID: q.ActorID, Action: q.Action, ResourceType: q.ResourceType, ResourceID: q.ResourceID,
+	rows, err := s.Queries.Audit(ctx, principalOf(ctx), event.AuditQuery{
+		OrgID:         q.OrgID,
+		ProjectID:     q.ProjectID,
+		ActorID:       q.ActorID,
+		Action:        q.Action,
+		ResourceType:  q.ResourceType,
+		ResourceID:    q.ResourceID,
 		CorrelationID: q.CorrelationID,
-		Outcome:       string(q.Outcome), From: f.From, To: f.To, Before: f.Before, Limit: f.Limit + 1,
-	}
-	out, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (AuditRowList, error) {
-		if list.OrgID, list.ProjectID, err = billingScope(ctx, tx, iam.AuditRead, q.OrgID, q.ProjectID); err != nil {
-			return AuditRowList{}, err
-		}
-		rows, err := event.ListAudit(ctx, tx, list)
-		out := AuditRowList{Items: []AuditRow{}}
-		for i, row := range rows {
-			if i == f.Limit {
-				out.NextCursor = out.Items[i-1].ID
-				break
-			}
-			out.Items = append(out.Items, auditView(row))
-		}
-		return out, err
+		Outcome:       string(q.Outcome),
+		From:          f.From,
+		To:            f.To,
+		Before:        f.Before,
+		Limit:         f.Limit + 1,
 	})
 	if err != nil {
 		return nil, err
+	}
+	out := AuditRowList{Items: []AuditRow{}}
+	for i, row := range rows {
+		if i == f.Limit {
+			out.NextCursor = out.Items[i-1].ID
+			break
+		}
+		out.Items = append(out.Items, auditView(row))
 	}
 	return ListAudit200JSONResponse(out), nil
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
-	"github.com/gpuaas/gpuaas/hub/internal/command"
-	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
@@ -35,33 +33,15 @@ func (s *Server) PutOrgQuota(ctx context.Context, r PutOrgQuotaRequestObject) (P
 }
 
 func (s *Server) orgQuota(ctx context.Context, orgID string) (OrgQuota, error) {
-	var limits, used iam.Limits
-	m := metaFrom(ctx)
-	org, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (iam.Org, error) {
-		org, err := iam.GetOrg(ctx, tx, orgID)
-		if err != nil {
-			return org, err
-		}
-		if err := iam.Authorize(m.Principal, iam.QuotaRead, org.ID, ""); err != nil {
-			return org, err
-		}
-		if limits, err = iam.LimitsOf(ctx, tx, org.ID); err != nil {
-			return org, err
-		}
-		used, err = command.QuotaUsage(ctx, tx, m, org.ID)
-		return org, err
-	})
+	quota, err := s.Queries.OrgQuota(ctx, principalOf(ctx), orgID, metaFrom(ctx).Now)
 	if err != nil {
 		return OrgQuota{}, err
-	}
-	if registry := s.Registry; registry != nil {
-		used[iam.QuotaRegistryBytes] = registry.UsedBytes(org.Slug)
 	}
 	out := OrgQuota{OrgID: orgID, Items: []OrgQuotaItem{}}
 	defaults := iam.DefaultLimits()
 	for _, name := range iam.QuotaNames() {
 		out.Items = append(out.Items, OrgQuotaItem{
-			Name: QuotaName(name), Limit: limits[name], Used: used[name],
+			Name: QuotaName(name), Limit: quota.Limits[name], Used: quota.Used[name],
 			DefaultLimit: defaults[name],
 		})
 	}
@@ -71,16 +51,7 @@ func (s *Server) orgQuota(ctx context.Context, orgID string) (OrgQuota, error) {
 // ListAppSlugs lists the app slugs that belong to an org.
 func (s *Server) ListAppSlugs(ctx context.Context, r ListAppSlugsRequestObject) (ListAppSlugsResponseObject, error) {
 	limit := limitOf(r.Params.Limit)
-	slugs, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]catalog.Slug, error) {
-		org, err := iam.GetOrg(ctx, tx, r.OrgID)
-		if err != nil {
-			return nil, err
-		}
-		if err := iam.Authorize(principalOf(ctx), iam.ArtifactRead, org.ID, ""); err != nil {
-			return nil, err
-		}
-		return catalog.Slugs(ctx, tx, org.ID, r.Params.Cursor, limit+1)
-	})
+	slugs, err := s.Queries.AppSlugs(ctx, principalOf(ctx), r.OrgID, r.Params.Cursor, limit+1)
 	if err != nil {
 		return nil, err
 	}

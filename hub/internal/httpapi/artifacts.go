@@ -5,17 +5,16 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
-	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
 // GetRegistry says where images are pushed and pulled.
 func (s *Server) GetRegistry(ctx context.Context, _ GetRegistryRequestObject) (GetRegistryResponseObject, error) {
-	if err := iam.Authorize(principalOf(ctx), iam.CatalogRead, "", ""); err != nil {
+	host, err := s.Queries.RegistryHost(principalOf(ctx))
+	if err != nil {
 		return nil, err
 	}
 	return GetRegistry200JSONResponse(Registry{
-		RegistryHost: s.Registry.Host(), NamespaceMode: RegistryNamespaceModeOrgOwned, DigestOnly: true,
+		RegistryHost: host, NamespaceMode: RegistryNamespaceModeOrgOwned, DigestOnly: true,
 		ProjectPrivateRepositories: false,
 	}), nil
 }
@@ -33,7 +32,7 @@ func (s *Server) CreatePublishIntent(ctx context.Context,
 	}
 	return CreatePublishIntent201JSONResponse(PublishIntent{
 		IntentID: made.Intent.ID, Repository: made.Intent.Repository, Tag: made.Intent.Tag,
-		RegistryHost: s.Registry.Host(),
+		RegistryHost: s.RegistryHost,
 		Credentials: RegistryCredentials{
 			Username: made.Username, Password: made.Password,
 			ExpiresAt: made.Intent.ExpiresAt,
@@ -62,15 +61,11 @@ func (s *Server) RegisterArtifact(ctx context.Context,
 // ListArtifacts lists a project's artifacts.
 func (s *Server) ListArtifacts(ctx context.Context, r ListArtifactsRequestObject) (ListArtifactsResponseObject, error) {
 	limit := limitOf(r.Params.Limit)
-	artifacts, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]artifact.Artifact, error) {
-		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.ArtifactRead, r.ProjectID)
-		if err != nil {
-			return nil, err
-		}
-		return artifact.List(ctx, tx, artifact.Filter{
-			ProjectID: project.ID, AppSlug: r.Params.AppSlug,
-			After: r.Params.Cursor, Limit: limit + 1,
-		})
+	artifacts, err := s.Queries.Artifacts(ctx, principalOf(ctx), artifact.Filter{
+		ProjectID: r.ProjectID,
+		AppSlug:   r.Params.AppSlug,
+		After:     r.Params.Cursor,
+		Limit:     limit + 1,
 	})
 	if err != nil {
 		return nil, err

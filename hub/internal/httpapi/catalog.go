@@ -6,33 +6,17 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
-	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // ListApps lists the catalogue, or what one project may launch.
 func (s *Server) ListApps(ctx context.Context, r ListAppsRequestObject) (ListAppsResponseObject, error) {
-	p, limit := principalOf(ctx), limitOf(r.Params.Limit)
-	apps, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]catalog.App, error) {
-		f := catalog.AppFilter{OrgID: p.OrgID, All: p.PlatformAdmin, After: r.Params.Cursor, Limit: limit + 1}
-		if r.Params.ProjectID == "" {
-			if err := iam.Authorize(p, iam.CatalogRead, "", ""); err != nil {
-				return nil, err
-			}
-			return catalog.Apps(ctx, tx, f)
-		}
-		project, err := iam.InProject(ctx, tx, p, iam.EntitlementRead, r.Params.ProjectID)
-		if err != nil {
-			return nil, err
-		}
-		f.OrgID, f.All, f.ProjectID = project.OrgID, false, project.ID
-		return catalog.Apps(ctx, tx, f)
-	})
+	limit := limitOf(r.Params.Limit)
+	apps, err := s.Queries.Apps(ctx, principalOf(ctx), r.Params.ProjectID, r.Params.Cursor, limit+1)
 	if err != nil {
 		return nil, err
 	}
@@ -54,42 +38,24 @@ func (s *Server) ListApps(ctx context.Context, r ListAppsRequestObject) (ListApp
 func (s *Server) ListAppVersions(ctx context.Context,
 	r ListAppVersionsRequestObject,
 ) (ListAppVersionsResponseObject, error) {
-	p, limit := principalOf(ctx), limitOf(r.Params.Limit)
-	if err := iam.Authorize(p, iam.CatalogRead, "", ""); err != nil {
-		return nil, err
-	}
-	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (AppVersionList, error) {
-		app, err := catalog.GetApp(ctx, tx, r.AppSlug)
-		if err != nil {
-			return AppVersionList{}, err
-		}
-		if !p.PlatformAdmin && !app.VisibleTo(p.OrgID) {
-			return AppVersionList{}, iam.ErrNotFound()
-		}
-		versions, err := catalog.Versions(ctx, tx, catalog.VersionFilter{
-			AppSlug: app.Slug, Drafts: seesDrafts(p, app), After: r.Params.Cursor, Limit: limit + 1,
-		})
-		if err != nil {
-			return AppVersionList{}, err
-		}
-		out := AppVersionList{Items: []AppVersion{}}
-		for i, v := range versions {
-			if i == limit {
-				out.NextCursor = versions[limit-1].ID
-				break
-			}
-			item, err := versionView(ctx, tx, v)
-			if err != nil {
-				return AppVersionList{}, err
-			}
-			out.Items = append(out.Items, item)
-		}
-		return out, nil
-	})
+	limit := limitOf(r.Params.Limit)
+	versions, err := s.Queries.AppVersions(ctx, principalOf(ctx), r.AppSlug, r.Params.Cursor, limit+1)
 	if err != nil {
 		return nil, err
 	}
-	return ListAppVersions200JSONResponse(list), nil
+	out := AppVersionList{Items: []AppVersion{}}
+	for i, v := range versions {
+		if i == limit {
+			out.NextCursor = versions[limit-1].ID
+			break
+		}
+		item, err := versionView(v)
+		if err != nil {
+			return nil, err
+		}
+		out.Items = append(out.Items, item)
+	}
+	return ListAppVersions200JSONResponse(out), nil
 }
 
 // RegisterManifest takes a publisher-signed manifest as draft.
@@ -145,13 +111,8 @@ func (s *Server) DeprecateAppVersion(ctx context.Context,
 func (s *Server) ListPublishers(ctx context.Context,
 	r ListPublishersRequestObject,
 ) (ListPublishersResponseObject, error) {
-	if err := iam.Authorize(principalOf(ctx), iam.PublisherRead, "", ""); err != nil {
-		return nil, err
-	}
 	limit := limitOf(r.Params.Limit)
-	publishers, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]catalog.Publisher, error) {
-		return catalog.Publishers(ctx, tx, r.Params.Cursor, limit+1)
-	})
+	publishers, err := s.Queries.Publishers(ctx, principalOf(ctx), r.Params.Cursor, limit+1)
 	if err != nil {
 		return nil, err
 	}
@@ -200,13 +161,7 @@ func (s *Server) ListEntitlements(ctx context.Context,
 	r ListEntitlementsRequestObject,
 ) (ListEntitlementsResponseObject, error) {
 	limit := limitOf(r.Params.Limit)
-	entitlements, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]catalog.Entitlement, error) {
-		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.EntitlementRead, r.ProjectID)
-		if err != nil {
-			return nil, err
-		}
-		return catalog.Entitlements(ctx, tx, project.ID, r.Params.Cursor, limit+1)
-	})
+	entitlements, err := s.Queries.Entitlements(ctx, principalOf(ctx), r.ProjectID, r.Params.Cursor, limit+1)
 	if err != nil {
 		return nil, err
 	}
@@ -225,13 +180,7 @@ func (s *Server) ListEntitlements(ctx context.Context,
 func (s *Server) GetEntitlement(ctx context.Context,
 	r GetEntitlementRequestObject,
 ) (GetEntitlementResponseObject, error) {
-	e, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (catalog.Entitlement, error) {
-		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.EntitlementRead, r.ProjectID)
-		if err != nil {
-			return catalog.Entitlement{}, err
-		}
-		return catalog.GetEntitlement(ctx, tx, project.ID, r.AppSlug)
-	})
+	e, err := s.Queries.Entitlement(ctx, principalOf(ctx), r.ProjectID, r.AppSlug)
 	if err != nil {
 		return nil, err
 	}
@@ -284,20 +233,21 @@ func named[T ~string](in []string) []T {
 }
 
 func (s *Server) version(ctx context.Context, v catalog.Version) (AppVersion, error) {
-	return db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (AppVersion, error) { return versionView(ctx, tx, v) })
-}
-
-func versionView(ctx context.Context, tx db.Tx, v catalog.Version) (AppVersion, error) {
-	artifacts, err := artifact.OfVersion(ctx, tx, v.AppSlug, v.Version)
+	full, err := s.Queries.WithArtifacts(ctx, v)
 	if err != nil {
 		return AppVersion{}, err
 	}
+	return versionView(full)
+}
+
+func versionView(full query.AppVersion) (AppVersion, error) {
+	v := full.Version
 	out := AppVersion{
 		AppSlug: v.AppSlug, Version: v.Version, Status: AppVersionStatus(v.Status), Artifacts: []Artifact{},
 		Parameters:     map[string]any{},
 		PublisherKeyID: v.PublisherKeyID, PublishedAt: v.PublishedAt, CreatedAt: v.CreatedAt,
 	}
-	for _, a := range artifacts {
+	for _, a := range full.Artifacts {
 		out.Artifacts = append(out.Artifacts, artifactView(a))
 	}
 	if err := json.Unmarshal(v.ManifestJSON, &out.Manifest); err != nil {
@@ -330,9 +280,4 @@ func envelopeOf(in SignedEnvelope, pointer string) (*protocol.Envelope, error) {
 		env.Signatures = append(env.Signatures, &protocol.Signature{KeyId: s.Keyid, Signature: sig})
 	}
 	return env, nil
-}
-
-// seesDrafts reports whether a caller may know of an app's versions that are not out yet: the owner and admins.
-func seesDrafts(p iam.Principal, app catalog.App) bool {
-	return p.PlatformAdmin || app.OrgID == p.OrgID && app.OrgID != ""
 }

@@ -7,9 +7,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
-	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
-	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -164,17 +162,12 @@ func nodeView(n query.Node, now time.Time) Node {
 func (s *Server) ListJoinTokens(ctx context.Context,
 	r ListJoinTokensRequestObject,
 ) (ListJoinTokensResponseObject, error) {
-	if err := iam.Authorize(principalOf(ctx), iam.JoinTokenRead, "", ""); err != nil {
-		return nil, err
-	}
 	after, err := cursorID(r.Params.Cursor)
 	if err != nil {
 		return nil, err
 	}
 	limit, now := limitOf(r.Params.Limit), metaFrom(ctx).Now
-	tokens, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) ([]fleet.JoinToken, error) {
-		return fleet.ListTokens(ctx, tx, after, limit+1)
-	})
+	tokens, err := s.Queries.JoinTokens(ctx, principalOf(ctx), after, limit+1)
 	if err != nil {
 		return nil, err
 	}

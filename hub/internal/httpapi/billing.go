@@ -4,12 +4,9 @@ import (
 	"context"
 	"time"
 
-	"github.com/gpuaas/gpuaas/hub/internal/capacity"
-	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
-	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -21,21 +18,12 @@ func (s *Server) ListUsage(ctx context.Context, r ListUsageRequestObject) (ListU
 		return nil, err
 	}
 	f.AppInstanceID, f.UsageSource, f.Meter = q.AppInstanceID, string(q.UsageSource), q.Meter
-	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (UsageRecordList, error) {
-		if f.OrgID, f.ProjectID, err = billingScope(ctx, tx, iam.UsageRead, q.OrgID, q.ProjectID); err != nil {
-			return UsageRecordList{}, err
-		}
-		rows, next, err := ledger.ListUsage(ctx, tx, f)
-		out := UsageRecordList{Items: make([]UsageRecord, len(rows)), NextCursor: next}
-		for i, u := range rows {
-			out.Items[i] = usageView(u)
-		}
-		return out, err
-	})
+	f.OrgID, f.ProjectID = q.OrgID, q.ProjectID
+	page, err := s.Queries.Usage(ctx, principalOf(ctx), f)
 	if err != nil {
 		return nil, err
 	}
-	return ListUsage200JSONResponse(list), nil
+	return ListUsage200JSONResponse{Items: views(page.Items, usageView), NextCursor: page.Next}, nil
 }
 
 // hourlyWindow is how far back hours are listed where the caller does not say.
@@ -54,21 +42,12 @@ func (s *Server) ListHourlyUsage(ctx context.Context,
 		f.From = metaFrom(ctx).Now.Add(-hourlyWindow)
 	}
 	f.Before, f.AppInstanceID, f.Meter = q.Cursor, q.AppInstanceID, q.Meter
-	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (UsageHourList, error) {
-		if f.OrgID, f.ProjectID, err = billingScope(ctx, tx, iam.UsageRead, q.OrgID, q.ProjectID); err != nil {
-			return UsageHourList{}, err
-		}
-		rows, next, err := ledger.ListHours(ctx, tx, f)
-		out := UsageHourList{Items: make([]UsageHour, len(rows)), NextCursor: next}
-		for i, h := range rows {
-			out.Items[i] = hourView(h)
-		}
-		return out, err
-	})
+	f.OrgID, f.ProjectID = q.OrgID, q.ProjectID
+	page, err := s.Queries.HourlyUsage(ctx, principalOf(ctx), f)
 	if err != nil {
 		return nil, err
 	}
-	return ListHourlyUsage200JSONResponse(list), nil
+	return ListHourlyUsage200JSONResponse{Items: views(page.Items, hourView), NextCursor: page.Next}, nil
 }
 
 // ListLedger lists the journal, the newest first.
@@ -79,108 +58,56 @@ func (s *Server) ListLedger(ctx context.Context, r ListLedgerRequestObject) (Lis
 		return nil, err
 	}
 	f.AppInstanceID, f.Kind = q.AppInstanceID, string(q.Kind)
-	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (PostingList, error) {
-		if f.OrgID, f.ProjectID, err = billingScope(ctx, tx, iam.LedgerRead, q.OrgID, q.ProjectID); err != nil {
-			return PostingList{}, err
-		}
-		rows, next, err := ledger.ListPostings(ctx, tx, f)
-		out := PostingList{Items: make([]Posting, len(rows)), NextCursor: next}
-		for i, p := range rows {
-			out.Items[i] = postingView(p)
-		}
-		return out, err
-	})
+	f.OrgID, f.ProjectID = q.OrgID, q.ProjectID
+	page, err := s.Queries.Postings(ctx, principalOf(ctx), f)
 	if err != nil {
 		return nil, err
 	}
-	return ListLedger200JSONResponse(list), nil
+	return ListLedger200JSONResponse{Items: views(page.Items, postingView), NextCursor: page.Next}, nil
 }
 
 // EstimateCost prices an app before it is launched.
 func (s *Server) EstimateCost(ctx context.Context, r EstimateCostRequestObject) (EstimateCostResponseObject, error) {
-	out, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (CostEstimate, error) {
-		project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.PriceRead, r.ProjectID)
-		if err != nil {
-			return CostEstimate{}, err
-		}
-		member := ledger.Subject{Kind: ledger.Member, OrgID: project.OrgID, ProjectID: project.ID, AppSlug: r.AppSlug}
-		app, err := catalog.GetApp(ctx, tx, r.AppSlug)
-		if err != nil {
-			return CostEstimate{}, err
-		}
-		if !app.VisibleTo(project.OrgID) {
-			// The very words of an app that is not there.
-			return CostEstimate{}, fault.New(fault.NotFound, "not_found", "There is no such resource.", nil)
-		}
-		version, err := catalog.GetVersion(ctx, tx, r.AppSlug, r.Version)
-		if err != nil {
-			return CostEstimate{}, err
-		}
-		if version.Status == catalog.Draft && !seesDrafts(principalOf(ctx), app) {
-			return CostEstimate{}, iam.ErrNotFound()
-		}
-		if r.Params.AllocationID != "" {
-			allocation, err := capacity.Get(ctx, tx, project.ID, r.Params.AllocationID)
-			if err != nil {
-				return CostEstimate{}, err
-			}
-			member.SKU = allocation.SKU
-		}
-		size := version.Manifest.Version.RuntimeProfile.Resources
-		member.CPUMillis, member.MemoryBytes = int64(size.CPUMillis.Default), int64(size.MemoryMiB.Default)<<20
-		e, err := ledger.EstimateMember(ctx, tx, member, metaFrom(ctx).Now)
-		if err != nil {
-			return CostEstimate{}, err
-		}
-		view := CostEstimate{
-			Currency: e.Currency, PerHour: ledger.FormatNanos(e.PerHourNanos), Rates: []CostRate{}, CPUMillis: member.CPUMillis,
-			MemoryBytes: member.MemoryBytes,
-		}
-		for _, rate := range e.Rates {
-			view.Rates = append(view.Rates, CostRate{
-				Meter: rate.Meter, PriceID: rate.PriceID,
-				PerHour: ledger.FormatNanos(rate.PerHourNanos),
-			})
-		}
-		return view, nil
+	e, err := s.Queries.Estimate(ctx, principalOf(ctx), query.EstimateInput{
+		ProjectID:    r.ProjectID,
+		AppSlug:      r.AppSlug,
+		Version:      r.Version,
+		AllocationID: r.Params.AllocationID,
+		Now:          metaFrom(ctx).Now,
 	})
 	if err != nil {
 		return nil, err
+	}
+	out := CostEstimate{
+		Currency:    e.Currency,
+		PerHour:     ledger.FormatNanos(e.PerHourNanos),
+		Rates:       []CostRate{},
+		CPUMillis:   e.CPUMillis,
+		MemoryBytes: e.MemoryBytes,
+	}
+	for _, rate := range e.Rates {
+		out.Rates = append(out.Rates, CostRate{
+			Meter:   rate.Meter,
+			PriceID: rate.PriceID,
+			PerHour: ledger.FormatNanos(rate.PerHourNanos),
+		})
 	}
 	return EstimateCost200JSONResponse(out), nil
 }
 
 // GetWallet says what the org can still spend and what is held.
 func (s *Server) GetWallet(ctx context.Context, r GetWalletRequestObject) (GetWalletResponseObject, error) {
-	p := principalOf(ctx)
-	orgID := r.Params.OrgID
-	if orgID == "" {
-		orgID = p.OrgID
-	}
-	if orgID == "" {
-		return nil, fault.New(fault.Unprocessable, "org_required", "You belong to no org; say whose wallet you want.",
-			nil).WithField("query/org_id", "is required")
-	}
-	if err := iam.Authorize(p, iam.WalletRead, orgID, ""); err != nil {
-		return nil, err
-	}
-	out, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (Wallet, error) {
-		org, err := iam.GetOrg(ctx, tx, orgID)
-		if err != nil {
-			return Wallet{}, err
-		}
-		balances, err := ledger.Wallet(ctx, tx, org.ID)
-		out := Wallet{OrgID: org.ID, Balances: make([]WalletBalance, len(balances))}
-		for i, b := range balances {
-			out.Balances[i] = WalletBalance{
-				Currency: b.Currency, Available: ledger.FormatNanos(b.AvailableNanos),
-				Held: ledger.FormatNanos(b.HeldNanos),
-			}
-		}
-		return out, err
-	})
+	wallet, err := s.Queries.Wallet(ctx, principalOf(ctx), r.Params.OrgID)
 	if err != nil {
 		return nil, err
+	}
+	out := Wallet{OrgID: wallet.OrgID, Balances: []WalletBalance{}}
+	for _, b := range wallet.Balances {
+		out.Balances = append(out.Balances, WalletBalance{
+			Currency:  b.Currency,
+			Available: ledger.FormatNanos(b.AvailableNanos),
+			Held:      ledger.FormatNanos(b.HeldNanos),
+		})
 	}
 	return GetWallet200JSONResponse(out), nil
 }
@@ -202,25 +129,15 @@ func (s *Server) GrantCredit(ctx context.Context, r GrantCreditRequestObject) (G
 
 // ListPrices lists the price book, the newest row first.
 func (s *Server) ListPrices(ctx context.Context, r ListPricesRequestObject) (ListPricesResponseObject, error) {
-	if err := iam.Authorize(principalOf(ctx), iam.PriceRead, "", ""); err != nil {
-		return nil, err
-	}
 	before, err := cursorID(r.Params.Cursor)
 	if err != nil {
 		return nil, err
 	}
-	list, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (PriceList, error) {
-		rows, next, err := ledger.ListPrices(ctx, tx, r.Params.Meter, before, limitOf(r.Params.Limit))
-		out := PriceList{Items: make([]Price, len(rows)), NextCursor: next}
-		for i, p := range rows {
-			out.Items[i] = priceView(p)
-		}
-		return out, err
-	})
+	page, err := s.Queries.Prices(ctx, principalOf(ctx), r.Params.Meter, before, limitOf(r.Params.Limit))
 	if err != nil {
 		return nil, err
 	}
-	return ListPrices200JSONResponse(list), nil
+	return ListPrices200JSONResponse{Items: views(page.Items, priceView), NextCursor: page.Next}, nil
 }
 
 // CreatePrice adds a row to the price book.
@@ -240,39 +157,12 @@ func (s *Server) CreatePrice(ctx context.Context, r CreatePriceRequestObject) (C
 	return CreatePrice201JSONResponse(priceView(p)), nil
 }
 
-// billingScope decides whose bills the caller sees: a project's, the own org's, or, for a platform admin who names
-// none, all. A service account sees its project's.
-func billingScope(ctx context.Context, tx db.Tx, permission iam.Permission, orgID,
-	projectID string,
-) (org, project string, err error) {
-	p := principalOf(ctx)
-	if projectID == "" && p.Type == iam.TypeServiceAccount {
-		projectID = p.ProjectID
+func views[T, V any](items []T, view func(T) V) []V {
+	out := make([]V, len(items))
+	for i, item := range items {
+		out[i] = view(item)
 	}
-	if projectID != "" {
-		in, err := iam.InProject(ctx, tx, p, permission, projectID)
-		if err != nil {
-			return "", "", err
-		}
-		if orgID != "" && orgID != in.OrgID {
-			return "", "", iam.ErrNotFound()
-		}
-		return in.OrgID, in.ID, nil
-	}
-	if orgID == "" && p.PlatformAdmin {
-		return "", "", iam.Authorize(p, permission, "", "")
-	}
-	if orgID == "" {
-		orgID = p.OrgID
-	}
-	if orgID == "" {
-		return "", "", iam.ErrNotFound()
-	}
-	if err := iam.Authorize(p, permission, orgID, ""); err != nil {
-		return "", "", err
-	}
-	found, err := iam.GetOrg(ctx, tx, orgID)
-	return found.ID, "", err
+	return out
 }
 
 func billingFilter(cursor string, limit Limit, from, to time.Time) (ledger.Filter, error) {

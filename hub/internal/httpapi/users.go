@@ -3,23 +3,14 @@ package httpapi
 import (
 	"context"
 
-	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
 // ListOrgUsers lists the users of an org.
 func (s *Server) ListOrgUsers(ctx context.Context, r ListOrgUsersRequestObject) (ListOrgUsersResponseObject, error) {
-	items, next, err := list(ctx, s.Queries.DB, r.Params.Cursor, r.Params.Limit,
-		func(tx db.Tx, page iam.Page) ([]iam.User, error) {
-			org, err := iam.GetOrg(ctx, tx, r.OrgID)
-			if err != nil {
-				return nil, err
-			}
-			if err := iam.Authorize(principalOf(ctx), iam.UserRead, org.ID, ""); err != nil {
-				return nil, err
-			}
-			return iam.ListUsers(ctx, tx, org.ID, page)
-		}, userView, func(v User) string { return v.ID })
+	items, next, err := list(r.Params.Cursor, r.Params.Limit, func(page iam.Page) ([]iam.User, error) {
+		return s.Queries.OrgUsers(ctx, principalOf(ctx), r.OrgID, page)
+	}, userView, func(v User) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
@@ -36,9 +27,7 @@ func (s *Server) RemoveOrgUser(ctx context.Context, r RemoveOrgUserRequestObject
 
 // GetUser gives one user.
 func (s *Server) GetUser(ctx context.Context, r GetUserRequestObject) (GetUserResponseObject, error) {
-	user, err := db.ReadTx(ctx, s.Queries.DB, func(tx db.Tx) (iam.User, error) {
-		return iam.OfUserOrSelf(ctx, tx, principalOf(ctx), iam.UserRead, r.UserID)
-	})
+	user, err := s.Queries.User(ctx, principalOf(ctx), r.UserID)
 	if err != nil {
 		return nil, err
 	}
@@ -77,14 +66,9 @@ func (s *Server) ListUserTokens(ctx context.Context,
 	r ListUserTokensRequestObject,
 ) (ListUserTokensResponseObject, error) {
 	now := metaFrom(ctx).Now
-	items, next, err := list(ctx, s.Queries.DB, r.Params.Cursor, r.Params.Limit,
-		func(tx db.Tx, page iam.Page) ([]iam.UserToken, error) {
-			user, err := iam.OfUserOrSelf(ctx, tx, principalOf(ctx), iam.UserRead, r.UserID)
-			if err != nil {
-				return nil, err
-			}
-			return iam.ListUserTokens(ctx, tx, user.ID, now, page)
-		}, tokenView, func(v UserTokenInfo) string { return v.ID })
+	items, next, err := list(r.Params.Cursor, r.Params.Limit, func(page iam.Page) ([]iam.UserToken, error) {
+		return s.Queries.UserTokens(ctx, principalOf(ctx), r.UserID, now, page)
+	}, tokenView, func(v UserTokenInfo) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
@@ -115,14 +99,9 @@ func (s *Server) RevokeUserToken(ctx context.Context,
 func (s *Server) ListProjectRoles(ctx context.Context,
 	r ListProjectRolesRequestObject,
 ) (ListProjectRolesResponseObject, error) {
-	items, next, err := list(ctx, s.Queries.DB, r.Params.Cursor, r.Params.Limit,
-		func(tx db.Tx, page iam.Page) ([]iam.ProjectRoles, error) {
-			project, err := iam.InProject(ctx, tx, principalOf(ctx), iam.RoleRead, r.ProjectID)
-			if err != nil {
-				return nil, err
-			}
-			return iam.ListProjectRoles(ctx, tx, project.ID, page)
-		}, projectRolesView, func(v ProjectRoles) string { return v.UserID })
+	items, next, err := list(r.Params.Cursor, r.Params.Limit, func(page iam.Page) ([]iam.ProjectRoles, error) {
+		return s.Queries.ProjectRoles(ctx, principalOf(ctx), r.ProjectID, page)
+	}, projectRolesView, func(v ProjectRoles) string { return v.UserID })
 	if err != nil {
 		return nil, err
 	}

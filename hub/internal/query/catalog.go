@@ -1,0 +1,144 @@
+package query
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+)
+
+// AppVersion is a version with its artifacts.
+type AppVersion struct {
+	catalog.Version
+	Artifacts []artifact.Artifact
+}
+
+// Apps lists the catalogue as the caller sees it, or, with a project, what the project may launch.
+func (s *Service) Apps(ctx context.Context, p iam.Principal, projectID, after string,
+	limit int,
+) ([]catalog.App, error) {
+	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]catalog.App, error) {
+		f := catalog.AppFilter{OrgID: p.OrgID, All: p.PlatformAdmin, After: after, Limit: limit}
+		if projectID == "" {
+			if err := iam.Authorize(p, iam.CatalogRead, "", ""); err != nil {
+				return nil, err
+			}
+			return catalog.Apps(ctx, tx, f)
+		}
+		project, err := iam.InProject(ctx, tx, p, iam.EntitlementRead, projectID)
+		if err != nil {
+			return nil, err
+		}
+		f.OrgID, f.All, f.ProjectID = project.OrgID, false, project.ID
+		return catalog.Apps(ctx, tx, f)
+	})
+}
+
+// AppVersions lists an app's versions, the newest first; drafts only to the owner and to platform admins.
+func (s *Service) AppVersions(ctx context.Context, p iam.Principal, slug, after string,
+	limit int,
+) ([]AppVersion, error) {
+	if err := iam.Authorize(p, iam.CatalogRead, "", ""); err != nil {
+		return nil, err
+	}
+	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]AppVersion, error) {
+		app, err := catalog.GetApp(ctx, tx, slug)
+		if err != nil {
+			return nil, err
+		}
+		if !p.PlatformAdmin && !app.VisibleTo(p.OrgID) {
+			return nil, iam.ErrNotFound()
+		}
+		versions, err := catalog.Versions(ctx, tx, catalog.VersionFilter{
+			AppSlug: app.Slug,
+			Drafts:  seesDrafts(p, app),
+			After:   after,
+			Limit:   limit,
+		})
+		if err != nil {
+			return nil, err
+		}
+		out := make([]AppVersion, len(versions))
+		for i, v := range versions {
+			if out[i], err = withArtifacts(ctx, tx, v); err != nil {
+				return nil, err
+			}
+		}
+		return out, nil
+	})
+}
+
+// WithArtifacts adds the artifacts to a version that the caller of a command was given.
+func (s *Service) WithArtifacts(ctx context.Context, v catalog.Version) (AppVersion, error) {
+	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (AppVersion, error) { return withArtifacts(ctx, tx, v) })
+}
+
+func withArtifacts(ctx context.Context, tx db.Tx, v catalog.Version) (AppVersion, error) {
+	artifacts, err := artifact.OfVersion(ctx, tx, v.AppSlug, v.Version)
+	return AppVersion{v, artifacts}, err
+}
+
+// seesDrafts reports whether a caller may know of an app's unpublished versions: its owner and platform admins may.
+func seesDrafts(p iam.Principal, app catalog.App) bool {
+	return p.PlatformAdmin || app.OrgID == p.OrgID && app.OrgID != ""
+}
+
+// Publishers lists delegations.
+func (s *Service) Publishers(ctx context.Context, p iam.Principal, after string,
+	limit int,
+) ([]catalog.Publisher, error) {
+	if err := iam.Authorize(p, iam.PublisherRead, "", ""); err != nil {
+		return nil, err
+	}
+	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]catalog.Publisher, error) {
+		return catalog.Publishers(ctx, tx, after, limit)
+	})
+}
+
+// Entitlements lists what a project may launch.
+func (s *Service) Entitlements(ctx context.Context, p iam.Principal, projectID, after string,
+	limit int,
+) ([]catalog.Entitlement, error) {
+	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]catalog.Entitlement, error) {
+		project, err := iam.InProject(ctx, tx, p, iam.EntitlementRead, projectID)
+		if err != nil {
+			return nil, err
+		}
+		return catalog.Entitlements(ctx, tx, project.ID, after, limit)
+	})
+}
+
+// Entitlement reads a project's entitlement to one app.
+func (s *Service) Entitlement(ctx context.Context, p iam.Principal, projectID,
+	slug string,
+) (catalog.Entitlement, error) {
+	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (catalog.Entitlement, error) {
+		project, err := iam.InProject(ctx, tx, p, iam.EntitlementRead, projectID)
+		if err != nil {
+			return catalog.Entitlement{}, err
+		}
+		return catalog.GetEntitlement(ctx, tx, project.ID, slug)
+	})
+}
+
+// RegistryHost returns where images are pushed and pulled.
+func (s *Service) RegistryHost(p iam.Principal) (string, error) {
+	if err := iam.Authorize(p, iam.CatalogRead, "", ""); err != nil {
+		return "", err
+	}
+	return s.Registry.Host(), nil
+}
+
+// Artifacts lists a project's artifacts.
+func (s *Service) Artifacts(ctx context.Context, p iam.Principal, f artifact.Filter) ([]artifact.Artifact, error) {
+	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]artifact.Artifact, error) {
+		project, err := iam.InProject(ctx, tx, p, iam.ArtifactRead, f.ProjectID)
+		if err != nil {
+			return nil, err
+		}
+		f.ProjectID = project.ID
+		return artifact.List(ctx, tx, f)
+	})
+}
