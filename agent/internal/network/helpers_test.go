@@ -13,7 +13,7 @@ import (
 func ctxOf(t *testing.T) context.Context { return context.WithoutCancel(t.Context()) }
 
 // sh runs a shell command and returns what it printed.
-func sh(t *testing.T, script string) string {
+func sh(t testing.TB, script string) string {
 	t.Helper()
 	out, err := exec.Command("sh", "-c", script).CombinedOutput()
 	require.NoErrorf(t, err, "%s: %s", script, out)

@@ -369,6 +369,7 @@ func TestMemberWithoutPortsAndWithoutUserNamespace(t *testing.T) {
 }
 
 func BenchmarkSetupAndRemove(b *testing.B) {
+	sh(b, "ip link set lo up")
 	dir := b.TempDir()
 	n, err := network.Open(b.Context(), network.Config{
 		Bridge: "bench0", CIDR: "10.78.0.0/16", StateDir: dir + "/a",
