@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
-	"crypto/sha256"
 	"io"
 	"path/filepath"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -26,153 +26,154 @@ import (
 )
 
 func TestANewNodeGetsAnEmptyStateAndCountsAsOnline(t *testing.T) {
-	h := newHub(t)
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	require.Equal(t, uint64(1), l.welcome.GetSessionNo())
-	require.False(t, l.welcome.GetNewIncarnation())
-	state, _ := l.state(0)
+	h := hubtest.New(t)
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	require.Equal(t, uint64(1), l.Welcome.GetSessionNo())
+	require.False(t, l.Welcome.GetNewIncarnation())
+	state, _ := l.ExpectState(0)
 	require.Equal(t, uint64(1), state.GetGeneration())
-	l.report(1)
-	got := h.node(n.id)
-	require.Equal(t, fleet.Online, got.Status(h.now()))
+	l.Report(1)
+	got := h.NodeRow(n.ID)
+	require.Equal(t, fleet.Online, got.Status(h.Now()))
 	require.Equal(t, uint64(1), got.AcceptedGeneration)
 	require.EqualValues(t, 8, got.CPUCores)
 }
 
 func TestLaunchReachesTheNodeWithItsLease(t *testing.T) {
-	h := newHub(t)
-	h.publish()
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	l.state(0)
-	l.leases = nil
-	i := h.launch()
-	state, push := l.state(1)
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	l.LastLeases = nil
+	i := h.Launch()
+	state, push := l.ExpectState(1)
 	require.Len(t, push.GetParts(), 1)
 	require.Equal(t, i.Members[0].ID, state.GetParts()[0].GetId())
-	leases := l.pushedLeases()
+	leases := l.ExpectLeases()
 	require.Equal(t, "i1", leases.GetIncarnation())
 	require.Len(t, leases.GetLeases(), 1)
 	require.Equal(t, i.Members[0].ID, leases.GetLeases()[0].GetMemberId())
 
-	part := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{
+	part := l.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{
 		PartSha256: state.GetParts()[0].GetSha256(),
 	}})
 	require.Empty(t, part.GetErrorReason())
 	require.Equal(t, push.GetParts()[0], part.GetPart())
 
-	credential := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{
-		PullCredential: &protocol.PullCredentialRequest{Repository: demoRepo},
+	credential := l.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{
+		PullCredential: &protocol.PullCredentialRequest{Repository: hubtest.DemoRepo},
 	}})
-	require.Equal(t, n.id, credential.GetPullCredential().GetUsername())
-	other := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{
+	require.Equal(t, n.ID, credential.GetPullCredential().GetUsername())
+	other := l.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{
 		PullCredential: &protocol.PullCredentialRequest{Repository: "org/other/app/x"},
 	}})
 	require.Equal(t, protocol.RefusalNotAssigned, other.GetErrorReason(), "a node gets credentials only for what it is "+
 		"to run")
-	bundle := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}})
-	require.True(t, proto.Equal(h.keys.Bundle().Envelope(), bundle.GetBundle()))
+	bundle := l.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}})
+	require.True(t, proto.Equal(h.Keys.Bundle().Envelope(), bundle.GetBundle()))
 }
 
 func TestANodeFetchesOnlyItsOwnParts(t *testing.T) {
-	h := newHub(t)
-	h.publish()
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	l.state(0)
-	h.launch()
-	state, _ := l.state(1)
-	other := h.enrol().connect(hello("i1"))
-	other.state(0)
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	h.Launch()
+	state, _ := l.ExpectState(1)
+	other := h.Enroll().Connect(hubtest.Hello("i1"))
+	other.ExpectState(0)
 	digest := state.GetParts()[0].GetSha256()
 	require.Equal(t, protocol.RefusalUnknownPart,
-		other.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: digest}}).GetErrorReason())
+		other.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: digest}}).GetErrorReason())
 	require.Equal(t, protocol.RefusalMalformed,
-		other.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: []byte("x")}}).
+		other.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: []byte("x")}}).
 			GetErrorReason())
-	require.Equal(t, protocol.RefusalMalformed, other.fetch(&protocol.FetchRequest{}).GetErrorReason())
+	require.Equal(t, protocol.RefusalMalformed, other.Fetch(&protocol.FetchRequest{}).GetErrorReason())
 }
 
 func TestANewerConnectionReplacesTheOlder(t *testing.T) {
-	h := newHub(t)
-	n := h.enrol()
-	older := n.connect(hello("i1"))
-	older.state(0)
-	newer := n.connect(hello("i1"))
-	require.Equal(t, uint64(2), newer.welcome.GetSessionNo())
-	<-older.conn.Done()
-	newer.report(1)
-	require.Equal(t, fleet.Online, h.node(n.id).Status(h.now()), "the end of the older connection does not make the "+
+	h := hubtest.New(t)
+	n := h.Enroll()
+	older := n.Connect(hubtest.Hello("i1"))
+	older.ExpectState(0)
+	newer := n.Connect(hubtest.Hello("i1"))
+	require.Equal(t, uint64(2), newer.Welcome.GetSessionNo())
+	<-older.Conn.Done()
+	newer.Report(1)
+	require.Equal(t, fleet.Online, h.NodeRow(n.ID).Status(h.Now()), "the end of the older connection does not make the "+
 		"node offline")
 }
 
 func TestBannedNodeIsCutOffAndRefused(t *testing.T) {
-	h := newHub(t)
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	l.state(0)
-	ban := &command.Service{DB: h.d, ShutOut: h.server.Disconnect}
-	require.NoError(t, ban.BanNode(t.Context(), h.admin("ban"), n.id, "stolen"))
-	<-l.conn.Done()
+	h := hubtest.New(t)
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	ban := &command.Service{DB: h.DB, ShutOut: h.Link.Disconnect}
+	require.NoError(t, ban.BanNode(t.Context(), h.Admin("ban"), n.ID, "stolen"))
+	<-l.Conn.Done()
 
-	_, _, answer := n.say(hello("i1"))
+	_, _, answer := n.SendHello(hubtest.Hello("i1"))
 	require.Equal(t, "node_banned", answer.GetGoAway().GetReason())
-	text := csr(t, n.key)
-	_, err := (&command.Service{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).RenewNode(t.Context(), h.admin(""),
+	text := hubtest.CSR(t, n.Key)
+	_, err := (&command.Service{DB: h.DB, Keys: h.Keys, CertificateTTL: time.Hour}).RenewNode(t.Context(), h.Admin(""),
 		command.RenewNodeInput{
-			NodeID: n.id, CSRPEM: text, IssuedAt: "now", Signature: ed25519.Sign(n.key, fleet.RenewalMessage(n.id, text, "now")),
+			NodeID: n.ID, CSRPEM: text, IssuedAt: "now", Signature: ed25519.Sign(n.Key, fleet.RenewalMessage(n.ID, text, "now")),
 		})
 	require.True(t, fault.Is(err, fault.Forbidden))
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.banned'`))
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND reason = 'stolen'`, n.id))
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.banned'`))
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND reason = 'stolen'`,
+		n.ID))
 }
 
 func TestRenewedCertificateConnectsAfterExpiry(t *testing.T) {
-	h := newHub(t)
-	n := h.enrol()
-	request := csr(t, n.key)
+	h := hubtest.New(t)
+	n := h.Enroll()
+	request := hubtest.CSR(t, n.Key)
 	parsed, _, err := trust.ParseNodeCSR(request)
 	require.NoError(t, err)
-	expired, err := h.keys.IssueNodeCertificate(parsed, n.id, time.Minute, time.Now().Add(-time.Hour))
+	expired, err := h.Keys.IssueNodeCertificate(parsed, n.ID, time.Minute, time.Now().Add(-time.Hour))
 	require.NoError(t, err)
-	n.takeCertificate(expired.CertificatePEM)
-	conn, err := n.dial()
+	n.UseCertificate(expired.CertificatePEM)
+	conn, err := n.Dial()
 	if err == nil {
 		// The node's side of the handshake ends first; the hub's refusal follows.
 		<-conn.Done()
 	}
 
 	issuedAt := "1970-01-01T00:00:00Z"
-	renewed, err := (&command.Service{DB: h.d, Keys: h.keys, CertificateTTL: time.Hour}).RenewNode(t.Context(),
-		h.admin(""),
+	renewed, err := (&command.Service{DB: h.DB, Keys: h.Keys, CertificateTTL: time.Hour}).RenewNode(t.Context(),
+		h.Admin(""),
 		command.RenewNodeInput{
-			NodeID: n.id, CSRPEM: request, IssuedAt: issuedAt, Signature: ed25519.Sign(n.key, fleet.RenewalMessage(n.id, request,
+			NodeID: n.ID, CSRPEM: request, IssuedAt: issuedAt, Signature: ed25519.Sign(n.Key, fleet.RenewalMessage(n.ID, request,
 				issuedAt)),
 		})
 	require.NoError(t, err)
-	n.takeCertificate(renewed.Certificate.CertificatePEM)
-	n.connect(hello("i1")).state(0)
+	n.UseCertificate(renewed.Certificate.CertificatePEM)
+	n.Connect(hubtest.Hello("i1")).ExpectState(0)
 }
 
 func TestACertificateForAnotherKeyOfTheNodeIsRefused(t *testing.T) {
-	h := newHub(t)
-	n := h.enrol()
+	h := hubtest.New(t)
+	n := h.Enroll()
 	_, stolen, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
-	parsed, _, err := trust.ParseNodeCSR(csr(t, stolen))
+	parsed, _, err := trust.ParseNodeCSR(hubtest.CSR(t, stolen))
 	require.NoError(t, err)
-	issued, err := h.keys.IssueNodeCertificate(parsed, n.id, time.Hour, time.Now())
+	issued, err := h.Keys.IssueNodeCertificate(parsed, n.ID, time.Hour, time.Now())
 	require.NoError(t, err)
-	n.key = stolen
-	n.takeCertificate(issued.CertificatePEM)
-	_, _, answer := n.say(hello("i1"))
+	n.Key = stolen
+	n.UseCertificate(issued.CertificatePEM)
+	_, _, answer := n.SendHello(hubtest.Hello("i1"))
 	require.Equal(t, "node_key_unknown", answer.GetGoAway().GetReason())
 }
 
 func TestTheFirstMessageMustBeAHello(t *testing.T) {
-	h := newHub(t)
-	n := h.enrol()
+	h := hubtest.New(t)
+	n := h.Enroll()
 	for name, open := range map[string]func(conn *link.Conn){
 		"another stream": func(conn *link.Conn) {
 			_, err := conn.Open(t.Context(), &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_FETCH})
@@ -185,7 +186,7 @@ func TestTheFirstMessageMustBeAHello(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			conn, err := n.dial()
+			conn, err := n.Dial()
 			require.NoError(t, err)
 			open(conn)
 			<-conn.Done()
@@ -194,43 +195,43 @@ func TestTheFirstMessageMustBeAHello(t *testing.T) {
 			require.Equal(t, link.CodeProtocol, code)
 		})
 	}
-	_, _, answer := n.say(hello("with spaces and\nlines"))
+	_, _, answer := n.SendHello(hubtest.Hello("with spaces and\nlines"))
 	require.Equal(t, "incarnation_invalid", answer.GetGoAway().GetReason())
-	require.Empty(t, h.server.Nodes())
+	require.Empty(t, h.Link.Nodes())
 }
 
 func TestASlowStreamDelaysNoOther(t *testing.T) {
-	h := newHub(t)
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	l.state(0)
+	h := hubtest.New(t)
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
 	// Streams that never get on: a usage stream in the middle of a message, and fetches that never ask.
 	for _, kind := range []protocol.StreamHeader_Kind{
 		protocol.StreamHeader_KIND_USAGE, protocol.StreamHeader_KIND_FETCH,
 		protocol.StreamHeader_KIND_FETCH,
 	} {
-		s, err := l.conn.Open(t.Context(), &protocol.StreamHeader{Kind: kind})
+		s, err := l.Conn.Open(t.Context(), &protocol.StreamHeader{Kind: kind})
 		require.NoError(t, err)
 		_, err = s.Write([]byte{0xff})
 		require.NoError(t, err)
 	}
-	l.report(1)
-	require.NotNil(t, l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}}).GetBundle())
-	ack := upload(t, l.usage(), n.segments("i1", nil)[0])
+	l.Report(1)
+	require.NotNil(t, l.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}}).GetBundle())
+	ack := hubtest.Upload(t, l.OpenUsage(), n.Seal("i1", nil)[0])
 	require.Empty(t, ack.GetNackReason())
 }
 
 func TestLogsComeThroughTheNodesOwnConnection(t *testing.T) {
-	h := newHub(t)
-	n := h.enrol()
-	_, err := h.server.Logs(t.Context(), n.id, "org", &protocol.LogsRequest{})
+	h := hubtest.New(t)
+	n := h.Enroll()
+	_, err := h.Link.Logs(t.Context(), n.ID, "org", &protocol.LogsRequest{})
 	require.Equal(t, "node_unreachable", fault.As(err).Code)
 
-	l := n.connect(hello("i1"))
-	l.state(0)
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
 	go func() {
 		for {
-			s, header, err := l.conn.Accept(context.Background())
+			s, header, err := l.Conn.Accept(context.Background())
 			if err != nil {
 				return
 			}
@@ -249,7 +250,7 @@ func TestLogsComeThroughTheNodesOwnConnection(t *testing.T) {
 			_ = s.CloseWrite()
 		}
 	}()
-	logs, err := h.server.Logs(t.Context(), n.id, "org", &protocol.LogsRequest{MemberId: "m1"})
+	logs, err := h.Link.Logs(t.Context(), n.ID, "org", &protocol.LogsRequest{MemberId: "m1"})
 	require.NoError(t, err)
 	buf := make([]byte, 100)
 	read, _ := logs.Read(buf)
@@ -257,12 +258,12 @@ func TestLogsComeThroughTheNodesOwnConnection(t *testing.T) {
 	require.NoError(t, logs.Close())
 	require.NoError(t, logs.Close(), "closing twice is harmless")
 
-	_, err = h.server.Logs(t.Context(), n.id, "org", &protocol.LogsRequest{})
+	_, err = h.Link.Logs(t.Context(), n.ID, "org", &protocol.LogsRequest{})
 	require.Equal(t, "node_refused", fault.As(err).Code)
 	// One org's followed logs leave room for another's.
 	var followed []io.Closer
 	for range 8 {
-		logs, err := h.server.Logs(t.Context(), n.id, "greedy", &protocol.LogsRequest{MemberId: "m1", Follow: true})
+		logs, err := h.Link.Logs(t.Context(), n.ID, "greedy", &protocol.LogsRequest{MemberId: "m1", Follow: true})
 		if len(followed) == 4 {
 			require.Equal(t, "tunnels_busy", fault.As(err).Code)
 			continue
@@ -272,7 +273,7 @@ func TestLogsComeThroughTheNodesOwnConnection(t *testing.T) {
 	}
 	// Each refused or closed tunnel gave its place back.
 	for range 20 {
-		logs, err := h.server.Logs(t.Context(), n.id, "org", &protocol.LogsRequest{MemberId: "m1"})
+		logs, err := h.Link.Logs(t.Context(), n.ID, "org", &protocol.LogsRequest{MemberId: "m1"})
 		require.NoError(t, err)
 		require.NoError(t, logs.Close())
 	}
@@ -282,140 +283,137 @@ func TestLogsComeThroughTheNodesOwnConnection(t *testing.T) {
 }
 
 func TestRefusalIsVisibleOnTheNodeAndAsEventAndAudit(t *testing.T) {
-	h := newHub(t)
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	state, _ := l.state(0)
+	h := hubtest.New(t)
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	state, _ := l.ExpectState(0)
 	refuse := func() {
-		l.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: &protocol.Nack{
+		l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: &protocol.Nack{
 			Document: "state", Epoch: 1, Generation: state.GetGeneration() - 1, Reason: protocol.RefusalOlder,
 			Detail: "generation 0 is older than 1",
 		}}})
 	}
 	refuse()
 	refuse()
-	l.report(state.GetGeneration())
-	refusals := tx(h, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) {
-		return fleet.Refusals(ctx, tx, n.id, 10)
+	l.Report(state.GetGeneration())
+	refusals := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) {
+		return fleet.Refusals(ctx, tx, n.ID, 10)
 	})
 	require.Len(t, refusals, 1, "the same again is no news")
 	require.Equal(t, protocol.RefusalOlder, refusals[0].Reason)
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.document_refused' AND subject = $1`,
-		n.id))
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND reason = $2`, n.id,
+	require.Equal(t, 1,
+		hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.document_refused' AND subject = $1`,
+			n.ID))
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND reason = $2`, n.ID,
 		protocol.RefusalOlder))
-	require.Equal(t, state.GetGeneration(), tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
-		return dispatch.NewestGeneration(ctx, tx, n.id)
+	require.Equal(t, state.GetGeneration(), hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
+		return dispatch.NewestGeneration(ctx, tx, n.ID)
 	}), "an old document is no reason for a new state")
 }
 
 func TestSilenceMakesANodeOffline(t *testing.T) {
-	h := newHub(t)
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	l.state(0)
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.online'`))
-	h.forward(fleet.OnlineWindow)
-	require.NoError(t, h.nodes.Sweep(t.Context()))
-	require.NoError(t, h.nodes.Sweep(t.Context()))
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.offline'`))
-	require.Equal(t, fleet.Offline, h.node(n.id).Status(h.now()))
-	l.report(1)
-	require.Equal(t, 2, count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.online'`))
-	require.Equal(t, fleet.Online, h.node(n.id).Status(h.now()))
+	h := hubtest.New(t)
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.online'`))
+	h.Advance(fleet.OnlineWindow)
+	require.NoError(t, h.Nodes.Sweep(t.Context()))
+	require.NoError(t, h.Nodes.Sweep(t.Context()))
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.offline'`))
+	require.Equal(t, fleet.Offline, h.NodeRow(n.ID).Status(h.Now()))
+	l.Report(1)
+	require.Equal(t, 2, hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.online'`))
+	require.Equal(t, fleet.Online, h.NodeRow(n.ID).Status(h.Now()))
 }
 
 func TestUnauthorisedCallersChangeNoNode(t *testing.T) {
-	h := newHub(t)
-	n := h.enrol()
-	m := h.admin("k")
+	h := hubtest.New(t)
+	n := h.Enroll()
+	m := h.Admin("k")
 	m.Principal = iam.Principal{
 		Type: iam.TypeUser, ID: db.NewID(), OrgID: db.NewID(),
 		Bindings: []iam.Binding{{Role: iam.OrgAdmin}},
 	}
-	before := count(h, `SELECT count(*) FROM events`) + count(h, `SELECT count(*) FROM audit_rows`) +
-		count(h, `SELECT count(*) FROM join_tokens`)
-	require.True(t, fault.Is((&command.Service{DB: h.d}).DrainNode(t.Context(), m, n.id), fault.Forbidden))
-	require.True(t, fault.Is((&command.Service{DB: h.d, ShutOut: h.server.Disconnect}).BanNode(t.Context(), m, n.id, "x"),
+	before := hubtest.Count(h, `SELECT count(*) FROM events`) + hubtest.Count(h, `SELECT count(*) FROM audit_rows`) +
+		hubtest.Count(h, `SELECT count(*) FROM join_tokens`)
+	require.True(t, fault.Is((&command.Service{DB: h.DB}).DrainNode(t.Context(), m, n.ID), fault.Forbidden))
+	require.True(t, fault.Is((&command.Service{DB: h.DB, ShutOut: h.Link.Disconnect}).BanNode(t.Context(), m, n.ID, "x"),
 		fault.Forbidden))
-	_, err := (&command.Service{DB: h.d, Sealer: plainSealer{}}).CreateJoinToken(t.Context(), m,
+	_, err := (&command.Service{DB: h.DB, Sealer: hubtest.PlainSealer{}}).CreateJoinToken(t.Context(), m,
 		command.CreateJoinTokenInput{})
 	require.True(t, fault.Is(err, fault.Forbidden))
-	require.Equal(t, before, count(h, `SELECT count(*) FROM events`)+count(h, `SELECT count(*) FROM audit_rows`)+
-		count(h, `SELECT count(*) FROM join_tokens`))
-	require.Equal(t, fleet.Offline, h.node(n.id).Status(h.now()))
+	require.Equal(t, before, hubtest.Count(h, `SELECT count(*) FROM events`)+hubtest.Count(h,
+		`SELECT count(*) FROM audit_rows`)+
+		hubtest.Count(h, `SELECT count(*) FROM join_tokens`))
+	require.Equal(t, fleet.Offline, h.NodeRow(n.ID).Status(h.Now()))
 }
 
-func revoke(t *testing.T, h *hub, keyID string) {
+func revoke(t *testing.T, h *hubtest.Hub, keyID string) {
 	t.Helper()
 	_, err := trust.Revoke(trust.RevokeOptions{
-		DataDir: h.trustInit.DataDir, Root: trust.RootKey(filepath.Join(h.trustInit.OfflineDir, trust.RootKeyFile),
-			passphrase), KeyID: keyID, Now: time.Now(),
+		DataDir: h.TrustInit.DataDir, Root: trust.RootKey(filepath.Join(h.TrustInit.OfflineDir, trust.RootKeyFile),
+			hubtest.Passphrase), KeyID: keyID, Now: time.Now(),
 	})
 	require.NoError(t, err)
-	h.dispatcher.EnqueueAll()
+	h.Dispatcher.EnqueueAll()
 }
 
 func TestRevocationReachesTheNodeAndEveryStateIsSignedAnew(t *testing.T) {
-	h := newHub(t)
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	first, firstPush := l.state(0)
+	h := hubtest.New(t)
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	first, firstPush := l.ExpectState(0)
 	// The acceptance must be known before the pass that compares.
-	l.report(first.GetGeneration())
-	revoke(t, h, h.keys.State().KeyID())
-	env := next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
+	l.Report(first.GetGeneration())
+	revoke(t, h, h.Keys.State().KeyID())
+	env := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
 		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
 	})
-	bundle, err := n.bundle.Succeed(env)
+	bundle, err := n.Bundle.Succeed(env)
 	require.NoError(t, err)
-	_, err = protocol.VerifyState(firstPush.GetEnvelope(), bundle, n.me)
+	_, err = protocol.VerifyState(firstPush.GetEnvelope(), bundle, n.Identity)
 	require.Equal(t, protocol.RefusalKeyRevoked, protocol.RefusalOf(err))
-	n.bundle = bundle
-	second, _ := l.state(0)
+	n.Bundle = bundle
+	second, _ := l.ExpectState(0)
 	require.Equal(t, first.GetGeneration()+1, second.GetGeneration())
 	require.Equal(t, uint64(2), second.GetMinBundleVersion())
 }
 
 // The root changes twice while a node is away: the hub leads it from one bundle to the next.
 func TestANodeThatMissedTwoRotationsOfTheRootIsLedThroughBoth(t *testing.T) {
-	h := newHub(t)
-	n := h.enrol()
-	root := trust.RootKey(filepath.Join(h.trustInit.OfflineDir, trust.RootKeyFile), passphrase)
+	h := hubtest.New(t)
+	n := h.Enroll()
+	root := trust.RootKey(filepath.Join(h.TrustInit.OfflineDir, trust.RootKeyFile), hubtest.Passphrase)
 	for _, file := range []string{"second.age", "third.age"} {
-		next := filepath.Join(h.trustInit.OfflineDir, file)
-		_, err := h.keys.Reload()
+		next := filepath.Join(h.TrustInit.OfflineDir, file)
+		_, err := h.Keys.Reload()
 		require.NoError(t, err)
 		_, err = trust.ChangeRoot(trust.ChangeRootOptions{
-			DataDir: h.trustInit.DataDir, Root: root, Add: []trust.NewRootKey{{File: next, Passphrase: passphrase}},
-			Retire: strings.TrimPrefix(h.keys.RootFingerprint(), protocol.FingerprintPrefix), Now: time.Now(),
+			DataDir: h.TrustInit.DataDir, Root: root, Add: []trust.NewRootKey{{File: next, Passphrase: hubtest.Passphrase}},
+			Retire: strings.TrimPrefix(h.Keys.RootFingerprint(), protocol.FingerprintPrefix), Now: time.Now(),
 			ScryptWorkFactor: 8,
 		})
 		require.NoError(t, err)
-		root = trust.RootKey(next, passphrase)
+		root = trust.RootKey(next, hubtest.Passphrase)
 	}
-	_, err := h.keys.Reload()
+	_, err := h.Keys.Reload()
 	require.NoError(t, err)
-	l := n.connect(hello("i1"))
+	l := n.Connect(hubtest.Hello("i1"))
 	for version := uint64(2); version <= 3; version++ {
-		env := next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
+		env := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
 			return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
 		})
-		n.bundle, err = n.bundle.Succeed(env)
+		n.Bundle, err = n.Bundle.Succeed(env)
 		require.NoError(t, err)
-		require.Equal(t, version, n.bundle.Version())
-		require.NoError(t, l.control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Ack{
+		require.Equal(t, version, n.Bundle.Version())
+		require.NoError(t, l.Control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Ack{
 			Ack: &protocol.Ack{Document: "bundle", Epoch: 1, Generation: version},
 		}}))
 	}
-	fetched := l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}, BundleVersion: 1}).
+	fetched := l.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}, BundleVersion: 1}).
 		GetBundle()
-	require.True(t, proto.Equal(h.keys.BundleAfter(1).Envelope(), fetched), "the step after the one that the node holds")
-	fetched = l.fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}}).GetBundle()
-	require.True(t, proto.Equal(h.keys.Bundle().Envelope(), fetched), "an older agent asks for the newest")
-}
-
-func sha(data []byte) []byte {
-	sum := sha256.Sum256(data)
-	return sum[:]
+	require.True(t, proto.Equal(h.Keys.BundleAfter(1).Envelope(), fetched), "the step after the one that the node holds")
+	fetched = l.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}}).GetBundle()
+	require.True(t, proto.Equal(h.Keys.Bundle().Envelope(), fetched), "an older agent asks for the newest")
 }

@@ -1,4 +1,4 @@
-package nodelink_test
+package nodes_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
+	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -26,21 +27,21 @@ func provenGone(i instance.Instance) *protocol.WorkloadStatus {
 // One member whose bill cannot be closed keeps no news of its node's other members from the hub: it is a finding, its
 // report is not acknowledged, so that the node repeats its proof, and it is taken over once that is possible.
 func TestMemberThatCannotBeTakenOverHoldsUpNoOtherOfItsNode(t *testing.T) {
-	h := newHub(t)
-	h.publish()
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	l.state(0)
-	instances := []instance.Instance{h.launch(), h.launch(), h.launch()}
-	l.state(3)
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	instances := []instance.Instance{h.Launch(), h.Launch(), h.Launch()}
+	l.ExpectState(3)
 	poisoned, removed, running := instances[1], instances[0], instances[2]
 	for _, i := range []instance.Instance{poisoned, removed} {
-		h.decommission(i.ID)
+		h.Decommission(i.ID)
 	}
-	state, _ := l.state(1)
+	state, _ := l.ExpectState(1)
 	exec := func(query string) {
 		t.Helper()
-		tx(h, func(ctx context.Context, tx db.Tx) (pgconn.CommandTag, error) { return tx.Exec(ctx, query) })
+		hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (pgconn.CommandTag, error) { return tx.Exec(ctx, query) })
 	}
 	exec(`ALTER TABLE subjects ADD CONSTRAINT poison CHECK (closed_at IS NULL OR id <> '` + poisoned.Members[0].ID + `')`)
 
@@ -51,12 +52,12 @@ func TestMemberThatCannotBeTakenOverHoldsUpNoOtherOfItsNode(t *testing.T) {
 			ReadyAt: timestamppb.Now(),
 		},
 	}
-	pub, _ := n.key.Public().(ed25519.PublicKey)
-	peer := nodelink.Peer{NodeID: n.id, Key: pub}
+	pub, _ := n.Key.Public().(ed25519.PublicKey)
+	peer := nodelink.Peer{NodeID: n.ID, Key: pub}
 	report := func() error {
-		l.counter++
-		return h.nodes.Report(t.Context(), peer, l.welcome.GetSessionNo(), &protocol.Report{
-			Counter: l.counter, At: timestamppb.Now(), Epoch: 1, Generation: state.GetGeneration(), Workloads: statuses,
+		l.Counter++
+		return h.Nodes.Report(t.Context(), peer, l.Welcome.GetSessionNo(), &protocol.Report{
+			Counter: l.Counter, At: timestamppb.Now(), Epoch: 1, Generation: state.GetGeneration(), Workloads: statuses,
 		})
 	}
 	require.Error(t, report(), "a report of which a member was set aside is not acknowledged")
@@ -64,21 +65,23 @@ func TestMemberThatCannotBeTakenOverHoldsUpNoOtherOfItsNode(t *testing.T) {
 		poisoned.ID: "decommissioning", removed.ID: "decommissioned",
 		running.ID: "running",
 	} {
-		require.Equal(t, 1, count(h, `SELECT count(*) FROM app_instances WHERE id = $1 AND status = $2`, id, want), want)
+		require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM app_instances WHERE id = $1 AND status = $2`, id, want),
+			want)
 	}
-	require.Zero(t, count(h, `SELECT count(*) FROM instance_members WHERE id = $1 AND removed_at IS NOT NULL`,
+	require.Zero(t, hubtest.Count(h, `SELECT count(*) FROM instance_members WHERE id = $1 AND removed_at IS NOT NULL`,
 		poisoned.Members[0].ID))
-	require.Equal(t, poisoned.Members[0].ID, h.findings()[finding.Report])
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'hub.recovery.finding' AND subject = $1`,
-		poisoned.Members[0].ID))
+	require.Equal(t, poisoned.Members[0].ID, h.Findings()[finding.Report])
+	require.Equal(t, 1,
+		hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'hub.recovery.finding' AND subject = $1`,
+			poisoned.Members[0].ID))
 
 	require.Error(t, report())
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM events WHERE type = 'hub.recovery.finding'`),
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'hub.recovery.finding'`),
 		"the same failure is one finding")
 
 	exec(`ALTER TABLE subjects DROP CONSTRAINT poison`)
 	require.NoError(t, report())
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM app_instances WHERE id = $1 AND status = 'decommissioned'`,
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM app_instances WHERE id = $1 AND status = 'decommissioned'`,
 		poisoned.ID))
-	require.NotContains(t, h.findings(), finding.Report)
+	require.NotContains(t, h.Findings(), finding.Report)
 }

@@ -1,4 +1,4 @@
-package nodelink_test
+package nodes_test
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
+	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -74,29 +75,29 @@ func anyValue(r *rand.Rand, kind protoreflect.Kind) protoreflect.Value {
 
 // Whatever a node says about its members is taken or left, and never keeps what else it says from being taken.
 func TestReportOfAnythingIsTakenIn(t *testing.T) {
-	h := newHub(t)
-	h.publish()
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	l.state(0)
-	i, member, _ := running(t, h, l)
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	i, member, _ := hubtest.Running(t, h, l)
 	for seed := range uint64(100) {
 		t.Log("seed", seed)
 		s := &protocol.WorkloadStatus{}
 		anything(rand.New(rand.NewPCG(seed, 1)), s.ProtoReflect())
 		s.MemberId, s.InstanceId = member, i.ID
-		l.report(2, s)
+		l.Report(2, s)
 	}
 }
 
 // Whatever a node measures is posted or in suspense: no segment of its own keeps the ones behind it from the books.
 func TestUsageOfAnythingIsPosted(t *testing.T) {
-	h := newHub(t)
-	h.publish()
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	l.state(0)
-	_, member, lease := running(t, h, l)
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	_, member, lease := hubtest.Running(t, h, l)
 	var runs [][]*protocol.UsageRecord
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 2))
@@ -111,26 +112,26 @@ func TestUsageOfAnythingIsPosted(t *testing.T) {
 		}
 		runs = append(runs, records)
 	}
-	stream := l.usage()
-	for k, env := range n.segments("i1", runs...) {
-		ack := upload(t, stream, env)
+	stream := l.OpenUsage()
+	for k, env := range n.Seal("i1", runs...) {
+		ack := hubtest.Upload(t, stream, env)
 		require.Empty(t, ack.GetNackReason(), "segment of seed %d", k)
 		require.EqualValues(t, k+1, ack.GetPostedSegment())
 	}
-	require.Empty(t, h.findings())
+	require.Empty(t, h.Findings())
 }
 
 // A segment that the database does not take is kept as it was signed, is a finding, and holds up nothing behind it.
 func TestSegmentThatCannotBePostedIsSetAside(t *testing.T) {
-	h := newHub(t)
-	h.publish()
-	n, other := h.enrol(), h.enrol()
-	l := n.connect(hello("i1"))
-	l.state(0)
-	neighbour := other.connect(hello("i1"))
-	_, member, lease := running(t, h, l)
-	tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
-		slot, err := ledger.CurrentSlot(ctx, tx, h.now())
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n, other := h.Enroll(), h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	neighbour := other.Connect(hubtest.Hello("i1"))
+	_, member, lease := hubtest.Running(t, h, l)
+	hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
+		slot, err := ledger.CurrentSlot(ctx, tx, h.Now())
 		if err != nil {
 			return 0, err
 		}
@@ -143,31 +144,31 @@ func TestSegmentThatCannotBePostedIsSetAside(t *testing.T) {
 		}
 		return 0, nil
 	})
-	start := h.now().Truncate(time.Microsecond)
-	h.forward(10 * time.Minute)
-	chain := n.segments("i1",
-		[]*protocol.UsageRecord{seconds(member, lease, start, 30)},
-		[]*protocol.UsageRecord{seconds(member, lease, start.Add(30*time.Second), 31)},
-		[]*protocol.UsageRecord{seconds(member, lease, start.Add(61*time.Second), 30)},
+	start := h.Now().Truncate(time.Microsecond)
+	h.Advance(10 * time.Minute)
+	chain := n.Seal("i1",
+		[]*protocol.UsageRecord{hubtest.SessionSeconds(member, lease, start, 30)},
+		[]*protocol.UsageRecord{hubtest.SessionSeconds(member, lease, start.Add(30*time.Second), 31)},
+		[]*protocol.UsageRecord{hubtest.SessionSeconds(member, lease, start.Add(61*time.Second), 30)},
 	)
-	stream := l.usage()
+	stream := l.OpenUsage()
 	for k, env := range chain {
-		ack := upload(t, stream, env)
+		ack := hubtest.Upload(t, stream, env)
 		require.Empty(t, ack.GetNackReason())
 		require.EqualValues(t, k+1, ack.GetPostedSegment())
 	}
-	require.Empty(t, upload(t, neighbour.usage(), other.segments("i1", nil)[0]).GetNackReason())
+	require.Empty(t, hubtest.Upload(t, neighbour.OpenUsage(), other.Seal("i1", nil)[0]).GetNackReason())
 	require.Equal(t, int64(60*1_000_000), revenue(h))
-	require.Equal(t, map[string]string{finding.Usage: "i1/2"}, h.findings())
-	kept := tx(h, func(ctx context.Context, tx db.Tx) (raw []byte, err error) {
+	require.Equal(t, map[string]string{finding.Usage: "i1/2"}, h.Findings())
+	kept := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (raw []byte, err error) {
 		return raw, tx.QueryRow(ctx, `SELECT envelope FROM usage_set_aside WHERE node_id = $1 AND number = 2`,
-			n.id).Scan(&raw)
+			n.ID).Scan(&raw)
 	})
 	env := &protocol.Envelope{}
 	require.NoError(t, proto.Unmarshal(kept, env))
 	require.True(t, proto.Equal(chain[1], env))
-	require.Empty(t, upload(t, stream, chain[1]).GetNackReason(), "it is known when it comes again")
-	require.Len(t, h.findings(), 1)
+	require.Empty(t, hubtest.Upload(t, stream, chain[1]).GetNackReason(), "it is known when it comes again")
+	require.Len(t, h.Findings(), 1)
 }
 
 // A proof that is dated when it cannot be ends the claim when it comes: usage of before is billed, and nothing else of
@@ -179,24 +180,25 @@ func TestProofWithAnImpossibleTimeEndsTheClaimWhenItComes(t *testing.T) {
 		}, "next year": timestamppb.New(time.Now().AddDate(1, 0, 0)),
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHub(t)
-			h.publish()
-			n := h.enrol()
-			l := n.connect(hello("i1"))
-			l.state(0)
-			i, member, lease := running(t, h, l)
-			start := h.now().Truncate(time.Microsecond)
-			h.forward(10 * time.Minute)
-			h.decommission(i.ID)
-			state, _ := l.state(0)
-			l.report(state.GetGeneration(), &protocol.WorkloadStatus{
+			h := hubtest.New(t)
+			h.PublishDemo()
+			n := h.Enroll()
+			l := n.Connect(hubtest.Hello("i1"))
+			l.ExpectState(0)
+			i, member, lease := hubtest.Running(t, h, l)
+			start := h.Now().Truncate(time.Microsecond)
+			h.Advance(10 * time.Minute)
+			h.Decommission(i.ID)
+			state, _ := l.ExpectState(0)
+			l.Report(state.GetGeneration(), &protocol.WorkloadStatus{
 				MemberId: member, InstanceId: i.ID, Status: "removed", Removal: &protocol.RemovalProof{
 					At:     at,
 					Absent: protocol.RemovalKinds(), Incarnation: "i1",
 				},
 			})
 			require.Empty(t,
-				upload(t, l.usage(), n.segments("i1", []*protocol.UsageRecord{seconds(member, lease, start, 60)})[0]).
+				hubtest.Upload(t, l.OpenUsage(), n.Seal("i1", []*protocol.UsageRecord{hubtest.SessionSeconds(member, lease, start,
+					60)})[0]).
 					GetNackReason())
 			require.Equal(t, int64(60*1_000_000), revenue(h))
 		})
@@ -205,28 +207,29 @@ func TestProofWithAnImpossibleTimeEndsTheClaimWhenItComes(t *testing.T) {
 
 // A node that refuses by turns fills neither table nor event stream, and does not make the hub sign states.
 func TestTenThousandRefusalsLeaveFewRows(t *testing.T) {
-	h := newHub(t)
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	state, _ := l.state(0)
-	events := count(h, `SELECT count(*) FROM events`)
+	h := hubtest.New(t)
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	state, _ := l.ExpectState(0)
+	events := hubtest.Count(h, `SELECT count(*) FROM events`)
 	for k := range 10_000 {
 		reason := []string{protocol.RefusalOlder, protocol.RefusalConflict, protocol.RefusalTooLarge}[k%3]
-		require.NoError(t, h.nodes.Nack(t.Context(), n.id, &protocol.Nack{
+		require.NoError(t, h.Nodes.Nack(t.Context(), n.ID, &protocol.Nack{
 			Document:   "state",
 			Generation: state.GetGeneration() + 1000 + uint64(k), Reason: reason,
 		}))
 	}
 	for k := range 200 {
-		require.NoError(t, h.nodes.Nack(t.Context(), n.id, &protocol.Nack{
+		require.NoError(t, h.Nodes.Nack(t.Context(), n.ID, &protocol.Nack{
 			Document: fmt.Sprint("document", k),
 			Reason:   "x",
 		}))
 	}
-	require.Equal(t, 3, count(h, `SELECT count(*) FROM node_refusals`))
-	require.Equal(t, 3, count(h, `SELECT count(*) FROM events`)-events)
+	require.Equal(t, 3, hubtest.Count(h, `SELECT count(*) FROM node_refusals`))
+	require.Equal(t, 3, hubtest.Count(h, `SELECT count(*) FROM events`)-events)
 	require.Equal(t, 3,
-		count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND action = 'fleet.node.document'`, n.id))
-	require.NoError(t, h.dispatcher.SyncAll(t.Context()))
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM node_states`), "what was never sent cannot have been refused")
+		hubtest.Count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND action = 'fleet.node.document'`, n.ID))
+	require.NoError(t, h.Dispatcher.SyncAll(t.Context()))
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM node_states`), "what was never sent cannot have been "+
+		"refused")
 }

@@ -1,4 +1,4 @@
-package nodelink_test
+package nodes_test
 
 import (
 	"context"
@@ -15,18 +15,19 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/usagechain"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // books is everything that usage may change.
-func books(h *hub) map[string]int {
+func books(h *hubtest.Hub) map[string]int {
 	out := map[string]int{"revenue": int(revenue(h))}
 	for _, table := range []string{
 		"usage_recent", "suspense_records", "usage_hours", "pending_postings", "postings", "entries", "usage_coverage",
 		"usage_sequences", "usage_marks", "usage_ahead", "leases", "instance_members",
 	} {
-		out[table] = count(h, `SELECT count(*) FROM `+table)
+		out[table] = hubtest.Count(h, `SELECT count(*) FROM `+table)
 	}
 	return out
 }
@@ -42,25 +43,26 @@ func flip(env *protocol.Envelope, change func(*protocol.Envelope)) *protocol.Env
 // they come, each true one is posted once, and every other is refused with a reason that an admin can read; nothing
 // else changes, and the session goes on.
 func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
-	h := newHub(t)
-	h.publish()
-	n, stranger := h.enrol(), h.enrol()
-	l := n.connect(hello("i1"))
-	l.state(0)
-	_, member, lease := running(t, h, l)
-	start := h.now().Truncate(time.Microsecond)
-	h.forward(10 * time.Minute)
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n, stranger := h.Enroll(), h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	_, member, lease := hubtest.Running(t, h, l)
+	start := h.Now().Truncate(time.Microsecond)
+	h.Advance(10 * time.Minute)
 	run := func(second int64) []*protocol.UsageRecord {
-		return []*protocol.UsageRecord{seconds(member, lease, start.Add(time.Duration(second)*time.Second), 30)}
+		return []*protocol.UsageRecord{hubtest.SessionSeconds(member, lease, start.Add(time.Duration(second)*time.Second),
+			30)}
 	}
-	chain := n.segments("i1", run(0), run(30), run(60), run(90))
-	stream := l.usage()
+	chain := n.Seal("i1", run(0), run(30), run(60), run(90))
+	stream := l.OpenUsage()
 	// Reordered and duplicated: the third before the second, each twice.
 	for _, step := range []struct {
 		segment int
 		posted  uint64
 	}{{0, 1}, {0, 1}, {2, 1}, {2, 1}, {1, 3}, {1, 3}} {
-		ack := upload(t, stream, chain[step.segment])
+		ack := hubtest.Upload(t, stream, chain[step.segment])
 		require.Empty(t, ack.GetNackReason())
 		require.Equal(t, step.posted, ack.GetPostedSegment())
 	}
@@ -70,12 +72,12 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 		seg := &protocol.UsageSegment{}
 		require.NoError(t, proto.Unmarshal(chain[3].GetPayload(), seg))
 		change(seg)
-		env, err := protocol.SignMessage(protocol.PayloadSegment, seg, protocol.NewEd25519Signer(n.key))
+		env, err := protocol.SignMessage(protocol.PayloadSegment, seg, protocol.NewEd25519Signer(n.Key))
 		require.NoError(t, err)
 		return env
 	}
 	cut, err := protocol.Sign(protocol.PayloadSegment, chain[3].GetPayload()[:len(chain[3].GetPayload())/2],
-		protocol.NewEd25519Signer(n.key))
+		protocol.NewEd25519Signer(n.Key))
 	require.NoError(t, err)
 	for _, c := range []struct {
 		name, reason string
@@ -87,7 +89,7 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 		{"a byte of the signature flipped", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) {
 			e.Signatures[0].Signature[7] ^= 1
 		})},
-		{"signed by another node", protocol.RefusalSignature, stranger.segments("i1", run(0))[0]},
+		{"signed by another node", protocol.RefusalSignature, stranger.Seal("i1", run(0))[0]},
 		{"another kind of document", protocol.RefusalMalformed, flip(chain[3], func(e *protocol.Envelope) {
 			e.PayloadType = protocol.PayloadState
 		})},
@@ -97,7 +99,7 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 			e.Payload = e.GetPayload()[:len(e.GetPayload())-9]
 		})},
 		{"truncated before it was signed", protocol.RefusalMalformed, cut},
-		{"of another node", protocol.RefusalWrongNode, seal(func(s *protocol.UsageSegment) { s.NodeId = stranger.id })},
+		{"of another node", protocol.RefusalWrongNode, seal(func(s *protocol.UsageSegment) { s.NodeId = stranger.ID })},
 		{"other content under a posted number", protocol.RefusalChainBroken, seal(func(s *protocol.UsageSegment) {
 			s.Number = 3
 		})},
@@ -113,12 +115,12 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 		})},
 	} {
 		before := books(h)
-		ack := upload(t, stream, c.env)
+		ack := hubtest.Upload(t, stream, c.env)
 		require.Equal(t, c.reason, ack.GetNackReason(), c.name)
 		require.Zero(t, ack.GetPostedSegment(), c.name)
 		require.Equal(t, before, books(h), c.name)
-		last := tx(h, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) {
-			return fleet.Refusals(ctx, tx, n.id, 1)
+		last := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) {
+			return fleet.Refusals(ctx, tx, n.ID, 1)
 		})
 		require.Equal(t, "usage", last[0].Document, c.name)
 		require.Equal(t, c.reason, last[0].Reason, c.name)
@@ -127,7 +129,7 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 
 	// Cut off in the middle of a message: that stream ends, and another takes its place.
 	before := books(h)
-	torn := l.usage()
+	torn := l.OpenUsage()
 	_, err = protodelim.MarshalTo(half{torn}, &protocol.UsageUpload{Segment: chain[3]})
 	require.NoError(t, err)
 	require.NoError(t, torn.CloseWrite())
@@ -135,23 +137,23 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 	require.Equal(t, before, books(h))
 
 	// Yesterday's, all of them, from last to first, and again under the next name of the store.
-	h.forward(24 * time.Hour)
+	h.Advance(24 * time.Hour)
 	for _, env := range slices.Backward(chain[:3]) {
-		require.Empty(t, upload(t, stream, env).GetNackReason())
+		require.Empty(t, hubtest.Upload(t, stream, env).GetNackReason())
 	}
 	require.Equal(t, before, books(h), "what was posted yesterday is known today")
-	ack := upload(t, stream, chain[3])
+	ack := hubtest.Upload(t, stream, chain[3])
 	require.Empty(t, ack.GetNackReason(), "the true one follows as if nothing had been")
 	require.Equal(t, uint64(4), ack.GetPostedSegment())
 	require.Equal(t, int64(120*1_000_000), revenue(h))
-	require.Equal(t, sha(chain[3].GetPayload()), ack.GetPostedSha256())
-	l.report(2)
-	again := n.segments("i2", run(0), run(30))
-	require.Equal(t, protocol.RefusalMalformed, upload(t, stream, again[0]).GetNackReason(),
+	require.Equal(t, hubtest.Sha(chain[3].GetPayload()), ack.GetPostedSha256())
+	l.Report(2)
+	again := n.Seal("i2", run(0), run(30))
+	require.Equal(t, protocol.RefusalMalformed, hubtest.Upload(t, stream, again[0]).GetNackReason(),
 		"a session carries the segments of one store")
-	renamed := n.connect(hello("i2"))
+	renamed := n.Connect(hubtest.Hello("i2"))
 	for _, env := range again {
-		require.Empty(t, upload(t, renamed.usage(), env).GetNackReason())
+		require.Empty(t, hubtest.Upload(t, renamed.OpenUsage(), env).GetNackReason())
 	}
 	require.Equal(t, int64(120*1_000_000), revenue(h), "the same time under another name is in suspense, not on the bill")
 }
@@ -170,21 +172,22 @@ func (w half) Write(p []byte) (int, error) {
 // A node that catches up need not wait for each acknowledgement: they come all the same, in the order of the segments,
 // and more segments than the hub takes at once wait on their way.
 func TestSegmentsThatFollowEachOtherUnansweredAreAcknowledgedInTheirOrder(t *testing.T) {
-	h := newHub(t)
-	h.publish()
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	l.state(0)
-	_, member, lease := running(t, h, l)
-	start := h.now().Truncate(time.Microsecond)
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	_, member, lease := hubtest.Running(t, h, l)
+	start := h.Now().Truncate(time.Microsecond)
 	const segments = 50
-	h.forward(segments * time.Second)
+	h.Advance(segments * time.Second)
 	var runs [][]*protocol.UsageRecord
 	for i := range segments {
-		runs = append(runs, []*protocol.UsageRecord{seconds(member, lease, start.Add(time.Duration(i)*time.Second), 1)})
+		runs = append(runs, []*protocol.UsageRecord{hubtest.SessionSeconds(member, lease,
+			start.Add(time.Duration(i)*time.Second), 1)})
 	}
-	chain := n.segments("i1", runs...)
-	stream := l.usage()
+	chain := n.Seal("i1", runs...)
+	stream := l.OpenUsage()
 	for _, env := range chain {
 		require.NoError(t, stream.Send(&protocol.UsageUpload{Segment: env}))
 	}
@@ -199,25 +202,25 @@ func TestSegmentsThatFollowEachOtherUnansweredAreAcknowledgedInTheirOrder(t *tes
 	}
 	require.EqualValues(t, segments, posted)
 	require.Equal(t, int64(segments*1_000_000), revenue(h))
-	require.Equal(t, segments, count(h, `SELECT count(*) FROM usage_recent WHERE meter = 'session_seconds'`))
+	require.Equal(t, segments, hubtest.Count(h, `SELECT count(*) FROM usage_recent WHERE meter = 'session_seconds'`))
 }
 
 // TestSegmentsThatSkipRecordNumbersAreSetAside: a node that chooses the numbers of its records is billed nothing for
 // those segments, makes the hub keep no row for each, and goes on as soon as it numbers as it should.
 func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
-	h := newHub(t)
-	h.publish()
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	l.state(0)
-	_, member, lease := running(t, h, l)
-	start := h.now().Truncate(time.Microsecond)
-	h.forward(10 * time.Minute)
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	_, member, lease := hubtest.Running(t, h, l)
+	start := h.Now().Truncate(time.Microsecond)
+	h.Advance(10 * time.Minute)
 	const segments = 40
 	var runs [][]*protocol.UsageRecord
 	var wrong []string
 	for k := range segments {
-		r := seconds(member, lease, start.Add(time.Duration(k)*time.Second), 1)
+		r := hubtest.SessionSeconds(member, lease, start.Add(time.Duration(k)*time.Second), 1)
 		r.Sequence = uint64(2*k + 1) // 1, 3, 5, …
 		runs = append(runs, []*protocol.UsageRecord{r})
 		wrong = append(wrong, fmt.Sprintf("i1/%d", k+1))
@@ -225,20 +228,20 @@ func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
 	// The last two continue the numbers of those before them.
 	runs[segments-2][0].Sequence, runs[segments-1][0].Sequence = 2*segments-4, 2*segments-3
 	wrong = wrong[1 : segments-2]
-	chain := n.numbered("i1", runs...)
-	stream := l.usage()
+	chain := n.SealNumbered("i1", runs...)
+	stream := l.OpenUsage()
 
 	// One by one.
 	for k, env := range chain[:5] {
-		ack := upload(t, stream, env)
+		ack := hubtest.Upload(t, stream, env)
 		require.Empty(t, ack.GetNackReason())
 		require.EqualValues(t, k+1, ack.GetPostedSegment())
-		require.Equal(t, sha(env.GetPayload()), ack.GetPostedSha256())
+		require.Equal(t, hubtest.Sha(env.GetPayload()), ack.GetPostedSha256())
 	}
 	// The next beyond a gap, before what is missing.
-	require.EqualValues(t, 5, upload(t, stream, chain[7]).GetPostedSegment())
+	require.EqualValues(t, 5, hubtest.Upload(t, stream, chain[7]).GetPostedSegment())
 	for _, k := range []int{6, 5} {
-		require.Empty(t, upload(t, stream, chain[k]).GetNackReason())
+		require.Empty(t, hubtest.Upload(t, stream, chain[k]).GetNackReason())
 	}
 	// The others at once, in batches as the hub makes them.
 	for _, env := range chain[8:] {
@@ -255,10 +258,10 @@ func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
 
 	// The first, the one that came before what is missing, and the last two.
 	require.Equal(t, int64(4*1_000_000), revenue(h))
-	require.Equal(t, 1, count(h, `SELECT count(*) FROM usage_sequences`), "up to the mark there is one range")
-	require.Zero(t, count(h, `SELECT count(*) FROM usage_ahead`))
-	require.Equal(t, 16, count(h, `SELECT count(*) FROM usage_set_aside`), "a node has room for so many")
-	found := tx(h, func(ctx context.Context, tx db.Tx) ([]finding.Finding, error) { return finding.List(ctx, tx) })
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM usage_sequences`), "up to the mark there is one range")
+	require.Zero(t, hubtest.Count(h, `SELECT count(*) FROM usage_ahead`))
+	require.Equal(t, 16, hubtest.Count(h, `SELECT count(*) FROM usage_set_aside`), "a node has room for so many")
+	found := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) ([]finding.Finding, error) { return finding.List(ctx, tx) })
 	require.Len(t, found, 17, "one for each that is kept, and one for the store")
 	for _, f := range found {
 		require.Equal(t, finding.Usage, f.Kind)
@@ -269,7 +272,7 @@ func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
 
 	before := books(h)
 	for _, env := range chain {
-		require.Empty(t, upload(t, stream, env).GetNackReason(), "all are known when they come again")
+		require.Empty(t, hubtest.Upload(t, stream, env).GetNackReason(), "all are known when they come again")
 	}
 	require.Equal(t, before, books(h))
 }
@@ -281,32 +284,33 @@ func TestSegmentAfterAMarkOfAnOlderReleaseIsPosted(t *testing.T) {
 		"moved": `UPDATE usage_marks SET last_sequence_segment = 1, last_sequence = 1`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHub(t)
-			h.publish()
-			n := h.enrol()
-			l := n.connect(hello("i1"))
-			l.state(0)
-			_, member, lease := running(t, h, l)
-			start := h.now().Truncate(time.Microsecond)
-			h.forward(10 * time.Minute)
+			h := hubtest.New(t)
+			h.PublishDemo()
+			n := h.Enroll()
+			l := n.Connect(hubtest.Hello("i1"))
+			l.ExpectState(0)
+			_, member, lease := hubtest.Running(t, h, l)
+			start := h.Now().Truncate(time.Microsecond)
+			h.Advance(10 * time.Minute)
 			var runs [][]*protocol.UsageRecord
 			for k := range 4 {
-				runs = append(runs, []*protocol.UsageRecord{seconds(member, lease, start.Add(time.Duration(k)*time.Second), 1)})
+				runs = append(runs, []*protocol.UsageRecord{hubtest.SessionSeconds(member, lease,
+					start.Add(time.Duration(k)*time.Second), 1)})
 			}
-			chain := n.segments("i1", runs...)
-			stream := l.usage()
+			chain := n.Seal("i1", runs...)
+			stream := l.OpenUsage()
 			for _, env := range chain[:3] {
-				require.Empty(t, upload(t, stream, env).GetNackReason())
+				require.Empty(t, hubtest.Upload(t, stream, env).GetNackReason())
 			}
-			tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
+			hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
 				_, err := tx.Exec(ctx, older)
 				return 0, err
 			})
-			require.EqualValues(t, 4, upload(t, stream, chain[3]).GetPostedSegment())
+			require.EqualValues(t, 4, hubtest.Upload(t, stream, chain[3]).GetPostedSegment())
 			require.Equal(t, int64(4*1_000_000), revenue(h))
-			require.Empty(t, h.findings())
+			require.Empty(t, h.Findings())
 			require.Equal(t, 1,
-				count(h, `SELECT count(*) FROM usage_marks WHERE last_sequence = 4 AND last_sequence_segment = 4`))
+				hubtest.Count(h, `SELECT count(*) FROM usage_marks WHERE last_sequence = 4 AND last_sequence_segment = 4`))
 		})
 	}
 }

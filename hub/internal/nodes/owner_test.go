@@ -1,4 +1,4 @@
-package nodelink_test
+package nodes_test
 
 import (
 	"crypto/ed25519"
@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -14,31 +15,31 @@ import (
 // Law 15: an instance that the node's owner refuses waits there, and the tenant is shown the owner's signed refusal. A
 // refusal that the owner has not signed counts as an internal failure.
 func TestLaw15TheOwnersSignedRefusalIsShownToTheTenant(t *testing.T) {
-	h := newHub(t)
-	h.publish()
-	n := h.enrol()
-	l := n.connect(hello("i1"))
-	l.state(0)
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
 	_, stranger, err := ed25519.GenerateKey(nil)
 	require.NoError(t, err)
 	parts := 0
 	refused := func(by ed25519.PrivateKey) instance.Instance {
-		i := h.launch()
+		i := h.Launch()
 		parts++
-		state, _ := l.state(parts)
+		state, _ := l.ExpectState(parts)
 		s := &protocol.WorkloadStatus{
 			MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: 1, Status: "failed",
 			Reason: "owner_refused", Detail: "Not here.",
 		}
-		require.NoError(t, s.RefuseAsOwner(n.id, protocol.NewEd25519Signer(by)))
-		l.report(state.GetGeneration(), s)
-		return h.instance(i.ID)
+		require.NoError(t, s.RefuseAsOwner(n.ID, protocol.NewEd25519Signer(by)))
+		l.Report(state.GetGeneration(), s)
+		return h.Instance(i.ID)
 	}
 	forged := refused(stranger)
 	require.Equal(t, instance.ReasonInternal, forged.Lifecycle.Reason)
 	require.Empty(t, forged.Members[0].OwnerRefusal)
 
-	i := refused(n.key)
+	i := refused(n.Key)
 	require.Equal(t, instance.Lifecycle{
 		Status: instance.Deploying, Health: instance.HealthUnknown,
 		Reason: instance.ReasonOwnerRefused,
@@ -50,7 +51,7 @@ func TestLaw15TheOwnersSignedRefusalIsShownToTheTenant(t *testing.T) {
 	v, err := protocol.VerifyOwnerRefusal(&protocol.WorkloadStatus{
 		MemberId: m.ID, InstanceId: i.ID, Revision: 1,
 		OwnerRefusal: env,
-	}, n.id, n.key.Public().(ed25519.PublicKey))
+	}, n.ID, n.Key.Public().(ed25519.PublicKey))
 	require.NoError(t, err)
 	require.Equal(t, "Not here.", v.Message().GetRule())
 }

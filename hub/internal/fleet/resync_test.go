@@ -1,0 +1,46 @@
+package fleet_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+)
+
+// A restored hub neither places on a node nor sends it documents before its upload; usage that it owes stops neither.
+func TestLaw16ANodeThatAwaitsResyncTakesNothingNew(t *testing.T) {
+	d := dbtest.New(t)
+	n := node(t, d)
+	do := func(fn func(ctx context.Context, tx db.Tx) error) fleet.Node {
+		return must(t, d, func(ctx context.Context, tx db.Tx) (fleet.Node, error) {
+			if err := fn(ctx, tx); err != nil {
+				return fleet.Node{}, err
+			}
+			return fleet.Get(ctx, tx, n.ID)
+		})
+	}
+	require.True(t, n.TakesNew())
+	require.True(t, n.Syncable())
+	n = do(func(ctx context.Context, tx db.Tx) error {
+		count, err := fleet.AwaitResyncOfAll(ctx, tx)
+		require.EqualValues(t, 1, count)
+		return err
+	})
+	require.False(t, n.TakesNew())
+	require.False(t, n.Syncable())
+	require.Equal(t, []string{n.ID}, must(t, d, fleet.WithoutRenewal))
+	n = do(func(ctx context.Context, tx db.Tx) error { return fleet.SetUsageOwed(ctx, tx, n.ID, "i1", 5) })
+	require.Equal(t, fleet.Resync{Status: fleet.AwaitingResync, OwedIncarnation: "i1", OwedSegment: 5}, n.Resync)
+	n = do(func(ctx context.Context, tx db.Tx) error { return fleet.StateUploaded(ctx, tx, n.ID, now) })
+	require.Equal(t, fleet.UsageOwed, n.Resync.Status)
+	require.True(t, n.TakesNew())
+	require.True(t, n.Syncable())
+	require.Len(t, must(t, d, fleet.Resyncing), 1)
+	n = do(func(ctx context.Context, tx db.Tx) error { return fleet.UsageComplete(ctx, tx, n.ID) })
+	require.Equal(t, fleet.Resync{}, n.Resync)
+	require.Empty(t, must(t, d, fleet.Resyncing))
+}

@@ -1,0 +1,200 @@
+package hubtest
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// BillADay repeats a report of the node for a day.
+func (h *Hub) BillADay(l *Session, generation uint64, status *protocol.WorkloadStatus) {
+	h.T.Helper()
+	for range 48 {
+		l.Report(generation, status)
+		require.NoError(h.T, h.Dispatcher.Renew(h.T.Context()))
+		h.Advance(30 * time.Minute)
+	}
+}
+
+// Wallet is in thousandths of the currency.
+func (h *Hub) Wallet() int { return Count(h, `SELECT balance_nanos / 1000000 FROM wallets`) }
+
+// Running brings an instance to running and gives its member's id and the lease.
+func Running(t *testing.T, h *Hub, l *Session) (instance.Instance, string, *protocol.Lease) {
+	t.Helper()
+	l.LastLeases = nil
+	i := h.Launch()
+	state, _ := l.ExpectState(1)
+	lease := l.ExpectLeases().GetLeases()[0]
+	member := i.Members[0].ID
+	l.Report(state.GetGeneration(), &protocol.WorkloadStatus{
+		MemberId: member, InstanceId: i.ID, Revision: 1, Status: "ready", StartedAt: timestamppb.New(h.Now()),
+		ReadyAt:   timestamppb.New(h.Now()),
+		Endpoints: []*protocol.PublishedEndpoint{{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20000}},
+	})
+	return i, member, lease
+}
+
+// SessionSeconds is a usage record of n seconds of a member.
+func SessionSeconds(member string, lease *protocol.Lease, from time.Time, n int64) *protocol.UsageRecord {
+	return &protocol.UsageRecord{
+		MemberId: member, Revision: 1, Meter: protocol.MeterSessionSeconds, Quantity: n * 1_000_000, RunId: "r1",
+		LeaseNo:   lease.GetLeaseNo(),
+		StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(from.Add(time.Duration(n) * time.Second)),
+	}
+}
+
+// Ready is the status of an instance whose only member is ready.
+func Ready(i instance.Instance) *protocol.WorkloadStatus {
+	return &protocol.WorkloadStatus{
+		MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: uint64(i.Revision),
+		Status: "ready", StartedAt: timestamppb.Now(), ReadyAt: timestamppb.Now(),
+	}
+}
+
+// The demo app that PublishDemo publishes.
+const (
+	// Bound is how long a test waits for what should come at once; it only ends a test that has failed anyway.
+	Bound        = 30 * time.Second
+	DemoRepo     = "apps/demo/runtime"
+	DemoImage    = DemoRepo + "@sha256:1111111111111111111111111111111111111111111111111111111111111111"
+	DemoManifest = `
+app: {slug: demo, display_name: Demo, runtime_backend: launchable_oci}
+version:
+  version: 1.0.0
+  runtime_profile:
+    kind: launchable_oci
+    image_variants: [{name: cpu, accelerator: none, image_ref: "` + DemoImage + `"}]
+    command: [/demo]
+    ports: [{name: http, container: 8080}]
+    resources: {cpu_millis: {min: 100, default: 500, max: 2000}, memory_mib: {min: 16, default: 128, max: 1024}}
+    readiness: {kind: http, port: http, path: /}
+    readiness_timeout_seconds: 30
+  metering: {kind: session_seconds}
+`
+	Passphrase = "correct horse battery"
+)
+
+// PublishDemo makes an org with credit and a price, and entitles its project to the demo app, which a delegated
+// publisher signed.
+func (h *Hub) PublishDemo() {
+	h.T.Helper()
+	ctx, now := h.T.Context(), h.Now()
+	h.Project = Tx(h, func(ctx context.Context, tx db.Tx) (iam.Project, error) {
+		org := iam.Org{ID: db.NewID(), Slug: "acme", DisplayName: "acme", CreatedAt: now}
+		if err := iam.CreateOrg(ctx, tx, org); err != nil {
+			return iam.Project{}, err
+		}
+		return iam.CreateProject(ctx, tx, iam.Project{
+			ID: db.NewID(), OrgID: org.ID, Slug: "main", DisplayName: "Main",
+			CreatedAt: now,
+		})
+	})
+	h.User = iam.Principal{
+		Type: iam.TypeUser, ID: db.NewID(), OrgID: h.Project.OrgID,
+		Bindings: []iam.Binding{{Role: iam.OrgAdmin}},
+	}
+
+	pub, key, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(h.T, err)
+	der, err := x509.MarshalPKIXPublicKey(pub)
+	require.NoError(h.T, err)
+	delegation, err := trust.Delegate(trust.DelegateOptions{
+		CatalogKeyFile: filepath.Join(h.TrustInit.OfflineDir, trust.CatalogKeyFile), Passphrase: Passphrase,
+		PublisherPEM: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), Prefixes: []string{"apps/"}, Now: now,
+		TTL: 72 * time.Hour,
+	})
+	require.NoError(h.T, err)
+	_, err = (&command.Service{DB: h.DB, Bundle: h.Keys.Bundle}).RegisterPublisher(ctx, h.Admin("publisher"), delegation)
+	require.NoError(h.T, err)
+	env, err := manifest.Sign([]byte(DemoManifest), protocol.NewEd25519Signer(key))
+	require.NoError(h.T, err)
+	_, err = (&command.Service{DB: h.DB, Bundle: h.Keys.Bundle}).RegisterManifest(ctx, h.Admin("manifest"), env)
+	require.NoError(h.T, err)
+
+	Tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
+		repository, digest, _ := strings.Cut(DemoImage, "@")
+		if _, _, err := artifact.Register(ctx, tx, artifact.Artifact{
+			ID: db.NewID(), OrgID: h.Project.OrgID, ProjectID: h.Project.ID, AppSlug: "demo", AppVersion: "1.0.0",
+			ArtifactName: "runtime",
+			ArtifactKind: artifact.KindOCI, Repository: repository, Digest: digest,
+			MediaType:  "application/vnd.oci.image.manifest.v1+json",
+			TrustState: artifact.Verified, Channel: "prod", CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
+		}, now); err != nil {
+			return 0, err
+		}
+		if _, err := artifact.Activate(ctx, tx, "1.0.0", []string{DemoImage}, now); err != nil {
+			return 0, err
+		}
+		if _, _, err := catalog.SetStatus(ctx, tx, "demo", "1.0.0", catalog.Active, now); err != nil {
+			return 0, err
+		}
+		if _, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
+			ProjectID: h.Project.ID, OrgID: h.Project.OrgID,
+			AppSlug: "demo", Enabled: true, UpdatedBy: db.NewID(),
+		}, now); err != nil {
+			return 0, err
+		}
+		if _, err := ledger.CreatePrice(ctx, tx, ledger.Price{
+			ID: db.NewID(), Meter: protocol.MeterSessionSeconds, Currency: "EUR", Nanos: 3_600_000_000, Per: "hour",
+			From: now.Add(-time.Hour),
+		}, now.Add(-2*time.Hour)); err != nil {
+			return 0, err
+		}
+		_, err := ledger.GrantCredit(ctx, tx, ledger.Grant{
+			OrgID: h.Project.OrgID, Currency: "EUR",
+			Nanos: 1000 * 1_000_000_000, Key: "first",
+		}, now)
+		return 0, err
+	})
+}
+
+// Launch allocates on the only node and creates an instance of the demo app there.
+func (h *Hub) Launch() instance.Instance {
+	h.T.Helper()
+	if Count(h, `SELECT count(*) FROM allocations`) == 0 {
+		_, err := (&command.Service{DB: h.DB}).CreateAllocation(h.T.Context(), h.Tenant("allocation"),
+			command.CreateAllocationInput{
+				ProjectID: h.Project.ID, Shape: capacity.GPUSlice, CPUCores: 4, MemoryMiB: 4096,
+			})
+		require.NoError(h.T, err)
+	}
+	i, err := (&command.Service{
+		DB: h.DB, LeaseDuration: time.Hour, Bundle: h.Keys.Bundle,
+		EnqueueNode: h.Dispatcher.Enqueue,
+	}).CreateInstance(h.T.Context(), h.Tenant("instance"+db.NewID()), command.CreateInstanceInput{
+		ProjectID: h.Project.ID,
+		AppSlug:   "demo", Version: "1.0.0", DisplayName: "first",
+	})
+	require.NoError(h.T, err)
+	return i
+}
+
+// Decommission requests the end of an instance.
+func (h *Hub) Decommission(id string) {
+	h.T.Helper()
+	_, err := (&command.Service{DB: h.DB, EnqueueNode: h.Dispatcher.Enqueue}).DecommissionInstance(h.T.Context(),
+		h.Tenant("decommission"+id), h.Project.ID, id)
+	require.NoError(h.T, err)
+}

@@ -1,0 +1,264 @@
+package recovery_test
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
+	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// holds is the hello of a node that has accepted the state.
+func holds(incarnation string, state *protocol.DesiredState, env *protocol.Envelope) *protocol.Hello {
+	h := hubtest.Hello(incarnation)
+	sum := sha256.Sum256(env.GetPayload())
+	h.Epoch, h.Generation, h.StateSha256 = state.GetEpoch(), state.GetGeneration(), sum[:]
+	return h
+}
+
+// Law 16: a hub comes back from a backup that knows nothing of one instance and nothing of the end of another. It takes
+// over what the node was told since, before it tells the node anything.
+func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	kept := h.Launch()
+	l.ExpectState(1)
+	ended := h.Launch()
+	before, _ := l.ExpectState(2)
+	l.Report(before.GetGeneration(), hubtest.Ready(kept), hubtest.Ready(ended))
+	backup := h.Remember()
+
+	made := h.Launch()
+	l.ExpectState(3)
+	h.Decommission(ended.ID)
+	state, push := l.ExpectState(2)
+	leases := h.SignedLeases(l)
+	l.Report(state.GetGeneration(), hubtest.Ready(kept), hubtest.Ready(made), &protocol.WorkloadStatus{
+		MemberId: ended.Members[0].ID, InstanceId: ended.ID, Status: "removed",
+		Removal: &protocol.RemovalProof{At: timestamppb.Now(), Absent: protocol.RemovalKinds(), Incarnation: "i1"},
+	})
+	require.NoError(t, l.Conn.Close(0, "the hub is gone"))
+
+	again := h.Restore(backup)
+	n.Hub = again
+	require.Equal(t, instance.Running, again.Instance(ended.ID).Lifecycle.Status, "as the backup has it")
+	l = n.Connect(holds("i1", state, push.GetEnvelope()))
+	require.True(t, l.Welcome.GetRequestStateUpload())
+	states := hubtest.Count(again, `SELECT count(*) FROM node_states`)
+	require.NoError(t, again.Dispatcher.SyncAll(t.Context()))
+	require.Equal(t, states, hubtest.Count(again, `SELECT count(*) FROM node_states`), "nothing is compiled before the "+
+		"node has "+
+		"spoken")
+	_, err := (&command.Service{DB: again.DB, EnqueueNode: again.Dispatcher.Enqueue}).StopInstance(t.Context(),
+		again.Tenant("stop"),
+		again.Project.ID, kept.ID)
+	require.Equal(t, "node_recovering", fault.As(err).Code)
+
+	// In two messages, as a node does with much to tell.
+	l.UploadState(&protocol.StateUpload{State: push.GetEnvelope(), Parts: push.GetParts()[:1]})
+	l.UploadState(&protocol.StateUpload{
+		State: push.GetEnvelope(), Parts: push.GetParts()[1:], Leases: []*protocol.Envelope{leases},
+		Bundle: n.Bundle.Envelope(), Last: true,
+	})
+	bundle := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
+		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
+	})
+	n.Bundle, err = n.Bundle.Succeed(bundle)
+	require.NoError(t, err)
+	l.Ack("bundle", 0, n.Bundle.Version())
+	now, compiled := l.ExpectState(2)
+	require.EqualValues(t, 2, now.GetEpoch(), "what was signed before the restore is older than anything since")
+	require.ElementsMatch(t, push.GetParts(), compiled.GetParts(), "the very documents that the node was told before")
+
+	require.Equal(t, map[string]string{finding.Instance: made.ID, finding.Gone: ended.ID},
+		again.Findings())
+	l.ReportState(now, hubtest.Ready(kept), hubtest.Ready(made))
+	require.Equal(t, instance.Running, again.Instance(kept.ID).Lifecycle.Status)
+	require.Equal(t, instance.Running, again.Instance(made.ID).Lifecycle.Status)
+	require.Equal(t, instance.Decommissioned, again.Instance(ended.ID).Lifecycle.Status,
+		"the node is through with it, and says nothing of it")
+	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM leases WHERE subject_id = $1`, made.Members[0].ID))
+	require.Zero(t, hubtest.Count(again, `SELECT count(*) FROM nodes WHERE resync <> ''`))
+	require.Zero(t,
+		hubtest.Count(again,
+			`SELECT count(*) FROM (SELECT posting_id FROM entries GROUP BY posting_id, currency
+				HAVING sum(amount_nanos) <> 0) x`))
+}
+
+// Law 16: what a restored hub has not heard of keeps its place.
+func TestLaw16WhatARestoredHubHasNotHeardOfKeepsItsCapacity(t *testing.T) {
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	h.Launch()
+	l.ExpectState(1)
+	again := h.Restore(h.Remember())
+	n.Hub = again
+	ask := func(key string) error {
+		_, err := (&command.Service{DB: again.DB}).CreateAllocation(t.Context(), again.Tenant(key),
+			command.CreateAllocationInput{
+				ProjectID: again.Project.ID, Shape: "gpu_slice", CPUCores: 1, MemoryMiB: 512,
+			})
+		return err
+	}
+	require.Equal(t, "insufficient_capacity", fault.As(ask("away")).Code, "its node is away")
+	n.Connect(hubtest.Hello("i1"))
+	require.Equal(t, "insufficient_capacity", fault.As(ask("waiting")).Code, "its node has not said what it runs")
+	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM allocations WHERE released_at IS NULL`))
+}
+
+// Law 16: a node that was enrolled after the backup is no stranger, and what it runs goes on.
+func TestLaw16ANodeEnrolledAfterTheBackupIsTakenIn(t *testing.T) {
+	h := hubtest.New(t)
+	h.PublishDemo()
+	backup := h.Remember()
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	made := h.Launch()
+	state, push := l.ExpectState(1)
+	leases := h.SignedLeases(l)
+	again := h.Restore(backup)
+	n.Hub = again
+	l = n.Connect(holds("i1", state, push.GetEnvelope()))
+	require.True(t, l.Welcome.GetRequestStateUpload())
+	l.UploadState(&protocol.StateUpload{
+		State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{leases},
+		Bundle: n.Bundle.Envelope(), Last: true,
+	})
+	require.Eventually(t, func() bool {
+		return hubtest.Count(again, `SELECT count(*) FROM nodes WHERE resync = 'awaiting'`) == 0
+	},
+		hubtest.Bound, 20*time.Millisecond)
+	require.Equal(t, map[string]string{
+		finding.Node: n.ID, finding.Instance: made.ID,
+		finding.Allocation: made.Members[0].AllocationID,
+	}, again.Findings())
+	require.Equal(t, n.ID, again.Instance(made.ID).Members[0].NodeID)
+}
+
+// A certificate of before the restore has expired by then: whoever shows a newer one under an unknown id was never
+// enrolled.
+func TestANodeThatARestoredHubDoesNotKnowIsAStrangerOnceOldCertificatesHaveExpired(t *testing.T) {
+	h := hubtest.New(t)
+	backup := h.Remember()
+	again := h.Restore(backup)
+	pub, _, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	last := hubtest.Tx(again, func(ctx context.Context, tx db.Tx) (recovery.Restore, error) {
+		r, _, err := recovery.Last(ctx, tx)
+		return r, err
+	})
+	admit := func(at time.Time) bool {
+		return hubtest.Tx(again, func(ctx context.Context, tx db.Tx) (bool, error) {
+			return recovery.AdoptUnknown(ctx, tx, db.NewID(), pub, at)
+		})
+	}
+	require.True(t, admit(last.At.Add(trust.MaxNodeTTL)))
+	require.False(t, admit(last.At.Add(trust.MaxNodeTTL+time.Second)))
+}
+
+// A state that this hub never signed is not taken over, and the node is not told anything by it either.
+func TestLaw16AStateThatTheHubNeverSignedIsAFinding(t *testing.T) {
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	kept := h.Launch()
+	state, push := l.ExpectState(1)
+	again := h.Restore(h.Remember())
+	n.Hub = again
+	forged := &protocol.Envelope{
+		PayloadType: push.GetEnvelope().GetPayloadType(),
+		Payload:     push.GetEnvelope().GetPayload(), Signatures: []*protocol.Signature{{KeyId: "x", Signature: []byte("y")}},
+	}
+	l = n.Connect(holds("i1", state, push.GetEnvelope()))
+	l.UploadState(&protocol.StateUpload{State: forged, Parts: push.GetParts(), Last: true})
+	require.Eventually(t, func() bool { return again.Findings()[finding.Unverified] == n.ID }, hubtest.Bound,
+		20*time.Millisecond)
+	require.NotEqual(t, instance.Decommissioning, again.Instance(kept.ID).Lifecycle.Status)
+}
+
+// Law 16: the node had accepted the state and not yet the first lease of what is in it. Nobody else asks for one.
+func TestLaw16AnAdoptedMemberWithoutALeaseGetsOne(t *testing.T) {
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	backup := h.Remember()
+	made := h.Launch()
+	state, push := l.ExpectState(1)
+	again := h.Restore(backup)
+	n.Hub = again
+	l = n.Connect(holds("i1", state, push.GetEnvelope()))
+	l.UploadState(&protocol.StateUpload{
+		State: push.GetEnvelope(), Parts: push.GetParts(), Bundle: n.Bundle.Envelope(),
+		Last: true,
+	})
+	bundle := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
+		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
+	})
+	var err error
+	n.Bundle, err = n.Bundle.Succeed(bundle)
+	require.NoError(t, err)
+	l.Ack("bundle", 0, n.Bundle.Version())
+	l.ExpectState(1)
+	require.NoError(t, again.Dispatcher.Renew(t.Context()))
+	require.Equal(t, made.Members[0].ID, l.ExpectLeases().GetLeases()[0].GetMemberId())
+}
+
+// Law 16: the node's leases come from two batches, one from before the backup and one from after it. What ran is billed
+// under the lease that it ran under, although its end is asked for before the hub gives any lease itself.
+func TestLaw16LeasesOfAllBatchesAreTakenOver(t *testing.T) {
+	h := hubtest.New(t)
+	h.PublishDemo()
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	h.Launch()
+	l.ExpectState(1)
+	before, backup := h.SignedLeases(l), h.Remember()
+	made := h.Launch()
+	state, push := l.ExpectState(2)
+	list := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.Lease, error) {
+		return ledger.LeasesFor(ctx, tx, n.ID)
+	})
+	list = slices.DeleteFunc(list, func(l *protocol.Lease) bool { return l.GetMemberId() != made.Members[0].ID })
+	again := h.Restore(backup)
+	n.Hub = again
+	l = n.Connect(holds("i1", state, push.GetEnvelope()))
+	l.UploadState(&protocol.StateUpload{
+		State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{before, h.SignLeases(l, list...)},
+		Bundle: n.Bundle.Envelope(), Last: true,
+	})
+	require.Eventually(t, func() bool {
+		return hubtest.Count(again, `SELECT count(*) FROM nodes WHERE resync = 'awaiting'`) == 0
+	},
+		hubtest.Bound, 20*time.Millisecond)
+	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM leases WHERE subject_id = $1`, made.Members[0].ID))
+	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM postings WHERE app_instance_id = $1`, made.ID),
+		"what its lease may cost is held")
+}
