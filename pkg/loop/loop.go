@@ -18,8 +18,9 @@ const (
 	// The pause after a failed pass doubles from firstRetry up to the period; a wake-up does not cut it short, or a
 	// dependency that is down would be asked without pause.
 	firstRetry = 250 * time.Millisecond
-	// maxBreath bounds the pause after a pass that nobody's wake-up cuts short; it is as long as the pass has taken.
-	maxBreath = 20 * time.Millisecond
+	// maxCooldown bounds the pause after each pass, which is as long as the pass has taken; a wake-up does not cut it
+	// short.
+	maxCooldown = 20 * time.Millisecond
 )
 
 // Pass looks at everything there is to do and does it.
@@ -48,9 +49,7 @@ func New(name string, every time.Duration, pass Pass, log *slog.Logger) *Loop {
 }
 
 // Wake asks for a pass soon. It carries no data and never blocks: wake-ups that come while a pass runs become one pass
-// after it, so that nothing that happened before a wake-up is missed. So do those that come within as long again as the
-// pass has taken: a pass that looks at much is worth more when much has happened, and leaves half of the time to what
-// it has begun.
+// after it, so that nothing that happened before a wake-up is missed. So do those that come during the cooldown.
 func (l *Loop) Wake() {
 	select {
 	case l.wake <- struct{}{}:
@@ -76,15 +75,15 @@ func (l *Loop) Run(ctx context.Context) error {
 			l.log.ErrorContext(ctx, "pass failed", slog.String("loop", l.name), slog.Any("error", err),
 				slog.Int("failures", failures))
 		}
-		if !pause(ctx, min(took, maxBreath)) || !l.rest(ctx, failures) {
+		if !pause(ctx, min(took, maxCooldown)) || !l.wait(ctx, failures) {
 			return nil
 		}
 	}
 	return nil
 }
 
-// rest waits for the next pass and reports whether there is one.
-func (l *Loop) rest(ctx context.Context, failures int) bool {
+// wait waits for the next pass and reports whether there is one.
+func (l *Loop) wait(ctx context.Context, failures int) bool {
 	wake := l.wake
 	delay := l.spread(l.every)
 	if failures > 0 {

@@ -54,7 +54,7 @@ func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta,
 		if err != nil {
 			return instanceResult{}, err
 		}
-		member, err := place(ctx, tx, m, project, in, wanted)
+		member, err := placeMember(ctx, tx, m, project, in, wanted)
 		if err != nil {
 			return instanceResult{}, err
 		}
@@ -70,7 +70,7 @@ func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta,
 		if err := checkMembers(ctx, tx, change, "/parameters"); err != nil {
 			return instanceResult{}, err
 		}
-		nodes, err := touchNodes(ctx, tx, change, m.Now)
+		nodes, err := bumpIntents(ctx, tx, change, m.Now)
 		if err != nil {
 			return instanceResult{}, err
 		}
@@ -114,7 +114,7 @@ func object(v map[string]any) ([]byte, error) {
 
 // fund opens what is billed and gives the member its first lease: no money, no instance.
 func (s *Service) fund(ctx context.Context, tx db.Tx, m Meta, project iam.Project, instanceID string,
-	member placed, w wanted,
+	member placement, w wanted,
 ) error {
 	need := member.choice.Need
 	_, err := ledger.OpenMember(ctx, tx, ledger.Subject{
@@ -127,7 +127,7 @@ func (s *Service) fund(ctx context.Context, tx db.Tx, m Meta, project iam.Projec
 }
 
 func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput, w wanted,
-	member placed,
+	member placement,
 ) instance.NewInstance {
 	n := instance.NewInstance{
 		ID: id, OrgID: project.OrgID, OrgSlug: project.OrgSlug, ProjectID: project.ID, AppSlug: w.App.Slug,

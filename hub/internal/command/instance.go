@@ -104,7 +104,7 @@ func (m Meta) act(ctx context.Context, tx db.Tx, projectID, instanceID string,
 		if err := checkMembers(ctx, tx, c, fieldOf(a.permission)); err != nil {
 			return instanceResult{}, err
 		}
-		nodes, err := touchNodes(ctx, tx, c, m.Now)
+		nodes, err := bumpIntents(ctx, tx, c, m.Now)
 		if err != nil {
 			return instanceResult{}, err
 		}
@@ -174,9 +174,9 @@ func (m Meta) RecordAllocation(ctx context.Context, tx db.Tx, action string, bef
 	return event.Audit(ctx, tx, row)
 }
 
-// touchNodes says to the dispatcher that the nodes of an instance are to hold something else, and returns them. Members
-// that are to run again are due for a lease.
-func touchNodes(ctx context.Context, tx db.Tx, c instance.Change, now time.Time) ([]string, error) {
+// bumpIntents records that the desired state of the instance's nodes has changed, and returns the nodes. Members that
+// are to run again become due for a lease.
+func bumpIntents(ctx context.Context, tx db.Tx, c instance.Change, now time.Time) ([]string, error) {
 	if c.Resumed() {
 		var ids []string
 		for _, m := range c.Instance.Members {

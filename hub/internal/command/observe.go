@@ -165,7 +165,7 @@ func (m Meta) followChange(ctx context.Context, tx db.Tx, action string, c insta
 			return nil, err
 		}
 	}
-	nodes, err := touchNodes(ctx, tx, c, m.Now)
+	nodes, err := bumpIntents(ctx, tx, c, m.Now)
 	if err != nil {
 		return nil, err
 	}

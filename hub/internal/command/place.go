@@ -18,54 +18,54 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// placed is a member with its place and what it runs there.
-type placed struct {
+// placement is where a member runs, and what.
+type placement struct {
 	id       string
 	room     capacity.Room
 	choice   plan.Choice
 	services []*protocol.Service
-	// unreachable: the node has to come back before it hears of the member.
+	// unreachable: the node is offline, and starts the member when it reconnects.
 	unreachable bool
 }
 
-// place finds room for one member, takes it, and lowers the manifest to what that room gives.
-func place(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in CreateInstanceInput,
+// placeMember reserves free capacity for one member and lowers the manifest to it.
+func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in CreateInstanceInput,
 	w wanted,
-) (placed, error) {
+) (placement, error) {
 	needs := plan.Needs(w.Version.Manifest, w.MaxAccelerators)
 	if len(needs) == 0 {
-		return placed{}, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The version needs more accelerators than "+
+		return placement{}, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The version needs more accelerators than "+
 			"the project's entitlement allows.", nil).
 			WithField("/version", "needs more accelerators than are allowed").Permanent()
 	}
 	rooms, err := capacity.Rooms(ctx, tx, project.ID, in.AllocationIDs)
 	if err != nil {
-		return placed{}, err
+		return placement{}, err
 	}
 	offline, err := checkNodes(ctx, tx, m, rooms)
 	if err != nil {
-		return placed{}, err
+		return placement{}, err
 	}
-	p := placed{id: db.NewID()}
+	p := placement{id: db.NewID()}
 	if p.room, p.choice, err = capacity.Choose(needs, rooms, len(in.AllocationIDs) > 0); err != nil {
-		return placed{}, err
+		return placement{}, err
 	}
 	p.unreachable = offline[p.room.NodeID]
 	if err := capacity.Reserve(ctx, tx, capacity.Reservation{
 		MemberID: p.id, AllocationID: p.room.ID, NodeID: p.room.NodeID, Choice: p.choice,
 	}, m.Now); err != nil {
-		return placed{}, err
+		return placement{}, err
 	}
 	p.services, err = manifest.Lower(w.Version.Manifest, w.Parameters, manifest.Shape{
 		CPUMillis: uint32(min(p.choice.Need.CPUMillis, math.MaxUint32)), MemoryBytes: uint64(p.choice.Need.MemoryBytes),
 		AcceleratorVendor: p.choice.Need.AcceleratorVendor, AcceleratorIDs: p.choice.AcceleratorIDs,
 	})
 	if err != nil {
-		return placed{}, err
+		return placement{}, err
 	}
 	for _, s := range p.services {
 		if err := artifact.CheckRunnable(ctx, tx, w.Version.Version, s.GetImage()); err != nil {
-			return placed{}, err
+			return placement{}, err
 		}
 	}
 	return p, nil

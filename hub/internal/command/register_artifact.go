@@ -31,7 +31,7 @@ func (s *Service) RegisterArtifact(ctx context.Context, m Meta, in RegisterArtif
 		in.Channel = "dev"
 	}
 	repository, err := db.ReadTx(ctx, s.DB, func(tx db.Tx) (string, error) {
-		_, repository, err := in.place(ctx, tx, m)
+		_, repository, err := in.resolve(ctx, tx, m)
 		return repository, err
 	})
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *Service) RegisterArtifact(ctx context.Context, m Meta, in RegisterArtif
 	}
 	id := db.NewID()
 	return db.RunTx(ctx, s.DB, func(tx db.Tx) (artifact.Artifact, error) {
-		project, repository, err := in.place(ctx, tx, m)
+		project, repository, err := in.resolve(ctx, tx, m)
 		if err != nil {
 			return artifact.Artifact{}, err
 		}
@@ -78,8 +78,8 @@ func (s *Service) RegisterArtifact(ctx context.Context, m Meta, in RegisterArtif
 	})
 }
 
-// place finds the project and the repository that the app's artifact has there.
-func (in RegisterArtifactInput) place(ctx context.Context, tx db.Tx, m Meta) (iam.Project, string, error) {
+// resolve finds the project and the repository that the app's artifact has there.
+func (in RegisterArtifactInput) resolve(ctx context.Context, tx db.Tx, m Meta) (iam.Project, string, error) {
 	project, err := iam.InProject(ctx, tx, m.Principal, iam.ArtifactPublish, in.ProjectID)
 	if err != nil {
 		return iam.Project{}, "", err

@@ -49,7 +49,7 @@ func (s *Service) releaseUnpaid(ctx context.Context, tx db.Tx, allocationID, cor
 		if err != nil {
 			return nil, err
 		}
-		nodes, err := touchNodes(ctx, tx, change, m.Now)
+		nodes, err := bumpIntents(ctx, tx, change, m.Now)
 		if err != nil {
 			return nil, err
 		}

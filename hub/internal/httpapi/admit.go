@@ -62,7 +62,7 @@ func (a *api) admit(c *gin.Context) {
 	c.Next()
 }
 
-// authenticate charges the request to its budgets, before and after it finds out who calls, and takes its places among
+// authenticate charges the request to its budgets, before and after it finds out who calls, and takes its slots among
 // the requests under way.
 func (a *api) authenticate(c *gin.Context, state *call) (leave func(), err error) {
 	if state.op.open {
@@ -98,13 +98,13 @@ func (a *api) authenticate(c *gin.Context, state *call) (leave func(), err error
 	if err := a.budgets.spend(a.budgets.ofCaller(state.caller), state.at); err != nil {
 		return nil, err
 	}
-	return a.places.take(placesOfCaller(state.caller, state.op.id, waits(c.Request))...)
+	return a.slots.acquire(slotsOfCaller(state.caller, state.op.id, waits(c.Request))...)
 }
 
-// identify finds out who calls. An unknown credential takes a visitor's place meanwhile.
+// identify finds out who calls. An unknown credential takes a visitor's slot meanwhile.
 func (a *api) identify(ctx context.Context, state *call, bearer string, known bool) (iam.Principal, error) {
 	if !known {
-		leave, err := a.places.take(placesOfVisitor(state.remoteIP)...)
+		leave, err := a.slots.acquire(slotsOfVisitor(state.remoteIP)...)
 		if err != nil {
 			return iam.Principal{}, err
 		}
@@ -128,7 +128,7 @@ func (a *api) admitOpen(c *gin.Context, state *call) (leave func(), err error) {
 		return a.admitNode(node, state)
 	}
 	if err = a.budgets.spend(a.budgets.ofVisitor(state.remoteIP), state.at); err == nil {
-		return a.places.take(placesOfVisitor(state.remoteIP)...)
+		return a.slots.acquire(slotsOfVisitor(state.remoteIP)...)
 	}
 	if state.op.id == renewOperation && a.conf.NodeKey != nil {
 		return a.admitProven(c, state, err)
@@ -141,7 +141,7 @@ func (a *api) admitOpen(c *gin.Context, state *call) (leave func(), err error) {
 // and no query.
 func (a *api) admitProven(c *gin.Context, state *call, refusal error) (leave func(), err error) {
 	address, _ := prefixes(state.remoteIP)
-	done, err := a.places.take(place{"renewals_at_once", address, maxAddressRenewals})
+	done, err := a.slots.acquire(slot{"renewals_at_once", address, maxAddressRenewals})
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +172,7 @@ func (a *api) admitNode(node string, state *call) (leave func(), err error) {
 	if err := a.budgets.spend(a.budgets.ofNode(node), state.at); err != nil {
 		return nil, err
 	}
-	return a.places.take(placesOfNode(node)...)
+	return a.slots.acquire(slotsOfNode(node)...)
 }
 
 func credential(h http.Header) (string, error) {

@@ -378,12 +378,12 @@ func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachCaller(t *testing
 				<-done
 			}
 			go func() { <-s.entered }()
-			require.NotEqual(t, http.StatusTooManyRequests, d.status(t, a), "a place that is left is free")
+			require.NotEqual(t, http.StatusTooManyRequests, d.status(t, a), "a released slot is free")
 		})
 	}
 }
 
-// However many callers an org has: together they leave places to others.
+// However many callers an org has: together they leave slots to others.
 func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachOrg(t *testing.T) {
 	instance := "/api/v1/projects/" + someID + "/app-instances/" + someID
 	for path, c := range map[string]struct {
@@ -418,7 +418,7 @@ func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachOrg(t *testing.T)
 			}
 			p := problem(t, d.do(t, ask{method: http.MethodGet, path: path, header: bearer(strconv.Itoa(callers - 1))}), 429)
 			require.Equal(t, "too_many_at_once", p.Code)
-			require.Equal(t, c.budget, p.Errors[0].Pointer, "a caller of the org that has no place itself")
+			require.Equal(t, c.budget, p.Errors[0].Pointer, "a caller of the org that has no slot itself")
 			start("other")
 			close(s.release)
 			for range c.max + 1 {

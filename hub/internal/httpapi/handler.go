@@ -47,7 +47,7 @@ type api struct {
 	conf     Config
 	contract *contract
 	budgets  *budgets
-	places   places
+	slots    slots
 	known    knownCredentials
 	// unrecorded counts the failures without an audit row since the last row.
 	unrecorded atomic.Int64

@@ -63,7 +63,7 @@ func (a *api) beside(route string, next http.Handler) http.Handler {
 type besideCaller struct {
 	known           bool
 	requests, bytes []charge
-	places          []place
+	slots           []slot
 }
 
 // besideOf finds the node, or the owner of the registry token, that a request comes from; without one it is charged to
@@ -74,7 +74,7 @@ func (a *api) besideOf(r *http.Request) besideCaller {
 			known:    true,
 			requests: a.budgets.ofNode(node),
 			bytes:    a.budgets.bytesOfNode(node),
-			places:   placesOfNode(node),
+			slots:    slotsOfNode(node),
 		}
 	}
 	if a.conf.RegistryCaller != nil {
@@ -87,12 +87,12 @@ func (a *api) besideOf(r *http.Request) besideCaller {
 				known:    true,
 				requests: a.budgets.ofCaller(id),
 				bytes:    a.budgets.bytesOfCaller(id),
-				places:   placesOfCaller(id, "", false),
+				slots:    slotsOfCaller(id, "", false),
 			}
 		}
 	}
 	ip := remoteIP(r.RemoteAddr)
-	return besideCaller{requests: a.budgets.ofVisitor(ip), places: placesOfVisitor(ip)}
+	return besideCaller{requests: a.budgets.ofVisitor(ip), slots: slotsOfVisitor(ip)}
 }
 
 // admitBeside charges a request. What its length says must be left of the bytes; of an unknown length, one.
@@ -103,7 +103,7 @@ func (a *api) admitBeside(r *http.Request, caller besideCaller, now time.Time) (
 	if err := a.budgets.spend(caller.requests, now); err != nil {
 		return nil, err
 	}
-	return a.places.take(caller.places...)
+	return a.slots.acquire(caller.slots...)
 }
 
 // movedBody counts what is read of a body.
