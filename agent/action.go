@@ -6,13 +6,13 @@ import "time"
 //
 //sumtype:decl
 type Action interface {
-	// about is the member that it is about; empty for a container that bears none.
-	about() string
+	// memberID is the member of the action; empty for a container without one.
+	memberID() string
 	// order sorts releases before acquisitions, and each kind within.
 	order() int
 }
 
-// FallBack makes it durable that a revision has failed before it was ready, and that its fallback runs from now on.
+// FallBack records that a revision failed before it was ready: its fallback runs from now on.
 type FallBack struct {
 	MemberID string
 	Revision uint64
@@ -20,7 +20,7 @@ type FallBack struct {
 	Detail   string
 }
 
-// ConfirmRevision makes it durable that a revision with a fallback was ready: it is not left by itself any more.
+// ConfirmRevision records that a revision with a fallback was ready: the node never leaves it by itself.
 type ConfirmRevision struct {
 	MemberID string
 	Revision uint64
@@ -46,7 +46,7 @@ type RecordExit struct {
 	Service     string
 	Revision    uint64
 	RunID       string
-	// Unasked says that the exit was not asked for and counts as a failure.
+	// Unasked says that nobody requested the exit: it counts as a failure.
 	Unasked bool
 }
 
@@ -57,10 +57,10 @@ type RemoveContainer struct {
 	RunID       string
 }
 
-// RemoveNetwork takes a member's namespace, address, port mappings and rules away.
+// RemoveNetwork removes a member's namespaces, address, port mappings and rules.
 type RemoveNetwork struct{ MemberID string }
 
-// RetireMember closes a member of which nothing is left: last usage record, ports, scratch, logs, proof.
+// RetireMember closes a member that has left the machine: last usage record, ports, scratch, logs, proof.
 type RetireMember struct {
 	MemberID   string
 	InstanceID string
@@ -84,7 +84,8 @@ type SetupNetwork struct {
 	MemberID string
 	Revision uint64
 	Workload Workload
-	// Start are the containers to be made beside it, where all else is there: they run nothing before the network stands.
+	// Start are the containers to create in parallel, when their images are ready. None runs before the network is
+	// complete.
 	Start []StartContainer `json:",omitempty"`
 }
 
@@ -113,18 +114,18 @@ const (
 	orderStart
 )
 
-func (a ConfirmRevision) about() string { return a.MemberID }
-func (a FallBack) about() string        { return a.MemberID }
-func (a CancelPull) about() string      { return a.MemberID }
-func (a StopContainer) about() string   { return a.MemberID }
-func (a RecordExit) about() string      { return a.MemberID }
-func (a RemoveContainer) about() string { return a.MemberID }
-func (a RemoveNetwork) about() string   { return a.MemberID }
-func (a RetireMember) about() string    { return a.MemberID }
-func (a FetchPart) about() string       { return a.MemberID }
-func (a PullImage) about() string       { return a.MemberID }
-func (a SetupNetwork) about() string    { return a.MemberID }
-func (a StartContainer) about() string  { return a.MemberID }
+func (a ConfirmRevision) memberID() string { return a.MemberID }
+func (a FallBack) memberID() string        { return a.MemberID }
+func (a CancelPull) memberID() string      { return a.MemberID }
+func (a StopContainer) memberID() string   { return a.MemberID }
+func (a RecordExit) memberID() string      { return a.MemberID }
+func (a RemoveContainer) memberID() string { return a.MemberID }
+func (a RemoveNetwork) memberID() string   { return a.MemberID }
+func (a RetireMember) memberID() string    { return a.MemberID }
+func (a FetchPart) memberID() string       { return a.MemberID }
+func (a PullImage) memberID() string       { return a.MemberID }
+func (a SetupNetwork) memberID() string    { return a.MemberID }
+func (a StartContainer) memberID() string  { return a.MemberID }
 
 func (ConfirmRevision) order() int { return orderConfirm }
 func (FallBack) order() int        { return orderFallBack }
@@ -143,4 +144,4 @@ func (StartContainer) order() int  { return orderStart }
 func Releases(a Action) bool { return a.order() <= orderRetire }
 
 // MemberOf returns the member that the action is about; empty for a container that bears no member.
-func MemberOf(a Action) string { return a.about() }
+func MemberOf(a Action) string { return a.memberID() }

@@ -1,5 +1,5 @@
-// Package agent decides what a node does next: Diff compares what the hub signed, the leases and what is on the
-// machine, and returns actions; Statuses says the same to the hub. It is pure: no I/O, no clock. It does not execute
+// Package agent decides what a node does next: Diff compares the signed state, the leases and the machine, and returns
+// actions; Statuses derives what the hub is told. It is pure: no I/O, no clock. It does not execute
 // anything (agent/internal/reconcile) and remembers nothing (agent/internal/state).
 package agent
 
@@ -17,8 +17,8 @@ type Desired struct {
 	Workloads []Workload
 	// Missing names members whose documents are not here yet. What runs of them stays as it is.
 	Missing []MissingPart
-	// Unverified says that the node has no state that verifies: none has come yet, or the stored one is damaged. Nothing
-	// is known to have left then: nothing starts, and what runs goes on for as long as its lease, where that is known.
+	// Unverified: the node has no state that verifies. Nothing starts, and running containers go on until their leases
+	// end.
 	Unverified bool
 }
 
@@ -45,12 +45,12 @@ type Workload struct {
 	// ReadinessTimeout of zero means DefaultReadinessTimeout.
 	ReadinessTimeout time.Duration
 	Services         []Service
-	// Fallback is what to go back to, without asking, when this revision fails before it was ever ready. It is admitted,
-	// and has none of its own.
+	// Fallback runs instead when this revision fails before it was ever ready. It is admitted and has no fallback of its
+	// own.
 	Fallback *Workload `json:",omitempty"`
 }
 
-// Effective is what is to run of the workload now: its fallback, once the node has gone back to that.
+// Effective returns the workload that runs: the fallback, once the node has fallen back.
 func (w Workload) Effective(m Member) Workload {
 	if w.Fallback != nil && m.FellBackFrom == w.Revision {
 		return *w.Fallback
@@ -165,20 +165,20 @@ type Member struct {
 	FellBackFrom   uint64 `json:",omitempty"`
 	FallbackReason string `json:",omitempty"`
 	FallbackDetail string `json:",omitempty"`
-	// ConfirmedRevision was ready once: it is not left for its fallback any more.
+	// ConfirmedRevision was ready once: it is never left for its fallback.
 	ConfirmedRevision uint64 `json:",omitempty"`
 	// Removal is set once nothing of the member is left.
 	Removal *protocol.RemovalProof
 }
 
-// Observed is one complete look at the machine and the store.
+// Observed is one complete snapshot of machine and store.
 type Observed struct {
 	Containers []Container
 	Networks   []Network
 	Members    map[string]Member
 	// Images are those pulled, unpacked and ready for a container.
 	Images map[string]bool
-	// Busy are members with an action under way, which the look may show half done.
+	// Busy are members with a running action; the snapshot may show it half done.
 	Busy map[string]Work
 }
 
@@ -229,8 +229,8 @@ func (m Member) gaveUp() bool {
 	return m.GaveUp || m.Reason != ReasonImagePullFailed && m.Failures >= GiveUpAfter
 }
 
-// leavesUpgrade reports whether the failures of a revision are enough to go back to its fallback.
-func (m Member) leavesUpgrade() bool { return m.gaveUp() || m.Failures >= GiveUpAfter }
+// failedForFallback reports whether the failures of a revision are enough to go back to its fallback.
+func (m Member) failedForFallback() bool { return m.gaveUp() || m.Failures >= GiveUpAfter }
 
 // Failed returns the member after another failed try of the revision. ran is how long the container was up, zero when
 // it never was.

@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// Diff returns what to do next, sorted: releases first, so that an accelerator, a port or an address is seen free
-// before it is taken again. It returns nothing once the machine is as it should be. A member that gives something back
-// takes nothing in the same pass, and a member with an action under way is left alone.
+// Diff returns the next actions, sorted: releases first, so that an accelerator, port or address is observed free
+// before it is used again. A member with a release acquires nothing in the same pass; a busy member gets no action.
 func Diff(desired Desired, leases Leases, observed Observed, now time.Time) []Action {
 	d := differ{desired: desired, leases: leases, observed: observed, now: now}
 	d.index()
@@ -17,7 +16,7 @@ func Diff(desired Desired, leases Leases, observed Observed, now time.Time) []Ac
 		d.member(id)
 	}
 	slices.SortStableFunc(d.actions, func(a, b Action) int {
-		return cmp.Or(cmp.Compare(a.order(), b.order()), cmp.Compare(a.about(), b.about()))
+		return cmp.Or(cmp.Compare(a.order(), b.order()), cmp.Compare(a.memberID(), b.memberID()))
 	})
 	return d.actions
 }
@@ -28,22 +27,22 @@ type differ struct {
 	observed Observed
 	now      time.Time
 
-	// wanted are the workloads as signed, workloads what is to run of them: a fallback where the node has gone back.
-	wanted     map[string]Workload
+	// signed are the workloads as signed, workloads what is to run of them: a fallback where the node has gone back.
+	signed     map[string]Workload
 	workloads  map[string]Workload
 	missing    map[string]MissingPart
 	containers map[string][]Container
 	networks   map[string]Network
-	// held are the accelerators of containers that exist, whatever their status.
-	held    map[string]bool
+	// inUse are the accelerators of containers that exist, whatever their status.
+	inUse   map[string]bool
 	actions []Action
 }
 
 func (d *differ) index() {
 	d.workloads = make(map[string]Workload, len(d.desired.Workloads))
-	d.wanted = make(map[string]Workload, len(d.desired.Workloads))
+	d.signed = make(map[string]Workload, len(d.desired.Workloads))
 	for _, w := range d.desired.Workloads {
-		d.wanted[w.MemberID] = w
+		d.signed[w.MemberID] = w
 		d.workloads[w.MemberID] = w.Effective(d.observed.Members[w.MemberID])
 	}
 	d.missing = make(map[string]MissingPart, len(d.desired.Missing))
@@ -51,11 +50,11 @@ func (d *differ) index() {
 		d.missing[p.MemberID] = p
 	}
 	d.containers = make(map[string][]Container)
-	d.held = make(map[string]bool)
+	d.inUse = make(map[string]bool)
 	for _, c := range d.observed.Containers {
 		d.containers[c.MemberID] = append(d.containers[c.MemberID], c)
 		for _, id := range c.AcceleratorIDs {
-			d.held[id] = true
+			d.inUse[id] = true
 		}
 	}
 	for _, cs := range d.containers {
@@ -70,7 +69,7 @@ func (d *differ) index() {
 	}
 }
 
-// memberIDs are all that anything is known of, sorted.
+// memberIDs are all known members, sorted.
 func (d *differ) memberIDs() []string {
 	ids := make(map[string]bool)
 	for id := range d.workloads {
@@ -97,7 +96,7 @@ func (d *differ) memberIDs() []string {
 func (d *differ) member(id string) {
 	w, wanted := d.workloads[id]
 	part, waits := d.missing[id]
-	why := d.whyNot(w, wanted)
+	why := d.blockedBy(w, wanted)
 	if busy := d.observed.Busy[id]; busy.Other {
 		return
 	} else if busy.Pulling {
@@ -107,7 +106,7 @@ func (d *differ) member(id string) {
 		return
 	}
 	if d.inDoubt(id) || why == unverified {
-		// What is signed may say anything, so what runs goes on and its exits stay on record; nothing is started.
+		// The signed state is unknown: running containers go on, their exits are recorded, and nothing starts.
 		if l := d.leases[id]; l.No > 0 && !l.Unverified && !l.Covers(d.now) {
 			d.releaseAll(id, w, "lease_ended")
 		} else {
@@ -118,12 +117,12 @@ func (d *differ) member(id string) {
 		}
 		return
 	}
-	if decision := d.decide(d.wanted[id]); decision != nil {
+	if decision := d.revisionDecision(d.signed[id]); decision != nil {
 		d.add(decision)
 		return
 	}
 	before := len(d.actions)
-	if why == refused && d.outlives(w) {
+	if why == refused && d.keepsRunning(w) {
 		d.releaseOutdated(id, w)
 		return
 	}
@@ -143,23 +142,22 @@ func (d *differ) member(id string) {
 	}
 }
 
-// Answers of whyNot: refused for a workload that the node must not start, unverified for one whose lease it cannot
+// Answers of blockedBy: refused for a workload that the node must not start, unverified for one whose lease it cannot
 // verify.
 const (
 	refused    = "refused"
 	unverified = "unverified"
 )
 
-// inDoubt reports whether it is not known what is wanted of the member: its document is not here, or there is no state
-// that verifies.
+// inDoubt reports whether the desired state of the member is unknown: its document is missing, or no state verifies.
 func (d *differ) inDoubt(id string) bool {
 	_, waits := d.missing[id]
 	return waits || d.desired.Unverified && d.observed.Members[id].Removal == nil
 }
 
-// outlives reports whether something of a refused workload goes on: it was started while it was admitted (its
+// keepsRunning reports whether something of a refused workload goes on: it was started while it was admitted (its
 // publisher's key may have been revoked since), its owner does not mind, and its lease covers it.
-func (d *differ) outlives(w Workload) bool {
+func (d *differ) keepsRunning(w Workload) bool {
 	return w.Refused != ReasonOwnerRefused && d.leases[w.MemberID].Covers(d.now) &&
 		slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
 			service, known := serviceNamed(w, c.Service)
@@ -168,8 +166,8 @@ func (d *differ) outlives(w Workload) bool {
 		})
 }
 
-// whyNot says why nothing of the member may run now; empty when it may.
-func (d *differ) whyNot(w Workload, wanted bool) string {
+// blockedBy says why nothing of the member may run now; empty when it may.
+func (d *differ) blockedBy(w Workload, wanted bool) string {
 	switch {
 	case !wanted:
 		return "left_state"
@@ -186,9 +184,9 @@ func (d *differ) whyNot(w Workload, wanted bool) string {
 	}
 }
 
-// decide gives the decision that is due about a revision with a fallback, which is made durable before anything follows
-// from it; nil when none is.
-func (d *differ) decide(w Workload) Action {
+// revisionDecision gives the decision that is due about a revision with a fallback, which is made durable before
+// anything follows from it; nil when none is.
+func (d *differ) revisionDecision(w Workload) Action {
 	m := d.observed.Members[w.MemberID]
 	if w.Fallback == nil || w.Stopped || m.FellBackFrom == w.Revision || m.ConfirmedRevision == w.Revision {
 		return nil
@@ -196,7 +194,7 @@ func (d *differ) decide(w Workload) Action {
 	if reason, detail := d.failure(w, m); reason != "" {
 		return FallBack{MemberID: w.MemberID, Revision: w.Revision, Reason: reason, Detail: detail}
 	}
-	if d.whyNot(w, true) == "" && d.allReady(w) {
+	if d.blockedBy(w, true) == "" && d.allReady(w) {
 		return ConfirmRevision{MemberID: w.MemberID, Revision: w.Revision}
 	}
 	return nil
@@ -204,7 +202,7 @@ func (d *differ) decide(w Workload) Action {
 
 // failure says why a revision that was never ready has failed; empty while it has not.
 func (d *differ) failure(w Workload, m Member) (reason, detail string) {
-	switch d.whyNot(w, true) {
+	switch d.blockedBy(w, true) {
 	case "":
 	case refused:
 		return w.Refused, w.RefusedDetail
@@ -212,7 +210,7 @@ func (d *differ) failure(w Workload, m Member) (reason, detail string) {
 		// That it may not run now says nothing about it.
 		return "", ""
 	}
-	if m.Failures > 0 && m.FailedRevision == w.Revision && m.leavesUpgrade() {
+	if m.Failures > 0 && m.FailedRevision == w.Revision && m.failedForFallback() {
 		return m.Reason, m.Detail
 	}
 	for _, c := range d.containers[w.MemberID] {
@@ -234,8 +232,8 @@ func (d *differ) allReady(w Workload) bool {
 	return ready >= max(len(w.Services), 1)
 }
 
-// prefetch gets the images of an upgrade while its fallback still runs: what cannot be had must not end what serves. It
-// reports whether the change has to wait for that.
+// prefetch pulls the images of an upgrade while its fallback runs: a failed pull must not end a serving container. It
+// reports whether the upgrade has to wait.
 func (d *differ) prefetch(w Workload) bool {
 	serves := w.Fallback != nil && slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
 		return c.Status == Running && c.Revision == w.Fallback.Revision
@@ -264,7 +262,7 @@ func (d *differ) hasCurrent(w Workload, s Service) bool {
 	})
 }
 
-// releaseAll lets go of everything of a member, in order: processes, containers, network.
+// releaseAll releases everything of a member, in order: processes, containers, network.
 func (d *differ) releaseAll(id string, w Workload, why string) {
 	before := len(d.actions)
 	for _, c := range d.containers[id] {
@@ -275,8 +273,8 @@ func (d *differ) releaseAll(id string, w Workload, why string) {
 	}
 }
 
-// releaseOutdated lets go of what the workload does not want: other revisions, other specs, unknown services, second
-// copies, and containers that have ended.
+// releaseOutdated releases what the workload does not contain: other revisions and specs, unknown services, second
+// copies, and exited containers.
 func (d *differ) releaseOutdated(id string, w Workload) {
 	live := make(map[string]bool)
 	for _, c := range d.containers[id] {
@@ -329,7 +327,7 @@ func (d *differ) recordExits(id string, unasked bool) {
 	}
 }
 
-// retire closes a member that has left the state and of which nothing is left on the machine.
+// retire closes a member that has left both the state and the machine.
 func (d *differ) retire(id string) {
 	m, remembered := d.observed.Members[id]
 	if remembered && m.Removal == nil {
@@ -347,8 +345,8 @@ func (d *differ) mayTry(w Workload) bool {
 	return !d.now.Before(m.RetryAt) && (m.Reason != ReasonDiskLimit || !m.gaveUp())
 }
 
-// acquire takes what the workload still lacks. Images and network do not wait for each other; containers wait for the
-// images, and are made beside the network.
+// acquire gets what the workload lacks. Images and network do not wait for each other; containers wait for the images
+// and are created in parallel to the network.
 func (d *differ) acquire(w Workload) {
 	before := len(d.actions)
 	pulled := make(map[string]bool)
@@ -375,15 +373,15 @@ func (d *differ) acquire(w Workload) {
 	}
 }
 
-// starts are the containers that the workload lacks and that nothing of another container is in the way of.
+// starts are the containers that the workload lacks and whose accelerators are free.
 func (d *differ) starts(w Workload) []StartContainer {
 	var starts []StartContainer
 	for _, s := range w.Services {
-		if d.runs(w.MemberID, s.Name) || d.anyHeld(s.AcceleratorIDs) {
+		if d.runs(w.MemberID, s.Name) || d.anyInUse(s.AcceleratorIDs) {
 			continue
 		}
 		for _, id := range s.AcceleratorIDs {
-			d.held[id] = true
+			d.inUse[id] = true
 		}
 		starts = append(starts, StartContainer{
 			MemberID: w.MemberID, Revision: w.Revision, LeaseNo: d.leases[w.MemberID].No, Workload: w, Service: s,
@@ -396,8 +394,8 @@ func (d *differ) runs(memberID, service string) bool {
 	return slices.ContainsFunc(d.containers[memberID], func(c Container) bool { return c.Service == service })
 }
 
-func (d *differ) anyHeld(ids []string) bool {
-	return slices.ContainsFunc(ids, func(id string) bool { return d.held[id] })
+func (d *differ) anyInUse(ids []string) bool {
+	return slices.ContainsFunc(ids, func(id string) bool { return d.inUse[id] })
 }
 
 func (d *differ) add(a Action) { d.actions = append(d.actions, a) }

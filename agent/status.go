@@ -68,8 +68,8 @@ func (d *differ) status(id string) *protocol.WorkloadStatus {
 		s.Status = StatusStopping
 	default:
 		s.InstanceId, s.Revision, s.CorrelationId = w.InstanceID, w.Revision, w.CorrelationID
-		d.wantedStatus(s, w, m, empty)
-		d.fallbackStatus(s, d.wanted[id], m)
+		d.desiredStatus(s, w, m, empty)
+		d.fallbackStatus(s, d.signed[id], m)
 	}
 	return s
 }
@@ -84,18 +84,18 @@ func (d *differ) fallbackStatus(s *protocol.WorkloadStatus, w Workload, m Member
 		}
 		return
 	}
-	if back, due := d.decide(w).(FallBack); due {
+	if back, due := d.revisionDecision(w).(FallBack); due {
 		s.Status, s.Reason, s.Detail = StatusStarting, back.Reason, back.Detail
 	}
 }
 
-func (d *differ) wantedStatus(s *protocol.WorkloadStatus, w Workload, m Member, empty bool) {
-	why := d.whyNot(w, true)
+func (d *differ) desiredStatus(s *protocol.WorkloadStatus, w Workload, m Member, empty bool) {
+	why := d.blockedBy(w, true)
 	if why == "lease_ended" && d.leases[w.MemberID].No > 0 {
 		s.Reason = ReasonLeaseEnded
 	}
 	switch {
-	case why == refused && d.outlives(w):
+	case why == refused && d.keepsRunning(w):
 		d.running(s, w, m)
 		if s.GetReason() == "" {
 			s.Reason, s.Detail = w.Refused, w.RefusedDetail
@@ -204,7 +204,7 @@ func NextChange(desired Desired, leases Leases, observed Observed, now time.Time
 	return next
 }
 
-// KnownMembers are all members that the look shows anything of, sorted.
+// KnownMembers are all observed members, sorted.
 func (o Observed) KnownMembers() []string {
 	ids := make(map[string]bool)
 	for _, c := range o.Containers {

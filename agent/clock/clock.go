@@ -1,9 +1,9 @@
-// Package clock tells a node's time from three sources, none of which is enough alone: the machine's own clock, which
-// may be wrong and may be set at any moment; the counter since boot, which nobody can set but which begins anew with
-// each boot; and what a hub has said. Within one boot the time always goes on from an anchor by the counter alone. It
-// is pure: who holds a Clock reads the machine and keeps the stamps (agent/internal/state).
+// Package clock derives a node's time from three sources: the machine's clock, which may be wrong and may be set; the
+// counter since boot, which cannot be set but restarts with each boot; and the hub's time. Within one boot the time
+// advances from an anchor by the counter alone. It is pure: agent/internal/state reads the machine and keeps the
+// stamps.
 //
-// Where the truth is unknown, the earlier time counts: leases last, and nothing is billed that may not have passed.
+// In doubt the earlier time counts: leases last, and nothing is billed that may not have passed.
 package clock
 
 import "time"
@@ -66,7 +66,7 @@ func Start(k Known, r Reading) Clock {
 	}
 	c := Clock{anchor: k.Last, floor: k.Certain}
 	if c.anchor.Synced {
-		return c // the hub's word is newer than what was built or signed before
+		return c // the hub's time is newer than the build and the documents
 	}
 	return c.atLeast(signed, r)
 }
@@ -84,7 +84,7 @@ func afterBoot(last Stamp, passed time.Time, r Reading) Stamp {
 		}
 	}
 	if at.Before(passed) {
-		// How long the power was off, nobody knows: what is left of leases counts from here.
+		// How long the power was off is unknown: the rest of each lease counts from here.
 		at, doubtful = passed, true
 	}
 	return Stamp{At: at, BootID: r.BootID, SinceBoot: r.SinceBoot, Doubtful: doubtful}

@@ -176,7 +176,7 @@ func TestNoHubSetsTheClockBelowWhatHasPassedForSure(t *testing.T) {
 	require.Equal(t, noon.Add(time.Minute), c.Sync(noon, 0, m.Reading).At(m.Reading))
 }
 
-// The runtime tells exits by the machine's clock, which somebody may set between the exit and the look.
+// The runtime reports exits by the machine's clock, which may be set between exit and sample.
 func TestExitTimesAreConvertedByTheClockThatToldThem(t *testing.T) {
 	const off = -7 * time.Hour
 	last := stampAt(off)

@@ -129,7 +129,7 @@ func (m *machine) setClock() {
 	m.lost += max(from.Sub(to.At), 0) // what was set back waits
 }
 
-// end is an exit; a power cut is one that nobody saw.
+// end is an exit; a power cut is one without a record.
 func (m *machine) end(seen bool) {
 	p := m.running()
 	if p == nil {
@@ -181,7 +181,7 @@ func TestLaw17NodeNeverMeasuresMoreThanPhysicalTime(t *testing.T) {
 		pass := func(most time.Duration) { m.t += span("pass", time.Microsecond, most) }
 		jump := func() {
 			if m.jumped {
-				m.sample() // a clock that is set twice between two looks leaves no trace
+				m.sample() // a clock that is set twice between two samples leaves no trace
 			}
 			m.offset, m.jumped = span("offset", -48*time.Hour, 48*time.Hour), true
 		}

@@ -1,6 +1,6 @@
 // Package meter turns what the agent observes of its containers into usage records. It is pure: State, observation and
 // time go in, State and records come out. It owns where an interval starts, grows and ends; it does not store, number,
-// seal or send anything (agent/spool, agent/internal/state), and it does not look at containers itself
+// seal or send anything (agent/spool, agent/internal/state), and it does not list containers itself
 // (agent/internal/runtime).
 //
 // The caller keeps to one order, which is what makes usage survive a kill at any moment:
@@ -101,8 +101,8 @@ type Run struct {
 	Sampled     bool
 }
 
-// Observation is one complete look at the node. A look that failed is no observation: no sample then, and nothing is
-// lost, because the next one extends all that still runs.
+// Observation is one complete listing of the node. A listing that failed is no observation; nothing is lost, because
+// the next sample extends all that still runs.
 type Observation struct {
 	// At is the agent's clock when the listing began.
 	At time.Time
@@ -133,8 +133,8 @@ func Cancel(s State, runID string) State {
 	return s
 }
 
-// Sample takes one observation in: intervals whose container is up grow, those that are due are cut, those whose
-// container has ended are cut for the last time.
+// Sample extends the intervals whose container is up, cuts those that are due, and cuts those whose container has
+// exited for the last time.
 func Sample(s State, o Observation) (State, []*protocol.UsageRecord) {
 	s = s.clone()
 	now := micros(o.At)
@@ -177,7 +177,7 @@ func Sample(s State, o Observation) (State, []*protocol.UsageRecord) {
 			iv.LeaseNo = r.LeaseNo
 		}
 	}
-	s.adopt(o.Runs, gone, now)
+	s.openUnannounced(o.Runs, gone, now)
 	return s, records
 }
 
@@ -244,7 +244,7 @@ func (iv *Interval) observe(r Run, ok bool, now time.Time) (ended bool) {
 		// Not up yet: the start is still under way, or the daemon died in it.
 		return now.Sub(iv.OpenedAt) > PendingFor
 	case !ok:
-		// Vanished: it ran at least until its last sample, and nobody can tell how much longer.
+		// Vanished: it ran at least until its last sample; any more is unknown.
 		return true
 	case !iv.StartedAt.IsZero() && started.After(iv.Until):
 		// The same id has been started anew behind the meter's back. When the old process ended is unknown.
@@ -316,9 +316,9 @@ func (iv *Interval) addMemory(bytes, micros int64) {
 	iv.MemoryByteSeconds = math.MaxInt64
 }
 
-// adopt opens an interval for a container that is up and was never announced (its store was lost). What it ran before
-// may have been billed already, so it counts from now.
-func (s *State) adopt(runs []Run, ended []string, now time.Time) {
+// openUnannounced opens an interval for a container that is up and was never announced (its store was lost). What it
+// ran before may have been billed already, so it counts from now.
+func (s *State) openUnannounced(runs []Run, ended []string, now time.Time) {
 	for _, r := range runs {
 		if !r.Up || s.interval(r.RunID) != nil {
 			continue
@@ -368,7 +368,7 @@ func (s *State) cut(iv *Interval) []*protocol.UsageRecord {
 		}
 	}
 	records := make([]*protocol.UsageRecord, 0, 3)
-	m := s.memberMark(iv)
+	m := s.memberRecord(iv)
 	if from := later(iv.CutAt, m.Until); iv.Until.After(from) {
 		records = append(records, record(protocol.MeterSessionSeconds, from, iv.Until.Sub(from).Microseconds()))
 		m.Until = iv.Until
@@ -380,7 +380,7 @@ func (s *State) cut(iv *Interval) []*protocol.UsageRecord {
 	return records
 }
 
-func (s *State) memberMark(iv *Interval) *Member {
+func (s *State) memberRecord(iv *Interval) *Member {
 	m := s.member(iv.MemberID)
 	if m == nil {
 		at, _ := slices.BinarySearchFunc(s.Members, iv.MemberID, func(m Member, id string) int { return compare(m.ID, id) })

@@ -26,7 +26,7 @@ func exited(run string, started, ended float64) meter.Run {
 	return meter.Run{RunID: run, MemberID: "m1", Revision: 1, LeaseNo: 1, StartedAt: at(started), ExitedAt: at(ended)}
 }
 
-func look(now float64, runs ...meter.Run) meter.Observation {
+func observation(now float64, runs ...meter.Run) meter.Observation {
 	return meter.Observation{At: at(now), Runs: runs, CutEvery: 30 * time.Second}
 }
 
@@ -54,24 +54,24 @@ func lines(records []*protocol.UsageRecord) []line {
 
 func TestIntervalIsCutContiguouslyAndEndsAtContainerdsExitTime(t *testing.T) {
 	s := opened()
-	s, got := meter.Sample(s, look(1, up("r1", 0.5, 0)))
+	s, got := meter.Sample(s, observation(1, up("r1", 0.5, 0)))
 	require.Empty(t, got)
-	s, got = meter.Sample(s, look(11, up("r1", 0.5, 3)))
+	s, got = meter.Sample(s, observation(11, up("r1", 0.5, 3)))
 	require.Empty(t, got)
-	s, got = meter.Sample(s, look(31, up("r1", 0.5, 4)))
+	s, got = meter.Sample(s, observation(31, up("r1", 0.5, 4)))
 	require.Equal(t, []line{
 		{protocol.MeterSessionSeconds, 0.5, 31, 30_500_000},
 		{protocol.MeterCPUSeconds, 0.5, 31, 4_000_000},
 		{protocol.MeterMemoryByteSeconds, 0.5, 31, 30_000},
 	}, lines(got))
 	// The exit lies a moment after the listing began; it is the runtime's word that counts.
-	s, got = meter.Sample(s, look(41, exited("r1", 0.5, 41.25)))
+	s, got = meter.Sample(s, observation(41, exited("r1", 0.5, 41.25)))
 	require.Equal(t, []line{
 		{protocol.MeterSessionSeconds, 31, 41.25, 10_250_000},
 		{protocol.MeterCPUSeconds, 31, 41.25, 0},
 		{protocol.MeterMemoryByteSeconds, 31, 41.25, 0},
 	}, lines(got))
-	s, got = meter.Sample(s, look(51, exited("r1", 0.5, 41.25)))
+	s, got = meter.Sample(s, observation(51, exited("r1", 0.5, 41.25)))
 	require.Empty(t, got, "an exit is billed once")
 
 	s, got = meter.Close(s, "m1", at(60))
@@ -82,33 +82,33 @@ func TestIntervalIsCutContiguouslyAndEndsAtContainerdsExitTime(t *testing.T) {
 }
 
 func TestAgentAwayWhileTheContainerRunsLosesNothing(t *testing.T) {
-	s, _ := meter.Sample(opened(), look(1, up("r1", 0.5, 0)))
-	_, got := meter.Sample(restart(t, s), look(500, up("r1", 0.5, 77)))
+	s, _ := meter.Sample(opened(), observation(1, up("r1", 0.5, 0)))
+	_, got := meter.Sample(restart(t, s), observation(500, up("r1", 0.5, 77)))
 	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 500, 499_500_000}, lines(got)[0])
 	require.Equal(t, line{protocol.MeterCPUSeconds, 0.5, 500, 77_000_000}, lines(got)[1])
 }
 
 func TestContainerThatDiedWhileTheAgentWasAwayEndsAtItsExitTime(t *testing.T) {
-	s, _ := meter.Sample(opened(), look(1, up("r1", 0.5, 0)))
-	_, got := meter.Sample(restart(t, s), look(500, exited("r1", 0.5, 123)))
+	s, _ := meter.Sample(opened(), observation(1, up("r1", 0.5, 0)))
+	_, got := meter.Sample(restart(t, s), observation(500, exited("r1", 0.5, 123)))
 	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 123, 122_500_000}, lines(got)[0])
 }
 
 func TestDaemonKilledBetweenOpenAndFirstBeatLosesNothing(t *testing.T) {
-	_, got := meter.Sample(restart(t, opened()), look(500, exited("r1", 0.5, 123)))
+	_, got := meter.Sample(restart(t, opened()), observation(500, exited("r1", 0.5, 123)))
 	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 123, 122_500_000}, lines(got)[0])
 }
 
 func TestPowerCutEndsAtTheLastSample(t *testing.T) {
-	s, _ := meter.Sample(opened(), look(1, up("r1", 0.5, 0)))
-	s, _ = meter.Sample(s, look(11, up("r1", 0.5, 2)))
+	s, _ := meter.Sample(opened(), observation(1, up("r1", 0.5, 0)))
+	s, _ = meter.Sample(s, observation(11, up("r1", 0.5, 2)))
 	for name, run := range map[string][]meter.Run{
 		"container gone":         nil,
 		"exit time never noted":  {{RunID: "r1", MemberID: "m1", StartedAt: at(0.5)}},
 		"started anew unnoticed": {up("r1", 100, 0)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, got := meter.Sample(restart(t, s), look(130, run...))
+			_, got := meter.Sample(restart(t, s), observation(130, run...))
 			require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 11, 10_500_000}, lines(got)[0])
 			require.Len(t, got, 3)
 		})
@@ -116,27 +116,27 @@ func TestPowerCutEndsAtTheLastSample(t *testing.T) {
 }
 
 func TestStartUnderWayWaitsAndAnEventualFailureIsForgotten(t *testing.T) {
-	s, got := meter.Sample(opened(), look(1, meter.Run{RunID: "r1", MemberID: "m1"}))
+	s, got := meter.Sample(opened(), observation(1, meter.Run{RunID: "r1", MemberID: "m1"}))
 	require.Empty(t, got)
 	require.Len(t, s.Intervals, 1, "created, not started yet")
-	s, got = meter.Sample(s, look(2))
+	s, got = meter.Sample(s, observation(2))
 	require.Empty(t, got)
 	require.Len(t, s.Intervals, 1, "not created yet")
 	require.Empty(t, meter.Cancel(s, "r1").Intervals)
-	s, got = meter.Sample(s, look(meter.PendingFor.Seconds()+1))
+	s, got = meter.Sample(s, observation(meter.PendingFor.Seconds()+1))
 	require.Empty(t, got)
 	require.Empty(t, s.Intervals)
 }
 
 func TestCancelLeavesAnIntervalThatHasBegun(t *testing.T) {
-	s, _ := meter.Sample(opened(), look(1, up("r1", 0.5, 0)))
+	s, _ := meter.Sample(opened(), observation(1, up("r1", 0.5, 0)))
 	require.Len(t, meter.Cancel(s, "r1").Intervals, 1)
 }
 
 func TestContainerOfALostStoreCountsFromWhenItIsSeen(t *testing.T) {
-	s, got := meter.Sample(meter.State{}, look(100, up("r1", 0.5, 90)))
+	s, got := meter.Sample(meter.State{}, observation(100, up("r1", 0.5, 90)))
 	require.Empty(t, got)
-	_, got = meter.Sample(s, look(130, up("r1", 0.5, 95)))
+	_, got = meter.Sample(s, observation(130, up("r1", 0.5, 95)))
 	require.Equal(t, []line{
 		{protocol.MeterSessionSeconds, 100, 130, 30_000_000},
 		{protocol.MeterCPUSeconds, 100, 130, 5_000_000},
@@ -145,22 +145,22 @@ func TestContainerOfALostStoreCountsFromWhenItIsSeen(t *testing.T) {
 }
 
 func TestNewLeaseCutsTheInterval(t *testing.T) {
-	s, _ := meter.Sample(opened(), look(1, up("r1", 0.5, 0)))
+	s, _ := meter.Sample(opened(), observation(1, up("r1", 0.5, 0)))
 	renewed := up("r1", 0.5, 1)
 	renewed.LeaseNo = 2
-	s, got := meter.Sample(s, look(11, renewed))
+	s, got := meter.Sample(s, observation(11, renewed))
 	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 11, 10_500_000}, lines(got)[0])
 	require.EqualValues(t, 1, got[0].GetLeaseNo())
 	renewed.ExitedAt, renewed.Up = at(15), false
-	_, got = meter.Sample(s, look(21, renewed))
+	_, got = meter.Sample(s, observation(21, renewed))
 	require.Equal(t, line{protocol.MeterSessionSeconds, 11, 15, 4_000_000}, lines(got)[0])
 	require.EqualValues(t, 2, got[0].GetLeaseNo())
 }
 
 func TestSecondContainerOfAMemberAddsNoSessionTime(t *testing.T) {
 	s := meter.Open(opened(), meter.Intent{RunID: "r2", MemberID: "m1", Revision: 1, LeaseNo: 1}, at(0))
-	s, _ = meter.Sample(s, look(10, up("r1", 0, 1), up("r2", 5, 1)))
-	_, got := meter.Sample(s, look(25, up("r1", 0, 1), exited("r2", 5, 20)))
+	s, _ = meter.Sample(s, observation(10, up("r1", 0, 1), up("r2", 5, 1)))
+	_, got := meter.Sample(s, observation(25, up("r1", 0, 1), exited("r2", 5, 20)))
 	var session int64
 	for _, r := range got {
 		if r.GetMeter() == protocol.MeterSessionSeconds {
@@ -210,7 +210,7 @@ func TestMembersAreCutAtTheSameBeats(t *testing.T) {
 			}
 		}
 		var records []*protocol.UsageRecord
-		s, records = meter.Sample(s, look(now, runs...))
+		s, records = meter.Sample(s, observation(now, runs...))
 		for _, r := range records {
 			require.LessOrEqual(t, r.GetEndedAt().AsTime().Sub(r.GetStartedAt().AsTime()), 30*time.Second)
 			if cuts[now] == nil {

@@ -1,6 +1,6 @@
-// Package spool decides how measured usage waits for the hub: records become segments that are numbered, chained by
-// hash and bounded; acknowledgements become what may be sent next and what may be forgotten. It is pure. It does not
-// measure (agent/meter), sign (protocol), keep (agent/internal/state) or send (agent/internal/uplink).
+// Package spool queues usage for the hub: it packs records into numbered segments, chained by hash and bounded, and
+// derives from acknowledgements what to send next and what to prune. It is pure. It does not measure (agent/meter),
+// sign (protocol), store (agent/internal/state) or send (agent/internal/uplink).
 //
 // Numbers and chain belong to one incarnation of the node's store. What the hub has not acknowledged is never
 // forgotten: a full spool refuses new work (Full), it does not drop.
@@ -51,9 +51,8 @@ type Sealed struct {
 	Payload []byte
 }
 
-// Seal puts as many of the waiting records into the next segment as fit, and numbers them. It returns the segment, the
-// chain after it, and the records that still wait. With no record there is nothing to seal: the chain comes back as it
-// was.
+// Seal packs as many waiting records as fit into the next segment and numbers them. It returns the segment, the chain
+// after it, and the records that still wait. Without records it returns the chain unchanged.
 func Seal(c Chain, waiting []*protocol.UsageRecord, now time.Time) (Sealed, Chain, []*protocol.UsageRecord, error) {
 	if len(waiting) == 0 {
 		return Sealed{}, c, nil, nil
@@ -89,9 +88,9 @@ func Seal(c Chain, waiting []*protocol.UsageRecord, now time.Time) (Sealed, Chai
 	return Sealed{Segment: seg, Payload: payload}, next, waiting[len(seg.Records):], nil
 }
 
-// Follow checks that payload is the segment right after the chain, and returns the chain after it. It checks no
+// VerifyNext checks that payload is the segment right after the chain, and returns the chain after it. It checks no
 // signature.
-func Follow(c Chain, payload []byte) (*protocol.UsageSegment, Chain, error) {
+func VerifyNext(c Chain, payload []byte) (*protocol.UsageSegment, Chain, error) {
 	seg := &protocol.UsageSegment{}
 	if err := proto.Unmarshal(payload, seg); err != nil {
 		return nil, c, fmt.Errorf("segment after %d: %w", c.Number, err)
@@ -124,8 +123,8 @@ type Marks struct {
 	Archived uint64 `json:"archived"`
 }
 
-// Word is how far the hub says it has come.
-type Word struct {
+// HubProgress is how far the hub has come, as it says.
+type HubProgress struct {
 	Incarnation      string
 	Posted, Archived uint64
 	// PostedSHA256 is of the payload of segment Posted; empty where the hub does not say.
@@ -133,31 +132,31 @@ type Word struct {
 }
 
 // ErrOtherStore says that the hub has more, or other, segments of this incarnation than were ever sealed in this store:
-// an older copy of it was put back, or somebody has a copy of it. It must take a new incarnation (Reincarnate) before
+// an older copy of the store was restored, or a second copy exists. It must take a new incarnation (Reincarnate) before
 // anything else is sealed.
 var ErrOtherStore = errors.New("the hub knows this incarnation from another store")
 
 // Acknowledge takes in what the hub says. Marks only grow, so that a late or repeated acknowledgement does no harm. One
 // of another incarnation says nothing about this chain and changes nothing. own is the digest of this store's segment
-// number said.Posted, nil where that is kept no more: then it was archived out of this very chain.
+// number hub.Posted, nil where that is kept no more: then it was archived out of this very chain.
 //
 // It fails with ErrOtherStore when the hub does not speak of what was sealed here; then nothing counts as posted, and
 // nothing may be forgotten.
-func Acknowledge(m Marks, c Chain, said Word, own []byte) (Marks, error) {
-	if said.Incarnation != c.Incarnation {
+func Acknowledge(m Marks, c Chain, hub HubProgress, own []byte) (Marks, error) {
+	if hub.Incarnation != c.Incarnation {
 		return m, nil
 	}
-	if said.Posted == c.Number {
+	if hub.Posted == c.Number {
 		own = c.SHA256
 	}
 	switch {
-	case said.Posted > c.Number:
-		return m, fmt.Errorf("%w: it has posted segment %d, this store has sealed %d", ErrOtherStore, said.Posted, c.Number)
-	case len(own) > 0 && len(said.PostedSHA256) > 0 && !bytes.Equal(own, said.PostedSHA256):
-		return m, fmt.Errorf("%w: its segment %d is not the one that was sealed here", ErrOtherStore, said.Posted)
+	case hub.Posted > c.Number:
+		return m, fmt.Errorf("%w: it has posted segment %d, this store has sealed %d", ErrOtherStore, hub.Posted, c.Number)
+	case len(own) > 0 && len(hub.PostedSHA256) > 0 && !bytes.Equal(own, hub.PostedSHA256):
+		return m, fmt.Errorf("%w: its segment %d is not the one that was sealed here", ErrOtherStore, hub.Posted)
 	}
-	m.Posted = max(m.Posted, said.Posted)
-	m.Archived = max(m.Archived, min(said.Archived, m.Posted))
+	m.Posted = max(m.Posted, hub.Posted)
+	m.Archived = max(m.Archived, min(hub.Archived, m.Posted))
 	return m, nil
 }
 
@@ -192,28 +191,26 @@ func Next(m Marks, c Chain, inFlight, window uint64) (number uint64, ok bool) {
 	return number, inFlight < window && number <= c.Number
 }
 
-// Prunable is the last segment that may be forgotten; 0 for none.
-func Prunable(m Marks) uint64 { return m.Archived }
+// PruneUpTo is the last segment that may be forgotten; 0 for none.
+func PruneUpTo(m Marks) uint64 { return m.Archived }
 
 // Full says that no new lease may be accepted, because usage of it might find no room. mostBytes is MaxUnsentBytes on a
 // node.
 func Full(unsentBytes, mostBytes int64) bool { return unsentBytes >= mostBytes }
 
-// Reincarnate starts a new chain under a fresh random incarnation. kept are the old chain's segments in order that are
-// not archived: a hub that was restored has forgotten what it posted since; waiting the records not sealed yet; their
-// records, which the caller stores as waiting, are sealed again under the new name. Where the hub does know some of
-// that time under the old name, it bills it once.
-func Reincarnate(c Chain, incarnation string, m Marks, kept []*protocol.UsageSegment,
-	waiting []*protocol.UsageRecord,
+// Reincarnate starts a new chain under a fresh random incarnation. unarchived are the old chain's segments, oldest
+// first; pending are unsealed records. Both are re-sealed under the new incarnation; the hub bills their time once.
+func Reincarnate(c Chain, incarnation string, m Marks, unarchived []*protocol.UsageSegment,
+	pending []*protocol.UsageRecord,
 ) (Chain, []*protocol.UsageRecord) {
 	var again []*protocol.UsageRecord
-	for _, seg := range kept {
+	for _, seg := range unarchived {
 		if seg.GetNumber() <= m.Archived {
 			continue
 		}
 		again = append(again, seg.GetRecords()...)
 	}
-	again = append(again, waiting...)
+	again = append(again, pending...)
 	for i := range again {
 		again[i] = proto.CloneOf(again[i])
 		again[i].Sequence = 0

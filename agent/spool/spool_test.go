@@ -62,10 +62,10 @@ func TestFollowRefusesAnythingButTheNextSegment(t *testing.T) {
 	s2, c2, _, err := spool.Seal(c1, records(3, 2), noon)
 	require.NoError(t, err)
 
-	_, got, err := spool.Follow(first(), s1.Payload)
+	_, got, err := spool.VerifyNext(first(), s1.Payload)
 	require.NoError(t, err)
 	require.Equal(t, c1, got)
-	_, got, err = spool.Follow(got, s2.Payload)
+	_, got, err = spool.VerifyNext(got, s2.Payload)
 	require.NoError(t, err)
 	require.Equal(t, c2, got)
 
@@ -84,7 +84,7 @@ func TestFollowRefusesAnythingButTheNextSegment(t *testing.T) {
 		"not a segment":     {first(), []byte("\xff\xff")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, _, err := spool.Follow(tc.at, tc.payload)
+			_, _, err := spool.VerifyNext(tc.at, tc.payload)
 			require.Error(t, err)
 		})
 	}
@@ -96,18 +96,18 @@ func TestRecordSequenceGapIsRefused(t *testing.T) {
 	s1.Segment.Records[1].Sequence = 9
 	payload, err := proto.Marshal(s1.Segment)
 	require.NoError(t, err)
-	_, _, err = spool.Follow(first(), payload)
+	_, _, err = spool.VerifyNext(first(), payload)
 	require.ErrorContains(t, err, "where 2 was due")
 }
 
 func TestHubThatKnowsMoreMeansTheStoreIsBehind(t *testing.T) {
-	_, err := spool.Acknowledge(spool.Marks{}, spool.Chain{Incarnation: "i1", Number: 3}, spool.Word{
+	_, err := spool.Acknowledge(spool.Marks{}, spool.Chain{Incarnation: "i1", Number: 3}, spool.HubProgress{
 		Incarnation: "i1",
 		Posted:      4, Archived: 4,
 	}, nil)
 	require.ErrorIs(t, err, spool.ErrOtherStore)
 	m, err := spool.Acknowledge(spool.Marks{Posted: 1}, spool.Chain{Incarnation: "i1", Number: 3},
-		spool.Word{Incarnation: "i0", Posted: 9, Archived: 9}, nil)
+		spool.HubProgress{Incarnation: "i0", Posted: 9, Archived: 9}, nil)
 	require.NoError(t, err, "another incarnation says nothing about this chain")
 	require.Equal(t, spool.Marks{Posted: 1}, m)
 }
@@ -119,39 +119,39 @@ func TestLaw05HubThatPostedOtherSegmentsMeansTheStoreIsAnother(t *testing.T) {
 	chain := spool.Chain{Incarnation: "i1", Number: 3, SHA256: sum("three")}
 	before := spool.Marks{Posted: 1}
 	for name, c := range map[string]struct {
-		said  spool.Word
+		said  spool.HubProgress
 		own   []byte
 		other bool
 		after spool.Marks
 	}{
 		"the same segment": {
-			spool.Word{Posted: 2, PostedSHA256: sum("two")},
+			spool.HubProgress{Posted: 2, PostedSHA256: sum("two")},
 			sum("two"), false,
 			spool.Marks{Posted: 2},
 		},
 		"another under the same number": {
-			spool.Word{Posted: 2, PostedSHA256: sum("two of another")},
+			spool.HubProgress{Posted: 2, PostedSHA256: sum("two of another")},
 			sum("two"), true,
 			before,
 		},
 		"the newest, the same": {
-			spool.Word{Posted: 3, PostedSHA256: sum("three")},
+			spool.HubProgress{Posted: 3, PostedSHA256: sum("three")},
 			nil, false,
 			spool.Marks{Posted: 3},
 		},
 		"the newest, another": {
-			spool.Word{Posted: 3, PostedSHA256: sum("three of another")},
+			spool.HubProgress{Posted: 3, PostedSHA256: sum("three of another")},
 			nil, true,
 			before,
 		},
 		"late, of another": {
-			spool.Word{Posted: 1, PostedSHA256: sum("one of another")},
+			spool.HubProgress{Posted: 1, PostedSHA256: sum("one of another")},
 			sum("one"), true,
 			before,
 		},
-		"one that was archived and is gone": {spool.Word{Posted: 1, PostedSHA256: sum("one")}, nil, false, before},
-		"a hub that does not say":           {spool.Word{Posted: 3}, nil, false, spool.Marks{Posted: 3}},
-		"nothing posted":                    {spool.Word{}, nil, false, before},
+		"one that was archived and is gone": {spool.HubProgress{Posted: 1, PostedSHA256: sum("one")}, nil, false, before},
+		"a hub that does not say":           {spool.HubProgress{Posted: 3}, nil, false, spool.Marks{Posted: 3}},
+		"nothing posted":                    {spool.HubProgress{}, nil, false, before},
 	} {
 		c.said.Incarnation = "i1"
 		m, err := spool.Acknowledge(before, chain, c.said, c.own)
@@ -214,7 +214,7 @@ func TestLaw05SpoolLosesAndDoublesNothing(t *testing.T) {
 			if number <= hub.Number {
 				return true // the hub knows this one: acknowledged again below
 			}
-			seg, c, err := spool.Follow(hub, payload)
+			seg, c, err := spool.VerifyNext(hub, payload)
 			if err != nil {
 				rt.Fatal(err)
 			}
@@ -227,14 +227,15 @@ func TestLaw05SpoolLosesAndDoublesNothing(t *testing.T) {
 		}
 		acknowledge := func(n uint64) {
 			before := disk.Marks.Posted
-			m, err := spool.Acknowledge(disk.Marks, disk.Chain, spool.Word{Incarnation: "i1", Posted: n, Archived: n}, nil)
+			m, err := spool.Acknowledge(disk.Marks, disk.Chain, spool.HubProgress{Incarnation: "i1", Posted: n, Archived: n},
+				nil)
 			if err != nil {
 				rt.Fatal(err)
 			}
 			disk.Marks = m
 			inFlight -= min(inFlight, m.Posted-before)
 			for number := range segments {
-				if number <= spool.Prunable(m) {
+				if number <= spool.PruneUpTo(m) {
 					delete(segments, number)
 				}
 			}

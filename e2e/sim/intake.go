@@ -68,7 +68,7 @@ func (h *hub) inTurn(row *nodeRow, m *mark, seg *protocol.UsageSegment, payload 
 	if records := seg.GetRecords(); len(records) > 0 {
 		chain.Sequence = records[0].GetSequence() - 1
 	}
-	if _, _, err := spool.Follow(chain, payload); err != nil {
+	if _, _, err := spool.VerifyNext(chain, payload); err != nil {
 		h.w.fail(5, "the hub takes what does not follow: %v", err)
 	}
 }

@@ -255,7 +255,7 @@ func (s *store) retire(memberID string, now time.Time) error {
 }
 
 // acknowledge takes in how far the hub has come and forgets what is archived.
-func (s *store) acknowledge(said spool.Word) error {
+func (s *store) acknowledge(said spool.HubProgress) error {
 	var own []byte
 	if sealed, kept := s.segments[said.Posted]; kept {
 		sum := sha256.Sum256(sealed.Payload)
@@ -268,7 +268,7 @@ func (s *store) acknowledge(said spool.Word) error {
 	for number := s.marks.Posted + 1; number <= marks.Posted; number++ {
 		s.unsent -= int64(len(s.segments[number].Payload))
 	}
-	for number := s.marks.Archived + 1; number <= spool.Prunable(marks); number++ {
+	for number := s.marks.Archived + 1; number <= spool.PruneUpTo(marks); number++ {
 		delete(s.segments, number)
 	}
 	s.marks = marks

@@ -197,7 +197,7 @@ func (u *uplink) welcomed(m welcome) {
 		return
 	}
 	n.syncClock(m.hubTime, n.w.now-u.asked)
-	said := spool.Word{
+	said := spool.HubProgress{
 		Incarnation: n.store.incarnation, Posted: m.posted, Archived: m.archived,
 		PostedSHA256: u.digestOf(m.postedSHA256),
 	}
@@ -278,7 +278,7 @@ func (u *uplink) acked(a usageAck) {
 		return
 	}
 	before := u.n.store.marks.Posted
-	said := spool.Word{
+	said := spool.HubProgress{
 		Incarnation: a.incarnation, Posted: a.posted, Archived: a.archived,
 		PostedSHA256: u.digestOf(a.postedSHA256),
 	}

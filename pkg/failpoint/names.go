@@ -7,7 +7,7 @@ const names = `
 agent/enroll/trusted
 agent/enroll/answered
 agent/enroll/certified
-agent/session/greeted
+agent/session/hello
 agent/session/welcomed
 agent/accept/verified
 agent/accept/synced

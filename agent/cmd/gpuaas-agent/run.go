@@ -112,7 +112,8 @@ func (c *config) open(ctx context.Context) (_ *node, err error) {
 		return nil, errors.Join(err, n.close())
 	}
 	for key, why := range n.store.Unverified() {
-		log.ErrorContext(ctx, "what is stored does not verify and is set aside", "stored", key, "reason", why)
+		log.ErrorContext(ctx, "what is stored does not verify and is set aside", slog.String("key", key),
+			slog.String("reason", why))
 	}
 	source, err := state.MachineTime()
 	if err != nil {
@@ -138,14 +139,14 @@ func (c *config) enroll(ctx context.Context, n *node) error {
 	for retry := enrollRetryMin; ; retry = min(2*retry, enrollRetryMax) {
 		err := uplink.Enroll(ctx, e, n.creds, n.store, n.clock)
 		if err == nil {
-			n.log.InfoContext(ctx, "enrolled", "node", n.creds.Identity().NodeID, "hub", c.apiURL)
+			n.log.InfoContext(ctx, "enrolled", slog.String("node_id", n.creds.Identity().NodeID), slog.String("hub", c.apiURL))
 			return nil
 		}
 		// What another attempt may heal is tried for ever: a node may well boot before its hub.
 		if fault.IsPermanent(err) || (!fault.Is(err, fault.Unavailable) && !fault.Is(err, fault.RateLimited)) {
 			return err
 		}
-		n.log.WarnContext(ctx, "cannot enroll yet", "error", err, "retry_in", retry.String())
+		n.log.WarnContext(ctx, "cannot enroll yet", slog.Any("error", err), slog.String("retry_in", retry.String()))
 		select {
 		case <-ctx.Done():
 			return err
@@ -266,7 +267,7 @@ func egressOf(owner *local.PolicyFile) func() policy.Egress {
 	}
 }
 
-// ready tells whoever started the agent that the store is open and containerd answers.
+// ready reports on out that the store is open and containerd answers.
 func ready(out io.Writer, nodeID, socket string) error {
 	return json.NewEncoder(out).Encode(struct {
 		Ready       bool   `json:"ready"`
@@ -295,7 +296,7 @@ func (c *config) facts(rt *runtime.Runtime, log *slog.Logger) func(context.Conte
 	return func(ctx context.Context) *protocol.NodeFacts {
 		facts, err := host.Facts(ctx, host.Config{})
 		if err != nil {
-			log.WarnContext(ctx, "cannot gather all facts of this machine", "error", err)
+			log.WarnContext(ctx, "cannot gather all facts of this machine", slog.Any("error", err))
 		}
 		if facts == nil {
 			facts = &protocol.NodeFacts{}

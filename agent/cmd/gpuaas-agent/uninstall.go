@@ -65,7 +65,7 @@ func (c *config) uninstall(ctx context.Context) error {
 	return c.removeDirectories()
 }
 
-// removeDirectories empties the two directories, and removes them unless they are mounted there by somebody else.
+// removeDirectories empties the two directories, and removes them unless they are mount points.
 func (c *config) removeDirectories() error {
 	for _, dir := range []string{c.runDir, c.dataDir} {
 		entries, err := os.ReadDir(dir)

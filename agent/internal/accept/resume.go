@@ -15,7 +15,7 @@ import (
 )
 
 // Resume verifies what the store holds from the pinned root on: the chain of trust bundles, the state and whose it is,
-// the digest of each document, the leases. What does not verify is set aside. Call it once, before anything looks at
+// the digest of each document, the leases. What does not verify is set aside. Call it once, before anything reads
 // the store. stored is the pin that the node was enrolled with; given, which may be empty, is one that the operator
 // gives now.
 func Resume(store *state.Store, stored, given string, node protocol.NodeIdentity) error {
@@ -202,7 +202,7 @@ func (r *resumption) leases(docs []state.Document) {
 
 func reason(err error) string { return protocol.RefusalOf(err) + ": " + protocol.RefusalDetail(err) }
 
-// Check is one thing that Verify looked at.
+// Check is one result of Verify.
 type Check struct {
 	// Subject is a document or a member.
 	Subject string
@@ -210,7 +210,7 @@ type Check struct {
 	Err     error
 }
 
-// Verify looks anew at all that the store holds: signatures, digests and admissions.
+// Verify checks all that the store holds again: signatures, digests and admissions.
 func Verify(store *state.Store, node protocol.NodeIdentity) ([]Check, error) {
 	checks := []Check{}
 	note := func(subject, what string, err error) { checks = append(checks, Check{subject, what, err}) }

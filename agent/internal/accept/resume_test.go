@@ -140,7 +140,7 @@ func TestAStartBesideTwentyWorkloadsVerifiesEachDocumentOnce(t *testing.T) {
 		"number of documents")
 }
 
-// BenchmarkStart is what a start costs before the first look: the store is opened, all is verified, and every workload
+// BenchmarkStart is what a start costs before the first pass: the store is opened, all is verified, and every workload
 // is judged.
 func BenchmarkStart(b *testing.B) {
 	for _, parts := range []int{20, protocol.MaxParts} {

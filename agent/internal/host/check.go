@@ -41,8 +41,8 @@ type Requirements struct {
 	MinFreeBytes uint64
 }
 
-// Check looks for everything that a node needs and names all that is missing, each with what to do. Everything it names
-// is fatal: an agent that starts without it would fail later, on somebody's workload.
+// Check tests everything that a node needs and names all that is missing, each with what to do. All of it is fatal: an
+// agent without it would fail later, with a workload.
 func Check(ctx context.Context, want Requirements) error {
 	var missing []error
 	if os.Geteuid() != 0 {
@@ -59,15 +59,15 @@ func Check(ctx context.Context, want Requirements) error {
 			missing = append(missing, err)
 		}
 	}
-	return together(missing)
+	return joinFaults(missing)
 }
 
 func isDiskFull(err error) bool {
 	return agent.IsDiskFull(err) || errors.Is(err, unix.ENOSPC)
 }
 
-// together makes one fault of several: the first one's code, everyone's text.
-func together(all []error) error {
+// joinFaults makes one fault of several: the first one's code, the texts of all.
+func joinFaults(all []error) error {
 	all = slices.DeleteFunc(all, func(err error) bool { return err == nil })
 	switch len(all) {
 	case 0:
@@ -109,7 +109,7 @@ func binaries() error {
 		" "), nil)
 }
 
-// kernelFeatures looks for the overlay file system and for the cgroup controllers that limits need.
+// kernelFeatures checks for the overlay file system and for the cgroup controllers that limits need.
 func kernelFeatures(cfg Config) error {
 	systems, err := cfg.read("proc/filesystems")
 	if err != nil {
@@ -152,7 +152,7 @@ func containerd(ctx context.Context, address string) error {
 	return conn.Close()
 }
 
-// space looks whether the directory's file system has room and can be written.
+// space checks that the directory's file system has free space and can be written.
 func space(dir string, limit uint64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {

@@ -1,4 +1,4 @@
-// Package host looks at the machine that the agent runs on: what it is, and whether it has what a node needs. It
+// Package host inspects the machine that the agent runs on: what it is, and whether it has what a node needs. It
 // changes nothing but how much of the memory the agent itself takes.
 package host
 
@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Config says where to look. The zero value looks at this machine.
+// Config names the root to inspect. The zero value is this machine.
 type Config struct {
 	// Root is a directory with the machine's /etc, /proc and /sys; empty means /.
 	Root string

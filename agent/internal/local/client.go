@@ -41,7 +41,7 @@ func (c *Client) Workloads(ctx context.Context) ([]Workload, error) {
 	return get[[]Workload](ctx, c, "/v1/workloads")
 }
 
-// Verify asks for a new look at everything that is signed.
+// Verify checks everything that is signed again.
 func (c *Client) Verify(ctx context.Context) ([]Check, error) {
 	return get[[]Check](ctx, c, "/v1/verify")
 }

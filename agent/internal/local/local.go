@@ -78,7 +78,7 @@ type Endpoint struct {
 	URL  string `json:"url"`
 }
 
-// Check is one thing that verify looked at.
+// Check is one result of verify.
 type Check struct {
 	// Subject is a document or a member.
 	Subject string `json:"subject"`
@@ -212,7 +212,7 @@ func (s *Server) answer(w http.ResponseWriter, body any, err error) {
 		body = problemOf(err)
 	}
 	if err := json.NewEncoder(w).Encode(body); err != nil {
-		s.Log.Debug("cannot answer on the local socket", "error", err)
+		s.Log.Debug("cannot answer on the local socket", slog.Any("error", err))
 	}
 }
 
@@ -295,8 +295,8 @@ func (s *Server) workloads() []Workload {
 	return out
 }
 
-// verify looks anew at the signatures and digests of all that was accepted, and says what did not verify when the agent
-// started. What fails here and runs goes on; it is not started again.
+// verify checks the signatures and digests of all that was accepted again, and reports what did not verify when the
+// agent started. What fails here and runs goes on; it is not started again.
 func (s *Server) verify() ([]Check, error) {
 	found, err := accept.Verify(s.Store, s.Node())
 	checks := make([]Check, 0, len(found))

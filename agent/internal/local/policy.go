@@ -26,9 +26,9 @@ type PolicyFile struct {
 	path, kept string
 	key        []byte
 
-	mu    sync.Mutex
-	seen  version
-	rules policy.Policy
+	mu       sync.Mutex
+	lastRead version
+	rules    policy.Policy
 	// read says that rules are of the file, or of its copy, and not what stands for none.
 	read bool
 	err  error
@@ -48,7 +48,7 @@ func OpenPolicy(path, kept string, key []byte) (*PolicyFile, error) {
 	_, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && path == DefaultPolicyFile:
-		return p, p.forget()
+		return p, p.removeCopy()
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fault.New(fault.Malformed, "policy_missing", fmt.Sprintf("There is no file %s. Write the owner's "+
 			"policy there, or leave --policy away.", path), err)
@@ -83,17 +83,17 @@ func (p *PolicyFile) Read() (policy.Policy, error) {
 		return p.rules, err
 	}
 	now := version{info.Size(), info.ModTime()}
-	if p.err == nil && now == p.seen {
+	if p.err == nil && now == p.lastRead {
 		return p.rules, nil
 	}
 	// With an error it is read again next time: the disk may have room by then.
-	if p.err = p.take(); p.err == nil {
-		p.seen = now
+	if p.err = p.load(); p.err == nil {
+		p.lastRead = now
 	}
 	return p.rules, p.err
 }
 
-func (p *PolicyFile) take() error {
+func (p *PolicyFile) load() error {
 	doc, err := readAtMost(p.path, 0)
 	if err != nil {
 		return err
@@ -111,7 +111,7 @@ func (p *PolicyFile) take() error {
 	return os.Rename(next, p.kept)
 }
 
-func (p *PolicyFile) forget() error {
+func (p *PolicyFile) removeCopy() error {
 	if err := os.Remove(p.kept); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -17,14 +17,14 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// held is a network that is not said to stand before the test says so.
-type held struct {
+// heldNetwork is a network whose setup ends only when the test says so.
+type heldNetwork struct {
 	reconcile.Network
 	made   chan string
 	stands chan error
 }
 
-func (h held) Setup(ctx context.Context, memberID string, ports []network.PortMapping,
+func (h heldNetwork) Setup(ctx context.Context, memberID string, ports []network.PortMapping,
 	namespaces func(),
 ) (network.Attachment, error) {
 	a, err := h.Network.Setup(ctx, memberID, ports, namespaces)
@@ -49,7 +49,7 @@ func TestLaw10ContainerIsMadeBesideItsNetworkAndRunsOnceItStands(t *testing.T) {
 	f.push(warm)
 	f.untilStatus(warm.GetId(), agent.StatusReady)
 	f.stop()
-	h := held{made: make(chan string), stands: make(chan error)}
+	h := heldNetwork{made: make(chan string), stands: make(chan error)}
 	f.wrapNetwork = func(n *network.Network) reconcile.Network {
 		h.Network = n
 		return h
@@ -64,7 +64,7 @@ func TestLaw10ContainerIsMadeBesideItsNetworkAndRunsOnceItStands(t *testing.T) {
 		require.NoError(t, err)
 		for _, c := range all {
 			if c.MemberID == w.GetId() {
-				require.NotEqual(t, runtime.StateRunning, c.State, "before its walls stand")
+				require.NotEqual(t, runtime.StateRunning, c.State, "before its isolation rules exist")
 				return c.State == runtime.StateCreated
 			}
 		}

@@ -221,7 +221,7 @@ func (r *Reconciler) images(ctx context.Context, snap snapshot) (map[string]bool
 			}
 			ok, err := r.machine.Images.HasImage(ctx, ref)
 			if err != nil {
-				return nil, fmt.Errorf("look for image %s: %w", s.Image, err)
+				return nil, fmt.Errorf("find image %s: %w", s.Image, err)
 			}
 			have[s.Image] = ok
 		}

@@ -90,7 +90,7 @@ func TestLaw10AFirewallTableThatSomeoneRemovesIsThereAgainWithinAResync(t *testi
 			return false
 		}
 		return c.Close() == nil
-	}, 30*time.Second, 10*time.Millisecond, "the published port, and with it the walls")
+	}, 30*time.Second, 10*time.Millisecond, "the published port, and with it the isolation rules")
 	f.push()
 	f.untilStatus(w.GetId(), agent.StatusRemoved)
 }
@@ -439,13 +439,13 @@ func TestDeathOfContainerdIsNoFailureOfTheWorkloadThatItWasStarting(t *testing.T
 	require.Zero(t, f.store.Members()[w.GetId()].Failures)
 }
 
-// slowLook is a runtime whose list, where it shows a start half done, comes when that start is over.
-type slowLook struct {
+// slowList is a runtime whose list, where it shows a start half done, comes when that start is over.
+type slowList struct {
 	*runtime.Runtime
 	f *fixture
 }
 
-func (l slowLook) List(ctx context.Context) ([]runtime.Container, error) {
+func (l slowList) List(ctx context.Context) ([]runtime.Container, error) {
 	all, err := l.Runtime.List(ctx)
 	for _, c := range all {
 		for c.State == runtime.StateCreated || c.State == runtime.StateLost {
@@ -458,10 +458,10 @@ func (l slowLook) List(ctx context.Context) ([]runtime.Container, error) {
 	return all, err
 }
 
-func TestLaw05AStartThatEndsDuringALookIsMeasuredFromItsBeginning(t *testing.T) {
+func TestLaw05AStartThatEndsDuringAListingIsMeasuredFromItsBeginning(t *testing.T) {
 	f := newFixture(t)
 	f.stop()
-	f.wrapRuntime = func(rt *runtime.Runtime) reconcile.Containers { return slowLook{rt, f} }
+	f.wrapRuntime = func(rt *runtime.Runtime) reconcile.Containers { return slowList{rt, f} }
 	f.start()
 	var all []*protocol.Workload
 	for range 8 {
@@ -495,9 +495,9 @@ func TestSpentRoundsUpAndDoesNotOverflow(t *testing.T) {
 
 func spent(l *protocol.Lease, used map[string]int64) string { return reconcile.Spent(l, used).String() }
 
-// TestDocumentThatComesDuringALookIsNotCalledRefused accepts state after state while the reconciler looks: to the hub a
+// TestDocumentThatArrivesDuringAPassIsNotRefused accepts state after state during a pass: to the hub a
 // refusal would be the end of the instance.
-func TestDocumentThatComesDuringALookIsNotCalledRefused(t *testing.T) {
+func TestDocumentThatArrivesDuringAPassIsNotRefused(t *testing.T) {
 	f := newFixture(t)
 	changed, done := f.re.Subscribe(), make(chan struct{})
 	refused := make(chan *protocol.WorkloadStatus, 1)

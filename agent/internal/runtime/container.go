@@ -48,9 +48,9 @@ const (
 	StateRunning State = "running"
 	// StateExited: ended, and its exit code and time are known as long as the container is not removed.
 	StateExited State = "exited"
-	// StateLost: ended, nobody knows when or how: the machine restarted or the shim was killed.
+	// StateLost: ended without exit time and code: the machine restarted or the shim was killed.
 	StateLost State = "lost"
-	// StateUnknown: its shim does not answer now. It may run; look again.
+	// StateUnknown: its shim does not answer now. It may run; list again.
 	StateUnknown State = "unknown"
 )
 
@@ -99,7 +99,7 @@ func (r *Runtime) buildSpec(ctx context.Context, spec Spec) (*specs.Spec, readyI
 		return nil, readyImage{}, imageMissing(ref.name(), err)
 	}
 	if err != nil {
-		return nil, readyImage{}, fmt.Errorf("look for image %s: %w", ref.name(), err)
+		return nil, readyImage{}, fmt.Errorf("find image %s: %w", ref.name(), err)
 	}
 	who := spec.Service.GetUser()
 	if who == "" {
@@ -139,7 +139,7 @@ func (p *Pending) Close() {
 }
 
 // Start makes and starts the container of this run in a network that exists, and removes it again if that fails. A run
-// that is up already is returned as it is; one that a crash left incomplete is made again; one that has ended is a
+// that is up already is returned; one that a crash left incomplete is made again; one that has ended is a
 // conflict.
 func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
 	pending, err := r.Prepare(ctx, spec)
@@ -319,7 +319,7 @@ func (r *Runtime) StartTask(ctx context.Context, p *Pending, ip string) (Run, er
 }
 
 // withSnapshot makes the container's file system upon that of the image, and gives its mounts. client.WithNewSnapshot
-// would look for the image anew each time.
+// would search the image each time.
 func (r *Runtime) withSnapshot(spec Spec, image readyImage, rootfs *[]mount.Mount) client.NewContainerOpts {
 	return func(ctx context.Context, _ *client.Client, c *containers.Container) (err error) {
 		mapped := snapshots.Info{}
@@ -333,7 +333,7 @@ func (r *Runtime) withSnapshot(spec Spec, image readyImage, rootfs *[]mount.Moun
 		*rootfs, err = r.client.SnapshotService(c.Snapshotter).Prepare(ctx, spec.ID, image.snapshot,
 			snapshots.WithLabels(labels))
 		if errdefs.IsNotFound(err) {
-			r.forgetImages() // somebody has removed it
+			r.forgetImages() // another program has removed it
 			return imageMissing(image.Name(), err)
 		}
 		c.SnapshotKey, c.Image = spec.ID, image.Name()
@@ -402,7 +402,7 @@ func (r *Runtime) Get(ctx context.Context, id string) (Container, error) {
 		return Container{}, fault.New(fault.NotFound, "container_missing", "There is no such container on this node.", err)
 	}
 	if err != nil {
-		return Container{}, fmt.Errorf("look for container %s: %w", id, err)
+		return Container{}, fmt.Errorf("find container %s: %w", id, err)
 	}
 	return r.describe(ctx, record, nil)
 }

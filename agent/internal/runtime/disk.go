@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"math"
 	"os"
@@ -99,11 +100,11 @@ func (r *Runtime) OverLimit(ctx context.Context) (over []Excess, pause time.Dura
 		if !known {
 			var err error
 			if l, err = r.layerOf(r.ns(ctx), id); err != nil {
-				continue // it has ended, or containerd is away: it is looked for again
+				continue // it has ended, or containerd is away: the next check finds it
 			}
 			w.layers[id] = l
 			if info, err := os.Stat(r.logPath(id)); err == nil {
-				l.logBytes = info.Size() // what was written while nobody looked is no burst
+				l.logBytes = info.Size() // what was written before the first check is no burst
 			}
 		}
 		grown := r.boundLog(id, l)
@@ -133,7 +134,7 @@ func (r *Runtime) boundLog(id string, l *layer) (grown int64) {
 		return grown
 	}
 	if err := r.rotate(id); err != nil {
-		r.cfg.Log.Warn("cannot rotate a log", "container", id, "cause", err)
+		r.cfg.Log.Warn("cannot rotate a log", slog.String("container_id", id), slog.Any("error", err))
 	}
 	l.logBytes = 0
 	return grown

@@ -284,7 +284,7 @@ func appImage(t *testing.T, change ...func(*v1.Config)) v1.Image {
 	img, err := mutate.AppendLayers(empty.Image, layer)
 	require.NoError(t, err)
 	cfg := v1.Config{
-		Entrypoint: []string{"/app"}, Cmd: []string{"look"}, Env: []string{"FROM=image", "BOTH=image"},
+		Entrypoint: []string{"/app"}, Cmd: []string{"inspect"}, Env: []string{"FROM=image", "BOTH=image"},
 		WorkingDir: "/home",
 	}
 	for _, c := range change {

@@ -78,9 +78,9 @@ func (f *fixture) snapshots() []string {
 	return names
 }
 
-// lookSnapshots are the views through which images are looked into.
-func (f *fixture) lookSnapshots() []string {
-	return slices.DeleteFunc(f.snapshots(), func(name string) bool { return !strings.HasPrefix(name, "look-") })
+// inspectSnapshots are the views through which images are inspected.
+func (f *fixture) inspectSnapshots() []string {
+	return slices.DeleteFunc(f.snapshots(), func(name string) bool { return !strings.HasPrefix(name, "inspect-") })
 }
 
 // cgroupFile reads a limit of a container, under its name in cgroup version 1 or 2.

@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
@@ -56,8 +57,8 @@ func (h hostSupport) conditions() []string {
 	return c
 }
 
-// lookAtHost takes the outcome of making a user namespace, which was begun earlier.
-func lookAtHost(ctx context.Context, c *client.Client, cfg Config, userNamespace <-chan error) (hostSupport, error) {
+// detectHost takes the outcome of making a user namespace, which was begun earlier.
+func detectHost(ctx context.Context, c *client.Client, cfg Config, userNamespace <-chan error) (hostSupport, error) {
 	plugins, err := c.IntrospectionService().Plugins(ctx)
 	if err != nil {
 		return hostSupport{}, unavailable(cfg.Address, err)
@@ -102,8 +103,8 @@ func lookAtHost(ctx context.Context, c *client.Client, cfg Config, userNamespace
 	h.seccomp = h.seccomp && !cfg.NoSeccomp
 	switch loaded, err := cfg.LoadAppArmor(cfg.profileName()); {
 	case err != nil:
-		cfg.Log.Warn("cannot load an AppArmor profile; containers run without one", "profile", cfg.profileName(), "cause",
-			err)
+		cfg.Log.Warn("cannot load an AppArmor profile; containers run without one",
+			slog.String("profile", cfg.profileName()), slog.Any("error", err))
 	case loaded:
 		h.appArmor = cfg.profileName()
 	}
@@ -125,13 +126,13 @@ func tryUserNamespace(ctx context.Context, cfg Config) <-chan error {
 	return outcome
 }
 
-// hasSeccomp looks at this process's own status: the line is there when the kernel filters system calls.
+// hasSeccomp reads this process's own status: the line exists when the kernel filters system calls.
 func hasSeccomp(procDir string) bool {
 	status, err := os.ReadFile(procDir + "/self/status")
 	return err == nil && strings.Contains(string(status), "\nSeccomp:")
 }
 
-// hasCapability looks whether root has the capability; in a container that a whole node runs in, it may lack some.
+// hasCapability reports whether root has the capability; in a container that a whole node runs in, it may lack some.
 func hasCapability(which int) bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData

@@ -194,7 +194,7 @@ func TestLeavingCallerDoesNotCutThePull(t *testing.T) {
 func TestUserNamesOfImageAreItsOwn(t *testing.T) {
 	f := newFixture(t)
 	image := f.image(func(c *v1.Config) { c.User = "jovyan" })
-	in := seen(t, f, f.spec(image, "look"))
+	in := seen(t, f, f.spec(image, "inspect"))
 	require.EqualValues(t, 1000, in["uid"])
-	require.Empty(t, f.lookSnapshots(), "looking into the image leaves nothing")
+	require.Empty(t, f.inspectSnapshots(), "looking into the image leaves nothing")
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -81,14 +82,14 @@ func (u *unpacking) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 func (u *unpacking) check(ctx context.Context) error {
 	var now unix.Statfs_t
 	if err := unix.Statfs(u.r.host.contentRoot, &now); err != nil {
-		return fmt.Errorf("look at free space: %w", err)
+		return fmt.Errorf("check free space: %w", err)
 	}
 	reserve := min(now.Blocks/unpackReservePart, unpackReserveBytes/uint64(now.Bsize))
 	if now.Bavail < reserve && now.Bavail < u.before.Bavail {
 		return &spaceMissingError{int64(2*reserve) * now.Bsize}
 	}
 	if int64(u.before.Bfree)-int64(now.Bfree) < u.limit()/now.Bsize {
-		return nil // whoever took space, it is not too much for this image
+		return nil // this image does not need too much
 	}
 	return u.checkSize(ctx)
 }
@@ -125,7 +126,7 @@ func (r *Runtime) CollectImages(ctx context.Context, need int64, keep ...ImageRe
 		return err
 	}
 	for _, name := range unused {
-		enough, err := r.roomForImages(ctx, need)
+		enough, err := r.spaceForImages(ctx, need)
 		if err != nil || enough {
 			return err
 		}
@@ -134,7 +135,7 @@ func (r *Runtime) CollectImages(ctx context.Context, need int64, keep ...ImageRe
 			!errdefs.IsNotFound(err) {
 			return fmt.Errorf("remove image %s: %w", name, err)
 		}
-		r.cfg.Log.Info("an image that nothing uses was removed for its space", "image", name)
+		r.cfg.Log.Info("an image that nothing uses was removed for its space", slog.String("image", name))
 	}
 	return nil
 }
@@ -168,7 +169,7 @@ func (r *Runtime) unusedImages(ctx context.Context, keep []ImageRef) ([]string, 
 		if _, err := r.client.ImageService().Update(ctx, i, "labels."+labelUnusedSince); err != nil &&
 			!errdefs.IsNotFound(err) {
 			// On a full disk containerd notes nothing; removing comes first.
-			r.cfg.Log.Warn("cannot note since when an image is unused", "image", i.Name, "cause", err)
+			r.cfg.Log.Warn("cannot note since when an image is unused", slog.String("image", i.Name), slog.Any("error", err))
 		}
 	}
 	slices.SortFunc(unused, func(a, b images.Image) int {
@@ -181,7 +182,7 @@ func (r *Runtime) unusedImages(ctx context.Context, keep []ImageRef) ([]string, 
 	return names, nil
 }
 
-func (r *Runtime) roomForImages(ctx context.Context, need int64) (enough bool, err error) {
+func (r *Runtime) spaceForImages(ctx context.Context, need int64) (enough bool, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(r.host.contentRoot, &st); err != nil {
 		return false, err

@@ -22,7 +22,7 @@ const (
 	rotatedSuffix = ".log.1"
 	// MaxTailLines bounds LogOptions.TailLines.
 	MaxTailLines = 10_000
-	// followEvery is how often a followed log is looked at.
+	// followEvery is how often a followed log is read.
 	followEvery = 250 * time.Millisecond
 	logBlock    = 64 << 10
 )

@@ -95,7 +95,7 @@ func TestEventsWakeAfterInterruption(t *testing.T) {
 	spec := f.spec(f.image(), "wait")
 	wake := f.rt.Events(t.Context())
 	<-wake        // once at the beginning
-	f.start(spec) // no news to whoever has asked for it
+	f.start(spec) // no event for its own caller
 	f.waitForLog(spec.ID, "ready")
 	require.NoError(t, f.daemon.Kill9())
 	require.NoError(t, f.daemon.Start(t.Context()))

@@ -24,7 +24,7 @@ type process struct {
 	start int64
 }
 
-// readProcess looks for a process of that number. A zombie is none: it has ended.
+// readProcess reads the process of that number. A zombie is none: it has ended.
 func readProcess(pid uint32) (process, bool) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package runtime runs containers on this node: images, containers, tasks, logs, exec. It is the only user of
 // containerd. It owns what lies under its state, log and runc directories, the containerd namespace it is given and the
-// cgroup parent. It decides nothing: what runs, when and for how long is told to it, and containers outlive it.
+// cgroup parent. It decides nothing: agent/internal/reconcile says what runs and when, and containers outlive it.
 package runtime
 
 import (
@@ -163,7 +163,7 @@ type Runtime struct {
 	running map[string]process
 }
 
-// Open connects to containerd, looks at what the host can give, and removes what pulls that were cut off have left.
+// Open connects to containerd, detects the host's features, and removes what interrupted pulls left.
 func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.check(); err != nil {
@@ -208,13 +208,13 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 		_ = c.Close()
 		return nil, unavailable(cfg.Address, err)
 	}
-	if r.host, err = lookAtHost(ask, c, cfg, userNamespace); err != nil {
+	if r.host, err = detectHost(ask, c, cfg, userNamespace); err != nil {
 		_ = c.Close()
 		return nil, err
 	}
 	if err := r.dropStaleLeases(ask); err != nil {
 		// They expire. On a full disk containerd cannot end them, and the agent must start to end containers.
-		cfg.Log.Warn("cannot end the leases of what was cut off", "cause", err)
+		cfg.Log.Warn("cannot end the leases of what was cut off", slog.Any("error", err))
 	}
 	return r, nil
 }

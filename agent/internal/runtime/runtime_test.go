@@ -68,7 +68,7 @@ func seen(t *testing.T, f *fixture, spec runtime.Spec) map[string]any {
 func TestContainerIsConfined(t *testing.T) {
 	f := newFixture(t)
 	require.NotContains(t, f.rt.Conditions(), protocol.ConditionNoUserNamespaces)
-	spec := f.spec(f.image(), "look")
+	spec := f.spec(f.image(), "inspect")
 	spec.IP = "10.9.8.7"
 	spec.Service.ReadOnlyRoot = true
 	spec.Service.Scratch = []*protocol.Scratch{{Path: "/scratch", SizeBytes: 1 << 20}}
@@ -127,7 +127,7 @@ func TestContainerCannotTakeTheKernelsEntriesFor32Bits(t *testing.T) {
 
 func TestUserIsWhoTheManifestOrTheImageSays(t *testing.T) {
 	f := newFixture(t)
-	spec := f.spec(f.image(), "look")
+	spec := f.spec(f.image(), "inspect")
 	// The image has a /scratch that only root may write to.
 	spec.Service.Scratch = []*protocol.Scratch{{Path: "/scratch", SizeBytes: 1 << 20}}
 	for who, want := range map[string][]any{
@@ -231,7 +231,7 @@ func TestASharedFileSystemIsSaid(t *testing.T) {
 func TestWithoutUserNamespacesItRunsAndSaysSo(t *testing.T) {
 	f := newFixture(t, func(c *runtime.Config) { c.NoUserNamespaces = true })
 	require.Contains(t, f.rt.Conditions(), protocol.ConditionNoUserNamespaces)
-	spec := f.spec(f.image(), "look")
+	spec := f.spec(f.image(), "inspect")
 	in := seen(t, f, spec)
 	require.Contains(t, in["uid_map"], "4294967295")
 	require.Equal(t, []any{"lo"}, in["links"])

@@ -78,7 +78,7 @@ func (r *Runtime) signal(ctx context.Context, id string, sig syscall.Signal, all
 	return fmt.Errorf("send %v to container %s: %w", sig, id, err)
 }
 
-// pollExit is how often an exit is looked for while containerd itself cannot tell, because it is being restarted.
+// pollExit is how often the process is polled for its exit while containerd is being restarted.
 const pollExit = 200 * time.Millisecond
 
 // awaitExit waits until the container has ended, through restarts of containerd.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"syscall"
 	"time"
 
@@ -30,7 +31,7 @@ const (
 
 // Events wakes the reader whenever a container may have changed by itself, and after every interruption of containerd's
 // event stream, because containerd does not replay. What Start makes is no news to its caller. A wake-up carries
-// nothing: whoever is woken lists. The channel is never closed.
+// nothing: the reader lists the containers. The channel is never closed.
 func (r *Runtime) Events(ctx context.Context) <-chan struct{} {
 	wake := make(chan struct{}, 1)
 	poke := func() {
@@ -59,22 +60,22 @@ func (r *Runtime) Events(ctx context.Context) <-chan struct{} {
 }
 
 // listen pokes for each relevant event until the stream breaks.
-func (r *Runtime) listen(ctx context.Context, poke func()) {
+func (r *Runtime) listen(ctx context.Context, wake func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, errs := r.client.Subscribe(ctx, `namespace==`+r.cfg.Namespace+
 		`,topic~="^/(tasks/(exit|oom|delete|paused|resumed)|containers/delete)$"`)
-	// Subscribed first, poked afterwards: what happened in between is seen by whoever is woken now.
-	poke()
+	// Subscribe first, wake afterwards: the reader then sees what happened in between.
+	wake()
 	for {
 		select {
 		case e := <-stream:
 			if relevant(e) {
-				poke()
+				wake()
 			}
 		case err := <-errs:
-			r.cfg.Log.Debug("containerd's events are interrupted", "cause", err)
-			poke()
+			r.cfg.Log.Debug("containerd's events are interrupted", slog.Any("error", err))
+			wake()
 			return
 		}
 	}
@@ -186,7 +187,7 @@ func (r *Runtime) Exec(ctx context.Context, id string, argv []string, timeout ti
 		end, cancel := r.detached(ctx)
 		defer cancel()
 		if _, err := p.Delete(end, client.WithProcessKill); err != nil && !errdefs.IsNotFound(err) {
-			r.cfg.Log.Warn("cannot delete a finished command", "container", id, "cause", err)
+			r.cfg.Log.Warn("cannot delete a finished command", slog.String("container_id", id), slog.Any("error", err))
 		}
 	}()
 	return await(ctx, p, timeout)

@@ -51,7 +51,7 @@ func (r *Runtime) resolveUser(ctx context.Context, image client.Image, who strin
 	return u, nil
 }
 
-// numericUser needs no look into the image.
+// numericUser needs no mount of the image.
 func numericUser(who string) (user, bool) {
 	uid, gid, both := strings.Cut(who, ":")
 	u, err1 := strconv.ParseUint(uid, 10, 31)
@@ -83,13 +83,13 @@ func (r *Runtime) lookUpUser(ctx context.Context, image client.Image, who string
 		_ = done(end)
 	}()
 	service := r.client.SnapshotService(r.cfg.Snapshotter)
-	key := "look-" + image.Target().Digest.Encoded() + "-" + strconv.Itoa(os.Getpid())
+	key := "inspect-" + image.Target().Digest.Encoded() + "-" + strconv.Itoa(os.Getpid())
 	mounts, err := service.View(ctx, key, parent)
 	if errdefs.IsAlreadyExists(err) {
 		mounts, err = service.Mounts(ctx, key)
 	}
 	if err != nil {
-		return user{}, fmt.Errorf("look into the image: %w", err)
+		return user{}, fmt.Errorf("inspect the image: %w", err)
 	}
 	defer func() {
 		end, cancel := r.detached(ctx)

@@ -39,13 +39,13 @@ type machine struct {
 	stopped []string
 	// onStart, where it is set, is called at each start.
 	onStart func(runtime.Spec)
-	// idle counts the listings since the reconciler last changed something; looked is signalled at each.
+	// idle counts the listings since the reconciler last changed something; listed is signalled at each.
 	idle   int
-	looked chan struct{}
+	listed chan struct{}
 }
 
 func newMachine() *machine {
-	return &machine{containers: map[string]runtime.Container{}, attached: map[string]bool{}, looked: make(chan struct{},
+	return &machine{containers: map[string]runtime.Container{}, attached: map[string]bool{}, listed: make(chan struct{},
 		1)}
 }
 
@@ -97,7 +97,7 @@ func (m *machine) List(context.Context) ([]runtime.Container, error) {
 	defer m.mu.Unlock()
 	m.idle++
 	select {
-	case m.looked <- struct{}{}:
+	case m.listed <- struct{}{}:
 	default:
 	}
 	var list []runtime.Container
@@ -255,7 +255,7 @@ func (n *usedNode) run(t testing.TB, s *state.Store, m *machine) agent.Report {
 	done := make(chan error, 1)
 	go func() { done <- re.Run(ctx) }()
 	for !m.settled(re.Report()) {
-		<-m.looked
+		<-m.listed
 	}
 	cancel()
 	require.NoError(t, <-done)

@@ -202,7 +202,7 @@ func (c *Clock) Trusted() bool {
 	return !is.Doubtful()
 }
 
-// MachineIsWrong reports that this machine's own clock does not tell the time, or that nobody knows.
+// MachineIsWrong reports that this machine's own clock is wrong, or that the time is in doubt.
 func (c *Clock) MachineIsWrong() bool {
 	is, r := c.read()
 	return is.Wrong(r)

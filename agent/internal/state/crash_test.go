@@ -106,7 +106,7 @@ func victim(dir string) {
 		require.NoError(t, s.CloseRun(run))
 		promise("sealed %d", s.Spool().LastSegment)
 		if g%7 == 0 {
-			require.NoError(t, s.AcknowledgeUsage(spool.Word{
+			require.NoError(t, s.AcknowledgeUsage(spool.HubProgress{
 				Incarnation: s.Incarnation(), Posted: s.Spool().LastSegment / 2,
 				Archived: s.Spool().LastSegment / 3,
 			}))
@@ -169,7 +169,7 @@ func checkChain(t *testing.T, s *state.Store, m *mesh) {
 				SHA256: seg.GetPreviousSha256(), Sequence: seg.GetRecords()[0].GetSequence() - 1,
 			}
 		}
-		_, next, err := spool.Follow(*chain, env.GetPayload())
+		_, next, err := spool.VerifyNext(*chain, env.GetPayload())
 		require.NoError(t, err)
 		chain = &next
 		for _, r := range seg.GetRecords() {

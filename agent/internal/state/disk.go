@@ -49,8 +49,8 @@ func allocate(path string, size int64) error {
 	return errors.Join(unix.Fallocate(int(file.Fd()), 0, 0, size), file.Close())
 }
 
-// room refuses a write of this many bytes when the disk would be left with less than the reserve.
-func (s *Store) room(kind need, bytes uint64) error {
+// checkSpace refuses a write of this many bytes when the disk would be left with less than the reserve.
+func (s *Store) checkSpace(kind need, bytes uint64) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(s.dir, &fs); err != nil {
 		return fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The free space under %s cannot be read.", s.dir),
@@ -71,7 +71,7 @@ func (s *Store) room(kind need, bytes uint64) error {
 }
 
 // Full returns why nothing new can be stored; nil when it can.
-func (s *Store) Full() error { return s.room(acquiring, 0) }
+func (s *Store) Full() error { return s.checkSpace(acquiring, 0) }
 
 // DefaultLargeBytes is what the store may take of the disk beside unsent usage; above it the node says so.
 const DefaultLargeBytes = 256 << 20

@@ -107,7 +107,7 @@ func TestFullDiskTakesNothingNewAndLosesNothing(t *testing.T) {
 	require.InDelta(t, 180, seconds, 0, "what was measured on the full disk is durable")
 }
 
-// One state stops a member and starts somebody else's. Neither a full disk nor the other one's launch keeps the stop
+// One state stops a member and starts another. Neither a full disk nor the other one's launch keeps the stop
 // away, and a restart on the disk that is still full forgets none of it.
 func TestReleasingNeverWaitsForTheDisk(t *testing.T) {
 	d := newSmallDisk(t)
@@ -169,7 +169,7 @@ func TestReleasingNeverWaitsForTheDisk(t *testing.T) {
 }
 
 // Where there was never space for the reserve file, a state that ends something is in force although it cannot be
-// stored; the hub is told that it is not, and no older one is taken afterwards.
+// stored; the hub learns that it is not, and no older one is accepted afterwards.
 func TestStateThatCannotBeStoredIsInForceAndNotAcknowledged(t *testing.T) {
 	d := newSmallDisk(t)
 	first, err := state.Open(filepath.Join(d.dir, "state"), d.options)
@@ -247,7 +247,7 @@ func TestStoreOfABusyNodeStaysSmall(t *testing.T) {
 		sample(t, s, at, up...)
 		if tick%360 == 359 {
 			last := s.Spool().LastSegment
-			require.NoError(t, s.AcknowledgeUsage(spool.Word{Incarnation: s.Incarnation(), Posted: last, Archived: last}))
+			require.NoError(t, s.AcknowledgeUsage(spool.HubProgress{Incarnation: s.Incarnation(), Posted: last, Archived: last}))
 			require.NoError(t, s.CollectGarbage())
 		}
 	}

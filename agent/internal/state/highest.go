@@ -92,9 +92,9 @@ func (s *Store) readHighest() {
 	s.highest = s.file.saved
 }
 
-// keepHighest follows what is accepted. The file comes after the database, so that a crash in between leaves the file
+// saveHighest follows what is accepted. The file comes after the database, so that a crash in between leaves the file
 // behind, which is no sign of damage; a write that fails is tried again with the next change.
-func (s *Store) keepHighest() error {
+func (s *Store) saveHighest() error {
 	if s.d.state != nil && !s.highest.beyond(s.d.state.GetEpoch(), s.d.state.GetGeneration()) {
 		s.highest.Epoch, s.highest.Generation = s.d.state.GetEpoch(), s.d.state.GetGeneration()
 	}
@@ -140,7 +140,7 @@ func (s *Store) writeHighest(f highestFile) error {
 
 // resumeHighest notes in the store that the file exists: from then on a store without it does not start anything.
 func (s *Store) resumeHighest() error {
-	if err := s.keepHighest(); err != nil || s.d.meta.Highest {
+	if err := s.saveHighest(); err != nil || s.d.meta.Highest {
 		return nil //nolint:nilerr // the next change tries again
 	}
 	m := s.d.meta

@@ -77,7 +77,7 @@ func (d *data) read(key string, value []byte) error {
 		d.meter.Members = append(d.meter.Members, m)
 		return err
 	case preSegment:
-		// Segments left by an incarnation that was given up half-way are removed by tidy.
+		// Segments left by an incarnation that was given up half-way are removed by gcSegments.
 		if number, ok := segmentNumber(key, d.chain.Incarnation); ok {
 			d.sizes[number] = int64(len(value))
 		}

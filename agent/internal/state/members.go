@@ -109,8 +109,8 @@ func (s *Store) UpdateMember(id string, change func(*Member)) error {
 
 // AssignPorts gives each wanted port of a member a host port and makes the choice durable, together with what else
 // changes. A port that the member has already keeps its number while it is free; one that it no longer wants is given
-// up. free reports whether nobody but this member has the port. Ports are given in turn: who still knows the port of a
-// member that is gone must not reach the next.
+// up. free reports whether no other member or program has the port. Ports are given in turn: who still knows the port
+// of a member that is gone must not reach the next.
 func (s *Store) AssignPorts(memberID string, want []*protocol.Port, from, to uint16, free func(uint16) bool,
 	change func(*Member),
 ) ([]HostPort, error) {

@@ -27,8 +27,8 @@ var errReserveFull = errors.New("state: the reserve file is full")
 // pending are changes that wait for space on the disk, by key; nil stands for a deletion.
 type pending map[string][]byte
 
-// take adds what a batch writes; later changes replace earlier ones.
-func (p pending) take(b *batch) {
+// add adds what a batch writes; later changes replace earlier ones.
+func (p pending) add(b *batch) {
 	for _, key := range b.deletes {
 		p[key] = nil
 	}

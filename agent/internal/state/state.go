@@ -5,25 +5,19 @@ package state
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/options"
-	"github.com/google/uuid"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
-	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -39,7 +33,7 @@ const (
 	chunkBytes = 256 << 10
 	chunkKeys  = 1000
 	blockBytes = 4 << 10
-	// compactAt tables, each a full memtable, are merged at the next CollectGarbage. Badger's own compactors would look
+	// compactAt tables, each a full memtable, are merged at the next CollectGarbage. Badger's own compactors would poll
 	// for such work twenty times a second, which costs an idle node a part of a core; neverStall keeps writes from waiting
 	// for them.
 	compactAt  = 2
@@ -138,9 +132,9 @@ type data struct {
 	stateEnv *protocol.Envelope
 	// stored are the signed documents that Resume has still to take; nil afterwards.
 	stored map[string][]byte
-	// unverified says why keys are set aside; loose are documents that nothing verified names.
+	// unverified says why keys are set aside; unnamed are documents that nothing verified names.
 	unverified map[string]string
-	loose      []string
+	unnamed    []string
 	// batches are the signed batches that the leases come from, leaseFrom which of them by member.
 	batches   map[string]*protocol.Envelope
 	leaseFrom map[string]string
@@ -215,7 +209,7 @@ func Open(dir string, o Options) (_ *Store, err error) {
 // open opens the database and the reserve file. On a full disk it opens a copy of the database in memory: Badger writes
 // when it is opened, even to be read only, and a node that cannot start cannot end anything.
 func (s *Store) open() (err error) {
-	full := s.room(acquiring, slots*slotBytes+spareBytes)
+	full := s.checkSpace(acquiring, slots*slotBytes+spareBytes)
 	if full == nil {
 		for name, size := range map[string]int64{spareName: spareBytes, highestName: slots * highestSlotBytes} {
 			if err := allocate(filepath.Join(s.dir, name), size); err != nil {
@@ -230,7 +224,7 @@ func (s *Store) open() (err error) {
 			err)
 	}
 	dir := s.dir
-	if full = s.room(releasing, 0); full != nil {
+	if full = s.checkSpace(releasing, 0); full != nil {
 		_, missing := os.Stat(filepath.Join(s.dir, badger.ManifestFilename))
 		if missing != nil || s.copyDir == "" {
 			return errors.Join(full, s.reserve.close())
@@ -281,7 +275,7 @@ func (s *Store) Close() error {
 		return nil
 	}
 	s.closed = true
-	if !s.copied && s.room(releasing, 0) != nil && os.Remove(filepath.Join(s.dir, spareName)) != nil {
+	if !s.copied && s.checkSpace(releasing, 0) != nil && os.Remove(filepath.Join(s.dir, spareName)) != nil {
 		// Badger would write a table. All is in its log, which the next start reads.
 		return s.reserve.close()
 	}
@@ -331,8 +325,8 @@ func (s *Store) Incarnation() string {
 	return s.d.meta.Incarnation
 }
 
-// Subscribe returns a channel that gets a signal after each accepted document. It carries no data, and signals that
-// nobody took are merged.
+// Subscribe returns a channel that gets a signal after each accepted document. It carries no data, and
+// unreceived signals merge.
 func (s *Store) Subscribe() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -352,228 +346,6 @@ func signal(subs []chan struct{}) {
 	}
 }
 
-// batch gathers what one transaction writes.
-type batch struct {
-	withCode func(key string, value []byte) []byte
-	sets     []entry
-	deletes  []string
-	bytes    int
-	err      error
-}
-
-type entry struct {
-	key   string
-	value []byte
-}
-
-func (b *batch) raw(key string, value []byte) {
-	b.sets = append(b.sets, entry{key, value})
-	b.bytes += len(key) + len(value)
-}
-
-func (b *batch) json(key string, v any) {
-	raw, err := json.Marshal(v)
-	b.err = errors.Join(b.err, err)
-	b.raw(key, b.withCode(key, raw))
-}
-
-func (b *batch) proto(key string, m proto.Message) {
-	raw, err := proto.Marshal(m)
-	b.err = errors.Join(b.err, err)
-	b.raw(key, raw)
-}
-
-func (b *batch) delete(key string) { b.deletes = append(b.deletes, key) }
-
-// write makes one synced transaction of what fill gathers and then lets apply change the mirror. The mutex is held.
-func (s *Store) write(fill func(*batch), apply func(*data)) error {
-	return s.commit(acquiring, fill, apply)
-}
-
-// release is write for a change that ends something: it takes effect whatever the disk says, and its error is one of
-// encoding only.
-func (s *Store) release(fill func(*batch), apply func(*data)) error {
-	return s.commit(releasing, fill, apply)
-}
-
-func (s *Store) commit(kind need, fill func(*batch), apply func(*data)) error {
-	if s.closed {
-		return errors.New("state: closed")
-	}
-	b := &batch{withCode: s.withCode}
-	fill(b)
-	if b.err != nil {
-		return fmt.Errorf("state: encode: %w", b.err)
-	}
-	err := s.room(kind, uint64(b.bytes))
-	if err == nil {
-		err = s.put(b)
-	}
-	if err != nil && kind != acquiring {
-		err = s.postpone(kind, b, err)
-	}
-	if err != nil {
-		return err
-	}
-	apply(&s.d)
-	s.d.settled(b)
-	_ = s.keepHighest() // AcceptState says when that fails, and the next change tries again
-	return nil
-}
-
-// put writes a batch, after all that has waited for space.
-func (s *Store) put(b *batch) error {
-	if err := s.writePending(); err != nil {
-		return err
-	}
-	failpoint.Hit("agent/state/writing")
-	if err := s.update(b); err != nil {
-		return err
-	}
-	failpoint.Hit("agent/state/synced")
-	return nil
-}
-
-func (s *Store) update(b *batch) error {
-	err := s.db.Update(func(tx *badger.Txn) error {
-		for _, k := range b.deletes {
-			if err := tx.Delete([]byte(k)); err != nil {
-				return err
-			}
-		}
-		for _, e := range b.sets {
-			if err := tx.Set([]byte(e.key), e.value); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return fault.New(fault.Unavailable, "state_write_failed",
-			fmt.Sprintf("The state in %s could not be written; nothing was changed.", s.dir), err)
-	}
-	return nil
-}
-
-// postpone keeps a batch until there is space, in the reserve file where that is possible. why is returned where the
-// batch is not kept.
-func (s *Store) postpone(kind need, b *batch, why error) error {
-	most := slotBytes
-	if kind == measuring {
-		most /= 2
-	}
-	next := maps.Clone(s.pending)
-	next.take(b)
-	err := s.reserve.save(next, most)
-	if err != nil && kind == measuring {
-		return why
-	}
-	s.pending, s.unsaved = next, err != nil
-	return nil
-}
-
-// writePending moves what has waited for space to the database, in pieces that fit a transaction. A crash in between
-// repeats it.
-func (s *Store) writePending() error {
-	if s.copied {
-		db, err := openBadger(s.dir)
-		if err != nil {
-			return err
-		}
-		err = s.db.Close()
-		s.db, s.copied = db, false
-		if err = errors.Join(err, os.RemoveAll(s.copyDir)); err != nil {
-			return err
-		}
-	}
-	if len(s.pending) == 0 {
-		return nil
-	}
-	b := &batch{}
-	for _, key := range slices.Sorted(maps.Keys(s.pending)) {
-		if value := s.pending[key]; value != nil {
-			b.raw(key, value)
-		} else {
-			b.delete(key)
-		}
-		if b.bytes < chunkBytes && len(b.deletes) < chunkKeys {
-			continue
-		}
-		if err := s.update(b); err != nil {
-			return err
-		}
-		b = &batch{}
-	}
-	if err := s.update(b); err != nil {
-		return err
-	}
-	if err := s.reserve.save(pending{}, slotBytes); s.reserve != nil && err != nil {
-		return err
-	}
-	s.pending, s.unsaved = pending{}, false
-	return nil
-}
-
-func (s *Store) load() error {
-	s.d = data{
-		unverified: map[string]string{},
-		stored:     map[string][]byte{},
-		batches:    map[string]*protocol.Envelope{},
-		leaseFrom:  map[string]string{},
-		sample:     sample{},
-		parts:      map[string]part{},
-		admissions: map[string]AdmissionDecision{},
-		leases:     map[string]*protocol.Lease{},
-		members:    map[string]Member{},
-		runs:       map[string]Run{},
-		consumed:   map[string]map[string]int64{},
-		sizes:      map[uint64]int64{},
-	}
-	err := s.db.View(func(tx *badger.Txn) error {
-		it := tx.NewIterator(badger.IteratorOptions{PrefetchValues: true, PrefetchSize: 8})
-		defer it.Close()
-		for it.Rewind(); it.Valid(); it.Next() {
-			key := string(it.Item().KeyCopy(nil))
-			if _, newer := s.pending[key]; newer {
-				continue
-			}
-			err := it.Item().Value(func(value []byte) error { return s.read(key, value) })
-			if err != nil {
-				return fmt.Errorf("%s: %w", key, err)
-			}
-		}
-		return s.loadPending()
-	})
-	if err != nil {
-		return unreadable(s.dir, err)
-	}
-	if s.d.meta.Format == 0 {
-		m := meta{Format: formatVersion, Incarnation: uuid.NewString(), Highest: true}
-		chain := spool.Chain{Incarnation: m.Incarnation}
-		return s.write(func(b *batch) { b.json(keyMeta, m); b.json(keyChain, chain) }, func(d *data) {
-			d.meta, d.chain, d.stored = m, chain, nil
-		})
-	}
-	if s.d.meta.Format != formatVersion {
-		return fault.New(fault.Conflict, "state_format",
-			fmt.Sprintf("The state in %s was written by another release (format %d, this one reads %d).", s.dir, s.d.meta.Format,
-				formatVersion), nil)
-	}
-	return s.tidy()
-}
-
-func (s *Store) loadPending() error {
-	for _, key := range slices.Sorted(maps.Keys(s.pending)) {
-		if value := s.pending[key]; value != nil {
-			if err := s.read(key, value); err != nil {
-				return fmt.Errorf("%s: %w", key, err)
-			}
-		}
-	}
-	s.d.assembleMeter()
-	return nil
-}
-
 // rootCause is the innermost error, whose text names no path a second time.
 func rootCause(err error) error {
 	if p, is := errors.AsType[*os.PathError](err); is {
@@ -582,11 +354,11 @@ func rootCause(err error) error {
 	return err
 }
 
-// CollectGarbage gives disk space of overwritten values back. Call it now and then; it does nothing when there is
+// CollectGarbage gives disk space of overwritten values back. Call it from time to time; it does nothing when there is
 // little, and nothing on a full disk, because it needs space to work.
 func (s *Store) CollectGarbage() error {
 	s.mu.Lock()
-	db, idle := s.db, s.closed || s.copied || s.room(acquiring, 0) != nil
+	db, idle := s.db, s.closed || s.copied || s.checkSpace(acquiring, 0) != nil
 	tables := 0
 	if !idle {
 		tables = db.Levels()[0].NumTables

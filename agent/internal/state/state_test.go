@@ -391,7 +391,7 @@ func sealedSeconds(t testing.TB, s *state.Store, m *mesh) (seconds float64, last
 		}
 		_, err = protocol.VerifySegment(env, pub(m.node))
 		require.NoError(t, err)
-		seg, next, err := spool.Follow(chain, env.GetPayload())
+		seg, next, err := spool.VerifyNext(chain, env.GetPayload())
 		require.NoError(t, err)
 		chain = next
 		for _, r := range seg.GetRecords() {
@@ -412,9 +412,9 @@ func TestUsageIsChainedAndPrunedWhenArchived(t *testing.T) {
 	require.EqualValues(t, 120_000_000, s.Consumed("a")[protocol.MeterSessionSeconds])
 	require.Positive(t, s.Spool().UnsentBytes)
 
-	require.NoError(t, s.AcknowledgeUsage(spool.Word{Incarnation: s.Incarnation(), Posted: 2, Archived: 1}))
-	require.NoError(t, s.AcknowledgeUsage(spool.Word{Incarnation: "another-life", Posted: 99, Archived: 99}))
-	require.Error(t, s.AcknowledgeUsage(spool.Word{Incarnation: s.Incarnation(), Posted: 99, Archived: 99}),
+	require.NoError(t, s.AcknowledgeUsage(spool.HubProgress{Incarnation: s.Incarnation(), Posted: 2, Archived: 1}))
+	require.NoError(t, s.AcknowledgeUsage(spool.HubProgress{Incarnation: "another-life", Posted: 99, Archived: 99}))
+	require.Error(t, s.AcknowledgeUsage(spool.HubProgress{Incarnation: s.Incarnation(), Posted: 99, Archived: 99}),
 		"the hub cannot know more than was sealed")
 	env, err := s.Segment(3)
 	require.NoError(t, err)
@@ -426,7 +426,7 @@ func TestUsageIsChainedAndPrunedWhenArchived(t *testing.T) {
 	s = open(t, dir, m)
 	require.Equal(t, spool.Marks{Posted: 2, Archived: 1}, s.Spool().Marks)
 	before := s.Spool().UnsentBytes
-	require.NoError(t, s.AcknowledgeUsage(spool.Word{
+	require.NoError(t, s.AcknowledgeUsage(spool.HubProgress{
 		Incarnation: s.Incarnation(), Posted: s.Spool().LastSegment,
 		Archived: s.Spool().LastSegment,
 	}))
@@ -514,7 +514,7 @@ func TestNewIncarnationKeepsWhatIsNotArchived(t *testing.T) {
 	s := open(t, dir, m)
 	old := s.Incarnation()
 	use(t, s, "a", "r1", 120)
-	require.NoError(t, s.AcknowledgeUsage(spool.Word{Incarnation: old, Posted: 2, Archived: 1}))
+	require.NoError(t, s.AcknowledgeUsage(spool.HubProgress{Incarnation: old, Posted: 2, Archived: 1}))
 	require.NoError(t, s.TakeNewIncarnation(noon.Add(time.Hour)))
 	require.NotEqual(t, old, s.Incarnation())
 	seconds, _ := sealedSeconds(t, s, m)
@@ -536,7 +536,7 @@ func TestLaw05StoreThatWentOnFromAnOlderCopyNoticesAndKeepsItsUsage(t *testing.T
 	s := open(t, dir, m)
 	run := meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, Up: true}
 	use(t, s, "a", "r1", 60)
-	require.NoError(t, s.AcknowledgeUsage(spool.Word{Incarnation: s.Incarnation(), Posted: 1}))
+	require.NoError(t, s.AcknowledgeUsage(spool.HubProgress{Incarnation: s.Incarnation(), Posted: 1}))
 	posted := s.Spool().LastSegment
 	require.NoError(t, s.Close())
 	copied := filepath.Join(t.TempDir(), "copy")
@@ -547,7 +547,7 @@ func TestLaw05StoreThatWentOnFromAnOlderCopyNoticesAndKeepsItsUsage(t *testing.T
 	hub, err := s.Segment(posted + 1)
 	require.NoError(t, err)
 	require.NotNil(t, hub)
-	said := spool.Word{Incarnation: s.Incarnation(), Posted: posted + 1, PostedSHA256: payloadSum(hub)}
+	said := spool.HubProgress{Incarnation: s.Incarnation(), Posted: posted + 1, PostedSHA256: payloadSum(hub)}
 	require.NoError(t, s.AcknowledgeUsage(said))
 	require.Equal(t, posted+1, s.Spool().Marks.Posted)
 
@@ -589,7 +589,7 @@ func TestLaw05FullSpoolRefusesLeasesAndDropsNothing(t *testing.T) {
 	require.EqualValues(t, 1, s.Leases()["a"].GetLeaseNo(), "the lease that it has goes on")
 	seconds, _ := sealedSeconds(t, s, m)
 	require.InDelta(t, 600, seconds, 0)
-	require.NoError(t, s.AcknowledgeUsage(spool.Word{Incarnation: s.Incarnation(), Posted: s.Spool().LastSegment}))
+	require.NoError(t, s.AcknowledgeUsage(spool.HubProgress{Incarnation: s.Incarnation(), Posted: s.Spool().LastSegment}))
 	require.NoError(t, s.AcceptLeases(m.leases(s.Incarnation(), lease("a", 2))))
 }
 

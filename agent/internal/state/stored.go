@@ -96,13 +96,13 @@ func (s *Store) Resume(r Resumed) error {
 		if !v.OK() {
 			return protocol.Refuse(protocol.RefusalSignature, "the leases were not verified")
 		}
-		s.d.takeBatch(v)
+		s.d.addBatch(v)
 	}
 	maps.Copy(s.d.unverified, r.Unverified)
 	maps.DeleteFunc(s.d.leases, func(id string, _ *protocol.Lease) bool { return s.d.members[id].Removal != nil })
 	for _, key := range slices.Collect(maps.Keys(s.d.stored)) {
 		if _, aside := s.d.unverified[key]; !aside && !s.d.holds(key) {
-			s.d.loose = append(s.d.loose, key)
+			s.d.unnamed = append(s.d.unnamed, key)
 		}
 	}
 	s.d.stored = nil
@@ -145,7 +145,7 @@ func (d *data) asideKeys(prefixes ...string) []string {
 			out = append(out, key)
 		}
 	}
-	for _, key := range d.loose {
+	for _, key := range d.unnamed {
 		if has(key) {
 			out = append(out, key)
 		}
@@ -153,9 +153,9 @@ func (d *data) asideKeys(prefixes ...string) []string {
 	return out
 }
 
-// settled forgets that keys are set aside which were written or deleted.
-func (d *data) settled(b *batch) {
-	if len(d.unverified) == 0 && len(d.loose) == 0 {
+// clearSetAside forgets that keys are set aside which were written or deleted.
+func (d *data) clearSetAside(b *batch) {
+	if len(d.unverified) == 0 && len(d.unnamed) == 0 {
 		return
 	}
 	written := make(map[string]bool, len(b.sets)+len(b.deletes))
@@ -166,12 +166,12 @@ func (d *data) settled(b *batch) {
 		written[key] = true
 	}
 	maps.DeleteFunc(d.unverified, func(key, _ string) bool { return written[key] })
-	d.loose = slices.DeleteFunc(d.loose, func(key string) bool { return written[key] })
+	d.unnamed = slices.DeleteFunc(d.unnamed, func(key string) bool { return written[key] })
 }
 
-// takeBatch takes the leases of a batch that are higher than those that are there. What is there already comes from it
+// addBatch takes the leases of a batch that are higher than those that are there. What is there already comes from it
 // from now on: a hub's batch has all its leases of the node, so that the earlier batches become idle.
-func (d *data) takeBatch(v protocol.Verified[*protocol.LeaseBatch]) {
+func (d *data) addBatch(v protocol.Verified[*protocol.LeaseBatch]) {
 	key := batchKey(v.Envelope())
 	for _, l := range v.Message().GetLeases() {
 		if held := d.leases[l.GetMemberId()]; l.GetLeaseNo() > held.GetLeaseNo() || proto.Equal(l, held) {

@@ -198,7 +198,7 @@ func (s *Store) Spool() SpoolState {
 
 // AcknowledgeUsage takes in how far the hub has come, and forgets what is archived. It fails with spool.ErrOtherStore,
 // and changes nothing, when the hub has posted what this store never sealed: then TakeNewIncarnation is due.
-func (s *Store) AcknowledgeUsage(said spool.Word) error {
+func (s *Store) AcknowledgeUsage(said spool.HubProgress) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	own, err := s.segmentDigest(said)
@@ -218,7 +218,7 @@ func (s *Store) AcknowledgeUsage(said spool.Word) error {
 		if number > s.d.marks.Posted && number <= marks.Posted {
 			posting += size
 		}
-		if number <= spool.Prunable(marks) {
+		if number <= spool.PruneUpTo(marks) {
 			pruned = append(pruned, number)
 		}
 	}
@@ -257,7 +257,7 @@ func (s *Store) RewindUsage(posted uint64) error {
 }
 
 // segmentDigest is of the segment that the hub speaks of, as this store has it; nil where it is not kept.
-func (s *Store) segmentDigest(said spool.Word) ([]byte, error) {
+func (s *Store) segmentDigest(said spool.HubProgress) ([]byte, error) {
 	if _, kept := s.d.sizes[said.Posted]; !kept || said.Incarnation != s.d.chain.Incarnation ||
 		len(said.PostedSHA256) == 0 {
 		return nil, nil
@@ -299,7 +299,7 @@ func (s *Store) TakeNewIncarnation(now time.Time) error {
 	}
 	// The records are in the totals already.
 	sealed.consumed = nil
-	// The new segments first, one by one: nobody reads them until meta names their incarnation.
+	// The new segments first, one by one: they count only once meta names their incarnation.
 	for _, seg := range sealed.segments {
 		if err := s.write(func(b *batch) {
 			b.raw(segmentKey(m.Incarnation, seg.number), seg.raw)
@@ -322,11 +322,11 @@ func (s *Store) TakeNewIncarnation(now time.Time) error {
 	if err != nil {
 		return err
 	}
-	return s.tidy()
+	return s.gcSegments()
 }
 
-// tidy counts what is unsent and removes the segments of incarnations that this store no longer has.
-func (s *Store) tidy() error {
+// gcSegments counts what is unsent and removes the segments of incarnations that this store no longer has.
+func (s *Store) gcSegments() error {
 	s.d.unsent = 0
 	for number, size := range s.d.sizes {
 		if number > s.d.marks.Posted {

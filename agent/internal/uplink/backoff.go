@@ -12,17 +12,17 @@ const (
 	dialRetryMin = 500 * time.Millisecond
 	// DefaultDialRetryMax is the longest.
 	DefaultDialRetryMax = 30 * time.Second
-	// settledFactor: a session that lasted this many times the next pause is well, and the pauses start from dialRetryMin
+	// stableFactor: a session that lasted this many times the next pause is well, and the pauses start from dialRetryMin
 	// again. One that ends sooner each time is dialled ever more seldom.
-	settledFactor = 10
+	stableFactor = 10
 	// goodbyeSpread is the time over which nodes come back that a hub has sent away all at once. It is not back sooner
 	// anyway.
 	goodbyeSpread = 5 * time.Second
 )
 
 var (
-	// errDialAgain ends a session for a reason that the next one does away with.
-	errDialAgain = errors.New("dialling again under a new incarnation")
+	// errRedial ends a session for a reason that the next one does away with.
+	errRedial = errors.New("dialling again under a new incarnation")
 	// errGoAway ends a session that the hub has ended.
 	errGoAway = errors.New("the hub ends the session")
 )
@@ -38,7 +38,7 @@ type backoff struct {
 // pause is the time until the next dial. The session before it was open for lasted (0 when there was none) and ended
 // with err; random is a value in [0, 1).
 func (b *backoff) pause(lasted time.Duration, err error, random float64) time.Duration {
-	if b.next == 0 || lasted > settledFactor*b.next || errors.Is(err, errDialAgain) {
+	if b.next == 0 || lasted > stableFactor*b.next || errors.Is(err, errRedial) {
 		b.next = dialRetryMin
 	}
 	d := spread(b.next, random)

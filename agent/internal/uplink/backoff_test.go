@@ -23,7 +23,7 @@ func TestPausesGrowToTheirCapAndStartAgainAfterAGoodSession(t *testing.T) {
 			if rapid.Bool().Draw(t, "failed") {
 				lasted = 0
 			}
-			if lasted > settledFactor*bound {
+			if lasted > stableFactor*bound {
 				bound = dialRetryMin
 			}
 			p := b.pause(lasted, errLost, rapid.Float64Range(0, 0.999999).Draw(t, "random"))
@@ -39,7 +39,7 @@ func TestNewIncarnationDialsAgainAtOnce(t *testing.T) {
 	for range 10 {
 		b.pause(0, errLost, 0.5)
 	}
-	require.LessOrEqual(t, b.pause(0, errDialAgain, 0.999), dialRetryMin)
+	require.LessOrEqual(t, b.pause(0, errRedial, 0.999), dialRetryMin)
 }
 
 // fleet is how many nodes lose their hub at the same moment.

@@ -102,7 +102,7 @@ func (e Enrollment) check() error {
 	return nil
 }
 
-// fetchBundle needs no authenticated connection: whoever answers must show a bundle that the pinned root signed.
+// fetchBundle needs no authenticated connection: the bundle must be signed by the pinned root.
 func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle, error) {
 	var raw json.RawMessage
 	//nolint:gosec // nothing of the connection is trusted, and nothing secret is sent
@@ -125,9 +125,9 @@ func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle
 	return b, nil
 }
 
-// trustAgain gets the trust bundle from the hub as at enrollment, by the pinned root, because the stored one does not
-// verify.
-func (u *Uplink) trustAgain(ctx context.Context) error {
+// refetchBundle gets the trust bundle from the hub as at enrollment, by the pinned root, because the stored one does
+// not verify.
+func (u *Uplink) refetchBundle(ctx context.Context) error {
 	id := u.creds.Identity()
 	base := u.cfg.APIURL
 	if base == "" {
@@ -138,12 +138,11 @@ func (u *Uplink) trustAgain(ctx context.Context) error {
 		return err
 	}
 	u.log.WarnContext(ctx, "the stored trust bundle did not verify; the hub's, which the pinned root signed, replaces it",
-		"version", bundle.Version())
+		slog.Uint64("bundle_version", bundle.Version()))
 	return u.store.InitBundle(bundle)
 }
 
-// hubTLS verifies a hub by its SPIFFE id under the bundle of the moment, whatever name or address led to it. own may be
-// nil.
+// hubTLS verifies a hub by its SPIFFE id under the current bundle, whatever its name or address. own may be nil.
 func hubTLS(store *state.Store, clock *state.Clock, own link.Certificate) *tls.Config {
 	peer := hubPeer(store, clock)
 	conf := &tls.Config{
@@ -300,7 +299,7 @@ func (r *renewer) run(ctx context.Context) {
 	// A clock that is behind cannot say that the certificate is still good: the hub gives a new one, once.
 	doubtful := !r.clock.Trusted()
 	for {
-		wait := min(r.dueIn(), time.Hour) // looked at again, because the clock may have been set meanwhile
+		wait := min(r.dueIn(), time.Hour) // checked again, because the clock may be set meanwhile
 		if wait == 0 || doubtful {
 			old, _ := r.creds.Certificate() // nil: there is none, and any is newer
 			if err := r.renew(ctx, old); err == nil {
@@ -309,7 +308,8 @@ func (r *renewer) run(ctx context.Context) {
 				wait = max(min(r.dueIn(), time.Hour), renewRetryMin)
 			} else {
 				if ctx.Err() == nil {
-					r.log.WarnContext(ctx, "cannot renew the certificate", "error", err, "retry_at_most_in", retry.String())
+					r.log.WarnContext(ctx, "cannot renew the certificate", slog.Any("error", err),
+						slog.String("retry_in", retry.String()))
 				}
 				retry, wait = r.afterFailure(retry)
 			}
@@ -360,7 +360,7 @@ func (r *renewer) renew(ctx context.Context, old *tls.Certificate) error {
 	}
 	cert, err := r.creds.Certificate()
 	if err == nil {
-		r.log.InfoContext(ctx, "certificate renewed", "expires_at", cert.Leaf.NotAfter)
+		r.log.InfoContext(ctx, "certificate renewed", slog.Time("expires_at", cert.Leaf.NotAfter))
 	}
 	return err
 }

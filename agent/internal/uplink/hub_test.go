@@ -296,11 +296,11 @@ func (h *testHub) serve() {
 		if err != nil {
 			return
 		}
-		go h.greet(conn)
+		go h.exchangeHello(conn)
 	}
 }
 
-func (h *testHub) greet(conn *link.Conn) {
+func (h *testHub) exchangeHello(conn *link.Conn) {
 	ctx := context.Background()
 	control, header, err := conn.Accept(ctx)
 	if err != nil || header.GetKind() != protocol.StreamHeader_KIND_CONTROL {

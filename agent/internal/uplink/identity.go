@@ -195,7 +195,7 @@ func (c *Credentials) public() ed25519.PublicKey {
 	return pub
 }
 
-// Certificate is the certificate of the moment with its key.
+// Certificate is the current certificate with its key.
 func (c *Credentials) Certificate() (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

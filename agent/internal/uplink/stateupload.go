@@ -2,6 +2,7 @@ package uplink
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -17,14 +18,14 @@ func (s *session) rewind(ctx context.Context, posted uint64) error {
 	before := s.u.store.Spool().Marks
 	if err := s.u.store.RewindUsage(posted); err != nil {
 		s.u.log.WarnContext(ctx, "the hub has forgotten usage that is not kept here either: this store takes a new "+
-			"incarnation", "error", err)
+			"incarnation", slog.Any("error", err))
 		if err := s.u.store.TakeNewIncarnation(s.u.clock.Now()); err != nil {
 			return err
 		}
-		return errDialAgain
+		return errRedial
 	}
-	s.u.log.WarnContext(ctx, "the hub was restored: usage is sent again", "from_segment", posted+1, "to_segment",
-		before.Posted)
+	s.u.log.WarnContext(ctx, "the hub was restored: usage is sent again", slog.Uint64("from_segment", posted+1),
+		slog.Uint64("to_segment", before.Posted))
 	return nil
 }
 
@@ -47,7 +48,8 @@ func (s *session) uploadState(ctx context.Context) error {
 		}
 	}
 	s.u.log.WarnContext(ctx, "the hub was restored: uploaded the accepted state",
-		"epoch", s.u.store.Accepted().Epoch, "generation", s.u.store.Accepted().Generation, "documents", len(documents))
+		slog.Uint64("epoch", s.u.store.Accepted().Epoch),
+		slog.Uint64("generation", s.u.store.Accepted().Generation), slog.Int("documents", len(documents)))
 	return nil
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Law 16: a node's newest leases may come from several batches. A restored hub is told all of them, or it would bill
+// Law 16: a node's newest leases may come from several batches. A restored hub gets all of them, or it would bill
 // nothing of those that it misses.
 func TestLaw16ARestoredHubIsToldTheLeasesOfAllBatches(t *testing.T) {
 	h, n := newHub(t), openNode(t)

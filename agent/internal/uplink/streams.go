@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -67,7 +68,7 @@ func (s *session) upload(ctx context.Context) error {
 			}
 			continue
 		}
-		refused, err := s.takeAck(stream)
+		refused, err := s.receiveAck(stream)
 		if err != nil {
 			return err
 		}
@@ -77,7 +78,7 @@ func (s *session) upload(ctx context.Context) error {
 		}
 		// What follows a refused segment is refused too; start again from it.
 		for ; underWay > 0; underWay-- {
-			if _, err := s.takeAck(stream); err != nil {
+			if _, err := s.receiveAck(stream); err != nil {
 				return err
 			}
 		}
@@ -85,7 +86,7 @@ func (s *session) upload(ctx context.Context) error {
 			// The hub has other segments of this incarnation: no retry will make them these. What it has not posted of this
 			// store is sealed again under a new name, and billed as far as its time is not billed yet. Dialled with the usual
 			// pause: a hub that refuses everything must not make a store rename itself without end.
-			if err := s.reincarnate(ctx, spool.ErrOtherStore); !errors.Is(err, errDialAgain) {
+			if err := s.reincarnate(ctx, spool.ErrOtherStore); !errors.Is(err, errRedial) {
 				return err
 			}
 			return fmt.Errorf("usage segment refused: %s", refused)
@@ -94,8 +95,8 @@ func (s *session) upload(ctx context.Context) error {
 		if refused == refusedForNow {
 			wait = s.u.cfg.UsageRetry
 		}
-		s.u.log.WarnContext(ctx, "usage segment refused", "reason", refused, "after", s.u.store.Spool().Marks.Posted,
-			"retry_in", wait.String())
+		s.u.log.WarnContext(ctx, "usage segment refused", slog.String("reason", refused),
+			slog.Uint64("after_segment", s.u.store.Spool().Marks.Posted), slog.String("retry_in", wait.String()))
 		if !pause(ctx, wait) {
 			return ctx.Err()
 		}
@@ -103,7 +104,7 @@ func (s *session) upload(ctx context.Context) error {
 	}
 }
 
-func (s *session) takeAck(stream *link.Stream) (refused string, err error) {
+func (s *session) receiveAck(stream *link.Stream) (refused string, err error) {
 	if err := stream.SetReadDeadline(time.Now().Add(ackTimeout)); err != nil {
 		return "", err
 	}
@@ -112,7 +113,7 @@ func (s *session) takeAck(stream *link.Stream) (refused string, err error) {
 		return "", fmt.Errorf("usage: %w", err)
 	}
 	failpoint.Hit("agent/upload/answered")
-	if err := s.u.store.AcknowledgeUsage(spool.Word{
+	if err := s.u.store.AcknowledgeUsage(spool.HubProgress{
 		Incarnation: ack.GetIncarnation(), Posted: ack.GetPostedSegment(), Archived: ack.GetArchivedSegment(),
 		PostedSHA256: ack.GetPostedSha256(),
 	}); err != nil {
@@ -172,25 +173,25 @@ func (u *Uplink) fetch(ctx context.Context, request *protocol.FetchRequest) (*pr
 	conn := u.conn
 	u.mu.Unlock()
 	if conn == nil {
-		return nil, away()
+		return nil, errNoSession()
 	}
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
 	stream, err := conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_FETCH})
 	if err != nil {
-		return nil, lost(err)
+		return nil, sessionLost(err)
 	}
 	defer stream.Abort()
 	defer context.AfterFunc(ctx, stream.Abort)()
 	if err := stream.Send(request); err != nil {
-		return nil, lost(err)
+		return nil, sessionLost(err)
 	}
 	if err := stream.CloseWrite(); err != nil {
-		return nil, lost(err)
+		return nil, sessionLost(err)
 	}
 	answer := &protocol.FetchResponse{}
 	if err := stream.Receive(answer, protocol.MaxFetchBytes); err != nil {
-		return nil, lost(err)
+		return nil, sessionLost(err)
 	}
 	switch reason := answer.GetErrorReason(); reason {
 	case "":
@@ -202,7 +203,7 @@ func (u *Uplink) fetch(ctx context.Context, request *protocol.FetchRequest) (*pr
 	}
 }
 
-func lost(err error) error {
+func sessionLost(err error) error {
 	return fault.New(fault.Unavailable, agent.CodeHubAway, "The session to the hub was lost.", err)
 }
 

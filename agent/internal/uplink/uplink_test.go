@@ -42,7 +42,7 @@ type testNode struct {
 	stop  func()
 }
 
-// observer stands for the reconciler: it says what it is told to.
+// observer stands for the reconciler: it reports what the test sets.
 type observer struct {
 	mu      sync.Mutex
 	report  agent.Report

@@ -91,8 +91,8 @@ func main() {
 		})))
 	case "hang":
 		forever()
-	case "look":
-		look()
+	case "inspect":
+		inspect()
 	}
 }
 
@@ -155,8 +155,8 @@ func try(err error) string {
 	return "ok"
 }
 
-// look prints what a container sees, as one line of JSON.
-func look() {
+// inspect prints what a container sees, as one line of JSON.
+func inspect() {
 	host, _ := os.Hostname()
 	var tmp syscall.Statfs_t
 	_ = syscall.Statfs("/scratch", &tmp)

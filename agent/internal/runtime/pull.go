@@ -1,0 +1,191 @@
+package runtime
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	remoteserrors "github.com/containerd/containerd/v2/core/remotes/errors"
+	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// pullWatched pulls and unpacks, and leaves nothing behind of an image that takes too much of the disk.
+func (r *Runtime) pullWatched(ctx context.Context, lease string, ref ImageRef, creds Credentials,
+	tlsConf *tls.Config,
+) (client.Image, error) {
+	u := &unpacking{r: r, lease: lease}
+	if err := unix.Statfs(r.host.contentRoot, &u.before); err != nil {
+		return nil, fmt.Errorf("check free space: %w", err)
+	}
+	pulling, cancel := context.WithCancelCause(ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() { u.watch(pulling, cancel) })
+	image, err := r.pull(pulling, u, ref, creds, tlsConf)
+	cancel(nil)
+	watching.Wait()
+	if cause := context.Cause(pulling); err != nil && ctx.Err() == nil && !errors.Is(cause, context.Canceled) {
+		return nil, cause
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := u.checkSize(ctx); err != nil {
+		return nil, errors.Join(err, r.client.ImageService().Delete(ctx, image.Name()))
+	}
+	return image, nil
+}
+
+func (r *Runtime) pull(ctx context.Context, u *unpacking, ref ImageRef, creds Credentials,
+	tlsConf *tls.Config,
+) (client.Image, error) {
+	resolver, transport := newResolver(ctx, ref, creds, tlsConf)
+	defer transport.CloseIdleConnections()
+	return r.client.Pull(ctx, ref.RegistryHost+"/"+ref.name(),
+		client.WithResolver(resolver),
+		client.WithPullUnpack,
+		client.WithPullSnapshotter(r.cfg.Snapshotter),
+		client.WithMaxConcurrentDownloads(parallelDownloads),
+		client.WithImageHandlerWrapper(u.sizeGuard),
+	)
+}
+
+// sizeGuard checks the sizes that a manifest declares before any layer is fetched. The sizes are binding: a layer
+// that is longer or shorter fails its digest.
+func (u *unpacking) sizeGuard(next images.Handler) images.Handler {
+	return images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		children, err := next.Handle(ctx, desc)
+		if err != nil || !images.IsManifestType(desc.MediaType) {
+			return children, err
+		}
+		var total int64
+		for _, c := range children {
+			if c.Size < 0 || c.Size > u.r.cfg.MaxImageBytes {
+				return nil, errImageTooLarge
+			}
+			total += c.Size
+		}
+		if total > u.r.cfg.MaxImageBytes {
+			return nil, errImageTooLarge
+		}
+		if free, ok := freeBytes(u.r.host.contentRoot); ok && free < unpackedFactor*total {
+			return nil, &spaceMissingError{unpackedFactor * total}
+		}
+		u.compressed.Store(total)
+		return children, nil
+	})
+}
+
+func freeBytes(dir string) (int64, bool) {
+	var st unix.Statfs_t
+	if unix.Statfs(dir, &st) != nil {
+		return 0, false
+	}
+	return int64(st.Bavail) * st.Bsize, true
+}
+
+// hostless lets the image be stored under a name without the registry's host.
+type hostless struct {
+	remotes.Resolver
+	host, name string
+}
+
+func (h hostless) Resolve(ctx context.Context, ref string) (string, ocispec.Descriptor, error) {
+	_, desc, err := h.Resolver.Resolve(ctx, ref)
+	if errdefs.IsNotFound(err) {
+		// The resolver reports the last of several answers, and the first one may have come from a registry that was just
+		// starting.
+		if _, desc, err = h.Resolver.Resolve(ctx, ref); errdefs.IsNotFound(err) {
+			err = fmt.Errorf("%w: %w", errNotInRegistry, err)
+		}
+	}
+	return h.name, desc, err
+}
+
+func (h hostless) Fetcher(ctx context.Context, name string) (remotes.Fetcher, error) {
+	return h.Resolver.Fetcher(ctx, h.host+"/"+name)
+}
+
+func newResolver(ctx context.Context, ref ImageRef, creds Credentials,
+	tlsConf *tls.Config,
+) (remotes.Resolver, *http.Transport) {
+	transport := &http.Transport{
+		TLSClientConfig:       tlsConf,
+		TLSHandshakeTimeout:   pullDialTimeout,
+		ResponseHeaderTimeout: pullHeaderTimeout,
+		IdleConnTimeout:       pullHeaderTimeout,
+		MaxIdleConnsPerHost:   parallelDownloads,
+		ForceAttemptHTTP2:     true,
+		Proxy:                 http.ProxyFromEnvironment,
+	}
+	web := &http.Client{Transport: transport, CheckRedirect: onlyHTTPS}
+	authorizer := docker.NewDockerAuthorizer(docker.WithAuthClient(web),
+		docker.WithAuthCreds(func(string) (string, string, error) {
+			if creds == nil {
+				return "", "", nil
+			}
+			return creds(ctx, ref.Repository)
+		}))
+	hosts := func(host string) ([]docker.RegistryHost, error) {
+		return []docker.RegistryHost{{
+			Client: web, Authorizer: authorizer, Host: host, Scheme: "https", Path: "/v2",
+			Capabilities: docker.HostCapabilityPull | docker.HostCapabilityResolve,
+		}}, nil
+	}
+	return hostless{
+		Resolver: docker.NewResolver(docker.ResolverOptions{Hosts: hosts}), host: ref.RegistryHost,
+		name: ref.name(),
+	}, transport
+}
+
+func onlyHTTPS(req *http.Request, via []*http.Request) error {
+	if req.URL.Scheme != "https" || len(via) > maxRedirects {
+		return errors.New("the registry redirects too often or to plain HTTP")
+	}
+	return nil
+}
+
+// pullFault says what went wrong with an image. Wrong content, a missing manifest and a refusal are final; all else may
+// pass.
+func pullFault(ref ImageRef, err error) error {
+	if _, known := errors.AsType[*fault.Error](err); known {
+		return err
+	}
+	say := func(kind fault.Kind, code, public string) *fault.Error {
+		return fault.New(kind, code, fmt.Sprintf("The image %s %s", ref.name(), public), err)
+	}
+	var status remoteserrors.ErrUnexpectedStatus
+	switch text := err.Error(); {
+	case errors.Is(err, errImageTooLarge):
+		return say(fault.TooLarge, agent.ReasonImagePullFailed, "is larger than this node allows.").Permanent()
+	case SpaceMissing(err) > 0, errors.Is(err, unix.ENOSPC), strings.Contains(text, "no space left on device"):
+		return say(fault.Unavailable, agent.ReasonImagePullFailed, "does not fit on this node's disk: free space where "+
+			"containerd keeps its data.")
+	case strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "wrong diff id"),
+		strings.Contains(text, "failed size validation"), strings.Contains(text, "unexpected commit size"):
+		return say(fault.Unprocessable, "image_digest_mismatch", "is not what its digest says.").Permanent()
+	case errors.As(err, &status) && status.StatusCode == http.StatusForbidden:
+		return say(fault.Forbidden, agent.ReasonImagePullFailed, "may not be pulled: the registry refuses.").Permanent()
+	case errors.Is(err, docker.ErrInvalidAuthorization), errors.As(err, &status) &&
+		status.StatusCode == http.StatusUnauthorized:
+		// The node's credentials are renewed from time to time.
+		return say(fault.Unavailable, agent.ReasonImagePullFailed, "may not be pulled with this node's credentials.")
+	case errors.Is(err, errNotInRegistry):
+		return say(fault.NotFound, agent.ReasonImagePullFailed, "is not in the registry.").Permanent()
+	case errdefs.IsNotFound(err):
+		return say(fault.NotFound, agent.ReasonImagePullFailed, "could not be pulled whole.")
+	}
+	return say(fault.Unavailable, agent.ReasonImagePullFailed, "could not be pulled.")
+}

@@ -1,0 +1,142 @@
+package state
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/dgraph-io/badger/v4"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// AdmissionDecision is whether a workload document is admitted: publisher, manifest and features. It follows from
+// signed documents alone, so it is not kept on disk: each start judges anew, and so does each new trust bundle.
+type AdmissionDecision struct {
+	Admitted bool
+	// Reason is a status_reason of the contract, Detail for people.
+	Reason string
+	Detail string
+	// FallbackAdmitted is the same for the fallback that the document carries.
+	FallbackAdmitted bool
+	// BundleVersion is the trust bundle that it was judged by.
+	BundleVersion uint64
+}
+
+// SetAdmissions notes whether documents are admitted, by their digests. What the state no longer names is left out.
+func (s *Store) SetAdmissions(admissions map[string]AdmissionDecision) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for sum, v := range admissions {
+		if _, is := s.d.parts[sum]; is {
+			s.d.admissions[sum] = v
+		}
+	}
+}
+
+// Accepted is what the store holds of the desired state.
+type Accepted struct {
+	Epoch      uint64
+	Generation uint64
+	// SHA256 is of the signed payload; empty before the first state.
+	SHA256   []byte
+	IssuedAt time.Time
+	Parts    []Part
+}
+
+// Part is one reference of the accepted state. Workload is nil while its document has not come.
+type Part struct {
+	MemberID string
+	SHA256   [32]byte
+	Workload *protocol.Workload
+	// Admission is nil until the document was decided on.
+	Admission *AdmissionDecision
+}
+
+// SHA256Hex is the name of the part in SetAdmissions.
+func (p Part) SHA256Hex() string { return hex.EncodeToString(p.SHA256[:]) }
+
+// Accepted returns the accepted state. Callers do not change the workloads.
+func (s *Store) Accepted() Accepted {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.accepted()
+}
+
+func (s *Store) accepted() Accepted {
+	if s.d.state == nil {
+		return Accepted{}
+	}
+	a := Accepted{
+		Epoch: s.d.state.GetEpoch(), Generation: s.d.state.GetGeneration(), IssuedAt: s.d.state.GetIssuedAt().AsTime(),
+	}
+	sum := sha256.Sum256(s.d.stateEnv.GetPayload())
+	a.SHA256 = sum[:]
+	for _, ref := range s.d.state.GetParts() {
+		p := Part{MemberID: ref.GetId()}
+		copy(p.SHA256[:], ref.GetSha256())
+		p.Workload = s.d.parts[p.SHA256Hex()].workload
+		if v, judged := s.d.admissions[p.SHA256Hex()]; judged {
+			p.Admission = &v
+		}
+		a.Parts = append(a.Parts, p)
+	}
+	return a
+}
+
+// Documents returns the documents that the accepted state names, as they were signed for, as far as they are here.
+func (s *Store) Documents() ([][]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out [][]byte
+	for _, ref := range s.d.state.GetParts() {
+		key := hex.EncodeToString(ref.GetSha256())
+		if _, here := s.d.parts[key]; !here {
+			continue
+		}
+		raw, err := s.readRaw(partKey(key))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, raw)
+	}
+	return out, nil
+}
+
+func (s *Store) readRaw(key string) (raw []byte, err error) {
+	if s.closed {
+		return nil, errors.New("state: closed")
+	}
+	if value, newer := s.pending[key]; newer && value != nil {
+		return value, nil
+	}
+	err = s.db.View(func(tx *badger.Txn) error {
+		item, err := tx.Get([]byte(key))
+		if err != nil {
+			return err
+		}
+		raw, err = item.ValueCopy(nil)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("state: %s: %w", key, err)
+	}
+	return raw, nil
+}
+
+// Signed returns the state, nil where there is none, and every batch that a lease comes from.
+func (s *Store) Signed() (state *protocol.Envelope, leases []*protocol.Envelope) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	idle := idleBatches(s.d.batches, s.d.leaseFrom)
+	for _, key := range slices.Sorted(maps.Keys(s.d.batches)) {
+		if !slices.Contains(idle, key) {
+			leases = append(leases, s.d.batches[key])
+		}
+	}
+	return s.d.stateEnv, leases
+}

@@ -1,0 +1,178 @@
+package state
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/dgraph-io/badger/v4"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// batch gathers what one transaction writes.
+type batch struct {
+	withCode func(key string, value []byte) []byte
+	sets     []entry
+	deletes  []string
+	bytes    int
+	err      error
+}
+
+type entry struct {
+	key   string
+	value []byte
+}
+
+func (b *batch) raw(key string, value []byte) {
+	b.sets = append(b.sets, entry{key, value})
+	b.bytes += len(key) + len(value)
+}
+
+func (b *batch) json(key string, v any) {
+	raw, err := json.Marshal(v)
+	b.err = errors.Join(b.err, err)
+	b.raw(key, b.withCode(key, raw))
+}
+
+func (b *batch) proto(key string, m proto.Message) {
+	raw, err := proto.Marshal(m)
+	b.err = errors.Join(b.err, err)
+	b.raw(key, raw)
+}
+
+func (b *batch) delete(key string) { b.deletes = append(b.deletes, key) }
+
+// write makes one synced transaction of what fill gathers and then lets apply change the mirror. The mutex is held.
+func (s *Store) write(fill func(*batch), apply func(*data)) error {
+	return s.commit(acquiring, fill, apply)
+}
+
+// release is write for a change that ends something: it takes effect whatever the disk says, and its error is one of
+// encoding only.
+func (s *Store) release(fill func(*batch), apply func(*data)) error {
+	return s.commit(releasing, fill, apply)
+}
+
+func (s *Store) commit(kind need, fill func(*batch), apply func(*data)) error {
+	if s.closed {
+		return errors.New("state: closed")
+	}
+	b := &batch{withCode: s.withCode}
+	fill(b)
+	if b.err != nil {
+		return fmt.Errorf("state: encode: %w", b.err)
+	}
+	err := s.checkSpace(kind, uint64(b.bytes))
+	if err == nil {
+		err = s.put(b)
+	}
+	if err != nil && kind != acquiring {
+		err = s.postpone(kind, b, err)
+	}
+	if err != nil {
+		return err
+	}
+	apply(&s.d)
+	s.d.clearSetAside(b)
+	_ = s.saveHighest() // AcceptState says when that fails, and the next change tries again
+	return nil
+}
+
+// put writes a batch, after all that has waited for space.
+func (s *Store) put(b *batch) error {
+	if err := s.writePending(); err != nil {
+		return err
+	}
+	failpoint.Hit("agent/state/writing")
+	if err := s.update(b); err != nil {
+		return err
+	}
+	failpoint.Hit("agent/state/synced")
+	return nil
+}
+
+func (s *Store) update(b *batch) error {
+	err := s.db.Update(func(tx *badger.Txn) error {
+		for _, k := range b.deletes {
+			if err := tx.Delete([]byte(k)); err != nil {
+				return err
+			}
+		}
+		for _, e := range b.sets {
+			if err := tx.Set([]byte(e.key), e.value); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fault.New(fault.Unavailable, "state_write_failed",
+			fmt.Sprintf("The state in %s could not be written; nothing was changed.", s.dir), err)
+	}
+	return nil
+}
+
+// postpone keeps a batch until there is space, in the reserve file where that is possible. why is returned where the
+// batch is not kept.
+func (s *Store) postpone(kind need, b *batch, why error) error {
+	most := slotBytes
+	if kind == measuring {
+		most /= 2
+	}
+	next := maps.Clone(s.pending)
+	next.add(b)
+	err := s.reserve.save(next, most)
+	if err != nil && kind == measuring {
+		return why
+	}
+	s.pending, s.unsaved = next, err != nil
+	return nil
+}
+
+// writePending moves what has waited for space to the database, in pieces that fit a transaction. A crash in between
+// repeats it.
+func (s *Store) writePending() error {
+	if s.copied {
+		db, err := openBadger(s.dir)
+		if err != nil {
+			return err
+		}
+		err = s.db.Close()
+		s.db, s.copied = db, false
+		if err = errors.Join(err, os.RemoveAll(s.copyDir)); err != nil {
+			return err
+		}
+	}
+	if len(s.pending) == 0 {
+		return nil
+	}
+	b := &batch{}
+	for _, key := range slices.Sorted(maps.Keys(s.pending)) {
+		if value := s.pending[key]; value != nil {
+			b.raw(key, value)
+		} else {
+			b.delete(key)
+		}
+		if b.bytes < chunkBytes && len(b.deletes) < chunkKeys {
+			continue
+		}
+		if err := s.update(b); err != nil {
+			return err
+		}
+		b = &batch{}
+	}
+	if err := s.update(b); err != nil {
+		return err
+	}
+	if err := s.reserve.save(pending{}, slotBytes); s.reserve != nil && err != nil {
+		return err
+	}
+	s.pending, s.unsaved = pending{}, false
+	return nil
+}

@@ -1,0 +1,115 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// report sends the observed state on change and every interval, and refusals as they come.
+func (s *session) report(ctx context.Context) error {
+	ticker := time.NewTicker(s.u.cfg.ReportInterval)
+	defer ticker.Stop()
+	for {
+		if !s.sendRefusals() {
+			return errors.New("the control stream is closed")
+		}
+		if r := s.observer.Report(); r.Passes > 0 {
+			if err := s.sendReport(r); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		case <-s.u.observed:
+			if !s.awaitReportAck(ctx) {
+				return ctx.Err()
+			}
+		case <-s.u.acceptor.Queued():
+		case cause := <-s.unreadable:
+			return s.sendLastRefusals(ctx, cause)
+		}
+	}
+}
+
+// awaitReportAck waits until the hub has taken in the last report: what changes meanwhile becomes one report, however
+// busy it is, and one change alone is reported at once. It reports whether ctx still lives.
+func (s *session) awaitReportAck(ctx context.Context) bool {
+	limit := time.NewTimer(ackPause)
+	defer limit.Stop()
+	for {
+		s.mu.Lock()
+		taken := s.acked >= s.counter
+		s.mu.Unlock()
+		if taken {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-limit.C:
+			return true
+		case <-s.acks:
+		}
+	}
+}
+
+func (s *session) sendReport(r agent.Report) error {
+	now := s.u.clock.Now()
+	members := s.u.store.Members()
+	s.mu.Lock()
+	s.counter++
+	out := &protocol.Report{
+		Counter: s.counter, At: timestamppb.New(now), Epoch: r.Epoch, Generation: r.Generation,
+		Conditions: r.Conditions,
+	}
+	var removed []string
+	for _, w := range r.Workloads {
+		if w.GetRemoval() != nil {
+			old := now.Sub(w.GetRemoval().GetAt().AsTime()) > tombstoneReports
+			if members[w.GetMemberId()].Reported && (!s.first || old) {
+				continue
+			}
+			removed = append(removed, w.GetMemberId())
+		}
+		out.Workloads = append(out.Workloads, w)
+	}
+	s.first = false
+	if len(removed) > 0 {
+		s.sent[s.counter] = removed
+	}
+	s.mu.Unlock()
+	err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: out}})
+	failpoint.Hit("agent/report/sent")
+	return err
+}
+
+// acknowledged notes that the hub has stored a report: the proofs in it need no repeating.
+func (s *session) acknowledged(counter uint64) error {
+	s.mu.Lock()
+	s.acked = max(s.acked, counter)
+	select {
+	case s.acks <- struct{}{}:
+	default:
+	}
+	ids := s.sent[counter]
+	for c := range s.sent {
+		if c <= counter {
+			delete(s.sent, c)
+		}
+	}
+	s.mu.Unlock()
+	if len(ids) == 0 {
+		return nil
+	}
+	failpoint.Hit("agent/report/acknowledged")
+	return s.u.store.AcknowledgeRemovals(ids)
+}

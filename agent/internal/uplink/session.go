@@ -1,0 +1,251 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
+	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
+)
+
+// session dials, exchanges hellos and serves until the connection ends. It returns how long it served.
+func (u *Uplink) session(ctx context.Context, observer Reconciler) (lasted time.Duration, err error) {
+	if !u.store.Bundle().Valid() {
+		if err := u.refetchBundle(ctx); err != nil {
+			return 0, err
+		}
+	}
+	conn, err := u.dial(ctx)
+	if err != nil {
+		return 0, err
+	}
+	s := &session{
+		u:          u,
+		conn:       conn,
+		observer:   observer,
+		unreadable: make(chan error, 1),
+		acks:       make(chan struct{}, 1),
+		sent:       map[uint64][]string{},
+		first:      true,
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	code, reason := link.CodeOK, "the agent is stopping"
+	var workers sync.WaitGroup
+	defer func() {
+		cancel()
+		_ = conn.Close(code, reason)
+		workers.Wait()
+	}()
+	if err := s.exchangeHello(ctx); err != nil {
+		return 0, err
+	}
+	u.connected(conn)
+	began := time.Now()
+	ended := make(chan error, 4)
+	for _, work := range []func(context.Context) error{s.receive, s.report, s.upload, s.serveTunnels} {
+		workers.Go(func() { ended <- work(ctx) })
+	}
+	select {
+	case <-ctx.Done():
+		return time.Since(began), ctx.Err()
+	case err := <-ended:
+		code, reason = link.CodeProtocol, "the session cannot go on"
+		if connErr := conn.Err(); connErr != nil && !errors.Is(err, errGoAway) {
+			err = connErr
+		}
+		if how, known := link.CloseCode(err); known && how == link.CodeShutdown {
+			err = fmt.Errorf("%w: %w", errGoAway, err)
+		}
+		return time.Since(began), err
+	}
+}
+
+// session is one connection after its dial.
+type session struct {
+	u        *Uplink
+	conn     *link.Conn
+	control  *link.Stream
+	observer Reconciler
+	// unreadable passes from receive to report why nothing more can be read from the control stream.
+	unreadable chan error
+
+	mu      sync.Mutex
+	counter uint64
+	// acked is the last report that the hub has taken in; acks is signalled when it grows.
+	acked uint64
+	acks  chan struct{}
+	// sent are the removed members in each report that the hub has not acknowledged.
+	sent  map[uint64][]string
+	first bool
+}
+
+// exchangeHello exchanges hello and welcome.
+func (s *session) exchangeHello(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	var err error
+	s.control, err = s.conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_CONTROL})
+	if err != nil {
+		return err
+	}
+	if err := s.control.SetDeadline(time.Now().Add(helloTimeout)); err != nil {
+		return err
+	}
+	hello := &protocol.NodeMessage{Message: &protocol.NodeMessage_Hello{Hello: s.hello(ctx)}}
+	asked := time.Now()
+	if err := s.send(hello); err != nil {
+		return err
+	}
+	failpoint.Hit("agent/session/hello")
+	answer := &protocol.HubMessage{}
+	if err := s.control.Receive(answer, protocol.MaxControlBytes); err != nil {
+		return err
+	}
+	if bye := answer.GetGoAway(); bye != nil {
+		return refusedSession(bye.GetReason())
+	}
+	welcome := answer.GetWelcome()
+	if welcome == nil {
+		return errors.New("the hub does not answer the hello")
+	}
+	if t := welcome.GetHubTime(); t != nil {
+		// The hub wrote its time down before the answer's way here.
+		took, way := time.Since(asked), s.conn.OneWay()
+		s.observer.SyncClock(ctx, t.AsTime().Add(min(way, took)), max(took-way, 0))
+	}
+	s.u.lastSession = welcome.GetSessionNo()
+	s.u.setQuarantined(welcome.GetQuarantineReason())
+	if welcome.GetNewIncarnation() {
+		return s.reincarnate(ctx, errors.New("the store is behind the hub's record"))
+	}
+	// A hub that has posted what was never sealed here knows more than this store, too.
+	err = s.u.store.AcknowledgeUsage(spool.HubProgress{
+		Incarnation: s.u.store.Incarnation(), Posted: welcome.GetPostedSegment(), Archived: welcome.GetArchivedSegment(),
+		PostedSHA256: welcome.GetPostedSha256(),
+	})
+	if errors.Is(err, spool.ErrOtherStore) {
+		return s.reincarnate(ctx, err)
+	}
+	if err != nil {
+		return err
+	}
+	failpoint.Hit("agent/session/welcomed")
+	if posted := welcome.GetPostedSegment(); posted < s.u.store.Spool().Marks.Posted {
+		if err := s.rewind(ctx, posted); err != nil {
+			return err
+		}
+	}
+	if welcome.GetRequestStateUpload() {
+		if err := s.uploadState(ctx); err != nil {
+			return err
+		}
+	}
+	return s.control.SetDeadline(time.Time{})
+}
+
+// reincarnate takes a new incarnation and ends the session, which was opened under the old one.
+func (s *session) reincarnate(ctx context.Context, why error) error {
+	if err := s.u.store.TakeNewIncarnation(s.u.clock.Now()); err != nil {
+		return err
+	}
+	s.u.log.WarnContext(ctx, "this store takes a new incarnation", slog.String("incarnation", s.u.store.Incarnation()),
+		slog.Any("reason", why))
+	return errRedial
+}
+
+func (s *session) hello(ctx context.Context) *protocol.Hello {
+	accepted, usage := s.u.store.Accepted(), s.u.store.Spool()
+	h := &protocol.Hello{
+		ProtocolVersion: protocol.Version, AgentVersion: s.u.cfg.AgentVersion, Incarnation: usage.Incarnation,
+		Epoch: accepted.Epoch, Generation: accepted.Generation, StateSha256: accepted.SHA256,
+		BundleVersion: s.u.store.Bundle().Version(), LastSegment: usage.LastSegment, Features: accept.Features(),
+		LastSession: s.u.lastSession,
+	}
+	if s.u.cfg.Facts != nil {
+		h.Facts = s.u.cfg.Facts(ctx)
+	}
+	return h
+}
+
+func (s *session) send(m *protocol.NodeMessage) error {
+	if err := s.control.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
+		return err
+	}
+	return s.control.Send(m)
+}
+
+// receive takes what the hub sends, one message after the other: order is part of its meaning.
+func (s *session) receive(ctx context.Context) error {
+	for {
+		m := &protocol.HubMessage{}
+		err := s.control.Receive(m, protocol.MaxControlBytes)
+		if errors.Is(err, link.ErrTooLarge) {
+			s.refuseTooLarge(err)
+			<-ctx.Done() // report ends the session
+			return ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		switch x := m.GetMessage().(type) {
+		case *protocol.HubMessage_PushState:
+			err = s.answer(s.u.acceptor.State(ctx, x.PushState.GetEnvelope(), x.PushState.GetParts()))
+		case *protocol.HubMessage_PushLeases:
+			err = s.answer(s.u.acceptor.Leases(x.PushLeases.GetEnvelope()))
+		case *protocol.HubMessage_PushBundle:
+			err = s.answer(s.u.acceptor.Bundle(x.PushBundle.GetEnvelope()))
+		case *protocol.HubMessage_ReportAck:
+			err = s.acknowledged(x.ReportAck.GetCounter())
+		case *protocol.HubMessage_GoAway:
+			return fmt.Errorf("%w: %s", errGoAway, x.GoAway.GetReason())
+		case *protocol.HubMessage_Welcome, nil:
+			// A message of a newer hub that this agent does not know is no reason to part.
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *session) answer(a *protocol.Ack, _ error) error {
+	if a == nil {
+		return nil // the refusal is queued
+	}
+	err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Ack{Ack: a}})
+	failpoint.Hit("agent/accept/answered")
+	return err
+}
+
+// refuseTooLarge queues the refusal and leaves closing the stream, which cannot be read any further, to report: only
+// the goroutine that sends reports and refusals can close it without cutting one off.
+func (s *session) refuseTooLarge(cause error) {
+	s.u.acceptor.RefuseUnread(protocol.Refuse(protocol.RefusalTooLarge, "a message has over %d bytes",
+		protocol.MaxControlBytes))
+	s.unreadable <- cause
+}
+
+// sendLastRefusals sends what is queued and gives the hub time to read it before the connection goes.
+func (s *session) sendLastRefusals(ctx context.Context, cause error) error {
+	s.sendRefusals()
+	_ = s.control.CloseWrite()
+	pause(ctx, lastRefusalWait)
+	return cause
+}
+
+// sendRefusals empties the queue and reports whether it could; what cannot be sent waits for the next session.
+func (s *session) sendRefusals() bool {
+	for n := s.u.acceptor.NextRefusal(); n != nil; n = s.u.acceptor.NextRefusal() {
+		if err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: n}}); err != nil {
+			return false
+		}
+		s.u.acceptor.RefusalSent(n)
+	}
+	return true
+}
