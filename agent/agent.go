@@ -1,5 +1,5 @@
 // Package agent decides what a node does next: Diff compares the signed state, the leases and the machine, and returns
-// actions; Statuses derives what the hub is told. It is pure: no I/O, no clock. It does not execute
+// actions; Statuses derives the report to the hub. It is pure: no I/O, no clock. It does not execute
 // anything (agent/internal/reconcile) and remembers nothing (agent/internal/state).
 package agent
 

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// container is the truth that the meter cannot see directly.
+// container is a real container, which the meter cannot see directly.
 type container struct {
 	run      string
 	started  time.Time
@@ -80,7 +80,7 @@ func (n *node) observe() meter.Observation {
 }
 
 // TestLaw05NodeBillsASecondOnce drives one member through starts, exits, samples, killed agents and power cuts, and
-// holds the records against the truth: contiguous, never before a start, never beyond an exit, never twice, and short
+// holds the records against what ran: contiguous, never before a start, never beyond an exit, never twice, and short
 // by no more than one sample for each power cut.
 func TestLaw05NodeBillsASecondOnce(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
@@ -172,12 +172,12 @@ func (n *node) check(rt *rapid.T, closed bool) {
 	if !closed {
 		return
 	}
-	var truth time.Duration
+	var ran time.Duration
 	for _, c := range n.runs {
-		truth += c.exited.Sub(c.started)
+		ran += c.exited.Sub(c.started)
 	}
-	if billed > truth || billed < truth-n.lostBehind {
-		rt.Fatalf("billed %s of %s, allowed to lose %s", billed, truth, n.lostBehind)
+	if billed > ran || billed < ran-n.lostBehind {
+		rt.Fatalf("billed %s of %s, allowed to lose %s", billed, ran, n.lostBehind)
 	}
 }
 

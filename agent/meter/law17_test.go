@@ -33,9 +33,9 @@ type machine struct {
 	state meter.State
 	stamp clock.Stamp
 
-	runs    []*process
-	records []*protocol.UsageRecord
-	beatAt  time.Duration
+	runs      []*process
+	records   []*protocol.UsageRecord
+	sampledAt time.Duration
 	// jumped says that the machine's clock was set since the last sample.
 	jumped bool
 	// lost is the most that may be missing on the bill.
@@ -64,7 +64,7 @@ func (m *machine) running() *process {
 // unseen are those that have started or exited since the last sample.
 func (m *machine) unseen() (out []*process) {
 	for _, p := range m.runs {
-		if p.started >= m.beatAt || p.exited >= m.beatAt {
+		if p.started >= m.sampledAt || p.exited >= m.sampledAt {
 			out = append(out, p)
 		}
 	}
@@ -74,7 +74,7 @@ func (m *machine) unseen() (out []*process) {
 func (m *machine) sample() {
 	if m.jumped {
 		for _, p := range m.unseen() {
-			m.lost += m.t - max(m.beatAt, p.started) // start and exit may be taken for something shorter
+			m.lost += m.t - max(m.sampledAt, p.started) // start and exit may be taken for something shorter
 		}
 	}
 	r := m.reading()
@@ -91,7 +91,7 @@ func (m *machine) sample() {
 		o.Runs = append(o.Runs, run)
 	}
 	m.write(meter.Sample(m.state, o))
-	m.stamp, m.beatAt, m.jumped = m.clock.Stamp(r), m.t, false
+	m.stamp, m.sampledAt, m.jumped = m.clock.Stamp(r), m.t, false
 	m.setClock()
 }
 
@@ -217,7 +217,7 @@ func TestLaw17NodeNeverMeasuresMoreThanPhysicalTime(t *testing.T) {
 				pass(10 * time.Second)
 				m.end(false)
 				for _, p := range m.unseen() {
-					m.lost += p.exited - max(m.beatAt, p.started)
+					m.lost += p.exited - max(m.sampledAt, p.started)
 				}
 				for _, p := range m.runs {
 					p.exitedRTC = time.Time{} // who knew of it has died, too

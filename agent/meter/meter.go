@@ -10,7 +10,7 @@
 //  3. Observe an exit through Sample before the container is removed from the runtime.
 //  4. When nothing of a member is left on the node: Close, same single write.
 //
-// Where the truth is unknown, the shorter time is billed.
+// In doubt, the shorter time is billed.
 package meter
 
 import (

@@ -94,7 +94,7 @@ func TestContainerThatDiedWhileTheAgentWasAwayEndsAtItsExitTime(t *testing.T) {
 	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 123, 122_500_000}, lines(got)[0])
 }
 
-func TestDaemonKilledBetweenOpenAndFirstBeatLosesNothing(t *testing.T) {
+func TestDaemonKilledBetweenOpenAndFirstSampleLosesNothing(t *testing.T) {
 	_, got := meter.Sample(restart(t, opened()), observation(500, exited("r1", 0.5, 123)))
 	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 123, 122_500_000}, lines(got)[0])
 }
@@ -196,7 +196,7 @@ func restart(t testing.TB, s meter.State) meter.State {
 
 // Members that were started at different times come to be cut at the same samples: a segment has the records of all of
 // them.
-func TestMembersAreCutAtTheSameBeats(t *testing.T) {
+func TestMembersAreCutAtTheSameSamples(t *testing.T) {
 	started := map[string]float64{"r1": 0, "r2": 4, "r3": 11, "r4": 17, "r5": 26}
 	var s meter.State
 	cuts := map[float64]map[string]bool{}

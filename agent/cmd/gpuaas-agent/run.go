@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -214,14 +215,40 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 			return err
 		}
 	}
-	id := n.creds.Identity()
-	if err := n.store.Identify(id.NodeID, n.creds.Signer()); err != nil {
+	if err := n.store.Identify(n.creds.Identity().NodeID, n.creds.Signer()); err != nil {
 		return err
 	}
 	socket, err := local.Listen(ctx, c.socket(), mode)
 	if err != nil {
 		return err
 	}
+	reconciling := c.reconcileConfig(n.log, owner, weakIsolation(<-oldRunc, rt.Conditions()))
+	reconciling.PortFrom, reconciling.PortTo = from, to
+	return c.serve(ctx, out, n, reconciling, machineOf(rt, nw), rt, socket)
+}
+
+func (c *config) reconcileConfig(log *slog.Logger, owner *local.PolicyFile, weak []string) reconcile.Config {
+	return reconcile.Config{
+		MeteringInterval: c.meteringInterval,
+		UsageInterval:    c.usageInterval,
+		Resync:           c.resync,
+		AllowUnbilled:    c.allowUnbilled,
+		Policy:           owner.Read,
+		WeakIsolation:    weak,
+		Log:              log,
+	}
+}
+
+func machineOf(rt *runtime.Runtime, nw *network.Network) reconcile.Machine {
+	return reconcile.Machine{
+		Containers: rt, Images: rt, Stats: rt, Logs: rt, Disk: rt, Exec: rt, Host: rt, Network: nw,
+	}
+}
+
+// serve wires reconciler, session and local socket together and runs them until ctx ends or one of them fails.
+func (c *config) serve(ctx context.Context, out io.Writer, n *node, reconciling reconcile.Config,
+	machine reconcile.Machine, rt *runtime.Runtime, socket net.Listener,
+) error {
 	var up *uplink.Uplink
 	acceptor := accept.New(accept.Config{
 		Store: n.store,
@@ -236,19 +263,13 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 		DialRetryMax: c.dialRetryMax,
 		Facts:        c.facts(rt, n.log), Logs: logsOf(rt), Log: n.log,
 	}, n.creds, n.store, n.clock, acceptor)
-	re := reconcile.New(reconcile.Config{
-		MeteringInterval: c.meteringInterval, UsageInterval: c.usageInterval, Resync: c.resync, PortFrom: from, PortTo: to,
-		AllowUnbilled: c.allowUnbilled,
-		Policy:        owner.Read, WeakIsolation: weakIsolation(<-oldRunc, rt.Conditions()), Log: n.log,
-	}, n.store, n.clock, reconcile.Machine{
-		Containers: rt, Images: rt, Stats: rt, Logs: rt, Disk: rt, Exec: rt, Host: rt, Network: nw,
-	}, up)
+	re := reconcile.New(reconciling, n.store, n.clock, machine, up)
 	server := &local.Server{
 		AgentVersion: daemon.Version(), Store: n.store, Clock: n.clock, Reconciler: re, Session: up,
 		Acceptor: acceptor, Logs: local.Logs(logsOf(rt)),
 		Node: n.creds.Node, Log: n.log,
 	}
-	if err := ready(out, id.NodeID, c.socket()); err != nil {
+	if err := ready(out, n.creds.Identity().NodeID, c.socket()); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)

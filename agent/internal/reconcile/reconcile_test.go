@@ -405,14 +405,14 @@ func TestContainerdThatDiesAndComesBackLosesNothing(t *testing.T) {
 	})
 }
 
-// mortalStart is a runtime whose containerd dies as the first container is started.
-type mortalStart struct {
+// killedDaemon is a runtime whose containerd dies as the first container is started.
+type killedDaemon struct {
 	*runtime.Runtime
 	f    *fixture
 	died atomic.Bool
 }
 
-func (m *mortalStart) Prepare(ctx context.Context, spec runtime.Spec) (*runtime.Pending, error) {
+func (m *killedDaemon) Prepare(ctx context.Context, spec runtime.Spec) (*runtime.Pending, error) {
 	if m.died.Swap(true) {
 		return m.Runtime.Prepare(ctx, spec)
 	}
@@ -426,16 +426,16 @@ func (m *mortalStart) Prepare(ctx context.Context, spec runtime.Spec) (*runtime.
 func TestDeathOfContainerdIsNoFailureOfTheWorkloadThatItWasStarting(t *testing.T) {
 	f := newFixture(t)
 	f.stop()
-	mortal := &mortalStart{f: f}
+	killed := &killedDaemon{f: f}
 	f.wrapRuntime = func(rt *runtime.Runtime) reconcile.Containers {
-		mortal.Runtime = rt
-		return mortal
+		killed.Runtime = rt
+		return killed
 	}
 	f.start()
 	w := f.hub.workload(`{}`)
 	f.push(w)
 	f.untilStatus(w.GetId(), agent.StatusReady)
-	require.True(t, mortal.died.Load())
+	require.True(t, killed.died.Load())
 	require.Zero(t, f.store.Members()[w.GetId()].Failures)
 }
 

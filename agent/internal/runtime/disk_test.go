@@ -36,16 +36,16 @@ func TestContainerIsOverItsLimitByWhateverItWrites(t *testing.T) {
 		"directories that nobody measures": {"deep", "1500"},
 	} {
 		t.Run(what, func(t *testing.T) {
-			spec, calm := f.spec(image, args...), f.spec(image, "fill", "/some", "8")
-			f.start(calm)
+			spec, small := f.spec(image, args...), f.spec(image, "fill", "/some", "8")
+			f.start(small)
 			f.start(spec)
 			require.NotEmpty(t, f.untilOver(spec.ID).Detail)
-			f.waitForLog(calm.ID, "filled")
+			f.waitForLog(small.ID, "filled")
 			over, _ := f.rt.OverLimit(t.Context())
 			for _, x := range over {
-				require.NotEqual(t, calm.ID, x.ID)
+				require.NotEqual(t, small.ID, x.ID)
 			}
-			for _, id := range []string{spec.ID, calm.ID} {
+			for _, id := range []string{spec.ID, small.ID} {
 				require.NoError(t, f.rt.Stop(t.Context(), id, 0))
 				require.NoError(t, f.rt.Remove(t.Context(), id))
 			}

@@ -391,7 +391,7 @@ func (r *testRegistry) push(repository string, img v1.Image) string {
 	require.NoError(r.t, err)
 	digest, err := img.Digest()
 	require.NoError(r.t, err)
-	// Pushing needs no credentials, but go-containerregistry looks at what is there first: let it in.
+	// Pushing needs no credentials, but go-containerregistry checks for existing layers first: let it in.
 	token := roundTripper(func(req *http.Request) (*http.Response, error) {
 		req = req.Clone(req.Context())
 		req.Header.Set("Authorization", "Bearer "+testToken)

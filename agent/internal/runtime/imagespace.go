@@ -28,7 +28,7 @@ const (
 	unpackRatio = 16
 	// DefaultMinUnpackBytes is what any image may unpack to.
 	DefaultMinUnpackBytes = 1 << 30
-	unpackLookEvery       = 250 * time.Millisecond
+	unpackCheckEvery      = 250 * time.Millisecond
 	// labelUnusedSince on an image says since when no container was made from it.
 	labelUnusedSince = labelPrefix + "unused-since"
 )
@@ -64,7 +64,7 @@ func (u *unpacking) limit() int64 {
 // watch cancels the pull when its image unpacks to much more than its compressed size, or fills the disk. The sizes in
 // a manifest are those of compressed layers: a few megabytes of them can hold terabytes.
 func (u *unpacking) watch(ctx context.Context, cancel context.CancelCauseFunc) {
-	tick := time.NewTicker(unpackLookEvery)
+	tick := time.NewTicker(unpackCheckEvery)
 	defer tick.Stop()
 	for {
 		select {

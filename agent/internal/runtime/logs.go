@@ -100,7 +100,7 @@ func (r *Runtime) rotate(id string) error {
 	return errors.Join(err, log.Truncate(0))
 }
 
-// LogOptions says which part of a log is wanted.
+// LogOptions says which part of a log to read.
 type LogOptions struct {
 	// TailLines is how many of the last lines come first; 0 means all that is kept, at most MaxTailLines.
 	TailLines int

@@ -159,7 +159,7 @@ func buildSpec(in specInput) (*specs.Spec, error) {
 }
 
 // nativeOnly leaves a profile the architecture that the kernel runs in, without the kernel's entries for programs of 32
-// bits: a program that takes one of those is ended by SIGSYS. Few look after that code, it has let containers out
+// bits: a program that takes one of those is ended by SIGSYS. Few maintain that code; it has let containers out
 // before (CVE-2014-0038, CVE-2021-22555), and the filter of each of them cost as much of a launch as the whole
 // container's mounts.
 func nativeOnly(profile *specs.LinuxSeccomp) *specs.LinuxSeccomp {

@@ -200,8 +200,8 @@ func (r *Runtime) RemoveMember(ctx context.Context, memberID string) error {
 	return errors.Join(errs...)
 }
 
-// Leftovers lists what is still there of a member, as "<kind> <what>" with the kinds of package protocol. It looks; it
-// does not trust what was done before. An empty list is the runtime's part of a removal proof.
+// Leftovers lists what is still there of a member, as "<kind> <what>" with the kinds of package protocol. It only
+// reads; it does not trust what was done before. An empty list is the runtime's part of a removal proof.
 func (r *Runtime) Leftovers(ctx context.Context, memberID string) ([]string, error) {
 	t, err := r.traces(r.ns(ctx), memberID)
 	if err != nil {

@@ -35,7 +35,7 @@ func (r *Runtime) resolveUser(ctx context.Context, image client.Image, who strin
 	if ok {
 		return u, nil
 	}
-	u, err := r.lookUpUser(ctx, image, who)
+	u, err := r.findUser(ctx, image, who)
 	if err != nil {
 		return user{}, err
 	}
@@ -68,7 +68,7 @@ func (r *Runtime) checkUser(u user) error {
 	return nil
 }
 
-func (r *Runtime) lookUpUser(ctx context.Context, image client.Image, who string) (user, error) {
+func (r *Runtime) findUser(ctx context.Context, image client.Image, who string) (user, error) {
 	parent, err := rootSnapshot(ctx, image)
 	if err != nil {
 		return user{}, err

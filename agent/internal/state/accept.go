@@ -164,26 +164,44 @@ func (s *Store) checkOrder(next *protocol.DesiredState, env *protocol.Envelope) 
 	return nil
 }
 
-func (s *Store) storeState(next *protocol.DesiredState, env *protocol.Envelope, fresh map[string]part) error {
+// membersOf returns the digests that a state names, and the members that it adds or changes. A member is remembered
+// from now on: one that leaves before it ever ran needs its proof of removal too.
+func (d *data) membersOf(next *protocol.DesiredState, fresh map[string]part) (map[string]bool, map[string]Member) {
 	named := make(map[string]bool, len(next.GetParts()))
 	members := make(map[string]Member)
 	for _, ref := range next.GetParts() {
 		named[hex.EncodeToString(ref.GetSha256())] = true
-		// Remembered from now on: a member that leaves before it ever ran needs its proof of removal too.
-		if m, known := s.d.members[ref.GetId()]; !known || m.Removal != nil {
+		if m, known := d.members[ref.GetId()]; !known || m.Removal != nil {
 			members[ref.GetId()] = Member{Member: agent.Member{ID: ref.GetId()}}
 		}
 	}
 	for sum, p := range fresh {
 		m, changed := members[p.workload.GetId()]
 		if !changed {
-			m = s.d.members[p.workload.GetId()]
+			m = d.members[p.workload.GetId()]
 		}
 		if named[sum] {
 			m.InstanceID, m.CorrelationID = p.workload.GetInstanceId(), p.workload.GetCorrelationId()
 			members[m.ID] = m
 		}
 	}
+	return named, members
+}
+
+// leasesWithoutMember are the members of leases that neither the store nor the new state knows.
+func (d *data) leasesWithoutMember(added map[string]Member) []string {
+	var orphans []string
+	for id := range d.leases {
+		_, known := d.members[id]
+		if _, isNew := added[id]; !known && !isNew {
+			orphans = append(orphans, id)
+		}
+	}
+	return orphans
+}
+
+func (s *Store) storeState(next *protocol.DesiredState, env *protocol.Envelope, fresh map[string]part) error {
+	named, members := s.d.membersOf(next, fresh)
 	var dropped []string
 	for sum := range s.d.parts {
 		if !named[sum] {
@@ -197,13 +215,7 @@ func (s *Store) storeState(next *protocol.DesiredState, env *protocol.Envelope, 
 			aside = append(aside, key)
 		}
 	}
-	var orphans []string
-	for id := range s.d.leases {
-		_, known := s.d.members[id]
-		if _, fresh := members[id]; !known && !fresh {
-			orphans = append(orphans, id)
-		}
-	}
+	orphans := s.d.leasesWithoutMember(members)
 	together := fresh
 	if size := totalBytes(fresh); size > chunkBytes {
 		// Ahead of the state, in bounded pieces: a document that no state names is nothing to anyone.

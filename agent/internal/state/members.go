@@ -295,7 +295,7 @@ func (s *Store) surplusTombstones() []string {
 
 // Retire closes a member of which nothing is left: its last usage record is sealed and its proof stored in one
 // transaction; lease and ports are given up. What it has used stays with the proof, because a lease's cap counts from
-// the member's beginning, also for one that a restored hub brings back. It changes nothing of one that the accepted
+// the member's beginning, also for one that a restored hub names again. It changes nothing of one that the accepted
 // state, as it is at this very moment, names: the hub would take that record for its last, and what it uses afterwards
 // would be on no bill.
 func (s *Store) Retire(memberID string, absent []string, now time.Time) error {

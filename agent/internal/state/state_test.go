@@ -466,7 +466,7 @@ func TestRetiringClosesUsageWithAFinalRecordAndAProof(t *testing.T) {
 	require.True(t, s.Members()["a"].Reported)
 }
 
-func TestWhatAMemberHasUsedCountsWhenARestoredHubBringsItBack(t *testing.T) {
+func TestWhatAMemberHasUsedCountsWhenARestoredHubNamesItAgain(t *testing.T) {
 	m, dir := newMesh(t), t.TempDir()
 	s := open(t, dir, m)
 	v, parts := m.desired(1, workload("a", 1))

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// withClock gives the node a machine's clock that says something else than the truth.
+// withClock gives the node a machine's clock that tells a wrong time.
 func (n *testNode) withClock(rtc time.Time, built time.Time) {
 	n.t.Helper()
 	source, err := state.MachineTime()
@@ -70,7 +70,7 @@ func TestNodeWhoseClockIsBehindRenewsBeforeItAsks(t *testing.T) {
 	require.Equal(t, 1, h.renewals)
 }
 
-// A clock in the future is no floor's business: the certificate has expired by it, and the message says to look at the
+// A clock in the future is no floor's business: the certificate has expired by it, and the message points to the
 // clock. Who does that has a node: it goes by the later time, for what it knows, until a hub that it now may trust
 // tells the right one.
 func TestNodeWithAClockInTheFutureSaysSoAndJoinsOnceItIsSet(t *testing.T) {
