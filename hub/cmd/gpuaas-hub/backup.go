@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/gpuaas/hub/internal/backup"
+	"github.com/gpuaas/gpuaas/hub/internal/backuprecord"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
@@ -100,7 +101,7 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 	}
 	id, now := db.NewID(), time.Now().UTC().Truncate(time.Microsecond)
 	if _, err := db.RunTx(ctx, d, func(tx db.Tx) (struct{}, error) {
-		return struct{}{}, backup.Plan(ctx, tx, id, now)
+		return struct{}{}, backuprecord.Plan(ctx, tx, id, now)
 	}); err != nil {
 		return backup.Made{}, err
 	}
@@ -116,7 +117,7 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 	if err != nil {
 		return backup.Made{}, err
 	}
-	return made, recovery.RecordBackup(ctx, d, backup.Record{
+	return made, recovery.RecordBackup(ctx, d, backuprecord.Record{
 		ID: made.ID, TakenAt: made.TakenAt, SizeBytes: made.SizeBytes, At: time.Now().UTC().Truncate(time.Microsecond),
 	}, func(ctx context.Context, tx db.Tx) error { return nodes.Archive(ctx, tx, marks) })
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
-	"github.com/gpuaas/gpuaas/hub/internal/backup"
+	"github.com/gpuaas/gpuaas/hub/internal/backuprecord"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
@@ -87,7 +87,7 @@ func (c *DeleteOld) Do(ctx context.Context, now time.Time) error {
 		deleteOld(ctx, c, "leases", ledger.DeleteOldLeases, before(r.Leases), rows),
 		deleteOld(ctx, c, "suspense", ledger.DeleteOldSuspense, before(r.Suspense), rows),
 		deleteOld(ctx, c, "usage set aside", finding.DeleteOldSetAside, before(r.Suspense), rows),
-		deleteOld(ctx, c, "backups", backup.DeleteOldRecords, before(r.History), rows),
+		deleteOld(ctx, c, "backups", backuprecord.DeleteOldRecords, before(r.History), rows),
 		deleteOld(ctx, c, "history", instance.DeleteHistory, before(r.History), instances),
 		deleteOld(ctx, c, "revisions", instance.DeleteOldRevisions, before(r.History), rows),
 		deleteOld(ctx, c, "operations", instance.DeleteOldOperations, before(r.History), rows),

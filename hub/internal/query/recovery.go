@@ -4,7 +4,7 @@ import (
 	"context"
 	"slices"
 
-	"github.com/gpuaas/gpuaas/hub/internal/backup"
+	"github.com/gpuaas/gpuaas/hub/internal/backuprecord"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
@@ -14,7 +14,7 @@ import (
 
 // Recovery is how the hub's last restore stands. Backup and Restore are zero where there was none.
 type Recovery struct {
-	Backup  backup.Record
+	Backup  backuprecord.Record
 	Restore recovery.Restore
 	// Resyncing are the nodes that a restored hub waits for; banned ones are left out.
 	Resyncing []fleet.Node
@@ -27,7 +27,7 @@ func (s *Service) Recovery(ctx context.Context, p iam.Principal) (Recovery, erro
 		return Recovery{}, err
 	}
 	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (out Recovery, err error) {
-		if out.Backup, _, err = backup.Last(ctx, tx); err != nil {
+		if out.Backup, _, err = backuprecord.Last(ctx, tx); err != nil {
 			return Recovery{}, err
 		}
 		if out.Restore, _, err = recovery.Last(ctx, tx); err != nil {

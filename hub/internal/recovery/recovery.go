@@ -15,7 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/gpuaas/gpuaas/hub/internal/backup"
+	"github.com/gpuaas/gpuaas/hub/internal/backuprecord"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
@@ -51,11 +51,11 @@ type Restore struct {
 }
 
 // RecordBackup records a verified backup; archive says, in the same transaction, how far usage is in it.
-func RecordBackup(ctx context.Context, d *db.DB, b backup.Record, archive func(ctx context.Context,
+func RecordBackup(ctx context.Context, d *db.DB, b backuprecord.Record, archive func(ctx context.Context,
 	tx db.Tx) error,
 ) error {
 	_, err := db.RunTx(ctx, d, func(tx db.Tx) (struct{}, error) {
-		if err := backup.Verified(ctx, tx, b); err != nil {
+		if err := backuprecord.Verified(ctx, tx, b); err != nil {
 			return struct{}{}, err
 		}
 		if err := archive(ctx, tx); err != nil {

@@ -1,4 +1,6 @@
-package backup
+// Package backuprecord owns the rows that say which backups were read back and found whole. It knows nothing of the
+// files (hub/internal/backup).
+package backuprecord
 
 import (
 	"context"
@@ -15,7 +17,7 @@ type Record struct {
 	At        time.Time
 }
 
-// Plan is called before a backup looks at the rows. From the first one on, nodes forget their usage only when it
+// Plan is called before a backup reads the rows. From the first one on, nodes forget their usage only when it
 // is in one: what is posted while the very first is being made must not be forgotten, because that backup does not have
 // it.
 func Plan(ctx context.Context, tx db.Tx, id string, now time.Time) error {
