@@ -3,10 +3,7 @@ package state_test
 import (
 	"archive/tar"
 	"compress/gzip"
-	"crypto/ed25519"
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"io"
 	"os"
@@ -19,8 +16,8 @@ import (
 	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/internal/uplink"
 	"github.com/gpuaas/gpuaas/agent/meter"
-	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // lastRecording is what e2e/release/record recorded with the programs of the last release: here the disk of a node
@@ -50,25 +47,13 @@ func TestTheLastReleasesNodeIsTakenOver(t *testing.T) {
 	dir := t.TempDir()
 	unpack(t, filepath.Join(lastRecording, "node.tar.gz"), dir)
 
-	raw, err := os.ReadFile(filepath.Join(dir, "node.key"))
+	// The key that seals the store comes from the node's own.
+	creds, err := uplink.OpenCredentials(dir)
 	require.NoError(t, err)
-	block, _ := pem.Decode(raw)
-	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	require.NoError(t, err)
-	key, ok := parsed.(ed25519.PrivateKey)
-	require.True(t, ok)
-
-	raw, err = os.ReadFile(filepath.Join(dir, "identity.json"))
-	require.NoError(t, err)
-	var identity struct {
-		RootFingerprint string `json:"root_fingerprint"`
-	}
-	require.NoError(t, json.Unmarshal(raw, &identity))
 	for round := range 2 { // what this version has written must not keep it from reading again
-		s, err := state.Open(filepath.Join(dir, "state"), state.Options{MinFreeBytes: 1})
+		s, err := state.Open(filepath.Join(dir, "state"), state.Options{MinFreeBytes: 1, Key: creds.StoreKey()})
 		require.NoError(t, err)
-		require.NoError(t, accept.Resume(s, identity.RootFingerprint, "", protocol.NewNodeIdentity(told.NodeID,
-			key.Public().(ed25519.PublicKey))))
+		require.NoError(t, accept.Resume(s, creds.Identity().RootFingerprint, "", creds.Node()))
 		require.Empty(t, s.Unverified())
 		require.Equal(t, told.NodeID, s.NodeID())
 		require.True(t, s.Bundle().Valid())
@@ -89,7 +74,7 @@ func TestTheLastReleasesNodeIsTakenOver(t *testing.T) {
 			require.NoError(t, err)
 			require.NotEmpty(t, segment.GetSignatures())
 		}
-		require.NoError(t, s.Identify(told.NodeID, protocol.NewEd25519Signer(key)))
+		require.NoError(t, s.Identify(told.NodeID, creds.Signer()))
 		at := s.LastStamp().At.Add(time.Second)
 		require.NoError(t, s.SaveSample(meter.Observation{At: at}, clock.Stamp{At: at}))
 		require.NoError(t, s.Close())
