@@ -156,10 +156,10 @@ func (h *hub) report(i, attempt int, r statusReport) {
 func (h *hub) hear(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus, r statusReport) {
 	absence := lifecycle.Absence{
 		Epoch: m.absentEpoch, Generation: m.absentGeneration, Observed: m.observedRevision != 0 && !m.adoptedGone,
-		ObservedIn: m.observedIn,
+		ObservedIncarnation: m.observedIn,
 	}
 	if h.w.breaks(BreakSilence) {
-		absence.ObservedIn = ""
+		absence.ObservedIncarnation = ""
 	}
 	switch {
 	case s == nil && !m.wanted && absence.Proven(r.epoch, r.generation, row.incarnation):

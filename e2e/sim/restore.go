@@ -72,17 +72,17 @@ func (h *hub) adoptState(row *nodeRow, g greeting) {
 		named[w.GetId()] = w
 	}
 	row.head = next
-	var known []plan.Remembered
+	var known []plan.RecordedMember
 	for _, m := range row.members {
-		known = append(known, plan.Remembered{
+		known = append(known, plan.RecordedMember{
 			ID: m.id, AllocationID: m.allocation, Revision: m.revision, Stopped: m.stopped,
-			Wanted: m.wanted, Gone: m.gone,
+			Desired: m.wanted, Gone: m.gone,
 		})
 	}
-	var claims []plan.Claimed
+	var claims []plan.RecordedClaim
 	for _, id := range row.accelerators {
 		if owner := row.member(row.claims[id]); owner != nil {
-			claims = append(claims, plan.Claimed{AcceleratorID: id, AllocationID: owner.allocation})
+			claims = append(claims, plan.RecordedClaim{AcceleratorID: id, AllocationID: owner.allocation})
 		}
 	}
 	upload := plan.Upload{Newer: true, Workloads: g.parts}

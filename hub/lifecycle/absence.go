@@ -6,9 +6,9 @@ package lifecycle
 type Absence struct {
 	// Epoch and Generation are of the first signed state without the member; Generation is 0 before there is one.
 	Epoch, Generation uint64
-	// Observed says that the node has reported the member before, under incarnation ObservedIn; empty if unknown.
-	Observed   bool
-	ObservedIn string
+	// Observed says that the node has reported the member before, under incarnation ObservedIncarnation; empty if unknown.
+	Observed            bool
+	ObservedIncarnation string
 }
 
 // Proven reports whether the absence proves that nothing of the member is left on the node. The node must hold a state
@@ -18,5 +18,5 @@ func (a Absence) Proven(epoch, generation uint64, incarnation string) bool {
 	if a.Generation == 0 || epoch < a.Epoch || epoch == a.Epoch && generation < a.Generation {
 		return false
 	}
-	return !a.Observed || a.ObservedIn != "" && incarnation != "" && a.ObservedIn != incarnation
+	return !a.Observed || a.ObservedIncarnation != "" && incarnation != "" && a.ObservedIncarnation != incarnation
 }

@@ -10,7 +10,7 @@ import (
 
 func TestLaw13AbsenceProvesWhatItCan(t *testing.T) {
 	never := lifecycle.Absence{Epoch: 1, Generation: 5}
-	observed := lifecycle.Absence{Epoch: 1, Generation: 5, Observed: true, ObservedIn: "i1"}
+	observed := lifecycle.Absence{Epoch: 1, Generation: 5, Observed: true, ObservedIncarnation: "i1"}
 	for name, c := range map[string]struct {
 		absence           lifecycle.Absence
 		epoch, generation uint64

@@ -16,19 +16,19 @@ type Upload struct {
 	Workloads []*protocol.Workload
 }
 
-// Remembered is what the restored rows say of a member on the node.
-type Remembered struct {
+// RecordedMember is what the restored rows say of a member on the node.
+type RecordedMember struct {
 	ID           string
 	AllocationID string
 	Revision     uint64
 	Stopped      bool
-	// Wanted is false once its end was asked for, Gone once the node has proved it.
-	Wanted bool
-	Gone   bool
+	// Desired is false once its end was asked for, Gone once the node has proved it.
+	Desired bool
+	Gone    bool
 }
 
-// Claimed is what the restored rows say of an accelerator of the node.
-type Claimed struct {
+// RecordedClaim is what the restored rows say of an accelerator of the node.
+type RecordedClaim struct {
 	AcceleratorID string
 	AllocationID  string
 }
@@ -45,15 +45,15 @@ type Adoption struct {
 	// gone.
 	Left []string
 	// Superseded are accelerators that the rows give to another allocation than the newer state does.
-	Superseded []Claimed
+	Superseded []RecordedClaim
 	// Missing are members that the rows do not know and whose document the node does not hold: nothing of them ever ran.
 	Missing []string
 }
 
 // Adopt compares the rows with what the node uploaded. Only what was signed by this hub's own keys may get here; so a
 // newer state beats older rows. Nothing that runs is ever left out of what is compiled next.
-func Adopt(members []Remembered, claims []Claimed, b Upload) Adoption {
-	known := map[string]Remembered{}
+func Adopt(members []RecordedMember, claims []RecordedClaim, b Upload) Adoption {
+	known := map[string]RecordedMember{}
 	for _, m := range members {
 		known[m.ID] = m
 	}
@@ -62,10 +62,10 @@ func Adopt(members []Remembered, claims []Claimed, b Upload) Adoption {
 		if m.Gone || slices.Contains(b.Named, m.ID) {
 			continue
 		}
-		if !m.Wanted || b.Newer {
+		if !m.Desired || b.Newer {
 			out.Left = append(out.Left, m.ID)
 		}
-		if m.Wanted && b.Newer {
+		if m.Desired && b.Newer {
 			out.Ended = append(out.Ended, m.ID)
 		}
 	}
@@ -78,11 +78,11 @@ func Adopt(members []Remembered, claims []Claimed, b Upload) Adoption {
 	byID := func(a, b *protocol.Workload) int { return cmp.Compare(a.GetId(), b.GetId()) }
 	slices.SortFunc(out.Made, byID)
 	slices.SortFunc(out.Changed, byID)
-	slices.SortFunc(out.Superseded, func(a, b Claimed) int { return cmp.Compare(a.AcceleratorID, b.AcceleratorID) })
+	slices.SortFunc(out.Superseded, func(a, b RecordedClaim) int { return cmp.Compare(a.AcceleratorID, b.AcceleratorID) })
 	return out
 }
 
-func (a *Adoption) newer(known map[string]Remembered, claims []Claimed, b Upload) {
+func (a *Adoption) newer(known map[string]RecordedMember, claims []RecordedClaim, b Upload) {
 	held := map[string]bool{}
 	owner := map[string]string{}
 	for _, w := range b.Workloads {
@@ -91,7 +91,7 @@ func (a *Adoption) newer(known map[string]Remembered, claims []Claimed, b Upload
 		switch {
 		case !there:
 			a.Made = append(a.Made, w)
-		case m.Wanted && !m.Gone && (w.GetRevision() > m.Revision || w.GetRevision() == m.Revision &&
+		case m.Desired && !m.Gone && (w.GetRevision() > m.Revision || w.GetRevision() == m.Revision &&
 			w.GetStopped() != m.Stopped):
 			a.Changed = append(a.Changed, w)
 		}

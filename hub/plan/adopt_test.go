@@ -19,15 +19,15 @@ func doc(id string, revision uint64, stopped bool, accelerators ...string) *prot
 }
 
 func TestLaw16ANewerStateBeatsTheRestoredRows(t *testing.T) {
-	rows := []plan.Remembered{
-		{ID: "changed", Revision: 1, Wanted: true},
-		{ID: "ended", Revision: 1, Wanted: true},
+	rows := []plan.RecordedMember{
+		{ID: "changed", Revision: 1, Desired: true},
+		{ID: "ended", Revision: 1, Desired: true},
 		{ID: "ending", Revision: 1},
 		{ID: "gone", Revision: 1, Gone: true},
-		{ID: "same", Revision: 2, Wanted: true},
-		{ID: "stopped", Revision: 1, Wanted: true},
+		{ID: "same", Revision: 2, Desired: true},
+		{ID: "stopped", Revision: 1, Desired: true},
 	}
-	claims := []plan.Claimed{{"gpu-0", "alloc-ended"}, {"gpu-1", "alloc-same"}}
+	claims := []plan.RecordedClaim{{"gpu-0", "alloc-ended"}, {"gpu-1", "alloc-same"}}
 	got := plan.Adopt(rows, claims, plan.Upload{
 		Newer: true, Named: []string{"changed", "made", "missing", "same", "stopped"},
 		Workloads: []*protocol.Workload{
@@ -39,13 +39,13 @@ func TestLaw16ANewerStateBeatsTheRestoredRows(t *testing.T) {
 	require.Equal(t, []string{"changed", "stopped"}, ids(got.Changed))
 	require.Equal(t, []string{"ended"}, got.Ended)
 	require.Equal(t, []string{"ended", "ending"}, got.Left)
-	require.Equal(t, []plan.Claimed{{"gpu-0", "alloc-ended"}}, got.Superseded)
+	require.Equal(t, []plan.RecordedClaim{{"gpu-0", "alloc-ended"}}, got.Superseded)
 	require.Equal(t, []string{"missing"}, got.Missing)
 }
 
 // What was made before the backup and is in no state yet must not be taken for ended.
 func TestLaw16AStateThatIsNotNewerEndsNothing(t *testing.T) {
-	got := plan.Adopt([]plan.Remembered{{ID: "made", Wanted: true}, {ID: "ending"}}, nil, plan.Upload{})
+	got := plan.Adopt([]plan.RecordedMember{{ID: "made", Desired: true}, {ID: "ending"}}, nil, plan.Upload{})
 	require.Equal(t, plan.Adoption{Left: []string{"ending"}}, got)
 }
 
@@ -53,17 +53,20 @@ func TestLaw16AStateThatIsNotNewerEndsNothing(t *testing.T) {
 // the backup.
 func TestLaw16NothingThatRunsIsForgotten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var rows []plan.Remembered
+		var rows []plan.RecordedMember
 		var b plan.Upload
 		b.Newer = true
 		wanted := map[string]bool{}
 		for i := range rapid.IntRange(0, 12).Draw(t, "members") {
 			id := fmt.Sprintf("m%02d", i)
 			if rapid.Bool().Draw(t, "known") {
-				m := plan.Remembered{ID: id, Revision: rapid.Uint64Range(1, 4).Draw(t, "revision"), Wanted: rapid.Bool().Draw(t,
-					"wanted")}
+				m := plan.RecordedMember{
+					ID: id, Revision: rapid.Uint64Range(1, 4).Draw(t, "revision"),
+					Desired: rapid.Bool().Draw(t,
+						"wanted"),
+				}
 				rows = append(rows, m)
-				wanted[id] = m.Wanted
+				wanted[id] = m.Desired
 			}
 			if rapid.Bool().Draw(t, "named") {
 				b.Named = append(b.Named, id)
@@ -82,7 +85,7 @@ func TestLaw16NothingThatRunsIsForgotten(t *testing.T) {
 		for _, w := range b.Workloads {
 			asked := false
 			for _, m := range rows {
-				asked = asked || m.ID == w.GetId() && !m.Wanted
+				asked = asked || m.ID == w.GetId() && !m.Desired
 			}
 			require.Equal(t, !asked, wanted[w.GetId()], "%s", w.GetId())
 		}

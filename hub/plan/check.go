@@ -70,9 +70,9 @@ func Check(snap Snapshot, state NodeState) error {
 	c.wholeState()
 	c.claims()
 	c.parts()
-	c.room()
-	if len(c.found) > 0 {
-		return c.found
+	c.capacity()
+	if len(c.violations) > 0 {
+		return c.violations
 	}
 	return nil
 }
@@ -86,35 +86,35 @@ func CheckMember(m Member) error {
 	}
 	c := checker{state: NodeState{Parts: []Part{part}}}
 	c.parts()
-	if len(c.found) > 0 {
-		return c.found
+	if len(c.violations) > 0 {
+		return c.violations
 	}
 	return nil
 }
 
 type checker struct {
-	snap  Snapshot
-	state NodeState
-	found Violations
+	snap       Snapshot
+	state      NodeState
+	violations Violations
 }
 
-func (c *checker) report(rule Rule, id string) {
-	c.found = append(c.found, Violation{Rule: rule, ID: id})
+func (c *checker) add(rule Rule, id string) {
+	c.violations = append(c.violations, Violation{Rule: rule, ID: id})
 }
 
 func (c *checker) wholeState() {
 	if c.state.NodeID == "" || c.state.NodeID != c.snap.Node.ID {
-		c.report(RuleWrongNode, c.state.NodeID)
+		c.add(RuleWrongNode, c.state.NodeID)
 	}
 	if c.snap.Node.Banned && len(c.state.Parts) > 0 {
-		c.report(RuleBanned, c.state.NodeID)
+		c.add(RuleBanned, c.state.NodeID)
 	}
 	if len(c.state.Parts) > protocol.MaxParts {
-		c.report(RuleTooMany, c.state.NodeID)
+		c.add(RuleTooMany, c.state.NodeID)
 	}
 	for i := 1; i < len(c.state.Parts); i++ {
 		if c.state.Parts[i].ID < c.state.Parts[i-1].ID {
-			c.report(RuleOrder, c.state.Parts[i].ID)
+			c.add(RuleOrder, c.state.Parts[i].ID)
 		}
 	}
 	if c.snap.Node.Banned {
@@ -123,23 +123,23 @@ func (c *checker) wholeState() {
 	want := map[string]bool{}
 	for _, m := range c.snap.Members {
 		if want[m.ID] {
-			c.report(RuleDuplicateMember, m.ID)
+			c.add(RuleDuplicateMember, m.ID)
 		}
 		want[m.ID] = true
 	}
 	have := map[string]bool{}
 	for _, p := range c.state.Parts {
 		if have[p.ID] {
-			c.report(RuleDuplicateMember, p.ID)
+			c.add(RuleDuplicateMember, p.ID)
 		}
 		if !want[p.ID] {
-			c.report(RuleMemberUnknown, p.ID)
+			c.add(RuleMemberUnknown, p.ID)
 		}
 		have[p.ID] = true
 	}
 	for _, m := range c.snap.Members {
 		if !have[m.ID] {
-			c.report(RuleMemberMissing, m.ID)
+			c.add(RuleMemberMissing, m.ID)
 		}
 	}
 }
@@ -153,14 +153,14 @@ func (c *checker) claims() {
 	claimed := map[string]bool{}
 	for _, a := range c.snap.Allocations {
 		if a.NodeID != c.snap.Node.ID {
-			c.report(RuleWrongNode, a.ID)
+			c.add(RuleWrongNode, a.ID)
 		}
 		for _, id := range a.AcceleratorIDs {
 			if !exists[id] {
-				c.report(RuleAcceleratorUnknown, id)
+				c.add(RuleAcceleratorUnknown, id)
 			}
 			if claimed[id] {
-				c.report(RuleAcceleratorClaims, id)
+				c.add(RuleAcceleratorClaims, id)
 			}
 			claimed[id] = true
 		}
@@ -170,11 +170,11 @@ func (c *checker) claims() {
 func (c *checker) parts() {
 	for _, p := range c.state.Parts {
 		w := p.Workload
-		if !partIsItsBytes(p) {
-			c.report(RuleBytes, p.ID)
+		if !bytesMatch(p) {
+			c.add(RuleBytes, p.ID)
 		}
 		if len(p.Bytes) > protocol.MaxWorkloadBytes {
-			c.report(RuleTooLarge, p.ID)
+			c.add(RuleTooLarge, p.ID)
 		}
 		c.workload(p.ID, w)
 		if back := w.GetFallback(); back != nil {
@@ -190,46 +190,46 @@ func (c *checker) fallback(w, back *protocol.Workload) {
 		back.GetAllocationId() == w.GetAllocationId() &&
 		back.GetOrgId() == w.GetOrgId() && back.GetProjectId() == w.GetProjectId() && back.GetAppSlug() == w.GetAppSlug()
 	if !same || back.GetFallback() != nil || back.GetStopped() || w.GetStopped() || back.GetRevision() >= w.GetRevision() {
-		c.report(RuleFallback, w.GetId())
+		c.add(RuleFallback, w.GetId())
 	}
 }
 
 func (c *checker) workload(memberID string, w *protocol.Workload) {
 	if w.GetRevision() == 0 {
-		c.report(RuleRevision, memberID)
+		c.add(RuleRevision, memberID)
 	}
 	if len(w.GetManifest().GetPayload()) == 0 || len(w.GetManifest().GetSignatures()) == 0 {
-		c.report(RuleEnvelope, memberID)
+		c.add(RuleEnvelope, memberID)
 	}
 	if d := w.GetDelegation(); d != nil && (len(d.GetPayload()) == 0 || len(d.GetSignatures()) == 0) {
-		c.report(RuleEnvelope, memberID)
+		c.add(RuleEnvelope, memberID)
 	}
 	c.services(memberID, w.GetServices())
 }
 
 func (c *checker) services(memberID string, services []*protocol.Service) {
 	if len(services) == 0 {
-		c.report(RuleServices, memberID)
+		c.add(RuleServices, memberID)
 	}
 	if len(services) > MaxServicesPerMember {
-		c.report(RuleTooMany, memberID)
+		c.add(RuleTooMany, memberID)
 	}
 	names := map[string]bool{}
 	for _, s := range services {
 		if s.GetName() == "" || names[s.GetName()] {
-			c.report(RuleServices, memberID)
+			c.add(RuleServices, memberID)
 		}
 		names[s.GetName()] = true
 		if !pinned(s.GetImage()) {
-			c.report(RuleImageDigest, memberID)
+			c.add(RuleImageDigest, memberID)
 		}
 		if s.GetResources().GetCpuMillis() == 0 || s.GetResources().GetMemoryBytes() == 0 {
-			c.report(RuleServices, memberID)
+			c.add(RuleServices, memberID)
 		}
 	}
 }
 
-func partIsItsBytes(p Part) bool {
+func bytesMatch(p Part) bool {
 	if p.Workload == nil || p.Workload.GetId() != p.ID || p.SHA256 != sha256.Sum256(p.Bytes) {
 		return false
 	}
@@ -243,35 +243,35 @@ func pinned(image string) bool {
 	return ok && repository != "" && len(digest) == sha256.Size*2 && strings.Trim(digest, "0123456789abcdef") == ""
 }
 
-// room checks that what the members of an allocation may take together is in it, and no accelerator is given to two of
-// them.
-func (c *checker) room() {
-	allocations := map[string]*usage{}
+// capacity checks that what the members of an allocation may take together is in it, and no accelerator is given to two
+// of them.
+func (c *checker) capacity() {
+	allocations := map[string]*allocationUse{}
 	for _, a := range c.snap.Allocations {
 		if allocations[a.ID] != nil {
-			c.report(RuleAllocationUnknown, a.ID)
+			c.add(RuleAllocationUnknown, a.ID)
 		}
-		allocations[a.ID] = newUsage(a)
+		allocations[a.ID] = newAllocationUse(a)
 	}
 	given := map[string]bool{}
 	for _, p := range c.state.Parts {
 		w := p.Workload
 		u := allocations[w.GetAllocationId()]
 		if u == nil {
-			c.report(RuleAllocationUnknown, p.ID)
+			c.add(RuleAllocationUnknown, p.ID)
 			continue
 		}
 		if u.allocation.OrgID != w.GetOrgId() || u.allocation.ProjectID != w.GetProjectId() {
-			c.report(RuleAllocationForeign, p.ID)
+			c.add(RuleAllocationForeign, p.ID)
 		}
 		mine := map[string]bool{}
 		for _, s := range w.GetServices() {
 			for _, id := range s.GetResources().GetAcceleratorIds() {
 				if !u.accelerators[id] {
-					c.report(RuleAcceleratorUnclaimed, id)
+					c.add(RuleAcceleratorUnclaimed, id)
 				}
 				if given[id] {
-					c.report(RuleAcceleratorShared, id)
+					c.add(RuleAcceleratorShared, id)
 				}
 				given[id], mine[id] = true, true
 			}
@@ -280,7 +280,7 @@ func (c *checker) room() {
 		for _, s := range w.GetFallback().GetServices() {
 			for _, id := range s.GetResources().GetAcceleratorIds() {
 				if !mine[id] {
-					c.report(RuleFallback, p.ID)
+					c.add(RuleFallback, p.ID)
 				}
 			}
 		}
@@ -288,12 +288,12 @@ func (c *checker) room() {
 	}
 	for _, a := range c.snap.Allocations {
 		if allocations[a.ID].overfull() {
-			c.report(RuleAllocationFull, a.ID)
+			c.add(RuleAllocationFull, a.ID)
 		}
 	}
 }
 
-type usage struct {
+type allocationUse struct {
 	allocation   Allocation
 	accelerators map[string]bool
 	cpuMillis    uint64
@@ -301,15 +301,15 @@ type usage struct {
 	overflowed   bool
 }
 
-func newUsage(a Allocation) *usage {
-	u := &usage{allocation: a, accelerators: map[string]bool{}}
+func newAllocationUse(a Allocation) *allocationUse {
+	u := &allocationUse{allocation: a, accelerators: map[string]bool{}}
 	for _, id := range a.AcceleratorIDs {
 		u.accelerators[id] = true
 	}
 	return u
 }
 
-func (u *usage) addLarger(a, b []*protocol.Service) {
+func (u *allocationUse) addLarger(a, b []*protocol.Service) {
 	cpuA, memoryA := u.sum(a)
 	cpuB, memoryB := u.sum(b)
 	before := u.memoryBytes
@@ -318,7 +318,7 @@ func (u *usage) addLarger(a, b []*protocol.Service) {
 	u.overflowed = u.overflowed || u.memoryBytes < before
 }
 
-func (u *usage) sum(services []*protocol.Service) (cpuMillis, memoryBytes uint64) {
+func (u *allocationUse) sum(services []*protocol.Service) (cpuMillis, memoryBytes uint64) {
 	for _, s := range services {
 		cpuMillis += uint64(s.GetResources().GetCpuMillis())
 		before := memoryBytes
@@ -328,7 +328,7 @@ func (u *usage) sum(services []*protocol.Service) (cpuMillis, memoryBytes uint64
 	return cpuMillis, memoryBytes
 }
 
-func (u *usage) overfull() bool {
+func (u *allocationUse) overfull() bool {
 	return u.overflowed || exceeds(u.cpuMillis, u.allocation.CPUMillis) || exceeds(u.memoryBytes, u.allocation.MemoryBytes)
 }
 

@@ -26,9 +26,12 @@ func CompileEach(snap Snapshot, last map[string][]byte) (NodeState, []LeftOut, e
 	if state, err := compileChecked(snap); err == nil {
 		return state, nil, nil
 	}
-	f := fitting{snap: snap, allocations: map[string]*usage{}, given: map[string]bool{}, seen: map[string]bool{}}
+	f := partialState{
+		snap: snap, allocations: map[string]*allocationUse{}, given: map[string]bool{},
+		seen: map[string]bool{},
+	}
 	for _, a := range snap.Allocations {
-		f.allocations[a.ID] = newUsage(a)
+		f.allocations[a.ID] = newAllocationUse(a)
 	}
 	members := slices.Clone(snap.Members)
 	slices.SortStableFunc(members, func(a, b Member) int { return cmp.Compare(a.ID, b.ID) })
@@ -62,10 +65,10 @@ func compileChecked(snap Snapshot) (NodeState, error) {
 	return state, Check(snap, state)
 }
 
-// fitting is a state that grows by one member at a time.
-type fitting struct {
+// partialState is a state that grows by one member at a time.
+type partialState struct {
 	snap        Snapshot
-	allocations map[string]*usage
+	allocations map[string]*allocationUse
 	// given are accelerators that a member has, seen are members.
 	given, seen map[string]bool
 	members     []Member
@@ -73,7 +76,7 @@ type fitting struct {
 }
 
 // admit adds a member's part, or says what it breaks.
-func (f *fitting) admit(m Member, p Part) error {
+func (f *partialState) admit(m Member, p Part) error {
 	if f.seen[m.ID] {
 		return Violations{{RuleDuplicateMember, m.ID}}
 	}
@@ -109,7 +112,7 @@ func (f *fitting) admit(m Member, p Part) error {
 }
 
 // admitLast adds the member's last document, with the very bytes that the node has, but for a stop.
-func (f *fitting) admitLast(m Member, data []byte) error {
+func (f *partialState) admitLast(m Member, data []byte) error {
 	w := &protocol.Workload{}
 	err := proto.Unmarshal(data, w)
 	if err == nil && m.Stopped && !w.GetStopped() {
@@ -123,7 +126,7 @@ func (f *fitting) admitLast(m Member, data []byte) error {
 }
 
 // used is the snapshot as far as the parts make use of it.
-func (f *fitting) used() Snapshot {
+func (f *partialState) used() Snapshot {
 	out := Snapshot{Node: f.snap.Node, Members: f.members}
 	mine := map[string]map[string]bool{}
 	for _, p := range f.parts {

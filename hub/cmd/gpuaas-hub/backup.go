@@ -105,12 +105,12 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 	}); err != nil {
 		return backup.Made{}, err
 	}
-	var marks []nodes.Mark
+	var marks []nodes.PostedUsage
 	made, err := backup.Make(ctx, backup.Source{
 		ID: id, DB: d, DataDir: c.dataDir, RegistryDir: c.registryDir, HubID: keys.HubID(), Release: daemon.Version(),
 		WithoutRegistry: withoutRegistry, Passphrase: passphrase, Now: time.Now(),
 		Look: func(ctx context.Context, tx db.Tx) (err error) {
-			marks, err = nodes.Marks(ctx, tx)
+			marks, err = nodes.SelectPosted(ctx, tx)
 			return err
 		},
 	}, path)
@@ -119,7 +119,7 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 	}
 	return made, recovery.RecordBackup(ctx, d, backuprecord.Record{
 		ID: made.ID, TakenAt: made.TakenAt, SizeBytes: made.SizeBytes, At: time.Now().UTC().Truncate(time.Microsecond),
-	}, func(ctx context.Context, tx db.Tx) error { return nodes.Archive(ctx, tx, marks) })
+	}, func(ctx context.Context, tx db.Tx) error { return nodes.RecordArchived(ctx, tx, marks) })
 }
 
 // restoreFlags are what `restore` can be told beside where the hub is to be.

@@ -80,7 +80,7 @@ type hub struct {
 	dispatcher *dispatch.Dispatcher
 	nodes      *nodes.Service
 	commands   *command.Service
-	shutOut    fleet.ShutOut
+	shutOut    fleet.DenyList
 	handler    http.Handler
 
 	reloadShutOut *loop.Loop
@@ -170,7 +170,7 @@ func (h *hub) listen(ctx context.Context) (err error) {
 	h.nodelink = nodelink.NewServer(nodelink.Options{
 		Bundle:      h.keys.Bundle,
 		Certificate: h.certificate.Certificate,
-		ShutOut:     h.shutOut.Has,
+		IsDenied:    h.shutOut.Has,
 		Now:         time.Now,
 		Log:         h.log,
 	})

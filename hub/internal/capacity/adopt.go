@@ -100,15 +100,15 @@ func takeAccelerators(ctx context.Context, tx db.Tx, a Adopted, now time.Time) e
 }
 
 // ClaimsOn lists the active claims on a node's accelerators.
-func ClaimsOn(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Claimed, error) {
+func ClaimsOn(ctx context.Context, tx db.Tx, nodeID string) ([]plan.RecordedClaim, error) {
 	held, _, err := SnapshotFor(ctx, tx, nodeID)
 	if err != nil {
 		return nil, err
 	}
-	var out []plan.Claimed
+	var out []plan.RecordedClaim
 	for _, a := range held {
 		for _, id := range a.AcceleratorIDs {
-			out = append(out, plan.Claimed{AcceleratorID: id, AllocationID: a.ID})
+			out = append(out, plan.RecordedClaim{AcceleratorID: id, AllocationID: a.ID})
 		}
 	}
 	return out, nil

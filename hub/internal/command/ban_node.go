@@ -29,7 +29,7 @@ func (s *Service) banNode(ctx context.Context, tx db.Tx, m Meta, nodeID, reason 
 			return nodeID, err
 		}
 		// Counted although nobody will collect it: a state that was compiled before the ban must not be saved after it.
-		if err := fleet.Touch(ctx, tx, nodeID); err != nil {
+		if err := fleet.BumpIntent(ctx, tx, nodeID); err != nil {
 			return "", err
 		}
 		return nodeID, m.recordNode(ctx, tx, nodeChange{

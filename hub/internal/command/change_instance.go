@@ -53,7 +53,7 @@ func (s *Service) changeInstance(ctx context.Context, tx db.Tx, m Meta, projectI
 		config := string(text)
 		settings.ConfigJSON = &config
 	}
-	after, err := instance.AskSettings(ctx, tx, before, settings, m.Now)
+	after, err := instance.UpdateSettings(ctx, tx, before, settings, m.Now)
 	if err != nil {
 		return instance.Instance{}, err
 	}

@@ -21,7 +21,7 @@ func fieldOf(action iam.Permission) string {
 // checkMembers compiles, before the change is committed, what the nodes are to hold of an instance that is to run after
 // it. A member that breaks a rule would be accepted here and left out of its node's state later.
 func checkMembers(ctx context.Context, tx db.Tx, c instance.Change, field string) error {
-	if held, stopped := c.Instance.Lifecycle.Status.Wanted(); !c.WantedChanged || !held || stopped {
+	if held, stopped := c.Instance.Lifecycle.Status.Desired(); !c.DesiredChanged || !held || stopped {
 		return nil
 	}
 	members, err := instance.SnapshotOf(ctx, tx, c.Instance.ID)

@@ -129,7 +129,7 @@ func capacityNodes(m Meta, nodes []fleet.Node) []capacity.Node {
 			CPUCores:    n.CPUCores,
 			MemoryBytes: n.MemoryBytes,
 			Usable:      n.TakesNew() && n.Connected(m.Now),
-			OneOrg:      len(n.OneOrgBecause()) > 0,
+			OneOrg:      len(n.SingleOrgConditions()) > 0,
 		})
 	}
 	return out

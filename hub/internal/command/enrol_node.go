@@ -32,7 +32,7 @@ func (s *Service) EnrolNode(ctx context.Context, m Meta, in EnrolNodeInput) (Nod
 	if err != nil {
 		return NodeCredentials{}, err
 	}
-	enrolment := fleet.Enrolment{
+	enrolment := fleet.Enrollment{
 		NodeID: db.NewID(), Secret: in.JoinToken, Hostname: in.Hostname, PublicKey: pub,
 		CertificateExpiresAt: m.Now.Add(s.CertificateTTL),
 	}
@@ -52,8 +52,8 @@ func (s *Service) EnrolNode(ctx context.Context, m Meta, in EnrolNodeInput) (Nod
 	}, nil
 }
 
-func (s *Service) enrolNode(ctx context.Context, tx db.Tx, m Meta, in fleet.Enrolment) (fleet.Node, error) {
-	node, enrolled, err := fleet.Enrol(ctx, tx, in, m.Now)
+func (s *Service) enrolNode(ctx context.Context, tx db.Tx, m Meta, in fleet.Enrollment) (fleet.Node, error) {
+	node, enrolled, err := fleet.Enroll(ctx, tx, in, m.Now)
 	if err != nil {
 		return fleet.Node{}, err
 	}

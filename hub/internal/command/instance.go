@@ -61,7 +61,7 @@ func (m Meta) RecordInstance(ctx context.Context, tx db.Tx, action string, c ins
 // instanceAction is one change that a caller asks of an app instance, and the permission that it needs.
 type instanceAction struct {
 	permission iam.Permission
-	change     func(ctx context.Context, tx db.Tx, i instance.Instance, ask instance.Ask) (instance.Change, error)
+	change     func(ctx context.Context, tx db.Tx, i instance.Instance, ask instance.Request) (instance.Change, error)
 }
 
 // act runs an action under its project's lock and enqueues the instance's nodes after the commit.
@@ -93,7 +93,7 @@ func (m Meta) act(ctx context.Context, tx db.Tx, projectID, instanceID string,
 		if err := recovered(ctx, tx, a.permission, i); err != nil {
 			return instanceResult{}, err
 		}
-		c, err := a.change(ctx, tx, i, instance.Ask{
+		c, err := a.change(ctx, tx, i, instance.Request{
 			OperationID:   db.NewID(),
 			By:            instance.Actor{Type: m.Principal.Type, ID: m.Principal.ID},
 			CorrelationID: m.CorrelationID,
@@ -186,7 +186,7 @@ func bumpIntents(ctx context.Context, tx db.Tx, c instance.Change, now time.Time
 			return nil, err
 		}
 	}
-	if !c.WantedChanged {
+	if !c.DesiredChanged {
 		return nil, nil
 	}
 	var nodes []string
@@ -198,7 +198,7 @@ func bumpIntents(ctx context.Context, tx db.Tx, c instance.Change, now time.Time
 	slices.Sort(nodes)
 	nodes = slices.Compact(nodes)
 	for _, id := range nodes {
-		if err := fleet.Touch(ctx, tx, id); err != nil {
+		if err := fleet.BumpIntent(ctx, tx, id); err != nil {
 			return nil, fmt.Errorf("touch node %s: %w", id, err)
 		}
 	}

@@ -110,7 +110,7 @@ func (w *world) compiles(i instance.Instance) {
 		require.Equal(w.t, uint32(30), workload.GetReadinessTimeoutSeconds())
 		require.Equal(w.t, demoImage, workload.GetServices()[0].GetImage())
 		require.Equal(w.t, uint32(500), workload.GetServices()[0].GetResources().GetCpuMillis())
-		rev, err := fleet.Rev(ctx, tx, w.node)
+		rev, err := fleet.IntentRev(ctx, tx, w.node)
 		require.Positive(w.t, rev)
 		return err
 	})
@@ -137,7 +137,7 @@ func TestAnInstanceThatNeverReachedItsNodeGivesEverythingBack(t *testing.T) {
 	_, err := w.commands().DecommissionInstance(t.Context(), w.meta("end"), w.project.ID, i.ID)
 	require.NoError(t, err)
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		return instance.NoteDispatched(ctx, tx, w.node, 1, 1, []string{}, w.now)
+		return instance.RecordAbsentFrom(ctx, tx, w.node, 1, 1, []string{}, w.now)
 	})
 	w.report(1)
 	require.Equal(t, instance.Decommissioned, w.get(i.ID).Lifecycle.Status)

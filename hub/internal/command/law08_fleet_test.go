@@ -43,7 +43,7 @@ func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
 					w.now)
 			})
 			require.NoError(w.t, err)
-			in := fleet.Enrolment{
+			in := fleet.Enrollment{
 				NodeID: db.NewID(), Secret: "secret", Hostname: "n2", PublicKey: pub,
 				CertificateExpiresAt: w.now.Add(time.Hour),
 			}

@@ -32,8 +32,8 @@ type Report struct {
 	Incarnation  string
 	Statuses     []*protocol.WorkloadStatus
 	Accelerators []*protocol.Accelerator
-	// SilenceIsNothing: what the node does not speak of proves nothing yet.
-	SilenceIsNothing bool
+	// UsageOwed: what the node does not speak of proves nothing yet.
+	UsageOwed bool
 }
 
 // Observed is what a report led to.
@@ -100,7 +100,7 @@ func (r Report) idle(only []string) map[string]bool {
 	idle := make(map[string]bool, len(r.Statuses))
 	for _, status := range r.Statuses {
 		if id := status.GetMemberId(); only == nil || named[id] {
-			idle[id] = instance.SaysIdle(status)
+			idle[id] = instance.ReportsIdle(status)
 		}
 	}
 	return idle
@@ -108,14 +108,14 @@ func (r Report) idle(only []string) map[string]bool {
 
 func (r Report) ofInstances() instance.Report {
 	return instance.Report{
-		NodeID:           r.NodeID,
-		SessionNo:        r.SessionNo,
-		Counter:          r.Counter,
-		Epoch:            r.Epoch,
-		Generation:       r.Generation,
-		Incarnation:      r.Incarnation,
-		Statuses:         r.Statuses,
-		SilenceIsNothing: r.SilenceIsNothing,
+		NodeID:      r.NodeID,
+		SessionNo:   r.SessionNo,
+		Counter:     r.Counter,
+		Epoch:       r.Epoch,
+		Generation:  r.Generation,
+		Incarnation: r.Incarnation,
+		Statuses:    r.Statuses,
+		UsageOwed:   r.UsageOwed,
 	}
 }
 

@@ -81,7 +81,7 @@ func checkNodes(ctx context.Context, tx db.Tx, m Meta, rooms []capacity.Room) (o
 	if err != nil {
 		return nil, err
 	}
-	members, err := instance.Hosting(ctx, tx, ids)
+	members, err := instance.MemberCounts(ctx, tx, ids)
 	if err != nil {
 		return nil, err
 	}

@@ -32,7 +32,7 @@ func (s *Service) releaseAllocation(ctx context.Context, tx db.Tx, m Meta, proje
 		if err != nil {
 			return capacity.Allocation{}, err
 		}
-		live, err := instance.LiveIn(ctx, tx, before.ID)
+		live, err := instance.LiveInAllocation(ctx, tx, before.ID)
 		if err != nil {
 			return capacity.Allocation{}, err
 		}

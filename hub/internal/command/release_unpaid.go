@@ -35,17 +35,17 @@ func (s *Service) releaseUnpaid(ctx context.Context, tx db.Tx, allocationID, cor
 	if err != nil || a.Status != capacity.Active {
 		return nil, err
 	}
-	live, err := instance.LiveIn(ctx, tx, a.ID)
+	live, err := instance.LiveInAllocation(ctx, tx, a.ID)
 	if err != nil {
 		return nil, err
 	}
 	var touched []string
 	for _, i := range live {
-		ask := instance.Ask{
+		ask := instance.Request{
 			OperationID: db.NewID(), By: instance.Actor{Type: actorSystem}, CorrelationID: correlationID,
 			Reason: instance.ReasonLeaseEnded,
 		}
-		change, err := instance.AskDecommission(ctx, tx, i, ask, now)
+		change, err := instance.RequestDecommission(ctx, tx, i, ask, now)
 		if err != nil {
 			return nil, err
 		}

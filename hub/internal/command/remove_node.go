@@ -66,7 +66,7 @@ func (s *Service) removeNode(ctx context.Context, tx db.Tx, m Meta, nodeID strin
 			return nil, err
 		}
 		// A state that was compiled before must not be saved after it; a lost node that comes back is told to hold nothing.
-		if err := fleet.Touch(ctx, tx, nodeID); err != nil {
+		if err := fleet.BumpIntent(ctx, tx, nodeID); err != nil {
 			return nil, err
 		}
 		return touched, m.recordNode(ctx, tx, nodeChange{event: typ, action: iam.NodeWrite, node: node, reason: in.Reason})
@@ -109,7 +109,7 @@ func (m Meta) loseNode(ctx context.Context, tx db.Tx, nodeID string) ([]string, 
 			return nil, err
 		}
 	}
-	changes, err := instance.Lose(ctx, tx, nodeID, m.Now)
+	changes, err := instance.MarkLost(ctx, tx, nodeID, m.Now)
 	if err != nil {
 		return nil, err
 	}

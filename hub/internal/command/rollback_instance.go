@@ -21,7 +21,7 @@ func (s *Service) RollbackInstance(ctx context.Context, m Meta, projectID, insta
 
 func (s *Service) rollbackAction(m Meta, version string) instanceAction {
 	return instanceAction{iam.InstanceRollback, func(ctx context.Context, tx db.Tx, i instance.Instance,
-		ask instance.Ask,
+		ask instance.Request,
 	) (instance.Change, error) {
 		target, err := instance.RollbackTarget(ctx, tx, i, version)
 		if err != nil {
@@ -31,7 +31,7 @@ func (s *Service) rollbackAction(m Meta, version string) instanceAction {
 		if err != nil {
 			return instance.Change{}, err
 		}
-		return instance.AskRollback(ctx, tx, i, ask, target, delegation, m.Now)
+		return instance.RequestRollback(ctx, tx, i, ask, target, delegation, m.Now)
 	}}
 }
 

@@ -18,9 +18,9 @@ func (s *Service) StartInstance(ctx context.Context, m Meta, projectID, instance
 
 func (s *Service) startAction(m Meta) instanceAction {
 	return instanceAction{iam.InstanceStart, func(ctx context.Context, tx db.Tx, i instance.Instance,
-		ask instance.Ask,
+		ask instance.Request,
 	) (instance.Change, error) {
-		if _, _, err := instance.Start(i.Lifecycle, i.Past()); err != nil {
+		if _, _, err := instance.Start(i.Lifecycle, i.History()); err != nil {
 			return instance.Change{}, err
 		}
 		delegation, err := s.checkRestartable(ctx, tx, m, i, i.Revision, i.Version)
@@ -30,7 +30,7 @@ func (s *Service) startAction(m Meta) instanceAction {
 		if err := s.coverMembers(ctx, tx, m, i); err != nil {
 			return instance.Change{}, err
 		}
-		return instance.AskStart(ctx, tx, i, ask, delegation, m.Now)
+		return instance.RequestStart(ctx, tx, i, ask, delegation, m.Now)
 	}}
 }
 

@@ -16,9 +16,9 @@ func (s *Service) StopInstance(ctx context.Context, m Meta, projectID, instanceI
 
 func stopAction(m Meta) instanceAction {
 	return instanceAction{iam.InstanceStop, func(ctx context.Context, tx db.Tx, i instance.Instance,
-		ask instance.Ask,
+		ask instance.Request,
 	) (instance.Change, error) {
-		return instance.AskStop(ctx, tx, i, ask, m.Now)
+		return instance.RequestStop(ctx, tx, i, ask, m.Now)
 	}}
 }
 
@@ -32,8 +32,8 @@ func (s *Service) DecommissionInstance(ctx context.Context, m Meta, projectID,
 
 func decommissionAction(m Meta) instanceAction {
 	return instanceAction{iam.InstanceDelete, func(ctx context.Context, tx db.Tx, i instance.Instance,
-		ask instance.Ask,
+		ask instance.Request,
 	) (instance.Change, error) {
-		return instance.AskDecommission(ctx, tx, i, ask, m.Now)
+		return instance.RequestDecommission(ctx, tx, i, ask, m.Now)
 	}}
 }

@@ -28,13 +28,13 @@ func (s *Service) UpgradeInstance(ctx context.Context, m Meta, projectID, instan
 
 func (s *Service) upgradeAction(m Meta, version string) instanceAction {
 	return instanceAction{iam.InstanceUpgrade, func(ctx context.Context, tx db.Tx, i instance.Instance,
-		ask instance.Ask,
+		ask instance.Request,
 	) (instance.Change, error) {
 		return s.upgrade(ctx, tx, m, i, ask, version)
 	}}
 }
 
-func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Instance, ask instance.Ask,
+func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Instance, ask instance.Request,
 	version string,
 ) (instance.Change, error) {
 	next, err := catalog.Resolve(ctx, tx, catalog.Want{
@@ -61,7 +61,7 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 	if err != nil {
 		return instance.Change{}, err
 	}
-	return instance.AskUpgrade(ctx, tx, i, ask, instance.Upgraded{
+	return instance.RequestUpgrade(ctx, tx, i, ask, instance.Upgraded{
 		NewRevision: instance.NewRevision{
 			AppVersion: next.Version.Version, ParametersJSON: i.ParametersJSON,
 			ManifestEnvelope: next.ManifestEnvelope, DelegationEnvelope: next.DelegationEnvelope,

@@ -125,7 +125,7 @@ func (w *world) enrol() {
 			w.now); err != nil {
 			return err
 		}
-		n, _, err := fleet.Enrol(ctx, tx, fleet.Enrolment{
+		n, _, err := fleet.Enroll(ctx, tx, fleet.Enrollment{
 			NodeID: db.NewID(), Secret: secret, Hostname: "n1", PublicKey: pub,
 			CertificateExpiresAt: w.now.Add(time.Hour),
 		}, w.now)

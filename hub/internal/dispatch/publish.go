@@ -49,7 +49,7 @@ func loadIntent(ctx context.Context, tx db.Tx, nodeID string) (s nodeSnapshot, e
 	if !s.node.Syncable() {
 		return nodeSnapshot{}, errNotSyncable
 	}
-	s.rev, err = fleet.Rev(ctx, tx, nodeID)
+	s.rev, err = fleet.IntentRev(ctx, tx, nodeID)
 	return s, err
 }
 
@@ -177,7 +177,7 @@ func (d *Dispatcher) bumpRev(ctx context.Context, s nodeSnapshot, left []plan.Le
 		for _, p := range s.parts {
 			members = append(members, p.GetId())
 		}
-		if err := instance.NoteDispatched(ctx, tx, h.nodeID, h.epoch, h.generation, members, d.Now()); err != nil {
+		if err := instance.RecordAbsentFrom(ctx, tx, h.nodeID, h.epoch, h.generation, members, d.Now()); err != nil {
 			return stateHeader{}, err
 		}
 		return h, updateRev(ctx, tx, s.header, s.rev)
@@ -186,7 +186,7 @@ func (d *Dispatcher) bumpRev(ctx context.Context, s nodeSnapshot, left []plan.Le
 
 // checkUnchanged fails with errConflict when the intent or the newest state is no longer that of the snapshot.
 func checkUnchanged(ctx context.Context, tx db.Tx, s nodeSnapshot) error {
-	rev, err := fleet.Rev(ctx, tx, s.node.ID)
+	rev, err := fleet.IntentRev(ctx, tx, s.node.ID)
 	if err != nil {
 		return err
 	}
@@ -240,7 +240,7 @@ func (d *Dispatcher) sign(ctx context.Context, s nodeSnapshot, state plan.NodeSt
 		if err := command.ReportLeftOut(ctx, tx, next.nodeID, left, now); err != nil {
 			return stateHeader{}, err
 		}
-		err := instance.NoteDispatched(ctx, tx, next.nodeID, next.epoch, next.generation, members, now)
+		err := instance.RecordAbsentFrom(ctx, tx, next.nodeID, next.epoch, next.generation, members, now)
 		failpoint.Hit("hub/dispatch/written")
 		return next, err
 	})

@@ -127,7 +127,7 @@ func enrolled(t *testing.T, d *db.DB, now time.Time) string {
 			now); err != nil {
 			return "", err
 		}
-		n, _, err := fleet.Enrol(t.Context(), tx, fleet.Enrolment{
+		n, _, err := fleet.Enroll(t.Context(), tx, fleet.Enrollment{
 			NodeID: db.NewID(), Secret: secret, Hostname: "n1", PublicKey: pub, CertificateExpiresAt: now.Add(time.Hour),
 		}, now)
 		return n.ID, err

@@ -38,8 +38,8 @@ func (h stateHeader) isAfter(o stateHeader) bool {
 	return h.epoch > o.epoch || h.epoch == o.epoch && h.generation > o.generation
 }
 
-// isHeldBy reports whether the node acknowledged this state.
-func (h stateHeader) isHeldBy(acked nodelink.AckedState) bool {
+// isAckedBy reports whether the node acknowledged this state.
+func (h stateHeader) isAckedBy(acked nodelink.AckedState) bool {
 	return acked.Epoch == h.epoch && acked.Generation == h.generation && bytes.Equal(acked.StateSHA256, h.sha256)
 }
 

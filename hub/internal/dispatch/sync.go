@@ -36,7 +36,7 @@ type nodeSync struct {
 func (d *Dispatcher) syncNode(ctx context.Context, nodeID string, minGeneration uint64) error {
 	acked, connected := d.Link.Acked(nodeID)
 	n, err := d.loadNode(ctx, nodeID, acked, connected, minGeneration)
-	if getsNothing(err) {
+	if isNotSyncable(err) {
 		return nil
 	}
 	if err != nil {
@@ -52,21 +52,21 @@ func (d *Dispatcher) syncNode(ctx context.Context, nodeID string, minGeneration 
 	}
 	if !n.current {
 		n.header, err = d.publish(ctx, n.snapshot, n.minGeneration)
-		if getsNothing(err) {
+		if isNotSyncable(err) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if connected && !n.header.isHeldBy(acked) {
+	if connected && !n.header.isAckedBy(acked) {
 		return d.pushState(ctx, nodeID)
 	}
 	return nil
 }
 
-// getsNothing reports whether the node is gone or not syncable.
-func getsNothing(err error) bool {
+// isNotSyncable reports whether the node is gone or not syncable.
+func isNotSyncable(err error) bool {
 	return fault.Is(err, fault.NotFound) || errors.Is(err, errNotSyncable)
 }
 

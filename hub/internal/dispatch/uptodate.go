@@ -36,7 +36,7 @@ func (d *Dispatcher) UpToDate(ctx context.Context, tx db.Tx, nodes []nodelink.Ac
 			return nil, err
 		}
 		h, ok := headers[n.NodeID]
-		if ok && d.signedByCurrentKey(h) && h.isHeldBy(n) && n.BundleVersion >= bundle.Version() &&
+		if ok && d.signedByCurrentKey(h) && h.isAckedBy(n) && n.BundleVersion >= bundle.Version() &&
 			bytes.Equal(sum, n.LeasesSHA256) {
 			current[n.NodeID] = true
 		}
@@ -46,7 +46,7 @@ func (d *Dispatcher) UpToDate(ctx context.Context, tx db.Tx, nodes []nodelink.Ac
 
 // currentHeaders returns the newest states of those nodes whose newest state is compiled from the latest intent.
 func currentHeaders(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]stateHeader, error) {
-	revs, err := fleet.Revs(ctx, tx, nodeIDs)
+	revs, err := fleet.IntentRevs(ctx, tx, nodeIDs)
 	if err != nil {
 		return nil, err
 	}

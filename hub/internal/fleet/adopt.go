@@ -21,5 +21,5 @@ func Adopt(ctx context.Context, tx db.Tx, nodeID string, key ed25519.PublicKey, 
 		VALUES ($1, $2, '', $3, 1, $4, '[]', '{}', '[]', $4, $4)`, nodeID, site, []byte(key), now); err != nil {
 		return err
 	}
-	return Touch(ctx, tx, nodeID)
+	return BumpIntent(ctx, tx, nodeID)
 }

@@ -25,29 +25,29 @@ type Connection struct {
 	PostedSegment uint64
 }
 
-// Connected is what the hub answers from.
-type Connected struct {
+// ConnectResult is what the hub answers from.
+type ConnectResult struct {
 	// Node is as it was before, but for its name, store and contact.
 	Node      Node
 	SessionNo uint64
-	// Behind is set when the node's store remembers less than the hub has seen from the same incarnation: a disk was
+	// StoreBehind is set when the node's store remembers less than the hub has seen from the same incarnation: a disk was
 	// restored, or lost what it had acknowledged. The node must take a new incarnation.
-	Behind bool
-	// CameBack is set when the node counted as unreachable until now.
-	CameBack bool
-	// Refused is why the node is not let in; then nothing else is set.
+	StoreBehind bool
+	// WasUnreachable is set when the node counted as unreachable until now.
+	WasUnreachable bool
+	// Refused is why the node gets no session; then nothing else is set.
 	Refused error
 }
 
 // Connect is ConnectAll for one node.
-func Connect(ctx context.Context, tx db.Tx, c Connection, now time.Time) (Connected, error) {
+func Connect(ctx context.Context, tx db.Tx, c Connection, now time.Time) (ConnectResult, error) {
 	n, err := Get(ctx, tx, c.NodeID)
 	if err != nil {
-		return Connected{}, err
+		return ConnectResult{}, err
 	}
 	all, err := ConnectAll(ctx, tx, map[string]Node{n.ID: n}, []Connection{c}, now)
 	if err != nil {
-		return Connected{}, err
+		return ConnectResult{}, err
 	}
 	return all[0], all[0].Refused
 }
@@ -57,8 +57,8 @@ func Connect(ctx context.Context, tx db.Tx, c Connection, now time.Time) (Connec
 // for all.
 func ConnectAll(ctx context.Context, tx db.Tx, nodes map[string]Node, list []Connection,
 	now time.Time,
-) ([]Connected, error) {
-	out := make([]Connected, len(list))
+) ([]ConnectResult, error) {
+	out := make([]ConnectResult, len(list))
 	var (
 		ids       []string
 		reachable []bool
@@ -68,14 +68,14 @@ func ConnectAll(ctx context.Context, tx db.Tx, nodes map[string]Node, list []Con
 	at := map[string]int{}
 	for i, c := range list {
 		before := nodes[c.NodeID]
-		out[i] = before.meet(c)
+		out[i] = before.evaluateHello(c)
 		if out[i].Refused != nil {
 			continue
 		}
 		at[c.NodeID], replica = i, c.ReplicaID
 		ids, reachable = append(ids, c.NodeID), append(reachable, !before.IsQuarantined())
 		last = append(last, int64(min(c.Hello.GetLastSession(), maxGeneration)))
-		if !before.saysWhatItSaid(out[i].Node) {
+		if !before.equalsStored(out[i].Node) {
 			if err := saveHello(ctx, tx, out[i].Node, now); err != nil {
 				return nil, err
 			}
@@ -109,47 +109,48 @@ func ConnectAll(ctx context.Context, tx db.Tx, nodes map[string]Node, list []Con
 	return out, err
 }
 
-// meet is what a hello means for the node, which is as it was before.
-func (n Node) meet(c Connection) Connected {
-	if err := n.shutOut(); err != nil {
-		return Connected{Refused: err}
+// evaluateHello is what a hello means for the node, which is as it was before.
+func (n Node) evaluateHello(c Connection) ConnectResult {
+	if err := n.admissionError(); err != nil {
+		return ConnectResult{Refused: err}
 	}
-	h, suspects := c.Hello, n.Suspects
+	h, suspects := c.Hello, n.SuspectIncarnations
 	after := n
 	if n.IsQuarantined() {
 		// It goes on as it is until it is released; only its usage counts.
-		after.Suspects, suspects = suspect(slices.Clone(n.Suspects), cut(h.GetIncarnation())), nil
+		after.SuspectIncarnations, suspects = addSuspect(slices.Clone(n.SuspectIncarnations), truncate(h.GetIncarnation())),
+			nil
 	}
 	facts := boundedFacts(h.GetFacts())
 	if facts.GetHostname() != "" {
-		after.Hostname = cut(facts.GetHostname())
+		after.Hostname = truncate(facts.GetHostname())
 	}
-	after.Incarnation, after.AcceptedEpoch, after.AcceptedGeneration = cut(h.GetIncarnation()),
+	after.Incarnation, after.AcceptedEpoch, after.AcceptedGeneration = truncate(h.GetIncarnation()),
 		min(h.GetEpoch(), maxGeneration), min(h.GetGeneration(), maxGeneration)
 	after.BundleVersion, after.AgentVersion, after.ProtocolVersion = min(h.GetBundleVersion(), maxGeneration),
-		cut(h.GetAgentVersion()), h.GetProtocolVersion()
+		truncate(h.GetAgentVersion()), h.GetProtocolVersion()
 	after.Features, after.Facts, after.Conditions = bounded(h.GetFeatures()), facts, facts.GetConditions()
 	after.CPUCores, after.MemoryBytes, after.factsSHA256 = int64(facts.GetCpuCores()), int64(facts.GetMemoryBytes()),
 		factsDigest(facts)
-	return Connected{
+	return ConnectResult{
 		Node: after,
-		Behind: nodeidentity.StoreBehind(
+		StoreBehind: nodeidentity.StoreBehind(
 			nodeidentity.Store{Incarnation: h.GetIncarnation(), Epoch: h.GetEpoch(), Generation: h.GetGeneration()},
 			nodeidentity.Store{Incarnation: n.Incarnation, Epoch: n.AcceptedEpoch, Generation: n.AcceptedGeneration},
 			h.GetLastSegment(), c.PostedSegment, suspects),
 		// A quarantined node has contact, and stays out of reach for everyone else.
-		CameBack: !n.reachable && !n.IsQuarantined(),
+		WasUnreachable: !n.reachable && !n.IsQuarantined(),
 	}
 }
 
-// saysWhatItSaid reports whether a hello after which the node is as given changes nothing that is kept of it.
-func (n Node) saysWhatItSaid(after Node) bool {
+// equalsStored reports whether a hello after which the node is as given changes nothing that is kept of it.
+func (n Node) equalsStored(after Node) bool {
 	return n.Hostname == after.Hostname && n.Incarnation == after.Incarnation && n.AcceptedEpoch == after.AcceptedEpoch &&
 		n.AcceptedGeneration == after.AcceptedGeneration && n.BundleVersion == after.BundleVersion &&
 		n.AgentVersion == after.AgentVersion &&
 		n.ProtocolVersion == after.ProtocolVersion && slices.Equal(n.Features, after.Features) && slices.Equal(n.Conditions,
 		after.Conditions) &&
-		slices.Equal(n.Suspects, after.Suspects) && bytes.Equal(n.factsSHA256, after.factsSHA256)
+		slices.Equal(n.SuspectIncarnations, after.SuspectIncarnations) && bytes.Equal(n.factsSHA256, after.factsSHA256)
 }
 
 // factsDigest is the same for facts that say the same.
@@ -172,13 +173,14 @@ func saveHello(ctx context.Context, tx db.Tx, n Node, now time.Time) error {
 		WHERE id = $1`,
 		n.ID, n.Hostname, n.Incarnation, n.AcceptedEpoch, n.AcceptedGeneration, n.BundleVersion, n.AgentVersion,
 		n.ProtocolVersion, n.Features, string(facts),
-		n.Conditions, now, n.Suspects, n.CPUCores, n.MemoryBytes, n.factsSHA256)
+		n.Conditions, now, n.SuspectIncarnations, n.CPUCores, n.MemoryBytes, n.factsSHA256)
 	return err
 }
 
-// ObserveQuiet takes those reports, of different nodes, that say nothing new of their node, all with one statement, and
-// reports which: the others are for Observe. One that lost against a newer one is taken, and changes nothing.
-func ObserveQuiet(ctx context.Context, tx db.Tx, reports []Report, now time.Time) (taken []bool, err error) {
+// ApplyUnchangedReports takes those reports, of different nodes, that say nothing new of their node, all with one
+// statement, and reports which: the others are for Observe. One that lost against a newer one is taken, and changes
+// nothing.
+func ApplyUnchangedReports(ctx context.Context, tx db.Tx, reports []Report, now time.Time) (taken []bool, err error) {
 	var ids []string
 	for _, r := range reports {
 		ids = append(ids, r.NodeID)
@@ -213,7 +215,7 @@ func ObserveQuiet(ctx context.Context, tx db.Tx, reports []Report, now time.Time
 	taken = make([]bool, len(reports))
 	for i, r := range reports {
 		before, ok := known[r.NodeID]
-		if !ok || !before.isQuiet(r) {
+		if !ok || !before.isUnchanged(r) {
 			continue
 		}
 		taken[i] = true

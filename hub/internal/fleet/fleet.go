@@ -88,8 +88,8 @@ type Node struct {
 	// QuarantinedAt is zero where the node is not quarantined.
 	QuarantinedAt    time.Time
 	QuarantineReason string
-	// Suspects are incarnations that were heard in quarantine: a store that bears one must take a new one.
-	Suspects             []string
+	// SuspectIncarnations are incarnations that were heard in quarantine: a store that bears one must take a new one.
+	SuspectIncarnations  []string
 	CertificateExpiresAt time.Time
 	// Incarnation is of the store that the node said hello with last.
 	Incarnation        string
@@ -135,18 +135,18 @@ func (n Node) TakesNew() bool {
 	return !n.Draining && !n.IsBanned() && !n.IsRemoved() && n.Syncable()
 }
 
-// OneOrgBecause lists the conditions for which the node serves one org at a time; it is empty where several may share
-// it.
-func (n Node) OneOrgBecause() []string {
+// SingleOrgConditions lists the conditions for which the node serves one org at a time; it is empty where several may
+// share it.
+func (n Node) SingleOrgConditions() []string {
 	if slices.Contains(n.Conditions, protocol.ConditionWeakIsolationShared) {
 		return nil
 	}
 	return slices.DeleteFunc(protocol.WeakIsolation(), func(c string) bool { return !slices.Contains(n.Conditions, c) })
 }
 
-// shutOut is why the node may not come in. A lost one may: it hands over the usage that it still owes, and is told to
-// hold nothing.
-func (n Node) shutOut() error {
+// admissionError is why the node may not come in. A lost one may: it hands over the usage that it still owes, and is
+// told to hold nothing.
+func (n Node) admissionError() error {
 	switch {
 	case n.IsBanned():
 		return bannedFault()
@@ -160,7 +160,7 @@ func (n Node) shutOut() error {
 // IsQuarantined reports whether the node gets nothing new.
 func (n Node) IsQuarantined() bool { return !n.QuarantinedAt.IsZero() }
 
-// Connected reports whether the node has been heard within OnlineWindow on a connection that is still open.
+// Connected reports whether the node has been seen within OnlineWindow on a connection that is still open.
 func (n Node) Connected(now time.Time) bool {
 	return n.SessionNo > 0 && n.DisconnectedAt.IsZero() && now.Sub(n.LastSeenAt) < OnlineWindow
 }
@@ -252,7 +252,7 @@ func MayRenew(n Node, csrKey ed25519.PublicKey, message, signature []byte) error
 	if !bytes.Equal(n.PublicKey, csrKey) || !ed25519.Verify(n.PublicKey, message, signature) {
 		return ErrProof()
 	}
-	return n.shutOut()
+	return n.admissionError()
 }
 
 // ErrProof answers a renewal without the proof of the node's key, also for a node that does not exist.
@@ -276,24 +276,24 @@ func tokenFault() error {
 		"another node. Make a new one.", nil).WithField("/join_token", "cannot be used").Permanent()
 }
 
-// cut bounds a text that a node sent, and drops what the database cannot store as text.
-func cut(s string) string { return cutTo(s, maxTextBytes) }
+// truncate bounds a text that a node sent, and drops what the database cannot store as text.
+func truncate(s string) string { return truncateTo(s, maxTextBytes) }
 
-func cutTo(s string, maxBytes int) string {
+func truncateTo(s string, maxBytes int) string {
 	return strings.ToValidUTF8(strings.ReplaceAll(s[:min(len(s), maxBytes)], "\x00", ""), "")
 }
 
 func bounded(list []string) []string {
 	out := make([]string, 0, min(len(list), protocol.MaxConditions))
 	for _, s := range list[:min(len(list), protocol.MaxConditions)] {
-		out = append(out, cut(s))
+		out = append(out, truncate(s))
 	}
 	return out
 }
 
 // boundedFacts copies what is known of the facts, each field within its bound.
 func boundedFacts(f *protocol.NodeFacts) *protocol.NodeFacts {
-	fact := func(s string) string { return cutTo(s, maxFactBytes) }
+	fact := func(s string) string { return truncateTo(s, maxFactBytes) }
 	out := &protocol.NodeFacts{
 		Hostname: fact(f.GetHostname()), Os: fact(f.GetOs()), Kernel: fact(f.GetKernel()),
 		Architecture:      fact(f.GetArchitecture()),

@@ -57,7 +57,7 @@ func enrol(t *testing.T, d *db.DB, secret string, pub ed25519.PublicKey, at time
 		new bool
 	}
 	r, err := do(t, d, func(ctx context.Context, tx db.Tx) (result, error) {
-		n, fresh, err := fleet.Enrol(ctx, tx, fleet.Enrolment{
+		n, fresh, err := fleet.Enroll(ctx, tx, fleet.Enrollment{
 			NodeID: db.NewID(), Secret: secret, Hostname: "gpu-1",
 			PublicKey: pub, CertificateExpiresAt: at.Add(time.Hour),
 		}, at)
@@ -144,9 +144,9 @@ func TestRenewalNeedsTheKeyAndNoBan(t *testing.T) {
 
 func connect(t *testing.T, d *db.DB, id string, hello *protocol.Hello, posted uint64,
 	at time.Time,
-) (fleet.Connected, error) {
+) (fleet.ConnectResult, error) {
 	t.Helper()
-	return do(t, d, func(ctx context.Context, tx db.Tx) (fleet.Connected, error) {
+	return do(t, d, func(ctx context.Context, tx db.Tx) (fleet.ConnectResult, error) {
 		return fleet.Connect(ctx, tx, fleet.Connection{NodeID: id, ReplicaID: "r1", Hello: hello, PostedSegment: posted}, at)
 	})
 }
@@ -192,7 +192,7 @@ func TestReplicaThatStopsEndsItsOwnConnectionsOnly(t *testing.T) {
 	mine, others := node(t, d), node(t, d)
 	_, err := connect(t, d, mine.ID, &protocol.Hello{Incarnation: "i1"}, 0, now)
 	require.NoError(t, err)
-	must(t, d, func(ctx context.Context, tx db.Tx) (fleet.Connected, error) {
+	must(t, d, func(ctx context.Context, tx db.Tx) (fleet.ConnectResult, error) {
 		return fleet.Connect(ctx, tx, fleet.Connection{
 			NodeID: others.ID, ReplicaID: "r2",
 			Hello: &protocol.Hello{Incarnation: "i2"},
@@ -238,16 +238,16 @@ func TestLaw02HubNoticesAStoreThatFellBehind(t *testing.T) {
 			LastSegment: lastSegment,
 		}, posted, now)
 		require.NoError(t, err)
-		return c.Behind
+		return c.StoreBehind
 	}
 	require.False(t, say("i1", 0, 0, 0), "a new store")
 	must(t, d, func(ctx context.Context, tx db.Tx) (int, error) {
-		return 0, fleet.Accepted(ctx, tx, n.ID, fleet.DocumentState, 1, 7)
+		return 0, fleet.RecordAck(ctx, tx, n.ID, fleet.DocumentState, 1, 7)
 	})
 	require.False(t, say("i1", 7, 3, 3), "as the hub remembers it")
 	require.True(t, say("i1", 7, 2, 3), "usage that the hub has is unknown to the node")
 	must(t, d, func(ctx context.Context, tx db.Tx) (int, error) {
-		return 0, fleet.Accepted(ctx, tx, n.ID, fleet.DocumentState, 1, 8)
+		return 0, fleet.RecordAck(ctx, tx, n.ID, fleet.DocumentState, 1, 8)
 	})
 	require.True(t, say("i1", 7, 3, 3), "an acceptance that the hub saw is unknown to the node")
 	require.False(t, say("i2", 0, 0, 0), "a new incarnation owes nothing")
@@ -259,8 +259,8 @@ func TestLateReportsLose(t *testing.T) {
 	_, err := connect(t, d, n.ID, &protocol.Hello{}, 0, now)
 	require.NoError(t, err)
 	report := func(session, counter uint64) bool {
-		return must(t, d, func(ctx context.Context, tx db.Tx) (fleet.Observed, error) {
-			return fleet.Observe(ctx, tx, fleet.Report{
+		return must(t, d, func(ctx context.Context, tx db.Tx) (fleet.ReportResult, error) {
+			return fleet.ApplyReport(ctx, tx, fleet.Report{
 				NodeID: n.ID, SessionNo: session, Counter: counter,
 				Conditions: []string{"x"},
 			}, now)
@@ -281,7 +281,7 @@ func TestRefusalsAreKeptOnceAndBounded(t *testing.T) {
 	n := node(t, d)
 	refuse := func(reason string, generation uint64, at time.Time) bool {
 		return must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
-			return fleet.Refused(ctx, tx, n.ID, db.NewID(), fleet.Refusal{
+			return fleet.RecordRefusal(ctx, tx, n.ID, db.NewID(), fleet.Refusal{
 				Document: fleet.DocumentState, Generation: generation, Reason: reason, Detail: strings.Repeat("é", 600), At: at,
 			})
 		})
@@ -306,10 +306,10 @@ func TestTouchCountsUp(t *testing.T) {
 	d := dbtest.New(t)
 	n := node(t, d)
 	rev := must(t, d, func(ctx context.Context, tx db.Tx) (int64, error) {
-		if err := fleet.Touch(ctx, tx, n.ID); err != nil {
+		if err := fleet.BumpIntent(ctx, tx, n.ID); err != nil {
 			return 0, err
 		}
-		return fleet.Rev(ctx, tx, n.ID)
+		return fleet.IntentRev(ctx, tx, n.ID)
 	})
 	require.Equal(t, int64(2), rev, "enrolment is the first")
 	_, err := do(t, d, func(ctx context.Context, tx db.Tx) (fleet.Node, error) { return fleet.Get(ctx, tx, "no-id") })
@@ -321,7 +321,7 @@ func TestSilenceIsToldOnceAndEndsWithTheNextWord(t *testing.T) {
 	n := node(t, d)
 	c, err := connect(t, d, n.ID, &protocol.Hello{}, 0, now)
 	require.NoError(t, err)
-	require.True(t, c.CameBack, "the first contact")
+	require.True(t, c.WasUnreachable, "the first contact")
 	silent := func(at time.Time) []string {
 		return must(t, d, func(ctx context.Context, tx db.Tx) ([]string, error) { return fleet.Silent(ctx, tx, at) })
 	}
@@ -336,10 +336,10 @@ func TestSilenceIsToldOnceAndEndsWithTheNextWord(t *testing.T) {
 	require.False(t, tell(now.Add(fleet.OnlineWindow)))
 	require.Empty(t, silent(now.Add(time.Hour)))
 
-	back := must(t, d, func(ctx context.Context, tx db.Tx) (fleet.Observed, error) {
-		return fleet.Observe(ctx, tx, fleet.Report{NodeID: n.ID, SessionNo: 1, Counter: 1}, now.Add(time.Hour))
+	back := must(t, d, func(ctx context.Context, tx db.Tx) (fleet.ReportResult, error) {
+		return fleet.ApplyReport(ctx, tx, fleet.Report{NodeID: n.ID, SessionNo: 1, Counter: 1}, now.Add(time.Hour))
 	})
-	require.Equal(t, fleet.Observed{Fresh: true, CameBack: true}, back)
+	require.Equal(t, fleet.ReportResult{Fresh: true, WasUnreachable: true}, back)
 	must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
 		return fleet.Disconnect(ctx, tx, n.ID, 1, now.Add(time.Hour))
 	})

@@ -14,8 +14,9 @@ func TestANodeSaysWhyItServesOneOrg(t *testing.T) {
 		"cgroup_v1", protocol.ConditionRuncVulnerable,
 		protocol.ConditionNoUserNamespaces,
 	}}
-	require.Equal(t, []string{protocol.ConditionNoUserNamespaces, protocol.ConditionRuncVulnerable}, n.OneOrgBecause())
+	require.Equal(t, []string{protocol.ConditionNoUserNamespaces, protocol.ConditionRuncVulnerable},
+		n.SingleOrgConditions())
 	n.Conditions = append(n.Conditions, protocol.ConditionWeakIsolationShared)
-	require.Empty(t, n.OneOrgBecause())
-	require.Empty(t, fleet.Node{Conditions: []string{"cgroup_v1"}}.OneOrgBecause())
+	require.Empty(t, n.SingleOrgConditions())
+	require.Empty(t, fleet.Node{Conditions: []string{"cgroup_v1"}}.SingleOrgConditions())
 }

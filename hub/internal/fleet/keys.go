@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// keysTime is how long the loaded keys are good for a node that is not among them: unknown ids cost one query in that
+	// keysTTL is how long the loaded keys are good for a node that is not among them: unknown ids cost one query in that
 	// time.
-	keysTime = 10 * time.Second
+	keysTTL = 10 * time.Second
 	// keysTimeout bounds the query.
 	keysTimeout = 5 * time.Second
 )
@@ -31,7 +31,7 @@ type PublicKeys struct {
 func (k *PublicKeys) Of(ctx context.Context, nodeID string, now time.Time) (ed25519.PublicKey, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if key, ok := k.keys[nodeID]; ok || now.Sub(k.loadedAt) < keysTime {
+	if key, ok := k.keys[nodeID]; ok || now.Sub(k.loadedAt) < keysTTL {
 		return key, nil
 	}
 	// What is loaded is for all: a caller that hangs up does not end it.

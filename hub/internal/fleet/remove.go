@@ -32,7 +32,7 @@ func Remove(ctx context.Context, tx db.Tx, nodeID string, lost bool, reason stri
 	if err != nil || n.IsRemoved() {
 		return n, false, err
 	}
-	n.RemovedAt, n.Lost, n.RemoveReason, n.UpdatedAt = now, lost, cut(reason), now
+	n.RemovedAt, n.Lost, n.RemoveReason, n.UpdatedAt = now, lost, truncate(reason), now
 	n.ResourceVersion++
 	_, err = tx.Exec(ctx,
 		`UPDATE nodes SET removed_at = $3, lost = $4, remove_reason = $5, resource_version = $2, updated_at = $3

@@ -47,8 +47,8 @@ type contact struct {
 	conditions            []string
 }
 
-// isQuiet reports whether nothing but the time of the node's last word changes by the report.
-func (c contact) isQuiet(r Report) bool {
+// isUnchanged reports whether nothing but the time of the node's last word changes by the report.
+func (c contact) isUnchanged(r Report) bool {
 	return c.reachable && !c.quarantined && c.resync.Status == InSync && !c.isCloned(r.SessionNo) &&
 		slices.Equal(c.conditions, bounded(r.Conditions))
 }
@@ -71,12 +71,12 @@ func contactOf(ctx context.Context, tx db.Tx, nodeID string) (c contact, err err
 	return c, err
 }
 
-// Observed says what a report was.
-type Observed struct {
+// ReportResult says what a report was.
+type ReportResult struct {
 	// Fresh is false for a report that lost: of an older connection, or with a counter that is not higher.
 	Fresh bool
-	// CameBack is set when the node counted as unreachable until now.
-	CameBack bool
+	// WasUnreachable is set when the node counted as unreachable until now.
+	WasUnreachable bool
 	// Incarnation is of the store that the node reports with.
 	Incarnation string
 	// Resync says what a restored hub still misses of the node.
@@ -87,21 +87,21 @@ type Observed struct {
 	CloneDetected bool
 }
 
-// Observe stores a report's facts and keeps the node online.
-func Observe(ctx context.Context, tx db.Tx, r Report, now time.Time) (Observed, error) {
+// ApplyReport stores a report's facts and keeps the node online.
+func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (ReportResult, error) {
 	before, err := contactOf(ctx, tx, r.NodeID)
 	if err != nil {
-		return Observed{}, err
+		return ReportResult{}, err
 	}
 	tag, err := tx.Exec(ctx,
 		`UPDATE node_sessions SET report_counter = $3, seen_at = $4, reachable = $5, reported_session = $6
 		WHERE node_id = $1 AND session_no = $2 AND report_counter < $3`,
 		r.NodeID, r.SessionNo, min(r.Counter, maxGeneration), now, !before.quarantined, before.reportedAfter(r.SessionNo))
 	if err != nil || tag.RowsAffected() == 0 {
-		return Observed{}, err
+		return ReportResult{}, err
 	}
-	out := Observed{
-		Fresh: true, CameBack: !before.reachable && !before.quarantined, Incarnation: before.incarnation,
+	out := ReportResult{
+		Fresh: true, WasUnreachable: !before.reachable && !before.quarantined, Incarnation: before.incarnation,
 		Quarantined: before.quarantined,
 		Resync:      before.resync, CloneDetected: before.isCloned(r.SessionNo),
 	}
@@ -139,9 +139,9 @@ func SetUnreachable(ctx context.Context, tx db.Tx, nodeID string, now time.Time)
 	return tag.RowsAffected() == 1, err
 }
 
-// Accepted notes that a node has a document on its disk. document is state, leases or bundle; generation is the
+// RecordAck notes that a node has a document on its disk. document is state, leases or bundle; generation is the
 // bundle's version for a bundle.
-func Accepted(ctx context.Context, tx db.Tx, nodeID, document string, epoch, generation uint64) error {
+func RecordAck(ctx context.Context, tx db.Tx, nodeID, document string, epoch, generation uint64) error {
 	epoch, generation = min(epoch, maxGeneration), min(generation, maxGeneration)
 	switch document {
 	case DocumentState:
@@ -160,19 +160,19 @@ const (
 	DocumentBundle = "bundle"
 )
 
-// refusalQuiet is how long a refusal of the same document for the same reason is no news.
-const refusalQuiet = time.Hour
+// refusalRepeatInterval is how long a refusal of the same document for the same reason is no news.
+const refusalRepeatInterval = time.Hour
 
-// Refused stores a refusal. When the same document was refused for the same reason within refusalQuiet that row moves
-// on, and news is false: a node that is offered the same document again and again, or two by turns, must fill neither
-// the table nor the event stream.
-func Refused(ctx context.Context, tx db.Tx, nodeID, newID string, r Refusal) (news bool, err error) {
+// RecordRefusal stores a refusal. When the same document was refused for the same reason within refusalRepeatInterval
+// that row moves on, and news is false: a node that is offered the same document again and again, or two by turns, must
+// fill neither the table nor the event stream.
+func RecordRefusal(ctx context.Context, tx db.Tx, nodeID, newID string, r Refusal) (news bool, err error) {
 	r.Epoch, r.Generation = min(r.Epoch, maxGeneration), min(r.Generation, maxGeneration)
-	r.Document, r.Reason, r.Detail = cut(r.Document), cut(r.Reason), cut(r.Detail)
+	r.Document, r.Reason, r.Detail = truncate(r.Document), truncate(r.Reason), truncate(r.Detail)
 	tag, err := tx.Exec(ctx, `UPDATE node_refusals SET at = $4, epoch = $5, generation = $6, detail = $7 WHERE node_id = $1
 		AND id = (SELECT id FROM node_refusals WHERE node_id = $1 AND document = $2 AND reason = $3 AND at > $8
 		ORDER BY at DESC, id DESC LIMIT 1)`,
-		nodeID, r.Document, r.Reason, r.At, r.Epoch, r.Generation, r.Detail, r.At.Add(-refusalQuiet))
+		nodeID, r.Document, r.Reason, r.At, r.Epoch, r.Generation, r.Detail, r.At.Add(-refusalRepeatInterval))
 	if err != nil || tag.RowsAffected() > 0 {
 		return false, err
 	}

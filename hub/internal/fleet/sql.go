@@ -29,7 +29,8 @@ func scanNode(row pgx.Row) (Node, error) {
 	)
 	err := row.Scan(&n.ID, &n.SiteID, &n.Hostname, &n.PublicKey, &n.ResourceVersion, &n.Draining, &bannedAt, &n.BanReason,
 		&removedAt, &n.Lost, &n.RemoveReason,
-		&quarantinedAt, &n.QuarantineReason, &n.Suspects, &n.CertificateExpiresAt, &n.Incarnation, &n.AcceptedEpoch,
+		&quarantinedAt, &n.QuarantineReason, &n.SuspectIncarnations, &n.CertificateExpiresAt, &n.Incarnation,
+		&n.AcceptedEpoch,
 		&n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion,
 		&n.ProtocolVersion, &n.Features, &n.CPUCores, &n.MemoryBytes, &n.factsSHA256, &n.Conditions, &n.CreatedAt,
 		&n.UpdatedAt,
@@ -38,8 +39,8 @@ func scanNode(row pgx.Row) (Node, error) {
 	if err != nil {
 		return Node{}, err
 	}
-	n.BannedAt, n.RemovedAt, n.QuarantinedAt, n.LastSeenAt, n.DisconnectedAt = value(bannedAt), value(removedAt),
-		value(quarantinedAt), value(seenAt), value(disconnected)
+	n.BannedAt, n.RemovedAt, n.QuarantinedAt, n.LastSeenAt, n.DisconnectedAt = orZero(bannedAt), orZero(removedAt),
+		orZero(quarantinedAt), orZero(seenAt), orZero(disconnected)
 	return n, nil
 }
 
@@ -64,7 +65,7 @@ func LoadFacts(ctx context.Context, tx db.Tx, nodes ...*Node) error {
 	return nil
 }
 
-func value(t *time.Time) time.Time {
+func orZero(t *time.Time) time.Time {
 	if t == nil {
 		return time.Time{}
 	}
@@ -124,21 +125,21 @@ func ForPlacement(ctx context.Context, tx db.Tx, now time.Time) ([]Node, error) 
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Node, error) { return scanNode(row) })
 }
 
-// Touch says that something wanted of the node has changed: its revision grows.
-func Touch(ctx context.Context, tx db.Tx, nodeID string) error {
+// BumpIntent says that something wanted of the node has changed: its revision grows.
+func BumpIntent(ctx context.Context, tx db.Tx, nodeID string) error {
 	return tx.Queue(ctx, `INSERT INTO node_intents (node_id, rev) VALUES ($1, 1)
 		ON CONFLICT (node_id) DO UPDATE SET rev = node_intents.rev + 1`, nodeID)
 }
 
-// Revs returns Rev of many nodes, of those of which it is not 0.
-func Revs(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int64, error) {
+// IntentRevs returns Rev of many nodes, of those of which it is not 0.
+func IntentRevs(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int64, error) {
 	return db.CollectMap[string, int64](tx.Query(ctx,
 		`SELECT node_id, rev FROM node_intents WHERE node_id = ANY($1::uuid[])`,
 		nodeIDs))
 }
 
-// Rev returns the revision of what is wanted of the node; 0 when nothing ever was.
-func Rev(ctx context.Context, tx db.Tx, nodeID string) (rev int64, err error) {
+// IntentRev returns the revision of what is wanted of the node; 0 when nothing ever was.
+func IntentRev(ctx context.Context, tx db.Tx, nodeID string) (rev int64, err error) {
 	err = tx.QueryRow(ctx, `SELECT rev FROM node_intents WHERE node_id = $1`, nodeID).Scan(&rev)
 	if db.IsNoRows(err) {
 		return 0, nil
@@ -165,7 +166,7 @@ func Ban(ctx context.Context, tx db.Tx, nodeID, reason string, now time.Time) (n
 	if err != nil || n.IsBanned() {
 		return n, false, err
 	}
-	n.BannedAt, n.BanReason, n.UpdatedAt = now, cut(reason), now
+	n.BannedAt, n.BanReason, n.UpdatedAt = now, truncate(reason), now
 	n.ResourceVersion++
 	_, err = tx.Exec(ctx,
 		`UPDATE nodes SET banned_at = $3, ban_reason = $4, resource_version = $2, updated_at = $3 WHERE id = $1`,
@@ -182,13 +183,13 @@ func Quarantine(ctx context.Context, tx db.Tx, nodeID, reason string,
 	if err != nil || n.IsQuarantined() || n.IsBanned() {
 		return n, false, err
 	}
-	n.QuarantinedAt, n.QuarantineReason, n.UpdatedAt = now, cut(reason), now
+	n.QuarantinedAt, n.QuarantineReason, n.UpdatedAt = now, truncate(reason), now
 	n.ResourceVersion++
-	n.Suspects = suspect(n.Suspects, n.Incarnation)
+	n.SuspectIncarnations = addSuspect(n.SuspectIncarnations, n.Incarnation)
 	if _, err := tx.Exec(ctx,
 		`UPDATE nodes SET quarantined_at = $3, quarantine_reason = $4, suspect_incarnations = $5, resource_version = $2,
 			updated_at = $3 WHERE id = $1`,
-		nodeID, n.ResourceVersion, now, n.QuarantineReason, n.Suspects); err != nil {
+		nodeID, n.ResourceVersion, now, n.QuarantineReason, n.SuspectIncarnations); err != nil {
 		return Node{}, false, err
 	}
 	// Out of reach for everyone else: no word of it counts.
@@ -215,8 +216,8 @@ func Release(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (n Nod
 	return n, true, err
 }
 
-// suspect adds an incarnation to those that must not go on.
-func suspect(list []string, incarnation string) []string {
+// addSuspect adds an incarnation to those that must not go on.
+func addSuspect(list []string, incarnation string) []string {
 	list = slices.DeleteFunc(slices.Clone(list), func(s string) bool { return s == incarnation })
 	list = append(list, incarnation)
 	return list[max(len(list)-maxSuspects, 0):]

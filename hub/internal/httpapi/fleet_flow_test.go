@@ -59,7 +59,7 @@ func TestANodeShowsItsRefusalsAndItsIsolation(t *testing.T) {
 	s.open(t)
 	for n, reason := range []string{"malformed", "stale"} {
 		s.tx(t, func(ctx context.Context, tx db.Tx) error {
-			_, err := fleet.Refused(ctx, tx, s.node, db.NewID(), fleet.Refusal{
+			_, err := fleet.RecordRefusal(ctx, tx, s.node, db.NewID(), fleet.Refusal{
 				Document: fleet.DocumentState, Epoch: 1, Generation: uint64(n + 1), Reason: reason,
 				At: s.clock().Add(time.Duration(n) * time.Minute),
 			})
@@ -67,7 +67,7 @@ func TestANodeShowsItsRefusalsAndItsIsolation(t *testing.T) {
 		})
 	}
 	s.tx(t, func(ctx context.Context, tx db.Tx) error {
-		_, err := fleet.Observe(ctx, tx, fleet.Report{
+		_, err := fleet.ApplyReport(ctx, tx, fleet.Report{
 			NodeID: s.node, SessionNo: 1, Counter: 99,
 			Conditions: []string{protocol.ConditionRuncVulnerable},
 		}, s.clock())

@@ -60,7 +60,7 @@ func (s *theater) open(t *testing.T) {
 			now); err != nil {
 			return err
 		}
-		n, _, err := fleet.Enrol(ctx, tx, fleet.Enrolment{
+		n, _, err := fleet.Enroll(ctx, tx, fleet.Enrollment{
 			NodeID: db.NewID(), Secret: secret, Hostname: "n1", PublicKey: pub,
 			CertificateExpiresAt: now.Add(time.Hour),
 		}, now)

@@ -145,7 +145,7 @@ func nodeView(n query.Node, now time.Time) Node {
 			Health: a.GetHealth(),
 		})
 	}
-	out.OneOrgBecause = n.OneOrgBecause()
+	out.OneOrgBecause = n.SingleOrgConditions()
 	for _, r := range n.Refusals {
 		out.Refusals = append(out.Refusals, Refusal{
 			Document: RefusalDocument(r.Document), Epoch: int64(r.Epoch), Generation: int64(r.Generation), Reason: r.Reason,

@@ -40,7 +40,7 @@ func (y *yard) enrolled(t *testing.T) (id string, key ed25519.PrivateKey) {
 			y.clock()); err != nil {
 			return fleet.Node{}, err
 		}
-		n, _, err := fleet.Enrol(t.Context(), tx, fleet.Enrolment{
+		n, _, err := fleet.Enroll(t.Context(), tx, fleet.Enrollment{
 			NodeID: db.NewID(), Secret: secret, Hostname: "n1",
 			PublicKey: pub, CertificateExpiresAt: y.clock(),
 		}, y.clock())

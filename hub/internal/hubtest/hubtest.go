@@ -128,7 +128,7 @@ func (h *Hub) Start() *Hub {
 	h.Link = nodelink.NewServer(nodelink.Options{
 		Bundle:      h.Keys.Bundle,
 		Certificate: certificate.Certificate,
-		ShutOut:     h.isShutOut,
+		IsDenied:    h.isShutOut,
 		Now:         time.Now,
 		Log:         log,
 	})

@@ -20,15 +20,15 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Remembered is a backup of the rows.
-type Remembered struct {
+// BackupRows is a backup of the rows.
+type BackupRows struct {
 	Versions []int64
 	Tables   []db.Table
 	Rows     [][]byte
 }
 
-// Remember takes a backup of the rows.
-func (h *Hub) Remember() (r Remembered) {
+// Backup takes a backup of the rows.
+func (h *Hub) Backup() (r BackupRows) {
 	h.T.Helper()
 	require.NoError(h.T, db.WithDump(h.T.Context(), h.DB, func(d *db.Dump) error {
 		r.Versions, r.Tables = d.Versions, d.Tables
@@ -45,7 +45,7 @@ func (h *Hub) Remember() (r Remembered) {
 }
 
 // Restore is a hub that came back from these rows, with a new epoch.
-func (h *Hub) Restore(r Remembered) *Hub {
+func (h *Hub) Restore(r BackupRows) *Hub {
 	t := h.T
 	t.Helper()
 	d, err := db.Open(t.Context(), dbtest.EmptyURL(t))

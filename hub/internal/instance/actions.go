@@ -41,18 +41,18 @@ func Fallback(ctx context.Context, tx db.Tx, i Instance) (Revision, error) {
 	if err != nil {
 		return Revision{}, err
 	}
-	return find(revisions, lastGood(revisions, i.Revision)), nil
+	return findRevision(revisions, lastWorking(revisions, i.Revision)), nil
 }
 
-// AskUpgrade asks for another version. What worked last is what the node goes back to if the new one is not ready in
-// time.
-func AskUpgrade(ctx context.Context, tx db.Tx, i Instance, ask Ask, u Upgraded, now time.Time) (Change, error) {
+// RequestUpgrade asks for another version. What worked last is what the node goes back to if the new one is not ready
+// in time.
+func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, ask Request, u Upgraded, now time.Time) (Change, error) {
 	revisions, err := selectRevisions(ctx, tx, i.ID)
 	if err != nil {
 		return Change{}, err
 	}
-	base := lastGood(revisions, i.Revision)
-	next, step, err := Upgrade(i.Lifecycle, i.past(base))
+	base := lastWorking(revisions, i.Revision)
+	next, step, err := Upgrade(i.Lifecycle, i.history(base))
 	if err != nil {
 		return Change{}, err
 	}
@@ -60,7 +60,7 @@ func AskUpgrade(ctx context.Context, tx db.Tx, i Instance, ask Ask, u Upgraded, 
 		return Change{}, fault.New(fault.Conflict, "version_unchanged", "The app instance runs this version already.", nil).
 			WithField("/target_version", "is the version that runs")
 	}
-	i.Revision = newest(revisions).No + 1
+	i.Revision = newestRevision(revisions).No + 1
 	made := Revision{No: i.Revision, AppVersion: u.AppVersion, Previous: base, Fallback: base}
 	if err := insertRevision(ctx, tx, i.ID, made, u.NewRevision, ask.CorrelationID, now); err != nil {
 		return Change{}, err
@@ -86,7 +86,7 @@ func RollbackTarget(ctx context.Context, tx db.Tx, i Instance, version string) (
 	if err != nil {
 		return Revision{}, err
 	}
-	if _, _, err := RollBack(i.Lifecycle, i.past(lastGood(revisions, i.Revision))); err != nil {
+	if _, _, err := RollBack(i.Lifecycle, i.history(lastWorking(revisions, i.Revision))); err != nil {
 		return Revision{}, err
 	}
 	return rollbackTarget(revisions, i.Revision, i.Lifecycle.Status, version)
@@ -94,9 +94,9 @@ func RollbackTarget(ctx context.Context, tx db.Tx, i Instance, version string) (
 
 // rollbackTarget chooses from revisions in the order of their numbers.
 func rollbackTarget(revisions []Revision, wanted int64, status Status, version string) (Revision, error) {
-	now := find(revisions, wanted)
+	now := findRevision(revisions, wanted)
 	if version == "" {
-		if r := find(revisions, now.Previous); r.Worked() {
+		if r := findRevision(revisions, now.Previous); r.Worked() {
 			return r, nil
 		}
 		if status == Failed && now.Worked() {
@@ -119,22 +119,25 @@ func rollbackTarget(revisions []Revision, wanted int64, status Status, version s
 		WithField("/target_version", "names no version that it was running within the retention").Permanent()
 }
 
-// AskRollback asks for the content of an earlier revision again, under a new number. It has no fallback: where the old
-// one will not start either, the instance fails.
-func AskRollback(ctx context.Context, tx db.Tx, i Instance, ask Ask, target Revision, delegationEnvelope []byte,
+// RequestRollback asks for the content of an earlier revision again, under a new number. It has no fallback: where the
+// old one will not start either, the instance fails.
+func RequestRollback(ctx context.Context, tx db.Tx, i Instance, ask Request, target Revision, delegationEnvelope []byte,
 	now time.Time,
 ) (Change, error) {
 	revisions, err := selectRevisions(ctx, tx, i.ID)
 	if err != nil {
 		return Change{}, err
 	}
-	base := lastGood(revisions, i.Revision)
-	next, step, err := RollBack(i.Lifecycle, i.past(base))
+	base := lastWorking(revisions, i.Revision)
+	next, step, err := RollBack(i.Lifecycle, i.history(base))
 	if err != nil {
 		return Change{}, err
 	}
-	made := Revision{No: newest(revisions).No + 1, AppVersion: target.AppVersion, Previous: base, ReadyAt: target.ReadyAt}
-	if find(revisions, base).AppVersion == target.AppVersion {
+	made := Revision{
+		No: newestRevision(revisions).No + 1, AppVersion: target.AppVersion, Previous: base,
+		ReadyAt: target.ReadyAt,
+	}
+	if findRevision(revisions, base).AppVersion == target.AppVersion {
 		made.Previous = target.Previous
 	}
 	if err := copyRevision(ctx, tx, i, target.No, made, delegationEnvelope, ask.CorrelationID, now); err != nil {
@@ -144,9 +147,9 @@ func AskRollback(ctx context.Context, tx db.Tx, i Instance, ask Ask, target Revi
 	return begin(ctx, tx, i, ask, operationRollback, next, step, now)
 }
 
-// AskStop asks for the containers of an instance to end. It is stopped when its nodes have said so; until it is started
-// again, nothing of it is measured.
-func AskStop(ctx context.Context, tx db.Tx, i Instance, ask Ask, now time.Time) (Change, error) {
+// RequestStop asks for the containers of an instance to end. It is stopped when its nodes have said so; until it is
+// started again, nothing of it is measured.
+func RequestStop(ctx context.Context, tx db.Tx, i Instance, ask Request, now time.Time) (Change, error) {
 	next, step, err := Stop(i.Lifecycle)
 	if err != nil {
 		return Change{}, err
@@ -154,12 +157,12 @@ func AskStop(ctx context.Context, tx db.Tx, i Instance, ask Ask, now time.Time) 
 	return begin(ctx, tx, i, ask, operationStop, next, step, now)
 }
 
-// AskStart asks a stopped or failed instance to run again, as a new revision of the same content: what failed before it
-// was stopped does not count against it.
-func AskStart(ctx context.Context, tx db.Tx, i Instance, ask Ask, delegationEnvelope []byte,
+// RequestStart asks a stopped or failed instance to run again, as a new revision of the same content: what failed
+// before it was stopped does not count against it.
+func RequestStart(ctx context.Context, tx db.Tx, i Instance, ask Request, delegationEnvelope []byte,
 	now time.Time,
 ) (Change, error) {
-	next, step, err := Start(i.Lifecycle, i.Past())
+	next, step, err := Start(i.Lifecycle, i.History())
 	if err != nil {
 		return Change{}, err
 	}
@@ -167,9 +170,9 @@ func AskStart(ctx context.Context, tx db.Tx, i Instance, ask Ask, delegationEnve
 	if err != nil {
 		return Change{}, err
 	}
-	stopped := find(revisions, i.Revision)
+	stopped := findRevision(revisions, i.Revision)
 	made := Revision{
-		No: newest(revisions).No + 1, AppVersion: stopped.AppVersion, Previous: stopped.Previous,
+		No: newestRevision(revisions).No + 1, AppVersion: stopped.AppVersion, Previous: stopped.Previous,
 		ReadyAt: stopped.ReadyAt,
 	}
 	if err := copyRevision(ctx, tx, i, stopped.No, made, delegationEnvelope, ask.CorrelationID, now); err != nil {
@@ -180,7 +183,7 @@ func AskStart(ctx context.Context, tx db.Tx, i Instance, ask Ask, delegationEnve
 }
 
 // begin opens the operation and takes the first step of an action.
-func begin(ctx context.Context, tx db.Tx, i Instance, ask Ask, kind string, next Lifecycle, step Step,
+func begin(ctx context.Context, tx db.Tx, i Instance, ask Request, kind string, next Lifecycle, step Step,
 	now time.Time,
 ) (Change, error) {
 	step.Reason = ask.Reason
@@ -199,7 +202,7 @@ func begin(ctx context.Context, tx db.Tx, i Instance, ask Ask, kind string, next
 		}
 	}
 	c, err := saveSteps(ctx, tx, i, next, []Step{step}, now)
-	c.WantedChanged = true
+	c.DesiredChanged = true
 	if err != nil {
 		return Change{}, err
 	}
@@ -217,8 +220,8 @@ type Settings struct {
 	ConfigJSON  *string
 }
 
-// AskSettings changes name and config. No node hears of it; it takes no step.
-func AskSettings(ctx context.Context, tx db.Tx, i Instance, s Settings, now time.Time) (Instance, error) {
+// UpdateSettings changes name and config. No node hears of it; it takes no step.
+func UpdateSettings(ctx context.Context, tx db.Tx, i Instance, s Settings, now time.Time) (Instance, error) {
 	if i.Lifecycle.Status == Decommissioning || i.Lifecycle.Status.Ended() {
 		return Instance{}, notOpen(i.Lifecycle.Status, "changed")
 	}
@@ -233,19 +236,19 @@ func AskSettings(ctx context.Context, tx db.Tx, i Instance, s Settings, now time
 	return i, updateInstance(ctx, tx, i)
 }
 
-// lastGood is the revision to go back to: the wanted one if it worked, else the one before it; 0 where none did.
-func lastGood(revisions []Revision, wanted int64) int64 {
-	now := find(revisions, wanted)
+// lastWorking is the revision to go back to: the wanted one if it worked, else the one before it; 0 where none did.
+func lastWorking(revisions []Revision, wanted int64) int64 {
+	now := findRevision(revisions, wanted)
 	if now.Worked() {
 		return now.No
 	}
-	if before := find(revisions, now.Previous); before.Worked() {
+	if before := findRevision(revisions, now.Previous); before.Worked() {
 		return before.No
 	}
 	return 0
 }
 
-func find(revisions []Revision, no int64) Revision {
+func findRevision(revisions []Revision, no int64) Revision {
 	for _, r := range revisions {
 		if r.No == no {
 			return r
@@ -254,7 +257,7 @@ func find(revisions []Revision, no int64) Revision {
 	return Revision{}
 }
 
-func newest(revisions []Revision) Revision {
+func newestRevision(revisions []Revision) Revision {
 	var last Revision
 	for _, r := range revisions {
 		if r.No > last.No {

@@ -13,15 +13,15 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-func (w *world) ask() instance.Ask {
-	return instance.Ask{OperationID: db.NewID(), By: instance.Actor{Type: "user", ID: "u"}, CorrelationID: "corr-ask"}
+func (w *world) ask() instance.Request {
+	return instance.Request{OperationID: db.NewID(), By: instance.Actor{Type: "user", ID: "u"}, CorrelationID: "corr-ask"}
 }
 
 func (w *world) upgrade(version string) instance.Change {
 	w.t.Helper()
 	i := w.get()
 	return w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
-		return instance.AskUpgrade(ctx, tx, i, w.ask(), instance.Upgraded{
+		return instance.RequestUpgrade(ctx, tx, i, w.ask(), instance.Upgraded{
 			NewRevision: instance.NewRevision{AppVersion: version, ParametersJSON: `{"a":1}`, ManifestEnvelope: []byte(version)},
 			Services:    map[string][]*protocol.Service{w.member: {{Name: "main", Image: version}}},
 		}, w.now)
@@ -60,7 +60,7 @@ func TestAnUpgradeCarriesItsFallbackUntilItIsReady(t *testing.T) {
 	w := newWorld(t)
 	w.report(1, w.says("ready"))
 	c := w.upgrade("2.0.0")
-	require.True(t, c.WantedChanged)
+	require.True(t, c.DesiredChanged)
 	require.Equal(t, "apps.instance.upgrade_requested", c.Steps[0].EventType())
 	require.Equal(t, instance.Upgrading, c.Instance.Lifecycle.Status)
 	require.Equal(t, "2.0.0", c.Instance.Version)
@@ -79,7 +79,7 @@ func TestAnUpgradeCarriesItsFallbackUntilItIsReady(t *testing.T) {
 	require.Equal(t, instance.Upgrading, w.get().Lifecycle.Status)
 	changes := w.report(2, w.saysOf(2, "ready"))
 	require.Equal(t, "apps.instance.upgraded", changes[0].Steps[0].EventType())
-	require.True(t, changes[0].WantedChanged, "the node no longer goes back by itself")
+	require.True(t, changes[0].DesiredChanged, "the node no longer goes back by itself")
 	require.Nil(t, w.compiled().Fallback)
 	require.EqualValues(t, 2, w.compiled().Revision)
 }
@@ -98,7 +98,7 @@ func TestAFailedUpgradeGoesBackAndSaysSo(t *testing.T) {
 		From: instance.Upgrading, To: instance.RollingBack,
 		Reason: instance.ReasonReadinessTimeout,
 	}}, changes[0].Steps)
-	require.True(t, changes[0].WantedChanged)
+	require.True(t, changes[0].DesiredChanged)
 	i := w.get()
 	require.EqualValues(t, 1, i.Revision)
 	require.Equal(t, "1.0.0", i.Version)
@@ -132,7 +132,7 @@ func TestANodeThatWentBackBeforeItCouldSaySoIsSeenInOneReport(t *testing.T) {
 		},
 	}, changes[0].Steps)
 	require.Equal(t, changes[0].FirstVersion+1, changes[0].Instance.ResourceVersion)
-	require.True(t, changes[0].WantedChanged)
+	require.True(t, changes[0].DesiredChanged)
 }
 
 func TestAFallbackThatWillNotStartIsTheEnd(t *testing.T) {
@@ -160,16 +160,16 @@ func TestAfterAFailedFirstDeploymentOnlyStartAndDecommissionAreOpen(t *testing.T
 	w.reportTwice(1, failed)
 	i := w.get()
 	w.do(func(ctx context.Context, tx db.Tx) {
-		_, err := instance.AskUpgrade(ctx, tx, i, w.ask(),
+		_, err := instance.RequestUpgrade(ctx, tx, i, w.ask(),
 			instance.Upgraded{NewRevision: instance.NewRevision{AppVersion: "2.0.0"}}, w.now)
 		require.Equal(t, "instance_failed", fault.As(err).Code)
 		_, err = instance.RollbackTarget(ctx, tx, i, "")
 		require.Equal(t, "instance_failed", fault.As(err).Code)
-		_, err = instance.AskStop(ctx, tx, i, w.ask(), w.now)
+		_, err = instance.RequestStop(ctx, tx, i, w.ask(), w.now)
 		require.Equal(t, "instance_failed", fault.As(err).Code)
 	})
 	c := w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
-		return instance.AskStart(ctx, tx, i, w.ask(), nil, w.now)
+		return instance.RequestStart(ctx, tx, i, w.ask(), nil, w.now)
 	})
 	require.Equal(t, "apps.instance.start_requested", c.Steps[0].EventType())
 	require.EqualValues(t, 2, w.compiled().Revision, "what failed before does not count against the new revision")
@@ -190,7 +190,7 @@ func TestRollbackRunsTheOldContentUnderANewNumber(t *testing.T) {
 	c := w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
 		target, err := instance.RollbackTarget(ctx, tx, i, "")
 		require.NoError(t, err)
-		return instance.AskRollback(ctx, tx, i, w.ask(), target, []byte("newer delegation"), w.now)
+		return instance.RequestRollback(ctx, tx, i, w.ask(), target, []byte("newer delegation"), w.now)
 	})
 	require.Equal(t, "apps.instance.rollback_requested", c.Steps[0].EventType())
 	require.Equal(t, "1.0.0", c.Instance.Version)
@@ -211,20 +211,20 @@ func TestStopKeepsTheRevisionAndStartMakesANewOne(t *testing.T) {
 	w.report(2, w.saysOf(2, "ready"))
 	i := w.get()
 	c := w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
-		return instance.AskStop(ctx, tx, i, w.ask(), w.now)
+		return instance.RequestStop(ctx, tx, i, w.ask(), w.now)
 	})
 	require.Equal(t, instance.Stopping, c.Instance.Lifecycle.Status)
-	require.True(t, c.WantedChanged)
+	require.True(t, c.DesiredChanged)
 	require.True(t, w.compiled().Stopped)
 	require.EqualValues(t, 2, w.compiled().Revision)
 	w.report(3, w.saysOf(2, "stopping"))
 	changes := w.report(3, w.saysOf(2, "stopped"))
 	require.Equal(t, "apps.instance.stopped", changes[0].Steps[0].EventType())
-	require.False(t, changes[0].WantedChanged)
+	require.False(t, changes[0].DesiredChanged)
 
 	i = w.get()
 	c = w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
-		return instance.AskStart(ctx, tx, i, w.ask(), nil, w.now)
+		return instance.RequestStart(ctx, tx, i, w.ask(), nil, w.now)
 	})
 	require.Equal(t, "apps.instance.start_requested", c.Steps[0].EventType())
 	require.Equal(t, instance.Deploying, c.Instance.Lifecycle.Status)
@@ -248,7 +248,7 @@ func TestAChangeOfSettingsTouchesNoNode(t *testing.T) {
 	i := w.get()
 	name, config := "renamed", `{"b":2}`
 	w.do(func(ctx context.Context, tx db.Tx) {
-		changed, err := instance.AskSettings(ctx, tx, i, instance.Settings{DisplayName: &name, ConfigJSON: &config}, w.now)
+		changed, err := instance.UpdateSettings(ctx, tx, i, instance.Settings{DisplayName: &name, ConfigJSON: &config}, w.now)
 		require.NoError(t, err)
 		require.Equal(t, i.ResourceVersion+1, changed.ResourceVersion)
 	})
@@ -270,7 +270,7 @@ func TestAnUpgradesFallbackCarriesTheDelegationThatHoldsNow(t *testing.T) {
 		back, err := instance.Fallback(ctx, tx, i)
 		require.NoError(w.t, err)
 		require.EqualValues(t, 1, back.No)
-		return instance.AskUpgrade(ctx, tx, i, w.ask(), instance.Upgraded{
+		return instance.RequestUpgrade(ctx, tx, i, w.ask(), instance.Upgraded{
 			NewRevision: instance.NewRevision{
 				AppVersion: "2.0.0", ParametersJSON: `{}`, ManifestEnvelope: []byte("2"),
 				DelegationEnvelope: []byte("of 2"),
@@ -295,10 +295,10 @@ func TestAnUpgradesFallbackCarriesTheDelegationThatHoldsNow(t *testing.T) {
 // However many members a node has had, only those that are there or that it names are read when it is adopted.
 func TestAMemberThatIsGoneIsRememberedWhereItsNodeNamesIt(t *testing.T) {
 	w := newWorld(t)
-	remembered := func(named ...string) (list []plan.Remembered) {
+	remembered := func(named ...string) (list []plan.RecordedMember) {
 		w.do(func(ctx context.Context, tx db.Tx) {
 			var err error
-			list, err = instance.RememberedOn(ctx, tx, w.node, named)
+			list, err = instance.RecordedOn(ctx, tx, w.node, named)
 			require.NoError(t, err)
 		})
 		return list

@@ -17,9 +17,9 @@ import (
 // seen a higher one drops the lower ones.
 const versionLeap = 1000
 
-// RememberedOn says what the rows know of the node's members, for plan.Adopt: of those that are not gone, and of those
+// RecordedOn says what the rows know of the node's members, for plan.Adopt: of those that are not gone, and of those
 // that the node names.
-func RememberedOn(ctx context.Context, tx db.Tx, nodeID string, named []string) ([]plan.Remembered, error) {
+func RecordedOn(ctx context.Context, tx db.Tx, nodeID string, named []string) ([]plan.RecordedMember, error) {
 	named = slices.DeleteFunc(slices.Clone(named), func(id string) bool { return !db.IsID(id) })
 	rows, err := tx.Query(ctx, `SELECT m.id, m.allocation_id, i.revision, i.status, m.removed_at IS NOT NULL
 		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id WHERE m.id IN (
@@ -30,10 +30,10 @@ func RememberedOn(ctx context.Context, tx db.Tx, nodeID string, named []string) 
 		return nil, err
 	}
 	defer rows.Close()
-	var out []plan.Remembered
+	var out []plan.RecordedMember
 	for rows.Next() {
 		var (
-			m        plan.Remembered
+			m        plan.RecordedMember
 			revision int64
 			status   Status
 		)
@@ -41,7 +41,7 @@ func RememberedOn(ctx context.Context, tx db.Tx, nodeID string, named []string) 
 			return nil, err
 		}
 		m.Revision = uint64(revision)
-		m.Wanted, m.Stopped = status.Wanted()
+		m.Desired, m.Stopped = status.Desired()
 		out = append(out, m)
 	}
 	return out, rows.Err()
@@ -130,10 +130,10 @@ func adoptRevisions(ctx context.Context, tx db.Tx, i Instance, w *protocol.Workl
 	if err != nil {
 		return err
 	}
-	base := lastGood(revisions, newest(revisions).No)
+	base := lastWorking(revisions, newestRevision(revisions).No)
 	if back := w.GetFallback(); back != nil {
 		base = int64(back.GetRevision())
-		if find(revisions, base).No == 0 {
+		if findRevision(revisions, base).No == 0 {
 			// What a node may go back to has worked.
 			if err := adoptRevision(ctx, tx, i.ID, Revision{No: base, ReadyAt: now}, back, now); err != nil {
 				return err
@@ -144,7 +144,7 @@ func adoptRevisions(ctx context.Context, tx db.Tx, i Instance, w *protocol.Workl
 		}
 	}
 	no := int64(w.GetRevision())
-	if find(revisions, no).No == 0 {
+	if findRevision(revisions, no).No == 0 {
 		made := Revision{No: no, Previous: base}
 		if w.GetFallback() != nil {
 			made.Fallback = base
@@ -172,7 +172,7 @@ func adoptRevision(ctx context.Context, tx db.Tx, instanceID string, made Revisi
 			return fmt.Errorf("member %s: delegation: %w", w.GetId(), err)
 		}
 	}
-	if t := instant(w.GetFirstNamedAt()); !t.IsZero() {
+	if t := dbTime(w.GetFirstNamedAt()); !t.IsZero() {
 		now = t
 	}
 	return insertRevision(ctx, tx, instanceID, made, n, w.GetCorrelationId(), now)
@@ -198,8 +198,8 @@ func adoptMember(ctx context.Context, tx db.Tx, a Adopted, now time.Time) error 
 	return err
 }
 
-// Owner gives the instance of a member.
-func Owner(ctx context.Context, tx db.Tx, memberID string) (Instance, error) {
+// OfMember gives the instance of a member.
+func OfMember(ctx context.Context, tx db.Tx, memberID string) (Instance, error) {
 	list, err := selectInstances(ctx, tx, `WHERE i.id = (SELECT m.instance_id FROM instance_members m WHERE m.id = $1)`,
 		memberID)
 	if err == nil && len(list) == 0 {
@@ -211,10 +211,12 @@ func Owner(ctx context.Context, tx db.Tx, memberID string) (Instance, error) {
 	return list[0], nil
 }
 
-// NoteLeft is for a member that the node's accepted state does not name: the node is through with it, or will be, and
-// need not say so again. As with one that it never had, its silence is enough from then on; what the rows remember of
-// its word is forgotten.
-func NoteLeft(ctx context.Context, tx db.Tx, memberID string, epoch, generation uint64, now time.Time) error {
+// RecordAlreadyAbsent is for a member that the node's accepted state does not name: the node is through with it, or
+// will be, and need not say so again. As with one that it never had, its silence is enough from then on; what the rows
+// remember of its word is forgotten.
+func RecordAlreadyAbsent(ctx context.Context, tx db.Tx, memberID string, epoch, generation uint64,
+	now time.Time,
+) error {
 	_, err := tx.Exec(ctx,
 		`UPDATE instance_members SET absent_epoch = $2, absent_generation = $3, observed_revision = 0, status = 'pending',
 			updated_at = $4

@@ -100,8 +100,8 @@ type Member struct {
 	// OwnerRefusal is the signed word of the node's owner (protocol.OwnerRefusal in its envelope), where that is the
 	// reason.
 	OwnerRefusal []byte
-	// ObservedIn is the incarnation of the node that spoke of the member last; empty where none did.
-	ObservedIn string
+	// ObservedIncarnation is the incarnation of the node that spoke of the member last; empty where none did.
+	ObservedIncarnation string
 	// FallbackFrom is the revision that the node left by itself for the observed one; 0 where it did not.
 	FallbackFrom int64
 	// FailingSince is when the node first reported this failure of the observed revision; zero while the member has not
@@ -121,17 +121,18 @@ type Member struct {
 	RemovedAt time.Time
 }
 
-// state is what the lifecycle looks at: what is said about an older revision says nothing about the wanted one.
-func (m Member) state(wanted int64) MemberState {
+// lifecycleState is what the lifecycle looks at: what is said about an older revision says nothing about the wanted
+// one.
+func (m Member) lifecycleState(wanted int64) MemberState {
 	s := MemberState{Unreachable: m.Unreachable, Gone: m.Gone}
 	switch {
 	case m.lost():
 		s.Lost, s.Status, s.Reason = true, MemberFailed, ReasonNodeLost
 	case m.FallbackFrom != 0 && m.FallbackFrom == wanted:
-		s.WentBack, s.Reason = true, m.Reason
+		s.RolledBackByNode, s.Reason = true, m.Reason
 	case m.ObservedRevision == wanted:
 		s.Status, s.Reason = m.Status, m.Reason
-		s.GaveUp = m.Status == MemberFailed && m.FailureConfirmed && !m.Reason.Passes()
+		s.GaveUp = m.Status == MemberFailed && m.FailureConfirmed && !m.Reason.IsTemporary()
 		if m.FallbackFrom != 0 && m.Status != MemberFailed {
 			// The reason is why the other revision was left.
 			s.Reason = ""
@@ -145,9 +146,9 @@ func (m Member) state(wanted int64) MemberState {
 // between two reports of a node.
 const failureConfirmedAfter = 20 * time.Second
 
-// noteFailure keeps since when a member fails, and whether a later report has repeated it. before is the member as it
+// updateFailure keeps since when a member fails, and whether a later report has repeated it. before is the member as it
 // was.
-func (m *Member) noteFailure(before Member, now time.Time) {
+func (m *Member) updateFailure(before Member, now time.Time) {
 	switch {
 	case m.Status != MemberFailed:
 		m.FailingSince, m.FailureConfirmed = time.Time{}, false
@@ -162,22 +163,22 @@ func (m *Member) noteFailure(before Member, now time.Time) {
 // lost reports whether the member ended with its node, unproved; one that was proved gone is removed.
 func (m Member) lost() bool { return m.Gone && m.Status == MemberFailed }
 
-// past is what the actions on the instance depend on; base is the revision to go back to, 0 where there is none.
-func (i Instance) past(base int64) Past {
-	p := Past{Worked: base != 0, Lost: len(i.Members) > 0}
+// history is what the actions on the instance depend on; base is the revision to go back to, 0 where there is none.
+func (i Instance) history(base int64) History {
+	p := History{Worked: base != 0, Lost: len(i.Members) > 0}
 	for _, m := range i.Members {
 		p.Lost = p.Lost && m.lost()
 	}
 	return p
 }
 
-// Past is past of an action that goes back to no revision.
-func (i Instance) Past() Past { return i.past(0) }
+// History is past of an action that goes back to no revision.
+func (i Instance) History() History { return i.history(0) }
 
 func (i Instance) memberStates() []MemberState {
 	states := make([]MemberState, 0, len(i.Members))
 	for _, m := range i.Members {
-		states = append(states, m.state(i.Revision))
+		states = append(states, m.lifecycleState(i.Revision))
 	}
 	return states
 }
@@ -189,8 +190,8 @@ type Change struct {
 	Steps    []Step
 	// FirstVersion is the resource version of the first step.
 	FirstVersion int64
-	// WantedChanged is true when the nodes have to be told: what they are to hold is another.
-	WantedChanged bool
+	// DesiredChanged is true when the nodes have to be told: what they are to hold is another.
+	DesiredChanged bool
 	// Removed are the members that were proved gone, or lost, by this look.
 	Removed []Removal
 }
@@ -200,8 +201,8 @@ func (c Change) Resumed() bool {
 	if len(c.Steps) == 0 || c.Steps[0].From == "" {
 		return false
 	}
-	held, stopped := c.Instance.Lifecycle.Status.Wanted()
-	_, before := c.Steps[0].From.Wanted()
+	held, stopped := c.Instance.Lifecycle.Status.Desired()
+	_, before := c.Steps[0].From.Desired()
 	return held && !stopped && before
 }
 
@@ -274,7 +275,7 @@ func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change
 		i.Members = append(i.Members, member)
 	}
 	// No node has said anything yet, so this can only add why that may take a while.
-	i.Lifecycle, _ = Observe(i.Lifecycle, i.memberStates())
+	i.Lifecycle, _ = Advance(i.Lifecycle, i.memberStates())
 	if err := insertInstance(ctx, tx, i); err != nil {
 		return Change{}, err
 	}
@@ -289,7 +290,7 @@ func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change
 	if err := insertOperation(ctx, tx, op, now); err != nil {
 		return Change{}, err
 	}
-	return Change{Instance: i, Steps: []Step{{To: Requested}}, FirstVersion: 1, WantedChanged: true}, nil
+	return Change{Instance: i, Steps: []Step{{To: Requested}}, FirstVersion: 1, DesiredChanged: true}, nil
 }
 
 // Get gives an instance of the project; another project's answers like none.
@@ -350,8 +351,8 @@ func List(ctx context.Context, tx db.Tx, f Filter) ([]Instance, error) {
 	return list, err
 }
 
-// Ask is who asks for an action, and under which operation it is kept.
-type Ask struct {
+// Request is who asks for an action, and under which operation it is kept.
+type Request struct {
 	OperationID   string
 	By            Actor
 	CorrelationID string
@@ -359,9 +360,9 @@ type Ask struct {
 	Reason Reason
 }
 
-// AskDecommission begins the end of an instance: its nodes are to hold it no more. It is over when they have proved
+// RequestDecommission begins the end of an instance: its nodes are to hold it no more. It is over when they have proved
 // that.
-func AskDecommission(ctx context.Context, tx db.Tx, i Instance, ask Ask, now time.Time) (Change, error) {
+func RequestDecommission(ctx context.Context, tx db.Tx, i Instance, ask Request, now time.Time) (Change, error) {
 	next, step, err := Decommission(i.Lifecycle)
 	if err != nil {
 		return Change{}, err
@@ -379,17 +380,17 @@ func AskDecommission(ctx context.Context, tx db.Tx, i Instance, ask Ask, now tim
 	}
 	i.Operation = Operation{Kind: op.Kind, By: ask.By, CorrelationID: ask.CorrelationID}
 	// A node that is out of reach already is said so at once, not only when it is lost again.
-	after, more := Observe(next, i.memberStates())
+	after, more := Advance(next, i.memberStates())
 	return saveSteps(ctx, tx, i, after, append([]Step{step}, more...), now)
 }
 
 // saveSteps stores a lifecycle with the steps that led there.
 func saveSteps(ctx context.Context, tx db.Tx, i Instance, next Lifecycle, steps []Step, now time.Time) (Change, error) {
-	heldBefore, stoppedBefore := i.Lifecycle.Status.Wanted()
-	held, stopped := next.Status.Wanted()
+	heldBefore, stoppedBefore := i.Lifecycle.Status.Desired()
+	held, stopped := next.Status.Desired()
 	// While an upgrade is under way, the node's state holds what to go back to, and only then.
 	upgrade := (next.Status == Upgrading) != (i.Lifecycle.Status == Upgrading)
-	c := Change{Steps: steps, FirstVersion: i.ResourceVersion + 1, WantedChanged: held != heldBefore ||
+	c := Change{Steps: steps, FirstVersion: i.ResourceVersion + 1, DesiredChanged: held != heldBefore ||
 		stopped != stoppedBefore || upgrade}
 	if next == i.Lifecycle && len(steps) == 0 {
 		c.Instance = i
@@ -416,20 +417,20 @@ func saveSteps(ctx context.Context, tx db.Tx, i Instance, next Lifecycle, steps 
 	return c, updateInstance(ctx, tx, i)
 }
 
-// LiveIn gives the instances in an allocation that nobody has asked to end.
-func LiveIn(ctx context.Context, tx db.Tx, allocationID string) ([]Instance, error) {
+// LiveInAllocation gives the instances in an allocation that nobody has asked to end.
+func LiveInAllocation(ctx context.Context, tx db.Tx, allocationID string) ([]Instance, error) {
 	return selectInstances(ctx, tx, `WHERE i.status NOT IN ('decommissioning', 'decommissioned') AND i.id IN (
 		SELECT m.instance_id FROM instance_members m WHERE m.allocation_id = $1 AND m.removed_at IS NULL)`, allocationID)
 }
 
 // SnapshotFor gives what a node is to hold, for the compiler.
 func SnapshotFor(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Member, error) {
-	return selectWanted(ctx, tx, `m.node_id = $1`, nodeID)
+	return selectDesired(ctx, tx, `m.node_id = $1`, nodeID)
 }
 
 // SnapshotOf gives what the nodes of one instance are to hold of it, for the compiler.
 func SnapshotOf(ctx context.Context, tx db.Tx, instanceID string) ([]plan.Member, error) {
-	return selectWanted(ctx, tx, `m.instance_id = $1`, instanceID)
+	return selectDesired(ctx, tx, `m.instance_id = $1`, instanceID)
 }
 
 func errNotFound() error {

@@ -116,7 +116,7 @@ func (w *world) decommission() (c instance.Change) {
 	i := w.get()
 	w.do(func(ctx context.Context, tx db.Tx) {
 		var err error
-		c, err = instance.AskDecommission(ctx, tx, i, instance.Ask{OperationID: db.NewID(), By: instance.Actor{
+		c, err = instance.RequestDecommission(ctx, tx, i, instance.Request{OperationID: db.NewID(), By: instance.Actor{
 			Type: "user",
 			ID:   "u",
 		}, CorrelationID: "corr-end"}, w.now)
@@ -164,7 +164,7 @@ func TestReportsDriveAnInstanceToRunning(t *testing.T) {
 	ready.StartedAt = timestamppb.New(w.now)
 	changes = w.report(1, ready)
 	require.Equal(t, []instance.Step{{From: instance.Deploying, To: instance.Running}}, changes[0].Steps)
-	require.False(t, changes[0].WantedChanged)
+	require.False(t, changes[0].DesiredChanged)
 
 	i := w.get()
 	require.Equal(t, instance.Lifecycle{Status: instance.Running, Health: instance.HealthHealthy}, i.Lifecycle)
@@ -210,7 +210,7 @@ func TestAFailedDeploymentIsHeldStopped(t *testing.T) {
 	failed := w.says("failed")
 	failed.Reason, failed.Detail = "readiness_timeout", "no answer\x00 on /"+strings.Repeat("é", 4000)
 	changes := w.reportTwice(1, failed)
-	require.True(t, changes[0].WantedChanged)
+	require.True(t, changes[0].DesiredChanged)
 	i := w.get()
 	require.Equal(t, instance.Lifecycle{
 		Status: instance.Failed, Health: instance.HealthUnhealthy,
@@ -266,7 +266,7 @@ func TestLaw09DecommissionEndsOnlyOnTheNodesProof(t *testing.T) {
 	w := newWorld(t)
 	w.report(1, w.says("ready"))
 	c := w.decommission()
-	require.True(t, c.WantedChanged)
+	require.True(t, c.DesiredChanged)
 	require.Equal(t, instance.Decommissioning, c.Instance.Lifecycle.Status)
 	require.Equal(t, 0, w.wanted())
 	w.dispatched(2)
@@ -297,7 +297,7 @@ func TestLaw09DecommissionEndsOnlyOnTheNodesProof(t *testing.T) {
 func (w *world) dispatched(generation uint64, members ...string) {
 	w.t.Helper()
 	w.do(func(ctx context.Context, tx db.Tx) {
-		require.NoError(w.t, instance.NoteDispatched(ctx, tx, w.node, 1, generation, append([]string{}, members...), w.now))
+		require.NoError(w.t, instance.RecordAbsentFrom(ctx, tx, w.node, 1, generation, append([]string{}, members...), w.now))
 	})
 }
 
@@ -368,7 +368,7 @@ func TestListPages(t *testing.T) {
 		page, err = instance.List(ctx, tx, instance.Filter{ProjectID: w.project, After: w.id, Limit: 10})
 		require.NoError(t, err)
 		require.Empty(t, page)
-		live, err := instance.LiveIn(ctx, tx, w.get0(ctx, tx).Members[0].AllocationID)
+		live, err := instance.LiveInAllocation(ctx, tx, w.get0(ctx, tx).Members[0].AllocationID)
 		require.NoError(t, err)
 		require.Len(t, live, 1)
 	})

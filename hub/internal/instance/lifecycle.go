@@ -117,16 +117,16 @@ type MemberState struct {
 	Gone bool
 	// Lost is true when nobody proved it: the node is gone for good.
 	Lost bool
-	// WentBack is true when the node has left the wanted revision for its fallback by itself; Reason says why.
-	WentBack bool
+	// RolledBackByNode is true when the node has left the wanted revision for its fallback by itself; Reason says why.
+	RolledBackByNode bool
 	// GaveUp is true when the member failed for a reason that lasts, in two reports some time apart.
 	GaveUp bool
 }
 
-// Passes reports whether a failure for this reason may end without anybody touching the instance: the owner opens the
-// machine again, the agent is upgraded, credit is granted, the node comes back. Such a failure is shown and never ends
-// an instance.
-func (r Reason) Passes() bool {
+// IsTemporary reports whether a failure for this reason may end without anybody touching the instance: the owner opens
+// the machine again, the agent is upgraded, credit is granted, the node comes back. Such a failure is shown and never
+// ends an instance.
+func (r Reason) IsTemporary() bool {
 	switch r {
 	case ReasonOwnerRefused, ReasonFeatureMissing, ReasonLeaseEnded, ReasonNodeUnreachable, ReasonInsufficientCapacity:
 		return true
@@ -165,10 +165,10 @@ func (s Status) CanBecome(next Status) bool {
 // Ended reports whether nothing can happen to the instance any more.
 func (s Status) Ended() bool { return s == Decommissioned }
 
-// Wanted reports whether a node is to hold the members of an instance in this status, and whether without their
+// Desired reports whether a node is to hold the members of an instance in this status, and whether without their
 // containers. A failed instance is held stopped: what gave up is not tried for ever at the tenant's cost, and its port
 // and logs stay until it is decommissioned.
-func (s Status) Wanted() (held, stopped bool) {
+func (s Status) Desired() (held, stopped bool) {
 	switch s {
 	case Decommissioning, Decommissioned:
 		return false, false
@@ -189,8 +189,8 @@ func Decommission(l Lifecycle) (Lifecycle, Step, error) {
 	return Lifecycle{Status: Decommissioning, Health: HealthUnknown}, step, nil
 }
 
-// Past is what an action depends on besides the status.
-type Past struct {
+// History is what an action depends on besides the status.
+type History struct {
 	// Worked says that some revision of the instance was ready once: there is something to go back to.
 	Worked bool
 	// Lost says that no member is left to act on: their nodes are gone for good.
@@ -199,28 +199,30 @@ type Past struct {
 
 // Upgrade asks for another version. It is open while the instance runs, and after a failure that was not the first
 // deployment.
-func Upgrade(l Lifecycle, p Past) (Lifecycle, Step, error) { return ask(l, Upgrading, "upgraded", p) }
+func Upgrade(l Lifecycle, p History) (Lifecycle, Step, error) {
+	return requestStatus(l, Upgrading, "upgraded", p)
+}
 
 // RollBack asks for an earlier version, under the same conditions.
-func RollBack(l Lifecycle, p Past) (Lifecycle, Step, error) {
-	return ask(l, RollingBack, "rolled back", p)
+func RollBack(l Lifecycle, p History) (Lifecycle, Step, error) {
+	return requestStatus(l, RollingBack, "rolled back", p)
 }
 
 // Stop asks for the containers to end; allocation, ports and revision stay.
 func Stop(l Lifecycle) (Lifecycle, Step, error) {
-	return ask(l, Stopping, "stopped", Past{Worked: true})
+	return requestStatus(l, Stopping, "stopped", History{Worked: true})
 }
 
 // Start asks a stopped or failed instance to run again, also one that never ran.
-func Start(l Lifecycle, p Past) (Lifecycle, Step, error) {
+func Start(l Lifecycle, p History) (Lifecycle, Step, error) {
 	// A requested instance becomes deploying by itself.
 	if l.Status != Stopped && l.Status != Failed {
 		return l, Step{}, notOpen(l.Status, "started")
 	}
-	return ask(l, Deploying, "started", Past{Worked: true, Lost: p.Lost})
+	return requestStatus(l, Deploying, "started", History{Worked: true, Lost: p.Lost})
 }
 
-func ask(l Lifecycle, next Status, done string, p Past) (Lifecycle, Step, error) {
+func requestStatus(l Lifecycle, next Status, done string, p History) (Lifecycle, Step, error) {
 	if p.Lost {
 		return l, Step{}, fault.New(fault.Conflict, string(ReasonNodeLost), "The node of the app instance is gone for "+
 			"good; decommission it and deploy anew.", nil)
@@ -244,47 +246,47 @@ func notOpen(s Status, done string) error {
 		" now.", nil)
 }
 
-// Observe moves an instance on by what is known of its members now. It may take several steps at once, because a fast
+// Advance moves an instance on by what is known of its members now. It may take several steps at once, because a fast
 // start is over before it was ever reported half-way. Observing the same again changes nothing. With the step from
 // upgrading to rolling_back it stops: another revision is wanted from then on, and the members are to be looked at
 // anew.
-func Observe(l Lifecycle, members []MemberState) (Lifecycle, []Step) {
+func Advance(l Lifecycle, members []MemberState) (Lifecycle, []Step) {
 	var steps []Step
 	for {
-		next := observeOnce(l, members)
+		next := advanceOnce(l, members)
 		if next.Status == l.Status {
 			return next, steps
 		}
 		step := Step{From: l.Status, To: next.Status, Reason: next.Reason}
 		steps = append(steps, step)
 		l = next
-		if step.WentBack() {
+		if step.IsRollbackByNode() {
 			return l, steps
 		}
 	}
 }
 
-// WentBack reports whether the step is a node's own way back from an upgrade that failed.
-func (s Step) WentBack() bool { return s.From == Upgrading && s.To == RollingBack }
+// IsRollbackByNode reports whether the step is a node's own way back from an upgrade that failed.
+func (s Step) IsRollbackByNode() bool { return s.From == Upgrading && s.To == RollingBack }
 
-func observeOnce(l Lifecycle, members []MemberState) Lifecycle {
+func advanceOnce(l Lifecycle, members []MemberState) Lifecycle {
 	n := count(members)
 	if n.total > 0 && n.lost == n.total && l.Status.CanBecome(Failed) {
 		return Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: ReasonNodeLost}
 	}
 	switch l.Status {
 	case Requested:
-		if n.seen > 0 {
+		if n.reported > 0 {
 			return Lifecycle{Status: Deploying, Health: HealthUnknown}
 		}
 		return Lifecycle{Status: Requested, Health: HealthUnknown, Reason: n.reason}
 	case Upgrading:
-		if n.wentBack {
-			return Lifecycle{Status: RollingBack, Health: HealthUnknown, Reason: n.backReason}
+		if n.rolledBack {
+			return Lifecycle{Status: RollingBack, Health: HealthUnknown, Reason: n.rollbackReason}
 		}
-		return observeStarting(l.Status, n)
+		return advanceStarting(l.Status, n)
 	case Deploying, RollingBack:
-		return observeStarting(l.Status, n)
+		return advanceStarting(l.Status, n)
 	case Stopping:
 		if n.stopped+n.gone == n.total {
 			return Lifecycle{Status: Stopped, Health: HealthUnknown}
@@ -314,9 +316,9 @@ func observeOnce(l Lifecycle, members []MemberState) Lifecycle {
 	}
 }
 
-// observeStarting waits for the last member before it decides: one that fails while another serves is a matter of
+// advanceStarting waits for the last member before it decides: one that fails while another serves is a matter of
 // health. It fails only when every member gave up: what passes by itself, or was reported once, is waited for.
-func observeStarting(at Status, n counts) Lifecycle {
+func advanceStarting(at Status, n counts) Lifecycle {
 	switch {
 	case n.waiting > 0 || n.total == 0 || n.serving == 0 && n.gaveUp < n.total:
 		return Lifecycle{Status: at, Health: HealthUnknown, Reason: n.reason}
@@ -332,12 +334,12 @@ func observeStarting(at Status, n counts) Lifecycle {
 }
 
 type counts struct {
-	total, seen, ready, serving, waiting, stopped, unreachable, gone, lost, gaveUp int
+	total, reported, ready, serving, waiting, stopped, unreachable, gone, lost, gaveUp int
 	// reason of the first member that has one.
 	reason Reason
-	// wentBack: a node has left the wanted revision, for backReason.
-	wentBack   bool
-	backReason Reason
+	// rolledBack: a node has left the wanted revision, for rollbackReason.
+	rolledBack     bool
+	rollbackReason Reason
 }
 
 func count(members []MemberState) counts {
@@ -361,12 +363,12 @@ func count(members []MemberState) counts {
 			n.gaveUp++
 		}
 		if m.Status != "" {
-			n.seen++
+			n.reported++
 		}
-		if m.WentBack && !n.wentBack {
-			n.wentBack, n.backReason = true, m.Reason
-			if n.backReason == "" {
-				n.backReason = ReasonInternal
+		if m.RolledBackByNode && !n.rolledBack {
+			n.rolledBack, n.rollbackReason = true, m.Reason
+			if n.rollbackReason == "" {
+				n.rollbackReason = ReasonInternal
 			}
 		}
 		if m.Status == MemberStopped && !m.Unreachable && !m.Gone {
@@ -410,7 +412,7 @@ func (s Step) EventType() string {
 		return prefix + "decommission_requested"
 	case s.To == Upgrading:
 		return prefix + "upgrade_requested"
-	case s.WentBack():
+	case s.IsRollbackByNode():
 		return prefix + "failed"
 	case s.To == RollingBack:
 		return prefix + "rollback_requested"

@@ -185,13 +185,13 @@ func TestObserve(t *testing.T) {
 		},
 		{
 			"the node went back by itself", live(Upgrading),
-			[]MemberState{{WentBack: true, Reason: ReasonReadinessTimeout}},
+			[]MemberState{{RolledBackByNode: true, Reason: ReasonReadinessTimeout}},
 			Lifecycle{RollingBack, HealthUnknown, ReasonReadinessTimeout},
 			[]Step{{Upgrading, RollingBack, ReasonReadinessTimeout}},
 		},
 		{
 			"one of two nodes went back", live(Upgrading),
-			[]MemberState{ready, {WentBack: true}},
+			[]MemberState{ready, {RolledBackByNode: true}},
 			Lifecycle{RollingBack, HealthUnknown, ReasonInternal},
 			[]Step{{Upgrading, RollingBack, ReasonInternal}},
 		},
@@ -266,7 +266,7 @@ func TestObserve(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			got, steps := Observe(c.from, c.members)
+			got, steps := Advance(c.from, c.members)
 			require.Equal(t, c.want, got)
 			require.Equal(t, c.steps, steps)
 		})
@@ -287,7 +287,7 @@ func TestDecommissionIsOpenInEveryLiveStateAndInNoOther(t *testing.T) {
 }
 
 func TestActionsAreOpenWhereTheContractSaysAndNowhereElse(t *testing.T) {
-	worked, never := Past{Worked: true}, Past{}
+	worked, never := History{Worked: true}, History{}
 	actions := map[string]struct {
 		do    func(Lifecycle) (Lifecycle, Step, error)
 		to    Status
@@ -339,8 +339,8 @@ func TestActionsAreOpenWhereTheContractSaysAndNowhereElse(t *testing.T) {
 
 func TestNothingButTheEndIsOpenOnceEveryNodeIsLost(t *testing.T) {
 	failed := Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: ReasonNodeLost}
-	past := Past{Worked: true, Lost: true}
-	for _, do := range []func(Lifecycle, Past) (Lifecycle, Step, error){Upgrade, RollBack, Start} {
+	past := History{Worked: true, Lost: true}
+	for _, do := range []func(Lifecycle, History) (Lifecycle, Step, error){Upgrade, RollBack, Start} {
 		l, _, err := do(failed, past)
 		require.Equal(t, "node_lost", fault.As(err).Code)
 		require.Equal(t, failed, l)
@@ -399,9 +399,9 @@ func TestWhatARollbackGoesBackTo(t *testing.T) {
 			require.Equal(t, c.no, r.No)
 		})
 	}
-	require.EqualValues(t, 2, lastGood(all, 3), "what a failed upgrade is left for")
-	require.EqualValues(t, 2, lastGood(all, 2))
-	require.Zero(t, lastGood([]Revision{{No: 1, AppVersion: "1.0.0"}}, 1))
+	require.EqualValues(t, 2, lastWorking(all, 3), "what a failed upgrade is left for")
+	require.EqualValues(t, 2, lastWorking(all, 2))
+	require.Zero(t, lastWorking([]Revision{{No: 1, AppVersion: "1.0.0"}}, 1))
 }
 
 func drawMember(t *rapid.T) MemberState {
@@ -410,11 +410,11 @@ func drawMember(t *rapid.T) MemberState {
 			"", MemberPending, MemberStarting, MemberReady, MemberDegraded, MemberFailed, MemberStopping, MemberStopped,
 			MemberRemoved,
 		}).Draw(t, "status"),
-		Reason:      rapid.SampledFrom(append(Reasons(), "")).Draw(t, "reason"),
-		Unreachable: rapid.Bool().Draw(t, "unreachable"),
-		Gone:        rapid.Bool().Draw(t, "gone"),
-		WentBack:    rapid.IntRange(0, 4).Draw(t, "went_back") == 0,
-		GaveUp:      rapid.Bool().Draw(t, "gave_up"),
+		Reason:           rapid.SampledFrom(append(Reasons(), "")).Draw(t, "reason"),
+		Unreachable:      rapid.Bool().Draw(t, "unreachable"),
+		Gone:             rapid.Bool().Draw(t, "gone"),
+		RolledBackByNode: rapid.IntRange(0, 4).Draw(t, "went_back") == 0,
+		GaveUp:           rapid.Bool().Draw(t, "gave_up"),
 	}
 	if rapid.IntRange(0, 4).Draw(t, "lost") == 0 {
 		m = MemberState{Status: MemberFailed, Reason: ReasonNodeLost, Gone: true, Lost: true}
@@ -428,7 +428,7 @@ func TestLifecycleStaysOnItsEdges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := Lifecycle{Status: Requested, Health: HealthUnknown}
 		for range rapid.IntRange(1, 30).Draw(t, "length") {
-			past := Past{Worked: rapid.Bool().Draw(t, "worked")}
+			past := History{Worked: rapid.Bool().Draw(t, "worked")}
 			asked := []func(Lifecycle) (Lifecycle, Step, error){
 				Decommission, Stop,
 				func(l Lifecycle) (Lifecycle, Step, error) { return Start(l, past) },
@@ -447,7 +447,7 @@ func TestLifecycleStaysOnItsEdges(t *testing.T) {
 				l = next
 			}
 			members := rapid.SliceOfN(rapid.Custom(drawMember), 1, 3).Draw(t, "members")
-			next, steps := Observe(l, members)
+			next, steps := Advance(l, members)
 			at := l.Status
 			for _, s := range steps {
 				require.Equal(t, at, s.From)
@@ -463,8 +463,8 @@ func TestLifecycleStaysOnItsEdges(t *testing.T) {
 			if next.Status == Failed {
 				require.NotEmpty(t, next.Reason)
 			}
-			if len(steps) == 0 || !steps[len(steps)-1].WentBack() {
-				again, more := Observe(next, members)
+			if len(steps) == 0 || !steps[len(steps)-1].IsRollbackByNode() {
+				again, more := Advance(next, members)
 				require.Equal(t, next, again)
 				require.Empty(t, more)
 			}
@@ -485,15 +485,15 @@ func TestOnlyAReasonThatLastsAndIsRepeatedEndsADeployment(t *testing.T) {
 	failing := func(r Reason) Member { return Member{Status: MemberFailed, Reason: r, ObservedRevision: 3} }
 	for _, r := range Reasons() {
 		first := failing(r)
-		first.noteFailure(Member{Status: MemberStarting, ObservedRevision: 3}, at)
-		require.False(t, first.state(3).GaveUp, r)
+		first.updateFailure(Member{Status: MemberStarting, ObservedRevision: 3}, at)
+		require.False(t, first.lifecycleState(3).GaveUp, r)
 		soon := failing(r)
 		soon.FailingSince = first.FailingSince
-		soon.noteFailure(first, at.Add(failureConfirmedAfter-1))
-		require.False(t, soon.state(3).GaveUp, r)
+		soon.updateFailure(first, at.Add(failureConfirmedAfter-1))
+		require.False(t, soon.lifecycleState(3).GaveUp, r)
 		later := soon
-		later.noteFailure(soon, at.Add(failureConfirmedAfter))
-		require.Equal(t, !r.Passes(), later.state(3).GaveUp, r)
+		later.updateFailure(soon, at.Add(failureConfirmedAfter))
+		require.Equal(t, !r.IsTemporary(), later.lifecycleState(3).GaveUp, r)
 
 		for name, before := range map[string]Member{
 			"another reason":   {Status: MemberFailed, Reason: "other", ObservedRevision: 3, FailingSince: at},
@@ -501,16 +501,16 @@ func TestOnlyAReasonThatLastsAndIsRepeatedEndsADeployment(t *testing.T) {
 			"not failed":       {Status: MemberReady, ObservedRevision: 3},
 		} {
 			again := failing(r)
-			again.noteFailure(before, at.Add(time.Hour))
+			again.updateFailure(before, at.Add(time.Hour))
 			require.False(t, again.FailureConfirmed, name)
 			require.Equal(t, at.Add(time.Hour), again.FailingSince, name)
 		}
 		ready := Member{Status: MemberReady, ObservedRevision: 3, FailingSince: at, FailureConfirmed: true}
-		ready.noteFailure(later, at.Add(time.Hour))
+		ready.updateFailure(later, at.Add(time.Hour))
 		require.Zero(t, ready.FailingSince)
 		require.False(t, ready.FailureConfirmed)
 	}
-	require.True(t, ReasonOwnerRefused.Passes())
-	require.True(t, ReasonFeatureMissing.Passes())
-	require.False(t, ReasonCrashLoop.Passes())
+	require.True(t, ReasonOwnerRefused.IsTemporary())
+	require.True(t, ReasonFeatureMissing.IsTemporary())
+	require.False(t, ReasonCrashLoop.IsTemporary())
 }

@@ -43,7 +43,7 @@ const (
 // operationOutcome says how a step ends the operation that is under way, if it does.
 func operationOutcome(s Step) (outcome string, over bool) {
 	switch {
-	case s.To == Failed || s.WentBack():
+	case s.To == Failed || s.IsRollbackByNode():
 		return operationFailed, true
 	case s.To == Running || s.To == Stopped || s.To == Decommissioned:
 		return operationSucceeded, true

@@ -26,9 +26,9 @@ type Report struct {
 	// Incarnation is of the store that the node reports with.
 	Incarnation string
 	Statuses    []*protocol.WorkloadStatus
-	// SilenceIsNothing: the hub was restored and still misses usage of the node. Were a member taken for gone now, its
+	// UsageOwed: the hub was restored and still misses usage of the node. Were a member taken for gone now, its
 	// bill would be closed before that usage is in.
-	SilenceIsNothing bool
+	UsageOwed bool
 }
 
 // ApplyReport takes over what a node says about its members and moves their instances on. An old report changes
@@ -73,7 +73,7 @@ func ContinueReport(ctx context.Context, tx db.Tx, r Report, memberIDs []string,
 }
 
 // apply takes over what the report says about these members, or by its silence.
-func (r Report) apply(ctx context.Context, tx db.Tx, members []heldMember, now time.Time) ([]Change, error) {
+func (r Report) apply(ctx context.Context, tx db.Tx, members []placedMember, now time.Time) ([]Change, error) {
 	said := map[string]*protocol.WorkloadStatus{}
 	for _, s := range r.Statuses {
 		said[s.GetMemberId()] = s
@@ -83,8 +83,8 @@ func (r Report) apply(ctx context.Context, tx db.Tx, members []heldMember, now t
 		removed = map[string][]Removal{}
 	)
 	for _, m := range members {
-		next, removal := m.hear(said[m.ID], r, now)
-		if !m.differs(next) {
+		next, removal := m.applyStatus(said[m.ID], r, now)
+		if !m.differsFrom(next) {
 			continue
 		}
 		if err := updateMember(ctx, tx, next, removal, now); err != nil {
@@ -95,7 +95,7 @@ func (r Report) apply(ctx context.Context, tx db.Tx, members []heldMember, now t
 			removed[m.InstanceID] = append(removed[m.InstanceID], *removal)
 		}
 	}
-	return lookAgain(ctx, tx, touched, removed, now)
+	return recomputeAll(ctx, tx, touched, removed, now)
 }
 
 // SetReachable records whether the hub has contact with a node. Losing it ends nothing; it only shows.
@@ -104,12 +104,13 @@ func SetReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, 
 	if err != nil {
 		return nil, err
 	}
-	return lookAgain(ctx, tx, touched, nil, now)
+	return recomputeAll(ctx, tx, touched, nil, now)
 }
 
-// Lose ends the members of a node that is gone for good. Nobody proved anything: they failed as node_lost, and where
-// none is left so has their instance; one that was being decommissioned is decommissioned, with that as its reason.
-func Lose(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Change, error) {
+// MarkLost ends the members of a node that is gone for good. Nobody proved anything: they failed as node_lost, and
+// where none is left so has their instance; one that was being decommissioned is decommissioned, with that as its
+// reason.
+func MarkLost(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Change, error) {
 	members, err := selectMembersOf(ctx, tx, nodeID, nil)
 	if err != nil {
 		return nil, err
@@ -127,12 +128,12 @@ func Lose(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Change
 		touched = append(touched, m.InstanceID)
 		removed[m.InstanceID] = append(removed[m.InstanceID], r)
 	}
-	return lookAgain(ctx, tx, touched, removed, now)
+	return recomputeAll(ctx, tx, touched, removed, now)
 }
 
-// NoteDispatched is called in the transaction that saves a new signed state of a node, with the members that are in it.
-// For each unwanted member it remembers the first state that is without it.
-func NoteDispatched(ctx context.Context, tx db.Tx, nodeID string, epoch, generation uint64, memberIDs []string,
+// RecordAbsentFrom is called in the transaction that saves a new signed state of a node, with the members that are in
+// it. For each unwanted member it remembers the first state that is without it.
+func RecordAbsentFrom(ctx context.Context, tx db.Tx, nodeID string, epoch, generation uint64, memberIDs []string,
 	now time.Time,
 ) error {
 	return tx.Queue(ctx, `UPDATE instance_members SET absent_epoch = $3, absent_generation = $4, updated_at = $5
@@ -141,8 +142,8 @@ func NoteDispatched(ctx context.Context, tx db.Tx, nodeID string, epoch, generat
 		nodeID, memberIDs, int64(epoch), int64(generation), now)
 }
 
-// lookAgain applies the lifecycle to instances whose members changed, in the order of their ids.
-func lookAgain(ctx context.Context, tx db.Tx, instanceIDs []string, removed map[string][]Removal,
+// recomputeAll applies the lifecycle to instances whose members changed, in the order of their ids.
+func recomputeAll(ctx context.Context, tx db.Tx, instanceIDs []string, removed map[string][]Removal,
 	now time.Time,
 ) ([]Change, error) {
 	slices.Sort(instanceIDs)
@@ -156,7 +157,7 @@ func lookAgain(ctx context.Context, tx db.Tx, instanceIDs []string, removed map[
 	}
 	var changes []Change
 	for _, i := range instances {
-		c, err := lookAt(ctx, tx, i, now)
+		c, err := recompute(ctx, tx, i, now)
 		if err != nil {
 			return nil, err
 		}
@@ -166,24 +167,24 @@ func lookAgain(ctx context.Context, tx db.Tx, instanceIDs []string, removed map[
 	return changes, nil
 }
 
-// lookAt applies the lifecycle to one instance. Where a node has left an upgrade by itself, the revision that it went
-// back to is the wanted one from then on, and the members are looked at under that.
-func lookAt(ctx context.Context, tx db.Tx, i Instance, now time.Time) (Change, error) {
-	next, steps := Observe(i.Lifecycle, i.memberStates())
+// recompute applies the lifecycle to one instance. Where a node has left an upgrade by itself, the revision that it
+// went back to is the wanted one from then on, and the members are looked at under that.
+func recompute(ctx context.Context, tx db.Tx, i Instance, now time.Time) (Change, error) {
+	next, steps := Advance(i.Lifecycle, i.memberStates())
 	c, err := saveSteps(ctx, tx, i, next, steps, now)
 	if err == nil && c.Instance.ResourceVersion == i.ResourceVersion {
 		// Only a member changed: whoever watches the instance sees its members too.
 		c.Instance.ResourceVersion, c.Instance.UpdatedAt = i.ResourceVersion+1, now
 		err = updateInstance(ctx, tx, c.Instance)
 	}
-	if err != nil || len(steps) == 0 || !steps[len(steps)-1].WentBack() {
+	if err != nil || len(steps) == 0 || !steps[len(steps)-1].IsRollbackByNode() {
 		return c, err
 	}
 	revisions, err := selectRevisions(ctx, tx, i.ID)
 	if err != nil {
 		return Change{}, err
 	}
-	c.Instance.Revision = find(revisions, i.Revision).Fallback
+	c.Instance.Revision = findRevision(revisions, i.Revision).Fallback
 	if err := updateInstance(ctx, tx, c.Instance); err != nil {
 		return Change{}, err
 	}
@@ -193,38 +194,38 @@ func lookAt(ctx context.Context, tx db.Tx, i Instance, now time.Time) (Change, e
 	if c.Instance, err = Get(ctx, tx, i.ProjectID, i.ID); err != nil {
 		return Change{}, err
 	}
-	after, more := Observe(c.Instance.Lifecycle, c.Instance.memberStates())
+	after, more := Advance(c.Instance.Lifecycle, c.Instance.memberStates())
 	last, err := saveSteps(ctx, tx, c.Instance, after, more, now)
-	c.Instance, c.Steps, c.WantedChanged = last.Instance, append(c.Steps, more...), true
+	c.Instance, c.Steps, c.DesiredChanged = last.Instance, append(c.Steps, more...), true
 	return c, err
 }
 
-// heldMember is a member with what decides about its end.
-type heldMember struct {
+// placedMember is a member with what decides about its end.
+type placedMember struct {
 	Member
-	// wanted is false once its instance is being decommissioned.
-	wanted           bool
+	// desired is false once its instance is being decommissioned.
+	desired          bool
 	absentEpoch      uint64
 	absentGeneration uint64
 }
 
-// hear gives the member as it is after the node's word, or its silence.
-func (m heldMember) hear(s *protocol.WorkloadStatus, r Report, now time.Time) (Member, *Removal) {
+// applyStatus gives the member as it is after the node's word, or its silence.
+func (m placedMember) applyStatus(s *protocol.WorkloadStatus, r Report, now time.Time) (Member, *Removal) {
 	next := m.Member
 	// A report is contact.
 	next.Unreachable = false
 	if s == nil {
-		if !m.wanted && !r.SilenceIsNothing && m.absence().Proven(r.Epoch, r.Generation, r.Incarnation) {
-			return gone(next, nil, now)
+		if !m.desired && !r.UsageOwed && m.absence().Proven(r.Epoch, r.Generation, r.Incarnation) {
+			return removedMember(next, nil, now)
 		}
 		return next, nil
 	}
-	if !m.wanted && s.GetStatus() == string(MemberRemoved) && s.GetRemoval().Complete() {
-		return gone(next, s.GetRemoval(), now)
+	if !m.desired && s.GetStatus() == string(MemberRemoved) && s.GetRemoval().Complete() {
+		return removedMember(next, s.GetRemoval(), now)
 	}
 	// A member that has left the state has no revision any more; what is left of it is still worth showing. Of a wanted
 	// one a node without its document says nothing that counts.
-	if m.wanted && s.GetRevision() == 0 && m.ObservedRevision > 0 {
+	if m.desired && s.GetRevision() == 0 && m.ObservedRevision > 0 {
 		return next, nil
 	}
 	// A node that went back to its fallback has a lower revision than before. Older reports have lost already.
@@ -232,10 +233,10 @@ func (m heldMember) hear(s *protocol.WorkloadStatus, r Report, now time.Time) (M
 	if s.GetRevision() == 0 {
 		next.ObservedRevision = m.ObservedRevision
 	}
-	next.Status, next.ObservedIn = knownMemberStatus(s.GetStatus()), r.Incarnation
+	next.Status, next.ObservedIncarnation = knownMemberStatus(s.GetStatus()), r.Incarnation
 	// What was stopped because it failed says nothing more of the failure; the tenant still wants to read it.
 	if next.Status != MemberStopped || s.GetReason() != "" {
-		next.Reason, next.Detail = knownReason(s.GetReason()), cut(s.GetDetail(), maxDetailBytes)
+		next.Reason, next.Detail = knownReason(s.GetReason()), truncate(s.GetDetail(), maxDetailBytes)
 	}
 	switch {
 	case next.Reason != ReasonOwnerRefused:
@@ -245,15 +246,15 @@ func (m heldMember) hear(s *protocol.WorkloadStatus, r Report, now time.Time) (M
 		next.OwnerRefusal, _ = proto.MarshalOptions{Deterministic: true}.Marshal(s.GetOwnerRefusal())
 	}
 	next.Restarts, next.ExitCode = int64(s.GetRestarts()), int64(s.GetExitCode())
-	next.StartedAt, next.ReadyAt, next.ExitedAt = instant(s.GetStartedAt()), instant(s.GetReadyAt()),
-		instant(s.GetExitedAt())
-	next.Endpoints = published(s.GetEndpoints())
-	next.noteFailure(m.Member, now)
+	next.StartedAt, next.ReadyAt, next.ExitedAt = dbTime(s.GetStartedAt()), dbTime(s.GetReadyAt()),
+		dbTime(s.GetExitedAt())
+	next.Endpoints = publishedEndpoints(s.GetEndpoints())
+	next.updateFailure(m.Member, now)
 	return next, nil
 }
 
-// SaysIdle reports whether a node says that no container of a member runs.
-func SaysIdle(s *protocol.WorkloadStatus) bool {
+// ReportsIdle reports whether a node says that no container of a member runs.
+func ReportsIdle(s *protocol.WorkloadStatus) bool {
 	switch MemberStatus(s.GetStatus()) {
 	case MemberPending, MemberStarting, MemberFailed, MemberStopped:
 		return s.GetStartedAt() == nil
@@ -265,17 +266,17 @@ func SaysIdle(s *protocol.WorkloadStatus) bool {
 // revisionOf keeps a number that a node names within the column.
 func revisionOf(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 
-// published keeps what a node may publish: a port of its own loopback address. People open these URLs, and the node
-// writes them.
-func published(reported []*protocol.PublishedEndpoint) []Endpoint {
+// publishedEndpoints keeps what a node may publish: a port of its own loopback address. People open these URLs, and the
+// node writes them.
+func publishedEndpoints(reported []*protocol.PublishedEndpoint) []Endpoint {
 	var out []Endpoint
 	for _, e := range reported[:min(len(reported), maxEndpoints)] {
 		if !mayPublish(e) {
 			continue
 		}
 		out = append(out, Endpoint{
-			Name: cut(e.GetName(), maxEndpointBytes), Protocol: cut(e.GetProtocol(), maxEndpointBytes),
-			Host: cut(e.GetHost(), maxEndpointBytes), Port: e.GetPort(),
+			Name: truncate(e.GetName(), maxEndpointBytes), Protocol: truncate(e.GetProtocol(), maxEndpointBytes),
+			Host: truncate(e.GetHost(), maxEndpointBytes), Port: e.GetPort(),
 		})
 	}
 	return out
@@ -287,14 +288,14 @@ func mayPublish(e *protocol.PublishedEndpoint) bool {
 		slices.Contains([]string{"http", "https", "tcp"}, e.GetProtocol())
 }
 
-func (m heldMember) absence() lifecycle.Absence {
+func (m placedMember) absence() lifecycle.Absence {
 	return lifecycle.Absence{
 		Epoch: m.absentEpoch, Generation: m.absentGeneration, Observed: m.ObservedRevision != 0 || m.Status != MemberPending,
-		ObservedIn: m.ObservedIn,
+		ObservedIncarnation: m.ObservedIncarnation,
 	}
 }
 
-func gone(m Member, proof *protocol.RemovalProof, now time.Time) (Member, *Removal) {
+func removedMember(m Member, proof *protocol.RemovalProof, now time.Time) (Member, *Removal) {
 	m.Status, m.Gone, m.RemovedAt, m.Endpoints = MemberRemoved, true, now, nil
 	return m, &Removal{Member: m, Proof: proof}
 }
@@ -310,11 +311,11 @@ func knownMemberStatus(s string) MemberStatus {
 	}
 }
 
-func (m Member) differs(n Member) bool {
+func (m Member) differsFrom(n Member) bool {
 	return m.Status != n.Status || m.Reason != n.Reason || m.Detail != n.Detail ||
 		m.ObservedRevision != n.ObservedRevision || m.FallbackFrom != n.FallbackFrom ||
 		m.Unreachable != n.Unreachable || m.Restarts != n.Restarts || m.ExitCode != n.ExitCode || m.Gone != n.Gone ||
-		m.ObservedIn != n.ObservedIn ||
+		m.ObservedIncarnation != n.ObservedIncarnation ||
 		m.FailureConfirmed != n.FailureConfirmed || !m.FailingSince.Equal(n.FailingSince) ||
 		!m.StartedAt.Equal(n.StartedAt) || !m.ReadyAt.Equal(n.ReadyAt) || !m.ExitedAt.Equal(n.ExitedAt) ||
 		!slices.Equal(m.Endpoints, n.Endpoints) || !bytes.Equal(m.OwnerRefusal, n.OwnerRefusal)

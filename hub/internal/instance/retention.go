@@ -64,9 +64,9 @@ func supersede(ctx context.Context, tx db.Tx, instanceID string, wanted int64, n
 // again), the one that an upgrade falls back to, the one that a rollback goes back to, and the one that the rollback
 // after it goes back to.
 func keptRevisions(revisions []Revision, wanted int64) []int64 {
-	now := find(revisions, wanted)
-	previous := find(revisions, now.Previous)
-	return []int64{wanted, newest(revisions).No, now.Fallback, previous.No, previous.Previous}
+	now := findRevision(revisions, wanted)
+	previous := findRevision(revisions, now.Previous)
+	return []int64{wanted, newestRevision(revisions).No, now.Fallback, previous.No, previous.Previous}
 }
 
 // DeleteOldRevisions deletes revisions that were superseded before a moment, with what their members were to run at

@@ -199,7 +199,7 @@ func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now
 			observed_incarnation = $17, owner_refusal = $18, failing_since = $19, failure_confirmed = $20 WHERE id = $1`,
 		m.ID, string(m.Status), string(m.Reason), m.Detail, m.ObservedRevision, m.Unreachable,
 		endpoints, m.Restarts, m.ExitCode, nullable(m.StartedAt), nullable(m.ReadyAt), nullable(m.ExitedAt),
-		proof, nullable(m.RemovedAt), now, m.FallbackFrom, m.ObservedIn, m.OwnerRefusal, nullable(m.FailingSince),
+		proof, nullable(m.RemovedAt), now, m.FallbackFrom, m.ObservedIncarnation, m.OwnerRefusal, nullable(m.FailingSince),
 		m.FailureConfirmed)
 }
 
@@ -232,8 +232,8 @@ func isNewestReport(ctx context.Context, tx db.Tx, r Report) (is bool, err error
 	return is, err
 }
 
-// Hosting gives those of the nodes that have members of which something may be left.
-func Hosting(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int, error) {
+// MemberCounts gives those of the nodes that have members of which something may be left.
+func MemberCounts(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int, error) {
 	return db.CollectMap[string, int](tx.Query(ctx,
 		`SELECT node_id, count(*) FROM instance_members WHERE node_id = ANY($1::uuid[]) AND removed_at IS NULL
 			GROUP BY node_id`, nodeIDs))
@@ -249,7 +249,7 @@ func IsDown(ctx context.Context, tx db.Tx, memberID string) (bool, error) {
 	if db.IsNoRows(err) {
 		return false, nil
 	}
-	held, stopped := status.Wanted()
+	held, stopped := status.Desired()
 	return !held || stopped, err
 }
 
@@ -268,7 +268,7 @@ func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
 	into := append([]any{
 		&m.ID, &m.InstanceID, &m.AllocationID, &m.NodeID, &m.Role, &m.Status, &m.Reason, &m.Detail, &m.ObservedRevision,
 		&m.Unreachable, &endpoints, &m.Restarts, &m.ExitCode, &started, &ready, &exited, &removed, &m.FallbackFrom,
-		&m.ObservedIn, &m.OwnerRefusal, &failing, &m.FailureConfirmed,
+		&m.ObservedIncarnation, &m.OwnerRefusal, &failing, &m.FailureConfirmed,
 	}, more...)
 	if err := row.Scan(into...); err != nil {
 		return err
@@ -295,7 +295,7 @@ func selectMemberIDs(ctx context.Context, tx db.Tx, nodeID string) ([]string, er
 }
 
 // selectMembersOf gives the members of a node of which something may be left: those named, or all where only is nil.
-func selectMembersOf(ctx context.Context, tx db.Tx, nodeID string, only []string) ([]heldMember, error) {
+func selectMembersOf(ctx context.Context, tx db.Tx, nodeID string, only []string) ([]placedMember, error) {
 	rows, err := tx.Query(ctx, `SELECT `+memberColumns+
 		`, i.status <> 'decommissioning', coalesce(m.absent_epoch, 0), coalesce(m.absent_generation, 0)
 		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id
@@ -304,12 +304,12 @@ func selectMembersOf(ctx context.Context, tx db.Tx, nodeID string, only []string
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (heldMember, error) {
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (placedMember, error) {
 		var (
-			h                 heldMember
+			h                 placedMember
 			epoch, generation int64
 		)
-		err := scanMember(row, &h.Member, &h.wanted, &epoch, &generation)
+		err := scanMember(row, &h.Member, &h.desired, &epoch, &generation)
 		h.absentEpoch, h.absentGeneration = uint64(epoch), uint64(generation)
 		return h, err
 	})
@@ -380,8 +380,8 @@ func scanInstance(row pgx.CollectableRow) (Instance, error) {
 	return i, nil
 }
 
-// selectWanted gives what the nodes of a condition on members are to hold.
-func selectWanted(ctx context.Context, tx db.Tx, where, id string) ([]plan.Member, error) {
+// selectDesired gives what the nodes of a condition on members are to hold.
+func selectDesired(ctx context.Context, tx db.Tx, where, id string) ([]plan.Member, error) {
 	const revision = `%[1]s.app_version, %[1]s.revision, %[1]s.correlation_id, %[1]s.manifest_envelope,
 		%[1]s.delegation_envelope, %[1]s.parameters,
 		%[1]s.features, %[1]s.readiness_timeout_ms, %[1]s.created_at, %[2]s.services`
@@ -399,7 +399,7 @@ func selectWanted(ctx context.Context, tx db.Tx, where, id string) ([]plan.Membe
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, scanWanted)
+	return pgx.CollectRows(rows, scanDesired)
 }
 
 // content is what the columns of one revision are read into; all nil where there is none.
@@ -428,7 +428,7 @@ func (c *content) fill(m *plan.Member) (err error) {
 	return err
 }
 
-func scanWanted(row pgx.CollectableRow) (plan.Member, error) {
+func scanDesired(row pgx.CollectableRow) (plan.Member, error) {
 	var (
 		m              plan.Member
 		status         Status
@@ -439,7 +439,7 @@ func scanWanted(row pgx.CollectableRow) (plan.Member, error) {
 	if err := row.Scan(append(into, fallback.into()...)...); err != nil {
 		return plan.Member{}, err
 	}
-	_, m.Stopped = status.Wanted()
+	_, m.Stopped = status.Desired()
 	if fallback.services != nil {
 		back := m
 		if err := fallback.fill(&back); err != nil {
@@ -471,16 +471,16 @@ func orZero(t *time.Time) time.Time {
 	return *t
 }
 
-// instant gives a node's time in what the database keeps, so that reading it back compares equal.
-func instant(t *timestamppb.Timestamp) time.Time {
+// dbTime gives a node's time in what the database keeps, so that reading it back compares equal.
+func dbTime(t *timestamppb.Timestamp) time.Time {
 	if t == nil || !t.IsValid() {
 		return time.Time{}
 	}
 	return t.AsTime().Truncate(time.Microsecond)
 }
 
-// cut shortens a node's text to what the database takes: valid UTF-8 without NUL.
-func cut(s string, maxBytes int) string {
+// truncate shortens a node's text to what the database takes: valid UTF-8 without NUL.
+func truncate(s string, maxBytes int) string {
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "?"), "\x00", "?")
 	if len(s) <= maxBytes {
 		return s

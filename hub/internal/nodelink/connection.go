@@ -43,15 +43,15 @@ type connection struct {
 	pushedSHA256     []byte
 }
 
-// farewellTime is how long a node has to read why it is cut off.
-const farewellTime = time.Second
+// closeGrace is how long a node has to read why it is cut off.
+const closeGrace = time.Second
 
 // end sends GoAway and closes the connection when the node has closed it, or a moment later.
 func (c *connection) end(code uint64, reason string) {
 	c.out.put(func(o *outbox) { o.goAway = &protocol.GoAway{Reason: reason} })
 	// Not in the writer: that one may be stuck.
 	go func() {
-		t := time.NewTimer(farewellTime)
+		t := time.NewTimer(closeGrace)
 		defer t.Stop()
 		select {
 		case <-t.C:
@@ -68,7 +68,7 @@ func (c *connection) run(ctx context.Context) error {
 	var streams sync.WaitGroup
 	streams.Go(func() { cancel(c.write(ctx)) })
 	streams.Go(func() {
-		cancel(c.read(ctx, func(m *protocol.NodeMessage) error { return c.control.Receive(m, c.limit()) }))
+		cancel(c.read(ctx, func(m *protocol.NodeMessage) error { return c.control.Receive(m, c.messageLimit()) }))
 	})
 	// On this goroutine: a hub holds thousands of connections, and each one more costs its stack.
 	cancel(c.accept(ctx, &streams))
@@ -80,7 +80,7 @@ func (c *connection) run(ctx context.Context) error {
 // write sends what the outbox holds.
 func (c *connection) write(ctx context.Context) error {
 	for {
-		m := c.out.take()
+		m := c.out.next()
 		if m == nil {
 			select {
 			case <-c.out.wake:
@@ -184,8 +184,8 @@ func (c *connection) read(ctx context.Context, receive func(*protocol.NodeMessag
 	}
 }
 
-// limit is of the node's next message. Documents that a restored hub has asked for are larger than a report.
-func (c *connection) limit() int {
+// messageLimit is of the node's next message. Documents that a restored hub has asked for are larger than a report.
+func (c *connection) messageLimit() int {
 	select {
 	case <-c.uploaded:
 		return c.messageBytes
@@ -303,13 +303,13 @@ func (c *connection) fetch(ctx context.Context, stream *link.Stream) {
 	response, err := c.handler.Fetch(ctx, c.peer.NodeID, request)
 	if err != nil {
 		c.log.InfoContext(ctx, "fetch refused", slog.Any("error", err))
-		response = &protocol.FetchResponse{ErrorReason: refusalOf(err)}
+		response = &protocol.FetchResponse{ErrorReason: fetchErrorReason(err)}
 	}
 	_ = stream.Send(response)
 }
 
-// refusalOf tells a passing trouble from a refusal.
-func refusalOf(err error) string {
+// fetchErrorReason tells a passing trouble from a refusal.
+func fetchErrorReason(err error) string {
 	if r, ok := errors.AsType[*protocol.RefusalError](err); ok {
 		return r.Reason
 	}
@@ -329,11 +329,11 @@ func unreachable(cause error) error {
 func (s *Server) tunnel(ctx context.Context, nodeID, orgID string,
 	request *protocol.TunnelRequest,
 ) (io.ReadCloser, error) {
-	c := s.of(nodeID)
+	c := s.find(nodeID)
 	if c == nil {
 		return nil, unreachable(nil)
 	}
-	free, err := c.tunnels.take(orgID)
+	free, err := c.tunnels.acquire(orgID)
 	if err != nil {
 		return nil, err
 	}

@@ -31,9 +31,9 @@ func (o *outbox) put(set func(*outbox)) {
 	}
 }
 
-// take returns the next message, nil for none. A farewell overtakes everything; a bundle goes before what is signed by
+// next returns the next message, nil for none. A farewell overtakes everything; a bundle goes before what is signed by
 // its keys.
-func (o *outbox) take() *protocol.HubMessage {
+func (o *outbox) next() *protocol.HubMessage {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {

@@ -19,11 +19,11 @@ func TestOutboxKeepsTheNewestOfEachKindAndItsOrder(t *testing.T) {
 	}
 	o.put(func(o *outbox) { o.bundle = &protocol.PushBundle{} })
 	require.Len(t, o.wake, 1, "a thousand wake-ups are one")
-	require.NotNil(t, o.take().GetPushBundle(), "keys before what they sign")
-	require.Equal(t, string(rune('a'+999%26)), o.take().GetPushState().GetEnvelope().GetPayloadType())
-	require.NotNil(t, o.take().GetPushLeases())
-	require.Equal(t, uint64(999), o.take().GetReportAck().GetCounter())
-	require.Nil(t, o.take())
+	require.NotNil(t, o.next().GetPushBundle(), "keys before what they sign")
+	require.Equal(t, string(rune('a'+999%26)), o.next().GetPushState().GetEnvelope().GetPayloadType())
+	require.NotNil(t, o.next().GetPushLeases())
+	require.Equal(t, uint64(999), o.next().GetReportAck().GetCounter())
+	require.Nil(t, o.next())
 	o.put(func(o *outbox) { o.state = &protocol.PushState{}; o.goAway = &protocol.GoAway{} })
-	require.NotNil(t, o.take().GetGoAway(), "a farewell overtakes")
+	require.NotNil(t, o.next().GetGoAway(), "a farewell overtakes")
 }

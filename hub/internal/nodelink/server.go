@@ -100,11 +100,11 @@ type Options struct {
 	Bundle func() protocol.Bundle
 	// Certificate returns the hub's own.
 	Certificate link.Certificate
-	// ShutOut reports whether a node is known to be banned or removed: TLS refuses it. The database decides at the hello.
+	// IsDenied reports whether a node is known to be banned or removed: TLS refuses it. The database decides at the hello.
 	// It may be nil.
-	ShutOut func(nodeID string) bool
-	Now     func() time.Time
-	Log     *slog.Logger
+	IsDenied func(nodeID string) bool
+	Now      func() time.Time
+	Log      *slog.Logger
 }
 
 // Server holds the connections of this hub process.
@@ -144,12 +144,12 @@ func (s *Server) TLS() *tls.Config {
 	})
 }
 
-// errShutOut ends the handshake of a node that is banned or removed.
-var errShutOut = errors.New("the node is banned or was removed")
+// errDenied ends the handshake of a node that is banned or removed.
+var errDenied = errors.New("the node is banned or was removed")
 
 func (s *Server) allow(nodeID string) error {
-	if s.ShutOut != nil && s.ShutOut(nodeID) {
-		return errShutOut
+	if s.IsDenied != nil && s.IsDenied(nodeID) {
+		return errDenied
 	}
 	return nil
 }
@@ -201,7 +201,7 @@ func (s *Server) Nodes() []string {
 	return slices.Sorted(maps.Keys(s.nodes))
 }
 
-func (s *Server) of(nodeID string) *connection {
+func (s *Server) find(nodeID string) *connection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.nodes[nodeID]
@@ -209,7 +209,7 @@ func (s *Server) of(nodeID string) *connection {
 
 // Disconnect ends a node's connection and sends it the reason.
 func (s *Server) Disconnect(nodeID, reason string) {
-	if c := s.of(nodeID); c != nil {
+	if c := s.find(nodeID); c != nil {
 		c.end(link.CodeBanned, reason)
 	}
 }
@@ -241,7 +241,7 @@ func ackedByHello(nodeID string, sessionNo uint64, h *protocol.Hello) AckedState
 
 // Acked returns what the node holds; ok is false when it is not connected.
 func (s *Server) Acked(nodeID string) (acked AckedState, ok bool) {
-	c := s.of(nodeID)
+	c := s.find(nodeID)
 	if c == nil {
 		return AckedState{}, false
 	}
@@ -252,7 +252,7 @@ func (s *Server) Acked(nodeID string) (acked AckedState, ok bool) {
 
 // PushState sends a state, unless the node is gone.
 func (s *Server) PushState(nodeID string, m *protocol.PushState, generation uint64, sha256 []byte) {
-	if c := s.of(nodeID); c != nil {
+	if c := s.find(nodeID); c != nil {
 		c.mu.Lock()
 		c.pushedGeneration, c.pushedSHA256 = generation, sha256
 		c.mu.Unlock()
@@ -262,7 +262,7 @@ func (s *Server) PushState(nodeID string, m *protocol.PushState, generation uint
 
 // PushLeases sends a batch of leases, unless the node is gone. sha256 is of its content without its time.
 func (s *Server) PushLeases(nodeID string, m *protocol.PushLeases, sha256 []byte) {
-	if c := s.of(nodeID); c != nil {
+	if c := s.find(nodeID); c != nil {
 		c.mu.Lock()
 		c.acked.LeasesSHA256 = sha256
 		c.mu.Unlock()
@@ -272,7 +272,7 @@ func (s *Server) PushLeases(nodeID string, m *protocol.PushLeases, sha256 []byte
 
 // PushBundle sends a trust bundle, unless the node is gone.
 func (s *Server) PushBundle(nodeID string, m *protocol.PushBundle) {
-	if c := s.of(nodeID); c != nil {
+	if c := s.find(nodeID); c != nil {
 		c.out.put(func(o *outbox) { o.bundle = m })
 	}
 }

@@ -19,8 +19,8 @@ type tunnels struct {
 	total int
 }
 
-// take takes one of the org's places until free is called.
-func (t *tunnels) take(orgID string) (free func(), err error) {
+// acquire takes one of the org's places until free is called.
+func (t *tunnels) acquire(orgID string) (free func(), err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	busy := func(format string, n int) error {

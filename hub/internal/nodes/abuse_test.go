@@ -277,7 +277,7 @@ func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
 	require.Equal(t, before, books(h))
 }
 
-// Marks that an older release wrote, or moved, name no record number: what follows them is posted.
+// Watermarks that an older release wrote, or moved, name no record number: what follows them is posted.
 func TestSegmentAfterAMarkOfAnOlderReleaseIsPosted(t *testing.T) {
 	for name, older := range map[string]string{
 		"wrote": `UPDATE usage_marks SET last_sequence = NULL, last_sequence_segment = NULL`,

@@ -8,25 +8,25 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// Mark is how far the usage of one store of a node is posted.
-type Mark struct {
+// PostedUsage is how far the usage of one store of a node is posted.
+type PostedUsage struct {
 	NodeID      string
 	Incarnation string
 	Number      uint64
 }
 
-// Marks gives all marks, for a backup.
-func Marks(ctx context.Context, tx db.Tx) ([]Mark, error) {
+// SelectPosted gives all marks, for a backup.
+func SelectPosted(ctx context.Context, tx db.Tx) ([]PostedUsage, error) {
 	rows, err := tx.Query(ctx,
 		`SELECT node_id, incarnation, number FROM usage_marks WHERE number > 0 ORDER BY node_id, incarnation`)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[Mark])
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[PostedUsage])
 }
 
-// Archive records that usage up to these marks is in a verified backup: nodes may delete it.
-func Archive(ctx context.Context, tx db.Tx, marks []Mark) error {
+// RecordArchived records that usage up to these marks is in a verified backup: nodes may delete it.
+func RecordArchived(ctx context.Context, tx db.Tx, marks []PostedUsage) error {
 	var (
 		nodes, incarnations []string
 		numbers             []int64

@@ -14,8 +14,8 @@ const (
 	// refusalsBurst and refusalsAnHour bound the refused documents that are recorded, each perhaps with an event and an
 	// audit row.
 	refusalsBurst, refusalsAnHour = 60, 60
-	// raisesBurst and raisesAnHour bound the generations that are made because a node refused one.
-	raisesBurst, raisesAnHour = 30, 60
+	// bumpsBurst and bumpsAnHour bound the generations that are made because a node refused one.
+	bumpsBurst, bumpsAnHour = 30, 60
 	// incarnationsBurst and incarnationsAnHour bound the names that a node gives its store: a hello with a further one is
 	// not answered.
 	incarnationsBurst, incarnationsAnHour = 60, 60
@@ -25,7 +25,7 @@ const (
 
 // budget is what one node has left. It lives in memory: a hub that restarts begins anew.
 type budget struct {
-	refusals, raises, incarnations *rate.Limiter
+	refusals, generationBumps, incarnations *rate.Limiter
 	// incarnation is the store's name in the newest hello.
 	incarnation string
 	usedAt      time.Time
@@ -56,8 +56,9 @@ func (b *budgets) of(nodeID string, now time.Time) *budget {
 	n := b.byNode[nodeID]
 	if n == nil {
 		n = &budget{
-			refusals: rate.NewLimiter(perHour(refusalsAnHour), refusalsBurst), raises: rate.NewLimiter(perHour(raisesAnHour),
-				raisesBurst),
+			refusals: rate.NewLimiter(perHour(refusalsAnHour), refusalsBurst),
+			generationBumps: rate.NewLimiter(perHour(bumpsAnHour),
+				bumpsBurst),
 			incarnations: rate.NewLimiter(perHour(incarnationsAnHour), incarnationsBurst),
 		}
 		b.byNode[nodeID] = n
@@ -66,20 +67,20 @@ func (b *budgets) of(nodeID string, now time.Time) *budget {
 	return n
 }
 
-func (b *budgets) mayRefuse(nodeID string, now time.Time) bool {
+func (b *budgets) mayRecordRefusal(nodeID string, now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.of(nodeID, now).refusals.AllowN(now, 1)
 }
 
-func (b *budgets) mayEnqueueHigher(nodeID string, now time.Time) bool {
+func (b *budgets) mayBumpGeneration(nodeID string, now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.of(nodeID, now).raises.AllowN(now, 1)
+	return b.of(nodeID, now).generationBumps.AllowN(now, 1)
 }
 
-// mayBear reports whether the node may say hello under this name of its store.
-func (b *budgets) mayBear(nodeID, incarnation string, now time.Time) bool {
+// mayUseIncarnation reports whether the node may say hello under this name of its store.
+func (b *budgets) mayUseIncarnation(nodeID, incarnation string, now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := b.of(nodeID, now)

@@ -143,7 +143,7 @@ func (svc *Service) tryCommitGroup(ctx context.Context, group []*request) error 
 			failpoint.Hit("hub/hello/written")
 		}
 		if len(reports) > 0 {
-			if o.applied, err = applyQuietReports(ctx, tx, reports, now); err != nil {
+			if o.applied, err = applyUnchangedReports(ctx, tx, reports, now); err != nil {
 				return o, err
 			}
 		}
@@ -162,10 +162,11 @@ func (svc *Service) tryCommitGroup(ctx context.Context, group []*request) error 
 	return err
 }
 
-// applyQuietReports applies the reports that change nothing but the time of their node's last contact, and says which.
-func applyQuietReports(ctx context.Context, tx db.Tx, requests []*request, now time.Time) ([]bool, error) {
+// applyUnchangedReports applies the reports that change nothing but the time of their node's last contact, and says
+// which.
+func applyUnchangedReports(ctx context.Context, tx db.Tx, requests []*request, now time.Time) ([]bool, error) {
 	ids := nodesOf(requests)
-	hosting, err := instance.Hosting(ctx, tx, ids)
+	hosting, err := instance.MemberCounts(ctx, tx, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +183,7 @@ func applyQuietReports(ctx context.Context, tx db.Tx, requests []*request, now t
 	if len(reports) == 0 {
 		return applied, nil
 	}
-	quiet, err := fleet.ObserveQuiet(ctx, tx, reports, now)
+	quiet, err := fleet.ApplyUnchangedReports(ctx, tx, reports, now)
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ import (
 
 // openedSession is the result of a hello.
 type openedSession struct {
-	fleet.Connected
+	fleet.ConnectResult
 	posted watermark
 	// requestUpload asks the node for its accepted state.
 	requestUpload bool
@@ -40,7 +40,7 @@ func (svc *Service) OpenSession(ctx context.Context, peer nodelink.Peer, hello *
 	if !db.IsID(peer.NodeID) {
 		return nodelink.Session{}, fault.New(fault.NotFound, "node_not_found", "There is no such node.", nil)
 	}
-	if !svc.budgets.mayBear(peer.NodeID, hello.GetIncarnation(), svc.Now()) {
+	if !svc.budgets.mayUseIncarnation(peer.NodeID, hello.GetIncarnation(), svc.Now()) {
 		return nodelink.Session{}, fault.New(fault.Unavailable, "incarnations_too_many", "The node has given its store a "+
 			"new name too often; it may dial again in a minute.", nil)
 	}
@@ -55,7 +55,7 @@ func (svc *Service) OpenSession(ctx context.Context, peer nodelink.Peer, hello *
 		ProtocolVersion:    min(protocol.Version, hello.GetProtocolVersion()),
 		HubTime:            timestamppb.New(svc.Now()),
 		SessionNo:          o.SessionNo,
-		NewIncarnation:     o.Behind,
+		NewIncarnation:     o.StoreBehind,
 		PostedSegment:      o.posted.Number,
 		ArchivedSegment:    o.posted.prunable(),
 		PostedSha256:       o.posted.SHA256,
@@ -108,7 +108,7 @@ func (svc *Service) openSessions(ctx context.Context, tx db.Tx, requests []*requ
 	}
 	var accepted []int
 	for k, n := range at {
-		out[n].Connected, out[n].refused = connected[k], connected[k].Refused
+		out[n].ConnectResult, out[n].refused = connected[k], connected[k].Refused
 		if out[n].refused == nil {
 			accepted = append(accepted, n)
 		}
@@ -151,14 +151,14 @@ func applyHellos(ctx context.Context, tx db.Tx, requests []*request, accepted []
 	if err := capacity.ApplyInventories(ctx, tx, inventories, now); err != nil {
 		return err
 	}
-	hosting, err := instance.Hosting(ctx, tx, ids)
+	hosting, err := instance.MemberCounts(ctx, tx, ids)
 	if err != nil {
 		return err
 	}
 	for _, n := range accepted {
 		id := requests[n].peer.NodeID
 		out[n].members = hosting[id]
-		if out[n].CameBack {
+		if out[n].WasUnreachable {
 			if err := setReachable(ctx, tx, id, true, now); err != nil {
 				return err
 			}

@@ -25,7 +25,7 @@ type incomingReport struct {
 type reportResult struct {
 	observed command.Observed
 	// quarantined: nothing of the report counts. noticed: the quarantine begins with it.
-	quarantined, noticed bool
+	quarantined, newlyQuarantined bool
 	// split: the report was applied member by member; that is committed even where some of them failed.
 	split bool
 
@@ -63,19 +63,19 @@ func (svc *Service) applyReport(ctx context.Context, a incomingReport) (reportRe
 
 // apply applies a report in the caller's transaction, whole or without its members.
 func (a incomingReport) apply(ctx context.Context, tx db.Tx, whole bool) (out reportResult, err error) {
-	o, err := fleet.Observe(ctx, tx, fleetReport(a.nodeID, a.sessionNo, a.report), a.now)
+	o, err := fleet.ApplyReport(ctx, tx, fleetReport(a.nodeID, a.sessionNo, a.report), a.now)
 	if err != nil || !o.Fresh {
 		return reportResult{}, err
 	}
 	if out.quarantined = o.Quarantined || o.CloneDetected; out.quarantined {
 		if o.CloneDetected {
-			out.noticed, err = quarantine(ctx, tx, a.nodeID, a.now)
+			out.newlyQuarantined, err = quarantine(ctx, tx, a.nodeID, a.now)
 		}
 		return out, err
 	}
-	if o.CameBack && whole {
+	if o.WasUnreachable && whole {
 		err = setReachable(ctx, tx, a.nodeID, true, a.now)
-	} else if o.CameBack {
+	} else if o.WasUnreachable {
 		// Each member becomes reachable with its own part of the report.
 		err = nodeEvent(ctx, tx, a.nodeID, "fleet.node.online", actionContact, nil, a.now)
 	}
@@ -88,15 +88,15 @@ func (a incomingReport) apply(ctx context.Context, tx db.Tx, whole bool) (out re
 	}
 	r := a.report
 	out.report = command.Report{
-		NodeID:           a.nodeID,
-		SessionNo:        a.sessionNo,
-		Counter:          r.GetCounter(),
-		Epoch:            r.GetEpoch(),
-		Generation:       r.GetGeneration(),
-		Incarnation:      o.Incarnation,
-		Statuses:         r.GetWorkloads(),
-		Accelerators:     r.GetAccelerators(),
-		SilenceIsNothing: owes,
+		NodeID:       a.nodeID,
+		SessionNo:    a.sessionNo,
+		Counter:      r.GetCounter(),
+		Epoch:        r.GetEpoch(),
+		Generation:   r.GetGeneration(),
+		Incarnation:  o.Incarnation,
+		Statuses:     r.GetWorkloads(),
+		Accelerators: r.GetAccelerators(),
+		UsageOwed:    owes,
 	}
 	if whole {
 		out.observed, err = command.Observe(ctx, tx, out.report, a.now)

@@ -208,7 +208,7 @@ func (svc *Service) Report(ctx context.Context, peer nodelink.Peer, sessionNo ui
 		return err
 	}
 	failpoint.Hit("hub/report/committed")
-	if out.noticed {
+	if out.newlyQuarantined {
 		svc.Log.WarnContext(ctx, "node quarantined", slog.String("node_id", nodeID),
 			slog.String("reason", fleet.ReasonIdentityUsedTwice))
 		svc.Disconnect(nodeID, protocol.RefusalQuarantined)
@@ -238,7 +238,7 @@ func (svc *Service) Ack(ctx context.Context, nodeID string, a *protocol.Ack) err
 		svc.Dispatcher.Enqueue(nodeID)
 	}
 	_, err := runTx(ctx, svc, func(tx db.Tx) (struct{}, error) {
-		err := fleet.Accepted(ctx, tx, nodeID, a.GetDocument(), a.GetEpoch(), a.GetGeneration())
+		err := fleet.RecordAck(ctx, tx, nodeID, a.GetDocument(), a.GetEpoch(), a.GetGeneration())
 		failpoint.Hit("hub/accepted/written")
 		return struct{}{}, err
 	})
@@ -253,7 +253,7 @@ func (svc *Service) Nack(ctx context.Context, nodeID string, r *protocol.Nack) e
 	default:
 		return nil // no document that a hub sends
 	}
-	if err := svc.refused(ctx, nodeID, fleet.Refusal{
+	if err := svc.recordRefusal(ctx, nodeID, fleet.Refusal{
 		Document: r.GetDocument(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Reason: r.GetReason(),
 		Detail: r.GetDetail(),
 	}); err != nil {
@@ -271,21 +271,21 @@ func (svc *Service) Nack(ctx context.Context, nodeID string, r *protocol.Nack) e
 	if err != nil {
 		return err
 	}
-	if r.GetGeneration() <= newest && svc.budgets.mayEnqueueHigher(nodeID, svc.Now()) {
+	if r.GetGeneration() <= newest && svc.budgets.mayBumpGeneration(nodeID, svc.Now()) {
 		svc.Dispatcher.EnqueueAtLeast(nodeID, r.GetGeneration()+1)
 	}
 	return nil
 }
 
-func (svc *Service) refused(ctx context.Context, nodeID string, r fleet.Refusal) error {
+func (svc *Service) recordRefusal(ctx context.Context, nodeID string, r fleet.Refusal) error {
 	now := svc.Now().Truncate(time.Microsecond)
-	if !svc.budgets.mayRefuse(nodeID, now) {
+	if !svc.budgets.mayRecordRefusal(nodeID, now) {
 		return nil
 	}
 	r.At = now
 	id := db.NewID()
 	_, err := runTx(ctx, svc, func(tx db.Tx) (bool, error) {
-		news, err := fleet.Refused(ctx, tx, nodeID, id, r)
+		news, err := fleet.RecordRefusal(ctx, tx, nodeID, id, r)
 		if err != nil || !news {
 			return false, err
 		}

@@ -33,9 +33,9 @@ func isUnpostable(ctx context.Context, err error) bool {
 
 // setAsideUnpostable sets aside what of a batch cannot be posted, each store's segments in one transaction: a node that
 // sends only such costs the others of its batch little more than one that sends good ones.
-func (svc *Service) setAsideUnpostable(ctx context.Context, batch []*delivery) {
+func (svc *Service) setAsideUnpostable(ctx context.Context, batch []*queuedSegment) {
 	var stores []store
-	unpostable := map[store][]*delivery{}
+	unpostable := map[store][]*queuedSegment{}
 	for _, d := range batch {
 		if isUnpostable(ctx, d.err) {
 			if unpostable[d.store] == nil {
@@ -51,7 +51,7 @@ func (svc *Service) setAsideUnpostable(ctx context.Context, batch []*delivery) {
 
 // setAside keeps segments of one store that cannot be posted, as their node signed them, advances the watermark over
 // them and leaves findings.
-func (svc *Service) setAside(ctx context.Context, of store, segments []*delivery) {
+func (svc *Service) setAside(ctx context.Context, of store, segments []*queuedSegment) {
 	now := svc.Now().Truncate(time.Microsecond)
 	results := make([]error, len(segments))
 	var reached watermark
@@ -74,7 +74,7 @@ func (svc *Service) setAside(ctx context.Context, of store, segments []*delivery
 				continue
 			}
 			skipped = append(skipped, d.usage)
-			f, err := keepAside(ctx, tx, d, now)
+			f, err := insertSetAside(ctx, tx, d, now)
 			if err != nil {
 				return nil, err
 			}
@@ -94,9 +94,9 @@ func (svc *Service) setAside(ctx context.Context, of store, segments []*delivery
 	}
 }
 
-// keepAside keeps a segment and names its finding. Where its node has no room left, the finding is of the store and all
-// such share it: a node may send as many as it likes.
-func keepAside(ctx context.Context, tx db.Tx, d *delivery, now time.Time) (finding.Finding, error) {
+// insertSetAside keeps a segment and names its finding. Where its node has no room left, the finding is of the store
+// and all such share it: a node may send as many as it likes.
+func insertSetAside(ctx context.Context, tx db.Tx, d *queuedSegment, now time.Time) (finding.Finding, error) {
 	f := finding.Finding{
 		NodeID: d.store.nodeID, Kind: finding.Usage, ResourceType: "usage_segment",
 		ResourceID: fmt.Sprintf("%s/%d", d.store.incarnation, d.at.Number), Detail: d.err.Error(),

@@ -30,9 +30,9 @@ func (svc *Service) Usage(ctx context.Context, peer nodelink.Peer, incarnation s
 	upload *protocol.UsageUpload,
 ) func() *protocol.UsageAck {
 	verified, err := protocol.VerifySegment(upload.GetSegment(), peer.Key)
-	var d *delivery
+	var d *queuedSegment
 	if err == nil {
-		d, err = read(verified, store{peer.NodeID, incarnation})
+		d, err = parseSegment(verified, store{peer.NodeID, incarnation})
 	}
 	if err == nil {
 		err = svc.usage.put(ctx, d)
@@ -56,14 +56,14 @@ func (svc *Service) acknowledge(ctx context.Context, nodeID string, seg *protoco
 		svc.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "posted")))
 		return ack
 	}
-	ack.NackReason = reasonOf(err)
+	ack.NackReason = nackReason(err)
 	svc.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", ack.GetNackReason())))
 	if ack.NackReason == protocol.RefusalUnavailable {
 		svc.Log.WarnContext(ctx, "usage not posted", slog.String("node_id", nodeID), slog.Any("error", err))
 		return ack
 	}
 	// A contradiction is for an admin.
-	if err := svc.refused(ctx, nodeID, fleet.Refusal{
+	if err := svc.recordRefusal(ctx, nodeID, fleet.Refusal{
 		Document: documentUsage, Generation: seg.GetNumber(), Reason: ack.GetNackReason(),
 		Detail: protocol.RefusalDetail(err),
 	}); err != nil {
@@ -72,7 +72,7 @@ func (svc *Service) acknowledge(ctx context.Context, nodeID string, seg *protoco
 	return ack
 }
 
-func reasonOf(err error) string {
+func nackReason(err error) string {
 	if r, ok := errors.AsType[*protocol.RefusalError](err); ok {
 		return r.Reason
 	}

@@ -38,8 +38,8 @@ func (s store) compare(o store) int {
 	return cmp.Or(strings.Compare(s.nodeID, o.nodeID), strings.Compare(s.incarnation, o.incarnation))
 }
 
-// delivery is a segment on its way into the books.
-type delivery struct {
+// queuedSegment is a segment on its way into the books.
+type queuedSegment struct {
 	store store
 	at    usagechain.Link
 	usage ledger.Segment
@@ -52,8 +52,8 @@ type delivery struct {
 	done    chan struct{}
 }
 
-// read checks a verified segment and reads its records.
-func read(v protocol.Verified[*protocol.UsageSegment], of store) (*delivery, error) {
+// parseSegment checks a verified segment and reads its records.
+func parseSegment(v protocol.Verified[*protocol.UsageSegment], of store) (*queuedSegment, error) {
 	seg, digest := v.Message(), v.Digest()
 	if err := checkSegment(seg, of); err != nil {
 		return nil, err
@@ -68,11 +68,11 @@ func read(v protocol.Verified[*protocol.UsageSegment], of store) (*delivery, err
 	}
 	at := usagechain.Link{Number: seg.GetNumber(), SHA256: digest[:], Previous: seg.GetPreviousSha256()}
 	at.First, at.Last = usage.Numbers()
-	return &delivery{store: of, at: at, usage: usage.Signed(signed), signed: signed, done: make(chan struct{})}, nil
+	return &queuedSegment{store: of, at: at, usage: usage.Signed(signed), signed: signed, done: make(chan struct{})}, nil
 }
 
 // wait returns how far the store's chain is posted once the segment is committed.
-func (d *delivery) wait(ctx context.Context) (watermark, error) {
+func (d *queuedSegment) wait(ctx context.Context) (watermark, error) {
 	select {
 	case <-d.done:
 		return d.reached, d.err
@@ -84,26 +84,26 @@ func (d *delivery) wait(ctx context.Context) (watermark, error) {
 // usageQueue posts segments in batches: those that arrive while one batch is being committed form the next. There is
 // one queue: two batches at once would conflict, because the predicate locks of a large batch cover whole tables.
 type usageQueue struct {
-	post func(context.Context, []*delivery)
+	post func(context.Context, []*queuedSegment)
 	// capacity bounds the records that wait (maxWaitingRecords).
 	capacity *semaphore.Weighted
 
 	mu sync.Mutex
 	// waiting has each node's segments in the order of their arrival, order the nodes by their first segment.
-	waiting map[string][]*delivery
+	waiting map[string][]*queuedSegment
 	order   []string
 	working bool
 }
 
 // put adds a segment as soon as there is capacity; its connection bounds how many of a node wait here.
-func (q *usageQueue) put(ctx context.Context, d *delivery) error {
+func (q *usageQueue) put(ctx context.Context, d *queuedSegment) error {
 	if err := q.capacity.Acquire(ctx, d.weight()); err != nil {
 		return fault.New(fault.Unavailable, "usage_waits", "The hub has more usage waiting than it holds.", err)
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.waiting == nil {
-		q.waiting = map[string][]*delivery{}
+		q.waiting = map[string][]*queuedSegment{}
 	}
 	if len(q.waiting[d.store.nodeID]) == 0 {
 		q.order = append(q.order, d.store.nodeID)
@@ -118,7 +118,7 @@ func (q *usageQueue) put(ctx context.Context, d *delivery) error {
 }
 
 // weight is the segment's share of the capacity; an empty segment counts as one record.
-func (d *delivery) weight() int64 { return int64(max(d.usage.Len(), 1)) }
+func (d *queuedSegment) weight() int64 { return int64(max(d.usage.Len(), 1)) }
 
 func (q *usageQueue) work(ctx context.Context) {
 	for {
@@ -136,7 +136,7 @@ func (q *usageQueue) work(ctx context.Context) {
 
 // next takes the longest waiting nodes' segments, nil when there are none and the worker ends. A node's go together,
 // because what is kept for each member is then written once for all of them.
-func (q *usageQueue) next() (batch []*delivery) {
+func (q *usageQueue) next() (batch []*queuedSegment) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	records := 0
@@ -166,7 +166,7 @@ func (q *usageQueue) next() (batch []*delivery) {
 }
 
 // postBatch posts segments in one transaction and gives each its result.
-func (svc *Service) postBatch(ctx context.Context, batch []*delivery) {
+func (svc *Service) postBatch(ctx context.Context, batch []*queuedSegment) {
 	commitOrSplit(ctx, batch, svc.tryPostBatch)
 	svc.setAsideUnpostable(ctx, batch)
 	var posted []string
@@ -189,7 +189,7 @@ type postResult struct {
 	err     error
 }
 
-func (svc *Service) tryPostBatch(ctx context.Context, batch []*delivery) error {
+func (svc *Service) tryPostBatch(ctx context.Context, batch []*queuedSegment) error {
 	now := svc.Now().Truncate(time.Microsecond)
 	results, err := db.RunTx(ctx, svc.DB, func(tx db.Tx) ([]postResult, error) {
 		return postSegments(ctx, tx, batch, now)
@@ -204,7 +204,7 @@ func (svc *Service) tryPostBatch(ctx context.Context, batch []*delivery) error {
 }
 
 // postSegments judges each segment by its store's chain and posts those that are new.
-func postSegments(ctx context.Context, tx db.Tx, batch []*delivery, now time.Time) ([]postResult, error) {
+func postSegments(ctx context.Context, tx db.Tx, batch []*queuedSegment, now time.Time) ([]postResult, error) {
 	stores := make([]store, 0, len(batch))
 	for _, d := range batch {
 		stores = append(stores, d.store)

@@ -16,7 +16,7 @@ import (
 )
 
 // arriving is a segment of a node with so many records.
-func arriving(t *testing.T, node string, records int) *delivery {
+func arriving(t *testing.T, node string, records int) *queuedSegment {
 	t.Helper()
 	seg := &protocol.UsageSegment{}
 	for n := range records {
@@ -24,13 +24,13 @@ func arriving(t *testing.T, node string, records int) *delivery {
 	}
 	usage, err := ledger.ReadSegment(node, "i", seg)
 	require.NoError(t, err)
-	return &delivery{store: store{node, "i"}, usage: usage, done: make(chan struct{})}
+	return &queuedSegment{store: store{node, "i"}, usage: usage, done: make(chan struct{})}
 }
 
 // posts collects the batches that a queue posts; each takes a second.
-func posts(q *usageQueue) *[][]*delivery {
-	var batches [][]*delivery
-	q.post = func(_ context.Context, batch []*delivery) {
+func posts(q *usageQueue) *[][]*queuedSegment {
+	var batches [][]*queuedSegment
+	q.post = func(_ context.Context, batch []*queuedSegment) {
 		time.Sleep(time.Second)
 		batches = append(batches, batch)
 	}
@@ -41,7 +41,7 @@ func TestSegmentsOfANodeArePostedTogetherInTheirOrderAndNoNodeIsPassedOver(t *te
 	synctest.Test(t, func(t *testing.T) {
 		q := &usageQueue{capacity: semaphore.NewWeighted(maxWaitingRecords)}
 		batches := posts(q)
-		var sent []*delivery
+		var sent []*queuedSegment
 		put := func(node string, records int) {
 			d := arriving(t, node, records)
 			require.NoError(t, q.put(t.Context(), d))
@@ -74,7 +74,7 @@ func TestANodeThatFloodsTheHubWaitsForTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := &usageQueue{capacity: semaphore.NewWeighted(maxWaitingRecords)}
 		posts(q)
-		var last *delivery
+		var last *queuedSegment
 		for range 12 {
 			last = arriving(t, "flood", maxBatchRecords/2)
 			require.NoError(t, q.put(t.Context(), last))

@@ -53,7 +53,7 @@ func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
 	for _, w := range b.Workloads {
 		named = append(named, w.GetId())
 	}
-	members, err := instance.RememberedOn(ctx, tx, b.NodeID, named)
+	members, err := instance.RecordedOn(ctx, tx, b.NodeID, named)
 	if err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
 		}
 	}
 	// So that what is compiled next is compiled from these rows.
-	if err := fleet.Touch(ctx, tx, b.NodeID); err != nil {
+	if err := fleet.BumpIntent(ctx, tx, b.NodeID); err != nil {
 		return err
 	}
 	if err := endUpload(ctx, tx, b.NodeID, now); err != nil {
@@ -102,7 +102,7 @@ type adopter struct {
 	b upload
 }
 
-func (a adopter) find(ctx context.Context, tx db.Tx, kind, resourceType, id, format string, args ...any) error {
+func (a adopter) addFinding(ctx context.Context, tx db.Tx, kind, resourceType, id, format string, args ...any) error {
 	return command.AddFinding(ctx, tx, finding.Finding{
 		NodeID: a.b.NodeID, Kind: kind, ResourceType: resourceType, ResourceID: id, Detail: fmt.Sprintf(format, args...),
 		At: a.m.Now,
@@ -111,7 +111,7 @@ func (a adopter) find(ctx context.Context, tx db.Tx, kind, resourceType, id, for
 
 func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error {
 	for _, id := range todo.Missing {
-		if err := a.find(ctx, tx, finding.Document, "app_instance_member", id, "The node was told of this member "+
+		if err := a.addFinding(ctx, tx, finding.Document, "app_instance_member", id, "The node was told of this member "+
 			"after the backup and does not hold its document; nothing of it ran. Deploy it again."); err != nil {
 			return err
 		}
@@ -122,7 +122,7 @@ func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error 
 		}
 	}
 	for _, id := range todo.Left {
-		if err := instance.NoteLeft(ctx, tx, id, a.b.Epoch, a.b.Generation, a.m.Now); err != nil {
+		if err := instance.RecordAlreadyAbsent(ctx, tx, id, a.b.Epoch, a.b.Generation, a.m.Now); err != nil {
 			return err
 		}
 	}
@@ -135,7 +135,7 @@ func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error 
 		if _, err := a.instance(ctx, tx, w, catalog.Resolved{}); err != nil {
 			return err
 		}
-		if err := a.find(ctx, tx, finding.Revision, resourceInstance, w.GetInstanceId(),
+		if err := a.addFinding(ctx, tx, finding.Revision, resourceInstance, w.GetInstanceId(),
 			"Version %s, revision %d, was asked for after the backup; it goes on as it is.", w.GetAppVersion(),
 			w.GetRevision()); err != nil {
 			return err
@@ -151,19 +151,22 @@ func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error 
 
 // end begins the end of an instance that the node has left: it was asked for after the backup.
 func (a adopter) end(ctx context.Context, tx db.Tx, memberID string) error {
-	i, err := instance.Owner(ctx, tx, memberID)
+	i, err := instance.OfMember(ctx, tx, memberID)
 	if err != nil {
 		return err
 	}
-	ask := instance.Ask{OperationID: db.NewID(), By: instance.Actor{Type: actorSystem}, CorrelationID: a.m.CorrelationID}
-	change, err := instance.AskDecommission(ctx, tx, i, ask, a.m.Now)
+	ask := instance.Request{
+		OperationID: db.NewID(), By: instance.Actor{Type: actorSystem},
+		CorrelationID: a.m.CorrelationID,
+	}
+	change, err := instance.RequestDecommission(ctx, tx, i, ask, a.m.Now)
 	if err != nil {
 		return err
 	}
 	if err := a.m.RecordInstance(ctx, tx, actionAdopt, change); err != nil {
 		return err
 	}
-	return a.find(ctx, tx, finding.Gone, resourceInstance, i.ID, "%q was decommissioned after the backup; it "+
+	return a.addFinding(ctx, tx, finding.Gone, resourceInstance, i.ID, "%q was decommissioned after the backup; it "+
 		"stays so.", i.DisplayName)
 }
 
@@ -174,13 +177,13 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 		return err
 	}
 	if madeOrg {
-		if err := a.find(ctx, tx, finding.Org, resourceOrg, w.GetOrgId(), "The org %s %s; its users and its credit "+
+		if err := a.addFinding(ctx, tx, finding.Org, resourceOrg, w.GetOrgId(), "The org %s %s; its users and its credit "+
 			"are lost.", w.GetOrgSlug(), madeAfter); err != nil {
 			return err
 		}
 	}
 	if madeProject {
-		if err := a.find(ctx, tx, finding.Project, resourceProject, w.GetProjectId(),
+		if err := a.addFinding(ctx, tx, finding.Project, resourceProject, w.GetProjectId(),
 			"The project %s; its name, entitlements and service accounts are lost.", madeAfter); err != nil {
 			return err
 		}
@@ -213,7 +216,7 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 	if err != nil {
 		return err
 	}
-	return a.find(ctx, tx, finding.Instance, resourceInstance, i.ID, "The instance of %s %s %s. Its name and "+
+	return a.addFinding(ctx, tx, finding.Instance, resourceInstance, i.ID, "The instance of %s %s %s. Its name and "+
 		"config are lost.", w.GetAppSlug(), w.GetAppVersion(), madeAfter)
 }
 
@@ -242,7 +245,7 @@ func (a adopter) allocation(ctx context.Context, tx db.Tx, at capacity.Allocatio
 	if err := a.m.RecordAllocation(ctx, tx, actionAdopt, "", at); err != nil {
 		return err
 	}
-	return a.find(ctx, tx, finding.Allocation, resourceAllocation, at.ID, "The allocation %s. Only what its "+
+	return a.addFinding(ctx, tx, finding.Allocation, resourceAllocation, at.ID, "The allocation %s. Only what its "+
 		"instances take of it is known.", madeAfter)
 }
 
@@ -294,12 +297,12 @@ func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload,
 
 // superseded ends an allocation whose accelerator is another's by now: it was given back after the backup. One in which
 // something still runs stays.
-func (a adopter) superseded(ctx context.Context, tx db.Tx, c plan.Claimed) error {
+func (a adopter) superseded(ctx context.Context, tx db.Tx, c plan.RecordedClaim) error {
 	before, err := capacity.GetAny(ctx, tx, c.AllocationID)
 	if err != nil || before.Status != capacity.Active {
 		return err
 	}
-	live, err := instance.LiveIn(ctx, tx, before.ID)
+	live, err := instance.LiveInAllocation(ctx, tx, before.ID)
 	if err != nil {
 		return err
 	}
@@ -308,7 +311,7 @@ func (a adopter) superseded(ctx context.Context, tx db.Tx, c plan.Claimed) error
 			return err
 		}
 	}
-	return a.find(ctx, tx, finding.Released, resourceAllocation, before.ID, "Its accelerator %s belongs to a "+
+	return a.addFinding(ctx, tx, finding.Released, resourceAllocation, before.ID, "Its accelerator %s belongs to a "+
 		"newer allocation; this one was given back after the backup.", c.AcceleratorID)
 }
 
@@ -317,6 +320,6 @@ func (a adopter) lease(ctx context.Context, tx db.Tx, l *protocol.Lease) error {
 	if err != nil || !uncovered {
 		return err
 	}
-	return a.find(ctx, tx, finding.Lease, "lease", l.GetMemberId(), "Lease %d was given after the backup and "+
+	return a.addFinding(ctx, tx, finding.Lease, "lease", l.GetMemberId(), "Lease %d was given after the backup and "+
 		"the wallet does not cover it any more; grant credit.", l.GetLeaseNo())
 }

@@ -45,7 +45,7 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	ended := h.Launch()
 	before, _ := l.ExpectState(2)
 	l.Report(before.GetGeneration(), hubtest.Ready(kept), hubtest.Ready(ended))
-	backup := h.Remember()
+	backup := h.Backup()
 
 	made := h.Launch()
 	l.ExpectState(3)
@@ -113,7 +113,7 @@ func TestLaw16WhatARestoredHubHasNotHeardOfKeepsItsCapacity(t *testing.T) {
 	l.ExpectState(0)
 	h.Launch()
 	l.ExpectState(1)
-	again := h.Restore(h.Remember())
+	again := h.Restore(h.Backup())
 	n.Hub = again
 	ask := func(key string) error {
 		_, err := (&command.Service{DB: again.DB}).CreateAllocation(t.Context(), again.Tenant(key),
@@ -132,7 +132,7 @@ func TestLaw16WhatARestoredHubHasNotHeardOfKeepsItsCapacity(t *testing.T) {
 func TestLaw16ANodeEnrolledAfterTheBackupIsTakenIn(t *testing.T) {
 	h := hubtest.New(t)
 	h.PublishDemo()
-	backup := h.Remember()
+	backup := h.Backup()
 	n := h.Enroll()
 	l := n.Connect(hubtest.Hello("i1"))
 	l.ExpectState(0)
@@ -162,7 +162,7 @@ func TestLaw16ANodeEnrolledAfterTheBackupIsTakenIn(t *testing.T) {
 // enrolled.
 func TestANodeThatARestoredHubDoesNotKnowIsAStrangerOnceOldCertificatesHaveExpired(t *testing.T) {
 	h := hubtest.New(t)
-	backup := h.Remember()
+	backup := h.Backup()
 	again := h.Restore(backup)
 	pub, _, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
@@ -188,7 +188,7 @@ func TestLaw16AStateThatTheHubNeverSignedIsAFinding(t *testing.T) {
 	l.ExpectState(0)
 	kept := h.Launch()
 	state, push := l.ExpectState(1)
-	again := h.Restore(h.Remember())
+	again := h.Restore(h.Backup())
 	n.Hub = again
 	forged := &protocol.Envelope{
 		PayloadType: push.GetEnvelope().GetPayloadType(),
@@ -208,7 +208,7 @@ func TestLaw16AnAdoptedMemberWithoutALeaseGetsOne(t *testing.T) {
 	n := h.Enroll()
 	l := n.Connect(hubtest.Hello("i1"))
 	l.ExpectState(0)
-	backup := h.Remember()
+	backup := h.Backup()
 	made := h.Launch()
 	state, push := l.ExpectState(1)
 	again := h.Restore(backup)
@@ -240,7 +240,7 @@ func TestLaw16LeasesOfAllBatchesAreTakenOver(t *testing.T) {
 	l.ExpectState(0)
 	h.Launch()
 	l.ExpectState(1)
-	before, backup := h.SignedLeases(l), h.Remember()
+	before, backup := h.SignedLeases(l), h.Backup()
 	made := h.Launch()
 	state, push := l.ExpectState(2)
 	list := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.Lease, error) {

@@ -70,7 +70,7 @@ func scanToken(row pgx.Row) (JoinToken, error) {
 		used *time.Time
 	)
 	err := row.Scan(&t.ID, &t.SiteID, &t.Description, &t.CreatedBy, &t.CreatedAt, &t.ExpiresAt, &used, &t.NodeID)
-	t.UsedAt = value(used)
+	t.UsedAt = orZero(used)
 	return t, err
 }
 
@@ -86,8 +86,8 @@ func ListTokens(ctx context.Context, tx db.Tx, after string, limit int) ([]JoinT
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (JoinToken, error) { return scanToken(row) })
 }
 
-// Enrolment is a node that asks to be let in.
-type Enrolment struct {
+// Enrollment is a node that asks to be let in.
+type Enrollment struct {
 	// NodeID is taken when the node is new.
 	NodeID   string
 	Secret   string
@@ -97,9 +97,9 @@ type Enrolment struct {
 	CertificateExpiresAt time.Time
 }
 
-// Enrol uses up a join token. The same token with the same key gives the same node again, so that an answer that was
+// Enroll uses up a join token. The same token with the same key gives the same node again, so that an answer that was
 // lost costs nothing; enrolled is false then.
-func Enrol(ctx context.Context, tx db.Tx, in Enrolment, now time.Time) (n Node, enrolled bool, err error) {
+func Enroll(ctx context.Context, tx db.Tx, in Enrollment, now time.Time) (n Node, enrolled bool, err error) {
 	t, err := scanToken(tx.QueryRow(ctx, `SELECT `+tokenColumns+` FROM join_tokens WHERE secret_sha256 = $1 FOR UPDATE`,
 		secretDigest(in.Secret)))
 	if db.IsNoRows(err) {
@@ -112,7 +112,7 @@ func Enrol(ctx context.Context, tx db.Tx, in Enrolment, now time.Time) (n Node, 
 		return Node{}, false, tokenFault()
 	}
 	if t.NodeID != "" {
-		n, err := again(ctx, tx, t.NodeID, in, now)
+		n, err := reenroll(ctx, tx, t.NodeID, in, now)
 		return n, false, err
 	}
 	known := false
@@ -136,14 +136,14 @@ func Enrol(ctx context.Context, tx db.Tx, in Enrolment, now time.Time) (n Node, 
 		return Node{}, false, err
 	}
 	// A first revision, so that the node gets a first generation, empty as it may be.
-	if err := Touch(ctx, tx, in.NodeID); err != nil {
+	if err := BumpIntent(ctx, tx, in.NodeID); err != nil {
 		return Node{}, false, err
 	}
 	n, err = Get(ctx, tx, in.NodeID)
 	return n, true, err
 }
 
-func again(ctx context.Context, tx db.Tx, nodeID string, in Enrolment, now time.Time) (Node, error) {
+func reenroll(ctx context.Context, tx db.Tx, nodeID string, in Enrollment, now time.Time) (Node, error) {
 	n, err := Get(ctx, tx, nodeID)
 	if err != nil {
 		return Node{}, err
@@ -151,7 +151,7 @@ func again(ctx context.Context, tx db.Tx, nodeID string, in Enrolment, now time.
 	if !bytes.Equal(n.PublicKey, in.PublicKey) {
 		return Node{}, tokenFault()
 	}
-	if err := n.shutOut(); err != nil {
+	if err := n.admissionError(); err != nil {
 		return Node{}, err
 	}
 	return CertificateIssued(ctx, tx, nodeID, in.CertificateExpiresAt, now)

@@ -9,14 +9,14 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// ShutOut is the set of nodes that are banned or removed, as it was loaded last. TLS asks it for every handshake, and
+// DenyList is the set of nodes that are banned or removed, as it was loaded last. TLS asks it for every handshake, and
 // the registry for every request of a node, so that neither costs a transaction; the hello asks the database.
-type ShutOut struct {
+type DenyList struct {
 	ids atomic.Pointer[map[string]struct{}]
 }
 
 // Load reads the set anew.
-func (s *ShutOut) Load(ctx context.Context, d *db.DB) error {
+func (s *DenyList) Load(ctx context.Context, d *db.DB) error {
 	ids, err := db.ReadTx(ctx, d, func(tx db.Tx) ([]string, error) {
 		// A lost node may come in: it hands over the usage that it owes.
 		rows, err := tx.Query(ctx,
@@ -38,7 +38,7 @@ func (s *ShutOut) Load(ctx context.Context, d *db.DB) error {
 }
 
 // Has reports whether the node is in the set.
-func (s *ShutOut) Has(nodeID string) bool {
+func (s *DenyList) Has(nodeID string) bool {
 	set := s.ids.Load()
 	if set == nil {
 		return false
