@@ -32,8 +32,7 @@ const (
 	reconnectingNodes = 5000
 )
 
-// hubRows are about the hub: what it needs while nothing happens, when everybody comes back, and when all send what
-// they used.
+// hubRows measure the hub: idle, with idle sessions, while all nodes reconnect, and while all upload usage.
 func hubRows() []Row {
 	return []Row{
 		{Name: "hub-idle", Measure: measureHubIdle},
@@ -43,8 +42,8 @@ func hubRows() []Row {
 	}
 }
 
-// Crowd is a hub of its own with simulated nodes in another process.
-type Crowd struct {
+// LoadTest is a hub of its own, and simulated nodes in another process.
+type LoadTest struct {
 	Hub    *devcluster.Hub
 	Swarm  *swarm.Swarm
 	Tenant *scenario.Tenant
@@ -54,14 +53,14 @@ type Crowd struct {
 	dir string
 }
 
-// startCrowd starts both programs; count nodes are enrolled and do not dial yet.
-func startCrowd(ctx context.Context, e *Env, name string, count int) (*Crowd, error) {
+// startLoadTest starts both programs and enrolls count nodes, which do not dial yet.
+func startLoadTest(ctx context.Context, e *Env, name string, count int) (*LoadTest, error) {
 	dir, err := e.Dir(name)
 	if err != nil {
 		return nil, err
 	}
-	c := &Crowd{dir: dir}
-	// The port stays the same over restarts: that is where the nodes dial.
+	c := &LoadTest{dir: dir}
+	// The nodes dial this port, so it stays the same when the hub restarts.
 	port, err := freePort()
 	if err != nil {
 		return nil, err
@@ -76,7 +75,7 @@ func startCrowd(ctx context.Context, e *Env, name string, count int) (*Crowd, er
 	}
 	e.Defer(func() error { return c.Hub.Stop() })
 	c.Hub.RootFingerprint = fingerprint
-	if c.Tenant, err = scenario.NewTenant(ctx, c.Hub, filepath.Join(dir, "tenant"), "crowd", "1000000"); err != nil {
+	if c.Tenant, err = scenario.NewTenant(ctx, c.Hub, filepath.Join(dir, "tenant"), "swarm", "1000000"); err != nil {
 		return nil, err
 	}
 	program := filepath.Join(dir, "nodes")
@@ -92,11 +91,11 @@ func startCrowd(ctx context.Context, e *Env, name string, count int) (*Crowd, er
 	return c, c.enroll(ctx, count)
 }
 
-// end stops both programs before the end of the benchmark, so that the next row has the machine for itself.
-func (c *Crowd) end() error { return errors.Join(c.Swarm.Stop(), c.Hub.Stop()) }
+// end stops both programs, so that the next row has the machine to itself.
+func (c *LoadTest) end() error { return errors.Join(c.Swarm.Stop(), c.Hub.Stop()) }
 
 // restartHub ends the hub and starts it anew; it returns when the new one serves.
-func (c *Crowd) restartHub(ctx context.Context) error {
+func (c *LoadTest) restartHub(ctx context.Context) error {
 	if err := c.Hub.Stop(); err != nil {
 		return err
 	}
@@ -111,8 +110,8 @@ func (c *Crowd) restartHub(ctx context.Context) error {
 	return err
 }
 
-// sql runs statements on the hub's private database: it makes thousands of what the API makes one of.
-func (c *Crowd) sql(ctx context.Context, do func(*pgx.Conn) error) error {
+// sql runs statements on the hub's private database, for rows by the thousand that the API creates one by one.
+func (c *LoadTest) sql(ctx context.Context, do func(*pgx.Conn) error) error {
 	u := url.URL{
 		Scheme: "postgres", User: url.User("gpuaas"), Path: "/gpuaas",
 		RawQuery: url.Values{"host": {filepath.Join(c.Hub.Config.DataDir(), "postgres", "run")}}.Encode(),
@@ -125,8 +124,8 @@ func (c *Crowd) sql(ctx context.Context, do func(*pgx.Conn) error) error {
 	return do(conn)
 }
 
-// enroll lets count more nodes in. Their tokens are copies of one, with secrets of their own.
-func (c *Crowd) enroll(ctx context.Context, count int) error {
+// enroll enrolls count more nodes. Their tokens are copies of one row with other secrets.
+func (c *LoadTest) enroll(ctx context.Context, count int) error {
 	one, err := client.Read[client.JoinToken](c.Tenant.Admin.CreateJoinToken(ctx, client.JoinTokenCreate{}))
 	if err != nil {
 		return err
@@ -155,13 +154,13 @@ func (c *Crowd) enroll(ctx context.Context, count int) error {
 	return err
 }
 
-func (c *Crowd) connect(ctx context.Context, nodes int) (swarm.Reply, error) {
+func (c *LoadTest) connect(ctx context.Context, nodes int) (swarm.Reply, error) {
 	return c.Swarm.Do(ctx, swarm.Command{Connect: &swarm.Connect{Nodes: nodes}})
 }
 
-// measureHubIdle looks at a hub with one node.
+// measureHubIdle measures a hub with one idle node.
 func measureHubIdle(ctx context.Context, e *Env) (results []Result, err error) {
-	c, err := startCrowd(ctx, e, "hub-idle", 1)
+	c, err := startLoadTest(ctx, e, "hub-idle", 1)
 	if err != nil {
 		return nil, err
 	}
@@ -181,16 +180,16 @@ func measureHubIdle(ctx context.Context, e *Env) (results []Result, err error) {
 	return []Result{r.single(idle.RSSMB)}, nil
 }
 
-// measureHubMemory compares a hub that nobody has dialled with one that holds many idle sessions.
+// measureHubMemory compares a hub without sessions with one that holds many idle ones.
 func measureHubMemory(ctx context.Context, e *Env) (results []Result, err error) {
 	const maxKB = 150
 	nodes := e.Samples(idleNodes)
-	c, err := startCrowd(ctx, e, "hub-memory", nodes)
+	c, err := startLoadTest(ctx, e, "hub-memory", nodes)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, c.end()) }()
-	// What enrollment took is not a session's.
+	// Memory that enrollment used does not belong to a session.
 	if err := c.restartHub(ctx); err != nil {
 		return nil, err
 	}
@@ -201,18 +200,18 @@ func measureHubMemory(ctx context.Context, e *Env) (results []Result, err error)
 	if _, err := c.connect(ctx, nodes); err != nil {
 		return nil, err
 	}
-	crowded, err := MeasureIdle(ctx, e, c.Hub.PID)
+	loaded, err := MeasureIdle(ctx, e, c.Hub.PID)
 	if err != nil {
 		return nil, err
 	}
-	perNode := (crowded.RSSMB - alone.RSSMB) * 1000 / float64(nodes)
+	perNode := (loaded.RSSMB - alone.RSSMB) * 1000 / float64(nodes)
 	r := Result{
 		Name: "hub-memory", What: fmt.Sprintf("hub memory per idle node, %d of them", nodes), Unit: "KB",
 		Target: fmt.Sprintf("≤ %d", maxKB), Reached: perNode <= maxKB,
 		Parts: []Part{
 			{Name: "RSS with none, MB", Value: alone.RSSMB},
-			{Name: "RSS with all, MB", Value: crowded.RSSMB},
-			{Name: "CPU with all, % of a core", Value: crowded.CPUPercent},
+			{Name: "RSS with all, MB", Value: loaded.RSSMB},
+			{Name: "CPU with all, % of a core", Value: loaded.CPUPercent},
 		},
 		Note: "bare quic-go: 75–96 KB. Enrolled certificates, control and usage stream open, state accepted, a report " +
 			"every 30 s, at least 60 s idle",
@@ -220,14 +219,14 @@ func measureHubMemory(ctx context.Context, e *Env) (results []Result, err error)
 	return []Result{r.single(perNode)}, nil
 }
 
-// apiPause is how often each prober calls while nodes come back.
+// apiPause is the pause between two calls of a prober while nodes reconnect.
 const apiPause = 50 * time.Millisecond
 
 // measureReconnect restarts the hub under its nodes and calls the API meanwhile.
 func measureReconnect(ctx context.Context, e *Env) (results []Result, err error) {
 	const maxSeconds, maxMillis = 20, 200
 	nodes := e.Samples(reconnectingNodes)
-	c, err := startCrowd(ctx, e, "hub-reconnect", nodes)
+	c, err := startLoadTest(ctx, e, "hub-reconnect", nodes)
 	if err != nil {
 		return nil, err
 	}
@@ -289,7 +288,7 @@ func measureReconnect(ctx context.Context, e *Env) (results []Result, err error)
 	return []Result{r.single(all), api.Into(a)}, nil
 }
 
-// ends lists why dials and sessions ended, with how many did.
+// ends lists the reasons why dials and sessions ended, with their counts.
 func ends(failures map[string]int64) string {
 	var out []string
 	for _, reason := range slices.Sorted(maps.Keys(failures)) {
@@ -298,8 +297,8 @@ func ends(failures map[string]int64) string {
 	return strings.Join(out, ", ")
 }
 
-// callAPI calls the hub from several programs at once, until stop; samples waits for their end.
-func (c *Crowd) callAPI(ctx context.Context, admin *client.Hub) (samples func() (Samples, error), stop func()) {
+// callAPI starts callers of the API that run until stop is called; samples waits for their end.
+func (c *LoadTest) callAPI(ctx context.Context, admin *client.Hub) (samples func() (Samples, error), stop func()) {
 	const callers, enough = 2, 300
 	ctx, cancel := context.WithCancel(ctx)
 	stopping := make(chan struct{})
@@ -340,7 +339,7 @@ func (c *Crowd) callAPI(ctx context.Context, admin *client.Hub) (samples func() 
 	return samples, sync.OnceFunc(func() { close(stopping) })
 }
 
-func (c *Crowd) call(ctx context.Context, admin *client.Hub, i int) error {
+func (c *LoadTest) call(ctx context.Context, admin *client.Hub, i int) error {
 	var err error
 	switch i % 4 {
 	case 0:
@@ -356,7 +355,7 @@ func (c *Crowd) call(ctx context.Context, admin *client.Hub, i int) error {
 	return err
 }
 
-// freePort finds a UDP port of the loopback address that nobody has.
+// freePort returns an unused UDP address on loopback.
 func freePort() (string, error) {
 	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -367,7 +366,7 @@ func freePort() (string, error) {
 }
 
 // databaseCPU is what all processes of the hub's PostgreSQL have used.
-func (c *Crowd) databaseCPU() (time.Duration, error) {
+func (c *LoadTest) databaseCPU() (time.Duration, error) {
 	pid, err := os.ReadFile(filepath.Join(c.Hub.Config.DataDir(), "postgres", "data", "postmaster.pid"))
 	if err != nil {
 		return 0, err
@@ -384,7 +383,7 @@ func (c *Crowd) databaseCPU() (time.Duration, error) {
 	total, err := cpuTime(main)
 	for child := range strings.FieldsSeq(string(children)) {
 		pid, _ := strconv.Atoi(child)
-		// One that has ended meanwhile is left out.
+		// A process that has ended since is left out.
 		if used, err := cpuTime(pid); err == nil {
 			total += used
 		}

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// The usage that is sent: what nodes have gathered while the hub was away.
+// The usage that the nodes upload, as after an outage of the hub.
 const (
 	usageNodes     = 100
 	membersPerNode = 20
@@ -26,7 +26,7 @@ const (
 	cuts = 90
 	// repeatEvery: one segment in ten arrives twice.
 	repeatEvery = 10
-	// batchRows go into the plain table at once.
+	// batchRows is the number of rows of one plain insert.
 	batchRows = 1000
 )
 
@@ -35,10 +35,10 @@ func usageMeters() []string {
 	return []string{protocol.MeterSessionSeconds, protocol.MeterCPUSeconds, protocol.MeterMemoryByteSeconds}
 }
 
-// measureUsage has nodes send what they gathered, and compares with a plain insert of the rows that came out.
+// measureUsage lets nodes upload usage and compares its rate with a plain insert of the resulting rows.
 func measureUsage(ctx context.Context, e *Env) (results []Result, err error) {
 	const minRate = 30_000
-	c, err := startCrowd(ctx, e, "hub-usage", usageNodes)
+	c, err := startLoadTest(ctx, e, "hub-usage", usageNodes)
 	if err != nil {
 		return nil, err
 	}
@@ -91,23 +91,23 @@ func measureUsage(ctx context.Context, e *Env) (results []Result, err error) {
 		},
 		Note: fmt.Sprintf("segments of %d records (%d members, 3 meters, 2 of them priced, a cut every 30 s), 16 under way "+
 			"for each node; records are counted once; "+
-			"floor: INSERT … SELECT unnest … ON CONFLICT DO NOTHING of the same rows into a table with a primary key, %d at "+
-			"once, on one connection", membersPerNode*len(usageMeters()), membersPerNode, batchRows),
+			"baseline: INSERT … SELECT unnest … ON CONFLICT DO NOTHING of the same rows into a table with a primary key, "+
+			"%d at once, on one connection", membersPerNode*len(usageMeters()), membersPerNode, batchRows),
 	}
 	return []Result{r.single(rate).against(plain)}, nil
 }
 
-// cpu is what hub, database and simulated nodes have used.
-func (c *Crowd) cpu() ([3]time.Duration, error) {
+// cpu is the CPU time of hub, database and simulated nodes so far.
+func (c *LoadTest) cpu() ([3]time.Duration, error) {
 	hub, err1 := cpuTime(c.Hub.PID)
 	database, err2 := c.databaseCPU()
 	nodes, err3 := cpuTime(c.Swarm.PID)
 	return [3]time.Duration{hub, database, nodes}, errors.Join(err1, err2, err3)
 }
 
-// members gives each node its members, leased since a moment. One instance is made through the API; the subjects of all
-// members are copies of its.
-func (c *Crowd) members(ctx context.Context, since time.Time) ([][]string, error) {
+// members inserts the members of each node, leased since the given time. They are copies of the rows of one instance
+// that is created through the API.
+func (c *LoadTest) members(ctx context.Context, since time.Time) ([][]string, error) {
 	id, err := c.oneMember(ctx)
 	if err != nil {
 		return nil, err
@@ -149,7 +149,7 @@ func (c *Crowd) members(ctx context.Context, since time.Time) ([][]string, error
 }
 
 // oneMember makes an instance with two prices in force and returns the id of its member.
-func (c *Crowd) oneMember(ctx context.Context) (string, error) {
+func (c *LoadTest) oneMember(ctx context.Context) (string, error) {
 	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Content: []byte("never run"), Mode: 0o755}},
 		appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
 	if err != nil {
@@ -194,9 +194,9 @@ func (c *Crowd) oneMember(ctx context.Context) (string, error) {
 }
 
 // checkBooks compares what is in the books with what was sent.
-func (c *Crowd) checkBooks(ctx context.Context, records int64) error {
+func (c *LoadTest) checkBooks(ctx context.Context, records int64) error {
 	return c.sql(ctx, func(conn *pgx.Conn) error {
-		for _, look := range []struct {
+		for _, check := range []struct {
 			what, query string
 			want        int64
 		}{
@@ -219,11 +219,11 @@ func (c *Crowd) checkBooks(ctx context.Context, records int64) error {
 			},
 		} {
 			var got int64
-			if err := conn.QueryRow(ctx, look.query).Scan(&got); err != nil {
+			if err := conn.QueryRow(ctx, check.query).Scan(&got); err != nil {
 				return err
 			}
-			if got != look.want {
-				return fmt.Errorf("%d %s, expected %d", got, look.what, look.want)
+			if got != check.want {
+				return fmt.Errorf("%d %s, expected %d", got, check.what, check.want)
 			}
 		}
 		return nil
@@ -231,7 +231,7 @@ func (c *Crowd) checkBooks(ctx context.Context, records int64) error {
 }
 
 // plainInsert is how many of the same rows a second a plain table takes.
-func (c *Crowd) plainInsert(ctx context.Context) (rate float64, err error) {
+func (c *LoadTest) plainInsert(ctx context.Context) (rate float64, err error) {
 	err = c.sql(ctx, func(conn *pgx.Conn) error {
 		for _, statement := range []string{
 			`CREATE TABLE bench_plain (LIKE usage_records_0)`, `ALTER TABLE bench_plain ADD PRIMARY KEY (id)`,

@@ -17,14 +17,14 @@ import (
 )
 
 const (
-	// settle is how long a program is left alone before its idleness is measured, idleFor how long it is.
-	settle  = 20 * time.Second
-	idleFor = 60 * time.Second
+	// idleWarmUp passes before a program counts as idle, idleFor is how long it is then measured.
+	idleWarmUp = 20 * time.Second
+	idleFor    = 60 * time.Second
 	// ticksPerSecond is the unit of times in /proc (proc_pid_stat(5)); 100 on every architecture that Linux has today.
 	ticksPerSecond = 100
 )
 
-// Idle is what a program uses while nothing is asked of it.
+// Idle is the memory and CPU use of an idle program.
 type Idle struct {
 	// RSSMB is resident memory at the end, in millions of bytes.
 	RSSMB float64
@@ -32,13 +32,13 @@ type Idle struct {
 	CPUPercent float64
 }
 
-// MeasureIdle watches a process for a while. A quick run watches for a tenth of the time.
+// MeasureIdle measures an idle process. A quick run takes a tenth of the time.
 func MeasureIdle(ctx context.Context, e *Env, pid int) (Idle, error) {
-	calm, watch := settle, idleFor
+	warmUp, watch := idleWarmUp, idleFor
 	if e.Quick() {
-		calm, watch = calm/10, watch/10
+		warmUp, watch = warmUp/10, watch/10
 	}
-	if err := pause(ctx, calm); err != nil {
+	if err := pause(ctx, warmUp); err != nil {
 		return Idle{}, err
 	}
 	before, err := cpuTime(pid)
@@ -99,10 +99,9 @@ func ResidentBytes(pid int) (int64, error) {
 	return pages * int64(os.Getpagesize()), err
 }
 
-// measureIdle looks at the agent without workloads, with many, and with many that are probed as often as a manifest may
-// ask for.
+// measureIdle measures the agent without workloads, with many, and with many that are probed at the highest rate.
 func measureIdle(ctx context.Context, e *Env) ([]Result, error) {
-	s, err := e.Stand(ctx)
+	s, err := e.Testbed(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -128,8 +127,8 @@ func measureIdle(ctx context.Context, e *Env) ([]Result, error) {
 	), err
 }
 
-// idleWithMany watches the agent beside many workloads.
-func (s *Stand) idleWithMany(ctx context.Context, e *Env) (idle Idle, err error) {
+// idleWithMany measures the agent with many workloads.
+func (s *Testbed) idleWithMany(ctx context.Context, e *Env) (idle Idle, err error) {
 	ids, _, err := s.LaunchMany(ctx, manyAtOnce)
 	if err == nil {
 		idle, err = MeasureIdle(ctx, e, s.Agent.PID)
@@ -151,7 +150,7 @@ func idleResults(name, with string, i Idle, maxMB float64) []Result {
 }
 
 // processes names the process of every container of the node and when it started.
-func (s *Stand) processes(_ context.Context) (string, error) {
+func (s *Testbed) processes(_ context.Context) (string, error) {
 	files, err := filepath.Glob(filepath.Join(s.Containerd.Dir, "state", "io.containerd.runtime.v2.task",
 		s.Agent.Config.ContainerdNamespace, "*", "init.pid"))
 	if err != nil {
@@ -174,11 +173,11 @@ func (s *Stand) processes(_ context.Context) (string, error) {
 	return strings.Join(all, " "), nil
 }
 
-// recognisedPoll is how often the agent is asked what it sees.
+// recognisedPoll is the interval of queries to the agent's socket.
 const recognisedPoll = 5 * time.Millisecond
 
-// awaitRecognised asks the agent on its socket until it says of that many workloads that they are ready.
-func (s *Stand) awaitRecognised(ctx context.Context, n int) error {
+// awaitRecognised polls the agent's socket until it reports n workloads as ready.
+func (s *Testbed) awaitRecognised(ctx context.Context, n int) error {
 	web := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", s.Agent.Ready.LocalSocket)
 	}}}

@@ -1,6 +1,5 @@
-// Command bench measures what the product promises in numbers, with the real programs from outside, each number against
-// the floor that it cannot go below. `make bench` runs it; rows lie in files of their own. It measures; what is right
-// or wrong is the tests' business.
+// Command bench measures what the product promises in numbers, with the real programs, and compares it with the least
+// that the same work can cost. `make bench` runs it; the rows of one subject are in one file.
 package main
 
 import (
@@ -17,7 +16,7 @@ import (
 	"time"
 )
 
-// rows are all that there is to measure, in the order of the table.
+// rows are all rows, in the order of the table.
 func rows() []Row {
 	return slices.Concat(nodeRows(), hubRows())
 }
@@ -36,7 +35,7 @@ func main() {
 	}
 }
 
-// run measures the rows. One that cannot be measured does not keep the others from it.
+// run measures the rows; a row that fails does not stop the others.
 func run(ctx context.Context, pick string, samples int) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("containers and network namespaces need root")

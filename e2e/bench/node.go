@@ -6,22 +6,22 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/gpuaas/gpuaas/e2e/floor"
+	"github.com/gpuaas/gpuaas/e2e/baseline"
 )
 
-// How much is measured.
+// The numbers of samples.
 const (
 	fullSamples   = 300
 	warmUpSamples = 10
-	// floorEvery spreads the floor's samples between the launches, so that both see the same machine.
-	floorEvery = 3
+	// baselineEvery spreads the baseline's samples between the launches, so that both see the same machine.
+	baselineEvery = 3
 	// manyAtOnce is how many instances start together, and how many workloads a busy node has.
 	manyAtOnce = 20
-	// manyRounds is how often they do.
+	// manyRounds is the number of rounds.
 	manyRounds = 10
 )
 
-// nodeRows are about one node.
+// nodeRows measure one node.
 func nodeRows() []Row {
 	return []Row{
 		{"lifecycle", measureLifecycle},
@@ -31,14 +31,14 @@ func nodeRows() []Row {
 	}
 }
 
-// floorSamples are the parts of the floor, a sample each.
-type floorSamples struct {
+// baselineSamples are the parts of the baseline, a sample each.
+type baselineSamples struct {
 	launch, removal                                  Samples
 	newContainer, newTask, start, network            Samples
 	kill, deleteTask, deleteContainer, removeNetwork Samples
 }
 
-func (f *floorSamples) add(p floor.Parts) {
+func (f *baselineSamples) add(p baseline.Parts) {
 	f.launch.Add(p.Total())
 	f.removal.Add(p.Removal())
 	f.newContainer.Add(p.NewContainer)
@@ -51,9 +51,9 @@ func (f *floorSamples) add(p floor.Parts) {
 	f.removeNetwork.Add(p.RemoveNetwork)
 }
 
-// measureLifecycle launches and decommissions one instance after the other, each seen by a client that watches it.
+// measureLifecycle launches and decommissions one instance after the other, watched by a client.
 func measureLifecycle(ctx context.Context, e *Env) (_ []Result, err error) {
-	s, err := e.Stand(ctx)
+	s, err := e.Testbed(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func measureLifecycle(ctx context.Context, e *Env) (_ []Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	bench, err := s.Floor(ctx, e, model.ID)
+	bench, err := s.Baseline(ctx, e, model.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func measureLifecycle(ctx context.Context, e *Env) (_ []Result, err error) {
 		err = errors.Join(err, bench.Close(ctx), gone)
 	}()
 	var launch, removal Samples
-	var floors floorSamples
+	var baselines baselineSamples
 	for i := range warmUpSamples + e.Samples(fullSamples) {
 		instance, up, err := s.Launch(ctx, fmt.Sprintf("bench-%d", i))
 		if err != nil {
@@ -85,47 +85,47 @@ func measureLifecycle(ctx context.Context, e *Env) (_ []Result, err error) {
 		}
 		launch.Add(up)
 		removal.Add(down)
-		if i%floorEvery == 0 {
+		if i%baselineEvery == 0 {
 			p, err := bench.Measure(ctx)
 			if err != nil {
 				return nil, err
 			}
-			floors.add(p)
+			baselines.add(p)
 		}
 	}
-	return lifecycleResults(launch, removal, floors), nil
+	return lifecycleResults(launch, removal, baselines), nil
 }
 
-func lifecycleResults(launch, removal Samples, floors floorSamples) []Result {
+func lifecycleResults(launch, removal Samples, baselines baselineSamples) []Result {
 	up := launch.Into(Result{
 		Name: "lifecycle.launch", What: "POST app-instance → running, seen by a watching client", Unit: "ms",
-		Target: "p50 ≤ floor + 60 and ≤ 200, p99 ≤ floor + 250",
+		Target: "p50 ≤ baseline + 60 and ≤ 200, p99 ≤ baseline + 250",
 		Parts: []Part{
-			{"floor: NewContainer", floors.newContainer.P50()},
-			{"NewTask", floors.newTask.P50()},
-			{"Start", floors.start.P50()},
-			{"go-cni Setup (bridge, portmap)", floors.network.P50()},
+			{"baseline: NewContainer", baselines.newContainer.P50()},
+			{"NewTask", baselines.newTask.P50()},
+			{"Start", baselines.start.P50()},
+			{"go-cni Setup (bridge, portmap)", baselines.network.P50()},
 		},
-		Note: fmt.Sprintf("image present, app ready at once; floor n = %d, between the launches", len(floors.launch)),
-	}).against(floors.launch.P50())
-	up.Reached = up.P50 <= up.Floor+60 && up.P50 <= 200 && up.P99 <= up.Floor+250
+		Note: fmt.Sprintf("image present, app ready at once; baseline n = %d, between the launches", len(baselines.launch)),
+	}).against(baselines.launch.P50())
+	up.Reached = up.P50 <= up.Baseline+60 && up.P50 <= 200 && up.P99 <= up.Baseline+250
 	down := removal.Into(Result{
 		Name: "lifecycle.decommission", What: "decommission → gone by the node's proof, seen by a watching client",
-		Unit: "ms", Target: "p50 ≤ 1.3 × floor",
+		Unit: "ms", Target: "p50 ≤ 1.3 × baseline",
 		Parts: []Part{
-			{"floor: kill", floors.kill.P50()},
-			{"delete task", floors.deleteTask.P50()},
-			{"delete container and snapshot", floors.deleteContainer.P50()},
-			{"go-cni Remove (portmap, bridge)", floors.removeNetwork.P50()},
+			{"baseline: kill", baselines.kill.P50()},
+			{"delete task", baselines.deleteTask.P50()},
+			{"delete container and snapshot", baselines.deleteContainer.P50()},
+			{"go-cni Remove (portmap, bridge)", baselines.removeNetwork.P50()},
 		},
-	}).against(floors.removal.P50())
+	}).against(baselines.removal.P50())
 	down.Reached = down.Ratio <= 1.3
 	return []Result{up, down}
 }
 
-// measureMany launches many instances at once, again and again.
+// measureMany launches many instances at once, in several rounds.
 func measureMany(ctx context.Context, e *Env) ([]Result, error) {
-	s, err := e.Stand(ctx)
+	s, err := e.Testbed(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -149,9 +149,9 @@ func measureMany(ctx context.Context, e *Env) ([]Result, error) {
 	return []Result{r}, nil
 }
 
-// measureRestart stops the agent beside running workloads and starts it again.
+// measureRestart kills the agent while workloads run and starts it again.
 func measureRestart(ctx context.Context, e *Env) ([]Result, error) {
-	s, err := e.Stand(ctx)
+	s, err := e.Testbed(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -178,7 +178,7 @@ func measureRestart(ctx context.Context, e *Env) ([]Result, error) {
 }
 
 // restart kills the agent and starts it again; it returns the time until all workloads were recognised.
-func (s *Stand) restart(ctx context.Context) (time.Duration, error) {
+func (s *Testbed) restart(ctx context.Context) (time.Duration, error) {
 	before, err := s.processes(ctx)
 	if err != nil {
 		return 0, err

@@ -47,13 +47,13 @@ func thisMachine() machine {
 func printTable(out io.Writer, results []Result) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	say := func(cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) }
-	say("WHAT", "N", "P50", "P99", "FLOOR", "RATIO", "UNIT", "TARGET", "REACHED")
+	say("WHAT", "N", "P50", "P99", "BASELINE", "RATIO", "UNIT", "TARGET", "REACHED")
 	for _, r := range results {
 		reached := "no"
 		if r.Reached {
 			reached = "yes"
 		}
-		say(r.What, strconv.Itoa(r.N), number(r.P50), number(r.P99), orDash(r.Floor), orDash(r.Ratio), r.Unit, r.Target,
+		say(r.What, strconv.Itoa(r.N), number(r.P50), number(r.P99), orDash(r.Baseline), orDash(r.Ratio), r.Unit, r.Target,
 			reached)
 	}
 	if err := w.Flush(); err != nil {

@@ -12,12 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Row is one thing to measure. Rows of one subject lie in one file and are listed in rows.
+// Row is one measurement. The rows of one subject are in one file; rows lists them all.
 type Row struct {
-	// Name is one word for `make bench ROW=<regexp>`.
+	// Name is what `make bench ROW=<regexp>` matches.
 	Name string
-	// Measure gives one or more lines of the table. What it starts it hands to Env.Defer, so that it ends with the program
-	// however that ends.
+	// Measure returns lines of the table. It registers what it starts with Env.Defer.
 	Measure func(ctx context.Context, e *Env) ([]Result, error)
 }
 
@@ -27,33 +26,33 @@ type Result struct {
 	Name string `json:"name"`
 	// What is measured, for people.
 	What string `json:"what"`
-	// Unit of P50, P99, Floor and Parts.
+	// Unit of P50, P99, Baseline and Parts.
 	Unit string `json:"unit"`
 	// N is how many samples there are; 1 where P50 and P99 are the same single value.
 	N   int     `json:"n"`
 	P50 float64 `json:"p50"`
 	P99 float64 `json:"p99"`
-	// Floor is the median of what the same costs at least; zero where there is no such thing.
-	Floor float64 `json:"floor,omitzero"`
-	// Ratio is P50 to Floor, both with all their digits.
+	// Baseline is the median of the least that the same work can cost; zero where none is measured.
+	Baseline float64 `json:"baseline,omitzero"`
+	// Ratio is P50 to Baseline, both with all their digits.
 	Ratio float64 `json:"ratio,omitzero"`
-	// Target is what the line must reach, in words.
+	// Target is what must hold, in words; Reached reports whether it did.
 	Target  string `json:"target"`
 	Reached bool   `json:"reached"`
-	// Parts are medians of the steps that Floor or P50 consists of.
+	// Parts are medians of the steps that Baseline or P50 consists of.
 	Parts []Part `json:"parts,omitempty"`
-	// Note says what a reader must know to repeat it.
+	// Note says how the line was measured.
 	Note       string    `json:"note,omitempty"`
 	MeasuredAt time.Time `json:"measured_at"`
 }
 
-// Part is one step.
+// Part is the duration of one step.
 type Part struct {
 	Name  string  `json:"name"`
 	Value float64 `json:"value"`
 }
 
-// Env is what rows share.
+// Env is the environment that all rows of one run share.
 type Env struct {
 	// Source is the root of the tree, Bin the directory of the programs that `make build` makes.
 	Source, Bin string
@@ -61,7 +60,7 @@ type Env struct {
 	samples int
 	root    string
 	undo    []func() error
-	stand   *Stand
+	testbed *Testbed
 }
 
 // newEnv makes the directory of this run: below /tmp, where an unprivileged PostgreSQL can work.
@@ -77,7 +76,7 @@ func newEnv(source string, samples int) (*Env, error) {
 	return e, os.Chmod(e.root, 0o711)
 }
 
-// Samples is how many samples to take where full are wanted: fewer while developing (N=…).
+// Samples is the number of samples to take: full, or fewer in a quick run (N=…).
 func (e *Env) Samples(full int) int {
 	if e.samples > 0 {
 		return min(e.samples, full)
@@ -85,10 +84,10 @@ func (e *Env) Samples(full int) int {
 	return full
 }
 
-// Quick says that this run takes fewer samples than it should: nothing of it is kept.
+// Quick reports whether this run takes fewer samples; its results are not written.
 func (e *Env) Quick() bool { return e.samples > 0 }
 
-// Dir makes a directory that ends with the program.
+// Dir makes a directory that is removed at the end of the run.
 func (e *Env) Dir(name string) (string, error) {
 	dir := filepath.Join(e.root, name)
 	if err := os.Mkdir(dir, 0o711); err != nil {
@@ -97,8 +96,7 @@ func (e *Env) Dir(name string) (string, error) {
 	return dir, os.Chmod(dir, 0o711)
 }
 
-// inMemory makes a directory in memory that ends with the program: what daemons keep below /run, which is a tmpfs on a
-// node (file-hierarchy(7)) and need not be one where this runs.
+// inMemory mounts a tmpfs for what daemons keep below /run, as on a node (file-hierarchy(7)), until the end of the run.
 func (e *Env) inMemory(path string) error {
 	if err := os.Mkdir(path, 0o711); err != nil {
 		return err
@@ -107,7 +105,7 @@ func (e *Env) inMemory(path string) error {
 		return errors.Join(fmt.Errorf("mount a tmpfs at %s: %w", path, err), os.Remove(path))
 	}
 	e.Defer(func() error {
-		// Whoever has lived in it may have unmounted and removed it.
+		// The daemon may have unmounted and removed it already.
 		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) &&
 			!errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("unmount %s: %w", path, err)
@@ -117,10 +115,10 @@ func (e *Env) inMemory(path string) error {
 	return nil
 }
 
-// Defer has something undone at the end of the program, in reverse order.
+// Defer registers a function that runs at the end of the program; the last one runs first.
 func (e *Env) Defer(undo func() error) { e.undo = append(e.undo, undo) }
 
-// close undoes everything.
+// close runs the deferred functions.
 func (e *Env) close() error {
 	var errs []error
 	for _, undo := range slices.Backward(e.undo) {
@@ -129,7 +127,7 @@ func (e *Env) close() error {
 	return errors.Join(errs...)
 }
 
-// Say tells whoever waits what goes on.
+// Say prints a line of progress.
 func (e *Env) Say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
 }

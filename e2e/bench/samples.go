@@ -34,11 +34,11 @@ func (s Samples) Into(r Result) Result {
 	return r
 }
 
-// against holds the median against a floor.
-func (r Result) against(floor float64) Result {
-	r.Floor = floor
-	if floor > 0 {
-		r.Ratio = r.P50 / floor
+// against holds the median against a baseline.
+func (r Result) against(baseline float64) Result {
+	r.Baseline = baseline
+	if baseline > 0 {
+		r.Ratio = r.P50 / baseline
 	}
 	return r
 }

@@ -38,7 +38,7 @@ func Last(ctx context.Context, root string) (v Version, ok bool, err error) {
 	return v, err == nil, err
 }
 
-// Find looks a tag or a commit up.
+// Find resolves a tag or a commit.
 func Find(ctx context.Context, root, name string) (Version, error) {
 	out, err := exec.CommandContext(ctx, "git", "-C", root, "rev-parse", "--verify", name+"^{commit}").Output()
 	if err != nil {

@@ -25,27 +25,27 @@ import (
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
 
-// perAddress is how many nodes share a source address: the hub bounds the requests of an address, and those of its /24.
+// perAddress is how many nodes share a source address: the hub limits requests by address and by /24.
 const perAddress = 100
 
-// door is the hub's API for nodes that have no certificate yet.
-type door struct {
+// enroller calls the hub's API for nodes that have no certificate yet.
+type enroller struct {
 	in     Enroll
 	bundle protocol.Bundle
-	// clients call from addresses of their own, one for each perAddress nodes.
+	// clients have one source address each and serve perAddress nodes.
 	clients []*http.Client
 }
 
-// siteAddress is the n-th site's: each has a /24 of the loopback network of its own.
+// siteAddress is the address of the n-th site; each site has its own /24 of the loopback network.
 func siteAddress(n int) net.IP { return net.IPv4(127, byte(64+n>>8), byte(n), 1) }
 
-func newDoor(ctx context.Context, in Enroll) (*door, error) {
-	d := &door{in: in}
+func newEnroller(ctx context.Context, in Enroll) (*enroller, error) {
+	d := &enroller{in: in}
 	for i := range 1 + len(in.Tokens)/perAddress {
 		dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: siteAddress(i)}}
 		d.clients = append(d.clients, &http.Client{Transport: &http.Transport{
 			DialContext: dialer.DialContext, MaxIdleConnsPerHost: enrolling,
-			// Whoever answers shows a bundle that the fingerprint's key signed; nothing else of the connection is needed here.
+			// The root fingerprint authenticates the bundle; the connection need not be authenticated.
 			TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
 		}})
 	}
@@ -61,8 +61,8 @@ func newDoor(ctx context.Context, in Enroll) (*door, error) {
 	return d, err
 }
 
-// call waits and repeats where the hub says so, as an agent does.
-func (d *door) call(ctx context.Context, nth int, method, path string, in, out any) error {
+// call repeats a request that the hub throttles after the time that it names, as an agent does.
+func (d *enroller) call(ctx context.Context, nth int, method, path string, in, out any) error {
 	for {
 		after, err := d.callOnce(ctx, nth, method, path, in, out)
 		if err == nil || after == 0 {
@@ -78,8 +78,8 @@ func (d *door) call(ctx context.Context, nth int, method, path string, in, out a
 	}
 }
 
-// callOnce returns how long to wait before the call is repeated, 0 for never.
-func (d *door) callOnce(ctx context.Context, nth int, method, path string, in,
+// callOnce returns the pause before the request may be repeated; 0 means never.
+func (d *enroller) callOnce(ctx context.Context, nth int, method, path string, in,
 	out any,
 ) (after time.Duration, err error) {
 	body, err := json.Marshal(in)
@@ -114,8 +114,8 @@ func (d *door) callOnce(ctx context.Context, nth int, method, path string, in,
 	return 0, json.Unmarshal(raw, out)
 }
 
-// enroll makes a key and has the hub certify it.
-func (d *door) enroll(ctx context.Context, index int, token string) (*node, error) {
+// enroll makes a key, and exchanges the token for a certificate of it.
+func (d *enroller) enroll(ctx context.Context, index int, token string) (*node, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return nil, err

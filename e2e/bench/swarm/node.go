@@ -57,8 +57,8 @@ type node struct {
 	retry time.Duration
 }
 
-// settle has the node's session count as one that has lasted.
-func (n *node) settle() {
+// resetBackoff lets the node dial as after a session that lasted.
+func (n *node) resetBackoff() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.retry = 0
@@ -76,19 +76,19 @@ func (n *node) hasAccepted() bool {
 	return n.generation > 0 && n.conn != nil
 }
 
-// trouble is why the last session ended.
-func (n *node) trouble() error {
+// lastError is why the last session ended.
+func (n *node) lastError() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.last
 }
 
-// live holds a session whenever a hub answers.
-func (n *node) live(ctx context.Context, c *crowd) {
+// run keeps the node connected: it dials again after each session, with backoff.
+func (n *node) run(ctx context.Context, c *fleet) {
 	for ctx.Err() == nil {
 		c.dials.Add(1)
 		lasted, err := n.session(ctx)
-		c.news.ended(err)
+		c.outcomes.ended(err)
 		n.mu.Lock()
 		n.conn, n.usage, n.last = nil, nil, err
 		if n.retry == 0 || lasted > settledFactor*n.retry {
@@ -107,7 +107,7 @@ func (n *node) live(ctx context.Context, c *crowd) {
 	}
 }
 
-// session holds one session, and returns how long it was open.
+// session opens one session, serves it until it ends and returns how long it was open.
 func (n *node) session(ctx context.Context) (lasted time.Duration, err error) {
 	to, err := net.ResolveUDPAddr("udp4", n.addr)
 	if err != nil {
@@ -123,7 +123,7 @@ func (n *node) session(ctx context.Context) (lasted time.Duration, err error) {
 		return 0, err
 	}
 	defer func() { _ = conn.Close(link.CodeOK, "the node is stopping") }()
-	control, err := n.greet(ctx, conn)
+	control, err := n.openControl(ctx, conn)
 	if err != nil {
 		return 0, err
 	}
@@ -147,7 +147,7 @@ func (n *node) session(ctx context.Context) (lasted time.Duration, err error) {
 	return time.Since(began), err
 }
 
-func (n *node) greet(ctx context.Context, conn *link.Conn) (*link.Stream, error) {
+func (n *node) openControl(ctx context.Context, conn *link.Conn) (*link.Stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
 	control, err := conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_CONTROL})
@@ -185,7 +185,7 @@ func (n *node) greet(ctx context.Context, conn *link.Conn) (*link.Stream, error)
 	return control, control.SetDeadline(time.Time{})
 }
 
-// receive takes what the hub sends until the session ends.
+// receive handles the hub's messages until the session ends.
 func (n *node) receive(control *link.Stream) error {
 	for {
 		m := &protocol.HubMessage{}
@@ -233,7 +233,7 @@ func (n *node) accept(m *protocol.HubMessage) (*protocol.Ack, error) {
 	}
 }
 
-// report says now and then that nothing has changed.
+// report sends a periodic report without changes.
 func (n *node) report(conn *link.Conn, control *link.Stream) {
 	for counter := uint64(1); ; counter++ {
 		n.mu.Lock()

@@ -26,24 +26,24 @@ const (
 	poll     = 20 * time.Millisecond
 )
 
-// crowd is the nodes of the process.
-type crowd struct {
-	//nolint:containedctx // the life of the process, in which sessions outlive the command that began them
-	ctx   context.Context
-	nodes []*node
-	dials atomic.Int64
-	lives sync.WaitGroup
-	news  news
+// fleet holds the nodes of the process.
+type fleet struct {
+	//nolint:containedctx // sessions outlive the command that started them
+	ctx      context.Context
+	nodes    []*node
+	dials    atomic.Int64
+	sessions sync.WaitGroup
+	outcomes outcomes
 }
 
-// news wakes whoever waits for nodes, and counts why their sessions ended.
-type news struct {
+// outcomes counts the reasons why sessions ended.
+type outcomes struct {
 	mu       sync.Mutex
 	failures map[string]int64
 }
 
 // ended counts the end of a session, or of a dial.
-func (n *news) ended(err error) {
+func (n *outcomes) ended(err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.failures == nil {
@@ -52,8 +52,8 @@ func (n *news) ended(err error) {
 	n.failures[reason(err)]++
 }
 
-// take gives what was counted since it was asked last.
-func (n *news) take() map[string]int64 {
+// take returns the counts since the last call.
+func (n *outcomes) take() map[string]int64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	taken := n.failures
@@ -61,7 +61,7 @@ func (n *news) take() map[string]int64 {
 	return taken
 }
 
-// reason is the last part of an error's text: what is before it names addresses.
+// reason is the last part of an error's text; the parts before it name addresses.
 func reason(err error) string {
 	if err == nil {
 		return "none"
@@ -74,8 +74,8 @@ func reason(err error) string {
 func Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	c := &crowd{ctx: ctx}
-	defer c.lives.Wait()
+	c := &fleet{ctx: ctx}
+	defer c.sessions.Wait()
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() {
 		if closer, ok := in.(io.Closer); ok {
@@ -106,7 +106,7 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	return lines.Err()
 }
 
-func (c *crowd) do(ctx context.Context, cmd Command) (Reply, error) {
+func (c *fleet) do(ctx context.Context, cmd Command) (Reply, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	switch {
@@ -124,8 +124,8 @@ func (c *crowd) do(ctx context.Context, cmd Command) (Reply, error) {
 	return Reply{}, errors.New("no command")
 }
 
-func (c *crowd) enroll(ctx context.Context, in Enroll) (Reply, error) {
-	door, err := newDoor(ctx, in)
+func (c *fleet) enroll(ctx context.Context, in Enroll) (Reply, error) {
+	enroller, err := newEnroller(ctx, in)
 	if err != nil {
 		return Reply{}, err
 	}
@@ -134,7 +134,7 @@ func (c *crowd) enroll(ctx context.Context, in Enroll) (Reply, error) {
 	group.SetLimit(enrolling)
 	for i, token := range in.Tokens {
 		group.Go(func() (err error) {
-			fresh[i], err = door.enroll(ctx, len(c.nodes)+i, token)
+			fresh[i], err = enroller.enroll(ctx, len(c.nodes)+i, token)
 			return err
 		})
 	}
@@ -149,51 +149,51 @@ func (c *crowd) enroll(ctx context.Context, in Enroll) (Reply, error) {
 	return r, nil
 }
 
-// first are the first nodes; asking for more than there are is a mistake of the benchmark.
-func (c *crowd) first(n int) ([]*node, error) {
+// first returns the first n nodes.
+func (c *fleet) first(n int) ([]*node, error) {
 	if n > len(c.nodes) {
 		return nil, fmt.Errorf("%d nodes of %d", n, len(c.nodes))
 	}
 	return c.nodes[:n], nil
 }
 
-func (c *crowd) connect(ctx context.Context, count int) (Reply, error) {
+func (c *fleet) connect(ctx context.Context, count int) (Reply, error) {
 	nodes, err := c.first(count)
 	if err != nil {
 		return Reply{}, err
 	}
 	before := c.dials.Load()
-	c.news.take()
+	c.outcomes.take()
 	for _, n := range nodes {
 		if n.begun {
 			continue
 		}
 		n.begun = true
-		c.lives.Go(func() { n.live(c.ctx, c) })
+		c.sessions.Go(func() { n.run(c.ctx, c) })
 	}
 	err = await(ctx, nodes, "accepted a state", func(n *node) bool { return n.hasAccepted() })
-	// What comes now comes after sessions of hours, however long it took until all were there.
+	// The next reconnect starts as after sessions of hours, with the shortest backoff.
 	for _, n := range nodes {
-		n.settle()
+		n.resetBackoff()
 	}
-	return Reply{Dials: c.dials.Load() - before, Failures: c.news.take()}, err
+	return Reply{Dials: c.dials.Load() - before, Failures: c.outcomes.take()}, err
 }
 
-func (c *crowd) back(ctx context.Context, in Back) (Reply, error) {
+func (c *fleet) back(ctx context.Context, in Back) (Reply, error) {
 	nodes, err := c.first(in.Nodes)
 	if err != nil {
 		return Reply{}, err
 	}
 	err = await(ctx, nodes, "come back", func(n *node) bool { return n.welcomed().After(in.Since) })
-	r := Reply{Dials: c.dials.Load(), Failures: c.news.take()}
+	r := Reply{Dials: c.dials.Load(), Failures: c.outcomes.take()}
 	for _, n := range nodes {
 		r.Millis = append(r.Millis, float64(n.welcomed().Sub(in.Since).Microseconds())/1000)
 	}
 	return r, err
 }
 
-// await waits until all nodes are as they should. Those that are so once are not asked again: looking costs what is
-// measured.
+// await polls until the condition has held once for each node. Nodes that passed are not polled again, because polling
+// takes CPU time from what is measured.
 func await(ctx context.Context, nodes []*node, what string, is func(*node) bool) error {
 	missing := slices.Clone(nodes)
 	for {
@@ -204,13 +204,13 @@ func await(ctx context.Context, nodes []*node, what string, is func(*node) bool)
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%d of %d nodes have not %s: %w; one of them says: %w", len(missing), len(nodes), what, ctx.Err(),
-				missing[0].trouble())
+				missing[0].lastError())
 		case <-time.After(poll):
 		}
 	}
 }
 
-func (c *crowd) upload(ctx context.Context, in Upload) (Reply, error) {
+func (c *fleet) upload(ctx context.Context, in Upload) (Reply, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	var r Reply
 	start := time.Now()

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// usageWindow is how many segments an agent has under way.
+// usageWindow is how many segments an agent sends ahead of their acknowledgements.
 const usageWindow = 16
 
 // sealed is a signed segment.
@@ -23,10 +23,10 @@ type sealed struct {
 	upload  *protocol.UsageUpload
 }
 
-// repeats says whether a segment is sent twice.
+// repeats reports whether a segment is sent twice.
 func repeats(number uint64, every int) bool { return every > 0 && number%uint64(every) == 0 }
 
-func (c *crowd) seal(in Seal) (Reply, error) {
+func (c *fleet) seal(in Seal) (Reply, error) {
 	nodes, err := c.first(len(in.Members))
 	if err != nil {
 		return Reply{}, err
@@ -82,8 +82,7 @@ func (n *node) seal(in Seal, members []string) error {
 	return nil
 }
 
-// quantity is what a member measures in a while, within the limits of the app: all of the time, a twentieth of a core,
-// 16 MiB.
+// quantity is a member's usage of one record, within the limits of the app: a twentieth of a core, 16 MiB.
 func quantity(meter string, d time.Duration) int64 {
 	switch meter {
 	case protocol.MeterCPUSeconds:
@@ -95,7 +94,7 @@ func quantity(meter string, d time.Duration) int64 {
 	}
 }
 
-// sendUsage sends all that is sealed and takes an acknowledgement for each, with a window as an agent's.
+// sendUsage sends all sealed segments and waits for their acknowledgements, in a window as large as an agent's.
 func (n *node) sendUsage(ctx context.Context, repeatEvery int) error {
 	n.mu.Lock()
 	stream := n.usage

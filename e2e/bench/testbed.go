@@ -17,12 +17,12 @@ import (
 
 	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
-	"github.com/gpuaas/gpuaas/e2e/floor"
+	"github.com/gpuaas/gpuaas/e2e/baseline"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// The names of what the stand makes on the machine.
+// The names of what the testbed makes on the machine.
 const (
 	appSlug    = "bench"
 	appVersion = "1.0.0"
@@ -37,8 +37,8 @@ const (
 //go:embed app.yaml
 var appManifest []byte
 
-// Stand is one hub with one node in their default configuration, on which an app's image is present.
-type Stand struct {
+// Testbed is one hub with one node in their default configuration, on which an app's image is present.
+type Testbed struct {
 	Containerd *devcluster.Containerd
 	Hub        *devcluster.Hub
 	Agent      *devcluster.Agent
@@ -52,25 +52,25 @@ type Stand struct {
 	version string
 }
 
-// Stand starts everything at the first call; the rows share it.
-func (e *Env) Stand(ctx context.Context) (*Stand, error) {
-	if e.stand != nil {
-		return e.stand, nil
+// Testbed starts everything at the first call; the rows share it.
+func (e *Env) Testbed(ctx context.Context) (*Testbed, error) {
+	if e.testbed != nil {
+		return e.testbed, nil
 	}
-	s := &Stand{}
+	s := &Testbed{}
 	for _, step := range []func(context.Context, *Env) error{
 		s.startContainerd, s.startHub, s.startAgent, s.ship,
 		s.warmUp,
 	} {
 		if err := step(ctx, e); err != nil {
-			return nil, fmt.Errorf("set up the stand: %w", err)
+			return nil, fmt.Errorf("set up the testbed: %w", err)
 		}
 	}
-	e.stand = s
+	e.testbed = s
 	return s, nil
 }
 
-func (s *Stand) startContainerd(ctx context.Context, e *Env) (err error) {
+func (s *Testbed) startContainerd(ctx context.Context, e *Env) (err error) {
 	dir, err := e.Dir("containerd")
 	if err != nil {
 		return err
@@ -85,7 +85,7 @@ func (s *Stand) startContainerd(ctx context.Context, e *Env) (err error) {
 	return err
 }
 
-func (s *Stand) startHub(ctx context.Context, e *Env) error {
+func (s *Testbed) startHub(ctx context.Context, e *Env) error {
 	dir, err := e.Dir("hub")
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func (s *Stand) startHub(ctx context.Context, e *Env) error {
 	return err
 }
 
-func (s *Stand) startAgent(ctx context.Context, e *Env) error {
+func (s *Testbed) startAgent(ctx context.Context, e *Env) error {
 	dir, err := e.Dir("node")
 	if err != nil {
 		return err
@@ -139,7 +139,7 @@ func (s *Stand) startAgent(ctx context.Context, e *Env) error {
 }
 
 // RestartAgent starts the stopped or killed agent anew and returns when it is ready.
-func (s *Stand) RestartAgent(ctx context.Context) error {
+func (s *Testbed) RestartAgent(ctx context.Context) error {
 	again, err := devcluster.StartAgent(ctx, s.Agent.Config)
 	if err != nil {
 		return err
@@ -148,8 +148,8 @@ func (s *Stand) RestartAgent(ctx context.Context) error {
 	return nil
 }
 
-// ship publishes the app and takes the whole node for it.
-func (s *Stand) ship(ctx context.Context, e *Env) error {
+// ship publishes the app and allocates the whole node to it.
+func (s *Testbed) ship(ctx context.Context, e *Env) error {
 	binary := filepath.Join(e.root, "app")
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", binary, "./deploy/demo/app")
 	build.Dir, build.Env = e.Source, append(os.Environ(), "CGO_ENABLED=0")
@@ -180,8 +180,8 @@ func (s *Stand) ship(ctx context.Context, e *Env) error {
 	return err
 }
 
-// release ships a version, which is launched from then on.
-func (s *Stand) release(ctx context.Context, version string, manifest []byte) error {
+// release ships a version; Launch uses it from then on.
+func (s *Testbed) release(ctx context.Context, version string, manifest []byte) error {
 	s.version = version
 	_, err := s.Tenant.Ship(ctx, s.publisher, scenario.Release{
 		AppSlug: appSlug, Version: version, Image: s.image,
@@ -190,8 +190,8 @@ func (s *Stand) release(ctx context.Context, version string, manifest []byte) er
 	return err
 }
 
-// warmUp brings the image onto the node.
-func (s *Stand) warmUp(ctx context.Context, _ *Env) error {
+// warmUp launches an instance once, so that the node has the image.
+func (s *Testbed) warmUp(ctx context.Context, _ *Env) error {
 	i, _, err := s.Launch(ctx, "warm-up")
 	if err != nil {
 		return err
@@ -201,11 +201,11 @@ func (s *Stand) warmUp(ctx context.Context, _ *Env) error {
 }
 
 // Launch runs the app and returns when a watching client sees it running, with the time since the request.
-func (s *Stand) Launch(ctx context.Context, name string) (client.AppInstance, time.Duration, error) {
+func (s *Testbed) Launch(ctx context.Context, name string) (client.AppInstance, time.Duration, error) {
 	return s.Tenant.Launch(ctx, s.Operator, s.request(name), nil)
 }
 
-func (s *Stand) request(name string) client.AppInstanceCreate {
+func (s *Testbed) request(name string) client.AppInstanceCreate {
 	return client.AppInstanceCreate{
 		AppSlug: appSlug, Version: s.version, DisplayName: name, PlacementIntent: client.PlacementIntent{
 			AllocationIds: []string{s.Allocation.ID},
@@ -214,7 +214,7 @@ func (s *Stand) request(name string) client.AppInstanceCreate {
 }
 
 // Decommission ends an instance and returns when a watching client sees it gone, with the time since the request.
-func (s *Stand) Decommission(ctx context.Context, id string) (time.Duration, error) {
+func (s *Testbed) Decommission(ctx context.Context, id string) (time.Duration, error) {
 	start := time.Now()
 	_, err := s.Tenant.Decommission(ctx, s.Operator, id)
 	return time.Since(start), err
@@ -231,9 +231,8 @@ func Each(n int, do func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// LaunchMany requests that many instances at once, each watched from its answer on, and returns how long it took until
-// the last of them was seen running.
-func (s *Stand) LaunchMany(ctx context.Context, n int) (ids []string, took time.Duration, err error) {
+// LaunchMany requests n instances at once and watches each; took is the time until the last one was running.
+func (s *Testbed) LaunchMany(ctx context.Context, n int) (ids []string, took time.Duration, err error) {
 	ids = make([]string, n)
 	start := time.Now()
 	err = Each(n, func(k int) error {
@@ -246,30 +245,30 @@ func (s *Stand) LaunchMany(ctx context.Context, n int) (ids []string, took time.
 }
 
 // DecommissionAll ends instances at once.
-func (s *Stand) DecommissionAll(ctx context.Context, ids []string) error {
+func (s *Testbed) DecommissionAll(ctx context.Context, ids []string) error {
 	return Each(len(ids), func(i int) error {
 		_, err := s.Decommission(ctx, ids[i])
 		return err
 	})
 }
 
-// Floor prepares to measure what containerd and CNI need by themselves for the instance's container.
-func (s *Stand) Floor(ctx context.Context, e *Env, instanceID string) (*floor.Bench, error) {
+// Baseline prepares the measurement of containerd and CNI alone for the instance's container.
+func (s *Testbed) Baseline(ctx context.Context, e *Env, instanceID string) (*baseline.Bench, error) {
 	c := s.Agent.Config
-	container, err := floor.Find(ctx, c.ContainerdAddress, c.ContainerdNamespace, instanceID)
+	container, err := baseline.Find(ctx, c.ContainerdAddress, c.ContainerdNamespace, instanceID)
 	if err != nil {
 		return nil, err
 	}
-	dir, err := e.Dir("floor")
+	dir, err := e.Dir("baseline")
 	if err != nil {
 		return nil, err
 	}
-	bench, err := floor.New(ctx, floor.Config{
+	bench, err := baseline.New(ctx, baseline.Config{
 		Address: c.ContainerdAddress, Namespace: c.ContainerdNamespace, ContainerID: container,
 		Bridge: c.Bridge, CIDR: c.PodCIDR, PluginDir: pluginDir(), Dir: dir, ContainerPort: 8080,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("floor: %w", err)
+		return nil, fmt.Errorf("baseline: %w", err)
 	}
 	return bench, nil
 }

@@ -1,7 +1,7 @@
-// Package floor measures what containerd and CNI need by themselves for a container that already runs: NewContainer,
-// NewTask, Start and go-cni's Setup with a published port, of the byte-identical spec and image, and nothing else, and
-// then to take all of it away again. It is what launch times are held against.
-package floor
+// Package baseline measures what containerd and CNI alone need to launch and to remove a container: NewContainer,
+// NewTask, Start and go-cni's Setup with a published port, for the byte-identical spec and image of a running one. The
+// benchmark compares launches through the product with it.
+package baseline
 
 import (
 	"context"
@@ -39,10 +39,10 @@ type Parts struct {
 	Kill, DeleteTask, DeleteContainer, RemoveNetwork time.Duration
 }
 
-// Total is the floor of one launch.
+// Total is the time of one launch.
 func (p Parts) Total() time.Duration { return p.NewContainer + p.NewTask + p.Start + p.Network }
 
-// Removal is the floor of taking it away: the process is killed, not asked.
+// Removal is the time of one removal; the process is killed with SIGKILL.
 func (p Parts) Removal() time.Duration {
 	return p.Kill + p.DeleteTask + p.DeleteContainer + p.RemoveNetwork
 }
@@ -55,15 +55,15 @@ type Config struct {
 	// Bridge and CIDR are the node's; the same is made by CNI's plugins, which are in PluginDir.
 	Bridge, CIDR string
 	PluginDir    string
-	// Dir holds runc's state and the network namespaces' mount points while measuring, also that of the one that plays the
-	// host: the plugins leave chains and links there, which end with it. It must exist.
+	// Dir must exist. It holds runc's state and the mount points of the network namespaces, also of the one that stands in
+	// for the host: the chains and links that the plugins leave there are removed with it.
 	Dir string
 	// ContainerPort is published on a free port of 127.0.0.1.
 	ContainerPort int32
 }
 
-// namespace is containerd's namespace for measuring: an agent removes from its own what it does not know.
-const namespace = "gpuaas-floor"
+// namespace is containerd's namespace for the measurement: an agent removes unknown containers from its own.
+const namespace = "gpuaas-baseline"
 
 // Bench launches one container's image and spec again and again.
 type Bench struct {
@@ -73,11 +73,11 @@ type Bench struct {
 	spec  *oci.Spec
 	// plugins make a network like the node's.
 	plugins cni.CNI
-	// host is the network namespace that plays the host.
-	host kept
-	// keeper never runs; it holds the image's copy under the uid mapping, which would otherwise be made anew each time.
-	keeper client.Container
-	round  int
+	// host is the network namespace that stands in for the host's.
+	host pinned
+	// snapshotHolder never runs. It keeps the image's uid-mapped snapshot, which each launch would otherwise make again.
+	snapshotHolder client.Container
+	round          int
 }
 
 // New copies the running container's image and spec into a namespace of its own, and launches it once without counting.
@@ -122,7 +122,7 @@ func (b *Bench) load(ctx context.Context) error {
 	if err := b.image.Unpack(ours, "overlayfs"); err != nil {
 		return fmt.Errorf("unpack the image: %w", err)
 	}
-	b.keeper, err = b.newContainer(ours, fmt.Sprintf("floor-%d-keeper", os.Getpid()), kept{})
+	b.snapshotHolder, err = b.newContainer(ours, fmt.Sprintf("baseline-%d-snapshot-holder", os.Getpid()), pinned{})
 	return err
 }
 
@@ -136,7 +136,7 @@ func (b *Bench) prepareNetwork() (err error) {
 	if err != nil {
 		return err
 	}
-	b.host, err = newNamespaces(filepath.Join(b.conf.Dir, fmt.Sprintf("floor-%d-host", os.Getpid())), nil)
+	b.host, err = newNamespaces(filepath.Join(b.conf.Dir, fmt.Sprintf("baseline-%d-host", os.Getpid())), nil)
 	return err
 }
 
@@ -163,7 +163,7 @@ func (b *Bench) conflist() ([]byte, error) {
 	})
 }
 
-func (b *Bench) newContainer(ctx context.Context, id string, ns kept) (client.Container, error) {
+func (b *Bench) newContainer(ctx context.Context, id string, ns pinned) (client.Container, error) {
 	var snapshotOpts []snapshots.Opt
 	if maps := b.spec.Linux.UIDMappings; len(maps) == 1 {
 		snapshotOpts = append(snapshotOpts, client.WithUserNSRemapperLabels(maps, b.spec.Linux.GIDMappings))
@@ -174,14 +174,14 @@ func (b *Bench) newContainer(ctx context.Context, id string, ns kept) (client.Co
 		client.WithSpec(b.spec, ns.join, ownCgroup(id)))
 }
 
-// Close removes what the measuring left in containerd.
+// Close removes what the measurement left in containerd.
 func (b *Bench) Close(ctx context.Context) error {
 	defer func() { _ = b.cl.Close() }()
 	b.host.close()
 	ctx = namespaces.WithNamespace(ctx, namespace)
 	var errs []error
-	if b.keeper != nil {
-		errs = append(errs, b.keeper.Delete(ctx, client.WithSnapshotCleanup))
+	if b.snapshotHolder != nil {
+		errs = append(errs, b.snapshotHolder.Delete(ctx, client.WithSnapshotCleanup))
 	}
 	if b.image != nil {
 		errs = append(errs, b.cl.ImageService().Delete(ctx, b.image.Name(), images.SynchronousDelete()))
@@ -210,14 +210,14 @@ func (b *Bench) Close(ctx context.Context) error {
 // cniCacheDir is where libcni keeps the plugins' results; go-cni cannot set another place.
 const cniCacheDir = "/var/lib/cni"
 
-// maxDepth bounds how deep snapshots lie upon each other.
+// maxDepth bounds the number of snapshots of one chain.
 const maxDepth = 130
 
 // Measure launches the container once more and removes it again.
 func (b *Bench) Measure(ctx context.Context) (p Parts, err error) {
 	ctx = namespaces.WithNamespace(ctx, namespace)
 	b.round++
-	id := fmt.Sprintf("floor-%d-%d", os.Getpid(), b.round)
+	id := fmt.Sprintf("baseline-%d-%d", os.Getpid(), b.round)
 	ns, err := newNamespaces(filepath.Join(b.conf.Dir, id), b.spec.Linux.UIDMappings)
 	if err != nil {
 		return Parts{}, err
@@ -231,7 +231,7 @@ func (b *Bench) Measure(ctx context.Context) (p Parts, err error) {
 		HostPort: port, ContainerPort: b.conf.ContainerPort,
 		Protocol: "tcp", HostIP: "127.0.0.1",
 	}})
-	// A plugin is a child of the thread that asks for it, and so stands in that thread's network namespace.
+	// A plugin is a child process of the calling thread and inherits that thread's network namespace.
 	err = leakcheck.InNetNS(b.host.net, func() error {
 		return timed(&p.Network, func() error {
 			_, err := b.plugins.SetupSerially(ctx, id, ns.net, mapping)
@@ -247,7 +247,7 @@ func (b *Bench) Measure(ctx context.Context) (p Parts, err error) {
 	}))
 }
 
-func (b *Bench) measureContainer(ctx context.Context, id string, ns kept, p *Parts) (err error) {
+func (b *Bench) measureContainer(ctx context.Context, id string, ns pinned, p *Parts) (err error) {
 	var container client.Container
 	err = timed(&p.NewContainer, func() (err error) { container, err = b.newContainer(ctx, id, ns); return err })
 	if err != nil {
@@ -298,11 +298,12 @@ func ownCgroup(id string) oci.SpecOpts {
 	}
 }
 
-// namespaces that files keep alive: of the network, and of users where the spec has one, which then owns the network's.
-type kept struct{ net, user string }
+// pinned names the files that keep a network namespace alive, and the user namespace that owns it where the spec has
+// one.
+type pinned struct{ net, user string }
 
-func newNamespaces(path string, mappings []specs.LinuxIDMapping) (kept, error) {
-	k := kept{net: path + ".net"}
+func newNamespaces(path string, mappings []specs.LinuxIDMapping) (pinned, error) {
+	k := pinned{net: path + ".net"}
 	holder := exec.Command("cat") // it waits until its input ends
 	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	if len(mappings) > 0 {
@@ -316,10 +317,10 @@ func newNamespaces(path string, mappings []specs.LinuxIDMapping) (kept, error) {
 	}
 	stdin, err := holder.StdinPipe()
 	if err != nil {
-		return kept{}, err
+		return pinned{}, err
 	}
 	if err := holder.Start(); err != nil {
-		return kept{}, fmt.Errorf("namespaces: %w", err)
+		return pinned{}, fmt.Errorf("namespaces: %w", err)
 	}
 	defer func() {
 		_ = stdin.Close()
@@ -331,18 +332,18 @@ func newNamespaces(path string, mappings []specs.LinuxIDMapping) (kept, error) {
 		}
 		if err := os.WriteFile(file, nil, 0o600); err != nil {
 			k.close()
-			return kept{}, err
+			return pinned{}, err
 		}
 		if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/%s", holder.Process.Pid, name), file, "", unix.MS_BIND,
 			""); err != nil {
 			k.close()
-			return kept{}, fmt.Errorf("keep the %s namespace: %w", name, err)
+			return pinned{}, fmt.Errorf("keep the %s namespace: %w", name, err)
 		}
 	}
 	return k, nil
 }
 
-func (k kept) close() {
+func (k pinned) close() {
 	for _, file := range []string{k.net, k.user} {
 		if file != "" {
 			_ = unix.Unmount(file, unix.MNT_DETACH)
@@ -352,7 +353,7 @@ func (k kept) close() {
 }
 
 // join points the spec at the namespaces; nothing else in it differs from the container's.
-func (k kept) join(_ context.Context, _ oci.Client, _ *containers.Container, s *specs.Spec) error {
+func (k pinned) join(_ context.Context, _ oci.Client, _ *containers.Container, s *specs.Spec) error {
 	for i, ns := range s.Linux.Namespaces {
 		switch ns.Type {
 		case specs.NetworkNamespace:
