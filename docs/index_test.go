@@ -2,6 +2,7 @@ package docs_test
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -57,4 +58,29 @@ func TestContributingNamesWhatIsThere(t *testing.T) {
 		}
 	}
 	require.Greater(t, named, 15)
+}
+
+// ARCHITECTURE.md has a place for each package of the module, and names none that is gone.
+func TestTheMapNamesEveryPackage(t *testing.T) {
+	list := exec.Command("go", "list", "-f", "{{if .GoFiles}}{{.Dir}}{{else if .XTestGoFiles}}{{.Dir}}{{end}}", "./...")
+	list.Dir = moduleRoot
+	out, err := list.Output()
+	require.NoError(t, err)
+	root, err := filepath.Abs(moduleRoot)
+	require.NoError(t, err)
+	var packages []string
+	for dir := range strings.FieldsSeq(string(out)) {
+		path, err := filepath.Rel(root, dir)
+		require.NoError(t, err)
+		if path != "docs" && path != "docs/design" { // tests of these pages
+			packages = append(packages, path)
+		}
+	}
+	var named []string
+	for _, m := range regexp.MustCompile(`\*\*([\w./-]+)\*\*`).FindAllStringSubmatch(read(t, "../ARCHITECTURE.md"), -1) {
+		if m[1] != "bootstrap" && m[1] != "systemd" { // without Go code
+			named = append(named, m[1])
+		}
+	}
+	require.ElementsMatch(t, packages, named)
 }

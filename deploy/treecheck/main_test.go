@@ -137,3 +137,47 @@ func TestTheBaselineOnlyFalls(t *testing.T) {
 	require.NoError(t, two.replaceBy(counts{}, file))
 	require.NoFileExists(t, file)
 }
+
+func TestDocumentsUseNoUnwantedWordsAndShortLines(t *testing.T) {
+	long := strings.Repeat("ä", maxColumns)
+	text := "A node enrolls; `heard` is code.\n```\nwhoever\n```\n| x" + long + " |\n" + long
+	require.NoError(t, checkProse("a.md", []byte(text)))
+	require.ErrorContains(t, checkProse("a.md", []byte("\nAn enrolment.")), `a.md:2 uses "enrolment"`)
+	require.ErrorContains(t, checkProse("a.md", []byte("x"+long)), "a.md:1 has more than 120 columns")
+	require.NoError(t, checkProse("docs/reference/cli.md", []byte("x"+long)), "it is generated")
+}
+
+func TestTheHubIsWiredByConstructors(t *testing.T) {
+	tree := structure{tests: map[string]bool{}}
+	require.NoError(t, tree.addGoFile(wiringFile, []byte(`package main
+
+func (h *hub) run() {
+	h.nodes = newNodes()
+	line := ready{}
+	line.URL = "a"
+	h.dispatcher.Wake = nil
+	server := h.server()
+	server.Handler = nil
+}
+`)))
+	require.Len(t, tree.problems, 2)
+	require.ErrorContains(t, tree.problems[0], "sets Wake after construction")
+	require.ErrorContains(t, tree.problems[1], "sets Handler after construction")
+}
+
+func TestTheStructureIsChecked(t *testing.T) {
+	tree := structure{tests: map[string]bool{}}
+	for _, dir := range testedDirs()[1:] {
+		require.NoError(t, tree.addGoFile(dir+"/a_test.go", []byte("package a\n\nfunc TestA() {}\n")))
+	}
+	require.NoError(t, tree.addGoFile(testedDirs()[0]+"/a_test.go", []byte("package a\n\nfunc helper() {}\n")))
+	for n := range maxRecoveryFiles {
+		name := string(rune('a'+n)) + ".go"
+		require.NoError(t, tree.addGoFile("hub/"+name, []byte("package a\n\nimport \""+recoveryPackage+"\"\n")))
+		require.NoError(t, tree.addGoFile(recoveryDir+"/"+name, []byte("package recovery\n")))
+	}
+	err := tree.check()
+	require.EqualError(t, err, testedDirs()[0]+" has no tests of its own")
+	require.NoError(t, tree.addGoFile("hub/z.go", []byte("package a\n\nimport \""+recoveryPackage+"\"\n")))
+	require.ErrorContains(t, tree.check(), "7 files import "+recoveryDir+", at most 6 may")
+}

@@ -20,11 +20,11 @@ const (
 var (
 	// unwantedName is a part of an identifier or of a file's name that this project has a plain word for.
 	unwantedName = regexp.MustCompile(`^(whoever|heard|greet(s|ed)?|bring(s)?|brought|walls|look(s|ed)?|lull|breath|` +
-		`calm|crowd|lanes?|beats?|doors?|truth|witness|yesterday|mortal)$`)
+		`calm|crowd|lanes?|beats?|doors?|truth|witness|yesterday|mortal|enrols?|enrolment)$`)
 	// unwantedText is a word or phrase of a comment that this project has a plain word for.
 	unwantedText = regexp.MustCompile(`(?i)\b(whoever|somebody|heard|greet(s|ed)?|bring(s|ing)?|brought|walls|` +
 		`look(s|ed|ing)?|lull|breath|calm|crowd|lanes?|beats?|doors?|truth|witness|yesterday|mortal|` +
-		`of the moment|is wanted|which of it|is told)\b`)
+		`of the moment|is wanted|which of it|is told|enrols?|enrolment)\b`)
 	// generatedMark is the line that generators write (https://go.dev/s/generatedcode).
 	generatedMark = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 )

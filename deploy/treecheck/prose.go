@@ -1,0 +1,46 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+)
+
+// maxColumns bounds the lines of documents, as lll does those of Go files.
+const maxColumns = 120
+
+var (
+	// unwantedProse is a word or phrase of a document that this project has a plain word for.
+	unwantedProse = regexp.MustCompile(`(?i)\b(whoever|somebody|heard|greet(s|ed)?|brought|walls|lull|breath|calm|crowd|` +
+		`lanes?|beats?|truth|witness|yesterday|mortal|of the moment|is wanted|which of it|is told|enrols?|enrolment)\b`)
+	codeSpan = regexp.MustCompile("`[^`]*`")
+)
+
+// checkProse reports unwanted words and long lines of a Markdown file that is written by hand. Tables and fenced blocks
+// may hold any word, tables any length.
+func checkProse(file string, content []byte) error {
+	if path.Ext(file) != ".md" || strings.HasPrefix(file, "docs/reference/") {
+		return nil
+	}
+	var problems []error
+	fenced, number := false, 0
+	for line := range strings.Lines(string(content)) {
+		line, number = strings.TrimRight(line, "\n"), number+1
+		if strings.HasPrefix(strings.TrimSpace(line), "```") {
+			fenced = !fenced
+		}
+		if table := strings.HasPrefix(line, "|"); !table && utf8.RuneCountInString(line) > maxColumns {
+			problems = append(problems, fmt.Errorf("%s:%d has more than %d columns", file, number, maxColumns))
+		}
+		if fenced {
+			continue
+		}
+		for _, word := range unwantedProse.FindAllString(codeSpan.ReplaceAllString(line, ""), -1) {
+			problems = append(problems, fmt.Errorf("%s:%d uses %q, which this project does not", file, number, word))
+		}
+	}
+	return errors.Join(problems...)
+}
