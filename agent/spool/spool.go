@@ -1,6 +1,6 @@
 // Package spool queues usage for the hub: it packs records into numbered segments, chained by hash and bounded, and
-// derives from acknowledgements what to send next and what to prune. It is pure. It does not measure (agent/meter),
-// sign (protocol), store (agent/internal/state) or send (agent/internal/uplink).
+// derives from acknowledgements what to prune. It is pure. It does not measure (agent/meter), sign (protocol), store
+// (agent/internal/state) or choose what to send (agent/hubsession).
 //
 // Numbers and chain belong to one incarnation of the node's store. What the hub has not acknowledged is never
 // forgotten: a full spool refuses new work (Full), it does not drop.
@@ -181,14 +181,6 @@ func Forget(m Marks, sizes map[uint64]int64) Marks {
 		}
 	}
 	return m
-}
-
-// Next is the segment to send when inFlight segments after Posted are under way; ok is false when there is nothing to
-// send or the window is full. After a reconnect inFlight is 0, and everything not posted is sent again: the hub bills
-// it once.
-func Next(m Marks, c Chain, inFlight, window uint64) (number uint64, ok bool) {
-	number = m.Posted + inFlight + 1
-	return number, inFlight < window && number <= c.Number
 }
 
 // PruneUpTo is the last segment that may be forgotten; 0 for none.

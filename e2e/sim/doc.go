@@ -4,8 +4,8 @@
 // clock, no goroutine and no map whose order matters.
 //
 // Real are the pure rooms and what both sides share: plan.Compile, Check and Fitting; agent.Diff, Statuses, NextChange
-// and Member.Failed; agent/meter; agent/spool; hub/billing, rating, usagechain, lifecycle and nodeidentity; protocol's
-// signatures and verification of states and leases.
+// and Member.Failed; agent/hubsession, meter and spool; hub/billing, rating, usagechain, lifecycle and nodeidentity;
+// protocol's signatures and verification of states and leases.
 //
 // Modelled, because the original is bound to SQL, Badger, containerd or QUIC, and mirrored rule by rule where it
 // decides:
@@ -13,7 +13,7 @@
 //   - hub/internal/nodes and fleet: the marks of the usage chain, sessions, the hello (intake.go)
 //   - hub/internal/dispatch, instance, capacity: generations, members, claims, proofs (hub.go);
 //     restore as docs/design/recovery.md says
-//   - agent/internal/state and uplink: what is durable, order of generations, incarnations (store.go, uplink.go)
+//   - agent/internal/state: what is durable, order of generations (store.go); messages on their way (uplink.go)
 //   - agent/internal/reconcile and runtime: the machine and what an action takes (machine.go, reconcile.go)
 //
 // Not modelled: epochs and key rotation, manifests, allocations billed by the hub, the API. Segments are chained, not

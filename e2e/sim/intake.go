@@ -20,14 +20,14 @@ type mark struct {
 }
 
 // usage takes a sealed segment: check, post and remember in one transaction, then acknowledge.
-func (h *hub) usage(i, attempt int, payload []byte) {
+func (h *hub) usage(i, attempt, no int, payload []byte) {
 	row := &h.rows.nodes[i]
 	seg := &protocol.UsageSegment{}
 	if err := proto.Unmarshal(payload, seg); err != nil {
 		h.w.fail(5, "segment of %s: %v", row.id, err)
 		return
 	}
-	ack := usageAck{attempt: attempt, incarnation: seg.GetIncarnation()}
+	ack := usageAck{attempt: attempt, no: no, incarnation: seg.GetIncarnation()}
 	sum := sha256.Sum256(payload)
 	at := usagechain.Link{Number: seg.GetNumber(), SHA256: sum[:], Previous: seg.GetPreviousSha256()}
 	if records := seg.GetRecords(); len(records) > 0 {

@@ -2,9 +2,11 @@ package sim
 
 import (
 	"crypto/sha256"
+	"errors"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -18,13 +20,15 @@ type uplink struct {
 	no     uint64
 	since  instant
 	asked  instant
-	retry  instant
 	parked bool
 
-	counter  uint64
-	sent     map[uint64][]string
-	first    bool
-	sentTo   uint64
+	backoff hubsession.Backoff
+	reports hubsession.Reports
+	upload  hubsession.Upload
+	// sentNo counts the segments sent in this session; answered are those that are acknowledged: a rough network repeats
+	// messages, which a stream of QUIC does not.
+	sentNo   int
+	answered map[int]bool
 	progress instant
 	paused   instant
 
@@ -33,16 +37,11 @@ type uplink struct {
 	watched               bool
 }
 
-const (
-	dialRetryMin      = second / 2
-	dialRetryMax      = 30 * second
-	helloTimeout      = 15 * second
-	idleTimeout       = 45 * second
-	ackTimeout        = minute
-	usageWindow       = 8
-	usageRefusedRetry = 5 * minute
-	tombstoneReports  = 24 * time.Hour
-)
+// noticesCutIn is the longest time until both sides notice that their connection is dead.
+const noticesCutIn = 45 * second
+
+// errLost ends a session whose connection is dead.
+var errLost = errors.New("the connection is lost")
 
 // carry brings a message to the hub (up) or to the node, late, twice or never.
 func (u *uplink) carry(up bool, kind string, deliver func()) {
@@ -73,27 +72,27 @@ func (u *uplink) carry(up bool, kind string, deliver func()) {
 func (u *uplink) reachable() bool { return !u.cutUp && !u.cutDown && u.n.w.hub.up }
 
 func (u *uplink) start(n *node) {
-	u.n, u.retry = n, dialRetryMin
+	u.n, u.backoff = n, hubsession.Backoff{}
 	u.dial(0)
 }
 
 // drop ends the session or the dial on this side.
 func (u *uplink) drop() {
 	u.attempt++
-	u.no, u.parked, u.sent = 0, false, map[uint64][]string{}
+	u.no, u.parked = 0, false
 }
 
-// redial begins again after the session was lost.
-func (u *uplink) redial() {
-	if u.no != 0 && u.n.w.now-u.since > minute {
-		u.retry = dialRetryMin
+// redial ends the session for a reason and dials again after the pause that follows it.
+func (u *uplink) redial(why error) {
+	lasted := time.Duration(0)
+	if u.no != 0 {
+		lasted = (u.n.w.now - u.since).dur()
 	}
 	u.drop()
 	if u.n.w.breaks(BreakRedial) {
 		return
 	}
-	u.dial(u.retry/2 + u.n.w.upTo(u.retry/2+1))
-	u.retry = min(2*u.retry, dialRetryMax)
+	u.dial(span(u.backoff.Pause(lasted, why, u.n.w.rng.Float64())))
 }
 
 func (u *uplink) dial(wait instant) {
@@ -109,9 +108,9 @@ func (u *uplink) dial(wait instant) {
 			return
 		}
 		u.hello(mine)
-		u.n.w.after(helloTimeout, u.n.i, "hello timeout", func() {
+		u.n.w.after(span(hubsession.HelloTimeout), u.n.i, "hello timeout", func() {
 			if u.attempt == mine && u.no == 0 && u.n.agentUp {
-				u.redial()
+				u.redial(errLost)
 			}
 		})
 	})
@@ -120,7 +119,7 @@ func (u *uplink) dial(wait instant) {
 // smooth ends a rough network: what is still under way on the old connection is sent anew on the next one.
 func (u *uplink) smooth() {
 	if u.rough && u.n.agentUp {
-		u.redial()
+		u.redial(errLost)
 	}
 	u.rough = false
 }
@@ -129,17 +128,17 @@ func (u *uplink) smooth() {
 func (u *uplink) unpark() {
 	if u.parked && u.reachable() {
 		u.parked = false
-		u.dial(u.n.w.upTo(dialRetryMax))
+		u.dial(u.n.w.upTo(span(hubsession.DefaultDialRetryMax)))
 	}
 }
 
 // lose is what a cut or a dead hub does: both sides notice, sooner or later.
 func (u *uplink) lose() {
 	mine, no := u.attempt, u.no
-	u.n.w.after(u.n.w.upTo(idleTimeout), u.n.i, "idle", func() {
+	u.n.w.after(u.n.w.upTo(noticesCutIn), u.n.i, "idle", func() {
 		u.n.w.hub.gone(u.n.i, no)
 		if u.attempt == mine && u.no != 0 && u.n.agentUp {
-			u.redial()
+			u.redial(errLost)
 		}
 	})
 }
@@ -197,37 +196,55 @@ func (u *uplink) welcomed(m welcome) {
 		return
 	}
 	n.syncClock(m.hubTime, n.w.now-u.asked)
-	said := spool.HubProgress{
-		Incarnation: n.store.incarnation, Posted: m.posted, Archived: m.archived,
-		PostedSHA256: u.digestOf(m.postedSHA256),
-	}
-	behind := m.newIncarnation || n.store.acknowledge(said) != nil
-	if behind && !n.w.breaks(BreakIncarnation) {
-		u.retry = dialRetryMin
-		u.reincarnate()
+	err := hubsession.Open(sessionStore{u}, hubsession.Welcome{
+		NewIncarnation: m.newIncarnation,
+		HubProgress: spool.HubProgress{
+			Incarnation: n.store.incarnation, Posted: m.posted, Archived: m.archived,
+			PostedSHA256: u.digestOf(m.postedSHA256),
+		},
+	})
+	if err != nil {
+		u.redial(err)
 		return
 	}
-	if m.posted < n.store.marks.Posted && !n.w.breaks(BreakRewind) {
-		if err := n.store.rewind(m.posted); err != nil {
-			u.reincarnate()
-			return
-		}
-	}
-	u.no, u.since, u.counter, u.first, u.sent = m.no, n.w.now, 0, true, map[uint64][]string{}
-	u.sentTo, u.paused = 0, 0
+	u.no, u.since, u.paused = m.no, n.w.now, 0
+	u.reports, u.upload = hubsession.Reports{}, hubsession.NewUpload(n.store.marks.Posted)
+	u.sentNo, u.answered = 0, map[int]bool{}
 	n.stir()
 	u.sendReport()
 	u.send()
 }
 
-// reincarnate takes a new incarnation and dials again.
-func (u *uplink) reincarnate() {
-	n := u.n
+// sessionStore is the node's store as a welcome changes it, less the rules that are left out.
+type sessionStore struct{ *uplink }
+
+func (s sessionStore) PostedSegment() uint64 {
+	if s.n.w.breaks(BreakRewind) {
+		return 0
+	}
+	return s.n.store.marks.Posted
+}
+
+func (s sessionStore) AcknowledgeUsage(hub spool.HubProgress) error {
+	err := s.n.store.acknowledge(hub)
+	if s.n.w.breaks(BreakIncarnation) {
+		return nil
+	}
+	return err
+}
+
+func (s sessionStore) RewindUsage(posted uint64) error { return s.n.store.rewind(posted) }
+
+func (s sessionStore) TakeNewIncarnation(error) error {
+	n := s.n
+	if n.w.breaks(BreakIncarnation) {
+		return nil
+	}
 	if err := n.store.reincarnate(n.newName(), n.now()); err != nil {
 		n.w.fail(5, "new incarnation of %s: %v", n.id, err)
 	}
 	n.w.trace("incarnation", n.i, int64(n.lives), "")
-	u.redial()
+	return nil
 }
 
 // digestOf is what a node makes of the digest that the hub names.
@@ -244,29 +261,26 @@ func (u *uplink) send() {
 	if u.no == 0 || n.w.now < u.paused {
 		return
 	}
-	for {
-		s := n.store
-		if u.sentTo <= s.marks.Posted {
-			u.sentTo, u.progress = s.marks.Posted, n.w.now
-		}
-		number, ok := spool.Next(s.marks, s.chain, u.sentTo-s.marks.Posted, usageWindow)
-		if !ok {
-			return
-		}
-		sealed, there := s.segments[number]
+	for number, ok := u.upload.Next(); ok && number <= n.store.chain.Number; number, ok = u.upload.Next() {
+		sealed, there := n.store.segments[number]
 		if !there {
-			n.w.fail(5, "segment %d of %s is gone and was never archived", number, s.incarnation)
+			n.w.fail(5, "segment %d of %s is gone and was never archived", number, n.store.incarnation)
 			return
 		}
-		u.sentTo = number
+		if !u.upload.Waiting() {
+			u.progress = n.w.now
+		}
+		u.upload.Sent()
+		u.sentNo++
 		u.watch()
-		attempt := u.attempt
-		u.carry(true, "usage", func() { n.w.hub.usage(n.i, attempt, sealed.Payload) })
+		attempt, no := u.attempt, u.sentNo
+		u.carry(true, "usage", func() { n.w.hub.usage(n.i, attempt, no, sealed.Payload) })
 	}
 }
 
 type usageAck struct {
-	attempt          int
+	// no is that of the segment among those sent in the attempt's session.
+	attempt, no      int
 	incarnation      string
 	posted, archived uint64
 	postedSHA256     []byte
@@ -274,33 +288,33 @@ type usageAck struct {
 }
 
 func (u *uplink) acked(a usageAck) {
-	if a.attempt != u.attempt || u.no == 0 {
+	if a.attempt != u.attempt || u.no == 0 || u.answered[a.no] {
 		return
 	}
-	before := u.n.store.marks.Posted
-	said := spool.HubProgress{
-		Incarnation: a.incarnation, Posted: a.posted, Archived: a.archived,
-		PostedSHA256: u.digestOf(a.postedSHA256),
-	}
-	if u.n.store.acknowledge(said) != nil {
-		u.redial()
+	u.answered[a.no], u.progress = true, u.n.w.now
+	if err := u.n.store.acknowledge(spool.HubProgress{
+		Incarnation: a.incarnation, Posted: a.posted, Archived: a.archived, PostedSHA256: u.digestOf(a.postedSHA256),
+	}); err != nil {
+		u.redial(err)
 		return
 	}
-	if u.n.store.marks.Posted > before {
-		u.progress = u.n.w.now
-	}
-	switch a.refused {
-	case "":
+	switch stopped := u.upload.Acknowledged(a.refused); {
+	case stopped == "":
 		u.send()
-	case protocol.RefusalChainBroken:
-		if !u.n.w.breaks(BreakFork) {
-			u.reincarnate()
-			return
+	case hubsession.Broken(stopped) && !u.n.w.breaks(BreakFork):
+		if err := hubsession.Renew(sessionStore{u}, spool.ErrOtherStore); err != nil {
+			u.redial(errLost)
 		}
-		fallthrough
 	default:
-		u.paused, u.sentTo = u.n.w.now+usageRefusedRetry, 0
-		u.n.w.after(usageRefusedRetry, u.n.i, "usage again", u.send)
+		wait := span(hubsession.UsageRetry(stopped, hubsession.DefaultUsageRetry))
+		u.paused = u.n.w.now + wait
+		attempt := u.attempt
+		u.n.w.after(wait, u.n.i, "usage again", func() {
+			if attempt == u.attempt && u.no != 0 {
+				u.upload.Restart(u.n.store.marks.Posted)
+				u.send()
+			}
+		})
 	}
 }
 
@@ -310,11 +324,12 @@ func (u *uplink) watch() {
 		return
 	}
 	u.watched = true
-	u.n.w.after(ackTimeout, -1, "ack timeout", func() {
+	timeout := span(hubsession.AckTimeout)
+	u.n.w.after(timeout, -1, "ack timeout", func() {
 		u.watched = false
-		switch waits := u.no != 0 && u.sentTo > u.n.store.marks.Posted; {
-		case waits && u.n.w.now-u.progress >= ackTimeout:
-			u.redial()
+		switch waits := u.no != 0 && u.upload.Waiting(); {
+		case waits && u.n.w.now-u.progress >= timeout:
+			u.redial(errLost)
 		case waits:
 			u.watch()
 		}
@@ -354,25 +369,9 @@ func (u *uplink) sendReport() {
 	if n.report == nil {
 		return
 	}
-	u.counter++
-	r := statusReport{no: u.no, counter: u.counter}
+	r := statusReport{no: u.no}
 	r.epoch, r.generation = n.store.accepted()
-	now := n.now()
-	var removed []string
-	for _, s := range n.report {
-		if s.GetRemoval() != nil {
-			old := now.Sub(s.GetRemoval().GetAt().AsTime()) > tombstoneReports
-			if n.store.members[s.GetMemberId()].reported && (!u.first || old) {
-				continue
-			}
-			removed = append(removed, s.GetMemberId())
-		}
-		r.statuses = append(r.statuses, s)
-	}
-	u.first = false
-	if len(removed) > 0 {
-		u.sent[u.counter] = removed
-	}
+	r.counter, r.statuses = u.reports.Next(n.report, n.now(), func(id string) bool { return n.store.members[id].reported })
 	attempt := u.attempt
 	u.carry(true, "report", func() { n.w.hub.report(n.i, attempt, r) })
 }
@@ -381,10 +380,9 @@ func (u *uplink) reportAcked(attempt int, counter uint64) {
 	if attempt != u.attempt {
 		return
 	}
-	for _, id := range u.sent[counter] {
+	for _, id := range u.reports.Acknowledge(counter) {
 		u.n.store.updateMember(id, func(m *storedMember) { m.reported = m.Removal != nil })
 	}
-	delete(u.sent, counter)
 }
 
 // pushedState takes a desired state, whichever way and whenever it comes.

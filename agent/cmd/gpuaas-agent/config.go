@@ -11,12 +11,12 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/agent/internal/host"
 	"github.com/gpuaas/gpuaas/agent/internal/local"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
-	"github.com/gpuaas/gpuaas/agent/internal/uplink"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -99,10 +99,12 @@ func (c *config) runFlags(f *pflag.FlagSet) {
 		"how often usage is measured and made durable; a power cut "+
 			"loses at most this much, in the tenant's favour")
 	f.DurationVar(&c.usageInterval, "usage-interval", reconcile.DefaultUsageInterval, "longest time in one usage record")
-	f.DurationVar(&c.reportInterval, "report-interval", uplink.DefaultReportInterval, "how often the node reports when "+
-		"nothing changes")
-	f.DurationVar(&c.dialRetryMax, "dial-retry-max", uplink.DefaultDialRetryMax, "longest pause before a hub that does "+
-		"not answer is dialled again, 500ms or more")
+	f.DurationVar(&c.reportInterval, "report-interval", hubsession.DefaultReportInterval,
+		"how often the node reports when "+
+			"nothing changes")
+	f.DurationVar(&c.dialRetryMax, "dial-retry-max", hubsession.DefaultDialRetryMax,
+		"longest pause before a hub that does "+
+			"not answer is dialled again, 500ms or more")
 	f.DurationVar(&c.resync, "resync", reconcile.DefaultResync, "how often the agent checks everything again without a "+
 		"cause")
 	f.Uint32Var(&c.containerDiskMiB, "container-disk-mib", runtime.DefaultDiskBytes>>20,

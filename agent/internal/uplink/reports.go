@@ -47,7 +47,7 @@ func (s *session) awaitReportAck(ctx context.Context) bool {
 	defer limit.Stop()
 	for {
 		s.mu.Lock()
-		taken := s.acked >= s.counter
+		taken := s.acked >= s.reports.Counter()
 		s.mu.Unlock()
 		if taken {
 			return true
@@ -66,27 +66,12 @@ func (s *session) sendReport(r agent.Report) error {
 	now := s.u.clock.Now()
 	members := s.u.store.Members()
 	s.mu.Lock()
-	s.counter++
-	out := &protocol.Report{
-		Counter: s.counter, At: timestamppb.New(now), Epoch: r.Epoch, Generation: r.Generation,
-		Conditions: r.Conditions,
-	}
-	var removed []string
-	for _, w := range r.Workloads {
-		if w.GetRemoval() != nil {
-			old := now.Sub(w.GetRemoval().GetAt().AsTime()) > tombstoneReports
-			if members[w.GetMemberId()].Reported && (!s.first || old) {
-				continue
-			}
-			removed = append(removed, w.GetMemberId())
-		}
-		out.Workloads = append(out.Workloads, w)
-	}
-	s.first = false
-	if len(removed) > 0 {
-		s.sent[s.counter] = removed
-	}
+	counter, workloads := s.reports.Next(r.Workloads, now, func(id string) bool { return members[id].Reported })
 	s.mu.Unlock()
+	out := &protocol.Report{
+		Counter: counter, At: timestamppb.New(now), Epoch: r.Epoch, Generation: r.Generation, Conditions: r.Conditions,
+		Workloads: workloads,
+	}
 	err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: out}})
 	failpoint.Hit("agent/report/sent")
 	return err
@@ -100,12 +85,7 @@ func (s *session) acknowledged(counter uint64) error {
 	case s.acks <- struct{}{}:
 	default:
 	}
-	ids := s.sent[counter]
-	for c := range s.sent {
-		if c <= counter {
-			delete(s.sent, c)
-		}
-	}
+	ids := s.reports.Acknowledge(counter)
 	s.mu.Unlock()
 	if len(ids) == 0 {
 		return nil

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -32,8 +33,6 @@ func (u *Uplink) session(ctx context.Context, observer Reconciler) (lasted time.
 		observer:   observer,
 		unreadable: make(chan error, 1),
 		acks:       make(chan struct{}, 1),
-		sent:       map[uint64][]string{},
-		first:      true,
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	code, reason := link.CodeOK, "the agent is stopping"
@@ -57,11 +56,11 @@ func (u *Uplink) session(ctx context.Context, observer Reconciler) (lasted time.
 		return time.Since(began), ctx.Err()
 	case err := <-ended:
 		code, reason = link.CodeProtocol, "the session cannot go on"
-		if connErr := conn.Err(); connErr != nil && !errors.Is(err, errGoAway) {
+		if connErr := conn.Err(); connErr != nil && !errors.Is(err, hubsession.ErrGoAway) {
 			err = connErr
 		}
 		if how, known := link.CloseCode(err); known && how == link.CodeShutdown {
-			err = fmt.Errorf("%w: %w", errGoAway, err)
+			err = fmt.Errorf("%w: %w", hubsession.ErrGoAway, err)
 		}
 		return time.Since(began), err
 	}
@@ -77,25 +76,22 @@ type session struct {
 	unreadable chan error
 
 	mu      sync.Mutex
-	counter uint64
+	reports hubsession.Reports
 	// acked is the last report that the hub has taken in; acks is signalled when it grows.
 	acked uint64
 	acks  chan struct{}
-	// sent are the removed members in each report that the hub has not acknowledged.
-	sent  map[uint64][]string
-	first bool
 }
 
 // exchangeHello exchanges hello and welcome.
 func (s *session) exchangeHello(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	ctx, cancel := context.WithTimeout(ctx, hubsession.HelloTimeout)
 	defer cancel()
 	var err error
 	s.control, err = s.conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_CONTROL})
 	if err != nil {
 		return err
 	}
-	if err := s.control.SetDeadline(time.Now().Add(helloTimeout)); err != nil {
+	if err := s.control.SetDeadline(time.Now().Add(hubsession.HelloTimeout)); err != nil {
 		return err
 	}
 	hello := &protocol.NodeMessage{Message: &protocol.NodeMessage_Hello{Hello: s.hello(ctx)}}
@@ -122,25 +118,16 @@ func (s *session) exchangeHello(ctx context.Context) error {
 	}
 	s.u.lastSession = welcome.GetSessionNo()
 	s.u.setQuarantined(welcome.GetQuarantineReason())
-	if welcome.GetNewIncarnation() {
-		return s.reincarnate(ctx, errors.New("the store is behind the hub's record"))
-	}
-	// A hub that has posted what was never sealed here knows more than this store, too.
-	err = s.u.store.AcknowledgeUsage(spool.HubProgress{
-		Incarnation: s.u.store.Incarnation(), Posted: welcome.GetPostedSegment(), Archived: welcome.GetArchivedSegment(),
-		PostedSHA256: welcome.GetPostedSha256(),
-	})
-	if errors.Is(err, spool.ErrOtherStore) {
-		return s.reincarnate(ctx, err)
-	}
-	if err != nil {
+	if err := hubsession.Open(sessionStore{s.u}, hubsession.Welcome{
+		NewIncarnation: welcome.GetNewIncarnation(),
+		HubProgress: spool.HubProgress{
+			Incarnation:  s.u.store.Incarnation(),
+			Posted:       welcome.GetPostedSegment(),
+			Archived:     welcome.GetArchivedSegment(),
+			PostedSHA256: welcome.GetPostedSha256(),
+		},
+	}); err != nil {
 		return err
-	}
-	failpoint.Hit("agent/session/welcomed")
-	if posted := welcome.GetPostedSegment(); posted < s.u.store.Spool().Marks.Posted {
-		if err := s.rewind(ctx, posted); err != nil {
-			return err
-		}
 	}
 	if welcome.GetRequestStateUpload() {
 		if err := s.uploadState(ctx); err != nil {
@@ -150,14 +137,36 @@ func (s *session) exchangeHello(ctx context.Context) error {
 	return s.control.SetDeadline(time.Time{})
 }
 
-// reincarnate takes a new incarnation and ends the session, which was opened under the old one.
-func (s *session) reincarnate(ctx context.Context, why error) error {
-	if err := s.u.store.TakeNewIncarnation(s.u.clock.Now()); err != nil {
+// sessionStore is the node's store as hubsession changes it.
+type sessionStore struct{ u *Uplink }
+
+func (a sessionStore) PostedSegment() uint64 { return a.u.store.Spool().Marks.Posted }
+
+func (a sessionStore) AcknowledgeUsage(hub spool.HubProgress) error {
+	if err := a.u.store.AcknowledgeUsage(hub); err != nil {
 		return err
 	}
-	s.u.log.WarnContext(ctx, "this store takes a new incarnation", slog.String("incarnation", s.u.store.Incarnation()),
+	failpoint.Hit("agent/session/welcomed")
+	return nil
+}
+
+func (a sessionStore) RewindUsage(posted uint64) error {
+	before := a.PostedSegment()
+	if err := a.u.store.RewindUsage(posted); err != nil {
+		return err
+	}
+	a.u.log.Warn("the hub was restored: usage is sent again", slog.Uint64("from_segment", posted+1),
+		slog.Uint64("to_segment", before))
+	return nil
+}
+
+func (a sessionStore) TakeNewIncarnation(why error) error {
+	if err := a.u.store.TakeNewIncarnation(a.u.clock.Now()); err != nil {
+		return err
+	}
+	a.u.log.Warn("this store takes a new incarnation", slog.String("incarnation", a.u.store.Incarnation()),
 		slog.Any("reason", why))
-	return errRedial
+	return nil
 }
 
 func (s *session) hello(ctx context.Context) *protocol.Hello {
@@ -204,7 +213,7 @@ func (s *session) receive(ctx context.Context) error {
 		case *protocol.HubMessage_ReportAck:
 			err = s.acknowledged(x.ReportAck.GetCounter())
 		case *protocol.HubMessage_GoAway:
-			return fmt.Errorf("%w: %s", errGoAway, x.GoAway.GetReason())
+			return fmt.Errorf("%w: %s", hubsession.ErrGoAway, x.GoAway.GetReason())
 		case *protocol.HubMessage_Welcome, nil:
 			// A message of a newer hub that this agent does not know is no reason to part.
 		}

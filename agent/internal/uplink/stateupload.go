@@ -12,23 +12,6 @@ import (
 
 // What a hub asks for that was restored from a backup.
 
-// rewind sends usage again that the hub has forgotten. What is not here any more either is lost with the hub's rows;
-// the rest goes under a new name, because the old one's numbers have a gap now.
-func (s *session) rewind(ctx context.Context, posted uint64) error {
-	before := s.u.store.Spool().Marks
-	if err := s.u.store.RewindUsage(posted); err != nil {
-		s.u.log.WarnContext(ctx, "the hub has forgotten usage that is not kept here either: this store takes a new "+
-			"incarnation", slog.Any("error", err))
-		if err := s.u.store.TakeNewIncarnation(s.u.clock.Now()); err != nil {
-			return err
-		}
-		return errRedial
-	}
-	s.u.log.WarnContext(ctx, "the hub was restored: usage is sent again", slog.Uint64("from_segment", posted+1),
-		slog.Uint64("to_segment", before.Posted))
-	return nil
-}
-
 // uploadState sends all documents that this node has accepted, in as many messages as it takes.
 func (s *session) uploadState(ctx context.Context) error {
 	state, leases := s.u.store.Signed()

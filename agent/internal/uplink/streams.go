@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -18,17 +19,6 @@ import (
 )
 
 const (
-	// usageWindow is how many segments may be under way to the hub. What of one member arrives together is posted
-	// together.
-	usageWindow = 16
-	// ackTimeout bounds the wait for one acknowledgement.
-	ackTimeout = time.Minute
-	// DefaultUsageRetry is the pause after a segment that the hub could not take now, usageRefusedRetry after one that it
-	// will not.
-	DefaultUsageRetry = 5 * time.Second
-	usageRefusedRetry = 5 * time.Minute
-	// refusedForNow is the one refusal that passes by itself.
-	refusedForNow = "unavailable"
 	// maxLogLines bounds what a tunnel reads back.
 	maxLogLines = 10_000
 )
@@ -41,24 +31,12 @@ func (s *session) upload(ctx context.Context) error {
 		return err
 	}
 	defer stream.Abort()
-	next, underWay := s.u.store.Spool().Marks.Posted+1, 0
+	u := hubsession.NewUpload(s.u.store.Spool().Marks.Posted)
 	for {
-		for underWay < usageWindow {
-			env, err := s.u.store.Segment(next)
-			if err != nil {
-				return err
-			}
-			if env == nil {
-				break
-			}
-			if err := sendWithin(stream, &protocol.UsageUpload{Segment: env}); err != nil {
-				return err
-			}
-			failpoint.Hit("agent/upload/sent")
-			next++
-			underWay++
+		if err := s.sendSegments(stream, &u); err != nil {
+			return err
 		}
-		if underWay == 0 {
+		if !u.Waiting() {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
@@ -72,40 +50,53 @@ func (s *session) upload(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		underWay--
-		if refused == "" {
+		stopped := u.Acknowledged(refused)
+		if stopped == "" {
 			continue
 		}
-		// What follows a refused segment is refused too; start again from it.
-		for ; underWay > 0; underWay-- {
-			if _, err := s.receiveAck(stream); err != nil {
-				return err
-			}
+		if err := s.usageRefused(ctx, stopped); err != nil {
+			return err
 		}
-		if refused == protocol.RefusalChainBroken {
-			// The hub has other segments of this incarnation: no retry will make them these. What it has not posted of this
-			// store is sealed again under a new name, and billed as far as its time is not billed yet. Dialled with the usual
-			// pause: a hub that refuses everything must not make a store rename itself without end.
-			if err := s.reincarnate(ctx, spool.ErrOtherStore); !errors.Is(err, errRedial) {
-				return err
-			}
-			return fmt.Errorf("usage segment refused: %s", refused)
-		}
-		wait := usageRefusedRetry
-		if refused == refusedForNow {
-			wait = s.u.cfg.UsageRetry
-		}
-		s.u.log.WarnContext(ctx, "usage segment refused", slog.String("reason", refused),
-			slog.Uint64("after_segment", s.u.store.Spool().Marks.Posted), slog.String("retry_in", wait.String()))
-		if !pause(ctx, wait) {
-			return ctx.Err()
-		}
-		next = s.u.store.Spool().Marks.Posted + 1
+		u.Restart(s.u.store.Spool().Marks.Posted)
 	}
 }
 
+// sendSegments sends the sealed segments that the window takes.
+func (s *session) sendSegments(stream *link.Stream, u *hubsession.Upload) error {
+	for number, ok := u.Next(); ok; number, ok = u.Next() {
+		env, err := s.u.store.Segment(number)
+		if env == nil || err != nil {
+			return err
+		}
+		if err := sendWithin(stream, &protocol.UsageUpload{Segment: env}); err != nil {
+			return err
+		}
+		failpoint.Hit("agent/upload/sent")
+		u.Sent()
+	}
+	return nil
+}
+
+// usageRefused waits before the refused segments are sent again. It fails where the store took a new incarnation.
+func (s *session) usageRefused(ctx context.Context, reason string) error {
+	if hubsession.Broken(reason) {
+		err := hubsession.Renew(sessionStore{s.u}, spool.ErrOtherStore)
+		if !errors.Is(err, hubsession.ErrNewIncarnation) {
+			return err
+		}
+		return fmt.Errorf("usage segment refused: %s", reason)
+	}
+	wait := hubsession.UsageRetry(reason, s.u.cfg.UsageRetry)
+	s.u.log.WarnContext(ctx, "usage segment refused", slog.String("reason", reason),
+		slog.Uint64("after_segment", s.u.store.Spool().Marks.Posted), slog.String("retry_in", wait.String()))
+	if !pause(ctx, wait) {
+		return ctx.Err()
+	}
+	return nil
+}
+
 func (s *session) receiveAck(stream *link.Stream) (refused string, err error) {
-	if err := stream.SetReadDeadline(time.Now().Add(ackTimeout)); err != nil {
+	if err := stream.SetReadDeadline(time.Now().Add(hubsession.AckTimeout)); err != nil {
 		return "", err
 	}
 	ack := &protocol.UsageAck{}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -23,18 +24,13 @@ import (
 
 // Times of a session.
 const (
-	// DefaultReportInterval is the pause between reports when nothing changes.
-	DefaultReportInterval = 30 * time.Second
-	// helloTimeout bounds the exchange of hello and welcome, sendTimeout one message, fetchTimeout one document.
-	helloTimeout = 15 * time.Second
+	// sendTimeout bounds one message, fetchTimeout one document.
 	sendTimeout  = 30 * time.Second
 	fetchTimeout = 30 * time.Second
 	// ackPause is how long a change waits for the hub to have taken in the report before it.
 	ackPause = time.Second
 	// lastRefusalWait is how long the last refusal may take to reach the hub before the connection is closed.
 	lastRefusalWait = 2 * time.Second
-	// tombstoneReports is how long after its removal a member that the hub has acknowledged is reported to a new session.
-	tombstoneReports = 24 * time.Hour
 )
 
 // Reconciler is what observes; agent/internal/reconcile has it.
@@ -89,10 +85,10 @@ type Uplink struct {
 // New makes an uplink. The acceptor accepts the documents that the hub pushes.
 func New(cfg Config, creds *Credentials, store *state.Store, clock *state.Clock, acceptor *accept.Acceptor) *Uplink {
 	if cfg.ReportInterval <= 0 {
-		cfg.ReportInterval = DefaultReportInterval
+		cfg.ReportInterval = hubsession.DefaultReportInterval
 	}
 	if cfg.UsageRetry <= 0 {
-		cfg.UsageRetry = DefaultUsageRetry
+		cfg.UsageRetry = hubsession.DefaultUsageRetry
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -116,7 +112,7 @@ func (u *Uplink) Run(ctx context.Context, observer Reconciler) error {
 	apiURL := cmp.Or(u.cfg.APIURL, u.creds.Identity().APIURL)
 	renewer := &renewer{creds: u.creds, store: u.store, clock: u.clock, apiURL: apiURL, log: u.log}
 	renewing.Go(func() { renewer.run(ctx) })
-	retry, why := backoff{most: u.cfg.DialRetryMax}, inquiry{ask: renewer.renew}
+	retry, why := hubsession.Backoff{Longest: u.cfg.DialRetryMax}, inquiry{ask: renewer.renew}
 	for ctx.Err() == nil {
 		shown, _ := u.creds.Certificate() // a dial without one fails by itself
 		lasted, err := u.session(ctx, observer)
@@ -130,7 +126,7 @@ func (u *Uplink) Run(ctx context.Context, observer Reconciler) error {
 			err = why.reason(ctx, shown, err)
 		}
 		u.disconnected(err)
-		wait := retry.pause(lasted, err, rand.Float64()) //nolint:gosec // not a secret
+		wait := retry.Pause(lasted, err, rand.Float64()) //nolint:gosec // not a secret
 		u.log.InfoContext(ctx, "no session", slog.String("hub", u.addr()), slog.Any("error", err),
 			slog.String("retry_in", wait.String()))
 		if !pause(ctx, wait) {
@@ -191,6 +187,11 @@ func (u *Uplink) Status() agent.SessionStatus {
 	u.mu.Unlock()
 	status.LastRefusal = u.acceptor.LastRefusal()
 	return status
+}
+
+// jitter is d less up to half of itself, by chance.
+func jitter(d time.Duration) time.Duration {
+	return hubsession.Spread(d, rand.Float64()) //nolint:gosec // not a secret
 }
 
 // pause waits and reports whether ctx still lives.

@@ -9,12 +9,10 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/protocol"
 )
-
-// usageWindow is how many segments an agent sends ahead of their acknowledgements.
-const usageWindow = 16
 
 // sealed is a signed segment.
 type sealed struct {
@@ -112,7 +110,7 @@ func (n *node) sendUsage(ctx context.Context, repeatEvery int) error {
 	}
 	var posted uint64
 	for sent, acked := 0, 0; acked < len(queue); acked++ {
-		for ; sent < len(queue) && sent-acked < usageWindow; sent++ {
+		for ; sent < len(queue) && sent-acked < hubsession.UsageWindow; sent++ {
 			if err := stream.Send(queue[sent]); err != nil {
 				return err
 			}
