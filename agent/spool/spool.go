@@ -51,7 +51,7 @@ type Sealed struct {
 	Payload []byte
 }
 
-// Seal packs as many waiting records as fit into the next segment and numbers them. It returns the segment, the chain
+// Seal packs as many waiting records as fit into the next segment and numbers them; it owns them then. It returns the segment, the chain
 // after it, and the records that still wait. Without records it returns the chain unchanged.
 func Seal(c Chain, waiting []*protocol.UsageRecord, now time.Time) (Sealed, Chain, []*protocol.UsageRecord, error) {
 	if len(waiting) == 0 {
@@ -67,7 +67,6 @@ func Seal(c Chain, waiting []*protocol.UsageRecord, now time.Time) (Sealed, Chai
 	next := c
 	size := proto.Size(seg)
 	for _, r := range waiting {
-		r := proto.CloneOf(r)
 		r.Sequence = next.Sequence + 1
 		// Tag and length of one record take at most four bytes at this size limit.
 		size += proto.Size(r) + 4

@@ -3,8 +3,6 @@ package sim
 import (
 	"crypto/sha256"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/nodeidentity"
@@ -20,15 +18,10 @@ type mark struct {
 }
 
 // usage takes a sealed segment: check, post and remember in one transaction, then acknowledge.
-func (h *hub) usage(i, attempt, no int, payload []byte) {
-	row := &h.rows.nodes[i]
-	seg := &protocol.UsageSegment{}
-	if err := proto.Unmarshal(payload, seg); err != nil {
-		h.w.fail(5, "segment of %s: %v", row.id, err)
-		return
-	}
+func (h *hub) usage(i, attempt, no int, sealed spool.Sealed) {
+	row, seg := &h.rows.nodes[i], sealed.Segment
 	ack := usageAck{attempt: attempt, no: no, incarnation: seg.GetIncarnation()}
-	sum := sha256.Sum256(payload)
+	sum := sha256.Sum256(sealed.Payload)
 	at := usagechain.Link{Number: seg.GetNumber(), SHA256: sum[:], Previous: seg.GetPreviousSha256()}
 	if records := seg.GetRecords(); len(records) > 0 {
 		at.First, at.Last = records[0].GetSequence(), records[len(records)-1].GetSequence()
@@ -49,7 +42,6 @@ func (h *hub) usage(i, attempt, no int, payload []byte) {
 			h.w.fail(5, "a true segment of %s is set aside: %v", row.id, err)
 		}
 		h.w.result.Segments++
-		h.inTurn(row, m, seg, payload)
 		h.bill(row, seg)
 		m.ahead[at.Number] = at
 		m.Watermark = m.Advance(m.ahead)
@@ -57,20 +49,6 @@ func (h *hub) usage(i, attempt, no int, payload []byte) {
 	}
 	ack.posted, ack.archived, ack.postedSHA256 = m.Number, m.archived, m.SHA256
 	h.w.nodes[i].up.carry(false, "usage ack", func() { h.w.nodes[i].up.acked(ack) })
-}
-
-// inTurn checks with the node's own rule what the hub is about to take as the next link.
-func (h *hub) inTurn(row *nodeRow, m *mark, seg *protocol.UsageSegment, payload []byte) {
-	if seg.GetNumber() != m.Number+1 || len(m.ahead) > 0 {
-		return
-	}
-	chain := spool.Chain{NodeID: row.id, Incarnation: seg.GetIncarnation(), Number: m.Number, SHA256: m.SHA256}
-	if records := seg.GetRecords(); len(records) > 0 {
-		chain.Sequence = records[0].GetSequence() - 1
-	}
-	if _, _, err := spool.VerifyNext(chain, payload); err != nil {
-		h.w.fail(5, "the hub takes what does not follow: %v", err)
-	}
 }
 
 // hello opens a session: from here on this connection of the node counts.

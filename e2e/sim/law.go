@@ -254,40 +254,37 @@ func (t *truth) money() {
 	if sum != 0 {
 		t.w.fail(6, "all accounts sum to %d", sum)
 	}
-	hours := map[string]*rating.Accrual{}
-	for k, a := range b.Book.Accruals {
-		if k.Meter != protocol.MeterSessionSeconds {
-			continue
-		}
-		p := b.Prices[0]
-		if charged, err := rating.Charge(p.Nanos, p.PerQuantity, a.Quantity); err != nil || charged != a.ChargedNanos ||
-			a.ChargedNanos != a.CollectedNanos+a.WrittenOffNanos {
-			t.w.fail(6, "an hour of %s is charged %d for %d", k.MemberID, a.ChargedNanos, a.Quantity)
-		}
-		total := hours[k.MemberID]
-		if total == nil {
-			total = &rating.Accrual{}
-			hours[k.MemberID] = total
-		}
-		total.Quantity += a.Quantity
-		total.CollectedNanos += a.CollectedNanos
-	}
 	for i := range t.w.hub.rows.nodes {
 		for _, m := range t.w.hub.rows.nodes[i].members {
-			t.hold(m, hours[m.id])
+			t.hold(m, t.sumHours(m.id))
 		}
 	}
 }
 
+// sumHours checks the charge of each hour of a member's running time and adds them up.
+func (t *truth) sumHours(memberID string) (total rating.Accrual) {
+	b := t.w.hub.rows.books
+	p := b.Prices[0]
+	for _, h := range b.Book.Hours[memberID] {
+		if h.Meter != p.Meter {
+			continue
+		}
+		if charged, err := rating.Charge(p.Nanos, p.PerQuantity, h.Quantity); err != nil || charged != h.ChargedNanos ||
+			h.ChargedNanos != h.CollectedNanos+h.WrittenOffNanos {
+			t.w.fail(6, "an hour of %s is charged %d for %d", memberID, h.ChargedNanos, h.Quantity)
+		}
+		total.Quantity += h.Quantity
+		total.CollectedNanos += h.CollectedNanos
+	}
+	return total
+}
+
 // hold checks that a member's hold, its account and its hours say the same.
-func (t *truth) hold(m *memberRow, hours *rating.Accrual) {
+func (t *truth) hold(m *memberRow, hours rating.Accrual) {
 	b := t.w.hub.rows.books
 	h := b.Book.Holds[m.id]
 	if account := b.Balances[billing.HoldAccount(m.id)]; account != h.Balance() || account < 0 {
 		t.w.fail(6, "the hold of %s says %d, its account %d", m.id, h.Balance(), account)
-	}
-	if hours == nil {
-		hours = &rating.Accrual{}
 	}
 	if hours.CollectedNanos != h.Posted || hours.Quantity != m.audit.billed {
 		t.w.fail(6, "%s has %d collected and %d posted, %d accrued and %d billed", m.id, hours.CollectedNanos, h.Posted,

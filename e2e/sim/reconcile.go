@@ -6,11 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/meter"
-	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // stir makes the node look now, and often for a while.
@@ -72,19 +69,13 @@ func (n *node) pass() {
 		n.begin(a)
 	}
 	statuses := agent.Statuses(desired, leases, observed, now)
-	if !sameStatuses(statuses, n.report) {
+	if n.report == nil || !agent.EqualStatuses(statuses, n.report) {
 		n.report = statuses
 		n.liveUntil = max(n.liveUntil, n.w.now+2*minute)
 		n.tickNext()
 		n.up.reportSoon()
 	}
 	n.comeBack(agent.NextChange(desired, leases, observed, now), now)
-}
-
-func sameStatuses(a, b []*protocol.WorkloadStatus) bool {
-	return a != nil && b != nil && slices.EqualFunc(a, b, func(x, y *protocol.WorkloadStatus) bool {
-		return proto.Equal(x, y)
-	})
 }
 
 // comeBack plans a pass for when time alone changes what is to be done.

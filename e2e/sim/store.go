@@ -75,7 +75,10 @@ func newStore(nodeID, incarnation string) *store {
 func (s *store) clone() *store {
 	c := *s
 	c.parts, c.leases, c.members = maps.Clone(s.parts), maps.Clone(s.leases), maps.Clone(s.members)
-	c.runs, c.segments, c.consumed = maps.Clone(s.runs), maps.Clone(s.segments), maps.Clone(s.consumed)
+	c.runs, c.segments, c.consumed = maps.Clone(s.runs), maps.Clone(s.segments), map[string]map[string]int64{}
+	for id, totals := range s.consumed {
+		c.consumed[id] = maps.Clone(totals)
+	}
 	return &c
 }
 
@@ -206,12 +209,12 @@ func (s *store) measured(runID string) bool {
 // seal puts records into the chain; it returns the numbers of the new segments.
 func (s *store) seal(records []*protocol.UsageRecord, now time.Time) error {
 	for _, r := range records {
-		totals := maps.Clone(s.consumed[r.GetMemberId()])
+		totals := s.consumed[r.GetMemberId()]
 		if totals == nil {
 			totals = map[string]int64{}
+			s.consumed[r.GetMemberId()] = totals
 		}
 		totals[r.GetMeter()] += r.GetQuantity()
-		s.consumed[r.GetMemberId()] = totals
 	}
 	return s.sealOnly(records, now)
 }

@@ -274,7 +274,7 @@ func (u *uplink) send() {
 		u.sentNo++
 		u.watch()
 		attempt, no := u.attempt, u.sentNo
-		u.carry(true, "usage", func() { n.w.hub.usage(n.i, attempt, no, sealed.Payload) })
+		u.carry(true, "usage", func() { n.w.hub.usage(n.i, attempt, no, sealed) })
 	}
 }
 

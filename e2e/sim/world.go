@@ -1,11 +1,7 @@
 package sim
 
 import (
-	"container/heap"
-	"encoding/binary"
 	"fmt"
-	"hash"
-	"hash/fnv"
 	"math/rand/v2"
 	"strings"
 	"time"
@@ -131,20 +127,52 @@ type event struct {
 	do   func()
 }
 
-type agenda []*event
+// agenda is a binary heap of the events to come, the earliest first.
+type agenda []event
 
-func (a agenda) Len() int { return len(a) }
-func (a agenda) Less(i, j int) bool {
-	return a[i].at < a[j].at || a[i].at == a[j].at && a[i].seq < a[j].seq
+func (e *event) before(o *event) bool { return e.at < o.at || e.at == o.at && e.seq < o.seq }
+
+func (a *agenda) push(e event) {
+	list := append(*a, e)
+	i := len(list) - 1
+	for i > 0 {
+		parent := (i - 1) / 2
+		if !e.before(&list[parent]) {
+			break
+		}
+		list[i] = list[parent]
+		i = parent
+	}
+	list[i] = e
+	*a = list
 }
-func (a agenda) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
-func (a *agenda) Push(x any)   { *a = append(*a, x.(*event)) }
-func (a *agenda) Pop() any {
-	old := *a
-	e := old[len(old)-1]
-	old[len(old)-1] = nil
-	*a = old[:len(old)-1]
-	return e
+
+func (a *agenda) pop() event {
+	list := *a
+	first, last := list[0], list[len(list)-1]
+	list[len(list)-1] = event{}
+	list = list[:len(list)-1]
+	*a = list
+	if len(list) == 0 {
+		return first
+	}
+	i := 0
+	for {
+		child := 2*i + 1
+		if child >= len(list) {
+			break
+		}
+		if child+1 < len(list) && list[child+1].before(&list[child]) {
+			child++
+		}
+		if !list[child].before(&last) {
+			break
+		}
+		list[i] = list[child]
+		i = child
+	}
+	list[i] = last
+	return first
 }
 
 // World is everything.
@@ -154,7 +182,7 @@ type World struct {
 	now    instant
 	seq    uint64
 	agenda agenda
-	digest hash.Hash64
+	digest digest
 	ring   [48]traced
 	traces int
 	broken *Violation
@@ -180,7 +208,7 @@ type traced struct {
 func Run(cfg Config) (Result, error) {
 	w := newWorld(cfg)
 	for len(w.agenda) > 0 && w.broken == nil {
-		e := heap.Pop(&w.agenda).(*event)
+		e := w.agenda.pop()
 		w.now = e.at
 		w.result.Events++
 		w.trace(e.kind, e.node, 0, "")
@@ -189,7 +217,7 @@ func Run(cfg Config) (Result, error) {
 		}
 		e.do()
 	}
-	w.result.Digest, w.result.Postings = w.digest.Sum64(), w.hub.rows.books.Postings
+	w.result.Digest, w.result.Postings = uint64(w.digest), w.hub.rows.books.Postings
 	if w.broken != nil {
 		return w.result, w.broken
 	}
@@ -206,7 +234,7 @@ func newWorld(cfg Config) *World {
 	set(&cfg.Lease, 24*time.Hour)
 	set(&cfg.Backup, 12*time.Hour)
 	w := &World{
-		cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x9e3779b97f4a7c15)), digest: fnv.New64a(), bundle: newBundle(),
+		cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x9e3779b97f4a7c15)), digest: newDigest, bundle: newBundle(),
 		result: Result{Faults: map[string]int{}},
 	}
 	w.truth = newTruth(w)
@@ -224,18 +252,32 @@ func newWorld(cfg Config) *World {
 // after plans an event at the machine of a node, or at none's with -1.
 func (w *World) after(d instant, node int, kind string, do func()) {
 	w.seq++
-	heap.Push(&w.agenda, &event{at: w.now + max(d, 0), seq: w.seq, node: node, kind: kind, do: do})
+	w.agenda.push(event{at: w.now + max(d, 0), seq: w.seq, node: node, kind: kind, do: do})
+}
+
+// digest is FNV-1a over words and bytes; two traces with the same digest are the same.
+type digest uint64
+
+const (
+	newDigest   digest = 14695981039346656037
+	digestPrime digest = 1099511628211
+)
+
+func (d *digest) number(n uint64) { *d = (*d ^ digest(n)) * digestPrime }
+
+func (d *digest) text(s string) {
+	for i := range len(s) {
+		d.number(uint64(s[i]))
+	}
 }
 
 // trace takes something into the digest. The text is for people only and only made when it is cheap.
 func (w *World) trace(kind string, node int, arg int64, text string) {
-	var b [24]byte
-	binary.LittleEndian.PutUint64(b[:], uint64(w.now))
-	binary.LittleEndian.PutUint64(b[8:], uint64(node))
-	binary.LittleEndian.PutUint64(b[16:], uint64(arg))
-	_, _ = w.digest.Write(b[:])
-	_, _ = w.digest.Write([]byte(kind))
-	_, _ = w.digest.Write([]byte(text))
+	w.digest.number(uint64(w.now))
+	w.digest.number(uint64(node))
+	w.digest.number(uint64(arg))
+	w.digest.text(kind)
+	w.digest.text(text)
 	w.ring[w.traces%len(w.ring)] = traced{w.now, kind, node, arg, text}
 	w.traces++
 }

@@ -16,17 +16,16 @@ type Book struct {
 	Leases  map[string]Leases
 	Holds   map[string]Hold
 	// Billed is the time that is billed. Prepare adds the keys of the records.
-	Billed   map[TimeKey]*BilledTime
-	Accruals map[AccrualKey]rating.Accrual
-	// Hours count what was accepted of a member and meter in an hour.
-	Hours map[HourKey]*HourCount
+	Billed map[TimeKey]*BilledTime
+	// Hours are the members' accruals.
+	Hours map[string]Hours
 }
 
 // NewBook returns an empty book.
 func NewBook() *Book {
 	return &Book{
 		Members: map[string]*Member{}, Leases: map[string]Leases{}, Holds: map[string]Hold{},
-		Billed: map[TimeKey]*BilledTime{}, Accruals: map[AccrualKey]rating.Accrual{}, Hours: map[HourKey]*HourCount{},
+		Billed: map[TimeKey]*BilledTime{}, Hours: map[string]Hours{},
 	}
 }
 
@@ -44,14 +43,57 @@ func (k AccrualKey) Compare(o AccrualKey) int {
 		strings.Compare(k.PriceID, o.PriceID))
 }
 
-// HourKey is a member and meter in a UTC hour.
-type HourKey struct {
-	MemberID, Meter string
-	Hour            time.Time
+// Hour is what is stored of a member, meter and price in one UTC hour.
+type Hour struct {
+	AccrualKey
+	rating.Accrual
+	// Records are those that began in the hour.
+	Records int64
 }
 
-// HourCount is how many records began in an hour, and their quantity, over all runs and prices.
-type HourCount struct{ Records, Quantity int64 }
+// Hours are the accruals of one member, ordered by AccrualKey.Compare.
+type Hours []Hour
+
+// Find returns where the accrual of a key is, or belongs. Usage is recent: mostly that is at the end.
+func (h Hours) Find(k AccrualKey) (at int, found bool) {
+	if n := len(h); n == 0 || h[n-1].Compare(k) < 0 {
+		return n, false
+	}
+	return slices.BinarySearchFunc(h, k, func(h Hour, k AccrualKey) int { return h.Compare(k) })
+}
+
+// Hour returns the accrual of a key, to be read or changed; an unknown one is added. It is valid until the next call.
+func (b *Book) Hour(k AccrualKey) *Hour {
+	h := b.Hours[k.MemberID]
+	at, found := h.Find(k)
+	if !found {
+		h = slices.Insert(h, at, Hour{AccrualKey: k})
+		b.Hours[k.MemberID] = h
+	}
+	return &h[at]
+}
+
+// hourKey is a member and meter in a UTC hour.
+type hourKey struct {
+	memberID, meter string
+	hour            time.Time
+}
+
+// hourCount is how many records began in an hour, and their quantity, over all runs and prices.
+type hourCount struct{ records, quantity int64 }
+
+// count sums up what is stored of a member and meter in an hour.
+func (b *Book) count(k hourKey) *hourCount {
+	c, h := &hourCount{}, b.Hours[k.memberID]
+	for at, _ := h.Find(AccrualKey{MemberID: k.memberID, Hour: k.hour, Meter: k.meter}); at < len(h); at++ {
+		if h[at].Meter != k.meter || !h[at].Hour.Equal(k.hour) {
+			break
+		}
+		c.records += h[at].Records
+		c.quantity += h[at].Quantity
+	}
+	return c
+}
 
 // HourOf is the UTC hour of a moment.
 func HourOf(t time.Time) time.Time { return t.UTC().Truncate(time.Hour) }

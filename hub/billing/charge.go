@@ -33,6 +33,8 @@ type Batch struct {
 	book  *Book
 	now   time.Time
 	added map[AccrualKey]*Addition
+	// counted is what is accepted of the hours, with what is stored of them.
+	counted map[hourKey]*hourCount
 }
 
 // Addition is what a batch adds to an accrual: a quantity, and the records that began in its hour.
@@ -70,7 +72,7 @@ type Charge struct {
 func (b *Book) Charge(now time.Time, records []*Record) (*Batch, error) {
 	out := &Batch{
 		book: b, now: now, Drawn: map[string]bool{}, Finals: map[string]Final{}, added: map[AccrualKey]*Addition{},
-		Accepted: make([]Accepted, 0, len(records)),
+		counted: map[hourKey]*hourCount{}, Accepted: make([]Accepted, 0, len(records)),
 	}
 	for _, r := range records {
 		out.add(r)
@@ -101,28 +103,28 @@ func (b *Batch) withinHour(m *Member, r *Record, pieces []Piece) []Piece {
 	if !ok {
 		return pieces
 	}
-	k := HourKey{r.MemberID, r.Meter, hour}
-	count := b.book.Hours[k]
+	k := hourKey{r.MemberID, r.Meter, hour}
+	count := b.counted[k]
 	if count == nil {
-		count = &HourCount{}
-		b.book.Hours[k] = count
+		count = b.book.count(k)
+		b.counted[k] = count
 	}
-	if count.Records >= maxRecordsPerHour {
+	if count.records >= maxRecordsPerHour {
 		return []Piece{{r.Span, r.Quantity, SuspenseTooFragmented}}
 	}
-	count.Records++
+	count.records++
 	most := maxPerHour(r, m)
 	for i := range pieces {
 		p := &pieces[i]
 		if p.Reason != "" {
 			continue
 		}
-		if left := max(most-count.Quantity, 0); p.Quantity > left {
+		if left := max(most-count.quantity, 0); p.Quantity > left {
 			pieces = append(pieces, Piece{p.Span, p.Quantity - left, SuspenseBeyondLimit})
 			p = &pieces[i]
 			p.Quantity = left
 		}
-		count.Quantity += p.Quantity
+		count.quantity += p.Quantity
 	}
 	return pieces
 }
@@ -207,11 +209,12 @@ func (b *Batch) rate() error {
 	rated := b.Charges[:0]
 	for _, c := range b.Charges {
 		h, m := b.book.Holds[c.Key.MemberID], b.book.Members[c.Key.MemberID]
-		next, d, err := Rate(b.book.Accruals[c.Key], *c.Addition, h.Balance())
+		hour := b.book.Hour(c.Key)
+		next, d, err := Rate(hour.Accrual, *c.Addition, h.Balance())
 		if errors.Is(err, rating.ErrOverflow) {
-			hour := rating.Interval{From: c.Key.Hour, To: c.Key.Hour.Add(time.Hour)}
-			b.suspend(&Record{Store: Store{NodeID: m.NodeID}, MemberID: m.ID, Meter: c.Key.Meter, Span: hour},
-				Piece{hour, c.Quantity, SuspenseOutOfRange})
+			span := rating.Interval{From: c.Key.Hour, To: c.Key.Hour.Add(time.Hour)}
+			b.suspend(&Record{Store: Store{NodeID: m.NodeID}, MemberID: m.ID, Meter: c.Key.Meter, Span: span},
+				Piece{span, c.Quantity, SuspenseOutOfRange})
 			continue
 		}
 		if err != nil {
@@ -221,7 +224,8 @@ func (b *Batch) rate() error {
 			h.Posted += d.CollectedNanos
 			b.book.Holds[m.ID], b.Drawn[m.ID] = h, true
 		}
-		b.book.Accruals[c.Key], c.Delta = next, d
+		hour.Accrual, hour.Records = next, hour.Records+c.Records
+		c.Delta = d
 		rated = append(rated, c)
 	}
 	b.Charges = rated

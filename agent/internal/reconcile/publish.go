@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -37,7 +35,7 @@ func (r *Reconciler) replaceReport(report agent.Report) {
 	r.report = report
 	sameConditions := slices.Equal(report.Conditions, before.Conditions)
 	same := before.Passes > 0 && report.Epoch == before.Epoch && report.Generation == before.Generation &&
-		equalStatuses(report.Workloads, before.Workloads) && sameConditions
+		agent.EqualStatuses(report.Workloads, before.Workloads) && sameConditions
 	switch {
 	case same:
 	case before.Passes == 0 || !sameConditions || isUrgent(before.Workloads, report.Workloads):
@@ -77,10 +75,6 @@ func isUrgent(before, now []*protocol.WorkloadStatus) bool {
 		}
 	}
 	return false
-}
-
-func equalStatuses(a, b []*protocol.WorkloadStatus) bool {
-	return slices.EqualFunc(a, b, func(x, y *protocol.WorkloadStatus) bool { return proto.Equal(x, y) })
 }
 
 // currentConditions are the node's conditions, sorted. The caller holds mu.

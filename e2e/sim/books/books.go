@@ -72,7 +72,7 @@ func (b *Books) Clone() *Books {
 	c.Book = &billing.Book{
 		Members: make(map[string]*billing.Member, len(b.Book.Members)), Leases: maps.Clone(b.Book.Leases),
 		Holds: maps.Clone(b.Book.Holds), Billed: make(map[billing.TimeKey]*billing.BilledTime, len(b.Book.Billed)),
-		Accruals: maps.Clone(b.Book.Accruals), Hours: make(map[billing.HourKey]*billing.HourCount, len(b.Book.Hours)),
+		Hours: make(map[string]billing.Hours, len(b.Book.Hours)),
 	}
 	for id, m := range b.Book.Members {
 		copied := *m
@@ -81,9 +81,8 @@ func (b *Books) Clone() *Books {
 	for key, t := range b.Book.Billed {
 		c.Book.Billed[key] = &billing.BilledTime{Since: t.Since, Coverage: rating.NewCoverage(slices.Clone(t.Spans()))}
 	}
-	for key, count := range b.Book.Hours {
-		copied := *count
-		c.Book.Hours[key] = &copied
+	for id, hours := range b.Book.Hours {
+		c.Book.Hours[id] = slices.Clone(hours)
 	}
 	return &c
 }

@@ -134,12 +134,12 @@ func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices [
 	for _, part := range rating.Split(span, span.Length(), prices) {
 		k := billing.AccrualKey{MemberID: s.ID, Meter: MeterAllocationSeconds, PriceID: part.PriceID, Hour: part.Hour}
 		a := billing.Addition{Quantity: part.Quantity, Price: byID[part.PriceID]}
-		next, d, err := billing.Rate(book.Accruals[k], a, h.Balance())
+		next, d, err := billing.Rate(book.Hour(k).Accrual, a, h.Balance())
 		if err != nil {
 			return h, err
 		}
 		h.Posted += d.CollectedNanos
-		book.Accruals[k] = next
+		book.Hour(k).Accrual = next
 		posting := addPending(toPost, k, a.Price.Currency, d, now)
 		if len(hours) == 0 {
 			row.posting, a.Records = posting, 1

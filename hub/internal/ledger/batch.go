@@ -143,7 +143,7 @@ func (b *batch) save(ctx context.Context, tx db.Tx, charged *billing.Batch) erro
 	}
 	hours := make(map[billing.AccrualKey]hourRow, len(charged.Charges))
 	for _, c := range charged.Charges {
-		hours[c.Key] = hourRow{b.book.Accruals[c.Key], c.Records}
+		hours[c.Key] = hourRow{b.book.Hour(c.Key).Accrual, c.Records}
 	}
 	if err := upsertHours(ctx, tx, b.subjects, hours); err != nil {
 		return err

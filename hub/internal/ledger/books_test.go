@@ -181,21 +181,24 @@ func (w *twin) compare() {
 
 func (w *twin) compareHours() {
 	w.t.Helper()
-	stored := query(w.world, `SELECT subject_id::text, meter, price_id::text, hour, quantity, charged_nanos, host_nanos
+	stored := query(w.world, `SELECT subject_id::text, meter, price_id::text, hour, quantity, records, charged_nanos, host_nanos
 		FROM usage_hours`, func(scan func(...any) error) (row string, err error) {
 		var member, meter, price string
 		var hour time.Time
-		var quantity, charged, host int64
-		err = scan(&member, &meter, &price, &hour, &quantity, &charged, &host)
-		return fmt.Sprint(member, meter, price, hour.UTC(), quantity, charged, host), err
+		var quantity, records, charged, host int64
+		err = scan(&member, &meter, &price, &hour, &quantity, &records, &charged, &host)
+		return fmt.Sprint(member, meter, price, hour.UTC(), quantity, records, charged, host), err
 	})
 	var kept []string
-	for k, a := range w.books.Book.Accruals {
-		price := k.PriceID
-		if price == "" {
-			price = "00000000-0000-0000-0000-000000000000"
+	for _, hours := range w.books.Book.Hours {
+		for _, h := range hours {
+			price := h.PriceID
+			if price == "" {
+				price = "00000000-0000-0000-0000-000000000000"
+			}
+			kept = append(kept, fmt.Sprint(h.MemberID, h.Meter, price, h.Hour.UTC(), h.Quantity, h.Records, h.ChargedNanos,
+				h.HostNanos))
 		}
-		kept = append(kept, fmt.Sprint(k.MemberID, k.Meter, price, k.Hour.UTC(), a.Quantity, a.ChargedNanos, a.HostNanos))
 	}
 	require.ElementsMatch(w.t, stored, kept)
 }

@@ -291,24 +291,14 @@ func loadHours(ctx context.Context, tx db.Tx, subjects []*subject, spans []ratin
 		from[i], to[i] = billing.HourOf(span.From), span.To
 	}
 	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
-		var k billing.AccrualKey
-		var a rating.Accrual
-		var records int64
-		err = row.Scan(&k.MemberID, &k.Hour, &k.Meter, &k.PriceID, &a.Quantity, &records, &a.ChargedNanos, &a.CollectedNanos,
-			&a.WrittenOffNanos, &a.HostNanos)
-		k.Hour = k.Hour.UTC()
-		hour := billing.HourKey{MemberID: k.MemberID, Meter: k.Meter, Hour: k.Hour}
-		count := book.Hours[hour]
-		if count == nil {
-			count = &billing.HourCount{}
-			book.Hours[hour] = count
+		var h billing.Hour
+		err = row.Scan(&h.MemberID, &h.Hour, &h.Meter, &h.PriceID, &h.Quantity, &h.Records, &h.ChargedNanos,
+			&h.CollectedNanos, &h.WrittenOffNanos, &h.HostNanos)
+		h.Hour = h.Hour.UTC()
+		if h.PriceID == noPrice {
+			h.PriceID = ""
 		}
-		count.Records += records
-		count.Quantity += a.Quantity
-		if k.PriceID == noPrice {
-			k.PriceID = ""
-		}
-		book.Accruals[k] = a
+		*book.Hour(h.AccrualKey) = h
 		return struct{}{}, err
 	},
 		`SELECT h.subject_id, h.hour, h.meter, h.price_id, h.quantity, h.records, h.charged_nanos, h.collected_nanos,
