@@ -109,10 +109,10 @@ func TestSameSeedGivesTheSameTrace(t *testing.T) {
 
 // forgetful worlds lose disks, busy ones give accelerators from hand to hand.
 func forgetful(seed uint64) sim.Config {
-	return sim.Config{Seed: seed, Nodes: 3, Days: 6, Commands: 16, Faults: 30, Kinds: []string{
-		"disk put back",
-		"writes lost",
-	}}
+	return sim.Config{
+		Seed: seed, Nodes: 3, Days: 6, Commands: 16, Faults: 40,
+		Kinds: []string{"disk put back", "writes lost", "network cut"},
+	}
 }
 
 func busy(seed uint64) sim.Config { return sim.Config{Seed: seed, Nodes: 6, Days: 3, Commands: 24} }
