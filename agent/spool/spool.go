@@ -51,8 +51,8 @@ type Sealed struct {
 	Payload []byte
 }
 
-// Seal packs as many waiting records as fit into the next segment and numbers them; it owns them then. It returns the segment, the chain
-// after it, and the records that still wait. Without records it returns the chain unchanged.
+// Seal packs as many waiting records as fit into the next segment and numbers them, in place. It returns the segment,
+// the chain after it, and the records that still wait. Without records it returns the chain unchanged.
 func Seal(c Chain, waiting []*protocol.UsageRecord, now time.Time) (Sealed, Chain, []*protocol.UsageRecord, error) {
 	if len(waiting) == 0 {
 		return Sealed{}, c, nil, nil

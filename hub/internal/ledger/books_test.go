@@ -181,8 +181,8 @@ func (w *twin) compare() {
 
 func (w *twin) compareHours() {
 	w.t.Helper()
-	stored := query(w.world, `SELECT subject_id::text, meter, price_id::text, hour, quantity, records, charged_nanos, host_nanos
-		FROM usage_hours`, func(scan func(...any) error) (row string, err error) {
+	stored := query(w.world, `SELECT subject_id::text, meter, price_id::text, hour, quantity, records, charged_nanos,
+		host_nanos FROM usage_hours`, func(scan func(...any) error) (row string, err error) {
 		var member, meter, price string
 		var hour time.Time
 		var quantity, records, charged, host int64
