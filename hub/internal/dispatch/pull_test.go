@@ -35,85 +35,93 @@ func (c *countingTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.
 	return c.Tx.QueryRow(ctx, sql, args...)
 }
 
-// However many members a node has: each image that one of them starts with is asked for.
-func TestMayPullTakesOneStatement(t *testing.T) {
-	d := dbtest.New(t)
-	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
-	ask := func(node, repository string) (may bool, statements int, err error) {
-		_, _ = db.Query(t.Context(), d, func(tx db.Tx) (bool, error) {
-			c := &countingTx{Tx: tx}
-			may, err = mayPull(t.Context(), c, node, repository)
-			statements = c.statements
-			return may, nil
-		})
-		return may, statements, err
-	}
-	do := func(fn func(tx db.Tx) error) {
-		t.Helper()
-		_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) { return struct{}{}, fn(tx) })
-		require.NoError(t, err)
-	}
-	exec := func(sql string, args ...any) {
-		t.Helper()
-		do(func(tx db.Tx) error { return tx.Queue(t.Context(), sql, args...) })
-	}
-	node := enrolled(t, d, now)
-	save := func(generation uint64, members ...*protocol.Workload) {
-		t.Helper()
-		state := plan.NodeState{NodeID: node}
-		for _, w := range members {
-			data, err := proto.Marshal(w)
-			require.NoError(t, err)
-			state.Parts = append(state.Parts, plan.Part{ID: w.GetId(), Workload: w, Bytes: data, SHA256: sha256.Sum256(data)})
-		}
-		payload, err := proto.Marshal(&protocol.DesiredState{Generation: generation, Parts: state.Refs()})
-		require.NoError(t, err)
-		envelope, err := proto.Marshal(&protocol.Envelope{Payload: payload})
-		require.NoError(t, err)
-		h := stateHeader{nodeID: node, epoch: 1, generation: generation, keyID: "k", sha256: []byte{1}}
-		do(func(tx db.Tx) error {
-			return insertState(t.Context(), tx, h, stateHeader{nodeID: node}, nil, envelope, state, now)
-		})
-	}
-	runs := func(id, image string) *protocol.Workload {
-		return &protocol.Workload{Id: id, Services: []*protocol.Service{{Name: "main", Image: image}}}
-	}
+// pullTest is a node whose states a test saves.
+type pullTest struct {
+	*testing.T
+	db   *db.DB
+	node string
+	now  time.Time
+}
 
-	may, statements, err := ask(node, "a")
-	require.NoError(t, err)
-	require.False(t, may, "it has no state")
-	require.Equal(t, 1, statements)
+func newPullTest(t *testing.T) pullTest {
+	t.Helper()
+	d, now := dbtest.New(t), time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	return pullTest{T: t, db: d, node: enrolled(t, d, now), now: now}
+}
+
+func (p pullTest) tx(fn func(tx db.Tx) error) {
+	p.Helper()
+	_, err := db.RunTx(p.Context(), p.db, func(tx db.Tx) (struct{}, error) { return struct{}{}, fn(tx) })
+	require.NoError(p, err)
+}
+
+// saveState saves a state with these members as the node's newest.
+func (p pullTest) saveState(generation uint64, members ...*protocol.Workload) {
+	p.Helper()
+	state := plan.NodeState{NodeID: p.node}
+	for _, w := range members {
+		data, err := proto.Marshal(w)
+		require.NoError(p, err)
+		state.Parts = append(state.Parts, plan.Part{ID: w.GetId(), Workload: w, Bytes: data, SHA256: sha256.Sum256(data)})
+	}
+	payload, err := proto.Marshal(&protocol.DesiredState{Generation: generation, Parts: state.Refs()})
+	require.NoError(p, err)
+	envelope, err := proto.Marshal(&protocol.Envelope{Payload: payload})
+	require.NoError(p, err)
+	h := stateHeader{nodeID: p.node, epoch: 1, generation: generation, keyID: "k", sha256: []byte{1}}
+	p.tx(func(tx db.Tx) error {
+		return insertState(p.Context(), tx, h, stateHeader{nodeID: p.node}, nil, envelope, state, p.now)
+	})
+}
+
+// mayPull also requires that the answer takes one statement, however many members the node has.
+func (p pullTest) mayPull(node, repository string) (may bool, err error) {
+	p.Helper()
+	_, _ = db.Query(p.Context(), p.db, func(tx db.Tx) (bool, error) {
+		c := &countingTx{Tx: tx}
+		may, err = mayPull(p.Context(), c, node, repository)
+		require.Equal(p, 1, c.statements)
+		return may, nil
+	})
+	return may, err
+}
+
+func (p pullTest) requireMayPull(want map[string]bool) {
+	p.Helper()
+	for repository, expected := range want {
+		may, err := p.mayPull(p.node, repository)
+		require.NoError(p, err)
+		require.Equal(p, expected, may, repository)
+	}
+}
+
+func runs(id, image string) *protocol.Workload {
+	return &protocol.Workload{Id: id, Services: []*protocol.Service{{Name: "main", Image: image}}}
+}
+
+func TestMayPullFollowsTheNewestState(t *testing.T) {
+	p := newPullTest(t)
+	p.requireMayPull(map[string]bool{"a": false}) // it has no state
 
 	upgrading := runs("2", "b@sha256:2")
 	upgrading.Fallback = runs("2", "old@sha256:3")
-	save(1, runs("1", "gone@sha256:0"))
-	save(2, runs("1", "a@sha256:1"), upgrading)
-	check := func(atMost int) {
-		t.Helper()
-		for repository, want := range map[string]bool{
-			"a": true, "b": true, "old": true, "gone": false, "": false,
-			"a@sha256:1": false,
-		} {
-			may, statements, err := ask(node, repository)
-			require.NoError(t, err)
-			require.Equal(t, want, may, repository)
-			require.LessOrEqual(t, statements, atMost, repository)
-		}
-	}
-	check(1)
-	exec(`UPDATE node_states SET repositories = NULL`)
-	check(3)
-	save(3)
-	may, _, err = ask(node, "a")
-	require.NoError(t, err)
-	require.False(t, may, "the newest state names nothing")
-	save(4, runs("1", "a@sha256:1"))
-	exec(`UPDATE nodes SET quarantined_at = $1`, now)
-	_, _, err = ask(node, "a")
-	require.ErrorContains(t, err, "quarantined")
-	may, _, err = ask(db.NewID(), "a")
+	p.saveState(1, runs("1", "gone@sha256:0"))
+	p.saveState(2, runs("1", "a@sha256:1"), upgrading)
+	p.requireMayPull(map[string]bool{"a": true, "b": true, "old": true, "gone": false, "": false, "a@sha256:1": false})
+	may, err := p.mayPull(db.NewID(), "a")
 	require.NoError(t, err)
 	require.False(t, may, "another node")
+
+	p.saveState(3)
+	p.requireMayPull(map[string]bool{"a": false})
+}
+
+func TestAQuarantinedNodeMayNotPull(t *testing.T) {
+	p := newPullTest(t)
+	p.saveState(1, runs("1", "a@sha256:1"))
+	p.tx(func(tx db.Tx) error { return tx.Queue(t.Context(), `UPDATE nodes SET quarantined_at = $1`, p.now) })
+	_, err := p.mayPull(p.node, "a")
+	require.ErrorContains(t, err, "quarantined")
 }
 
 func enrolled(t *testing.T, d *db.DB, now time.Time) string {

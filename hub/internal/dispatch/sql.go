@@ -161,17 +161,9 @@ func selectPart(ctx context.Context, tx db.Tx, nodeID string, sha256 []byte) (da
 func insertState(ctx context.Context, tx db.Tx, h, former stateHeader, formerParts []*protocol.PartRef, envelope []byte,
 	state plan.NodeState, now time.Time,
 ) error {
-	all := make([][]byte, 0, len(state.Parts))
-	for _, p := range state.Parts {
-		all = append(all, p.Bytes)
-	}
-	repositories, err := repositoriesOf(all)
-	if err != nil {
-		return err
-	}
 	if err := tx.Queue(ctx, `INSERT INTO node_states (`+headerColumns+`, envelope, created_at, repositories)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
-		h.nodeID, h.epoch, h.generation, h.rev, h.keyID, h.sha256, envelope, now, repositories); err != nil {
+		h.nodeID, h.epoch, h.generation, h.rev, h.keyID, h.sha256, envelope, now, repositoriesOf(state.Parts)); err != nil {
 		return err
 	}
 	dropped := map[string]bool{}

@@ -14,8 +14,8 @@ CREATE TABLE IF NOT EXISTS node_states (
   payload_sha256 BYTEA NOT NULL,
   envelope BYTEA NOT NULL,
   created_at TIMESTAMPTZ NOT NULL,
-  -- The repositories of the images that the state names; NULL in states from before this column.
-  repositories TEXT[],
+  -- The repositories of the images that the state names.
+  repositories TEXT[] NOT NULL,
   PRIMARY KEY (node_id, epoch, generation)
 );
 
