@@ -240,7 +240,8 @@ func (n *farNode) requireOneChain() {
 		require.NoError(t, conn.QueryRow(d.Ctx, query, n.Agent.Ready.NodeID).Scan(&numbers[0], &numbers[1], &numbers[2]))
 		return numbers
 	}
-	require.EqualValues(t, 1, count(`SELECT count(*), 0, 0 FROM usage_marks WHERE node_id = $1`)[0], "one incarnation")
+	require.EqualValues(t, 1, count(`SELECT count(*), 0, 0 FROM usage_watermarks WHERE node_id = $1`)[0],
+		"one incarnation")
 	sealed := count(`SELECT count(*), min(from_sequence), max(to_sequence) FROM usage_sequences WHERE node_id = $1`)
 	require.Equal(t, [3]int64{1, 1, sealed[2]}, sealed, "one range from the first on")
 	posted := count(`SELECT count(*), count(DISTINCT (u.subject_id, u.meter, u.run_id, u.started_at)), 0

@@ -21,7 +21,8 @@ type Link struct {
 	Number uint64
 	// SHA256 is of the segment's payload, Previous of the payload before it; Previous is empty for number 1.
 	SHA256, Previous []byte
-	// First and Last are the numbers of the segment's records; 0 if unknown.
+	// First and Last are the numbers of the segment's records; 0 for a segment without records whose predecessor is
+	// missing.
 	First, Last uint64
 }
 
@@ -31,7 +32,7 @@ type Watermark struct {
 	Number uint64
 	// SHA256 is of its payload.
 	SHA256 []byte
-	// LastRecord is the highest record number up to that segment; 0 before the first segment, and if unknown.
+	// LastRecord is the highest record number up to that segment; 0 before the first record.
 	LastRecord uint64
 }
 
@@ -105,7 +106,7 @@ func (m Watermark) CheckRecords(near map[uint64]Link, at Link) (Link, error) {
 // the segment must begin with the next number.
 func (m Watermark) before(near map[uint64]Link, number uint64) (last uint64, due bool) {
 	if number == m.Number+1 {
-		return m.LastRecord, m.Number == 0 || m.LastRecord != 0
+		return m.LastRecord, true
 	}
 	if previous := near[number-1]; previous.First != 0 {
 		return max(previous.Last, m.LastRecord), true
@@ -116,11 +117,7 @@ func (m Watermark) before(near map[uint64]Link, number uint64) (last uint64, due
 // Advance returns the watermark after all segments that follow it in ahead without a gap, and removes them from ahead.
 func (m Watermark) Advance(ahead map[uint64]Link) Watermark {
 	for next, ok := ahead[m.Number+1]; ok; next, ok = ahead[m.Number+1] {
-		last := max(m.LastRecord, next.Last)
-		if next.First == 0 {
-			last = 0
-		}
-		m = Watermark{Number: next.Number, SHA256: next.SHA256, LastRecord: last}
+		m = Watermark{Number: next.Number, SHA256: next.SHA256, LastRecord: max(m.LastRecord, next.Last)}
 		delete(ahead, next.Number)
 	}
 	return m

@@ -25,7 +25,7 @@ func books(h *hubtest.Hub) map[string]int {
 	out := map[string]int{"revenue": int(revenue(h))}
 	for _, table := range []string{
 		"usage_recent", "suspense_records", "usage_hours", "pending_postings", "postings", "entries", "usage_coverage",
-		"usage_sequences", "usage_marks", "usage_ahead", "leases", "instance_members",
+		"usage_sequences", "usage_watermarks", "usage_ahead", "leases", "instance_members",
 	} {
 		out[table] = hubtest.Count(h, `SELECT count(*) FROM `+table)
 	}
@@ -275,42 +275,4 @@ func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
 		require.Empty(t, hubtest.Upload(t, stream, env).GetNackReason(), "all are known when they come again")
 	}
 	require.Equal(t, before, books(h))
-}
-
-// Watermarks that an older release wrote, or moved, name no record number: what follows them is posted.
-func TestSegmentAfterAMarkOfAnOlderReleaseIsPosted(t *testing.T) {
-	for name, older := range map[string]string{
-		"wrote": `UPDATE usage_marks SET last_sequence = NULL, last_sequence_segment = NULL`,
-		"moved": `UPDATE usage_marks SET last_sequence_segment = 1, last_sequence = 1`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			h := hubtest.New(t)
-			h.PublishDemo()
-			n := h.Enroll()
-			l := n.Connect(hubtest.Hello("i1"))
-			l.ExpectState(0)
-			_, member, lease := hubtest.Running(t, h, l)
-			start := h.Now().Truncate(time.Microsecond)
-			h.Advance(10 * time.Minute)
-			var runs [][]*protocol.UsageRecord
-			for k := range 4 {
-				runs = append(runs, []*protocol.UsageRecord{hubtest.SessionSeconds(member, lease,
-					start.Add(time.Duration(k)*time.Second), 1)})
-			}
-			chain := n.Seal("i1", runs...)
-			stream := l.OpenUsage()
-			for _, env := range chain[:3] {
-				require.Empty(t, hubtest.Upload(t, stream, env).GetNackReason())
-			}
-			hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
-				_, err := tx.Exec(ctx, older)
-				return 0, err
-			})
-			require.EqualValues(t, 4, hubtest.Upload(t, stream, chain[3]).GetPostedSegment())
-			require.Equal(t, int64(4*1_000_000), revenue(h))
-			require.Empty(t, h.Findings())
-			require.Equal(t, 1,
-				hubtest.Count(h, `SELECT count(*) FROM usage_marks WHERE last_sequence = 4 AND last_sequence_segment = 4`))
-		})
-	}
 }

@@ -15,30 +15,31 @@ type PostedUsage struct {
 	Number      uint64
 }
 
-// SelectPosted gives all marks, for a backup.
+// SelectPosted returns how far the usage of each store is posted, for a backup.
 func SelectPosted(ctx context.Context, tx db.Tx) ([]PostedUsage, error) {
 	rows, err := tx.Query(ctx,
-		`SELECT node_id, incarnation, number FROM usage_marks WHERE number > 0 ORDER BY node_id, incarnation`)
+		`SELECT node_id, incarnation, number FROM usage_watermarks WHERE number > 0 ORDER BY node_id, incarnation`)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[PostedUsage])
 }
 
-// RecordArchived records that usage up to these marks is in a verified backup: nodes may delete it.
-func RecordArchived(ctx context.Context, tx db.Tx, marks []PostedUsage) error {
+// RecordArchived records that this usage is in a verified backup: nodes may delete it.
+func RecordArchived(ctx context.Context, tx db.Tx, posted []PostedUsage) error {
 	var (
 		nodes, incarnations []string
 		numbers             []int64
 	)
-	for _, m := range marks {
+	for _, m := range posted {
 		nodes, incarnations, numbers = append(nodes, m.NodeID), append(incarnations, m.Incarnation),
 			append(numbers, int64(m.Number))
 	}
 	_, err := tx.Exec(ctx,
-		`UPDATE usage_marks SET archived = x.number FROM unnest($1::text[], $2::text[], $3::int8[]) AS x(node, incarnation,
+		`UPDATE usage_watermarks SET archived = x.number FROM unnest($1::text[], $2::text[], $3::int8[]) AS x(node,
+			incarnation,
 			number)
-		WHERE usage_marks.node_id = x.node::uuid AND usage_marks.incarnation = x.incarnation
-		AND usage_marks.archived < x.number`, nodes, incarnations, numbers)
+		WHERE usage_watermarks.node_id = x.node::uuid AND usage_watermarks.incarnation = x.incarnation
+		AND usage_watermarks.archived < x.number`, nodes, incarnations, numbers)
 	return err
 }

@@ -11,7 +11,7 @@ import (
 
 func watermarkOf(ctx context.Context, tx db.Tx, nodeID, incarnation string) (m watermark, err error) {
 	err = tx.QueryRow(ctx,
-		`SELECT number, sha256, archived, EXISTS (SELECT 1 FROM backups) FROM usage_marks WHERE node_id = $1
+		`SELECT number, sha256, archived, EXISTS (SELECT 1 FROM backups) FROM usage_watermarks WHERE node_id = $1
 			AND incarnation = $2`, nodeID, incarnation).
 		Scan(&m.Number, &m.SHA256, &m.archived, &m.backedUp)
 	if db.IsNoRows(err) {
@@ -25,7 +25,7 @@ func watermarksOf(ctx context.Context, tx db.Tx, stores []store) (map[store]wate
 	nodes, incarnations := columns(stores)
 	rows, err := tx.Query(ctx,
 		`SELECT m.node_id, m.incarnation, m.number, m.sha256, m.archived, EXISTS (SELECT 1 FROM backups)
-		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation) JOIN usage_marks m ON m.node_id = x.node
+		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation) JOIN usage_watermarks m ON m.node_id = x.node
 		AND m.incarnation = x.incarnation`, nodes, incarnations)
 	if err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func columns(stores []store) (nodes, incarnations []string) {
 // common run one after the other.
 func lockWatermarks(ctx context.Context, tx db.Tx, stores []store, now time.Time) (map[store]*chain, error) {
 	nodes, incarnations := columns(stores)
-	if err := tx.Queue(ctx, `INSERT INTO usage_marks (node_id, incarnation, number, sha256, updated_at)
+	if err := tx.Queue(ctx, `INSERT INTO usage_watermarks (node_id, incarnation, number, sha256, updated_at)
 		SELECT x.node, x.incarnation, 0, ''::bytea, $3::timestamptz
 		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
 		ON CONFLICT (node_id, incarnation) DO NOTHING`, nodes, incarnations, now); err != nil {
@@ -63,9 +63,9 @@ func lockWatermarks(ctx context.Context, tx db.Tx, stores []store, now time.Time
 	}
 	rows, err := tx.Query(ctx,
 		`SELECT m.node_id, m.incarnation, m.number, m.sha256, m.archived, EXISTS (SELECT 1 FROM backups),
-			CASE WHEN m.last_sequence_segment = m.number THEN coalesce(m.last_sequence, 0) ELSE 0 END
+			m.last_record
 		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
-		JOIN usage_marks m ON m.node_id = x.node AND m.incarnation = x.incarnation ORDER BY m.node_id, m.incarnation
+		JOIN usage_watermarks m ON m.node_id = x.node AND m.incarnation = x.incarnation ORDER BY m.node_id, m.incarnation
 		FOR UPDATE OF m`, nodes, incarnations)
 	if err != nil {
 		return nil, err
@@ -88,8 +88,8 @@ func lockWatermarks(ctx context.Context, tx db.Tx, stores []store, now time.Time
 
 func loadAhead(ctx context.Context, tx db.Tx, stores []store, chains map[store]*chain) error {
 	nodes, incarnations := columns(stores)
-	rows, err := tx.Query(ctx, `SELECT a.node_id, a.incarnation, a.number, a.sha256, a.previous_sha256,
-			coalesce(a.first_sequence, 0), coalesce(a.last_sequence, 0)
+	rows, err := tx.Query(ctx,
+		`SELECT a.node_id, a.incarnation, a.number, a.sha256, a.previous_sha256, a.first_record, a.last_record
 		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
 		JOIN usage_ahead a ON a.node_id = x.node AND a.incarnation = x.incarnation`, nodes, incarnations)
 	if err != nil {
@@ -107,7 +107,7 @@ func loadAhead(ctx context.Context, tx db.Tx, stores []store, chains map[store]*
 	return rows.Err()
 }
 
-// saveChains writes what of the chains has changed: marks, and what is posted beyond a gap.
+// saveChains saves the watermarks that moved and the segments posted beyond a gap.
 func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]*chain, now time.Time) error {
 	var moved, beyond []store
 	var numbers, lasts, aheadNumbers, aheadFirsts, aheadLasts []int64
@@ -129,11 +129,11 @@ func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]
 	}
 	if len(moved) > 0 {
 		nodes, incarnations := columns(moved)
-		if err := tx.Queue(ctx, `UPDATE usage_marks SET number = x.number, sha256 = x.sha256, updated_at = $6,
-				last_sequence = nullif(x.last, 0), last_sequence_segment = x.number
+		if err := tx.Queue(ctx, `UPDATE usage_watermarks SET number = x.number, sha256 = x.sha256, updated_at = $6,
+				last_record = x.last
 			FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::int8[]) AS x(node, incarnation, number, sha256,
 			last)
-			WHERE usage_marks.node_id = x.node AND usage_marks.incarnation = x.incarnation`,
+			WHERE usage_watermarks.node_id = x.node AND usage_watermarks.incarnation = x.incarnation`,
 			nodes, incarnations, numbers, digests, lasts, now); err != nil {
 			return err
 		}
@@ -142,7 +142,7 @@ func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]
 			FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(node, incarnation, number)
 			JOIN usage_ahead a ON a.node_id = x.node AND a.incarnation = x.incarnation AND a.number <= x.number)`, nodes,
 			incarnations, numbers); err != nil {
-			return fmt.Errorf("forget what the mark has passed: %w", err)
+			return fmt.Errorf("delete what the watermark has passed: %w", err)
 		}
 	}
 	if len(beyond) == 0 {
@@ -150,7 +150,7 @@ func saveChains(ctx context.Context, tx db.Tx, stores []store, chains map[store]
 	}
 	nodes, incarnations := columns(beyond)
 	return tx.Queue(ctx, `INSERT INTO usage_ahead
-			(node_id, incarnation, number, sha256, previous_sha256, first_sequence, last_sequence, posted_at)
+			(node_id, incarnation, number, sha256, previous_sha256, first_record, last_record, posted_at)
 		SELECT x.*, $8::timestamptz
 		FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::bytea[], $6::int8[], $7::int8[]) AS x`,
 		nodes, incarnations, aheadNumbers, aheadDigests, aheadPrevious, aheadFirsts, aheadLasts, now)
