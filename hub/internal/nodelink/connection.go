@@ -266,8 +266,8 @@ func (c *connection) accept(ctx context.Context, running *sync.WaitGroup) error 
 	}
 }
 
-// usage takes segments and acknowledges each, in order. What follows is taken while what came before is on its way into
-// the books: a node that catches up has its whole window there, and shares a commit with itself as well as with others.
+// usage serves a usage stream, after the state upload where a restored hub needs one: usage of a member that the hub
+// does not know would be lost.
 func (c *connection) usage(ctx context.Context, stream *link.Stream) {
 	defer func() { _ = stream.Close() }()
 	select {
@@ -275,18 +275,9 @@ func (c *connection) usage(ctx context.Context, stream *link.Stream) {
 	case <-ctx.Done():
 		return
 	}
-	a := acknowledger{stream: stream, room: make(chan struct{}, maxUsageAhead)}
-	defer a.working.Wait()
-	for {
-		upload := &protocol.UsageUpload{}
-		if err := stream.Receive(upload, protocol.MaxSegmentBytes+segmentEnvelopeBytes); err != nil {
-			if !errors.Is(err, io.EOF) {
-				c.log.InfoContext(ctx, "usage stream ended", slog.Any("error", err))
-			}
-			return
-		}
-		a.room <- struct{}{} // given back at the latest when ctx ends, which ends every wait
-		a.put(c.handler.Usage(ctx, c.peer, c.incarnation, upload))
+	err := c.handler.ServeUsage(ctx, c.peer, c.incarnation, UsageStream{stream})
+	if !errors.Is(err, io.EOF) {
+		c.log.InfoContext(ctx, "usage stream ended", slog.Any("error", err))
 	}
 }
 

@@ -52,8 +52,6 @@ const (
 	// messagesPerState is how many messages do not count after a new state was sent: its acks and the reports that follow.
 	// However fast tenants act, their node's messages are read at once.
 	messagesPerState = 4
-	// maxUsageAhead is how many segments of one stream may wait for the same commit: a node that catches up sends several.
-	maxUsageAhead = 16
 	// segmentEnvelopeBytes is what the envelope of a usage segment may add to its payload.
 	segmentEnvelopeBytes = 16 << 10
 )
@@ -83,15 +81,33 @@ type Handler interface {
 	Report(ctx context.Context, peer Peer, sessionNo uint64, report *protocol.Report) error
 	Ack(ctx context.Context, nodeID string, ack *protocol.Ack) error
 	Nack(ctx context.Context, nodeID string, nack *protocol.Nack) error
-	// Usage handles a segment of the store that the session was opened with, in the order of the calls. The returned
-	// function waits for the commit and gives the acknowledgement.
-	Usage(ctx context.Context, peer Peer, incarnation string, upload *protocol.UsageUpload) func() *protocol.UsageAck
+	// ServeUsage posts and acknowledges the segments of one usage stream, from the store that the session was opened with.
+	// It returns with the stream's error, io.EOF when the node closed it.
+	ServeUsage(ctx context.Context, peer Peer, incarnation string, stream UsageStream) error
 	StateUpload(ctx context.Context, peer Peer, upload *protocol.StateUpload) error
 	// Fetch answers a request for a document; its errors carry a refusal reason.
 	Fetch(ctx context.Context, nodeID string, request *protocol.FetchRequest) (*protocol.FetchResponse, error)
 	OnDisconnect(ctx context.Context, nodeID string, sessionNo uint64) error
 	// OnShutdown is called once when all connections of this process have ended.
 	OnShutdown(ctx context.Context) error
+}
+
+// UsageStream is a stream of usage segments.
+type UsageStream struct{ stream *link.Stream }
+
+// Receive returns the next segment.
+func (s UsageStream) Receive() (*protocol.UsageUpload, error) {
+	upload := &protocol.UsageUpload{}
+	return upload, s.stream.Receive(upload, protocol.MaxSegmentBytes+segmentEnvelopeBytes)
+}
+
+// Send sends an acknowledgement. A failure aborts the stream, so that Receive returns; the node sends again what was
+// not acknowledged.
+func (s UsageStream) Send(ack *protocol.UsageAck) {
+	_ = s.stream.SetWriteDeadline(time.Now().Add(writeTimeout))
+	if err := s.stream.Send(ack); err != nil {
+		s.stream.Abort()
+	}
 }
 
 // Options are what a Server needs.

@@ -2,7 +2,6 @@ package nodes
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
@@ -33,82 +32,43 @@ type request struct {
 	done    chan struct{}
 }
 
-// wait returns when the request is committed, or ctx ends.
-func (r *request) wait(ctx context.Context) error {
+func errBusy(cause error) error {
+	return fault.New(fault.Unavailable, "hub_busy", "The hub is busy with other nodes; dial again in a moment.", cause)
+}
+
+// nextGroup splits off the requests that waited longest, one of each node.
+func nextGroup(waiting []*request) (group, rest []*request) {
+	inGroup := map[string]bool{}
+	for _, r := range waiting {
+		if len(group) == maxGroup || inGroup[r.peer.NodeID] {
+			rest = append(rest, r)
+			continue
+		}
+		inGroup[r.peer.NodeID] = true
+		group = append(group, r)
+	}
+	return group, rest
+}
+
+// commitGroup commits requests in one transaction and gives each its result.
+func (svc *Service) commitGroup(ctx context.Context, group []*request) {
+	commitOrSplit(ctx, group, svc.tryCommitGroup)
+	for _, r := range group {
+		close(r.done)
+	}
+}
+
+// submit adds a request to the next group and returns when it is committed. A connection sends one message at a time,
+// so the connections bound how many requests wait.
+func (svc *Service) submit(ctx context.Context, r *request) error {
+	r.done = make(chan struct{})
+	svc.requests.Put(ctx, r)
 	select {
 	case <-r.done:
 		return r.err
 	case <-ctx.Done():
 		return errBusy(ctx.Err())
 	}
-}
-
-func errBusy(cause error) error {
-	return fault.New(fault.Unavailable, "hub_busy", "The hub is busy with other nodes; dial again in a moment.", cause)
-}
-
-// groupCommit commits the requests of many nodes in one transaction: those that arrive while one group is being
-// committed form the next. A single request does not wait.
-type groupCommit struct {
-	commit func(context.Context, []*request)
-
-	mu      sync.Mutex
-	waiting []*request
-	working bool
-}
-
-// put adds a request. Connections bound how many wait: each sends one message at a time.
-func (q *groupCommit) put(ctx context.Context, r *request) {
-	r.done = make(chan struct{})
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.waiting = append(q.waiting, r)
-	if !q.working {
-		q.working = true
-		// The group outlives the caller that starts it.
-		go q.work(context.WithoutCancel(ctx))
-	}
-}
-
-func (q *groupCommit) work(ctx context.Context) {
-	for {
-		group := q.next()
-		if group == nil {
-			return
-		}
-		q.commit(ctx, group)
-		for _, r := range group {
-			close(r.done)
-		}
-	}
-}
-
-// next takes the requests that waited longest, one of each node; nil when there are none and the worker ends.
-func (q *groupCommit) next() (group []*request) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	inGroup := map[string]bool{}
-	var later []*request
-	for i, r := range q.waiting {
-		if len(group) == maxGroup {
-			later = append(later, q.waiting[i:]...)
-			break
-		}
-		if inGroup[r.peer.NodeID] {
-			later = append(later, r)
-			continue
-		}
-		inGroup[r.peer.NodeID] = true
-		group = append(group, r)
-	}
-	q.waiting = later
-	q.working = group != nil
-	return group
-}
-
-// commitGroup commits requests in one transaction and gives each its result.
-func (svc *Service) commitGroup(ctx context.Context, group []*request) {
-	commitOrSplit(ctx, group, svc.tryCommitGroup)
 }
 
 // commitOrSplit commits a batch in one transaction. When that fails for good, one of the batch is the cause: commit is

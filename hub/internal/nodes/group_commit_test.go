@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strconv"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -12,57 +13,75 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/groupcommit"
 )
 
 func requestOf(node string) *request { return &request{peer: nodelink.Peer{NodeID: node}} }
 
+func TestAGroupHasTheOldestRequestsAndOneOfEachNode(t *testing.T) {
+	waiting := []*request{requestOf("0")}
+	want := []string{"0"}
+	for i := range maxGroup {
+		waiting = append(waiting, requestOf(strconv.Itoa(i)))
+		if i > 0 {
+			want = append(want, strconv.Itoa(i))
+		}
+	}
+	waiting = append(waiting, requestOf("last"), requestOf("later"))
+	var groups [][]string
+	for len(waiting) > 0 {
+		var group []*request
+		group, waiting = nextGroup(waiting)
+		groups = append(groups, nodesOf(group))
+	}
+	require.Equal(t, [][]string{want, {"0", "last", "later"}}, groups)
+}
+
+// A service whose commits wait for the gate.
+func gated(gate chan struct{}, committed *[][]string) *Service {
+	return &Service{requests: groupcommit.New(nextGroup, func(_ context.Context, group []*request) {
+		*committed = append(*committed, nodesOf(group))
+		<-gate
+		for _, r := range group {
+			close(r.done)
+		}
+	})}
+}
+
 func TestRequestsThatArriveDuringACommitFormTheNextGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var batches [][]string
+		var committed [][]string
 		gate := make(chan struct{})
-		q := &groupCommit{commit: func(_ context.Context, batch []*request) {
-			batches = append(batches, nodesOf(batch))
-			<-gate
-		}}
-		first := requestOf("first")
-		q.put(t.Context(), first)
-		synctest.Wait()
-		var all []*request
-		want := []string{}
-		for i := range maxGroup + 1 {
-			w := requestOf(strconv.Itoa(i))
-			all, want = append(all, w), append(want, w.peer.NodeID)
-			q.put(t.Context(), w)
+		svc := gated(gate, &committed)
+		var done sync.WaitGroup
+		for _, node := range []string{"first", "a", "b", "a"} {
+			done.Go(func() { require.NoError(t, svc.submit(t.Context(), requestOf(node))) })
+			synctest.Wait()
 		}
-		again := requestOf("0")
-		q.put(t.Context(), again)
-		synctest.Wait()
-		require.Equal(t, [][]string{{"first"}}, batches, "a single request does not wait, the others wait for it")
+		require.Equal(t, [][]string{{"first"}}, committed, "a single request does not wait, the others wait for it")
 		for range 3 {
 			gate <- struct{}{}
 			synctest.Wait()
 		}
-		require.Equal(t, [][]string{{"first"}, want[:maxGroup], {want[maxGroup], "0"}}, batches,
-			"in order, no batch too large, one request of a node in each")
-		for _, w := range append(all, first, again) {
-			require.NoError(t, w.wait(t.Context()))
-		}
-		require.False(t, q.working)
+		done.Wait()
+		require.Equal(t, [][]string{{"first"}, {"a", "b"}, {"a"}}, committed)
 	})
 }
 
 func TestARequestWaitsNoLongerThanItsConnectionLives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var committed [][]string
 		gate := make(chan struct{})
-		q := &groupCommit{commit: func(context.Context, []*request) { <-gate }}
+		svc := gated(gate, &committed)
 		ctx, cancel := context.WithCancel(t.Context())
-		w := requestOf("gone")
-		q.put(ctx, w)
-		cancel()
-		require.Error(t, w.wait(ctx))
-		close(gate)
+		r := requestOf("gone")
+		ended := make(chan error)
+		go func() { ended <- svc.submit(ctx, r) }()
 		synctest.Wait()
-		require.NoError(t, w.wait(t.Context()), "what was under way has ended nevertheless")
+		cancel()
+		require.Error(t, <-ended)
+		close(gate)
+		<-r.done // the commit that was under way ended nevertheless
 	})
 }
 

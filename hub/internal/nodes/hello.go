@@ -45,8 +45,7 @@ func (svc *Service) OpenSession(ctx context.Context, peer nodelink.Peer, hello *
 			"new name too often; it may dial again in a minute.", nil)
 	}
 	r := &request{peer: peer, hello: hello}
-	svc.requests.put(ctx, r)
-	if err := r.wait(ctx); err != nil {
+	if err := svc.submit(ctx, r); err != nil {
 		return nodelink.Session{}, err
 	}
 	failpoint.Hit("hub/hello/committed")

@@ -10,7 +10,6 @@ import (
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -24,6 +23,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/groupcommit"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -83,7 +83,7 @@ type Service struct {
 	Config
 
 	usage        usageQueue
-	requests     groupCommit
+	requests     *groupcommit.Queue[*request]
 	transactions chan struct{}
 	settle       command.SettleMembers
 	budgets      budgets
@@ -100,8 +100,8 @@ func New(c Config) *Service {
 		settle:       command.SettleMembers{DB: c.DB, Log: c.Log},
 		uploads:      recovery.Uploads{DB: c.DB, Bundles: c.Keys.Line, Now: c.Now, Log: c.Log},
 	}
-	svc.requests.commit = svc.commitGroup
-	svc.usage.post, svc.usage.capacity = svc.postBatch, semaphore.NewWeighted(maxWaitingRecords)
+	svc.requests = groupcommit.New(nextGroup, svc.commitGroup)
+	svc.usage = newUsageQueue(svc.postBatch)
 	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
 	meter := otel.Meter("gpuaas/nodes")
 	svc.reports, _ = meter.Int64Counter("gpuaas.reports", metric.WithDescription("Reports of nodes that were taken in."))
@@ -192,8 +192,7 @@ func (svc *Service) Report(ctx context.Context, peer nodelink.Peer, sessionNo ui
 	now := svc.Now().Truncate(time.Microsecond)
 	if len(r.GetWorkloads()) == 0 {
 		quiet := &request{peer: peer, report: r, sessionNo: sessionNo}
-		svc.requests.put(ctx, quiet)
-		if err := quiet.wait(ctx); err != nil {
+		if err := svc.submit(ctx, quiet); err != nil {
 			return err
 		}
 		if quiet.applied {

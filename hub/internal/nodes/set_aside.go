@@ -90,7 +90,7 @@ func (svc *Service) setAside(ctx context.Context, of store, segments []*queuedSe
 		return out, saveChains(ctx, tx, stores, chains, now)
 	})
 	for n, d := range segments {
-		d.reached, d.err = reached, cmp.Or(err, results[n])
+		d.posted, d.err = reached, cmp.Or(err, results[n])
 	}
 }
 

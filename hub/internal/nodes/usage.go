@@ -14,60 +14,91 @@ import (
 	"github.com/gpuaas/gpuaas/hub/usagechain"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/groupcommit"
 	"github.com/gpuaas/gpuaas/protocol"
 )
+
+// maxInFlight is how many segments of one stream may wait for their commit: a node that catches up sends several.
+const maxInFlight = 16
 
 // documentUsage is the refused document of a node's last_refusal when the hub refused the node's usage.
 const documentUsage = "usage"
 
-// Usage checks a sealed segment and puts it into the next batch, so that segments are posted in the order of the calls.
-// The returned function waits for the commit and gives the acknowledgement. A segment that was posted before is
-// acknowledged again and posts nothing.
+// ServeUsage posts the segments of a usage stream and acknowledges each in the order of the stream, once it is
+// committed. Up to maxInFlight segments are posted while the next is received, so that they share commits. A segment
+// that was posted before is acknowledged again and posts nothing.
 //
-// A session carries the segments of one store, the one of its hello: a store that takes another name seals again what
-// is not posted.
-func (svc *Service) Usage(ctx context.Context, peer nodelink.Peer, incarnation string,
-	upload *protocol.UsageUpload,
-) func() *protocol.UsageAck {
+// A session carries the segments of one store, the one of its hello: a store that takes a new incarnation seals again
+// what is not posted.
+func (svc *Service) ServeUsage(ctx context.Context, peer nodelink.Peer, incarnation string, stream nodelink.UsageStream,
+) error {
+	slots := make(chan struct{}, maxInFlight)
+	acks := groupcommit.New(groupcommit.All, func(_ context.Context, segments []*queuedSegment) {
+		for _, d := range segments {
+			stream.Send(svc.ack(ctx, d)) // where that fails, Receive fails, too
+			failpoint.Hit("hub/usage/acknowledged")
+			<-slots
+		}
+	})
+	defer func() {
+		for range maxInFlight {
+			slots <- struct{}{} // until each segment is acknowledged, or given up because ctx ended
+		}
+	}()
+	for {
+		upload, err := stream.Receive()
+		if err != nil {
+			return err
+		}
+		slots <- struct{}{}
+		acks.Put(ctx, svc.enqueue(ctx, upload, peer, incarnation))
+	}
+}
+
+// enqueue verifies a segment and adds it to the next batch. A segment that is refused is done at once.
+func (svc *Service) enqueue(ctx context.Context, upload *protocol.UsageUpload, peer nodelink.Peer, incarnation string,
+) *queuedSegment {
 	verified, err := protocol.VerifySegment(upload.GetSegment(), peer.Key)
-	var d *queuedSegment
+	d := &queuedSegment{store: store{peer.NodeID, incarnation}, done: make(chan struct{})}
 	if err == nil {
-		d, err = parseSegment(verified, store{peer.NodeID, incarnation})
+		err = d.parse(verified)
 	}
 	if err == nil {
 		err = svc.usage.put(ctx, d)
 	}
-	return func() *protocol.UsageAck {
-		var reached watermark
-		if err == nil {
-			reached, err = d.wait(ctx)
-		}
-		return svc.acknowledge(ctx, peer.NodeID, verified.Message(), reached, err)
+	if err != nil {
+		d.err = err
+		close(d.done)
 	}
+	return d
 }
 
-func (svc *Service) acknowledge(ctx context.Context, nodeID string, seg *protocol.UsageSegment, reached watermark,
-	err error,
-) *protocol.UsageAck {
-	ack := &protocol.UsageAck{Incarnation: seg.GetIncarnation()}
+// ack waits for a segment's commit and returns its acknowledgement. A refusal is recorded for admins.
+func (svc *Service) ack(ctx context.Context, d *queuedSegment) *protocol.UsageAck {
+	ack := &protocol.UsageAck{Incarnation: d.incarnation}
+	var err error
+	select {
+	case <-d.done:
+		err = d.err
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
 	if err == nil {
 		failpoint.Hit("hub/usage/committed")
-		ack.PostedSegment, ack.ArchivedSegment, ack.PostedSha256 = reached.Number, reached.prunable(), reached.SHA256
+		ack.PostedSegment, ack.ArchivedSegment, ack.PostedSha256 = d.posted.Number, d.posted.prunable(), d.posted.SHA256
 		svc.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "posted")))
 		return ack
 	}
 	ack.NackReason = nackReason(err)
 	svc.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", ack.GetNackReason())))
 	if ack.NackReason == protocol.RefusalUnavailable {
-		svc.Log.WarnContext(ctx, "usage not posted", slog.String("node_id", nodeID), slog.Any("error", err))
+		svc.Log.WarnContext(ctx, "usage not posted", slog.String("node_id", d.store.nodeID), slog.Any("error", err))
 		return ack
 	}
-	// A contradiction is for an admin.
-	if err := svc.recordRefusal(ctx, nodeID, fleet.Refusal{
-		Document: documentUsage, Generation: seg.GetNumber(), Reason: ack.GetNackReason(),
-		Detail: protocol.RefusalDetail(err),
+	if err := svc.recordRefusal(ctx, d.store.nodeID, fleet.Refusal{
+		Document: documentUsage, Generation: d.at.Number, Reason: ack.GetNackReason(), Detail: protocol.RefusalDetail(err),
 	}); err != nil {
-		svc.Log.WarnContext(ctx, "refusal not recorded", slog.String("node_id", nodeID), slog.Any("error", err))
+		svc.Log.WarnContext(ctx, "refusal not recorded", slog.String("node_id", d.store.nodeID), slog.Any("error", err))
 	}
 	return ack
 }

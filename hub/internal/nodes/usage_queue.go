@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -18,6 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/usagechain"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/groupcommit"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -38,131 +38,104 @@ func (s store) compare(o store) int {
 	return cmp.Or(strings.Compare(s.nodeID, o.nodeID), strings.Compare(s.incarnation, o.incarnation))
 }
 
-// queuedSegment is a segment on its way into the books.
+// queuedSegment is a segment that waits to be posted.
 type queuedSegment struct {
 	store store
-	at    usagechain.Link
-	usage ledger.Segment
+	// incarnation is the one that the segment names.
+	incarnation string
+	at          usagechain.Link
+	usage       ledger.Segment
 	// signed is the segment as its node signed it (protobuf), for the archive and for setAside.
 	signed []byte
 
-	// Set before done is closed.
-	reached watermark
-	err     error
-	done    chan struct{}
+	// Set before done is closed: how far the store's chain is posted, or why the segment is not.
+	posted watermark
+	err    error
+	done   chan struct{}
 }
 
-// parseSegment checks a verified segment and reads its records.
-func parseSegment(v protocol.Verified[*protocol.UsageSegment], of store) (*queuedSegment, error) {
+// parse checks a verified segment and reads its records.
+func (d *queuedSegment) parse(v protocol.Verified[*protocol.UsageSegment]) (err error) {
 	seg, digest := v.Message(), v.Digest()
-	if err := checkSegment(seg, of); err != nil {
-		return nil, err
+	d.incarnation = seg.GetIncarnation()
+	d.at = usagechain.Link{Number: seg.GetNumber(), SHA256: digest[:], Previous: seg.GetPreviousSha256()}
+	if err := checkSegment(seg, d.store); err != nil {
+		return err
 	}
-	usage, err := ledger.ReadSegment(of.nodeID, of.incarnation, seg)
-	if err != nil {
-		return nil, err
+	if d.usage, err = ledger.ReadSegment(d.store.nodeID, d.store.incarnation, seg); err != nil {
+		return err
 	}
-	signed, err := proto.Marshal(v.Envelope())
-	if err != nil {
-		return nil, err
-	}
-	at := usagechain.Link{Number: seg.GetNumber(), SHA256: digest[:], Previous: seg.GetPreviousSha256()}
-	at.First, at.Last = usage.Numbers()
-	return &queuedSegment{store: of, at: at, usage: usage.Signed(signed), signed: signed, done: make(chan struct{})}, nil
+	d.signed, err = proto.Marshal(v.Envelope())
+	d.usage = d.usage.Signed(d.signed)
+	d.at.First, d.at.Last = d.usage.Numbers()
+	return err
 }
 
-// wait returns how far the store's chain is posted once the segment is committed.
-func (d *queuedSegment) wait(ctx context.Context) (watermark, error) {
-	select {
-	case <-d.done:
-		return d.reached, d.err
-	case <-ctx.Done():
-		return watermark{}, ctx.Err()
-	}
-}
-
-// usageQueue posts segments in batches: those that arrive while one batch is being committed form the next. There is
-// one queue: two batches at once would conflict, because the predicate locks of a large batch cover whole tables.
-type usageQueue struct {
-	post func(context.Context, []*queuedSegment)
-	// capacity bounds the records that wait (maxWaitingRecords).
-	capacity *semaphore.Weighted
-
-	mu sync.Mutex
-	// waiting has each node's segments in the order of their arrival, order the nodes by their first segment.
-	waiting map[string][]*queuedSegment
-	order   []string
-	working bool
-}
-
-// put adds a segment as soon as there is capacity; its connection bounds how many of a node wait here.
-func (q *usageQueue) put(ctx context.Context, d *queuedSegment) error {
-	if err := q.capacity.Acquire(ctx, d.weight()); err != nil {
-		return fault.New(fault.Unavailable, "usage_waits", "The hub has more usage waiting than it holds.", err)
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.waiting == nil {
-		q.waiting = map[string][]*queuedSegment{}
-	}
-	if len(q.waiting[d.store.nodeID]) == 0 {
-		q.order = append(q.order, d.store.nodeID)
-	}
-	q.waiting[d.store.nodeID] = append(q.waiting[d.store.nodeID], d)
-	if !q.working {
-		q.working = true
-		// The batch outlives the caller that starts it.
-		go q.work(context.WithoutCancel(ctx))
-	}
-	return nil
-}
-
-// weight is the segment's share of the capacity; an empty segment counts as one record.
+// weight is the segment's share of the queue's capacity; an empty segment counts as one record.
 func (d *queuedSegment) weight() int64 { return int64(max(d.usage.Len(), 1)) }
 
-func (q *usageQueue) work(ctx context.Context) {
-	for {
-		batch := q.next()
-		if batch == nil {
-			return
-		}
-		q.post(ctx, batch)
+// usageQueue posts segments in batches, one at a time: two at once would conflict, because the predicate locks of a
+// large batch cover whole tables.
+type usageQueue struct {
+	batches *groupcommit.Queue[*queuedSegment]
+	// capacity bounds the records that wait (maxWaitingRecords).
+	capacity *semaphore.Weighted
+}
+
+func newUsageQueue(post func(context.Context, []*queuedSegment)) usageQueue {
+	q := usageQueue{capacity: semaphore.NewWeighted(maxWaitingRecords)}
+	q.batches = groupcommit.New(nextBatch, func(ctx context.Context, batch []*queuedSegment) {
+		post(ctx, batch)
 		for _, d := range batch {
 			q.capacity.Release(d.weight())
 			close(d.done)
 		}
-	}
+	})
+	return q
 }
 
-// next takes the longest waiting nodes' segments, nil when there are none and the worker ends. A node's go together,
-// because what is kept for each member is then written once for all of them.
-func (q *usageQueue) next() (batch []*queuedSegment) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	records := 0
-	for len(q.order) > 0 {
-		node := q.order[0]
-		queue, n := q.waiting[node], 0
+// put adds a segment as soon as there is capacity; its connection bounds how many of a node wait here.
+func (q usageQueue) put(ctx context.Context, d *queuedSegment) error {
+	if err := q.capacity.Acquire(ctx, d.weight()); err != nil {
+		return fault.New(fault.Unavailable, "usage_waits", "The hub has more usage waiting than it holds.", err)
+	}
+	q.batches.Put(ctx, d)
+	return nil
+}
+
+// nextBatch splits off the segments of the nodes that waited longest. Those of one node go together, because the rows
+// of each member are then written once for all of them. A node that fills a batch waits behind the others with the
+// rest, however much it sends.
+func nextBatch(waiting []*queuedSegment) (batch, rest []*queuedSegment) {
+	byNode := map[string][]*queuedSegment{}
+	var order []string
+	for _, d := range waiting {
+		node := d.store.nodeID
+		if byNode[node] == nil {
+			order = append(order, node)
+		}
+		byNode[node] = append(byNode[node], d)
+	}
+	for records := 0; len(order) > 0; order = order[1:] {
+		node, n := order[0], 0
+		queue := byNode[node]
 		for n < len(queue) && len(batch) < maxBatchSegments &&
 			(len(batch) == 0 || records+queue[n].usage.Len() <= maxBatchRecords) {
 			batch, records = append(batch, queue[n]), records+queue[n].usage.Len()
 			n++
 		}
 		if n < len(queue) {
-			q.waiting[node] = queue[n:]
+			byNode[node] = queue[n:]
 			if n > 0 {
-				// The node had its share: the rest waits behind the other nodes, however much more it sends.
-				q.order = append(q.order[1:], node)
+				order = append(order[1:], node)
 			}
-			return batch
+			break
 		}
-		delete(q.waiting, node)
-		q.order = q.order[1:]
 	}
-	if batch == nil {
-		q.order, q.working = nil, false
+	for _, node := range order {
+		rest = append(rest, byNode[node]...)
 	}
-	return batch
+	return batch, rest
 }
 
 // postBatch posts segments in one transaction and gives each its result.
@@ -185,8 +158,8 @@ func (svc *Service) postBatch(ctx context.Context, batch []*queuedSegment) {
 
 // postResult is the result of one segment of a batch.
 type postResult struct {
-	reached watermark
-	err     error
+	posted watermark
+	err    error
 }
 
 func (svc *Service) tryPostBatch(ctx context.Context, batch []*queuedSegment) error {
@@ -197,7 +170,7 @@ func (svc *Service) tryPostBatch(ctx context.Context, batch []*queuedSegment) er
 	for n, d := range batch {
 		d.err = err
 		if err == nil {
-			d.reached, d.err = results[n].reached, results[n].err
+			d.posted, d.err = results[n].posted, results[n].err
 		}
 	}
 	return err
@@ -224,7 +197,7 @@ func postSegments(ctx context.Context, tx db.Tx, batch []*queuedSegment, now tim
 	}
 	var fresh []ledger.Segment
 	for n, d := range batch {
-		results[n].reached = chains[d.store].watermark
+		results[n].posted = chains[d.store].watermark
 		if isNew[n] {
 			fresh = append(fresh, d.usage.Passed(chains[d.store].watermark.LastRecord))
 		}

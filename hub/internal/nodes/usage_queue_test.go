@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/usagechain"
@@ -27,20 +26,18 @@ func arriving(t *testing.T, node string, records int) *queuedSegment {
 	return &queuedSegment{store: store{node, "i"}, usage: usage, done: make(chan struct{})}
 }
 
-// posts collects the batches that a queue posts; each takes a second.
-func posts(q *usageQueue) *[][]*queuedSegment {
+// slowQueue is a queue whose batches take a second each; it returns those that were posted, too.
+func slowQueue() (usageQueue, *[][]*queuedSegment) {
 	var batches [][]*queuedSegment
-	q.post = func(_ context.Context, batch []*queuedSegment) {
+	return newUsageQueue(func(_ context.Context, batch []*queuedSegment) {
 		time.Sleep(time.Second)
 		batches = append(batches, batch)
-	}
-	return &batches
+	}), &batches
 }
 
 func TestSegmentsOfANodeArePostedTogetherInTheirOrderAndNoNodeIsPassedOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := &usageQueue{capacity: semaphore.NewWeighted(maxWaitingRecords)}
-		batches := posts(q)
+		q, batches := slowQueue()
 		var sent []*queuedSegment
 		put := func(node string, records int) {
 			d := arriving(t, node, records)
@@ -72,8 +69,7 @@ func TestSegmentsOfANodeArePostedTogetherInTheirOrderAndNoNodeIsPassedOver(t *te
 // A node that sends more than a batch holds, again and again, keeps nobody waiting for longer than one batch.
 func TestANodeThatFloodsTheHubWaitsForTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := &usageQueue{capacity: semaphore.NewWeighted(maxWaitingRecords)}
-		posts(q)
+		q, _ := slowQueue()
 		var last *queuedSegment
 		for range 12 {
 			last = arriving(t, "flood", maxBatchRecords/2)
@@ -91,8 +87,8 @@ func TestANodeThatFloodsTheHubWaitsForTheOthers(t *testing.T) {
 
 func TestAWholeFleetThatCatchesUpWaitsOutsideUntilThereIsRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := &usageQueue{capacity: semaphore.NewWeighted(10)}
-		batches := posts(q)
+		q, batches := slowQueue()
+		require.True(t, q.capacity.TryAcquire(maxWaitingRecords-10), "ten records may wait")
 		require.NoError(t, q.put(t.Context(), arriving(t, "a", 6)))
 		require.NoError(t, q.put(t.Context(), arriving(t, "b", 0)))
 		start := time.Now()
@@ -163,19 +159,4 @@ func TestChainTakesNoSegmentThatSkipsRecordNumbers(t *testing.T) {
 	isNew, err := together.accept(link(8, 13, 20))
 	require.NoError(t, err)
 	require.True(t, isNew)
-}
-
-func TestChainTakesAnySegmentAfterOnesOfAnOlderRelease(t *testing.T) {
-	c := &chain{
-		watermark: watermark{Watermark: usagechain.Watermark{Number: 3, SHA256: []byte{3}}},
-		ahead:     map[uint64]usagechain.Link{5: {Number: 5, SHA256: []byte{5}, Previous: []byte{4}}},
-	}
-	for _, at := range []usagechain.Link{link(6, 50, 59), link(4, 30, 39)} {
-		isNew, err := c.accept(at)
-		require.NoError(t, err)
-		require.True(t, isNew)
-	}
-	require.Equal(t, usagechain.Watermark{Number: 6, SHA256: []byte{6}, LastRecord: 59}, c.watermark.Watermark)
-	_, err := c.accept(link(7, 61, 61))
-	require.Error(t, err, "from here on the numbers are known")
 }

@@ -1,0 +1,57 @@
+// Package groupcommit commits the items of many callers together: those that arrive while one group is being committed
+// form the next. It does not know what an item is, and it keeps none after its commit.
+package groupcommit
+
+import (
+	"context"
+	"sync"
+)
+
+// Queue holds items until they are committed, one group at a time. A single item does not wait, and no goroutine runs
+// while the queue is empty. The queue is unbounded: its callers bound how many items they put.
+type Queue[T any] struct {
+	split  func(waiting []T) (group, rest []T)
+	commit func(ctx context.Context, group []T)
+
+	mu      sync.Mutex
+	waiting []T
+	working bool
+}
+
+// New makes an empty queue. split chooses the next group, which must not be empty, from the waiting items; they are in
+// the order of their arrival, after what the last split left. commit itself tells the caller of each item.
+func New[T any](split func(waiting []T) (group, rest []T), commit func(ctx context.Context, group []T)) *Queue[T] {
+	return &Queue[T]{split: split, commit: commit}
+}
+
+// All is a split that puts everything that waits into one group.
+func All[T any](waiting []T) (group, rest []T) { return waiting, nil }
+
+// Put adds an item and returns at once. The commit outlives ctx, whose values it gets.
+func (q *Queue[T]) Put(ctx context.Context, item T) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting = append(q.waiting, item)
+	if !q.working {
+		q.working = true
+		go q.work(context.WithoutCancel(ctx))
+	}
+}
+
+func (q *Queue[T]) work(ctx context.Context) {
+	for group := q.next(); group != nil; group = q.next() {
+		q.commit(ctx, group)
+	}
+}
+
+// next returns the next group; nil when nothing waits and the worker ends.
+func (q *Queue[T]) next() (group []T) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.waiting) == 0 {
+		q.waiting, q.working = nil, false
+		return nil
+	}
+	group, q.waiting = q.split(q.waiting)
+	return group
+}
