@@ -4,11 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
-	"github.com/gpuaas/gpuaas/pkg/appkit"
 )
 
 // app is something that the demo ships.
@@ -34,13 +33,10 @@ func loadApp(ctx context.Context, c *config, name string) (app, error) {
 
 func demoApp(ctx context.Context, c *config) (app, error) {
 	binary := filepath.Join(c.Dir, "app", "demo")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", binary, "./deploy/demo/app")
-	build.Dir, build.Env = c.Source, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return app{}, fmt.Errorf("build the app: %w: %s", err, out)
+	if err := devcluster.Build(ctx, c.Source, devcluster.DemoApp, binary); err != nil {
+		return app{}, err
 	}
-	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: binary, Mode: 0o755}},
-		appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
+	image, err := devcluster.DemoImage(binary)
 	if err != nil {
 		return app{}, err
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,23 +27,6 @@ const (
 	upLimit = 15 * time.Minute
 )
 
-// summary is the last line of the demo.
-type summary struct {
-	InstanceID   string  `json:"instance_id"`
-	Status       string  `json:"status"`
-	EndpointURL  string  `json:"endpoint_url"`
-	AppVersion   string  `json:"app_version"`
-	LaunchMillis float64 `json:"launch_ms"`
-	UsageRecords int     `json:"usage_records"`
-	LedgerZero   bool    `json:"ledger_zero"`
-	Events       int     `json:"events"`
-	HubPID       int     `json:"hub_pid"`
-	AgentPID     int     `json:"agent_pid"`
-	APIURL       string  `json:"api_url"`
-	CAFile       string  `json:"ca_file"`
-	TokenFile    string  `json:"token_file"`
-}
-
 // demo is one run of `up`.
 type demo struct {
 	conf      *config
@@ -58,7 +40,7 @@ type demo struct {
 	operator   *client.Hub
 	allocation client.Allocation
 	instance   client.AppInstance
-	out        summary
+	out        devcluster.DemoSummary
 }
 
 func up(ctx context.Context, c *config) error {
@@ -111,24 +93,19 @@ func up(ctx context.Context, c *config) error {
 }
 
 func (d *demo) startHub(ctx context.Context) (string, error) {
-	passphrase := rand.Text()
 	conf := devcluster.HubConfig{
 		Bin: d.conf.Bin, Dir: filepath.Join(d.conf.Dir, "hub"), Listen: d.conf.Listen, SessionListen: d.conf.Listen,
 		// So that the journal can be shown at once, and not once a day.
 		ExtraArgs: []string{"--posting-interval", "1s"},
 	}
-	fingerprint, err := devcluster.InitHub(ctx, conf, passphrase, trustDomain)
-	if err != nil {
+	var err error
+	if d.hub, err = devcluster.NewHub(ctx, conf, trustDomain); err != nil {
 		return "", err
 	}
-	d.hub, err = devcluster.StartHub(ctx, conf)
-	if err != nil {
-		return "", err
-	}
-	d.hub.RootFingerprint = fingerprint
 	d.out.HubPID, d.out.APIURL, d.out.CAFile, d.out.TokenFile = d.hub.PID, d.hub.Ready.APIURL, d.hub.Ready.CAFile,
 		d.hub.Ready.TokenFile
-	return "serves at " + d.hub.Ready.APIURL + ", root " + fingerprint[:19] + "…", d.state.started("hub", d.hub.PID)
+	said := "serves at " + d.hub.Ready.APIURL + ", root " + d.hub.RootFingerprint[:19] + "…"
+	return said, d.state.started("hub", d.hub.PID)
 }
 
 func (d *demo) startNode(ctx context.Context) (string, error) {

@@ -82,6 +82,15 @@ func StartAgent(ctx context.Context, c AgentConfig) (*Agent, error) {
 	return a, nil
 }
 
+// Restart starts an agent that has ended, with its configuration.
+func (a *Agent) Restart(ctx context.Context) error {
+	again, err := StartAgent(ctx, a.Config)
+	if err == nil {
+		a.Process, a.Ready = again.Process, again.Ready
+	}
+	return err
+}
+
 // Uninstall removes everything that the agent made on the node. The agent must be stopped.
 func Uninstall(ctx context.Context, c AgentConfig) error {
 	path, args := c.binary(), c.args("uninstall")

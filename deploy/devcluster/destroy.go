@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,7 +21,7 @@ func (d *Containerd) Destroy() error {
 	shims, containers := d.Shims(), d.containerProcesses()
 	cgroups := cgroupsOf(containers)
 	for _, pid := range append(containers, shims...) {
-		errs = append(errs, killAndWait(pid))
+		errs = append(errs, endNow(pid))
 	}
 	errs = append(errs, d.removeShimSockets(), d.unmountAll())
 	removeCgroups(cgroups)
@@ -96,19 +95,14 @@ func removeCgroups(paths map[string]bool) {
 	}
 }
 
-func killAndWait(pid int) error {
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		return nil //nolint:nilerr // it has ended already
+// endNow ends a process with SIGKILL, if it still runs.
+func endNow(pid int) error {
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil // it has ended already
 	}
-	deadline := time.Now().Add(endWithin)
-	for time.Now().Before(deadline) {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil || bytes.Contains(stat, []byte(") Z ")) {
-			return nil //nolint:nilerr // no such process any more
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	return fmt.Errorf("process %d does not end", pid)
+	defer func() { _ = unix.Close(pidfd) }()
+	return killAndWait(pid, pidfd)
 }
 
 // removeShimSockets removes the sockets of shims, which live outside the daemon's own directories.

@@ -2,8 +2,10 @@ package devcluster
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -99,6 +101,44 @@ func StartHub(ctx context.Context, c HubConfig) (*Hub, error) {
 		return nil, err
 	}
 	return h, nil
+}
+
+// NewHub initialises a hub with a passphrase of its own and starts it.
+func NewHub(ctx context.Context, c HubConfig, trustDomain string) (*Hub, error) {
+	fingerprint, err := InitHub(ctx, c, rand.Text(), trustDomain)
+	if err != nil {
+		return nil, err
+	}
+	h, err := StartHub(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	h.RootFingerprint = fingerprint
+	return h, nil
+}
+
+// Restart starts a hub that has ended, with its configuration and on the ports that it had.
+func (h *Hub) Restart(ctx context.Context) error {
+	if strings.HasSuffix(h.Config.Listen, ":0") {
+		h.Config.Listen = strings.TrimPrefix(h.Ready.APIURL, "https://")
+	}
+	if strings.HasSuffix(h.Config.SessionListen, ":0") {
+		h.Config.SessionListen = h.Ready.SessionAddr
+	}
+	again, err := StartHub(ctx, h.Config)
+	if err == nil {
+		h.Process, h.Ready = again.Process, again.Ready
+	}
+	return err
+}
+
+// DatabaseURL leads to the hub's private PostgreSQL, which lets root in through its socket.
+func (c HubConfig) DatabaseURL() string {
+	u := url.URL{
+		Scheme: "postgres", User: url.User("gpuaas"), Path: "/gpuaas",
+		RawQuery: url.Values{"host": {filepath.Join(c.DataDir(), "postgres", "run")}}.Encode(),
+	}
+	return u.String()
 }
 
 // Delegate lets the publisher whose public key is in the file sign for the org's repositories.

@@ -19,6 +19,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // startLimit bounds how long a program may take until it says that it is ready.
@@ -190,39 +192,51 @@ func StartTicks(pid int) (uint64, error) {
 	return strconv.ParseUint(string(fields[19]), 10, 64)
 }
 
-// EndProcess ends a process that an earlier program started: only if it is still the very one. It waits until the
-// kernel has closed all of its files, so that the locks on them are free.
+// EndProcess ends a process that an earlier program started, if the process of this id is still the same one: SIGTERM,
+// and SIGKILL after the grace period. Its locks are free when EndProcess returns.
 func EndProcess(pid int, startTicks uint64, grace time.Duration) error {
-	same := func() bool {
-		t, err := StartTicks(pid)
-		return err == nil && t == startTicks
-	}
-	if pid <= 1 || !same() {
+	if pid <= 1 {
 		return nil
 	}
-	_ = syscall.Kill(pid, syscall.SIGTERM)
-	deadline := time.Now().Add(grace)
-	for same() && !dead(pid) {
-		if time.Now().After(deadline) {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-			deadline = deadline.Add(time.Hour)
-		}
-		time.Sleep(20 * time.Millisecond)
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
 	}
-	return nil
+	if err != nil {
+		return fmt.Errorf("open process %d: %w", pid, err)
+	}
+	defer func() { _ = unix.Close(pidfd) }()
+	if ticks, err := StartTicks(pid); err != nil || ticks != startTicks {
+		return nil // the process has ended; the id may be another's
+	}
+	if exited, err := signalAndWait(pidfd, unix.SIGTERM, grace); err != nil || exited {
+		return err
+	}
+	return killAndWait(pid, pidfd)
 }
 
-// dead reports whether a process only waits for its parent to read its exit status. A first thread that has ended is a
-// zombie while others of the process still end, and these hold its open files (proc_pid_stat(5): state and
-// num_threads).
-func dead(pid int) bool {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return true
+// killAndWait ends a process with SIGKILL.
+func killAndWait(pid, pidfd int) error {
+	exited, err := signalAndWait(pidfd, unix.SIGKILL, endWithin)
+	if err == nil && !exited {
+		err = fmt.Errorf("process %d does not end", pid)
 	}
-	_, rest, _ := bytes.Cut(data, []byte(") "))
-	fields := bytes.Fields(rest)
-	return len(fields) > 17 && (fields[0][0] == 'Z' || fields[0][0] == 'X') && string(fields[17]) == "1"
+	return err
+}
+
+// signalAndWait signals the process of a pidfd and waits until all of its threads have ended (pidfd_open(2)); the
+// kernel has closed its files then. A first thread that ends earlier is a zombie meanwhile, and proves nothing.
+func signalAndWait(pidfd int, signal unix.Signal, limit time.Duration) (exited bool, err error) {
+	if err := unix.PidfdSendSignal(pidfd, signal, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return false, err
+	}
+	for deadline := time.Now().Add(limit); ; {
+		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, int(max(time.Until(deadline), 0).Milliseconds()))
+		if !errors.Is(err, unix.EINTR) {
+			return n > 0, err
+		}
+	}
 }
 
 func errOr(err, other error) error {

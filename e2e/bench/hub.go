@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -66,23 +64,16 @@ func startLoadTest(ctx context.Context, e *Env, name string, count int) (*LoadTe
 		return nil, err
 	}
 	conf := devcluster.HubConfig{Bin: e.Bin, Dir: dir, Listen: "127.0.0.1:0", SessionListen: port}
-	fingerprint, err := devcluster.InitHub(ctx, conf, rand.Text(), "bench.gpuaas.internal")
-	if err != nil {
-		return nil, err
-	}
-	if c.Hub, err = devcluster.StartHub(ctx, conf); err != nil {
+	if c.Hub, err = devcluster.NewHub(ctx, conf, trustDomain); err != nil {
 		return nil, err
 	}
 	e.Defer(func() error { return c.Hub.Stop() })
-	c.Hub.RootFingerprint = fingerprint
 	if c.Tenant, err = scenario.NewTenant(ctx, c.Hub, filepath.Join(dir, "tenant"), "swarm", "1000000"); err != nil {
 		return nil, err
 	}
 	program := filepath.Join(dir, "nodes")
-	build := exec.CommandContext(ctx, "go", "build", "-o", program, "./e2e/bench/nodes")
-	build.Dir = e.Source
-	if out, err := build.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build the simulated nodes: %w: %s", err, out)
+	if err := devcluster.Build(ctx, e.Source, "./e2e/bench/nodes", program); err != nil {
+		return nil, err
 	}
 	if c.Swarm, err = swarm.Start(program, filepath.Join(dir, "nodes.log")); err != nil {
 		return nil, err
@@ -99,12 +90,9 @@ func (c *LoadTest) restartHub(ctx context.Context) error {
 	if err := c.Hub.Stop(); err != nil {
 		return err
 	}
-	again, err := devcluster.StartHub(ctx, c.Hub.Config)
-	if err != nil {
+	if err := c.Hub.Restart(ctx); err != nil {
 		return err
 	}
-	again.RootFingerprint = c.Hub.RootFingerprint
-	*c.Hub = *again
 	admin, err := scenario.Admin(c.Hub.Ready)
 	c.Tenant.Admin = admin
 	return err
@@ -112,11 +100,7 @@ func (c *LoadTest) restartHub(ctx context.Context) error {
 
 // sql runs statements on the hub's private database, for rows by the thousand that the API creates one by one.
 func (c *LoadTest) sql(ctx context.Context, do func(*pgx.Conn) error) error {
-	u := url.URL{
-		Scheme: "postgres", User: url.User("gpuaas"), Path: "/gpuaas",
-		RawQuery: url.Values{"host": {filepath.Join(c.Hub.Config.DataDir(), "postgres", "run")}}.Encode(),
-	}
-	conn, err := pgx.Connect(ctx, u.String())
+	conn, err := pgx.Connect(ctx, c.Hub.Config.DatabaseURL())
 	if err != nil {
 		return err
 	}

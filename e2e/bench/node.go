@@ -187,7 +187,7 @@ func (s *Testbed) restart(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	start := time.Now()
-	if err := s.RestartAgent(ctx); err != nil {
+	if err := s.Agent.Restart(ctx); err != nil {
 		return 0, err
 	}
 	if err := s.awaitRecognised(ctx, manyAtOnce); err != nil {

@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	_ "embed" // the app's manifest
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -18,7 +16,6 @@ import (
 	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/e2e/baseline"
-	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -29,7 +26,8 @@ const (
 	// probedVersion is the same app, probed every second instead of every five.
 	probedVersion = "1.0.1"
 	// price is an hour's, in the tenants' currency.
-	price = "3.60"
+	price       = "3.60"
+	trustDomain = "bench.gpuaas.internal"
 	// credit is more than any run can cost.
 	credit = "100000"
 )
@@ -91,14 +89,9 @@ func (s *Testbed) startHub(ctx context.Context, e *Env) error {
 		return err
 	}
 	c := devcluster.HubConfig{Bin: e.Bin, Dir: dir, Listen: "127.0.0.1:0", SessionListen: "127.0.0.1:0"}
-	fingerprint, err := devcluster.InitHub(ctx, c, rand.Text(), "bench.gpuaas.internal")
-	if err != nil {
+	if s.Hub, err = devcluster.NewHub(ctx, c, trustDomain); err != nil {
 		return err
 	}
-	if s.Hub, err = devcluster.StartHub(ctx, c); err != nil {
-		return err
-	}
-	s.Hub.RootFingerprint = fingerprint
 	e.Defer(func() error { return s.Hub.Stop() })
 	s.Tenant, err = scenario.NewTenant(ctx, s.Hub, filepath.Join(dir, "tenant"), "bench", credit)
 	if err != nil {
@@ -138,26 +131,13 @@ func (s *Testbed) startAgent(ctx context.Context, e *Env) error {
 	return err
 }
 
-// RestartAgent starts the stopped or killed agent anew and returns when it is ready.
-func (s *Testbed) RestartAgent(ctx context.Context) error {
-	again, err := devcluster.StartAgent(ctx, s.Agent.Config)
-	if err != nil {
-		return err
-	}
-	s.Agent.Process, s.Agent.Ready = again.Process, again.Ready
-	return nil
-}
-
 // ship publishes the app and allocates the whole node to it.
 func (s *Testbed) ship(ctx context.Context, e *Env) error {
 	binary := filepath.Join(e.root, "app")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", binary, "./deploy/demo/app")
-	build.Dir, build.Env = e.Source, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the app: %w: %s", err, out)
+	if err := devcluster.Build(ctx, e.Source, devcluster.DemoApp, binary); err != nil {
+		return err
 	}
-	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: binary, Mode: 0o755}},
-		appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
+	image, err := devcluster.DemoImage(binary)
 	if err != nil {
 		return err
 	}

@@ -207,10 +207,14 @@ func (k *killTest) step(name string, want api.AppInstanceStatus, l *instanceHist
 // step: two deaths at once may keep each other from their points.
 func (k *killTest) collectCrashes(chosen []string) {
 	k.T.Helper()
-	deadline := time.Now().Add(lingers)
-	for k.hubProgram.point+k.agentProgram.point != "" && time.Now().Before(deadline) {
-		k.restartCrashed()
-		time.Sleep(5 * time.Millisecond)
+	for late := time.After(lingers); late != nil && k.hubProgram.point+k.agentProgram.point != ""; k.restartCrashed() {
+		hub, agent := k.exits()
+		select {
+		case <-hub:
+		case <-agent:
+		case <-late:
+			late = nil
+		}
 	}
 	require.NoError(k.T, k.hubProgram.disarm())
 	require.NoError(k.T, k.agentProgram.disarm())

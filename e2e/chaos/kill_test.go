@@ -176,11 +176,11 @@ func newKillTest(t *testing.T, seed uint64) *killTest {
 	k.Ctx = ctx
 	k.hubProgram = &crashable{
 		name: "hub", process: func() *devcluster.Process { return k.Hub.Process },
-		start: k.startHubAgain,
+		start: func() error { return k.Hub.Restart(k.Ctx) },
 	}
 	k.agentProgram = &crashable{name: "agent", process: func() *devcluster.Process {
 		return k.Agent.Process
-	}, start: k.startAgentAgain}
+	}, start: func() error { return k.Agent.Restart(k.Ctx) }}
 	k.programs = []*crashable{k.hubProgram}
 	for _, m := range []*crashable{k.hubProgram, k.agentProgram} {
 		m.arms, m.crashedAt = filepath.Join(k.Dir, "arms-"+m.name), map[string]bool{}
@@ -240,46 +240,35 @@ func (k *killTest) enroll() {
 	require.NoError(k.T, err)
 }
 
-func (k *killTest) startHubAgain() error {
-	c, fingerprint := k.Hub.Config, k.Hub.RootFingerprint
-	c.Listen, c.SessionListen = strings.TrimPrefix(k.Hub.Ready.APIURL, "https://"), k.Hub.Ready.SessionAddr
-	again, err := devcluster.StartHub(k.Ctx, c)
-	if err == nil {
-		again.RootFingerprint = fingerprint
-		k.Hub = again
-	}
-	return err
-}
-
-func (k *killTest) startAgentAgain() error {
-	again, err := devcluster.StartAgent(k.Ctx, k.Agent.Config)
-	if err == nil {
-		k.Agent.Process, k.Agent.Ready = again.Process, again.Ready
-	}
-	return err
-}
-
-// restartWhile does something that outlasts the programs, and starts those again that die meanwhile.
+// restartWhile runs do and restarts the programs that crash meanwhile.
 func (k *killTest) restartWhile(do func(ctx context.Context) error) {
 	k.T.Helper()
 	ctx, cancel := context.WithTimeout(k.Ctx, stepLimit)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- do(ctx) }()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
 	for {
+		hub, agent := k.exits()
 		select {
 		case err := <-done:
 			require.NoError(k.T, err)
 			return
-		case <-tick.C:
-			k.restartCrashed()
+		case <-hub:
+		case <-agent:
 		}
+		k.restartCrashed()
 	}
 }
 
-// until waits until the condition returns no error, and restarts what crashes meanwhile.
+// exits are closed when hub and agent end; agent is nil as long as the node enrolls.
+func (k *killTest) exits() (hub, agent <-chan struct{}) {
+	if slices.Contains(k.programs, k.agentProgram) {
+		agent = k.agentProgram.process().Exited()
+	}
+	return k.hubProgram.process().Exited(), agent
+}
+
+// until waits until the condition returns no error, and restarts the programs that crash meanwhile.
 func (k *killTest) until(what string, condition func(ctx context.Context) error) {
 	k.T.Helper()
 	k.restartWhile(func(ctx context.Context) error {
@@ -301,7 +290,7 @@ func (k *killTest) until(what string, condition func(ctx context.Context) error)
 	})
 }
 
-// restartCrashed starts again what has died at its point.
+// restartCrashed restarts the programs that have crashed at their point.
 func (k *killTest) restartCrashed() {
 	k.T.Helper()
 	for _, m := range k.programs {

@@ -12,26 +12,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 )
-
-// demoLine is the last line of the demo, all of it.
-type demoLine struct {
-	InstanceID   string  `json:"instance_id"`
-	Status       string  `json:"status"`
-	EndpointURL  string  `json:"endpoint_url"`
-	AppVersion   string  `json:"app_version"`
-	LaunchMillis float64 `json:"launch_ms"`
-	UsageRecords int     `json:"usage_records"`
-	LedgerZero   bool    `json:"ledger_zero"`
-	Events       int     `json:"events"`
-	HubPID       int     `json:"hub_pid"`
-	AgentPID     int     `json:"agent_pid"`
-	APIURL       string  `json:"api_url"`
-	CAFile       string  `json:"ca_file"`
-	TokenFile    string  `json:"token_file"`
-}
 
 // demo runs deploy/demo in directories of the test's own.
 type demo struct {
@@ -46,10 +30,7 @@ func newDemo(w *harness.Testbed) *demo {
 		"--dir", filepath.Join(w.Dir, "d"), "--run-dir",
 		filepath.Join(w.RunDir, "d"),
 	}}
-	build := exec.Command("go", "build", "-o", d.binary, "./deploy/demo")
-	build.Dir = harness.Source(w.T)
-	out, err := build.CombinedOutput()
-	require.NoError(w.T, err, "%s", out)
+	require.NoError(w.T, devcluster.Build(w.Ctx, harness.Source(w.T), "./deploy/demo", d.binary))
 	w.T.Cleanup(func() { d.run("down") })
 	return d
 }
@@ -64,14 +45,13 @@ func (d *demo) run(verb string, more ...string) string {
 }
 
 // up starts the demo; where no containerd serves at the address it starts its own.
-func (d *demo) up(app, containerd string) demoLine {
+func (d *demo) up(app, containerd string) devcluster.DemoSummary {
 	d.w.T.Helper()
 	out := d.run("up", "--bin", harness.Binaries(d.w.T), "--source", harness.Source(d.w.T), "--app", app,
-		"--containerd-address",
-		containerd,
+		"--containerd-address", containerd,
 		"--bridge", d.w.Bridge(0), "--pod-cidr", d.w.Subnet(0)+"0/24", "--port-range", d.w.Ports(0))
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	var line demoLine
+	var line devcluster.DemoSummary
 	dec := json.NewDecoder(strings.NewReader(lines[len(lines)-1]))
 	dec.DisallowUnknownFields()
 	require.NoError(d.w.T, dec.Decode(&line), "%s", out)

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,7 +18,6 @@ import (
 	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 	"github.com/gpuaas/gpuaas/e2e/sandbox"
-	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -210,13 +209,7 @@ func (w *Testbed) StartHub(c devcluster.HubConfig) {
 // RestartHub starts the hub anew on the same addresses; it must have been stopped or killed.
 func (w *Testbed) RestartHub() {
 	w.T.Helper()
-	c, fingerprint := w.Hub.Config, w.Hub.RootFingerprint
-	c.Listen = strings.TrimPrefix(w.Hub.Ready.APIURL, "https://")
-	c.SessionListen = w.Hub.Ready.SessionAddr
-	var err error
-	w.Hub, err = devcluster.StartHub(w.Ctx, c)
-	require.NoError(w.T, err)
-	w.Hub.RootFingerprint = fingerprint
+	require.NoError(w.T, w.Hub.Restart(w.Ctx))
 }
 
 // AgentConfig is a node with names of its own.
@@ -258,9 +251,7 @@ func (w *Testbed) StartAgent(c devcluster.AgentConfig) *devcluster.Agent {
 // RestartAgent starts the agent anew in place; it must have been stopped or killed.
 func (w *Testbed) RestartAgent(a *devcluster.Agent) {
 	w.T.Helper()
-	again, err := devcluster.StartAgent(w.Ctx, a.Config)
-	require.NoError(w.T, err)
-	a.Process, a.Ready = again.Process, again.Ready
+	require.NoError(w.T, a.Restart(w.Ctx))
 }
 
 // Admin calls the hub as its platform admin.
@@ -319,22 +310,28 @@ func (w *Testbed) Release(version string) scenario.Release {
 	w.T.Helper()
 	manifest, err := os.ReadFile(filepath.Join(Source(w.T), "deploy/demo/app/manifest.yaml"))
 	require.NoError(w.T, err)
-	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: DemoBinary(w.T), Mode: 0o755}},
-		appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
+	image, err := devcluster.DemoImage(DemoBinary(w.T))
 	require.NoError(w.T, err)
 	return scenario.Release{AppSlug: AppSlug, Version: version, Image: image, Template: manifest}
 }
 
-// DemoBinary builds the demo's app once for the process.
+// DemoBinary is the demo's app, built once for the process.
 func DemoBinary(t testing.TB) string {
 	t.Helper()
-	out := filepath.Join(Source(t), "bin", "demo-app")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", out, "./deploy/demo/app")
-	build.Dir, build.Env = Source(t), append(os.Environ(), "CGO_ENABLED=0")
-	text, err := build.CombinedOutput()
-	require.NoError(t, err, "%s", text)
-	return out
+	binary, err := demoBinary()
+	require.NoError(t, err)
+	return binary
 }
+
+//nolint:gochecknoglobals // one for the tests of the process
+var demoBinary = sync.OnceValues(func() (string, error) {
+	root, err := sourceRoot()
+	if err != nil {
+		return "", err
+	}
+	binary := filepath.Join(root, "bin", "demo-app")
+	return binary, devcluster.Build(context.Background(), root, devcluster.DemoApp, binary)
+})
 
 // Allocate reserves a slice of a node, enough for two instances of the app.
 func (w *Testbed) Allocate(a *devcluster.Agent) {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	"github.com/gpuaas/gpuaas/e2e/netem"
 	api "github.com/gpuaas/gpuaas/pkg/client"
@@ -201,11 +200,7 @@ func requireSpaced(t *testing.T, dials []time.Time) {
 func (d *partitionedNetwork) killHub() {
 	d.T.Helper()
 	require.NoError(d.T, d.Hub.Kill9())
-	fingerprint := d.Hub.RootFingerprint
-	var err error
-	d.Hub, err = devcluster.StartHub(d.Ctx, d.Hub.Config)
-	require.NoError(d.T, err)
-	d.Hub.RootFingerprint = fingerprint
+	d.RestartHub()
 }
 
 // requireFinalBill decommissions all that runs on the node and compares the bill and the segments with what containerd

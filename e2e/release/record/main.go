@@ -9,7 +9,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -24,7 +23,6 @@ import (
 	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/e2e/release"
-	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -125,14 +123,10 @@ func (r *recording) startHub(ctx context.Context) error {
 		Bin: r.bin, Dir: filepath.Join(r.dir, "hub"), Listen: "127.0.0.1:0",
 		SessionListen: "127.0.0.1:0",
 	}
-	fingerprint, err := devcluster.InitHub(ctx, c, rand.Text(), trustDomain)
-	if err != nil {
+	var err error
+	if r.hub, err = devcluster.NewHub(ctx, c, trustDomain); err != nil {
 		return err
 	}
-	if r.hub, err = devcluster.StartHub(ctx, c); err != nil {
-		return err
-	}
-	r.hub.RootFingerprint = fingerprint
 	r.tenant, err = scenario.NewTenant(ctx, r.hub, filepath.Join(r.dir, "tenant"), "acme", "10000")
 	if err != nil {
 		return err
@@ -173,8 +167,7 @@ func (r *recording) ship(ctx context.Context, app string) error {
 	if err != nil {
 		return err
 	}
-	image, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: app, Mode: 0o755}},
-		appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
+	image, err := devcluster.DemoImage(app)
 	if err != nil {
 		return err
 	}
